@@ -25,6 +25,7 @@ from .ops.pages import *  # noqa: F403
 from .ops.projection import *  # noqa: F403
 from .ops.ragged import *  # noqa: F403
 from .ops.rotary import *  # noqa: F403
+from .ops.sharing import *  # noqa: F403
 from .ops.staging import *  # noqa: F403
 from .ops.tables import *  # noqa: F403
 from .ops.tile import *  # noqa: F403

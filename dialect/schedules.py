@@ -368,8 +368,9 @@ PERSISTENT = Entry(
 )
 SPLITS = Entry(
     "splits",
-    "Partial results of a tile of query rows: blocks that share its keys; with up to 32 rows on sm_90a, pairs of them.",
-    "what fills the device, up to 64 (16 before sm_90a)",
+    "Partial results of a tile of query rows: blocks that share its keys; with up to 32 rows on sm_90a, pairs of them. "
+    "By mma.sync at most, up to 32, of 128 keys or more each.",
+    "what fills the device, up to 64 (16 by mma.sync)",
     most=64,
 )
 
@@ -449,7 +450,7 @@ DECODE = Kind(
 )
 LATENT = Kind(
     "latent",
-    "64 query rows of latent keys a block on the tensor cores, or up to 32",
+    "64 query rows of latent keys a block on the tensor cores, or up to 32; by mma.sync where there is no wgmma",
     (SPLITS,),
     rules=(_invariant_latent,),
 )

@@ -186,17 +186,19 @@ class SharedLayout:
 
     # --- ldmatrix --------------------------------------------------------------------------------------
 
-    def steps(self, tile: Any, row: Any, high: Any) -> list[Any]:
-        """What :meth:`step` takes: pointers to a row's chunks 2 k + ``high`` (0 or 1), of one period of the swizzle.
+    def steps(self, tile: Any, row: Any, high: Any, every: int = 1) -> list[Any]:
+        """What :meth:`step` takes: pointers to a row's chunks 2 ``every`` k + ``high``, of one period of the swizzle.
 
-        The chunks that follow are constant distances from these, which keeps addresses out of registers.
+        ``high`` is less than 2 ``every``, a power of two. The chunks that follow are constant distances from these,
+        which keeps addresses out of registers.
         """
-        return [tile + self.chunk_offset(row, 2 * k + high) for k in range(max(1, self.swizzle // _K_STEP_BYTES))]
+        count = max(1, self.swizzle // (_K_STEP_BYTES * every))
+        return [tile + self.chunk_offset(row, 2 * every * k + high) for k in range(count)]
 
-    def step(self, pointers: list[Any], k: int, rows: int = 0) -> Any:
-        """Pointer to chunk 2 k + high, ``rows`` (a multiple of 8) further down."""
+    def step(self, pointers: list[Any], k: int, rows: int = 0, every: int = 1) -> Any:
+        """Pointer to chunk 2 ``every`` k + high, ``rows`` (a multiple of 8) further down."""
         first = k % len(pointers)
-        return pointers[first] + self.chunk_offset(0, 2 * (k - first)) + rows * self.pitch
+        return pointers[first] + self.chunk_offset(0, 2 * every * (k - first)) + rows * self.pitch
 
     # --- wgmma ---------------------------------------------------------------------------------------
 

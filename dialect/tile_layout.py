@@ -31,6 +31,7 @@ from .register_layout import (
 from .shared_layout import CHUNK, SharedLayout
 
 WARP_ROWS = 16  # of an accumulator, mma.sync's and wgmma's alike
+WARP_COLUMNS = 16  # that a warp beside others has of an accumulator before the next one's follow
 GROUP_WARPS = 4  # of a warpgroup
 
 # --- instances -----------------------------------------------------------------------------------
@@ -48,15 +49,22 @@ _LANES_BY_PAIRS: tuple[Basis, ...] = ((0, 2), (0, 4), (1, 0), (2, 0), (4, 0))  #
 _LANES_BY_FOURS: tuple[Basis, ...] = ((0, 4), (0, 8), (1, 0), (2, 0), (4, 0))
 
 
-def accumulator(rows: int, columns: int, warps: int, name: str = "") -> RegisterLayout:
+def accumulator(rows: int, columns: int, warps: int, name: str = "", across: int = 1) -> RegisterLayout:
     """The f32 accumulators of wgmma m64nNk16, and of mma.sync m16n8k16, with warps stacked in rows of 16.
 
     Registers 4t to 4t + 3 are those of columns 8t to 8t + 7: with g = lane / 4 and c = lane % 4, (g, 2c), (g, 2c + 1),
-    (g + 8, 2c) and (g + 8, 2c + 1). Four warps make up a warpgroup's 64 rows.
+    (g + 8, 2c) and (g + 8, 2c + 1). Four warps make up a warpgroup's 64 rows. ``across`` stacks of ``warps`` warps
+    stand beside one another, each with every ``across``-th 16 columns: t counts the columns of a stack.
     """
     warp_bases, odd = _row_warps(warps)
+    registers: tuple[Basis, ...] = ((0, 1), (8, 0))
+    if across > 1:
+        if odd > 1 or across & (across - 1):
+            raise ValueError(f"warps beside others must be powers of two, got {warps}x{across}")
+        registers += ((0, 8),)
+        warp_bases += tuple((0, WARP_COLUMNS << bit) for bit in range(across.bit_length() - 1))
     return RegisterLayout(
-        (rows, columns), ((0, 1), (8, 0)), _LANES_BY_PAIRS, warp_bases, (odd, 1, 1), name=name
+        (rows, columns), registers, _LANES_BY_PAIRS, warp_bases, (odd, 1, 1), name=name
     )  # fmt: skip
 
 
@@ -144,7 +152,7 @@ def _vector(layout: RegisterLayout, axis: int, what: str) -> RegisterLayout:
     )
     if not layout.name or "(" in layout.name:
         return vector
-    name = layout.name if axis == ROW else f"{layout.name.partition(':')[0]}:{layout.warps}"
+    name = layout.name if axis == ROW or "x" in layout.name else f"{layout.name.partition(':')[0]}:{layout.warps}"
     named_vector = replace(vector, name=f"{what}({name})")
     return named_vector if parse(named_vector.name, named_vector.shape) == vector else vector
 
@@ -173,10 +181,15 @@ def _wgmma(rows: int, columns: int, warps: int) -> RegisterLayout:
     return accumulator(rows, columns, warps, _short("wgmma", rows, warps))
 
 
+def _mma(rows: int, columns: int, warps: int, across: int = 1) -> RegisterLayout:
+    name = _short("mma", rows, warps) if across == 1 else f"mma:{warps}x{across}"
+    return accumulator(rows, columns, warps, name, across)
+
+
 # Layouts by name: the constructor, and the rows and columns of the least tile of a warp.
-_NAMED: dict[str, tuple[Callable[[int, int, int], RegisterLayout], tuple[int, int]]] = {
+_NAMED: dict[str, tuple[Callable[..., RegisterLayout], tuple[int, int]]] = {
     "wgmma": (_wgmma, (16, 8)),
-    "mma": (lambda rows, columns, warps: accumulator(rows, columns, warps, _short("mma", rows, warps)), (16, 8)),
+    "mma": (_mma, (16, 8)),
     "a16": (lambda rows, columns, warps: operand_a(rows, columns, 16, warps), (16, 16)),
     "a8": (lambda rows, columns, warps: operand_a(rows, columns, 8, warps), (16, 32)),
     "b16": (lambda rows, columns, warps: operand_b_mma(rows, columns, 16, warps), (16, 8)),
@@ -184,20 +197,27 @@ _NAMED: dict[str, tuple[Callable[[int, int, int], RegisterLayout], tuple[int, in
 }
 NAMES = tuple(_NAMED)
 _STACKED = ("wgmma", "mma", "a16", "a8")  # whose warps are stacked in rows
+_WITH_WARPS = r"(\w+)(?::(\d+)(?:x(\d+))?)?"  # a name, warps in a stack, stacks beside one another
 
 
-def named(name: str, shape: tuple[int, int], warps: int) -> RegisterLayout:
-    """The layout of a name of ``NAMES``: accumulators of wgmma and mma.sync, their A and mma.sync's B by bits."""
+def named(name: str, shape: tuple[int, int], warps: int, across: int = 1) -> RegisterLayout:
+    """The layout of a name of ``NAMES``: accumulators of wgmma and mma.sync, their A and mma.sync's B by bits.
+
+    ``across`` stacks of so many warps stand beside one another, for accumulators of mma.sync.
+    """
     if name not in _NAMED:
         raise ValueError(f"a layout must be one of {', '.join(NAMES)}, got {name!r}")
-    return _NAMED[name][0](*shape, warps)
+    if across > 1 and name != "mma":
+        raise ValueError(f"warps stand beside others in accumulators of mma.sync, mma:{warps}x{across}, got {name!r}")
+    return _NAMED[name][0](*shape, warps, **({"across": across} if across > 1 else {}))
 
 
 def parse(text: str, shape: Sequence[int]) -> RegisterLayout:
     """The layout of a tile of a shape whose text (``str(layout)``) this is.
 
-    Names stand for themselves, with the number of warps where it is not one for every 16 rows: ``wgmma``, ``mma:4``.
-    ``rows(wgmma)`` and ``columns(wgmma:4)`` are their vectors, whose shape may have one dimension; ``spread:4`` is a
+    Names stand for themselves, with the number of warps where it is not one for every 16 rows: ``wgmma``, ``mma:4``,
+    and ``mma:4x2`` for two stacks of 4 warps beside each other. ``rows(wgmma)`` and ``columns(wgmma:4)`` are their
+    vectors, whose shape may have one dimension; ``spread:4`` is a
     vector that no tile has. Otherwise the bases stand there: ``c1 r8 / c2 c4 r1 r2 r4 / r16 r32`` has two of registers,
     five of lanes and two of warps.
     """
@@ -206,25 +226,27 @@ def parse(text: str, shape: Sequence[int]) -> RegisterLayout:
 
 @functools.lru_cache(1024)  # every tile of a kernel is asked for its layout, which has few
 def _parse(text: str, shape: tuple[int, ...]) -> RegisterLayout:
-    outer = re.fullmatch(r"(rows|columns)\((\w+)(?::(\d+))?\)", text)
+    outer = re.fullmatch(rf"(rows|columns)\({_WITH_WARPS}\)", text)
     if outer is not None:
-        what, name, warps = outer.groups()
+        what, name, warps, beside = outer.groups()
+        across = int(beside or 1)
         extent = shape[0] if len(shape) == 1 else shape[0] * shape[1]
         least = _NAMED[name][1] if name in _NAMED else (1, 1)
         count = _warps_of(text, name, warps, extent if what == "rows" else None)
         if what == "rows":
-            return replace(_unnamed(row_vector, named(name, (extent, least[1]), count)), name=text)
+            columns = least[1] if across == 1 else across * WARP_COLUMNS
+            return replace(_unnamed(row_vector, named(name, (extent, columns), count, across)), name=text)
         rows = least[0] * (count if name in _STACKED else 1)
-        return replace(_unnamed(column_vector, named(name, (rows, extent), count)), name=text)
+        return replace(_unnamed(column_vector, named(name, (rows, extent), count, across)), name=text)
     if len(shape) == 1 and (alone := re.fullmatch(r"spread:(\d+)", text)) is not None:
         return spread(shape[0], int(alone[1]))
     if len(shape) != 2:
         raise ValueError(f"{text!r} is the layout of a tile of rows and columns, got the shape {shape}")
     rows, columns = shape
-    found = re.fullmatch(r"(\w+)(?::(\d+))?", text)
+    found = re.fullmatch(_WITH_WARPS, text)
     if found is not None:
-        name, warps = found.groups()
-        return named(name, (rows, columns), _warps_of(text, name, warps, rows))
+        name, warps, beside = found.groups()
+        return named(name, (rows, columns), _warps_of(text, name, warps, rows), int(beside or 1))
     return _parse_bases(text, (rows, columns))
 
 

@@ -174,7 +174,8 @@ def dialect() -> str:
         "mla": "Latent rows (MLA)", "ragged": "Ragged batches", "pages": "Chosen pages", "drafts": "Drafts",
         "metadata": "Handles and their fields", "addressing": "Addresses", "access": "Accesses",
         "tiles": "Tiles and shared memory", "tile": "Tile values", "staging": "Asynchrony of tile kernels",
-        "tables": "Tables of functions", "tma": "Copies by TMA", "trace": "Marks in time",
+        "sharing": "Tiles that warps share", "tables": "Tables of functions", "tma": "Copies by TMA",
+        "trace": "Marks in time",
     }  # fmt: skip
     for stem, title in titles.items():
         module = importlib.import_module(f"kvarn.dialect.ops.{stem}")

@@ -6,10 +6,12 @@ everything computed from it element by element, and the vectors that meet it, fo
 64 rows each; B in shared memory, swizzled, and of 8-bit elements with its rows as columns there, as the instruction has
 no other form; A in shared memory where it is loaded, in registers where it is computed.
 ``mma.sync``: warps stacked in 16 rows each; B in shared memory; A in registers, also rows of a buffer of no more than
-128 columns. Vectors along the rows are ``rows(wgmma)``, along the columns ``columns(wgmma:8)``, or of ``mma``; those of
-tables are ``spread`` over a warpgroup's threads. Tiles
-that only say which rows are loaded or stored are computed element by element where they are used, and take no layout
-of their own. Which instruction it is says the schedule's ``instruction``, or the target: wgmma where it has it.
+128 columns. Where the schedule says ``across``, up to so many stacks of warps stand beside one another, each with other
+columns of results, and A lies in shared memory, where it is computed too (``kv.tile_share``). Vectors along the rows
+are ``rows(wgmma)``, along the columns ``columns(wgmma:8)``, or of ``mma``; those of tables are ``spread`` over a
+warpgroup's threads. Tiles that only say which rows are loaded or stored are computed element by element where they are
+used, and take no layout of their own. Which instruction it is says the schedule's ``instruction``, or the target: wgmma
+where it has it.
 
 Before:  %s = "kv.dot"(%q, %k) : (tensor<128x128xbf16>, tensor<128x128xbf16>) -> tensor<128x128xf32>
 After:   %s = "kv.dot"(%q, %k) : (tensor<..., "shared">, tensor<..., "shared">) -> tensor<128x128xf32, "wgmma">
@@ -22,14 +24,15 @@ from typing import Any
 
 from mlir import ir
 
-from kvarn.dialect.ops.tile import COLUMN_STEP, SHARED, SHARED_TRANSPOSED
+from kvarn.dialect.ops.sharing import TileShareOp
+from kvarn.dialect.ops.tile import COLUMN_STEP, SHARED, SHARED_TRANSPOSED, tile_type
+from kvarn.dialect.tile_layout import WARP_ROWS
 
 from .pass_base import fail, kv_pass
 from .rewrite import defining_op, ops_named, walk
 from .target import by_name
 from .tile_ir import (
     MMA,
-    WARPGROUP_ROWS,
     WGMMA,
     element,
     is_elementwise,
@@ -63,25 +66,65 @@ def wgmma_problems(a: ir.Value, b: ir.Value, transposed: bool, warpgroups: int) 
     return found
 
 
-def mma_problems(a: ir.Value, b: ir.Value, transposed: bool, warpgroups: int) -> list[str]:
+def mma_problems(a: ir.Value, b: ir.Value, transposed: bool, accumulators: Accumulators) -> list[str]:
     """Why a product cannot be mma.sync's, one sentence each; empty when it can."""
     (m, k), n = shape(a), shape(b)[0 if transposed else 1]
-    kind, found = str(element(a)), []
+    kind, found, warps, stacks = str(element(a)), [], accumulators.warps, accumulators.stacks(n)
     if kind not in ("bf16", "f16", "f32"):
         found.append(f"operands must be bf16, f16 or f32, got {kind}")
-    if m != WARPGROUP_ROWS * warpgroups:
-        found.append(f"the tile must have 16 rows for each of the {4 * warpgroups} warps, got {m}")
-    if k % COLUMN_STEP or n % COLUMN_STEP:
-        found.append(f"K and N must be multiples of {COLUMN_STEP}, got {k} and {n}")
+    if stacks == 1 and m != WARP_ROWS * warps:
+        found.append(f"the tile must have 16 rows for each of the {warps} warps, got {m}")
+    if stacks > 1 and (kind == "f32" or m % (WARP_ROWS * warps // stacks)):
+        found.append(
+            f"with {stacks} stacks of warps beside one another elements must have 16 bits, and the tile 16 rows for "
+            f"each of the {warps // stacks} warps of a stack, got {kind} and {m}"
+        )
+    if k % COLUMN_STEP or n % (COLUMN_STEP * stacks):
+        found.append(f"K and N must be multiples of {COLUMN_STEP} and {COLUMN_STEP * stacks}, got {k} and {n}")
     return found
+
+
+@dataclass(frozen=True)
+class Accumulators:
+    """How a kernel's accumulators are spread: by which instruction, over how many warps, and stacks of them.
+
+    Of up to ``across`` stacks beside one another a tile has as many as its columns allow. Vectors of rows are held by
+    the threads of those with the most: each then has all rows that it has of any tile.
+    """
+
+    instruction: str
+    warps: int
+    across: int = 1
+
+    def stacks(self, columns: int) -> int:
+        """Stacks of a tile of so many columns; of fewer than two none are beside others."""
+        found = self.across
+        while found > 2 and columns % (COLUMN_STEP * found):
+            found //= 2
+        return found
+
+    def tile(self, columns: int) -> str:
+        return self._name(self.stacks(columns))
+
+    def vector(self, dimension: int, extent: int) -> str:
+        """The layout of a vector that runs along rows or columns, or of one that threads compute for all."""
+        if dimension == ALONE:
+            return f"spread:{self.warps}"
+        if dimension == 0:
+            return f"rows({self._name(self.across)})"
+        name = self._name(self.stacks(extent))
+        return f"columns({name})" if ":" in name else f"columns({name}:{self.warps})"
+
+    def _name(self, stacks: int) -> str:
+        name = ACCUMULATORS[self.instruction]
+        return name if stacks == 1 else f"{name}:{self.warps // stacks}x{stacks}"
 
 
 class Vectors:
     """Which vectors run along the rows and which along the columns: groups that element-by-element ops join."""
 
-    def __init__(self, accumulator: str, warps: int) -> None:
-        # By the dimension that a vector runs along; the last of those that threads compute for all.
-        self.layouts = (f"rows({accumulator})", f"columns({accumulator}:{warps})", f"spread:{warps}")
+    def __init__(self, accumulators: Accumulators) -> None:
+        self.accumulators = accumulators
         self.parent: dict[ir.Value, ir.Value] = {}
         self.dimension: dict[ir.Value, int] = {}
 
@@ -105,7 +148,7 @@ class Vectors:
             fail(op, "meets vectors that run along different dimensions of tiles: compute it once for each")
 
     def layout(self, value: ir.Value) -> str:
-        return self.layouts[self.dimension.get(self.find(value), 0)]
+        return self.accumulators.vector(self.dimension.get(self.find(value), 0), shape(value)[0])
 
 
 def separate_leaves(function: ir.Operation) -> None:
@@ -136,9 +179,9 @@ def handed_on(op: ir.Operation) -> list[list[ir.Value]]:
     return [list(values) for handed in same for values in handed]
 
 
-def vectors_of(function: ir.Operation, accumulator: str, warps: int) -> Vectors:
+def vectors_of(function: ir.Operation, accumulators: Accumulators) -> Vectors:
     """The groups of a kernel's vectors."""
-    found = Vectors(accumulator, warps)
+    found = Vectors(accumulators)
     for op in walk(function):
         for same in handed_on(op):
             if rank(same[0]) == 1:
@@ -158,22 +201,31 @@ def vectors_of(function: ir.Operation, accumulator: str, warps: int) -> Vectors:
     return found
 
 
-def place_operands(function: ir.Operation, instruction: str, warpgroups: int) -> dict[ir.Value, str]:
-    """The layouts of the tiles that lie in shared memory: those that products read there."""
+def place_operands(function: ir.Operation, warpgroups: int, accumulators: Accumulators) -> dict[ir.Value, str]:
+    """The layouts of the tiles that lie in shared memory: those that products read there.
+
+    A of warps that stand beside others is one of them, also where it is computed: each has some of its columns.
+    """
     shared: dict[ir.Value, str] = {}
     for op in ops_named(function, "kv.dot"):
         a, b, transposed = op.opview.a, op.opview.b, op.opview.transpose_b.value
-        problems = wgmma_problems if instruction == WGMMA else mma_problems
-        for problem in problems(a, b, transposed, warpgroups):
+        of = a, b, transposed
+        by_wgmma = accumulators.instruction == WGMMA
+        for problem in wgmma_problems(*of, warpgroups) if by_wgmma else mma_problems(*of, accumulators):
             fail(op, f"has no instruction on this target: {problem}")
         maker = defining_op(b)
         if maker is None or maker.name not in LOADS:
             fail(op, "needs a loaded tile as its second operand: only those lie in shared memory")
-        across = str(element(b)) == "f8E4M3FN" and not op.opview.transpose_b.value
-        if shared.setdefault(b, SHARED_TRANSPOSED if across else SHARED) != (SHARED_TRANSPOSED if across else SHARED):
+        along_k = str(element(b)) == "f8E4M3FN" and not op.opview.transpose_b.value
+        place = SHARED_TRANSPOSED if along_k else SHARED
+        if shared.setdefault(b, place) != place:
             fail(op, "reads a tile of 8-bit elements along its rows and along its columns: load it once for each")
-        if instruction != MMA or not _held(a):
+        if by_wgmma or accumulators.across > 1 or not _held(a):
             shared.update(dict.fromkeys(loaded(a) or (), SHARED))
+        if accumulators.across > 1 and loaded(a) is None:
+            with ir.InsertionPoint(op), op.location:
+                op.operands[0] = TileShareOp(a, tile_type(shape(a), element(a), SHARED)).operation.results[0]
+            shared[op.operands[0]] = SHARED
     return shared
 
 
@@ -250,16 +302,20 @@ def run(module: ir.Module, options: Options) -> None:
         threads = next(iter(ir.DenseI32ArrayAttr(function.attributes["kv.block"])))
         warpgroups = schedule_of(function).get("consumers", threads // 128)
         instruction = choose_instruction(function, options.target)
-        accumulator = ACCUMULATORS[instruction]
-        shared = place_operands(function, instruction, warpgroups)
+        across = schedule_of(function).get("across", 1)
+        if across > 1 and (instruction != MMA or 4 * warpgroups % across):
+            got = f"{across} of {4 * warpgroups} for {instruction}"
+            fail(function, f"across must divide the warps of products by {MMA}, got {got}")
+        accumulators = Accumulators(instruction, 4 * warpgroups, across)
+        shared = place_operands(function, warpgroups, accumulators)
         separate_leaves(function)
-        vectors = vectors_of(function, accumulator, 4 * warpgroups)
+        vectors = vectors_of(function, accumulators)
         inside = walk(function)[1:]
         values = [v for op in inside for v in op.results]
         values += [a for op in inside for r in op.regions for b in r.blocks for a in b.arguments]
         for value in values:
             if rank(value) == 2:
-                set_layout(value, shared.get(value, accumulator))
+                set_layout(value, shared.get(value, accumulators.tile(shape(value)[1])))
             elif rank(value) == 1:
                 set_layout(value, vectors.layout(value))
 

@@ -13,12 +13,14 @@ After:   %x = arith.addf %a, %b : vector<64xf32> ; vector.shuffle, arith.maxnumf
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Callable
 from typing import Any
 
 from mlir import ir
 from mlir.dialects import scf
 
 from kvarn.dialect import ops
+from kvarn.dialect.dtypes import f32
 from kvarn.dialect.ops.staging import (
     PRODUCER_GROUPS,
     PRODUCER_REST,
@@ -27,6 +29,7 @@ from kvarn.dialect.ops.staging import (
     TileStoreSharedOp,
 )
 from kvarn.dialect.ops.tile import IN_SHARED, SHARED, SHARED_TRANSPOSED
+from kvarn.dialect.register_layout import COLUMN, RegisterLayout
 from kvarn.dialect.shared_layout import SharedLayout
 from kvarn.dsl import functional, ptx
 from kvarn.dsl import gpu as kv_gpu
@@ -34,7 +37,7 @@ from kvarn.dsl.memory import SHARED as SHARED_SPACE
 from kvarn.dsl.memory import Pointer
 from kvarn.dsl.values import Value, where
 
-from . import tile_memory, tile_mma, tile_products
+from . import tile_exchange, tile_memory, tile_mma, tile_products
 from .assign_kv_layouts import ACCUMULATORS
 from .index import pointer
 from .pass_base import fail, kv_pass
@@ -99,13 +102,15 @@ class Distribution:
         consumers = schedule.get("consumers", block // WARPGROUP - producers)
         self.body = function.regions[0].blocks[0]
         with ir.InsertionPoint.at_block_begin(self.body), function.location:
-            self.threads = Threads.of(consumers, producers, proxy=instruction_of(function) == WGMMA)
+            proxy, across = instruction_of(function) == WGMMA, schedule.get("across", 1)
+            self.threads = Threads.of(consumers, producers, proxy, across)
         self.stages: dict[ir.Value, Any] = {}  # circular buffers and queues, by what stands for them
         self.products: dict[ir.Value, Product] = {}  # by result: the hash of an op changes with it
         self.chunks = Chunks(function)
         self.weights: dict[ir.Value, ir.Value] = {}  # converted, by what they were
         self.places: dict[SharedLayout, Pointer] = {}  # where kv.tile_stage puts tiles
         self.staged: list[tuple[SharedLayout, Pointer]] = []  # tiles of rows that were loaded: free once they were read
+        self.columns_of: dict[ir.Value, SharedLayout] = {}  # of what a kv.tile_columns takes some columns
 
     # --- roles -----------------------------------------------------------------------------------------
 
@@ -150,6 +155,9 @@ class Distribution:
                     fail(op, "takes a tile, and no rule says what a thread does of it")
             if op.name in _PRODUCTS:
                 self.products[op.result] = self.product(op.opview)
+            if op.name == "kv.tile_columns":
+                self.columns_of[op.result] = shared_layout(op.operands[0].type)
+            tile_exchange.mark(op)
         for op in ops_named(self.function, "kv.tile_ready"):
             self.convert_with_sums(defining_op(op.operands[0]), op)
         if self.threads.first and not any(ROLES in op.attributes for op in self.ops()):
@@ -165,6 +173,20 @@ class Distribution:
                 if is_tile(op.results[0]) and not any(True for _ in op.results[0].uses):
                     op.erase()
         self.sink()
+
+    def whole_rows(
+        self, op: ir.Operation, values: list[ir.Value], layout: RegisterLayout, threads: Threads,
+        combine: Callable[[ir.Value, ir.Value], ir.Value],
+    ) -> list[ir.Value]:  # fmt: skip
+        """Numbers of rows that threads have of a layout, folded over the warps beside one another, for a result."""
+        if threads.across == 1:
+            return values
+        with ir.InsertionPoint.at_block_begin(self.body):
+            row_bytes = f32.itemsize * threads.across
+            place = Pointer(ops.alloc_shared(layout.shape[0] * row_bytes, row_bytes), SHARED_SPACE)
+        tile_exchange.begin(op, threads)
+        layouts = layout, register_layout(op.results[0].type)
+        return tile_exchange.folded_over_warps(values, layouts, place, combine, threads)
 
     def convert_with_sums(self, conversion: ir.Operation | None, ready: ir.Operation) -> None:
         """Let weights be summed up and converted at the same time, where they are to be ready in few bits."""
@@ -207,7 +229,8 @@ class Distribution:
         n = b.shape[0 if op.transpose_b.value else 1]
         transposed = op.transpose_b.value != (layout_of(op.b.type) == SHARED_TRANSPOSED)
         place = shared_layout(op.a.type) if layout_of(op.a.type) == SHARED else None
-        return Product(a.shape[1], n, str(a.element_type), shared_layout(op.b.type), transposed, place)
+        across = register_layout(op.operation.results[0].type).warps_along(COLUMN)
+        return Product(a.shape[1], n, str(a.element_type), shared_layout(op.b.type), transposed, place, across)
 
     def visit(self, op: ir.Operation) -> None:
         rule = RULES.table.get(op.name)
@@ -244,7 +267,8 @@ class Distribution:
         place = self.allocate(layout)
         with ir.InsertionPoint(op):
             if enclosing(op, "scf.for", "scf.while") is not None:  # all have read what the last round put there
-                tile_memory.sync_group(self.threads)
+                ptx.syncwarp()  # whose last stores may have parted it
+                tile_memory.sync_rows(self.threads)
             tile_memory.load_rows(op.opview, place, layout, self.threads)
             loaded = place.ir
             if held:
@@ -263,14 +287,14 @@ class Distribution:
         """Through shared memory, where rows of the query were until they were read: every warp has its own there.
 
         Rows of f32 go from registers: four lanes have 32 bytes of a row, which is what memory takes at a time. So do
-        those of 16 bits where the next rows of the query are on their way already.
+        those of 16 bits where the next rows of the query are on their way already, or warps have parts of rows.
         """
         value = op.opview.value
         tile = ir.RankedTensorType(value.type)
         layout = shared_layout(value.type)
         free = [p for held, p in self.staged if held.bytes >= layout.bytes and held.rows == layout.rows]
         free += self.waited_for(op, layout)
-        if str(tile.element_type) == "f32" or (self.released(op) and not free):
+        if str(tile.element_type) == "f32" or self.threads.across > 1 or (self.released(op) and not free):
             held = tile_memory.rows_held(op.opview, register_layout(value.type), self.threads)
             made = TileStoreDirectOp(value, op.opview.buffer, *held)
             for name in ("stored", "first_column"):
@@ -283,7 +307,7 @@ class Distribution:
             fail(op, f"{what}: convert, or write with scatter")
         place = free[0] if free else self.allocate(layout)
         if free:  # the warps of a warpgroup read all of its rows
-            ptx.named_barrier(self.threads.group + tile_memory.GROUP_BARRIER, WARPGROUP)
+            tile_memory.sync_rows(self.threads)
         TileStoreSharedOp(value, place.ir)
         tile_memory.store_rows(op.opview, place, layout, self.threads)
         op.erase()
@@ -453,7 +477,7 @@ def _copy(op: Any, d: Distribution) -> None:
         if stages.copy == "tma":
             tile_memory.copy_tile_boxes(op, stages, d.threads.lane)
         elif stages.copy == "convert":
-            tile_memory.convert_rows(op, stages, thread, count)
+            tile_memory.convert_tile(op, stages, thread, count)
         else:
             tile_memory.start_rows(op, stages, thread, count)
             if not stages.finished and not stages.told and not stages.grouped:
@@ -555,7 +579,7 @@ def _set_registers(op: Any, d: Distribution) -> None:
 def annotate(function: ir.Operation) -> None:
     """Keep on ops the type of the tile that their rule asks for after their operands have changed."""
     stores = "kv.tile_scatter", "kv.tile_stage", "kv.tile_store_shared", "kv.tile_store_direct"
-    for op in ops_named(function, "kv.tile_reduce", "kv.tile_reduce_lanes", "kv.table_store", *stores):
+    for op in ops_named(function, *tile_exchange.EXCHANGES, "kv.table_store", *stores):
         op.attributes["kv.tile"] = ir.TypeAttr.get(op.operands[0].type)
 
 

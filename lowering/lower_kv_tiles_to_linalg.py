@@ -30,10 +30,11 @@ from kvarn.dsl.memory import Buffer, BufferSpec
 from kvarn.dsl.values import Value, Vector
 from kvarn.dsl.values import cast as kv_cast
 
-from .expand.attention_common import column_vectors, load_width, read
+from .expand.attention_common import column_vectors
 from .index import const
 from .pass_base import fail, kv_pass
 from .rewrite import Rules, defining_op, ops_named, replace, walk
+from .row_reads import load_width, read
 from .tile_ir import constant_int, element, is_tile, shape, splat_of, tiled, users
 
 LANES = 16  # elements of a row that are loaded at a time

@@ -10,6 +10,8 @@ but where threads copy page by page or convert: those write zeros.
 Tiles that products read with rows as columns are ``transposed``: on the way through staging memory, with zeros. What
 fills that memory is TMA where there is a descriptor.
 
+Of two loads of the same tokens that have no descriptor, one with all columns of the other is the only copy.
+
 Rows of buffers (``kv.tile_load_rows``, a tile of queries) which a loop loads are copied ahead in the same manner where
 the schedule has a producer to do it.
 
@@ -32,7 +34,8 @@ from kvarn.dialect import types
 from kvarn.dialect.dtypes import f8e4m3
 from kvarn.dialect.ops import staging
 from kvarn.dialect.ops.common import i64_attr
-from kvarn.dialect.ops.tile import IN_SHARED, SHARED, SHARED_TRANSPOSED
+from kvarn.dialect.ops.sharing import atom_columns, tile_columns
+from kvarn.dialect.ops.tile import IN_SHARED, ROW_FORMAT, SHARED, SHARED_TRANSPOSED, row_format
 
 from .index import const
 from .pass_base import kv_pass
@@ -55,6 +58,7 @@ from .tile_ir import (
     users,
 )
 
+_BEGIN = 4  # the operand of a load that says which token is the first that matters
 ROUNDS = "kv.rounds"  # of an inner loop: the argument of the outer one that counts its iterations
 
 
@@ -74,6 +78,9 @@ def copy_of(op: Any, target: Target, by_tma: bool) -> str:
     stored = spec.data_dtype.mlir == str(element(op.tile)) and not spec.quantized
     if op.descriptor is not None and by_tma:
         return "tma" if stored else "staged"
+    if _of_pool(op):
+        by_rows = stored and why_not_by_rows(spec, shape(op.tile)[1], op.first_column.value) is None
+        return "cp_async" if by_rows else "convert"
     (rows, columns), page, first = shape(op.tile), spec.page_size, op.first_column.value
     if stored and (why_not_by_rows(spec, columns, first) is None or by_pages(op, by_tma)):
         return "cp_async"
@@ -88,7 +95,7 @@ def copy_of(op: Any, target: Target, by_tma: bool) -> str:
 def by_pages(op: Any, by_tma: bool) -> bool:
     """Whether a tile that is stored as it is computed with is copied page by page, and not row by row."""
     spec, (rows, columns) = types.spec_of(op.cache.type), shape(op.tile)
-    return not by_tma and fits_pages(spec, rows, columns, op.first_column.value)
+    return op.lists is None and not by_tma and fits_pages(spec, rows, columns, op.first_column.value)
 
 
 _HOW = {
@@ -113,10 +120,20 @@ def _say(load: ir.Operation, copy: str, stages: int) -> None:
     elif copy != "cp_async" and spec.data_dtype.mlir != str(element(op.tile)):
         why = f"{spec.data_dtype.mlir} becomes {element(op.tile)}"
         if copy == "convert":
-            why += f", {why_not_staged(spec, columns, first) or 'which the target has no instruction for'}"
+            other = (
+                "its rows are listed or have a format" if _of_pool(op) else "which the target has no instruction for"
+            )
+            why += f", {why_not_staged(spec, columns, first) or other}"
     elif copy != "cp_async":
         why = why_not_by_rows(spec, columns, first) or why
+    elif op.lists is not None:
+        why = "its rows are listed"
     remark(load, "missed", f"tile of {tile} is copied by {how}, in {stages} stages: {why}", stages=stages)
+
+
+def _of_pool(op: Any) -> bool:
+    """Whether lists say where rows are, or rows have a format of their own."""
+    return op.lists is not None or not row_format(op, types.spec_of(op.cache.type)).plain
 
 
 def name_of(op: Any, taken: set[str]) -> str:
@@ -226,17 +243,21 @@ def stage(load: ir.Operation, function: ir.Operation, stages: int, target: Targe
                 table_of(op.cache), op.batch, first, op.count, rows, i64_attr(box)
             ).operation.results[0]
         elif copy == "cp_async" and spec.paged and shape(op.tile)[0] <= WARPGROUP and not by_pages(op, by_tma):
-            rows = i64_attr(shape(op.tile)[0])
-            pages = staging.TileRowPagesOp(table_of(op.cache), op.batch, first, op.count, rows).operation.results[0]
+            rows, of = i64_attr(shape(op.tile)[0]), (table_of(op.cache), op.batch, first, op.count)
+            pages = staging.TileRowPagesOp(*of, rows, lists=op.lists).operation.results[0]
         if copy == "transposed":
             begin = op.begin
         staging.ProducerAcquireOp(buffer, n)
-        staging.CopyStartOp(
+        start = staging.CopyStartOp(
             buffer, n, op.cache, op.batch, op.head, first, op.count, i64_attr(op.first_column.value),
-            descriptor=op.descriptor if by_tma else None, pages=pages, begin=begin,
-        )  # fmt: skip
+            descriptor=op.descriptor if by_tma else None, pages=pages, begin=begin, lists=op.lists,
+        ).operation  # fmt: skip
+        for name in ROW_FORMAT:
+            if name in load.attributes:
+                start.attributes[name] = load.attributes[name]
         tile = staging.ConsumerWaitOp(buffer, n, op.tile.type).operation.results[0]
-        ends = not by_tma and (copy != "cp_async" or by_pages(op, by_tma))  # copies that are zeros past the end
+        # Copies that are zeros past the end.
+        ends = op.lists is not None or (not by_tma and (copy != "cp_async" or by_pages(op, by_tma)))
         if op.tail.value == "zero" and begin is None and not (ends and constant_int(op.begin) == 0):
             begin = arith.subi(op.begin, first)
             end = const(shape(op.tile)[0]) if ends else arith.subi(op.count, first)
@@ -246,6 +267,56 @@ def stage(load: ir.Operation, function: ir.Operation, stages: int, target: Targe
     following = last_use(tile.owner.operation)
     with ir.InsertionPoint.after(following), following.location:
         staging.ConsumerReleaseOp(buffer, n)
+
+
+def share_columns(function: ir.Operation) -> None:
+    """Let one copy serve loads of the same tokens, of which one has all columns: values that are columns of keys."""
+    loads = [op for op in ops_named(function, "kv.tile_load") if layout_of(op.result.type) == SHARED]
+    erased: list[ir.Value] = []
+    for number, part in enumerate(loads):
+        whole = next((op for op in loads[:number] if op.result not in erased and _has_columns_of(op, part)), None)
+        if whole is None:
+            continue
+        erased.append(part.result)
+        if part.opview.tail.value == "zero":
+            whole.attributes["tail"] = part.attributes["tail"]
+            whole.operands[_BEGIN] = part.opview.begin
+        with ir.InsertionPoint(part), part.location:
+            first = part.opview.first_column.value - whole.opview.first_column.value
+            made = tile_columns(whole.result, first, shape(part.result)[1])
+        part.result.replace_all_uses_with(made)
+        remark(part, "passed", f"{shape(part.result)[1]} columns are read where those of another tile were copied")
+        part.erase()
+
+
+def _has_columns_of(whole: ir.Operation, part: ir.Operation) -> bool:
+    """Whether a load before another in its block has its columns too, and can have its zeros."""
+    a, b = whole.opview, part.opview
+    tokens = [x == y for x, y in zip(_tokens(a), _tokens(b), strict=True)]
+    first, begin = b.first_column.value - a.first_column.value, defining_op(b.begin)
+    ends = first + shape(b.tile)[1]
+    if first < 0 or first % atom_columns(element(b.tile)) or ends > shape(a.tile)[1]:
+        return False
+    alike = element(a.tile) == element(b.tile) and shape(a.tile)[0] == shape(b.tile)[0]
+    zeros = "any" in (a.tail.value, b.tail.value) or a.begin == b.begin
+    known = begin is None or begin.block != part.block
+    same = all(x.attributes[name] == y.attributes[name] if name in x.attributes else name not in y.attributes
+               for x, y, name in ((whole, part, name) for name in ROW_FORMAT))  # fmt: skip
+    by_threads = a.descriptor is None and b.descriptor is None
+    return (
+        whole.block == part.block
+        and all(tokens)
+        and a.lists == b.lists
+        and alike
+        and zeros
+        and known
+        and same
+        and by_threads
+    )
+
+
+def _tokens(load: Any) -> list[ir.Value]:
+    return [load.cache, load.batch, load.head, load.first, load.count]
 
 
 def stage_rows(load: ir.Operation, function: ir.Operation, stages: int, taken: set[str]) -> None:
@@ -281,6 +352,7 @@ def run(module: ir.Module, options: Options) -> None:
         taken: set[str] = set()
         for loop in ops_named(function, "scf.for") if instruction_of(function) == WGMMA else ():
             carry_rounds(loop)  # of which the phases of barriers are
+        share_columns(function)
         for load in ops_named(function, "kv.tile_load"):
             if layout_of(load.result.type) in IN_SHARED:
                 stage(load, function, stages, by_name(options.target), taken)

@@ -15,8 +15,8 @@ from mlir import ir
 from mlir.dialects import vector as mlir_vector
 
 from kvarn.dialect import ops, types
-from kvarn.dialect.dtypes import DType, bool_, by_mlir, f32, i32, u32
-from kvarn.dialect.layout import RAGGED, cdiv, lowbit
+from kvarn.dialect.dtypes import DType, bool_, by_mlir, i32, u32
+from kvarn.dialect.layout import cdiv
 from kvarn.dialect.ops.tile import stored_columns, stored_from
 from kvarn.dialect.register_layout import RegisterLayout
 from kvarn.dialect.shared_layout import CHUNK, SharedLayout
@@ -25,12 +25,15 @@ from kvarn.dsl import gpu as kv_gpu
 from kvarn.dsl import math as kv_math
 from kvarn.dsl.handles import Cache, Operand
 from kvarn.dsl.memory import SHARED, Buffer, BufferSpec, Pointer
-from kvarn.dsl.values import Value, cast, vector, where
+from kvarn.dsl.values import Value, vector, where
 
 from . import tile_mma
+from .index import const
+from .row_reads import place_in_pool
 from .tile_boxes import StagedBoxes, copy_boxes
+from .tile_conversion import convert_rows
 from .tile_copies import Staging, chunks_of, fits_pages, start_chunks, why_not_by_rows
-from .tile_ir import BARRIER_BYTES, NO_PAGE, WARP, WARPGROUP, WARPGROUP_ROWS, AtPoint, users
+from .tile_ir import BARRIER_BYTES, NO_PAGE, WARP, WARPGROUP, AtPoint, users
 from .tile_products import words
 from .tile_threads import Threads, elements, from_elements, scalar, warp_of
 from .tile_transposition import Transposition
@@ -211,12 +214,33 @@ def run_of(rows: int, threads: int) -> int:
     return cdiv(rows, threads // WARP)
 
 
+def convert_tile(op: Any, stages: Stages, thread: Value, threads: int) -> None:
+    """Threads load a tile, convert it and store it to its stage."""
+    stage, _ = stages.stage(scalar(op.n))
+    cache = handle_of(op.cache)
+    convert_rows(op, cache, stages.layout, stages.tile(stage), stages.dtype, thread, threads, entry_of)
+    if not stages.grouped:
+        stages.filled(stage, thread)
+
+
 def row_pages_of(op: Any, thread: Value, threads: int) -> Value:
-    """``kv.tile_row_pages``: the page of this lane's row of its warp's run."""
+    """``kv.tile_row_pages``: the page of this lane's row of its warp's run, or its entry in a list."""
     run = run_of(op.rows.value, threads)
     row = warp_of(thread) * run + kv_math.min(thread & (WARP - 1), run - 1)
+    if op.lists is not None:
+        return entry_of(op, scalar(op.first) + row)
     token = kv_math.max(kv_math.min(scalar(op.first) + row, scalar(op.count) - 1), 0)
     return handle_of(op.cache).page(scalar(op.batch), token)
+
+
+def entry_of(op: Any, token: Value) -> Value:
+    """The entry of a token in the lists of a copy; -1 where there is none."""
+    last = kv_math.max(scalar(op.count) - 1, 0)
+    entry = functional.if_(
+        (token >= 0) & (token < scalar(op.count)),
+        lambda: buffer_of(op.lists)[scalar(op.batch), kv_math.min(token, last)], lambda: Value(const(-1), i32),
+    )  # fmt: skip
+    return entry
 
 
 def copy_tile_boxes(op: Any, stages: Stages, lane: Value) -> None:
@@ -272,7 +296,7 @@ def copy_runs(op: Any, layout: SharedLayout, place: Pointer, thread: Value, thre
     """Each warp copies a run of rows whose pages its lanes hold: neighbouring lanes have neighbouring 16 bytes.
 
     A lane makes the address of its own row, and those who copy the row ask for it. Rows past the last token are copies
-    of it.
+    of it; of lists, what they name no row for is zeros.
     """
     width = CHUNK // layout.itemsize
     run, chunks = run_of(layout.rows, threads), layout.columns // width
@@ -280,8 +304,11 @@ def copy_runs(op: Any, layout: SharedLayout, place: Pointer, thread: Value, thre
     lane, base = Value((thread & (WARP - 1)).ir, i32, nonneg=True), warp_of(thread) * run
     last, first_column = kv_math.max(scalar(op.count) - 1, 0), op.first_column.value
     token = kv_math.min(scalar(op.first) + base + kv_math.min(lane, run - 1), last)
-    cache = handle_of(op.cache)
-    own = cache.block_paged_ptr(scalar(op.batch), token, scalar(op.head), first_column, page=scalar(op.pages)).address()
+    cache, page, there = handle_of(op.cache), scalar(op.pages), None
+    if op.lists is not None:
+        token, page, named = place_in_pool(cache, page)
+        there = ptx.ballot(named)
+    own = cache.block_paged_ptr(scalar(op.batch), token, scalar(op.head), first_column, page=page).address()
     stored = cache.spec.head_size - first_column  # columns past the head are zeros
     whole = run % SWIZZLE_ROWS == 0 and run * (threads // WARP) == layout.rows
     with functional.loop(0, ptx.unknown(run), SWIZZLE_ROWS) as begin:
@@ -294,49 +321,9 @@ def copy_runs(op: Any, layout: SharedLayout, place: Pointer, thread: Value, thre
             every = whole and part + WARP <= SWIZZLE_ROWS * chunks
             with contextlib.nullcontext() if every else functional.when(inside):
                 exists = None if layout.columns <= stored else where(chunk * width < stored, CHUNK, 0)
+                if there is not None:
+                    exists = where(((there >> row) & 1) != 0, CHUNK if exists is None else exists, 0)
                 ptx.cp_async(place + layout.chunk_offset(base + row, chunk), source, zero_fill_size=exists)
-
-
-def convert_rows(op: Any, stages: Stages, thread: Value, threads: int) -> None:
-    """Threads load a tile, convert it and store it; rows past the end are zeros."""
-    layout = stages.layout
-    stage, _ = stages.stage(scalar(op.n))
-    place = stages.tile(stage)
-    cache, first, count = handle_of(op.cache), scalar(op.first), scalar(op.count)
-    dtype = stages.dtype
-    width = CHUNK // layout.itemsize
-    chunks = layout.columns // width
-    with functional.loop(thread, layout.rows * chunks, threads) as i:
-        i = Value(i.ir, i32, nonneg=True)
-        row, chunk = i // chunks, i % chunks
-        token = first + row
-        at = kv_math.max(kv_math.min(token, count - 1), 0)
-        column = op.first_column.value + chunk * width
-        exists = token < count
-        if op.first_column.value + layout.columns > cache.spec.data_size:  # columns past the head are zeros
-            exists, column = exists & (column < cache.spec.data_size), kv_math.min(column, cache.spec.data_size - width)
-        loaded = dequantized(cache, scalar(op.batch), scalar(op.head), at, column, width, dtype)
-        value = where(exists, loaded, vector(dtype, width))
-        (place + layout.chunk_offset(row, chunk)).store(value)
-    if not stages.grouped:
-        stages.filled(stage, thread)
-
-
-def dequantized(cache: Any, b: Value, head: Value, token: Value, column: Value, width: int, dtype: DType) -> Any:
-    """Elements of a token with their scales: one scale for all of them, or a vector of scales spread over the lanes."""
-    spec = cache.spec
-    place = {"b": b, "h": head, "t": token, "d": column}  # caches and operands order them differently
-    granule = spec.granularity
-    if not spec.quantized or granule >= spec.head_size or granule % width == 0:
-        return cast(cache.load(**place, width=width), dtype)
-    if spec.kind == RAGGED:  # whose scales are read with its elements, never by themselves
-        part = lowbit(granule)
-        parts = [cast(cache.load(**{**place, "d": column + i}, width=part), dtype) for i in range(0, width, part)]
-        return vector(dtype, [x for p in parts for x in (list(p) if part > 1 else [p])])
-    stored = cast(cache.load_quantized(**place, width=width), f32)
-    scales = cast(cache.load_scale(**place, width=width // granule), f32)
-    spread = scales if granule == 1 else vector(f32, [scales[i // granule] for i in range(width)])
-    return cast(stored * spread, dtype)
 
 
 def clear_rows(tile: Pointer, layout: SharedLayout, kept: tuple[Value, Value], threads: Threads) -> None:
@@ -351,13 +338,26 @@ def clear_rows(tile: Pointer, layout: SharedLayout, kept: tuple[Value, Value], t
                 i = Value(i.ir, i32, nonneg=True)
                 (tile + layout.chunk_offset(i // chunks, i % chunks)).store(vector(i32, 4))
         threads.fence()
-        ptx.named_barrier(CONSUMERS_BARRIER, everyone)
+        sync_consumers(threads)
+
+
+def sync_consumers(threads: Threads) -> None:
+    """All consumers see what each of them wrote to shared memory."""
+    ptx.named_barrier(CONSUMERS_BARRIER, threads.consumers * WARPGROUP)
+
+
+def sync_rows(threads: Threads) -> None:
+    """Those that share rows of tiles wait for one another: a warpgroup, or all whose warps stand beside others."""
+    if threads.across > 1:
+        sync_consumers(threads)
+    else:
+        ptx.named_barrier(threads.group + GROUP_BARRIER, WARPGROUP)
 
 
 def sync_for_products(threads: Threads) -> None:
-    """What this warpgroup wrote to shared memory is there for its products."""
+    """What those that share rows wrote to shared memory is there for their products."""
     threads.fence()
-    ptx.named_barrier(threads.group + GROUP_BARRIER, WARPGROUP)
+    sync_rows(threads)
 
 
 def sync_group(threads: Threads) -> None:
@@ -375,13 +375,14 @@ def buffer_of(value: ir.Value) -> Buffer:
 
 
 def load_rows(op: Any, place: Pointer, layout: SharedLayout, threads: Threads) -> None:
-    """Each warpgroup loads its own 64 rows of a tile to shared memory."""
+    """Those that share rows load theirs of a tile to shared memory."""
     width = CHUNK // layout.itemsize
     chunks = layout.columns // width
     buffer = buffer_of(op.buffer)
-    with functional.loop(threads.thread & (WARPGROUP - 1), WARPGROUP_ROWS * chunks, WARPGROUP) as i:
+    thread, count, first, rows = threads.own_rows(layout.rows)
+    with functional.loop(thread, rows * chunks, count) as i:
         i = Value(i.ir, i32, nonneg=True)
-        row, chunk = threads.group * WARPGROUP_ROWS + i // chunks, i % chunks
+        row, chunk = first + i // chunks, i % chunks
         at = AtPoint()
         indices = [scalar(at(x, row.ir)) for x in op.indices]
         target = place + layout.chunk_offset(row, chunk)
@@ -417,11 +418,12 @@ def copy_buffer_rows(op: Any, stages: Stages, thread: Value, threads: int) -> No
 
 
 def negate_rows(place: Pointer, layout: SharedLayout, threads: Threads) -> None:
-    """Each warpgroup changes the sign of its own 64 rows of a tile in place."""
+    """Those that share rows change the sign of theirs of a tile in place."""
     chunks = layout.row_bytes // CHUNK
-    with functional.loop(threads.thread & (WARPGROUP - 1), WARPGROUP_ROWS * chunks, WARPGROUP) as i:
+    thread, count, first, rows = threads.own_rows(layout.rows)
+    with functional.loop(thread, rows * chunks, count) as i:
         i = Value(i.ir, i32, nonneg=True)
-        at = place + layout.chunk_offset(threads.group * WARPGROUP_ROWS + i // chunks, i % chunks)
+        at = place + layout.chunk_offset(first + i // chunks, i % chunks)
         at.store(at.load(u32, CHUNK // 4) ^ SIGNS[layout.itemsize])
     sync_for_products(threads)
 
@@ -472,35 +474,36 @@ def store_registers(op: Any, layout: RegisterLayout, threads: Threads) -> None:
     column, first = layout.thread_offset(threads.lane, threads.warp)[1], stored_from(op)
     rank, stored = len(list(op.indices)) // len(list(op.masks)), stored_columns(op, layout.shape[1])
     places = {layout.register_offset(r): r for r in range(layout.registers)}
-    wide = buffer.dtype.bits == 32
+    threads = threads.beside(layout)
+    wide, step = buffer.dtype.bits == 32, 2 * BLOCK_COLUMNS * threads.across
     for i, (row, mask) in enumerate(zip(layout.rows_a_thread, op.masks, strict=True)):
         indices = [scalar(x) for x in list(op.indices)[i * rank : (i + 1) * rank]]
         if wide:
             pairs = [at for at in layout.columns_a_thread[::2] if at < stored]
             written = [(column + at, [values[places[row, at + u]] for u in range(2)]) for at in pairs]
         else:
-            written = _fours(values, places, row, range(0, stored, 2 * BLOCK_COLUMNS), threads.lane)
+            written = _fours(values, places, row, range(0, stored, step), threads)
+        some = stored % step and (threads.across > 1 or not wide)
         with functional.when(_bool(mask)):
             for at, held in written:
-                with (
-                    functional.when(at < stored)
-                    if stored % (2 * BLOCK_COLUMNS) and not wide
-                    else contextlib.nullcontext()
-                ):
+                with functional.when(at < stored) if some else contextlib.nullcontext():
                     found = vector(buffer.dtype, [Value(x, buffer.dtype) for x in held])
                     buffer.store(*indices, at + first, value=found)
 
 
 def _fours(
-    values: Sequence[ir.Value], places: dict[tuple[int, int], int], row: int, firsts: range, lane: Value
+    values: Sequence[ir.Value], places: dict[tuple[int, int], int], row: int, firsts: range, threads: Threads
 ) -> list[tuple[Value, list[ir.Value]]]:
     """(column, elements) of four neighbours of 16 bits of a row, of every 16 columns.
 
     Four lanes have two elements each of 8 columns. Neighbouring lanes exchange those of one 8 for those of the next, so
     that four lanes write 32 bytes of a row, what memory takes at a time.
     """
+    lane = threads.lane
     odd, found = (lane & 1) == 1, []
     column = (lane & 1) * BLOCK_COLUMNS + ((lane >> 1) & 1) * 4
+    if threads.across > 1:
+        column = column + threads.column_warp * (2 * BLOCK_COLUMNS)
     for first in firsts:
         pairs = [[values[places[row, at + u]] for u in range(2)] for at in (first, first + BLOCK_COLUMNS)]
         low, high = (scalar(words(from_elements(pair))[0]) for pair in pairs)

@@ -11,6 +11,8 @@ an accumulator's registers are A: a lane's two neighbours. Fragments come by ord
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from mlir import ir
 from mlir.dialects import arith, vector
 
@@ -45,10 +47,10 @@ def loaded(place: Pointer, layout: SharedLayout, threads: Threads, element: ir.T
 
 def multiply(product: Product, a: ir.Value, b: ir.Value, c: ir.Value | None, threads: Threads) -> ir.Value:
     """The product: ``a`` a vector, or a pointer to a tile; ``b`` a pointer; what a thread holds of the accumulator."""
-    tile = Pointer(b, SHARED)
+    tile, threads = Pointer(b, SHARED), replace(threads, across=product.across)
     if c is None:
         zero = arith.constant(ir.F32Type.get(), 0.0)
-        sums = [Value(zero, f32)] * (product.n // 2)
+        sums = [Value(zero, f32)] * (_stacks(product.a, threads) * product.n // (2 * threads.across))
     else:
         sums = [Value(x, f32) for x in elements(c)]
     take = _of_f32 if product.element == "f32" else _of_16_bits
@@ -58,28 +60,40 @@ def multiply(product: Product, a: ir.Value, b: ir.Value, c: ir.Value | None, thr
 
 def _of_16_bits(product: Product, a: ir.Value, tile: Pointer, sums: list[Value], threads: Threads) -> None:
     """Add a product to ``sums``, what a thread holds of the accumulator."""
-    dtype, lane, layout = by_mlir(product.element), threads.lane, product.b
+    dtype, lane, layout, across = by_mlir(product.element), threads.lane, product.b, threads.across
+    stacks, steps = _stacks(product.a, threads), product.n // (STEP * across)  # of rows and columns of this warp
     if product.a is None:
         flat = [scalar(w) for w in words(a)]
         left = [flat[4 * k : 4 * k + 4] for k in range(product.k // STEP)]
     else:
         left = None
-        row = threads.warp * ROWS + ptx.unknown(lane & 15)  # addresses would be held through the loop
+        row = threads.row_warp * ROWS + ptx.unknown(lane & 15)  # addresses would be held through the loop
         rows = product.a.steps(Pointer(a, SHARED), row, lane >> 4)
     if product.transpose_b:  # rows of the tile are columns of the product: two of its fragments of 8, both halves of k
-        first = layout.steps(tile, (lane & 7) + (lane >> 4) * 8, (lane >> 3) & 1)
+        row = (lane & 7) + (lane >> 4) * 8
+        first = layout.steps(tile, row if across == 1 else row + threads.column_warp * STEP, (lane >> 3) & 1)
     else:
-        first = layout.steps(tile, lane & 15, lane >> 4)
+        high = lane >> 4
+        first = layout.steps(tile, lane & 15, high if across == 1 else high + threads.column_warp * 2, across)
     for k in range(product.k // STEP):
-        own = left[k] if left is not None else ptx.ldmatrix(product.a.step(rows, k))
-        for n in range(product.n // STEP):
+        if left is not None:
+            own = [left[k]]
+        else:
+            own = [ptx.ldmatrix(product.a.step(rows, k, r * ROWS * threads.stack)) for r in range(stacks)]
+        for n in range(steps):
             if product.transpose_b:
-                w = ptx.ldmatrix(layout.step(first, k, n * STEP))
+                w = ptx.ldmatrix(layout.step(first, k, n * STEP * across))
             else:
-                w = ptx.ldmatrix(layout.step(first, n, k * STEP), trans=True)
-            for half in range(2):
-                at = 8 * n + 4 * half
-                sums[at : at + 4] = ptx.mma_m16n8k16(own, w[2 * half : 2 * half + 2], sums[at : at + 4], dtype)
+                w = ptx.ldmatrix(layout.step(first, n, k * STEP, across), trans=True)
+            for r in range(stacks):
+                for half in range(2):
+                    at = 8 * (r * steps + n) + 4 * half
+                    sums[at : at + 4] = ptx.mma_m16n8k16(own[r], w[2 * half : 2 * half + 2], sums[at : at + 4], dtype)
+
+
+def _stacks(a: SharedLayout | None, threads: Threads) -> int:
+    """How many times the warps of a stack have other rows of a tile, which lies in shared memory if it is several."""
+    return 1 if a is None else a.rows // (ROWS * threads.stack)
 
 
 def _of_f32(product: Product, a: ir.Value, tile: Pointer, sums: list[Value], threads: Threads) -> None:
@@ -145,8 +159,13 @@ def _parts(values: list[Value]) -> tuple[list[Value], list[Value]]:
 
 
 def store(fragments: list[ir.Value], place: Pointer, layout: SharedLayout, threads: Threads) -> None:
-    """Words of a warp's rows to a tile in shared memory, one a row and eight columns: stmatrix of older targets."""
-    for u in range(2):
-        row = threads.warp * ROWS + (threads.lane >> 2) + 8 * u
-        for chunk in range(layout.columns // 8):
-            (place + layout.chunk_offset(row, chunk) + (threads.lane & 3) * 4).store(scalar(fragments[2 * chunk + u]))
+    """Words of what a warp has of a tile to shared memory, one a row and eight columns: stmatrix of older targets."""
+    across, stacks = threads.across, layout.rows // (ROWS * threads.stack)
+    chunks = layout.columns // (8 * across)  # of this warp, two beside each other
+    for r in range(stacks):
+        for u in range(2):
+            row = (threads.row_warp + r * threads.stack) * ROWS + (threads.lane >> 2) + 8 * u
+            for own in range(chunks):
+                chunk = own if across == 1 else own // 2 * (2 * across) + own % 2 + threads.column_warp * 2
+                word = fragments[2 * (r * chunks + own) + u]
+                (place + layout.chunk_offset(row, chunk) + (threads.lane & 3) * 4).store(scalar(word))

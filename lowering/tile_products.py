@@ -30,7 +30,7 @@ class Product:
     """What a product is specialised for: its extents, element type, and the layouts of what lies in shared memory.
 
     ``transpose_b``: the rows of B's tile as it lies there are the product's columns. ``a`` is None where A is in
-    registers.
+    registers. ``across`` stacks of warps share the columns of the result.
     """
 
     k: int
@@ -39,6 +39,7 @@ class Product:
     b: SharedLayout
     transpose_b: bool
     a: SharedLayout | None
+    across: int = 1
 
     @property
     def steps(self) -> list[int]:

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from mlir import ir
 from mlir.dialects import arith, vector
@@ -12,12 +12,12 @@ from mlir.dialects import arith, vector
 from kvarn.dialect import tile_layout
 from kvarn.dialect.dtypes import f32, i32
 from kvarn.dialect.ops.tile import SHARED_TRANSPOSED
-from kvarn.dialect.register_layout import RegisterLayout
+from kvarn.dialect.register_layout import COLUMN, RegisterLayout
 from kvarn.dialect.shared_layout import SharedLayout
 from kvarn.dsl import gpu, ptx
 from kvarn.dsl.values import Value
 
-from .tile_ir import SWIZZLE, WARP, WARPGROUP, layout_of
+from .tile_ir import SWIZZLE, WARP, WARPGROUP, WARPGROUP_ROWS, layout_of
 
 
 @dataclass
@@ -36,6 +36,9 @@ class Threads:
         In the warp; warp and warpgroup of the consumers, the same for all threads of the warp.
     proxy : bool
         Whether products read shared memory by the asynchronous proxy, as wgmma's do.
+    across : int
+        Stacks of warps that stand beside one another, and share the columns of tiles; of a kernel the most that any
+        tile has (:meth:`beside`).
     """
 
     consumers: int
@@ -46,14 +49,16 @@ class Threads:
     warp: Value
     group: Value
     proxy: bool = True
+    across: int = 1
 
     @staticmethod
-    def of(consumers: int, producers: int, proxy: bool = True) -> Threads:
+    def of(consumers: int, producers: int, proxy: bool = True, across: int = 1) -> Threads:
         first = WARPGROUP * producers
         block_thread = gpu.thread_id.x
         thread = block_thread - first
         warp = gpu.shuffle_idx(thread >> 5, 0)
-        return Threads(consumers, first, block_thread, thread, block_thread & (WARP - 1), warp, warp >> 2, proxy)
+        lane = block_thread & (WARP - 1)
+        return Threads(consumers, first, block_thread, thread, lane, warp, warp >> 2, proxy, across)
 
     def fence(self) -> None:
         """What this thread wrote to shared memory is there for its products."""
@@ -64,6 +69,34 @@ class Threads:
     def warps(self) -> int:
         """Warps of the consumers."""
         return 4 * self.consumers
+
+    def beside(self, layout: RegisterLayout) -> Threads:
+        """The same threads as they stand for a tile."""
+        return replace(self, across=layout.warps_along(COLUMN))
+
+    @property
+    def stack(self) -> int:
+        """Warps that have other rows than one another."""
+        return self.warps // self.across
+
+    @property
+    def row_warp(self) -> Value:
+        """The warp's place among those."""
+        return self.warp if self.across == 1 else self.warp & (self.stack - 1)
+
+    @property
+    def column_warp(self) -> Value:
+        """Which of the stacks beside one another the warp belongs to."""
+        return self.warp >> (self.stack.bit_length() - 1)
+
+    def own_rows(self, rows: int) -> tuple[Value, int, Value | int, int]:
+        """(this thread, how many there are, their first row, rows) of those that share rows of a tile.
+
+        A warpgroup has 64 rows; warps that stand beside others have all of them.
+        """
+        if self.across > 1:
+            return self.thread, WARPGROUP * self.consumers, 0, rows
+        return self.thread & (WARPGROUP - 1), WARPGROUP, self.group * WARPGROUP_ROWS, WARPGROUP_ROWS
 
 
 def register_layout(type_: ir.Type) -> RegisterLayout:

@@ -21,7 +21,7 @@ from kvarn.dsl.memory import SHARED as SHARED_SPACE
 from kvarn.dsl.memory import Pointer
 from kvarn.dsl.values import Value
 
-from . import tile_memory, tile_products, tile_windows
+from . import tile_exchange, tile_memory, tile_products, tile_windows
 from .pass_base import fail
 from .rewrite import Rules
 from .tile_chunks import Gather
@@ -67,8 +67,9 @@ def _splat(op: Any, d: Distribution) -> ir.Value:
 @RULES.lowers("kv.tile_broadcast")
 def _broadcast(op: Any, d: Distribution) -> ir.Value:
     layout = register_layout(op.tile.type)
-    lanes = layout.row_registers if op.dimension.value == 0 else layout.column_registers
-    return shuffled(op.source, lanes)
+    if op.dimension.value == 0:
+        return shuffled(tile_exchange.rows_of(op.source, layout, d.threads), layout.row_registers)
+    return shuffled(op.source, layout.column_registers)
 
 
 @RULES.lowers("arith.negf")
@@ -109,8 +110,10 @@ def _reduce(op: Any, d: Distribution) -> ir.Value:
     for row in range(len(layout.rows_a_thread)):
         parts.append(folded(shuffled(op.source, [r for r, of in enumerate(rows) if of == row]), combine))
     if "kv.partial" in op.operation.attributes:
-        return from_elements(parts)
-    return from_elements([over_lanes(x, layout, combine) for x in parts])
+        held = register_layout(op.operation.results[0].type).registers
+        return from_elements(tile_exchange.among_rows(parts, held, layout, d.threads))
+    of_rows = [over_lanes(x, layout, combine) for x in parts]
+    return from_elements(d.whole_rows(op.operation, of_rows, layout, d.threads.beside(layout), combine))
 
 
 def _sum_and_convert(op: Any, d: Distribution, rows: Sequence[int], count: int) -> ir.Value:
@@ -129,8 +132,9 @@ def _sum_and_convert(op: Any, d: Distribution, rows: Sequence[int], count: int) 
 
 @RULES.lowers("kv.tile_reduce_lanes")
 def _reduce_lanes(op: Any, d: Distribution) -> ir.Value:
-    layout = register_layout(op.operation.attributes["kv.tile"].value)
-    return from_elements([over_lanes(x, layout, _COMBINE[op.kind.value]) for x in elements(op.source)])
+    layout, combine = register_layout(op.operation.attributes["kv.tile"].value), _COMBINE[op.kind.value]
+    of_rows = [over_lanes(x, layout, combine) for x in elements(op.source)]
+    return from_elements(d.whole_rows(op.operation, of_rows, layout, d.threads, combine))
 
 
 @RULES.lowers("kv.tile_mask")
@@ -153,6 +157,24 @@ def _approximated(op: Any, d: Distribution) -> ir.Value:
     if isinstance(x.type, ir.VectorType) and str(x.type.element_type) == "f32":
         return FAST[name](x)
     return ir.Operation.create(name, [x.type], [x]).result
+
+
+@RULES.lowers("kv.tile_share")
+def _share(op: Any, d: Distribution) -> ir.Value:
+    layout = shared_layout(op.operation.results[0].type)
+    place = d.allocate(layout)
+    tile_exchange.begin(op.operation, d.threads)
+    threads = d.threads.beside(register_layout(op.operation.attributes["kv.tile"].value))
+    tile_memory.stage_registers(op.source, place, layout, threads)
+    tile_memory.sync_consumers(d.threads)
+    return place.ir
+
+
+@RULES.lowers("kv.tile_columns")
+def _columns(op: Any, d: Distribution) -> ir.Value:
+    tile, whole = ir.RankedTensorType(op.operation.results[0].type), d.columns_of[op.operation.results[0]]
+    offset, _ = whole.view(op.first_column.value, tile.shape[1])
+    return (Pointer(op.source, SHARED_SPACE) + offset).ir
 
 
 @RULES.lowers("kv.tile_load")
@@ -190,7 +212,9 @@ def _windows(op: Any, d: Distribution) -> ir.Value:
 @RULES.lowers("kv.tile_scatter")
 def _scatter(op: Any, d: Distribution) -> None:
     layout = register_layout(op.operation.attributes["kv.tile"].value)
-    # Of the lanes that hold the same elements, the first writes.
+    # Of the lanes, and of the warps beside one another, that hold the same elements, the first writes.
     copies = [bit for bit, basis in enumerate(layout.lane_bases) if basis == (0, 0)]
-    mask = sum(1 << bit for bit in copies)
-    tile_memory.scatter(op, (d.threads.lane & mask) == 0, range(layout.registers))
+    first = (d.threads.lane & sum(1 << bit for bit in copies)) == 0
+    if d.threads.across > 1 and layout.replicas > 1 << len(copies):
+        first = first & (d.threads.column_warp == 0)
+    tile_memory.scatter(op, first, range(layout.registers))

@@ -22,6 +22,7 @@ from .tile import (
     SHARED,
     SHARED_TRANSPOSED,
     layout_of,
+    row_format,
     same_type,
     tile_of,
     verify_columns,
@@ -144,6 +145,7 @@ class CopyStartOp(Kv.Operation, name="copy_start", traits=[_Copies]):
     descriptor: Operand[Any] | None = None
     pages: Operand[I32] | None = None
     begin: Operand[I32] | None = None
+    lists: Operand[Any] | None = None
     first_column: ir.IntegerAttr
 
     def verify_invariants(self) -> bool:
@@ -153,6 +155,8 @@ class CopyStartOp(Kv.Operation, name="copy_start", traits=[_Copies]):
         copy = verify.string(self.buffer.owner.opview.copy)
         if not verify_columns(self, spec, tile, copy == "staged"):
             return False
+        if (self.lists is not None or not row_format(self, spec).plain) and copy not in ("cp_async", "convert"):
+            return verify.fail(self, f"takes lists and formats of rows by cp_async and convert, got {copy}")
         if copy not in ("transposed", "staged") and (copy == "tma") != (self.descriptor is not None):
             return verify.fail(
                 self, f"needs a descriptor for a buffer that is filled by tma, and for no other, got {copy}"
@@ -298,13 +302,15 @@ class TileRowPagesOp(Kv.Operation, name="tile_row_pages", traits=[Pure]):
     """The pages of the rows that each of the warps copies: lane i has that of the warp's row i.
 
     A tile of ``rows`` tokens from ``first`` on is cut into as many runs as warps copy, of 32 rows at most each. Lanes
-    past a run have the page of some token below ``count``. Operands as of ``kv.tile_load``.
+    past a run have the page of some token below ``count``. Operands as of ``kv.tile_load``; with ``lists`` a lane has
+    the entry of its row's token instead, -1 where there is none.
     """
 
     cache: Operand[Any]
     batch: Operand[I32]
     first: Operand[I32]
     count: Operand[I32]
+    lists: Operand[Any] | None = None
     rows: ir.IntegerAttr
     pages: Result[I32] = infer_result()
 

@@ -17,11 +17,13 @@ from ..base import Kv
 from ..dtypes import DType, by_mlir, f32
 from ..effects import CACHE, READ, Effect, EffectModel, Pure, ReadsMemory, WritesMemory
 from ..ext import I1, I32, Operand, Result, infer_result
+from ..latent_layout import RowFormat
 from ..layout import CacheSpec, align_up
 from .common import as_i32, i64_attr
 
 KINDS = ("max", "min", "add")
 TAILS = ("zero", "any")
+ROW_FORMAT = ("rope", "inline_scales")  # attributes that say what lies in rows besides elements
 COLUMN_STEP = 16  # heads are rounded up to whole steps of products, with columns of zeros
 # The layouts of tiles in shared memory, by rows and with their columns as rows; the others are of registers.
 SHARED, SHARED_TRANSPOSED = "shared", "shared(transposed)"
@@ -263,6 +265,11 @@ class TileLoadOp(Kv.Operation, name="tile_load", traits=[_LoadsRows]):
     depends on them. Result: tensor<rows x columns x T>; columns past the head, up to whole 16, are zeros.
     Preconditions: first is a multiple of the tile's rows or of the page size, whichever is less. A descriptor, if there
     is one, is a tensor map of the same head rows, for passes that copy by TMA.
+
+    Of a paged cache, lists may say where tokens are: a buffer [B, K] of rows of the pool, page * page_size + slot, with
+    a row a batch entry. Tokens whose entry names no row of the pool are zeros, whatever tail says. With the attributes
+    ``rope`` and ``inline_scales`` (i64) columns are those of keys in whose rows bf16 and scales lie, as in
+    ``kv.mla_attention``.
     """
 
     cache: Operand[Any]
@@ -272,6 +279,7 @@ class TileLoadOp(Kv.Operation, name="tile_load", traits=[_LoadsRows]):
     begin: Operand[I32]
     count: Operand[I32]
     descriptor: Operand[Any] | None = None
+    lists: Operand[Any] | None = None
     first_column: ir.IntegerAttr
     tail: ir.StringAttr
     tile: Result[Any]
@@ -289,16 +297,29 @@ class TileLoadOp(Kv.Operation, name="tile_load", traits=[_LoadsRows]):
         return element == spec.data_dtype.mlir or verify.scalar_float(self, element, "the tile's element")
 
 
+def row_format(op: Any, spec: CacheSpec) -> RowFormat:
+    """What lies in the rows of a load's cache, or of a copy's."""
+    attributes = op.operation.attributes
+    found = {name: ir.IntegerAttr(attributes[name]).value for name in ROW_FORMAT if name in attributes}
+    return RowFormat(spec, found.get("rope", 0), found.get("inline_scales", 0))
+
+
 def verify_columns(op: Any, spec: CacheSpec, tile: ir.RankedTensorType, converted: bool = True) -> bool:
     """Whether a tile's columns are those of a head, and its descriptor's boxes make it up; shared with its copy.
 
     ``converted``: elements of 8 bits may become 16 on their way from where the descriptor's boxes come to.
     """
-    first = verify.integer(op.first_column)
-    if first is None or first < 0 or first + tile.shape[1] > align_up(spec.data_size, COLUMN_STEP):
+    first, row = verify.integer(op.first_column), row_format(op, spec)
+    if not row.plain and (not spec.of_cache or spec.data_dtype.bits != 8 or row.content < 1):
+        return verify.fail(op, f"rope and inline_scales are of 8-bit rows with room for them, got {op.cache.type}")
+    if op.lists is not None and (not spec.paged or not spec.of_cache):
+        return verify.fail(op, f"lists say where tokens of a paged cache are, got {op.cache.type}")
+    if op.lists is not None and not verify.memref(op, op.lists, 2, ("i32",), "lists"):
+        return False
+    if first is None or first < 0 or first + tile.shape[1] > align_up(row.size, COLUMN_STEP):
         return verify.fail(
             op,
-            f"columns must lie in the head's {spec.data_size}, rounded up to whole {COLUMN_STEP}, got {tile.shape[1]} "
+            f"columns must lie in the head's {row.size}, rounded up to whole {COLUMN_STEP}, got {tile.shape[1]} "
             f"from {op.first_column} on",
         )
     if not _is_float(tile.element_type):
@@ -308,6 +329,8 @@ def verify_columns(op: Any, spec: CacheSpec, tile: ir.RankedTensorType, converte
     if types.type_name(op.descriptor.type) != "tma":
         return verify.fail(op, f"descriptor must be of type !kv.tma, got {op.descriptor.type}")
     stored = spec.data_dtype.mlir == str(tile.element_type) and not spec.quantized
+    if op.lists is not None or not row.plain:
+        return verify.fail(op, "takes a descriptor of tokens in their order, as they are stored, got lists or a format")
     converts = converted and spec.data_dtype.bits == 8 and str(tile.element_type) in ("bf16", "f16")
     if not (stored or converts):
         return verify.fail(
@@ -468,13 +491,14 @@ def tile_mask(scores: ir.Value, mask: ir.Value) -> ir.Value:
 def tile_load(
     cache: ir.Value, batch: Any, head: Any, first: Any, begin: Any, count: Any, *,
     rows: int, columns: int | None = None, first_column: int = 0, dtype: DType | None = None, tail: str = "zero",
-    descriptor: ir.Value | None = None,
+    descriptor: ir.Value | None = None, lists: ir.Value | None = None, rope: int = 0, inline_scales: int = 0,
 ) -> ir.Value:  # fmt: skip
     """Rows of a cache as a tile of ``dtype`` (default: the storage type, or f32 from a quantized cache)."""
     spec = types.spec_of(cache.type)
+    row = RowFormat(spec, rope, inline_scales)
     element = types.element_type(dtype or (f32 if spec.quantized else spec.data_dtype))
-    result = tile_type([rows, spec.data_size - first_column if columns is None else columns], element)
-    return TileLoadOp(
+    result = tile_type([rows, row.size - first_column if columns is None else columns], element)
+    op = TileLoadOp(
         cache,
         as_i32(batch),
         as_i32(head),
@@ -483,8 +507,12 @@ def tile_load(
         as_i32(count),
         i64_attr(first_column),
         ir.StringAttr.get(tail),
-        result, descriptor=descriptor,
-    ).operation.results[0]  # fmt: skip
+        result, descriptor=descriptor, lists=lists,
+    ).operation  # fmt: skip
+    for name, value in zip(ROW_FORMAT, (rope, inline_scales), strict=True):
+        if value:
+            op.attributes[name] = i64_attr(value)
+    return op.results[0]
 
 
 def tile_load_rows(

@@ -14,14 +14,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from kvarn import dsl as kv
-from kvarn.dialect.dtypes import DType, bf16, f32
-from kvarn.dialect.layout import RAGGED, CacheSpec, lowbit
+from kvarn.dialect.dtypes import DType
+from kvarn.dialect.latent_layout import RowFormat
+from kvarn.dialect.layout import CacheSpec
 from kvarn.dialect.ops.attention import is_function
 from kvarn.dsl import functions, masks
 
 from .common import at_most, narrowed
-
-SCALE_BYTES = 4  # of a scale that lies in a latent row
 
 
 @dataclass(frozen=True)
@@ -47,6 +46,8 @@ class Case:
         Whether lists say which pages a sequence and KV head sees (:mod:`chosen_pages`).
     blocks : tuple of int, optional
         Of a block mask (:mod:`key_tiles`) the query rows and keys of a tile.
+    listed : bool
+        Whether lists say which rows of the pool a query row sees.
     mask, span, softcap, score
         As in ``kv.attention``; no score function: empty.
     sinks, lse, alibi : bool
@@ -70,6 +71,7 @@ class Case:
     padded: bool = False
     pages: bool = False
     blocks: tuple[int, int] | None = None
+    listed: bool = False
 
     @property
     def rank(self) -> int:
@@ -82,20 +84,24 @@ class Case:
         return self.heads // self.spec.num_heads
 
     @property
+    def row(self) -> RowFormat:
+        """What lies in a row of the cache."""
+        return RowFormat(self.spec, self.rope, self.inline)
+
+    @property
     def size(self) -> int:
         """Columns of a query."""
-        return self.content + self.rope
+        return self.row.size
 
     @property
     def content(self) -> int:
         """Columns of a query whose keys are elements of the cache."""
-        stored = self.spec.head_size - 2 * self.rope
-        return stored * self.inline // (self.inline + SCALE_BYTES) if self.inline else stored
+        return self.row.content
 
     @property
     def rope_start(self) -> int:
         """Byte of a latent row where bf16 keys start."""
-        return self.spec.head_size - 2 * self.rope
+        return self.row.rope_start
 
     @property
     def functions(self) -> bool:
@@ -164,8 +170,10 @@ def start_of(case, source, values, queries, b):
 
     A cache's lengths count the keys of earlier steps, and the step's follow them. Those of dense and ragged operands
     count all keys, of which the last are the queries' own; values that are fewer end them, as they end their buffer.
-    No length and no offset makes them more than there is room for.
+    No length and no offset makes them more than there is room for. Keys of lists are numbered as the lists have them.
     """
+    if case.listed:
+        return kv.i32(0), queries.keys(b)
     count = source.cache_length(b)
     if case.whole:
         count = kv.math.min(count, values.cache_length(b))
@@ -224,52 +232,3 @@ def column_vectors(size: int, widest: int) -> list[tuple[int, int]]:
         found.append((at, width))
         at += width
     return found
-
-
-def load_width(spec: CacheSpec, widest: int) -> int:
-    """The widest load that :func:`read` takes: one that whole granules make up, or that lies in one."""
-    g = spec.granularity
-    if not spec.quantized or g >= spec.head_size or (g == lowbit(g) and spec.kind != RAGGED):
-        return widest  # the scales of a ragged operand are read with its elements, never by themselves
-    return min(widest, lowbit(g))
-
-
-def read(spec: CacheSpec, cache: Any, b: Any, head: Any, token: Any, dim: Any, width: int, page: Any = None) -> Any:
-    """``width`` elements of a token as f32, dequantized: a vector, or a scalar for width 1.
-
-    Where granules are narrower than the load, the scales are loaded as a vector too and spread over the lanes.
-    """
-    g = spec.granularity
-    at = {"b": b, "h": head, "t": token, "d": dim, "page": page}  # caches and operands order them differently
-    if not spec.quantized or g >= spec.head_size or g % width == 0:
-        return kv.f32(cache.load(**at, width=width))
-    stored = kv.f32(cache.load_quantized(**at, width=width))
-    scales = kv.f32(cache.load_scale(**at, width=width // g))
-    if g == 1:
-        return stored * scales
-    return stored * kv.vector(f32, [scales[i // g] for i in range(width)])
-
-
-def read_row(case: Case, cache: Any, b: Any, head: Any, token: Any, dim: Any, width: int, page: Any = None) -> Any:
-    """As :func:`read`, with the scale that lies in the row, where there is one."""
-    found = read(case.spec, cache, b, head, token, dim, width, page)
-    if not case.inline:
-        return found
-    return found * inline_scale(case, cache, b, head, token, dim, page)
-
-
-def inline_scale(case: Case, cache: Any, b: Any, head: Any, token: Any, dim: Any, page: Any) -> Any:
-    """The f32 of a latent row that its element ``dim`` is to be multiplied by."""
-    at = case.content + dim // case.inline * SCALE_BYTES
-    pointer = cache.block_paged_ptr(b, token, head, at, page=page)
-    return pointer.load(f32, alignment=min(SCALE_BYTES, lowbit(case.content), lowbit(case.spec.head_size)))
-
-
-def read_rope(case: Case, cache: Any, b: Any, head: Any, token: Any, column: int, width: int, page: Any) -> Any:
-    """Keys of the query's columns from ``column`` on, stored as bf16 in the bytes after the content, as f32."""
-    byte = case.rope_start + 2 * (column - case.content)
-    at = cache.block_paged_ptr(b, token, head, byte, page=page)
-    found = kv.f32(
-        at.load(bf16, width, alignment=min(lowbit(2 * width), lowbit(case.rope_start), lowbit(case.spec.head_size), 16))
-    )
-    return found * kv.f32(cache.load_scale(b, head, token, 0, page=page)) if case.spec.quantized else found

@@ -13,6 +13,7 @@ from typing import Any
 from mlir import ir
 
 from kvarn import dsl as kv
+from kvarn.dialect.layout import cdiv
 
 from .attention_common import sequence_of_query, tile_count, tile_place
 from .base import Expansion
@@ -80,6 +81,33 @@ class RaggedQueries:
 
 
 @dataclass(frozen=True)
+class ListedQueries(RaggedQueries):
+    """Rows end to end, each of which counts as a sequence: its keys are the rows of the pool that its list names.
+
+    ``lists`` [T, K], of which the first ``counts`` [T] count; None: all of them.
+    """
+
+    lists: Any = None
+    counts: Any = None
+
+    @kv.func
+    def keys(self, b: Any) -> Any:
+        """Entries of a row's list."""
+        if self.counts is None:
+            return self.lists.shape[1]
+        return kv.math.clamp(self.counts[b], 0, self.lists.shape[1])
+
+    @kv.func
+    def tile(self, number: Any, group: int, size: int) -> tuple[Any, Any, Any, Any]:
+        """As :func:`tile_place`, with the row in the place of the sequence."""
+        tiles = cdiv(group, size)
+        row = self.base(0) + number // tiles
+        exists = row < self.base(self.sequences)
+        row = kv.math.min(row, self.rows - 1)
+        return row, row, number % tiles * size, kv.where(exists, kv.i32(group), 0)
+
+
+@dataclass(frozen=True)
 class PaddedQueries:
     """Rows padded to one width: those of sequence b are the first lengths[b] of its ``width``."""
 
@@ -141,8 +169,15 @@ def new_keys(queries: Queries, b: Any) -> Any:
     return queries.length(b) if offsets is None else offsets[b + 1] - offsets[b]
 
 
-def queries_of(padded: bool, extents: Any, rows: Any, kv_offsets: Any = None) -> Queries:
-    """The queries of a kernel: ``extents`` are row offsets or valid lengths, ``rows`` a buffer with their rows."""
+def queries_of(
+    padded: bool, extents: Any, rows: Any, kv_offsets: Any = None, lists: Any = None, counts: Any = None
+) -> Queries:
+    """The queries of a kernel: ``extents`` are row offsets or valid lengths, ``rows`` a buffer with their rows.
+
+    With ``lists``, and their ``counts``, each row sees what its list says.
+    """
+    if lists is not None:
+        return ListedQueries(extents, rows.shape[0], None, lists, counts)
     made = PaddedQueries if padded else RaggedQueries
     return made(extents, rows.shape[1] if padded else rows.shape[0], kv_offsets)
 
@@ -167,8 +202,15 @@ def heads_of(op: Any, at: Expansion) -> int:
 
 def batch_of(op: Any, at: Expansion) -> Any:
     """The sequences of an attention."""
+    if has_lists(op):
+        return at.dim(op.query, 0)
     count = at.dim(extents_of(op), 0)
     return count if is_padded(op) else count - 1
+
+
+def has_lists(op: Any) -> bool:
+    """Whether lists say which rows of the pool a query row of an attention sees."""
+    return getattr(op, "indices", None) is not None
 
 
 def row_count(query: ir.Value, at: Expansion) -> Any:
@@ -181,4 +223,6 @@ def tiles_of(op: Any, at: Expansion, group: int, size: int) -> Any:
     """Tiles that the kernels' ``tile`` numbers."""
     if is_padded(op):
         return batch_of(op, at) * ((at.dim(op.query, 1) * group + (size - 1)) // size)
+    if has_lists(op):
+        return batch_of(op, at) * cdiv(group, size)
     return tile_count(at.dim(op.query, 0), batch_of(op, at), group, size)

@@ -18,6 +18,7 @@ from kvarn import dsl as kv
 from kvarn.dialect.dtypes import f32, i32
 from kvarn.dialect.layout import align_up, cdiv, lowbit
 from kvarn.dsl.builder import emit_value, types
+from kvarn.lowering.row_reads import load_width, read_rope, read_row
 
 from ..host_math import exp2
 from .attention_common import (
@@ -26,10 +27,7 @@ from .attention_common import (
     caches_of,
     column_vectors,
     interval,
-    load_width,
     place_of,
-    read_rope,
-    read_row,
 )
 from .attention_queries import queries_of
 from .chosen_pages import chosen_pages
@@ -71,9 +69,9 @@ def host_kernel(case: Case) -> Any:
             sums: dict[int, Any] = {}
             for (d, w), x in zip(key_vectors + rope_vectors, q, strict=True):
                 if d < case.content:
-                    key = read_row(case, keys, b, head, token, d, w, page)
+                    key = read_row(case.row, keys, b, head, token, d, w, page)
                 else:
-                    key = read_rope(case, keys, b, head, token, d, w, page)
+                    key = read_rope(case.row, keys, b, head, token, d, w, page)
                 sums[w] = x * key if w not in sums else sums[w] + x * key
             score = None
             for w, total in sums.items():
@@ -99,7 +97,7 @@ def host_kernel(case: Case) -> Any:
         for n, (d, w) in enumerate(value_vectors):
             x = sums[n] * alpha
             for i, (token, page) in enumerate(places):
-                x = x + read_row(case, values, b, head, token, d, w, page) * weights[i]
+                x = x + read_row(case.row, values, b, head, token, d, w, page) * weights[i]
             sums[n] = x
 
     @kv.func
@@ -200,10 +198,10 @@ def simt_kernel(case: Case) -> Any:
         total = kv.f32(0.0)
         page = keys.page(b, token)
         for d in range(0 if unrolled else kv.i32(0), case.content, key_width):
-            key = read_row(case, keys, b, head, token, d, key_width, page)
+            key = read_row(case.row, keys, b, head, token, d, key_width, page)
             total = product(total, q.load(warp, d, width=key_width), key)
         for d, w in kv.static(rope_vectors):
-            key = read_rope(case, keys, b, head, token, d, w, page)
+            key = read_rope(case.row, keys, b, head, token, d, w, page)
             total = product(total, q.load(warp, d, width=w, alignment=4), key)
         return total
 
@@ -231,7 +229,7 @@ def simt_kernel(case: Case) -> Any:
                     page = values.page(b, base + i)
                     for n in kv.static(range(turns)):
                         d = kv.math.min(lane + 32 * n, columns - 1) * width
-                        sums[n] = sums[n] + read_row(case, values, b, head, base + i, d, width, page) * share
+                        sums[n] = sums[n] + read_row(case.row, values, b, head, base + i, d, width, page) * share
 
     @kv.kernel(max_threads=32 * WARPS)
     def attention_simt(

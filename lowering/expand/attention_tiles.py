@@ -59,6 +59,7 @@ def attention_kernel(
     dtype = f32 if clean and narrow else case.query  # of what is multiplied
     above = 0.0 if clean or not narrow else NARROW_WEIGHTS
     modifying, score_arrays = modifies(case), functions.registered(case.score).arrays if case.score else 0
+    of_row = {"rope": case.rope, "inline_scales": case.inline}
     mask_of(case)  # one that was not given in this process is refused before anything is traced
 
     @kv.func
@@ -74,6 +75,13 @@ def attention_kernel(
         out.store_rows(*place, value=case.out(o), mask=exists, stored=values, first_column=FIRST)
         if lse is not None:
             lse.scatter(*place, value=log_sum_exp(m, l), mask=exists)
+
+    @kv.func
+    def named(cache, lists, b, first, count):
+        """Which keys of a tile are rows of the pool."""
+        at = first + kv.tile_index(N)
+        entry = lists.gather(b, kv.math.min(at, count - 1), mask=at < count)
+        return (entry >= 0) & (entry // case.spec.page_size < cache.field("num_blocks"))
 
     @kv.func
     def masked_in_part(x, whole, at, num_keys, arrays):
@@ -92,9 +100,9 @@ def attention_kernel(
         tiles: kv.i32, key_map: kv.Optional[kv.TensorMap], value_map: kv.Optional[kv.TensorMap],
         partials: kv.Optional[kv.Buffer[f32, 2]], ends: kv.Optional[kv.Buffer[f32, 2]], splits: kv.Optional[kv.i32],
         queue: kv.Optional[kv.Buffer[kv.i8, 1]], array0=None, array1=None, array2=None, array3=None,
-        pages=None, page_counts=None, block_mask=None,
+        pages=None, page_counts=None, block_mask=None, lists=None, list_counts=None,
     ):  # fmt: skip
-        queries = queries_of(case.padded, extents, query, kv_offsets)
+        queries = queries_of(case.padded, extents, query, kv_offsets, lists, list_counts)
         number_of_tiles = tiles * case.spec.num_heads
         units = number_of_tiles if splits is None else number_of_tiles * splits
         last_unit, step = (units, kv.grid_dim.x) if looped else (kv.block_id.x + 1, 1)
@@ -140,7 +148,9 @@ def attention_kernel(
                     low, high = kv.i32(0), end_tile
                 first_tile, end_tile, several = split_of(least, low, high, splits, split)
             for j in range(first_tile, end_tile):
-                of_tile, first, first_at, until = {"rows": N, "dtype": dtype}, j * N, j * N, end
+                of_tile, first, first_at, until = {"rows": N, "dtype": dtype, **of_row}, j * N, j * N, end
+                if lists is not None:
+                    of_tile = {**of_tile, "lists": lists}
                 if chosen is not None:
                     per_page = case.spec.page_size // N
                     first_at = chosen.first_token_of(b, head, j // per_page)
@@ -161,6 +171,8 @@ def attention_kernel(
                 with kv.trace("mask"):
                     if blocks is None or clean:
                         seen = seen_by(case, *at, num_keys, arrays[score_arrays:])
+                        if lists is not None:
+                            seen = seen & named(k_rows, lists, b, first, num_keys)[None, :]
                         x = kv.masked(x, seen)
                     else:
                         x = masked_in_part(x, whole, at, num_keys, arrays[score_arrays:])

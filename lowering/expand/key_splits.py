@@ -94,9 +94,10 @@ def combine_kernel(
         sinks: kv.Optional[kv.Buffer[f32, 1]], lse: kv.Optional[kv.Buffer[f32, case.rank - 1]],
         prior: kv.Optional[kv.Buffer[f32, case.rank]], prior_lse: kv.Optional[kv.Buffer[f32, case.rank - 1]],
         partials: kv.Buffer[f32, 2], ends: kv.Buffer[f32, 2], splits: kv.i32, tiles: kv.i32, block_mask=None,
+        lists=None, list_counts=None,
     ):  # fmt: skip
         lane, warp = kv.lane_id(), kv.warp_id()
-        queries = queries_of(case.padded, extents, out, kv_offsets)
+        queries = queries_of(case.padded, extents, out, kv_offsets, lists, list_counts)
         item = kv.block_id.x * WARPS + warp
         tile, r = item // rows, item % rows
         number, head = tiles - 1 - tile // case.spec.num_heads, tile % case.spec.num_heads

@@ -13,6 +13,7 @@ from typing import Any
 from kvarn import dsl as kv
 from kvarn.dialect.layout import cdiv, page_and_slot
 from kvarn.dsl.values import Value
+from kvarn.lowering.row_reads import place_in_pool
 from kvarn.lowering.tile_ir import NO_PAGE
 
 from .latent_common import BOX_COLUMNS, KEYS, LatentConfig
@@ -82,11 +83,8 @@ class Rows:
     def place(self, at: Any) -> tuple[Any, Any, Any]:
         """(token or slot, page, whether it is there) of a key; of one that is not, the place of some other."""
         if self.c.listed:
-            encoded = self.indices[self.token0, kv.math.min(at, self.last - 1)]
-            size = self.c.case.spec.page_size
-            page = encoded // size
-            there = (encoded >= 0) & (page < self.cache.field("num_blocks")) & (at < self.last)
-            return kv.where(there, encoded % size, 0), kv.where(there, page, 0), there
+            slot, page, there = place_in_pool(self.cache, self.indices[self.token0, kv.math.min(at, self.last - 1)])
+            return slot, page, there & (at < self.last)
         token = kv.math.max(kv.math.min(at, self.last - 1), 0)
         return token, self.cache.page(self.b, token), (at >= self.first) & (at < self.last)
 

@@ -32,8 +32,8 @@ from kvarn.dialect.shared_layout import SharedLayout
 from kvarn.dsl.ptx import inline_asm
 from kvarn.dsl.values import Value
 from kvarn.dsl.wgmma import descriptor_at
+from kvarn.lowering.row_reads import inline_scale
 
-from .attention_common import inline_scale
 from .latent_common import BYTE_BOX, KEYS, LatentConfig, pack
 from .partial_results import LOG2E
 
@@ -441,7 +441,7 @@ def load_scales(c, rows, places):
         for granule in kv.static(range(max(c.granules, 1))):
             column = granule * c.granule if c.granules else 0
             if case.inline:
-                scale = inline_scale(case, kv.operand(rows.cache), rows.b, 0, token, column, page)
+                scale = inline_scale(case.row, kv.operand(rows.cache), rows.b, 0, token, column, page)
             else:
                 scale = kv.f32(rows.cache.load_scale(rows.b, 0, token, column, page=page))
             found = [*found, kv.where(there, scale, 0.0)]

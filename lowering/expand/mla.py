@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 """Expand ``kv.mla_attention``, ``kv.mla_prefill_chunk`` and ``kv.mla_decompress``.
 
-Latent rows are keys whose first ``value_size`` columns are the values. The row kernels of ``attention_rows`` take them
-as they are, those of ``mla_rows`` where a list says which. On a GPU with wgmma the kernels of ``latent_wide`` and
-``latent_few`` take the shapes that they know, on others that of ``attention_latent``. A prefill's chunk has the kernels
-of ``mla_rows`` only: there is none on the tensor cores.
+Latent rows are keys whose first ``value_size`` columns are the values. On a GPU with wgmma the kernels of
+``latent_wide`` and ``latent_few`` take the shapes that they know; other shapes and other GPUs have the kernel over
+tiles, with products by mma.sync. The row kernels of ``attention_rows`` take everything, those of ``mla_rows`` where
+a list says which rows. A prefill's chunk has the kernels of ``mla_rows`` only: there is none on the tensor cores.
 """
 
 from __future__ import annotations
@@ -16,15 +16,18 @@ from kvarn.dialect.dtypes import i32
 from kvarn.dialect.layout import CacheSpec, lowbit
 from kvarn.dialect.ops.attention import arrays_of, score_of
 from kvarn.dialect.ops.mla import inline_content, inline_scales_of
+from kvarn.lowering.tile_ir import MMA
 
-from . import attention_latent, expands, latent_schedule, mla_rows
+from . import expands, latent_schedule, mla_rows, tile_schedule
 from .attention import launch_rows
 from .attention_common import Case
 from .attention_queries import RaggedQueries
 from .base import Expansion
 from .common import row_alignment
+from .key_splits import MOST_SPLITS
 
 THREADS = 128
+BY_MMA = {"instruction": MMA}  # of the kernel over tiles
 
 
 def case_of(op: Any, at: Expansion) -> Case:
@@ -35,25 +38,26 @@ def case_of(op: Any, at: Expansion) -> Case:
         value_size=op.value_size.value, mask=op.mask.value, span=op.span.value,
         score=score_of(op), sinks=op.sinks is not None, lse=op.lse is not None,
         rope=columns - inline_content(spec, columns, inline) if inline else spec.head_size - columns, inline=inline,
+        listed=op.indices is not None,
     )  # fmt: skip
 
 
 def latent_problems(op: Any, at: Expansion) -> list[str]:
     """Why no kernel over tiles of latent rows takes an operation, one sentence each; empty when one does.
 
-    On a GPU with wgmma its kernels come first, and that of older ones takes what it does of the rest.
+    On a GPU with wgmma its kernels come first, and that over tiles by mma.sync takes what it does of the rest.
     """
-    return wgmma_problems(op, at) and problems_of(attention_latent, op, at)
+    return wgmma_problems(op, at) and tile_problems(op, at)
 
 
 def wgmma_problems(op: Any, at: Expansion) -> list[str]:
     """Why the kernels on wgmma do not take an operation, one sentence each; empty when they do."""
-    return problems_of(latent_schedule, op, at)
+    return latent_schedule.problems(case_of(op, at), at.target, row_alignment(op), op.indices is not None)
 
 
-def problems_of(kernels: Any, op: Any, at: Expansion) -> list[str]:
-    """Why the kernels of a module do not take an operation, one sentence each; empty when they do."""
-    return kernels.problems(case_of(op, at), at.target, row_alignment(op), op.indices is not None)
+def tile_problems(op: Any, at: Expansion) -> list[str]:
+    """Why the kernel over tiles does not take an operation by mma.sync, one sentence each; empty when it does."""
+    return tile_schedule.problems(case_of(op, at), at.target, row_alignment(op), BY_MMA)
 
 
 def kind_of(op: Any, at: Expansion) -> str:
@@ -79,19 +83,24 @@ def slower_than(op: Any, at: Expansion, kind: str) -> list[str]:
 @expands("kv.mla_attention")
 def expand_attention(op: Any, at: Expansion) -> None:
     case, kind = case_of(op, at), at.kind
+    args = [op.collection, op.layer, None, None, op.query, op.row_offsets, op.kv_offsets, op.scale, op.out]
+    args += [op.sinks, op.lse, None, op.prior, op.prior_lse]
+    if kind == "latent" and not wgmma_problems(op, at):
+        latent_schedule.launch(latent_schedule.config_of(case, at, op), at, op)
+        return
     if kind == "latent":
-        if wgmma_problems(op, at):
-            attention_latent.launch(case, at, op)
-        else:
-            latent_schedule.launch(latent_schedule.config_of(case, at, op), at, op)
+        given = {**at.schedule, **BY_MMA}
+        if "splits" in given:
+            given["splits"] = min(given["splits"], MOST_SPLITS)
+        config = tile_schedule.chosen(case, at.target, given, measured=False)
+        lists = [None, None, None, op.indices, op.topk_lengths]
+        tile_schedule.launch(config, at, op, args, (op.collection, op.collection, op.layer), lists)
         return
     if op.indices is not None:
         rest = [op.lse, op.indices, op.topk_lengths, None, None, None, None, op.sinks, op.prior, op.prior_lse]
         mla_rows.launch(mla_rows.Listed(case), at, op, *rest)
         return
-    args = [op.collection, op.layer, None, None, op.query, op.row_offsets, op.kv_offsets, op.scale, op.out]
-    args += [op.sinks, op.lse, None, op.prior, op.prior_lse, None, None, *arrays_of(op)]
-    launch_rows(kind, case, at, op.query, args)
+    launch_rows(kind, case, at, op.query, [*args, None, None, *arrays_of(op)])
 
 
 @expands("kv.mla_prefill_chunk")

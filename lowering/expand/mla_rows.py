@@ -15,8 +15,9 @@ from typing import Any
 from kvarn import dsl as kv
 from kvarn.dialect.dtypes import f32, i32
 from kvarn.dialect.layout import align_up, cdiv, lowbit
+from kvarn.lowering.row_reads import load_width, place_in_pool, read, read_rope, read_row
 
-from .attention_common import Case, load_width, read, read_rope, read_row
+from .attention_common import Case
 from .attention_queries import RaggedQueries
 from .attention_rows import LANES, WARPS, exp2, lane_sum, lane_width
 from .base import Expansion
@@ -103,27 +104,25 @@ class ListedKeys:
 
     def __init__(self, source: Listed, cache: Any, indices: Any, topk_lengths: Any, row: Any) -> None:
         self.case, self.cache, self.indices, self.row = source.case, cache, indices, row
-        self.blocks, self.count = cache.field("num_blocks"), indices.shape[1]
+        self.count = indices.shape[1]
         if topk_lengths is not None:
             self.count = kv.math.min(kv.math.max(topk_lengths[row], 0), self.count)
 
     def place(self, i: Any) -> tuple[tuple[Any, ...], Any]:
         """Where the i-th key is, and whether there is one: it is not read else."""
-        encoded = self.indices[self.row, kv.math.min(i, self.count - 1)]
-        size = self.case.spec.page_size
-        page = encoded // size
-        return (encoded % size, page), (encoded >= 0) & (page < self.blocks) & (i < self.count)
+        slot, page, there = place_in_pool(self.cache, self.indices[self.row, kv.math.min(i, self.count - 1)])
+        return (slot, page), there & (i < self.count)
 
     def key(self, place: tuple[Any, ...], part: Part, d: Any) -> Any:
         """Keys of a part's columns from ``d`` on, as f32."""
         slot, page = place
         if part.reader == "tail":
-            return read_rope(self.case, self.cache, 0, 0, slot, d + part.start, part.width, page)
-        return read_row(self.case, self.cache, 0, 0, slot, d, part.width, page)
+            return read_rope(self.case.row, self.cache, 0, 0, slot, d + part.start, part.width, page)
+        return read_row(self.case.row, self.cache, 0, 0, slot, d, part.width, page)
 
     def value(self, place: tuple[Any, ...], d: Any, width: int) -> Any:
         slot, page = place
-        return read_row(self.case, self.cache, 0, 0, slot, d, width, page)
+        return read_row(self.case.row, self.cache, 0, 0, slot, d, width, page)
 
 
 class ChunkKeys:
@@ -151,7 +150,7 @@ class ChunkKeys:
         if part.reader == "buffer":
             return self._load(self.keys, row, d, part.width)
         if part.reader == "tail":
-            return read_rope(self.case, self.cache, self.b, 0, token, d + self.case.content, part.width, page)
+            return read_rope(self.case.row, self.cache, self.b, 0, token, d + self.case.content, part.width, page)
         column = d + (self.case.spec.head_size - self.source.rope)
         return read(self.case.spec, self.cache, self.b, 0, token, column, part.width, page)
 

@@ -21,10 +21,10 @@ from kvarn import dsl as kv
 from kvarn.dialect.dtypes import DType, bf16, f16, f32, i32
 from kvarn.dialect.layout import CacheSpec, cdiv, lowbit
 from kvarn.dialect.ops.pages import MIN_MAX
+from kvarn.lowering.row_reads import load_width, read
 from kvarn.lowering.target import Target
 
 from . import expands, row_products
-from .attention_common import load_width, read
 from .attention_queries import RaggedQueries
 from .base import Expansion
 from .choice import ALWAYS, chooser, key_of

@@ -29,7 +29,7 @@ from kvarn.lowering.tile_windows import bytes_of, extents
 
 from . import tuned
 from .attention_common import Case
-from .attention_queries import batch_of, tiles_of
+from .attention_queries import batch_of, has_lists, tiles_of
 from .base import Expansion
 from .key_splits import LEAST_KEYS, WARPS, combine_kernel
 
@@ -51,6 +51,7 @@ MOST_CONVERTING = 2  # warpgroups that convert what lies in staging memory
 MOST_COLUMNS = 512  # of a head
 MOST_OF_VALUES = 256  # columns of values that the registers of a warpgroup have sums of
 NARROW = 64  # columns of heads whose tiles are small enough for three warpgroups and three stages
+LEAST_LATENT_KEYS = 128  # of one of several splits of latent rows, whose keys take a multiple of others' time
 LEAST_LISTED = 16  # keys of a tile, which divide a page of a list
 BOX_ROWS = 64  # most rows of a TMA box
 MOST_BY_SHAPE = 16  # splits that shapes ask for
@@ -96,7 +97,19 @@ class TileConfig:
     @property
     def consumers(self) -> int:
         """Warpgroups that multiply."""
-        return self.rows // WARPGROUP_ROWS
+        return self.rows // WARPGROUP_ROWS * self.beside_rows
+
+    @property
+    def beside_rows(self) -> int:
+        """Warpgroups that share rows, each with some of the columns: where one has no registers for sums of all."""
+        columns = align_up(self.case.value_size, COLUMN_STEP)
+        wide = columns > MOST_OF_VALUES and columns % (2 * COLUMN_STEP) == 0
+        return 2 if self.instruction == MMA and wide and self.case.query.bits == 16 else 1
+
+    @property
+    def across(self) -> int:
+        """Stacks of warps beside one another: 4 of two warps, which read the least, where the columns can be shared."""
+        return 1 if self.beside_rows == 1 else 2 if self.value_columns % (4 * COLUMN_STEP) else 4
 
     @property
     def most_producers(self) -> int:
@@ -118,7 +131,7 @@ class TileConfig:
     @property
     def least(self) -> int:
         """Tiles of keys that one of several splits has at least."""
-        return cdiv(LEAST_KEYS, self.keys)
+        return cdiv(LEAST_LATENT_KEYS if self.case.spec.is_mla else LEAST_KEYS, self.keys)
 
     @property
     def columns(self) -> int:
@@ -133,7 +146,7 @@ class TileConfig:
         that one kernel would have, which read twice as much from the L2.
         """
         size = self.case.value_size
-        each = align_up(cdiv(size, cdiv(size, MOST_OF_VALUES)), COLUMN_STEP)
+        each = align_up(cdiv(size, cdiv(size, MOST_OF_VALUES * self.beside_rows)), COLUMN_STEP)
         return [(first, min(each, size - first)) for first in range(0, size, each)]
 
     @property
@@ -148,7 +161,7 @@ class TileConfig:
         weights = self.keys * self.itemsize // 8
         if self.beside:
             weights *= 2
-        return self.keys // 2 + weights + self.value_columns // 2 + held
+        return (self.keys // 2 + weights + self.value_columns // 2) // self.beside_rows + held
 
     @property
     def beside(self) -> bool:
@@ -176,7 +189,9 @@ class TileConfig:
         query = SharedLayout(self.rows, self.columns, size, SWIZZLE, self.query_stages).bytes
         keys = SharedLayout(self.keys, self.columns, size, SWIZZLE, self.stages).bytes
         shape = (self.value_columns, self.keys) if self.narrow else (self.keys, self.value_columns)
-        values = SharedLayout(*shape, size, SWIZZLE, self.stages).bytes
+        values = 0 if len(self.loaded) == 1 else SharedLayout(*shape, size, SWIZZLE, self.stages).bytes
+        if self.beside_rows > 1:  # whose weights all warps read
+            query += SharedLayout(self.rows, self.keys, size, SWIZZLE).bytes
         if self.narrow:  # whose rows are too short for those of the output
             query += SharedLayout(self.rows, self.value_columns, self.case.out.itemsize, SWIZZLE).bytes
         return query + keys + values + self.staging_bytes + BARRIERS_BYTES
@@ -189,10 +204,9 @@ class TileConfig:
         if not self.staged:
             return 0
         copying, spec = WARPGROUP * (self.producers if self.producer else self.consumers), self.case.spec
-        both = (self.columns, self.value_columns)
         if staged_by_tma(self):
-            return sum(staged_boxes_bytes(spec, self.keys, n, self.slots) for n in both)
-        return sum(staging_bytes(spec, self.keys, n, copying, self.slots) for n in both)
+            return sum(staged_boxes_bytes(spec, self.keys, n, self.slots) for n in self.loaded)
+        return sum(staging_bytes(spec, self.keys, n, copying, self.slots) for n in self.loaded)
 
     @property
     def table_bytes(self) -> int:
@@ -209,8 +223,14 @@ class TileConfig:
     @property
     def staged(self) -> bool:
         """Whether these come to staging memory as they are stored."""
-        both = (self.columns, self.value_columns)
-        return self.converts and all(why_not_staged(self.case.spec, columns) is None for columns in both)
+        if not self.converts or self.case.listed or not self.case.row.plain:
+            return False
+        return all(why_not_staged(self.case.spec, columns) is None for columns in self.loaded)
+
+    @property
+    def loaded(self) -> tuple[int, ...]:
+        """Columns of the tiles that come from the cache: of keys, and of values where they are not columns of these."""
+        return (self.columns,) if self.case.spec.is_mla else (self.columns, self.value_columns)
 
     @property
     def box_rows(self) -> int:
@@ -250,9 +270,10 @@ def problems(case: Case, target: Target, row_alignment: int, schedule: Mapping[s
         )
     if spec.dtype is not case.query and spec.dtype.bits != 8:
         found.append(f"needs a cache of the query's type or of 8 bits, got {spec.dtype.name}")
-    if spec.is_mla or case.rope:
+    if spec.is_mla and (instruction != MMA or case.query is f32):
         found.append("needs a collection with values, got an MLA one")
-    if spec.head_size % 8 or not 8 <= spec.head_size <= MOST_COLUMNS:
+    sizes = case.content, case.size, case.value_size
+    if any(n % 8 for n in sizes) or not 8 <= min(sizes) <= case.value_size <= MOST_COLUMNS:
         found.append(f"needs a head size of a multiple of 8 up to {MOST_COLUMNS}, got {spec.head_size}")
     if case.pages and spec.page_size % LEAST_LISTED:
         found.append(f"takes lists of pages of a multiple of {LEAST_LISTED} tokens, got {spec.page_size}")
@@ -308,6 +329,9 @@ def why_not(config: TileConfig, target: Target) -> str | None:
             f"tiles must fit {target.shared_bytes} bytes of shared memory, got {config.shared_bytes} for rows = "
             f"{config.rows}, keys = {config.keys}, stages = {config.stages}"
         )
+    if config.keys % (COLUMN_STEP * config.beside_rows):
+        step = COLUMN_STEP * config.beside_rows
+        return f"keys must be a multiple of {step} for warps that share rows, got {config.keys}"
     if config.narrow and config.keys % 32:
         return f"products of 8-bit weights take keys by 32, got {config.keys}"
     most = MOST_REGISTERS[config.consumers] - (16 if config.consumers > 2 and config.converts else 0)
@@ -437,6 +461,7 @@ def _of_blocks(tile: tuple[int, int], given: Mapping[str, Any]) -> dict[str, int
 def _by_mma(case: Case, target: Target, given: Mapping[str, Any]) -> TileConfig | str:
     """The entries that are given, and for the others what products by mma.sync need; or why there are none."""
     small = max(case.size, case.value_size) <= MOST_HELD and case.query.bits == 16
+    small = small or TileConfig(case, **BY_MMA).beside_rows > 1
     most, problem = MOST_KEYS_BY_MMA if small else MOST_KEYS_BY_MMA // 2, None
     for stages in (2, 1):  # one where two of the widest heads do not fit
         for keys in [given["keys"]] if "keys" in given else range(most, 0, -16):
@@ -448,7 +473,7 @@ def _by_mma(case: Case, target: Target, given: Mapping[str, Any]) -> TileConfig 
     return problem
 
 
-def splits_for(tiles: Ix, batch: Ix, longest: Ix, multiprocessors: Ix) -> Ix:
+def splits_for(tiles: Ix, batch: Ix, longest: Ix, multiprocessors: Ix, least_keys: int = LEAST_KEYS) -> Ix:
     """Splits of the keys of each of so many tiles of rows, at most: 1 where the tiles fill the device.
 
     What a launch knows: the shapes, and ``longest``, the keys that no sequence has more of. A multiprocessor takes one
@@ -462,7 +487,8 @@ def splits_for(tiles: Ix, batch: Ix, longest: Ix, multiprocessors: Ix) -> Ix:
     of 512 beside 64 tokens over 100k keys: 1307 us, 496 us with up to 4 splits). Each costs a look even where nobody is
     as long, which is why there are no more than :data:`UNITS` a multiprocessor.
 
-    How long the keys of a tile are is known on the device alone, where one with few of them has fewer splits.
+    ``least_keys``: of a split, at least. How long the keys of a tile are is known on the device alone, where one with
+    few of them has fewer splits.
     """
     one = Ix(const(1))
 
@@ -472,12 +498,14 @@ def splits_for(tiles: Ix, batch: Ix, longest: Ix, multiprocessors: Ix) -> Ix:
     once, twice = multiprocessors // tiles, multiprocessors * 2 // tiles
     few = chosen((once * tiles * 8).below(multiprocessors * 7), chosen(twice.below(3), one, twice), once)
     many = chosen(batch.below(2), one, (multiprocessors * UNITS // tiles).least(longest // LONG_SPLIT))
-    found = few.greatest(many).least(longest // LEAST_KEYS).least(Ix(const(MOST_BY_SHAPE)))
+    found = few.greatest(many).least(longest // least_keys).least(Ix(const(MOST_BY_SHAPE)))
     return found.greatest(one)
 
 
 def longest_of(op: Any, at: Expansion) -> Ix:
     """Keys that no sequence has more of, as the collection or the operand says: kernels do not rely on it."""
+    if has_lists(op):
+        return at.dim(op.indices, 1)
     handle = op.keys if op.operation.name == "kv.operand_attention" else op.collection
     spec = at.spec(handle)
     if spec.of_cache:
@@ -490,7 +518,7 @@ def launch(
     lists: Sequence[ir.Value | None] = (),
 ) -> None:  # fmt: skip
     """Launch the kernel; ``source`` is (keys, values, layer), the collection twice where they are its, ``lists`` those
-    of pages, and the block mask.
+    of pages, and the block mask, and those of rows.
     """
     tiles, multiprocessors = tiles_of(op, at, config.case.group, config.rows), at.device("multiprocessors")
     splits = None
@@ -501,7 +529,8 @@ def launch(
         filled = filled.greatest(batch_of(op, at)).greatest(at.constant(1)) * config.case.spec.num_heads
         splits = at.constant(config.splits or 1)
         if not config.splits:
-            splits = splits_for(filled, batch_of(op, at), longest_of(op, at), multiprocessors)
+            shapes = filled, batch_of(op, at), longest_of(op, at), multiprocessors
+            splits = splits_for(*shapes, config.least * config.keys)
     maps = descriptors(config, at, *source)
     for section in config.sections:
         _launch_section(config, section, at, op, args, (tiles, multiprocessors, splits), maps, lists)
@@ -517,6 +546,8 @@ def _launch_section(
     case, (tiles, multiprocessors, splits) = config.case, counts
     spare = at.target.shared_bytes // config.blocks(at.target) - config.shared_bytes
     schedule = {"consumers": config.consumers, "spare": max(spare, 0), **config.entries()}
+    if config.across > 1:
+        schedule["across"] = config.across
     options = {"min_blocks": config.blocks(at.target)}
     kernel = attention_kernel(
         case, config.rows, config.keys, config.threads, options, least=config.least, bounded=config.instruction == MMA,
@@ -546,7 +577,7 @@ def _launch_section(
     if several is None:
         return
     before = [collection, layer, keys, values, extents, kv_offsets, out, sinks, lse, *prior]
-    combined = [*before, *parts, tiles, lists[-1]]
+    combined = [*before, *parts, tiles, *lists[2:]]
     grid = several * units * (config.rows // WARPS)
     early = at.target.has("pdl")
     kernel = combine_kernel(case, config.rows, config.keys, config.least, early, section)

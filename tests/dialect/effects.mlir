@@ -165,7 +165,7 @@ func.func @dead_tiles(%c: !cache, %i: i32, %q: tensor<64x128xbf16>, %rows: memre
   %positions = "kv.tile_index"() : () -> tensor<64xi32>
   %limit = tensor.splat %i : tensor<64xi32>
   %exists = arith.cmpi slt, %positions, %limit : tensor<64xi32>
-  %k = "kv.tile_load"(%c, %i, %i, %i, %i, %i) {first_column = 0 : i64, tail = "zero"} : (!cache, i32, i32, i32, i32, i32) -> tensor<64x128xbf16>
+  %k = "kv.tile_load"(%c, %i, %i, %i, %i, %i) {first_column = 0 : i64, operandSegmentSizes = array<i32: 1, 1, 1, 1, 1, 1, 0, 0>, tail = "zero"} : (!cache, i32, i32, i32, i32, i32) -> tensor<64x128xbf16>
   %x = "kv.dot"(%q, %k) {transpose_b = true} : (tensor<64x128xbf16>, tensor<64x128xbf16>) -> tensor<64x64xf32>
   %seen = "kv.tile_broadcast"(%exists) {dimension = 1 : i64} : (tensor<64xi1>) -> tensor<64x64xi1>
   %y = "kv.tile_mask"(%x, %seen) : (tensor<64x64xf32>, tensor<64x64xi1>) -> tensor<64x64xf32>
@@ -187,10 +187,10 @@ func.func @dead_tiles(%c: !cache, %i: i32, %q: tensor<64x128xbf16>, %rows: memre
 // CSE-NEXT:      %[[B:.+]] = "kv.tile_load"
 // CSE-NEXT:      return %[[A]], %[[B]], %[[B]]
 func.func @equal_tiles(%c: !cache, %i: i32, %x: bf16) -> (tensor<64x128xbf16>, tensor<64x128xbf16>, tensor<64x128xbf16>) {
-  %0 = "kv.tile_load"(%c, %i, %i, %i, %i, %i) {first_column = 0 : i64, tail = "zero"} : (!cache, i32, i32, i32, i32, i32) -> tensor<64x128xbf16>
+  %0 = "kv.tile_load"(%c, %i, %i, %i, %i, %i) {first_column = 0 : i64, operandSegmentSizes = array<i32: 1, 1, 1, 1, 1, 1, 0, 0>, tail = "zero"} : (!cache, i32, i32, i32, i32, i32) -> tensor<64x128xbf16>
   "kv.store"(%c, %i, %i, %i, %i, %x) {oob = "drop"} : (!cache, i32, i32, i32, i32, bf16) -> ()
-  %1 = "kv.tile_load"(%c, %i, %i, %i, %i, %i) {first_column = 0 : i64, tail = "zero"} : (!cache, i32, i32, i32, i32, i32) -> tensor<64x128xbf16>
-  %2 = "kv.tile_load"(%c, %i, %i, %i, %i, %i) {first_column = 0 : i64, tail = "zero"} : (!cache, i32, i32, i32, i32, i32) -> tensor<64x128xbf16>
+  %1 = "kv.tile_load"(%c, %i, %i, %i, %i, %i) {first_column = 0 : i64, operandSegmentSizes = array<i32: 1, 1, 1, 1, 1, 1, 0, 0>, tail = "zero"} : (!cache, i32, i32, i32, i32, i32) -> tensor<64x128xbf16>
+  %2 = "kv.tile_load"(%c, %i, %i, %i, %i, %i) {first_column = 0 : i64, operandSegmentSizes = array<i32: 1, 1, 1, 1, 1, 1, 0, 0>, tail = "zero"} : (!cache, i32, i32, i32, i32, i32) -> tensor<64x128xbf16>
   return %0, %1, %2 : tensor<64x128xbf16>, tensor<64x128xbf16>, tensor<64x128xbf16>
 }
 

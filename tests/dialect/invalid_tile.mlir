@@ -330,7 +330,7 @@ func.func @rule(%x: tensor<64x64xbf16>) {
 // Rule: rows of a cache or operand are loaded, not of a collection.
 func.func @rule(%c: !pool, %i: i32) {
   // expected-error @below {{'kv.tile_load' op operand must be of type !kv.cache or !kv.operand, got !kv.collection<"paged", bf16, 8 : i64, 128 : i64, false, 16 : i64, none, 1 : i64>}}
-  %0 = "kv.tile_load"(%c, %i, %i, %i, %i, %i) {first_column = 0 : i64, tail = "zero"} : (!pool, i32, i32, i32, i32, i32) -> tensor<64x128xbf16>
+  %0 = "kv.tile_load"(%c, %i, %i, %i, %i, %i) {first_column = 0 : i64, operandSegmentSizes = array<i32: 1, 1, 1, 1, 1, 1, 0, 0>, tail = "zero"} : (!pool, i32, i32, i32, i32, i32) -> tensor<64x128xbf16>
   return
 }
 
@@ -340,7 +340,7 @@ func.func @rule(%c: !pool, %i: i32) {
 // Rule: a loaded tile is a matrix.
 func.func @rule(%c: !cache, %i: i32) {
   // expected-error @below {{'kv.tile_load' op the result must be a tile of rank 2, got tensor<128xbf16>}}
-  %0 = "kv.tile_load"(%c, %i, %i, %i, %i, %i) {first_column = 0 : i64, tail = "zero"} : (!cache, i32, i32, i32, i32, i32) -> tensor<128xbf16>
+  %0 = "kv.tile_load"(%c, %i, %i, %i, %i, %i) {first_column = 0 : i64, operandSegmentSizes = array<i32: 1, 1, 1, 1, 1, 1, 0, 0>, tail = "zero"} : (!cache, i32, i32, i32, i32, i32) -> tensor<128xbf16>
   return
 }
 
@@ -350,7 +350,7 @@ func.func @rule(%c: !cache, %i: i32) {
 // Rule: columns lie in the head.
 func.func @rule(%c: !cache, %i: i32) {
   // expected-error @below {{'kv.tile_load' op columns must lie in the head's 128, rounded up to whole 16, got 128 from 64 : i64 on}}
-  %0 = "kv.tile_load"(%c, %i, %i, %i, %i, %i) {first_column = 64 : i64, tail = "zero"} : (!cache, i32, i32, i32, i32, i32) -> tensor<64x128xbf16>
+  %0 = "kv.tile_load"(%c, %i, %i, %i, %i, %i) {first_column = 64 : i64, operandSegmentSizes = array<i32: 1, 1, 1, 1, 1, 1, 0, 0>, tail = "zero"} : (!cache, i32, i32, i32, i32, i32) -> tensor<64x128xbf16>
   return
 }
 
@@ -360,7 +360,7 @@ func.func @rule(%c: !cache, %i: i32) {
 // Rule: no column is negative.
 func.func @rule(%c: !cache, %i: i32) {
   // expected-error @below {{'kv.tile_load' op columns must lie in the head's 128, rounded up to whole 16, got 128 from -64 : i64 on}}
-  %0 = "kv.tile_load"(%c, %i, %i, %i, %i, %i) {first_column = -64 : i64, tail = "zero"} : (!cache, i32, i32, i32, i32, i32) -> tensor<64x128xbf16>
+  %0 = "kv.tile_load"(%c, %i, %i, %i, %i, %i) {first_column = -64 : i64, operandSegmentSizes = array<i32: 1, 1, 1, 1, 1, 1, 0, 0>, tail = "zero"} : (!cache, i32, i32, i32, i32, i32) -> tensor<64x128xbf16>
   return
 }
 
@@ -370,7 +370,7 @@ func.func @rule(%c: !cache, %i: i32) {
 // Rule: elements are dequantized to floats.
 func.func @rule(%c: !cache, %i: i32) {
   // expected-error @below {{'kv.tile_load' op the tile must have a float element type, got i8}}
-  %0 = "kv.tile_load"(%c, %i, %i, %i, %i, %i) {first_column = 0 : i64, tail = "zero"} : (!cache, i32, i32, i32, i32, i32) -> tensor<64x128xi8>
+  %0 = "kv.tile_load"(%c, %i, %i, %i, %i, %i) {first_column = 0 : i64, operandSegmentSizes = array<i32: 1, 1, 1, 1, 1, 1, 0, 0>, tail = "zero"} : (!cache, i32, i32, i32, i32, i32) -> tensor<64x128xi8>
   return
 }
 
@@ -380,7 +380,37 @@ func.func @rule(%c: !cache, %i: i32) {
 // Rule: rows past the last are zeros, or nobody cares.
 func.func @rule(%c: !cache, %i: i32) {
   // expected-error @below {{'kv.tile_load' op tail must be one of zero, any, got "keep"}}
-  %0 = "kv.tile_load"(%c, %i, %i, %i, %i, %i) {first_column = 0 : i64, tail = "keep"} : (!cache, i32, i32, i32, i32, i32) -> tensor<64x128xbf16>
+  %0 = "kv.tile_load"(%c, %i, %i, %i, %i, %i) {first_column = 0 : i64, operandSegmentSizes = array<i32: 1, 1, 1, 1, 1, 1, 0, 0>, tail = "keep"} : (!cache, i32, i32, i32, i32, i32) -> tensor<64x128xbf16>
+  return
+}
+
+// -----
+
+!cache = !kv.cache<"continuous", bf16, 8 : i64, 128 : i64, false, 0 : i64, none, 1 : i64>
+// Rule: lists name rows of pages.
+func.func @rule(%c: !cache, %i: i32, %lists: memref<?x?xi32>) {
+  // expected-error @below {{'kv.tile_load' op lists say where tokens of a paged cache are, got}}
+  %0 = "kv.tile_load"(%c, %i, %i, %i, %i, %i, %lists) {first_column = 0 : i64, operandSegmentSizes = array<i32: 1, 1, 1, 1, 1, 1, 0, 1>, tail = "zero"} : (!cache, i32, i32, i32, i32, i32, memref<?x?xi32>) -> tensor<64x128xbf16>
+  return
+}
+
+// -----
+
+!cache = !kv.cache<"paged", bf16, 8 : i64, 128 : i64, false, 16 : i64, none, 1 : i64>
+// Rule: lists are of i32.
+func.func @rule(%c: !cache, %i: i32, %lists: memref<?x?xi64>) {
+  // expected-error @below {{'kv.tile_load' op lists must have element type i32, got i64}}
+  %0 = "kv.tile_load"(%c, %i, %i, %i, %i, %i, %lists) {first_column = 0 : i64, operandSegmentSizes = array<i32: 1, 1, 1, 1, 1, 1, 0, 1>, tail = "zero"} : (!cache, i32, i32, i32, i32, i32, memref<?x?xi64>) -> tensor<64x128xbf16>
+  return
+}
+
+// -----
+
+!cache = !kv.cache<"paged", bf16, 8 : i64, 128 : i64, false, 16 : i64, none, 1 : i64>
+// Rule: keys of bf16 lie behind elements of 8 bits.
+func.func @rule(%c: !cache, %i: i32) {
+  // expected-error @below {{'kv.tile_load' op rope and inline_scales are of 8-bit rows with room for them, got}}
+  %0 = "kv.tile_load"(%c, %i, %i, %i, %i, %i) {first_column = 0 : i64, operandSegmentSizes = array<i32: 1, 1, 1, 1, 1, 1, 0, 0>, rope = 16 : i64, tail = "zero"} : (!cache, i32, i32, i32, i32, i32) -> tensor<64x112xbf16>
   return
 }
 
@@ -390,7 +420,7 @@ func.func @rule(%c: !cache, %i: i32) {
 // Rule: a descriptor is one.
 func.func @rule(%c: !cache, %i: i32) {
   // expected-error @below {{'kv.tile_load' op descriptor must be of type !kv.tma, got i32}}
-  %0 = "kv.tile_load"(%c, %i, %i, %i, %i, %i, %i) {first_column = 0 : i64, tail = "zero"} : (!cache, i32, i32, i32, i32, i32, i32) -> tensor<64x128xbf16>
+  %0 = "kv.tile_load"(%c, %i, %i, %i, %i, %i, %i) {first_column = 0 : i64, operandSegmentSizes = array<i32: 1, 1, 1, 1, 1, 1, 1, 0>, tail = "zero"} : (!cache, i32, i32, i32, i32, i32, i32) -> tensor<64x128xbf16>
   return
 }
 
@@ -401,7 +431,7 @@ func.func @rule(%c: !cache, %i: i32) {
 // Rule: boxes make a tile up.
 func.func @rule(%c: !cache, %i: i32, %d: !map) {
   // expected-error @below {{'kv.tile_load' op the tile must be whole boxes of a tiled descriptor, got 72 rows and !kv.tma<"tiled", bf16, array<i64: 1, 16, 1, 64>, array<i64: 16, 1, 128>, 128 : i64>}}
-  %0 = "kv.tile_load"(%c, %i, %i, %i, %i, %i, %d) {first_column = 0 : i64, tail = "zero"} : (!cache, i32, i32, i32, i32, i32, !map) -> tensor<72x128xbf16>
+  %0 = "kv.tile_load"(%c, %i, %i, %i, %i, %i, %d) {first_column = 0 : i64, operandSegmentSizes = array<i32: 1, 1, 1, 1, 1, 1, 1, 0>, tail = "zero"} : (!cache, i32, i32, i32, i32, i32, !map) -> tensor<72x128xbf16>
   return
 }
 
@@ -412,7 +442,7 @@ func.func @rule(%c: !cache, %i: i32, %d: !map) {
 // Rule: boxes are those of a tiled descriptor.
 func.func @rule(%c: !cache, %i: i32, %d: !ragged) {
   // expected-error @below {{'kv.tile_load' op the tile must be whole boxes of a tiled descriptor, got 64 rows and !kv.tma<"ragged", bf16, array<i64: 1, 1, 16, 64>, array<i64: 16, 128>, 128 : i64>}}
-  %0 = "kv.tile_load"(%c, %i, %i, %i, %i, %i, %d) {first_column = 0 : i64, tail = "zero"} : (!cache, i32, i32, i32, i32, i32, !ragged) -> tensor<64x128xbf16>
+  %0 = "kv.tile_load"(%c, %i, %i, %i, %i, %i, %d) {first_column = 0 : i64, operandSegmentSizes = array<i32: 1, 1, 1, 1, 1, 1, 1, 0>, tail = "zero"} : (!cache, i32, i32, i32, i32, i32, !ragged) -> tensor<64x128xbf16>
   return
 }
 
@@ -423,7 +453,7 @@ func.func @rule(%c: !cache, %i: i32, %d: !ragged) {
 // Rule: a descriptor does not convert.
 func.func @rule(%c: !cache, %i: i32, %d: !map) {
   // expected-error @below {{'kv.tile_load' op a descriptor copies elements as they are stored, bf16 without scales, got tensor<64x128xf16>}}
-  %0 = "kv.tile_load"(%c, %i, %i, %i, %i, %i, %d) {first_column = 0 : i64, tail = "zero"} : (!cache, i32, i32, i32, i32, i32, !map) -> tensor<64x128xf16>
+  %0 = "kv.tile_load"(%c, %i, %i, %i, %i, %i, %d) {first_column = 0 : i64, operandSegmentSizes = array<i32: 1, 1, 1, 1, 1, 1, 1, 0>, tail = "zero"} : (!cache, i32, i32, i32, i32, i32, !map) -> tensor<64x128xf16>
   return
 }
 
@@ -434,7 +464,7 @@ func.func @rule(%c: !cache, %i: i32, %d: !map) {
 // Rule: a descriptor does not dequantize to f32.
 func.func @rule(%c: !fp8, %i: i32, %d: !map) {
   // expected-error @below {{'kv.tile_load' op a descriptor copies elements as they are stored, f8E4M3FN without scales, got tensor<64x128xf32>}}
-  %0 = "kv.tile_load"(%c, %i, %i, %i, %i, %i, %d) {first_column = 0 : i64, tail = "zero"} : (!fp8, i32, i32, i32, i32, i32, !map) -> tensor<64x128xf32>
+  %0 = "kv.tile_load"(%c, %i, %i, %i, %i, %i, %d) {first_column = 0 : i64, operandSegmentSizes = array<i32: 1, 1, 1, 1, 1, 1, 1, 0>, tail = "zero"} : (!fp8, i32, i32, i32, i32, i32, !map) -> tensor<64x128xf32>
   return
 }
 
@@ -554,6 +584,6 @@ func.func @rule(%b: memref<?x72xbf16>, %m: tensor<64xi1>, %i: tensor<64xi32>) {
 func.func @rule(%c: !fp8, %i: i32, %d: !map) {
   %b = "kv.make_stages"() {buffer_name = "keys", copy = "staged", stages = 2 : i64, tile = tensor<64x128xbf16, "shared">} : () -> !kv.stages
   // expected-error @below {{'kv.copy_start' op needs a descriptor and pages, or neither, for a buffer that is filled by staged}}
-  "kv.copy_start"(%b, %i, %c, %i, %i, %i, %i, %d) {first_column = 0 : i64, operandSegmentSizes = array<i32: 1, 1, 1, 1, 1, 1, 1, 1, 0, 0>} : (!kv.stages, i32, !fp8, i32, i32, i32, i32, !map) -> ()
+  "kv.copy_start"(%b, %i, %c, %i, %i, %i, %i, %d) {first_column = 0 : i64, operandSegmentSizes = array<i32: 1, 1, 1, 1, 1, 1, 1, 1, 0, 0, 0>} : (!kv.stages, i32, !fp8, i32, i32, i32, i32, !map) -> ()
   return
 }

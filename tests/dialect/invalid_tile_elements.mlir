@@ -4,7 +4,7 @@
 
 func.func @stored(%k: !f8, %i: i32) {
   // expected-error @below {{'kv.tile_load' op dequantizes, so the tile must not have the storage type f8E4M3FN}}
-  %t = "kv.tile_load"(%k, %i, %i, %i, %i, %i) {first_column = 0 : i64, tail = "zero"} : (!f8, i32, i32, i32, i32, i32) -> tensor<16x64xf8E4M3FN>
+  %t = "kv.tile_load"(%k, %i, %i, %i, %i, %i) {first_column = 0 : i64, operandSegmentSizes = array<i32: 1, 1, 1, 1, 1, 1, 0, 0>, tail = "zero"} : (!f8, i32, i32, i32, i32, i32) -> tensor<16x64xf8E4M3FN>
   return
 }
 
@@ -14,7 +14,7 @@ func.func @stored(%k: !f8, %i: i32) {
 
 func.func @integers(%k: !bf16, %i: i32) {
   // expected-error @below {{'kv.tile_load' op the tile must have a float element type, got i32}}
-  %t = "kv.tile_load"(%k, %i, %i, %i, %i, %i) {first_column = 0 : i64, tail = "zero"} : (!bf16, i32, i32, i32, i32, i32) -> tensor<16x64xi32>
+  %t = "kv.tile_load"(%k, %i, %i, %i, %i, %i) {first_column = 0 : i64, operandSegmentSizes = array<i32: 1, 1, 1, 1, 1, 1, 0, 0>, tail = "zero"} : (!bf16, i32, i32, i32, i32, i32) -> tensor<16x64xi32>
   return
 }
 

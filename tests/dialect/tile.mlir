@@ -56,15 +56,25 @@ func.func @products(%q: tensor<64x128xbf16>, %k: tensor<96x128xbf16>, %p: tensor
 
 // Caches and operands, stored elements and dequantized ones, parts of a head, with a descriptor and without.
 // CHECK-LABEL: func.func @loads
-// CHECK:         "kv.tile_load"({{.*}}) {first_column = 0 : i64, tail = "zero"} : (!kv.cache<"paged", bf16, {{.*}}, i32, i32, i32, i32, i32) -> tensor<64x128xbf16>
-// CHECK:         "kv.tile_load"({{.*}}) {first_column = 64 : i64, tail = "any"} : ({{.*}}, i32, i32, i32, i32, i32, !kv.tma<{{.*}}) -> tensor<64x64xbf16>
+// CHECK:         "kv.tile_load"({{.*}}) {first_column = 0 : i64, {{.*}}tail = "zero"} : (!kv.cache<"paged", bf16, {{.*}}, i32, i32, i32, i32, i32) -> tensor<64x128xbf16>
+// CHECK:         "kv.tile_load"({{.*}}) {first_column = 64 : i64, {{.*}}tail = "any"} : ({{.*}}, i32, i32, i32, i32, i32, !kv.tma<{{.*}}) -> tensor<64x64xbf16>
 // CHECK:         "kv.tile_load"({{.*}}) {{.*}} : (!kv.cache<"paged", f8E4M3FN, {{.*}} -> tensor<64x128xbf16>
 // CHECK:         "kv.tile_load"({{.*}}) {{.*}} : (!kv.operand<"dense", {{.*}} -> tensor<64x128xbf16>
 func.func @loads(%c: !cache, %f: !fp8, %d: !dense, %m: !map, %i: i32) {
-  %0 = "kv.tile_load"(%c, %i, %i, %i, %i, %i) {first_column = 0 : i64, tail = "zero"} : (!cache, i32, i32, i32, i32, i32) -> tensor<64x128xbf16>
-  %1 = "kv.tile_load"(%c, %i, %i, %i, %i, %i, %m) {first_column = 64 : i64, tail = "any"} : (!cache, i32, i32, i32, i32, i32, !map) -> tensor<64x64xbf16>
-  %2 = "kv.tile_load"(%f, %i, %i, %i, %i, %i) {first_column = 0 : i64, tail = "zero"} : (!fp8, i32, i32, i32, i32, i32) -> tensor<64x128xbf16>
-  %3 = "kv.tile_load"(%d, %i, %i, %i, %i, %i) {first_column = 0 : i64, tail = "zero"} : (!dense, i32, i32, i32, i32, i32) -> tensor<64x128xbf16>
+  %0 = "kv.tile_load"(%c, %i, %i, %i, %i, %i) {first_column = 0 : i64, operandSegmentSizes = array<i32: 1, 1, 1, 1, 1, 1, 0, 0>, tail = "zero"} : (!cache, i32, i32, i32, i32, i32) -> tensor<64x128xbf16>
+  %1 = "kv.tile_load"(%c, %i, %i, %i, %i, %i, %m) {first_column = 64 : i64, operandSegmentSizes = array<i32: 1, 1, 1, 1, 1, 1, 1, 0>, tail = "any"} : (!cache, i32, i32, i32, i32, i32, !map) -> tensor<64x64xbf16>
+  %2 = "kv.tile_load"(%f, %i, %i, %i, %i, %i) {first_column = 0 : i64, operandSegmentSizes = array<i32: 1, 1, 1, 1, 1, 1, 0, 0>, tail = "zero"} : (!fp8, i32, i32, i32, i32, i32) -> tensor<64x128xbf16>
+  %3 = "kv.tile_load"(%d, %i, %i, %i, %i, %i) {first_column = 0 : i64, operandSegmentSizes = array<i32: 1, 1, 1, 1, 1, 1, 0, 0>, tail = "zero"} : (!dense, i32, i32, i32, i32, i32) -> tensor<64x128xbf16>
+  return
+}
+
+// Rows of the pool that lists name, and rows in which scales and bf16 keys lie.
+// CHECK-LABEL: func.func @rows
+// CHECK:         "kv.tile_load"({{.*}}) {first_column = 0 : i64, operandSegmentSizes = array<i32: 1, 1, 1, 1, 1, 1, 0, 1>, tail = "zero"} : ({{.*}}, memref<?x?xi32>) -> tensor<64x128xbf16>
+// CHECK:         "kv.tile_load"({{.*}}) {first_column = 0 : i64, inline_scales = 32 : i64, {{.*}}, rope = 16 : i64, tail = "any"} : {{.*}} -> tensor<64x80xbf16>
+func.func @rows(%c: !cache, %f: !kv.cache<"paged", f8E4M3FN, 1 : i64, 104 : i64, true, 16 : i64, none, 1 : i64>, %i: i32, %lists: memref<?x?xi32>) {
+  %0 = "kv.tile_load"(%c, %i, %i, %i, %i, %i, %lists) {first_column = 0 : i64, operandSegmentSizes = array<i32: 1, 1, 1, 1, 1, 1, 0, 1>, tail = "zero"} : (!cache, i32, i32, i32, i32, i32, memref<?x?xi32>) -> tensor<64x128xbf16>
+  %1 = "kv.tile_load"(%f, %i, %i, %i, %i, %i) {first_column = 0 : i64, inline_scales = 32 : i64, operandSegmentSizes = array<i32: 1, 1, 1, 1, 1, 1, 0, 0>, rope = 16 : i64, tail = "any"} : (!kv.cache<"paged", f8E4M3FN, 1 : i64, 104 : i64, true, 16 : i64, none, 1 : i64>, i32, i32, i32, i32, i32) -> tensor<64x80xbf16>
   return
 }
 

@@ -23,7 +23,7 @@ gpu.module @kernels {
     %at = "kv.tile_index"() : () -> tensor<64xi32>
     %true = arith.constant dense<true> : tensor<64xi1>
     %q = "kv.tile_load_rows"(%query, %true, %at) : (memref<?x128xbf16>, tensor<64xi1>, tensor<64xi32>) -> tensor<64x128xbf16>
-    %k = "kv.tile_load"(%c, %i, %i, %i, %i, %i) {first_column = 0 : i64, tail = "any"} : (!cache, i32, i32, i32, i32, i32) -> tensor<64x128xbf16>
+    %k = "kv.tile_load"(%c, %i, %i, %i, %i, %i) {first_column = 0 : i64, operandSegmentSizes = array<i32: 1, 1, 1, 1, 1, 1, 0, 0>, tail = "any"} : (!cache, i32, i32, i32, i32, i32) -> tensor<64x128xbf16>
     %s = "kv.dot"(%q, %k) {transpose_b = true} : (tensor<64x128xbf16>, tensor<64x128xbf16>) -> tensor<64x64xf32>
     %ks = "kv.tile_broadcast"(%at) {dimension = 1 : i64} : (tensor<64xi32>) -> tensor<64x64xi32>
     %qs = "kv.tile_broadcast"(%at) {dimension = 0 : i64} : (tensor<64xi32>) -> tensor<64x64xi32>
@@ -34,6 +34,36 @@ gpu.module @kernels {
     %y = arith.subf %x, %ms : tensor<64x64xf32>
     %p = arith.truncf %y : tensor<64x64xf32> to tensor<64x64xbf16>
     %o = "kv.dot"(%p, %k) {transpose_b = false} : (tensor<64x64xbf16>, tensor<64x128xbf16>) -> tensor<64x128xf32>
+    "kv.tile_store_rows"(%o, %out, %true, %at) : (tensor<64x128xf32>, memref<?x128xf32>, tensor<64xi1>, tensor<64xi32>) -> ()
+    gpu.return
+  }
+
+  // Where so many stacks of warps stand beside one another: scores and sums are spread over the columns too, and A lies in
+  // shared memory, where it is loaded and where it is computed.
+  // CHECK-LABEL: gpu.func @beside
+  // CHECK:         "kv.tile_index"() : () -> tensor<32xi32, "columns(mma:4x2)">
+  // CHECK:         "kv.tile_load_rows"({{.*}} -> tensor<64x128xbf16, "shared">
+  // CHECK:         "kv.dot"({{.*}} -> tensor<64x32xf32, "mma:4x2">
+  // CHECK:         "kv.tile_reduce"({{.*}} -> tensor<64xf32, "rows(mma:4x2)">
+  // CHECK:         %[[P:.*]] = arith.truncf %{{.*}} to tensor<64x32xbf16, "mma:4x2">
+  // CHECK:         %[[A:.*]] = "kv.tile_share"(%[[P]]) : (tensor<64x32xbf16, "mma:4x2">) -> tensor<64x32xbf16, "shared">
+  // CHECK:         "kv.dot"(%[[A]], {{.*}} : (tensor<64x32xbf16, "shared">, tensor<32x128xbf16, "shared">) -> tensor<64x128xf32, "mma:4x2">
+  gpu.func @beside(%c: !cache, %i: i32, %query: memref<?x128xbf16>, %out: memref<?x128xf32>, %n: i32) kernel attributes {kv.tiled, kv.block = array<i32: 256, 1, 1>, kv.schedule = {instruction = "mma.sync", consumers = 2 : i64, across = 2 : i64}} {
+    %at = "kv.tile_index"() : () -> tensor<64xi32>
+    %keys = "kv.tile_index"() : () -> tensor<32xi32>
+    %count = tensor.splat %n : tensor<32xi32>
+    %true = arith.constant dense<true> : tensor<64xi1>
+    %q = "kv.tile_load_rows"(%query, %true, %at) : (memref<?x128xbf16>, tensor<64xi1>, tensor<64xi32>) -> tensor<64x128xbf16>
+    %k = "kv.tile_load"(%c, %i, %i, %i, %i, %i) {first_column = 0 : i64, operandSegmentSizes = array<i32: 1, 1, 1, 1, 1, 1, 0, 0>, tail = "any"} : (!cache, i32, i32, i32, i32, i32) -> tensor<32x128xbf16>
+    %s = "kv.dot"(%q, %k) {transpose_b = true} : (tensor<64x128xbf16>, tensor<32x128xbf16>) -> tensor<64x32xf32>
+    %exist = arith.cmpi slt, %keys, %count : tensor<32xi32>
+    %seen = "kv.tile_broadcast"(%exist) {dimension = 1 : i64} : (tensor<32xi1>) -> tensor<64x32xi1>
+    %x = "kv.tile_mask"(%s, %seen) : (tensor<64x32xf32>, tensor<64x32xi1>) -> tensor<64x32xf32>
+    %m = "kv.tile_reduce"(%x) {kind = "max", axis = 1 : i64} : (tensor<64x32xf32>) -> tensor<64xf32>
+    %ms = "kv.tile_broadcast"(%m) {dimension = 0 : i64} : (tensor<64xf32>) -> tensor<64x32xf32>
+    %y = arith.subf %x, %ms : tensor<64x32xf32>
+    %p = arith.truncf %y : tensor<64x32xf32> to tensor<64x32xbf16>
+    %o = "kv.dot"(%p, %k) {transpose_b = false} : (tensor<64x32xbf16>, tensor<32x128xbf16>) -> tensor<64x128xf32>
     "kv.tile_store_rows"(%o, %out, %true, %at) : (tensor<64x128xf32>, memref<?x128xf32>, tensor<64xi1>, tensor<64xi32>) -> ()
     gpu.return
   }
@@ -49,7 +79,7 @@ gpu.module @kernels {
     %c1 = arith.constant 1 : i32
     %zeros = arith.constant dense<0.0> : tensor<64x128xf32>
     %ones = arith.constant dense<1.0> : tensor<64xf32>
-    %q = "kv.tile_load"(%c, %i, %i, %i, %i, %i) {first_column = 0 : i64, tail = "any"} : (!cache, i32, i32, i32, i32, i32) -> tensor<64x128xbf16>
+    %q = "kv.tile_load"(%c, %i, %i, %i, %i, %i) {first_column = 0 : i64, operandSegmentSizes = array<i32: 1, 1, 1, 1, 1, 1, 0, 0>, tail = "any"} : (!cache, i32, i32, i32, i32, i32) -> tensor<64x128xbf16>
     %signed = scf.if %sign -> (tensor<64x128xbf16>) {
       %n = arith.negf %q : tensor<64x128xbf16>
       scf.yield %n : tensor<64x128xbf16>
@@ -57,7 +87,7 @@ gpu.module @kernels {
       scf.yield %q : tensor<64x128xbf16>
     }
     %r:2 = scf.for %j = %c0 to %i step %c1 iter_args(%l = %ones, %o = %zeros) -> (tensor<64xf32>, tensor<64x128xf32>) : i32 {
-      %v = "kv.tile_load"(%c, %i, %i, %j, %i, %i) {first_column = 0 : i64, tail = "any"} : (!cache, i32, i32, i32, i32, i32) -> tensor<128x128xbf16>
+      %v = "kv.tile_load"(%c, %i, %i, %j, %i, %i) {first_column = 0 : i64, operandSegmentSizes = array<i32: 1, 1, 1, 1, 1, 1, 0, 0>, tail = "any"} : (!cache, i32, i32, i32, i32, i32) -> tensor<128x128xbf16>
       %ls = "kv.tile_broadcast"(%l) {dimension = 0 : i64} : (tensor<64xf32>) -> tensor<64x128xf32>
       %scaled = arith.mulf %o, %ls : tensor<64x128xf32>
       %sum = "kv.dot"(%signed, %v, %scaled) {transpose_b = false} : (tensor<64x128xbf16>, tensor<128x128xbf16>, tensor<64x128xf32>) -> tensor<64x128xf32>
@@ -87,8 +117,8 @@ gpu.module @kernels {
     %q = "kv.tile_load_rows"(%query, %true, %at) : (memref<?x128xbf16>, tensor<64xi1>, tensor<64xi32>) -> tensor<64x128xbf16>
     %q2 = "kv.tile_load_rows"(%query2, %true, %at) : (memref<?x256xbf16>, tensor<64xi1>, tensor<64xi32>) -> tensor<64x256xbf16>
     %n = arith.negf %q : tensor<64x128xbf16>
-    %k = "kv.tile_load"(%c, %i, %i, %i, %i, %i) {first_column = 0 : i64, tail = "any"} : (!cache, i32, i32, i32, i32, i32) -> tensor<64x128xbf16>
-    %k2 = "kv.tile_load"(%wide, %i, %i, %i, %i, %i) {first_column = 0 : i64, tail = "any"} : (!kv.cache<"paged", bf16, 8 : i64, 256 : i64, false, 16 : i64, none, 1 : i64>, i32, i32, i32, i32, i32) -> tensor<64x256xbf16>
+    %k = "kv.tile_load"(%c, %i, %i, %i, %i, %i) {first_column = 0 : i64, operandSegmentSizes = array<i32: 1, 1, 1, 1, 1, 1, 0, 0>, tail = "any"} : (!cache, i32, i32, i32, i32, i32) -> tensor<64x128xbf16>
+    %k2 = "kv.tile_load"(%wide, %i, %i, %i, %i, %i) {first_column = 0 : i64, operandSegmentSizes = array<i32: 1, 1, 1, 1, 1, 1, 0, 0>, tail = "any"} : (!kv.cache<"paged", bf16, 8 : i64, 256 : i64, false, 16 : i64, none, 1 : i64>, i32, i32, i32, i32, i32) -> tensor<64x256xbf16>
     %s = "kv.dot"(%n, %k) {transpose_b = true} : (tensor<64x128xbf16>, tensor<64x128xbf16>) -> tensor<64x64xf32>
     %t = "kv.dot"(%k, %k, %s) {transpose_b = true} : (tensor<64x128xbf16>, tensor<64x128xbf16>, tensor<64x64xf32>) -> tensor<64x64xf32>
     %u = "kv.dot"(%q2, %k2, %t) {transpose_b = true} : (tensor<64x256xbf16>, tensor<64x256xbf16>, tensor<64x64xf32>) -> tensor<64x64xf32>
@@ -115,7 +145,7 @@ gpu.module @kernels {
   // CHECK-SAME:    kv.schedule = {instruction = "mma.sync"}
   // CHECK:         "kv.dot"({{.*}} : (tensor<64x128xf32, "shared">, tensor<64x128xf32, "shared">) -> tensor<64x64xf32, "mma">
   gpu.func @f32(%c: !cache, %i: i32) kernel attributes {kv.tiled, kv.block = array<i32: 128, 1, 1>} {
-    %k = "kv.tile_load"(%c, %i, %i, %i, %i, %i) {first_column = 0 : i64, tail = "any"} : (!cache, i32, i32, i32, i32, i32) -> tensor<64x128xf32>
+    %k = "kv.tile_load"(%c, %i, %i, %i, %i, %i) {first_column = 0 : i64, operandSegmentSizes = array<i32: 1, 1, 1, 1, 1, 1, 0, 0>, tail = "any"} : (!cache, i32, i32, i32, i32, i32) -> tensor<64x128xf32>
     %s = "kv.dot"(%k, %k) {transpose_b = true} : (tensor<64x128xf32>, tensor<64x128xf32>) -> tensor<64x64xf32>
     gpu.return
   }
@@ -126,7 +156,7 @@ gpu.module @kernels {
 !cache = !kv.cache<"paged", f32, 8 : i64, 128 : i64, false, 16 : i64, none, 1 : i64>
 gpu.module @kernels {
   gpu.func @elements(%c: !cache, %i: i32) kernel attributes {kv.tiled, kv.block = array<i32: 128, 1, 1>, kv.schedule = {instruction = "wgmma"}} {
-    %k = "kv.tile_load"(%c, %i, %i, %i, %i, %i) {first_column = 0 : i64, tail = "any"} : (!cache, i32, i32, i32, i32, i32) -> tensor<64x128xf32>
+    %k = "kv.tile_load"(%c, %i, %i, %i, %i, %i) {first_column = 0 : i64, operandSegmentSizes = array<i32: 1, 1, 1, 1, 1, 1, 0, 0>, tail = "any"} : (!cache, i32, i32, i32, i32, i32) -> tensor<64x128xf32>
     // expected-error @below {{'kv.dot' op has no instruction on this target: operands must be bf16, f16 or f8E4M3FN, got f32}}
     %s = "kv.dot"(%k, %k) {transpose_b = true} : (tensor<64x128xf32>, tensor<64x128xf32>) -> tensor<64x64xf32>
     gpu.return
@@ -138,7 +168,7 @@ gpu.module @kernels {
 !cache = !kv.cache<"paged", bf16, 8 : i64, 128 : i64, false, 16 : i64, none, 1 : i64>
 gpu.module @kernels {
   gpu.func @rows(%c: !cache, %i: i32) kernel attributes {kv.tiled, kv.block = array<i32: 384, 1, 1>, kv.schedule = {consumers = 2 : i64, producer = true}} {
-    %k = "kv.tile_load"(%c, %i, %i, %i, %i, %i) {first_column = 0 : i64, tail = "any"} : (!cache, i32, i32, i32, i32, i32) -> tensor<64x128xbf16>
+    %k = "kv.tile_load"(%c, %i, %i, %i, %i, %i) {first_column = 0 : i64, operandSegmentSizes = array<i32: 1, 1, 1, 1, 1, 1, 0, 0>, tail = "any"} : (!cache, i32, i32, i32, i32, i32) -> tensor<64x128xbf16>
     // expected-error @below {{'kv.dot' op has no instruction on this target: the tile must have 64 rows for each of the 2 consumer warpgroups, got 64}}
     %s = "kv.dot"(%k, %k) {transpose_b = true} : (tensor<64x128xbf16>, tensor<64x128xbf16>) -> tensor<64x64xf32>
     gpu.return
@@ -150,7 +180,7 @@ gpu.module @kernels {
 !cache = !kv.cache<"paged", bf16, 8 : i64, 128 : i64, false, 16 : i64, none, 1 : i64>
 gpu.module @kernels {
   gpu.func @extents(%c: !cache, %i: i32) kernel attributes {kv.tiled, kv.block = array<i32: 128, 1, 1>} {
-    %k = "kv.tile_load"(%c, %i, %i, %i, %i, %i) {first_column = 0 : i64, tail = "any"} : (!cache, i32, i32, i32, i32, i32) -> tensor<64x40xbf16>
+    %k = "kv.tile_load"(%c, %i, %i, %i, %i, %i) {first_column = 0 : i64, operandSegmentSizes = array<i32: 1, 1, 1, 1, 1, 1, 0, 0>, tail = "any"} : (!cache, i32, i32, i32, i32, i32) -> tensor<64x40xbf16>
     // expected-error @below {{'kv.dot' op has no instruction on this target: K must be a multiple of 16 and N one of 8 up to 256, got 40 and 64}}
     %s = "kv.dot"(%k, %k) {transpose_b = true} : (tensor<64x40xbf16>, tensor<64x40xbf16>) -> tensor<64x64xf32>
     gpu.return
@@ -171,8 +201,8 @@ gpu.module @kernels {
     %at = "kv.tile_index"() : () -> tensor<64xi32>
     %true = arith.constant dense<true> : tensor<64xi1>
     %q = "kv.tile_load_rows"(%query, %true, %at) : (memref<?x128xf8E4M3FN>, tensor<64xi1>, tensor<64xi32>) -> tensor<64x128xf8E4M3FN>
-    %k = "kv.tile_load"(%c, %i, %i, %i, %i, %i) {first_column = 0 : i64, tail = "any"} : (!cache, i32, i32, i32, i32, i32) -> tensor<64x128xf8E4M3FN>
-    %v = "kv.tile_load"(%c, %i, %i, %i, %i, %i) {first_column = 0 : i64, tail = "zero"} : (!cache, i32, i32, i32, i32, i32) -> tensor<64x128xf8E4M3FN>
+    %k = "kv.tile_load"(%c, %i, %i, %i, %i, %i) {first_column = 0 : i64, operandSegmentSizes = array<i32: 1, 1, 1, 1, 1, 1, 0, 0>, tail = "any"} : (!cache, i32, i32, i32, i32, i32) -> tensor<64x128xf8E4M3FN>
+    %v = "kv.tile_load"(%c, %i, %i, %i, %i, %i) {first_column = 0 : i64, operandSegmentSizes = array<i32: 1, 1, 1, 1, 1, 1, 0, 0>, tail = "zero"} : (!cache, i32, i32, i32, i32, i32) -> tensor<64x128xf8E4M3FN>
     %s = "kv.dot"(%q, %k) {transpose_b = true} : (tensor<64x128xf8E4M3FN>, tensor<64x128xf8E4M3FN>) -> tensor<64x64xf32>
     %p = "kv.cast"(%s) : (tensor<64x64xf32>) -> tensor<64x64xf8E4M3FN>
     %o = "kv.dot"(%p, %v) {transpose_b = false} : (tensor<64x64xf8E4M3FN>, tensor<64x128xf8E4M3FN>) -> tensor<64x128xf32>
@@ -185,7 +215,7 @@ gpu.module @kernels {
 !cache = !kv.cache<"paged", f8E4M3FN, 8 : i64, 128 : i64, false, 16 : i64, none, 1 : i64>
 gpu.module @kernels {
   gpu.func @both_ways_of_one(%c: !cache, %i: i32) kernel attributes {kv.tiled, kv.block = array<i32: 128, 1, 1>} {
-    %k = "kv.tile_load"(%c, %i, %i, %i, %i, %i) {first_column = 0 : i64, tail = "any"} : (!cache, i32, i32, i32, i32, i32) -> tensor<64x64xf8E4M3FN>
+    %k = "kv.tile_load"(%c, %i, %i, %i, %i, %i) {first_column = 0 : i64, operandSegmentSizes = array<i32: 1, 1, 1, 1, 1, 1, 0, 0>, tail = "any"} : (!cache, i32, i32, i32, i32, i32) -> tensor<64x64xf8E4M3FN>
     %s = "kv.dot"(%k, %k) {transpose_b = true} : (tensor<64x64xf8E4M3FN>, tensor<64x64xf8E4M3FN>) -> tensor<64x64xf32>
     // expected-error @below {{'kv.dot' op reads a tile of 8-bit elements along its rows and along its columns: load it once for each}}
     %t = "kv.dot"(%k, %k) {transpose_b = false} : (tensor<64x64xf8E4M3FN>, tensor<64x64xf8E4M3FN>) -> tensor<64x64xf32>

@@ -92,7 +92,7 @@ gpu.module @kernels {
   // HOST:          scf.for {{.*}} step %c1_i32
   // HOST:          "kv.tile_load"
   gpu.func @tile(%c: !paged, %b: i32, %n: i32) kernel {
-    %v = "kv.tile_load"(%c, %b, %b, %b, %b, %n) {first_column = 0 : i64, tail = "zero"} : (!paged, i32, i32, i32, i32, i32) -> tensor<64x128xbf16>
+    %v = "kv.tile_load"(%c, %b, %b, %b, %b, %n) {first_column = 0 : i64, operandSegmentSizes = array<i32: 1, 1, 1, 1, 1, 1, 0, 0>, tail = "zero"} : (!paged, i32, i32, i32, i32, i32) -> tensor<64x128xbf16>
     gpu.return
   }
 

@@ -25,6 +25,36 @@ gpu.module @kernels {
     gpu.return
   }
 
+  // Warps beside one another: a fold of rows goes through shared memory, which all wait for, and of the two numbers of a
+  // row each takes both. A tile that is shared is written to shared memory by all, 16 columns of every 32 a warp. Each
+  // waits for the other's memory to have been read, and where both stand in a loop that is what the other waits for.
+  // CHECK-LABEL: gpu.func @beside
+  // CHECK-DAG:     %[[FOLDED:.*]] = "kv.alloc_shared"() {alignment = 8 : i64, bytes = 512 : i64}
+  // CHECK-DAG:     %[[SHARED:.*]] = "kv.alloc_shared"() {alignment = 1024 : i64, bytes = 8192 : i64}
+  // CHECK:         scf.for
+  // CHECK-NOT:       nvvm.barrier
+  // CHECK:           gpu.shuffle  xor
+  // CHECK:           llvm.store
+  // CHECK:           nvvm.barrier
+  // CHECK:           llvm.load {{.*}} -> vector<2xf32>
+  // CHECK:           arith.maxnumf
+  // CHECK-COUNT-4:   llvm.store {{.*}} : i32, !llvm.ptr<3>
+  // CHECK:           nvvm.barrier
+  // CHECK-NOT:       nvvm.barrier
+  // CHECK:         gpu.return
+  gpu.func @beside(%n: i32, %scale: f32) kernel attributes {kv.tiled, kv.block = array<i32: 256, 1, 1>, kv.schedule = {instruction = "mma.sync", consumers = 2 : i64, across = 2 : i64}} {
+    %c0 = arith.constant 0 : i32
+    %c1 = arith.constant 1 : i32
+    scf.for %i = %c0 to %n step %c1 : i32 {
+      %x = tensor.splat %scale : tensor<64x32xf32, "mma:4x2">
+      %m = "kv.tile_reduce"(%x) {kind = "max", axis = 1 : i64} : (tensor<64x32xf32, "mma:4x2">) -> tensor<64xf32, "rows(mma:4x2)">
+      %ms = "kv.tile_broadcast"(%m) {dimension = 0 : i64} : (tensor<64xf32, "rows(mma:4x2)">) -> tensor<64x32xf32, "mma:4x2">
+      %p = arith.truncf %ms : tensor<64x32xf32, "mma:4x2"> to tensor<64x32xbf16, "mma:4x2">
+      %a = "kv.tile_share"(%p) : (tensor<64x32xbf16, "mma:4x2">) -> tensor<64x32xbf16, "shared">
+    }
+    gpu.return
+  }
+
   // Arithmetic keeps its ops, on what a thread holds: 32 elements of an accumulator, 2 of a vector of rows. Positions are
   // constants plus where the thread stands; a broadcast takes registers of the vector; rows are folded in registers,
   // then over the four lanes that have the others of a row; the mark of a kernel over tiles goes.
@@ -216,7 +246,7 @@ gpu.module @kernels {
     %true = arith.constant dense<true> : tensor<64xi1, "rows(mma)">
     %p = "kv.tile_row_pages"(%c, %i, %i, %i) {rows = 16 : i64} : (!cache, i32, i32, i32) -> i32
     "kv.producer_acquire"(%keys, %i) : (!kv.stages, i32) -> ()
-    "kv.copy_start"(%keys, %i, %c, %i, %i, %i, %i, %p) {first_column = 0 : i64, operandSegmentSizes = array<i32: 1, 1, 1, 1, 1, 1, 1, 0, 1, 0>} : (!kv.stages, i32, !cache, i32, i32, i32, i32, i32) -> ()
+    "kv.copy_start"(%keys, %i, %c, %i, %i, %i, %i, %p) {first_column = 0 : i64, operandSegmentSizes = array<i32: 1, 1, 1, 1, 1, 1, 1, 0, 1, 0, 0>} : (!kv.stages, i32, !cache, i32, i32, i32, i32, i32) -> ()
     %k = "kv.consumer_wait"(%keys, %i) : (!kv.stages, i32) -> tensor<16x32xbf16, "shared">
     %q = "kv.tile_load_rows"(%query, %true, %at) : (memref<?x32xbf16>, tensor<64xi1, "rows(mma)">, tensor<64xi32, "rows(mma)">) -> tensor<64x32xbf16, "mma">
     %n = arith.negf %q : tensor<64x32xbf16, "mma">

@@ -61,7 +61,7 @@ gpu.module @kernels {
     %all = arith.constant dense<true> : tensor<4xi1>
     %t = "kv.tile_load_rows"(%q, %all, %i) : (memref<?x?xbf16, strided<[?, 1]>, 1>, tensor<4xi1>, tensor<4xi32>) -> tensor<4x64xbf16>
     %zero = arith.constant 0 : i32
-    %c = "kv.tile_load"(%k, %b, %h, %first, %zero, %count) {first_column = 0 : i64, tail = "zero"} : (!paged, i32, i32, i32, i32, i32) -> tensor<32x64xbf16>
+    %c = "kv.tile_load"(%k, %b, %h, %first, %zero, %count) {first_column = 0 : i64, operandSegmentSizes = array<i32: 1, 1, 1, 1, 1, 1, 0, 0>, tail = "zero"} : (!paged, i32, i32, i32, i32, i32) -> tensor<32x64xbf16>
     %r = "kv.dot"(%t, %c) {transpose_b = true} : (tensor<4x64xbf16>, tensor<32x64xbf16>) -> tensor<4x32xf32>
     "kv.tile_store_rows"(%r, %o, %all, %i) : (tensor<4x32xf32>, !rows, tensor<4xi1>, tensor<4xi32>) -> ()
     gpu.return
@@ -79,7 +79,7 @@ gpu.module @kernels {
     %i = "kv.tile_index"() : () -> tensor<16xi32>
     %all = arith.constant dense<true> : tensor<16xi1>
     %zero = arith.constant 0 : i32
-    %c = "kv.tile_load"(%k, %b, %h, %first, %zero, %count) {first_column = 0 : i64, tail = "any"} : (!odd, i32, i32, i32, i32, i32) -> tensor<16x20xf32>
+    %c = "kv.tile_load"(%k, %b, %h, %first, %zero, %count) {first_column = 0 : i64, operandSegmentSizes = array<i32: 1, 1, 1, 1, 1, 1, 0, 0>, tail = "any"} : (!odd, i32, i32, i32, i32, i32) -> tensor<16x20xf32>
     "kv.tile_store_rows"(%c, %o, %all, %i) : (tensor<16x20xf32>, !rows, tensor<16xi1>, tensor<16xi32>) -> ()
     gpu.return
   }

@@ -456,10 +456,10 @@ gpu.module @kernels {
     scf.for %j = %c0 to %n step %c1 : i32 {
       %p = "kv.tile_row_pages"(%c, %c0, %j, %n) {rows = 64 : i64} : (!cache, i32, i32, i32) -> i32
       "kv.producer_acquire"(%keys, %j) : (!kv.stages, i32) -> ()
-      "kv.copy_start"(%keys, %j, %c, %c0, %c0, %j, %n, %p) {first_column = 0 : i64, operandSegmentSizes = array<i32: 1, 1, 1, 1, 1, 1, 1, 0, 1, 0>} : (!kv.stages, i32, !cache, i32, i32, i32, i32, i32) -> ()
+      "kv.copy_start"(%keys, %j, %c, %c0, %c0, %j, %n, %p) {first_column = 0 : i64, operandSegmentSizes = array<i32: 1, 1, 1, 1, 1, 1, 1, 0, 1, 0, 0>} : (!kv.stages, i32, !cache, i32, i32, i32, i32, i32) -> ()
       %k = "kv.consumer_wait"(%keys, %j) : (!kv.stages, i32) -> !tile
       "kv.producer_acquire"(%values, %j) : (!kv.stages, i32) -> ()
-      "kv.copy_start"(%values, %j, %f, %c0, %c0, %j, %n) {first_column = 0 : i64, operandSegmentSizes = array<i32: 1, 1, 1, 1, 1, 1, 1, 0, 0, 0>} : (!kv.stages, i32, !fp8, i32, i32, i32, i32) -> ()
+      "kv.copy_start"(%values, %j, %f, %c0, %c0, %j, %n) {first_column = 0 : i64, operandSegmentSizes = array<i32: 1, 1, 1, 1, 1, 1, 1, 0, 0, 0, 0>} : (!kv.stages, i32, !fp8, i32, i32, i32, i32) -> ()
       %s = "kv.dot"(%q, %k) {transpose_b = true} : (tensor<64x128xbf16, "mma">, !tile) -> tensor<64x64xf32, "mma">
       "kv.consumer_release"(%keys, %j) : (!kv.stages, i32) -> ()
       %v = "kv.consumer_wait"(%values, %j) : (!kv.stages, i32) -> !tile

@@ -44,8 +44,8 @@ gpu.module @kernels {
     %keys = "kv.key_cache"(%pool, %layer) : (!pool, i32) -> !cache
     %values = "kv.value_cache"(%pool, %layer) : (!pool, i32) -> !cache
     %r = scf.for %j = %low to %n step %c1 iter_args(%o = %start) -> (tensor<64x128xf32, "wgmma">) : i32 {
-      %k = "kv.tile_load"(%keys, %b, %b, %j, %low, %n, %m) {first_column = 0 : i64, tail = "any"} : (!cache, i32, i32, i32, i32, i32, !map) -> !tile
-      %v = "kv.tile_load"(%values, %b, %b, %j, %low, %n, %m) {first_column = 0 : i64, tail = "zero"} : (!cache, i32, i32, i32, i32, i32, !map) -> !tile
+      %k = "kv.tile_load"(%keys, %b, %b, %j, %low, %n, %m) {first_column = 0 : i64, operandSegmentSizes = array<i32: 1, 1, 1, 1, 1, 1, 1, 0>, tail = "any"} : (!cache, i32, i32, i32, i32, i32, !map) -> !tile
+      %v = "kv.tile_load"(%values, %b, %b, %j, %low, %n, %m) {first_column = 0 : i64, operandSegmentSizes = array<i32: 1, 1, 1, 1, 1, 1, 1, 0>, tail = "zero"} : (!cache, i32, i32, i32, i32, i32, !map) -> !tile
       %s = "kv.dot"(%q, %k) {transpose_b = true} : (!tile, !tile) -> !acc
       %p = arith.truncf %s : !acc to tensor<64x64xbf16, "wgmma">
       %o2 = "kv.dot"(%p, %v, %o) {transpose_b = false} : (tensor<64x64xbf16, "wgmma">, !tile, tensor<64x128xf32, "wgmma">) -> tensor<64x128xf32, "wgmma">
@@ -70,7 +70,7 @@ gpu.module @kernels {
     %c1 = arith.constant 1 : i32
     scf.for %t = %low to %n step %c1 : i32 {
       scf.for %j = %low to %t step %c1 : i32 {
-        %k = "kv.tile_load"(%c, %t, %t, %j, %low, %n) {first_column = 0 : i64, tail = "any"} : (!cache, i32, i32, i32, i32, i32) -> !tile
+        %k = "kv.tile_load"(%c, %t, %t, %j, %low, %n) {first_column = 0 : i64, operandSegmentSizes = array<i32: 1, 1, 1, 1, 1, 1, 0, 0>, tail = "any"} : (!cache, i32, i32, i32, i32, i32) -> !tile
         %s = "kv.dot"(%q, %k) {transpose_b = true} : (!tile, !tile) -> !acc
       }
     }
@@ -110,19 +110,65 @@ gpu.module @kernels {
   // CHECK-DAG:     {buffer_name = "tile4", copy = "cp_async", stages = 1 : i64, tile = tensor<64x64xbf16, "shared">}
   // CHECK-NOT:     "kv.tile_pages"
   // CHECK:         %[[P:.*]] = "kv.tile_row_pages"(%{{.*}}, {{.*}}) {rows = 64 : i64}
-  // CHECK:         "kv.copy_start"({{.*}}, %[[P]]) {{.*}}1, 0, 1, 0>
+  // CHECK:         "kv.copy_start"({{.*}}, %[[P]]) {{.*}}1, 0, 1, 0, 0>
   // CHECK-NOT:     "kv.tile_load"
   // CHECK:         gpu.return
   // STAGES-LABEL: gpu.func @others
   // STAGES-COUNT-4: stages = 1 : i64
-  gpu.func @others(%c: !cache, %f: !fp8, %d: !narrow, %i: i32) kernel attributes {kv.tiled, kv.block = array<i32: 128, 1, 1>} {
-    %0 = "kv.tile_load"(%c, %i, %i, %i, %i, %i) {first_column = 0 : i64, tail = "any"} : (!cache, i32, i32, i32, i32, i32) -> !tile
-    %1 = "kv.tile_load"(%f, %i, %i, %i, %i, %i) {first_column = 0 : i64, tail = "any"} : (!fp8, i32, i32, i32, i32, i32) -> !tile
-    %2 = "kv.tile_load"(%d, %i, %i, %i, %i, %i) {first_column = 0 : i64, tail = "any"} : (!narrow, i32, i32, i32, i32, i32) -> tensor<64x96xbf16, "shared">
-    %3 = "kv.tile_load"(%c, %i, %i, %i, %i, %i) {first_column = 64 : i64, tail = "any"} : (!cache, i32, i32, i32, i32, i32) -> tensor<64x64xbf16, "shared">
+  gpu.func @others(%c: !cache, %f: !fp8, %d: !narrow, %i: i32, %later: i32) kernel attributes {kv.tiled, kv.block = array<i32: 128, 1, 1>} {
+    %0 = "kv.tile_load"(%c, %i, %i, %i, %i, %i) {first_column = 0 : i64, operandSegmentSizes = array<i32: 1, 1, 1, 1, 1, 1, 0, 0>, tail = "any"} : (!cache, i32, i32, i32, i32, i32) -> !tile
+    %1 = "kv.tile_load"(%f, %i, %i, %i, %i, %i) {first_column = 0 : i64, operandSegmentSizes = array<i32: 1, 1, 1, 1, 1, 1, 0, 0>, tail = "any"} : (!fp8, i32, i32, i32, i32, i32) -> !tile
+    %2 = "kv.tile_load"(%d, %i, %i, %i, %i, %i) {first_column = 0 : i64, operandSegmentSizes = array<i32: 1, 1, 1, 1, 1, 1, 0, 0>, tail = "any"} : (!narrow, i32, i32, i32, i32, i32) -> tensor<64x96xbf16, "shared">
+    %3 = "kv.tile_load"(%c, %i, %i, %later, %i, %i) {first_column = 64 : i64, operandSegmentSizes = array<i32: 1, 1, 1, 1, 1, 1, 0, 0>, tail = "any"} : (!cache, i32, i32, i32, i32, i32) -> tensor<64x64xbf16, "shared">
     %s = "kv.dot"(%0, %1) {transpose_b = true} : (!tile, !tile) -> !acc
     %t = "kv.dot"(%2, %2) {transpose_b = true} : (tensor<64x96xbf16, "shared">, tensor<64x96xbf16, "shared">) -> !acc
     %u = "kv.dot"(%3, %3) {transpose_b = true} : (tensor<64x64xbf16, "shared">, tensor<64x64xbf16, "shared">) -> !acc
+    gpu.return
+  }
+
+  // Values that are columns of the keys: one copy, whose rows before the first that matters are cleared for both, and
+  // which is released behind the product that reads some of its columns.
+  // CHECK-LABEL: gpu.func @columns
+  // CHECK:         %[[KEYS:.*]] = "kv.make_stages"() {buffer_name = "tile", copy = "cp_async", stages = 2 : i64, tile = tensor<64x128xbf16, "shared">}
+  // CHECK-NOT:     "kv.make_stages"
+  // CHECK:         scf.for
+  // CHECK:           "kv.copy_start"(%[[KEYS]],
+  // CHECK:           %[[TILE:.*]] = "kv.consumer_wait"(%[[KEYS]],
+  // CHECK:           %[[FIRST:.*]] = arith.subi %[[BEGIN:.*]], %
+  // CHECK:           %[[CLEAR:.*]] = "kv.tile_clear"(%[[TILE]], %[[FIRST]],
+  // CHECK:           %[[PART:.*]] = "kv.tile_columns"(%[[CLEAR]]) {first_column = 64 : i64} : (tensor<64x128xbf16, "shared">) -> tensor<64x64xbf16, "shared">
+  // CHECK:           "kv.dot"(%{{.*}}, %[[CLEAR]])
+  // CHECK:           "kv.dot"(%{{.*}}, %[[PART]])
+  // CHECK:           "kv.consumer_release"(%[[KEYS]],
+  gpu.func @columns(%c: !cache, %b: i32, %begin: i32, %n: i32, %q: !tile) kernel attributes {kv.tiled, kv.block = array<i32: 128, 1, 1>, kv.schedule = {instruction = "mma.sync"}} {
+    %c1 = arith.constant 1 : i32
+    %c0 = arith.constant 0 : i32
+    scf.for %j = %c0 to %n step %c1 : i32 {
+      %k = "kv.tile_load"(%c, %b, %b, %j, %c0, %n) {first_column = 0 : i64, operandSegmentSizes = array<i32: 1, 1, 1, 1, 1, 1, 0, 0>, tail = "any"} : (!cache, i32, i32, i32, i32, i32) -> !tile
+      %v = "kv.tile_load"(%c, %b, %b, %j, %begin, %n) {first_column = 64 : i64, operandSegmentSizes = array<i32: 1, 1, 1, 1, 1, 1, 0, 0>, tail = "zero"} : (!cache, i32, i32, i32, i32, i32) -> tensor<64x64xbf16, "shared">
+      %s = "kv.dot"(%q, %k) {transpose_b = true} : (!tile, !tile) -> tensor<64x64xf32, "mma">
+      %p = arith.truncf %s : tensor<64x64xf32, "mma"> to tensor<64x64xbf16, "mma">
+      %o = "kv.dot"(%p, %v) {transpose_b = false} : (tensor<64x64xbf16, "mma">, tensor<64x64xbf16, "shared">) -> tensor<64x64xf32, "mma">
+    }
+    gpu.return
+  }
+
+  // Rows of the pool that lists name: entries are read in the place of pages, and what they name no row for comes as
+  // zeros. Rows in which bf16 lie are converted by the threads that load them, listed or not.
+  // CHECK-LABEL: gpu.func @lists
+  // CHECK-DAG:     %[[ROWS:.*]] = "kv.make_stages"() {buffer_name = "tile", copy = "cp_async",
+  // CHECK-DAG:     %[[FORMAT:.*]] = "kv.make_stages"() {buffer_name = "tile2", copy = "convert",
+  // CHECK:         %[[ENTRIES:.*]] = "kv.tile_row_pages"(%{{.*}}, %[[LISTS:.*]]) {rows = 64 : i64} : ({{.*}}, memref<?x?xi32>) -> i32
+  // CHECK:         "kv.copy_start"(%[[ROWS]], {{.*}}, %[[ENTRIES]], %[[LISTS]]) {first_column = 0 : i64, operandSegmentSizes = array<i32: 1, 1, 1, 1, 1, 1, 1, 0, 1, 0, 1>}
+  // CHECK:         %[[TILE:.*]] = "kv.consumer_wait"(%[[ROWS]],
+  // CHECK-NOT:     "kv.tile_clear"
+  // CHECK:         "kv.copy_start"(%[[FORMAT]], {{.*}}) {first_column = 0 : i64, operandSegmentSizes = {{.*}}, rope = 16 : i64}
+  gpu.func @lists(%c: !cache, %f: !plain, %i: i32, %n: i32, %lists: memref<?x?xi32>, %q: tensor<64x112xbf16, "shared">) kernel attributes {kv.tiled, kv.block = array<i32: 128, 1, 1>, kv.schedule = {instruction = "mma.sync"}} {
+    %c0 = arith.constant 0 : i32
+    %0 = "kv.tile_load"(%c, %i, %c0, %i, %c0, %n, %lists) {first_column = 0 : i64, operandSegmentSizes = array<i32: 1, 1, 1, 1, 1, 1, 0, 1>, tail = "zero"} : (!cache, i32, i32, i32, i32, i32, memref<?x?xi32>) -> !tile
+    %1 = "kv.tile_load"(%f, %i, %c0, %i, %c0, %n) {first_column = 0 : i64, operandSegmentSizes = array<i32: 1, 1, 1, 1, 1, 1, 0, 0>, rope = 16 : i64, tail = "any"} : (!plain, i32, i32, i32, i32, i32) -> tensor<64x112xbf16, "shared">
+    %s = "kv.dot"(%0, %0) {transpose_b = true} : (!tile, !tile) -> tensor<64x64xf32, "mma">
+    %t = "kv.dot"(%q, %1) {transpose_b = true} : (tensor<64x112xbf16, "shared">, tensor<64x112xbf16, "shared">) -> tensor<64x64xf32, "mma">
     gpu.return
   }
 
@@ -131,14 +177,14 @@ gpu.module @kernels {
   // CHECK-LABEL: gpu.func @transposed
   // CHECK:         %[[B:.*]] = "kv.make_stages"() {buffer_name = "tile", copy = "transposed", stages = 2 : i64, tile = tensor<64x128xf8E4M3FN, "shared(transposed)">}
   // CHECK:         "kv.producer_acquire"(%[[B]],
-  // CHECK:         "kv.copy_start"(%[[B]], %{{.*}}, %arg0, %{{.*}}, %{{.*}}, %{{.*}}, %[[COUNT:.*]], %[[BEGIN:.*]]) {{.*}}0, 0, 1>
+  // CHECK:         "kv.copy_start"(%[[B]], %{{.*}}, %arg0, %{{.*}}, %{{.*}}, %{{.*}}, %[[COUNT:.*]], %[[BEGIN:.*]]) {{.*}}0, 0, 1, 0>
   // CHECK:         "kv.consumer_wait"(%[[B]],
   // CHECK-NOT:     "kv.tile_clear"
   // CHECK:         gpu.return
   gpu.func @transposed(%c: !plain, %i: i32, %begin: i32, %count: i32, %p: tensor<64x64xf8E4M3FN, "wgmma">) kernel attributes {kv.tiled, kv.block = array<i32: 128, 1, 1>} {
     %c1 = arith.constant 1 : i32
     scf.for %j = %i to %count step %c1 : i32 {
-      %v = "kv.tile_load"(%c, %i, %i, %j, %begin, %count) {first_column = 0 : i64, tail = "zero"} : (!plain, i32, i32, i32, i32, i32) -> tensor<64x128xf8E4M3FN, "shared(transposed)">
+      %v = "kv.tile_load"(%c, %i, %i, %j, %begin, %count) {first_column = 0 : i64, operandSegmentSizes = array<i32: 1, 1, 1, 1, 1, 1, 0, 0>, tail = "zero"} : (!plain, i32, i32, i32, i32, i32) -> tensor<64x128xf8E4M3FN, "shared(transposed)">
       %o = "kv.dot"(%p, %v) {transpose_b = false} : (tensor<64x64xf8E4M3FN, "wgmma">, tensor<64x128xf8E4M3FN, "shared(transposed)">) -> tensor<64x128xf32, "wgmma">
     }
     gpu.return
@@ -149,7 +195,7 @@ gpu.module @kernels {
   // CHECK:         "kv.tile_load"
   // CHECK-NOT:     kv.copy_start
   gpu.func @registers(%c: !cache, %i: i32) kernel attributes {kv.tiled, kv.block = array<i32: 128, 1, 1>} {
-    %0 = "kv.tile_load"(%c, %i, %i, %i, %i, %i) {first_column = 0 : i64, tail = "any"} : (!cache, i32, i32, i32, i32, i32) -> tensor<64x128xbf16, "wgmma">
+    %0 = "kv.tile_load"(%c, %i, %i, %i, %i, %i) {first_column = 0 : i64, operandSegmentSizes = array<i32: 1, 1, 1, 1, 1, 1, 0, 0>, tail = "any"} : (!cache, i32, i32, i32, i32, i32) -> tensor<64x128xbf16, "wgmma">
     gpu.return
   }
 
@@ -157,7 +203,7 @@ gpu.module @kernels {
   // CHECK:         "kv.tile_load"
   // CHECK-NOT:     kv.copy_start
   gpu.func @plain(%c: !cache, %i: i32) kernel {
-    %0 = "kv.tile_load"(%c, %i, %i, %i, %i, %i) {first_column = 0 : i64, tail = "any"} : (!cache, i32, i32, i32, i32, i32) -> !tile
+    %0 = "kv.tile_load"(%c, %i, %i, %i, %i, %i) {first_column = 0 : i64, operandSegmentSizes = array<i32: 1, 1, 1, 1, 1, 1, 0, 0>, tail = "any"} : (!cache, i32, i32, i32, i32, i32) -> !tile
     gpu.return
   }
 }

@@ -48,6 +48,7 @@ class Shape:
     splits: int | None = None
     cached: tuple[int, ...] = (130, 0, 61, 7, 0)
     new: tuple[int, ...] = (2, 1, 3, 0, 0)
+    target: str = "sm_90a"
 
     def run(self, seed: int, order: ptx.Order | None = None) -> tuple[np.ndarray, np.ndarray]:
         """(output, what it should be)."""
@@ -67,10 +68,10 @@ class Shape:
         mask, span = self.mask
         if self.inline:
             stored = store_scaled_rows(rng, problem, columns - self.rope, self.rope, self.inline)
-            out = on_gpu(problem, query, self.value_size, schedule, order, mask, span, self.inline)
+            out = on_gpu(problem, query, self.value_size, schedule, order, mask, span, self.inline, self.target)
             return out.astype(np.float64), scaled_reference(problem, query, *stored)
         stored = store_rope_keys(rng, problem, columns - self.rope, self.rope) if self.rope else None
-        out = on_gpu(problem, query, self.value_size, schedule, order, mask, span)
+        out = on_gpu(problem, query, self.value_size, schedule, order, mask, span, target=self.target)
         if stored is not None:
             return out.astype(np.float64), rope_reference(problem, query, stored, columns - self.rope)
         want, _ = reference.mla_attention(

@@ -192,6 +192,7 @@ def on_gpu(
     mask: str = "causal",
     span: int = 0,
     inline: int = 0,
+    target: str = "sm_90a",
 ) -> np.ndarray:
     """The same, by the interpreter."""
     written = query.dtype if query.dtype.itemsize > 1 else dtypes.bf16.numpy
@@ -199,7 +200,7 @@ def on_gpu(
     operands = (problem.collection, 1, query, problem.row_offsets, query.shape[2] ** -0.5, out)
     attributes = (("value_size", value_size), ("mask", mask), ("span", span))
     attributes += (("inline_scales", inline),) if inline else ()
-    emulated.run(mla._MLA_ATTENTION, operands, attributes, schedule, order=order)
+    emulated.run(mla._MLA_ATTENTION, operands, attributes, schedule, target, order=order)
     return out
 
 

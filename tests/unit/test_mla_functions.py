@@ -90,6 +90,8 @@ def test_rows_that_a_function_hides_may_be_anything_and_rows_that_see_none_are_z
     rng, problem = latent_problem(2, dtype="f16")
     query = query_of(rng, problem, 2)
     options: dict[str, Any] = {"mask": lambda b, h, q, k: (k % 3 != 1) & (k <= q) & (q % 4 != 1)}
+    if isinstance(place, Interpreted):  # products have a weight of zero for a hidden value, which must be finite
+        options["schedule"] = {"kind": "simt"}
     want, want_lse = attend(place, problem, query, **options)
     blind = np.concatenate([40 + np.arange(3), np.arange(7)]) % 4 == 1
     assert (want[blind] == 0).all()

@@ -62,14 +62,15 @@ def sparse_reference(
 
 def on_gpu(
     problem: Problem, layer: int, query: np.ndarray, indices: np.ndarray, lengths: Any, value_size: int,
-    schedule: Any = None, order: ptx.Order | None = None,
+    schedule: Any = None, order: ptx.Order | None = None, target: str = "sm_90a", inline: int = 0,
 ) -> np.ndarray:  # fmt: skip
     """The same, by the interpreter."""
     out = np.full((*query.shape[:2], value_size), SENTINEL, query.dtype)
     scale = query.shape[2] ** -0.5
     operands = (problem.collection, layer, query, problem.row_offsets, scale, out, indices, lengths)
     attributes = (("value_size", value_size), ("mask", "null"), ("span", 0))
-    emulated.run(mla._MLA_ATTENTION, operands, attributes, schedule, order=order)
+    attributes += (("inline_scales", inline),) if inline else ()
+    emulated.run(mla._MLA_ATTENTION, operands, attributes, schedule, target, order=order)
     return out
 
 

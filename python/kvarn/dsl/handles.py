@@ -266,7 +266,8 @@ class CacheReads(Handle):
 
     def tile(
         self, b: Any, h: Any, first: Any, count: Any, *, rows: int, columns: int | None = None, first_column: int = 0,
-        begin: Any = 0, tail: str = "zero", descriptor: Any = None, dtype: DType | None = None,
+        begin: Any = 0, tail: str = "zero", descriptor: Any = None, dtype: DType | None = None, lists: Any = None,
+        rope: int = 0, inline_scales: int = 0,
     ) -> Tile:  # fmt: skip
         """Tokens [first, first + rows) of head ``h`` as a tile, dequantized: kv.tile_load.
 
@@ -281,12 +282,19 @@ class CacheReads(Handle):
             Describes the same rows, for schedules that copy by TMA.
         dtype : DType, optional
             The storage type by default, f32 for a quantized cache; or another float.
+        lists : Buffer, optional
+            [B, K] i32, rows of the pool as page * page_size + slot: token t of sequence b is the row ``lists[b, t]``.
+            Those of entries that name none are zeros. Of a paged cache only.
+        rope, inline_scales : int, optional
+            What lies in rows besides elements, as in ``kv.ops.mla_attention``: columns whose keys are bf16, the last of
+            a row, and elements that share one of the scales before them.
         """
         dtype = dtype or (f32 if self.spec.quantized else self.spec.data_dtype)
         made = ops.tile_load(
             self.ir, i32_value(b), i32_value(h), i32_value(first), i32_value(begin), i32_value(count),
             rows=rows, columns=columns,
             first_column=first_column, tail=tail, descriptor=None if descriptor is None else descriptor.ir, dtype=dtype,
+            lists=None if lists is None else lists.ir, rope=rope, inline_scales=inline_scales,
         )  # fmt: skip
         return Tile(made, dtype, tuple(ir.RankedTensorType(made.type).shape))
 

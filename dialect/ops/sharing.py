@@ -1,0 +1,79 @@
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""Tiles in shared memory that warps share: what several warps compute of one tile, and columns of what lies there.
+
+What ``assign-kv-layouts`` and ``select-kv-copies`` make; kernels may be written with them too.
+"""
+
+from typing import Any
+
+from mlir import ir
+
+from .. import verify
+from ..base import Kv
+from ..effects import Pure
+from ..ext import Operand, Result
+from ..shared_layout import TILE_SWIZZLE
+from .common import i64_attr
+from .staging import Synchronizes
+from .tile import IN_SHARED, SHARED, layout_of, tile_of, tile_type
+
+
+class TileShareOp(Kv.Operation, name="tile_share", traits=[Synchronizes]):
+    """A tile that threads hold, in shared memory: all warps have read what was there, and all see it afterwards.
+
+    For products whose warps stand beside one another: each needs all columns of A. Operand: a tile of 16-bit elements
+    in registers. Result: the tile with the layout ``shared``, valid until it is shared again.
+    """
+
+    source: Operand[Any]
+    tile: Result[Any]
+
+    def verify_invariants(self) -> bool:
+        source, tile = tile_of(self.source), tile_of(self.operation.results[0])
+        if source is None or source.rank != 2 or str(source.element_type) not in ("bf16", "f16"):
+            return verify.fail(self, f"the operand must be a tile of rank 2 of bf16 or f16, got {self.source.type}")
+        if layout_of(source) in IN_SHARED:
+            return verify.fail(self, f"the operand must be a tile in registers, got {source}")
+        wanted = tile_type(source.shape, source.element_type, SHARED)
+        return tile == wanted or verify.fail(self, f"the result must be {wanted}, got {self.operation.results[0].type}")
+
+
+class TileColumnsOp(Kv.Operation, name="tile_columns", traits=[Pure]):
+    """Some columns of a tile in shared memory, where they are: values that are columns of the keys.
+
+    Attribute: first_column, a multiple of the 128 bytes of a swizzle atom. Result: a tile of the same rows.
+    """
+
+    source: Operand[Any]
+    first_column: ir.IntegerAttr
+    tile: Result[Any]
+
+    def verify_invariants(self) -> bool:
+        source, tile = tile_of(self.source), tile_of(self.operation.results[0])
+        for what, type_ in (("the operand", source), ("the result", tile)):
+            if type_ is None or type_.rank != 2 or layout_of(type_) != SHARED:
+                return verify.fail(self, f"{what} must be a tile of rank 2 with the layout {SHARED}, got {type_}")
+        assert source is not None
+        assert tile is not None
+        if source.shape[0] != tile.shape[0] or source.element_type != tile.element_type:
+            return verify.fail(self, f"the result must have the operand's rows and elements, got {source} and {tile}")
+        first, atom = verify.integer(self.first_column), atom_columns(source.element_type)
+        if first is None or first < 0 or first % atom or first + tile.shape[1] > source.shape[1]:
+            return verify.fail(
+                self,
+                f"columns must start at a multiple of {atom} and lie in the operand's {source.shape[1]}, got "
+                f"{tile.shape[1]} from {self.first_column} on",
+            )
+        return True
+
+
+def atom_columns(element: ir.Type) -> int:
+    """Columns of a swizzle atom of tiles in shared memory."""
+    return 8 * TILE_SWIZZLE // element.width
+
+
+def tile_columns(source: ir.Value, first_column: int, columns: int) -> ir.Value:
+    """Columns of a tile in shared memory."""
+    type_ = ir.RankedTensorType(source.type)
+    result = tile_type([type_.shape[0], columns], type_.element_type, layout_of(type_))
+    return TileColumnsOp(source, i64_attr(first_column), result).operation.results[0]

@@ -1,0 +1,68 @@
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""How kernels read a cache: elements with their scales, rows in which scales and bf16 keys lie, rows of the pool."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from kvarn import dsl as kv
+from kvarn.dialect.dtypes import bf16, f32
+from kvarn.dialect.latent_layout import SCALE_BYTES, RowFormat
+from kvarn.dialect.layout import RAGGED, CacheSpec, lowbit
+
+
+def load_width(spec: CacheSpec, widest: int) -> int:
+    """The widest load that :func:`read` takes: one that whole granules make up, or that lies in one."""
+    g = spec.granularity
+    if not spec.quantized or g >= spec.head_size or (g == lowbit(g) and spec.kind != RAGGED):
+        return widest  # the scales of a ragged operand are read with its elements, never by themselves
+    return min(widest, lowbit(g))
+
+
+def read(spec: CacheSpec, cache: Any, b: Any, head: Any, token: Any, dim: Any, width: int, page: Any = None) -> Any:
+    """``width`` elements of a token as f32, dequantized: a vector, or a scalar for width 1.
+
+    Where granules are narrower than the load, the scales are loaded as a vector too and spread over the lanes.
+    """
+    g = spec.granularity
+    at = {"b": b, "h": head, "t": token, "d": dim, "page": page}  # caches and operands order them differently
+    if not spec.quantized or g >= spec.head_size or g % width == 0:
+        return kv.f32(cache.load(**at, width=width))
+    stored = kv.f32(cache.load_quantized(**at, width=width))
+    scales = kv.f32(cache.load_scale(**at, width=width // g))
+    if g == 1:
+        return stored * scales
+    return stored * kv.vector(f32, [scales[i // g] for i in range(width)])
+
+
+def read_row(row: RowFormat, cache: Any, b: Any, head: Any, token: Any, dim: Any, width: int, page: Any = None) -> Any:
+    """As :func:`read`, with the scale that lies in the row, where there is one."""
+    found = read(row.spec, cache, b, head, token, dim, width, page)
+    if not row.inline:
+        return found
+    return found * inline_scale(row, cache, b, head, token, dim, page)
+
+
+def inline_scale(row: RowFormat, cache: Any, b: Any, head: Any, token: Any, dim: Any, page: Any) -> Any:
+    """The f32 of a latent row that its element ``dim`` is to be multiplied by."""
+    at = row.content + dim // row.inline * SCALE_BYTES
+    pointer = cache.block_paged_ptr(b, token, head, at, page=page)
+    return pointer.load(f32, alignment=min(SCALE_BYTES, lowbit(row.content), lowbit(row.spec.head_size)))
+
+
+def read_rope(row: RowFormat, cache: Any, b: Any, head: Any, token: Any, column: int, width: int, page: Any) -> Any:
+    """Keys of the query's columns from ``column`` on, stored as bf16 in the bytes after the content, as f32."""
+    byte = row.rope_start + 2 * (column - row.content)
+    at = cache.block_paged_ptr(b, token, head, byte, page=page)
+    found = kv.f32(
+        at.load(bf16, width, alignment=min(lowbit(2 * width), lowbit(row.rope_start), lowbit(row.spec.head_size), 16))
+    )
+    return found * kv.f32(cache.load_scale(b, head, token, 0, page=page)) if row.spec.quantized else found
+
+
+def place_in_pool(cache: Any, encoded: Any) -> tuple[Any, Any, Any]:
+    """(slot, page, whether there is one) of a row of the pool, page * page_size + slot; row 0 stands for no other."""
+    size = cache.spec.page_size
+    page = encoded // size
+    there = (encoded >= 0) & (page < cache.field("num_blocks"))
+    return kv.where(there, encoded % size, 0), kv.where(there, page, 0), there

@@ -1,0 +1,62 @@
+// RUN: kv-opt %s --split-input-file --verify-diagnostics
+
+// Rule: what warps share has 16 bits.
+func.func @rule(%x: tensor<64x32xf32, "mma:4x2">) {
+  // expected-error @below {{'kv.tile_share' op the operand must be a tile of rank 2 of bf16 or f16, got tensor<64x32xf32, "mma:4x2">}}
+  %0 = "kv.tile_share"(%x) : (tensor<64x32xf32, "mma:4x2">) -> tensor<64x32xf32, "shared">
+  return
+}
+
+// -----
+
+// Rule: it is in registers.
+func.func @rule(%x: tensor<64x64xbf16, "shared">) {
+  // expected-error @below {{'kv.tile_share' op the operand must be a tile in registers, got tensor<64x64xbf16, "shared">}}
+  %0 = "kv.tile_share"(%x) : (tensor<64x64xbf16, "shared">) -> tensor<64x64xbf16, "shared">
+  return
+}
+
+// -----
+
+// Rule: it is the same tile in shared memory.
+func.func @rule(%x: tensor<64x32xbf16, "mma:4x2">) {
+  // expected-error @below {{'kv.tile_share' op the result must be tensor<64x32xbf16, "shared">, got tensor<64x64xbf16, "shared">}}
+  %0 = "kv.tile_share"(%x) : (tensor<64x32xbf16, "mma:4x2">) -> tensor<64x64xbf16, "shared">
+  return
+}
+
+// -----
+
+// Rule: columns are taken where a tile lies in shared memory.
+func.func @rule(%x: tensor<64x128xbf16, "mma">) {
+  // expected-error @below {{'kv.tile_columns' op the operand must be a tile of rank 2 with the layout shared, got tensor<64x128xbf16, "mma">}}
+  %0 = "kv.tile_columns"(%x) {first_column = 0 : i64} : (tensor<64x128xbf16, "mma">) -> tensor<64x64xbf16, "shared">
+  return
+}
+
+// -----
+
+// Rule: of all rows.
+func.func @rule(%x: tensor<64x128xbf16, "shared">) {
+  // expected-error @below {{'kv.tile_columns' op the result must have the operand's rows and elements, got tensor<64x128xbf16, "shared"> and tensor<32x64xbf16, "shared">}}
+  %0 = "kv.tile_columns"(%x) {first_column = 0 : i64} : (tensor<64x128xbf16, "shared">) -> tensor<32x64xbf16, "shared">
+  return
+}
+
+// -----
+
+// Rule: they start where a swizzle atom does.
+func.func @rule(%x: tensor<64x128xbf16, "shared">) {
+  // expected-error @below {{'kv.tile_columns' op columns must start at a multiple of 64 and lie in the operand's 128, got 64 from 32 : i64 on}}
+  %0 = "kv.tile_columns"(%x) {first_column = 32 : i64} : (tensor<64x128xbf16, "shared">) -> tensor<64x64xbf16, "shared">
+  return
+}
+
+// -----
+
+// Rule: they are columns of the tile.
+func.func @rule(%x: tensor<64x128xbf16, "shared">) {
+  // expected-error @below {{'kv.tile_columns' op columns must start at a multiple of 64 and lie in the operand's 128, got 128 from 64 : i64 on}}
+  %0 = "kv.tile_columns"(%x) {first_column = 64 : i64} : (tensor<64x128xbf16, "shared">) -> tensor<64x128xbf16, "shared">
+  return
+}

@@ -1,0 +1,147 @@
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""Latent rows by the kernel over tiles, with products by mma.sync, by the interpreter: what has no kernel on wgmma.
+
+Values are columns of the keys' tile. More than 256 of them are shared by warps that stand beside one another, in other
+stacks than those of the scores where tiles of keys are short, as on sm_80.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from reference.random_caches import random_values
+from unit.test_attention_latent import Shape
+from unit.test_mla_sparse import listed_rows, on_gpu, sparse_problem, sparse_reference
+
+from kvarn.dialect import dtypes, tile_layout
+from kvarn.dialect.layout import CacheSpec
+from kvarn.dispatch import artifact
+from kvarn.emulator import ptx
+from kvarn.lowering.expand.attention_common import Case
+from kvarn.lowering.expand.tile_schedule import problems
+from kvarn.lowering.target import by_name
+from kvarn.ops import mla
+
+WIDE = Shape(size=576, value_size=512, target="sm_80", cached=(40, 0), new=(2, 1))
+BESIDE = replace(WIDE, size=304, value_size=288, cached=(40,), new=(1,))
+SMALL = replace(WIDE, size=144, value_size=128)
+ROPE = replace(WIDE, dtype="f8e4m3", size=128 + 2 * 16, value_size=128, rope=16)
+CASES = {
+    "512 columns": WIDE,
+    "512 columns, tiles of 64 keys": replace(WIDE, target="sm_90a", page_size=5, size=568),
+    "partial results": replace(WIDE, splits=2, cached=(300,), new=(2,)),
+    "pages of 5": replace(WIDE, page_size=5),
+    "window": replace(WIDE, mask=("sliding_window", 30)),
+    "continuous": replace(WIDE, kind="continuous", mask=("null", 0)),
+    "288 values": replace(BESIDE, query="f16", dtype="f16"),
+    "272 values, in two kernels": replace(WIDE, size=288, value_size=272),
+    "128 values": SMALL,
+    "more splits than are combined": replace(
+        SMALL, size=24, value_size=16, heads=4, splits=64, cached=(4300,), new=(1,), page_size=256
+    ),
+    "heads of one token over two tiles": replace(SMALL, heads=72),
+    "8-bit rows": replace(WIDE, dtype="f8e4m3"),
+    "8-bit rows with a scale": replace(SMALL, dtype="f8e4m3", granularity=144),
+    "8-bit rows with three scales": replace(SMALL, dtype="f8e4m3", granularity=48, page_size=5),
+    "8-bit integers": replace(SMALL, dtype="i8", granularity=144, query="f16"),
+    "rows that end in bf16": replace(ROPE, page_size=5),
+    "scaled rows that end in bf16": replace(ROPE, granularity=160, kind="continuous"),
+    "rows with their scales in them": replace(ROPE, size=128 + 16 + 2 * 16, inline=32),
+    "rows of 656 bytes": replace(WIDE, dtype="f8e4m3", size=656, rope=64, inline=128),
+}
+
+
+@pytest.mark.sampled(6)
+@pytest.mark.parametrize("name", CASES)
+def test_every_row_and_page_gives_attention(name):
+    out, want = CASES[name].run(1)
+    np.testing.assert_allclose(out, want, rtol=2e-2, atol=2e-2)
+
+
+@pytest.mark.sampled(6)
+@pytest.mark.parametrize(
+    "shape", [replace(BESIDE, page_size=5), replace(BESIDE, splits=2, cached=(150,)), replace(ROPE, page_size=5)]
+)
+def test_results_do_not_depend_on_the_order_of_warps_and_copies(shape):
+    (first, _), *rest = (shape.run(2, order) for order in (ptx.ORDERS[0], ptx.ORDERS[3], ptx.RANDOM[0]))
+    for other, _ in rest:
+        np.testing.assert_array_equal(other, first)
+
+
+@pytest.mark.sampled(3)
+@pytest.mark.parametrize(
+    ("dtype", "head_size", "value_size", "heads", "splits"),
+    [
+        ("bf16", 160, 128, 16, 1), ("bf16", 576, 512, 16, None), ("f16", 144, 128, 72, 3), ("f16", 136, 128, 3, None),
+        ("f8e4m3", 160, 128, 16, 2), ("f8e4m3", 576, 512, 16, None),
+    ],
+)  # fmt: skip
+def test_listed_rows_are_those_that_a_token_sees(dtype, head_size, value_size, heads, splits):
+    scales = {"scale_dtype": "f32"} if dtype == "f8e4m3" else {}
+    rng, problem, indices = sparse_problem(
+        5, dtype, 300, head_size=head_size, page_size=12, cached=[280, 0, 60], new=[1, 1, 2], longest=320, **scales
+    )
+    pool: Any = problem.collection
+    blocks = pool.blocks.shape[0]
+    indices[0, [3, 70]] = blocks * 12 + 1, -(2**31)
+    query = random_values(rng, (problem.tokens, heads, head_size), dtypes.of("bf16" if dtype == "f8e4m3" else dtype))
+    lengths = np.array([300, 70, 33, 0], np.int32)
+    schedule: dict[str, Any] = {"kind": "latent"} | ({"splits": splits} if splits else {})
+    out = on_gpu(problem, 1, query, indices, lengths, value_size, schedule, target="sm_80")
+    want = sparse_reference(query, indices, lambda e: listed_rows(problem, 1, e), value_size, lengths, blocks * 12)
+    np.testing.assert_allclose(out.astype(np.float64), want, rtol=2e-2, atol=2e-2)
+
+
+@pytest.mark.parametrize(("dtype", "splits"), [("bf16", 2), ("f8e4m3", 1)])
+def test_lists_of_nothing_give_zeros(dtype, splits):
+    rng, problem, indices = sparse_problem(10, dtype, head_size=144, cached=[20, 0], new=[2, 1])
+    query = random_values(rng, (problem.tokens, 16, 144), dtypes.bf16)
+    schedule = {"kind": "latent", "splits": splits}
+    none = np.zeros(problem.tokens, np.int32)
+    for lists, lengths in ((indices[:, :0], None), (indices, none), (np.full_like(indices, -1), None)):
+        out = on_gpu(problem, 1, query, np.ascontiguousarray(lists), lengths, 128, schedule, target="sm_80")
+        assert (out == 0).all()
+
+
+def test_no_key_is_multiplied_twice():
+    rng, problem, _ = sparse_problem(3, "bf16", head_size=576, page_size=64)
+    query = random_values(rng, (problem.tokens, 16, 576), dtypes.bf16)
+    out = np.zeros((problem.tokens, 16, 512), query.dtype)
+    operands = (problem.collection, 1, query, problem.row_offsets, 1.0, out)
+    attributes = (("value_size", 512), ("mask", "causal"), ("span", 0))
+    what, _ = mla._MLA_ATTENTION.specialisation(operands, attributes, (("kind", "latent"), ("splits", 1)), "sm_80")
+    text = str(artifact(what).code["ptx"])
+    # A warp has 16 of 64 rows and 16 of 32 keys of scores, and 32 rows and 128 columns of values.
+    assert len(re.findall(r"mma\.sync\.aligned\.m16n8k16", text)) == 36 * 2 + 2 * 2 * 16
+
+
+@pytest.mark.parametrize(
+    ("content", "rope", "why"), [(60, 4, "a head size of a multiple of 8"), (1032, 8, "up to 512"), (128, 16, None)]
+)
+def test_rows_that_products_do_not_read_by_chunks_are_refused(content, rope, why):
+    spec = CacheSpec("paged", dtypes.f8e4m3, num_heads=1, head_size=content + 2 * rope, page_size=16, is_mla=True)
+    case = Case(spec, dtypes.bf16, dtypes.bf16, heads=16, value_size=content, rope=rope)
+    found = problems(case, by_name("sm_80"), 16)
+    assert (found == []) if why is None else why in found[0]
+
+
+@pytest.mark.parametrize("name", ["mma:4x2", "mma:2x4"])
+@pytest.mark.parametrize("columns", [64, 192])
+def test_warps_beside_one_another_hold_every_element_once(name, columns):
+    layout = tile_layout.parse(name, (64, columns))
+    held = [layout.position(r, lane, w) for w in range(8) for lane in range(32) for r in range(layout.registers)]
+    assert len(set(held)) == len(held) == 64 * columns
+    rows, across = tile_layout.row_vector(layout), tile_layout.column_vector(layout)
+    assert tile_layout.parse(str(rows), (64,)) == rows
+    assert tile_layout.parse(str(across), (columns,)) == across
+    assert rows.replicas == 4 * int(name[-1])
+
+
+@pytest.mark.parametrize("name", ["wgmma:4x2", "mma:3x2", "mma:4x3"])
+def test_only_powers_of_two_of_warps_of_mma_sync_stand_beside_one_another(name):
+    with pytest.raises(ValueError, match="warps"):
+        tile_layout.parse(name, (192, 96))
