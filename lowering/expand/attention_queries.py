@@ -90,6 +90,12 @@ class ListedQueries(RaggedQueries):
     lists: Any = None
     counts: Any = None
 
+    def sequence(self, row: Any) -> Any:
+        return row
+
+    def token(self, b: Any, row: Any) -> Any:
+        return kv.i32(0)
+
     @kv.func
     def keys(self, b: Any) -> Any:
         """Entries of a row's list."""

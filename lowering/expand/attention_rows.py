@@ -2,8 +2,8 @@
 """Attention one query row at a time: for what the tiled kernels do not take, on the host (latent rows) and on GPUs.
 
 Both make one pass over the row's keys with a running maximum and sum, in f32, and read no key outside the row's
-interval. They serve every cache kind, element type, head size, page size and mask, and latent rows (whose values
-are the first columns of the keys).
+interval. They serve every cache kind, element type, head size, page size and mask, latent rows (whose values are the
+first columns of the keys), and rows of the pool that lists name.
 
 On the host a thread has a row to itself and takes eight keys at a time, so that their scores are independent and one
 vector exp2 serves them. On a GPU a warp has it: for the scores each lane takes a key, for the values each lane
@@ -18,7 +18,7 @@ from kvarn import dsl as kv
 from kvarn.dialect.dtypes import f32, i32
 from kvarn.dialect.layout import align_up, cdiv, lowbit
 from kvarn.dsl.builder import emit_value, types
-from kvarn.lowering.row_reads import load_width, read_rope, read_row
+from kvarn.lowering.row_reads import load_width, place_in_pool, read_rope, read_row
 
 from ..host_math import exp2
 from .attention_common import (
@@ -81,15 +81,13 @@ def host_kernel(case: Case) -> Any:
         return found
 
     def take(
-        keys: Any, values: Any, q: Any, b: Any, head: Any, first: Any, count: int, state: list[Any], sums: list[Any],
-        how: Any,
+        keys: Any, values: Any, q: Any, b: Any, head: Any, places: list[tuple[Any, Any]], state: list[Any],
+        sums: list[Any], how: Any,
     ) -> None:  # fmt: skip
-        """Fold ``count`` keys into the state (maximum, denominator) and the weighted sums of values."""
-        tokens = [first + i for i in range(count)]
-        places = [(t, keys.page(b, t)) for t in tokens]
-        scores = scores_of(keys, q, b, head, places, how)
+        """Fold the keys at (token, page) into the state (maximum, denominator) and the weighted sums of values."""
+        count, scores = len(places), scores_of(keys, q, b, head, places, how)
         if isinstance(values, kv.Operand):  # of a collection, one table serves both
-            places = [(t, values.page(b, t)) for t in tokens]
+            places = [(t, values.page(b, t)) for t, _ in places]
         top = kv.math.max(state[0], *scores)
         alpha = exp2(state[0] - top)
         weights = exp2(kv.vector(f32, scores) - top) if count > 1 else [exp2(scores[0] - top)]
@@ -101,18 +99,24 @@ def host_kernel(case: Case) -> Any:
             sums[n] = x
 
     @kv.func
-    def take_all(keys, values, q, b, head, first, end, state, sums, how):
-        """Fold the keys [first, end) into the state and the sums: those that a function shows, one at a time."""
-        if hides:
+    def take_all(keys, values, q, b, head, first, end, state, sums, how, lists):
+        """Fold the keys [first, end) into the state and the sums: those that there are and are shown, one at a time."""
+        if lists is not None:
+            for t in range(first, end):
+                slot, page, there = place_in_pool(keys, lists[b, t])
+                if there:
+                    take(keys, values, q, b, head, [(slot, page)], state, sums, how)
+        elif hides:
             for t in range(first, end):
                 if shown(case, b, how[1], how[2], t, how[3]):
-                    take(keys, values, q, b, head, t, 1, state, sums, how)
+                    take(keys, values, q, b, head, [(t, keys.page(b, t))], state, sums, how)
         else:
             whole = first + kv.math.max(end - first, 0) // KEYS * KEYS
             for t in range(first, whole, KEYS):
-                take(keys, values, q, b, head, t, KEYS, state, sums, how)
+                places = [(t + i, keys.page(b, t + i)) for i in range(KEYS)]
+                take(keys, values, q, b, head, places, state, sums, how)
             for t in range(whole, end):
-                take(keys, values, q, b, head, t, 1, state, sums, how)
+                take(keys, values, q, b, head, [(t, keys.page(b, t))], state, sums, how)
 
     @kv.kernel
     def attention_host(
@@ -123,10 +127,11 @@ def host_kernel(case: Case) -> Any:
         lse: kv.Optional[kv.Buffer[f32, case.rank - 1]], slopes: kv.Optional[kv.Buffer[f32, 1]],
         prior: kv.Optional[kv.Buffer[f32, case.rank]], prior_lse: kv.Optional[kv.Buffer[f32, case.rank - 1]],
         pages: kv.Optional[kv.Buffer[i32, 3]] = None, page_counts: kv.Optional[kv.Buffer[i32, 2]] = None,
-        array0=None, array1=None, array2=None, array3=None,
+        array0=None, array1=None, array2=None, array3=None, lists: kv.Optional[kv.Buffer[i32, 2]] = None,
+        list_counts: kv.Optional[kv.Buffer[i32, 1]] = None,
     ):  # fmt: skip
         h, row = kv.block_id.x, kv.block_id.y
-        queries = queries_of(case.padded, extents, query, kv_offsets)
+        queries = queries_of(case.padded, extents, query, kv_offsets, lists, list_counts)
         if queries.holds(row):
             source = collection or key_operand
             b, position, num_keys = place_of(case, source, value_operand, queries, row)
@@ -144,13 +149,13 @@ def host_kernel(case: Case) -> Any:
             how = (slopes, h, position, arrays)
             chosen = chosen_pages(source, pages, page_counts)
             if chosen is None:
-                take_all(keys, values, q, b, head, first, end, state, sums, how)
+                take_all(keys, values, q, b, head, first, end, state, sums, how, lists)
             else:
                 count = chosen.count(b, head)
                 for entry in range(count):
                     token = chosen.first_token(b, head, entry, count)
                     low, high = kv.math.max(first, token), kv.math.min(end, token + spec.page_size)
-                    take_all(keys, values, q, b, head, low, high, state, sums, how)
+                    take_all(keys, values, q, b, head, low, high, state, sums, how, None)
             sink, before = None if sinks is None else sinks[h], None if prior is None else prior_lse[(*here, h)]
             *state, inverse, of_prior = finished(*state, sink, before, exp2)
             for n, (d, w) in enumerate(value_vectors):
@@ -162,6 +167,14 @@ def host_kernel(case: Case) -> Any:
                 lse[(*here, h)] = log_sum_exp(state[0], state[1])
 
     return attention_host
+
+
+@kv.func
+def place_of_key(cache, lists, b, token):
+    """(token or slot, page, whether there is one) of a key: a sequence's token, or the row that its list names."""
+    if lists is not None:
+        return place_in_pool(cache, lists[b, token])
+    return token, cache.page(b, token), True
 
 
 # --- GPUs ------------------------------------------------------------------------------------------
@@ -182,7 +195,7 @@ def simt_kernel(case: Case) -> Any:
     width = lane_width(case)
     columns = case.value_size // width  # vectors of a value
     turns = cdiv(columns, 32)
-    unrolled, hides = case.content // key_width <= 32, asks(case)
+    unrolled, hides = case.content // key_width <= 32, asks(case) or case.listed
 
     rope_vectors = [(case.content + d, w) for d, w in column_vectors(case.rope, 8)]
 
@@ -193,10 +206,9 @@ def simt_kernel(case: Case) -> Any:
         return total
 
     @kv.func
-    def score_of(keys, q, warp, b, head, token):
+    def score_of(keys, q, warp, b, head, token, page):
         """This lane's key against the query row in shared memory."""
         total = kv.f32(0.0)
-        page = keys.page(b, token)
         for d in range(0 if unrolled else kv.i32(0), case.content, key_width):
             key = read_row(case.row, keys, b, head, token, d, key_width, page)
             total = product(total, q.load(warp, d, width=key_width), key)
@@ -206,15 +218,16 @@ def simt_kernel(case: Case) -> Any:
         return total
 
     @kv.func
-    def take_all(keys, values, q, warp, lane, b, h, first, end, position, slopes, arrays, state, sums):
+    def take_all(keys, values, q, warp, lane, b, h, first, end, position, slopes, arrays, state, sums, lists):
         """Fold the keys [first, end) into the state (maximum, this lane's sum) and the weighted sums of values."""
         head = h // case.group
         for base in range(first, end, 32):
             token = kv.math.min(base + lane, end - 1)
-            score = score_of(keys, q, warp, b, head, token)
+            at, page, seen = place_of_key(keys, lists, b, token)
+            score = score_of(keys, q, warp, b, head, at, page)
             score = modified_one(case, score, b, h, position, token, slopes, arrays, FAST)
-            seen = base + lane < end
-            if hides:
+            seen = seen & (base + lane < end)
+            if asks(case):
                 seen = seen & shown(case, b, h, position, token, arrays)
             score = kv.where(seen, score, NO_VALUE)
             higher = kv.math.max(state[0], kv.warp_reduce(score, "max"))
@@ -225,11 +238,11 @@ def simt_kernel(case: Case) -> Any:
                 sums[n] = sums[n] * alpha
             for i in range(0, kv.math.min(end - base, 32)):
                 share = kv.shuffle_idx(weight, i)
-                if (share != 0.0) if hides else True:  # a value that a function hides may be anything
-                    page = values.page(b, base + i)
+                if (share != 0.0) if hides else True:  # a value that is hidden may be anything
+                    at, page, _ = place_of_key(values, lists, b, base + i)
                     for n in kv.static(range(turns)):
                         d = kv.math.min(lane + 32 * n, columns - 1) * width
-                        sums[n] = sums[n] + read_row(case.row, values, b, head, base + i, d, width, page) * share
+                        sums[n] = sums[n] + read_row(case.row, values, b, head, at, d, width, page) * share
 
     @kv.kernel(max_threads=32 * WARPS)
     def attention_simt(
@@ -240,13 +253,14 @@ def simt_kernel(case: Case) -> Any:
         lse: kv.Optional[kv.Buffer[f32, case.rank - 1]], slopes: kv.Optional[kv.Buffer[f32, 1]],
         prior: kv.Optional[kv.Buffer[f32, case.rank]], prior_lse: kv.Optional[kv.Buffer[f32, case.rank - 1]],
         pages: kv.Optional[kv.Buffer[i32, 3]] = None, page_counts: kv.Optional[kv.Buffer[i32, 2]] = None,
-        array0=None, array1=None, array2=None, array3=None,
+        array0=None, array1=None, array2=None, array3=None, lists: kv.Optional[kv.Buffer[i32, 2]] = None,
+        list_counts: kv.Optional[kv.Buffer[i32, 1]] = None,
     ):  # fmt: skip
         lane, warp = kv.thread_id.x & 31, kv.thread_id.x >> 5
         item = kv.block_id.x * WARPS + warp
         row, h = item // case.heads, item % case.heads
         q = kv.shared((WARPS, align_up(case.size, 16)), f32)
-        queries = queries_of(case.padded, extents, query, kv_offsets)
+        queries = queries_of(case.padded, extents, query, kv_offsets, lists, list_counts)
         exists, here = queries.holds(row), queries.numbered(row)
         if exists:
             factor = scale * score_unit(case)
@@ -262,14 +276,14 @@ def simt_kernel(case: Case) -> Any:
             arrays = arrays_read(array0, array1, array2, array3)
             state, chosen = [kv.f32(LOWEST), kv.f32(0.0)], chosen_pages(source, pages, page_counts)
             if chosen is None:
-                take_all(keys, values, q, warp, lane, b, h, first, end, position, slopes, arrays, state, sums)
+                take_all(keys, values, q, warp, lane, b, h, first, end, position, slopes, arrays, state, sums, lists)
             else:
                 head = h // case.group
                 count = chosen.count(b, head)
                 for entry in range(count):
                     token = chosen.first_token(b, head, entry, count)
                     low, high = kv.math.max(first, token), kv.math.min(end, token + spec.page_size)
-                    take_all(keys, values, q, warp, lane, b, h, low, high, position, slopes, arrays, state, sums)
+                    take_all(keys, values, q, warp, lane, b, h, low, high, position, slopes, arrays, state, sums, None)
             top, total = state
             sink, before = None if sinks is None else sinks[h], None if prior is None else prior_lse[(*here, h)]
             top, total, inverse, of_prior = finished(top, kv.warp_reduce(total, "add"), sink, before)

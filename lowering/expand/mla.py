@@ -3,8 +3,8 @@
 
 Latent rows are keys whose first ``value_size`` columns are the values. On a GPU with wgmma the kernels of
 ``latent_wide`` and ``latent_few`` take the shapes that they know; other shapes and other GPUs have the kernel over
-tiles, with products by mma.sync. The row kernels of ``attention_rows`` take everything, those of ``mla_rows`` where
-a list says which rows. A prefill's chunk has the kernels of ``mla_rows`` only: there is none on the tensor cores.
+tiles, with products by mma.sync. The row kernels of ``attention_rows`` take everything. A prefill's chunk has those of
+``mla_chunk`` only: there is none on the tensor cores.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from kvarn.dialect.ops.attention import arrays_of, score_of
 from kvarn.dialect.ops.mla import inline_content, inline_scales_of
 from kvarn.lowering.tile_ir import MMA
 
-from . import expands, latent_schedule, mla_rows, tile_schedule
+from . import expands, latent_schedule, mla_chunk, tile_schedule
 from .attention import launch_rows
 from .attention_common import Case
 from .attention_queries import RaggedQueries
@@ -96,11 +96,7 @@ def expand_attention(op: Any, at: Expansion) -> None:
         lists = [None, None, None, op.indices, op.topk_lengths]
         tile_schedule.launch(config, at, op, args, (op.collection, op.collection, op.layer), lists)
         return
-    if op.indices is not None:
-        rest = [op.lse, op.indices, op.topk_lengths, None, None, None, None, op.sinks, op.prior, op.prior_lse]
-        mla_rows.launch(mla_rows.Listed(case), at, op, *rest)
-        return
-    launch_rows(kind, case, at, op.query, [*args, None, None, *arrays_of(op)])
+    launch_rows(kind, case, at, op.query, [*args, None, None, *arrays_of(op), op.indices, op.topk_lengths])
 
 
 @expands("kv.mla_prefill_chunk")
@@ -111,9 +107,8 @@ def expand_prefill_chunk(op: Any, at: Expansion) -> None:
         spec=at.spec(op.collection), query=at.dtype(op.query), out=at.dtype(op.out), heads=at.static_dim(op.query, 1),
         value_size=at.static_dim(op.value, 2), rope=rope if op.bf16_rope.value else 0, lse=True,
     )  # fmt: skip
-    source = mla_rows.Chunk(case, nope, rope, row_alignment(op), op.accumulate.value)
-    rest = (op.key, op.value, op.buffer_row_offsets, op.cache_offsets)
-    mla_rows.launch(source, at, op, op.lse, None, None, *rest)
+    chunk = mla_chunk.Chunk(case, nope, rope, row_alignment(op), op.accumulate.value)
+    mla_chunk.launch(chunk, at, op)
 
 
 def decompress_kernel(spec: CacheSpec) -> Any:

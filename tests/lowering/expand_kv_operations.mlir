@@ -117,20 +117,20 @@ func.func @latent_keys(%c: !latent, %layer: i32, %k: !row, %offsets: !table) {
 // asks for no byte, which fills it with zeros. The kernel of rows does not read it.
 // CHECK-LABEL: func.func @listed_rows
 // CHECK:         gpu.launch_func @kernels::@attention_latent_few blocks
-// CHECK:         gpu.launch_func @kernels::@mla_rows blocks
+// CHECK:         gpu.launch_func @kernels::@attention_simt blocks
 // CHECK:       gpu.func @attention_latent_few({{.*}}name = "parts"}{{.*}}name = "indices"}, {{.*}}name = "topk_lengths"}
 // CHECK-NOT:     kv.load_tile
 // CHECK:         memref.load %{{.+}} : memref<?x?xi32, strided<[?, 1]>, 1>
 // CHECK:         %[[OPERAND:.+]] = "kv.make_operand"
 // CHECK:         "kv.block_ptr"(%[[OPERAND]]
 // CHECK:         nvvm.cp.async.shared.global %{{.+}}, %{{.+}}, 16, cache = cg, %{{.+}} : !llvm.ptr<3>, !llvm.ptr<1>, i32
-// CHECK:       gpu.func @mla_rows({{.*}}name = "out"}{{.*}}name = "indices"}
-// CHECK-NOT:     topk_lengths
+// CHECK:       gpu.func @attention_simt({{.*}}name = "out"}{{.*}}name = "lists"}
+// CHECK-NOT:     list_counts
 // CHECK:         scf.if
 // CHECK:         "kv.load"
 // HOST-LABEL: func.func @listed_rows
-// HOST:         gpu.launch_func @kernels::@mla_rows_host
-// HOST:         gpu.launch_func @kernels::@mla_rows_host_2
+// HOST:         gpu.launch_func @kernels::@attention_host
+// HOST:         gpu.launch_func @kernels::@attention_host_2
 func.func @listed_rows(%c: !latent, %layer: i32, %q: !queries, %o: !table, %s: f32, %out: !values, %x: !lists) {
   "kv.mla_attention"(collection = %c, layer = %layer, query = %q, row_offsets = %o, scale = %s, out = %out,
       indices = %x, topk_lengths = %o)
@@ -154,20 +154,20 @@ func.func @listed_rows(%c: !latent, %layer: i32, %q: !queries, %o: !table, %s: f
 // A key is read from the chunk's buffer and, its last columns, from the latent row; the value from a buffer. What
 // accumulates is another kernel, which reads what it will write.
 // CHECK-LABEL: func.func @prefill_chunk
-// CHECK:         gpu.launch_func @kernels::@mla_rows blocks
-// CHECK:         gpu.launch_func @kernels::@mla_rows_2 blocks
-// CHECK:       gpu.func @mla_rows({{.*}}name = "lse"}, {{.*}}name = "key"}, {{.*}}name = "cache_offsets"}
+// CHECK:         gpu.launch_func @kernels::@mla_chunk blocks
+// CHECK:         gpu.launch_func @kernels::@mla_chunk_2 blocks
+// CHECK:       gpu.func @mla_chunk({{.*}}name = "lse"}, {{.*}}name = "key"}, {{.*}}name = "cache_offsets"}
 // CHECK-NOT:     vector.load %arg5
 // CHECK:         vector.load %arg7[{{.*}} {alignment = 16 : i64} {{.*}}, vector<8xbf16>
 // CHECK:         "kv.load"({{.*}}vector<8xbf16>
 // CHECK:         vector.load %arg8[
 // CHECK:         memref.store %{{.+}}, %arg6[
-// CHECK:       gpu.func @mla_rows_2(
+// CHECK:       gpu.func @mla_chunk_2(
 // CHECK:         memref.load %arg6[
 // CHECK:         vector.load %arg5[
 // HOST-LABEL: func.func @prefill_chunk
-// HOST:         gpu.launch_func @kernels::@mla_rows_host
-// HOST:         gpu.launch_func @kernels::@mla_rows_host_2
+// HOST:         gpu.launch_func @kernels::@mla_chunk_host
+// HOST:         gpu.launch_func @kernels::@mla_chunk_host_2
 func.func @prefill_chunk(%c: !latent, %layer: i32, %q: !queries, %o: !table, %k: !keys, %v: !keys, %s: f32, %out: !keys, %lse: !lse) {
   "kv.mla_prefill_chunk"(%c, %layer, %q, %o, %k, %v, %o, %o, %s, %out, %lse) {accumulate = false, bf16_rope = false}
     : (!latent, i32, !queries, !table, !keys, !keys, !table, !table, f32, !keys, !lse) -> ()

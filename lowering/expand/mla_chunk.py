@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""MLA attention one query row at a time, over keys that are not the tokens of a sequence's cache in their order.
+"""MLA attention of a prefill's chunk, one query row at a time: decompressed keys that end in columns of latent rows.
 
-The keys are latent rows of the pool that a list names (:class:`Listed`), or a chunk's decompressed keys, whose last
-columns are those of the latent rows (:class:`Chunk`). The kernels are as those of ``attention_rows``: one pass over a
-row's keys with a running maximum and sum, in f32; on the host a thread has a row, on a GPU a warp, whose lanes take a
-key each for the scores and some columns of all keys for the values.
+The kernels are as those of ``attention_rows``: one pass over a row's keys with a running maximum and sum, in f32; on
+the host a thread has a row, on a GPU a warp, whose lanes take a key each for the scores and some columns of all keys
+for the values.
 """
 
 from __future__ import annotations
@@ -15,53 +14,14 @@ from typing import Any
 from kvarn import dsl as kv
 from kvarn.dialect.dtypes import f32, i32
 from kvarn.dialect.layout import align_up, cdiv, lowbit
-from kvarn.lowering.row_reads import load_width, place_in_pool, read, read_rope, read_row
+from kvarn.lowering.row_reads import load_width, read, read_rope
 
+from ..host_math import exp2
 from .attention_common import Case
 from .attention_queries import RaggedQueries
-from .attention_rows import LANES, WARPS, exp2, lane_sum, lane_width
+from .attention_rows import LANES, WARPS, lane_sum
 from .base import Expansion
-from .partial_results import LOG2E, LOWEST, NO_VALUE, finished, log_sum_exp, with_prior
-
-
-@dataclass(frozen=True)
-class Part:
-    """Columns of the query, from ``start`` on, whose keys one reader reads ``width`` at a time."""
-
-    reader: str
-    start: int
-    columns: int
-    width: int
-
-
-@dataclass(frozen=True)
-class Listed:
-    """Keys and values are the latent rows that ``indices`` names for a query row."""
-
-    case: Case
-    accumulate: bool = False
-
-    @property
-    def columns(self) -> int:
-        """Columns of the query."""
-        return self.case.size
-
-    def parts(self, widest: int) -> list[Part]:
-        """The query's columns, by what reads their keys, at most ``widest`` at a time."""
-        case = self.case
-        found = [Part("row", 0, case.content, load_width(case.spec, min(widest, lowbit(case.content))))]
-        if case.rope:
-            found.append(Part("tail", case.content, case.rope, min(widest, 8, lowbit(case.rope))))
-        return found
-
-    def value_width(self, widest: int) -> int:
-        """Columns of a value that are read at a time."""
-        return load_width(self.case.spec, min(widest, lowbit(self.case.value_size)))
-
-    @property
-    def lane_width(self) -> int:
-        """Columns of a value that a lane takes at a time."""
-        return lane_width(self.case)
+from .partial_results import LOG2E, LOWEST, NO_VALUE, finished, log_sum_exp
 
 
 @dataclass(frozen=True)
@@ -80,59 +40,46 @@ class Chunk:
 
     @property
     def columns(self) -> int:
+        """Columns of the query."""
         return self.nope + self.rope
 
     def parts(self, widest: int) -> list[Part]:
+        """The query's columns, by what has their keys, at most ``widest`` at a time."""
         case = self.case
         width = min(widest, lowbit(self.rope), 8)
         if not case.rope:  # the columns are read as those of a row are: their first one counts too
             width = load_width(case.spec, min(width, lowbit(case.spec.head_size - self.rope) or width))
-        reader = "tail" if case.rope else "row"
-        return [Part("buffer", 0, self.nope, min(widest, lowbit(self.nope))), Part(reader, self.nope, self.rope, width)]
+        return [Part(True, 0, self.nope, min(widest, lowbit(self.nope))), Part(False, self.nope, self.rope, width)]
 
     def value_width(self, widest: int) -> int:
+        """Columns of a value that are read at a time."""
         return min(widest, lowbit(self.case.value_size))
 
     @property
     def lane_width(self) -> int:
+        """Columns of a value that a lane takes at a time."""
         size = self.case.value_size
         return min(16 // self.case.query.itemsize, lowbit(size), max(1, 1 << cdiv(size, 32).bit_length() - 1))
 
 
-class ListedKeys:
-    """The listed keys of one query row, inside a kernel: ``count`` places, some of which may name no row."""
+@dataclass(frozen=True)
+class Part:
+    """Columns of the query, from ``start`` on, whose keys lie in the buffer, or in latent rows, ``width`` at a time."""
 
-    def __init__(self, source: Listed, cache: Any, indices: Any, topk_lengths: Any, row: Any) -> None:
-        self.case, self.cache, self.indices, self.row = source.case, cache, indices, row
-        self.count = indices.shape[1]
-        if topk_lengths is not None:
-            self.count = kv.math.min(kv.math.max(topk_lengths[row], 0), self.count)
-
-    def place(self, i: Any) -> tuple[tuple[Any, ...], Any]:
-        """Where the i-th key is, and whether there is one: it is not read else."""
-        slot, page, there = place_in_pool(self.cache, self.indices[self.row, kv.math.min(i, self.count - 1)])
-        return (slot, page), there & (i < self.count)
-
-    def key(self, place: tuple[Any, ...], part: Part, d: Any) -> Any:
-        """Keys of a part's columns from ``d`` on, as f32."""
-        slot, page = place
-        if part.reader == "tail":
-            return read_rope(self.case.row, self.cache, 0, 0, slot, d + part.start, part.width, page)
-        return read_row(self.case.row, self.cache, 0, 0, slot, d, part.width, page)
-
-    def value(self, place: tuple[Any, ...], d: Any, width: int) -> Any:
-        slot, page = place
-        return read_row(self.case.row, self.cache, 0, 0, slot, d, width, page)
+    in_buffer: bool
+    start: int
+    columns: int
+    width: int
 
 
 class ChunkKeys:
     """The keys of a chunk that one query row sees, inside a kernel: the first ``count`` of its sequence's."""
 
     def __init__(
-        self, source: Chunk, cache: Any, key: Any, value: Any, rows: tuple[Any, Any], cache_offset: Any,
+        self, chunk: Chunk, cache: Any, key: Any, value: Any, rows: tuple[Any, Any], cache_offset: Any,
         position: Any, b: Any, head: Any,
     ) -> None:  # fmt: skip
-        self.source, self.case, self.cache = source, source.case, cache
+        self.chunk, self.case, self.cache = chunk, chunk.case, cache
         self.keys, self.values, self.b, self.head = key, value, b, head
         # No offset leads out of the buffers.
         held = kv.math.min(key.shape[0], value.shape[0])
@@ -141,64 +88,61 @@ class ChunkKeys:
         self.count = kv.math.min(last - self.first, position + 1 - cache_offset)
 
     def place(self, i: Any) -> tuple[tuple[Any, ...], Any]:
+        """Where the i-th key is, and whether there is one: it is not read else."""
         at = kv.math.min(i, self.count - 1)
         token = self.cache_offset + at
         return (self.first + at, token, self.cache.page(self.b, token)), i < self.count
 
     def key(self, place: tuple[Any, ...], part: Part, d: Any) -> Any:
+        """Keys of a part's columns from ``d`` on, as f32."""
         row, token, page = place
-        if part.reader == "buffer":
+        if part.in_buffer:
             return self._load(self.keys, row, d, part.width)
-        if part.reader == "tail":
-            return read_rope(self.case.row, self.cache, self.b, 0, token, d + self.case.content, part.width, page)
-        column = d + (self.case.spec.head_size - self.source.rope)
+        if self.case.rope:
+            column = d + self.case.content
+            return read_rope(self.case.row, self.cache, self.b, 0, token, column, part.width, page)
+        column = d + (self.case.spec.head_size - self.chunk.rope)
         return read(self.case.spec, self.cache, self.b, 0, token, column, part.width, page)
 
     def value(self, place: tuple[Any, ...], d: Any, width: int) -> Any:
         return self._load(self.values, place[0], d, width)
 
     def _load(self, buffer: Any, row: Any, d: Any, width: int) -> Any:
-        alignment = min(self.source.alignment, width * buffer.dtype.itemsize)
+        alignment = min(self.chunk.alignment, width * buffer.dtype.itemsize)
         return kv.f32(buffer.load(row, self.head, d, width=width, alignment=alignment))
-
-
-Source = Listed | Chunk
-Keys = ListedKeys | ChunkKeys
 
 
 @kv.func
 def keys_of(
-    source, collection, layer, queries, indices, topk_lengths, key, value, buffer_row_offsets, cache_offsets, row,
-    head,
+    chunk, collection, layer, queries, key, value, buffer_row_offsets, cache_offsets, row, head
 ):  # fmt: skip
     """The keys of a query row and head."""
-    cache = collection.get_key_cache(layer)
-    if indices is not None:
-        return ListedKeys(source, cache, indices, topk_lengths, row)
     b = queries.sequence(row)
     position = collection.cache_length(b) + queries.token(b, row)
     rows = buffer_row_offsets[b], buffer_row_offsets[b + 1]
-    return ChunkKeys(source, cache, key, value, rows, cache_offsets[b], position, b, head)
+    cache = collection.get_key_cache(layer)
+    return ChunkKeys(chunk, cache, key, value, rows, cache_offsets[b], position, b, head)
 
 
-def launch(source: Source, at: Expansion, op: Any, *rest: Any) -> None:
-    """Launch the host's or the warps' kernel over all query rows; ``rest`` are the kernels' last arguments."""
-    heads, rows = source.case.heads, at.dim(op.query, 0)
-    args = [op.collection, op.layer, op.query, op.row_offsets, op.scale, op.out, *rest]
+def launch(chunk: Chunk, at: Expansion, op: Any) -> None:
+    """Launch the host's or the warps' kernel over all query rows."""
+    heads, rows = chunk.case.heads, at.dim(op.query, 0)
+    args = [op.collection, op.layer, op.query, op.row_offsets, op.scale, op.out, op.lse, op.key, op.value]
+    args += [op.buffer_row_offsets, op.cache_offsets]
     if at.target.is_host:
-        at.launch(host_kernel(source), args, (at.constant(heads), rows, 1), (1, 1, 1), key=source)
+        at.launch(host_kernel(chunk), args, (at.constant(heads), rows, 1), (1, 1, 1), key=chunk)
         return
     blocks = (rows * heads + (WARPS - 1)) // WARPS
-    at.launch(simt_kernel(source), args, (blocks, 1, 1), (32 * WARPS, 1, 1), key=source)
+    at.launch(simt_kernel(chunk), args, (blocks, 1, 1), (32 * WARPS, 1, 1), key=chunk)
 
 
-def host_kernel(source: Source) -> Any:
+def host_kernel(chunk: Chunk) -> Any:
     """The host's kernel: a grid of (query heads, rows), one thread a block."""
-    case, parts = source.case, source.parts(LANES)
-    width = source.value_width(LANES)
+    case, parts = chunk.case, chunk.parts(LANES)
+    width = chunk.value_width(LANES)
     value_columns = range(0, case.value_size, width)
 
-    def score_of(keys: Keys, q: list[Any], place: tuple[Any, ...]) -> Any:
+    def score_of(keys: ChunkKeys, q: list[Any], place: tuple[Any, ...]) -> Any:
         score, vectors = kv.f32(0.0), iter(q)
         for part in parts:
             total = None
@@ -209,20 +153,16 @@ def host_kernel(source: Source) -> Any:
         return score
 
     @kv.kernel
-    def mla_rows_host(
+    def mla_chunk_host(
         collection: kv.KVCacheCollection, layer: kv.i32, query: kv.Buffer[case.query, 3],
         row_offsets: kv.Buffer[i32, 1], scale: kv.f32, out: kv.Buffer[case.out, 3],
-        lse: kv.Optional[kv.Buffer[f32, 2]], indices: kv.Optional[kv.Buffer[i32, 2]],
-        topk_lengths: kv.Optional[kv.Buffer[i32, 1]], key: kv.Optional[kv.Buffer[case.query, 3]],
-        value: kv.Optional[kv.Buffer[case.query, 3]], buffer_row_offsets: kv.Optional[kv.Buffer[i32, 1]],
-        cache_offsets: kv.Optional[kv.Buffer[i32, 1]], sinks: kv.Optional[kv.Buffer[f32, 1]] = None,
-        prior: kv.Optional[kv.Buffer[f32, 3]] = None, prior_lse: kv.Optional[kv.Buffer[f32, 2]] = None,
+        lse: kv.Buffer[f32, 2], key: kv.Buffer[case.query, 3], value: kv.Buffer[case.query, 3],
+        buffer_row_offsets: kv.Buffer[i32, 1], cache_offsets: kv.Buffer[i32, 1],
     ):  # fmt: skip
         h, row = kv.block_id.x, kv.block_id.y
         queries = RaggedQueries(row_offsets, query.shape[0])
         if queries.holds(row):
-            keys = keys_of(source, collection, layer, queries, indices, topk_lengths, key, value,
-                           buffer_row_offsets, cache_offsets, row, h)  # fmt: skip
+            keys = keys_of(chunk, collection, layer, queries, key, value, buffer_row_offsets, cache_offsets, row, h)
             factor = scale * LOG2E
             q = [
                 kv.f32(query.load(row, h, part.start + d, width=part.width, alignment=case.query.itemsize)) * factor
@@ -231,7 +171,7 @@ def host_kernel(source: Source) -> Any:
             ]
             m, l = kv.f32(LOWEST), kv.f32(0.0)
             sums = [kv.vector(f32, width) if width > 1 else kv.f32(0.0) for _ in value_columns]
-            if source.accumulate:
+            if chunk.accumulate:
                 before = lse[row, h]
                 if before != NO_VALUE:
                     m, l = before * LOG2E, kv.f32(1.0)
@@ -246,24 +186,19 @@ def host_kernel(source: Source) -> Any:
                     m, l = m_new, l * alpha + weight
                     for n, d in enumerate(value_columns):
                         sums[n] = sums[n] * alpha + keys.value(place, d, width) * weight
-            sink, before = None if sinks is None else sinks[h], None if prior is None else prior_lse[row, h]
-            m, l, factor, of_prior = finished(m, l, sink, before, exp2)
+            m, l, factor, _ = finished(m, l, None, None, exp2)
             for n, d in enumerate(value_columns):
-                x = sums[n] * factor
-                if prior is not None:
-                    x = with_prior(x, prior.load(row, h, d, width=width, alignment=f32.itemsize), of_prior)
-                out.store(row, h, d, value=case.out(x), alignment=case.out.itemsize)
-            if lse is not None:
-                lse[row, h] = log_sum_exp(m, l)
+                out.store(row, h, d, value=case.out(sums[n] * factor), alignment=case.out.itemsize)
+            lse[row, h] = log_sum_exp(m, l)
 
-    return mla_rows_host
+    return mla_chunk_host
 
 
-def simt_kernel(source: Source) -> Any:
+def simt_kernel(chunk: Chunk) -> Any:
     """The GPU's kernel: a warp a (row, query head), ``WARPS`` of them a block, in a linear grid."""
-    case = source.case
-    parts = source.parts(16 // max(case.spec.dtype.itemsize, 2))
-    width = source.lane_width
+    case = chunk.case
+    parts = chunk.parts(16 // max(case.spec.dtype.itemsize, 2))
+    width = chunk.lane_width
     columns = case.value_size // width  # vectors of a value
     turns = cdiv(columns, 32)
 
@@ -281,32 +216,28 @@ def simt_kernel(source: Source) -> Any:
         return total
 
     @kv.kernel(max_threads=32 * WARPS)
-    def mla_rows(
+    def mla_chunk(
         collection: kv.KVCacheCollection, layer: kv.i32, query: kv.Buffer[case.query, 3],
         row_offsets: kv.Buffer[i32, 1], scale: kv.f32, out: kv.Buffer[case.out, 3],
-        lse: kv.Optional[kv.Buffer[f32, 2]], indices: kv.Optional[kv.Buffer[i32, 2]],
-        topk_lengths: kv.Optional[kv.Buffer[i32, 1]], key: kv.Optional[kv.Buffer[case.query, 3]],
-        value: kv.Optional[kv.Buffer[case.query, 3]], buffer_row_offsets: kv.Optional[kv.Buffer[i32, 1]],
-        cache_offsets: kv.Optional[kv.Buffer[i32, 1]], sinks: kv.Optional[kv.Buffer[f32, 1]] = None,
-        prior: kv.Optional[kv.Buffer[f32, 3]] = None, prior_lse: kv.Optional[kv.Buffer[f32, 2]] = None,
+        lse: kv.Buffer[f32, 2], key: kv.Buffer[case.query, 3], value: kv.Buffer[case.query, 3],
+        buffer_row_offsets: kv.Buffer[i32, 1], cache_offsets: kv.Buffer[i32, 1],
     ):  # fmt: skip
         lane, warp = kv.thread_id.x & 31, kv.thread_id.x >> 5
         item = kv.block_id.x * WARPS + warp
         row, h = item // case.heads, item % case.heads
-        q = kv.shared((WARPS, align_up(source.columns, 16)), f32)
+        q = kv.shared((WARPS, align_up(chunk.columns, 16)), f32)
         queries = RaggedQueries(row_offsets, query.shape[0])
         exists = queries.holds(row)
         if exists:
             factor = scale * LOG2E
-            for d in range(lane, source.columns, 32):
+            for d in range(lane, chunk.columns, 32):
                 q[warp, d] = kv.f32(query[row, h, d]) * factor
         kv.syncwarp()
         if exists:
-            keys = keys_of(source, collection, layer, queries, indices, topk_lengths, key, value,
-                           buffer_row_offsets, cache_offsets, row, h)  # fmt: skip
+            keys = keys_of(chunk, collection, layer, queries, key, value, buffer_row_offsets, cache_offsets, row, h)
             m, l = kv.f32(LOWEST), kv.f32(0.0)
             sums = [kv.vector(f32, width) if width > 1 else kv.f32(0.0) for _ in range(turns)]
-            if source.accumulate:
+            if chunk.accumulate:
                 before = lse[row, h]
                 if before != NO_VALUE:
                     m = before * LOG2E
@@ -332,18 +263,13 @@ def simt_kernel(source: Source) -> Any:
                         for n in kv.static(range(turns)):
                             d = kv.math.min(lane + 32 * n, columns - 1) * width
                             sums[n] = sums[n] + keys.value(shared_place, d, width) * share
-            sink, before = None if sinks is None else sinks[h], None if prior is None else prior_lse[row, h]
-            m, l, factor, of_prior = finished(m, kv.warp_reduce(l, "add"), sink, before)
+            m, l, factor, _ = finished(m, kv.warp_reduce(l, "add"))
             for n in kv.static(range(turns)):
                 column = lane + 32 * n
                 if column < columns:
-                    x = sums[n] * factor
-                    if prior is not None:
-                        found = prior.load(row, h, column * width, width=width, alignment=f32.itemsize)
-                        x = with_prior(x, found, of_prior)
-                    out.store(row, h, column * width, value=case.out(x), alignment=case.out.itemsize)
-            if lse is not None:
-                if lane == 0:
-                    lse[row, h] = log_sum_exp(m, l)
+                    x = case.out(sums[n] * factor)
+                    out.store(row, h, column * width, value=x, alignment=case.out.itemsize)
+            if lane == 0:
+                lse[row, h] = log_sum_exp(m, l)
 
-    return mla_rows
+    return mla_chunk
