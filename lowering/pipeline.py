@@ -188,6 +188,7 @@ def _gpu_tiles(target: Target, trace: int) -> list[Step]:
     """From tiles to what threads hold of them."""
     return [
         _kv("tabulate-kv-scores", "after what is far has left, and before layouts, which tables have too", True),
+        _kv("reverse-kv-loops", "after what looks at the order of tiles, and before copies have one", True),
         _kv(f"assign-kv-layouts{{target={target.name}}}", "before the copies, which products in shared memory decide"),
         _kv(f"select-kv-copies{{target={target.name}}}", "once it is known which tiles lie in shared memory"),
         _kv("specialize-kv-warps", "copies are ops now, and no loop carries what they wait for yet", True),
@@ -195,6 +196,7 @@ def _gpu_tiles(target: Target, trace: int) -> list[Step]:
         _kv("pipeline-kv-loops", "after the copies left: what is rotated are products and their waits", True),
         _kv("queue-kv-rounds", "after the roles have loops of their own, and nothing looks at those any more", True),
         _kv("skip-kv-maxima", "after the rotation, whose first iteration has no maximum yet", True),
+        _kv("fold-kv-scores", "after scores are no more needed for every maximum", True),
         _kv("skip-kv-rescales", "after the rotation, which moves the rescale", True),
         _kv("simplify-kv-tiles", "what the passes over tiles left over, before every op becomes many", True),
         *([_kv("trace-kv-phases", "on request, when waits and copies stand where they stay", True)] if trace else []),

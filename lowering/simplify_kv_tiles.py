@@ -26,7 +26,7 @@ from .index import const
 from .pass_base import kv_pass
 from .rewrite import defining_op, ops_named
 from .rewrites import performs
-from .tile_ir import tiled
+from .tile_ir import drop, tiled
 
 _CANONICALIZE = (
     "canonicalize{max-iterations=10 max-num-rewrites=-1 region-simplify=normal test-convergence=false top-down=true}"
@@ -91,18 +91,6 @@ def conditions(mask: ir.Value) -> list[ir.Value]:
     if op is None or op.name != "arith.andi":
         return [mask]
     return [x for operand in op.operands for x in conditions(operand)]
-
-
-def drop(value: ir.Value) -> None:
-    """Erase what computes a mask that nothing asks for; without the native part, upstream does not erase kv ops."""
-    op = defining_op(value)
-    known = op is not None and (op.name == "kv.tile_broadcast" or op.name.startswith("arith."))
-    if op is None or not known or any(True for _ in value.uses):
-        return
-    operands = list(op.operands)
-    op.erase()
-    for operand in dict.fromkeys(operands):
-        drop(operand)
 
 
 def join_bounds(mask: ir.Operation) -> None:

@@ -164,7 +164,7 @@ def _first_of(vector: ir.Value) -> ir.Value | None:
     return None
 
 
-def _from_base(vector: ir.Value) -> tuple[ir.Value, ir.Value] | None:
+def from_base(vector: ir.Value) -> tuple[ir.Value, ir.Value] | None:
     """(positions, number) of a vector of floats that are positions less a number."""
     op = defining_op(vector)
     inner = defining_op(op.operands[0]) if op is not None and op.name == "arith.sitofp" else None
@@ -185,7 +185,7 @@ def difference_of(value: ir.Value) -> Difference | None:
     negative, number = left[0] == 1, op.name == "arith.subf"
     query, key = (right[1], left[1]) if negative else (left[1], right[1])
     if number:
-        of_query, of_key = _from_base(query), _from_base(key)
+        of_query, of_key = from_base(query), from_base(key)
         if of_query is None or of_key is None or of_query[1] != of_key[1]:
             return None
         query, key = of_query[0], of_key[0]

@@ -198,6 +198,18 @@ def _rewire(op: ir.Operation, values: dict[ir.Value, ir.Value]) -> None:
                 _rewire(inner.operation, values)
 
 
+def drop(value: ir.Value) -> None:
+    """Erase what computes elements that nothing asks for; without the native part, upstream does not erase kv ops."""
+    op = defining_op(value)
+    if op is None or any(True for _ in value.uses):
+        return
+    if is_elementwise(op) or op.name in ("kv.tile_broadcast", "kv.tile_ramp", "tensor.splat"):
+        operands = dict.fromkeys(op.operands)
+        op.erase()
+        for operand in operands:
+            drop(operand)
+
+
 def backward(roots: list[ir.Operation], within: Callable[[ir.Operation], bool]) -> set[ir.Operation]:
     """The ops that some ops need, themselves too, as far as ``within`` holds; regions count with their op."""
     found: set[ir.Operation] = set()
@@ -217,7 +229,7 @@ def backward(roots: list[ir.Operation], within: Callable[[ir.Operation], bool]) 
 
 __all__ = [
     "BARRIERS_BYTES", "BARRIER_BYTES", "MMA", "NO_PAGE", "SWIZZLE", "WARP", "WARPGROUP", "WARPGROUP_ROWS", "WGMMA",
-    "AtPoint", "attributes_of", "backward", "cloned", "constant_int", "element", "instruction_of", "is_elementwise",
-    "is_position", "is_tile", "layout_of", "producers_of", "rank", "schedule_of", "shape", "splat_of", "tile_of",
-    "tile_type", "tiled", "users", "with_layout",
+    "AtPoint", "attributes_of", "backward", "cloned", "constant_int", "drop", "element", "filled", "instruction_of",
+    "is_elementwise", "is_position", "is_tile", "layout_of", "producers_of", "rank", "schedule_of", "shape", "splat_of",
+    "tile_of", "tile_type", "tiled", "users", "with_layout",
 ]  # fmt: skip

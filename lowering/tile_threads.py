@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from mlir import ir
@@ -148,9 +148,16 @@ def shuffled(value: ir.Value, lanes: Sequence[int]) -> ir.Value:
 
 def numbers(values: Sequence[int]) -> ir.Value:
     """A constant i32 vector."""
-    type_ = ir.VectorType.get([len(values)], ir.IntegerType.get_signless(32))
-    text = f"dense<[{', '.join(map(str, values))}]> : {type_}"
-    return arith.constant(type_, ir.Attribute.parse(text))
+    return _constants(map(str, values), ir.VectorType.get([len(values)], ir.IntegerType.get_signless(32)))
+
+
+def floats(values: Sequence[float]) -> ir.Value:
+    """A constant f32 vector."""
+    return _constants((f"{float(x):e}" for x in values), ir.VectorType.get([len(values)], ir.F32Type.get()))
+
+
+def _constants(texts: Iterable[str], type_: ir.Type) -> ir.Value:
+    return arith.constant(type_, ir.Attribute.parse(f"dense<[{', '.join(texts)}]> : {type_}"))
 
 
 def splat(value: ir.Value, lanes: int) -> ir.Value:

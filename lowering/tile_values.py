@@ -26,9 +26,10 @@ from .pass_base import fail
 from .rewrite import Rules
 from .tile_chunks import Gather
 from .tile_ir import filled, is_tile, layout_of
-from .tile_math import FAST
+from .tile_math import CONTRACT, FAST
 from .tile_threads import (
     elements,
+    floats,
     folded,
     from_elements,
     numbers,
@@ -70,6 +71,20 @@ def _broadcast(op: Any, d: Distribution) -> ir.Value:
     if op.dimension.value == 0:
         return shuffled(tile_exchange.rows_of(op.source, layout, d.threads), layout.row_registers)
     return shuffled(op.source, layout.column_registers)
+
+
+@RULES.lowers("kv.tile_ramp")
+def _ramp(op: Any, d: Distribution) -> ir.Value:
+    """One multiplication and addition an element, of a number that the compiler knows: no register has the column."""
+    layout, start = register_layout(op.tile.type), op.start
+    own = layout.thread_offset(d.threads.lane, d.threads.warp)[1]
+    if not isinstance(own, int):  # of all columns that a thread has, the first is the lane's
+        first = splat(arith.sitofp(ir.F32Type.get(), own.ir), len(layout.rows_a_thread))
+        start = arith.addf(arith.mulf(op.step, first, fastmath=CONTRACT), start, fastmath=CONTRACT)
+        own = 0
+    columns = floats([own + layout.register_offset(r)[1] for r in range(layout.registers)])
+    steps, starts = (shuffled(x, layout.row_registers) for x in (op.step, start))
+    return arith.addf(arith.mulf(steps, columns, fastmath=CONTRACT), starts, fastmath=CONTRACT)
 
 
 @RULES.lowers("arith.negf")

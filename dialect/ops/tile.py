@@ -138,6 +138,32 @@ class TileBroadcastOp(Kv.Operation, name="tile_broadcast", traits=[Pure]):
         return True
 
 
+class TileRampOp(Kv.Operation, name="tile_ramp", traits=[Pure]):
+    """A tile whose rows are straight lines: element (i, j) is ``start[i] + j * step[i]``.
+
+    So is what is linear in a difference of positions. ``fold-kv-scores`` makes it; GPUs only. Operands: start and step,
+    one f32 a row. Result: a tile of f32.
+    """
+
+    start: Operand[Any]
+    step: Operand[Any]
+    tile: Result[Any]
+
+    def verify_invariants(self) -> bool:
+        tile = _tile(self, self.operation.results[0], "the result", 2)
+        if tile is None:
+            return False
+        if str(tile.element_type) != "f32":
+            return verify.fail(self, f"the result must be a tile of f32, got {tile}")
+        for name, value in (("start", self.start), ("step", self.step)):
+            vector = _tile(self, value, name, 1)
+            if vector is None:
+                return False
+            if vector.shape[0] != tile.shape[0] or str(vector.element_type) != "f32":
+                return verify.fail(self, f"{name} must be {tile.shape[0]}xf32, got {vector}")
+        return True
+
+
 class TileReduceOp(Kv.Operation, name="tile_reduce", traits=[Pure]):
     """The largest, the least or the sum of the elements of every row (axis 1) or column (axis 0).
 

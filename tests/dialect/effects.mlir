@@ -171,6 +171,7 @@ func.func @dead_tiles(%c: !cache, %i: i32, %q: tensor<64x128xbf16>, %rows: memre
   %y = "kv.tile_mask"(%x, %seen) : (tensor<64x64xf32>, tensor<64x64xi1>) -> tensor<64x64xf32>
   %m = "kv.tile_reduce"(%y) {kind = "max", axis = 1 : i64} : (tensor<64x64xf32>) -> tensor<64xf32>
   %n = "kv.tile_reduce_lanes"(%m) {kind = "max"} : (tensor<64xf32>) -> tensor<64xf32>
+  %line = "kv.tile_ramp"(%m, %n) : (tensor<64xf32>, tensor<64xf32>) -> tensor<64x64xf32>
   %any = "kv.warp_any"(%exists) : (tensor<64xi1>) -> i1
   %r = "kv.tile_load_rows"(%rows, %exists, %positions) : (memref<?x128xbf16>, tensor<64xi1>, tensor<64xi32>) -> tensor<64x128xbf16>
   %g = "kv.tile_gather"(%lse, %exists, %positions) : (memref<?xf32>, tensor<64xi1>, tensor<64xi32>) -> tensor<64xf32>

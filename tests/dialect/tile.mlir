@@ -20,6 +20,13 @@ func.func @positions() {
   return
 }
 
+// CHECK-LABEL: func.func @ramps
+// CHECK:         "kv.tile_ramp"(%{{.*}}, %{{.*}}) : (tensor<64xf32>, tensor<64xf32>) -> tensor<64x128xf32>
+func.func @ramps(%start: tensor<64xf32>, %step: tensor<64xf32>) {
+  %0 = "kv.tile_ramp"(%start, %step) : (tensor<64xf32>, tensor<64xf32>) -> tensor<64x128xf32>
+  return
+}
+
 // CHECK-LABEL: func.func @reductions
 // CHECK:         "kv.tile_reduce"(%{{.*}}) {axis = 1 : i64, kind = "max"} : (tensor<64x128xf32>) -> tensor<64xf32>
 // CHECK:         "kv.tile_reduce"(%{{.*}}) {axis = 0 : i64, kind = "min"} : (tensor<64x128xf32>) -> tensor<128xf32>

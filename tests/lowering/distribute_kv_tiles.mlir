@@ -168,6 +168,27 @@ gpu.module @kernels {
     gpu.return
   }
 
+  // Of a ramp a thread multiplies its steps by numbers that are known, and adds what the lane's first column has.
+  // CHECK-LABEL: gpu.func @ramps
+  // CHECK:         %[[FIRST:.*]] = arith.sitofp %{{.*}} : i32 to f32
+  // CHECK:         %[[LANE:.*]] = vector.broadcast %[[FIRST]] : f32 to vector<2xf32>
+  // CHECK:         %[[OWN:.*]] = arith.mulf %{{.*}}, %[[LANE]] fastmath<contract> : vector<2xf32>
+  // CHECK:         %[[START:.*]] = arith.addf %[[OWN]], %{{.*}} fastmath<contract> : vector<2xf32>
+  // CHECK:         %[[COLUMNS:.*]] = arith.constant dense<[0.000000e+00, 1.000000e+00, 0.000000e+00, 1.000000e+00, 8.000000e+00, 9.000000e+00, 8.000000e+00, 9.000000e+00, 1.600000e+01,
+  // CHECK:         %[[STARTS:.*]] = vector.shuffle %[[START]]
+  // CHECK:         %[[PRODUCT:.*]] = arith.mulf %{{.*}}, %[[COLUMNS]] fastmath<contract> : vector<32xf32>
+  // CHECK:         arith.addf %[[PRODUCT]], %[[STARTS]] fastmath<contract> : vector<32xf32>
+  gpu.func @ramps(%out: memref<?xf32>) kernel attributes {kv.tiled, kv.block = array<i32: 128, 1, 1>, kv.schedule = {consumers = 1 : i64}} {
+    %at = "kv.tile_index"() : () -> tensor<64xi32, "rows(wgmma)">
+    %start = arith.sitofp %at : tensor<64xi32, "rows(wgmma)"> to !row
+    %step = arith.constant dense<0.5> : !row
+    %every = arith.constant dense<true> : tensor<64xi1, "rows(wgmma)">
+    %x = "kv.tile_ramp"(%start, %step) : (!row, !row) -> !tile
+    %m = "kv.tile_reduce"(%x) {kind = "max", axis = 1 : i64} : (!tile) -> !row
+    "kv.tile_scatter"(%m, %out, %every, %at) : (!row, memref<?xf32>, tensor<64xi1, "rows(wgmma)">, tensor<64xi32, "rows(wgmma)">) -> ()
+    gpu.return
+  }
+
   // Masks are selects; a question of a warp is a ballot of what its threads hold.
   // CHECK-LABEL: gpu.func @masks
   // CHECK:         %[[LOWEST:.*]] = arith.constant dense<0xFF800000> : vector<32xf32>

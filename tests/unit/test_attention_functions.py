@@ -422,6 +422,37 @@ def test_what_tiles_repeat_is_computed_once_for_each_distance_and_head(target, g
     assert plain.asm["ptx"] != made.asm["ptx"]
 
 
+@pytest.mark.sampled(6)
+@pytest.mark.parametrize("mask", ["documents", "window", "causal"])
+@pytest.mark.parametrize("low", [-1000.0, 0.0])
+def test_weights_are_computed_of_products_for_rows_that_see_much_little_or_nothing(mask, low):
+    """What is a number a row and what is linear in the distance, of scores as low as those of no key."""
+    rng, problem = problem_of(31, cached=[150, 0], new=[30, 7], num_heads=1)
+    query, slopes = query_of(rng, problem, 2), np.array([2.0, 0.01], np.float32)
+    factors, ids = rng.standard_normal(200).astype(np.float32), rng.integers(0, 9, (2, 200)).astype(np.int32)
+    masks = {
+        "causal": (kv.masks.causal, lambda b, h, q, k: k <= q),
+        "window": (kv.masks.sliding_window(20), lambda b, h, q, k: (k <= q) & (q - k < 20)),
+        "documents": (
+            (lambda b, h, q, k, ids: (k < q) & (ids[b, q] == ids[b, k]), ids),
+            lambda b, h, q, k: (k < q) & (ids[b, q] == ids[b, k]),
+        ),
+    }
+
+    def score(score, b, h, q, k, factors, slopes):
+        return score * factors[q] + (slopes[h] * kv.f32(k - q) + low)
+
+    def numpy_score(x, b, h, q, k):
+        return x * factors[q] + slopes[h] * (k - q) + low
+
+    schedule, given = {"kind": "tile", "keys": 32}, masks[mask]
+    check(problem, query, numpy_score, given[1], score=(score, factors, slopes), mask=given[0], schedule=schedule)
+    attributes, arrays = reads._modified((score, factors, slopes), given[0], None, None, None, "")
+    operands = (problem.collection, 1, query, problem.row_offsets, 0.1, query.copy(), *[None] * 6, *arrays)
+    made = reads._ATTENTION.compile(operands, attributes, schedule, "sm_90a")
+    assert '"kv.tile_ramp"' in made.stages["fold-kv-scores"]
+
+
 def test_the_order_of_warps_changes_no_bit_of_what_tables_hold():
     rng, problem = problem_of(27, cached=[200], new=[30], num_heads=1)
     query, schedule = query_of(rng, problem, 4), {"kind": "tile", "keys": 32}

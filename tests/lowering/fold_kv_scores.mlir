@@ -1,0 +1,173 @@
+// RUN: kv-opt %s --skip-kv-maxima --fold-kv-scores | FileCheck %s
+
+!tile = tensor<64x64xf32, "wgmma">
+!row = tensor<64xf32, "rows(wgmma)">
+!keys = tensor<64xf32, "columns(wgmma:8)">
+!weights = tensor<64x64xbf16, "wgmma">
+!masks = tensor<64x64xi1, "wgmma">
+
+gpu.module @kernels {
+  // A bias of the row costs what the scale does: its sum with the maximum is one number a row. The branch has powers in
+  // place of scores; of a row that has seen nothing they are scores, and it takes the branch.
+  // CHECK-LABEL: gpu.func @bias
+  // CHECK-SAME:    (%[[S:[^:]*]]: tensor<64x64xf32, "wgmma">, %[[SCALE:[^:]*]]: f32, %[[BIAS:[^:]*]]: tensor<64xf32
+  // CHECK:         scf.for %{{.*}} iter_args(%[[M:.*]] = %{{.*}}, %[[L:.*]] = %{{.*}}, %[[O:.*]] = %{{.*}}, %{{.*}} = %{{.*}})
+  // CHECK:           %[[UNSEEN:.*]] = arith.cmpf olt, %[[M]]
+  // CHECK:           %[[LESS:.*]] = arith.select %[[UNSEEN]], %{{.*}}, %[[M]]
+  // CHECK:           %[[OF_ROW:.*]] = arith.mulf %[[BIAS]], %{{.*}} fastmath<contract>
+  // CHECK:           %[[ROW:.*]] = arith.subf %[[OF_ROW]], %[[LESS]] fastmath<contract>
+  // CHECK:           %[[ROWS:.*]] = "kv.tile_broadcast"(%[[ROW]]) {dimension = 0 : i64}
+  // CHECK:           %[[UNIT:.*]] = arith.mulf %[[SCALE]], %{{.*}} : f32
+  // CHECK:           %[[UNITS:.*]] = tensor.splat %[[UNIT]]
+  // CHECK:           %[[PRODUCT:.*]] = arith.mulf %[[S]], %[[UNITS]] fastmath<contract>
+  // CHECK:           %[[Y:.*]] = arith.addf %[[PRODUCT]], %[[ROWS]] fastmath<contract>
+  // CHECK-NOT:       arith.{{.*}}64x64xf32
+  // CHECK:           %[[P:.*]] = math.exp2 %[[Y]] : tensor<64x64xf32
+  // CHECK:           %[[GROWN:.*]] = arith.cmpf ogt
+  // CHECK:           %[[ASK:.*]] = arith.ori %[[GROWN]], %[[UNSEEN]]
+  // CHECK:           %[[ANY:.*]] = "kv.warp_any"(%[[ASK]])
+  // CHECK:           scf.if %[[ANY]]
+  // CHECK:             %[[MOST:.*]] = "kv.tile_reduce"(%[[Y]]) {{.*}}kind = "max"
+  // CHECK:             %[[MOVES:.*]] = arith.ori %{{.*}}, %[[UNSEEN]]
+  // CHECK:             %[[SUM:.*]] = arith.addf %[[MOST]], %[[LESS]]
+  // CHECK:             %[[TOP:.*]] = arith.maxnumf %[[SUM]], %[[M]]
+  // CHECK:             %[[M2:.*]] = arith.select %[[MOVES]], %[[TOP]], %[[M]]
+  // CHECK:             %[[MOVED:.*]] = arith.subf %[[M2]], %[[LESS]]
+  // CHECK:             %[[SPREAD:.*]] = "kv.tile_broadcast"(%[[MOVED]])
+  // CHECK:             %[[POWER:.*]] = arith.subf %[[Y]], %[[SPREAD]]
+  // CHECK:             math.exp2 %[[POWER]]
+  gpu.func @bias(%s: !tile, %scale: f32, %bias: !row, %start: !row, %zero: !row, %none: !tile, %first: !weights, %n: i32, %out: memref<?x64xbf16>, %every: tensor<64xi1, "rows(wgmma)">, %at: tensor<64xi32, "rows(wgmma)">) kernel attributes {kv.tiled} {
+    %c0 = arith.constant 0 : i32
+    %c1 = arith.constant 1 : i32
+    %slack = arith.constant dense<8.0> : !row
+    %of_rows = arith.constant dense<1.5> : !row
+    %of_tile = arith.constant dense<1.5> : !tile
+    %scales = tensor.splat %scale : !tile
+    %r:4 = scf.for %j = %c0 to %n step %c1 iter_args(%m = %start, %l = %zero, %o = %none, %p = %first) -> (!row, !row, !tile, !weights) : i32 {
+      %product = arith.mulf %s, %scales fastmath<contract> : !tile
+      %biases = "kv.tile_broadcast"(%bias) {dimension = 0 : i64} : (!row) -> !tile
+      %x = arith.addf %product, %biases fastmath<contract> : !tile
+      %max = "kv.tile_reduce"(%x) {axis = 1 : i64, kind = "max"} : (!tile) -> !row
+      %top = arith.mulf %max, %of_rows : !row
+      %bound = arith.addf %m, %slack : !row
+      %above = arith.cmpf ogt, %top, %bound : !row
+      %m2 = arith.select %above, %top, %m : tensor<64xi1, "rows(wgmma)">, !row
+      %moved = arith.subf %m, %m2 : !row
+      %alpha = math.exp2 %moved : !row
+      %scaled = arith.mulf %x, %of_tile : !tile
+      %spread = "kv.tile_broadcast"(%m2) {dimension = 0 : i64} : (!row) -> !tile
+      %power = arith.subf %scaled, %spread : !tile
+      %w = math.exp2 %power : !tile
+      %kept = arith.mulf %l, %alpha : !row
+      %sum = "kv.tile_reduce"(%w) {axis = 1 : i64, kind = "add", kv.partial} : (!tile) -> !row
+      %l2 = arith.addf %kept, %sum : !row
+      %narrow = arith.truncf %w : !tile to !weights
+      %factors = "kv.tile_broadcast"(%alpha) {dimension = 0 : i64} : (!row) -> !tile
+      %o2 = arith.mulf %o, %factors : !tile
+      scf.yield %m2, %l2, %o2, %narrow : !row, !row, !tile, !weights
+    }
+    "kv.tile_store_rows"(%r#3, %out, %every, %at) : (!weights, memref<?x64xbf16>, tensor<64xi1, "rows(wgmma)">, tensor<64xi32, "rows(wgmma)">) -> ()
+    gpu.return
+  }
+
+  // What is linear in a difference of positions is a ramp: its start has the rest of the row, its step the slope. Branches
+  // and masks choose among powers as they chose among scores.
+  // CHECK-LABEL: gpu.func @slopes
+  // CHECK-SAME:    (%[[S:[^:]*]]: tensor<64x64xf32, "wgmma">, %[[SLOPE:[^:]*]]: tensor<64xf32
+  // CHECK:         scf.for
+  // CHECK:           %[[STEP:.*]] = arith.mulf %[[SLOPE]], %{{.*}} fastmath<contract>
+  // CHECK:           %[[RAMP:.*]] = "kv.tile_ramp"(%{{.*}}, %{{.*}})
+  // CHECK:           %[[PRODUCT:.*]] = arith.mulf %[[S]], %{{.*}} fastmath<contract> : tensor<64x64xf32
+  // CHECK:           %[[Y:.*]] = arith.addf %[[PRODUCT]], %[[RAMP]] fastmath<contract>
+  // CHECK:           %[[CHOSEN:.*]] = scf.if
+  // CHECK:             scf.yield %[[Y]]
+  // CHECK:             %[[MASKED:.*]] = "kv.tile_mask"(%[[Y]],
+  // CHECK:             scf.yield %[[MASKED]]
+  // CHECK:           math.exp2 %[[CHOSEN]]
+  gpu.func @slopes(%s: !tile, %slope: !row, %queries: tensor<64xi32, "rows(wgmma)">, %base: i32, %whole: i1, %seen: !masks, %start: !row, %zero: !row, %first: !weights, %n: i32, %out: memref<?x64xbf16>, %every: tensor<64xi1, "rows(wgmma)">, %at: tensor<64xi32, "rows(wgmma)">) kernel attributes {kv.tiled} {
+    %c0 = arith.constant 0 : i32
+    %c1 = arith.constant 1 : i32
+    %c64 = arith.constant 64 : i32
+    %slack = arith.constant dense<8.0> : !row
+    %of_rows = arith.constant dense<1.5> : !row
+    %of_tile = arith.constant dense<1.5> : !tile
+    %r:3 = scf.for %j = %c0 to %n step %c1 iter_args(%m = %start, %l = %zero, %p = %first) -> (!row, !row, !weights) : i32 {
+      %begin = arith.muli %j, %c64 : i32
+      %begins = tensor.splat %begin : tensor<64xi32, "columns(wgmma:8)">
+      %numbers = "kv.tile_index"() : () -> tensor<64xi32, "columns(wgmma:8)">
+      %keys = arith.addi %begins, %numbers : tensor<64xi32, "columns(wgmma:8)">
+      %bases = tensor.splat %base : tensor<64xi32, "columns(wgmma:8)">
+      %of_keys = arith.subi %keys, %bases : tensor<64xi32, "columns(wgmma:8)">
+      %k = arith.sitofp %of_keys : tensor<64xi32, "columns(wgmma:8)"> to !keys
+      %rows = tensor.splat %base : tensor<64xi32, "rows(wgmma)">
+      %of_queries = arith.subi %queries, %rows : tensor<64xi32, "rows(wgmma)">
+      %q = arith.sitofp %of_queries : tensor<64xi32, "rows(wgmma)"> to !row
+      %ks = "kv.tile_broadcast"(%k) {dimension = 1 : i64} : (!keys) -> !tile
+      %qs = "kv.tile_broadcast"(%q) {dimension = 0 : i64} : (!row) -> !tile
+      %distance = arith.subf %ks, %qs : !tile
+      %slopes = "kv.tile_broadcast"(%slope) {dimension = 0 : i64} : (!row) -> !tile
+      %biases = arith.mulf %slopes, %distance fastmath<contract> : !tile
+      %biased = arith.addf %s, %biases fastmath<contract> : !tile
+      %x = scf.if %whole -> (!tile) {
+        scf.yield %biased : !tile
+      } else {
+        %masked = "kv.tile_mask"(%biased, %seen) : (!tile, !masks) -> !tile
+        scf.yield %masked : !tile
+      }
+      %max = "kv.tile_reduce"(%x) {axis = 1 : i64, kind = "max"} : (!tile) -> !row
+      %top = arith.mulf %max, %of_rows : !row
+      %bound = arith.addf %m, %slack : !row
+      %above = arith.cmpf ogt, %top, %bound : !row
+      %m2 = arith.select %above, %top, %m : tensor<64xi1, "rows(wgmma)">, !row
+      %moved = arith.subf %m, %m2 : !row
+      %alpha = math.exp2 %moved : !row
+      %scaled = arith.mulf %x, %of_tile : !tile
+      %spread = "kv.tile_broadcast"(%m2) {dimension = 0 : i64} : (!row) -> !tile
+      %power = arith.subf %scaled, %spread : !tile
+      %w = math.exp2 %power : !tile
+      %kept = arith.mulf %l, %alpha : !row
+      %sum = "kv.tile_reduce"(%w) {axis = 1 : i64, kind = "add", kv.partial} : (!tile) -> !row
+      %l2 = arith.addf %kept, %sum : !row
+      %narrow = arith.truncf %w : !tile to !weights
+      scf.yield %m2, %l2, %narrow : !row, !row, !weights
+    }
+    "kv.tile_store_rows"(%r#2, %out, %every, %at) : (!weights, memref<?x64xbf16>, tensor<64xi1, "rows(wgmma)">, tensor<64xi32, "rows(wgmma)">) -> ()
+    gpu.return
+  }
+
+  // Left alone: a bias of every element takes an addition in either form.
+  // CHECK-LABEL: gpu.func @of_elements
+  // CHECK-SAME:    (%[[S:[^:]*]]: tensor<64x64xf32, "wgmma">, %[[B:[^:]*]]: tensor<64x64xf32
+  // CHECK:         %[[X:.*]] = arith.addf %[[S]], %[[B]]
+  // CHECK:         arith.mulf %[[X]]
+  // CHECK-NOT:     arith.ori
+  // CHECK:         gpu.return
+  gpu.func @of_elements(%s: !tile, %b: !tile, %start: !row, %zero: !row, %first: !weights, %n: i32, %out: memref<?x64xbf16>, %every: tensor<64xi1, "rows(wgmma)">, %at: tensor<64xi32, "rows(wgmma)">) kernel attributes {kv.tiled} {
+    %c0 = arith.constant 0 : i32
+    %c1 = arith.constant 1 : i32
+    %slack = arith.constant dense<8.0> : !row
+    %of_rows = arith.constant dense<1.5> : !row
+    %of_tile = arith.constant dense<1.5> : !tile
+    %r:3 = scf.for %j = %c0 to %n step %c1 iter_args(%m = %start, %l = %zero, %p = %first) -> (!row, !row, !weights) : i32 {
+      %x = arith.addf %s, %b fastmath<contract> : !tile
+      %max = "kv.tile_reduce"(%x) {axis = 1 : i64, kind = "max"} : (!tile) -> !row
+      %top = arith.mulf %max, %of_rows : !row
+      %bound = arith.addf %m, %slack : !row
+      %above = arith.cmpf ogt, %top, %bound : !row
+      %m2 = arith.select %above, %top, %m : tensor<64xi1, "rows(wgmma)">, !row
+      %moved = arith.subf %m, %m2 : !row
+      %alpha = math.exp2 %moved : !row
+      %scaled = arith.mulf %x, %of_tile : !tile
+      %spread = "kv.tile_broadcast"(%m2) {dimension = 0 : i64} : (!row) -> !tile
+      %power = arith.subf %scaled, %spread : !tile
+      %w = math.exp2 %power : !tile
+      %kept = arith.mulf %l, %alpha : !row
+      %sum = "kv.tile_reduce"(%w) {axis = 1 : i64, kind = "add", kv.partial} : (!tile) -> !row
+      %l2 = arith.addf %kept, %sum : !row
+      %narrow = arith.truncf %w : !tile to !weights
+      scf.yield %m2, %l2, %narrow : !row, !row, !weights
+    }
+    "kv.tile_store_rows"(%r#2, %out, %every, %at) : (!weights, memref<?x64xbf16>, tensor<64xi1, "rows(wgmma)">, tensor<64xi32, "rows(wgmma)">) -> ()
+    gpu.return
+  }
+}
