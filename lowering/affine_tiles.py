@@ -25,7 +25,7 @@ COLUMNS = "columns"  # in place of a tile: the number of the column
 
 @dataclass(frozen=True)
 class Row:
-    """A number a row: ``op`` is "number" (of Python), "of" (a scalar or a vector of f32), "count" (two i32 scalars,
+    """A number a row: ``op`` is "number" (of Python), "nothing", "of" (a scalar or a vector of f32), "count" (two i32,
     the first less the second), "+" or "*" (of two others).
     """
 
@@ -35,7 +35,7 @@ class Row:
     def __add__(self, other: Row) -> Row:
         if self == ZERO or other == ZERO:
             return other if self == ZERO else self
-        return Row("+", (self, other))
+        return self if other == NOTHING else Row("+", (self, other))
 
     def __mul__(self, other: Row) -> Row:
         if ZERO in (self, other):
@@ -68,6 +68,7 @@ def of(value: ir.Value) -> Row:
 
 
 ZERO, ONE, MINUS = number(0.0), number(1.0), number(-1.0)
+NOTHING = Row("nothing", ())  # 0, which is added nevertheless: products are rounded as beside another number
 
 
 @dataclass(frozen=True)
@@ -150,8 +151,8 @@ class Emitter:
 
     def row(self, row: Row) -> ir.Value:
         """A scalar or a vector of f32."""
-        if row.op == "number":
-            return arith.constant(ir.F32Type.get(), row.of[0])
+        if row.op in ("number", "nothing"):
+            return arith.constant(ir.F32Type.get(), row.of[0] if row.of else 0.0)
         if row.op == "of":
             return row.of[0]
         if row.op == "count":
@@ -176,8 +177,8 @@ class Emitter:
 
     def spread(self, row: Row) -> ir.Value:
         """The tile that repeats a row."""
-        if row.op == "number":
-            return filled(self.tile_type, row.of[0])
+        if row.op in ("number", "nothing"):
+            return filled(self.tile_type, row.of[0] if row.of else 0.0)
         made = self.row(row)
         if not rank(made):
             return ir.Operation.create("tensor.splat", [self.tile_type], [made]).result
@@ -201,4 +202,4 @@ class Emitter:
 
 LN2 = math.log(2.0)
 
-__all__ = ["COLUMNS", "LN2", "MINUS", "ONE", "ZERO", "Emitter", "Form", "Row", "form_of", "number", "of"]
+__all__ = ["COLUMNS", "LN2", "MINUS", "NOTHING", "ONE", "ZERO", "Emitter", "Form", "Row", "form_of", "number", "of"]

@@ -25,7 +25,7 @@ from typing import Any
 from mlir import ir
 from mlir.dialects import arith
 
-from .affine_tiles import LN2, MINUS, ONE, Emitter, Form, Row, form_of, number, of
+from .affine_tiles import LN2, MINUS, NOTHING, ONE, Emitter, Form, Row, form_of, number, of
 from .pass_base import kv_pass
 from .remarks import remark
 from .rewrite import defining_op, ops_named, walk
@@ -38,19 +38,28 @@ _CHOOSES = ("kv.tile_mask", "scf.if")
 
 
 @dataclass
-class Weights:
-    """Weights with the maximum so far: ``power``, ``score * unit - maximum``, is what 2 is raised to.
+class Guess:
+    """Where weights began with the maximum so far: ``branch`` looks for another, ``moves`` the maximum to it, and
+    computes ``powers`` again.
+    """
 
-    ``branch`` looks for another maximum: it takes the ``largest`` score, ``moves`` the maximum to it, and computes
-    ``powers`` again.
+    branch: ir.Operation
+    moves: ir.Operation
+    powers: list[ir.Operation]
+
+
+@dataclass
+class Weights:
+    """Weights of an online softmax: ``power``, ``score * unit - maximum``, is what 2 is raised to.
+
+    ``largest`` is of the scores of a row, ``top`` the same in powers of two; without a ``guess`` maxima come first.
     """
 
     power: ir.Operation
     unit: Row
-    branch: ir.Operation
     largest: ir.Operation
-    moves: ir.Operation
-    powers: list[ir.Operation]
+    top: ir.Operation
+    guess: Guess | None
 
     @property
     def scaled(self) -> ir.Value:
@@ -66,28 +75,33 @@ class Weights:
 
 
 def weights_of(exp2: ir.Operation) -> Weights | None:
-    """The weights that an op makes, where a branch may make them again; None of another op."""
+    """The weights that an op makes; None of another op, and of scores that are used for more than weights."""
     power = defining_op(exp2.operands[0])
     if rank(exp2.result) != 2 or power is None or not _is_less_rows(power):
         return None
-    unit, score = unit_of(power.operands[0])
-    branch = next((op.parent.operation for op in users(score) if op.name == "kv.tile_reduce"), None)
-    if branch is None or branch.name != "scf.if" or branch.block != power.block:
+    scaled = power.operands[0]
+    unit, score = unit_of(scaled)
+    again = [op for op in users(scaled) if op != power and _is_less_rows(op)]
+    known = [power, *again] if score == scaled else [defining_op(scaled)]
+    rest = [op for op in users(score) if op not in known]
+    if len(rest) != 1 or not _is_largest(rest[0]) or any(op not in (power, *again, *rest) for op in users(scaled)):
         return None
-    condition = defining_op(branch.operands[0])
-    if condition is None or condition.name != "kv.warp_any":
+    largest = top = rest[0]
+    if unit != ONE:
+        products = users(largest.result)
+        if len(products) != 1 or products[0].name != "arith.mulf" or of(products[0].operands[1]) != unit:
+            return None
+        (top,) = products
+    branch = largest.parent.operation
+    if largest.block == power.block:
+        return None if again else Weights(power, unit, largest, top, None)
+    moves = _moves(top, power.operands[1].owner.operands[0])
+    inside = branch.name == "scf.if" and branch.block == power.block
+    if moves is None or not inside or any(op.parent.operation != branch for op in again):
         return None
-    again = [op for op in users(power.operands[0]) if op != power and _is_less_rows(op)]
-    if score == power.operands[0]:
-        scaled_only = [power, *again]
-    else:
-        scaled_only = [defining_op(power.operands[0])]
-    rest = [op for op in users(score) if op not in scaled_only]
-    others = [op for op in users(power.operands[0]) if op not in (power, *again, *rest)]
-    if others or len(rest) != 1 or not _is_largest(rest[0]) or any(op.parent.operation != branch for op in again):
-        return None
-    moves = _moves(rest[0], unit, power.operands[1].owner.operands[0])
-    return None if moves is None else Weights(power, unit, branch, rest[0], moves, again)
+    asks = defining_op(branch.operands[0])
+    guessed = asks is not None and asks.name == "kv.warp_any"
+    return Weights(power, unit, largest, top, Guess(branch, moves, again)) if guessed else None
 
 
 def _is_less_rows(op: ir.Operation) -> bool:
@@ -104,17 +118,11 @@ def _is_largest(op: ir.Operation) -> bool:
     return op.name == "kv.tile_reduce" and ir.StringAttr(op.attributes["kind"]).value == "max"
 
 
-def _moves(largest: ir.Operation, unit: Row, maximum: ir.Value) -> ir.Operation | None:
+def _moves(top: ir.Operation, maximum: ir.Value) -> ir.Operation | None:
     """The select that moves a maximum to the largest score in powers of two; None where that is used otherwise."""
-    top = largest
-    if unit != ONE:
-        products = users(largest.result)
-        if len(products) != 1 or products[0].name != "arith.mulf" or of(products[0].operands[1]) != unit:
-            return None
-        (top,) = products
     found = [op for op in users(top.result) if op.name == "arith.select"]
-    unused = [op for op in users(top.result) if op.name != "arith.select" and users(op.results[0])]
-    if len(found) != 1 or unused or list(found[0].operands)[1:] != [top.result, maximum]:
+    used = [op for op in users(top.result) if op.name != "arith.select" and users(op.results[0])]
+    if len(found) != 1 or used or list(found[0].operands)[1:] != [top.result, maximum]:
         return None
     return found[0]
 
@@ -168,11 +176,13 @@ def why_not(w: Weights) -> str | None:
         return "a branch has more than scores"
     inside = [*choosers, *(end for op in choosers if op.name == "scf.if" for end in _ends(op))]
     for op in choosers:
-        known = [*inside, w.power, w.largest, *w.powers, *users(w.scaled)]
-        if any(user not in known and user != defining_op(w.scaled) for user in users(op.results[0])):
+        known = [*inside, w.largest, defining_op(w.scaled), *users(w.scaled)]
+        if any(user not in known for user in users(op.results[0])):
             return "scores are used for more than weights and their maximum"
     if any(defining_op(x) is None for x in choices(w.score)):
         return "scores are handed on"
+    if w.guess is None:
+        return None
     gains = [saved(form_of(x)) for x in choices(w.score)]
     return "scores take as few instructions" if min(gains) < 0 or max(gains) <= 0 else None
 
@@ -214,45 +224,43 @@ def split_logarithm(op: ir.Operation, rows: ir.Type) -> None:
 # --- the pass ---------------------------------------------------------------------------------------
 
 
-def compute_powers(w: Weights, less: ir.Value) -> None:
-    """Have branches and masks choose among powers, in place of scores."""
-    emitter = Emitter(less.type, w.score.type)
-    users_of = {x: list(x.uses) for x in choices(w.score)}
-    choosers = choosing(w.score)
+def compute_powers(w: Weights, less: ir.Value | None = None) -> ir.Value:
+    """Have branches and masks choose among powers of two, less a number a row, in place of scores; those."""
+    emitter = Emitter(w.maximum.type, w.score.type)
+    choosers, found = choosing(w.score), w.score
     inside = [op for op in choosers if op.name == "kv.tile_mask"]
     inside += [end for op in choosers if op.name == "scf.if" for end in _ends(op)]
-    for value, uses in users_of.items():
-        maker = defining_op(value)
-        form = form_of(value).scaled(w.unit)
-        assert maker is not None
+    for value, uses in {x: list(x.uses) for x in choices(w.score)}.items():
+        maker, form = defining_op(value), form_of(value).scaled(w.unit)
+        offset = NOTHING if less is None else of(less) * MINUS
         with ir.InsertionPoint.after(maker), w.power.location:
-            made = emitter.tile(Form(form.terms, form.constant + of(less) * MINUS))
+            made = emitter.tile(Form(form.terms, form.constant + offset))
         for use in uses:
             owner = use.owner.operation
             if owner in inside and (owner.name == "scf.yield" or use.operand_number == 0):
                 owner.operands[use.operand_number] = made
         if value == w.score:  # nothing chooses
-            w.largest.operands[0] = made
+            found = made
         drop(value)
+    return found
 
 
-def fold(w: Weights) -> None:
+def fold(w: Weights, guess: Guess) -> None:
     """Compute weights, and in the branch those with another maximum, of powers."""
     maximum, scaled = w.maximum, w.scaled
     with ir.InsertionPoint.at_block_begin(w.power.block), w.power.location:
         zero, lowest = (filled(maximum.type, x) for x in (0.0, UNSEEN))
         unseen = arith.cmpf(arith.CmpFPredicate.OLT, maximum, lowest)
         less = arith.select(unseen, zero, maximum)
-    compute_powers(w, less)
-    power = w.largest.operands[0]
-    condition = defining_op(w.branch.operands[0])
+    power = w.largest.operands[0] = compute_powers(w, less)
+    condition = defining_op(guess.branch.operands[0])
     with ir.InsertionPoint(condition), condition.location:
         condition.operands[0] = arith.ori(condition.operands[0], unseen)
-    with ir.InsertionPoint(w.moves), w.moves.location:
-        w.moves.operands[0] = arith.ori(w.moves.operands[0], unseen)
+    with ir.InsertionPoint(guess.moves), guess.moves.location:
+        guess.moves.operands[0] = arith.ori(guess.moves.operands[0], unseen)
         top = arith.addf(w.largest.result, less, fastmath=CONTRACT)
-        w.moves.operands[1] = arith.maxnumf(top, maximum)  # of a row that sees nothing here either: what it was
-    for op in w.powers:
+        guess.moves.operands[1] = arith.maxnumf(top, maximum)  # of a row that sees nothing here either: what it was
+    for op in guess.powers:
         spread = defining_op(op.operands[1])
         with ir.InsertionPoint(op), op.location:
             moved = arith.subf(spread.operands[0], less, fastmath=CONTRACT)
@@ -266,6 +274,17 @@ def fold(w: Weights) -> None:
         drop(scaled)
 
 
+def scale(w: Weights) -> None:
+    """Compute weights whose maximum comes first as the others of the kernel, to the bit: of scores in powers of two."""
+    scaled = w.scaled
+    w.power.operands[0] = w.largest.operands[0] = compute_powers(w)
+    if w.top != w.largest:
+        w.top.result.replace_all_uses_with(w.largest.result)
+        w.top.erase()
+    if scaled != w.scaled:
+        drop(scaled)
+
+
 def _spread_again(spread: ir.Operation, rows: ir.Value) -> ir.Value:
     copy = spread.clone()
     copy.operands[0] = rows
@@ -275,16 +294,22 @@ def _spread_again(spread: ir.Operation, rows: ir.Value) -> ir.Value:
 @kv_pass()
 def run(module: ir.Module, options: Any) -> None:
     for function in tiled(module):
-        weights = [w for w in map(weights_of, ops_named(function, "math.exp2")) if w is not None]
-        for w in weights:
+        found = [w for w in map(weights_of, ops_named(function, "math.exp2")) if w is not None]
+        guessed = [(w, w.guess) for w in found if w.guess is not None]
+        for w, _ in guessed:
             for op in ops_of(w):
                 split_logarithm(op, w.maximum.type)
-        for op in walk(function)[1:] if weights else ():  # also where maxima come first
-            make_ramp(op, weights[0].maximum.type)
-        for w in weights:
+        for op in walk(function)[1:] if guessed else ():  # also where maxima come first
+            make_ramp(op, guessed[0][0].maximum.type)
+        folded = False
+        for w, guess in guessed:
             why = why_not(w)
             if why is not None:
                 remark(w.power, "missed", f"weights are computed of scores: {why}")
             elif performs(w.power, "fold"):
                 remark(w.power, "passed", "weights are computed of products")
-                fold(w)
+                fold(w, guess)
+                folded = True
+        for w in found if folded else ():
+            if w.guess is None and why_not(w) is None:
+                scale(w)
