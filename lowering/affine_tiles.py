@@ -137,8 +137,9 @@ def _difference(op: ir.Operation) -> Form:
         if ir.IntegerAttr(spread.attributes["dimension"]).value == 0:
             constant += of(spread.operands[0]) * sign
             continue
-        first, base = difference_of(op.result).first, from_base(spread.operands[0])[1]
-        constant += Row("count", (first, base)) * sign
+        known, counted = difference_of(op.result), from_base(spread.operands[0])
+        assert known is not None and counted is not None
+        constant += Row("count", (known.first, counted[1])) * sign
         found.append((COLUMNS, sign))
     return Form(tuple(found), constant, 1)
 

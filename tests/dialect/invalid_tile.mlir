@@ -587,21 +587,3 @@ func.func @rule(%c: !fp8, %i: i32, %d: !map) {
   "kv.copy_start"(%b, %i, %c, %i, %i, %i, %i, %d) {first_column = 0 : i64, operandSegmentSizes = array<i32: 1, 1, 1, 1, 1, 1, 1, 1, 0, 0, 0>} : (!kv.stages, i32, !fp8, i32, i32, i32, i32, !map) -> ()
   return
 }
-
-// -----
-
-// Rule: a ramp has one step for each row of its tile.
-func.func @rule(%x: tensor<64xf32>, %y: tensor<128xf32>) {
-  // expected-error @below {{'kv.tile_ramp' op step must be 64xf32, got tensor<128xf32>}}
-  %0 = "kv.tile_ramp"(%x, %y) : (tensor<64xf32>, tensor<128xf32>) -> tensor<64x128xf32>
-  return
-}
-
-// -----
-
-// Rule: ramps are of f32.
-func.func @rule(%x: tensor<64xbf16>) {
-  // expected-error @below {{'kv.tile_ramp' op the result must be a tile of f32, got tensor<64x128xbf16>}}
-  %0 = "kv.tile_ramp"(%x, %x) : (tensor<64xbf16>, tensor<64xbf16>) -> tensor<64x128xbf16>
-  return
-}

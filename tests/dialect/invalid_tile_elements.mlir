@@ -35,3 +35,21 @@ func.func @rule(%x: tensor<64x128xbf16>, %b: memref<?x128xbf16>, %m: tensor<64xi
   "kv.tile_store_rows"(%x, %b, %m, %i) {first_column = 8 : i64} : (tensor<64x128xbf16>, memref<?x128xbf16>, tensor<64xi1>, tensor<64xi32>) -> ()
   return
 }
+
+// -----
+
+// Rule: a ramp has one step for each row of its tile.
+func.func @rule(%x: tensor<64xf32>, %y: tensor<128xf32>) {
+  // expected-error @below {{'kv.tile_ramp' op step must be 64xf32, got tensor<128xf32>}}
+  %0 = "kv.tile_ramp"(%x, %y) : (tensor<64xf32>, tensor<128xf32>) -> tensor<64x128xf32>
+  return
+}
+
+// -----
+
+// Rule: ramps are of f32.
+func.func @rule(%x: tensor<64xbf16>) {
+  // expected-error @below {{'kv.tile_ramp' op the result must be a tile of f32, got tensor<64x128xbf16>}}
+  %0 = "kv.tile_ramp"(%x, %x) : (tensor<64xbf16>, tensor<64xbf16>) -> tensor<64x128xbf16>
+  return
+}
