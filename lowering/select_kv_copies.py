@@ -59,6 +59,7 @@ from .tile_ir import (
 )
 
 _BEGIN = 4  # the operand of a load that says which token is the first that matters
+PROMISES = ("constant", "existing")  # of a load, and of the copy that it becomes
 ROUNDS = "kv.rounds"  # of an inner loop: the argument of the outer one that counts its iterations
 
 
@@ -252,7 +253,7 @@ def stage(load: ir.Operation, function: ir.Operation, stages: int, target: Targe
             buffer, n, op.cache, op.batch, op.head, first, op.count, i64_attr(op.first_column.value),
             descriptor=op.descriptor if by_tma else None, pages=pages, begin=begin, lists=op.lists,
         ).operation  # fmt: skip
-        for name in ROW_FORMAT:
+        for name in (*ROW_FORMAT, *PROMISES):
             if name in load.attributes:
                 start.attributes[name] = load.attributes[name]
         tile = staging.ConsumerWaitOp(buffer, n, op.tile.type).operation.results[0]

@@ -8,6 +8,9 @@ which needs few, to the consumers (``setmaxnreg``). A schedule whose ``registers
 Schedules without a producer, and copies whose addresses depend on
 what a loop carries, stay as they are.
 
+Where the kernel waits for those ahead of it first (``griddepcontrol``), a warp whose copies are all of ``constant``
+tiles does not: its stages are full when the others go on.
+
 Before:  scf.for ... { kv.producer_acquire ; kv.copy_start ; %k = kv.consumer_wait ; ... }
 After:   scf.if (kv.is_role "producer") { kv.set_registers 40 ; scf.for ... { kv.producer_acquire ; kv.copy_start } }
          else { kv.set_registers 232 ; scf.for ... { %k = kv.consumer_wait ; ... } }
@@ -29,6 +32,10 @@ from .rewrite import defining_op, is_inside, ops_named, walk
 from .tile_ir import backward, cloned, is_position, is_tile, producers_of, schedule_of, tiled
 
 ROLES = "kv.roles"  # on the branch whose first side only the producer takes
+BEFORE_WAITING = (
+    "arith.", "gpu.", "memref.dim", "tensor.splat", "kv.make_stages", "kv.buffer_operand", "kv.tile_index",
+    "kv.tile_broadcast",
+)  # fmt: skip
 PRODUCERS = ("kv.producer_acquire", "kv.copy_start", "kv.copy_rows_start")
 # Registers of a thread, by warpgroups that consume and that produce: (of the producer, of a consumer) where copies are
 # by TMA, where the producer addresses every row, and where it converts too. Of one each, every thread has the most from
@@ -198,6 +205,19 @@ def is_role(role: str) -> ir.Value:
     return staging.IsRoleOp(ir.StringAttr.get(role)).operation.results[0]
 
 
+def waits_before(top: ir.Operation) -> list[ir.Operation]:
+    """The griddepcontrol ops of the function's first block before ``top``, if nothing reads memory after the first."""
+    found: list[ir.Operation] = []
+    for op in (x.operation for x in top.block.operations):
+        if op == top:
+            return found
+        if op.name == "nvvm.griddepcontrol":
+            found.append(op)
+        elif found and not op.name.startswith(BEFORE_WAITING):
+            return []
+    return found
+
+
 @kv_pass()
 def run(module: ir.Module, options: Any) -> None:
     for function in tiled(module):
@@ -230,6 +250,9 @@ def run(module: ir.Module, options: Any) -> None:
             continue
         registers = REGISTERS.get((schedule.get("consumers", 2), producers_of(schedule)), {}).get(how)
         registers = registers if schedule.get("registers", True) else None
+        starts = {role: [op for op in share if op.name == "kv.copy_start"] for role, share in shares.items()}
+        ahead = {role for role, ops in starts.items() if ops and all("constant" in op.attributes for op in ops)}
+        waits = waits_before(top) if ahead and "producer" not in shares else []
         with ir.InsertionPoint(top), top.location:
             branch = scf.IfOp(is_role("producer"), has_else=True)
             branch.operation.attributes[ROLES] = ir.UnitAttr.get()
@@ -242,14 +265,18 @@ def run(module: ir.Module, options: Any) -> None:
                         continue
                     warp = scf.IfOp(is_role(role))
                     with ir.InsertionPoint(warp.then_block):
+                        for op in waits if role not in ahead else ():
+                            cloned(op, {})
                         share.emit(top, {})
                         scf.yield_([])
                 scf.yield_([])
             with ir.InsertionPoint(branch.else_block):
                 if registers:
                     set_registers(registers[1], "increase")
+                for op in waits:
+                    cloned(op, {})
                 end = scf.YieldOp([])
         for op in moved:
             op.move_before(end.operation)
-        for op in roots:
+        for op in (*roots, *waits):
             op.erase()

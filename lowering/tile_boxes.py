@@ -38,10 +38,14 @@ def copy_boxes(
 ) -> None:
     """Copy a tile: lane i the box of tokens first + i * box rows, in all swizzle atoms of columns.
 
+    Of ``existing`` ones, those with tokens: rows out of bounds take a copy longer than others.
+
     With ``warps`` of them warp w has the boxes w, w + warps and so on: an SM takes some 50 ns for each of a warp.
     """
     map = tma.TensorMap(op.descriptor, types.tma_spec_of(op.descriptor.type))
     rows, boxes = map.rows, boxes_of(op, layout)
+    if "existing" in op.operation.attributes:
+        boxes = kv_math.max(kv_math.min((scalar(op.count) - scalar(op.first) + (rows - 1)) // rows, boxes), 0)
     own = boxes if warp is None else (boxes - 1 - warp) // warps + 1
     with functional.when(lane == 0):
         ptx.mbarrier_arrive_expect_tx(full, own * (layout.panels * map.box_bytes))

@@ -292,6 +292,9 @@ class TileLoadOp(Kv.Operation, name="tile_load", traits=[_LoadsRows]):
     Preconditions: first is a multiple of the tile's rows or of the page size, whichever is less. A descriptor, if there
     is one, is a tensor map of the same head rows, for passes that copy by TMA.
 
+    Unit attributes: constant, kernels ahead that are still under way write nothing of the tile, so a copy need not wait
+    for them; existing, boxes of the descriptor that have no token are not copied: their rows keep what was there.
+
     Of a paged cache, lists may say where tokens are: a buffer [B, K] of rows of the pool, page * page_size + slot, with
     a row a batch entry. Tokens whose entry names no row of the pool are zeros, whatever tail says. With the attributes
     ``rope`` and ``inline_scales`` (i64) columns are those of keys in whose rows bf16 and scales lie, as in
@@ -518,6 +521,7 @@ def tile_load(
     cache: ir.Value, batch: Any, head: Any, first: Any, begin: Any, count: Any, *,
     rows: int, columns: int | None = None, first_column: int = 0, dtype: DType | None = None, tail: str = "zero",
     descriptor: ir.Value | None = None, lists: ir.Value | None = None, rope: int = 0, inline_scales: int = 0,
+    constant: bool = False, existing: bool = False,
 ) -> ir.Value:  # fmt: skip
     """Rows of a cache as a tile of ``dtype`` (default: the storage type, or f32 from a quantized cache)."""
     spec = types.spec_of(cache.type)
@@ -538,6 +542,9 @@ def tile_load(
     for name, value in zip(ROW_FORMAT, (rope, inline_scales), strict=True):
         if value:
             op.attributes[name] = i64_attr(value)
+    for name, given in (("constant", constant), ("existing", existing)):
+        if given:
+            op.attributes[name] = ir.UnitAttr.get()
     return op.results[0]
 
 

@@ -47,6 +47,49 @@ gpu.module @kernels {
     gpu.return
   }
 
+  // A warp whose copies are all of constant tiles does not wait for the kernels ahead; everybody else does, where it begins.
+  // CHECK-LABEL: gpu.func @ahead
+  // CHECK-NOT:     nvvm.griddepcontrol
+  // CHECK:         scf.if %{{.*}} {
+  // CHECK:           %[[FIRST:.*]] = "kv.is_role"() {role = "producer_warp_0"}
+  // CHECK-NEXT:      scf.if %[[FIRST]] {
+  // CHECK-NEXT:        scf.for
+  // CHECK:           %[[SECOND:.*]] = "kv.is_role"() {role = "producer_warp_1"}
+  // CHECK-NEXT:      scf.if %[[SECOND]] {
+  // CHECK-NEXT:        nvvm.griddepcontrol wait
+  // CHECK-NEXT:        nvvm.griddepcontrol launch_dependents
+  // CHECK-NEXT:        scf.for
+  // CHECK:         } else {
+  // CHECK-NEXT:      "kv.set_registers"
+  // CHECK-NEXT:      nvvm.griddepcontrol wait
+  // CHECK-NEXT:      nvvm.griddepcontrol launch_dependents
+  // CHECK-NEXT:      scf.for
+  // CHECK-NOT:     nvvm.griddepcontrol
+  // CHECK:         gpu.return
+  gpu.func @ahead(%c: !cache, %n: i32, %start: !acc, %m: !map) kernel attributes {kv.tiled, kv.block = array<i32: 384, 1, 1>, kv.schedule = {consumers = 2 : i64, producer = true}} {
+    %weights = "kv.make_stages"() {buffer_name = "weights", copy = "tma", stages = 2 : i64, tile = !tile} : () -> !kv.stages
+    %rows = "kv.make_stages"() {buffer_name = "rows", copy = "tma", stages = 2 : i64, tile = !q} : () -> !kv.stages
+    %c0 = arith.constant 0 : i32
+    %c1 = arith.constant 1 : i32
+    nvvm.griddepcontrol wait
+    nvvm.griddepcontrol launch_dependents
+    %r = scf.for %j = %c0 to %n step %c1 iter_args(%o = %start) -> (!acc) : i32 {
+      "kv.producer_acquire"(%weights, %j) : (!kv.stages, i32) -> ()
+      "kv.copy_start"(buffer = %weights, n = %j, cache = %c, batch = %c0, head = %c0, first = %j, count = %n,
+          descriptor = %m) {constant, first_column = 0 : i64} : (!kv.stages, i32, !cache, i32, i32, i32, i32, !map) -> ()
+      %w = "kv.consumer_wait"(%weights, %j) : (!kv.stages, i32) -> !tile
+      "kv.producer_acquire"(%rows, %j) : (!kv.stages, i32) -> ()
+      "kv.copy_start"(buffer = %rows, n = %j, cache = %c, batch = %c0, head = %c0, first = %j, count = %n,
+          descriptor = %m) {first_column = 0 : i64} : (!kv.stages, i32, !cache, i32, i32, i32, i32, !map) -> ()
+      %x = "kv.consumer_wait"(%rows, %j) : (!kv.stages, i32) -> !q
+      %s = "kv.dot"(%x, %w, %o) {transpose_b = true} : (!q, !tile, !acc) -> !acc
+      "kv.consumer_release"(%weights, %j) : (!kv.stages, i32) -> ()
+      "kv.consumer_release"(%rows, %j) : (!kv.stages, i32) -> ()
+      scf.yield %s : !acc
+    }
+    gpu.return
+  }
+
   // Tiles that are made before the loop, and what comes behind it, are the consumers'; scalars are everybody's.
   // CHECK-LABEL: gpu.func @around
   // CHECK:         %[[FIRST:.*]] = arith.muli

@@ -267,7 +267,7 @@ class CacheReads(Handle):
     def tile(
         self, b: Any, h: Any, first: Any, count: Any, *, rows: int, columns: int | None = None, first_column: int = 0,
         begin: Any = 0, tail: str = "zero", descriptor: Any = None, dtype: DType | None = None, lists: Any = None,
-        rope: int = 0, inline_scales: int = 0,
+        rope: int = 0, inline_scales: int = 0, constant: bool = False, existing: bool = False,
     ) -> Tile:  # fmt: skip
         """Tokens [first, first + rows) of head ``h`` as a tile, dequantized: kv.tile_load.
 
@@ -288,6 +288,11 @@ class CacheReads(Handle):
         rope, inline_scales : int, optional
             What lies in rows besides elements, as in ``kv.ops.mla_attention``: columns whose keys are bf16, the last of
             a row, and elements that share one of the scales before them.
+        constant : bool
+            Kernels ahead that are still under way write nothing of it: a producer's copies do not wait for them
+            (``kv.griddepcontrol_wait``).
+        existing : bool
+            Boxes of the descriptor without a token are not copied: their rows hold what was there.
         """
         dtype = dtype or (f32 if self.spec.quantized else self.spec.data_dtype)
         made = ops.tile_load(
@@ -295,6 +300,7 @@ class CacheReads(Handle):
             rows=rows, columns=columns,
             first_column=first_column, tail=tail, descriptor=None if descriptor is None else descriptor.ir, dtype=dtype,
             lists=None if lists is None else lists.ir, rope=rope, inline_scales=inline_scales,
+            constant=constant, existing=existing,
         )  # fmt: skip
         return Tile(made, dtype, tuple(ir.RankedTensorType(made.type).shape))
 
