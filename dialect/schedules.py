@@ -247,7 +247,8 @@ MAX_QUERIES = Entry(
 MAX_TOKENS = Entry(
     "max_tokens",
     "There are no more rows of tokens: promised by the caller.",
-    "those of x on a GPU, rounded up to a power of two from 8 to 1024, where they are no more; else no bound",
+    "those of x on a GPU, rounded up to 8, 16, 32, 64, 96, 128, 192, 256, 384, 512, 768 or 1024, where they are no "
+    "more; else no bound",
 )
 MAX_BATCH = Entry(
     "max_batch", "There are no more sequences.", "those of the collection, rounded up, on a GPU; else 1024"
@@ -262,6 +263,13 @@ EARLY = Entry(
     "early",
     "The kernel before writes no cached token, no length and no table: promised by the caller. A decode on a "
     "target with programmatic launches may then read those while that kernel ends; nothing else changes.",
+    "false",
+    bool,
+)
+EARLY_WEIGHT = Entry(
+    "early",
+    "The kernel before does not write the weight: promised by the caller. On a target with programmatic launches it is "
+    "then read while that kernel ends; nothing else changes.",
     "false",
     bool,
 )
@@ -466,8 +474,12 @@ PROJECTED = Kind(
             "columns",
             "Columns of a tile: rows of the weight.",
             "256, or fewer for whole heads and for few tokens",
-            choices=(48, 64, 96, 128, 192, 256),
+            least=48,
+            most=256,
+            step=16,
         ),
+        Entry("fused", "Heads are written as tiles are done, not by another kernel.", "of more than 1024 tokens", bool),
+        Entry("stages", "Steps of K in shared memory.", "as many as fit, up to 12", least=2, most=12),
     ),
 )
 PROJECTED_FEW = Kind(
@@ -476,6 +488,7 @@ PROJECTED_FEW = Kind(
     "where there is none or the weight has scales by groups",
     (
         Entry("rows", "By wgmma, rows of the weight of a tile: 64 for each warpgroup.", "128", choices=(64, 128)),
+        Entry("stages", "By wgmma, steps of K in shared memory.", "as many as fit, up to 10", least=2, most=12),
         Entry("atoms", "By wgmma, runs of 128 bytes of a row that are read at a time.", "1", choices=(1, 2, 4)),
     ),
 )
@@ -498,7 +511,7 @@ OPERATIONS: dict[str, Operation] = {
     "kv.mla_prefill_chunk": Operation((ROWS_HOST, SIMT), _PROMISES),
     **dict.fromkeys(
         ("kv.project_append", "kv.project_append_padded"),
-        Operation((PROJECTED_HOST, PROJECTED_SIMT, PROJECTED, PROJECTED_FEW), (MAX_TOKENS,)),
+        Operation((PROJECTED_HOST, PROJECTED_SIMT, PROJECTED, PROJECTED_FEW), (MAX_TOKENS, EARLY_WEIGHT)),
     ),
     **dict.fromkeys(
         (

@@ -17,7 +17,7 @@ from mlir import ir
 from kvarn import dsl as kv
 from kvarn.dialect import ops
 from kvarn.dialect.dtypes import DType, bf16, f8e4m3, f16, f32
-from kvarn.dialect.layout import CacheSpec
+from kvarn.dialect.layout import CacheSpec, cdiv
 from kvarn.dialect.ops.projection import BLOCK, Band, bands_of, k_of, rounding_of
 from kvarn.lowering.target import Target
 from kvarn.lowering.tile_ir import MMA, SWIZZLE, WARPGROUP, WARPGROUP_ROWS
@@ -31,7 +31,6 @@ from .common import (
     Rows,
     StoredHead,
     Work,
-    begin,
     head_and_lane,
     holds,
     most_lanes,
@@ -47,7 +46,10 @@ from .quantize import Quantizer
 from .rotation import Angles, Rotation
 
 HOST_ROWS, HOST_COLUMNS, HOST_STEP = 16, 64, 64  # of a tile on the host
+MANY = 1 << 16  # tokens, where their number is not known
+FEW = 256  # tokens up to which several blocks write the heads of one
 FEW_BY_WGMMA, FEW_BY_MMA = 32, 64  # tokens up to which kind few is the fastest (on an H200: docs/products.md)
+FEW_STORED = 256  # of a weight that is converted on its way to wgmma
 SIMT_ROWS, SIMT_WARPS = 8, 4  # tokens of a warp of the simple product, and its warps
 
 
@@ -192,8 +194,10 @@ class ProductHead(StoredHead):
         return self.rows.load(self.products, panel * self.tokens + self.token, column - panel * self.width, width=n)
 
 
-def finish_kernel(case: Projection, bands: Written, work: Work, writer: HeadWriter, width: int, early: bool) -> Any:
-    """Products in a workspace to where they belong."""
+def finish_kernel(
+    case: Projection, bands: Written, work: Work, writer: HeadWriter, width: int, early: bool, blocks: int
+) -> Any:
+    """Products in a workspace to where they belong; ``blocks`` share the items of a token."""
     items, rows = writer.items, writer.rows
 
     @kv.func
@@ -205,15 +209,20 @@ def finish_kernel(case: Projection, bands: Written, work: Work, writer: HeadWrit
         collection, layer: kv.i32, products, tokens: kv.i32, table, freqs: kv.Optional[kv.Buffer[f32, 2]],
         query_out: kv.Optional[kv.Buffer[case.rounded, 3]], q_gamma=None, k_gamma=None,
     ):  # fmt: skip
+        if early:  # the kernel before has waited for all others, and the next one waits for this
+            kv.griddepcontrol_launch_dependents()
         token, first = work.place()
+        if blocks > 1:
+            token, first = kv.block_id.x // blocks, kv.block_id.x % blocks * work.threads + kv.thread_id.x
         if (token < tokens) & (first < work.items):
             # Places are looked up while the products are still under way: the kernel before has waited for all others.
             b, inside, i = place_of(case.padded, table, token, tokens)
             position = collection.cache_length(b) + i
             kept = inside & holds(collection, position)
-            begin(early)
+            if early:
+                kv.griddepcontrol_wait()
             angles = Angles(freqs, rows, (position,))
-            for item in range(first, work.items, work.step):
+            for item in range(first, work.items, work.step * blocks):
                 if bands.query is not None:
                     if item < items.first_key:
                         h, part, active = head_and_lane(item, items.query_heads, items.query)
@@ -311,6 +320,14 @@ def operand_maps(op: Any, at: Expansion, step: int, x_rows: int, weight_rows: in
         at.tensor_map(ops.buffer_operand(buffer, steps, step), rows=rows)
         for buffer, rows in ((op.x, x_rows), (op.weight, weight_rows))
     ]
+
+
+@kv.func
+def prefetch_maps(*maps: Any) -> None:
+    """Fetch tensor maps ahead of their first use; no kernel writes them."""
+    if kv.thread_id.x == 0:
+        for map in kv.static(maps):
+            kv.tma.prefetch(map)
 
 
 # --- products into a workspace -------------------------------------------------------------------------
@@ -413,11 +430,21 @@ def finish(op: Any, case: Projection, at: Expansion, products: ir.Value, width: 
     for bands in Written.all_of(case):
         writer = bands.writer(op, at, case.rounded, width)
         work = Work.of(at, writer.items.all)
-        kernel = finish_kernel(case, bands, work, writer, width, early)
+        # Of few tokens a thread has one item: what it would wait for several is what the kernel takes.
+        few = early and work.tokens == 1 and at.schedule.get("max_tokens", MANY) <= FEW
+        blocks = cdiv(work.items, work.threads) if few else 1
+        kernel = finish_kernel(case, bands, work, writer, width, early, blocks)
         collection, query_out, freqs, *gammas = bands.operands(op)
         args = [collection, op.layer, products, tokens, table_of(op, case), freqs, query_out, *gammas]
-        grid = (work.blocks(tokens), 1, 1)
-        at.launch(kernel, args, grid, (work.threads, 1, 1), key=(case, bands, work, writer), programmatic=early)
+        key = case, bands, work, writer, blocks
+        at.launch(
+            kernel, args, (work.blocks(tokens) * blocks, 1, 1), (work.threads, 1, 1), key=key, programmatic=early
+        )  # fmt: skip
+
+
+def constant_weight(op: Any, at: Expansion) -> bool:
+    """Whether the weight is promised to be there before the kernels ahead have ended: not one that a kernel wrote."""
+    return bool(at.schedule.get("early")) and starts_early(at) and op.weight == at.op.weight
 
 
 def kind_of(op: Any, at: Expansion, case: Projection) -> str:
@@ -428,7 +455,7 @@ def kind_of(op: Any, at: Expansion, case: Projection) -> str:
     ValueError
         If the kind that is given does not take the case.
     """
-    from . import projection_few, projection_few_mma, projection_tiles
+    from . import projection_few, projection_few_mma, projection_few_stored, projection_tiles
 
     kind, tokens = at.schedule.get("kind"), at.schedule.get("max_tokens")
     alignment, by_wgmma = row_alignment(op), few_by_wgmma(case, at.target)
@@ -448,6 +475,8 @@ def kind_of(op: Any, at: Expansion, case: Projection) -> str:
     if at.target.is_host:
         return "host"
     best = FEW_BY_WGMMA if by_wgmma else FEW_BY_MMA
+    if not by_wgmma and projection_few_stored.takes(op, case, at):
+        best = FEW_STORED
     first = "few" if tokens is not None and tokens <= best else "tile"
     return next((kind for kind in (first, "tile", "few") if not why[kind]), "simt")
 
@@ -463,7 +492,7 @@ def project_append(op: Any, at: Expansion) -> None:
 
     case = Projection.of(op, at)
     if at.kind == "few" and not few_by_wgmma(case, at.target):
-        projection_few_mma.launch(op, projection_few_mma.chosen(op, case, at), at)
+        projection_few_mma.launch(op, case, projection_few_mma.chosen(op, case, at), at)
         return
     if case.scaling == "group":
         op, case = with_values(op, at, "x", "weight"), plain_case(case)

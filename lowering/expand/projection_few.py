@@ -10,7 +10,7 @@ second kernel adds those of a head, in the order of K, and writes the head.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from mlir import ir
@@ -27,12 +27,24 @@ from kvarn.lowering.tile_ir import BARRIERS_BYTES, SWIZZLE, WARP
 from .base import Expansion
 from .common import Head, StoredHead, as_vector, begin, holds, starts_early
 from .head_writer import HeadWriter
-from .projection import Projection, Warpgroups, Written, operand_maps, place_of, scaled, table_of
+from .projection import (
+    Projection,
+    Warpgroups,
+    Written,
+    constant_weight,
+    operand_maps,
+    place_of,
+    prefetch_maps,
+    scaled,
+    table_of,
+)  # fmt: skip
 from .rotation import Angles
 
 TOKENS = (8, 16, 32, 64, 128, 256)  # what max_tokens is rounded up to
 FINISH_BYTES = 12 << 10  # of blocks of the second kernel, which wait beside one of the first
 MOST_STAGES = 10
+FEWEST = 32  # tokens up to which memory is what is waited for: it gives runs of 256 bytes sooner
+FEW_STAGES = 4  # of those runs, where nothing is read ahead (measured: 3 and 6 are slower)
 KINDS = ("query", "key", "value")
 WIDTH, TOGETHER = 4, 4  # tokens of a load of a column; partial results whose loads a thread has under way
 FINISH_THREADS = 256
@@ -52,6 +64,8 @@ class Config(Warpgroups):
         Swizzle atoms of a row that a step of K has: what is read of it at one time.
     step_of : int
         Elements of K of a step where it has no atoms; 0 where it has.
+    constant : bool
+        Whether no kernel writes the weight that may still be under way: it is read before those ahead have ended.
     """
 
     case: Projection
@@ -59,6 +73,8 @@ class Config(Warpgroups):
     rows: int = 128
     atoms: int = 1
     step_of: int = 0
+    constant: bool = False
+    given_stages: int = 0
 
     @property
     def registers(self) -> int | None:
@@ -82,8 +98,11 @@ class Config(Warpgroups):
 
     def stages(self, target: Target) -> int:
         """Steps of K that are in shared memory."""
+        if self.given_stages:
+            return self.given_stages
         of_one = sum(SharedLayout(n, self.step, self.case.x.itemsize, SWIZZLE).bytes for n in (self.rows, self.tokens))
-        return min(MOST_STAGES, (target.shared_bytes - BARRIERS_BYTES - FINISH_BYTES) // of_one)
+        most = target.shared_bytes - BARRIERS_BYTES - FINISH_BYTES
+        return min(MOST_STAGES, FEW_STAGES if self.atoms == 2 and not self.constant else MOST_STAGES, most // of_one)
 
 
 def chosen(case: Projection, schedule: Mapping[str, Any]) -> Config:
@@ -95,12 +114,17 @@ def chosen(case: Projection, schedule: Mapping[str, Any]) -> Config:
         If what is given does not fit.
     """
     tokens = next(n for n in TOKENS if n >= schedule["max_tokens"])
-    config = Config(case, tokens, **{name: schedule[name] for name in ("rows", "atoms") if name in schedule})
+    step = 2 * SWIZZLE // case.x.itemsize
+    atoms = 2 if tokens <= FEWEST and case.scaling != "block" and case.k % step == 0 else 1
+    config = Config(case, tokens, atoms=atoms)
+    config = replace(config, **{name: schedule[name] for name in ("rows", "atoms") if name in schedule})
     if case.k % config.step or (case.scaling == "block" and config.atoms > 1):
         raise ValueError(
             f"the schedule's atoms must make steps that divide K = {case.k}, and be 1 with scales of blocks, got "
             f"{config.atoms}"
         )
+    if "stages" in schedule:
+        config = replace(config, given_stages=schedule["stages"])
     return config
 
 
@@ -115,6 +139,7 @@ def product_kernel(config: Config, early: bool) -> Any:
         x: kv.Buffer[case.x, 2], weight: kv.Buffer[case.x, 2], x_map, weight_map, partials: kv.Buffer[f32, 2],
         x_scale=None, weight_scale=None,
     ):  # fmt: skip
+        prefetch_maps(x_map, weight_map)
         begin(early)
         left, right = kv.buffer_operand(weight, steps, config.step), kv.buffer_operand(x, steps, config.step)
         low = part_of(config, kv.block_id.x, kv.grid_dim.x)
@@ -122,7 +147,9 @@ def product_kernel(config: Config, early: bool) -> Any:
         for p in range(low // steps, (high + (steps - 1)) // steps):
             c = kv.full((M, N), 0.0)
             for j in range(kv.math.max(low - p * steps, 0), kv.math.min(high - p * steps, steps)):
-                a = left.tile(0, j, p * M, case.columns, rows=M, tail="any", descriptor=weight_map)
+                a = left.tile(
+                    0, j, p * M, case.columns, rows=M, tail="any", descriptor=weight_map, constant=config.constant
+                )
                 b = right.tile(0, j, 0, x.shape[0], rows=N, tail="any", descriptor=x_map)
                 if case.scaling == "block":  # one a step and tile of rows
                     token = kv.tile_index(N)
@@ -198,6 +225,8 @@ def finish_kernel(config: Config, bands: Written, writer: HeadWriter, early: boo
         freqs: kv.Optional[kv.Buffer[f32, 2]], query_out=None, bias=None, x_scale=None, weight_scale=None,
         q_gamma=None, k_gamma=None,
     ):  # fmt: skip
+        if early:  # the kernel before has waited for all others, and the next one waits for this
+            kv.griddepcontrol_launch_dependents()
         array = kv.shared(group * pitch, case.rounded, alignment=16)
         number, token0 = kv.block_id.x, kv.block_id.y * group
         first = 0
@@ -220,7 +249,8 @@ def finish_kernel(config: Config, bands: Written, writer: HeadWriter, early: boo
                         cache = collection.get_key_cache(layer) if kind == "key" else collection.get_value_cache(layer)
                         kept = active & inside & holds(collection, position)
                         places.append((local, part, token, b, position, kept, cache.raw_page(b, position), at))
-                begin(early)
+                if early:
+                    kv.griddepcontrol_wait()
                 gather(array, band, head, token0, tokens, partials, blocks, bias, x_scale, weight_scale)
                 kv.barrier()
                 for local, part, token, b, position, written, page, at in kv.static(places):
@@ -244,6 +274,7 @@ def tokens_of_block(config: Config, bands: Written) -> int:
 
 def launch(op: Any, config: Config, at: Expansion) -> None:
     """Launch both kernels."""
+    config = replace(config, constant=constant_weight(op, at))
     case, early = config.case, starts_early(at)
     tokens = at.dim(op.x, 0)
     blocks = at.device("multiprocessors").least(at.constant(config.tiles * config.steps))

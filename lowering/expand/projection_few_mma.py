@@ -118,6 +118,18 @@ def chosen(op: Any, case: Projection, at: Expansion) -> Config:
 
 
 @kv.func
+def factors_of(config: Config, scales: Any, minima: Any, row: Any, d: Any) -> tuple[list[Any], list[Any]]:
+    """The scales and the minima of a thread's elements of a row from d on, as they are stored."""
+    groups, of_groups, lows = config.stored.groups, [], []
+    for i in kv.static(range(max(config.elements // groups.size, 1) if scales is not None else 0)):
+        place = groups.index(row, d // groups.size + i)
+        of_groups.append(scales[place])
+        if minima is not None:
+            lows.append(minima[place])
+    return of_groups, lows
+
+
+@kv.func
 def weight_pairs(config: Config, words: Any, scales: Any, lows: Any) -> list[Any]:
     """The values of a thread's elements of one row, as words of two."""
     stored, found = config.stored, []
@@ -147,7 +159,6 @@ def product_kernel(config: Config, early: bool) -> Any:
     CHUNKS = STEP * few.case.x.itemsize // BYTES  # of a token in a step
     OWN = CHUNKS // LANES  # chunks of a token that belong to a thread's elements
     HALF = N * TOGETHER * CHUNKS  # chunks in shared memory that are multiplied, while others arrive
-    per_thread = max(E // stored.groups.size, 1)  # groups
 
     @kv.func
     def chunk_at(half, step, token, chunk):
@@ -190,13 +201,7 @@ def product_kernel(config: Config, early: bool) -> Any:
             d = kv.math.min(first + step, last - 1) * STEP + t * E
             for row in rows:
                 words = weight.address(row, d // 2 if stored.packed else d).load(i32, 4, invariant=True)
-                of_groups, lows = [], []
-                for i in kv.static(range(per_thread if scales is not None else 0)):
-                    place = stored.groups.index(row, d // stored.groups.size + i)
-                    of_groups.append(scales[place])
-                    if minima is not None:
-                        lows.append(minima[place])
-                found.append([[words[i] for i in range(4)], of_groups, lows])
+                found.append([[words[i] for i in range(4)], *factors_of(config, scales, minima, row, d)])
         return found
 
     @kv.kernel(block=(THREADS, 1, 1), min_blocks=BLOCKS)
@@ -251,14 +256,20 @@ def product_kernel(config: Config, early: bool) -> Any:
     return project_few
 
 
-def launch(op: Any, config: Config, at: Expansion) -> None:
+def launch(op: Any, case: Projection, config: Config, at: Expansion) -> None:
     """Launch what converts tokens, where they have 8 or 4 bits, and both kernels."""
+    from . import projection_few_stored
+
     few, early, given = config.few, starts_early(at), op
     scales = minima = None
     if op.scaling.value == "group":
         op, scales, minima = with_values(op, at, "x"), op.weight_scale, op.weight_min
     elif at.dtype(op.x) is not few.case.x:
         op = with_floats(op, at, "x")
+    by_wgmma = projection_few_stored.chosen(given, case, config, at)
+    if by_wgmma is not None:
+        projection_few_stored.launch(op, given, by_wgmma, scales, minima, at)
+        return
     tokens = at.dim(op.x, 0)
     blocks = (at.device("multiprocessors") * BLOCKS).least(at.constant(few.tiles * few.steps))
     some = tokens.least(at.constant(1))

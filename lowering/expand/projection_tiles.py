@@ -29,13 +29,16 @@ from .base import Expansion
 from .common import Head, StoredHead, as_vector, begin, holds, starts_early
 from .head_writer import HeadWriter
 from .projection import (
+    MANY,
     Projection,
     Warpgroups,
     Written,
+    constant_weight,
     finish,
     operand_maps,
     operand_problems,
     place_of,
+    prefetch_maps,
     scaled_tile,
     table_of,
     wgmma_problems,
@@ -43,13 +46,13 @@ from .projection import (
 from .rotation import Angles
 
 MULTIPROCESSORS = 132  # of an H100 or H200, for which tiles are chosen
-MANY = 1 << 16  # tokens, where their number is not known
 MOST_STAGES = 12
 MOST_REGISTERS = 128  # which leave those of a block of the second kernel
 FINISH_BYTES = 4 << 10  # of shared memory, which blocks of the second kernel have at least
 WARP_ROWS = 16
 MOST_TOGETHER = 4  # items of a thread whose angles and pages are looked up at one time
 COLUMNS_BY_MMA = 128
+BOX = 32  # tokens of a box where tiles may not be full
 RASTER = 16  # tiles of tokens that share a tile of columns while it is in the L2 cache
 
 
@@ -67,6 +70,10 @@ class Config(Warpgroups):
     stages : int
         Steps of K in shared memory.
     instruction : {"wgmma", "mma.sync"}
+    constant : bool
+        As of ``projection_few.Config``.
+    few : bool
+        Whether one tile has all tokens.
     """
 
     case: Projection
@@ -75,6 +82,8 @@ class Config(Warpgroups):
     part: int = 128
     stages: int = 4
     instruction: str = WGMMA
+    constant: bool = False
+    few: bool = False
 
     @property
     def threads(self) -> int:
@@ -88,6 +97,16 @@ class Config(Warpgroups):
         """
         beside = self.instruction == WGMMA and not self.part and self.columns <= 192 and self.case.x.bits == 16
         return MOST_REGISTERS if beside else None
+
+    @property
+    def box(self) -> int:
+        """Tokens of a box: rows out of bounds take copies longer, so a tile that is not full has boxes to leave out."""
+        return BOX if self.few else self.rows
+
+    @property
+    def shifts(self) -> bool:
+        """Whether the last tile begins earlier instead: its heads are another kernel's, which writes each once."""
+        return not self.few and not self.part and self.instruction == WGMMA
 
     @property
     def step(self) -> int:
@@ -158,16 +177,17 @@ def chosen(case: Projection, target: Target, schedule: Mapping[str, Any]) -> Con
     tokens, whole = schedule.get("max_tokens"), whole_tiles(case)
     choices = [(128, *tile) for tile in (whole if tokens is not None or "columns" in schedule else whole[:1])]
     if not whole or tokens is not None:
-        narrow = (128, 64) if case.scaling == "block" else (256, 192, 128, 96, 64, 48)
+        narrow = (128, 64) if case.scaling == "block" else (256, *range(192, 32, -16))
         choices += [(64 if (tokens or MANY) <= 64 else 128, columns, 0) for columns in narrow]
     given = {name: schedule[name] for name in ("rows", "columns", "fused") if name in schedule}
     kept = [c for c in choices if given.items() <= {"rows": c[0], "columns": c[1], "fused": c[2] > 0}.items()]
     if not kept and given.get("fused"):
         raise ValueError(f"a schedule with fused needs tiles of 128 rows with whole heads, got {dict(schedule)}")
     kept = kept or [(given.get("rows", 128), given.get("columns", 128), 0)]
-    rows, columns, part = min(kept, key=lambda c: cycles(case, *c, tokens or MANY))
-    for stages in range(MOST_STAGES, 1, -1):
-        config = Config(case, rows=rows, columns=columns, part=part, stages=stages)
+    rows, columns, part = min(kept, key=lambda c: (cycles(case, *c, tokens or MANY), c[1]))
+    few = tokens is not None and tokens <= rows
+    for stages in range(schedule.get("stages", MOST_STAGES), 1, -1):
+        config = Config(case, rows=rows, columns=columns, part=part, stages=stages, few=few)
         if config.shared_bytes <= target.shared_bytes:
             return config
     raise ValueError(f"two stages of {rows} x {columns} must fit {target.shared_bytes} bytes of shared memory")
@@ -176,15 +196,15 @@ def chosen(case: Projection, target: Target, schedule: Mapping[str, Any]) -> Con
 def cycles(case: Projection, rows: int, columns: int, part: int, tokens: int) -> float:
     """About what a step of K takes, and its share of what comes after it.
 
-    The most of what multiplies and copies in one multiprocessor, 48 bytes a cycle, of what the L2 gives all of them,
-    5500, and of what memory gives of the weight, 2450: fitted to what 40 tiles took on an H200 (docs/products.md).
+    The most of what multiplies and copies in one multiprocessor, 53 bytes a cycle, of what the L2 gives all of them,
+    5900, and of what memory gives of the weight, 2050: fitted to what 60 tiles took on an H200 (docs/products.md).
     """
     tiles = cdiv(tokens, rows) * cdiv(case.columns, columns)
     rounds = cdiv(tiles, MULTIPROCESSORS) if tokens < MANY else tiles / MULTIPROCESSORS
     copies = (rows + columns) * SWIZZLE
-    of_one = rounds * max(rows * columns / 28, copies / 48)
+    of_one = rounds * max(rows * columns / 22.8, copies / 53)
     after = rounds * (columns * 0.7 if part else 64)
-    return max(of_one, tiles * copies / 5500, case.columns * SWIZZLE / 2450) + after
+    return max(of_one, tiles * copies / 5900, case.columns * SWIZZLE / 2050) + after
 
 
 def _chosen_by_mma(case: Projection, target: Target) -> Config:
@@ -296,17 +316,23 @@ def kernel_of(config: Config, epilogues: tuple[Epilogue, ...], early: bool) -> A
         index_collection: kv.Optional[kv.KVCacheCollection] = None, index_query_out=None,
         workspace: kv.Optional[kv.Buffer[case.rounded, 2]] = None,
     ):  # fmt: skip
+        if x_map is not None:
+            prefetch_maps(x_map, weight_map)
         begin(early)
         tokens = x.shape[0]
         left, right = kv.buffer_operand(x, steps, STEP), kv.buffer_operand(weight, steps, STEP)
         for unit in range(kv.block_id.x, row_tiles * panels, kv.grid_dim.x):
             tile, panel = raster(unit, row_tiles)
             token0 = tile * M
+            if config.shifts:  # the last tile has the last tokens, some of them for the second time
+                token0 = kv.math.max(kv.math.min(token0, tokens - M), 0)
             row, column = token0 + kv.tile_index(M), None
             c = kv.full((M, N), 0.0)
             for j in range(0, steps):
-                a = left.tile(0, j, token0, tokens, rows=M, tail="any", descriptor=x_map)
-                b = right.tile(0, j, panel * N, case.columns, rows=N, tail="any", descriptor=weight_map)
+                a = left.tile(0, j, token0, tokens, rows=M, tail="any", descriptor=x_map, existing=True)
+                b = right.tile(
+                    0, j, panel * N, case.columns, rows=N, tail="any", descriptor=weight_map, constant=config.constant
+                )  # fmt: skip
                 if case.scaling == "block":  # which a step of K has, and a tile's columns share
                     block = j * STEP // BLOCK
                     scale = x_scale.gather(row, block, mask=row < tokens) * weight_scale[panel * N // BLOCK, block]
@@ -318,7 +344,8 @@ def kernel_of(config: Config, epilogues: tuple[Epilogue, ...], early: bool) -> A
             c = scaled_tile(case, c, row, row < tokens, column, bias, x_scale, weight_scale)
             products = case.rounded(c)
             if workspace is not None:
-                workspace.store_rows(panel * tokens + row, value=products, mask=row < tokens)
+                own = (row >= tile * M) & (row < tokens)
+                workspace.store_rows(panel * tokens + row, value=products, mask=own)
             for first in kv.static(range(0, N if config.part else 0, config.part or N)):
                 staged = kv.staged(products, first, config.part)
                 for epilogue in kv.static(epilogues):
@@ -341,6 +368,7 @@ def kernel_of(config: Config, epilogues: tuple[Epilogue, ...], early: bool) -> A
 
 def launch(op: Any, config: Config, at: Expansion) -> None:
     """Launch the kernel."""
+    config = replace(config, constant=constant_weight(op, at))
     case, early = config.case, starts_early(at)
     epilogues = ()
     if config.part:
@@ -349,7 +377,7 @@ def launch(op: Any, config: Config, at: Expansion) -> None:
     row_tiles = (tokens + (config.rows - 1)) // config.rows
     maps = [None, None]
     if config.instruction == WGMMA:
-        maps = operand_maps(op, at, config.step, config.rows, config.columns)
+        maps = operand_maps(op, at, config.step, config.box, config.columns)
     workspace = None if config.part else at.workspace(tokens * panels, dtype=case.rounded, columns=config.columns)
     args = [op.collection, op.layer, op.x, op.weight, table_of(op, case), row_tiles, *maps]
     if config.part:

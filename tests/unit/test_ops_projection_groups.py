@@ -87,6 +87,16 @@ def test_few_tokens_read_a_weight_as_it_is_stored(place, dtype, element, size, s
     check(place, weight, element, dtype=dtype, schedule={"kind": "few", "max_tokens": 16})
 
 
+@pytest.mark.sampled(6)
+@pytest.mark.parametrize(("element", "size", "scale", "options"), FORMATS)
+@pytest.mark.parametrize("tokens", [64, 256])
+@pytest.mark.parametrize("place", ["sm_90a"], indirect=True)
+def test_a_weight_is_converted_on_its_way_to_wgmma(place, tokens, element, size, scale, options):
+    weight = random_groups(np.random.default_rng(5), ROWS, 512, size, element, scale, **options)
+    new = (3, 0, 50) if tokens == 64 else (90, 3, 70)
+    check(place, weight, element, new=new, schedule={"kind": "few", "max_tokens": tokens})
+
+
 @pytest.mark.parametrize("place", ["sm_90a"], indirect=True)
 def test_more_tokens_than_a_block_has_take_more_blocks(place):
     weight = random_groups(np.random.default_rng(0), ROWS, 384, 32, "uint4b8", "bf16")

@@ -373,7 +373,7 @@ def _run(
     return query_out
 
 
-_FEW = tuple(FixedSchedule(max_tokens=n) for n in (8, 16, 32, 64, 128, 256, 512, 1024))
+_FEW = tuple(FixedSchedule(max_tokens=n) for n in (8, 16, 32, 64, 96, 128, 192, 256, 384, 512, 768, 1024))
 
 
 def _scheduled(collection: Any, x: Any, schedule: Schedule, title: str) -> Schedule:
