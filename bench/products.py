@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 """QKV projections into a cache beside a product and an append of its own: python -m bench.products [--tokens 1,8192]
 
-µs of ``kv.ops.project_append`` with RoPE, of torch's product, and of torch's product and ``kv.ops.rope_append`` after
-it, in CUDA graphs over weights that are not in the L2 cache. ``--forms``: also with a bias and norms, or of a
-padded batch. Sequences are of unequal lengths, one is empty. Before a line is timed its queries,
-keys and values are checked against a product in float32 over the same operands, in a pool of random pages that is NaN
-but for them.
+µs of ``kv.ops.project_append`` with RoPE, by itself and promised that the weight is there (``early``), of torch's
+product, and of torch's product and ``kv.ops.rope_append`` after it, in CUDA graphs over weights that are not in the L2
+cache. ``--forms``: also with a bias and norms, or of a padded batch. Sequences are of unequal lengths, one is empty.
+Before a line is timed its queries, keys and values are checked against a product in float32 over the same operands, in
+a pool of random pages that is NaN but for them.
 """
 
 from __future__ import annotations
@@ -22,16 +22,27 @@ from kvarn.tools.timing import span
 
 from .report import table
 
-QUERY_HEADS, HEADS, SIZE, PAGE, CACHED = 32, 8, 128, 16, 37
-COLUMNS = (QUERY_HEADS + 2 * HEADS) * SIZE
-TOKENS = (1, 8, 64, 256, 512, 1024, 8192)
-REPEATS = 7
+HEADS, SIZE, PAGE, CACHED = 8, 128, 16, 37
+TOKENS = (1, 2, 4, 8, 16, 32, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 2048, 4096, 8192)
+SHAPES = "4096:32,8192:64"  # K and query heads: of the attention of models of 8 and 70 billion parameters
+ROUNDS, UNCOUNTED = 16, 5
 FORMS = ("rope", "norm", "padded")
 TYPES = {"bf16": 16, "f8e4m3": 8, "uint4b8": 4, "mxfp8": 8}  # bits of the weight
 GROUPS = {"uint4b8": 128, "mxfp8": 32}  # elements of K that share a scale; x is of bf16 then
 EPS = 1e-5
 TOLERANCE = 0.02  # of the largest element
-HEAD = ["form", "tokens", "K", "kvarn, µs", "product", "product, then append", "TFLOP/s", "TB/s of the weight"]
+HEAD = [
+    "form",
+    "tokens",
+    "K",
+    "columns",
+    "kvarn, µs",
+    "early",
+    "product",
+    "product, then append",
+    "TFLOP/s",
+    "TB/s of the weight",
+]
 COLD = 200 << 20  # bytes of weights that a graph reads, several times the L2 cache
 
 
@@ -46,10 +57,10 @@ class Step:
         ``rope``; ``norm``, with a bias and RMS norms as well; ``padded``, a batch whose last sequence is short.
     """
 
-    def __init__(self, torch: Any, tokens: int, k: int, type: str, form: str, schedule: Any) -> None:
+    def __init__(self, torch: Any, tokens: int, k: int, heads: int, type: str, form: str, schedule: Any) -> None:
         import kvarn as kv
 
-        self.torch, self.type, self.form, self.schedule = torch, type, form, schedule
+        self.torch, self.type, self.form, self.schedule, self.heads = torch, type, form, schedule, heads
         draw = np.random.default_rng(7)
         new = lengths_of(tokens, form, draw)
         pages = -(-(CACHED + new) // PAGE)
@@ -73,17 +84,21 @@ class Step:
         self.kept = torch.from_numpy(step < np.repeat(new, rows)).cuda()
         turns = torch.rand((longest, SIZE // 2), device="cuda") * 6.28
         self.freqs = torch.stack([turns.cos(), turns.sin()], -1).reshape(longest, SIZE)
-        self.out = torch.empty((tokens, QUERY_HEADS, SIZE), dtype=torch.bfloat16, device="cuda")
+        self.out = torch.empty((tokens, heads, SIZE), dtype=torch.bfloat16, device="cuda")
         self.bias, self.gammas = None, {}
         if form == "norm":
-            self.bias = torch.randn((COLUMNS,), device="cuda").bfloat16()
+            self.bias = torch.randn((self.columns,), device="cuda").bfloat16()
             self.gammas = {name: torch.rand((SIZE,), device="cuda") + 0.5 for name in ("q_gamma", "k_gamma")}
         x = torch.randn((tokens, k), device="cuda")
-        copies = max(2, COLD // (COLUMNS * k * TYPES[type] // 8))
+        copies = max(2, COLD // (self.columns * k * TYPES[type] // 8))
         self.x, self.x_scale, _ = self.operand(x, "bf16" if type in GROUPS else type)
         self.weights = [
-            self.operand(torch.randn((COLUMNS, k), device="cuda") / k**0.5, type) for _ in range(copies)
+            self.operand(torch.randn((self.columns, k), device="cuda") / k**0.5, type) for _ in range(copies)
         ]  # fmt: skip
+
+    @property
+    def columns(self) -> int:
+        return (self.heads + 2 * HEADS) * SIZE
 
     def operand(self, values: Any, type: str) -> tuple[Any, Any, Any]:
         """Elements, their scales or None, and the values in bf16 where scales are of groups."""
@@ -130,7 +145,7 @@ class Step:
         }  # fmt: skip
         if self.form == "padded":
             batch = len(self.counts)
-            x, out = self.x.view(batch, -1, self.x.shape[1]), self.out.view(batch, -1, QUERY_HEADS, SIZE)
+            x, out = self.x.view(batch, -1, self.x.shape[1]), self.out.view(batch, -1, self.heads, SIZE)
             kv.ops.project_append_padded(self.collection, 0, x, weight[0], self.counts, query_out=out, **given)
         else:
             kv.ops.project_append(
@@ -148,7 +163,7 @@ class Step:
 
     def heads_of(self, products: Any) -> list[Any]:
         """Queries, keys and values."""
-        parts = products.split([QUERY_HEADS * SIZE, HEADS * SIZE, HEADS * SIZE], 1)
+        parts = products.split([self.heads * SIZE, HEADS * SIZE, HEADS * SIZE], 1)
         return [part.unflatten(1, (-1, SIZE)) for part in parts]
 
     def error(self) -> float:
@@ -176,8 +191,8 @@ class Step:
         elsewhere = (~self.blocks.isnan()).sum().item() != k.numel() + v.numel()
         return float("inf") if elsewhere else worst
 
-    def time(self, call: Callable[[tuple[Any, Any, Any]], Any]) -> float:
-        """µs of a call, the median of some replays of a graph that has it for every weight."""
+    def graph(self, call: Callable[[tuple[Any, Any, Any]], Any]) -> Any:
+        """A CUDA graph that has a call for every weight."""
         cuda = self.torch.cuda
         call(self.weights[0])
         cuda.synchronize()
@@ -185,8 +200,12 @@ class Step:
         with cuda.graph(graph):
             for weight in self.weights:
                 call(weight)
-        found = [span(graph.replay, self.torch) / len(self.weights) for _ in range(REPEATS + 1)]
-        return float(np.median(found[1:]))
+        return graph
+
+    def times(self, graphs: Sequence[Any]) -> list[float]:
+        """µs of a call of each, by turns: who comes first finds a device that has not been at work."""
+        rounds = [[span(graph.replay, self.torch) / len(self.weights) for graph in graphs] for _ in range(ROUNDS)]
+        return [float(np.median(found)) for found in zip(*rounds[UNCOUNTED:], strict=True)]
 
 
 def lengths_of(tokens: int, form: str, draw: np.random.Generator) -> Any:
@@ -202,23 +221,27 @@ def lengths_of(tokens: int, form: str, draw: np.random.Generator) -> Any:
     return np.diff(np.concatenate([[0], ends[:3], ends[2:], [tokens]]))
 
 
-def line(torch: Any, tokens: int, k: int, type: str, form: str, schedule: Any = None) -> list[str]:
+def line(torch: Any, tokens: int, k: int, heads: int, type: str, form: str, schedule: Any = None) -> list[str]:
     """One line of the table."""
-    step = Step(torch, tokens, k, type, form, schedule)
-    error = step.error()
-    first = [form, f"{tokens}", f"{k}"]
-    if not error < TOLERANCE:
-        return [*first, "wrong", f"{error:.3g}", "", "", ""]
-    own, product, both = (step.time(call) for call in (step.project, step.product, step.two_steps))
-    flops, read = 2 * tokens * COLUMNS * k, COLUMNS * k * TYPES[type] // 8
-    times = [f"{t:.1f}" for t in (own, product, both)]
+    step = Step(torch, tokens, k, heads, type, form, schedule)
+    first = [form, f"{tokens}", f"{k}", f"{step.columns}"]
+    own = []
+    for early in (False, True):
+        step.schedule = {**(schedule or {}), **({"early": True} if early else {})} or None
+        error = step.error()
+        if not error < TOLERANCE:
+            return [*first, "wrong", f"{error:.3g}", "", "", "", ""]
+        own.append(step.graph(step.project))
+    *own, product, both = step.times([*own, step.graph(step.product), step.graph(step.two_steps)])
+    flops, read = 2 * tokens * step.columns * k, step.columns * k * TYPES[type] // 8
+    times, own = [f"{t:.1f}" for t in (*own, product, both)], own[0]
     return [*first, *times, f"{flops / own / 1e6:.0f}", f"{read / own / 1e6:.2f}"]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m bench.products", description=__doc__)
     parser.add_argument("--tokens", default=",".join(map(str, TOKENS)), help="tokens of a step, with commas between")
-    parser.add_argument("--hidden", default="4096,8192", help="K, with commas between")
+    parser.add_argument("--shapes", default=SHAPES, help="K:query heads, with commas between")
     parser.add_argument(
         "--types", default="bf16,f8e4m3", help=f"of the weight, with commas between, of {', '.join(TYPES)}"
     )
@@ -234,10 +257,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print("bench.products needs a GPU", file=sys.stderr)
         return 1
     torch.manual_seed(0)
+    shapes = [tuple(int(n) for n in shape.split(":")) for shape in given.shapes.split(",")]
     for name in given.types.split(","):
         lines = [
-            line(torch, int(tokens), int(k), name, form, given.schedule)
-            for form in given.forms.split(",") for k in given.hidden.split(",") for tokens in given.tokens.split(",")
+            line(torch, int(tokens), k, heads, name, form, given.schedule)
+            for form in given.forms.split(",") for k, heads in shapes
+            for tokens in given.tokens.split(",")
         ]  # fmt: skip
         print(f"\n{name}, {torch.cuda.get_device_name()}\n")
         print(table([HEAD, *lines], markdown=True))
