@@ -164,7 +164,7 @@ class AttentionOp(Kv.Operation, name="attention", traits=[TierOne, ReadsCache, R
             and _attends(self, spec)
             and offsets(self, self.row_offsets)
             and _chosen_pages(self, spec)
-            and _listed_tiles(self)
+            and listed_tiles(self)
         )
 
 
@@ -212,20 +212,20 @@ class AttentionPaddedOp(Kv.Operation, name="attention_padded", traits=[TierOne, 
             and _attends(self, spec, rank=4)
             and offsets(self, self.valid_lengths, "valid_lengths")
             and _chosen_pages(self, spec)
-            and _listed_tiles(self)
+            and listed_tiles(self)
         )
 
 
 class BlockMaskOp(Kv.Operation, name="block_mask", traits=[TierOne, ReadsCache, ReadsMemory, WritesMemory]):
     """Which tiles of keys each tile of query rows sees by a mask that is a function: what attention walks over.
 
-    collection: one, or an operand of keys, of which the lengths count. query: [T, Hq, D] with row_offsets, or [B,
-    S, Hq, D] with valid_lengths, of which only the extents are read; kv_offsets, mask and array0 to array3 as in
-    kv.attention. A tile of query rows is ``rows`` of one KV head (tokens times its query heads, as attention
-    numbers them), one of keys is ``keys`` tokens. blocks: i32 [tiles, 1 or H, 1 + most], written: for each tile of
-    rows, and KV head, how many tiles of keys it sees anything in, and then these in ascending order, each as twice
-    its number, plus 1 where every row of the tile sees every key of it. Where the mask depends on the query head
-    blocks have H in dimension 1, else 1 will do.
+    collection: one, of latent rows too, or an operand of keys, of which the lengths count. query: [T, Hq, D] with
+    row_offsets, or [B, S, Hq, D] with valid_lengths, of which only the extents are read; kv_offsets, mask and
+    array0 to array3 as in kv.attention. A tile of query rows is ``rows`` of one KV head (tokens times its query
+    heads, as attention numbers them), one of keys is ``keys`` tokens. blocks: i32 [tiles, 1 or H, 1 + most],
+    written: for each tile of rows, and KV head, how many tiles of keys it sees anything in, and then these in
+    ascending order, each as twice its number, plus 1 where every row of the tile sees every key of it. Where the
+    mask depends on the query head blocks have H in dimension 1, else 1 will do.
 
     pages and page_counts, as in kv.attention: only tiles of these pages are listed, in the lists' order, for each KV
     head. keys divides the page size.
@@ -256,7 +256,7 @@ class BlockMaskOp(Kv.Operation, name="block_mask", traits=[TierOne, ReadsCache, 
 
     def verify_invariants(self) -> bool:
         spec = verify.handle(self, self.collection, ("collection", "operand"))
-        if spec is None or not not_mla(self, spec):
+        if spec is None:
             return False
         if self.kv_offsets is not None and not spec.of_cache:
             return verify.fail(self, f"kv_offsets needs a cache, got a {spec.kind} operand, which has all keys")
@@ -341,7 +341,7 @@ class OperandAttentionOp(
             return verify.fail(self, "needs operands of keys and values, got one that shows a cache's scales")
         if self.kv_offsets is not None and not spec.of_cache:
             return verify.fail(self, f"kv_offsets needs operands of caches, got {spec.kind} ones, which have all keys")
-        return not_mla(self, spec) and _attends(self, spec) and offsets(self, self.row_offsets) and _listed_tiles(self)
+        return not_mla(self, spec) and _attends(self, spec) and offsets(self, self.row_offsets) and listed_tiles(self)
 
 
 def stored_elements(spec: CacheSpec) -> tuple[str, ...]:
@@ -387,7 +387,7 @@ def _chosen_pages(op: Any, spec: CacheSpec) -> bool:
     return page_lists(op, spec)
 
 
-def _listed_tiles(op: Any) -> bool:
+def listed_tiles(op: Any) -> bool:
     """Whether the block mask, where there is one, fits the mask, and its tiles' extents are there."""
     attributes = op.operation.attributes
     if op.block_mask is None:

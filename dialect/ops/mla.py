@@ -12,7 +12,7 @@ from ..effects import ReadsCache, ReadsMemory, TierOne, WritesMemory
 from ..ext import F32, I32, Operand
 from ..layout import CacheSpec
 from ..types import CollectionType
-from .attention import functions_fit, mask_is_valid, rows_end, score_of, stored_elements
+from .attention import functions_fit, listed_tiles, mask_is_valid, rows_end, score_of, stored_elements
 from .operations import FLOATS, offsets, read_as_floats, token_rows
 
 LEAST_INLINE = 16  # elements of a scale that lies in a row: as many as a kernel reads at a time
@@ -86,6 +86,8 @@ class MlaAttentionOp(Kv.Operation, name="mla_attention", traits=[TierOne, ReadsC
     not with indices, whose rows have no positions.
 
     kv_offsets [B+1], not with indices: sequence b has cache_length(b) + kv_offsets[b+1] - kv_offsets[b] keys.
+
+    block_mask and the attributes block_rows and block_keys are those of kv.attention, with a mask that is a function.
     """
 
     collection: Operand[CollectionType]
@@ -105,6 +107,7 @@ class MlaAttentionOp(Kv.Operation, name="mla_attention", traits=[TierOne, ReadsC
     array1: Operand[Any] | None = None
     array2: Operand[Any] | None = None
     array3: Operand[Any] | None = None
+    block_mask: Operand[Any] | None = None
     value_size: ir.IntegerAttr
     mask: ir.StringAttr
     span: ir.IntegerAttr
@@ -141,6 +144,7 @@ class MlaAttentionOp(Kv.Operation, name="mla_attention", traits=[TierOne, ReadsC
             and (self.kv_offsets is None or offsets(self, self.kv_offsets, "kv_offsets"))
             and mask_is_valid(self, functions=True)
             and functions_fit(self)
+            and listed_tiles(self)
             and self._lists(spec)
         )
 

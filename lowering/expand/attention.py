@@ -255,7 +255,8 @@ def expand(op: Any, at: Expansion) -> None:
     elif kind == "host" and attention_tiles.fits_host(case):  # of head size 1 there are no tiles
         attention_tiles.launch_host(case, at, op, operands(op), [*pages_of(op), op.block_mask])
     else:
-        launch_rows(kind, case, at, op.query, operands(op) + pages_of(op) + arrays_of(op))
+        lists = [*pages_of(op), *arrays_of(op), None, None, op.block_mask]
+        launch_rows(kind, case, at, op.query, [*operands(op), *lists])
 
 
 def launch_rows(kind: str, case: Case, at: Expansion, query: ir.Value, args: list[ir.Value | None]) -> None:

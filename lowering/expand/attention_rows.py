@@ -30,13 +30,26 @@ from .attention_common import (
     place_of,
 )
 from .attention_queries import queries_of
-from .chosen_pages import chosen_pages
+from .chosen_pages import ChosenPages, chosen_pages
+from .key_tiles import KeyTiles, TilesOfRow
 from .partial_results import LOWEST, NO_VALUE, finished, log_sum_exp, with_prior
 from .softmax import FAST, arrays_read, modified_one, score_unit, shown
 
 LANES = 16  # f32 lanes of a host vector: one AVX-512 register, two of AVX2
 KEYS = 8  # keys that the host takes at a time
 WARPS = 4  # rows of a block on a GPU
+
+
+def visited_of(
+    case: Case, source: Any, queries: Any, place: tuple[Any, Any, Any], num_keys: Any, pages: Any, page_counts: Any,
+    block_mask: Any,
+) -> ChosenPages | TilesOfRow | None:  # fmt: skip
+    """What a query row at (sequence, row, query head) visits, where lists say so; None where it visits every key."""
+    if block_mask is None:
+        return chosen_pages(source, pages, page_counts)
+    (b, row, h), (rows, keys) = place, case.blocks
+    of_sequence = (queries.token(b, row) * case.group + h % case.group) // rows
+    return TilesOfRow(KeyTiles(block_mask, keys), queries.first_tile(b, case.group, rows) + of_sequence, num_keys)
 
 
 # --- the host --------------------------------------------------------------------------------------
@@ -128,7 +141,7 @@ def host_kernel(case: Case) -> Any:
         prior: kv.Optional[kv.Buffer[f32, case.rank]], prior_lse: kv.Optional[kv.Buffer[f32, case.rank - 1]],
         pages: kv.Optional[kv.Buffer[i32, 3]] = None, page_counts: kv.Optional[kv.Buffer[i32, 2]] = None,
         array0=None, array1=None, array2=None, array3=None, lists: kv.Optional[kv.Buffer[i32, 2]] = None,
-        list_counts: kv.Optional[kv.Buffer[i32, 1]] = None,
+        list_counts: kv.Optional[kv.Buffer[i32, 1]] = None, block_mask=None,
     ):  # fmt: skip
         h, row = kv.block_id.x, kv.block_id.y
         queries = queries_of(case.padded, extents, query, kv_offsets, lists, list_counts)
@@ -147,14 +160,14 @@ def host_kernel(case: Case) -> Any:
             sums = [kv.vector(f32, w) if w > 1 else kv.f32(0.0) for _, w in value_vectors]
             arrays = arrays_read(array0, array1, array2, array3)
             how = (slopes, h, position, arrays)
-            chosen = chosen_pages(source, pages, page_counts)
-            if chosen is None:
+            visited = visited_of(case, source, queries, (b, row, h), num_keys, pages, page_counts, block_mask)
+            if visited is None:
                 take_all(keys, values, q, b, head, first, end, state, sums, how, lists)
             else:
-                count = chosen.count(b, head)
+                count = visited.count(b, head)
                 for entry in range(count):
-                    token = chosen.first_token(b, head, entry, count)
-                    low, high = kv.math.max(first, token), kv.math.min(end, token + spec.page_size)
+                    token = visited.first_token(b, head, entry, count)
+                    low, high = kv.math.max(first, token), kv.math.min(end, token + visited.unit)
                     take_all(keys, values, q, b, head, low, high, state, sums, how, None)
             sink, before = None if sinks is None else sinks[h], None if prior is None else prior_lse[(*here, h)]
             *state, inverse, of_prior = finished(*state, sink, before, exp2)
@@ -254,7 +267,7 @@ def simt_kernel(case: Case) -> Any:
         prior: kv.Optional[kv.Buffer[f32, case.rank]], prior_lse: kv.Optional[kv.Buffer[f32, case.rank - 1]],
         pages: kv.Optional[kv.Buffer[i32, 3]] = None, page_counts: kv.Optional[kv.Buffer[i32, 2]] = None,
         array0=None, array1=None, array2=None, array3=None, lists: kv.Optional[kv.Buffer[i32, 2]] = None,
-        list_counts: kv.Optional[kv.Buffer[i32, 1]] = None,
+        list_counts: kv.Optional[kv.Buffer[i32, 1]] = None, block_mask=None,
     ):  # fmt: skip
         lane, warp = kv.thread_id.x & 31, kv.thread_id.x >> 5
         item = kv.block_id.x * WARPS + warp
@@ -274,15 +287,16 @@ def simt_kernel(case: Case) -> Any:
             keys, values = caches_of(case, collection, layer, key_operand, value_operand)
             sums = [kv.vector(f32, width) if width > 1 else kv.f32(0.0) for _ in range(turns)]
             arrays = arrays_read(array0, array1, array2, array3)
-            state, chosen = [kv.f32(LOWEST), kv.f32(0.0)], chosen_pages(source, pages, page_counts)
-            if chosen is None:
+            state = [kv.f32(LOWEST), kv.f32(0.0)]
+            visited = visited_of(case, source, queries, (b, row, h), num_keys, pages, page_counts, block_mask)
+            if visited is None:
                 take_all(keys, values, q, warp, lane, b, h, first, end, position, slopes, arrays, state, sums, lists)
             else:
                 head = h // case.group
-                count = chosen.count(b, head)
+                count = visited.count(b, head)
                 for entry in range(count):
-                    token = chosen.first_token(b, head, entry, count)
-                    low, high = kv.math.max(first, token), kv.math.min(end, token + spec.page_size)
+                    token = visited.first_token(b, head, entry, count)
+                    low, high = kv.math.max(first, token), kv.math.min(end, token + visited.unit)
                     take_all(keys, values, q, warp, lane, b, h, low, high, position, slopes, arrays, state, sums, None)
             top, total = state
             sink, before = None if sinks is None else sinks[h], None if prior is None else prior_lse[(*here, h)]

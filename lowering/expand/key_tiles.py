@@ -32,7 +32,16 @@ class KeyTiles:
     @kv.func
     def at(self, tile: Any, head: Any, i: Any, num_keys: Any) -> tuple[Any, Any, Any]:
         """(first token, whether there is such a key, whether all of the tile is seen) of entry i."""
-        entry = self.blocks[tile, self._list(head), kv.math.min(i + 1, self.blocks.shape[2] - 1)]
+        return self.of(self.entry(tile, head, i), num_keys)
+
+    @kv.func
+    def entry(self, tile: Any, head: Any, i: Any) -> Any:
+        """Entry i of a list, whose last stands for those behind it."""
+        return self.blocks[tile, self._list(head), kv.math.min(i + 1, self.blocks.shape[2] - 1)]
+
+    @kv.func
+    def of(self, entry: Any, num_keys: Any) -> tuple[Any, Any, Any]:
+        """As :meth:`at`, of an entry that was read."""
         first = (entry >> 1) * self.keys
         there = kv.u32(first) < kv.u32(num_keys)
         whole = there & ((entry & WHOLE) != 0) & (first + self.keys <= num_keys)
@@ -91,3 +100,26 @@ class TilesOfSequences:
             first, there, whole = self.tiles.at(tile, head, entry, self.capacity)
             found = kv.where(there & whole, first + WHOLE, first)
         return found
+
+
+@dataclass(frozen=True)
+class TilesOfRow:
+    """The lists of one query row, whose tile is ``number``; as :class:`ChosenPages` are asked."""
+
+    tiles: KeyTiles
+    number: Any
+    num_keys: Any
+
+    @property
+    def unit(self) -> int:
+        """Tokens of an entry."""
+        return self.tiles.keys
+
+    @kv.func
+    def count(self, b: Any, head: Any) -> Any:
+        return self.tiles.count(self.number, head)
+
+    @kv.func
+    def first_token(self, b: Any, head: Any, entry: Any, count: Any) -> Any:
+        """The first token of an entry."""
+        return self.tiles.at(self.number, head, entry, self.num_keys)[0]

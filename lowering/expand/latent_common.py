@@ -18,6 +18,7 @@ from kvarn.dialect.shared_layout import SharedLayout
 
 from .attention_common import Case, asks, interval, start_of
 from .attention_queries import RaggedQueries
+from .key_tiles import KeyTiles
 from .partial_results import LN2
 from .softmax import modified_one, shown
 
@@ -193,26 +194,71 @@ def extents_of(c, collection, queries, indices, topk_lengths, b, token0):
     return kv.i32(0), count
 
 
+@dataclass(frozen=True)
+class Walk:
+    """The tiles of keys that a split takes: from tile ``begin`` on, or those of a block mask's list from there on.
+
+    ``lists`` are those, and ``number`` is that of the tile of query rows, which sees keys up to ``last``.
+    """
+
+    begin: Any
+    last: Any
+    lists: KeyTiles | None = None
+    number: Any = None
+
+    @kv.func
+    def entry(self, i: Any) -> Any:
+        """What tells of tile i: of a list, to be read ahead."""
+        if self.lists is None:
+            return self.begin + i
+        return self.lists.entry(self.number, 0, self.begin + i)
+
+    @kv.func
+    def base(self, entry: Any) -> Any:
+        """The first key of a tile; past all keys where there is none."""
+        if self.lists is None:
+            return entry * KEYS
+        return self.lists.of(entry, self.last)[0]
+
+    @kv.func
+    def whole(self, entry: Any) -> Any:
+        """Whether a list says that every row sees all of a tile."""
+        return False if self.lists is None else self.lists.of(entry, self.last)[2]
+
+
+def walk_of(c: LatentConfig, block_mask: Any, queries: Any, b: Any, row0: Any) -> Any:
+    """The lists of a kernel's block mask, and which of them a tile of rows has; None where there is none."""
+    if block_mask is None:
+        return None
+    rows, keys = c.case.blocks
+    return KeyTiles(block_mask, keys), queries.first_tile(b, c.case.heads, rows) + row0 // rows
+
+
 @kv.func
-def keys_of(c, start, num_keys, row0, rows, splits, split):
+def keys_of(c, start, num_keys, row0, rows, splits, split, listed=None):
     """The keys of a tile of rows, of which blocks take tiles: those that some row sees, and those that all see.
 
-    Returns (first, end, first that all see, end of those, the split's first tile, how many it has).
+    Returns (first, end, first that all see, end of those, the split's :class:`Walk`, how many tiles it has).
     """
     heads = c.case.heads
     first, whole_end = interval(c.case, start + row0 // heads, num_keys)
     whole_first, last = interval(c.case, start + (kv.math.min(row0 + c.rows, rows) - 1) // heads, num_keys)
-    begin, end = first // KEYS, (last + (KEYS - 1)) // KEYS
+    if listed is None:
+        begin, end = first // KEYS, (last + (KEYS - 1)) // KEYS
+    else:
+        begin, end = kv.i32(0), listed[0].count(listed[1], 0)
     share = (kv.math.max(end - begin, 0) + (splits - 1)) // splits
     begin = begin + split * share
-    return first, last, whole_first, whole_end, begin, kv.math.min(end, begin + share) - begin
+    walk = Walk(begin, last, *(listed or ()))
+    return first, last, whole_first, whole_end, walk, kv.math.min(end, begin + share) - begin
 
 
 @kv.func
-def of_functions(c, s, units, elements, b, place, start, base, arrays):
+def of_functions(c, s, units, elements, b, place, start, base, arrays, whole=False):
     """Scores in powers of two after the function that was given, minus infinity where one hides a key.
 
-    ``units`` makes base-2 scores of products; ``elements``: the row and the key of a score, in its tile.
+    ``units`` makes base-2 scores of products; ``elements``: the row and the key of a score, in its tile. Of a tile that
+    is known to be seen ``whole`` the mask is not asked.
     """
     _, _, row0, rows = place
     for k in kv.static(range(len(s))):
@@ -220,8 +266,15 @@ def of_functions(c, s, units, elements, b, place, start, base, arrays):
         at = kv.math.min(row0 + row, rows - 1)
         h, q, token = at % c.case.heads, start + at // c.case.heads, base + key
         s[k] = modified_one(c.case, s[k] * units[k], b, h, q, token, None, arrays, unit=LN2)
-        if asks(c.case):
+        if asks(c.case) and not c.case.blocks:
             s[k] = kv.where(shown(c.case, b, h, q, token, arrays), s[k], float("-inf"))
+    if asks(c.case) and c.case.blocks:
+        if ~whole:
+            for k in kv.static(range(len(s))):
+                row, key = elements[k]
+                at = kv.math.min(row0 + row, rows - 1)
+                h, q, token = at % c.case.heads, start + at // c.case.heads, base + key
+                s[k] = kv.where(shown(c.case, b, h, q, token, arrays), s[k], float("-inf"))
 
 
 # --- query rows and values -------------------------------------------------------------------------

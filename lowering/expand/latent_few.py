@@ -42,6 +42,7 @@ from .latent_common import (
     pack,
     place_of,
     queries_of,
+    walk_of,
 )
 from .latent_ring import Ring
 from .partial_results import LOG2E, LOWEST, normalizer
@@ -283,8 +284,8 @@ def latent_kernel(c: LatentConfig, shared_bytes: int) -> Any:
 
     @kv.func
     def softmax_of(
-        s, i, ring, of_tile, seen_at, notes_at, units, maxima, weights, factors, p_full, p_empty, notes_full, span,
-        place, extents, scale, functions, flags, m, tops, sums, highest, warp, lane,
+        s, i, entry, ring, of_tile, seen_at, notes_at, units, maxima, weights, factors, p_full, p_empty, notes_full,
+        span, place, extents, scale, functions, flags, m, tops, sums, highest, warp, lane,
     ):  # fmt: skip
         """The softmax of tile i, whose weights it hands on."""
         which, notes = i & 1, noted(notes_at, notes_full, i)
@@ -302,7 +303,7 @@ def latent_kernel(c: LatentConfig, shared_bytes: int) -> Any:
             above = kv.math.max(highest[0], notes.load(kv.i32))
             change = kv.bitcast(kv.math.max(127 + highest[0] - above, 0) << 23, f32)
             highest[0] = above
-        base = (span[4] + i) * KEYS
+        base = span[4].base(entry)
         if case.functions:
             elements, units_of = [], []
             for k in kv.static(range(len(s))):
@@ -310,7 +311,7 @@ def latent_kernel(c: LatentConfig, shared_bytes: int) -> Any:
                 elements.append((column, warp * 16 + (lane >> 2) + 8 * (k // 2 % 2)))
                 units_of.append((units + column * 4).load(kv.f32) if BY_ROW else unit)
             b, arrays = functions
-            of_functions(c, s, units_of, elements, b, place, extents[0], base, arrays)
+            of_functions(c, s, units_of, elements, b, place, extents[0], base, arrays, span[4].whole(entry))
             unit, unit_of = kv.f32(1.0), [kv.f32(1.0)] * 2
         visible(s, ring, of_tile, seen_at + (i & (LISTS - 1)) * 8, span, place, extents, base, warp, lane)
         if exceeded(s, tops, unit, units, flags + which * 16, warp, lane):
@@ -349,7 +350,7 @@ def latent_kernel(c: LatentConfig, shared_bytes: int) -> Any:
         tops, sums = [kv.f32(LOWEST)] * (2 * COLUMNS), [kv.f32(0.0)] * (2 * COLUMNS)
         slot, phase, of_tile = kv.i32(0), kv.i32(0), kv.i32(0)
         for i in range(tiles):
-            of_tile = slot
+            of_tile, entry = slot, span[4].entry(i)
             with kv.trace("multiply keys"):
                 if AT_ONCE:
                     flying, slot, phase = start_keys(q_tile, ring, full, slot, phase)
@@ -363,7 +364,7 @@ def latent_kernel(c: LatentConfig, shared_bytes: int) -> Any:
             release_rest(empty, of_tile, lane)
             with kv.trace("softmax"):
                 softmax_of(
-                    s, i, ring, of_tile, seen_at, notes_at, units, maxima, weights, factors, p_full, p_empty,
+                    s, i, entry, ring, of_tile, seen_at, notes_at, units, maxima, weights, factors, p_full, p_empty,
                     notes_full, span, place, extents, scale, functions, flags, m, tops, sums, highest, warp, lane,
                 )  # fmt: skip
         give_turn(turns, tiles - 1, lane)
@@ -486,7 +487,7 @@ def latent_kernel(c: LatentConfig, shared_bytes: int) -> Any:
         row_offsets: kv.Buffer[i32, 1], scale: kv.f32, out: kv.Optional[kv.Buffer[case.out, 3]],
         parts: kv.Buffer[i8, 1], indices: kv.Optional[kv.Buffer[i32, 2]], topk_lengths: kv.Optional[kv.Buffer[i32, 1]],
         key_map: kv.Optional[kv.TensorMap], kv_offsets: kv.Optional[kv.Buffer[i32, 1]] = None,
-        array0=None, array1=None, array2=None, array3=None,
+        array0=None, array1=None, array2=None, array3=None, block_mask=None,
     ):  # fmt: skip
         memory = kv.shared(RING * BOX_BYTES + QUERY_BYTES + 2 * weights_layout.bytes, kv.u8, alignment=1024)
         ring = memory.ptr()
@@ -534,7 +535,8 @@ def latent_kernel(c: LatentConfig, shared_bytes: int) -> Any:
             cache = collection.get_key_cache(layer)
             if not c.tiles:
                 extents = extents_of(c, collection, queries, indices, topk_lengths, b, token0)
-            span = keys_of(c, *extents, row0, rows, kv.grid_dim.y, kv.block_id.y)
+            listed = walk_of(c, block_mask, queries, b, row0)
+            span = keys_of(c, *extents, row0, rows, kv.grid_dim.y, kv.block_id.y, listed)
             tiles = span[5]
             some = tiles > 0
             if tiles > 0:

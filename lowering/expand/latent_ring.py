@@ -57,12 +57,14 @@ def note(r, notes_at, notes_full, scales, i, lane):
 
 @kv.func
 def produce_by_tma(r, key_map, cache, ring, full, empty, span, b, lane):
-    _, last, _, _, begin, tiles = span
-    pages = latent_copies.pages_of(key_map, cache, b, begin * KEYS, last, lane)
+    _, last, _, _, walk, tiles = span
+    following = walk.base(walk.entry(0))
+    pages = latent_copies.pages_of(key_map, cache, b, following, last, lane)
     slot, phase = kv.i32(0), kv.i32(1)
     for i in range(tiles):
-        here, base = pages, (begin + i) * KEYS
-        pages = latent_copies.pages_of(key_map, cache, b, base + KEYS, last, lane)
+        here, base = pages, walk.base(walk.entry(i)) if walk.lists is None else following
+        following = base + KEYS if walk.lists is None else walk.base(walk.entry(i + 1))
+        pages = latent_copies.pages_of(key_map, cache, b, following, last, lane)
         for j in kv.static(r.order):
             kv.mbarrier_wait(empty + slot * BARRIER_BYTES, phase)
             place, barrier = ring + slot * r.c.box.bytes, full + slot * BARRIER_BYTES
@@ -73,12 +75,12 @@ def produce_by_tma(r, key_map, cache, ring, full, empty, span, b, lane):
 @kv.func
 def produce_notes(r, rows, notes_at, full, notes_full, span, lane):
     """A warp beside that of the copies: once a tile's first box is there, what lay where its notes go is read."""
-    begin, tiles = span[4], span[5]
-    following = latent_stored.places_of(rows, begin * KEYS, lane)
+    walk, tiles = span[4], span[5]
+    following = latent_stored.places_of(rows, walk.base(walk.entry(0)), lane)
     slot, phase = kv.i32(0), kv.i32(0)
     for i in range(tiles):
         scales = latent_stored.load_scales(r.c, rows, following)
-        following = latent_stored.places_of(rows, (begin + i + 1) * KEYS, lane)
+        following = latent_stored.places_of(rows, walk.base(walk.entry(i + 1)), lane)
         kv.mbarrier_wait(full + slot * BARRIER_BYTES, phase)
         note(r, notes_at, notes_full, scales, i, lane)
         slot, phase = advance(r, slot, phase, r.c.boxes)
@@ -86,16 +88,17 @@ def produce_notes(r, rows, notes_at, full, notes_full, span, lane):
 
 @kv.func
 def produce_rows(r, rows, ring, seen_at, notes_at, full, empty, notes_full, span, thread):
-    begin, tiles = span[4], span[5]
-    following = latent_copies.places_of(r.c, rows, begin * KEYS, thread)
-    scaled = latent_stored.places_of(rows, begin * KEYS, thread & 31) if r.c.scaled else []
+    walk, tiles = span[4], span[5]
+    base = walk.base(walk.entry(0))
+    following = latent_copies.places_of(r.c, rows, base, thread)
+    scaled = latent_stored.places_of(rows, base, thread & 31) if r.c.scaled else []
     slot, phase = kv.i32(0), kv.i32(1)
     for i in range(tiles):
-        places, of_tile = following, i & (LISTS - 1)
-        following = latent_copies.places_of(r.c, rows, (begin + i + 1) * KEYS, thread)
+        places, of_tile, base = following, i & (LISTS - 1), walk.base(walk.entry(i + 1))
+        following = latent_copies.places_of(r.c, rows, base, thread)
         scales = latent_stored.load_scales(r.c, rows, scaled) if r.c.scaled else []
         if r.c.scaled:
-            scaled = latent_stored.places_of(rows, (begin + i + 1) * KEYS, thread & 31)
+            scaled = latent_stored.places_of(rows, base, thread & 31)
         for n in kv.static(range(r.c.boxes)):
             kv.mbarrier_wait(empty + slot * BARRIER_BYTES, phase)
             place, barrier = ring + slot * r.c.box.bytes, full + slot * BARRIER_BYTES

@@ -76,12 +76,17 @@ def swizzle_of(c: LatentConfig) -> str:
     return f"{c.box.swizzle}B"
 
 
+def rows_of(case: Case, most: int) -> int:
+    """Query rows of a block, of a sequence's ``most``; 0: any number."""
+    few = WIDE if case.spec.dtype.bits == 8 else MOST_ROWS
+    return align_up(most, 8) if 0 < most <= few else WIDE
+
+
 def config_of(case: Case, at: Expansion, op: Any) -> LatentConfig:
     """The configuration for a case and what the schedule promises."""
     listed = op.indices is not None
     most = case.heads if listed else at.schedule.get("max_queries", 0) * case.heads
-    few = WIDE if case.spec.dtype.bits == 8 else MOST_ROWS
-    rows = align_up(most, 8) if 0 < most <= few else WIDE
+    rows = rows_of(case, most)
     tiles = 0 if listed or cdiv(most, rows) > MOST_TILES else cdiv(most, rows)
     copied = box_rows(case, at, op.collection, listed)
     return LatentConfig(case, rows, tiles, listed, copied, ends_in_combine(case, op))
@@ -122,7 +127,8 @@ def launch(config: LatentConfig, at: Expansion, op: Any) -> None:
     else:
         kernel, threads = latent_wide.latent_kernel(config), latent_wide.threads_of(config)
     blocks_of_all = (tiles, splits * blocks, 1)
-    at.launch(kernel, [*args, key_map, op.kv_offsets, *arrays_of(op)], blocks_of_all, (threads, 1, 1), key=config)
+    args += [key_map, op.kv_offsets, *arrays_of(op), op.block_mask]
+    at.launch(kernel, args, blocks_of_all, (threads, 1, 1), key=config)
     blocks, columns = latent_combine.grid(config, tiles, splits)
     combined = [op.row_offsets, op.out, parts, tiles, splits, op.sinks, op.lse, op.prior, op.prior_lse]
     threads = (32 * latent_combine.WARPS, 1, 1)

@@ -48,6 +48,7 @@ from .latent_common import (
     pack,
     place_of,
     queries_of,
+    walk_of,
     write_rows,
 )
 from .partial_results import LOG2E, LOWEST, normalizer
@@ -131,15 +132,16 @@ def latent_kernel(c: LatentConfig) -> Any:
 
     @kv.func
     def weights_of(
-        s, m, total, alpha, unit, tile, seen_at, seen_full, span, place, extents, base, functions, warp, lane
+        s, m, total, alpha, unit, tile, seen_at, seen_full, span, place, extents, entry, functions, warp, lane
     ):
         """The softmax of a tile: weights as operand A."""
+        base = span[4].base(entry)
         if case.functions:
             b, arrays = functions
             elements = [
                 (warp * 16 + (lane >> 2) + 8 * (k // 2 % 2), k // 4 * 8 + (lane & 3) * 2 + k % 2) for k in range(len(s))
             ]
-            of_functions(c, s, [unit] * len(s), elements, b, place, extents[0], base, arrays)
+            of_functions(c, s, [unit] * len(s), elements, b, place, extents[0], base, arrays, span[4].whole(entry))
             unit = kv.f32(1.0)
         visible(s, tile, seen_at, seen_full, span, place, extents, base, warp, lane)
         softmax(s, m, total, alpha, unit)
@@ -245,7 +247,8 @@ def latent_kernel(c: LatentConfig) -> Any:
         q_tile, stages, weights, factors, ends, seen_at, seen_full, full, empty, p_full, p_empty, turns, span, place,
         extents, scale, parts, out, splits, functions, warp, lane,
     ):  # fmt: skip
-        begin, tiles = span[4], span[5]
+        walk, tiles = span[4], span[5]
+        entry = walk.entry(0)
         unit = kv.math.max(kv.math.abs(scale), 1.0e-30) * LOG2E
         q = kv.wgmma_descriptor(q_tile)
         m, total, alpha = [kv.f32(LOWEST)] * 2, [kv.f32(0.0)] * 2, [kv.f32(1.0)] * 2
@@ -268,14 +271,14 @@ def latent_kernel(c: LatentConfig) -> Any:
             span,
             place,
             extents,
-            begin * KEYS,
+            entry,
             functions,
             warp,
             lane,
         )
         o = [kv.f32(0.0)] * (groups[LEFT][1] * OF_BOX)
         for i in range(1, tiles):
-            stage, before = i & 1, (i - 1) & 1
+            stage, before, entry = i & 1, (i - 1) & 1, walk.entry(i)
             tile, tile_before = stages + stage * TILE, stages + before * TILE
             rescaled(o, alpha)
             start_values(o, p, tile_before, value_steps)
@@ -297,7 +300,7 @@ def latent_kernel(c: LatentConfig) -> Any:
             with kv.trace("softmax"):
                 p = weights_of(
                     s, m, total, alpha, unit, tile, seen_at + stage * 8,
-                    (seen_full + stage * BARRIER_BYTES, (i >> 1) & 1), span, place, extents, (begin + i) * KEYS,
+                    (seen_full + stage * BARRIER_BYTES, (i >> 1) & 1), span, place, extents, entry,
                     functions, warp, lane,
                 )  # fmt: skip
         rescaled(o, alpha)
@@ -352,25 +355,27 @@ def latent_kernel(c: LatentConfig) -> Any:
 
     @kv.func
     def produce_by_tma(key_map, cache, stages, full, empty, span, b, lane):
-        _, last, _, _, begin, tiles = span
-        pages = latent_copies.pages_of(key_map, cache, b, begin * KEYS, last, lane)
+        _, last, _, _, walk, tiles = span
+        following = walk.base(walk.entry(0))
+        pages = latent_copies.pages_of(key_map, cache, b, following, last, lane)
         for i in range(tiles):
-            here = pages
-            pages = latent_copies.pages_of(key_map, cache, b, (begin + i + 1) * KEYS, last, lane)
+            here, base = pages, walk.base(walk.entry(i)) if walk.lists is None else following
+            following = walk.base(walk.entry(i + 1))
+            pages = latent_copies.pages_of(key_map, cache, b, following, last, lane)
             for g in kv.static(range(len(groups))):
                 kv.mbarrier_wait(barrier_of(empty, i & 1, g), ((i >> 1) & 1) ^ 1)
                 place = stages + ((i & 1) * TILE + groups[g][0] * BOX.bytes)
                 latent_copies.boxes_by_tma(
-                    c, key_map, cache, place, barrier_of(full, i & 1, g), here, (begin + i) * KEYS, groups[g], lane
+                    c, key_map, cache, place, barrier_of(full, i & 1, g), here, base, groups[g], lane
                 )
 
     @kv.func
     def produce_rows(rows, stages, seen_at, seen_full, full, empty, span, thread):
-        begin, tiles = span[4], span[5]
-        following = latent_copies.places_of(c, rows, begin * KEYS, thread)
+        walk, tiles = span[4], span[5]
+        following = latent_copies.places_of(c, rows, walk.base(walk.entry(0)), thread)
         for i in range(tiles):
             places, stage = following, i & 1
-            following = latent_copies.places_of(c, rows, (begin + i + 1) * KEYS, thread)
+            following = latent_copies.places_of(c, rows, walk.base(walk.entry(i + 1)), thread)
             for g in kv.static(range(len(groups))):
                 kv.mbarrier_wait(barrier_of(empty, stage, g), ((i >> 1) & 1) ^ 1)
                 place = stages + (stage * TILE + groups[g][0] * BOX.bytes)
@@ -384,7 +389,7 @@ def latent_kernel(c: LatentConfig) -> Any:
         row_offsets: kv.Buffer[i32, 1], scale: kv.f32, out: kv.Optional[kv.Buffer[case.out, 3]],
         parts: kv.Buffer[i8, 1], indices: kv.Optional[kv.Buffer[i32, 2]], topk_lengths: kv.Optional[kv.Buffer[i32, 1]],
         key_map: kv.Optional[kv.TensorMap], kv_offsets: kv.Optional[kv.Buffer[i32, 1]] = None,
-        array0=None, array1=None, array2=None, array3=None,
+        array0=None, array1=None, array2=None, array3=None, block_mask=None,
     ):  # fmt: skip
         memory = kv.shared((1 + STAGES) * TILE + WEIGHTS.bytes, kv.u8, alignment=1024).ptr()
         small = kv.shared(2 * WIDE, kv.f32).ptr()
@@ -422,7 +427,8 @@ def latent_kernel(c: LatentConfig) -> Any:
             cache = collection.get_key_cache(layer)
             if not c.tiles:
                 extents = extents_of(c, collection, queries, indices, topk_lengths, b, token0)
-            span = keys_of(c, *extents, row0, rows, splits, kv.block_id.y)
+            listed = walk_of(c, block_mask, queries, b, row0)
+            span = keys_of(c, *extents, row0, rows, splits, kv.block_id.y, listed)
             tiles = span[5]
             producer, left, right = REGISTERS[c.copy]
             if role == 0:

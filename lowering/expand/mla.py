@@ -9,25 +9,31 @@ tiles, with products by mma.sync. The row kernels of ``attention_rows`` take eve
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from kvarn import dsl as kv
 from kvarn.dialect.dtypes import i32
 from kvarn.dialect.layout import CacheSpec, lowbit
-from kvarn.dialect.ops.attention import arrays_of, score_of
+from kvarn.dialect.ops.attention import arrays_of, block_tile, score_of
 from kvarn.dialect.ops.mla import inline_content, inline_scales_of
+from kvarn.lowering.target import Target
 from kvarn.lowering.tile_ir import MMA
 
 from . import expands, latent_schedule, mla_chunk, tile_schedule
-from .attention import launch_rows
+from .attention import WIDEST_ROWS, Place, launch_rows
 from .attention_common import Case
 from .attention_queries import RaggedQueries
 from .base import Expansion
 from .common import row_alignment
 from .key_splits import MOST_SPLITS
+from .latent_common import KEYS
 
 THREADS = 128
 BY_MMA = {"instruction": MMA}  # of the kernel over tiles
+MOST_VALUES = 512  # columns of a value
+ROWS_TILE = (16, 32)  # query rows and keys of a tile of a block mask, of kernels of a row at a time
 
 
 def case_of(op: Any, at: Expansion) -> Case:
@@ -36,7 +42,7 @@ def case_of(op: Any, at: Expansion) -> Case:
     return Case(
         spec=spec, query=at.dtype(op.query), out=at.dtype(op.out), heads=at.static_dim(op.query, 1),
         value_size=op.value_size.value, mask=op.mask.value, span=op.span.value,
-        score=score_of(op), sinks=op.sinks is not None, lse=op.lse is not None,
+        score=score_of(op), sinks=op.sinks is not None, lse=op.lse is not None, blocks=block_tile(op),
         rope=columns - inline_content(spec, columns, inline) if inline else spec.head_size - columns, inline=inline,
         listed=op.indices is not None,
     )  # fmt: skip
@@ -52,12 +58,55 @@ def latent_problems(op: Any, at: Expansion) -> list[str]:
 
 def wgmma_problems(op: Any, at: Expansion) -> list[str]:
     """Why the kernels on wgmma do not take an operation, one sentence each; empty when they do."""
-    return latent_schedule.problems(case_of(op, at), at.target, row_alignment(op), op.indices is not None)
+    case, tile = case_of(op, at), block_tile(op)
+    found = latent_schedule.problems(case, at.target, row_alignment(op), op.indices is not None)
+    if tile is not None and at.target.has("wgmma"):
+        wanted = _tile_by_wgmma(case, at.schedule)
+        if tile != wanted:
+            found.append(f"needs a block mask of tiles of {wanted[0]} query rows and {wanted[1]} keys, got {tile}")
+    return found
+
+
+def _tile_by_wgmma(case: Case, schedule: Mapping[str, Any]) -> tuple[int, int]:
+    """Query rows and keys of a tile of the kernels on wgmma."""
+    return latent_schedule.rows_of(case, schedule.get("max_queries", 0) * case.heads), KEYS
+
+
+def block_extents(case: Case, place: Place) -> tuple[int, int]:
+    """(query rows, keys) of the tiles of a block mask of an attention over latent rows.
+
+    Without wgmma they are those of the kernel over tiles, which follow from the rows' columns. Kernels of a row at a
+    time take any.
+    """
+    if place.target.is_host or place.schedule.get("kind") == "simt":
+        return ROWS_TILE
+    if place.target.has("wgmma"):
+        return _tile_by_wgmma(case, place.schedule)
+    case = replace(case, value_size=min(case.value_size, MOST_VALUES))
+    if tile_schedule.problems(case, place.target, WIDEST_ROWS, BY_MMA):
+        return ROWS_TILE
+    config = _by_tiles(case, place.target, place.schedule)
+    return config.rows, config.keys
 
 
 def tile_problems(op: Any, at: Expansion) -> list[str]:
     """Why the kernel over tiles does not take an operation by mma.sync, one sentence each; empty when it does."""
-    return tile_schedule.problems(case_of(op, at), at.target, row_alignment(op), BY_MMA)
+    case = case_of(op, at)
+    found = tile_schedule.problems(case, at.target, row_alignment(op), BY_MMA)
+    if not found and case.blocks:
+        try:
+            _by_tiles(case, at.target, at.schedule)
+        except ValueError as error:
+            found.append(f"does not fit: {error}")
+    return found
+
+
+def _by_tiles(case: Case, target: Target, schedule: Mapping[str, Any]) -> tile_schedule.TileConfig:
+    """The configuration of the kernel over tiles by mma.sync; ValueError where the schedule or a block mask does not fit."""
+    given = {**schedule, **BY_MMA}
+    if "splits" in given:
+        given["splits"] = min(given["splits"], MOST_SPLITS)
+    return tile_schedule.chosen(case, target, given, measured=False)
 
 
 def kind_of(op: Any, at: Expansion) -> str:
@@ -89,14 +138,12 @@ def expand_attention(op: Any, at: Expansion) -> None:
         latent_schedule.launch(latent_schedule.config_of(case, at, op), at, op)
         return
     if kind == "latent":
-        given = {**at.schedule, **BY_MMA}
-        if "splits" in given:
-            given["splits"] = min(given["splits"], MOST_SPLITS)
-        config = tile_schedule.chosen(case, at.target, given, measured=False)
-        lists = [None, None, None, op.indices, op.topk_lengths]
+        config = _by_tiles(case, at.target, at.schedule)
+        lists = [None, None, op.block_mask, op.indices, op.topk_lengths]
         tile_schedule.launch(config, at, op, args, (op.collection, op.collection, op.layer), lists)
         return
-    launch_rows(kind, case, at, op.query, [*args, None, None, *arrays_of(op), op.indices, op.topk_lengths])
+    lists = [op.indices, op.topk_lengths, op.block_mask]
+    launch_rows(kind, case, at, op.query, [*args, None, None, *arrays_of(op), *lists])
 
 
 @expands("kv.mla_prefill_chunk")

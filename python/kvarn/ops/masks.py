@@ -32,14 +32,14 @@ TITLE = "kv.ops.block_mask"
 
 def _check(seen: SimpleNamespace) -> None:
     spec, c, query = checks.spec_of(seen), seen.collection, seen.query
-    checks.with_values(spec, TITLE)
     if spec.kind == SCALES:
         raise TypeError(f"{TITLE}: keys must be an operand of keys, got one that shows a cache's scales")
     if seen.kv_offsets is not None and not spec.of_cache:
         raise ValueError(f"{TITLE}: kv_offsets must be None for {spec.kind} operands: they say how many keys there are")
     padded = seen.valid_lengths is not None
     leading = (c.batch_size, "S") if padded else ("T",)
-    checks.has_shape(query, (*leading, "Hq", spec.head_size), f"{TITLE}: query")
+    # A query of latent rows may have other columns than a row has elements.
+    checks.has_shape(query, (*leading, "Hq", "D" if spec.is_mla else spec.head_size), f"{TITLE}: query")
     if query.shape[-2] < 1 or query.shape[-2] % spec.num_heads:
         raise ValueError(
             f"{TITLE}: query must have a multiple of the {spec.num_heads} KV heads in dimension {len(leading)}, got "
@@ -146,7 +146,7 @@ def block_mask(
     Parameters
     ----------
     collection : KV cache collection, or attention operand
-        With values (not MLA), of one layer or any; or the keys' operand. The lengths count.
+        Of one layer or any, of latent rows too (:func:`mla_attention`); or the keys' operand. The lengths count.
     query : array-like [T, Hq, D], or with ``valid_lengths`` [B, S, Hq, D]
         As attention will get it: only its shape and dtype count.
     row_offsets : uint32 or int32 array-like [B + 1]
@@ -218,9 +218,10 @@ def block_mask(
 
 def _extents(collection: Any, query: Any, heads: int, case: Mapping[str, Any], schedule: Schedule) -> tuple[int, int]:
     """Query rows and keys of a tile of attention over a collection by a schedule; ``case`` says what else it has."""
-    from .reads import scheduled
+    from . import mla, reads
 
     of_operand = isinstance(collection, MHAOperand)
+    scheduled = mla.scheduled if not of_operand and collection.cache_spec.is_mla else reads.scheduled
     entries = schedule if of_operand else scheduled(collection, schedule)
     if entries is not None and not isinstance(entries, Mapping):
         raise TypeError(f"{TITLE}: the schedule's entries must be given as a mapping, got {entries!r}")
@@ -244,12 +245,14 @@ def _extents_of(
     target: str, of_operands: bool,
 ) -> tuple[int, int]:  # fmt: skip
     """As :func:`_extents`, of what they depend on."""
-    from kvarn.lowering.expand.attention import WIDEST_ROWS, Place, block_extents
+    from kvarn.lowering.expand import attention, mla
     from kvarn.lowering.expand.attention_common import Case
     from kvarn.lowering.target import by_name
 
     made = Case(spec, dtype, dtype, heads, spec.head_size, **dict(case))
-    return block_extents(made, Place(by_name(target), dict(schedule), WIDEST_ROWS, of_operands))
+    extents = mla.block_extents if spec.is_mla else attention.block_extents
+    place = attention.Place(by_name(target), dict(schedule), attention.WIDEST_ROWS, of_operands)
+    return extents(made, place)
 
 
 # --- attention by them ------------------------------------------------------------------------------

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from types import SimpleNamespace
 from typing import Any
 
+from kvarn.block_mask import BlockMask
 from kvarn.dialect.layout import cdiv
 from kvarn.dialect.ops.mla import LEAST_INLINE, chunk_problem, inline_content, rope_columns
 from kvarn.dispatch import Operation, Schedule
@@ -14,6 +15,7 @@ from kvarn.dispatch import Operation, Schedule
 from . import checks, functions, sources
 from .checks import layer_of
 from .indices import MlaPrefillPlan, mla_prefill_plan
+from .masks import check_block_mask, mask_of
 from .reads import (
     ARRAYS,
     NO_ALIAS,
@@ -22,6 +24,7 @@ from .reads import (
     check_keys,
     check_rows,
     prior_of,
+    with_blocks,
 )
 
 _FEW = 16  # new tokens of a sequence that are known to be no more
@@ -49,6 +52,7 @@ def _check_mla_attention(seen: SimpleNamespace) -> None:
         checks.has_dtype(seen.query, checks.queryable(spec), f"{title}: query")
     check_ends(seen, title, size)
     check_keys(seen, title)
+    check_block_mask(seen, title)
     if seen.indices is not None:
         if not spec.paged:
             raise ValueError(f"{title}: indices needs a collection of pages, got a {spec.kind} one")
@@ -91,6 +95,7 @@ def mla_attention(
     lse: Any = None,
     kv_offsets: Any = None,
     prior: Any = None,
+    block_mask: BlockMask | list[BlockMask | None] | None = None,
     shared: Any = None,
     schedule: Any = None,
     stream: Any = None,
@@ -142,6 +147,9 @@ def mla_attention(
         As of :func:`attention`; not with ``indices``.
     prior : tuple of f32 array-like [T, Hq, value_size] and f32 array-like [T, Hq], optional
         As of :func:`attention`. With it, sinks, a log-sum-exp or an output of f32 a second kernel ends the rows.
+    block_mask : BlockMask, optional
+        What :func:`block_mask` made of a mask for this step, of this collection: it stands for ``mask``, ``window`` and
+        ``chunk``, which are left out. A GPU without wgmma takes a slow kernel for it (kind simt).
     shared : SharedPrefixes, optional
         As of :func:`attention`; not with ``indices``.
 
@@ -152,7 +160,7 @@ def mla_attention(
     """
     title = "kv.ops.mla_attention"
     given = answer = None
-    if out is not None and not (return_lse and lse is None):
+    if out is not None and block_mask is None and not (return_lse and lse is None):
         given = (
             collection, layer, query, row_offsets, value_size, scale, score, mask, window, chunk, indices,
             topk_lengths, inline_scales, sinks, out, lse, kv_offsets, prior, shared, schedule,
@@ -165,7 +173,7 @@ def mla_attention(
             "value_size": value_size, "scale": scale, "score": score, "mask": mask, "window": window, "chunk": chunk,
             "indices": indices, "topk_lengths": topk_lengths, "inline_scales": inline_scales, "sinks": sinks,
             "out": out, "return_lse": return_lse, "lse": lse, "kv_offsets": kv_offsets, "prior": prior,
-            "schedule": schedule, "stream": stream,
+            "block_mask": block_mask, "schedule": schedule, "stream": stream,
         }  # fmt: skip
         if collection.__class__ is not list:
             options["mask"] = "causal" if mask is None else mask
@@ -175,6 +183,10 @@ def mla_attention(
         if shared is not None:
             raise ValueError(f"{title}: shared must be None for a list of sources")
         return sources.attention(mla_attention, collection, layer, query, row_offsets, options, title)
+    if block_mask is not None:
+        if indices is not None:
+            raise ValueError(f"{title}: block_mask must be None with indices, which say what a query sees")
+        mask = mask_of(block_mask, ("causal" if mask is None else mask, window, chunk), title)
     if indices is None:
         if topk_lengths is not None:
             raise ValueError(f"{title}: topk_lengths needs indices, got none")
@@ -201,11 +213,13 @@ def mla_attention(
     operands = (collection, layer, query, row_offsets, scale, out, indices, topk_lengths, sinks, lse)
     unknown = (_GIVEN, given, answer) if given and answer else None
     operands = (*operands, *prior_of(prior, title), kv_offsets, *arrays)
-    _MLA_ATTENTION(operands, attributes, _scheduled(collection, schedule), stream, unknown=unknown)
+    if block_mask is not None:
+        operands, attributes = with_blocks(_MLA_ATTENTION, operands, attributes, block_mask)
+    _MLA_ATTENTION(operands, attributes, scheduled(collection, schedule), stream, unknown=unknown)
     return (out, lse) if return_lse else out
 
 
-def _scheduled(collection: Any, schedule: Schedule) -> Schedule:
+def scheduled(collection: Any, schedule: Schedule) -> Schedule:
     """The schedule with a bound of a sequence's new tokens, where they are few, on a GPU: one of few bounds.
 
     It follows the batch, as do the code that it chooses and its rounding.
