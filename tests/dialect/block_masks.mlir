@@ -32,3 +32,20 @@ func.func @padded(%pool: !pool, %q: !batch, %lengths: memref<?xi32>, %keys: memr
     : (!pool, !batch, memref<?x?x?xi32>, memref<?xi32>, memref<?xi32>) -> ()
   return
 }
+
+!latents = !kv.collection<"paged", bf16, 1 : i64, 576 : i64, true, 64 : i64, none, 1 : i64>
+!wide = memref<?x16x576xbf16>
+
+// CHECK-LABEL: func.func @latent_rows
+func.func @latent_rows(%pool: !latents, %layer: i32, %q: !wide, %offsets: memref<?xi32>, %scale: f32, %out: memref<?x16x512xbf16>, %blocks: memref<?x?x?xi32>) {
+  // CHECK: "kv.block_mask"(
+  "kv.block_mask"(collection = %pool, query = %q, blocks = %blocks, row_offsets = %offsets)
+    {mask = "causal@01234567", rows = 16 : i64, keys = 64 : i64}
+    : (!latents, !wide, memref<?x?x?xi32>, memref<?xi32>) -> ()
+  // CHECK: "kv.mla_attention"(
+  // CHECK-SAME: block_keys = 64 : i64, block_rows = 16 : i64
+  "kv.mla_attention"(collection = %pool, layer = %layer, query = %q, row_offsets = %offsets, scale = %scale, out = %out, block_mask = %blocks)
+    {mask = "causal@01234567", span = 0 : i64, value_size = 512 : i64, block_rows = 16 : i64, block_keys = 64 : i64}
+    : (!latents, i32, !wide, memref<?xi32>, f32, memref<?x16x512xbf16>, memref<?x?x?xi32>) -> ()
+  return
+}

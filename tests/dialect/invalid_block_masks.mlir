@@ -194,3 +194,16 @@ func.func @rule(%c: !pool, %q: !rows, %b: memref<?x?x?xi32>, %o: memref<?xi32>, 
     : (!pool, !rows, memref<?x?x?xi32>, memref<?xi32>, memref<?x8x?xi32>, memref<?x8xi32>) -> ()
   return
 }
+
+// -----
+
+!latents = !kv.collection<"paged", bf16, 1 : i64, 576 : i64, true, 64 : i64, none, 1 : i64>
+!wide = memref<?x16x576xbf16>
+// Rule: attention over latent rows by a block mask has a mask that is a function.
+func.func @rule(%c: !latents, %l: i32, %q: !wide, %o: memref<?xi32>, %s: f32, %out: memref<?x16x512xbf16>, %b: memref<?x?x?xi32>) {
+  // expected-error @below {{'kv.mla_attention' op block_mask needs a mask that is a function, got "causal"}}
+  "kv.mla_attention"(collection = %c, layer = %l, query = %q, row_offsets = %o, scale = %s, out = %out, block_mask = %b)
+    {mask = "causal", span = 0 : i64, value_size = 512 : i64, block_rows = 16 : i64, block_keys = 64 : i64}
+    : (!latents, i32, !wide, memref<?xi32>, f32, memref<?x16x512xbf16>, memref<?x?x?xi32>) -> ()
+  return
+}

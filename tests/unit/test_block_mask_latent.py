@@ -19,7 +19,7 @@ import kvarn as kv
 
 problem_of = functools.partial(stored_problem, num_heads=1, is_mla=True)
 SMALL = {"head_size": 24, "cached": [90, 0, 9], "new": [3, 7, 0]}
-WIDE = {"head_size": 144, "cached": [300, 0, 70], "new": [2, 3, 1], "page_size": 16}
+WIDE = {"head_size": 144, "cached": [200, 0, 70], "new": [2, 3, 1], "page_size": 16}
 
 
 class Emulated(Place):
@@ -68,9 +68,8 @@ def poison_unlisted(problem: Problem, blocks: list[list[list[int]]], tiles: list
             cache.store(b, 0, np.array(hidden)[:, None], np.arange(size), nan)
 
 
-@pytest.mark.parametrize("dtype", ["f16", "f8e4m3"])
-def test_rows_of_latents_are_visited_as_the_lists_say(place, dtype):
-    rng, problem = problem_of(1, "paged", dtype, **SMALL)
+def test_rows_of_latents_are_visited_as_the_lists_say(place):
+    rng, problem = problem_of(1, "paged", "f8e4m3", **SMALL)
     query, ids = query_of(rng, problem, 3), np.sort(rng.integers(0, 5, (3, 100)), axis=1).astype(np.int32)
     bias, buckets = rng.standard_normal((3, 8)).astype(np.float32), t5_buckets(20, 8, 20)
     want = model(problem, query, 16, ids, lambda x, b, h, q, k: x + bias[h, buckets[np.clip(q - k, 0, 19)]])
@@ -85,7 +84,7 @@ def test_rows_of_latents_are_visited_as_the_lists_say(place, dtype):
     close(attended(place, problem, query, 16, block_mask=block_mask, score=score), want, 4e-3)
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(48)
 @pytest.mark.parametrize("dtype", ["f16", "f8e4m3"])
 @pytest.mark.parametrize("schedule", [{"max_queries": 4}, {}, {"max_queries": 4, "splits": 2}, {"splits": 3}])
 @pytest.mark.parametrize("shape", [{}, {"page_size": 5}, {"kind": "continuous"}])
@@ -93,7 +92,7 @@ def test_tensor_cores_over_latent_rows_walk_over_listed_tiles(dtype, schedule, s
     shape = {"kind": "paged", **WIDE, **shape}
     rng, problem = problem_of(2, shape.pop("kind"), dtype, **shape)
     query, place, schedule = query_of(rng, problem, 8), Emulated(), {"kind": "latent", **schedule}
-    ids = np.array([[0] * 140 + [1] * 60 + [0] * 110, [2] * 310, [3] * 64 + [4] * 246], np.int32)
+    ids = np.array([[0] * 140 + [1] * 50 + [0] * 20, [2] * 210, [3] * 64 + [4] * 146], np.int32)
     ids[0, 70] = 5  # so that a tile in which most is seen is asked about
     want = model(problem, query, 128, ids)
     block_mask = made(place, problem, query, (kv.masks.causal & document, ids), schedule=schedule)
@@ -102,12 +101,13 @@ def test_tensor_cores_over_latent_rows_walk_over_listed_tiles(dtype, schedule, s
     assert lists[0][0][:2] == [1, 2]  # the first tile whole, of the second not all
     rows = block_mask.rows
     poison_unlisted(problem, lists, [int(problem.row_offsets[b]) * 8 // rows + b for b in range(3)], 64)
-    ids[:] = np.where(np.arange(310) < 64, 9, ids)  # of what the lists call whole nobody asks
+    ids[:] = np.where(np.arange(210) < 64, 9, ids)  # of what the lists call whole nobody asks
     found = attended(place, problem, query, 128, block_mask=block_mask, schedule=schedule)
     close((found[0][:2], found[1][:2]), (want[0][:2], want[1][:2]), 2e-2)
 
 
-def test_trees_of_drafts_and_masks_without_arrays_have_block_masks_over_latent_rows(place):
+def test_trees_of_drafts_and_masks_without_arrays_have_block_masks_over_latent_rows():
+    place = Place()
     rng, problem = problem_of(3, "paged", "f16", **SMALL)
     query = query_of(rng, problem, 2)
     bits = np.array([0b1, 0b11, 0b101, *[(1 << i) | 1 for i in range(7)]], np.int32)[:, None]
