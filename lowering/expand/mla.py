@@ -102,7 +102,7 @@ def tile_problems(op: Any, at: Expansion) -> list[str]:
 
 
 def _by_tiles(case: Case, target: Target, schedule: Mapping[str, Any]) -> tile_schedule.TileConfig:
-    """The configuration of the kernel over tiles by mma.sync; ValueError where an entry or a block mask does not fit."""
+    """The configuration of the kernel over tiles by mma.sync; ValueError where a block mask or entry is not legal."""
     given = {**schedule, **BY_MMA}
     if "splits" in given:
         given["splits"] = min(given["splits"], MOST_SPLITS)

@@ -130,3 +130,26 @@ def test_a_decode_by_a_block_mask_in_a_graph(
         )  # fmt: skip
         tolerance = 2e-2 if dtype == "bf16" else 4e-3
         np.testing.assert_allclose(place.get(out).astype(np.float64), want, rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.parametrize("heads", [8, 128])
+@pytest.mark.parametrize("most", [2, 40], ids=["few", "wide"])
+@pytest.mark.parametrize(
+    ("kind", "dtype", "shape"),
+    [("paged", "bf16", {"page_size": 64}), ("paged", "f8e4m3", {"page_size": 64}), ("paged", "f16", {"page_size": 5})],
+    ids=["bf16", "f8e4m3", "small pages"],
+)
+def test_latent_rows_by_a_block_mask(place: Torch, kind: str, dtype: str, shape: dict[str, Any], most: int, heads: int):
+    latent = {"num_heads": 1, "is_mla": True, "head_size": 192, "cached": [900, 0, 300], "new": [2, most, 1]}
+    rng, problem = problem_of(3, kind, dtype, **latent, **shape)
+    query = query_of(rng, problem, heads)
+    ids = np.sort(rng.integers(0, 6, (3, 950)), axis=1).astype(np.int32)
+    c, q, offsets = place.collection(problem.collection), place.put(query), place.put(problem.row_offsets)
+    made = kv.ops.block_mask(c, q, offsets, (kv.masks.causal & document, place.put(ids)))
+    out = kv.ops.mla_attention(c, 1, q, offsets, value_size=128, block_mask=made)
+    want, _ = reference.function_attention(
+        problem.collection, 1, query, problem.row_offsets, value_size=128,
+        mask=lambda b, h, q, k: (k <= q) & (ids[b, q] == ids[b, k]),
+    )  # fmt: skip
+    tolerance = 2e-2 if dtype != "f16" else 4e-3
+    np.testing.assert_allclose(place.get(out).astype(np.float64), want, rtol=tolerance, atol=tolerance)

@@ -95,7 +95,7 @@ def mla_attention(
     lse: Any = None,
     kv_offsets: Any = None,
     prior: Any = None,
-    block_mask: BlockMask | list[BlockMask | None] | None = None,
+    block_mask: BlockMask | None = None,
     shared: Any = None,
     schedule: Any = None,
     stream: Any = None,
