@@ -138,7 +138,8 @@ def _difference(op: ir.Operation) -> Form:
             constant += of(spread.operands[0]) * sign
             continue
         known, counted = difference_of(op.result), from_base(spread.operands[0])
-        assert known is not None and counted is not None
+        assert known is not None
+        assert counted is not None
         constant += Row("count", (known.first, counted[1])) * sign
         found.append((COLUMNS, sign))
     return Form(tuple(found), constant, 1)

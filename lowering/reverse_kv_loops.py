@@ -14,7 +14,7 @@ After:   scf.for %i = %low to %high { %j = %low + %high - 1 - %i ; ... %j * 128 
 
 from __future__ import annotations
 
-from typing import Any
+from dataclasses import dataclass
 
 from mlir import ir
 from mlir.dialects import arith
@@ -50,13 +50,22 @@ def reverse(loop: ir.Operation) -> None:
     variable.replace_all_uses_except(mirrored, defining_op(mirrored))
 
 
-@kv_pass()
-def run(module: ir.Module, options: Any) -> None:
+@dataclass(frozen=True)
+class Options:
+    """every: reverse every loop over tiles of keys, to see what the order costs."""
+
+    every: bool = False
+
+
+@kv_pass(Options)
+def run(module: ir.Module, options: Options) -> None:
     for function in tiled(module):
         for loop in ops_named(function, "scf.for"):
             steps = str(loop.operands[0].type) == "i32" and constant_int(loop.operands[2]) == 1
             if not steps or not any(op.parent.operation == loop for op in ops_named(loop, "kv.dot")):
                 continue
-            if any(map(is_distance, ops_named(loop, "arith.subf", "arith.sitofp"))) and performs(loop, "reverse"):
-                remark(loop, "passed", "scores are computed of distances: from the last keys to the first")
+            by_distance = any(map(is_distance, ops_named(loop, "arith.subf", "arith.sitofp")))
+            if (by_distance or options.every) and performs(loop, "reverse"):
+                why = "scores are computed of distances" if by_distance else "every loop is asked for"
+                remark(loop, "passed", f"from the last keys to the first: {why}")
                 reverse(loop)

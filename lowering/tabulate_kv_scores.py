@@ -4,8 +4,8 @@
 A tile of 128 query rows (32 tokens of 4 heads) and 128 keys has 16384 elements and 159 distances. What is computed of a
 difference of positions, and of a head, is made for each distance and head, spread over a warpgroup's threads, and the
 tile's rows are windows of that (``kv.tile_windows``). So is what reads arrays; what only computes is faster for every
-element where registers are enough (H200, 8 x 4096: a logarithm of the distance 2518 us, by tables 2751, ALiBi 2100 and
-2691; over fp8 pages 3325 us by tables where there were 4063).
+element (H200, 8 x 4096 over fp8 pages: a logarithm of the distance 2671 us, by tables 3009; without their memory tiles
+have 128 keys, and it takes 2436).
 
 Which distances and heads a tile may have is known of the ops that compute positions, up to an upper bound of their
 number (:func:`spread_of`); the first and the last are bounds that the kernel computes before the loop. What is between
@@ -51,7 +51,6 @@ from .tile_ir import (
     is_elementwise,
     is_position,
     is_tile,
-    producers_of,
     rank,
     schedule_of,
     shape,
@@ -70,10 +69,10 @@ _COMPUTED = ("math.", "arith.div", "arith.rem")
 @dataclass(frozen=True)
 class Options:
     """most: bytes of shared memory for all tables of a kernel, where its schedule leaves as many; computed: also what
-    reads no array, but has functions or divisions (default: where threads that convert leave others few registers)."""
+    reads no array, but has functions or divisions."""
 
     most: int = 32768
-    computed: bool | None = None
+    computed: bool = False
 
 
 class Impossible(Exception):
@@ -473,7 +472,7 @@ def run(module: ir.Module, options: Options) -> None:
         schedule = schedule_of(function)
         threads = next(iter(ir.DenseI32ArrayAttr(function.attributes["kv.block"])))
         groups = schedule.get("consumers", threads // WARPGROUP)
-        computed = producers_of(schedule) > 1 if options.computed is None else options.computed
+        computed = options.computed
         left, made = min(options.most, schedule.get("spare", options.most)), []
         for op, loop in functions(function, computed):
             scan = scanned(op, computed)

@@ -17,7 +17,6 @@ from kvarn.dialect.ops.attention import arrays_of
 from kvarn.dialect.ops.tile import COLUMN_STEP
 from kvarn.dialect.schedules import TILED
 from kvarn.dialect.shared_layout import CHUNK, SharedLayout
-from kvarn.dsl import functions
 from kvarn.lowering.assign_kv_layouts import MOST_HELD
 from kvarn.lowering.index import Ix, const
 from kvarn.lowering.target import Target
@@ -32,6 +31,7 @@ from .attention_common import Case
 from .attention_queries import batch_of, has_lists, tiles_of
 from .base import Expansion
 from .key_splits import LEAST_KEYS, WARPS, combine_kernel
+from .score_arrays import reads_pairs
 
 # Of a consumer's thread for scores, weights and sums, by consumers: the rest of what it may have is for addresses.
 MOST_REGISTERS = {1: 208, 2: 208, 3: 128}
@@ -408,7 +408,7 @@ def chosen(case: Case, target: Target, schedule: Mapping[str, Any], measured: bo
             break
     if problem is not None:
         raise ValueError(f"the {'block mask' if case.blocks else 'schedule'}'s {problem}")
-    if case.score and functions.reads_arrays(case.score) and config.converts and "keys" not in given:
+    if case.score and config.converts and "keys" not in given and reads_pairs(case.score):
         config = _with_table(config, target)
     ahead = replace(config, query_stages=2)
     return ahead if "query_stages" not in given and why_not(ahead, target) is None else config

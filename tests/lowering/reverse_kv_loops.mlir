@@ -1,4 +1,5 @@
 // RUN: kv-opt %s --reverse-kv-loops | FileCheck %s
+// RUN: kv-opt %s --reverse-kv-loops='every=true' | FileCheck %s --check-prefix=EVERY
 
 !tile = tensor<64x64xf32>
 !rows = tensor<64xf32>
@@ -43,6 +44,9 @@ gpu.module @kernels {
   // CHECK-LABEL: gpu.func @others
   // CHECK:         scf.for %[[I:.*]] = %{{.*}} to
   // CHECK:           arith.muli %[[I]], %c64
+  // EVERY-LABEL: gpu.func @others
+  // EVERY:         scf.for %[[I:.*]] = %{{.*}} to
+  // EVERY:           arith.subi %{{.*}}, %[[I]]
   gpu.func @others(%low: i32, %high: i32, %a: tensor<64x64xbf16>, %b: tensor<64x64xbf16>, %none: !tile, %out: memref<?x64xf32>, %every: tensor<64xi1>, %at: tensor<64xi32>) kernel attributes {kv.tiled} {
     %c1 = arith.constant 1 : i32
     %c64 = arith.constant 64 : i32

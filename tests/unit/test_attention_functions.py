@@ -465,13 +465,15 @@ def test_the_order_of_warps_changes_no_bit_of_what_tables_hold():
 
 
 def test_tiles_over_8_bit_pages_leave_room_for_tables():
-    """Where a score reads arrays; a schedule that says otherwise has no table."""
+    """Where a score reads an array by query and key; what it reads by the head or by one position needs none."""
     rng, problem = problem_of(28, dtype="f8e4m3", num_heads=1, head_size=128)
     query = query_of(rng, problem, 4)
-    score = (t5, np.zeros((4, 8), np.float32), np.zeros(60, np.int32))
-    attributes, arrays = reads._modified(score, "causal", None, None, None, "")
-    operands = (problem.collection, 1, query, problem.row_offsets, 0.1, query.copy(), *[None] * 6, *arrays)
-    for schedule, keys, table in ((None, 112, True), ({"keys": 128}, 128, False)):
+    by_pairs = (t5, np.zeros((4, 8), np.float32), np.zeros(60, np.int32))
+    by_row = (lambda s, b, h, q, k, of_head, of_row: s * of_row[q] + of_head[h], *np.zeros((2, 60), np.float32))
+    cases = ((by_pairs, None, 112, True), (by_pairs, {"keys": 128}, 128, False), (by_row, None, 128, False))
+    for score, schedule, keys, table in cases:
+        attributes, arrays = reads._modified(score, "causal", None, None, None, "")
+        operands = (problem.collection, 1, query, problem.row_offsets, 0.1, query.copy(), *[None] * 6, *arrays)
         text = reads._ATTENTION.compile(operands, attributes, schedule, "sm_90a").stages["tabulate-kv-scores"]
         assert ("kv.make_table" in text, f"keys = {keys} : i64" in text) == (table, True)
 

@@ -15,7 +15,7 @@ from typing import Any
 
 from mlir import ir
 
-from kvarn.dialect.dtypes import i32
+from kvarn.dialect.dtypes import DType, i32
 from kvarn.dialect.ops.attention import is_function
 
 from . import math as kv_math
@@ -41,6 +41,8 @@ class Registered:
         Of a mask: whether it looks at the query head.
     interval : bool
         Of a mask: whether a query sees every key from the first that it may see up to the end of those.
+    elements : tuple of (DType, int)
+        Of each array that a score was first given with: its dtype and its number of dimensions.
     """
 
     function: Callable[..., Any]
@@ -50,6 +52,7 @@ class Registered:
     by_head: bool = True
     end: Callable[[Any], Any] | None = None
     interval: bool = False
+    elements: tuple[tuple[DType, int], ...] = ()
 
 
 _registered: dict[str, Registered] = {}
@@ -78,9 +81,9 @@ def registered(name: str) -> Registered:
     return _registered[name]
 
 
-def reads_arrays(name: str) -> bool:
-    """Whether the function of a name may read arrays: one that this process was not given may."""
-    return name not in _registered or _registered[name].arrays > 0
+def known(name: str) -> Registered | None:
+    """The function of a name; None of one that this process was not given."""
+    return _registered.get(name)
 
 
 def is_interval(name: str) -> bool:
@@ -176,4 +179,4 @@ class Array:
         return f"<{self.dtype.name} array of {self.ndim} dimensions>"
 
 
-__all__ = ["Array", "Registered", "are_portable", "held", "is_interval", "reads_arrays", "register", "registered"]
+__all__ = ["Array", "Registered", "are_portable", "held", "is_interval", "known", "register", "registered"]

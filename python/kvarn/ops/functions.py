@@ -19,10 +19,10 @@ from typing import Any
 from kvarn import extensions
 from kvarn.dialect.ops.attention import ARRAY_ELEMENTS, ARRAYS
 from kvarn.dsl.calls import NATIVE_PACKAGES
-from kvarn.dsl.functions import Registered, register
+from kvarn.dsl.functions import Registered, known, register
 from kvarn.dsl.identity import identity
 from kvarn.dsl.masks import POSITIONS, Mask, array_count, looks_at_head
-from kvarn.runtime.buffers import BufferView
+from kvarn.runtime.buffers import BufferView, view
 
 from . import checks
 
@@ -61,7 +61,11 @@ def given(what: Any, role: str, title: str) -> tuple[str | None, tuple[Any, ...]
         raise TypeError(f"{title}: {role}: {error}") from None
     if found.arrays != len(arrays):
         raise TypeError(f"{title}: {role} takes {found.arrays} arrays, which must stand beside it, got {len(arrays)}")
-    register(name, replace(found, portable=f"@{LOCAL}" not in name))
+    before = known(name)
+    elements = () if before is None else before.elements
+    if role == "score" and len(elements) != len(arrays):
+        elements = tuple((v.dtype, len(v.shape)) for v in (view(a, name=f"{title}: an array of score") for a in arrays))
+    register(name, replace(found, portable=f"@{LOCAL}" not in name, elements=elements))
     return name, tuple(arrays)
 
 
