@@ -279,10 +279,12 @@ THREADS = Entry(
 
 
 def _warps_of(case: Any) -> tuple[tuple[int, ...], str]:
-    """A warp has up to 16 query rows of one KV head; blocks of a range share all of them evenly."""
-    total = case.row_groups
-    legal = tuple(n for n in range(1, min(total, WARPS.most) + 1) if total % n == 0)
-    return legal, f", a divisor of the {total} warps that have a token's query rows"
+    """A warp has up to 16 query rows of a KV head, or of some of its columns; blocks of a range share all evenly."""
+    total, together = case.row_groups, case.slices
+    most = min(total, WARPS.most, 15 * together if together > 1 else total)  # they have a named barrier
+    legal = tuple(n for n in range(together, most + 1, together) if total % n == 0)
+    multiple = f" and a multiple of the {together} that share a head's columns" if together > 1 else ""
+    return legal, f", a divisor of the {total} warps that have a token's query rows{multiple}"
 
 
 def _tiles_of(case: Any) -> tuple[tuple[int, ...], str] | None:
@@ -295,7 +297,7 @@ def _tiles_of(case: Any) -> tuple[tuple[int, ...], str] | None:
 
 WARPS = Entry(
     "warps",
-    "Warps of a block, each with up to 16 query rows of a KV head.",
+    "Warps of a block, each with up to 16 query rows of a KV head; 2 or 4 of them share the columns of a wide one.",
     "the most of 4, 3, 2 and 1 that divide the warps of a token's query rows",
     most=32,
     limit=_warps_of,

@@ -87,7 +87,8 @@ def decode_problems(case: Case, place: Place, max_batch: int) -> list[str]:
     most = place.schedule.get("max_queries")
     if most is None or place.of_operands:
         return ["needs max_queries and a collection"]
-    found = decode_schedule.problems(case.spec, case.query, case.group, most, place.target, max_batch)
+    kept = bool(place.schedule.get("batch_invariant"))
+    found = decode_schedule.problems(case.spec, case.query, case.group, most, place.target, max_batch, kept)
     if case.blocks:
         rows, keys = case.blocks
         if rows < most * case.group:

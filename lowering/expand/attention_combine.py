@@ -3,21 +3,24 @@
 
 A block takes one tile of the output (16 elements of the head dimension, the 8 query rows of a column tile) of one
 sequence and KV head. Its ``combine`` warps share the partial results, combine them online, and stage what each has in
-shared memory; those of fixed splits are staged one by one and added as the first kernel would. Sequences of one split
-were written by the first kernel.
+shared memory; those of fixed splits are summed in bins, as the first kernel does: which of them combines changes no
+bit. Sequences of one split were written by the first kernel.
 """
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import kvarn as kv
+from kvarn.dialect.layout import cdiv
 
 from .attention_queries import queries_of
-from .decode_partials import lane_sum
-from .decode_schedule import COLUMNS, MOST_SPLITS, NEVER, RADIX, TREE_LEVELS, Config
+from .binned_sums import BITS, NO_EXPONENT, add_bins, add_value, empty, factors, lowered, sum_of
+from .decode_fixed_splits import weight_sum
+from .decode_schedule import COLUMNS, NEVER, Config
 from .decode_split_kv import lists_of, split_kv
-from .partial_results import added, finished, log_sum_exp, of_both, weight, with_prior
+from .partial_results import added, finished, log_sum_exp, weight, with_prior
 
 
 def combine_kernel(c: Config) -> Any:
@@ -25,6 +28,8 @@ def combine_kernel(c: Config) -> Any:
     G, NT, KS = c.head_rows, c.column_tiles, c.row_steps
     work, WARPS = split_kv(c), c.combine
     TOGETHER = 4  # splits whose loads a warp has under way
+    K, EACH = c.bins, cdiv(c.most_splits, WARPS)  # fixed splits of a warp, whose loads all are under way together
+    ABREAST = math.gcd(WARPS, 4)  # warps' shares that are loaded together
 
     @kv.func
     def load(of, nt, t):
@@ -64,37 +69,44 @@ def combine_kernel(c: Config) -> Any:
         return m, l, o
 
     @kv.func
-    def stage(partials, b, part, nt, t, count, staged, lane, warp):
-        """Stage every split's (maximum, maximum, sum, sum, four outputs) in shared memory."""
-        for s in range(warp, count, TOGETHER * WARPS):
-            places = [kv.math.min(s + j * WARPS, count - 1) for j in range(TOGETHER)]
-            held = [load(work.slot_of(partials, b * c.most_splits + place, part, lane), nt, t) for place in places]
-            for place, (ml, four) in kv.static(zip(places, held, strict=True)):
-                for i in kv.static(range(4)):
-                    staged[place, i, lane] = ml[i]
-                    staged[place, 4 + i, lane] = four[i]
+    def combined_fixed(partials, b, part, nt, t, u, count, lane, warp):
+        """This warp's share of the fixed splits of row u: exponents of values and weights, bins of the weights and of
+        the two outputs, one after the other.
+        """
+        held = []
+        for j in kv.static(range(EACH)):
+            s = kv.math.min(warp + j * WARPS, count - 1)
+            of = work.slot_of(partials, b * c.most_splits + s, part, lane) + nt * ((KS + 2) * 512)
+            ends = (of + u * 512).load(kv.f32, 4)
+            pair = (of + ((2 + t) * 512 + u * 256) - lane * 8).load(kv.f32, 2)
+            held.append(([kv.where(warp + j * WARPS < count, ends[i], NO_EXPONENT) for i in range(2)], ends, pair))
+        exponents, bins = [kv.f32(NO_EXPONENT)] * 2, [kv.f32(empty(k)) for _ in range(3) for k in range(K)]
+        for own, _, _ in kv.static(held):
+            exponents = [kv.math.max(x, y) for x, y in zip(exponents, own, strict=True)]
+        for j, (own, ends, pair) in kv.static(enumerate(held)):
+            if warp + j * WARPS < count:
+                by = [factors(K, x - y) for x, y in zip(exponents, own, strict=True)]
+                for i, x in kv.static(enumerate((ends[2], pair[0], pair[1]))):
+                    bins[i * K : i * K + K] = add_value(bins[i * K : i * K + K], x, by[0 if i else 1])
+        return [*exponents, *bins]
 
     @kv.func
-    def node(staged, first, step, count, lane, u):
-        """(maximum, sum, outputs) of row u of the splits staged at ``first`` and the next in steps, in order."""
-        found = [[staged[first + i * step, k + u, lane] for k in (0, 2, 4, 6)] for i in range(RADIX)]
-        m, *sums = found[0]
-        for i in kv.static(range(1, RADIX)):
-            if first + i * step < count:
-                m, sums = of_both(m, sums, found[i][0], found[i][1:])
-        return m, sums
-
-    @kv.func
-    def tree(staged, count, lane, warp):
-        """Add the splits of each node but the root, a warp a node and row: its result is staged where it begins."""
-        for level in kv.static(range(1, TREE_LEVELS)):
-            for task in range(warp, 2 * (MOST_SPLITS // RADIX**level), WARPS):
-                first, u = task // 2 * RADIX**level, task % 2
-                if first < count:
-                    m, sums = node(staged, first, RADIX ** (level - 1), count, lane, u)
-                    for k, x in kv.static(zip((0, 2, 4, 6), [m, *sums], strict=True)):
-                        staged[first, k + u, lane] = x
-            kv.barrier()
+    def fixed_sums(staged, lane):
+        """(maximum, sum, outputs) of a row of what the warps have staged."""
+        exponents = [kv.f32(NO_EXPONENT)] * 2
+        for w in kv.static(range(WARPS)):
+            exponents = [kv.math.max(x, staged[w, i, lane]) for i, x in enumerate(exponents)]
+        bins = [kv.f32(empty(k)) for _ in range(3) for k in range(K)]  # of the weights, of two outputs
+        for first in range(0, WARPS, ABREAST):
+            for w in kv.static(range(ABREAST)):
+                below = [x - staged[first + w, i, lane] for i, x in enumerate(exponents)]
+                for i in kv.static(range(3)):
+                    theirs = [staged[first + w, 2 + i * K + k, lane] for k in range(K)]
+                    theirs = lowered(theirs, below[0 if i else 1])
+                    bins[i * K : i * K + K] = add_bins(bins[i * K : i * K + K], theirs)
+        top, weights = weight_sum(exponents[1], bins[:K])
+        by = kv.ex2(exponents[0] * BITS - top)
+        return top, [weights, sum_of(bins[K : 2 * K]) * by, sum_of(bins[2 * K :]) * by]
 
     @kv.func
     def sums_of(staged, count, lane, u):
@@ -113,34 +125,27 @@ def combine_kernel(c: Config) -> Any:
         return top, [total, *o]
 
     @kv.func
-    def finish(out, sinks, lse, prior, prior_lse, queries, b, head, row0, n, nt, t, staged, count, lane, u):
-        """Combine what is staged, in order; write rows u, u + 2, ...: each lane its own elements.
-
-        Of fixed splits, this adds as the first kernel does: which of them combines changes no bit.
-        """
-        if c.split:
-            top, (total, *o) = node(staged, 0, MOST_SPLITS // RADIX, count, lane, u)
-            total = lane_sum(total)
-        else:
-            top, (total, *o) = sums_of(staged, kv.i32(WARPS), lane, u)
+    def finish(out, sinks, lse, prior, prior_lse, queries, b, head, column0, row0, n, nt, t, staged, lane, u):
+        """Combine what is staged, in order; write rows u, u + 2, ...: each lane its own elements."""
+        top, (weights, *o) = fixed_sums(staged, lane) if c.split else sums_of(staged, kv.i32(WARPS), lane, u)
         row = row0 + nt * COLUMNS + (lane & 3) * 2 + u
         if row < n * G:
             h = head * G + row % G
             token = queries.at(queries.base(b), row // G)
             sink, before = None if sinks is None else sinks[h], None if prior is None else prior_lse[(*token, h)]
-            top, total, factor, of_prior = finished(top, total, sink, before)
+            top, weights, factor, of_prior = finished(top, weights, sink, before)
             for half in kv.static(range(2)):
                 d = t * 16 + ((lane >> 2) * 2 + half if c.narrow else (lane >> 2) + 8 * half)
                 if c.joined > 1:
                     d = d - row % G // c.group * c.spec.head_size
                 if (c.size % 16 == 0) & (c.joined == 1):
-                    out[(*token, h, d)] = element(o[half] * factor, prior, of_prior, token, h, d)
+                    out[(*token, h, d + column0)] = element(o[half] * factor, prior, of_prior, token, h, d + column0)
                 else:
                     if (d >= 0) & (d < c.spec.head_size):
                         out[(*token, h, d)] = element(o[half] * factor, prior, of_prior, token, h, d)
             if lse is not None:
-                if (t == 0) & (lane < 4):
-                    lse[(*token, h)] = log_sum_exp(top, total)
+                if (t == 0) & (lane < 4) & (column0 == 0):
+                    lse[(*token, h)] = log_sum_exp(top, weights)
 
     @kv.func
     def element(x, prior, of_prior, token, h, d):
@@ -157,21 +162,23 @@ def combine_kernel(c: Config) -> Any:
         lane, warp = kv.lane_id(), kv.warp_id()
         queries = queries_of(c.padded, extents, out, kv_offsets)
         batch = queries.sequences
-        staged = kv.shared((MOST_SPLITS if c.split else WARPS, 8, 32), kv.f32)
+        staged = kv.shared((WARPS, c.staged_floats, 32), kv.f32)
         # The first kernel started when everything before it was done, so lengths and offsets may be read already.
         chosen = lists_of(c, collection, queries, pages, page_counts, block_mask)
         tile_indptr, total = work.count_tiles(collection, queries, chosen, batch, WARPS)
         units = work.work_units(max_units, total, tile_indptr, batch)
-        tile = kv.block_id.x
+        tile, u = kv.block_id.x, 0
+        if c.split:
+            tile, u = tile // 2, tile % 2
         t, rest = tile % KS, tile // KS
         nt, rest = rest % NT, rest // NT
         part, b = rest % c.row_groups, rest // c.row_groups
-        head, row0 = part // c.parts, part % c.parts * c.warp_rows
+        head, row0, column0 = work.place_of(part)
         n = queries.length(b)
         first, last = kv.i32(0), kv.i32(0)
         if (tile_indptr[b + 1] > tile_indptr[b]) & (row0 < n * G):
             if c.split:
-                last = work.split_count(tile_indptr, b) - 1
+                last = work.split_count(tile_indptr, b, work.tiles_of_split(tile_indptr, b)) - 1
             else:
                 first, last = work.units_of(units, tile_indptr, b)
         # Every block waits, so that this kernel ends after the first one, whatever there is to combine.
@@ -180,18 +187,22 @@ def combine_kernel(c: Config) -> Any:
             kv.griddepcontrol_launch_dependents()
         if first != last:
             if c.split:
-                stage(partials, b, part, nt, t, last + 1, staged, lane, warp)
+                found = combined_fixed(partials, b, part, nt, t, u, last + 1, lane, warp)
             else:
                 m, l, o = combined(units, partials, tile_indptr, b, part, nt, t, first, last, lane, warp)
-                for i, x in kv.static(enumerate([*m, *l, *o])):
-                    staged[warp, i, lane] = x
+                found = [*m, *l, *o]
+            for i, x in kv.static(enumerate(found)):
+                staged[warp, i, lane] = x
             kv.barrier()
+            at = out, sinks, lse, prior, prior_lse, queries, b, head, column0, row0, n, nt, t, staged, lane
             if c.split:
-                tree(staged, last + 1, lane, warp)
-            for u in range(warp, 2, WARPS):
-                finish(out, sinks, lse, prior, prior_lse, queries, b, head, row0, n, nt, t, staged, last + 1, lane, u)
+                if warp == 0:
+                    finish(*at, u)
+            else:
+                for row in range(warp, 2, WARPS):
+                    finish(*at, row)
 
-    @kv.kernel(block=(32 * WARPS, 1, 1), min_blocks=max(1, 32 // WARPS))
+    @kv.kernel(block=(32 * WARPS, 1, 1), min_blocks=max(1, (16 if c.split else 32) // WARPS))
     def attention_combine(
         collection: kv.KVCacheCollection, extents: kv.Buffer[kv.i32, 1], kv_offsets: kv.Optional[kv.Buffer[kv.i32, 1]],
         out: kv.Buffer[c.out, c.rank], partials: kv.Buffer[kv.i8, 1], max_units: kv.i32,

@@ -5,7 +5,9 @@ Work. Every sequence's visible keys are cut into tiles of ``tile`` tokens; the t
 end, are cut into work units, one a block (:mod:`decode_split_kv`). The schedule is made on the device from the cache
 lengths, so that one captured graph serves every batch of a shape class and a ragged batch is as even as a uniform one.
 A block's warps take up to 16 query rows of one KV head each and share nothing: neighbouring blocks read the other heads
-of the same tokens, which keeps DRAM pages open. Heads with more rows are read by several warps, from the L2.
+of the same tokens, which keeps DRAM pages open. Heads with more rows are read by several warps, from the L2. Of heads
+wider than a warp has registers for, two or four warps have some columns each: each finds the part of a tile's scores
+that its columns give, adds the others' from shared memory, and goes on as if the head were its own.
 
 Streaming. A warp copies its tiles through a private circular buffer of ``stages`` cp.async stages
 (:mod:`decode_streaming`), which goes on into the next sequence without a gap; the page ids of the next tile are
@@ -107,14 +109,28 @@ def decode_kernel(c: Config) -> Any:
             unit[0], unit[1] = unit_of, 1.0 / unit_of
 
     @kv.func
+    def sharers(stages, number, mt):
+        """(memory of the first of the warps that share a head, where in it scores of a stage's row tile go, which one
+        this warp is).
+        """
+        slice = kv.warp_id() % c.slices
+        place = c.stages * c.stage_bytes + c.query_bytes
+        return stages.ptr((kv.warp_id() - slice) * c.warp_bytes), place + (number * MT + mt) * (NT * 512), slice
+
+    @kv.func
     def attend(
-        tile, tokens, stage, q, q_place, m, l, o, unit, scale, lane, b, head, row0, keys, first, start, places, slopes,
-        arrays,
+        tile, tokens, stages, number, stage, q, q_place, m, l, o, unit, scale, lane, b, head, row0, keys, first, start,
+        places, slopes, arrays,
     ):  # fmt: skip
-        """One tile: scores, online softmax, weighted values. Changes m, l, o and unit."""
+        """One tile, which is in a ``stage`` of a number: scores, online softmax, weighted values.
+
+        Changes m, l, o and unit.
+        """
         scores = []
         for mt in kv.static(range(MT)):
             of_tile = multiply.scores(q, q_place, stage, mt, lane)
+            if c.slices > 1:
+                of_tile = multiply.whole_scores(of_tile, *sharers(stages, number, mt), lane)
             for nt in kv.static(range(NT)):
                 found = of_tile[nt]
                 for i in kv.static(range(4)):
@@ -262,9 +278,11 @@ def decode_kernel(c: Config) -> Any:
         k_address, v_address = [x.block_paged_ptr(0, 0, 0, page=first_page).address() for x in (k_cache, v_cache)]
         # Rows that no other warp reads leave the L2 first: tables, lengths and partial results stay.
         policy = kv.l2_policy("evict_first") if c.reads_once else None
-        caches = SimpleNamespace(keys=k_cache, values=v_cache, to_values=v_address - k_address, policy=policy)
         part = (kv.block_id.x % HG) * NW + warp
-        head, row0 = part // c.parts, part % c.parts * c.warp_rows
+        head, row0, column0 = work.place_of(part)
+        caches = SimpleNamespace(
+            keys=k_cache, values=v_cache, to_values=v_address - k_address, policy=policy, column0=column0
+        )  # fmt: skip
         r = kv.block_id.x // HG
         units = work.work_units(kv.grid_dim.x // HG, total, tile_indptr, batch)
         begin, end = kv.i32(0), kv.i32(0)
@@ -296,16 +314,15 @@ def decode_kernel(c: Config) -> Any:
                 start_next()
             q, q_place = multiply.empty_query(), mine + c.stages * c.stage_bytes
             taken = kv.i32(0)  # splits that this work unit has had of the sequence
-            held = SimpleNamespace()
+            held, sums = SimpleNamespace(), q_place + (c.query_bytes + c.score_bytes + lane * 16)
             if c.split:
-                results_of.begin_fixed(held, tile_indptr, b, batch_tile)
-            nodes = q_place + (c.query_bytes + lane * 16)
+                results_of.begin_fixed(held, sums, tile_indptr, b, batch_tile)
             while batch_tile < end:
                 if c.split:
                     if taken == 0:
-                        q = multiply.query(query, queries, b, head, row0, n, lane, q_place)
+                        q = multiply.query(query, queries, b, head, row0, n, lane, q_place, column0)
                 else:
-                    q = multiply.query(query, queries, b, head, row0, n, lane, q_place)
+                    q = multiply.query(query, queries, b, head, row0, n, lane, q_place, column0)
                 m, l, o = [kv.f32(NEVER)] * (2 * NT), [kv.f32(0.0)] * (2 * NT), [kv.f32(0.0)] * (4 * NT * KS)
                 unit = [kv.f32(2.0**-100), kv.f32(2.0**100)]
                 places = queries_held(slopes, arrays, b, head, row0, start, lane, keys)
@@ -326,8 +343,8 @@ def decode_kernel(c: Config) -> Any:
                     tokens = copied[0] if c.by_lists else None
                     with kv.trace("products and softmax"):
                         attend(
-                            i, tokens, here, q, q_place, m, l, o, unit, scale * score_unit(c), lane, b, head, row0,
-                            keys, first, start, places, slopes, arrays,
+                            i, tokens, stages, stage, here, q, q_place, m, l, o, unit, scale * score_unit(c), lane, b,
+                            head, row0, keys, first, start, places, slopes, arrays,
                         )  # fmt: skip
                     stage = kv.where(stage == NS - 1, 0, stage + 1)
                 done, rows = b, n
@@ -339,7 +356,7 @@ def decode_kernel(c: Config) -> Any:
                         keys, first, start, n, tile, last, until = segment(
                             collection, queries, tile_indptr, b, batch_tile, end, row0
                         )
-                if not c.split:  # sums of fixed splits stay those of lanes until the last is added
+                if not c.split:  # weights of fixed splits stay those of lanes until all are added
                     add_lanes(l)
                 if GC:
                     rescale(o, unit[0])
@@ -348,20 +365,32 @@ def decode_kernel(c: Config) -> Any:
                     with kv.trace("combine and write"):
                         at = (units, partials, counters, tile_indptr, done, part, row0)
                         if c.split:
-                            whole = results_of.finish_fixed(*at, r, held, more, nodes, m, l, o, rows, lane)
+                            whole = results_of.finish_fixed(*at, r, held, more, sums, m, l, o, rows, lane)
                         else:
                             whole = results_of.finish(*at, r, m, l, o, rows, lane)
                         if whole:
-                            if c.split:
-                                add_lanes(l)
                             results_of.write_out(
-                                out, sinks, lse, prior, prior_lse, queries, done, head, row0, rows, m, l, o, lane
+                                out,
+                                sinks,
+                                lse,
+                                prior,
+                                prior_lse,
+                                queries,
+                                done,
+                                head,
+                                column0,
+                                row0,
+                                rows,
+                                m,
+                                l,
+                                o,
+                                lane,
                             )
                 if c.split:
                     held.split = held.split + 1
                     if b != done:
                         taken = kv.i32(0)
-                        results_of.begin_fixed(held, tile_indptr, b, batch_tile)
+                        results_of.begin_fixed(held, sums, tile_indptr, b, batch_tile)
             kv.cp_async_wait(0)
         else:
             if c.programmatic and c.early:
@@ -405,7 +434,7 @@ def expand_decode(op: Any, at: Expansion) -> None:
         one - max_units.least(one)
     )  # where the heads alone are more blocks than the device is to have
     batch = batch_of(op, at)
-    partial_results = max_units * (config.unit_slots if config.split else 2)
+    partial_results = max_units * 2
     if config.split and config.combine:
         partial_results = batch * config.most_splits
     partials = at.workspace(partial_results * (config.row_groups * config.quads * 512))
@@ -416,7 +445,7 @@ def expand_decode(op: Any, at: Expansion) -> None:
     threads, early = (config.warps * 32, 1, 1), config.programmatic
     at.launch(decode_kernel(config), args, (max_units * head_blocks, 1, 1), threads, key=config, programmatic=early)
     if config.combine:
-        blocks = batch * (config.row_groups * config.column_tiles * config.row_steps)
+        blocks = batch * (config.row_groups * config.column_tiles * config.row_steps * (2 if config.split else 1))
         args = [op.collection, extents_of(op), op.kv_offsets, op.out, partials, max_units]
         args += [op.sinks, op.lse, op.prior, op.prior_lse, op.pages, op.page_counts, op.block_mask]
         threads = (32 * config.combine, 1, 1)

@@ -1,19 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""Fixed splits of decode attention: their partial results are added as a tree that a sequence's length alone decides.
+"""Fixed splits of decode attention: a sequence's result is that of its splits, whoever has which of them.
 
-``RADIX`` neighbouring splits are a node, ``RADIX`` of these a node of the next level, and the root has the rest; what a
-node has is that of its parts, added from left to right. A work unit keeps the nodes that begin in it in shared memory
-and adds to them whenever a split ends, so that a sequence in one unit never leaves the multiprocessor. Where a unit
-begins or ends inside a sequence, it leaves an *item* in the workspace for each run of splits that it has added:
+The splits follow from a sequence's length alone, and their partial results are summed in bins (:mod:`binned_sums`), so
+that it changes no bit which of them are added first. A warp keeps the bins of its sequence in shared memory and adds to
+them whenever a split ends: a sequence in one work unit never leaves the multiprocessor, and where a unit begins or ends
+inside a sequence it leaves one sum, as units of an even division leave one partial result. The warp that finds itself
+last adds the others' to its own.
 
-- a node whose parent begins before the unit: :data:`ORPHAN` s, in ascending and then descending sizes;
-- at its end, the nodes that are not complete.
-
-Batches of few sequences leave every split, which a second kernel adds as the tree has them
-(:mod:`attention_combine`).
-
-So a cut costs a few items, whatever it is between. The warp that finds itself last goes through a sequence's items in
-order and adds each where the tree has it: the same operations on the same numbers, whoever has done which of them.
+Batches of few sequences leave every split, which a second kernel adds (:mod:`attention_combine`).
 """
 
 from __future__ import annotations
@@ -22,173 +16,270 @@ from types import SimpleNamespace
 from typing import Any
 
 import kvarn as kv
+from kvarn.dialect.layout import cdiv
 
-from .decode_schedule import RADIX, TREE_LEVELS, Config
-
-OPEN, ORPHAN, WHOLE = range(3)  # a result is in a node that has others to come; is to be left; is the sequence's
-SHIFT = RADIX.bit_length() - 1
-ROOT = TREE_LEVELS - 1  # the level of the root's parts
-
-
-@kv.func
-def item_size(p: Any, end: Any, count: Any) -> Any:
-    """Splits of the item that begins at p, of a unit that has a sequence's splits up to ``end`` of ``count``.
-
-    The largest node that begins there, if the unit has it whole; else as many whole parts of it as there are.
-    """
-    size, left = kv.i32(1), end - p
-    parts = left
-    for k in kv.static(range(1, TREE_LEVELS)):
-        size = kv.where((p & (RADIX**k - 1)) == 0, RADIX**k, size)
-        parts = kv.where(left >= RADIX**k, left & -(RADIX**k), parts)
-    size = kv.where(p == 0, RADIX**TREE_LEVELS, size)
-    return kv.where((end == count) | (size <= left), kv.math.min(size, left), parts)
+from .binned_sums import BITS, NO_EXPONENT, add_bins, add_value, exponent, factors, lowered, scale, sum_of
+from .decode_partials import lane_sum, rows_of
+from .decode_schedule import Config
 
 
 @kv.func
-def first_slot(own: Any) -> Any:
-    """Where a unit's items of a sequence are, of which it has the splits from ``own`` on: it begins one at most."""
-    return kv.where(own == 0, RADIX * TREE_LEVELS, 0)
+def row_exponents(c: Config, m: Any, l: Any, o: Any, nt: int) -> Any:
+    """The exponents of the values of a lane's two rows in a column tile, and those of their sums of weights."""
+    of_values, of_weights = [], []
+    for u in kv.static(range(2)):
+        largest = kv.f32(0.0)
+        for i in kv.static(rows_of(c, nt, u)):
+            largest = kv.math.max(largest, kv.math.abs(o[i]))
+        of_values.append(exponent(m[2 * nt + u], largest))
+        of_weights.append(exponent(m[2 * nt + u], l[2 * nt + u]))
+    return of_values + of_weights
 
 
 @kv.func
-def level_of(size: Any) -> Any:
-    """The level of the parts that an item consists of."""
-    found = kv.i32(0)
-    for k in kv.static(range(1, TREE_LEVELS)):
-        found = found + kv.i32(size >= RADIX**k)
-    return found
+def weight_sum(exponents: Any, bins: Any) -> Any:
+    """(maximum, sum) of a row's weights, of its lanes' bins; the maximum is no score, but one that none exceeds."""
+    top = exponents
+    for k in kv.static((4, 8, 16)):
+        top = kv.math.max(top, kv.shuffle_xor(top, k))
+    return top * BITS, lane_sum(sum_of(bins) * kv.ex2((exponents - top) * BITS))
 
 
 def fixed_splits(c: Config, work: SimpleNamespace, partial: SimpleNamespace) -> Any:
     """What begins a sequence and ends a split, for a configuration, its scheduler and functions of partial results.
 
-    ``nodes`` are the warp's places in shared memory, one a level; ``held`` what a unit remembers of a sequence: tiles
-    of a split (``each``), splits (``count``), the first that it has (``own``), the one that it is at (``split``), the
-    first that no item has (``item``), and where the next item goes (``slot``).
+    ``sums`` is the lane's part of the warp's sums, in shared memory; ``held`` what a unit remembers of a sequence:
+    tiles of a split (``each``), splits (``count``), the first that it has (``own``), the one that it is at (``split``).
     """
-    # Items whose loads are under way together: what registers allow.
-    TOGETHER = max(1, min(3, 24 // (c.row_steps * c.column_tiles)))
+    NT, KS, K = c.column_tiles, c.row_steps, c.bins
+    # Sums, and steps of the head of each, whose loads are under way together: what registers allow.
+    TOGETHER = 2 if KS * NT <= 8 else 1
+    STEPS = 32 // (2 * K * TOGETHER)
+    ENDS = 1 + cdiv(2 * K, 4)  # fours beside the values: exponents, and bins of the sums of weights
+
+    # A sum of a column tile: for each step of the head its bins, four values each; the exponents of the values and of
+    # the sums of weights of two rows; the bins of the latter, two by two.
+
+    def four_at(place, nt, i):
+        return place + (nt * (KS * K + ENDS) + i) * 512
 
     @kv.func
-    def push(nodes, m, l, o, level, p, end, own, count):
-        """Add the result of the splits [p, end), which are parts of a level, to its node, and that to its parent, ...
+    def load(place, nt, i):
+        four = four_at(place, nt, i).load(kv.f32, 4)
+        return [four[j] for j in range(4)]
 
-        m, l and o become those of the splits up to ``end`` that the last of these nodes has.
+    @kv.func
+    def store(place, nt, i, four):
+        four_at(place, nt, i).store(kv.from_lanes(four, kv.f32))
+
+    @kv.func
+    def load_weights(place, nt):
+        """Of each of two rows the bins of the sum of weights."""
+        pairs = []
+        for i in kv.static(range(ENDS - 1)):
+            four = load(place, nt, KS * K + 1 + i)
+            pairs.extend([four[:2], four[2:]])
+        return [[pairs[k][u] for k in range(K)] for u in range(2)]
+
+    @kv.func
+    def store_weights(place, nt, rows):
+        flat = [rows[u][k] for k in range(K) for u in range(2)]
+        flat = flat + [kv.f32(0.0)] * (4 * (ENDS - 1) - 2 * K)
+        for i in kv.static(range(ENDS - 1)):
+            store(place, nt, KS * K + 1 + i, flat[4 * i : 4 * i + 4])
+
+    @kv.func
+    def values_at(fours, j):
+        """The bins of value j of a step."""
+        return [four[j] for four in fours]
+
+    @kv.func
+    def lower(sums, nt, exponents):
+        """Make the exponents of a column tile's sums those given, of which none is less."""
+        before = load(sums, nt, KS * K)
+        by = [new - old for new, old in zip(exponents, before, strict=True)]
+        for t in kv.static(range(KS)):
+            fours = [load(sums, nt, t * K + k) for k in range(K)]
+            new = [lowered(values_at(fours, j), by[j % 2]) for j in range(4)]
+            for k in kv.static(range(K)):
+                store(sums, nt, t * K + k, [new[j][k] for j in range(4)])
+        weights = load_weights(sums, nt)
+        store_weights(sums, nt, [lowered(weights[u], by[2 + u]) for u in range(2)])
+        store(sums, nt, KS * K, exponents)
+
+    @kv.func
+    def risen(sums, nt, exponents):
+        """The exponents of a column tile's sums where they are to have others added, of these exponents."""
+        before = load(sums, nt, KS * K)
+        found = [kv.math.max(x, y) for x, y in zip(before, exponents, strict=True)]
+        rises = found[0] > before[0]
+        for i in kv.static(range(1, 4)):
+            rises = rises | (found[i] > before[i])
+        if kv.ballot(rises) != 0:
+            lower(sums, nt, found)
+        return found
+
+    @kv.func
+    def add_split(sums, m, l, o):
+        """Add a split's partial result, of which l are the sums of lanes."""
+        for nt in kv.static(range(NT)):
+            own = row_exponents(c, m, l, o, nt)
+            of_sum = risen(sums, nt, own)
+            scales = [scale(m[2 * nt + i % 2], own[i]) for i in range(4)]
+            by = [factors(K, of_sum[i] - own[i]) for i in range(4)]
+            for t in kv.static(range(KS)):
+                fours = [load(sums, nt, t * K + k) for k in range(K)]
+                x = [o[(nt * KS + t) * 4 + j] * scales[j % 2] for j in range(4)]
+                new = [add_value(values_at(fours, j), x[j], by[j % 2]) for j in range(4)]
+                for k in kv.static(range(K)):
+                    store(sums, nt, t * K + k, [new[j][k] for j in range(4)])
+            weights = load_weights(sums, nt)
+            x = [l[2 * nt + u] * scales[2 + u] for u in range(2)]
+            store_weights(sums, nt, [add_value(weights[u], x[u], by[2 + u]) for u in range(2)])
+
+    @kv.func
+    def add_sums(sums, places, exist):
+        """Add the sums that other warps have left, those that exist."""
+        for nt in kv.static(range(NT)):
+            theirs = [load(place, nt, KS * K) for place in places]
+            weights = [load_weights(place, nt) for place in places]
+            theirs = [[kv.where(e, x, NO_EXPONENT) for x in four] for e, four in zip(exist, theirs, strict=True)]
+            own = theirs[0]
+            for other in kv.static(theirs[1:]):
+                own = [kv.math.max(x, y) for x, y in zip(own, other, strict=True)]
+            of_sum = risen(sums, nt, own)
+            by = [[x - y for x, y in zip(of_sum, four, strict=True)] for four in theirs]
+            for first in kv.static(range(0, KS, STEPS)):
+                steps = range(first, min(first + STEPS, KS))
+                loaded = [[[load(place, nt, t * K + k) for k in range(K)] for t in steps] for place in places]
+                for i, t in kv.static(enumerate(steps)):
+                    mine = [load(sums, nt, t * K + k) for k in range(K)]
+                    new = [values_at(mine, j) for j in range(4)]
+                    for which, others in kv.static(enumerate(loaded)):
+                        of_it = [lowered(values_at(others[i], j), by[which][j % 2]) for j in range(4)]
+                        new = [add_bins(x, y) for x, y in zip(new, of_it, strict=True)]
+                    for k in kv.static(range(K)):
+                        store(sums, nt, t * K + k, [new[j][k] for j in range(4)])
+            new = load_weights(sums, nt)
+            for which, others in kv.static(enumerate(weights)):
+                new = [add_bins(new[u], lowered(others[u], by[which][2 + u])) for u in range(2)]
+            store_weights(sums, nt, new)
+
+    @kv.func
+    def leave_sum(place, sums, row0, n, lane):
+        """Copy the sums to the workspace, those of rows that there are."""
+        for nt in kv.static(range(NT)):
+            if partial.rows_here(nt, row0, n, lane):
+                for i in kv.static(range(KS * K + ENDS)):
+                    store(place, nt, i, load(sums, nt, i))
+
+    @kv.func
+    def result(sums, m, l, o):
+        """Make m, l and o the partial result that the sums are, l summed over the lanes."""
+        for nt in kv.static(range(NT)):
+            exponents, weights = load(sums, nt, KS * K), load_weights(sums, nt)
+            by = []
+            for u in kv.static(range(2)):
+                m[2 * nt + u], l[2 * nt + u] = weight_sum(exponents[2 + u], weights[u])
+                by.append(kv.ex2(exponents[u] * BITS - m[2 * nt + u]))
+            for t in kv.static(range(KS)):
+                fours = [load(sums, nt, t * K + k) for k in range(K)]
+                for j in kv.static(range(4)):
+                    o[(nt * KS + t) * 4 + j] = sum_of(values_at(fours, j)) * by[j % 2]
+
+    @kv.func
+    def leave_split(place, m, l, o, row0, n, lane):
+        """Leave a split's partial result as the kernel that adds it has it: of a row after the other (exponent of the
+        values, of the weights; sum of weights); then, for each step of the head, the two values of each row.
         """
-        outcome, going = kv.i32(OPEN), kv.bool(True)
-        while going:
-            parts = kv.i32(1) << ((level + 1) * SHIFT)
-            node = kv.where(level == ROOT, 0, p & -parts)
-            place = nodes + level * (c.quads * 512)
-            if node < own:
-                outcome, going = kv.i32(ORPHAN), kv.bool(False)
-            else:
-                if node != p:
-                    partial.add(partial.load(place), m, l, o)
-                if (end == count) | ((level < ROOT) & ((end & (parts - 1)) == 0)):
-                    going = level < ROOT
-                    outcome = kv.where(going, OPEN, WHOLE)
-                    p, level = node, level + 1
-                else:
-                    partial.keep(place, m, l, o)
-                    going = kv.bool(False)
-        return outcome
+        for nt in kv.static(range(NT)):
+            if partial.rows_here(nt, row0, n, lane):
+                own, of = row_exponents(c, m, l, o, nt), place + nt * ((KS + 2) * 512)
+                scales = [scale(m[2 * nt + i % 2], own[i]) for i in range(4)]
+                for u in kv.static(range(2)):
+                    ends = [own[u], own[2 + u], l[2 * nt + u] * scales[2 + u], kv.f32(0.0)]
+                    (of + u * 512).store(kv.from_lanes(ends, kv.f32))
+                for t in kv.static(range(KS)):
+                    for u in kv.static(range(2)):
+                        pair = [o[(nt * KS + t) * 4 + 2 * half + u] * scales[u] for half in range(2)]
+                        (of + ((2 + t) * 512 + u * 256) - lane * 8).store(kv.from_lanes(pair, kv.f32))
 
     @kv.func
-    def leave_item(units, partials, part, row0, r, held, end, m, l, o, n, lane):
-        """Leave the item of the splits up to ``end``."""
-        to = work.slot_of(partials, r * c.unit_slots + held.slot, part, lane)
-        partial.leave(to, m, l, o, row0, n, lane)
-        held.slot, held.item = held.slot + 1, end
+    def begin(held, sums, tile_indptr, b, batch_tile):
+        """Remember a sequence of which a tile is the unit's first, and begin its sums."""
+        held.each = work.tiles_of_split(tile_indptr, b)
+        held.count = work.split_count(tile_indptr, b, held.each)
+        held.own = work.split_of(tile_indptr, b, batch_tile, held.each)
+        held.split = held.own
+        if not c.combine:
+            for nt in kv.static(range(NT)):
+                store(sums, nt, KS * K, [kv.f32(NO_EXPONENT)] * 4)
 
     @kv.func
-    def leave_nodes(units, partials, part, row0, r, held, end, nodes, n, lane):
-        """Leave what the nodes have that others complete."""
-        while held.item < end:
-            size = item_size(held.item, end, held.count)
-            m, l, o = partial.load(nodes + level_of(size) * (c.quads * 512))
-            leave_item(units, partials, part, row0, r, held, held.item + size, m, l, o, n, lane)
-
-    @kv.func
-    def take(units, partials, tile_indptr, b, part, at, count, lane):
-        """The next item of a sequence: (its first split, how many, its result); none when there are no more."""
-        p, size = at.p, kv.where(at.p < count, item_size(at.p, at.end, count), 0)
-        found = partial.load(work.slot_of(partials, at.r * c.unit_slots + at.slot, part, lane))
-        if p + size < count:
-            at.p, at.slot = p + size, at.slot + 1
-            while at.p >= at.end:
-                at.slot = kv.i32(0)
-                at.r, at.end = at.r + 1, work.split_at(units, tile_indptr, b, at.r + 2)
-        else:
-            at.p = count
-        return p, size, found
-
-    @kv.func
-    def combine(units, partials, tile_indptr, b, part, row0, n, begin, count, nodes, m, l, o, lane):
-        """Add a sequence's items from split ``begin`` on, in order, to the nodes of those before."""
-        holder = partial.holder(row0, n, lane)
-        r, _ = work.units_of(units, tile_indptr, b)
-        end = work.split_at(units, tile_indptr, b, r + 1)
-        while end <= begin:
-            r = r + 1
-            end = work.split_at(units, tile_indptr, b, r + 1)
-        at = SimpleNamespace(r=r, p=begin, end=end, slot=first_slot(begin))
-        while at.p < count:
-            items = [take(units, partials, tile_indptr, b, part, at, count, holder) for _ in range(TOGETHER)]
-            for p, size, found in kv.static(items):
-                if size > 0:
-                    for mine, theirs in kv.static(zip((m, l, o), found, strict=True)):
-                        for i, x in kv.static(enumerate(theirs)):
-                            mine[i] = x
-                    push(nodes, m, l, o, level_of(size), p, p + size, 0, count)
-
-    @kv.func
-    def begin(held, tile_indptr, b, batch_tile):
-        """Remember a sequence of which a tile is the unit's first."""
-        held.each, held.count = work.tiles_of_split(tile_indptr, b), work.split_count(tile_indptr, b)
-        held.own = work.split_of(tile_indptr, b, batch_tile)
-        held.split, held.item, held.slot = held.own, held.own, first_slot(held.own)
-
-    @kv.func
-    def finish(units, partials, counters, tile_indptr, b, part, row0, r, held, more, nodes, m, l, o, n, lane):
+    def finish(units, partials, counters, tile_indptr, b, part, row0, r, held, more, sums, m, l, o, n, lane):
         """Whether this warp has the whole result of a sequence, after one of its splits; if not, it has left its part.
 
         ``more`` splits of the sequence are to come in this unit.
         """
         whole = held.count == 1
         if c.combine:
-            if ~whole:
-                to = work.slot_of(partials, b * c.most_splits + held.split, part, lane)
-                partial.leave(to, m, l, o, row0, n, lane)
+            if whole:
+                add_lanes(l)
+            else:
+                leave_split(work.slot_of(partials, b * c.most_splits + held.split, part, lane), m, l, o, row0, n, lane)
         else:
-            end = held.split + 1
-            outcome = push(nodes, m, l, o, kv.i32(0), held.split, end, held.own, held.count)
-            if outcome == ORPHAN:
-                leave_item(units, partials, part, row0, r, held, end, m, l, o, n, lane)
-            whole = outcome == WHOLE
-            if ~(more | whole):
-                whole = last(
-                    units, partials, counters, tile_indptr, b, part, row0, r, held, end, nodes, m, l, o, n, lane
-                )
+            if whole:
+                add_lanes(l)
+            else:
+                add_split(sums, m, l, o)
+                if ~more:
+                    taken = held.split + 1 - held.own
+                    whole = taken == held.count
+                    if ~whole:
+                        whole = last(
+                            units, partials, counters, tile_indptr, b, part, row0, r, held, taken, sums, n, lane
+                        )
+                    if whole:
+                        result(sums, m, l, o)
         return whole
 
     @kv.func
-    def last(units, partials, counters, tile_indptr, b, part, row0, r, held, end, nodes, m, l, o, n, lane):
-        """Whether this warp is the last to end with a sequence, of which it has no more: then it combines all of it."""
-        taken = end - held.own
+    def add_lanes(l):
+        for u in kv.static(range(2 * NT)):
+            l[u] = lane_sum(l[u])
+
+    @kv.func
+    def next_sum(units, partials, tile_indptr, b, part, r, held, at, holder):
+        """(where the next unit but r has left its sum of a sequence, whether there is one); ``at`` is a unit and the
+        split that it begins with.
+        """
+        unit, split, exists = at.i, at.p, kv.bool(False)
+        while (at.p < held.count) & ~exists:
+            unit, split = at.i, at.p
+            at.i = at.i + 1
+            at.p = work.split_at(units, tile_indptr, b, at.i, held.each, held.count)
+            exists = (at.p > split) & (unit != r)
+        return work.fixed_partial_of(partials, kv.where(exists, unit, r), split, part, holder), exists
+
+    @kv.func
+    def last(units, partials, counters, tile_indptr, b, part, row0, r, held, taken, sums, n, lane):
+        """Whether this warp is the last to end with a sequence, of which it has no more: then it adds the others'."""
         others = held.count - taken
         counter = counters.address(0) + (b * c.row_groups + part) * 4
-        arrived, first = partial.arrived(counter, lane), end
-        # The last one goes on from its nodes where these are of all splits before.
-        if (arrived != others) | (held.own > 0):
-            first = kv.i32(0)
-            leave_nodes(units, partials, part, row0, r, held, end, nodes, n, lane)
-            if arrived != others:  # somebody is still at work: tell of this part, and look again
-                arrived = partial.tell(counter, taken, lane)
+        arrived = partial.arrived(counter, lane)
+        if arrived != others:  # somebody is still at work: tell of this part, and look again
+            leave_sum(work.fixed_partial_of(partials, r, held.own, part, lane), sums, row0, n, lane)
+            arrived = partial.tell(counter, taken, lane)
         if arrived == others:
             partial.begin_again(counter, lane)
-            combine(units, partials, tile_indptr, b, part, row0, n, first, held.count, nodes, m, l, o, lane)
+            # Lanes without rows read those of their neighbours, which are read anyway.
+            at, holder = (
+                SimpleNamespace(i=work.first_unit_of(units, tile_indptr, b), p=kv.i32(0)),
+                partial.holder(row0, n, lane),
+            )
+            while at.p < held.count:
+                found = [next_sum(units, partials, tile_indptr, b, part, r, held, at, holder) for _ in range(TOGETHER)]
+                add_sums(sums, [place for place, _ in found], [exists for _, exists in found])
         return arrived == others
 
     return SimpleNamespace(begin=begin, finish=finish)

@@ -20,10 +20,15 @@ def lane_sum(x: Any) -> Any:
     return x
 
 
+def rows_of(c: Config, nt: int, u: int) -> range:
+    """Where a lane's outputs of row u of a column tile are among all that it has."""
+    return range(nt * c.row_steps * 4 + u, (nt + 1) * c.row_steps * 4, 2)
+
+
 def partials_of(c: Config) -> SimpleNamespace:
     """The functions for a configuration.
 
-    ``place`` points to a lane's part of a partial result, in the workspace or in shared memory.
+    ``place`` points to a lane's part of a partial result in the workspace.
     """
     NT, KS = c.column_tiles, c.row_steps
 
@@ -44,12 +49,6 @@ def partials_of(c: Config) -> SimpleNamespace:
             (place + (nt * (KS + 1) + t) * 512).store(four)
         four = kv.from_lanes([m[2 * nt], m[2 * nt + 1], l[2 * nt], l[2 * nt + 1]], kv.f32)
         (place + (nt * (KS + 1) + KS) * 512).store(four)
-
-    @kv.func
-    def keep(place, m, l, o):
-        """Leave a partial result for oneself."""
-        for nt in kv.static(range(NT)):
-            store(place, m, l, o, nt)
 
     @kv.func
     def leave(place, m, l, o, row0, n, lane):
@@ -77,7 +76,7 @@ def partials_of(c: Config) -> SimpleNamespace:
         before_m, before_l, before_o = before
         for nt in kv.static(range(NT)):
             for u in kv.static(range(2)):
-                row, mine = 2 * nt + u, range(nt * KS * 4 + u, (nt + 1) * KS * 4, 2)
+                row, mine = 2 * nt + u, rows_of(c, nt, u)
                 m[row], sums = of_both(
                     before_m[row],
                     [before_l[row], *(before_o[i] for i in mine)],
@@ -113,5 +112,6 @@ def partials_of(c: Config) -> SimpleNamespace:
             counter.store(kv.i32(0))
 
     return SimpleNamespace(
-        holder=holder, keep=keep, leave=leave, load=load, add=add, arrived=arrived, tell=tell, begin_again=begin_again
+        rows_here=rows_here, holder=holder, leave=leave, load=load, add=add, arrived=arrived, tell=tell,
+        begin_again=begin_again,
     )  # fmt: skip

@@ -31,7 +31,7 @@ _REPRESENTABLE = -0x2000  # the bits of an f32 that tf32 has
 
 
 def products(c: Config, stream: SimpleNamespace) -> SimpleNamespace:
-    """The functions for a configuration: ``query`` and ``empty_query``, ``scores``, ``add_values``."""
+    """The functions for a configuration: those of the query, of the scores and of the values."""
     spec, G, NT, GC = c.spec, c.head_rows, c.column_tiles, c.scales
     KS, QS = c.row_steps, c.key_steps
     shared_offset = stream.shared_offset
@@ -66,28 +66,30 @@ def products(c: Config, stream: SimpleNamespace) -> SimpleNamespace:
         return kv.where(inside, kv.bitcast(found, kv.i32), 0)
 
     @kv.func
-    def query_word(query, token, h, ks, u, lane):
-        """Word u of a step's fragment of a query row, zeros in columns that do not exist."""
+    def query_word(query, token, h, ks, u, lane, column0):
+        """Word u of a step's fragment of a query row from ``column0`` on, zeros in columns that do not exist."""
         if c.wide:
             column = ks * 8 + 4 * u + (lane & 3)
             if ks * 8 + 4 * u >= c.size:
                 return kv.i32(0)
-            return kv.bitcast(query.load(*token, h, column, width=1), kv.i32)
+            return kv.bitcast(query.load(*token, h, column + column0, width=1), kv.i32)
         if c.narrow:
             column = ks * 16 + (lane & 3) * 4 + 2 * u
             if ks * 16 >= c.size:
                 return kv.i32(0)
-            pair = query.load(*token, h, kv.math.min(column, c.size - 2) if c.size - ks * 16 < 16 else column, width=2)
+            there = kv.math.min(column, c.size - 2) if c.size - ks * 16 < 16 else column
+            pair = query.load(*token, h, there + column0, width=2)
             if c.query is not kv.f16:
                 pair = kv.f16(kv.f32(pair))
             word = kv.bitcast(pair, kv.i32)
             return kv.where(column < c.size, word, 0) if c.size - ks * 16 < 16 else word
         if ks * 16 + 8 * u >= c.size:
             return kv.i32(0)
-        return kv.bitcast(query.load(*token, h, ks * 16 + (lane & 3) * 2 + 8 * u, width=2), kv.i32)
+        column = ks * 16 + (lane & 3) * 2 + 8 * u
+        return kv.bitcast(query.load(*token, h, column + column0, width=2), kv.i32)
 
     @kv.func
-    def query(query, queries, b, head, row0, n, lane, place):
+    def query(query, queries, b, head, row0, n, lane, place, column0):
         """The query rows as the second operand of the first product: [column tile][2 * step + word].
 
         Of wide heads they lie in shared memory, at ``place``.
@@ -105,7 +107,7 @@ def products(c: Config, stream: SimpleNamespace) -> SimpleNamespace:
                     if c.joined > 1:
                         word = joined_word(query, token, h, ks, u, lane, safe % G // c.group)
                     else:
-                        word = query_word(query, token, h, ks, u, lane)
+                        word = query_word(query, token, h, ks, u, lane, column0)
                     word = kv.where(exists, word, 0)
                     if c.query_in_shared:
                         (query_place(place, nt, ks, lane) + 4 * u).store(word)
@@ -250,6 +252,27 @@ def products(c: Config, stream: SimpleNamespace) -> SimpleNamespace:
             found = [both[0][i] + both[1][i] if QS > 1 else both[0][i] for i in range(4)]
         return found
 
+    @kv.func
+    def whole_scores(found, stages, place, slice, lane):
+        """Scores of all columns of a head, of those that each of the warps that share it has found: [column tile][4].
+
+        ``stages`` is the first warp's memory, in which ``place`` is where it gives scores, each time another. All add
+        the same numbers in the same order, so that what they make of the scores is the same.
+        """
+        own = stages + (slice * c.warp_bytes + place + lane * 16)
+        for nt in kv.static(range(NT)):
+            (own + nt * 512).store(kv.from_lanes(found[nt], kv.f32))
+        kv.named_barrier(1 + kv.warp_id() // c.slices, 32 * c.slices)
+        sums = []
+        for nt in kv.static(range(NT)):
+            first = stages + (place + lane * 16 + nt * 512)
+            fours = [(first + w * c.warp_bytes).load(kv.f32, 4) for w in range(c.slices)]
+            four = [fours[0][i] for i in range(4)]
+            for other in kv.static(fours[1:]):
+                four = [x + other[i] for i, x in enumerate(four)]
+            sums.append(four)
+        return sums
+
     # --- the second product --------------------------------------------------------------------------
 
     @kv.func
@@ -299,4 +322,6 @@ def products(c: Config, stream: SimpleNamespace) -> SimpleNamespace:
                         at = (nt * KS + ks) * 4
                         o[at : at + 4] = multiplied(a, b[nt], o[at : at + 4])
 
-    return SimpleNamespace(query=query, empty_query=empty_query, scores=scores, add_values=add_values)
+    return SimpleNamespace(
+        query=query, empty_query=empty_query, scores=scores, whole_scores=whole_scores, add_values=add_values
+    )  # fmt: skip

@@ -16,7 +16,8 @@ from .partial_results import finished, log_sum_exp, with_prior
 def results(c: Config, work: SimpleNamespace) -> SimpleNamespace:
     """The functions over a warp's running maxima m, sums l and outputs o, for a configuration and its scheduler.
 
-    ``head`` is a KV head and ``row0`` the first of a sequence's query rows that the warp has; ``part`` tells both.
+    ``head`` is a KV head, ``column0`` the first of its columns and ``row0`` the first of a sequence's query rows that
+    the warp has; ``part`` tells all.
     """
     G, NT, KS = c.head_rows, c.column_tiles, c.row_steps
     # Partial results whose loads are under way together: what registers allow.
@@ -43,7 +44,7 @@ def results(c: Config, work: SimpleNamespace) -> SimpleNamespace:
                     out[(*token, h, d)] = pair[half]
 
     @kv.func
-    def write_out(out, sinks, lse, prior, prior_lse, queries, b, head, row0, n, m, l, o, lane):
+    def write_out(out, sinks, lse, prior, prior_lse, queries, b, head, column0, row0, n, m, l, o, lane):
         """Normalise and write the rows of one sequence and KV head, each lane its own elements."""
         for nt in kv.static(range(NT)):
             for u in kv.static(range(2)):
@@ -56,7 +57,8 @@ def results(c: Config, work: SimpleNamespace) -> SimpleNamespace:
                         None if prior is None else prior_lse[(*token, h)],
                     )
                     top, total, factor, of_prior = finished(m[slot], l[slot], sink, before)
-                    first = row % G // c.group * c.spec.head_size if c.joined > 1 else 0
+                    # Where the row's own head begins among the warp's columns, which may be several heads' or a part's.
+                    first = row % G // c.group * c.spec.head_size if c.joined > 1 else -column0
                     for t in kv.static(range(KS)):
                         pair = [o[(nt * KS + t) * 4 + 2 * half + u] * factor for half in range(2)]
                         if prior is not None:
@@ -69,16 +71,17 @@ def results(c: Config, work: SimpleNamespace) -> SimpleNamespace:
                         elif c.narrow:  # the lane's two elements are neighbours
                             d, both = t * 16 + (lane >> 2) * 2, kv.from_lanes(pair, c.out)
                             if left >= 16:
-                                out.store(*token, h, d, value=both, alignment=c.pair_alignment)
+                                out.store(*token, h, d + column0, value=both, alignment=c.pair_alignment)
                             else:
                                 if d < c.size:
-                                    out.store(*token, h, d, value=both, alignment=c.pair_alignment)
+                                    out.store(*token, h, d + column0, value=both, alignment=c.pair_alignment)
                         else:
-                            out[(*token, h, t * 16 + (lane >> 2))] = pair[0]
+                            d = t * 16 + (lane >> 2) + column0
+                            out[(*token, h, d)] = pair[0]
                             if left >= 16:
-                                out[(*token, h, t * 16 + (lane >> 2) + 8)] = pair[1]
+                                out[(*token, h, d + 8)] = pair[1]
                     if lse is not None:
-                        if lane < 4:
+                        if (lane < 4) & (column0 == 0):
                             lse[(*token, h)] = log_sum_exp(top, total)
 
     @kv.func

@@ -14,6 +14,8 @@ from kvarn.dialect.layout import CacheSpec, align_up, cdiv
 from kvarn.dialect.shared_layout import SharedLayout
 from kvarn.lowering.target import REGISTERS, RESERVED_BYTES, Target
 
+from .binned_sums import MOST_VALUES
+
 NEVER = -1.0e30  # a running maximum that any score exceeds, finite so that differences are
 # The fields of a configuration that are a schedule's.
 ENTRIES = (*schedules.DECODE.names, "max_batch", "early")
@@ -22,12 +24,11 @@ LEAST_TILE = 16  # tokens: a step of the products
 SECTOR = 32  # bytes that memory gives at least
 WARP_ROWS = 2 * COLUMNS  # most query rows of a warp; a head with more is shared by several
 MOST_COLUMNS = 512  # of a head
+WARP_OUTPUTS = 2560  # that a warp has registers for, of all its query rows
 LEAST_GRANULE = 4  # elements that a lane has of a row in one step
 _HELD = 64  # scales of a tile's token that a lane has on their way to shared memory, at most
 MOST_QUERIES = 8  # new tokens of a sequence that still count as a decode
-# Fixed splits are added as a tree: its nodes have RADIX parts, and those of the root are nodes of the second level.
-RADIX, TREE_LEVELS = 8, 2
-MOST_SPLITS = RADIX**TREE_LEVELS  # fixed splits of a sequence
+MOST_SPLITS = MOST_VALUES  # fixed splits of a sequence
 
 
 @dataclass(frozen=True)
@@ -102,9 +103,23 @@ class Config:
         return 4 if self.padded else 3
 
     @property
+    def slices(self) -> int:
+        """Warps that share the columns of a wide head: as many as leave each the outputs that it has registers for.
+
+        f32 has as many instructions again: those of half as many columns are what stays in the instruction cache.
+        """
+        spec, step = self.spec, 32 if self.narrow else 16
+        rows = COLUMNS if self.wide or self.group * self.max_queries <= COLUMNS else WARP_ROWS
+        most = (WARP_OUTPUTS // 2 if self.wide else WARP_OUTPUTS) // rows
+        if spec.quantized or spec.head_size <= (256 if self.wide else most):
+            return 1
+        even = [1] + [n for n in (2, 4) if spec.head_size % (n * step) == 0]
+        return next((n for n in even if spec.head_size <= n * most), even[-1])
+
+    @property
     def size(self) -> int:
-        """Elements of one of :attr:`heads`."""
-        return self.spec.head_size * self.joined
+        """Elements of one of :attr:`heads` that a warp has."""
+        return self.spec.head_size * self.joined // self.slices
 
     @property
     def columns(self) -> int:
@@ -159,21 +174,17 @@ class Config:
     @property
     def most_splits(self) -> int:
         """Fixed splits of a sequence: as many as one alone needs to be work for a device, whose heads are too."""
-        return max(RADIX, min(MOST_SPLITS, 512 // self.spec.num_heads))
+        return max(8, min(MOST_SPLITS, 512 // self.spec.num_heads))
 
     @property
-    def unit_slots(self) -> int:
-        """Partial results that a work unit leaves at most where splits are fixed.
-
-        Of the sequence that it begins in fewer than the most that a tree has of a level, before its largest node and
-        after; of another one that it ends in one of each level.
-        """
-        return (RADIX + 1) * TREE_LEVELS
+    def bins(self) -> int:
+        """Bins of the sums that fixed splits are added to: as many as have the precision of the values."""
+        return 3 if self.wide else 2
 
     @property
-    def node_bytes(self) -> int:
-        """Shared memory of the nodes of the tree that a warp is adding to."""
-        return TREE_LEVELS * self.quads * 512 if self.split and not self.combine else 0
+    def sum_bytes(self) -> int:
+        """Shared memory of the sums that a warp adds fixed splits to."""
+        return self.quads * 512 if self.split and not self.combine else 0
 
     @property
     def rows(self) -> int:
@@ -188,7 +199,7 @@ class Config:
     @property
     def row_groups(self) -> int:
         """Warps that it takes to have all rows of a token."""
-        return self.heads * self.parts
+        return self.heads * self.parts * self.slices
 
     @property
     def column_tiles(self) -> int:
@@ -202,7 +213,7 @@ class Config:
 
     @property
     def stored_bytes(self) -> int:
-        """Bytes in the cache of a token and one of :attr:`heads`."""
+        """Bytes in the cache of a token and one of :attr:`heads`, as far as a warp has them."""
         return self.size * self.spec.dtype.itemsize
 
     @property
@@ -251,14 +262,31 @@ class Config:
         return self.column_tiles * self.key_steps * 32 * 8 if self.query_in_shared else 0
 
     @property
+    def score_bytes(self) -> int:
+        """Shared memory of the scores that a warp gives to those that have other columns, a place for each stage."""
+        return self.stages * self.tile * self.column_tiles * 32 if self.slices > 1 else 0
+
+    @property
     def warp_bytes(self) -> int:
-        """Shared memory of one warp: its stages, query rows that are not in registers, and nodes of fixed splits."""
-        return self.stages * self.stage_bytes + self.query_bytes + self.node_bytes
+        """Shared memory of a warp: stages, query rows that are not in registers, scores for others, sums of splits."""
+        return self.stages * self.stage_bytes + self.query_bytes + self.score_bytes + self.sum_bytes
 
     @property
     def quads(self) -> int:
-        """Four-float parts of one lane's partial result: output, then (max, max, sum, sum), for each column tile."""
-        return self.column_tiles * (self.row_steps + 1)
+        """Four-float parts of one lane's partial result: output, then (max, max, sum, sum), for each column tile.
+
+        Of a fixed split that a second kernel adds, exponents too; of sums of fixed splits, bins of all, and exponents.
+        """
+        if not self.split:
+            return self.column_tiles * (self.row_steps + 1)
+        if self.combine:
+            return self.column_tiles * (self.row_steps + 2)
+        return self.column_tiles * (self.row_steps * self.bins + 1 + cdiv(2 * self.bins, 4))
+
+    @property
+    def staged_floats(self) -> int:
+        """What a lane of the combine kernel has: (max, sum, two outputs) of two rows; of one, exponents and bins."""
+        return 2 + 3 * self.bins if self.split else 8
 
     @property
     def mma(self) -> DType:
@@ -267,7 +295,7 @@ class Config:
     def least_bytes(self, schedule: Mapping[str, Any]) -> tuple[int, str]:
         """Shared memory of the largest block, and what it is of, where what a schedule leaves open is least."""
         # Nothing of the batch may decide the tile of a batch-invariant schedule, so nothing makes it smaller either.
-        open_ = {"warps": 1, "stages": 2, "tile": tile_of(self) if schedule.get("batch_invariant") else 16}
+        open_ = {"warps": self.slices, "stages": 2, "tile": tile_of(self) if schedule.get("batch_invariant") else 16}
         if schedule.get("batch_invariant"):
             open_ |= invariant(open_["tile"])
         least = replace(self, **open_ | {name: schedule[name] for name in ENTRIES if name in schedule})
@@ -285,8 +313,9 @@ def invariant(tile: int) -> dict[str, int]:
 
 
 def problems(
-    spec: CacheSpec, query: DType, group: int, max_queries: int, target: Target, max_batch: int = 1024
-) -> list[str]:
+    spec: CacheSpec, query: DType, group: int, max_queries: int, target: Target, max_batch: int = 1024,
+    batch_invariant: bool = False,
+) -> list[str]:  # fmt: skip
     """Why this kernel does not take a case, one sentence each; empty when it does."""
     if target.is_host or not target.has("cp_async"):
         return [f"needs a GPU with cp.async, got {target.name}"]
@@ -317,7 +346,11 @@ def problems(
     if spec.quantized and spec.granularity < spec.head_size and spec.granularity % LEAST_GRANULE:
         found.append(f"needs granules of a multiple of {LEAST_GRANULE}, got {spec.granularity}")
     if not found:
-        least_config = Config(spec, query, group, max_queries, warps=1, stages=2, max_batch=max_batch)
+        least_config = Config(spec, query, group, max_queries, stages=2, max_batch=max_batch)
+        least_config = replace(least_config, warps=least_config.slices)
+        if batch_invariant:
+            tile = tile_of(least_config)
+            least_config = replace(least_config, tile=tile, **invariant(tile))
         if least_config.scales > 2 * _HELD and not least_config.scales_copied:
             found.append(f"needs at most {_HELD} scales of a token that are not f32, got {least_config.scales}")
         least = block_bytes(least_config)
@@ -330,15 +363,16 @@ def problems(
 
 
 def supports(
-    spec: CacheSpec, query: DType, group: int, max_queries: int, target: Target, max_batch: int = 1024
-) -> bool:
+    spec: CacheSpec, query: DType, group: int, max_queries: int, target: Target, max_batch: int = 1024,
+    batch_invariant: bool = False,
+) -> bool:  # fmt: skip
     """Whether this kernel takes a case; the others go to the general kernels."""
-    return not problems(spec, query, group, max_queries, target, max_batch)
+    return not problems(spec, query, group, max_queries, target, max_batch, batch_invariant)
 
 
-def warps_of(heads: int) -> int:
+def warps_of(config: Config) -> int:
     """Warps of a block, each with rows of a KV head: the most that divide all of them, up to 4."""
-    return next(w for w in (4, 3, 2, 1) if heads % w == 0)
+    return next(w for w in (4, 3, 2, 1) if config.row_groups % w == 0 and w % config.slices == 0)
 
 
 def tile_of(config: Config) -> int:
@@ -375,7 +409,7 @@ def fitted(target: Target, config: Config, fixed: Collection[str], measured: boo
 
 def _smaller(config: Config) -> dict[str, int]:
     """What can be less, by one step; what costs least first."""
-    warps = [w for w in range(config.warps - 1, 0, -1) if config.row_groups % w == 0]
+    warps = [w for w in range(config.warps - 1, 0, -1) if config.row_groups % w == 0 and w % config.slices == 0]
     return (
         ({"stages": config.stages - 1} if config.stages > 2 else {})
         | ({"tile": config.tile // 2} if config.tile > 16 else {})
@@ -410,7 +444,7 @@ def combine_bytes(config: Config) -> int:
     if not config.combine:
         return 0
     counts = 4 * (config.max_batch + 1 + config.combine) if config.max_batch > 1 else 0
-    return (MOST_SPLITS if config.split else config.combine) * 1024 + 4 * MOST_SPLITS + counts + 128 + RESERVED_BYTES
+    return config.combine * 128 * config.staged_floats + counts + 128 + RESERVED_BYTES
 
 
 def _used_bytes(config: Config) -> int:

@@ -55,6 +55,13 @@ def split_kv(c: Config) -> SimpleNamespace:
     TT = c.tile
 
     @kv.func
+    def place_of(part):
+        """(KV head, first query row, first column of the head) of what a warp has of a token."""
+        column0 = part % c.slices * c.size if c.slices > 1 else 0
+        part = part // c.slices if c.slices > 1 else part
+        return part // c.parts, part % c.parts * c.warp_rows, column0
+
+    @kv.func
     def extent(collection, queries, b):
         """(keys, first visible key, position of query 0, queries) of a sequence; nothing when it has no query."""
         start = collection.cache_length(b)
@@ -174,14 +181,12 @@ def split_kv(c: Config) -> SimpleNamespace:
         )
 
     @kv.func
-    def split_count(tile_indptr, b):
-        each = tiles_of_split(tile_indptr, b)
+    def split_count(tile_indptr, b, each):
         return quotient(tile_indptr[b + 1] - tile_indptr[b] + (each - 1), each)
 
     @kv.func
-    def nearest_split(tile_indptr, b, tile):
+    def nearest_split(tile_indptr, b, tile, each):
         """The tile of the batch at which a split of a sequence begins, or it ends, nearest to one of its tiles."""
-        each = tiles_of_split(tile_indptr, b)
         split = quotient(tile - tile_indptr[b] + (each >> 1), each)
         return kv.math.min(tile_indptr[b] + split * each, tile_indptr[b + 1])
 
@@ -190,7 +195,8 @@ def split_kv(c: Config) -> SimpleNamespace:
         """The tile of the batch nearest to one, with which a split begins."""
         found = total
         if tile < total:
-            found = nearest_split(tile_indptr, last_not_above(tile_indptr, batch, tile), tile)
+            b = last_not_above(tile_indptr, batch, tile)
+            found = nearest_split(tile_indptr, b, tile, tiles_of_split(tile_indptr, b))
         return found
 
     @kv.func
@@ -198,28 +204,38 @@ def split_kv(c: Config) -> SimpleNamespace:
         return [at_split(tile_indptr, batch, units.total, unit_start(units, x)) for x in (r, r + 1)]
 
     @kv.func
-    def split_of(tile_indptr, b, batch_tile):
+    def split_of(tile_indptr, b, batch_tile, each):
         """The split that begins with a tile, or the number of splits where the sequence ends with it."""
-        each = tiles_of_split(tile_indptr, b)
         return quotient(batch_tile - tile_indptr[b] + (each - 1), each)
 
     @kv.func
-    def split_at(units, tile_indptr, b, r):
+    def first_unit_of(units, tile_indptr, b):
+        return unit_with(units, tile_indptr[b])
+
+    @kv.func
+    def split_at(units, tile_indptr, b, r, each, count):
         """The split of a sequence that a work unit begins with: 0 or all of them where it begins in another one."""
-        tile = kv.math.max(unit_start(units, r), tile_indptr[b])
-        if tile < tile_indptr[b + 1]:
-            tile = nearest_split(tile_indptr, b, tile)
-        return split_of(tile_indptr, b, kv.math.min(tile, tile_indptr[b + 1]))
+        tile = kv.math.max(unit_start(units, r) - tile_indptr[b], 0)
+        return kv.where(tile < tile_indptr[b + 1] - tile_indptr[b], quotient(tile + (each >> 1), each), count)
+
+    @kv.func
+    def fixed_partial_of(partials, r, split, head, lane):
+        """A unit leaves at most two: in slot 0 of the sequence that it starts in, in slot 1 of one that it ends in.
+
+        ``split`` is its first one of the sequence.
+        """
+        return partial_at(partials, r * 2 + kv.i32(split == 0), head, lane)
 
     @kv.func
     def slot_of(partials, slot, head, lane):
-        """Where a lane's part of the partial result of a split, or of an item of a unit, lies."""
+        """Where a lane's part of the partial result of a split lies, when each is left."""
         return partial_at(partials, slot, head, lane)
 
     return SimpleNamespace(
-        extent=extent, first_tile=first_tile, count_tiles=count_tiles, work_units=work_units,
+        place_of=place_of, extent=extent, first_tile=first_tile, count_tiles=count_tiles, work_units=work_units,
         # (first tile, end) of a unit; (first, last) unit with tiles of a sequence; where its partial result of one lies
         bounds=fixed_bounds if c.split else even_bounds, units_of=units_of, partial_of=even_partial_of,
         # Of fixed splits:
         tiles_of_split=tiles_of_split, split_count=split_count, split_of=split_of, split_at=split_at, slot_of=slot_of,
+        first_unit_of=first_unit_of, fixed_partial_of=fixed_partial_of,
     )  # fmt: skip

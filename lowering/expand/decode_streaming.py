@@ -107,7 +107,9 @@ def streaming(c: Config) -> SimpleNamespace:
         if by_page:
             for s in kv.static(range(TT // segment_rows)):
                 page = pages if one_page else kv.shuffle_idx(pages, s)
-                start = k_cache.block_paged_ptr(b, token0 + s * segment_rows, head * c.joined, 0, page=page)
+                start = k_cache.block_paged_ptr(
+                    b, token0 + s * segment_rows, head * c.joined, caches.column0, page=page
+                )
                 k_from.append(start + (lane // chunks * token_bytes + lane % chunks * unit) if turn else start)
         for j in kv.static(range(copies)):
             if turn:
@@ -124,7 +126,8 @@ def streaming(c: Config) -> SimpleNamespace:
                 source = k_from[0] + (row * token_bytes + chunk * unit)
             else:
                 page = pages if one_page else kv.shuffle_idx(pages, (token0 + row) // P - token0 // P)
-                source = k_cache.block_paged_ptr(b, token0 + row, head * c.joined, 0, page=page) + chunk * unit
+                source = k_cache.block_paged_ptr(b, token0 + row, head * c.joined, caches.column0, page=page)
+                source = source + chunk * unit
             to = stage + (shared_offset(row, chunk) if unit == 16 else shared_offset(row, chunk >> 1) + (chunk & 1) * 8)
             size = None
             if not whole:

@@ -17,12 +17,12 @@ from .decode_schedule import Config, invariant, tile_of, warps_of
 # Bytes of K and V that one tile of the measured shapes moves (16 tokens of 128 two-byte elements, or 32 of one byte).
 _TILE_BYTES = 8192
 # (most sequences, warps of a combine block, fewest tiles of a unit); beyond the last the kernel combines by itself.
-_FEW = ((1, 16, 2), (4, 16, 4))
+_FEW = ((1, 16, 2), (8, 16, 4))
 
 
 def entries(config: Config, batch_invariant: bool = False) -> dict[str, Any]:
     """The schedule of a case: of the configuration only the case is read."""
-    warps = warps_of(config.row_groups)
+    warps = warps_of(config)
     tile = tile_of(config)
     small_pages = config.spec.paged and config.spec.page_size < 16
     busy = config.narrow or small_pages or config.column_tiles > 1
@@ -33,7 +33,8 @@ def entries(config: Config, batch_invariant: bool = False) -> dict[str, Any]:
     found = {"warps": warps, "tile": tile, "blocks": max(1, wanted // warps), "stages": 2, "combine": 0}
     for most, combine_warps, min_tiles in _FEW:
         if config.max_batch <= most:
-            found |= {"combine": combine_warps, "min_tiles": min_tiles}
+            # Fixed splits take twice the blocks, a row each, and half the warps.
+            found |= {"combine": combine_warps // 2 if batch_invariant else combine_warps, "min_tiles": min_tiles}
             if most == 1:
                 found["blocks"] = max(1, 4 // warps)
             break

@@ -68,6 +68,17 @@ def test_every_kernel_combines_a_prior_result_and_writes_f32(kernel, out):
     assert out == "float16" or (found[0] != found[0].astype(np.float16)).any()  # not rounded on the way
 
 
+@pytest.mark.sampled(2)
+@pytest.mark.parametrize("kernel", ["decode", "decode, combine kernel"])
+def test_warps_that_share_the_columns_of_a_head_combine_their_own_of_a_prior_result(kernel):
+    rng, problem = problem_of(4, cached=[90], new=[1], head_size=384, num_heads=1)
+    query = random_query(rng, problem, 2)
+    prior = prior_of(rng, query)
+    found = emulate(problem, query, prior, *KERNELS[kernel], "float32")
+    want = reference.attention(problem.collection, 1, query, problem.row_offsets)
+    close(found, combined(*want, *prior), TOLERANCE["float32"])
+
+
 @pytest.mark.sampled(8)
 @pytest.mark.parametrize(("kernel", "head_size"), [("tile", 72), ("mma", 72), ("tile", 264)])
 def test_f32_rows_of_heads_of_no_whole_steps_end_where_the_head_does(kernel, head_size):

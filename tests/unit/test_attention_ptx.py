@@ -270,6 +270,17 @@ def test_decode_takes_head_sizes_that_are_no_whole_steps_and_f32(dtype, head_siz
     decode_cases.head_sizes(places.Interpreted(), dtype, head_size, page_size, heads, [70, 0, 7], [1, 2, 1])
 
 
+@pytest.mark.sampled(2)
+@pytest.mark.parametrize(
+    ("dtype", "head_size", "heads", "schedule"),
+    [("f32", 512, 4, {}), ("bf16", 384, 2, {"combine": 4}), ("f16", 512, 32, {"combine": 0}),
+     ("f8e4m3", 192, 32, {"combine": 4, "batch_invariant": True, "split": 32}),
+     ("f32", 320, 4, {"combine": 0, "batch_invariant": True, "split": 32})],
+)  # fmt: skip
+def test_the_columns_of_a_wide_head_are_shared_by_warps_which_see_the_same_scores(dtype, head_size, heads, schedule):
+    decode_cases.head_sizes(places.Interpreted(), dtype, head_size, 16, heads, [150, 0, 7], [1, 2, 1], **schedule)
+
+
 @pytest.mark.parametrize(
     ("dtype", "head_size", "num_heads", "heads", "options"),
     [("bf16", 8, 4, 12, {"mask": "sliding_window", "window": 21}), ("f16", 16, 6, 12, {"softcap": 5.0}),

@@ -384,6 +384,12 @@ def ex2(x: Any) -> Value:
     return Value(inline_asm("ex2.approx.ftz.f32 $0, $1;", "=f,f", [_float(x, "x")], "f32"), f32)
 
 
+def fma_rm(a: Any, b: Any, c: Any) -> Value:
+    """a * b + c, rounded once, towards minus infinity. f32."""
+    values = [_float(x, name) for x, name in ((a, "a"), (b, "b"), (c, "c"))]
+    return Value(inline_asm("fma.rm.f32 $0, $1, $2, $3;", "=f,f,f,f", values, "f32"), f32)
+
+
 def lg2(x: Any) -> Value:
     """The logarithm of x to base 2, approximate (2^-22, absolute between 0.5 and 2, else relative). f32."""
     return Value(inline_asm("lg2.approx.ftz.f32 $0, $1;", "=f,f", [_float(x, "x")], "f32"), f32)
