@@ -18,7 +18,7 @@ from typing import Any
 import kvarn as kv
 from kvarn.dialect.layout import cdiv
 
-from .binned_sums import BITS, NO_EXPONENT, add_bins, add_value, exponent, factors, lowered, scale, sum_of
+from .binned_sums import BITS, NO_EXPONENT, add_bins, add_value, empty, exponent, factors, lowered, scale, sum_of
 from .decode_partials import lane_sum, rows_of
 from .decode_schedule import Config
 
@@ -174,18 +174,41 @@ def fixed_splits(c: Config, work: SimpleNamespace, partial: SimpleNamespace) -> 
                     store(place, nt, i, load(sums, nt, i))
 
     @kv.func
+    def set_weights(nt, exponents, weights, m, l):
+        """Make m and l of a column tile those that sums are, l summed over the lanes; what values are multiplied by."""
+        by = []
+        for u in kv.static(range(2)):
+            m[2 * nt + u], l[2 * nt + u] = weight_sum(exponents[2 + u], weights[u])
+            by.append(kv.ex2(exponents[u] * BITS - m[2 * nt + u]))
+        return by
+
+    @kv.func
+    def set_values(nt, t, four, by, o):
+        """Make the four values of a step those that sums are, of which ``four`` are the bins."""
+        for j in kv.static(range(4)):
+            o[(nt * KS + t) * 4 + j] = sum_of(four[j]) * by[j % 2]
+
+    @kv.func
     def result(sums, m, l, o):
         """Make m, l and o the partial result that the sums are, l summed over the lanes."""
         for nt in kv.static(range(NT)):
-            exponents, weights = load(sums, nt, KS * K), load_weights(sums, nt)
-            by = []
-            for u in kv.static(range(2)):
-                m[2 * nt + u], l[2 * nt + u] = weight_sum(exponents[2 + u], weights[u])
-                by.append(kv.ex2(exponents[u] * BITS - m[2 * nt + u]))
+            by = set_weights(nt, load(sums, nt, KS * K), load_weights(sums, nt), m, l)
             for t in kv.static(range(KS)):
                 fours = [load(sums, nt, t * K + k) for k in range(K)]
-                for j in kv.static(range(4)):
-                    o[(nt * KS + t) * 4 + j] = sum_of(values_at(fours, j)) * by[j % 2]
+                set_values(nt, t, [values_at(fours, j) for j in range(4)], by, o)
+
+    @kv.func
+    def only_split(m, l, o):
+        """Make m, l and o those of a sequence of one split: others of no key would change no bit."""
+        none, whole = [kv.f32(empty(k)) for k in range(K)], factors(K, kv.f32(0.0))
+        for nt in kv.static(range(NT)):
+            own = row_exponents(c, m, l, o, nt)
+            scales = [scale(m[2 * nt + i % 2], own[i]) for i in range(4)]
+            weights = [add_value(none, l[2 * nt + u] * scales[2 + u], whole) for u in range(2)]
+            by = set_weights(nt, own, weights, m, l)
+            for t in kv.static(range(KS)):
+                x = [o[(nt * KS + t) * 4 + j] * scales[j % 2] for j in range(4)]
+                set_values(nt, t, [add_value(none, x[j], whole) for j in range(4)], by, o)
 
     @kv.func
     def leave_split(place, m, l, o, row0, n, lane):
@@ -222,31 +245,22 @@ def fixed_splits(c: Config, work: SimpleNamespace, partial: SimpleNamespace) -> 
         ``more`` splits of the sequence are to come in this unit.
         """
         whole = held.count == 1
-        if c.combine:
-            if whole:
-                add_lanes(l)
-            else:
-                leave_split(work.slot_of(partials, b * c.most_splits + held.split, part, lane), m, l, o, row0, n, lane)
+        if whole:
+            only_split(m, l, o)
         else:
-            if whole:
-                add_lanes(l)
+            if c.combine:
+                leave_split(work.slot_of(partials, b * c.most_splits + held.split, part, lane), m, l, o, row0, n, lane)
             else:
                 add_split(sums, m, l, o)
                 if ~more:
                     taken = held.split + 1 - held.own
                     whole = taken == held.count
                     if ~whole:
-                        whole = last(
-                            units, partials, counters, tile_indptr, b, part, row0, r, held, taken, sums, n, lane
-                        )
+                        at = units, partials, counters, tile_indptr, b, part, row0
+                        whole = last(*at, r, held, taken, sums, n, lane)
                     if whole:
                         result(sums, m, l, o)
         return whole
-
-    @kv.func
-    def add_lanes(l):
-        for u in kv.static(range(2 * NT)):
-            l[u] = lane_sum(l[u])
 
     @kv.func
     def next_sum(units, partials, tile_indptr, b, part, r, held, at, holder):
