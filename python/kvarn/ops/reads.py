@@ -567,5 +567,5 @@ def _bounds(queries: int, batch: int) -> FixedSchedule:
 
 @functools.cache
 def _fixed_bounds(queries: int, batch: int) -> FixedSchedule:
-    most = next((n for n in (1, 4, 16, 128, 1024) if batch <= n), 1 << max(batch - 1, 0).bit_length())
+    most = next((n for n in (1, 4, 8, 16, 128, 1024) if batch <= n), 1 << max(batch - 1, 0).bit_length())
     return FixedSchedule(max_queries=1 << max(queries - 1, 0).bit_length(), max_batch=most)
