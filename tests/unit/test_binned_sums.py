@@ -73,7 +73,7 @@ VALUES = {
 @pytest.mark.parametrize("count", [2, 3])
 @pytest.mark.parametrize("values", VALUES)
 def test_sums_are_the_same_bits_in_any_order_and_grouping(values, count):
-    m, x = (np.float32(v) for v in VALUES[values](np.random.default_rng(len(values))))
+    m, x = (np.asarray(v, np.float32) for v in VALUES[values](np.random.default_rng(len(values))))
     out = summed(m, x, count)
     assert len({row.tobytes() for row in out}) == 1
     if values == "without any":
