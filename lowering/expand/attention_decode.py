@@ -47,7 +47,7 @@ from .decode_results import results
 from .decode_schedule import COLUMNS, NEVER, Config, configured
 from .decode_split_kv import lists_of, split_kv
 from .decode_streaming import streaming
-from .softmax import FAST, array_read, arrays_read, hold, modified_one, modifies, score_unit, shown
+from .softmax import array_read, arrays_read, hold, modified_one, modifies, score_unit, shown
 
 
 def decode_kernel(c: Config) -> Any:
@@ -138,7 +138,7 @@ def decode_kernel(c: Config) -> Any:
                     if modifies(c):
                         token = stream.token_of(tile, mt * 16 + (lane >> 2) + 8 * (i // 2), tokens)
                         place = places[2 * nt + i % 2]
-                        scores[-1] = modified_one(c, scores[-1], b, *place, token, slopes, arrays, FAST)
+                        scores[-1] = modified_one(c, scores[-1], b, *place, token, slopes, arrays)
         # Only tiles at the ends of what rows see need the mask: every row sees [last row's first, first row's end).
         seen_first, seen_end = first_key(c, start + c.max_queries - 1), end_key(c, start, keys)
         if c.by_lists:

@@ -33,7 +33,7 @@ from .attention_queries import queries_of
 from .chosen_pages import ChosenPages, chosen_pages
 from .key_tiles import KeyTiles, TilesOfRow
 from .partial_results import LOWEST, NO_VALUE, finished, log_sum_exp, with_prior
-from .softmax import FAST, arrays_read, modified_one, score_unit, shown
+from .softmax import arrays_read, modified_one, score_unit, shown
 
 LANES = 16  # f32 lanes of a host vector: one AVX-512 register, two of AVX2
 KEYS = 8  # keys that the host takes at a time
@@ -238,7 +238,7 @@ def simt_kernel(case: Case) -> Any:
             token = kv.math.min(base + lane, end - 1)
             at, page, seen = place_of_key(keys, lists, b, token)
             score = score_of(keys, q, warp, b, head, at, page)
-            score = modified_one(case, score, b, h, position, token, slopes, arrays, FAST)
+            score = modified_one(case, score, b, h, position, token, slopes, arrays)
             seen = seen & (base + lane < end)
             if asks(case):
                 seen = seen & shown(case, b, h, position, token, arrays)

@@ -8,15 +8,17 @@ score. The built-in ones have the form of those that a call gives.
 
 from __future__ import annotations
 
+from types import MappingProxyType
 from typing import Any
 
 from kvarn import dsl as kv
 from kvarn.dialect.dtypes import DType, bool_, f32
-from kvarn.dsl import functions, scores, tiles
+from kvarn.dsl import functions, ptx, scores, tiles
+from kvarn.dsl.arithmetic import computed_by
 from kvarn.dsl.values import describe
 
 from .attention_common import Case, asks, mask_of
-from .partial_results import LOG2E, weight
+from .partial_results import LN2, LOG2E, weight
 
 SLACK = 8.0  # how far, in powers of two, scores may exceed the running maximum before it moves: weights stay below 2^8
 
@@ -51,15 +53,10 @@ def modifies(case: Case) -> bool:
 
 
 @kv.func
-def modified(case: Case, x: Any, b: Any, h: Any, q: Any, k: Any, slopes: Any, arrays: Any, by: Any = None) -> Any:
-    """Scaled scores after all that changes them: softcap, slopes, the function that was given.
-
-    ``by``: what a softcap is computed by, where passes do not choose fast instructions, as they do of tiles.
-    """
-    if case.softcap:
-        x = scores.softcap(case.softcap, **(by or {}))(x, b, h, q, k)
-    if slopes is not None:
-        x = scores.alibi(x, b, h, q, k, slopes)
+def modified(case: Case, x: Any, b: Any, h: Any, q: Any, k: Any, slopes: Any, arrays: Any) -> Any:
+    """Scaled scores after all that changes them: what has a name, and then the function that was given."""
+    for function, own in kv.static(scores.named(case.softcap, slopes)):
+        x = function(x, b, h, q, k, *own)
     if case.score:
         score = functions.registered(case.score)
         made = returned("score", "the new score, an f32", score.function(x, b, h, q, k, *arrays[: score.arrays]), f32)
@@ -69,7 +66,15 @@ def modified(case: Case, x: Any, b: Any, h: Any, q: Any, k: Any, slopes: Any, ar
     return x
 
 
-FAST = {"exp2": kv.ex2, "divide": lambda a, b: kv.rcp(b) * a}  # of a GPU: a softcap within 2^-21 of the cap
+# A GPU's instructions for what functions compute: within 2^-21 where results are about 1.
+FAST = MappingProxyType({
+    "exp2": kv.ex2,
+    "exp": lambda x: kv.ex2(x * LOG2E),
+    "log2": ptx.lg2,
+    "log": lambda x: ptx.lg2(x) * LN2,
+    "tanh": lambda x: 1.0 - kv.rcp(kv.ex2(x * (2.0 * LOG2E)) + 1.0) * 2.0,
+    "divide": lambda a, b: kv.rcp(b) * a,
+})  # fmt: skip
 
 
 def score_unit(case: Case) -> float:
@@ -77,14 +82,18 @@ def score_unit(case: Case) -> float:
     return 1.0 if modifies(case) else LOG2E
 
 
-@kv.func
 def modified_one(
-    case: Case, x: Any, b: Any, h: Any, q: Any, k: Any, slopes: Any, arrays: Any, by: Any = None, unit: float = 1.0
+    case: Case, x: Any, b: Any, h: Any, q: Any, k: Any, slopes: Any, arrays: Any, by: Any = FAST, unit: float = 1.0
 ) -> Any:
-    """One score in powers of two, after all that changes it; ``x`` has a factor of :func:`score_unit`, or 1 / unit."""
+    """One score in powers of two, after all that changes it; ``x`` has a factor of :func:`score_unit`, or 1 / unit.
+
+    ``by``: what functions are computed by. (Of tiles, passes choose fast instructions.)
+    """
     if not modifies(case):
         return x
-    return modified(case, x if unit == 1.0 else x * unit, b, h, q, k, slopes, arrays, by) * LOG2E
+    with computed_by(by):
+        made = modified(case, x if unit == 1.0 else x * unit, b, h, q, k, slopes, arrays)
+    return made * LOG2E
 
 
 def hold(case: Case, b: Any, places: Any, k: Any, slopes: Any, arrays: Any) -> None:

@@ -539,3 +539,22 @@ def test_what_a_decode_reads_of_a_query_alone_is_read_before_its_keys():
     (plain, of_loop), (scored_too, also_of_loop) = found
     assert scored_too > plain
     assert also_of_loop == of_loop
+
+
+def test_a_decode_computes_functions_by_fast_instructions():
+    rng, problem = problem_of(32, cached=[40, 3], new=[1, 1], num_heads=1)
+    query = query_of(rng, problem, 2)
+
+    def scored(score, b, h, q, k):
+        return 3.0 * kv.math.tanh(score / 3.0) - kv.math.log(1.0 + 0.5 * kv.f32(q - k))
+
+    options = {"score": scored, "schedule": {"kind": "decode", "max_queries": 1}, "target": "sm_80"}
+    check(problem, query, lambda x, b, h, q, k: 3 * np.tanh(x / 3) - np.log(1 + np.maximum(q - k, 0) / 2),
+          lambda b, h, q, k: k <= q, **options)  # fmt: skip
+    attributes, _ = reads._modified(scored, "causal", None, None, None, "")
+    operands = (problem.collection, 1, query, problem.row_offsets, 0.1, query.copy())
+    lines = reads._ATTENTION.compile(operands, attributes, options["schedule"], "sm_80").asm["ptx"].splitlines()
+    products = [i for i, line in enumerate(lines) if "mma.sync" in line]
+    loop = "\n".join(lines[products[0] : products[-1]])
+    assert "lg2.approx" in loop
+    assert "div." not in loop

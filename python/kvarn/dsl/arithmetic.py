@@ -8,11 +8,13 @@ Division by a positive power of two, and of operands known not to be negative, i
 from __future__ import annotations
 
 import struct
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from mlir import ir
 
-from kvarn.dialect.dtypes import DType, bool_
+from kvarn.dialect.dtypes import DType, bool_, f32
 
 from . import tiles  # tiles and values import this module too: their names are used in functions only
 from . import values as v
@@ -47,6 +49,39 @@ _KEEPS_NONNEG = ("+", "*", "//", "%", "&", "|", "^", ">>", "max", "min")
 _CMPF = {"==": 1, ">": 2, ">=": 3, "<": 4, "<=": 5, "!=": 13}
 _CMPI = {"==": 0, "!=": 1, "<": 2, "<=": 3, ">": 4, ">=": 5}
 _UNSIGNED = 4  # what turns a signed ordering predicate of cmpi into the unsigned one
+
+
+_instead: list[Mapping[str, Callable[..., Any]]] = []
+
+
+@contextmanager
+def computed_by(functions: Mapping[str, Callable[..., Any]]) -> Iterator[None]:
+    """Compute f32 scalars here by other functions, by the names of those of ``kv.math``; ``"divide"`` for ``/``."""
+    _instead.append(functions)
+    try:
+        yield
+    finally:
+        _instead.pop()
+
+
+def replaced(name: str) -> Callable[..., Any] | None:
+    """What a function is computed by here; None where nothing was said."""
+    return _instead[-1].get(name) if _instead else None
+
+
+def quotient(a: Any, b: Any) -> Any:
+    """``a / b``, by a product with one over a number where division is replaced."""
+    divide, by_number = replaced("divide"), isinstance(b, (int, float))
+    if divide is None or not (_is_f32(a) or isinstance(a, (int, float))) or not ((by_number and b) or _is_f32(b)):
+        return binary("/", a, b)
+    if by_number:
+        return a * (1.0 / b)
+    with computed_by({}):
+        return divide(a, b)
+
+
+def _is_f32(x: Any) -> bool:
+    return isinstance(x, v.Value) and x.dtype is f32
 
 
 def wrapped(value: int, dtype: DType) -> int:

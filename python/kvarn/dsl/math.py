@@ -15,7 +15,7 @@ from typing import Any
 from . import arithmetic as _a
 from .builder import emit_value, types
 from .tiles import joined
-from .values import Numeric, describe, plain, wrap
+from .values import Numeric, Value, describe, f32, plain, wrap
 
 __all__ = [
     "abs", "ceil", "clamp", "cos", "erf", "exp", "exp2", "floor", "fma", "log", "log2", "max", "min", "round",
@@ -36,6 +36,10 @@ def _unary(op: str, name: str, on_numbers: Callable[[float], float], doc: str) -
             raise TypeError(f"kv.math.{name} needs a float, got {describe(x)}")
         if not x.dtype.is_float or x.dtype.bits == 8:
             raise TypeError(f"kv.math.{name} needs f32, f64, f16 or bf16, got {x.dtype.name}: write kv.f32(x)")
+        instead = _a.replaced(name)
+        if instead is not None and isinstance(x, Value) and x.dtype is f32:
+            with _a.computed_by({}):
+                return instead(x)
         return wrap(emit_value(op, types().of(x.dtype, x.lanes), [x.ir]), x.dtype, x.lanes)
 
     function.__name__ = function.__qualname__ = name

@@ -8,32 +8,25 @@ absolute positions of queries and keys, and the arrays that were given beside it
 from __future__ import annotations
 
 import math
-import operator
 from collections.abc import Callable
 from typing import Any
 
 from . import math as kv_math
 from .values import f32
 
-__all__ = ["alibi", "softcap"]
+__all__ = ["alibi", "named", "softcap"]
 
 
-def softcap(
-    cap: float, exp2: Callable[..., Any] | None = None, divide: Callable[..., Any] | None = None
-) -> Callable[..., Any]:
-    """``cap * tanh(score / cap)``, as a function for ``score=``: scores stay between ``-cap`` and ``cap``.
-
-    ``exp2`` and ``divide`` are what it is computed by, when not by ``kv.math.exp2`` and ``/``.
-    """
-    exp2, divide = exp2 or kv_math.exp2, divide or operator.truediv
+def softcap(cap: float) -> Callable[..., Any]:
+    """``cap * tanh(score / cap)``, as a function for ``score=``: scores stay between ``-cap`` and ``cap``."""
     if isinstance(cap, bool) or not isinstance(cap, (int, float)) or not cap > 0:
         raise ValueError(f"kv.scores.softcap takes a positive number, got {cap!r}")
     cap = float(cap)
 
     def softcapped(score: Any, b: Any, h: Any, q: Any, k: Any) -> Any:
         # tanh(y) = 1 - 2 / (1 + e^2y): exact at both ends, and two of the fast instructions.
-        e = exp2(score * (2.0 * math.log2(math.e) / cap))
-        return cap - divide(2.0 * cap, e + 1.0)
+        e = kv_math.exp2(score * (2.0 * math.log2(math.e) / cap))
+        return cap - 2.0 * cap / (e + 1.0)
 
     return softcapped
 
@@ -41,3 +34,9 @@ def softcap(
 def alibi(score: Any, b: Any, h: Any, q: Any, k: Any, slopes: Any) -> Any:
     """ALiBi (Press et al., 2021): ``score + slopes[h] * (k - q)``, with slopes f32 [Hq] beside it."""
     return score + slopes[h] * f32(k - q)
+
+
+def named(cap: float, slopes: Any) -> list[tuple[Callable[..., Any], list[Any]]]:
+    """What ``softcap=`` (0: none) and ``alibi_slopes=`` stand for, in order: functions, and the arrays of each."""
+    found: list[tuple[Callable[..., Any], list[Any]]] = [(softcap(cap), [])] if cap else []
+    return found if slopes is None else [*found, (alibi, [slopes])]

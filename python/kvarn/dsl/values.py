@@ -67,10 +67,10 @@ class Numeric:
         return _a.binary("*", other, self)
 
     def __truediv__(self, other: Any) -> Any:
-        return _a.binary("/", self, other)
+        return _a.quotient(self, other)
 
     def __rtruediv__(self, other: Any) -> Any:
-        return _a.binary("/", other, self)
+        return _a.quotient(other, self)
 
     def __floordiv__(self, other: Any) -> Any:
         return _a.binary("//", self, other)
