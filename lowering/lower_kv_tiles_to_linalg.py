@@ -24,7 +24,7 @@ from mlir.dialects import arith, linalg, scf, tensor, vector
 from kvarn.dialect import ops, types
 from kvarn.dialect.dtypes import by_mlir
 from kvarn.dialect.layout import CacheSpec, lowbit
-from kvarn.dialect.ops.tile import stored_from
+from kvarn.dialect.ops.tile import row_format, stored_from
 from kvarn.dsl.handles import Cache, Operand
 from kvarn.dsl.memory import Buffer, BufferSpec
 from kvarn.dsl.values import Value, Vector
@@ -34,7 +34,7 @@ from .expand.attention_common import column_vectors
 from .index import const
 from .pass_base import fail, kv_pass
 from .rewrite import Rules, defining_op, ops_named, replace, walk
-from .row_reads import load_width, read
+from .row_reads import load_width, place_in_pool, read_rope, read_row
 from .tile_ir import constant_int, element, is_tile, shape, splat_of, tiled, users
 
 LANES = 16  # elements of a row that are loaded at a time
@@ -219,34 +219,45 @@ def lower_load(op: Any) -> ir.Value:
     spec = types.spec_of(op.cache.type)
     handle = (Cache if types.type_name(op.cache.type) == "cache" else Operand)(op.cache, spec)
     rows, columns = shape(op.tile)
-    dtype, first_column = by_mlir(str(element(op.tile))), op.first_column.value
-    if first_column + columns > spec.data_size:
-        fail(op.operation, f"has columns past the head's {spec.data_size}: the host takes heads as they are")
+    dtype, first_column, of_row = by_mlir(str(element(op.tile))), op.first_column.value, row_format(op, spec)
+    if first_column + columns > of_row.size:
+        fail(op.operation, f"has columns past the head's {of_row.size}: the host takes heads as they are")
     # Products take f32: what only they read is converted once, when it is loaded.
     widen = not str(dtype.mlir) == "f32" and dtype.is_float and all(u.name == "kv.dot" for u in users(op.tile))
     kept = by_mlir("f32") if widen else dtype
     type_ = ir.RankedTensorType.get([rows, columns], types.element_type(kept))
     batch, head, first, count = (Value(x, by_mlir("i32"), nonneg=True) for x in (op.batch, op.head, op.first, op.count))
-    found = column_vectors(columns, min(load_width(spec, LANES), lowbit(first_column) if first_column else LANES))
+    widest = min(load_width(spec, LANES), lowbit(first_column) if first_column else LANES)
+    of_elements = min(columns, max(of_row.content - first_column, 0)) if of_row.rope else columns
+    found = column_vectors(of_elements, widest)
+    behind = [(of_elements + at, width) for at, width in column_vectors(columns - of_elements, LANES // 2)]
     exist = arith.maxsi(arith.minsi((count - first).ir, const(rows)), const(0))
     # The first row that matters.
     low = None
     if constant_int(op.begin) != 0:
         low = arith.maxsi(arith.minsi(arith.subi(op.begin, first.ir), exist), const(0))
-    step = tokens_a_page(spec, rows)
+    step = tokens_a_page(spec, rows) if op.lists is None else 1
     pages = arith.divui(arith.addi(exist, const(step - 1)), const(step))
     with loop(pages, empty(type_), first=0 if low is None else arith.divui(low, const(step))) as (n, outer):
         here = n * step
-        page = handle.page(batch, first + here)
+        place = there = None
+        if op.lists is None:
+            page = handle.page(batch, first + here)
+        else:
+            place, page, there = place_in_pool(handle, buffer_of(op.lists)[batch, first + here])
         rest = arith.minsi(arith.subi(exist, here.ir), const(step))
         skipped = 0 if low is None else arith.maxsi(arith.subi(low, here.ir), const(0))
         with loop(rest, outer[0], first=skipped) as (i, inner):
             row = here + i
             at = index(row.ir)
-            for column, width in found:
-                value = read(spec, handle, batch, head, first + row, first_column + column, width, page)
-                value = kv_cast(kv_cast(value, dtype), kept)
-                inner[0] = inserted(value.ir, inner[0], at, arith.constant(ir.IndexType.get(), column))
+            for column, width in found + behind:
+                token = first + row if there is None else place
+                of_key = handle, batch, head, token, first_column + column, width, page
+                value = read_row(of_row, *of_key) if column < of_elements else read_rope(of_row, *of_key)
+                value = kv_cast(kv_cast(value, dtype), kept).ir
+                if there is not None:
+                    value = arith.select(there.ir, value, zeros(types.element_type(kept), width))
+                inner[0] = inserted(value, inner[0], at, arith.constant(ir.IndexType.get(), column))
         outer[0] = inner[0]
     tile = outer[0]
     if op.tail.value == "zero":

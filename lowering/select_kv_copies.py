@@ -80,8 +80,8 @@ def copy_of(op: Any, target: Target, by_tma: bool) -> str:
     if op.descriptor is not None and by_tma:
         return "tma" if stored else "staged"
     if _of_pool(op):
-        by_rows = stored and why_not_by_rows(spec, shape(op.tile)[1], op.first_column.value) is None
-        return "cp_async" if by_rows else "convert"
+        whole = why_not_by_rows(spec, shape(op.tile)[1], op.first_column.value) is None
+        return "cp_async" if stored and whole and shape(op.tile)[0] <= WARPGROUP else "convert"
     (rows, columns), page, first = shape(op.tile), spec.page_size, op.first_column.value
     if stored and (why_not_by_rows(spec, columns, first) is None or by_pages(op, by_tma)):
         return "cp_async"

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any
 from mlir import ir
 from mlir.dialects import arith, vector
 
-from kvarn.dialect import ops
+from kvarn.dialect import ops, types
 from kvarn.dialect.dtypes import bool_
-from kvarn.dialect.ops.tile import SHARED
+from kvarn.dialect.ops.tile import SHARED, row_format
 from kvarn.dsl import ptx
 from kvarn.dsl.memory import SHARED as SHARED_SPACE
 from kvarn.dsl.memory import Pointer
@@ -194,6 +194,8 @@ def _columns(op: Any, d: Distribution) -> ir.Value:
 
 @RULES.lowers("kv.tile_load")
 def _load(op: Any, d: Distribution) -> ir.Value:
+    if op.lists is not None or not row_format(op, types.spec_of(op.cache.type)).plain:
+        fail(op, "loads listed rows, or rows with a format, that no product reads: only products take them")
     return tile_memory.load_registers(op, register_layout(op.tile.type), d.threads)
 
 

@@ -13,10 +13,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+from reference.places import Interpreted
 from reference.random_caches import random_values
 from unit.test_attention_latent import Shape
+from unit.test_attention_mla import latent_problem, store_scaled_rows
 from unit.test_mla_sparse import listed_rows, on_gpu, sparse_problem, sparse_reference
 
+import kvarn as kv
 from kvarn.dialect import dtypes, tile_layout
 from kvarn.dialect.layout import CacheSpec
 from kvarn.dispatch import artifact
@@ -94,6 +97,46 @@ def test_listed_rows_are_those_that_a_token_sees(dtype, head_size, value_size, h
     out = on_gpu(problem, 1, query, indices, lengths, value_size, schedule, target="sm_80")
     want = sparse_reference(query, indices, lambda e: listed_rows(problem, 1, e), value_size, lengths, blocks * 12)
     np.testing.assert_allclose(out.astype(np.float64), want, rtol=2e-2, atol=2e-2)
+
+
+@kv.kernel(block=128)
+def of_listed(
+    x: kv.Buffer[kv.bf16, 2], pool: kv.KVCacheCollection, lists: kv.Buffer[kv.i32, 2], out: kv.Buffer[kv.f32, 2]
+):
+    """Products of 64 vectors with rows of the pool, the first 20 of a list."""
+    row, cache = kv.tile_index(64), pool.get_key_cache(1)
+    a = x.load_rows(row, columns=80)
+    keys = {"rows": 32, "columns": 80, "dtype": kv.bf16, "lists": lists, "rope": 16, "inline_scales": 32}
+    k = cache.tile(1, 0, 0, 20, **keys)
+    out.store_rows(row, value=kv.dot(a, k.T))
+
+
+@pytest.mark.parametrize("place", ["host", "sm_80", "sm_90a"])
+def test_a_kernel_of_ones_own_multiplies_listed_rows(place):
+    content, rope, elements = 64, 16, 32
+    rng, problem = latent_problem(
+        7, dtype="f8e4m3", head_size=content + 8 + 2 * rope, cached=[30], new=[0], page_size=4
+    )
+    stored, _ = store_scaled_rows(rng, problem, content, rope, elements)
+    tokens = rng.permutation(30)[:32].astype(np.int32)
+    tokens[[2, 9]] = -1
+    lists = np.full((2, 30), 1 << 30, np.int32)
+    logical, offsets = np.broadcast_to(tokens, (1, 30)), np.array([0, 1], np.uint32)
+    lists[1] = kv.ops.remap_sparse_indices(
+        np.ascontiguousarray(logical), offsets, problem.collection.lookup_table, 4, problem.null_page
+    )
+    x = random_values(rng, (64, content + rope), dtypes.bf16)
+    want = np.zeros((64, 32))
+    for n, token in enumerate(tokens[:20]):
+        if token >= 0:
+            want[:, n] = x.astype(np.float64) @ stored[0][token]
+    out = np.full((64, 32), 7.0, np.float32)
+    given = (x, problem.collection, lists, out)
+    if place == "host":
+        of_listed[(1,), 128](*given)
+    else:
+        Interpreted(place).launch(of_listed, (1, 1, 1), (128, 1, 1), *given)
+    np.testing.assert_allclose(out, want, rtol=1e-2, atol=0.1)  # keys are rounded to bf16
 
 
 @pytest.mark.parametrize(("dtype", "splits"), [("bf16", 2), ("f8e4m3", 1)])
