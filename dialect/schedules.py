@@ -509,7 +509,7 @@ OPERATIONS: dict[str, Operation] = {
         ("kv.attention", "kv.attention_padded"), Operation((HOST, SIMT, TILED, DECODE), _PROMISES)
     ),
     "kv.operand_attention": Operation((HOST, SIMT, TILED), _PROMISES),
-    "kv.mla_attention": Operation((ROWS_HOST, SIMT, LATENT), _PROMISES),
+    "kv.mla_attention": Operation((HOST, SIMT, LATENT), _PROMISES),
     "kv.mla_prefill_chunk": Operation((ROWS_HOST, SIMT), _PROMISES),
     **dict.fromkeys(
         ("kv.project_append", "kv.project_append_padded"),

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""Attention one query row at a time: for what the tiled kernels do not take, on the host (latent rows) and on GPUs.
+"""Attention one query row at a time: for what the tiled kernels do not take, on the host (columns alone) and on GPUs.
 
 Both make one pass over the row's keys with a running maximum and sum, in f32, and read no key outside the row's
 interval. They serve every cache kind, element type, head size, page size and mask, latent rows (whose values are the

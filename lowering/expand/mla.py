@@ -3,8 +3,8 @@
 
 Latent rows are keys whose first ``value_size`` columns are the values. On a GPU with wgmma the kernels of
 ``latent_wide`` and ``latent_few`` take the shapes that they know; other shapes and other GPUs have the kernel over
-tiles, with products by mma.sync. The row kernels of ``attention_rows`` take everything. A prefill's chunk has those of
-``mla_chunk`` only: there is none on the tensor cores.
+tiles, with products by mma.sync, which is the host's too. The row kernels of ``attention_rows`` take everything. A
+prefill's chunk has those of ``mla_chunk`` only: there is none on the tensor cores.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from kvarn.dialect.ops.mla import inline_content, inline_scales_of
 from kvarn.lowering.target import Target
 from kvarn.lowering.tile_ir import MMA
 
-from . import expands, latent_schedule, mla_chunk, tile_schedule
+from . import attention_tiles, expands, latent_schedule, mla_chunk, tile_schedule
 from .attention import WIDEST_ROWS, Place, launch_rows
 from .attention_common import Case
 from .attention_queries import RaggedQueries
@@ -141,6 +141,10 @@ def expand_attention(op: Any, at: Expansion) -> None:
         config = _by_tiles(case, at.target, at.schedule)
         lists = [None, None, op.block_mask, op.indices, op.topk_lengths]
         tile_schedule.launch(config, at, op, args, (op.collection, op.collection, op.layer), lists)
+        return
+    lists = [None, None, op.block_mask, op.indices, op.topk_lengths]
+    if kind == "host" and attention_tiles.fits_host(case):
+        attention_tiles.launch_host(case, at, op, args, lists)
         return
     lists = [op.indices, op.topk_lengths, op.block_mask]
     launch_rows(kind, case, at, op.query, [*args, None, None, *arrays_of(op), *lists])

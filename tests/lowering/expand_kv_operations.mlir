@@ -129,8 +129,8 @@ func.func @latent_keys(%c: !latent, %layer: i32, %k: !row, %offsets: !table) {
 // CHECK:         scf.if
 // CHECK:         "kv.load"
 // HOST-LABEL: func.func @listed_rows
-// HOST:         gpu.launch_func @kernels::@attention_host
-// HOST:         gpu.launch_func @kernels::@attention_host_2
+// HOST:         gpu.launch_func @kernels::@attention blocks
+// HOST:         gpu.launch_func @kernels::@attention_2 blocks
 func.func @listed_rows(%c: !latent, %layer: i32, %q: !queries, %o: !table, %s: f32, %out: !values, %x: !lists) {
   "kv.mla_attention"(collection = %c, layer = %layer, query = %q, row_offsets = %o, scale = %s, out = %out,
       indices = %x, topk_lengths = %o)

@@ -122,8 +122,9 @@ def test_a_kernel_of_ones_own_multiplies_listed_rows(place):
     tokens[[2, 9]] = -1
     lists = np.full((2, 30), 1 << 30, np.int32)
     logical, offsets = np.broadcast_to(tokens, (1, 30)), np.array([0, 1], np.uint32)
+    pool: Any = problem.collection
     lists[1] = kv.ops.remap_sparse_indices(
-        np.ascontiguousarray(logical), offsets, problem.collection.lookup_table, 4, problem.null_page
+        np.ascontiguousarray(logical), offsets, pool.lookup_table, 4, problem.null_page
     )
     x = random_values(rng, (64, content + rope), dtypes.bf16)
     want = np.zeros((64, 32))
