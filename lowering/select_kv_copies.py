@@ -10,7 +10,7 @@ but where threads copy page by page or convert: those write zeros.
 Tiles that products read with rows as columns are ``transposed``: on the way through staging memory, with zeros. What
 fills that memory is TMA where there is a descriptor.
 
-Of two loads of the same tokens that have no descriptor, one with all columns of the other is the only copy.
+Of two loads of the same tokens, where products are mma.sync's, one with all columns of the other is the only copy.
 
 Rows of buffers (``kv.tile_load_rows``, a tile of queries) which a loop loads are copied ahead in the same manner where
 the schedule has a producer to do it.
@@ -44,6 +44,7 @@ from .rewrite import defining_op, enclosing, ops_named
 from .target import Target, by_name
 from .tile_copies import fits_pages, why_not_by_rows, why_not_staged
 from .tile_ir import (
+    MMA,
     SWIZZLE,
     WARPGROUP,
     WGMMA,
@@ -353,7 +354,8 @@ def run(module: ir.Module, options: Options) -> None:
         taken: set[str] = set()
         for loop in ops_named(function, "scf.for") if instruction_of(function) == WGMMA else ():
             carry_rounds(loop)  # of which the phases of barriers are
-        share_columns(function)
+        if instruction_of(function) == MMA:  # others wait for keys and values by themselves, in turns
+            share_columns(function)
         for load in ops_named(function, "kv.tile_load"):
             if layout_of(load.result.type) in IN_SHARED:
                 stage(load, function, stages, by_name(options.target), taken)

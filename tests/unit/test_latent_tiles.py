@@ -140,6 +140,30 @@ def test_a_kernel_of_ones_own_multiplies_listed_rows(place):
     np.testing.assert_allclose(out, want, rtol=1e-2, atol=0.1)  # keys are rounded to bf16
 
 
+@kv.kernel(block=128)
+def of_columns(x: kv.Buffer[kv.bf16, 2], pool: kv.KVCacheCollection, out: kv.Buffer[kv.f32, 2]):
+    """Products of 64 vectors with keys, times the last columns of these: both loads are of the same tokens."""
+    row, cache, count = kv.tile_index(64), pool.get_key_cache(1), pool.cache_length(0)
+    q, sums = x.load_rows(row, columns=128), kv.full((64, 64), 0.0)
+    for j in range(0, (count + 31) // 32):
+        k = cache.tile(0, 0, j * 32, count, rows=32, tail="any")
+        v = cache.tile(0, 0, j * 32, count, rows=32, columns=64, first_column=64)
+        seen = (j * 32 + kv.tile_index(32))[None, :] < count
+        sums = kv.dot(kv.bf16(kv.where(seen, kv.dot(q, k.T), 0.0)), v, sums)
+    out.store_rows(row, value=sums)
+
+
+@pytest.mark.parametrize("target", ["sm_80", "sm_90a"])
+def test_columns_of_the_keys_are_values_by_every_instruction(target):
+    rng, problem = latent_problem(1, dtype="bf16", head_size=128, cached=[70], new=[0], page_size=4, longest=80)
+    x, out = random_values(rng, (64, 128), dtypes.bf16), np.zeros((64, 64), np.float32)
+    keys = np.asarray(problem.collection.get_key_cache(1).load(0, 0, np.arange(70)[:, None], np.arange(128)))
+    keys = keys.astype(np.float64)
+    Interpreted(target).launch(of_columns, (1, 1, 1), (128, 1, 1), x, problem.collection, out)
+    want = x.astype(np.float64) @ keys.T @ keys[:, 64:]
+    np.testing.assert_allclose(out, want, rtol=2e-2, atol=0.02 * np.abs(want).max())
+
+
 @pytest.mark.parametrize(("dtype", "splits"), [("bf16", 2), ("f8e4m3", 1)])
 def test_lists_of_nothing_give_zeros(dtype, splits):
     rng, problem, indices = sparse_problem(10, dtype, head_size=144, cached=[20, 0], new=[2, 1])
