@@ -76,14 +76,15 @@ def _broadcast(op: Any, d: Distribution) -> ir.Value:
 @RULES.lowers("kv.tile_ramp")
 def _ramp(op: Any, d: Distribution) -> ir.Value:
     """One multiplication and addition an element, of a number that the compiler knows: no register has the column."""
-    layout, start = register_layout(op.tile.type), op.start
+    layout = register_layout(op.tile.type)
+    step, start = (tile_exchange.rows_of(x, layout, d.threads) for x in (op.step, op.start))
     own = layout.thread_offset(d.threads.lane, d.threads.warp)[1]
     if not isinstance(own, int):  # of all columns that a thread has, the first is the lane's
         first = splat(arith.sitofp(ir.F32Type.get(), own.ir), len(layout.rows_a_thread))
-        start = arith.addf(arith.mulf(op.step, first, fastmath=CONTRACT), start, fastmath=CONTRACT)
+        start = arith.addf(arith.mulf(step, first, fastmath=CONTRACT), start, fastmath=CONTRACT)
         own = 0
     columns = floats([own + layout.register_offset(r)[1] for r in range(layout.registers)])
-    steps, starts = (shuffled(x, layout.row_registers) for x in (op.step, start))
+    steps, starts = (shuffled(x, layout.row_registers) for x in (step, start))
     return arith.addf(arith.mulf(steps, columns, fastmath=CONTRACT), starts, fastmath=CONTRACT)
 
 

@@ -21,6 +21,7 @@ from kvarn.dsl.memory import SHARED, Pointer
 from kvarn.dsl.values import Value, where
 
 from .pass_base import fail
+from .tile_exchange import rows_of
 from .tile_ir import WARPGROUP
 from .tile_memory import sync_group
 from .tile_threads import Threads, elements, from_elements, scalar
@@ -82,7 +83,7 @@ def windows(op: Any, layout: RegisterLayout, threads: Threads) -> Windows:
     length = op.length.value
     mine, second = _of_group(op.place, length, threads), ITEM * length
     column, rows = layout.thread_offset(threads.lane, threads.warp)[1], []
-    for start in map(scalar, elements(op.starts)):
+    for start in map(scalar, elements(rows_of(op.starts, layout, threads))):
         odd = start & 1
         rows.append(mine + (ITEM * (start - odd + column) + where(odd == 1, second + PAIR * ITEM, 0)))
     return Windows(rows, layout)

@@ -13,10 +13,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+from reference.attention_functions import t5_buckets
 from reference.places import Interpreted
 from reference.random_caches import random_values
+from reference.shared_prefixes import close
 from unit.test_attention_latent import Shape
 from unit.test_attention_mla import latent_problem, store_scaled_rows
+from unit.test_mla_functions import attend, model
 from unit.test_mla_sparse import listed_rows, on_gpu, sparse_problem, sparse_reference
 
 import kvarn as kv
@@ -173,6 +176,21 @@ def test_lists_of_nothing_give_zeros(dtype, splits):
     for lists, lengths in ((indices[:, :0], None), (indices, none), (np.full_like(indices, -1), None)):
         out = on_gpu(problem, 1, query, np.ascontiguousarray(lists), lengths, 128, schedule, target="sm_80")
         assert (out == 0).all()
+
+
+def test_tables_of_scores_are_read_at_the_rows_that_a_warp_has_of_scores():
+    rng, problem = latent_problem(7, dtype="f16", head_size=576, cached=[50, 0], new=[2, 9], page_size=16)
+    query = random_values(rng, (problem.tokens, 8, 576), dtypes.f16)
+    bias, buckets = rng.standard_normal((8, 16)).astype(np.float32), t5_buckets(60)
+    found = attend(
+        Interpreted("sm_80"), problem, query, size=512, schedule={"kind": "latent"}, mask=kv.masks.sliding_window(40),
+        score=(lambda s, b, h, q, k, bias, buckets: s + bias[h, buckets[q - k]], bias, buckets),
+    )  # fmt: skip
+    want = model(
+        problem, query, 512, score=lambda x, b, h, q, k: x + bias[h, buckets[np.clip(q - k, 0, 59)]],
+        mask=lambda b, h, q, k: (k <= q) & (q - k < 40),
+    )  # fmt: skip
+    close(found, want, 2e-2)
 
 
 def test_no_key_is_multiplied_twice():
