@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-from kvarn.dialect.dtypes import f8e4m3
 from kvarn.dialect.layout import align_up
 from kvarn.dialect.shared_layout import SharedLayout
 
@@ -70,16 +69,9 @@ def value_steps(c: LatentConfig) -> int:
     return 1 if few_for_values(c) else 2
 
 
-def loads_of_values(c: LatentConfig) -> list[tuple[int, tuple[int, ...]]]:
-    """(box, halves of its keys) that a warpgroup of values loads at a time; both where nothing is converted."""
-    halves = [(0, 1)] if c.products is f8e4m3 else [(0,), (1,)]
-    return [(box, some) for box in range(c.value_boxes // value_groups(c)) for some in halves]
-
-
 def weights_layout_of(c: LatentConfig) -> SharedLayout:
     """A tile's weights: a row a query row."""
-    size = c.products.itemsize
-    return SharedLayout(c.rows, KEYS, size, KEYS * size)
+    return SharedLayout(c.rows, KEYS, 2, 128)
 
 
 def query_bytes(c: LatentConfig) -> int:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from kvarn import dsl as kv
-from kvarn.dialect.dtypes import DType, bf16, f8e4m3, f16, f32
+from kvarn.dialect.dtypes import DType, bf16, f16, f32
 from kvarn.dialect.layout import cdiv
 from kvarn.dialect.shared_layout import SharedLayout
 
@@ -73,8 +73,6 @@ class LatentConfig:
     @property
     def products(self) -> DType:
         """What is multiplied: of 8-bit rows, weights and values."""
-        if self.narrow and self.rows > MOST_ROWS:  # as in attention over tiles; few rows wait for memory anyway
-            return f8e4m3
         return f16 if self.stored else self.case.query
 
     @property

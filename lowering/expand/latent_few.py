@@ -20,8 +20,7 @@ from __future__ import annotations
 from typing import Any
 
 from kvarn import dsl as kv
-from kvarn.dialect.dtypes import f8e4m3, f32, i8, i32
-from kvarn.dsl.wgmma import descriptor_at
+from kvarn.dialect.dtypes import f32, i8, i32
 from kvarn.lowering.tile_ir import BARRIER_BYTES
 
 from . import latent_blocks, latent_copies, latent_results, latent_ring, latent_stored
@@ -60,17 +59,13 @@ def latent_kernel(c: LatentConfig, shared_bytes: int) -> Any:
     query_layout, weights_layout = latent_blocks.query_layout_of(c), latent_blocks.weights_layout_of(c)
     k_steps, QUERY_BYTES = weights_layout.k_steps(), latent_blocks.query_bytes(c)
     value_steps = [] if c.stored else list(zip(BOX.row_steps(), k_steps, strict=True))
-    halves_of = [k_steps[: len(k_steps) // 2], k_steps[len(k_steps) // 2 :]]
-    LOADS = latent_blocks.loads_of_values(c) if c.stored else []
+    halves_of = [k_steps[:2], k_steps[2:]]
     BOX_BYTES, NOTES = c.box.bytes, c.notes_bytes
     CONSUMERS, GROUPS, PAIR = latent_blocks.consumers_of(c), latent_blocks.value_groups(c), latent_blocks.blocks_of(c)
     BY_ROW = c.stored and not c.narrow  # a query row has a unit of its own
-    ABOVE = 4.0 if dtype is f8e4m3 else 0.0  # powers of two that the largest weight is to be: small ones are zeros
     ONE_SUM = c.stored and latent_stored.one_sum(c)
     # Whether all keys of a tile can be under way: not those that are converted, nor many sums of many query rows.
     AT_ONCE = not c.stored or (latent_stored.direct(c) and not (N > latent_blocks.MOST_ROWS and c.granules))
-    # Column tiles that a stmatrix stores: four, and what is left of those.
-    STORES = [(n, k) for k in (4, 2, 1) for n in range(COLUMNS // (2 * k) * 2 * k if k < 4 else 0, COLUMNS // k * k, k)]
     MINE = c.value_boxes // GROUPS  # boxes of a warpgroup of values
     CLEARED = c.copy == "tma" and case.spec.dtype is not i8  # which has no NaN
     STEPS, TURNS = latent_blocks.value_steps(c), latent_blocks.takes_turns(c)
@@ -183,18 +178,11 @@ def latent_kernel(c: LatentConfig, shared_bytes: int) -> Any:
     @kv.func
     def hand_on(s, alpha, weights, factors, p_full, warp, lane, owned):
         """Weights, transposed, and factors to shared memory."""
-        if dtype is f8e4m3:
-            for n, count in kv.static(STORES):
-                words = [latent_stored.byte_weights(s, m) for m in range(n, n + count)]
-                at = weights_layout.chunk_offset(8 * n + (lane & (8 * count - 1)), warp)
-                kv.stmatrix(weights + at, words, trans=True)
-        else:
-            for n in kv.static(range(0, COLUMNS, 2)):
-                pairs = range(n, min(n + 2, COLUMNS))
-                words = [pack(dtype, s[4 * m + 2 * u], s[4 * m + 2 * u + 1]) for m in pairs for u in range(2)]
-                row = 8 * n + (lane & 7) + ((lane >> 4) * 8 if len(words) == 4 else 0)
-                at = weights_layout.chunk_offset(row, 2 * warp + ((lane >> 3) & 1))
-                kv.stmatrix(weights + at, words, trans=True)
+        for n in kv.static(range(0, COLUMNS, 2)):
+            pairs = range(n, min(n + 2, COLUMNS))
+            words = [pack(dtype, s[4 * m + 2 * u], s[4 * m + 2 * u + 1]) for m in pairs for u in range(2)]
+            row = 8 * n + (lane & 7) + ((lane >> 4) * 8 if len(words) == 4 else 0)
+            kv.stmatrix(weights + weights_layout.chunk_offset(row, 2 * warp + ((lane >> 3) & 1)), words, trans=True)
         if warp == 0:
             (factors + owned * 4).store(kv.vector(f32, alpha))
         kv.fence_proxy_async()
@@ -318,7 +306,7 @@ def latent_kernel(c: LatentConfig, shared_bytes: int) -> Any:
             most = top_of(s, maxima + which * (4 * WIDTH * 4), warp, lane, owned)
             for x in kv.static(range(2)):
                 top = most[x] * unit_of[x]
-                top = kv.where(top > m[x] + SLACK, top - ABOVE, m[x])
+                top = kv.where(top > m[x] + SLACK, top, m[x])
                 alpha[x] = kv.ex2(m[x] - top)
                 m[x] = top
             moved, rescale = of_all(m, lane), of_all(alpha, lane)
@@ -398,9 +386,6 @@ def latent_kernel(c: LatentConfig, shared_bytes: int) -> Any:
             with kv.trace("wait for its turn"):
                 kv.mbarrier_wait(turn, parity)
 
-    def loaded_values(box: Any, halves: tuple[int, ...], warp: Any, lane: Any) -> list[Any]:
-        return [latent_stored.load_values(box, half, warp, lane) for half in halves]
-
     @kv.func
     def add_stored(o, p, ring, notes, full, empty, turn, parity, slot, phase, group, warp, lane):
         """O^T plus a tile's values, of a warpgroup's boxes; what is multiplied next is loaded before a wait.
@@ -410,29 +395,25 @@ def latent_kernel(c: LatentConfig, shared_bytes: int) -> Any:
         words = None
         if c.granules:
             wait_for_turn(turn, parity)
-        for n in kv.static(range(len(LOADS))):
-            j, halves = LOADS[n]
-            if halves[0] == 0 and (n == 0 or c.granules):
+        for n in kv.static(range(2 * MINE)):
+            j, half = n // 2, n % 2
+            if half == 0 and (n == 0 or c.granules):
                 kv.mbarrier_wait(full + slot * BARRIER_BYTES, phase)
             if n == 0 or c.granules:
-                words = loaded_values(ring + slot * BOX_BYTES, halves, warp, lane)
-            steps, places = [], []
-            for k in kv.static(range(len(halves))):
-                box, half = group * MINE + j, halves[k]
-                steps = [*steps, *latent_stored.value_steps(c, box, half, words[k], notes, warp, lane)]
-                places = [*places, *halves_of[half]]
+                words = latent_stored.load_values(ring + slot * BOX_BYTES, half, warp, lane)
+            steps = latent_stored.value_steps(c, group * MINE + j, half, words, notes, warp, lane)
             if n == 0 and not c.granules:
                 wait_for_turn(turn, parity)
-            if halves[-1] == 1:
+            if half == 1:
                 kv.syncwarp()
                 latent_ring.release(empty + slot * BARRIER_BYTES, lane)
                 slot, phase = latent_ring.advance(r, slot, phase, 1)
-            if not c.granules and n + 1 < len(LOADS):
-                if halves[-1] == 1:
+            if not c.granules and n + 1 < 2 * MINE:
+                if half == 1:
                     kv.mbarrier_wait(full + slot * BARRIER_BYTES, phase)
-                words = loaded_values(ring + slot * BOX_BYTES, LOADS[n + 1][1], warp, lane)
+                words = latent_stored.load_values(ring + slot * BOX_BYTES, 1 - half, warp, lane)
             for k in kv.static(range(0, 2, STEPS)):
-                o[j] = kv.wgmma_start(o[j], steps[k : k + STEPS], p, places[k : k + STEPS], dtype)
+                o[j] = kv.wgmma_start(o[j], steps[k : k + STEPS], p, halves_of[half][k : k + STEPS], dtype)
                 o = kv.wgmma_wait(1, *o)
         return kv.wgmma_wait(0, *o), slot, phase
 
@@ -455,7 +436,7 @@ def latent_kernel(c: LatentConfig, shared_bytes: int) -> Any:
                         o[j][k] = o[j][k] * alpha[k // 4][k % 2]
             slot, phase = latent_ring.advance(r, slot, phase, rest + group * MINE)
             first = slot
-            p = descriptor_at(weights + which * weights_layout.bytes, weights_layout.descriptor())
+            p = kv.wgmma_descriptor(weights + which * weights_layout.bytes)
             notes = notes_at + (i & (LISTS - 1)) * NOTES
             with kv.trace("multiply values"):
                 if c.stored:

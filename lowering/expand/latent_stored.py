@@ -9,8 +9,8 @@ by a conversion. Keys, and values transposed, are operand A.
   2^-17 of that. Both products together cost what one of bf16 would. Products of 8 bits keep about 14 bits of a sum: up
   to 32 query rows, and where there are several scales a row, f32 adds what they make of :data:`TOGETHER` boxes. With
   more query rows both terms are columns of one product (:func:`wide_terms`), which reads keys once.
-- A query of e4m3 is multiplied as it is, too: half of the products. With many query rows weights are rounded to e4m3,
-  and values are permuted but not converted (:func:`value_steps`).
+- A query of e4m3 is multiplied as it is, too: half of the products. Weights are not e4m3, since products of 8 bits
+  lose what is small beside a sum, and the sums of values go over all keys.
 - Other keys, and those of an f16 query, are converted on the way to the registers of operand A. A thread loads 16 bytes
   of a row, and the query's columns lie in the order that this gives.
 - *Values* are too: ``ldmatrix`` transposes pairs of bytes, two columns by two keys in a word. f16 holds every 8-bit
@@ -239,13 +239,6 @@ def bytes_of(first: Any, second: Any) -> Value:
     return _word(f"{{ .reg .b16 a, b; {' '.join(text)} mov.b32 $0, {{a, b}}; }}", "=r,r,r", [first, second])
 
 
-def byte_weights(s: list[Any], column_tile: int) -> Value:
-    """A word of weights of e4m3 for ``stmatrix``, transposed: for each of two query rows those of keys k and k + 8."""
-    x = [s[4 * column_tile + 2 * u + column] for column in range(2) for u in range(2)]
-    text = [f"cvt.rn.satfinite.e4m3x2.f32 {to}, ${high}, ${low};" for to, low, high in (("a", 1, 2), ("b", 3, 4))]
-    return _word(f"{{ .reg .b16 a, b; {' '.join(text)} mov.b32 $0, {{a, b}}; }}", "=r,f,f,f,f", x)
-
-
 @kv.func
 def store_content(c, tile, row, chunk, x):
     """8 columns of the query that are multiplied with 8-bit keys, in the order of the keys' fragments."""
@@ -389,13 +382,7 @@ def load_values(box, half, warp, lane):
 
 @kv.func
 def value_steps(c, box, half, words, notes, warp, lane):
-    """Operand A of the products of half of a box's keys, a step of 16 each: columns in the order of ``column_of``.
-
-    Of e4m3 a step has all 32: of a thread's column in turn keys k, k + 8, k + 1, k + 9, which is how weights lie
-    (:func:`byte_weights`).
-    """
-    if c.products is f8e4m3:
-        return [[kv.prmt(*pair, selector) for pair in (words[:2], words[2:]) for selector in (0x6240, 0x7351)]]
+    """Operand A of the products of half of a box's keys, a step of 16 each: columns in the order of ``column_of``."""
     steps = []
     for k in kv.static(range(HALF // 16)):
         first, second = halves(c.case.spec.dtype, words[2 * k]), halves(c.case.spec.dtype, words[2 * k + 1])

@@ -115,9 +115,8 @@ def mla_attention(
         The cache's dtype, or f32, f16 or bf16 over an 8-bit cache. Over an 8-bit cache it may have R columns less than
         a row has bytes: the last R then meet bf16 keys in the last 2 R bytes of each row (512 8-bit and 64 bf16 keys
         in 640 bytes, for a query of 576). Such a row has at most one scale, and its bf16 keys are stored divided by it.
-        Over other f8e4m3 rows without scales it may be f8e4m3, too: products are then of 8 bits on a GPU with wgmma,
-        and from 33 query rows (tokens times heads) on weights are rounded to f8e4m3. What the query was quantized by is
-        to be in ``scale``.
+        Over other f8e4m3 rows without scales it may be f8e4m3, too, and scores are products of 8 bits on a GPU with
+        wgmma. What the query was quantized by is to be in ``scale``.
     row_offsets : uint32 or int32 array-like [B + 1]
     value_size : int
         At most D; at most the 8-bit columns of a row that ends in bf16 keys.
