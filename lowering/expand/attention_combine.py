@@ -4,7 +4,7 @@
 A block takes one tile of the output (16 elements of the head dimension, the 8 query rows of a column tile) of one
 sequence and KV head. Its ``combine`` warps share the partial results, combine them online, and stage what each has in
 shared memory; those of fixed splits are summed in bins, as the first kernel does: which of them combines changes no
-bit. Sequences of one split were written by the first kernel.
+bit. Sequences of one work unit were written by the first kernel, if it did not leave fixed splits.
 """
 
 from __future__ import annotations
@@ -177,7 +177,7 @@ def combine_kernel(c: Config) -> Any:
         first, last = kv.i32(0), kv.i32(0)
         if (tile_indptr[b + 1] > tile_indptr[b]) & (row0 < n * G):
             if c.split:
-                last = work.split_count(tile_indptr, b, work.tiles_of_split(tile_indptr, b)) - 1
+                last = work.split_count(tile_indptr, b, work.tiles_of_split(tile_indptr, b))
             else:
                 first, last = work.units_of(units, tile_indptr, b)
         # Every block waits, so that this kernel ends after the first one, whatever there is to combine.
@@ -186,7 +186,7 @@ def combine_kernel(c: Config) -> Any:
             kv.griddepcontrol_launch_dependents()
         if first != last:
             if c.split:
-                found = combined_fixed(partials, b, part, nt, t, u, last + 1, lane, warp)
+                found = combined_fixed(partials, b, part, nt, t, u, last, lane, warp)
             else:
                 m, l, o = combined(units, partials, tile_indptr, b, part, nt, t, first, last, lane, warp)
                 found = [*m, *l, *o]

@@ -25,6 +25,7 @@ from kvarn.dsl.ptx import fma_rm
 BITS = 16
 MOST_VALUES = 1 << (22 - BITS)
 NO_EXPONENT = -3.0e38  # below that of any value
+LEAST_EXPONENT = -1.0e27  # of a sum that is not 0
 
 
 def empty(k: int) -> float:

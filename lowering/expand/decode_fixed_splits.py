@@ -12,13 +12,26 @@ Batches of few sequences leave every split, which a second kernel adds (:mod:`at
 
 from __future__ import annotations
 
+import math
 from types import SimpleNamespace
 from typing import Any
 
 import kvarn as kv
 from kvarn.dialect.layout import cdiv
 
-from .binned_sums import BITS, NO_EXPONENT, add_bins, add_value, empty, exponent, factors, lowered, scale, sum_of
+from .binned_sums import (
+    BITS,
+    LEAST_EXPONENT,
+    NO_EXPONENT,
+    add_bins,
+    add_value,
+    empty,
+    exponent,
+    factors,
+    lowered,
+    scale,
+    sum_of,
+)
 from .decode_partials import lane_sum, rows_of
 from .decode_schedule import Config
 
@@ -52,9 +65,9 @@ def fixed_splits(c: Config, work: SimpleNamespace, partial: SimpleNamespace) -> 
     tiles of a split (``each``), splits (``count``), the first that it has (``own``), the one that it is at (``split``).
     """
     NT, KS, K = c.column_tiles, c.row_steps, c.bins
-    # Sums, and steps of the head of each, whose loads are under way together: what registers allow.
-    TOGETHER = 2 if KS * NT <= 8 else 1
-    STEPS = 32 // (2 * K * TOGETHER)
+    # Sums, and steps of the head of each, whose loads are under way together.
+    TOGETHER, STEPS = 2, math.gcd(KS, 4)
+    WIDE = math.gcd(KS, 2)
     ENDS = 1 + cdiv(2 * K, 4)  # fours beside the values: exponents, and bins of the sums of weights
 
     # A sum of a column tile: for each step of the head its bins, four values each; the exponents of the values and of
@@ -93,30 +106,40 @@ def fixed_splits(c: Config, work: SimpleNamespace, partial: SimpleNamespace) -> 
         """The bins of value j of a step."""
         return [four[j] for four in fours]
 
+    # What is not done for every split is short code, whose loading takes longer than it runs: loops over the steps.
+
     @kv.func
-    def lower(sums, nt, exponents):
-        """Make the exponents of a column tile's sums those given, of which none is less."""
-        before = load(sums, nt, KS * K)
-        by = [new - old for new, old in zip(exponents, before, strict=True)]
-        for t in kv.static(range(KS)):
+    def clear(sums):
+        """Begin the sums of a sequence."""
+        for nt in kv.static(range(NT)):
+            for t in range(KS):
+                for k in kv.static(range(K)):
+                    store(sums, nt, t * K + k, [kv.f32(empty(k))] * 4)
+            store(sums, nt, KS * K, [kv.f32(NO_EXPONENT)] * 4)
+            store_weights(sums, nt, [[kv.f32(empty(k)) for k in range(K)]] * 2)
+
+    @kv.func
+    def lower(sums, nt, by):
+        """Make the exponents of a column tile's sums so much more."""
+        for t in range(KS):
             fours = [load(sums, nt, t * K + k) for k in range(K)]
             new = [lowered(values_at(fours, j), by[j % 2]) for j in range(4)]
             for k in kv.static(range(K)):
                 store(sums, nt, t * K + k, [new[j][k] for j in range(4)])
         weights = load_weights(sums, nt)
         store_weights(sums, nt, [lowered(weights[u], by[2 + u]) for u in range(2)])
-        store(sums, nt, KS * K, exponents)
 
     @kv.func
     def risen(sums, nt, exponents):
         """The exponents of a column tile's sums where they are to have others added, of these exponents."""
         before = load(sums, nt, KS * K)
         found = [kv.math.max(x, y) for x, y in zip(before, exponents, strict=True)]
-        rises = found[0] > before[0]
-        for i in kv.static(range(1, 4)):
-            rises = rises | (found[i] > before[i])
+        rises = kv.bool(False)
+        for i in kv.static(range(4)):
+            rises = rises | ((found[i] > before[i]) & (before[i] > LEAST_EXPONENT))
         if kv.ballot(rises) != 0:
-            lower(sums, nt, found)
+            lower(sums, nt, [x - y for x, y in zip(found, before, strict=True)])
+        store(sums, nt, KS * K, found)
         return found
 
     @kv.func
@@ -149,17 +172,18 @@ def fixed_splits(c: Config, work: SimpleNamespace, partial: SimpleNamespace) -> 
                 own = [kv.math.max(x, y) for x, y in zip(own, other, strict=True)]
             of_sum = risen(sums, nt, own)
             by = [[x - y for x, y in zip(of_sum, four, strict=True)] for four in theirs]
-            for first in kv.static(range(0, KS, STEPS)):
-                steps = range(first, min(first + STEPS, KS))
-                loaded = [[[load(place, nt, t * K + k) for k in range(K)] for t in steps] for place in places]
-                for i, t in kv.static(enumerate(steps)):
-                    mine = [load(sums, nt, t * K + k) for k in range(K)]
+            for first in range(0, KS, STEPS):
+                loaded = [
+                    [[load(place, nt, (first + i) * K + k) for k in range(K)] for i in range(STEPS)] for place in places
+                ]
+                for i in kv.static(range(STEPS)):
+                    mine = [load(sums, nt, (first + i) * K + k) for k in range(K)]
                     new = [values_at(mine, j) for j in range(4)]
                     for which, others in kv.static(enumerate(loaded)):
                         of_it = [lowered(values_at(others[i], j), by[which][j % 2]) for j in range(4)]
                         new = [add_bins(x, y) for x, y in zip(new, of_it, strict=True)]
                     for k in kv.static(range(K)):
-                        store(sums, nt, t * K + k, [new[j][k] for j in range(4)])
+                        store(sums, nt, (first + i) * K + k, [new[j][k] for j in range(4)])
             new = load_weights(sums, nt)
             for which, others in kv.static(enumerate(weights)):
                 new = [add_bins(new[u], lowered(others[u], by[which][2 + u])) for u in range(2)]
@@ -170,45 +194,26 @@ def fixed_splits(c: Config, work: SimpleNamespace, partial: SimpleNamespace) -> 
         """Copy the sums to the workspace, those of rows that there are."""
         for nt in kv.static(range(NT)):
             if partial.rows_here(nt, row0, n, lane):
-                for i in kv.static(range(KS * K + ENDS)):
-                    store(place, nt, i, load(sums, nt, i))
+                for i in range(0, KS * K, WIDE * K):
+                    for k in kv.static(range(WIDE * K)):
+                        store(place, nt, i + k, load(sums, nt, i + k))
+                for i in kv.static(range(ENDS)):
+                    store(place, nt, KS * K + i, load(sums, nt, KS * K + i))
 
     @kv.func
-    def set_weights(nt, exponents, weights, m, l):
-        """Make m and l of a column tile those that sums are, l summed over the lanes; what values are multiplied by."""
-        by = []
+    def weights_of(sums, nt):
+        """Of each of two rows of a column tile the maximum, the sum over the lanes, and what its values are times."""
+        exponents, weights, found = load(sums, nt, KS * K), load_weights(sums, nt), []
         for u in kv.static(range(2)):
-            m[2 * nt + u], l[2 * nt + u] = weight_sum(exponents[2 + u], weights[u])
-            by.append(kv.ex2(exponents[u] * BITS - m[2 * nt + u]))
-        return by
+            m, l = weight_sum(exponents[2 + u], weights[u])
+            found.append((m, l, kv.ex2(exponents[u] * BITS - m)))
+        return found
 
     @kv.func
-    def set_values(nt, t, four, by, o):
-        """Make the four values of a step those that sums are, of which ``four`` are the bins."""
-        for j in kv.static(range(4)):
-            o[(nt * KS + t) * 4 + j] = sum_of(four[j]) * by[j % 2]
-
-    @kv.func
-    def result(sums, m, l, o):
-        """Make m, l and o the partial result that the sums are, l summed over the lanes."""
-        for nt in kv.static(range(NT)):
-            by = set_weights(nt, load(sums, nt, KS * K), load_weights(sums, nt), m, l)
-            for t in kv.static(range(KS)):
-                fours = [load(sums, nt, t * K + k) for k in range(K)]
-                set_values(nt, t, [values_at(fours, j) for j in range(4)], by, o)
-
-    @kv.func
-    def only_split(m, l, o):
-        """Make m, l and o those of a sequence of one split: others of no key would change no bit."""
-        none, whole = [kv.f32(empty(k)) for k in range(K)], factors(K, kv.f32(0.0))
-        for nt in kv.static(range(NT)):
-            own = row_exponents(c, m, l, o, nt)
-            scales = [scale(m[2 * nt + i % 2], own[i]) for i in range(4)]
-            weights = [add_value(none, l[2 * nt + u] * scales[2 + u], whole) for u in range(2)]
-            by = set_weights(nt, own, weights, m, l)
-            for t in kv.static(range(KS)):
-                x = [o[(nt * KS + t) * 4 + j] * scales[j % 2] for j in range(4)]
-                set_values(nt, t, [add_value(none, x[j], whole) for j in range(4)], by, o)
+    def values_of(sums, nt, t):
+        """The four values of a step."""
+        fours = [load(sums, nt, t * K + k) for k in range(K)]
+        return [sum_of(values_at(fours, j)) for j in range(4)]
 
     @kv.func
     def leave_split(place, m, l, o, row0, n, lane):
@@ -235,31 +240,25 @@ def fixed_splits(c: Config, work: SimpleNamespace, partial: SimpleNamespace) -> 
         held.own = work.split_of(tile_indptr, b, batch_tile, held.each)
         held.split = held.own
         if not c.combine:
-            for nt in kv.static(range(NT)):
-                store(sums, nt, KS * K, [kv.f32(NO_EXPONENT)] * 4)
+            clear(sums)
 
     @kv.func
     def finish(units, partials, counters, tile_indptr, b, part, row0, r, held, more, sums, m, l, o, n, lane):
-        """Whether this warp has the whole result of a sequence, after one of its splits; if not, it has left its part.
+        """Whether this warp has the sums of a whole sequence, after one of its splits; if not, it has left its part.
 
         ``more`` splits of the sequence are to come in this unit.
         """
-        whole = held.count == 1
-        if whole:
-            only_split(m, l, o)
+        whole = kv.bool(False)
+        if c.combine:
+            leave_split(work.slot_of(partials, b * c.most_splits + held.split, part, lane), m, l, o, row0, n, lane)
         else:
-            if c.combine:
-                leave_split(work.slot_of(partials, b * c.most_splits + held.split, part, lane), m, l, o, row0, n, lane)
-            else:
-                add_split(sums, m, l, o)
-                if ~more:
-                    taken = held.split + 1 - held.own
-                    whole = taken == held.count
-                    if ~whole:
-                        at = units, partials, counters, tile_indptr, b, part, row0
-                        whole = last(*at, r, held, taken, sums, n, lane)
-                    if whole:
-                        result(sums, m, l, o)
+            add_split(sums, m, l, o)
+            if ~more:
+                taken = held.split + 1 - held.own
+                whole = taken == held.count
+                if ~whole:
+                    at = units, partials, counters, tile_indptr, b, part, row0
+                    whole = last(*at, r, held, taken, sums, n, lane)
         return whole
 
     @kv.func
@@ -296,4 +295,4 @@ def fixed_splits(c: Config, work: SimpleNamespace, partial: SimpleNamespace) -> 
                 add_sums(sums, [place for place, _ in found], [exists for _, exists in found])
         return arrived == others
 
-    return SimpleNamespace(begin=begin, finish=finish)
+    return SimpleNamespace(begin=begin, finish=finish, weights_of=weights_of, values_of=values_of)

@@ -44,6 +44,51 @@ def results(c: Config, work: SimpleNamespace) -> SimpleNamespace:
                     out[(*token, h, d)] = pair[half]
 
     @kv.func
+    def row_of(sinks, prior_lse, queries, b, head, row, n, m, l):
+        """((token, query head) of a row, its maximum and sum with what else counts, factors of its values and of those
+        of a prior result); of one that does not exist those of the first.
+        """
+        row = kv.where(row < n * G, row, 0)
+        token, h = queries.at(queries.base(b), row // G), head * G + row % G
+        sink, before = None if sinks is None else sinks[h], None if prior_lse is None else prior_lse[(*token, h)]
+        return (token, h), *finished(m, l, sink, before)
+
+    @kv.func
+    def write_pair(out, prior, place, row, t, column0, pair, of_prior, lane):
+        """Write a lane's two elements of a step of a row; ``t`` may be a value of the kernel."""
+        token, h = place
+        # Where the row's own head begins among the warp's columns, which may be several heads' or a part's.
+        first = row % G // c.group * c.spec.head_size if c.joined > 1 else -column0
+        if prior is not None:
+            of_pair = prior_pair(prior, token, h, t, first, lane)
+            pair = [with_prior(x, y, of_prior) for x, y in zip(pair, of_pair, strict=True)]
+        pair = [c.out(x) for x in pair]
+        whole = c.size % 16 == 0 or (isinstance(t, int) and c.size - t * 16 >= 16)  # all columns of the step exist
+        if c.joined > 1:
+            write_own(out, token, h, t, first, pair, lane)
+        elif c.narrow:  # the lane's two elements are neighbours
+            d, both = t * 16 + (lane >> 2) * 2, kv.from_lanes(pair, c.out)
+            if whole:
+                out.store(*token, h, d + column0, value=both, alignment=c.pair_alignment)
+            else:
+                if d < c.size:
+                    out.store(*token, h, d + column0, value=both, alignment=c.pair_alignment)
+        else:
+            d = t * 16 + (lane >> 2) + column0
+            out[(*token, h, d)] = pair[0]
+            if whole:
+                out[(*token, h, d + 8)] = pair[1]
+            elif not isinstance(t, int):  # a head of a multiple of 8 columns ends in the middle of its last step
+                if t < KS - 1:
+                    out[(*token, h, d + 8)] = pair[1]
+
+    @kv.func
+    def write_lse(lse, place, column0, m, l, lane):
+        if lse is not None:
+            if (lane < 4) & (column0 == 0):
+                lse[(*place[0], place[1])] = log_sum_exp(m, l)
+
+    @kv.func
     def write_out(out, sinks, lse, prior, prior_lse, queries, b, head, column0, row0, n, m, l, o, lane):
         """Normalise and write the rows of one sequence and KV head, each lane its own elements."""
         for nt in kv.static(range(NT)):
@@ -51,38 +96,30 @@ def results(c: Config, work: SimpleNamespace) -> SimpleNamespace:
                 row = row0 + nt * COLUMNS + (lane & 3) * 2 + u
                 slot = 2 * nt + u
                 if row < n * G:
-                    token, h = queries.at(queries.base(b), row // G), head * G + row % G
-                    sink, before = (
-                        None if sinks is None else sinks[h],
-                        None if prior is None else prior_lse[(*token, h)],
+                    place, top, total, factor, of_prior = row_of(
+                        sinks, prior_lse, queries, b, head, row, n, m[slot], l[slot]
                     )
-                    top, total, factor, of_prior = finished(m[slot], l[slot], sink, before)
-                    # Where the row's own head begins among the warp's columns, which may be several heads' or a part's.
-                    first = row % G // c.group * c.spec.head_size if c.joined > 1 else -column0
                     for t in kv.static(range(KS)):
                         pair = [o[(nt * KS + t) * 4 + 2 * half + u] * factor for half in range(2)]
-                        if prior is not None:
-                            of_pair = prior_pair(prior, token, h, t, first, lane)
-                            pair = [with_prior(x, y, of_prior) for x, y in zip(pair, of_pair, strict=True)]
-                        pair = [c.out(x) for x in pair]
-                        left = c.size - t * 16  # columns that there are from this step on
-                        if c.joined > 1:
-                            write_own(out, token, h, t, first, pair, lane)
-                        elif c.narrow:  # the lane's two elements are neighbours
-                            d, both = t * 16 + (lane >> 2) * 2, kv.from_lanes(pair, c.out)
-                            if left >= 16:
-                                out.store(*token, h, d + column0, value=both, alignment=c.pair_alignment)
-                            else:
-                                if d < c.size:
-                                    out.store(*token, h, d + column0, value=both, alignment=c.pair_alignment)
-                        else:
-                            d = t * 16 + (lane >> 2) + column0
-                            out[(*token, h, d)] = pair[0]
-                            if left >= 16:
-                                out[(*token, h, d + 8)] = pair[1]
-                    if lse is not None:
-                        if (lane < 4) & (column0 == 0):
-                            lse[(*token, h)] = log_sum_exp(top, total)
+                        write_pair(out, prior, place, row, t, column0, pair, of_prior, lane)
+                    write_lse(lse, place, column0, top, total, lane)
+
+    @kv.func
+    def write_sums(out, sinks, lse, prior, prior_lse, queries, b, head, column0, row0, n, sums, lane):
+        """The same of the sums of fixed splits, step by step."""
+        for nt in kv.static(range(NT)):
+            rows, found = [row0 + nt * COLUMNS + (lane & 3) * 2 + u for u in range(2)], []
+            for u, (m, l, by) in kv.static(enumerate(fixed.weights_of(sums, nt))):
+                place, top, total, factor, of_prior = row_of(sinks, prior_lse, queries, b, head, rows[u], n, m, l)
+                if rows[u] < n * G:
+                    write_lse(lse, place, column0, top, total, lane)
+                found.append((place, by, factor, of_prior))
+            for t in range(KS):
+                values = fixed.values_of(sums, nt, t)
+                for u, (place, by, factor, of_prior) in kv.static(enumerate(found)):
+                    if rows[u] < n * G:
+                        pair = [values[2 * half + u] * by * factor for half in range(2)]
+                        write_pair(out, prior, place, rows[u], t, column0, pair, of_prior, lane)
 
     @kv.func
     def combine(units, partials, tile_indptr, b, part, row0, n, first, last, m, l, o, lane):
@@ -133,4 +170,6 @@ def results(c: Config, work: SimpleNamespace) -> SimpleNamespace:
         return whole
 
     fixed = fixed_splits(c, work, partial)
-    return SimpleNamespace(write_out=write_out, finish=finish, begin_fixed=fixed.begin, finish_fixed=fixed.finish)
+    return SimpleNamespace(
+        write_out=write_out, finish=finish, begin_fixed=fixed.begin, finish_fixed=fixed.finish, write_sums=write_sums
+    )  # fmt: skip
