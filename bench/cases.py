@@ -272,6 +272,11 @@ RANGE = (
     Row("range_document", "prefill 8 × 4096, one document", Functions(_PROMPTS.lengths, documents=4096)),
     Row("range_documents", "prefill 8 × 4096, documents of 512", Functions(_PROMPTS.lengths, documents=512)),
     Row("range_t5", "prefill 8 × 4096, T5's bias by distance", Functions(_PROMPTS.lengths, t5=True)),
+    Row(
+        "range_t5_document",
+        "prefill 8 × 4096, T5's bias and one document",
+        Functions(_PROMPTS.lengths, documents=4096, t5=True),
+    ),
     Row("range_tree", "tree of 64 drafts, 8 × 4k", Tree(8, 4096)),
     Row("range_mla_h8", "MLA decode 64 × 8k, 8 heads", Mla(64, 8192, 8)),
     Row("range_mla_h32", "MLA decode 64 × 8k, 32 heads", Mla(64, 8192, 32)),

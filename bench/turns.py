@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""kvarn and its peers by turns, in one process: python -m bench.turns [--rows TEXTS] [--peers GROUPS]
+"""kvarn and its peers by turns, in one process: python -m bench.turns [--rows TEXTS] [--peers GROUPS | --across]
 
 Kernels that multiply reach the power limit within a second and then run 10 to 15% slower, whoever wrote them: one
 library after the other compares how long the device has been at work. Here every contestant has a few calls at a time,
-round after round, and the median of its rounds counts.
+round after round, and the median of its rounds counts. ``--across`` compares kvarn's rows with the first of them:
+``--rows =pf_b8_s4k,range_t5,=range_document`` says what scores and masks cost.
 """
 
 from __future__ import annotations
@@ -59,21 +60,39 @@ def contestants(library: Any, row: Row, groups: Sequence[str]) -> Iterator[Conte
 
 def lines(library: Any, row: Row, groups: Sequence[str]) -> Iterator[dict[str, Any]]:
     """A line for each contestant; the first is kvarn."""
-    found = list(contestants(library, row, groups))
+    found = [(row, one) for one in contestants(library, row, groups)]
+    ours = rounds(library, found)
+    for line in medians(found):
+        yield {**line, "ratio": ours / line["us"]}
+
+
+def lines_across(library: Any, rows: Sequence[Row]) -> Iterator[dict[str, Any]]:
+    """A line for kvarn's first offer of each row, beside the first row."""
+    found = [(row, next(contestants(library, row, ()))) for row in rows]
+    first = rounds(library, found)
+    for line in medians(found):
+        yield {**line, "ratio": line["us"] / first}
+
+
+def rounds(library: Any, found: Sequence[tuple[Row, Contestant]]) -> float:
+    """Let all have their turns; the first one's microseconds."""
     for _ in range(ROUNDS):
-        for one in found:
+        for _, one in found:
             one.turn(library)
-    ours = statistics.median(found[0].samples)
-    for one in found:
-        us = statistics.median(one.samples)
+    return statistics.median(found[0][1].samples)
+
+
+def medians(found: Sequence[tuple[Row, Contestant]]) -> Iterator[dict[str, Any]]:
+    """What the turns of each came to."""
+    for row, one in found:
         yield {
-            "case": row.title, "who": one.who, "us": us, "least": min(one.samples), "ratio": ours / us,
+            "case": row.title, "who": one.who, "us": statistics.median(one.samples), "least": min(one.samples),
             "error": one.error, "ok": one.right,
         }  # fmt: skip
 
 
-def shown(found: Sequence[dict[str, Any]]) -> str:
-    head = ("case", "who", "µs", "least", "kvarn / it", "error", "")
+def shown(found: Sequence[dict[str, Any]], what: str = "kvarn / it") -> str:
+    head = ("case", "who", "µs", "least", what, "error", "")
     rows = [
         (r["case"], r["who"], f"{r['us']:.1f}", f"{r['least']:.1f}", f"{r['ratio']:.3f}", f"{r['error']:.1e}",
          "ok" if r["ok"] else "WRONG")
@@ -86,12 +105,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     made = parser(__doc__)
     made.add_argument("--rows", metavar="TEXTS", help="as of bench (default: prefill)")
     made.add_argument("--peers", default="", metavar="GROUPS", help=f"of {', '.join(peers.GROUPS)}")
+    made.add_argument("--across", action="store_true", help="compare kvarn's rows with the first instead")
     options = made.parse_args(argv)
     on_gpu = device_of(options) == "cuda"
     groups = [g.strip() for g in options.peers.split(",") if g.strip()]
     if unknown := sorted(set(groups) - set(peers.GROUPS)):
         made.error(f"groups of peers are {', '.join(peers.GROUPS)}; got {', '.join(unknown)}")
     rows = select(options.rows or "prefill", (*TABLE, *RANGE) if on_gpu else SMALL)
+    if options.across:
+        if groups:
+            made.error("--across compares kvarn's rows: --peers must be left out")
+        return run_all(options, [rows], lines_across, lambda found: shown(found, "of the first"))
     return run_all(options, rows, lambda library, row: lines(library, row, groups), shown)
 
 

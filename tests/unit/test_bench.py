@@ -365,6 +365,19 @@ def test_two_versions_are_checked_and_measured_by_turns(tmp_path, capsys):
     assert "now / before" in capsys.readouterr().out
 
 
+def test_rows_are_compared_with_the_first_by_turns(tmp_path, capsys):
+    path, turns = tmp_path / "turns.json", importlib.import_module("bench.turns")
+    options = ["--device=host", "--rows==small_t5,=small_documents", "--across", f"--json={path}"]
+    assert turns.main(options) == 0
+    found = json.loads(path.read_text())
+    assert [line["ok"] for line in found] == [True, True]
+    assert [line["ratio"] for line in found] == [line["us"] / found[0]["us"] for line in found]
+    assert "of the first" in capsys.readouterr().out
+    with pytest.raises(SystemExit):
+        turns.main([*options, "--peers=torch"])
+    assert "--peers must be left out" in capsys.readouterr().err
+
+
 def test_a_version_before_must_be_a_checkout(tmp_path, capsys):
     with pytest.raises(SystemExit):
         versions.main([f"--before={tmp_path}"])
