@@ -167,6 +167,7 @@ def test_columns_of_the_keys_are_values_by_every_instruction(target):
     np.testing.assert_allclose(out, want, rtol=2e-2, atol=0.02 * np.abs(want).max())
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(("dtype", "splits"), [("bf16", 2), ("f8e4m3", 1)])
 def test_lists_of_nothing_give_zeros(dtype, splits):
     rng, problem, indices = sparse_problem(10, dtype, head_size=144, cached=[20, 0], new=[2, 1])
