@@ -166,24 +166,20 @@ def kind_of(op: Any, at: Expansion, case: Case) -> str:
 
 
 def _kind_with_blocks(case: Case, place: Place) -> str:
-    """The kind of an attention with a block mask, which kernels of tiles and decodes have."""
+    """The kind of an attention with a block mask, which all kernels take."""
     kind = place.schedule.get("kind")
-    takes = ("host",) if place.target.is_host else ("tile", "decode")
-    if kind not in (None, *takes):
-        raise ValueError(
-            f"block_mask needs a schedule of kind {' or '.join(takes)}, got {kind}: leave the kind or block_mask out"
-        )
-    if place.target.is_host:
-        return "host"
+    if place.target.is_host or kind == "simt":
+        return kind or "host"
     if kind != "tile":
         problems = decode_problems(case, place, place.max_batch)
         if not problems and (kind == "decode" or _decodes_lists(case, place)):
             return "decode"
         for problem in problems if kind == "decode" else ():
             raise ValueError(f"a schedule of kind decode {problem}")
-    for problem in tile_schedule.problems(case, place.target, place.row_alignment):
-        raise ValueError(f"block_mask {problem}: leave it out, and give the mask alone")
-    return "tile"
+    problems = tile_schedule.problems(case, place.target, place.row_alignment)
+    for problem in problems if kind == "tile" else ():
+        raise ValueError(f"a schedule of kind tile {problem}")
+    return "simt" if problems else "tile"
 
 
 def _decodes_lists(case: Case, place: Place) -> bool:
@@ -198,11 +194,13 @@ def block_extents(case: Case, place: Place) -> tuple[int, int]:
     Raises
     ------
     ValueError
-        If no kernel of the target takes one, or the schedule does not fit.
+        If the kind that is given does not take the case, or the schedule does not fit.
     """
     if place.target.is_host:
         return attention_tiles.host_rows(case, place.schedule), attention_tiles.host_keys(case)
-    kind = place.schedule.get("kind")
+    kind, of_rows = place.schedule.get("kind"), (attention_tiles.HOST_ROWS, attention_tiles.host_keys(case))
+    if kind == "simt":
+        return of_rows
     if kind == "decode" or (kind is None and _decodes_lists(case, place)):
         found = _decode_extents(case, place.schedule)
         problems = decode_problems(replace(case, blocks=found), place, place.max_batch)
@@ -210,8 +208,11 @@ def block_extents(case: Case, place: Place) -> tuple[int, int]:
             return found
         for problem in problems if kind == "decode" else ():
             raise ValueError(f"a schedule of kind decode {problem}")
-    for problem in tile_schedule.problems(case, place.target, place.row_alignment):
-        raise ValueError(f"a block mask {problem}: give the mask to attention alone")
+    problems = tile_schedule.problems(case, place.target, place.row_alignment)
+    for problem in problems if kind == "tile" else ():
+        raise ValueError(f"a schedule of kind tile {problem}")
+    if problems:
+        return of_rows
     config = tile_schedule.chosen(case, place.target, place.schedule)
     return config.rows, config.keys
 
@@ -226,10 +227,11 @@ def _decode_extents(case: Case, schedule: Mapping[str, Any]) -> tuple[int, int]:
 
 def slower_than(op: Any, at: Expansion, case: Case, kind: str) -> list[str]:
     """Why a kernel of this kind was chosen where another would be faster, one sentence each; empty for the fastest."""
-    if at.target.is_host or "kind" in at.schedule or case.blocks:
+    if at.target.is_host or "kind" in at.schedule:
         return []
     place, most, found = Place.of(op, at), at.schedule.get("max_queries"), []
-    if kind != "decode" and most is not None and most * case.group <= decode_rows(case, place, place.max_batch):
+    few = most is not None and most * case.group <= decode_rows(case, place, place.max_batch)
+    if kind != "decode" and few and not case.blocks:
         found += [f"a kernel of kind decode {problem}" for problem in decode_problems(case, place, place.max_batch)]
     if kind == "simt":
         problems = tile_schedule.problems(case, at.target, place.row_alignment)

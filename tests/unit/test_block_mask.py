@@ -362,5 +362,23 @@ def test_tiles_that_attention_does_not_have_are_refused():
         block_mask, given, _ = made(Place(), problem, query, kv.masks.causal, rows=64, keys=32)
         with pytest.raises(ValueError, match="rows must be the block mask's 64, got 128"):
             kv.ops.attention(*given, block_mask=block_mask, schedule={"rows": 128})
-        with pytest.raises(ValueError, match="needs a schedule of kind tile or decode, got simt"):
-            kv.ops.attention(*given, block_mask=block_mask, schedule={"kind": "simt"})
+
+
+@pytest.mark.sampled(3)
+@pytest.mark.parametrize(
+    ("size", "schedule"), [(12, None), (32, {"kind": "simt"}), (32, {"kind": "simt", "max_queries": 8})]
+)
+def test_what_neither_tiles_nor_decodes_take_is_visited_a_row_at_a_time(size, schedule):
+    with kv.emulated("sm_90a", multiprocessors=2):
+        rng, problem = problem_of(21, cached=[60, 3], new=[4, 9], head_size=size, num_heads=2)
+        query, ids = query_of(rng, problem, 2), documents(rng, 2, 80)
+        given = (problem.collection, 1, query, problem.row_offsets)
+        mask = (kv.masks.causal & document, ids)
+        block_mask = kv.ops.block_mask(given[0], *given[2:], mask, schedule=schedule)
+        assert (block_mask.rows, block_mask.keys) == (16, 32)
+        out, _ = attended(Place(), given, block_mask=block_mask, schedule=schedule)
+    want, _ = reference.function_attention(
+        problem.collection, 1, query, problem.row_offsets,
+        mask=lambda b, h, q, k: (k <= q) & (ids[b, q] == ids[b, k]),
+    )  # fmt: skip
+    np.testing.assert_allclose(out.astype(np.float64), want, rtol=4e-3, atol=4e-3)

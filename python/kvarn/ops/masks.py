@@ -181,7 +181,7 @@ def block_mask(
     Raises
     ------
     TypeError, ValueError
-        If an argument is not as above, or neither kind tile nor decode takes the case; nothing was launched.
+        If an argument is not as above, or the schedule does not fit; nothing was launched.
     """
     if (row_offsets is None) == (valid_lengths is None):
         raise ValueError(f"{TITLE}: row_offsets or valid_lengths must be given, and not both")

@@ -271,7 +271,7 @@ def attention(
     block_mask : BlockMask, optional
         What :func:`block_mask` made of a mask for this step: it stands for the mask, which is left out, as are a tree,
         pages, a window and a chunk, which :func:`block_mask` takes. Of the collection, or of the keys' operand; of a
-        list of sources an entry each. On a GPU by kinds tile and decode.
+        list of sources an entry each.
     shared : SharedPrefixes, optional
         Sequences whose prefixes are read once, planned for this collection, which has pages. Masks ``"causal"`` and
         ``"null"``; the result is that without, up to rounding. Schedules are a list of two: of the prefixes, and of
