@@ -2,6 +2,8 @@
 
 !tile = tensor<64x64xf32, "wgmma">
 !cache = !kv.cache<"paged", bf16, 8 : i64, 32 : i64, false, 16 : i64, none, 1 : i64>
+!wide = !kv.cache<"paged", bf16, 8 : i64, 64 : i64, false, 16 : i64, none, 1 : i64>
+!map = !kv.tma<"tiled", bf16, array<i64: 1, 16, 1, 64>, array<i64: 16, 1, 64>, 128 : i64>
 !row = tensor<64xf32, "rows(wgmma)">
 
 gpu.module @kernels {
@@ -289,6 +291,31 @@ gpu.module @kernels {
       "kv.set_registers"() {action = "decrease", count = 24 : i64} : () -> ()
     } else {
       "kv.set_registers"() {action = "increase", count = 240 : i64} : () -> ()
+    } {kv.roles}
+    gpu.return
+  }
+
+  // Of boxes that exist only those with a token are copied, and their bytes expected.
+  // CHECK-LABEL: gpu.func @existing
+  // CHECK:         kv.barrier = "empty_tile"
+  // CHECK:         %[[BOXES:.*]] = arith.maxsi %{{.*}}, %{{.*}}
+  // CHECK:         %[[BYTES:.*]] = arith.muli %[[BOXES]],
+  // CHECK:         mbarrier.arrive.expect_tx{{.*}} %{{.*}}, %[[BYTES]]
+  // CHECK:         %[[MINE:.*]] = arith.cmpi slt, %{{.*}}, %[[BOXES]]
+  // CHECK-NEXT:    scf.if %[[MINE]]
+  // CHECK:           "kv.tma_load_box"
+  gpu.func @existing(%c: !wide, %n: i32, %m: !map) kernel attributes {kv.tiled, kv.block = array<i32: 256, 1, 1>, kv.schedule = {consumers = 1 : i64, producer = true}} {
+    %stages = "kv.make_stages"() {buffer_name = "tile", copy = "tma", stages = 2 : i64, tile = tensor<32x64xbf16, "shared">} : () -> !kv.stages
+    %c0 = arith.constant 0 : i32
+    %p = "kv.is_role"() {role = "producer_warp_0"} : () -> i1
+    scf.if %p {
+      %pages = "kv.tile_pages"(%c, %c0, %c0, %n) {rows = 32 : i64, step = 16 : i64} : (!wide, i32, i32, i32) -> i32
+      "kv.producer_acquire"(%stages, %n) : (!kv.stages, i32) -> ()
+      "kv.copy_start"(buffer = %stages, n = %n, cache = %c, batch = %c0, head = %c0, first = %c0, count = %n,
+          descriptor = %m, pages = %pages) {existing, first_column = 0 : i64} : (!kv.stages, i32, !wide, i32, i32, i32, i32, !map, i32) -> ()
+    } else {
+      %tile = "kv.consumer_wait"(%stages, %n) : (!kv.stages, i32) -> tensor<32x64xbf16, "shared">
+      "kv.consumer_release"(%stages, %n) : (!kv.stages, i32) -> ()
     } {kv.roles}
     gpu.return
   }

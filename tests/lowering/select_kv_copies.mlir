@@ -54,6 +54,16 @@ gpu.module @kernels {
     gpu.return
   }
 
+  // What a load promises its copy keeps.
+  // CHECK-LABEL: gpu.func @promises
+  // CHECK:         "kv.copy_start"({{.*}}) {constant, existing, first_column
+  gpu.func @promises(%c: !cache, %n: i32, %q: !tile, %m: !map) kernel attributes {kv.tiled, kv.block = array<i32: 256, 1, 1>, kv.schedule = {producer = true}} {
+    %c0 = arith.constant 0 : i32
+    %k = "kv.tile_load"(%c, %c0, %c0, %c0, %c0, %n, %m) {constant, existing, first_column = 0 : i64, operandSegmentSizes = array<i32: 1, 1, 1, 1, 1, 1, 1, 0>, tail = "any"} : (!cache, i32, i32, i32, i32, i32, !map) -> !tile
+    %s = "kv.dot"(%q, %k) {transpose_b = true} : (!tile, !tile) -> !acc
+    gpu.return
+  }
+
   // A loop in another, as of persistent blocks: uses go on counting from round to round, carried by the outer loop.
   // CHECK-LABEL: gpu.func @rounds
   // CHECK:         scf.for {{.*}} iter_args(%[[BEFORE:.*]] = %{{.*}}) -> (i32)
