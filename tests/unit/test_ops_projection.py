@@ -334,6 +334,16 @@ def test_tiles_of_every_shape_give_the_same(place, rows, columns):
     check(place, problem, heads=2, k=192, schedule=schedule, spare=2)
 
 
+@pytest.mark.parametrize("entries", [{"kind": "few"}, {"kind": "tile", "rows": 64, "columns": 80}], ids=["few", "tile"])
+@on_gpus
+def test_a_weight_that_is_promised_to_be_there_is_read_all_the_same(place, entries):
+    """Of tiles that are not full too: the last begins earlier, or boxes without tokens are left out."""
+    rng = np.random.default_rng(23)
+    for new, most in (([3, 9, 0, 9], 64), ([3, 61, 0, 9], 128)):
+        problem = random_problem(rng, "paged", "bf16", head_size=64, cached=[5, 0, 33, 16], new=new)
+        check(place, problem, heads=2, k=192, schedule={**entries, "max_tokens": most, "early": True}, spare=2)
+
+
 @pytest.mark.sampled(8)
 @pytest.mark.parametrize(("dtype", "size"), [("bf16", 64), ("f16", 80), ("f32", 24)])
 @pytest.mark.parametrize("place", ["sm_80"], indirect=True)
