@@ -44,7 +44,7 @@ TOKENS = (8, 16, 32, 64, 128, 256)  # what max_tokens is rounded up to
 FINISH_BYTES = 12 << 10  # of blocks of the second kernel, which wait beside one of the first
 MOST_STAGES = 10
 FEWEST = 32  # tokens up to which memory is what is waited for: it gives runs of 256 bytes sooner
-FEW_STAGES = 4  # of those runs, where nothing is read ahead (measured: 3 and 6 are slower)
+RING_BYTES = 148 << 10  # where nothing is read ahead: more is no faster, or slower
 KINDS = ("query", "key", "value")
 WIDTH, TOGETHER = 4, 4  # tokens of a load of a column; partial results whose loads a thread has under way
 FINISH_THREADS = 256
@@ -102,7 +102,9 @@ class Config(Warpgroups):
             return self.given_stages
         of_one = sum(SharedLayout(n, self.step, self.case.x.itemsize, SWIZZLE).bytes for n in (self.rows, self.tokens))
         most = target.shared_bytes - BARRIERS_BYTES - FINISH_BYTES
-        return min(MOST_STAGES, FEW_STAGES if self.atoms == 2 and not self.constant else MOST_STAGES, most // of_one)
+        if self.tokens <= FEWEST and not self.constant:
+            most = RING_BYTES
+        return min(MOST_STAGES, most // of_one)
 
 
 def chosen(case: Projection, schedule: Mapping[str, Any]) -> Config:

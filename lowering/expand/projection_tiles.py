@@ -52,7 +52,7 @@ FINISH_BYTES = 4 << 10  # of shared memory, which blocks of the second kernel ha
 WARP_ROWS = 16
 MOST_TOGETHER = 4  # items of a thread whose angles and pages are looked up at one time
 COLUMNS_BY_MMA = 128
-BOX = 32  # tokens of a box where tiles may not be full
+BOX = 32  # tokens of a box at least, where a tile is never full
 RASTER = 16  # tiles of tokens that share a tile of columns while it is in the L2 cache
 
 
@@ -72,8 +72,8 @@ class Config(Warpgroups):
     instruction : {"wgmma", "mma.sync"}
     constant : bool
         As of ``projection_few.Config``.
-    few : bool
-        Whether one tile has all tokens.
+    most : int
+        Tokens, where one tile has all; else 0.
     """
 
     case: Projection
@@ -83,7 +83,7 @@ class Config(Warpgroups):
     stages: int = 4
     instruction: str = WGMMA
     constant: bool = False
-    few: bool = False
+    most: int = 0
 
     @property
     def threads(self) -> int:
@@ -100,13 +100,16 @@ class Config(Warpgroups):
 
     @property
     def box(self) -> int:
-        """Tokens of a box: rows out of bounds take copies longer, so a tile that is not full has boxes to leave out."""
-        return BOX if self.few else self.rows
+        """Tokens of a box: rows out of bounds take copies longer, so a tile that is never full has boxes to leave out.
+
+        Where it may be, it is one box: four of 32 rows took 128 tokens 7% longer.
+        """
+        return math.gcd(self.rows, align_up(self.most or self.rows, BOX))
 
     @property
     def shifts(self) -> bool:
         """Whether the last tile begins earlier instead: its heads are another kernel's, which writes each once."""
-        return not self.few and not self.part and self.instruction == WGMMA
+        return not self.most and not self.part and self.instruction == WGMMA
 
     @property
     def step(self) -> int:
@@ -178,6 +181,8 @@ def chosen(case: Projection, target: Target, schedule: Mapping[str, Any]) -> Con
     choices = [(128, *tile) for tile in (whole if tokens is not None or "columns" in schedule else whole[:1])]
     if not whole or tokens is not None:
         narrow = (128, 64) if case.scaling == "block" else (256, *range(192, 32, -16))
+        if "fused" not in schedule:  # heads of the widest are written sooner in place (H200: 93 against 97 us)
+            narrow = [columns for columns in narrow if columns < 256 or all(columns != c for c, _ in whole)]
         choices += [(64 if (tokens or MANY) <= 64 else 128, columns, 0) for columns in narrow]
     given = {name: schedule[name] for name in ("rows", "columns", "fused") if name in schedule}
     kept = [c for c in choices if given.items() <= {"rows": c[0], "columns": c[1], "fused": c[2] > 0}.items()]
@@ -185,9 +190,9 @@ def chosen(case: Projection, target: Target, schedule: Mapping[str, Any]) -> Con
         raise ValueError(f"a schedule with fused needs tiles of 128 rows with whole heads, got {dict(schedule)}")
     kept = kept or [(given.get("rows", 128), given.get("columns", 128), 0)]
     rows, columns, part = min(kept, key=lambda c: (cycles(case, *c, tokens or MANY), c[1]))
-    few = tokens is not None and tokens <= rows
+    most = tokens if tokens is not None and tokens <= rows else 0
     for stages in range(schedule.get("stages", MOST_STAGES), 1, -1):
-        config = Config(case, rows=rows, columns=columns, part=part, stages=stages, few=few)
+        config = Config(case, rows=rows, columns=columns, part=part, stages=stages, most=most)
         if config.shared_bytes <= target.shared_bytes:
             return config
     raise ValueError(f"two stages of {rows} x {columns} must fit {target.shared_bytes} bytes of shared memory")
@@ -202,8 +207,8 @@ def cycles(case: Projection, rows: int, columns: int, part: int, tokens: int) ->
     tiles = cdiv(tokens, rows) * cdiv(case.columns, columns)
     rounds = cdiv(tiles, MULTIPROCESSORS) if tokens < MANY else tiles / MULTIPROCESSORS
     copies = (rows + columns) * SWIZZLE
-    of_one = rounds * max(rows * columns / 22.8, copies / 53)
-    after = rounds * (columns * 0.7 if part else 64)
+    of_one = rounds * max(rows * columns / (22.8 if columns < 256 else 25.6), copies / 53)
+    after = rounds * (64 + columns * 0.45 * (part > 0))
     return max(of_one, tiles * copies / 5900, case.columns * SWIZZLE / 2050) + after
 
 
