@@ -368,7 +368,7 @@ PING_PONG = Entry(
 ONE_WAIT = Entry(
     "one_wait", "Whether both products of an iteration are waited for before the softmax, whose weights then take half "
     "the registers (`pipeline-kv-loops`); else that of the values is under way during it.",
-    "false; true of caches that no TMA boxes copy as they are", bool,
+    "false; true of 8-bit queries, and of caches that no TMA boxes copy as they are", bool,
 )  # fmt: skip
 PERSISTENT = Entry(
     "persistent",

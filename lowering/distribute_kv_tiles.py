@@ -41,7 +41,7 @@ from . import tile_exchange, tile_memory, tile_mma, tile_products
 from .assign_kv_layouts import ACCUMULATORS
 from .index import pointer
 from .pass_base import fail, kv_pass
-from .pipeline_kv_loops import STRICT
+from .pipeline_kv_loops import NARROWS, STRICT
 from .rewrite import defining_op, enclosing, is_inside, ops_named, replace, walk
 from .specialize_kv_warps import ROLES
 from .tile_chunks import Chunks
@@ -190,7 +190,7 @@ class Distribution:
 
     def convert_with_sums(self, conversion: ir.Operation | None, ready: ir.Operation) -> None:
         """Let weights be summed up and converted at the same time, where they are to be ready in few bits."""
-        if conversion is None or conversion.name != "arith.truncf" or rank(ready.result) != 2:
+        if conversion is None or conversion.name not in NARROWS or rank(ready.result) != 2:
             return
         for user in users(conversion.operands[0]):
             if user.name == "kv.tile_reduce" and "kv.partial" in user.attributes and user.block == ready.block:
@@ -454,9 +454,9 @@ def _initialize(op: Any, d: Distribution) -> None:
 @RULES.lowers("kv.producer_acquire")
 def _acquire(op: Any, d: Distribution) -> None:
     with _copying(d, op, d.stages[op.buffer]):
-        # Who fills the one stage of a buffer is waited for.
-        sleep = _sleep(op) if d.stages[op.buffer].count > 1 else 0
-        d.stages[op.buffer].acquire(scalar(op.n), sleep)
+        # Who fills the one stage of a buffer is waited for, and who has yet to transpose what it fills a stage with.
+        stages = d.stages[op.buffer]
+        stages.acquire(scalar(op.n), _sleep(op) if stages.count > 1 and stages.staging is None else 0)
 
 
 @RULES.lowers("kv.tile_pages")
@@ -552,7 +552,7 @@ def _turns(d: Distribution) -> int:
 @RULES.lowers("kv.tile_ready")
 def _ready(op: Any, d: Distribution) -> ir.Value:
     conversion, strict = defining_op(op.source), STRICT in op.operation.attributes
-    if conversion is not None and conversion.name == "arith.truncf" and conversion.operands[0] in d.weights:
+    if conversion is not None and conversion.name in NARROWS and conversion.operands[0] in d.weights:
         made = d.weights[conversion.operands[0]]
         return tile_products.pinned(made, strict) if strict else made
     return tile_products.pinned(op.source, strict)

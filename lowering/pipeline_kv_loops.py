@@ -44,7 +44,7 @@ from .tile_ir import MMA, backward, cloned, constant_int, element, instruction_o
 PREFETCHED = "kv.prefetched"  # on copies that an earlier iteration starts
 LOOKUPS = ("kv.tile_pages", "kv.tile_row_pages")
 STRICT = "kv.strict"  # on kv.tile_ready: the assembler keeps to it as well
-_NARROWS = ("arith.truncf", "kv.cast")  # weights to the element type of products
+NARROWS = ("arith.truncf", "kv.cast")  # weights to the element type of products
 _WAITS = ("kv.consumer_wait", "kv.tile_clear")
 
 
@@ -133,7 +133,7 @@ def late(r: Rotation, lag: set[ir.Operation]) -> set[ir.Operation]:
         if op not in lag and any(v == carried or defining_op(v) in found for v in op.operands):
             found.add(op)
     conversion = defining_op(r.second.opview.a)
-    if conversion is not None and conversion.name in _NARROWS and len(users(conversion.result)) == 1:
+    if conversion is not None and conversion.name in NARROWS and len(users(conversion.result)) == 1:
         found.add(conversion)
     return found
 
@@ -177,7 +177,7 @@ def meanwhile(ops: list[ir.Operation]) -> set[ir.Operation]:
 def sums_of(r: Rotation, results: set[ir.Value]) -> list[ir.Value]:
     """The carried vectors among ``results`` that need the second product's weights."""
     weights = defining_op(r.second.opview.a)
-    if weights is not None and weights.name in _NARROWS:
+    if weights is not None and weights.name in NARROWS:
         weights = defining_op(weights.operands[0])
     inside = set(r.ops)
     found = [v for v in dict.fromkeys(r.yielded) if v in results and rank(v) == 1 and str(element(v)) == "f32"]
@@ -227,7 +227,7 @@ def rotate(r: Rotation, ping_pong: bool, one_wait: bool, ahead: bool) -> None:
         emit(rest, values)
         # What the second product is to overlap: operands of what waits for it, and what sums its weights up.
         results = {v for op in early[after_first:] for v in op.results}
-        packed = [op for op in r.ops if op in late_ops and op.result == a and element(a).width == 16]
+        packed = [op for op in r.ops if op in late_ops and op.result == a and op.name in NARROWS]
         emit(packed, values)
         for made in dict.fromkeys(v for op in r.ops if op in late_ops and op not in packed for v in op.operands):
             if made in results:

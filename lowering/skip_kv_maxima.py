@@ -7,8 +7,8 @@ So weights are computed with the maximum so far. Their sums, which every thread 
 than the slack allows. Only a warp that has such a row takes the branch with the maximum in it, and computes its weights
 again; of its rows those whose sums have grown get another maximum, whatever the others do.
 
-Maxima that move to another place than the largest score stay as they are, and so do weights that are converted behind
-a wait for products.
+A maximum may move to a constant below the largest score, too. Maxima that move elsewhere stay as they are, and so do
+weights that are converted behind a wait for products.
 
 Before:  %m2 = select (max(%x) * unit > %m + 8), max(%x) * unit, %m ; %a = exp2(%m - %m2)
          %p = exp2(%x * unit - %m2) ; %l2 = %l * %a + sum(%p)
@@ -62,10 +62,18 @@ class Softmax:
         return [op.results[0] for op in self.after if any(user not in inside for user in users(op.results[0]))]
 
 
+def top_of(select: ir.Operation) -> ir.Value:
+    """The largest score to which a select moves a maximum, or to a constant below it."""
+    moved = defining_op(select.operands[1])
+    if moved is not None and moved.name == "arith.subf" and splat_of(moved.operands[1]) is not None:
+        return moved.operands[0]
+    return select.operands[1]
+
+
 def slack_of(select: ir.Operation) -> float | None:
-    """How far the largest score may exceed the maximum that a select moves to it; None of another select."""
-    condition, top, kept = select.operands
-    compared = defining_op(condition)
+    """How far the largest score may exceed the maximum that a select moves; None of another select."""
+    condition, _, kept = select.operands
+    compared, top = defining_op(condition), top_of(select)
     if rank(top) != 1 or defining_op(kept) is not None or compared is None or compared.name != "arith.cmpf":
         return None
     predicate = ir.IntegerAttr(compared.attributes["predicate"]).value
@@ -81,7 +89,7 @@ def softmax_of(select: ir.Operation) -> Softmax | str | None:
     slack = slack_of(select)
     if slack is None:
         return None
-    top, kept = list(select.operands)[1:]
+    top, kept = top_of(select), select.operands[2]
     ops = [op.operation for op in select.block.operations]
     factor = next((op for op in ops if _is_factor(op, kept, select.result)), None)
     after, reached, waited = [select], {select}, False

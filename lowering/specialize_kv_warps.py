@@ -43,9 +43,9 @@ PRODUCERS = ("kv.producer_acquire", "kv.copy_start", "kv.copy_rows_start")
 REGISTERS = {
     (1, 2): {"rows": (72, 240), "staged": (104, 240)},
     (1, 3): {"rows": (72, 240), "staged": (88, 240)},
-    (2, 1): {"tma": (40, 232), "rows": (56, 224), "staged": (72, 216)},
+    (2, 1): {"tma": (40, 232), "rows": (56, 224), "staged": (72, 216), "transposed": (88, 208)},
     (2, 2): {"rows": (40, 216), "staged": (64, 192)},
-    (3, 1): {"tma": (32, 160), "rows": (56, 152), "staged": (56, 152)},
+    (3, 1): {"tma": (32, 160), "rows": (56, 152), "staged": (56, 152), "transposed": (56, 152)},
 }
 
 
@@ -226,7 +226,7 @@ def run(module: ir.Module, options: Any) -> None:
         if not schedule.get("producer") or not roots:
             continue
         kinds = {copied_by(op) for op in ops_named(function, "kv.copy_start")}
-        how = "tma" if kinds <= {"tma"} else "staged" if kinds & {"staged", "transposed"} else "rows"
+        how = "tma" if kinds <= {"tma"} else next((x for x in ("staged", "transposed") if x in kinds), "rows")
         tops = {top_level(function, op) for op in roots}
         if len(tops) > 1:
             remark(function, "missed", f"no producer: tiles are loaded in {len(tops)} places, one after another")

@@ -586,10 +586,10 @@ def gathered(of: ir.Value, mask: ir.Value, places: Sequence[ir.Value]) -> ir.Val
     return from_elements(found)
 
 
-def scatter(op: Any, owns: Value, registers: Sequence[int]) -> None:
-    """Write elements of a buffer, one a register, by the threads that own them."""
+def scatter(op: Any, value: ir.Value, owns: Value, registers: Sequence[int]) -> None:
+    """Write elements of a buffer, one a register, by the threads that own them: ``value`` are those of a thread."""
     buffer = buffer_of(op.buffer)
-    values, masks = elements(op.value), elements(op.mask)
+    values, masks = elements(value), elements(op.mask)
     indices = [elements(x) for x in op.indices]
     for r in registers:
         with functional.when(owns & _bool(masks[r])):

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from mlir import ir
-from mlir.dialects import vector
+from mlir.dialects import arith, vector
 
 from kvarn.dialect.shared_layout import SharedLayout
 from kvarn.dsl.memory import SHARED, Pointer
@@ -49,18 +49,9 @@ class Product:
 
 
 def words(fragments: ir.Value) -> list[ir.Value]:
-    """A vector of 16-bit elements as 32-bit words; of 8-bit ones as products take them.
-
-    A thread's words of a step of 32 columns have four neighbours of a row. An accumulator has two, and the two that lie
-    eight columns on: whoever loads B has its rows in that order (``tile_copies.Transposition``), so that nothing moves
-    between threads.
-    """
-    if ir.VectorType(fragments.type).element_type.width == 8:
-        pairs = ir.VectorType(fragments.type).shape[0] // 2  # of a row, of the row 8 on, of columns 8 on ...
-        order = [p for at in range(0, pairs, 4) for p in (at, at + 2, at + 1, at + 3)]
-        halves = vector.bitcast(ir.VectorType.get([pairs], ir.IntegerType.get_signless(16)), fragments)
-        fragments = shuffled(halves, order)
-    count = ir.VectorType(fragments.type).shape[0] // 2
+    """A vector of 16-bit elements as 32-bit words; of 8-bit ones they are held as words."""
+    type_ = ir.VectorType(fragments.type)
+    count = type_.shape[0] * type_.element_type.width // 32
     return elements(vector.bitcast(ir.VectorType.get([count], ir.IntegerType.get_signless(32)), fragments))
 
 
@@ -82,11 +73,41 @@ def _descriptor(address: ir.Value, layout: SharedLayout, transposed: bool) -> ir
 
 
 def narrowed(values: ir.Value) -> ir.Value:
-    """A vector of f32 as e4m3, rounded to the nearest, past 448 that."""
+    """An accumulator's f32 as words of e4m3, rounded to the nearest, past 448 that, as products take them.
+
+    A thread's words of a step of 32 columns have four neighbours of a row. An accumulator has two, and the two that lie
+    eight columns on: whoever loads B has its rows in that order (``tile_transposition``), so that nothing moves between
+    threads. Two conversions and the word that they make are one string of assembly: ptxas lets the second put its
+    half beside the first's.
+    """
     flat = elements(values)
-    text = "cvt.rn.satfinite.e4m3x2.f32 $0, $2, $1;"  # the first operand is the high half
-    pairs = [inline_asm(text, "=h,f,f", [a, b], "i16") for a, b in zip(flat[::2], flat[1::2], strict=True)]
-    return vector.bitcast(ir.VectorType.get([len(flat)], ir.Float8E4M3FNType.get()), from_elements(pairs))
+    pair = "cvt.rn.satfinite.e4m3x2.f32"  # whose first operand is the high half
+    text = f"{{ .reg .b16 l, h; {pair} l, $2, $1; {pair} h, $4, $3; mov.b32 $0, {{l, h}}; }}"
+    of_word = [[first, first + 1, first + 4, first + 5] for at in range(0, len(flat), 8) for first in (at, at + 2)]
+    return from_elements([inline_asm(text, "=r,f,f,f,f", [flat[i] for i in of], "i32") for of in of_word])
+
+
+def converted(values: ir.Value, narrow: ir.Type) -> ir.Value:
+    """An accumulator's f32 as what products take from registers."""
+    if isinstance(narrow, ir.Float8E4M3FNType):
+        return narrowed(values)
+    return arith.truncf(converted_type(values, narrow), values)
+
+
+def converted_type(values: ir.Value, narrow: ir.Type) -> ir.Type:
+    """The type that :func:`converted` values have."""
+    lanes = ir.VectorType(values.type).shape[0]
+    if isinstance(narrow, ir.Float8E4M3FNType):
+        return ir.VectorType.get([lanes // 4], ir.IntegerType.get_signless(32))
+    return ir.VectorType.get([lanes], narrow)
+
+
+def unpacked(held: ir.Value) -> ir.Value:
+    """The e4m3 elements of :func:`narrowed` words, in the order of the accumulator's."""
+    pairs = 2 * ir.VectorType(held.type).shape[0]
+    order = [p for at in range(0, pairs, 4) for p in (at, at + 2, at + 1, at + 3)]
+    halves = vector.bitcast(ir.VectorType.get([pairs], ir.IntegerType.get_signless(16)), held)
+    return vector.bitcast(ir.VectorType.get([2 * pairs], ir.Float8E4M3FNType.get()), shuffled(halves, order))
 
 
 def wait(pending: int, products: Sequence[ir.Value]) -> list[ir.Value]:
@@ -103,7 +124,7 @@ def pinned(value: ir.Value, strict: bool) -> ir.Value:
     product that should fill the softmax is waited for before it. It moves no wait over an instruction with effects that
     depends on the values, here one that is never executed.
     """
-    if ir.VectorType(value.type).element_type.width != 32:
+    if not isinstance(ir.VectorType(value.type).element_type, ir.F32Type):
         text = "mov.b32 $0, $1;" if strict else ""
         return of_words(pinned_words(value, text), value.type)
     flat = elements(value)

@@ -17,7 +17,8 @@ from kvarn.dialect.shared_layout import SharedLayout
 from kvarn.dsl import gpu, ptx
 from kvarn.dsl.values import Value
 
-from .tile_ir import SWIZZLE, WARP, WARPGROUP, WARPGROUP_ROWS, layout_of
+from .assign_kv_layouts import ACCUMULATORS
+from .tile_ir import SWIZZLE, WARP, WARPGROUP, WARPGROUP_ROWS, WGMMA, layout_of
 
 
 @dataclass
@@ -118,9 +119,19 @@ def itemsize(element: ir.Type) -> int:
 
 
 def vector_type(type_: ir.Type) -> ir.Type:
-    """What a thread holds of a tile."""
+    """What a thread holds of a tile: of what products take as 8-bit elements, their words (``tile_products``)."""
+    tile, registers = ir.RankedTensorType(type_), register_layout(type_).registers
+    if held_as_words(type_):
+        return ir.VectorType.get([registers // 4], ir.IntegerType.get_signless(32))
+    return ir.VectorType.get([registers], tile.element_type)
+
+
+def held_as_words(type_: ir.Type) -> bool:
+    """Whether a thread holds words of a tile, not elements: of f8e4m3 in accumulators of whole words."""
     tile = ir.RankedTensorType(type_)
-    return ir.VectorType.get([register_layout(type_).registers], tile.element_type)
+    if len(tile.shape) != 2 or not isinstance(tile.element_type, ir.Float8E4M3FNType):
+        return False
+    return layout_of(type_) == ACCUMULATORS[WGMMA] and tile.shape[1] % 16 == 0
 
 
 # --- vectors -----------------------------------------------------------------------------------------

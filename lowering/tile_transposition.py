@@ -12,6 +12,7 @@ accumulator holds the weights of just these four, so that weights need not move 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from kvarn.dialect import ops, types
@@ -27,7 +28,7 @@ from .tile_ir import BARRIER_BYTES, SWIZZLE, WARP
 from .tile_threads import scalar, warp_of
 
 GROUP = 16  # rows that a warp transposes at a time
-TOGETHER = 4  # loads of 32 columns whose latency one wait covers
+TOGETHER = 8  # loads of 32 columns whose latency one wait covers
 SLOTS = 2  # tiles in staging memory
 BOUNDS_BYTES = 8
 
@@ -114,26 +115,57 @@ class Transposition:
         bounds = self.of_warp(self.bounds, slot, warp).load(i32, 2)
         begin, end = bounds[0], bounds[1]
         place = self.memory + self.staged.stage_offset(slot)
-        with functional.loop(warp, self.groups, self.warps) as group:
-            group = Value(group.ir, i32, nonneg=True)
-            low = group * GROUP
-            whole = (begin <= low) & (end >= low + GROUP)
-            keep = functional.if_(whole, lambda: i32(-1), lambda low=low: _kept(lane, begin - low, end - low))
-            self.transpose(place, tile, group, lane, keep)
+        whole = (begin <= 0) & (end >= self.staged.rows)
+        functional.if_(
+            whole,
+            lambda: self.transpose_whole(place, tile, warp, lane),
+            lambda: self.transpose_parts(place, tile, warp, lane, (begin, end)),
+        )
         ptx.syncwarp()  # before what this warp copies next to the slot
 
-    def transpose(self, place: Pointer, tile: Pointer, group: Value, lane: Value, keep: Value) -> None:
-        """One group: 32 columns at a time, of which a lane keeps bytes of four tokens. Loads go ahead of stores."""
-        row, chunks = group * GROUP + (lane & 15), range(0, self.staged.row_bytes // CHUNK, 2)
-        for some in (chunks[i : i + TOGETHER] for i in range(0, len(chunks), TOGETHER)):
-            at = [place + self.staged.chunk_offset(row, (lane >> 4) + c) for c in some]
-            loaded = [ptx.ldmatrix(x, trans=True) for x in at]
-            for c, pairs in zip(some, loaded, strict=True):
-                words = []
-                for low, high in (pairs[:2], pairs[2:]):
-                    words += [ptx.prmt(low, high, selector) & keep for selector in (0x6420, 0x7531)]
-                column = ((lane >> 4) + c) * CHUNK + (lane & 7) * 2 + ((lane >> 3) & 1)
-                ptx.stmatrix(tile + self.layout.chunk_offset(column, group), words)
+    def transpose_whole(self, place: Pointer, tile: Pointer, warp: Value, lane: Value) -> None:
+        """A warp's groups of a tile whose rows are all of the sequence: what addresses differ by is known."""
+        rounds, some = divmod(self.groups, self.warps)
+        self.transpose(place, tile, warp, lane, range(rounds))
+        if some:
+            with functional.when(warp < some):
+                self.transpose(place, tile, warp, lane, [rounds])
+
+    def transpose_parts(self, place: Pointer, tile: Pointer, warp: Value, lane: Value, bounds: Any) -> None:
+        """Of another tile, with zeros outside of the sequence."""
+        with functional.loop(warp, self.groups, self.warps) as group:
+            group = Value(group.ir, i32, nonneg=True)
+            begin, end = (x - group * GROUP for x in bounds)
+            self.transpose(place, tile, group, lane, [0], _kept(lane, begin, end))
+
+    def transpose(
+        self, place: Pointer, tile: Pointer, first: Value, lane: Value, rounds: Sequence[int], keep: Value | None = None
+    ) -> None:
+        """The groups ``first + i * warps`` for i in rounds: 32 columns at a time, loads ahead of stores.
+
+        A lane has four tokens of a column, of which it keeps those that ``keep`` has bits of.
+        """
+        row, chunks = first * GROUP + (lane & 15), range(0, self.staged.row_bytes // CHUNK, 2)
+        # Of eight rows that are written at once the first four are even columns and the others odd ones, or the other
+        # way around: rows of even columns alone would be in half of the banks, twice.
+        first_even, odd = lane < 16, ((lane >> 2) ^ (lane >> 3)) & 1
+        selectors = where(first_even, 0x6420, 0x7531), where(first_even, 0x7531, 0x6420)
+        column = (lane >> 4) * CHUNK + (lane & 7) * 2 + odd
+        sources = {c: place + self.staged.chunk_offset(row, (lane >> 4) | c) for c in chunks}
+        targets = {i: tile + self.layout.chunk_offset(column, first + i * self.warps) for i in rounds}
+        units = [(i, c) for i in rounds for c in chunks]
+        for some in (units[at : at + TOGETHER] for at in range(0, len(units), TOGETHER)):
+            # Rows that are multiples of 8 apart are swizzled alike.
+            loaded = [
+                ptx.ldmatrix(sources[c] + self.staged.chunk_offset(i * self.warps * GROUP, 0), trans=True)
+                for i, c in some
+            ]
+            for (i, c), pairs in zip(some, loaded, strict=True):
+                words = [
+                    ptx.prmt(low, high, selector) for low, high in (pairs[:2], pairs[2:]) for selector in selectors
+                ]
+                kept = words if keep is None else [word & keep for word in words]
+                ptx.stmatrix(targets[i] + self.layout.chunk_offset(c * CHUNK, 0), kept)
 
     def of_warp(self, memory: Pointer, slot: Value, warp: Value) -> Pointer:
         """The 8 bytes that a warp has for a slot."""

@@ -14,7 +14,7 @@ from mlir import ir
 from mlir.dialects import arith, vector
 
 from kvarn.dialect import ops, types
-from kvarn.dialect.dtypes import bool_
+from kvarn.dialect.dtypes import bool_, f8e4m3
 from kvarn.dialect.ops.tile import SHARED, row_format
 from kvarn.dsl import ptx
 from kvarn.dsl.memory import SHARED as SHARED_SPACE
@@ -32,6 +32,7 @@ from .tile_threads import (
     floats,
     folded,
     from_elements,
+    held_as_words,
     numbers,
     over_lanes,
     register_layout,
@@ -106,7 +107,7 @@ def _cast(op: Any, d: Distribution) -> ir.Value:
         return op.operation.clone().result  # of scalars and of the vectors that threads have: as it is
     if str(ir.VectorType(operand.type).element_type) != "f32" or "f8E4M3FN" not in str(result.type):
         fail(op, f"casts to {result.type}: of 8-bit elements only f32 to f8E4M3FN is there")
-    return tile_products.narrowed(operand)
+    return tile_products.narrowed(operand) if held_as_words(result.type) else ops.cast(operand, f8e4m3)
 
 
 _COMBINE = {"max": arith.maxnumf, "min": arith.minnumf, "add": arith.addf}
@@ -138,11 +139,11 @@ def _sum_and_convert(op: Any, d: Distribution, rows: Sequence[int], count: int) 
     sums: list[ir.Value | None] = [None] * count
     words: list[ir.Value] = []
     for lanes, part in d.chunks.parts(op.source):
-        words += tile_products.pinned_words(arith.truncf(ir.VectorType.get([len(lanes)], narrow), part))
+        words += tile_products.pinned_words(tile_products.converted(part, narrow))
         for row, known in enumerate(sums):
             own = shuffled(part, [i for i, lane in enumerate(lanes) if rows[lane] == row])
             sums[row] = own if known is None else arith.addf(known, own)
-    d.weights[op.source] = tile_products.of_words(words, ir.VectorType.get(ir.VectorType(op.source.type).shape, narrow))
+    d.weights[op.source] = tile_products.of_words(words, tile_products.converted_type(op.source, narrow))
     return from_elements([folded(x, arith.addf) for x in sums])
 
 
@@ -230,9 +231,10 @@ def _windows(op: Any, d: Distribution) -> ir.Value:
 @RULES.lowers("kv.tile_scatter")
 def _scatter(op: Any, d: Distribution) -> None:
     layout = register_layout(op.operation.attributes["kv.tile"].value)
+    value = tile_products.unpacked(op.value) if held_as_words(op.operation.attributes["kv.tile"].value) else op.value
     # Of the lanes, and of the warps beside one another, that hold the same elements, the first writes.
     copies = [bit for bit, basis in enumerate(layout.lane_bases) if basis == (0, 0)]
     first = (d.threads.lane & sum(1 << bit for bit in copies)) == 0
     if d.threads.across > 1 and layout.replicas > 1 << len(copies):
         first = first & (d.threads.column_warp == 0)
-    tile_memory.scatter(op, first, range(layout.registers))
+    tile_memory.scatter(op, value, first, range(layout.registers))

@@ -10,6 +10,7 @@ decided by the passes from split-kv-loops to distribute-kv-tiles, by the schedul
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -28,11 +29,14 @@ from .chosen_pages import chosen_pages
 from .key_splits import key_range, partial_row, quotient, split_of
 from .key_tiles import KeyTiles
 from .partial_results import LOG2E, LOWEST, finished, log_sum_exp, with_prior
-from .softmax import arrays_read, modified, modifies, online_softmax, seen_by
+from .softmax import SLACK, arrays_read, modified, modifies, online_softmax, seen_by
 
 # Query rows and keys of a tile on the host: what stays in its first caches.
 HOST_ROWS, HOST_KEYS = 16, 32
-NARROW_WEIGHTS = 4.0  # powers of two that weights of 8 bits have above those of others: e4m3 ends at 2^-9 and at 448
+# Of weights of 8 bits, which end at 2^-9 and at 448: powers of two that the largest are moved to, so that fewer of the
+# others become zeros, and from which on they are moved. Of equal scores a thread's 32 to 48 weights of a row stay below
+# the second together, or skip-kv-maxima would look for a maximum in every tile.
+NARROW_WEIGHTS, NARROW_SLACK = 3.0, math.log2(448.0)
 
 
 def attention_kernel(
@@ -57,7 +61,7 @@ def attention_kernel(
         D, V = align_up(D, COLUMN_STEP), align_up(V, COLUMN_STEP)
     narrow = case.query.bits == 8
     dtype = f32 if clean and narrow else case.query  # of what is multiplied
-    above = 0.0 if clean or not narrow else NARROW_WEIGHTS
+    slack, above = (SLACK, 0.0) if clean or not narrow else (NARROW_SLACK, NARROW_WEIGHTS)
     modifying, score_arrays = modifies(case), functions.registered(case.score).arrays if case.score else 0
     of_row = {"rope": case.rope, "inline_scales": case.inline}
     mask_of(case)  # one that was not given in this process is refused before anything is traced
@@ -180,7 +184,7 @@ def attention_kernel(
                     some = kv.where(seen, kv.full((M, N), 1), 0).max(axis=0)
                     v = kv.where((some > 0)[:, None], v, 0.0)
                 with kv.trace("softmax"):
-                    m, l, p, alpha = online_softmax(m, l, x, unit, above)
+                    m, l, p, alpha = online_softmax(m, l, x, unit, slack, above)
                 o = kv.dot(dtype(p), v, o * alpha[:, None])
             place = (*queries.at(base, token), h)
             if splits is None:

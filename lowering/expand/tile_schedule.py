@@ -166,7 +166,7 @@ class TileConfig:
     @property
     def beside(self) -> bool:
         """Whether weights are narrowed while products read those of the tile before."""
-        return self.instruction == WGMMA and self.overlap and not self.one_wait and self.itemsize == 2
+        return self.instruction == WGMMA and self.overlap and not self.one_wait
 
     @property
     def holds_query(self) -> bool:
@@ -396,9 +396,10 @@ def chosen(case: Case, target: Target, schedule: Mapping[str, Any], measured: bo
     wide: dict[str, Any] = {"rows": 192, "stages": 3} if narrow and three else {}
     if case.query.bits == 16 and not copies_by_tma(TileConfig(case)):
         wide["one_wait"] = True  # who addresses or converts rows takes the registers of weights beside others
-    if case.query.bits == 8 and given.get("rows", TileConfig.rows) == 2 * WARPGROUP_ROWS:
-        # Products of 8 bits are short beside the softmax (H200, 4 x 4096, heads of 256: 1467 against 1656 us).
-        wide["ping_pong"] = max(case.size, case.value_size) > TURNS_FROM
+    if case.query.bits == 8:  # H200, 4 x 4096, heads of 128: 683 us, 714 with two waits; of 256: 1103, 1225 by no turns
+        wide["one_wait"] = True
+        if given.get("rows", TileConfig.rows) == 2 * WARPGROUP_ROWS:
+            wide["ping_pong"] = max(case.size, case.value_size) > TURNS_FROM
     wide |= _converting(case, given) if given.get("producer", True) and TileConfig(case).converts else {}
     problem = None
     for keys in range(128, 0, -16):

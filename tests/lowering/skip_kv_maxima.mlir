@@ -59,15 +59,14 @@ gpu.module @kernels {
     gpu.return
   }
 
-  // Left alone: a maximum that is of other scores than the weights, and one that moves below the largest score.
+  // Left alone: a maximum that is of other scores than the weights, and one that moves below the largest score by another number a row.
   // CHECK-LABEL: gpu.func @others
   // CHECK-NOT:     kv.warp_any
   // CHECK:         gpu.return
-  gpu.func @others(%x: !tile, %y: !tile, %start: !row, %zero: !row, %n: i32, %out: memref<?x64xf32>, %every: tensor<64xi1, "rows(wgmma)">, %at: tensor<64xi32, "rows(wgmma)">) kernel attributes {kv.tiled} {
+  gpu.func @others(%x: !tile, %y: !tile, %start: !row, %below: !row, %zero: !row, %n: i32, %out: memref<?x64xf32>, %every: tensor<64xi1, "rows(wgmma)">, %at: tensor<64xi32, "rows(wgmma)">) kernel attributes {kv.tiled} {
     %c0 = arith.constant 0 : i32
     %c1 = arith.constant 1 : i32
     %slack = arith.constant dense<8.0> : !row
-    %four = arith.constant dense<4.0> : !row
     %r:2 = scf.for %j = %c0 to %n step %c1 iter_args(%m = %start, %l = %zero) -> (!row, !row) : i32 {
       %top = "kv.tile_reduce"(%x) {axis = 1 : i64, kind = "max"} : (!tile) -> !row
       %bound = arith.addf %m, %slack : !row
@@ -84,6 +83,45 @@ gpu.module @kernels {
       scf.yield %m2, %l2 : !row, !row
     }
     %q:2 = scf.for %j = %c0 to %n step %c1 iter_args(%m = %r#0, %l = %r#1) -> (!row, !row) : i32 {
+      %top = "kv.tile_reduce"(%x) {axis = 1 : i64, kind = "max"} : (!tile) -> !row
+      %bound = arith.addf %m, %slack : !row
+      %above = arith.cmpf ogt, %top, %bound : !row
+      %lower = arith.subf %top, %below : !row
+      %m2 = arith.select %above, %lower, %m : tensor<64xi1, "rows(wgmma)">, !row
+      %moved = arith.subf %m, %m2 : !row
+      %alpha = math.exp2 %moved : !row
+      %spread = "kv.tile_broadcast"(%m2) {dimension = 0 : i64} : (!row) -> !tile
+      %power = arith.subf %x, %spread : !tile
+      %w = math.exp2 %power : !tile
+      %kept = arith.mulf %l, %alpha : !row
+      %sum = "kv.tile_reduce"(%w) {axis = 1 : i64, kind = "add", kv.partial} : (!tile) -> !row
+      %l2 = arith.addf %kept, %sum : !row
+      scf.yield %m2, %l2 : !row, !row
+    }
+    %alpha = "kv.tile_broadcast"(%q#1) {dimension = 0 : i64} : (!row) -> !tile
+    "kv.tile_store_rows"(%alpha, %out, %every, %at) : (!tile, memref<?x64xf32>, tensor<64xi1, "rows(wgmma)">, tensor<64xi32, "rows(wgmma)">) -> ()
+    gpu.return
+  }
+
+  // A maximum that moves to a constant below the largest score, where weights are to be larger: the same bound of sums.
+  // CHECK-LABEL: gpu.func @below
+  // CHECK-SAME:    (%[[X:[^:]*]]: tensor<64x64xf32, "wgmma">
+  // CHECK:         %[[MOST:.*]] = arith.constant dense<2.550000e+02>
+  // CHECK:         %[[GROWN:.*]] = arith.cmpf ogt, %[[S:.*]], %[[MOST]]
+  // CHECK:         %[[ANY:.*]] = "kv.warp_any"(%[[GROWN]])
+  // CHECK:         scf.if %[[ANY]]
+  // CHECK:           %[[TOP:.*]] = "kv.tile_reduce"(%[[X]]) {{.*}}kind = "max"
+  // CHECK:           %[[LOWER:.*]] = arith.subf %[[TOP]]
+  // CHECK:           %[[OF_ROW:.*]] = "kv.tile_reduce_lanes"(%[[S]]) {kind = "max"}
+  // CHECK:           %[[MOVES:.*]] = arith.cmpf ogt, %[[OF_ROW]], %[[MOST]]
+  // CHECK:           arith.select %[[MOVES]], %[[LOWER]]
+  // CHECK:         gpu.return
+  gpu.func @below(%x: !tile, %start: !row, %zero: !row, %n: i32, %out: memref<?x64xf32>, %every: tensor<64xi1, "rows(wgmma)">, %at: tensor<64xi32, "rows(wgmma)">) kernel attributes {kv.tiled} {
+    %c0 = arith.constant 0 : i32
+    %c1 = arith.constant 1 : i32
+    %slack = arith.constant dense<8.0> : !row
+    %four = arith.constant dense<4.0> : !row
+    %q:2 = scf.for %j = %c0 to %n step %c1 iter_args(%m = %start, %l = %zero) -> (!row, !row) : i32 {
       %top = "kv.tile_reduce"(%x) {axis = 1 : i64, kind = "max"} : (!tile) -> !row
       %bound = arith.addf %m, %slack : !row
       %above = arith.cmpf ogt, %top, %bound : !row

@@ -32,9 +32,8 @@ def check(place: Any, query: np.ndarray, problem: Problem, out: Any = dtypes.bf1
     given = place.put(np.full(query.shape, SENTINEL, out.numpy))
     lse = place.put(np.full(query.shape[:2], SENTINEL, np.float32))
     offsets = place.put(problem.row_offsets.astype(np.uint32))
-    kv.ops.attention(
-        place.collection(problem.collection), 1, place.put(query), offsets, out=given, lse=lse, **options
-    )  # fmt: skip
+    placed = {name: place.put(value) if isinstance(value, np.ndarray) else value for name, value in options.items()}
+    kv.ops.attention(place.collection(problem.collection), 1, place.put(query), offsets, out=given, lse=lse, **placed)
     options.pop("schedule", None)
     want, want_lse = reference.attention(problem.collection, 1, query, problem.row_offsets, **options)
     tolerance = EXACT if place.name == "host" else ROUNDED
@@ -51,6 +50,10 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "two panels of columns": ({"cached": [70], "new": [9], "head_size": 160}, {}),
     "a negative scale": ({"cached": [70], "new": [9]}, {"scale": -0.1}),
     "a softcap": ({"cached": [70], "new": [9]}, {"softcap": 2.0}),
+    "maxima that move from tile to tile": ({"cached": [300], "new": [5]}, {"scale": 1.5}),
+    "maxima that are found of folded scores": (
+        {"cached": [300], "new": [5]}, {"alibi_slopes": np.linspace(-0.2, 0.9, 8, dtype=np.float32)}),
+    "equal scores": ({"cached": [300], "new": [5]}, {"scale": 0.0}),
 }  # fmt: skip
 
 
