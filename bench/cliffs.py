@@ -139,11 +139,15 @@ def grid() -> Iterator[Case]:
         yield Case(new=new)
         yield Case(new=new, dtype=fp8)
     yield Case(new=4, dtype="f32")
-    yield Case(new=16, dtype=fp8, size=64)
+    for size in (64, 72, 96):
+        yield Case(new=16, dtype=fp8, size=size)
+    yield Case(new=16, dtype=fp8, page=1)
+    yield Case(new=64, dtype=fp8, size=64)
     yield Case(new=16, size=72)
     yield Case(new=16, page=5)
     yield Case(new=16, group=1)
-    yield Case(new=16, dtype="i8", granule=32)
+    for granule in (8, 32):
+        yield Case(new=16, dtype="i8", granule=granule)
     yield Case(new=16, dtype=fp8, granule=128)
     for new in (16, 64):
         yield Case(new=new, batch=1, context=102400)
@@ -151,11 +155,14 @@ def grid() -> Iterator[Case]:
     full = Case(new=4096, batch=4)
     for size in (8, 32, 64, 72, 80, 96, 112, 120, 128, 136, 192, 256, 512):
         yield dataclasses.replace(full, size=size)
-    for dtype, size in (("f16", 128), (fp8, 64), (fp8, 72), (fp8, 80), (fp8, 128), (fp8, 192), (fp8, 256),
+    for dtype, size in (("f16", 128), (fp8, 40), (fp8, 64), (fp8, 72), (fp8, 80), (fp8, 96), (fp8, 128),
+                        (fp8, 192), (fp8, 256), (fp8, 512),
                         ("f8e5m2", 128), ("f32", 64), ("f32", 128)):  # fmt: skip
         yield dataclasses.replace(full, dtype=dtype, size=size)
-    for dtype, granule in (("i8", 128), ("i8", 32), ("i8", 8), (fp8, 128)):
+    for dtype, granule in (("i8", 128), ("i8", 32), ("i8", 8), ("i8", 4), (fp8, 128)):
         yield dataclasses.replace(full, dtype=dtype, granule=granule)
+    yield dataclasses.replace(full, dtype=fp8, size=64, granule=16)
+    yield dataclasses.replace(full, dtype=fp8, size=64, page=1)
     for size in (64, 128, 256):
         yield dataclasses.replace(full, dtype=fp8, size=size, products=fp8)
     yield Case(new=64, batch=1, context=102400, dtype=fp8, products=fp8)

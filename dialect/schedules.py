@@ -370,6 +370,12 @@ ONE_WAIT = Entry(
     "the registers (`pipeline-kv-loops`); else that of the values is under way during it.",
     "false; true of 8-bit queries, and of caches that no TMA boxes copy as they are", bool,
 )  # fmt: skip
+OCCUPANCY = Entry(
+    "occupancy", "Blocks that share a multiprocessor, of which one works while another waits; by mma.sync as many as "
+    "registers and shared memory allow.",
+    "1; 2 of 64 rows of heads of up to 64 over 8-bit caches without scales that boxes bring, of many sequences",
+    most=2,
+)  # fmt: skip
 PERSISTENT = Entry(
     "persistent",
     "Whether there is a block a multiprocessor that takes tile after tile, or a block a tile.",
@@ -445,6 +451,7 @@ TILED = Kind(
         OVERLAP,
         ONE_WAIT,
         PING_PONG,
+        OCCUPANCY,
         PERSISTENT,
         KEY_SPLITS,
         INSTRUCTION,

@@ -21,7 +21,7 @@ from .dtypes import DType
 from .layout import FA3, PAGED, RAGGED, SCALES, CacheSpec, Field, align_up, cdiv
 from .shared_layout import SharedLayout
 
-FORMS = ("tiled", "ragged", "rope", "gather4", "rope_gather4", "scale")
+FORMS = ("tiled", "token", "ragged", "rope", "gather4", "rope_gather4", "scale")
 GATHERS = ("gather4", "rope_gather4")
 SWIZZLE_BYTES = {"none": 16, "32B": 32, "64B": 64, "128B": 128}
 DTYPES = (
@@ -34,6 +34,7 @@ ROWS_A_GATHER = 4
 _COORDINATES = {
     ("tiled", 4): ("page", "slot", "head", "column"),
     ("tiled", 3): ("row", "head", "column"),
+    ("token", 4): ("page", "slot", "head", "column"),
     ("rope", 4): ("page", "slot", "head", "column"),
     ("rope", 3): ("row", "head", "column"),
     ("ragged", 4): ("row", "valid", "head", "column"),
@@ -61,7 +62,7 @@ class TmaSpec:
 
     Parameters
     ----------
-    form : {"tiled", "ragged", "rope", "gather4", "rope_gather4", "scale"}
+    form : {"tiled", "token", "ragged", "rope", "gather4", "rope_gather4", "scale"}
         The constructor that made it.
     dtype : DType
     box : tuple of int
@@ -126,7 +127,7 @@ class TmaSpec:
     @property
     def paged(self) -> bool:
         """Whether coordinates are page and slot, not a row."""
-        return self.form in ("tiled", "rope") and len(self.box) == 4
+        return self.form in ("tiled", "token", "rope") and len(self.box) == 4
 
     @property
     def coordinates(self) -> tuple[str, ...]:
@@ -164,7 +165,8 @@ def spec_problems(spec: TmaSpec) -> list[str]:
     found = box_problems(spec.dtype, spec.box, spec.swizzle)
     if found:
         return found
-    single = {"ragged": spec.box[:2], "tiled": spec.box[-2:-1], "rope": spec.box[-2:-1]}.get(spec.form, spec.box[:1])
+    inner = dict.fromkeys(("tiled", "token", "rope"), spec.box[-2:-1])
+    single = {"ragged": spec.box[:2], **inner}.get(spec.form, spec.box[:1])
     if spec.paged:
         single += spec.box[:1]
     if any(extent != 1 for extent in single):
@@ -259,13 +261,42 @@ def _is_paged(spec: CacheSpec, paged: bool | None) -> bool:
     return spec.of_cache if paged is None else paged
 
 
+def joins_heads(spec: CacheSpec) -> bool:
+    """Whether tokens of 8-bit elements are rows of a descriptor, but their heads, of odd multiples of 8, are not."""
+    packed = spec.of_cache and spec.strides is None and spec.dtype.bits == 8
+    return packed and spec.head_size % 16 == 8 and spec.row_size % 16 == 0
+
+
+def token(spec: CacheSpec, rows: int, depth: int | None = None, swizzle: str = "128B") -> TmaSpec:
+    """Rows of whole tokens, of which a load copies columns from a multiple of 16 bytes on: of any head, with what is
+    beside it in its first or its last 16 bytes.
+
+    Coordinates are page, slot, 0 and the column among those of all heads: the hardware refuses a column that is no
+    multiple of 16 bytes, so that a head of 72 elements of 8 bits may start at the ninth column of its tile.
+    """
+    _refuse_kind(spec, "a TMA tile", True)
+    _rows_of_page(spec, rows)
+    if not joins_heads(spec):
+        raise ValueError(
+            "a TMA tile of tokens needs packed heads of 8-bit elements, an odd multiple of 8 of them, and tokens of a "
+            f"multiple of 16, got {spec.num_heads} heads of {spec.head_size} of {spec.dtype.name}"
+        )
+    depth = padded_depth(spec.dtype, swizzle, spec.head_size) if depth is None else depth
+    g = _columns(spec.dtype, depth, swizzle, "depth")
+    return TmaSpec("token", spec.dtype, (1, rows, 1, g), (rows, 1, depth), swizzle)
+
+
 def launch_tile(spec: CacheSpec, rows: int, columns: int | None = None, swizzle: str = "128B") -> TmaSpec:
     """The tile of a descriptor that a program makes at launch (``kv.tensor_map``): of pages and slots where there are.
+
+    Of heads that are no rows of a descriptor it is one of tokens.
 
     All that a descriptor asks of memory besides is held by every cache and operand: its address is a multiple of 16
     bytes, and its strides are multiples of one token's elements. So that a tile exists says that every launch can have
     its descriptor; ValueError says why there is none.
     """
+    if joins_heads(spec):
+        return token(spec, rows, columns, swizzle)
     return tiled(spec, rows, columns, swizzle, paged=spec.kind != RAGGED)
 
 

@@ -37,15 +37,16 @@ BEFORE_WAITING = (
     "kv.tile_broadcast",
 )  # fmt: skip
 PRODUCERS = ("kv.producer_acquire", "kv.copy_start", "kv.copy_rows_start")
-# Registers of a thread, by warpgroups that consume and that produce: (of the producer, of a consumer) where copies are
-# by TMA, where the producer addresses every row, and where it converts too. Of one each, every thread has the most from
-# the start.
+# Registers of a thread, by warpgroups that consume, that produce, and blocks of a multiprocessor: (of the producer, of
+# a consumer) where copies are by TMA, where the producer addresses every row, and where it converts too. Of one each
+# alone, every thread has the most from the start.
 REGISTERS = {
-    (1, 2): {"rows": (72, 240), "staged": (104, 240)},
-    (1, 3): {"rows": (72, 240), "staged": (88, 240)},
-    (2, 1): {"tma": (40, 232), "rows": (56, 224), "staged": (72, 216), "transposed": (88, 208)},
-    (2, 2): {"rows": (40, 216), "staged": (64, 192)},
-    (3, 1): {"tma": (32, 160), "rows": (56, 152), "staged": (56, 152), "transposed": (56, 152)},
+    (1, 1, 2): {"tma": (40, 216), "rows": (56, 200), "staged": (80, 176)},
+    (1, 2, 1): {"rows": (72, 240), "staged": (104, 240)},
+    (1, 3, 1): {"rows": (72, 240), "staged": (88, 240)},
+    (2, 1, 1): {"tma": (40, 232), "rows": (56, 224), "staged": (72, 216), "transposed": (88, 208)},
+    (2, 2, 1): {"rows": (40, 216), "staged": (64, 192)},
+    (3, 1, 1): {"tma": (32, 160), "rows": (56, 152), "staged": (56, 152), "transposed": (56, 152)},
 }
 
 
@@ -248,7 +249,9 @@ def run(module: ir.Module, options: Any) -> None:
         if any(v in made for x in copies.values() for op in x.needed for v in x.operands(op)):
             remark(function, "missed", "no producer: where tiles lie depends on tiles before the loop")
             continue
-        registers = REGISTERS.get((schedule.get("consumers", 2), producers_of(schedule)), {}).get(how)
+        registers = REGISTERS.get(
+            (schedule.get("consumers", 2), producers_of(schedule), schedule.get("occupancy", 1)), {}
+        ).get(how)
         registers = registers if schedule.get("registers", True) else None
         starts = {role: [op for op in share if op.name == "kv.copy_start"] for role, share in shares.items()}
         ahead = {role for role, ops in starts.items() if ops and all("constant" in op.attributes for op in ops)}

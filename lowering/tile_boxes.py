@@ -4,6 +4,9 @@
 Elements of 8 bits that products want as 16 come as they are stored to *staging* memory, which all threads that copy
 read, convert and write to the tile's stage. Beside the barriers of the stages are those of staging memory: ``landed``
 and ``read``. Scales are no boxes: threads copy them by cp.async, each once, and ``landed`` counts those copies too.
+
+A box starts at a multiple of 16 bytes of a token. A head that does not (of 72 columns of 8 bits, every second one) has
+its first column at the ninth of staging memory, and what is converted of 16 bytes goes to two places.
 """
 
 from __future__ import annotations
@@ -14,7 +17,7 @@ from typing import Any
 from kvarn.dialect import ops, types
 from kvarn.dialect.dtypes import DType, f32, i32
 from kvarn.dialect.layout import CacheSpec, align_up, cdiv, page_and_slot
-from kvarn.dialect.shared_layout import CHUNK, SharedLayout
+from kvarn.dialect.shared_layout import CHUNK, SWIZZLES, SharedLayout
 from kvarn.dsl import functional, gpu, ptx, tma
 from kvarn.dsl import math as kv_math
 from kvarn.dsl.memory import GLOBAL, SHARED, Pointer
@@ -53,15 +56,28 @@ def copy_boxes(
     token = scalar(op.first) + lane * rows
     slot = page_and_slot(types.spec_of(op.cache.type), Value(token.ir, i32, nonneg=True))[1]
     with functional.when((lane < boxes) if warp is None else (lane < boxes) & (lane % warps == warp)):
+        head, first_column = scalar(op.head), op.first_column.value
+        if map.spec.form == "token":
+            head, first_column = 0, column_of_token(op) // CHUNK * CHUNK
         for panel in range(layout.panels):
-            column = op.first_column.value + panel * layout.panel_columns
-            coordinates = (scalar(op.pages), slot, scalar(op.head), column)
+            coordinates = (scalar(op.pages), slot, head, first_column + panel * layout.panel_columns)
             tma.load_box(map, coordinates, place + layout.box_offset(panel, lane * rows), full)
+
+
+def column_of_token(op: Any) -> Value:
+    """The first column of a tile among those of all heads of a token, elements of 8 bits."""
+    at = scalar(op.head) * types.spec_of(op.cache.type).head_size + op.first_column.value
+    return Value(at.ir, i32, nonneg=True)
+
+
+def swizzle_of_boxes(spec: CacheSpec) -> int:
+    """Bytes of the swizzle of boxes that fill staging memory: those of narrow heads have no more columns than these."""
+    return next((s for s in SWIZZLES[1:] if align_up(spec.head_size, CHUNK) * spec.dtype.itemsize <= s), SWIZZLE)
 
 
 def staged_boxes(spec: CacheSpec, rows: int, columns: int, slots: int) -> SharedLayout:
     """Staging memory of tiles, as boxes fill it."""
-    return SharedLayout(rows, columns, spec.dtype.itemsize, SWIZZLE, slots)
+    return SharedLayout(rows, columns, spec.dtype.itemsize, swizzle_of_boxes(spec), slots)
 
 
 def staged_boxes_bytes(spec: CacheSpec, rows: int, columns: int, slots: int) -> int:
@@ -86,6 +102,8 @@ class StagedBoxes:
         self.copying_boxes = min(threads // WARP, boxes_of(op, self.staged))  # warps
         self.memory = Pointer(ops.alloc_shared(self.staged.bytes, self.staged.alignment), SHARED)
         self.barriers = Pointer(ops.alloc_shared(2 * slots * BARRIER_BYTES, BARRIER_BYTES), SHARED)
+        self.of_token = types.tma_spec_of(op.descriptor.type).form == "token"
+        self.shifts = Pointer(ops.alloc_shared(slots * 4, CHUNK), SHARED) if self.of_token else self.memory
         self.slot_scales = layout.rows * 4 * self.scales
         self.scale_memory = Pointer(ops.alloc_shared(max(slots * self.slot_scales, CHUNK), CHUNK), SHARED)
 
@@ -126,6 +144,9 @@ class StagedBoxes:
         with self.of_warps(warp, max(self.copying_boxes, self.copying_scales // WARP)):
             ptx.mbarrier_wait(self.read(slot), parity ^ 1, name="read")
             with self.of_warps(warp, self.copying_boxes):
+                if self.of_token:  # who waits for the boxes waits for this, too
+                    with functional.when(thread == 0):
+                        (self.shifts + slot * 4).store(column_of_token(op) & (CHUNK - 1))
                 copy_boxes(op, self.staged, place, self.landed(slot), lane, warp, self.copying_boxes)
             if self.scales:
                 with self.of_warps(warp, self.copying_scales // WARP):
@@ -178,6 +199,7 @@ class StagedBoxes:
             m for m in (4, 3, 2, 1) if turns % m == 0
         )  # chunks of a thread that it loads before it converts
         place = self.memory + self.staged.stage_offset(slot)
+        shift = (self.shifts + slot * 4).load(i32) if self.of_token else None
 
         def of_group(group: Value) -> None:
             group = Value(group.ir, i32, nonneg=True)
@@ -192,7 +214,7 @@ class StagedBoxes:
                     held.append((row, [words[k] for k in range(CHUNK // 4)], self.factors(slot, at, chunk * columns)))
                 for row, words, factors in held:
                     with contextlib.nullcontext() if whole else functional.when(row < self.layout.rows):
-                        self.write(row, chunk, words, factors, tile, dtype)
+                        self.write(row, chunk, words, factors, tile, dtype, shift)
 
             if turns == together:
                 some(0)
@@ -217,10 +239,19 @@ class StagedBoxes:
         return elements_of((of_row + at * 4).load(f32, each))
 
     def write(
-        self, row: Value, chunk: Value, words: list[Value], factors: list[Value], tile: Pointer, dtype: DType
-    ) -> None:
-        """Convert a chunk and write it."""
+        self, row: Value, chunk: Value, words: list[Value], factors: list[Value], tile: Pointer, dtype: DType,
+        shift: Value | None,
+    ) -> None:  # fmt: skip
+        """Convert a chunk and write it, as two. A head's may start in the middle of one, ``shift`` columns on.
+
+        What is written then at the end of the row, of the neighbours on either side, is zeros.
+        """
         pairs, each = converted(words, factors, self.spec.dtype, dtype), CHUNK // 4
         for p in range(0, len(pairs), each):
-            at = self.layout.chunk_offset(row, chunk * (len(pairs) // each) + p // each)
-            (tile + at).store(vector(i32, pairs[p : p + each]))
+            part, half = chunk * (len(pairs) // each) + p // each, vector(i32, pairs[p : p + each])
+            if shift is not None:
+                part = part - (shift >> 3)
+                last = self.layout.columns * self.layout.itemsize // CHUNK - 1
+                part = where(part < 0, last, part)
+                half = where(part == last, vector(i32, each), half)
+            (tile + self.layout.chunk_offset(row, part)).store(half)

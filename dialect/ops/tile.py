@@ -366,7 +366,8 @@ def verify_columns(op: Any, spec: CacheSpec, tile: ir.RankedTensorType, converte
             op, f"a descriptor copies elements as they are stored, {spec.data_dtype.mlir} without scales, got {tile}"
         )
     box = types.tma_spec_of(op.descriptor.type)
-    if box.form != "tiled" or tile.shape[0] % box.rows:
+    forms = ("tiled", "token") if converts else ("tiled",)  # boxes of tokens have columns of neighbours
+    if box.form not in forms or tile.shape[0] % box.rows:
         return verify.fail(
             op, f"the tile must be whole boxes of a tiled descriptor, got {tile.shape[0]} rows and {op.descriptor.type}"
         )

@@ -46,7 +46,8 @@ class TensorMapOp(Kv.Operation, name="tensor_map", traits=[Pure]):
 
     Operands: handle; layer, i32, of a collection only. Attribute half: ``key`` or ``value`` of a collection, and
     ``key`` of what has no halves. Result: the descriptor, whose type says the tile: form ``tiled``, coordinates page,
-    slot, head, column (row, head, column of a ragged operand), one box a column chunk. What lies past the head size,
+    slot, head, column (row, head, column of a ragged operand), one box a column chunk; or form ``token`` of heads that
+    start at odd multiples of 8 bytes, with the columns of all heads. What lies past the head size,
     a page's slots or the pool's pages is zeros. A launch takes it as a kernel's argument. No effects.
     """
 

@@ -25,12 +25,13 @@ class RaggedQueries:
     """Rows end to end: those of sequence b are [offsets[b], offsets[b + 1]).
 
     Offsets are held to the ``rows`` of the buffers: none leads out of them. A sequence that ends before it begins is
-    empty.
+    empty. ``most``: no sequence has more rows, which makes tiles easier to number.
     """
 
     offsets: Any
     rows: Any
     kv_offsets: Any = None
+    most: int | None = None
 
     @property
     def sequences(self) -> Any:
@@ -71,12 +72,18 @@ class RaggedQueries:
 
     @kv.func
     def tile(self, number: Any, group: int, size: int) -> tuple[Any, Any, Any, Any]:
-        """As :func:`tile_place`, with the base of the sequence."""
-        return tile_place(self.offsets, self.rows, number, group, size)
+        """As :func:`tile_place`, with the base of the sequence; where none has more rows, each has as many tiles."""
+        if self.most is None:
+            return tile_place(self.offsets, self.rows, number, group, size)
+        tiles = cdiv(self.most * group, size)
+        b = number // tiles
+        return b, self.base(b), (number % tiles) * size, self.length(b) * group
 
     @kv.func
     def first_tile(self, b: Any, group: int, size: int) -> Any:
         """The number of a sequence's first tile."""
+        if self.most is not None:
+            return b * cdiv(self.most * group, size)
         return ((self.base(b) - self.base(0)) * group) // size + b
 
 
@@ -176,16 +183,18 @@ def new_keys(queries: Queries, b: Any) -> Any:
 
 
 def queries_of(
-    padded: bool, extents: Any, rows: Any, kv_offsets: Any = None, lists: Any = None, counts: Any = None
-) -> Queries:
+    padded: bool, extents: Any, rows: Any, kv_offsets: Any = None, lists: Any = None, counts: Any = None,
+    most: int | None = None,
+) -> Queries:  # fmt: skip
     """The queries of a kernel: ``extents`` are row offsets or valid lengths, ``rows`` a buffer with their rows.
 
-    With ``lists``, and their ``counts``, each row sees what its list says.
+    With ``lists``, and their ``counts``, each row sees what its list says. ``most``: no sequence has more rows.
     """
     if lists is not None:
-        return ListedQueries(extents, rows.shape[0], None, lists, counts)
-    made = PaddedQueries if padded else RaggedQueries
-    return made(extents, rows.shape[1] if padded else rows.shape[0], kv_offsets)
+        return ListedQueries(extents, rows.shape[0], lists=lists, counts=counts)
+    if padded:
+        return PaddedQueries(extents, rows.shape[1], kv_offsets)
+    return RaggedQueries(extents, rows.shape[0], kv_offsets, most)
 
 
 # --- outside kernels -------------------------------------------------------------------------------
@@ -225,10 +234,12 @@ def row_count(query: ir.Value, at: Expansion) -> Any:
     return rows * at.dim(query, 1) if ir.MemRefType(query.type).rank == 4 else rows
 
 
-def tiles_of(op: Any, at: Expansion, group: int, size: int) -> Any:
-    """Tiles that the kernels' ``tile`` numbers."""
+def tiles_of(op: Any, at: Expansion, group: int, size: int, most: int | None = None) -> Any:
+    """Tiles that the kernels' ``tile`` numbers, of sequences that have no more than ``most`` rows."""
     if is_padded(op):
         return batch_of(op, at) * ((at.dim(op.query, 1) * group + (size - 1)) // size)
     if has_lists(op):
         return batch_of(op, at) * cdiv(group, size)
+    if most is not None:
+        return batch_of(op, at) * cdiv(most * group, size)
     return tile_count(at.dim(op.query, 0), batch_of(op, at), group, size)

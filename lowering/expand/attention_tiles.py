@@ -41,7 +41,7 @@ NARROW_WEIGHTS, NARROW_SLACK = 3.0, math.log2(448.0)
 
 def attention_kernel(
     case: Case, rows: int, keys: int, threads: int, options: dict[str, Any], clean: bool = False, least: int = 1,
-    bounded: bool = False, looped: bool = True, section: tuple[int, int] | None = None,
+    bounded: bool = False, looped: bool = True, section: tuple[int, int] | None = None, most: int | None = None,
 ) -> Any:  # fmt: skip
     """The kernel of a case, for tiles of ``rows`` query rows and ``keys`` keys.
 
@@ -53,7 +53,7 @@ def attention_kernel(
     heads are taken as they are. Otherwise they have columns of zeros up to whole steps of the products.
     ``bounded``: so are values past the last that a tile's last row sees, as far as the mask says. ``looped``: a block
     may take several tiles of rows; else there are as many blocks as tiles. ``section``: (first, how many) columns of
-    values, and of the output, that this kernel has; without, all of them.
+    values, and of the output, that this kernel has; without, all of them. ``most``: no sequence has more query tokens.
     """
     FIRST, values = section or (0, case.value_size)
     M, N, G, D, V = rows, keys, case.group, case.size, values
@@ -106,7 +106,7 @@ def attention_kernel(
         queue: kv.Optional[kv.Buffer[kv.i8, 1]], array0=None, array1=None, array2=None, array3=None,
         pages=None, page_counts=None, block_mask=None, lists=None, list_counts=None,
     ):  # fmt: skip
-        queries = queries_of(case.padded, extents, query, kv_offsets, lists, list_counts)
+        queries = queries_of(case.padded, extents, query, kv_offsets, lists, list_counts, most)
         number_of_tiles = tiles * case.spec.num_heads
         units = number_of_tiles if splits is None else number_of_tiles * splits
         last_unit, step = (units, kv.grid_dim.x) if looped else (kv.block_id.x + 1, 1)

@@ -66,12 +66,14 @@ def partial_row(tile: Any, max_splits: Any, split: Any, rows: int) -> Any:
 
 
 def combine_kernel(
-    case: Case, rows: int, keys: int, least: int, programmatic: bool = True, section: tuple[int, int] | None = None
-) -> Any:
+    case: Case, rows: int, keys: int, least: int, programmatic: bool = True, section: tuple[int, int] | None = None,
+    most: int | None = None,
+) -> Any:  # fmt: skip
     """The kernel that combines the partial results of tiles of ``rows`` query rows and ``keys`` keys.
 
     A warp has a row. Rows of tiles that were not split are written already. ``programmatic``: it may be launched while
-    the kernel before it ends. ``section``: (first, how many) columns of values that the partial results have.
+    the kernel before it ends. ``section``: (first, how many) columns of values that the partial results have. ``most``:
+    no sequence has more query rows.
     """
     FIRST, V = section or (0, case.value_size)
     turns = cdiv(V, 32 * WIDTH)
@@ -97,7 +99,7 @@ def combine_kernel(
         lists=None, list_counts=None,
     ):  # fmt: skip
         lane, warp = kv.lane_id(), kv.warp_id()
-        queries = queries_of(case.padded, extents, out, kv_offsets, lists, list_counts)
+        queries = queries_of(case.padded, extents, out, kv_offsets, lists, list_counts, most)
         item = kv.block_id.x * WARPS + warp
         tile, r = item // rows, item % rows
         number, head = tiles - 1 - tile // case.spec.num_heads, tile % case.spec.num_heads

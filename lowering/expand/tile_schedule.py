@@ -9,7 +9,6 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from mlir import ir
-from mlir.dialects import arith
 
 from kvarn.dialect.dtypes import bf16, f8e4m3, f16, f32
 from kvarn.dialect.layout import RAGGED, align_up, cdiv
@@ -17,10 +16,11 @@ from kvarn.dialect.ops.attention import arrays_of
 from kvarn.dialect.ops.tile import COLUMN_STEP
 from kvarn.dialect.schedules import TILED
 from kvarn.dialect.shared_layout import CHUNK, SharedLayout
+from kvarn.dialect.tma_layout import joins_heads
 from kvarn.lowering.assign_kv_layouts import MOST_HELD
-from kvarn.lowering.index import Ix, const
+from kvarn.lowering.index import Ix
 from kvarn.lowering.target import Target
-from kvarn.lowering.tile_boxes import staged_boxes_bytes
+from kvarn.lowering.tile_boxes import staged_boxes_bytes, swizzle_of_boxes
 from kvarn.lowering.tile_copies import SLOTS, row_unit, staging_bytes, why_not_by_rows, why_not_staged
 from kvarn.lowering.tile_ir import BARRIERS_BYTES, MMA, SWIZZLE, WARPGROUP, WARPGROUP_ROWS, WGMMA
 from kvarn.lowering.tile_transposition import GROUP, staged_layout
@@ -28,16 +28,19 @@ from kvarn.lowering.tile_windows import bytes_of, extents
 
 from . import tuned
 from .attention_common import Case
-from .attention_queries import batch_of, has_lists, tiles_of
+from .attention_queries import batch_of, tiles_of
 from .base import Expansion
 from .key_splits import LEAST_KEYS, WARPS, combine_kernel
 from .score_arrays import reads_pairs
+from .tile_splits import halved, longest_of, splits_for
 
 # Of a consumer's thread for scores, weights and sums, by consumers: the rest of what it may have is for addresses.
 MOST_REGISTERS = {1: 208, 2: 208, 3: 128}
 # Of those, what is chosen with weights beside others (H200, 8 x 4096: heads of 256 by 64 keys for 80 -1%, of 192 0%).
 BESIDE_REGISTERS = 200
+MOST_OF_TWO = 160  # likewise, where two blocks of a warpgroup that multiplies and one that copies share the registers
 REGISTERS = 65536  # of a multiprocessor
+SYSTEM_BYTES = 1024  # of shared memory, of every block
 # Entries that products by mma.sync need, and one whose blocks hide one another.
 BY_MMA: dict[str, Any] = {
     "instruction": MMA, "rows": WARPGROUP_ROWS, "producer": False, "overlap": False, "ping_pong": False,
@@ -48,14 +51,17 @@ MOST_BY_MMA = {1: 160, 2: 160, 3: 96}  # likewise, beside words of B on their wa
 SHARED_COLUMNS = 192  # of a product that has enough of the registers with which threads of four warpgroups start
 TURNS_FROM = 128  # columns of heads above which two warpgroups over 8-bit caches start their products by turns
 MOST_CONVERTING = 2  # warpgroups that convert what lies in staging memory
+LEAST_GRANULE = 8  # of scales beside boxes
 MOST_COLUMNS = 512  # of a head
 MOST_OF_VALUES = 256  # columns of values that the registers of a warpgroup have sums of
+FEW_KEYS = 32  # of a tile, of which one stage is better than two of fewer
+FEW_ROWS = 3 * 192  # of a sequence and KV head, of which tiles of 128 have fewer that are none
+MANY_TILES = 256  # of sequences and KV heads: two for every multiprocessor
+NARROW_CONVERTED = 80  # columns of heads of 8 bits that three warpgroups multiply
 NARROW = 64  # columns of heads whose tiles are small enough for three warpgroups and three stages
 LEAST_LATENT_KEYS = 128  # of one of several splits of latent rows, whose keys take a multiple of others' time
 LEAST_LISTED = 16  # keys of a tile, which divide a page of a list
 BOX_ROWS = 64  # most rows of a TMA box
-MOST_BY_SHAPE = 16  # splits that shapes ask for
-LONG_SPLIT, UNITS = 8192, 12
 ATOM_ROWS = 8  # a box that is no multiple of the swizzle's period cannot be one of several
 
 
@@ -71,10 +77,10 @@ class TileConfig:
         Tiles of keys, and of values, in shared memory; and of query rows.
     producer, overlap, one_wait, ping_pong, persistent : bool
         As the schedule's entries.
-    producers, slots : int
+    producers, slots, occupancy : int
         As the schedule's entries.
     splits : int
-        Most blocks that share the keys of a tile; 0: what the shapes of a launch ask for (:func:`splits_for`).
+        Most blocks that share the keys of a tile; 0: what the shapes of a launch ask for (:mod:`tile_splits`).
     instruction : {"wgmma", "mma.sync"}
         Of the products.
     """
@@ -90,6 +96,7 @@ class TileConfig:
     overlap: bool = True
     one_wait: bool = False
     ping_pong: bool = False
+    occupancy: int = 1
     persistent: bool = True
     splits: int = 0
     instruction: str = WGMMA
@@ -123,10 +130,24 @@ class TileConfig:
     def blocks(self, target: Target) -> int:
         """Blocks that a multiprocessor's registers are shared by: those of small tiles by mma.sync hide one another."""
         if self.instruction != MMA:
-            return 1
+            return self.occupancy
         # Of a thread with addresses and words of B; f32 besides in two parts.
         whole = self.registers * 8 // 5 if self.itemsize < 4 else self.registers + 72
-        return max(1, min(REGISTERS // (self.threads * whole), target.shared_bytes // self.shared_bytes))
+        of_memory = (target.shared_bytes + SYSTEM_BYTES) // (self.shared_bytes + SYSTEM_BYTES)
+        return max(1, min(REGISTERS // (self.threads * whole), of_memory))
+
+    def most_shared_bytes(self, target: Target) -> int:
+        """Shared memory of each of the blocks of a multiprocessor."""
+        return (target.shared_bytes + SYSTEM_BYTES) // self.blocks(target) - SYSTEM_BYTES
+
+    @property
+    def most_registers(self) -> int:
+        """Registers of a thread that multiplies for scores, weights and sums."""
+        if self.instruction == MMA:
+            return MOST_BY_MMA.get(self.consumers, 0)
+        if self.occupancy > 1:
+            return MOST_OF_TWO if (self.consumers, self.producers) == (1, 1) else 0
+        return MOST_REGISTERS[self.consumers] - (16 if self.consumers > 2 and self.converts else 0)
 
     @property
     def least(self) -> int:
@@ -293,28 +314,24 @@ def copies_by_tma(config: TileConfig) -> bool:
 
 def of_boxes(config: TileConfig) -> bool:
     """Whether tiles of the cache are whole TMA boxes."""
-    rows = config.box_rows
+    rows, spec = config.box_rows, config.case.spec
     boxes = config.keys // rows
-    return (
-        config.instruction == WGMMA
-        and config.case.spec.kind != RAGGED
-        and (boxes == 1 or rows % ATOM_ROWS == 0)
-        and boxes <= 32
-    )
+    whole = boxes == 1 or rows % ATOM_ROWS == 0
+    return config.instruction == WGMMA and spec.kind != RAGGED and whole and boxes <= 32
 
 
 def staged_by_tma(config: TileConfig) -> bool:
-    """Whether tiles are TMA boxes of elements that threads convert.
-
-    Three warpgroups that multiply leave registers for nothing else. With fewer, boxes pay but where a chunk has several
-    scales (H200, 4 x 4096 in granules of 8: 2078 against 1704 us).
+    """Whether tiles are TMA boxes of elements that threads convert: not beside many copies of scales, of small granules
+    (H200, 4 x 4096 of i8, by boxes and by rows: of 8 1331 and 1362 us, of 4 1866 and 1412).
     """
-    spec, size = config.case.spec, config.case.size
-    if not (config.staged and of_boxes(config) and size % CHUNK == 0 and row_unit(spec, size) == CHUNK):
+    spec, size, several = config.case.spec, config.case.size, len(config.sections) > 1
+    if not (config.staged and of_boxes(config)):
         return False
-    if spec.quantized and len(config.sections) > 1:  # scales are copied of whole heads
+    if joins_heads(spec):  # boxes have 8 columns of the next head or of the one before
+        return not several and (not spec.quantized or spec.granularity >= size)
+    if size % CHUNK or row_unit(spec, size) != CHUNK:
         return False
-    return config.consumers > 2 or not spec.quantized or spec.granularity >= CHUNK
+    return not spec.quantized or (spec.granularity >= LEAST_GRANULE and not several)  # scales are of whole heads
 
 
 def why_not(config: TileConfig, target: Target) -> str | None:
@@ -324,19 +341,20 @@ def why_not(config: TileConfig, target: Target) -> str | None:
             "keys must divide a page that is listed, and splits be 1, got keys = "
             f"{config.keys}, splits = {config.splits} and pages of {config.case.spec.page_size} tokens"
         )
-    if config.shared_bytes > target.shared_bytes:
+    if config.instruction == MMA and config.occupancy > 1:
+        return f"occupancy must be 1 for products by mma.sync, whose registers decide it, got {config.occupancy}"
+    if config.shared_bytes > config.most_shared_bytes(target):
         return (
-            f"tiles must fit {target.shared_bytes} bytes of shared memory, got {config.shared_bytes} for rows = "
-            f"{config.rows}, keys = {config.keys}, stages = {config.stages}"
+            f"tiles must fit {config.most_shared_bytes(target)} bytes of shared memory, got {config.shared_bytes} for "
+            f"rows = {config.rows}, keys = {config.keys}, stages = {config.stages}"
         )
     if config.keys % (COLUMN_STEP * config.beside_rows):
         step = COLUMN_STEP * config.beside_rows
         return f"keys must be a multiple of {step} for warps that share rows, got {config.keys}"
     if config.narrow and config.keys % 32:
         return f"products of 8-bit weights take keys by 32, got {config.keys}"
-    most = MOST_REGISTERS[config.consumers] - (16 if config.consumers > 2 and config.converts else 0)
+    most = config.most_registers
     if config.instruction == MMA:
-        most = MOST_BY_MMA.get(config.consumers, 0)
         for name in ("producer", "overlap", "ping_pong"):
             if getattr(config, name):
                 return f"{name} must be false for products by mma.sync, which nothing runs beside"
@@ -400,7 +418,8 @@ def chosen(case: Case, target: Target, schedule: Mapping[str, Any], measured: bo
         wide["one_wait"] = True
         if given.get("rows", TileConfig.rows) == 2 * WARPGROUP_ROWS:
             wide["ping_pong"] = max(case.size, case.value_size) > TURNS_FROM
-    wide |= _converting(case, given) if given.get("producer", True) and TileConfig(case).converts else {}
+    if given.get("producer", True) and TileConfig(case).converts:
+        wide |= _converting(case, given, schedule, target)
     problem = None
     for keys in range(128, 0, -16):
         config = TileConfig(case, **{"keys": keys, **wide, **given})
@@ -427,21 +446,36 @@ def _with_table(config: TileConfig, target: Target) -> TileConfig:
     return smaller if smaller.shared_bytes + smaller.table_bytes <= target.shared_bytes else config
 
 
-def _converting(case: Case, given: Mapping[str, Any]) -> dict[str, Any]:
-    """Entries of caches whose elements threads convert, where nothing is given.
+def _converting(case: Case, given: dict[str, Any], schedule: Mapping[str, Any], target: Target) -> dict[str, Any]:
+    """Entries of caches whose elements threads convert, where nothing is given; ``schedule`` with what is promised.
 
     Two warpgroups convert; a third takes longer to share a tile than it saves (H200, 9 tokens over 48 x 4k: 211 against
-    184 us), a second takes from several who multiply narrow heads what they need (heads of 64, 4 x 4096: 829 against
-    815 us; 16 tokens over 48 x 4k: 125 with it, 133 without), and more tiles on their way are no faster. Of wide heads
-    that are copied row by row products take turns.
+    184 us). What boxes bring of narrow heads one converts for three who multiply (4 x 4096: heads of 64 650 us, 759 for
+    two; of 80 774 and 900; of 96 998 and 958), unless few rows are promised, which fill no 192. Two blocks of 64 rows
+    share a multiprocessor where sequences are many (16 tokens over 48 x 4k: 94.6 us with keys split in two, 101.7 of
+    one). Wide heads that are copied row by row take turns; of the widest one stage is better (512: 9057 against 12522).
     """
     config, widest = TileConfig(case, rows=given.get("rows", TileConfig.rows)), max(case.size, case.value_size)
-    narrow = widest <= NARROW and config.consumers > 1
-    most = config.most_producers if not config.staged else 1 if narrow else MOST_CONVERTING
+
+    def fits(found: dict[str, Any]) -> bool:
+        made = TileConfig(case, **{"keys": FEW_KEYS, "one_wait": True, **found, **given})
+        return why_not(made, target) is None
+
+    three, two = {"rows": 3 * WARPGROUP_ROWS, "producers": 1}, {"occupancy": 2, "producers": 1}
+    plain = not (case.spec.quantized or case.softcap or case.alibi or case.score)
+    few = "rows" in given or schedule.get("max_queries", FEW_ROWS) * case.group < FEW_ROWS
+    if plain and not few and widest <= NARROW_CONVERTED and staged_by_tma(TileConfig(case, **three)) and fits(three):
+        return three
+    several = schedule.get("max_batch", 1) * case.spec.num_heads >= MANY_TILES and given.get("splits", 0) != 1
+    several = several and config.consumers == 1 and not case.spec.quantized
+    if several and widest <= NARROW and staged_by_tma(config) and fits(two):
+        return two
+    by_rows = widest <= NARROW and config.consumers > 1 and not staged_by_tma(config)
+    most = config.most_producers if not config.staged else 1 if by_rows else MOST_CONVERTING
     found: dict[str, Any] = {"producers": max(1, min(most, config.most_producers))}
     if config.consumers == 2 and widest > TURNS_FROM and not staged_by_tma(config):
         found["ping_pong"] = True
-    return found
+    return found if fits(found) else {**found, "stages": 1}
 
 
 def _of_blocks(tile: tuple[int, int], given: Mapping[str, Any]) -> dict[str, int]:
@@ -474,46 +508,6 @@ def _by_mma(case: Case, target: Target, given: Mapping[str, Any]) -> TileConfig 
     return problem
 
 
-def splits_for(tiles: Ix, batch: Ix, longest: Ix, multiprocessors: Ix, least_keys: int = LEAST_KEYS) -> Ix:
-    """Splits of the keys of each of so many tiles of rows, at most: 1 where the tiles fill the device.
-
-    What a launch knows: the shapes, and ``longest``, the keys that no sequence has more of. A multiprocessor takes one
-    tile at a time; tiles cut s-fold take ceil(s * tiles / multiprocessors) rounds of 1/s, and some 5 us besides to
-    write, read and combine partial results, more the more there are. So one round is best where it is nearly full (s =
-    multiprocessors / tiles), else two (measured on an H200, 64 tokens over 100k keys: 1180 us, 177 us by 8 splits of
-    one round, 185 us by 16 of two, 217 us by 32).
-
-    More tiles than that are cut for another reason: of several sequences one may be much longer than the others, and
-    its tiles alone would be at work in the end. Splits of :data:`LONG_SPLIT` keys bound what is waited for (two prompts
-    of 512 beside 64 tokens over 100k keys: 1307 us, 496 us with up to 4 splits). Each costs a look even where nobody is
-    as long, which is why there are no more than :data:`UNITS` a multiprocessor.
-
-    ``least_keys``: of a split, at least. How long the keys of a tile are is known on the device alone, where one with
-    few of them has fewer splits.
-    """
-    one = Ix(const(1))
-
-    def chosen(condition: ir.Value, a: Ix, b: Ix) -> Ix:
-        return Ix(arith.select(condition, a.value, b.value))
-
-    once, twice = multiprocessors // tiles, multiprocessors * 2 // tiles
-    few = chosen((once * tiles * 8).below(multiprocessors * 7), chosen(twice.below(3), one, twice), once)
-    many = chosen(batch.below(2), one, (multiprocessors * UNITS // tiles).least(longest // LONG_SPLIT))
-    found = few.greatest(many).least(longest // least_keys).least(Ix(const(MOST_BY_SHAPE)))
-    return found.greatest(one)
-
-
-def longest_of(op: Any, at: Expansion) -> Ix:
-    """Keys that no sequence has more of, as the collection or the operand says: kernels do not rely on it."""
-    if has_lists(op):
-        return at.dim(op.indices, 1)
-    handle = op.keys if op.operation.name == "kv.operand_attention" else op.collection
-    spec = at.spec(handle)
-    if spec.of_cache:
-        return at.field(handle, "max_cache_length")
-    return at.field(handle, "num_blocks" if spec.kind == RAGGED else "capacity")
-
-
 def launch(
     config: TileConfig, at: Expansion, op: Any, args: list[ir.Value | None], source: tuple[Any, ...],
     lists: Sequence[ir.Value | None] = (),
@@ -521,7 +515,10 @@ def launch(
     """Launch the kernel; ``source`` is (keys, values, layer), the collection twice where they are its, ``lists`` those
     of pages, and the block mask, and those of rows.
     """
-    tiles, multiprocessors = tiles_of(op, at, config.case.group, config.rows), at.device("multiprocessors")
+    # A block mask has numbered tiles of rows, whatever is promised; lists have rows for sequences.
+    numbered = config.case.padded or any(x is not None for x in lists[2:])
+    most = None if numbered else at.schedule.get("max_queries")
+    tiles, multiprocessors = tiles_of(op, at, config.case.group, config.rows, most), at.device("multiprocessors")
     splits = None
     if config.splits != 1:
         # Rows fill no fewer tiles than this, and every sequence of a batch has one.
@@ -530,35 +527,37 @@ def launch(
         filled = filled.greatest(batch_of(op, at)).greatest(at.constant(1)) * config.case.spec.num_heads
         splits = at.constant(config.splits or 1)
         if not config.splits:
-            shapes = filled, batch_of(op, at), longest_of(op, at), multiprocessors
-            splits = splits_for(*shapes, config.least * config.keys)
+            longest, slots, least = longest_of(op, at), multiprocessors * config.occupancy, config.least * config.keys
+            splits = splits_for(filled, batch_of(op, at), longest, slots, least)
+            if config.occupancy > 1:
+                splits = splits.greatest(halved(filled, slots, longest, least))
     maps = descriptors(config, at, *source)
     for section in config.sections:
-        _launch_section(config, section, at, op, args, (tiles, multiprocessors, splits), maps, lists)
+        _launch_section(config, section, at, op, args, (tiles, multiprocessors, splits, most), maps, lists)
 
 
 def _launch_section(
     config: TileConfig, section: tuple[int, int], at: Expansion, op: Any, args: list[ir.Value | None],
-    counts: tuple[Ix, Ix, Ix | None], maps: list[Any], lists: Sequence[ir.Value | None],
+    counts: tuple[Ix, Ix, Ix | None, int | None], maps: list[Any], lists: Sequence[ir.Value | None],
 ) -> None:  # fmt: skip
-    """Launch the kernel of some columns of values; ``counts`` are tiles of rows, multiprocessors and splits."""
+    """Launch the kernel of some columns of values; ``counts``: tiles, multiprocessors, splits, a sequence's tokens."""
     from .attention_tiles import attention_kernel
 
-    case, (tiles, multiprocessors, splits) = config.case, counts
-    spare = at.target.shared_bytes // config.blocks(at.target) - config.shared_bytes
+    case, (tiles, multiprocessors, splits, most) = config.case, counts
+    spare = config.most_shared_bytes(at.target) - config.shared_bytes
     schedule = {"consumers": config.consumers, "spare": max(spare, 0), **config.entries()}
     if config.across > 1:
         schedule["across"] = config.across
     options = {"min_blocks": config.blocks(at.target)}
     kernel = attention_kernel(
         case, config.rows, config.keys, config.threads, options, least=config.least, bounded=config.instruction == MMA,
-        looped=config.persistent or config.instruction != MMA, section=section,
+        looped=config.persistent or config.instruction != MMA, section=section, most=most,
     )  # fmt: skip
     collection, layer, keys, values, query, extents, kv_offsets, scale, out, sinks, lse, slopes, *prior = args
     lse = lse if section[0] == 0 else None  # which the first of several writes
     args = [collection, layer, keys, values, query, extents, kv_offsets, scale, out, sinks, lse, slopes, *prior]
-    units = tiles * case.spec.num_heads
-    blocks = units.least(multiprocessors) if config.persistent else units
+    units, at_once = tiles * case.spec.num_heads, multiprocessors * config.occupancy
+    blocks = units.least(at_once) if config.persistent else units
     parts: list[Any] = [None, None, None]
     several = None
     if splits is not None:
@@ -570,10 +569,10 @@ def _launch_section(
             splits,
         ]
         units_of_all = units * splits
-        blocks = units_of_all.least(multiprocessors) if config.persistent else units_of_all
+        blocks = units_of_all.least(at_once) if config.persistent else units_of_all
     queue = at.workspace(4, zeroed=True) if config.persistent and config.producer else None
     given = [*args, tiles, *maps, *parts, queue, *arrays_of(op), *lists]
-    key = config, section
+    key = config, section, most
     at.launch(kernel, given, (blocks, 1, 1), (config.threads, 1, 1), key=key, attributes={"kv.schedule": schedule})
     if several is None:
         return
@@ -581,20 +580,20 @@ def _launch_section(
     combined = [*before, *parts, tiles, *lists[2:]]
     grid = several * units * (config.rows // WARPS)
     early = at.target.has("pdl")
-    kernel = combine_kernel(case, config.rows, config.keys, config.least, early, section)
+    kernel = combine_kernel(case, config.rows, config.keys, config.least, early, section, most)
     at.launch(kernel, combined, (grid, 1, 1), (32 * WARPS, 1, 1), key=key, programmatic=early)
 
 
 def descriptors(config: TileConfig, at: Expansion, keys: ir.Value, values: ir.Value, layer: Any) -> list[Any]:
     """Tensor maps of keys and values; None where copies by TMA cannot be."""
-    rows = config.box_rows
-    if not (copies_by_tma(config) or staged_by_tma(config)):
+    rows, staged = config.box_rows, staged_by_tma(config)
+    if not (copies_by_tma(config) or staged):
         return [None, None]
-    found = []
+    swizzle, found = f"{swizzle_of_boxes(config.case.spec) if staged else SWIZZLE}B", []
     for handle, half in ((keys, "key"), (values, "value")):
         box = math.gcd(rows, GROUP) if config.narrow and half == "value" else rows  # of what a warp transposes
-        if at.why_no_tensor_map(handle, rows=box) is not None:
+        if at.why_no_tensor_map(handle, rows=box, swizzle=swizzle) is not None:
             return [None, None]
         whose = {} if layer is None else {"layer": layer, "half": half}
-        found.append(at.tensor_map(handle, rows=box, **whose))
+        found.append(at.tensor_map(handle, rows=box, swizzle=swizzle, **whose))
     return found

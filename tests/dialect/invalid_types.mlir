@@ -82,7 +82,7 @@ func.func private @type(!kv.rows<24 : i64, 16 : i64>)
 
 // -----
 
-// expected-error @below {{'func.func' op argument #0 has a malformed type: form must be one of tiled, ragged, rope, gather4, rope_gather4, scale, got slanted; got !kv.tma<"slanted", bf16, array<i64: 64>, array<i64: 64>, 128 : i64>}}
+// expected-error @below {{'func.func' op argument #0 has a malformed type: form must be one of tiled, token, ragged, rope, gather4, rope_gather4, scale, got slanted; got !kv.tma<"slanted", bf16, array<i64: 64>, array<i64: 64>, 128 : i64>}}
 func.func private @type(!kv.tma<"slanted", bf16, array<i64: 64>, array<i64: 64>, 128 : i64>)
 
 // -----

@@ -17,8 +17,8 @@ from mlir import ir
 
 import kvarn as kv
 from kvarn.compiled import Kernel
-from kvarn.dialect import dtypes, tma_layout
-from kvarn.dialect.layout import CollectionSpec
+from kvarn.dialect import dtypes, layout, tma_layout
+from kvarn.dialect.layout import CacheSpec, CollectionSpec
 from kvarn.emulator import Report, ptx
 from kvarn.emulator import run as emulated
 from kvarn.lowering.expand.attention_common import Case
@@ -26,6 +26,8 @@ from kvarn.lowering.expand.attention_tiles import attention_kernel
 from kvarn.lowering.expand.key_splits import WARPS, combine_kernel
 from kvarn.lowering.rewrite import kernels
 from kvarn.lowering.target import by_name
+from kvarn.lowering.tile_boxes import swizzle_of_boxes
+from kvarn.runtime import tensormap
 
 from . import attention as reference
 from .random_caches import Problem, random_query, stored_problem
@@ -53,6 +55,8 @@ class Choice:
         Splits of the keys of a tile at most, each of a tile of keys or more.
     queue : bool
         Whether blocks take tiles from a queue.
+    most : int, optional
+        New tokens that no sequence has more of.
     entries : tuple
         Further entries of the schedule, as (name, bool or int).
     disable : tuple of str
@@ -71,6 +75,7 @@ class Choice:
     blocks: int | None = None
     splits: int = 1
     queue: bool = False
+    most: int | None = None
     entries: tuple[tuple[str, Any], ...] = ()
     disable: tuple[str, ...] = ()
     options: tuple[tuple[str, str], ...] = ()
@@ -100,12 +105,8 @@ def _text(value: Any) -> str:
 
 def trace(case: Case, spec: CollectionSpec, choice: Choice, prior: bool = False) -> ir.Module:
     """The kernel of a case, with the schedule on it, before any pass."""
-    kernel = attention_kernel(case, choice.rows, choice.keys, choice.threads, {"min_blocks": 1})
-    box = (
-        tma_layout.launch_tile(spec.cache, min(spec.cache.page_size or choice.keys, choice.keys))
-        if choice.maps
-        else None
-    )
+    kernel = attention_kernel(case, choice.rows, choice.keys, choice.threads, {"min_blocks": 1}, most=choice.most)
+    box = _box(spec.cache, choice) if choice.maps else None
     rows, offsets = kv.Buffer[case.query, case.rank], kv.Buffer[kv.i32, 1]
     given = [
         spec, kv.i32, None, None, rows, offsets, None, kv.f32, rows, kv.Buffer[kv.f32, 1] if case.sinks else None,
@@ -118,6 +119,20 @@ def trace(case: Case, spec: CollectionSpec, choice: Choice, prior: bool = False)
     (function,) = kernels(module)
     function.attributes["kv.schedule"] = ir.Attribute.parse(choice.schedule(), module.context)
     return module
+
+
+def _box(spec: CacheSpec, choice: Choice) -> tma_layout.TmaSpec:
+    """The tile of a cache's descriptor."""
+    converted = spec.dtype.bits == 8
+    swizzle = f"{swizzle_of_boxes(spec) if converted else 128}B"
+    return tma_layout.launch_tile(spec, min(spec.page_size or choice.keys, choice.keys), swizzle=swizzle)
+
+
+def _descriptor(cache: Any, choice: Choice) -> Any:
+    """A cache's descriptor, as a launch makes it."""
+    names = [f.name for f in layout.operand_fields(cache.spec)]
+    at = dict(zip(names, cache.fields(), strict=True))
+    return tensormap.of_owner(tensormap.of_tile(_box(cache.spec, choice), cache.spec, at), cache)
 
 
 @functools.cache
@@ -144,7 +159,8 @@ def combining(case: Case, spec: CollectionSpec, choice: Choice, prior: bool = Fa
         spec, kv.i32, None, None, kv.Buffer[kv.i32, 1], None, rows, kv.Buffer[kv.f32, 1] if case.sinks else None,
         kv.Buffer[kv.f32, case.rank - 1] if case.lse else None, *_prior(case, prior), parts, parts, kv.i32, kv.i32,
     ]  # fmt: skip
-    kernel = combine_kernel(case, choice.rows, choice.keys, 1, by_name(choice.target).has("pdl"))
+    early = by_name(choice.target).has("pdl")
+    kernel = combine_kernel(case, choice.rows, choice.keys, 1, early, most=choice.most)
     return kv.compile(kernel, *given, target=choice.target)
 
 
@@ -208,12 +224,14 @@ def run(
         tiles = len(counts) * -(-width * b.group // choice.rows)
     else:
         extents, tiles = offsets, len(query) * b.group // choice.rows + len(counts)
+        if choice.most is not None:
+            assert counts.max() <= choice.most
+            tiles = len(counts) * -(-choice.most * b.group // choice.rows)
     out, lse = np.full_like(query, 77), np.full(query.shape[:-1], 77, np.float32)
     given = [c, LAYER, query, extents, np.float32(query.shape[-1] ** -0.5 if scale is None else scale), out]
     given += [b.sinks] * case.sinks + [lse] * case.lse + [b.slopes] * case.alibi + [*prior, tiles]
     if choice.maps:
-        rows = min(case.spec.page_size or choice.keys, choice.keys)
-        given += [x.create_tma_tile(tile_rows=rows) for x in (c.get_key_cache(LAYER), c.get_value_cache(LAYER))]
+        given += [_descriptor(x, choice) for x in (c.get_key_cache(LAYER), c.get_value_cache(LAYER))]
     units = tiles * case.spec.num_heads * choice.splits
     parts = [np.full((units * choice.rows, n), np.nan, np.float32) for n in (case.value_size, 2)]
     parts = [*parts, choice.splits] if choice.splits > 1 else []

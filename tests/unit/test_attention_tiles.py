@@ -99,6 +99,23 @@ def test_boxes_of_8_bit_elements_are_converted_by_all_who_copy(dtype, head_size,
     check(batch([170, 0], [19, 3], dtype=dtype, head_size=head_size, page_size=page_size, **quantized), choice)
 
 
+@pytest.mark.parametrize(
+    ("dtype", "head_size", "num_heads", "quantized"),
+    [("f8e4m3", 72, 2, {}), ("f8e5m2", 120, 2, {}), ("i8", 8, 4, {"scale_dtype": "f32", "granularity": 8}),
+     ("f8e4m3", 136, 2, {"scale_dtype": "f32", "granularity": 136})],
+)  # fmt: skip
+@pytest.mark.parametrize(
+    "choice",
+    [Choice(consumers=2, producers=2, blocks=2, queue=True), Choice(producer=False)],
+    ids=["producers", "no producer"],
+)
+def test_heads_within_16_bytes_of_their_neighbours_come_by_boxes_of_tokens(
+    dtype, head_size, num_heads, quantized, choice
+):
+    sizes = {"head_size": head_size, "num_heads": num_heads, "group": 2}
+    check(batch([170, 0], [19, 3], dtype=dtype, **sizes, **quantized), choice)
+
+
 @pytest.mark.parametrize("maps", [True, False], ids=["tma", "cp.async"])
 @pytest.mark.parametrize("quantized", [{}, {"scale_dtype": "f32", "granularity": 32}], ids=["plain", "scaled"])
 def test_more_tiles_are_on_their_way_than_are_converted(quantized, maps):
@@ -169,6 +186,8 @@ SCHEDULES = {
     "no producer, cp.async": Choice(producer=False, maps=False),
     "no overlap": Choice(entries=(("overlap", False),)),
     "values beside the softmax": Choice(consumers=2, entries=(("one_wait", False),)),
+    "two tiles of every sequence, a queue": Choice(most=17, blocks=2, queue=True),
+    "split keys of few rows": Choice(most=17, splits=3),
     "tiles of 16 keys": Choice(keys=16),
     "tiles of 96 keys": Choice(keys=96),
     "one persistent block": Choice(blocks=1),
@@ -185,6 +204,11 @@ SCHEDULES = {
 @pytest.mark.parametrize("page_size", [5, 64])
 def test_rows_of_a_tile_need_be_no_multiple_of_a_page(page_size, producer):
     check(batch([260, 3], [17, 2], page_size=page_size), Choice(keys=96, maps=False, producer=producer))
+
+
+@pytest.mark.parametrize("splits", [1, 3])
+def test_few_rows_are_one_tile_of_every_sequence(splits):
+    check(batch([100, 20, 90, 260], [16, 1, 0, 9]), Choice(most=16, splits=splits))
 
 
 # Tiles of 64 keys: one, two, an odd number, and of a sequence without rows none; and uneven ends behind many.

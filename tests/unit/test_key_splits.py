@@ -168,6 +168,12 @@ def test_splits_follow_the_shapes_and_the_longest_sequence(tokens, batch_size, l
     assert found["combined"] == (tiles * 128 // key_splits.WARPS if splits > 1 else 0)
 
 
+@pytest.mark.parametrize(("batch_size", "splits"), [(48, 2), (33, 1), (63, 1)])
+def test_blocks_that_share_a_multiprocessor_take_halves_where_rounds_are_fewer(batch_size, splits):
+    found = launched(16 * batch_size, batch_size, longest=4096, max_queries=16, occupancy=2)
+    assert (found["splits"], found["blocks"]) == (splits, 2 * 132)
+
+
 def test_a_given_number_of_splits_stays():
     assert launched(4096, 1, splits=2)["splits"] == 2
     assert launched(64, 1, splits=5, longest=10)["splits"] == 5, "of a tile with few keys there are fewer all the same"
@@ -186,5 +192,5 @@ def test_splits_that_follow_the_shapes_of_a_batch_are_not_batch_invariant():
 
 
 def test_rows_of_few_new_tokens_are_a_warpgroups():
-    """64 rows are multiplied where no sequence has more."""
-    assert launched(16, 1, max_queries=16)["combined"] == 2 * 8 * 64 // key_splits.WARPS
+    """64 rows are multiplied where no sequence has more, once for every sequence."""
+    assert launched(16, 1, max_queries=16)["combined"] == 8 * 64 // key_splits.WARPS

@@ -100,6 +100,20 @@ def test_the_spec_of_a_descriptor_is_what_its_kernel_is_compiled_for():
     assert T.TensorMap(dtypes.f32, (8, 8), (8, 1), (1, 4), 0, (1, 4)).spec is None
 
 
+def test_heads_of_odd_multiples_of_8_bytes_are_columns_of_their_token():
+    eight = layout.spec_of("paged", "f8e4m3", 4, 72, page_size=16)
+    made = tma_layout.launch_tile(eight, 16)
+    at = {"base": 4096, "stride0": 16 * 288, "num_blocks": N, "capacity": 16}
+    m = T.of_tile(made, eight, at)
+    assert (made.form, m.dims, m.strides) == ("token", (N, 16, 1, 288), (16 * 288, 288, 288, 1))
+    assert (m.box, m.tile, m.spec) == ((1, 16, 1, 128), (16, 1, 128), made)
+    odd = layout.spec_of("paged", "f8e4m3", 3, 72, page_size=16)  # whose tokens are no rows either
+    with pytest.raises(ValueError, match=r"the elements of a head must be a multiple of 16 bytes.* got 72 of f8e4m3"):
+        tma_layout.launch_tile(odd, 16)
+    with pytest.raises(ValueError, match=r"tokens of a multiple of 16, got 3 heads of 72 of f8e4m3"):
+        tma_layout.token(odd, 16)
+
+
 def test_gather4_rows():
     f = fields(MLA, stride0=L * 64 * 640)
     m = T.describe_gather4(MLA, f, 72, height=8, dtype=dtypes.i64)

@@ -199,7 +199,8 @@ def load_box(
     Parameters
     ----------
     coordinates : sequence of int or i32
-        As of :func:`load`. The box's first column may be any; of a swizzled tile it is a multiple of the box's columns.
+        As of :func:`load`. The box's first column is a multiple of 16 bytes, which the hardware asks for; of a swizzled
+        tile one of the box's columns.
     destination : pointer to shared memory, or shared array
         A multiple of 128 bytes. A chunk is a tile of its own: ``map.offset`` of a whole tile counts ``rows *
         map.spec.row_bytes`` from one chunk to the next.

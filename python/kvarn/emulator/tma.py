@@ -133,6 +133,8 @@ def _tensor(t: Block, i: Instruction) -> Any:
             if where is None:
                 raise EmulationError(f"{i.text}: {handles[n]:#x} is no TMA descriptor")
             at, given = int(shared[n]), [int(v[n]) for v in values]
+            if given[0] * where.dtype.itemsize % 16:
+                raise EmulationError(f"{i.text}: a box must start at a multiple of 16 bytes, got column {given[0]}")
             if (at & OFFSET) % 128:
                 raise EmulationError(f"{i.text}: shared memory must be a multiple of 128, got {at & OFFSET}")
             if not to_shared:

@@ -165,7 +165,8 @@ def _launch_map(program: Artifact, entry: Entry, target: Arg, item: Any, maps: l
     if not of_rows and (len(item) not in (3, 4) or item[2] not in ("key", "value")):
         raise ValueError(f"{about} must be given a descriptor as (tensor_map, argument, half, layer), got {item!r}")
     given = _program_argument(program, item[1])
-    if target.kind != "tensormap" or not isinstance(target.spec, TmaSpec) or target.spec.form != "tiled":
+    of_tiles = isinstance(target.spec, TmaSpec) and target.spec.form in ("tiled", "token")
+    if target.kind != "tensormap" or not of_tiles:
         raise ValueError(f"{about} is given a descriptor and must take a tiled one, got a {target.kind}")
     if of_rows:
         return _rows_map(program, given, target, item, maps, about)

@@ -156,7 +156,7 @@ def describe_tile(
 
 
 def of_tile(made: TmaSpec, spec: CacheSpec, at: Mapping[str, int], l2_promotion: int = 0) -> TensorMap:
-    """The description of a ``tma_layout.tiled`` of a cache.
+    """The description of a ``tma_layout.tiled``, or of a ``token``, of a cache.
 
     Parameters
     ----------
@@ -164,6 +164,8 @@ def of_tile(made: TmaSpec, spec: CacheSpec, at: Mapping[str, int], l2_promotion:
         The cache's fields ``base``, ``stride0``, ``num_blocks`` and ``capacity``.
     """
     inner, strides = (spec.num_heads, spec.head_size), (spec.token_stride, spec.head_stride, 1)
+    if made.form == "token":
+        inner, strides = (1, spec.row_size), (spec.token_stride, spec.token_stride, 1)
     if made.paged:
         dims = (at["num_blocks"], at["capacity"], *inner)
         return _make(made, dims, (at["stride0"], *strides), at["base"], l2_promotion)
