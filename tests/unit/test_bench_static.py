@@ -52,6 +52,14 @@ def no_local_memory(kernel):
 
 
 @needs_assembler
+@pytest.mark.parametrize(("dtype", "head_size", "invariant"), [("f8e4m3", 128, True), ("bf16", 512, False)])
+def test_decode_spills_nothing_batch_invariant_or_of_heads_of_512(dtype, head_size, invariant):
+    row = cases.Row("one", "", cases.Decode(64, 4096, size=head_size), dtype)
+    for kernel in static.figures(row, schedule={"batch_invariant": invariant})["kernels"].values():
+        no_local_memory(kernel)
+
+
+@needs_assembler
 @pytest.mark.parametrize("name", DECODES)
 def test_decode_reads_the_cache_16_bytes_at_a_time_and_spills_nothing(name):
     kernels = figures(name)
