@@ -18,7 +18,7 @@ from kvarn.dialect.layout import cdiv
 from .attention_queries import queries_of
 from .binned_sums import BITS, NO_EXPONENT, add_bins, add_value, empty, factors, lowered, sum_of
 from .decode_fixed_splits import weight_sum
-from .decode_schedule import COLUMNS, COMBINED, NEVER, Config
+from .decode_schedule import COLUMNS, NEVER, Config
 from .decode_split_kv import lists_of, split_kv
 from .partial_results import added, finished, log_sum_exp, weight, with_prior
 
@@ -27,6 +27,7 @@ def combine_kernel(c: Config) -> Any:
     """The combine kernel of a configuration."""
     G, NT, KS = c.head_rows, c.column_tiles, c.row_steps
     work, WARPS = split_kv(c), c.combine
+    TOGETHER = 4  # splits whose loads a warp has under way
     K, EACH = c.bins, cdiv(c.most_splits, WARPS)  # fixed splits of a warp, whose loads all are under way together
     ABREAST = math.gcd(WARPS, 4)  # warps' shares that are loaded together
 
@@ -37,12 +38,12 @@ def combine_kernel(c: Config) -> Any:
 
     @kv.func
     def fetch(units, partials, tile_indptr, b, part, nt, t, r, last, lane):
-        """Load every ``WARPS``-th split from r on, ``COMBINED`` of them: (maximum, maximum, sum, sum) and outputs.
+        """Load every ``WARPS``-th split from r on, ``TOGETHER`` of them: (maximum, maximum, sum, sum) and outputs.
 
         Where there are no more it is the last one again.
         """
         found = []
-        for j in kv.static(range(COMBINED)):
+        for j in kv.static(range(TOGETHER)):
             of = work.partial_of(units, partials, tile_indptr, b, part, kv.math.min(r + j * WARPS, last), lane)
             found.append(load(of, nt, t))
         return found
@@ -51,17 +52,17 @@ def combine_kernel(c: Config) -> Any:
     def combined(units, partials, tile_indptr, b, part, nt, t, first, last, lane, warp):
         """This warp's share of the partial results, combined: (maximum, maximum, sum, sum, four outputs)."""
         m, l, o = [kv.f32(NEVER)] * 2, [kv.f32(0.0)] * 2, [kv.f32(0.0)] * 4
-        for r in range(first + warp, last + 1, COMBINED * WARPS):
+        for r in range(first + warp, last + 1, TOGETHER * WARPS):
             held = fetch(units, partials, tile_indptr, b, part, nt, t, r, last, lane)
             for u in kv.static(range(2)):
                 top = m[u]
-                for j in kv.static(range(COMBINED)):
+                for j in kv.static(range(TOGETHER)):
                     top = kv.math.max(top, held[j][0][u])
                 mine = weight(m[u], top)
                 m[u], l[u] = top, l[u] * mine
                 for half in kv.static(range(2)):
                     o[2 * half + u] = o[2 * half + u] * mine
-                for j in kv.static(range(COMBINED)):
+                for j in kv.static(range(TOGETHER)):
                     ml, theirs = held[j]
                     of_it = weight(ml[u], top, r + j * WARPS <= last)
                     l[u], o[u], o[2 + u] = added([l[u], o[u], o[2 + u]], [ml[2 + u], theirs[u], theirs[2 + u]], [of_it])

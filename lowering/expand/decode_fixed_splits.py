@@ -66,7 +66,7 @@ def fixed_splits(c: Config, work: SimpleNamespace, partial: SimpleNamespace) -> 
     """
     NT, KS, K = c.column_tiles, c.row_steps, c.bins
     # Sums, and steps of the head of each, whose loads are under way together.
-    TOGETHER, STEPS = 2, math.gcd(KS, 4)
+    TOGETHER, STEPS = 2, KS if KS <= 8 else math.gcd(KS, 4)
     WIDE = math.gcd(KS, 2)
     ENDS = 1 + cdiv(2 * K, 4)  # fours beside the values: exponents, and bins of the sums of weights
 
@@ -161,29 +161,38 @@ def fixed_splits(c: Config, work: SimpleNamespace, partial: SimpleNamespace) -> 
             store_weights(sums, nt, [add_value(weights[u], x[u], by[2 + u]) for u in range(2)])
 
     @kv.func
+    def load_steps(places, nt, first):
+        """The bins of ``STEPS`` steps of the sums at some places."""
+        return [[[load(place, nt, (first + i) * K + k) for k in range(K)] for i in range(STEPS)] for place in places]
+
+    @kv.func
+    def add_steps(sums, nt, first, loaded, by):
+        for i in kv.static(range(STEPS)):
+            mine = [load(sums, nt, (first + i) * K + k) for k in range(K)]
+            new = [values_at(mine, j) for j in range(4)]
+            for which, others in kv.static(enumerate(loaded)):
+                of_it = [lowered(values_at(others[i], j), by[which][j % 2]) for j in range(4)]
+                new = [add_bins(x, y) for x, y in zip(new, of_it, strict=True)]
+            for k in kv.static(range(K)):
+                store(sums, nt, (first + i) * K + k, [new[j][k] for j in range(4)])
+
+    @kv.func
     def add_sums(sums, places, exist):
         """Add the sums that other warps have left, those that exist."""
         for nt in kv.static(range(NT)):
+            # Each wait for the memory takes about a microsecond: all loads are under way before one is needed.
             theirs = [load(place, nt, KS * K) for place in places]
             weights = [load_weights(place, nt) for place in places]
+            loaded = load_steps(places, nt, 0)
             theirs = [[kv.where(e, x, NO_EXPONENT) for x in four] for e, four in zip(exist, theirs, strict=True)]
             own = theirs[0]
             for other in kv.static(theirs[1:]):
                 own = [kv.math.max(x, y) for x, y in zip(own, other, strict=True)]
             of_sum = risen(sums, nt, own)
             by = [[x - y for x, y in zip(of_sum, four, strict=True)] for four in theirs]
-            for first in range(0, KS, STEPS):
-                loaded = [
-                    [[load(place, nt, (first + i) * K + k) for k in range(K)] for i in range(STEPS)] for place in places
-                ]
-                for i in kv.static(range(STEPS)):
-                    mine = [load(sums, nt, (first + i) * K + k) for k in range(K)]
-                    new = [values_at(mine, j) for j in range(4)]
-                    for which, others in kv.static(enumerate(loaded)):
-                        of_it = [lowered(values_at(others[i], j), by[which][j % 2]) for j in range(4)]
-                        new = [add_bins(x, y) for x, y in zip(new, of_it, strict=True)]
-                    for k in kv.static(range(K)):
-                        store(sums, nt, (first + i) * K + k, [new[j][k] for j in range(4)])
+            add_steps(sums, nt, 0, loaded, by)
+            for first in range(STEPS, KS, STEPS):
+                add_steps(sums, nt, first, load_steps(places, nt, first), by)
             new = load_weights(sums, nt)
             for which, others in kv.static(enumerate(weights)):
                 new = [add_bins(new[u], lowered(others[u], by[which][2 + u])) for u in range(2)]

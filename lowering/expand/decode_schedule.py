@@ -28,7 +28,6 @@ WARP_OUTPUTS = 2560  # that a warp has registers for, of all its query rows
 LEAST_GRANULE = 4  # elements that a lane has of a row in one step
 _HELD = 64  # scales of a tile's token that a lane has on their way to shared memory, at most
 MOST_QUERIES = 8  # new tokens of a sequence that still count as a decode
-COMBINED = 4  # partial results whose loads a warp of the combine kernel has under way
 MOST_SPLITS = MOST_VALUES  # fixed splits of a sequence
 
 

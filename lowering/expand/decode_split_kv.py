@@ -25,7 +25,7 @@ from .attention_common import first_key, last_not_above
 from .block import block_scan
 from .chosen_pages import chosen_pages
 from .common import at_most
-from .decode_schedule import COMBINED, Config
+from .decode_schedule import Config
 from .key_tiles import KeyTiles, TilesOfSequences
 
 
@@ -130,10 +130,6 @@ def split_kv(c: Config) -> SimpleNamespace:
                     alike = quotient(batch, few)
                     alike = kv.where(alike * few == batch, alike, 0)
                 count = kv.where(alike * 16 >= count * 15, alike, count)
-        elif c.combine:  # a few units fewer, where the longest stays as long, may have their results loaded in one turn
-            for most in kv.static((c.combine * COMBINED, 2 * c.combine * COMBINED)):
-                longest = quotient(total + (most - 1), most)
-                count = kv.where((count > most) & (count * (longest - 1) < total), most, count)
         each = quotient(total, count)
         return SimpleNamespace(count=count, total=total, each=each, longer=total - each * count)
 

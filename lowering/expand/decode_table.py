@@ -33,8 +33,9 @@ def entries(config: Config, batch_invariant: bool = False) -> dict[str, Any]:
     found = {"warps": warps, "tile": tile, "blocks": max(1, wanted // warps), "stages": 2, "combine": 0}
     for most, combine_warps, min_tiles in _FEW:
         if config.max_batch <= most:
-            # Fixed splits take twice the blocks, a row each, and half the warps.
-            found |= {"combine": combine_warps // 2 if batch_invariant else combine_warps, "min_tiles": min_tiles}
+            # Fixed splits take twice the blocks, a row each: of several sequences half the warps are faster.
+            halved = batch_invariant and most > 1
+            found |= {"combine": combine_warps // 2 if halved else combine_warps, "min_tiles": min_tiles}
             if most == 1:
                 found["blocks"] = max(1, 4 // warps)
             break

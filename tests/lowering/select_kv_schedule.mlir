@@ -42,7 +42,7 @@ func.func @many_sequences(%c: !pool, %layer: i32, %q: !rows, %offsets: !table, %
 
 // A batch-invariant sequence is cut by its own length into tiles of one size, whatever the table has for the batch.
 // CHECK-LABEL: func.func @invariant_one
-// CHECK:         batch_invariant = true, {{.*}}combine = 8 : i64, {{.*}}split = 128 : i64, {{.*}}tile = 16 : i64
+// CHECK:         batch_invariant = true, {{.*}}combine = 16 : i64, {{.*}}split = 128 : i64, {{.*}}tile = 16 : i64
 // TUNED-LABEL: func.func @invariant_one
 // TUNED:         blocks = 3 : i64, combine = 8 : i64, {{.*}}split = 128 : i64, {{.*}}tile = 16 : i64
 func.func @invariant_one(%c: !pool, %layer: i32, %q: !rows, %offsets: !table, %scale: f32, %out: !rows) {
