@@ -363,7 +363,8 @@ OVERLAP = Entry(
 )  # fmt: skip
 PING_PONG = Entry(
     "ping_pong", "Whether two warpgroups start their products by turns.",
-    "false; true for heads over 128 with 8-bit queries, or 8-bit caches that no TMA boxes bring", bool,
+    "false; true of two warpgroups for 8-bit queries, and for heads over 128 in 8-bit caches that no TMA boxes bring",
+    bool,
 )  # fmt: skip
 ONE_WAIT = Entry(
     "one_wait", "Whether both products of an iteration are waited for before the softmax, whose weights then take half "

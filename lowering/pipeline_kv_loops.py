@@ -12,7 +12,8 @@ rows by cp.async finishes a copy when it has started one or two more. Of product
                 (after_one_wait if one_wait else after_two_waits)(scores, sums, values)
 
 *Turns* (``ping_pong`` of a schedule). Two consumer warpgroups start their products by turns, so that the tensor cores
-work for one while the other is in its softmax.
+work for one while the other is in its softmax. Of short products that are waited for together a turn ends when they are
+done.
 
 Before:  scf.for %i iter_args(%m, %l, %o) { %s = kv.dot %q, %k ; softmax ; %o2 = kv.dot %p, %v, %o * %alpha }
 After:   softmax(kv.dot %q, %k0)
@@ -191,6 +192,7 @@ def rotate(r: Rotation, ping_pong: bool, one_wait: bool, ahead: bool) -> None:
         if ping_pong:
             op(ir.StringAttr.get(groups))
 
+    alone = one_wait and _short(r)
     lag_ops = lagging(r)
     lag = set(lag_ops)
     with_lag = backward(lag_ops, lambda o: o in set(r.ops) and o not in lag and not o.regions)
@@ -217,6 +219,8 @@ def rotate(r: Rotation, ping_pong: bool, one_wait: bool, ahead: bool) -> None:
 
     def after_one_wait(scores: ir.Value, sums: ir.Value, values: dict[ir.Value, ir.Value]) -> None:
         scores, sums = staging.dot_wait([scores, sums], 0)
+        if alone:
+            turn(staging.TurnPassOp, "all")
         values.update({r.first.result: scores, arguments[1 + accumulator]: sums})
         emit(frees, previous)
         emit([op for op in r.ops if op in late_ops or op in rest], values)
@@ -265,7 +269,8 @@ def rotate(r: Rotation, ping_pong: bool, one_wait: bool, ahead: bool) -> None:
                 if not ping_pong:
                     emit(waits, previous)
                 sums = start(r.second, previous)
-                turn(staging.TurnPassOp, "all")
+                if not alone:
+                    turn(staging.TurnPassOp, "all")
                 emit([op for op in early[after_first:] if op in tables], values)
                 (after_one_wait if one_wait else after_two_waits)(scores, sums, values)
                 scf.yield_(carried_after(values))
@@ -278,6 +283,16 @@ def rotate(r: Rotation, ping_pong: bool, one_wait: bool, ahead: bool) -> None:
     for old, new in zip(r.loop.results, branch.results, strict=True):
         old.replace_all_uses_with(new)
     r.loop.erase()
+
+
+def _short(r: Rotation) -> bool:
+    """Whether products take no longer than the exponentials: 4096 multiplications of 8 bits a clock, and 16 of these.
+
+    Then a turn lasts until they are done: they would share the tensor cores with the other's, and then both the units
+    of exponentials (H200, 8 x 4096, heads of 128: 1347 us, 1372 to 1395 otherwise; 4 x 4096, of 256: 1137 and 1115).
+    """
+    depth, columns = (ir.RankedTensorType(x.type).shape[1] for x in (r.first.opview.a, r.second.result))
+    return element(r.second.opview.a).width == 8 and depth + columns <= 4096 // 16
 
 
 def _scalar(op: ir.Operation) -> bool:

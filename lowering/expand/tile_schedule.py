@@ -414,10 +414,9 @@ def chosen(case: Case, target: Target, schedule: Mapping[str, Any], measured: bo
     wide: dict[str, Any] = {"rows": 192, "stages": 3} if narrow and three else {}
     if case.query.bits == 16 and not copies_by_tma(TileConfig(case)):
         wide["one_wait"] = True  # who addresses or converts rows takes the registers of weights beside others
-    if case.query.bits == 8:  # H200, 4 x 4096, heads of 128: 683 us, 714 with two waits; of 256: 1103, 1225 by no turns
+    if case.query.bits == 8:  # H200, 8 x 4096, heads of 128: 1347 us, 1372 to 1395 without turns, 4% more by two waits
         wide["one_wait"] = True
-        if given.get("rows", TileConfig.rows) == 2 * WARPGROUP_ROWS:
-            wide["ping_pong"] = max(case.size, case.value_size) > TURNS_FROM
+        wide["ping_pong"] = given.get("rows", wide.get("rows", TileConfig.rows)) == 2 * WARPGROUP_ROWS
     if given.get("producer", True) and TileConfig(case).converts:
         wide |= _converting(case, given, schedule, target)
     problem = None

@@ -11,6 +11,8 @@
 !sums = tensor<128x128xf32, "wgmma">
 !row = tensor<128xf32, "rows(wgmma)">
 !q = tensor<128x128xbf16, "shared">
+!keys8 = tensor<64x128xf8E4M3FN, "shared">
+!values8 = tensor<64x128xf8E4M3FN, "shared(transposed)">
 
 gpu.module @kernels {
   // The first product of iteration i and the second of iteration i - 1 start together; the first alone is waited for
@@ -200,6 +202,36 @@ gpu.module @kernels {
       scf.yield %top, %o2 : !row, !sums
     }
     "kv.tile_store_rows"(%r#1, %rows, %every, %at) : (!sums, memref<?x128xf32>, tensor<128xi1, "rows(wgmma)">, tensor<128xi32, "rows(wgmma)">) -> ()
+    gpu.return
+  }
+
+  // Of 8-bit products, which take no longer than the exponentials, a turn lasts until both are done.
+  // CHECK-LABEL: gpu.func @short_turns
+  // CHECK:         scf.for
+  // CHECK:           "kv.turn_wait"() {groups = "all"}
+  // CHECK-NEXT:      %[[S:.*]] = "kv.dot_start"
+  // CHECK-NEXT:      %[[O:.*]] = "kv.dot_start"
+  // CHECK-NEXT:      "kv.dot_wait"(%[[S]], %[[O]]) {pending = 0 : i64}
+  // CHECK-NEXT:      "kv.turn_pass"() {groups = "all"}
+  // CHECK:           math.exp2
+  // CHECK:           "kv.cast"
+  gpu.func @short_turns(%n: i32, %q: tensor<128x128xf8E4M3FN, "shared">, %zero: !sums, %rows: memref<?x128xf32>, %every: tensor<128xi1, "rows(wgmma)">, %at: tensor<128xi32, "rows(wgmma)">) kernel attributes {kv.tiled, kv.block = array<i32: 384, 1, 1>, kv.schedule = {consumers = 2 : i64, one_wait = true, ping_pong = true}} {
+    %keys = "kv.make_stages"() {buffer_name = "keys", copy = "tma", stages = 2 : i64, tile = !keys8} : () -> !kv.stages
+    %values = "kv.make_stages"() {buffer_name = "values", copy = "transposed", stages = 2 : i64, tile = !values8} : () -> !kv.stages
+    %c0 = arith.constant 0 : i32
+    %c1 = arith.constant 1 : i32
+    %r = scf.for %j = %c0 to %n step %c1 iter_args(%o = %zero) -> (!sums) : i32 {
+      %k = "kv.consumer_wait"(%keys, %j) : (!kv.stages, i32) -> !keys8
+      %s = "kv.dot"(%q, %k) {transpose_b = true} : (tensor<128x128xf8E4M3FN, "shared">, !keys8) -> !scores
+      "kv.consumer_release"(%keys, %j) : (!kv.stages, i32) -> ()
+      %p = math.exp2 %s : !scores
+      %w = "kv.cast"(%p) : (!scores) -> tensor<128x64xf8E4M3FN, "wgmma">
+      %v = "kv.consumer_wait"(%values, %j) : (!kv.stages, i32) -> !values8
+      %o2 = "kv.dot"(%w, %v, %o) {transpose_b = false} : (tensor<128x64xf8E4M3FN, "wgmma">, !values8, !sums) -> !sums
+      "kv.consumer_release"(%values, %j) : (!kv.stages, i32) -> ()
+      scf.yield %o2 : !sums
+    }
+    "kv.tile_store_rows"(%r, %rows, %every, %at) : (!sums, memref<?x128xf32>, tensor<128xi1, "rows(wgmma)">, tensor<128xi32, "rows(wgmma)">) -> ()
     gpu.return
   }
 

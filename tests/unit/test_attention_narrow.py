@@ -48,6 +48,7 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "pages that are no boxes": ({"cached": [70, 3], "new": [5, 9], "page_size": 5}, {}),
     "pages of half a group": ({"cached": [140], "new": [5], "page_size": 8}, {}),
     "two panels of columns": ({"cached": [70], "new": [9], "head_size": 160}, {}),
+    "turns that end when products are done": ({"cached": [300, 40, 0], "new": [5, 33, 0], "head_size": 128}, {}),
     "a negative scale": ({"cached": [70], "new": [9]}, {"scale": -0.1}),
     "a softcap": ({"cached": [70], "new": [9]}, {"softcap": 2.0}),
     "maxima that move from tile to tile": ({"cached": [300], "new": [5]}, {"scale": 1.5}),
