@@ -63,9 +63,8 @@ def add_value(bins: Sequence[Any], x: Any, by: Sequence[Any]) -> list[Any]:
     found, rest = [], kv.f32(0.0)
     taken, before = rest, rest
     for k in kv.static(range(len(bins))):
-        if (
-            k == 2
-        ):  # the value has more of itself, where it begins below the first bin, than what is left of rounding it
+        if k == 2:
+            # Where it begins below the first bin, the value has more of itself than what is left of rounding it.
             first = by[0] != 0.0
             rest = fma_rm(x, kv.where(first, 0.0, by[2]), kv.where(first, before, 0.0) - taken)
         elif k == 1:

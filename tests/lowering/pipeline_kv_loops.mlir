@@ -84,6 +84,28 @@ gpu.module @kernels {
     gpu.return
   }
 
+  // Values that are columns of the keys' tile are there for one iteration only: both products stay in theirs.
+  // CHECK-LABEL: gpu.func @columns
+  // CHECK-NOT:     kv.dot_start
+  // CHECK:         gpu.return
+  gpu.func @columns(%n: i32, %q: !q, %zero: !sums, %rows: memref<?x128xf32>, %every: tensor<128xi1, "rows(wgmma)">, %at: tensor<128xi32, "rows(wgmma)">) kernel attributes {kv.tiled, kv.block = array<i32: 384, 1, 1>, kv.schedule = {consumers = 2 : i64}} {
+    %keys = "kv.make_stages"() {buffer_name = "keys", copy = "tma", stages = 2 : i64, tile = !tile} : () -> !kv.stages
+    %c0 = arith.constant 0 : i32
+    %c1 = arith.constant 1 : i32
+    %r = scf.for %j = %c0 to %n step %c1 iter_args(%o = %zero) -> (!sums) : i32 {
+      %k = "kv.consumer_wait"(%keys, %j) : (!kv.stages, i32) -> !tile
+      %s = "kv.dot"(%q, %k) {transpose_b = true} : (!q, !tile) -> !scores
+      %p = math.exp2 %s : !scores
+      %w = arith.truncf %p : !scores to !weights
+      %v = "kv.tile_columns"(%k) {first_column = 0 : i64} : (!tile) -> !tile
+      %o2 = "kv.dot"(%w, %v, %o) {transpose_b = false} : (!weights, !tile, !sums) -> !sums
+      "kv.consumer_release"(%keys, %j) : (!kv.stages, i32) -> ()
+      scf.yield %o2 : !sums
+    }
+    "kv.tile_store_rows"(%r, %rows, %every, %at) : (!sums, memref<?x128xf32>, tensor<128xi1, "rows(wgmma)">, tensor<128xi32, "rows(wgmma)">) -> ()
+    gpu.return
+  }
+
   // Both products are waited for at once: stages are released, and the softmax follows as it was, weights narrowed.
   // CHECK-LABEL: gpu.func @one_wait
   // CHECK:           scf.for
