@@ -116,6 +116,8 @@ def test_the_metadata_names_the_pythons_that_are_tried():
 
 # --- what README says
 
+TIMES = re.compile(r"\(([\d.]+)×")
+
 
 def measured(title, column):
     """The figures of a column of a table of bench/RESULTS.md, by row."""
@@ -133,11 +135,17 @@ def test_the_first_screen_says_what_was_measured():
     less = [100 * (1 - float(ours[n]) / float(theirs[n])) for n in ours if n.startswith("decode")]
     words = f"{min(less):.0f} to {max(less):.0f}% less time than the fastest of the libraries beside it"
     assert f"{words}, in all of {len(less)} rows" in readme
-    costs = measured("What options of the schedule cost", "batch-invariant")
-    percent = {name: round(100 * float(re.search(r"\((.*)×", cell)[1]) - 100) for name, cell in costs.items()}
-    short = sorted(percent.pop(name) for name in list(percent) if name.endswith(" 1 × 1k"))
+    cells = [measured("Batch-invariant decode", column) for column in ("bf16", "fp8")]
+    costs = [
+        (name, round(100 * float(m[1]) - 100)) for c in cells for name, cell in c.items() if (m := TIMES.search(cell))
+    ]
+    few, short = ("3 ×", "5 ×", "8 ×", "12 ×"), "1 × 1k"
+    of_few = [c for name, c in costs if name.startswith(few)]
+    of_short = sorted(c for name, c in costs if name == short)
+    others = [c for name, c in costs if name != short and not name.startswith(few)]
     words = (
-        f"{min(percent.values())} to {max(percent.values())}% more time, {short[0]} and {short[1]}% for one sequence"
+        f"{min(others)} to {max(others)}% more time, {of_short[0]} and {of_short[1]}% for one sequence of 1k, "
+        f"{min(of_few)} to {max(of_few)}% for 3 to 12 of up to 8k"
     )
     assert words in readme
     times = {name: round(float(cell)) for name, cell in measured("Rows", "kvarn µs").items()}

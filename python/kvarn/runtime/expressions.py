@@ -165,8 +165,8 @@ def _launch_map(program: Artifact, entry: Entry, target: Arg, item: Any, maps: l
     if not of_rows and (len(item) not in (3, 4) or item[2] not in ("key", "value")):
         raise ValueError(f"{about} must be given a descriptor as (tensor_map, argument, half, layer), got {item!r}")
     given = _program_argument(program, item[1])
-    of_tiles = isinstance(target.spec, TmaSpec) and target.spec.form in ("tiled", "token")
-    if target.kind != "tensormap" or not of_tiles:
+    tiles = target.spec
+    if target.kind != "tensormap" or not isinstance(tiles, TmaSpec) or tiles.form not in ("tiled", "token"):
         raise ValueError(f"{about} is given a descriptor and must take a tiled one, got a {target.kind}")
     if of_rows:
         return _rows_map(program, given, target, item, maps, about)
@@ -181,7 +181,7 @@ def _launch_map(program: Artifact, entry: Entry, target: Arg, item: Any, maps: l
         moved = f"{_source(item[3], program.args)} * {places['layer_stride']}"
         moved += f" + {places['kv_stride']}" if item[2] == "value" else ""
         base = f"{base} + ({moved}) * {given.spec.dtype.itemsize}"
-    maps.append(LaunchMap(target.spec, given.spec, f"argument {given.name!r} of {program.name!r}"))
+    maps.append(LaunchMap(tiles, given.spec, f"argument {given.name!r} of {program.name!r}"))
     rest = ", ".join(places[name] for name in ("stride0", "num_blocks", "capacity"))
     return f"m[{len(maps) - 1}](d, {base}, {rest})"
 
