@@ -8,8 +8,8 @@ rows by cp.async finishes a copy when it has started one or two more. Of product
 *Lookups.* The pages of a tile are looked up one iteration before its copy is started.
 
 *Products.* A loop with two products of which the second needs the first (Q K^T, softmax, P V) is rotated: iteration i
-                emit([op for op in early[after_first:] if op in tables], values)
-                (after_one_wait if one_wait else after_two_waits)(scores, sums, values)
+starts S = Q K_i^T and O += P V_(i-1), waits for the first alone, and computes P_i while the second is under way. The
+first operand of the second product and its accumulator are carried; its loads, waits and releases lag by one iteration.
 
 *Turns* (``ping_pong`` of a schedule). Two consumer warpgroups start their products by turns, so that the tensor cores
 work for one while the other is in its softmax. Of short products that are waited for together a turn ends when they are
@@ -188,104 +188,132 @@ def sums_of(r: Rotation, results: set[ir.Value]) -> list[ir.Value]:
     return [v for v in found if weights in backward([defining_op(v)], inside.__contains__)]
 
 
-def rotate(r: Rotation, ping_pong: bool, one_wait: bool, ahead: bool) -> None:
-    """Replace a loop by its rotated form; nothing happens in it where it has no iteration."""
+class Rotator:
+    """A rotation under way: what of the body goes where.
 
-    def turn(op: type, groups: str) -> None:
-        if ping_pong:
+    Attributes
+    ----------
+    lagging : list of Operation
+        What goes with the second product, an iteration later; ``waits`` and ``frees`` are those before and behind it.
+    scalars : list of Operation
+        Numbers of the block that these need, which are computed again.
+    late : list of Operation
+        What must wait for the second product.
+    early, behind, tables : list of Operation
+        The others: up to the first product, behind it, and of those what needs no product.
+    """
+
+    def __init__(self, r: Rotation, ping_pong: bool, one_wait: bool, ahead: bool) -> None:
+        self.r, self.ping_pong, self.one_wait = r, ping_pong, one_wait
+        self.lagging = lagging(r)
+        lag = set(self.lagging)
+        self.waits = [op for op in self.lagging if op.name in _WAITS]
+        self.frees = [op for op in self.lagging if op != r.second and op not in self.waits]
+        with_lag = backward(self.lagging, lambda o: o in set(r.ops) and o not in lag and not o.regions)
+        self.scalars = [op for op in r.ops if op in with_lag and op not in lag and _scalar(op)]
+        late_ops = late(r, lag)
+        self.late = [op for op in r.ops if op in late_ops]
+        others = [op for op in r.ops if op not in lag and op not in late_ops]
+        behind = others.index(r.first) + 1
+        self.early, self.behind = others[:behind], others[behind:]
+        tables = meanwhile(self.behind) if ahead else set()
+        self.tables = [op for op in self.behind if op in tables]
+        self.accumulator = r.yielded.index(r.second.result)
+        self.a, self.c = r.second.opview.a, r.second.opview.c
+
+    def turn(self, op: type, groups: str) -> None:
+        if self.ping_pong:
             op(ir.StringAttr.get(groups))
 
-    alone = one_wait and _short(r)
-    lag_ops = lagging(r)
-    lag = set(lag_ops)
-    with_lag = backward(lag_ops, lambda o: o in set(r.ops) and o not in lag and not o.regions)
-    scalars = [op for op in r.ops if op in with_lag and op not in lag and _scalar(op)]
-    late_ops = late(r, lag)
-    early = [op for op in r.ops if op not in lag and op not in late_ops]
-    after_first = early.index(r.first) + 1
-    tables = meanwhile(early[after_first:]) if ahead else set()
-    rest = [op for op in early[after_first:] if op not in tables]
-    accumulator = r.yielded.index(r.second.result)
-    lower, upper, step = list(r.loop.operands)[:3]
-    inits = list(r.loop.operands)[3:]
-    a, c = r.second.opview.a, r.second.opview.c
-    frees = [op for op in lag_ops if op != r.second and op.name not in _WAITS]
+    def carried_after(self, values: dict[ir.Value, ir.Value]) -> list[ir.Value]:
+        """What an iteration hands on: the other carried values, the accumulator, the second product's operand."""
+        kept = [values.get(v, v) for i, v in enumerate(self.r.yielded) if i != self.accumulator]
+        return [*kept, values.get(self.c, self.c), values.get(self.a, self.a)]
 
-    def carried_after(values: dict[ir.Value, ir.Value]) -> list[ir.Value]:
-        kept = [values.get(v, v) for i, v in enumerate(r.yielded) if i != accumulator]
-        return [*kept, values.get(c, c), values.get(a, a)]
-
-    def lagged(index: ir.Value, p: ir.Value, acc: ir.Value) -> dict[ir.Value, ir.Value]:
-        values = {r.block.arguments[0]: index, a: p, c: acc}
-        emit(scalars, values)
+    def lagged(self, index: ir.Value, p: ir.Value, acc: ir.Value) -> dict[ir.Value, ir.Value]:
+        """The values of the iteration whose second product is outstanding."""
+        values = {self.r.block.arguments[0]: index, self.a: p, self.c: acc}
+        emit(self.scalars, values)
         return values
 
-    def after_one_wait(scores: ir.Value, sums: ir.Value, values: dict[ir.Value, ir.Value]) -> None:
+    def after_one_wait(
+        self, scores: ir.Value, sums: ir.Value, values: dict[ir.Value, ir.Value], previous: dict[ir.Value, ir.Value]
+    ) -> None:
         scores, sums = staging.dot_wait([scores, sums], 0)
-        if alone:
-            turn(staging.TurnPassOp, "all")
-        values.update({r.first.result: scores, arguments[1 + accumulator]: sums})
-        emit(frees, previous)
-        emit([op for op in r.ops if op in late_ops or op in rest], values)
+        if _short(self.r):
+            self.turn(staging.TurnPassOp, "all")
+        values.update({self.r.first.result: scores, self.r.block.arguments[1 + self.accumulator]: sums})
+        emit(self.frees, previous)
+        emit([op for op in self.r.ops if op in self.late or (op in self.behind and op not in self.tables)], values)
 
-    def after_two_waits(scores: ir.Value, sums: ir.Value, values: dict[ir.Value, ir.Value]) -> None:
+    def after_two_waits(
+        self, scores: ir.Value, sums: ir.Value, values: dict[ir.Value, ir.Value], previous: dict[ir.Value, ir.Value]
+    ) -> None:
+        a = self.a
         scores, sums = staging.dot_wait([scores, sums], 1)
-        values[r.first.result] = scores
-        emit(rest, values)
+        values[self.r.first.result] = scores
+        emit([op for op in self.behind if op not in self.tables], values)
         # What the second product is to overlap: operands of what waits for it, and what sums its weights up.
-        results = {v for op in early[after_first:] for v in op.results}
-        packed = [op for op in r.ops if op in late_ops and op.result == a and op.name in NARROWS]
+        results = {v for op in self.behind for v in op.results}
+        packed = [op for op in self.late if op.result == a and op.name in NARROWS]
+        rest = [op for op in self.late if op not in packed]
         emit(packed, values)
-        for made in dict.fromkeys(v for op in r.ops if op in late_ops and op not in packed for v in op.operands):
+        for made in dict.fromkeys(v for op in rest for v in op.operands):
             if made in results:
                 values[made] = ready(values[made])
-        for made in sums_of(r, results):
+        for made in sums_of(self.r, results):
             values[made] = strict(ready(values[made]))
-        (values[arguments[1 + accumulator]],) = staging.dot_wait([sums], 0)
-        emit(frees, previous)
+        (values[self.r.block.arguments[1 + self.accumulator]],) = staging.dot_wait([sums], 0)
+        emit(self.frees, previous)
         if packed:
             values[a] = strict(staging.TileReadyOp(values[a], a.type).operation.results[0])
-        emit([op for op in r.ops if op in late_ops and op not in packed], values)
+        emit(rest, values)
 
-    arguments = list(r.block.arguments)
-    others = [arg for i, arg in enumerate(arguments[1:]) if i != accumulator]
-    with ir.InsertionPoint(r.loop), r.loop.location:
-        some = arith.cmpi(arith.CmpIPredicate.slt, lower, upper)
-        branch = scf.IfOp(some, [x.type for x in r.loop.results], has_else=True)
-        with ir.InsertionPoint(branch.else_block):
-            scf.yield_(inits)
-        with ir.InsertionPoint(branch.then_block):
-            values = {arguments[0]: lower, **dict(zip(arguments[1:], inits, strict=True))}
-            emit([*early, *[op for op in r.ops if op in late_ops]], values)
-            turn(staging.TurnPassOp, "last")
-            loop = scf.ForOp(arith.addi(lower, step), upper, step, carried_after(values))
-            with ir.InsertionPoint(loop.body):
-                inner = list(loop.inner_iter_args)
-                values = {arguments[0]: loop.induction_variable, **dict(zip(others, inner, strict=False))}
-                emit(early[: after_first - 1], values)
-                previous = lagged(arith.subi(loop.induction_variable, step), inner[-1], inner[-2])
-                waits = [op for op in lag_ops if op.name in _WAITS]
-                if ping_pong:  # what clears a tile waits for all consumers: one that waits for its turn would not come
-                    emit(waits, previous)
-                turn(staging.TurnWaitOp, "all")
-                scores = start(r.first, values)
-                if not ping_pong:
-                    emit(waits, previous)
-                sums = start(r.second, previous)
-                if not alone:
-                    turn(staging.TurnPassOp, "all")
-                emit([op for op in early[after_first:] if op in tables], values)
-                (after_one_wait if one_wait else after_two_waits)(scores, sums, values)
-                scf.yield_(carried_after(values))
-            turn(staging.TurnWaitOp, "first")
-            results = list(loop.results)
-            previous = lagged(arith.subi(upper, step), results[-1], results[-2])
-            emit(lag_ops, previous)
-            kept = iter(results)
-            scf.yield_([previous[r.second.result] if i == accumulator else next(kept) for i in range(len(inits))])
-    for old, new in zip(r.loop.results, branch.results, strict=True):
-        old.replace_all_uses_with(new)
-    r.loop.erase()
+    def iterate(self, loop: scf.ForOp, step: ir.Value) -> None:
+        """Write the body of the rotated loop."""
+        r, inner = self.r, list(loop.inner_iter_args)
+        others = [arg for i, arg in enumerate(list(r.block.arguments)[1:]) if i != self.accumulator]
+        values = {r.block.arguments[0]: loop.induction_variable, **dict(zip(others, inner, strict=False))}
+        emit(self.early[:-1], values)
+        previous = self.lagged(arith.subi(loop.induction_variable, step), inner[-1], inner[-2])
+        if self.ping_pong:  # what clears a tile waits for all consumers: one that waits for its turn would not come
+            emit(self.waits, previous)
+        self.turn(staging.TurnWaitOp, "all")
+        scores = start(r.first, values)
+        if not self.ping_pong:
+            emit(self.waits, previous)
+        sums = start(r.second, previous)
+        if not (self.one_wait and _short(r)):
+            self.turn(staging.TurnPassOp, "all")
+        emit(self.tables, values)
+        (self.after_one_wait if self.one_wait else self.after_two_waits)(scores, sums, values, previous)
+        scf.yield_(self.carried_after(values))
+
+    def rotate(self) -> None:
+        """Replace the loop by its rotated form; nothing happens in it where it has no iteration."""
+        r = self.r
+        lower, upper, step, *inits = r.loop.operands
+        with ir.InsertionPoint(r.loop), r.loop.location:
+            some = arith.cmpi(arith.CmpIPredicate.slt, lower, upper)
+            branch = scf.IfOp(some, [x.type for x in r.loop.results], has_else=True)
+            with ir.InsertionPoint(branch.else_block):
+                scf.yield_(inits)
+            with ir.InsertionPoint(branch.then_block):
+                values = dict(zip(r.block.arguments, [lower, *inits], strict=True))
+                emit([*self.early, *self.behind, *self.late], values)
+                self.turn(staging.TurnPassOp, "last")
+                loop = scf.ForOp(arith.addi(lower, step), upper, step, self.carried_after(values))
+                with ir.InsertionPoint(loop.body):
+                    self.iterate(loop, step)
+                self.turn(staging.TurnWaitOp, "first")
+                *kept, acc, p = loop.results
+                previous = self.lagged(arith.subi(upper, step), p, acc)
+                emit(self.lagging, previous)
+                kept.insert(self.accumulator, previous[r.second.result])
+                scf.yield_(kept)
+        for old, new in zip(r.loop.results, branch.results, strict=True):
+            old.replace_all_uses_with(new)
+        r.loop.erase()
 
 
 def _short(r: Rotation) -> bool:
@@ -471,4 +499,4 @@ def run(module: ir.Module, options: Options) -> None:
             if found is not None and performs(loop, "rotate"):
                 remark(loop, "passed", "the second product of an iteration runs beside the next one's first")
                 turns = schedule.get("ping_pong", False) and schedule.get("consumers") == 2
-                rotate(found, turns, schedule.get("one_wait", False), options.tables)
+                Rotator(found, turns, schedule.get("one_wait", False), options.tables).rotate()
