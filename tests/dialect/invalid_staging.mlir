@@ -596,28 +596,3 @@ func.func @rule(%x: tensor<64x64xbf16, "wgmma">) {
   %p = "kv.tile_stage"(%x) {first_column = 0 : i64, columns = 64 : i64} : (tensor<64x64xbf16, "wgmma">) -> !llvm.ptr<1>
   return
 }
-
-// -----
-
-!cache = !kv.cache<"paged", bf16, 8 : i64, 128 : i64, false, 16 : i64, none, 1 : i64>
-!map = !kv.tma<"tiled", bf16, array<i64: 1, 16, 1, 64>, array<i64: 16, 1, 128>, 128 : i64>
-!tile = tensor<64x128xbf16, "shared">
-// Rule: boxes are of rows that follow one another.
-func.func @rule(%c: !cache, %i: i32, %d: !map, %l: memref<?x?xi32>) {
-  %b = "kv.make_stages"() {buffer_name = "keys", copy = "tma", stages = 2 : i64, tile = !tile} : () -> !kv.stages
-  // expected-error @below {{'kv.copy_start' op takes a descriptor of tokens in their order, as they are stored, got lists or a format}}
-  "kv.copy_start"(buffer = %b, n = %i, cache = %c, batch = %i, head = %i, first = %i, count = %i, descriptor = %d, lists = %l) {first_column = 0 : i64} : (!kv.stages, i32, !cache, i32, i32, i32, i32, !map, memref<?x?xi32>) -> ()
-  return
-}
-
-// -----
-
-!cache = !kv.cache<"paged", f8E4M3FN, 8 : i64, 128 : i64, false, 16 : i64, none, 1 : i64>
-!tile = tensor<64x128xbf16, "shared">
-// Rule: staging memory is filled with rows that follow one another.
-func.func @rule(%c: !cache, %i: i32, %l: memref<?x?xi32>) {
-  %b = "kv.make_stages"() {buffer_name = "keys", copy = "staged", stages = 2 : i64, tile = !tile} : () -> !kv.stages
-  // expected-error @below {{'kv.copy_start' op takes lists and formats of rows by cp_async and convert, got staged}}
-  "kv.copy_start"(buffer = %b, n = %i, cache = %c, batch = %i, head = %i, first = %i, count = %i, lists = %l) {first_column = 0 : i64} : (!kv.stages, i32, !cache, i32, i32, i32, i32, memref<?x?xi32>) -> ()
-  return
-}

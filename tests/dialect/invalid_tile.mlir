@@ -587,23 +587,3 @@ func.func @rule(%c: !fp8, %i: i32, %d: !map) {
   "kv.copy_start"(%b, %i, %c, %i, %i, %i, %i, %d) {first_column = 0 : i64, operandSegmentSizes = array<i32: 1, 1, 1, 1, 1, 1, 1, 1, 0, 0, 0>} : (!kv.stages, i32, !fp8, i32, i32, i32, i32, !map) -> ()
   return
 }
-
-// -----
-
-!cache = !kv.cache<"continuous", bf16, 8 : i64, 128 : i64, false, 0 : i64, none, 1 : i64>
-// Rule: what lists name are rows of a pool of pages.
-func.func @rule(%c: !cache, %i: i32, %l: memref<?x?xi32>) {
-  // expected-error @below {{'kv.tile_load' op lists say where tokens of a paged cache are, got !kv.cache<"continuous", bf16, 8 : i64, 128 : i64, false, 0 : i64, none, 1 : i64>}}
-  %0 = "kv.tile_load"(cache = %c, batch = %i, head = %i, first = %i, begin = %i, count = %i, lists = %l) {first_column = 0 : i64, tail = "zero"} : (!cache, i32, i32, i32, i32, i32, memref<?x?xi32>) -> tensor<64x128xbf16>
-  return
-}
-
-// -----
-
-!cache = !kv.cache<"paged", bf16, 8 : i64, 128 : i64, false, 16 : i64, none, 1 : i64>
-// Rule: bf16 keys lie behind elements of 8 bits.
-func.func @rule(%c: !cache, %i: i32) {
-  // expected-error @below {{'kv.tile_load' op rope and inline_scales are of 8-bit rows with room for them, got !kv.cache<"paged", bf16, 8 : i64, 128 : i64, false, 16 : i64, none, 1 : i64>}}
-  %0 = "kv.tile_load"(cache = %c, batch = %i, head = %i, first = %i, begin = %i, count = %i) {first_column = 0 : i64, tail = "zero", rope = 32 : i64} : (!cache, i32, i32, i32, i32, i32) -> tensor<64x128xbf16>
-  return
-}
