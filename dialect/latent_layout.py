@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""What lies in a latent row besides its elements: scales of them, and keys of bf16 that meet the last query columns."""
+"""What lies in a latent row besides its elements: scales of them, and keys of bf16 for the last query columns."""
 
 from __future__ import annotations
 

@@ -363,7 +363,7 @@ OVERLAP = Entry(
 )  # fmt: skip
 PING_PONG = Entry(
     "ping_pong", "Whether two warpgroups start their products by turns.",
-    "false; true of two warpgroups for 8-bit queries, and for heads over 128 in 8-bit caches that no TMA boxes bring",
+    "false; true of two warpgroups for 8-bit queries, and for heads over 128 in 8-bit caches that TMA does not copy",
     bool,
 )  # fmt: skip
 ONE_WAIT = Entry(
@@ -374,7 +374,7 @@ ONE_WAIT = Entry(
 OCCUPANCY = Entry(
     "occupancy", "Blocks that share a multiprocessor, of which one works while another waits; by mma.sync as many as "
     "registers and shared memory allow.",
-    "1; 2 of 64 rows of heads of up to 64 over 8-bit caches without scales that boxes bring, of many sequences",
+    "1; 2 of 64 rows of heads of up to 64 over 8-bit caches without scales that TMA copies, of many sequences",
     most=2,
 )  # fmt: skip
 PERSISTENT = Entry(

@@ -6,18 +6,18 @@ Numbers a row are expressions until they are emitted: where, is decided by those
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from mlir import ir
 from mlir.dialects import arith
 
+from kvarn.dialect.ops.common import i64_attr
 from kvarn.dialect.ops.tile import TileBroadcastOp, TileRampOp
 
 from .rewrite import defining_op
 from .tabulate_kv_scores import difference_of, from_base
-from .tile_ir import filled, is_tile, rank, splat_of, users
+from .tile_ir import filled, is_tile, rank, splat_of, splat_tile, users
 from .tile_math import CONTRACT
 
 COLUMNS = "columns"  # in place of a tile: the number of the column
@@ -172,7 +172,7 @@ class Emitter:
     def vector(self, value: ir.Value) -> ir.Value:
         """A vector along the rows, of a scalar or of one."""
         if not rank(value):
-            return ir.Operation.create("tensor.splat", [self.rows], [value]).result
+            return splat_tile(self.rows, value)
         if value.type != self.rows:
             raise ValueError(f"needs vectors of {self.rows}, got {value.type}")
         return value
@@ -183,9 +183,8 @@ class Emitter:
             return filled(self.tile_type, row.of[0] if row.of else 0.0)
         made = self.row(row)
         if not rank(made):
-            return ir.Operation.create("tensor.splat", [self.tile_type], [made]).result
-        dimension = ir.IntegerAttr.get(ir.IntegerType.get_signless(64), 0)
-        return TileBroadcastOp(self.vector(made), dimension, self.tile_type).operation.results[0]
+            return splat_tile(self.tile_type, made)
+        return TileBroadcastOp(self.vector(made), i64_attr(0), self.tile_type).operation.results[0]
 
     def tile(self, form: Form) -> ir.Value:
         """A form's tile: one multiplication and addition an element for each term."""
@@ -200,8 +199,3 @@ class Emitter:
             term = tile if coefficient == ONE else arith.mulf(tile, self.spread(coefficient), fastmath=CONTRACT)
             total = term if total is None else arith.addf(term, total, fastmath=CONTRACT)
         return self.spread(ZERO) if total is None else total
-
-
-LN2 = math.log(2.0)
-
-__all__ = ["COLUMNS", "LN2", "MINUS", "NOTHING", "ONE", "ZERO", "Emitter", "Form", "Row", "form_of", "number", "of"]

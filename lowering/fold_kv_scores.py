@@ -19,13 +19,14 @@ After:   %y = %s * (scale * unit) + kv.tile_broadcast (%bias * unit - %m) ; %p =
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
 from mlir import ir
 from mlir.dialects import arith
 
-from .affine_tiles import LN2, MINUS, NOTHING, ONE, Emitter, Form, Row, form_of, number, of
+from .affine_tiles import MINUS, NOTHING, ONE, Emitter, Form, Row, form_of, number, of
 from .pass_base import kv_pass
 from .remarks import remark
 from .rewrite import defining_op, ops_named, walk
@@ -33,6 +34,7 @@ from .rewrites import performs
 from .tile_ir import backward, drop, element, filled, is_elementwise, rank, tiled, users
 from .tile_math import CONTRACT
 
+LN2 = math.log(2.0)
 UNSEEN = -1.0e37  # maxima below are of rows that have seen nothing
 _CHOOSES = ("kv.tile_mask", "scf.if")
 

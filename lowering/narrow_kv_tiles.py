@@ -28,6 +28,7 @@ from typing import Any
 from mlir import ir
 from mlir.dialects import arith, memref, scf
 
+from kvarn.dialect.ops.common import i64_attr
 from kvarn.dialect.ops.tile import TileBroadcastOp, tile_type
 
 from .index import const
@@ -256,8 +257,7 @@ class Narrowed:
             extents = shape(like) if form == "tile" else (shape(like)[form],)
             with ir.InsertionPoint.current if form == "tile" else self._place(value):
                 return splat_tile(tile_type(extents, kind), value)
-        dimension = ir.IntegerAttr.get(ir.IntegerType.get_signless(64), own)
-        return TileBroadcastOp(value, dimension, tile_type(shape(like), kind)).operation.results[0]
+        return TileBroadcastOp(value, i64_attr(own), tile_type(shape(like), kind)).operation.results[0]
 
     def _compute(self, value: ir.Value) -> tuple[Any, ir.Value]:
         if value in self.instead:

@@ -60,9 +60,13 @@ def read_rope(row: RowFormat, cache: Any, b: Any, head: Any, token: Any, column:
     return found * kv.f32(cache.load_scale(b, head, token, 0, page=page)) if row.spec.quantized else found
 
 
+def is_in_pool(cache: Any, encoded: Any) -> Any:
+    """Whether there is such a row of the pool; of a tile of numbers whether there are."""
+    page = encoded // cache.spec.page_size
+    return (encoded >= 0) & (page < cache.field("num_blocks"))
+
+
 def place_in_pool(cache: Any, encoded: Any) -> tuple[Any, Any, Any]:
     """(slot, page, whether there is one) of a row of the pool, page * page_size + slot; row 0 stands for no other."""
-    size = cache.spec.page_size
-    page = encoded // size
-    there = (encoded >= 0) & (page < cache.field("num_blocks"))
-    return kv.where(there, encoded % size, 0), kv.where(there, page, 0), there
+    size, there = cache.spec.page_size, is_in_pool(cache, encoded)
+    return kv.where(there, encoded % size, 0), kv.where(there, encoded // size, 0), there

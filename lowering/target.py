@@ -44,6 +44,14 @@ class Target:
     def has(self, feature: str) -> bool:
         return feature in self.features
 
+    def blocks_of(self, shared_bytes: int) -> int:
+        """Blocks of so much shared memory that a multiprocessor has room for."""
+        return (self.shared_bytes + RESERVED_BYTES) // (shared_bytes + RESERVED_BYTES)
+
+    def shared_bytes_of(self, blocks: int) -> int:
+        """Shared memory of each of the blocks that share a multiprocessor."""
+        return (self.shared_bytes + RESERVED_BYTES) // blocks - RESERVED_BYTES
+
 
 _AMPERE = frozenset({"cp_async", "mma_bf16"})
 _HOPPER = _AMPERE | {"f8_convert", "tma", "mbarrier", "cluster", "pdl"}

@@ -12,7 +12,7 @@ from typing import Any
 
 from kvarn.dialect.dtypes import DType, f32, i32
 from kvarn.dialect.latent_layout import RowFormat
-from kvarn.dialect.layout import RAGGED, cdiv, lowbit
+from kvarn.dialect.layout import cdiv
 from kvarn.dialect.ops.tile import row_format
 from kvarn.dialect.shared_layout import CHUNK, SharedLayout
 from kvarn.dsl import functional
@@ -82,7 +82,7 @@ def convert_rows(
 def read_columns(
     row: RowFormat, cache: Any, b: Value, head: Value, token: Any, column: Value, width: int, page: Any
 ) -> Any:
-    """Elements of a row in which more lies than they, as f32."""
+    """Elements of a token with all their scales, as f32: as many as loads take at a time."""
     own = load_width(row.spec, width)
     parts = [read_row(row, cache, b, head, token, column + at, own, page) for at in range(0, width, own)]
     return parts[0] if own == width else vector(f32, [x for part in parts for x in (list(part) if own > 1 else [part])])
@@ -99,11 +99,4 @@ def dequantized(
     granule = spec.granularity
     if not spec.quantized or granule >= spec.head_size or granule % width == 0:
         return cast(cache.load(**place, width=width), dtype)
-    if spec.kind == RAGGED:  # whose scales are read with its elements, never by themselves
-        part = lowbit(granule)
-        parts = [cast(cache.load(**{**place, "d": column + i}, width=part), dtype) for i in range(0, width, part)]
-        return vector(dtype, [x for p in parts for x in (list(p) if part > 1 else [p])])
-    stored = cast(cache.load_quantized(**place, width=width), f32)
-    scales = cast(cache.load_scale(**place, width=width // granule), f32)
-    spread = scales if granule == 1 else vector(f32, [scales[i // granule] for i in range(width)])
-    return cast(stored * spread, dtype)
+    return cast(read_columns(RowFormat(spec), cache, b, head, token, column, width, page), dtype)

@@ -81,14 +81,22 @@ class Place:
     def max_batch(self) -> int:
         return self.schedule.get("max_batch", decode_schedule.Config.max_batch)
 
+    @property
+    def invariant(self) -> bool:
+        return bool(self.schedule.get("batch_invariant"))
+
+    @property
+    def sequences(self) -> int:
+        """Those that the choice of a kernel goes by: a promise that nothing follows the batch holds for it too."""
+        return DECODE_ROWS[-1][0] if self.invariant else self.max_batch
+
 
 def decode_problems(case: Case, place: Place, max_batch: int) -> list[str]:
     """Why the decode kernel does not take a case, one sentence each; empty when it does."""
     most = place.schedule.get("max_queries")
     if most is None or place.of_operands:
         return ["needs max_queries and a collection"]
-    kept = bool(place.schedule.get("batch_invariant"))
-    found = decode_schedule.problems(case.spec, case.query, case.group, most, place.target, max_batch, kept)
+    found = decode_schedule.problems(case.spec, case.query, case.group, most, place.target, max_batch, place.invariant)
     if case.blocks:
         rows, keys = case.blocks
         if rows < most * case.group:
@@ -116,7 +124,7 @@ def _stored_tiles(case: Case, place: Place) -> bool:
     return by_wgmma and not tile_schedule.problems(case, place.target, place.row_alignment)
 
 
-def few_rows(case: Case, place: Place, max_batch: int, listed: bool = False) -> bool:
+def few_rows(case: Case, place: Place, listed: bool = False) -> bool:
     """Whether a case counts as a decode; ``listed``: by a block mask.
 
     Functions of few query rows are for kind tile where it multiplies elements as they are stored: it asks a mask only
@@ -126,7 +134,7 @@ def few_rows(case: Case, place: Place, max_batch: int, listed: bool = False) -> 
     most = place.schedule.get("max_queries")
     if most is None or ((case.functions or listed) and _stored_tiles(case, place)):
         return False
-    return most * case.group <= decode_rows(case, place, max_batch)
+    return most * case.group <= decode_rows(case, place, place.sequences)
 
 
 def kind_of(op: Any, at: Expansion, case: Case) -> str:
@@ -151,13 +159,11 @@ def kind_of(op: Any, at: Expansion, case: Case) -> str:
         return kind
     if at.target.is_host:
         return "host"
-    # A promise that nothing follows the batch holds for the choice of the kernel too.
-    invariant = at.schedule.get("batch_invariant", False)
-    if few_rows(case, place, DECODE_ROWS[-1][0] if invariant else place.max_batch):
+    if few_rows(case, place):
         problems = decode_problems(case, place, place.max_batch)
         if not problems:
             return "decode"
-        if invariant and not decode_problems(case, place, 1):
+        if place.invariant and not decode_problems(case, place, 1):
             raise ValueError(
                 f"batch_invariant cannot be kept: fewer sequences have a kernel of kind decode, which {problems[0]}; "
                 "choose a kind"
@@ -172,7 +178,7 @@ def _kind_with_blocks(case: Case, place: Place) -> str:
         return kind or "host"
     if kind != "tile":
         problems = decode_problems(case, place, place.max_batch)
-        if not problems and (kind == "decode" or _decodes_lists(case, place)):
+        if not problems and (kind == "decode" or few_rows(case, place, listed=True)):
             return "decode"
         for problem in problems if kind == "decode" else ():
             raise ValueError(f"a schedule of kind decode {problem}")
@@ -180,12 +186,6 @@ def _kind_with_blocks(case: Case, place: Place) -> str:
     for problem in problems if kind == "tile" else ():
         raise ValueError(f"a schedule of kind tile {problem}")
     return "simt" if problems else "tile"
-
-
-def _decodes_lists(case: Case, place: Place) -> bool:
-    """Whether a case with a block mask is a decode where nothing says its kind."""
-    invariant = place.schedule.get("batch_invariant", False)
-    return few_rows(case, place, DECODE_ROWS[-1][0] if invariant else place.max_batch, listed=True)
 
 
 def block_extents(case: Case, place: Place) -> tuple[int, int]:
@@ -201,7 +201,7 @@ def block_extents(case: Case, place: Place) -> tuple[int, int]:
     kind, of_rows = place.schedule.get("kind"), (attention_tiles.HOST_ROWS, attention_tiles.host_keys(case))
     if kind == "simt":
         return of_rows
-    if kind == "decode" or (kind is None and _decodes_lists(case, place)):
+    if kind == "decode" or (kind is None and few_rows(case, place, listed=True)):
         found = _decode_extents(case, place.schedule)
         problems = decode_problems(replace(case, blocks=found), place, place.max_batch)
         if not problems:

@@ -21,6 +21,7 @@ from kvarn.dialect.ops.attention import arrays_of
 from kvarn.dialect.ops.tile import COLUMN_STEP
 from kvarn.dsl import functions
 from kvarn.dsl.tiles import Tile
+from kvarn.lowering.row_reads import is_in_pool
 
 from .attention_common import Case, asks, caches_of, end_key, first_key, has_first, mask_of, start_of
 from .attention_queries import queries_of, tiles_of
@@ -84,8 +85,7 @@ def attention_kernel(
     def named(cache, lists, b, first, count):
         """Which keys of a tile are rows of the pool."""
         at = first + kv.tile_index(N)
-        entry = lists.gather(b, kv.math.min(at, count - 1), mask=at < count)
-        return (entry >= 0) & (entry // case.spec.page_size < cache.field("num_blocks"))
+        return is_in_pool(cache, lists.gather(b, kv.math.min(at, count - 1), mask=at < count))
 
     @kv.func
     def masked_in_part(x, whole, at, num_keys, arrays):

@@ -160,6 +160,14 @@ def head_and_lane(item: Any, heads: int, per_head: int) -> tuple[Any, Any, Any]:
 
 
 @kv.func
+def advance(slots: int, slot: Any, phase: Any, count: Any) -> tuple[Any, Any]:
+    """(slot, phase of its barriers) ``count`` uses later, up to ``slots``, in a circular buffer of so many."""
+    slot = slot + count
+    over = slot >= slots
+    return kv.where(over, slot - slots, slot), kv.where(over, phase ^ 1, phase)
+
+
+@kv.func
 def narrowed(table: Any, low: Any, high: Any, value: Any) -> tuple[Any, Any]:
     """[low, high) narrowed to the last entry of an ascending table that is at most a value; an empty one stays empty.
 

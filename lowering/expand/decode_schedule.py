@@ -459,5 +459,4 @@ def _padding(target: Target, config: Config) -> int:
     The next kernel's blocks take the places that are free while this one runs. Where one more finds room, it is taken
     by some multiprocessors and not by others, and the next kernel's blocks meet there two by two.
     """
-    one_more = (target.shared_bytes + RESERVED_BYTES) // (config.blocks + 1) - RESERVED_BYTES
-    return max(0, one_more + 32 - _used_bytes(config)) // 16 * 16
+    return max(0, target.shared_bytes_of(config.blocks + 1) + 32 - _used_bytes(config)) // 16 * 16

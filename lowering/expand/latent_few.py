@@ -25,6 +25,7 @@ from kvarn.lowering.tile_ir import BARRIER_BYTES
 
 from . import latent_blocks, latent_copies, latent_results, latent_ring, latent_stored
 from .attention_common import interval
+from .common import advance
 from .latent_blocks import LISTS
 from .latent_common import (
     BOX,
@@ -106,7 +107,7 @@ def latent_kernel(c: LatentConfig, shared_bytes: int) -> Any:
             if (base < first) | (base + KEYS > last):
                 kv.named_barrier(SCORES_BARRIER, 128)  # all of them have multiplied the keys
                 for box in kv.static(range(c.value_boxes)):
-                    of_box, _ = latent_ring.advance(r, slot, kv.i32(0), rest + box)
+                    of_box, _ = advance(r.slots, slot, kv.i32(0), rest + box)
                     clear_rows(c.box, ring + of_box * BOX_BYTES, 1, first - base, last - base, warp * 32 + lane, 128)
         if c.listed:
             low, high = seen_at.load(kv.u32), (seen_at + 4).load(kv.u32)
@@ -205,7 +206,7 @@ def latent_kernel(c: LatentConfig, shared_bytes: int) -> Any:
                 else:
                     rows_of = kv.wgmma_descriptor(q_tile + j * query_layout.panel_bytes)
                     s = kv.wgmma_start(N if s is None else s, kv.wgmma_descriptor(box), rows_of, key_steps(j), dtype)
-                slot, phase = latent_ring.advance(r, slot, phase, 1)
+                slot, phase = advance(r.slots, slot, phase, 1)
             flying = [*flying, s]
         return flying, slot, phase
 
@@ -239,7 +240,7 @@ def latent_kernel(c: LatentConfig, shared_bytes: int) -> Any:
             for j in kv.static(group):
                 latent_copies.wait_for(c, full + slot * BARRIER_BYTES, phase)
                 sums = latent_stored.start_direct(c, sums, q_tile, ring + slot * BOX_BYTES, j)
-                slot, phase = latent_ring.advance(r, slot, phase, 1)
+                slot, phase = advance(r.slots, slot, phase, 1)
             before = [] if s is None else [s]  # through the wait: else LLVM adds all at the end
             sums, *before = kv.wgmma_wait(0, sums, *before)
             s = latent_stored.added(c, before[0] if before else None, sums, group[0], notes, warp, lane)
@@ -255,7 +256,7 @@ def latent_kernel(c: LatentConfig, shared_bytes: int) -> Any:
             panel, places = latent_stored.query_place(c, order[n])
             rows_of = kv.wgmma_descriptor(q_tile + panel * query_layout.panel_bytes)
             steps = latent_stored.key_steps(c, order[n], words, notes, warp, lane)
-            slot, phase = latent_ring.advance(r, slot, phase, 1)
+            slot, phase = advance(r.slots, slot, phase, 1)
             if n + 1 < c.boxes:
                 kv.mbarrier_wait(full + slot * BARRIER_BYTES, phase)
                 words = latent_stored.load_keys(ring + slot * BOX_BYTES, warp, lane)
@@ -267,7 +268,7 @@ def latent_kernel(c: LatentConfig, shared_bytes: int) -> Any:
     def release_rest(empty, of_tile, lane):
         """Give back the boxes of a tile that are no values."""
         for j in kv.static(range(rest)):
-            at, _ = latent_ring.advance(r, of_tile, kv.i32(0), j)
+            at, _ = advance(r.slots, of_tile, kv.i32(0), j)
             latent_ring.release(empty + at * BARRIER_BYTES, lane)
 
     @kv.func
@@ -407,7 +408,7 @@ def latent_kernel(c: LatentConfig, shared_bytes: int) -> Any:
             if half == 1:
                 kv.syncwarp()
                 latent_ring.release(empty + slot * BARRIER_BYTES, lane)
-                slot, phase = latent_ring.advance(r, slot, phase, 1)
+                slot, phase = advance(r.slots, slot, phase, 1)
             if not c.granules and n + 1 < 2 * MINE:
                 if half == 1:
                     kv.mbarrier_wait(full + slot * BARRIER_BYTES, phase)
@@ -434,7 +435,7 @@ def latent_kernel(c: LatentConfig, shared_bytes: int) -> Any:
                 for j in kv.static(range(MINE)):
                     for k in kv.static(range(N // 2)):
                         o[j][k] = o[j][k] * alpha[k // 4][k % 2]
-            slot, phase = latent_ring.advance(r, slot, phase, rest + group * MINE)
+            slot, phase = advance(r.slots, slot, phase, rest + group * MINE)
             first = slot
             p = kv.wgmma_descriptor(weights + which * weights_layout.bytes)
             notes = notes_at + (i & (LISTS - 1)) * NOTES
@@ -449,13 +450,13 @@ def latent_kernel(c: LatentConfig, shared_bytes: int) -> Any:
                         latent_copies.wait_for(c, full + slot * BARRIER_BYTES, phase)
                         box = kv.wgmma_descriptor(ring + slot * BOX_BYTES)
                         o[j] = kv.wgmma_start(o[j], box, p, value_steps, dtype, trans_a=True)
-                        slot, phase = latent_ring.advance(r, slot, phase, 1)
+                        slot, phase = advance(r.slots, slot, phase, 1)
                     here = first
                     for j in kv.static(range(MINE)):
                         o = kv.wgmma_wait(MINE - 1 - j, *o)
                         latent_ring.release(empty + here * BARRIER_BYTES, lane)
-                        here, _ = latent_ring.advance(r, here, phase, 1)
-            slot, phase = latent_ring.advance(r, slot, phase, (GROUPS - 1 - group) * MINE)
+                        here, _ = advance(r.slots, here, phase, 1)
+            slot, phase = advance(r.slots, slot, phase, (GROUPS - 1 - group) * MINE)
             latent_ring.release(p_empty + which * BARRIER_BYTES, lane)
         kv.named_barrier(CONSUMERS_BARRIER, CONSUMERS)
         inverse = [(final + (8 * n + column) * 4).load(kv.f32, 2) for n in range(COLUMNS)]

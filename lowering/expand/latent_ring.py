@@ -13,6 +13,7 @@ from kvarn import dsl as kv
 from kvarn.lowering.tile_ir import BARRIER_BYTES
 
 from . import latent_copies, latent_stored
+from .common import advance
 from .latent_blocks import LISTS
 from .latent_common import KEYS, LatentConfig
 
@@ -33,14 +34,6 @@ class Ring:
     def order(self) -> list[int]:
         """The boxes of a tile."""
         return [*range(self.c.value_boxes, self.c.boxes), *range(self.c.value_boxes)]
-
-
-@kv.func
-def advance(r, slot, phase, count):
-    """(slot, phase of its barriers) of the box that comes ``count`` later."""
-    slot = slot + count
-    over = slot >= r.slots
-    return kv.where(over, slot - r.slots, slot), kv.where(over, phase ^ 1, phase)
 
 
 @kv.func
@@ -69,7 +62,7 @@ def produce_by_tma(r, key_map, cache, ring, full, empty, span, b, lane):
             kv.mbarrier_wait(empty + slot * BARRIER_BYTES, phase)
             place, barrier = ring + slot * r.c.box.bytes, full + slot * BARRIER_BYTES
             latent_copies.boxes_by_tma(r.c, key_map, cache, place, barrier, here, base, (j, 1), lane)
-            slot, phase = advance(r, slot, phase, 1)
+            slot, phase = advance(r.slots, slot, phase, 1)
 
 
 @kv.func
@@ -83,7 +76,7 @@ def produce_notes(r, rows, notes_at, full, notes_full, span, lane):
         following = latent_stored.places_of(rows, walk.base(walk.entry(i + 1)), lane)
         kv.mbarrier_wait(full + slot * BARRIER_BYTES, phase)
         note(r, notes_at, notes_full, scales, i, lane)
-        slot, phase = advance(r, slot, phase, r.c.boxes)
+        slot, phase = advance(r.slots, slot, phase, r.c.boxes)
 
 
 @kv.func
@@ -103,7 +96,7 @@ def produce_rows(r, rows, ring, seen_at, notes_at, full, empty, notes_full, span
             kv.mbarrier_wait(empty + slot * BARRIER_BYTES, phase)
             place, barrier = ring + slot * r.c.box.bytes, full + slot * BARRIER_BYTES
             latent_copies.copy_boxes(r.c, rows, places, place, barrier, (r.order[n], 1), thread)
-            slot, phase = advance(r, slot, phase, 1)
+            slot, phase = advance(r.slots, slot, phase, 1)
         if r.c.listed:
             notes_of_tile = notes_full + of_tile * BARRIER_BYTES
             latent_copies.note_rows(r.c, places, seen_at + of_tile * 8, notes_of_tile, thread)

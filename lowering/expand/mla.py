@@ -134,20 +134,19 @@ def expand_attention(op: Any, at: Expansion) -> None:
     case, kind = case_of(op, at), at.kind
     args = [op.collection, op.layer, None, None, op.query, op.row_offsets, op.kv_offsets, op.scale, op.out]
     args += [op.sinks, op.lse, None, op.prior, op.prior_lse]
+    lists = [None, None, op.block_mask, op.indices, op.topk_lengths]
     if kind == "latent" and not wgmma_problems(op, at):
         latent_schedule.launch(latent_schedule.config_of(case, at, op), at, op)
         return
     if kind == "latent":
         config = _by_tiles(case, at.target, at.schedule)
-        lists = [None, None, op.block_mask, op.indices, op.topk_lengths]
         tile_schedule.launch(config, at, op, args, (op.collection, op.collection, op.layer), lists)
         return
-    lists = [None, None, op.block_mask, op.indices, op.topk_lengths]
     if kind == "host" and attention_tiles.fits_host(case):
         attention_tiles.launch_host(case, at, op, args, lists)
         return
-    lists = [op.indices, op.topk_lengths, op.block_mask]
-    launch_rows(kind, case, at, op.query, [*args, None, None, *arrays_of(op), *lists])
+    rest = [*arrays_of(op), op.indices, op.topk_lengths, op.block_mask]
+    launch_rows(kind, case, at, op.query, [*args, None, None, *rest])
 
 
 @expands("kv.mla_prefill_chunk")

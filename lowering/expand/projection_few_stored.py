@@ -23,7 +23,7 @@ from kvarn.lowering.target import Target
 from kvarn.lowering.tile_ir import BARRIER_BYTES, BARRIERS_BYTES, SWIZZLE, WARP
 
 from .base import Expansion
-from .common import BYTES, THREADS, begin, row_alignment, starts_early
+from .common import BYTES, THREADS, advance, begin, row_alignment, starts_early
 from .projection import Projection, prefetch_maps
 from .projection_few import FINISH_BYTES, finish_partials, part_of
 from .projection_few_mma import COLUMNS, LANES, ROWS, WARPS, factors_of, problems, stored_weight, weight_pairs
@@ -98,13 +98,6 @@ def permute_kernel(config: Config, early: bool) -> Any:
     return permute
 
 
-@kv.func
-def advance(slot, phase, slots):
-    """(slot, phase of its barriers) that follow."""
-    over = slot + 1 == slots
-    return kv.where(over, 0, slot + 1), kv.where(over, phase ^ 1, phase)
-
-
 def product_kernel(config: Config, stages: int, early: bool) -> Any:
     """Partial results: those of block i and tile p in the rows from (i + p) * ``rows`` on."""
     few, N = config.few, config.tokens
@@ -143,7 +136,7 @@ def product_kernel(config: Config, stages: int, early: bool) -> Any:
                         raw.append([words[i] for i in range(4)])
                 kv.syncwarp()
                 kv.mbarrier_arrive(empty + slot * BARRIER_BYTES, lane == 0)
-                slot, phase = advance(slot, phase, stages)
+                slot, phase = advance(stages, slot, phase, 1)
                 for run in kv.static(range(RUNS)):
                     a = []
                     for r in kv.static(range(2)):
@@ -156,7 +149,7 @@ def product_kernel(config: Config, stages: int, early: bool) -> Any:
                         b = kv.wgmma_descriptor(panel_array + panel * panel_tile.bytes)
                         sums = kv.wgmma(sums, words, b, STEPS_OF_PANEL, config.dtype)
                         kv.mbarrier_arrive(panel_empty + panel * BARRIER_BYTES, lane == 0)
-                        panel, panel_phase = advance(panel, panel_phase, panels)
+                        panel, panel_phase = advance(panels, panel, panel_phase, 1)
                 held = following
             row = (kv.block_id.x + p) * few.rows + row0
             for n in kv.static(range(N // COLUMNS)):
@@ -176,7 +169,7 @@ def product_kernel(config: Config, stages: int, early: bool) -> Any:
                 kv.mbarrier_arrive_expect_tx(barrier, layout.bytes)
                 kv.tma.load_box(map, (0, row, run, 0), array + slot * layout.bytes, barrier)
             kv.syncwarp()
-            slot, phase = advance(slot, phase, count)
+            slot, phase = advance(count, slot, phase, 1)
 
     @kv.kernel(block=(threads, 1, 1), **options)
     def project_few(x_map, weight_map, partials: kv.Buffer[f32, 2], scales=None, minima=None):

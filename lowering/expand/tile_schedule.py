@@ -19,7 +19,7 @@ from kvarn.dialect.shared_layout import CHUNK, SharedLayout
 from kvarn.dialect.tma_layout import joins_heads
 from kvarn.lowering.assign_kv_layouts import MOST_HELD
 from kvarn.lowering.index import Ix
-from kvarn.lowering.target import Target
+from kvarn.lowering.target import REGISTERS, Target
 from kvarn.lowering.tile_boxes import staged_boxes_bytes, swizzle_of_boxes
 from kvarn.lowering.tile_copies import SLOTS, row_unit, staging_bytes, why_not_by_rows, why_not_staged
 from kvarn.lowering.tile_ir import BARRIERS_BYTES, MMA, SWIZZLE, WARPGROUP, WARPGROUP_ROWS, WGMMA
@@ -39,8 +39,6 @@ MOST_REGISTERS = {1: 208, 2: 208, 3: 128}
 # Of those, what is chosen with weights beside others (H200, 8 x 4096: heads of 256 by 64 keys for 80 -1%, of 192 0%).
 BESIDE_REGISTERS = 200
 MOST_OF_TWO = 160  # likewise, where two blocks of a warpgroup that multiplies and one that copies share the registers
-REGISTERS = 65536  # of a multiprocessor
-SYSTEM_BYTES = 1024  # of shared memory, of every block
 # Entries that products by mma.sync need, and one whose blocks hide one another.
 BY_MMA: dict[str, Any] = {
     "instruction": MMA, "rows": WARPGROUP_ROWS, "producer": False, "overlap": False, "ping_pong": False,
@@ -133,12 +131,11 @@ class TileConfig:
             return self.occupancy
         # Of a thread with addresses and words of B; f32 besides in two parts.
         whole = self.registers * 8 // 5 if self.itemsize < 4 else self.registers + 72
-        of_memory = (target.shared_bytes + SYSTEM_BYTES) // (self.shared_bytes + SYSTEM_BYTES)
-        return max(1, min(REGISTERS // (self.threads * whole), of_memory))
+        return max(1, min(REGISTERS // (self.threads * whole), target.blocks_of(self.shared_bytes)))
 
     def most_shared_bytes(self, target: Target) -> int:
         """Shared memory of each of the blocks of a multiprocessor."""
-        return (target.shared_bytes + SYSTEM_BYTES) // self.blocks(target) - SYSTEM_BYTES
+        return target.shared_bytes_of(self.blocks(target))
 
     @property
     def most_registers(self) -> int:
@@ -449,7 +446,7 @@ def _converting(case: Case, given: dict[str, Any], schedule: Mapping[str, Any], 
     """Entries of caches whose elements threads convert, where nothing is given; ``schedule`` with what is promised.
 
     Two warpgroups convert; a third takes longer to share a tile than it saves (H200, 9 tokens over 48 x 4k: 211 against
-    184 us). What boxes bring of narrow heads one converts for three who multiply (4 x 4096: heads of 64 650 us, 759 for
+    184 us). What boxes copy of narrow heads one converts for three who multiply (4 x 4096: heads of 64 650 us, 759 for
     two; of 80 774 and 900; of 96 998 and 958), unless few rows are promised, which fill no 192. Two blocks of 64 rows
     share a multiprocessor where sequences are many (16 tokens over 48 x 4k: 94.6 us with keys split in two, 101.7 of
     one). Wide heads that are copied row by row take turns; of the widest one stage is better (512: 9057 against 12522).

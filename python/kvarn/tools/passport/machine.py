@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from kvarn.lowering.target import REGISTERS, RESERVED_BYTES, by_name
+from kvarn.lowering.target import REGISTERS, by_name
 
 WARP = 32
 _WARPS_AND_BLOCKS = {80: (64, 32), 86: (48, 16), 89: (48, 24), 90: (64, 32), 100: (64, 32)}  # of a multiprocessor
@@ -54,7 +54,7 @@ def occupancy(target: str, threads: int, registers: int, shared: int) -> Occupan
     limits = {
         "warps": most_warps // warps,
         "blocks": most_blocks,
-        "shared memory": (chip.shared_bytes + RESERVED_BYTES) // (shared + RESERVED_BYTES),
+        "shared memory": chip.blocks_of(shared),
     }
     if registers:
         a_warp = -(-registers * WARP // 256) * 256  # handed out to warps by 256
