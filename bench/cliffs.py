@@ -28,6 +28,7 @@ import numpy as np
 
 from kvarn.dialect import dtypes
 from kvarn.dialect.layout import align_up, cdiv
+from kvarn.dialect.schedules import row_class
 from kvarn.tools.timing import span
 
 LAUNCH_US = 10.0  # of what the hardware gives, up to which a case is bound by its launch
@@ -201,7 +202,11 @@ def compiled(case: Case, target: str, given: dict[str, Any] | None = None) -> tu
     rows = _empty((case.batch * case.new, case.heads * case.group, case.size), query)
     operands = (pool, 0, rows, np.zeros(case.batch + 1, np.int32), 1.0, _empty(rows.shape, dtypes.by_name(case.out)))
     attributes, _ = reads._modified(None, "causal", None, None, None, "kv.ops.attention")
-    bounds = reads._bounds(case.new, case.batch) if case.new <= reads._FEW else {}  # as of arrays on a GPU
+    rows, bounds = row_class(case.new * case.group, case.size), {}  # as of arrays on a GPU
+    if case.new <= reads._FEW:
+        bounds = reads._bounds(case.new, case.batch)
+    elif rows is not None:
+        bounds = reads._EXPECTED[rows]
     schedule = tuple(sorted({**bounds, **(given or {})}.items()))
     what, _ = reads._ATTENTION.specialisation(operands, attributes, schedule, target)
     made = dispatch.artifact(what)

@@ -238,6 +238,19 @@ def _one_of(values: Iterable[Any]) -> str:
 
 # --- entries ---------------------------------------------------------------------------------------
 
+NARROW_HEAD = 80  # elements up to which three warpgroups multiply the tiles of many rows, or two those of few
+ROW_CLASSES = (64, 512)  # that tiles of 64 rows hold, and of which tiles of 192 would leave too many empty
+
+
+def row_class(rows: int, head_size: int) -> int | None:
+    """The class of so many query rows of a sequence and KV head, the most that it has; None of many.
+
+    Tiles of attention depend on it, and so few classes keep programs few.
+    """
+    classes = ROW_CLASSES if head_size <= NARROW_HEAD else ROW_CLASSES[:1]
+    return next((most for most in classes if rows <= most), None)
+
+
 # What the caller knows of its batches, and promises: every kernel takes it.
 MAX_QUERIES = Entry(
     "max_queries",
@@ -252,6 +265,13 @@ MAX_TOKENS = Entry(
 )
 MAX_BATCH = Entry(
     "max_batch", "There are no more sequences.", "those of the collection, rounded up, on a GPU; else 1024"
+)
+EXPECTED_ROWS = Entry(
+    "expected_rows",
+    "Query rows (new tokens times the group) that a sequence and KV head has at most, as far as the caller knows, who "
+    "promises nothing: tiles are those that are best for so many.",
+    "of more than 16 new tokens on a GPU, the collection's `max_seq_length` times the group, rounded up to 64, or to "
+    "512 for heads of up to 80; without a bound where they are more, and with `batch_invariant`",
 )
 BATCH_INVARIANT = Entry(
     "batch_invariant",
@@ -509,14 +529,15 @@ FIXED = Kind("simt", "a division of the work that nothing changes")
 # --- operations ------------------------------------------------------------------------------------
 
 _PROMISES = (MAX_QUERIES, MAX_BATCH, BATCH_INVARIANT, EARLY)
+_OF_ROWS = (*_PROMISES, EXPECTED_ROWS)
 _THREADED = Operation((PLAIN_HOST, PLAIN), choice=False)
 _FIXED = Operation((PLAIN_HOST, FIXED), choice=False)
 
 OPERATIONS: dict[str, Operation] = {
     **dict.fromkeys(
-        ("kv.attention", "kv.attention_padded"), Operation((HOST, SIMT, TILED, DECODE), _PROMISES)
+        ("kv.attention", "kv.attention_padded"), Operation((HOST, SIMT, TILED, DECODE), _OF_ROWS)
     ),
-    "kv.operand_attention": Operation((HOST, SIMT, TILED), _PROMISES),
+    "kv.operand_attention": Operation((HOST, SIMT, TILED), _OF_ROWS),
     "kv.mla_attention": Operation((HOST, SIMT, LATENT), _PROMISES),
     "kv.mla_prefill_chunk": Operation((ROWS_HOST, SIMT), _PROMISES),
     **dict.fromkeys(

@@ -14,7 +14,7 @@ from kvarn.dialect.dtypes import bf16, f8e4m3, f16, f32
 from kvarn.dialect.layout import RAGGED, align_up, cdiv
 from kvarn.dialect.ops.attention import arrays_of
 from kvarn.dialect.ops.tile import COLUMN_STEP
-from kvarn.dialect.schedules import TILED
+from kvarn.dialect.schedules import NARROW_HEAD, ROW_CLASSES, TILED
 from kvarn.dialect.shared_layout import CHUNK, SharedLayout
 from kvarn.dialect.tma_layout import joins_heads
 from kvarn.lowering.assign_kv_layouts import MOST_HELD
@@ -53,9 +53,7 @@ LEAST_GRANULE = 8  # of scales beside boxes
 MOST_COLUMNS = 512  # of a head
 MOST_OF_VALUES = 256  # columns of values that the registers of a warpgroup have sums of
 FEW_KEYS = 32  # of a tile, of which one stage is better than two of fewer
-FEW_ROWS = 3 * 192  # of a sequence and KV head, of which tiles of 128 have fewer that are none
 MANY_TILES = 256  # of sequences and KV heads: two for every multiprocessor
-NARROW_CONVERTED = 80  # columns of heads of 8 bits that three warpgroups multiply
 NARROW = 64  # columns of heads whose tiles are small enough for three warpgroups and three stages
 LEAST_LATENT_KEYS = 128  # of one of several splits of latent rows, whose keys take a multiple of others' time
 LEAST_LISTED = 16  # keys of a tile, which divide a page of a list
@@ -378,6 +376,12 @@ def why_not(config: TileConfig, target: Target) -> str | None:
     return None
 
 
+def most_rows(case: Case, schedule: Mapping[str, Any]) -> int | None:
+    """Query rows that a sequence and KV head has at most, as is promised or expected; None where nothing is."""
+    most = schedule.get("max_queries")
+    return schedule.get("expected_rows") if most is None else most * case.group
+
+
 def chosen(case: Case, target: Target, schedule: Mapping[str, Any], measured: bool = True) -> TileConfig:
     """The entries that are given, then what was measured, and for the others the widest tiles that fit.
 
@@ -398,8 +402,8 @@ def chosen(case: Case, target: Target, schedule: Mapping[str, Any], measured: bo
             given = found
     if invariant or case.pages:
         given.setdefault("splits", 1)
-    most = schedule.get("max_queries")
-    if most is not None and most * case.group <= WARPGROUP_ROWS:
+    few = most_rows(case, schedule)
+    if few is not None and few <= WARPGROUP_ROWS:
         given.setdefault("rows", WARPGROUP_ROWS)
     if instruction_for(case, target, given) == MMA:
         config = _by_mma(case, target, given)
@@ -459,8 +463,9 @@ def _converting(case: Case, given: dict[str, Any], schedule: Mapping[str, Any], 
 
     three, two = {"rows": 3 * WARPGROUP_ROWS, "producers": 1}, {"occupancy": 2, "producers": 1}
     plain = not (case.spec.quantized or case.softcap or case.alibi or case.score)
-    few = "rows" in given or schedule.get("max_queries", FEW_ROWS) * case.group < FEW_ROWS
-    if plain and not few and widest <= NARROW_CONVERTED and staged_by_tma(TileConfig(case, **three)) and fits(three):
+    rows = most_rows(case, schedule)
+    few = "rows" in given or (rows is not None and rows <= ROW_CLASSES[-1])
+    if plain and not few and widest <= NARROW_HEAD and staged_by_tma(TileConfig(case, **three)) and fits(three):
         return three
     several = schedule.get("max_batch", 1) * case.spec.num_heads >= MANY_TILES and given.get("splits", 0) != 1
     several = several and config.consumers == 1 and not case.spec.quantized

@@ -17,7 +17,7 @@ from reference.random_caches import Problem, random_query, stored_problem
 import kvarn as kv
 from kvarn import compiler, dispatch
 from kvarn.dialect import schedules
-from kvarn.dialect.dtypes import bf16
+from kvarn.dialect.dtypes import bf16, f8e4m3
 from kvarn.dialect.layout import CacheSpec, spec_of
 from kvarn.emulator import run as emulated
 from kvarn.lowering import expand, pipeline, runner
@@ -249,8 +249,32 @@ def test_a_decode_among_decodes_has_the_bits_that_it_has_beside_a_prompt(schedul
     problem, query = problem_of(9, cached=[40, 33, 0], new=[1, 1, 70], head_size=64, num_heads=1)
     schedule = {"batch_invariant": True, **schedule}
     collection = problem.collection
-    assert reads.scheduled(collection, schedule) == schedule
+    assert reads.scheduled(collection, query, schedule) == schedule
     alone_and_together(problem, query, lambda p, q: on_gpu(p, q, {**schedule, "keys": 32}))
+
+
+@pytest.mark.parametrize(
+    ("new", "group", "head_size", "rows"),
+    [(17, 4, 64, 128), (128, 4, 80, 128), (129, 4, 64, 192), (64, 1, 64, 64), (33, 2, 64, 128), (64, 1, 128, 64),
+     (4096, 4, 128, 128)],
+)  # fmt: skip
+def test_tiles_follow_the_rows_that_a_collection_lets_sequences_have(new, group, head_size, rows):
+    """Nobody promises anything: 192 rows are for prompts, and 64 where no sequence fills more."""
+    spec = CacheSpec("paged", f8e4m3, num_heads=2, head_size=head_size, page_size=16)
+    collection = SimpleNamespace(
+        max_seq_length=new, batch_size=4, cache_spec=spec, device=("cuda", 0), _own_bounds=None
+    )
+    query = np.empty((new, 2 * group, head_size), np.float32)
+    schedule = reads.scheduled(collection, query, None)
+    assert "max_queries" not in (schedule or {})
+    case = Case(spec, bf16, bf16, 2 * group, head_size)
+    assert tile_schedule.chosen(case, by_name("sm_90a"), schedule or {}).rows == rows
+    assert reads.scheduled(collection, query, {"batch_invariant": True}) == {"batch_invariant": True}
+
+
+def test_more_rows_than_are_expected_are_computed_all_the_same():
+    problem, query = problem_of(11, cached=[40, 0, 33], new=[37, 0, 2], num_heads=1)
+    assert_right(problem, query, on_gpu(problem, query, {"expected_rows": 64}))
 
 
 def latent_run(schedule: dict[str, Any]) -> Any:

@@ -221,8 +221,12 @@ def _extents(collection: Any, query: Any, heads: int, case: Mapping[str, Any], s
     from . import mla, reads
 
     of_operand = isinstance(collection, MHAOperand)
-    scheduled = mla.scheduled if not of_operand and collection.cache_spec.is_mla else reads.scheduled
-    entries = schedule if of_operand else scheduled(collection, schedule)
+    if of_operand:
+        entries = schedule
+    elif collection.cache_spec.is_mla:
+        entries = mla.scheduled(collection, schedule)
+    else:
+        entries = reads.scheduled(collection, query, schedule)
     if entries is not None and not isinstance(entries, Mapping):
         raise TypeError(f"{TITLE}: the schedule's entries must be given as a mapping, got {entries!r}")
     emulation, ordinal = settings.emulation(), ordinal_of(collection.device, f"{TITLE}: collection")

@@ -13,6 +13,7 @@ from kvarn.block_mask import BlockMask
 from kvarn.caches import MHAOperand
 from kvarn.dialect.layout import DENSE, SCALES
 from kvarn.dialect.ops.attention import BLOCK_TILE
+from kvarn.dialect.schedules import ROW_CLASSES, row_class
 from kvarn.dispatch import FixedSchedule, Operation, Schedule, Specialisation, _alignment
 from kvarn.runtime.binding import is_torch
 from kvarn.runtime.overlap import NoAlias
@@ -349,7 +350,7 @@ def attention(
     else:
         operands, attributes = with_lists(operands, attributes, pages, page_counts, block_mask)
         unknown = (_GIVEN, given, answer) if answer else None
-        _ATTENTION(operands, attributes, scheduled(collection, schedule), stream, unknown=unknown)
+        _ATTENTION(operands, attributes, scheduled(collection, query, schedule), stream, unknown=unknown)
     return (out, lse) if return_lse else out
 
 
@@ -451,7 +452,7 @@ def attention_padded(
     operands = (*operands, *prior_of(prior, title), *arrays)
     operands, attributes = with_lists(operands, attributes, pages, page_counts, block_mask)
     unknown = (_GIVEN_PADDED, given, answer) if answer else None
-    _ATTENTION_PADDED(operands, attributes, scheduled(collection, schedule), stream, unknown=unknown)
+    _ATTENTION_PADDED(operands, attributes, scheduled(collection, query, schedule), stream, unknown=unknown)
     return (out, lse) if return_lse else out
 
 
@@ -527,22 +528,25 @@ def _cap(softcap: float | None, title: str) -> float:
     return cap
 
 
-def scheduled(collection: Any, schedule: Schedule) -> Schedule:
+def scheduled(collection: Any, query: Any, schedule: Schedule) -> Schedule:
     """The schedule with what code depends on: bounds of the new tokens of a sequence and, on a GPU, of the sequences.
 
-    The bounds are few, so that few programs serve all batches; on the host they tell a decode from anything else.
-    Where a sequence is not to depend on the batch, no bound is taken from it: a decode and a prefill are computed by
-    other kernels, and a step's longest sequence would say by which.
+    The bounds are few, so that few programs serve all batches; on the host they tell a decode from anything else. On a
+    GPU tiles of more tokens depend on the class of a sequence's rows alone. Where a sequence is not to depend on the
+    batch, no bound is taken from it: a decode and a prefill are computed by other kernels, and a step's longest
+    sequence would say by which.
     """
+    shape = getattr(query, "shape", ())
+    heads = shape[-2] if len(shape) > 2 else 0
     if schedule is None:
         known = collection._own_bounds  # what they depend on does not change
-        if known is None:
-            known = collection._own_bounds = _with_bounds(collection, None) or _NO_BOUNDS
-        return known or None
-    return _with_bounds(collection, schedule)
+        if known is None or known[0] != heads:
+            known = collection._own_bounds = heads, _with_bounds(collection, heads, None)
+        return known[1]
+    return _with_bounds(collection, heads, schedule)
 
 
-def _with_bounds(collection: Any, schedule: Schedule) -> Schedule:
+def _with_bounds(collection: Any, heads: int, schedule: Schedule) -> Schedule:
     if not (schedule is None or isinstance(schedule, Mapping)):
         return schedule
     if schedule and schedule.get("batch_invariant") is True and not {"max_queries", "kind"} & set(schedule):
@@ -551,14 +555,18 @@ def _with_bounds(collection: Any, schedule: Schedule) -> Schedule:
         if collection.max_seq_length > 1:
             return schedule
         known = _ONE_QUERY
-    else:
-        if collection.max_seq_length > _FEW and not (schedule and "max_queries" in schedule):
+    elif collection.max_seq_length > _FEW and not (schedule and "max_queries" in schedule):
+        spec = collection.cache_spec
+        rows = row_class(collection.max_seq_length * (heads // spec.num_heads), spec.head_size)
+        if rows is None:
             return schedule
+        known = _EXPECTED[rows]
+    else:
         known = _bounds(min(collection.max_seq_length, _FEW), collection.batch_size)
     return known if schedule is None else {**known, **schedule}
 
 
-_ONE_QUERY, _NO_BOUNDS = FixedSchedule(max_queries=1), FixedSchedule()
+_ONE_QUERY, _EXPECTED = FixedSchedule(max_queries=1), {n: FixedSchedule(expected_rows=n) for n in ROW_CLASSES}
 
 
 def _bounds(queries: int, batch: int) -> FixedSchedule:
