@@ -25,6 +25,7 @@ from . import (
     attention_tiles,
     decode_schedule,
     expands,
+    tile_launch,
     tile_schedule,
 )
 from .attention_common import Case
@@ -254,7 +255,7 @@ def expand(op: Any, at: Expansion) -> None:
     elif kind == "tile":
         config = tile_schedule.chosen(case, at.target, at.schedule)
         source = (op.keys, op.values, None) if of_operands(op) else (op.collection, op.collection, op.layer)
-        tile_schedule.launch(config, at, op, operands(op), source, [*pages_of(op), op.block_mask])
+        tile_launch.launch(config, at, op, operands(op), source, [*pages_of(op), op.block_mask])
     elif kind == "host" and attention_tiles.fits_host(case):  # of head size 1 there are no tiles
         attention_tiles.launch_host(case, at, op, operands(op), [*pages_of(op), op.block_mask])
     else:

@@ -21,7 +21,7 @@ from kvarn.dialect.ops.mla import inline_content, inline_scales_of
 from kvarn.lowering.target import Target
 from kvarn.lowering.tile_ir import MMA
 
-from . import attention_tiles, expands, latent_schedule, mla_chunk, tile_schedule
+from . import attention_tiles, expands, latent_schedule, mla_chunk, tile_launch, tile_schedule
 from .attention import WIDEST_ROWS, Place, launch_rows
 from .attention_common import Case
 from .attention_queries import RaggedQueries
@@ -140,7 +140,7 @@ def expand_attention(op: Any, at: Expansion) -> None:
         return
     if kind == "latent":
         config = _by_tiles(case, at.target, at.schedule)
-        tile_schedule.launch(config, at, op, args, (op.collection, op.collection, op.layer), lists)
+        tile_launch.launch(config, at, op, args, (op.collection, op.collection, op.layer), lists)
         return
     if kind == "host" and attention_tiles.fits_host(case):
         attention_tiles.launch_host(case, at, op, args, lists)
