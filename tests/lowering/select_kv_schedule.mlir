@@ -157,7 +157,7 @@ func.func @rule(%c: !pool, %layer: i32, %q: !rows, %offsets: !table, %scale: f32
 
 // An entry that the chosen kernel does not have is not passed over.
 func.func @rule(%c: !pool, %layer: i32, %q: !rows, %offsets: !table, %scale: f32, %out: !rows) {
-  // expected-error @below {{'kv.attention' op cannot be scheduled for sm_90a: the schedule's entry 'blocks' is of kernels of kind decode: a tile kernel of this operation has kind, max_queries, max_batch, batch_invariant, early, rows, keys, stages, query_stages, producer, producers, slots, overlap, one_wait, ping_pong, occupancy, persistent}}
+  // expected-error @below {{'kv.attention' op cannot be scheduled for sm_90a: the schedule's entry 'blocks' is of kernels of kind decode: a tile kernel of this operation has kind, max_queries, max_batch, batch_invariant, early, expected_rows, rows, keys, stages, query_stages, producer, producers, slots, overlap, one_wait, ping_pong, occupancy, persistent}}
   "kv.attention"(collection = %c, layer = %layer, query = %q, row_offsets = %offsets, scale = %scale, out = %out) {mask = "causal", span = 0 : i64, softcap = 0.0 : f32, schedule = {blocks = 3 : i64}} : (!pool, i32, !rows, !table, f32, !rows) -> ()
   return
 }
