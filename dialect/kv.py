@@ -28,6 +28,7 @@ from .ops.rotary import *  # noqa: F403
 from .ops.sharing import *  # noqa: F403
 from .ops.staging import *  # noqa: F403
 from .ops.tables import *  # noqa: F403
+from .ops.terms import *  # noqa: F403
 from .ops.tile import *  # noqa: F403
 from .ops.tiles import *  # noqa: F403
 from .ops.tma import *  # noqa: F403

@@ -391,6 +391,11 @@ ONE_WAIT = Entry(
     "the registers (`pipeline-kv-loops`); else that of the values is under way during it.",
     "false; true of 8-bit queries, and of caches that no TMA boxes copy as they are", bool,
 )  # fmt: skip
+STORED_KEYS = Entry(
+    "stored_keys", "Whether keys of f8e4m3 are multiplied as they are stored, by a query of bf16 that is split in two "
+    "of f8e4m3; else they are converted.",
+    "true where TMA copies such keys, without scales, to products by wgmma", bool,
+)  # fmt: skip
 OCCUPANCY = Entry(
     "occupancy", "Blocks that share a multiprocessor, of which one works while another waits; by mma.sync as many as "
     "registers and shared memory allow.",
@@ -475,6 +480,7 @@ TILED = Kind(
         OCCUPANCY,
         PERSISTENT,
         KEY_SPLITS,
+        STORED_KEYS,
         INSTRUCTION,
     ),
     rules=(_invariant_key_splits,),

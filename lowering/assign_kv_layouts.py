@@ -238,13 +238,13 @@ def _held(a: ir.Value) -> bool:
 
 
 def loaded(value: ir.Value) -> set[ir.Value] | None:
-    """The values on the way from a load to here, if all that happens to the tile is a sign; None of other values."""
+    """The values on the way from a load to here, if all that happens to it happens there; None of other values."""
     op = defining_op(value)
     if op is None:
         return None
     if op.name in LOADS:
         return {value}
-    if op.name == "arith.negf":
+    if op.name in ("arith.negf", "kv.tile_terms"):
         source = loaded(op.operands[0])
         return None if source is None else {value, *source}
     if op.name == "scf.if" and len(op.regions) == 2:

@@ -133,7 +133,7 @@ class Distribution:
             if role in PRODUCER_GROUPS:
                 return self.threads.block_thread - PRODUCER_GROUPS.index(role) * WARPGROUP, WARPGROUP
             first = PRODUCER_REST[role] * WARP
-            return self.threads.block_thread - first, WARPGROUP - first
+            return self.threads.block_thread - first, self.threads.first - first
         return self.threads.thread, self.threads.consumers * WARPGROUP
 
     # --- the walk --------------------------------------------------------------------------------------
@@ -230,7 +230,9 @@ class Distribution:
         transposed = op.transpose_b.value != (layout_of(op.b.type) == SHARED_TRANSPOSED)
         place = shared_layout(op.a.type) if layout_of(op.a.type) == SHARED else None
         across = register_layout(op.operation.results[0].type).warps_along(COLUMN)
-        return Product(a.shape[1], n, str(a.element_type), shared_layout(op.b.type), transposed, place, across)
+        k = b.shape[1 if op.transpose_b.value else 0]
+        kind, terms = str(a.element_type), a.shape[1] // k
+        return Product(k, n, kind, shared_layout(op.b.type), transposed, place, across, terms)
 
     def visit(self, op: ir.Operation) -> None:
         rule = RULES.table.get(op.name)
@@ -564,7 +566,7 @@ def _is_role(op: Any, d: Distribution) -> ir.Value:
         return (kv_gpu.shuffle_idx(d.threads.block_thread >> 5, 0) == PRODUCER_WARPS.index(op.role.value)).ir
     if op.role.value in PRODUCER_REST:
         warp = kv_gpu.shuffle_idx(d.threads.block_thread >> 5, 0)
-        return ((warp >= PRODUCER_REST[op.role.value]) & (warp < WARPGROUP // WARP)).ir
+        return ((warp >= PRODUCER_REST[op.role.value]) & (warp < d.threads.first // WARP)).ir
     number, producers = kv_gpu.shuffle_idx(d.threads.block_thread >> 7, 0), d.threads.first // WARPGROUP
     if op.role.value in PRODUCER_GROUPS:
         return (number == PRODUCER_GROUPS.index(op.role.value)).ir
@@ -579,7 +581,7 @@ def _set_registers(op: Any, d: Distribution) -> None:
 def annotate(function: ir.Operation) -> None:
     """Keep on ops the type of the tile that their rule asks for after their operands have changed."""
     stores = "kv.tile_scatter", "kv.tile_stage", "kv.tile_store_shared", "kv.tile_store_direct"
-    for op in ops_named(function, *tile_exchange.EXCHANGES, "kv.table_store", *stores):
+    for op in ops_named(function, *tile_exchange.EXCHANGES, "kv.table_store", "kv.tile_terms", *stores):
         op.attributes["kv.tile"] = ir.TypeAttr.get(op.operands[0].type)
 
 

@@ -57,7 +57,7 @@ def warps_of(role: str, consumers: int, producers: int = 1) -> int:
     if role == "consumer":
         return WARPS * consumers
     if role in staging.PRODUCER_REST:
-        return WARPS - staging.PRODUCER_REST[role]
+        return WARPS * producers - staging.PRODUCER_REST[role]
     if role in staging.PRODUCER_GROUPS:
         return WARPS
     return 1 if role in staging.PRODUCER_WARPS else WARPS * producers

@@ -150,11 +150,13 @@ def _are_weights(op: ir.Operation | None, maximum: ir.Value, top: ir.Value) -> b
 
 
 def _alike(a: ir.Value, b: ir.Value) -> bool:
-    """Whether one number fills two tiles."""
+    """Whether one number fills a tile and a vector, or the vector's numbers the tile's rows."""
     one, other = splat_of(a), splat_of(b)
     if one is not None and other is not None:
         return one == other
     made = [defining_op(v) for v in (a, b)]
+    if made[0] is not None and made[0].name == "kv.tile_broadcast":
+        return rank(b) == 1 and made[0].operands[0] == b
     return (
         all(op is not None and op.name == "tensor.splat" for op in made) and made[0].operands[0] == made[1].operands[0]
     )

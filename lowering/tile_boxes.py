@@ -90,6 +90,13 @@ def scales_of_row(spec: CacheSpec) -> int:
     return spec.num_scales if spec.quantized else 0
 
 
+def chunks_at_once(chunks: int, groups: int) -> int:
+    """Chunks of a row that groups of eight threads convert at a time: all, or a divisor that lets more of them work."""
+    busy = {n: groups // n * n for n in range(1, min(chunks, groups) + 1) if chunks % n == 0}
+    most = max(busy)
+    return most if 4 * busy[most] >= 3 * groups else max(busy, key=lambda n: (busy[n], n))
+
+
 class StagedBoxes:
     """The staging memory of a buffer that boxes fill, and how its tiles come from there."""
 
@@ -191,8 +198,9 @@ class StagedBoxes:
         Eight neighbours have a chunk of eight rows each, which swizzles put into different banks.
         """
         columns = CHUNK // self.spec.dtype.itemsize
-        chunks = self.layout.columns // columns
-        blocks = max(self.threads // GROUP // chunks, 1)  # of eight rows, in one turn
+        chunks, groups = self.layout.columns // columns, self.threads // GROUP
+        beside = chunks_at_once(chunks, groups)
+        blocks = groups // beside  # of eight rows, in one turn
         turns = cdiv(self.layout.rows, blocks * GROUP)
         whole = turns * blocks * GROUP == self.layout.rows
         together = next(
@@ -201,9 +209,9 @@ class StagedBoxes:
         place = self.memory + self.staged.stage_offset(slot)
         shift = (self.shifts + slot * 4).load(i32) if self.of_token else None
 
-        def of_group(group: Value) -> None:
-            group = Value(group.ir, i32, nonneg=True)
-            row0, chunk = (thread & (GROUP - 1)) + (group // chunks) * GROUP, group % chunks
+        def of_group(first: Any) -> None:
+            group = Value((thread // GROUP).ir, i32, nonneg=True)
+            row0, chunk = (thread & (GROUP - 1)) + (group // beside) * GROUP, group % beside + first
 
             def some(turn: Any) -> None:
                 held = []
@@ -223,11 +231,17 @@ class StagedBoxes:
                 ptx.stay_rolled()
                 some(turn)
 
-        if blocks * chunks == self.threads // GROUP:
-            of_group(thread // GROUP)
-            return
-        with functional.loop(thread // GROUP, blocks * chunks, self.threads // GROUP) as group:
-            of_group(group)
+        with (
+            contextlib.nullcontext()
+            if blocks * beside == groups
+            else functional.when(thread // GROUP < blocks * beside)
+        ):
+            if beside == chunks:
+                of_group(0)
+                return
+            with functional.loop(0, ptx.unknown(chunks), beside) as first:
+                ptx.stay_rolled()
+                of_group(first)
 
     def factors(self, slot: Value, row: Value, column: Value) -> list[Value]:
         """The scales of a chunk's elements, one for every equal part of them."""

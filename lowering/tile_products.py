@@ -30,7 +30,7 @@ class Product:
     """What a product is specialised for: its extents, element type, and the layouts of what lies in shared memory.
 
     ``transpose_b``: the rows of B's tile as it lies there are the product's columns. ``a`` is None where A is in
-    registers. ``across`` stacks of warps share the columns of the result.
+    registers. ``across`` stacks of warps share the columns of the result. A has ``terms`` of ``k`` columns.
     """
 
     k: int
@@ -40,12 +40,13 @@ class Product:
     transpose_b: bool
     a: SharedLayout | None
     across: int = 1
+    terms: int = 1
 
     @property
     def steps(self) -> list[int]:
         """Byte of B's part of every k-step."""
         every = self.b.k_steps() if self.transpose_b else self.b.row_steps()
-        return every[: self.k * self.b.itemsize // K_STEP_BYTES]
+        return every[: self.k * self.b.itemsize // K_STEP_BYTES] * self.terms
 
 
 def words(fragments: ir.Value) -> list[ir.Value]:

@@ -14,14 +14,15 @@ from mlir import ir
 from mlir.dialects import arith, vector
 
 from kvarn.dialect import ops, types
-from kvarn.dialect.dtypes import bool_, f8e4m3
+from kvarn.dialect.dtypes import bool_, f8e4m3, f32
 from kvarn.dialect.ops.tile import SHARED, row_format
+from kvarn.dialect.shared_layout import CHUNK
 from kvarn.dsl import ptx
 from kvarn.dsl.memory import SHARED as SHARED_SPACE
 from kvarn.dsl.memory import Pointer
 from kvarn.dsl.values import Value
 
-from . import tile_exchange, tile_memory, tile_products, tile_windows
+from . import tile_exchange, tile_memory, tile_products, tile_terms, tile_windows
 from .pass_base import fail
 from .rewrite import Rules
 from .tile_chunks import Gather
@@ -185,6 +186,15 @@ def _share(op: Any, d: Distribution) -> ir.Value:
     tile_memory.stage_registers(op.source, place, layout, threads)
     tile_memory.sync_consumers(d.threads)
     return place.ir
+
+
+@RULES.lowers("kv.tile_terms")
+def _terms(op: Any, d: Distribution) -> list[ir.Value]:
+    layout = shared_layout(op.operation.attributes["kv.tile"].value)
+    with ir.InsertionPoint.at_block_begin(d.body):
+        units = Pointer(ops.alloc_shared(layout.rows * f32.itemsize, CHUNK), SHARED_SPACE)
+    found = tile_terms.split_rows(Pointer(op.source, SHARED_SPACE), layout, units, d.threads)
+    return [op.source, from_elements([x.ir for x in found])]
 
 
 @RULES.lowers("kv.tile_columns")

@@ -2,7 +2,7 @@
 """The operations of the kv dialect: their classes, and wrapper functions of the same name.
 
 Tier 2, used inside kernels: :mod:`metadata`, :mod:`addressing`, :mod:`access`, :mod:`tiles`, :mod:`tma`; over values
-of the whole block :mod:`tile`, and what passes make of those :mod:`staging` and :mod:`tables`.
+of the whole block :mod:`tile`, and what passes make of those :mod:`staging` and :mod:`tables`; :mod:`terms`.
 Tier 1, used outside kernels: :mod:`operations`, :mod:`rotary`, :mod:`attention`, :mod:`mla`, :mod:`pages`,
 :mod:`drafts`, :mod:`ragged`.
 """
@@ -42,6 +42,7 @@ from .metadata import (
 from .mla import MlaAttentionOp, MlaDecompressOp, MlaPrefillChunkOp, MlaPrefillPlanOp
 from .pages import IndexScoresOp, SelectPagesOp, SelectTokensOp, SummarizePagesOp
 from .staging import take_round, tile_stage
+from .terms import tile_terms
 from .tile import (
     dot,
     tile_broadcast,
@@ -128,6 +129,7 @@ __all__ = [
     "tile_scatter",
     "tile_stage",
     "tile_store_rows",
+    "tile_terms",
     "tma_expect",
     "tma_init_barrier",
     "tma_load",

@@ -34,7 +34,7 @@ COPIES = ("tma", "cp_async", "staged", "transposed", "convert")
 LANES = 32  # of a warp
 WARPGROUP_WARPS = 4
 PRODUCER_WARPS = tuple(f"producer_warp_{i}" for i in range(4))
-PRODUCER_REST = {f"producer_warps_{i}_to_3": i for i in (1, 2, 3)}  # by role its first warp
+PRODUCER_REST = {f"producer_warps_from_{i}": i for i in (1, 2, 3)}  # by role its first warp
 PRODUCER_GROUPS = tuple(f"producer_group_{i}" for i in range(2))
 ROLES = ("producer", *PRODUCER_WARPS, *PRODUCER_REST, *PRODUCER_GROUPS, "consumer")
 
@@ -498,8 +498,8 @@ class QueueNextOp(Kv.Operation, name="queue_next", traits=[Synchronizes]):
 
 class IsRoleOp(Kv.Operation, name="is_role", traits=[Pure]):
     """Whether this thread has a role: ``producer`` (the first warpgroups of the block, as many as the schedule says),
-    ``producer_warp_0`` to ``producer_warp_3`` (a warp of the first one), ``producer_warps_1_to_3`` and so on (the warps
-    of the first one from one on), ``producer_group_0`` and ``producer_group_1`` (one of its warpgroups), or
+    ``producer_warp_0`` to ``producer_warp_3`` (a warp of the first one), ``producer_warps_from_1`` and so on (the warps
+    of all of them from one on), ``producer_group_0`` and ``producer_group_1`` (one of its warpgroups), or
     ``consumer`` (the other warpgroups). The same for all threads of a warp.
     """
 

@@ -25,6 +25,7 @@ KINDS = ("max", "min", "add")
 TAILS = ("zero", "any")
 ROW_FORMAT = ("rope", "inline_scales")  # attributes that say what lies in rows besides elements
 COLUMN_STEP = 16  # heads are rounded up to whole steps of products, with columns of zeros
+BYTE_STEP = 32  # likewise, of products of 8-bit elements
 # The layouts of tiles in shared memory, by rows and with their columns as rows; the others are of registers.
 SHARED, SHARED_TRANSPOSED = "shared", "shared(transposed)"
 IN_SHARED = (SHARED, SHARED_TRANSPOSED)
@@ -243,7 +244,8 @@ class DotOp(Kv.Operation, name="dot", traits=[Pure]):
     """C + A B, accumulated in f32.
 
     Operands: a tensor<MxKxT>; b tensor<KxNxT>, or tensor<NxKxT> with ``transpose_b``; c tensor<MxNxf32>, zeros without.
-    The result is tensor<MxNxf32>. Passes choose the instruction and where A lies.
+    The result is tensor<MxNxf32>. Passes choose the instruction and where A lies. With ``transpose_b`` an A of
+    f8E4M3FN may have 2K columns, two terms (``kv.tile_terms``) of which each is multiplied.
     """
 
     a: Operand[Any]
@@ -272,7 +274,8 @@ def verify_dot(op: Any, a: ir.Value, b: ir.Value, c: ir.Value | None) -> bool:
     if transposed is None:
         return verify.fail(op, f"transpose_b must be a bool, got {op.transpose_b}")
     k, n = reversed(right.shape) if transposed else right.shape
-    if left.shape[1] != k or left.element_type != right.element_type:
+    of_terms = transposed and left.shape[1] == 2 * k and str(left.element_type) == "f8E4M3FN"
+    if (left.shape[1] != k and not of_terms) or left.element_type != right.element_type:
         return verify.fail(
             op, f"a and b must share K = {left.shape[1]} and {left.element_type}, got {left} and {right}"
         )
@@ -345,10 +348,11 @@ def verify_columns(op: Any, spec: CacheSpec, tile: ir.RankedTensorType, converte
         return verify.fail(op, f"lists say where tokens of a paged cache are, got {op.cache.type}")
     if op.lists is not None and not verify.memref(op, op.lists, 2, ("i32",), "lists"):
         return False
-    if first is None or first < 0 or first + tile.shape[1] > align_up(row.size, COLUMN_STEP):
+    step = BYTE_STEP if str(tile.element_type) == spec.data_dtype.mlir and spec.data_dtype.bits == 8 else COLUMN_STEP
+    if first is None or first < 0 or first + tile.shape[1] > align_up(row.size, step):
         return verify.fail(
             op,
-            f"columns must lie in the head's {row.size}, rounded up to whole {COLUMN_STEP}, got {tile.shape[1]} "
+            f"columns must lie in the head's {row.size}, rounded up to whole {step}, got {tile.shape[1]} "
             f"from {op.first_column} on",
         )
     if not _is_float(tile.element_type):

@@ -43,6 +43,7 @@ NARROW_WEIGHTS, NARROW_SLACK = 3.0, math.log2(448.0)
 def attention_kernel(
     case: Case, rows: int, keys: int, threads: int, options: dict[str, Any], clean: bool = False, least: int = 1,
     bounded: bool = False, looped: bool = True, section: tuple[int, int] | None = None, most: int | None = None,
+    stored_keys: bool = False,
 ) -> Any:  # fmt: skip
     """The kernel of a case, for tiles of ``rows`` query rows and ``keys`` keys.
 
@@ -55,6 +56,7 @@ def attention_kernel(
     ``bounded``: so are values past the last that a tile's last row sees, as far as the mask says. ``looped``: a block
     may take several tiles of rows; else there are as many blocks as tiles. ``section``: (first, how many) columns of
     values, and of the output, that this kernel has; without, all of them. ``most``: no sequence has more query tokens.
+    ``stored_keys``: 8-bit keys are multiplied as they are, by a query of two terms.
     """
     FIRST, values = section or (0, case.value_size)
     M, N, G, D, V = rows, keys, case.group, case.size, values
@@ -133,6 +135,12 @@ def attention_kernel(
             arrays = arrays_read(array0, array1, array2, array3)
             m, l, o = kv.full(M, LOWEST), kv.full(M, 0.0), kv.full((M, V), 0.0)
             unit = kv.f32(LOG2E) if modifying else kv.math.max(kv.math.abs(scale), 1.0e-30) * LOG2E
+            factor = scale
+            if stored_keys:
+                q, powers = kv.two_terms(q)
+                factor = (powers * scale)[:, None]
+                if not modifying:
+                    unit = powers * unit
             end = num_keys
             if clean or bounded:
                 end = end_key(case, start + (kv.math.min(row0 + M, count) - 1) // G, num_keys)
@@ -164,14 +172,17 @@ def attention_kernel(
                 if blocks is not None:
                     first_at, there, whole = blocks.at(number, head, j, num_keys)
                     first, until = kv.where(there, first_at, 0), kv.where(there, end, 0)
-                k = k_rows.tile(b, head, first, until, columns=D, tail="any", descriptor=key_map, **of_tile)
+                of_keys = {**of_tile, "columns": D}
+                if stored_keys:
+                    of_keys = {**of_tile, "columns": q.shape[1] // 2, "dtype": case.spec.dtype}
+                k = k_rows.tile(b, head, first, until, tail="any", descriptor=key_map, **of_keys)
                 of_values = {"columns": V, "first_column": FIRST, "descriptor": value_map}
                 v = v_rows.tile(b, head, first, until, begin=begin, **of_values, **of_tile)
                 k_at = (first_at + kv.tile_index(N))[None, :]
                 x = kv.dot(q, k.T)
                 at = b, h[:, None], q_at, k_at
                 if modifying:
-                    x = modified(case, x * scale, *at, slopes, arrays)
+                    x = modified(case, x * factor, *at, slopes, arrays)
                 with kv.trace("mask"):
                     if blocks is None or clean:
                         seen = seen_by(case, *at, num_keys, arrays[score_arrays:])

@@ -4,9 +4,8 @@
 Tiles of keys lie in shared memory as bytes, half of what converted ones would be, written once by the copies and never
 by a conversion. Keys, and values transposed, are operand A.
 
-- *Keys* of e4m3 are multiplied as they are. A bf16 has 8 bits of significand, and an e4m3 has 4: a query row, times a
-  power of two, is the sum of two rows of e4m3, exactly but for elements below 2^-9 of the row's largest, whose error is
-  2^-17 of that. Both products together cost what one of bf16 would. Products of 8 bits keep about 14 bits of a sum: up
+- *Keys* of e4m3 are multiplied as they are, with query rows that are sums of two of e4m3 (:mod:`two_terms`): both
+  products together cost what one of bf16 would. Products of 8 bits keep about 14 bits of a sum: up
   to 32 query rows, and where there are several scales a row, f32 adds what they make of :data:`TOGETHER` boxes. With
   more query rows both terms are columns of one product (:func:`wide_terms`), which reads keys once.
 - A query of e4m3 is multiplied as it is, too: half of the products. Weights are not e4m3, since products of 8 bits
@@ -29,9 +28,8 @@ from kvarn import dsl as kv
 from kvarn.dialect.dtypes import DType, bf16, f8e4m3, f8e5m2, f16, f32
 from kvarn.dialect.layout import cdiv
 from kvarn.dialect.shared_layout import SharedLayout
-from kvarn.dsl.ptx import inline_asm
-from kvarn.dsl.values import Value
 from kvarn.dsl.wgmma import descriptor_at
+from kvarn.lowering import two_terms
 from kvarn.lowering.row_reads import inline_scale
 
 from .latent_common import BYTE_BOX, KEYS, LatentConfig, pack
@@ -41,10 +39,8 @@ VECTOR = 16  # bytes of a row of a box that a thread loads; scales are of multip
 ROPE_COLUMNS = 32  # bf16 columns of a box
 TOGETHER = 2  # boxes of keys that products of 8 bits sum up
 MOST_SUMMED = 32  # query rows up to which there are registers for what f32 adds
-# The query's largest element of a row is 2^TOP to 2^(TOP + 1), of e4m3 and of f16.
-TOP_OF_BYTES, TOP = 7, 14
+TOP = 14  # the query's largest element of a row is 2^TOP to 2^(TOP + 1), of f16
 ROWS_TOGETHER = 6  # of the query whose loads a warp has under way
-LEAST_BITS = 41  # of the exponent of a query row's largest element, so that all powers of two are normal
 
 
 def direct(c: LatentConfig) -> bool:
@@ -167,76 +163,39 @@ def query_column(c: LatentConfig, chunk: Any) -> tuple[Any, Any]:
 @kv.func
 def store_row(c, tile, units, row, found, scale, lane):
     """A row of the query, of which a lane has every 32nd chunk, times a power of two and the scale's sign."""
-    layout, top = query_layout(c), TOP_OF_BYTES if direct(c) else TOP
+    layout, top = query_layout(c), two_terms.TOP if direct(c) else TOP
     first_rope = content_boxes(c) * (BYTE_BOX.columns // 8)
-    bits = kv.math.max(kv.bitcast(kv.warp_reduce(largest(c, found), "max"), kv.i32) >> 23, LEAST_BITS)
-    factor = kv.bitcast((2 * 127 + top - bits) << 23, f32)
+    most = two_terms.largest(c.case.query, [word for words in found for word in words])
+    factor, unit = two_terms.powers_of(kv.warp_reduce(most, "max"), top)
     factor = kv.where(scale < 0.0, -factor, factor)
     if lane == 0:
-        unit = kv.bitcast((bits - top) << 23, f32)
         (units + row * 4).store(kv.math.max(kv.math.abs(scale), 1.0e-30) * LOG2E * unit)
     for turn in kv.static(range(len(found))):
         chunk = turn * 32 + lane
         if direct(c):
-            scaled = [
-                _word("mul.rn.bf16x2 $0, $1, $2;", "=r,r,r", [w, pack(bf16, factor, factor)]) for w in found[turn]
-            ]
+            scaled = two_terms.scaled(found[turn], factor)
             if chunk < first_rope:
                 store_terms(c, tile, row, chunk, scaled)
             elif chunk < layout.columns // 8:
                 (tile + layout.chunk_offset(row, chunk)).store(kv.vector(kv.i32, scaled))
         else:
-            x = [element * factor for word in found[turn] for element in two_of(c, word)]
+            x = [y * factor for word in found[turn] for y in two_terms.two_of(c.case.query, word)]
             if chunk < first_rope:
                 store_content(c, tile, row, chunk, x)
             elif chunk < layout.columns // 8:
                 store_rope(c, tile, row, chunk, x)
 
 
-def two_of(c: LatentConfig, word: Any) -> list[Any]:
-    """The elements of a word of the query, as f32."""
-    if c.case.query is bf16:
-        return [kv.bitcast(x, f32) for x in (word << 16, word & kv.i32(-(1 << 16)))]
-    return [kv.f32(x) for x in kv.bitcast(word, f16)]
-
-
-@kv.func
-def largest(c, found):
-    """The largest magnitude of words of the query."""
-    most = kv.i32(0)
-    for words in kv.static(found):
-        for word in kv.static(words):
-            one = word & kv.i32(0x7FFF7FFF)
-            most = _word(f"max.{c.case.query.name}x2 $0, $1, $2;", "=r,r,r", [most, one])
-    first, second = two_of(c, most)
-    return kv.math.max(first, second)
-
-
 @kv.func
 def store_terms(c, tile, row, chunk, words):
-    """8 columns of the query that are multiplied with 8-bit keys as they are stored: each the sum of two e4m3.
-
-    The first has the upper four bits of the significand, the second those that are left.
-    """
-    layout, panel, n = query_layout(c), chunk // 8, chunk % 8
-    first, second = [], []
-    for word in kv.static(words):
-        both = pack(f16, *two_of(c, word))
-        upper = both & kv.i32(0xFF80FF80 - (1 << 32))
-        first, second = [*first, upper], [*second, _word("sub.rn.f16x2 $0, $1, $2;", "=r,r,r", [both, upper])]
+    """8 columns of the query that are multiplied with 8-bit keys as they are stored: each the sum of two e4m3."""
+    layout, panel, n, terms = query_layout(c), chunk // 8, chunk % 8, two_terms.terms_of(words)
     for term in kv.static(range(2)):
         if wide_terms(c):
             of_row = panel * layout.panel_bytes + terms_layout(c).chunk_offset(row + term * c.rows, n // 2)
         else:
             of_row = layout.chunk_offset(row, panel * 8 + n // 2 + 4 * term)
-        x = second if term else first
-        (tile + (of_row + n % 2 * 8)).store(kv.vector(kv.i32, [bytes_of(x[0], x[1]), bytes_of(x[2], x[3])]))
-
-
-def bytes_of(first: Any, second: Any) -> Value:
-    """Four e4m3 of two pairs of f16."""
-    text = [f"cvt.rn.satfinite.e4m3x2.f16x2 {to}, ${number};" for to, number in (("a", 1), ("b", 2))]
-    return _word(f"{{ .reg .b16 a, b; {' '.join(text)} mov.b32 $0, {{a, b}}; }}", "=r,r,r", [first, second])
+        (tile + (of_row + n % 2 * 8)).store(kv.vector(kv.i32, terms[term]))
 
 
 @kv.func
@@ -261,10 +220,6 @@ def store_rope(c, tile, row, chunk, x):
 # --- fragments -------------------------------------------------------------------------------------
 
 
-def _word(text: str, constraints: str, operands: list[Any]) -> Value:
-    return Value(inline_asm(text, constraints, [x.ir for x in operands], "i32"), kv.i32)
-
-
 def halves(dtype: DType, word: Any) -> tuple[Any, Any]:
     """(bytes 0 and 2, bytes 1 and 3) of a word as f16."""
     if dtype is f8e4m3:
@@ -275,12 +230,12 @@ def halves(dtype: DType, word: Any) -> tuple[Any, Any]:
     signless = word ^ kv.i32(0x80808080 - (1 << 32))  # x + 128 below the byte 0x64 is the f16 1024 + 128 + x
     first, second = (kv.prmt(signless, kv.i32(0x64646464), selector) for selector in (0x4240, 0x4341))
     offset = kv.i32(0x64806480)
-    return tuple(_word("sub.f16x2 $0, $1, $2;", "=r,r,r", [x, offset]) for x in (first, second))
+    return tuple(two_terms.word("sub.f16x2 $0, $1, $2;", "=r,r,r", [x, offset]) for x in (first, second))
 
 
 def times(words: Any, factors: Any) -> list[Any]:
     """Pairs of f16 times pairs of f16."""
-    return [_word("mul.rn.f16x2 $0, $1, $2;", "=r,r,r", [x, y]) for x, y in zip(words, factors, strict=True)]
+    return [two_terms.word("mul.rn.f16x2 $0, $1, $2;", "=r,r,r", [x, y]) for x, y in zip(words, factors, strict=True)]
 
 
 def key_descriptor(box: Any) -> Any:
@@ -365,7 +320,7 @@ def rope_steps(c, words, notes, warp, lane):
         if c.granules:
             inverse = inverse_at(notes, row + 8 * u)
             pair = pack(bf16, inverse, inverse)
-            found[u] = [_word("mul.rn.bf16x2 $0, $1, $2;", "=r,r,r", [word, pair]) for word in found[u]]
+            found[u] = [two_terms.word("mul.rn.bf16x2 $0, $1, $2;", "=r,r,r", [word, pair]) for word in found[u]]
         if rope_type(c) is not bf16:
             found[u] = [pack(f16, *(kv.f32(x) for x in kv.bitcast(word, bf16))) for word in found[u]]
     return [[found[0][2 * k], found[1][2 * k], found[0][2 * k + 1], found[1][2 * k + 1]] for k in range(2)]

@@ -134,12 +134,14 @@ def returned(role: str, what: str, value: Any, dtype: DType) -> Any:
 def online_softmax(m: Any, l: Any, x: Any, unit: Any, slack: float = SLACK, above: float = 0.0) -> Any:
     """One tile of an online softmax in base 2: (m, l, weights, what earlier sums are to be multiplied by).
 
-    ``x`` times ``unit`` (positive) are scores in powers of two. The maximum stays while no score exceeds it by
-    ``slack``, which keeps weights small enough and most rescales away; it moves to ``above`` powers below the
-    highest score, so that weights are larger by so much: where they are of few bits, fewer of them become zeros.
+    ``x`` times ``unit`` (positive, one for all or one a row) are scores in powers of two. The maximum stays while no
+    score exceeds it by ``slack``, which keeps weights small enough and most rescales away; it moves to ``above`` powers
+    below the highest score, so that weights are larger by so much: where they are of few bits, fewer of them become
+    zeros.
     """
+    of_row = unit[:, None] if isinstance(unit, tiles.Tile) else unit
     top = x.max(axis=1) * unit
     m_new = kv.where(top > m + slack, top - above if above else top, m)
     alpha = weight(m, m_new, exp2=kv.math.exp2)
-    p = kv.math.exp2(x * unit - m_new[:, None])
+    p = kv.math.exp2(x * of_row - m_new[:, None])
     return m_new, l * alpha + p.sum(axis=1), p, alpha

@@ -66,6 +66,7 @@ def _launch_section(
     kernel = attention_kernel(
         case, config.rows, config.keys, config.threads, options, least=config.least, bounded=config.instruction == MMA,
         looped=config.persistent or config.instruction != MMA, section=section, most=most,
+        stored_keys=config.stored_keys,
     )  # fmt: skip
     collection, layer, keys, values, query, extents, kv_offsets, scale, out, sinks, lse, slopes, *prior = args
     lse = lse if section[0] == 0 else None  # which the first of several writes
@@ -100,11 +101,12 @@ def _launch_section(
 
 def descriptors(config: TileConfig, at: Expansion, keys: ir.Value, values: ir.Value, layer: Any) -> list[Any]:
     """Tensor maps of keys and values; None where copies by TMA cannot be."""
-    rows, staged = config.box_rows, staged_by_tma(config)
+    rows, staged, found = config.box_rows, staged_by_tma(config), []
     if not (copies_by_tma(config) or staged):
         return [None, None]
-    swizzle, found = f"{swizzle_of_boxes(config.case.spec) if staged else SWIZZLE}B", []
     for handle, half in ((keys, "key"), (values, "value")):
+        as_stored = not staged or (config.stored_keys and half == "key")
+        swizzle = f"{SWIZZLE if as_stored else swizzle_of_boxes(config.case.spec)}B"
         box = math.gcd(rows, GROUP) if config.narrow and half == "value" else rows  # of what a warp transposes
         if at.why_no_tensor_map(handle, rows=box, swizzle=swizzle) is not None:
             return [None, None]

@@ -10,6 +10,7 @@ from typing import Any
 
 from kvarn.dialect.dtypes import bf16, f8e4m3, f16, f32
 from kvarn.dialect.layout import RAGGED, align_up, cdiv
+from kvarn.dialect.ops.terms import columns_of_term
 from kvarn.dialect.ops.tile import COLUMN_STEP
 from kvarn.dialect.schedules import NARROW_HEAD, ROW_CLASSES, TILED
 from kvarn.dialect.shared_layout import CHUNK, SharedLayout
@@ -64,7 +65,7 @@ class TileConfig:
         Query rows of a block, and keys of a tile.
     stages, query_stages : int
         Tiles of keys, and of values, in shared memory; and of query rows.
-    producer, overlap, one_wait, ping_pong, persistent : bool
+    producer, overlap, one_wait, ping_pong, persistent, stored_keys : bool
         As the schedule's entries.
     producers, slots, occupancy : int
         As the schedule's entries.
@@ -88,6 +89,7 @@ class TileConfig:
     occupancy: int = 1
     persistent: bool = True
     splits: int = 0
+    stored_keys: bool = False
     instruction: str = WGMMA
 
     @property
@@ -197,6 +199,9 @@ class TileConfig:
         size = self.itemsize
         query = SharedLayout(self.rows, self.columns, size, SWIZZLE, self.query_stages).bytes
         keys = SharedLayout(self.keys, self.columns, size, SWIZZLE, self.stages).bytes
+        if self.stored_keys:
+            keys = SharedLayout(self.keys, columns_of_term(self.columns), 1, SWIZZLE, self.stages).bytes
+            keys += self.rows * f32.itemsize  # of the query
         shape = (self.value_columns, self.keys) if self.narrow else (self.keys, self.value_columns)
         values = 0 if len(self.loaded) == 1 else SharedLayout(*shape, size, SWIZZLE, self.stages).bytes
         if self.beside_rows > 1:  # whose weights all warps read
@@ -214,7 +219,7 @@ class TileConfig:
             return 0
         copying, spec = WARPGROUP * (self.producers if self.producer else self.consumers), self.case.spec
         if staged_by_tma(self):
-            return sum(staged_boxes_bytes(spec, self.keys, n, self.slots) for n in self.loaded)
+            return sum(staged_boxes_bytes(spec, self.keys, n, self.slots) for n in self.loaded[self.stored_keys :])
         return sum(staging_bytes(spec, self.keys, n, copying, self.slots) for n in self.loaded)
 
     @property
@@ -322,6 +327,19 @@ def staged_by_tma(config: TileConfig) -> bool:
     return not spec.quantized or (spec.granularity >= LEAST_GRANULE and not several)  # scales are of whole heads
 
 
+def why_not_stored(config: TileConfig) -> str | None:
+    """Why keys are not multiplied as they are stored; None where they can be."""
+    case = config.case
+    if config.instruction != WGMMA or case.query is not bf16 or case.spec.dtype is not f8e4m3:
+        got = f"{case.query.name} over {case.spec.dtype.name} by {config.instruction}"
+        return f"a query of bf16 over keys of f8e4m3 has terms for products by wgmma, got {got}"
+    if case.spec.quantized:
+        return f"scales of granules of {case.spec.granularity} multiply keys before products do"
+    if joins_heads(case.spec) or not staged_by_tma(config):
+        return "products read keys where TMA boxes of whole heads put them, and these come otherwise"
+    return None
+
+
 def why_not(config: TileConfig, target: Target) -> str | None:
     """Why a case cannot have some entries; None when it can."""
     if config.case.pages and (config.case.spec.page_size % config.keys or config.splits != 1):
@@ -329,6 +347,10 @@ def why_not(config: TileConfig, target: Target) -> str | None:
             "keys must divide a page that is listed, and splits be 1, got keys = "
             f"{config.keys}, splits = {config.splits} and pages of {config.case.spec.page_size} tokens"
         )
+    if config.stored_keys:
+        problem = why_not_stored(config)
+        if problem is not None:
+            return f"stored_keys must be false: {problem}"
     if config.instruction == MMA and config.occupancy > 1:
         return f"occupancy must be 1 for products by mma.sync, whose registers decide it, got {config.occupancy}"
     if config.shared_bytes > config.most_shared_bytes(target):
@@ -411,8 +433,10 @@ def chosen(case: Case, target: Target, schedule: Mapping[str, Any], measured: bo
     if case.query.bits == 8:  # H200, 8 x 4096, heads of 128: 1347 us, 1372 to 1395 without turns, 4% more by two waits
         wide["one_wait"] = True
         wide["ping_pong"] = given.get("rows", wide.get("rows", TileConfig.rows)) == 2 * WARPGROUP_ROWS
-    if given.get("producer", True) and TileConfig(case).converts:
-        wide |= _converting(case, given, schedule, target)
+    if TileConfig(case).converts:
+        wide["stored_keys"] = given.get("stored_keys", why_not_stored(TileConfig(case)) is None)
+        if given.get("producer", True):
+            wide |= _converting(case, {**wide, **given}, schedule, target)
     problem = None
     for keys in range(128, 0, -16):
         config = TileConfig(case, **{"keys": keys, **wide, **given})

@@ -438,7 +438,7 @@ func.func @rule(%x: !acc) {
 
 // Rule: roles have names.
 func.func @rule() {
-  // expected-error @below {{'kv.is_role' op role must be one of producer, producer_warp_0, producer_warp_1, producer_warp_2, producer_warp_3, producer_warps_1_to_3, producer_warps_2_to_3, producer_warps_3_to_3, producer_group_0, producer_group_1, consumer, got "watcher"}}
+  // expected-error @below {{'kv.is_role' op role must be one of producer, producer_warp_0, producer_warp_1, producer_warp_2, producer_warp_3, producer_warps_from_1, producer_warps_from_2, producer_warps_from_3, producer_group_0, producer_group_1, consumer, got "watcher"}}
   %0 = "kv.is_role"() {role = "watcher"} : () -> i1
   return
 }

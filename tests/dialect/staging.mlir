@@ -91,7 +91,7 @@ func.func @rows_and_rounds(%rows: memref<?x128xbf16>, %counter: memref<?xi8>, %m
 
 // CHECK-LABEL: func.func @roles
 // CHECK-DAG:     "kv.is_role"() {role = "producer"} : () -> i1
-// CHECK-DAG:     "kv.is_role"() {role = "producer_warps_2_to_3"} : () -> i1
+// CHECK-DAG:     "kv.is_role"() {role = "producer_warps_from_2"} : () -> i1
 // CHECK-DAG:     "kv.is_role"() {role = "producer_warp_3"} : () -> i1
 // CHECK-DAG:     "kv.is_role"() {role = "consumer"} : () -> i1
 // CHECK:         "kv.set_registers"() {action = "decrease", count = 24 : i64} : () -> ()
@@ -104,7 +104,7 @@ func.func @roles() {
   %0 = "kv.is_role"() {role = "producer"} : () -> i1
   %1 = "kv.is_role"() {role = "producer_warp_3"} : () -> i1
   %2 = "kv.is_role"() {role = "consumer"} : () -> i1
-  %3 = "kv.is_role"() {role = "producer_warps_2_to_3"} : () -> i1
+  %3 = "kv.is_role"() {role = "producer_warps_from_2"} : () -> i1
   "kv.set_registers"() {action = "decrease", count = 24 : i64} : () -> ()
   "kv.set_registers"() {action = "increase", count = 240 : i64} : () -> ()
   "kv.turn_pass"() {groups = "last"} : () -> ()

@@ -22,7 +22,7 @@ gpu.module @kernels {
   // CHECK:           %[[NEXT:.*]] = "kv.queue_next"(%[[QUEUE]], %[[USE1]])
   // CHECK:           %[[USE2:.*]] = arith.addi %[[USE1]],
   // CHECK:           scf.yield %[[NEXT]], %[[USE2]], %[[SUM2]]
-  // CHECK:         "kv.is_role"() {role = "producer_warps_2_to_3"}
+  // CHECK:         "kv.is_role"() {role = "producer_warps_from_2"}
   // CHECK:         scf.while
   // CHECK-NOT:       kv.queue_fetch
   // CHECK:           "kv.queue_next"
@@ -44,7 +44,7 @@ gpu.module @kernels {
           scf.yield %s : i32
         }
       }
-      %rows = "kv.is_role"() {role = "producer_warps_2_to_3"} : () -> i1
+      %rows = "kv.is_role"() {role = "producer_warps_from_2"} : () -> i1
       scf.if %rows {
         scf.for %i = %block to %n step %blocks : i32 {
           %t = "kv.take_round"(%counter, %i, %n) : (memref<?xi8>, i32, i32) -> i32

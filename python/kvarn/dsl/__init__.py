@@ -107,7 +107,7 @@ from .ptx import (
     tanh_approx,
 )
 from .staging import staged
-from .tiles import Tile, dot, full, masked, tile_index
+from .tiles import Tile, dot, full, masked, tile_index, two_terms
 from .tma import TensorMap
 from .tracing import trace
 from .values import Value, Vector, bitcast, cast, from_lanes, vector, where
@@ -234,6 +234,7 @@ __all__ = [
     "tile_index",
     "tma",
     "trace",
+    "two_terms",
     "u8",
     "u16",
     "u32",

@@ -15,13 +15,13 @@ from typing import Any
 from mlir import ir
 
 from kvarn.dialect import ops
-from kvarn.dialect.dtypes import DType, bool_, f32, i32
+from kvarn.dialect.dtypes import DType, bf16, bool_, f8e4m3, f32, i32
 
 from . import arithmetic as _a
 from .builder import emit_value, state, types
 from .values import Numeric, Value, as_value, constant, describe, plain
 
-__all__ = ["Tile", "dot", "full", "masked", "tile_index"]
+__all__ = ["Tile", "dot", "full", "masked", "tile_index", "two_terms"]
 
 Shape = tuple[int, ...]
 
@@ -157,7 +157,7 @@ def dot(a: Tile, b: Tile | Transposed, c: Tile | None = None) -> Tile:
     """``c + a @ b`` in f32; ``b`` may be ``tile.T``.
 
     ``a`` is M x K, ``b`` K x N of the same dtype, ``c`` M x N f32 (zeros without). Matrix units take 16- and 8-bit
-    floats.
+    floats. Of :func:`two_terms` ``a`` is M x 2K, and both are multiplied.
     """
     transposed = isinstance(b, Transposed)
     right = b.tile if isinstance(b, Transposed) else b
@@ -167,12 +167,25 @@ def dot(a: Tile, b: Tile | Transposed, c: Tile | None = None) -> Tile:
     if a.dtype is not right.dtype or not a.dtype.is_float:
         raise TypeError(f"kv.dot needs two tiles of one float type, got {a.dtype.name} and {right.dtype.name}")
     k, n = right.shape[::-1] if transposed else right.shape
-    if a.shape[1] != k:
+    if a.shape[1] != k and not (transposed and a.dtype is f8e4m3 and a.shape[1] == 2 * k):
         raise ValueError(f"kv.dot of {a.shape} and {(k, n)}: the inner extents must match")
     shape = (a.shape[0], n)
     if c is not None and (not isinstance(c, Tile) or c.dtype is not f32 or c.shape != shape):
         raise TypeError(f"c of kv.dot must be an f32 tile of shape {shape}, got {describe(c)}")
     return Tile(ops.dot(a.ir, right.ir, None if c is None else c.ir, transposed), f32, shape)
+
+
+def two_terms(x: Tile) -> tuple[Tile, Tile]:
+    """Rows of bf16 that were loaded as (two terms of f8e4m3 beside one another, M x 2K; a power of two a row, f32).
+
+    Their sum times that is ``x``, but for elements below 2^-9 of the row's largest, which have an error of 2^-17 of
+    that. K is rounded up to a multiple of 32. For products with 8-bit tiles as they are stored; ``x`` itself is gone.
+    GPUs only.
+    """
+    if not isinstance(x, Tile) or len(x.shape) != 2 or 1 in x.shape or x.dtype is not bf16:
+        raise TypeError(f"kv.two_terms takes a matrix tile of bf16, got {describe(x)}")
+    terms, units = ops.tile_terms(x.ir)
+    return Tile(terms, f8e4m3, tuple(ir.RankedTensorType(terms.type).shape)), Tile(units, f32, x.shape[:1])
 
 
 def _extents(shape: Sequence[int]) -> None:

@@ -1,0 +1,55 @@
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""Tiles as sums of two terms of 8 bits, for products with 8-bit tiles as they are stored."""
+
+from typing import Any
+
+from mlir import ir
+
+from .. import verify
+from ..base import Kv
+from ..effects import Pure
+from ..ext import Operand, Result
+from ..layout import align_up
+from .tile import BYTE_STEP, tile_of, tile_type
+
+
+class TileTermsOp(Kv.Operation, name="tile_terms", traits=[Pure]):
+    """A tile of bf16 as the sum of two of f8e4m3, which stand beside one another, times a power of two a row.
+
+    ``source[i, j] = units[i] * (terms[i, j] + terms[i, K + j])``, exactly but for elements below 2^-9 of the row's
+    largest, whose error is 2^-17 of that; columns past the source's are zeros. A product of ``terms`` with K columns
+    is the sum of both products (``kv.dot``). The source is a loaded tile in shared memory, and the terms lie where it
+    did: nothing else may read it. GPUs only. Results: tensor<M x 2K x f8E4M3FN> with K the source's columns rounded up
+    to a multiple of 32; tensor<Mxf32>.
+    """
+
+    source: Operand[Any]
+    terms: Result[Any]
+    units: Result[Any]
+
+    def verify_invariants(self) -> bool:
+        source = tile_of(self.source)
+        if source is None or source.rank != 2 or str(source.element_type) != "bf16":
+            return verify.fail(self, f"the operand must be a tile of rank 2 of bf16, got {self.source.type}")
+        terms, units = (tile_of(x) for x in self.operation.results)
+        (m, n), eight = source.shape, "f8E4M3FN"
+        wanted = [m, 2 * columns_of_term(n)]
+        if terms is None or list(terms.shape) != wanted or str(terms.element_type) != eight:
+            got = self.operation.results[0].type
+            return verify.fail(self, f"the terms must be {wanted[0]} x {wanted[1]} x {eight}, got {got}")
+        if units is None or list(units.shape) != [m] or str(units.element_type) != "f32":
+            return verify.fail(self, f"the units must be {m} x f32, got {self.operation.results[1].type}")
+        return True
+
+
+def columns_of_term(columns: int) -> int:
+    """Columns of each of the two terms of a tile of so many."""
+    return align_up(columns, BYTE_STEP)
+
+
+def tile_terms(source: ir.Value) -> tuple[ir.Value, ir.Value]:
+    """(both terms beside one another, a power of two a row) of a tile of bf16."""
+    rows, columns = ir.RankedTensorType(source.type).shape
+    terms = tile_type([rows, 2 * columns_of_term(columns)], ir.Float8E4M3FNType.get())
+    terms, units = TileTermsOp(source, terms, tile_type([rows], ir.F32Type.get())).operation.results
+    return terms, units
