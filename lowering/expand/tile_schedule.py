@@ -489,6 +489,8 @@ def _converting(case: Case, given: dict[str, Any], schedule: Mapping[str, Any], 
     if several and widest <= NARROW and staged_by_tma(config) and fits(two):
         return two
     by_rows = widest <= NARROW and config.consumers > 1 and not staged_by_tma(config)
+    if given["stored_keys"] and config.consumers > 1:
+        return {"producers": 1} if fits({"producers": 1}) else {"producers": 1, "stages": 1}
     most = config.most_producers if not config.staged else 1 if by_rows else MOST_CONVERTING
     found: dict[str, Any] = {"producers": max(1, min(most, config.most_producers))}
     if config.consumers == 2 and widest > TURNS_FROM and not staged_by_tma(config):
