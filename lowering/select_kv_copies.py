@@ -60,7 +60,7 @@ from .tile_ir import (
 )
 
 _BEGIN = 4  # the operand of a load that says which token is the first that matters
-PROMISES = ("constant", "existing")  # of a load, and of the copy that it becomes
+PROMISES = ("constant", "existing", "aligned")  # of a load, and of the copy that it becomes
 ROUNDS = "kv.rounds"  # of an inner loop: the argument of the outer one that counts its iterations
 
 

@@ -11,7 +11,6 @@ from kvarn.dialect.dtypes import bf16, f32, i32
 from kvarn.dialect.ops.terms import columns_of_term
 from kvarn.dialect.shared_layout import CHUNK, SharedLayout
 from kvarn.dsl import functional, gpu, ptx
-from kvarn.dsl import math as kv_math
 from kvarn.dsl.memory import Pointer
 from kvarn.dsl.values import Value, vector, where
 
@@ -24,10 +23,12 @@ WARP_ROWS = 16  # of a tile of products, whose accumulators a warp holds
 TOGETHER = 16  # columns of a lane: 16 bytes of each term
 
 
-def split_rows(place: Pointer, layout: SharedLayout, units: Pointer, threads: Threads) -> list[Value]:
+def split_rows(
+    place: Pointer, layout: SharedLayout, units: Pointer, threads: Threads, shift: Value | None
+) -> list[Value]:
     """Write both terms of a tile in its place, each warp of its 16 rows; the powers of two of this thread's two rows.
 
-    ``units``: shared memory for one f32 a row.
+    ``units``: shared memory for one f32 a row; ``shift``: columns by which all stand further on, a multiple of 8.
     """
     columns = columns_of_term(layout.columns)
     terms = SharedLayout(layout.rows, 2 * columns, 1, layout.swizzle)
@@ -39,9 +40,10 @@ def split_rows(place: Pointer, layout: SharedLayout, units: Pointer, threads: Th
         row = Value((own + first).ir, i32, nonneg=True)
         words = []
         for k in range(2):
-            chunk = 2 * kv_math.min(part, loaded - 1) + k
-            held = (place + layout.chunk_offset(row, chunk)).load(i32, CHUNK // 4)
-            words += [where(part < loaded, held[i], 0) for i in range(CHUNK // 4)]
+            chunk = 2 * part + k - (0 if shift is None else shift >> 3)
+            exists = (chunk >= 0) & (chunk < 2 * loaded)
+            held = (place + layout.chunk_offset(row, where(exists, chunk, 0))).load(i32, CHUNK // 4)
+            words += [where(exists, held[i], 0) for i in range(CHUNK // 4)]
         most = gpu.warp_reduce(two_terms.largest(bf16, words), "max", lanes)
         factor, unit = two_terms.powers_of(most)
         both = two_terms.terms_of(two_terms.scaled(words, factor))

@@ -14,7 +14,7 @@ from mlir import ir
 from mlir.dialects import arith, vector
 
 from kvarn.dialect import ops, types
-from kvarn.dialect.dtypes import bool_, f8e4m3, f32
+from kvarn.dialect.dtypes import bool_, f8e4m3, f32, i32
 from kvarn.dialect.ops.tile import SHARED, row_format
 from kvarn.dialect.shared_layout import CHUNK
 from kvarn.dsl import ptx
@@ -193,7 +193,8 @@ def _terms(op: Any, d: Distribution) -> list[ir.Value]:
     layout = shared_layout(op.operation.attributes["kv.tile"].value)
     with ir.InsertionPoint.at_block_begin(d.body):
         units = Pointer(ops.alloc_shared(layout.rows * f32.itemsize, CHUNK), SHARED_SPACE)
-    found = tile_terms.split_rows(Pointer(op.source, SHARED_SPACE), layout, units, d.threads)
+    shift = None if op.shift is None else Value(op.shift, i32)
+    found = tile_terms.split_rows(Pointer(op.source, SHARED_SPACE), layout, units, d.threads, shift)
     return [op.source, from_elements([x.ir for x in found])]
 
 

@@ -8,8 +8,9 @@ from mlir import ir
 from .. import verify
 from ..base import Kv
 from ..effects import Pure
-from ..ext import Operand, Result
+from ..ext import I32, Operand, Result
 from ..layout import align_up
+from .common import as_i32
 from .tile import BYTE_STEP, tile_of, tile_type
 
 
@@ -17,13 +18,15 @@ class TileTermsOp(Kv.Operation, name="tile_terms", traits=[Pure]):
     """A tile of bf16 as the sum of two of f8e4m3, which stand beside one another, times a power of two a row.
 
     ``source[i, j] = units[i] * (terms[i, j] + terms[i, K + j])``, exactly but for elements below 2^-9 of the row's
-    largest, whose error is 2^-17 of that; columns past the source's are zeros. A product of ``terms`` with K columns
+    largest, whose error is 2^-17 of that; columns past the source's are zeros, and before it the ``shift``, 0 or 8, by
+    which all stand further on. A product of ``terms`` with K columns
     is the sum of both products (``kv.dot``). The source is a loaded tile in shared memory, and the terms lie where it
     did: nothing else may read it. GPUs only. Results: tensor<M x 2K x f8E4M3FN> with K the source's columns rounded up
     to a multiple of 32; tensor<Mxf32>.
     """
 
     source: Operand[Any]
+    shift: Operand[I32] | None = None
     terms: Result[Any]
     units: Result[Any]
 
@@ -47,9 +50,11 @@ def columns_of_term(columns: int) -> int:
     return align_up(columns, BYTE_STEP)
 
 
-def tile_terms(source: ir.Value) -> tuple[ir.Value, ir.Value]:
+def tile_terms(source: ir.Value, shift: Any = None) -> tuple[ir.Value, ir.Value]:
     """(both terms beside one another, a power of two a row) of a tile of bf16."""
     rows, columns = ir.RankedTensorType(source.type).shape
     terms = tile_type([rows, 2 * columns_of_term(columns)], ir.Float8E4M3FNType.get())
-    terms, units = TileTermsOp(source, terms, tile_type([rows], ir.F32Type.get())).operation.results
+    units = tile_type([rows], ir.F32Type.get())
+    shift = None if shift is None else as_i32(shift)
+    terms, units = TileTermsOp(source, terms, units, shift=shift).operation.results
     return terms, units

@@ -296,7 +296,9 @@ class TileLoadOp(Kv.Operation, name="tile_load", traits=[_LoadsRows]):
     is one, is a tensor map of the same head rows, for passes that copy by TMA.
 
     Unit attributes: constant, kernels ahead that are still under way write nothing of the tile, so a copy need not wait
-    for them; existing, boxes of the descriptor that have no token are not copied: their rows keep what was there.
+    for them; existing, boxes of the descriptor that have no token are not copied: their rows keep what was there;
+    aligned, with a descriptor of tokens whose elements come as they are stored, the tile starts at the multiple of 16
+    bytes of a token in which the head does, and has columns of the neighbours on either side in place of zeros.
 
     Of a paged cache, lists may say where tokens are: a buffer [B, K] of rows of the pool, page * page_size + slot, with
     a row a batch entry. Tokens whose entry names no row of the pool are zeros, whatever tail says. With the attributes
@@ -370,7 +372,8 @@ def verify_columns(op: Any, spec: CacheSpec, tile: ir.RankedTensorType, converte
             op, f"a descriptor copies elements as they are stored, {spec.data_dtype.mlir} without scales, got {tile}"
         )
     box = types.tma_spec_of(op.descriptor.type)
-    forms = ("tiled", "token") if converts else ("tiled",)  # boxes of tokens have columns of neighbours
+    aligned = "aligned" in op.operation.attributes
+    forms = ("tiled", "token") if converts else ("token",) if aligned else ("tiled",)  # of tokens, with neighbours
     if box.form not in forms or tile.shape[0] % box.rows:
         return verify.fail(
             op, f"the tile must be whole boxes of a tiled descriptor, got {tile.shape[0]} rows and {op.descriptor.type}"
@@ -526,7 +529,7 @@ def tile_load(
     cache: ir.Value, batch: Any, head: Any, first: Any, begin: Any, count: Any, *,
     rows: int, columns: int | None = None, first_column: int = 0, dtype: DType | None = None, tail: str = "zero",
     descriptor: ir.Value | None = None, lists: ir.Value | None = None, rope: int = 0, inline_scales: int = 0,
-    constant: bool = False, existing: bool = False,
+    constant: bool = False, existing: bool = False, aligned: bool = False,
 ) -> ir.Value:  # fmt: skip
     """Rows of a cache as a tile of ``dtype`` (default: the storage type, or f32 from a quantized cache)."""
     spec = types.spec_of(cache.type)
@@ -547,7 +550,7 @@ def tile_load(
     for name, value in zip(ROW_FORMAT, (rope, inline_scales), strict=True):
         if value:
             op.attributes[name] = i64_attr(value)
-    for name, given in (("constant", constant), ("existing", existing)):
+    for name, given in (("constant", constant), ("existing", existing), ("aligned", aligned)):
         if given:
             op.attributes[name] = ir.UnitAttr.get()
     return op.results[0]

@@ -19,6 +19,8 @@ from kvarn.dialect.dtypes import f32, i32
 from kvarn.dialect.layout import align_up, cdiv
 from kvarn.dialect.ops.attention import arrays_of
 from kvarn.dialect.ops.tile import COLUMN_STEP
+from kvarn.dialect.shared_layout import CHUNK
+from kvarn.dialect.tma_layout import joins_heads
 from kvarn.dsl import functions
 from kvarn.dsl.tiles import Tile
 from kvarn.lowering.row_reads import is_in_pool
@@ -66,6 +68,7 @@ def attention_kernel(
     dtype = f32 if clean and narrow else case.query  # of what is multiplied
     slack, above = (SLACK, 0.0) if clean or not narrow else (NARROW_SLACK, NARROW_WEIGHTS)
     modifying, score_arrays = modifies(case), functions.registered(case.score).arrays if case.score else 0
+    aligned = stored_keys and joins_heads(case.spec)
     of_row = {"rope": case.rope, "inline_scales": case.inline}
     mask_of(case)  # one that was not given in this process is refused before anything is traced
 
@@ -137,7 +140,7 @@ def attention_kernel(
             unit = kv.f32(LOG2E) if modifying else kv.math.max(kv.math.abs(scale), 1.0e-30) * LOG2E
             factor = scale
             if stored_keys:
-                q, powers = kv.two_terms(q)
+                q, powers = kv.two_terms(q, head * case.size % CHUNK if aligned else None)
                 factor = (powers * scale)[:, None]
                 if not modifying:
                     unit = powers * unit
@@ -174,7 +177,7 @@ def attention_kernel(
                     first, until = kv.where(there, first_at, 0), kv.where(there, end, 0)
                 of_keys = {**of_tile, "columns": D}
                 if stored_keys:
-                    of_keys = {**of_tile, "columns": q.shape[1] // 2, "dtype": case.spec.dtype}
+                    of_keys = {**of_tile, "columns": q.shape[1] // 2, "dtype": case.spec.dtype, "aligned": aligned}
                 k = k_rows.tile(b, head, first, until, tail="any", descriptor=key_map, **of_keys)
                 of_values = {"columns": V, "first_column": FIRST, "descriptor": value_map}
                 v = v_rows.tile(b, head, first, until, begin=begin, **of_values, **of_tile)

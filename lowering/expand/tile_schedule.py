@@ -335,8 +335,8 @@ def why_not_stored(config: TileConfig) -> str | None:
         return f"a query of bf16 over keys of f8e4m3 has terms for products by wgmma, got {got}"
     if case.spec.quantized:
         return f"scales of granules of {case.spec.granularity} multiply keys before products do"
-    if joins_heads(case.spec) or not staged_by_tma(config):
-        return "products read keys where TMA boxes of whole heads put them, and these come otherwise"
+    if not staged_by_tma(config):
+        return "products read keys where TMA boxes put them, and these come otherwise"
     return None
 
 

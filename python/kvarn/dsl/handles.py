@@ -268,6 +268,7 @@ class CacheReads(Handle):
         self, b: Any, h: Any, first: Any, count: Any, *, rows: int, columns: int | None = None, first_column: int = 0,
         begin: Any = 0, tail: str = "zero", descriptor: Any = None, dtype: DType | None = None, lists: Any = None,
         rope: int = 0, inline_scales: int = 0, constant: bool = False, existing: bool = False,
+        aligned: bool = False,
     ) -> Tile:  # fmt: skip
         """Tokens [first, first + rows) of head ``h`` as a tile, dequantized: kv.tile_load.
 
@@ -293,6 +294,9 @@ class CacheReads(Handle):
             (``kv.griddepcontrol_wait``).
         existing : bool
             Boxes of the descriptor without a token are not copied: their rows hold what was there.
+        aligned : bool
+            With a descriptor of tokens: columns start at the 16 bytes in which the head does, and those of neighbours
+            stand on either side.
         """
         dtype = dtype or (f32 if self.spec.quantized else self.spec.data_dtype)
         made = ops.tile_load(
@@ -300,7 +304,7 @@ class CacheReads(Handle):
             rows=rows, columns=columns,
             first_column=first_column, tail=tail, descriptor=None if descriptor is None else descriptor.ir, dtype=dtype,
             lists=None if lists is None else lists.ir, rope=rope, inline_scales=inline_scales,
-            constant=constant, existing=existing,
+            constant=constant, existing=existing, aligned=aligned,
         )  # fmt: skip
         return Tile(made, dtype, tuple(ir.RankedTensorType(made.type).shape))
 

@@ -175,16 +175,16 @@ def dot(a: Tile, b: Tile | Transposed, c: Tile | None = None) -> Tile:
     return Tile(ops.dot(a.ir, right.ir, None if c is None else c.ir, transposed), f32, shape)
 
 
-def two_terms(x: Tile) -> tuple[Tile, Tile]:
+def two_terms(x: Tile, shift: Any = None) -> tuple[Tile, Tile]:
     """Rows of bf16 that were loaded as (two terms of f8e4m3 beside one another, M x 2K; a power of two a row, f32).
 
     Their sum times that is ``x``, but for elements below 2^-9 of the row's largest, which have an error of 2^-17 of
-    that. K is rounded up to a multiple of 32. For products with 8-bit tiles as they are stored; ``x`` itself is gone.
-    GPUs only.
+    that. K is rounded up to a multiple of 32; all columns stand ``shift`` further on, 0 or 8. For products with 8-bit
+    tiles as they are stored; ``x`` itself is gone. GPUs only.
     """
     if not isinstance(x, Tile) or len(x.shape) != 2 or 1 in x.shape or x.dtype is not bf16:
         raise TypeError(f"kv.two_terms takes a matrix tile of bf16, got {describe(x)}")
-    terms, units = ops.tile_terms(x.ir)
+    terms, units = ops.tile_terms(x.ir, None if shift is None else as_value(shift, i32, "shift").ir)
     return Tile(terms, f8e4m3, tuple(ir.RankedTensorType(terms.type).shape)), Tile(units, f32, x.shape[:1])
 
 
