@@ -392,8 +392,8 @@ ONE_WAIT = Entry(
     "false; true of 8-bit queries, and of caches that no TMA boxes copy as they are", bool,
 )  # fmt: skip
 STORED_KEYS = Entry(
-    "stored_keys", "Whether keys of f8e4m3 are multiplied as they are stored, by a query of bf16 that is split in two "
-    "of f8e4m3; else they are converted.",
+    "stored_keys", "Whether keys of f8e4m3 and f8e5m2 are multiplied as they are stored, by a query of bf16 that is "
+    "split in two of f8e4m3; else they are converted.",
     "true where TMA copies such keys, without scales, to products by wgmma", bool,
 )  # fmt: skip
 OCCUPANCY = Entry(

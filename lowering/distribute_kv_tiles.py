@@ -232,7 +232,7 @@ class Distribution:
         across = register_layout(op.operation.results[0].type).warps_along(COLUMN)
         k = b.shape[1 if op.transpose_b.value else 0]
         kind, terms = str(a.element_type), a.shape[1] // k
-        return Product(k, n, kind, shared_layout(op.b.type), transposed, place, across, terms)
+        return Product(k, n, kind, shared_layout(op.b.type), transposed, place, across, terms, str(b.element_type))
 
     def visit(self, op: ir.Operation) -> None:
         rule = RULES.table.get(op.name)

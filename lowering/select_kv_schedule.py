@@ -46,7 +46,11 @@ def attention_entries(op: Any, at: Expansion, without: Collection[str]) -> dict[
         remark(op.operation, "missed", f"kind {kind} is slower than others: {why}")
     if kind == "tile":
         given = {**schedules.TILED.left_out(without), **at.schedule}
-        return {"kind": kind, **tile_schedule.chosen(case, at.target, given).entries()}
+        config = tile_schedule.chosen(case, at.target, given)
+        why_converted = tile_schedule.why_not_stored(config) if config.converts else None
+        if why_converted is not None:
+            remark(op.operation, "missed", f"keys are converted before they are multiplied: {why_converted}")
+        return {"kind": kind, **config.entries()}
     if kind != "decode":
         return {"kind": kind}
     config = Config(case.spec, case.query, case.group, at.schedule["max_queries"], pages=case.pages,

@@ -21,7 +21,7 @@ from kvarn.dsl.wgmma import descriptor_at, floats_of_asm, multiply
 from .assign_kv_layouts import K_STEP_BYTES
 from .tile_threads import elements, from_elements, shuffled
 
-ELEMENTS = {"bf16": "bf16", "f16": "f16", "f8E4M3FN": "e4m3"}
+ELEMENTS = {"bf16": "bf16", "f16": "f16", "f8E4M3FN": "e4m3", "f8E5M2": "e5m2"}
 NEVER = "0x7fbadbad"  # a signalling NaN, which arithmetic does not make
 
 
@@ -30,7 +30,8 @@ class Product:
     """What a product is specialised for: its extents, element type, and the layouts of what lies in shared memory.
 
     ``transpose_b``: the rows of B's tile as it lies there are the product's columns. ``a`` is None where A is in
-    registers. ``across`` stacks of warps share the columns of the result. A has ``terms`` of ``k`` columns.
+    registers. ``across`` stacks of warps share the columns of the result. A has ``terms`` of ``k`` columns. ``element``
+    is A's, ``element_b`` that of B.
     """
 
     k: int
@@ -41,6 +42,7 @@ class Product:
     a: SharedLayout | None
     across: int = 1
     terms: int = 1
+    element_b: str = ""
 
     @property
     def steps(self) -> list[int]:
@@ -65,6 +67,7 @@ def start(product: Product, a: ir.Value, b: ir.Value, c: ir.Value | None) -> ir.
     made = multiply(
         product.n, ELEMENTS[product.element], left, right, [] if c is None else elements(c),
         list(zip(moves, steps, strict=False)), not product.transpose_b, wait=False,
+        dtype_b=ELEMENTS[product.element_b or product.element],
     )  # fmt: skip
     return from_elements(made)
 

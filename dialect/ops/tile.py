@@ -245,7 +245,7 @@ class DotOp(Kv.Operation, name="dot", traits=[Pure]):
 
     Operands: a tensor<MxKxT>; b tensor<KxNxT>, or tensor<NxKxT> with ``transpose_b``; c tensor<MxNxf32>, zeros without.
     The result is tensor<MxNxf32>. Passes choose the instruction and where A lies. With ``transpose_b`` an A of
-    f8E4M3FN may have 2K columns, two terms (``kv.tile_terms``) of which each is multiplied.
+    f8E4M3FN may have 2K columns, two terms (``kv.tile_terms``) of which each is multiplied, and B be of f8E5M2.
     """
 
     a: Operand[Any]
@@ -274,8 +274,9 @@ def verify_dot(op: Any, a: ir.Value, b: ir.Value, c: ir.Value | None) -> bool:
     if transposed is None:
         return verify.fail(op, f"transpose_b must be a bool, got {op.transpose_b}")
     k, n = reversed(right.shape) if transposed else right.shape
-    of_terms = transposed and left.shape[1] == 2 * k and str(left.element_type) == "f8E4M3FN"
-    if (left.shape[1] != k and not of_terms) or left.element_type != right.element_type:
+    of_bytes = transposed and str(left.element_type) == "f8E4M3FN"
+    alike = left.element_type == right.element_type or (of_bytes and str(right.element_type) == "f8E5M2")
+    if (left.shape[1] != k and not (of_bytes and left.shape[1] == 2 * k)) or not alike:
         return verify.fail(
             op, f"a and b must share K = {left.shape[1]} and {left.element_type}, got {left} and {right}"
         )

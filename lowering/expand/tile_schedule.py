@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from kvarn.dialect.dtypes import bf16, f8e4m3, f16, f32
+from kvarn.dialect.dtypes import bf16, f8e4m3, f8e5m2, f16, f32
 from kvarn.dialect.layout import RAGGED, align_up, cdiv
 from kvarn.dialect.ops.terms import columns_of_term
 from kvarn.dialect.ops.tile import COLUMN_STEP
@@ -330,9 +330,9 @@ def staged_by_tma(config: TileConfig) -> bool:
 def why_not_stored(config: TileConfig) -> str | None:
     """Why keys are not multiplied as they are stored; None where they can be."""
     case = config.case
-    if config.instruction != WGMMA or case.query is not bf16 or case.spec.dtype is not f8e4m3:
+    if config.instruction != WGMMA or case.query is not bf16 or case.spec.dtype not in (f8e4m3, f8e5m2):
         got = f"{case.query.name} over {case.spec.dtype.name} by {config.instruction}"
-        return f"a query of bf16 over keys of f8e4m3 has terms for products by wgmma, got {got}"
+        return f"a query of bf16 over keys of f8e4m3 or f8e5m2 has terms for products by wgmma, got {got}"
     if case.spec.quantized:
         return f"scales of granules of {case.spec.granularity} multiply keys before products do"
     if not staged_by_tma(config):

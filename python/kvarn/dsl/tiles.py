@@ -15,7 +15,7 @@ from typing import Any
 from mlir import ir
 
 from kvarn.dialect import ops
-from kvarn.dialect.dtypes import DType, bf16, bool_, f8e4m3, f32, i32
+from kvarn.dialect.dtypes import DType, bf16, bool_, f8e4m3, f8e5m2, f32, i32
 
 from . import arithmetic as _a
 from .builder import emit_value, state, types
@@ -157,17 +157,18 @@ def dot(a: Tile, b: Tile | Transposed, c: Tile | None = None) -> Tile:
     """``c + a @ b`` in f32; ``b`` may be ``tile.T``.
 
     ``a`` is M x K, ``b`` K x N of the same dtype, ``c`` M x N f32 (zeros without). Matrix units take 16- and 8-bit
-    floats. Of :func:`two_terms` ``a`` is M x 2K, and both are multiplied.
+    floats. Of :func:`two_terms` ``a`` is M x 2K, and both are multiplied; ``b``, transposed, may be of f8e5m2.
     """
     transposed = isinstance(b, Transposed)
     right = b.tile if isinstance(b, Transposed) else b
     for name, x in (("a", a), ("b", right)):
         if not isinstance(x, Tile) or len(x.shape) != 2 or 1 in x.shape:
             raise TypeError(f"{name} of kv.dot must be a matrix tile, got {describe(x)}")
-    if a.dtype is not right.dtype or not a.dtype.is_float:
+    of_bytes = transposed and a.dtype is f8e4m3
+    if not (a.dtype is right.dtype or (of_bytes and right.dtype is f8e5m2)) or not a.dtype.is_float:
         raise TypeError(f"kv.dot needs two tiles of one float type, got {a.dtype.name} and {right.dtype.name}")
     k, n = right.shape[::-1] if transposed else right.shape
-    if a.shape[1] != k and not (transposed and a.dtype is f8e4m3 and a.shape[1] == 2 * k):
+    if a.shape[1] != k and not (of_bytes and a.shape[1] == 2 * k):
         raise ValueError(f"kv.dot of {a.shape} and {(k, n)}: the inner extents must match")
     shape = (a.shape[0], n)
     if c is not None and (not isinstance(c, Tile) or c.dtype is not f32 or c.shape != shape):

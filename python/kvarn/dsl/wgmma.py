@@ -137,10 +137,12 @@ def _product(
 def multiply(
     n: int, dtype: str, a: ir.Value | Sequence[ir.Value], b: ir.Value, accumulator: Sequence[ir.Value],
     steps: Sequence[tuple[int, int]], trans_b: bool, wait: bool, trans_a: bool = False,
+    dtype_b: str = "",
 ) -> list[ir.Value]:  # fmt: skip
     """Fence, a product of 64 rows and ``n`` columns, commit; and wait, or leave it in flight.
 
-    ``dtype``: f16, bf16, or e4m3, of which operands in shared memory are K-major.
+    ``dtype``: f16, bf16, or e4m3, of which operands in shared memory are K-major; ``dtype_b`` is B's where it is
+    another, e5m2.
     ``a`` is a descriptor or four words a k-step, ``b`` a descriptor, ``accumulator`` n / 2 f32 or none for zeros;
     ``steps`` are the bytes by which every k-step moves the descriptors of A and of B.
     """
@@ -149,7 +151,7 @@ def multiply(
     left = [a] if shared_a else list(a)
     registers = ", ".join(f"${i}" for i in range(count))
     wide = dtype in ("f16", "bf16")  # others have no transposed form
-    shape = f"m64n{n}k{16 if wide else 32}.f32.{dtype}.{dtype}"
+    shape = f"m64n{n}k{16 if wide else 32}.f32.{dtype}.{dtype_b or dtype}"
     text = ["wgmma.fence.sync.aligned;"]
     for k, (move_a, move_b) in enumerate(steps):
         text.append(f"add.s64 b, ${first + len(left)}, {move_b >> 4};")
