@@ -110,7 +110,7 @@ class Distribution:
         self.weights: dict[ir.Value, ir.Value] = {}  # converted, by what they were
         self.places: dict[SharedLayout, Pointer] = {}  # where kv.tile_stage puts tiles
         self.staged: list[tuple[SharedLayout, Pointer]] = []  # tiles of rows that were loaded: free once they were read
-        self.columns_of: dict[ir.Value, SharedLayout] = {}  # of what a kv.tile_columns takes some columns
+        self.columns_of: dict[ir.Value, SharedLayout] = {}  # of what a kv.tile_columns or kv.tile_terms takes
 
     # --- roles -----------------------------------------------------------------------------------------
 
@@ -155,8 +155,8 @@ class Distribution:
                     fail(op, "takes a tile, and no rule says what a thread does of it")
             if op.name in _PRODUCTS:
                 self.products[op.result] = self.product(op.opview)
-            if op.name == "kv.tile_columns":
-                self.columns_of[op.result] = shared_layout(op.operands[0].type)
+            if op.name in ("kv.tile_columns", "kv.tile_terms"):
+                self.columns_of[op.results[0]] = shared_layout(op.operands[0].type)
             tile_exchange.mark(op)
         for op in ops_named(self.function, "kv.tile_ready"):
             self.convert_with_sums(defining_op(op.operands[0]), op)
@@ -581,7 +581,7 @@ def _set_registers(op: Any, d: Distribution) -> None:
 def annotate(function: ir.Operation) -> None:
     """Keep on ops the type of the tile that their rule asks for after their operands have changed."""
     stores = "kv.tile_scatter", "kv.tile_stage", "kv.tile_store_shared", "kv.tile_store_direct"
-    for op in ops_named(function, *tile_exchange.EXCHANGES, "kv.table_store", "kv.tile_terms", *stores):
+    for op in ops_named(function, *tile_exchange.EXCHANGES, "kv.table_store", *stores):
         op.attributes["kv.tile"] = ir.TypeAttr.get(op.operands[0].type)
 
 

@@ -190,7 +190,7 @@ def _share(op: Any, d: Distribution) -> ir.Value:
 
 @RULES.lowers("kv.tile_terms")
 def _terms(op: Any, d: Distribution) -> list[ir.Value]:
-    layout = shared_layout(op.operation.attributes["kv.tile"].value)
+    layout = d.columns_of[op.operation.results[0]]
     with ir.InsertionPoint.at_block_begin(d.body):
         units = Pointer(ops.alloc_shared(layout.rows * f32.itemsize, CHUNK), SHARED_SPACE)
     shift = None if op.shift is None else Value(op.shift, i32)

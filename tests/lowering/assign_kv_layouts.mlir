@@ -252,3 +252,26 @@ gpu.module @kernels {
     gpu.return
   }
 }
+
+// -----
+
+!cache = !kv.cache<"paged", f8E5M2, 8 : i64, 80 : i64, false, 16 : i64, none, 1 : i64>
+gpu.module @kernels {
+  // Rows of a query become two terms where they lie, with a number a row; keys of 8 bits are what is multiplied.
+  // CHECK-LABEL: gpu.func @terms
+  // CHECK:         "kv.tile_load_rows"({{.*}} -> tensor<64x80xbf16, "shared">
+  // CHECK:         "kv.tile_terms"({{.*}} -> (tensor<64x192xf8E4M3FN, "shared">, tensor<64xf32, "rows(wgmma)">)
+  // CHECK:         "kv.dot"({{.*}} : (tensor<64x192xf8E4M3FN, "shared">, tensor<64x96xf8E5M2, "shared">) -> tensor<64x64xf32, "wgmma">
+  gpu.func @terms(%c: !cache, %i: i32, %query: memref<?x80xbf16>, %out: memref<?x64xf32>) kernel attributes {kv.tiled, kv.block = array<i32: 128, 1, 1>} {
+    %at = "kv.tile_index"() : () -> tensor<64xi32>
+    %true = arith.constant dense<true> : tensor<64xi1>
+    %q = "kv.tile_load_rows"(%query, %true, %at) : (memref<?x80xbf16>, tensor<64xi1>, tensor<64xi32>) -> tensor<64x80xbf16>
+    %t, %u = "kv.tile_terms"(%q) {operandSegmentSizes = array<i32: 1, 0>} : (tensor<64x80xbf16>) -> (tensor<64x192xf8E4M3FN>, tensor<64xf32>)
+    %k = "kv.tile_load"(%c, %i, %i, %i, %i, %i) {first_column = 0 : i64, operandSegmentSizes = array<i32: 1, 1, 1, 1, 1, 1, 0, 0>, tail = "any"} : (!cache, i32, i32, i32, i32, i32) -> tensor<64x96xf8E5M2>
+    %s = "kv.dot"(%t, %k) {transpose_b = true} : (tensor<64x192xf8E4M3FN>, tensor<64x96xf8E5M2>) -> tensor<64x64xf32>
+    %us = "kv.tile_broadcast"(%u) {dimension = 0 : i64} : (tensor<64xf32>) -> tensor<64x64xf32>
+    %x = arith.mulf %s, %us : tensor<64x64xf32>
+    "kv.tile_store_rows"(%x, %out, %true, %at) : (tensor<64x64xf32>, memref<?x64xf32>, tensor<64xi1>, tensor<64xi32>) -> ()
+    gpu.return
+  }
+}

@@ -242,6 +242,33 @@ gpu.module @kernels {
     gpu.return
   }
 
+  // Two terms of a row stand in the row's place: its lanes have all read before one writes, and products see it. Of each
+  // term a product takes the same steps of B.
+  // CHECK-LABEL: gpu.func @terms
+  // CHECK:         %[[UNITS:.*]] = "kv.alloc_shared"() {alignment = 16 : i64, bytes = 256 : i64}
+  // CHECK:         scf.for
+  // CHECK-COUNT-2:   llvm.load {{.*}} -> vector<4xi32>
+  // CHECK:           cvt.rn.satfinite.e4m3x2.f16x2
+  // CHECK:           nvvm.bar.warp.sync
+  // CHECK-COUNT-2:   llvm.store {{.*}} : vector<4xi32>, !llvm.ptr<3>
+  // CHECK:           llvm.store {{.*}} : f32, !llvm.ptr<3>
+  // CHECK:         nvvm.fence.proxy
+  // CHECK:         wgmma.mma_async.sync.aligned.m64n64k32.f32.e4m3.e4m3
+  // CHECK:         wgmma.wait_group
+  gpu.func @terms(%n: i32, %query: memref<?x64xbf16>, %out: memref<?xf32>) kernel attributes {kv.tiled, kv.block = array<i32: 128, 1, 1>, kv.schedule = {consumers = 1 : i64}} {
+    %at = "kv.tile_index"() : () -> tensor<64xi32, "rows(wgmma)">
+    %true = arith.constant dense<true> : tensor<64xi1, "rows(wgmma)">
+    %b = "kv.make_stages"() {buffer_name = "keys", copy = "convert", stages = 2 : i64, tile = tensor<64x64xf8E4M3FN, "shared">} : () -> !kv.stages
+    %q = "kv.tile_load_rows"(%query, %true, %at) : (memref<?x64xbf16>, tensor<64xi1, "rows(wgmma)">, tensor<64xi32, "rows(wgmma)">) -> tensor<64x64xbf16, "shared">
+    %t, %u = "kv.tile_terms"(%q) {operandSegmentSizes = array<i32: 1, 0>} : (tensor<64x64xbf16, "shared">) -> (tensor<64x128xf8E4M3FN, "shared">, !row)
+    %k = "kv.consumer_wait"(%b, %n) : (!kv.stages, i32) -> tensor<64x64xf8E4M3FN, "shared">
+    %s = "kv.dot"(%t, %k) {transpose_b = true} : (tensor<64x128xf8E4M3FN, "shared">, tensor<64x64xf8E4M3FN, "shared">) -> !tile
+    %m = "kv.tile_reduce"(%s) {kind = "max", axis = 1 : i64} : (!tile) -> !row
+    %y = arith.mulf %m, %u : !row
+    "kv.tile_scatter"(%y, %out, %true, %at) : (!row, memref<?xf32>, tensor<64xi1, "rows(wgmma)">, tensor<64xi32, "rows(wgmma)">) -> ()
+    gpu.return
+  }
+
   // Products by mma.sync: rows of a buffer become a warp's fragments of A by ldmatrix, B comes by ldmatrix fragment by
   // fragment, transposed where its rows are the product's; the accumulator's registers are A of the next product. A tile
   // is waited for by groups of cp.async and the whole block; there are no barriers in shared memory, no proxies and no

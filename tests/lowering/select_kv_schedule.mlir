@@ -187,6 +187,25 @@ func.func @slower(%c: !pool, %s: !small, %layer: i32, %q: !rows, %w: !whole, %of
 
 // -----
 
+!pool = !kv.collection<"paged", f8E4M3FN, 8 : i64, 64 : i64, false, 16 : i64, none, 1 : i64>
+!rows = memref<?x32x64xbf16, strided<[?, ?, 1]>, 1>
+!halves = memref<?x32x64xf16, strided<[?, ?, 1]>, 1>
+!table = memref<?xi32, strided<[1]>, 1>
+
+// 8-bit keys are multiplied as they are stored by a query of bf16, or a remark says why they are converted.
+// CHECK-LABEL: func.func @stored_keys
+// CHECK:         stored_keys = true
+// CHECK:         stored_keys = false
+// REMARK:      remark: missed: keys are converted before they are multiplied: a query of bf16 over keys of f8e4m3 or f8e5m2 has terms for products by wgmma, got f16 over f8e4m3 by wgmma
+// REMARK-NOT:  remark:
+func.func @stored_keys(%c: !pool, %layer: i32, %q: !rows, %h: !halves, %offsets: !table, %scale: f32, %out: !rows, %to: !halves) {
+  "kv.attention"(collection = %c, layer = %layer, query = %q, row_offsets = %offsets, scale = %scale, out = %out) {kv.row_alignment = 16 : i64, mask = "causal", span = 0 : i64, softcap = 0.0 : f32} : (!pool, i32, !rows, !table, f32, !rows) -> ()
+  "kv.attention"(collection = %c, layer = %layer, query = %h, row_offsets = %offsets, scale = %scale, out = %to) {kv.row_alignment = 16 : i64, mask = "causal", span = 0 : i64, softcap = 0.0 : f32} : (!pool, i32, !halves, !table, f32, !halves) -> ()
+  return
+}
+
+// -----
+
 !rows = !kv.collection<"paged", f32, 1 : i64, 576 : i64, true, 16 : i64, none, 1 : i64>
 !queries = memref<?x16x576xf32, strided<[?, ?, 1]>, 1>
 !values = memref<?x16x512xf32, strided<[?, ?, 1]>, 1>

@@ -1,0 +1,106 @@
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""Attention of bf16 queries over pages of 8 bits, whose keys products take as they are stored, against the model.
+
+On GPUs with wgmma a query is the sum of two terms of e4m3 then. Whatever holds no cached token is NaN.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from reference import attention as reference
+from reference.random_caches import Problem, random_query, stored_problem
+
+import kvarn as kv
+from kvarn.dialect.dtypes import bf16, f8e4m3, f8e5m2, f16, f32, i8
+from kvarn.dialect.layout import CacheSpec
+from kvarn.lowering.expand import tile_schedule
+from kvarn.lowering.expand.attention_common import Case
+from kvarn.lowering.target import by_name
+
+EXACT = 1.6e-2  # of values of standard deviation 1: outputs and weights of bf16
+SENTINEL = 72.0
+TILE = {"kind": "tile"}
+
+
+def problem_of(seed: int, dtype: str = "f8e4m3", **options: Any) -> tuple[np.ndarray, Problem]:
+    """A query of four heads a KV head, and the cache that it meets."""
+    heads = options.setdefault("num_heads", 2)
+    rng, problem = stored_problem(seed, "paged", dtype, **{"head_size": 64, **options})
+    return random_query(rng, problem, 4 * heads), problem
+
+
+def attended(place: Any, query: np.ndarray, problem: Problem, **options: Any) -> np.ndarray:
+    out = place.put(np.full(query.shape, SENTINEL, query.dtype))
+    offsets = place.put(problem.row_offsets.astype(np.uint32))
+    placed = {name: place.put(value) if isinstance(value, np.ndarray) else value for name, value in options.items()}
+    kv.ops.attention(place.collection(problem.collection), 1, place.put(query), offsets, out=out, **placed)
+    return place.get(out).astype(np.float64)
+
+
+def check(place: Any, query: np.ndarray, problem: Problem, **options: Any) -> None:
+    schedule = {} if place.name == "host" else {"schedule": TILE | options.pop("schedule", {})}
+    options.pop("schedule", None)
+    want, _ = reference.attention(problem.collection, 1, query, problem.row_offsets, **options)
+    found = attended(place, query, problem, **schedule, **options)
+    np.testing.assert_allclose(found, want, rtol=EXACT, atol=EXACT)
+
+
+CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "prompts and decodes, and sequences without tokens": ({"cached": [150, 0, 7], "new": [1, 0, 33]}, {}),
+    "heads of no whole step": ({"cached": [70, 3], "new": [5, 9], "head_size": 80}, {}),
+    "heads that start within 16 bytes": ({"cached": [70, 3], "new": [5, 9], "head_size": 72, "num_heads": 4}, {}),
+    "two panels of columns": ({"cached": [70], "new": [9], "head_size": 160}, {}),
+    "f8e5m2": ({"cached": [70], "new": [9], "dtype": "f8e5m2"}, {}),
+    "a negative scale": ({"cached": [70], "new": [9]}, {"scale": -0.1}),
+    "a softcap": ({"cached": [70], "new": [9]}, {"softcap": 2.0}),
+    "slopes": ({"cached": [300], "new": [5]}, {"alibi_slopes": np.linspace(-0.2, 0.9, 8, dtype=np.float32)}),
+    "maxima that move from tile to tile": ({"cached": [300], "new": [5]}, {"scale": 1.5}),
+    "keys in splits": ({"cached": [2100], "new": [5]}, {"schedule": {"splits": 2}}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("sizes", "options"), CASES.values(), ids=list(CASES))
+def test_8_bit_keys_are_multiplied_as_they_are_stored(place, sizes, options):
+    query, problem = problem_of(1, **sizes)
+    check(place, query, problem, **options)
+
+
+def test_a_query_row_may_have_elements_of_all_sizes(place):
+    """One that is 2^15 times the others leaves these an error of 2^-17 of it; rows are scaled each by its own."""
+    query, problem = problem_of(2, cached=[70], new=[9])
+    query[...] = (query.astype(np.float32) * 2.0**-9).astype(query.dtype)
+    query[:, :, 3] = 2.0**6
+    query[4] = (query[4].astype(np.float32) * 2.0**-60).astype(query.dtype)
+    query[5] = 0.0
+    check(place, query, problem)
+
+
+def chosen(dtype: Any, query: Any = bf16, size: int = 64, page: int = 16, granule: int = 0, **schedule: Any) -> bool:
+    scales = (f32, granule) if granule else ()
+    case = Case(CacheSpec("paged", dtype, 2, size, page, False, *scales), query, query, 8, size)
+    return tile_schedule.chosen(case, by_name("sm_90a"), schedule).stored_keys
+
+
+def test_keys_are_multiplied_as_stored_where_boxes_of_8_bit_floats_meet_bf16():
+    assert all(chosen(dtype, size=size) for dtype in (f8e4m3, f8e5m2) for size in (40, 64, 72, 80, 128, 256, 512))
+    assert not any((chosen(i8), chosen(f8e4m3, f16), chosen(f8e4m3, page=1), chosen(f8e4m3, granule=16)))
+    assert not chosen(f8e4m3, stored_keys=False)
+    assert not chosen(f8e4m3, instruction="mma.sync")
+
+
+@pytest.mark.parametrize(
+    ("case", "message"),
+    [
+        ({"dtype": i8}, "stored_keys must be false: a query of bf16 over keys of f8e4m3 or f8e5m2 has terms"),
+        ({"dtype": f8e4m3, "query": f16}, "has terms for products by wgmma, got f16 over f8e4m3 by wgmma"),
+        ({"dtype": f8e4m3, "granule": 16}, "scales of granules of 16 multiply keys before products do"),
+        ({"dtype": f8e4m3, "page": 1}, "products read keys where TMA boxes put them, and these come otherwise"),
+    ],
+    ids=str,
+)
+def test_stored_keys_are_refused_where_products_cannot_take_them(case, message):
+    with pytest.raises(ValueError, match=message):
+        chosen(**case, stored_keys=True)
