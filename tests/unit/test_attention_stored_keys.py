@@ -79,8 +79,8 @@ def test_a_query_row_may_have_elements_of_all_sizes(place):
 
 
 def chosen(dtype: Any, query: Any = bf16, size: int = 64, page: int = 16, granule: int = 0, **schedule: Any) -> bool:
-    scales = (f32, granule) if granule else ()
-    case = Case(CacheSpec("paged", dtype, 2, size, page, False, *scales), query, query, 8, size)
+    spec = CacheSpec("paged", dtype, 2, size, page, False, f32 if granule else None, granule or 1)
+    case = Case(spec, query, query, 8, size)
     return tile_schedule.chosen(case, by_name("sm_90a"), schedule).stored_keys
 
 
