@@ -36,7 +36,7 @@ MOST_OF_TWO = 160  # likewise, where two blocks of a warpgroup that multiplies a
 # Entries that products by mma.sync need, and one whose blocks hide one another.
 BY_MMA: dict[str, Any] = {
     "instruction": MMA, "rows": WARPGROUP_ROWS, "producer": False, "overlap": False, "ping_pong": False,
-    "query_stages": 1, "persistent": False,
+    "query_stages": 1, "persistent": False, "stored_keys": False,
 }  # fmt: skip
 MOST_KEYS_BY_MMA = 64  # keys of a tile that is chosen; half for heads whose query rows warps do not hold
 MOST_BY_MMA = {1: 160, 2: 160, 3: 96}  # likewise, beside words of B on their way
