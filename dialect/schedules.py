@@ -238,7 +238,7 @@ def _one_of(values: Iterable[Any]) -> str:
 
 # --- entries ---------------------------------------------------------------------------------------
 
-NARROW_HEAD = 80  # elements up to which three warpgroups multiply the tiles of many rows, or two those of few
+NARROW_HEAD = 96  # elements up to which three warpgroups multiply the tiles of many rows, or two those of few
 ROW_CLASSES = (64, 512)  # that tiles of 64 rows hold, and of which tiles of 192 would leave too many empty
 
 
@@ -271,7 +271,7 @@ EXPECTED_ROWS = Entry(
     "Query rows (new tokens times the group) that a sequence and KV head has at most, as far as the caller knows, who "
     "promises nothing: tiles are those that are best for so many.",
     "of more than 16 new tokens on a GPU, the collection's `max_seq_length` times the group, rounded up to 64, or to "
-    "512 for heads of up to 80; without a bound where they are more, and with `batch_invariant`",
+    "512 for heads of up to 96; without a bound where they are more, and with `batch_invariant`",
 )
 BATCH_INVARIANT = Entry(
     "batch_invariant",
@@ -371,7 +371,7 @@ PRODUCER = Entry(
 )  # fmt: skip
 PRODUCERS = Entry(
     "producers", "Warpgroups of the producer; more than one where they convert what they copy.",
-    "1; 2 where 8-bit elements are converted, by 64 rows or of heads over 64; 3 where loaded, by 64 rows", most=3,
+    "1; 2 where 8-bit keys are converted, by 64 rows or of heads over 64; 3 where loaded, by 64 rows", most=3,
 )  # fmt: skip
 SLOTS = Entry(
     "slots", "Tiles of 8-bit elements in shared memory that are still to be converted, of keys and of values.",

@@ -47,6 +47,7 @@ LEAST_GRANULE = 8  # of scales beside boxes
 MOST_COLUMNS = 512  # of a head
 MOST_OF_VALUES = 256  # columns of values that the registers of a warpgroup have sums of
 FEW_KEYS = 32  # of a tile, of which one stage is better than two of fewer
+NARROW_CONVERTED = 80  # columns of heads whose keys one warpgroup converts for three that multiply
 MANY_TILES = 256  # of sequences and KV heads: two for every multiprocessor
 NARROW = 64  # columns of heads whose tiles are small enough for three warpgroups and three stages
 LEAST_LATENT_KEYS = 128  # of one of several splits of latent rows, whose keys take a multiple of others' time
@@ -434,7 +435,9 @@ def chosen(case: Case, target: Target, schedule: Mapping[str, Any], measured: bo
         wide["one_wait"] = True
         wide["ping_pong"] = given.get("rows", wide.get("rows", TileConfig.rows)) == 2 * WARPGROUP_ROWS
     if TileConfig(case).converts:
-        wide["stored_keys"] = given.get("stored_keys", why_not_stored(TileConfig(case)) is None)
+        measured_sizes = not TURNS_FROM < max(case.size, case.value_size) <= MOST_OF_VALUES
+        found_stored = measured_sizes and why_not_stored(TileConfig(case)) is None
+        wide["stored_keys"] = given.get("stored_keys", found_stored)
         if given.get("producer", True):
             wide |= _converting(case, {**wide, **given}, schedule, target)
     problem = None
@@ -466,7 +469,9 @@ def _with_table(config: TileConfig, target: Target) -> TileConfig:
 def _converting(case: Case, given: dict[str, Any], schedule: Mapping[str, Any], target: Target) -> dict[str, Any]:
     """Entries of caches whose elements threads convert, where nothing is given; ``schedule`` with what is promised.
 
-    Two warpgroups convert; a third takes longer to share a tile than it saves (H200, 9 tokens over 48 x 4k: 211 against
+    Where keys are multiplied as they are stored one warpgroup copies them and converts values (heads of 96, 16 tokens
+    over 48 x 4k: 113.5 us, 121.8 by two; 4 x 4096 of 64 columns by three stages 611, 618 by two).
+    Else two convert; a third takes longer to share a tile than it saves (H200, 9 tokens over 48 x 4k: 211 against
     184 us). What boxes copy of narrow heads one converts for three who multiply (4 x 4096: heads of 64 650 us, 759 for
     two; of 80 774 and 900; of 96 998 and 958), unless few rows are promised, which fill no 192. Two blocks of 64 rows
     share a multiprocessor where sequences are many (16 tokens over 48 x 4k: 94.6 us with keys split in two, 101.7 of
@@ -479,17 +484,20 @@ def _converting(case: Case, given: dict[str, Any], schedule: Mapping[str, Any], 
         return why_not(made, target) is None
 
     three, two = {"rows": 3 * WARPGROUP_ROWS, "producers": 1}, {"occupancy": 2, "producers": 1}
+    stored = given["stored_keys"]
+    if stored and widest <= NARROW:
+        three["stages"] = 3
     plain = not (case.spec.quantized or case.softcap or case.alibi or case.score)
     rows = most_rows(case, schedule)
     few = "rows" in given or (rows is not None and rows <= ROW_CLASSES[-1])
-    if plain and not few and widest <= NARROW_HEAD and staged_by_tma(TileConfig(case, **three)) and fits(three):
+    if plain and not few and widest <= (NARROW_HEAD if stored else NARROW_CONVERTED) and fits(three):
         return three
     several = schedule.get("max_batch", 1) * case.spec.num_heads >= MANY_TILES and given.get("splits", 0) != 1
     several = several and config.consumers == 1 and not case.spec.quantized
     if several and widest <= NARROW and staged_by_tma(config) and fits(two):
         return two
     by_rows = widest <= NARROW and config.consumers > 1 and not staged_by_tma(config)
-    if given["stored_keys"] and config.consumers > 1:
+    if stored:
         return {"producers": 1} if fits({"producers": 1}) else {"producers": 1, "stages": 1}
     most = config.most_producers if not config.staged else 1 if by_rows else MOST_CONVERTING
     found: dict[str, Any] = {"producers": max(1, min(most, config.most_producers))}
