@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from kvarn import dsl as kv
-from kvarn.dialect.dtypes import f32, i32
+from kvarn.dialect.dtypes import DType, f32, i32
 from kvarn.dialect.layout import align_up, cdiv
 from kvarn.dialect.ops.attention import arrays_of
 from kvarn.dialect.ops.tile import COLUMN_STEP
@@ -45,7 +45,7 @@ NARROW_WEIGHTS, NARROW_SLACK = 3.0, math.log2(448.0)
 def attention_kernel(
     case: Case, rows: int, keys: int, threads: int, options: dict[str, Any], clean: bool = False, least: int = 1,
     bounded: bool = False, looped: bool = True, section: tuple[int, int] | None = None, most: int | None = None,
-    stored_keys: bool = False,
+    stored_keys: bool = False, weights: DType | None = None,
 ) -> Any:  # fmt: skip
     """The kernel of a case, for tiles of ``rows`` query rows and ``keys`` keys.
 
@@ -58,7 +58,8 @@ def attention_kernel(
     ``bounded``: so are values past the last that a tile's last row sees, as far as the mask says. ``looped``: a block
     may take several tiles of rows; else there are as many blocks as tiles. ``section``: (first, how many) columns of
     values, and of the output, that this kernel has; without, all of them. ``most``: no sequence has more query tokens.
-    ``stored_keys``: 8-bit keys are multiplied as they are, by a query of two terms.
+    ``stored_keys``: 8-bit keys are multiplied as they are, by a query of two terms. ``weights``: what they are rounded
+    to, and values converted to; without, the query's type.
     """
     FIRST, values = section or (0, case.value_size)
     M, N, G, D, V = rows, keys, case.group, case.size, values
@@ -66,6 +67,7 @@ def attention_kernel(
         D, V = align_up(D, COLUMN_STEP), align_up(V, COLUMN_STEP)
     narrow = case.query.bits == 8
     dtype = f32 if clean and narrow else case.query  # of what is multiplied
+    of_weights = weights or dtype
     slack, above = (SLACK, 0.0) if clean or not narrow else (NARROW_SLACK, NARROW_WEIGHTS)
     modifying, score_arrays = modifies(case), functions.registered(case.score).arrays if case.score else 0
     aligned = stored_keys and joins_heads(case.spec)
@@ -180,6 +182,7 @@ def attention_kernel(
                     of_keys = {**of_tile, "columns": q.shape[1] // 2, "dtype": case.spec.dtype, "aligned": aligned}
                 k = k_rows.tile(b, head, first, until, tail="any", descriptor=key_map, **of_keys)
                 of_values = {"columns": V, "first_column": FIRST, "descriptor": value_map}
+                of_tile = {**of_tile, "dtype": of_weights}
                 v = v_rows.tile(b, head, first, until, begin=begin, **of_values, **of_tile)
                 k_at = (first_at + kv.tile_index(N))[None, :]
                 x = kv.dot(q, k.T)
@@ -199,7 +202,7 @@ def attention_kernel(
                     v = kv.where((some > 0)[:, None], v, 0.0)
                 with kv.trace("softmax"):
                     m, l, p, alpha = online_softmax(m, l, x, unit, slack, above)
-                o = kv.dot(dtype(p), v, o * alpha[:, None])
+                o = kv.dot(of_weights(p), v, o * alpha[:, None])
             place = (*queries.at(base, token), h)
             if splits is None:
                 finish(out, lse, sinks, prior, prior_lse, h, place, exists, m, l, o)

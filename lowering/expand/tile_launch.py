@@ -66,7 +66,7 @@ def _launch_section(
     kernel = attention_kernel(
         case, config.rows, config.keys, config.threads, options, least=config.least, bounded=config.instruction == MMA,
         looped=config.persistent or config.instruction != MMA, section=section, most=most,
-        stored_keys=config.stored_keys,
+        stored_keys=config.stored_keys, weights=config.weights,
     )  # fmt: skip
     collection, layer, keys, values, query, extents, kv_offsets, scale, out, sinks, lse, slopes, *prior = args
     lse = lse if section[0] == 0 else None  # which the first of several writes

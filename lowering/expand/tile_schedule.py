@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from kvarn.dialect.dtypes import bf16, f8e4m3, f8e5m2, f16, f32
+from kvarn.dialect.dtypes import DType, bf16, f8e4m3, f8e5m2, f16, f32
 from kvarn.dialect.layout import RAGGED, align_up, cdiv
 from kvarn.dialect.ops.terms import columns_of_term
 from kvarn.dialect.ops.tile import COLUMN_STEP
@@ -234,6 +234,17 @@ class TileConfig:
     def converts(self) -> bool:
         """Whether threads convert 8-bit elements to what products take."""
         return not self.narrow and self.case.spec.dtype.bits == 8
+
+    @property
+    def weights(self) -> DType:
+        """What weights are rounded to, and values converted to: of floats of 8 bits f16, which has them all.
+
+        e4m3 become f16 by an instruction a pair, bf16 by four; of weights f16 keeps three bits more. These are 2^8 at
+        most, and what is less than 2^-24 is lost beside a weight of 1.
+        """
+        spec, query = self.case.spec, self.case.query
+        exact = spec.dtype in (f8e4m3, f8e5m2) and not spec.quantized
+        return f16 if self.instruction == WGMMA and query is bf16 and exact else query
 
     @property
     def staged(self) -> bool:

@@ -24,9 +24,11 @@ from kvarn.emulator import run as emulated
 from kvarn.lowering.expand.attention_common import Case
 from kvarn.lowering.expand.attention_tiles import attention_kernel
 from kvarn.lowering.expand.key_splits import WARPS, combine_kernel
+from kvarn.lowering.expand.tile_schedule import TileConfig
 from kvarn.lowering.rewrite import kernels
 from kvarn.lowering.target import by_name
 from kvarn.lowering.tile_boxes import swizzle_of_boxes
+from kvarn.lowering.tile_ir import WGMMA
 from kvarn.runtime import tensormap
 
 from . import attention as reference
@@ -105,7 +107,10 @@ def _text(value: Any) -> str:
 
 def trace(case: Case, spec: CollectionSpec, choice: Choice, prior: bool = False) -> ir.Module:
     """The kernel of a case, with the schedule on it, before any pass."""
-    kernel = attention_kernel(case, choice.rows, choice.keys, choice.threads, {"min_blocks": 1}, most=choice.most)
+    weights = TileConfig(case, instruction=dict(choice.entries).get("instruction", WGMMA)).weights
+    kernel = attention_kernel(
+        case, choice.rows, choice.keys, choice.threads, {"min_blocks": 1}, most=choice.most, weights=weights
+    )
     box = _box(spec.cache, choice) if choice.maps else None
     rows, offsets = kv.Buffer[case.query, case.rank], kv.Buffer[kv.i32, 1]
     given = [

@@ -160,7 +160,7 @@ def test_a_scale_may_have_any_sign(scale):
 
 # Scores of 20 powers of two and more above one another: weights of f16 would be infinite with the first maximum.
 @pytest.mark.parametrize("entries", [(), (("overlap", False),), (("one_wait", False),)], ids=str)
-@pytest.mark.parametrize("dtype", ["bf16", "f16"])
+@pytest.mark.parametrize("dtype", ["bf16", "f16", "f8e5m2"])
 def test_a_maximum_moves_where_later_scores_are_larger(dtype, entries):
     check(batch([260, 130], [33, 5], dtype=dtype), Choice(consumers=2, entries=entries), scale=2.0)
 
