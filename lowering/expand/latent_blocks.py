@@ -55,13 +55,29 @@ def few_for_values(c: LatentConfig) -> bool:
     return c.stored and (c.case.functions or (c.granules > 0 and latent_stored.direct(c)))
 
 
+def column_tiles(c: LatentConfig) -> int:
+    """Tiles of eight columns that query rows are."""
+    return c.rows // 8
+
+
+def owners_of(c: LatentConfig) -> int:
+    """Groups of lanes that each own the columns of a tile of eight, or of none."""
+    return 1 << (column_tiles(c) - 1).bit_length()
+
+
+def width_of(c: LatentConfig) -> int:
+    """Columns that are owned, with those that there are not."""
+    return 8 * owners_of(c)
+
+
 def takes_turns(c: LatentConfig) -> bool:
     """Whether values waits with a tile until the keys of the next one are multiplied, so that neither slows the other.
 
     With many query rows the tensor cores are what both need, and only values can use them during a softmax. Where
-    several scales multiply what is converted, values takes longer than that; with a query of 8 bits both take less.
+    several scales multiply what is converted, values takes longer than that; where query rows are rows, keys are
+    multiplied during a softmax.
     """
-    return c.rows > MOST_ROWS and not c.granules and not c.narrow
+    return c.rows > MOST_ROWS and not c.granules and not latent_stored.upright(c)
 
 
 def value_steps(c: LatentConfig) -> int:
@@ -84,6 +100,7 @@ def query_layout_of(c: LatentConfig) -> SharedLayout:
 
 
 def ring_boxes(c: LatentConfig, shared_bytes: int) -> int:
-    """Boxes of the ring."""
+    """Slots of the ring: of whole tiles where it holds several, so that none of a tile has to ask where it ends."""
     used = query_bytes(c) + 2 * 128 * c.rows + SMALL_BYTES + LISTS * c.notes_bytes
-    return min(TILES * c.boxes, (shared_bytes - used) // c.box.bytes)
+    slots = min(TILES * c.slots, (shared_bytes - used) // c.box.bytes)
+    return slots // c.slots * c.slots if c.stored else slots

@@ -28,6 +28,7 @@ MOST_ROWS = 32  # of those, where keys have 16 bits
 BOX_COLUMNS = 64
 BOX = SharedLayout(KEYS, BOX_COLUMNS, 2, 128)
 BYTE_BOX = SharedLayout(KEYS, BOX_COLUMNS, 1, 64)  # of rows of 8 bits
+BYTE_BOXES = SharedLayout(KEYS, 2 * BOX_COLUMNS, 1, 128)  # two of them, as one copy
 CHUNK = 8  # elements of 16 bytes
 CONSUMERS = 256  # threads of the two warpgroups that multiply: scores, and values
 SCORES_BARRIER, CONSUMERS_BARRIER = 1, 2  # named barriers of the first of them, and of both
@@ -100,8 +101,43 @@ class LatentConfig:
         return 1 if self.copy == "tma" else 128
 
     @property
+    def together(self) -> int:
+        """Boxes that are copied as one: TMA takes its time for each 64 bytes of a row as for 128.
+
+        Each of two warpgroups of values has whole ones. Many query rows and converted values leave no registers for it.
+        """
+        case, few = self.case, self.rows <= MOST_ROWS
+        whole = self.value_boxes % 4 == 0 and not (case.rope and case.content % BYTE_BOXES.columns)
+        return 2 if self.stored and self.copy == "tma" and few and whole else 1
+
+    @property
     def box(self) -> SharedLayout:
-        return BYTE_BOX if self.stored else BOX
+        """What is copied as one."""
+        if self.stored:
+            return BYTE_BOXES if self.together > 1 else BYTE_BOX
+        return BOX
+
+    def part_of(self, box: int) -> int:
+        """Which of the boxes that were copied as one a box is."""
+        return (box - self.value_boxes * (box >= self.value_boxes)) % self.together
+
+    def ends_copy(self, box: int) -> bool:
+        """Whether a box is the last one of those."""
+        return box + 1 in (self.value_boxes, self.boxes) or self.part_of(box) == self.together - 1
+
+    @property
+    def slots(self) -> int:
+        """Copies of a tile."""
+        return self.rest_slots + self.value_slots
+
+    @property
+    def rest_slots(self) -> int:
+        """Copies of what is no value."""
+        return cdiv(self.boxes - self.value_boxes, self.together)
+
+    @property
+    def value_slots(self) -> int:
+        return cdiv(self.value_boxes, self.together)
 
     @property
     def boxes(self) -> int:

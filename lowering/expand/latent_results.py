@@ -6,6 +6,8 @@ They lie in shared memory where the keys were: as f32 where two blocks combine t
 
 from __future__ import annotations
 
+from typing import Any
+
 from kvarn import dsl as kv
 from kvarn.dialect.dtypes import f32
 
@@ -44,16 +46,25 @@ def put_columns(c, place, o, inverse, box, warp, lane):
 @kv.func
 def write_own(c, ring, ends, parts, out, place, splits, split, some, thread):
     """The block's result, written; ``some``: whether it saw keys."""
-    chunks = c.case.value_size // CHUNK
-    for i in range(thread, c.rows * chunks, consumers_of(c)):
-        row, column = i // chunks, i % chunks * CHUNK
-        words = (ring + (row * pitch_of(c) + column * c.part.itemsize)).load(c.part, CHUNK)
-        vector = kv.where(some, words, c.part(kv.vector(f32, CHUNK)))
-        write_rows(c, vector, parts, out, place, row, column, splits, split)
-        if in_parts(c, splits):
-            if column == 0:
-                lse = (ends + row * 4).load(kv.f32)
-                lse_of(c, parts, kv.grid_dim.x, place[0], splits, split, row).store(lse)
+    chunks, threads = c.case.value_size // CHUNK, consumers_of(c)
+    count, found = c.rows * chunks, []
+    for first in kv.static(range(0, count, threads)):
+        row, column = place_of(thread + first, chunks, count)
+        found.append((ring + (row * pitch_of(c) + column * c.part.itemsize)).load(c.part, CHUNK))
+    for n in kv.static(range(len(found))):
+        if thread + n * threads < count:
+            row, column = place_of(thread + n * threads, chunks, count)
+            vector = kv.where(some, found[n], c.part(kv.vector(f32, CHUNK)))
+            write_rows(c, vector, parts, out, place, row, column, splits, split)
+    if in_parts(c, splits):
+        if thread < c.rows:
+            lse_of(c, parts, kv.grid_dim.x, place[0], splits, split, thread).store((ends + thread * 4).load(kv.f32))
+
+
+def place_of(i: Any, chunks: int, count: int) -> tuple[Any, Any]:
+    """(row, first column) of chunk i of a result; of one that there is not, of the last."""
+    i = kv.math.min(i, count - 1)
+    return i // chunks, i % chunks * CHUNK
 
 
 @kv.func

@@ -8,6 +8,7 @@ order; those that are no values first, since they are read first and for the las
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from kvarn import dsl as kv
 from kvarn.lowering.tile_ir import BARRIER_BYTES
@@ -26,14 +27,47 @@ class Ring:
     slots: int
 
     @property
+    def whole(self) -> bool:
+        """Whether a tile's slots lie side by side, each tile's as far from its first one's."""
+        return self.slots % self.c.slots == 0
+
+    def place_of(self, box: int) -> int:
+        """Which of a tile's slots a box is in."""
+        values = self.c.value_boxes
+        return (box - values) // self.c.together if box >= values else self.c.rest_slots + box // self.c.together
+
+    def empty_of(self, full: Any) -> Any:
+        """The barrier of a slot that is given back, of which that is given that says it is full."""
+        return full + self.slots * BARRIER_BYTES
+
+    @property
     def rest(self) -> int:
-        """Boxes of a tile that are no values."""
-        return self.c.boxes - self.c.value_boxes
+        """Slots of a tile that hold no values."""
+        return self.c.rest_slots
 
     @property
     def order(self) -> list[int]:
         """The boxes of a tile."""
         return [*range(self.c.value_boxes, self.c.boxes), *range(self.c.value_boxes)]
+
+
+def at(r: Ring, ring: Any, barriers: Any, slot: Any, phase: Any, count: int) -> tuple[Any, Any, Any]:
+    """(place, barrier, phase) of a slot ``count`` behind another of its tile."""
+    if not r.whole:
+        slot, phase = advance(r.slots, slot, phase, count)
+        count = 0
+    size = r.c.box.bytes
+    return ring + slot * size + count * size, barriers + slot * BARRIER_BYTES + count * BARRIER_BYTES, phase
+
+
+def behind(r: Ring, slot: Any, phase: Any, count: Any) -> tuple[Any, Any]:
+    """(slot, phase) of a slot ``count`` behind another of its tile."""
+    return (slot + count, phase) if r.whole else advance(r.slots, slot, phase, count)
+
+
+def next_tile(r: Ring, slot: Any, phase: Any) -> tuple[Any, Any]:
+    """(slot, phase) of the first slot of the tile behind."""
+    return advance(r.slots, slot, phase, r.c.slots)
 
 
 @kv.func
@@ -49,7 +83,7 @@ def note(r, notes_at, notes_full, scales, i, lane):
 
 
 @kv.func
-def produce_by_tma(r, key_map, cache, ring, full, empty, span, b, lane):
+def produce_by_tma(r, key_map, cache, ring, full, span, b, lane):
     _, last, _, _, walk, tiles = span
     following = walk.base(walk.entry(0))
     pages = latent_copies.pages_of(key_map, cache, b, following, last, lane)
@@ -58,11 +92,11 @@ def produce_by_tma(r, key_map, cache, ring, full, empty, span, b, lane):
         here, base = pages, walk.base(walk.entry(i)) if walk.lists is None else following
         following = base + KEYS if walk.lists is None else walk.base(walk.entry(i + 1))
         pages = latent_copies.pages_of(key_map, cache, b, following, last, lane)
-        for j in kv.static(r.order):
-            kv.mbarrier_wait(empty + slot * BARRIER_BYTES, phase)
-            place, barrier = ring + slot * r.c.box.bytes, full + slot * BARRIER_BYTES
+        for j in kv.static([j for j in r.order if r.c.part_of(j) == 0]):
+            place, barrier, parity = at(r, ring, full, slot, phase, r.place_of(j))
+            kv.mbarrier_wait(r.empty_of(barrier), parity)
             latent_copies.boxes_by_tma(r.c, key_map, cache, place, barrier, here, base, (j, 1), lane)
-            slot, phase = advance(r.slots, slot, phase, 1)
+        slot, phase = next_tile(r, slot, phase)
 
 
 @kv.func
@@ -76,11 +110,11 @@ def produce_notes(r, rows, notes_at, full, notes_full, span, lane):
         following = latent_stored.places_of(rows, walk.base(walk.entry(i + 1)), lane)
         kv.mbarrier_wait(full + slot * BARRIER_BYTES, phase)
         note(r, notes_at, notes_full, scales, i, lane)
-        slot, phase = advance(r.slots, slot, phase, r.c.boxes)
+        slot, phase = next_tile(r, slot, phase)
 
 
 @kv.func
-def produce_rows(r, rows, ring, seen_at, notes_at, full, empty, notes_full, span, thread):
+def produce_rows(r, rows, ring, seen_at, notes_at, full, notes_full, span, thread):
     walk, tiles = span[4], span[5]
     base = walk.base(walk.entry(0))
     following = latent_copies.places_of(r.c, rows, base, thread)
@@ -93,10 +127,10 @@ def produce_rows(r, rows, ring, seen_at, notes_at, full, empty, notes_full, span
         if r.c.scaled:
             scaled = latent_stored.places_of(rows, base, thread & 31)
         for n in kv.static(range(r.c.boxes)):
-            kv.mbarrier_wait(empty + slot * BARRIER_BYTES, phase)
-            place, barrier = ring + slot * r.c.box.bytes, full + slot * BARRIER_BYTES
+            place, barrier, parity = at(r, ring, full, slot, phase, n)
+            kv.mbarrier_wait(r.empty_of(barrier), parity)
             latent_copies.copy_boxes(r.c, rows, places, place, barrier, (r.order[n], 1), thread)
-            slot, phase = advance(r.slots, slot, phase, 1)
+        slot, phase = next_tile(r, slot, phase)
         if r.c.listed:
             notes_of_tile = notes_full + of_tile * BARRIER_BYTES
             latent_copies.note_rows(r.c, places, seen_at + of_tile * 8, notes_of_tile, thread)

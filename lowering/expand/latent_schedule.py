@@ -59,14 +59,14 @@ def problems(case: Case, target: Target, row_alignment: int, listed: bool) -> li
 def fits(c: LatentConfig, target: Target) -> bool:
     """Whether two tiles of keys and the query have room in shared memory."""
     if c.few:
-        return latent_blocks.ring_boxes(c, target.shared_bytes) >= 2 * c.boxes
+        return latent_blocks.ring_boxes(c, target.shared_bytes) >= 2 * c.slots
     return latent_wide.shared_bytes(c) <= target.shared_bytes
 
 
-def box_rows(case: Case, at: Expansion, handle: Any, listed: bool) -> int:
-    """Rows that TMA copies at a time; 0 where it cannot."""
+def box_rows(case: Case, query_rows: int, at: Expansion, handle: Any, listed: bool) -> int:
+    """Rows that TMA copies at a time, for blocks of so many query rows; 0 where it cannot."""
     rows = math.gcd(case.spec.page_size, KEYS) if case.spec.paged else KEYS
-    swizzle = swizzle_of(LatentConfig(case, WIDE))
+    swizzle = swizzle_of(LatentConfig(case, query_rows))
     if listed or rows % ATOM_ROWS or at.why_no_tensor_map(handle, rows=rows, swizzle=swizzle) is not None:
         return 0
     return rows
@@ -79,7 +79,8 @@ def swizzle_of(c: LatentConfig) -> str:
 def rows_of(case: Case, most: int) -> int:
     """Query rows of a block, of a sequence's ``most``; 0: any number."""
     few = WIDE if case.spec.dtype.bits == 8 else MOST_ROWS
-    return align_up(most, 8) if 0 < most <= few else WIDE
+    rows = align_up(most, 8) if 0 < most <= few else WIDE
+    return WIDE if latent_stored.upright(LatentConfig(case, rows)) else rows
 
 
 def config_of(case: Case, at: Expansion, op: Any) -> LatentConfig:
@@ -88,7 +89,7 @@ def config_of(case: Case, at: Expansion, op: Any) -> LatentConfig:
     most = case.heads if listed else at.schedule.get("max_queries", 0) * case.heads
     rows = rows_of(case, most)
     tiles = 0 if listed or cdiv(most, rows) > MOST_TILES else cdiv(most, rows)
-    copied = box_rows(case, at, op.collection, listed)
+    copied = box_rows(case, rows, at, op.collection, listed)
     return LatentConfig(case, rows, tiles, listed, copied, ends_in_combine(case, op))
 
 

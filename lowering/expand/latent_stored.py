@@ -7,7 +7,7 @@ by a conversion. Keys, and values transposed, are operand A.
 - *Keys* of e4m3 are multiplied as they are, with query rows that are sums of two of e4m3 (:mod:`two_terms`): both
   products together cost what one of bf16 would. Products of 8 bits keep about 14 bits of a sum: up
   to 32 query rows, and where there are several scales a row, f32 adds what they make of :data:`TOGETHER` boxes. With
-  more query rows both terms are columns of one product (:func:`wide_terms`), which reads keys once.
+  more query rows and at most one scale, query rows are the rows of scores (:func:`upright`): a warp has all of a row.
 - A query of e4m3 is multiplied as it is, too: half of the products. Weights are not e4m3, since products of 8 bits
   lose what is small beside a sum, and the sums of values go over all keys.
 - Other keys, and those of an f16 query, are converted on the way to the registers of operand A. A thread loads 16 bytes
@@ -32,13 +32,12 @@ from kvarn.dsl.wgmma import descriptor_at
 from kvarn.lowering import two_terms
 from kvarn.lowering.row_reads import inline_scale
 
-from .latent_common import BYTE_BOX, KEYS, LatentConfig, pack
+from .latent_common import BYTE_BOX, KEYS, MOST_ROWS, LatentConfig, pack
 from .partial_results import LOG2E
 
 VECTOR = 16  # bytes of a row of a box that a thread loads; scales are of multiples of it
 ROPE_COLUMNS = 32  # bf16 columns of a box
 TOGETHER = 2  # boxes of keys that products of 8 bits sum up
-MOST_SUMMED = 32  # query rows up to which there are registers for what f32 adds
 TOP = 14  # the query's largest element of a row is 2^TOP to 2^(TOP + 1), of f16
 ROWS_TOGETHER = 6  # of the query whose loads a warp has under way
 
@@ -56,16 +55,15 @@ def one_sum(c: LatentConfig) -> bool:
 
     Of a query of 8 bits they always are: what it was rounded from has lost more.
     """
-    return c.narrow or (c.rows > MOST_SUMMED and not c.granules)
+    return c.narrow or (c.rows > MOST_ROWS and not c.granules)
 
 
-def wide_terms(c: LatentConfig) -> bool:
-    """Whether both terms of the query are columns of one product, the second ones behind all first ones.
+def upright(c: LatentConfig) -> bool:
+    """Whether scores have query rows as rows, where there are enough for a product that reads keys as they lie.
 
-    A product of 64 columns reads as much shared memory as there is time for; one of 128 reads keys half as often. Not
-    where sums of bf16 keys would have to be made wider before.
+    Not where sums are scaled key by key between products.
     """
-    return direct(c) and one_sum(c) and not c.case.rope and not c.narrow
+    return direct(c) and not c.granules and c.rows > MOST_ROWS
 
 
 def groups_of(c: LatentConfig, order: list[int]) -> list[list[int]]:
@@ -112,11 +110,6 @@ def query_layout(c: LatentConfig) -> SharedLayout:
     return SharedLayout(c.rows, panels * BYTE_BOX.columns, 2, 128)
 
 
-def terms_layout(c: LatentConfig) -> SharedLayout:
-    """A panel of 8-bit elements where both terms are columns of a product: rows of the first, rows of the second."""
-    return SharedLayout(2 * c.rows, BYTE_BOX.columns, 1, BYTE_BOX.columns)
-
-
 def query_place(c: LatentConfig, box: int) -> tuple[int, list[int]]:
     """(panel, bytes of the steps) of the query's columns that a box of keys is multiplied with."""
     if not is_rope(c, box):
@@ -145,10 +138,13 @@ def load_query(c, query, tile, units, token0, row0, rows, scale, warp, lane, war
                 place = query.address(token0 + at // case.heads, at % case.heads, kv.where(exists, column, 0))
                 words = place.load(kv.i32, 4)
                 found = [*found, [kv.where(exists, words[k], 0) for k in range(4)]]
+        found = [found[n * turns : (n + 1) * turns] for n in range(together)]
+        tops = [two_terms.largest(case.query, [word for words in row for word in words]) for row in found]
+        tops = [kv.warp_reduce(top, "max") for top in tops]  # side by side: each is a chain of shuffles
         for n in kv.static(range(together)):
             row = first + n * warps
             if row < c.rows:
-                store_row(c, tile, units, row, found[n * turns : (n + 1) * turns], scale, lane)
+                store_row(c, tile, units, row, found[n], tops[n], scale, lane)
     kv.fence_proxy_async()
 
 
@@ -161,12 +157,11 @@ def query_column(c: LatentConfig, chunk: Any) -> tuple[Any, Any]:
 
 
 @kv.func
-def store_row(c, tile, units, row, found, scale, lane):
+def store_row(c, tile, units, row, found, top_of_row, scale, lane):
     """A row of the query, of which a lane has every 32nd chunk, times a power of two and the scale's sign."""
     layout, top = query_layout(c), two_terms.TOP if direct(c) else TOP
     first_rope = content_boxes(c) * (BYTE_BOX.columns // 8)
-    most = two_terms.largest(c.case.query, [word for words in found for word in words])
-    factor, unit = two_terms.powers_of(kv.warp_reduce(most, "max"), top)
+    factor, unit = two_terms.powers_of(top_of_row, top)
     factor = kv.where(scale < 0.0, -factor, factor)
     if lane == 0:
         (units + row * 4).store(kv.math.max(kv.math.abs(scale), 1.0e-30) * LOG2E * unit)
@@ -191,10 +186,7 @@ def store_terms(c, tile, row, chunk, words):
     """8 columns of the query that are multiplied with 8-bit keys as they are stored: each the sum of two e4m3."""
     layout, panel, n, terms = query_layout(c), chunk // 8, chunk % 8, two_terms.terms_of(words)
     for term in kv.static(range(2)):
-        if wide_terms(c):
-            of_row = panel * layout.panel_bytes + terms_layout(c).chunk_offset(row + term * c.rows, n // 2)
-        else:
-            of_row = layout.chunk_offset(row, panel * 8 + n // 2 + 4 * term)
+        of_row = layout.chunk_offset(row, panel * 8 + n // 2 + 4 * term)
         (tile + (of_row + n % 2 * 8)).store(kv.vector(kv.i32, terms[term]))
 
 
@@ -238,41 +230,41 @@ def times(words: Any, factors: Any) -> list[Any]:
     return [two_terms.word("mul.rn.f16x2 $0, $1, $2;", "=r,r,r", [x, y]) for x, y in zip(words, factors, strict=True)]
 
 
-def key_descriptor(box: Any) -> Any:
-    """Operand A of a box of keys as it is stored."""
-    return descriptor_at(box, BYTE_BOX.descriptor())
+def bytes_before(c: LatentConfig, box: int) -> int:
+    """Bytes of a row before those of a box, of what was copied with it."""
+    return c.part_of(box) * BYTE_BOX.pitch
 
 
-def start_direct(c: LatentConfig, sums: Any, tile: Any, place: Any, box: int) -> Any:
-    """Start the products of a box of keys, as it is stored at ``place``, added to ``sums``, which may be None."""
+def start_direct(c: LatentConfig, sums: Any, tile: Any, place: Any, box: int, held: Any = ()) -> Any:
+    """Start the products of a box of keys, as it is stored at ``place``, added to ``sums``, which may be None.
+
+    ``held`` are the words of the first steps of the query, where they are in registers.
+    """
     panel, query_steps = query_place(c, box)
     rows_at = tile + panel * query_layout(c).panel_bytes
-    rows, columns, key_steps = kv.wgmma_descriptor(rows_at), c.rows, BYTE_BOX.k_steps()
+    rows, key_steps = kv.wgmma_descriptor(rows_at), [bytes_before(c, box) + x for x in BYTE_BOX.k_steps()]
+    keys = descriptor_at(place, c.box.descriptor())
     if is_rope(c, box):
         steps, kind = list(zip(key_steps, query_steps, strict=True)), bf16
     elif c.narrow:
         rows, kind = descriptor_at(rows_at, query_layout(c).descriptor()), f8e4m3
-        steps = [(x, x) for x in key_steps]
-    elif wide_terms(c):
-        rows, columns = descriptor_at(rows_at, terms_layout(c).descriptor()), 2 * c.rows
-        steps, kind = [(x, x) for x in key_steps], f8e4m3
-        if sums is not None:  # of one term, or of other products
-            sums = [*sums, *[kv.f32(0.0)] * (columns // 2 - len(sums))]
+        steps = list(zip(key_steps, BYTE_BOX.k_steps(), strict=True))
     else:
-        steps, kind = [(x, high + x) for high in (0, BYTE_BOX.columns) for x in key_steps], f8e4m3
-    return kv.wgmma_start(columns if sums is None else sums, key_descriptor(place), rows, steps, kind)
-
-
-def of_both_terms(c: LatentConfig, sums: list[Any]) -> list[Any]:
-    """Scores, from sums of both terms where they are columns of one product."""
-    count = c.rows // 2
-    return [sums[k] + sums[count + k] for k in range(count)] if len(sums) > count else sums
+        pairs = list(zip(key_steps, BYTE_BOX.k_steps(), strict=True))
+        steps, kind = [(x, high + y) for high in (0, BYTE_BOX.columns) for x, y in pairs], f8e4m3
+    if upright(c):
+        sums, count = KEYS if sums is None else sums, len(held)
+        if held:
+            sums = kv.wgmma_start(sums, held, keys, [x for x, _ in steps[:count]], kind)
+        flipped = [(y, x) for x, y in steps[count:]]
+        return kv.wgmma_start(sums, rows, keys, flipped, kind) if flipped else sums
+    return kv.wgmma_start(c.rows if sums is None else sums, keys, rows, steps, kind)
 
 
 @kv.func
 def added(c, s, sums, box, notes, warp, lane):
     """Scores plus those of a group of boxes, times what its scale has behind the row's factor."""
-    row, factors, sums = warp * 16 + (lane >> 2), [kv.f32(1.0)] * 2, of_both_terms(c, sums)
+    row, factors = warp * 16 + (lane >> 2), [kv.f32(1.0)] * 2
     if c.granules:
         factors = [inverse_at(notes, row + 8 * u) for u in range(2)]
         if not is_rope(c, box):
@@ -284,10 +276,10 @@ def added(c, s, sums, box, notes, warp, lane):
 
 
 @kv.func
-def load_keys(box, warp, lane):
+def load_keys(c, place, box, warp, lane):
     """A thread's words of a box of keys: 16 bytes of each of its two rows."""
-    row = warp * 16 + (lane >> 2)
-    return [(box + BYTE_BOX.chunk_offset(row + 8 * u, lane & 3)).load(kv.i32, 4) for u in range(2)]
+    row, chunk = warp * 16 + (lane >> 2), bytes_before(c, box) // VECTOR + (lane & 3)
+    return [(place + c.box.chunk_offset(row + 8 * u, chunk)).load(kv.i32, 4) for u in range(2)]
 
 
 @kv.func
@@ -330,9 +322,10 @@ HALF = 32  # keys of a tile whose values a warp loads at a time
 
 
 @kv.func
-def load_values(box, half, warp, lane):
+def load_values(c, place, box, half, warp, lane):
     """A thread's words of half of the keys of a box of values: two columns of two keys each."""
-    return kv.ldmatrix(box + BYTE_BOX.chunk_offset(half * HALF + lane, warp), trans=True)
+    chunk = bytes_before(c, box) // VECTOR + warp
+    return kv.ldmatrix(place + c.box.chunk_offset(half * HALF + lane, chunk), trans=True)
 
 
 @kv.func

@@ -24,8 +24,7 @@ from kvarn.dialect.layout import align_up, cdiv
 from kvarn.dialect.shared_layout import SharedLayout
 from kvarn.lowering.tile_ir import BARRIER_BYTES
 
-from . import latent_copies
-from .attention_common import interval
+from . import latent_copies, latent_rows
 from .latent_common import (
     BOX,
     BOX_COLUMNS,
@@ -52,7 +51,7 @@ from .latent_common import (
     write_rows,
 )
 from .partial_results import LOG2E, LOWEST, normalizer
-from .softmax import SLACK, arrays_read
+from .softmax import arrays_read
 
 STAGES = 2
 LONG = 32  # tiles from which it pays that values waits for its turn
@@ -82,7 +81,7 @@ def shared_bytes(c: LatentConfig) -> int:
 
 def latent_kernel(c: LatentConfig) -> Any:
     """The kernel of a configuration: a block a tile of query rows and split of their keys."""
-    case, dtype, heads, V = c.case, c.case.query, c.case.heads, c.case.value_size
+    case, dtype, V = c.case, c.case.query, c.case.value_size
     groups = groups_of(c)
     LEFT, RIGHT = len(groups) - 2, len(groups) - 1
     TILE = c.boxes * BOX.bytes
@@ -114,23 +113,6 @@ def latent_kernel(c: LatentConfig) -> Any:
             o[mine] = kv.wgmma_start(o[mine], weights, values, steps, dtype, trans_b=True)
 
     @kv.func
-    def masked(s, seen, start, num_keys, row0, rows, base, warp, lane):
-        """Minus infinity for what a row does not see; ``seen`` are the listed keys of a stage that there are."""
-        for u in kv.static(range(2)):
-            if not c.listed:
-                at = kv.math.min(row0 + warp * 16 + (lane >> 2) + 8 * u, rows - 1)
-                low, high = interval(case, start + at // heads, num_keys)
-            for n in kv.static(range(KEYS // 8)):
-                for i in kv.static(range(2)):
-                    k = 4 * n + 2 * u + i
-                    if c.listed:
-                        shown = ((seen[n // 4] >> ((n % 4) * 8 + (lane & 3) * 2 + i)) & 1) != 0
-                    else:
-                        token = base + n * 8 + (lane & 3) * 2 + i
-                        shown = (token >= low) & (token < high)
-                    s[k] = kv.where(shown, s[k], float("-inf"))
-
-    @kv.func
     def weights_of(
         s, m, total, alpha, unit, tile, seen_at, seen_full, span, place, extents, entry, functions, warp, lane
     ):
@@ -138,39 +120,12 @@ def latent_kernel(c: LatentConfig) -> Any:
         base = span[4].base(entry)
         if case.functions:
             b, arrays = functions
-            elements = [
-                (warp * 16 + (lane >> 2) + 8 * (k // 2 % 2), k // 4 * 8 + (lane & 3) * 2 + k % 2) for k in range(len(s))
-            ]
+            elements = latent_rows.elements_of(warp, lane)
             of_functions(c, s, [unit] * len(s), elements, b, place, extents[0], base, arrays, span[4].whole(entry))
             unit = kv.f32(1.0)
         visible(s, tile, seen_at, seen_full, span, place, extents, base, warp, lane)
-        softmax(s, m, total, alpha, unit)
-        return packed(s)
-
-    @kv.func
-    def softmax(s, m, total, alpha, unit):
-        """One tile of an online softmax, a thread's two rows; ``s`` becomes weights."""
-        for u in kv.static(range(2)):
-            mine = [4 * n + 2 * u + i for n in range(KEYS // 8) for i in range(2)]
-            tops = [kv.math.max(*[s[i] for i in mine[k::4]]) for k in range(4)]
-            top = kv.math.max(kv.math.max(tops[0], tops[1]), kv.math.max(tops[2], tops[3]))
-            for k in kv.static((1, 2)):
-                top = kv.math.max(top, kv.shuffle_xor(top, k))
-            top = top * unit
-            top = kv.where(top > m[u] + SLACK, top, m[u])
-            alpha[u] = kv.ex2(m[u] - top)
-            sums = [kv.f32(0.0)] * 4
-            for j in kv.static(range(len(mine))):
-                i = mine[j]
-                s[i] = kv.ex2(kv.math.fma(s[i], unit, -top))
-                sums[j % 4] = sums[j % 4] + s[i]
-            total[u] = total[u] * alpha[u] + ((sums[0] + sums[1]) + (sums[2] + sums[3]))
-            m[u] = top
-
-    @kv.func
-    def packed(s):
-        """Weights as operand A."""
-        return [[pack(dtype, s[8 * k + i], s[8 * k + i + 1]) for i in (0, 2, 4, 6)] for k in range(KEYS // 16)]
+        latent_rows.softmax(s, m, total, alpha, [unit] * 2)
+        return latent_rows.packed(dtype, s)
 
     @kv.func
     def rescaled(o, alpha):
@@ -182,12 +137,8 @@ def latent_kernel(c: LatentConfig) -> Any:
     @kv.func
     def hand_on(p, alpha, weights, factors, p_full, warp, lane):
         """Weights and factors to shared memory, for the other warpgroup."""
-        row = warp * 16 + (lane & 15)
-        for k in kv.static(range(KEYS // 16)):
-            kv.stmatrix(weights + WEIGHTS.chunk_offset(row, 2 * k + (lane >> 4)), p[k])
-        if (lane & 3) == 0:
-            for u in kv.static(range(2)):
-                (factors + (warp * 16 + (lane >> 2) + 8 * u) * 4).store(alpha[u])
+        latent_rows.store_weights(WEIGHTS, p, weights, warp, lane)
+        latent_rows.store_factors(alpha, factors, warp, lane)
         kv.fence_proxy_async()
         kv.syncwarp()
         release(p_full, lane)
@@ -240,7 +191,7 @@ def latent_kernel(c: LatentConfig) -> Any:
         else:
             some = (base < whole_first) | (base + KEYS > whole_end)
         if some:
-            masked(s, seen, *extents, place[2], place[3], base, warp, lane)
+            latent_rows.masked(c, s, seen, *extents, place[2], place[3], base, warp, lane)
 
     @kv.func
     def left_columns(

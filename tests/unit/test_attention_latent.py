@@ -138,6 +138,14 @@ CASES = {
     "few 8-bit rows and query": Shape(dtype="f8e4m3", query="f8e4m3", **ONE),
     "24 8-bit rows and query": Shape(heads=20, dtype="f8e4m3", query="f8e4m3", **ONE),
     "40 8-bit rows and query": Shape(heads=36, dtype="f8e4m3", query="f8e4m3", **ONE),
+    "8-bit rows and query, two boxes a copy": Shape(
+        size=272, value_size=256, dtype="f8e4m3", query="f8e4m3", page_size=16
+    ),
+    "few 8-bit rows, two boxes a copy": Shape(size=464, value_size=256, dtype="f8e4m3", page_size=16, **ONE),
+    "few 8-bit rows, f16, two boxes a copy": Shape(size=272, value_size=256, dtype="f8e4m3", query="f16", **ONE),
+    "few rows that end in bf16, two boxes a copy": Shape(
+        size=256 + 2 * 48, value_size=256, dtype="f8e4m3", rope=48, **ONE
+    ),
     "few 8-bit rows": Shape(dtype="f8e4m3", **ONE),
     "few 8-bit rows, f16": Shape(dtype="f8e4m3", query="f16", **ONE),
     "few 8-bit rows with a scale": Shape(dtype="f8e4m3", granularity=144, splits=2, **ONE),
