@@ -4,17 +4,17 @@
 Products have at least 64 rows, so keys are the rows: S^T = K Q^T, O^T += V^T P^T, with query rows as columns. V^T is
 the keys' tile read transposed, P^T lies in shared memory with a row a query row. Keys and values are operand A: rows of
 8 bits are converted on the way from shared memory to its registers (:mod:`latent_stored`). Where keys need not be, and
-query rows are as many as a product has, scores are S = Q K^T: a softmax of rows (:mod:`latent_rows`) takes less than
-one of columns (:mod:`latent_columns`), over all warps.
+query rows are as many as a product has, scores are S = Q K^T: a softmax of rows (:mod:`latent_upright`) takes less
+than one of columns (:mod:`latent_columns`), over all warps.
 
-- The *producer* copies boxes of 64 keys and 64 columns into a ring of as many as fit.
-- *Scores* multiplies box by box as they arrive; the softmax folds columns over lanes, and over warps through shared
-  memory. Weights and factors go to one of two places.
+- The *producer* copies boxes of 64 keys and 64 columns, or two at a time, into a ring of as many as fit.
+- *Scores* multiplies box by box as they arrive; a softmax of columns folds them over lanes, and over warps through
+  shared memory. Weights and factors go to one of two places.
 - *Values* adds, and gives the boxes back: from 33 query rows on two warpgroups with half of the columns each.
 
 With few query rows neither has to hurry: both wait for the memory. Two blocks, a cluster, share the keys of a tile of
 query rows and combine results in distributed shared memory; where more do, pairs leave partial results. With many,
-scores and values take turns on the tensor cores, and a block has a split of its own.
+a block has a split of its own, and where scores are S^T, they and values take turns on the tensor cores.
 """
 
 from __future__ import annotations
