@@ -21,12 +21,13 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any
 
 from mlir import ir
-from mlir.dialects import arith
+from mlir.dialects import arith, scf
 
-from .affine_tiles import MINUS, NOTHING, ONE, Emitter, Form, Row, form_of, number, of
+from kvarn.dialect.ops.tile import TileMaskOp
+
+from .affine_tiles import COLUMNS, MINUS, NOTHING, ONE, ZERO, Emitter, Form, Row, form_of, number, of
 from .pass_base import kv_pass
 from .remarks import remark
 from .rewrite import defining_op, ops_named, walk
@@ -139,6 +140,13 @@ def unit_of(value: ir.Value) -> tuple[Row, ir.Value]:
     return ONE, value
 
 
+@dataclass(frozen=True)
+class Options:
+    """late: multiply and add to scores that are one product a row behind the branches that choose among scores."""
+
+    late: bool = True
+
+
 # --- forms of scores --------------------------------------------------------------------------------
 
 
@@ -247,14 +255,15 @@ def compute_powers(w: Weights, less: ir.Value | None = None) -> ir.Value:
     return found
 
 
-def fold(w: Weights, guess: Guess) -> None:
+def fold(w: Weights, guess: Guess, late: bool) -> None:
     """Compute weights, and in the branch those with another maximum, of powers."""
     maximum, scaled = w.maximum, w.scaled
     with ir.InsertionPoint.at_block_begin(w.power.block), w.power.location:
         zero, lowest = (filled(maximum.type, x) for x in (0.0, UNSEEN))
         unseen = arith.cmpf(arith.CmpFPredicate.OLT, maximum, lowest)
         less = arith.select(unseen, zero, maximum)
-    power = w.largest.operands[0] = compute_powers(w, less)
+    chosen = Chosen(w, less) if late and is_late(w) and performs(w.power, "late") else None
+    power = w.largest.operands[0] = compute_powers(w, less) if chosen is None else chosen.power()
     condition = defining_op(guess.branch.operands[0])
     with ir.InsertionPoint(condition), condition.location:
         condition.operands[0] = arith.ori(condition.operands[0], unseen)
@@ -274,6 +283,8 @@ def fold(w: Weights, guess: Guess) -> None:
     drop(spread)
     if scaled != power:
         drop(scaled)
+    if chosen is not None:
+        chosen.erase_old()
 
 
 def scale(w: Weights) -> None:
@@ -293,8 +304,164 @@ def _spread_again(spread: ir.Operation, rows: ir.Value) -> ir.Value:
     return copy.result
 
 
-@kv_pass()
-def run(module: ir.Module, options: Any) -> None:
+# --- branches whose scores are one product a row ----------------------------------------------------
+
+
+@dataclass
+class Late:
+    """Powers that are still to be multiplied and added to, by a number a row: ``tile * factor + constant``."""
+
+    tile: ir.Value
+    factor: Row
+    constant: Row
+
+
+def is_late(w: Weights) -> bool:
+    """Whether branches choose among scores of which some are one product a row: what multiplies and adds can wait until
+    one is chosen, and stand between the exponentials then, which it takes no time beside.
+    """
+    choosers = any(op.name == "scf.if" for op in choosing(w.score))
+    return choosers and any(_is_product_of_rows(form_of(x)) for x in choices(w.score))
+
+
+def _is_product_of_rows(form: Form) -> bool:
+    return len(form.terms) == 1 and form.terms[0][0] != COLUMNS
+
+
+def is_positive(row: Row) -> bool:
+    """Whether a number a row is known to be above zero."""
+    if row.op == "number":
+        return row.of[0] > 0
+    if row.op in ("*", "+"):
+        return all(map(is_positive, row.of))
+    return row.op == "of" and _positive(row.of[0])
+
+
+def _positive(value: ir.Value) -> bool:
+    op = defining_op(value)
+    if op is None:
+        return False
+    if op.name == "arith.constant" or op.name == "tensor.splat":
+        found = of(value)
+        return found.op == "number" and found.of[0] > 0 if op.name == "arith.constant" else _positive(op.operands[0])
+    if op.name == "arith.mulf":
+        return all(map(_positive, op.operands))
+    if op.name in ("arith.maxnumf", "arith.maximumf"):
+        return any(map(_positive, op.operands))
+    if op.name == "scf.if":
+        place = list(op.results).index(value)
+        return all(_positive(end.operands[place]) for end in _ends(op))
+    return False
+
+
+class Chosen:
+    """Makes branches and masks choose among what :class:`Late` multiplies and adds to."""
+
+    def __init__(self, w: Weights, less: ir.Value) -> None:
+        self.w, self.less, self.emitter = w, less, Emitter(w.maximum.type, w.score.type)
+        self.choosers, self.leaves = choosing(w.score), choices(w.score)
+        self._found: dict[ir.Value, Late] = {}
+
+    def erase_old(self) -> None:
+        """Erase the branches and masks that chose among scores, those first that none asks for, and these."""
+        left = list(self.choosers)
+        while left:
+            op = next(op for op in left if not users(op.results[0]))
+            left.remove(op)
+            op.erase()
+        for value in self.leaves:
+            drop(value)
+
+    def power(self) -> ir.Value:
+        """The powers of two, less a number a row, of all that is chosen among."""
+        late = self.of(self.w.score)
+        with ir.InsertionPoint.after(defining_op(late.tile)), self.w.power.location:
+            return self.emitter.tile(Form(((late.tile, late.factor),), late.constant))
+
+    def of(self, value: ir.Value) -> Late:
+        if value not in self._found:
+            op = defining_op(value)
+            make = {"kv.tile_mask": self._masked, "scf.if": self._chosen}.get(op.name)
+            self._found[value] = self._leaf(value) if make is None else make(op)
+        return self._found[value]
+
+    def _leaf(self, value: ir.Value) -> Late:
+        form = form_of(value).scaled(self.w.unit)
+        constant = form.constant + of(self.less) * MINUS
+        if _is_product_of_rows(form):
+            ((tile, factor),) = form.terms
+            return Late(tile, factor, constant)
+        with ir.InsertionPoint.after(defining_op(value)), self.w.power.location:
+            return Late(self.emitter.tile(Form(form.terms)), ONE, constant)
+
+    def _masked(self, op: ir.Operation) -> Late:
+        late = self.of(op.operands[0])
+        with ir.InsertionPoint(op), op.location:
+            if not is_positive(late.factor):
+                late = Late(self.emitter.tile(Form(((late.tile, late.factor),), late.constant)), ONE, ZERO)
+            masked = TileMaskOp(late.tile, op.operands[1], op.result.type).operation.result
+        return Late(masked, late.factor, late.constant)
+
+    def _chosen(self, branch: ir.Operation) -> Late:
+        """A branch with the numbers of its rows beside the tile, where they are not the same."""
+        sides = [self.of(end.operands[0]) for end in _ends(branch)]
+        differ = [name for name in ("factor", "constant") if len({getattr(side, name) for side in sides}) > 1]
+        found: list[list[ir.Value]] = []
+        for side, end in zip(sides, _ends(branch), strict=True):
+            with ir.InsertionPoint(end), branch.location:
+                found.append([side.tile, *(self.emitter.row(getattr(side, name)) for name in differ)])
+        for place in range(1, 1 + len(differ)):
+            if any(rank(values[place]) for values in found):
+                for values, end in zip(found, _ends(branch), strict=True):
+                    with ir.InsertionPoint(end), branch.location:
+                        values[place] = self.emitter.vector(values[place])
+        with ir.InsertionPoint(branch), branch.location:
+            made = scf.IfOp(branch.operands[0], [x.type for x in found[0]], has_else=True)
+        for block, end, values in zip((made.then_block, made.else_block), _ends(branch), found, strict=True):
+            with ir.InsertionPoint(block), end.location:
+                last = scf.YieldOp(values)
+            for op in [o.operation for o in end.block.operations][:-1]:
+                op.move_before(last.operation)
+        numbers = {name: of(x) for name, x in zip(differ, list(made.results)[1:], strict=True)}
+        return Late(made.results[0], numbers.get("factor", sides[0].factor), numbers.get("constant", sides[0].constant))
+
+
+def scale_tables(function: ir.Operation) -> None:
+    """Multiply what a table holds, where all that is read of it is multiplied by one number."""
+    for table in ops_named(function, "kv.make_table"):
+        using = users(table.result)
+        stores = [op for op in using if op.name == "kv.table_store"]
+        products = [users(op.result) for op in using if op.name == "kv.tile_windows"]
+        if any(len(found) != 1 or found[0].name != "arith.mulf" for found in products):
+            continue
+        factors = {_factor(product, table.result) for (product,) in products}
+        factor = factors.pop() if len(factors) == 1 else None
+        if factor is None or not performs(table, "scale table"):
+            continue
+        for op in stores:
+            with ir.InsertionPoint(op), op.location:
+                op.operands[0] = arith.mulf(op.operands[0], filled(op.operands[0].type, factor), fastmath=CONTRACT)
+        for (product,) in products:
+            product.result.replace_all_uses_with(_windows(product, table.result))
+            product.erase()
+
+
+def _windows(product: ir.Operation, table: ir.Value) -> ir.Value:
+    """The operand of a product that is read of a table."""
+    makers = [(x, defining_op(x)) for x in product.operands]
+    read = [(x, m) for x, m in makers if m is not None and m.name == "kv.tile_windows"]
+    return next(x for x, m in read if m.operands[0] == table)
+
+
+def _factor(product: ir.Operation, table: ir.Value) -> float | None:
+    """The number by which what is read of a table is multiplied."""
+    others = [x for x in product.operands if x != _windows(product, table)]
+    found = form_of(others[0]) if others else Form((), NOTHING)
+    return found.constant.of[0] if not found.terms and found.constant.op == "number" else None
+
+
+@kv_pass(Options)
+def run(module: ir.Module, options: Options) -> None:
     for function in tiled(module):
         found = [w for w in map(weights_of, ops_named(function, "math.exp2")) if w is not None]
         guessed = [(w, w.guess) for w in found if w.guess is not None]
@@ -310,8 +477,10 @@ def run(module: ir.Module, options: Any) -> None:
                 remark(w.power, "missed", f"weights are computed of scores: {why}")
             elif performs(w.power, "fold"):
                 remark(w.power, "passed", "weights are computed of products")
-                fold(w, guess)
+                fold(w, guess, options.late)
                 folded = True
         for w in found if folded else ():
             if w.guess is None and why_not(w) is None:
                 scale(w)
+        if folded:
+            scale_tables(function)

@@ -38,6 +38,7 @@ from .pass_base import kv_pass
 from .remarks import remark
 from .rewrite import defining_op, ops_named, walk
 from .rewrites import performs
+from .table_reads import in_steps, split_reads
 from .tile_copies import SLOTS
 from .tile_groups import prefetch_groups
 from .tile_ir import MMA, backward, cloned, constant_int, element, instruction_of, rank, schedule_of, tiled, users
@@ -46,18 +47,21 @@ PREFETCHED = "kv.prefetched"  # on copies that an earlier iteration starts
 LOOKUPS = ("kv.tile_pages", "kv.tile_row_pages")
 STRICT = "kv.strict"  # on kv.tile_ready: the assembler keeps to it as well
 NARROWS = ("arith.truncf", "kv.cast")  # weights to the element type of products
+_WRITES = ("memref.store", "kv.tile_scatter", "kv.tile_store_rows", "kv.store_tile")
 _WAITS = ("kv.consumer_wait", "kv.tile_clear")
 
 
 @dataclass(frozen=True)
 class Options:
     """copies: prefetch copies; lookups: prefetch page lookups; products: rotate loops of two products (default: as the
-    schedule says); tables: make tables while products are under way."""
+    schedule says); tables: make tables while products are under way; reads: start what tables and numbers are read of
+    before products."""
 
     copies: bool = True
     lookups: bool = True
     products: bool | None = None
     tables: bool = True
+    reads: bool = True
 
 
 # --- products --------------------------------------------------------------------------------------
@@ -172,10 +176,26 @@ def strict(value: ir.Value) -> ir.Value:
     return value
 
 
-def meanwhile(ops: list[ir.Operation]) -> set[ir.Operation]:
+def meanwhile(ops: list[ir.Operation]) -> list[ir.Operation]:
     """Of ops behind the first product, those that make tables of positions, which need no product."""
     stores = [op for op in ops if any(x.name == "kv.table_store" for x in walk(op))]
-    return backward(stores, set(ops).__contains__)
+    needed = backward(stores, set(ops).__contains__)
+    return [op for op in ops if op in needed]
+
+
+def loads_of(r: Rotation) -> list[ir.Operation]:
+    """The numbers of the block that an iteration reads of memory that the loop does not write, at places that the
+    number of the iteration tells.
+    """
+    inside = set(r.ops)
+    reads = [op for op in r.ops if op.name == "memref.load"]
+    if any(op.name in _WRITES for op in walk(r.loop)):
+        return []
+    return [op for op in reads if all(o == op or _computes(o) for o in backward([op], inside.__contains__))]
+
+
+def _computes(op: ir.Operation) -> bool:
+    return op.name.startswith("arith.") and not isinstance(op.results[0].type, ir.RankedTensorType)
 
 
 def sums_of(r: Rotation, results: set[ir.Value]) -> list[ir.Value]:
@@ -200,24 +220,30 @@ class Rotator:
     late : list of Operation
         What must wait for the second product.
     early, behind, tables : list of Operation
-        The others: up to the first product, behind it, and of those what needs no product.
+        The others: up to the first product, behind it, and of those what needs no product: what it reads first and
+        then (``first_reads``, ``second_reads``), and what is left (``stores``).
     """
 
-    def __init__(self, r: Rotation, ping_pong: bool, one_wait: bool, ahead: bool) -> None:
+    def __init__(self, r: Rotation, ping_pong: bool, one_wait: bool, options: Options) -> None:
         self.r, self.ping_pong, self.one_wait = r, ping_pong, one_wait
+        if options.tables and options.reads:
+            split_reads(meanwhile(r.ops[r.ops.index(r.first) + 1 :]))
         self.lagging = lagging(r)
         lag = set(self.lagging)
         self.waits = [op for op in self.lagging if op.name in _WAITS]
         self.frees = [op for op in self.lagging if op != r.second and op not in self.waits]
         with_lag = backward(self.lagging, lambda o: o in set(r.ops) and o not in lag and not o.regions)
+        self.loads = loads_of(r) if options.reads else []
         self.scalars = [op for op in r.ops if op in with_lag and op not in lag and _scalar(op)]
         late_ops = late(r, lag)
         self.late = [op for op in r.ops if op in late_ops]
         others = [op for op in r.ops if op not in lag and op not in late_ops]
         behind = others.index(r.first) + 1
         self.early, self.behind = others[:behind], others[behind:]
-        tables = meanwhile(self.behind) if ahead else set()
-        self.tables = [op for op in self.behind if op in tables]
+        self.tables = meanwhile(self.behind) if options.tables else []
+        self.first_reads, self.second_reads, self.stores = in_steps(self.tables)
+        if not options.reads:
+            self.first_reads, self.second_reads, self.stores = [], [], self.tables
         self.accumulator = r.yielded.index(r.second.result)
         self.a, self.c = r.second.opview.a, r.second.opview.c
 
@@ -230,11 +256,23 @@ class Rotator:
         kept = [values.get(v, v) for i, v in enumerate(self.r.yielded) if i != self.accumulator]
         return [*kept, values.get(self.c, self.c), values.get(self.a, self.a)]
 
-    def lagged(self, index: ir.Value, p: ir.Value, acc: ir.Value) -> dict[ir.Value, ir.Value]:
+    def lagged(self, index: ir.Value, p: ir.Value, acc: ir.Value, read: list[ir.Value]) -> dict[ir.Value, ir.Value]:
         """The values of the iteration whose second product is outstanding."""
         values = {self.r.block.arguments[0]: index, self.a: p, self.c: acc}
-        emit(self.scalars, values)
+        values.update(zip((op.result for op in self.loads), read, strict=True))
+        emit([op for op in self.scalars if op not in self.loads], values)
         return values
+
+    def read_ahead(self, index: ir.Value) -> list[ir.Value]:
+        """Numbers of memory of the iteration after one, or of the last."""
+        if not self.loads:
+            return []
+        _, upper, step, *_ = self.r.loop.operands
+        following = arith.minsi(arith.addi(index, step), arith.subi(upper, step))
+        values = {self.r.block.arguments[0]: following}
+        needed = backward(self.loads, set(self.r.ops).__contains__)
+        emit([op for op in self.r.ops if op in needed], values)
+        return [values[op.result] for op in self.loads]
 
     def after_one_wait(
         self, scores: ir.Value, sums: ir.Value, values: dict[ir.Value, ir.Value], previous: dict[ir.Value, ir.Value]
@@ -272,22 +310,31 @@ class Rotator:
     def iterate(self, loop: scf.ForOp, step: ir.Value) -> None:
         """Write the body of the rotated loop."""
         r, inner = self.r, list(loop.inner_iter_args)
+        early, reads = [op for op in self.early[:-1] if op not in self.loads], len(self.loads)
+        inner, read = inner[: len(inner) - 2 * reads], inner[len(inner) - 2 * reads :]
+        before, now = read[:reads], read[reads:]
         others = [arg for i, arg in enumerate(list(r.block.arguments)[1:]) if i != self.accumulator]
         values = {r.block.arguments[0]: loop.induction_variable, **dict(zip(others, inner, strict=False))}
-        emit(self.early[:-1], values)
-        previous = self.lagged(arith.subi(loop.induction_variable, step), inner[-1], inner[-2])
+        values.update(zip((op.result for op in self.loads), now, strict=True))
+        following = self.read_ahead(loop.induction_variable)
+        for_tables = backward(self.first_reads, set(early).__contains__) if self.first_reads else set()
+        emit([op for op in early if op in for_tables], values)
+        emit(self.first_reads, values)
+        emit([op for op in early if op not in for_tables], values)
+        previous = self.lagged(arith.subi(loop.induction_variable, step), inner[-1], inner[-2], before)
         if self.ping_pong:  # what clears a tile waits for all consumers: one that waits for its turn would not come
             emit(self.waits, previous)
         self.turn(staging.TurnWaitOp, "all")
         scores = start(r.first, values)
+        emit(self.second_reads, values)
         if not self.ping_pong:
             emit(self.waits, previous)
         sums = start(r.second, previous)
         if not (self.one_wait and _short(r)):
             self.turn(staging.TurnPassOp, "all")
-        emit(self.tables, values)
+        emit(self.stores, values)
         (self.after_one_wait if self.one_wait else self.after_two_waits)(scores, sums, values, previous)
-        scf.yield_(self.carried_after(values))
+        scf.yield_([*self.carried_after(values), *now, *following])
 
     def rotate(self) -> None:
         """Replace the loop by its rotated form; nothing happens in it where it has no iteration."""
@@ -302,12 +349,15 @@ class Rotator:
                 values = dict(zip(r.block.arguments, [lower, *inits], strict=True))
                 emit([*self.early, *self.behind, *self.late], values)
                 self.turn(staging.TurnPassOp, "last")
-                loop = scf.ForOp(arith.addi(lower, step), upper, step, self.carried_after(values))
+                read = [*(values[op.result] for op in self.loads), *self.read_ahead(lower)]
+                loop = scf.ForOp(arith.addi(lower, step), upper, step, [*self.carried_after(values), *read])
                 with ir.InsertionPoint(loop.body):
                     self.iterate(loop, step)
                 self.turn(staging.TurnWaitOp, "first")
-                *kept, acc, p = loop.results
-                previous = self.lagged(arith.subi(upper, step), p, acc)
+                results = list(loop.results)
+                *kept, acc, p = results[: len(results) - len(read)]
+                read = results[len(results) - len(read) :][: len(self.loads)]
+                previous = self.lagged(arith.subi(upper, step), p, acc, read)
                 emit(self.lagging, previous)
                 kept.insert(self.accumulator, previous[r.second.result])
                 scf.yield_(kept)
@@ -499,4 +549,4 @@ def run(module: ir.Module, options: Options) -> None:
             if found is not None and performs(loop, "rotate"):
                 remark(loop, "passed", "the second product of an iteration runs beside the next one's first")
                 turns = schedule.get("ping_pong", False) and schedule.get("consumers") == 2
-                Rotator(found, turns, schedule.get("one_wait", False), options.tables).rotate()
+                Rotator(found, turns, schedule.get("one_wait", False), options).rotate()

@@ -425,9 +425,7 @@ def store(loop: ir.Operation, op: ir.Operation, table: Table, place: ir.Value) -
     body, branch = loop.regions[0].blocks[0], op.parent.operation
     if op.block == body:
         with ir.InsertionPoint(op), op.location:
-            # Else LLVM reads before the loop what is of heads alone, and holds it in registers that there are not.
-            table.zero = ptx.unknown(Value(const(0), i32)).ir
-            TableStoreOp(table.of(op.results[0]), place)
+            make(table, op.results[0], place)
         return
     outside = branch.name == "scf.if" and branch.block == body
     with ir.InsertionPoint(branch if outside else op), op.location:
@@ -436,11 +434,18 @@ def store(loop: ir.Operation, op: ir.Operation, table: Table, place: ir.Value) -
             taken = arith.xori(taken, const(1, 1))
         made = scf.IfOp(taken)
         with ir.InsertionPoint(made.then_block):
-            TableStoreOp(table.of(op.results[0]), place)
+            make(table, op.results[0], place)
             scf.yield_([])
     needs = {v for o in made.then_block.operations for v in o.operands}
     if outside and any(maker is not None and is_inside(maker, branch) for maker in map(defining_op, needs)):
         made.operation.move_before(op)
+
+
+def make(table: Table, tile: ir.Value, place: ir.Value) -> None:
+    """Compute a table at the insertion point, in a loop or its branch, and store it."""
+    # Else what is of heads or places alone is computed before the loop, and held in registers that there are not.
+    table.zero = ptx.unknown(Value(const(0), i32)).ir
+    TableStoreOp(table.of(tile), place)
 
 
 def _is_before(value: ir.Value, loop: ir.Operation) -> bool:

@@ -30,9 +30,9 @@ from .attention_queries import queries_of, tiles_of
 from .base import Expansion
 from .chosen_pages import chosen_pages
 from .key_splits import key_range, partial_row, quotient, split_of
-from .key_tiles import KeyTiles
+from .key_tiles import BY_POSITIONS, KeyTiles
 from .partial_results import LOG2E, LOWEST, finished, log_sum_exp, with_prior
-from .softmax import SLACK, arrays_read, modified, modifies, online_softmax, seen_by
+from .softmax import SLACK, arrays_read, modified, modifies, online_softmax, outer_of, seen_by, seen_by_positions
 
 # Query rows and keys of a tile on the host: what stays in its first caches.
 HOST_ROWS, HOST_KEYS = 16, 32
@@ -95,9 +95,12 @@ def attention_kernel(
         return is_in_pool(cache, lists.gather(b, kv.math.min(at, count - 1), mask=at < count))
 
     @kv.func
-    def masked_in_part(x, whole, at, num_keys, arrays):
+    def masked_in_part(x, whole, told, at, num_keys, arrays):
         if ~whole:
-            x = kv.masked(x, seen_by(case, *at, num_keys, arrays))
+            if told:
+                x = kv.masked(x, seen_by_positions(case, *at, num_keys))
+            else:
+                x = kv.masked(x, seen_by(case, *at, num_keys, arrays))
         return x
 
     @kv.kernel(block=(threads, 1, 1), **options)
@@ -134,16 +137,15 @@ def attention_kernel(
             q = query.load_rows(*queries.at(base, token), h, mask=exists, columns=D, stored=case.size)
             if dtype is not case.query:
                 q = dtype(q)
-            if not modifying:
-                if scale < 0.0:  # maxima are found before scores are scaled
-                    q = -q
+            if scale < 0.0:  # maxima are found before scores are scaled, and masks hide before that too
+                q = -q
+            positive = kv.math.max(kv.math.abs(scale), 1.0e-30)
             arrays = arrays_read(array0, array1, array2, array3)
             m, l, o = kv.full(M, LOWEST), kv.full(M, 0.0), kv.full((M, V), 0.0)
-            unit = kv.f32(LOG2E) if modifying else kv.math.max(kv.math.abs(scale), 1.0e-30) * LOG2E
-            factor = scale
+            unit, factor = kv.f32(LOG2E) if modifying else positive * LOG2E, positive
             if stored_keys:
                 q, powers = kv.two_terms(q, head * case.size % CHUNK if aligned else None)
-                factor = (powers * scale)[:, None]
+                factor = (powers * positive)[:, None]
                 if not modifying:
                     unit = powers * unit
             end = num_keys
@@ -175,7 +177,9 @@ def attention_kernel(
                     first_at = kv.where(there, first_at + j % per_page * N, first_at)
                     first, until = kv.where(there, first_at, 0), kv.where(there, end, 0)
                 if blocks is not None:
-                    first_at, there, whole = blocks.at(number, head, j, num_keys)
+                    entry = blocks.entry(number, head, j)
+                    first_at, there, whole = blocks.of(entry, num_keys)
+                    told = outer_of(case) is not None and (entry & BY_POSITIONS) != 0
                     first, until = kv.where(there, first_at, 0), kv.where(there, end, 0)
                 of_keys = {**of_tile, "columns": D}
                 if stored_keys:
@@ -196,7 +200,7 @@ def attention_kernel(
                             seen = seen & named(k_rows, lists, b, first, num_keys)[None, :]
                         x = kv.masked(x, seen)
                     else:
-                        x = masked_in_part(x, whole, at, num_keys, arrays[score_arrays:])
+                        x = masked_in_part(x, whole, told, at, num_keys, arrays[score_arrays:])
                 if clean and (has_first(case) or asks(case)):
                     some = kv.where(seen, kv.full((M, N), 1), 0).max(axis=0)
                     v = kv.where((some > 0)[:, None], v, 0.0)

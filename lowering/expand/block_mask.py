@@ -23,12 +23,12 @@ from .base import Expansion
 from .block import warp_scan
 from .chosen_pages import chosen_pages
 from .common import WARP, begin, starts_early
-from .key_tiles import WHOLE
-from .softmax import arrays_read, shown
+from .key_tiles import BY_POSITIONS, WHOLE
+from .softmax import arrays_read, outer_of, shown
 
 WARPS = 4  # of a block
 CHUNK = 8  # tiles of keys of a block
-SEEN = 2  # with WHOLE: what the first kernel finds of a tile; 0: nothing is seen
+SEEN = 2  # with WHOLE or BY_POSITIONS: what the first kernel finds of a tile; 0: nothing is seen
 
 
 @dataclass(frozen=True)
@@ -75,20 +75,27 @@ class Tiles:
 
     @kv.func
     def state(self, b: Any, head: Any, start: Any, row0: Any, count: Any, num_keys: Any, tile: Any, arrays: Any) -> Any:
-        """What is seen of a tile of keys: 0, SEEN, or SEEN and WHOLE."""
+        """What is seen of a tile of keys: 0, SEEN, or SEEN and WHOLE or BY_POSITIONS."""
         lane = kv.lane_id() if self.lanes > 1 else kv.i32(0)
         row, end = self.asked(row0, count)
         some, whole = kv.bool(False), tile * self.keys + self.keys <= num_keys
-        while (row < end) & ~(some & ~whole):
+        outer = outer_of(self.case)
+        told = kv.bool(outer is not None)
+        while (row < end) & ~(some & ~whole & ~told):
             h, q = self.position(head, start, row)
-            mine, all_of_mine = kv.bool(False), kv.bool(True)
+            mine, all_of_mine, told_of_mine = kv.bool(False), kv.bool(True), kv.bool(True)
             for i in range(lane, self.keys, self.lanes):
                 k = tile * self.keys + i
                 seen = shown(self.case, b, h, q, k, arrays) & (k < num_keys)
                 mine, all_of_mine = mine | seen, all_of_mine & seen
+                if outer is not None:
+                    told_of_mine = told_of_mine & (seen | ~(outer(b, h, q, k) & (k < num_keys)))
+            if outer is not None:
+                told = told & ~self.any_lane(~told_of_mine)
             some, whole = some | self.any_lane(mine), whole & ~self.any_lane(~all_of_mine)
             row = row + 1
-        return kv.where(some, kv.where(whole, kv.i32(SEEN + WHOLE), SEEN), 0)
+        part = kv.where(told, kv.i32(SEEN + BY_POSITIONS), SEEN)
+        return kv.where(some, kv.where(whole, SEEN + WHOLE, part), 0)
 
     @kv.func
     def extent(self, collection: Any, queries: Any, number: Any, head: Any, chosen: Any) -> tuple[Any, ...]:
@@ -162,7 +169,7 @@ def list_kernel(t: Tiles, early: bool) -> Any:
                 # Behind it all lanes have read, and entries move to their own places or before.
                 last = warp_scan(kv.where(found != 0, 1, 0))
                 if found != 0:
-                    blocks[number, head, listed + last] = t.tile(chosen, b, head, i) * 2 + (found & WHOLE)
+                    blocks[number, head, listed + last] = t.tile(chosen, b, head, i) * 2 + (found & ~SEEN)
                 listed = listed + kv.shuffle_idx(last, WARP - 1)
             if lane == 0:
                 blocks[number, head, 0] = listed
@@ -189,7 +196,7 @@ def host_kernel(t: Tiles) -> Any:
                 found = t.state(b, head, start, row0, count, num_keys, tile, arrays)
             if found != 0:
                 listed = listed + 1
-                blocks[number, head, listed] = tile * 2 + (found & WHOLE)
+                blocks[number, head, listed] = tile * 2 + (found & ~SEEN)
         blocks[number, head, 0] = listed
 
     return block_mask

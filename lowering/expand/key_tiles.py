@@ -15,6 +15,8 @@ from kvarn import dsl as kv
 from .chosen_pages import NOWHERE
 
 WHOLE = 1  # of an entry: every row of the tile sees every key; above it is the tile's number
+# Of an entry that is not whole: every row sees all that the mask's parts without arrays show it.
+BY_POSITIONS = 1 << 30
 
 
 @dataclass(frozen=True)
@@ -42,7 +44,7 @@ class KeyTiles:
     @kv.func
     def of(self, entry: Any, num_keys: Any) -> tuple[Any, Any, Any]:
         """As :meth:`at`, of an entry that was read."""
-        first = (entry >> 1) * self.keys
+        first = ((entry & ~BY_POSITIONS) >> 1) * self.keys
         there = kv.u32(first) < kv.u32(num_keys)
         whole = there & ((entry & WHOLE) != 0) & (first + self.keys <= num_keys)
         return kv.where(there, first, NOWHERE), there, whole

@@ -44,6 +44,20 @@ def shown(case: Case, b: Any, h: Any, q: Any, k: Any, arrays: Any) -> Any:
     return returned("mask", "a bool", mask.function(b, h, q, k, *arrays[len(arrays) - mask.arrays :]), bool_)
 
 
+def outer_of(case: Case) -> Any:
+    """The mask of positions alone that shows all that a case's mask shows; None where it reads arrays and has none, or
+    is such a mask itself.
+    """
+    mask = mask_of(case)
+    return mask.outer if mask is not None and mask.arrays else None
+
+
+@kv.func
+def seen_by_positions(case: Case, b: Any, h: Any, q: Any, k: Any, num_keys: Any) -> Any:
+    """Which keys queries see where the mask shows all that positions alone would."""
+    return returned("mask", "a bool", outer_of(case)(b, h, q, k), bool_) & (k < num_keys)
+
+
 # --- score modifications -----------------------------------------------------------------------------
 
 

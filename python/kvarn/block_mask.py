@@ -17,7 +17,8 @@ class BlockMask:
     blocks : int32 array-like [tiles, 1 or H, 1 + most]
         Of each tile of query rows, and KV head where the mask looks at the head: how many tiles of keys it sees
         anything in, and these in ascending order, each as ``2 * number + whole``, where ``whole`` is 1 if every row of
-        the tile sees every key of it.
+        the tile sees every key of it. 2**30 is added where not every row does, but all that the mask's parts without
+        arrays show it: of ``kv.masks.causal & document`` a tile at the diagonal within one document.
     rows, keys : int
         Query rows (tokens times the query heads of a KV head) and keys of a tile.
     mask : tuple

@@ -13,6 +13,8 @@ import kvarn as kv
 from .attention_functions import document
 from .random_caches import Problem
 
+BY_POSITIONS = 2**30
+
 
 def lists(
     problem: Problem, heads: int, mask: Callable[..., Any], rows: int, keys: int, by_head: bool
@@ -43,8 +45,16 @@ def lists(
 
 
 def entries(blocks: np.ndarray) -> list[list[list[int]]]:
-    """The lists of a block mask."""
-    return [[of_head[1 : 1 + of_head[0]].tolist() for of_head in of_tile] for of_tile in blocks]
+    """The lists of a block mask, without what they say of positions."""
+    return [[(of_head[1 : 1 + of_head[0]] & ~BY_POSITIONS).tolist() for of_head in of_tile] for of_tile in blocks]
+
+
+def by_positions(blocks: np.ndarray) -> list[list[list[int]]]:
+    """The tiles of a block mask that are seen in part, in which the mask's parts without arrays tell what."""
+    return [
+        [[int(e & ~BY_POSITIONS) // 2 for e in of_head[1 : 1 + of_head[0]] if e & BY_POSITIONS] for of_head in of_tile]
+        for of_tile in blocks
+    ]
 
 
 def by_head(b, h, q, k, ids):

@@ -41,6 +41,8 @@ class Registered:
         Of a mask: whether it looks at the query head.
     interval : bool
         Of a mask: whether a query sees every key from the first that it may see up to the end of those.
+    outer : callable or None
+        Of a mask: one of positions alone, without arrays, that shows all that it shows.
     elements : tuple of (DType, int)
         Of each array that a score was first given with: its dtype and its number of dimensions.
     """
@@ -53,6 +55,7 @@ class Registered:
     end: Callable[[Any], Any] | None = None
     interval: bool = False
     elements: tuple[tuple[DType, int], ...] = ()
+    outer: Callable[..., Any] | None = None
 
 
 _registered: dict[str, Registered] = {}

@@ -44,6 +44,9 @@ class Mask:
     ----------
     arrays : int
         Arrays that it takes.
+    outer : callable or None
+        ``outer(b, h, q, k)``: a mask of positions alone that shows all that it shows, and maybe more: the parts of a
+        conjunction that take no arrays.
     by_head : bool
         Whether it looks at the query head.
     """
@@ -56,10 +59,12 @@ class Mask:
         by_head: bool | None = None,
         end: Callable[[Any], Any] | None = None,
         interval: bool = False,
+        outer: Callable[..., Any] | None = None,
     ) -> None:
         self.function, self.first, self.end, self.interval = function, first, end, interval
         self.arrays = array_count(function, POSITIONS) if arrays is None else arrays
         self.by_head = looks_at_head(function) if by_head is None else by_head
+        self.outer = outer if self.arrays else function
 
     def __call__(self, b: Any, h: Any, q: Any, k: Any, *arrays: Any) -> Any:
         return self.function(b, h, q, k, *arrays)
@@ -131,14 +136,29 @@ def _both(a: Mask, b: Mask) -> Mask:
     def both(b: Any, h: Any, q: Any, k: Any, *arrays: Any) -> Any:
         return one(b, h, q, k, *arrays[:split]) & other(b, h, q, k, *arrays[split:])
 
-    first = _of_known(kv_math.max, a.first, b.first)
-    end = _of_known(kv_math.min, a.end, b.end)
-    return Mask(both, first, a.arrays + b.arrays, a.by_head or b.by_head, end, a.interval and b.interval)
+    first = _of_known(_folded(kv_math.max), a.first, b.first)
+    end = _of_known(_folded(kv_math.min), a.end, b.end)
+    outer = _of_known(_conjunction, a.outer, b.outer)
+    return Mask(both, first, a.arrays + b.arrays, a.by_head or b.by_head, end, a.interval and b.interval, outer)
+
+
+def _conjunction(a: Any, b: Any) -> Any:
+    """Of two masks without arrays."""
+
+    @func
+    def conjunction(b_: Any, h: Any, q: Any, k: Any) -> Any:
+        return a(b_, h, q, k) & b(b_, h, q, k)
+
+    return conjunction
 
 
 def _of_known(fold: Any, a: Any, b: Any) -> Any:
     """One bound of two, as far as they are known."""
-    return (lambda q: fold(a(q), b(q))) if a is not None and b is not None else a or b
+    return fold(a, b) if a is not None and b is not None else a or b
+
+
+def _folded(fold: Any) -> Any:
+    return lambda a, b: lambda q: fold(a(q), b(q))
 
 
 def _either(a: Mask, b: Mask) -> Mask:

@@ -112,7 +112,9 @@ def _unwrapped(function: Any, role: str) -> Registered:
         if role != "mask":
             raise TypeError(f"{function!r} is a mask, which goes to mask=")
         mask = function
-        return Registered(mask.function, mask.arrays, mask.first, True, mask.by_head, mask.end, mask.interval)
+        return Registered(
+            mask.function, mask.arrays, mask.first, True, mask.by_head, mask.end, mask.interval, outer=mask.outer
+        )
     if role != "mask":
         return Registered(function, array_count(function, ("score", *POSITIONS)))
     return Registered(function, array_count(function, POSITIONS), by_head=looks_at_head(function))
