@@ -67,6 +67,43 @@ gpu.module @kernels {
     gpu.return
   }
 
+  // Positions that one branch alone asks for are computed in it, and in the innermost one that has all who ask.
+  // CHECK-LABEL: gpu.func @branches
+  // CHECK-SAME:    (%{{.*}}, %[[N:[a-z0-9]+]]: i32, %{{.*}}: tensor<16xi32>, %{{.*}}: tensor<16x8xf32>, %[[NEAR:[a-z0-9]+]]: i1
+  // CHECK-NOT:     kv.tile_index
+  // CHECK:         scf.if %[[NEAR]]
+  // CHECK:           } else {
+  // CHECK:             %[[AT:.*]] = "kv.tile_index"
+  // CHECK:             %[[COLUMNS:.*]] = "kv.tile_broadcast"(%[[AT]])
+  // CHECK:             scf.if
+  // CHECK:               arith.cmpi sle, %[[COLUMNS]]
+  // CHECK:             } else {
+  // CHECK:               %[[FIRST:.*]] = tensor.splat %[[N]]
+  // CHECK:               arith.cmpi sgt, %[[COLUMNS]], %[[FIRST]]
+  gpu.func @branches(%out: memref<?x?xf32, strided<[?, 1]>, 1>, %n: i32, %bound: tensor<16xi32>, %x: tensor<16x8xf32>, %near: i1, %other: i1,
+      %stored: tensor<16xi1>) kernel attributes {kv.tiled} {
+    %index = "kv.tile_index"() : () -> tensor<8xi32>
+    %columns = "kv.tile_broadcast"(%index) {dimension = 1 : i64} : (tensor<8xi32>) -> tensor<16x8xi32>
+    %first = tensor.splat %n : tensor<16x8xi32>
+    %y = scf.if %near -> (tensor<16x8xf32>) {
+      scf.yield %x : tensor<16x8xf32>
+    } else {
+      %z = scf.if %other -> (tensor<16x8xf32>) {
+        %rows = "kv.tile_broadcast"(%bound) {dimension = 0 : i64} : (tensor<16xi32>) -> tensor<16x8xi32>
+        %seen = arith.cmpi sle, %columns, %rows : tensor<16x8xi32>
+        %a = "kv.tile_mask"(%x, %seen) : (tensor<16x8xf32>, tensor<16x8xi1>) -> tensor<16x8xf32>
+        scf.yield %a : tensor<16x8xf32>
+      } else {
+        %seen = arith.cmpi sgt, %columns, %first : tensor<16x8xi32>
+        %a = "kv.tile_mask"(%x, %seen) : (tensor<16x8xf32>, tensor<16x8xi1>) -> tensor<16x8xf32>
+        scf.yield %a : tensor<16x8xf32>
+      }
+      scf.yield %z : tensor<16x8xf32>
+    }
+    "kv.tile_store_rows"(%y, %out, %stored, %bound) : (tensor<16x8xf32>, memref<?x?xf32, strided<[?, 1]>, 1>, tensor<16xi1>, tensor<16xi32>) -> ()
+    gpu.return
+  }
+
   // Left alone: bounds that hold other numbers of columns.
   // CHECK-LABEL: gpu.func @others
   // CHECK:         arith.cmpi slt

@@ -17,11 +17,18 @@ BY_POSITIONS = 2**30
 
 
 def lists(
-    problem: Problem, heads: int, mask: Callable[..., Any], rows: int, keys: int, by_head: bool
+    problem: Problem,
+    heads: int,
+    mask: Callable[..., Any],
+    rows: int,
+    keys: int,
+    by_head: bool,
+    outer: Callable[..., Any] | None = None,
 ) -> list[list[list[int]]]:
-    """For each tile of query rows, in attention's order, and KV head: entries, 2 * tile + whether it is seen whole.
+    """For each tile of query rows, in attention's order, and KV head: entries, 2 * tile + whether it is seen whole, and
+    :data:`BY_POSITIONS` where it is not, but as ``outer`` shows it.
 
-    ``mask(b, h, q, k)`` takes arrays that broadcast.
+    ``mask(b, h, q, k)`` and ``outer`` take arrays that broadcast.
     """
     kv_heads = problem.collection.num_heads
     group, found = heads // kv_heads, []
@@ -33,11 +40,13 @@ def lists(
             row = np.arange(row0, min(row0 + rows, int(new) * group))[:, None]
             of_tile = []
             for head in range(kv_heads):
-                seen = np.broadcast_to(
-                    mask(b, head * group + row % group, int(cached) + row // group, k[None]), (len(row), total)
-                )
-                tiles = [seen[:, i : i + keys] for i in range(0, total, keys)]
-                of_tile.append([2 * i + int(t.all() and t.shape[1] == keys) for i, t in enumerate(tiles) if t.any()])
+                at = b, head * group + row % group, int(cached) + row // group, k[None]
+                seen = np.broadcast_to(mask(*at), (len(row), total))
+                told = np.zeros_like(seen) if outer is None else seen == outer(*at)
+                tiles = [slice(i, i + keys) for i in range(0, total, keys)]
+                whole = [bool(seen[:, t].all()) and t.stop <= total for t in tiles]
+                part = [BY_POSITIONS * (not w and bool(told[:, t].all())) for t, w in zip(tiles, whole, strict=True)]
+                of_tile.append([2 * i + whole[i] + part[i] for i, t in enumerate(tiles) if seen[:, t].any()])
             found.append(of_tile)
     end = int(problem.row_offsets[-1]) * group // rows + len(problem.new)
     found += [[[] for _ in range(kv_heads)] for _ in range(end - len(found))]
@@ -45,16 +54,13 @@ def lists(
 
 
 def entries(blocks: np.ndarray) -> list[list[list[int]]]:
-    """The lists of a block mask, without what they say of positions."""
-    return [[(of_head[1 : 1 + of_head[0]] & ~BY_POSITIONS).tolist() for of_head in of_tile] for of_tile in blocks]
+    """The lists of a block mask."""
+    return [[of_head[1 : 1 + of_head[0]].tolist() for of_head in of_tile] for of_tile in blocks]
 
 
-def by_positions(blocks: np.ndarray) -> list[list[list[int]]]:
-    """The tiles of a block mask that are seen in part, in which the mask's parts without arrays tell what."""
-    return [
-        [[int(e & ~BY_POSITIONS) // 2 for e in of_head[1 : 1 + of_head[0]] if e & BY_POSITIONS] for of_head in of_tile]
-        for of_tile in blocks
-    ]
+def number(entry: int) -> int:
+    """The tile of keys of an entry."""
+    return (entry & ~BY_POSITIONS) // 2
 
 
 def by_head(b, h, q, k, ids):
@@ -76,3 +82,10 @@ CASES: dict[str, Any] = {
     ),
     "not causal": (document, lambda ids: lambda b, h, q, k: ids[b, q] == ids[b, k]),
 }  # fmt: skip
+
+# What the parts of these without arrays show.
+OUTER: dict[str, Any] = {
+    "causal documents": lambda b, h, q, k: k <= q,
+    "window and documents": lambda b, h, q, k: (k <= q) & (q - k < 40),
+    "by head": lambda b, h, q, k: k <= q,
+}

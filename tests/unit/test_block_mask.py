@@ -55,11 +55,14 @@ def test_a_tile_of_keys_is_listed_where_a_row_sees_any_of_it(place, case, group,
     query, ids = query_of(rng, problem, group), documents(rng)
     mask, model = CASES[case]
     found, *_ = made(place, problem, query, (mask, ids), rows=rows, keys=keys)
-    want = block_masks.lists(problem, query.shape[1], model(ids), found.rows, found.keys, case == "by head")
+    heads, outer = query.shape[1], block_masks.OUTER.get(case)
+    want = block_masks.lists(problem, heads, model(ids), found.rows, found.keys, case == "by head", outer)
     blocks = place.get(found.blocks)
     assert blocks.shape[:2] == (len(want), len(want[0]))
     assert block_masks.entries(blocks) == want
     whole = any(e & 1 for of_tile in want for of_head in of_tile for e in of_head)
+    told = [e >= block_masks.BY_POSITIONS for of_tile in want for of_head in of_tile for e in of_head]
+    assert outer is None or (any(told) and not all(told)), "positions tell of all tiles, or of none"
     assert whole or keys is None or "documents" not in case or "window" in case, "no tile is seen whole"
 
 
@@ -258,7 +261,8 @@ def test_of_lists_of_pages_tiles_are_listed_as_pages_are(place, counted):
     np.testing.assert_allclose(out.astype(np.float64), want.astype(np.float64), rtol=4e-3, atol=4e-3)
     np.testing.assert_allclose(lse, want_lse, rtol=2e-3, atol=2e-3)
     found = block_masks.entries(place.get(block_mask.blocks))[0][0]
-    assert [entry // 2 // 2 for entry in found] == sorted([entry // 4 for entry in found], key=[2, 0, 1].index)
+    pages = [block_masks.number(entry) // 2 for entry in found]
+    assert pages == sorted(pages, key=[2, 0, 1].index)
 
 
 def test_tiles_of_listed_pages_divide_them():

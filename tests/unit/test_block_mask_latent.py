@@ -63,7 +63,7 @@ def poison_unlisted(problem: Problem, blocks: list[list[list[int]]], tiles: list
     cache = problem.collection.get_key_cache(1)
     for b, (first, end) in enumerate(zip(tiles, [*tiles[1:], len(blocks)], strict=True)):
         total = int(problem.cached[b] + problem.new[b])
-        seen = {entry // 2 for of_tile in blocks[first:end] for entry in of_tile[0]}
+        seen = {block_masks.number(entry) for of_tile in blocks[first:end] for entry in of_tile[0]}
         hidden = [t for t in range(total) if t // keys not in seen]
         if hidden and problem.new[b]:
             size = cache.spec.head_size
@@ -80,7 +80,13 @@ def test_rows_of_latents_are_visited_as_the_lists_say(place):
     rows, keys = block_mask.rows, block_mask.keys
     lists = block_masks.entries(place.get(block_mask.blocks))
     assert lists == block_masks.lists(
-        problem, 3, lambda b, h, q, k: (k <= q) & (ids[b, q] == ids[b, k]), rows, keys, by_head=False
+        problem,
+        3,
+        lambda b, h, q, k: (k <= q) & (ids[b, q] == ids[b, k]),
+        rows,
+        keys,
+        False,
+        block_masks.OUTER["causal documents"],
     )
     poison_unlisted(problem, lists, [int(problem.row_offsets[b]) * 3 // rows + b for b in range(3)], keys)
     score = (t5, place.put(bias), place.put(buckets))
