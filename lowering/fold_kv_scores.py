@@ -8,13 +8,18 @@ row. A bias that is one number a row, a temperature and a scale then cost no ins
 linear in a difference of positions one (``kv.tile_ramp``). The branch has these differences instead of scores.
 
 A row that has seen nothing has no maximum to be less than: its scores stay as they are, and its warp takes the branch.
-Branches that choose among scores, and masks, stay: what they choose among is computed in this form. Scores that take as
-many instructions in it stay as they are.
+Branches that choose among scores, and masks, stay: what they choose among is computed in this form. Where one of
+them is a product and a number a row, as the bias of far keys is, what multiplies and adds stands behind the branches,
+where exponentials take longer than it does: a far tile then costs what one without a bias does. Scores that take as
+many instructions in this form stay as they are.
 
 Before:  %x = %s * scale + kv.tile_broadcast %bias ; %p = exp2(%x * unit - kv.tile_broadcast %m)
          scf.if %any { %top = max(%x) * unit ; ... exp2(%x * unit - kv.tile_broadcast %m2) }
+         %x = scf.if %far { %s * scale + kv.tile_broadcast %bias } else { %s * scale + kv.tile_windows %table }
 After:   %y = %s * (scale * unit) + kv.tile_broadcast (%bias * unit - %m) ; %p = exp2(%y)
          scf.if %any { %top = max(%y) + %m ; ... exp2(%y - kv.tile_broadcast (%m2 - %m)) }
+         %x, %factor, %row = scf.if %far { %s, scale * unit, %bias * unit - %m } else { ... + %table * unit, 1, -%m }
+         %y = %x * %factor + kv.tile_broadcast %row
 """
 
 from __future__ import annotations

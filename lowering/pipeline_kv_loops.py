@@ -11,6 +11,9 @@ rows by cp.async finishes a copy when it has started one or two more. Of product
 starts S = Q K_i^T and O += P V_(i-1), waits for the first alone, and computes P_i while the second is under way. The
 first operand of the second product and its accumulator are carried; its loads, waits and releases lag by one iteration.
 
+*Reads.* What such a loop reads of memory at the iteration's number is read one iteration ahead. Tables of positions are
+made while products are under way, and what they are made of is read before and between these (``table_reads``).
+
 *Turns* (``ping_pong`` of a schedule). Two consumer warpgroups start their products by turns, so that the tensor cores
 work for one while the other is in its softmax. Of short products that are waited for together a turn ends when they are
 done.
