@@ -11,8 +11,8 @@ rows by cp.async finishes a copy when it has started one or two more. Of product
 starts S = Q K_i^T and O += P V_(i-1), waits for the first alone, and computes P_i while the second is under way. The
 first operand of the second product and its accumulator are carried; its loads, waits and releases lag by one iteration.
 
-*Reads.* What such a loop reads of memory at the iteration's number is read one iteration ahead. Tables of positions are
-made while products are under way, and what they are made of is read before and between these (``table_reads``).
+*Reads.* What such a loop reads of memory at the iteration's number, such as the tile that a list names, is read one
+iteration ahead. Tables of positions are made while products are under way.
 
 *Turns* (``ping_pong`` of a schedule). Two consumer warpgroups start their products by turns, so that the tensor cores
 work for one while the other is in its softmax. Of short products that are waited for together a turn ends when they are
@@ -41,7 +41,6 @@ from .pass_base import kv_pass
 from .remarks import remark
 from .rewrite import defining_op, ops_named, walk
 from .rewrites import performs
-from .table_reads import in_steps, split_reads
 from .tile_copies import SLOTS
 from .tile_groups import prefetch_groups
 from .tile_ir import MMA, backward, cloned, constant_int, element, instruction_of, rank, schedule_of, tiled, users
@@ -57,8 +56,7 @@ _WAITS = ("kv.consumer_wait", "kv.tile_clear")
 @dataclass(frozen=True)
 class Options:
     """copies: prefetch copies; lookups: prefetch page lookups; products: rotate loops of two products (default: as the
-    schedule says); tables: make tables while products are under way; reads: start what tables and numbers are read of
-    before products."""
+    schedule says); tables: make tables while products are under way; reads: read numbers of memory an iteration ahead."""
 
     copies: bool = True
     lookups: bool = True
@@ -223,14 +221,11 @@ class Rotator:
     late : list of Operation
         What must wait for the second product.
     early, behind, tables : list of Operation
-        The others: up to the first product, behind it, and of those what needs no product: what it reads first and
-        then (``first_reads``, ``second_reads``), and what is left (``stores``).
+        The others: up to the first product, behind it, and of those what needs no product.
     """
 
     def __init__(self, r: Rotation, ping_pong: bool, one_wait: bool, options: Options) -> None:
         self.r, self.ping_pong, self.one_wait = r, ping_pong, one_wait
-        if options.tables and options.reads:
-            split_reads(meanwhile(r.ops[r.ops.index(r.first) + 1 :]))
         self.lagging = lagging(r)
         lag = set(self.lagging)
         self.waits = [op for op in self.lagging if op.name in _WAITS]
@@ -244,9 +239,6 @@ class Rotator:
         behind = others.index(r.first) + 1
         self.early, self.behind = others[:behind], others[behind:]
         self.tables = meanwhile(self.behind) if options.tables else []
-        self.first_reads, self.second_reads, self.stores = in_steps(self.tables)
-        if not options.reads:
-            self.first_reads, self.second_reads, self.stores = [], [], self.tables
         self.accumulator = r.yielded.index(r.second.result)
         self.a, self.c = r.second.opview.a, r.second.opview.c
 
@@ -320,22 +312,18 @@ class Rotator:
         values = {r.block.arguments[0]: loop.induction_variable, **dict(zip(others, inner, strict=False))}
         values.update(zip((op.result for op in self.loads), now, strict=True))
         following = self.read_ahead(loop.induction_variable)
-        for_tables = backward(self.first_reads, set(early).__contains__) if self.first_reads else set()
-        emit([op for op in early if op in for_tables], values)
-        emit(self.first_reads, values)
-        emit([op for op in early if op not in for_tables], values)
+        emit(early, values)
         previous = self.lagged(arith.subi(loop.induction_variable, step), inner[-1], inner[-2], before)
         if self.ping_pong:  # what clears a tile waits for all consumers: one that waits for its turn would not come
             emit(self.waits, previous)
         self.turn(staging.TurnWaitOp, "all")
         scores = start(r.first, values)
-        emit(self.second_reads, values)
         if not self.ping_pong:
             emit(self.waits, previous)
         sums = start(r.second, previous)
         if not (self.one_wait and _short(r)):
             self.turn(staging.TurnPassOp, "all")
-        emit(self.stores, values)
+        emit(self.tables, values)
         (self.after_one_wait if self.one_wait else self.after_two_waits)(scores, sums, values, previous)
         scf.yield_([*self.carried_after(values), *now, *following])
 

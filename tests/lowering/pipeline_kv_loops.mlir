@@ -1,6 +1,7 @@
 // RUN: kv-opt %s --pipeline-kv-loops | FileCheck %s
 // RUN: kv-opt %s --pipeline-kv-loops='products=false lookups=false copies=false' | FileCheck %s --check-prefix=NONE
 // RUN: kv-opt %s --pipeline-kv-loops='tables=false' | FileCheck %s --check-prefix=WAIT
+// RUN: kv-opt %s --pipeline-kv-loops='reads=false' | FileCheck %s --check-prefix=READS
 
 !cache = !kv.cache<"paged", bf16, 8 : i64, 128 : i64, false, 16 : i64, none, 1 : i64>
 !fp8 = !kv.cache<"paged", f8E4M3FN, 8 : i64, 128 : i64, false, 16 : i64, none, 1 : i64>
@@ -191,53 +192,37 @@ gpu.module @kernels {
     gpu.return
   }
 
-  // What a table is made of is read in steps: of the first array before the keys are waited for, of the second, which the
-  // first tells the places in, between the products, and behind both it is stored. The number from which a tile begins
-  // is read an iteration ahead, of the last again, and that of the iteration before is kept for its values.
+  // The number from which a tile begins is read an iteration ahead, of the last one again, and that of the iteration before
+  // is kept for its values.
   // CHECK-LABEL: gpu.func @reads
-  // CHECK-SAME:    %[[N:[a-z0-9]+]]: i32, %{{.*}}, %[[LIST:[a-z0-9]+]]: memref<?xi32>, %[[BUCKETS:[a-z0-9]+]]: memref<?xi32>, %[[BIAS:[a-z0-9]+]]: memref<?xf32>
+  // CHECK-SAME:    %[[N:[a-z0-9]+]]: i32, %{{.*}}, %[[LIST:[a-z0-9]+]]: memref<?xi32>
   // CHECK:         scf.for %[[J:.*]] = {{.*}} iter_args({{.*}}, %[[BEFORE:.*]] = %{{.*}}, %[[NOW:.*]] = %{{.*}}) ->
   // CHECK:           %[[AFTER:.*]] = arith.addi %[[J]],
   // CHECK:           %[[LAST:.*]] = arith.subi %[[N]],
   // CHECK:           %[[AT:.*]] = arith.minsi %[[AFTER]], %[[LAST]]
   // CHECK:           %[[PLACE:.*]] = arith.index_cast %[[AT]]
   // CHECK:           %[[NEXT:.*]] = memref.load %[[LIST]][%[[PLACE]]]
-  // CHECK:           %[[NEAR:.*]] = arith.cmpi sgt, %[[NOW]],
-  // CHECK:           %[[I:.*]] = scf.if %[[NEAR]]
-  // CHECK-NEXT:        %[[SPLAT:.*]] = tensor.splat %[[NOW]]
-  // CHECK-NEXT:        %[[READ:.*]] = "kv.tile_gather"(%[[BUCKETS]], %{{.*}}, %[[SPLAT]])
-  // CHECK:           "kv.consumer_wait"
-  // CHECK:           "kv.dot_start"(%{{.*}}) {transpose_b = true}
-  // CHECK:           %[[X:.*]] = scf.if %[[NEAR]]
-  // CHECK-NEXT:        %[[READ2:.*]] = "kv.tile_gather"(%[[BIAS]], %{{.*}}, %[[I]])
-  // CHECK:           %[[V:.*]] = "kv.consumer_wait"
-  // CHECK-NEXT:      %[[CLEAR:.*]] = "kv.tile_clear"(%[[V]], %[[BEFORE]],
-  // CHECK:           "kv.dot_start"(%{{.*}}, %[[CLEAR]], %{{.*}}) {transpose_b = false}
-  // CHECK-NEXT:      scf.if %[[NEAR]]
-  // CHECK-NEXT:        "kv.table_store"(%[[X]],
-  // CHECK:           "kv.dot_wait"(%{{.*}}) {pending = 1 : i64}
+  // CHECK-NOT:       memref.load
+  // CHECK:           "kv.tile_clear"(%{{.*}}, %[[BEFORE]],
+  // CHECK:           arith.sitofp %[[NOW]]
   // CHECK:           scf.yield {{.*}}%[[NOW]], %[[NEXT]] :
-  gpu.func @reads(%n: i32, %q: !q, %list: memref<?xi32>, %buckets: memref<?xi32>, %bias: memref<?xf32>, %zero: !sums, %at: tensor<128xi32, "rows(wgmma)">, %out: memref<?x128xf32>, %every: tensor<128xi1, "rows(wgmma)">) kernel attributes {kv.tiled, kv.block = array<i32: 384, 1, 1>, kv.schedule = {consumers = 2 : i64}} {
-    %t = "kv.make_table"() {length = 256 : i64} : () -> !llvm.ptr<3>
+  // READS-LABEL: gpu.func @reads
+  // READS:         scf.for
+  // READS-COUNT-2:   memref.load
+  // READS:           "kv.dot_wait"(%{{.*}}) {pending = 1 : i64}
+  gpu.func @reads(%n: i32, %q: !q, %places: memref<?xi32>, %zero: !sums, %at: tensor<128xi32, "rows(wgmma)">, %out: memref<?x128xf32>, %every: tensor<128xi1, "rows(wgmma)">) kernel attributes {kv.tiled, kv.block = array<i32: 384, 1, 1>, kv.schedule = {consumers = 2 : i64}} {
     %keys = "kv.make_stages"() {buffer_name = "keys", copy = "tma", stages = 2 : i64, tile = !tile} : () -> !kv.stages
     %values = "kv.make_stages"() {buffer_name = "values", copy = "tma", stages = 2 : i64, tile = !tile} : () -> !kv.stages
     %c0 = arith.constant 0 : i32
     %c1 = arith.constant 1 : i32
-    %all = arith.constant dense<true> : tensor<256xi1, "spread:8">
     %r = scf.for %j = %c0 to %n step %c1 iter_args(%o = %zero) -> (!sums) : i32 {
       %place = arith.index_cast %j : i32 to index
-      %first = memref.load %list[%place] : memref<?xi32>
+      %first = memref.load %places[%place] : memref<?xi32>
       %k = "kv.consumer_wait"(%keys, %j) : (!kv.stages, i32) -> !tile
       %s = "kv.dot"(%q, %k) {transpose_b = true} : (!q, !tile) -> !scores
       "kv.consumer_release"(%keys, %j) : (!kv.stages, i32) -> ()
-      %near = arith.cmpi sgt, %first, %c1 : i32
-      scf.if %near {
-        %distance = tensor.splat %first : tensor<256xi32, "spread:8">
-        %i = "kv.tile_gather"(%buckets, %all, %distance) : (memref<?xi32>, tensor<256xi1, "spread:8">, tensor<256xi32, "spread:8">) -> tensor<256xi32, "spread:8">
-        %x = "kv.tile_gather"(%bias, %all, %i) : (memref<?xf32>, tensor<256xi1, "spread:8">, tensor<256xi32, "spread:8">) -> tensor<256xf32, "spread:8">
-        "kv.table_store"(%x, %t) : (tensor<256xf32, "spread:8">, !llvm.ptr<3>) -> ()
-      }
-      %b = "kv.tile_windows"(%t, %at) {length = 256 : i64} : (!llvm.ptr<3>, tensor<128xi32, "rows(wgmma)">) -> !scores
+      %number = arith.sitofp %first : i32 to f32
+      %b = tensor.splat %number : !scores
       %y = arith.addf %s, %b : !scores
       %p = math.exp2 %y : !scores
       %w = arith.truncf %p : !scores to !weights
