@@ -56,7 +56,8 @@ _WAITS = ("kv.consumer_wait", "kv.tile_clear")
 @dataclass(frozen=True)
 class Options:
     """copies: prefetch copies; lookups: prefetch page lookups; products: rotate loops of two products (default: as the
-    schedule says); tables: make tables while products are under way; reads: read numbers of memory an iteration ahead."""
+    schedule says); tables: make tables while products are under way; reads: read numbers of memory one iteration
+    ahead."""
 
     copies: bool = True
     lookups: bool = True
