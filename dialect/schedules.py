@@ -352,7 +352,8 @@ SPLIT = Entry(
 )
 ROWS = Entry(
     "rows", "Query rows (tokens times the group) of a block: 64 for each warpgroup that multiplies.",
-    "128; 192 for heads of up to 64",
+    "128; 192 for heads of up to 96 that TMA copies, but of 8 bits or over 64 for no few rows; 64 where no sequence "
+    "has more",
     choices=(64, 128, 192),
 )  # fmt: skip
 KEYS = Entry("keys", "Keys of a tile.", "the most up to 128 that fit", least=16, most=256, step=16)

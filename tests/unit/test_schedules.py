@@ -254,13 +254,14 @@ def test_a_decode_among_decodes_has_the_bits_that_it_has_beside_a_prompt(schedul
 
 
 @pytest.mark.parametrize(
-    ("new", "group", "head_size", "rows"),
-    [(17, 4, 64, 128), (128, 4, 80, 128), (129, 4, 64, 192), (64, 1, 64, 64), (33, 2, 64, 128), (64, 1, 128, 64),
-     (4096, 4, 128, 128)],
+    ("dtype", "new", "group", "head_size", "rows"),
+    [(f8e4m3, 17, 4, 64, 128), (f8e4m3, 128, 4, 80, 128), (f8e4m3, 129, 4, 64, 192), (f8e4m3, 64, 1, 64, 64),
+     (f8e4m3, 33, 2, 64, 128), (bf16, 64, 1, 128, 64), (bf16, 4096, 4, 128, 128), (bf16, 4096, 4, 96, 192),
+     (bf16, 128, 4, 80, 128)],
 )  # fmt: skip
-def test_tiles_follow_the_rows_that_a_collection_lets_sequences_have(new, group, head_size, rows):
+def test_tiles_follow_the_rows_that_a_collection_lets_sequences_have(dtype, new, group, head_size, rows):
     """Nobody promises anything: 192 rows are for prompts, and 64 where no sequence fills more."""
-    spec = CacheSpec("paged", f8e4m3, num_heads=2, head_size=head_size, page_size=16)
+    spec = CacheSpec("paged", dtype, num_heads=2, head_size=head_size, page_size=16)
     collection = SimpleNamespace(
         max_seq_length=new, batch_size=4, cache_spec=spec, device=("cuda", 0), _own_bounds=None
     )
