@@ -3,21 +3,19 @@
 
 A block takes one tile of the output (16 elements of the head dimension, the 8 query rows of a column tile) of one
 sequence and KV head. Its ``combine`` warps share the partial results, combine them online, and stage what each has in
-shared memory; those of fixed splits are summed in bins, as the first kernel does: which of them combines changes no
-bit. Sequences of one work unit were written by the first kernel, if it did not leave fixed splits.
+shared memory; those of fixed splits are summed in bins (:mod:`combine_fixed_splits`), as the first kernel does: which of
+them combines changes no bit. Sequences of one work unit were written by the first kernel, if it did not leave fixed
+splits.
 """
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import kvarn as kv
-from kvarn.dialect.layout import cdiv
 
 from .attention_queries import queries_of
-from .binned_sums import BITS, NO_EXPONENT, add_bins, add_value, empty, factors, lowered, sum_of
-from .decode_fixed_splits import weight_sum
+from .combine_fixed_splits import fixed_combining
 from .decode_schedule import COLUMNS, NEVER, Config
 from .decode_split_kv import lists_of, split_kv
 from .partial_results import added, finished, log_sum_exp, weight, with_prior
@@ -28,8 +26,7 @@ def combine_kernel(c: Config) -> Any:
     G, NT, KS = c.head_rows, c.column_tiles, c.row_steps
     work, WARPS = split_kv(c), c.combine
     TOGETHER = 4  # splits whose loads a warp has under way
-    K, EACH = c.bins, cdiv(c.most_splits, WARPS)  # fixed splits of a warp, whose loads all are under way together
-    ABREAST = math.gcd(WARPS, 4)  # warps' shares that are loaded together
+    fixed = fixed_combining(c, work)
 
     @kv.func
     def load(of, nt, t):
@@ -69,46 +66,6 @@ def combine_kernel(c: Config) -> Any:
         return m, l, o
 
     @kv.func
-    def combined_fixed(partials, b, part, nt, t, u, count, lane, warp):
-        """This warp's share of the fixed splits of row u: exponents of values and weights, bins of the weights and of
-        the two outputs, one after the other.
-        """
-        held = []
-        for j in kv.static(range(EACH)):
-            s = kv.math.min(warp + j * WARPS, count - 1)
-            of = work.slot_of(partials, b * c.most_splits + s, part, lane) + nt * ((KS + 2) * 512)
-            ends = (of + u * 512).load(kv.f32, 4)
-            pair = (of + ((2 + t) * 512 + u * 256) - lane * 8).load(kv.f32, 2)
-            held.append(([kv.where(warp + j * WARPS < count, ends[i], NO_EXPONENT) for i in range(2)], ends, pair))
-        exponents, bins = [kv.f32(NO_EXPONENT)] * 2, [kv.f32(empty(k)) for _ in range(3) for k in range(K)]
-        for own, _, _ in kv.static(held):
-            exponents = [kv.math.max(x, y) for x, y in zip(exponents, own, strict=True)]
-        for j, (own, ends, pair) in kv.static(enumerate(held)):
-            if warp + j * WARPS < count:
-                by = [factors(K, x - y) for x, y in zip(exponents, own, strict=True)]
-                for i, x in kv.static(enumerate((ends[2], pair[0], pair[1]))):
-                    bins[i * K : i * K + K] = add_value(bins[i * K : i * K + K], x, by[0 if i else 1])
-        return [*exponents, *bins]
-
-    @kv.func
-    def fixed_sums(staged, lane):
-        """(maximum, sum, outputs) of a row of what the warps have staged."""
-        exponents = [kv.f32(NO_EXPONENT)] * 2
-        for w in kv.static(range(WARPS)):
-            exponents = [kv.math.max(x, staged[w, i, lane]) for i, x in enumerate(exponents)]
-        bins = [kv.f32(empty(k)) for _ in range(3) for k in range(K)]  # of the weights, of two outputs
-        for first in range(0, WARPS, ABREAST):
-            for w in kv.static(range(ABREAST)):
-                below = [x - staged[first + w, i, lane] for i, x in enumerate(exponents)]
-                for i in kv.static(range(3)):
-                    theirs = [staged[first + w, 2 + i * K + k, lane] for k in range(K)]
-                    theirs = lowered(theirs, below[0 if i else 1])
-                    bins[i * K : i * K + K] = add_bins(bins[i * K : i * K + K], theirs)
-        top, weights = weight_sum(exponents[1], bins[:K])
-        by = kv.ex2(exponents[0] * BITS - top)
-        return top, [weights, sum_of(bins[K : 2 * K]) * by, sum_of(bins[2 * K :]) * by]
-
-    @kv.func
     def sums_of(staged, count, lane, u):
         """(maximum, sum, outputs) of row u after the first ``count`` that are staged, each warp's."""
         top = kv.f32(NEVER)
@@ -122,13 +79,13 @@ def combine_kernel(c: Config) -> Any:
                 of_it = weight(staged[here, u, lane], top, w + j < count)
                 theirs = [staged[here, i + u, lane] for i in (2, 4, 6)]
                 total, o[0], o[1] = added([total, *o], theirs, [of_it])
-        return top, [total, *o]
+        return top, total, o
 
     @kv.func
-    def finish(out, sinks, lse, prior, prior_lse, queries, b, head, column0, row0, n, nt, t, staged, lane, u):
-        """Combine what is staged, in order; write rows u, u + 2, ...: each lane its own elements."""
-        top, (weights, *o) = fixed_sums(staged, lane) if c.split else sums_of(staged, kv.i32(WARPS), lane, u)
-        row = row0 + nt * COLUMNS + (lane & 3) * 2 + u
+    def finish(out, sinks, lse, prior, prior_lse, queries, b, head, column0, row0, n, nt, t, lane, column, found):
+        """Write the rows of a column: each lane its own elements. ``found`` is (maximum, sum of weights, values)."""
+        top, weights, o = found
+        row = row0 + nt * COLUMNS + column
         if row < n * G:
             h = head * G + row % G
             token = queries.at(queries.base(b), row // G)
@@ -162,14 +119,12 @@ def combine_kernel(c: Config) -> Any:
         lane, warp = kv.lane_id(), kv.warp_id()
         queries = queries_of(c.padded, extents, out, kv_offsets)
         batch = queries.sequences
-        staged = kv.shared((WARPS, c.staged_floats, 32), kv.f32)
+        staged = fixed.begin(lane, warp) if c.split else kv.shared((WARPS, 8, 32), kv.f32)
         # The first kernel started when everything before it was done, so lengths and offsets may be read already.
         chosen = lists_of(c, collection, queries, pages, page_counts, block_mask)
         tile_indptr, total = work.count_tiles(collection, queries, chosen, batch, WARPS)
         units = work.work_units(max_units, total, tile_indptr, batch)
-        tile, u = kv.block_id.x, 0
-        if c.split:
-            tile, u = tile // 2, tile % 2
+        tile, which = kv.block_id.x // c.row_blocks, kv.block_id.x % c.row_blocks
         t, rest = tile % KS, tile // KS
         nt, rest = rest % NT, rest // NT
         part, b = rest % c.row_groups, rest // c.row_groups
@@ -186,21 +141,18 @@ def combine_kernel(c: Config) -> Any:
             kv.griddepcontrol_wait()
             kv.griddepcontrol_launch_dependents()
         if first != last:
+            at = out, sinks, lse, prior, prior_lse, queries, b, head, column0, row0, n, nt, t, lane
             if c.split:
-                found = combined_fixed(partials, b, part, nt, t, u, last, lane, warp)
+                found = fixed.combined(staged, partials, b, part, nt, t, which, last, lane, warp)
+                if warp == 0:
+                    finish(*at, fixed.column_of(which, lane), found)
             else:
                 m, l, o = combined(units, partials, tile_indptr, b, part, nt, t, first, last, lane, warp)
-                found = [*m, *l, *o]
-            for i, x in kv.static(enumerate(found)):
-                staged[warp, i, lane] = x
-            kv.barrier()
-            at = out, sinks, lse, prior, prior_lse, queries, b, head, column0, row0, n, nt, t, staged, lane
-            if c.split:
-                if warp == 0:
-                    finish(*at, u)
-            else:
+                for i, x in kv.static(enumerate([*m, *l, *o])):
+                    staged[warp, i, lane] = x
+                kv.barrier()
                 for row in range(warp, 2, WARPS):
-                    finish(*at, row)
+                    finish(*at, (lane & 3) * 2 + row, sums_of(staged, kv.i32(WARPS), lane, row))
 
     @kv.kernel(block=(32 * WARPS, 1, 1), min_blocks=max(1, (16 if c.split else 32) // WARPS))
     def attention_combine(

@@ -433,7 +433,7 @@ def expand_decode(op: Any, at: Expansion) -> None:
     threads, early = (config.warps * 32, 1, 1), config.programmatic
     at.launch(decode_kernel(config), args, (max_units * head_blocks, 1, 1), threads, key=config, programmatic=early)
     if config.combine:
-        blocks = batch * (config.row_groups * config.column_tiles * config.row_steps * (2 if config.split else 1))
+        blocks = batch * (config.row_groups * config.column_tiles * config.row_steps * config.row_blocks)
         args = [op.collection, extents_of(op), op.kv_offsets, op.out, partials, max_units]
         args += [op.sinks, op.lse, op.prior, op.prior_lse, op.pages, op.page_counts, op.block_mask]
         threads = (32 * config.combine, 1, 1)

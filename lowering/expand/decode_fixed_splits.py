@@ -33,7 +33,7 @@ from .binned_sums import (
     sum_of,
 )
 from .decode_partials import lane_sum, rows_of
-from .decode_schedule import Config
+from .decode_schedule import COLUMNS, Config
 
 
 @kv.func
@@ -50,12 +50,12 @@ def row_exponents(c: Config, m: Any, l: Any, o: Any, nt: int) -> Any:
 
 
 @kv.func
-def weight_sum(exponents: Any, bins: Any) -> Any:
-    """(maximum, sum) of a row's weights, of its lanes' bins; the maximum is no score, but one that none exceeds."""
+def weight_sum(exponents: Any, sums: Any) -> Any:
+    """(maximum, sum) of a row's weights, of its lanes' sums; the maximum is no score, but one that none exceeds."""
     top = exponents
     for k in kv.static((4, 8, 16)):
         top = kv.math.max(top, kv.shuffle_xor(top, k))
-    return top * BITS, lane_sum(sum_of(bins) * kv.ex2((exponents - top) * BITS))
+    return top * BITS, lane_sum(sums * kv.ex2((exponents - top) * BITS))
 
 
 def fixed_splits(c: Config, work: SimpleNamespace, partial: SimpleNamespace) -> Any:
@@ -67,6 +67,7 @@ def fixed_splits(c: Config, work: SimpleNamespace, partial: SimpleNamespace) -> 
     NT, KS, K = c.column_tiles, c.row_steps, c.bins
     # Sums, and steps of the head of each, whose loads are under way together.
     TOGETHER, STEPS = 2, KS if KS <= 8 else math.gcd(KS, 4)
+    ABREAST = 2 if c.rows <= COLUMNS // 2 else 1  # where half of the lanes have no rows, they add other sums meanwhile
     WIDE = math.gcd(KS, 2)
     ENDS = 1 + cdiv(2 * K, 4)  # fours beside the values: exponents, and bins of the sums of weights
 
@@ -161,38 +162,56 @@ def fixed_splits(c: Config, work: SimpleNamespace, partial: SimpleNamespace) -> 
             store_weights(sums, nt, [add_value(weights[u], x[u], by[2 + u]) for u in range(2)])
 
     @kv.func
-    def load_steps(places, nt, first):
-        """The bins of ``STEPS`` steps of the sums at some places."""
-        return [[[load(place, nt, (first + i) * K + k) for k in range(K)] for i in range(STEPS)] for place in places]
+    def load_steps(places, nt, first, count):
+        """The bins of some steps of the sums at some places."""
+        return [[[load(place, nt, (first + i) * K + k) for k in range(K)] for i in range(count)] for place in places]
 
     @kv.func
-    def add_steps(sums, nt, first, loaded, by):
-        for i in kv.static(range(STEPS)):
-            mine = [load(sums, nt, (first + i) * K + k) for k in range(K)]
-            new = [values_at(mine, j) for j in range(4)]
-            for which, others in kv.static(enumerate(loaded)):
-                of_it = [lowered(values_at(others[i], j), by[which][j % 2]) for j in range(4)]
-                new = [add_bins(x, y) for x, y in zip(new, of_it, strict=True)]
+    def add_alike(sums, nt, first, loaded, factors):
+        """Add steps of sums of the same exponents, each times its factor: 1, or 0 where it does not count."""
+        for i in kv.static(range(len(loaded[0]))):
             for k in kv.static(range(K)):
-                store(sums, nt, (first + i) * K + k, [new[j][k] for j in range(4)])
+                new = load(sums, nt, (first + i) * K + k)
+                for others, factor in kv.static(zip(loaded, factors, strict=True)):
+                    new = [kv.math.fma(y - empty(k), factor, x) for x, y in zip(new, others[i][k], strict=True)]
+                store(sums, nt, (first + i) * K + k, new)
+
+    @kv.func
+    def add_step(sums, nt, t, loaded, by):
+        """Add a step of other sums, whose exponents are ``by`` below."""
+        mine = load_steps([sums], nt, t, 1)[0][0]
+        new = [values_at(mine, j) for j in range(4)]
+        for which, others in kv.static(enumerate(loaded)):
+            of_it = [lowered(values_at(others[0], j), by[which][j % 2]) for j in range(4)]
+            new = [add_bins(x, y) for x, y in zip(new, of_it, strict=True)]
+        for k in kv.static(range(K)):
+            store(sums, nt, t * K + k, [new[j][k] for j in range(4)])
 
     @kv.func
     def add_sums(sums, places, exist):
-        """Add the sums that other warps have left, those that exist."""
+        """Add the sums that other warps have left, those that exist; where one does not, its place is another's."""
         for nt in kv.static(range(NT)):
             # Each wait for the memory takes about a microsecond: all loads are under way before one is needed.
             theirs = [load(place, nt, KS * K) for place in places]
             weights = [load_weights(place, nt) for place in places]
-            loaded = load_steps(places, nt, 0)
+            loaded = load_steps(places, nt, 0, STEPS)
             theirs = [[kv.where(e, x, NO_EXPONENT) for x in four] for e, four in zip(exist, theirs, strict=True)]
             own = theirs[0]
             for other in kv.static(theirs[1:]):
                 own = [kv.math.max(x, y) for x, y in zip(own, other, strict=True)]
             of_sum = risen(sums, nt, own)
             by = [[x - y for x, y in zip(of_sum, four, strict=True)] for four in theirs]
-            add_steps(sums, nt, 0, loaded, by)
-            for first in range(STEPS, KS, STEPS):
-                add_steps(sums, nt, first, load_steps(places, nt, first), by)
+            below = kv.bool(False)
+            for e, four in kv.static(zip(exist, by, strict=True)):
+                below = below | (e & ((four[0] != 0.0) | (four[1] != 0.0)))
+            if kv.ballot(below) == 0:  # nearly always
+                counts = [kv.where(e, kv.f32(1.0), kv.f32(0.0)) for e in exist]
+                add_alike(sums, nt, 0, loaded, counts)
+                for first in range(STEPS, KS, STEPS):
+                    add_alike(sums, nt, first, load_steps(places, nt, first, STEPS), counts)
+            else:
+                for t in range(KS):
+                    add_step(sums, nt, t, load_steps(places, nt, t, 1), by)
             new = load_weights(sums, nt)
             for which, others in kv.static(enumerate(weights)):
                 new = [add_bins(new[u], lowered(others[u], by[which][2 + u])) for u in range(2)]
@@ -214,7 +233,7 @@ def fixed_splits(c: Config, work: SimpleNamespace, partial: SimpleNamespace) -> 
         """Of each of two rows of a column tile the maximum, the sum over the lanes, and what its values are times."""
         exponents, weights, found = load(sums, nt, KS * K), load_weights(sums, nt), []
         for u in kv.static(range(2)):
-            m, l = weight_sum(exponents[2 + u], weights[u])
+            m, l = weight_sum(exponents[2 + u], sum_of(weights[u]))
             found.append((m, l, kv.ex2(exponents[u] * BITS - m)))
         return found
 
@@ -271,17 +290,54 @@ def fixed_splits(c: Config, work: SimpleNamespace, partial: SimpleNamespace) -> 
         return whole
 
     @kv.func
-    def next_sum(units, partials, tile_indptr, b, part, r, held, at, holder):
-        """(where the next unit but r has left its sum of a sequence, whether there is one); ``at`` is a unit and the
-        split that it begins with.
+    def others_of(units, tile_indptr, b, r, held, first, lane):
+        """Of the 32 work units from ``first`` on, as bits of words: those but r that have left a sum of a sequence, those
+        that begin with it or before; and whether there may be more units.
         """
-        unit, split, exists = at.i, at.p, kv.bool(False)
-        while (at.p < held.count) & ~exists:
-            unit, split = at.i, at.p
-            at.i = at.i + 1
-            at.p = work.split_at(units, tile_indptr, b, at.i, held.each, held.count)
-            exists = (at.p > split) & (unit != r)
-        return work.fixed_partial_of(partials, kv.where(exists, unit, r), split, part, holder), exists
+        i = first + lane
+        split, until = [work.split_at(units, tile_indptr, b, x, held.each, held.count) for x in (i, i + 1)]
+        return kv.ballot((split < until) & (i != r)), kv.ballot(split == 0), kv.ballot(until == held.count) == 0
+
+    @kv.func
+    def next_sums(partials, part, found, lane, holder):
+        """(where a lane finds the next sums of those that ``found`` has, whether there is one): at least one is left."""
+        places, exist, any_bit = [], [], kv.u32(0)
+        for _ in kv.static(range(TOGETHER)):
+            bits = []
+            for _ in kv.static(range(ABREAST)):
+                bits.append(found.others & (0 - found.others))  # the lowest
+                found.others = found.others ^ bits[-1]
+            if not places:
+                any_bit = bits[0]
+            bit = kv.where((lane & 2) != 0, bits[1], bits[0]) if ABREAST > 1 else bits[0]
+            exist.append(bit != 0)
+            bit = kv.where(bit != 0, bit, any_bit)
+            number = (kv.bitcast(kv.f32(bit), kv.i32) >> 23) - 127  # of the bit: the exponent of its float
+            split = kv.where((found.begin & bit) != 0, 0, 1)
+            places.append(work.fixed_partial_of(partials, found.first + number, split, part, holder))
+        return places, exist
+
+    @kv.func
+    def add_neighbours(sums, lane):
+        """Add what lanes without rows have summed for those with rows."""
+        mine = (lane & 2) == 0
+        theirs = sums + kv.where(mine, 32, 0)
+        kv.syncwarp()
+        four, weights = load(theirs, 0, KS * K), load_weights(theirs, 0)
+        kv.syncwarp()
+        of_sum = risen(sums, 0, [kv.where(mine, x, NO_EXPONENT) for x in four])
+        by = [x - y for x, y in zip(of_sum, four, strict=True)]
+        kv.syncwarp()
+        if mine:
+            for t in range(KS):
+                fours = [[load(x, 0, t * K + k) for k in range(K)] for x in (sums, theirs)]
+                new = [
+                    add_bins(values_at(fours[0], j), lowered(values_at(fours[1], j), by[j % 2])) for j in range(4)
+                ]
+                for k in kv.static(range(K)):
+                    store(sums, 0, t * K + k, [new[j][k] for j in range(4)])
+            own = load_weights(sums, 0)
+            store_weights(sums, 0, [add_bins(own[u], lowered(weights[u], by[2 + u])) for u in range(2)])
 
     @kv.func
     def last(units, partials, counters, tile_indptr, b, part, row0, r, held, taken, sums, n, lane):
@@ -294,14 +350,20 @@ def fixed_splits(c: Config, work: SimpleNamespace, partial: SimpleNamespace) -> 
             arrived = partial.tell(counter, taken, lane)
         if arrived == others:
             partial.begin_again(counter, lane)
+            if ABREAST > 1:
+                if (lane & 2) != 0:
+                    clear(sums)
             # Lanes without rows read those of their neighbours, which are read anyway.
-            at, holder = (
-                SimpleNamespace(i=work.first_unit_of(units, tile_indptr, b), p=kv.i32(0)),
-                partial.holder(row0, n, lane),
-            )
-            while at.p < held.count:
-                found = [next_sum(units, partials, tile_indptr, b, part, r, held, at, holder) for _ in range(TOGETHER)]
-                add_sums(sums, [place for place, _ in found], [exists for _, exists in found])
+            holder = partial.holder(row0, n, lane & ~2 if ABREAST > 1 else lane)
+            first, more = work.first_unit_of(units, tile_indptr, b), kv.bool(True)
+            while more:
+                bits, begin, more = others_of(units, tile_indptr, b, r, held, first, lane)
+                found = SimpleNamespace(first=first, others=bits, begin=begin)
+                while found.others != 0:
+                    add_sums(sums, *next_sums(partials, part, found, lane, holder))
+                first = first + 32
+            if ABREAST > 1:
+                add_neighbours(sums, lane)
         return arrived == others
 
     return SimpleNamespace(begin=begin, finish=finish, weights_of=weights_of, values_of=values_of)

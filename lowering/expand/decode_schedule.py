@@ -284,9 +284,17 @@ class Config:
         return self.column_tiles * (self.row_steps * self.bins + 1 + cdiv(2 * self.bins, 4))
 
     @property
-    def staged_floats(self) -> int:
-        """What a lane of the combine kernel has: (max, sum, two outputs) of two rows; of one, exponents and bins."""
-        return 2 + 3 * self.bins if self.split else 8
+    def row_blocks(self) -> int:
+        """Blocks of the combine kernel that share an output tile: of fixed splits each has every second query row."""
+        return 2 if self.split and self.rows > COLUMNS // 2 else 1
+
+    @property
+    def combined_bytes(self) -> int:
+        """Shared memory of the combine kernel's warps: (max, sum, two outputs) of two rows; of fixed splits three sums
+        in bins, of each warp and of all, and two exponents.
+        """
+        floats = 3 * self.bins * (self.combine + 1) + 2 if self.split else 8 * self.combine
+        return 128 * floats
 
     @property
     def mma(self) -> DType:
@@ -444,7 +452,7 @@ def combine_bytes(config: Config) -> int:
     if not config.combine:
         return 0
     counts = 4 * (config.max_batch + 1 + config.combine) if config.max_batch > 1 else 0
-    return config.combine * 128 * config.staged_floats + counts + 128 + RESERVED_BYTES
+    return config.combined_bytes + counts + 128 + RESERVED_BYTES
 
 
 def _used_bytes(config: Config) -> int:

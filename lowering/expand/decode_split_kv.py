@@ -134,6 +134,14 @@ def split_kv(c: Config) -> SimpleNamespace:
         return SimpleNamespace(count=count, total=total, each=each, longer=total - each * count)
 
     @kv.func
+    def units_of_one(max_units, total, tile_indptr, batch):
+        """The work units of one sequence in fixed splits: each has one of them, or as many where there are more."""
+        each = tiles_of_split(tile_indptr, 0)
+        if max_units < c.most_splits:
+            each = each * kv.math.max(quotient(split_count(tile_indptr, 0, each) + (max_units - 1), max_units), 1)
+        return SimpleNamespace(count=max_units, total=total, each=each, longer=kv.i32(0))
+
+    @kv.func
     def partial_at(partials, which, head, lane):
         """Where a lane's part of a partial result starts."""
         return partials.address(0) + (kv.i64(which * c.row_groups + head) * (c.quads * 32 * 16) + kv.i64(lane * 16))
@@ -201,6 +209,8 @@ def split_kv(c: Config) -> SimpleNamespace:
 
     @kv.func
     def fixed_bounds(units, tile_indptr, batch, r):
+        if c.max_batch == 1:
+            return [kv.math.min(unit_start(units, x), units.total) for x in (r, r + 1)]
         return [at_split(tile_indptr, batch, units.total, unit_start(units, x)) for x in (r, r + 1)]
 
     @kv.func
@@ -232,7 +242,8 @@ def split_kv(c: Config) -> SimpleNamespace:
         return partial_at(partials, slot, head, lane)
 
     return SimpleNamespace(
-        place_of=place_of, extent=extent, first_tile=first_tile, count_tiles=count_tiles, work_units=work_units,
+        place_of=place_of, extent=extent, first_tile=first_tile, count_tiles=count_tiles,
+        work_units=units_of_one if c.split and c.max_batch == 1 else work_units,
         # (first tile, end) of a unit; (first, last) unit with tiles of a sequence; where its partial result of one lies
         bounds=fixed_bounds if c.split else even_bounds, units_of=units_of, partial_of=even_partial_of,
         # Of fixed splits:
