@@ -3,8 +3,8 @@
 
 A block takes one tile of the output (16 elements of the head dimension, the 8 query rows of a column tile) of one
 sequence and KV head. Its ``combine`` warps share the partial results, combine them online, and stage what each has in
-shared memory; those of fixed splits are summed in bins (:mod:`combine_fixed_splits`), as the first kernel does: which of
-them combines changes no bit. Sequences of one work unit were written by the first kernel, if it did not leave fixed
+shared memory; those of fixed splits are summed in bins, as the first kernel does (:mod:`combine_fixed_splits`): which
+of them combines changes no bit. Sequences of one work unit were written by the first kernel, if it did not leave fixed
 splits.
 """
 

@@ -208,19 +208,11 @@ def decode_kernel(c: Config) -> Any:
         return keys, first, start, n, base + batch_tile, last, until
 
     @kv.func
-    def sequence_from(tile_indptr, b, batch_tile):
-        """The sequence after b that a tile of the batch belongs to: those without tiles are passed over."""
-        b = b + 1
-        while tile_indptr[b + 1] <= batch_tile:
-            b = b + 1
-        return b
-
-    @kv.func
     def next_tile(collection, queries, tile_indptr, fetched, end, row0):
         """Where a sequence ends, go on with the next one of the work unit that this warp has tiles of."""
         if c.max_batch > 1:
             while (fetched.tile >= fetched.last) & (fetched.until < end):
-                b = sequence_from(tile_indptr, fetched.b, fetched.until)
+                b = work.sequence_from(tile_indptr, fetched.b, fetched.until)
                 keys, first, _, _, tile, last, until = segment(
                     collection, queries, tile_indptr, b, fetched.until, end, row0
                 )  # fmt: skip
@@ -285,13 +277,17 @@ def decode_kernel(c: Config) -> Any:
         )  # fmt: skip
         r = kv.block_id.x // HG
         units = work.work_units(kv.grid_dim.x // HG, total, tile_indptr, batch)
-        begin, end = kv.i32(0), kv.i32(0)
+        begin, end, found = kv.i32(0), kv.i32(0), kv.i32(0)
         if (r < units.count) & (total > 0):
-            begin, end = work.bounds(units, tile_indptr, batch, r)
+            if c.split:
+                begin, end, found = work.fixed_bounds(units, tile_indptr, batch, r)
+            else:
+                begin, end = work.even_bounds(units, r)
         if begin < end:
             mine = stages.ptr(warp * c.warp_bytes)
             stream.clear_columns(mine, lane)
-            batch_tile, b, stage = begin, last_not_above(tile_indptr, batch, begin), kv.i32(0)
+            batch_tile, stage = begin, kv.i32(0)
+            b = found if c.split else last_not_above(tile_indptr, batch, begin)
             keys, first, start, n, tile, last, until = segment(
                 collection, queries, tile_indptr, b, batch_tile, end, row0
             )
@@ -352,7 +348,7 @@ def decode_kernel(c: Config) -> Any:
                 more = batch_tile < until
                 if c.max_batch > 1:
                     if (batch_tile == until) & (batch_tile < end):
-                        b = sequence_from(tile_indptr, b, batch_tile)
+                        b = work.sequence_from(tile_indptr, b, batch_tile)
                         keys, first, start, n, tile, last, until = segment(
                             collection, queries, tile_indptr, b, batch_tile, end, row0
                         )

@@ -15,7 +15,7 @@ from kvarn.dialect.layout import cdiv
 
 from .binned_sums import BITS, NO_EXPONENT, add_value, empty, factors
 from .decode_fixed_splits import weight_sum
-from .decode_schedule import COLUMNS, Config
+from .decode_schedule import Config
 
 _EXPONENTS = 2  # of a lane: of its values, and of its sums of weights
 _NUMBERS = 3  # that are summed: the weights, two values

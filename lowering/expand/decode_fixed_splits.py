@@ -291,8 +291,8 @@ def fixed_splits(c: Config, work: SimpleNamespace, partial: SimpleNamespace) -> 
 
     @kv.func
     def others_of(units, tile_indptr, b, r, held, first, lane):
-        """Of the 32 work units from ``first`` on, as bits of words: those but r that have left a sum of a sequence, those
-        that begin with it or before; and whether there may be more units.
+        """Of the 32 work units from ``first`` on, as bits of words: those but r that have left a sum of a sequence, and
+        those that do not begin inside it; whether there may be more units.
         """
         i = first + lane
         split, until = [work.split_at(units, tile_indptr, b, x, held.each, held.count) for x in (i, i + 1)]
@@ -300,18 +300,16 @@ def fixed_splits(c: Config, work: SimpleNamespace, partial: SimpleNamespace) -> 
 
     @kv.func
     def next_sums(partials, part, found, lane, holder):
-        """(where a lane finds the next sums of those that ``found`` has, whether there is one): at least one is left."""
-        places, exist, any_bit = [], [], kv.u32(0)
+        """Where a lane finds the next sums of those that ``found`` has, and whether they exist; the first one does."""
+        places, exist, first = [], [], found.others & (0 - found.others)
         for _ in kv.static(range(TOGETHER)):
             bits = []
             for _ in kv.static(range(ABREAST)):
                 bits.append(found.others & (0 - found.others))  # the lowest
                 found.others = found.others ^ bits[-1]
-            if not places:
-                any_bit = bits[0]
             bit = kv.where((lane & 2) != 0, bits[1], bits[0]) if ABREAST > 1 else bits[0]
             exist.append(bit != 0)
-            bit = kv.where(bit != 0, bit, any_bit)
+            bit = kv.where(bit != 0, bit, first)
             number = (kv.bitcast(kv.f32(bit), kv.i32) >> 23) - 127  # of the bit: the exponent of its float
             split = kv.where((found.begin & bit) != 0, 0, 1)
             places.append(work.fixed_partial_of(partials, found.first + number, split, part, holder))
@@ -331,9 +329,7 @@ def fixed_splits(c: Config, work: SimpleNamespace, partial: SimpleNamespace) -> 
         if mine:
             for t in range(KS):
                 fours = [[load(x, 0, t * K + k) for k in range(K)] for x in (sums, theirs)]
-                new = [
-                    add_bins(values_at(fours[0], j), lowered(values_at(fours[1], j), by[j % 2])) for j in range(4)
-                ]
+                new = [add_bins(values_at(fours[0], j), lowered(values_at(fours[1], j), by[j % 2])) for j in range(4)]
                 for k in kv.static(range(K)):
                     store(sums, 0, t * K + k, [new[j][k] for j in range(4)])
             own = load_weights(sums, 0)

@@ -21,7 +21,7 @@ from typing import Any
 
 import kvarn as kv
 
-from .attention_common import first_key, last_not_above
+from .attention_common import first_key
 from .block import block_scan
 from .chosen_pages import chosen_pages
 from .common import at_most
@@ -151,10 +151,19 @@ def split_kv(c: Config) -> SimpleNamespace:
         """First tile of a work unit."""
         return units.each * r + kv.math.min(r, units.longer)
 
+    @kv.func
+    def sequence_from(tile_indptr, b, batch_tile):
+        """The sequence after b that a tile of the batch belongs to: those without tiles are passed over."""
+        b = b + 1
+        while tile_indptr[b + 1] <= batch_tile:
+            b = b + 1
+        return b
+
     # --- evenly ----------------------------------------------------------------------------------
 
     @kv.func
-    def even_bounds(units, tile_indptr, batch, r):
+    def even_bounds(units, r):
+        """(first tile, end) of a work unit."""
         return unit_start(units, r), unit_start(units, r + 1)
 
     @kv.func
@@ -199,19 +208,31 @@ def split_kv(c: Config) -> SimpleNamespace:
         return kv.math.min(tile_indptr[b] + split * each, tile_indptr[b + 1])
 
     @kv.func
-    def at_split(tile_indptr, batch, total, tile):
-        """The tile of the batch nearest to one, with which a split begins."""
-        found = total
-        if tile < total:
-            b = last_not_above(tile_indptr, batch, tile)
-            found = nearest_split(tile_indptr, b, tile, tiles_of_split(tile_indptr, b))
-        return found
+    def sequences_with(tile_indptr, batch, tiles):
+        """The sequences of two tiles of the batch, searched for together: neither waits for the other."""
+        low, high = [kv.i32(0), kv.i32(0)], [batch, batch]
+        while (high[0] - low[0] > 1) | (high[1] - low[1] > 1):
+            for i in kv.static(range(2)):
+                middle = (low[i] + high[i]) >> 1
+                above = tile_indptr[middle] > tiles[i]
+                low[i], high[i] = kv.where(above, low[i], middle), kv.where(above, middle, high[i])
+        return low
 
     @kv.func
     def fixed_bounds(units, tile_indptr, batch, r):
+        """(first tile, end, sequence of the first tile) of a work unit, which begins and ends with splits."""
         if c.max_batch == 1:
-            return [kv.math.min(unit_start(units, x), units.total) for x in (r, r + 1)]
-        return [at_split(tile_indptr, batch, units.total, unit_start(units, x)) for x in (r, r + 1)]
+            begin, end = [kv.math.min(unit_start(units, x), units.total) for x in (r, r + 1)]
+            return begin, end, kv.i32(0)
+        tiles, found = [unit_start(units, x) for x in (r, r + 1)], []
+        sequences = sequences_with(tile_indptr, batch, [tiles[0], kv.math.min(tiles[1], units.total - 1)])
+        for tile, b in kv.static(zip(tiles, sequences, strict=True)):
+            nearest = nearest_split(tile_indptr, b, tile, tiles_of_split(tile_indptr, b))
+            found.append(kv.where(tile < units.total, nearest, units.total))
+        b = sequences[0]
+        if (tile_indptr[b + 1] <= found[0]) & (found[0] < units.total):  # the nearest split is its end
+            b = sequence_from(tile_indptr, b, found[0])
+        return found[0], found[1], b
 
     @kv.func
     def split_of(tile_indptr, b, batch_tile, each):
@@ -242,11 +263,11 @@ def split_kv(c: Config) -> SimpleNamespace:
         return partial_at(partials, slot, head, lane)
 
     return SimpleNamespace(
-        place_of=place_of, extent=extent, first_tile=first_tile, count_tiles=count_tiles,
-        work_units=units_of_one if c.split and c.max_batch == 1 else work_units,
-        # (first tile, end) of a unit; (first, last) unit with tiles of a sequence; where its partial result of one lies
-        bounds=fixed_bounds if c.split else even_bounds, units_of=units_of, partial_of=even_partial_of,
+        place_of=place_of, extent=extent, sequence_from=sequence_from, first_tile=first_tile, count_tiles=count_tiles,
+        work_units=units_of_one if c.split and c.max_batch == 1 else work_units, even_bounds=even_bounds,
+        # (first, last) unit with tiles of a sequence; where its partial result of one lies
+        units_of=units_of, partial_of=even_partial_of,
         # Of fixed splits:
-        tiles_of_split=tiles_of_split, split_count=split_count, split_of=split_of, split_at=split_at, slot_of=slot_of,
-        first_unit_of=first_unit_of, fixed_partial_of=fixed_partial_of,
+        fixed_bounds=fixed_bounds, tiles_of_split=tiles_of_split, split_count=split_count, split_of=split_of,
+        split_at=split_at, slot_of=slot_of, first_unit_of=first_unit_of, fixed_partial_of=fixed_partial_of,
     )  # fmt: skip
