@@ -313,9 +313,11 @@ def test_batch_invariance_is_refused_where_splits_follow_the_batch():
         latent_run({"batch_invariant": True})(*latent_problem())
 
 
-def chosen(schedule: dict[str, Any], heads: int, group: int, size: int = 128, page: int = 16) -> dict[str, Any]:
-    """The schedule of an attention over bf16 pages after the pass."""
-    what = specialisation(schedule, heads, group, size, page)
+def chosen(
+    schedule: dict[str, Any], heads: int, group: int, size: int = 128, page: int = 16, dtype: str = "bf16"
+) -> dict[str, Any]:
+    """The schedule of an attention of bf16 queries over pages after the pass."""
+    what = specialisation(schedule, heads, group, size, page, dtype)
     module = dispatch.build(what, compiler.context())
     with compiler.diagnosed(module.context):
         runner.run(module, pipeline.steps(by_name("sm_90a")), stop_after="select-kv-schedule")
@@ -326,9 +328,9 @@ def chosen(schedule: dict[str, Any], heads: int, group: int, size: int = 128, pa
 
 
 def specialisation(
-    schedule: dict[str, Any], heads: int, group: int, size: int = 128, page: int = 16
+    schedule: dict[str, Any], heads: int, group: int, size: int = 128, page: int = 16, dtype: str = "bf16"
 ) -> dispatch.Specialisation:
-    spec = spec_of("paged", "bf16", heads, size, page_size=page)
+    spec = spec_of("paged", dtype, heads, size, page_size=page)
     rows = dispatch.BufferType(bf16, (None, heads * group, size))
     operands = {
         "collection": dispatch.HandleType("collection", spec), "layer": dispatch.ScalarType(kv.i32), "query": rows,
@@ -336,6 +338,14 @@ def specialisation(
     }  # fmt: skip
     entries = tuple(sorted(schedule.items()))
     return dispatch.Specialisation("kv.attention", tuple(operands.items()), CAUSAL, entries, "sm_90a")
+
+
+@pytest.mark.parametrize(
+    ("size", "new", "batch", "kind"),
+    [(64, 4, 64, "decode"), (64, 8, 64, "tile"), (72, 8, 64, "decode"), (64, 8, 16, "decode")],
+)
+def test_many_sequences_of_more_rows_than_a_warp_has_over_narrow_heads_of_8_bits_are_for_tiles(size, new, batch, kind):
+    assert chosen({"max_queries": new, "max_batch": batch}, 8, 4, size, dtype="f8e4m3")["kind"] == kind
 
 
 def test_an_invariant_sequence_has_the_same_kernel_in_any_batch():
