@@ -2,10 +2,10 @@
 """QKV projections into a cache beside a product and an append of its own: python -m bench.products [--tokens 1,8192]
 
 µs of ``kv.ops.project_append`` with RoPE, by itself and promised that the weight is there (``early``), of torch's
-product, and of torch's product and ``kv.ops.rope_append`` after it, in CUDA graphs over weights that are not in the L2
-cache. ``--forms``: also with a bias and norms, or of a padded batch. Sequences are of unequal lengths, one is empty.
-Before a line is timed its queries, keys and values are checked against a product in float32 over the same operands, in
-a pool of random pages that is NaN but for them.
+product, of torch's product and ``kv.ops.rope_append`` after it, and of a kernel that does nothing but read the weight,
+in CUDA graphs over weights that are not in the L2 cache. ``--forms``: also with a bias and norms, or of a padded batch.
+Sequences are of unequal lengths, one is empty. Before a line is timed its queries, keys and values are checked against
+a product in float32 over the same operands, in a pool of random pages that is NaN but for them.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 
+import kvarn as kv
 from kvarn.tools.timing import span
 
 from .report import table
@@ -40,10 +41,32 @@ HEAD = [
     "early",
     "product",
     "product, then append",
+    "read",
     "TFLOP/s",
     "TB/s of the weight",
 ]
-COLD = 200 << 20  # bytes of weights that a graph reads, several times the L2 cache
+COLD = 200 << 20  # bytes of weights that a graph reads in turn, several times the L2 cache
+CALLS = 32  # of a graph at least, whose own start is a share of each; of more than LONG tokens one for each weight
+LONG = 1024
+
+
+READ_THREADS, READ_TOGETHER, READ_BLOCKS = 512, 8, 264  # of the kernel that reads, two blocks a multiprocessor
+
+
+@kv.kernel(block=(READ_THREADS, 1, 1))
+def read(weight: kv.ReadOnlyBuffer[kv.i32, 1], out: kv.Buffer[kv.i32, 1]):
+    """All words of a weight, 16 bytes a thread, several accesses of it under way."""
+    each = READ_THREADS * READ_TOGETHER * 4
+    found = kv.i32(0)
+    for first in range(kv.block_id.x * each, weight.shape[0], kv.grid_dim.x * each):
+        words = []
+        for i in kv.static(range(READ_TOGETHER)):
+            place = first + (i * READ_THREADS + kv.thread_id.x) * 4
+            words.append(weight.load(kv.math.min(place, weight.shape[0] - 4), width=4, alignment=16))
+        for w in kv.static(words):
+            found = found ^ w[0] ^ w[1] ^ w[2] ^ w[3]
+    if found == 0x5EED5EED:  # which hardly is, and nobody knows
+        out[kv.thread_id.x] = found
 
 
 class Step:
@@ -58,8 +81,6 @@ class Step:
     """
 
     def __init__(self, torch: Any, tokens: int, k: int, heads: int, type: str, form: str, schedule: Any) -> None:
-        import kvarn as kv
-
         self.torch, self.type, self.form, self.schedule, self.heads = torch, type, form, schedule, heads
         draw = np.random.default_rng(7)
         new = lengths_of(tokens, form, draw)
@@ -85,6 +106,7 @@ class Step:
         turns = torch.rand((longest, SIZE // 2), device="cuda") * 6.28
         self.freqs = torch.stack([turns.cos(), turns.sin()], -1).reshape(longest, SIZE)
         self.out = torch.empty((tokens, heads, SIZE), dtype=torch.bfloat16, device="cuda")
+        self.scratch = torch.zeros((READ_THREADS,), dtype=torch.int32, device="cuda")
         self.bias, self.gammas = None, {}
         if form == "norm":
             self.bias = torch.randn((self.columns,), device="cuda").bfloat16()
@@ -99,6 +121,12 @@ class Step:
     @property
     def columns(self) -> int:
         return (self.heads + 2 * HEADS) * SIZE
+
+    @property
+    def calls(self) -> int:
+        """Calls of a graph: as many of each weight."""
+        copies = len(self.weights)
+        return copies if len(self.x) > LONG else copies * -(-CALLS // copies)
 
     def operand(self, values: Any, type: str) -> tuple[Any, Any, Any]:
         """Elements, their scales or None, and the values in bf16 where scales are of groups."""
@@ -137,8 +165,6 @@ class Step:
         return {"interleaved": False, "eps": EPS, **self.gammas}
 
     def project(self, weight: tuple[Any, Any, Any]) -> None:
-        import kvarn as kv
-
         given = {
             "bias": self.bias, "x_scale": self.x_scale, "weight_scale": weight[1], "freqs_cis": self.freqs,
             "weight_format": "uint4b8" if self.type == "uint4b8" else "plain", "schedule": self.schedule, **self.turned,
@@ -154,12 +180,14 @@ class Step:
 
     def two_steps(self, weight: tuple[Any, Any, Any]) -> None:
         """Of a padded batch the rows behind the sequences are written too, which costs little."""
-        import kvarn as kv
-
         q, k, v = self.heads_of(self.product(weight))
         kv.ops.rope_append(
             self.collection, 0, q, k, v, self.offsets, self.freqs, query_out=self.out, **self.turned
         )  # fmt: skip
+
+    def read(self, weight: tuple[Any, Any, Any]) -> None:
+        """What no product of so many bytes can be faster than, where few tokens are multiplied."""
+        read[(READ_BLOCKS, 1, 1), (READ_THREADS, 1, 1)](weight[0].view(self.torch.int32).flatten(), self.scratch)
 
     def heads_of(self, products: Any) -> list[Any]:
         """Queries, keys and values."""
@@ -192,19 +220,19 @@ class Step:
         return float("inf") if elsewhere else worst
 
     def graph(self, call: Callable[[tuple[Any, Any, Any]], Any]) -> Any:
-        """A CUDA graph that has a call for every weight."""
+        """A CUDA graph of ``calls`` over the weights in turn."""
         cuda = self.torch.cuda
         call(self.weights[0])
         cuda.synchronize()
         graph = cuda.CUDAGraph()
         with cuda.graph(graph):
-            for weight in self.weights:
-                call(weight)
+            for i in range(self.calls):
+                call(self.weights[i % len(self.weights)])
         return graph
 
     def times(self, graphs: Sequence[Any]) -> list[float]:
         """µs of a call of each, by turns: who comes first finds a device that has not been at work."""
-        rounds = [[span(graph.replay, self.torch) / len(self.weights) for graph in graphs] for _ in range(ROUNDS)]
+        rounds = [[span(graph.replay, self.torch) / self.calls for graph in graphs] for _ in range(ROUNDS)]
         return [float(np.median(found)) for found in zip(*rounds[UNCOUNTED:], strict=True)]
 
 
@@ -230,12 +258,12 @@ def line(torch: Any, tokens: int, k: int, heads: int, type: str, form: str, sche
         step.schedule = {**(schedule or {}), **({"early": True} if early else {})} or None
         error = step.error()
         if not error < TOLERANCE:
-            return [*first, "wrong", f"{error:.3g}", "", "", "", ""]
+            return [*first, "wrong", f"{error:.3g}", "", "", "", "", ""]
         own.append(step.graph(step.project))
-    *own, product, both = step.times([*own, step.graph(step.product), step.graph(step.two_steps)])
-    flops, read = 2 * tokens * step.columns * k, step.columns * k * TYPES[type] // 8
-    times, own = [f"{t:.1f}" for t in (*own, product, both)], own[0]
-    return [*first, *times, f"{flops / own / 1e6:.0f}", f"{read / own / 1e6:.2f}"]
+    *own, product, both, least = step.times([*own, *(step.graph(c) for c in (step.product, step.two_steps, step.read))])
+    flops, size = 2 * tokens * step.columns * k, step.columns * k * TYPES[type] // 8
+    times, own = [f"{t:.1f}" for t in (*own, product, both, least)], own[0]
+    return [*first, *times, f"{flops / own / 1e6:.0f}", f"{size / own / 1e6:.2f}"]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
