@@ -36,6 +36,7 @@ NAMES = (
     "select-kv-copies",
     "specialize-kv-warps",
     "defer-kv-reductions",
+    "promote-kv-sums",
     "pipeline-kv-loops",
     "queue-kv-rounds",
     "skip-kv-maxima",

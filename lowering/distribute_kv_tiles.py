@@ -51,7 +51,6 @@ from .tile_ir import (
     MMA,
     WARP,
     WARPGROUP,
-    WARPGROUP_ROWS,
     WGMMA,
     element,
     instruction_of,
@@ -228,11 +227,12 @@ class Distribution:
         a, b = ir.RankedTensorType(op.a.type), ir.RankedTensorType(op.b.type)
         n = b.shape[0 if op.transpose_b.value else 1]
         transposed = op.transpose_b.value != (layout_of(op.b.type) == SHARED_TRANSPOSED)
+        lies = self.columns_of.get(op.b, shared_layout(op.b.type))
         place = shared_layout(op.a.type) if layout_of(op.a.type) == SHARED else None
         across = register_layout(op.operation.results[0].type).warps_along(COLUMN)
         k = b.shape[1 if op.transpose_b.value else 0]
         kind, terms = str(a.element_type), a.shape[1] // k
-        return Product(k, n, kind, shared_layout(op.b.type), transposed, place, across, terms, str(b.element_type))
+        return Product(k, n, kind, lies, transposed, place, across, terms, str(b.element_type))
 
     def visit(self, op: ir.Operation) -> None:
         rule = RULES.table.get(op.name)
@@ -348,31 +348,6 @@ class Distribution:
         """Shared memory, at the kernel's start."""
         with ir.InsertionPoint.at_block_begin(self.body):
             return Pointer(ops.alloc_shared(layout.bytes, layout.alignment), SHARED_SPACE)
-
-
-# --- products ----------------------------------------------------------------------------------------
-
-
-@RULES.lowers("kv.dot")
-def _dot(op: Any, d: Distribution) -> ir.Value:
-    product = d.products[op.operation.result]
-    if d.grouped:
-        return tile_mma.multiply(product, op.a, op.b, op.c, d.threads)
-    return tile_products.wait(0, [_start(op, d)])[0]
-
-
-@RULES.lowers("kv.dot_start")
-def _start(op: Any, d: Distribution) -> ir.Value:
-    product = d.products[op.operation.result]
-    a = op.a
-    if product.a is not None:  # this warpgroup's rows
-        a = (Pointer(a, SHARED_SPACE) + d.threads.group * (WARPGROUP_ROWS * product.a.pitch)).ir
-    return tile_products.start(product, a, op.b, op.c)
-
-
-@RULES.lowers("kv.dot_wait")
-def _wait(op: Any, d: Distribution) -> list[ir.Value]:
-    return tile_products.wait(op.pending.value, list(op.operation.operands))
 
 
 # --- circular buffers and roles ----------------------------------------------------------------------

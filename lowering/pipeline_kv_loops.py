@@ -14,6 +14,9 @@ first operand of the second product and its accumulator are carried; its loads, 
 *Reads.* What such a loop reads of memory at the iteration's number, such as the tile that a list names, is read one
 iteration ahead. Tables of positions are made while products are under way.
 
+Where the second product's sums are added outside of the tensor cores (``promote-kv-sums``), it comes first, some
+columns at a time, and the additions beside what follows.
+
 *Turns* (``ping_pong`` of a schedule). Two consumer warpgroups start their products by turns, so that the tensor cores
 work for one while the other is in its softmax. Of short products that are waited for together a turn ends when they are
 done.
@@ -24,6 +27,7 @@ After:   softmax(kv.dot %q, %k0)
          kv.dot_wait %s, %o {pending = 1} ; softmax ; kv.dot_wait %o {pending = 0} ; %c2 = %o * %alpha }
          kv.dot %p, %v', %c
 One wait: kv.dot_wait %s, %o {pending = 0} ; softmax ; %c2 = %o * %alpha
+Promoted: %t0, %t1, %s start in turn, two under way at a time: %o = %c + %t0 beside %t1, + %t1 beside %s ; softmax
 """
 
 from __future__ import annotations
@@ -35,15 +39,30 @@ from mlir.dialects import arith, scf
 
 from kvarn.dialect.ops import staging
 from kvarn.dialect.ops.common import i64_attr
+from kvarn.dialect.ops.sharing import add_columns
 
 from .index import const
 from .pass_base import kv_pass
+from .promote_kv_sums import start_columns
 from .remarks import remark
 from .rewrite import defining_op, ops_named, walk
 from .rewrites import performs
 from .tile_copies import SLOTS
 from .tile_groups import prefetch_groups
-from .tile_ir import MMA, backward, cloned, constant_int, element, instruction_of, rank, schedule_of, tiled, users
+from .tile_ir import (
+    MMA,
+    PROMOTED,
+    backward,
+    cloned,
+    constant_int,
+    element,
+    instruction_of,
+    rank,
+    schedule_of,
+    shape,
+    tiled,
+    users,
+)
 
 PREFETCHED = "kv.prefetched"  # on copies that an earlier iteration starts
 LOOKUPS = ("kv.tile_pages", "kv.tile_row_pages")
@@ -242,10 +261,16 @@ class Rotator:
         self.tables = meanwhile(self.behind) if options.tables else []
         self.accumulator = r.yielded.index(r.second.result)
         self.a, self.c = r.second.opview.a, r.second.opview.c
+        self.short = _short(r)
 
     def turn(self, op: type, groups: str) -> None:
         if self.ping_pong:
             op(ir.StringAttr.get(groups))
+
+    def pass_turn(self, now: bool) -> None:
+        """Let the other warpgroup start its products, if this is where they are."""
+        if now:
+            self.turn(staging.TurnPassOp, "all")
 
     def carried_after(self, values: dict[ir.Value, ir.Value]) -> list[ir.Value]:
         """What an iteration hands on: the other carried values, the accumulator, the second product's operand."""
@@ -270,15 +295,42 @@ class Rotator:
         emit([op for op in self.r.ops if op in needed], values)
         return [values[op.result] for op in self.loads]
 
+    def softmax(self, scores: ir.Value, sums: ir.Value, values: dict[ir.Value, ir.Value]) -> None:
+        """What follows both products, when both are done."""
+        values.update({self.r.first.result: scores, self.r.block.arguments[1 + self.accumulator]: sums})
+        emit([op for op in self.r.ops if op in self.late or (op in self.behind and op not in self.tables)], values)
+
     def after_one_wait(
         self, scores: ir.Value, sums: ir.Value, values: dict[ir.Value, ir.Value], previous: dict[ir.Value, ir.Value]
     ) -> None:
         scores, sums = staging.dot_wait([scores, sums], 0)
-        if _short(self.r):
-            self.turn(staging.TurnPassOp, "all")
-        values.update({self.r.first.result: scores, self.r.block.arguments[1 + self.accumulator]: sums})
+        self.pass_turn(self.short)
         emit(self.frees, previous)
-        emit([op for op in self.r.ops if op in self.late or (op in self.behind and op not in self.tables)], values)
+        self.softmax(scores, sums, values)
+
+    def promote(self, columns: int, values: dict[ir.Value, ir.Value], previous: dict[ir.Value, ir.Value]) -> None:
+        """Both products, of the second so many columns at a time to fresh accumulators, which are added to the sums.
+
+        Scores come last, when most of these accumulators are free. Two products are under way beside additions.
+        """
+        a, b, sums = (previous.get(v, v) for v in (self.a, self.r.second.opview.b, self.c))
+        wide = shape(self.r.second.result)[1]
+        made = None  # of the columns before, under way
+        for first in range(0, wide, columns):
+            following = start_columns(self.r.second, a, b, first, columns)
+            if made is not None:
+                made, following = staging.dot_wait([made, following], 1)
+                sums = ready(add_columns(sums, made, first - columns))
+            made = following
+        scores = start(self.r.first, values)
+        self.pass_turn(not self.short)
+        emit(self.tables, values)
+        made, scores = staging.dot_wait([made, scores], 1)
+        sums = ready(add_columns(sums, made, wide - columns))
+        emit(self.frees, previous)
+        (scores,) = staging.dot_wait([scores], 0)
+        self.pass_turn(self.short)
+        self.softmax(scores, sums, values)
 
     def after_two_waits(
         self, scores: ir.Value, sums: ir.Value, values: dict[ir.Value, ir.Value], previous: dict[ir.Value, ir.Value]
@@ -318,14 +370,18 @@ class Rotator:
         if self.ping_pong:  # what clears a tile waits for all consumers: one that waits for its turn would not come
             emit(self.waits, previous)
         self.turn(staging.TurnWaitOp, "all")
-        scores = start(r.first, values)
-        if not self.ping_pong:
-            emit(self.waits, previous)
-        sums = start(r.second, previous)
-        if not (self.one_wait and _short(r)):
-            self.turn(staging.TurnPassOp, "all")
-        emit(self.tables, values)
-        (self.after_one_wait if self.one_wait else self.after_two_waits)(scores, sums, values, previous)
+        if PROMOTED in r.second.attributes:
+            if not self.ping_pong:
+                emit(self.waits, previous)
+            self.promote(ir.IntegerAttr(r.second.attributes[PROMOTED]).value, values, previous)
+        else:
+            scores = start(r.first, values)
+            if not self.ping_pong:
+                emit(self.waits, previous)
+            sums = start(r.second, previous)
+            self.pass_turn(not (self.one_wait and self.short))
+            emit(self.tables, values)
+            (self.after_one_wait if self.one_wait else self.after_two_waits)(scores, sums, values, previous)
         scf.yield_([*self.carried_after(values), *now, *following])
 
     def rotate(self) -> None:

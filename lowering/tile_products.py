@@ -8,7 +8,7 @@ nothing reads or moves one before: LLVM sees values that the wait makes. Between
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from mlir import ir
 from mlir.dialects import arith, vector
@@ -22,6 +22,7 @@ from .assign_kv_layouts import K_STEP_BYTES
 from .tile_threads import elements, from_elements, shuffled
 
 ELEMENTS = {"bf16": "bf16", "f16": "f16", "f8E4M3FN": "e4m3", "f8E5M2": "e5m2"}
+CHAINS = 4  # of instructions that wait for one another
 NEVER = "0x7fbadbad"  # a signalling NaN, which arithmetic does not make
 
 
@@ -49,6 +50,30 @@ class Product:
         """Byte of B's part of every k-step."""
         every = self.b.k_steps() if self.transpose_b else self.b.row_steps()
         return every[: self.k * self.b.itemsize // K_STEP_BYTES] * self.terms
+
+    def column_offset(self, column: int) -> int:
+        """Byte of B's first element of a column."""
+        if self.transpose_b:
+            return self.b.offset(column, 0)
+        return self.b.view(column, self.n - column)[0]
+
+
+def added(sums: ir.Value, tile: ir.Value, first: int) -> ir.Value:
+    """Sums with a tile's accumulator added to their columns from ``first`` on."""
+    flat, other = list(elements(sums)), elements(tile)
+    at = first // 2  # a thread has two rows, of which every fourth lane has a column
+    for i, x in enumerate(other, at):
+        flat[i] = arith.addf(flat[i], x)
+    return from_elements(flat)
+
+
+def promoted(product: Product, a: ir.Value, b: ir.Value, sums: ir.Value, columns: int) -> ir.Value:
+    """Sums with a product added that goes to fresh accumulators, so many columns at a time."""
+    for first in range(0, product.n, columns):
+        place = (Pointer(b, SHARED) + product.column_offset(first)).ir
+        (made,) = wait(0, [start(replace(product, n=columns), a, place, None)])
+        sums = added(sums, made, first)
+    return sums
 
 
 def words(fragments: ir.Value) -> list[ir.Value]:
@@ -147,8 +172,12 @@ def of_words(held: Sequence[ir.Value], type_: ir.Type) -> ir.Value:
 
 def _after(count: int) -> str:
     """An instruction that needs registers $0 to ``count``: a profiler's event when they hold an unlikely NaN."""
-    joined = " ".join(f"xor.b32 t, t, ${i};" for i in range(1, count))
-    return f"{{ .reg .pred p; .reg .b32 t; mov.b32 t, $0; {joined} setp.eq.b32 p, t, {NEVER}; @p pmevent 7; }}"
+    chains = min(count, CHAINS)
+    begun = " ".join(f"mov.b32 t{i}, ${i};" for i in range(chains))
+    joined = " ".join(f"xor.b32 t{i % chains}, t{i % chains}, ${i};" for i in range(chains, count))
+    ended = " ".join(f"xor.b32 t0, t0, t{i};" for i in range(1, chains))
+    declared = f".reg .pred p; .reg .b32 t<{chains}>;"
+    return f"{{ {declared} {begun} {joined} {ended} setp.eq.b32 p, t0, {NEVER}; @p pmevent 7; }}"
 
 
 def _tied(text: str, values: Sequence[ir.Value], clobbers: Sequence[str] = ()) -> list[ir.Value]:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""What becomes of the values of tiles: rules of distribute-kv-tiles, for arithmetic, positions and elements of buffers.
+"""What becomes of the values of tiles: rules of distribute-kv-tiles, for arithmetic, products, positions and elements.
 
 A rule is a function of (the op, the kernel's ``Distribution``) that makes what a thread does and returns what replaces
 the op's results.
@@ -15,19 +15,20 @@ from mlir.dialects import arith, vector
 
 from kvarn.dialect import ops, types
 from kvarn.dialect.dtypes import bool_, f8e4m3, f32, i32
-from kvarn.dialect.ops.tile import SHARED, row_format
+from kvarn.dialect.ops.tile import SHARED, SHARED_TRANSPOSED, row_format
 from kvarn.dialect.shared_layout import CHUNK
 from kvarn.dsl import ptx
 from kvarn.dsl.memory import SHARED as SHARED_SPACE
 from kvarn.dsl.memory import Pointer
 from kvarn.dsl.values import Value
 
-from . import tile_exchange, tile_memory, tile_products, tile_terms, tile_windows
+from . import tile_exchange, tile_memory, tile_mma, tile_products, tile_terms, tile_windows
 from .pass_base import fail
 from .rewrite import Rules
 from .tile_chunks import Gather
-from .tile_ir import filled, is_tile, layout_of
+from .tile_ir import PROMOTED, WARPGROUP_ROWS, filled, is_tile, layout_of
 from .tile_math import CONTRACT, FAST
+from .tile_products import Product
 from .tile_threads import (
     elements,
     floats,
@@ -201,7 +202,10 @@ def _terms(op: Any, d: Distribution) -> list[ir.Value]:
 @RULES.lowers("kv.tile_columns")
 def _columns(op: Any, d: Distribution) -> ir.Value:
     tile, whole = ir.RankedTensorType(op.operation.results[0].type), d.columns_of[op.operation.results[0]]
-    offset, _ = whole.view(op.first_column.value, tile.shape[1])
+    transposed = layout_of(tile) == SHARED_TRANSPOSED
+    offset = (
+        whole.offset(op.first_column.value, 0) if transposed else whole.view(op.first_column.value, tile.shape[1])[0]
+    )
     return (Pointer(op.source, SHARED_SPACE) + offset).ir
 
 
@@ -249,3 +253,40 @@ def _scatter(op: Any, d: Distribution) -> None:
     if d.threads.across > 1 and layout.replicas > 1 << len(copies):
         first = first & (d.threads.column_warp == 0)
     tile_memory.scatter(op, value, first, range(layout.registers))
+
+
+# --- products ----------------------------------------------------------------------------------------
+
+
+@RULES.lowers("kv.dot")
+def _dot(op: Any, d: Distribution) -> ir.Value:
+    product = d.products[op.operation.result]
+    if d.grouped:
+        return tile_mma.multiply(product, op.a, op.b, op.c, d.threads)
+    if PROMOTED in op.operation.attributes:
+        columns = op.operation.attributes[PROMOTED].value
+        return tile_products.promoted(product, _left(op, product, d), op.b, op.c, columns)
+    return tile_products.wait(0, [_start(op, d)])[0]
+
+
+@RULES.lowers("kv.dot_start")
+def _start(op: Any, d: Distribution) -> ir.Value:
+    product = d.products[op.operation.result]
+    return tile_products.start(product, _left(op, product, d), op.b, op.c)
+
+
+def _left(op: Any, product: Product, d: Distribution) -> ir.Value:
+    """A: what threads hold, or where this warpgroup's rows lie."""
+    if product.a is None:
+        return op.a
+    return (Pointer(op.a, SHARED_SPACE) + d.threads.group * (WARPGROUP_ROWS * product.a.pitch)).ir
+
+
+@RULES.lowers("kv.dot_wait")
+def _wait(op: Any, d: Distribution) -> list[ir.Value]:
+    return tile_products.wait(op.pending.value, list(op.operation.operands))
+
+
+@RULES.lowers("kv.tile_add_columns")
+def _add_columns(op: Any, d: Distribution) -> ir.Value:
+    return tile_products.added(op.source, op.added, op.first_column.value)

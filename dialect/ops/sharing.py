@@ -15,7 +15,9 @@ from ..ext import Operand, Result
 from ..shared_layout import TILE_SWIZZLE
 from .common import i64_attr
 from .staging import Synchronizes
-from .tile import IN_SHARED, SHARED, layout_of, tile_of, tile_type
+from .tile import IN_SHARED, SHARED, layout_of, same_type, tile_of, tile_type
+
+LINES = 8  # columns of an accumulator, and rows of shared memory that a swizzle's period has
 
 
 class TileShareOp(Kv.Operation, name="tile_share", traits=[Synchronizes]):
@@ -41,7 +43,8 @@ class TileShareOp(Kv.Operation, name="tile_share", traits=[Synchronizes]):
 class TileColumnsOp(Kv.Operation, name="tile_columns", traits=[Pure]):
     """Some columns of a tile in shared memory, where they are: values that are columns of the keys.
 
-    Attribute: first_column, a multiple of the 128 bytes of a swizzle atom. Result: a tile of the same rows.
+    Attribute: first_column, a multiple of the 128 bytes of a swizzle atom, or of 8 where the tile lies transposed.
+    Result: a tile of the same rows.
     """
 
     source: Operand[Any]
@@ -51,13 +54,16 @@ class TileColumnsOp(Kv.Operation, name="tile_columns", traits=[Pure]):
     def verify_invariants(self) -> bool:
         source, tile = tile_of(self.source), tile_of(self.operation.results[0])
         for what, type_ in (("the operand", source), ("the result", tile)):
-            if type_ is None or type_.rank != 2 or layout_of(type_) != SHARED:
+            if type_ is None or type_.rank != 2 or layout_of(type_) not in IN_SHARED:
                 return verify.fail(self, f"{what} must be a tile of rank 2 with the layout {SHARED}, got {type_}")
         assert source is not None
         assert tile is not None
+        if layout_of(source) != layout_of(tile):
+            return verify.fail(self, f"the result must have the operand's layout, got {source} and {tile}")
         if source.shape[0] != tile.shape[0] or source.element_type != tile.element_type:
             return verify.fail(self, f"the result must have the operand's rows and elements, got {source} and {tile}")
-        first, atom = verify.integer(self.first_column), atom_columns(source.element_type)
+        first = verify.integer(self.first_column)
+        atom = atom_columns(source.element_type) if layout_of(source) == SHARED else LINES
         if first is None or first < 0 or first % atom or first + tile.shape[1] > source.shape[1]:
             return verify.fail(
                 self,
@@ -65,6 +71,37 @@ class TileColumnsOp(Kv.Operation, name="tile_columns", traits=[Pure]):
                 f"{tile.shape[1]} from {self.first_column} on",
             )
         return True
+
+
+class TileAddColumnsOp(Kv.Operation, name="tile_add_columns", traits=[Pure]):
+    """Sums with a tile added to some of their columns, by ordinary additions of f32.
+
+    Operands: a tile of f32 in registers, and one of the same rows and as many columns or fewer. Attribute:
+    first_column, a multiple of 8. The result has the first operand's type.
+    """
+
+    source: Operand[Any]
+    added: Operand[Any]
+    first_column: ir.IntegerAttr
+    tile: Result[Any]
+
+    def verify_invariants(self) -> bool:
+        source, added = tile_of(self.source), tile_of(self.added)
+        for what, type_ in (("the operand", source), ("what is added", added)):
+            if type_ is None or type_.rank != 2 or str(type_.element_type) != "f32" or layout_of(type_) in IN_SHARED:
+                return verify.fail(self, f"{what} must be a tile of rank 2 of f32 in registers, got {type_}")
+        assert source is not None
+        assert added is not None
+        if source.shape[0] != added.shape[0] or layout_of(source) != layout_of(added):
+            return verify.fail(self, f"what is added must have the operand's rows and layout, got {source} and {added}")
+        first = verify.integer(self.first_column)
+        if first is None or first < 0 or first % LINES or first + added.shape[1] > source.shape[1]:
+            return verify.fail(
+                self,
+                f"columns must start at a multiple of {LINES} and lie in the operand's {source.shape[1]}, got "
+                f"{added.shape[1]} from {self.first_column} on",
+            )
+        return same_type(self, self.source)
 
 
 def atom_columns(element: ir.Type) -> int:
@@ -77,3 +114,8 @@ def tile_columns(source: ir.Value, first_column: int, columns: int) -> ir.Value:
     type_ = ir.RankedTensorType(source.type)
     result = tile_type([type_.shape[0], columns], type_.element_type, layout_of(type_))
     return TileColumnsOp(source, i64_attr(first_column), result).operation.results[0]
+
+
+def add_columns(source: ir.Value, added: ir.Value, first_column: int) -> ir.Value:
+    """Sums with a tile added to their columns from ``first_column`` on."""
+    return TileAddColumnsOp(source, added, i64_attr(first_column), source.type).operation.results[0]

@@ -12,6 +12,7 @@ from mlir import ir
 from kvarn.dialect.dtypes import f32
 from kvarn.dialect.ops.attention import arrays_of
 from kvarn.lowering.index import Ix
+from kvarn.lowering.promote_kv_sums import columns_at_a_time
 from kvarn.lowering.tile_boxes import swizzle_of_boxes
 from kvarn.lowering.tile_ir import MMA, SWIZZLE
 from kvarn.lowering.tile_transposition import GROUP
@@ -60,6 +61,8 @@ def _launch_section(
     case, (tiles, multiprocessors, splits, most) = config.case, counts
     spare = config.most_shared_bytes(at.target) - config.shared_bytes
     schedule = {"consumers": config.consumers, "spare": max(spare, 0), **config.entries()}
+    if config.narrow:
+        schedule["promote"] = columns_at_a_time(config.value_columns)
     if config.across > 1:
         schedule["across"] = config.across
     options = {"min_blocks": config.blocks(at.target)}

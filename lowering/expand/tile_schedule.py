@@ -16,6 +16,7 @@ from kvarn.dialect.schedules import NARROW_HEAD, ROW_CLASSES, TILED
 from kvarn.dialect.shared_layout import CHUNK, SharedLayout
 from kvarn.dialect.tma_layout import joins_heads
 from kvarn.lowering.assign_kv_layouts import MOST_HELD
+from kvarn.lowering.promote_kv_sums import columns_at_a_time
 from kvarn.lowering.target import REGISTERS, Target
 from kvarn.lowering.tile_boxes import staged_boxes_bytes
 from kvarn.lowering.tile_copies import SLOTS, row_unit, staging_bytes, why_not_by_rows, why_not_staged
@@ -174,7 +175,8 @@ class TileConfig:
         weights = self.keys * self.itemsize // 8
         if self.beside:
             weights *= 2
-        return (self.keys // 2 + weights + self.value_columns // 2) // self.beside_rows + held
+        fresh = columns_at_a_time(self.value_columns) // 2 if self.narrow else 0
+        return (self.keys // 2 + weights + self.value_columns // 2 + fresh) // self.beside_rows + held
 
     @property
     def beside(self) -> bool:

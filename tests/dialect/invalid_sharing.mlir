@@ -60,3 +60,66 @@ func.func @rule(%x: tensor<64x128xbf16, "shared">) {
   %0 = "kv.tile_columns"(%x) {first_column = 64 : i64} : (tensor<64x128xbf16, "shared">) -> tensor<64x128xbf16, "shared">
   return
 }
+
+// -----
+
+// Rule: they lie as the tile does.
+func.func @rule(%x: tensor<64x128xf8E4M3FN, "shared(transposed)">) {
+  // expected-error @below {{'kv.tile_columns' op the result must have the operand's layout, got tensor<64x128xf8E4M3FN, "shared(transposed)"> and tensor<64x64xf8E4M3FN, "shared">}}
+  %0 = "kv.tile_columns"(%x) {first_column = 0 : i64} : (tensor<64x128xf8E4M3FN, "shared(transposed)">) -> tensor<64x64xf8E4M3FN, "shared">
+  return
+}
+
+// -----
+
+// Rule: of a tile that lies transposed they start at a multiple of 8.
+func.func @rule(%x: tensor<64x128xf8E4M3FN, "shared(transposed)">) {
+  // expected-error @below {{'kv.tile_columns' op columns must start at a multiple of 8 and lie in the operand's 128, got 64 from 4 : i64 on}}
+  %0 = "kv.tile_columns"(%x) {first_column = 4 : i64} : (tensor<64x128xf8E4M3FN, "shared(transposed)">) -> tensor<64x64xf8E4M3FN, "shared(transposed)">
+  return
+}
+
+// -----
+
+// Rule: sums are of f32, in registers.
+func.func @rule(%x: tensor<64x64xbf16, "wgmma">, %y: tensor<64x32xf32, "wgmma">) {
+  // expected-error @below {{'kv.tile_add_columns' op the operand must be a tile of rank 2 of f32 in registers, got tensor<64x64xbf16, "wgmma">}}
+  %0 = "kv.tile_add_columns"(%x, %y) {first_column = 0 : i64} : (tensor<64x64xbf16, "wgmma">, tensor<64x32xf32, "wgmma">) -> tensor<64x64xbf16, "wgmma">
+  return
+}
+
+// -----
+
+// Rule: what is added too.
+func.func @rule(%x: tensor<64x64xf32, "wgmma">, %y: tensor<64x32xf32, "shared">) {
+  // expected-error @below {{'kv.tile_add_columns' op what is added must be a tile of rank 2 of f32 in registers, got tensor<64x32xf32, "shared">}}
+  %0 = "kv.tile_add_columns"(%x, %y) {first_column = 0 : i64} : (tensor<64x64xf32, "wgmma">, tensor<64x32xf32, "shared">) -> tensor<64x64xf32, "wgmma">
+  return
+}
+
+// -----
+
+// Rule: it has the same rows.
+func.func @rule(%x: tensor<64x64xf32, "wgmma">, %y: tensor<128x32xf32, "wgmma">) {
+  // expected-error @below {{'kv.tile_add_columns' op what is added must have the operand's rows and layout, got tensor<64x64xf32, "wgmma"> and tensor<128x32xf32, "wgmma">}}
+  %0 = "kv.tile_add_columns"(%x, %y) {first_column = 0 : i64} : (tensor<64x64xf32, "wgmma">, tensor<128x32xf32, "wgmma">) -> tensor<64x64xf32, "wgmma">
+  return
+}
+
+// -----
+
+// Rule: it is added to columns that there are.
+func.func @rule(%x: tensor<64x64xf32, "wgmma">, %y: tensor<64x32xf32, "wgmma">) {
+  // expected-error @below {{'kv.tile_add_columns' op columns must start at a multiple of 8 and lie in the operand's 64, got 32 from 40 : i64 on}}
+  %0 = "kv.tile_add_columns"(%x, %y) {first_column = 40 : i64} : (tensor<64x64xf32, "wgmma">, tensor<64x32xf32, "wgmma">) -> tensor<64x64xf32, "wgmma">
+  return
+}
+
+// -----
+
+// Rule: the result is the operand's tile.
+func.func @rule(%x: tensor<64x64xf32, "wgmma">, %y: tensor<64x32xf32, "wgmma">) {
+  // expected-error @below {{'kv.tile_add_columns' op the result must be of the operand's type tensor<64x64xf32, "wgmma">, got tensor<64x32xf32, "wgmma">}}
+  %0 = "kv.tile_add_columns"(%x, %y) {first_column = 0 : i64} : (tensor<64x64xf32, "wgmma">, tensor<64x32xf32, "wgmma">) -> tensor<64x32xf32, "wgmma">
+  return
+}

@@ -507,3 +507,17 @@ def test_a_batch_invariant_sequence_of_tiles_is_the_same_bits_in_any_batch():
             schedule=schedule,
         )  # fmt: skip
         assert torch.equal(alone, together[first:last]), f"sequence {b}"
+
+
+@needs_tiles
+@pytest.mark.parametrize("keys", [4096, 16384])
+@pytest.mark.parametrize("head_size", [64, 128, 256])
+def test_sums_of_8_bit_products_over_many_keys_lose_nothing_of_values_that_are_alike(keys, head_size):
+    rng, problem = problem_of(
+        9, "paged", dtype="f8e4m3", num_heads=2, head_size=head_size, page_size=64, cached=[keys - 100], new=[100]
+    )
+    problem.collection.blocks[:, 1] = 1
+    query = to_gpu(rng.standard_normal((100, 8, head_size)).astype(dtypes.f8e4m3.numpy))
+    offsets = to_gpu(problem.row_offsets.astype(np.uint32))
+    out = kv.ops.attention(collection_on_gpu(problem), 1, query, offsets, schedule={"splits": 1})
+    np.testing.assert_allclose(numbers(out), 1, rtol=0, atol=8e-3)

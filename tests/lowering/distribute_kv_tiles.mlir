@@ -269,6 +269,31 @@ gpu.module @kernels {
     gpu.return
   }
 
+  // A product whose sums are added outside of the tensor cores: 32 columns go to fresh accumulators (zeros before the
+  // first step), are waited for and added to a thread's first 16 sums, then the other 32. Columns of B are its rows.
+  // CHECK-LABEL: gpu.func @promoted
+  // CHECK:         wgmma.mma_async.sync.aligned.m64n32k32.f32.e4m3.e4m3 {$0, {{[^}]*}}}, a, b, no, 1, 1;
+  // CHECK:          wgmma.wait_group.sync.aligned 0;
+  // CHECK-COUNT-16: arith.addf %{{.*}} : f32
+  // CHECK-NOT:      arith.addf
+  // CHECK:          getelementptr %{{.*}}[4096]
+  // CHECK:          wgmma.mma_async.sync.aligned.m64n32k32.f32.e4m3.e4m3 {$0, {{[^}]*}}}, a, b, no, 1, 1;
+  // CHECK:          wgmma.wait_group.sync.aligned 0;
+  // CHECK-COUNT-16: arith.addf %{{.*}} : f32
+  // CHECK-NOT:      arith.addf
+  // CHECK:          arith.maxnumf
+  gpu.func @promoted(%n: i32, %out: memref<?xf32>) kernel attributes {kv.tiled, kv.block = array<i32: 128, 1, 1>, kv.schedule = {consumers = 1 : i64}} {
+    %b = "kv.make_stages"() {buffer_name = "keys", copy = "convert", stages = 2 : i64, tile = tensor<64x64xf8E4M3FN, "shared">} : () -> !kv.stages
+    %k = "kv.consumer_wait"(%b, %n) : (!kv.stages, i32) -> tensor<64x64xf8E4M3FN, "shared">
+    %c = arith.constant dense<1.0> : !tile
+    %y = "kv.dot"(%k, %k, %c) {kv.promoted = 32 : i64, transpose_b = true} : (tensor<64x64xf8E4M3FN, "shared">, tensor<64x64xf8E4M3FN, "shared">, !tile) -> !tile
+    %m = "kv.tile_reduce"(%y) {kind = "max", axis = 1 : i64} : (!tile) -> !row
+    %at = "kv.tile_index"() : () -> tensor<64xi32, "rows(wgmma)">
+    %true = arith.constant dense<true> : tensor<64xi1, "rows(wgmma)">
+    "kv.tile_scatter"(%m, %out, %true, %at) : (!row, memref<?xf32>, tensor<64xi1, "rows(wgmma)">, tensor<64xi32, "rows(wgmma)">) -> ()
+    gpu.return
+  }
+
   // Products by mma.sync: rows of a buffer become a warp's fragments of A by ldmatrix, B comes by ldmatrix fragment by
   // fragment, transposed where its rows are the product's; the accumulator's registers are A of the next product. A tile
   // is waited for by groups of cp.async and the whole block; there are no barriers in shared memory, no proxies and no

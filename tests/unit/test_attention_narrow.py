@@ -98,3 +98,17 @@ def test_a_lane_has_the_weights_of_the_tokens_that_it_multiplies():
             group, at = divmod(column, 16)
             t, i = divmod(at, 4)
             assert own[register] == (row, 16 * group + 2 * t + (i & 1) + 8 * (i >> 1))
+
+
+@pytest.mark.parametrize("place", ["sm_90a"], indirect=True)
+@pytest.mark.parametrize(("disable", "least", "most"), [([], 0.995, 1.005), (["promote-kv-sums"], 0, 0.985)])
+def test_sums_over_many_keys_lose_nothing_of_values_that_are_alike(place, disable, least, most):
+    """Tensor cores, and the emulator, cut off what is small beside a sum of 8-bit products: 2% of 2000 keys."""
+    query, problem = problem_of(7, cached=[2000], new=[1], head_size=128, page_size=64)
+    problem.collection.blocks[:, 1] = 1
+    query, offsets = place.put(query), place.put(problem.row_offsets.astype(np.uint32))
+    with kv.pipeline(disable=disable):
+        out = kv.ops.attention(place.collection(problem.collection), 1, query, offsets, schedule={"splits": 1})
+    made = place.get(out).astype(np.float64)
+    assert least <= made.min()
+    assert made.max() <= most

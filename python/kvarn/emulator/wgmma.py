@@ -7,6 +7,8 @@ register to another only renames it, as assemblers take it, and a product of the
 reads must stay: a write to a register of A, or other bytes in shared memory at the wait than at the issue, is an error,
 so that nothing depends on when the tensor cores read. Registers written by ordinary instructions need a
 ``wgmma.fence`` before a product takes them. Each warp's 16 rows are computed on their own, at that warp's wait.
+
+Sums of 8-bit products lose what tensor cores cut off (:func:`add_8_bits`).
 """
 
 from __future__ import annotations
@@ -27,6 +29,7 @@ _ELEMENTS = {
     "bf16": ml_dtypes.bfloat16, "f16": np.float16, "e4m3": ml_dtypes.float8_e4m3fn, "e5m2": ml_dtypes.float8_e5m2,
 }  # fmt: skip
 _ATOMS = (16, 128, 64, 32)  # bytes of a row of a swizzle atom, by the descriptor's highest bits
+FRACTION_BITS = 13  # of the largest of 32 products of 8-bit elements and the sum so far, that all are cut off to
 _POISON = np.uint64(0x7FFF_DEAD)  # a NaN
 _GROUP, _PLACE = np.arange(WARP) // 4, np.arange(WARP) % 4
 
@@ -225,7 +228,8 @@ class Products:
                 del self.sources[name][acc.warp]
                 if not self.sources[name]:
                     del self.sources[name]
-        acc.values = p.a @ p.b.T + acc.values
+        narrow = np.dtype(_ELEMENTS[p.instruction.name[6]]).itemsize == 1
+        acc.values = add_8_bits(p.a, p.b, acc.values) if narrow else p.a @ p.b.T + acc.values
         acc.products.remove(p)
         if acc.products:
             return
@@ -240,6 +244,17 @@ class Products:
         for waiting in (*self.open, *(g for groups in self.groups for g in groups)):
             for p in waiting:
                 raise EmulationError(f"the kernel ends with a product that nothing waited for: {_named(p.instruction)}")
+
+
+def add_8_bits(a: np.ndarray, b: np.ndarray, c: np.ndarray) -> np.ndarray:
+    """C + A B^T of one step of 8-bit elements, as sm_90 adds: all that is below 2^-13 of the largest term is cut off.
+
+    So it is on an H200: of values that are all 1 under weights of random scores, sums over 1024, 4096, 16384 and 65536
+    keys have 0.994, 0.944, 0.757 and 0.466 of what they should, and by this 0.994, 0.943, 0.758 and 0.468.
+    """
+    terms = np.concatenate([c[:, :, None], a[:, None, :] * b[None]], axis=2, dtype=np.float64)
+    unit = np.ldexp(1.0, np.frexp(np.abs(terms).max(axis=2))[1] - 1 - FRACTION_BITS)
+    return (np.trunc(terms / unit[..., None]).sum(axis=2) * unit).astype(np.float32)
 
 
 def _named(i: Instruction) -> str:
