@@ -395,7 +395,7 @@ ONE_WAIT = Entry(
 STORED_KEYS = Entry(
     "stored_keys", "Whether keys of f8e4m3 and f8e5m2 are multiplied as they are stored, by a query of bf16 that is "
     "split in two of f8e4m3; else they are converted.",
-    "true where TMA copies such keys, without scales, to products by wgmma, of heads of up to 128 or over 256", bool,
+    "true where TMA copies such keys, without scales, to products by wgmma", bool,
 )  # fmt: skip
 OCCUPANCY = Entry(
     "occupancy", "Blocks that share a multiprocessor, of which one works while another waits; by mma.sync as many as "

@@ -449,9 +449,7 @@ def chosen(case: Case, target: Target, schedule: Mapping[str, Any], measured: bo
         wide["one_wait"] = True
         wide["ping_pong"] = given.get("rows", wide.get("rows", TileConfig.rows)) == 2 * WARPGROUP_ROWS
     if TileConfig(case).converts:
-        measured_sizes = not TURNS_FROM < max(case.size, case.value_size) <= MOST_OF_VALUES
-        found_stored = measured_sizes and why_not_stored(TileConfig(case)) is None
-        wide["stored_keys"] = given.get("stored_keys", found_stored)
+        wide["stored_keys"] = given.get("stored_keys", why_not_stored(TileConfig(case)) is None)
         if given.get("producer", True):
             wide |= _converting(case, {**wide, **given}, schedule, target)
     problem = None

@@ -85,7 +85,7 @@ def chosen(dtype: Any, query: Any = bf16, size: int = 64, page: int = 16, granul
 
 
 def test_keys_are_multiplied_as_stored_where_boxes_of_8_bit_floats_meet_bf16():
-    assert all(chosen(dtype, size=size) for dtype in (f8e4m3, f8e5m2) for size in (40, 64, 72, 80, 128, 512))
+    assert all(chosen(dtype, size=size) for dtype in (f8e4m3, f8e5m2) for size in (40, 64, 72, 80, 128, 192, 256, 512))
     assert not any((chosen(i8), chosen(f8e4m3, f16), chosen(f8e4m3, page=1), chosen(f8e4m3, granule=16)))
     assert not chosen(f8e4m3, stored_keys=False)
     assert not chosen(f8e4m3, instruction="mma.sync")
