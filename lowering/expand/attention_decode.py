@@ -24,7 +24,8 @@ programmatically so that it waits on the device when the first ends.
 
 8-bit elements are converted to f16 in pairs. K's bytes keep their order in a register, which permutes the head
 dimension inside each 16; the query is read with the same permutation. Scales of K multiply the scores; those of V
-multiply the probabilities, over the largest power of two of those met so far, which keeps them in f16's range.
+multiply the probabilities, over the largest power of two of those met so far, which keeps them in f16's range. Where 16
+elements have several scales, elements are multiplied by them, K's over such a power of two of the tile.
 """
 
 from __future__ import annotations
@@ -94,17 +95,23 @@ def decode_kernel(c: Config) -> Any:
             o[i] = o[i] * by
 
     @kv.func
+    def unit_above(top):
+        """The power of two that a scale does not exceed."""
+        above = (kv.bitcast(top, kv.i32) + 0x7FFFFF) & 0x7F800000
+        return kv.bitcast(kv.math.min(above, 0x7E800000), kv.f32)
+
+    @kv.func
+    def unit_of_keys(stage, lane):
+        """A power of two that no scale of a tile of K exceeds, and its inverse."""
+        unit = unit_above(kv.math.max(stream.largest_scale(stage, 0, lane), 2.0**-100))
+        return unit, kv.bitcast(0x7F000000 - kv.bitcast(unit, kv.i32), kv.f32)
+
+    @kv.func
     def follow_scales(stage, o, unit, lane):
         """Make unit[0] a power of two that no scale of V met so far exceeds, unit[1] its inverse; o is in this unit."""
-        top = kv.f32(0.0)
-        for t in kv.static(range(0, TT, 32)):
-            for g in kv.static(range(GC)):
-                token = lane % TT if TT < 32 else lane + t
-                top = kv.math.max(top, kv.math.abs(stream.scale_at(stage, GC + g, token).load(kv.f32)))
-        top = kv.warp_reduce(top, "max")
+        top = stream.largest_scale(stage, 1, lane)
         if top > unit[0]:
-            above = (kv.bitcast(top, kv.i32) + 0x7FFFFF) & 0x7F800000
-            unit_of = kv.bitcast(kv.math.min(above, 0x7E800000), kv.f32)
+            unit_of = unit_above(top)
             rescale(o, unit[0] / unit_of)
             unit[0], unit[1] = unit_of, 1.0 / unit_of
 
@@ -127,8 +134,9 @@ def decode_kernel(c: Config) -> Any:
         Changes m, l, o and unit.
         """
         scores = []
+        of_keys = unit_of_keys(stage, lane) if c.scaled_elements else None
         for mt in kv.static(range(MT)):
-            of_tile = multiply.scores(q, q_place, stage, mt, lane)
+            of_tile = multiply.scores(q, q_place, stage, mt, of_keys, lane)
             if c.slices > 1:
                 of_tile = multiply.whole_scores(of_tile, *sharers(stages, number, mt), lane)
             for nt in kv.static(range(NT)):

@@ -9,8 +9,9 @@ columns that are missing: in shared memory those of K, in registers those of the
 
 8-bit elements are converted to f16 in pairs. K's bytes keep their order in a register, which permutes the head
 dimension inside each 16; the query is read with the same permutation. Rows of the output are then even and odd
-elements. Where the 16 elements of a step are of several granules of scales, each takes a product, in which the other
-elements are zeros.
+elements. Where the 16 elements of a step are of several granules of scales, elements are multiplied by their scales,
+over a power of two (of a tile's for K, of those met so far for V); else the scales of K multiply the scores, and those
+of V the weights.
 
 f32 elements are multiplied as two numbers of tf32 each, what is representable and the rest, in three products
 (m16n8k8): all but what is below f32's own rounding. V's fragments are loaded word by word, the tokens of a step in the
@@ -19,7 +20,6 @@ order in which the transposed weights have them.
 
 from __future__ import annotations
 
-import math
 from types import SimpleNamespace
 
 import kvarn as kv
@@ -35,15 +35,12 @@ def products(c: Config, stream: SimpleNamespace) -> SimpleNamespace:
     spec, G, NT, GC = c.spec, c.head_rows, c.column_tiles, c.scales
     KS, QS = c.row_steps, c.key_steps
     shared_offset = stream.shared_offset
-    UNIT = math.gcd(spec.granularity, 16) if GC > 1 else 16  # elements that are multiplied together
-    PASSES = 16 // UNIT  # products of a step
-    GS = spec.granularity // 16 if GC > 1 and PASSES == 1 else KS  # steps of a granule
+    SCALED = c.scaled_elements
+    GS = spec.granularity // 16 if GC > 1 and not SCALED else KS  # steps of a granule
 
-    def granule_of(ks, which):
+    def granule_of(ks):
         """The granule of a step's elements; past the last there are zeros."""
-        if PASSES == 1:
-            return min(ks // GS, max(GC, 1) - 1)
-        return min((ks * 16 + which * UNIT) // spec.granularity, GC - 1)
+        return min(ks // GS, max(GC, 1) - 1)
 
     def chunk_offset(row, chunk, first):
         """Byte of a row's chunk ``first`` + ``chunk``: in wide rows a constant distance from one of few addresses."""
@@ -195,16 +192,40 @@ def products(c: Config, stream: SimpleNamespace) -> SimpleNamespace:
         return kv.mma_m16n8k16(a, b, sums, c.mma)
 
     @kv.func
-    def own_columns(words, which, lane):
-        """K's fragment with zeros in all granules of its 16 columns but one: a lane has four columns of each row."""
-        mine = (lane & 3) // (UNIT // 4) == which
-        return [kv.where(mine, w, 0) for w in words]
+    def granule_scale(stage, half, ks, element, token):
+        """The scale of the granule that an element of a step is of, of K or of V; past the last there are zeros."""
+        size = spec.granularity
+        granule = ks * (16 // size) + element // size if 16 % size == 0 else (ks * 16 + element) // size
+        if ks * 16 + 16 > GC * size:
+            granule = kv.math.min(granule, GC - 1)
+        return stream.granule_scale_at(stage, half, granule, token).load(kv.f32)
 
     @kv.func
-    def own_rows(words, which, lane):
-        """V's transposed fragment with zeros in all granules of its 16 rows but one: a lane has two neighbours."""
-        mine = (lane >> 2) // (UNIT // 2) == which
-        return [kv.where(mine, w, 0) for w in words]
+    def times(words, pairs):
+        """Pairs of f16 times pairs of f16."""
+        return [
+            kv.bitcast(kv.bitcast(w, kv.f16) * kv.bitcast(x, kv.f16), kv.i32) for w, x in zip(words, pairs, strict=True)
+        ]
+
+    @kv.func
+    def scaled_keys(fragment, stage, mt, ks, unit, lane):
+        """K's fragment of a step times its scales: a lane has four columns of two rows, which are of one granule."""
+        pairs = []
+        for half in kv.static(range(2)):
+            token = mt * 16 + 8 * half + (lane >> 2)
+            one = granule_scale(stage, 0, ks, (lane & 3) * 4, token) * unit[1]
+            pairs.append(kv.pack_f16x2(one, one))
+        return times(fragment, [pairs[i % 2] for i in range(4)])
+
+    @kv.func
+    def scaled_values(fragment, stage, mt, ks, unit, lane):
+        """V's transposed fragment of a step times its scales: a lane has two neighbours of four tokens."""
+        pairs = []
+        for half in kv.static(range(2)):
+            token = mt * 16 + 8 * half + (lane & 3) * 2
+            both = [granule_scale(stage, 1, ks, (lane >> 2) * 2, token + i) * unit[1] for i in range(2)]
+            pairs.append(kv.pack_f16x2(*both))
+        return times(fragment, [pairs[i // 2] for i in range(4)])
 
     # --- the first product ---------------------------------------------------------------------------
 
@@ -214,16 +235,18 @@ def products(c: Config, stream: SimpleNamespace) -> SimpleNamespace:
         return stream.scale_at(stage, which, mt * 16 + 8 * half + (lane >> 2)).load(kv.f32)
 
     @kv.func
-    def scores(q, place, stage, mt, lane):
+    def scores(q, place, stage, mt, unit, lane):
         """K Q^T of 16 tokens, K's scales counted: [column tile][4]."""
         a = []
         if not c.query_in_shared:
             loads = cdiv(QS * c.step_bytes, 32)
             a = [f for k in range(loads) for f in key_fragments(stage, mt, k, lane)]
-        return [score_tile(a, q, place, stage, mt, nt, lane) for nt in range(NT)]
+            if SCALED:
+                a = [scaled_keys(a[ks], stage, mt, ks, unit, lane) for ks in range(QS)]
+        return [score_tile(a, q, place, stage, mt, nt, unit, lane) for nt in range(NT)]
 
     @kv.func
-    def score_tile(a, q, place, stage, mt, nt, lane):
+    def score_tile(a, q, place, stage, mt, nt, unit, lane):
         """K Q^T of 16 tokens and 8 rows: of the fragments that are given, or that are loaded one by one."""
         found = [kv.f32(0.0)] * 4
         both, held = [[kv.f32(0.0)] * 4, [kv.f32(0.0)] * 4], []
@@ -232,24 +255,25 @@ def products(c: Config, stream: SimpleNamespace) -> SimpleNamespace:
                 if ks * c.step_bytes % 32 == 0:
                     held = key_fragments(stage, mt, ks * c.step_bytes // 32, lane)
                 fragment = held[ks % len(held)]
+                if SCALED:
+                    fragment = scaled_keys(fragment, stage, mt, ks, unit, lane)
             else:
                 fragment = a[ks]
             b = query_step(q, place, nt, ks, lane)
             if c.wide:
                 fragment, b = parts(fragment), parts(b)
-            for which in kv.static(range(PASSES)):
-                mine = own_columns(fragment, which, lane) if PASSES > 1 else fragment
-                both[ks % 2] = multiplied(mine, b, both[ks % 2])
-                if GC:
-                    if PASSES > 1 or (ks + 1) % GS == 0 or ks + 1 == QS:
-                        g = granule_of(ks, which)
-                        scale = [scale_of(stage, g, mt, half, lane) for half in range(2)]
-                        for i in kv.static(range(4)):
-                            one = both[ks % 2][i] if PASSES > 1 or GS == 1 else both[0][i] + both[1][i]
-                            found[i] = found[i] + one * scale[i // 2]
-                        both = [[kv.f32(0.0)] * 4, [kv.f32(0.0)] * 4]
-        if not GC:
+            both[ks % 2] = multiplied(fragment, b, both[ks % 2])
+            if GC and not SCALED:
+                if (ks + 1) % GS == 0 or ks + 1 == QS:
+                    scale = [scale_of(stage, granule_of(ks), mt, half, lane) for half in range(2)]
+                    for i in kv.static(range(4)):
+                        one = both[ks % 2][i] if GS == 1 else both[0][i] + both[1][i]
+                        found[i] = found[i] + one * scale[i // 2]
+                    both = [[kv.f32(0.0)] * 4, [kv.f32(0.0)] * 4]
+        if not GC or SCALED:
             found = [both[0][i] + both[1][i] if QS > 1 else both[0][i] for i in range(4)]
+            if SCALED:
+                found = [x * unit[0] for x in found]
         return found
 
     @kv.func
@@ -281,8 +305,8 @@ def products(c: Config, stream: SimpleNamespace) -> SimpleNamespace:
 
     @kv.func
     def weights(p, stage, unit, g, mt, lane):
-        """16 tokens' weights as the second operand of the second product, V's scales counted."""
-        if GC:
+        """16 tokens' weights as the second operand of the second product, with V's scales where elements have none."""
+        if GC and not SCALED:
             scales = [scale_of(stage, GC + g, mt, half, lane) * unit[1] for half in range(2)]
             p = [p[i] * scales[i // 2] for i in range(4)]
         return [kv.movmatrix(pack(p[0], p[1])), kv.movmatrix(pack(p[2], p[3]))]
@@ -311,16 +335,14 @@ def products(c: Config, stream: SimpleNamespace) -> SimpleNamespace:
         for t in kv.static(range(cdiv(KS, step))):
             for u in kv.static(range(min(step, KS - t * step))):
                 ks = t * step + u
-                for which in kv.static(range(PASSES)):
-                    if PASSES > 1 or ks % GS == 0:  # a granule begins: the first of all, or one with its own scales
-                        g = granule_of(ks, which)
-                        b = [weights(p[nt], stage, unit, g, mt, lane) for nt in range(NT)]
-                    if u == 0 and which == 0:
-                        fragments = value_fragments(stage, mt, t, lane)
-                    a = own_rows(fragments[u], which, lane) if PASSES > 1 else fragments[u]
-                    for nt in kv.static(range(NT)):
-                        at = (nt * KS + ks) * 4
-                        o[at : at + 4] = multiplied(a, b[nt], o[at : at + 4])
+                if ks % GS == 0:  # a granule begins: the first of all, or one with its own scales
+                    b = [weights(p[nt], stage, unit, granule_of(ks), mt, lane) for nt in range(NT)]
+                if u == 0:
+                    fragments = value_fragments(stage, mt, t, lane)
+                a = scaled_values(fragments[u], stage, mt, ks, unit, lane) if SCALED else fragments[u]
+                for nt in kv.static(range(NT)):
+                    at = (nt * KS + ks) * 4
+                    o[at : at + 4] = multiplied(a, b[nt], o[at : at + 4])
 
     return SimpleNamespace(
         query=query, empty_query=empty_query, scores=scores, whole_scores=whole_scores, add_values=add_values

@@ -217,6 +217,11 @@ class Config:
         return self.size * self.spec.dtype.itemsize
 
     @property
+    def scaled_elements(self) -> bool:
+        """Whether elements are multiplied by their scales: where those of a step of the products have several."""
+        return self.scales > 1 and self.spec.granularity % 16 != 0
+
+    @property
     def scales_copied(self) -> bool:
         """Whether scales are copied to shared memory as they are; others are converted on their way."""
         return self.scales > 0 and self.spec.scale_dtype is kv.f32 and self.scales % 4 == 0

@@ -205,6 +205,25 @@ def streaming(c: Config) -> SimpleNamespace:
         return stage + (2 * c.half_stage + which * (4 * TT)) + token * 4
 
     @kv.func
+    def granule_scale_at(stage, half, granule, token):
+        """:func:`scale_at` of a granule that is a value of the kernel, of K or (``half`` 1) of V."""
+        if c.scales_copied:
+            return stage + (2 * c.half_stage + half * (TT * c.scale_pitch)) + granule * 4 + token * c.scale_pitch
+        return stage + (2 * c.half_stage + half * (GC * 4 * TT)) + granule * (4 * TT) + token * 4
+
+    @kv.func
+    def largest_scale(stage, half, lane):
+        """The largest magnitude of a tile's scales, of K or (``half`` 1) of V."""
+        top, width = kv.f32(0.0), 4 if c.scales_copied else 1
+        for t in kv.static(range(0, TT, 32)):
+            token = lane % TT if TT < 32 else lane + t
+            for g in kv.static(range(0, GC, width)):
+                loaded = scale_at(stage, half * GC + g, token).load(kv.f32, width)
+                for i in kv.static(range(width)):
+                    top = kv.math.max(top, kv.math.abs(loaded[i] if width > 1 else loaded))
+        return kv.warp_reduce(top, "max")
+
+    @kv.func
     def issue(caches, b, head, tile, end, pages, tokens, stage, lane, keys, first, often):
         """Start copying a tile, when the unit has it: where ``often`` is set, without checks that are not needed."""
         if tile < end:
@@ -219,6 +238,7 @@ def streaming(c: Config) -> SimpleNamespace:
 
     return SimpleNamespace(
         shared_offset=shared_offset, pages_of=pages_of, token_of=token_of, within=within, load_scales=load_scales,
-        store_scales=store_scales, scale_at=scale_at, held_scales=0 if c.scales_copied else 2 * GC * scale_turns,
-        issue=issue, clear_columns=clear_columns, seen_whole=seen_whole,
+        store_scales=store_scales, scale_at=scale_at, granule_scale_at=granule_scale_at, largest_scale=largest_scale,
+        held_scales=0 if c.scales_copied else 2 * GC * scale_turns, issue=issue, clear_columns=clear_columns,
+        seen_whole=seen_whole,
     )  # fmt: skip
