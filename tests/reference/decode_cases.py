@@ -55,6 +55,17 @@ def scales(
     check(place, problem, queries(rng, problem, heads, query), {}, scale=0.0005 if dtype == "i8" else 0.1)
 
 
+def uneven_scales(place: Place, dtype: str, granularity: int, cached: Sequence[int], new: Sequence[int]) -> None:
+    """Scales up to 2**40 times smaller than those of other tokens and granules count, and zeros and negative ones."""
+    rng, problem = problem_of(
+        23, dtype, scale_dtype="f32", granularity=granularity, cached=cached, new=new, head_size=64
+    )
+    scales = problem.collection.scales
+    factors = np.ldexp(rng.choice([0.0, 1.0, 1.0, -1.0], scales.shape), -rng.integers(0, 41, scales.shape))
+    np.multiply(scales, factors.astype(np.float32), out=scales, where=np.isfinite(scales))
+    check(place, problem, queries(rng, problem, 4, "f16"), {}, scale=0.0005 if dtype == "i8" else 0.1)
+
+
 def head_sizes(
     place: Place, dtype: str, head_size: int, page_size: int, heads: int, cached: Sequence[int], new: Sequence[int],
     **schedule: Any,

@@ -303,6 +303,11 @@ def test_decode_counts_scales_of_granules_narrower_than_a_step(dtype, scale_dtyp
     decode_cases.scales(places.Interpreted(), dtype, scale_dtype, granularity, [90, 0, 7], [1, 2, 1], head_size)
 
 
+@pytest.mark.parametrize(("dtype", "granularity"), [("i8", 4), ("f8e4m3", 8)])
+def test_decode_counts_scales_far_below_those_of_other_tokens_and_granules(dtype, granularity):
+    decode_cases.uneven_scales(places.Interpreted(), dtype, granularity, [90, 0, 7], [1, 2, 1])
+
+
 @pytest.mark.parametrize("schedule", [SIMT, TILES, DECODE], ids=["simt", "mma", "decode"])
 def test_scales_may_be_aligned_to_those_of_one_head(schedule):
     rng, problem = problem_of(
