@@ -355,7 +355,7 @@ def problems(
         )
     if spec.head_size % 8 or not 8 <= spec.head_size <= MOST_COLUMNS:
         found.append(f"needs a head size of a multiple of 8 up to {MOST_COLUMNS}, got {spec.head_size}")
-    # The elements of a step that are of one granule are multiplied by themselves.
+    # The elements that a lane has of a row in one step are multiplied by one scale.
     if spec.quantized and spec.granularity < spec.head_size and spec.granularity % LEAST_GRANULE:
         found.append(f"needs granules of a multiple of {LEAST_GRANULE}, got {spec.granularity}")
     if not found:
