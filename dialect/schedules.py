@@ -529,6 +529,27 @@ PROJECTED_FEW = Kind(
         Entry("atoms", "By wgmma, runs of 128 bytes of a row that are read at a time.", "1", choices=(1, 2, 4)),
     ),
 )
+PROJECTED_WHOLE = Kind(
+    "whole",
+    "one kernel whose blocks have all of K of their columns, and write them: by mma.sync up to 16 tokens of bf16 or "
+    "f16, else by wgmma; without norms, scales of caches and scales by groups",
+    (
+        Entry("units", "Columns of a tile, by 16.", "as many as give all multiprocessors evenly", least=1, most=16),
+        Entry(
+            "rows",
+            "By wgmma, tokens of a tile.",
+            "128; of more, also 192 and 256 of 16 bits",
+            choices=(64, 128, 192, 256),
+        ),
+        Entry(
+            "atoms",
+            "By wgmma, runs of 128 bytes of a row that are read at a time.",
+            "2 of few tokens, else 1",
+            choices=(1, 2, 4),
+        ),
+        Entry("stages", "By wgmma, steps of K in shared memory.", "as many as fit, up to 12", least=2, most=12),
+    ),
+)
 PLAIN_HOST = Kind("host", "one thread a token", on_host=True)
 PLAIN = Kind("simt", "the threads of a block share tokens", (THREADS,))
 FIXED = Kind("simt", "a division of the work that nothing changes")
@@ -549,7 +570,9 @@ OPERATIONS: dict[str, Operation] = {
     "kv.mla_prefill_chunk": Operation((ROWS_HOST, SIMT), _PROMISES),
     **dict.fromkeys(
         ("kv.project_append", "kv.project_append_padded"),
-        Operation((PROJECTED_HOST, PROJECTED_SIMT, PROJECTED, PROJECTED_FEW), (MAX_TOKENS, EARLY_WEIGHT)),
+        Operation(
+            (PROJECTED_HOST, PROJECTED_SIMT, PROJECTED, PROJECTED_FEW, PROJECTED_WHOLE), (MAX_TOKENS, EARLY_WEIGHT)
+        ),
     ),
     **dict.fromkeys(
         (

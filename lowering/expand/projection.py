@@ -19,6 +19,7 @@ from kvarn.dialect import ops
 from kvarn.dialect.dtypes import DType, bf16, f8e4m3, f16, f32
 from kvarn.dialect.layout import CacheSpec, cdiv
 from kvarn.dialect.ops.projection import BLOCK, Band, bands_of, k_of, rounding_of
+from kvarn.dialect.schedules import OPERATIONS
 from kvarn.lowering.target import Target
 from kvarn.lowering.tile_ir import MMA, SWIZZLE, WARPGROUP, WARPGROUP_ROWS
 
@@ -455,7 +456,7 @@ def kind_of(op: Any, at: Expansion, case: Projection) -> str:
     ValueError
         If the kind that is given does not take the case.
     """
-    from . import projection_few, projection_few_mma, projection_few_stored, projection_tiles
+    from . import projection_few, projection_few_mma, projection_few_stored, projection_tiles, projection_whole
 
     kind, tokens = at.schedule.get("kind"), at.schedule.get("max_tokens")
     alignment, by_wgmma = row_alignment(op), few_by_wgmma(case, at.target)
@@ -467,13 +468,18 @@ def kind_of(op: Any, at: Expansion, case: Projection) -> str:
     if tokens is None or tokens > projection_few.TOKENS[-1]:
         few.append(f"needs max_tokens of at most {projection_few.TOKENS[-1]}, got {tokens}")
     values = plain_case(case) if case.scaling == "group" else case
-    why = {"few": few, "tile": projection_tiles.problems(values, at.target, alignment)}
+    whole = projection_whole.problems(op, case, at)
+    why = {"few": few, "whole": whole, "tile": projection_tiles.problems(values, at.target, alignment)}
     if kind is not None:
         for problem in why.get(kind, ()):
             raise ValueError(f"a schedule of kind {kind} {problem}")
         return kind
     if at.target.is_host:
         return "host"
+    declared = OPERATIONS[op.operation.name]
+    of_whole = at.schedule.keys() <= set(declared.names(declared.kind("whole")))
+    if by_wgmma and not whole and of_whole and projection_whole.best(case, tokens):
+        return "whole"
     best = FEW_BY_WGMMA if by_wgmma else FEW_BY_MMA
     if not by_wgmma and projection_few_stored.takes(op, case, at):
         best = FEW_STORED
@@ -488,9 +494,22 @@ def few_by_wgmma(case: Projection, target: Target) -> bool:
 
 @expands("kv.project_append", "kv.project_append_padded")
 def project_append(op: Any, at: Expansion) -> None:
-    from . import projection_few, projection_few_mma, projection_tiles
+    from . import (
+        projection_few,
+        projection_few_mma,
+        projection_tiles,
+        projection_whole,
+        projection_whole_mma,
+        projection_whole_tiles,
+    )
 
     case = Projection.of(op, at)
+    if at.kind == "whole":
+        if projection_whole.by_mma(case, at.schedule["max_tokens"]):
+            projection_whole_mma.launch(op, projection_whole_mma.chosen(case, at.schedule), at)
+        else:
+            projection_whole_tiles.launch(op, projection_whole_tiles.chosen(case, at.schedule, at.target), at)
+        return
     if at.kind == "few" and not few_by_wgmma(case, at.target):
         projection_few_mma.launch(op, case, projection_few_mma.chosen(op, case, at), at)
         return

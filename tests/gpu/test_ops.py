@@ -20,8 +20,8 @@ SUITES = (
     "unit.test_ops_append", "unit.test_ops_rope", "unit.test_ops_rotary", "unit.test_ops_copies",
     "unit.test_ops_convert", "unit.test_ops_transfer", "unit.test_ops_ragged", "unit.test_ops_updates",
     "unit.test_ops_edges", "unit.test_shared_prefixes", "unit.test_sources",
-    "unit.test_mla_prior", "unit.test_ops_projection", "unit.test_ops_projection_groups", "unit.test_attention_narrow",
-    "unit.test_attention_stored_keys",
+    "unit.test_mla_prior", "unit.test_ops_projection", "unit.test_ops_projection_groups",
+    "unit.test_ops_projection_whole", "unit.test_attention_narrow", "unit.test_attention_stored_keys",
     "unit.test_attention_pages", "unit.test_page_choice", "unit.test_ops_drafts", "unit.test_indexer",
     "unit.test_block_mask",
 )  # fmt: skip

@@ -18,7 +18,7 @@ from kvarn.dialect.dtypes import DType, bf16, bool_, f16, f32, i32, i64, u32
 from . import arithmetic as _a
 from .builder import emit, emit_value, types
 from .memory import GLOBAL, SHARED, Pointer
-from .values import Numeric, Value, as_value, bitcast, cast, describe, i32_value, plain
+from .values import Numeric, Value, Vector, as_value, bitcast, cast, describe, i32_value, plain, vector
 
 __all__ = [
     "ballot", "cluster_barrier", "cluster_rank", "cp_async", "cp_async_bulk", "cp_async_bulk_prefetch",
@@ -183,6 +183,18 @@ def cp_async_bulk_prefetch(source: Pointer, bytes: Any) -> None:
     """
     operands = [_pointer(source, GLOBAL, "the source").address().ir, i32_value(bytes, "bytes")]
     inline_asm("cp.async.bulk.prefetch.L2.global [$0], $1;", "l,r,~{memory}", operands, effects=True)
+
+
+def load_once(pointer: Pointer) -> Vector:
+    """16 bytes of memory that nothing writes and nobody reads again, as four i32, in the order of the program.
+
+    The L1 does not keep them, and the L2 takes the 256 bytes around them from memory at one time, as if the rest were
+    asked for soon. sm_80 and later.
+    """
+    operands = [_pointer(pointer, GLOBAL, "the address").address().ir]
+    text = "ld.global.nc.L1::no_allocate.L2::256B.v4.b32 {$0, $1, $2, $3}, [$4];"
+    made = inline_asm(text, "=r,=r,=r,=r,l", operands, "!llvm.struct<(i32, i32, i32, i32)>", effects=True)
+    return vector(i32, _parts(made, 4, i32))
 
 
 def load_nc(pointer: Pointer, dtype: DType = i32, width: int = 4) -> Any:

@@ -1,0 +1,245 @@
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""kv.project_append in one kernel whose blocks have all of K of their columns: kind ``whole``.
+
+Where heads are neither normalised nor quantized a column needs only the one that it is rotated with. So columns go in
+units of 16: 8 of a head and the 8 that they are turned with, or their neighbours. A block has some units, reads their
+rows of the weight once, and writes what they give to queries and cache by itself: no partial result leaves it, no
+workspace, and no other kernel. As many units a block as make even rounds of the device may belong to several heads.
+
+Up to 16 tokens are multiplied by mma.sync (projection_whole_mma.py), more by wgmma (projection_whole_tiles.py).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from kvarn import dsl as kv
+from kvarn.dialect.dtypes import bf16, f8e4m3, f16
+from kvarn.dialect.layout import cdiv
+
+from .base import Expansion
+from .common import Head, StoredHead, as_vector, holds, row_alignment
+from .head_writer import HeadWriter, LoadedAngles
+from .projection import Projection, Written, operand_problems, place_of
+from .projection_tiles import MULTIPROCESSORS, cycles
+from .rotation import Angles
+
+HALF = 8  # columns that lie together
+UNIT = 2 * HALF
+MMA_TOKENS = (8, 16)  # of 16 bits by mma.sync: what max_tokens is rounded up to
+MMA_UNITS = 6  # at most
+MOST_UNITS = {128: 15, 192: 12, 256: 12}  # of tiles of so many tokens by wgmma: what registers hold
+LEAST_UNITS = 3  # of tiles that are chosen: narrower ones copy tokens more than the weight
+FULL = 128  # tokens up to which a tile has all
+# Chosen where the busiest multiprocessor has at most so much of its even share, in one round of blocks up to FULL
+# tokens, in two beyond, and of so many tokens by the bits of an element (on an H200: docs/products.md).
+EVEN = 1.05
+MOST_TOKENS = {16: 1024, 8: 512}
+KINDS = ("query", "key", "value")
+QUERY, KEPT = 1, 2  # flags of a token: it has queries; its keys and values are written
+
+
+def problems(op: Any, case: Projection, at: Expansion) -> list[str]:
+    """Why the kernel does not take a case, one sentence each; empty when it does."""
+    if not at.target.has("mma_bf16"):
+        return [f"needs a GPU, got {at.target.name}"]
+    tokens = at.schedule.get("max_tokens")
+    if tokens is None:
+        return ["needs max_tokens"]
+    if not by_mma(case, tokens) and not at.target.has("wgmma"):
+        return [f"needs a GPU with wgmma, got {at.target.name} for {tokens} tokens of {case.x.name}"]
+    found = operand_problems(case, row_alignment(op), (bf16, f16, f8e4m3))
+    if case.scaling not in ("none", "tensor", "row"):
+        found.append(f"needs scales of tensors or rows, or none, got scaling {case.scaling}")
+    if case.index is not None:
+        found.append("needs a case without an indexer")
+    if op.q_gamma is not None:
+        found.append("needs heads without norms")
+    if case.spec.quantized:
+        found.append("needs a cache without scales")
+    if found:
+        return found
+    (bands,) = Written.all_of(case)
+    writer = bands.writer(op, at, case.rounded)
+    uneven = any(b.size % UNIT for b in case.bands) or any(r.width != HALF or not r.paired for r in writer.rotations)
+    if uneven or writer.rows.width != HALF:
+        found.append(f"needs heads, and dims that are rotated, of a multiple of {UNIT} elements")
+    return found
+
+
+def by_mma(case: Projection, tokens: int) -> bool:
+    """Whether products of at most ``tokens`` are mma.sync's."""
+    return case.x is not f8e4m3 and tokens <= MMA_TOKENS[-1]
+
+
+def rounds_of(case: Projection, tokens: int, rows: int, units: int) -> int:
+    """Tiles of the busiest multiprocessor."""
+    return cdiv(cdiv(tokens, rows) * cdiv(case.columns // UNIT, units), MULTIPROCESSORS)
+
+
+def even(case: Projection, tokens: int, rows: int, units: int) -> bool:
+    """Whether few rounds of tiles give the busiest multiprocessor about its even share of the products."""
+    rounds = rounds_of(case, tokens, rows, units)
+    busiest = rounds * MULTIPROCESSORS * rows * units * UNIT / (max(tokens, FULL) * case.columns)
+    return units >= LEAST_UNITS and rounds <= (1 if tokens <= FULL else 2) and busiest <= EVEN
+
+
+def tile_for(case: Projection, tokens: int, rows: int | None = None, units: int | None = None) -> tuple[int, int]:
+    """(tokens, units) of a tile, those that are given or with which the device is done soonest.
+
+    Up to FULL tokens that is where multiprocessors read evenly of the weight; beyond, even tiles that take the fewest
+    ``projection_tiles.cycles``, and of those the ones that copy least. Operands of 8 bits have tiles of FULL tokens.
+    """
+    heights = [rows] if rows else [FULL] if tokens <= FULL or case.x is f8e4m3 else list(MOST_UNITS)
+    most = dict.fromkeys(heights, MMA_UNITS) if by_mma(case, tokens) else {64: MOST_UNITS[FULL], **MOST_UNITS}
+    choices = [(r, u) for r in heights for u in ([units] if units else range(1, most[r] + 1))]
+
+    def order(choice: tuple[int, int]) -> tuple[float, ...]:
+        r, u = choice
+        rounds = rounds_of(case, tokens, r, u)
+        if tokens <= FULL:
+            return rounds * u, rounds
+        return not even(case, tokens, r, u), cycles(case, r, u * UNIT, 0, tokens), rounds * (r + u * UNIT)
+
+    return min(choices, key=order)
+
+
+def best(case: Projection, tokens: int | None) -> bool:
+    """Whether this kind, where it takes a case, is done with at most ``tokens`` tokens sooner than others."""
+    if tokens is None or tokens > MOST_TOKENS[case.x.bits] or case.padded or case.spec.dtype is not case.rounded:
+        return False
+    return even(case, tokens, *tile_for(case, tokens))
+
+
+@dataclass(frozen=True)
+class UnitHead(StoredHead):
+    """The columns of a token that a unit has, in shared memory, elements of what products are rounded to.
+
+    The two halves are of the head's dims ``starts``.
+    """
+
+    array: Any
+    first: Any
+    starts: tuple[Any, Any]
+    dtype: Any
+
+    @kv.func
+    def load(self, d: Any, n: int) -> Any:
+        """n elements from dim d on, as they are stored."""
+        place = self.first + kv.where(d == self.starts[0], 0, HALF)
+        return as_vector((self.array + place * self.dtype.itemsize).load(self.dtype, n))
+
+
+@dataclass(frozen=True)
+class Units:
+    """Where units lie, and how they are written: those of queries, of keys and of values, one head after the other."""
+
+    case: Projection
+    bands: Written
+    writer: HeadWriter
+
+    @property
+    def count(self) -> int:
+        """Of all columns."""
+        return self.case.columns // UNIT
+
+    @property
+    def kinds(self) -> list[str]:
+        return [kind for kind in KINDS if getattr(self.bands, kind) is not None]
+
+    def joined(self, kind: str) -> bool:
+        """Whether both halves of a unit are written as one."""
+        return kind != "value" and not self.writer.rotations[kind != "query"].interleaved
+
+    def parts(self, kind: str) -> int:
+        """Items of a unit, as the writer has them."""
+        return 1 if self.joined(kind) else 2
+
+    @kv.func
+    def split(self, kind: str, unit: Any) -> tuple[Any, Any, Any]:
+        """(whether a unit is of a kind, its head, its number in the head)."""
+        first = 0
+        for other in self.kinds[: self.kinds.index(kind)]:
+            band = getattr(self.bands, other)
+            first += band.heads * band.size // UNIT
+        band = getattr(self.bands, kind)
+        number = unit - first
+        of_head = band.size // UNIT
+        return (number >= 0) & (number < band.heads * of_head), number // of_head, number % of_head
+
+    @kv.func
+    def starts(self, kind: str, number: Any) -> tuple[Any, Any]:
+        """The dims that the halves of a head's unit start at."""
+        if kind == "value":
+            return number * UNIT, number * UNIT + HALF
+        rotation = self.writer.rotations[kind != "query"]
+        if rotation.interleaved:
+            return rotation.starts(number * 2)[0], rotation.starts(number * 2 + 1)[0]
+        d, e = rotation.starts(number)
+        return d, e
+
+    @kv.func
+    def number(self, unit: Any) -> Any:
+        """A unit's number in its head."""
+        found = kv.i32(0)
+        for kind in self.kinds:
+            mine, _, number = self.split(kind, unit)
+            found = kv.where(mine, number, found)
+        return found
+
+    @kv.func
+    def columns(self, unit: Any) -> list[Any]:
+        """The columns that the halves of a unit start at."""
+        found = [kv.i32(0), kv.i32(0)]
+        for kind in self.kinds:
+            band = getattr(self.bands, kind)
+            mine, head, number = self.split(kind, unit)
+            at = self.starts(kind, number)
+            found = [kv.where(mine, band.first + head * band.size + d, x) for d, x in zip(at, found, strict=True)]
+        return found
+
+    @kv.func
+    def look_up(self, collection: Any, layer: Any, table: Any, token: Any, tokens: Any) -> list[Any]:
+        """[sequence, position, page, flags] of a token; one that is none has no flags."""
+        own = kv.math.min(token, tokens - 1)
+        b, inside, i = place_of(self.case.padded, table, own, tokens)
+        position = collection.cache_length(b) + i
+        flags = kv.where((token < tokens) & (inside | self.case.padded), QUERY, 0)
+        flags = flags + kv.where((token < tokens) & inside & holds(collection, position), KEPT, 0)
+        page = collection.get_key_cache(layer).raw_page(b, position)
+        return [kv.i32(b), kv.i32(position), page, kv.i32(flags)]
+
+    @kv.func
+    def angles(self, unit: Any, freqs: Any, position: Any) -> list[Any]:
+        """(cosines, sines) of the items of a unit, queries' or keys': those of both turn alike."""
+        rotation, found = self.writer.rotations[1], []
+        if rotation.turning:
+            at, number = Angles(freqs, self.writer.rows, (position,)), self.number(unit)
+            for part in kv.static(range(self.parts("key"))):
+                found.append(rotation.angles_of(number * self.parts("key") + part, at))
+        return found
+
+    @kv.func
+    def write(
+        self, collection: Any, layer: Any, query_out: Any, source: Any, place: Any, unit: Any, token: Any,
+        known: list[Any], angles: list[Any],
+    ) -> None:  # fmt: skip
+        """Write a unit of a token whose columns lie from ``place`` on in shared memory, at ``source``."""
+        b, position, page, flags = known
+        for kind in kv.static(self.kinds):
+            mine, head, number = self.split(kind, unit)
+            columns = UnitHead(source, place, self.starts(kind, number), self.case.rounded)
+            if mine:
+                for part in kv.static(range(self.parts(kind))):
+                    at = LoadedAngles(angles[part]) if angles and kind != "value" else None
+                    item = number * self.parts(kind) + part
+                    if kind == "query":
+                        target = Head(self.writer.rows, query_out, token, head)
+                        self.writer.query(columns, target, at, None, item, flags & QUERY != 0)
+                    elif kind == "key":
+                        cache = collection.get_key_cache(layer)
+                        self.writer.key(columns, cache, b, head, position, at, None, item, flags & KEPT != 0, page)
+                    else:
+                        cache = collection.get_value_cache(layer)
+                        self.writer.value(columns, cache, b, head, position, item, flags & KEPT != 0, page)
