@@ -82,7 +82,7 @@ def test_what_is_not_written_by_units_is_refused_by_name(place):
         with pytest.raises(kv.KernelError, match=message):
             check(place, problem, "bf16", schedule={"kind": "whole", "max_tokens": 16}, **options)
 
-    gammas = {n: np.ones(64, np.float32) for n in ("q_gamma", "k_gamma")}
+    gammas: dict[str, Any] = {n: np.ones(64, np.float32) for n in ("q_gamma", "k_gamma")}
     refused("kind whole needs heads without norms", **gammas)
     refused("kind whole needs a cache without scales", dtype="f8e4m3")
     refused("kind whole needs heads, and dims that are rotated, of a multiple of 16 elements", size=24)
