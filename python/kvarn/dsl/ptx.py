@@ -26,7 +26,7 @@ __all__ = [
     "cvt_e4m3x2_to_f16x2", "cvt_e4m3x4_to_bf16x4", "cvt_e4m3x4_to_f16x4",
     "cvt_e5m2x2_to_f16x2", "cvt_e5m2x4_to_f16x4", "cvt_i8x4_to_f16x4",
     "elect", "ex2", "fence_mbarrier_init", "fence_proxy_async", "globaltimer", "griddepcontrol_launch_dependents",
-    "griddepcontrol_wait", "l2_policy", "ldmatrix", "load_cluster", "load_nc", "mbarrier_arrive",
+    "griddepcontrol_wait", "l2_policy", "ldmatrix", "load_cluster", "load_nc", "load_once", "mbarrier_arrive",
     "mbarrier_arrive_expect_tx", "mbarrier_init", "mbarrier_try_wait", "mbarrier_wait", "mma_m16n8k8_tf32",
     "mma_m16n8k16", "movmatrix", "named_barrier",
     "named_barrier_arrive", "nanosleep", "pack_bf16x2", "pack_f16x2", "prmt", "rcp", "setmaxnreg", "smid",
