@@ -177,19 +177,19 @@ def latent_kernel(c: LatentConfig, shared_bytes: int) -> Any:
         notes_full = turns + 2 * BARRIER_BYTES
         thread, lane = kv.thread_id.x, kv.thread_id.x & 31
         role = kv.shuffle_idx(thread >> 7, 0)
-        if thread < RING:
-            kv.mbarrier_init(full + thread * BARRIER_BYTES, c.arrivals)
-            kv.mbarrier_init(empty + thread * BARRIER_BYTES, 4)
-        if thread == 0:
+        if thread == 0:  # alone: of barriers a lane has each, ptxas makes a loop over lanes, with a fence in each turn
+            for n in kv.static(range(RING)):
+                kv.mbarrier_init(full + n * BARRIER_BYTES, c.arrivals)
+                kv.mbarrier_init(empty + n * BARRIER_BYTES, 4)
             for n in kv.static(range(2)):
                 kv.mbarrier_init(p_full + n * BARRIER_BYTES, 4)
                 kv.mbarrier_init(p_empty + n * BARRIER_BYTES, 4 * GROUPS)
                 kv.mbarrier_init(turns + n * BARRIER_BYTES, 4)
             for n in kv.static(range(LISTS)):
                 kv.mbarrier_init(notes_full + n * BARRIER_BYTES, c.scaled + (4 if c.listed else 0) or 1)
+            kv.fence_mbarrier_init()
             if c.copy == "tma":
                 kv.tma.prefetch(key_map)
-        kv.fence_mbarrier_init()
         kv.barrier()
         rank = kv.cluster_rank() if PAIR > 1 else kv.i32(0)
         splits, split, number = kv.grid_dim.y // PAIR, kv.block_id.y // PAIR, kv.grid_dim.x - 1 - kv.block_id.x
