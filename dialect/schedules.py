@@ -400,8 +400,9 @@ STORED_KEYS = Entry(
 OCCUPANCY = Entry(
     "occupancy", "Blocks that share a multiprocessor, of which one works while another waits; by mma.sync as many as "
     "registers and shared memory allow.",
-    "1; 2 of 64 rows of heads of up to 64 over 8-bit caches without scales that TMA copies, of many sequences",
-    most=2,
+    "1; 2 of 64 rows of heads of up to 64 over 8-bit caches without scales that TMA copies, of many sequences; 3 of "
+    "more with stored keys",
+    most=3,
 )  # fmt: skip
 PERSISTENT = Entry(
     "persistent",

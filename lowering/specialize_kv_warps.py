@@ -42,6 +42,7 @@ PRODUCERS = ("kv.producer_acquire", "kv.copy_start", "kv.copy_rows_start")
 # alone, every thread has the most from the start.
 REGISTERS = {
     (1, 1, 2): {"tma": (40, 216), "rows": (56, 200), "staged": (80, 176)},
+    (1, 1, 3): {"tma": (32, 128), "rows": (40, 120), "staged": (40, 120)},
     (1, 2, 1): {"rows": (72, 240), "staged": (104, 240)},
     (1, 3, 1): {"rows": (72, 240), "staged": (88, 240)},
     (2, 1, 1): {"tma": (40, 232), "rows": (56, 224), "staged": (72, 216), "transposed": (88, 208)},

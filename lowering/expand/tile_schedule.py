@@ -34,7 +34,7 @@ from .softmax import modifies
 MOST_REGISTERS = {1: 208, 2: 208, 3: 128}
 # Of those, what is chosen with weights beside others (H200, 8 x 4096: heads of 256 by 64 keys for 80 -1%, of 192 0%).
 BESIDE_REGISTERS = 200
-MOST_OF_TWO = 160  # likewise, where two blocks of a warpgroup that multiplies and one that copies share the registers
+MOST_OF_SEVERAL = {2: 160, 3: 88}  # likewise, of so many blocks of a warpgroup that multiplies and one that copies
 # Entries that products by mma.sync need, and one whose blocks hide one another.
 BY_MMA: dict[str, Any] = {
     "instruction": MMA, "rows": WARPGROUP_ROWS, "producer": False, "overlap": False, "ping_pong": False,
@@ -49,8 +49,11 @@ LEAST_GRANULE = 8  # of scales beside boxes
 MOST_COLUMNS = 512  # of a head
 MOST_OF_VALUES = 256  # columns of values that the registers of a warpgroup have sums of
 FEW_KEYS = 32  # of a tile, of which one stage is better than two of fewer
+FEW_STORED_KEYS = 64  # likewise, where keys are multiplied as they are stored, which take half the memory
+MOST_OF_THREE = 96  # keys of tiles that three warpgroups multiply as they are stored, of heads over SMALL_HEAD columns
+SMALL_HEAD = 32
 NARROW_CONVERTED = 80  # columns of heads whose keys one warpgroup converts for three that multiply
-MANY_TILES = 256  # of sequences and KV heads: two for every multiprocessor
+MANY_TILES = 128  # of sequences and KV heads: one for every multiprocessor
 NARROW = 64  # columns of heads whose tiles are small enough for three warpgroups and three stages
 LEAST_LATENT_KEYS = 128  # of one of several splits of latent rows, whose keys take a multiple of others' time
 LEAST_LISTED = 16  # keys of a tile, which divide a page of a list
@@ -139,7 +142,8 @@ class TileConfig:
         if self.instruction == MMA:
             return MOST_BY_MMA.get(self.consumers, 0)
         if self.occupancy > 1:
-            return MOST_OF_TWO if (self.consumers, self.producers) == (1, 1) else 0
+            several = MOST_OF_SEVERAL.get(self.occupancy, 0)
+            return several if (self.consumers, self.producers) == (1, 1) else 0
         return MOST_REGISTERS[self.consumers] - (16 if self.consumers > 2 and self.converts else 0)
 
     @property
@@ -453,7 +457,7 @@ def chosen(case: Case, target: Target, schedule: Mapping[str, Any], measured: bo
         if given.get("producer", True):
             wide |= _converting(case, {**wide, **given}, schedule, target)
     problem = None
-    for keys in range(128, 0, -16):
+    for keys in range(_most_keys(case, {**wide, **given}), 0, -16):
         config = TileConfig(case, **{"keys": keys, **wide, **given})
         problem = why_not(config, target)
         if "keys" in given or (problem is None and not (config.beside and config.registers > BESIDE_REGISTERS)):
@@ -478,6 +482,17 @@ def _three_of_boxes(case: Case, widest: int, most: int | None) -> dict[str, Any]
     return {"rows": 192} if widest <= NARROW_HEAD and plain and not few else {}
 
 
+def _most_keys(case: Case, given: Mapping[str, Any]) -> int:
+    """Keys of the widest tile that is tried.
+
+    Of 112 keys and heads of 40 or 48 addresses of three warpgroups are spilled, of 128 and heads of 32 not (H200, 4 x
+    4096 of fp8 heads of 40: by 80 keys 620 us, by 96 588, by 112 612).
+    """
+    config = TileConfig(case, **given)
+    spilled = config.consumers > 2 and config.stored_keys and config.value_columns > SMALL_HEAD
+    return MOST_OF_THREE if spilled else TileConfig.keys
+
+
 def _with_table(config: TileConfig, target: Target) -> TileConfig:
     """A schedule over a cache whose elements threads convert, with room for a table of what the score computes.
 
@@ -499,16 +514,19 @@ def _converting(case: Case, given: dict[str, Any], schedule: Mapping[str, Any], 
     184 us). What boxes copy of narrow heads one converts for three who multiply (4 x 4096: heads of 64 650 us, 759 for
     two; of 80 774 and 900; of 96 998 and 958), unless few rows are promised, which fill no 192. Two blocks of 64 rows
     share a multiprocessor where sequences are many (16 tokens over 48 x 4k: 94.6 us with keys split in two, 101.7 of
-    one). Wide heads that are copied row by row take turns; of the widest one stage is better (512: 9057 against 12522).
+    one), and three where keys are stored ones and no function wants registers (76.1; 85.5 by two). Wide heads that
+    are copied row by row take turns; of the widest one stage is better (512: 9057 against 12522; of stored keys one of
+    64 5997, two of 32 6832).
     """
     config, widest = TileConfig(case, rows=given.get("rows", TileConfig.rows)), max(case.size, case.value_size)
+    stored = given["stored_keys"]
+    few_keys = FEW_STORED_KEYS if stored else FEW_KEYS
 
     def fits(found: dict[str, Any]) -> bool:
-        made = TileConfig(case, **{"keys": FEW_KEYS, "one_wait": True, **found, **given})
+        made = TileConfig(case, **{"keys": few_keys, "one_wait": True, **found, **given})
         return why_not(made, target) is None
 
-    three, two = {"rows": 3 * WARPGROUP_ROWS, "producers": 1}, {"occupancy": 2, "producers": 1}
-    stored = given["stored_keys"]
+    three = {"rows": 3 * WARPGROUP_ROWS, "producers": 1}
     if stored and widest <= NARROW:
         three["stages"] = 3
     plain = not (case.spec.quantized or modifies(case))
@@ -516,10 +534,12 @@ def _converting(case: Case, given: dict[str, Any], schedule: Mapping[str, Any], 
     few = "rows" in given or (rows is not None and rows <= ROW_CLASSES[-1])
     if plain and not few and widest <= (NARROW_HEAD if stored else NARROW_CONVERTED) and fits(three):
         return three
-    several = schedule.get("max_batch", 1) * case.spec.num_heads >= MANY_TILES and given.get("splits", 0) != 1
-    several = several and config.consumers == 1 and not case.spec.quantized
-    if several and widest <= NARROW and staged_by_tma(config) and fits(two):
-        return two
+    tiles = schedule.get("max_batch", 1) * case.spec.num_heads if given.get("splits", 0) != 1 else 0
+    several = config.consumers == 1 and not case.spec.quantized and widest <= NARROW and staged_by_tma(config)
+    for blocks in (3, 2) if stored and plain else (2,):
+        shared = {"occupancy": blocks, "producers": 1}
+        if several and tiles >= blocks * MANY_TILES and fits(shared):
+            return shared
     by_rows = widest <= NARROW and config.consumers > 1 and not staged_by_tma(config)
     if stored:
         return {"producers": 1} if fits({"producers": 1}) else {"producers": 1, "stages": 1}

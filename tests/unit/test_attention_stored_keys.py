@@ -53,6 +53,8 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "heads of no whole step": ({"cached": [70, 3], "new": [5, 9], "head_size": 80}, {}),
     "heads that start within 16 bytes": ({"cached": [70, 3], "new": [5, 9], "head_size": 72, "num_heads": 4}, {}),
     "two panels of columns": ({"cached": [70], "new": [9], "head_size": 160}, {}),
+    "one stage of wide heads": ({"cached": [150], "new": [9], "head_size": 512, "num_heads": 1}, {}),
+    "three blocks a multiprocessor": ({"cached": [150], "new": [9]}, {"schedule": {"rows": 64, "occupancy": 3}}),
     "f8e5m2": ({"cached": [70], "new": [9], "dtype": "f8e5m2"}, {}),
     "a negative scale": ({"cached": [70], "new": [9]}, {"scale": -0.1}),
     "a softcap": ({"cached": [70], "new": [9]}, {"softcap": 2.0}),
@@ -78,10 +80,15 @@ def test_a_query_row_may_have_elements_of_all_sizes(place):
     check(place, query, problem)
 
 
-def chosen(dtype: Any, query: Any = bf16, size: int = 64, page: int = 16, granule: int = 0, **schedule: Any) -> bool:
+def config_of(
+    dtype: Any, query: Any = bf16, size: int = 64, page: int = 16, granule: int = 0, **schedule: Any
+) -> tile_schedule.TileConfig:
     spec = CacheSpec("paged", dtype, 2, size, page, False, f32 if granule else None, granule or 1)
-    case = Case(spec, query, query, 8, size)
-    return tile_schedule.chosen(case, by_name("sm_90a"), schedule).stored_keys
+    return tile_schedule.chosen(Case(spec, query, query, 8, size), by_name("sm_90a"), schedule)
+
+
+def chosen(*of: Any, **options: Any) -> bool:
+    return config_of(*of, **options).stored_keys
 
 
 def test_keys_are_multiplied_as_stored_where_boxes_of_8_bit_floats_meet_bf16():
@@ -89,6 +96,27 @@ def test_keys_are_multiplied_as_stored_where_boxes_of_8_bit_floats_meet_bf16():
     assert not any((chosen(i8), chosen(f8e4m3, f16), chosen(f8e4m3, page=1), chosen(f8e4m3, granule=16)))
     assert not chosen(f8e4m3, stored_keys=False)
     assert not chosen(f8e4m3, instruction="mma.sync")
+
+
+def test_tiles_of_stored_keys_are_what_registers_and_memory_hold():
+    """One stage of 64 keys where two are not 64 each; of three warpgroups no more keys than they hold unspilled."""
+    found = {size: config_of(f8e4m3, size=size) for size in (32, 40, 48, 64, 256, 384, 448, 512)}
+    tiles = {size: (config.rows, config.keys) for size, config in found.items() if size <= 64}
+    assert tiles == {32: (192, 128), 40: (192, 96), 48: (192, 96), 64: (192, 96)}
+    assert {size: config.stages for size, config in found.items() if size > 64} == {256: 2, 384: 2, 448: 1, 512: 1}
+    assert found[512].keys == 64
+    assert config_of(f8e4m3, size=512, expected_rows=64).stages == 2, "of 64 rows two stages fit"
+
+
+@pytest.mark.parametrize(
+    ("options", "blocks"),
+    [({}, 3), ({"max_batch": 191}, 2), ({"max_batch": 127}, 1), ({"size": 72}, 1), ({"stored_keys": False}, 2),
+     ({"splits": 1}, 1), ({"rows": 128}, 1)],
+    ids=str,
+)  # fmt: skip
+def test_blocks_share_a_multiprocessor_where_there_are_as_many_tiles_for_each(options, blocks):
+    given = {"expected_rows": 64, "max_batch": 192, **options}
+    assert config_of(f8e4m3, **given).occupancy == blocks
 
 
 @pytest.mark.parametrize(
