@@ -229,6 +229,28 @@ gpu.module @kernels {
     gpu.return
   }
 
+  // Three have a third.
+  // CHECK-LABEL: gpu.func @three_blocks
+  // CHECK:         "kv.set_registers"() {action = "decrease", count = 40 : i64}
+  // CHECK:         "kv.set_registers"() {action = "increase", count = 120 : i64}
+  gpu.func @three_blocks(%c: !eight, %n: i32, %q: tensor<64x128xbf16, "shared">, %start: tensor<64x64xf32, "wgmma">, %m: !bytes) kernel attributes {kv.tiled, kv.block = array<i32: 256, 1, 1>, kv.schedule = {consumers = 1 : i64, producer = true, occupancy = 3 : i64}} {
+    %keys = "kv.make_stages"() {buffer_name = "keys", copy = "staged", stages = 2 : i64, tile = !tile} : () -> !kv.stages
+    %c0 = arith.constant 0 : i32
+    %c1 = arith.constant 1 : i32
+    %c64 = arith.constant 64 : i32
+    %r = scf.for %j = %c0 to %n step %c1 iter_args(%o = %start) -> (tensor<64x64xf32, "wgmma">) : i32 {
+      %first = arith.muli %j, %c64 : i32
+      "kv.producer_acquire"(%keys, %j) : (!kv.stages, i32) -> ()
+      "kv.copy_start"(buffer = %keys, n = %j, cache = %c, batch = %c0, head = %c0, first = %first, count = %n,
+          descriptor = %m, pages = %c0) {first_column = 0 : i64} : (!kv.stages, i32, !eight, i32, i32, i32, i32, !bytes, i32) -> ()
+      %k = "kv.consumer_wait"(%keys, %j) : (!kv.stages, i32) -> !tile
+      %s = "kv.dot"(%q, %k, %o) {transpose_b = true} : (tensor<64x128xbf16, "shared">, !tile, tensor<64x64xf32, "wgmma">) -> tensor<64x64xf32, "wgmma">
+      "kv.consumer_release"(%keys, %j) : (!kv.stages, i32) -> ()
+      scf.yield %s : tensor<64x64xf32, "wgmma">
+    }
+    gpu.return
+  }
+
   // CHECK-LABEL: gpu.func @three_consumers
   // CHECK:         "kv.set_registers"() {action = "decrease", count = 32 : i64}
   // CHECK:         "kv.set_registers"() {action = "increase", count = 160 : i64}
