@@ -400,8 +400,7 @@ STORED_KEYS = Entry(
 OCCUPANCY = Entry(
     "occupancy", "Blocks that share a multiprocessor, of which one works while another waits; by mma.sync as many as "
     "registers and shared memory allow.",
-    "1; 2 of 64 rows of heads of up to 64 over 8-bit caches without scales that TMA copies, of many sequences; 3 of "
-    "more with stored keys",
+    "1; of many sequences, 64 rows and heads of up to 64 over 8-bit caches by TMA, no scales: 2, with stored keys 3",
     most=3,
 )  # fmt: skip
 PERSISTENT = Entry(
