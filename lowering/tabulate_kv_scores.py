@@ -59,7 +59,7 @@ from .tile_ir import (
     tiled,
     users,
 )
-from .tile_windows import bytes_of, extents
+from .tile_windows import bytes_of, extents, span_of
 
 SAVES = 4  # elements of a warpgroup's rows for each one that is computed, at least
 DISTANCE, HEAD = "distance", "head"
@@ -320,6 +320,8 @@ class Table:
         self.distances = spread_of(query) + columns
         self.heads = 1 if self.head is None else spread_of(self.head) + 1
         self.pitch, self.length = extents(self.distances, self.heads)
+        self.span = span_of(self.pitch, self.heads)
+        self.elements = self.length if self.span == self.pitch else self.heads * self.span
         self.loop, self.columns = loop, columns
         self.zero: ir.Value | None = None  # what keeps a table in its loop
         self._made: dict[ir.Value, ir.Value] = {}
@@ -349,7 +351,7 @@ class Table:
         return self._made[value]
 
     def _type(self, like: ir.Type) -> ir.Type:
-        return tile_type((self.length,), like)
+        return tile_type((self.elements,), like)
 
     @property
     def _numbers(self) -> ir.Type:
@@ -358,11 +360,9 @@ class Table:
     def _place(self, divided: bool) -> ir.Value:
         """The number of a head, or of a distance in its window, of every element."""
         index = TileIndexOp(self._numbers).operation.results[0]
-        if self.zero is not None:
-            index = arith.addi(index, splat_tile(self._numbers, self.zero))
-        if self.head is None:
-            return index
-        return (arith.divui if divided else arith.remui)(index, splat_tile(self._numbers, const(self.pitch)))
+        if self.head is not None:
+            index = (arith.divui if divided else arith.remui)(index, splat_tile(self._numbers, const(self.span)))
+        return index if self.zero is None else arith.addi(index, splat_tile(self._numbers, self.zero))
 
     def _distance(self) -> ir.Value:
         """Query less key: those of a window fall from the largest on."""
@@ -445,7 +445,8 @@ def make(table: Table, tile: ir.Value, place: ir.Value) -> None:
     """Compute a table at the insertion point, in a loop or its branch, and store it."""
     # Else what is of heads or places alone is computed before the loop, and held in registers that there are not.
     table.zero = ptx.unknown(Value(const(0), i32)).ir
-    TableStoreOp(table.of(tile), place)
+    span, pitch = (table.elements,) * 2 if table.span == table.pitch else (table.span, table.pitch)
+    TableStoreOp(table.of(tile), place, *map(i64_attr, (table.length, span, pitch)))
 
 
 def _is_before(value: ir.Value, loop: ir.Operation) -> bool:

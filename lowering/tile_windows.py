@@ -17,6 +17,7 @@ from mlir import ir
 from kvarn.dialect.dtypes import f32
 from kvarn.dialect.layout import align_up
 from kvarn.dialect.register_layout import RegisterLayout
+from kvarn.dsl import functional
 from kvarn.dsl.memory import SHARED, Pointer
 from kvarn.dsl.values import Value, where
 
@@ -38,6 +39,16 @@ def extents(distances: int, heads: int) -> tuple[int, int]:
     """(elements from one head's window to the next's, elements of all) of a table of so many distances and heads."""
     pitch = distances if heads == 1 else align_up(distances - PAIRS, BANKS) + PAIRS
     return pitch, align_up(heads * pitch, WARPGROUP)
+
+
+def span_of(pitch: int, heads: int) -> int:
+    """Elements that are computed for each head: those of its window, or more where it is then known what a thread has.
+
+    A warpgroup's threads hold one element after the other: of spans of a power of two a register has one head's, and
+    those of several heads the same distance.
+    """
+    span = max(WARPGROUP, 1 << (pitch - 1).bit_length())
+    return span if heads > 1 and span < 2 * pitch else pitch
 
 
 def bytes_of(length: int) -> int:
@@ -64,15 +75,23 @@ class Windows:
 
 def store(op: Any, vector: RegisterLayout, threads: Threads) -> None:
     """A warpgroup's threads write a table of their own, and the copy."""
-    second = ITEM * vector.shape[1]
-    mine = _of_group(op.place, vector.shape[1], threads)
+    length, span, pitch = op.length.value, op.span.value, op.pitch.value
+    mine = _of_group(op.place, length, threads)
     own = vector.thread_offset(threads.lane, threads.warp)[1]
     sync_group(threads)  # all have read what was there
     target = mine + ITEM * own
     for register, x in enumerate(elements(op.source)):
-        at = target + ITEM * vector.register_offset(register)[1]
-        at.store(Value(x, f32))
-        (at + (second + ITEM)).store(Value(x, f32))  # of the copy the first element is nobody's
+        part, first = divmod(vector.register_offset(register)[1], span)
+
+        def put(x: ir.Value = x, place: int = part * pitch + first) -> None:
+            at = target + ITEM * place
+            at.store(Value(x, f32))
+            (at + ITEM * (length + 1)).store(Value(x, f32))  # of the copy the first element is nobody's
+
+        if first + WARPGROUP <= pitch or span == pitch:
+            put()
+        elif first < pitch:
+            functional.if_(own < pitch - first, put)
     sync_group(threads)
 
 

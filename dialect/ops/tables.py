@@ -36,16 +36,30 @@ class MakeTableOp(Kv.Operation, name="make_table", traits=[AllocatesShared]):
 
 
 class TableStoreOp(Kv.Operation, name="table_store", traits=[Synchronizes]):
-    """Write a vector of f32 to a table: a warpgroup has read what was there, and sees it all afterwards."""
+    """Write a vector of f32 to a table: a warpgroup has read what was there, and sees it all afterwards.
+
+    Element n of the vector goes to ``n // span * pitch + n % span``, where ``n % span`` is below ``pitch``, and nowhere
+    else. Attributes: length, the table's; span, pitch.
+    """
 
     source: Operand[Any]
     place: Operand[Any]
+    length: ir.IntegerAttr
+    span: ir.IntegerAttr
+    pitch: ir.IntegerAttr
 
     def verify_invariants(self) -> bool:
         type_ = tile_of(self.source)
         if type_ is None or type_.rank != 1 or str(type_.element_type) != "f32":
             return verify.fail(self, f"the operand must be a vector of f32, got {self.source.type}")
-        return _in_shared(self, self.place)
+        length, span, pitch = self.length.value, self.span.value, self.pitch.value
+        if not 1 <= pitch <= span or type_.shape[0] % span or type_.shape[0] // span * pitch > length:
+            got = f"span = {span}, pitch = {pitch}, {type_.shape[0]} elements and length = {length}"
+            why = (
+                "pitch must be 1 to span, span divide the operand's elements, and the table have pitch elements of each"
+            )
+            return verify.fail(self, f"{why}, got {got}")
+        return _table_length(self) and _in_shared(self, self.place)
 
 
 class TileWindowsOp(Kv.Operation, name="tile_windows", traits=[_ReadsTable]):

@@ -12,7 +12,7 @@ func.func @rule() {
 // Rule: tables are of f32.
 func.func @rule(%x: tensor<256xf16>, %t: !llvm.ptr<3>) {
   // expected-error @below {{'kv.table_store' op the operand must be a vector of f32, got tensor<256xf16>}}
-  "kv.table_store"(%x, %t) : (tensor<256xf16>, !llvm.ptr<3>) -> ()
+  "kv.table_store"(%x, %t) {length = 256 : i64, pitch = 256 : i64, span = 256 : i64} : (tensor<256xf16>, !llvm.ptr<3>) -> ()
   return
 }
 
@@ -21,7 +21,7 @@ func.func @rule(%x: tensor<256xf16>, %t: !llvm.ptr<3>) {
 // Rule: tables lie in shared memory.
 func.func @rule(%x: tensor<256xf32>, %t: !llvm.ptr<1>) {
   // expected-error @below {{'kv.table_store' op place must be !llvm.ptr<3>, got !llvm.ptr<1>}}
-  "kv.table_store"(%x, %t) : (tensor<256xf32>, !llvm.ptr<1>) -> ()
+  "kv.table_store"(%x, %t) {length = 256 : i64, pitch = 256 : i64, span = 256 : i64} : (tensor<256xf32>, !llvm.ptr<1>) -> ()
   return
 }
 

@@ -163,7 +163,7 @@ gpu.module @kernels {
     %at = "kv.tile_index"() : () -> tensor<64xi32, "rows(wgmma)">
     %i = "kv.tile_index"() : () -> tensor<256xi32, "spread:4">
     %x = arith.sitofp %i : tensor<256xi32, "spread:4"> to tensor<256xf32, "spread:4">
-    "kv.table_store"(%x, %t) : (tensor<256xf32, "spread:4">, !llvm.ptr<3>) -> ()
+    "kv.table_store"(%x, %t) {length = 256 : i64, pitch = 256 : i64, span = 256 : i64} : (tensor<256xf32, "spread:4">, !llvm.ptr<3>) -> ()
     %w = "kv.tile_windows"(%t, %at) {length = 256 : i64} : (!llvm.ptr<3>, tensor<64xi32, "rows(wgmma)">) -> !tile
     %m = "kv.tile_reduce"(%w) {kind = "max", axis = 1 : i64} : (!tile) -> !row
     "kv.tile_scatter"(%m, %out, %true, %at) : (!row, memref<?xf32>, tensor<64xi1, "rows(wgmma)">, tensor<64xi32, "rows(wgmma)">) -> ()

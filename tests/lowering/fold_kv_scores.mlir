@@ -205,7 +205,7 @@ gpu.module @kernels {
     %of_rows = arith.constant dense<1.5> : !row
     %of_tile = arith.constant dense<1.5> : !tile
     %t = "kv.make_table"() {length = 256 : i64} : () -> !llvm.ptr<3>
-    "kv.table_store"(%distances, %t) : (tensor<256xf32, "spread:8">, !llvm.ptr<3>) -> ()
+    "kv.table_store"(%distances, %t) {length = 256 : i64, pitch = 256 : i64, span = 256 : i64} : (tensor<256xf32, "spread:8">, !llvm.ptr<3>) -> ()
     %size = math.absf %scale : f32
     %least = arith.constant 1.0e-30 : f32
     %positive = arith.maxnumf %size, %least : f32
@@ -264,7 +264,7 @@ gpu.module @kernels {
     %of_rows = arith.constant dense<1.5> : !row
     %of_tile = arith.constant dense<1.5> : !tile
     %t = "kv.make_table"() {length = 256 : i64} : () -> !llvm.ptr<3>
-    "kv.table_store"(%distances, %t) : (tensor<256xf32, "spread:8">, !llvm.ptr<3>) -> ()
+    "kv.table_store"(%distances, %t) {length = 256 : i64, pitch = 256 : i64, span = 256 : i64} : (tensor<256xf32, "spread:8">, !llvm.ptr<3>) -> ()
     %scales = tensor.splat %scale : !tile
     %r:3 = scf.for %j = %c0 to %n step %c1 iter_args(%m = %start, %l = %zero, %p = %first) -> (!row, !row, !weights) : i32 {
       %biased = scf.if %far -> (!tile) {

@@ -177,7 +177,7 @@ gpu.module @kernels {
       "kv.consumer_release"(%keys, %j) : (!kv.stages, i32) -> ()
       %near = arith.cmpi sgt, %j, %c1 : i32
       scf.if %near {
-        "kv.table_store"(%x, %t) : (tensor<256xf32, "spread:8">, !llvm.ptr<3>) -> ()
+        "kv.table_store"(%x, %t) {length = 256 : i64, pitch = 256 : i64, span = 256 : i64} : (tensor<256xf32, "spread:8">, !llvm.ptr<3>) -> ()
       }
       %bias = "kv.tile_windows"(%t, %at) {length = 256 : i64} : (!llvm.ptr<3>, tensor<128xi32, "rows(wgmma)">) -> !scores
       %y = arith.addf %s, %bias : !scores

@@ -8,18 +8,18 @@
 
 module attributes {gpu.container_module} {
 gpu.module @kernels {
-  // What an array of heads and distances holds: 16 tokens of 4 heads and 32 keys have 47 distances, by head 72 apart. What
-  // lies between and behind repeats the last. Rows of a head begin where their query's distance to the first key lies.
+  // What an array of heads and distances holds: 16 tokens of 4 heads and 32 keys have 47 distances, by head 72 apart, of
+  // 128 that are computed. What lies behind repeats the last. Rows of a head begin where their query's distance to the first key lies.
   // CHECK-LABEL: gpu.func @by_head(
   // CHECK-SAME:    %[[FIRST:[a-z0-9]+]]: i32, %[[N:[a-z0-9]+]]: i32, %[[X:[a-z0-9]+]]: tensor<64x32xf32>
   // CHECK:         %[[PLACE:.*]] = "kv.make_table"() {length = 384 : i64}
   // CHECK:         %[[OF_HEADS:.*]] = arith.muli %{{.*}} : tensor<64xi32>
   // CHECK:         %[[STARTS:.*]] = arith.addi %[[OF_HEADS]], %{{.*}} : tensor<64xi32>
   // CHECK:         scf.for
-  // CHECK:           %[[I:.*]] = "kv.tile_index"() : () -> tensor<384xi32>
-  // CHECK:           arith.divui %{{.*}}, %{{.*}} : tensor<384xi32>
-  // CHECK:           %[[TABLE:.*]] = "kv.tile_gather"({{.*}}) -> tensor<384xf32>
-  // CHECK:           "kv.table_store"(%[[TABLE]], %[[PLACE]]) : (tensor<384xf32>, !llvm.ptr<3>) -> ()
+  // CHECK:           %[[I:.*]] = "kv.tile_index"() : () -> tensor<512xi32>
+  // CHECK:           arith.divui %{{.*}}, %{{.*}} : tensor<512xi32>
+  // CHECK:           %[[TABLE:.*]] = "kv.tile_gather"({{.*}}) -> tensor<512xf32>
+  // CHECK:           "kv.table_store"(%[[TABLE]], %[[PLACE]]) {length = 384 : i64, pitch = 72 : i64, span = 128 : i64} : (tensor<512xf32>, !llvm.ptr<3>) -> ()
   // CHECK:           %[[BIAS:.*]] = "kv.tile_windows"(%[[PLACE]], %[[STARTS]]) {length = 384 : i64} : (!llvm.ptr<3>, tensor<64xi32>) -> tensor<64x32xf32>
   // CHECK:           arith.addf %[[X]], %[[BIAS]]
   // CHECK:         gpu.return
@@ -69,7 +69,7 @@ gpu.module @kernels {
   // CHECK-LABEL: gpu.func @of_distance(
   // CHECK:         scf.for
   // CHECK:           math.log %{{.*}} : tensor<128xf32>
-  // CHECK:           "kv.table_store"({{.*}}) : (tensor<128xf32>, !llvm.ptr<3>) -> ()
+  // CHECK:           "kv.table_store"({{.*}}) {{.*}} : (tensor<128xf32>, !llvm.ptr<3>) -> ()
   // CHECK:           "kv.tile_windows"({{.*}}) {length = 128 : i64} : (!llvm.ptr<3>, tensor<64xi32>) -> tensor<64x32xf32>
   // CHECK-NOT:       kv.tile_windows
   // CHECK:         gpu.return
