@@ -14,10 +14,10 @@ may be none of the tile's, so arrays are read by distances only at indices that 
 Before:  %d = %q - %k ; %i = kv.tile_gather %buckets, %d ; %bias = kv.tile_gather %table, %h, %i : tensor<128x128xf32>
          %y = %x + %bias
 After:   %t = kv.make_table {length = 768}
-         %n = kv.tile_index : tensor<768xi32>                     // 168 distances of a head, then the next head's
-         %d = splat(high(%q) - %first_key) - %n % 168
-         %i = kv.tile_gather %buckets, %d ; %bias = kv.tile_gather %table, %h + %n / 168, %i : tensor<768xf32>
-         kv.table_store %bias, %t
+         %n = kv.tile_index : tensor<1024xi32>                    // 256 numbers of a head, then the next head's
+         %d = splat(high(%q) - %first_key) - %n % 256
+         %i = kv.tile_gather %buckets, %d ; %bias = kv.tile_gather %table, %h + %n / 256, %i : tensor<1024xf32>
+         kv.table_store %bias, %t {span = 256, pitch = 168}       // of each head the first 168
          %y = %x + kv.tile_windows %t, (%h - low(%h)) * 168 + high(%q) - %q
 """
 

@@ -18,6 +18,15 @@ func.func @rule(%x: tensor<256xf16>, %t: !llvm.ptr<3>) {
 
 // -----
 
+// Rule: what is stored of a vector is in the table.
+func.func @rule(%x: tensor<256xf32>, %t: !llvm.ptr<3>) {
+  // expected-error @below {{'kv.table_store' op pitch must be 1 to span, span divide the operand's elements, and the table have pitch elements of each, got span = 128, pitch = 72, 256 elements and length = 128}}
+  "kv.table_store"(%x, %t) {length = 128 : i64, pitch = 72 : i64, span = 128 : i64} : (tensor<256xf32>, !llvm.ptr<3>) -> ()
+  return
+}
+
+// -----
+
 // Rule: tables lie in shared memory.
 func.func @rule(%x: tensor<256xf32>, %t: !llvm.ptr<1>) {
   // expected-error @below {{'kv.table_store' op place must be !llvm.ptr<3>, got !llvm.ptr<1>}}

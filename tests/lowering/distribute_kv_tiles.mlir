@@ -170,6 +170,19 @@ gpu.module @kernels {
     gpu.return
   }
 
+  // Of spans that are longer than what a table has of each, the rest goes nowhere: of 128 elements the first 72.
+  // CHECK-LABEL: gpu.func @spans
+  // CHECK:         nvvm.barrier
+  // CHECK-COUNT-2: arith.cmpi slt, %{{.*}}, %c72_i32
+  // CHECK:         nvvm.barrier
+  gpu.func @spans() kernel attributes {kv.tiled, kv.block = array<i32: 128, 1, 1>, kv.schedule = {consumers = 1 : i64}} {
+    %t = "kv.make_table"() {length = 256 : i64} : () -> !llvm.ptr<3>
+    %i = "kv.tile_index"() : () -> tensor<256xi32, "spread:4">
+    %x = arith.sitofp %i : tensor<256xi32, "spread:4"> to tensor<256xf32, "spread:4">
+    "kv.table_store"(%x, %t) {length = 256 : i64, pitch = 72 : i64, span = 128 : i64} : (tensor<256xf32, "spread:4">, !llvm.ptr<3>) -> ()
+    gpu.return
+  }
+
   // Of a ramp a thread multiplies its steps by numbers that are known, and adds what the lane's first column has.
   // CHECK-LABEL: gpu.func @ramps
   // CHECK:         %[[FIRST:.*]] = arith.sitofp %{{.*}} : i32 to f32
