@@ -12,7 +12,7 @@ starts S = Q K_i^T and O += P V_(i-1), waits for the first alone, and computes P
 first operand of the second product and its accumulator are carried; its loads, waits and releases lag by one iteration.
 
 *Reads.* What such a loop reads of memory at the iteration's number, such as the tile that a list names, is read one
-iteration ahead. Tables of positions are made while products are under way.
+iteration ahead, unless it makes tables. Tables of positions are made while products are under way.
 
 Where the second product's sums are added outside of the tensor cores (``promote-kv-sums``), it comes first, some
 columns at a time, and the additions beside what follows.
@@ -47,6 +47,7 @@ from .promote_kv_sums import start_columns
 from .remarks import remark
 from .rewrite import defining_op, ops_named, walk
 from .rewrites import performs
+from .tabulate_kv_scores import makes_tables, meanwhile
 from .tile_copies import SLOTS
 from .tile_groups import prefetch_groups
 from .tile_ir import (
@@ -76,13 +77,13 @@ _WAITS = ("kv.consumer_wait", "kv.tile_clear")
 class Options:
     """copies: prefetch copies; lookups: prefetch page lookups; products: rotate loops of two products (default: as the
     schedule says); tables: make tables while products are under way; reads: read numbers of memory one iteration
-    ahead."""
+    ahead (default: in loops that make no tables)."""
 
     copies: bool = True
     lookups: bool = True
     products: bool | None = None
     tables: bool = True
-    reads: bool = True
+    reads: bool | None = None
 
 
 # --- products --------------------------------------------------------------------------------------
@@ -197,13 +198,6 @@ def strict(value: ir.Value) -> ir.Value:
     return value
 
 
-def meanwhile(ops: list[ir.Operation]) -> list[ir.Operation]:
-    """Of ops behind the first product, those that make tables of positions, which need no product."""
-    stores = [op for op in ops if any(x.name == "kv.table_store" for x in walk(op))]
-    needed = backward(stores, set(ops).__contains__)
-    return [op for op in ops if op in needed]
-
-
 def loads_of(r: Rotation) -> list[ir.Operation]:
     """The numbers of the block that an iteration reads of memory that the loop does not write, at places that the
     number of the iteration tells.
@@ -251,7 +245,10 @@ class Rotator:
         self.waits = [op for op in self.lagging if op.name in _WAITS]
         self.frees = [op for op in self.lagging if op != r.second and op not in self.waits]
         with_lag = backward(self.lagging, lambda o: o in set(r.ops) and o not in lag and not o.regions)
-        self.loads = loads_of(r) if options.reads else []
+        # Beside tables they cost more than they hide (T5's buckets, one document by a block mask, 8 x 4096, H200: of
+        # causal 1.106 in bf16, 1.098 without; over fp8 pages 1.113 and 1.109).
+        reads = not makes_tables(r.loop) if options.reads is None else options.reads
+        self.loads = loads_of(r) if reads else []
         self.scalars = [op for op in r.ops if op in with_lag and op not in lag and _scalar(op)]
         late_ops = late(r, lag)
         self.late = [op for op in r.ops if op in late_ops]

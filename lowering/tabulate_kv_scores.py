@@ -449,6 +449,18 @@ def make(table: Table, tile: ir.Value, place: ir.Value) -> None:
     TableStoreOp(table.of(tile), place, *map(i64_attr, (table.length, span, pitch)))
 
 
+def makes_tables(op: ir.Operation) -> bool:
+    """Whether an op, or one within it, makes a table."""
+    return any(x.name == "kv.table_store" for x in walk(op))
+
+
+def meanwhile(ops: list[ir.Operation]) -> list[ir.Operation]:
+    """Of ops behind the first product of a loop, those that make tables, which need no product."""
+    stores = [op for op in ops if makes_tables(op)]
+    needed = backward(stores, set(ops).__contains__)
+    return [op for op in ops if op in needed]
+
+
 def _is_before(value: ir.Value, loop: ir.Operation) -> bool:
     maker = defining_op(value)
     return maker is not None and not is_inside(maker, loop)

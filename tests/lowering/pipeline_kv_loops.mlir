@@ -1,7 +1,6 @@
 // RUN: kv-opt %s --pipeline-kv-loops | FileCheck %s
 // RUN: kv-opt %s --pipeline-kv-loops='products=false lookups=false copies=false' | FileCheck %s --check-prefix=NONE
 // RUN: kv-opt %s --pipeline-kv-loops='tables=false' | FileCheck %s --check-prefix=WAIT
-// RUN: kv-opt %s --pipeline-kv-loops='reads=false' | FileCheck %s --check-prefix=READS
 
 !cache = !kv.cache<"paged", bf16, 8 : i64, 128 : i64, false, 16 : i64, none, 1 : i64>
 !fp8 = !kv.cache<"paged", f8E4M3FN, 8 : i64, 128 : i64, false, 16 : i64, none, 1 : i64>
@@ -189,50 +188,6 @@ gpu.module @kernels {
       scf.yield %o2 : !sums
     }
     %true = arith.constant dense<true> : tensor<128xi1, "rows(wgmma)">
-    gpu.return
-  }
-
-  // The number from which a tile begins is read an iteration ahead, of the last one again, and that of the iteration before
-  // is kept for its values.
-  // CHECK-LABEL: gpu.func @reads
-  // CHECK-SAME:    %[[N:[a-z0-9]+]]: i32, %{{.*}}, %[[LIST:[a-z0-9]+]]: memref<?xi32>
-  // CHECK:         scf.for %[[J:.*]] = {{.*}} iter_args({{.*}}, %[[BEFORE:.*]] = %{{.*}}, %[[NOW:.*]] = %{{.*}}) ->
-  // CHECK:           %[[AFTER:.*]] = arith.addi %[[J]],
-  // CHECK:           %[[LAST:.*]] = arith.subi %[[N]],
-  // CHECK:           %[[AT:.*]] = arith.minsi %[[AFTER]], %[[LAST]]
-  // CHECK:           %[[PLACE:.*]] = arith.index_cast %[[AT]]
-  // CHECK:           %[[NEXT:.*]] = memref.load %[[LIST]][%[[PLACE]]]
-  // CHECK-NOT:       memref.load
-  // CHECK:           "kv.tile_clear"(%{{.*}}, %[[BEFORE]],
-  // CHECK:           arith.sitofp %[[NOW]]
-  // CHECK:           scf.yield {{.*}}%[[NOW]], %[[NEXT]] :
-  // READS-LABEL: gpu.func @reads
-  // READS:         scf.for
-  // READS-COUNT-2:   memref.load
-  // READS:           "kv.dot_wait"(%{{.*}}) {pending = 1 : i64}
-  gpu.func @reads(%n: i32, %q: !q, %places: memref<?xi32>, %zero: !sums, %at: tensor<128xi32, "rows(wgmma)">, %out: memref<?x128xf32>, %every: tensor<128xi1, "rows(wgmma)">) kernel attributes {kv.tiled, kv.block = array<i32: 384, 1, 1>, kv.schedule = {consumers = 2 : i64}} {
-    %keys = "kv.make_stages"() {buffer_name = "keys", copy = "tma", stages = 2 : i64, tile = !tile} : () -> !kv.stages
-    %values = "kv.make_stages"() {buffer_name = "values", copy = "tma", stages = 2 : i64, tile = !tile} : () -> !kv.stages
-    %c0 = arith.constant 0 : i32
-    %c1 = arith.constant 1 : i32
-    %r = scf.for %j = %c0 to %n step %c1 iter_args(%o = %zero) -> (!sums) : i32 {
-      %place = arith.index_cast %j : i32 to index
-      %first = memref.load %places[%place] : memref<?xi32>
-      %k = "kv.consumer_wait"(%keys, %j) : (!kv.stages, i32) -> !tile
-      %s = "kv.dot"(%q, %k) {transpose_b = true} : (!q, !tile) -> !scores
-      "kv.consumer_release"(%keys, %j) : (!kv.stages, i32) -> ()
-      %number = arith.sitofp %first : i32 to f32
-      %b = tensor.splat %number : !scores
-      %y = arith.addf %s, %b : !scores
-      %p = math.exp2 %y : !scores
-      %w = arith.truncf %p : !scores to !weights
-      %v = "kv.consumer_wait"(%values, %j) : (!kv.stages, i32) -> !tile
-      %clear = "kv.tile_clear"(%v, %first, %n) : (!tile, i32, i32) -> !tile
-      %o2 = "kv.dot"(%w, %clear, %o) {transpose_b = false} : (!weights, !tile, !sums) -> !sums
-      "kv.consumer_release"(%values, %j) : (!kv.stages, i32) -> ()
-      scf.yield %o2 : !sums
-    }
-    "kv.tile_store_rows"(%r, %out, %every, %at) : (!sums, memref<?x128xf32>, tensor<128xi1, "rows(wgmma)">, tensor<128xi32, "rows(wgmma)">) -> ()
     gpu.return
   }
 
