@@ -269,6 +269,9 @@ from kvarn.dsl.ptx import (
     load_nc as load_nc,
 )
 from kvarn.dsl.ptx import (
+    load_once as load_once,
+)
+from kvarn.dsl.ptx import (
     mbarrier_arrive as mbarrier_arrive,
 )
 from kvarn.dsl.ptx import (
@@ -345,6 +348,9 @@ from kvarn.dsl.tiles import (
 )
 from kvarn.dsl.tiles import (
     tile_index as tile_index,
+)
+from kvarn.dsl.tiles import (
+    two_terms as two_terms,
 )
 from kvarn.dsl.tma import (
     TensorMap as TensorMap,
