@@ -303,6 +303,7 @@ def test_the_lists_of_another_step_touch_nothing_that_there_is_not(place):
 
 
 def refusal(call: Any, **options: Any) -> str:
+    # The table's 24 columns of 16 tokens have room for 12 tiles of 32 keys; their count stands before them.
     rng, problem = problem_of(10, cached=[20, 3], new=[4, 1], num_heads=1)
     query = query_of(rng, problem, 2)
     block_mask, given, _ = made(Place(), problem, query, kv.masks.causal)
@@ -315,8 +316,8 @@ def of_mask(block_mask: Any, given: Any, mask: Any = kv.masks.causal, **options:
     kv.ops.block_mask(given[0], given[2], given[3], mask, **options)
 
 
-def of_attention(block_mask: Any, given: Any, **options: Any) -> None:
-    kv.ops.attention(*given, **{"block_mask": block_mask, **options})
+def of_attention(found: Any, given: Any, **options: Any) -> None:
+    kv.ops.attention(*given, **{"block_mask": found, **options})
 
 
 def of_shorter(block_mask: Any, given: Any) -> None:
@@ -337,11 +338,11 @@ def of_dense(block_mask: Any, given: Any) -> None:
         (of_mask, {"mask": document}, "mask takes 1 arrays, which must stand beside it, got 0"),
         (of_mask, {"rows": 1}, r"rows must be in [2, 2147483647], got 1"),
         (of_mask, {"valid_lengths": np.zeros(2, np.int32)}, "row_offsets or valid_lengths must be given, and not both"),
-        (of_mask, {"blocks": np.zeros((2, 1, 9), np.int32)}, "blocks must have shape [2, 1, 2], got [2, 1, 9]"),
+        (of_mask, {"blocks": np.zeros((2, 1, 9), np.int32)}, "blocks must have shape [2, 1, 13], got [2, 1, 9]"),
         (of_attention, {"block_mask": 3}, "block_mask must be a kv.BlockMask, got a int"),
         (of_attention, {"mask": kv.masks.causal}, "mask, window, chunk, tree and pages must be left out"),
         (of_attention, {"window": 3}, "mask, window, chunk, tree and pages must be left out"),
-        (of_shorter, {}, "block_mask must have shape [2, 1, 2], got [1, 1, 2]"),
+        (of_shorter, {}, "block_mask must have shape [2, 1, 13], got [1, 1, 13]"),
         (of_dense, {}, "kv_offsets must be None for dense operands"),
         (of_mask, {"pages": np.zeros((2, 1, 1), np.int32), "keys": 12}, "keys must divide the 16 tokens of"),
         (of_mask, {"page_counts": np.zeros((2, 1), np.int32)}, "page_counts must be None without pages"),
