@@ -80,6 +80,16 @@ def test_a_query_row_may_have_elements_of_all_sizes(place):
     check(place, query, problem)
 
 
+def test_a_query_row_may_be_of_any_magnitude_and_what_is_not_finite_stays_in_its_row(place):
+    """Terms are of rows times powers of two: those of subnormal rows too, while scores stay below 2^30."""
+    query, problem = problem_of(3, cached=[70], new=[12])
+    factors = np.array([1e4, 1e6, 2.0**24, 1e-6, 1e-20, 1e-30, 1e-38, 1e-40], np.float32)
+    query[:8] = (query[:8].astype(np.float32) * factors[:, None, None]).astype(query.dtype)
+    query[8, :, 3], query[9, :, 0], query[10, :, 63] = np.inf, -np.inf, np.nan
+    with np.errstate(invalid="ignore"):
+        check(place, query, problem)
+
+
 def config_of(
     dtype: Any, query: Any = bf16, size: int = 64, page: int = 16, granule: int = 0, **schedule: Any
 ) -> tile_schedule.TileConfig:
