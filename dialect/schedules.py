@@ -567,7 +567,7 @@ OPERATIONS: dict[str, Operation] = {
     ),
     "kv.operand_attention": Operation((HOST, SIMT, TILED), _OF_ROWS),
     "kv.mla_attention": Operation((HOST, SIMT, LATENT), _PROMISES),
-    "kv.mla_prefill_chunk": Operation((ROWS_HOST, SIMT), _PROMISES),
+    "kv.mla_prefill_chunk": Operation((ROWS_HOST, SIMT, TILED), _PROMISES),
     **dict.fromkeys(
         ("kv.project_append", "kv.project_append_padded"),
         Operation(

@@ -48,6 +48,7 @@ ACCUMULATORS = {WGMMA: "wgmma", MMA: "mma"}  # the layout of results, by instruc
 MOST_HELD = 128  # columns of rows of a buffer that warps hold in registers as A
 K_STEP_BYTES = 32  # of a row of A that an instruction takes
 LOADS = ("kv.tile_load", "kv.tile_load_rows")
+BESIDE = "kv.tile_beside"
 ALONE = 2  # in place of a dimension, of vectors that run along none
 _LEAVES = ("kv.tile_index", "tensor.splat", "arith.constant")
 
@@ -214,10 +215,12 @@ def place_operands(function: ir.Operation, warpgroups: int, accumulators: Accumu
         for problem in wgmma_problems(*of, warpgroups) if by_wgmma else mma_problems(*of, accumulators):
             fail(op, f"has no instruction on this target: {problem}")
         maker = defining_op(b)
-        if maker is None or maker.name not in LOADS:
+        if maker is None or maker.name not in (*LOADS, BESIDE):
             fail(op, "needs a loaded tile as its second operand: only those lie in shared memory")
         along_k = str(element(b)) == "f8E4M3FN" and not op.opview.transpose_b.value
         place = SHARED_TRANSPOSED if along_k else SHARED
+        if maker.name == BESIDE:
+            shared.update(dict.fromkeys(maker.operands, SHARED))
         if shared.setdefault(b, place) != place:
             fail(op, "reads a tile of 8-bit elements along its rows and along its columns: load it once for each")
         if by_wgmma or accumulators.across > 1 or not _held(a):

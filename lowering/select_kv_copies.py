@@ -13,7 +13,7 @@ fills that memory is TMA where there is a descriptor.
 Of two loads of the same tokens, where products are mma.sync's, one with all columns of the other is the only copy.
 
 Rows of buffers (``kv.tile_load_rows``, a tile of queries) which a loop loads are copied ahead in the same manner where
-the schedule has a producer to do it.
+the schedule has a producer to do it. Two tiles beside one another (``kv.tile_beside``) are two copies to one stage.
 
 Before:  %k = "kv.tile_load"(%cache, %b, %h, %first, %begin, %count) : ... -> tensor<128x128xbf16, "shared">
 After:   "kv.producer_acquire"(%keys, %n) ; "kv.copy_start"(%keys, %n, %cache, %b, %h, %first, %count)
@@ -23,7 +23,7 @@ After:   "kv.producer_acquire"(%keys, %n) ; "kv.copy_start"(%keys, %n, %cache, %
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -35,10 +35,11 @@ from kvarn.dialect.dtypes import f8e4m3
 from kvarn.dialect.ops import staging
 from kvarn.dialect.ops.common import i64_attr
 from kvarn.dialect.ops.sharing import atom_columns, tile_columns
-from kvarn.dialect.ops.tile import IN_SHARED, ROW_FORMAT, SHARED, SHARED_TRANSPOSED, row_format
+from kvarn.dialect.ops.tile import IN_SHARED, ROW_FORMAT, SHARED, SHARED_TRANSPOSED, TILE_COLUMN, row_format
 
+from .assign_kv_layouts import BESIDE
 from .index import const
-from .pass_base import kv_pass
+from .pass_base import fail, kv_pass
 from .remarks import remark
 from .rewrite import defining_op, enclosing, ops_named
 from .target import Target, by_name
@@ -321,22 +322,25 @@ def _tokens(load: Any) -> list[ir.Value]:
     return [load.cache, load.batch, load.head, load.first, load.count]
 
 
-def stage_rows(load: ir.Operation, function: ir.Operation, stages: int, taken: set[str]) -> None:
+def stage_rows(load: ir.Operation, function: ir.Operation, schedule: Mapping[str, Any], taken: set[str]) -> None:
     """Replace one load of rows in a loop by a copy, a wait and a release.
 
-    The release stands behind what stores rows through the tile; where there is one stage, behind the last use of the
-    tile, since the next rows are waited for.
+    In the outermost loop, whose iterations nothing numbers, the release stands behind what stores rows through the
+    tile; where there is one stage, behind the last use of the tile, since the next rows are waited for.
     """
-    op = load.opview
-    loop, number = carry(enclosing(load, "scf.for"), lambda: const(1))
+    op, loop = load.opview, enclosing(load, "scf.for")
+    inner = ROUNDS in loop.attributes
+    stages, number = schedule.get("stages", 2) if inner else schedule.get("query_stages", 1), 0
+    if not inner:
+        loop, number = carry(loop, lambda: const(1))
     with ir.InsertionPoint.at_block_begin(function.regions[0].blocks[0]), load.location:
         buffer = staging.make_stages(unused("rows", taken), stages, op.tile.type, "cp_async")
     with ir.InsertionPoint(load), load.location:
-        n = loop.regions[0].blocks[0].arguments[number]
+        n = use_number(loop) if inner else loop.regions[0].blocks[0].arguments[number]
         staging.ProducerAcquireOp(buffer, n)
-        copy = staging.CopyRowsStartOp(buffer, n, op.buffer, op.mask, list(op.indices)).operation
-        if "stored" in load.attributes:
-            copy.attributes["stored"] = load.attributes["stored"]
+        copy = copy_of_rows(buffer, n, op)
+        if inner:
+            copy.attributes["tells"] = ir.UnitAttr.get()
         tile = staging.ConsumerWaitOp(buffer, n, op.tile.type).operation.results[0]
     load.result.replace_all_uses_with(tile)
     load.erase()
@@ -344,6 +348,63 @@ def stage_rows(load: ir.Operation, function: ir.Operation, stages: int, taken: s
     following = stores[-1] if stores and stages > 1 else last_use(tile.owner.operation)
     with ir.InsertionPoint.after(following), following.location:
         staging.ConsumerReleaseOp(buffer, n)
+
+
+def copy_of_rows(buffer: ir.Value, n: ir.Value, load: Any) -> ir.Operation:
+    """The copy of a load's rows to the stage of use n."""
+    copy = staging.CopyRowsStartOp(buffer, n, load.buffer, load.mask, list(load.indices)).operation
+    if "stored" in load.operation.attributes:
+        copy.attributes["stored"] = load.operation.attributes["stored"]
+    return copy
+
+
+def stage_beside(beside: ir.Operation, function: ir.Operation, stages: int, taken: set[str]) -> None:
+    """Replace two loads beside one another, in a loop, by two copies to one stage, a wait and a release."""
+    left, right = (defining_op(v) for v in beside.operands)
+    loop, tile = enclosing(beside, "scf.for"), beside.result
+    why = why_not_beside(function, beside, left, right)
+    if why is not None or loop is None:
+        fail(beside, f"cannot be copied: {why or 'a loop must load it'}")
+    rows, tokens = left.opview, right.opview
+    with ir.InsertionPoint.at_block_begin(function.regions[0].blocks[0]), beside.location:
+        buffer = staging.make_stages(unused("keys", taken), stages, tile.type, "cp_async")
+    with ir.InsertionPoint(beside), beside.location:
+        n = use_number(loop)
+        staging.ProducerAcquireOp(buffer, n)
+        copy_of_rows(buffer, n, rows).attributes["columns"] = i64_attr(shape(left.result)[1])
+        of = tokens.cache, tokens.batch, tokens.first, tokens.count
+        pages = staging.TileRowPagesOp(*of, i64_attr(shape(tile)[0])).operation.results[0]
+        start = staging.CopyStartOp(
+            buffer, n, tokens.cache, tokens.batch, tokens.head, tokens.first, tokens.count,
+            i64_attr(tokens.first_column.value), pages=pages,
+        ).operation  # fmt: skip
+        start.attributes[TILE_COLUMN] = i64_attr(shape(left.result)[1])
+        made = staging.ConsumerWaitOp(buffer, n, tile.type).operation.results[0]
+    tile.replace_all_uses_with(made)
+    for op in (beside, left, right):
+        op.erase()
+    following = last_use(made.owner.operation)
+    with ir.InsertionPoint.after(following), following.location:
+        staging.ConsumerReleaseOp(buffer, n)
+
+
+def why_not_beside(
+    function: ir.Operation, beside: ir.Operation, left: ir.Operation | None, right: ir.Operation | None
+) -> str | None:
+    """Why two tiles cannot be copied to one; None when they can."""
+    if instruction_of(function) != WGMMA or not schedule_of(function).get("producer"):
+        return "it needs products by wgmma and a schedule with a producer"
+    if left is None or right is None or (left.name, right.name) != ("kv.tile_load_rows", "kv.tile_load"):
+        return "the tiles must be rows of a buffer and tokens of a cache, as they are loaded"
+    if any(op.block != beside.block or len(users(op.result)) != 1 for op in (left, right)):
+        return "nothing else may read its tiles"
+    op, (rows, columns) = right.opview, shape(right.result)
+    spec = types.spec_of(op.cache.type)
+    if spec.data_dtype.mlir != str(element(op.tile)) or spec.quantized or _of_pool(op) or op.descriptor is not None:
+        return f"tokens must come as they are stored and in their order, without a descriptor, got {op.cache.type}"
+    if op.tail.value != "any" or rows > WARPGROUP:
+        return f"tokens past the last are anything, of {WARPGROUP} rows at most, got tail {op.tail} and {rows} rows"
+    return why_not_by_rows(spec, columns, op.first_column.value)
 
 
 @kv_pass(Options)
@@ -356,10 +417,12 @@ def run(module: ir.Module, options: Options) -> None:
             carry_rounds(loop)  # of which the phases of barriers are
         if instruction_of(function) == MMA:  # others wait for keys and values by themselves, in turns
             share_columns(function)
+        for op in ops_named(function, BESIDE):
+            stage_beside(op, function, stages, taken)
         for load in ops_named(function, "kv.tile_load"):
             if layout_of(load.result.type) in IN_SHARED:
                 stage(load, function, stages, by_name(options.target), taken)
         for load in ops_named(function, "kv.tile_load_rows") if schedule.get("producer") else ():
             loop = enclosing(load, "scf.for")
             if layout_of(load.result.type) == SHARED and loop is not None and load.block == loop.regions[0].blocks[0]:
-                stage_rows(load, function, schedule.get("query_stages", 1), taken)
+                stage_rows(load, function, schedule, taken)

@@ -104,9 +104,17 @@ def projection_entries(op: Any, at: Expansion, without: Collection[str]) -> dict
     return {"kind": kind}
 
 
-def only_kind(op: Any, at: Expansion, without: Collection[str]) -> dict[str, Any]:
-    """The schedule of an operation with one kind of kernel for the host and one for GPUs."""
-    return {"kind": "host" if at.target.is_host else "simt"}
+def chunk_entries(op: Any, at: Expansion, without: Collection[str]) -> dict[str, Any]:
+    """The schedule of a chunk of an MLA prefill."""
+    if at.target.is_host or at.schedule.get("kind") == "simt":
+        return {"kind": "host" if at.target.is_host else "simt"}
+    problems = mla.chunk_problems(op, at)
+    if at.schedule.get("kind") == "tile":
+        for problem in problems:
+            raise ValueError(f"a schedule of kind tile {problem}")
+    for problem in problems:
+        remark(op.operation, "missed", f"kind simt is slower than others: a schedule of kind tile {problem}")
+    return {"kind": "simt" if problems else "tile"}
 
 
 # Operations whose kernel is chosen; those of the others are divided by their expansions, as ``threads`` says.
@@ -115,7 +123,7 @@ CHOICES: dict[str, Callable[[Any, Expansion, Collection[str]], dict[str, Any]]] 
     "kv.attention_padded": attention_entries,
     "kv.operand_attention": attention_entries,
     "kv.mla_attention": latent_entries,
-    "kv.mla_prefill_chunk": only_kind,
+    "kv.mla_prefill_chunk": chunk_entries,
     "kv.project_append": projection_entries,
     "kv.project_append_padded": projection_entries,
 }

@@ -17,7 +17,8 @@ from mlir.dialects import vector as mlir_vector
 from kvarn.dialect import ops, types
 from kvarn.dialect.dtypes import DType, bool_, by_mlir, i32, u32
 from kvarn.dialect.layout import cdiv
-from kvarn.dialect.ops.tile import stored_columns, stored_from
+from kvarn.dialect.ops.staging import columns_of_copy
+from kvarn.dialect.ops.tile import column_of_tile, stored_columns, stored_from
 from kvarn.dialect.register_layout import RegisterLayout
 from kvarn.dialect.shared_layout import CHUNK, SharedLayout
 from kvarn.dsl import functional, memory, ptx
@@ -83,7 +84,8 @@ class Stages:
         users_of = users(op.operation.results[0])
         made.finished = any(user.name == "kv.copy_finish" for user in users_of)
         starts = [user.opview for user in users_of if user.name == "kv.copy_start"]
-        made.told = not grouped and copy == "cp_async" and any(start.pages is not None for start in starts)
+        tells = any(start.pages is not None for start in starts) or any("tells" in user.attributes for user in users_of)
+        made.told = not grouped and copy == "cp_async" and tells
         # A proxy fence waits for all copies and look-ups that a thread has under way, of later tiles too.
         made.unfenced = made.told or (not grouped and copy in STAGINGS)
         if copy in STAGINGS:
@@ -299,7 +301,8 @@ def copy_runs(op: Any, layout: SharedLayout, place: Pointer, thread: Value, thre
     of it; of lists, what they name no row for is zeros.
     """
     width = CHUNK // layout.itemsize
-    run, chunks = run_of(layout.rows, threads), layout.columns // width
+    run, behind = run_of(layout.rows, threads), column_of_tile(op) // width  # chunks of other copies
+    chunks = layout.columns // width - behind
     thread = thread if producer else ptx.unknown(thread)  # offsets of all chunks would be held through the loop
     lane, base = Value((thread & (WARP - 1)).ir, i32, nonneg=True), warp_of(thread) * run
     last, first_column = kv_math.max(scalar(op.count) - 1, 0), op.first_column.value
@@ -320,10 +323,10 @@ def copy_runs(op: Any, layout: SharedLayout, place: Pointer, thread: Value, thre
             inside = (row < run) & (base + row < layout.rows) & (index < SWIZZLE_ROWS * chunks)
             every = whole and part + WARP <= SWIZZLE_ROWS * chunks
             with contextlib.nullcontext() if every else functional.when(inside):
-                exists = None if layout.columns <= stored else where(chunk * width < stored, CHUNK, 0)
+                exists = None if chunks * width <= stored else where(chunk * width < stored, CHUNK, 0)
                 if there is not None:
                     exists = where(((there >> row) & 1) != 0, CHUNK if exists is None else exists, 0)
-                ptx.cp_async(place + layout.chunk_offset(base + row, chunk), source, zero_fill_size=exists)
+                ptx.cp_async(place + layout.chunk_offset(base + row, chunk + behind), source, zero_fill_size=exists)
 
 
 def clear_rows(tile: Pointer, layout: SharedLayout, kept: tuple[Value, Value], threads: Threads) -> None:
@@ -395,10 +398,14 @@ def load_rows(op: Any, place: Pointer, layout: SharedLayout, threads: Threads) -
 
 
 def copy_buffer_rows(op: Any, stages: Stages, thread: Value, threads: int) -> None:
-    """Threads copy rows of a buffer by cp.async, see them there, and arrive at their barrier."""
+    """Threads copy rows of a buffer by cp.async, see them there, and arrive at their barrier.
+
+    Or it is told when the copies have come; of the first columns of a tile, by the copy of the others.
+    """
     layout = stages.layout
+    columns = columns_of_copy(op, layout.columns)
+    lanes, chunks = chunks_of_lanes(columns_of(layout, columns))
     width = CHUNK // layout.itemsize
-    lanes, chunks = chunks_of_lanes(layout)
     source = buffer_of(op.source)
     stage, _ = stages.stage(scalar(op.n))
     place = stages.tile(stage)
@@ -412,9 +419,12 @@ def copy_buffer_rows(op: Any, stages: Stages, thread: Value, threads: int) -> No
             there = where(exists & _stored(op, layout, chunk, first + lanes), CHUNK, 0)
             address = source.address(*indices, chunk * width)
             ptx.cp_async(place + layout.chunk_offset(row, chunk), address, CHUNK, there)
-    ptx.cp_async_commit()
-    ptx.cp_async_wait(0)
-    stages.filled(stage, thread)
+    if not stages.told:
+        ptx.cp_async_commit()
+        ptx.cp_async_wait(0)
+        stages.filled(stage, thread)
+    elif columns == layout.columns:
+        ptx.cp_async_mbarrier_arrive(stages.full + stage * BARRIER_BYTES)
 
 
 def negate_rows(place: Pointer, layout: SharedLayout, threads: Threads) -> None:

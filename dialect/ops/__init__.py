@@ -42,6 +42,7 @@ from .metadata import (
 from .mla import MlaAttentionOp, MlaDecompressOp, MlaPrefillChunkOp, MlaPrefillPlanOp
 from .pages import IndexScoresOp, SelectPagesOp, SelectTokensOp, SummarizePagesOp
 from .staging import take_round, tile_stage
+from .sharing import tile_beside
 from .terms import tile_terms
 from .tile import (
     dot,
@@ -129,6 +130,7 @@ __all__ = [
     "tile_scatter",
     "tile_stage",
     "tile_store_rows",
+    "tile_beside",
     "tile_terms",
     "tma_expect",
     "tma_init_barrier",

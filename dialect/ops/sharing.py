@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""Tiles in shared memory that warps share: what several warps compute of one tile, and columns of what lies there.
+"""Tiles in shared memory that warps share: what several warps compute of one tile, columns of what lies there, and
+columns of two places beside one another.
 
-What ``assign-kv-layouts`` and ``select-kv-copies`` make; kernels may be written with them too.
+But for the last, ``assign-kv-layouts`` and ``select-kv-copies`` make them; kernels may be written with them too.
 """
 
 from typing import Any
@@ -73,6 +74,36 @@ class TileColumnsOp(Kv.Operation, name="tile_columns", traits=[Pure]):
         return True
 
 
+class TileBesideOp(Kv.Operation, name="tile_beside", traits=[Pure]):
+    """The columns of two loaded tiles beside one another, of as many rows: keys that end in columns of other rows.
+
+    Operands: rows of a buffer (``kv.tile_load_rows``), whole 128 bytes each, and tokens of a cache in pages as they are
+    stored (``kv.tile_load``), which may start at any token; nothing else reads either. Both are copied to one tile in
+    shared memory. The second operand of products by wgmma, on GPUs whose kernels have a producer.
+    """
+
+    left: Operand[Any]
+    right: Operand[Any]
+    tile: Result[Any]
+
+    def verify_invariants(self) -> bool:
+        left, right, tile = (tile_of(x) for x in (self.left, self.right, self.operation.results[0]))
+        if any(type_ is None or type_.rank != 2 for type_ in (left, right, tile)):
+            return verify.fail(self, f"takes and makes tiles of rank 2, got {self.left.type} and {self.right.type}")
+        assert left is not None
+        assert right is not None
+        if left.shape[0] != right.shape[0] or left.element_type != right.element_type:
+            return verify.fail(self, f"the operands must have the same rows and elements, got {left} and {right}")
+        if left.shape[1] % atom_columns(left.element_type):
+            return verify.fail(
+                self,
+                f"the first operand must have a multiple of {atom_columns(left.element_type)} columns, got "
+                f"{left.shape[1]}",
+            )
+        wanted = tile_type([left.shape[0], left.shape[1] + right.shape[1]], left.element_type, layout_of(left))
+        return tile == wanted or verify.fail(self, f"the result must be {wanted}, got {self.operation.results[0].type}")
+
+
 class TileAddColumnsOp(Kv.Operation, name="tile_add_columns", traits=[Pure]):
     """Sums with a tile added to some of their columns, by ordinary additions of f32.
 
@@ -114,6 +145,13 @@ def tile_columns(source: ir.Value, first_column: int, columns: int) -> ir.Value:
     type_ = ir.RankedTensorType(source.type)
     result = tile_type([type_.shape[0], columns], type_.element_type, layout_of(type_))
     return TileColumnsOp(source, i64_attr(first_column), result).operation.results[0]
+
+
+def tile_beside(left: ir.Value, right: ir.Value) -> ir.Value:
+    """The columns of two loaded tiles beside one another."""
+    a, b = (ir.RankedTensorType(x.type) for x in (left, right))
+    result = tile_type([a.shape[0], a.shape[1] + b.shape[1]], a.element_type)
+    return TileBesideOp(left, right, result).operation.results[0]
 
 
 def add_columns(source: ir.Value, added: ir.Value, first_column: int) -> ir.Value:

@@ -133,6 +133,9 @@ class CopyStartOp(Kv.Operation, name="copy_start", traits=[_Copies]):
     ``begin``, which ``transposed`` copies take, are zeros before it and from ``count`` on. A buffer that is filled by
     ``tma`` needs the descriptor; pages, of ``kv.tile_pages`` with the descriptor's box as step or, by ``cp_async``, of
     ``kv.tile_row_pages``, are looked up by the copy without. One that is ``staged`` has both, or threads copy its rows.
+
+    With an attribute ``tile_column`` (i64) it fills the columns of a tile from there on, and stands behind the
+    ``kv.copy_rows_start`` that fills those before: its barrier tells of both.
     """
 
     buffer: Operand[StagesType]
@@ -176,7 +179,9 @@ class CopyStartOp(Kv.Operation, name="copy_start", traits=[_Copies]):
 class CopyRowsStartOp(Kv.Operation, name="copy_rows_start", traits=[_CopiesRows]):
     """Start the copy of ``kv.tile_load_rows``'s tile to the stage of use ``n``; its barrier tells when it is there.
 
-    Operands: the circular buffer, filled by ``cp_async``, and the use; the rest as of ``kv.tile_load_rows``.
+    Operands: the circular buffer, filled by ``cp_async``, and the use; the rest as of ``kv.tile_load_rows``. With an
+    attribute ``columns`` (i64) it fills those first ones of the tile, and a ``kv.copy_start`` with pages the others.
+    With a unit attribute ``tells`` threads do not wait for their copies, which tell the barrier themselves.
     """
 
     buffer: Operand[StagesType]
@@ -192,7 +197,16 @@ class CopyRowsStartOp(Kv.Operation, name="copy_rows_start", traits=[_CopiesRows]
         copy = verify.string(self.buffer.owner.opview.copy)
         if copy != "cp_async":
             return verify.fail(self, f"needs a buffer that is filled by cp_async, got {copy}")
+        if not 1 <= columns_of_copy(self, tile.shape[1]) <= tile.shape[1]:
+            got = self.operation.attributes["columns"]
+            return verify.fail(self, f"columns must be from 1 to the tile's {tile.shape[1]}, got {got}")
         return verify_rows(self, self.source, tile)
+
+
+def columns_of_copy(op: Any, columns: int) -> int:
+    """How many of a tile's columns a copy of rows fills."""
+    attributes = op.operation.attributes
+    return ir.IntegerAttr(attributes["columns"]).value if "columns" in attributes else columns
 
 
 class CopyFinishOp(Kv.Operation, name="copy_finish", traits=[Synchronizes]):

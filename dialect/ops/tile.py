@@ -24,6 +24,7 @@ from .common import as_i32, i64_attr
 KINDS = ("max", "min", "add")
 TAILS = ("zero", "any")
 ROW_FORMAT = ("rope", "inline_scales")  # attributes that say what lies in rows besides elements
+TILE_COLUMN = "tile_column"  # of a copy: the first column of a tile that it fills
 COLUMN_STEP = 16  # heads are rounded up to whole steps of products, with columns of zeros
 BYTE_STEP = 32  # likewise, of products of 8-bit elements
 # The layouts of tiles in shared memory, by rows and with their columns as rows; the others are of registers.
@@ -352,10 +353,11 @@ def verify_columns(op: Any, spec: CacheSpec, tile: ir.RankedTensorType, converte
     if op.lists is not None and not verify.memref(op, op.lists, 2, ("i32",), "lists"):
         return False
     step = BYTE_STEP if str(tile.element_type) == spec.data_dtype.mlir and spec.data_dtype.bits == 8 else COLUMN_STEP
-    if first is None or first < 0 or first + tile.shape[1] > align_up(row.size, step):
+    columns = tile.shape[1] - column_of_tile(op)
+    if first is None or first < 0 or not 0 < columns <= align_up(row.size, step) - first:
         return verify.fail(
             op,
-            f"columns must lie in the head's {row.size}, rounded up to whole {step}, got {tile.shape[1]} "
+            f"columns must lie in the head's {row.size}, rounded up to whole {step}, got {columns} "
             f"from {op.first_column} on",
         )
     if not _is_float(tile.element_type):
@@ -433,6 +435,12 @@ def stored_columns(op: Any, columns: int) -> int:
     """The columns of a tile of rows that its buffer has, of so many."""
     attributes = op.operation.attributes
     return ir.IntegerAttr(attributes["stored"]).value if "stored" in attributes else columns
+
+
+def column_of_tile(op: Any) -> int:
+    """The column of a tile where those start that a copy fills: behind those of another copy (``kv.tile_beside``)."""
+    attributes = op.operation.attributes
+    return ir.IntegerAttr(attributes[TILE_COLUMN]).value if TILE_COLUMN in attributes else 0
 
 
 def stored_from(op: Any) -> int:

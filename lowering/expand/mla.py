@@ -4,7 +4,7 @@
 Latent rows are keys whose first ``value_size`` columns are the values. On a GPU with wgmma the kernels of
 ``latent_wide`` and ``latent_few`` take the shapes that they know; other shapes and other GPUs have the kernel over
 tiles, with products by mma.sync, which is the host's too. The row kernels of ``attention_rows`` take everything. A
-prefill's chunk has those of ``mla_chunk`` only: there is none on the tensor cores.
+prefill's chunk has that of ``mla_chunk_tiles`` on wgmma, and those of ``mla_chunk`` for every other.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from kvarn.dialect.ops.mla import inline_content, inline_scales_of
 from kvarn.lowering.target import Target
 from kvarn.lowering.tile_ir import MMA
 
-from . import attention_tiles, expands, latent_schedule, mla_chunk, tile_launch, tile_schedule
+from . import attention_tiles, expands, latent_schedule, mla_chunk, mla_chunk_tiles, tile_launch, tile_schedule
 from .attention import WIDEST_ROWS, Place, launch_rows
 from .attention_common import Case
 from .attention_queries import RaggedQueries
@@ -149,16 +149,25 @@ def expand_attention(op: Any, at: Expansion) -> None:
     launch_rows(kind, case, at, op.query, [*args, None, None, *rest])
 
 
-@expands("kv.mla_prefill_chunk")
-def expand_prefill_chunk(op: Any, at: Expansion) -> None:
+def chunk_of(op: Any, at: Expansion) -> mla_chunk.Chunk:
+    """What a prefill's chunk is."""
     nope = at.static_dim(op.key, 2)
     rope = at.static_dim(op.query, 2) - nope
     case = Case(
         spec=at.spec(op.collection), query=at.dtype(op.query), out=at.dtype(op.out), heads=at.static_dim(op.query, 1),
         value_size=at.static_dim(op.value, 2), rope=rope if op.bf16_rope.value else 0, lse=True,
     )  # fmt: skip
-    chunk = mla_chunk.Chunk(case, nope, rope, row_alignment(op), op.accumulate.value)
-    mla_chunk.launch(chunk, at, op)
+    return mla_chunk.Chunk(case, nope, rope, row_alignment(op), op.accumulate.value)
+
+
+def chunk_problems(op: Any, at: Expansion) -> list[str]:
+    """Why the kernel over tiles does not take a prefill's chunk, one sentence each; empty when it does."""
+    return mla_chunk_tiles.problems(chunk_of(op, at), at.target)
+
+
+@expands("kv.mla_prefill_chunk")
+def expand_prefill_chunk(op: Any, at: Expansion) -> None:
+    (mla_chunk_tiles if at.kind == "tile" else mla_chunk).launch(chunk_of(op, at), at, op)
 
 
 def decompress_kernel(spec: CacheSpec) -> Any:

@@ -108,7 +108,7 @@ from .ptx import (
     tanh_approx,
 )
 from .staging import staged
-from .tiles import Tile, dot, full, masked, tile_index, two_terms
+from .tiles import Tile, beside, dot, full, masked, tile_index, two_terms
 from .tma import TensorMap
 from .tracing import trace
 from .values import Value, Vector, bitcast, cast, from_lanes, vector, where
@@ -139,6 +139,7 @@ __all__ = [
     "atomic_add",
     "ballot",
     "barrier",
+    "beside",
     "bf16",
     "bitcast",
     "block_dim",

@@ -21,7 +21,7 @@ from . import arithmetic as _a
 from .builder import emit_value, state, types
 from .values import Numeric, Value, as_value, constant, describe, plain
 
-__all__ = ["Tile", "dot", "full", "masked", "tile_index", "two_terms"]
+__all__ = ["Tile", "beside", "dot", "full", "masked", "tile_index", "two_terms"]
 
 Shape = tuple[int, ...]
 
@@ -187,6 +187,20 @@ def two_terms(x: Tile, shift: Any = None) -> tuple[Tile, Tile]:
         raise TypeError(f"kv.two_terms takes a matrix tile of bf16, got {describe(x)}")
     terms, units = ops.tile_terms(x.ir, None if shift is None else as_value(shift, i32, "shift").ir)
     return Tile(terms, f8e4m3, tuple(ir.RankedTensorType(terms.type).shape)), Tile(units, f32, x.shape[:1])
+
+
+def beside(left: Tile, right: Tile) -> Tile:
+    """The columns of two loaded tiles beside one another: of ``kv.dot``'s second operand, on GPUs with wgmma.
+
+    ``left`` are rows of a buffer (:meth:`Buffer.load_rows`) with columns of whole 128 bytes, ``right`` as many tokens
+    of a cache in pages (:meth:`Cache.tile`), from any on and as they are stored. Nothing else reads either.
+    """
+    for name, x in (("left", left), ("right", right)):
+        if not isinstance(x, Tile) or len(x.shape) != 2 or 1 in x.shape:
+            raise TypeError(f"{name} of kv.beside must be a matrix tile, got {describe(x)}")
+    if left.shape[0] != right.shape[0] or left.dtype is not right.dtype:
+        raise TypeError(f"kv.beside takes tiles of the same rows and type, got {describe(left)} and {describe(right)}")
+    return Tile(ops.tile_beside(left.ir, right.ir), left.dtype, (left.shape[0], left.shape[1] + right.shape[1]))
 
 
 def _extents(shape: Sequence[int]) -> None:
