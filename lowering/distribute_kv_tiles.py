@@ -64,8 +64,9 @@ from .tile_ir import (
     tiled,
     users,
 )
-from .tile_memory import Queue, Stages
+from .tile_memory import Stages
 from .tile_products import Product
+from .tile_queue import Queue
 from .tile_threads import (
     Threads,
     register_layout,

@@ -17,8 +17,7 @@ from mlir.dialects import vector as mlir_vector
 from kvarn.dialect import ops, types
 from kvarn.dialect.dtypes import DType, bool_, by_mlir, i32, u32
 from kvarn.dialect.layout import cdiv
-from kvarn.dialect.ops.staging import columns_of_copy
-from kvarn.dialect.ops.tile import column_of_tile, stored_columns, stored_from
+from kvarn.dialect.ops.tile import TILE_COLUMN, number_of, stored_columns, stored_from
 from kvarn.dialect.register_layout import RegisterLayout
 from kvarn.dialect.shared_layout import CHUNK, SharedLayout
 from kvarn.dsl import functional, memory, ptx
@@ -41,7 +40,6 @@ from .tile_transposition import Transposition
 
 CONSUMERS_BARRIER = 1  # the named barrier of all consumers
 GROUP_BARRIER = 2  # the named barriers of the consumer warpgroups, one each
-QUEUE_SLOTS = 2  # as slots and parities are computed
 SWIZZLE_ROWS = 8  # the period of a swizzle
 BLOCK_COLUMNS = 8  # of an accumulator, which four lanes hold of a row
 STAGINGS = ("staged", "transposed")  # how buffers are filled that have staging memory
@@ -146,45 +144,6 @@ class Stages:
         stage, _ = self.stage(n)
         if not self.grouped:
             ptx.mbarrier_arrive(self.empty + stage * BARRIER_BYTES, threads.lane == 0)
-
-
-@dataclass
-class Queue:
-    """Numbers on their way from a counter to the roles of a block: slots with barriers ``full`` and ``empty``."""
-
-    counter: Pointer
-    readers: int
-    slots: Pointer
-    full: Pointer
-    empty: Pointer
-
-    @staticmethod
-    def allocate(counter: ir.Value, readers: int) -> Queue:
-        slots = Pointer(ops.alloc_shared(QUEUE_SLOTS * BARRIER_BYTES, BARRIER_BYTES), SHARED)
-        barriers = Pointer(ops.alloc_shared(2 * QUEUE_SLOTS * BARRIER_BYTES, BARRIER_BYTES), SHARED)
-        address = buffer_of(counter).address(0)
-        return Queue(address, readers, slots, barriers, barriers + QUEUE_SLOTS * BARRIER_BYTES)
-
-    def initialize(self, consumers: int) -> None:
-        for slot in range(QUEUE_SLOTS):
-            ptx.mbarrier_init(self.full + slot * BARRIER_BYTES, 1)
-            ptx.mbarrier_init(self.empty + slot * BARRIER_BYTES, self.readers)
-
-    def fetch(self, n: Value, count: Value) -> None:
-        """Take the next number: what one thread does. The counter wraps when every block has asked in vain once."""
-        slot, parity = n & 1, (n >> 1) & 1
-        ptx.mbarrier_wait(self.empty + slot * BARRIER_BYTES, parity ^ 1, name="empty_queue")
-        taken = self.counter.atomic("inc", count - 1)
-        (self.slots + slot * BARRIER_BYTES).store(taken + kv_gpu.grid_dim.x)
-        ptx.mbarrier_arrive(self.full + slot * BARRIER_BYTES)
-
-    def next(self, n: Value, lane: Value, sleep: int = 0) -> Value:
-        slot, parity = n & 1, (n >> 1) & 1
-        ptx.mbarrier_wait(self.full + slot * BARRIER_BYTES, parity, sleep, "full_queue")
-        number = (self.slots + slot * BARRIER_BYTES).load(i32)
-        ptx.syncwarp()
-        ptx.mbarrier_arrive(self.empty + slot * BARRIER_BYTES, lane == 0)
-        return kv_gpu.shuffle_idx(number, 0)
 
 
 def wait_for_groups(pending: int) -> None:
@@ -301,7 +260,7 @@ def copy_runs(op: Any, layout: SharedLayout, place: Pointer, thread: Value, thre
     of it; of lists, what they name no row for is zeros.
     """
     width = CHUNK // layout.itemsize
-    run, behind = run_of(layout.rows, threads), column_of_tile(op) // width  # chunks of other copies
+    run, behind = run_of(layout.rows, threads), number_of(op, TILE_COLUMN, 0) // width  # chunks of other copies
     chunks = layout.columns // width - behind
     thread = thread if producer else ptx.unknown(thread)  # offsets of all chunks would be held through the loop
     lane, base = Value((thread & (WARP - 1)).ir, i32, nonneg=True), warp_of(thread) * run
@@ -403,7 +362,7 @@ def copy_buffer_rows(op: Any, stages: Stages, thread: Value, threads: int) -> No
     Or it is told when the copies have come; of the first columns of a tile, by the copy of the others.
     """
     layout = stages.layout
-    columns = columns_of_copy(op, layout.columns)
+    columns = number_of(op, "columns", layout.columns)
     lanes, chunks = chunks_of_lanes(columns_of(layout, columns))
     width = CHUNK // layout.itemsize
     source = buffer_of(op.source)

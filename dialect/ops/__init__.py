@@ -41,8 +41,8 @@ from .metadata import (
 )
 from .mla import MlaAttentionOp, MlaDecompressOp, MlaPrefillChunkOp, MlaPrefillPlanOp
 from .pages import IndexScoresOp, SelectPagesOp, SelectTokensOp, SummarizePagesOp
-from .staging import take_round, tile_stage
 from .sharing import tile_beside
+from .staging import take_round, tile_stage
 from .terms import tile_terms
 from .tile import (
     dot,
@@ -120,6 +120,7 @@ __all__ = [
     "store_tile",
     "take_round",
     "tensor_map",
+    "tile_beside",
     "tile_broadcast",
     "tile_gather",
     "tile_index",
@@ -130,7 +131,6 @@ __all__ = [
     "tile_scatter",
     "tile_stage",
     "tile_store_rows",
-    "tile_beside",
     "tile_terms",
     "tma_expect",
     "tma_init_barrier",

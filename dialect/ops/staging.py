@@ -197,16 +197,7 @@ class CopyRowsStartOp(Kv.Operation, name="copy_rows_start", traits=[_CopiesRows]
         copy = verify.string(self.buffer.owner.opview.copy)
         if copy != "cp_async":
             return verify.fail(self, f"needs a buffer that is filled by cp_async, got {copy}")
-        if not 1 <= columns_of_copy(self, tile.shape[1]) <= tile.shape[1]:
-            got = self.operation.attributes["columns"]
-            return verify.fail(self, f"columns must be from 1 to the tile's {tile.shape[1]}, got {got}")
         return verify_rows(self, self.source, tile)
-
-
-def columns_of_copy(op: Any, columns: int) -> int:
-    """How many of a tile's columns a copy of rows fills."""
-    attributes = op.operation.attributes
-    return ir.IntegerAttr(attributes["columns"]).value if "columns" in attributes else columns
 
 
 class CopyFinishOp(Kv.Operation, name="copy_finish", traits=[Synchronizes]):

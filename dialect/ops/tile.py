@@ -335,9 +335,7 @@ class TileLoadOp(Kv.Operation, name="tile_load", traits=[_LoadsRows]):
 
 def row_format(op: Any, spec: CacheSpec) -> RowFormat:
     """What lies in the rows of a load's cache, or of a copy's."""
-    attributes = op.operation.attributes
-    found = {name: ir.IntegerAttr(attributes[name]).value for name in ROW_FORMAT if name in attributes}
-    return RowFormat(spec, found.get("rope", 0), found.get("inline_scales", 0))
+    return RowFormat(spec, *(number_of(op, name, 0) for name in ROW_FORMAT))
 
 
 def verify_columns(op: Any, spec: CacheSpec, tile: ir.RankedTensorType, converted: bool = True) -> bool:
@@ -353,7 +351,7 @@ def verify_columns(op: Any, spec: CacheSpec, tile: ir.RankedTensorType, converte
     if op.lists is not None and not verify.memref(op, op.lists, 2, ("i32",), "lists"):
         return False
     step = BYTE_STEP if str(tile.element_type) == spec.data_dtype.mlir and spec.data_dtype.bits == 8 else COLUMN_STEP
-    columns = tile.shape[1] - column_of_tile(op)
+    columns = tile.shape[1] - number_of(op, TILE_COLUMN, 0)
     if first is None or first < 0 or not 0 < columns <= align_up(row.size, step) - first:
         return verify.fail(
             op,
@@ -425,28 +423,27 @@ def verify_rows(op: Any, buffer: ir.Value, tile: ir.RankedTensorType) -> bool:
     indices = list(op.indices)
     if not verify.memref(op, buffer, len(indices) + 1, (str(tile.element_type),), "the buffer"):
         return False
-    stored = stored_columns(op, tile.shape[1])
-    if not 1 <= stored <= tile.shape[1]:
-        return verify.fail(op, f"stored must be from 1 to the tile's {tile.shape[1]} columns, got {stored}")
+    found = {"stored": stored_columns(op, tile.shape[1]), "columns": number_of(op, "columns", tile.shape[1])}
+    for name, columns in found.items():
+        if not 1 <= columns <= tile.shape[1]:
+            return verify.fail(op, f"{name} must be from 1 to the tile's {tile.shape[1]} columns, got {columns}")
     return _vectors(op, [op.mask, *indices], tile.shape[:1])
 
 
 def stored_columns(op: Any, columns: int) -> int:
     """The columns of a tile of rows that its buffer has, of so many."""
-    attributes = op.operation.attributes
-    return ir.IntegerAttr(attributes["stored"]).value if "stored" in attributes else columns
-
-
-def column_of_tile(op: Any) -> int:
-    """The column of a tile where those start that a copy fills: behind those of another copy (``kv.tile_beside``)."""
-    attributes = op.operation.attributes
-    return ir.IntegerAttr(attributes[TILE_COLUMN]).value if TILE_COLUMN in attributes else 0
+    return number_of(op, "stored", columns)
 
 
 def stored_from(op: Any) -> int:
     """The column of a buffer's rows where a tile of rows starts."""
+    return number_of(op, "first_column", 0)
+
+
+def number_of(op: Any, name: str, default: int) -> int:
+    """An attribute that an op may have."""
     attributes = op.operation.attributes
-    return ir.IntegerAttr(attributes["first_column"]).value if "first_column" in attributes else 0
+    return ir.IntegerAttr(attributes[name]).value if name in attributes else default
 
 
 def _vectors(op: Any, values: Sequence[ir.Value], shape: Sequence[int]) -> bool:

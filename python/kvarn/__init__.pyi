@@ -338,6 +338,9 @@ from kvarn.dsl.tiles import (
     Tile as Tile,
 )
 from kvarn.dsl.tiles import (
+    beside as beside,
+)
+from kvarn.dsl.tiles import (
     dot as dot,
 )
 from kvarn.dsl.tiles import (

@@ -8,6 +8,7 @@ import contextlib
 import functools
 import io
 import json
+import re
 import subprocess
 import sys
 import traceback
@@ -218,7 +219,7 @@ def bisect_lowers_it_in_its_other_process():
     inputs = ["--grid=2", "--block=8", "--lengths=5,3", "--arg=out=2x8"]
     status, out, err = run(cli.main, "bisect", *HERE, DROP, *inputs)
     assert status == 0, out + err
-    assert "drop-prefetches       ok" in out
+    assert re.search("drop-prefetches +ok", out), out
 
 
 # --- a kind of caches -------------------------------------------------------------------------------
@@ -429,7 +430,7 @@ def accesses_that_a_rule_makes_are_planned():
     plain = kv.compile(norms, *specs, target="sm_90a", disable=["plan-kv-access"])
     assert plain.asm["ptx"].count("ld.global.b16") == 8
     narrow = kv.compile(norms, *specs, target="sm_90a", options={"plan-kv-access": "read-only=false max-alignment=8"})
-    assert narrow.asm["ptx"].count("ld.global.v2.b32") == 2
+    assert narrow.asm["ptx"].count("ld.global.v4.b16") == 2, "8 bytes at a time"
     out = np.zeros(3, np.float32)
     made.emulate(3, 1, pool().get_key_cache(0), out)
     first = pool().blocks[pool().lookup_table[:, 0], 0, 0, 0, 0, :8].astype(np.float32)
