@@ -366,19 +366,28 @@ def stage_beside(beside: ir.Operation, function: ir.Operation, stages: int, take
     if why is not None or loop is None:
         fail(beside, f"cannot be copied: {why or 'a loop must load it'}")
     rows, tokens = left.opview, right.opview
+    spec, (count, columns), pages = types.spec_of(tokens.cache.type), shape(right.result), None
+    stored = spec.data_dtype.mlir == str(element(tile)) and not spec.quantized
+    by_rows = stored and row_format(tokens, spec).plain
+    by_rows = by_rows and why_not_by_rows(spec, columns, tokens.first_column.value) is None
     with ir.InsertionPoint.at_block_begin(function.regions[0].blocks[0]), beside.location:
-        buffer = staging.make_stages(unused("keys", taken), stages, tile.type, "cp_async")
+        copy = "cp_async" if by_rows else "convert"
+        buffer = staging.make_stages(unused("keys", taken), stages, tile.type, copy)
     with ir.InsertionPoint(beside), beside.location:
         n = use_number(loop)
         staging.ProducerAcquireOp(buffer, n)
         copy_of_rows(buffer, n, rows).attributes["columns"] = i64_attr(shape(left.result)[1])
-        of = tokens.cache, tokens.batch, tokens.first, tokens.count
-        pages = staging.TileRowPagesOp(*of, i64_attr(shape(tile)[0])).operation.results[0]
+        if by_rows:
+            of = tokens.cache, tokens.batch, tokens.first, tokens.count
+            pages = staging.TileRowPagesOp(*of, i64_attr(count)).operation.results[0]
         start = staging.CopyStartOp(
             buffer, n, tokens.cache, tokens.batch, tokens.head, tokens.first, tokens.count,
             i64_attr(tokens.first_column.value), pages=pages,
         ).operation  # fmt: skip
         start.attributes[TILE_COLUMN] = i64_attr(shape(left.result)[1])
+        for name in ROW_FORMAT:
+            if name in right.attributes:
+                start.attributes[name] = right.attributes[name]
         made = staging.ConsumerWaitOp(buffer, n, tile.type).operation.results[0]
     tile.replace_all_uses_with(made)
     for op in (beside, left, right):
@@ -398,13 +407,12 @@ def why_not_beside(
         return "the tiles must be rows of a buffer and tokens of a cache, as they are loaded"
     if any(op.block != beside.block or len(users(op.result)) != 1 for op in (left, right)):
         return "nothing else may read its tiles"
-    op, (rows, columns) = right.opview, shape(right.result)
-    spec = types.spec_of(op.cache.type)
-    if spec.data_dtype.mlir != str(element(op.tile)) or spec.quantized or _of_pool(op) or op.descriptor is not None:
-        return f"tokens must come as they are stored and in their order, without a descriptor, got {op.cache.type}"
+    op, rows = right.opview, shape(right.result)[0]
+    if op.lists is not None or op.descriptor is not None:
+        return "tokens must come in their order and without a descriptor"
     if op.tail.value != "any" or rows > WARPGROUP:
         return f"tokens past the last are anything, of {WARPGROUP} rows at most, got tail {op.tail} and {rows} rows"
-    return why_not_by_rows(spec, columns, op.first_column.value)
+    return None
 
 
 @kv_pass(Options)

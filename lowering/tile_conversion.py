@@ -13,7 +13,7 @@ from typing import Any
 from kvarn.dialect.dtypes import DType, f32, i32
 from kvarn.dialect.latent_layout import RowFormat
 from kvarn.dialect.layout import cdiv
-from kvarn.dialect.ops.tile import row_format
+from kvarn.dialect.ops.tile import TILE_COLUMN, number_of, row_format
 from kvarn.dialect.shared_layout import CHUNK, SharedLayout
 from kvarn.dsl import functional
 from kvarn.dsl import math as kv_math
@@ -37,8 +37,9 @@ def convert_rows(
     ``entry_of`` (op, token) reads the copy's lists.
     """
     row, width, begin = row_format(op, cache.spec), CHUNK // layout.itemsize, op.first_column.value
+    before = number_of(op, TILE_COLUMN, 0)  # columns of the tile that another copy fills
     first, count, batch, head = (scalar(x) for x in (op.first, op.count, op.batch, op.head))
-    end = begin + layout.columns
+    end = begin + layout.columns - before
 
     def elements(token: Any, page: Any, column: Value) -> Any:
         if row.plain:
@@ -61,7 +62,7 @@ def convert_rows(
             column = begin + chunk * width
             if columns[1] > row.size:  # columns past the head are zeros
                 exists, column = exists & (column < row.size), kv_math.min(column, row.size - width)
-            found.append((layout.chunk_offset(at, chunk), exists, load(there, page, column)))
+            found.append((layout.chunk_offset(at, chunk + before // width), exists, load(there, page, column)))
         for place, exists, loaded in found:
             (tile + place).store(where(exists, loaded, vector(dtype, width)))
 

@@ -180,6 +180,9 @@ def convert_tile(op: Any, stages: Stages, thread: Value, threads: int) -> None:
     stage, _ = stages.stage(scalar(op.n))
     cache = handle_of(op.cache)
     convert_rows(op, cache, stages.layout, stages.tile(stage), stages.dtype, thread, threads, entry_of)
+    if number_of(op, TILE_COLUMN, 0):  # of the other columns copies are under way
+        ptx.cp_async_commit()
+        ptx.cp_async_wait(0)
     if not stages.grouped:
         stages.filled(stage, thread)
 
@@ -378,12 +381,14 @@ def copy_buffer_rows(op: Any, stages: Stages, thread: Value, threads: int) -> No
             there = where(exists & _stored(op, layout, chunk, first + lanes), CHUNK, 0)
             address = source.address(*indices, chunk * width)
             ptx.cp_async(place + layout.chunk_offset(row, chunk), address, CHUNK, there)
-    if not stages.told:
-        ptx.cp_async_commit()
-        ptx.cp_async_wait(0)
-        stages.filled(stage, thread)
-    elif columns == layout.columns:
+    if columns < layout.columns:
+        return
+    if stages.told:
         ptx.cp_async_mbarrier_arrive(stages.full + stage * BARRIER_BYTES)
+        return
+    ptx.cp_async_commit()
+    ptx.cp_async_wait(0)
+    stages.filled(stage, thread)
 
 
 def negate_rows(place: Pointer, layout: SharedLayout, threads: Threads) -> None:

@@ -77,9 +77,9 @@ class TileColumnsOp(Kv.Operation, name="tile_columns", traits=[Pure]):
 class TileBesideOp(Kv.Operation, name="tile_beside", traits=[Pure]):
     """The columns of two loaded tiles beside one another, of as many rows: keys that end in columns of other rows.
 
-    Operands: rows of a buffer (``kv.tile_load_rows``), whole 128 bytes each, and tokens of a cache in pages as they are
-    stored (``kv.tile_load``), which may start at any token; nothing else reads either. Both are copied to one tile in
-    shared memory. The second operand of products by wgmma, on GPUs whose kernels have a producer.
+    Operands: rows of a buffer (``kv.tile_load_rows``), whole 128 bytes each, and tokens of a cache (``kv.tile_load``),
+    which may start at any; nothing else reads either. Both are copied to one tile in shared memory. The second operand
+    of products by wgmma, on GPUs whose kernels have a producer.
     """
 
     left: Operand[Any]

@@ -180,7 +180,8 @@ class CopyRowsStartOp(Kv.Operation, name="copy_rows_start", traits=[_CopiesRows]
     """Start the copy of ``kv.tile_load_rows``'s tile to the stage of use ``n``; its barrier tells when it is there.
 
     Operands: the circular buffer, filled by ``cp_async``, and the use; the rest as of ``kv.tile_load_rows``. With an
-    attribute ``columns`` (i64) it fills those first ones of the tile, and a ``kv.copy_start`` with pages the others.
+    attribute ``columns`` (i64) it fills those first ones of the tile, and a ``kv.copy_start`` the others, perhaps by
+    ``convert``.
     With a unit attribute ``tells`` threads do not wait for their copies, which tell the barrier themselves.
     """
 
@@ -195,7 +196,7 @@ class CopyRowsStartOp(Kv.Operation, name="copy_rows_start", traits=[_CopiesRows]
         if tile is None:
             return False
         copy = verify.string(self.buffer.owner.opview.copy)
-        if copy != "cp_async":
+        if copy != "cp_async" and not (copy == "convert" and "columns" in self.operation.attributes):
             return verify.fail(self, f"needs a buffer that is filled by cp_async, got {copy}")
         return verify_rows(self, self.source, tile)
 

@@ -14,7 +14,6 @@ from kvarn import dsl as kv
 from kvarn.dialect.dtypes import f32, i32
 from kvarn.dialect.layout import RAGGED, OperandData
 from kvarn.lowering.target import Target
-from kvarn.lowering.tile_copies import why_not_by_rows
 from kvarn.lowering.tile_ir import SWIZZLE, WGMMA
 
 from . import tile_schedule
@@ -37,17 +36,16 @@ def case_of(chunk: Chunk) -> Case:
 
 def problems(chunk: Chunk, target: Target) -> list[str]:
     """Why the kernel does not take a chunk, one sentence each; empty when it does."""
-    case, spec = chunk.case, chunk.case.spec
+    case = chunk.case
     if not target.has("wgmma"):
         return [f"needs a GPU with {WGMMA}, got {target.name}"]
-    if case.query is f32 or spec.dtype is not case.query:
-        return [f"needs queries and latent rows of bf16 or f16, got {case.query.name} and {spec.dtype.name}"]
+    if case.query is f32:
+        return ["needs a query of bf16 or f16 for products by wgmma, got f32"]
     found, panel = tile_schedule.problems(case_of(chunk), target, chunk.alignment), SWIZZLE // case.query.itemsize
     if chunk.nope % panel or chunk.rope % 16:
         got = f"{chunk.nope} and {chunk.rope}"
         found.append(f"needs keys of a multiple of {panel} columns and of 16 from the latent rows, got {got}")
-    by_rows = why_not_by_rows(spec, chunk.rope, spec.head_size - chunk.rope)
-    return found if by_rows is None else [*found, f"copies latent rows by 16 bytes: {by_rows}"]
+    return found
 
 
 def launch(chunk: Chunk, at: Expansion, op: Any) -> None:
@@ -73,7 +71,8 @@ def launch(chunk: Chunk, at: Expansion, op: Any) -> None:
 def chunk_kernel(chunk: Chunk, config: tile_schedule.TileConfig) -> Any:
     """The kernel: a linear grid over heads and tiles of query tokens, a head's one after another, the longest first."""
     case, M, N, V = chunk.case, config.rows, config.keys, config.value_columns
-    of_cache = {"columns": chunk.rope, "first_column": case.spec.head_size - chunk.rope, "dtype": case.query}
+    first_column = case.content if case.rope else case.spec.head_size - chunk.rope
+    of_cache = {"columns": chunk.rope, "first_column": first_column, "rope": case.rope, "dtype": case.query}
 
     @kv.kernel(block=(config.threads, 1, 1), min_blocks=config.occupancy)
     def mla_chunk_tiles(

@@ -193,7 +193,7 @@ def beside(left: Tile, right: Tile) -> Tile:
     """The columns of two loaded tiles beside one another: of ``kv.dot``'s second operand, on GPUs with wgmma.
 
     ``left`` are rows of a buffer (:meth:`Buffer.load_rows`) with columns of whole 128 bytes, ``right`` as many tokens
-    of a cache in pages (:meth:`Cache.tile`), from any on and as they are stored. Nothing else reads either.
+    of a cache (:meth:`Cache.tile`), from any on. Nothing else reads either.
     """
     for name, x in (("left", left), ("right", right)):
         if not isinstance(x, Tile) or len(x.shape) != 2 or 1 in x.shape:
