@@ -122,7 +122,7 @@ KERNELS = [
     kernel("MLA prefill, ragged, over decompressed buffers", "mla_prefill_chunk",
            ("tests/unit/test_mla_prefill.py::test_chunks_together_are_dense_attention",
             "tests/gpu/test_mla.py::test_chunks_together_are_dense_attention"),
-           "kv.ops.mla_prefill does all chunks of a plan; a row at a time, no tensor cores", "tests/dialect/mla.mlir"),
+           "kv.ops.mla_prefill does all chunks of a plan; by wgmma, else a row at a time", "tests/dialect/mla.mlir"),
     kernel("MLA prefill: chunks merged by online softmax", "merge_attention",
            op_test("ragged", "test_merged_attention_is_that_over_all_keys")),
     kernel("MLA prefill plan", "mla_prefill_plan", op_test("updates", "test_mla_prefill_plan_by_the_book")),

@@ -23,7 +23,7 @@ After:   "kv.producer_acquire"(%keys, %n) ; "kv.copy_start"(%keys, %n, %cache, %
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -322,15 +322,17 @@ def _tokens(load: Any) -> list[ir.Value]:
     return [load.cache, load.batch, load.head, load.first, load.count]
 
 
-def stage_rows(load: ir.Operation, function: ir.Operation, schedule: Mapping[str, Any], taken: set[str]) -> None:
-    """Replace one load of rows in a loop by a copy, a wait and a release.
+def stage_rows(
+    load: ir.Operation, function: ir.Operation, stages: int, query_stages: int, taken: set[str]
+) -> None:  # fmt: skip
+    """Replace one load of rows in a loop by a copy, a wait and a release; ``stages`` of inner loops.
 
     In the outermost loop, whose iterations nothing numbers, the release stands behind what stores rows through the
     tile; where there is one stage, behind the last use of the tile, since the next rows are waited for.
     """
     op, loop = load.opview, enclosing(load, "scf.for")
     inner = ROUNDS in loop.attributes
-    stages, number = schedule.get("stages", 2) if inner else schedule.get("query_stages", 1), 0
+    stages, number = stages if inner else query_stages, 0
     if not inner:
         loop, number = carry(loop, lambda: const(1))
     with ir.InsertionPoint.at_block_begin(function.regions[0].blocks[0]), load.location:
@@ -433,4 +435,4 @@ def run(module: ir.Module, options: Options) -> None:
         for load in ops_named(function, "kv.tile_load_rows") if schedule.get("producer") else ():
             loop = enclosing(load, "scf.for")
             if layout_of(load.result.type) == SHARED and loop is not None and load.block == loop.regions[0].blocks[0]:
-                stage_rows(load, function, schedule, taken)
+                stage_rows(load, function, stages, schedule.get("query_stages", 1), taken)

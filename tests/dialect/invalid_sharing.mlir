@@ -123,3 +123,30 @@ func.func @rule(%x: tensor<64x64xf32, "wgmma">, %y: tensor<64x32xf32, "wgmma">) 
   %0 = "kv.tile_add_columns"(%x, %y) {first_column = 0 : i64} : (tensor<64x64xf32, "wgmma">, tensor<64x32xf32, "wgmma">) -> tensor<64x32xf32, "wgmma">
   return
 }
+
+// -----
+
+// Rule: tiles that stand beside one another have the same rows and elements.
+func.func @rule(%l: tensor<32x64xbf16>, %r: tensor<64x16xbf16>) {
+  // expected-error @below {{'kv.tile_beside' op the operands must have the same rows and elements, got tensor<32x64xbf16> and tensor<64x16xbf16>}}
+  %0 = "kv.tile_beside"(%l, %r) : (tensor<32x64xbf16>, tensor<64x16xbf16>) -> tensor<32x80xbf16>
+  return
+}
+
+// -----
+
+// Rule: the first ends with a swizzle atom.
+func.func @rule(%l: tensor<32x48xbf16>, %r: tensor<32x16xbf16>) {
+  // expected-error @below {{'kv.tile_beside' op the first operand must have a multiple of 64 columns, got 48}}
+  %0 = "kv.tile_beside"(%l, %r) : (tensor<32x48xbf16>, tensor<32x16xbf16>) -> tensor<32x64xbf16>
+  return
+}
+
+// -----
+
+// Rule: the result has the columns of both.
+func.func @rule(%l: tensor<32x64xbf16>, %r: tensor<32x16xbf16>) {
+  // expected-error @below {{'kv.tile_beside' op the result must be tensor<32x80xbf16>, got tensor<32x96xbf16>}}
+  %0 = "kv.tile_beside"(%l, %r) : (tensor<32x64xbf16>, tensor<32x16xbf16>) -> tensor<32x96xbf16>
+  return
+}

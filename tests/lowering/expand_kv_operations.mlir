@@ -152,19 +152,31 @@ func.func @listed_rows(%c: !latent, %layer: i32, %q: !queries, %o: !table, %s: f
 !table = memref<?xi32, strided<[1]>, 1>
 
 // A key is read from the chunk's buffer and, its last columns, from the latent row; the value from a buffer. What
-// accumulates is another kernel, which reads what it will write.
+// accumulates is another kernel, which reads what it will write. Rows of 8 bytes are no tiles'.
 // CHECK-LABEL: func.func @prefill_chunk
+// CHECK:         gpu.launch_func @kernels::@mla_chunk_tiles blocks
+// CHECK:         gpu.launch_func @kernels::@mla_chunk_tiles_2 blocks
 // CHECK:         gpu.launch_func @kernels::@mla_chunk blocks
-// CHECK:         gpu.launch_func @kernels::@mla_chunk_2 blocks
-// CHECK:       gpu.func @mla_chunk({{.*}}name = "lse"}, {{.*}}name = "key"}, {{.*}}name = "cache_offsets"}
+// CHECK:       gpu.func @mla_chunk_tiles({{.*}}name = "lse"}, {{.*}}name = "key"}, {{.*}}name = "cache_offsets"}
+// CHECK-NOT:     kv.tile_gather
+// CHECK:         %[[Q:.*]] = "kv.tile_load_rows"(%arg2
+// CHECK:         scf.for
+// CHECK:           %[[NOPE:.*]] = "kv.tile_load_rows"(%arg7
+// CHECK:           %[[ROPE:.*]] = "kv.tile_load"({{.*}}first_column = 512 : i64
+// CHECK:           %[[V:.*]] = "kv.tile_load_rows"(%arg8
+// CHECK:           %[[K:.*]] = "kv.tile_beside"(%[[NOPE]], %[[ROPE]])
+// CHECK:           "kv.dot"(%{{.*}}, %[[K]]) {transpose_b = true}
+// CHECK:           "kv.dot"(%{{.*}}, %[[V]], %{{.*}}) {transpose_b = false}
+// CHECK:         "kv.tile_store_rows"(%{{.*}}, %arg5
+// CHECK:       gpu.func @mla_chunk_tiles_2(
+// CHECK:         "kv.tile_gather"(%arg6
+// CHECK:         "kv.tile_gather"(%arg5
+// CHECK:       gpu.func @mla_chunk(
 // CHECK-NOT:     vector.load %arg5
-// CHECK:         vector.load %arg7[{{.*}} {alignment = 16 : i64} {{.*}}, vector<8xbf16>
+// CHECK:         vector.load %arg7[{{.*}} {alignment = 8 : i64} {{.*}}, vector<8xbf16>
 // CHECK:         "kv.load"({{.*}}vector<8xbf16>
 // CHECK:         vector.load %arg8[
 // CHECK:         memref.store %{{.+}}, %arg6[
-// CHECK:       gpu.func @mla_chunk_2(
-// CHECK:         memref.load %arg6[
-// CHECK:         vector.load %arg5[
 // HOST-LABEL: func.func @prefill_chunk
 // HOST:         gpu.launch_func @kernels::@mla_chunk_host
 // HOST:         gpu.launch_func @kernels::@mla_chunk_host_2
@@ -172,6 +184,8 @@ func.func @prefill_chunk(%c: !latent, %layer: i32, %q: !queries, %o: !table, %k:
   "kv.mla_prefill_chunk"(%c, %layer, %q, %o, %k, %v, %o, %o, %s, %out, %lse) {accumulate = false, bf16_rope = false}
     : (!latent, i32, !queries, !table, !keys, !keys, !table, !table, f32, !keys, !lse) -> ()
   "kv.mla_prefill_chunk"(%c, %layer, %q, %o, %k, %v, %o, %o, %s, %out, %lse) {accumulate = true, bf16_rope = false}
+    : (!latent, i32, !queries, !table, !keys, !keys, !table, !table, f32, !keys, !lse) -> ()
+  "kv.mla_prefill_chunk"(%c, %layer, %q, %o, %k, %v, %o, %o, %s, %out, %lse) {accumulate = false, bf16_rope = false, kv.row_alignment = 8 : i64}
     : (!latent, i32, !queries, !table, !keys, !keys, !table, !table, f32, !keys, !lse) -> ()
   return
 }

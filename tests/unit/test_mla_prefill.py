@@ -16,6 +16,7 @@ from unit.test_attention_mla import SENTINEL, latent_problem, store_rope_keys
 import kvarn as kv
 from kvarn.dialect import dtypes
 from kvarn.emulator import run as emulated
+from kvarn.emulator.report import Report
 from kvarn.ops import mla
 
 TOLERANCE = {"f32": 1e-4, "f16": 6e-3, "bf16": 4e-2}
@@ -155,6 +156,66 @@ def test_chunks_together_are_dense_attention(dtype, options):
     for out, lse in everywhere(p, 16):
         np.testing.assert_allclose(out.astype(np.float64), want, rtol=tolerance, atol=tolerance)
         np.testing.assert_allclose(lse, want_lse, rtol=2e-3, atol=2e-3)
+
+
+TILES = {"nope": 64, "rope": 16, "values": 40, "heads": 2, "cached": [3, 0, 60], "new": [70, 0, 9]}
+TILED = [
+    ("bf16", "bf16", {}), ("f16", "f16", {"page_size": 1}), ("bf16", "bf16", {"kind": "continuous"}),
+    ("f8e4m3", "bf16", {}), ("f8e4m3", "f16", {"bf16_rope": True, "scale_dtype": "f32"}),
+    ("i8", "bf16", {"scale_dtype": "f16", "granularity": 4}),
+]  # fmt: skip
+
+
+@pytest.mark.sampled(3)
+@pytest.mark.parametrize(("dtype", "query", "options"), TILED, ids=str)
+def test_a_chunk_over_tiles_is_that_row_by_row(dtype, query, options):
+    """Keys and values are slices of one buffer, and what no sequence has is NaN; no race, no write beside the rows."""
+    p = prefill(12, dtype, **TILES, **options)
+    p.query = (p.query / (16 if dtype == "i8" else 1)).astype(dtypes.of(query).numpy)
+    plan, needed = chunks_of(p, 60)
+    shape, report = (len(p.query) + 2, 2, 40), Report("sm_90a")
+    assert needed > 2
+    results = {kind: (np.full(shape, SENTINEL, p.query.dtype), np.full(shape[:2], SENTINEL, np.float32))
+               for kind in ("tile", "simt")}  # fmt: skip
+    queries = np.concatenate([p.query, p.query[:2]])
+    for c in range(needed + 1):
+        rows, taken, buffer = plan.buffer_row_offsets[c], plan.cache_offsets[c], buffer_of(p, 60)
+        kv.ops.mla_decompress(p.problem.collection.get_key_cache(1), rows, taken, buffer)
+        both = np.concatenate([*p.expand(buffer), np.zeros((60, 2, 24), p.query.dtype)], 2)
+        both[rows[-1] :] = np.nan
+        for kind, held in results.items():
+            operands = (
+                p.problem.collection, 1, queries, p.problem.row_offsets, both[..., :64], both[..., 64:104], rows, taken,
+                0.2, *held,
+            )  # fmt: skip
+            attributes = (("bf16_rope", p.bytes_ != p.rope), ("accumulate", c > 0))
+            seen = report if kind == "tile" else None
+            emulated.run(mla._MLA_PREFILL_CHUNK, operands, attributes, {"kind": kind}, report=seen)
+    (out, lse), (want, want_lse) = results["tile"], results["simt"]
+    assert report.hazards == []
+    largest = np.abs(want[:-2].astype(np.float64)).max()
+    tolerance = TOLERANCE[query] / 2
+    np.testing.assert_allclose(out / largest, want.astype(np.float64) / largest, rtol=tolerance, atol=tolerance)
+    np.testing.assert_allclose(lse, want_lse, rtol=1e-3, atol=1e-3)
+    assert (out[-2:] == SENTINEL).all()
+
+
+def test_chunks_over_tiles_are_chosen_where_they_fit():
+    p = prefill(13, "bf16", **TILES)
+    with kv.emulated("sm_90a"):
+        for given, message in (
+            (
+                prefill(13, **TILES),
+                "kind tile needs a query of bf16 or f16 for products by wgmma, got f32",
+            ),
+            (prefill(13, "bf16", **{**TILES, "nope": 40}), "needs keys of a multiple of 64 columns and of 16 from the"),
+        ):
+            plan, _ = chunks_of(given, 16)
+            with pytest.raises(ValueError, match=message):
+                one_chunk(given, plan, 0, 16, schedule={"kind": "tile"})
+        plan, _ = chunks_of(p, 16)
+        with pytest.raises(ValueError, match="the schedule's splits must be 1 for a prefill's chunk, got 2"):
+            one_chunk(p, plan, 0, 16, schedule={"kind": "tile", "splits": 2})
 
 
 @pytest.mark.parametrize("tokens", [1, 5, 72, 100])

@@ -327,8 +327,9 @@ def mla_prefill_chunk(
 
     Row i of ``key`` and ``value``, of sequence b, is that sequence's token i - buffer_row_offsets[b] +
     cache_offsets[b], as :func:`mla_decompress` places it. The token's key is that row and then the last R columns of
-    its latent row. Query i of sequence b stands at position ``cache_lengths[b] + i``. Computed in f32. A row at a time:
-    there is no kernel on the tensor cores.
+    its latent row. Query i of sequence b stands at position ``cache_lengths[b] + i``. On sm_90a over tiles (kind
+    ``tile``), for queries of bf16 and f16 whose Dn columns are whole 128 bytes and R a multiple of 16; elsewhere a row
+    at a time, in f32, without tensor cores.
 
     Parameters
     ----------
