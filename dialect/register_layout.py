@@ -14,7 +14,7 @@ cover the rest of the tile, for head sizes such as 80, 96, 112 and 192.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import cache, cached_property
 from typing import Any
@@ -68,18 +68,7 @@ def _forward(x: Any, bases: tuple[Basis, ...], axis: int, bounded: bool) -> Any:
     )
 
 
-def _backward(row: Any, column: Any, bases: tuple[Basis, ...], replica: Any) -> Any:
-    """The number whose bits move to (row, column); bits that move nowhere are those of ``replica``."""
-    terms = [
-        times(bits_of(position, to, count), 1 << first)
-        for axis, position in ((ROW, row), (COLUMN, column))
-        for first, count, to in _moves(bases, axis)
-    ]
-    mask = sum(1 << bit for bit, basis in enumerate(bases) if basis == (0, 0))
-    return total([*terms, replica & mask if mask else 0])
-
-
-def swapped(bases: Sequence[Basis]) -> tuple[Basis, ...]:
+def swapped(bases: tuple[Basis, ...]) -> tuple[Basis, ...]:
     """Bases of the transposed tile."""
     return tuple((column, row) for row, column in bases)
 
@@ -213,40 +202,11 @@ class RegisterLayout:
     def column_of(self, register: Any, lane: Any, warp: Any) -> Any:
         return total([self.thread_move(lane, warp, COLUMN), self.register_offset(register)[COLUMN]])
 
-    def owner(self, row: Any, column: Any, lane: Any = 0, warp: Any = 0) -> tuple[Any, Any, Any]:
-        """(register, lane, warp) that holds an element: of those that do, the first, or the one most like a thread."""
-        (rows, columns), (group_rows, group_columns, copies) = self.repetitions, self.groups
-        register = _backward(row, column, self.register_bases, 0)
-        row_rep = row // self.extents[ROW] if rows > 1 else 0
-        column_rep = column // self.extents[COLUMN] if columns > 1 else 0
-        if self.columns_first:
-            which = total([times(row_rep, columns), column_rep])
-        else:
-            which = total([times(column_rep, rows), row_rep])
-        group = [
-            (position // self.atom[axis]) % self.groups[axis] if self.groups[axis] > 1 else 0
-            for axis, position in ((ROW, row), (COLUMN, column))
-        ]
-        bits = len(self.warp_bases)
-        copy = warp // (self.warps // copies) if copies > 1 else 0
-        high = total(
-            [group[ROW], times(group[COLUMN], group_rows), times(copy, group_rows * group_columns)]
-        )  # fmt: skip
-        return (
-            total([register, times(which, 1 << len(self.register_bases))]),
-            _backward(row, column, self.lane_bases, lane),
-            total([_backward(row, column, self.warp_bases, warp), times(high, 1 << bits)]),
-        )
-
     # --- what a thread holds -------------------------------------------------------------------------
 
     @cached_property
     def _element_order(self) -> tuple[tuple[int, int], ...]:
         return tuple(self.register_offset(register) for register in range(self.registers))
-
-    def element_order(self) -> tuple[tuple[int, int], ...]:
-        """(row, column) of every register of thread 0."""
-        return self._element_order
 
     @cached_property
     def rows_a_thread(self) -> tuple[int, ...]:
@@ -268,38 +228,9 @@ class RegisterLayout:
         """For every register the one of ``tile_layout.column_vector`` that has its column."""
         return tuple(self.columns_a_thread.index(column) for _, column in self._element_order)
 
-    def lanes_along(self, axis: int) -> tuple[int, ...]:
-        """Distances (to xor with) of the lanes among which an axis lies: the shuffles of a reduction along it."""
-        return tuple(1 << bit for bit, basis in enumerate(self.lane_bases) if basis[axis])
-
     def warps_along(self, axis: int) -> int:
         """How many warps an axis is cut among: a reduction along it goes through shared memory if not 1."""
         return (1 << sum(1 for basis in self.warp_bases if basis[axis])) * self.groups[axis]
-
-    def held(self, warp: int, lane: int | None = None) -> tuple[frozenset[int], frozenset[int]]:
-        """Rows and columns of what a thread, or with no lane a warp, holds: all pairs of them."""
-        start = self.thread_offset(0 if lane is None else lane, warp)
-        bases = self.lane_bases if lane is None else ()
-        sets = []
-        for axis in (ROW, COLUMN):
-            found = {start[axis] + offset for offset in (self.rows_a_thread, self.columns_a_thread)[axis]}
-            for basis in bases:
-                found |= {at + basis[axis] for at in found}
-            sets.append(frozenset(found))
-        return sets[ROW], sets[COLUMN]
-
-    # --- other layouts -------------------------------------------------------------------------------
-
-    @property
-    def transposed(self) -> RegisterLayout:
-        """The same registers, of the transposed tile."""
-
-        if self.groups[ROW] > 1 and self.groups[COLUMN] > 1:
-            raise ValueError(f"groups of warps must lie along one axis to be transposed, got {self.groups}")
-        return RegisterLayout(
-            (self.shape[COLUMN], self.shape[ROW]), swapped(self.register_bases), swapped(self.lane_bases),
-            swapped(self.warp_bases), (self.groups[COLUMN], self.groups[ROW], self.groups[2]), not self.columns_first,
-        )  # fmt: skip
 
     # --- text ----------------------------------------------------------------------------------------
 

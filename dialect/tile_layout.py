@@ -1,10 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""The layouts of tiles in registers that instructions ask for, by name, and how tiles get from one to another.
+"""The layouts of tiles in registers that instructions ask for, by name.
 
-Accumulators and operands of wgmma and mma.sync, what reductions leave, rows as memory has them. How a layout converts
-into another (nothing, other registers, shuffles, shared memory), how wide an access is, whether ldmatrix and stmatrix
-fit. Pure Python, as ``layout``; the formulas take ints, arrays and values alike, as those of ``register_layout`` and
-``shared_layout``, whose classes are found here too.
+Accumulators and operands of wgmma and mma.sync, and what reductions leave. Pure Python, as ``layout``; the formulas
+take ints, arrays and values alike, as those of ``register_layout``, whose class is found here too.
 """
 
 from __future__ import annotations
@@ -13,7 +11,6 @@ import functools
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any
 
 from .layout import lowbit
 from .register_layout import (
@@ -23,12 +20,8 @@ from .register_layout import (
     ROW,
     Basis,
     RegisterLayout,
-    bits_of,
     swapped,
-    times,
-    total,
 )
-from .shared_layout import CHUNK, SharedLayout
 
 WARP_ROWS = 16  # of an accumulator, mma.sync's and wgmma's alike
 WARP_COLUMNS = 16  # that a warp beside others has of an accumulator before the next one's follow
@@ -97,28 +90,6 @@ def operand_b_mma(rows: int, columns: int, bits: int, warps: int) -> RegisterLay
     return RegisterLayout(
         (rows, columns), swapped(registers), swapped(lanes), ((0, 0),) * (power.bit_length() - 1),
         (1, 1, warps // power), name=f"b{bits}:{warps}",
-    )  # fmt: skip
-
-
-def coalesced(rows: int, columns: int, itemsize: int, threads: int, vector_bytes: int = CHUNK) -> RegisterLayout:
-    """Rows as memory has them: a thread has ``vector_bytes`` of one, the next thread those that follow.
-
-    Where rows are few, several threads hold the same; ``replicas`` says how many.
-    """
-    if threads % LANES or threads < LANES:
-        raise ValueError(f"threads must be whole warps of {LANES}, got {threads}")
-    width = min(lowbit(columns), max(1, vector_bytes // itemsize))
-    warps, odd = lowbit(threads // LANES), threads // LANES // lowbit(threads // LANES)
-    odd_rows = odd if rows % odd == 0 else 1
-    bits = LANE_BITS + warps.bit_length() - 1
-    along_columns = (lowbit(columns) // width).bit_length() - 1
-    along_rows = lowbit(rows // odd_rows).bit_length() - 1
-    bases: list[Basis] = [(0, width << bit) for bit in range(along_columns)][:bits]
-    bases += [(1 << bit, 0) for bit in range(along_rows)][: bits - len(bases)]
-    bases += [(0, 0)] * (bits - len(bases))
-    return RegisterLayout(
-        (rows, columns), tuple((0, 1 << bit) for bit in range(width.bit_length() - 1)), tuple(bases[:LANE_BITS]),
-        tuple(bases[LANE_BITS:]), (odd_rows, 1, odd // odd_rows),
     )  # fmt: skip
 
 
@@ -279,118 +250,3 @@ def _parse_bases(text: str, shape: tuple[int, int]) -> RegisterLayout:
     rows, columns, copies = map(int, parts[3].split("x")) if len(parts) == 4 else (1, 1, 1)
     registers, lanes, warps = (tuple(basis(word) for word in part.split()) for part in parts[:3])
     return RegisterLayout(shape, registers, lanes, warps, (rows, columns, copies), columns_first)
-
-
-# --- conversions -----------------------------------------------------------------------------------
-
-
-def register_permutation(a: RegisterLayout, b: RegisterLayout) -> tuple[int, ...] | None:
-    """For every register of b, the one of a in which the same thread has its element; None where it has not."""
-    if a.shape != b.shape or a.warps != b.warps:
-        return None
-    # What lanes add is linear in their bits.
-    threads = [(1 << bit, 0) for bit in range(LANE_BITS)] + [(0, warp) for warp in range(a.warps)]
-    if any(a.thread_offset(*thread) != b.thread_offset(*thread) for thread in threads):
-        return None
-    where = {offset: register for register, offset in enumerate(a.element_order())}
-    found = tuple(where.get(offset, -1) for offset in b.element_order())
-    return None if -1 in found else found
-
-
-def conversion(a: RegisterLayout, b: RegisterLayout) -> str:
-    """What it takes to have a tile of layout a in layout b.
-
-    ``"same"``: nothing. ``"registers"``: every thread has what it needs, in other registers
-    (:func:`register_permutation`). ``"shuffle"``: every warp has it, in other lanes (:func:`shuffle_source`).
-    ``"shared"``: it goes through shared memory.
-    """
-    if a.shape != b.shape:
-        raise ValueError(f"a conversion keeps the shape, got {a.shape} and {b.shape}")
-    permutation = register_permutation(a, b)
-    if permutation is not None:
-        return "same" if permutation == tuple(range(a.registers)) else "registers"
-    if a.warps == b.warps and all(
-        needed <= held for warp in range(a.warps) for needed, held in zip(b.held(warp), a.held(warp), strict=True)
-    ):
-        return "shuffle"
-    return "shared"
-
-
-def shuffle_source(a: RegisterLayout, b: RegisterLayout, register: Any, lane: Any, warp: Any) -> tuple[Any, Any]:
-    """(register, lane) of a that has what b wants in a register of a lane of the same warp: itself where it can be."""
-    found = a.owner(*b.position(register, lane, warp), lane, warp)
-    return found[0], found[1]
-
-
-# --- memory ----------------------------------------------------------------------------------------
-
-
-def vector_width(layout: RegisterLayout, memory: SharedLayout | int, itemsize: int) -> int:
-    """Elements of one access of a thread: consecutive columns that it holds and that lie together, at most 16 bytes.
-
-    ``memory`` is a tile in shared memory, or the bytes from row to row of a row-major one whose rows are aligned so.
-    """
-    width = 1
-    while (0, width) in layout.register_bases:
-        width *= 2
-    if isinstance(memory, int):
-        return min(width, max(1, lowbit(memory) // itemsize), max(1, CHUNK // itemsize))
-    if memory.itemsize != itemsize:
-        raise ValueError(f"the tile in shared memory must have elements of {itemsize} bytes, got {memory.itemsize}")
-    return min(width, CHUNK // itemsize)
-
-
-def vectors(layout: RegisterLayout, width: int) -> list[tuple[int, ...]]:
-    """The registers of every access of ``width`` elements (:func:`vector_width`), in the order of their first."""
-    where = {offset: register for register, offset in enumerate(layout.element_order())}
-    return [
-        tuple(where[row, column + i] for i in range(width))
-        for row, column in layout.element_order()
-        if column % width == 0
-    ]
-
-
-def ldmatrix_fits(layout: RegisterLayout, shared: SharedLayout) -> str | None:
-    """How ldmatrix loads a tile of 16-bit elements: ``"normal"``, ``"transposed"``, or None where it does not."""
-    if shared.itemsize != 2 or not layout.register_bases or shared.pitch % CHUNK:
-        return None
-    if layout.register_bases[0] == (0, 1) and layout.lane_bases == _LANES_BY_PAIRS:
-        return "normal"
-    if layout.register_bases[0] == (1, 0) and layout.lane_bases == swapped(_LANES_BY_PAIRS):
-        return "transposed"
-    return None
-
-
-def stmatrix_fits(layout: RegisterLayout, shared: SharedLayout) -> str | None:
-    """How stmatrix stores a tile of 16-bit elements, which mirrors :func:`ldmatrix_fits`."""
-    return ldmatrix_fits(layout, shared)
-
-
-def matrix_rows(layout: RegisterLayout, first: int, count: int, lane: Any, warp: Any) -> tuple[Any, Any]:
-    """(row, column) of the 16 bytes whose address a lane gives to ldmatrix or stmatrix.
-
-    Parameters
-    ----------
-    first, count : int
-        The matrices of registers 2 * first on, two registers each; 1, 2 or 4 of them.
-
-    Raises
-    ------
-    ValueError
-        If they do not lie in a grid.
-    """
-    starts = [layout.register_offset(2 * (first + i)) for i in range(count)]
-    steps = [(row - starts[0][ROW], column - starts[0][COLUMN]) for row, column in starts]
-    if count == 4 and any(steps[3][axis] != steps[1][axis] + steps[2][axis] for axis in (ROW, COLUMN)):
-        raise ValueError(f"matrices of one instruction must lie in a grid, got {starts}")
-    # Lanes 8 i to 8 i + 7 give the eight rows of matrix i.
-    found = []
-    for axis in (ROW, COLUMN):
-        terms = [layout.thread_move(0, warp, axis), starts[0][axis], (lane & 7) if axis == ROW else 0]
-        terms += [
-            times(bits_of(lane, 3 + bit, None if bit == 1 else 1), steps[1 << bit][axis])
-            for bit in range(count.bit_length() - 1)
-            if steps[1 << bit][axis]
-        ]
-        found.append(total(terms))
-    return found[ROW], found[COLUMN]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""Layouts of tiles in registers: the fragments of the PTX manual, conversions, accesses."""
+"""Layouts of tiles in registers: the fragments of the PTX manual, and any bases."""
 
 import numpy as np
 import pytest
@@ -116,9 +116,7 @@ LAYOUTS = [
     tl.operand_a(128, 192, 16, 8), tl.operand_a(192, 96, 8, 12), tl.operand_b_mma(48, 40, 16, 12),
     tl.row_vector(tl.accumulator(192, 48, 12)), tl.column_vector(tl.accumulator(192, 48, 12)),
     tl.row_vector(tl.accumulator(256, 16, 4)), tl.column_vector(tl.operand_b_mma(64, 64, 8, 4)),
-    tl.coalesced(64, 128, 2, 128), tl.coalesced(64, 192, 2, 128), tl.coalesced(48, 80, 2, 384),
-    tl.coalesced(4, 64, 2, 256), tl.coalesced(96, 96, 1, 96), tl.coalesced(16, 576, 2, 128), tl.coalesced(5, 7, 4, 96),
-    tl.accumulator(64, 40, 4).transposed, tl.accumulator(192, 16, 12).transposed,
+    tl.parse("r8 c1 / c2 c4 r1 r2 r4 / r16 r32", (64, 40)), tl.parse("c1 c2 c4 / c8 c16 c32 c64 r1 / r2 r4", (64, 128)),
     tl.parse("c1 / c2 c4 r1 r2 - / - r4 / 2x3x2", (16, 48)),
 ]  # fmt: skip
 
@@ -149,19 +147,6 @@ def test_a_position_is_the_sum_of_what_register_and_thread_say(layout):
 
 
 @pytest.mark.parametrize("layout", LAYOUTS, ids=lambda layout: f"{layout} {layout.shape}")
-def test_the_owner_is_the_thread_itself_or_the_first(layout):
-    first = {}
-    for warp in reversed(range(layout.warps)):
-        for lane in reversed(LANES):
-            for register in range(layout.registers):
-                position = layout.position(register, lane, warp)
-                first[position] = (register, lane, warp)
-                assert layout.owner(*position, lane, warp) == (register, lane, warp)
-    assert len(first) == layout.shape[0] * layout.shape[1]
-    assert all(layout.owner(*position) == owner for position, owner in first.items())
-
-
-@pytest.mark.parametrize("layout", LAYOUTS, ids=lambda layout: f"{layout} {layout.shape}")
 def test_a_layout_is_read_back_from_its_text(layout):
     assert tl.parse(str(layout), layout.shape) == layout
     assert str(tl.parse(str(layout), layout.shape)) == str(layout)
@@ -185,19 +170,15 @@ def linear_layouts(draw):
 
 
 @settings(max_examples=150, deadline=None)
-@given(linear_layouts(), st.data())
-def test_owner_inverts_position(layout, data):
-    register = data.draw(st.integers(0, layout.registers - 1))
-    lane, warp = data.draw(st.integers(0, 31)), data.draw(st.integers(0, layout.warps - 1))
-    row, column = layout.position(register, lane, warp)
-    assert 0 <= row < layout.shape[0]
-    assert 0 <= column < layout.shape[1]
-    assert layout.owner(row, column, lane, warp) == (register, lane, warp)
-    assert layout.position(*layout.owner(row, column)) == (row, column)
+@given(linear_layouts())
+def test_a_position_lies_in_the_tile_and_its_text_says_all(layout):
+    rows, columns = (
+        np.broadcast_to(found, everywhere(layout)[0].shape) for found in layout.position(*everywhere(layout))
+    )
+    assert len(set(zip(rows.flat, columns.flat, strict=True))) == layout.shape[0] * layout.shape[1]
+    assert (rows.min(), columns.min()) == (0, 0)
+    assert (rows.max() + 1, columns.max() + 1) == layout.shape
     assert tl.parse(str(layout), layout.shape) == layout
-    rows, columns = layout.held(warp)
-    assert row in rows
-    assert column in columns
 
 
 @settings(max_examples=60, deadline=None)
@@ -205,9 +186,6 @@ def test_owner_inverts_position(layout, data):
 def test_arrays_and_ints_have_one_formula(layout):
     grid = everywhere(layout)
     rows, columns = (np.broadcast_to(found, grid[0].shape) for found in layout.position(*grid))
-    owners = layout.owner(rows, columns, grid[1], grid[2])
-    for found, wanted in zip(owners, grid, strict=True):
-        np.testing.assert_array_equal(np.broadcast_to(found, wanted.shape), wanted)
     last = (layout.registers - 1, 31, layout.warps - 1)
     assert (int(rows[last]), int(columns[last])) == layout.position(*last)
 
@@ -230,21 +208,11 @@ def test_a_vector_has_the_rows_or_columns_of_its_tile(layout):
                 assert columns.position(layout.column_registers[register], lane, warp) == (0, column)
 
 
-def test_a_reduction_shuffles_among_the_lanes_of_a_row():
+def test_four_lanes_of_a_warp_hold_a_row():
     layout = tl.accumulator(64, 128, 4)
-    assert layout.lanes_along(tl.COLUMN) == (1, 2)
-    assert layout.lanes_along(tl.ROW) == (4, 8, 16)
     assert (layout.warps_along(tl.COLUMN), layout.warps_along(tl.ROW)) == (1, 4)
     assert layout.rows_a_thread == (0, 8)
     assert tl.row_vector(layout).replicas == 4
-
-
-def test_coalesced_rows_are_read_in_whole_vectors():
-    layout = tl.coalesced(64, 128, 2, 128)
-    assert [layout.thread_offset(lane, 0) for lane in (0, 1, 15, 16)] == [(0, 0), (0, 8), (0, 120), (1, 0)]
-    assert tl.vector_width(layout, 256, 2) == 8
-    assert tl.coalesced(64, 128, 2, 128, vector_bytes=4).thread_offset(1, 0) == (0, 2)
-    assert tl.coalesced(4, 64, 2, 256).replicas == 8
 
 
 # --- names and refusals ----------------------------------------------------------------------------
@@ -293,7 +261,6 @@ def test_named_layouts_and_their_vectors_carry_their_names():
         (lambda: tl.operand_a(64, 64, 4, 4), "bits of A must be 8 or 16, got 4"),
         (lambda: tl.operand_b_mma(64, 64, 32, 4), "bits of B must be 8 or 16, got 32"),
         (lambda: tl.accumulator(64, 64, 0), "warps must be positive, got 0"),
-        (lambda: tl.coalesced(64, 64, 2, 100), "whole warps of 32, got 100"),
         (lambda: tl.parse("wgmma", (60, 64)), "must say how many warps"),
         (lambda: tl.parse("b16", (64, 64)), "must say how many warps"),
         (lambda: tl.parse("columns(wgmma)", (64,)), "must say how many warps"),
@@ -305,158 +272,11 @@ def test_named_layouts_and_their_vectors_carry_their_names():
         (lambda: tl.parse("- c1 / c2 c4 r1 r2 r4 / r8", (64, 64)), "hold an element once"),
         (lambda: tl.column_vector(tl.parse("c1 / c2 c4 r1 r2 r4 / r8 / 2x2x1", (64, 64))), "must lie along one axis"),
         (lambda: tl.RegisterLayout((4, 4), ((1, 1),), ((0, 0),) * 5), "a basis must move along one axis"),
-        (lambda: tl.conversion(tl.accumulator(64, 8, 4), tl.accumulator(64, 16, 4)), "keeps the shape"),
     ],
 )
 def test_what_cannot_be_is_refused(make, message):
     with pytest.raises(ValueError, match=message):
         make()
-
-
-# --- conversions -----------------------------------------------------------------------------------
-
-CONVERSIONS = [
-    (tl.accumulator(64, 64, 4), tl.operand_a(64, 64, 16, 4), "same"),
-    (tl.accumulator(64, 64, 4), tl.named("mma", (64, 64), 4), "same"),
-    (tl.accumulator(128, 64, 4), tl.parse("c1 r8 / c2 c4 r1 r2 r4 / r16 r32 / rows first", (128, 64)), "registers"),
-    (tl.accumulator(64, 64, 4), tl.parse("r8 c1 / c2 c4 r1 r2 r4 / r16 r32", (64, 64)), "registers"),
-    (tl.accumulator(64, 64, 4), tl.operand_a(64, 64, 8, 4), "shuffle"),
-    (tl.row_vector(tl.accumulator(64, 64, 4)), tl.parse("/ r1 r2 r4 r8 - / r16 r32", (64, 1)), "shuffle"),
-    (tl.parse("/ r1 r2 r4 r8 - / r16 r32", (64, 1)), tl.row_vector(tl.accumulator(64, 64, 4)), "shuffle"),
-    (tl.coalesced(64, 64, 2, 128), tl.accumulator(64, 64, 4), "shared"),
-    (tl.operand_b_mma(64, 64, 16, 4), tl.coalesced(64, 64, 2, 128), "shuffle"),
-    (tl.accumulator(128, 64, 4), tl.accumulator(128, 64, 8), "shared"),
-    (tl.accumulator(192, 16, 12), tl.operand_a(192, 16, 16, 12), "same"),
-]  # fmt: skip
-
-
-def filled(layout):
-    """What registers hold of a tile that counts its elements: [register, lane, warp]."""
-    rows, columns = layout.position(*everywhere(layout))
-    return np.broadcast_to(rows * layout.shape[1] + columns, everywhere(layout)[0].shape)
-
-
-@pytest.mark.parametrize(("a", "b", "kind"), CONVERSIONS, ids=lambda x: x if isinstance(x, str) else f"{x}")
-def test_a_conversion_brings_every_element(a, b, kind):
-    assert tl.conversion(a, b) == kind
-    have, want = filled(a), filled(b)
-    registers, lanes, warps = everywhere(b)
-    if kind == "same":
-        np.testing.assert_array_equal(have, want)
-    elif kind == "registers":
-        permutation = tl.register_permutation(a, b)
-        np.testing.assert_array_equal(have[list(permutation)], want)
-        back = tl.register_permutation(b, a)
-        np.testing.assert_array_equal(want[list(back)], have)
-    elif kind == "shuffle":
-        register, lane = tl.shuffle_source(a, b, registers, lanes, warps)
-        np.testing.assert_array_equal(have[register, lane, warps], want)
-    else:
-        shared = np.full(a.shape, -1)
-        shared[a.position(*everywhere(a))] = have
-        np.testing.assert_array_equal(shared[b.position(registers, lanes, warps)], want)
-
-
-@settings(max_examples=100, deadline=None)
-@given(linear_layouts(), st.data())
-def test_layouts_of_one_shape_convert_as_said(a, data):
-    order = data.draw(st.permutations(range(len(a.register_bases))))
-    b = tl.RegisterLayout(
-        a.shape, tuple(a.register_bases[i] for i in order), a.lane_bases, a.warp_bases, a.groups,
-        data.draw(st.booleans()),
-    )  # fmt: skip
-    assert tl.conversion(a, b) in ("same", "registers")
-    np.testing.assert_array_equal(filled(a)[list(tl.register_permutation(a, b))], filled(b))
-    lanes = data.draw(st.permutations(a.lane_bases))
-    c = tl.RegisterLayout(a.shape, a.register_bases, tuple(lanes), a.warp_bases, a.groups, a.columns_first)
-    assert (tl.conversion(a, c) == "shuffle") == (lanes != list(a.lane_bases))
-    register, lane = tl.shuffle_source(a, c, *everywhere(c))
-    register, lane, warp = np.broadcast_arrays(register, lane, everywhere(c)[2])
-    np.testing.assert_array_equal(filled(a)[register, lane, warp], filled(c))
-
-
-# --- accesses --------------------------------------------------------------------------------------
-
-
-def test_an_access_is_as_wide_as_registers_and_memory_allow():
-    acc, rows = tl.accumulator(64, 64, 4), tl.coalesced(64, 64, 2, 128)
-    tile = SharedLayout(64, 64, 2, 128)
-    assert tl.vector_width(acc, tile, 2) == 2
-    assert tl.vector_width(acc, SharedLayout(64, 64, 4, 128), 4) == 2
-    assert tl.vector_width(rows, tile, 2) == 8
-    assert tl.vector_width(rows, 128, 2) == 8
-    assert tl.vector_width(rows, 136, 2) == 4  # rows that start at multiples of 8 bytes only
-    assert tl.vector_width(rows, 257, 2) == 1
-    assert (
-        tl.vector_width(tl.coalesced(64, 64, 4, 128, vector_bytes=32), tile_of_f32 := SharedLayout(64, 64, 4, 128), 4)
-        == 4
-    )
-    assert tile_of_f32.itemsize == 4
-    assert tl.vector_width(tl.operand_b_mma(64, 64, 16, 4), tile, 2) == 1
-    assert tl.vector_width(tl.operand_a(64, 64, 8, 4), SharedLayout(64, 64, 1, 64), 1) == 4
-    with pytest.raises(ValueError, match="elements of 4 bytes, got 2"):
-        tl.vector_width(acc, tile, 4)
-
-
-@pytest.mark.parametrize("layout", LAYOUTS, ids=lambda layout: f"{layout} {layout.shape}")
-def test_accesses_cover_every_register_once_in_consecutive_columns(layout):
-    width = tl.vector_width(layout, 256, 2)
-    found = tl.vectors(layout, width)
-    assert sorted(r for vector in found for r in vector) == list(range(layout.registers))
-    for vector in found:
-        at = [layout.register_offset(register) for register in vector]
-        assert at == [(at[0][0], at[0][1] + i) for i in range(width)]
-        assert at[0][1] % width == 0
-
-
-def ldmatrix(memory, addresses, count, trans):
-    """The manual's ldmatrix .x1, .x2 or .x4 .b16: [matrix, lane, 2] of 16-bit elements from the rows' bytes."""
-    found = np.empty((count, 32, 2), np.int64)
-    for i in range(count):
-        matrix = np.array([memory[a // 2 : a // 2 + 8] for a in addresses[8 * i : 8 * i + 8]])
-        matrix = matrix.T if trans else matrix
-        for lane in LANES:
-            found[i, lane] = matrix[lane // 4, lane % 4 * 2 : lane % 4 * 2 + 2]
-    return found
-
-
-@pytest.mark.parametrize(
-    ("layout", "mode", "count"),
-    [
-        (tl.operand_a(64, 64, 16, 4), "normal", 4),
-        (tl.operand_a(64, 80, 16, 4), "normal", 4),
-        (tl.accumulator(32, 24, 2), "normal", 2),
-        (tl.operand_b_mma(64, 64, 16, 2), "transposed", 4),
-        (tl.operand_b_mma(64, 24, 16, 2), "transposed", 2),
-        (tl.operand_b_mma(32, 64, 16, 1).transposed, "normal", 4),
-        (tl.accumulator(48, 64, 3).transposed, "transposed", 1),
-    ],
-    ids=str,
-)
-@pytest.mark.parametrize("swizzle", [0, 128])
-def test_ldmatrix_brings_what_fits(layout, mode, count, swizzle):
-    shared = SharedLayout(*layout.shape, 2, swizzle)
-    assert tl.ldmatrix_fits(layout, shared) == tl.stmatrix_fits(layout, shared) == mode
-    memory = np.full(shared.bytes // 2, -1)
-    rows, columns = np.indices(layout.shape)
-    memory[shared.offset(rows, columns) // 2] = rows * layout.shape[1] + columns
-    for warp in range(layout.warps):
-        for first in range(0, layout.registers // 2, count):
-            addresses = [shared.offset(*tl.matrix_rows(layout, first, count, lane, warp)) for lane in range(8 * count)]
-            got = ldmatrix(memory, addresses, count, mode == "transposed")
-            for i in range(count):
-                for lane in LANES:
-                    at = [layout.position(2 * (first + i) + half, lane, warp) for half in (0, 1)]
-                    assert got[i, lane].tolist() == [row * layout.shape[1] + column for row, column in at]
-
-
-def test_ldmatrix_fits_16_bit_matrices_only():
-    tile = SharedLayout(64, 64, 2, 128)
-    assert tl.ldmatrix_fits(tl.accumulator(64, 64, 4), SharedLayout(64, 64, 4, 128)) is None
-    assert tl.ldmatrix_fits(tl.coalesced(64, 64, 2, 128), tile) is None
-    assert tl.ldmatrix_fits(tl.operand_a(64, 64, 8, 4), tile) is None
-    with pytest.raises(ValueError, match="must lie in a grid"):
-        tl.matrix_rows(tl.operand_b_mma(32, 24, 16, 1), 5, 4, 0, 0)
 
 
 # --- the values of a kernel and of a pass ------------------------------------------------------------
@@ -466,7 +286,6 @@ def test_ldmatrix_fits_16_bit_matrices_only():
     ("layout", "shared"),
     [
         (tl.accumulator(128, 80, 4), SharedLayout(128, 80, 2, 128)),
-        (tl.accumulator(96, 24, 3).transposed, SharedLayout(24, 96, 2, 64)),
         (tl.operand_b_mma(32, 24, 8, 6), SharedLayout(32, 24, 1, pitch=48)),
         (tl.parse("c1 / c2 c4 r1 r2 - / - r4 / 2x3x1", (16, 48)), SharedLayout(16, 48, 4, 32)),
     ],
@@ -482,15 +301,12 @@ def test_a_kernel_computes_with_the_same_formulas(layout, shared):
             found[at, 0] = row
             found[at, 1] = column
             found[at, 2] = shared.offset(row, column)
-            owner = layout.owner(row, column, lane, warp)
-            for i in kv.static(range(3)):
-                found[at, 3 + i] = owner[i]
 
-    found = np.full((layout.registers * layout.threads, 6), -1, np.int32)
+    found = np.full((layout.registers * layout.threads, 3), -1, np.int32)
     run_block(place, layout.threads, found)
     for register, lane, warp in np.ndindex(layout.registers, 32, layout.warps):
         row, column = layout.position(register, lane, warp)
-        wanted = [row, column, shared.offset(row, column), register, lane, warp]
+        wanted = [row, column, shared.offset(row, column)]
         assert found[(register * layout.warps + warp) * 32 + lane].tolist() == wanted
 
 
