@@ -121,10 +121,6 @@ class LatentConfig:
         """Which of the boxes that were copied as one a box is."""
         return (box - self.value_boxes * (box >= self.value_boxes)) % self.together
 
-    def ends_copy(self, box: int) -> bool:
-        """Whether a box is the last one of those."""
-        return box + 1 in (self.value_boxes, self.boxes) or self.part_of(box) == self.together - 1
-
     @property
     def slots(self) -> int:
         """Copies of a tile."""

@@ -65,7 +65,8 @@ def test_a_decode_by_a_block_mask_is_that_by_its_mask(kind, dtype, group, shape,
             *given, block_mask=block_mask, score=(t5, bias, buckets), schedule=DECODE, return_lse=True
         )
     want = expected(problem, query, model(ids), lambda x, b, h, q, k: x + bias[h, buckets[np.clip(q - k, 0, 19)]])
-    assert_near(found, want, 2e-2 if dtype == "bf16" else 4e-3)
+    # Of i8 keys with their scales are rounded to f16, and scores are large.
+    assert_near(found, want, {"bf16": 2e-2, "i8": 1.5e-2}.get(dtype, 4e-3))
 
 
 @pytest.fixture(scope="module")

@@ -41,7 +41,7 @@ from .state import (
     write_parts,
     zero,
 )
-from .values import Numeric, Value, Weak, describe, plain
+from .values import Value, Weak, describe, plain
 
 RESULT = " result"  # the value that an inlined function returned, kept among the variables
 LEFT = " left"  # set by a branch from which control does not go on: RETURNED or "loop"
@@ -577,7 +577,3 @@ def while_loop(loop: Loop, test: Callable[[], Any], body: Callable[[], object]) 
         return [c.kind.wrap(r) for c, r in zip(loop.carried, op.results, strict=True)]
 
     loop.run(attempt)
-
-
-def is_runtime(x: Any) -> bool:
-    return isinstance(x, Numeric)
