@@ -7,7 +7,7 @@ Written with the functions of the kernel language, which make ops in a pass as i
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -371,16 +371,29 @@ def copy_buffer_rows(op: Any, stages: Stages, thread: Value, threads: int) -> No
     source = buffer_of(op.source)
     stage, _ = stages.stage(scalar(op.n))
     place = stages.tile(stage)
-    with functional.loop(thread, layout.rows * lanes, threads) as i:
-        ptx.syncwarp()  # which keeps LLVM from unrolling: a producer of few registers would spill
-        i = Value(i.ir, i32, nonneg=True)
-        row, at = i // lanes, AtPoint()
+
+    def copy(row: Value, lane: Value, target: Callable[[int], Pointer]) -> None:
+        at = AtPoint()
         indices, exists = [scalar(at(x, row.ir)) for x in op.indices], _condition(at, op.mask, row)
         for first in chunks:
-            chunk = first + i % lanes
-            there = where(exists & _stored(op, layout, chunk, first + lanes), CHUNK, 0)
-            address = source.address(*indices, chunk * width)
-            ptx.cp_async(place + layout.chunk_offset(row, chunk), address, CHUNK, there)
+            there = where(exists & _stored(op, layout, first + lane, first + lanes), CHUNK, 0)
+            ptx.cp_async(target(first), source.address(*indices, (first + lane) * width), CHUNK, there)
+
+    step = threads // lanes  # rows of all threads
+    if stages.told and threads % lanes == 0 and step % SWIZZLE_ROWS == 0:  # addresses grow evenly
+        row0, lane = (Value(x.ir, i32, nonneg=True) for x in (thread // lanes, thread % lanes))
+        places = {first: place + layout.chunk_offset(row0, first + lane) for first in chunks}
+        with functional.loop(0, ptx.unknown(layout.rows), step) as begin:
+            ptx.stay_rolled()
+            row = Value((row0 + begin).ir, i32, nonneg=True)
+            with functional.when(row < layout.rows) if layout.rows % step else contextlib.nullcontext():
+                copy(row, lane, lambda first: places[first] + begin * layout.pitch)
+    else:
+        with functional.loop(thread, layout.rows * lanes, threads) as i:
+            ptx.syncwarp()  # which keeps LLVM from unrolling: a producer of few registers would spill
+            i = Value(i.ir, i32, nonneg=True)
+            row, lane = i // lanes, i % lanes
+            copy(row, lane, lambda first: place + layout.chunk_offset(row, first + lane))
     if columns < layout.columns:
         return
     if stages.told:

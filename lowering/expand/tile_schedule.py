@@ -398,9 +398,10 @@ def why_not(config: TileConfig, target: Target) -> str | None:
         return "query_stages of 2 need a producer that is a tile ahead: producer and persistent must be true"
     if config.slots > SLOTS and not (config.staged and config.producer):
         return f"slots of more than {SLOTS} are of 8-bit elements that a producer converts, got slots = {config.slots}"
-    if config.producers > 1 and not (config.converts and config.producers <= config.most_producers):
+    several = config.converts or config.case.spec.kind == RAGGED
+    if config.producers > 1 and not (several and config.producers <= config.most_producers):
         return (
-            f"producers of more than 1 convert 8-bit elements, up to {max(config.most_producers, 1)} beside rows = "
+            f"producers of more than 1 convert 8-bit elements or copy ragged rows, up to {max(config.most_producers, 1)} beside rows = "
             f"{config.rows}, got producers = {config.producers} and a cache of {config.case.spec.dtype.name}"
         )
     if (
