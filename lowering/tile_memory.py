@@ -376,8 +376,10 @@ def copy_buffer_rows(op: Any, stages: Stages, thread: Value, threads: int) -> No
         at = AtPoint()
         indices, exists = [scalar(at(x, row.ir)) for x in op.indices], _condition(at, op.mask, row)
         for first in chunks:
-            there = where(exists & _stored(op, layout, first + lane, first + lanes), CHUNK, 0)
-            ptx.cp_async(target(first), source.address(*indices, (first + lane) * width), CHUNK, there)
+            chunk = first + lane
+            there = where(exists & _stored(op, layout, chunk, first + lanes), CHUNK, 0)
+            address = source.address(*indices, chunk * width)
+            ptx.cp_async(target(first), address, CHUNK, there)
 
     step = threads // lanes  # rows of all threads
     if stages.told and threads % lanes == 0 and step % SWIZZLE_ROWS == 0:  # addresses grow evenly

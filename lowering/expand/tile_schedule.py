@@ -401,8 +401,9 @@ def why_not(config: TileConfig, target: Target) -> str | None:
     several = config.converts or config.case.spec.kind == RAGGED
     if config.producers > 1 and not (several and config.producers <= config.most_producers):
         return (
-            f"producers of more than 1 convert 8-bit elements or copy ragged rows, up to {max(config.most_producers, 1)} beside rows = "
-            f"{config.rows}, got producers = {config.producers} and a cache of {config.case.spec.dtype.name}"
+            "producers of more than 1 convert 8-bit elements or copy ragged rows, up to "
+            f"{max(config.most_producers, 1)} beside rows = {config.rows}, got producers = {config.producers} "
+            f"and a cache of {config.case.spec.dtype.name}"
         )
     if (
         config.consumers > 2 and config.instruction == WGMMA and not (copies_by_tma(config) or staged_by_tma(config))
