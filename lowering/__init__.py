@@ -43,6 +43,7 @@ NAMES = (
     "fold-kv-scores",
     "skip-kv-rescales",
     "simplify-kv-tiles",
+    "start-kv-rounds",
     "trace-kv-phases",
     "distribute-kv-tiles",
     "lower-kv-tiles",
