@@ -14,6 +14,7 @@ SMALL_BYTES = 6144  # more than maxima, factors, sums and barriers take
 # copies by TMA; where keys and values have several scales. Then the first two for more: :func:`few_for_values`.
 REGISTERS, NOTED, SEVERAL = (120, 184, 24), (112, 184, 32), (136, 176, 24)
 MORE, MORE_NOTED = (152, 168, 24), (144, 168, 32)
+HELD = (136, 176, 24)  # where nearly all of the query is in registers: :func:`holds_query`
 TILES = 4  # that the ring holds at most
 LISTS = 8  # tiles whose listed keys and scales are known: more than the ring holds
 
@@ -47,12 +48,19 @@ def registers_of(c: LatentConfig) -> tuple[int, int, int] | None:
         return MORE if c.copy == "tma" else MORE_NOTED
     if c.granules:
         return SEVERAL
+    if holds_query(c):
+        return HELD
     return REGISTERS if c.copy == "tma" else NOTED
 
 
 def few_for_values(c: LatentConfig) -> bool:
     """Whether scores needs so many registers that values has few: for sums of several scales, or functions."""
     return c.stored and (c.case.functions or (c.granules > 0 and latent_stored.direct(c)))
+
+
+def holds_query(c: LatentConfig) -> bool:
+    """Whether scores has nearly all of a query of 8 bits in registers, and values loads later, which takes fewer."""
+    return c.narrow and c.copy == "tma" and latent_stored.upright(c) and not c.case.functions
 
 
 def column_tiles(c: LatentConfig) -> int:

@@ -57,6 +57,7 @@ def latent_kernel(c: LatentConfig, shared_bytes: int) -> Any:
     CONSUMERS, GROUPS, PAIR = latent_blocks.consumers_of(c), latent_blocks.value_groups(c), latent_blocks.blocks_of(c)
     MINE = c.value_boxes // GROUPS  # boxes of a warpgroup of values
     STEPS, TURNS = latent_blocks.value_steps(c), latent_blocks.takes_turns(c)
+    LATE = latent_blocks.holds_query(c)  # values are loaded behind the start of the products before them
     registers, launched = latent_blocks.registers_of(c), 65536 // latent_blocks.threads_of(c) // 8 * 8
 
     @kv.func
@@ -80,6 +81,12 @@ def latent_kernel(c: LatentConfig, shared_bytes: int) -> Any:
         return place, barrier
 
     @kv.func
+    def load_half(a, n, slot, phase):
+        """(a thread's words, barrier) of the n-th half of the boxes of a warpgroup's values."""
+        box, barrier = value_box(a, n // 2, n % 2, slot, phase)
+        return latent_stored.load_values(c, box, n // 2, n % 2, a.warp, a.lane), barrier
+
+    @kv.func
     def add_stored(a, o, p, i, slot, phase, group):
         """O^T plus a tile's values, of a warpgroup's boxes; what is multiplied next is loaded before a wait.
 
@@ -91,19 +98,20 @@ def latent_kernel(c: LatentConfig, shared_bytes: int) -> Any:
         for n in kv.static(range(2 * MINE)):
             j, half = n // 2, n % 2
             if n == 0 or c.granules:
-                box, barrier = value_box(a, j, half, slot, phase)
-                words = latent_stored.load_values(c, box, j, half, a.warp, a.lane)
+                words, barrier = load_half(a, n, slot, phase)
             steps = latent_stored.value_steps(c, group * MINE + j, half, words, notes, a.warp, a.lane)
             if n == 0 and not c.granules:
                 wait_for_turn(a, i)
             if half == 1 and c.part_of(j) == c.together - 1:
                 kv.syncwarp()
                 latent_ring.release(r.empty_of(barrier), a.lane)
-            if not c.granules and n + 1 < 2 * MINE:
-                box, barrier = value_box(a, (n + 1) // 2, 1 - half, slot, phase)
-                words = latent_stored.load_values(c, box, (n + 1) // 2, 1 - half, a.warp, a.lane)
+            ahead = not c.granules and n + 1 < 2 * MINE
+            if ahead and not LATE:
+                words, barrier = load_half(a, n + 1, slot, phase)
             for k in kv.static(range(0, 2, STEPS)):
                 o[j] = kv.wgmma_start(o[j], steps[k : k + STEPS], p, halves_of[half][k : k + STEPS], dtype)
+                if ahead and LATE and k + STEPS == 2:
+                    words, barrier = load_half(a, n + 1, slot, phase)
                 o = kv.wgmma_wait(1, *o)
         return kv.wgmma_wait(0, *o)
 

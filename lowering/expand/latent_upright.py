@@ -21,6 +21,8 @@ from .partial_results import LOG2E, LOWEST
 
 def held_boxes(c: LatentConfig) -> int:
     """Boxes of whose columns the query is in registers: as many as there are registers for."""
+    if latent_blocks.holds_query(c):
+        return 8
     return 6 if c.copy == "tma" and not c.scaled else 4
 
 
