@@ -94,7 +94,7 @@ def chunk_kernel(chunk: Chunk, config: tile_schedule.TileConfig) -> Any:
             b, base, row0, count = queries.tile(tiles - 1 - (work - h * tiles), 1, M)
             first_row = kv.math.clamp(buffer_row_offsets[b], 0, held)
             num_keys = kv.math.clamp(buffer_row_offsets[b + 1], first_row, held) - first_row
-            taken = cache_offsets[b]
+            taken = kv.math.max(cache_offsets[b], 0)
             start = collection.cache_length(b) - taken
             num_keys = kv.where(row0 < count, num_keys, 0)
             token = row0 + kv.tile_index(M)

@@ -195,6 +195,24 @@ def test_chunks_over_tiles_are_dense_attention(dtype, query, options):
     assert (out[-2:] == SENTINEL).all()
 
 
+def test_no_offset_leads_a_chunk_over_tiles_out_of_what_there_is():
+    """The interpreter knows where buffers and pools end."""
+    p = prefill(7, "bf16", **{**TILES, "heads": 1, "cached": [6, 0], "new": [3, 6], "page_size": 3})
+    buffer, most = buffer_of(p, 20), 2**31 - 1
+    key, value = p.expand(buffer)
+    for rows, taken in (
+        ([5, most, most], [0, 0]), ([-7, 3, -most], [0, 0]), ([0, 9, 20], [-5, -most]), ([0, 9, 20], [most, 70]),
+    ):  # fmt: skip
+        out, lse = np.full((9, 1, 40), np.nan, p.query.dtype), np.full((9, 1), np.nan, np.float32)
+        operands = (
+            p.problem.collection, 1, p.query, p.problem.row_offsets, key, value, np.array(rows, np.int32),
+            np.array(taken, np.int32), 0.2, out, lse,
+        )  # fmt: skip
+        attributes = (("bf16_rope", False), ("accumulate", False))
+        emulated.run(mla._MLA_PREFILL_CHUNK, operands, attributes, {"kind": "tile"})
+        assert np.isfinite(out.astype(np.float32)).all()
+
+
 def test_chunks_over_tiles_are_chosen_where_they_fit():
     p = prefill(13, "bf16", **TILES)
     with kv.emulated("sm_90a"):
