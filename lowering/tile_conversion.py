@@ -24,6 +24,7 @@ from .row_reads import load_width, place_in_pool, read_rope, read_row
 from .tile_threads import scalar
 
 TOGETHER = 3  # chunks of a thread that are under way at a time
+BESIDE = 4  # likewise, of columns beside those of another copy: of whose tiles there are few
 
 Load = Callable[[Any, Any, Value], Any]  # (token, its page or None, column): a chunk
 
@@ -72,7 +73,7 @@ def convert_rows(
             continue
         total = layout.rows * (columns[1] - columns[0]) // width
         of_thread = cdiv(total, threads)
-        many = max(m for m in range(1, TOGETHER + 1) if of_thread % m == 0)
+        many = max(m for m in range(1, (BESIDE if before else TOGETHER) + 1) if of_thread % m == 0)
         with functional.loop(0, of_thread, many) as s:
             numbers = [thread + (s + u) * threads for u in range(many)]
             if total % threads:  # past the last chunk the last again, which does no harm
