@@ -15,6 +15,7 @@ from mlir import ir
 
 from kvarn.dialect import effects, layout, types, verify
 from kvarn.dialect.effects import MEMORY, LooksUpPage
+from kvarn.dialect.ops.common import i64_attr
 
 from . import memory_effects
 from .remarks import remark
@@ -79,7 +80,7 @@ class Plan:
 
     def leave_on(self, function: ir.Operation) -> None:
         """Keep the plan on a kernel, for accesses that are made later."""
-        fields: dict[str, ir.Attribute] = {"max_alignment": _integer(self.max_alignment)}
+        fields: dict[str, ir.Attribute] = {"max_alignment": i64_attr(self.max_alignment)}
         if self.written is not None:
             for name in ("caches", "scales"):
                 found = sorted(getattr(self.written, name))
@@ -113,7 +114,7 @@ class Plan:
         value = op.results[0] if len(op.results) else op.opview.value
         width = verify.element_and_width(value.type)[1]
         bytes_ = alignment(width, extent, dtype.itemsize, self.max_alignment)
-        op.attributes["kv.alignment"] = _integer(bytes_)
+        op.attributes["kv.alignment"] = i64_attr(bytes_)
         _say_width(op, width, dtype.itemsize, bytes_, extent, "granules" if of_scales else "head size")
         if not len(op.results) or self.written is None:
             return
@@ -139,7 +140,3 @@ def _say_width(op: ir.Operation, width: int, itemsize: int, bytes_: int, extent:
         remark(op, "missed", text, **numbers)
     else:
         remark(op, "passed", f"{verb} of {whole} bytes in {-(-whole // bytes_)} of {bytes_}", **numbers)
-
-
-def _integer(value: int) -> ir.IntegerAttr:
-    return ir.IntegerAttr.get(ir.IntegerType.get_signless(64), value)

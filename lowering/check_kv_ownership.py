@@ -42,6 +42,7 @@ from .lower_kv_access import in_page
 from .pass_base import kv_pass
 from .rewrite import defining_op, kernels, walk
 from .target import by_name
+from .tile_threads import scalar
 from .variables import declare_variable, note_texts, number_of, variable
 
 _TILES = {c.OPERATION_NAME for c in (kv.LoadTileOp, kv.StoreTileOp, kv.TileLoadOp)}
@@ -54,10 +55,6 @@ _NOWHERE = -1  # the token of an address that has left its page
 
 def is_checked(name: str) -> bool:
     return name in _TILES or is_access(name)
-
-
-def _i32(value: Any) -> Value:
-    return Value(value, i32)
 
 
 def _word(base: Any, index: int) -> Value:
@@ -128,18 +125,18 @@ class Access:
 
     def _compare(self, of: Watched, batch: ir.Value, token: ir.Value, head: ir.Value, page: ir.Value | None) -> None:
         spec: Any = types.spec_of(of.handle.type)
-        entry = _i32(page if page is not None else ops.raw_page(of.handle, batch, token))
+        entry = scalar(page if page is not None else ops.raw_page(of.handle, batch, token))
         pages = cast(_word(of.region, at.NUM_PAGES), i32)
         known = (entry >= 0) & (entry < pages)
         used = where(known, entry, 0)
         state = pointer_of(_word(of.region, at.PAGES)) + cast(used, i64) * 8
         generation, users = state.load(i32), (state + 4).load(i32)
         column, _ = layout.page_and_slot(spec, Ix(token))
-        inside = (_i32(batch) >= 0) & (_i32(batch) < of.field("batch")) & (_i32(token) >= 0)
+        inside = (scalar(batch) >= 0) & (scalar(batch) < of.field("batch")) & (scalar(token) >= 0)
         if spec.paged:
-            inside = inside & (_i32(column.value) < of.field("lookup_columns"))
+            inside = inside & (scalar(column.value) < of.field("lookup_columns"))
         else:
-            inside = inside & (_i32(token) < of.field("capacity"))
+            inside = inside & (scalar(token) < of.field("capacity"))
         expected = self._expected(of, batch, column, inside)
         slot = self._slot(of, used, token, head)
 
@@ -158,7 +155,7 @@ class Access:
         kind = where(checked & inside & (expected == at.ANY_PAGE), 0, kind)
         with functional.when(kind != 0):
             told = (kind, batch, token, head, entry, expected, generation, users)
-            self._write_down(of, *(v if isinstance(v, Value) else _i32(v) for v in told))
+            self._write_down(of, *(v if isinstance(v, Value) else scalar(v) for v in told))
         if self.writes:
             with functional.when(kind == 0):
                 slot.store(generation)
@@ -168,7 +165,7 @@ class Access:
 
         def read() -> Value:
             spec: Any = types.spec_of(of.handle.type)
-            index = cast(_i32(batch), i64) * Value(Ix(ops.field(of.handle, "lookup_stride")).wide.value, i64)
+            index = cast(scalar(batch), i64) * Value(Ix(ops.field(of.handle, "lookup_stride")).wide.value, i64)
             if spec.paged:
                 index = index + Value(column.wide.value, i64)
             before = Pointer(ops.field(of.handle, "lookup"), 1).address() - _word(of.table, at.TABLE_LOW)
@@ -278,13 +275,13 @@ class Kernel:
         if not self.on_host:
             first, step = gpu.linear_thread_id(), gpu.block_dim.x * gpu.block_dim.y * gpu.block_dim.z
         if op.name == kv.TileLoadOp.OPERATION_NAME:
-            base, rows = _i32(found.first), ir.RankedTensorType(found.tile.type).shape[0]
-            begin, end = _i32(found.begin) - base, _i32(found.count) - base
+            base, rows = scalar(found.first), ir.RankedTensorType(found.tile.type).shape[0]
+            begin, end = scalar(found.begin) - base, scalar(found.count) - base
             begin, end = where(begin > 0, begin, 0), where(end < rows, end, rows)
         else:
-            base, begin, end = _i32(found.base), i32(0), _i32(found.valid)
+            base, begin, end = scalar(found.base), i32(0), scalar(found.valid)
             end = where(end < found.tile_rows.value, end, found.tile_rows.value)
-            first, step = _i32(found.thread), i32(found.num_threads.value)
+            first, step = scalar(found.thread), i32(found.num_threads.value)
         with functional.loop(begin + first, end, step) as row:
             access.check(of, found.batch, (base + row).ir, found.head, None)
 
@@ -300,10 +297,10 @@ def _place(asked: Any, spec: Any, of_scales: bool, address: ir.Value) -> tuple[V
     wide, narrow = max(of_token, of_head), min(of_token, of_head)
     outer, rest = cast(at_page // wide, i32), cast(at_page % wide // narrow, i32)
     new_slot, head = (outer, rest) if of_token >= of_head else (rest, outer)
-    moved = _i32(asked.token) + (new_slot - _i32(slot.value))
+    moved = scalar(asked.token) + (new_slot - scalar(slot.value))
     inside = (at_page >= 0) & (head < spec.num_heads)
     inside = inside & (new_slot < spec.page_size if spec.paged else moved >= 0)
-    return where(inside, moved, _NOWHERE), where(inside, head, _i32(asked.head))
+    return where(inside, moved, _NOWHERE), where(inside, head, scalar(asked.head))
 
 
 @dataclass(frozen=True)

@@ -27,6 +27,11 @@ def const(value: int, bits: int = 32) -> ir.Value:
     return arith.constant(ir.IntegerType.get_signless(bits), value)
 
 
+def as_index(value: ir.Value) -> ir.Value:
+    """An integer as MLIR's index."""
+    return arith.index_cast(ir.IndexType.get(), value)
+
+
 class Ix:
     """An index: an MLIR value of 32 or 64 bits. See the module."""
 

@@ -26,16 +26,16 @@ from kvarn.dialect.dtypes import by_mlir
 from kvarn.dialect.layout import CacheSpec, lowbit
 from kvarn.dialect.ops.tile import row_format, stored_from
 from kvarn.dsl.handles import Cache, Operand
-from kvarn.dsl.memory import Buffer, BufferSpec
 from kvarn.dsl.values import Value, Vector
 from kvarn.dsl.values import cast as kv_cast
 
 from .expand.attention_common import column_vectors
-from .index import const
+from .index import as_index, const
 from .pass_base import fail, kv_pass
 from .rewrite import Rules, defining_op, ops_named, replace, walk
 from .row_reads import load_width, place_in_pool, read_rope, read_row
 from .tile_ir import constant_int, element, is_tile, shape, splat_of, tiled, users
+from .tile_threads import buffer_of
 
 LANES = 16  # elements of a row that are loaded at a time
 # By kind of reduction: the op of floats and of integers.
@@ -188,10 +188,6 @@ def loop(count: Any, tile: ir.Value | None = None, first: Any = 0) -> Iterator[t
     carried[:] = list(made.results)
 
 
-def index(value: ir.Value) -> ir.Value:
-    return arith.index_cast(ir.IndexType.get(), value)
-
-
 def inserted(value: ir.Value, tile: ir.Value, *at: ir.Value) -> ir.Value:
     """A tile with a scalar or some elements of a row written at a place."""
     if isinstance(value.type, ir.VectorType):
@@ -249,7 +245,7 @@ def lower_load(op: Any) -> ir.Value:
         skipped = 0 if low is None else arith.maxsi(arith.subi(low, here.ir), const(0))
         with loop(rest, outer[0], first=skipped) as (i, inner):
             row = here + i
-            at = index(row.ir)
+            at = as_index(row.ir)
             for column, width in found + behind:
                 token = first + row if there is None else place
                 of_key = handle, batch, head, token, first_column + column, width, page
@@ -263,17 +259,12 @@ def lower_load(op: Any) -> ir.Value:
     if op.tail.value == "zero":
         for start, end in ((exist, rows),) if low is None else ((0, low), (exist, rows)):
             with loop(end, tile, first=start) as (row, carried):
-                at = index(row.ir)
+                at = as_index(row.ir)
                 for column, width in column_vectors(columns, LANES):
                     value = zeros(types.element_type(kept), width)
                     carried[0] = inserted(value, carried[0], at, arith.constant(ir.IndexType.get(), column))
             tile = carried[0]
     return tile
-
-
-def buffer_of(value: ir.Value) -> Buffer:
-    type_ = ir.MemRefType(value.type)
-    return Buffer(value, BufferSpec(by_mlir(str(type_.element_type)), type_.rank))
 
 
 def _at(tiles: Sequence[ir.Value], *place: ir.Value) -> list[Value]:
@@ -296,7 +287,7 @@ def lower_load_rows(op: Any) -> ir.Value:
     buffer, (rows, columns) = buffer_of(op.buffer), shape(op.tile)
     _require_stored(op)
     with loop(rows, empty(op.tile.type)) as (row, carried):
-        at = index(row.ir)
+        at = as_index(row.ir)
         branch = scf.IfOp(tensor.extract(op.mask, [at]), [op.tile.type], has_else=True)
         for block, exists in ((branch.then_block, True), (branch.else_block, False)):
             with ir.InsertionPoint(block):
@@ -318,7 +309,7 @@ def lower_store_rows(op: Any) -> None:
     buffer, (rows, columns), first = buffer_of(op.buffer), shape(op.value), stored_from(op)
     _require_stored(op)
     with loop(rows) as (row, _):
-        at = index(row.ir)
+        at = as_index(row.ir)
         branch = scf.IfOp(tensor.extract(op.mask, [at]))
         with ir.InsertionPoint(branch.then_block):
             indices = _at(op.indices, at)
@@ -342,11 +333,11 @@ def elements(extents: Sequence[int], tile: ir.Value | None = None) -> Iterator[t
     """Loops over all elements of a shape: yields (indices, [tile]) as :func:`loop` does."""
     with loop(extents[0], tile) as (i, carried):
         if len(extents) == 1:
-            yield [index(i.ir)], carried
+            yield [as_index(i.ir)], carried
             inner = carried
         else:
             with loop(extents[1], carried[0] if carried else None) as (j, inner):
-                yield [index(i.ir), index(j.ir)], inner
+                yield [as_index(i.ir), as_index(j.ir)], inner
             carried[:] = inner
     inner[:] = carried
 

@@ -23,7 +23,7 @@ from mlir.dialects import arith, func, llvm, math, scf
 from kvarn.errors import source_locations
 
 from .allocate_kv_shared import check_outermost
-from .index import const, i32, i64
+from .index import as_index, const, i32, i64
 from .pass_base import fail, kv_pass
 from .rewrite import ops_named, walk
 
@@ -48,10 +48,6 @@ def refuse_what_needs_a_gpu(function: ir.Operation) -> None:
             fail(op, "is an instruction of NVIDIA GPUs: the host target has none")
         if op.name == "llvm.intr.trap":
             fail(op, "would end the process on the host target: use kv.device_assert")
-
-
-def index_of(value: ir.Value) -> ir.Value:
-    return arith.index_cast(ir.IndexType.get(), value)
 
 
 class HostFunction:
@@ -129,7 +125,7 @@ class HostFunction:
                     x, y, z = self.thread_ids
                     linear = arith.addi(x, arith.muli(self.block[0], arith.addi(y, arith.muli(self.block[1], z))))
                     new = (arith.remui if op.name == "gpu.lane_id" else arith.divui)(linear, const(32))
-                op.results[0].replace_all_uses_with(index_of(new))
+                op.results[0].replace_all_uses_with(as_index(new))
                 op.erase()
 
     def place_shared(self) -> None:

@@ -24,7 +24,7 @@ from kvarn.dsl import functional, memory, ptx
 from kvarn.dsl import gpu as kv_gpu
 from kvarn.dsl import math as kv_math
 from kvarn.dsl.handles import Cache, Operand
-from kvarn.dsl.memory import SHARED, Buffer, BufferSpec, Pointer
+from kvarn.dsl.memory import SHARED, Pointer
 from kvarn.dsl.values import Value, vector, where
 
 from . import tile_mma
@@ -35,7 +35,7 @@ from .tile_conversion import convert_rows
 from .tile_copies import Staging, chunks_of, fits_pages, start_chunks, why_not_by_rows
 from .tile_ir import BARRIER_BYTES, NO_PAGE, WARP, WARPGROUP, AtPoint, users
 from .tile_products import words
-from .tile_threads import Threads, elements, from_elements, scalar, warp_of
+from .tile_threads import Threads, buffer_of, elements, from_elements, scalar, warp_of
 from .tile_transposition import Transposition
 
 CONSUMERS_BARRIER = 1  # the named barrier of all consumers
@@ -332,11 +332,6 @@ def sync_group(threads: Threads) -> None:
 
 
 # --- rows of buffers ---------------------------------------------------------------------------------
-
-
-def buffer_of(value: ir.Value) -> Buffer:
-    type_ = ir.MemRefType(value.type)
-    return Buffer(value, BufferSpec(by_mlir(str(type_.element_type)), type_.rank))
 
 
 def load_rows(op: Any, place: Pointer, layout: SharedLayout, threads: Threads) -> None:

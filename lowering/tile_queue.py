@@ -15,7 +15,7 @@ from kvarn.dsl.memory import SHARED, Pointer
 from kvarn.dsl.values import Value
 
 from .tile_ir import BARRIER_BYTES
-from .tile_memory import buffer_of
+from .tile_threads import buffer_of
 
 QUEUE_SLOTS = 2  # as slots and parities are computed
 

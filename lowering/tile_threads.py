@@ -10,11 +10,12 @@ from mlir import ir
 from mlir.dialects import arith, vector
 
 from kvarn.dialect import tile_layout
-from kvarn.dialect.dtypes import f32, i32
+from kvarn.dialect.dtypes import by_mlir, f32, i32
 from kvarn.dialect.ops.tile import SHARED_TRANSPOSED
 from kvarn.dialect.register_layout import COLUMN, RegisterLayout
 from kvarn.dialect.shared_layout import SharedLayout
 from kvarn.dsl import gpu, ptx
+from kvarn.dsl.memory import Buffer, BufferSpec
 from kvarn.dsl.values import Value
 
 from .assign_kv_layouts import ACCUMULATORS
@@ -202,6 +203,12 @@ def over_lanes(value: ir.Value, layout: RegisterLayout, combine: Callable[[ir.Va
 def warp_of(thread: Value) -> Value:
     """The warp of a thread among those that copy, known to be the same for all of its lanes."""
     return gpu.shuffle_idx(thread >> 5, 0)
+
+
+def buffer_of(value: ir.Value) -> Buffer:
+    """A memref as a buffer of the kernel language."""
+    type_ = ir.MemRefType(value.type)
+    return Buffer(value, BufferSpec(by_mlir(str(type_.element_type)), type_.rank))
 
 
 def scalar(value: ir.Value) -> Value:

@@ -26,6 +26,7 @@ from .block import block_scan
 from .chosen_pages import chosen_pages
 from .common import at_most
 from .decode_schedule import Config
+from .key_splits import quotient
 from .key_tiles import KeyTiles, TilesOfSequences
 
 
@@ -109,10 +110,6 @@ def split_kv(c: Config) -> SimpleNamespace:
             running = running + here
         kv.barrier()
         return tile_indptr, running
-
-    @kv.func
-    def quotient(a, b):
-        return kv.i32(kv.u32(a) // kv.u32(b))  # what is divided here is not negative: fewer instructions
 
     @kv.func
     def work_units(max_units, total, tile_indptr, batch):
