@@ -41,10 +41,6 @@ def _times(x: ir.Value, factor: float) -> ir.Value:
     return arith.mulf(x, filled(x.type, factor), fastmath=CONTRACT)
 
 
-def _f32(value: float) -> ir.Attribute:
-    return ir.FloatAttr.get(ir.F32Type.get(), value)
-
-
 def _fast_tanh(x: ir.Value) -> ir.Value:
     """1 - 2 / (1 + e^2x): exact at both ends, and within 2^-22 of it between them."""
     one, two = (filled(x.type, v) for v in (1.0, 2.0))
