@@ -227,7 +227,7 @@ _ADDRESSES = _upstream(
 )
 
 
-def gpu_tail(target: Target) -> list[Step]:
+def gpu_tail() -> list[Step]:
     """From gpu, arith, scf, vector and llvm to the LLVM dialect of a GPU module."""
     return [
         _ADDRESSES,
@@ -275,7 +275,7 @@ def host_tail() -> list[Step]:
 def default_steps(target: str | Target, check: bool | str = False, trace: int = 0) -> list[Step]:
     """The whole pipeline of a target up to the LLVM dialect, as it is; ValueError for an unknown target."""
     chosen = by_name(target)
-    return [*kv_steps(chosen, check, trace), *(host_tail() if chosen.is_host else gpu_tail(chosen))]
+    return [*kv_steps(chosen, check, trace), *(host_tail() if chosen.is_host else gpu_tail())]
 
 
 def optional() -> tuple[str, ...]:

@@ -88,7 +88,7 @@ def decode_entries(target: Target, config: Config, schedule: Mapping[str, Any]) 
 def latent_entries(op: Any, at: Expansion, without: Collection[str]) -> dict[str, Any]:
     """The schedule of an attention over latent rows."""
     kind = mla.kind_of(op, at)
-    for why in mla.slower_than(op, at, kind):
+    for why in mla.slower_than(op, at):
         remark(op.operation, "missed", f"kind {kind} is slower than others: {why}")
     return {"kind": kind}
 

@@ -120,8 +120,8 @@ def kind_of(op: Any, at: Expansion) -> str:
     return "simt" if problems else "latent"
 
 
-def slower_than(op: Any, at: Expansion, kind: str) -> list[str]:
-    """Why a kernel of this kind was chosen where another would be faster, one sentence each; empty for the fastest."""
+def slower_than(op: Any, at: Expansion) -> list[str]:
+    """Why a kernel of its kind was chosen where another would be faster, one sentence each; empty for the fastest."""
     if at.target.is_host or "kind" in at.schedule:
         return []
     if at.target.has("wgmma"):
