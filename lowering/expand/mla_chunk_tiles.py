@@ -8,6 +8,7 @@ tiles, and its schedules.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from kvarn import dsl as kv
@@ -25,9 +26,9 @@ from .partial_results import LOG2E, LOWEST, NO_VALUE, finished, log_sum_exp
 from .softmax import online_softmax
 
 FIXED = {"producer": True, "instruction": WGMMA, "splits": 1}  # of a schedule
-# Entries where nothing is given. H200, 4096 causal tokens of 128 heads: 1389 us, 1743 with products that overlap, which
-# keep two stages of values busy.
-CHOSEN = {"overlap": False}
+# Entries where nothing is given. H200, 4096 causal tokens of 128 heads: 1242 us; with products that overlap, which keep
+# two stages of values busy, 1518; with one warpgroup that copies 1320; by 64 keys in four stages 1340.
+CHOSEN, PRODUCERS = {"overlap": False}, 2
 
 
 def case_of(chunk: Chunk) -> Case:
@@ -48,16 +49,30 @@ def problems(chunk: Chunk, target: Target) -> list[str]:
     if chunk.nope % panel or chunk.rope % 16:
         got = f"{chunk.nope} and {chunk.rope}"
         found.append(f"needs keys of a multiple of {panel} columns and of 16 from the latent rows, got {got}")
+    if case.value_size > tile_schedule.MOST_OF_VALUES:
+        found.append(f"needs values of up to {tile_schedule.MOST_OF_VALUES} columns, got {case.value_size}")
+    if not found:
+        try:
+            config_of(chunk, target, {})
+        except ValueError as error:
+            found.append(f"does not fit: {error}")
     return found
+
+
+def config_of(chunk: Chunk, target: Target, schedule: Mapping[str, Any]) -> tile_schedule.TileConfig:
+    """The entries that are given, and the best for the others; ValueError where what is given does not fit."""
+    for name, value in FIXED.items():
+        if schedule.get(name, value) != value:
+            raise ValueError(f"the schedule's {name} must be {value} for a prefill's chunk, got {schedule[name]}")
+    case = case_of(chunk)
+    producers = min(PRODUCERS, tile_schedule.TileConfig(case).most_producers)
+    entries = {"producers": producers, **CHOSEN, **schedule, **FIXED}
+    return tile_schedule.chosen(case, target, entries, measured=False)
 
 
 def launch(chunk: Chunk, at: Expansion, op: Any) -> None:
     """Launch the kernel, persistent unless the schedule says otherwise."""
-    entries = {name: value for name, value in at.schedule.items() if name != "kind"}
-    for name, value in FIXED.items():
-        if entries.setdefault(name, value) != value:
-            raise ValueError(f"the schedule's {name} must be {value} for a prefill's chunk, got {entries[name]}")
-    config = tile_schedule.chosen(case_of(chunk), at.target, {**CHOSEN, **entries}, measured=False)
+    config = config_of(chunk, at.target, at.schedule)
     tiles, heads = tiles_of(op, at, 1, config.rows), chunk.case.heads
     units = tiles * heads * at.dim(op.cache_offsets, 0).least(at.constant(1))
     blocks = units.least(at.device("multiprocessors") * config.occupancy) if config.persistent else units

@@ -176,6 +176,7 @@ def test_a_query_sees_the_rows_that_it_lists(kind, dtype, scales):
         ("f32", {}),
         ("bf16", {"nope": 128, "rope": 64, "values": 128, "heads": 16, "cached": [300, 0], "new": [40, 9]}),
         ("f8e4m3", {"bf16_rope": True, "scale_dtype": "f32"}),
+        ("f8e4m3", {"query": "bf16", "nope": 64, "rope": 32, "values": 96, "cached": [100, 0], "new": [200, 9]}),
     ],
 )
 def test_chunks_together_are_dense_attention(dtype, options):

@@ -61,14 +61,14 @@ class Prefill:
 
 def prefill(
     seed: int, dtype: str = "f32", heads: int = 3, nope: int = 16, rope: int = 8, values: int = 24,
-    bf16_rope: bool = False, **shape: Any,
+    bf16_rope: bool = False, query: str | None = None, **shape: Any,
 ) -> Prefill:  # fmt: skip
     bytes_ = 2 * rope if bf16_rope else rope
     content = 24
     rng, problem = latent_problem(
         seed, dtype=dtype, **{"head_size": content + bytes_, "page_size": 4, **RAGGED, **shape}
     )
-    wide = dtypes.of(dtype) if dtypes.of(dtype).bits > 8 else dtypes.f32
+    wide = dtypes.of(query or (dtype if dtypes.of(dtype).bits > 8 else "f32"))
     cache, totals = problem.collection.get_key_cache(1), problem.cached + problem.new
     if bf16_rope:
         ropes = store_rope_keys(rng, problem, content, rope)
@@ -78,9 +78,9 @@ def prefill(
     else:
         ropes = [np.asarray(cache.load(b, 0, np.arange(n)[:, None], content + np.arange(rope))).astype(np.float64)
                  for b, n in enumerate(totals)]  # fmt: skip
-    query = random_values(rng, (problem.tokens, heads, nope + rope), wide)
+    rows = random_values(rng, (problem.tokens, heads, nope + rope), wide)
     weights = [rng.standard_normal((heads, d, content), np.float32) / 5 for d in (nope, values)]
-    return Prefill(problem, query, *weights, rope, bytes_, ropes)
+    return Prefill(problem, rows, *weights, rope, bytes_, ropes)
 
 
 def dense(p: Prefill) -> tuple[np.ndarray, np.ndarray]:
@@ -170,8 +170,9 @@ TILED = [
 @pytest.mark.parametrize(("dtype", "query", "options"), TILED, ids=str)
 def test_chunks_over_tiles_are_dense_attention(dtype, query, options):
     """Keys and values are slices of one buffer, and what no sequence has is NaN; no race, no write beside the rows."""
-    p = prefill(12, dtype, **TILES, **options)
-    p.query = (p.query / (16 if dtype == "i8" else 1)).astype(dtypes.of(query).numpy)
+    p = prefill(12, dtype, query=query, **TILES, **options)
+    if dtype == "i8":
+        p.query = (p.query / 16).astype(p.query.dtype)
     plan, needed = chunks_of(p, 80)
     assert needed == 2
     out = np.full((len(p.query) + 2, 2, 40), SENTINEL, p.query.dtype)
@@ -222,6 +223,7 @@ def test_chunks_over_tiles_are_chosen_where_they_fit():
                 "kind tile needs a query of bf16 or f16 for products by wgmma, got f32",
             ),
             (prefill(13, "bf16", **{**TILES, "nope": 40}), "needs keys of a multiple of 64 columns and of 16 from the"),
+            (prefill(13, "bf16", **{**TILES, "values": 264}), "kind tile needs values of up to 256 columns, got 264"),
         ):
             plan, _ = chunks_of(given, 16)
             with pytest.raises(ValueError, match=message):
