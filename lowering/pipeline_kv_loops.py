@@ -68,6 +68,7 @@ from .tile_ir import (
 PREFETCHED = "kv.prefetched"  # on copies that an earlier iteration starts
 LOOKUPS = ("kv.tile_pages", "kv.tile_row_pages")
 STRICT = "kv.strict"  # on kv.tile_ready: the assembler keeps to it as well
+MOST_STAGES = 1
 NARROWS = ("arith.truncf", "kv.cast")  # weights to the element type of products
 _WRITES = ("memref.store", "kv.tile_scatter", "kv.tile_store_rows", "kv.store_tile")
 _WAITS = ("kv.consumer_wait", "kv.tile_clear")
@@ -143,6 +144,19 @@ def lagging(r: Rotation) -> list[ir.Operation]:
             break
         tile = defining_op(tile.operands[0])
     return [op for op in r.ops if op in found]
+
+
+def only_frees(r: Rotation, behind: list[ir.Operation]) -> list[ir.Operation]:
+    """What releases the first product's tile, if its buffer has one stage: whose next tile may then come meanwhile."""
+    tile = defining_op(r.first.opview.b)
+    while tile is not None and tile.name == "kv.tile_clear":
+        tile = defining_op(tile.operands[0])
+    if tile is None or tile.name != "kv.consumer_wait":
+        return []
+    made = defining_op(tile.operands[0])
+    if made is None or ir.IntegerAttr(made.attributes["stages"]).value > MOST_STAGES:
+        return []
+    return [op for op in behind if op.name == "kv.consumer_release" and op.operands[0] == tile.operands[0]]
 
 
 def _frees(op: ir.Operation, buffer: ir.Value) -> bool:
@@ -256,6 +270,7 @@ class Rotator:
         behind = others.index(r.first) + 1
         self.early, self.behind = others[:behind], others[behind:]
         self.tables = meanwhile(self.behind) if options.tables else []
+        self.early_frees = only_frees(r, self.behind) if one_wait else []
         self.accumulator = r.yielded.index(r.second.result)
         self.a, self.c = r.second.opview.a, r.second.opview.c
         self.short = _short(r)
@@ -295,11 +310,14 @@ class Rotator:
     def softmax(self, scores: ir.Value, sums: ir.Value, values: dict[ir.Value, ir.Value]) -> None:
         """What follows both products, when both are done."""
         values.update({self.r.first.result: scores, self.r.block.arguments[1 + self.accumulator]: sums})
-        emit([op for op in self.r.ops if op in self.late or (op in self.behind and op not in self.tables)], values)
+        emit([op for op in self.r.ops if op in self.late or (op in self.behind and op not in (*self.tables, *self.early_frees))], values)
 
     def after_one_wait(
         self, scores: ir.Value, sums: ir.Value, values: dict[ir.Value, ir.Value], previous: dict[ir.Value, ir.Value]
     ) -> None:
+        if self.early_frees:
+            scores, sums = staging.dot_wait([scores, sums], 1)
+            emit(self.early_frees, values)
         scores, sums = staging.dot_wait([scores, sums], 0)
         self.pass_turn(self.short)
         emit(self.frees, previous)
@@ -593,5 +611,5 @@ def run(module: ir.Module, options: Options) -> None:
                 _say_unrotated(loop)
             if found is not None and performs(loop, "rotate"):
                 remark(loop, "passed", "the second product of an iteration runs beside the next one's first")
-                turns = schedule.get("ping_pong", False) and schedule.get("consumers") == 2
+                turns = schedule.get("ping_pong", False) and schedule.get("consumers", 1) > 1
                 Rotator(found, turns, schedule.get("one_wait", False), options).rotate()

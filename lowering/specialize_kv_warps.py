@@ -23,6 +23,7 @@ from typing import Any
 from mlir import ir
 from mlir.dialects import scf
 
+from kvarn.dialect import types
 from kvarn.dialect.ops import staging
 from kvarn.dialect.ops.common import i64_attr
 
@@ -46,8 +47,8 @@ REGISTERS = {
     (1, 2, 1): {"rows": (72, 240), "staged": (104, 240)},
     (1, 3, 1): {"rows": (72, 240), "staged": (88, 240)},
     (2, 1, 1): {"tma": (40, 232), "rows": (56, 224), "staged": (72, 216), "transposed": (88, 208)},
-    (2, 2, 1): {"rows": (40, 216), "staged": (64, 192)},
-    (3, 1, 1): {"tma": (32, 160), "rows": (56, 152), "staged": (56, 152), "transposed": (56, 152)},
+    (2, 2, 1): {"rows": (40, 216), "staged": (64, 192), "addressed": (72, 184)},
+    (3, 1, 1): {"tma": (32, 160), "rows": (56, 152), "staged": (56, 152), "addressed": (80, 144), "transposed": (56, 152)},
 }
 
 
@@ -173,6 +174,12 @@ def by_buffers(roots: list[ir.Operation]) -> dict[str, list[ir.Operation]]:
     return dict(zip(staging.PRODUCER_GROUPS, (first, [op for op in roots if op not in first]), strict=True))
 
 
+def _addresses(copy: ir.Operation) -> bool:
+    """Whether threads make addresses of what a copy to staging memory takes: of rows, or of scales."""
+    op = copy.opview
+    return op.descriptor is None or types.spec_of(op.cache.type).quantized
+
+
 def top_level(function: ir.Operation, op: ir.Operation) -> ir.Operation:
     """The op of the function's first block that an op lies in."""
     body = function.regions[0].blocks[0]
@@ -250,9 +257,12 @@ def run(module: ir.Module, options: Any) -> None:
         if any(v in made for x in copies.values() for op in x.needed for v in x.operands(op)):
             remark(function, "missed", "no producer: where tiles lie depends on tiles before the loop")
             continue
+        if how == "staged" and any(map(_addresses, ops_named(function, "kv.copy_start"))):
+            how = "addressed"
         registers = REGISTERS.get(
-            (schedule.get("consumers", 2), producers_of(schedule), schedule.get("occupancy", 1)), {}
-        ).get(how)
+            (schedule.get("consumers", 2), producers_of(schedule), schedule.get("occupancy", 1))
+        )
+        registers = registers and registers.get(how, registers.get("staged") if how == "addressed" else None)
         registers = registers if schedule.get("registers", True) else None
         starts = {role: [op for op in share if op.name == "kv.copy_start"] for role, share in shares.items()}
         ahead = {role for role, ops in starts.items() if ops and all("constant" in op.attributes for op in ops)}

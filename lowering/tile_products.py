@@ -89,9 +89,11 @@ def start(product: Product, a: ir.Value, b: ir.Value, c: ir.Value | None) -> ir.
     right = _descriptor(b, product.b, not product.transpose_b)
     steps = product.steps
     moves = [0] * len(steps) if product.a is None else product.a.k_steps()
+    both = list(zip(moves, steps, strict=False))
+    each = len(both) // product.terms  # terms side by side, which share B's descriptor while a register has it
     made = multiply(
         product.n, ELEMENTS[product.element], left, right, [] if c is None else elements(c),
-        list(zip(moves, steps, strict=False)), not product.transpose_b, wait=False,
+        [both[i] for first in range(each) for i in range(first, len(both), each)], not product.transpose_b, wait=False,
         dtype_b=ELEMENTS[product.element_b or product.element],
     )  # fmt: skip
     return from_elements(made)

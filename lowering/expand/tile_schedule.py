@@ -144,7 +144,7 @@ class TileConfig:
         if self.occupancy > 1:
             several = MOST_OF_SEVERAL.get(self.occupancy, 0)
             return several if (self.consumers, self.producers) == (1, 1) else 0
-        return MOST_REGISTERS[self.consumers] - (16 if self.consumers > 2 and self.converts else 0)
+        return MOST_REGISTERS[self.consumers] - ((24 if self.case.spec.quantized or not staged_by_tma(self) else 16) if self.consumers > 2 and self.converts else 0)
 
     @property
     def least(self) -> int:
@@ -392,8 +392,8 @@ def why_not(config: TileConfig, target: Target) -> str | None:
             f"scores and sums must fit {most} registers of a thread with rows = {config.rows}, got {config.registers} "
             f"for keys = {config.keys} and values of {config.case.value_size} columns"
         )
-    if config.ping_pong and config.consumers != 2:
-        return f"ping_pong takes turns between two warpgroups: rows must be {2 * WARPGROUP_ROWS}, got {config.rows}"
+    if config.ping_pong and config.consumers < 2:
+        return f"ping_pong takes turns between warpgroups: rows must be {2 * WARPGROUP_ROWS} or more, got {config.rows}"
     if config.query_stages > 1 and not (config.producer and config.persistent):
         return "query_stages of 2 need a producer that is a tile ahead: producer and persistent must be true"
     if config.slots > SLOTS and not (config.staged and config.producer):
@@ -406,7 +406,7 @@ def why_not(config: TileConfig, target: Target) -> str | None:
             f"and a cache of {config.case.spec.dtype.name}"
         )
     if (
-        config.consumers > 2 and config.instruction == WGMMA and not (copies_by_tma(config) or staged_by_tma(config))
+        config.consumers > 2 and config.instruction == WGMMA and not (copies_by_tma(config) or config.staged)
     ):  # what addresses rows needs registers that are not there
         return f"rows of more than {2 * WARPGROUP_ROWS} need a cache that TMA copies, got rows = {config.rows}"
     return None

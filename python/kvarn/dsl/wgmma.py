@@ -152,11 +152,14 @@ def multiply(
     registers = ", ".join(f"${i}" for i in range(count))
     wide = dtype in ("f16", "bf16")  # others have no transposed form
     shape = f"m64n{n}k{16 if wide else 32}.f32.{dtype}.{dtype_b or dtype}"
-    text = ["wgmma.fence.sync.aligned;"]
+    # Only a descriptor's low word has addresses: 64-bit additions take uniform registers for constants and carries.
+    text = ["wgmma.fence.sync.aligned;", f"mov.b64 {{bl, bh}}, ${first + len(left)};"]
+    if shared_a:
+        text.append(f"mov.b64 {{al, ah}}, ${first};")
     for k, (move_a, move_b) in enumerate(steps):
-        text.append(f"add.s64 b, ${first + len(left)}, {move_b >> 4};")
+        text.append(f"add.s32 t, bl, {move_b >> 4}; mov.b64 b, {{t, bh}};")
         if shared_a:
-            text.append(f"add.s64 a, ${first}, {move_a >> 4};")
+            text.append(f"add.s32 t, al, {move_a >> 4}; mov.b64 a, {{t, ah}};")
             operand, transposed = "a", f", {int(trans_a)}, {int(trans_b)}"
         else:
             operand = f"{{{', '.join(f'${first + 4 * k + j}' for j in range(4))}}}"
@@ -167,7 +170,7 @@ def multiply(
     text.append("wgmma.commit_group.sync.aligned;")
     if wait:
         text.append("wgmma.wait_group.sync.aligned 0;")
-    declared = "{ .reg .b64 a, b; .reg .pred yes, no; setp.eq.u32 yes, 0, 0; setp.ne.u32 no, 0, 0; "
+    declared = "{ .reg .b64 a, b; .reg .b32 al, ah, bl, bh, t; .reg .pred yes, no; setp.eq.u32 yes, 0, 0; setp.ne.u32 no, 0, 0; "
     tied = [str(i) for i in range(len(accumulator))]
     constraints = ["=&f"] * count + tied + ["l" if shared_a else "r"] * len(left) + ["l", "~{memory}"]
     return floats_of_asm(declared + " ".join(text) + " }", constraints, [*accumulator, *left, b], count)
