@@ -17,6 +17,7 @@ from kvarn.dsl.values import Value, bitcast, cast
 
 _HIGH_HALVES = 0x7632  # of two words
 _HIGH_HALF = -0x10000
+_HIGH_TWICE = 0x3232  # the high half of a word in both
 
 
 def pairs_of(word: Value, stored: DType, dtype: DType) -> list[Value]:
@@ -52,9 +53,9 @@ def times(pairs: Sequence[Value], scale: Value, dtype: DType) -> list[Value]:
     if dtype is f16:
         wide = [cast(bitcast(pair, f16), f32) for pair in pairs]
         return [ptx.pack_f16x2(x[0] * scale, x[1] * scale) for x in wide]
-    high = ptx.pack_bf16x2(scale, scale)
-    rest = scale - bitcast(high & _HIGH_HALF, f32)
-    both = [high.ir, ptx.pack_bf16x2(rest, rest).ir]
+    bits = bitcast(scale, i32)
+    rest = scale - bitcast(bits & _HIGH_HALF, f32)
+    both = [ptx.prmt(x, 0, _HIGH_TWICE).ir for x in (bits, bitcast(rest, i32))]  # packing rounds, and takes two cycles
     text = (
         "{ .reg .b32 part; mov.b32 part, 0x80008000; "  # -0, which adds nothing
         "fma.rn.bf16x2 part, $1, $3, part; fma.rn.bf16x2 $0, $1, $2, part; }"
