@@ -31,7 +31,7 @@ from .score_arrays import reads_pairs
 from .softmax import modifies
 
 # Of a consumer's thread for scores, weights and sums, by consumers: the rest of what it may have is for addresses.
-MOST_REGISTERS = {1: 208, 2: 208, 3: 128}
+MOST_REGISTERS = {1: 208, 2: 208, 3: 128, 4: 96}
 # Of those, what is chosen with weights beside others (H200, 8 x 4096: heads of 256 by 64 keys for 80 -1%, of 192 0%).
 BESIDE_REGISTERS = 200
 MOST_OF_SEVERAL = {2: 160, 3: 88}  # likewise, of so many blocks of a warpgroup that multiplies and one that copies
@@ -118,7 +118,7 @@ class TileConfig:
     @property
     def most_producers(self) -> int:
         """Warpgroups for which there are registers beside those that multiply."""
-        return (4 if max(self.value_columns, self.keys) <= SHARED_COLUMNS else 3) - self.consumers
+        return max((4 if max(self.value_columns, self.keys) <= SHARED_COLUMNS else 3) - self.consumers, 1)
 
     @property
     def threads(self) -> int:

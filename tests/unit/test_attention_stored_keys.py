@@ -55,6 +55,10 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "two panels of columns": ({"cached": [70], "new": [9], "head_size": 160}, {}),
     "one stage of wide heads": ({"cached": [150], "new": [9], "head_size": 512, "num_heads": 1}, {}),
     "three blocks a multiprocessor": ({"cached": [150], "new": [9]}, {"schedule": {"rows": 64, "occupancy": 3}}),
+    "three warpgroups by turns": (
+        {"cached": [250], "new": [50], "head_size": 40, "num_heads": 2}, {"schedule": {"rows": 192, "ping_pong": True, "keys": 64}},
+    ),
+    "four warpgroups": ({"cached": [250], "new": [70]}, {"schedule": {"rows": 256, "keys": 64, "producers": 1}}),
     "f8e5m2": ({"cached": [70], "new": [9], "dtype": "f8e5m2"}, {}),
     "a negative scale": ({"cached": [70], "new": [9]}, {"scale": -0.1}),
     "a softcap": ({"cached": [70], "new": [9]}, {"softcap": 2.0}),
@@ -68,6 +72,12 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 def test_8_bit_keys_are_multiplied_as_they_are_stored(place, sizes, options):
     query, problem = problem_of(1, **sizes)
     check(place, query, problem, **options)
+
+
+@pytest.mark.parametrize("granule", [16, 0])
+def test_three_warpgroups_multiply_rows_that_threads_address(place, granule):
+    query, problem = problem_of(3, cached=[250], new=[50], granularity=granule, page_size=16 if granule else 1)
+    check(place, query, problem, schedule={"rows": 192, "producers": 1, "keys": 64})
 
 
 def test_a_query_row_may_have_elements_of_all_sizes(place):
