@@ -310,7 +310,8 @@ class Rotator:
     def softmax(self, scores: ir.Value, sums: ir.Value, values: dict[ir.Value, ir.Value]) -> None:
         """What follows both products, when both are done."""
         values.update({self.r.first.result: scores, self.r.block.arguments[1 + self.accumulator]: sums})
-        emit([op for op in self.r.ops if op in self.late or (op in self.behind and op not in (*self.tables, *self.early_frees))], values)
+        done = (*self.tables, *self.early_frees)
+        emit([op for op in self.r.ops if op in self.late or (op in self.behind and op not in done)], values)
 
     def after_one_wait(
         self, scores: ir.Value, sums: ir.Value, values: dict[ir.Value, ir.Value], previous: dict[ir.Value, ir.Value]

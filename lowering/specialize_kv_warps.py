@@ -39,8 +39,8 @@ BEFORE_WAITING = (
 )  # fmt: skip
 PRODUCERS = ("kv.producer_acquire", "kv.copy_start", "kv.copy_rows_start")
 # Registers of a thread, by warpgroups that consume, that produce, and blocks of a multiprocessor: (of the producer, of
-# a consumer) where copies are by TMA, where the producer addresses every row, and where it converts too. Of one each
-# alone, every thread has the most from the start.
+# a consumer) where copies are by TMA, where the producer addresses every row, where it converts too, and where it does
+# both ("addressed": rows, or scales). Of one each alone, every thread has the most from the start.
 REGISTERS = {
     (1, 1, 2): {"tma": (40, 216), "rows": (56, 200), "staged": (80, 176)},
     (1, 1, 3): {"tma": (32, 128), "rows": (40, 120), "staged": (40, 120)},
@@ -49,7 +49,13 @@ REGISTERS = {
     (2, 1, 1): {"tma": (40, 232), "rows": (56, 224), "staged": (72, 216), "transposed": (88, 208)},
     (2, 2, 1): {"rows": (40, 216), "staged": (64, 192), "addressed": (72, 184)},
     (4, 1, 1): {"tma": (32, 112), "staged": (56, 104), "addressed": (64, 104)},
-    (3, 1, 1): {"tma": (32, 160), "rows": (56, 152), "staged": (56, 152), "addressed": (80, 144), "transposed": (56, 152)},
+    (3, 1, 1): {
+        "tma": (32, 160),
+        "rows": (56, 152),
+        "staged": (56, 152),
+        "addressed": (80, 144),
+        "transposed": (56, 152),
+    },
 }
 
 
@@ -258,12 +264,9 @@ def run(module: ir.Module, options: Any) -> None:
         if any(v in made for x in copies.values() for op in x.needed for v in x.operands(op)):
             remark(function, "missed", "no producer: where tiles lie depends on tiles before the loop")
             continue
-        if how == "staged" and any(map(_addresses, ops_named(function, "kv.copy_start"))):
-            how = "addressed"
-        registers = REGISTERS.get(
-            (schedule.get("consumers", 2), producers_of(schedule), schedule.get("occupancy", 1))
-        )
-        registers = registers and registers.get(how, registers.get("staged") if how == "addressed" else None)
+        found = REGISTERS.get((schedule.get("consumers", 2), producers_of(schedule), schedule.get("occupancy", 1)), {})
+        addressed = how == "staged" and any(map(_addresses, ops_named(function, "kv.copy_start")))
+        registers = found.get("addressed" if addressed and "addressed" in found else how)
         registers = registers if schedule.get("registers", True) else None
         starts = {role: [op for op in share if op.name == "kv.copy_start"] for role, share in shares.items()}
         ahead = {role for role, ops in starts.items() if ops and all("constant" in op.attributes for op in ops)}

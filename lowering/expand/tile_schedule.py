@@ -144,7 +144,10 @@ class TileConfig:
         if self.occupancy > 1:
             several = MOST_OF_SEVERAL.get(self.occupancy, 0)
             return several if (self.consumers, self.producers) == (1, 1) else 0
-        return MOST_REGISTERS[self.consumers] - ((24 if self.case.spec.quantized or not staged_by_tma(self) else 16) if self.consumers > 2 and self.converts else 0)
+        most = MOST_REGISTERS[self.consumers]
+        if self.consumers <= 2 or not self.converts:
+            return most
+        return most - (24 if self.case.spec.quantized or not staged_by_tma(self) else 16)  # which who converts takes
 
     @property
     def least(self) -> int:

@@ -56,7 +56,8 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "one stage of wide heads": ({"cached": [150], "new": [9], "head_size": 512, "num_heads": 1}, {}),
     "three blocks a multiprocessor": ({"cached": [150], "new": [9]}, {"schedule": {"rows": 64, "occupancy": 3}}),
     "three warpgroups by turns": (
-        {"cached": [250], "new": [50], "head_size": 40, "num_heads": 2}, {"schedule": {"rows": 192, "ping_pong": True, "keys": 64}},
+        {"cached": [250], "new": [50], "head_size": 40},
+        {"schedule": {"rows": 192, "ping_pong": True, "keys": 64}},
     ),
     "four warpgroups": ({"cached": [250], "new": [70]}, {"schedule": {"rows": 256, "keys": 64, "producers": 1}}),
     "f8e5m2": ({"cached": [70], "new": [9], "dtype": "f8e5m2"}, {}),

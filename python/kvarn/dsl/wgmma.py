@@ -170,7 +170,10 @@ def multiply(
     text.append("wgmma.commit_group.sync.aligned;")
     if wait:
         text.append("wgmma.wait_group.sync.aligned 0;")
-    declared = "{ .reg .b64 a, b; .reg .b32 al, ah, bl, bh, t; .reg .pred yes, no; setp.eq.u32 yes, 0, 0; setp.ne.u32 no, 0, 0; "
+    declared = (
+        "{ .reg .b64 a, b; .reg .b32 al, ah, bl, bh, t; .reg .pred yes, no; "
+        "setp.eq.u32 yes, 0, 0; setp.ne.u32 no, 0, 0; "
+    )
     tied = [str(i) for i in range(len(accumulator))]
     constraints = ["=&f"] * count + tied + ["l" if shared_a else "r"] * len(left) + ["l", "~{memory}"]
     return floats_of_asm(declared + " ".join(text) + " }", constraints, [*accumulator, *left, b], count)
