@@ -68,7 +68,6 @@ from .tile_ir import (
 PREFETCHED = "kv.prefetched"  # on copies that an earlier iteration starts
 LOOKUPS = ("kv.tile_pages", "kv.tile_row_pages")
 STRICT = "kv.strict"  # on kv.tile_ready: the assembler keeps to it as well
-MOST_STAGES = 1
 NARROWS = ("arith.truncf", "kv.cast")  # weights to the element type of products
 _WRITES = ("memref.store", "kv.tile_scatter", "kv.tile_store_rows", "kv.store_tile")
 _WAITS = ("kv.consumer_wait", "kv.tile_clear")
@@ -133,30 +132,28 @@ def rotation_of(loop: ir.Operation) -> Rotation | None:
     return made
 
 
-def lagging(r: Rotation) -> list[ir.Operation]:
-    """The ops that go with the second product: the wait for its tile, what clears it, its release."""
-    found = [r.second]
-    tile = defining_op(r.second.opview.b)
-    while tile is not None and tile.name in _WAITS:
-        found.append(tile)
-        if tile.name == "kv.consumer_wait":
-            found += [op for op in r.ops if _frees(op, tile.operands[0])]
+def of_tile(r: Rotation, tile: ir.Value) -> list[ir.Operation]:
+    """The ops that go with a product's second operand: the wait for its tile, what clears it, its release."""
+    found, made = [], defining_op(tile)
+    while made is not None and made.name in _WAITS:
+        found.append(made)
+        if made.name == "kv.consumer_wait":
+            found += [op for op in r.ops if _frees(op, made.operands[0])]
             break
-        tile = defining_op(tile.operands[0])
+        made = defining_op(made.operands[0])
+    return found
+
+
+def lagging(r: Rotation) -> list[ir.Operation]:
+    """The second product, and the ops that go with it."""
+    found = [r.second, *of_tile(r, r.second.opview.b)]
     return [op for op in r.ops if op in found]
 
 
-def only_frees(r: Rotation, behind: list[ir.Operation]) -> list[ir.Operation]:
-    """What releases the first product's tile, if its buffer has one stage: whose next tile may then come meanwhile."""
-    tile = defining_op(r.first.opview.b)
-    while tile is not None and tile.name == "kv.tile_clear":
-        tile = defining_op(tile.operands[0])
-    if tile is None or tile.name != "kv.consumer_wait":
-        return []
-    made = defining_op(tile.operands[0])
-    if made is None or ir.IntegerAttr(made.attributes["stages"]).value > MOST_STAGES:
-        return []
-    return [op for op in behind if op.name == "kv.consumer_release" and op.operands[0] == tile.operands[0]]
+def only_stage(r: Rotation) -> list[ir.Operation]:
+    """What releases the first product's tile of a buffer with one stage: the next comes beside the other product."""
+    frees = [op for op in of_tile(r, r.first.opview.b) if op.name == "kv.consumer_release"]
+    return [op for op in frees if ir.IntegerAttr(defining_op(op.operands[0]).attributes["stages"]).value == 1]
 
 
 def _frees(op: ir.Operation, buffer: ir.Value) -> bool:
@@ -270,7 +267,7 @@ class Rotator:
         behind = others.index(r.first) + 1
         self.early, self.behind = others[:behind], others[behind:]
         self.tables = meanwhile(self.behind) if options.tables else []
-        self.early_frees = only_frees(r, self.behind) if one_wait else []
+        self.early_frees = only_stage(r) if one_wait else []
         self.accumulator = r.yielded.index(r.second.result)
         self.a, self.c = r.second.opview.a, r.second.opview.c
         self.short = _short(r)
