@@ -189,6 +189,13 @@ def cloned(op: ir.Operation, values: dict[ir.Value, ir.Value]) -> ir.Operation:
     return copy
 
 
+def emit(ops: list[ir.Operation], values: dict[ir.Value, ir.Value]) -> None:
+    """Copies of ops at the insertion point, each at its own location; ``values`` gets their results."""
+    for op in ops:
+        with op.location:
+            cloned(op, values)
+
+
 def _rewire(op: ir.Operation, values: dict[ir.Value, ir.Value]) -> None:
     for i, operand in enumerate(op.operands):
         if operand in values:
