@@ -419,13 +419,16 @@ class Rotator:
 
 
 def _short(r: Rotation) -> bool:
-    """Whether products take no longer than the exponentials: 4096 multiplications of 8 bits a clock, and 16 of these.
+    """Whether products take no longer than the exponentials: 4096 multiplications of 8 bits a clock, or half as many of
+    16, and 16 of these.
 
     Then a turn lasts until they are done: they would share the tensor cores with the other's, and then both the units
-    of exponentials (H200, 8 x 4096, heads of 128: 1347 us, 1372 to 1395 otherwise; 4 x 4096, of 256: 1137 and 1115).
+    of exponentials (H200, 8 x 4096, queries of 8 bits, heads of 128: 1347 us, 1372 to 1395 otherwise; 4 x 4096, of 256:
+    1137 and 1115; of three warpgroups over 8-bit pages, heads of 40 556 and 587, of 64 566 and 592).
     """
-    depth, columns = (ir.RankedTensorType(x.type).shape[1] for x in (r.first.opview.a, r.second.result))
-    return element(r.second.opview.a).width == 8 and depth + columns <= 4096 // 16
+    operands = r.first.opview.a, r.second.opview.a
+    extents = ir.RankedTensorType(operands[0].type).shape[1], ir.RankedTensorType(r.second.result.type).shape[1]
+    return sum(n * element(x).width for n, x in zip(extents, operands, strict=True)) <= 8 * 4096 // 16
 
 
 def _scalar(op: ir.Operation) -> bool:

@@ -32,6 +32,7 @@ from .softmax import modifies
 
 # Of a consumer's thread for scores, weights and sums, by consumers: the rest of what it may have is for addresses.
 MOST_REGISTERS = {1: 208, 2: 208, 3: 128, 4: 96}
+MOST_BESIDE_TWO = 80  # likewise, of three beside two warpgroups that convert
 # Of those, what is chosen with weights beside others (H200, 8 x 4096: heads of 256 by 64 keys for 80 -1%, of 192 0%).
 BESIDE_REGISTERS = 200
 MOST_OF_SEVERAL = {2: 160, 3: 88}  # likewise, of so many blocks of a warpgroup that multiplies and one that copies
@@ -118,7 +119,9 @@ class TileConfig:
     @property
     def most_producers(self) -> int:
         """Warpgroups for which there are registers beside those that multiply."""
-        return max((4 if max(self.value_columns, self.keys) <= SHARED_COLUMNS else 3) - self.consumers, 1)
+        if self.consumers > 2:
+            return 2 if self.consumers == 3 and self.value_columns <= NARROW else 1
+        return (4 if max(self.value_columns, self.keys) <= SHARED_COLUMNS else 3) - self.consumers
 
     @property
     def threads(self) -> int:
@@ -144,6 +147,8 @@ class TileConfig:
         if self.occupancy > 1:
             several = MOST_OF_SEVERAL.get(self.occupancy, 0)
             return several if (self.consumers, self.producers) == (1, 1) else 0
+        if self.consumers == 3 and self.producers == 2:
+            return MOST_BESIDE_TWO
         most = MOST_REGISTERS[self.consumers]
         if self.consumers <= 2 or not self.converts:
             return most
