@@ -383,8 +383,9 @@ OVERLAP = Entry(
     "true", bool,
 )  # fmt: skip
 PING_PONG = Entry(
-    "ping_pong", "Whether two warpgroups start their products by turns.",
-    "false; true of two warpgroups for 8-bit queries, and for heads over 128 in 8-bit caches that TMA does not copy",
+    "ping_pong", "Whether the warpgroups that multiply start their products by turns.",
+    "false; true of two for 8-bit queries, and for heads over 128 in 8-bit caches that TMA does not copy; of two and "
+    "three for heads of up to 64 in 8-bit caches without scales",
     bool,
 )  # fmt: skip
 ONE_WAIT = Entry(

@@ -17,9 +17,9 @@ iteration ahead, unless it makes tables. Tables of positions are made while prod
 Where the second product's sums are added outside of the tensor cores (``promote-kv-sums``), it comes first, some
 columns at a time, and the additions beside what follows.
 
-*Turns* (``ping_pong`` of a schedule). Two consumer warpgroups start their products by turns, so that the tensor cores
-work for one while the other is in its softmax. Of short products that are waited for together a turn ends when they are
-done.
+*Turns* (``ping_pong`` of a schedule). Consumer warpgroups start their products by turns, so that the tensor cores
+work for one while the others are in their softmax. Of short products that are waited for together a turn ends when they
+are done.
 
 Before:  scf.for %i iter_args(%m, %l, %o) { %s = kv.dot %q, %k ; softmax ; %o2 = kv.dot %p, %v, %o * %alpha }
 After:   softmax(kv.dot %q, %k0)

@@ -536,14 +536,16 @@ def _converting(case: Case, given: dict[str, Any], schedule: Mapping[str, Any], 
         made = TileConfig(case, **{"keys": few_keys, "one_wait": True, **found, **given})
         return why_not(made, target) is None
 
-    three = {"rows": 3 * WARPGROUP_ROWS, "producers": 1}
+    three: dict[str, Any] = {"rows": 3 * WARPGROUP_ROWS, "producers": 1}
     if stored and widest <= NARROW:
         three["stages"] = 3
     plain = not (case.spec.quantized or modifies(case))
+    turns = {"ping_pong": True} if plain and widest <= NARROW else {}
     rows = most_rows(case, schedule)
     few = "rows" in given or (rows is not None and rows <= ROW_CLASSES[-1])
-    if plain and not few and widest <= (NARROW_HEAD if stored else NARROW_CONVERTED) and fits(three):
-        return three
+    most_three = NARROW_HEAD if stored else NARROW_CONVERTED if staged_by_tma(config) else NARROW
+    if plain and not few and widest <= most_three and fits(three):
+        return three | turns
     tiles = schedule.get("max_batch", 1) * case.spec.num_heads if given.get("splits", 0) != 1 else 0
     several = config.consumers == 1 and not case.spec.quantized and widest <= NARROW and staged_by_tma(config)
     for blocks in (3, 2) if stored and plain else (2,):
@@ -551,10 +553,11 @@ def _converting(case: Case, given: dict[str, Any], schedule: Mapping[str, Any], 
         if several and tiles >= blocks * MANY_TILES and fits(shared):
             return shared
     by_rows = widest <= NARROW and config.consumers > 1 and not staged_by_tma(config)
+    turns = turns if config.consumers > 1 else {}
     if stored:
-        return {"producers": 1} if fits({"producers": 1}) else {"producers": 1, "stages": 1}
+        return {"producers": 1, **turns} if fits({"producers": 1}) else {"producers": 1, "stages": 1}
     most = config.most_producers if not config.staged else 1 if by_rows else MOST_CONVERTING
-    found: dict[str, Any] = {"producers": max(1, min(most, config.most_producers))}
+    found: dict[str, Any] = {"producers": max(1, min(most, config.most_producers)), **turns}
     if config.consumers == 2 and widest > TURNS_FROM and not staged_by_tma(config):
         found["ping_pong"] = True
     return found if fits(found) else {**found, "stages": 1}

@@ -133,12 +133,12 @@ class TileSpace:
         return _product(best, {"splits": (0, 1, 2, 3, 4, 8, 16, 32)})
 
     def _of_extents(self, best: Mapping[str, int], axes: Mapping[str, Sequence[int]]) -> Iterator[Schedule]:
-        """Turns are of two warpgroups only, and blocks that share a multiprocessor of one; a second tile of query rows
+        """Turns are of several warpgroups, and blocks that share a multiprocessor of one; a second tile of query rows
         takes memory that keys may need, and more producers registers.
         """
         fewer = {name: sorted({best[name], 1}, reverse=True) for name in ("query_stages", "producers")}
         for found in _product(best, axes):
-            found["ping_pong"] = bool(found["ping_pong"]) and found["rows"] == 128
+            found["ping_pong"] = bool(found["ping_pong"]) and found["rows"] > tile_schedule.WARPGROUP_ROWS
             found["occupancy"] = best["occupancy"] if found["rows"] == 64 else 1
             yield from _product(found, fewer | ({"occupancy": (1, 2)} if found["rows"] == 64 else {}))
 
