@@ -152,16 +152,18 @@ def multiply(
     registers = ", ".join(f"${i}" for i in range(count))
     wide = dtype in ("f16", "bf16")  # others have no transposed form
     shape = f"m64n{n}k{16 if wide else 32}.f32.{dtype}.{dtype_b or dtype}"
-    # Only a descriptor's low word has addresses: 64-bit additions take uniform registers for constants and carries.
-    text = ["wgmma.fence.sync.aligned;", f"mov.b64 {{bl, bh}}, ${first + len(left)};"]
+    # Two descriptors move by their low words, which have the addresses: 64-bit additions of both take uniform registers
+    # for constants and carries. Of B alone they are one instruction.
+    text = ["wgmma.fence.sync.aligned;"]
     if shared_a:
-        text.append(f"mov.b64 {{al, ah}}, ${first};")
+        text.append(f"mov.b64 {{al, ah}}, ${first}; mov.b64 {{bl, bh}}, ${first + 1};")
     for k, (move_a, move_b) in enumerate(steps):
-        text.append(f"add.s32 t, bl, {move_b >> 4}; mov.b64 b, {{t, bh}};")
         if shared_a:
+            text.append(f"add.s32 t, bl, {move_b >> 4}; mov.b64 b, {{t, bh}};")
             text.append(f"add.s32 t, al, {move_a >> 4}; mov.b64 a, {{t, ah}};")
             operand, transposed = "a", f", {int(trans_a)}, {int(trans_b)}"
         else:
+            text.append(f"add.s64 b, ${first + len(left)}, {move_b >> 4};")
             operand = f"{{{', '.join(f'${first + 4 * k + j}' for j in range(4))}}}"
             transposed = f", {int(trans_b)}"
         adds = "yes" if k or accumulator else "no"
