@@ -227,6 +227,40 @@ gpu.module @kernels {
     gpu.return
   }
 
+  // The only stage of the keys is released when the scores are there, beside the other product. A turn of three
+  // warpgroups lasts until short products are done.
+  // CHECK-LABEL: gpu.func @one_stage
+  // CHECK:         scf.for
+  // CHECK:           "kv.turn_wait"() {groups = "all"}
+  // CHECK-NEXT:      %[[S:.*]] = "kv.dot_start"
+  // CHECK-NEXT:      %[[O:.*]] = "kv.dot_start"
+  // CHECK-NEXT:      %[[FIRST:.*]]:2 = "kv.dot_wait"(%[[S]], %[[O]]) {pending = 1 : i64}
+  // CHECK-NEXT:      "kv.consumer_release"(%[[KEYS:.*]], %{{.*}})
+  // CHECK-NEXT:      %[[BOTH:.*]]:2 = "kv.dot_wait"(%[[FIRST]]#0, %[[FIRST]]#1) {pending = 0 : i64}
+  // CHECK-NEXT:      "kv.turn_pass"() {groups = "all"}
+  // CHECK-NEXT:      "kv.consumer_release"
+  // CHECK-NOT:       kv.consumer_release
+  // CHECK:           math.exp2 %[[BOTH]]#0
+  gpu.func @one_stage(%n: i32, %q: tensor<192x64xbf16, "shared">, %zero: tensor<192x64xf32, "wgmma">, %rows: memref<?x64xf32>, %every: tensor<192xi1, "rows(wgmma)">, %at: tensor<192xi32, "rows(wgmma)">) kernel attributes {kv.tiled, kv.block = array<i32: 512, 1, 1>, kv.schedule = {consumers = 3 : i64, one_wait = true, ping_pong = true}} {
+    %keys = "kv.make_stages"() {buffer_name = "keys", copy = "tma", stages = 1 : i64, tile = tensor<64x64xbf16, "shared">} : () -> !kv.stages
+    %values = "kv.make_stages"() {buffer_name = "values", copy = "tma", stages = 1 : i64, tile = tensor<64x64xbf16, "shared">} : () -> !kv.stages
+    %c0 = arith.constant 0 : i32
+    %c1 = arith.constant 1 : i32
+    %r = scf.for %j = %c0 to %n step %c1 iter_args(%o = %zero) -> (tensor<192x64xf32, "wgmma">) : i32 {
+      %k = "kv.consumer_wait"(%keys, %j) : (!kv.stages, i32) -> tensor<64x64xbf16, "shared">
+      %s = "kv.dot"(%q, %k) {transpose_b = true} : (tensor<192x64xbf16, "shared">, tensor<64x64xbf16, "shared">) -> tensor<192x64xf32, "wgmma">
+      "kv.consumer_release"(%keys, %j) : (!kv.stages, i32) -> ()
+      %p = math.exp2 %s : tensor<192x64xf32, "wgmma">
+      %w = arith.truncf %p : tensor<192x64xf32, "wgmma"> to tensor<192x64xbf16, "wgmma">
+      %v = "kv.consumer_wait"(%values, %j) : (!kv.stages, i32) -> tensor<64x64xbf16, "shared">
+      %o2 = "kv.dot"(%w, %v, %o) {transpose_b = false} : (tensor<192x64xbf16, "wgmma">, tensor<64x64xbf16, "shared">, tensor<192x64xf32, "wgmma">) -> tensor<192x64xf32, "wgmma">
+      "kv.consumer_release"(%values, %j) : (!kv.stages, i32) -> ()
+      scf.yield %o2 : tensor<192x64xf32, "wgmma">
+    }
+    "kv.tile_store_rows"(%r, %rows, %every, %at) : (tensor<192x64xf32, "wgmma">, memref<?x64xf32>, tensor<192xi1, "rows(wgmma)">, tensor<192xi32, "rows(wgmma)">) -> ()
+    gpu.return
+  }
+
   // Of 8-bit products, which take no longer than the exponentials, a turn lasts until both are done.
   // CHECK-LABEL: gpu.func @short_turns
   // CHECK:         scf.for
