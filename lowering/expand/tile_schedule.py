@@ -121,7 +121,7 @@ class TileConfig:
         """Warpgroups for which there are registers beside those that multiply."""
         if self.consumers > 2:
             return 2 if self.consumers == 3 and self.value_columns <= NARROW else 1
-        return (5 if max(self.value_columns, self.keys) <= SHARED_COLUMNS else 3) - self.consumers
+        return (4 if max(self.value_columns, self.keys) <= SHARED_COLUMNS else 3) - self.consumers
 
     @property
     def threads(self) -> int:
