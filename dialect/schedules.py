@@ -384,8 +384,7 @@ OVERLAP = Entry(
 )  # fmt: skip
 PING_PONG = Entry(
     "ping_pong", "Whether the warpgroups that multiply start their products by turns.",
-    "false; true of two for 8-bit queries, and for heads over 128 in 8-bit caches that TMA does not copy; of two and "
-    "three for heads of up to 64 in 8-bit caches without scales",
+    "false; true of two for 8-bit queries, and for heads over 128, or up to 64 without scales, in 8-bit caches",
     bool,
 )  # fmt: skip
 ONE_WAIT = Entry(
