@@ -31,7 +31,7 @@ from .score_arrays import reads_pairs
 from .softmax import modifies
 
 # Of a consumer's thread for scores, weights and sums, by consumers: the rest of what it may have is for addresses.
-MOST_REGISTERS = {1: 208, 2: 208, 3: 128, 4: 96}
+MOST_REGISTERS = {1: 208, 2: 208, 3: 128, 4: 92}
 MOST_BESIDE_TWO = 80  # likewise, of three beside two warpgroups that convert
 # Of those, what is chosen with weights beside others (H200, 8 x 4096: heads of 256 by 64 keys for 80 -1%, of 192 0%).
 BESIDE_REGISTERS = 200
@@ -53,6 +53,7 @@ FEW_KEYS = 32  # of a tile, of which one stage is better than two of fewer
 FEW_STORED_KEYS = 64  # likewise, where keys are multiplied as they are stored, which take half the memory
 MOST_OF_THREE = 96  # keys of tiles that three warpgroups multiply as they are stored, of heads over SMALL_HEAD columns
 SMALL_HEAD = 32
+MOST_OF_FOUR = 48  # columns of heads of which four warpgroups have registers for tiles of 64 keys
 NARROW_CONVERTED = 80  # columns of heads whose keys one warpgroup converts for three that multiply
 MANY_TILES = 128  # of sequences and KV heads: one for every multiprocessor
 NARROW = 64  # columns of heads whose tiles are small enough for three warpgroups and three stages
@@ -404,6 +405,8 @@ def why_not(config: TileConfig, target: Target) -> str | None:
         return f"ping_pong takes turns between warpgroups: rows must be {2 * WARPGROUP_ROWS} or more, got {config.rows}"
     if config.query_stages > 1 and not (config.producer and config.persistent):
         return "query_stages of 2 need a producer that is a tile ahead: producer and persistent must be true"
+    if config.consumers > 3 and config.narrow:
+        return f"rows of more than {3 * WARPGROUP_ROWS} need queries of 16 bits, got rows = {config.rows}"
     if config.slots > SLOTS and not (config.staged and config.producer):
         return f"slots of more than {SLOTS} are of 8-bit elements that a producer converts, got slots = {config.slots}"
     several = config.converts or config.case.spec.kind == RAGGED
@@ -455,8 +458,8 @@ def chosen(case: Case, target: Target, schedule: Mapping[str, Any], measured: bo
             raise ValueError(f"the {'block mask' if case.blocks else 'schedule'}'s {config}")
         return config
     widest, wide, whole = max(case.size, case.value_size), dict[str, Any](), copies_by_tma(TileConfig(case))
-    if whole and given.get("producer", True) and not given.get("ping_pong", False):
-        wide = _three_of_boxes(case, widest, few)
+    if whole and given.get("producer", True):
+        wide = _three_of_boxes(case, widest, few, given.get("rows", 0))
     if case.query.bits == 16 and not whole:
         wide["one_wait"] = True  # who addresses or converts rows takes the registers of weights beside others
     if case.query.bits == 8:  # H200, 8 x 4096, heads of 128: 1347 us, 1372 to 1395 without turns, 4% more by two waits
@@ -480,16 +483,21 @@ def chosen(case: Case, target: Target, schedule: Mapping[str, Any], measured: bo
     return ahead if "query_stages" not in given and why_not(ahead, target) is None else config
 
 
-def _three_of_boxes(case: Case, widest: int, most: int | None) -> dict[str, Any]:
-    """Three warpgroups that multiply, where nothing is given, for heads that TMA copies; ``most`` rows of a sequence.
+def _three_of_boxes(case: Case, widest: int, most: int | None, rows: int) -> dict[str, Any]:
+    """Three warpgroups that multiply, where nothing is given, for heads that TMA copies; ``most`` rows of a sequence,
+    and ``rows`` of a tile where they are given.
 
     H200, 4 x 4096 of bf16: heads of 72 632 us (752 by two warpgroups), of 80 626 (732), of 96 673 (719); but 64 new
-    tokens over 48 x 4096 of 80 365 us for 300. Two stages are what fits heads over 64.
+    tokens over 48 x 4096 of 80 365 us for 300. Two stages are what fits heads over 64. These take turns, for which
+    both products are waited for at once (4 x 4096 of bf16: heads of 64 512 us, 572 by two waits, 574 without turns; of
+    32 430, 508 and 476).
     """
+    plain = case.query.bits == 16 and not modifies(case)
     if widest <= NARROW:
-        return {"rows": 192, "stages": 3}
-    plain, few = case.query.bits == 16 and not modifies(case), most is not None and most <= ROW_CLASSES[-1]
-    return {"rows": 192} if widest <= NARROW_HEAD and plain and not few else {}
+        turns = {"one_wait": True, "ping_pong": True} if plain and rows != WARPGROUP_ROWS else {}
+        return {"rows": 3 * WARPGROUP_ROWS, "stages": 3, **turns}
+    few = most is not None and most <= ROW_CLASSES[-1]
+    return {"rows": 3 * WARPGROUP_ROWS} if widest <= NARROW_HEAD and plain and not few else {}
 
 
 def _most_keys(case: Case, given: Mapping[str, Any]) -> int:
@@ -540,12 +548,17 @@ def _converting(case: Case, given: dict[str, Any], schedule: Mapping[str, Any], 
     if stored and widest <= NARROW:
         three["stages"] = 3
     plain = not (case.spec.quantized or modifies(case))
-    turns = {"ping_pong": True} if plain and widest <= NARROW else {}
+    turns = {"ping_pong": True} if config.staged and not modifies(case) and widest <= NARROW else {}
     rows = most_rows(case, schedule)
     few = "rows" in given or (rows is not None and rows <= ROW_CLASSES[-1])
-    most_three = NARROW_HEAD if stored else NARROW_CONVERTED if staged_by_tma(config) else NARROW
-    if plain and not few and widest <= most_three and fits(three):
+    four = {"rows": 4 * WARPGROUP_ROWS, "producers": 1, "stages": 3, **turns}
+    if plain and not few and stored and widest <= MOST_OF_FOUR and fits(four):
+        return four
+    if plain and not few and widest <= (NARROW_HEAD if stored else NARROW_CONVERTED) and fits(three):
         return three | turns
+    beside_two = {"rows": 3 * WARPGROUP_ROWS, "producers": 2, **turns}
+    if case.spec.quantized and turns and not few and fits(beside_two):
+        return beside_two
     tiles = schedule.get("max_batch", 1) * case.spec.num_heads if given.get("splits", 0) != 1 else 0
     several = config.consumers == 1 and not case.spec.quantized and widest <= NARROW and staged_by_tma(config)
     for blocks in (3, 2) if stored and plain else (2,):

@@ -150,5 +150,5 @@ def test_what_does_not_fit_latent_rows_is_refused_by_name():
     rng, wide = problem_of(5, "paged", "f16", **WIDE)
     query = query_of(rng, wide, 8)
     other = made(Emulated(), wide, query, kv.masks.causal, rows=32, keys=64)
-    with pytest.raises(ValueError, match="the block mask's rows must be 64, 128 or 192, got 32"):
+    with pytest.raises(ValueError, match="the block mask's rows must be 64, 128, 192 or 256, got 32"):
         attended(Emulated(), wide, query, 128, block_mask=other, schedule={"kind": "latent"})
