@@ -32,7 +32,7 @@ from .softmax import modifies
 
 # Of a consumer's thread for scores, weights and sums, by consumers: the rest of what it may have is for addresses.
 MOST_REGISTERS = {1: 208, 2: 208, 3: 128, 4: 92}
-MOST_BESIDE_TWO = 80  # likewise, of three beside two warpgroups that convert
+MOST_BESIDE_TWO = 104  # likewise, of three beside two warpgroups that convert
 # Of those, what is chosen with weights beside others (H200, 8 x 4096: heads of 256 by 64 keys for 80 -1%, of 192 0%).
 BESIDE_REGISTERS = 200
 MOST_OF_SEVERAL = {2: 160, 3: 88}  # likewise, of so many blocks of a warpgroup that multiplies and one that copies
@@ -148,12 +148,9 @@ class TileConfig:
         if self.occupancy > 1:
             several = MOST_OF_SEVERAL.get(self.occupancy, 0)
             return several if (self.consumers, self.producers) == (1, 1) else 0
-        if self.consumers == 3 and self.producers == 2:
-            return MOST_BESIDE_TWO
-        most = MOST_REGISTERS[self.consumers]
-        if self.consumers <= 2 or not self.converts:
-            return most
-        return most - (24 if self.case.spec.quantized or not staged_by_tma(self) else 16)  # which who converts takes
+        most = MOST_BESIDE_TWO if (self.consumers, self.producers) == (3, 2) else MOST_REGISTERS[self.consumers]
+        addresses = self.case.spec.quantized or not staged_by_tma(self)
+        return most - (24 if addresses else 16) * (self.consumers > 2 and self.converts)
 
     @property
     def least(self) -> int:
@@ -405,8 +402,6 @@ def why_not(config: TileConfig, target: Target) -> str | None:
         return f"ping_pong takes turns between warpgroups: rows must be {2 * WARPGROUP_ROWS} or more, got {config.rows}"
     if config.query_stages > 1 and not (config.producer and config.persistent):
         return "query_stages of 2 need a producer that is a tile ahead: producer and persistent must be true"
-    if config.consumers > 3 and config.narrow:
-        return f"rows of more than {3 * WARPGROUP_ROWS} need queries of 16 bits, got rows = {config.rows}"
     if config.slots > SLOTS and not (config.staged and config.producer):
         return f"slots of more than {SLOTS} are of 8-bit elements that a producer converts, got slots = {config.slots}"
     several = config.converts or config.case.spec.kind == RAGGED
@@ -416,10 +411,10 @@ def why_not(config: TileConfig, target: Target) -> str | None:
             f"{max(config.most_producers, 1)} beside rows = {config.rows}, got producers = {config.producers} "
             f"and a cache of {config.case.spec.dtype.name}"
         )
-    if (
-        config.consumers > 2 and config.instruction == WGMMA and not (copies_by_tma(config) or config.staged)
-    ):  # what addresses rows needs registers that are not there
-        return f"rows of more than {2 * WARPGROUP_ROWS} need a cache that TMA copies, got rows = {config.rows}"
+    copied = copies_by_tma(config) or config.staged or config.instruction == MMA
+    limit = WARPGROUP_ROWS * (2 if not copied else 3 if config.narrow else 4)  # who loads rows has no registers
+    if config.rows > limit:
+        return f"rows must be up to {limit} beside what copies {config.case.spec.dtype.name}, got {config.rows}"
     return None
 
 
@@ -487,14 +482,13 @@ def _three_of_boxes(case: Case, widest: int, most: int | None, rows: int) -> dic
     """Three warpgroups that multiply, where nothing is given, for heads that TMA copies; ``most`` rows of a sequence,
     and ``rows`` of a tile where they are given.
 
-    H200, 4 x 4096 of bf16: heads of 72 632 us (752 by two warpgroups), of 80 626 (732), of 96 673 (719); but 64 new
-    tokens over 48 x 4096 of 80 365 us for 300. Two stages are what fits heads over 64. These take turns, for which
-    both products are waited for at once (4 x 4096 of bf16: heads of 64 512 us, 572 by two waits, 574 without turns; of
-    32 430, 508 and 476).
+    H200, 4 x 4096 of bf16: heads of 72 632 us (752 by two warpgroups), of 80 626 (732), of 96 673 (719), by two stages;
+    but 64 new tokens over 48 x 4096 of 80 365 us for 300. Up to 64 take turns, with both products waited for at once
+    (heads of 64 512 us, 572 by two waits, 574 without turns; of 32 430, 508 and 476).
     """
     plain = case.query.bits == 16 and not modifies(case)
     if widest <= NARROW:
-        turns = {"one_wait": True, "ping_pong": True} if plain and rows != WARPGROUP_ROWS else {}
+        turns = dict.fromkeys(("one_wait", "ping_pong"), True) if plain and rows != WARPGROUP_ROWS else {}
         return {"rows": 3 * WARPGROUP_ROWS, "stages": 3, **turns}
     few = most is not None and most <= ROW_CLASSES[-1]
     return {"rows": 3 * WARPGROUP_ROWS} if widest <= NARROW_HEAD and plain and not few else {}
@@ -529,49 +523,48 @@ def _converting(case: Case, given: dict[str, Any], schedule: Mapping[str, Any], 
     Where keys are multiplied as they are stored one warpgroup copies them and converts values (heads of 96, 16 tokens
     over 48 x 4k: 113.5 us, 121.8 by two; 4 x 4096 of 64 columns by three stages 611, 618 by two).
     Else two convert; a third takes longer to share a tile than it saves (H200, 9 tokens over 48 x 4k: 211 against
-    184 us). What boxes copy of narrow heads one converts for three who multiply (4 x 4096: heads of 64 650 us, 759 for
-    two; of 80 774 and 900; of 96 998 and 958), unless few rows are promised, which fill no 192. Two blocks of 64 rows
-    share a multiprocessor where sequences are many (16 tokens over 48 x 4k: 94.6 us with keys split in two, 101.7 of
-    one), and three where keys are stored ones and no function wants registers (76.1; 85.5 by two). Wide heads that
-    are copied row by row take turns; of the widest one stage is better (512: 9057 against 12522; of stored keys one of
-    64 5997, two of 32 6832).
+    184 us). Of narrow heads one converts for three who multiply (4 x 4096: heads of 64 650 us, 759 for two; of 80 774
+    and 900; of 96 998 and 958; in pages of 1, of 64 699 and 776, of 80 778 and 935), for four where keys are stored (of
+    40 528, 551 for three), and two for three with scales (of 64, granules of 16 730, 789 by one, 762 for two), unless
+    few rows are promised, which fill no 192. Two blocks of 64 rows share a multiprocessor where sequences are many (16
+    tokens over 48 x 4k: 94.6 us with keys split in two, 101.7 of one), and three where keys are stored ones and no
+    function wants registers (76.1; 85.5 by two). Wide heads that are copied row by row take turns, and narrow ones; of
+    the widest one stage is better (512: 9057 against 12522; of stored keys one of 64 5997, two of 32 6832).
     """
     config, widest = TileConfig(case, rows=given.get("rows", TileConfig.rows)), max(case.size, case.value_size)
     stored = given["stored_keys"]
-    few_keys = FEW_STORED_KEYS if stored else FEW_KEYS
 
     def fits(found: dict[str, Any]) -> bool:
-        made = TileConfig(case, **{"keys": few_keys, "one_wait": True, **found, **given})
+        keys = FEW_STORED_KEYS if stored else FEW_KEYS
+        made = TileConfig(case, **{"keys": keys, "one_wait": True, **found, **given})
         return why_not(made, target) is None
 
-    three: dict[str, Any] = {"rows": 3 * WARPGROUP_ROWS, "producers": 1}
-    if stored and widest <= NARROW:
-        three["stages"] = 3
+    three = {"rows": 3 * WARPGROUP_ROWS, "producers": 1} | ({"stages": 3} if stored and widest <= NARROW else {})
     plain = not (case.spec.quantized or modifies(case))
-    turns = {"ping_pong": True} if config.staged and not modifies(case) and widest <= NARROW else {}
+    several = config.consumers > 1 and config.staged and widest <= NARROW
+    turns = {"ping_pong": True} if several and not modifies(case) else {}
     rows = most_rows(case, schedule)
     few = "rows" in given or (rows is not None and rows <= ROW_CLASSES[-1])
-    four = {"rows": 4 * WARPGROUP_ROWS, "producers": 1, "stages": 3, **turns}
-    if plain and not few and stored and widest <= MOST_OF_FOUR and fits(four):
-        return four
-    if plain and not few and widest <= (NARROW_HEAD if stored else NARROW_CONVERTED) and fits(three):
-        return three | turns
-    beside_two = {"rows": 3 * WARPGROUP_ROWS, "producers": 2, **turns}
-    if case.spec.quantized and turns and not few and fits(beside_two):
-        return beside_two
+    four, beside_two = three | {"rows": 4 * WARPGROUP_ROWS}, three | {"producers": 2}
+    for found, pays in (
+        (four, plain and stored and widest <= MOST_OF_FOUR),
+        (three, plain and widest <= (NARROW_HEAD if stored else NARROW_CONVERTED)),
+        (beside_two, case.spec.quantized and turns),
+    ):
+        if pays and not few and fits(found):
+            return found | turns
     tiles = schedule.get("max_batch", 1) * case.spec.num_heads if given.get("splits", 0) != 1 else 0
-    several = config.consumers == 1 and not case.spec.quantized and widest <= NARROW and staged_by_tma(config)
+    alone = config.consumers == 1 and not case.spec.quantized and widest <= NARROW and staged_by_tma(config)
     for blocks in (3, 2) if stored and plain else (2,):
         shared = {"occupancy": blocks, "producers": 1}
-        if several and tiles >= blocks * MANY_TILES and fits(shared):
+        if alone and tiles >= blocks * MANY_TILES and fits(shared):
             return shared
-    by_rows = widest <= NARROW and config.consumers > 1 and not staged_by_tma(config)
-    turns = turns if config.consumers > 1 else {}
     if stored:
         return {"producers": 1, **turns} if fits({"producers": 1}) else {"producers": 1, "stages": 1}
-    most = config.most_producers if not config.staged else 1 if by_rows else MOST_CONVERTING
+    addressed = not staged_by_tma(config)
+    most = config.most_producers if not config.staged else 1 if several and addressed else MOST_CONVERTING
     found: dict[str, Any] = {"producers": max(1, min(most, config.most_producers)), **turns}
-    if config.consumers == 2 and widest > TURNS_FROM and not staged_by_tma(config):
+    if config.consumers == 2 and widest > TURNS_FROM and addressed:
         found["ping_pong"] = True
     return found if fits(found) else {**found, "stages": 1}
 
