@@ -414,7 +414,8 @@ def why_not(config: TileConfig, target: Target) -> str | None:
     copied = copies_by_tma(config) or config.staged or config.instruction == MMA
     limit = WARPGROUP_ROWS * (2 if not copied else 3 if config.narrow else 4)  # who loads rows has no registers
     if config.rows > limit:
-        return f"rows must be up to {limit} beside what copies {config.case.spec.dtype.name}, got {config.rows}"
+        why = "for queries of 8 bits" if copied else "of a cache that neither TMA copies nor staging memory takes"
+        return f"rows must be up to {limit} {why}, got rows = {config.rows}"
     return None
 
 

@@ -120,13 +120,33 @@ def test_keys_are_multiplied_as_stored_where_boxes_of_8_bit_floats_meet_bf16():
 
 
 def test_tiles_of_stored_keys_are_what_registers_and_memory_hold():
-    """One stage of 64 keys where two are not 64 each; of three warpgroups no more keys than they hold unspilled."""
+    """One stage of 64 keys where two are not 64 each; of several warpgroups no more keys than they hold unspilled."""
     found = {size: config_of(f8e4m3, size=size) for size in (32, 40, 48, 64, 256, 384, 448, 512)}
     tiles = {size: (config.rows, config.keys) for size, config in found.items() if size <= 64}
-    assert tiles == {32: (192, 128), 40: (192, 96), 48: (192, 96), 64: (192, 96)}
+    assert tiles == {32: (256, 80), 40: (256, 64), 48: (256, 64), 64: (192, 96)}
+    assert [config_of(f8e4m3, size=size, rows=192).keys for size in (32, 40)] == [128, 96]
     assert {size: config.stages for size, config in found.items() if size > 64} == {256: 2, 384: 2, 448: 1, 512: 1}
     assert found[512].keys == 64
     assert config_of(f8e4m3, size=512, expected_rows=64).stages == 2, "of 64 rows two stages fit"
+
+
+def test_warpgroups_take_turns_where_products_take_no_longer_than_the_exponentials():
+    turns = {size: config_of(f8e4m3, size=size).ping_pong for size in (32, 64, 72)}
+    assert turns == {32: True, 64: True, 72: False}
+    assert config_of(f8e4m3, expected_rows=512).ping_pong, "two warpgroups"
+    assert not config_of(f8e4m3, expected_rows=64).ping_pong, "one"
+    scaled = config_of(f8e4m3, granule=16)
+    assert (scaled.rows, scaled.producers, scaled.ping_pong) == (192, 2, True)
+    addressed = config_of(f8e4m3, page=1)
+    assert (addressed.rows, addressed.producers, addressed.ping_pong) == (192, 1, True)
+    assert [config_of(bf16, size=size).one_wait for size in (64, 72)] == [True, False]
+
+
+def test_rows_of_a_tile_are_as_many_as_registers_beside_the_copies_hold():
+    with pytest.raises(ValueError, match="rows must be up to 192 for queries of 8 bits, got rows = 256"):
+        config_of(f8e4m3, f8e4m3, rows=256, keys=32)
+    with pytest.raises(ValueError, match="rows must be up to 128 of a cache that neither TMA copies"):
+        config_of(bf16, page=1, rows=192, keys=32)
 
 
 @pytest.mark.parametrize(
