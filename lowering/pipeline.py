@@ -200,7 +200,7 @@ def _gpu_tiles(target: Target, trace: int) -> list[Step]:
         _kv("fold-kv-scores", "after scores are no more needed for every maximum", True),
         _kv("skip-kv-rescales", "after the rotation, which moves the rescale", True),
         _kv("simplify-kv-tiles", "what the passes over tiles left over, before every op becomes many", True),
-        _kv("start-kv-rounds", "when nothing moves any more what stands behind the waits of rounds", True),
+        _kv("start-kv-rounds", "after the clean-up, which would merge what rounds compute again", True),
         *([_kv("trace-kv-phases", "on request, when waits and copies stand where they stay", True)] if trace else []),
         _kv("distribute-kv-tiles", "the last that sees tiles: threads, vectors and instructions from here on"),
     ]

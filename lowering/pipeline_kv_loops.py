@@ -12,7 +12,7 @@ starts S = Q K_i^T and O += P V_(i-1), waits for the first alone, and computes P
 first operand of the second product and its accumulator are carried; its loads, waits and releases lag by one iteration.
 
 *Reads.* What such a loop reads of memory at the iteration's number, such as the tile that a list names, is read one
-iteration ahead, unless it makes tables. Tables of positions are made while products are under way.
+iteration ahead, unless it makes tables, or rows are split into terms. Tables are made while products are under way.
 
 Where the second product's sums are added outside of the tensor cores (``promote-kv-sums``), it comes first, some
 columns at a time, and the additions beside what follows.
@@ -59,6 +59,7 @@ from .tile_ir import (
     rank,
     schedule_of,
     shape,
+    splits_rows,
     tiled,
     users,
 )
@@ -74,7 +75,7 @@ _WAITS = ("kv.consumer_wait", "kv.tile_clear")
 class Options:
     """copies: prefetch copies; lookups: prefetch page lookups; products: rotate loops of two products (default: as the
     schedule says); tables: make tables while products are under way; reads: read numbers of memory one iteration
-    ahead (default: in loops that make no tables)."""
+    ahead (default: in loops that make no tables, of rows that are not split into terms)."""
 
     copies: bool = True
     lookups: bool = True
@@ -247,10 +248,10 @@ class Rotator:
         self.waits = [op for op in self.lagging if op.name in _WAITS]
         self.frees = [op for op in self.lagging if op != r.second and op not in self.waits]
         with_lag = backward(self.lagging, lambda o: o in set(r.ops) and o not in lag and not o.regions)
-        # Beside tables they cost more than they hide (T5's buckets, one document by a block mask, 8 x 4096, H200: of
-        # causal 1.106 in bf16, 1.098 without; over fp8 pages 1.113 and 1.109).
-        reads = not makes_tables(r.loop) if options.reads is None else options.reads
-        self.loads = loads_of(r) if reads else []
+        # Where registers are few they cost more than they hide (one document by a block mask, 8 x 4096, H200: of causal
+        # 1.029 over fp8 pages, 1.011 without; with T5's buckets 1.113 and 1.109, in bf16 1.106 and 1.098).
+        ahead = not makes_tables(r.loop) and not splits_rows(r.loop)
+        self.loads = loads_of(r) if (ahead if options.reads is None else options.reads) else []
         self.scalars = [op for op in r.ops if op in with_lag and op not in lag and _scalar(op)]
         late_ops = late(r, lag)
         self.late = [op for op in r.ops if op in late_ops]

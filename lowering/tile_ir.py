@@ -18,7 +18,7 @@ from kvarn.dialect.ops.tile import layout_of, tile_of, tile_type
 from kvarn.dialect.shared_layout import TILE_SWIZZLE
 
 from .pass_base import fail
-from .rewrite import defining_op, kernels, walk
+from .rewrite import defining_op, enclosing, kernels, ops_named, walk
 
 WARP, WARPGROUP = 32, 128
 WGMMA, MMA = "wgmma", "mma.sync"  # instructions of products, as schedules name them
@@ -38,6 +38,12 @@ def tiled(module: ir.Module) -> Iterator[ir.Operation]:
     for function in kernels(module):
         if "kv.tiled" in function.attributes:
             yield function
+
+
+def splits_rows(op: ir.Operation) -> bool:
+    """Whether query rows are split into terms, of the 8 bits that keys have, in the kernel that an op is or is in."""
+    kernel = op if op.name == "gpu.func" else enclosing(op, "gpu.func")
+    return kernel is not None and len(ops_named(kernel, "kv.tile_terms")) > 0
 
 
 def schedule_of(function: ir.Operation) -> dict[str, Any]:

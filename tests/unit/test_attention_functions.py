@@ -464,7 +464,7 @@ def test_the_order_of_warps_changes_no_bit_of_what_tables_hold():
     assert_same_bits(*found)
 
 
-def test_what_rounds_read_before_they_wait_for_their_rows_changes_no_bit():
+def test_what_rounds_read_before_they_wait_or_compute_again_changes_no_bit():
     """The bias of far keys, and which tiles a list has."""
     rng, problem = problem_of(29, cached=[100, 0], new=[9, 20], num_heads=1)
     query, ids, found = query_of(rng, problem, 2), np.sort(rng.integers(0, 3, (2, 110)), axis=1).astype(np.int32), []
@@ -475,7 +475,7 @@ def test_what_rounds_read_before_they_wait_for_their_rows_changes_no_bit():
     with kv.emulated("sm_90a"):
         given = problem.collection, query, problem.row_offsets
         tiles = kv.ops.block_mask(*given, (mask, ids), score=score)
-        for settings in ({"options": {"start-kv-rounds": "every=true"}}, {"disable": ["start-kv-rounds"]}):
+        for settings in ({"options": {"start-kv-rounds": "reads=true"}}, {"disable": ["start-kv-rounds"]}):
             with kv.pipeline(**settings):
                 found.append(kv.ops.attention(given[0], 1, *given[1:], score=score, block_mask=tiles))
     assert_same_bits(*found)
