@@ -37,6 +37,13 @@ def test_attributes_and_schedules_are_those_of_the_call():
         assert part in text
 
 
+def test_offsets_of_a_chunk_are_made():
+    latent = "paged(bf16, num_heads=1, head_size=576, page_size=64, is_mla=True)"
+    columns = {"query": 192, "key": 128, "value": 128}
+    specs = [f"collection={latent}", *(f"{name}=buffer(bf16, (none, 16, {n}))" for name, n in columns.items())]
+    assert "kv.mla_prefill_chunk" in operation_source("mla_prefill_chunk", specs, [], "sm_90a")
+
+
 @pytest.mark.parametrize(
     ("name", "specs", "statics", "message"),
     [

@@ -21,7 +21,8 @@ from kvarn.errors import meant
 from .random_inputs import InputOptions, random_arguments
 from .specs import Shaped, parse_operand, parse_value
 
-_MADE = ("layer", "row_offsets", "valid_lengths")  # arguments that are made when nothing is said of them
+# Arguments that are made when nothing is said of them.
+_MADE = ("layer", "row_offsets", "valid_lengths", "buffer_row_offsets", "cache_offsets")
 _COLLECTIONS = ("collection", "index_collection")
 
 

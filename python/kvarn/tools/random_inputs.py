@@ -170,10 +170,10 @@ class _Maker:
                     f"argument {arg.name!r} must be a shape such as 8x128 or elements, got {text!r}"
                 ) from None
             return _aligned(found.astype(arg.dtype.numpy))
-        if arg.name == "row_offsets":
+        if arg.name in ("row_offsets", "buffer_row_offsets"):  # of a chunk, as many rows as the step has tokens
             return _aligned(np.concatenate([[0], np.cumsum(self.new)]).astype(np.int32))
-        if arg.name == "valid_lengths":
-            return _aligned(self.new.astype(np.int32))
+        if arg.name in ("valid_lengths", "cache_offsets"):
+            return _aligned((self.new if arg.name == "valid_lengths" else 0 * self.new).astype(np.int32))
         leading = {1: (int(self.new.sum()),), 2: (len(self.new), int(self.new.max()))}.get(shape.count(None))
         if leading is None or None in shape[len(leading) :] or len(shape) == len(leading) or arg.dtype.is_integer:
             raise ValueError(f"argument {arg.name!r} must be given: {arg.name}=SHAPE, such as 8x128, or its elements")
