@@ -175,7 +175,7 @@ def dialect() -> str:
         "metadata": "Handles and their fields", "addressing": "Addresses", "access": "Accesses",
         "tiles": "Tiles and shared memory", "tile": "Tile values", "staging": "Asynchrony of tile kernels",
         "sharing": "Tiles that warps share", "tables": "Tables of functions", "tma": "Copies by TMA",
-        "trace": "Marks in time",
+        "weights": "Weights of 8 bits", "trace": "Marks in time",
     }  # fmt: skip
     for stem, title in titles.items():
         module = importlib.import_module(f"kvarn.dialect.ops.{stem}")

@@ -41,8 +41,9 @@ from . import tile_exchange, tile_memory, tile_mma, tile_products
 from .assign_kv_layouts import ACCUMULATORS
 from .index import pointer
 from .pass_base import fail, kv_pass
-from .pipeline_kv_loops import NARROWS, STRICT
+from .pipeline_kv_loops import STRICT
 from .rewrite import defining_op, enclosing, is_inside, ops_named, replace, walk
+from .rotations import NARROWS
 from .specialize_kv_warps import ROLES
 from .tile_chunks import Chunks
 from .tile_copies import SLOTS

@@ -15,7 +15,8 @@ first operand of the second product and its accumulator are carried; its loads, 
 iteration ahead, unless it makes tables, or rows are split into terms. Tables are made while products are under way.
 
 Where the second product's sums are added outside of the tensor cores (``promote-kv-sums``), it comes first, some
-columns at a time, and the additions beside what follows.
+columns at a time, and the additions beside what follows; columns that the schedule has ``behind`` the scores come after
+them, while the other warpgroup's turn begins.
 
 *Turns* (``ping_pong`` of a schedule). Consumer warpgroups start their products by turns, so that the tensor cores
 work for one while the others are in their softmax. Of short products that are waited for together a turn ends when they
@@ -28,6 +29,7 @@ After:   softmax(kv.dot %q, %k0)
          kv.dot %p, %v', %c
 One wait: kv.dot_wait %s, %o {pending = 0} ; softmax ; %c2 = %o * %alpha
 Promoted: %t0, %t1, %s start in turn, two under way at a time: %o = %c + %t0 beside %t1, + %t1 beside %s ; softmax
+Behind: %t0, %s, %t1 start in turn: %o = %c + %t0 beside %s ; turn passed when %s is there ; + %t1 ; softmax
 """
 
 from __future__ import annotations
@@ -43,14 +45,17 @@ from kvarn.dialect.ops.sharing import add_columns
 from .pass_base import kv_pass
 from .promote_kv_sums import start_columns
 from .remarks import remark
-from .rewrite import defining_op, ops_named, walk
+from .rewrite import defining_op, ops_named
 from .rewrites import performs
+from .rotations import NARROWS, WAITS, Rotation, lagging, late, loads_of, only_stage, rotation_of, sums_of
 from .tabulate_kv_scores import makes_tables, meanwhile
 from .tile_copies import SLOTS
 from .tile_groups import prefetch_groups
 from .tile_ir import (
+    JOINED,
     MMA,
     PROMOTED,
+    ROW_SUMS,
     backward,
     cloned,
     element,
@@ -61,14 +66,10 @@ from .tile_ir import (
     shape,
     splits_rows,
     tiled,
-    users,
 )
 from .tile_prefetch import finish_later, prefetch_copies, prefetch_lookups
 
 STRICT = "kv.strict"  # on kv.tile_ready: the assembler keeps to it as well
-NARROWS = ("arith.truncf", "kv.cast")  # weights to the element type of products
-_WRITES = ("memref.store", "kv.tile_scatter", "kv.tile_store_rows", "kv.store_tile")
-_WAITS = ("kv.consumer_wait", "kv.tile_clear")
 
 
 @dataclass(frozen=True)
@@ -85,96 +86,6 @@ class Options:
 
 
 # --- products --------------------------------------------------------------------------------------
-
-
-@dataclass
-class Rotation:
-    """A loop of two products, and which they are."""
-
-    loop: ir.Operation
-    first: ir.Operation
-    second: ir.Operation
-
-    @property
-    def block(self) -> ir.Block:
-        return self.loop.regions[0].blocks[0]
-
-    @property
-    def ops(self) -> list[ir.Operation]:
-        """The body's ops, the yield left out."""
-        found = [op.operation for op in self.block.operations]
-        return found[:-1]
-
-    @property
-    def yielded(self) -> list[ir.Value]:
-        found = [op.operation for op in self.block.operations]
-        return list(found[-1].operands)
-
-
-def rotation_of(loop: ir.Operation) -> Rotation | None:
-    """How a loop can be rotated; None when it has another form."""
-    block = loop.regions[0].blocks[0]
-    dots = [op.operation for op in block.operations if op.operation.name == "kv.dot"]
-    if len(dots) != 2 or dots[1].opview.c is None:
-        return None
-    made = Rotation(loop, *dots)
-    inside = set(made.ops)
-    needs = backward([dots[1]], inside.__contains__)
-    result = dots[1].result
-    # The accumulator is carried, and nothing else of the body reads it.
-    if dots[0] not in needs or result not in made.yielded or len(users(result)) != 1:
-        return None
-    columns = defining_op(dots[1].opview.b)
-    if columns is not None and columns.name == "kv.tile_columns":  # of a tile that the first product's stage holds
-        return None
-    return made
-
-
-def of_tile(r: Rotation, tile: ir.Value) -> list[ir.Operation]:
-    """The ops that go with a product's second operand: the wait for its tile, what clears it, its release."""
-    found, made = [], defining_op(tile)
-    while made is not None and made.name in _WAITS:
-        found.append(made)
-        if made.name == "kv.consumer_wait":
-            found += [op for op in r.ops if _frees(op, made.operands[0])]
-            break
-        made = defining_op(made.operands[0])
-    return found
-
-
-def lagging(r: Rotation) -> list[ir.Operation]:
-    """The second product, and the ops that go with it."""
-    found = [r.second, *of_tile(r, r.second.opview.b)]
-    return [op for op in r.ops if op in found]
-
-
-def only_stage(r: Rotation) -> list[ir.Operation]:
-    """What releases the first product's tile of a buffer with one stage: the next comes beside the other product."""
-    frees = [op for op in of_tile(r, r.first.opview.b) if op.name == "kv.consumer_release"]
-    return [op for op in frees if ir.IntegerAttr(defining_op(op.operands[0]).attributes["stages"]).value == 1]
-
-
-def _frees(op: ir.Operation, buffer: ir.Value) -> bool:
-    """Whether an op releases a buffer's stage, or fills it again."""
-    if op.name == "kv.consumer_release":
-        return op.operands[0] == buffer
-    return any(x.name == "kv.copy_start" and x.operands[0] == buffer for x in walk(op)[1:])
-
-
-def late(r: Rotation, lag: set[ir.Operation]) -> set[ir.Operation]:
-    """What must wait for the second product: what reads its accumulator, and its first operand's last conversion.
-
-    The registers of the first operand are read while the product is under way.
-    """
-    carried = r.block.arguments[1 + r.yielded.index(r.second.result)]
-    found: set[ir.Operation] = set()
-    for op in r.ops:
-        if op not in lag and any(v == carried or defining_op(v) in found for v in op.operands):
-            found.add(op)
-    conversion = defining_op(r.second.opview.a)
-    if conversion is not None and conversion.name in NARROWS and len(users(conversion.result)) == 1:
-        found.add(conversion)
-    return found
 
 
 def start(dot: ir.Operation, values: dict[ir.Value, ir.Value]) -> ir.Value:
@@ -201,31 +112,6 @@ def strict(value: ir.Value) -> ir.Value:
     return value
 
 
-def loads_of(r: Rotation) -> list[ir.Operation]:
-    """The numbers of the block that an iteration reads of memory that the loop does not write, at places that the
-    number of the iteration tells.
-    """
-    inside = set(r.ops)
-    reads = [op for op in r.ops if op.name == "memref.load"]
-    if any(op.name in _WRITES for op in walk(r.loop)):
-        return []
-    return [op for op in reads if all(o == op or _computes(o) for o in backward([op], inside.__contains__))]
-
-
-def _computes(op: ir.Operation) -> bool:
-    return op.name.startswith("arith.") and not isinstance(op.results[0].type, ir.RankedTensorType)
-
-
-def sums_of(r: Rotation, results: set[ir.Value]) -> list[ir.Value]:
-    """The carried vectors among ``results`` that need the second product's weights."""
-    weights = defining_op(r.second.opview.a)
-    if weights is not None and weights.name in NARROWS:
-        weights = defining_op(weights.operands[0])
-    inside = set(r.ops)
-    found = [v for v in dict.fromkeys(r.yielded) if v in results and rank(v) == 1 and str(element(v)) == "f32"]
-    return [v for v in found if weights in backward([defining_op(v)], inside.__contains__)]
-
-
 class Rotator:
     """A rotation under way: what of the body goes where.
 
@@ -241,12 +127,12 @@ class Rotator:
         The others: up to the first product, behind it, and of those what needs no product.
     """
 
-    def __init__(self, r: Rotation, ping_pong: bool, one_wait: bool, options: Options) -> None:
+    def __init__(self, r: Rotation, ping_pong: bool, one_wait: bool, columns_behind: int, options: Options) -> None:
         self.r, self.ping_pong, self.one_wait = r, ping_pong, one_wait
         self.lagging = lagging(r)
         lag = set(self.lagging)
-        self.waits = [op for op in self.lagging if op.name in _WAITS]
-        self.frees = [op for op in self.lagging if op != r.second and op not in self.waits]
+        self.waits = [op for op in self.lagging if op.name in WAITS]
+        self.frees = [op for op in self.lagging if op not in (r.second, *r.sums, *self.waits)]
         with_lag = backward(self.lagging, lambda o: o in set(r.ops) and o not in lag and not o.regions)
         # Where registers are few they cost more than they hide (one document by a block mask, 8 x 4096, H200: of causal
         # 1.029 over fp8 pages, 1.011 without; with T5's buckets 1.113 and 1.109, in bf16 1.106 and 1.098).
@@ -260,9 +146,12 @@ class Rotator:
         self.early, self.behind = others[:behind], others[behind:]
         self.tables = meanwhile(self.behind) if options.tables else []
         self.early_frees = only_stage(r) if one_wait else []
-        self.accumulator = r.yielded.index(r.second.result)
+        self.accumulators = [r.yielded.index(v) for v in r.collected]
         self.a, self.c = r.second.opview.a, r.second.opview.c
+        # What the lagging iteration adds to: the accumulator, and earlier sums of weights.
+        self.added_to = [self.c, *(v for op in r.sums[-1:] for v in op.operands if defining_op(v) not in r.sums)]
         self.short = _short(r)
+        self.columns_behind = columns_behind
 
     def turn(self, op: type, groups: str) -> None:
         if self.ping_pong:
@@ -274,13 +163,14 @@ class Rotator:
             self.turn(staging.TurnPassOp, "all")
 
     def carried_after(self, values: dict[ir.Value, ir.Value]) -> list[ir.Value]:
-        """What an iteration hands on: the other carried values, the accumulator, the second product's operand."""
-        kept = [values.get(v, v) for i, v in enumerate(self.r.yielded) if i != self.accumulator]
-        return [*kept, values.get(self.c, self.c), values.get(self.a, self.a)]
+        """What an iteration hands on: the other carried values, what its products add to, the weights."""
+        kept = [v for i, v in enumerate(self.r.yielded) if i not in self.accumulators]
+        return [values.get(v, v) for v in (*kept, *self.added_to, self.a)]
 
-    def lagged(self, index: ir.Value, p: ir.Value, acc: ir.Value, read: list[ir.Value]) -> dict[ir.Value, ir.Value]:
-        """The values of the iteration whose second product is outstanding."""
-        values = {self.r.block.arguments[0]: index, self.a: p, self.c: acc}
+    def lagged(self, index: ir.Value, handed: list[ir.Value], read: list[ir.Value]) -> dict[ir.Value, ir.Value]:
+        """The values of the iteration whose second product is outstanding, by what it handed on."""
+        lagging = [*self.added_to, self.a]
+        values = {self.r.block.arguments[0]: index, **dict(zip(lagging, handed[-len(lagging) :], strict=True))}
         values.update(zip((op.result for op in self.loads), read, strict=True))
         emit([op for op in self.scalars if op not in self.loads], values)
         return values
@@ -298,7 +188,7 @@ class Rotator:
 
     def softmax(self, scores: ir.Value, sums: ir.Value, values: dict[ir.Value, ir.Value]) -> None:
         """What follows both products, when both are done."""
-        values.update({self.r.first.result: scores, self.r.block.arguments[1 + self.accumulator]: sums})
+        values.update({self.r.first.result: scores, self.r.block.arguments[1 + self.accumulators[0]]: sums})
         done = (*self.tables, *self.early_frees)
         emit([op for op in self.r.ops if op in self.late or (op in self.behind and op not in done)], values)
 
@@ -316,26 +206,76 @@ class Rotator:
     def promote(self, columns: int, values: dict[ir.Value, ir.Value], previous: dict[ir.Value, ir.Value]) -> None:
         """Both products, of the second so many columns at a time to fresh accumulators, which are added to the sums.
 
-        Scores come last, when most of these accumulators are free. Two products are under way beside additions.
+        Those ``behind`` come after the scores, whose warpgroup passes its turn when it has these: the other's products
+        follow at once. Two products are under way beside additions.
         """
+        op, behind = self.r.second.opview, self.columns_behind
+        first = shape(self.c)[1] - behind
+        made, sums = self.weighted(columns, first, previous)
+        rows = None if behind else self.rows(made, previous)
+        scores = start(self.r.first, values)
+        self.pass_turn(not self.short and not behind)
+        emit(self.tables, values)
+        made, scores = staging.dot_wait([made, scores], 1)
+        sums = ready(add_columns(sums, made, first - columns))
+        if behind:
+            made = start_columns(op.operation, *(previous.get(v, v) for v in (op.a, op.b)), first, behind)
+            rows = self.rows(made, previous)
+            scores, made = staging.dot_wait([scores, made], 1)
+            self.pass_turn(True)
+            made, *rows = staging.dot_wait([made] if rows is None else [made, rows], 0)
+            sums = ready(add_columns(sums, made, first))
+            emit(self.frees, previous)
+        else:
+            emit(self.frees, previous)
+            scores, *rows = staging.dot_wait([scores] if rows is None else [scores, rows], 0)
+            self.pass_turn(self.short)
+        if rows:
+            self.add_rows(rows[0], values, previous)
+        emit(self.early_frees, values)
+        self.softmax(scores, sums, values)
+
+    def add_rows(self, made: ir.Value, values: dict[ir.Value, ir.Value], previous: dict[ir.Value, ir.Value]) -> None:
+        """Add the sums of weights that a product with ones has."""
+        previous[self.r.sums[0].result] = made
+        emit(self.r.sums[1:], previous)
+        values[self.r.block.arguments[1 + self.accumulators[1]]] = previous[self.r.sums[-1].result]
+
+    def weighted(self, columns: int, wide: int, previous: dict[ir.Value, ir.Value]) -> tuple[ir.Value | None, ir.Value]:
+        """The last of the first ``wide`` columns of the second product, under way, and the sums with others added."""
         a, b, sums = (previous.get(v, v) for v in (self.a, self.r.second.opview.b, self.c))
-        wide = shape(self.r.second.result)[1]
-        made = None  # of the columns before, under way
+        made = None  # what was started before, under way
         for first in range(0, wide, columns):
             following = start_columns(self.r.second, a, b, first, columns)
             if made is not None:
                 made, following = staging.dot_wait([made, following], 1)
                 sums = ready(add_columns(sums, made, first - columns))
             made = following
-        scores = start(self.r.first, values)
-        self.pass_turn(not self.short)
-        emit(self.tables, values)
-        made, scores = staging.dot_wait([made, scores], 1)
-        sums = ready(add_columns(sums, made, wide - columns))
+        return made, sums
+
+    def rows(self, made: ir.Value, previous: dict[ir.Value, ir.Value]) -> ir.Value | None:
+        """The sums of weights, under way with the columns that were started last, if they are by a product."""
+        if not self.r.sums:
+            return None
+        defining_op(made).attributes[JOINED] = ir.UnitAttr.get()
+        return start(self.r.sums[0], previous)
+
+    def finish(self, previous: dict[ir.Value, ir.Value]) -> None:
+        """The second product of the last iteration, of as many columns at a time as scores had registers."""
+        if PROMOTED not in self.r.second.attributes:
+            emit(self.lagging, previous)
+            return
+        emit(self.waits, previous)
+        columns, wide = ir.IntegerAttr(self.r.second.attributes[PROMOTED]).value, shape(self.c)[1]
+        fitting = [n for n in range(columns, shape(self.a)[1] + 1, columns) if wide % n == 0]
+        columns = max(fitting, default=columns)
+        made, sums = self.weighted(columns, wide, previous)
+        rows = self.rows(made, previous)
+        made, *rows = staging.dot_wait([made] if rows is None else [made, rows], 0)
+        previous[self.r.second.result] = ready(add_columns(sums, made, wide - columns))
+        if rows:
+            self.add_rows(rows[0], {}, previous)
         emit(self.frees, previous)
-        (scores,) = staging.dot_wait([scores], 0)
-        self.pass_turn(self.short)
-        self.softmax(scores, sums, values)
 
     def after_two_waits(
         self, scores: ir.Value, sums: ir.Value, values: dict[ir.Value, ir.Value], previous: dict[ir.Value, ir.Value]
@@ -354,7 +294,7 @@ class Rotator:
                 values[made] = ready(values[made])
         for made in sums_of(self.r, results):
             values[made] = strict(ready(values[made]))
-        (values[self.r.block.arguments[1 + self.accumulator]],) = staging.dot_wait([sums], 0)
+        (values[self.r.block.arguments[1 + self.accumulators[0]]],) = staging.dot_wait([sums], 0)
         emit(self.frees, previous)
         if packed:
             values[a] = strict(staging.TileReadyOp(values[a], a.type).operation.results[0])
@@ -366,12 +306,12 @@ class Rotator:
         early, reads = [op for op in self.early[:-1] if op not in self.loads], len(self.loads)
         inner, read = inner[: len(inner) - 2 * reads], inner[len(inner) - 2 * reads :]
         before, now = read[:reads], read[reads:]
-        others = [arg for i, arg in enumerate(list(r.block.arguments)[1:]) if i != self.accumulator]
+        others = [arg for i, arg in enumerate(list(r.block.arguments)[1:]) if i not in self.accumulators]
         values = {r.block.arguments[0]: loop.induction_variable, **dict(zip(others, inner, strict=False))}
         values.update(zip((op.result for op in self.loads), now, strict=True))
         following = self.read_ahead(loop.induction_variable)
         emit(early, values)
-        previous = self.lagged(arith.subi(loop.induction_variable, step), inner[-1], inner[-2], before)
+        previous = self.lagged(arith.subi(loop.induction_variable, step), inner, before)
         if self.ping_pong:  # what clears a tile waits for all consumers: one that waits for its turn would not come
             emit(self.waits, previous)
         self.turn(staging.TurnWaitOp, "all")
@@ -408,12 +348,12 @@ class Rotator:
                     self.iterate(loop, step)
                 self.turn(staging.TurnWaitOp, "first")
                 results = list(loop.results)
-                *kept, acc, p = results[: len(results) - len(read)]
+                handed = results[: len(results) - len(read)]
                 read = results[len(results) - len(read) :][: len(self.loads)]
-                previous = self.lagged(arith.subi(upper, step), p, acc, read)
-                emit(self.lagging, previous)
-                kept.insert(self.accumulator, previous[r.second.result])
-                scf.yield_(kept)
+                previous = self.lagged(arith.subi(upper, step), handed, read)
+                self.finish(previous)
+                kept = iter(handed)
+                scf.yield_([previous[v] if v in r.collected else next(kept) for v in r.yielded])
         for old, new in zip(r.loop.results, branch.results, strict=True):
             old.replace_all_uses_with(new)
         r.loop.erase()
@@ -440,7 +380,8 @@ def _scalar(op: ir.Operation) -> bool:
 
 def _say_unrotated(loop: ir.Operation) -> None:
     """A remark on products that nothing runs beside."""
-    dots = [op for op in loop.regions[0].blocks[0].operations if op.operation.name == "kv.dot"]
+    ops = (op.operation for op in loop.regions[0].blocks[0].operations)
+    dots = [op for op in ops if op.name == "kv.dot" and ROW_SUMS not in op.attributes]
     if not dots:
         return
     why = (
@@ -476,4 +417,5 @@ def run(module: ir.Module, options: Options) -> None:
             if found is not None and performs(loop, "rotate"):
                 remark(loop, "passed", "the second product of an iteration runs beside the next one's first")
                 turns = schedule.get("ping_pong", False) and schedule.get("consumers", 1) > 1
-                Rotator(found, turns, schedule.get("one_wait", False), options).rotate()
+                behind = schedule.get("behind", 0)
+                Rotator(found, turns, schedule.get("one_wait", False), behind, options).rotate()

@@ -40,6 +40,12 @@ def columns_at_a_time(columns: int) -> int:
     return columns if columns <= FEW else max(n for n in (COLUMN_STEP, MOST) if columns % n == 0)
 
 
+def columns_behind(columns: int) -> int:
+    """How many of a product's columns come behind the scores of the next tile, in registers that are free by then."""
+    step = columns_at_a_time(columns)
+    return 0 if columns < 2 * step else 2 * step if 4 * step <= columns <= 128 else step
+
+
 def start_columns(dot: ir.Operation, a: ir.Value, b: ir.Value, first: int, columns: int) -> ir.Value:
     """Some columns of a product under way, in fresh accumulators."""
     result = ir.RankedTensorType(dot.result.type)

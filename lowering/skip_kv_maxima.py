@@ -8,7 +8,8 @@ than the slack allows. Only a warp that has such a row takes the branch with the
 again; of its rows those whose sums have grown get another maximum, whatever the others do.
 
 A maximum may move to a constant below the largest score, too. Maxima that move elsewhere stay as they are, and so do
-weights that are converted behind a wait for products.
+weights that are converted behind a wait for products. Where sums are of rounded weights (``sum-kv-weights``), one that
+is too large is the largest of its type when it has been rounded.
 
 Before:  %m2 = select (max(%x) * unit > %m + 8), max(%x) * unit, %m ; %a = exp2(%m - %m2)
          %p = exp2(%x * unit - %m2) ; %l2 = %l * %a + sum(%p)
@@ -18,6 +19,7 @@ After:   %p0 = exp2(%x * unit - %m) ; %s0 = sum(%p0) ; %l0 = %l + %s0
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,13 +28,15 @@ from mlir.dialects import arith, scf
 
 from kvarn.dialect.ops.staging import TileReadyOp
 from kvarn.dialect.ops.tile import TileReduceLanesOp, WarpAnyOp
+from kvarn.dialect.ops.weights import tile_saturated
 
 from .pass_base import kv_pass
 from .remarks import remark
 from .rewrite import defining_op, ops_named
 from .rewrites import performs
-from .tile_ir import WGMMA, backward, cloned, filled, instruction_of, rank, splat_of, tiled, users
+from .tile_ir import WGMMA, backward, cloned, element, filled, instruction_of, rank, splat_of, tiled, users
 
+SATURATES = math.log2(448.0)  # the slack of weights that may be as large as e4m3 has them
 PARTIAL = "kv.partial"  # on sums that are each thread's own
 _ENDS = ("kv.dot", "kv.dot_start", "scf.yield")
 
@@ -42,7 +46,7 @@ class Softmax:
     """A maximum that may move, and what follows from it in its block.
 
     ``before``: what only the maximum needs; ``after``: what needs it, the select that moves it first, up to the weights
-    that products take; ``factor``: of earlier sums; ``total``: the weights' sums.
+    that products take; ``factor``: of earlier sums; ``total``: the weights' sums, or the rounded weights.
     """
 
     before: list[ir.Operation]
@@ -103,7 +107,11 @@ def softmax_of(select: ir.Operation) -> Softmax | str | None:
             reached.add(op)
             after.append(op)
     totals = [op for op in after if op.name == "kv.tile_reduce"]
-    if factor is None or len(totals) != 1 or ir.StringAttr(totals[0].attributes["kind"]).value != "add":
+    if not totals and math.isclose(slack, SATURATES, rel_tol=1e-6):
+        totals = [op for op in after if op.name == "kv.cast" and str(element(op.result)) == "f8E4M3FN"]
+    elif any(ir.StringAttr(op.attributes["kind"]).value != "add" for op in totals):
+        totals = []
+    if factor is None or len(totals) != 1:
         return "its weights are not summed up once"
     if not _are_weights(defining_op(totals[0].operands[0]), select.result, top):
         return "what is summed up are not powers of scores that the maximum is of"
@@ -180,18 +188,15 @@ def guess(s: Softmax) -> None:
                 cloned(op, same)
         for v in results:
             same[v] = _packed(same[v])
-        total = same[s.total.result]
-        grown = WarpAnyOp(arith.cmpf(arith.CmpFPredicate.OGT, total, most)).operation.results[0]
+        total, rounded = same[s.total.result], s.total.name != "kv.tile_reduce"
+        large = tile_saturated(total, kept) if rounded else arith.cmpf(arith.CmpFPredicate.OGT, total, most)
+        grown = WarpAnyOp(large).operation.results[0]
         branch = scf.IfOp(grown, [v.type for v in results], has_else=True)
         with ir.InsertionPoint(branch.then_block):
             moved: dict[ir.Value, ir.Value] = {}
             for op in s.before:
                 cloned(op, moved)
-            of_row = total
-            if PARTIAL in s.total.attributes:
-                of_row = TileReduceLanesOp(total, ir.StringAttr.get("max"), total.type).operation.results[0]
-            top, moves = s.select.operands[1], arith.cmpf(arith.CmpFPredicate.OGT, of_row, most)
-            moved[s.select.result] = arith.select(moves, moved.get(top, top), kept)
+            moved[s.select.result] = _moved(s, total, most, moved)
             for op in s.after[1:]:
                 if op.name == "kv.tile_ready":  # the branch is done before what follows
                     moved[op.result] = moved[op.operands[0]]
@@ -211,6 +216,16 @@ def guess(s: Softmax) -> None:
         if op.name == "kv.tile_broadcast" and op.operands[0] in list(branch.results):
             op.move_after(at)
             at = op
+
+
+def _moved(s: Softmax, total: ir.Value, most: ir.Value, values: dict[ir.Value, ir.Value]) -> ir.Value:
+    """The maximum of the branch that looks for it: another of rows whose sums have grown, by sums or as it was."""
+    if s.total.name != "kv.tile_reduce":
+        return cloned(s.select, values).result
+    if PARTIAL in s.total.attributes:
+        total = TileReduceLanesOp(total, ir.StringAttr.get("max"), total.type).operation.results[0]
+    moves, top, kept = arith.cmpf(arith.CmpFPredicate.OGT, total, most), *s.select.operands[1:]
+    return arith.select(moves, values.get(top, top), kept)
 
 
 def _packed(value: ir.Value) -> ir.Value:

@@ -26,6 +26,8 @@ WARPGROUP_ROWS = 64  # of an accumulator
 SWIZZLE = TILE_SWIZZLE
 BARRIER_BYTES = 8  # of an mbarrier
 BARRIERS_BYTES = 1024  # more than all barriers of a block take
+JOINED = "kv.joined"  # on products that are started, but waited for with the next
+ROW_SUMS = "kv.row_sums"  # on products with ones, of the weights that another product beside them takes
 PROMOTED = "kv.promoted"  # on products: columns at a time that are added to the sums outside of the tensor cores
 NO_PAGE = 1 << 30  # outside of every pool: copies of it by TMA are zeros
 # Ops whose results are computed from their operands' elements at the same place.

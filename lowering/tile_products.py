@@ -7,6 +7,7 @@ nothing reads or moves one before: LLVM sees values that the wait makes. Between
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -22,6 +23,7 @@ from .assign_kv_layouts import K_STEP_BYTES
 from .tile_threads import elements, from_elements, shuffled
 
 ELEMENTS = {"bf16": "bf16", "f16": "f16", "f8E4M3FN": "e4m3", "f8E5M2": "e5m2"}
+E4M3_MOST = 0x7E  # the bits of 448, e4m3's largest number
 CHAINS = 4  # of instructions that wait for one another
 NEVER = "0x7fbadbad"  # a signalling NaN, which arithmetic does not make
 
@@ -83,8 +85,11 @@ def words(fragments: ir.Value) -> list[ir.Value]:
     return elements(vector.bitcast(ir.VectorType.get([count], ir.IntegerType.get_signless(32)), fragments))
 
 
-def start(product: Product, a: ir.Value, b: ir.Value, c: ir.Value | None) -> ir.Value:
-    """Start a product: ``a`` words in a vector, or a pointer to the rows here; ``b`` a pointer; the accumulator."""
+def start(product: Product, a: ir.Value, b: ir.Value, c: ir.Value | None, joined: bool = False) -> ir.Value:
+    """Start a product: ``a`` words in a vector, or a pointer to the rows here; ``b`` a pointer; the accumulator.
+
+    One that is ``joined`` is waited for with the next that is started.
+    """
     left = words(a) if product.a is None else _descriptor(a, product.a, False)
     right = _descriptor(b, product.b, not product.transpose_b)
     steps = product.steps
@@ -94,7 +99,7 @@ def start(product: Product, a: ir.Value, b: ir.Value, c: ir.Value | None) -> ir.
     made = multiply(
         product.n, ELEMENTS[product.element], left, right, [] if c is None else elements(c),
         [both[i] for first in range(each) for i in range(first, len(both), each)], not product.transpose_b, wait=False,
-        dtype_b=ELEMENTS[product.element_b or product.element],
+        dtype_b=ELEMENTS[product.element_b or product.element], commit=not joined,
     )  # fmt: skip
     return from_elements(made)
 
@@ -131,6 +136,17 @@ def converted_type(values: ir.Value, narrow: ir.Type) -> ir.Type:
     if isinstance(narrow, ir.Float8E4M3FNType):
         return ir.VectorType.get([lanes // 4], ir.IntegerType.get_signless(32))
     return ir.VectorType.get([lanes], narrow)
+
+
+def saturated(held: ir.Value) -> ir.Value:
+    """Of a thread's two rows, whether one of the :func:`narrowed` words, none negative, has a byte of 448 or a NaN."""
+    found, word = [], ir.IntegerType.get_signless(32)
+    two, sign = (arith.constant(word, int.from_bytes(bytes([x] * 4))) for x in (0x80 - E4M3_MOST, 0x80))
+    for row in range(2):  # whose words alternate
+        carried = [arith.addi(x, two) for x in words(held)[row::2]]
+        bits = arith.andi(functools.reduce(arith.ori, carried), sign)
+        found.append(arith.cmpi(arith.CmpIPredicate.ne, bits, arith.constant(word, 0)))
+    return from_elements(found)
 
 
 def unpacked(held: ir.Value) -> ir.Value:

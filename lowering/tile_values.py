@@ -11,22 +11,23 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from mlir import ir
-from mlir.dialects import arith, vector
+from mlir.dialects import arith
+from mlir.dialects import vector as mlir_vector
 
 from kvarn.dialect import ops, types
 from kvarn.dialect.dtypes import bool_, f8e4m3, f32, i32
 from kvarn.dialect.ops.tile import SHARED, SHARED_TRANSPOSED, row_format
 from kvarn.dialect.shared_layout import CHUNK
-from kvarn.dsl import ptx
+from kvarn.dsl import functional, ptx
 from kvarn.dsl.memory import SHARED as SHARED_SPACE
 from kvarn.dsl.memory import Pointer
-from kvarn.dsl.values import Value
+from kvarn.dsl.values import Value, vector
 
 from . import tile_exchange, tile_memory, tile_mma, tile_products, tile_terms, tile_windows
 from .pass_base import fail
 from .rewrite import Rules
 from .tile_chunks import Gather
-from .tile_ir import PROMOTED, WARPGROUP_ROWS, filled, is_tile, layout_of
+from .tile_ir import JOINED, PROMOTED, WARPGROUP, WARPGROUP_ROWS, filled, is_tile, layout_of
 from .tile_math import CONTRACT, FAST
 from .tile_products import Product
 from .tile_threads import (
@@ -48,6 +49,7 @@ if TYPE_CHECKING:
     from .distribute_kv_tiles import Distribution
 
 RULES = Rules()  # by the name of the op
+ONES = 0x38383838  # four of e4m3
 WEIGHTS = "kv.weights"  # on sums of what is converted at the same time: the type
 
 
@@ -65,7 +67,7 @@ def _index(op: Any, d: Distribution) -> ir.Value:
 @RULES.lowers("tensor.splat")
 def _splat(op: Any, d: Distribution) -> ir.Value:
     made = vector_type(op.operation.results[0].type)
-    return vector.broadcast(made, op.operation.operands[0])
+    return mlir_vector.broadcast(made, op.operation.operands[0])
 
 
 @RULES.lowers("kv.tile_broadcast")
@@ -272,7 +274,7 @@ def _dot(op: Any, d: Distribution) -> ir.Value:
 @RULES.lowers("kv.dot_start")
 def _start(op: Any, d: Distribution) -> ir.Value:
     product = d.products[op.operation.result]
-    return tile_products.start(product, _left(op, product, d), op.b, op.c)
+    return tile_products.start(product, _left(op, product, d), op.b, op.c, JOINED in op.operation.attributes)
 
 
 def _left(op: Any, product: Product, d: Distribution) -> ir.Value:
@@ -285,6 +287,22 @@ def _left(op: Any, product: Product, d: Distribution) -> ir.Value:
 @RULES.lowers("kv.dot_wait")
 def _wait(op: Any, d: Distribution) -> list[ir.Value]:
     return tile_products.wait(op.pending.value, list(op.operation.operands))
+
+
+@RULES.lowers("kv.tile_saturated")
+def _saturated(op: Any, d: Distribution) -> ir.Value:
+    return tile_products.saturated(op.source)
+
+
+@RULES.lowers("kv.tile_ones")
+def _ones(op: Any, d: Distribution) -> ir.Value:
+    """Barriers of buffers are set up behind it, and waited for by all."""
+    layout = shared_layout(op.operation.results[0].type)
+    place, threads = d.allocate(layout), d.threads.first + d.threads.consumers * WARPGROUP
+    with functional.loop(d.threads.block_thread, layout.bytes // CHUNK, threads) as i:
+        (place + i * CHUNK).store(vector(i32, [ONES] * (CHUNK // 4)))
+    ptx.fence_proxy_async()
+    return place.ir
 
 
 @RULES.lowers("kv.tile_add_columns")

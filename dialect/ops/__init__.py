@@ -2,7 +2,8 @@
 """The operations of the kv dialect: their classes, and wrapper functions of the same name.
 
 Tier 2, used inside kernels: :mod:`metadata`, :mod:`addressing`, :mod:`access`, :mod:`tiles`, :mod:`tma`; over values
-of the whole block :mod:`tile`, and what passes make of those :mod:`staging` and :mod:`tables`; :mod:`terms`.
+of the whole block :mod:`tile` and :mod:`terms`, and what passes make of those :mod:`staging`, :mod:`tables` and
+:mod:`weights`.
 Tier 1, used outside kernels: :mod:`operations`, :mod:`rotary`, :mod:`attention`, :mod:`mla`, :mod:`pages`,
 :mod:`drafts`, :mod:`ragged`.
 """

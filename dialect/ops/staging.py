@@ -442,9 +442,10 @@ class TileReadyOp(Kv.Operation, name="tile_ready", traits=[Synchronizes]):
 
     def verify_invariants(self) -> bool:
         type_ = tile_of(self.source)
-        if type_ is None or layout_of(type_) in IN_SHARED or str(type_.element_type) not in ("f32", "bf16", "f16"):
+        held = ("f32", "bf16", "f16", "f8E4M3FN")
+        if type_ is None or layout_of(type_) in IN_SHARED or str(type_.element_type) not in held:
             return verify.fail(
-                self, f"the operand must be a tile of f32, bf16 or f16 in registers, got {self.source.type}"
+                self, f"the operand must be a tile of f32, bf16, f16 or f8E4M3FN in registers, got {self.source.type}"
             )
         return same_type(self, self.source)
 

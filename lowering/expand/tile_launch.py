@@ -12,7 +12,7 @@ from mlir import ir
 from kvarn.dialect.dtypes import f32
 from kvarn.dialect.ops.attention import arrays_of
 from kvarn.lowering.index import Ix
-from kvarn.lowering.promote_kv_sums import columns_at_a_time
+from kvarn.lowering.promote_kv_sums import columns_at_a_time, columns_behind
 from kvarn.lowering.tile_boxes import swizzle_of_boxes
 from kvarn.lowering.tile_ir import MMA, SWIZZLE
 from kvarn.lowering.tile_transposition import GROUP
@@ -63,6 +63,7 @@ def _launch_section(
     schedule = {"consumers": config.consumers, "spare": max(spare, 0), **config.entries()}
     if config.narrow:
         schedule["promote"] = columns_at_a_time(config.value_columns)
+        schedule["behind"] = columns_behind(config.value_columns)
     if config.across > 1:
         schedule["across"] = config.across
     options = {"min_blocks": config.blocks(at.target)}
@@ -72,6 +73,8 @@ def _launch_section(
         stored_keys=config.stored_keys, weights=config.weights,
     )  # fmt: skip
     collection, layer, keys, values, query, extents, kv_offsets, scale, out, sinks, lse, slopes, *prior = args
+    if config.narrow and lse is None:  # which is of weights before they were rounded
+        schedule["row_sums"] = True
     lse = lse if section[0] == 0 else None  # which the first of several writes
     args = [collection, layer, keys, values, query, extents, kv_offsets, scale, out, sinks, lse, slopes, *prior]
     units, at_once = tiles * case.spec.num_heads, multiprocessors * config.occupancy

@@ -410,7 +410,7 @@ func.func @rule(%q: !tile) {
 !tile = tensor<64x128xbf16, "shared">
 // Rule: what is ready is in registers.
 func.func @rule(%x: !tile) {
-  // expected-error @below {{'kv.tile_ready' op the operand must be a tile of f32, bf16 or f16 in registers, got tensor<64x128xbf16, "shared">}}
+  // expected-error @below {{'kv.tile_ready' op the operand must be a tile of f32, bf16, f16 or f8E4M3FN in registers, got tensor<64x128xbf16, "shared">}}
   %0 = "kv.tile_ready"(%x) : (!tile) -> !tile
   return
 }
@@ -419,7 +419,7 @@ func.func @rule(%x: !tile) {
 
 // Rule: what is ready is f32.
 func.func @rule(%x: tensor<64xi32>) {
-  // expected-error @below {{'kv.tile_ready' op the operand must be a tile of f32, bf16 or f16 in registers, got tensor<64xi32>}}
+  // expected-error @below {{'kv.tile_ready' op the operand must be a tile of f32, bf16, f16 or f8E4M3FN in registers, got tensor<64xi32>}}
   %0 = "kv.tile_ready"(%x) : (tensor<64xi32>) -> tensor<64xi32>
   return
 }

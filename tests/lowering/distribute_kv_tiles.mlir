@@ -307,6 +307,42 @@ gpu.module @kernels {
     gpu.return
   }
 
+  // A tile of ones is filled by all threads of the block, before the barrier behind which buffers are used. Bytes of e4m3
+  // that are 448, or a NaN, carry into the sign of theirs when 2 is added: one test of all words of a row.
+  // CHECK-LABEL: gpu.func @weights
+  // CHECK:         arith.constant 943208504 : i32
+  // CHECK:         vector<4xi32>
+  // CHECK:         nvvm.fence.proxy {kind = #nvvm.proxy_kind<async.shared>
+  // CHECK:         gpu.barrier
+  // CHECK:         arith.constant 33686018 : i32
+  // CHECK:         arith.constant -2139062144 : i32
+  // CHECK-COUNT-4: arith.addi %{{.*}} : i32
+  // CHECK:         arith.andi
+  // CHECK:         arith.cmpi ne
+  // Products that are joined are one group: the sums of rows, and what the weights multiply.
+  // CHECK:         m64n64k32.f32.e4m3.e4m3
+  // CHECK-NOT:     commit_group
+  // CHECK:         m64n8k32.f32.e4m3.e4m3
+  // CHECK-SAME:    commit_group
+  // CHECK:         wgmma.wait_group.sync.aligned 0;
+  gpu.func @weights(%n: i32, %out: memref<?xf32>) kernel attributes {kv.tiled, kv.block = array<i32: 128, 1, 1>, kv.schedule = {consumers = 1 : i64}} {
+    %ones = "kv.tile_ones"() : () -> tensor<8x64xf8E4M3FN, "shared">
+    %b = "kv.make_stages"() {buffer_name = "keys", copy = "convert", stages = 2 : i64, tile = tensor<64x64xf8E4M3FN, "shared">} : () -> !kv.stages
+    %k = "kv.consumer_wait"(%b, %n) : (!kv.stages, i32) -> tensor<64x64xf8E4M3FN, "shared">
+    %y = "kv.dot"(%k, %k) {transpose_b = true} : (tensor<64x64xf8E4M3FN, "shared">, tensor<64x64xf8E4M3FN, "shared">) -> !tile
+    %w = "kv.cast"(%y) : (!tile) -> tensor<64x64xf8E4M3FN, "wgmma">
+    %large = "kv.tile_saturated"(%w) : (tensor<64x64xf8E4M3FN, "wgmma">) -> tensor<64xi1, "rows(wgmma)">
+    %o = "kv.dot_start"(%w, %k) {kv.joined, transpose_b = true} : (tensor<64x64xf8E4M3FN, "wgmma">, tensor<64x64xf8E4M3FN, "shared">) -> !tile
+    %s = "kv.dot_start"(%w, %ones) {transpose_b = true} : (tensor<64x64xf8E4M3FN, "wgmma">, tensor<8x64xf8E4M3FN, "shared">) -> tensor<64x8xf32, "wgmma">
+    %d:2 = "kv.dot_wait"(%o, %s) {pending = 0 : i64} : (!tile, tensor<64x8xf32, "wgmma">) -> (!tile, tensor<64x8xf32, "wgmma">)
+    %l = "kv.tile_reduce"(%d#1) {kind = "max", axis = 1 : i64, kv.partial} : (tensor<64x8xf32, "wgmma">) -> !row
+    %t = "kv.tile_reduce"(%d#0) {kind = "max", axis = 1 : i64} : (!tile) -> !row
+    %m = arith.addf %l, %t : !row
+    %at = "kv.tile_index"() : () -> tensor<64xi32, "rows(wgmma)">
+    "kv.tile_scatter"(%m, %out, %large, %at) : (!row, memref<?xf32>, tensor<64xi1, "rows(wgmma)">, tensor<64xi32, "rows(wgmma)">) -> ()
+    gpu.return
+  }
+
   // Products by mma.sync: rows of a buffer become a warp's fragments of A by ldmatrix, B comes by ldmatrix fragment by
   // fragment, transposed where its rows are the product's; the accumulator's registers are A of the next product. A tile
   // is waited for by groups of cp.async and the whole block; there are no barriers in shared memory, no proxies and no

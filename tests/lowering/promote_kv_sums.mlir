@@ -91,7 +91,12 @@ gpu.module @kernels {
   // ROTATED:             math.exp2 %[[SCORES]]
   // ROTATED:             arith.mulf %[[R1]]
   // ROTATED:             scf.yield
-  // ROTATED:           "kv.dot"({{.*}}) {kv.promoted = 64 : i64, transpose_b = false}
+  // The last product has the registers of the scores too: here of 64 columns, as many as there are keys.
+  // ROTATED:           "kv.consumer_wait"(%[[VALUES]],
+  // ROTATED:           "kv.dot_start"({{.*}}) {transpose_b = false} : ({{.*}}tensor<64x64xf8E4M3FN, "shared(transposed)">) ->
+  // ROTATED:           %[[LAST:.*]] = "kv.dot_wait"(%{{.*}}) {pending = 0 : i64}
+  // ROTATED-NEXT:      "kv.tile_add_columns"(%{{.*}}, %[[LAST]]) {first_column = 64 : i64}
+  // ROTATED:           "kv.consumer_release"(%[[VALUES]],
   gpu.func @rotated(%n: i32, %q: !q8, %zero: !sums, %lowest: !row, %rows: memref<?x128xf32>, %every: tensor<128xi1, "rows(wgmma)">, %at: tensor<128xi32, "rows(wgmma)">) kernel attributes {kv.tiled, kv.block = array<i32: 384, 1, 1>, kv.schedule = {consumers = 2 : i64, one_wait = true, promote = 64 : i64}} {
     %keys = "kv.make_stages"() {buffer_name = "keys", copy = "tma", stages = 2 : i64, tile = !keys8} : () -> !kv.stages
     %values = "kv.make_stages"() {buffer_name = "values", copy = "transposed", stages = 2 : i64, tile = !values64} : () -> !kv.stages

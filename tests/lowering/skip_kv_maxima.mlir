@@ -141,4 +141,45 @@ gpu.module @kernels {
     "kv.tile_store_rows"(%alpha, %out, %every, %at) : (!tile, memref<?x64xf32>, tensor<64xi1, "rows(wgmma)">, tensor<64xi32, "rows(wgmma)">) -> ()
     gpu.return
   }
+
+  // Weights that are summed up when they have been rounded to 8 bits: one is too large when it has become 448, to which
+  // the maximum's slack leads. The maximum then moves as it would have.
+  // CHECK-LABEL: gpu.func @rounded
+  // CHECK-SAME:    (%[[X:[^:]*]]: tensor<64x64xf32, "wgmma">
+  // CHECK:         %[[P:.*]] = math.exp2
+  // CHECK-NEXT:    %[[W:.*]] = "kv.cast"(%[[P]])
+  // CHECK-NEXT:    %[[HELD:.*]] = "kv.tile_ready"(%[[W]])
+  // CHECK-NEXT:    %[[LARGE:.*]] = "kv.tile_saturated"(%[[HELD]])
+  // CHECK-NEXT:    %[[ANY:.*]] = "kv.warp_any"(%[[LARGE]])
+  // CHECK-NEXT:    scf.if %[[ANY]]
+  // CHECK:           %[[TOP:.*]] = "kv.tile_reduce"(%[[X]]) {{.*}}kind = "max"
+  // CHECK:           %[[ABOVE:.*]] = arith.cmpf ogt, %[[TOP]],
+  // CHECK:           arith.select %[[ABOVE]],
+  // CHECK:           "kv.cast"
+  // CHECK:         } else {
+  // CHECK-NEXT:      scf.yield {{.*}}%[[HELD]]
+  gpu.func @rounded(%x: !tile, %start: !row, %zero: !row, %none: tensor<64x64xf8E4M3FN, "wgmma">, %n: i32, %out: memref<?x64xf32>, %every: tensor<64xi1, "rows(wgmma)">, %at: tensor<64xi32, "rows(wgmma)">) kernel attributes {kv.tiled} {
+    %c0 = arith.constant 0 : i32
+    %c1 = arith.constant 1 : i32
+    %slack = arith.constant dense<8.80735492> : !row
+    %three = arith.constant dense<3.0> : !row
+    %q:3 = scf.for %j = %c0 to %n step %c1 iter_args(%m = %start, %l = %zero, %before = %none) -> (!row, !row, tensor<64x64xf8E4M3FN, "wgmma">) : i32 {
+      %top = "kv.tile_reduce"(%x) {axis = 1 : i64, kind = "max"} : (!tile) -> !row
+      %bound = arith.addf %m, %slack : !row
+      %above = arith.cmpf ogt, %top, %bound : !row
+      %lower = arith.subf %top, %three : !row
+      %m2 = arith.select %above, %lower, %m : tensor<64xi1, "rows(wgmma)">, !row
+      %moved = arith.subf %m, %m2 : !row
+      %alpha = math.exp2 %moved : !row
+      %spread = "kv.tile_broadcast"(%m2) {dimension = 0 : i64} : (!row) -> !tile
+      %power = arith.subf %x, %spread : !tile
+      %w = math.exp2 %power : !tile
+      %kept = arith.mulf %l, %alpha : !row
+      %narrow = "kv.cast"(%w) : (!tile) -> tensor<64x64xf8E4M3FN, "wgmma">
+      scf.yield %m2, %kept, %narrow : !row, !row, tensor<64x64xf8E4M3FN, "wgmma">
+    }
+    %alpha = "kv.tile_broadcast"(%q#1) {dimension = 0 : i64} : (!row) -> !tile
+    "kv.tile_store_rows"(%alpha, %out, %every, %at) : (!tile, memref<?x64xf32>, tensor<64xi1, "rows(wgmma)">, tensor<64xi32, "rows(wgmma)">) -> ()
+    gpu.return
+  }
 }

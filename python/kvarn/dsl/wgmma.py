@@ -137,9 +137,11 @@ def _product(
 def multiply(
     n: int, dtype: str, a: ir.Value | Sequence[ir.Value], b: ir.Value, accumulator: Sequence[ir.Value],
     steps: Sequence[tuple[int, int]], trans_b: bool, wait: bool, trans_a: bool = False,
-    dtype_b: str = "",
+    dtype_b: str = "", commit: bool = True,
 ) -> list[ir.Value]:  # fmt: skip
     """Fence, a product of 64 rows and ``n`` columns, commit; and wait, or leave it in flight.
+
+    Without ``commit`` it belongs to the group of the next product.
 
     ``dtype``: f16, bf16, or e4m3, of which operands in shared memory are K-major; ``dtype_b`` is B's where it is
     another, e5m2.
@@ -169,7 +171,8 @@ def multiply(
         adds = "yes" if k or accumulator else "no"
         signs = f"1, 1{transposed}" if wide else "1, 1"
         text.append(f"wgmma.mma_async.sync.aligned.{shape} {{{registers}}}, {operand}, b, {adds}, {signs};")
-    text.append("wgmma.commit_group.sync.aligned;")
+    if commit:
+        text.append("wgmma.commit_group.sync.aligned;")
     if wait:
         text.append("wgmma.wait_group.sync.aligned 0;")
     declared = (

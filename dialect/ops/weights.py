@@ -1,0 +1,67 @@
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""Weights of 8 bits: what a product sums their rows with, and whether one has become too large for its type.
+
+What passes make of the sums and maxima of an online softmax (``sum-kv-weights``, ``skip-kv-maxima``).
+"""
+
+from typing import Any
+
+from mlir import ir
+
+from .. import verify
+from ..base import Kv
+from ..effects import Pure
+from ..ext import Operand, Result
+from .tile import IN_SHARED, SHARED, layout_of, tile_of, tile_type
+
+COLUMNS = 8  # of the narrowest product
+
+
+class TileOnesOp(Kv.Operation, name="tile_ones", traits=[Pure]):
+    """A tile in shared memory of which every element is 1: as B of a product, what sums up the rows of A.
+
+    All threads of the block fill it, before roles part. The result is a tile of f8E4M3FN with the layout ``shared``.
+    """
+
+    tile: Result[Any]
+
+    def verify_invariants(self) -> bool:
+        got = self.operation.results[0].type
+        tile = tile_of(self.operation.results[0])
+        if tile is None or tile.rank != 2 or str(tile.element_type) != "f8E4M3FN" or layout_of(tile) != SHARED:
+            return verify.fail(self, f"the result must be a tile of rank 2 of f8E4M3FN with layout {SHARED}, got {got}")
+        return True
+
+
+class TileSaturatedOp(Kv.Operation, name="tile_saturated", traits=[Pure]):
+    """Of every row, whether an element that this thread holds is the largest of its type, 448: it may have been larger.
+
+    Operand: a tile of f8E4M3FN in registers, none of whose elements is negative. Result: tensor<Mxi1>. Threads that
+    share a row may differ: for ``kv.warp_any``.
+    """
+
+    source: Operand[Any]
+    mask: Result[Any]
+
+    def verify_invariants(self) -> bool:
+        source, mask = tile_of(self.source), tile_of(self.operation.results[0])
+        if source is None or source.rank != 2 or str(source.element_type) != "f8E4M3FN":
+            return verify.fail(self, f"the operand must be a tile of rank 2 of f8E4M3FN, got {self.source.type}")
+        if layout_of(source) in IN_SHARED:
+            return verify.fail(self, f"the operand must be a tile in registers, got {source}")
+        if mask is None or list(mask.shape) != [source.shape[0]] or str(mask.element_type) != "i1":
+            got = self.operation.results[0].type
+            return verify.fail(self, f"the result must be {source.shape[0]} x i1, got {got}")
+        return True
+
+
+def tile_ones(rows: int, columns: int) -> ir.Value:
+    """A tile of ones in shared memory."""
+    return TileOnesOp(tile_type([rows, columns], ir.Float8E4M3FNType.get(), SHARED)).operation.results[0]
+
+
+def tile_saturated(source: ir.Value, like: ir.Value) -> ir.Value:
+    """Which rows of a tile have an element that is the largest of its type; with the layout of a vector of rows."""
+    of_rows = ir.RankedTensorType(like.type)
+    mask = tile_type(list(of_rows.shape), ir.IntegerType.get_signless(1), layout_of(of_rows))
+    return TileSaturatedOp(source, mask).operation.results[0]
