@@ -139,6 +139,7 @@ def combine_kernel(c: LatentConfig) -> Any:
         sums_at = kv.shared((WARPS, COLUMNS), f32)
         lane, warp = kv.thread_id.x & 31, kv.thread_id.x >> 5
         prior = None if prior is None else (prior, prior_lse)
+        kv.griddepcontrol_launch_dependents()  # of the next layer, which takes whole multiprocessors
         queries = queries_of(out, row_offsets)
         if splits < MANY:
             item = kv.block_id.x * WARPS + warp

@@ -201,6 +201,7 @@ def latent_kernel(c: LatentConfig, shared_bytes: int) -> Any:
         kv.barrier()
         rank = kv.cluster_rank() if PAIR > 1 else kv.i32(0)
         splits, split, number = kv.grid_dim.y // PAIR, kv.block_id.y // PAIR, kv.grid_dim.x - 1 - kv.block_id.x
+        kv.griddepcontrol_wait()  # what lies before is of this kernel alone
         queries, arrays = queries_of(query, row_offsets, kv_offsets), arrays_read(array0, array1, array2, array3)
         b, token0, row0, rows = place_of(c, queries, number)
         some = kv.bool(False)

@@ -369,6 +369,7 @@ def latent_kernel(c: LatentConfig) -> Any:
                 kv.tma.prefetch(key_map)
         kv.barrier()
         splits, number = kv.grid_dim.y, kv.grid_dim.x - 1 - kv.block_id.x
+        kv.griddepcontrol_wait()  # what lies before is of this kernel alone
         queries, arrays = queries_of(query, row_offsets, kv_offsets), arrays_read(array0, array1, array2, array3)
         b, token0, row0, rows = place_of(c, queries, number)
         if c.tiles:  # a block's sequence is known: its length is read with its offsets

@@ -171,3 +171,18 @@ def test_results_do_not_depend_on_the_order_of_warps_and_copies(shape):
     (first, _), *rest = (shape.run(2, order) for order in (*ptx.ORDERS[::2], ptx.ORDERS[3], *ptx.RANDOM))
     for other, _ in rest:
         np.testing.assert_array_equal(other, first)
+
+
+@pytest.mark.parametrize("shape", [Shape(splits=2), Shape(dtype="f8e4m3", **ONE)])
+def test_nothing_is_read_before_the_kernels_ahead_have_ended(shape, monkeypatch):
+    kernels = {}
+
+    def note(text: str, entry: str, *_: Any) -> None:
+        kernels[entry] = text[text.index(f".entry {entry}(") :].partition("\n}")[0]
+
+    monkeypatch.setattr(ptx, "launch", note)
+    shape.run(1)
+    attention = next(text for entry, text in kernels.items() if entry.startswith("attention"))
+    reads = [attention.index(x) for x in ("ld.global", "cp.async") if x in attention]
+    assert attention.index("griddepcontrol.wait") < min(reads)
+    assert "griddepcontrol.launch_dependents" in kernels["latent_combine"]
