@@ -127,9 +127,10 @@ def launch(config: LatentConfig, at: Expansion, op: Any) -> None:
         kernel, threads = latent_few.latent_kernel(config, at.target.shared_bytes), latent_blocks.threads_of(config)
     else:
         kernel, threads = latent_wide.latent_kernel(config), latent_wide.threads_of(config)
-    blocks_of_all = (tiles, splits * blocks, 1)
     args += [key_map, op.kv_offsets, *arrays_of(op), op.block_mask]
-    at.launch(kernel, args, blocks_of_all, (threads, 1, 1), key=config, programmatic=True)
+    for waits, launched in ((False, one - several), (True, several)):  # long ones gain nothing by an early start
+        extents = tiles * launched, splits * blocks, 1
+        at.launch(kernel, args, extents, (threads, 1, 1), key=config, programmatic=waits)
     blocks, columns = latent_combine.grid(config, tiles, splits)
     combined = [op.row_offsets, op.out, parts, tiles, splits, op.sinks, op.lse, op.prior, op.prior_lse]
     threads = (32 * latent_combine.WARPS, 1, 1)
