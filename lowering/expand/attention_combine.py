@@ -138,7 +138,8 @@ def combine_kernel(c: Config) -> Any:
                 first, last = work.units_of(units, tile_indptr, b)
         # Every block waits, so that this kernel ends after the first one, whatever there is to combine.
         if c.programmatic:
-            kv.griddepcontrol_wait()
+            with kv.trace("wait for partial results"):
+                kv.griddepcontrol_wait()
             kv.griddepcontrol_launch_dependents()
         if first != last:
             at = out, sinks, lse, prior, prior_lse, queries, b, head, column0, row0, n, nt, t, lane

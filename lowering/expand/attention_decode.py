@@ -374,10 +374,11 @@ def decode_kernel(c: Config) -> Any:
                             whole = results_of.finish(*at, r, m, l, o, rows, lane)
                         if whole:
                             to = out, sinks, lse, prior, prior_lse, queries, done, head, column0, row0, rows
-                            if c.split:
-                                results_of.write_sums(*to, sums, lane)
-                            else:
-                                results_of.write_out(*to, m, l, o, lane)
+                            with kv.trace("write"):
+                                if c.split:
+                                    results_of.write_sums(*to, sums, lane)
+                                else:
+                                    results_of.write_out(*to, m, l, o, lane)
                 if c.split:
                     held.split = held.split + 1
                     if b != done:

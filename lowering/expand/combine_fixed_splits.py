@@ -85,8 +85,9 @@ def fixed_combining(c: Config, work: SimpleNamespace) -> SimpleNamespace:
     def combined(shared, partials, b, part, nt, t, which, count, lane, warp):
         """(maximum, sum of weights, two values) of a lane's row over all splits, in warp 0."""
         exponents, staged, sums = shared
-        held = load(partials, b, part, nt, t, which, count, lane, warp)
-        tops = whole_exponents(exponents, held, lane)
+        with kv.trace("load splits"):
+            held = load(partials, b, part, nt, t, which, count, lane, warp)
+            tops = whole_exponents(exponents, held, lane)
         bins = [kv.f32(empty(k)) for _ in range(_NUMBERS) for k in range(K)]
         for j, (own, numbers) in kv.static(enumerate(held)):
             if warp + j * WARPS < count:

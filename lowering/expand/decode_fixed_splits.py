@@ -280,7 +280,8 @@ def fixed_splits(c: Config, work: SimpleNamespace, partial: SimpleNamespace) -> 
         if c.combine:
             leave_split(work.slot_of(partials, b * c.most_splits + held.split, part, lane), m, l, o, row0, n, lane)
         else:
-            add_split(sums, m, l, o)
+            with kv.trace("add split"):
+                add_split(sums, m, l, o)
             if ~more:
                 taken = held.split + 1 - held.own
                 whole = taken == held.count
@@ -342,8 +343,9 @@ def fixed_splits(c: Config, work: SimpleNamespace, partial: SimpleNamespace) -> 
         counter = counters.address(0) + (b * c.row_groups + part) * 4
         arrived = partial.arrived(counter, lane)
         if arrived != others:  # somebody is still at work: tell of this part, and look again
-            leave_sum(work.fixed_partial_of(partials, r, held.own, part, lane), sums, row0, n, lane)
-            arrived = partial.tell(counter, taken, lane)
+            with kv.trace("leave sum"):
+                leave_sum(work.fixed_partial_of(partials, r, held.own, part, lane), sums, row0, n, lane)
+                arrived = partial.tell(counter, taken, lane)
         if arrived == others:
             partial.begin_again(counter, lane)
             if ABREAST > 1:
@@ -356,10 +358,12 @@ def fixed_splits(c: Config, work: SimpleNamespace, partial: SimpleNamespace) -> 
                 bits, begin, more = others_of(units, tile_indptr, b, r, held, first, lane)
                 found = SimpleNamespace(first=first, others=bits, begin=begin)
                 while found.others != 0:
-                    add_sums(sums, *next_sums(partials, part, found, lane, holder))
+                    with kv.trace("add sums"):
+                        add_sums(sums, *next_sums(partials, part, found, lane, holder))
                 first = first + 32
             if ABREAST > 1:
-                add_neighbours(sums, lane)
+                with kv.trace("add neighbours"):
+                    add_neighbours(sums, lane)
         return arrived == others
 
     return SimpleNamespace(begin=begin, finish=finish, weights_of=weights_of, values_of=values_of)
