@@ -47,23 +47,24 @@ def fixed_combining(c: Config, work: SimpleNamespace) -> SimpleNamespace:
         return exponents, staged, sums
 
     @kv.func
-    def row_of(which, lane):
-        """(row of the two that a lane has in a partial result, the lane that left it).
+    def row_of(which, t, lane):
+        """(row of the two that a lane has in a partial result, the lane that left it, which of that one's steps).
 
-        Of a block ``which`` has one of the rows, unless all rows are those of half of the lanes.
+        Of a block ``which`` has one of the rows, unless two lanes share the columns of each.
         """
         if c.row_blocks > 1:
-            return which, lane
-        return (lane >> 1) & 1, lane & ~2
+            return which, lane, t
+        other = t >= c.sum_steps
+        return (lane >> 1) & 1, (lane & ~2) | kv.where(other, 2, 0), t - kv.where(other, c.sum_steps, 0)
 
     @kv.func
     def load(partials, b, part, nt, t, which, count, lane, warp):
         """This warp's splits: (exponents, numbers) of each; no exponents of those that there are not."""
-        u, holder = row_of(which, lane)
+        u, holder, t = row_of(which, t, lane)
         held = []
         for j in kv.static(range(EACH)):
             s = kv.math.min(warp + j * WARPS, count - 1)
-            of = work.slot_of(partials, b * c.most_splits + s, part, holder) + nt * ((c.row_steps + 2) * 512)
+            of = work.slot_of(partials, b * c.most_splits + s, part, holder) + nt * ((c.sum_steps + 2) * 512)
             ends = (of + u * 512).load(kv.f32, 4)
             pair = (of + ((2 + t) * 512 + u * 256) - holder * 8).load(kv.f32, 2)
             own = [kv.where(warp + j * WARPS < count, ends[i], NO_EXPONENT) for i in range(_EXPONENTS)]
@@ -116,7 +117,6 @@ def fixed_combining(c: Config, work: SimpleNamespace) -> SimpleNamespace:
     @kv.func
     def column_of(which, lane):
         """The query row of a lane in its column tile."""
-        u, holder = row_of(which, lane)
-        return (holder & 3) * 2 + u
+        return (lane & 1) * 2 + ((lane >> 1) & 1) if c.halves > 1 else (lane & 3) * 2 + which
 
     return SimpleNamespace(begin=begin, combined=combined, column_of=column_of)

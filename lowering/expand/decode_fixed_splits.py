@@ -32,7 +32,7 @@ from .binned_sums import (
     scale,
     sum_of,
 )
-from .decode_partials import lane_sum, rows_of
+from .decode_partials import lane_sum
 from .decode_schedule import COLUMNS, Config
 
 
@@ -42,7 +42,7 @@ def row_exponents(c: Config, m: Any, l: Any, o: Any, nt: int) -> Any:
     of_values, of_weights = [], []
     for u in kv.static(range(2)):
         largest = kv.f32(0.0)
-        for i in kv.static(rows_of(c, nt, u)):
+        for i in kv.static(range(nt * c.sum_steps * 4 + u, (nt + 1) * c.sum_steps * 4, 2)):
             largest = kv.math.max(largest, kv.math.abs(o[i]))
         of_values.append(exponent(m[2 * nt + u], largest))
         of_weights.append(exponent(m[2 * nt + u], l[2 * nt + u]))
@@ -64,12 +64,43 @@ def fixed_splits(c: Config, work: SimpleNamespace, partial: SimpleNamespace) -> 
     ``sums`` is the lane's part of the warp's sums, in shared memory; ``held`` what a unit remembers of a sequence:
     tiles of a split (``each``), splits (``count``), the first that it has (``own``), the one that it is at (``split``).
     """
-    NT, KS, K = c.column_tiles, c.row_steps, c.bins
+    NT, KS, K = c.column_tiles, c.sum_steps, c.bins
     # Sums, and steps of the head of each, whose loads are under way together.
-    TOGETHER, STEPS = 2, KS if KS <= 8 else math.gcd(KS, 4)
-    ABREAST = 2 if c.rows <= COLUMNS // 2 else 1  # where half of the lanes have no rows, they add other sums meanwhile
+    STEPS = KS if KS <= 8 else math.gcd(KS, 4)
+    TOGETHER = 4 if STEPS <= 4 else 2
     WIDE = math.gcd(KS, 2)
     ENDS = 1 + cdiv(2 * K, 4)  # fours beside the values: exponents, and bins of the sums of weights
+
+    @kv.func
+    def first_row(lane):
+        """The first of a lane's two rows in a column tile, of splits and sums."""
+        return (lane & (3 // c.halves)) * 2
+
+    @kv.func
+    def step_of(t, lane):
+        """The step of the output that is a lane's step t of splits and sums; it may be behind the last."""
+        return t + kv.where((lane & 2) != 0, KS, 0) if c.halves > 1 else t
+
+    @kv.func
+    def rows_here(nt, row0, n, lane):
+        """Whether a lane has rows of a sequence of n queries, of splits and sums."""
+        return row0 + nt * COLUMNS + first_row(lane) < n * c.head_rows
+
+    @kv.func
+    def shared_out(m, l, o, lane):
+        """A split's partial result with the columns shared out among all lanes: those without rows take half of what
+        their neighbours have, two lanes away.
+        """
+        if c.halves == 1:
+            return m, l, o
+        other, found = (lane & 2) != 0, []
+        for t in kv.static(range(KS)):
+            for j in kv.static(range(4)):
+                theirs = kv.f32(0.0)
+                if t + KS < c.row_steps:
+                    theirs = kv.shuffle_xor(o[(t + KS) * 4 + j], 2)
+                found.append(kv.where(other, theirs, o[t * 4 + j]))
+        return [kv.shuffle_idx(x, lane & ~2) for x in m], [kv.shuffle_idx(x, lane & ~2) for x in l], found
 
     # A sum of a column tile: for each step of the head its bins, four values each; the exponents of the values and of
     # the sums of weights of two rows; the bins of the latter, two by two.
@@ -167,14 +198,17 @@ def fixed_splits(c: Config, work: SimpleNamespace, partial: SimpleNamespace) -> 
         return [[[load(place, nt, (first + i) * K + k) for k in range(K)] for i in range(count)] for place in places]
 
     @kv.func
-    def add_alike(sums, nt, first, loaded, factors):
-        """Add steps of sums of the same exponents, each times its factor: 1, or 0 where it does not count."""
-        for i in kv.static(range(len(loaded[0]))):
+    def add_alike(sums, nt, first, loaded, exist):
+        """Add steps of sums of the same exponents, those that exist."""
+        mine = load_steps([sums], nt, first, len(loaded[0]))[0]
+        for others, there in kv.static(zip(loaded, exist, strict=True)):
+            if there:
+                for i in kv.static(range(len(mine))):
+                    for k in kv.static(range(K)):
+                        mine[i][k] = [x + (y - empty(k)) for x, y in zip(mine[i][k], others[i][k], strict=True)]
+        for i in kv.static(range(len(mine))):
             for k in kv.static(range(K)):
-                new = load(sums, nt, (first + i) * K + k)
-                for others, factor in kv.static(zip(loaded, factors, strict=True)):
-                    new = [kv.math.fma(y - empty(k), factor, x) for x, y in zip(new, others[i][k], strict=True)]
-                store(sums, nt, (first + i) * K + k, new)
+                store(sums, nt, (first + i) * K + k, mine[i][k])
 
     @kv.func
     def add_step(sums, nt, t, loaded, by):
@@ -205,10 +239,9 @@ def fixed_splits(c: Config, work: SimpleNamespace, partial: SimpleNamespace) -> 
             for e, four in kv.static(zip(exist, by, strict=True)):
                 below = below | (e & ((four[0] != 0.0) | (four[1] != 0.0)))
             if kv.ballot(below) == 0:  # nearly always
-                counts = [kv.where(e, kv.f32(1.0), kv.f32(0.0)) for e in exist]
-                add_alike(sums, nt, 0, loaded, counts)
+                add_alike(sums, nt, 0, loaded, exist)
                 for first in range(STEPS, KS, STEPS):
-                    add_alike(sums, nt, first, load_steps(places, nt, first, STEPS), counts)
+                    add_alike(sums, nt, first, load_steps(places, nt, first, STEPS), exist)
             else:
                 for t in range(KS):
                     add_step(sums, nt, t, load_steps(places, nt, t, 1), by)
@@ -221,7 +254,7 @@ def fixed_splits(c: Config, work: SimpleNamespace, partial: SimpleNamespace) -> 
     def leave_sum(place, sums, row0, n, lane):
         """Copy the sums to the workspace, those of rows that there are."""
         for nt in kv.static(range(NT)):
-            if partial.rows_here(nt, row0, n, lane):
+            if rows_here(nt, row0, n, lane):
                 for i in range(0, KS * K, WIDE * K):
                     for k in kv.static(range(WIDE * K)):
                         store(place, nt, i + k, load(sums, nt, i + k))
@@ -249,7 +282,7 @@ def fixed_splits(c: Config, work: SimpleNamespace, partial: SimpleNamespace) -> 
         values, of the weights; sum of weights); then, for each step of the head, the two values of each row.
         """
         for nt in kv.static(range(NT)):
-            if partial.rows_here(nt, row0, n, lane):
+            if rows_here(nt, row0, n, lane):
                 own, of = row_exponents(c, m, l, o, nt), place + nt * ((KS + 2) * 512)
                 scales = [scale(m[2 * nt + i % 2], own[i]) for i in range(4)]
                 for u in kv.static(range(2)):
@@ -277,6 +310,7 @@ def fixed_splits(c: Config, work: SimpleNamespace, partial: SimpleNamespace) -> 
         ``more`` splits of the sequence are to come in this unit.
         """
         whole = kv.bool(False)
+        m, l, o = shared_out(m, l, o, lane)
         if c.combine:
             leave_split(work.slot_of(partials, b * c.most_splits + held.split, part, lane), m, l, o, row0, n, lane)
         else:
@@ -300,41 +334,18 @@ def fixed_splits(c: Config, work: SimpleNamespace, partial: SimpleNamespace) -> 
         return kv.ballot((split < until) & (i != r)), kv.ballot(split == 0), kv.ballot(until == held.count) == 0
 
     @kv.func
-    def next_sums(partials, part, found, lane, holder):
-        """Where a lane finds the next sums of those that ``found`` has, and whether they exist; the first one does."""
+    def next_sums(partials, part, found, holder):
+        """Where the next sums of those that ``found`` has are, and whether they exist; the first one does."""
         places, exist, first = [], [], found.others & (0 - found.others)
         for _ in kv.static(range(TOGETHER)):
-            bits = []
-            for _ in kv.static(range(ABREAST)):
-                bits.append(found.others & (0 - found.others))  # the lowest
-                found.others = found.others ^ bits[-1]
-            bit = kv.where((lane & 2) != 0, bits[1], bits[0]) if ABREAST > 1 else bits[0]
+            bit = found.others & (0 - found.others)  # the lowest
+            found.others = found.others ^ bit
             exist.append(bit != 0)
             bit = kv.where(bit != 0, bit, first)
             number = (kv.bitcast(kv.f32(bit), kv.i32) >> 23) - 127  # of the bit: the exponent of its float
             split = kv.where((found.begin & bit) != 0, 0, 1)
             places.append(work.fixed_partial_of(partials, found.first + number, split, part, holder))
         return places, exist
-
-    @kv.func
-    def add_neighbours(sums, lane):
-        """Add what lanes without rows have summed for those with rows."""
-        mine = (lane & 2) == 0
-        theirs = sums + kv.where(mine, 32, 0)
-        kv.syncwarp()
-        four, weights = load(theirs, 0, KS * K), load_weights(theirs, 0)
-        kv.syncwarp()
-        of_sum = risen(sums, 0, [kv.where(mine, x, NO_EXPONENT) for x in four])
-        by = [x - y for x, y in zip(of_sum, four, strict=True)]
-        kv.syncwarp()
-        if mine:
-            for t in range(KS):
-                fours = [[load(x, 0, t * K + k) for k in range(K)] for x in (sums, theirs)]
-                new = [add_bins(values_at(fours[0], j), lowered(values_at(fours[1], j), by[j % 2])) for j in range(4)]
-                for k in kv.static(range(K)):
-                    store(sums, 0, t * K + k, [new[j][k] for j in range(4)])
-            own = load_weights(sums, 0)
-            store_weights(sums, 0, [add_bins(own[u], lowered(weights[u], by[2 + u])) for u in range(2)])
 
     @kv.func
     def last(units, partials, counters, tile_indptr, b, part, row0, r, held, taken, sums, n, lane):
@@ -348,22 +359,18 @@ def fixed_splits(c: Config, work: SimpleNamespace, partial: SimpleNamespace) -> 
                 arrived = partial.tell(counter, taken, lane)
         if arrived == others:
             partial.begin_again(counter, lane)
-            if ABREAST > 1:
-                if (lane & 2) != 0:
-                    clear(sums)
-            # Lanes without rows read those of their neighbours, which are read anyway.
-            holder = partial.holder(row0, n, lane & ~2 if ABREAST > 1 else lane)
+            # Lanes without rows, which nobody wrote, read those of their neighbours, which are read anyway.
+            holder = kv.where(rows_here(0, row0, n, lane), lane, lane & ~(3 // c.halves))
             first, more = work.first_unit_of(units, tile_indptr, b), kv.bool(True)
             while more:
                 bits, begin, more = others_of(units, tile_indptr, b, r, held, first, lane)
                 found = SimpleNamespace(first=first, others=bits, begin=begin)
                 while found.others != 0:
                     with kv.trace("add sums"):
-                        add_sums(sums, *next_sums(partials, part, found, lane, holder))
+                        add_sums(sums, *next_sums(partials, part, found, holder))
                 first = first + 32
-            if ABREAST > 1:
-                with kv.trace("add neighbours"):
-                    add_neighbours(sums, lane)
         return arrived == others
 
-    return SimpleNamespace(begin=begin, finish=finish, weights_of=weights_of, values_of=values_of)
+    return SimpleNamespace(
+        begin=begin, finish=finish, weights_of=weights_of, values_of=values_of, first_row=first_row, step_of=step_of
+    )

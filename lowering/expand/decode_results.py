@@ -108,18 +108,18 @@ def results(c: Config, work: SimpleNamespace) -> SimpleNamespace:
     def write_sums(out, sinks, lse, prior, prior_lse, queries, b, head, column0, row0, n, sums, lane):
         """The same of the sums of fixed splits, step by step."""
         for nt in kv.static(range(NT)):
-            rows, found = [row0 + nt * COLUMNS + (lane & 3) * 2 + u for u in range(2)], []
+            rows, found = [row0 + nt * COLUMNS + fixed.first_row(lane) + u for u in range(2)], []
             for u, (m, l, by) in kv.static(enumerate(fixed.weights_of(sums, nt))):
                 place, top, total, factor, of_prior = row_of(sinks, prior_lse, queries, b, head, rows[u], n, m, l)
                 if rows[u] < n * G:
                     write_lse(lse, place, column0, top, total, lane)
                 found.append((place, by, factor, of_prior))
-            for t in range(KS):
-                values = fixed.values_of(sums, nt, t)
+            for t in range(c.sum_steps):
+                values, step = fixed.values_of(sums, nt, t), fixed.step_of(t, lane)
                 for u, (place, by, factor, of_prior) in kv.static(enumerate(found)):
-                    if rows[u] < n * G:
-                        pair = [values[2 * half + u] * by * factor for half in range(2)]
-                        write_pair(out, prior, place, rows[u], t, column0, pair, of_prior, lane)
+                    if (rows[u] < n * G) & (step < KS):
+                        pair = [values[2 * half + u] * (by * factor) for half in range(2)]
+                        write_pair(out, prior, place, rows[u], step, column0, pair, of_prior, lane)
 
     @kv.func
     def combine(units, partials, tile_indptr, b, part, row0, n, first, last, m, l, o, lane):

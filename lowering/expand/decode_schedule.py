@@ -182,6 +182,16 @@ class Config:
         return 3 if self.wide else 2
 
     @property
+    def halves(self) -> int:
+        """Lanes that share what fixed splits have of a row's columns: two where half of the lanes have no rows."""
+        return 2 if self.rows <= COLUMNS // 2 else 1
+
+    @property
+    def sum_steps(self) -> int:
+        """Steps of the output that a lane has of fixed splits and their sums."""
+        return cdiv(self.row_steps, self.halves)
+
+    @property
     def sum_bytes(self) -> int:
         """Shared memory of the sums that a warp adds fixed splits to."""
         return self.quads * 512 if self.split and not self.combine else 0
@@ -285,13 +295,13 @@ class Config:
         if not self.split:
             return self.column_tiles * (self.row_steps + 1)
         if self.combine:
-            return self.column_tiles * (self.row_steps + 2)
-        return self.column_tiles * (self.row_steps * self.bins + 1 + cdiv(2 * self.bins, 4))
+            return self.column_tiles * (self.sum_steps + 2)
+        return self.column_tiles * (self.sum_steps * self.bins + 1 + cdiv(2 * self.bins, 4))
 
     @property
     def row_blocks(self) -> int:
         """Blocks of the combine kernel that share an output tile: of fixed splits each has every second query row."""
-        return 2 if self.split and self.rows > COLUMNS // 2 else 1
+        return 2 if self.split and self.halves == 1 else 1
 
     @property
     def combined_bytes(self) -> int:
