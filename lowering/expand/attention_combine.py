@@ -133,7 +133,7 @@ def combine_kernel(c: Config) -> Any:
         first, last = kv.i32(0), kv.i32(0)
         if (tile_indptr[b + 1] > tile_indptr[b]) & (row0 < n * G):
             if c.split:
-                last = work.split_count(tile_indptr, b, work.tiles_of_split(tile_indptr, b))
+                first, last = fixed.left_by(units, tile_indptr, b, lane)
             else:
                 first, last = work.units_of(units, tile_indptr, b)
         # Every block waits, so that this kernel ends after the first one, whatever there is to combine.
@@ -144,7 +144,8 @@ def combine_kernel(c: Config) -> Any:
         if first != last:
             at = out, sinks, lse, prior, prior_lse, queries, b, head, column0, row0, n, nt, t, lane
             if c.split:
-                found = fixed.combined(staged, partials, b, part, nt, t, which, last, lane, warp)
+                of = tile_indptr, b, part, nt, t, which, first, last
+                found = fixed.combined(staged, units, partials, *of, lane, warp)
                 if warp == 0:
                     finish(*at, fixed.column_of(which, lane), found)
             else:

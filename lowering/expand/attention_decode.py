@@ -428,7 +428,7 @@ def expand_decode(op: Any, at: Expansion) -> None:
     )  # where the heads alone are more blocks than the device is to have
     batch = batch_of(op, at)
     partial_results = max_units * 2
-    if config.split and config.combine:
+    if config.leaves_splits:
         partial_results = batch * config.most_splits
     partials = at.workspace(partial_results * (config.row_groups * config.quads * 512))
     counters = at.workspace(batch * (4 * config.row_groups), zeroed=True)

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""How the combine kernel adds fixed splits, which decode attention has left one by one: in bins, like its warps do.
+"""How the combine kernel adds what decode attention has left of fixed splits: in bins, like its warps do.
 
-A lane has a query row and two of its values, whose splits the block's warps share. All splits are known before one is
-added, so their exponents come first, from all warps through shared memory: the bins of all warps are of one exponent,
-and adding them takes no more than adding numbers, each bin by a warp of its own.
+That is the splits of one sequence one by one, and of several the sums of work units: the splits can be so short that
+the units are even. A lane has a query row and two of its values, of which the block's warps add some splits or sums
+each. Then the warps agree on exponents through shared memory, and adding their bins takes no more than adding numbers,
+each bin by a warp of its own.
 """
 
 from __future__ import annotations
@@ -13,8 +14,9 @@ from types import SimpleNamespace
 import kvarn as kv
 from kvarn.dialect.layout import cdiv
 
-from .binned_sums import BITS, NO_EXPONENT, add_value, empty, factors
-from .decode_fixed_splits import weight_sum
+from .binned_sums import BITS, NO_EXPONENT, add_bins, add_value, empty, factors, lowered
+from .decode_fixed_splits import fixed_splits, weight_sum
+from .decode_partials import partials_of
 from .decode_schedule import Config
 
 _EXPONENTS = 2  # of a lane: of its values, and of its sums of weights
@@ -34,6 +36,8 @@ def fixed_combining(c: Config, work: SimpleNamespace) -> SimpleNamespace:
     """
     K, WARPS = c.bins, c.combine
     EACH = cdiv(c.most_splits, WARPS)  # splits of a warp, whose loads all are under way together
+    UNITS = max(1, 32 // WARPS)  # units of a warp, whose sums' loads are
+    KS, sums = c.sum_steps, fixed_splits(c, work, partials_of(c))
 
     @kv.func
     def begin(lane, warp):
@@ -58,43 +62,120 @@ def fixed_combining(c: Config, work: SimpleNamespace) -> SimpleNamespace:
         return (lane >> 1) & 1, (lane & ~2) | kv.where(other, 2, 0), t - kv.where(other, c.sum_steps, 0)
 
     @kv.func
-    def load(partials, b, part, nt, t, which, count, lane, warp):
-        """This warp's splits: (exponents, numbers) of each; no exponents of those that there are not."""
-        u, holder, t = row_of(which, t, lane)
-        held = []
-        for j in kv.static(range(EACH)):
-            s = kv.math.min(warp + j * WARPS, count - 1)
-            of = work.slot_of(partials, b * c.most_splits + s, part, holder) + nt * ((c.sum_steps + 2) * 512)
-            ends = (of + u * 512).load(kv.f32, 4)
-            pair = (of + ((2 + t) * 512 + u * 256) - holder * 8).load(kv.f32, 2)
-            own = [kv.where(warp + j * WARPS < count, ends[i], NO_EXPONENT) for i in range(_EXPONENTS)]
-            held.append((own, (ends[2], pair[0], pair[1])))
-        return held
-
-    @kv.func
-    def whole_exponents(exponents, held, lane):
-        """The largest exponents of all warps' splits."""
+    def agreed(exponents, own, lane):
+        """The largest exponents of all warps'."""
         for i in kv.static(range(_EXPONENTS)):
-            top = held[0][0][i]
-            for own, _ in kv.static(held[1:]):
-                top = kv.math.max(top, own[i])
-            exponents.ptr(i, lane).atomic("max", ordered(kv.bitcast(top, kv.i32)), scope="block")
+            exponents.ptr(i, lane).atomic("max", ordered(kv.bitcast(own[i], kv.i32)), scope="block")
         kv.barrier()
         return [kv.bitcast(ordered(exponents[i, lane]), kv.f32) for i in range(_EXPONENTS)]
 
     @kv.func
-    def combined(shared, partials, b, part, nt, t, which, count, lane, warp):
-        """(maximum, sum of weights, two values) of a lane's row over all splits, in warp 0."""
-        exponents, staged, sums = shared
+    def of_splits(exponents, partials, b, part, nt, t, which, count, lane, warp):
+        """The exponents that all warps have agreed on, and this warp's bins, of a sequence's splits."""
+        u, holder, t = row_of(which, t, lane)
+        held, own = [], [kv.f32(NO_EXPONENT)] * _EXPONENTS
         with kv.trace("load splits"):
-            held = load(partials, b, part, nt, t, which, count, lane, warp)
-            tops = whole_exponents(exponents, held, lane)
-        bins = [kv.f32(empty(k)) for _ in range(_NUMBERS) for k in range(K)]
-        for j, (own, numbers) in kv.static(enumerate(held)):
+            for j in kv.static(range(EACH)):
+                s = kv.math.min(warp + j * WARPS, count - 1)
+                of = work.slot_of(partials, b * c.most_splits + s, part, holder) + nt * ((KS + 2) * 512)
+                ends = (of + u * 512).load(kv.f32, 4)
+                pair = (of + ((2 + t) * 512 + u * 256) - holder * 8).load(kv.f32, 2)
+                of_it = [kv.where(warp + j * WARPS < count, ends[i], NO_EXPONENT) for i in range(_EXPONENTS)]
+                held.append((of_it, (ends[2], pair[0], pair[1])))
+            for of_it, _ in kv.static(held):
+                own = [kv.math.max(x, y) for x, y in zip(own, of_it, strict=True)]
+            tops = agreed(exponents, own, lane)
+        bins = no_bins()
+        for j, (of_it, numbers) in kv.static(enumerate(held)):
             if warp + j * WARPS < count:
-                by = [factors(K, x - y) for x, y in zip(tops, own, strict=True)]
+                by = [factors(K, x - y) for x, y in zip(tops, of_it, strict=True)]
                 for i, x in kv.static(enumerate(numbers)):
                     bins[i * K : i * K + K] = add_value(bins[i * K : i * K + K], x, by[0 if i else 1])
+        return tops, bins
+
+    @kv.func
+    def of_sums(exponents, units, partials, tile_indptr, b, part, nt, t, which, first, last, lane, warp):
+        """The exponents that all warps have agreed on, and this warp's bins, of the sums of units."""
+        u, holder, t = row_of(which, t, lane)
+        each, count = splits_of(tile_indptr, b)
+        own, bins = [kv.f32(NO_EXPONENT)] * _EXPONENTS, no_bins()
+        with kv.trace("load sums"):
+            for base in range(first, last + 1, 32):
+                there, begin, _ = sums.those_of(units, tile_indptr, b, each, count, base, lane)
+                held, tops = [], own
+                for j in kv.static(range(UNITS)):
+                    bit = kv.u32(1) << kv.u32(warp + j * WARPS)
+                    r = kv.math.min(base + warp + j * WARPS, last)  # which may have left nothing
+                    found = loaded(partials, part, r, begin & bit, u, nt, t, holder)
+                    held.append(((there & bit) != 0, *found))
+                for exists, of_it, _ in kv.static(held):
+                    tops = [kv.where(exists, kv.math.max(x, y), x) for x, y in zip(tops, of_it, strict=True)]
+                bins = lowered_by(bins, own, tops)
+                for exists, of_it, theirs in kv.static(held):
+                    if exists:
+                        theirs = lowered_by(theirs, of_it, tops)
+                        for i in kv.static(range(0, _NUMBERS * K, K)):
+                            bins[i : i + K] = add_bins(bins[i : i + K], theirs[i : i + K])
+                own = tops
+            tops = agreed(exponents, own, lane)
+        return tops, lowered_by(bins, own, tops)
+
+    @kv.func
+    def loaded(partials, part, r, begins, u, nt, t, holder):
+        """(exponents, bins) of a row's step in what a unit has left."""
+        of = work.fixed_partial_of(partials, r, kv.where(begins != 0, 0, 1), part, holder)
+        ends, weights = sums.load(of, nt, KS * K), sums.load_weights(of, nt)
+        fours, bins = [sums.load(of, nt, t * K + k) for k in range(K)], []
+        for k in kv.static(range(K)):
+            bins.append(kv.where(u == 0, weights[0][k], weights[1][k]))
+        for half in kv.static(range(2)):
+            for k in kv.static(range(K)):
+                bins.append(kv.where(u == 0, fours[k][2 * half], fours[k][2 * half + 1]))
+        return [kv.where(u == 0, ends[2 * i], ends[2 * i + 1]) for i in range(_EXPONENTS)], bins
+
+    @kv.func
+    def no_bins():
+        return [kv.f32(empty(k)) for _ in range(_NUMBERS) for k in range(K)]
+
+    @kv.func
+    def lowered_by(bins, before, tops):
+        """The bins of numbers whose exponents become more: the first one's are those of weights."""
+        found = []
+        for i in kv.static(range(_NUMBERS)):
+            of = 0 if i else 1
+            found.extend(lowered(bins[i * K : i * K + K], tops[of] - before[of]))
+        return found
+
+    @kv.func
+    def splits_of(tile_indptr, b):
+        """(tiles of a split, splits) of a sequence."""
+        each = work.tiles_of_split(tile_indptr, b)
+        return each, work.split_count(tile_indptr, b, each)
+
+    @kv.func
+    def left_by(units, tile_indptr, b, lane):
+        """The first and the last of the units or splits that have left something of a sequence that has tiles: of units
+        both the same, where one has it all.
+        """
+        if c.leaves_splits:
+            return kv.i32(0), splits_of(tile_indptr, b)[1]
+        first, last = work.units_of(units, tile_indptr, b)
+        each, count = splits_of(tile_indptr, b)
+        whole = kv.u32(0)
+        for base in range(first, last + 1, 32):
+            _, begin, end = sums.those_of(units, tile_indptr, b, each, count, base, lane)
+            whole = whole | (begin & end)
+        return first, kv.where(whole != 0, first, last)
+
+    @kv.func
+    def combined(shared, units, partials, tile_indptr, b, part, nt, t, which, first, last, lane, warp):
+        """(maximum, sum of weights, two values) of a lane's row over all splits, in warp 0."""
+        exponents, staged, total = shared
+        if c.leaves_splits:
+            tops, bins = of_splits(exponents, partials, b, part, nt, t, which, last, lane, warp)
+        else:
+            at = tile_indptr, b, part, nt, t, which, first, last, lane, warp
+            tops, bins = of_sums(exponents, units, partials, *at)
         for i in kv.static(range(_NUMBERS * K)):
             staged[warp, i, lane] = bins[i] - empty(i % K)
         kv.barrier()
@@ -102,13 +183,13 @@ def fixed_combining(c: Config, work: SimpleNamespace) -> SimpleNamespace:
             of_bin = staged[0, i, lane]
             for w in kv.static(range(1, WARPS)):
                 of_bin = of_bin + staged[w, i, lane]
-            sums[i, lane] = of_bin
+            total[i, lane] = of_bin
         kv.barrier()
         numbers = []
         for i in kv.static(range(_NUMBERS)):
             x = kv.f32(0.0)
             for k in kv.static(range(K - 1, -1, -1)):
-                x = x + sums[i * K + k, lane]
+                x = x + total[i * K + k, lane]
             numbers.append(x)
         top, weights = weight_sum(tops[1], numbers[0])
         by = kv.ex2(tops[0] * BITS - top)
@@ -119,4 +200,4 @@ def fixed_combining(c: Config, work: SimpleNamespace) -> SimpleNamespace:
         """The query row of a lane in its column tile."""
         return (lane & 1) * 2 + ((lane >> 1) & 1) if c.halves > 1 else (lane & 3) * 2 + which
 
-    return SimpleNamespace(begin=begin, combined=combined, column_of=column_of)
+    return SimpleNamespace(begin=begin, left_by=left_by, combined=combined, column_of=column_of)

@@ -300,7 +300,7 @@ def fixed_splits(c: Config, work: SimpleNamespace, partial: SimpleNamespace) -> 
         held.count = work.split_count(tile_indptr, b, held.each)
         held.own = work.split_of(tile_indptr, b, batch_tile, held.each)
         held.split = held.own
-        if not c.combine:
+        if not c.leaves_splits:
             clear(sums)
 
     @kv.func
@@ -311,7 +311,7 @@ def fixed_splits(c: Config, work: SimpleNamespace, partial: SimpleNamespace) -> 
         """
         whole = kv.bool(False)
         m, l, o = shared_out(m, l, o, lane)
-        if c.combine:
+        if c.leaves_splits:
             leave_split(work.slot_of(partials, b * c.most_splits + held.split, part, lane), m, l, o, row0, n, lane)
         else:
             with kv.trace("add split"):
@@ -320,18 +320,20 @@ def fixed_splits(c: Config, work: SimpleNamespace, partial: SimpleNamespace) -> 
                 taken = held.split + 1 - held.own
                 whole = taken == held.count
                 if ~whole:
-                    at = units, partials, counters, tile_indptr, b, part, row0
-                    whole = last(*at, r, held, taken, sums, n, lane)
+                    if c.combine:
+                        leave_sum(work.fixed_partial_of(partials, r, held.own, part, lane), sums, row0, n, lane)
+                    else:
+                        at = units, partials, counters, tile_indptr, b, part, row0
+                        whole = last(*at, r, held, taken, sums, n, lane)
         return whole
 
     @kv.func
-    def others_of(units, tile_indptr, b, r, held, first, lane):
-        """Of the 32 work units from ``first`` on, as bits of words: those but r that have left a sum of a sequence, and
-        those that do not begin inside it; whether there may be more units.
+    def those_of(units, tile_indptr, b, each, count, first, lane):
+        """Of the 32 work units from ``first`` on, as bits of words: those that have splits of a sequence, those that do
+        not begin inside it, and those that do not end before it does.
         """
-        i = first + lane
-        split, until = [work.split_at(units, tile_indptr, b, x, held.each, held.count) for x in (i, i + 1)]
-        return kv.ballot((split < until) & (i != r)), kv.ballot(split == 0), kv.ballot(until == held.count) == 0
+        split, until = [work.split_at(units, tile_indptr, b, first + lane + x, each, count) for x in range(2)]
+        return kv.ballot(split < until), kv.ballot(split == 0), kv.ballot(until == count)
 
     @kv.func
     def next_sums(partials, part, found, holder):
@@ -363,8 +365,9 @@ def fixed_splits(c: Config, work: SimpleNamespace, partial: SimpleNamespace) -> 
             holder = kv.where(rows_here(0, row0, n, lane), lane, lane & ~(3 // c.halves))
             first, more = work.first_unit_of(units, tile_indptr, b), kv.bool(True)
             while more:
-                bits, begin, more = others_of(units, tile_indptr, b, r, held, first, lane)
-                found = SimpleNamespace(first=first, others=bits, begin=begin)
+                bits, begin, end = those_of(units, tile_indptr, b, held.each, held.count, first, lane)
+                more = end == 0
+                found = SimpleNamespace(first=first, others=bits & ~kv.ballot(first + lane == r), begin=begin)
                 while found.others != 0:
                     with kv.trace("add sums"):
                         add_sums(sums, *next_sums(partials, part, found, holder))
@@ -372,5 +375,6 @@ def fixed_splits(c: Config, work: SimpleNamespace, partial: SimpleNamespace) -> 
         return arrived == others
 
     return SimpleNamespace(
-        begin=begin, finish=finish, weights_of=weights_of, values_of=values_of, first_row=first_row, step_of=step_of
-    )
+        begin=begin, finish=finish, weights_of=weights_of, values_of=values_of, first_row=first_row, step_of=step_of,
+        those_of=those_of, load=load, load_weights=load_weights, values_at=values_at,
+    )  # fmt: skip

@@ -192,9 +192,14 @@ class Config:
         return cdiv(self.row_steps, self.halves)
 
     @property
+    def leaves_splits(self) -> bool:
+        """Whether fixed splits are left one by one: where a work unit has one of them, as it does of one sequence."""
+        return bool(self.split and self.combine and self.max_batch == 1)
+
+    @property
     def sum_bytes(self) -> int:
         """Shared memory of the sums that a warp adds fixed splits to."""
-        return self.quads * 512 if self.split and not self.combine else 0
+        return self.quads * 512 if self.split and not self.leaves_splits else 0
 
     @property
     def rows(self) -> int:
@@ -294,7 +299,7 @@ class Config:
         """
         if not self.split:
             return self.column_tiles * (self.row_steps + 1)
-        if self.combine:
+        if self.leaves_splits:
             return self.column_tiles * (self.sum_steps + 2)
         return self.column_tiles * (self.sum_steps * self.bins + 1 + cdiv(2 * self.bins, 4))
 
