@@ -4,12 +4,13 @@
 A block takes one tile of the output (16 elements of the head dimension, the 8 query rows of a column tile) of one
 sequence and KV head. Its ``combine`` warps share the partial results, combine them online, and stage what each has in
 shared memory; those of fixed splits are summed in bins, as the first kernel does (:mod:`combine_fixed_splits`): which
-of them combines changes no bit. Sequences of one work unit were written by the first kernel, if it did not leave fixed
-splits.
+of them combines changes no bit. Sequences of one work unit were written by the first kernel, but for fixed splits of
+one sequence, which are left one by one.
 """
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import kvarn as kv
@@ -130,33 +131,33 @@ def combine_kernel(c: Config) -> Any:
         part, b = rest % c.row_groups, rest // c.row_groups
         head, row0, column0 = work.place_of(part)
         n = queries.length(b)
-        first, last = kv.i32(0), kv.i32(0)
+        left = SimpleNamespace(first=kv.i32(0), last=kv.i32(0), there=kv.u32(0), begin=kv.u32(0))
         if (tile_indptr[b + 1] > tile_indptr[b]) & (row0 < n * G):
             if c.split:
-                first, last = fixed.left_by(units, tile_indptr, b, lane)
+                fixed.find(left, units, tile_indptr, b, lane, warp)
             else:
-                first, last = work.units_of(units, tile_indptr, b)
+                left.first, left.last = work.units_of(units, tile_indptr, b)
         # Every block waits, so that this kernel ends after the first one, whatever there is to combine.
         if c.programmatic:
             with kv.trace("wait for partial results"):
                 kv.griddepcontrol_wait()
             kv.griddepcontrol_launch_dependents()
-        if first != last:
+        if left.first != left.last:
             at = out, sinks, lse, prior, prior_lse, queries, b, head, column0, row0, n, nt, t, lane
             if c.split:
-                of = tile_indptr, b, part, nt, t, which, first, last
+                of = tile_indptr, b, part, nt, t, which, left
                 found = fixed.combined(staged, units, partials, *of, lane, warp)
                 if warp == 0:
                     finish(*at, fixed.column_of(which, lane), found)
             else:
-                m, l, o = combined(units, partials, tile_indptr, b, part, nt, t, first, last, lane, warp)
+                m, l, o = combined(units, partials, tile_indptr, b, part, nt, t, left.first, left.last, lane, warp)
                 for i, x in kv.static(enumerate([*m, *l, *o])):
                     staged[warp, i, lane] = x
                 kv.barrier()
                 for row in range(warp, 2, WARPS):
                     finish(*at, (lane & 3) * 2 + row, sums_of(staged, kv.i32(WARPS), lane, row))
 
-    @kv.kernel(block=(32 * WARPS, 1, 1), min_blocks=max(1, (16 if c.split else 32) // WARPS))
+    @kv.kernel(block=(32 * WARPS, 1, 1), min_blocks=max(1, (16 if c.leaves_splits else 32) // WARPS))
     def attention_combine(
         collection: kv.KVCacheCollection, extents: kv.Buffer[kv.i32, 1], kv_offsets: kv.Optional[kv.Buffer[kv.i32, 1]],
         out: kv.Buffer[c.out, c.rank], partials: kv.Buffer[kv.i8, 1], max_units: kv.i32,

@@ -36,7 +36,7 @@ def fixed_combining(c: Config, work: SimpleNamespace) -> SimpleNamespace:
     """
     K, WARPS = c.bins, c.combine
     EACH = cdiv(c.most_splits, WARPS)  # splits of a warp, whose loads all are under way together
-    UNITS = max(1, 32 // WARPS)  # units of a warp, whose sums' loads are
+    UNITS = 4  # units of a warp, whose sums' loads are
     KS, sums = c.sum_steps, fixed_splits(c, work, partials_of(c))
 
     @kv.func
@@ -94,20 +94,26 @@ def fixed_combining(c: Config, work: SimpleNamespace) -> SimpleNamespace:
         return tops, bins
 
     @kv.func
-    def of_sums(exponents, units, partials, tile_indptr, b, part, nt, t, which, first, last, lane, warp):
+    def those_from(units, tile_indptr, b, base, lane, warp):
+        """Of this warp's next units from ``base`` on, as bits of words: those that have left a sum of a sequence, and
+        those that do not begin inside it.
+        """
+        each, count = splits_of(tile_indptr, b)
+        return sums.those_of(units, tile_indptr, b, each, count, base + warp + lane * WARPS)[:2]
+
+    @kv.func
+    def of_sums(exponents, units, partials, tile_indptr, b, part, nt, t, which, left, lane, warp):
         """The exponents that all warps have agreed on, and this warp's bins, of the sums of units."""
         u, holder, t = row_of(which, t, lane)
-        each, count = splits_of(tile_indptr, b)
         own, bins = [kv.f32(NO_EXPONENT)] * _EXPONENTS, no_bins()
+        there, begin = left.there, left.begin
         with kv.trace("load sums"):
-            for base in range(first, last + 1, 32):
-                there, begin, _ = sums.those_of(units, tile_indptr, b, each, count, base, lane)
+            for base in range(left.first, left.last + 1, WARPS * UNITS):
                 held, tops = [], own
                 for j in kv.static(range(UNITS)):
-                    bit = kv.u32(1) << kv.u32(warp + j * WARPS)
-                    r = kv.math.min(base + warp + j * WARPS, last)  # which may have left nothing
-                    found = loaded(partials, part, r, begin & bit, u, nt, t, holder)
-                    held.append(((there & bit) != 0, *found))
+                    r = kv.math.min(base + warp + j * WARPS, left.last)  # which may have left nothing
+                    found = loaded(partials, part, r, begin & (1 << j), u, nt, t, holder)
+                    held.append(((there & (1 << j)) != 0, *found))
                 for exists, of_it, _ in kv.static(held):
                     tops = [kv.where(exists, kv.math.max(x, y), x) for x, y in zip(tops, of_it, strict=True)]
                 bins = lowered_by(bins, own, tops)
@@ -117,6 +123,8 @@ def fixed_combining(c: Config, work: SimpleNamespace) -> SimpleNamespace:
                         for i in kv.static(range(0, _NUMBERS * K, K)):
                             bins[i : i + K] = add_bins(bins[i : i + K], theirs[i : i + K])
                 own = tops
+                if base + WARPS * UNITS <= left.last:
+                    there, begin = those_from(units, tile_indptr, b, base + WARPS * UNITS, lane, warp)
             tops = agreed(exponents, own, lane)
         return tops, lowered_by(bins, own, tops)
 
@@ -153,28 +161,29 @@ def fixed_combining(c: Config, work: SimpleNamespace) -> SimpleNamespace:
         return each, work.split_count(tile_indptr, b, each)
 
     @kv.func
-    def left_by(units, tile_indptr, b, lane):
-        """The first and the last of the units or splits that have left something of a sequence that has tiles: of units
+    def find(left, units, tile_indptr, b, lane, warp):
+        """Find what is left of a sequence that has tiles: from the ``first`` to the ``last`` split, or unit; of units
         both the same, where one has it all.
         """
         if c.leaves_splits:
-            return kv.i32(0), splits_of(tile_indptr, b)[1]
-        first, last = work.units_of(units, tile_indptr, b)
-        each, count = splits_of(tile_indptr, b)
-        whole = kv.u32(0)
-        for base in range(first, last + 1, 32):
-            _, begin, end = sums.those_of(units, tile_indptr, b, each, count, base, lane)
-            whole = whole | (begin & end)
-        return first, kv.where(whole != 0, first, last)
+            left.last = splits_of(tile_indptr, b)[1]
+        else:
+            left.first, left.last = work.units_of(units, tile_indptr, b)
+            each, count = splits_of(tile_indptr, b)
+            for base in range(left.first, left.last + 1, 32):
+                _, begin, end = sums.those_of(units, tile_indptr, b, each, count, base + lane)
+                if (begin & end) != 0:
+                    left.last = left.first
+            left.there, left.begin = those_from(units, tile_indptr, b, left.first, lane, warp)
 
     @kv.func
-    def combined(shared, units, partials, tile_indptr, b, part, nt, t, which, first, last, lane, warp):
+    def combined(shared, units, partials, tile_indptr, b, part, nt, t, which, left, lane, warp):
         """(maximum, sum of weights, two values) of a lane's row over all splits, in warp 0."""
         exponents, staged, total = shared
         if c.leaves_splits:
-            tops, bins = of_splits(exponents, partials, b, part, nt, t, which, last, lane, warp)
+            tops, bins = of_splits(exponents, partials, b, part, nt, t, which, left.last, lane, warp)
         else:
-            at = tile_indptr, b, part, nt, t, which, first, last, lane, warp
+            at = tile_indptr, b, part, nt, t, which, left, lane, warp
             tops, bins = of_sums(exponents, units, partials, *at)
         for i in kv.static(range(_NUMBERS * K)):
             staged[warp, i, lane] = bins[i] - empty(i % K)
@@ -200,4 +209,4 @@ def fixed_combining(c: Config, work: SimpleNamespace) -> SimpleNamespace:
         """The query row of a lane in its column tile."""
         return (lane & 1) * 2 + ((lane >> 1) & 1) if c.halves > 1 else (lane & 3) * 2 + which
 
-    return SimpleNamespace(begin=begin, left_by=left_by, combined=combined, column_of=column_of)
+    return SimpleNamespace(begin=begin, find=find, combined=combined, column_of=column_of)

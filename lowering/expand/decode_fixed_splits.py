@@ -5,9 +5,11 @@ The splits follow from a sequence's length alone, and their partial results are 
 that it changes no bit which of them are added first. A warp keeps the bins of its sequence in shared memory and adds to
 them whenever a split ends: a sequence in one work unit never leaves the multiprocessor, and where a unit begins or ends
 inside a sequence it leaves one sum, as units of an even division leave one partial result. The warp that finds itself
-last adds the others' to its own.
+last adds the others' to its own. Of few query rows half of the lanes have none; they take half of their neighbours'
+columns when a split ends, so that all lanes add.
 
-Batches of few sequences leave every split, which a second kernel adds (:mod:`attention_combine`).
+Of batches of few sequences a second kernel adds the sums that units leave; of one sequence, whose units have a split
+each, it adds the splits themselves (:mod:`attention_combine`).
 """
 
 from __future__ import annotations
@@ -328,11 +330,11 @@ def fixed_splits(c: Config, work: SimpleNamespace, partial: SimpleNamespace) -> 
         return whole
 
     @kv.func
-    def those_of(units, tile_indptr, b, each, count, first, lane):
-        """Of the 32 work units from ``first`` on, as bits of words: those that have splits of a sequence, those that do
-        not begin inside it, and those that do not end before it does.
+    def those_of(units, tile_indptr, b, each, count, r):
+        """Of 32 work units, one a lane, as bits of words: those that have splits of a sequence, those that do not begin
+        inside it, and those that do not end before it does.
         """
-        split, until = [work.split_at(units, tile_indptr, b, first + lane + x, each, count) for x in range(2)]
+        split, until = [work.split_at(units, tile_indptr, b, r + x, each, count) for x in range(2)]
         return kv.ballot(split < until), kv.ballot(split == 0), kv.ballot(until == count)
 
     @kv.func
@@ -365,7 +367,7 @@ def fixed_splits(c: Config, work: SimpleNamespace, partial: SimpleNamespace) -> 
             holder = kv.where(rows_here(0, row0, n, lane), lane, lane & ~(3 // c.halves))
             first, more = work.first_unit_of(units, tile_indptr, b), kv.bool(True)
             while more:
-                bits, begin, end = those_of(units, tile_indptr, b, held.each, held.count, first, lane)
+                bits, begin, end = those_of(units, tile_indptr, b, held.each, held.count, first + lane)
                 more = end == 0
                 found = SimpleNamespace(first=first, others=bits & ~kv.ballot(first + lane == r), begin=begin)
                 while found.others != 0:
