@@ -83,8 +83,12 @@ def combine_kernel(c: Config) -> Any:
         return top, total, o
 
     @kv.func
-    def finish(out, sinks, lse, prior, prior_lse, queries, b, head, column0, row0, n, nt, t, lane, column, found):
-        """Write the rows of a column: each lane its own elements. ``found`` is (maximum, sum of weights, values)."""
+    def finish(
+        out, sinks, lse, prior, prior_lse, queries, b, head, column0, row0, n, nt, t, lane, column, first, found
+    ):
+        """Write the rows of a column: each lane its own elements. ``found`` is (maximum, sum of weights, values): both
+        of a lane, or the ``first`` of them alone.
+        """
         top, weights, o = found
         row = row0 + nt * COLUMNS + column
         if row < n * G:
@@ -92,17 +96,18 @@ def combine_kernel(c: Config) -> Any:
             token = queries.at(queries.base(b), row // G)
             sink, before = None if sinks is None else sinks[h], None if prior is None else prior_lse[(*token, h)]
             top, weights, factor, of_prior = finished(top, weights, sink, before)
-            for half in kv.static(range(2)):
+            for i in kv.static(range(len(o))):
+                half = first + i
                 d = t * 16 + ((lane >> 2) * 2 + half if c.narrow else (lane >> 2) + 8 * half)
                 if c.joined > 1:
                     d = d - row % G // c.group * c.spec.head_size
                 if (c.size % 16 == 0) & (c.joined == 1):
-                    out[(*token, h, d + column0)] = element(o[half] * factor, prior, of_prior, token, h, d + column0)
+                    out[(*token, h, d + column0)] = element(o[i] * factor, prior, of_prior, token, h, d + column0)
                 else:
                     if (d >= 0) & (d < c.spec.head_size):
-                        out[(*token, h, d)] = element(o[half] * factor, prior, of_prior, token, h, d)
+                        out[(*token, h, d)] = element(o[i] * factor, prior, of_prior, token, h, d)
             if lse is not None:
-                if (t == 0) & (lane < 4) & (column0 == 0):
+                if (t == 0) & (lane < 4) & (column0 == 0) & (first == 0):
                     lse[(*token, h)] = log_sum_exp(top, weights)
 
     @kv.func
@@ -120,7 +125,7 @@ def combine_kernel(c: Config) -> Any:
         lane, warp = kv.lane_id(), kv.warp_id()
         queries = queries_of(c.padded, extents, out, kv_offsets)
         batch = queries.sequences
-        staged = fixed.begin(lane, warp) if c.split else kv.shared((WARPS, 8, 32), kv.f32)
+        staged = fixed.begin() if c.split else kv.shared((WARPS, 8, 32), kv.f32)
         # The first kernel started when everything before it was done, so lengths and offsets may be read already.
         chosen = lists_of(c, collection, queries, pages, page_counts, block_mask)
         tile_indptr, total = work.count_tiles(collection, queries, chosen, batch, WARPS)
@@ -146,16 +151,17 @@ def combine_kernel(c: Config) -> Any:
             at = out, sinks, lse, prior, prior_lse, queries, b, head, column0, row0, n, nt, t, lane
             if c.split:
                 of = tile_indptr, b, part, nt, t, which, left
-                found = fixed.combined(staged, units, partials, *of, lane, warp)
-                if warp == 0:
-                    finish(*at, fixed.column_of(which, lane), found)
+                fixed.gather(staged, units, partials, *of, lane, warp)
+                for half in range(warp, 2, WARPS):
+                    top, weights, value = fixed.combined(staged, half, lane)
+                    finish(*at, fixed.column_of(which, lane), half, (top, weights, [value]))
             else:
                 m, l, o = combined(units, partials, tile_indptr, b, part, nt, t, left.first, left.last, lane, warp)
                 for i, x in kv.static(enumerate([*m, *l, *o])):
                     staged[warp, i, lane] = x
                 kv.barrier()
                 for row in range(warp, 2, WARPS):
-                    finish(*at, (lane & 3) * 2 + row, sums_of(staged, kv.i32(WARPS), lane, row))
+                    finish(*at, (lane & 3) * 2 + row, 0, sums_of(staged, kv.i32(WARPS), lane, row))
 
     @kv.kernel(block=(32 * WARPS, 1, 1), min_blocks=max(1, (16 if c.leaves_splits else 32) // WARPS))
     def attention_combine(

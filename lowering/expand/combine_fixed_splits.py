@@ -14,7 +14,7 @@ from types import SimpleNamespace
 import kvarn as kv
 from kvarn.dialect.layout import cdiv
 
-from .binned_sums import BITS, NO_EXPONENT, add_bins, add_value, empty, factors, lowered
+from .binned_sums import BITS, NO_EXPONENT, add_bins, add_value, empty, factors, lowered, sum_of
 from .decode_fixed_splits import fixed_splits, weight_sum
 from .decode_partials import partials_of
 from .decode_schedule import Config
@@ -23,16 +23,10 @@ _EXPONENTS = 2  # of a lane: of its values, and of its sums of weights
 _NUMBERS = 3  # that are summed: the weights, two values
 
 
-@kv.func
-def ordered(bits):
-    """The bits of a float as an integer of the same order; of such an integer, the bits."""
-    return bits ^ ((bits >> 31) & 0x7FFFFFFF)
-
-
 def fixed_combining(c: Config, work: SimpleNamespace) -> SimpleNamespace:
     """The functions for a configuration and its scheduler.
 
-    ``shared`` is what :func:`begin` gives: the exponents of all splits, what each warp has summed, the whole sums.
+    ``shared`` is what :func:`begin` gives: the exponents of what each warp has summed, and the bins.
     """
     K, WARPS = c.bins, c.combine
     EACH = cdiv(c.most_splits, WARPS)  # splits of a warp, whose loads all are under way together
@@ -40,15 +34,9 @@ def fixed_combining(c: Config, work: SimpleNamespace) -> SimpleNamespace:
     KS, sums = c.sum_steps, fixed_splits(c, work, partials_of(c))
 
     @kv.func
-    def begin(lane, warp):
-        """Shared memory for :func:`combined`, before any warp is there."""
-        exponents = kv.shared((_EXPONENTS, 32), kv.i32)
-        staged, sums = kv.shared((WARPS, _NUMBERS * K, 32), kv.f32), kv.shared((_NUMBERS * K, 32), kv.f32)
-        if warp == 0:
-            for i in kv.static(range(_EXPONENTS)):
-                exponents[i, lane] = ordered(kv.bitcast(kv.f32(NO_EXPONENT), kv.i32))
-        kv.barrier()
-        return exponents, staged, sums
+    def begin():
+        """Shared memory for what the warps have summed."""
+        return kv.shared((WARPS, _EXPONENTS, 32), kv.f32), kv.shared((WARPS, _NUMBERS * K, 32), kv.f32)
 
     @kv.func
     def row_of(which, t, lane):
@@ -62,18 +50,10 @@ def fixed_combining(c: Config, work: SimpleNamespace) -> SimpleNamespace:
         return (lane >> 1) & 1, (lane & ~2) | kv.where(other, 2, 0), t - kv.where(other, c.sum_steps, 0)
 
     @kv.func
-    def agreed(exponents, own, lane):
-        """The largest exponents of all warps'."""
-        for i in kv.static(range(_EXPONENTS)):
-            exponents.ptr(i, lane).atomic("max", ordered(kv.bitcast(own[i], kv.i32)), scope="block")
-        kv.barrier()
-        return [kv.bitcast(ordered(exponents[i, lane]), kv.f32) for i in range(_EXPONENTS)]
-
-    @kv.func
-    def of_splits(exponents, partials, b, part, nt, t, which, count, lane, warp):
-        """The exponents that all warps have agreed on, and this warp's bins, of a sequence's splits."""
+    def of_splits(partials, b, part, nt, t, which, count, lane, warp):
+        """The exponents and bins of this warp's splits of a sequence."""
         u, holder, t = row_of(which, t, lane)
-        held, own = [], [kv.f32(NO_EXPONENT)] * _EXPONENTS
+        held, own, bins = [], [kv.f32(NO_EXPONENT)] * _EXPONENTS, no_bins()
         with kv.trace("load splits"):
             for j in kv.static(range(EACH)):
                 s = kv.math.min(warp + j * WARPS, count - 1)
@@ -84,14 +64,12 @@ def fixed_combining(c: Config, work: SimpleNamespace) -> SimpleNamespace:
                 held.append((of_it, (ends[2], pair[0], pair[1])))
             for of_it, _ in kv.static(held):
                 own = [kv.math.max(x, y) for x, y in zip(own, of_it, strict=True)]
-            tops = agreed(exponents, own, lane)
-        bins = no_bins()
         for j, (of_it, numbers) in kv.static(enumerate(held)):
             if warp + j * WARPS < count:
-                by = [factors(K, x - y) for x, y in zip(tops, of_it, strict=True)]
+                by = [factors(K, x - y) for x, y in zip(own, of_it, strict=True)]
                 for i, x in kv.static(enumerate(numbers)):
                     bins[i * K : i * K + K] = add_value(bins[i * K : i * K + K], x, by[0 if i else 1])
-        return tops, bins
+        return own, bins
 
     @kv.func
     def those_from(units, tile_indptr, b, base, lane, warp):
@@ -102,8 +80,8 @@ def fixed_combining(c: Config, work: SimpleNamespace) -> SimpleNamespace:
         return sums.those_of(units, tile_indptr, b, each, count, base + warp + lane * WARPS)[:2]
 
     @kv.func
-    def of_sums(exponents, units, partials, tile_indptr, b, part, nt, t, which, left, lane, warp):
-        """The exponents that all warps have agreed on, and this warp's bins, of the sums of units."""
+    def of_sums(units, partials, tile_indptr, b, part, nt, t, which, left, lane, warp):
+        """The exponents and bins of this warp's sums of units."""
         u, holder, t = row_of(which, t, lane)
         own, bins = [kv.f32(NO_EXPONENT)] * _EXPONENTS, no_bins()
         there, begin = left.there, left.begin
@@ -125,8 +103,7 @@ def fixed_combining(c: Config, work: SimpleNamespace) -> SimpleNamespace:
                 own = tops
                 if base + WARPS * UNITS <= left.last:
                     there, begin = those_from(units, tile_indptr, b, base + WARPS * UNITS, lane, warp)
-            tops = agreed(exponents, own, lane)
-        return tops, lowered_by(bins, own, tops)
+        return own, bins
 
     @kv.func
     def loaded(partials, part, r, begins, u, nt, t, holder):
@@ -177,36 +154,48 @@ def fixed_combining(c: Config, work: SimpleNamespace) -> SimpleNamespace:
             left.there, left.begin = those_from(units, tile_indptr, b, left.first, lane, warp)
 
     @kv.func
-    def combined(shared, units, partials, tile_indptr, b, part, nt, t, which, left, lane, warp):
-        """(maximum, sum of weights, two values) of a lane's row over all splits, in warp 0."""
-        exponents, staged, total = shared
+    def gather(shared, units, partials, tile_indptr, b, part, nt, t, which, left, lane, warp):
+        """Sum this warp's share of what is left of a sequence, for all warps to see."""
+        exponents, staged = shared
         if c.leaves_splits:
-            tops, bins = of_splits(exponents, partials, b, part, nt, t, which, left.last, lane, warp)
+            own, bins = of_splits(partials, b, part, nt, t, which, left.last, lane, warp)
         else:
-            at = tile_indptr, b, part, nt, t, which, left, lane, warp
-            tops, bins = of_sums(exponents, units, partials, *at)
+            own, bins = of_sums(units, partials, tile_indptr, b, part, nt, t, which, left, lane, warp)
+        for i in kv.static(range(_EXPONENTS)):
+            exponents[warp, i, lane] = own[i]
         for i in kv.static(range(_NUMBERS * K)):
-            staged[warp, i, lane] = bins[i] - empty(i % K)
+            staged[warp, i, lane] = bins[i]
         kv.barrier()
-        for i in range(warp, _NUMBERS * K, WARPS):
-            of_bin = staged[0, i, lane]
-            for w in kv.static(range(1, WARPS)):
-                of_bin = of_bin + staged[w, i, lane]
-            total[i, lane] = of_bin
-        kv.barrier()
-        numbers = []
-        for i in kv.static(range(_NUMBERS)):
-            x = kv.f32(0.0)
-            for k in kv.static(range(K - 1, -1, -1)):
-                x = x + total[i * K + k, lane]
-            numbers.append(x)
-        top, weights = weight_sum(tops[1], numbers[0])
-        by = kv.ex2(tops[0] * BITS - top)
-        return top, weights, [x * by for x in numbers[1:]]
+
+    @kv.func
+    def combined(shared, half, lane):
+        """(maximum, sum of weights, one of two values) of a lane's row, of all warps' sums."""
+        exponents, staged = shared
+        of, tops, below = [], [kv.f32(NO_EXPONENT)] * _EXPONENTS, kv.bool(False)
+        for w in kv.static(range(WARPS)):
+            of.append([exponents[w, i, lane] for i in range(_EXPONENTS)])
+            tops = [kv.math.max(x, y) for x, y in zip(tops, of[w], strict=True)]
+        for w in kv.static(range(WARPS)):
+            for i in kv.static(range(_EXPONENTS)):
+                below = below | (of[w][i] != tops[i])
+        first = [0, K + half * K]  # where the bins of the weights, and those of the value, begin
+        bins = [kv.f32(empty(k)) for _ in range(2) for k in range(K)]
+        if kv.ballot(below) == 0:
+            for w in kv.static(range(WARPS)):
+                theirs = [staged[w, at + k, lane] for at in first for k in range(K)]
+                bins = [x + (y - empty(i % K)) for i, (x, y) in enumerate(zip(bins, theirs, strict=True))]
+        else:
+            for w in range(WARPS):
+                for n in kv.static(range(2)):
+                    theirs = [staged[w, first[n] + k, lane] for k in range(K)]
+                    theirs = lowered(theirs, tops[1 - n] - exponents[w, 1 - n, lane])
+                    bins[n * K : n * K + K] = add_bins(bins[n * K : n * K + K], theirs)
+        top, weights = weight_sum(tops[1], sum_of(bins[:K]))
+        return top, weights, sum_of(bins[K:]) * kv.ex2(tops[0] * BITS - top)
 
     @kv.func
     def column_of(which, lane):
         """The query row of a lane in its column tile."""
         return (lane & 1) * 2 + ((lane >> 1) & 1) if c.halves > 1 else (lane & 3) * 2 + which
 
-    return SimpleNamespace(begin=begin, find=find, combined=combined, column_of=column_of)
+    return SimpleNamespace(begin=begin, find=find, gather=gather, combined=combined, column_of=column_of)

@@ -311,10 +311,9 @@ class Config:
     @property
     def combined_bytes(self) -> int:
         """Shared memory of the combine kernel's warps: (max, sum, two outputs) of two rows; of fixed splits three sums
-        in bins, of each warp and of all, and two exponents.
+        in bins, and two exponents.
         """
-        floats = 3 * self.bins * (self.combine + 1) + 2 if self.split else 8 * self.combine
-        return 128 * floats
+        return 128 * self.combine * (3 * self.bins + 2 if self.split else 8)
 
     @property
     def mma(self) -> DType:
