@@ -32,7 +32,15 @@ def combine_kernel(c: Config) -> Any:
     @kv.func
     def load(of, nt, t):
         """((maximum, maximum, sum, sum), four outputs) of a partial result."""
-        return [(of + (nt * (KS + 1) + quad) * 512).load(kv.f32, 4) for quad in (KS, t)]
+        return [(of + (nt * (c.sum_steps + 1) + quad) * 512).load(kv.f32, 4) for quad in (c.sum_steps, t)]
+
+    @kv.func
+    def held_by(t, lane):
+        """(the lane that left what a lane combines of a step, which of its own steps that is)."""
+        if c.halves == 1:
+            return lane, t
+        other = t >= c.sum_steps
+        return (lane & ~2) | kv.where(other, 2, 0), t - kv.where(other, c.sum_steps, 0)
 
     @kv.func
     def fetch(units, partials, tile_indptr, b, part, nt, t, r, last, lane):
@@ -41,6 +49,7 @@ def combine_kernel(c: Config) -> Any:
         Where there are no more it is the last one again.
         """
         found = []
+        lane, t = held_by(t, lane)
         for j in kv.static(range(TOGETHER)):
             of = work.partial_of(units, partials, tile_indptr, b, part, kv.math.min(r + j * WARPS, last), lane)
             found.append(load(of, nt, t))

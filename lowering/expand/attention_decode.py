@@ -367,6 +367,7 @@ def decode_kernel(c: Config) -> Any:
                 # A warp without rows of the sequence leaves nothing, and nobody waits for it.
                 if row0 < rows * G:
                     with kv.trace("combine and write"):
+                        m, l, o = results_of.shared_out(m, l, o, lane)
                         at = (units, partials, counters, tile_indptr, done, part, row0)
                         if c.split:
                             whole = results_of.finish_fixed(*at, r, held, more, sums, m, l, o, rows, lane)

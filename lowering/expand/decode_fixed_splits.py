@@ -5,8 +5,7 @@ The splits follow from a sequence's length alone, and their partial results are 
 that it changes no bit which of them are added first. A warp keeps the bins of its sequence in shared memory and adds to
 them whenever a split ends: a sequence in one work unit never leaves the multiprocessor, and where a unit begins or ends
 inside a sequence it leaves one sum, as units of an even division leave one partial result. The warp that finds itself
-last adds the others' to its own. Of few query rows half of the lanes have none; they take half of their neighbours'
-columns when a split ends, so that all lanes add.
+last adds the others' to its own.
 
 Of batches of few sequences a second kernel adds the sums that units leave; of one sequence, whose units have a split
 each, it adds the splits themselves (:mod:`attention_combine`).
@@ -34,8 +33,8 @@ from .binned_sums import (
     scale,
     sum_of,
 )
-from .decode_partials import lane_sum
-from .decode_schedule import COLUMNS, Config
+from .decode_partials import lane_sum, rows_of
+from .decode_schedule import Config
 
 
 @kv.func
@@ -44,7 +43,7 @@ def row_exponents(c: Config, m: Any, l: Any, o: Any, nt: int) -> Any:
     of_values, of_weights = [], []
     for u in kv.static(range(2)):
         largest = kv.f32(0.0)
-        for i in kv.static(range(nt * c.sum_steps * 4 + u, (nt + 1) * c.sum_steps * 4, 2)):
+        for i in kv.static(rows_of(c, nt, u)):
             largest = kv.math.max(largest, kv.math.abs(o[i]))
         of_values.append(exponent(m[2 * nt + u], largest))
         of_weights.append(exponent(m[2 * nt + u], l[2 * nt + u]))
@@ -72,37 +71,6 @@ def fixed_splits(c: Config, work: SimpleNamespace, partial: SimpleNamespace) -> 
     TOGETHER = 4 if STEPS <= 4 else 2
     WIDE = math.gcd(KS, 2)
     ENDS = 1 + cdiv(2 * K, 4)  # fours beside the values: exponents, and bins of the sums of weights
-
-    @kv.func
-    def first_row(lane):
-        """The first of a lane's two rows in a column tile, of splits and sums."""
-        return (lane & (3 // c.halves)) * 2
-
-    @kv.func
-    def step_of(t, lane):
-        """The step of the output that is a lane's step t of splits and sums; it may be behind the last."""
-        return t + kv.where((lane & 2) != 0, KS, 0) if c.halves > 1 else t
-
-    @kv.func
-    def rows_here(nt, row0, n, lane):
-        """Whether a lane has rows of a sequence of n queries, of splits and sums."""
-        return row0 + nt * COLUMNS + first_row(lane) < n * c.head_rows
-
-    @kv.func
-    def shared_out(m, l, o, lane):
-        """A split's partial result with the columns shared out among all lanes: those without rows take half of what
-        their neighbours have, two lanes away.
-        """
-        if c.halves == 1:
-            return m, l, o
-        other, found = (lane & 2) != 0, []
-        for t in kv.static(range(KS)):
-            for j in kv.static(range(4)):
-                theirs = kv.f32(0.0)
-                if t + KS < c.row_steps:
-                    theirs = kv.shuffle_xor(o[(t + KS) * 4 + j], 2)
-                found.append(kv.where(other, theirs, o[t * 4 + j]))
-        return [kv.shuffle_idx(x, lane & ~2) for x in m], [kv.shuffle_idx(x, lane & ~2) for x in l], found
 
     # A sum of a column tile: for each step of the head its bins, four values each; the exponents of the values and of
     # the sums of weights of two rows; the bins of the latter, two by two.
@@ -256,7 +224,7 @@ def fixed_splits(c: Config, work: SimpleNamespace, partial: SimpleNamespace) -> 
     def leave_sum(place, sums, row0, n, lane):
         """Copy the sums to the workspace, those of rows that there are."""
         for nt in kv.static(range(NT)):
-            if rows_here(nt, row0, n, lane):
+            if partial.rows_here(nt, row0, n, lane):
                 for i in range(0, KS * K, WIDE * K):
                     for k in kv.static(range(WIDE * K)):
                         store(place, nt, i + k, load(sums, nt, i + k))
@@ -284,7 +252,7 @@ def fixed_splits(c: Config, work: SimpleNamespace, partial: SimpleNamespace) -> 
         values, of the weights; sum of weights); then, for each step of the head, the two values of each row.
         """
         for nt in kv.static(range(NT)):
-            if rows_here(nt, row0, n, lane):
+            if partial.rows_here(nt, row0, n, lane):
                 own, of = row_exponents(c, m, l, o, nt), place + nt * ((KS + 2) * 512)
                 scales = [scale(m[2 * nt + i % 2], own[i]) for i in range(4)]
                 for u in kv.static(range(2)):
@@ -312,7 +280,6 @@ def fixed_splits(c: Config, work: SimpleNamespace, partial: SimpleNamespace) -> 
         ``more`` splits of the sequence are to come in this unit.
         """
         whole = kv.bool(False)
-        m, l, o = shared_out(m, l, o, lane)
         if c.leaves_splits:
             leave_split(work.slot_of(partials, b * c.most_splits + held.split, part, lane), m, l, o, row0, n, lane)
         else:
@@ -363,8 +330,7 @@ def fixed_splits(c: Config, work: SimpleNamespace, partial: SimpleNamespace) -> 
                 arrived = partial.tell(counter, taken, lane)
         if arrived == others:
             partial.begin_again(counter, lane)
-            # Lanes without rows, which nobody wrote, read those of their neighbours, which are read anyway.
-            holder = kv.where(rows_here(0, row0, n, lane), lane, lane & ~(3 // c.halves))
+            holder = partial.holder(row0, n, lane)
             first, more = work.first_unit_of(units, tile_indptr, b), kv.bool(True)
             while more:
                 bits, begin, end = those_of(units, tile_indptr, b, held.each, held.count, first + lane)
@@ -377,6 +343,6 @@ def fixed_splits(c: Config, work: SimpleNamespace, partial: SimpleNamespace) -> 
         return arrived == others
 
     return SimpleNamespace(
-        begin=begin, finish=finish, weights_of=weights_of, values_of=values_of, first_row=first_row, step_of=step_of,
-        those_of=those_of, load=load, load_weights=load_weights, values_at=values_at,
+        begin=begin, finish=finish, weights_of=weights_of, values_of=values_of, those_of=those_of, load=load,
+        load_weights=load_weights,
     )  # fmt: skip

@@ -1,5 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""A warp's partial result (m, l, o) in memory, as its lanes hold it, and who is the last of a sequence to leave one."""
+"""A warp's partial result (m, l, o) in memory, as its lanes hold it, and who is the last of a sequence to leave one.
+
+Of few query rows half of the lanes have none. They take half of their neighbours' columns when a split ends, so that
+all lanes have something to add, to leave and to write.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +26,7 @@ def lane_sum(x: Any) -> Any:
 
 def rows_of(c: Config, nt: int, u: int) -> range:
     """Where a lane's outputs of row u of a column tile are among all that it has."""
-    return range(nt * c.row_steps * 4 + u, (nt + 1) * c.row_steps * 4, 2)
+    return range(nt * c.sum_steps * 4 + u, (nt + 1) * c.sum_steps * 4, 2)
 
 
 def partials_of(c: Config) -> SimpleNamespace:
@@ -30,17 +34,41 @@ def partials_of(c: Config) -> SimpleNamespace:
 
     ``place`` points to a lane's part of a partial result in the workspace.
     """
-    NT, KS = c.column_tiles, c.row_steps
+    NT, KS = c.column_tiles, c.sum_steps
+
+    @kv.func
+    def first_row(lane):
+        """The first of a lane's two rows in a column tile."""
+        return (lane & (3 // c.halves)) * 2
+
+    @kv.func
+    def step_of(t, lane):
+        """The step of the output that is a lane's step t; of an odd number it may be behind the last."""
+        return t + kv.where((lane & 2) != 0, KS, 0) if c.halves > 1 else t
+
+    @kv.func
+    def shared_out(m, l, o, lane):
+        """A result whose columns all lanes share: of what a neighbour has, a lane without rows has half."""
+        if c.halves == 1:
+            return m, l, o
+        other, found = (lane & 2) != 0, []
+        for t in kv.static(range(KS)):
+            for j in kv.static(range(4)):
+                theirs = kv.f32(0.0)
+                if t + KS < c.row_steps:
+                    theirs = kv.shuffle_xor(o[(t + KS) * 4 + j], 2)
+                found.append(kv.where(other, theirs, o[t * 4 + j]))
+        return [kv.shuffle_idx(x, lane & ~2) for x in m], [kv.shuffle_idx(x, lane & ~2) for x in l], found
 
     @kv.func
     def rows_here(nt, row0, n, lane):
-        """Whether a lane's columns of a tile hold rows of a sequence of n queries."""
-        return row0 + nt * COLUMNS + (lane & 3) * 2 < n * c.head_rows
+        """Whether a lane has rows of a sequence of n queries in a column tile."""
+        return row0 + nt * COLUMNS + first_row(lane) < n * c.head_rows
 
     @kv.func
     def holder(row0, n, lane):
         """The lane whose part a lane reads: without rows, which nobody wrote, its neighbour's, already read."""
-        return kv.where(rows_here(0, row0, n, lane), lane, lane & ~3)
+        return kv.where(rows_here(0, row0, n, lane), lane, lane & ~(3 // c.halves))
 
     @kv.func
     def store(place, m, l, o, nt):
@@ -112,6 +140,6 @@ def partials_of(c: Config) -> SimpleNamespace:
             counter.store(kv.i32(0))
 
     return SimpleNamespace(
-        rows_here=rows_here, holder=holder, leave=leave, load=load, add=add, arrived=arrived, tell=tell,
-        begin_again=begin_again,
+        first_row=first_row, step_of=step_of, shared_out=shared_out, rows_here=rows_here, holder=holder, leave=leave,
+        load=load, add=add, arrived=arrived, tell=tell, begin_again=begin_again,
     )  # fmt: skip

@@ -21,7 +21,7 @@ def results(c: Config, work: SimpleNamespace) -> SimpleNamespace:
     """
     G, NT, KS = c.head_rows, c.column_tiles, c.row_steps
     # Partial results whose loads are under way together: what registers allow.
-    TOGETHER = max(1, min(4, 24 // (KS * NT))) if c.blocks * c.warps <= 8 else 1
+    TOGETHER = max(1, min(8, 32 // (c.sum_steps * NT))) if c.blocks * c.warps <= 8 else 1
     partial = partials_of(c)
 
     @kv.func
@@ -93,29 +93,34 @@ def results(c: Config, work: SimpleNamespace) -> SimpleNamespace:
         """Normalise and write the rows of one sequence and KV head, each lane its own elements."""
         for nt in kv.static(range(NT)):
             for u in kv.static(range(2)):
-                row = row0 + nt * COLUMNS + (lane & 3) * 2 + u
+                row = row0 + nt * COLUMNS + partial.first_row(lane) + u
                 slot = 2 * nt + u
                 if row < n * G:
                     place, top, total, factor, of_prior = row_of(
                         sinks, prior_lse, queries, b, head, row, n, m[slot], l[slot]
                     )
-                    for t in kv.static(range(KS)):
-                        pair = [o[(nt * KS + t) * 4 + 2 * half + u] * factor for half in range(2)]
-                        write_pair(out, prior, place, row, t, column0, pair, of_prior, lane)
+                    for t in kv.static(range(c.sum_steps)):
+                        step = partial.step_of(t, lane)
+                        pair = [o[(nt * c.sum_steps + t) * 4 + 2 * half + u] * factor for half in range(2)]
+                        if KS % c.halves == 0:
+                            write_pair(out, prior, place, row, step, column0, pair, of_prior, lane)
+                        else:
+                            if step < KS:
+                                write_pair(out, prior, place, row, step, column0, pair, of_prior, lane)
                     write_lse(lse, place, column0, top, total, lane)
 
     @kv.func
     def write_sums(out, sinks, lse, prior, prior_lse, queries, b, head, column0, row0, n, sums, lane):
         """The same of the sums of fixed splits, step by step."""
         for nt in kv.static(range(NT)):
-            rows, found = [row0 + nt * COLUMNS + fixed.first_row(lane) + u for u in range(2)], []
+            rows, found = [row0 + nt * COLUMNS + partial.first_row(lane) + u for u in range(2)], []
             for u, (m, l, by) in kv.static(enumerate(fixed.weights_of(sums, nt))):
                 place, top, total, factor, of_prior = row_of(sinks, prior_lse, queries, b, head, rows[u], n, m, l)
                 if rows[u] < n * G:
                     write_lse(lse, place, column0, top, total, lane)
                 found.append((place, by, factor, of_prior))
             for t in range(c.sum_steps):
-                values, step = fixed.values_of(sums, nt, t), fixed.step_of(t, lane)
+                values, step = fixed.values_of(sums, nt, t), partial.step_of(t, lane)
                 for u, (place, by, factor, of_prior) in kv.static(enumerate(found)):
                     if (rows[u] < n * G) & (step < KS):
                         pair = [values[2 * half + u] * (by * factor) for half in range(2)]
@@ -171,5 +176,6 @@ def results(c: Config, work: SimpleNamespace) -> SimpleNamespace:
 
     fixed = fixed_splits(c, work, partial)
     return SimpleNamespace(
-        write_out=write_out, finish=finish, begin_fixed=fixed.begin, finish_fixed=fixed.finish, write_sums=write_sums
+        shared_out=partial.shared_out, write_out=write_out, finish=finish, begin_fixed=fixed.begin,
+        finish_fixed=fixed.finish, write_sums=write_sums,
     )  # fmt: skip

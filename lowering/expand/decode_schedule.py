@@ -183,12 +183,12 @@ class Config:
 
     @property
     def halves(self) -> int:
-        """Lanes that share what fixed splits have of a row's columns: two where half of the lanes have no rows."""
+        """Lanes that share the columns of a partial result's row: two where half of the lanes would have no rows."""
         return 2 if self.rows <= COLUMNS // 2 else 1
 
     @property
     def sum_steps(self) -> int:
-        """Steps of the output that a lane has of fixed splits and their sums."""
+        """Steps of the output that a lane has of a partial result."""
         return cdiv(self.row_steps, self.halves)
 
     @property
@@ -298,7 +298,7 @@ class Config:
         Of a fixed split that a second kernel adds, exponents too; of sums of fixed splits, bins of all, and exponents.
         """
         if not self.split:
-            return self.column_tiles * (self.row_steps + 1)
+            return self.column_tiles * (self.sum_steps + 1)
         if self.leaves_splits:
             return self.column_tiles * (self.sum_steps + 2)
         return self.column_tiles * (self.sum_steps * self.bins + 1 + cdiv(2 * self.bins, 4))
