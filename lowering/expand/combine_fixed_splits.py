@@ -87,17 +87,21 @@ def fixed_combining(c: Config, work: SimpleNamespace) -> SimpleNamespace:
         there, begin = left.there, left.begin
         with kv.trace("load sums"):
             for base in range(left.first, left.last + 1, WARPS * UNITS):
-                held, tops = [], own
+                held, tops, below = [], own, kv.bool(False)
                 for j in kv.static(range(UNITS)):
                     r = kv.math.min(base + warp + j * WARPS, left.last)  # which may have left nothing
                     found = loaded(partials, part, r, begin & (1 << j), u, nt, t, holder)
                     held.append(((there & (1 << j)) != 0, *found))
                 for exists, of_it, _ in kv.static(held):
                     tops = [kv.where(exists, kv.math.max(x, y), x) for x, y in zip(tops, of_it, strict=True)]
+                for exists, of_it, _ in kv.static(held):
+                    below = below | (exists & ((of_it[0] != tops[0]) | (of_it[1] != tops[1])))
                 bins = lowered_by(bins, own, tops)
+                alike = kv.ballot(below) == 0  # nearly always
                 for exists, of_it, theirs in kv.static(held):
                     if exists:
-                        theirs = lowered_by(theirs, of_it, tops)
+                        if ~alike:
+                            theirs = lowered_by(theirs, of_it, tops)
                         for i in kv.static(range(0, _NUMBERS * K, K)):
                             bins[i : i + K] = add_bins(bins[i : i + K], theirs[i : i + K])
                 own = tops
@@ -108,15 +112,17 @@ def fixed_combining(c: Config, work: SimpleNamespace) -> SimpleNamespace:
     @kv.func
     def loaded(partials, part, r, begins, u, nt, t, holder):
         """(exponents, bins) of a row's step in what a unit has left."""
+        fours = cdiv(_EXPONENTS + K, 4)
         of = work.fixed_partial_of(partials, r, kv.where(begins != 0, 0, 1), part, holder)
-        ends, weights = sums.load(of, nt, KS * K), sums.load_weights(of, nt)
-        fours, bins = [sums.load(of, nt, t * K + k) for k in range(K)], []
+        of, ends, values = of + nt * ((KS * K + 2 * fours) * 512), [], []
+        for i in kv.static(range(fours)):
+            four = (of + (u * fours + i) * 512).load(kv.f32, 4)
+            ends.extend([four[j] for j in range(4)])
         for k in kv.static(range(K)):
-            bins.append(kv.where(u == 0, weights[0][k], weights[1][k]))
-        for half in kv.static(range(2)):
-            for k in kv.static(range(K)):
-                bins.append(kv.where(u == 0, fours[k][2 * half], fours[k][2 * half + 1]))
-        return [kv.where(u == 0, ends[2 * i], ends[2 * i + 1]) for i in range(_EXPONENTS)], bins
+            pair = (of + ((2 * fours + k) * 512 + t * (K * 512) + u * 256) - holder * 8).load(kv.f32, 2)
+            values.append((pair[0], pair[1]))
+        bins = ends[_EXPONENTS : _EXPONENTS + K] + [values[k][half] for half in range(2) for k in range(K)]
+        return ends[:_EXPONENTS], bins
 
     @kv.func
     def no_bins():

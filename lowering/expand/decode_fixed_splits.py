@@ -232,6 +232,27 @@ def fixed_splits(c: Config, work: SimpleNamespace, partial: SimpleNamespace) -> 
                     store(place, nt, KS * K + i, load(sums, nt, KS * K + i))
 
     @kv.func
+    def leave_rows(place, sums, row0, n, lane):
+        """Leave the sums as the kernel that adds them has them: of a row after the other (exponent of the values, of
+        the weights; the bins of the latter); then, for each step of the head and bin, the two values of each row.
+        """
+        fours = cdiv(2 + K, 4)
+        for nt in kv.static(range(NT)):
+            if partial.rows_here(nt, row0, n, lane):
+                exponents, weights = load(sums, nt, KS * K), load_weights(sums, nt)
+                of = place + nt * ((KS * K + 2 * fours) * 512)
+                for u in kv.static(range(2)):
+                    ends = [exponents[u], exponents[2 + u], *weights[u]] + [kv.f32(0.0)] * (4 * fours - 2 - K)
+                    for i in kv.static(range(fours)):
+                        (of + (u * fours + i) * 512).store(kv.from_lanes(ends[4 * i : 4 * i + 4], kv.f32))
+                for i in range(KS):
+                    for k in kv.static(range(K)):
+                        four = load(sums, nt, i * K + k)
+                        for u in kv.static(range(2)):
+                            to = of + (2 * fours + i * K + k) * 512 + (u * 256 - lane * 8)
+                            to.store(kv.from_lanes([four[u], four[2 + u]], kv.f32))
+
+    @kv.func
     def weights_of(sums, nt):
         """Of each of two rows of a column tile the maximum, the sum over the lanes, and what its values are times."""
         exponents, weights, found = load(sums, nt, KS * K), load_weights(sums, nt), []
@@ -290,7 +311,7 @@ def fixed_splits(c: Config, work: SimpleNamespace, partial: SimpleNamespace) -> 
                 whole = taken == held.count
                 if ~whole:
                     if c.combine:
-                        leave_sum(work.fixed_partial_of(partials, r, held.own, part, lane), sums, row0, n, lane)
+                        leave_rows(work.fixed_partial_of(partials, r, held.own, part, lane), sums, row0, n, lane)
                     else:
                         at = units, partials, counters, tile_indptr, b, part, row0
                         whole = last(*at, r, held, taken, sums, n, lane)
@@ -343,6 +364,5 @@ def fixed_splits(c: Config, work: SimpleNamespace, partial: SimpleNamespace) -> 
         return arrived == others
 
     return SimpleNamespace(
-        begin=begin, finish=finish, weights_of=weights_of, values_of=values_of, those_of=those_of, load=load,
-        load_weights=load_weights,
+        begin=begin, finish=finish, weights_of=weights_of, values_of=values_of, those_of=those_of,
     )  # fmt: skip

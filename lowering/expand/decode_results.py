@@ -92,22 +92,22 @@ def results(c: Config, work: SimpleNamespace) -> SimpleNamespace:
     def write_out(out, sinks, lse, prior, prior_lse, queries, b, head, column0, row0, n, m, l, o, lane):
         """Normalise and write the rows of one sequence and KV head, each lane its own elements."""
         for nt in kv.static(range(NT)):
+            rows, found = [row0 + nt * COLUMNS + partial.first_row(lane) + u for u in range(2)], []
             for u in kv.static(range(2)):
-                row = row0 + nt * COLUMNS + partial.first_row(lane) + u
-                slot = 2 * nt + u
-                if row < n * G:
-                    place, top, total, factor, of_prior = row_of(
-                        sinks, prior_lse, queries, b, head, row, n, m[slot], l[slot]
-                    )
+                found.append(row_of(sinks, prior_lse, queries, b, head, rows[u], n, m[2 * nt + u], l[2 * nt + u]))
+            if prior_lse is not None:  # which may be lse: all lanes have read it before one writes
+                kv.syncwarp()
+            for u, (place, top, total, factor, of_prior) in kv.static(enumerate(found)):
+                if rows[u] < n * G:
+                    write_lse(lse, place, column0, top, total, lane)
                     for t in kv.static(range(c.sum_steps)):
                         step = partial.step_of(t, lane)
                         pair = [o[(nt * c.sum_steps + t) * 4 + 2 * half + u] * factor for half in range(2)]
                         if KS % c.halves == 0:
-                            write_pair(out, prior, place, row, step, column0, pair, of_prior, lane)
+                            write_pair(out, prior, place, rows[u], step, column0, pair, of_prior, lane)
                         else:
                             if step < KS:
-                                write_pair(out, prior, place, row, step, column0, pair, of_prior, lane)
-                    write_lse(lse, place, column0, top, total, lane)
+                                write_pair(out, prior, place, rows[u], step, column0, pair, of_prior, lane)
 
     @kv.func
     def write_sums(out, sinks, lse, prior, prior_lse, queries, b, head, column0, row0, n, sums, lane):
@@ -115,13 +115,15 @@ def results(c: Config, work: SimpleNamespace) -> SimpleNamespace:
         for nt in kv.static(range(NT)):
             rows, found = [row0 + nt * COLUMNS + partial.first_row(lane) + u for u in range(2)], []
             for u, (m, l, by) in kv.static(enumerate(fixed.weights_of(sums, nt))):
-                place, top, total, factor, of_prior = row_of(sinks, prior_lse, queries, b, head, rows[u], n, m, l)
+                found.append((by, *row_of(sinks, prior_lse, queries, b, head, rows[u], n, m, l)))
+            if prior_lse is not None:
+                kv.syncwarp()
+            for u, (_, place, top, total, _, _) in kv.static(enumerate(found)):
                 if rows[u] < n * G:
                     write_lse(lse, place, column0, top, total, lane)
-                found.append((place, by, factor, of_prior))
             for t in range(c.sum_steps):
                 values, step = fixed.values_of(sums, nt, t), partial.step_of(t, lane)
-                for u, (place, by, factor, of_prior) in kv.static(enumerate(found)):
+                for u, (by, place, _, _, factor, of_prior) in kv.static(enumerate(found)):
                     if (rows[u] < n * G) & (step < KS):
                         pair = [values[2 * half + u] * (by * factor) for half in range(2)]
                         write_pair(out, prior, place, rows[u], step, column0, pair, of_prior, lane)

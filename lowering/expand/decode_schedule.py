@@ -199,7 +199,9 @@ class Config:
     @property
     def sum_bytes(self) -> int:
         """Shared memory of the sums that a warp adds fixed splits to."""
-        return self.quads * 512 if self.split and not self.leaves_splits else 0
+        if not self.split or self.leaves_splits:
+            return 0
+        return self.column_tiles * (self.sum_steps * self.bins + 1 + cdiv(2 * self.bins, 4)) * 512
 
     @property
     def rows(self) -> int:
@@ -301,7 +303,9 @@ class Config:
             return self.column_tiles * (self.sum_steps + 1)
         if self.leaves_splits:
             return self.column_tiles * (self.sum_steps + 2)
-        return self.column_tiles * (self.sum_steps * self.bins + 1 + cdiv(2 * self.bins, 4))
+        if self.combine:
+            return self.column_tiles * (self.sum_steps * self.bins + 2 * cdiv(2 + self.bins, 4))
+        return self.sum_bytes // 512
 
     @property
     def row_blocks(self) -> int:

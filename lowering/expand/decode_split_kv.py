@@ -54,6 +54,8 @@ def lists_of(c: Config, collection: Any, queries: Any, pages: Any, page_counts: 
 def split_kv(c: Config) -> SimpleNamespace:
     """The functions of the scheduler, for a configuration."""
     TT = c.tile
+    # Whether sequences of the same tiles are all cut alike: of sums of fixed splits there are no registers for it.
+    ALIKE = c.max_batch > 1 and not (c.split and not c.combine)
 
     @kv.func
     def place_of(part):
@@ -116,7 +118,8 @@ def split_kv(c: Config) -> SimpleNamespace:
         """The work units of the batch: as many as there are blocks, while each gets some tiles.
 
         When every sequence has the same tiles, a few units fewer may cut none of them, or all alike, and no block
-        waits at the end for what its neighbour left. The first ``longer`` units have a tile more than ``each``.
+        waits at the end for what its neighbour left. Of the units of a ``period`` of tiles, a sequence that is cut like
+        all or the whole batch, the first ``longer`` have a tile more than ``each``.
         """
         count = kv.math.max(kv.math.min(max_units, quotient(total, c.min_tiles)), 1)
         if c.max_batch > 1:
@@ -127,8 +130,14 @@ def split_kv(c: Config) -> SimpleNamespace:
                     alike = quotient(batch, few)
                     alike = kv.where(alike * few == batch, alike, 0)
                 count = kv.where(alike * 16 >= count * 15, alike, count)
-        each = quotient(total, count)
-        return SimpleNamespace(count=count, total=total, each=each, longer=total - each * count)
+        period, per = total, count
+        if ALIKE:
+            if (batch > 0) & (total == tile_indptr[1] * batch):
+                if quotient(count, batch) * batch == count:
+                    period, per = tile_indptr[1], quotient(count, batch)
+        each = quotient(period, per)
+        longer = period - each * per
+        return SimpleNamespace(count=count, total=total, period=period, per=per, each=each, longer=longer)
 
     @kv.func
     def units_of_one(max_units, total, tile_indptr, batch):
@@ -136,7 +145,7 @@ def split_kv(c: Config) -> SimpleNamespace:
         each = tiles_of_split(tile_indptr, 0)
         if max_units < c.most_splits:
             each = each * kv.math.max(quotient(split_count(tile_indptr, 0, each) + (max_units - 1), max_units), 1)
-        return SimpleNamespace(count=max_units, total=total, each=each, longer=kv.i32(0))
+        return SimpleNamespace(count=max_units, total=total, period=total, per=max_units, each=each, longer=kv.i32(0))
 
     @kv.func
     def partial_at(partials, which, head, lane):
@@ -146,7 +155,11 @@ def split_kv(c: Config) -> SimpleNamespace:
     @kv.func
     def unit_start(units, r):
         """First tile of a work unit."""
-        return units.each * r + kv.math.min(r, units.longer)
+        before = kv.i32(0)
+        if ALIKE:
+            periods = quotient(r, units.per)
+            before, r = periods * units.period, r - periods * units.per
+        return before + units.each * r + kv.math.min(r, units.longer)
 
     @kv.func
     def sequence_from(tile_indptr, b, batch_tile):
@@ -166,12 +179,16 @@ def split_kv(c: Config) -> SimpleNamespace:
     @kv.func
     def unit_with(units, tile):
         """The work unit that a tile of the batch belongs to."""
+        before = kv.i32(0)
+        if ALIKE:
+            periods = quotient(tile, kv.math.max(units.period, 1))
+            before, tile = periods * units.per, tile - periods * units.period
         edge = (units.each + 1) * units.longer
         if tile < edge:
             found = quotient(tile, units.each + 1)
         else:
             found = units.longer + quotient(tile - edge, kv.math.max(units.each, 1))
-        return found
+        return before + found
 
     @kv.func
     def units_of(units, tile_indptr, b):

@@ -16,8 +16,9 @@ from .decode_schedule import SECTOR, Config, invariant, tile_of, warps_of
 
 # Bytes of K and V that one tile of the measured shapes moves (16 tokens of 128 two-byte elements, or 32 of one byte).
 _TILE_BYTES = 8192
-# (most sequences, warps of a combine block, fewest tiles of a unit); beyond the last the kernel combines by itself.
-_FEW = ((1, 16, 2), (8, 16, 4))
+# (most sequences, warps of a combine block, fewest tiles of a unit); beyond the last the kernel combines by itself. The
+# fewer units a sequence has, the fewer warps have something to load.
+_FEW = ((1, 16, 2), (4, 16, 4), (8, 8, 4), (16, 4, 4))
 # Warps of a multiprocessor by the bytes of a row, where no columns are missing.
 _FULL_ROWS = {2 * SECTOR: 8, SECTOR: 12}
 
@@ -35,9 +36,7 @@ def entries(config: Config, batch_invariant: bool = False) -> dict[str, Any]:
     found = {"warps": warps, "tile": tile, "blocks": max(1, wanted // warps), "stages": 2, "combine": 0}
     for most, combine_warps, min_tiles in _FEW:
         if config.max_batch <= most:
-            # Fixed splits take twice the blocks, a row each: of several sequences half the warps are faster.
-            halved = batch_invariant and most > 1
-            found |= {"combine": combine_warps // 2 if halved else combine_warps, "min_tiles": min_tiles}
+            found |= {"combine": combine_warps, "min_tiles": min_tiles}
             if most == 1:
                 found["blocks"] = max(1, 4 // warps)
             break

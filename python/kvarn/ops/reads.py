@@ -279,12 +279,12 @@ def attention(
         the rest.
     schedule : mapping, optional
         How the work is divided: ``kind`` (on a GPU ``"decode"``, ``"tile"``, ``"simt"``) and that kernel's entries.
-        No sequence may have more new tokens than ``max_queries``, by default the collection's ``max_seq_length``.
-        ``batch_invariant=True``: a sequence's result does not depend, bit for bit, on the rest of the batch, however
-        many new tokens the others have: without ``max_queries`` one kernel computes few rows and many (kernels that
-        split a sequence's keys do so where its own length says; the others have no parts). ``early=True``: the kernel
-        before on the stream writes neither cache lengths, row offsets, the table nor tokens that ``cache_lengths``
-        counts, so that a decode may read those before it ends.
+        No sequence may have more new tokens than ``max_queries``, by default the collection's ``max_seq_length``; one
+        of 0, which gets no tokens, says nothing of queries. ``batch_invariant=True``: a sequence's result does not
+        depend, bit for bit, on the rest of the batch, however many new tokens the others have: without ``max_queries``
+        one kernel computes few rows and many (kernels that split a sequence's keys do so where its own length says; the
+        others have no parts). ``early=True``: the kernel before on the stream writes neither cache lengths, row
+        offsets, the table nor tokens that ``cache_lengths`` counts, so that a decode may read those before it ends.
     stream : optional
         An int, or an object with ``__cuda_stream__``; default: the current stream of the arguments' library.
 
@@ -551,8 +551,9 @@ def _with_bounds(collection: Any, heads: int, schedule: Schedule) -> Schedule:
         return schedule
     if schedule and schedule.get("batch_invariant") is True and not {"max_queries", "kind"} & set(schedule):
         return schedule
+    # A memory, which gets no tokens, says nothing of how many queries there are.
     if collection.device[0] == "cpu":
-        if collection.max_seq_length > 1:
+        if collection.max_seq_length != 1:
             return schedule
         known = _ONE_QUERY
     elif collection.max_seq_length > _FEW and not (schedule and "max_queries" in schedule):
@@ -562,7 +563,7 @@ def _with_bounds(collection: Any, heads: int, schedule: Schedule) -> Schedule:
             return schedule
         known = _EXPECTED[rows]
     else:
-        known = _bounds(min(collection.max_seq_length, _FEW), collection.batch_size)
+        known = _bounds(min(collection.max_seq_length or _FEW, _FEW), collection.batch_size)
     return known if schedule is None else {**known, **schedule}
 
 
