@@ -347,7 +347,7 @@ SPLIT = Entry(
     "split",
     "Tokens of a sequence's splits, at least, where it has more than 32 of up to 64; its own length alone decides. "
     "0: the batch is cut evenly.",
-    "0; 128 with `batch_invariant`, two tiles where these are more",
+    "0; 64 with `batch_invariant`, of 8 bits 128, two tiles where these are more",
     least=0,
 )
 ROWS = Entry(

@@ -134,7 +134,7 @@ def combine_kernel(c: Config) -> Any:
         lane, warp = kv.lane_id(), kv.warp_id()
         queries = queries_of(c.padded, extents, out, kv_offsets)
         batch = queries.sequences
-        staged = fixed.begin() if c.split else kv.shared((WARPS, 8, 32), kv.f32)
+        staged = fixed.begin(lane, warp) if c.split else kv.shared((WARPS, 8, 32), kv.f32)
         # The first kernel started when everything before it was done, so lengths and offsets may be read already.
         chosen = lists_of(c, collection, queries, pages, page_counts, block_mask)
         tile_indptr, total = work.count_tiles(collection, queries, chosen, batch, WARPS)

@@ -3,8 +3,8 @@
 
 That is the splits of one sequence one by one, and of several the sums of work units: the splits can be so short that
 the units are even. A lane has a query row and two of its values, of which the block's warps add some splits or sums
-each. Then the warps agree on exponents through shared memory, and adding their bins takes no more than adding numbers,
-each bin by a warp of its own.
+each; then two warps add what all have, a value each. Of one sequence there are many warps: they agree on exponents
+before they add, so that adding their bins takes no more than adding numbers, each bin by a warp of its own.
 """
 
 from __future__ import annotations
@@ -19,6 +19,13 @@ from .decode_fixed_splits import fixed_splits, weight_sum
 from .decode_partials import partials_of
 from .decode_schedule import Config
 
+
+@kv.func
+def ordered(bits):
+    """The bits of a float as an integer of the same order; of such an integer, the bits."""
+    return bits ^ ((bits >> 31) & 0x7FFFFFFF)
+
+
 _EXPONENTS = 2  # of a lane: of its values, and of its sums of weights
 _NUMBERS = 3  # that are summed: the weights, two values
 
@@ -26,7 +33,7 @@ _NUMBERS = 3  # that are summed: the weights, two values
 def fixed_combining(c: Config, work: SimpleNamespace) -> SimpleNamespace:
     """The functions for a configuration and its scheduler.
 
-    ``shared`` is what :func:`begin` gives: the exponents of what each warp has summed, and the bins.
+    ``shared`` is what :func:`begin` gives: exponents of what each warp has summed, or of all; the bins.
     """
     K, WARPS = c.bins, c.combine
     EACH = cdiv(c.most_splits, WARPS)  # splits of a warp, whose loads all are under way together
@@ -34,9 +41,24 @@ def fixed_combining(c: Config, work: SimpleNamespace) -> SimpleNamespace:
     KS, sums = c.sum_steps, fixed_splits(c, work, partials_of(c))
 
     @kv.func
-    def begin():
-        """Shared memory for what the warps have summed."""
-        return kv.shared((WARPS, _EXPONENTS, 32), kv.f32), kv.shared((WARPS, _NUMBERS * K, 32), kv.f32)
+    def begin(lane, warp):
+        """Shared memory for what the warps have summed, before any warp is there."""
+        exponents = kv.shared((WARPS, _EXPONENTS, 32), kv.f32)
+        if c.leaves_splits:
+            if warp == 0:
+                for i in kv.static(range(_EXPONENTS)):
+                    exponents[0, i, lane] = kv.bitcast(ordered(kv.bitcast(kv.f32(NO_EXPONENT), kv.i32)), kv.f32)
+            kv.barrier()
+        return exponents, kv.shared((WARPS + 1, _NUMBERS * K, 32), kv.f32)
+
+    @kv.func
+    def agreed(exponents, own, lane):
+        """The largest exponents of all warps'."""
+        for i in kv.static(range(_EXPONENTS)):
+            bits = ordered(kv.bitcast(own[i], kv.i32))
+            exponents.ptr(0, i, lane).atomic("max", bits, scope="block")
+        kv.barrier()
+        return [kv.bitcast(ordered(kv.bitcast(exponents[0, i, lane], kv.i32)), kv.f32) for i in range(_EXPONENTS)]
 
     @kv.func
     def row_of(which, t, lane):
@@ -50,8 +72,8 @@ def fixed_combining(c: Config, work: SimpleNamespace) -> SimpleNamespace:
         return (lane >> 1) & 1, (lane & ~2) | kv.where(other, 2, 0), t - kv.where(other, c.sum_steps, 0)
 
     @kv.func
-    def of_splits(partials, b, part, nt, t, which, count, lane, warp):
-        """The exponents and bins of this warp's splits of a sequence."""
+    def of_splits(exponents, partials, b, part, nt, t, which, count, lane, warp):
+        """The exponents that all warps have agreed on, and the bins of this warp's splits of a sequence."""
         u, holder, t = row_of(which, t, lane)
         held, own, bins = [], [kv.f32(NO_EXPONENT)] * _EXPONENTS, no_bins()
         with kv.trace("load splits"):
@@ -64,6 +86,7 @@ def fixed_combining(c: Config, work: SimpleNamespace) -> SimpleNamespace:
                 held.append((of_it, (ends[2], pair[0], pair[1])))
             for of_it, _ in kv.static(held):
                 own = [kv.math.max(x, y) for x, y in zip(own, of_it, strict=True)]
+            own = agreed(exponents, own, lane)
         for j, (of_it, numbers) in kv.static(enumerate(held)):
             if warp + j * WARPS < count:
                 by = [factors(K, x - y) for x, y in zip(own, of_it, strict=True)]
@@ -164,19 +187,41 @@ def fixed_combining(c: Config, work: SimpleNamespace) -> SimpleNamespace:
         """Sum this warp's share of what is left of a sequence, for all warps to see."""
         exponents, staged = shared
         if c.leaves_splits:
-            own, bins = of_splits(partials, b, part, nt, t, which, left.last, lane, warp)
+            _, bins = of_splits(exponents, partials, b, part, nt, t, which, left.last, lane, warp)
         else:
             own, bins = of_sums(units, partials, tile_indptr, b, part, nt, t, which, left, lane, warp)
-        for i in kv.static(range(_EXPONENTS)):
-            exponents[warp, i, lane] = own[i]
+            for i in kv.static(range(_EXPONENTS)):
+                exponents[warp, i, lane] = own[i]
         for i in kv.static(range(_NUMBERS * K)):
             staged[warp, i, lane] = bins[i]
         kv.barrier()
+        if c.leaves_splits:
+            for i in range(warp, _NUMBERS * K, WARPS):
+                nothing = kv.where(i % K == 0, empty(0), empty(1))
+                if K > 2:
+                    nothing = kv.where(i % K == 2, empty(K - 1), nothing)
+                of_bin = staged[0, i, lane]
+                for w in kv.static(range(1, WARPS)):
+                    of_bin = of_bin + (staged[w, i, lane] - nothing)
+                staged[WARPS, i, lane] = of_bin
+            kv.barrier()
 
     @kv.func
     def combined(shared, half, lane):
         """(maximum, sum of weights, one of two values) of a lane's row, of all warps' sums."""
         exponents, staged = shared
+        first = [0, K + half * K]  # where the bins of the weights, and those of the value, begin
+        if c.leaves_splits:
+            tops = [kv.bitcast(ordered(kv.bitcast(exponents[0, i, lane], kv.i32)), kv.f32) for i in range(_EXPONENTS)]
+            bins = [staged[WARPS, at + k, lane] for at in first for k in range(K)]
+        else:
+            tops, bins = all_bins(exponents, staged, first, lane)
+        top, weights = weight_sum(tops[1], sum_of(bins[:K]))
+        return top, weights, sum_of(bins[K:]) * kv.ex2(tops[0] * BITS - top)
+
+    @kv.func
+    def all_bins(exponents, staged, first, lane):
+        """The exponents and bins of two numbers, those that begin at ``first``, of all warps' sums."""
         of, tops, below = [], [kv.f32(NO_EXPONENT)] * _EXPONENTS, kv.bool(False)
         for w in kv.static(range(WARPS)):
             of.append([exponents[w, i, lane] for i in range(_EXPONENTS)])
@@ -184,7 +229,6 @@ def fixed_combining(c: Config, work: SimpleNamespace) -> SimpleNamespace:
         for w in kv.static(range(WARPS)):
             for i in kv.static(range(_EXPONENTS)):
                 below = below | (of[w][i] != tops[i])
-        first = [0, K + half * K]  # where the bins of the weights, and those of the value, begin
         bins = [kv.f32(empty(k)) for _ in range(2) for k in range(K)]
         if kv.ballot(below) == 0:
             for w in kv.static(range(WARPS)):
@@ -196,8 +240,7 @@ def fixed_combining(c: Config, work: SimpleNamespace) -> SimpleNamespace:
                     theirs = [staged[w, first[n] + k, lane] for k in range(K)]
                     theirs = lowered(theirs, tops[1 - n] - exponents[w, 1 - n, lane])
                     bins[n * K : n * K + K] = add_bins(bins[n * K : n * K + K], theirs)
-        top, weights = weight_sum(tops[1], sum_of(bins[:K]))
-        return top, weights, sum_of(bins[K:]) * kv.ex2(tops[0] * BITS - top)
+        return tops, bins
 
     @kv.func
     def column_of(which, lane):

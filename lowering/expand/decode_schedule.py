@@ -315,9 +315,9 @@ class Config:
     @property
     def combined_bytes(self) -> int:
         """Shared memory of the combine kernel's warps: (max, sum, two outputs) of two rows; of fixed splits three sums
-        in bins, and two exponents.
+        in bins, of each warp and of all, and two exponents.
         """
-        return 128 * self.combine * (3 * self.bins + 2 if self.split else 8)
+        return 128 * (self.combine * (3 * self.bins + 2) + 3 * self.bins if self.split else 8 * self.combine)
 
     @property
     def mma(self) -> DType:
@@ -328,19 +328,20 @@ class Config:
         # Nothing of the batch may decide the tile of a batch-invariant schedule, so nothing makes it smaller either.
         open_ = {"warps": self.slices, "stages": 2, "tile": tile_of(self) if schedule.get("batch_invariant") else 16}
         if schedule.get("batch_invariant"):
-            open_ |= invariant(open_["tile"])
+            open_ |= invariant(self, open_["tile"])
         least = replace(self, **open_ | {name: schedule[name] for name in ENTRIES if name in schedule})
         return max(
             (block_bytes(least), "a block of the decode kernel"), (combine_bytes(least), "a block that combines")
         )
 
 
-def invariant(tile: int) -> dict[str, int]:
+def invariant(config: Config, tile: int) -> dict[str, int]:
     """What a batch-invariant schedule fixes, given its tile, which follows from the case alone.
 
-    Nothing that changes the order of a sequence's additions may follow the batch. (Who combines may.)
+    Nothing that changes the order of a sequence's additions may follow the batch. (Who combines may.) Splits of 8 bits
+    are longer: adding one takes as long as of 16 bits, and reading it half as long.
     """
-    return {"split": max(128, 2 * tile)}
+    return {"split": max(128 if config.narrow else 64, 2 * tile)}
 
 
 def problems(
@@ -381,7 +382,7 @@ def problems(
         least_config = replace(least_config, warps=least_config.slices)
         if batch_invariant:
             tile = tile_of(least_config)
-            least_config = replace(least_config, tile=tile, **invariant(tile))
+            least_config = replace(least_config, tile=tile, **invariant(least_config, tile))
         if least_config.scales > 2 * _HELD and not least_config.scales_copied:
             found.append(f"needs at most {_HELD} scales of a token that are not f32, got {least_config.scales}")
         least = block_bytes(least_config)

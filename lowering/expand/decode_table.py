@@ -49,4 +49,4 @@ def entries(config: Config, batch_invariant: bool = False) -> dict[str, Any]:
             found["tile"] = 16  # half as much in flight
         if plain and config.stored_bytes == config.row_bytes:
             found["blocks"] = max(found["blocks"], _FULL_ROWS.get(config.row_bytes, 0) // warps)
-    return found | invariant(tile) if batch_invariant else found
+    return found | invariant(config, tile) if batch_invariant else found

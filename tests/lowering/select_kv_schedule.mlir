@@ -42,16 +42,16 @@ func.func @many_sequences(%c: !pool, %layer: i32, %q: !rows, %offsets: !table, %
 
 // A batch-invariant sequence is cut by its own length into tiles of one size, whatever the table has for the batch.
 // CHECK-LABEL: func.func @invariant_one
-// CHECK:         batch_invariant = true, {{.*}}combine = 16 : i64, {{.*}}split = 128 : i64, {{.*}}tile = 16 : i64
+// CHECK:         batch_invariant = true, {{.*}}combine = 16 : i64, {{.*}}split = 64 : i64, {{.*}}tile = 16 : i64
 // TUNED-LABEL: func.func @invariant_one
-// TUNED:         blocks = 3 : i64, combine = 8 : i64, {{.*}}split = 128 : i64, {{.*}}tile = 16 : i64
+// TUNED:         blocks = 3 : i64, combine = 8 : i64, {{.*}}split = 64 : i64, {{.*}}tile = 16 : i64
 func.func @invariant_one(%c: !pool, %layer: i32, %q: !rows, %offsets: !table, %scale: f32, %out: !rows) {
   "kv.attention"(collection = %c, layer = %layer, query = %q, row_offsets = %offsets, scale = %scale, out = %out) {mask = "causal", span = 0 : i64, softcap = 0.0 : f32, schedule = {max_queries = 1 : i64, max_batch = 1 : i64, batch_invariant = true}} : (!pool, i32, !rows, !table, f32, !rows) -> ()
   return
 }
 
 // CHECK-LABEL: func.func @invariant_many
-// CHECK:         batch_invariant = true, {{.*}}combine = 0 : i64, {{.*}}split = 128 : i64, {{.*}}tile = 16 : i64
+// CHECK:         batch_invariant = true, {{.*}}combine = 0 : i64, {{.*}}split = 64 : i64, {{.*}}tile = 16 : i64
 func.func @invariant_many(%c: !pool, %layer: i32, %q: !rows, %offsets: !table, %scale: f32, %out: !rows) {
   "kv.attention"(collection = %c, layer = %layer, query = %q, row_offsets = %offsets, scale = %scale, out = %out) {mask = "causal", span = 0 : i64, softcap = 0.0 : f32, schedule = {max_queries = 1 : i64, max_batch = 128 : i64, batch_invariant = true}} : (!pool, i32, !rows, !table, f32, !rows) -> ()
   return
