@@ -352,6 +352,13 @@ def test_how_many_units_have_a_batch_invariant_sequence_and_which_ends_last_chan
         first = first or got
 
 
+@pytest.mark.parametrize("combine", [0, 4])
+def test_sequences_of_one_length_that_units_do_not_divide_are_computed(combine):
+    rng, problem = decode_cases.problem_of(20, "f16", cached=[69] * 3, new=[1] * 3, head_size=32, num_heads=1)
+    query, schedule = decode_cases.queries(rng, problem, 4, "f16"), {"combine": combine, "min_tiles": 1}
+    decode_cases.check(places.Interpreted(multiprocessors=2), problem, query, schedule)
+
+
 def test_an_early_decode_sees_the_token_that_was_just_appended():
     decode_cases.early_after_append(places.Interpreted(), [90, 0, 31])
 
