@@ -54,7 +54,7 @@ def lists_of(c: Config, collection: Any, queries: Any, pages: Any, page_counts: 
 def split_kv(c: Config) -> SimpleNamespace:
     """The functions of the scheduler, for a configuration."""
     TT = c.tile
-    # Whether all sequences of the same tiles are cut alike. Where the last warp adds sums, it has no registers for that.
+    # Whether all sequences of the same tiles are cut alike: a warp that adds sums has no registers for that.
     ALIKE = c.max_batch > 1 and not (c.split and not c.combine)
 
     @kv.func

@@ -551,9 +551,10 @@ def _with_bounds(collection: Any, heads: int, schedule: Schedule) -> Schedule:
         return schedule
     if schedule and schedule.get("batch_invariant") is True and not {"max_queries", "kind"} & set(schedule):
         return schedule
-    # A memory, which gets no tokens, says nothing of how many queries there are.
+    if collection.max_seq_length == 0:  # a memory, which gets no tokens, says nothing of how many queries there are
+        return schedule
     if collection.device[0] == "cpu":
-        if collection.max_seq_length != 1:
+        if collection.max_seq_length > 1:
             return schedule
         known = _ONE_QUERY
     elif collection.max_seq_length > _FEW and not (schedule and "max_queries" in schedule):
@@ -563,7 +564,7 @@ def _with_bounds(collection: Any, heads: int, schedule: Schedule) -> Schedule:
             return schedule
         known = _EXPECTED[rows]
     else:
-        known = _bounds(min(collection.max_seq_length or _FEW, _FEW), collection.batch_size)
+        known = _bounds(min(collection.max_seq_length, _FEW), collection.batch_size)
     return known if schedule is None else {**known, **schedule}
 
 
