@@ -18,7 +18,7 @@ from .decode_schedule import SECTOR, Config, invariant, tile_of, warps_of
 _TILE_BYTES = 8192
 # (most sequences, warps of a combine block, fewest tiles of a unit); beyond the last the kernel combines by itself. The
 # fewer units a sequence has, the fewer warps have something to load.
-_FEW = ((1, 16, 2), (4, 16, 4), (8, 8, 4), (16, 4, 4))
+_FEW = ((1, 16, 2), (4, 16, 4), (16, 4, 4))
 # Warps of a multiprocessor by the bytes of a row, where no columns are missing.
 _FULL_ROWS = {2 * SECTOR: 8, SECTOR: 12}
 
