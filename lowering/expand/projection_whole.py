@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from kvarn import dsl as kv
-from kvarn.dialect.dtypes import bf16, f8e4m3, f16
+from kvarn.dialect.dtypes import bf16, f8e4m3, f16, f32
 from kvarn.dialect.layout import cdiv
 
 from .base import Expansion
@@ -27,6 +27,7 @@ from .rotation import Angles
 
 HALF = 8  # columns that lie together
 UNIT = 2 * HALF
+ANGLE_BYTES = UNIT * 4  # of a unit of a token: as many cosines and sines as it has columns
 MMA_TOKENS = (8, 16)  # of 16 bits by mma.sync: what max_tokens is rounded up to
 MMA_UNITS = 6  # at most
 MOST_UNITS = {128: 15, 192: 12, 256: 12}  # of tiles of so many tokens by wgmma: what registers hold
@@ -218,6 +219,29 @@ class Units:
             at, number = Angles(freqs, self.writer.rows, (position,)), self.number(unit)
             for part in kv.static(range(self.parts("key"))):
                 found.append(rotation.angles_of(number * self.parts("key") + part, at))
+        return found
+
+    @property
+    def angle_lanes(self) -> int:
+        """Cosines of an item; 0 where nothing turns."""
+        rotation = self.writer.rotations[1]
+        return rotation.lanes if rotation.turning else 0
+
+    @kv.func
+    def keep_angles(self, place: Any, unit: Any, freqs: Any, position: Any) -> None:
+        """Put what :meth:`angles` gives into shared memory, ANGLE_BYTES of it."""
+        for cos, sin in kv.static(self.angles(unit, freqs, position)):
+            place.store(cos)
+            (place + self.angle_lanes * 4).store(sin)
+            place = place + 2 * self.angle_lanes * 4
+
+    @kv.func
+    def kept_angles(self, place: Any) -> list[Any]:
+        """What :meth:`keep_angles` has put there."""
+        lanes, found = self.angle_lanes, []
+        for part in kv.static(range(self.parts("key") if lanes else 0)):
+            at = place + part * 2 * lanes * 4
+            found.append((at.load(f32, lanes), (at + lanes * 4).load(f32, lanes)))
         return found
 
     @kv.func

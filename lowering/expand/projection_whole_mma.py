@@ -21,7 +21,7 @@ from kvarn.lowering.tile_ir import WARP
 from .base import Expansion
 from .common import BYTES, begin, starts_early
 from .projection import Projection, Written, constant_weight, scaled, table_of
-from .projection_whole import HALF, MMA_TOKENS, UNIT, Units, tile_for
+from .projection_whole import ANGLE_BYTES, HALF, MMA_TOKENS, UNIT, Units, tile_for
 
 LANES = 4  # that share a row
 COLUMNS = 8  # tokens of a product
@@ -97,8 +97,6 @@ def kernel_of(config: Config, units: Units, early: bool) -> Any:
     parts = U * (N // COLUMNS) * EACH
     writers = config.writers * WARP
     rounds = cdiv(N * U, writers)
-    rotation = units.writer.rotations[1]
-    lanes = rotation.lanes if rotation.turning else 0  # of cosines of an item
 
     @kv.func
     def all_arrive():
@@ -192,11 +190,8 @@ def kernel_of(config: Config, units: Units, early: bool) -> Any:
         unit = kv.block_id.x * U + own
         known[3] = kv.where((own < U) & (unit < units.count), known[3], 0)
         unit = kv.math.min(unit, units.count - 1)
-        pages[item], place = known[2], angles.ptr() + item * (UNIT * 4)
-        for cos, sin in kv.static(units.angles(unit, freqs, known[1])):
-            place.store(cos)
-            (place + lanes * 4).store(sin)
-            place = place + 2 * lanes * 4
+        pages[item] = known[2]
+        units.keep_angles(angles.ptr() + item * ANGLE_BYTES, unit, freqs, known[1])
         return kv.math.min(token, tokens - 1), kv.math.min(own, U - 1), unit, known
 
     @kv.func
@@ -205,10 +200,7 @@ def kernel_of(config: Config, units: Units, early: bool) -> Any:
         token, own, unit, known = held
         item = kv.thread_id.x - W * WARP + n * writers
         known = [known[0], known[1], pages[item], known[3]]
-        found, place = [], angles.ptr() + item * (UNIT * 4)
-        for part in kv.static(range(units.parts("key") if lanes else 0)):
-            at = place + part * 2 * lanes * 4
-            found.append((at.load(f32, lanes), (at + lanes * 4).load(f32, lanes)))
+        found = units.kept_angles(angles.ptr() + item * ANGLE_BYTES)
         place = item % N * pitch + own * UNIT
         units.write(collection, layer, query_out, products.ptr(), place, unit, token, known, found)
 

@@ -20,14 +20,17 @@ from kvarn.lowering.tile_ir import BARRIER_BYTES, BARRIERS_BYTES, SWIZZLE, WARP,
 from .base import Expansion
 from .common import advance, begin, starts_early
 from .projection import Projection, Written, constant_weight, operand_maps, prefetch_maps, scaled, table_of
-from .projection_whole import FULL, HALF, UNIT, Units, tile_for
+from .projection_whole import ANGLE_BYTES, FULL, HALF, UNIT, Units, tile_for
 
+RASTER = 2048  # tokens whose tiles go through all columns together: what the L2 holds of them
 BOX = 32  # tokens of a box at most: those without any are left out
 TOKENS = (8, 16, 32, 64, 128)  # what max_tokens is rounded up to
 MOST_STAGES = 12
 STEPS_OF_ATOM = [0, 32, 64, 96]  # bytes of a row
 WARP_ROWS = 16
-KNOWN_BYTES = 16  # of what is known of a token: its sequence, position and page, and
+KNOWN_BYTES = 16  # of what is known of a token: its sequence, position, page and flags
+KEPT_TOKENS = 64  # up to which its angles are in shared memory too
+COPIERS = 3  # warps: two of the weight, one of tokens
 TOGETHER = 4  # units of a thread whose angles are loaded at one time
 
 
@@ -66,8 +69,23 @@ class Config:
         return self.consumers * self.together_rows * WARPGROUP_ROWS
 
     @property
+    def lookers(self) -> int:
+        """Warps that look up places: a thread a token where one tile has all, whose end would wait for them."""
+        return cdiv(self.tile_rows, WARP) if self.tokens <= FULL else 1
+
+    @property
     def threads(self) -> int:
-        return WARPGROUP * (self.consumers + 1)
+        return WARPGROUP * self.consumers + WARP * (COPIERS + self.lookers)
+
+    @property
+    def keeps_angles(self) -> bool:
+        """Whether angles wait in shared memory for the products."""
+        return self.tokens <= KEPT_TOKENS
+
+    @property
+    def known_bytes(self) -> int:
+        """Of what is known of the tokens of a tile."""
+        return self.tile_rows * (KNOWN_BYTES + (self.units * ANGLE_BYTES if self.keeps_angles else 0))
 
     @property
     def pitch(self) -> int:
@@ -113,7 +131,7 @@ def chosen(case: Projection, schedule: Any, target: Target) -> Config:
     together = units if rows < 192 else 4
     config = Config(case, tokens, units, rows, together, atoms)
     left = target.shared_bytes - BARRIERS_BYTES - 1024
-    left -= config.consumers * WARPGROUP_ROWS * config.pitch * 2 + 2 * config.tile_rows * KNOWN_BYTES
+    left -= config.consumers * WARPGROUP_ROWS * config.pitch * 2 + 2 * config.known_bytes
     stages = schedule.get("stages") or max(2, min(MOST_STAGES, left // config.stage_bytes))
     if stages * config.stage_bytes > left:
         tile = f"{config.tile_rows} tokens x {units * UNIT} columns"
@@ -133,10 +151,16 @@ def kernel_of(config: Config, units: Units, early: bool) -> Any:
 
     @kv.func
     def tile_of(number, tokens):
-        """(first token, first unit) of a tile: those of the same columns follow one another."""
+        """(first token, first unit) of a tile: those of the same columns follow one another, of so many tokens each."""
         row_tiles = (tokens + (M - 1)) // M
-        group = number // row_tiles
-        return (number - group * row_tiles) * M, group * U
+        if config.tokens <= RASTER:
+            group = number // row_tiles
+            return (number - group * row_tiles) * M, group * U
+        band = number // (RASTER // M * groups)
+        inside = number - band * (RASTER // M * groups)
+        high = kv.math.min(row_tiles - band * (RASTER // M), RASTER // M)
+        group = inside // high
+        return (band * (RASTER // M) + (inside - group * high)) * M, group * U
 
     @kv.func
     def tiles_of(tokens):
@@ -190,16 +214,21 @@ def kernel_of(config: Config, units: Units, early: bool) -> Any:
                 slot, phase = advance(stages, slot, phase, 1)
 
     @kv.func
-    def look_up(collection, layer, table, tokens, freqs, known, known_full, known_empty, lane):
-        """What is known of a tile's tokens to shared memory; their angles to the L2."""
+    def look_up(collection, layer, table, tokens, freqs, known, known_full, known_empty, warp, lane):
+        """What is known of a tile's tokens to shared memory; their angles too, or to the L2."""
         slot, phase = kv.i32(0), kv.i32(1)
         for number in range(kv.block_id.x, tiles_of(tokens), kv.grid_dim.x):
-            first, _ = tile_of(number, tokens)
+            first, first_unit = tile_of(number, tokens)
             kv.mbarrier_wait(known_empty + slot * BARRIER_BYTES, phase, name="an empty table of tokens")
-            for row in range(lane, M, WARP):
+            for row in range(warp * WARP + lane, M, config.lookers * WARP):
                 found = units.look_up(collection, layer, table, first + row, tokens)
-                (known + (slot * M + row) * KNOWN_BYTES).store(kv.vector(i32, found))
-                if freqs is not None:
+                at = known + slot * config.known_bytes
+                (at + row * KNOWN_BYTES).store(kv.vector(i32, found))
+                if config.keeps_angles:
+                    for u in kv.static(range(U)):
+                        place = at + M * KNOWN_BYTES + (row * U + u) * ANGLE_BYTES
+                        units.keep_angles(place, unit_at(first_unit, u), freqs, found[1])
+                elif freqs is not None:
                     angle = kv.math.min(kv.math.max(found[1], 0), freqs.shape[0] - 1)
                     kv.cp_async_bulk_prefetch(freqs.address(angle, 0), turned * freqs.dtype.itemsize)
             kv.syncwarp()
@@ -237,7 +266,9 @@ def kernel_of(config: Config, units: Units, early: bool) -> Any:
                     (products + place * 2).store(kv.vector(case.rounded, pair))
 
     @kv.func
-    def write(collection, layer, query_out, products, known, freqs, some, token0, first, tokens, warp, lane):
+    def write(
+        collection, layer, query_out, products, known, row0, freqs, some, token0, first, tokens, warp, lane
+    ):
         """The heads of a warp's rows, a unit of a token by each thread at a time."""
         rounds, P = cdiv(WARP_ROWS * len(some), WARP), len(some)
         for start in kv.static(range(0, rounds, TOGETHER)):
@@ -245,10 +276,14 @@ def kernel_of(config: Config, units: Units, early: bool) -> Any:
             for n in kv.static(range(start, min(start + TOGETHER, rounds))):  # angles come at one time
                 item = n * WARP + lane
                 row, own = kv.math.min(item // P, WARP_ROWS - 1), item % P
-                words = (known + row * KNOWN_BYTES).load(i32, 4)
+                words = (known + (row0 + row) * KNOWN_BYTES).load(i32, 4)
                 flags = kv.where((item < WARP_ROWS * P) & (first + some[0] + own < units.count), words[3], 0)
                 unit = unit_at(first, some[0] + own)
-                found = units.angles(unit, freqs, words[1])
+                if config.keeps_angles:
+                    place = known + M * KNOWN_BYTES + ((row0 + row) * U + some[0] + own) * ANGLE_BYTES
+                    found = units.kept_angles(place)
+                else:
+                    found = units.angles(unit, freqs, words[1])
                 held.append((row, own, unit, [words[0], words[1], words[2], flags], found))
             for row, own, unit, of_token, found in kv.static(held):
                 token = kv.math.min(token0 + row, tokens - 1)
@@ -262,7 +297,7 @@ def kernel_of(config: Config, units: Units, early: bool) -> Any:
     ):  # fmt: skip
         array = kv.shared(stages * config.stage_bytes, kv.u8, alignment=1024).ptr()
         products = kv.shared(consumers * WARP_ROWS * pitch, case.rounded, alignment=16).ptr()
-        known = kv.shared(2 * M * KNOWN_BYTES, kv.u8, alignment=16).ptr()
+        known = kv.shared(2 * config.known_bytes, kv.u8, alignment=16).ptr()
         full = kv.shared(2 * stages + 4, kv.i64).ptr()
         empty = full + stages * BARRIER_BYTES
         known_full = empty + stages * BARRIER_BYTES
@@ -274,7 +309,7 @@ def kernel_of(config: Config, units: Units, early: bool) -> Any:
                 kv.mbarrier_init(full + n * BARRIER_BYTES, 3, f"full[{n}]")
                 kv.mbarrier_init(empty + n * BARRIER_BYTES, consumers, f"empty[{n}]")
             for n in kv.static(range(2)):
-                kv.mbarrier_init(known_full + n * BARRIER_BYTES, 1, f"full_known[{n}]")
+                kv.mbarrier_init(known_full + n * BARRIER_BYTES, config.lookers, f"full_known[{n}]")
                 kv.mbarrier_init(known_empty + n * BARRIER_BYTES, consumers, f"empty_known[{n}]")
             kv.fence_mbarrier_init()
         prefetch_maps(x_map, weight_map)
@@ -298,7 +333,7 @@ def kernel_of(config: Config, units: Units, early: bool) -> Any:
                 kv.mbarrier_wait(known_full + known_slot * BARRIER_BYTES, known_phase, name="a table of tokens")
                 for r in kv.static(range(R)):
                     row0 = (warp // 4 * R + r) * WARPGROUP_ROWS + warp % 4 * WARP_ROWS
-                    of_rows = known + (known_slot * M + row0) * KNOWN_BYTES
+                    of_tile = known + known_slot * config.known_bytes
                     mine = sums[r * (U * UNIT // 2) : (r + 1) * (U * UNIT // 2)]
                     for some in kv.static(parts):
                         kv.syncwarp()  # those before are written
@@ -307,8 +342,8 @@ def kernel_of(config: Config, units: Units, early: bool) -> Any:
                         )
                         kv.syncwarp()
                         write(
-                            collection, layer, query_out, products, of_rows, freqs, some, token0 + row0, first, tokens,
-                            warp, lane,
+                            collection, layer, query_out, products, of_tile, row0, freqs, some, token0 + row0, first,
+                            tokens, warp, lane,
                         )  # fmt: skip
                 kv.syncwarp()
                 kv.mbarrier_arrive(known_empty + known_slot * BARRIER_BYTES, lane == 0)
@@ -320,9 +355,10 @@ def kernel_of(config: Config, units: Units, early: bool) -> Any:
         if warp == consumers + 2:
             begin(early)
             copy_tokens(x_map, array, full, empty, tokens)
-        if warp == consumers + 3:
+        if warp >= consumers + COPIERS:
             begin(early)
-            look_up(collection, layer, table, tokens, freqs, known, known_full, known_empty, lane)
+            number = warp - (consumers + COPIERS)
+            look_up(collection, layer, table, tokens, freqs, known, known_full, known_empty, number, lane)
 
     return project_whole
 
