@@ -266,9 +266,7 @@ def kernel_of(config: Config, units: Units, early: bool) -> Any:
                     (products + place * 2).store(kv.vector(case.rounded, pair))
 
     @kv.func
-    def write(
-        collection, layer, query_out, products, known, row0, freqs, some, token0, first, tokens, warp, lane
-    ):
+    def write(collection, layer, query_out, products, known, row0, freqs, some, token0, first, tokens, warp, lane):
         """The heads of a warp's rows, a unit of a token by each thread at a time."""
         rounds, P = cdiv(WARP_ROWS * len(some), WARP), len(some)
         for start in kv.static(range(0, rounds, TOGETHER)):
