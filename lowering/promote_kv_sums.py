@@ -73,8 +73,11 @@ def run(module: ir.Module, options: Options) -> None:
             if op.c is None or element(op.a).width != 8 or enclosing(dot, "scf.for") is None:
                 continue
             wide = shape(dot.result)[1]
-            if columns % COLUMN_STEP or wide % columns:
-                fail(dot, f"columns at a time must be a multiple of {COLUMN_STEP} that divides {wide}, got {columns}")
+            if (columns % COLUMN_STEP and columns != wide) or wide % columns:
+                fail(
+                    dot,
+                    f"columns at a time must be {wide} or a multiple of {COLUMN_STEP} that divides it, got {columns}",
+                )
             if performs(dot, "promote"):
                 dot.attributes[PROMOTED] = i64_attr(columns)
                 remark(dot, "passed", f"sums of 8-bit products are added in f32, {columns} columns at a time")

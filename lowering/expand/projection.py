@@ -20,6 +20,7 @@ from kvarn.dialect.dtypes import DType, bf16, f8e4m3, f16, f32
 from kvarn.dialect.layout import CacheSpec, cdiv
 from kvarn.dialect.ops.projection import BLOCK, Band, bands_of, k_of, rounding_of
 from kvarn.dialect.schedules import OPERATIONS
+from kvarn.lowering.promote_kv_sums import columns_at_a_time
 from kvarn.lowering.target import Target
 from kvarn.lowering.tile_ir import MMA, SWIZZLE, WARPGROUP, WARPGROUP_ROWS
 
@@ -51,6 +52,8 @@ MANY = 1 << 16  # tokens, where their number is not known
 FEW = 256  # tokens up to which several blocks write the heads of one
 FEW_BY_WGMMA, FEW_BY_MMA = 32, 64  # tokens up to which kind few is the fastest (on an H200: docs/products.md)
 FEW_STORED = 256  # of a weight that is converted on its way to wgmma
+STEPS_OF_ATOM = [0, 32, 64, 96]  # bytes of a row that steps of a product lie after the first
+PROMOTED = 64  # columns of 8-bit products at a time that are added outside of the tensor cores
 SIMT_ROWS, SIMT_WARPS = 8, 4  # tokens of a warp of the simple product, and its warps
 
 
@@ -329,6 +332,28 @@ def prefetch_maps(*maps: Any) -> None:
     if kv.thread_id.x == 0:
         for map in kv.static(maps):
             kv.tma.prefetch(map)
+
+
+def promotion(case: Projection, columns: int) -> dict[str, int]:
+    """The schedule's entry of a kernel over tiles whose products of 8 bits are added in f32, as :func:`promoted`."""
+    return {"promote": columns_at_a_time(columns)} if case.x is f8e4m3 and case.scaling != "block" else {}
+
+
+@kv.func
+def promoted(sums: Any, a: Any, b: Any, moves: Any, dtype: DType, factor: Any = None) -> list[Any]:
+    """The sums, plus 8-bit products of one swizzle atom of K, times ``factor`` (of one of two rows, a column) if any.
+
+    Tensor cores keep some 13 bits of a sum: of an atom's products that is enough, of all of K it is a bias. So these go
+    to fresh accumulators, PROMOTED columns at a time, and are added in f32.
+    """
+    sums, columns = list(sums), 2 * len(sums)
+    for first in kv.static(range(0, columns, PROMOTED)):
+        places = [(of_a, first * SWIZZLE + of_b) for of_a, of_b in moves]
+        found = kv.wgmma(min(PROMOTED, columns - first), a, b, places, dtype)
+        for i in kv.static(range(len(found))):
+            x = found[i] if factor is None else found[i] * factor(i // 2 % 2, first + i // 4 * 8)
+            sums[first // 2 + i] = sums[first // 2 + i] + x
+    return sums
 
 
 # --- products into a workspace -------------------------------------------------------------------------

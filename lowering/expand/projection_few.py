@@ -35,6 +35,7 @@ from .projection import (
     operand_maps,
     place_of,
     prefetch_maps,
+    promotion,
     scaled,
     table_of,
 )  # fmt: skip
@@ -286,6 +287,7 @@ def launch(op: Any, config: Config, at: Expansion) -> None:
     scales = [op.x_scale, op.weight_scale] if case.scaling == "block" else [None, None]
     schedule = {"consumers": config.consumers, "producer": True, "stages": config.stages(at.target)}
     schedule["registers"] = config.registers is None
+    schedule |= promotion(case, config.tokens)
     at.launch(
         product_kernel(config, early), [op.x, op.weight, *maps, partials, *scales], (blocks * some, 1, 1),
         (config.threads, 1, 1), key=config, programmatic=early, attributes={"kv.schedule": schedule},

@@ -24,7 +24,7 @@ from kvarn.lowering.tile_ir import BARRIER_BYTES, BARRIERS_BYTES, SWIZZLE, WARP
 
 from .base import Expansion
 from .common import BYTES, THREADS, advance, begin, row_alignment, starts_early
-from .projection import Projection, prefetch_maps
+from .projection import STEPS_OF_ATOM, Projection, prefetch_maps
 from .projection_few import FINISH_BYTES, finish_partials, part_of
 from .projection_few_mma import COLUMNS, LANES, ROWS, WARPS, factors_of, problems, stored_weight, weight_pairs
 from .projection_few_mma import Config as OfMma
@@ -32,7 +32,6 @@ from .projection_few_mma import Config as OfMma
 MOST_TOKENS = 128  # of a block, whose sums leave registers for what is converted
 PANELS, STAGES = 8, 10  # most panels of tokens, and tiles of the weight, in shared memory
 PANELS_BYTES = 110 << 10
-STEPS_OF_PANEL = [0, 32, 64, 96]  # bytes of a token's row
 LEAST_TOKENS = 64  # before which the order of tokens takes longer than it saves
 RUNS = SWIZZLE // (LANES * BYTES)  # of a row in a tile: four lanes' 16 bytes
 PRODUCER_WARPS = 2  # of the weight, and of the tokens
@@ -147,7 +146,7 @@ def product_kernel(config: Config, stages: int, early: bool) -> Any:
                         kv.mbarrier_wait(panel_full + panel * BARRIER_BYTES, panel_phase, name="full_tokens")
                         words = [[a[0][i], a[1][i], a[0][i + 1], a[1][i + 1]] for i in range(begun, begun + 8, 2)]
                         b = kv.wgmma_descriptor(panel_array + panel * panel_tile.bytes)
-                        sums = kv.wgmma(sums, words, b, STEPS_OF_PANEL, config.dtype)
+                        sums = kv.wgmma(sums, words, b, STEPS_OF_ATOM, config.dtype)
                         kv.mbarrier_arrive(panel_empty + panel * BARRIER_BYTES, lane == 0)
                         panel, panel_phase = advance(panels, panel, panel_phase, 1)
                 held = following
@@ -158,13 +157,13 @@ def product_kernel(config: Config, stages: int, early: bool) -> Any:
                     partials.store(row + 8 * r, kv.block_id.y * N + n * COLUMNS + 2 * t, value=pair)
 
     @kv.func
-    def copy(map, array, full, empty, count, layout, part, place_of, lane):
+    def copy(map, array, full, empty, count, layout, part, place_of):
         """A warp copies boxes ``part`` to a circular buffer of ``count``; ``place_of``: the row and run of one."""
         slot, phase = kv.i32(0), kv.i32(1)
         for i in range(*part):
             row, run = place_of(i)
             kv.mbarrier_wait(empty + slot * BARRIER_BYTES, phase, name="an empty stage")
-            if lane == 0:
+            if kv.elect():
                 barrier = full + slot * BARRIER_BYTES
                 kv.mbarrier_arrive_expect_tx(barrier, layout.bytes)
                 kv.tma.load_box(map, (0, row, run, 0), array + slot * layout.bytes, barrier)
@@ -202,12 +201,12 @@ def product_kernel(config: Config, stages: int, early: bool) -> Any:
         if warp == WARPS:
             # It does not wait: the kernel ahead, of tokens, has waited for all others, and does not write the weight.
             of_weight = lambda i: (i // steps * few.rows, i % steps)  # noqa: E731
-            copy(weight_map, array, full, empty, stages, weight_tile, (low, high), of_weight, lane)
+            copy(weight_map, array, full, empty, stages, weight_tile, (low, high), of_weight)
         if warp == WARPS + 1:
             begin(early)
             of_tokens = lambda i: (kv.block_id.y * N, i % (steps * each))  # noqa: E731
             bounds = low * each, high * each
-            copy(x_map, panel_array, panel_full, panel_empty, panels, panel_tile, bounds, of_tokens, lane)
+            copy(x_map, panel_array, panel_full, panel_empty, panels, panel_tile, bounds, of_tokens)
 
     return project_few
 

@@ -25,6 +25,7 @@ from kvarn.dialect.shared_layout import SharedLayout
 from kvarn.lowering.target import Target
 from kvarn.lowering.tile_ir import BARRIERS_BYTES, MMA, SWIZZLE, WARP, WARPGROUP, WGMMA
 
+from . import projection_heads
 from .base import Expansion
 from .common import Head, StoredHead, as_vector, begin, holds, starts_early
 from .head_writer import HeadWriter
@@ -39,6 +40,7 @@ from .projection import (
     operand_problems,
     place_of,
     prefetch_maps,
+    promotion,
     scaled_tile,
     table_of,
     wgmma_problems,
@@ -156,7 +158,7 @@ def multiplied_by_mma(case: Projection) -> Projection:
 def whole_tiles(case: Projection) -> list[tuple[int, int]]:
     """Columns of tiles with whole heads, the widest first, and of the parts of each that are written together."""
     found = []
-    for columns in (128, 64) if case.scaling == "block" else (256, 192, 128, 64):
+    for columns in (256, 128, 64) if case.scaling == "block" else (256, 192, 128, 64):
         for part in (columns // 2, columns):
             whole = all(b.heads * b.size % part == 0 and part % b.size == 0 for b in case.bands)
             if part % 64 == 0 and whole and case.columns % columns == 0:
@@ -373,6 +375,13 @@ def kernel_of(config: Config, epilogues: tuple[Epilogue, ...], early: bool) -> A
 
 def launch(op: Any, config: Config, at: Expansion) -> None:
     """Launch the kernel."""
+    if config.part:
+        projection_heads.launch(
+            op,
+            projection_heads.chosen(config.case, at.target, config.columns, config.part, at.schedule.get("stages")),
+            at,
+        )
+        return
     config = replace(config, constant=constant_weight(op, at))
     case, early = config.case, starts_early(at)
     epilogues = ()
@@ -395,6 +404,7 @@ def launch(op: Any, config: Config, at: Expansion) -> None:
     schedule["instruction"] = config.instruction
     if by_wgmma:
         schedule["registers"] = config.registers is None
+        schedule |= promotion(case, config.columns)
     blocks = row_tiles * panels
     blocks = blocks.least(at.device("multiprocessors")) if by_wgmma else blocks
     at.launch(

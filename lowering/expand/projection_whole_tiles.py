@@ -12,21 +12,30 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from kvarn import dsl as kv
-from kvarn.dialect.dtypes import f32, i32
+from kvarn.dialect.dtypes import f8e4m3, f32, i32
 from kvarn.dialect.layout import cdiv
 from kvarn.lowering.target import Target
 from kvarn.lowering.tile_ir import BARRIER_BYTES, BARRIERS_BYTES, SWIZZLE, WARP, WARPGROUP, WARPGROUP_ROWS
 
 from .base import Expansion
 from .common import advance, begin, starts_early
-from .projection import Projection, Written, constant_weight, operand_maps, prefetch_maps, scaled, table_of
+from .projection import (
+    STEPS_OF_ATOM,
+    Projection,
+    Written,
+    constant_weight,
+    operand_maps,
+    prefetch_maps,
+    promoted,
+    scaled,
+    table_of,
+)
 from .projection_whole import ANGLE_BYTES, FULL, HALF, UNIT, Units, tile_for
 
 RASTER = 2048  # tokens whose tiles go through all columns together: what the L2 holds of them
 BOX = 32  # tokens of a box at most: those without any are left out
 TOKENS = (8, 16, 32, 64, 128)  # what max_tokens is rounded up to
 MOST_STAGES = 12
-STEPS_OF_ATOM = [0, 32, 64, 96]  # bytes of a row
 WARP_ROWS = 16
 KNOWN_BYTES = 16  # of what is known of a token: its sequence, position, page and flags
 KEPT_TOKENS = 64  # up to which its angles are in shared memory too
@@ -107,9 +116,9 @@ class Config:
         return self.units * UNIT * SWIZZLE
 
     @property
-    def moves(self) -> list[tuple[int, int]]:
-        """Of every step of a stage's products, how many bytes its operands lie after the first."""
-        return [(n * self.x_bytes + s, n * self.weight_bytes + s) for n in range(self.atoms) for s in STEPS_OF_ATOM]
+    def moves(self) -> list[list[tuple[int, int]]]:
+        """Of every step of an atom's products, how many bytes its operands lie after the first of a stage."""
+        return [[(n * self.x_bytes + s, n * self.weight_bytes + s) for s in STEPS_OF_ATOM] for n in range(self.atoms)]
 
     @property
     def stage_bytes(self) -> int:
@@ -242,7 +251,15 @@ def kernel_of(config: Config, units: Units, early: bool) -> Any:
         found, size = [], U * UNIT // 2
         for r in kv.static(range(R)):
             a = kv.wgmma_descriptor(place + (group * R + r) * (WARPGROUP_ROWS * SWIZZLE))
-            found.append(kv.wgmma_start(sums[r * size : (r + 1) * size], a, b, config.moves, case.x))
+            some = sums[r * size : (r + 1) * size]
+            if case.x is f8e4m3:
+                for moves in kv.static(config.moves):
+                    some = promoted(some, a, b, moves, case.x)
+                found.append(some)
+            else:
+                found.append(kv.wgmma_start(some, a, b, [move for moves in config.moves for move in moves], case.x))
+        if case.x is f8e4m3:
+            return [x for some in found for x in some]
         return [x for some in kv.wgmma_wait(0, *found) for x in some]
 
     @kv.func

@@ -308,6 +308,41 @@ def test_products_of_8_bits_over_tiles_have_scales(place, schedule, scaling):
     check_scales(place, scaling, 64, schedule)
 
 
+@pytest.mark.parametrize(
+    "schedule", [*TILED, {"kind": "few", "max_tokens": 8}, {"kind": "tile", "max_tokens": 32, "columns": 48}]
+)
+@on_gpus
+def test_sums_of_8_bits_keep_what_is_small(place, schedule):
+    check_small(place, schedule)
+
+
+def check_small(place: Place, schedule: Any) -> None:
+    """After a first product of 448 * 448 the ones: tensor cores, which keep some 13 bits, would drop each of them."""
+    bf16, f8 = dtypes.of("bf16").numpy, dtypes.of("f8e4m3").numpy
+    problem = random_problem(np.random.default_rng(8), "paged", "bf16", head_size=64, cached=[5, 0], new=[3, 2])
+    x, weight = np.ones((5, 2048), f8), np.ones((6 * 64, 2048), f8)
+    x[:, 0] = weight[:, 0] = 448
+    one = place.put(np.ones((1, 1), np.float32))
+    out = kv.ops.project_append(
+        place.collection(problem.collection), 1, place.put(x), place.put(weight), place.put(problem.row_offsets),
+        x_scale=one, weight_scale=one, schedule=schedule,
+    )  # fmt: skip
+    wanted = np.full((5, 2, 64), 448 * 448 + 2047, np.float32).astype(bf16)
+    np.testing.assert_array_equal(place.get(out).astype(np.float32), wanted.astype(np.float32))
+
+
+@pytest.mark.parametrize("x_dtype", ["bf16", "f8e4m3"])
+@on_gpus
+def test_tiles_follow_one_another_while_heads_are_written(place, x_dtype):
+    """Nine tiles of two blocks: those of the last tokens are not full, and sequences end inside of others."""
+    rng = np.random.default_rng(22)
+    problem = random_problem(rng, "paged", "bf16", head_size=64, cached=[5, 0, 33, 16], new=[3, 161, 0, 109])
+    bias = exact(rng, (6 * 64,), "f32")
+    scales = tuple(2.0 ** rng.integers(-2, 3, (n, 1)).astype(np.float32) for n in (273 + 2, 6 * 64))
+    given = {"x_dtype": x_dtype, "scales": scales} if x_dtype == "f8e4m3" else {"bias": bias}
+    check(place, problem, heads=2, k=512, spare=2, schedule={"kind": "tile", "columns": 128}, **given)
+
+
 @pytest.mark.sampled(5)
 @pytest.mark.parametrize("case", ["size", "latent", "mid"])
 @on_gpus

@@ -15,7 +15,7 @@ from reference.random_caches import random_problem
 
 import kvarn as kv
 
-from .test_ops_projection import angles, check, check_scales, exact, on_gpus
+from .test_ops_projection import angles, check, check_scales, check_small, exact, on_gpus
 
 FEW: dict[str, Any] = {"cached": [5, 0, 33, 16], "new": [3, 2, 0, 9]}
 MANY: dict[str, Any] = {"cached": [5, 0, 33, 16], "new": [3, 61, 0, 39]}
@@ -72,6 +72,11 @@ def test_a_weight_that_is_promised_to_be_there_gives_the_same(place, path):
 @on_gpus
 def test_whole_columns_of_8_bits_have_scales(place, scaling):
     check_scales(place, scaling, 64, {"kind": "whole", "max_tokens": 16})
+
+
+@on_gpus
+def test_sums_of_8_bits_keep_what_is_small_in_one_kernel(place):
+    check_small(place, {"kind": "whole", "max_tokens": 16})
 
 
 @on_gpus
