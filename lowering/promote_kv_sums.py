@@ -57,7 +57,7 @@ def start_columns(dot: ir.Operation, a: ir.Value, b: ir.Value, first: int, colum
 
 @dataclass(frozen=True)
 class Options:
-    """columns: of a product at a time, a multiple of 16 that divides them; 0: none (default: as the schedule says)."""
+    """columns: of a product at a time, a multiple of 16 that divides them, or all; 0: none (default: as the schedule says)."""
 
     columns: int | None = None
 
@@ -76,7 +76,7 @@ def run(module: ir.Module, options: Options) -> None:
             if (columns % COLUMN_STEP and columns != wide) or wide % columns:
                 fail(
                     dot,
-                    f"columns at a time must be {wide} or a multiple of {COLUMN_STEP} that divides it, got {columns}",
+                    f"columns at a time must be a multiple of {COLUMN_STEP} that divides {wide}, or {wide}, got {columns}",
                 )
             if performs(dot, "promote"):
                 dot.attributes[PROMOTED] = i64_attr(columns)

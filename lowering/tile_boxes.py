@@ -21,7 +21,7 @@ from kvarn.dialect.shared_layout import CHUNK, SWIZZLES, SharedLayout
 from kvarn.dsl import functional, gpu, ptx, tma
 from kvarn.dsl import math as kv_math
 from kvarn.dsl.memory import GLOBAL, SHARED, Pointer
-from kvarn.dsl.values import Value, vector, where
+from kvarn.dsl.values import Value, as_value, vector, where
 
 from .conversions import converted
 from .tile_copies import elements_of, scales_of
@@ -53,15 +53,20 @@ def copy_boxes(
     with functional.when(lane == 0):
         ptx.mbarrier_arrive_expect_tx(full, own * (layout.panels * map.box_bytes))
     ptx.syncwarp()
-    token = scalar(op.first) + lane * rows
+    # Of one box an elected thread's: under a condition on the lane ptxas makes a loop over lanes, of some 60 cycles.
+    single = boxes_of(op, layout) == 1
+    at = as_value(0, i32) if single else lane
+    page = gpu.shuffle_idx(scalar(op.pages), 0) if single else scalar(op.pages)
+    token = scalar(op.first) + at * rows
     slot = page_and_slot(types.spec_of(op.cache.type), Value(token.ir, i32, nonneg=True))[1]
-    with functional.when((lane < boxes) if warp is None else (lane < boxes) & (lane % warps == warp)):
+    there = at < boxes if warp is None else (at < boxes) & (at % warps == warp)
+    with functional.when(there), functional.when(ptx.elect()) if single else contextlib.nullcontext():
         head, first_column = scalar(op.head), op.first_column.value
         if map.spec.form == "token":
             head, first_column = 0, column_of_token(op) // CHUNK * CHUNK
         for panel in range(layout.panels):
-            coordinates = (scalar(op.pages), slot, head, first_column + panel * layout.panel_columns)
-            tma.load_box(map, coordinates, place + layout.box_offset(panel, lane * rows), full)
+            coordinates = (page, slot, head, first_column + panel * layout.panel_columns)
+            tma.load_box(map, coordinates, place + layout.box_offset(panel, at * rows), full)
 
 
 def column_of_token(op: Any) -> Value:

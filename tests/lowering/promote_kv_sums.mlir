@@ -16,7 +16,7 @@
 !values = tensor<64x128xbf16, "shared">
 !sums = tensor<128x128xf32, "wgmma">
 
-// REFUSED: error: {{.*}} columns at a time must be a multiple of 16 that divides 128, got 48
+// REFUSED: error: {{.*}} columns at a time must be a multiple of 16 that divides 128, or 128, got 48
 // NONE-NOT: kv.promoted
 gpu.module @kernels {
   // Of 8-bit products the one whose sums a loop carries; in the kernels whose schedule asks for it.
