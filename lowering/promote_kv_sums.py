@@ -57,7 +57,7 @@ def start_columns(dot: ir.Operation, a: ir.Value, b: ir.Value, first: int, colum
 
 @dataclass(frozen=True)
 class Options:
-    """columns: of a product at a time, a multiple of 16 that divides them, or all; 0: none (default: as the schedule says)."""
+    """columns: of a product at a time, a multiple of 16 that divides them or all; 0: none (default: the schedule's)."""
 
     columns: int | None = None
 
@@ -74,10 +74,8 @@ def run(module: ir.Module, options: Options) -> None:
                 continue
             wide = shape(dot.result)[1]
             if (columns % COLUMN_STEP and columns != wide) or wide % columns:
-                fail(
-                    dot,
-                    f"columns at a time must be a multiple of {COLUMN_STEP} that divides {wide}, or {wide}, got {columns}",
-                )
+                legal = f"a multiple of {COLUMN_STEP} that divides {wide}, or {wide}"
+                fail(dot, f"columns at a time must be {legal}, got {columns}")
             if performs(dot, "promote"):
                 dot.attributes[PROMOTED] = i64_attr(columns)
                 remark(dot, "passed", f"sums of 8-bit products are added in f32, {columns} columns at a time")
