@@ -2,8 +2,8 @@
 """kv.project_append and kv.project_append_padded: products, and their columns written as what they are.
 
 A product kernel computes C = x weight^T, and its heads go through one :class:`HeadWriter`: to the queries' output and
-to the cache. By kind ``tile`` both happen in one kernel over tiles (projection_tiles.py); otherwise products, rounded,
-stand in a workspace between the two.
+to the cache. Of many tokens (projection_heads.py), and by kind ``whole``, one kernel does both; otherwise products,
+rounded, stand in a workspace between the two.
 """
 
 from __future__ import annotations
@@ -522,6 +522,7 @@ def project_append(op: Any, at: Expansion) -> None:
     from . import (
         projection_few,
         projection_few_mma,
+        projection_heads,
         projection_tiles,
         projection_whole,
         projection_whole_mma,
@@ -547,6 +548,10 @@ def project_append(op: Any, at: Expansion) -> None:
         by_mma = projection_tiles.instruction_for(case, at.target) == MMA
         if by_mma and case.x is f8e4m3:
             op, case = with_floats(op, at, "x", "weight"), projection_tiles.multiplied_by_mma(case)
-        projection_tiles.launch(op, projection_tiles.chosen(case, at.target, at.schedule), at)
+        config = projection_tiles.chosen(case, at.target, at.schedule)
+        if isinstance(config, projection_heads.Config):
+            projection_heads.launch(op, config, at)
+        else:
+            projection_tiles.launch(op, config, at)
         return
     finish(op, case, at, *products_of(op, case, at))

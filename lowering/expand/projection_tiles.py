@@ -1,12 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""kv.project_append as a kernel over tiles: products by tiles of tokens and columns, and what becomes of a tile.
+"""kv.project_append over tiles of tokens and columns: which, and the kernel whose products go through a workspace.
 
-A block takes tile after tile of 128 tokens and up to 256 columns. Operands come by TMA, a warp each, as many steps of K
-ahead as there are stages. Of a finished tile, rounded, whole heads of one kind are put into shared memory, where each
-warp normalises, rotates, quantizes and writes those of its 16 tokens while the next tile's operands arrive.
-
-Where heads are not whole in a tile, or narrower tiles fill the device better, products go through a workspace instead,
-and another kernel writes the heads. So they do where products are mma.sync's: on GPUs without wgmma, and of f32. There
+Of many tokens a tile has whole heads, which one kernel multiplies and writes (projection_heads.py). Where heads are not
+whole in a tile, or narrower tiles fill the device better, products go to a workspace, and another kernel writes the
+heads. A block takes tile after tile of 128 tokens and up to 256 columns; operands come by TMA, a warp each, as many
+steps of K ahead as there are stages. So products go where they are mma.sync's: on GPUs without wgmma, and of f32. There
 all threads copy by cp.async, and a block has one tile; f8e4m3 is written as bf16 before.
 """
 
@@ -20,42 +18,35 @@ from typing import Any
 from kvarn import dsl as kv
 from kvarn.dialect.dtypes import bf16, f8e4m3, f16, f32
 from kvarn.dialect.layout import align_up, cdiv
-from kvarn.dialect.ops.projection import BLOCK, Band
+from kvarn.dialect.ops.projection import BLOCK
 from kvarn.dialect.shared_layout import SharedLayout
 from kvarn.lowering.target import Target
-from kvarn.lowering.tile_ir import BARRIERS_BYTES, MMA, SWIZZLE, WARP, WARPGROUP, WGMMA
+from kvarn.lowering.tile_ir import BARRIERS_BYTES, MMA, SWIZZLE, WARPGROUP, WGMMA
 
 from . import projection_heads
 from .base import Expansion
-from .common import Head, StoredHead, as_vector, begin, holds, starts_early
-from .head_writer import HeadWriter
+from .common import begin, starts_early
 from .projection import (
     MANY,
     Projection,
     Warpgroups,
-    Written,
     constant_weight,
     finish,
     operand_maps,
     operand_problems,
-    place_of,
     prefetch_maps,
     promotion,
     scaled_tile,
-    table_of,
     wgmma_problems,
 )
-from .rotation import Angles
+from .projection_heads import raster
 
 MULTIPROCESSORS = 132  # of an H100 or H200, for which tiles are chosen
 MOST_STAGES = 12
 MOST_REGISTERS = 128  # which leave those of a block of the second kernel
 FINISH_BYTES = 4 << 10  # of shared memory, which blocks of the second kernel have at least
-WARP_ROWS = 16
-MOST_TOGETHER = 4  # items of a thread whose angles and pages are looked up at one time
 COLUMNS_BY_MMA = 128
 BOX = 32  # tokens of a box at least, where a tile is never full
-RASTER = 16  # tiles of tokens that share a tile of columns while it is in the L2 cache
 
 
 @dataclass(frozen=True)
@@ -66,9 +57,6 @@ class Config(Warpgroups):
     ----------
     rows, columns : int
         Tokens and columns of a tile.
-    part : int
-        Columns of a finished tile that are in shared memory at a time: whole heads of one band. 0: products go through
-        a workspace.
     stages : int
         Steps of K in shared memory.
     instruction : {"wgmma", "mma.sync"}
@@ -81,7 +69,6 @@ class Config(Warpgroups):
     case: Projection
     rows: int = 128
     columns: int = 256
-    part: int = 128
     stages: int = 4
     instruction: str = WGMMA
     constant: bool = False
@@ -97,7 +84,7 @@ class Config(Warpgroups):
 
         Products of 8 bits are sooner done with all of them (measured).
         """
-        beside = self.instruction == WGMMA and not self.part and self.columns <= 192 and self.case.x.bits == 16
+        beside = self.instruction == WGMMA and self.columns <= 192 and self.case.x.bits == 16
         return MOST_REGISTERS if beside else None
 
     @property
@@ -111,7 +98,7 @@ class Config(Warpgroups):
     @property
     def shifts(self) -> bool:
         """Whether the last tile begins earlier instead: its heads are another kernel's, which writes each once."""
-        return not self.most and not self.part and self.instruction == WGMMA
+        return not self.most and self.instruction == WGMMA
 
     @property
     def step(self) -> int:
@@ -125,7 +112,7 @@ class Config(Warpgroups):
             for n in (self.rows, self.columns)
         )
         beside = 0 if self.registers is None else FINISH_BYTES
-        return operands + SharedLayout(self.rows, self.part or self.columns, 2, SWIZZLE).bytes + BARRIERS_BYTES + beside
+        return operands + SharedLayout(self.rows, self.columns, 2, SWIZZLE).bytes + BARRIERS_BYTES + beside
 
 
 def problems(case: Projection, target: Target, alignment: int) -> list[str]:
@@ -167,7 +154,7 @@ def whole_tiles(case: Projection) -> list[tuple[int, int]]:
     return found
 
 
-def chosen(case: Projection, target: Target, schedule: Mapping[str, Any]) -> Config:
+def chosen(case: Projection, target: Target, schedule: Mapping[str, Any]) -> Config | projection_heads.Config:
     """The widest tiles that the bands allow, and the stages that fit.
 
     With at most ``max_tokens`` tokens, other tiles where the device is done with all sooner, see :func:`cycles`.
@@ -192,9 +179,11 @@ def chosen(case: Projection, target: Target, schedule: Mapping[str, Any]) -> Con
         raise ValueError(f"a schedule with fused needs tiles of 128 rows with whole heads, got {dict(schedule)}")
     kept = kept or [(given.get("rows", 128), given.get("columns", 128), 0)]
     rows, columns, part = min(kept, key=lambda c: (cycles(case, *c, tokens or MANY), c[1]))
+    if part:
+        return projection_heads.chosen(case, target, columns, part, schedule.get("stages"))
     most = tokens if tokens is not None and tokens <= rows else 0
     for stages in range(schedule.get("stages", MOST_STAGES), 1, -1):
-        config = Config(case, rows=rows, columns=columns, part=part, stages=stages, most=most)
+        config = Config(case, rows=rows, columns=columns, stages=stages, most=most)
         if config.shared_bytes <= target.shared_bytes:
             return config
     raise ValueError(f"two stages of {rows} x {columns} must fit {target.shared_bytes} bytes of shared memory")
@@ -216,7 +205,7 @@ def cycles(case: Projection, rows: int, columns: int, part: int, tokens: int) ->
 
 def _chosen_by_mma(case: Projection, target: Target) -> Config:
     """Tiles of which a thread holds 64 sums, and the stages of which two blocks share a multiprocessor's memory."""
-    shape = {"columns": COLUMNS_BY_MMA, "part": 0, "instruction": MMA}
+    shape = {"columns": COLUMNS_BY_MMA, "instruction": MMA}
     for stages in (3, 2, 1):
         config = Config(case, stages=stages, **shape)
         if config.shared_bytes * (2 if stages > 2 else 1) <= target.shared_bytes:
@@ -224,104 +213,17 @@ def _chosen_by_mma(case: Projection, target: Target) -> Config:
     raise ValueError(f"tiles must fit {target.shared_bytes} bytes of shared memory")
 
 
-@dataclass(frozen=True)
-class StagedHead(StoredHead):
-    """One head of a token of a tile in shared memory."""
-
-    tile: Any
-    row: Any
-    first: Any
-
-    @kv.func
-    def load(self, d: Any, n: int) -> Any:
-        """n elements from dim d on, as they are stored."""
-        return as_vector(self.tile.load(self.row, self.first + d, n))
-
-
-@dataclass(frozen=True)
-class Epilogue:
-    """How the warps write the heads of a tile: bands of one collection, ``heads`` of a tile at a time."""
-
-    bands: Written
-    writer: HeadWriter
-    columns: int
-
-    @kv.func
-    def items(self, band: Band, per_head: int) -> tuple[int, int]:
-        """(heads of a tile, items of all of a warp's tokens): whole warps of them."""
-        heads = self.columns // band.size
-        return heads, align_up(WARP_ROWS * heads * per_head, WARP)
-
-
-def kernel_of(config: Config, epilogues: tuple[Epilogue, ...], early: bool) -> Any:
-    """The kernel. ``epilogues``: of the cache and, with an indexer, of its cache."""
+def kernel_of(config: Config, early: bool) -> Any:
+    """Products, rounded, to a workspace."""
     case, M, N, STEP = config.case, config.rows, config.columns, config.step
     panels, steps = cdiv(case.columns, N), case.k // STEP
-
-    @kv.func
-    def raster(unit, row_tiles):
-        """(tile of tokens, tile of columns): RASTER tiles of tokens go through all columns together."""
-        group = unit // (RASTER * panels)
-        inside = unit - group * (RASTER * panels)
-        high = kv.math.min(row_tiles - group * RASTER, RASTER)
-        panel = inside // high
-        return group * RASTER + (inside - panel * high), panel
-
-    @kv.func
-    def write(epilogue, kind, tile, column0, token0, tokens, collection, layer, table, angles, out, gamma):
-        """The heads of one kind that a tile has."""
-        writer, bands = epilogue.writer, epilogue.bands
-        band = getattr(bands, kind)
-        per_head = getattr(writer.items, kind)
-        heads, total = epilogue.items(band, per_head)
-        thread = kv.thread_id.x - WARPGROUP
-        lane, row0 = thread % WARP, kv.shuffle_idx(thread // WARP, 0) * WARP_ROWS
-        head0 = (column0 - band.first) // band.size
-        # A lane looks up the place of one of the warp's tokens, and tells it to those who write its heads.
-        own_row = token0 + row0 + lane % WARP_ROWS
-        own_b, own_inside, own_i = place_of(case.padded, table, kv.math.min(own_row, tokens - 1), tokens)
-        own_position = collection.cache_length(own_b) + own_i
-        own_page = own_flags = kv.i32(0)
-        if kind == "query":
-            own_flags = kv.where((own_row < tokens) & (own_inside | case.padded), 1, 0)
-        else:
-            own_flags = kv.where((own_row < tokens) & own_inside & holds(collection, own_position), 1, 0)
-            cache = collection.get_key_cache(layer) if kind == "key" else collection.get_value_cache(layer)
-            own_page = cache.raw_page(own_b, own_position)
-        rounds = total // WARP
-        together = math.gcd(rounds, MOST_TOGETHER)
-        for start in range(0, rounds, together):
-            places = []
-            for n in kv.static(range(together)):  # what is looked up for some of the items comes at one time
-                item = (start + n) * WARP + lane
-                local = kv.math.min(item // (heads * per_head), WARP_ROWS - 1)
-                rest = item - local * (heads * per_head)
-                active = item < WARP_ROWS * heads * per_head
-                h, part = kv.where(active, rest // per_head, 0), rest % per_head
-                b, position, page, flags = (
-                    kv.shuffle_idx(own, local) for own in (own_b, own_position, own_page, own_flags)
-                )
-                at = writer.angles_of(kind, Angles(angles, writer.rows, (position,)), part)
-                places.append((local, h, part, b, position, page, active & (flags != 0), at))
-            for local, h, part, b, position, page, written, at in kv.static(places):
-                source = StagedHead(tile, row0 + local, h * band.size)
-                if kind == "query":
-                    token = kv.math.min(token0 + row0 + local, tokens - 1)
-                    writer.query(source, Head(writer.rows, out, token, head0 + h), at, gamma, part, written)
-                elif kind == "key":
-                    writer.key(source, cache, b, head0 + h, position, at, gamma, part, written, page)
-                else:
-                    writer.value(source, cache, b, head0 + h, position, part, written, page)
 
     options: dict[str, Any] = {"max_registers": config.registers} if config.registers else {"min_blocks": 1}
 
     @kv.kernel(block=(config.threads, 1, 1), **options)
     def project_append(
-        collection, layer: kv.i32, x: kv.Buffer[case.x, 2], weight: kv.Buffer[case.x, 2], table, row_tiles: kv.i32,
-        x_map=None, weight_map=None, query_out=None, bias=None, x_scale=None, weight_scale=None,
-        freqs: kv.Optional[kv.Buffer[f32, 2]] = None, q_gamma=None, k_gamma=None,
-        index_collection: kv.Optional[kv.KVCacheCollection] = None, index_query_out=None,
-        workspace: kv.Optional[kv.Buffer[case.rounded, 2]] = None,
+        x: kv.Buffer[case.x, 2], weight: kv.Buffer[case.x, 2], row_tiles: kv.i32, workspace: kv.Buffer[case.rounded, 2],
+        x_map=None, weight_map=None, bias=None, x_scale=None, weight_scale=None,
     ):  # fmt: skip
         if x_map is not None:
             prefetch_maps(x_map, weight_map)
@@ -329,7 +231,7 @@ def kernel_of(config: Config, epilogues: tuple[Epilogue, ...], early: bool) -> A
         tokens = x.shape[0]
         left, right = kv.buffer_operand(x, steps, STEP), kv.buffer_operand(weight, steps, STEP)
         for unit in range(kv.block_id.x, row_tiles * panels, kv.grid_dim.x):
-            tile, panel = raster(unit, row_tiles)
+            tile, panel = raster(unit, row_tiles, panels)
             token0 = tile * M
             if config.shifts:  # the last tile has the last tokens, some of them for the second time
                 token0 = kv.math.max(kv.math.min(token0, tokens - M), 0)
@@ -349,57 +251,20 @@ def kernel_of(config: Config, epilogues: tuple[Epilogue, ...], early: bool) -> A
             if case.bias or case.scaling == "row":
                 column = kv.math.min(panel * N + kv.tile_index(N), case.columns - 1)
             c = scaled_tile(case, c, row, row < tokens, column, bias, x_scale, weight_scale)
-            products = case.rounded(c)
-            if workspace is not None:
-                own = (row >= tile * M) & (row < tokens)
-                workspace.store_rows(panel * tokens + row, value=products, mask=own)
-            for first in kv.static(range(0, N if config.part else 0, config.part or N)):
-                staged = kv.staged(products, first, config.part)
-                for epilogue in kv.static(epilogues):
-                    own = epilogue.bands.own
-                    pool = collection if own else index_collection
-                    out = query_out if own else index_query_out
-                    for kind in kv.static(("query", "key", "value")):
-                        band = getattr(epilogue.bands, kind)
-                        if band is not None:
-                            gamma = (q_gamma if kind == "query" else k_gamma) if own else None
-                            column0 = panel * N + first
-                            if (column0 >= band.first) & (column0 < band.end):
-                                write(
-                                    epilogue, kind, staged, column0, token0, tokens, pool, layer, table,
-                                    freqs if own else None, out, gamma,
-                                )  # fmt: skip
+            own = (row >= tile * M) & (row < tokens)
+            workspace.store_rows(panel * tokens + row, value=case.rounded(c), mask=own)
 
     return project_append
 
 
 def launch(op: Any, config: Config, at: Expansion) -> None:
-    """Launch the kernel."""
-    if config.part:
-        projection_heads.launch(
-            op,
-            projection_heads.chosen(config.case, at.target, config.columns, config.part, at.schedule.get("stages")),
-            at,
-        )
-        return
+    """Launch the kernel, and what writes heads from the workspace."""
     config = replace(config, constant=constant_weight(op, at))
     case, early = config.case, starts_early(at)
-    epilogues = ()
-    if config.part:
-        epilogues = tuple(Epilogue(b, b.writer(op, at, case.rounded), config.part) for b in Written.all_of(case))
     tokens, panels = at.dim(op.x, 0), cdiv(case.columns, config.columns)
-    row_tiles = (tokens + (config.rows - 1)) // config.rows
-    maps = [None, None]
-    if config.instruction == WGMMA:
-        maps = operand_maps(op, at, config.step, config.box, config.columns)
-    workspace = None if config.part else at.workspace(tokens * panels, dtype=case.rounded, columns=config.columns)
-    args = [op.collection, op.layer, op.x, op.weight, table_of(op, case), row_tiles, *maps]
-    if config.part:
-        args += [op.query_out, op.bias, op.x_scale, op.weight_scale, op.freqs, op.q_gamma, op.k_gamma]
-        args += [op.index_collection, op.index_query_out, None]
-    else:
-        args += [None, op.bias, op.x_scale, op.weight_scale, *(None,) * 5, workspace]
-    by_wgmma = config.instruction == WGMMA
+    row_tiles, by_wgmma = (tokens + (config.rows - 1)) // config.rows, config.instruction == WGMMA
+    maps = operand_maps(op, at, config.step, config.box, config.columns) if by_wgmma else [None, None]
+    workspace = at.workspace(tokens * panels, dtype=case.rounded, columns=config.columns)
     schedule = {"consumers": config.consumers, "producer": by_wgmma, "stages": config.stages}
     schedule["instruction"] = config.instruction
     if by_wgmma:
@@ -408,8 +273,7 @@ def launch(op: Any, config: Config, at: Expansion) -> None:
     blocks = row_tiles * panels
     blocks = blocks.least(at.device("multiprocessors")) if by_wgmma else blocks
     at.launch(
-        kernel_of(config, epilogues, early), args, (blocks, 1, 1), (config.threads, 1, 1),
-        key=(config, epilogues), programmatic=early, attributes={"kv.schedule": schedule},
+        kernel_of(config, early), [op.x, op.weight, row_tiles, workspace, *maps, op.bias, op.x_scale, op.weight_scale],
+        (blocks, 1, 1), (config.threads, 1, 1), key=config, programmatic=early, attributes={"kv.schedule": schedule},
     )  # fmt: skip
-    if workspace is not None:
-        finish(op, case, at, workspace, config.columns)
+    finish(op, case, at, workspace, config.columns)
