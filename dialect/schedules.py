@@ -547,6 +547,14 @@ PROJECTED_WHOLE = Kind(
             "2 of few tokens, else 1",
             choices=(1, 2, 4),
         ),
+        Entry(
+            "ahead",
+            "By wgmma, bytes of a row that are asked for in the L2 while the kernel before ends.",
+            "none",
+            least=0,
+            most=8192,
+            step=128,
+        ),
         Entry("stages", "By wgmma, steps of K in shared memory.", "as many as fit, up to 12", least=2, most=12),
     ),
 )

@@ -53,6 +53,7 @@ class Config:
     rows: int = 128
     together: int = 16
     atoms: int = 2
+    ahead: int = 0
     stages: int = 4
     constant: bool = False
 
@@ -138,7 +139,7 @@ def chosen(case: Projection, schedule: Any, target: Target) -> Config:
     atoms = schedule.get("atoms", 2 if tokens * case.x.itemsize <= FULL else 1)
     atoms = atoms if case.k % (atoms * SWIZZLE // case.x.itemsize) == 0 else 1
     together = units if rows < 192 else 4
-    config = Config(case, tokens, units, rows, together, atoms)
+    config = Config(case, tokens, units, rows, together, atoms, schedule.get("ahead", 0))
     left = target.shared_bytes - BARRIERS_BYTES - 1024
     left -= config.consumers * WARPGROUP_ROWS * config.pitch * 2 + 2 * config.known_bytes
     stages = schedule.get("stages") or max(2, min(MOST_STAGES, left // config.stage_bytes))
@@ -221,6 +222,17 @@ def kernel_of(config: Config, units: Units, early: bool) -> Any:
                                 kv.tma.load_box(map, (0, first + n * box, j * atoms + atom, 0), place, barrier)
                 kv.syncwarp()
                 slot, phase = advance(stages, slot, phase, 1)
+
+    @kv.func
+    def ask_ahead(weight, number):
+        """Ask for what the block reads first in the L2, while the kernels ahead end: nobody reads it before they have."""
+        _, first = tile_of(kv.block_id.x, 1)
+        for u in range(number, U, config.lookers):
+            if kv.elect():
+                for column in kv.static(units.columns(unit_at(first, u))):
+                    for i in kv.static(range(HALF)):
+                        kv.cp_async_bulk_prefetch(weight.address(column + i, 0), config.ahead)
+            kv.syncwarp()
 
     @kv.func
     def look_up(collection, layer, table, tokens, freqs, known, known_full, known_empty, warp, lane):
@@ -307,7 +319,7 @@ def kernel_of(config: Config, units: Units, early: bool) -> Any:
 
     @kv.kernel(block=(config.threads, 1, 1), min_blocks=1)
     def project_whole(
-        collection, layer: kv.i32, x: kv.Buffer[case.x, 2], x_map, weight_map, table,
+        collection, layer: kv.i32, x: kv.Buffer[case.x, 2], weight: kv.Buffer[case.x, 2], x_map, weight_map, table,
         freqs: kv.Optional[kv.Buffer[f32, 2]] = None, query_out=None, bias=None, x_scale=None, weight_scale=None,
     ):  # fmt: skip
         array = kv.shared(stages * config.stage_bytes, kv.u8, alignment=1024).ptr()
@@ -371,8 +383,10 @@ def kernel_of(config: Config, units: Units, early: bool) -> Any:
             begin(early)
             copy_tokens(x_map, array, full, empty, tokens)
         if warp >= consumers + COPIERS:
-            begin(early)
             number = warp - (consumers + COPIERS)
+            if config.ahead and early and not config.constant:
+                ask_ahead(weight, number)
+            begin(early)
             look_up(collection, layer, table, tokens, freqs, known, known_full, known_empty, number, lane)
 
     return project_whole
@@ -389,6 +403,7 @@ def launch(op: Any, config: Config, at: Expansion) -> None:
         op.collection,
         op.layer,
         op.x,
+        op.weight,
         *maps,
         table_of(op, case),
         op.freqs,
