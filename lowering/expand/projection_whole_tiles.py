@@ -225,7 +225,7 @@ def kernel_of(config: Config, units: Units, early: bool) -> Any:
 
     @kv.func
     def ask_ahead(weight, number):
-        """Ask for what the block reads first in the L2, while the kernels ahead end: nobody reads it before they have."""
+        """Ask for what the block reads first in the L2 while the kernels ahead end, before which nobody reads it."""
         _, first = tile_of(kv.block_id.x, 1)
         for u in range(number, U, config.lookers):
             if kv.elect():
