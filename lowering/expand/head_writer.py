@@ -68,14 +68,22 @@ class Norm:
         """The vectors of a head that a thread has, from ``dims`` on, normalised; ``counts``: whether it has any."""
         if self.eps is None:
             return vectors
+        return self.by(vectors, self.weights(dims, gamma, len(vectors[0])), counts)
+
+    @kv.func
+    def weights(self, dims: list[Any], gamma: Any, width: int) -> list[Any]:
+        """What vectors of ``width`` elements from ``dims`` on are multiplied by."""
+        weights = [kv.f32(self.rows.load(gamma, d, width=width)) for d in dims]
+        return [w + self.weight_offset for w in weights] if self.weight_offset else weights
+
+    @kv.func
+    def by(self, vectors: list[Any], weights: list[Any], counts: Any) -> list[Any]:
+        """The vectors of a head that a thread has, normalised, times weights; ``counts``: whether it has any."""
         total = kv.f32(0.0)
         for x in kv.static(vectors):
             total = total + (x * x).reduce("add")
         mean = self.group.sum(kv.where(counts, total, 0.0)) * (1.0 / self.size)
         scale = kv.math.rsqrt(mean + self.eps)
-        weights = [kv.f32(self.rows.load(gamma, d, width=len(vectors[0]))) for d in dims]
-        if self.weight_offset:
-            weights = [w + self.weight_offset for w in weights]
         return [x * scale * w for x, w in zip(vectors, weights, strict=True)]
 
 
@@ -132,9 +140,49 @@ class HeadWriter:
             return angles
         return LoadedAngles(rotation.angles_of(kv.math.min(part, rotation.units - 1), angles))
 
+    def plain(self, kind: str) -> bool:
+        """Whether heads of a kind are neither normalised nor quantized."""
+        return (kind == "query" or self.quantizer is None) and (kind == "value" or self.norms[0].eps is None)
+
+    def by_vectors(self, kind: str) -> bool:
+        """Whether an item is a unit of a head that is normalised, both vectors of which a thread loads once."""
+        rotation, per_head = self.rotations[kind != "query"], getattr(self.items, kind)
+        whole = rotation.paired and rotation.units <= per_head
+        return (
+            kind != "value" and self.norms[0].eps is not None and whole and (kind == "query" or self.quantizer is None)
+        )
+
     @kv.func
-    def query(self, head: Any, target: Any, angles: Angles, gamma: Any, part: Any, active: Any) -> None:
-        """An item of a query's head to ``target``."""
+    def weights(self, kind: str, gamma: Any, part: Any) -> Any:
+        """What the elements of an item are multiplied by when they are normalised, loaded now; None: as they come."""
+        if not self.by_vectors(kind):
+            return None
+        which = kind != "query"
+        rotation = self.rotations[which]
+        return self.norms[which].weights(rotation.starts(kv.math.min(part, rotation.units - 1)), gamma, rotation.width)
+
+    @kv.func
+    def normal_unit(
+        self, which: int, head: Any, target: Any, angles: Any, part: Any, active: Any, weights: Any
+    ) -> None:
+        """Normalise, rotate and write a unit of a head, whose weights are loaded."""
+        rotation = self.rotations[which]
+        number = kv.math.min(part, rotation.units - 1)
+        has = part < rotation.units
+        vectors = [head.read(d, rotation.width) for d in rotation.starts(number)]
+        vectors = self.norms[which].by(vectors, weights, has)
+        turned = rotation.turn(number, rotation.angles_of(number, angles), vectors)
+        if active & has:
+            rotation.put(number, turned, target.write)
+
+    @kv.func
+    def query(
+        self, head: Any, target: Any, angles: Angles, gamma: Any, part: Any, active: Any, weights: Any = None
+    ) -> None:
+        """An item of a query's head to ``target``; ``weights`` as of :meth:`weights`."""
+        if weights is not None:
+            self.normal_unit(0, head, target, angles, part, active, weights)
+            return
         head = self.norms[0].of(head, gamma, part)
         if active:
             turn(self.rotations[0], part, self.items.query, angles, head, target)
@@ -142,9 +190,12 @@ class HeadWriter:
     @kv.func
     def key(
         self, head: Any, cache: Any, b: Any, h: Any, position: Any, angles: Angles, gamma: Any, part: Any, active: Any,
-        page: Any = None,
+        page: Any = None, weights: Any = None,
     ) -> None:  # fmt: skip
         """An item of a key's head to the cache; ``page`` is the raw one of the token, where it is known."""
+        if weights is not None:
+            self.normal_unit(1, head, CachedHead(cache, b, position, h, page), angles, part, active, weights)
+            return
         head = self.norms[1].of(head, gamma, part % self.norms[1].group.lanes)
         if self.quantizer is None:
             if active:

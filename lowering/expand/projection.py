@@ -17,7 +17,7 @@ from mlir import ir
 from kvarn import dsl as kv
 from kvarn.dialect import ops
 from kvarn.dialect.dtypes import DType, bf16, f8e4m3, f16, f32
-from kvarn.dialect.layout import CacheSpec, cdiv
+from kvarn.dialect.layout import CacheSpec, align_up, cdiv
 from kvarn.dialect.ops.projection import BLOCK, Band, bands_of, k_of, rounding_of
 from kvarn.dialect.schedules import OPERATIONS
 from kvarn.lowering.promote_kv_sums import columns_at_a_time
@@ -27,6 +27,7 @@ from kvarn.lowering.tile_ir import MMA, SWIZZLE, WARPGROUP, WARPGROUP_ROWS
 from . import expands
 from .base import Expansion
 from .common import (
+    BYTES,
     WARP,
     Group,
     Head,
@@ -53,7 +54,8 @@ FEW = 256  # tokens up to which several blocks write the heads of one
 FEW_BY_WGMMA, FEW_BY_MMA = 32, 64  # tokens up to which kind few is the fastest (on an H200: docs/products.md)
 FEW_STORED = 256  # of a weight that is converted on its way to wgmma
 STEPS_OF_ATOM = [0, 32, 64, 96]  # bytes of a row that steps of a product lie after the first
-PROMOTED = 64  # columns of 8-bit products at a time that are added outside of the tensor cores
+# Columns of 8-bit products at a time that are added outside of the tensor cores: of so many, and of more.
+FEW_PROMOTED, PROMOTED, LEAST_PROMOTED = 160, 96, 64
 SIMT_ROWS, SIMT_WARPS = 8, 4  # tokens of a warp of the simple product, and its warps
 
 
@@ -340,20 +342,47 @@ def promotion(case: Projection, columns: int) -> dict[str, int]:
 
 
 @kv.func
-def promoted(sums: Any, a: Any, b: Any, moves: Any, dtype: DType, factor: Any = None) -> list[Any]:
+def fragments(place: Any, warp: Any, lane: Any) -> list[Any]:
+    """Operand A's words of a warp's 16 rows of a swizzle atom, 8-bit elements, by steps: each is read once."""
+    row = warp % 4 * 16 + lane % 16
+    return [
+        kv.ldmatrix(place + (row * SWIZZLE + ((s // BYTES + lane // 16) ^ (lane % 8)) * BYTES), 4)
+        for s in STEPS_OF_ATOM
+    ]
+
+
+@kv.func
+def promoted(sums: Any, a: Any, b: Any, dtype: DType, moved: int = 0, factor: Any = None) -> list[Any]:
     """The sums, plus 8-bit products of one swizzle atom of K, times ``factor`` (of one of two rows, a column) if any.
 
     Tensor cores keep some 13 bits of a sum: of an atom's products that is enough, of all of K it is a bias. So these go
-    to fresh accumulators, PROMOTED columns at a time, and are added in f32.
+    to fresh accumulators, some columns at a time, and are added in f32. Operand A is in registers: some columns
+    at a time would read it from shared memory as often, which gives no more. B lies ``moved`` bytes after ``b``.
     """
     sums, columns = list(sums), 2 * len(sums)
-    for first in kv.static(range(0, columns, PROMOTED)):
-        places = [(of_a, first * SWIZZLE + of_b) for of_a, of_b in moves]
-        found = kv.wgmma(min(PROMOTED, columns - first), a, b, places, dtype)
+    together = align_up(cdiv(columns, cdiv(columns, PROMOTED if columns <= FEW_PROMOTED else LEAST_PROMOTED)), 8)
+    for first in kv.static(range(0, columns, together)):
+        moves = [moved + first * SWIZZLE + s for s in STEPS_OF_ATOM]
+        found = kv.wgmma(min(together, columns - first), a, b, moves, dtype)
         for i in kv.static(range(len(found))):
             x = found[i] if factor is None else found[i] * factor(i // 2 % 2, first + i // 4 * 8)
             sums[first // 2 + i] = sums[first // 2 + i] + x
     return sums
+
+
+QUERY, KEPT = 1, 2  # flags of a token: it has queries; its keys and values are written
+
+
+@kv.func
+def look_up(case: Projection, collection: Any, layer: Any, table: Any, token: Any, tokens: Any) -> list[Any]:
+    """[sequence, position, page, flags] of a token; one that is none has no flags."""
+    own = kv.math.min(token, tokens - 1)
+    b, inside, i = place_of(case.padded, table, own, tokens)
+    position = collection.cache_length(b) + i
+    flags = kv.where((token < tokens) & (inside | case.padded), QUERY, 0)
+    flags = flags + kv.where((token < tokens) & inside & holds(collection, position), KEPT, 0)
+    page = collection.get_key_cache(layer).raw_page(b, position)
+    return [kv.i32(b), kv.i32(position), page, kv.i32(flags)]
 
 
 # --- products into a workspace -------------------------------------------------------------------------
@@ -503,7 +532,7 @@ def kind_of(op: Any, at: Expansion, case: Projection) -> str:
         return "host"
     declared = OPERATIONS[op.operation.name]
     of_whole = at.schedule.keys() <= set(declared.names(declared.kind("whole")))
-    if by_wgmma and not whole and of_whole and projection_whole.best(case, tokens):
+    if by_wgmma and not whole and of_whole and tokens <= projection_whole.MOST_TOKENS:
         return "whole"
     best = FEW_BY_WGMMA if by_wgmma else FEW_BY_MMA
     if not by_wgmma and projection_few_stored.takes(op, case, at):

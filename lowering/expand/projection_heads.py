@@ -21,14 +21,17 @@ from kvarn.lowering.target import Target
 from kvarn.lowering.tile_ir import BARRIER_BYTES, BARRIERS_BYTES, SWIZZLE, WARP, WARPGROUP, WARPGROUP_ROWS
 
 from .base import Expansion
-from .common import Head, StoredHead, advance, as_vector, begin, holds, starts_early
+from .common import Head, StoredHead, advance, as_vector, begin, starts_early
 from .head_writer import HeadWriter
 from .projection import (
+    KEPT,
+    QUERY,
     STEPS_OF_ATOM,
     Projection,
     Written,
+    fragments,
+    look_up,
     operand_maps,
-    place_of,
     prefetch_maps,
     promoted,
     table_of,
@@ -179,15 +182,13 @@ def kernel_of(config: Config, epilogues: tuple[Epilogue, ...], early: bool) -> A
         return of_rows + [weight_scale[panel * N // BLOCK + n, j] for n in range(blocks)]
 
     @kv.func
-    def multiply(sums, place, group, scales):
+    def multiply(sums, place, group, scales, warp, lane):
         """The sums, plus the products of a stage."""
-        a = kv.wgmma_descriptor(place + group * (WARPGROUP_ROWS * SWIZZLE))
-        b = kv.wgmma_descriptor(place + ROWS * SWIZZLE)
-        moves = [(s, s) for s in STEPS_OF_ATOM]
+        rows, b = place + group * (WARPGROUP_ROWS * SWIZZLE), kv.wgmma_descriptor(place + ROWS * SWIZZLE)
         if case.x is f8e4m3:
             factor = (lambda r, column: scales[r] * scales[2 + column // BLOCK]) if scales else None
-            return promoted(sums, a, b, moves, case.x, factor)
-        return kv.wgmma(sums, a, b, moves, case.x)
+            return promoted(sums, fragments(rows, warp, lane), b, case.x, factor=factor)
+        return kv.wgmma(sums, kv.wgmma_descriptor(rows), b, [(s, s) for s in STEPS_OF_ATOM], case.x)
 
     @kv.func
     def stage(products, sums, rows, column0, bias, x_scale, weight_scale, warp, lane):
@@ -234,10 +235,10 @@ def kernel_of(config: Config, epilogues: tuple[Epilogue, ...], early: bool) -> A
         first,
         token0,
         tokens,
+        known,
         products,
         collection,
         layer,
-        table,
         freqs,
         out,
         gamma,
@@ -249,19 +250,12 @@ def kernel_of(config: Config, epilogues: tuple[Epilogue, ...], early: bool) -> A
         per_head = getattr(writer.items, kind)
         heads, total = epilogue.items(band, per_head)
         head0 = (column0 - band.first) // band.size
-        # A lane looks up the place of one of the warp's tokens, and tells it to those who write its heads.
-        own_row = token0 + row0 + lane % WARP_ROWS
-        own_b, own_inside, own_i = place_of(case.padded, table, kv.math.min(own_row, tokens - 1), tokens)
-        own_position = collection.cache_length(own_b) + own_i
-        own_page = own_flags = kv.i32(0)
-        if kind == "query":
-            own_flags = kv.where((own_row < tokens) & (own_inside | case.padded), 1, 0)
-        else:
-            own_flags = kv.where((own_row < tokens) & own_inside & holds(collection, own_position), 1, 0)
-            cache = collection.get_key_cache(layer) if kind == "key" else collection.get_value_cache(layer)
-            own_page = cache.raw_page(own_b, own_position)
         rounds = total // WARP
-        together = math.gcd(rounds, MOST_TOGETHER)
+        together = math.gcd(rounds, MOST_TOGETHER if writer.plain(kind) else 2)
+        cache = None
+        if kind != "query":
+            cache = collection.get_key_cache(layer) if kind == "key" else collection.get_value_cache(layer)
+        weights = writer.weights(kind, gamma, lane % per_head) if WARP % per_head == 0 else None
         for start in range(0, rounds, together):
             places = []
             for n in kv.static(range(together)):  # what is looked up for some of the items comes at one time
@@ -270,20 +264,44 @@ def kernel_of(config: Config, epilogues: tuple[Epilogue, ...], early: bool) -> A
                 rest = item - local * (heads * per_head)
                 active = item < WARP_ROWS * heads * per_head
                 h, part = kv.where(active, rest // per_head, 0), rest % per_head
-                b, position, page, flags = (
-                    kv.shuffle_idx(own, local) for own in (own_b, own_position, own_page, own_flags)
-                )
+                b, position, page, flags = (kv.shuffle_idx(own, local) for own in known)
+                written = active & (flags & (QUERY if kind == "query" else KEPT) != 0)
                 at = writer.angles_of(kind, Angles(freqs, writer.rows, (position,)), part)
-                places.append((local, h, part, b, position, page, active & (flags != 0), at))
+                places.append((local, h, part, b, position, page, written, at))
             for local, h, part, b, position, page, written, at in kv.static(places):
                 source = Staged(products + (row0 + local) * (pitch * 2), first + h * band.size, case.rounded)
                 if kind == "query":
                     token = kv.math.min(token0 + row0 + local, tokens - 1)
-                    writer.query(source, Head(writer.rows, out, token, head0 + h), at, gamma, part, written)
+                    writer.query(source, Head(writer.rows, out, token, head0 + h), at, gamma, part, written, weights)
                 elif kind == "key":
-                    writer.key(source, cache, b, head0 + h, position, at, gamma, part, written, page)
+                    writer.key(source, cache, b, head0 + h, position, at, gamma, part, written, page, weights)
                 else:
                     writer.value(source, cache, b, head0 + h, position, part, written, page)
+
+    @kv.func
+    def write_rows(
+        own, tile, panel, known, staged, read, phase, products, collection, layer, freqs, query_out, q_gamma, k_gamma,
+        index_collection, index_query_out, tokens, lane,
+    ):  # fmt: skip
+        """All heads of WARP_ROWS tokens of a tile, once they are there."""
+        group = own // (WARPS // CONSUMERS)
+        kv.mbarrier_wait(staged + group * BARRIER_BYTES, phase, name="a tile of products")
+        for first in kv.static(range(0, N, config.part)):
+            for n in kv.static(range(len(epilogues))):
+                epilogue, of_cache = epilogues[n], epilogues[n].bands.own
+                pool, out = (collection, query_out) if of_cache else (index_collection, index_query_out)
+                for kind in kv.static(("query", "key", "value")):
+                    band = getattr(epilogue.bands, kind)
+                    if band is not None:
+                        gamma = (q_gamma if kind == "query" else k_gamma) if of_cache else None
+                        column0 = panel * N + first
+                        if (column0 >= band.first) & (column0 < band.end):
+                            write(
+                                epilogue, kind, own * WARP_ROWS, column0, first, tile * ROWS, tokens, known[n],
+                                products, pool, layer, freqs if of_cache else None, out, gamma, lane,
+                            )  # fmt: skip
+        kv.syncwarp()
+        kv.mbarrier_arrive(read + group * BARRIER_BYTES, lane == 0)
 
     @kv.kernel(block=(THREADS, 1, 1), min_blocks=1)
     def project_append(
@@ -323,7 +341,7 @@ def kernel_of(config: Config, epilogues: tuple[Epilogue, ...], early: bool) -> A
                 for j in range(0, steps):
                     following = block_scales(kv.math.min(j + 1, steps - 1), rows, panel, x_scale, weight_scale)
                     kv.mbarrier_wait(full + slot * BARRIER_BYTES, phase, name="a full stage")
-                    sums = multiply(sums, array + slot * config.stage_bytes, group, held)
+                    sums = multiply(sums, array + slot * config.stage_bytes, group, held, warp, lane)
                     kv.mbarrier_arrive(empty + slot * BARRIER_BYTES, lane == 0)
                     slot, phase = advance(stages, slot, phase, 1)
                     held = following
@@ -341,27 +359,36 @@ def kernel_of(config: Config, epilogues: tuple[Epilogue, ...], early: bool) -> A
                 phase = kv.i32(0)
                 for unit in range(kv.block_id.x, row_tiles * panels, kv.grid_dim.x):
                     tile, panel = raster(unit, row_tiles, panels)
-                    for own in range(warp - (WARPS + 1), WARPS, WRITERS):
-                        group = own // (WARPS // CONSUMERS)
-                        kv.mbarrier_wait(staged + group * BARRIER_BYTES, phase, name="a tile of products")
-                        for first in kv.static(range(0, N, config.part)):
-                            for epilogue in kv.static(epilogues):
-                                of_cache = epilogue.bands.own
-                                pool = collection if of_cache else index_collection
-                                out = query_out if of_cache else index_query_out
-                                for kind in kv.static(("query", "key", "value")):
-                                    band = getattr(epilogue.bands, kind)
-                                    if band is not None:
-                                        gamma = (q_gamma if kind == "query" else k_gamma) if of_cache else None
-                                        column0 = panel * N + first
-                                        if (column0 >= band.first) & (column0 < band.end):
-                                            write(
-                                                epilogue, kind, own * WARP_ROWS, column0, first, tile * ROWS, tokens,
-                                                products, pool, layer, table, freqs if of_cache else None, out, gamma,
-                                                lane,
-                                            )  # fmt: skip
-                        kv.syncwarp()
-                        kv.mbarrier_arrive(read + group * BARRIER_BYTES, lane == 0)
+                    known = []  # of all tokens of a warp, while they are multiplied
+                    for n in kv.static(range(cdiv(WARPS, WRITERS))):
+                        own = kv.math.min(warp - (WARPS + 1) + n * WRITERS, WARPS - 1)
+                        for epilogue in kv.static(epilogues):
+                            pool = collection if epilogue.bands.own else index_collection
+                            token = tile * ROWS + own * WARP_ROWS + lane % WARP_ROWS
+                            known.append(look_up(case, pool, layer, table, token, tokens))
+                    for n in kv.static(range(cdiv(WARPS, WRITERS))):
+                        own = warp - (WARPS + 1) + n * WRITERS
+                        if own < WARPS:
+                            write_rows(
+                                own,
+                                tile,
+                                panel,
+                                known[n * len(epilogues) : (n + 1) * len(epilogues)],
+                                staged,
+                                read,
+                                phase,
+                                products,
+                                collection,
+                                layer,
+                                freqs,
+                                query_out,
+                                q_gamma,
+                                k_gamma,
+                                index_collection,
+                                index_query_out,
+                                tokens,
+                                lane,
+                            )
                     phase = phase ^ 1
 
     return project_append

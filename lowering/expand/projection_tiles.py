@@ -145,7 +145,7 @@ def multiplied_by_mma(case: Projection) -> Projection:
 def whole_tiles(case: Projection) -> list[tuple[int, int]]:
     """Columns of tiles with whole heads, the widest first, and of the parts of each that are written together."""
     found = []
-    for columns in (256, 128, 64) if case.scaling == "block" else (256, 192, 128, 64):
+    for columns in (128, 64) if case.scaling == "block" else (256, 192, 128, 64):
         for part in (columns // 2, columns):
             whole = all(b.heads * b.size % part == 0 and part % b.size == 0 for b in case.bands)
             if part % 64 == 0 and whole and case.columns % columns == 0:

@@ -19,9 +19,9 @@ from kvarn.dialect.dtypes import bf16, f8e4m3, f16, f32
 from kvarn.dialect.layout import cdiv
 
 from .base import Expansion
-from .common import Head, StoredHead, as_vector, holds, row_alignment
+from .common import Head, StoredHead, as_vector, row_alignment
 from .head_writer import HeadWriter, LoadedAngles
-from .projection import Projection, Written, operand_problems, place_of
+from .projection import KEPT, QUERY, Projection, Written, operand_problems
 from .projection_tiles import MULTIPROCESSORS, cycles
 from .rotation import Angles
 
@@ -31,14 +31,10 @@ ANGLE_BYTES = UNIT * 4  # of a unit of a token: as many cosines and sines as it 
 MMA_TOKENS = (8, 16)  # of 16 bits by mma.sync: what max_tokens is rounded up to
 MMA_UNITS = 6  # at most
 MOST_UNITS = {128: 15, 192: 12, 256: 12}  # of tiles of so many tokens by wgmma: what registers hold
-LEAST_UNITS = 3  # of tiles that are chosen: narrower ones copy tokens more than the weight
 FULL = 128  # tokens up to which a tile has all
-# Chosen where the busiest multiprocessor has at most so much of its even share, in one round of blocks up to FULL
-# tokens, in two beyond, and of so many tokens by the bits of an element (on an H200: docs/products.md).
-EVEN = 1.05
-MOST_TOKENS = {16: 1024, 8: 512}
+EVEN = 1.05  # of an even share is what the busiest multiprocessor may have of tiles that count as even
+MOST_TOKENS = 1024  # up to which this kind is done sooner than others (on an H200: docs/products.md)
 KINDS = ("query", "key", "value")
-QUERY, KEPT = 1, 2  # flags of a token: it has queries; its keys and values are written
 
 
 def problems(op: Any, case: Projection, at: Expansion) -> list[str]:
@@ -80,10 +76,10 @@ def rounds_of(case: Projection, tokens: int, rows: int, units: int) -> int:
 
 
 def even(case: Projection, tokens: int, rows: int, units: int) -> bool:
-    """Whether few rounds of tiles give the busiest multiprocessor about its even share of the products."""
+    """Whether two rounds of tiles give the busiest multiprocessor about its even share of the products."""
     rounds = rounds_of(case, tokens, rows, units)
-    busiest = rounds * MULTIPROCESSORS * rows * units * UNIT / (max(tokens, FULL) * case.columns)
-    return units >= LEAST_UNITS and rounds <= (1 if tokens <= FULL else 2) and busiest <= EVEN
+    busiest = rounds * MULTIPROCESSORS * rows * units * UNIT / (tokens * case.columns)
+    return rounds <= 2 and busiest <= EVEN
 
 
 def tile_for(case: Projection, tokens: int, rows: int | None = None, units: int | None = None) -> tuple[int, int]:
@@ -104,13 +100,6 @@ def tile_for(case: Projection, tokens: int, rows: int | None = None, units: int 
         return not even(case, tokens, r, u), cycles(case, r, u * UNIT, 0, tokens), rounds * (r + u * UNIT)
 
     return min(choices, key=order)
-
-
-def best(case: Projection, tokens: int | None) -> bool:
-    """Whether this kind, where it takes a case, is done with at most ``tokens`` tokens sooner than others."""
-    if tokens is None or tokens > MOST_TOKENS[case.x.bits] or case.padded or case.spec.dtype is not case.rounded:
-        return False
-    return even(case, tokens, *tile_for(case, tokens))
 
 
 @dataclass(frozen=True)
@@ -199,17 +188,6 @@ class Units:
             at = self.starts(kind, number)
             found = [kv.where(mine, band.first + head * band.size + d, x) for d, x in zip(at, found, strict=True)]
         return found
-
-    @kv.func
-    def look_up(self, collection: Any, layer: Any, table: Any, token: Any, tokens: Any) -> list[Any]:
-        """[sequence, position, page, flags] of a token; one that is none has no flags."""
-        own = kv.math.min(token, tokens - 1)
-        b, inside, i = place_of(self.case.padded, table, own, tokens)
-        position = collection.cache_length(b) + i
-        flags = kv.where((token < tokens) & (inside | self.case.padded), QUERY, 0)
-        flags = flags + kv.where((token < tokens) & inside & holds(collection, position), KEPT, 0)
-        page = collection.get_key_cache(layer).raw_page(b, position)
-        return [kv.i32(b), kv.i32(position), page, kv.i32(flags)]
 
     @kv.func
     def angles(self, unit: Any, freqs: Any, position: Any) -> list[Any]:

@@ -20,7 +20,7 @@ from kvarn.lowering.tile_ir import WARP
 
 from .base import Expansion
 from .common import BYTES, begin, starts_early
-from .projection import Projection, Written, constant_weight, scaled, table_of
+from .projection import Projection, Written, constant_weight, look_up, scaled, table_of
 from .projection_whole import ANGLE_BYTES, HALF, MMA_TOKENS, UNIT, Units, tile_for
 
 LANES = 4  # that share a row
@@ -182,11 +182,11 @@ def kernel_of(config: Config, units: Units, early: bool) -> Any:
             products[token * pitch + u * UNIT + half * HALF + g] = case.rounded(value)
 
     @kv.func
-    def look_up(collection, layer, table, tokens, freqs, pages, angles, n):
+    def prepare(collection, layer, table, tokens, freqs, pages, angles, n):
         """What a thread of those that write knows of its n-th unit of a token."""
         item = kv.thread_id.x - W * WARP + n * writers
         own, token = item // N, item % N
-        known = units.look_up(collection, layer, table, token, tokens)
+        known = look_up(case, collection, layer, table, token, tokens)
         unit = kv.block_id.x * U + own
         known[3] = kv.where((own < U) & (unit < units.count), known[3], 0)
         unit = kv.math.min(unit, units.count - 1)
@@ -225,7 +225,7 @@ def kernel_of(config: Config, units: Units, early: bool) -> Any:
             begin(early)
             held = []
             for n in kv.static(range(rounds)):
-                held.append(look_up(collection, layer, table, tokens, freqs, pages, angles, n))
+                held.append(prepare(collection, layer, table, tokens, freqs, pages, angles, n))
             all_arrive()
             add(array, products, tokens, bias, weight_scale)
             all_arrive()

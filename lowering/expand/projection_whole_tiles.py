@@ -24,6 +24,8 @@ from .projection import (
     Projection,
     Written,
     constant_weight,
+    fragments,
+    look_up,
     operand_maps,
     prefetch_maps,
     promoted,
@@ -117,9 +119,9 @@ class Config:
         return self.units * UNIT * SWIZZLE
 
     @property
-    def moves(self) -> list[list[tuple[int, int]]]:
-        """Of every step of an atom's products, how many bytes its operands lie after the first of a stage."""
-        return [[(n * self.x_bytes + s, n * self.weight_bytes + s) for s in STEPS_OF_ATOM] for n in range(self.atoms)]
+    def moves(self) -> list[tuple[int, int]]:
+        """Of every step of a stage's products, how many bytes its operands lie after the first."""
+        return [(n * self.x_bytes + s, n * self.weight_bytes + s) for n in range(self.atoms) for s in STEPS_OF_ATOM]
 
     @property
     def stage_bytes(self) -> int:
@@ -235,14 +237,14 @@ def kernel_of(config: Config, units: Units, early: bool) -> Any:
             kv.syncwarp()
 
     @kv.func
-    def look_up(collection, layer, table, tokens, freqs, known, known_full, known_empty, warp, lane):
+    def prepare(collection, layer, table, tokens, freqs, known, known_full, known_empty, warp, lane):
         """What is known of a tile's tokens to shared memory; their angles too, or to the L2."""
         slot, phase = kv.i32(0), kv.i32(1)
         for number in range(kv.block_id.x, tiles_of(tokens), kv.grid_dim.x):
             first, first_unit = tile_of(number, tokens)
             kv.mbarrier_wait(known_empty + slot * BARRIER_BYTES, phase, name="an empty table of tokens")
             for row in range(warp * WARP + lane, M, config.lookers * WARP):
-                found = units.look_up(collection, layer, table, first + row, tokens)
+                found = look_up(case, collection, layer, table, first + row, tokens)
                 at = known + slot * config.known_bytes
                 (at + row * KNOWN_BYTES).store(kv.vector(i32, found))
                 if config.keeps_angles:
@@ -257,19 +259,20 @@ def kernel_of(config: Config, units: Units, early: bool) -> Any:
             slot, phase = advance(2, slot, phase, 1)
 
     @kv.func
-    def multiply(sums, place, group):
+    def multiply(sums, place, group, warp, lane):
         """The accumulators, plus the products of a stage."""
         b = kv.wgmma_descriptor(place + atoms * config.x_bytes)
         found, size = [], U * UNIT // 2
         for r in kv.static(range(R)):
-            a = kv.wgmma_descriptor(place + (group * R + r) * (WARPGROUP_ROWS * SWIZZLE))
+            rows = place + (group * R + r) * (WARPGROUP_ROWS * SWIZZLE)
             some = sums[r * size : (r + 1) * size]
             if case.x is f8e4m3:
-                for moves in kv.static(config.moves):
-                    some = promoted(some, a, b, moves, case.x)
+                for n in kv.static(range(atoms)):
+                    a = fragments(rows + n * config.x_bytes, warp, lane)
+                    some = promoted(some, a, b, case.x, n * config.weight_bytes)
                 found.append(some)
             else:
-                found.append(kv.wgmma_start(some, a, b, [move for moves in config.moves for move in moves], case.x))
+                found.append(kv.wgmma_start(some, kv.wgmma_descriptor(rows), b, config.moves, case.x))
         if case.x is f8e4m3:
             return [x for some in found for x in some]
         return [x for some in kv.wgmma_wait(0, *found) for x in some]
@@ -331,6 +334,7 @@ def kernel_of(config: Config, units: Units, early: bool) -> Any:
         known_empty = known_full + 2 * BARRIER_BYTES
         lane, warp = kv.thread_id.x % WARP, kv.shuffle_idx(kv.thread_id.x // WARP, 0)
         tokens = x.shape[0]
+        prefetch_maps(x_map, weight_map)
         if kv.thread_id.x == 0:
             for n in kv.static(range(stages)):
                 kv.mbarrier_init(full + n * BARRIER_BYTES, 3, f"full[{n}]")
@@ -339,7 +343,6 @@ def kernel_of(config: Config, units: Units, early: bool) -> Any:
                 kv.mbarrier_init(known_full + n * BARRIER_BYTES, config.lookers, f"full_known[{n}]")
                 kv.mbarrier_init(known_empty + n * BARRIER_BYTES, consumers, f"empty_known[{n}]")
             kv.fence_mbarrier_init()
-        prefetch_maps(x_map, weight_map)
         kv.barrier()
         if R > 1:
             if warp < consumers:
@@ -354,7 +357,7 @@ def kernel_of(config: Config, units: Units, early: bool) -> Any:
                 sums = [kv.f32(0.0)] * (R * U * UNIT // 2)
                 for _ in range(0, config.steps):
                     kv.mbarrier_wait(full + slot * BARRIER_BYTES, phase, name="a full stage")
-                    sums = multiply(sums, array + slot * config.stage_bytes, warp // 4)
+                    sums = multiply(sums, array + slot * config.stage_bytes, warp // 4, warp, lane)
                     kv.mbarrier_arrive(empty + slot * BARRIER_BYTES, lane == 0)
                     slot, phase = advance(stages, slot, phase, 1)
                 kv.mbarrier_wait(known_full + known_slot * BARRIER_BYTES, known_phase, name="a table of tokens")
@@ -387,7 +390,7 @@ def kernel_of(config: Config, units: Units, early: bool) -> Any:
             if config.ahead and early and not config.constant:
                 ask_ahead(weight, number)
             begin(early)
-            look_up(collection, layer, table, tokens, freqs, known, known_full, known_empty, number, lane)
+            prepare(collection, layer, table, tokens, freqs, known, known_full, known_empty, number, lane)
 
     return project_whole
 

@@ -10,9 +10,10 @@
 !w4 = memref<384x128xi8, strided<[128, 1]>, 1>
 !s = memref<384x8xbf16, strided<[8, 1]>, 1>
 !q = memref<?x2x64xbf16, strided<[128, 64, 1]>, 1>
+!gamma = memref<64xf32, strided<[1]>, 1>
 !table = memref<?xi32, strided<[1]>, 1>
 
-// Few tokens read the weight in even parts; more have tiles of their own shape; a weight of 4 bits is converted in
+// Few tokens whose heads are normalised read the weight in even parts; more have tiles of their own shape; a weight of 4 bits is converted in
 // registers, or before kernels of many tokens. A workspace's rows are described to TMA as an argument's are.
 // CHECK-LABEL: func.func @products
 // CHECK:         gpu.launch_func @kernels::@project_few blocks
@@ -46,13 +47,13 @@
 // HOST:         gpu.launch_func @kernels::@dequantize blocks
 // HOST-NOT:     project_few
 // HOST:         return
-func.func @products(%c: !pool, %i: i32, %x: !x, %w: !w, %w4: !w4, %s: !s, %o: !table, %q: !q) {
-  "kv.project_append"(collection = %c, layer = %i, x = %x, weight = %w, row_offsets = %o, query_out = %q)
+func.func @products(%c: !pool, %i: i32, %x: !x, %w: !w, %w4: !w4, %s: !s, %o: !table, %q: !q, %g: !gamma) {
+  "kv.project_append"(collection = %c, layer = %i, x = %x, weight = %w, row_offsets = %o, query_out = %q, q_gamma = %g, k_gamma = %g)
     {scaling = "none", weight_format = "plain", interleaved = true, eps = 1.0e-6 : f32, schedule = {max_tokens = 8 : i64}}
-    : (!pool, i32, !x, !w, !table, !q) -> ()
-  "kv.project_append"(collection = %c, layer = %i, x = %x, weight = %w, row_offsets = %o, query_out = %q)
+    : (!pool, i32, !x, !w, !table, !q, !gamma, !gamma) -> ()
+  "kv.project_append"(collection = %c, layer = %i, x = %x, weight = %w, row_offsets = %o, query_out = %q, q_gamma = %g, k_gamma = %g)
     {scaling = "none", weight_format = "plain", interleaved = true, eps = 1.0e-6 : f32, schedule = {max_tokens = 64 : i64}}
-    : (!pool, i32, !x, !w, !table, !q) -> ()
+    : (!pool, i32, !x, !w, !table, !q, !gamma, !gamma) -> ()
   "kv.project_append"(collection = %c, layer = %i, x = %x, weight = %w4, row_offsets = %o, query_out = %q, weight_scale = %s)
     {scaling = "group", weight_format = "uint4b8", interleaved = true, eps = 1.0e-6 : f32, schedule = {max_tokens = 8 : i64}}
     : (!pool, i32, !x, !w4, !table, !q, !s) -> ()

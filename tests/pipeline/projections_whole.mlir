@@ -1,7 +1,7 @@
 // RUN: kv-opt %s --select-kv-schedule='target=sm_90a' | FileCheck %s
 // RUN: kv-opt %s --select-kv-schedule='target=sm_80' | FileCheck %s --check-prefix=AMPERE
 
-// Blocks have all of K of their columns where these are even shares of a device, and heads need no other columns.
+// Blocks have all of K of their columns where heads need no other columns.
 
 !pool = !kv.collection<"paged", bf16, 8 : i64, 128 : i64, false, 16 : i64, none, 1 : i64>
 !x = memref<?x4096xbf16, strided<[4096, 1]>, 1>
@@ -23,7 +23,12 @@ func.func @products(%c: !pool, %i: i32, %x: !x, %w: !w, %w5: !w5, %o: !table, %q
   "kv.project_append"(collection = %c, layer = %i, x = %x, weight = %w, row_offsets = %o, query_out = %q)
     {scaling = "none", weight_format = "plain", interleaved = true, eps = 1.0e-6 : f32, schedule = {max_tokens = 1024 : i64}}
     : (!pool, i32, !x, !w, !table, !q) -> ()
-  // Of more tokens, an entry of tiles, 107 blocks of 48 columns, and norms.
+  // 107 blocks of 48 columns.
+  // CHECK: "kv.project_append"{{.*}}kind = "whole"
+  "kv.project_append"(collection = %c, layer = %i, x = %x, weight = %w5, row_offsets = %o, query_out = %q5)
+    {scaling = "none", weight_format = "plain", interleaved = true, eps = 1.0e-6 : f32, schedule = {max_tokens = 8 : i64}}
+    : (!pool, i32, !x, !w5, !table, !q5) -> ()
+  // Of more tokens, an entry of tiles, and norms.
   // CHECK: "kv.project_append"{{.*}}kind = "tile"
   "kv.project_append"(collection = %c, layer = %i, x = %x, weight = %w, row_offsets = %o, query_out = %q)
     {scaling = "none", weight_format = "plain", interleaved = true, eps = 1.0e-6 : f32}
@@ -32,10 +37,6 @@ func.func @products(%c: !pool, %i: i32, %x: !x, %w: !w, %w5: !w5, %o: !table, %q
   "kv.project_append"(collection = %c, layer = %i, x = %x, weight = %w, row_offsets = %o, query_out = %q)
     {scaling = "none", weight_format = "plain", interleaved = true, eps = 1.0e-6 : f32, schedule = {columns = 96 : i64, max_tokens = 128 : i64}}
     : (!pool, i32, !x, !w, !table, !q) -> ()
-  // CHECK: "kv.project_append"{{.*}}kind = "few"
-  "kv.project_append"(collection = %c, layer = %i, x = %x, weight = %w5, row_offsets = %o, query_out = %q5)
-    {scaling = "none", weight_format = "plain", interleaved = true, eps = 1.0e-6 : f32, schedule = {max_tokens = 8 : i64}}
-    : (!pool, i32, !x, !w5, !table, !q5) -> ()
   // CHECK: "kv.project_append"{{.*}}kind = "few"
   "kv.project_append"(collection = %c, layer = %i, x = %x, weight = %w, row_offsets = %o, query_out = %q, q_gamma = %g, k_gamma = %g)
     {scaling = "none", weight_format = "plain", interleaved = true, eps = 1.0e-6 : f32, schedule = {max_tokens = 8 : i64}}

@@ -263,7 +263,7 @@ def test_what_does_not_fit_is_refused_by_name():
         kv.ops.project_append_padded(c, 0, padded, weight, np.array([2], np.uint32))
 
 
-TILED: list[dict[str, Any]] = [{"kind": "tile"}, {"max_tokens": 16}]
+TILED: list[dict[str, Any]] = [{"kind": "tile"}, {"kind": "few", "max_tokens": 16}]
 on_gpus = pytest.mark.parametrize("place", ["sm_90a"], indirect=True)  # what a host has no kinds of kernels for
 
 
