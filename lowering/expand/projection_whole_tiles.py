@@ -192,6 +192,8 @@ def kernel_of(config: Config, units: Units, early: bool) -> Any:
             for u in kv.static(range(U)):
                 low, high = units.columns(unit_at(first, u))
                 rows.append(kv.where(half == 0, low, high))
+            if not config.constant:
+                begin(early)  # of a block's first tile; where its rows are is known before
             for j in range(0, config.steps):
                 kv.mbarrier_wait(empty + slot * BARRIER_BYTES, phase, name="an empty stage")
                 barrier, to = full + slot * BARRIER_BYTES, array + slot * config.stage_bytes
@@ -379,8 +381,6 @@ def kernel_of(config: Config, units: Units, early: bool) -> Any:
                 kv.mbarrier_arrive(known_empty + known_slot * BARRIER_BYTES, lane == 0)
                 known_slot, known_phase = advance(2, known_slot, known_phase, 1)
         if (warp == consumers) | (warp == consumers + 1):
-            if not config.constant:
-                begin(early)
             copy_weight(weight_map, array, full, empty, tokens, warp - consumers)
         if warp == consumers + 2:
             begin(early)
