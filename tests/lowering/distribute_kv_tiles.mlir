@@ -421,6 +421,29 @@ gpu.module @kernels {
     gpu.return
   }
 
+  // A box that is all of a tile is started by an elected thread: under a condition on the lane ptxas makes a loop of it.
+  // CHECK-LABEL: gpu.func @one_box
+  // CHECK:         kv.barrier = "empty_tile"
+  // CHECK:         %[[PAGE:.*]], %{{.*}} = gpu.shuffle idx
+  // CHECK:         %[[CHOSEN:.*]] = nvvm.elect.sync
+  // CHECK-NEXT:    scf.if %[[CHOSEN]]
+  // CHECK:           "kv.tma_load_box"(%{{.*}}, %{{.*}}, %[[PAGE]],
+  gpu.func @one_box(%c: !wide, %n: i32, %m: !map) kernel attributes {kv.tiled, kv.block = array<i32: 256, 1, 1>, kv.schedule = {consumers = 1 : i64, producer = true}} {
+    %stages = "kv.make_stages"() {buffer_name = "tile", copy = "tma", stages = 2 : i64, tile = tensor<16x64xbf16, "shared">} : () -> !kv.stages
+    %c0 = arith.constant 0 : i32
+    %p = "kv.is_role"() {role = "producer_warp_0"} : () -> i1
+    scf.if %p {
+      %pages = "kv.tile_pages"(%c, %c0, %c0, %n) {rows = 16 : i64, step = 16 : i64} : (!wide, i32, i32, i32) -> i32
+      "kv.producer_acquire"(%stages, %n) : (!kv.stages, i32) -> ()
+      "kv.copy_start"(buffer = %stages, n = %n, cache = %c, batch = %c0, head = %c0, first = %c0, count = %n,
+          descriptor = %m, pages = %pages) {first_column = 0 : i64} : (!kv.stages, i32, !wide, i32, i32, i32, i32, !map, i32) -> ()
+    } else {
+      %tile = "kv.consumer_wait"(%stages, %n) : (!kv.stages, i32) -> tensor<16x64xbf16, "shared">
+      "kv.consumer_release"(%stages, %n) : (!kv.stages, i32) -> ()
+    } {kv.roles}
+    gpu.return
+  }
+
   // Left alone: a kernel that is not over tiles.
   // CHECK-LABEL: gpu.func @plain
   // CHECK:         "kv.tile_index"
