@@ -547,16 +547,6 @@ PROJECTED_WHOLE = Kind(
             "2 of few tokens, else 1",
             choices=(1, 2, 4),
         ),
-        Entry("beside", "By wgmma, a block leaves room for one of the next kernel.", "false", bool),
-        Entry("x_stages", "By wgmma and beside.", "2", least=2, most=12),
-        Entry(
-            "ahead",
-            "By wgmma, bytes of a row that are asked for in the L2 while the kernel before ends.",
-            "none",
-            least=0,
-            most=8192,
-            step=128,
-        ),
         Entry("stages", "By wgmma, steps of K in shared memory.", "as many as fit, up to 12", least=2, most=12),
     ),
 )

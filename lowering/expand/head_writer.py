@@ -136,6 +136,8 @@ class HeadWriter:
         """Angles for an item of a head, loaded now where it has one unit at most."""
         rotation, per_head = self.rotations[kind != "query"], self.items.query if kind == "query" else self.items.key
         ahead = rotation.paired and rotation.turning and rotation.units <= per_head
+        if kind == "key" and self.quantizer is not None and self.quantizer.chunks == 1 and self.quantizer.holds:
+            return LoadedAngles(rotation.angles_of_chunk(self.quantizer.first(part), self.quantizer.width, angles))
         if kind == "value" or not ahead or (kind == "key" and self.quantizer is not None):
             return angles
         return LoadedAngles(rotation.angles_of(kv.math.min(part, rotation.units - 1), angles))

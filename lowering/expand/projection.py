@@ -17,7 +17,7 @@ from mlir import ir
 from kvarn import dsl as kv
 from kvarn.dialect import ops
 from kvarn.dialect.dtypes import DType, bf16, f8e4m3, f16, f32
-from kvarn.dialect.layout import CacheSpec, align_up, cdiv
+from kvarn.dialect.layout import CacheSpec, cdiv
 from kvarn.dialect.ops.projection import BLOCK, Band, bands_of, k_of, rounding_of
 from kvarn.dialect.schedules import OPERATIONS
 from kvarn.lowering.promote_kv_sums import columns_at_a_time
@@ -27,7 +27,6 @@ from kvarn.lowering.tile_ir import MMA, SWIZZLE, WARPGROUP, WARPGROUP_ROWS
 from . import expands
 from .base import Expansion
 from .common import (
-    BYTES,
     WARP,
     Group,
     Head,
@@ -54,8 +53,7 @@ FEW = 256  # tokens up to which several blocks write the heads of one
 FEW_BY_WGMMA, FEW_BY_MMA = 32, 64  # tokens up to which kind few is the fastest (on an H200: docs/products.md)
 FEW_STORED = 256  # of a weight that is converted on its way to wgmma
 STEPS_OF_ATOM = [0, 32, 64, 96]  # bytes of a row that steps of a product lie after the first
-# Columns of 8-bit products at a time that are added outside of the tensor cores: of so many, and of more.
-FEW_PROMOTED, PROMOTED, LEAST_PROMOTED = 160, 96, 64
+PROMOTED, MANY_PROMOTED = 192, 64  # columns of 8-bit products at a time that are added in f32: of so many, and of more
 SIMT_ROWS, SIMT_WARPS = 8, 4  # tokens of a warp of the simple product, and its warps
 
 
@@ -342,27 +340,17 @@ def promotion(case: Projection, columns: int) -> dict[str, int]:
 
 
 @kv.func
-def fragments(place: Any, warp: Any, lane: Any) -> list[Any]:
-    """Operand A's words of a warp's 16 rows of a swizzle atom, 8-bit elements, by steps: each is read once."""
-    row = warp % 4 * 16 + lane % 16
-    return [
-        kv.ldmatrix(place + (row * SWIZZLE + ((s // BYTES + lane // 16) ^ (lane % 8)) * BYTES), 4)
-        for s in STEPS_OF_ATOM
-    ]
-
-
-@kv.func
-def promoted(sums: Any, a: Any, b: Any, dtype: DType, moved: int = 0, factor: Any = None) -> list[Any]:
+def promoted(sums: Any, a: Any, b: Any, dtype: DType, moved: tuple[int, int] = (0, 0), factor: Any = None) -> list[Any]:
     """The sums, plus 8-bit products of one swizzle atom of K, times ``factor`` (of one of two rows, a column) if any.
 
     Tensor cores keep some 13 bits of a sum: of an atom's products that is enough, of all of K it is a bias. So these go
-    to fresh accumulators, some columns at a time, and are added in f32. Operand A is in registers: some columns
-    at a time would read it from shared memory as often, which gives no more. B lies ``moved`` bytes after ``b``.
+    to fresh accumulators and are added in f32: of all columns, or of so many that registers hold two such products,
+    since ptxas adds one up while the next is under way. The operands lie ``moved`` bytes after ``a`` and ``b``.
     """
     sums, columns = list(sums), 2 * len(sums)
-    together = align_up(cdiv(columns, cdiv(columns, PROMOTED if columns <= FEW_PROMOTED else LEAST_PROMOTED)), 8)
+    together = columns if columns <= PROMOTED else MANY_PROMOTED
     for first in kv.static(range(0, columns, together)):
-        moves = [moved + first * SWIZZLE + s for s in STEPS_OF_ATOM]
+        moves = [(moved[0] + s, moved[1] + first * SWIZZLE + s) for s in STEPS_OF_ATOM]
         found = kv.wgmma(min(together, columns - first), a, b, moves, dtype)
         for i in kv.static(range(len(found))):
             x = found[i] if factor is None else found[i] * factor(i // 2 % 2, first + i // 4 * 8)

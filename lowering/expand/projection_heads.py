@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from kvarn import dsl as kv
-from kvarn.dialect.dtypes import bf16, f8e4m3, f32
+from kvarn.dialect.dtypes import bf16, f8e4m3, f32, i32
 from kvarn.dialect.layout import align_up, cdiv
 from kvarn.dialect.ops.projection import BLOCK, Band
 from kvarn.lowering.target import Target
@@ -29,7 +29,6 @@ from .projection import (
     STEPS_OF_ATOM,
     Projection,
     Written,
-    fragments,
     look_up,
     operand_maps,
     prefetch_maps,
@@ -43,10 +42,11 @@ ROWS = CONSUMERS * WARPGROUP_ROWS  # tokens of a tile
 WARPS = CONSUMERS * WARPGROUP // WARP
 WRITERS = 3  # warps of a warpgroup, one of which copies
 THREADS = (CONSUMERS + 1) * WARPGROUP
-REGISTERS = {"consumers": 184, "others": 136}  # of a thread
+REGISTERS = {"multiply": 184, "write": 136}  # of a thread
 WARP_ROWS = 16
+KNOWN_BYTES = 16  # of what is known of a token: its sequence, position, page and flags
 MOST_STAGES = 6
-MOST_TOGETHER = 4  # items of a thread whose angles and pages are looked up at one time
+MOST_TOGETHER = 4  # items of a thread whose angles and pages are looked up at one time: of heads as they are, else half
 RASTER = 16  # tiles of tokens that share a tile of columns while it is in the L2 cache
 
 
@@ -91,7 +91,7 @@ class Config:
 
     @property
     def shared_bytes(self) -> int:
-        return self.stages * self.stage_bytes + ROWS * self.pitch * 2 + BARRIERS_BYTES + 1024
+        return self.stages * self.stage_bytes + ROWS * self.pitch * 2 + 2 * ROWS * KNOWN_BYTES + BARRIERS_BYTES + 1024
 
 
 def chosen(case: Projection, target: Target, columns: int, part: int, stages: int | None) -> Config:
@@ -182,13 +182,14 @@ def kernel_of(config: Config, epilogues: tuple[Epilogue, ...], early: bool) -> A
         return of_rows + [weight_scale[panel * N // BLOCK + n, j] for n in range(blocks)]
 
     @kv.func
-    def multiply(sums, place, group, scales, warp, lane):
+    def multiply(sums, place, group, scales):
         """The sums, plus the products of a stage."""
-        rows, b = place + group * (WARPGROUP_ROWS * SWIZZLE), kv.wgmma_descriptor(place + ROWS * SWIZZLE)
+        a = kv.wgmma_descriptor(place + group * (WARPGROUP_ROWS * SWIZZLE))
+        b = kv.wgmma_descriptor(place + ROWS * SWIZZLE)
         if case.x is f8e4m3:
             factor = (lambda r, column: scales[r] * scales[2 + column // BLOCK]) if scales else None
-            return promoted(sums, fragments(rows, warp, lane), b, case.x, factor=factor)
-        return kv.wgmma(sums, kv.wgmma_descriptor(rows), b, [(s, s) for s in STEPS_OF_ATOM], case.x)
+            return promoted(sums, a, b, case.x, factor=factor)
+        return kv.wgmma(sums, a, b, [(s, s) for s in STEPS_OF_ATOM], case.x)
 
     @kv.func
     def stage(products, sums, rows, column0, bias, x_scale, weight_scale, warp, lane):
@@ -251,7 +252,7 @@ def kernel_of(config: Config, epilogues: tuple[Epilogue, ...], early: bool) -> A
         heads, total = epilogue.items(band, per_head)
         head0 = (column0 - band.first) // band.size
         rounds = total // WARP
-        together = math.gcd(rounds, MOST_TOGETHER if writer.plain(kind) else 2)
+        together = math.gcd(rounds, MOST_TOGETHER // (1 if writer.plain(kind) else 2))
         cache = None
         if kind != "query":
             cache = collection.get_key_cache(layer) if kind == "key" else collection.get_value_cache(layer)
@@ -264,7 +265,7 @@ def kernel_of(config: Config, epilogues: tuple[Epilogue, ...], early: bool) -> A
                 rest = item - local * (heads * per_head)
                 active = item < WARP_ROWS * heads * per_head
                 h, part = kv.where(active, rest // per_head, 0), rest % per_head
-                b, position, page, flags = (kv.shuffle_idx(own, local) for own in known)
+                b, position, page, flags = known_of(known, row0 + local)
                 written = active & (flags & (QUERY if kind == "query" else KEPT) != 0)
                 at = writer.angles_of(kind, Angles(freqs, writer.rows, (position,)), part)
                 places.append((local, h, part, b, position, page, written, at))
@@ -279,13 +280,28 @@ def kernel_of(config: Config, epilogues: tuple[Epilogue, ...], early: bool) -> A
                     writer.value(source, cache, b, head0 + h, position, part, written, page)
 
     @kv.func
+    def known_of(known, row):
+        """What is known of a token of the tile."""
+        words = (known + row * KNOWN_BYTES).load(i32, 4)
+        return [words[n] for n in range(4)]
+
+    @kv.func
+    def look_up_rows(first, step, tile, tokens, collection, index_collection, layer, table, known, lane):
+        """Put what is known of the tokens of a warp, WARP_ROWS in turn, into shared memory, of either collection."""
+        for own in range(first, WARPS, step):
+            row = own * WARP_ROWS + lane % WARP_ROWS
+            for n in kv.static(range(len(epilogues))):
+                pool = collection if epilogues[n].bands.own else index_collection
+                found = look_up(case, pool, layer, table, tile * ROWS + row, tokens)
+                (known + (n * ROWS + row) * KNOWN_BYTES).store(kv.vector(i32, found))
+        kv.syncwarp()
+
+    @kv.func
     def write_rows(
-        own, tile, panel, known, staged, read, phase, products, collection, layer, freqs, query_out, q_gamma, k_gamma,
-        index_collection, index_query_out, tokens, lane,
+        own, tile, panel, known, products, collection, layer, freqs, query_out, q_gamma, k_gamma, index_collection,
+        index_query_out, tokens, lane,
     ):  # fmt: skip
-        """All heads of WARP_ROWS tokens of a tile, once they are there."""
-        group = own // (WARPS // CONSUMERS)
-        kv.mbarrier_wait(staged + group * BARRIER_BYTES, phase, name="a tile of products")
+        """All heads of WARP_ROWS tokens of a tile."""
         for first in kv.static(range(0, N, config.part)):
             for n in kv.static(range(len(epilogues))):
                 epilogue, of_cache = epilogues[n], epilogues[n].bands.own
@@ -297,11 +313,10 @@ def kernel_of(config: Config, epilogues: tuple[Epilogue, ...], early: bool) -> A
                         column0 = panel * N + first
                         if (column0 >= band.first) & (column0 < band.end):
                             write(
-                                epilogue, kind, own * WARP_ROWS, column0, first, tile * ROWS, tokens, known[n],
-                                products, pool, layer, freqs if of_cache else None, out, gamma, lane,
+                                epilogue, kind, own * WARP_ROWS, column0, first, tile * ROWS, tokens,
+                                known + n * ROWS * KNOWN_BYTES, products, pool, layer, freqs if of_cache else None,
+                                out, gamma, lane,
                             )  # fmt: skip
-        kv.syncwarp()
-        kv.mbarrier_arrive(read + group * BARRIER_BYTES, lane == 0)
 
     @kv.kernel(block=(THREADS, 1, 1), min_blocks=1)
     def project_append(
@@ -311,10 +326,12 @@ def kernel_of(config: Config, epilogues: tuple[Epilogue, ...], early: bool) -> A
     ):  # fmt: skip
         array = kv.shared(stages * config.stage_bytes, kv.u8, alignment=1024).ptr()
         products = kv.shared(ROWS * pitch, case.rounded, alignment=16).ptr()
-        full = kv.shared(2 * stages + 2 * CONSUMERS, kv.i64).ptr()
+        known = kv.shared(len(epilogues) * ROWS * KNOWN_BYTES, kv.u8, alignment=16).ptr()
+        full = kv.shared(2 * stages + 2 * CONSUMERS + 1, kv.i64).ptr()
         empty = full + stages * BARRIER_BYTES
         staged = empty + stages * BARRIER_BYTES
         read = staged + CONSUMERS * BARRIER_BYTES
+        told = read + CONSUMERS * BARRIER_BYTES
         lane, warp = kv.thread_id.x % WARP, kv.shuffle_idx(kv.thread_id.x // WARP, 0)
         tokens = x.shape[0]
         if kv.thread_id.x == 0:
@@ -324,11 +341,12 @@ def kernel_of(config: Config, epilogues: tuple[Epilogue, ...], early: bool) -> A
             for n in kv.static(range(CONSUMERS)):
                 kv.mbarrier_init(staged + n * BARRIER_BYTES, WARPS // CONSUMERS, f"full_products[{n}]")
                 kv.mbarrier_init(read + n * BARRIER_BYTES, WARPS // CONSUMERS, f"empty_products[{n}]")
+            kv.mbarrier_init(told, WRITERS, "full_places")
             kv.fence_mbarrier_init()
         prefetch_maps(x_map, weight_map)
         kv.barrier()
         if warp < WARPS:
-            kv.setmaxnreg(REGISTERS["consumers"], "increase")
+            kv.setmaxnreg(REGISTERS["multiply"], "increase")
             begin(early)
             group = warp // (WARPGROUP // WARP)
             slot, phase, products_phase = kv.i32(0), kv.i32(0), kv.i32(1)
@@ -340,8 +358,9 @@ def kernel_of(config: Config, epilogues: tuple[Epilogue, ...], early: bool) -> A
                 held = block_scales(0, rows, panel, x_scale, weight_scale)
                 for j in range(0, steps):
                     following = block_scales(kv.math.min(j + 1, steps - 1), rows, panel, x_scale, weight_scale)
-                    kv.mbarrier_wait(full + slot * BARRIER_BYTES, phase, name="a full stage")
-                    sums = multiply(sums, array + slot * config.stage_bytes, group, held, warp, lane)
+                    barrier = full + slot * BARRIER_BYTES
+                    kv.mbarrier_wait(barrier, phase, name="a full stage")
+                    sums = multiply(sums, array + slot * config.stage_bytes, group, held)
                     kv.mbarrier_arrive(empty + slot * BARRIER_BYTES, lane == 0)
                     slot, phase = advance(stages, slot, phase, 1)
                     held = following
@@ -349,47 +368,39 @@ def kernel_of(config: Config, epilogues: tuple[Epilogue, ...], early: bool) -> A
                 products_phase = products_phase ^ 1
                 stage(products, sums, rows, panel * N, bias, x_scale, weight_scale, warp, lane)
                 kv.syncwarp()
-                kv.mbarrier_arrive(staged + group * BARRIER_BYTES, lane == 0)
+                if unit + kv.grid_dim.x < row_tiles * panels:
+                    kv.mbarrier_arrive(staged + group * BARRIER_BYTES, lane == 0)
+                else:  # nothing is left to multiply: each warp writes its own tokens
+                    kv.mbarrier_wait(told, 0, name="places of the last tile")
+                    write_rows(
+                        warp, tile, panel, known, products, collection, layer, freqs, query_out, q_gamma, k_gamma,
+                        index_collection, index_query_out, tokens, lane,
+                    )  # fmt: skip
         else:
-            kv.setmaxnreg(REGISTERS["others"], "decrease")
+            kv.setmaxnreg(REGISTERS["write"], "decrease")
             begin(early)
             if warp == WARPS:
                 copy(x_map, weight_map, array, full, empty, row_tiles)
             else:
-                phase = kv.i32(0)
+                phase, number = kv.i32(0), warp - (WARPS + 1)
                 for unit in range(kv.block_id.x, row_tiles * panels, kv.grid_dim.x):
                     tile, panel = raster(unit, row_tiles, panels)
-                    known = []  # of all tokens of a warp, while they are multiplied
-                    for n in kv.static(range(cdiv(WARPS, WRITERS))):
-                        own = kv.math.min(warp - (WARPS + 1) + n * WRITERS, WARPS - 1)
-                        for epilogue in kv.static(epilogues):
-                            pool = collection if epilogue.bands.own else index_collection
-                            token = tile * ROWS + own * WARP_ROWS + lane % WARP_ROWS
-                            known.append(look_up(case, pool, layer, table, token, tokens))
-                    for n in kv.static(range(cdiv(WARPS, WRITERS))):
-                        own = warp - (WARPS + 1) + n * WRITERS
-                        if own < WARPS:
+                    look_up_rows(
+                        number, WRITERS, tile, tokens, collection, index_collection, layer, table, known, lane
+                    )  # while the tile is multiplied
+                    if unit + kv.grid_dim.x < row_tiles * panels:
+                        for own in range(number, WARPS, WRITERS):
+                            group = own // (WARPS // CONSUMERS)
+                            kv.mbarrier_wait(staged + group * BARRIER_BYTES, phase, name="a tile of products")
                             write_rows(
-                                own,
-                                tile,
-                                panel,
-                                known[n * len(epilogues) : (n + 1) * len(epilogues)],
-                                staged,
-                                read,
-                                phase,
-                                products,
-                                collection,
-                                layer,
-                                freqs,
-                                query_out,
-                                q_gamma,
-                                k_gamma,
-                                index_collection,
-                                index_query_out,
-                                tokens,
-                                lane,
-                            )
-                    phase = phase ^ 1
+                                own, tile, panel, known, products, collection, layer, freqs, query_out, q_gamma,
+                                k_gamma, index_collection, index_query_out, tokens, lane,
+                            )  # fmt: skip
+                            kv.syncwarp()
+                            kv.mbarrier_arrive(read + group * BARRIER_BYTES, lane == 0)
+                        phase = phase ^ 1
+                    else:
+                        kv.mbarrier_arrive(told, lane == 0)
 
     return project_append
 

@@ -24,7 +24,6 @@ from .projection import (
     Projection,
     Written,
     constant_weight,
-    fragments,
     look_up,
     operand_maps,
     prefetch_maps,
@@ -40,6 +39,7 @@ TOKENS = (8, 16, 32, 64, 128)  # what max_tokens is rounded up to
 MOST_STAGES = 12
 WARP_ROWS = 16
 KNOWN_BYTES = 16  # of what is known of a token: its sequence, position, page and flags
+AHEAD = 1024  # bytes of a row that are asked for in the L2 while the kernel before ends, where a tile has all tokens
 KEPT_TOKENS = 64  # up to which its angles are in shared memory too
 COPIERS = 3  # warps: two of the weight, one of tokens
 TOGETHER = 4  # units of a thread whose angles are loaded at one time
@@ -55,9 +55,7 @@ class Config:
     rows: int = 128
     together: int = 16
     atoms: int = 2
-    ahead: int = 0
     stages: int = 4
-    x_stages: int = 4
     constant: bool = False
 
     @property
@@ -80,6 +78,11 @@ class Config:
     @property
     def tile_rows(self) -> int:
         return self.consumers * self.together_rows * WARPGROUP_ROWS
+
+    @property
+    def claims(self) -> bool:
+        """Whether warps that multiply take registers of others: for many sums, and for fresh accumulators beside."""
+        return self.together_rows > 1 or (self.case.x is f8e4m3 and self.rows > WARPGROUP_ROWS and self.tokens > FULL)
 
     @property
     def lookers(self) -> int:
@@ -120,18 +123,13 @@ class Config:
         return self.units * UNIT * SWIZZLE
 
     @property
-    def known_slots(self) -> int:
-        """Tables of tokens: one where a block has one tile."""
-        return 1 if self.tokens <= FULL else 2
-
-    @property
     def moves(self) -> list[tuple[int, int]]:
         """Of every step of a stage's products, how many bytes its operands lie after the first."""
         return [(n * self.x_bytes + s, n * self.weight_bytes + s) for n in range(self.atoms) for s in STEPS_OF_ATOM]
 
     @property
-    def array_bytes(self) -> int:
-        return self.atoms * (self.x_stages * self.x_bytes + self.stages * self.weight_bytes)
+    def stage_bytes(self) -> int:
+        return self.atoms * (self.x_bytes + self.weight_bytes)
 
 
 def chosen(case: Projection, schedule: Any, target: Target) -> Config:
@@ -147,30 +145,25 @@ def chosen(case: Projection, schedule: Any, target: Target) -> Config:
     atoms = schedule.get("atoms", 2 if tokens * case.x.itemsize <= FULL else 1)
     atoms = atoms if case.k % (atoms * SWIZZLE // case.x.itemsize) == 0 else 1
     together = units if rows < 192 else 4
-    config = Config(case, tokens, units, rows, together, atoms, schedule.get("ahead", 0))
+    config = Config(case, tokens, units, rows, together, atoms)
     left = target.shared_bytes - BARRIERS_BYTES - 1024
-    left -= config.consumers * WARPGROUP_ROWS * config.pitch * 2 + config.known_slots * config.known_bytes
-    of_x, of_weight = config.atoms * config.x_bytes, config.atoms * config.weight_bytes
-    if schedule.get("beside"):  # room for a block of the next kernel
-        left -= target.shared_bytes // 2 + 1024
-        x_stages = schedule.get("x_stages", 2)
-        stages = schedule.get("stages") or max(2, min(MOST_STAGES, (left - x_stages * of_x) // of_weight))
-        return replace(config, stages=stages, x_stages=x_stages)
-    stages = schedule.get("stages") or max(2, min(MOST_STAGES, left // (of_x + of_weight)))
-    if stages * (of_x + of_weight) > left:
+    left -= config.consumers * WARPGROUP_ROWS * config.pitch * 2 + 2 * config.known_bytes
+    stages = schedule.get("stages") or max(2, min(MOST_STAGES, left // config.stage_bytes))
+    if stages * config.stage_bytes > left:
         tile = f"{config.tile_rows} tokens x {units * UNIT} columns"
         raise ValueError(f"{stages} stages of {tile} must fit {target.shared_bytes} bytes of shared memory")
-    return replace(config, stages=stages, x_stages=stages)
+    return replace(config, stages=stages)
 
 
 def kernel_of(config: Config, units: Units, early: bool) -> Any:
     """The kernel: consumers, two warps that copy the weight, one for tokens, and one that looks up places."""
     case, U, M, box = config.case, config.units, config.tile_rows, config.box
     R = config.together_rows
-    stages, x_stages, pitch, atoms = config.stages, config.x_stages, config.pitch, config.atoms
+    stages, pitch, atoms = config.stages, config.pitch, config.atoms
     consumers = config.consumers * WARPGROUP // WARP  # warps
     groups = cdiv(units.count, U)
     parts = [range(n, min(n + config.together, U)) for n in range(0, U, config.together)]
+    ahead = min(AHEAD, case.k * case.x.itemsize)
     turned = units.writer.rotations[1].turned
 
     @kv.func
@@ -208,8 +201,8 @@ def kernel_of(config: Config, units: Units, early: bool) -> Any:
                 begin(early)  # of a block's first tile; where its rows are is known before
             for j in range(0, config.steps):
                 kv.mbarrier_wait(empty + slot * BARRIER_BYTES, phase, name="an empty stage")
-                barrier, to = full + slot * BARRIER_BYTES, array + slot * (atoms * config.weight_bytes)
-                to = to + half * (HALF * SWIZZLE)
+                barrier, to = full + slot * BARRIER_BYTES, array + slot * config.stage_bytes
+                to = to + (half * (HALF * SWIZZLE) + atoms * config.x_bytes)
                 if kv.elect():
                     kv.mbarrier_arrive_expect_tx(barrier, atoms * config.weight_bytes // 2)
                     for u in kv.static(range(U)):
@@ -228,7 +221,7 @@ def kernel_of(config: Config, units: Units, early: bool) -> Any:
             boxes = (kv.math.min(tokens - first, M) + (box - 1)) // box
             for j in range(0, config.steps):
                 kv.mbarrier_wait(empty + slot * BARRIER_BYTES, phase, name="an empty stage")
-                barrier, to = full + slot * BARRIER_BYTES, array + slot * (atoms * config.x_bytes)
+                barrier, to = full + slot * BARRIER_BYTES, array + slot * config.stage_bytes
                 if kv.elect():
                     kv.mbarrier_arrive_expect_tx(barrier, boxes * (atoms * box * SWIZZLE))
                     for n in kv.static(range(M // box)):
@@ -237,7 +230,7 @@ def kernel_of(config: Config, units: Units, early: bool) -> Any:
                                 place = to + (atom * config.x_bytes + n * (box * SWIZZLE))
                                 kv.tma.load_box(map, (0, first + n * box, j * atoms + atom, 0), place, barrier)
                 kv.syncwarp()
-                slot, phase = advance(x_stages, slot, phase, 1)
+                slot, phase = advance(stages, slot, phase, 1)
 
     @kv.func
     def ask_ahead(weight, number):
@@ -247,7 +240,7 @@ def kernel_of(config: Config, units: Units, early: bool) -> Any:
             if kv.elect():
                 for column in kv.static(units.columns(unit_at(first, u))):
                     for i in kv.static(range(HALF)):
-                        kv.cp_async_bulk_prefetch(weight.address(column + i, 0), config.ahead)
+                        kv.cp_async_bulk_prefetch(weight.address(column + i, 0), ahead)
             kv.syncwarp()
 
     @kv.func
@@ -270,23 +263,22 @@ def kernel_of(config: Config, units: Units, early: bool) -> Any:
                     kv.cp_async_bulk_prefetch(freqs.address(angle, 0), turned * freqs.dtype.itemsize)
             kv.syncwarp()
             kv.mbarrier_arrive(known_full + slot * BARRIER_BYTES, lane == 0)
-            slot, phase = advance(config.known_slots, slot, phase, 1)
+            slot, phase = advance(2, slot, phase, 1)
 
     @kv.func
-    def multiply(sums, x_place, place, group, warp, lane):
+    def multiply(sums, place, group):
         """The accumulators, plus the products of a stage."""
-        b = kv.wgmma_descriptor(place)
+        b = kv.wgmma_descriptor(place + atoms * config.x_bytes)
         found, size = [], U * UNIT // 2
         for r in kv.static(range(R)):
-            rows = x_place + (group * R + r) * (WARPGROUP_ROWS * SWIZZLE)
+            a = kv.wgmma_descriptor(place + (group * R + r) * (WARPGROUP_ROWS * SWIZZLE))
             some = sums[r * size : (r + 1) * size]
             if case.x is f8e4m3:
                 for n in kv.static(range(atoms)):
-                    a = fragments(rows + n * config.x_bytes, warp, lane)
-                    some = promoted(some, a, b, case.x, n * config.weight_bytes)
+                    some = promoted(some, a, b, case.x, moved=(n * config.x_bytes, n * config.weight_bytes))
                 found.append(some)
             else:
-                found.append(kv.wgmma_start(some, kv.wgmma_descriptor(rows), b, config.moves, case.x))
+                found.append(kv.wgmma_start(some, a, b, config.moves, case.x))
         if case.x is f8e4m3:
             return [x for some in found for x in some]
         return [x for some in kv.wgmma_wait(0, *found) for x in some]
@@ -339,32 +331,26 @@ def kernel_of(config: Config, units: Units, early: bool) -> Any:
         collection, layer: kv.i32, x: kv.Buffer[case.x, 2], weight: kv.Buffer[case.x, 2], x_map, weight_map, table,
         freqs: kv.Optional[kv.Buffer[f32, 2]] = None, query_out=None, bias=None, x_scale=None, weight_scale=None,
     ):  # fmt: skip
-        array = kv.shared(config.array_bytes, kv.u8, alignment=1024).ptr()
-        x_array = array + stages * atoms * config.weight_bytes
+        array = kv.shared(stages * config.stage_bytes, kv.u8, alignment=1024).ptr()
         products = kv.shared(consumers * WARP_ROWS * pitch, case.rounded, alignment=16).ptr()
-        known = kv.shared(config.known_slots * config.known_bytes, kv.u8, alignment=16).ptr()
-        full = kv.shared(2 * (stages + x_stages) + 4, kv.i64).ptr()
+        known = kv.shared(2 * config.known_bytes, kv.u8, alignment=16).ptr()
+        full = kv.shared(2 * stages + 4, kv.i64).ptr()
         empty = full + stages * BARRIER_BYTES
-        x_full = empty + stages * BARRIER_BYTES
-        x_empty = x_full + x_stages * BARRIER_BYTES
-        known_full = x_empty + x_stages * BARRIER_BYTES
+        known_full = empty + stages * BARRIER_BYTES
         known_empty = known_full + 2 * BARRIER_BYTES
         lane, warp = kv.thread_id.x % WARP, kv.shuffle_idx(kv.thread_id.x // WARP, 0)
         tokens = x.shape[0]
         prefetch_maps(x_map, weight_map)
         if kv.thread_id.x == 0:
             for n in kv.static(range(stages)):
-                kv.mbarrier_init(full + n * BARRIER_BYTES, 2, f"full_weight[{n}]")
-                kv.mbarrier_init(empty + n * BARRIER_BYTES, consumers, f"empty_weight[{n}]")
-            for n in kv.static(range(x_stages)):
-                kv.mbarrier_init(x_full + n * BARRIER_BYTES, 1, f"full_tokens[{n}]")
-                kv.mbarrier_init(x_empty + n * BARRIER_BYTES, consumers, f"empty_tokens[{n}]")
+                kv.mbarrier_init(full + n * BARRIER_BYTES, 3, f"full[{n}]")
+                kv.mbarrier_init(empty + n * BARRIER_BYTES, consumers, f"empty[{n}]")
             for n in kv.static(range(2)):
                 kv.mbarrier_init(known_full + n * BARRIER_BYTES, config.lookers, f"full_known[{n}]")
                 kv.mbarrier_init(known_empty + n * BARRIER_BYTES, consumers, f"empty_known[{n}]")
             kv.fence_mbarrier_init()
         kv.barrier()
-        if R > 1:
+        if config.claims:
             if warp < consumers:
                 kv.setmaxnreg(232, "increase")
             else:
@@ -372,20 +358,14 @@ def kernel_of(config: Config, units: Units, early: bool) -> Any:
         if warp < consumers:
             begin(early)
             slot, phase, known_slot, known_phase = kv.i32(0), kv.i32(0), kv.i32(0), kv.i32(0)
-            x_slot, x_phase = kv.i32(0), kv.i32(0)
             for number in range(kv.block_id.x, tiles_of(tokens), kv.grid_dim.x):
                 token0, first = tile_of(number, tokens)
                 sums = [kv.f32(0.0)] * (R * U * UNIT // 2)
                 for _ in range(0, config.steps):
-                    kv.mbarrier_wait(x_full + x_slot * BARRIER_BYTES, x_phase, name="a full stage of tokens")
-                    kv.mbarrier_wait(full + slot * BARRIER_BYTES, phase, name="a full stage of the weight")
-                    x_place = x_array + x_slot * (atoms * config.x_bytes)
-                    place = array + slot * (atoms * config.weight_bytes)
-                    sums = multiply(sums, x_place, place, warp // 4, warp, lane)
+                    kv.mbarrier_wait(full + slot * BARRIER_BYTES, phase, name="a full stage")
+                    sums = multiply(sums, array + slot * config.stage_bytes, warp // 4)
                     kv.mbarrier_arrive(empty + slot * BARRIER_BYTES, lane == 0)
-                    kv.mbarrier_arrive(x_empty + x_slot * BARRIER_BYTES, lane == 0)
                     slot, phase = advance(stages, slot, phase, 1)
-                    x_slot, x_phase = advance(x_stages, x_slot, x_phase, 1)
                 kv.mbarrier_wait(known_full + known_slot * BARRIER_BYTES, known_phase, name="a table of tokens")
                 for r in kv.static(range(R)):
                     row0 = (warp // 4 * R + r) * WARPGROUP_ROWS + warp % 4 * WARP_ROWS
@@ -403,15 +383,15 @@ def kernel_of(config: Config, units: Units, early: bool) -> Any:
                         )  # fmt: skip
                 kv.syncwarp()
                 kv.mbarrier_arrive(known_empty + known_slot * BARRIER_BYTES, lane == 0)
-                known_slot, known_phase = advance(config.known_slots, known_slot, known_phase, 1)
+                known_slot, known_phase = advance(2, known_slot, known_phase, 1)
         if (warp == consumers) | (warp == consumers + 1):
             copy_weight(weight_map, array, full, empty, tokens, warp - consumers)
         if warp == consumers + 2:
             begin(early)
-            copy_tokens(x_map, x_array, x_full, x_empty, tokens)
+            copy_tokens(x_map, array, full, empty, tokens)
         if warp >= consumers + COPIERS:
             number = warp - (consumers + COPIERS)
-            if config.ahead and early and not config.constant:
+            if config.tokens <= FULL and early and not config.constant:
                 ask_ahead(weight, number)
             begin(early)
             prepare(collection, layer, table, tokens, freqs, known, known_full, known_empty, number, lane)

@@ -56,11 +56,11 @@ class Quantizer:
     @kv.func
     def read(self, read: Callable[[Any, int], Any], part: Any) -> list[Any]:
         """The chunks of thread ``part`` of a head, as far as they are held; ``read(d, n)`` gives n f32 elements."""
-        first, step = self._first(part), self.group.lanes * self.width
+        first, step = self.first(part), self.group.lanes * self.width
         return [read(first + k * step, self.width) for k in kv.static(range(self.chunks if self.holds else 0))]
 
     @kv.func
-    def _first(self, part: Any) -> Any:
+    def first(self, part: Any) -> Any:
         """The first dim of a thread."""
         return part // self.group.lanes * self.spec.granularity + part % self.group.lanes * self.width
 
@@ -73,7 +73,7 @@ class Quantizer:
 
         Every thread of a warp comes here; those that are not ``active`` write nothing.
         """
-        first, step, own = self._first(part), self.group.lanes * self.width, known is None
+        first, step, own = self.first(part), self.group.lanes * self.width, known is None
         if self.holds:
             if own:
                 largest = abs(held[0])

@@ -197,6 +197,17 @@ class Rotation:
         return x
 
     @kv.func
+    def angles_of_chunk(self, d: Any, width: int, angles: Any) -> tuple[Any, Any] | None:
+        """(cosines, sines) of a chunk; those of another where it does not turn."""
+        if self.turned == 0:
+            return None
+        place = kv.math.min(kv.math.max(d - self.first, 0), self.turned - width)
+        if self.interleaved:
+            return angles.of(place // 2, max(width // 2, 1))
+        half = self.turned // 2
+        return angles.of(kv.where(place >= half, place - half, place), width)
+
+    @kv.func
     def _turned_chunk(self, x: Any, d: Any, width: int, angles: Angles, read: Read) -> Any:
         if not self.interleaved:
             half = self.turned // 2
