@@ -46,14 +46,6 @@ def boxes_by_tma(c, key_map, cache, place, barrier, pages, base, boxes, lane):
     if lane == 0:
         kv.mbarrier_arrive_expect_tx(barrier, count * segments * key_map.box_bytes)
     kv.syncwarp()
-    if segments == 1:  # an elected thread: under a condition on the lane ptxas makes a loop over the lanes
-        page, slot = kv.shuffle_idx(pages, 0), page_and_slot(cache.spec, Value(base.ir, kv.i32, nonneg=True))[1]
-        if kv.elect():
-            for box in kv.static(range(count)):
-                coordinates = (page, slot, 0, c.column(first) + box * BOX_COLUMNS)
-                kv.tma.load_box(key_map, coordinates, place + box * c.box.bytes, barrier)
-        kv.syncwarp()
-        return
     for turn in kv.static(range(cdiv(count * segments, 32))):
         n = turn * 32 + lane
         segment, box = n % segments, n // segments
