@@ -42,7 +42,8 @@ ROWS = CONSUMERS * WARPGROUP_ROWS  # tokens of a tile
 WARPS = CONSUMERS * WARPGROUP // WARP
 WRITERS = 3  # warps of a warpgroup, one of which copies
 THREADS = (CONSUMERS + 1) * WARPGROUP
-REGISTERS = {"multiply": 184, "write": 136}  # of a thread
+# Of a thread that multiplies and of others, by bits of an element: with others ptxas spills sums in the loop over K.
+REGISTERS = {16: (184, 136), 8: (192, 120)}
 WARP_ROWS = 16
 KNOWN_BYTES = 16  # of what is known of a token: its sequence, position, page and flags
 MOST_STAGES = 6
@@ -346,7 +347,7 @@ def kernel_of(config: Config, epilogues: tuple[Epilogue, ...], early: bool) -> A
         prefetch_maps(x_map, weight_map)
         kv.barrier()
         if warp < WARPS:
-            kv.setmaxnreg(REGISTERS["multiply"], "increase")
+            kv.setmaxnreg(REGISTERS[case.x.bits][0], "increase")
             begin(early)
             group = warp // (WARPGROUP // WARP)
             slot, phase, products_phase = kv.i32(0), kv.i32(0), kv.i32(1)
@@ -377,7 +378,7 @@ def kernel_of(config: Config, epilogues: tuple[Epilogue, ...], early: bool) -> A
                         index_collection, index_query_out, tokens, lane,
                     )  # fmt: skip
         else:
-            kv.setmaxnreg(REGISTERS["write"], "decrease")
+            kv.setmaxnreg(REGISTERS[case.x.bits][1], "decrease")
             begin(early)
             if warp == WARPS:
                 copy(x_map, weight_map, array, full, empty, row_tiles)
