@@ -53,7 +53,7 @@ FEW = 256  # tokens up to which several blocks write the heads of one
 FEW_BY_WGMMA, FEW_BY_MMA = 32, 64  # tokens up to which kind few is the fastest (on an H200: docs/products.md)
 FEW_STORED = 256  # of a weight that is converted on its way to wgmma
 STEPS_OF_ATOM = [0, 32, 64, 96]  # bytes of a row that steps of a product lie after the first
-PROMOTED, MANY_PROMOTED = 192, 64  # columns of 8-bit products at a time that are added in f32: of so many, and of more
+PROMOTED, LEAST_PROMOTED = 192, 64  # columns of 8-bit products at a time that are added in f32: of so many, and of more
 SIMT_ROWS, SIMT_WARPS = 8, 4  # tokens of a warp of the simple product, and its warps
 
 
@@ -336,7 +336,9 @@ def prefetch_maps(*maps: Any) -> None:
 
 def promotion(case: Projection, columns: int) -> dict[str, int]:
     """The schedule's entry of a kernel over tiles whose products of 8 bits are added in f32, as :func:`promoted`."""
-    return {"promote": columns_at_a_time(columns)} if case.x is f8e4m3 and case.scaling != "block" else {}
+    if case.x is not f8e4m3 or case.scaling == "block":
+        return {}
+    return {"promote": columns if columns <= LEAST_PROMOTED else columns_at_a_time(columns)}
 
 
 @kv.func
@@ -348,7 +350,7 @@ def promoted(sums: Any, a: Any, b: Any, dtype: DType, moved: tuple[int, int] = (
     since ptxas adds one up while the next is under way. The operands lie ``moved`` bytes after ``a`` and ``b``.
     """
     sums, columns = list(sums), 2 * len(sums)
-    together = columns if columns <= PROMOTED else MANY_PROMOTED
+    together = columns if columns <= PROMOTED else LEAST_PROMOTED
     for first in kv.static(range(0, columns, together)):
         moves = [(moved[0] + s, moved[1] + first * SWIZZLE + s) for s in STEPS_OF_ATOM]
         found = kv.wgmma(min(together, columns - first), a, b, moves, dtype)

@@ -42,8 +42,9 @@ ROWS = CONSUMERS * WARPGROUP_ROWS  # tokens of a tile
 WARPS = CONSUMERS * WARPGROUP // WARP
 WRITERS = 3  # warps of a warpgroup, one of which copies
 THREADS = (CONSUMERS + 1) * WARPGROUP
-# Of a thread that multiplies and of others, by bits of an element: with others ptxas spills sums in the loop over K.
-REGISTERS = {16: (184, 136), 8: (192, 120)}
+# Of a thread that multiplies and of others; of 8 bits whose heads are as they are those with which ptxas spills no sums
+# in the loop over K.
+REGISTERS, REGISTERS_8 = (184, 136), (192, 120)
 WARP_ROWS = 16
 KNOWN_BYTES = 16  # of what is known of a token: its sequence, position, page and flags
 MOST_STAGES = 6
@@ -157,6 +158,8 @@ def kernel_of(config: Config, epilogues: tuple[Epilogue, ...], early: bool) -> A
     steps, panels = config.steps, config.panels
     pack = kv.pack_bf16x2 if case.rounded is bf16 else kv.pack_f16x2
     blocks = cdiv(N, BLOCK)  # of columns that share a scale
+    plain = all(e.writer.plain("key") for e in epilogues)
+    registers = REGISTERS_8 if case.x is f8e4m3 and plain else REGISTERS
 
     @kv.func
     def copy(x_map, weight_map, array, full, empty, row_tiles):
@@ -347,7 +350,7 @@ def kernel_of(config: Config, epilogues: tuple[Epilogue, ...], early: bool) -> A
         prefetch_maps(x_map, weight_map)
         kv.barrier()
         if warp < WARPS:
-            kv.setmaxnreg(REGISTERS[case.x.bits][0], "increase")
+            kv.setmaxnreg(registers[0], "increase")
             begin(early)
             group = warp // (WARPGROUP // WARP)
             slot, phase, products_phase = kv.i32(0), kv.i32(0), kv.i32(1)
@@ -378,7 +381,7 @@ def kernel_of(config: Config, epilogues: tuple[Epilogue, ...], early: bool) -> A
                         index_collection, index_query_out, tokens, lane,
                     )  # fmt: skip
         else:
-            kv.setmaxnreg(REGISTERS[case.x.bits][1], "decrease")
+            kv.setmaxnreg(registers[1], "decrease")
             begin(early)
             if warp == WARPS:
                 copy(x_map, weight_map, array, full, empty, row_tiles)
