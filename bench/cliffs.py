@@ -165,7 +165,8 @@ def grid() -> Iterator[Case]:
     for dtype, granule in (("i8", 128), ("i8", 32), ("i8", 8), ("i8", 4), (fp8, 128)):
         yield dataclasses.replace(full, dtype=dtype, granule=granule)
     yield dataclasses.replace(full, dtype=fp8, size=64, granule=16)
-    yield dataclasses.replace(full, dtype=fp8, size=64, page=1)
+    for dtype in ("bf16", fp8):
+        yield dataclasses.replace(full, dtype=dtype, size=64, page=1)
     for size in (64, 128, 256):
         yield dataclasses.replace(full, dtype=fp8, size=size, products=fp8)
     yield Case(new=64, batch=1, context=102400, dtype=fp8, products=fp8)
