@@ -59,7 +59,10 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         {"cached": [250], "new": [50], "head_size": 40},
         {"schedule": {"rows": 192, "ping_pong": True, "keys": 64}},
     ),
-    "four warpgroups": ({"cached": [250], "new": [70]}, {"schedule": {"rows": 256, "keys": 64, "producers": 1}}),
+    "four warpgroups": (
+        {"cached": [250], "new": [70], "head_size": 48},
+        {"schedule": {"rows": 256, "keys": 64, "producers": 1}},
+    ),
     "f8e5m2": ({"cached": [70], "new": [9], "dtype": "f8e5m2"}, {}),
     "a negative scale": ({"cached": [70], "new": [9]}, {"scale": -0.1}),
     "a softcap": ({"cached": [70], "new": [9]}, {"softcap": 2.0}),
