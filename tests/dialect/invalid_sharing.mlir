@@ -126,6 +126,15 @@ func.func @rule(%x: tensor<64x64xf32, "wgmma">, %y: tensor<64x32xf32, "wgmma">) 
 
 // -----
 
+// Rule: tiles that stand beside one another have rank 2.
+func.func @rule(%l: tensor<64xbf16>, %r: tensor<32x16xbf16>) {
+  // expected-error @below {{'kv.tile_beside' op takes and makes tiles of rank 2, got tensor<64xbf16> and tensor<32x16xbf16>}}
+  %0 = "kv.tile_beside"(%l, %r) : (tensor<64xbf16>, tensor<32x16xbf16>) -> tensor<32x80xbf16>
+  return
+}
+
+// -----
+
 // Rule: tiles that stand beside one another have the same rows and elements.
 func.func @rule(%l: tensor<32x64xbf16>, %r: tensor<64x16xbf16>) {
   // expected-error @below {{'kv.tile_beside' op the operands must have the same rows and elements, got tensor<32x64xbf16> and tensor<64x16xbf16>}}

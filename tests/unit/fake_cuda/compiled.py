@@ -240,7 +240,7 @@ def test_a_call_like_one_before_describes_the_memory_of_now():
     described = set()
     for x, weight in ((0, 0), (0, 0), (1, 0), (1, 1), (2, 1), (0, 0), (0, 1)):
         kv.ops.project_append(pool, 0, rows[x], weights[weight], offsets, query_out=out)
-        product = bytes(launches()[-2].params)
+        product = bytes(last().params)
         seen = [t.data_ptr().to_bytes(8, "little") in product for t in (*rows, *weights)]
         assert seen == [i == x for i in range(3)] + [i == weight for i in range(2)]
         described.add(product)
