@@ -373,10 +373,13 @@ def test_a_barrier_after_a_condition_stays_one():
         kv.named_barrier(1, 64)
         if kv.thread_id.x == 0:
             out[2] = 1
+        kv.named_barrier_arrive(2, 128)
+        if kv.thread_id.x == 0:
+            out[3] = 1
 
     text = kv.compile(conditions, W, target="sm_90a").asm["ptx"]
     assert text.count("barrier.cluster.arrive") == text.count("barrier.cluster.wait") == 1
-    assert len(re.findall(r"\bbar(?:rier)?\.sync", text)) == 1
+    assert len(re.findall(r"\bbar(?:rier)?\.sync", text)) == len(re.findall(r"\bbar(?:rier)?\.arrive", text)) == 1
 
 
 def test_every_e4m3_becomes_the_bf16_of_its_value():

@@ -451,7 +451,12 @@ def named_barrier(number: Any, threads: Any) -> None:
 
 def named_barrier_arrive(number: Any, threads: Any) -> None:
     """Count at barrier ``number`` of so many threads, without waiting; the others wait with :func:`named_barrier`."""
-    emit("nvvm.barrier.arrive", (), [i32_value(number, "the number"), i32_value(threads, "threads")])
+    attributes = {
+        "intrin": ir.StringAttr.get("llvm.nvvm.barrier.cta.arrive.aligned.count"),
+        "op_bundle_sizes": ir.DenseI32ArrayAttr.get([]), "operandSegmentSizes": ir.DenseI32ArrayAttr.get([2, 0]),
+    }  # fmt: skip
+    # nvvm.barrier.arrive is inline PTX, which LLVM copies into both branches of a condition on the lane before it.
+    emit("llvm.call_intrinsic", (), [i32_value(number, "the number"), i32_value(threads, "threads")], attributes)
 
 
 def ballot(condition: Any) -> Value:
