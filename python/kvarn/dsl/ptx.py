@@ -451,10 +451,8 @@ def named_barrier(number: Any, threads: Any) -> None:
 
 def named_barrier_arrive(number: Any, threads: Any) -> None:
     """Count at barrier ``number`` of so many threads, without waiting; the others wait with :func:`named_barrier`."""
-    attributes = {
-        "intrin": ir.StringAttr.get("llvm.nvvm.barrier.cta.arrive.aligned.count"),
-        "op_bundle_sizes": ir.DenseI32ArrayAttr.get([]), "operandSegmentSizes": ir.DenseI32ArrayAttr.get([2, 0]),
-    }  # fmt: skip
+    name, sizes = ir.StringAttr.get("llvm.nvvm.barrier.cta.arrive.aligned.count"), ir.DenseI32ArrayAttr.get
+    attributes = {"intrin": name, "op_bundle_sizes": sizes([]), "operandSegmentSizes": sizes([2, 0])}
     # nvvm.barrier.arrive is inline PTX, which LLVM copies into both branches of a condition on the lane before it.
     emit("llvm.call_intrinsic", (), [i32_value(number, "the number"), i32_value(threads, "threads")], attributes)
 
