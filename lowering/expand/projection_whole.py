@@ -57,8 +57,7 @@ def problems(op: Any, case: Projection, at: Expansion) -> list[str]:
         found.append("needs a cache without scales")
     if found:
         return found
-    (bands,) = Written.all_of(case)
-    writer = bands.writer(op, at, case.rounded)
+    writer = units_of(op, at, case).writer
     uneven = any(b.size % UNIT for b in case.bands) or any(r.width != HALF or not r.paired for r in writer.rotations)
     if uneven or writer.rows.width != HALF:
         found.append(f"needs heads, and dims that are rotated, of a multiple of {UNIT} elements")
@@ -245,3 +244,9 @@ class Units:
                     else:
                         cache = collection.get_value_cache(layer)
                         self.writer.value(columns, cache, b, head, position, item, flags & KEPT != 0, page)
+
+
+def units_of(op: Any, at: Expansion, case: Projection) -> Units:
+    """The units of a call without an indexer, whose columns are of one kind of bands, and who writes them."""
+    (bands,) = Written.all_of(case)
+    return Units(case, bands, bands.writer(op, at, case.rounded))

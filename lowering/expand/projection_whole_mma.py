@@ -20,8 +20,8 @@ from kvarn.lowering.tile_ir import WARP
 
 from .base import Expansion
 from .common import BYTES, begin, starts_early
-from .projection import Projection, Written, constant_weight, look_up, scaled, table_of
-from .projection_whole import ANGLE_BYTES, HALF, MMA_TOKENS, UNIT, Units, tile_for
+from .projection import Projection, constant_weight, look_up, scaled, table_of
+from .projection_whole import ANGLE_BYTES, HALF, MMA_TOKENS, UNIT, Units, tile_for, units_of
 
 LANES = 4  # that share a row
 COLUMNS = 8  # tokens of a product
@@ -239,8 +239,7 @@ def launch(op: Any, config: Config, at: Expansion) -> None:
     """Launch the kernel."""
     config = replace(config, constant=constant_weight(op, at))
     case, early = config.case, starts_early(at)
-    (bands,) = Written.all_of(case)
-    units = Units(case, bands, bands.writer(op, at, case.rounded))
+    units = units_of(op, at, case)
     some = at.dim(op.x, 0).least(at.constant(1))  # without tokens nothing is launched
     args = [
         op.collection, op.layer, op.x, op.weight, table_of(op, case), op.freqs, op.query_out, op.bias, op.weight_scale,

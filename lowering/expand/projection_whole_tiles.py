@@ -22,7 +22,6 @@ from .common import advance, begin, starts_early
 from .projection import (
     STEPS_OF_ATOM,
     Projection,
-    Written,
     constant_weight,
     look_up,
     operand_maps,
@@ -31,7 +30,7 @@ from .projection import (
     scaled,
     table_of,
 )
-from .projection_whole import ANGLE_BYTES, FULL, HALF, UNIT, Units, tile_for
+from .projection_whole import ANGLE_BYTES, FULL, HALF, UNIT, Units, tile_for, units_of
 
 RASTER = 2048  # tokens whose tiles go through all columns together: what the L2 holds of them
 BOX = 32  # tokens of a box at most: those without any are left out
@@ -403,8 +402,7 @@ def launch(op: Any, config: Config, at: Expansion) -> None:
     """Launch the kernel."""
     config = replace(config, constant=constant_weight(op, at))
     case, early = config.case, starts_early(at)
-    (bands,) = Written.all_of(case)
-    units = Units(case, bands, bands.writer(op, at, case.rounded))
+    units = units_of(op, at, case)
     maps = operand_maps(op, at, SWIZZLE // case.x.itemsize, config.box, HALF)
     args = [
         op.collection,
