@@ -20,7 +20,17 @@ from mlir import ir
 
 from kvarn.dialect import schedules
 
-from .expand import attention, decode_table, mla, projection, projection_tiles, tile_schedule, tuned
+from .expand import (
+    attention,
+    decode_table,
+    mla,
+    projection,
+    projection_common,
+    projection_groups,
+    projection_tiles,
+    tile_schedule,
+    tuned,
+)
 from .expand.base import Expansion, attribute_of
 from .expand.common import row_alignment
 from .expand.decode_schedule import Config, fitted
@@ -95,10 +105,10 @@ def latent_entries(op: Any, at: Expansion, without: Collection[str]) -> dict[str
 
 def projection_entries(op: Any, at: Expansion, without: Collection[str]) -> dict[str, Any]:
     """The schedule of a product into a cache."""
-    case = projection.Projection.of(op, at)
+    case = projection_common.Projection.of(op, at)
     kind = projection.kind_of(op, at, case)
     if kind == "simt":
-        plain = projection.plain_case(case) if case.scaling == "group" else case
+        plain = projection_groups.plain_case(case) if case.scaling == "group" else case
         for why in projection_tiles.problems(plain, at.target, row_alignment(op)):
             remark(op.operation, "missed", f"kind {kind} is slower than others: a schedule of kind tile {why}")
     return {"kind": kind}

@@ -27,7 +27,7 @@ from kvarn.lowering.tile_ir import BARRIERS_BYTES, SWIZZLE, WARP
 from .base import Expansion
 from .common import Head, StoredHead, as_vector, begin, holds, starts_early
 from .head_writer import HeadWriter
-from .projection import (
+from .projection_common import (
     Projection,
     Warpgroups,
     Written,

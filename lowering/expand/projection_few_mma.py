@@ -23,7 +23,7 @@ from kvarn.lowering.tile_ir import WARP
 
 from .base import Expansion
 from .common import BYTES, begin, starts_early
-from .projection import Projection
+from .projection_common import Projection
 from .projection_few import TOKENS, finish_partials, part_of
 from .projection_few import Config as Few
 from .projection_groups import Stored, plain_case, plain_weight, with_floats, with_values
@@ -256,20 +256,17 @@ def product_kernel(config: Config, early: bool) -> Any:
     return project_few
 
 
-def launch(op: Any, case: Projection, config: Config, at: Expansion) -> None:
-    """Launch what converts tokens, where they have 8 or 4 bits, and both kernels."""
-    from . import projection_few_stored
-
-    few, early, given = config.few, starts_early(at), op
-    scales = minima = None
+def converted(op: Any, config: Config, at: Expansion) -> tuple[Any, Any, Any]:
+    """The operation over tokens that the product takes, converted where they have 8 or 4 bits, and the weight's scales
+    and minima by groups."""
     if op.scaling.value == "group":
-        op, scales, minima = with_values(op, at, "x"), op.weight_scale, op.weight_min
-    elif at.dtype(op.x) is not few.case.x:
-        op = with_floats(op, at, "x")
-    by_wgmma = projection_few_stored.chosen(given, case, config, at)
-    if by_wgmma is not None:
-        projection_few_stored.launch(op, given, by_wgmma, scales, minima, at)
-        return
+        return with_values(op, at, "x"), op.weight_scale, op.weight_min
+    return (op if at.dtype(op.x) is config.few.case.x else with_floats(op, at, "x")), None, None
+
+
+def launch(op: Any, given: Any, config: Config, scales: Any, minima: Any, at: Expansion) -> None:
+    """Launch the product and the kernel that finishes; ``op`` has the converted tokens, ``given`` the stored weight."""
+    few, early = config.few, starts_early(at)
     tokens = at.dim(op.x, 0)
     blocks = (at.device("multiprocessors") * BLOCKS).least(at.constant(few.tiles * few.steps))
     some = tokens.least(at.constant(1))

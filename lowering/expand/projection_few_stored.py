@@ -24,7 +24,7 @@ from kvarn.lowering.tile_ir import BARRIER_BYTES, BARRIERS_BYTES, SWIZZLE, WARP
 
 from .base import Expansion
 from .common import BYTES, THREADS, advance, begin, row_alignment, starts_early
-from .projection import STEPS_OF_ATOM, Projection, prefetch_maps
+from .projection_common import STEPS_OF_ATOM, Projection, prefetch_maps
 from .projection_few import FINISH_BYTES, finish_partials, part_of
 from .projection_few_mma import COLUMNS, LANES, ROWS, WARPS, factors_of, problems, stored_weight, weight_pairs
 from .projection_few_mma import Config as OfMma

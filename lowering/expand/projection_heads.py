@@ -23,7 +23,7 @@ from kvarn.lowering.tile_ir import BARRIER_BYTES, BARRIERS_BYTES, SWIZZLE, WARP,
 from .base import Expansion
 from .common import Head, StoredHead, advance, as_vector, begin, starts_early
 from .head_writer import HeadWriter
-from .projection import (
+from .projection_common import (
     KEPT,
     QUERY,
     STEPS_OF_ATOM,

@@ -26,7 +26,7 @@ from kvarn.lowering.tile_ir import BARRIERS_BYTES, MMA, SWIZZLE, WARPGROUP, WGMM
 from . import projection_heads
 from .base import Expansion
 from .common import begin, starts_early
-from .projection import (
+from .projection_common import (
     MANY,
     Projection,
     Warpgroups,

@@ -21,7 +21,7 @@ from kvarn.dialect.layout import cdiv
 from .base import Expansion
 from .common import Head, StoredHead, as_vector, row_alignment
 from .head_writer import HeadWriter, LoadedAngles
-from .projection import KEPT, QUERY, Projection, Written, operand_problems
+from .projection_common import KEPT, QUERY, Projection, Written, operand_problems
 from .projection_tiles import MULTIPROCESSORS, cycles
 from .rotation import Angles
 

@@ -20,7 +20,7 @@ from kvarn.lowering.tile_ir import WARP
 
 from .base import Expansion
 from .common import BYTES, begin, starts_early
-from .projection import Projection, constant_weight, look_up, scaled, table_of
+from .projection_common import Projection, constant_weight, look_up, scaled, table_of
 from .projection_whole import ANGLE_BYTES, HALF, MMA_TOKENS, UNIT, Units, tile_for, units_of
 
 LANES = 4  # that share a row

@@ -19,7 +19,7 @@ from kvarn.lowering.tile_ir import BARRIER_BYTES, BARRIERS_BYTES, SWIZZLE, WARP,
 
 from .base import Expansion
 from .common import advance, begin, starts_early
-from .projection import (
+from .projection_common import (
     STEPS_OF_ATOM,
     Projection,
     constant_weight,
