@@ -15,7 +15,7 @@ from kvarn.tools.arrays import Arrays
 from kvarn.tools.attention_problem import DecodeProblem
 
 from .cases import Functions, Row, Tree
-from .problems import PrefillProblem
+from .prefill import PrefillProblem
 
 BUCKETS, FARTHEST = 32, 128  # of T5: distances from FARTHEST on are one
 

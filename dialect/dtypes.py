@@ -8,8 +8,19 @@ can be bound to buffers where MLIR is not installed.
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
+
+OUTSIDE_KERNEL = "values of a kernel are made while a kernel is traced, or inside `with context:`"
+_cast_in_kernel: Callable[[Any, DType], Any] | None = None  # the kernel language's, once it is imported
+
+
+def casts_by(cast: Callable[[Any, DType], Any]) -> Callable[[Any, DType], Any]:
+    """Declare what ``kv.f32(x)`` does inside a kernel; a decorator of the kernel language."""
+    global _cast_in_kernel
+    _cast_in_kernel = cast
+    return cast
 
 
 @dataclass(frozen=True, eq=False)
@@ -74,9 +85,9 @@ class DType:
 
     def __call__(self, value: Any) -> Any:
         """Cast ``value`` to this type inside a kernel."""
-        from kvarn.dsl.values import cast
-
-        return cast(value, self)
+        if _cast_in_kernel is None:
+            raise ValueError(OUTSIDE_KERNEL)
+        return _cast_in_kernel(value, self)
 
     def __repr__(self) -> str:
         return f"kv.{self.name}"

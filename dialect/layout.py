@@ -17,13 +17,14 @@ from typing import Any, ClassVar, NamedTuple
 
 from . import dtypes
 from .dtypes import DType
-from .page_orders import added
+from .page_orders import added, reserved
 
 PAGED, CONTINUOUS, FA3 = "paged", "continuous", "fa3"
 KINDS = (PAGED, CONTINUOUS, FA3)
 # What an attention operand may show besides a cache: a cache's scales, dense [B, S, H, D], ragged [tokens, H, D].
 SCALES, DENSE, RAGGED = "scales", "dense", "ragged"
 OPERAND_KINDS = (*KINDS, SCALES, DENSE, RAGGED)
+reserved.update(OPERAND_KINDS)
 KEY, VALUE = 0, 1
 _MAX_I32 = 2**31 - 1
 SCALE_DTYPES = ("f32", "f16", "bf16", "f8e8m0")

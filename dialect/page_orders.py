@@ -39,6 +39,7 @@ class PageOrder:
 
 
 added: dict[str, PageOrder] = {}
+reserved: set[str] = set()  # names of kinds of our own: layout.py, which asks this module, puts them here
 listeners: list[Callable[[PageOrder], None]] = []  # are told of every kind that is added
 # The ops that know nothing of the order of a page's elements, or ask the formulas here; others refuse added kinds.
 ADDED_TAKE = frozenset({
@@ -49,10 +50,8 @@ ADDED_TAKE = frozenset({
 
 def add_kind(order: PageOrder) -> PageOrder:
     """Make a kind known; one of the same package, edited, takes its place. ValueError when the name is another's."""
-    from .layout import OPERAND_KINDS
-
     other = added.get(order.name)
-    if order.name in OPERAND_KINDS or (other is not None and other.element.__module__ != order.element.__module__):
+    if order.name in reserved or (other is not None and other.element.__module__ != order.element.__module__):
         raise ValueError(f"kind {order.name!r} is taken: choose another name")
     added[order.name] = order
     for tell in listeners:

@@ -11,9 +11,8 @@ from collections.abc import Sequence
 
 from kvarn.dialect.dtypes import DType, bf16, f8e4m3, f8e5m2, f16, f32, i8, i32
 from kvarn.dsl import ptx
-from kvarn.dsl.arithmetic import literal
 from kvarn.dsl.ptx import inline_asm
-from kvarn.dsl.values import Value, bitcast, cast
+from kvarn.dsl.values import Value, bitcast, cast, literal
 
 _HIGH_HALVES = 0x7632  # of two words
 _HIGH_HALF = -0x10000

@@ -14,8 +14,7 @@ from typing import Any
 from kvarn import dsl as kv
 from kvarn.dialect.dtypes import DType, bool_, f32
 from kvarn.dsl import functions, ptx, scores, tiles
-from kvarn.dsl.arithmetic import computed_by
-from kvarn.dsl.values import describe
+from kvarn.dsl.values import computed_by, describe, joined, stretched
 
 from .attention_common import Case, asks, mask_of
 from .partial_results import LN2, LOG2E, weight
@@ -76,7 +75,7 @@ def modified(case: Case, x: Any, b: Any, h: Any, q: Any, k: Any, slopes: Any, ar
         made = returned("score", "the new score, an f32", score.function(x, b, h, q, k, *arrays[: score.arrays]), f32)
         if not isinstance(x, tiles.Tile):
             return made
-        x = tiles.stretched(made, tiles.joined("a score and what its function returns:", x.shape, made.lanes))
+        x = stretched(made, joined("a score and what its function returns:", x.shape, made.lanes))
     return x
 
 

@@ -48,7 +48,7 @@ _LAZY = {
     "kvarn.compiler": ("compile",),
     "kvarn.compiled": ("Kernel", "load"),
     "kvarn.errors": ("KernelError",),
-    "kvarn.settings": ("pipeline",),
+    "kvarn.pipelines": ("pipeline",),
     "kvarn.extensions": ("extend",),
     "kvarn.ownership": ("sanitize", "OwnershipError"),
     "kvarn.timelines": ("tracing",),
@@ -56,22 +56,23 @@ _LAZY = {
     "kvarn.emulator": ("emulated", "EmulationError"),
 }  # fmt: skip
 _MODULES = {name: module for module, names in _LAZY.items() for name in names}
+# What a method of an object does in a layer above its own, which its module must not import: no public names.
+_ABOVE = {"Passport": "kvarn.tools.passport", "plan_prefixes": "kvarn.ops.prefixes"}
 _SUBMODULES = (
     "ops", "compiler", "compiled", "dispatch", "caches", "dsl", "errors", "env", "runtime", "tools", "artifact",
     "hybrid", "manager", "dialect", "lowering", "emulator", "parallel", "weights",
 )  # fmt: skip
 # Modules that are no public names; without them `from kvarn import settings` would look among the DSL's names first.
 _INNER = (
-    "block_mask", "bundle", "cache", "extensions", "files", "forks", "ownership", "page_pool", "prefixes", "settings",
-    "stage_files",
-    "timeline_drawing", "timelines",
+    "block_mask", "bundle", "cache", "extensions", "files", "forks", "ownership", "page_pool", "pipelines", "prefixes",
+    "settings", "stage_files", "timeline_drawing", "timelines",
 )  # fmt: skip
 
 
 def __getattr__(name: str) -> Any:
     """Import a public name when it is first asked for; everything else is the DSL's."""
-    if name in _MODULES:
-        found = getattr(importlib.import_module(_MODULES[name]), name)
+    if name in _MODULES or name in _ABOVE:
+        found = getattr(importlib.import_module(_MODULES.get(name) or _ABOVE[name]), name)
     elif name in _SUBMODULES or name in _INNER:
         try:
             return importlib.import_module(f"kvarn.{name}")

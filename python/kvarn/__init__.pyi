@@ -11,6 +11,7 @@ from typing import Any, overload
 from typing import Optional as Optional
 
 from kvarn import artifact as artifact
+from kvarn import bundle as bundle
 from kvarn import caches as caches
 from kvarn import compiled as compiled
 from kvarn import compiler as compiler
@@ -24,7 +25,9 @@ from kvarn import hybrid as hybrid
 from kvarn import lowering as lowering
 from kvarn import manager as manager
 from kvarn import ops as ops
+from kvarn import ownership as ownership
 from kvarn import parallel as parallel
+from kvarn import pipelines as pipelines
 from kvarn import runtime as runtime
 from kvarn import tools as tools
 from kvarn import weights as weights
@@ -421,20 +424,26 @@ from kvarn.manager import (
 from kvarn.manager import (
     PagedKVCacheManager as PagedKVCacheManager,
 )
+from kvarn.ops.prefixes import (
+    plan_prefixes as plan_prefixes,
+)
 from kvarn.ownership import (
     OwnershipError as OwnershipError,
 )
 from kvarn.ownership import (
     sanitize as sanitize,
 )
+from kvarn.pipelines import (
+    pipeline as pipeline,
+)
 from kvarn.prefixes import (
     SharedPrefixes as SharedPrefixes,
 )
-from kvarn.settings import (
-    pipeline as pipeline,
-)
 from kvarn.timelines import (
     tracing as tracing,
+)
+from kvarn.tools.passport import (
+    Passport as Passport,
 )
 
 class _Scalar(DType, type):

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import kvarn
 from kvarn.dialect import layout, tma_layout
 from kvarn.dialect.dtypes import DType
 from kvarn.dialect.layout import CacheSpec
@@ -318,9 +319,7 @@ class Artifact:
     @functools.cached_property
     def digest(self) -> str:
         """SHA-256 over everything that the runtime reads: the ABI and the code."""
-        from kvarn.bundle import digest
-
-        return digest(self)
+        return kvarn.bundle.digest(self)
 
     def replace(self, **changes: Any) -> Artifact:
         """A copy with some fields changed."""
@@ -328,9 +327,7 @@ class Artifact:
 
     def save(self, path: str | os.PathLike[str], *, directory: bool = False) -> Path:
         """Write a bundle with this artifact alone; see `kvarn.bundle.save`."""
-        from kvarn.bundle import save
-
-        return save(path, [self], directory=directory)
+        return kvarn.bundle.save(path, [self], directory=directory)
 
     @staticmethod
     def load(path: str | os.PathLike[str], target: str | None = None) -> Artifact:
@@ -349,9 +346,7 @@ class Artifact:
             If the bundle is damaged or foreign (a `kvarn.bundle.BundleError`), or ``target`` does not pick exactly one
             variant.
         """
-        from kvarn.bundle import load
-
-        variants = load(path)
+        variants = kvarn.bundle.load(path)
         found = [a for a in variants if target in (None, a.target)]
         if len(found) != 1:
             raise ValueError(

@@ -8,10 +8,10 @@ for, so that a saved kernel is loaded and launched where MLIR is not installed.
 from __future__ import annotations
 
 import functools
-import importlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+import kvarn
 from kvarn.artifact import Artifact
 from kvarn.errors import meant
 from kvarn.settings import emulation
@@ -70,7 +70,7 @@ class Kernel:
     @functools.cached_property
     def stages(self) -> Mapping[str, str]:
         self._need_source("stages")
-        found = importlib.import_module("kvarn.compiler").stages_of(self._source, self.target, self.settings)
+        found = kvarn.compiler.stages_of(self._source, self.target, self.settings)
         return _Stages(f"stages of {self.name} for {self.target}", found)
 
     @functools.cached_property
@@ -127,9 +127,9 @@ class Kernel:
     @functools.cached_property
     def launcher(self) -> Any:
         """What binds arguments and launches: ``kvarn.runtime.launch.Launcher``, or a ``Program`` for an operation."""
-        from kvarn.runtime import launch
+        from kvarn.runtime import program
 
-        return launch.runner(self.artifact)
+        return program.runner(self.artifact)
 
     def launch(self, grid: Any, block: Any, *args: Any, stream: Any = None) -> None:
         """Launch over a grid of blocks.
@@ -253,7 +253,7 @@ class Kernel:
         kvarn.tools.passport.Passport
             ``str()`` of it is a report, ``html()`` a page, ``save(path)`` writes the page; a notebook shows it.
         """
-        return importlib.import_module("kvarn.tools.passport").Passport(self, report, threads)
+        return kvarn.Passport(self, report, threads)
 
     @functools.cached_property
     def _explained(self) -> Passport:
@@ -352,7 +352,7 @@ class _Asm(_Texts):
         if stage == "gpu":
             return kernel.stages["record-kv-abi"]
         last = list(kernel.stages.values())[-1]
-        return last if stage == "nvvm" else importlib.import_module("kvarn.compiler").llvm_ir_of(last)
+        return last if stage == "nvvm" else kvarn.compiler.llvm_ir_of(last)
 
 
 def load(path: Any, target: str | None = None) -> Kernel:
@@ -369,9 +369,9 @@ def load(path: Any, target: str | None = None) -> Kernel:
     ValueError
         If the file is foreign or damaged, or has no variant that fits.
     """
-    from kvarn.runtime import launch
+    from kvarn.runtime import program
 
-    launcher = launch.load(path, target)
+    launcher = program.load(path, target)
     found = Kernel(launcher.artifact)
     found.launcher = launcher
     return found

@@ -33,7 +33,7 @@ from kvarn.lowering.expand import tuned
 from kvarn.lowering.pass_base import PassFailure, fail
 from kvarn.lowering.rewrite import walk
 from kvarn.lowering.target import Target, by_name, of_capability
-from kvarn.settings import extended
+from kvarn.pipelines import extended
 
 _local = threading.local()
 

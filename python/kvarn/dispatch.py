@@ -18,7 +18,7 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
-from kvarn import compiler, forks, settings
+from kvarn import compiler, forks, pipelines, settings
 from kvarn.artifact import Artifact
 from kvarn.compiled import Kernel
 from kvarn.dialect import dtypes, effects, schedules
@@ -169,7 +169,7 @@ def artifact(what: Specialisation, lineinfo: bool = False) -> Artifact:
     """The compiled artifact of a specialisation, from the disk cache where it is. Nothing is traced on a hit."""
     portable = functions.are_portable(v for _, v in what.attributes)
     kind = "operation with lines" if lineinfo else "operation"
-    key = compiler.key_of(kind, what, by_name(what.target), settings.current()) if portable else None
+    key = compiler.key_of(kind, what, by_name(what.target), pipelines.current()) if portable else None
     found = compiler.load_cached(key)
     if found is None:
         found = compile_operation(what, lineinfo).artifact
@@ -179,7 +179,7 @@ def artifact(what: Specialisation, lineinfo: bool = False) -> Artifact:
 
 def compile_operation(what: Specialisation, lineinfo: bool = False) -> Kernel:
     """Compile a specialisation afresh: all stages of the code are there to look at."""
-    context, applied, target = compiler.context(), settings.current(), by_name(what.target)
+    context, applied, target = compiler.context(), pipelines.current(), by_name(what.target)
     with compiler.diagnosed(context):
         module = build(what, context)
         text = str(module)

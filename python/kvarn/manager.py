@@ -8,7 +8,6 @@ pool itself may be anywhere.
 
 from __future__ import annotations
 
-import importlib
 import sys
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from functools import partial
@@ -16,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+import kvarn
 from kvarn.caches import KVCacheStaticParams, PagedKVCacheCollection
 from kvarn.caches.checks import count
 from kvarn.caches.collections import paged_pool
@@ -154,7 +154,7 @@ class PagedKVCacheManager(CommitsDrafts):
         self._requests: dict[Hashable, Request] = {}
         self._watcher: Any = None  # what keeps the record for kv.sanitize
         if env.check == OWNERSHIP:
-            importlib.import_module("kvarn.ownership").watch(self)
+            kvarn.ownership.watch(self)
 
     # --- queries ---
 

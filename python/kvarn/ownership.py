@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from kvarn import settings
+import kvarn
 from kvarn.caches import ForeignPages, KVCacheCollection
 from kvarn.dialect import layout
 from kvarn.dialect import ownership_layout as at
@@ -550,7 +550,7 @@ def sanitize(*pools: Any) -> Iterator[Sanitizer]:
         At the launch on the host and in the emulator; on a GPU at the manager's next ``runtime_inputs``, at
         ``Sanitizer.check`` and at the end.
     """
-    with settings.pipeline(check=OWNERSHIP):
+    with kvarn.pipeline(check=OWNERSHIP):
         found = Sanitizer(pools)
         try:
             yield found

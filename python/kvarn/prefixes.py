@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+import kvarn
 from kvarn.caches import PagedKVCacheCollection
 from kvarn.caches.checks import count
 
@@ -152,9 +153,7 @@ class SharedPrefixes:
         TypeError, ValueError
             If the arguments do not fit together; on the host also if sequences of a group do not share its pages.
         """
-        from kvarn.ops import prefixes
-
-        self._parts, self._tables = prefixes.plan(self, collection, row_offsets, self._tables, stream)
+        self._parts, self._tables = kvarn.plan_prefixes(self, collection, row_offsets, self._tables, stream)
         self.collection = collection
 
     @property

@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+import kvarn
 from kvarn import settings
 from kvarn.dialect import trace_layout as at
 from kvarn.runtime import timeline
@@ -175,7 +176,7 @@ def tracing(*, warps: int = 4096, marks: int = 2048) -> Iterator[Tracing]:
     made, clocks = Tracing(), [(time.time_ns(), cycles())]
     timeline.begin(warps, marks)
     try:
-        with settings.tracing(marks):
+        with kvarn.pipelines.tracing(marks):
             yield made
     finally:
         found = timeline.end()

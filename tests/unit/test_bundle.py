@@ -17,7 +17,7 @@ from kvarn import artifact as A
 from kvarn import bundle
 from kvarn.bundle import BundleError
 from kvarn.dialect import dtypes, layout, tma_layout
-from kvarn.runtime import launch
+from kvarn.runtime.program import load as load_runner
 
 SPEC = layout.spec_of("paged", "bf16", 8, 128, page_size=16)
 TMA = tma_layout.TmaSpec("tiled", dtypes.bf16, (1, 16, 1, 64), (16, 128), "128B")
@@ -82,7 +82,7 @@ def test_whatever_a_manifest_says_reading_it_gives_artifacts_or_a_bundle_error(t
             (tmp_path / "manifest.json").write_text(text)
             (tmp_path / "llvm").write_text("llvm.func @fill()")
             with contextlib.suppress(BundleError):
-                launch.load(tmp_path)
+                load_runner(tmp_path)
 
 
 @pytest.mark.parametrize("text", ["[" * 100_000, '{"a":' * 100_000, "1" * 100_000, "NaN", b"\xff\xfe\x00"])

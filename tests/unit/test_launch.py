@@ -14,8 +14,8 @@ import pytest
 from kvarn import artifact as A
 from kvarn.dialect import dtypes, layout
 from kvarn.runtime import device, driver, quick
-from kvarn.runtime.launch import Launcher, load, runner
-from kvarn.runtime.program import Program
+from kvarn.runtime.launch import Launcher
+from kvarn.runtime.program import Program, load, runner
 
 FAKE = Path(__file__).parent / "fake_cuda"
 SPEC = layout.spec_of("paged", "bf16", 8, 128, page_size=16)
@@ -258,7 +258,7 @@ def test_a_bundle_loads_where_mlir_is_not_installed(tmp_path):
     code = f"""if True:
         import sys
         sys.modules["mlir"] = None  # importing it fails from here on
-        from kvarn.runtime.launch import load
+        from kvarn.runtime.program import load
         class Executor:
             def run(self, entry, grid, block, values): print(entry.name, grid, block, len(values))
         import numpy as np

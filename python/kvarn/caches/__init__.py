@@ -14,6 +14,7 @@ from .collections import (
     FA3Arguments,
     KVCacheCollection,
     PagedKVCacheCollection,
+    PagedKVCacheFA3Fallback,
     PagedKVCacheFA3FallbackCollection,
 )
 from .foreign import ForeignPages
@@ -21,7 +22,7 @@ from .numerics import saturating_cast
 from .operands import KVCacheMHAOperand, KVCacheScalesMHAOperand, LayoutTensorMHAOperand, MHAOperand, RaggedMHAOperand
 from .rows import PagedRowIndices
 from .summaries import PageSummaries
-from .views import ContinuousBatchingKVCache, KVCache, KVCacheStaticParams, PagedKVCache, PagedKVCacheFA3Fallback
+from .views import ContinuousBatchingKVCache, KVCache, KVCacheStaticParams, PagedKVCache
 
 __all__ = [
     "ContinuousBatchingKVCache",

@@ -17,7 +17,6 @@ from .views import (
     KVCache,
     KVCacheStaticParams,
     PagedKVCache,
-    PagedKVCacheFA3Fallback,
     _shared,
     checked_scales,
     region_holds,
@@ -386,6 +385,56 @@ class ContinuousBatchingKVCacheCollection(KVCacheCollection[ContinuousBatchingKV
             "lookup_layer_stride": 0,
         }
         self._bind(layout.spec_of(CONTINUOUS, data.dtype, heads, size, is_mla=halves == 1), views, at)
+
+
+class PagedKVCacheFA3Fallback(KVCache):
+    """One layer's K or V in a pool of pages that all layers share.
+
+    Parameters
+    ----------
+    blocks : array-like [2, N, P, H, D]
+        The pool; dimension 0 is K and V.
+    cache_lengths : int32 or uint32 array-like [B]
+    lookup_table : int32 or uint32 array-like [L, B, columns]
+        Page ids of each layer.
+    max_seq_length, max_cache_length : int
+    layer_idx : int
+    kv_idx : int
+        ``KeyIdx`` (0) or ``ValueIdx`` (1).
+    """
+
+    __slots__ = ()
+    kind = FA3
+    KeyIdx: ClassVar[int] = KEY
+    ValueIdx: ClassVar[int] = VALUE
+
+    def __init__(
+        self,
+        blocks: Any,
+        cache_lengths: Any,
+        lookup_table: Any,
+        max_seq_length: int,
+        max_cache_length: int,
+        layer_idx: int,
+        kv_idx: int,
+    ) -> None:
+        collection = PagedKVCacheFA3FallbackCollection(
+            blocks, cache_lengths, lookup_table, max_seq_length, max_cache_length
+        )
+        half = checks.index(kv_idx, 2, "kv_idx")
+        same = collection.get_value_cache(layer_idx) if half == VALUE else collection.get_key_cache(layer_idx)
+        self._bind(same.spec, same._views(), same._at)
+
+    def _views(self) -> dict[str, BufferView]:
+        return dict(zip(("blocks", "cache_lengths", "lookup_table"), self._keep, strict=True))
+
+    @property
+    def layer_idx(self) -> int:
+        return self._at["layer_idx"]
+
+    @property
+    def kv_idx(self) -> int:
+        return self._at["kv_idx"]
 
 
 class FA3Arguments(NamedTuple):

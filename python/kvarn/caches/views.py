@@ -11,7 +11,7 @@ import numpy as np
 
 from kvarn.dialect import dtypes, layout, page_orders
 from kvarn.dialect.dtypes import DType
-from kvarn.dialect.layout import CONTINUOUS, FA3, KEY, PAGED, VALUE, CacheSpec
+from kvarn.dialect.layout import CONTINUOUS, PAGED, CacheSpec
 from kvarn.runtime.buffers import BufferView, strided_array
 
 from . import checks
@@ -354,58 +354,6 @@ class ContinuousBatchingKVCache(KVCache):
         )  # fmt: skip
         at["base"] = data.data
         self._bind(spec, views, at)
-
-
-class PagedKVCacheFA3Fallback(KVCache):
-    """One layer's K or V in a pool of pages that all layers share.
-
-    Parameters
-    ----------
-    blocks : array-like [2, N, P, H, D]
-        The pool; dimension 0 is K and V.
-    cache_lengths : int32 or uint32 array-like [B]
-    lookup_table : int32 or uint32 array-like [L, B, columns]
-        Page ids of each layer.
-    max_seq_length, max_cache_length : int
-    layer_idx : int
-    kv_idx : int
-        ``KeyIdx`` (0) or ``ValueIdx`` (1).
-    """
-
-    __slots__ = ()
-    kind = FA3
-    KeyIdx: ClassVar[int] = KEY
-    ValueIdx: ClassVar[int] = VALUE
-
-    def __init__(
-        self,
-        blocks: Any,
-        cache_lengths: Any,
-        lookup_table: Any,
-        max_seq_length: int,
-        max_cache_length: int,
-        layer_idx: int,
-        kv_idx: int,
-    ) -> None:
-        from .collections import PagedKVCacheFA3FallbackCollection
-
-        collection = PagedKVCacheFA3FallbackCollection(
-            blocks, cache_lengths, lookup_table, max_seq_length, max_cache_length
-        )
-        half = checks.index(kv_idx, 2, "kv_idx")
-        same = collection.get_value_cache(layer_idx) if half == VALUE else collection.get_key_cache(layer_idx)
-        self._bind(same.spec, same._views(), same._at)
-
-    def _views(self) -> dict[str, BufferView]:
-        return dict(zip(("blocks", "cache_lengths", "lookup_table"), self._keep, strict=True))
-
-    @property
-    def layer_idx(self) -> int:
-        return self._at["layer_idx"]
-
-    @property
-    def kv_idx(self) -> int:
-        return self._at["kv_idx"]
 
 
 def region_holds(max_cache_length: Any, slots: int, batch: int) -> int:

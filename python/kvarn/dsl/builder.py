@@ -13,7 +13,7 @@ from typing import Any
 
 from mlir import ir
 
-from kvarn.dialect.dtypes import DType
+from kvarn.dialect.dtypes import OUTSIDE_KERNEL, DType
 
 _create = ir.Operation.create
 MOST_LANES = 1024  # of a vector
@@ -90,7 +90,7 @@ def types() -> Types:
     context = ir.Context.current
     found = state.types
     if context is None:
-        raise ValueError("values of a kernel are made while a kernel is traced, or inside `with context:`")
+        raise ValueError(OUTSIDE_KERNEL)
     if found is None or found.context is not context:
         found = state.types = Types(context)
     return found

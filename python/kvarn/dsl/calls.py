@@ -12,13 +12,25 @@ from typing import TYPE_CHECKING, Any
 
 from kvarn.dialect.dtypes import DType, bool_, f32, i32, i64
 
-from . import arithmetic as _a
 from . import math as kv_math
 from .handles import PAGED, SCALES, Cache, annotation_of, matches, operand
 from .memory import Buffer
 from .source import FunctionNode, FunctionSource, Liveness, flow_of, source_of
 from .state import items_of, truth
-from .values import Numeric, Value, Vector, as_value, cast, constant, describe, number_dtype, plain
+from .values import (
+    Numeric,
+    Value,
+    Vector,
+    as_value,
+    binary,
+    cast,
+    common_dtype,
+    constant,
+    describe,
+    is_nonneg,
+    number_dtype,
+    plain,
+)
 
 if TYPE_CHECKING:
     import ast
@@ -98,7 +110,7 @@ class RuntimeRange:
         found: DType | None = None
         for x in (self.start, self.stop, self.step):
             if isinstance(x, Value):
-                found = x.dtype if found is None else _a.common_dtype("range", found, x.dtype)
+                found = x.dtype if found is None else common_dtype("range", found, x.dtype)
         if found is None:
             return i64 if any(number_dtype(x) is i64 for x in (self.start, self.stop, self.step)) else i32
         return found if found.bits >= 32 else i32
@@ -115,7 +127,7 @@ class RuntimeRange:
 
         start, stop, step = bound(self.start), bound(self.stop), bound(-self.step if down else self.step)
         if not down:
-            nonneg = _a.is_nonneg(self.start) and (isinstance(self.step, int) or self.step.nonneg)
+            nonneg = is_nonneg(self.start) and (isinstance(self.step, int) or self.step.nonneg)
             start = Value(start.ir, dtype, nonneg)
             return start, stop, step, lambda i: i
         count = kv_math.max((start - stop + (step - 1)) // step, 0)
@@ -252,7 +264,7 @@ def _quantified(native: Callable[[Any], bool], symbol: str) -> Callable[..., Any
             return native(values)
         result = truth(values[0])
         for v in values[1:]:
-            result = _a.binary(symbol, as_value(result, bool_), truth(v))
+            result = binary(symbol, as_value(result, bool_), truth(v))
         return result
 
     return call

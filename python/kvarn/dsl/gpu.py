@@ -10,9 +10,8 @@ from mlir import ir
 
 from kvarn.dialect.dtypes import bool_, f32, f64, i32, u8, u16, u32
 
-from . import arithmetic as _a
 from .builder import emit, emit_value, state, types
-from .values import Numeric, Value, Vector, as_value, bitcast, cast, describe, i32_value, plain
+from .values import Numeric, Value, Vector, as_value, bitcast, cast, describe, fold, i32_value, literal, plain
 
 WARP = 32
 
@@ -104,7 +103,7 @@ def _shuffle(mode: str, value: Any, offset: Any, width: int) -> Any:
     t = types()
     distance = i32_value(offset, "the offset of a shuffle")
     if width == WARP:
-        operands = [distance, _a.literal(width, i32)]
+        operands = [distance, literal(width, i32)]
         attributes = {"mode": t.attribute(f"#gpu<shuffle_mode {mode}>")}
 
         def exchange(x: ir.Value) -> ir.Value:
@@ -112,8 +111,8 @@ def _shuffle(mode: str, value: Any, offset: Any, width: int) -> Any:
     else:
         # gpu.shuffle's width names the lanes that take part; groups of all lanes are PTX's segments.
         clamp = (WARP - width) << 8 | (0 if mode == "up" else WARP - 1)
-        operands = [distance, _a.literal(clamp, i32)]
-        everyone = _a.literal(-1, i32)
+        operands = [distance, literal(clamp, i32)]
+        everyone = literal(-1, i32)
         attributes = {"kind": t.attribute(f"#nvvm<shfl_kind {_SHUFFLES[mode]}>")}
 
         def exchange(x: ir.Value) -> ir.Value:
@@ -167,7 +166,7 @@ def warp_reduce(value: Any, op: str = "add", width: int = WARP) -> Any:
     value = as_value(value, None, "what is reduced")
     offset = width // 2
     while offset:
-        value = _a.fold(op, value, shuffle_xor(value, offset, width=width))
+        value = fold(op, value, shuffle_xor(value, offset, width=width))
         offset //= 2
     return value
 

@@ -10,7 +10,6 @@ Parameters become arguments by their annotation and by the spec that stands for 
 from __future__ import annotations
 
 import functools
-import importlib
 import inspect
 import math
 import sys
@@ -21,6 +20,7 @@ from typing import Any
 
 from mlir import ir
 
+import kvarn
 from kvarn import settings
 from kvarn.dialect import layout, page_orders
 from kvarn.dialect import types as kv_types
@@ -400,8 +400,7 @@ class KernelFunction:
         made_with = (settings.token(), env.check)
         found = self._compiled.get((made_with, key))
         if found is None:
-            compiler = importlib.import_module("kvarn.compiler")
-            found = self._compiled[made_with, key] = compiler.compile(
+            found = self._compiled[made_with, key] = kvarn.compiler.compile(
                 self, *specs, target=target, lineinfo=emulation is not None
             )
         return found
@@ -413,8 +412,7 @@ class KernelFunction:
 
     def emulate(self, grid: Any, block: Any, *args: Any, target: str = "sm_90a", **options: Any) -> Any:
         """Compile for ``target`` and run the PTX on NumPy arrays, without a GPU: see ``kvarn.Kernel.emulate``."""
-        run = importlib.import_module("kvarn.emulator.run")
-        return run.emulate(self, grid, block, args, {"target": target, **options})
+        return kvarn.emulator.run.emulate(self, grid, block, args, {"target": target, **options})
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         raise TypeError(f"launch with {self.name}[grid, block](...), or compile with kv.compile({self.name}, ...)")

@@ -12,10 +12,8 @@ import math as _math
 from collections.abc import Callable
 from typing import Any
 
-from . import arithmetic as _a
 from .builder import emit_value, types
-from .tiles import joined
-from .values import Numeric, Value, describe, f32, plain, wrap
+from .values import Numeric, Value, binary, computed_by, describe, f32, joined, literal, plain, promote, replaced, wrap
 
 __all__ = [
     "abs", "ceil", "clamp", "cos", "erf", "exp", "exp2", "floor", "fma", "log", "log2", "max", "min", "round",
@@ -36,9 +34,9 @@ def _unary(op: str, name: str, on_numbers: Callable[[float], float], doc: str) -
             raise TypeError(f"kv.math.{name} needs a float, got {describe(x)}")
         if not x.dtype.is_float or x.dtype.bits == 8:
             raise TypeError(f"kv.math.{name} needs f32, f64, f16 or bf16, got {x.dtype.name}: write kv.f32(x)")
-        instead = _a.replaced(name)
+        instead = replaced(name)
         if instead is not None and isinstance(x, Value) and x.dtype is f32:
-            with _a.computed_by({}):
+            with computed_by({}):
                 return instead(x)
         return wrap(emit_value(op, types().of(x.dtype, x.lanes), [x.ir]), x.dtype, x.lanes)
 
@@ -68,14 +66,14 @@ def fma(a: Any, b: Any, c: Any) -> Any:
     numeric = [x for x in (a, b, c) if isinstance(x, Numeric)]
     if not numeric:
         return a * b + c
-    x, y, dtype, lanes = _a.promote("kv.math.fma", a, b, lanes=_lanes_of(numeric))
+    x, y, dtype, lanes = promote("kv.math.fma", a, b, lanes=_lanes_of(numeric))
     if not isinstance(a, Numeric) and not isinstance(b, Numeric):
         dtype = numeric[0].dtype
-        x, y = _a.literal(a, dtype, lanes), _a.literal(b, dtype, lanes)
+        x, y = literal(a, dtype, lanes), literal(b, dtype, lanes)
     if not dtype.is_float or dtype.bits == 8:
         raise TypeError(f"kv.math.fma needs f32, f64, f16 or bf16, got {dtype.name}")
     marker = wrap(x, dtype, lanes)
-    _, z, out, _ = _a.promote("kv.math.fma", marker, c)
+    _, z, out, _ = promote("kv.math.fma", marker, c)
     return wrap(emit_value("math.fma", types().of(out, lanes), [x, y, z]), out, lanes)
 
 
@@ -93,7 +91,7 @@ def _extremum(op: str, first: Any, rest: tuple[Any, ...]) -> Any:
         if isinstance(a, int | float) and isinstance(b, int | float):
             first = (a if a >= b else b) if op == "max" else (a if a <= b else b)
             continue
-        first = _a.binary(op, a, b)
+        first = binary(op, a, b)
         if first is NotImplemented:
             raise TypeError(f"kv.math.{op} needs numbers or values of the kernel, got {describe(a)} and {describe(b)}")
     return first

@@ -17,10 +17,22 @@ from kvarn.dialect import ops
 from kvarn.dialect.dtypes import DType, bool_, i8, i32, i64, u8
 from kvarn.dialect.layout import lowbit
 
-from . import arithmetic as _a
 from . import tiles
 from .builder import emit, emit_value, types
-from .values import Numeric, Value, Vector, as_value, cast, describe, i32_value, index_value, plain, wrap
+from .values import (
+    Numeric,
+    Value,
+    Vector,
+    as_value,
+    cast,
+    describe,
+    i32_value,
+    index_value,
+    literal,
+    plain,
+    stretched,
+    wrap,
+)
 
 GLOBAL, SHARED = 1, 3
 _DYNAMIC_OFFSET = -(2**31)  # marks a run-time operand in llvm.getelementptr
@@ -169,7 +181,7 @@ class Buffer:
         self._check_rank(index)
         value = as_value(value, self.dtype, f"what is stored in a {self!r}")
         shape = tiles.shape_of_indices("an index", *index, mask, value)
-        value = tiles.stretched(value, shape)
+        value = stretched(value, shape)
         ops.tile_scatter(value.ir, self.ir, tiles.index_tiles(index, shape), tiles.mask_of(mask, shape))
 
     def address(self, *index: Any) -> Pointer:
@@ -286,7 +298,7 @@ class Pointer:
             if offset == 0:
                 return self
             if not -(2**31) < offset < 2**31:
-                offset = Value(_a.literal(offset, i64), i64)
+                offset = Value(literal(offset, i64), i64)
         elif not isinstance(offset, Value) or not offset.dtype.is_integer:
             raise TypeError(f"a pointer moves by an integer number of bytes, got {describe(offset)}")
         operands, constant = [self.ir], _DYNAMIC_OFFSET

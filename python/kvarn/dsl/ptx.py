@@ -15,10 +15,9 @@ from mlir import ir
 
 from kvarn.dialect.dtypes import DType, bf16, bool_, f16, f32, i32, i64, u32
 
-from . import arithmetic as _a
 from .builder import emit, emit_value, types
 from .memory import GLOBAL, SHARED, Pointer
-from .values import Numeric, Value, Vector, as_value, bitcast, cast, describe, i32_value, plain, vector
+from .values import Numeric, Value, Vector, as_value, bitcast, cast, describe, i32_value, literal, plain, vector
 
 __all__ = [
     "ballot", "cluster_barrier", "cluster_rank", "cp_async", "cp_async_bulk", "cp_async_bulk_prefetch",
@@ -68,7 +67,7 @@ def _word(value: Any, what: str = "the operand") -> ir.Value:
     """A 32-bit word: an integer, or a vector of 32 bits."""
     value = plain(value)
     if isinstance(value, int) and not isinstance(value, bool):
-        return _a.literal(value, i32, bits=True)
+        return literal(value, i32, bits=True)
     if not isinstance(value, Numeric) or value.dtype.bits * max(value.lanes, 1) != 32:
         raise TypeError(f"{what} must be a 32-bit word, got {describe(value)}")
     return bitcast(value, i32).ir if value.dtype.mlir != "i32" or value.lanes else value.ir
@@ -369,9 +368,7 @@ def cvt_e4m3x4_to_bf16x4(word: Any) -> list[Value]:
         "shl.b32 x, x, 4; shl.b32 y, y, 4; and.b32 x, x, 0x87F087F0; and.b32 y, y, 0x87F087F0; "
         "fma.rn.bf16x2 $0, x, $3, $4; fma.rn.bf16x2 $1, y, $3, $4; }"
     )
-    factors = [
-        _a.literal(bits, i32, bits=True) for bits in (0x7B807B80, 0x80008000)
-    ]  # 2^120, and -0, which adds nothing
+    factors = [literal(bits, i32, bits=True) for bits in (0x7B807B80, 0x80008000)]  # 2^120, and -0, which adds nothing
     return _parts(inline_asm(text, "=&r,=&r,r,r,r", [_word(word), *factors], "!llvm.struct<(i32, i32)>"), 2, i32)
 
 
@@ -387,7 +384,7 @@ def cvt_i8x4_to_f16x4(word: Any) -> list[Value]:
         "{ .reg .b32 u; xor.b32 u, $2, 0x80808080; prmt.b32 $0, u, 0x64646464, 0x4140; "
         "prmt.b32 $1, u, 0x64646464, 0x4342; sub.f16x2 $0, $0, $3; sub.f16x2 $1, $1, $3; }"
     )
-    offset = _a.literal(0x64806480, i32, bits=True)
+    offset = literal(0x64806480, i32, bits=True)
     return _parts(inline_asm(text, "=&r,=&r,r,r", [_word(word), offset], "!llvm.struct<(i32, i32)>"), 2, i32)
 
 
@@ -464,7 +461,7 @@ def ballot(condition: Any) -> Value:
     if not isinstance(condition, Value) or condition.dtype is not bool_:
         raise TypeError(f"kv.ballot needs a bool, got {describe(condition)}")
     t = types()
-    operands = [_a.literal(_ALL_LANES, i32), condition.ir]
+    operands = [literal(_ALL_LANES, i32), condition.ir]
     return Value(
         emit_value("nvvm.vote.sync", t.i32, operands, {"kind": t.attribute("#nvvm<vote_sync_kind ballot>")}), u32
     )

@@ -19,11 +19,10 @@ from mlir import ir
 
 from kvarn.dialect.dtypes import DType, bool_, f32
 
-from . import arithmetic as _a
 from .builder import Lanes, types
 from .memory import Pointer
 from .tiles import Tile
-from .values import Numeric, Value, Vector, Weak, cast, describe, number_dtype, plain, wrap
+from .values import Numeric, Value, Vector, Weak, broadcast, cast, describe, literal, number_dtype, plain, wrap
 
 _ATOMS = frozenset(
     [
@@ -286,9 +285,9 @@ def to_ir(x: Any, kind: LeafType) -> ir.Value:
     """A leaf as an SSA value of a leaf type that it fits."""
     x = plain(x)
     if isinstance(x, NUMBERS):
-        return _a.literal(x, kind.dtype, kind.lanes)  # type: ignore[arg-type]
+        return literal(x, kind.dtype, kind.lanes)  # type: ignore[arg-type]
     if isinstance(x, Numeric) and kind.lanes and not x.lanes:
-        return _a.broadcast(x, kind.lanes).ir
+        return broadcast(x, kind.lanes).ir
     return x.ir
 
 
@@ -298,7 +297,7 @@ def zero(kind: LeafType) -> ir.Value:
         from .builder import emit_value
 
         return emit_value("llvm.mlir.zero", kind.mlir())
-    return _a.literal(False if kind.dtype is bool_ else 0, kind.dtype, kind.lanes)
+    return literal(False if kind.dtype is bool_ else 0, kind.dtype, kind.lanes)
 
 
 # --- plans ---------------------------------------------------------------------------------------

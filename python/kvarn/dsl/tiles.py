@@ -17,9 +17,8 @@ from mlir import ir
 from kvarn.dialect import ops
 from kvarn.dialect.dtypes import DType, bf16, bool_, f8e4m3, f8e5m2, f32, i32
 
-from . import arithmetic as _a
-from .builder import emit_value, state, types
-from .values import Numeric, Value, as_value, constant, describe, plain
+from .builder import state
+from .values import Numeric, Value, as_value, constant, describe, joined, literal, plain, stretched
 
 __all__ = ["Tile", "beside", "dot", "full", "masked", "tile_index", "two_terms"]
 
@@ -86,41 +85,14 @@ class Tile(Numeric):
         return f"<{'x'.join(map(str, self.shape))} x {self.dtype.name} tile>"
 
 
+Numeric.of_shape = Tile
+
+
 class Transposed:
     """A tile whose columns are meant where rows stand."""
 
     def __init__(self, tile: Tile) -> None:
         self.tile = tile
-
-
-# --- shapes --------------------------------------------------------------------------------------
-
-
-def joined(what: str, a: Any, b: Any) -> Any:
-    """The shape that two operands broadcast to, NumPy's rule; 0 stands for a scalar."""
-    if a == b or not b:
-        return a
-    if not a:
-        return b
-    if isinstance(a, int) or isinstance(b, int):
-        raise TypeError(f"{what} of a tile and a vector: what one thread holds does not mix with tiles")
-    if len(a) != len(b):
-        raise TypeError(f"{what} of tiles of shapes {a} and {b}: write x[:, None] or x[None, :] around the vector")
-    if any(m != n and 1 not in (m, n) for m, n in zip(a, b, strict=True)):
-        raise TypeError(f"{what} of tiles of shapes {a} and {b}: the shapes must match")
-    return tuple(max(m, n) for m, n in zip(a, b, strict=True))
-
-
-def stretched(x: Any, shape: Shape) -> Tile:
-    """A scalar or a tile broadcast to a shape."""
-    if x.lanes == shape:
-        return x
-    result = types().of(x.dtype, shape)
-    if not x.lanes:
-        return Tile(emit_value("tensor.splat", result, [x.ir]), x.dtype, shape, x.nonneg)
-    dimension = 0 if x.lanes[1] == 1 else 1
-    made = ops.tile_broadcast(x.ir, dimension, shape[1 - dimension])
-    return Tile(made, x.dtype, shape, x.nonneg)
 
 
 # --- functions -----------------------------------------------------------------------------------
@@ -214,7 +186,7 @@ def _extents(shape: Sequence[int]) -> None:
 def mask_of(mask: Any, shape: Shape) -> ir.Value:
     """A mask as a tile of a shape; True stands for every element."""
     if mask is True or mask is None:
-        return _a.literal(True, bool_, shape)
+        return literal(True, bool_, shape)
     if not isinstance(mask, Numeric) or mask.dtype is not bool_:
         raise TypeError(f"a mask must be a bool tile, got {describe(mask)}")
     joined("a mask", mask.lanes, shape)

@@ -27,10 +27,9 @@ from kvarn.dialect import ops, tma_layout
 from kvarn.dialect.dtypes import DType, i32, i64
 from kvarn.dialect.tma_layout import GATHERS, TmaSpec
 
-from . import arithmetic as _a
 from .handles import CacheReads
 from .memory import SHARED, Pointer, Shared, shared
-from .values import Value, as_value, describe, i32_value, plain, where
+from .values import Value, as_value, describe, fold, i32_value, literal, plain, where
 
 __all__ = [
     "TensorMap", "expect", "gather4", "init_barrier", "load", "load_box", "load_tile", "prefetch", "shared_tile",
@@ -124,7 +123,7 @@ def tile_loads(map: TensorMap, tile_rows: int, valid: Any = None) -> Any:
     if valid is None:
         return most
     some = (Value(i32_value(valid, "valid"), i32) + (spec.rows - 1)) // spec.rows
-    return _a.fold("max", _a.fold("min", some, Value(_a.literal(most, i32), i32)), Value(_a.literal(0, i32), i32))
+    return fold("max", fold("min", some, Value(literal(most, i32), i32)), Value(literal(0, i32), i32))
 
 
 # --- barriers ------------------------------------------------------------------------------------
@@ -276,7 +275,7 @@ def load_tile(
         rows //= 2
         leads = plain(is_leader)
         if not isinstance(leads, bool):
-            skipped = where(is_leader, Value(_a.literal(0, i32), i32), Value(_a.literal(rows, i32), i32))
+            skipped = where(is_leader, Value(literal(0, i32), i32), Value(literal(rows, i32), i32))
             first, count = first + skipped, count - skipped
         elif not leads:
             first, count = first + rows, count - rows

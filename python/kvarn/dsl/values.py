@@ -10,22 +10,55 @@ meet a value, whose dtype they then take. Two values mix by these rules, the sam
 - integers promote to the wider type when that is exact (i8 with i32, u32 with i64, bool with any); i32 with u32,
   or anything signed with u64, does not mix;
 - ``/`` is for floats; ``//`` and ``%`` are for integers and round down as Python's do.
+
+An operator promotes its operands, then makes one arith op or a short sequence. Float ``+``, ``-`` and ``*`` allow
+contraction into fused multiply-adds, as GPU compilers do. Integers wrap around. Division by a positive power of two,
+and of operands known not to be negative, is a shift or an unsigned division.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+import struct
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, ClassVar
 
 from mlir import ir
 
-from kvarn.dialect import dtypes
+from kvarn.dialect import dtypes, ops
 from kvarn.dialect.dtypes import DType, bf16, bool_, f16, f32, i32, i64
 
-from . import arithmetic as _a
 from .builder import Lanes, emit_value, types
 
 Number = (bool, int, float)
+DTYPES = {t.name: t for t in dtypes.ALL}
+
+# operator: (float op, signed op, unsigned op); None: decided below or refused.
+_OPS: dict[str, tuple[str | None, str | None, str | None]] = {
+    "+": ("arith.addf", "arith.addi", "arith.addi"),
+    "-": ("arith.subf", "arith.subi", "arith.subi"),
+    "*": ("arith.mulf", "arith.muli", "arith.muli"),
+    "/": ("arith.divf", None, None),
+    "//": (None, "arith.floordivsi", "arith.divui"),
+    "%": (None, "arith.remsi", "arith.remui"),
+    "&": (None, "arith.andi", "arith.andi"),
+    "|": (None, "arith.ori", "arith.ori"),
+    "^": (None, "arith.xori", "arith.xori"),
+    "<<": (None, "arith.shli", "arith.shli"),
+    ">>": (None, "arith.shrsi", "arith.shrui"),
+    "max": ("arith.maxnumf", "arith.maxsi", "arith.maxui"),
+    "min": ("arith.minnumf", "arith.minsi", "arith.minui"),
+}
+_CONTRACT = ("+", "-", "*")
+_BITWISE = ("&", "|", "^")
+# Operators whose op does not depend on the sign: (integer op, float op).
+_PLAIN = {op: (_OPS[op][1] or "", _OPS[op][0] or "") for op in ("+", "-", "*", "&", "|", "^")}
+# Operators that keep "not negative" when both operands have it. "-" and "<<" do not.
+_KEEPS_NONNEG = ("+", "*", "//", "%", "&", "|", "^", ">>", "max", "min")
+# Predicates of arith.cmpf (ordered, but une) and arith.cmpi.
+_CMPF = {"==": 1, ">": 2, ">=": 3, "<": 4, "<=": 5, "!=": 13}
+_CMPI = {"==": 0, "!=": 1, "<": 2, "<=": 3, ">": 4, ">=": 5}
+_UNSIGNED = 4  # what turns a signed ordering predicate of cmpi into the unsigned one
 
 
 class Numeric:
@@ -47,75 +80,76 @@ class Numeric:
     dtype: DType
     lanes: int
     nonneg: bool
+    of_shape: ClassVar[Callable[..., Any]]  # makes a value with a shape for its lanes: tiles.py's class, set there
 
     def __add__(self, other: Any) -> Any:
-        return _a.binary("+", self, other)
+        return binary("+", self, other)
 
     def __radd__(self, other: Any) -> Any:
-        return _a.binary("+", other, self)
+        return binary("+", other, self)
 
     def __sub__(self, other: Any) -> Any:
-        return _a.binary("-", self, other)
+        return binary("-", self, other)
 
     def __rsub__(self, other: Any) -> Any:
-        return _a.binary("-", other, self)
+        return binary("-", other, self)
 
     def __mul__(self, other: Any) -> Any:
-        return _a.binary("*", self, other)
+        return binary("*", self, other)
 
     def __rmul__(self, other: Any) -> Any:
-        return _a.binary("*", other, self)
+        return binary("*", other, self)
 
     def __truediv__(self, other: Any) -> Any:
-        return _a.quotient(self, other)
+        return quotient(self, other)
 
     def __rtruediv__(self, other: Any) -> Any:
-        return _a.quotient(other, self)
+        return quotient(other, self)
 
     def __floordiv__(self, other: Any) -> Any:
-        return _a.binary("//", self, other)
+        return binary("//", self, other)
 
     def __rfloordiv__(self, other: Any) -> Any:
-        return _a.binary("//", other, self)
+        return binary("//", other, self)
 
     def __mod__(self, other: Any) -> Any:
-        return _a.binary("%", self, other)
+        return binary("%", self, other)
 
     def __rmod__(self, other: Any) -> Any:
-        return _a.binary("%", other, self)
+        return binary("%", other, self)
 
     def __divmod__(self, other: Any) -> Any:
-        return _a.binary("//", self, other), _a.binary("%", self, other)
+        return binary("//", self, other), binary("%", self, other)
 
     def __and__(self, other: Any) -> Any:
-        return _a.binary("&", self, other)
+        return binary("&", self, other)
 
     def __rand__(self, other: Any) -> Any:
-        return _a.binary("&", other, self)
+        return binary("&", other, self)
 
     def __or__(self, other: Any) -> Any:
-        return _a.binary("|", self, other)
+        return binary("|", self, other)
 
     def __ror__(self, other: Any) -> Any:
-        return _a.binary("|", other, self)
+        return binary("|", other, self)
 
     def __xor__(self, other: Any) -> Any:
-        return _a.binary("^", self, other)
+        return binary("^", self, other)
 
     def __rxor__(self, other: Any) -> Any:
-        return _a.binary("^", other, self)
+        return binary("^", other, self)
 
     def __lshift__(self, other: Any) -> Any:
-        return _a.binary("<<", self, other)
+        return binary("<<", self, other)
 
     def __rlshift__(self, other: Any) -> Any:
-        return _a.binary("<<", other, self)
+        return binary("<<", other, self)
 
     def __rshift__(self, other: Any) -> Any:
-        return _a.binary(">>", self, other)
+        return binary(">>", self, other)
 
     def __rrshift__(self, other: Any) -> Any:
-        return _a.binary(">>", other, self)
+        return binary(">>", other, self)
 
     def __pow__(self, exponent: Any) -> Any:
         if not isinstance(exponent, int) or not 1 <= exponent <= 8:
@@ -128,34 +162,34 @@ class Numeric:
         return result
 
     def __neg__(self) -> Any:
-        return _a.negate(self)
+        return negate(self)
 
     def __pos__(self) -> Any:
         return self
 
     def __abs__(self) -> Any:
-        return _a.absolute(self)
+        return absolute(self)
 
     def __invert__(self) -> Any:
-        return _a.invert(self)
+        return invert(self)
 
     def __eq__(self, other: Any) -> Any:
-        return _a.compare("==", self, other)
+        return compare("==", self, other)
 
     def __ne__(self, other: Any) -> Any:
-        return _a.compare("!=", self, other)
+        return compare("!=", self, other)
 
     def __lt__(self, other: Any) -> Any:
-        return _a.compare("<", self, other)
+        return compare("<", self, other)
 
     def __le__(self, other: Any) -> Any:
-        return _a.compare("<=", self, other)
+        return compare("<=", self, other)
 
     def __gt__(self, other: Any) -> Any:
-        return _a.compare(">", self, other)
+        return compare(">", self, other)
 
     def __ge__(self, other: Any) -> Any:
-        return _a.compare(">=", self, other)
+        return compare(">=", self, other)
 
     __hash__ = None  # type: ignore[assignment]
 
@@ -241,7 +275,7 @@ class Vector(Numeric):
     def set(self, index: Any, value: Any) -> Vector:
         """A copy with lane ``index`` replaced."""
         position, operands = self._position(index)
-        value = _a.scalar_of(value, self.dtype)
+        value = scalar_of(value, self.dtype)
         attributes = {"static_position": position}
         new = emit_value("vector.insert", types().of(self.dtype, self.lanes), [value, self.ir, *operands], attributes)
         return Vector(new, self.dtype, self.lanes)
@@ -257,7 +291,7 @@ class Vector(Numeric):
         """All lanes folded with ``"add"``, ``"mul"``, ``"max"`` or ``"min"``, in a tree."""
         lanes = list(self)
         while len(lanes) > 1:
-            pairs = [_a.fold(op, a, b) for a, b in zip(lanes[::2], lanes[1::2], strict=False)]
+            pairs = [fold(op, a, b) for a, b in zip(lanes[::2], lanes[1::2], strict=False)]
             lanes = pairs + lanes[len(lanes) & ~1 :]
         return lanes[0]
 
@@ -268,15 +302,13 @@ class Vector(Numeric):
 def wrap(value: ir.Value, dtype: DType, lanes: Lanes = 0, nonneg: bool = False) -> Any:
     """A Value or, with lanes, a Vector; with a shape, a Tile."""
     if isinstance(lanes, tuple):
-        from .tiles import Tile
-
-        return Tile(value, dtype, lanes, nonneg)
+        return Numeric.of_shape(value, dtype, lanes, nonneg)
     return Vector(value, dtype, lanes, nonneg) if lanes else Value(value, dtype, nonneg)
 
 
 def constant(value: Any, dtype: DType, lanes: Lanes = 0) -> Any:
     """A Python number as a runtime value of ``dtype``."""
-    return wrap(_a.literal(value, dtype, lanes), dtype, lanes, nonneg=value >= 0)
+    return wrap(literal(value, dtype, lanes), dtype, lanes, nonneg=value >= 0)
 
 
 def number_dtype(value: Any) -> DType:
@@ -322,7 +354,7 @@ def i32_value(value: Any, what: str = "the index") -> ir.Value:
     if isinstance(value, bool) or not isinstance(value, int | Value):
         raise TypeError(f"{what} must be an integer, got {describe(value)}")
     if isinstance(value, int):
-        return _a.literal(value, i32)
+        return literal(value, i32)
     if not value.dtype.is_integer:
         raise TypeError(f"{what} must be an integer, got a value of type {value.dtype.name}: write kv.i32(...)")
     if value.dtype.bits > 32:
@@ -367,7 +399,7 @@ def vector(dtype: DType, lanes: Any, fill: Any = 0) -> Vector:
     if not isinstance(lanes, int) or lanes < 1:
         raise ValueError(f"the number of lanes must be a positive int known at compile time, got {describe(lanes)}")
     if isinstance(fill, Numeric):
-        return _a.broadcast(as_value(fill, dtype, "fill"), lanes)
+        return broadcast(as_value(fill, dtype, "fill"), lanes)
     return constant(plain(fill), dtype, lanes)
 
 
@@ -386,16 +418,387 @@ def where(condition: Any, a: Any, b: Any) -> Any:
         return a if condition else b
     if not isinstance(condition, Numeric) or condition.dtype is not bool_:
         raise TypeError(f"kv.where needs a bool condition, got {describe(condition)}")
-    x, y, dtype, lanes = _a.promote("kv.where", a, b, lanes=condition.lanes)
+    x, y, dtype, lanes = promote("kv.where", a, b, lanes=condition.lanes)
     if condition.lanes and condition.lanes != lanes:
-        condition = _a.broadcast(condition, lanes)
+        condition = broadcast(condition, lanes)
     chosen = emit_value("arith.select", types().of(dtype, lanes), [condition.ir, x, y])
-    return wrap(chosen, dtype, lanes, _a.is_nonneg(a) and _a.is_nonneg(b))
+    return wrap(chosen, dtype, lanes, is_nonneg(a) and is_nonneg(b))
+
+
+# --- arithmetic ------------------------------------------------------------------------------------
+
+_instead: list[Mapping[str, Callable[..., Any]]] = []
+
+
+@contextmanager
+def computed_by(functions: Mapping[str, Callable[..., Any]]) -> Iterator[None]:
+    """Compute f32 scalars here by other functions, by the names of those of ``kv.math``; ``"divide"`` for ``/``."""
+    _instead.append(functions)
+    try:
+        yield
+    finally:
+        _instead.pop()
+
+
+def replaced(name: str) -> Callable[..., Any] | None:
+    """What a function is computed by here; None where nothing was said."""
+    return _instead[-1].get(name) if _instead else None
+
+
+def quotient(a: Any, b: Any) -> Any:
+    """``a / b``, by a product with one over a number where division is replaced."""
+    divide, by_number = replaced("divide"), isinstance(b, (int, float))
+    if divide is None or not (_is_f32(a) or isinstance(a, (int, float))) or not ((by_number and b) or _is_f32(b)):
+        return binary("/", a, b)
+    if by_number:
+        return a * (1.0 / b)
+    with computed_by({}):
+        return divide(a, b)
+
+
+def _is_f32(x: Any) -> bool:
+    return isinstance(x, Value) and x.dtype is f32
+
+
+def wrapped(value: int, dtype: DType) -> int:
+    """An int brought into the range of an integer type, as a cast does."""
+    value &= (1 << dtype.bits) - 1
+    return value - (1 << dtype.bits) if dtype.kind == "i" and value >> (dtype.bits - 1) else value
+
+
+def literal(value: Any, dtype: DType, lanes: Lanes = 0, bits: bool = False) -> ir.Value:
+    """A constant of a Python number; with ``bits`` an integer may be any pattern of the type's width."""
+    t = types()
+    element = t.of(dtype)
+    if dtype.is_float:
+        if isinstance(value, int) and value.bit_length() > 1024:
+            raise ValueError(f"{_shown(value)} does not fit in {dtype.name}")
+        attribute = (
+            ir.FloatAttr.get(element, float(value)) if dtype.bits > 8 else _small_float(float(value), dtype, element)
+        )
+    else:
+        if isinstance(value, float):
+            raise TypeError(f"the float {value} does not mix with {dtype.name}: convert the value, as kv.f32(x)")
+        if dtype is bool_:
+            attribute = ir.IntegerAttr.get(element, int(bool(value)))
+        else:
+            low = -(1 << (dtype.bits - 1)) if dtype.kind == "i" else 0
+            high = (1 << dtype.bits) - 1 if dtype.kind == "u" or bits else (1 << (dtype.bits - 1)) - 1
+            if not low <= value <= high:
+                raise ValueError(
+                    f"{_shown(value)} does not fit in {dtype.name}: cast the other operand to a wider type"
+                )
+            attribute = ir.IntegerAttr.get(
+                element, wrapped(value, dtype) if value > 0 and bits else _signed(value, dtype)
+            )
+    result = element
+    if lanes:
+        result = t.of(dtype, lanes)
+        attribute = ir.DenseElementsAttr.get_splat(result, attribute)
+    return emit_value("arith.constant", result, (), {"value": attribute})
+
+
+def _shown(value: int) -> str:
+    """A number for a message; Python does not write the largest ones."""
+    bits = int(value).bit_length()
+    return str(value) if bits <= 256 else f"an integer of {bits} bits"
+
+
+def _signed(value: int, dtype: DType) -> int:
+    """The signed int of the same bits: what attributes of signless integers print."""
+    return value - (1 << dtype.bits) if value >> (dtype.bits - 1) == 1 else value
+
+
+def _small_float(value: float, dtype: DType, element: ir.Type) -> ir.Attribute:
+    """An 8-bit float constant, rounded to nearest even and saturated as a cast is."""
+    if value == value:
+        value = max(-dtype.largest, min(dtype.largest, value))
+    return ir.FloatAttr.get(element, value)
+
+
+def mismatch(what: str, a: DType, b: DType) -> TypeError:
+    """The error for two dtypes that do not mix."""
+    if a.is_float and b.is_float:
+        wide, narrow = (a, b) if a.bits >= b.bits else (b, a)
+        if wide.bits == narrow.bits:
+            return TypeError(f"{what} of {a.name} and {b.name}: float types do not mix, cast both, as kv.f32(x)")
+        return TypeError(
+            f"{what} of {a.name} and {b.name}: float types do not mix, write {wide!r}(x) around the {narrow.name}"
+        )
+    if a.is_float or b.is_float:
+        real, integer = (a, b) if a.is_float else (b, a)
+        return TypeError(f"{what} of {a.name} and {b.name}: write {real!r}(x) around the {integer.name}")
+    return TypeError(
+        f"{what} of {a.name} and {b.name}: signs do not mix, write {a!r}(x) or {b!r}(x) around one of them"
+    )
+
+
+def common_dtype(what: str, a: DType, b: DType) -> DType:
+    """The dtype that two values of these dtypes promote to; TypeError when they do not mix."""
+    if a is b:
+        return a
+    if a.is_float or b.is_float:
+        raise mismatch(what, a, b)
+    if a is bool_ or b is bool_:
+        return b if a is bool_ else a
+    if a.kind == b.kind:
+        return a if a.bits > b.bits else b
+    signed, unsigned = (a, b) if a.kind == "i" else (b, a)
+    if signed.bits > unsigned.bits:
+        return signed
+    raise mismatch(what, a, b)
+
+
+def _mixed(what: str, a: Numeric, b: Numeric) -> DType:
+    """The common dtype of two values; a loop variable that began as a Python number gives way first."""
+    try:
+        found = common_dtype(what, a.dtype, b.dtype)
+    except TypeError:
+        for x, other in ((a, b), (b, a)):
+            if isinstance(x, Weak):
+                x.retype(other.dtype)
+        raise
+    for x in (a, b):
+        if isinstance(x, Weak) and x.dtype is not found:
+            x.retype(found)
+    return found
+
+
+def _checked(what: str, value: Any) -> Any:
+    value = plain(value)
+    if not isinstance(value, (Numeric, bool, int, float)):
+        raise TypeError(f"{what} needs numbers or values of the kernel, got {describe(value)}")
+    return value
+
+
+def promote(what: str, a: Any, b: Any, lanes: Lanes = 0, bits: bool = False) -> tuple[ir.Value, ir.Value, DType, Lanes]:
+    """Both operands as SSA values of one dtype and one number of lanes."""
+    a, b = _checked(what, a), _checked(what, b)
+    left, right = isinstance(a, Numeric), isinstance(b, Numeric)
+    if left and right:
+        dtype = a.dtype if a.dtype is b.dtype else _mixed(what, a, b)
+    elif left or right:
+        dtype = a.dtype if left else b.dtype
+        number = b if left else a
+        if dtype is bool_ and not isinstance(number, bool):
+            dtype = number_dtype(number)
+        if isinstance(number, float) and not dtype.is_float:
+            raise TypeError(f"{what} of {dtype.name} and the float {number}: write kv.f32(x) around the {dtype.name}")
+    else:
+        dtype = number_dtype(a if isinstance(a, float) else b)
+    for x in (a, b):
+        n = x.lanes if isinstance(x, Numeric) else 0
+        if isinstance(n, tuple) or isinstance(lanes, tuple):
+            lanes = joined(what, lanes, n)
+            continue
+        if n and lanes and n != lanes:
+            raise TypeError(f"{what} of vectors of {lanes} and {n} lanes: the lanes must match")
+        lanes = lanes or n
+    return _operand(a, dtype, lanes, bits), _operand(b, dtype, lanes, bits), dtype, lanes
+
+
+def _operand(x: Any, dtype: DType, lanes: Lanes, bits: bool) -> ir.Value:
+    if not isinstance(x, Numeric):
+        return literal(x, dtype, lanes, bits)
+    if x.dtype is not dtype:
+        x = cast(x, dtype)
+    return broadcast(x, lanes).ir if lanes and x.lanes != lanes else x.ir
+
+
+def scalar_of(x: Any, dtype: DType) -> ir.Value:
+    """A scalar of ``dtype`` from a number or a value that promotes to it."""
+    return as_value(x, dtype).ir
+
+
+def broadcast(x: Any, lanes: Lanes) -> Any:
+    """A vector with all lanes the scalar ``x``; a tile of ``x``, a scalar or tile, for a shape."""
+    if isinstance(lanes, tuple):
+        return stretched(x, lanes)
+    return Vector(emit_value("vector.broadcast", types().of(x.dtype, lanes), [x.ir]), x.dtype, lanes, x.nonneg)
+
+
+def is_nonneg(x: Any) -> bool:
+    return x.nonneg if isinstance(x, Numeric) else x >= 0
+
+
+def _computes(what: str, dtype: DType) -> None:
+    if dtype.is_float and dtype.bits == 8:
+        raise TypeError(f"{what} on {dtype.name}: 8-bit floats only convert, write kv.f32(x) first")
+
+
+def binary(op: str, a: Any, b: Any) -> Any:
+    """``a op b`` for operators of Python, and ``"max"``, ``"min"``."""
+    if type(a) is Value and type(b) is Value and a.dtype is b.dtype and op in _PLAIN:  # the common case, quickly
+        dtype = a.dtype
+        if (dtype.kind == "i" or dtype.kind == "u") or (dtype.kind == "f" and dtype.bits > 8 and op not in _BITWISE):
+            name, attributes = _PLAIN[op][dtype.kind == "f"], None
+            if dtype.kind == "f":
+                attributes = {"fastmath": types().attribute("#arith.fastmath<contract>")}
+            nonneg = (a.nonneg and b.nonneg and op in _KEEPS_NONNEG) or (op == "&" and (a.nonneg or b.nonneg))
+            return Value(emit_value(name, a.ir.type, (a.ir, b.ir), attributes), dtype, nonneg)
+    for x in (a, b):  # pointers, buffers and the like define their own operators
+        if not isinstance(plain(x), (Numeric, bool, int, float)):
+            return NotImplemented
+    if op in ("<<", ">>"):
+        return _shift(op, a, b)
+    x, y, dtype, lanes = promote(op, a, b, bits=op in _BITWISE)
+    _computes(op, dtype)
+    if dtype is bool_ and op not in _BITWISE:
+        raise TypeError(f"{op} of two bools: write kv.i32(x) first")
+    name = _OPS[op][0 if dtype.is_float else 1 if dtype.kind == "i" else 2]
+    if name is None:
+        hint = {"/": "use // for integers, or kv.f32(x)"}.get(op, "it is for integers")
+        raise TypeError(f"{op} does not take {dtype.name}: {hint}")
+    if op in ("//", "%") and dtype.kind == "i":
+        divided = _divide(op, a, b, x, y, dtype, lanes)
+        if divided is not None:
+            return divided
+    attributes = (
+        {"fastmath": types().attribute("#arith.fastmath<contract>")} if dtype.is_float and op in _CONTRACT else None
+    )
+    nonneg = op in _KEEPS_NONNEG and not dtype.is_float and is_nonneg(a) and is_nonneg(b)
+    if op == "&" and not dtype.is_float:  # one operand suffices
+        nonneg = is_nonneg(a) or is_nonneg(b)
+    result = emit_value(name, types().of(dtype, lanes), [x, y], attributes)
+    for one, other in ((a, b), (b, a)):  # a loop variable and a number: still open to another dtype
+        if isinstance(one, Weak) and not isinstance(other, Numeric) and dtype is one.dtype:
+            return Weak(result, dtype, nonneg, one.retype)
+    return wrap(result, dtype, lanes, nonneg)
+
+
+def _divide(op: str, a: Any, b: Any, x: ir.Value, y: ir.Value, dtype: DType, lanes: Lanes) -> Any:
+    """Signed // and %, rounding down, without arith's slow general form where that is possible; else None for //."""
+    result = types().of(dtype, lanes)
+    b = plain(b)
+    if isinstance(b, int) and b == 0:
+        raise ZeroDivisionError(f"{op} by zero")
+    if isinstance(b, int) and b > 0 and b & (b - 1) == 0:
+        nonneg = is_nonneg(a)
+        if op == "%":
+            return wrap(emit_value("arith.andi", result, [x, literal(b - 1, dtype, lanes)]), dtype, lanes, True)
+        if b == 1:
+            return wrap(x, dtype, lanes, nonneg)
+        shift = literal(b.bit_length() - 1, dtype, lanes)
+        name = "arith.shrui" if nonneg else "arith.shrsi"
+        return wrap(emit_value(name, result, [x, shift]), dtype, lanes, nonneg)
+    if is_nonneg(a) and is_nonneg(b):
+        return wrap(emit_value("arith.divui" if op == "//" else "arith.remui", result, [x, y]), dtype, lanes, True)
+    if op == "//":
+        return None
+    rest = emit_value("arith.remsi", result, [x, y])
+    if isinstance(b, int) and b > 0:  # a negative rest moves up by the divisor
+        negative = wrap(rest, dtype, lanes) < 0
+        moved = emit_value("arith.addi", result, [rest, y])
+        return wrap(emit_value("arith.select", result, [negative.ir, moved, rest]), dtype, lanes, True)
+    floored = emit_value("arith.floordivsi", result, [x, y])
+    whole = emit_value("arith.muli", result, [floored, y])
+    return wrap(emit_value("arith.subi", result, [x, whole]), dtype, lanes, is_nonneg(b))
+
+
+def _shift(op: str, a: Any, b: Any) -> Any:
+    """Shifts keep the left operand's type; the count is brought to it."""
+    a, b = plain(a), plain(b)
+    if not isinstance(a, Numeric):
+        a = as_value(a) if not b.lanes else constant(a, number_dtype(a), b.lanes)
+    if not a.dtype.is_integer or (isinstance(b, Numeric) and not b.dtype.is_integer) or isinstance(b, float):
+        raise TypeError(f"{op} needs integers, got {describe(a)} and {describe(b)}")
+    if isinstance(b, int):
+        if not 0 <= b < a.dtype.bits:
+            raise ValueError(f"{op} of {a.dtype.name} needs a count in [0, {a.dtype.bits}), got {b}")
+        count = literal(b, a.dtype, a.lanes)
+    else:
+        if b.lanes and a.lanes != b.lanes:
+            a = broadcast(a, joined(op, a.lanes, b.lanes) if isinstance(b.lanes, tuple) else b.lanes)
+        count = _operand(cast(b, a.dtype), a.dtype, a.lanes, False)
+    name = "arith.shli" if op == "<<" else "arith.shrui" if a.nonneg else "arith.shrsi"
+    shifted = emit_value(name, types().of(a.dtype, a.lanes), [a.ir, count])
+    return wrap(shifted, a.dtype, a.lanes, op == ">>" and a.nonneg)
+
+
+def compare(op: str, a: Any, b: Any) -> Any:
+    """``a op b`` as a bool value, or a bool vector."""
+    for x in (a, b):
+        if not isinstance(plain(x), (Numeric, bool, int, float)):
+            return NotImplemented
+    x, y, dtype, lanes = promote(op, a, b)
+    _computes(op, dtype)
+    if dtype.is_float:
+        name, predicate = "arith.cmpf", _CMPF[op]
+    else:
+        name, predicate = "arith.cmpi", _CMPI[op]
+        if predicate > 1 and dtype.kind != "i":
+            predicate += _UNSIGNED
+    t = types()
+    return wrap(emit_value(name, t.of(bool_, lanes), [x, y], {"predicate": t.i64_attr(predicate)}), bool_, lanes)
+
+
+def negate(x: Numeric) -> Any:
+    if not isinstance(x.lanes, tuple):  # of a tile of 8-bit floats passes change the signs
+        _computes("-", x.dtype)
+    if x.dtype.is_float:
+        return wrap(emit_value("arith.negf", types().of(x.dtype, x.lanes), [x.ir]), x.dtype, x.lanes)
+    return binary("-", 0, x)
+
+
+def absolute(x: Numeric) -> Any:
+    """|x|; of the least integer, itself."""
+    _computes("abs", x.dtype)
+    if x.dtype.kind in "ub":
+        return x
+    name = "math.absf" if x.dtype.is_float else "math.absi"
+    return wrap(emit_value(name, types().of(x.dtype, x.lanes), [x.ir]), x.dtype, x.lanes, True)
+
+
+def invert(x: Numeric) -> Any:
+    if x.dtype.is_float:
+        raise TypeError(f"~ needs an integer or a bool, got {x.dtype.name}")
+    return binary("^", x, True if x.dtype is bool_ else (1 << x.dtype.bits) - 1)
+
+
+def fold(op: str, a: Any, b: Any) -> Any:
+    """One step of a reduction: ``"add"``, ``"mul"``, ``"max"``, ``"min"``, ``"and"``, ``"or"``, ``"xor"``."""
+    symbols = {"add": "+", "mul": "*", "max": "max", "min": "min", "and": "&", "or": "|", "xor": "^"}
+    if op not in symbols:
+        raise ValueError(f"a reduction must be one of {', '.join(symbols)}, got {op!r}")
+    return binary(symbols[op], a, b)
+
+
+def float_bits(value: float) -> int:
+    """The bits of a float32."""
+    return struct.unpack("<I", struct.pack("<f", value))[0]
+
+
+def joined(what: str, a: Any, b: Any) -> Any:
+    """The shape that two operands broadcast to, NumPy's rule; 0 stands for a scalar."""
+    if a == b or not b:
+        return a
+    if not a:
+        return b
+    if isinstance(a, int) or isinstance(b, int):
+        raise TypeError(f"{what} of a tile and a vector: what one thread holds does not mix with tiles")
+    if len(a) != len(b):
+        raise TypeError(f"{what} of tiles of shapes {a} and {b}: write x[:, None] or x[None, :] around the vector")
+    if any(m != n and 1 not in (m, n) for m, n in zip(a, b, strict=True)):
+        raise TypeError(f"{what} of tiles of shapes {a} and {b}: the shapes must match")
+    return tuple(max(m, n) for m, n in zip(a, b, strict=True))
+
+
+def stretched(x: Any, shape: tuple[int, ...]) -> Any:
+    """A scalar or a tile broadcast to a shape."""
+    if x.lanes == shape:
+        return x
+    result = types().of(x.dtype, shape)
+    if not x.lanes:
+        return wrap(emit_value("tensor.splat", result, [x.ir]), x.dtype, shape, x.nonneg)
+    dimension = 0 if x.lanes[1] == 1 else 1
+    made = ops.tile_broadcast(x.ir, dimension, shape[1 - dimension])
+    return wrap(made, x.dtype, shape, x.nonneg)
 
 
 # --- conversions -------------------------------------------------------------------------------------
 
 
+@dtypes.casts_by
 def cast(value: Any, dtype: DType) -> Any:
     """Convert to ``dtype``; what ``kv.f32(x)`` does.
 
@@ -408,7 +811,7 @@ def cast(value: Any, dtype: DType) -> Any:
             raise TypeError(f"{dtype!r}(...) needs a number or a value of the kernel, got {describe(value)}")
         if dtype is bool_:
             return constant(bool(value), dtype)
-        return constant(value if dtype.is_float else _a.wrapped(int(value), dtype), dtype)
+        return constant(value if dtype.is_float else wrapped(int(value), dtype), dtype)
     source = value.dtype
     if source is dtype:
         return value
@@ -419,7 +822,7 @@ def cast(value: Any, dtype: DType) -> Any:
 def _convert(value: Any, dtype: DType) -> ir.Value:
     source, result = value.dtype, types().of(dtype, value.lanes)
     if dtype is bool_:
-        return _a.compare("!=", value, 0.0 if source.is_float else 0).ir
+        return compare("!=", value, 0.0 if source.is_float else 0).ir
     if source.is_float and dtype.is_float:
         return _float_to_float(value, dtype, result)
     if source.is_float:
@@ -438,8 +841,6 @@ def _convert(value: Any, dtype: DType) -> ir.Value:
 def _float_to_float(value: Any, dtype: DType, result: ir.Type) -> ir.Value:
     source = value.dtype
     if source.bits == 8 or dtype.bits == 8:
-        from kvarn.dialect import ops
-
         return ops.cast(value.ir, dtype)
     if {source, dtype} == {bf16, f16}:
         return cast(cast(value, f32), dtype).ir
@@ -450,11 +851,9 @@ def _float_to_int(value: Any, dtype: DType, result: ir.Type) -> ir.Value:
     if value.dtype.bits == 8:
         return cast(cast(value, f32), dtype).ir
     if dtype.bits == 8:
-        from kvarn.dialect import ops
-
         if dtype.kind == "i":
             return ops.cast(value.ir, dtype)
-        wide = _a.fold("min", _a.fold("max", cast(value, f32), 0.0), 255.0)  # u8 saturates too
+        wide = fold("min", fold("max", cast(value, f32), 0.0), 255.0)  # u8 saturates too
         return emit_value("arith.fptoui", result, [wide.ir])
     return emit_value("arith.fptosi" if dtype.kind == "i" else "arith.fptoui", result, [value.ir])
 
@@ -482,6 +881,3 @@ def bitcast(value: Any, dtype: DType) -> Any:
         source = emit_value("vector.from_elements", t.of(value.dtype, 1), [source])
     result = emit_value("vector.bitcast", t.of(dtype, lanes), [source])
     return Vector(result, dtype, out_lanes) if out_lanes else Vector(result, dtype, 1)[0]
-
-
-DTYPES = {t.name: t for t in dtypes.ALL}

@@ -4,13 +4,13 @@
 from __future__ import annotations
 
 import contextlib
-import importlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
+import kvarn
 from kvarn.artifact import Artifact, Entry
 from kvarn.runtime import binding, buffers, ownership, timeline
 from kvarn.runtime.expressions import compile_expressions, compile_step
@@ -188,7 +188,7 @@ def run(
     """
     ordered = () if schedule is None else tuple(sorted(schedule.items()))
     what, given = operation.specialisation(operands, attributes, ordered, target)
-    program = importlib.import_module("kvarn.dispatch").artifact(what, lineinfo=report is not None)
+    program = kvarn.dispatch.artifact(what, lineinfo=report is not None)
     run_program(program, given, multiprocessors, order, report)
 
 
@@ -239,7 +239,7 @@ class Emulation:
 
     def program(self, what: Any) -> EmulatedProgram:
         """The program of an operation's specialisation."""
-        return EmulatedProgram(importlib.import_module("kvarn.dispatch").artifact(what, lineinfo=True))
+        return EmulatedProgram(kvarn.dispatch.artifact(what, lineinfo=True))
 
     def launch(self, made: Any, grid: Any, block: Any, args: Sequence[Any]) -> None:
         launch(made, grid, block, args, self.order, self.report)
@@ -282,8 +282,9 @@ def emulated(
     Report
         Counts of everything that ran inside so far.
     """
-    lowering = importlib.import_module("kvarn.lowering.target")
-    chosen = lowering.by_name(target)
+    from kvarn.lowering.target import by_name
+
+    chosen = by_name(target)
     if chosen.is_host:
         raise ValueError("the emulator runs PTX: target must be a GPU's, such as sm_90a, got host")
     count = multiprocessors or _MULTIPROCESSORS.get(chosen.name.rstrip("a"), 132)

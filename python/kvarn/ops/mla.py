@@ -13,9 +13,9 @@ from kvarn.dialect.ops.mla import LEAST_INLINE, chunk_problem, inline_content, r
 from kvarn.dispatch import Operation, Schedule
 
 from . import checks, functions, sources
+from .block_lists import check_block_mask, mask_of
 from .checks import layer_of
 from .indices import MlaPrefillPlan, mla_prefill_plan
-from .masks import check_block_mask, mask_of
 from .reads import (
     ARRAYS,
     NO_ALIAS,

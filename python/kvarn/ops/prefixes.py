@@ -47,7 +47,7 @@ _SPLIT = Operation(
 )
 
 
-def plan(
+def plan_prefixes(
     shared: Any, collection: Any, row_offsets: Any, tables: tuple[Any, ...], stream: Any
 ) -> tuple[tuple[PagedKVCacheCollection, PagedKVCacheCollection], tuple[Any, ...]]:
     """The collections of prefixes and of what follows, and their tables: ``tables`` where these have their shapes."""

@@ -19,9 +19,9 @@ from kvarn.runtime.binding import is_torch
 from kvarn.runtime.overlap import NoAlias
 
 from . import checks, functions, sources
+from .block_lists import check_block_mask, mask_of
 from .checks import layer_of
 from .drafts import with_tree
-from .masks import check_block_mask, mask_of
 from .pages import check_pages
 
 _FEW = 16  # new tokens of a sequence up to which the code depends on how many there may be

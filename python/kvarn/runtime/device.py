@@ -29,6 +29,14 @@ _CHIP = re.compile(r"sm_(\d+)(\d)([af]?)$")
 TARGETS = ("sm_100a", "sm_90a", "sm_80")  # what kvarn compiles for, best first
 _lock = renewed(threading.RLock())
 
+# For TMA descriptors, the driver's names of the bytes that the L2 cache fetches around a miss, and of element types.
+L2_PROMOTION = {0: "NONE", 64: "L2_64B", 128: "L2_128B", 256: "L2_256B"}
+_TMA_TYPES = {
+    "f32": "FLOAT32", "f16": "FLOAT16", "bf16": "BFLOAT16", "f64": "FLOAT64", "i32": "INT32", "i64": "INT64",
+    "u32": "UINT32", "u64": "UINT64", "u16": "UINT16", "i16": "UINT16", "u8": "UINT8", "i8": "UINT8",
+    "f8e4m3": "UINT8", "f8e5m2": "UINT8", "f8e8m0": "UINT8",
+}  # fmt: skip
+
 
 # --- which code runs where -----------------------------------------------------------------------
 
@@ -222,10 +230,40 @@ class Device:
             return self._primary
 
     def encode(self, description: Any) -> bytes:
-        """The bytes of a TMA descriptor (a `tensormap.TensorMap`) for this device."""
-        from . import tensormap
+        """Let the driver encode a TMA descriptor (a `tensormap.TensorMap`); its 128 bytes.
 
-        return tensormap.encode(description, self.ordinal).encoded
+        Raises
+        ------
+        ValueError
+            If the device cannot use it.
+        DriverError
+            If the driver refuses it.
+        """
+        m = description
+        major, minor, _ = parse_chip(m.needs)
+        if self.capability < (major, minor):
+            raise ValueError(f"this TMA descriptor needs {m.needs} or later, got {self!r}")
+        b = driver.require()
+        element = getattr(b.CUtensorMapDataType, f"CU_TENSOR_MAP_DATA_TYPE_{_TMA_TYPES[m.dtype.name]}")
+        swizzle = getattr(b.CUtensorMapSwizzle, f"CU_TENSOR_MAP_SWIZZLE_{m.swizzle.upper()}")
+        promotion = getattr(b.CUtensorMapL2promotion, f"CU_TENSOR_MAP_L2_PROMOTION_{L2_PROMOTION[m.l2_promotion]}")
+        size = m.dtype.itemsize
+        with self.active():
+            found = driver.call(
+                "cuTensorMapEncodeTiled",
+                element,
+                len(m.dims),
+                m.base,
+                [b.cuuint64_t(d) for d in reversed(m.dims)],
+                [b.cuuint64_t(s * size) for s in reversed(m.strides[:-1])],
+                [b.cuuint32_t(x) for x in reversed(m.box)],
+                [b.cuuint32_t(1)] * len(m.dims),
+                b.CUtensorMapInterleave.CU_TENSOR_MAP_INTERLEAVE_NONE,
+                swizzle,
+                promotion,
+                b.CUtensorMapFloatOOBfill.CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE,
+            )
+        return ctypes.string_at(int(found.getPtr()), 128)
 
     def bind(self) -> int | None:
         """Make a context of this device current.

@@ -14,17 +14,14 @@ on a device.
 from __future__ import annotations
 
 import operator
-import os
 from collections.abc import Sequence
 from itertools import chain
 from typing import Any, NamedTuple
 
 from kvarn.artifact import Arg, Artifact
-from kvarn.bundle import BundleError
-from kvarn.bundle import load as load_bundle
 
 from . import device as devices
-from . import driver, quick, signatures, streams
+from . import quick, signatures, streams
 from .binding import HOST, Binder, make_binder
 from .packing import Address, Bound, Call, Frozen, HostExecutor, HostFrozen, Place
 
@@ -253,39 +250,3 @@ class Launcher:
         if self._knows and self._quick is None:
             self._quick = quick.table()
         return self._calls.setdefault(ordinal, call)
-
-
-def runner(artifact: Artifact, *, executor: HostExecutor | None = None) -> Any:
-    """A `Launcher` for a kernel, a `Program` for a program."""
-    if not artifact.is_program:
-        return Launcher(artifact, executor=executor)
-    from .program import Program
-
-    return Program(artifact, executor=executor)
-
-
-def load(path: str | os.PathLike[str], target: str | None = None) -> Any:
-    """Read a bundle and make its runner: the variant for ``target``, or else for the current device.
-
-    Without a usable GPU the host variant is taken; a bundle that has none gives an error that says why no GPU is used.
-    """
-    variants = load_bundle(path)
-    if target is not None:
-        variants = tuple(a for a in variants if a.target == target)
-        if not variants:
-            raise ValueError(f"{os.fspath(path)} has no variant for target {target!r}")
-    chosen = variants[0] if len(variants) == 1 or target is not None else _for_this_machine(variants)
-    try:
-        return runner(chosen)
-    except (TypeError, ValueError) as e:  # an expression or an argument that the runtime cannot follow
-        raise BundleError(f"{os.fspath(path)} is not a valid kvarn bundle: {e}") from e
-
-
-def _for_this_machine(variants: Sequence[Artifact]) -> Artifact:
-    found = driver.status()
-    if found.usable:
-        return devices.select(variants, devices.device(devices.current_ordinal()).capability)
-    try:
-        return devices.select(variants, None)
-    except ValueError as e:
-        raise ValueError(f"{e}; {found.reason}") from None

@@ -15,19 +15,22 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import dataclasses
+import os
 import threading
 import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from kvarn.artifact import Arg, Artifact
+from kvarn.bundle import BundleError
+from kvarn.bundle import load as load_bundle
 from kvarn.forks import renewed
 
 from . import device as devices
 from . import driver, streams
 from .binding import HOST
 from .expressions import compile_expressions, compile_step
-from .launch import Binders
+from .launch import Binders, Launcher
 from .packing import Call, HostExecutor, Place, Shape
 
 # Room that growing leaves, so that slowly growing batches do not allocate each time.
@@ -259,3 +262,37 @@ def _sizes_of(args: Sequence[Arg], values: Sequence[Sequence[Any]]) -> str:
         f"{arg.name}.{f.name}={v}" for arg, fields in zip(args, values, strict=True)
         for f, v in zip(arg.fields, fields, strict=True) if f.type not in ("ptr", "tensormap")
     )  # fmt: skip
+
+
+def runner(artifact: Artifact, *, executor: HostExecutor | None = None) -> Any:
+    """A `Launcher` for a kernel, a `Program` for a program."""
+    if not artifact.is_program:
+        return Launcher(artifact, executor=executor)
+    return Program(artifact, executor=executor)
+
+
+def load(path: str | os.PathLike[str], target: str | None = None) -> Any:
+    """Read a bundle and make its runner: the variant for ``target``, or else for the current device.
+
+    Without a usable GPU the host variant is taken; a bundle that has none gives an error that says why no GPU is used.
+    """
+    variants = load_bundle(path)
+    if target is not None:
+        variants = tuple(a for a in variants if a.target == target)
+        if not variants:
+            raise ValueError(f"{os.fspath(path)} has no variant for target {target!r}")
+    chosen = variants[0] if len(variants) == 1 or target is not None else _for_this_machine(variants)
+    try:
+        return runner(chosen)
+    except (TypeError, ValueError) as e:  # an expression or an argument that the runtime cannot follow
+        raise BundleError(f"{os.fspath(path)} is not a valid kvarn bundle: {e}") from e
+
+
+def _for_this_machine(variants: Sequence[Artifact]) -> Artifact:
+    found = driver.status()
+    if found.usable:
+        return devices.select(variants, devices.device(devices.current_ordinal()).capability)
+    try:
+        return devices.select(variants, None)
+    except ValueError as e:
+        raise ValueError(f"{e}; {found.reason}") from None

@@ -14,7 +14,6 @@ of tiles, have no such gaps.
 
 from __future__ import annotations
 
-import ctypes
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -24,12 +23,8 @@ from kvarn.dialect.dtypes import DType
 from kvarn.dialect.layout import CacheSpec
 from kvarn.dialect.tma_layout import TmaSpec
 
-_L2_PROMOTION = {0: "NONE", 64: "L2_64B", 128: "L2_128B", 256: "L2_256B"}
-_TYPES = {
-    "f32": "FLOAT32", "f16": "FLOAT16", "bf16": "BFLOAT16", "f64": "FLOAT64", "i32": "INT32", "i64": "INT64",
-    "u32": "UINT32", "u64": "UINT64", "u16": "UINT16", "i16": "UINT16", "u8": "UINT8", "i8": "UINT8",
-    "f8e4m3": "UINT8", "f8e5m2": "UINT8", "f8e8m0": "UINT8",
-}  # fmt: skip
+from .device import L2_PROMOTION, device
+
 _COORDINATES = 2**31  # coordinates are signed 32-bit numbers
 
 
@@ -90,8 +85,8 @@ def problems(m: TensorMap) -> list[str]:
     if not 1 <= rank <= 5 or not rank == len(m.strides) == len(m.box):
         return [f"rank must be 1 to 5, the same for dims, strides and box, got {m.dims}, {m.strides}, {m.box}"]
     found = tma_layout.box_problems(m.dtype, m.box, m.swizzle)
-    if m.l2_promotion not in _L2_PROMOTION:
-        found.append(f"l2_promotion must be one of {', '.join(map(str, _L2_PROMOTION))}, got {m.l2_promotion}")
+    if m.l2_promotion not in L2_PROMOTION:
+        found.append(f"l2_promotion must be one of {', '.join(map(str, L2_PROMOTION))}, got {m.l2_promotion}")
     if any(not 1 <= d <= 2**32 for d in m.dims):
         found.append(f"dims must be from 1 to 2**32, got {m.dims}")
     if m.strides[-1] != 1:
@@ -368,31 +363,4 @@ def encode(m: TensorMap, ordinal: int = 0, owner: Any = None) -> EncodedTensorMa
     DriverError
         If the driver refuses it.
     """
-    from . import device as devices
-    from . import driver
-
-    on = devices.device(ordinal)
-    major, minor, _ = devices.parse_chip(m.needs)
-    if on.capability < (major, minor):
-        raise ValueError(f"this TMA descriptor needs {m.needs} or later, got {on!r}")
-    b = driver.require()
-    element = getattr(b.CUtensorMapDataType, f"CU_TENSOR_MAP_DATA_TYPE_{_TYPES[m.dtype.name]}")
-    swizzle = getattr(b.CUtensorMapSwizzle, f"CU_TENSOR_MAP_SWIZZLE_{m.swizzle.upper()}")
-    promotion = getattr(b.CUtensorMapL2promotion, f"CU_TENSOR_MAP_L2_PROMOTION_{_L2_PROMOTION[m.l2_promotion]}")
-    size = m.dtype.itemsize
-    with on.active():
-        found = driver.call(
-            "cuTensorMapEncodeTiled",
-            element,
-            len(m.dims),
-            m.base,
-            [b.cuuint64_t(d) for d in reversed(m.dims)],
-            [b.cuuint64_t(s * size) for s in reversed(m.strides[:-1])],
-            [b.cuuint32_t(x) for x in reversed(m.box)],
-            [b.cuuint32_t(1)] * len(m.dims),
-            b.CUtensorMapInterleave.CU_TENSOR_MAP_INTERLEAVE_NONE,
-            swizzle,
-            promotion,
-            b.CUtensorMapFloatOOBfill.CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE,
-        )
-    return EncodedTensorMap(m, ctypes.string_at(int(found.getPtr()), 128), ordinal, owner)
+    return EncodedTensorMap(m, device(ordinal).encode(m), ordinal, owner)

@@ -183,7 +183,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if target == "host":
         raise UsageError("ablate counts or times GPU code: give a GPU target, such as --target sm_90a")
     inserted = passes_of(options)
-    settings = importlib.import_module("kvarn.settings").extended(inserted, options.disable)
+    settings = importlib.import_module("kvarn.pipelines").extended(inserted, options.disable)
     optional = [s.name for s in pipeline.steps(target, settings) if s.optional]
     chosen = [p.strip() for p in options.passes.split(",")] if options.passes else optional
     unknown = [p for p in chosen if p not in optional]

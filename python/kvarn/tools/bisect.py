@@ -157,7 +157,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     pipeline = importlib.import_module("kvarn.lowering.pipeline")
     target = options.target or "sm_90a"
     passes, text = passes_of(options), source_of(options)  # in this order: IR may have operations of extensions
-    settings = importlib.import_module("kvarn.settings").extended(passes, options.disable)
+    settings = importlib.import_module("kvarn.pipelines").extended(passes, options.disable)
     steps = pipeline.steps(target, settings)
     width = max(len(s.name) for s in steps)
     with Rest(options.trusted) as rest:

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from kvarn import settings
+from kvarn import pipelines
 from kvarn.dialect import dtypes, layout
 from kvarn.env import env
 from kvarn.lowering.expand import attention_common, decode_schedule, tuned
@@ -296,7 +296,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if path is not None:
         tuned.load(path)  # a file that is no table is refused before the measurements, not after
     log = None if path is None else path.with_suffix(".timings.jsonl")
-    with settings.pipeline(passes, disable=options.disable):
+    with pipelines.pipeline(passes, disable=options.disable):
         run(cases, target, lambda case: Bench(case, log=log), path, options.seconds)
     if path is not None:
         print(f"table: {path}\nall measurements: {log}")

@@ -12,7 +12,7 @@ from reference import launch_maps
 import kvarn as kv
 from kvarn.artifact import PARAM_BYTES
 from kvarn.dialect import layout
-from kvarn.runtime import tensormap
+from kvarn.runtime import device, tensormap
 from kvarn.runtime.program import Program
 
 L, N, P, H, D, B = 3, 5, 16, 8, 128, 2
@@ -114,13 +114,13 @@ def store_box(map: kv.TensorMap):
 @pytest.fixture
 def encoded(monkeypatch):
     """The descriptors that the driver encodes meanwhile."""
-    found, encode = [], tensormap.encode
+    found, encode = [], device.Device.encode
 
-    def counted(m, *rest):
+    def counted(on, m):
         found.append(m)
-        return encode(m, *rest)
+        return encode(on, m)
 
-    monkeypatch.setattr(tensormap, "encode", counted)
+    monkeypatch.setattr(device.Device, "encode", counted)
     return found
 
 

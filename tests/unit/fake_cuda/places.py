@@ -34,7 +34,8 @@ from kvarn.dialect import dtypes
 from kvarn.env import env
 from kvarn.runtime import device, driver
 from kvarn.runtime.assembler_log import AssemblyError
-from kvarn.runtime.launch import Launcher, load
+from kvarn.runtime.launch import Launcher
+from kvarn.runtime.program import load
 
 
 def test_code_for_another_chip_names_both():
