@@ -68,6 +68,7 @@ class Expressions:
     """Evaluates expressions; the statements are in :class:`kvarn.dsl.frontend.Interpreter`."""
 
     frames: list[Frame]
+    suspended: list[Frame]
     native: int
     at: Callable[[ast.AST], Any]
     place_of: Callable[[ast.AST], Any]
@@ -84,7 +85,7 @@ class Expressions:
 
     def roots(self) -> list[Any]:
         """Every value that interpreted code can reach by name."""
-        return [value for frame in self.frames for value in frame.locals.values()]
+        return [value for frame in (*self.frames, *self.suspended) for value in frame.locals.values()]
 
     def eval(self, node: ast.expr) -> Any:
         return _EXPRESSIONS.get(type(node), Expressions._refused_expression)(self, node)

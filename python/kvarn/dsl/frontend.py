@@ -20,7 +20,7 @@ from kvarn.errors import KernelError, SourceLocation, UnsupportedError, located
 
 from . import control
 from .control import LEFT, RESULT, RETURNED
-from .loops import PASSED_THROUGH, Flow, Loops
+from .loops import PASSED_THROUGH, Flow, Generator, Loops
 from .source import FunctionNode, FunctionSource, Liveness, terminates
 from .state import Undefined, items_of, truth
 from .values import Numeric, Value, Vector, describe
@@ -65,6 +65,7 @@ class Interpreter(Loops):
 
     def __init__(self, block: tuple[int, int, int] | None = None) -> None:
         self.frames: list[Frame] = []
+        self.suspended: list[Frame] = []  # of generators that for statements are reading
         self.native = 0  # inside kv.static(...): functions are called, not interpreted
         self.block = block
         self.made = self.ran = 0  # operations and statements so far: what does not end is stopped
@@ -126,7 +127,8 @@ class Interpreter(Loops):
         if any(f.callee is callee for f in self.frames):
             raise TypeError(f"{name}() calls itself: kernels do not support recursion, use a loop")
         caller = self.location(call) if call is not None else ir.Location.current
-        return self._function(Frame(name, node, file, flow, variables, lookup, node, caller, parent, callee), node)
+        frame = Frame(name, node, file, flow, variables, lookup, node, caller, parent, callee)
+        return Generator.of(frame, node) if flow.yields else self._function(frame, node)
 
     def _function(self, frame: Frame, node: FunctionNode) -> Any:
         self.frames.append(frame)

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Callable, Iterator
-from typing import Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 from mlir import ir
 
@@ -19,11 +20,54 @@ from . import control
 from .calls import Closure, RuntimeRange, interpretable, lookup_of
 from .control import Loop
 from .expressions import Expressions
-from .source import Changes, FunctionNode, bound, flow_of, loaded
+from .source import Changes, FunctionNode, bound, escapes, flow_of, loaded
 from .state import MOST_ITEMS, Snapshot, Undefined
 from .values import Numeric, Value, as_value, describe
 
+if TYPE_CHECKING:
+    from .frontend import Frame
+
+Take = Callable[[Any], None]  # binds the target of a for statement to an item
 Flow = dict[str, Any]  # "return" | "break" | "continue" -> True or a bool value: how control left a block
+
+
+@dataclass(eq=False)
+class Generator:
+    """A call of a function that yields: one loop, whose every iteration ends with a yield. A for statement reads it.
+
+    The loop becomes that of the for statement: an iteration runs the generator's body in the generator's frame, then
+    the statement's in its own.
+    """
+
+    frame: Frame
+    loop: ast.For
+    value: ast.expr
+
+    @classmethod
+    def of(cls, frame: Frame, node: FunctionNode) -> Generator:
+        """The generator of a function's frame; TypeError for another shape of function."""
+        yields = [n for n in ast.walk(node) if isinstance(n, ast.Yield | ast.YieldFrom)]
+        body = [] if isinstance(node, ast.Lambda) else node.body
+        loop = body[-1] if body else None
+        end = loop.body[-1] if isinstance(loop, ast.For) else None
+        value = end.value if isinstance(end, ast.Expr) else None
+        if (
+            yields != [value]
+            or not isinstance(loop, ast.For)
+            or not isinstance(value, ast.Yield)
+            or value.value is None
+            or loop.orelse
+            or escapes(loop.body)
+            or escapes(body[:-1])
+        ):
+            raise TypeError(
+                f"{frame.name}() yields: a generator of a kernel ends with a for statement, whose last statement is "
+                "its one yield of a value, and nothing leaves it before"
+            )
+        return cls(frame, loop, value.value)
+
+    def __iter__(self) -> Iterator[Any]:
+        raise TypeError(f"{self.frame.name}() yields: only a for statement reads it, as for x in f(...)")
 
 
 class _RunTimeExit(Exception):
@@ -61,32 +105,70 @@ class Loops(Expressions):
     def _for(self, node: ast.For) -> Flow | None:
         if node.orelse:
             raise self.refuse(node, "for ... else: set a flag before break, and test it after the loop")
+        before = len(self.suspended)
+        take: Take = lambda item: self.assign(node.target, item)  # noqa: E731
         with self.at(node.iter):
             items = self.eval(node.iter)
+            if isinstance(items, Generator):
+                generator, items = items, self._begun(items)
+                self.suspended.append(generator.frame)
+                take = lambda item: self.assign(node.target, self._yielded(generator, item))  # noqa: E731
             if isinstance(items, range):
                 items = RuntimeRange.of(items.start, items.stop, items.step)
             if not isinstance(items, RuntimeRange):
                 if isinstance(items, Value):
                     raise TypeError(f"for needs a range or a Python sequence, got {describe(items)}: write range(n)")
                 items = iter(items)
-        if isinstance(items, RuntimeRange):
-            with self.at(node):
-                return self._range_loop(node, items)
-        return self._unrolled(node, items, 0)
+        try:
+            if isinstance(items, RuntimeRange):
+                with self.at(node):
+                    return self._range_loop(node, items, take)
+            return self._unrolled(node, items, take, 0)
+        finally:
+            del self.suspended[before:]
 
-    def _unrolled(self, node: ast.For, items: Iterator[Any], count: int) -> Flow | None:
+    def _begun(self, generator: Generator) -> Any:
+        """Run a generator up to its loop; what the loop is over."""
+        self.frames.append(generator.frame)
+        try:
+            self.block_of(generator.frame.code.body[:-1])
+            with self.at(generator.loop.iter):
+                return self.eval(generator.loop.iter)
+        finally:
+            self.frames.pop()
+
+    def _yielded(self, generator: Generator, item: Any) -> Any:
+        """Run an iteration of a generator's loop up to its yield; the value. Its variables are as before afterwards."""
+        frame, loop = generator.frame, generator.loop
+        before = dict(frame.locals)
+        self.frames.append(frame)
+        try:
+            for name in frame.flow.loops[id(loop)].rebound & before.keys():
+                frame.locals[name] = Undefined(
+                    f"{name!r}: a generator keeps no variable from one iteration to the next, carry it in the loop "
+                    "that reads it"
+                )
+            self.assign(loop.target, item)
+            self.block_of(loop.body[:-1])
+            return self.eval(generator.value)
+        finally:
+            self.frames.pop()
+            frame.locals.clear()
+            frame.locals.update(before)
+
+    def _unrolled(self, node: ast.For, items: Iterator[Any], take: Take, count: int) -> Flow | None:
         for item in items:
             count += 1
             if count > MOST_ITEMS:
                 text = f"a loop that runs at compile time exceeds {MOST_ITEMS} iterations"
                 raise KernelError(text, self.place_of(node))
-            self.assign(node.target, item)
+            take(item)
             flow = {k: v for k, v in (self.block_of(node.body) or {}).items() if k != "continue"}
             if not flow:
                 continue
             if any(v is True for v in flow.values()):
                 return {k: v for k, v in flow.items() if k != "break"} or None
-            after = self._guarded(node, flow, lambda c=count: self._unrolled(node, items, c), True)
+            after = self._guarded(node, flow, lambda c=count: self._unrolled(node, items, take, c), True)
             return {k: v for k, v in (after or {}).items() if k != "break"} or None
         return None
 
@@ -136,14 +218,14 @@ class Loops(Expressions):
             known |= (changes.bound | self._changed_by_calls(changes, resolve)) - changes.rebound
         return known
 
-    def _range_loop(self, node: ast.For, r: RuntimeRange) -> Flow | None:
+    def _range_loop(self, node: ast.For, r: RuntimeRange, take: Take) -> Flow | None:
         left = self.frames[-1].flow.leaves[id(node)] & {"break", "return"}
         if left:
-            return self._leaving_loop(node, left, r)
+            return self._leaving_loop(node, left, r, take)
         start, stop, step, index = r.bounds()
 
         def body(i: Value) -> None:
-            self.assign(node.target, index(i))
+            take(index(i))
             self.block_of(node.body)
 
         control.for_loop(self._loop(node), start, stop, step, body)
@@ -154,7 +236,9 @@ class Loops(Expressions):
         for name in bound(node.target):
             self.locals[name] = Undefined(f"{name!r} is the variable of a run-time loop and has no value after it")
 
-    def _leaving_loop(self, node: ast.For | ast.While, left: frozenset[str], r: RuntimeRange | None) -> Flow | None:
+    def _leaving_loop(
+        self, node: ast.For | ast.While, left: frozenset[str], r: RuntimeRange | None = None, take: Take | None = None
+    ) -> Flow | None:
         """A loop that ``break`` or ``return`` may leave: scf.while with flags."""
         if "return" in left and any(
             isinstance(n, ast.Return) and n.value is not None for s in node.body for n in ast.walk(s)
@@ -180,9 +264,8 @@ class Loops(Expressions):
             return flag & holds() if r is not None else control.logical_and(self, as_value(flag), holds)
 
         def body() -> None:
-            if r is not None:
-                assert isinstance(node, ast.For)
-                self.assign(node.target, index(self.locals[position]))
+            if take is not None:
+                take(index(self.locals[position]))
             flow = self.block_of(node.body) or {}
             gone = flow.get("return", False)
             stopped = flow.get("break", False)
@@ -221,7 +304,7 @@ class Loops(Expressions):
         left = self.frames[-1].flow.leaves[id(node)] & {"break", "return"}
         with self.at(node):
             if left:
-                return self._leaving_loop(node, left, None)
+                return self._leaving_loop(node, left)
             control.while_loop(self._loop(node), lambda: self._test(node.test), lambda: self.block_of(node.body))
         return None
 

@@ -145,6 +145,18 @@ def _base(node: ast.AST) -> Names:
     return frozenset([node.id]) if isinstance(node, ast.Name) else NONE
 
 
+def _yields(node: FunctionNode) -> bool:
+    """Whether a function has a yield of its own; those of nested functions are theirs."""
+    stack: list[ast.AST] = list(ast.iter_child_nodes(node))
+    while stack:
+        n = stack.pop()
+        if isinstance(n, ast.Yield | ast.YieldFrom):
+            return True
+        if not isinstance(n, _SCOPES):
+            stack.extend(ast.iter_child_nodes(n))
+    return False
+
+
 def escapes(statements: Sequence[ast.stmt]) -> Names:
     """Which of "return", "break", "continue" leave these statements."""
     found: set[str] = set()
@@ -212,6 +224,8 @@ class Liveness:
         id(loop) -> names that the body (or a while's test) may read before it binds them.
     leaves : dict
         id(if or loop) -> what leaves it (:func:`escapes`; of a loop's body, for a loop).
+    yields : bool
+        Whether the function is a generator.
     changes : Changes
         Of the whole function; ``loops`` has those of each loop's body.
     """
@@ -223,6 +237,7 @@ class Liveness:
         self.leaves: dict[int, Names] = {}
         self.loops: dict[int, Changes] = {}
         self.assigned: Names = NONE
+        self.yields = _yields(node)
         self.changes = Changes.of([] if isinstance(node, ast.Lambda) else node.body)
         if isinstance(node, ast.Lambda):
             return
