@@ -15,7 +15,7 @@ from typing import Any
 
 from mlir import ir
 
-from kvarn.dialect.ops.attention import arrays_of, block_tile, score_of
+from kvarn.dialect.ops.attention import block_tile, score_of
 from kvarn.lowering.target import Target
 from kvarn.lowering.tile_ir import WGMMA
 
@@ -28,8 +28,9 @@ from . import (
     tile_launch,
     tile_schedule,
 )
+from .attention_arguments import AttentionArguments
 from .attention_common import Case
-from .attention_queries import extents_of, heads_of, is_padded, row_count
+from .attention_queries import heads_of, is_padded, row_count
 from .base import Expansion
 from .common import row_alignment
 from .decode_schedule import MOST_QUERIES, WARP_ROWS
@@ -246,32 +247,22 @@ def slower_than(op: Any, at: Expansion, case: Case, kind: str) -> list[str]:
     return found
 
 
-def operands(op: Any) -> list[ir.Value | None]:
-    """The arguments that the kernels of rows and of tiles begin with."""
-    source = [None, None, op.keys, op.values] if of_operands(op) else [op.collection, op.layer, None, None]
-    rest = [op.query, extents_of(op), op.kv_offsets, op.scale, op.out, op.sinks, op.lse, op.alibi_slopes]
-    return [*source, *rest, op.prior, op.prior_lse]
-
-
 @expands("kv.attention", "kv.attention_padded", "kv.operand_attention")
 def expand(op: Any, at: Expansion) -> None:
     case, kind = case_of(op, at), at.kind
     if kind == "decode":
         attention_decode.expand_decode(op, at)
     elif kind == "tile":
-        config = tile_schedule.chosen(case, at.target, at.schedule)
-        source = (op.keys, op.values, None) if of_operands(op) else (op.collection, op.collection, op.layer)
-        tile_launch.launch(config, at, op, operands(op), source, [*pages_of(op), op.block_mask])
+        tile_launch.launch(tile_schedule.chosen(case, at.target, at.schedule), at, op)
     elif kind == "host" and attention_tiles.fits_host(case):  # of head size 1 there are no tiles
-        attention_tiles.launch_host(case, at, op, operands(op), [*pages_of(op), op.block_mask])
+        attention_tiles.launch_host(case, at, op)
     else:
-        lists = [*pages_of(op), *arrays_of(op), None, None, op.block_mask]
-        launch_rows(kind, case, at, op.query, [*operands(op), *lists])
+        launch_rows(kind, case, at, op)
 
 
-def launch_rows(kind: str, case: Case, at: Expansion, query: ir.Value, args: list[ir.Value | None]) -> None:
+def launch_rows(kind: str, case: Case, at: Expansion, op: Any) -> None:
     """Launch the host's or the warps' kernel over all query rows."""
-    rows = row_count(query, at)
+    rows, args = row_count(op.query, at), [AttentionArguments.of(op)]
     if kind == "host":
         at.launch(attention_rows.host_kernel(case), args, (at.constant(case.heads), rows, 1), (1, 1, 1), key=case)
         return

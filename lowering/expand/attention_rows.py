@@ -15,25 +15,24 @@ from __future__ import annotations
 from typing import Any
 
 from kvarn import dsl as kv
-from kvarn.dialect.dtypes import f32, i32
+from kvarn.dialect.dtypes import f32
 from kvarn.dialect.layout import align_up, cdiv, lowbit
 from kvarn.dsl.builder import emit_value, types
 from kvarn.lowering.row_reads import load_width, place_in_pool, read_rope, read_row
 
 from ..host_math import exp2
+from .attention_arguments import AttentionArguments
 from .attention_common import (
     Case,
     asks,
-    caches_of,
     column_vectors,
     interval,
     place_of,
 )
-from .attention_queries import queries_of
 from .chosen_pages import ChosenPages, chosen_pages
 from .key_tiles import KeyTiles, TilesOfRow
 from .partial_results import LOWEST, NO_VALUE, finished, log_sum_exp, with_prior
-from .softmax import arrays_read, modified_one, score_unit, shown
+from .softmax import modified_one, score_unit, shown
 
 LANES = 16  # f32 lanes of a host vector: one AVX-512 register, two of AVX2
 KEYS = 8  # keys that the host takes at a time
@@ -41,15 +40,14 @@ WARPS = 4  # rows of a block on a GPU
 
 
 def visited_of(
-    case: Case, source: Any, queries: Any, place: tuple[Any, Any, Any], num_keys: Any, pages: Any, page_counts: Any,
-    block_mask: Any,
-) -> ChosenPages | TilesOfRow | None:  # fmt: skip
+    case: Case, a: AttentionArguments, queries: Any, place: tuple[Any, Any, Any], num_keys: Any
+) -> ChosenPages | TilesOfRow | None:
     """What a query row at (sequence, row, query head) visits, where lists say so; None where it visits every key."""
-    if block_mask is None:
-        return chosen_pages(source, pages, page_counts)
+    if a.block_mask is None:
+        return chosen_pages(a.source, a.pages, a.page_counts)
     (b, row, h), (rows, keys) = place, case.blocks
     of_sequence = (queries.token(b, row) * case.group + h % case.group) // rows
-    return TilesOfRow(KeyTiles(block_mask, keys), queries.first_tile(b, case.group, rows) + of_sequence, num_keys)
+    return TilesOfRow(KeyTiles(a.block_mask, keys), queries.first_tile(b, case.group, rows) + of_sequence, num_keys)
 
 
 # --- the host --------------------------------------------------------------------------------------
@@ -132,52 +130,40 @@ def host_kernel(case: Case) -> Any:
                 take(keys, values, q, b, head, [(t, keys.page(b, t))], state, sums, how)
 
     @kv.kernel
-    def attention_host(
-        collection: kv.Optional[kv.KVCacheCollection], layer: kv.Optional[kv.i32],
-        key_operand: kv.Optional[kv.MHAOperand], value_operand: kv.Optional[kv.MHAOperand],
-        query: kv.Buffer[case.query, case.rank], extents: kv.Buffer[i32, 1], kv_offsets: kv.Optional[kv.Buffer[i32, 1]],
-        scale: kv.f32, out: kv.Buffer[case.out, case.rank], sinks: kv.Optional[kv.Buffer[f32, 1]],
-        lse: kv.Optional[kv.Buffer[f32, case.rank - 1]], slopes: kv.Optional[kv.Buffer[f32, 1]],
-        prior: kv.Optional[kv.Buffer[f32, case.rank]], prior_lse: kv.Optional[kv.Buffer[f32, case.rank - 1]],
-        pages: kv.Optional[kv.Buffer[i32, 3]] = None, page_counts: kv.Optional[kv.Buffer[i32, 2]] = None,
-        array0=None, array1=None, array2=None, array3=None, lists: kv.Optional[kv.Buffer[i32, 2]] = None,
-        list_counts: kv.Optional[kv.Buffer[i32, 1]] = None, block_mask=None,
-    ):  # fmt: skip
+    def attention_host(a: AttentionArguments):
         h, row = kv.block_id.x, kv.block_id.y
-        queries = queries_of(case.padded, extents, query, kv_offsets, lists, list_counts)
+        queries = a.queries(case)
         if queries.holds(row):
-            source = collection or key_operand
-            b, position, num_keys = place_of(case, source, value_operand, queries, row)
+            b, position, num_keys = place_of(case, a.source, a.values, queries, row)
             first, end = interval(case, position, num_keys)
-            keys, values = caches_of(case, collection, layer, key_operand, value_operand)
+            keys, values = a.caches(case)
             head, here = h // case.group, queries.numbered(row)
-            factor = scale * score_unit(case)
+            factor = a.scale * score_unit(case)
             q = [
-                kv.f32(query.load(*here, h, d, width=w, alignment=case.query.itemsize)) * factor
+                kv.f32(a.query.load(*here, h, d, width=w, alignment=case.query.itemsize)) * factor
                 for d, w in key_vectors + rope_vectors
             ]
             state = [kv.f32(LOWEST), kv.f32(0.0)]
             sums = [kv.vector(f32, w) if w > 1 else kv.f32(0.0) for _, w in value_vectors]
-            arrays = arrays_read(array0, array1, array2, array3)
-            how = (slopes, h, position, arrays)
-            visited = visited_of(case, source, queries, (b, row, h), num_keys, pages, page_counts, block_mask)
+            how = (a.slopes, h, position, a.arrays)
+            visited = visited_of(case, a, queries, (b, row, h), num_keys)
             if visited is None:
-                take_all(keys, values, q, b, head, first, end, state, sums, how, lists)
+                take_all(keys, values, q, b, head, first, end, state, sums, how, a.lists)
             else:
                 count = visited.count(b, head)
                 for entry in range(count):
                     token = visited.first_token(b, head, entry, count)
                     low, high = kv.math.max(first, token), kv.math.min(end, token + visited.unit)
                     take_all(keys, values, q, b, head, low, high, state, sums, how, None)
-            sink, before = None if sinks is None else sinks[h], None if prior is None else prior_lse[(*here, h)]
+            sink, before = None if a.sinks is None else a.sinks[h], None if a.prior is None else a.prior_lse[(*here, h)]
             *state, inverse, of_prior = finished(*state, sink, before, exp2)
             for n, (d, w) in enumerate(value_vectors):
                 x = sums[n] * inverse
-                if prior is not None:
-                    x = with_prior(x, prior.load(*here, h, d, width=w, alignment=f32.itemsize), of_prior)
-                out.store(*here, h, d, value=case.out(x), alignment=case.out.itemsize)
-            if lse is not None:
-                lse[(*here, h)] = log_sum_exp(state[0], state[1])
+                if a.prior is not None:
+                    x = with_prior(x, a.prior.load(*here, h, d, width=w, alignment=f32.itemsize), of_prior)
+                a.out.store(*here, h, d, value=case.out(x), alignment=case.out.itemsize)
+            if a.lse is not None:
+                a.lse[(*here, h)] = log_sum_exp(state[0], state[1])
 
     return attention_host
 
@@ -231,8 +217,9 @@ def simt_kernel(case: Case) -> Any:
         return total
 
     @kv.func
-    def take_all(keys, values, q, warp, lane, b, h, first, end, position, slopes, arrays, state, sums, lists):
+    def take_all(keys, values, q, warp, lane, b, first, end, state, sums, how, lists):
         """Fold the keys [first, end) into the state (maximum, this lane's sum) and the weighted sums of values."""
+        slopes, h, position, arrays = how
         head = h // case.group
         for base in range(first, end, 32):
             token = kv.math.min(base + lane, end - 1)
@@ -258,59 +245,48 @@ def simt_kernel(case: Case) -> Any:
                         sums[n] = sums[n] + read_row(case.row, values, b, head, at, d, width, page) * share
 
     @kv.kernel(max_threads=32 * WARPS)
-    def attention_simt(
-        collection: kv.Optional[kv.KVCacheCollection], layer: kv.Optional[kv.i32],
-        key_operand: kv.Optional[kv.MHAOperand], value_operand: kv.Optional[kv.MHAOperand],
-        query: kv.Buffer[case.query, case.rank], extents: kv.Buffer[i32, 1], kv_offsets: kv.Optional[kv.Buffer[i32, 1]],
-        scale: kv.f32, out: kv.Buffer[case.out, case.rank], sinks: kv.Optional[kv.Buffer[f32, 1]],
-        lse: kv.Optional[kv.Buffer[f32, case.rank - 1]], slopes: kv.Optional[kv.Buffer[f32, 1]],
-        prior: kv.Optional[kv.Buffer[f32, case.rank]], prior_lse: kv.Optional[kv.Buffer[f32, case.rank - 1]],
-        pages: kv.Optional[kv.Buffer[i32, 3]] = None, page_counts: kv.Optional[kv.Buffer[i32, 2]] = None,
-        array0=None, array1=None, array2=None, array3=None, lists: kv.Optional[kv.Buffer[i32, 2]] = None,
-        list_counts: kv.Optional[kv.Buffer[i32, 1]] = None, block_mask=None,
-    ):  # fmt: skip
+    def attention_simt(a: AttentionArguments):
         lane, warp = kv.thread_id.x & 31, kv.thread_id.x >> 5
         item = kv.block_id.x * WARPS + warp
         row, h = item // case.heads, item % case.heads
         q = kv.shared((WARPS, align_up(case.size, 16)), f32)
-        queries = queries_of(case.padded, extents, query, kv_offsets, lists, list_counts)
+        queries = a.queries(case)
         exists, here = queries.holds(row), queries.numbered(row)
         if exists:
-            factor = scale * score_unit(case)
+            factor = a.scale * score_unit(case)
             for d in range(lane, case.size, 32):
-                q[warp, d] = kv.f32(query[(*here, h, d)]) * factor
+                q[warp, d] = kv.f32(a.query[(*here, h, d)]) * factor
         kv.syncwarp()
         if exists:
-            source = collection or key_operand
-            b, position, num_keys = place_of(case, source, value_operand, queries, row)
+            b, position, num_keys = place_of(case, a.source, a.values, queries, row)
             first, end = interval(case, position, num_keys)
-            keys, values = caches_of(case, collection, layer, key_operand, value_operand)
+            keys, values = a.caches(case)
             sums = [kv.vector(f32, width) if width > 1 else kv.f32(0.0) for _ in range(turns)]
-            arrays = arrays_read(array0, array1, array2, array3)
+            how = (a.slopes, h, position, a.arrays)
             state = [kv.f32(LOWEST), kv.f32(0.0)]
-            visited = visited_of(case, source, queries, (b, row, h), num_keys, pages, page_counts, block_mask)
+            visited = visited_of(case, a, queries, (b, row, h), num_keys)
             if visited is None:
-                take_all(keys, values, q, warp, lane, b, h, first, end, position, slopes, arrays, state, sums, lists)
+                take_all(keys, values, q, warp, lane, b, first, end, state, sums, how, a.lists)
             else:
                 head = h // case.group
                 count = visited.count(b, head)
                 for entry in range(count):
                     token = visited.first_token(b, head, entry, count)
                     low, high = kv.math.max(first, token), kv.math.min(end, token + visited.unit)
-                    take_all(keys, values, q, warp, lane, b, h, low, high, position, slopes, arrays, state, sums, None)
+                    take_all(keys, values, q, warp, lane, b, low, high, state, sums, how, None)
             top, total = state
-            sink, before = None if sinks is None else sinks[h], None if prior is None else prior_lse[(*here, h)]
+            sink, before = None if a.sinks is None else a.sinks[h], None if a.prior is None else a.prior_lse[(*here, h)]
             top, total, inverse, of_prior = finished(top, kv.warp_reduce(total, "add"), sink, before)
             for n in kv.static(range(turns)):
                 column = lane + 32 * n
                 if column < columns:
                     x = sums[n] * inverse
-                    if prior is not None:
-                        found = prior.load(*here, h, column * width, width=width, alignment=f32.itemsize)
+                    if a.prior is not None:
+                        found = a.prior.load(*here, h, column * width, width=width, alignment=f32.itemsize)
                         x = with_prior(x, found, of_prior)
-                    out.store(*here, h, column * width, value=case.out(x), alignment=case.out.itemsize)
-            if lse is not None:
+                    a.out.store(*here, h, column * width, value=case.out(x), alignment=case.out.itemsize)
+            if a.lse is not None:
                 if lane == 0:
-                    lse[(*here, h)] = log_sum_exp(top, total)
+                    a.lse[(*here, h)] = log_sum_exp(top, total)
 
     return attention_simt

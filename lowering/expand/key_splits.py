@@ -15,13 +15,14 @@ from __future__ import annotations
 from typing import Any
 
 from kvarn import dsl as kv
-from kvarn.dialect.dtypes import f32, i32
+from kvarn.dialect.dtypes import f32
 from kvarn.dialect.layout import cdiv
 
-from .attention_common import Case, end_key, first_key, start_of
-from .attention_queries import queries_of
+from .attention_arguments import AttentionArguments
+from .attention_common import Case, end_key, first_key
 from .key_tiles import KeyTiles
 from .partial_results import LOWEST, finished, log_sum_exp, weight, with_prior
+from .tile_kernel import TileArguments, TileKernel
 
 MOST_SPLITS = 32  # a lane of a warp has the m and l of each
 LEAST_KEYS = 1024  # of one of several splits: fewer take less time than the combination
@@ -65,17 +66,14 @@ def partial_row(tile: Any, max_splits: Any, split: Any, rows: int) -> Any:
     return (tile * max_splits + split) * rows
 
 
-def combine_kernel(
-    case: Case, rows: int, keys: int, least: int, programmatic: bool = True, section: tuple[int, int] | None = None,
-    most: int | None = None,
-) -> Any:  # fmt: skip
-    """The kernel that combines the partial results of tiles of ``rows`` query rows and ``keys`` keys.
+def combine_kernel(s: TileKernel, programmatic: bool = True) -> Any:
+    """The kernel that combines the partial results of a kernel over tiles.
 
     A warp has a row. Rows of tiles that were not split are written already. ``programmatic``: it may be launched while
-    the kernel before it ends. ``section``: (first, how many) columns of values that the partial results have. ``most``:
-    no sequence has more query rows.
+    the kernel before it ends.
     """
-    FIRST, V = section or (0, case.value_size)
+    case, rows, keys, least, most = s.case, s.rows, s.keys, s.least, s.most
+    FIRST, V = s.first_column, s.values
     turns = cdiv(V, 32 * WIDTH)
 
     @kv.func
@@ -89,17 +87,9 @@ def combine_kernel(
         return m, kv.warp_reduce(total * mine, "add"), mine
 
     @kv.kernel(block=(32 * WARPS, 1, 1))
-    def attention_tiles_combine(
-        collection: kv.Optional[kv.KVCacheCollection], layer: kv.Optional[kv.i32],
-        key_operand: kv.Optional[kv.MHAOperand], value_operand: kv.Optional[kv.MHAOperand],
-        extents: kv.Buffer[i32, 1], kv_offsets: kv.Optional[kv.Buffer[i32, 1]], out: kv.Buffer[case.out, case.rank],
-        sinks: kv.Optional[kv.Buffer[f32, 1]], lse: kv.Optional[kv.Buffer[f32, case.rank - 1]],
-        prior: kv.Optional[kv.Buffer[f32, case.rank]], prior_lse: kv.Optional[kv.Buffer[f32, case.rank - 1]],
-        partials: kv.Buffer[f32, 2], ends: kv.Buffer[f32, 2], splits: kv.i32, tiles: kv.i32, block_mask=None,
-        lists=None, list_counts=None,
-    ):  # fmt: skip
+    def attention_tiles_combine(a: AttentionArguments, t: TileArguments):
         lane, warp = kv.lane_id(), kv.warp_id()
-        queries = queries_of(case.padded, extents, out, kv_offsets, lists, list_counts, most)
+        queries, tiles, splits = a.queries(case, most), t.tiles, t.splits
         item = kv.block_id.x * WARPS + warp
         tile, r = item // rows, item % rows
         number, head = tiles - 1 - tile // case.spec.num_heads, tile % case.spec.num_heads
@@ -107,36 +97,36 @@ def combine_kernel(
         if programmatic:
             kv.griddepcontrol_wait()  # what the kernel before wrote is there, lengths of a sequence are from before
         if row0 + r < count:
-            start, num_keys = start_of(case, collection or key_operand, value_operand, queries, b)
-            if block_mask is None:
+            start, num_keys = a.start(case, queries, b)
+            if a.block_mask is None:
                 low, high = key_range(case, keys, rows, start, row0, count, num_keys)
             else:
-                low, high = kv.i32(0), KeyTiles(block_mask, keys).count(number, head)
+                low, high = kv.i32(0), KeyTiles(a.block_mask, keys).count(number, head)
             each = split_tiles(least, low, high, splits)
             if high - low > each:
                 num_splits = quotient(high - low + (each - 1), each)
                 row, token = partial_row(tile, splits, 0, rows) + r, (row0 + r) // case.group
                 h = head * case.group + (row0 + r) % case.group
-                m, l, mine = weights_of(ends, row, num_splits, lane)
+                m, l, mine = weights_of(t.ends, row, num_splits, lane)
                 place = (*queries.at(base, token), h)
-                before = None if prior is None else prior_lse[place]
-                m, l, factor, of_prior = finished(m, l, None if sinks is None else sinks[h], before)
+                before = None if a.prior is None else a.prior_lse[place]
+                m, l, factor, of_prior = finished(m, l, None if a.sinks is None else a.sinks[h], before)
                 for turn in kv.static(range(turns)):
                     d = kv.math.min((turn * 32 + lane) * WIDTH, V - WIDTH)  # the last lanes repeat the last elements
                     o = kv.vector(f32, WIDTH)
                     for s in range(0, num_splits, TOGETHER):
                         held = [
-                            partials.load(row + kv.math.min(s + j, num_splits - 1) * rows, d, width=WIDTH)
+                            t.partials.load(row + kv.math.min(s + j, num_splits - 1) * rows, d, width=WIDTH)
                             for j in range(TOGETHER)
                         ]
                         for j in kv.static(range(TOGETHER)):
                             o = o + held[j] * kv.where(s + j < num_splits, kv.shuffle_idx(mine, (s + j) & 31), 0.0)
                     o = o * factor
-                    if prior is not None:
-                        o = with_prior(o, prior.load(*place, FIRST + d, width=WIDTH), of_prior)
-                    out.store(*place, FIRST + d, value=case.out(o))
-                if lse is not None:
+                    if a.prior is not None:
+                        o = with_prior(o, a.prior.load(*place, FIRST + d, width=WIDTH), of_prior)
+                    a.out.store(*place, FIRST + d, value=case.out(o))
+                if a.lse is not None:
                     if lane == 0:
-                        lse[place] = log_sum_exp(m, l)
+                        a.lse[place] = log_sum_exp(m, l)
 
     return attention_tiles_combine

@@ -16,7 +16,7 @@ from typing import Any
 from kvarn import dsl as kv
 from kvarn.dialect.dtypes import i32
 from kvarn.dialect.layout import CacheSpec, lowbit
-from kvarn.dialect.ops.attention import arrays_of, block_tile, score_of
+from kvarn.dialect.ops.attention import block_tile, score_of
 from kvarn.dialect.ops.mla import inline_content, inline_scales_of
 from kvarn.lowering.target import Target
 from kvarn.lowering.tile_ir import MMA
@@ -132,21 +132,15 @@ def slower_than(op: Any, at: Expansion) -> list[str]:
 @expands("kv.mla_attention")
 def expand_attention(op: Any, at: Expansion) -> None:
     case, kind = case_of(op, at), at.kind
-    args = [op.collection, op.layer, None, None, op.query, op.row_offsets, op.kv_offsets, op.scale, op.out]
-    args += [op.sinks, op.lse, None, op.prior, op.prior_lse]
-    lists = [None, None, op.block_mask, op.indices, op.topk_lengths]
     if kind == "latent" and not wgmma_problems(op, at):
         latent_schedule.launch(latent_schedule.config_of(case, at, op), at, op)
         return
     if kind == "latent":
-        config = _by_tiles(case, at.target, at.schedule)
-        tile_launch.launch(config, at, op, args, (op.collection, op.collection, op.layer), lists)
-        return
-    if kind == "host" and attention_tiles.fits_host(case):
-        attention_tiles.launch_host(case, at, op, args, lists)
-        return
-    rest = [*arrays_of(op), op.indices, op.topk_lengths, op.block_mask]
-    launch_rows(kind, case, at, op.query, [*args, None, None, *rest])
+        tile_launch.launch(_by_tiles(case, at.target, at.schedule), at, op)
+    elif kind == "host" and attention_tiles.fits_host(case):
+        attention_tiles.launch_host(case, at, op)
+    else:
+        launch_rows(kind, case, at, op)
 
 
 def chunk_of(op: Any, at: Expansion) -> mla_chunk.Chunk:

@@ -7,6 +7,7 @@ and passes may be left out: whatever is chosen, the output is that of the model.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -21,9 +22,11 @@ from kvarn.dialect import dtypes, layout, tma_layout
 from kvarn.dialect.layout import CacheSpec, CollectionSpec
 from kvarn.emulator import Report, ptx
 from kvarn.emulator import run as emulated
+from kvarn.lowering.expand.attention_arguments import AttentionArguments
 from kvarn.lowering.expand.attention_common import Case
 from kvarn.lowering.expand.attention_tiles import attention_kernel
 from kvarn.lowering.expand.key_splits import WARPS, combine_kernel
+from kvarn.lowering.expand.tile_kernel import TileArguments, TileKernel
 from kvarn.lowering.expand.tile_schedule import TileConfig
 from kvarn.lowering.rewrite import kernels
 from kvarn.lowering.target import by_name
@@ -108,19 +111,14 @@ def _text(value: Any) -> str:
 def trace(case: Case, spec: CollectionSpec, choice: Choice, prior: bool = False) -> ir.Module:
     """The kernel of a case, with the schedule on it, before any pass."""
     weights = TileConfig(case, instruction=dict(choice.entries).get("instruction", WGMMA)).weights
-    kernel = attention_kernel(
-        case, choice.rows, choice.keys, choice.threads, {"min_blocks": 1}, most=choice.most, weights=weights
-    )
+    kernel = attention_kernel(specialised(case, choice, weights))
     box = _box(spec.cache, choice) if choice.maps else None
-    rows, offsets = kv.Buffer[case.query, case.rank], kv.Buffer[kv.i32, 1]
-    given = [
-        spec, kv.i32, None, None, rows, offsets, None, kv.f32, rows, kv.Buffer[kv.f32, 1] if case.sinks else None,
-        kv.Buffer[kv.f32, case.rank - 1] if case.lse else None, kv.Buffer[kv.f32, 1] if case.alibi else None,
-        *_prior(case, prior), kv.i32, box, box,
-        *([kv.Buffer[kv.f32, 2], kv.Buffer[kv.f32, 2], kv.i32] if choice.splits > 1 else [None] * 3),
-        kv.Buffer[kv.i8, 1] if choice.queue else None,
-    ]  # fmt: skip
-    module = kernel.trace(given)
+    rows = kv.Buffer[case.query, case.rank]
+    given = dataclasses.replace(
+        _arguments(case, spec, prior), query=rows, scale=kv.f32, slopes=kv.Buffer[kv.f32, 1] if case.alibi else None
+    )
+    launched = TileArguments(kv.i32, box, box, *_parts(choice), queue=kv.Buffer[kv.i8, 1] if choice.queue else None)
+    module = kernel.trace([given, launched])
     (function,) = kernels(module)
     function.attributes["kv.schedule"] = ir.Attribute.parse(choice.schedule(), module.context)
     return module
@@ -151,21 +149,31 @@ def compiled(case: Case, spec: CollectionSpec, choice: Choice, prior: bool = Fal
     )
 
 
-def _prior(case: Case, given: bool) -> list[Any]:
-    """What a kernel is told of a result over other keys."""
-    return [kv.Buffer[kv.f32, case.rank], kv.Buffer[kv.f32, case.rank - 1]] if given else [None, None]
+def specialised(case: Case, choice: Choice, weights: Any = None) -> TileKernel:
+    """What the kernel of a case is specialised for."""
+    return TileKernel(case, choice.rows, choice.keys, choice.threads, 1, most=choice.most, weights=weights)
+
+
+def _arguments(case: Case, spec: CollectionSpec, prior: bool) -> AttentionArguments:
+    """The specs of the arguments that the kernel and the one that combines have."""
+    rows, of_rows = kv.Buffer[case.query, case.rank], kv.Buffer[kv.f32, case.rank - 1]
+    return AttentionArguments(
+        collection=spec, layer=kv.i32, extents=kv.Buffer[kv.i32, 1], out=rows,
+        sinks=kv.Buffer[kv.f32, 1] if case.sinks else None, lse=of_rows if case.lse else None,
+        prior=kv.Buffer[kv.f32, case.rank] if prior else None, prior_lse=of_rows if prior else None,
+    )  # fmt: skip
+
+
+def _parts(choice: Choice) -> list[Any]:
+    """The specs of partial results, of their ends and of the number of splits."""
+    return [kv.Buffer[kv.f32, 2], kv.Buffer[kv.f32, 2], kv.i32] if choice.splits > 1 else [None] * 3
 
 
 @functools.cache
 def combining(case: Case, spec: CollectionSpec, choice: Choice, prior: bool = False) -> Any:
     """The kernel that combines partial results, for the target."""
-    rows, parts = kv.Buffer[case.query, case.rank], kv.Buffer[kv.f32, 2]
-    given = [
-        spec, kv.i32, None, None, kv.Buffer[kv.i32, 1], None, rows, kv.Buffer[kv.f32, 1] if case.sinks else None,
-        kv.Buffer[kv.f32, case.rank - 1] if case.lse else None, *_prior(case, prior), parts, parts, kv.i32, kv.i32,
-    ]  # fmt: skip
-    early = by_name(choice.target).has("pdl")
-    kernel = combine_kernel(case, choice.rows, choice.keys, 1, early, most=choice.most)
+    kernel = combine_kernel(specialised(case, choice), by_name(choice.target).has("pdl"))
+    given = _arguments(case, spec, prior), TileArguments(kv.i32, None, None, *_parts(choice))
     return kv.compile(kernel, *given, target=choice.target)
 
 
@@ -249,7 +257,7 @@ def run(
     assert not counter.any(), "the counter of tiles is not back at 0"
     report.check()
     if choice.splits > 1:
-        given = [c, LAYER, extents, out, *[b.sinks] * case.sinks, *[lse] * case.lse, *prior, *parts, tiles]
+        given = [c, LAYER, extents, out, *[b.sinks] * case.sinks, *[lse] * case.lse, *prior, tiles, *parts]
         grid = tiles * case.spec.num_heads * choice.rows // WARPS
         emulated.launch(combining(case, c.spec, choice, bool(prior)), grid, 32 * WARPS, given, order)
     if case.padded:

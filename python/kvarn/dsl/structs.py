@@ -81,6 +81,8 @@ class Parameter:
         if isinstance(annotation, str):
             annotation = evaluate(name, annotation, scope)
         annotation, optional = _unwrapped(annotation)
+        if annotation is Any:  # whatever is given, as without an annotation
+            annotation = None
         if not _is_struct(annotation):
             return cls(name, annotation, optional)
         if optional:
