@@ -7,8 +7,7 @@ import io
 import re
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from kvarn.demo.display import Display, LiveText, abbreviate, text_width
 from kvarn.demo.scheduler import Answer, Step

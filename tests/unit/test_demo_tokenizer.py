@@ -4,8 +4,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from kvarn.demo.errors import DemoError
 from kvarn.demo.tokenizer import StreamDecoder, Tokenizer, byte_characters, split_words

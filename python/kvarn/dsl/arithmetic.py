@@ -16,8 +16,10 @@ from mlir import ir
 
 from kvarn.dialect.dtypes import DType, bool_, f32
 
-from . import tiles  # tiles and values import this module too: their names are used in functions only
-from . import values as v
+from . import (
+    tiles,  # tiles and values import this module too: their names are used in functions only
+    values as v,
+)
 from .builder import Lanes, emit_value, types
 
 if TYPE_CHECKING:

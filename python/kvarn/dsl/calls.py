@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from kvarn.dialect.dtypes import DType, bool_, f32, i32, i64
 
-from . import arithmetic as _a
-from . import math as kv_math
+from . import arithmetic as _a, math as kv_math
 from .handles import PAGED, SCALES, Cache, annotation_of, matches, operand
 from .memory import Buffer
 from .source import FunctionNode, FunctionSource, Liveness, flow_of, source_of

@@ -17,8 +17,7 @@ from kvarn.dialect import ops
 from kvarn.dialect.dtypes import DType, bool_, i8, i32, i64, u8
 from kvarn.dialect.layout import lowbit
 
-from . import arithmetic as _a
-from . import tiles
+from . import arithmetic as _a, tiles
 from .builder import emit, emit_value, types
 from .values import Numeric, Value, Vector, as_value, cast, describe, i32_value, index_value, plain, wrap
 

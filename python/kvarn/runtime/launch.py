@@ -20,11 +20,9 @@ from itertools import chain
 from typing import Any, NamedTuple
 
 from kvarn.artifact import Arg, Artifact
-from kvarn.bundle import BundleError
-from kvarn.bundle import load as load_bundle
+from kvarn.bundle import BundleError, load as load_bundle
 
-from . import device as devices
-from . import driver, quick, signatures, streams
+from . import device as devices, driver, quick, signatures, streams
 from .binding import HOST, Binder, make_binder
 from .packing import Address, Bound, Call, Frozen, HostExecutor, HostFrozen, Place
 

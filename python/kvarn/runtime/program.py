@@ -23,8 +23,7 @@ from typing import Any
 from kvarn.artifact import Arg, Artifact
 from kvarn.forks import renewed
 
-from . import device as devices
-from . import driver, streams
+from . import device as devices, driver, streams
 from .binding import HOST
 from .expressions import compile_expressions, compile_step
 from .launch import Binders

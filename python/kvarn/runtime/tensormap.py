@@ -368,8 +368,7 @@ def encode(m: TensorMap, ordinal: int = 0, owner: Any = None) -> EncodedTensorMa
     DriverError
         If the driver refuses it.
     """
-    from . import device as devices
-    from . import driver
+    from . import device as devices, driver
 
     on = devices.device(ordinal)
     major, minor, _ = devices.parse_chip(m.needs)
