@@ -232,6 +232,7 @@ def main(argv: Sequence[str]) -> int:
         print(f"kvarn demo: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
+        print(flush=True)  # ends the line of the answer that was being printed
         print("kvarn demo: interrupted", file=sys.stderr)
         return 130
     except BrokenPipeError:
