@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib.util
 import re
 import sys
@@ -113,13 +114,13 @@ def test_smollm_knows_the_capital_of_france(smollm: tuple[str, ModelWeights, Tok
 
 CONFIG = ModelConfig(
     layers=2,
-    hidden=24,
-    feed_forward=32,
-    vocabulary=40,
-    query_heads=6,
-    kv_heads=2,
-    head_size=8,
-    context=64,
+    hidden=48,
+    feed_forward=64,
+    vocabulary=261,
+    query_heads=3,
+    kv_heads=1,
+    head_size=64,
+    context=512,
     rope_base=10000.0,
     norm_eps=1e-5,
 )
@@ -307,29 +308,25 @@ def test_swiglu_does_not_overflow() -> None:
 
 # --- from a file to text ---------------------------------------------------------------------------
 
-HIDDEN, FEED_FORWARD, LAYERS, QUERY_HEADS, KV_HEADS, HEAD = 48, 64, 2, 3, 1, 64
-
 
 def write_tiny(path: Path, **changes: Any) -> Path:
-    """Write a GGUF file of the llama architecture with random weights and a vocabulary of bytes."""
-    rng = np.random.default_rng(7)
+    """Write a GGUF file of the llama architecture with `WEIGHTS` and a vocabulary of bytes."""
     tokens = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", *BYTES, "Ġa", "th"]
     fields: dict[str, Any] = {
-        "llama.block_count": LAYERS,
-        "llama.embedding_length": HIDDEN,
-        "llama.feed_forward_length": FEED_FORWARD,
-        "llama.attention.head_count": QUERY_HEADS,
-        "llama.attention.head_count_kv": KV_HEADS,
-        "llama.rope.dimension_count": HEAD,
-        "llama.context_length": 512,
-        "llama.vocab_size": len(tokens),
-        "llama.rope.freq_base": 10000.0,
-        "llama.attention.layer_norm_rms_epsilon": 1e-5,
+        "llama.block_count": CONFIG.layers,
+        "llama.embedding_length": CONFIG.hidden,
+        "llama.feed_forward_length": CONFIG.feed_forward,
+        "llama.attention.head_count": CONFIG.query_heads,
+        "llama.attention.head_count_kv": CONFIG.kv_heads,
+        "llama.rope.dimension_count": CONFIG.head_size,
+        "llama.context_length": CONFIG.context,
+        "llama.vocab_size": CONFIG.vocabulary,
+        "llama.attention.layer_norm_rms_epsilon": CONFIG.norm_eps,
         "tokenizer.ggml.tokens": tokens,
         "tokenizer.ggml.merges": ["Ġ a", "t h"],
         "tokenizer.ggml.token_type": [3, 3, 3] + [1] * (len(tokens) - 3),
         "tokenizer.ggml.pre": "smollm",
-        "tokenizer.ggml.eos_token_id": 2,
+        "tokenizer.ggml.eos_token_id": END,
         **changes,
     }
     writer = gguf.GGUFWriter(path, fields.pop("architecture", "llama"))
@@ -337,23 +334,23 @@ def write_tiny(path: Path, **changes: Any) -> Path:
     for key, value in fields.items():
         if value is not None:
             add_field[type(value)](key, value)
-
-    def add(name: str, *shape: int) -> None:
-        scale = 1 if len(shape) == 1 else shape[-1] ** -0.5
-        writer.add_tensor(f"{name}.weight", (rng.standard_normal(shape) * scale).astype(np.float32))
-
-    add("token_embd", len(tokens), HIDDEN)
-    add("output_norm", HIDDEN)
-    for layer in range(LAYERS):
-        add(f"blk.{layer}.attn_norm", HIDDEN)
-        add(f"blk.{layer}.attn_q", QUERY_HEADS * HEAD, HIDDEN)
-        add(f"blk.{layer}.attn_k", KV_HEADS * HEAD, HIDDEN)
-        add(f"blk.{layer}.attn_v", KV_HEADS * HEAD, HIDDEN)
-        add(f"blk.{layer}.attn_output", HIDDEN, QUERY_HEADS * HEAD)
-        add(f"blk.{layer}.ffn_norm", HIDDEN)
-        add(f"blk.{layer}.ffn_gate", FEED_FORWARD, HIDDEN)
-        add(f"blk.{layer}.ffn_up", FEED_FORWARD, HIDDEN)
-        add(f"blk.{layer}.ffn_down", HIDDEN, FEED_FORWARD)
+    tensors = {"token_embd": WEIGHTS.embedding, "output_norm": WEIGHTS.output_norm}
+    names = {
+        "attention_norm": ["attn_norm"],
+        "query_key_value": ["attn_q", "attn_k", "attn_v"],
+        "attention_output": ["attn_output"],
+        "feed_forward_norm": ["ffn_norm"],
+        "gate_up": ["ffn_gate", "ffn_up"],
+        "down": ["ffn_down"],
+    }
+    kv = CONFIG.kv_heads * CONFIG.head_size
+    for index, layer in enumerate(WEIGHTS.layers):
+        for joined, parts in names.items():
+            places = {1: [], 2: [CONFIG.feed_forward], 3: [-2 * kv, -kv]}[len(parts)]
+            for part, x in zip(parts, np.split(layer[joined], places), strict=True):
+                tensors[f"blk.{index}.{part}"] = x
+    for name, x in tensors.items():
+        writer.add_tensor(f"{name}.weight", x)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -366,17 +363,14 @@ def tiny_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_tiny(tmp_path_factory.mktemp("model") / "Tiny.F32.gguf")
 
 
-def test_a_file_is_read_whole_and_joined_matrices_keep_their_parts_apart(tiny_file: Path) -> None:
+def test_a_file_is_read_whole(tiny_file: Path) -> None:
     name, weights, tokenizer = load_model(tiny_file)
-    config = weights.config
     assert name == "Tiny (F32)"
-    assert (config.layers, config.hidden, config.vocabulary, config.context) == (LAYERS, HIDDEN, 261, 512)
-    assert (config.query_heads, config.kv_heads, config.head_size) == (QUERY_HEADS, KV_HEADS, HEAD)
+    assert dataclasses.replace(weights.config, norm_eps=CONFIG.norm_eps) == CONFIG
+    assert weights.config.norm_eps == np.float32(CONFIG.norm_eps)
     assert tokenizer.encode(" a th") == [259, *tokenizer.encode(" "), 260]
-    raw = {tensor.name: tensor.data for tensor in gguf.GGUFReader(tiny_file).tensors}
-    for joined, names in (("query_key_value", ("attn_q", "attn_k", "attn_v")), ("gate_up", ("ffn_gate", "ffn_up"))):
-        parts = np.concatenate([raw[f"blk.1.{name}.weight"] for name in names])
-        np.testing.assert_array_equal(weights.layers[1][joined], parts)
+    np.testing.assert_equal((weights.embedding, weights.output_norm), (WEIGHTS.embedding, WEIGHTS.output_norm))
+    np.testing.assert_equal(weights.layers, WEIGHTS.layers)
 
 
 @pytest.mark.parametrize(
