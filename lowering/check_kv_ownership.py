@@ -26,8 +26,7 @@ from typing import Any
 
 from mlir import ir
 
-from kvarn.dialect import effects, kv, layout, ops, types
-from kvarn.dialect import ownership_layout as at
+from kvarn.dialect import effects, kv, layout, ops, ownership_layout as at, types
 from kvarn.dialect.dtypes import i32, i64
 from kvarn.dsl import functional, gpu
 from kvarn.dsl.memory import Pointer, pointer_of

@@ -31,10 +31,8 @@ from kvarn.dialect.ops.staging import (
 from kvarn.dialect.ops.tile import IN_SHARED, SHARED, SHARED_TRANSPOSED
 from kvarn.dialect.register_layout import COLUMN, RegisterLayout
 from kvarn.dialect.shared_layout import SharedLayout
-from kvarn.dsl import functional, ptx
-from kvarn.dsl import gpu as kv_gpu
-from kvarn.dsl.memory import SHARED as SHARED_SPACE
-from kvarn.dsl.memory import Pointer
+from kvarn.dsl import functional, gpu as kv_gpu, ptx
+from kvarn.dsl.memory import SHARED as SHARED_SPACE, Pointer
 from kvarn.dsl.values import Value, where
 
 from . import tile_exchange, tile_memory, tile_mma, tile_products

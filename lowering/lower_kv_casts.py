@@ -18,8 +18,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from mlir import ir
-from mlir.dialects import arith, llvm, vector
-from mlir.dialects import math as mlir_math
+from mlir.dialects import arith, llvm, math as mlir_math, vector
 
 from kvarn.dialect import dtypes, types, verify
 

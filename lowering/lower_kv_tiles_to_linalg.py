@@ -26,8 +26,7 @@ from kvarn.dialect.dtypes import by_mlir
 from kvarn.dialect.layout import CacheSpec, lowbit
 from kvarn.dialect.ops.tile import row_format, stored_from
 from kvarn.dsl.handles import Cache, Operand
-from kvarn.dsl.values import Value, Vector
-from kvarn.dsl.values import cast as kv_cast
+from kvarn.dsl.values import Value, Vector, cast as kv_cast
 
 from .expand.attention_common import column_vectors
 from .index import as_index, const

@@ -18,8 +18,7 @@ from kvarn.dialect import ops, types
 from kvarn.dialect.dtypes import DType, f32, i32
 from kvarn.dialect.layout import CacheSpec, align_up, cdiv, page_and_slot
 from kvarn.dialect.shared_layout import CHUNK, SWIZZLES, SharedLayout
-from kvarn.dsl import functional, gpu, ptx, tma
-from kvarn.dsl import math as kv_math
+from kvarn.dsl import functional, gpu, math as kv_math, ptx, tma
 from kvarn.dsl.memory import GLOBAL, SHARED, Pointer
 from kvarn.dsl.values import Value, as_value, vector, where
 

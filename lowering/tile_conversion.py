@@ -15,8 +15,7 @@ from kvarn.dialect.latent_layout import RowFormat
 from kvarn.dialect.layout import cdiv
 from kvarn.dialect.ops.tile import TILE_COLUMN, number_of, row_format
 from kvarn.dialect.shared_layout import CHUNK, SharedLayout
-from kvarn.dsl import functional
-from kvarn.dsl import math as kv_math
+from kvarn.dsl import functional, math as kv_math
 from kvarn.dsl.memory import Pointer
 from kvarn.dsl.values import Value, cast, vector, where
 

@@ -15,8 +15,7 @@ from kvarn.dialect import ops, types
 from kvarn.dialect.dtypes import DType, f8e4m3, f8e5m2, f32, i8, i32
 from kvarn.dialect.layout import CacheSpec, align_up, cdiv
 from kvarn.dialect.shared_layout import CHUNK, SharedLayout
-from kvarn.dsl import functional, ptx
-from kvarn.dsl import math as kv_math
+from kvarn.dsl import functional, math as kv_math, ptx
 from kvarn.dsl.memory import GLOBAL, SHARED, Pointer
 from kvarn.dsl.values import Value, vector, where
 

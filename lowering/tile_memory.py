@@ -20,9 +20,7 @@ from kvarn.dialect.layout import cdiv
 from kvarn.dialect.ops.tile import TILE_COLUMN, number_of, stored_columns, stored_from
 from kvarn.dialect.register_layout import RegisterLayout
 from kvarn.dialect.shared_layout import CHUNK, SharedLayout
-from kvarn.dsl import functional, memory, ptx
-from kvarn.dsl import gpu as kv_gpu
-from kvarn.dsl import math as kv_math
+from kvarn.dsl import functional, gpu as kv_gpu, math as kv_math, memory, ptx
 from kvarn.dsl.handles import Cache, Operand
 from kvarn.dsl.memory import SHARED, Pointer
 from kvarn.dsl.values import Value, vector, where

@@ -9,8 +9,7 @@ from mlir import ir
 
 from kvarn.dialect import ops
 from kvarn.dialect.dtypes import i32
-from kvarn.dsl import gpu as kv_gpu
-from kvarn.dsl import ptx
+from kvarn.dsl import gpu as kv_gpu, ptx
 from kvarn.dsl.memory import SHARED, Pointer
 from kvarn.dsl.values import Value
 

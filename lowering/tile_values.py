@@ -11,16 +11,14 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from mlir import ir
-from mlir.dialects import arith
-from mlir.dialects import vector as mlir_vector
+from mlir.dialects import arith, vector as mlir_vector
 
 from kvarn.dialect import ops, types
 from kvarn.dialect.dtypes import bool_, f8e4m3, f32, i32
 from kvarn.dialect.ops.tile import SHARED, SHARED_TRANSPOSED, row_format
 from kvarn.dialect.shared_layout import CHUNK
 from kvarn.dsl import functional, ptx
-from kvarn.dsl.memory import SHARED as SHARED_SPACE
-from kvarn.dsl.memory import Pointer
+from kvarn.dsl.memory import SHARED as SHARED_SPACE, Pointer
 from kvarn.dsl.values import Value, vector
 
 from . import tile_exchange, tile_memory, tile_mma, tile_products, tile_terms, tile_windows

@@ -137,9 +137,17 @@ def a_saved_kernel_is_loaded(folder: Path) -> None:
     assert ".entry scale_keys(" in kv.load(folder / "kernel.kvarn").asm["ptx"]
 
 
+def the_demo_says_what_it_needs(folder: Path) -> None:
+    """Without the packages of the extra `demo`: one line, and a failure."""
+    done = subprocess.run([SCRIPTS / "kvarn", "demo"], capture_output=True, text=True, cwd=folder)
+    assert done.returncode == 1, done
+    assert done.stderr == "kvarn demo: gguf and tokenizers must be installed: pip install 'kvarn[demo]'\n", done.stderr
+
+
 STEPS: tuple[Callable[[Path], None], ...] = (
     the_package_is_the_installed_one, a_kernel_runs_on_the_cpu, it_compiles_for_gpus, gpu_code_runs_without_a_gpu,
     operations_attend, a_pass_of_ones_own_runs, a_page_shows_the_kernel, a_saved_kernel_is_loaded,
+    the_demo_says_what_it_needs,
 )  # fmt: skip
 
 

@@ -11,7 +11,12 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
-SOURCES = {"kvarn.dialect": ROOT / "dialect", "kvarn.lowering": ROOT / "lowering", "kvarn": ROOT / "python" / "kvarn"}
+SOURCES = {
+    "kvarn.chat": ROOT / "examples" / "chat",
+    "kvarn.dialect": ROOT / "dialect",
+    "kvarn.lowering": ROOT / "lowering",
+    "kvarn": ROOT / "python" / "kvarn",
+}
 FOLDERS = ("dialect", "lowering", "python", "tests", "bench", "examples")
 SPDX = "SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception"
 MOST_LINES = 1000
@@ -97,7 +102,7 @@ ALLOWED = {
     "kvarn.torch.huggingface": {"now": {*EVERYTHING, "torch", "transformers"}, "lazy": CUDA},
     "kvarn.parallel": {"now": {*EVERYTHING, "torch"}, "lazy": CUDA},  # likewise, by name
     "kvarn.tools": {"now": EVERYTHING, "lazy": {*CUDA, "torch"}},
-    "kvarn.demo": {"now": EVERYTHING, "lazy": {*CUDA, "gguf", "torch"}},
+    "kvarn.chat": {"now": {*EVERYTHING, "gguf", "tokenizers"}, "lazy": {"torch"}},
 }
 
 

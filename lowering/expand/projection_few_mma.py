@@ -24,8 +24,7 @@ from kvarn.lowering.tile_ir import WARP
 from .base import Expansion
 from .common import BYTES, begin, starts_early
 from .projection_common import Projection
-from .projection_few import TOKENS, finish_partials, part_of
-from .projection_few import Config as Few
+from .projection_few import TOKENS, Config as Few, finish_partials, part_of
 from .projection_groups import Stored, plain_case, plain_weight, with_floats, with_values
 from .projection_tiles import multiplied_by_mma
 

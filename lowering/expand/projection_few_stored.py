@@ -26,8 +26,17 @@ from .base import Expansion
 from .common import BYTES, THREADS, advance, begin, row_alignment, starts_early
 from .projection_common import STEPS_OF_ATOM, Projection, prefetch_maps
 from .projection_few import FINISH_BYTES, finish_partials, part_of
-from .projection_few_mma import COLUMNS, LANES, ROWS, WARPS, factors_of, problems, stored_weight, weight_pairs
-from .projection_few_mma import Config as OfMma
+from .projection_few_mma import (
+    COLUMNS,
+    LANES,
+    ROWS,
+    WARPS,
+    Config as OfMma,
+    factors_of,
+    problems,
+    stored_weight,
+    weight_pairs,
+)
 
 MOST_TOKENS = 128  # of a block, whose sums leave registers for what is converted
 PANELS, STAGES = 8, 10  # most panels of tokens, and tiles of the weight, in shared memory

@@ -19,8 +19,7 @@ import numpy as np
 
 import kvarn
 from kvarn.caches import ForeignPages, KVCacheCollection
-from kvarn.dialect import layout
-from kvarn.dialect import ownership_layout as at
+from kvarn.dialect import layout, ownership_layout as at
 from kvarn.dialect.layout import cdiv
 from kvarn.env import OWNERSHIP
 from kvarn.hybrid import HybridKVCacheManager

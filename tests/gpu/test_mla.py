@@ -5,8 +5,7 @@ import importlib
 
 import numpy as np
 import pytest
-from reference import attention as reference
-from reference import places
+from reference import attention as reference, places
 from reference.random_caches import random_values
 
 import kvarn as kv

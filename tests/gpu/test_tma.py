@@ -5,8 +5,7 @@ import importlib
 
 import numpy as np
 import pytest
-from reference import places
-from reference import tma_kernels as kernels
+from reference import places, tma_kernels as kernels
 
 import kvarn as kv
 from kvarn.runtime import device

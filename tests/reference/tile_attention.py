@@ -20,8 +20,7 @@ import kvarn as kv
 from kvarn.compiled import Kernel
 from kvarn.dialect import dtypes, layout, tma_layout
 from kvarn.dialect.layout import CacheSpec, CollectionSpec
-from kvarn.emulator import Report, ptx
-from kvarn.emulator import run as emulated
+from kvarn.emulator import Report, ptx, run as emulated
 from kvarn.lowering.expand.attention_arguments import AttentionArguments
 from kvarn.lowering.expand.attention_common import Case
 from kvarn.lowering.expand.attention_tiles import attention_kernel

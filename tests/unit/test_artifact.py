@@ -8,8 +8,7 @@ import zipfile
 
 import pytest
 
-from kvarn import artifact as A
-from kvarn import bundle
+from kvarn import artifact as A, bundle
 from kvarn.dialect import dtypes, layout
 
 SPEC = layout.spec_of("paged", "bf16", 8, 128, page_size=16)

@@ -12,10 +12,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
-from reference import attention as reference
-from reference import model
+from hypothesis import given, settings, strategies as st
+from reference import attention as reference, model
 from reference.kinds import MMA, schedule_for
 from reference.operands import dense_parts, ragged_parts
 from reference.random_caches import Problem, random_problem, random_query, random_values, stored_problem

@@ -8,8 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from reference import attention as reference
-from reference import tile_attention
+from reference import attention as reference, tile_attention
 from reference.random_caches import Problem, random_query, stored_problem
 from reference.shared_prefixes import close, combined
 

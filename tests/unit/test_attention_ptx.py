@@ -12,15 +12,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from reference import attention as reference
-from reference import decode_cases, places
+from reference import attention as reference, decode_cases, places
 from reference.kinds import MMA
 from reference.random_caches import Problem, random_query, stored_problem
 
 from kvarn.caches import PagedKVCacheCollection
 from kvarn.dialect import dtypes
-from kvarn.emulator import ptx
-from kvarn.emulator import run as emulated
+from kvarn.emulator import ptx, run as emulated
 from kvarn.ops import mla, reads
 
 TOLERANCE = {"f32": 2e-5, "f16": 4e-3, "bf16": 2e-2}

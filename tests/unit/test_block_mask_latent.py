@@ -8,8 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from reference import attention as reference
-from reference import block_masks
+from reference import attention as reference, block_masks
 from reference.attention_functions import document, query_of, t5, t5_buckets
 from reference.places import Place
 from reference.random_caches import Problem, stored_problem

@@ -13,8 +13,7 @@ import numpy as np
 import pytest
 
 import kvarn as kv
-from kvarn import artifact as A
-from kvarn import bundle
+from kvarn import artifact as A, bundle
 from kvarn.bundle import BundleError
 from kvarn.dialect import dtypes, layout, tma_layout
 from kvarn.runtime.program import load as load_runner

@@ -3,10 +3,8 @@
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
-from reference import attention as att
-from reference import model
+from hypothesis import given, settings, strategies as st
+from reference import attention as att, model
 from reference.random_caches import bits, clone, fill_cached, random_problem, random_values, same_buffers
 
 from kvarn.caches import PagedKVCacheCollection, saturating_cast

@@ -4,8 +4,7 @@
 import types
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from kvarn.artifact import Arg
 from kvarn.dialect import dtypes

@@ -12,10 +12,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
-from reference import attention as reference
-from reference import model
+from hypothesis import given, settings, strategies as st
+from reference import attention as reference, model
 from reference.foreign import LAYOUTS, Pool, pool_of
 from reference.kinds import schedule_for
 from reference.places import Place, near

@@ -13,8 +13,7 @@ from unit.test_attention_mla import SENTINEL, latent_problem, store_rope_keys
 
 import kvarn as kv
 from kvarn.dialect import dtypes
-from kvarn.emulator import ptx
-from kvarn.emulator import run as emulated
+from kvarn.emulator import ptx, run as emulated
 from kvarn.ops import mla
 
 

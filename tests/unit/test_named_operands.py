@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 
 import kvarn as kv
-from kvarn.dialect import kv as dialect
-from kvarn.dialect import named_operands
+from kvarn.dialect import kv as dialect, named_operands
 from kvarn.dialect.base import Kv
 from kvarn.dialect.ext import is_segmented, operand_fields
 from kvarn.dialect.reading import TextError, parse

@@ -21,8 +21,7 @@ from kvarn.dialect.dtypes import bf16, f8e4m3
 from kvarn.dialect.layout import CacheSpec, spec_of
 from kvarn.emulator import run as emulated
 from kvarn.lowering import expand, pipeline, runner
-from kvarn.lowering.expand import attention as attention_expansion
-from kvarn.lowering.expand import decode_schedule, tile_schedule, tuned
+from kvarn.lowering.expand import attention as attention_expansion, decode_schedule, tile_schedule, tuned
 from kvarn.lowering.expand.attention_common import Case
 from kvarn.lowering.select_kv_schedule import decode_entries
 from kvarn.lowering.target import by_name

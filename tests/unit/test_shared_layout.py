@@ -5,8 +5,7 @@ from collections import Counter
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from kvarn.dialect.shared_layout import CHUNK, Descriptor, SharedLayout, bank_conflicts, wavefronts
 

@@ -3,8 +3,7 @@
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from mlir import ir
 from reference.blocks import run_block
 

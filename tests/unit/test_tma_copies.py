@@ -7,14 +7,12 @@ lie anywhere, are compared with the NumPy model of a copy.
 
 import numpy as np
 import pytest
-from reference import places
-from reference import tma_kernels as kernels
+from reference import places, tma_kernels as kernels
 from reference.random_caches import random_problem, random_values
 
 import kvarn as kv
 from kvarn.dialect import dtypes, tma_layout
-from kvarn.emulator import ptx
-from kvarn.emulator import tma as ptx_tma
+from kvarn.emulator import ptx, tma as ptx_tma
 
 HEADS = 2
 SWIZZLES = ("none", "32B", "64B", "128B")

@@ -18,8 +18,7 @@ from mlir import ir
 from kvarn.dialect.dtypes import DType, i32
 from kvarn.dialect.ops.attention import is_function
 
-from . import math as kv_math
-from . import values as v
+from . import math as kv_math, values as v
 from .memory import Buffer, Shape
 
 

@@ -22,8 +22,7 @@ from mlir import ir
 
 import kvarn
 from kvarn import settings
-from kvarn.dialect import layout, page_orders
-from kvarn.dialect import types as kv_types
+from kvarn.dialect import layout, page_orders, types as kv_types
 from kvarn.dialect.dtypes import DType, bool_, of
 from kvarn.dialect.layout import CacheSpec, CollectionSpec, OperandSpec
 from kvarn.dialect.tma_layout import TmaSpec

@@ -14,8 +14,7 @@ import numpy as np
 
 from .barriers import store_async
 from .block import TYPES, WARP, Block, Lanes, op
-from .text import EmulationError, Instruction
-from .text import parts as _parts
+from .text import EmulationError, Instruction, parts as _parts
 
 _SMALL = {"e4m3": ml_dtypes.float8_e4m3fn, "e5m2": ml_dtypes.float8_e5m2}
 

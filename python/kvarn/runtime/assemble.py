@@ -24,8 +24,7 @@ from typing import Any
 from kvarn.artifact import Artifact
 from kvarn.env import env
 
-from .assembler_log import AssemblyError as AssemblyError
-from .assembler_log import needs_whole_program, refuse_losses
+from .assembler_log import AssemblyError as AssemblyError, needs_whole_program, refuse_losses
 from .device import parse_chip, runs_on
 
 INSTALL_ASSEMBLER = "pip install nvidia-nvjitlink cuda-bindings, or put the CUDA toolkit's ptxas on PATH"

@@ -20,8 +20,7 @@ from typing import Any, NamedTuple
 
 from kvarn.artifact import Arg, Artifact
 
-from . import device as devices
-from . import quick, signatures, streams
+from . import device as devices, quick, signatures, streams
 from .binding import HOST, Binder, make_binder
 from .packing import Address, Bound, Call, Frozen, HostExecutor, HostFrozen, Place
 

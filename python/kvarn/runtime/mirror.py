@@ -9,8 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from . import device as devices
-from . import driver
+from . import device as devices, driver
 from .binding import HOST
 
 

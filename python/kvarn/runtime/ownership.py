@@ -18,8 +18,7 @@ from kvarn.artifact import Entry
 from kvarn.dialect import ownership_layout as at
 from kvarn.forks import renewed
 
-from . import device as devices
-from . import driver
+from . import device as devices, driver
 from .mirror import Memory
 
 titles: dict[int, str] = {}  # of the accesses of all code that was loaded, by number

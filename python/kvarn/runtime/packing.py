@@ -19,8 +19,7 @@ from typing import Any, NamedTuple, Protocol
 
 from kvarn.artifact import PARAM_BYTES, Artifact, Entry
 
-from . import device as devices
-from . import driver, ownership, streams, timeline
+from . import device as devices, driver, ownership, streams, timeline
 from .binding import bits_of
 
 Attributes = Mapping[str, Any] | None

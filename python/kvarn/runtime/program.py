@@ -22,12 +22,10 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from kvarn.artifact import Arg, Artifact
-from kvarn.bundle import BundleError
-from kvarn.bundle import load as load_bundle
+from kvarn.bundle import BundleError, load as load_bundle
 from kvarn.forks import renewed
 
-from . import device as devices
-from . import driver, streams
+from . import device as devices, driver, streams
 from .binding import HOST
 from .expressions import compile_expressions, compile_step
 from .launch import Binders, Launcher

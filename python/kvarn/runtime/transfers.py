@@ -17,8 +17,7 @@ import numpy as np
 from kvarn.dialect import dtypes, layout
 from kvarn.dialect.layout import FA3
 
-from . import device as devices
-from . import driver, streams
+from . import device as devices, driver, streams
 from .buffers import BufferView
 
 SMALL, MANY = 32 << 10, 8  # more runs than these, of fewer bytes than these on average, are for a kernel

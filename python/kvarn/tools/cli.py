@@ -19,7 +19,7 @@ from kvarn.env import env
 from kvarn.tools.pass_options import add_pass_options, passes_of
 
 COMMANDS = {
-    "demo": ("kvarn.demo", "generate text with SmolLM2 through the paged cache"),
+    "demo": ("kvarn.chat", "generate text with SmolLM2 through the paged cache"),
     "compile": ("kvarn.tools.cli:compile_main", "compile a kernel of a Python file, and print a stage of it"),
     "explain": ("kvarn.tools.explain", "report on a kernel, stage by stage"),
     "ablate": ("kvarn.tools.ablate", "show what each optional pass is worth on a kernel"),

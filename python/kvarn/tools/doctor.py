@@ -180,8 +180,7 @@ def check_gpu() -> Iterator[Finding]:
 
     status = driver.status()
     if status.bindings:
-        core = version_of("cuda-core")
-        yield Finding("cuda-python", OK, f"cuda-bindings {status.bindings}" + (f", cuda-core {core}" if core else ""))
+        yield Finding("cuda-python", OK, f"cuda-bindings {status.bindings}")
     else:
         yield Finding("cuda-python", MISSING, "cuda-bindings is not installed", "pip install 'kvarn[cuda]'")
     if not status.usable:

@@ -28,8 +28,7 @@ from fakes import (
     tensor,
 )
 
-from kvarn import artifact as A
-from kvarn import bundle
+from kvarn import artifact as A, bundle
 from kvarn.dialect import dtypes
 from kvarn.env import env
 from kvarn.runtime import device, driver

