@@ -86,8 +86,8 @@ def lines(targets: Sequence[str], only: str = "", share: int = 0, shares: int = 
 
 def read(text: str) -> dict[tuple[str, str], str]:
     """Digests by target and name, of a file that ``--write`` made."""
-    made = (line.split("  ", 2) for line in text.splitlines() if line)
-    return {(target.strip(), name): digest.strip() for digest, target, name in made}
+    made = (line.split(maxsplit=2) for line in text.splitlines())
+    return {(target, name): digest for digest, target, name in made}
 
 
 def differences(before: Mapping[tuple[str, str], str], now: Mapping[tuple[str, str], str]) -> list[str]:
