@@ -13,10 +13,6 @@ import sys
 from collections.abc import Sequence
 
 
-class DemoError(Exception):
-    """The demo cannot go on; the text says why and what to do."""
-
-
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the demo with the arguments that follow the program's name (`sys.argv`'s when left out).
 

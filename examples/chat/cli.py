@@ -11,9 +11,9 @@ import unicodedata
 from collections.abc import Sequence
 from pathlib import Path
 
-from . import DemoError
 from .arrays import NumpyArrays, TorchArrays
 from .check import TOLERANCE, Recorder, compare
+from .errors import DemoError
 from .model import Model
 from .paged_cache import PAGE_SIZE, PagedCache
 from .scheduler import Request, Step, common_prefix, generate, greedy

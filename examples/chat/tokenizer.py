@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 import tokenizers
 from tokenizers import decoders, models, pre_tokenizers
 
-from . import DemoError
+from .errors import DemoError
 
 DEFAULT_SYSTEM = "You are a helpful AI assistant named SmolLM, trained by Hugging Face"
 PLAIN_TOKEN = 1  # GGUF's token type of ordinary tokens; all others (control, unknown, …) never match in text

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import gguf
 import numpy as np
 
-from . import DemoError
+from .errors import DemoError
 from .tokenizer import Tokenizer
 
 if TYPE_CHECKING:

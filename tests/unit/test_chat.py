@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from hypothesis import given, strategies as st
 
-from kvarn.chat import DemoError, main
+from kvarn.chat.errors import DemoError, main
 from kvarn.runtime import driver
 
 pytest.importorskip("gguf")
