@@ -1,13 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 """Every cache operation over tables that hold anything: lengths, offsets, counts and page ids of any 32 bits.
 
-Nothing is asked of the results. What is written outside an operation's arrays shows in the guards around them; an
-access outside of them ends the process, or is an error of the PTX interpreter.
+Nothing is asked of the results. Arrays abut pages without access: what is read or written outside of them there ends
+the process, on the host, or is an error of the PTX interpreter. What is written at an array's other side shows in a
+pattern.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -15,27 +16,24 @@ import numpy as np
 import kvarn as kv
 from kvarn.dialect import dtypes
 
+from . import guarded
 from .kinds import MMA
 
 ANY = np.array([0, 1, 3, 7, 17, 40, 100_000, 2**30, 2**31 - 1, 2**31, 2**32 - 7, 2**32 - 1], np.uint32)
 HEADS, SIZE, BATCH, TOKENS, SLOTS, REGIONS = 2, 16, 3, 6, 24, 5
-GUARD = 64  # elements before and after an array
-_PATTERN = 0x5A
 
 
 class Memory:
-    """Arrays with guards around them."""
+    """Arrays that abut pages without access at one side."""
 
-    def __init__(self, rng: np.random.Generator) -> None:
-        self.rng, self.guarded = rng, []
+    def __init__(self, rng: np.random.Generator, side: str) -> None:
+        self.rng, self.side, self.beside = rng, side, list[np.ndarray]()
 
     def array(self, shape: tuple[int, ...], dtype: Any = "f32", fill: Any = 0.5) -> np.ndarray:
-        """An array of a dtype between two guards."""
+        """An array of a dtype."""
         found = dtypes.of(dtype).numpy
-        size = int(np.prod(shape)) * found.itemsize
-        bytes_ = np.full(size + 2 * GUARD * 8, _PATTERN, np.uint8)
-        self.guarded.append((bytes_[: GUARD * 8], bytes_[GUARD * 8 + size :]))
-        made = bytes_[GUARD * 8 : GUARD * 8 + size].view(found).reshape(shape)
+        made, beside = guarded.empty(shape, found, self.side)
+        self.beside.append(beside)
         made[...] = np.asarray(fill).astype(found)
         return made
 
@@ -55,7 +53,7 @@ class Memory:
         return found
 
     def unharmed(self) -> bool:
-        return all((g == _PATTERN).all() for pair in self.guarded for g in pair)
+        return all((beside == guarded.PATTERN).all() for beside in self.beside)
 
 
 def collection(m: Memory, kind: str, dtype: str = "f32", is_mla: bool = False, size: int = SIZE) -> Any:
@@ -221,8 +219,15 @@ OF_ONE_KIND = ("operands", "batches", "block masks")  # of no cache, or alike ov
 OF_GPUS = ("kernels",)
 
 
-def run(family: str, kind: str, seed: int) -> None:
+def run(family: str, kind: str, seed: int, side: str) -> None:
     """Run a family of operations over one draw of tables; AssertionError where something was written outside."""
-    memory = Memory(np.random.default_rng(seed))
+    memory = Memory(np.random.default_rng(seed), side)
     FAMILIES[family](memory, kind)
-    assert memory.unharmed(), f"{family} over {kind}, seed {seed}: written outside of an array"
+    assert memory.unharmed(), f"{family} over {kind}, seed {seed}, side {side}: written outside of an array"
+
+
+def draws(family: str, count: int) -> Iterator[tuple[str, int, str]]:
+    """(kind, seed, side) of the draws of a family: so many a kind, at each side by turns."""
+    for kind in KINDS[:1] if family in OF_ONE_KIND else KINDS:
+        for seed in range(count):
+            yield kind, seed, guarded.SIDES[seed % 2]
