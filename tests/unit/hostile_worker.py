@@ -16,10 +16,11 @@ from reference.places import Unchecked
 
 if __name__ == "__main__":
     faulthandler.enable()
-    with Unchecked().active():
+    place = Unchecked()
+    with place.active():
         for line in sys.stdin:
             family = line.strip()
             for kind, seed, side in hostile.draws(family, int(sys.argv[1])):
                 print(f"{kind}, seed {seed}, side {side}", flush=True)
-                hostile.run(family, kind, seed, side)
+                hostile.run(place, family, kind, seed, side)
             print("done", flush=True)

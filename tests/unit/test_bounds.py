@@ -24,7 +24,7 @@ from kvarn.dialect.layout import MAX_TOKENS
 
 WORKER = Path(__file__).with_name("hostile_worker.py")
 TRIES = "20" if os.environ.get("KVARN_TEST_ALL") else "6"  # batches of hostile contents
-SECONDS = 120  # that a family may take
+SECONDS = 60  # that a family may take
 ON_HOST = [f for f in hostile.FAMILIES if f not in hostile.OF_GPUS]
 
 
@@ -45,21 +45,23 @@ class Worker:
         print(family, file=process.stdin, flush=True)
         limit = threading.Timer(SECONDS, process.kill)
         limit.start()
-        try:
-            for line in process.stdout:
-                if line == "done\n":
-                    return ""
-                last = line.strip()
-        finally:
-            limit.cancel()
-        self.process = None
-        status = process.wait()
-        how = signal.Signals(-status).name if status < 0 else f"exit status {status}"
-        return f"{family} at {last}: {how}\n{self.errors.read_text()[-2000:]}"
+        for line in process.stdout:
+            if line == "done\n":
+                limit.cancel()
+                return ""
+            last = line.strip()
+        limit.cancel()
+        self.end()
+        how = signal.Signals(-process.returncode).name if process.returncode < 0 else f"status {process.returncode}"
+        # What the process has written last: a traceback, or faulthandler's, of whose threads the first ran.
+        where = self.errors.read_text().partition("\n\nThread")[0].partition("\n\nExtension modules")[0]
+        return f"{family} over {last}: ended by {how}\n{where[-3000:]}"
 
     def end(self) -> None:
+        """End the process, if there is one."""
         if self.process is not None:
             self.process.communicate()
+            self.process = None
 
 
 @pytest.fixture(scope="module")
@@ -79,9 +81,10 @@ def test_on_the_host_no_contents_lead_out_of_the_arrays(worker, family):
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize("family", hostile.FAMILIES)
 def test_in_gpu_code_no_contents_lead_out_of_the_arrays(family):
-    with Interpreted("sm_90a").active():
+    place = Interpreted("sm_90a")
+    with place.active():
         for kind, seed, side in hostile.draws(family, 2):
-            hostile.run(family, kind, 100 + seed, side)
+            hostile.run(place, family, kind, 100 + seed, side)
 
 
 @pytest.fixture(params=["host", "sm_90a"])
@@ -109,6 +112,22 @@ def test_a_length_past_the_table_counts_as_a_full_row_of_it(place, kind, length)
     out = np.zeros((2, 2), np.int32)
     place.launch(lengths, 2, 1, whole.get_key_cache(0), out)
     assert out.tolist() == [[room, room], [9, room]]
+
+
+@pytest.mark.parametrize(("offsets", "lengths"), [
+    ([0, 4, 2**31, 11], [4, 7, 0]), ([2**32 - 1, 4, 3, 2**32 - 1], [0, 0, 8]), ([0, 2**30, 12, 5], [11, 0, 0]),
+])  # fmt: skip
+def test_a_length_of_ragged_rows_ends_with_them_and_is_not_negative(place, offsets, lengths):
+    @kv.kernel
+    def read(x: kv.MHAOperand, out: kv.Buffer[kv.i32, 1]):
+        out[kv.block_id.x] = x.cache_length(kv.block_id.x)
+
+    given = np.array([0, 4, 8, 11], np.uint32)
+    x = kv.RaggedMHAOperand(np.zeros((11, 1, 1), np.float32), given)
+    given[:] = offsets  # after they were checked
+    out = np.full(3, -1, np.int32)
+    place.launch(read, 3, 1, x, out)
+    assert out.tolist() == lengths
 
 
 @pytest.mark.parametrize("kind", ["continuous", "dense", "ragged"])
