@@ -125,12 +125,14 @@ class Kind:
 class Operation:
     """The kinds of kernels of an operation, and the entries that all of them have.
 
-    ``choice`` says whether ``kind`` is an entry of its own.
+    ``choice`` says whether ``kind`` is an entry of its own; ``tuned``, whether the user's table of measured schedules
+    (``kvarn tune``) counts for it: it is then part of the key under which compiled code is kept.
     """
 
     kinds: tuple[Kind, ...]
     entries: tuple[Entry, ...] = ()
     choice: bool = True
+    tuned: bool = False
 
     def kind(self, name: str) -> Kind:
         return next(kind for kind in self.kinds if kind.name == name)
@@ -141,6 +143,11 @@ class Operation:
 
     def entries_of(self, kind: Kind) -> dict[str, Entry]:
         return {entry.name: entry for entry in (*self.entries, *kind.entries)}
+
+
+def is_tuned(operation: str) -> bool:
+    """Whether the user's table of measured schedules counts for an operation, by its name."""
+    return operation in OPERATIONS and OPERATIONS[operation].tuned
 
 
 # --- the one question ------------------------------------------------------------------------------
@@ -563,9 +570,9 @@ _FIXED = Operation((PLAIN_HOST, FIXED), choice=False)
 
 OPERATIONS: dict[str, Operation] = {
     **dict.fromkeys(
-        ("kv.attention", "kv.attention_padded"), Operation((HOST, SIMT, TILED, DECODE), _OF_ROWS)
+        ("kv.attention", "kv.attention_padded"), Operation((HOST, SIMT, TILED, DECODE), _OF_ROWS, tuned=True)
     ),
-    "kv.operand_attention": Operation((HOST, SIMT, TILED), _OF_ROWS),
+    "kv.operand_attention": Operation((HOST, SIMT, TILED), _OF_ROWS, tuned=True),
     "kv.mla_attention": Operation((HOST, SIMT, LATENT), _PROMISES),
     "kv.mla_prefill_chunk": Operation((ROWS_HOST, SIMT, TILED), _PROMISES),
     **dict.fromkeys(

@@ -220,7 +220,7 @@ def block_extents(case: Case, place: Place) -> tuple[int, int]:
         raise ValueError(f"a schedule of kind tile {problem}")
     if problems:
         return of_rows
-    config = tile_schedule.chosen(case, place.target, place.schedule)
+    config = tile_schedule.chosen(case, place.target, place.schedule, measured=True)
     return config.rows, config.keys
 
 
@@ -259,7 +259,7 @@ def expand(op: Any, at: Expansion) -> None:
     if kind == "decode":
         attention_decode.expand_decode(op, at)
     elif kind == "tile":
-        config = tile_schedule.chosen(case, at.target, at.schedule)
+        config = tile_schedule.chosen(case, at.target, at.schedule, at.tuned)
         source = (op.keys, op.values, None) if of_operands(op) else (op.collection, op.collection, op.layer)
         tile_launch.launch(config, at, op, operands(op), source, [*pages_of(op), op.block_mask])
     elif kind == "host" and attention_tiles.fits_host(case):  # of head size 1 there are no tiles
