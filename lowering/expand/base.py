@@ -40,7 +40,7 @@ class Expansion:
     @property
     def tuned(self) -> bool:
         """Whether the user's table of measured schedules counts, as the operation's declaration says."""
-        return schedules.is_tuned(self.op.operation.name)
+        return self.op.operation.name in schedules.TUNED
 
     @property
     def kind(self) -> str:

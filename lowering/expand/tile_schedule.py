@@ -426,8 +426,7 @@ def most_rows(case: Case, schedule: Mapping[str, Any]) -> int | None:
 def chosen(case: Case, target: Target, schedule: Mapping[str, Any], measured: bool = False) -> TileConfig:
     """The entries that are given, then what was measured, and for the others the widest tiles that fit.
 
-    What was measured is of a whole schedule: where it does not go with what is given, it does not count. It is asked
-    for by operations that are declared to be tuned (``at.tuned``).
+    What was ``measured`` is of a whole schedule: it does not count where it does not go with what is given.
 
     Raises
     ------

@@ -32,7 +32,7 @@ from kvarn.env import env
 from kvarn.lowering import emit, loading, nvptx, pipeline, pipeline_parser, record_kv_abi, runner
 from kvarn.lowering.expand import tuned
 from kvarn.lowering.pass_base import PassFailure, fail
-from kvarn.lowering.rewrite import walk
+from kvarn.lowering.rewrite import ops_named, walk
 from kvarn.lowering.target import Target, by_name, of_capability
 from kvarn.settings import extended
 
@@ -205,7 +205,7 @@ def compile(
         text, placed = str(module), with_places(module)
         # Checks say where they stand, so that code with checks depends on its places, and other code does not.
         what = placed if lineinfo or settings.check or "cf.assert" in text else text
-        operations = [op.name for op in walk(module, schedules.is_tuned)]
+        operations = [op.name for op in ops_named(module, *schedules.TUNED)]
         key = key_of("kernel with lines" if lineinfo else "kernel", what, chosen, settings, operations)
         found = load_cached(key)
         if found is None:
@@ -369,7 +369,7 @@ def key_of(kind: str, what: Any, target: Target, settings: pipeline.Settings, op
     outside = extensions.key(settings)
     if outside is None:
         return None
-    is_tuned = any(outside.values()) or any(map(schedules.is_tuned, operations))
+    is_tuned = any(outside.values()) or not schedules.TUNED.isdisjoint(operations)
     return cache_key({
         "kind": kind, "what": what, "target": target.name, "disable": sorted(settings.disable),
         "options": dict(settings.options), "check": settings.check, "trace": settings.trace,

@@ -2,7 +2,8 @@
 """What each setting, property of an argument and piece of other packages' code changes of the keys of compiled code.
 
 There are three. ``compile`` is the disk cache's; ``program`` is that of a program or kernel in memory; ``launch`` is a
-call's signature, under which its checks and its program are remembered. A row has two states, and says which keys
+call's signature, under which its checks and its program are remembered (what the native part keeps is compared with
+that in tests/unit/fake_cuda/warm.py). A row has two states, and says which keys
 differ between them; the others are equal. The keys are those that calls look up: nothing is compiled.
 
 The tables are whole: a field of a setting or of an argument, a variable of the environment, or a part of the compile
@@ -22,7 +23,6 @@ from dataclasses import replace
 from functools import partial
 from importlib import metadata
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -53,7 +53,7 @@ from reference.keys import (
 )  # fmt: skip
 
 import kvarn as kv
-from kvarn import compiler, dispatch, settings
+from kvarn import compiler, dispatch, extensions, settings
 from kvarn.dialect import dtypes, layout, native, page_orders, schedules
 from kvarn.dialect.base import Kv
 from kvarn.env import env
@@ -94,6 +94,8 @@ SETTINGS = [
     Row("inserted", lambda: (kv.pipeline({f"after:{PLAN}": nothing}), kv.pipeline({f"before:{PLAN}": nothing})), ALL),
     Row("inserted", lambda: (kv.pipeline({f"after:{PLAN}": holding(1)}), kv.pipeline({f"after:{PLAN}": holding(2)})),
         ALL),
+    Row("inserted", lambda: (kv.pipeline({f"after:{PLAN}": holding(1)}), kv.pipeline({f"after:{PLAN}": holding(1)})),
+        NONE),
     Row("inserted", lambda: (kv.pipeline({f"after:{PLAN}": "cse"}), kv.pipeline({f"after:{PLAN}": "cse,cse"})), ALL),
     Row("trace", lambda: (settings.tracing(8), settings.tracing(16)), ALL),
 ]  # fmt: skip
@@ -211,14 +213,13 @@ def test_every_variable_has_a_row():
 def test_the_table_counts_for_the_operations_that_are_declared_to_be_tuned_and_for_no_other():
     """Wherever the name stands in the IR: as a specialisation, as text, in a module."""
     sm90, plain = by_name("sm_90a"), pipeline.Settings()
-    declared = {name for name in schedules.OPERATIONS if schedules.is_tuned(name)}
-    assert declared == {"kv.attention", "kv.attention_padded", "kv.operand_attention"}
+    assert schedules.TUNED == {"kv.attention", "kv.attention_padded", "kv.operand_attention"}
     for name in schedules.OPERATIONS:
         keys = set()
         for text in ("{}", "[]"):
             with table_of(text):
                 keys.add(compiler.key_of("operation", name, sm90, plain, [name]))
-        assert len(keys) == 1 + (name in declared), name
+        assert len(keys) == 1 + (name in schedules.TUNED), name
 
 
 @pytest.mark.parametrize("name", ["attention", "attention_padded", "operand_attention"])
@@ -256,8 +257,7 @@ def test_who_reads_the_table_is_who_is_declared_to(name, schedule, declared, mon
     load = tuned.load
     monkeypatch.setattr(tuned, "load", lambda path: asked.append(path) or load(path))
     if not declared:
-        without = dataclasses.replace(schedules.OPERATIONS[what.name], tuned=False)
-        monkeypatch.setitem(schedules.OPERATIONS, what.name, without)
+        monkeypatch.setattr(schedules, "TUNED", schedules.TUNED - {what.name})
     module = build(what, compiler.context())
     with compiler.diagnosed(module.context):
         runner.run(module, pipeline.steps("sm_90a"), stop_after="expand-kv-operations")
@@ -388,20 +388,32 @@ def test_a_tensors_properties_are_part_of_a_calls_signature(way):
     assert key(address=0) != key(address=0, device="meta")
 
 
-# Of a cache, a collection or an operand: the addresses and the sizes of pools are values, and no part of a signature.
-HANDLE_CHANGES = [
-    ({"dtype": np.float16}, True), ({"batch": 2}, True), ({"readonly": True}, True), ({"pages": 5}, False),
-]  # fmt: skip
+# Of a cache or a collection: the addresses and the sizes of pools are values, and no part of a signature.
+HANDLES = [({"dtype": np.float16}, True), ({"batch": 2}, True), ({"readonly": True}, True), ({"pages": 5}, False)]
+
+
+class Elsewhere:
+    """A handle or an operand as it is, on another device."""
+
+    def __init__(self, of: Any, ordinal: int) -> None:
+        self.of, self.spec, self.device, self.readonly = of, of.spec, ("cuda", ordinal), True
+
+    def fields(self) -> Any:
+        return self.of.fields()
+
+
+class ElsewhereOperand(Elsewhere):
+    capacity, batch_size = 9, 2
 
 
 @pytest.mark.parametrize("of", [lambda c: c, lambda c: c.get_key_cache(0)], ids=["collection", "cache"])
 def test_a_handles_properties_are_part_of_a_calls_signature(of):
-    base = signature(of(pool()))
-    for given, differs in HANDLE_CHANGES:
-        assert (signature(of(pool(**given))) != base) == differs, given
-    moved = SimpleNamespace(fields=of(pool()).fields, spec=of(pool()).spec, readonly=False, device=("cuda", 1))
-    here = SimpleNamespace(**vars(moved) | {"device": ("cuda", 0)})
-    assert signatures.sign_handle(moved, []) != signatures.sign_handle(here, [])
+    base = of(pool())
+    for given, differs in HANDLES:
+        assert (signature(of(pool(**given))) != signature(base)) == differs, given
+    assert signatures.find_signer(Elsewhere) is signatures.find_signer(type(base)) is signatures.sign_handle
+    assert signature(Elsewhere(base, 0)) != signature(Elsewhere(base, 1))
+    assert signatures.sign_handle(Elsewhere(base, 0), []) != signatures.sign_handle(Elsewhere(base, 1), [])
 
 
 def test_an_operands_properties_are_part_of_a_calls_signature():
@@ -411,9 +423,19 @@ def test_an_operands_properties_are_part_of_a_calls_signature():
     assert signature(operand()) == signature(operand())
     for given in ({"batch": 3}, {"tokens": 10}, {"dtype": np.float16}):
         assert signature(operand(**given)) != signature(operand()), given
-    on = [SimpleNamespace(fields=operand().fields, spec=operand().spec, batch_size=2, capacity=9, device=("cuda", n))
-          for n in range(2)]  # fmt: skip
-    assert signatures._sign_operand(on[0], []) != signatures._sign_operand(on[1], [])
+    assert signatures.find_signer(ElsewhereOperand) is signatures.find_signer(type(operand()))
+    assert signature(ElsewhereOperand(operand(), 0)) != signature(ElsewhereOperand(operand(), 1))
+
+
+@pytest.mark.parametrize("way", ["by its signer", "by a plan"])
+def test_of_numbers_only_the_class_is_part_of_a_calls_signature_but_for_zeros(way):
+    def key(number: Any) -> Any:
+        return signature(number) if way == "by a plan" else signatures._sign_number(number, [])
+
+    for a, b in itertools.combinations([2, 2.0, 0, 0.0, -0.0], 2):
+        assert key(a) != key(b), (a, b)
+    assert key(2) == key(3)
+    assert key(2.5) == key(3.5)
 
 
 def test_what_a_call_is_given_beside_operands_is_part_of_its_signature():
@@ -510,6 +532,15 @@ EXTENSIONS = [
 def test_code_of_other_packages_is_part_of_the_keys(row):
     for name in row.calls:
         check(row.change, CALLS[name], row.differ)
+
+
+def test_what_has_no_digest_is_kept_in_memory_alone():
+    """And there told from others by what it is."""
+    extensions._warn.cache_clear()  # says it once
+    with pytest.warns(RuntimeWarning, match="the compile cache is not used, since a .* has no digest"):
+        one, two = (keys_in(kv.pipeline({f"after:{PLAN}": holding(object())}), call_kernel) for _ in range(2))
+    assert one[COMPILE] is two[COMPILE] is None
+    assert one[PROGRAM] != two[PROGRAM]
 
 
 @pytest.mark.parametrize("state", [lambda: rule_of(1), lambda: kv.pipeline({f"after:{PLAN}": nothing})])
