@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 """What a schedule may say: for every operation its kinds of kernels, and for every kind its entries.
 
-This is the one place for it. The verifier, ``select-kv-schedule``, ``kv.ops``, ``kvarn tune`` and the documentation ask
-:func:`why_unsupported` or read the declarations. The more the caller knows (the target, the kind, the case that a
-kernel is compiled for), the more is checked. A sentence continues "the schedule's": "tile must be 16, 32, 64 or 128,
-got 24".
+The verifier, ``select-kv-schedule``, ``kv.ops``, ``kvarn tune`` and the documentation ask :func:`why_unsupported` or
+read the declarations. The more the caller knows (the target, the kind, the case that a kernel is compiled for), the
+more is checked. A sentence continues "the schedule's": "tile must be 16, 32, 64 or 128, got 24".
 
 A new kind of kernel is a :class:`Kind` here, and its name in the operations that have it.
 """
@@ -125,12 +124,13 @@ class Kind:
 class Operation:
     """The kinds of kernels of an operation, and the entries that all of them have.
 
-    ``choice`` says whether ``kind`` is an entry of its own.
+    ``choice`` says whether ``kind`` is an entry of its own; ``tuned``, whether the table of ``kvarn tune`` counts.
     """
 
     kinds: tuple[Kind, ...]
     entries: tuple[Entry, ...] = ()
     choice: bool = True
+    tuned: bool = False
 
     def kind(self, name: str) -> Kind:
         return next(kind for kind in self.kinds if kind.name == name)
@@ -563,9 +563,9 @@ _FIXED = Operation((PLAIN_HOST, FIXED), choice=False)
 
 OPERATIONS: dict[str, Operation] = {
     **dict.fromkeys(
-        ("kv.attention", "kv.attention_padded"), Operation((HOST, SIMT, TILED, DECODE), _OF_ROWS)
+        ("kv.attention", "kv.attention_padded"), Operation((HOST, SIMT, TILED, DECODE), _OF_ROWS, tuned=True)
     ),
-    "kv.operand_attention": Operation((HOST, SIMT, TILED), _OF_ROWS),
+    "kv.operand_attention": Operation((HOST, SIMT, TILED), _OF_ROWS, tuned=True),
     "kv.mla_attention": Operation((HOST, SIMT, LATENT), _PROMISES),
     "kv.mla_prefill_chunk": Operation((ROWS_HOST, SIMT, TILED), _PROMISES),
     **dict.fromkeys(
@@ -595,6 +595,6 @@ OPERATIONS: dict[str, Operation] = {
 }  # fmt: skip
 
 # The passes without which some entry has no meaning.
-CARRYING = {entry.carried_out_by for found in OPERATIONS.values() for kind in found.kinds for entry in kind.entries} - {
-    ""
-}
+CARRYING = {e.carried_out_by for o in OPERATIONS.values() for k in o.kinds for e in k.entries if e.carried_out_by}
+# The operations that read the user's table of schedules: it is part of the key under which their code is kept.
+TUNED = {name for name, found in OPERATIONS.items() if found.tuned}

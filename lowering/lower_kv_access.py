@@ -360,23 +360,22 @@ def table_alignment(count: int) -> int:
 
 @RULES.lowers("kv.load_pages")
 def lower_load_pages(op: Any, options: Options) -> ir.Value:
-    count = op.count.value
-    batch, column = Ix(op.batch), Ix(op.column)
-    if options.clamp:  # to the last sequence, and to the last entries that begin in the table
-        batch = batch.least(Ix(ops.field(op.cache, "batch")) - 1)
-        column = column.least((Ix(ops.field(op.cache, "lookup_columns")) - 1) // count * count)
-    index = batch.wide * Ix(ops.field(op.cache, "lookup_stride")) + column.wide
-    address = offset(ops.field(op.cache, "lookup"), index, i32())
-    loads = []
+    count, batch, column = op.count.value, Ix(op.batch), Ix(op.column)
     # 32 bytes in one load exist from sm_100 on; two of 16 serve every target.
-    for first in range(0, count, 4):
-        width = min(count, 4)
-        at = address if first == 0 else offset(address, Ix(const(first)), i32())
-        type_ = ir.VectorType.get([width], i32())
+    width = min(count, 4)
+    if options.clamp:
+        batch = batch.least(Ix(ops.field(op.cache, "batch")) - 1)
+        last = (Ix(ops.field(op.cache, "lookup_columns")) - 1) // width * width
+    row = batch.wide * Ix(ops.field(op.cache, "lookup_stride"))
+    type_, loads = ir.VectorType.get([width], i32()), []
+    for first in range(0, count, width):
+        # Each begins in the row: a row whose columns are a multiple of 4 and none of 8 has only one of a last two.
+        at = (column + first).least(last) if options.clamp else column + first
+        address = offset(ops.field(op.cache, "lookup"), row + at.wide, i32())
         if width == 1:
-            loads.append(vector.from_elements(type_, [load(at, i32(), 4, True)]))
+            loads.append(vector.from_elements(type_, [load(address, i32(), 4, True)]))
         else:
-            loads.append(load(at, type_, table_alignment(width), True))
+            loads.append(load(address, type_, table_alignment(width), True))
     if len(loads) == 1:
         return loads[0]
     return vector.shuffle(loads[0], loads[1], list(range(count)))

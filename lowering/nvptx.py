@@ -71,7 +71,8 @@ _FUNCTIONS: dict[str, tuple[Any, ...]] = {
 }  # fmt: skip
 
 
-def _library() -> str:
+def library() -> str:
+    """The file of MLIR and LLVM that the bindings have loaded."""
     bindings = importlib.import_module("mlir._mlir_libs._mlir")
     return str(Path(str(bindings.__file__)).with_name("libMLIRPythonCAPI.so"))
 
@@ -79,7 +80,7 @@ def _library() -> str:
 @functools.cache
 def _translate() -> Any:
     """MLIR's translation of a module into an LLVM context. It calls handlers of diagnostics in Python: with the GIL."""
-    function = ctypes.PyDLL(_library()).mlirTranslateModuleToLLVMIR
+    function = ctypes.PyDLL(library()).mlirTranslateModuleToLLVMIR
     function.restype, function.argtypes = _P, [_P, _P]
     return function
 
@@ -87,13 +88,13 @@ def _translate() -> Any:
 @functools.cache
 def _llvm() -> ctypes.CDLL:
     """MLIR's library, which the bindings have loaded, and LLVM's, which it depends on."""
-    library = ctypes.CDLL(_library())
+    loaded = ctypes.CDLL(library())
     for name, (result, *arguments) in _FUNCTIONS.items():
-        function = getattr(library, name)
+        function = getattr(loaded, name)
         function.restype, function.argtypes = result, arguments
     for part in ("TargetInfo", "Target", "TargetMC", "AsmPrinter"):
-        getattr(library, f"LLVMInitializeNVPTX{part}")()
-    return library
+        getattr(loaded, f"LLVMInitializeNVPTX{part}")()
+    return loaded
 
 
 def ptx(module: ir.Module, chip: str, features: str, passes: str = PASSES) -> str:

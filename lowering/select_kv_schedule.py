@@ -56,7 +56,7 @@ def attention_entries(op: Any, at: Expansion, without: Collection[str]) -> dict[
         remark(op.operation, "missed", f"kind {kind} is slower than others: {why}")
     if kind == "tile":
         given = {**schedules.TILED.left_out(without), **at.schedule}
-        config = tile_schedule.chosen(case, at.target, given)
+        config = tile_schedule.chosen(case, at.target, given, at.tuned)
         why_converted = tile_schedule.why_not_stored(config) if config.converts else None
         if why_converted is not None:
             remark(op.operation, "missed", f"keys are converted before they are multiplied: {why_converted}")
@@ -65,11 +65,15 @@ def attention_entries(op: Any, at: Expansion, without: Collection[str]) -> dict[
         return {"kind": kind}
     config = Config(case.spec, case.query, case.group, at.schedule["max_queries"], pages=case.pages,
                     key_tiles=case.blocks)  # fmt: skip
-    return {"kind": kind, **decode_entries(at.target, config, at.schedule)}
+    return {"kind": kind, **decode_entries(at.target, config, at.schedule, at.tuned)}
 
 
-def decode_entries(target: Target, config: Config, schedule: Mapping[str, Any]) -> dict[str, Any]:
+def decode_entries(
+    target: Target, config: Config, schedule: Mapping[str, Any], measured: bool = False
+) -> dict[str, Any]:
     """A decode's entries from the tables, as small as the target and the given entries of a schedule need them.
+
+    The user's table is asked where ``measured``: for operations that are declared to be tuned.
 
     Raises
     ------
@@ -79,10 +83,10 @@ def decode_entries(target: Target, config: Config, schedule: Mapping[str, Any]) 
     config = replace(config, max_batch=schedule.get("max_batch", config.max_batch))
     _require("kv.attention", schedule, target, "decode", config)
     invariant = bool(schedule.get("batch_invariant"))
-    measured = tuned.entries(target, config, invariant)
+    found = tuned.entries(target, config, invariant) if measured else {}
     names = schedules.DECODE.names
     given = {name: value for name, value in schedule.items() if name in names}
-    chosen_by_table = {**decode_table.entries(config, invariant), **measured}
+    chosen_by_table = {**decode_table.entries(config, invariant), **found}
     if config.key_tiles:  # a tile has keys of one entry of a list
         chosen_by_table["tile"] = math.gcd(chosen_by_table["tile"], config.key_tiles[1])
     config = replace(config, **{**chosen_by_table, **given})
@@ -91,7 +95,7 @@ def decode_entries(target: Target, config: Config, schedule: Mapping[str, Any]) 
             f"the schedule's tile must divide the block mask's {config.key_tiles[1]} keys, got {config.tile}"
         )
     # A tile decides the order of additions, which nothing of the batch may change when it is to be invariant.
-    config = fitted(target, config, {*given, *(("tile",) if invariant else ())}, "blocks" in measured)
+    config = fitted(target, config, {*given, *(("tile",) if invariant else ())}, "blocks" in found)
     return {name: getattr(config, name) for name in (*names, "max_batch")}
 
 

@@ -102,10 +102,11 @@ class PopulateOp(Kv.Operation, name="populate", traits=[Pure]):
 
 
 class LoadPagesOp(Kv.Operation, name="load_pages", traits=[Pure]):
-    """``count`` consecutive entries of a sequence's table row from ``column`` on, in one vector load.
+    """``count`` consecutive entries of a sequence's table row from ``column`` on, in vector loads of up to four.
 
-    Attribute count: 1, 2, 4 or 8. Preconditions: column is a multiple of count, the row stride too, and the table
-    is aligned to 4*count bytes. The entries are not clamped: the table's padding names the null page.
+    Attribute count: 1, 2, 4 or 8. Preconditions: column is a multiple of count, and rows of the table start at
+    multiples of as many bytes as a load has. A load that would begin past the row's columns reads its last entries;
+    what the entries name is not clamped: the table's padding names the null page.
     """
 
     cache: Operand[Any]

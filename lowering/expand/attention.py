@@ -221,7 +221,7 @@ def block_extents(case: Case, place: Place) -> tuple[int, int]:
         raise ValueError(f"a schedule of kind tile {problem}")
     if problems:
         return of_rows
-    config = tile_schedule.chosen(case, place.target, place.schedule)
+    config = tile_schedule.chosen(case, place.target, place.schedule, measured=True)
     return config.rows, config.keys
 
 
@@ -253,7 +253,7 @@ def expand(op: Any, at: Expansion) -> None:
     if kind == "decode":
         attention_decode.expand_decode(op, at)
     elif kind == "tile":
-        tile_launch.launch(tile_schedule.chosen(case, at.target, at.schedule), at, op)
+        tile_launch.launch(tile_schedule.chosen(case, at.target, at.schedule, at.tuned), at, op)
     elif kind == "host" and attention_tiles.fits_host(case):  # of head size 1 there are no tiles
         attention_tiles.launch_host(case, at, op)
     else:

@@ -9,7 +9,7 @@ from typing import Any
 from mlir import ir
 from mlir.dialects import arith, gpu, memref
 
-from kvarn.dialect import dtypes, layout, ops, tma_layout, types
+from kvarn.dialect import dtypes, layout, ops, schedules, tma_layout, types
 from kvarn.dialect.verify import python_values
 from kvarn.dsl.identity import identity
 from kvarn.lowering.index import Ix, const
@@ -36,6 +36,11 @@ class Expansion:
         self._traced = traced
         attributes = op.operation.attributes
         self.schedule = python_values(attributes["schedule"]) if "schedule" in attributes else {}
+
+    @property
+    def tuned(self) -> bool:
+        """Whether the user's table of measured schedules counts, as the operation's declaration says."""
+        return self.op.operation.name in schedules.TUNED
 
     @property
     def kind(self) -> str:

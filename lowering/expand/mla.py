@@ -106,7 +106,7 @@ def _by_tiles(case: Case, target: Target, schedule: Mapping[str, Any]) -> tile_s
     given = {**schedule, **BY_MMA}
     if "splits" in given:
         given["splits"] = min(given["splits"], MOST_SPLITS)
-    return tile_schedule.chosen(case, target, given, measured=False)
+    return tile_schedule.chosen(case, target, given)
 
 
 def kind_of(op: Any, at: Expansion) -> str:

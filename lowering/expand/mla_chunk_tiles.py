@@ -67,7 +67,7 @@ def config_of(chunk: Chunk, target: Target, schedule: Mapping[str, Any]) -> tile
     case = case_of(chunk)
     producers = min(PRODUCERS, tile_schedule.TileConfig(case).most_producers)
     entries = {"producers": producers, **CHOSEN, **schedule, **FIXED}
-    return tile_schedule.chosen(case, target, entries, measured=False)
+    return tile_schedule.chosen(case, target, entries)
 
 
 def launch(chunk: Chunk, at: Expansion, op: Any) -> None:

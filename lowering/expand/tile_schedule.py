@@ -423,10 +423,10 @@ def most_rows(case: Case, schedule: Mapping[str, Any]) -> int | None:
     return schedule.get("expected_rows") if most is None else most * case.group
 
 
-def chosen(case: Case, target: Target, schedule: Mapping[str, Any], measured: bool = True) -> TileConfig:
+def chosen(case: Case, target: Target, schedule: Mapping[str, Any], measured: bool = False) -> TileConfig:
     """The entries that are given, then what was measured, and for the others the widest tiles that fit.
 
-    What was measured is of a whole schedule: where it does not go with what is given, it does not count.
+    What was ``measured`` is of a whole schedule: it does not count where it does not go with what is given.
 
     Raises
     ------

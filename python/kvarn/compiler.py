@@ -3,8 +3,8 @@
 
 ``kv.compile(kernel, *specs, target=...)`` gives a :class:`~kvarn.compiled.Kernel`: the code at every stage, the facts
 about it, and a way to launch it. No GPU is needed to compile. Compiled code is kept on disk, keyed by the kernel's IR,
-the target, the settings, kvarn's own sources and the code of other packages that takes part. ``KVARN_DUMP_TO``,
-``KVARN_OVERRIDE_DIR``, ``KVARN_CHECK`` and ``KVARN_REPRODUCER`` act here (``docs/compiling.md``).
+the target, the settings, kvarn's own sources, MLIR's version and the code of other packages that takes part.
+``KVARN_DUMP_TO``, ``KVARN_OVERRIDE_DIR``, ``KVARN_CHECK`` and ``KVARN_REPRODUCER`` act here (``docs/compiling.md``).
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ import hashlib
 import itertools
 import json
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -26,12 +27,12 @@ from kvarn import bundle, errors, extensions, forks, stage_files
 from kvarn.artifact import Arg, Artifact, Entry, Param, Step, Workspace
 from kvarn.cache import cache_key, compile_cache
 from kvarn.compiled import Kernel, load
-from kvarn.dialect import dtypes, kv, reading, types
+from kvarn.dialect import dtypes, kv, native, reading, schedules, types
 from kvarn.env import env
-from kvarn.lowering import emit, loading, pipeline, pipeline_parser, record_kv_abi, runner
+from kvarn.lowering import emit, loading, nvptx, pipeline, pipeline_parser, record_kv_abi, runner
 from kvarn.lowering.expand import tuned
 from kvarn.lowering.pass_base import PassFailure, fail
-from kvarn.lowering.rewrite import walk
+from kvarn.lowering.rewrite import ops_named, walk
 from kvarn.lowering.target import Target, by_name, of_capability
 from kvarn.pipelines import extended
 
@@ -68,13 +69,30 @@ def diagnosed(c: ir.Context) -> Iterator[None]:
 
 @functools.cache
 def sources_digest() -> str:
-    """SHA-256 over kvarn's own Python sources: part of every key of the disk cache."""
-    digest = hashlib.sha256()
-    package = Path(__file__).resolve().parent
-    for folder in ("", "dsl", "dialect", "dialect/ops", "lowering", "lowering/expand"):
-        for path in sorted((package / folder).glob("*.py")):
-            digest.update(path.name.encode() + b"\0" + path.read_bytes())
+    """SHA-256 over kvarn's own sources and what they run on: part of every key of the disk cache."""
+    digest = hashlib.sha256(f"{_mlir_version()} {native.available() is None}".encode())
+    for path in sources():
+        digest.update(f"{path.parent.name}/{path.name}".encode() + b"\0" + path.read_bytes())
     return digest.hexdigest()
+
+
+def sources() -> list[Path]:
+    """The Python files that compiled code depends on."""
+    package = Path(__file__).resolve().parent
+    folders = ("", "dsl", "dialect", "dialect/native", "dialect/ops", "lowering", "lowering/expand")
+    return [path for folder in folders for path in sorted((package / folder).glob("*.py"))]
+
+
+def _mlir_version() -> str:
+    """The version of MLIR and LLVM; of bindings without metadata, built by oneself, the size and time of the library.
+
+    kvarn's metadata pins it, and its sources do not say it: they may be the same over two versions.
+    """
+    try:
+        return metadata.version(native.BINDINGS)
+    except metadata.PackageNotFoundError:
+        status = Path(nvptx.library()).stat()
+        return f"{status.st_size} {status.st_mtime_ns}"
 
 
 def default_target() -> str:
@@ -187,7 +205,8 @@ def compile(
         text, placed = str(module), with_places(module)
         # Checks say where they stand, so that code with checks depends on its places, and other code does not.
         what = placed if lineinfo or settings.check or "cf.assert" in text else text
-        key = key_of("kernel with lines" if lineinfo else "kernel", what, chosen, settings)
+        operations = [op.name for op in ops_named(module, *schedules.TUNED)]
+        key = key_of("kernel with lines" if lineinfo else "kernel", what, chosen, settings, operations)
         found = load_cached(key)
         if found is None:
             observer = None if hasattr(kernel, "trace_into") else _check_at(steps)
@@ -340,19 +359,22 @@ def _arg(record: dict[str, Any]) -> Arg:
 # --- the disk cache ----------------------------------------------------------------------------------
 
 
-def key_of(kind: str, what: Any, target: Target, settings: pipeline.Settings) -> str | None:
+def key_of(kind: str, what: Any, target: Target, settings: pipeline.Settings, operations: Iterable[str]) -> str | None:
     """The disk cache's key of something compiled for a target: ``what`` is IR or what it is made from.
 
-    None where code from outside takes part that cannot be told from other code in another process.
+    The user's table of schedules counts where one of the ``operations`` in it, by name, is declared to be tuned, and
+    where code from outside takes part, which may make such operations. None where such code cannot be told from other
+    code in another process.
     """
     outside = extensions.key(settings)
     if outside is None:
         return None
+    is_tuned = any(outside.values()) or not schedules.TUNED.isdisjoint(operations)
     return cache_key({
         "kind": kind, "what": what, "target": target.name, "disable": sorted(settings.disable),
         "options": dict(settings.options), "check": settings.check, "trace": settings.trace,
         "after": settings.start_after, "sources": sources_digest(), "outside": outside,
-        "tuned": tuned.digest() if "kv.attention" in str(what) else "",
+        "tuned": tuned.digest() if is_tuned else "",
     })  # fmt: skip
 
 
@@ -379,5 +401,5 @@ def save_cached(key: str | None, made: Artifact) -> None:
 
 __all__ = [
     "Kernel", "compile", "context", "default_target", "diagnosed", "key_of", "load", "load_cached", "lower", "parse",
-    "save_cached", "sources_digest", "take_record",
+    "save_cached", "sources", "sources_digest", "take_record",
 ]  # fmt: skip

@@ -169,7 +169,8 @@ def artifact(what: Specialisation, lineinfo: bool = False) -> Artifact:
     """The compiled artifact of a specialisation, from the disk cache where it is. Nothing is traced on a hit."""
     portable = functions.are_portable(v for _, v in what.attributes)
     kind = "operation with lines" if lineinfo else "operation"
-    key = compiler.key_of(kind, what, by_name(what.target), pipelines.current()) if portable else None
+    applied = pipelines.current()
+    key = compiler.key_of(kind, what, by_name(what.target), applied, [what.name]) if portable else None
     found = compiler.load_cached(key)
     if found is None:
         found = compile_operation(what, lineinfo).artifact

@@ -155,10 +155,14 @@ gpu.module @kernels {
     gpu.return
   }
 
-  // Eight entries are two loads of 16 bytes, of the last sequence and column at most.
+  // Eight entries are two loads of 16 bytes, of the last sequence at most, each of the last columns at most.
   // CHECK-LABEL: gpu.func @load_pages
-  // CHECK-COUNT-2: arith.minui
-  // CHECK-COUNT-2: llvm.load {{.*}} invariant {alignment = 16 : i64} : !llvm.ptr<1> -> vector<4xi32>
+  // CHECK:         %[[SEQUENCE:.*]] = arith.minui %arg1
+  // CHECK:         %[[FIRST:.*]] = arith.minui %arg1, %[[LAST:.*]] :
+  // CHECK:         llvm.load {{.*}} invariant {alignment = 16 : i64} : !llvm.ptr<1> -> vector<4xi32>
+  // CHECK:         %[[NEXT:.*]] = arith.addi %arg1, %c4_i32
+  // CHECK:         arith.minui %[[NEXT]], %[[LAST]]
+  // CHECK:         llvm.load {{.*}} invariant {alignment = 16 : i64} : !llvm.ptr<1> -> vector<4xi32>
   gpu.func @load_pages(%c: !cache, %b: i32, %out: !llvm.ptr<1>) kernel {
     %p = "kv.load_pages"(%c, %b, %b) {count = 8 : i64} : (!cache, i32, i32) -> vector<8xi32>
     llvm.store %p, %out : vector<8xi32>, !llvm.ptr<1>

@@ -1,13 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 """Every cache operation over tables that hold anything: lengths, offsets, counts and page ids of any 32 bits.
 
-Nothing is asked of the results. What is written outside an operation's arrays shows in the guards around them; an
-access outside of them ends the process, or is an error of the PTX interpreter.
+Nothing is asked of the results. Arrays abut pages without access: what is read or written outside of them there ends
+the process, on the host, or is an error of the PTX interpreter. What is written at an array's other side shows in a
+pattern.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -15,27 +16,26 @@ import numpy as np
 import kvarn as kv
 from kvarn.dialect import dtypes
 
+from . import guarded
 from .kinds import MMA
+from .places import Place
 
 ANY = np.array([0, 1, 3, 7, 17, 40, 100_000, 2**30, 2**31 - 1, 2**31, 2**32 - 7, 2**32 - 1], np.uint32)
 HEADS, SIZE, BATCH, TOKENS, SLOTS, REGIONS = 2, 16, 3, 6, 24, 5
-GUARD = 64  # elements before and after an array
-_PATTERN = 0x5A
 
 
 class Memory:
-    """Arrays with guards around them."""
+    """Arrays that abut pages without access at one side, and the place where kernels run."""
 
-    def __init__(self, rng: np.random.Generator) -> None:
-        self.rng, self.guarded = rng, []
+    def __init__(self, rng: np.random.Generator, side: str, place: Place) -> None:
+        self.rng, self.side, self.place = rng, side, place
+        self.beside: list[np.ndarray] = []
 
     def array(self, shape: tuple[int, ...], dtype: Any = "f32", fill: Any = 0.5) -> np.ndarray:
-        """An array of a dtype between two guards."""
+        """An array of a dtype."""
         found = dtypes.of(dtype).numpy
-        size = int(np.prod(shape)) * found.itemsize
-        bytes_ = np.full(size + 2 * GUARD * 8, _PATTERN, np.uint8)
-        self.guarded.append((bytes_[: GUARD * 8], bytes_[GUARD * 8 + size :]))
-        made = bytes_[GUARD * 8 : GUARD * 8 + size].view(found).reshape(shape)
+        made, beside = guarded.empty(shape, found, self.side)
+        self.beside.append(beside)
         made[...] = np.asarray(fill).astype(found)
         return made
 
@@ -55,7 +55,7 @@ class Memory:
         return found
 
     def unharmed(self) -> bool:
-        return all((g == _PATTERN).all() for pair in self.guarded for g in pair)
+        return all((beside == guarded.PATTERN).all() for beside in self.beside)
 
 
 def collection(m: Memory, kind: str, dtype: str = "f32", is_mla: bool = False, size: int = SIZE) -> Any:
@@ -211,18 +211,77 @@ def _batches(m: Memory, kind: str) -> None:
     kv.ops.increment_cache_lengths(m.table(BATCH), m.offsets())
 
 
+@kv.kernel
+def _reads(x: kv.MHAOperand, tokens: kv.Buffer[kv.i32, 1], out: kv.Buffer[kv.f32, 1]):
+    """Any token of the sequences that there are, any sequence, and the last of the tokens that a length says."""
+    total = kv.f32(0)
+    for i in range(tokens.shape[0]):
+        total += x.load(tokens[i], 0, 1, SIZE - 1, dtype=kv.f32)
+    for b in range(x.batch_size()):
+        for i in range(tokens.shape[0]):
+            total += x.load(b, tokens[i], 1, SIZE - 1, dtype=kv.f32)
+        total += x.load(b, x.cache_length(b) - 1, 1, SIZE - 1, dtype=kv.f32)
+    out[0] = total
+
+
+@kv.kernel
+def _writes(x: kv.KVCache, tokens: kv.Buffer[kv.i32, 1]):
+    for b in range(x.batch_size() + 1):
+        for i in range(tokens.shape[0]):
+            x.store(b, 1, tokens[i], SIZE - 1, 1.0)
+
+
+@kv.kernel
+def _looks(x: kv.PagedKVCache, columns: kv.Buffer[kv.i32, 1], out: kv.Buffer[kv.i32, 1]):
+    """Look-ups of several pages at once: tiles and columns that begin anywhere."""
+    for b in range(x.batch_size() + 1):
+        for i in range(columns.shape[0]):
+            rows = x.populate(b, columns[i] * 64, 64)
+            out[0] = x.load_pages(b, columns[i] * 2, 2)[1] + x.load_pages(b, columns[i] * 8, 8)[7]
+            out[1] = kv.i32(rows.get_row(0) + rows.get_row(63))
+
+
+def _accesses(m: Memory, kind: str) -> None:
+    """Kernels of the caller's, over the last layer's values: no page lies behind those of the last region."""
+    c, tokens, out = collection(m, kind), m.array(ANY.shape, "i32", ANY.view(np.int32)), m.array((2,))
+    values = c.get_value_cache(1)
+    m.place.launch(_reads, 1, 1, kv.KVCacheMHAOperand(values), tokens, out)
+    m.place.launch(_writes, 1, 1, values, tokens)
+    if kind == "paged":
+        for columns in (4, 12):
+            table = m.table(BATCH, columns)
+            pool = kv.PagedKVCacheCollection(c.blocks, c.cache_lengths, table, 4, SLOTS).get_value_cache(1)
+            m.place.launch(_looks, 1, 1, pool, tokens, m.array((2,), "i32"))
+    lengths, offsets = m.array((BATCH,), "u32", 3), m.array((BATCH + 1,), "u32", np.arange(BATCH + 1))
+    dense = kv.LayoutTensorMHAOperand(m.array((BATCH, 9, HEADS, SIZE)), lengths=lengths)
+    ragged = kv.RaggedMHAOperand(m.array((11, HEADS, SIZE)), offsets)
+    lengths[...], offsets[...] = m.table(BATCH), m.table(BATCH + 1)
+    for operand in (dense, ragged):
+        m.place.launch(_reads, 1, 1, operand, tokens, out)
+
+
 FAMILIES: dict[str, Callable[[Memory, str], None]] = {
     "attention": _attention, "block masks": _block_masks,
     "operands": _operands, "appends": _appends, "updates": _updates, "copies": _copies,
-    "latent": _latent, "batches": _batches, "kernels": _kernels,
+    "latent": _latent, "batches": _batches, "accesses": _accesses, "kernels": _kernels,
 }  # fmt: skip
 KINDS = ("paged", "continuous", "fa3")
 OF_ONE_KIND = ("operands", "batches", "block masks")  # of no cache, or alike over every kind
 OF_GPUS = ("kernels",)
 
 
-def run(family: str, kind: str, seed: int) -> None:
-    """Run a family of operations over one draw of tables; AssertionError where something was written outside."""
-    memory = Memory(np.random.default_rng(seed))
+def run(place: Place, family: str, kind: str, seed: int, side: str) -> None:
+    """Run a family of operations over one draw of tables; AssertionError where something was written outside.
+
+    ``place`` is active.
+    """
+    memory = Memory(np.random.default_rng(seed), side, place)
     FAMILIES[family](memory, kind)
-    assert memory.unharmed(), f"{family} over {kind}, seed {seed}: written outside of an array"
+    assert memory.unharmed(), f"{family} over {kind}, seed {seed}, side {side}: written outside of an array"
+
+
+def draws(family: str, count: int) -> Iterator[tuple[str, int, str]]:
+    """(kind, seed, side) of the draws of a family: so many a kind, at each side by turns."""
+    for kind in KINDS[:1] if family in OF_ONE_KIND else KINDS:
+        for seed in range(count):
+            yield kind, seed, guarded.SIDES[seed % 2]

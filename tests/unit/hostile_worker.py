@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 """Run in a process of its own by test_bounds.py: operations on the host over tables that hold anything.
 
-Takes a family and how many draws; prints what it is at, so that the parent knows which draw ended the process.
+Takes how many draws, and families by line; prints what it is at, so that the parent knows which draw ended the process,
+and "done" at the end of a family.
 """
 
 import faulthandler
@@ -15,10 +16,11 @@ from reference.places import Unchecked
 
 if __name__ == "__main__":
     faulthandler.enable()
-    family, draws = sys.argv[1], int(sys.argv[2])
-    with Unchecked().active():
-        for kind in hostile.KINDS[:1] if family in hostile.OF_ONE_KIND else hostile.KINDS:
-            for seed in range(draws):
-                print(kind, seed, flush=True)
-                hostile.run(family, kind, seed)
-    print("done")
+    place = Unchecked()
+    with place.active():
+        for line in sys.stdin:
+            family = line.strip()
+            for kind, seed, side in hostile.draws(family, int(sys.argv[1])):
+                print(f"{kind}, seed {seed}, side {side}", flush=True)
+                hostile.run(place, family, kind, seed, side)
+            print("done", flush=True)

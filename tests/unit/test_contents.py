@@ -11,7 +11,6 @@ from reference.random_caches import random_problem
 import kvarn as kv
 from kvarn.emulator import ptx
 from kvarn.env import env
-from kvarn.ops import writes
 from kvarn.runtime.host import HostKernelError
 
 X = np.ones((4, 2, 16), np.float32)
@@ -180,34 +179,3 @@ def test_checks_let_pass_what_is_right(place):
         kv.ops.convert(collection().get_key_cache(0), collection("continuous").get_key_cache(0))
         dense = kv.LayoutTensorMHAOperand(np.ones((2, 6, 2, 16), np.float32))
         kv.ops.attention(dense, dense, X, RIGHT)
-
-
-def test_checks_may_be_asked_for_after_the_first_call(monkeypatch):
-    """The variable counts when a call is made, not when its signature was first met."""
-    run, c = OF_OFFSETS["append"], collection()
-    monkeypatch.setattr(writes._APPEND, "_known", {})
-    programs = []
-    for value in ("", "1", "0"):
-        monkeypatch.setenv("KVARN_CHECK", value)
-        run(c, RIGHT)
-        programs.append([e.name for e in list(writes._APPEND._known.values())[-1].program.artifact.entries])
-    assert programs == [
-        ["append"],
-        ["check_offsets", "check_lengths", "append"],
-        ["check_offsets", "check_lengths", "append"],
-    ]
-    assert len(writes._APPEND._known) == 2  # the third call was that of the first
-
-
-def test_checks_of_the_callers_kernels_may_be_asked_for_after_the_first_call(monkeypatch):
-    @kv.kernel
-    def read(cache: kv.KVCache, token: kv.i32, out: kv.Buffer[kv.f32, 1]):
-        out[0] = cache.load(0, 0, token, 0)
-
-    cache, out = collection().get_key_cache(0), np.zeros(1, np.float32)
-    read[1, 1](cache, 100_000, out)
-    monkeypatch.setenv("KVARN_CHECK", "1")
-    with pytest.raises(HostKernelError, match="the token must lie in the lookup table"):
-        read[1, 1](cache, 100_000, out)
-    monkeypatch.setenv("KVARN_CHECK", "0")
-    read[1, 1](cache, 100_000, out)

@@ -21,7 +21,7 @@ from mlir import ir
 import kvarn as kv
 import kvarn.lowering as registry
 from kvarn import extensions, settings
-from kvarn.lowering import index, loading, lower_kv_access, pipeline, pipeline_parser
+from kvarn.lowering import index, loading, pipeline, pipeline_parser
 from kvarn.lowering.pass_base import kv_pass
 from kvarn.lowering.rewrite import ops_named
 from kvarn.ops import writes
@@ -435,13 +435,6 @@ def test_code_of_other_packages_is_part_of_the_key(tmp_path):
     assert run(tmp_path, "") == plain
 
 
-def test_a_function_put_in_place_of_kvarns_is_part_of_the_key(tmp_path):
-    assert run(tmp_path, "") == "4.0 64.0"
-    assert run(tmp_path, PATCH.format(value=21)) == "21.0 64.0"
-    assert run(tmp_path, PATCH.format(value=22)) == "22.0 64.0"
-    assert run(tmp_path, "") == "4.0 64.0"
-
-
 def test_code_without_source_counts_by_what_it_does_and_reads(tmp_path):
     """As in a notebook or read from stdin; the globals that it reads count too."""
     for value in (31, 32, 31):
@@ -451,46 +444,6 @@ def test_code_without_source_counts_by_what_it_does_and_reads(tmp_path):
     for value in (41, 42):
         assert run(tmp_path, held.format(value=value), script=False, warns=True) == f"{value}.0 64.0"
     assert run(tmp_path, "", script=False) == "4.0 64.0"
-
-
-def test_an_inserted_pass_and_what_it_closes_over_are_part_of_the_key(monkeypatch):
-    kept = []
-    monkeypatch.setattr(kv.compiler.compile_cache, "put", lambda key, data: kept.append(key))
-    monkeypatch.setattr(kv.compiler.compile_cache, "get", lambda key: None)
-
-    def to(factor):
-        def to_any(module):
-            replace(module, 3.0, factor)
-
-        return to_any
-
-    held = object()
-
-    def holds_an_object(module):
-        assert held is not None
-
-    for factor in (5.0, 6.0, 5.0):
-        assert launched(compiled({"after:verify-kv": to(factor)})) == factor
-    compiled({"after:plan-kv-access": to(5.0)})
-    assert kept[0] == kept[2]
-    assert len(set(kept)) == 3
-    with pytest.warns(RuntimeWarning, match="the compile cache is not used, since a .* has no digest"):
-        compiled({"after:verify-kv": holds_an_object})
-    assert len(kept) == 4
-
-
-def test_declarations_of_other_packages_change_what_is_in_memory():
-    before, place = settings.token(), "kvarn.lowering.lower_kv_access.RULES: kv.no_such_op"
-
-    def rule(op, options): ...
-
-    lower_kv_access.RULES.lowers("kv.no_such_op")(rule)
-    try:
-        assert settings.token() != before
-        assert (place, rule) in list(extensions.registered())
-    finally:
-        del lower_kv_access.RULES.table["kv.no_such_op"]
-    assert list(extensions.registered()) == []
 
 
 @pytest.mark.parametrize("wrap", [lambda f: f, functools.partial, functools.cache, functools.wraps(index.const)])

@@ -396,7 +396,7 @@ class KernelFunction:
             target = emulation.target
         specs = self.specs_of(args)
         key = (*map(identity, specs), target)
-        made_with = (settings.token(), env.check)
+        made_with = (settings.token(), env.check, env.target)
         found = self._compiled.get((made_with, key))
         if found is None:
             found = self._compiled[made_with, key] = kvarn.compiler.compile(

@@ -111,7 +111,7 @@ class TileSpace:
         return {"max_queries": self.queries} if self.queries else {}
 
     def start(self, target: Target) -> Schedule:
-        return tile_schedule.chosen(self.case, target, self._given(), measured=False).entries()
+        return tile_schedule.chosen(self.case, target, self._given()).entries()
 
     def fits(self, schedule: Mapping[str, Any], target: Target) -> bool:
         full = {**schedule, **self._given(), "kind": "tile"}
