@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from mlir import ir
 from reference import attention as reference
+from reference import emulated
 from reference.kinds import schedule_for
 from reference.random_caches import Problem, random_query, stored_problem
 
@@ -19,7 +20,6 @@ from kvarn import compiler, dispatch
 from kvarn.dialect import schedules
 from kvarn.dialect.dtypes import bf16, f8e4m3
 from kvarn.dialect.layout import CacheSpec, spec_of
-from kvarn.emulator import run as emulated
 from kvarn.lowering import expand, pipeline, runner
 from kvarn.lowering.expand import attention as attention_expansion
 from kvarn.lowering.expand import decode_schedule, tile_schedule, tuned

@@ -56,7 +56,7 @@ def order_of(order: str | Order, seed: int = 0, copies: str | None = None) -> Or
 
 def launch(
     made: Any, grid: Any, block: Any, args: Sequence[Any], order: Order | None = None, report: Report | None = None,
-    stream: Stream | None = None,
+    stream: Stream | None = None, programmatic: bool | None = None,
 ) -> None:  # fmt: skip
     """Run a compiled kernel on host buffers as its GPU would.
 
@@ -70,6 +70,8 @@ def launch(
     report : Report, optional
     stream : Stream, optional
         With the kernels ahead of this one.
+    programmatic : bool, optional
+        Whether it may start before they have ended; default: what the kernel says.
     """
     artifact = made.artifact
     if artifact.target == "host":
@@ -98,8 +100,8 @@ def launch(
         raise ValueError(f"{made.name} was compiled for a block of {entry.block}, got {block}")
     if not 1 <= int(np.prod(block)) <= (entry.max_threads or 1024):
         raise ValueError(f"a block of {made.name} has 1 to {entry.max_threads or 1024} threads, got {block}")
-    place = _Place(stream, bool(entry.attributes.get("programmatic")))
-    _launch(artifact, entry, grid, block, values, arrays_of(args), order, report, parts, place)
+    early = bool(entry.attributes.get("programmatic")) if programmatic is None else programmatic
+    _launch(artifact, entry, grid, block, values, arrays_of(args), order, report, parts, _Place(stream, early))
 
 
 @dataclass(frozen=True)
