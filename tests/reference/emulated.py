@@ -25,7 +25,7 @@ def run(
     stream = stream or Stream()
     if not (schedule or {}).get("early"):
         arrays = arrays_of([x for x in operands if x is not None])
-        ahead = stream.launch("ahead", False, Memory(arrays), arrays)
+        ahead = stream.launch("writes_all", False, Memory(arrays), arrays)
         for marks in ahead.marks:
             marks.written[:] = ahead.number
     emulator.run(operation, operands, attributes, schedule, target, multiprocessors, order, report, stream)
