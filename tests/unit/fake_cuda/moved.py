@@ -19,7 +19,6 @@ from kvarn.runtime import quick
 from kvarn.runtime.launch import Launcher
 from kvarn.runtime.program import Program
 
-SAME, MOVED = (0, 0, 0, 0), (0, 1, 0, 0, 0, 1, 1, 2, 0, 2)
 BATCH, HEADS, SIZE = 2, 2, 128
 
 
@@ -61,9 +60,10 @@ def prepared(fresh, prepare):
     made = {}
 
     def launch(at):
-        if id(at) not in made:
-            made[id(at)] = prepare(at)
-        made[id(at)]()
+        key = tuple(map(id, at.values()))
+        if key not in made:
+            made[key] = prepare(at)
+        made[key]()
 
     return fresh, launch
 
@@ -77,11 +77,12 @@ def described_launch():
     """A kernel that is given a descriptor."""
 
     def fresh():
-        collection = pool()
-        cache = collection.get_value_cache(1)
-        return {"blocks": collection.blocks, "map": cache.create_tma_tile(tile_rows=16), "out": array(32, np.float16)}
+        return {"pool": pool(), "out": array(32, np.float16)}
 
-    return fresh, lambda at: load_box[2, 32](7, at["map"], at["out"])
+    def launch(at):
+        load_box[2, 32](7, at["pool"].get_value_cache(1).create_tma_tile(tile_rows=16), at["out"])
+
+    return fresh, launch
 
 
 def steps_of(run):
@@ -95,11 +96,10 @@ def boxes_of(run):
     """A program that describes a collection."""
 
     def fresh():
-        out, at, of = array((2, 1, HEADS, 8, SIZE), np.float16), array((1, 2), np.int32), pool()
-        return {"described": of, "blocks": of.blocks, "out": out, "at": at}
+        return {"pool": pool(), "out": array((2, 1, HEADS, 8, SIZE), np.float16), "at": array((1, 2), np.int32)}
 
     program = Program(launch_maps.copies(pool().spec, rows=8))
-    return run(program, fresh, lambda at: (at["described"], 1, at["out"], at["at"]))
+    return run(program, fresh, lambda at: (at["pool"], 1, at["out"], at["at"]))
 
 
 def called(program, fresh, args):
@@ -126,8 +126,8 @@ def attention(make):
     return fresh, lambda at: kv.ops.attention(at["pool"], 1, at["query"], at["offsets"], out=at["out"])
 
 
-def project(make):
-    """An operation that describes two of its buffers."""
+def project(make, schedule=None):
+    """An operation that in a schedule of tiles describes two of its buffers."""
 
     def fresh():
         rows = {"x": make((BATCH, 64), "float16"), "weight": make((12 * SIZE, 64), "float16")}
@@ -139,8 +139,12 @@ def project(make):
         }
 
     return fresh, lambda at: kv.ops.project_append(
-        at["pool"], 1, at["x"], at["weight"], at["offsets"], query_out=at["out"]
+        at["pool"], 1, at["x"], at["weight"], at["offsets"], query_out=at["out"], schedule=schedule
     )
+
+
+def project_described(make):
+    return project(make, {"kind": "tile", "max_tokens": 64})
 
 
 def arrays(shape, dtype):
@@ -157,46 +161,57 @@ ROUTES = {
     "Program, descriptors": lambda: boxes_of(called),
     "PreparedProgram, descriptors": lambda: boxes_of(prepared_program),
     **{f"{op.__name__}, {name}": lambda op=op, make=make: op(make)
-       for op in (append, attention, project) for name, make in (("arrays", arrays), ("tensors", tensor))},
+       for op in (append, attention, project, project_described)
+       for name, make in (("arrays", arrays), ("tensors", tensor))},
 }  # fmt: skip
 
 
 # --- what was launched ---------------------------------------------------------------------------------
 
 
-def spans(buffers):
-    """The memory of each buffer of a call."""
-    for name, buffer in buffers.items():
-        parts = [(name, buffer)]
-        if name == "pool":
-            parts = [(f"{name}.{what}", getattr(buffer, what)) for what in ("blocks", "cache_lengths", "lookup_table")]
-        for what, part in parts:
-            if hasattr(part, "array"):
-                yield what, np.lib.array_utils.byte_bounds(part.array)
+def spans(buffer):
+    """The memory of a call's operand."""
+    parts = [buffer]
+    if isinstance(buffer, kv.PagedKVCacheCollection):
+        parts = [buffer.blocks, buffer.cache_lengths, buffer.lookup_table]
+    return [np.lib.array_utils.byte_bounds(part.array) for part in parts]
 
 
 def addresses(launch, sets):
-    """Addresses among a launch's parameters, in descriptors too: (place, which set's, buffer's name, offset in it)."""
+    """Addresses among a launch's parameters, in descriptors too: (place, operand, offset in it) and which set's."""
     words = np.frombuffer(bytes(launch.params)[: launch.bytes // 8 * 8], np.uint64).tolist()
-    return [
-        (place, which, name, word - low) for place, word in enumerate(words) for which, buffers in enumerate(sets)
-        for name, (low, high) in spans(buffers) if low <= word < high
-    ]  # fmt: skip
+    return {
+        (place, name, part, word - low): which for place, word in enumerate(words) for which, at in enumerate(sets)
+        for name, buffer in at.items() for part, (low, high) in enumerate(spans(buffer)) if low <= word < high
+    }  # fmt: skip
+
+
+def same(names):
+    return [dict.fromkeys(names, 0)] * 4
+
+
+def moved(names):
+    """Each operand is elsewhere in turn, then all are."""
+    still = dict.fromkeys(names, 0)
+    each = [which for name in names for which in ({**still, name: 1}, still)]
+    return [*same(names), *each, dict.fromkeys(names, 1), still]
 
 
 @pytest.mark.sampled(1)
-@pytest.mark.parametrize("order", [SAME, MOVED], ids=["same", "moved"])
+@pytest.mark.parametrize("calls", [same, moved])
 @pytest.mark.parametrize("route", ROUTES)
-def test_a_call_has_the_addresses_of_its_own_buffers(route, order):
+def test_a_call_has_the_addresses_of_its_own_buffers(route, calls):
     fresh, launch = ROUTES[route]()
-    sets, first = [fresh() for _ in range(1 + max(order))], None
-    for which in order:
+    sets, first = [fresh(), fresh()], None
+    for which in calls(list(sets[0])):
+        at = {name: sets[n][name] for name, n in which.items()}
         before = len(launches())
-        launch(sets[which])
+        launch(at)
         found = [addresses(x, sets) for x in launches()[before:]]
-        assert {of for x in found for _, of, *_ in x} == {which}
-        places = [[(place, name, offset) for place, _, name, offset in x] for x in found]
-        assert {name for x in places for _, name, _ in x} == {name for name, _ in spans(sets[which])}
+        assert {name for x in found for _, name, *_ in x} == set(which)
+        for x in found:
+            assert x == {key: which[key[1]] for key in x}
+        places = [set(x) for x in found]
         first = first or places
         assert places == first
 
