@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 
 import kvarn as kv
-from kvarn.emulator import run as emulated
 from kvarn.ops import reads
+from reference import emulated
 
 from . import attention as reference
 from .random_caches import Problem, random_query, stored_problem

@@ -101,11 +101,16 @@ class Optimized(Place):
 
 
 class Interpreted(Place):
-    """The code for a GPU, in the PTX interpreter."""
+    """The code for a GPU, in the PTX interpreter.
+
+    Operations and kernels follow each other on one stream, where one may start before the one ahead has ended. Ahead of
+    each operation another kernel writes all that it is given, but for what a schedule says that nobody writes.
+    """
 
     def __init__(self, target: str = "sm_90a", order: Any = None, multiprocessors: int = 2) -> None:
         self.name = self.target = target
         self.order, self.multiprocessors = order, multiprocessors
+        self.stream: Any = None
 
     def launch(self, kernel: Any, grid: Any, block: Any, *args: Any) -> None:
         """Run a kernel of the kernel language."""
@@ -113,27 +118,33 @@ class Interpreted(Place):
         from kvarn.emulator import run as emulated
 
         made = compile(kernel, *kernel.specs_of(args), target=self.target)
-        emulated.launch(made, grid, block, kernel.passed(args), self.order)
+        emulated.launch(made, grid, block, kernel.passed(args), self.order, stream=self.stream)
 
     def program(self, program: Any, *args: Any) -> None:
         """Run a program artifact."""
         from kvarn.emulator import run as emulated
 
         views = [buffers.view(a) if isinstance(a, np.ndarray) else a for a in args]
-        emulated.run_program(program, views, order=self.order)
+        emulated.run_program(program, views, order=self.order, stream=self.stream)
 
     def unchecked(self) -> contextlib.AbstractContextManager[None]:
         return contextlib.nullcontext()  # a GPU does not look
 
     @contextlib.contextmanager
     def active(self) -> Iterator[None]:
-        from kvarn.emulator import run as emulated
+        from kvarn.emulator.stream import Stream
+
+        from . import emulated
 
         def call(
             operation: Any, operands: Any, attributes: Any = (), schedule: Any = None, stream: Any = None, **_: Any
         ) -> None:
-            emulated.run(operation, operands, attributes, schedule, self.target, self.multiprocessors, self.order)
+            emulated.run(
+                operation, operands, attributes, schedule, self.target, self.multiprocessors, self.order,
+                stream=self.stream,
+            )  # fmt: skip
 
+        self.stream = Stream()
         with _called(call):
             yield
 

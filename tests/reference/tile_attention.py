@@ -21,6 +21,7 @@ from kvarn.compiled import Kernel
 from kvarn.dialect import dtypes, layout, tma_layout
 from kvarn.dialect.layout import CacheSpec, CollectionSpec
 from kvarn.emulator import Report, ptx, run as emulated
+from kvarn.emulator.stream import Stream
 from kvarn.lowering.expand.attention_arguments import AttentionArguments
 from kvarn.lowering.expand.attention_common import Case
 from kvarn.lowering.expand.attention_tiles import attention_kernel
@@ -252,13 +253,15 @@ def run(
         made = Kernel(made.artifact.replace(code={"ptx": change(made.asm["ptx"])}))
     counter = np.zeros(4, np.int8)
     taken = [*given, *parts, *[counter] * choice.queue]
-    emulated.launch(made, choice.blocks or units, choice.threads, taken, order, report)
+    stream, early = Stream(), by_name(choice.target).has("pdl")
+    emulated.launch(made, choice.blocks or units, choice.threads, taken, order, report, stream, early)
     assert not counter.any(), "the counter of tiles is not back at 0"
     report.check()
     if choice.splits > 1:
         given = [c, LAYER, extents, out, *[b.sinks] * case.sinks, *[lse] * case.lse, *prior, tiles, *parts]
         grid = tiles * case.spec.num_heads * choice.rows // WARPS
-        emulated.launch(combining(case, c.spec, choice, bool(prior)), grid, 32 * WARPS, given, order)
+        combine = combining(case, c.spec, choice, bool(prior))
+        emulated.launch(combine, grid, 32 * WARPS, given, order, stream=stream, programmatic=early)
     if case.padded:
         past = [(out[i, n:], lse[i, n:]) for i, n in enumerate(counts)]
         assert all((x == 77).all() and (y == 77).all() for x, y in past if case.lse), "a row past the last was written"

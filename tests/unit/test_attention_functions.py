@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from reference import attention as reference
+from reference import attention as reference, emulated
 from reference.attention_cases import assert_same_bits
 from reference.attention_functions import (
     LENGTHS,
@@ -30,7 +30,6 @@ from reference.random_caches import Problem
 
 import kvarn as kv
 from kvarn.caches import KVCacheMHAOperand, PagedKVCacheCollection
-from kvarn.emulator import run as emulated
 from kvarn.ops import reads
 
 # --- what they compute ---------------------------------------------------------------------------------

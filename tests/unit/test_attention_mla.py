@@ -8,12 +8,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from reference import attention as reference
+from reference import attention as reference, emulated
 from reference.random_caches import random_problem, random_values, stored_problem
 
 import kvarn as kv
 from kvarn.dialect import dtypes
-from kvarn.emulator import ptx, run as emulated
+from kvarn.emulator import ptx
 from kvarn.ops import mla
 
 SENTINEL = 72.0  # exact in every type

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
-from reference import attention as reference, model
+from reference import attention as reference, emulated, model
 from reference.kinds import MMA, schedule_for
 from reference.operands import dense_parts, ragged_parts
 from reference.random_caches import Problem, random_problem, random_query, random_values, stored_problem
@@ -27,7 +27,6 @@ from kvarn.caches import (
     RaggedMHAOperand,
 )
 from kvarn.dialect import dtypes
-from kvarn.emulator import run as emulated
 from kvarn.ops import reads
 
 TOLERANCE = {"f32": 2e-5, "f16": 4e-3, "bf16": 2e-2}

@@ -8,12 +8,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from reference import attention as reference, tile_attention
+from reference import attention as reference, emulated, tile_attention
 from reference.random_caches import Problem, random_query, stored_problem
 from reference.shared_prefixes import close, combined
 
 import kvarn as kv
-from kvarn.emulator import run as emulated
 from kvarn.ops import reads
 
 SENTINEL = 72.0

@@ -12,14 +12,15 @@ from typing import Any
 
 import numpy as np
 import pytest
-from reference import attention as reference, decode_cases, places
+from reference import attention as reference, decode_cases, emulated, places
 from reference.kinds import MMA
 from reference.random_caches import Problem, random_query, stored_problem
 
 from kvarn.caches import PagedKVCacheCollection
 from kvarn.dialect import dtypes
-from kvarn.emulator import ptx, run as emulated
-from kvarn.ops import mla, reads
+from kvarn.emulator import ptx
+from kvarn.emulator.stream import Stream
+from kvarn.ops import mla, reads, writes
 
 TOLERANCE = {"f32": 2e-5, "f16": 4e-3, "bf16": 2e-2}
 SENTINEL = 72.0
@@ -35,6 +36,7 @@ def run(
     schedule: dict[str, Any],
     target: str = "sm_90a",
     order: ptx.Order | None = None,
+    stream: Stream | None = None,
     **options: Any,
 ) -> tuple[np.ndarray, np.ndarray]:
     out = np.full_like(query, SENTINEL)
@@ -45,14 +47,15 @@ def run(
         problem.collection, 1, query, problem.row_offsets, options.get("scale", query.shape[2] ** -0.5), out,
         options.get("sinks"), lse, options.get("kv_offsets"), options.get("alibi_slopes"),
     )  # fmt: skip
-    emulated.run(reads._ATTENTION, operands, attributes, schedule, target, order=order)
+    emulated.run(reads._ATTENTION, operands, attributes, schedule, target, order=order, stream=stream)
     return out, lse
 
 
 def check(
-    problem: Problem, query: np.ndarray, schedule: dict[str, Any], target: str = "sm_90a", **options: Any
-) -> None:
-    out, lse = run(problem, query, schedule, target, **options)
+    problem: Problem, query: np.ndarray, schedule: dict[str, Any], target: str = "sm_90a",
+    stream: Stream | None = None, **options: Any,
+) -> None:  # fmt: skip
+    out, lse = run(problem, query, schedule, target, stream=stream, **options)
     want, want_lse = reference.attention(problem.collection, 1, query, problem.row_offsets, **options)
     biggest = max(1.0, np.abs(want).max())
     tolerance = TOLERANCE[dtypes.of(query.dtype).name]
@@ -65,6 +68,19 @@ def check(
 
 SIMT, TILES = {"kind": "simt"}, MMA
 DECODE = {"kind": "decode", "max_queries": 2}
+
+
+@pytest.mark.parametrize("combine", [0, 3])
+@pytest.mark.parametrize("cached", [[5, 300], [63, 64], [0, 1], [130]], ids=str)
+def test_an_early_decode_waits_for_the_tokens_that_the_kernel_ahead_appends(cached, combine):
+    rng, problem = problem_of(31, num_heads=1, cached=cached, new=[2, 1][: len(cached)], page_size=16)
+    query, stream = query_of(rng, problem, 4), Stream()
+    rows = [np.concatenate([
+        cache.load(b, np.arange(1)[:, None], int(t) + i, np.arange(cache.spec.head_size))[None]
+        for b, (t, n) in enumerate(zip(problem.cached, problem.new, strict=True)) for i in range(n)
+    ]) for cache in problem.caches(1)]  # fmt: skip
+    emulated.run(writes._APPEND, (problem.collection, 1, rows[0], problem.row_offsets, rows[1]), stream=stream)
+    check(problem, query, {**DECODE, "early": True, "combine": combine}, stream=stream)
 
 
 @pytest.mark.parametrize(

@@ -10,13 +10,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from reference import attention as reference
+from reference import attention as reference, emulated
 from reference.attention_functions import problem_of, query_of, run
 from reference.random_caches import Problem, clone
 
 import kvarn as kv
 from kvarn.caches import KVCacheMHAOperand, PagedKVCacheCollection
-from kvarn.emulator import run as emulated
 from kvarn.ops import reads
 
 # The parent of every draft of a sequence; -1: of none, so that it sees the cached tokens alone.

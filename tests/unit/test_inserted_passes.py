@@ -20,7 +20,7 @@ from mlir import ir
 
 import kvarn as kv
 import kvarn.lowering as registry
-from kvarn import extensions, settings
+from kvarn import extensions, pipelines
 from kvarn.lowering import index, loading, pipeline, pipeline_parser
 from kvarn.lowering.pass_base import kv_pass
 from kvarn.lowering.rewrite import ops_named
@@ -215,7 +215,7 @@ def test_a_context_applies_to_operations():
 def test_a_context_is_of_its_thread():
     found = []
     with kv.pipeline({"after:verify-kv": to_five}):
-        thread = threading.Thread(target=lambda: found.append((settings.current().inserted, launched())))
+        thread = threading.Thread(target=lambda: found.append((pipelines.current().inserted, launched())))
         thread.start()
         thread.join()
     assert found == [((), 3)]
@@ -231,13 +231,13 @@ def test_a_context_ends_with_an_exception_and_refuses_what_there_is_not():
 
 def test_a_check_of_the_context_holds_and_else_the_environments_does():
     with kv.pipeline(check=True):
-        assert settings.current().check
+        assert pipelines.current().check
         with kv.pipeline(disable=["hoist-kv-lookups"]):
-            assert settings.current().check
+            assert pipelines.current().check
     with kv.pipeline(disable=["hoist-kv-lookups"]):
-        assert not settings.current().check
+        assert not pipelines.current().check
         with kv.env.env.override(check=True):
-            assert settings.current().check
+            assert pipelines.current().check
 
 
 # --- loading files -------------------------------------------------------------------------------
@@ -352,12 +352,12 @@ def test_a_pass_of_an_installed_package_is_known_to_every_command_and_to_python(
     (info / "entry_points.txt").write_text("[kvarn.passes]\nfive-from-afar = somebodys_passes:run\n")
     code = """
         import sys, kernels, kvarn as kv, kvarn.lowering as lowering
-        from kvarn import extensions, settings
+        from kvarn import extensions, pipelines
         from kvarn.tools import cli
         passes = {"after:plan-kv-access": "five-from-afar"}
         assert "5.0" in kv.compile(kernels.triple, target="host", passes=passes).stages["five-from-afar"]
         assert "five-from-afar" in lowering.names()
-        assert "somebodys-passes 1.5" in str(extensions.key(settings.extended(passes)))
+        assert "somebodys-passes 1.5" in str(extensions.key(pipelines.extended(passes)))
         place = "--insert-after=plan-kv-access=five-from-afar"
         sys.exit(cli.main(["compile", "kernels.py:triple", "--target=sm_80", place]))
     """.replace("kernels.triple,", "kernels.triple, kv.Buffer[kv.f32, 1],")

@@ -53,7 +53,7 @@ from reference.keys import (
 )  # fmt: skip
 
 import kvarn as kv
-from kvarn import compiler, dispatch, extensions, settings
+from kvarn import compiler, dispatch, extensions, pipelines, settings
 from kvarn.dialect import dtypes, layout, native, page_orders, schedules
 from kvarn.dialect.base import Kv
 from kvarn.env import env
@@ -97,7 +97,7 @@ SETTINGS = [
     Row("inserted", lambda: (kv.pipeline({f"after:{PLAN}": holding(1)}), kv.pipeline({f"after:{PLAN}": holding(1)})),
         NONE),
     Row("inserted", lambda: (kv.pipeline({f"after:{PLAN}": "cse"}), kv.pipeline({f"after:{PLAN}": "cse,cse"})), ALL),
-    Row("trace", lambda: (settings.tracing(8), settings.tracing(16)), ALL),
+    Row("trace", lambda: (pipelines.tracing(8), pipelines.tracing(16)), ALL),
 ]  # fmt: skip
 THREAD = [
     Row("emulation", beside(kv.emulated), ALL),
@@ -105,7 +105,7 @@ THREAD = [
     Row("emulation", lambda: (kv.emulated(order="forward"), kv.emulated(order="backward")), NONE),
     Row("settings", beside(lambda: kv.pipeline(disable=[PLAN])), ALL),
     Row("check", beside(lambda: kv.pipeline(check=True)), ALL),
-    Row("trace", beside(lambda: settings.tracing(8)), ALL),
+    Row("trace", beside(lambda: pipelines.tracing(8)), ALL),
     Row("token", beside(kv.pipeline), {PROGRAM, LAUNCH}),  # the same code, kept twice while a context is open
 ]
 

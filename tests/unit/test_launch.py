@@ -67,10 +67,10 @@ def native_launches(tmp_path_factory):
 
 @pytest.mark.parametrize(("cases", "native"), [
     ("arguments.py", False), ("places.py", False), ("steps.py", False), ("compiled.py", False),
-    ("places.py", True), ("warm.py", True),
+    ("places.py", True), ("warm.py", True), ("moved.py", False), ("moved.py", True),
 ])  # fmt: skip
 def test_the_cases_pass_on_the_fake_driver(fake_driver, cases, native, request):
-    if cases in ("compiled.py", "warm.py"):
+    if cases in ("compiled.py", "warm.py", "moved.py"):
         pytest.importorskip("mlir", reason="the compiler needs the MLIR bindings")
     folder = str(request.getfixturevalue("native_launches")) if native else ""
     fake_driver = {**fake_driver, "FAKE_NATIVE": folder}

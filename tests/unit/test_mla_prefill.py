@@ -9,13 +9,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from reference import attention as reference
+from reference import attention as reference, emulated
 from reference.random_caches import Problem, random_values
 from unit.test_attention_mla import SENTINEL, latent_problem, store_rope_keys
 
 import kvarn as kv
 from kvarn.dialect import dtypes
-from kvarn.emulator import run as emulated
 from kvarn.emulator.report import Report
 from kvarn.ops import mla
 

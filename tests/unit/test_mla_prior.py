@@ -8,13 +8,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from reference import attention as reference
+from reference import attention as reference, emulated
 from reference.random_caches import Problem, random_query, random_values, stored_problem
 from reference.shared_prefixes import close, combined
 
 import kvarn as kv
 from kvarn.dialect import dtypes
-from kvarn.emulator import run as emulated
 from kvarn.ops import mla
 
 SENTINEL = 72.0

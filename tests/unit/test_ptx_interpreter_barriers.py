@@ -63,6 +63,7 @@ def wait(address: str, phase: int | str, name: str) -> str:
 
 
 INIT = "@%first mbarrier.init.shared.b64 [bars], COUNT;\nbar.sync 0;"
+SHOWN = INIT.replace("bar.sync", "@%first fence.mbarrier_init.release.cluster;\nbar.sync")
 
 # --- barriers of some threads ------------------------------------------------------------------------
 
@@ -180,7 +181,7 @@ def test_copies_that_nothing_waits_for_are_not_there():
 @ORDERS
 def test_a_bulk_copy_counts_bytes(order):
     body = f"""
-{INIT.replace("COUNT", "1")}
+{SHOWN.replace("COUNT", "1")}
 @!%first bra expected;
 mbarrier.arrive.expect_tx.shared.b64 %state, [bars], 256;
 cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [tile], [%x], 256, [bars];
@@ -269,6 +270,57 @@ def test_a_store_to_another_block_reports_to_its_barrier(order):
     body = body.replace("mbarrier.arrive.release.cluster.shared::cluster.b64 _, [%bar];", store)
     body = body.replace("reader:", f"reader: {expect}")
     assert run(body, cluster=2, order=order)[:64].tolist() == list(range(64))
+
+
+# --- who sees that an mbarrier was set up ------------------------------------------------------------
+
+RELAXED = MEET.replace("arrive", "arrive.relaxed")
+FENCE = "@%first fence.mbarrier_init.release.cluster;"
+SHOWS = {
+    "fence": f"SETUP\n{FENCE}\n{RELAXED}",
+    "fence of the proxy": f"SETUP\n@%first fence.proxy.async.shared::cta;\n{RELAXED}",
+    "barrier that releases": f"SETUP\n{MEET}",
+    "relaxed barrier": f"SETUP\n{RELAXED}",
+    "fence too early": f"{FENCE}\nSETUP\n{RELAXED}",
+    "fence of another thread": f"setp.eq.u32 %next, %tid, 1;\nSETUP\n@%next {FENCE.split(' ', 1)[1]}\n{RELAXED}",
+}
+FENCES, BARRIERS = ("fence", "fence of the proxy"), ("fence", "fence of the proxy", "barrier that releases")
+EXPECT = "mbarrier.arrive.expect_tx.release.cluster.shared::cluster.b64 _, [%bar],"
+USES = {  # of block 0's barrier by thread 0 of block 1, but where it is named here
+    "its own block arrives": (tuple(SHOWS), "0", "mbarrier.arrive.shared.b64 %state, [bars];"),
+    "its own block copies": (FENCES, "0", "mbarrier.arrive.expect_tx.shared.b64 %state, [bars], 256;\n"
+        "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [tile], [%x], 256, [bars];"),
+    "another block arrives": (BARRIERS, "1", "mbarrier.arrive.release.cluster.shared::cluster.b64 _, [%bar];"),
+    "another block copies": (FENCES, "1", f"{EXPECT} 256;\n"
+        "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%there], [%x], 256, [%bar];"),
+    "another block stores": (BARRIERS, "1", f"{EXPECT} 4;\n"
+        "st.async.shared::cluster.mbarrier::complete_tx::bytes.b32 [%there], %tid, [%bar];"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("use", USES)
+@pytest.mark.parametrize("shown", SHOWS)
+def test_copies_and_other_blocks_use_an_mbarrier_that_was_shown_to_them(shown, use):
+    enough, rank, instructions = USES[use]
+    body = f"""
+{SHOWS[shown].replace("SETUP", "@%first mbarrier.init.shared.b64 [bars], 1;")}
+setp.eq.u32 %uses, %rank, {rank};
+and.pred %uses, %uses, %first;
+mapa.shared::cluster.u32 %bar, bars, 0;
+mapa.shared::cluster.u32 %there, tile, 0;
+@!%uses bra used;
+{instructions}
+used:
+setp.ne.u32 %other, %rank, 0;
+@%other bra end;
+{wait("bars", 0, "poll")}
+end:
+{MEET.replace(".aligned", "")}
+"""
+    if shown in enough:
+        run(body, cluster=2)
+    else:
+        refuse(body, "was set up by thread 0 without a fence.mbarrier_init after it", cluster=2)
 
 
 # --- registers ---------------------------------------------------------------------------------------

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from mlir import ir
-from reference import attention as reference
+from reference import attention as reference, emulated
 from reference.kinds import schedule_for
 from reference.random_caches import Problem, random_query, stored_problem
 
@@ -19,7 +19,6 @@ from kvarn import compiler, dispatch
 from kvarn.dialect import schedules
 from kvarn.dialect.dtypes import bf16, f8e4m3
 from kvarn.dialect.layout import CacheSpec, spec_of
-from kvarn.emulator import run as emulated
 from kvarn.lowering import expand, pipeline, runner
 from kvarn.lowering.expand import attention as attention_expansion, decode_schedule, tile_schedule, tuned
 from kvarn.lowering.expand.attention_common import Case

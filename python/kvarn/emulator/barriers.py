@@ -60,8 +60,8 @@ def _come(t: Block, i: Instruction, kind: str, number: int, threads: np.ndarray,
     if (threads != expected).any():
         raise EmulationError(f"{i.text}: others said that {expected} threads come to barrier {number}")
     came += len(lanes)
-    if t.races is not None:
-        t.races.arrive((t.rank, number), t.races.warps_of(t, lanes))
+    if t.clocks is not None:
+        t.clocks.arrive((t.rank, number), t.clocks.warps_of(t, lanes))
     if came > expected:
         raise EmulationError(f"{i.text}: more threads than that come here")
     t.named[number] = (expected, came)
@@ -71,9 +71,9 @@ def _come(t: Block, i: Instruction, kind: str, number: int, threads: np.ndarray,
         t.named[number] = (0, 0)
         woken = (t.wait == Wait.NAMED) & (t.which == number)
         t.wait[woken] = Wait.NONE
-        if t.races is not None:
-            t.races.open((t.rank, number))
-            t.races.passed((t.rank, number), t.races.warps_of(t, woken))
+        if t.clocks is not None:
+            t.clocks.open((t.rank, number))
+            t.clocks.passed((t.rank, number), t.clocks.warps_of(t, woken))
         t.cluster.progress += 1
 
 
@@ -83,8 +83,10 @@ def _cluster_barrier(t: Block, i: Instruction) -> Any:
         if (c.arrived[mine] > c.opened).any():
             raise EmulationError(f"{i.text}: comes again without a wait for the first time")
         c.arrived[mine] = c.opened + 1
-        if t.races is not None:
-            t.races.arrive("cluster", t.races.warps_of(t, m))
+        if c.unfenced and "relaxed" not in i.name:
+            c.show_barriers(mine, fence=False)
+        if t.clocks is not None:
+            t.clocks.arrive("cluster", t.clocks.warps_of(t, m))
         c.open_barrier()
 
     def wait(m: Lanes) -> None:
@@ -92,8 +94,8 @@ def _cluster_barrier(t: Block, i: Instruction) -> Any:
         early = lanes[c.arrived[t.threads[lanes]] > c.opened]
         if len(early):
             t.stop(early, Wait.CLUSTER)
-        if t.races is not None and len(early) < len(lanes):
-            t.races.passed("cluster", t.races.warps_of(t, np.setdiff1d(lanes, early)))
+        if t.clocks is not None and len(early) < len(lanes):
+            t.clocks.passed("cluster", t.clocks.warps_of(t, np.setdiff1d(lanes, early)))
 
     return arrive if i.name[2] == "arrive" else wait
 
@@ -115,13 +117,17 @@ def mbarrier(t: Block, i: Instruction) -> Any:
         c, address = t.cluster, t.address(ops[where], m).astype(np.int64) & 0xFFFF_FFFF
         rest = [t.value(o, m, np.uint32) for o in ops[where + 1 :]]
         phases = np.zeros(len(address), np.uint64)
-        warps = None if t.races is None else t.races.of(t.threads[m])
+        warps = None if t.clocks is None else t.clocks.of(t.threads[m])
         for n, a in enumerate(address.tolist()):
             _check_place(t, i, a, remote)
-            _touch(t, i, a, np.arange(t.count)[m][n], kind in ("init", "inval"))
-            given = int(rest[0][n]) if rest else 1
+            lane, given = np.arange(t.count)[m][n], int(rest[0][n]) if rest else 1
+            if a >> RANK == t.rank:
+                _touch(t, i, a, lane, kind in ("init", "inval"))
+            else:
+                check_set_up(t, i, a, lane)
             if kind == "init":
-                c.barriers[a] = Barrier(given, given)
+                c.barriers[a] = Barrier(given, given, int(t.threads[lane]))
+                c.unfenced.append(c.barriers[a])
                 c.names.pop(a, None)
             elif kind == "inval":
                 c.barrier(a, i.text)
@@ -165,6 +171,17 @@ def _touch(t: Block, i: Instruction, address: int, lane: Any, sets_up: bool) -> 
         t.races.read(block, at, threads, i.index)
 
 
+def check_set_up(t: Block, i: Instruction, address: int, lane: Any, copies: bool = False) -> None:
+    """Bulk copies and other blocks see a barrier only where who set it up has shown it; ``copies``: it is a copy's."""
+    c = t.cluster
+    b = c.barrier(address, i.text)
+    if not (b.fenced or (b.released and not copies)):
+        raise EmulationError(
+            f"{i.short}: {c.place(address)} was set up by thread {b.by % 1024} without a fence.mbarrier_init after it"
+        )
+    _touch(t, i, address, lane, False)
+
+
 def _wait(t: Block, i: Instruction) -> Any:
     """Threads park until the phase is over; a test only looks."""
     ops = i.operands
@@ -181,8 +198,8 @@ def _wait(t: Block, i: Instruction) -> Any:
             done[mine] = c.barrier(a, i.text).phase != p
             if i.barrier:
                 c.names.setdefault(a, i.barrier)
-            if t.races is not None and done[mine].any():
-                t.races.passed(a, t.races.warps_of(t, lanes[mine]))
+            if t.clocks is not None and done[mine].any():
+                t.clocks.passed(a, t.clocks.warps_of(t, lanes[mine]))
             if not done[mine].any() and i.name[1] == "try_wait":
                 c.parked.append(Parked(t, lanes[mine], ops[0], a, p))
                 t.stop(lanes[mine], Wait.MBARRIER, a)
@@ -324,7 +341,7 @@ def _report_copies(t: Block, i: Instruction) -> Any:
                     landed = {id(copy) for copy in now}
                     for group in waiting:
                         group[:] = [copy for copy in group if id(copy) not in landed]
-                c.arrive(a, 1, 0, i.text, None if t.races is None else t.races.warps_of(t, [lane]))
+                c.arrive(a, 1, 0, i.text, None if t.clocks is None else t.clocks.warps_of(t, [lane]))
 
             c.start(land)
 
@@ -343,8 +360,10 @@ def store_async(t: Block, i: Instruction) -> Any:
         for n, (address, b) in enumerate(zip(t.address(a, m), barriers.tolist(), strict=True)):
             if int(address) >> RANK != b >> RANK:
                 raise EmulationError(f"{i.text}: the barrier must lie in the block that is written")
-            t.cluster.barrier(b, i.text)
-
+            if b >> RANK == t.rank:
+                t.cluster.barrier(b, i.text)
+            else:
+                check_set_up(t, i, b, lanes[n])
             known = t.cluster.copy(t, int(lanes[n]), b)
 
             def land(at: Any = address, b: int = b, bytes: np.ndarray = data[n : n + 1], known: Any = known) -> None:
@@ -361,10 +380,17 @@ def store_async(t: Block, i: Instruction) -> Any:
 
 @op("fence")
 def fence(t: Block, i: Instruction) -> Any:
-    """A proxy fence: the asynchronous proxy sees what the thread wrote or knows of. Others change nothing."""
+    """A proxy fence: the asynchronous proxy sees what the thread wrote or knows of, and the mbarriers that it set up.
+
+    Of others only ``fence.mbarrier_init`` changes anything.
+    """
+    if i.name[1] == "mbarrier_init":
+        return lambda m: t.cluster.show_barriers(t.threads[m], fence=True)
     proxy = i.name[1] == "proxy" and i.name[2].startswith("async") and "global" not in i.name[2:]
 
     def run(m: Lanes) -> None:
+        if t.cluster.unfenced:
+            t.cluster.show_barriers(t.threads[m], fence=True)
         t.cluster.fences[t.threads[m]] += 1
         t.cluster.fences_of_all += 1
         t.cluster.fenced_at[t.threads[m]] = t.cluster.fences_of_all

@@ -123,7 +123,8 @@ class Block:
         self.pending: dict[int, list[Any]] = defaultdict(list)
         self.groups: dict[int, list[list[Any]]] = defaultdict(list)
         self.named: dict[int, tuple[int, int]] = {}  # barriers of some threads: threads that come, and that came
-        self.counts, self.races = cluster.counts, cluster.races
+        self.counts, self.races, self.clocks = cluster.counts, cluster.races, cluster.clocks
+        self.lets_start = self.knows_ahead = False  # the next kernel start; that those ahead are over
         # What other modules keep of the block, once there is some: of wgmma, barriers and tma.
         self.products: Any = None
         self.held_registers: Any = None
@@ -266,7 +267,9 @@ class Block:
     def note(
         self, space: str, address: np.ndarray, size: int, i: Instruction, lanes: np.ndarray, write: bool
     ) -> None:  # fmt: skip
-        """Count an access of threads."""
+        """Count an access of threads, and see that no kernel ahead is still at its place."""
+        if space == "global" and self.cluster.ahead is not None:
+            self.cluster.ahead.check(self, i, address, size, lanes, write)
         if self.counts is None or not len(lanes) or space == "local":
             return
         if space == "global":
@@ -341,8 +344,8 @@ class Block:
         ready = running & (self.wait == _GOES)
         if not ready.any():
             if ((self.wait == _AT_BLOCK) | ~running).all():
-                if self.races is not None:
-                    self.races.synchronize(self.races.warps_of(self, running))
+                if self.clocks is not None:
+                    self.clocks.synchronize(self.clocks.warps_of(self, running))
                 self.wait[:] = _GOES
                 self.cluster.progress += 1
                 return True

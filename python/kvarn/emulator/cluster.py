@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from .block import OFFSET, RANK, WARP, Block, Wait
+from .clocks import Clocks
 from .races import Races
 from .text import EmulationError, Instruction, Kernel
 
@@ -51,12 +52,19 @@ class Order:
 
 @dataclass(eq=False)
 class Barrier:
-    """An mbarrier: arrivals and bytes that its phase still waits for."""
+    """An mbarrier: arrivals and bytes that its phase still waits for.
+
+    Who set it up (``by``) shows it to bulk copies with a fence, and to threads of other blocks with that or with a
+    barrier of the cluster that releases.
+    """
 
     count: int
     pending: int
+    by: int
     bytes: int = 0
     phase: int = 0
+    fenced: bool = False
+    released: bool = False
 
 
 @dataclass(eq=False)
@@ -87,10 +95,12 @@ class Cluster:
     counts: Any = None  # of kvarn.emulator.report
     fields: Any = None  # of kvarn.emulator.memory
     tell: Any = None  # gets hazards
+    ahead: Any = None  # of kvarn.emulator.stream: the kernel, where others may still run
     spare: Sequence[Block] = ()  # of a cluster of the launch that has ended
     progress: int = 0  # counts what may wake others
     under_way: list[Callable[[], None]] = field(default_factory=list)
     barriers: dict[int, Barrier] = field(default_factory=dict)
+    unfenced: list[Barrier] = field(default_factory=list)
     names: dict[int, str] = field(default_factory=dict)
     parked: list[Parked] = field(default_factory=list)
     at_end: list[Callable[[], None]] = field(default_factory=list)  # what is checked when all threads have ended
@@ -106,6 +116,7 @@ class Cluster:
         self.over = False
         self.random = np.random.default_rng((self.order.seed, *self.first))
         self.races = None if self.tell is None else Races(self, self.tell)
+        self.clocks: Any = Clocks(self) if self.races is None and self.ahead is not None else self.races
         self.blocks: list[Block] = []
         for rank in range(count):
             place = (
@@ -179,11 +190,19 @@ class Cluster:
         self.alive(address >> RANK, what)
         return self.barriers[address]
 
+    def show_barriers(self, threads: np.ndarray, fence: bool) -> None:
+        """Threads show the mbarriers that they set up, by a fence or as they come to the cluster's barrier."""
+        mine = set(threads.tolist())
+        for b in self.unfenced:
+            if b.by in mine:
+                b.released, b.fenced = True, fence
+        self.unfenced = [b for b in self.unfenced if not b.fenced]
+
     def arrive(self, address: int, count: int, bytes: int, what: str, warps: np.ndarray | None = None) -> None:
         """``count`` arrivals, and ``bytes`` more to wait for (fewer, when some have come), of warps of the cluster."""
         b = self.barrier(address, what)
-        if self.races is not None and warps is not None:
-            self.races.arrive(address, warps)
+        if self.clocks is not None and warps is not None:
+            self.clocks.arrive(address, warps)
         b.bytes += bytes
         b.pending -= count
         if b.pending < 0:
@@ -191,8 +210,8 @@ class Cluster:
         self.progress += 1
         if b.pending == 0 and b.bytes == 0:
             b.phase, b.pending = b.phase ^ 1, b.count
-            if self.races is not None:
-                self.races.open(address, copies=True)
+            if self.clocks is not None:
+                self.clocks.open(address, copies=True)
             waiting = [p for p in self.parked if p.address == address and p.parity != b.phase]
             self.wake(waiting, True)
 
@@ -201,8 +220,8 @@ class Cluster:
             self.parked.remove(p)
             p.block.put(p.predicate, p.lanes, np.full(len(p.lanes), success))
             p.block.wait[p.lanes] = Wait.NONE
-            if success and self.races is not None:
-                self.races.passed(p.address, self.races.warps_of(p.block, p.lanes))
+            if success and self.clocks is not None:
+                self.clocks.passed(p.address, self.clocks.warps_of(p.block, p.lanes))
 
     def give_up(self) -> bool:
         """End the waits without success that have not ended so since something happened; whether there were any."""
@@ -225,6 +244,8 @@ class Cluster:
                 )
         for check in self.at_end:
             check()
+        if self.ahead is not None:
+            self.ahead.ended(self)
 
     # --- the barrier of the cluster
 
@@ -235,13 +256,13 @@ class Cluster:
             return False
         self.opened += 1
         self.progress += 1
-        if self.races is not None:
-            self.races.open("cluster")
+        if self.clocks is not None:
+            self.clocks.open("cluster")
         for b in self.blocks:
             woken = (b.wait == Wait.CLUSTER) & (self.arrived[b.threads] <= self.opened)
             b.wait[woken] = Wait.NONE
-            if self.races is not None:
-                self.races.passed("cluster", self.races.warps_of(b, woken))
+            if self.clocks is not None:
+                self.clocks.passed("cluster", self.clocks.warps_of(b, woken))
         return True
 
     # --- shared memory of the cluster

@@ -521,6 +521,18 @@ def elect(t: Block, i: Instruction) -> Any:
     return run
 
 
-@op("membar", "griddepcontrol", "prefetch", "nanosleep", "pmevent", "createpolicy")
+@op("griddepcontrol")
+def dependent_launch(t: Block, i: Instruction) -> Any:
+    waits = i.name[1] == "wait"
+
+    def run(m: Lanes) -> None:
+        kernel = t.cluster.ahead  # there is nothing to wait for where no kernel ahead may still run
+        if kernel is not None:
+            (kernel.wait if waits else kernel.let_start)(t, m)
+
+    return run
+
+
+@op("membar", "prefetch", "nanosleep", "pmevent", "createpolicy")
 def nothing(t: Block, i: Instruction) -> Any:
     return lambda m: None

@@ -15,6 +15,22 @@ from kvarn.artifact import Arg
 from .text import EmulationError
 
 
+class Marks:
+    """Of each byte from ``low`` to ``high``: the numbers of the kernels that read and wrote it last."""
+
+    def __init__(self, low: int, high: int) -> None:
+        self.low, self.high = low, high
+        # Pages of zeros that nothing is written to take no memory.
+        self.read, self.written = np.zeros(high - low, np.uint16), np.zeros(high - low, np.uint16)
+
+    def take(self, other: Marks) -> None:
+        """What others say of the same bytes."""
+        low, high = max(self.low, other.low), min(self.high, other.high)
+        if low < high:
+            here, there = slice(low - self.low, high - self.low), slice(low - other.low, high - other.low)
+            self.read[here], self.written[here] = other.read[there], other.written[there]
+
+
 class Memory:
     """All memory that a kernel may touch."""
 
@@ -29,6 +45,19 @@ class Memory:
         self.lows = np.array([m[0] for m in merged], np.uint64)
         self.highs = np.array([m[1] for m in merged], np.uint64)
         self.bytes = [np.ctypeslib.as_array((ctypes.c_uint8 * (h - lo)).from_address(lo)) for lo, h in merged]
+        self.number, self.marks = 0, list[Marks]()
+
+    def note(self, number: int, earlier: Sequence[Marks]) -> list[Marks]:
+        """Note from now on what the kernel of a number reads and writes, in marks that go on from earlier ones."""
+        self.number, same = number, {(m.low, m.high): m for m in earlier}
+        for low, high in zip(self.lows.tolist(), self.highs.tolist(), strict=True):
+            found = same.get((low, high))
+            if found is None:
+                found = Marks(low, high)
+                for other in same.values():
+                    found.take(other)
+            self.marks.append(found)
+        return self.marks
 
     def _place(self, address: np.ndarray, size: int, what: str) -> tuple[np.ndarray, np.ndarray]:
         if (address % np.uint64(size)).any():
@@ -46,12 +75,17 @@ class Memory:
         which, at = self._place(address, size, what)
         first = which[0] if len(which) else 0
         if (which == first).all():
-            return self.bytes[first][at[:, None] + np.arange(size)]
+            return self._read(first, at[:, None] + np.arange(size))
         out = np.empty((len(address), size), np.uint8)
         for w in np.unique(which):
             mine = which == w
-            out[mine] = self.bytes[w][at[mine][:, None] + np.arange(size)]
+            out[mine] = self._read(w, at[mine][:, None] + np.arange(size))
         return out
+
+    def _read(self, which: int, at: np.ndarray) -> np.ndarray:
+        if self.marks:
+            self.marks[which].read[at] = self.number
+        return self.bytes[which][at]
 
     def write(self, address: np.ndarray, data: np.ndarray, what: str) -> None:
         """Write bytes [n, size]."""
@@ -59,7 +93,10 @@ class Memory:
         which, at = self._place(address, size, what)
         for w in np.unique(which):
             mine = which == w
-            self.bytes[w][at[mine][:, None] + np.arange(size)] = data[mine]
+            place = at[mine][:, None] + np.arange(size)
+            self.bytes[w][place] = data[mine]
+            if self.marks:
+                self.marks[w].written[place] = self.number
 
 
 def _span(a: np.ndarray) -> tuple[int, int]:
@@ -166,4 +203,4 @@ def arrays_of(operands: Sequence[Any]) -> list[np.ndarray]:
     return [np.asarray(a) for a in found]
 
 
-__all__ = ["Field", "Fields", "Memory", "arrays_of", "fields_of"]
+__all__ = ["Field", "Fields", "Marks", "Memory", "arrays_of", "fields_of"]

@@ -14,7 +14,7 @@ other threads see writes to device memory are not modelled. A ``kvarn.emulator.r
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -23,6 +23,7 @@ from .block import OPS, TYPES, WARP, Block, Lanes, Wait, op
 from .cluster import Cluster, Order
 from .memory import Field, Fields, Memory
 from .report import Report
+from .stream import Launched
 from .text import EmulationError, Instruction, Kernel, parse, parts
 
 __all__ = [
@@ -40,7 +41,7 @@ def launch(
     text: str, entry: str, grid: Sequence[int], block: Sequence[int], values: Sequence[Any],
     arrays: Sequence[np.ndarray], shared_bytes: int = 0, order: Order | None = None,
     cluster: Sequence[int] | None = None, report: Report | None = None, fields: Sequence[Field] = (),
-    variables: Mapping[str, int] | None = None,
+    variables: Mapping[str, int] | None = None, launched: Callable[[Memory], Launched | None] | None = None,
 ) -> None:  # fmt: skip
     """Run a kernel's grid.
 
@@ -64,6 +65,8 @@ def launch(
         Parts of the arguments, by which the report tells accesses.
     variables : mapping, optional
         What the code's variables of 8 bytes hold.
+    launched : callable, optional
+        Gives the kernel's place in its stream, for its memory.
     """
     kernel = _parsed(text, entry)
     kernel.launches += 1
@@ -77,6 +80,8 @@ def launch(
     shape = tuple(cluster or kernel.cluster or (1, 1, 1))
     if any(g % c for g, c in zip(grid, shape, strict=True)):
         raise EmulationError(f"a grid of {tuple(grid)} has no whole clusters of {shape}")
+    place = None if launched is None or not np.prod(grid) else launched(memory)
+    ahead = place if place is not None and place.running else None
     counts = None
     if report is not None:
         counts = report.counts(kernel, entry)
@@ -88,7 +93,7 @@ def launch(
             for x in range(0, grid[0], shape[0]):
                 blocks = Cluster(
                     kernel, memory, params, descriptors, grid, block, shape, shared_bytes, order or Order(), (x, y, z),
-                    counts=counts, fields=named, tell=tell, spare=spare,
+                    counts=counts, fields=named, tell=tell, ahead=ahead, spare=spare,
                 )  # fmt: skip
                 blocks.run()
                 spare = blocks.blocks

@@ -11,16 +11,17 @@ from typing import Any
 import numpy as np
 
 import kvarn
-from kvarn.artifact import Artifact, Entry
+from kvarn.artifact import Artifact, Entry, Step
 from kvarn.runtime import binding, buffers, ownership, timeline
 from kvarn.runtime.expressions import compile_expressions, compile_step
 from kvarn.runtime.program import Program
 from kvarn.settings import emulating, emulation
 
 from . import ptx
-from .memory import Field, arrays_of, fields_of
+from .memory import Field, Memory, arrays_of, fields_of
 from .ptx import Order
 from .report import Report
+from .stream import Launched, Stream
 
 # Multiprocessors of the first GPU of an architecture, for grids that fill the device.
 _MULTIPROCESSORS = {"sm_80": 108, "sm_86": 84, "sm_89": 128, "sm_90": 132, "sm_100": 148}
@@ -54,7 +55,8 @@ def order_of(order: str | Order, seed: int = 0, copies: str | None = None) -> Or
 
 
 def launch(
-    made: Any, grid: Any, block: Any, args: Sequence[Any], order: Order | None = None, report: Report | None = None
+    made: Any, grid: Any, block: Any, args: Sequence[Any], order: Order | None = None, report: Report | None = None,
+    stream: Stream | None = None, programmatic: bool | None = None,
 ) -> None:  # fmt: skip
     """Run a compiled kernel on host buffers as its GPU would.
 
@@ -66,6 +68,10 @@ def launch(
         As of its ``launch``; TMA descriptors are those of host buffers.
     order : Order, optional
     report : Report, optional
+    stream : Stream, optional
+        With the kernels ahead of this one.
+    programmatic : bool, optional
+        Whether it may start before they have ended; default: what the kernel says.
     """
     artifact = made.artifact
     if artifact.target == "host":
@@ -94,15 +100,26 @@ def launch(
         raise ValueError(f"{made.name} was compiled for a block of {entry.block}, got {block}")
     if not 1 <= int(np.prod(block)) <= (entry.max_threads or 1024):
         raise ValueError(f"a block of {made.name} has 1 to {entry.max_threads or 1024} threads, got {block}")
-    _launch(artifact, entry, grid, block, values, arrays_of(args), order, report, parts)
+    early = bool(entry.attributes.get("programmatic")) if programmatic is None else programmatic
+    _launch(artifact, entry, grid, block, values, arrays_of(args), order, report, parts, _Place(stream, early))
+
+
+@dataclass(frozen=True)
+class _Place:
+    """Where a launch is in a stream; ``followed``: the next kernel may start before it has ended."""
+
+    stream: Stream | None
+    programmatic: bool
+    followed: bool = True
 
 
 def _launch(
     artifact: Artifact, entry: Entry, grid: Any, block: Any, values: list[Any], arrays: list[np.ndarray],
-    order: Order | None, report: Report | None, parts: list[Field],
+    order: Order | None, report: Report | None, parts: list[Field], place: _Place,
 ) -> None:  # fmt: skip
     """Run a kernel, and hold it to who owns pages where it is compiled so."""
     variables: dict[str, int] = {}
+    own = arrays
     timeline.load(entry, binding.HOST, variables.__setitem__)
     if variables:
         arrays = arrays + timeline.switch(binding.HOST).arrays()
@@ -111,9 +128,15 @@ def _launch(
         ownership.load(entry, binding.HOST, variables.__setitem__)
         ownership.before(binding.HOST)
         arrays = arrays + ownership.registry(binding.HOST).arrays()
+
+    def launched(memory: Memory) -> Launched | None:
+        if place.stream is None:
+            return None
+        return place.stream.launch(entry.name, place.programmatic, memory, own, arrays[len(own) :], place.followed)
+
     ptx.launch(
         str(artifact.code["ptx"]), entry.name, grid, block, values, arrays, entry.shared_bytes, order, entry.cluster,
-        report, parts, variables,
+        report, parts, variables, launched,
     )  # fmt: skip
     if watched:
         ownership.after(binding.HOST)
@@ -135,6 +158,7 @@ def run_program(
     multiprocessors: int = 2,
     order: Order | None = None,
     report: Report | None = None,
+    stream: Stream | None = None,
 ) -> None:
     """Run a program's steps on host buffers.
 
@@ -147,13 +171,15 @@ def run_program(
         What a grid that fills the device counts with.
     order : Order, optional
     report : Report, optional
+    stream : Stream, optional
+        With the kernels ahead of the program; by default there are none.
     """
-    _run_steps(program, [_fields(g) for g in given], arrays_of(given), Facts(multiprocessors), order, report)
+    _run_steps(program, [_fields(g) for g in given], arrays_of(given), Facts(multiprocessors), order, report, stream)
 
 
 def _run_steps(
     program: Artifact, values: list[tuple[Any, ...]], arrays: list[np.ndarray], facts: Facts, order: Order | None,
-    report: Report | None,
+    report: Report | None, stream: Stream | None,
 ) -> None:  # fmt: skip
     sizes = compile_expressions([w.bytes for w in program.workspaces], program.args)(values, facts)
     scratch = [np.zeros(size + _ALIGNMENT, np.uint8) if w.zeroed else np.full(size + _ALIGNMENT, 0xFF, np.uint8)
@@ -165,11 +191,19 @@ def _run_steps(
     parts += [
         Field(f"scratch {w.name}", at, at + size) for w, (at, size) in zip(program.workspaces, places, strict=True)
     ]  # fmt: skip
-    for step in program.steps:
-        entry = program.entry(step.entry)
+    early = [_starts_early(program, step) for step in program.steps]
+    followed = [*early[1:], stream is not None]
+    stream = stream or Stream()
+    for n, step in enumerate(program.steps):
+        entry, place = program.entry(step.entry), _Place(stream, early[n], followed[n])
         (gx, gy, gz, bx, by, bz, _), flat = compile_step(program, step)(values, facts, places)
         numbers = [v if p.type == "tensormap" else _bits(v, p.type) for v, p in zip(flat, entry.params, strict=True)]
-        _launch(program, entry, (gx, gy, gz), (bx, by, bz), numbers, arrays + scratch, order, report, parts)
+        _launch(program, entry, (gx, gy, gz), (bx, by, bz), numbers, arrays + scratch, order, report, parts, place)
+
+
+def _starts_early(program: Artifact, step: Step) -> bool:
+    """Whether a step may start before the one ahead of it has ended."""
+    return bool({**program.entry(step.entry).attributes, **step.attributes}.get("programmatic"))
 
 
 def run(
@@ -181,6 +215,7 @@ def run(
     multiprocessors: int = 2,
     order: Order | None = None,
     report: Report | None = None,
+    stream: Stream | None = None,
 ) -> None:
     """Run an operation (``kvarn.dispatch.Operation``) on host buffers as the GPU ``target`` would.
 
@@ -189,7 +224,7 @@ def run(
     ordered = () if schedule is None else tuple(sorted(schedule.items()))
     what, given = operation.specialisation(operands, attributes, ordered, target)
     program = kvarn.dispatch.artifact(what, lineinfo=report is not None)
-    run_program(program, given, multiprocessors, order, report)
+    run_program(program, given, multiprocessors, order, report, stream)
 
 
 def _fields(operand: Any) -> tuple[Any, ...]:
@@ -225,7 +260,7 @@ class EmulatedProgram(Program):
         known.complete(values)
         if e is None:
             raise RuntimeError("an emulated operation was kept beyond its context")
-        _run_steps(self.artifact, values, arrays_of(operands), Facts(e.multiprocessors), e.order, e.report)
+        _run_steps(self.artifact, values, arrays_of(operands), Facts(e.multiprocessors), e.order, e.report, e.stream)
 
 
 @dataclass(frozen=True, eq=False)
@@ -236,13 +271,14 @@ class Emulation:
     order: Order
     multiprocessors: int
     report: Report
+    stream: Stream | None = None  # where kernels of the target may start early
 
     def program(self, what: Any) -> EmulatedProgram:
         """The program of an operation's specialisation."""
         return EmulatedProgram(kvarn.dispatch.artifact(what, lineinfo=True))
 
     def launch(self, made: Any, grid: Any, block: Any, args: Sequence[Any]) -> None:
-        launch(made, grid, block, args, self.order, self.report)
+        launch(made, grid, block, args, self.order, self.report, self.stream)
 
 
 @contextlib.contextmanager
@@ -289,7 +325,8 @@ def emulated(
         raise ValueError("the emulator runs PTX: target must be a GPU's, such as sm_90a, got host")
     count = multiprocessors or _MULTIPROCESSORS.get(chosen.name.rstrip("a"), 132)
     report = Report(chosen.name, races)
-    with emulating(Emulation(chosen.name, order_of(order, seed, copies), count, report)):
+    stream = Stream() if chosen.has("pdl") else None
+    with emulating(Emulation(chosen.name, order_of(order, seed, copies), count, report, stream)):
         yield report
 
 

@@ -17,7 +17,7 @@ import numpy as np
 from kvarn.dialect.tma_layout import GATHERS, SWIZZLE_BYTES
 from kvarn.runtime.tensormap import TensorMap
 
-from .barriers import copy_async
+from .barriers import check_set_up, copy_async
 from .block import OFFSET, RANK, Block, Lanes, op
 from .text import EmulationError, Instruction
 
@@ -48,6 +48,13 @@ def read_box(m: TensorMap, coordinates: Sequence[int], read: Read) -> np.ndarray
         column, *rows = coordinates
         return np.concatenate([_read(m, (column, row), read) for row in rows])
     return _read(m, coordinates, read)
+
+
+def touched(m: TensorMap, coordinates: Sequence[int]) -> np.ndarray:
+    """Addresses of the elements that one copy transfers."""
+    column, *rows = coordinates
+    boxes = [(column, row) for row in rows] if m.form in GATHERS else [coordinates]
+    return np.concatenate([a[inside] for a, inside in (places(m, box, m.box) for box in boxes)])
 
 
 def _read(m: TensorMap, coordinates: Sequence[int], read: Read) -> np.ndarray:
@@ -137,15 +144,18 @@ def _tensor(t: Block, i: Instruction) -> Any:
                 raise EmulationError(f"{i.text}: a box must start at a multiple of 16 bytes, got column {given[0]}")
             if (at & OFFSET) % 128:
                 raise EmulationError(f"{i.text}: shared memory must be a multiple of 128, got {at & OFFSET}")
+            if c.ahead is not None and c.ahead.concerns(t):
+                address = touched(where, given)
+                c.ahead.check(t, i, address, where.dtype.itemsize, np.full(len(address), lane), not to_shared)
             if not to_shared:
                 _start_store(t, lane, lambda w=where, a=at & OFFSET, g=given, lane=lane: _store(t, i, w, a, g, lane))
                 continue
             ranks = [at >> RANK] if masks is None else [r for r in range(16) if int(masks[n]) >> r & 1]
             for rank in ranks:
                 bar = int(barriers[n]) if masks is None else int(barriers[n]) & OFFSET | rank << RANK
-                c.barrier(bar, i.text)
                 if i.barrier:
                     c.names.setdefault(bar, i.barrier)
+                check_set_up(t, i, bar, lane, copies=True)
                 to = (at & OFFSET, rank)
                 known = c.copy(t, lane, bar)
                 c.start(lambda w=where, to=to, g=given, b=bar, known=known: _load(t, i, w, to, g, b, known))
@@ -194,6 +204,9 @@ def _plain(t: Block, i: Instruction) -> Any:
             if size % 16 or a[0] % 16 or b[0] % 16:
                 raise EmulationError(f"{i.text}: addresses and size must be multiples of 16, got {size} bytes")
 
+            if c.ahead is not None and not (to_shared and from_shared):
+                c.ahead.check(t, i, b if to_shared else a, size, [lane], not to_shared)
+
             def data(b: np.ndarray = b, size: int = size, lane: int = lane) -> np.ndarray:
                 if not from_shared:
                     rows = (b + np.arange(0, size, 16, dtype=np.uint64)).astype(np.uint64)
@@ -211,8 +224,7 @@ def _plain(t: Block, i: Instruction) -> Any:
                 )  # fmt: skip
                 continue
             bar = int(barriers[n])
-            c.barrier(bar, i.text)
-
+            check_set_up(t, i, bar, lane, copies=True)
             known = c.copy(t, lane, bar)
             if t.counts is not None and not from_shared:
                 t.counts.copied(i.index, c.fields, b + np.arange(size, dtype=np.uint64), 1, False)

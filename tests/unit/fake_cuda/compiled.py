@@ -6,7 +6,7 @@ Not collected by itself: tests/unit/test_launch.py runs it in a process of its o
 
 import numpy as np
 import pytest
-from fakes import LIBRARY, CudaArray, aligned, install_torch, last, launches, params, tensor
+from fakes import LIBRARY, CudaArray, aligned, last, launches, params
 from reference import launch_maps
 
 import kvarn as kv
@@ -227,21 +227,3 @@ def test_an_operation_runs_its_steps_on_its_operands():
     # Somewhere among the parameters are the addresses of all operands.
     words = {int(w) for x in first for w in np.frombuffer(bytes(x.params), np.uint64)}
     assert {key.array.ctypes.data, value.array.ctypes.data, offsets.array.ctypes.data, pool.fields()[0]} <= words
-
-
-def test_a_call_like_one_before_describes_the_memory_of_now():
-    install_torch({0: LIBRARY.fake_stream(0)})
-    pool = kv.PagedKVCacheCollection(
-        array((5, 2, 1, 16, 2, 128), np.float16), array((B,), np.int32), array((B, 24), np.uint32), 1, 64
-    )
-    offsets, out = tensor((B + 1,), "int32"), tensor((B, 8, 128), "float16")
-    rows = [tensor((B, 64), "float16") for _ in range(3)]
-    weights = [tensor((12 * 128, 64), "float16") for _ in range(2)]
-    described = set()
-    for x, weight in ((0, 0), (0, 0), (1, 0), (1, 1), (2, 1), (0, 0), (0, 1)):
-        kv.ops.project_append(pool, 0, rows[x], weights[weight], offsets, query_out=out)
-        product = bytes(last().params)
-        seen = [t.data_ptr().to_bytes(8, "little") in product for t in (*rows, *weights)]
-        assert seen == [i == x for i in range(3)] + [i == weight for i in range(2)]
-        described.add(product)
-    assert len(described) == 5

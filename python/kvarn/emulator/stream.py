@@ -1,0 +1,170 @@
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""The kernels of a stream, for the PTX interpreter: which of those ahead may still run when a kernel touches memory.
+
+A kernel whose launch is programmatic may start as soon as every block of the kernel ahead of it has run
+``griddepcontrol.launch_dependents`` or has ended; whatever a block of that one knew to be over by then is over.
+``griddepcontrol.wait`` waits for the end of the kernel ahead: of those before that one too only where one of its own
+threads waited for them. A thread that has not waited, nor heard through a barrier of one that has, may neither read nor
+write what a kernel that may still run writes, nor write what that kernel reads. Any other launch starts when everything
+before it is over.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from .memory import Marks, Memory
+from .text import EmulationError, Instruction
+
+if TYPE_CHECKING:
+    from .block import Block
+    from .cluster import Cluster
+    from .memory import Fields
+
+_NUMBERS = np.iinfo(np.uint16).max  # of kernels whose accesses can be told apart
+_NONE: frozenset[int] = frozenset()
+
+
+@dataclass(eq=False)
+class Launched:
+    """A kernel of a stream.
+
+    Attributes
+    ----------
+    number : int
+        In its stream, from 1.
+    name : str
+    running : set of int
+        Kernels ahead that may still run when it starts.
+    left : set of int
+        Those that may even when it has waited.
+    arrays : sequence of numpy.ndarray
+        Its memory, which nothing else may take the place of while it may run.
+    unordered : sequence of numpy.ndarray
+        Memory that kernels may share as they like.
+    waited : bool
+        Whether a thread of it has waited.
+    eager : bool
+        Whether a block let the next kernel start, or ended, before it knew that those ahead were over.
+    """
+
+    number: int
+    name: str
+    running: frozenset[int]
+    left: frozenset[int]
+    arrays: Sequence[np.ndarray]
+    ahead: dict[int, Launched]
+    unordered: Sequence[np.ndarray] = ()
+    waited: bool = False
+    eager: bool = False
+    marks: list[Marks] = field(default_factory=list)
+
+    # --- what its threads do
+
+    def wait(self, t: Block, lanes: Any) -> None:
+        """Threads wait for the kernel ahead."""
+        t.clocks.wait_for_ahead(t.clocks.warps_of(t, lanes))
+        self.waited = True
+
+    def let_start(self, t: Block, lanes: Any) -> None:
+        """Threads let the next kernel start, as far as their block has a say in it."""
+        if not t.lets_start:
+            t.lets_start = True
+            self.eager |= not t.clocks.know_ahead(t.clocks.warps_of(t, lanes)).all()
+
+    def ended(self, c: Cluster) -> None:
+        """All threads of a cluster have ended."""
+        for t in c.blocks:
+            if not t.lets_start:
+                self.eager |= not c.clocks.know_ahead(c.clocks.warps_of(t, slice(None))).any()
+
+    # --- accesses
+
+    def concerns(self, t: Block) -> bool:
+        """Whether accesses of a block must be looked at."""
+        if not t.knows_ahead:
+            first = t.rank * t.clocks.per_block
+            t.knows_ahead = bool(t.clocks.know_ahead(slice(first, first + t.clocks.per_block)).all())
+        return not t.knows_ahead or bool(self.left)
+
+    def check(self, t: Block, i: Instruction, address: np.ndarray, size: int, lanes: Any, write: bool) -> None:
+        """Accesses [n] of ``size`` bytes that threads [n] are about to make, or copies that they are about to start."""
+        if not self.concerns(t):
+            return
+        known = t.clocks.know_ahead(t.clocks.of(t.threads[lanes]))
+        for rows, running in ((~known, self.running), (known, self.left)):
+            if running and rows.any():
+                at = (address[rows].astype(np.int64)[:, None] + np.arange(size)).ravel()
+                self._check(t.cluster.fields, i, at, running, write)
+
+    def _check(self, fields: Fields, i: Instruction, at: np.ndarray, running: frozenset[int], write: bool) -> None:
+        for marks in self.marks:
+            here = at[(at >= marks.low) & (at < marks.high)]
+            if not len(here):
+                continue
+            for what, by in (("writes", marks.written), *((("reads", marks.read),) if write else ())):
+                numbers = by[here - marks.low]
+                wrong = np.isin(numbers, list(running))
+                for array in self.unordered:
+                    low, high = np.lib.array_utils.byte_bounds(array)
+                    wrong &= (here < low) | (here >= high)
+                if wrong.any():
+                    first = here[wrong][:1]
+                    raise EmulationError(
+                        f"{i.short}: kernel {self.name} {'writes' if write else 'reads'} "
+                        f"{fields.names[int(fields.of(first)[0])]} at {int(first[0]):#x}, which kernel "
+                        f"{self.ahead[int(numbers[wrong][0])].name} ahead of it {what} and may still be at: no "
+                        "griddepcontrol.wait comes before"
+                    )
+
+
+class Stream:
+    """Kernels that are launched one after the other."""
+
+    def __init__(self) -> None:
+        self._count = 0
+        self._last: Launched | None = None
+        self._flying: dict[int, Launched] = {}  # that a later kernel may find running
+
+    def launch(
+        self, name: str, programmatic: bool, memory: Memory, arrays: Sequence[np.ndarray],
+        unordered: Sequence[np.ndarray] = (), followed: bool = True,
+    ) -> Launched:  # fmt: skip
+        """A kernel is about to run.
+
+        Parameters
+        ----------
+        name : str
+        programmatic : bool
+            Whether it may start before the kernel ahead of it has ended.
+        memory : Memory
+            Is told to note what the kernel reads and writes.
+        arrays, unordered : sequence of numpy.ndarray
+            Its memory, and what of it kernels may share as they like.
+        followed : bool
+            Whether another kernel may start before it has ended.
+        """
+        if self._count == _NUMBERS:
+            self.__init__()
+        running = left = _NONE
+        before = self._last
+        if programmatic and before is not None:
+            running = (before.running if before.eager else before.left) | {before.number}
+            left = before.left if before.waited else before.running
+        self._count += 1
+        ahead = {n: self._flying[n] for n in running | left}
+        for kernel in self._flying.values():
+            kernel.ahead = {}
+        found = Launched(self._count, name, running, left, arrays, ahead, unordered)
+        if followed or running:
+            earlier = [marks for kernel in ahead.values() for marks in kernel.marks]
+            found.marks = memory.note(found.number, earlier)
+        self._last, self._flying = found, {**ahead, found.number: found}
+        return found
+
+
+__all__ = ["Launched", "Stream"]

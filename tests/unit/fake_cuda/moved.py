@@ -1,0 +1,225 @@
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""Launches like one before whose buffers lie elsewhere: on every route they get the addresses of now.
+
+Not collected by itself: tests/unit/test_launch.py runs it on the fake driver, with and without a native part. The fake
+driver's descriptors begin with the address of what they describe, so that those are looked into as well.
+"""
+
+import numpy as np
+import pytest
+from compiled import load_box
+from fakes import LIBRARY, CudaArray, aligned, install_torch, kernel, launches, tensor
+from reference import launch_maps
+from steps import two_steps
+
+import kvarn as kv
+from kvarn import artifact as A
+from kvarn.dialect import dtypes
+from kvarn.runtime import quick
+from kvarn.runtime.launch import Launcher
+from kvarn.runtime.program import Program
+
+BATCH, HEADS, SIZE = 2, 2, 128
+
+
+@pytest.fixture(autouse=True)
+def current():
+    install_torch({0: LIBRARY.fake_stream(0)})
+
+
+def array(shape, dtype):
+    return CudaArray(aligned(shape, dtype))
+
+
+def pool():
+    return kv.PagedKVCacheCollection(
+        array((5, 2, 2, 16, HEADS, SIZE), np.float16), array((BATCH,), np.int32), array((BATCH, 24), np.uint32), 1, 64
+    )
+
+
+# --- routes: what makes the buffers of a call, by name, and what launches on them -------------------------
+
+
+def buffers_of(make):
+    return lambda: {"x": make((4, 8)), "y": make((4, 8))}
+
+
+def plain(make):
+    """A kernel of two buffers with a number between them."""
+    x, y = (A.Arg(name, "buffer", dtypes.f32, 2) for name in "xy")
+    launcher = Launcher(kernel([x, A.Arg("n", "scalar", dtypes.i32), y]))
+    return buffers_of(make), lambda at: launcher(1, 32, at["x"], 7, at["y"])
+
+
+def f32_array(shape):
+    return array(shape, np.float32)
+
+
+def prepared(fresh, prepare):
+    """What is prepared once for each set of buffers."""
+    made = {}
+
+    def launch(at):
+        key = tuple(map(id, at.values()))
+        if key not in made:
+            made[key] = prepare(at)
+        made[key]()
+
+    return fresh, launch
+
+
+def prepared_launch():
+    launcher = Launcher(kernel([A.Arg("x", "buffer", dtypes.f32, 2), A.Arg("y", "buffer", dtypes.f32, 2)]))
+    return prepared(buffers_of(tensor), lambda at: launcher.prepare(1, 32, at["x"], at["y"]))
+
+
+def described_launch():
+    """A kernel that is given a descriptor."""
+
+    def fresh():
+        return {"pool": pool(), "out": array(32, np.float16)}
+
+    def launch(at):
+        load_box[2, 32](7, at["pool"].get_value_cache(1).create_tma_tile(tile_rows=16), at["out"])
+
+    return fresh, launch
+
+
+def steps_of(run):
+    def fresh():
+        return {"x": tensor((10, 8))}
+
+    return run(Program(two_steps()), fresh, lambda at: (at["x"], 50, 0.5))
+
+
+def boxes_of(run):
+    """A program that describes a collection."""
+
+    def fresh():
+        return {"pool": pool(), "out": array((2, 1, HEADS, 8, SIZE), np.float16), "at": array((1, 2), np.int32)}
+
+    program = Program(launch_maps.copies(pool().spec, rows=8))
+    return run(program, fresh, lambda at: (at["pool"], 1, at["out"], at["at"]))
+
+
+def called(program, fresh, args):
+    return fresh, lambda at: program(*args(at))
+
+
+def prepared_program(program, fresh, args):
+    return prepared(fresh, lambda at: program.prepare(*args(at)))
+
+
+def append(make):
+    def fresh():
+        rows = {name: make((BATCH, HEADS, SIZE), "float16") for name in ("key", "value")}
+        return {"pool": pool(), **rows, "offsets": make((BATCH + 1,), "int32")}
+
+    return fresh, lambda at: kv.ops.append(at["pool"], 1, at["key"], at["value"], at["offsets"])
+
+
+def attention(make):
+    def fresh():
+        rows = {name: make((BATCH, 8, SIZE), "float16") for name in ("query", "out")}
+        return {"pool": pool(), **rows, "offsets": make((BATCH + 1,), "int32")}
+
+    return fresh, lambda at: kv.ops.attention(at["pool"], 1, at["query"], at["offsets"], out=at["out"])
+
+
+def project(make, schedule=None):
+    """An operation that in a schedule of tiles describes two of its buffers."""
+
+    def fresh():
+        rows = {"x": make((BATCH, 64), "float16"), "weight": make((12 * SIZE, 64), "float16")}
+        return {
+            "pool": pool(),
+            **rows,
+            "offsets": make((BATCH + 1,), "int32"),
+            "out": make((BATCH, 8, SIZE), "float16"),
+        }
+
+    return fresh, lambda at: kv.ops.project_append(
+        at["pool"], 1, at["x"], at["weight"], at["offsets"], query_out=at["out"], schedule=schedule
+    )
+
+
+def project_described(make):
+    return project(make, {"kind": "tile", "max_tokens": 64})
+
+
+def arrays(shape, dtype):
+    return array(shape, {"float16": np.float16, "int32": np.int32}[dtype])
+
+
+ROUTES = {
+    "Launcher, arrays": lambda: plain(f32_array),
+    "Launcher, tensors": lambda: plain(tensor),
+    "PreparedLaunch": prepared_launch,
+    "Launcher, a descriptor": described_launch,
+    "Program": lambda: steps_of(called),
+    "PreparedProgram": lambda: steps_of(prepared_program),
+    "Program, descriptors": lambda: boxes_of(called),
+    "PreparedProgram, descriptors": lambda: boxes_of(prepared_program),
+    **{f"{op.__name__}, {name}": lambda op=op, make=make: op(make)
+       for op in (append, attention, project, project_described)
+       for name, make in (("arrays", arrays), ("tensors", tensor))},
+}  # fmt: skip
+
+
+# --- what was launched ---------------------------------------------------------------------------------
+
+
+def spans(buffer):
+    """The memory of a call's operand."""
+    parts = [buffer]
+    if isinstance(buffer, kv.PagedKVCacheCollection):
+        parts = [buffer.blocks, buffer.cache_lengths, buffer.lookup_table]
+    return [np.lib.array_utils.byte_bounds(part.array) for part in parts]
+
+
+def addresses(launch, sets):
+    """Addresses among a launch's parameters, in descriptors too: (place, operand, offset in it) and which set's."""
+    words = np.frombuffer(bytes(launch.params)[: launch.bytes // 8 * 8], np.uint64).tolist()
+    return {
+        (place, name, part, word - low): which for place, word in enumerate(words) for which, at in enumerate(sets)
+        for name, buffer in at.items() for part, (low, high) in enumerate(spans(buffer)) if low <= word < high
+    }  # fmt: skip
+
+
+def same(names):
+    return [dict.fromkeys(names, 0)] * 4
+
+
+def moved(names):
+    """Each operand is elsewhere in turn, then all are."""
+    still = dict.fromkeys(names, 0)
+    each = [which for name in names for which in ({**still, name: 1}, still)]
+    return [*same(names), *each, dict.fromkeys(names, 1), still]
+
+
+@pytest.mark.sampled(1)
+@pytest.mark.parametrize("calls", [same, moved])
+@pytest.mark.parametrize("route", ROUTES)
+def test_a_call_has_the_addresses_of_its_own_buffers(route, calls):
+    fresh, launch = ROUTES[route]()
+    sets, first = [fresh(), fresh()], None
+    for which in calls(list(sets[0])):
+        at = {name: sets[n][name] for name, n in which.items()}
+        before = len(launches())
+        launch(at)
+        found = [addresses(x, sets) for x in launches()[before:]]
+        assert {name for x in found for _, name, *_ in x} == set(which)
+        for x in found:
+            assert x == {key: which[key[1]] for key in x}
+        places = [set(x) for x in found]
+        first = first or places
+        assert places == first
+
+
+def test_calls_of_tensors_are_launched_by_the_native_part_where_there_is_one():
+    fresh, launch = append(tensor)
+    for at in [fresh() for _ in range(3)]:
+        launch(at)
+    from kvarn.ops import writes
+
+    assert (len(writes._APPEND._quick or ()) > 0) == quick.available()
