@@ -314,28 +314,29 @@ def test_chunks_of_a_plan_end_at_every_edge(place):
             np.testing.assert_array_equal(place.get(x), y)
 
 
-def of_pages(page: int, *extents: int) -> tuple[Any, Problem]:
+def of_pages(page: int, size: int, *extents: int) -> tuple[Any, Problem]:
     """Sequences of pages at the edges of extents, each with a token less than whole pages, or as many, or one more."""
     counts = sorted({n for extent in extents for n in edges.edges(extent)})
     totals = [max(0, n * page + (-1, 0, 1)[i % 3]) for i, n in enumerate(counts)]
     new = [min(n, (1, 3, 4, 5)[i % 4]) for i, n in enumerate(totals)]
     cached = [n - m for n, m in zip(totals, new, strict=True)]
-    return stored_problem(6, "paged", "bf16", page_size=page, cached=cached, new=new, num_heads=1, head_size=16)
+    return stored_problem(6, "paged", "bf16", page_size=page, cached=cached, new=new, num_heads=1, head_size=size)
 
 
-def test_pages_of_every_number_are_summarized_and_chosen(place):
-    rng, problem = of_pages(2, pages.LANES, pages.CHUNK)
+@pytest.mark.parametrize("size", [16, 64], ids=["lanes", "tensor cores"])
+def test_pages_of_every_number_are_summarized_and_chosen(place, size):
+    rng, problem = of_pages(2, size, pages.LANES, pages.CHUNK)
     c = place.collection(problem.collection)
-    data = np.full((c.num_blocks, 2, 1, 2, 16), 77, dtypes.bf16.numpy)
+    data = np.full((c.num_blocks, 2, 1, 2, size), 77, dtypes.bf16.numpy)
     summaries = kv.PageSummaries(c, "min_max", place.put(data.copy()))
     kv.ops.summarize_pages(c, 1, summaries, place.put(problem.row_offsets))
     want = chosen_pages.summaries(problem.collection, 1, problem.row_offsets, data)
     np.testing.assert_array_equal(place.get(summaries.data)[:, 1].astype(np.float64), want)  # keys are of its type
     data = np.sort(rng.integers(-9, 10, data.shape), 3).astype(data.dtype)
-    query = rng.integers(-4, 5, (problem.tokens, pages.ROWS, 16)).astype(data.dtype)
+    query = rng.integers(-4, 5, (problem.tokens, pages.ROWS, size)).astype(data.dtype)
     summaries = kv.PageSummaries(c, "min_max", place.put(data))
     scores = chosen_pages.page_scores(problem.collection, 1, query, problem.row_offsets, data)
-    for count in (1, pages.LANES, pages.CHUNK + 1):
+    for count in (1, pages.CHUNK + 1):
         listed, counts = (place.put(np.full((len(scores), 1, *rest), -9, np.int32)) for rest in ((count,), ()))
         kv.ops.select_pages(
             c, 1, place.put(query), place.put(problem.row_offsets), summaries, pages=listed, page_counts=counts
@@ -348,8 +349,8 @@ def test_pages_of_every_number_are_summarized_and_chosen(place):
 # --- tokens that are chosen ------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("dtype", "size"), [("bf16", 64), ("f32", 20)], ids=["tensor cores", "threads"])
-def test_tokens_of_every_number_are_scored(place, dtype, size):
+@pytest.mark.parametrize(("dtype", "size", "heads"), [("bf16", 64, 4), ("f32", 20, 3)], ids=["tensor cores", "threads"])
+def test_tokens_of_every_number_are_scored(place, dtype, size, heads):
     """Keys at the edges of a warp's tokens, of a block's warps and of a block's tokens."""
     extents = (indexer.TOKENS, indexer.TOKENS * indexer.WARPS, indexer.CHUNK)
     totals = sorted({n for extent in extents for n in edges.edges(extent)[:5]})
@@ -358,8 +359,8 @@ def test_tokens_of_every_number_are_scored(place, dtype, size):
     rng, problem = stored_problem(
         7, "paged", dtype, page_size=16, cached=cached, new=new, num_heads=1, head_size=size, is_mla=True
     )
-    query = random_query(rng, problem, 3)
-    weights, columns = rng.standard_normal((problem.tokens, 3)).astype(np.float32), max(totals) + 1
+    query = random_query(rng, problem, heads)
+    weights, columns = rng.standard_normal((problem.tokens, heads)).astype(np.float32), max(totals) + 1
     out = place.put(sentinel(np.zeros((problem.tokens, columns), np.float32)))
     c = place.collection(problem.collection)
     kv.ops.index_scores(c, 1, place.put(query), place.put(weights), place.put(problem.row_offsets), out)
