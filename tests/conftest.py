@@ -49,6 +49,8 @@ def _sample(config, items):
     seen, left = set(), []
     cases = collections.Counter(item.nodeid.partition("[")[0] for item in items)
     for item in items:
+        if item.get_closest_marker("whole") is not None:
+            continue
         marker = item.get_closest_marker("sampled")
         name = item.nodeid.partition("[")[0]
         placed = "place" in getattr(item, "fixturenames", ()) and "/unit/" in name

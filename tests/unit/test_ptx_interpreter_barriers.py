@@ -97,6 +97,44 @@ def test_threads_that_do_not_arrive_are_a_hang_that_says_where():
     refuse('.file 1 "/a/b/kernel.py"\n.loc 1 7 3\n' + body, message)
 
 
+@ORDERS
+def test_a_warp_stands_at_a_named_barrier_when_all_of_its_branches_have_ended(order):
+    """The barrier comes before a branch to it in the text: compilers lay blocks that are rarely run behind the others."""
+    out = run(
+        """
+  and.b32 %lane, %tid, 31;
+  mov.b32 %v, 7;
+  setp.lt.u32 %p, %lane, 16;
+  @%p bra FEW;
+JOINED:
+  bar.sync 1, 64;
+  st.global.u32 [%mine], %v;
+  bra END;
+FEW:
+  mov.b32 %v, 9;
+  bra JOINED;
+END:
+""", order=order,
+    )  # fmt: skip
+    np.testing.assert_array_equal(out, np.where(np.arange(64) % 32 < 16, 9, 7))
+
+
+@pytest.mark.parametrize("how", ["sync", "arrive"])
+def test_a_warp_whose_lanes_stand_at_two_copies_of_a_named_barrier_hangs(how):
+    refuse(
+        f"""
+  and.b32 %lane, %tid, 31;
+  setp.lt.u32 %p, %lane, 16;
+  @%p bra FEW;
+  bar.{how} 1, 64;
+  bra END;
+FEW:
+  bar.{how} 1, 64;
+END:
+""", r"bar\.",
+    )  # fmt: skip
+
+
 def test_a_barrier_is_of_one_number_of_threads():
     refuse(ARRIVE.replace("bar.sync 3, 64", "bar.sync 3, 32"), "others said that (64|32) threads come to barrier 3")
     crowd = "setp.lt.u32 %few, %tid, 64;\n@%few bar.arrive 1, 32;"  # two warps, at once and one after another

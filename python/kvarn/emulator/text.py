@@ -151,9 +151,11 @@ def parse(text: str, entry: str) -> Kernel:
 def _kind(i: Instruction) -> int:
     """What has to be known of an instruction before it runs."""
     jumps = i.name[0] in ("bra", "ret", "exit")
-    # A barrier of the block counts threads: a part of a warp may come to it.
-    counts = i.name[0] in ("bar", "barrier") and i.name[1] not in ("warp", "cluster")
-    together = "sync" in i.name and not counts
+    # The barrier of all threads counts them: a part of a warp may come to it. One of some threads is for whole warps,
+    # which stand at it only when every branch before it has ended: blocks of PTX have no order that says so.
+    barrier = i.name[0] in ("bar", "barrier") and i.name[1] not in ("warp", "cluster")
+    aligned = (i.name[0] == "bar" or "aligned" in i.name) and len(i.operands) > 1
+    together = aligned if barrier else "sync" in i.name
     return GUARDED * (i.guard is not None) + JUMP * jumps + TOGETHER * together
 
 
