@@ -6,4 +6,4 @@ another.
 SYMBOL = "kvarn.lowering.expand.key_splits:partial_row"
 OLD = "tile * max_splits + split"
 NEW = "split * max_splits + tile"
-CAUGHT_BY = ("tests/unit/test_key_splits.py",)
+CAUGHT_BY = ("tests/unit/test_key_splits.py::test_splits_change_roundings_only",)

@@ -6,4 +6,4 @@ factor.
 SYMBOL = "kvarn.lowering.expand.softmax:online_softmax"
 OLD = "l * alpha + p.sum(axis=1)"
 NEW = "l + p.sum(axis=1)"
-CAUGHT_BY = ("tests/unit/test_attention_tiles.py",)
+CAUGHT_BY = ("tests/unit/test_attention_tiles.py::test_a_maximum_moves_where_later_scores_are_larger",)

@@ -6,4 +6,4 @@ reads.
 SYMBOL = "kvarn.page_pool:PagePool.drop"
 OLD = "self.references[page] == 0"
 NEW = "self.references[page] <= 1"
-CAUGHT_BY = ("tests/unit/test_manager.py",)
+CAUGHT_BY = ("tests/unit/test_manager.py::test_fork_copies_on_write",)
