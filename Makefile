@@ -14,7 +14,7 @@ NATIVE := dialect/native/effects.cpp python/kvarn/runtime/launches.cpp python/kv
 INPUTS := pyproject.toml CMakeLists.txt $(NATIVE) python/kvarn/_version.py
 
 .DEFAULT_GOAL := help
-.PHONY: help setup check check-all check-torch test lint format demo bench fuzz docs site wheels native clean
+.PHONY: help setup check check-all check-torch test lint format demo bench fuzz mutants docs site wheels native clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{ printf "  make %-11s %s\n", $$1, $$2 }'
@@ -68,6 +68,9 @@ check-torch: ## the tests with torch and transformers, in an environment of thei
 
 fuzz: setup ## look for input that ends the front end's or kv-opt's process, ten minutes each (ARGS="frontend --seconds 60")
 	@cd tests && ../$(BIN)/python -m fuzz $(ARGS)
+
+mutants: setup ## plant each fault of tests/mutants in a copy, and see that its tests fail (ARGS="passes kernels/NAME --jobs 4")
+	@cd tests && ../$(BIN)/python -m mutants $(ARGS)
 
 docs: setup ## write the generated parts of docs/
 	@$(BIN)/python docs/generate.py $(ARGS)

@@ -232,6 +232,7 @@ gpu.module @kernels {
   // CHECK:         "kv.alloc_shared"() {alignment = 1024 : i64, bytes = 32768 : i64}
   // CHECK:         "kv.alloc_shared"() {alignment = 8 : i64, bytes = 32 : i64}
   // CHECK-COUNT-4: mbarrier.init
+  // CHECK-NEXT:    nvvm.fence.mbarrier.init
   // CHECK:         gpu.barrier
   // CHECK:         mbarrier.try_wait
   // CHECK:         wgmma.fence.sync.aligned;{{.*}}wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16{{.*}}wgmma.commit_group.sync.aligned;

@@ -58,7 +58,9 @@ gpu.module @kernels {
   // CHECK-DAG:     "kv.field"(%arg0) {field = "lookup_columns"}
   // CHECK:         %[[E:.*]] = llvm.load {{.*}} invariant {alignment = 4 : i64} : !llvm.ptr<1> -> i32
   // CHECK:         %[[S:.*]] = arith.select {{.*}}, %[[E]], %{{.*}} : i32
-  // CHECK:         arith.minui %[[S]]
+  // CHECK:         %[[PAGES:.*]] = "kv.field"(%arg0) {field = "num_blocks"}
+  // CHECK:         %[[LAST:.*]] = arith.subi %[[PAGES]], %c1_i32 : i32
+  // CHECK:         arith.minui %[[S]], %[[LAST]]
   // TRUST-LABEL: gpu.func @page
   // TRUST-NOT:     arith.minui
   // TRUST:         gpu.return

@@ -162,11 +162,20 @@ gpu.module @kernels {
     gpu.return
   }
 
-  // The bound of a vector, broadcast after it was compared.
+  // The bound of a vector, broadcast after it was compared: of n keys the tiles before ceil(n / 32). A tile is whole
+  // where its last key is less than n, n - 31 - 32 j >= 1.
   // CHECK-LABEL: gpu.func @keys_that_exist(
-  // CHECK:         arith.minsi
-  // CHECK:         scf.for
-  // CHECK:           scf.if
+  // CHECK-SAME:    %[[KEYS:[a-z0-9]+]]: i32, %[[N:[a-z0-9]+]]: i32,
+  // CHECK:         %[[UP:.*]] = arith.addi %[[KEYS]], %c31_i32
+  // CHECK:         %[[SOME:.*]] = arith.maxsi %[[UP]], %c0_i32
+  // CHECK:         %[[TILES:.*]] = arith.divui %[[SOME]], %c32_i32
+  // CHECK:         %[[END:.*]] = arith.minsi %[[N]], %[[TILES]]
+  // CHECK:         scf.for %[[J:.*]] = %c0_i32 to %[[END]] step %c1_i32
+  // CHECK-DAG:       %[[LAST:.*]] = arith.subi %[[KEYS]], %c31_i32
+  // CHECK-DAG:       %[[BEGIN:.*]] = arith.muli %[[J]], %c-32_i32
+  // CHECK:           %[[LEFT:.*]] = arith.addi %[[BEGIN]], %[[LAST]]
+  // CHECK:           %[[WHOLE:.*]] = arith.cmpi sge, %[[LEFT]], %c1_i32
+  // CHECK:           scf.if %[[WHOLE]]
   gpu.func @keys_that_exist(%first: i32, %n: i32, %x: !tile, %init: !tile, %out: memref<?x32xf32>, %every: tensor<64xi1>, %at: tensor<64xi32>) kernel attributes {kv.tiled, kv.block = array<i32: 128, 1, 1>} {
     %c0 = arith.constant 0 : i32
     %c1 = arith.constant 1 : i32

@@ -19,8 +19,7 @@ import numpy as np
 import kvarn as kv
 from kvarn.dialect import dtypes
 
-from . import attention as reference
-from . import chosen_pages
+from . import attention as reference, chosen_pages
 from .attention_cases import sentinel
 from .places import Place, bits
 from .random_caches import Problem, random_query, stored_problem

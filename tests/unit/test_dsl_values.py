@@ -237,6 +237,23 @@ def test_cast_to_8_bits_saturates(target):
     np.testing.assert_array_equal(out[~inside], np.clip(x[~inside], low, high))
 
 
+@pytest.mark.parametrize("target", [kv.f8e4m3, kv.f8e5m2], ids=repr)
+def test_cast_to_8_bits_rounds_to_the_nearest_and_from_halfway_to_even(target):
+    """Of every number that is one, of all halfway between two, and of those next to them."""
+
+    @kv.kernel
+    def k(x: kv.Buffer[kv.f32, 1], out: kv.Buffer[target, 1]):
+        for i in range(x.shape[0]):
+            out[i] = target(x[i])
+
+    exact = np.arange(256, dtype=np.uint8).view(target.numpy).astype(np.float32)
+    exact = np.unique(exact[np.isfinite(exact)])
+    halfway = (exact[1:] + exact[:-1]) / 2
+    x = np.concatenate([exact, halfway, *(np.nextafter(halfway, np.float32(end)) for end in (-np.inf, np.inf))])
+    out = launch(k, x, np.zeros(len(x), target.numpy))
+    np.testing.assert_array_equal(out.astype(np.float32), x.astype(target.numpy).astype(np.float32))
+
+
 def test_cast_to_bool_and_back():
     @kv.kernel
     def k(x: kv.Buffer[kv.f32, 1], flags: kv.Buffer[kv.bool, 1], out: kv.Buffer[kv.i32, 1]):

@@ -12,8 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from reference import attention as reference
-from reference import edges
+from reference import attention as reference, edges
 from reference.attention_cases import sentinel
 from reference.edges import ALL, Kernel, Mask, masks, named
 from reference.operands import dense_parts, ragged_parts
@@ -28,8 +27,7 @@ from kvarn.dialect.layout import CacheSpec
 from kvarn.lowering import target
 from kvarn.lowering.expand import attention, mla
 from kvarn.lowering.expand.attention_common import Case
-from kvarn.lowering.expand.attention_rows import KEYS as ROW_KEYS
-from kvarn.lowering.expand.attention_rows import WARPS
+from kvarn.lowering.expand.attention_rows import KEYS as ROW_KEYS, WARPS
 from kvarn.lowering.expand.attention_tiles import HOST_KEYS, HOST_ROWS
 from kvarn.lowering.expand.common import WARP
 from kvarn.lowering.expand.decode_schedule import MOST_QUERIES, WARP_ROWS

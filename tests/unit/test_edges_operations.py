@@ -19,8 +19,7 @@ from reference.edges import ALL
 from reference.places import Interpreted, Place, assert_close, assert_same, near
 from reference.random_caches import Problem, clone, random_problem, random_query, random_values, stored_problem
 from unit.test_indexer import scores_of
-from unit.test_ops_projection import check as check_projection
-from unit.test_ops_projection import exact
+from unit.test_ops_projection import check as check_projection, exact
 
 import kvarn as kv
 from kvarn.dialect import dtypes

@@ -34,6 +34,13 @@ def test_no_operation_of_tier_one_may_stand_in_a_kernel(name):
     kv.context_diagnostics(context).clear()
 
 
+def test_every_operation_of_tier_one_writes_something():
+    """It has no result: one that only reads is dead code for upstream passes, and would write to read-only buffers."""
+    found = {name: effects.of_class(effects.class_of(name)) for name in effects.tier_one()}
+    idle = [name for name, of in found.items() if of and not any(e.kind == effects.WRITE for e in of.effects)]
+    assert idle == []
+
+
 def test_every_op_declares_its_effects():
     undeclared = [c.OPERATION_NAME for c in kv.Kv.operations if effects.of_class(c) is None]
     assert undeclared == []

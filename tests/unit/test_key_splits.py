@@ -22,8 +22,8 @@ from kvarn.runtime.expressions import compile_expressions
 
 pytestmark = pytest.mark.sampled(4)
 
-# Tiles of 32 keys: one that has 12 of them, one empty, one of no split, one whose first row sees few.
-RAGGED: dict[str, Any] = {"cached": [360, 0, 5, 0], "new": [7, 0, 3, 80]}
+# Tiles of 32 keys: 12 of them, none, one that is not split, and four whose last has one key, of which rows see few.
+RAGGED: dict[str, Any] = {"cached": [360, 0, 5, 0], "new": [7, 0, 3, 97]}
 THREE = Choice(keys=32, splits=3)
 
 

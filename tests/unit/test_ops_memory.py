@@ -50,6 +50,8 @@ def test_sums_go_where_a_summand_is_or_apart_from_both():
         kv.ops.sliced_add(b, a, 4, memory[2:])
     kv.ops.sliced_add(b, a, 4, a)
     assert memory[:, 0].tolist() == [1, 2, 3, 4, 4, 5]
+    with pytest.raises(ValueError, match="sliced_add: out must not share memory with b"):
+        kv.ops.sliced_add(b, memory[5:1:-1], 4, a)  # from the last row to the third: all but one lie before the first
     # Columns of one array lie apart, though their rows take turns.
     wide = np.ones((4, 16), np.float32)
     kv.ops.sliced_add(wide[:, :8], wide[:, :8], 4, wide[:, 8:])

@@ -38,15 +38,17 @@ def test_a_missing_barrier_shows():
     assert np.isnan(y).any()
 
 
-def copy_kernel(wait: bool) -> Any:
+def copy_kernel(pending: int | None) -> Any:
+    """A copy that is waited for but for the last ``pending`` groups, of which it is one; None: not at all."""
+
     @kv.kernel
     def copy(x, y):
         i = kv.thread_id.x
         s = kv.shared(128, kv.f32)
         kv.cp_async(s.ptr(4 * i), x.address(4 * i))
         kv.cp_async_commit()
-        if wait:
-            kv.cp_async_wait(0)
+        if pending is not None:
+            kv.cp_async_wait(pending)
         for k in range(4):
             y[4 * i + k] = s[4 * i + k]
 
@@ -57,11 +59,12 @@ def test_a_missing_wait_shows():
     x = np.arange(128, dtype=np.float32)
     for order in ptx.ORDERS:
         y = np.zeros_like(x)
-        run_block(copy_kernel(True), 32, x, y, order=order)
+        run_block(copy_kernel(0), 32, x, y, order=order)
         np.testing.assert_array_equal(y, x)
-    y = np.zeros_like(x)
-    run_block(copy_kernel(False), 32, x, y)
-    assert np.isnan(y).all()
+    for pending in (None, 1):
+        y = np.zeros_like(x)
+        run_block(copy_kernel(pending), 32, x, y)
+        assert np.isnan(y).all()
 
 
 def test_an_access_outside_the_buffers_is_an_error():

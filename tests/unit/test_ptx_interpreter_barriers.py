@@ -174,6 +174,7 @@ def test_a_hang_names_the_mbarrier_its_phase_and_what_is_missing():
     refuse(
         f"{init}\n@%first {arrive}", r"full_k \(at bars\+8\) still waits for 96 bytes and 1 of 2 arrivals at the end"
     )
+    refuse(f"{init}\n@%first mbarrier.arrive.shared.b64 %state, [bars+8];", "0 bytes and 1 of 2 arrivals at the end")
     refuse(wait("bars+16", 0, "poll"), r"no barrier was set up at bars\+16")
 
 

@@ -1,0 +1,9 @@
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""Operations that read and write a cache say that they only read: loads across them are merged and have the read-only
+path.
+"""
+
+SYMBOL = "kvarn.dialect.effects:UpdatesCache"
+OLD = "Effect(READ, CACHE), Effect(WRITE, CACHE)"
+NEW = "Effect(READ, CACHE),"
+CAUGHT_BY = ("tests/unit/test_effects.py::test_every_operation_of_tier_one_writes_something",)

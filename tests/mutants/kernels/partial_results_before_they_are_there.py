@@ -1,0 +1,9 @@
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""The kernel that combines partial results does not wait for the one that writes them, beside which it is launched: it
+may read what was in the workspace before.
+"""
+
+SYMBOL = "kvarn.lowering.expand.key_splits:combine_kernel"
+OLD = "        if programmatic:"
+NEW = "        if False:"
+CAUGHT_BY = ("tests/unit/test_key_splits.py::test_splits_change_roundings_only",)

@@ -1,0 +1,9 @@
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""Partial results lie by split and then by tile, at the stride of the other order: tiles overwrite results of one
+another.
+"""
+
+SYMBOL = "kvarn.lowering.expand.key_splits:partial_row"
+OLD = "tile * max_splits + split"
+NEW = "split * max_splits + tile"
+CAUGHT_BY = ("tests/unit/test_key_splits.py::test_splits_change_roundings_only",)

@@ -1,0 +1,9 @@
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""The sum of weights is not rescaled when the maximum moves, by 8 powers of two or more: results are too small by that
+factor.
+"""
+
+SYMBOL = "kvarn.lowering.expand.softmax:online_softmax"
+OLD = "l * alpha + p.sum(axis=1)"
+NEW = "l + p.sum(axis=1)"
+CAUGHT_BY = ("tests/unit/test_attention_tiles.py::test_a_maximum_moves_where_later_scores_are_larger",)

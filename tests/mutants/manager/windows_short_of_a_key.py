@@ -1,0 +1,9 @@
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""A page is given back one position too early: the last key of a window is read from the null page."""
+
+SYMBOL = "kvarn.page_pool:Reach.behind"
+OLD = "position - self.window + 1"
+NEW = "position - self.window + 2"
+CAUGHT_BY = (
+    "tests/unit/test_hybrid.py::test_pages_behind_a_window_are_given_back_and_their_entries_name_the_null_page",
+)

@@ -1,0 +1,7 @@
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""Launches on two streams have the same scratch memory: partial results of one call overwrite those of the other."""
+
+SYMBOL = "kvarn.runtime.program:_OnDevice.scratch"
+OLD = "self._scratch.get(stream)"
+NEW = "next(iter(self._scratch.values()), None)"
+CAUGHT_BY = ("tests/unit/test_launch.py::test_the_cases_pass_on_the_fake_driver[steps.py-False]",)

@@ -1,0 +1,7 @@
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""kvarn bisect looks at what a pass was given: it names the pass behind the one at fault, or none."""
+
+SYMBOL = "kvarn.tools.bisect:first_fault"
+OLD = "checker.problem(left, after)"
+NEW = "checker.problem(before, after)"
+CAUGHT_BY = ("tests/unit/test_bisect.py::test_a_fault_planted_in_a_pass_is_found",)
