@@ -99,7 +99,7 @@ def test_threads_that_do_not_arrive_are_a_hang_that_says_where():
 
 @ORDERS
 def test_a_warp_stands_at_a_named_barrier_when_all_of_its_branches_have_ended(order):
-    """The barrier comes before a branch to it in the text: compilers lay blocks that are rarely run behind the others."""
+    """The barrier comes before a branch to it in the text: compilers lay rarely run blocks behind the others."""
     out = run(
         """
   and.b32 %lane, %tid, 31;

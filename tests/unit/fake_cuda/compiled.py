@@ -6,7 +6,7 @@ Not collected by itself: tests/unit/test_launch.py runs it in a process of its o
 
 import numpy as np
 import pytest
-from fakes import LIBRARY, CudaArray, aligned, last, launches, params
+from fakes import LIBRARY, CudaArray, aligned, install_torch, last, launches, params, tensor
 from reference import launch_maps
 
 import kvarn as kv
