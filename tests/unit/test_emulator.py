@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 from pathlib import Path
 from typing import Any
@@ -234,6 +235,27 @@ def test_a_hang_names_the_barrier_and_the_line():
     assert "waits at both (at kv_shared)" in text
     assert "1 arrivals that never come, of 2" in text
     assert line_of("hangs") in text
+
+
+@kv.kernel
+def lengthen(lengths: kv.Buffer[kv.u32, 1], by: kv.u32):
+    lengths[kv.block_id.x] = lengths[kv.block_id.x] + by
+
+
+@pytest.mark.parametrize("early", [False, True])
+def test_an_operation_that_reads_early_is_held_to_what_its_schedule_promises(early):
+    problem = random_problem(np.random.default_rng(1), "paged", "f16", num_heads=1, head_size=64, cached=[40], new=[1])
+    collection, offsets, rng = problem.collection, problem.row_offsets, np.random.default_rng(2)
+    key, value = (rng.standard_normal((1, 1, 64)).astype(np.float16) for _ in range(2))
+    query = rng.standard_normal((1, 4, 64)).astype(np.float16)
+    schedule = {"max_queries": 1, "early": early}
+    with kv.emulated("sm_90a", multiprocessors=2):
+        kv.ops.append(collection, 0, key, value, offsets)
+        kv.ops.attention(collection, 0, query, offsets, schedule=schedule)
+        lengthen[1, 1](collection.cache_lengths, 0)
+        message = "reads collection.cache_lengths at .*, which kernel lengthen ahead of it writes"
+        with pytest.raises(EmulationError, match=message) if early else contextlib.nullcontext():
+            kv.ops.attention(collection, 0, query, offsets, schedule=schedule)
 
 
 def test_an_access_outside_the_arguments_names_the_line():
