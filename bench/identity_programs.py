@@ -7,6 +7,7 @@ and modules of ``tests/pipeline``.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import importlib.util
 import zlib
@@ -75,8 +76,8 @@ def foreign(word: str, dtype: str = "bf16") -> Any:
     return kv.ForeignPages(data, LENGTHS, table, word, max_seq_length=3, max_cache_length=64, **options)
 
 
-def recorded(call: Callable[[], Any]) -> Iterator[tuple[str, Make]]:
-    """The operations that a call would run, by their numbers and names, as what they are for a target."""
+def operations_of(call: Callable[[], Any]) -> list[tuple[Any, ...]]:
+    """The operations that a call would run, each with its operands, attributes and schedule."""
     found: list[tuple[Any, ...]] = []
 
     def record(operation: Any, operands: Any, attributes: Any, schedule: Any, stream: Any) -> None:
@@ -84,14 +85,25 @@ def recorded(call: Callable[[], Any]) -> Iterator[tuple[str, Make]]:
 
     before, dispatch.recorder = dispatch.recorder, SimpleNamespace(recording=lambda: True, record=record)
     try:
-        with np.errstate(all="ignore"):
-            call()
+        call()
     finally:
         dispatch.recorder = before
     if not found:
         raise ValueError("the call runs no operation")
-    for i, (operation, *given) in enumerate(found):
-        yield f"{i}:{operation.name}", lambda target, op=operation, given=given: op.specialised(*given, target)
+    return found
+
+
+def specialised(call: Callable[[], Any], number: int, target: str) -> Any:
+    """What one of a call's operations is compiled for; tiles of block masks are those of the target."""
+    with contextlib.nullcontext() if target == "host" else kv.emulated(target):
+        operation, *given = operations_of(call)[number]
+    return operation.specialised(*given, target)
+
+
+def recorded(call: Callable[[], Any]) -> Iterator[tuple[str, Make]]:
+    """The operations of a call, by their numbers and names."""
+    for i, (operation, *_) in enumerate(operations_of(call)):
+        yield f"{i}:{operation.name}", partial(specialised, call, i)
 
 
 # --- rows ------------------------------------------------------------------------------------------
@@ -141,7 +153,8 @@ def of_attention() -> Calls:
     forms: dict[str, dict[str, Any]] = {
         "window": {"window": 20}, "chunk": {"chunk": 24}, "no mask": {"mask": "null"}, "softcap": {"softcap": 30.0},
         "sinks and lse": {"sinks": slopes, "lse": lse}, "alibi": {"alibi_slopes": slopes},
-        "prior": {"prior": (q, lse), "lse": lse}, "tree": {"tree": whole(TOKENS, 1)}, "mask of parity": {"mask": even},
+        "prior": {"prior": (zeros(*q.shape, dtype="f32"), lse)}, "tree": {"tree": whole(TOKENS, 1)},
+        "mask of parity": {"mask": even},
         "mask": {"mask": SAME}, "causal and mask": {"mask": CAUSAL_SAME}, "score": {"score": biased(32)},
         "mask and score": {"mask": CAUSAL_SAME, "score": biased(32)},
         "pages": {"pages": whole(BATCH, HEADS, 2), "page_counts": whole(BATCH, HEADS)},
@@ -171,9 +184,11 @@ def of_attention() -> Calls:
     for kind, schedule in {"": None, ", simt": SIMT}.items():
         yield f"attention, two sources{kind}", partial(attend, [cache] * 2, [0, 1], q, schedule=schedule, **sources)
         yield f"attention, operands{kind}", partial(attend, *operands, q, schedule=schedule)
-    made = partial(kv.ops.block_mask, cache, q, OFFSETS)
-    yield "attention, block mask", lambda: attend(cache, 0, q, block_mask=made(CAUSAL_SAME))
-    yield "block mask of parity", partial(made, even, rows=128, keys=64)
+    made = partial(kv.ops.block_mask, cache, q, OFFSETS, even, rows=128, keys=64)
+    yield "block mask of parity", made
+    yield "attention, block mask", lambda: attend(
+        cache, 0, q, block_mask=kv.ops.block_mask(cache, q, OFFSETS, CAUSAL_SAME)
+    )  # fmt: skip
     rows = [zeros(TOKENS, HEADS, SIZE)] * 2
     for name, word in LAYOUTS.items():
         yield f"attention, {name}", partial(attend, foreign(word), 0, q)
@@ -188,7 +203,7 @@ def of_latent() -> Calls:
     for heads, dtype in ((128, "bf16"), (16, "bf16"), (128, F8), (16, F8), (16, "f16"), (4, "f32")):
         of_query = "bf16" if dtype == F8 else dtype
         q, lse = zeros(TOKENS, heads, 576, dtype=of_query), zeros(TOKENS, heads, dtype="f32")
-        prior = {"prior": (zeros(TOKENS, heads, 512, dtype=of_query), lse), "lse": lse}
+        prior = {"prior": (zeros(TOKENS, heads, 512, dtype="f32"), lse), "lse": lse}
         forms: dict[str, dict[str, Any]] = {
             "plain": {}, "sparse": listed, "window": {"window": 20}, "score": {"score": biased(heads)},
             "mask": {"mask": mask}, "prior": prior, "simt": {"schedule": SIMT},
@@ -223,7 +238,8 @@ def of_projections() -> Calls:
         "mxfp8": ("bf16", of_f8, {"weight_scale": zeros(columns, k // 32, dtype="f8e8m0")}),
     }  # fmt: skip
     kinds: dict[str, Any] = {"": None, "at most 8": {"max_tokens": 8}, "simt": SIMT}
-    kinds |= {name: {"kind": name} for name in ("tile", "few", "whole")}
+    kinds |= {name: {"kind": name, "max_tokens": 8} for name in ("few", "whole")}
+    kinds |= {"few of 64": {"kind": "few", "max_tokens": 64}, "whole of 64": {"kind": "whole", "max_tokens": 64}}
     for name, (dtype, weight, options) in weights.items():
         cache, out = pool("f16" if dtype == "f16" else "bf16"), zeros(TOKENS, 32, SIZE, dtype=dtype.replace(F8, "bf16"))
         project = partial(kv.ops.project_append, cache, 0, zeros(TOKENS, k, dtype=dtype), weight, OFFSETS)
@@ -240,7 +256,9 @@ def of_others() -> Calls:
     for name, c in {"": cache, " f8": pool(F8), " i8": pool("i8", scales=32), " d40": pool(size=40)}.items():
         x = zeros(TOKENS, HEADS, c.head_size)
         yield f"append{name}", partial(ops.append, c, 0, x, x, OFFSETS)
-        yield f"store ragged{name}", partial(ops.store_ragged, c.get_key_cache(0), x, OFFSETS)
+    for c in (cache, pool(F8), pool(size=40)):
+        x = zeros(TOKENS, HEADS, c.head_size, dtype=c.dtype.name)
+        yield f"store ragged {c.dtype.name} {c.head_size}", partial(ops.store_ragged, c.get_key_cache(0), x, OFFSETS)
     rotated = partial(ops.rope_append, pool(F8), 0, q, rows, rows, OFFSETS, freqs, q_gamma=gamma, k_gamma=gamma)
     for turned in ({"interleaved": False}, {"interleaved": True}):
         yield f"rope {turned}", partial(ops.rope, cache, 0, q, OFFSETS, freqs, **turned)
