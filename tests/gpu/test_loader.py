@@ -11,7 +11,7 @@ import pytest
 
 from kvarn import artifact as A
 from kvarn.dialect import dtypes
-from kvarn.runtime import assemble, device, driver, launch, tensormap
+from kvarn.runtime import assemble, device, driver, program, tensormap
 from kvarn.runtime.launch import Launcher
 from kvarn.runtime.program import Program
 
@@ -400,7 +400,7 @@ def test_cubins_and_bundles(tmp_path):
         pytest.skip(str(e))
     path = kernel("no PTX", target="sm_80").replace(code={f"cubin.{chip}": cubin}).save(tmp_path / "scale.kvarn")
     x = ramp()
-    launch.load(path)(8, 128, x, 2.0, 0)
+    program.load(path)(8, 128, x, 2.0, 0)
     np.testing.assert_array_equal(x.read(), np.arange(N) * 2.0)
     loaded = device.load(A.Artifact.load(path), ENTRY, 0)
     assert loaded.registers > 0

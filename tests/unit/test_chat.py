@@ -15,7 +15,8 @@ import numpy as np
 import pytest
 from hypothesis import given, strategies as st
 
-from kvarn.chat.errors import DemoError, main
+from kvarn.chat import main
+from kvarn.chat.errors import DemoError
 from kvarn.runtime import driver
 
 pytest.importorskip("gguf")
