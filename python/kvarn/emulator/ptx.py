@@ -6,10 +6,10 @@ that stand at the lowest instruction go on together, which brings threads togeth
 hardware leaves to the program is checked: an access outside the given memory, a misaligned one, a warp that is not
 whole at an instruction that needs it, a read of what a product under way will write, a write to what it reads, shared
 memory that the asynchronous proxy reads without a fence, an mbarrier that it was not shown, memory that a kernel ahead
-in the stream may still use, a hang. Shared memory starts as NaNs. An :class:`Order` says
-in which order warps run and when asynchronous copies land: a kernel with a missing barrier or wait gives other results
-under another one. The blocks of a cluster run together, clusters one after another; caches and the order in which
-other threads see writes to device memory are not modelled. A ``kvarn.emulator.report.Report`` counts what was done.
+in the stream may still use, a hang. Shared memory starts as NaNs. An :class:`Order` says in which order warps run and
+when asynchronous copies land: a kernel with a missing barrier or wait gives other results under another one. The blocks
+of a cluster run together, clusters one after another; caches and the order in which other threads see writes to device
+memory are not modelled. A ``kvarn.emulator.report.Report`` counts what was done.
 """
 
 from __future__ import annotations
