@@ -96,6 +96,21 @@ class Unchecked(Place):
             yield
 
 
+class Named(Place):
+    """No place: operations do not run, and their names are kept."""
+
+    def __init__(self) -> None:
+        self.names: set[str] = set()
+
+    @contextlib.contextmanager
+    def active(self) -> Iterator[None]:
+        with _called(lambda operation, *_, **__: self.names.add(operation.name)):
+            yield
+
+    def launch(self, kernel: Any, grid: Any, block: Any, *args: Any) -> None:
+        """Nothing."""
+
+
 class Optimized(Place):
     """The host, its code optimized by LLVM to a level of ``KVARN_HOST_OPT``."""
 
