@@ -102,9 +102,9 @@ def _private_cache(tmp_path_factory):
 @pytest.fixture(params=["host", "sm_90a"])
 def place(request):
     """Where a suite runs: on the host, and as a GPU's code in the interpreter; on a GPU, see tests/gpu/conftest.py."""
-    from reference.places import Interpreted, Place
+    from reference.places import Guarded, Interpreted
 
-    found = Place() if request.param == "host" else Interpreted(request.param)
+    found = Guarded() if request.param == "host" else Interpreted(request.param)
     with found.active():
         yield found
 

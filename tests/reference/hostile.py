@@ -15,6 +15,7 @@ import numpy as np
 
 import kvarn as kv
 from kvarn.dialect import dtypes
+from kvarn.ops import prefixes
 
 from . import guarded
 from .kinds import MMA
@@ -205,6 +206,12 @@ def _kernels(m: Memory, kind: str) -> None:
 def _batches(m: Memory, kind: str) -> None:
     a, b, out = m.array((4, 8)), m.array((5, 8)), m.array((9, 8))
     kv.ops.merge_ragged(a, m.offsets(), b, m.offsets(), out, m.offsets())
+    kv.ops.sliced_add(a, m.array((4, 8)), int(m.rng.choice([0, 3, 4, 5, 2**31 - 1])), m.array((4, 8)))
+    sums = {"a": m.array((4, 2, 8)), "a_lse": m.array((4, 2)), "b": m.array((4, 2, 8)), "b_lse": m.array((4, 2))}
+    kv.ops.merge_attention(**sums, out=m.array((4, 2, 8)), lse=m.array((4, 2)))
+    read = (m.table(BATCH, 3), m.table(BATCH), m.offsets(), m.table(3), m.table(2))
+    written = (m.table(2, 3), m.table(2), m.table(3), m.table(3), m.table(BATCH, 3), m.table(BATCH))
+    prefixes._SPLIT((*read, *written), (("page_size", 8),))
     kv.ops.shift_tokens(m.table(TOKENS), m.offsets(), m.table(BATCH), m.table(TOKENS))
     kv.ops.remap_sparse_indices(m.table(TOKENS, 3), m.offsets(), m.table(BATCH, 3), 8, 5, m.table(TOKENS, 3))
     kv.ops.cache_row_offsets(m.offsets(), m.table(BATCH), m.offsets())

@@ -22,6 +22,8 @@ from kvarn.env import env
 from kvarn.runtime import buffers
 from kvarn.runtime.program import Program
 
+from . import guarded
+
 
 class Place:
     """The host: buffers stay as they are."""
@@ -66,6 +68,17 @@ class Place:
         return Unchecked().active()
 
 
+class Guarded(Place):
+    """The host, where what is put in place ends at a page without access: reading past it is a SIGSEGV.
+
+    That ends the process. In a distributed run it is a failure of the one test, and another worker goes on; else
+    faulthandler shows the test and its line, and the run ends there, which a read of other memory is reason enough for.
+    """
+
+    def put(self, array: Any) -> Any:
+        return guarded.copied(np.asarray(array))
+
+
 class Unchecked(Place):
     """The host, where operations do not look at what their tables hold before they run, as on a GPU."""
 
@@ -81,6 +94,21 @@ class Unchecked(Place):
 
         with _called(call):
             yield
+
+
+class Named(Place):
+    """No place: operations do not run, and their names are kept."""
+
+    def __init__(self) -> None:
+        self.names: set[str] = set()
+
+    @contextlib.contextmanager
+    def active(self) -> Iterator[None]:
+        with _called(lambda operation, *_, **__: self.names.add(operation.name)):
+            yield
+
+    def launch(self, kernel: Any, grid: Any, block: Any, *args: Any) -> None:
+        """Nothing."""
 
 
 class Optimized(Place):

@@ -16,11 +16,13 @@ from typing import Any
 import numpy as np
 import pytest
 from reference import hostile
-from reference.places import Interpreted, Unchecked
+from reference.places import Interpreted, Named, Unchecked
 from reference.random_caches import random_problem
 
 import kvarn as kv
+from kvarn.dialect import schedules
 from kvarn.dialect.layout import MAX_TOKENS
+from kvarn.lowering import expand
 
 WORKER = Path(__file__).with_name("hostile_worker.py")
 TRIES = "20" if os.environ.get("KVARN_TEST_ALL") else "6"  # batches of hostile contents
@@ -76,6 +78,15 @@ def worker(tmp_path_factory):
 def test_on_the_host_no_contents_lead_out_of_the_arrays(worker, family):
     problem = worker.problem(family)
     assert not problem, problem
+
+
+def test_every_operation_is_of_a_family():
+    place = Named()
+    with place.active():
+        for family in ON_HOST:
+            for kind, seed, side in hostile.draws(family, 1):
+                hostile.run(place, family, kind, seed, side)
+    assert place.names == {name for name in schedules.OPERATIONS if expand.expansion(name)}
 
 
 @pytest.mark.sampled(2)
