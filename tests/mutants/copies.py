@@ -59,6 +59,7 @@ class Copy:
             "KVARN_MUTANTS_FOUND": str(found),
             "KVARN_CACHE_DIR": str(self.folder / "cache"),  # of what tests start; their own is below basetemp
         }
+        environment.pop("KVARN_TEST_ALL", None)  # make check takes a sample of the cases
         options = ["-q", "--tb=short", "-p", "mutants.picked", "-p", "no:xdist", "-p", "no:cacheprovider"]
         options += [f"--basetemp={self.folder / 'tmp'}", *(() if all_of_them else ("-x",))]
         try:

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""Operations that read and write a cache say that they only read: loads across them are merged and have the read-only
-path.
+"""Operations that read and write a cache say that they only read: upstream passes drop them as dead code, and they are
+given caches that must not be written.
 """
 
 SYMBOL = "kvarn.dialect.effects:UpdatesCache"

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""The sum of weights is not rescaled when the maximum moves, by 8 powers of two or more: results are too small by that
-factor.
+"""The sum of weights is not rescaled when the maximum moves, by 8 powers of two or more: results are too small where
+later scores are larger.
 """
 
 SYMBOL = "kvarn.lowering.expand.softmax:online_softmax"

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""Look-ups in two layers of an fa3 collection are merged, whose layers have tables of their own: the second layer
-reads pages of the first.
+"""Look-ups in two layers of an fa3 collection are merged, whose layers have tables of their own: a kernel that loads
+token 0 of layers that have it in pages 1 and 3 reads page 1 twice.
 """
 
 SYMBOL = "kvarn.lowering.hoist_kv_lookups:root"
