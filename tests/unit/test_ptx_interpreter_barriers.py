@@ -96,6 +96,34 @@ def test_threads_that_do_not_arrive_are_a_hang_that_says_where():
     refuse('.file 1 "/a/b/kernel.py"\n.loc 1 7 3\n' + body, message)
 
 
+# Threads that skip a step behind the barrier in the text wait for those of their warp that take it.
+BEHIND = """
+setp.lt.u32 %few, %tid, 7;
+mov.u32 %sum, %tid;
+@%few bra more;
+joined:
+bar.sync 1, 64;
+st.global.b32 [%mine], %sum;
+bra end;
+more:
+add.s32 %sum, %sum, 100;
+bra joined;
+end:
+"""
+
+
+@ORDERS
+def test_a_warp_comes_to_a_barrier_together_wherever_its_threads_were(order):
+    assert run(BEHIND, order=order).tolist() == [*range(100, 107), *range(7, 64)]
+
+
+def test_a_barrier_that_a_part_of_a_warp_comes_to_is_a_hang():
+    refuse(
+        "@%first bra end;\nbar.sync 1, 64;\nend:",
+        "the rest of the warp never comes here|threads of the warp have ended",
+    )
+
+
 def test_a_barrier_is_of_one_number_of_threads():
     refuse(ARRIVE.replace("bar.sync 3, 64", "bar.sync 3, 32"), "others said that (64|32) threads come to barrier 3")
     crowd = "setp.lt.u32 %few, %tid, 64;\n@%few bar.arrive 1, 32;"  # two warps, at once and one after another

@@ -151,9 +151,11 @@ def parse(text: str, entry: str) -> Kernel:
 def _kind(i: Instruction) -> int:
     """What has to be known of an instruction before it runs."""
     jumps = i.name[0] in ("bra", "ret", "exit")
-    # A barrier of the block counts threads: a part of a warp may come to it.
-    counts = i.name[0] in ("bar", "barrier") and i.name[1] not in ("warp", "cluster")
-    together = "sync" in i.name and not counts
+    together = "sync" in i.name
+    if i.name[0] in ("bar", "barrier") and i.name[1] not in ("warp", "cluster"):
+        # A barrier of all threads of the block counts threads: a part of a warp may come to it. One that says how
+        # many come is for whole warps, unless its form says that it is not aligned.
+        together = len(i.operands) > 1 and (i.name[0] == "bar" or "aligned" in i.name)
     return GUARDED * (i.guard is not None) + JUMP * jumps + TOGETHER * together
 
 
