@@ -14,7 +14,6 @@ if TYPE_CHECKING:
     from .random_inputs import InputOptions
 
 EDGES = "edges"
-_ALL = 16  # sequences of a batch, where a kernel does not say how many it takes
 
 
 def add_input_options(add: Callable[..., Any]) -> None:
@@ -56,8 +55,9 @@ def inputs_of(options: argparse.Namespace, module: ir.Module | None) -> list[Inp
         else:
             assert module is not None
             extents = edges.extents_of(module)
-        size = options.grid[0] if options.grid is not None else _ALL
-        lengths = edges.batches(edges.around(extents, new), size)
+        around = edges.around(extents, new)
+        # A kernel has a block per sequence, an operation takes any number of them.
+        lengths = edges.batches(around, len(around) if options.grid is None else options.grid[0])
     return [InputOptions(**_values(options, counts)) for counts in lengths or (None,)]
 
 

@@ -82,7 +82,7 @@ class Run:
             return
         problem = self.checker.problem(text, stage)
         if problem and only:  # not only the pass's own work may be wrong
-            _demand(self.checker.problem(was, before), f"the answer is wrong before pass '{name}'")
+            _demand(self.checker.problem(was, before), f"the answer is wrong before pass '{name}' too, of which the rest has those that must run")
         _demand(problem, f"pass '{name}' changed the answer")
 
 
