@@ -132,7 +132,8 @@ class CopyStartOp(Kv.Operation, name="copy_start", traits=[_Copies]):
     Operands and attributes as ``kv.tile_load``; rows past ``count`` hold anything, but those of a tile with a
     ``begin``, which ``transposed`` copies take, are zeros before it and from ``count`` on. A buffer that is filled by
     ``tma`` needs the descriptor; pages, of ``kv.tile_pages`` with the descriptor's box as step or, by ``cp_async``, of
-    ``kv.tile_row_pages``, are looked up by the copy without. One that is ``staged`` or ``transposed`` has both, or threads copy its rows.
+    ``kv.tile_row_pages``, are looked up by the copy without. One that is ``staged`` or ``transposed`` has both, or
+    threads copy its rows.
 
     With an attribute ``tile_column`` (i64) it fills the columns of a tile from there on, and stands behind the
     ``kv.copy_rows_start`` that fills those before: its barrier tells of both.

@@ -81,8 +81,10 @@ class Run:
             _demand("nothing was checked" if only else "", f"pass '{name}' left the kernel as it was")
             return
         problem = self.checker.problem(text, stage)
-        if problem and only:  # not only the pass's own work may be wrong
-            _demand(self.checker.problem(was, before), f"the answer is wrong before pass '{name}' too, of which the rest has those that must run")
+        if problem and only:
+            # Passes before it were not checked, and those that must run lower every stage.
+            too = f"the answer is wrong before pass '{name}' too: an earlier pass or one that must run is at fault"
+            _demand(self.checker.problem(was, before), too)
         _demand(problem, f"pass '{name}' changed the answer")
 
 
