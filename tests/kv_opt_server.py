@@ -33,7 +33,7 @@ def serve(path: str) -> None:
     import kvarn.lowering.expand
     from kvarn import compiler, emulator  # noqa: F401
     from kvarn.dialect import kv
-    from kvarn.tools import kv_opt, opt_emit, opt_run  # noqa: F401
+    from kvarn.tools import edges, kv_opt, opt_emit, opt_run, semantics  # noqa: F401
 
     # Passes and expansions are imported where they are first needed, which takes a new process longer than most calls.
     for package in (kvarn.lowering, kvarn.lowering.expand):

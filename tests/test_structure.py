@@ -293,6 +293,23 @@ def test_a_pass_has_a_lit_test_of_its_name(stem):
     )
 
 
+# Passes whose tests run no kernel: they change none.
+NO_ANSWER = {"verify-kv": "it verifies", "check-kv-lowered": "it verifies"}
+
+
+@pytest.mark.parametrize("stem", [path.stem for path in PASSES])
+def test_a_pass_is_tested_by_what_it_leaves_and_by_what_that_computes(stem):
+    """Two RUN lines: IR for FileCheck, and a kernel that is run before and after, which the pass must change."""
+    name = stem.replace("_", "-")
+    text = (ROOT / "tests" / "lowering" / f"{stem}.mlir").read_text()
+    runs = [line for line in text.splitlines() if line.startswith("// RUN:")]
+    answers = [line for line in runs if f"--check-semantics-of={name} " in line]
+    assert len(runs) > len(answers), "no RUN line is for FileCheck"
+    assert bool(answers) != (name in NO_ANSWER), f"a RUN line with --check-semantics-of={name}, or a reason"
+    for line in answers:
+        assert "--lengths=edges" in line, f"not over the edges: {line}"
+
+
 BY_HAND = {"index-kv-loops"}  # for pipelines of one's own
 
 

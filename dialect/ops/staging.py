@@ -132,7 +132,8 @@ class CopyStartOp(Kv.Operation, name="copy_start", traits=[_Copies]):
     Operands and attributes as ``kv.tile_load``; rows past ``count`` hold anything, but those of a tile with a
     ``begin``, which ``transposed`` copies take, are zeros before it and from ``count`` on. A buffer that is filled by
     ``tma`` needs the descriptor; pages, of ``kv.tile_pages`` with the descriptor's box as step or, by ``cp_async``, of
-    ``kv.tile_row_pages``, are looked up by the copy without. One that is ``staged`` has both, or threads copy its rows.
+    ``kv.tile_row_pages``, are looked up by the copy without. One that is ``staged`` or ``transposed`` has both, or
+    threads copy its rows.
 
     With an attribute ``tile_column`` (i64) it fills the columns of a tile from there on, and stands behind the
     ``kv.copy_rows_start`` that fills those before: its barrier tells of both.
@@ -168,9 +169,9 @@ class CopyStartOp(Kv.Operation, name="copy_start", traits=[_Copies]):
             return verify.fail(
                 self, f"needs begin for a buffer that is filled by transposed, and for no other, got {copy}"
             )
-        staged = copy == "staged" and self.descriptor is not None
-        if copy == "staged" and (self.pages is None) != (self.descriptor is None):
-            return verify.fail(self, "needs a descriptor and pages, or neither, for a buffer that is filled by staged")
+        staged = copy in ("staged", "transposed")
+        if staged and (self.pages is None) != (self.descriptor is None):
+            return verify.fail(self, f"needs a descriptor and pages, or neither, for a buffer that is filled by {copy}")
         if self.pages is None or staged or copy in ("tma", "cp_async"):
             return True
         return verify.fail(self, f"takes pages for a buffer that is filled by tma or cp_async, got {copy}")

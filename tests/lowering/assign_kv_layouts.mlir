@@ -1,4 +1,5 @@
 // RUN: kv-opt %s --split-input-file --verify-diagnostics --assign-kv-layouts | FileCheck %s
+// RUN: kv-opt %S/Inputs/attention.mlir --kv-pipeline --target=sm_90a --stop-after=assign-kv-layouts --check-semantics-of=assign-kv-layouts --lengths=edges -o /dev/null
 
 !cache = !kv.cache<"paged", bf16, 8 : i64, 128 : i64, false, 16 : i64, none, 1 : i64>
 

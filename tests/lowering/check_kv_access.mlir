@@ -1,5 +1,6 @@
 // RUN: kv-opt %s --check-kv-access | FileCheck %s
 // RUN: kv-opt %s --check-kv-access --canonicalize | FileCheck %s --check-prefix=FOLDED
+// RUN: kv-opt %S/Inputs/rescale.mlir --kv-pipeline --target=sm_90a --insert-after=extract-kv-program=check-kv-access --stop-after=check-kv-access --check-semantics-of=check-kv-access --grid=3x2 --arg=factors=2 --arg=sums=3x16 --lengths=edges --model=%S/Inputs/models.py:rescale -o /dev/null
 
 !paged = !kv.cache<"paged", bf16, 8 : i64, 128 : i64, false, 16 : i64, none, 1 : i64>
 !flat = !kv.cache<"continuous", bf16, 8 : i64, 128 : i64, false, 0 : i64, none, 1 : i64>
@@ -9,7 +10,7 @@ gpu.module @kernels {
   // CHECK-LABEL: gpu.func @load
   // CHECK:         %[[BATCH:.*]] = "kv.field"(%arg0) {field = "batch"}
   // CHECK:         %[[IN_BATCH:.*]] = arith.cmpi ult, %arg1, %[[BATCH]]
-  // CHECK:         cf.assert %[[IN_BATCH]], "{{.*}}check_kv_access.mlir:28:10: kv.load: the sequence must be in the batch"
+  // CHECK:         cf.assert %[[IN_BATCH]], "{{.*}}check_kv_access.mlir:29:10: kv.load: the sequence must be in the batch"
   // CHECK:         %[[HEAD:.*]] = arith.cmpi ult, %arg2, %c8_i32
   // CHECK:         cf.assert %[[HEAD]], "{{.*}}: kv.load: the head must be in [0, 8)"
   // CHECK:         %[[DIM:.*]] = arith.cmpi ult, %arg4, %c121_i32

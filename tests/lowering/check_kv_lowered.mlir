@@ -1,4 +1,5 @@
 // RUN: kv-opt %s --check-kv-lowered --split-input-file --verify-diagnostics | FileCheck %s
+// It verifies: there is no answer that it could change.
 
 // CHECK-LABEL: gpu.func @clean
 gpu.module @kernels {

@@ -1,4 +1,5 @@
 // RUN: kv-opt %s --defer-kv-reductions | FileCheck %s
+// RUN: kv-opt %S/Inputs/attention.mlir --kv-pipeline --target=sm_90a --stop-after=defer-kv-reductions --check-semantics-of=defer-kv-reductions --lengths=edges -o /dev/null
 
 !tile = tensor<64x64xf32, "wgmma">
 !row = tensor<64xf32, "rows(wgmma)">

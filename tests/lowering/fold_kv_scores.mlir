@@ -1,4 +1,5 @@
 // RUN: kv-opt %s --skip-kv-maxima --fold-kv-scores | FileCheck %s
+// RUN: kv-opt %S/Inputs/attention_alibi.mlir --kv-pipeline --target=sm_90a --arg=alibi_slopes=2 --stop-after=fold-kv-scores --check-semantics-of=fold-kv-scores --lengths=edges -o /dev/null
 
 !tile = tensor<64x64xf32, "wgmma">
 !row = tensor<64xf32, "rows(wgmma)">

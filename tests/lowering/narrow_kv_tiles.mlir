@@ -1,6 +1,7 @@
 // RUN: kv-opt %s --narrow-kv-tiles --canonicalize | FileCheck %s
 // RUN: kv-opt %s --narrow-kv-tiles='hoist=false' --canonicalize | FileCheck %s --check-prefix=STAYS
 // RUN: kv-opt %s --narrow-kv-tiles='far=false' --canonicalize | FileCheck %s --check-prefix=WHOLE
+// RUN: kv-opt %S/Inputs/attention_alibi.mlir --kv-pipeline --target=sm_90a --arg=alibi_slopes=2 --stop-after=narrow-kv-tiles --check-semantics-of=narrow-kv-tiles --lengths=edges -o /dev/null
 
 !tile = tensor<64x32xf32>
 

@@ -1,6 +1,9 @@
 // RUN: kv-opt %s --pipeline-kv-loops | FileCheck %s
 // RUN: kv-opt %s --pipeline-kv-loops='products=false lookups=false copies=false' | FileCheck %s --check-prefix=NONE
 // RUN: kv-opt %s --pipeline-kv-loops='tables=false' | FileCheck %s --check-prefix=WAIT
+// RUN: kv-opt %S/Inputs/attention.mlir --kv-pipeline --target=sm_90a --stop-after=pipeline-kv-loops --check-semantics-of=pipeline-kv-loops --lengths=edges -o /dev/null
+// RUN: sed 's/kind = "tile"/&, producer = false/' %S/Inputs/attention.mlir | kv-opt - --kv-pipeline --target=sm_90a --stop-after=pipeline-kv-loops --check-semantics-of=pipeline-kv-loops --lengths=edges -o /dev/null
+// RUN: kv-opt %S/Inputs/attention.mlir --kv-pipeline --target=sm_80 --stop-after=pipeline-kv-loops --check-semantics-of=pipeline-kv-loops --lengths=edges -o /dev/null
 
 !cache = !kv.cache<"paged", bf16, 8 : i64, 128 : i64, false, 16 : i64, none, 1 : i64>
 !fp8 = !kv.cache<"paged", f8E4M3FN, 8 : i64, 128 : i64, false, 16 : i64, none, 1 : i64>

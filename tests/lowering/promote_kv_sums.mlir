@@ -3,6 +3,7 @@
 // RUN: kv-opt %s --promote-kv-sums='columns=0' | FileCheck %s --check-prefix=NONE
 // RUN: kv-opt %s --promote-kv-sums --pipeline-kv-loops | FileCheck %s --check-prefix=ROTATED
 // RUN: not kv-opt %s --promote-kv-sums='columns=48' 2>&1 | FileCheck %s --check-prefix=REFUSED
+// RUN: kv-opt %S/Inputs/attention_8bit.mlir --kv-pipeline --target=sm_90a --stop-after=specialize-kv-warps | kv-opt - --promote-kv-sums --target=sm_90a --check-semantics-of=promote-kv-sums --lengths=edges:64 -o /dev/null
 
 !scores = tensor<128x64xf32, "wgmma">
 !row = tensor<128xf32, "rows(wgmma)">

@@ -1,4 +1,5 @@
 // RUN: kv-opt %s --specialize-kv-warps | FileCheck %s
+// RUN: kv-opt %S/Inputs/attention.mlir --kv-pipeline --target=sm_90a --stop-after=specialize-kv-warps --check-semantics-of=specialize-kv-warps --lengths=edges -o /dev/null
 
 !cache = !kv.cache<"paged", bf16, 8 : i64, 128 : i64, false, 16 : i64, none, 1 : i64>
 !eight = !kv.cache<"paged", f8E4M3FN, 8 : i64, 128 : i64, false, 16 : i64, none, 1 : i64>

@@ -1,6 +1,8 @@
 // RUN: kv-opt %s --split-kv-loops --canonicalize | FileCheck %s
 // RUN: kv-opt %s --split-kv-loops='skip=false' --canonicalize | FileCheck %s --check-prefix=UNMASK
 // RUN: kv-opt %s --split-kv-loops='unmask=false' --canonicalize | FileCheck %s --check-prefix=SKIP
+// RUN: kv-opt %S/Inputs/attention.mlir --kv-pipeline --target=sm_90a --stop-after=split-kv-loops --check-semantics-of=split-kv-loops --lengths=edges -o /dev/null
+// RUN: sed 's/"causal"/"null"/' %S/Inputs/attention.mlir | kv-opt - --kv-pipeline --target=sm_90a --stop-after=split-kv-loops --check-semantics-of=split-kv-loops --lengths=edges -o /dev/null
 
 !tile = tensor<64x32xf32>
 

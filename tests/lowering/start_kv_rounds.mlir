@@ -1,6 +1,7 @@
 // RUN: kv-opt %s --start-kv-rounds='reads=true' | FileCheck %s
 // RUN: kv-opt %s --start-kv-rounds | FileCheck %s --check-prefix=DEFAULT
 // RUN: kv-opt %s --start-kv-rounds='most=100' | FileCheck %s --check-prefix=NEITHER
+// RUN: kv-opt %S/Inputs/attention.mlir --kv-pipeline --target=sm_90a --stop-after=simplify-kv-tiles | kv-opt - --start-kv-rounds=most=0 --target=sm_90a --check-semantics-of=start-kv-rounds --lengths=edges:64 -o /dev/null
 
 !row = tensor<64xf32, "rows(wgmma)">
 !places = tensor<64xi32, "rows(wgmma)">

@@ -1,6 +1,7 @@
 // RUN: kv-opt %s --sum-kv-weights | FileCheck %s
 // RUN: kv-opt %s --sum-kv-weights --defer-kv-reductions --pipeline-kv-loops | FileCheck %s --check-prefix=ROTATED
 // RUN: sed 's/row_sums = true/row_sums = true, behind = 32 : i64, ping_pong = true/; s/kv.promoted = 64/kv.promoted = 32/' %s | kv-opt - --sum-kv-weights --pipeline-kv-loops | FileCheck %s --check-prefix=BEHIND
+// RUN: kv-opt %S/Inputs/attention_8bit.mlir --kv-pipeline --target=sm_90a --stop-after=promote-kv-sums | kv-opt - --sum-kv-weights --target=sm_90a --check-semantics-of=sum-kv-weights --lengths=edges:64 -o /dev/null
 
 !scores = tensor<128x64xf32, "wgmma">
 !row = tensor<128xf32, "rows(wgmma)">

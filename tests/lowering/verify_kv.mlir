@@ -1,4 +1,5 @@
 // RUN: kv-opt %s --verify-kv --split-input-file --verify-diagnostics | FileCheck %s
+// It verifies: there is no answer that it could change.
 
 // Handles are arguments of functions or results of kv ops. A module that holds to this comes out as it was.
 

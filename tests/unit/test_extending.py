@@ -63,6 +63,20 @@ def test_extending(function, outcomes):
     assert not outcomes[function], outcomes[function]
 
 
+def test_the_package_tests_its_pass_in_two_run_lines(tmp_path):
+    """`lit tests`, as an author runs it: one line for the IR, one for the kernel's answers."""
+    command = [sys.executable, "-c", "from lit.main import main; main()", "-v", PACKAGE / "tests"]
+    environment = install(tmp_path, entry_points())
+    done = subprocess.run(
+        [*command, f"-Dexec_root={tmp_path}"], cwd=tmp_path, env=environment, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "PASS: page-tools :: drop_prefetches.mlir" in done.stdout
+    lines = [line for line in (PACKAGE / "tests" / "drop_prefetches.mlir").read_text().splitlines() if "RUN:" in line]
+    assert ["--check-semantics-of=drop-prefetches" in line for line in lines] == [False, True]
+    assert "\n".join(lines) in (ROOT / "docs" / "writing-passes.md").read_text()
+
+
 @pytest.mark.parametrize("setting", ["", "0"])
 def test_a_package_whose_extension_fails_is_named_or_left_out(tmp_path, setting):
     environment = install(tmp_path, "[kvarn.extensions]\nbroken = no_such_module\n")

@@ -28,13 +28,10 @@ def barrier(t: Block, i: Instruction) -> Any:
     kind = next((n for n in i.name if n in ("sync", "arrive")), None)
     if kind is None:
         raise EmulationError(f"unknown form: {i.text}")
-    aligned = i.name[0] == "bar" or "aligned" in i.name
     number, *rest = i.operands
 
     def run(m: Lanes) -> None:
         lanes = np.arange(t.count)[m]
-        if aligned and rest and not t.whole(lanes):
-            raise EmulationError(f"{i.text}: needs whole warps, got {len(lanes)} threads")
         numbers = t.value(number, m, np.uint32)
         threads = t.value(rest[0], m, np.uint32) if rest else None
         for n in np.unique(numbers):

@@ -20,9 +20,9 @@ from kvarn.emulator import EmulationError
 from kvarn.emulator.report import Report
 
 from . import random_inputs
-from .bisect import inputs_of, source_of
+from .bisect import source_of
 from .cli import UsageError, add_kernel_options
-from .input_options import add_input_options
+from .input_options import add_input_options, values_of
 from .pass_options import passes_of
 from .random_inputs import Arguments, InputOptions
 from .semantics import Launch, run_artifact
@@ -189,7 +189,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     unknown = [p for p in chosen if p not in optional]
     if unknown:
         raise UsageError(f"--passes must be optional passes ({', '.join(optional)}), got {', '.join(unknown)}")
-    inputs, launch = inputs_of(options)
+    inputs, launch = InputOptions(**values_of(options)), Launch(options.grid, options.block)
     found: dict[str, list[Record]] = {}
     for place in (options.op or options.kernel, *options.more):
         options.kernel = None if options.op else place

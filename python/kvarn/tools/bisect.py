@@ -9,7 +9,7 @@ The pipeline runs pass by pass. What each left is lowered by passes that are tru
 from __future__ import annotations
 
 import argparse
-import importlib.util
+import importlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,11 +18,10 @@ from kvarn.lowering import rewrites, runner
 from kvarn.lowering.pass_base import PassFailure
 from kvarn.lowering.pipeline_parser import Step
 
-from .cli import UsageError, add_kernel_options, named
-from .input_options import add_input_options, values_of
+from .cli import add_kernel_options, named
+from .input_options import add_input_options, inputs_of
 from .pass_options import passes_of
-from .random_inputs import InputOptions
-from .semantics import Checker, Launch, Model, Rest
+from .semantics import Checker, Launch, Rest, model_of
 
 
 @dataclass(frozen=True)
@@ -107,28 +106,6 @@ def _narrowed(fault: Fault, step: Step, checker: Checker, after: str | None) -> 
 # --- the command -----------------------------------------------------------------------------------
 
 
-def inputs_of(options: argparse.Namespace) -> tuple[InputOptions, Launch]:
-    """What ``add_input_options`` describes."""
-    return InputOptions(**values_of(options)), Launch(options.grid, options.block)
-
-
-def _model(place: str | None) -> Model | None:
-    """The function of ``FILE.py:NAME``."""
-    if place is None:
-        return None
-    file, _, name = place.rpartition(":")
-    if not file or not Path(file).is_file():
-        raise UsageError(f"--model takes FILE.py:FUNCTION, got {place!r}")
-    spec = importlib.util.spec_from_file_location("kvarn_model", file)
-    if spec is None or spec.loader is None:
-        raise UsageError(f"{file} is no Python file")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    if not callable(getattr(module, name, None)):
-        raise UsageError(f"{file} has no function {name!r}")
-    return getattr(module, name)
-
-
 def source_of(options: argparse.Namespace) -> str:
     """The IR of a kernel of a Python file, of an operation, or of a file of IR."""
     compiler = importlib.import_module("kvarn.compiler")
@@ -154,14 +131,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--trusted", metavar="DIR", help="a folder with another kvarn, whose passes are trusted")
     parser.add_argument("--save", metavar="PREFIX", help="write the IR before and after the pass to PREFIX.*.mlir")
     options = parser.parse_args(argv)
-    pipeline = importlib.import_module("kvarn.lowering.pipeline")
+    compiler, pipeline = map(importlib.import_module, ("kvarn.compiler", "kvarn.lowering.pipeline"))
     target = options.target or "sm_90a"
     passes, text = passes_of(options), source_of(options)  # in this order: IR may have operations of extensions
     settings = importlib.import_module("kvarn.pipelines").extended(passes, options.disable)
     steps = pipeline.steps(target, settings)
     width = max(len(s.name) for s in steps)
     with Rest(options.trusted) as rest:
-        checker = Checker(text, target, rest, *inputs_of(options), model=_model(options.model))
+        inputs, launch = inputs_of(options, compiler.parse(text)), Launch(options.grid, options.block)
+        checker = Checker(text, target, rest, inputs, launch, model_of(options.model))
         print(f"compared with {checker.source}")
         fault = first_fault(text, steps, checker, lambda name, state: print(f"{name:{width}}  {state}", flush=True))
     print("\n".join(_told(fault)))
@@ -182,4 +160,4 @@ def _told(fault: Fault | None) -> Iterator[str]:
             yield f"  by rewrite {fault.number} of {fault.rewrites}: {fault.rewrite}"
 
 
-__all__ = ["Fault", "first_fault", "inputs_of", "main", "source_of"]
+__all__ = ["Fault", "first_fault", "main", "source_of"]

@@ -6,7 +6,14 @@ from __future__ import annotations
 import argparse
 import re
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from mlir import ir
+
+    from .random_inputs import InputOptions
+
+EDGES = "edges"
 
 
 def add_input_options(add: Callable[..., Any]) -> None:
@@ -17,23 +24,54 @@ def add_input_options(add: Callable[..., Any]) -> None:
         "--arg", action="append", default=[], metavar="NAME=VALUE",
         help="an argument that is not made by itself: a number, a buffer's shape (8x128), or its elements (0,1,5)",
     )  # fmt: skip
-    add("--lengths", type=_counts, metavar="N,N", help="tokens cached of each sequence (37,0,18)")
-    add("--new", type=_counts, metavar="N,N", help="tokens of the step of each sequence (3,1,2)")
+    add(
+        "--lengths", type=_batches, metavar="N,N|edges",
+        help="tokens cached of each sequence (37,0,18); of several batches (3,4;5,6); edges: those around multiples of "
+        "the pages and tiles of the kernel, or of numbers that are given (edges:64)",
+    )  # fmt: skip
+    add("--new", type=_counts, metavar="N,N", help="tokens of the step of each sequence (3,1,2), or one count for all")
     add("--seed", type=int, default=0, help="of the random arguments (0)")
 
 
 def values_of(options: argparse.Namespace) -> Mapping[str, Any]:
-    """The fields of ``kvarn.tools.random_inputs.InputOptions`` that were given."""
+    """The fields of ``kvarn.tools.random_inputs.InputOptions`` that were given, for one run."""
+    lengths = options.lengths
+    if lengths is not None and (isinstance(lengths, str) or len(lengths) > 1):
+        raise ValueError("--lengths must be of one batch here, such as 37,0,18")
+    return _values(options, None if lengths is None else lengths[0])
+
+
+def inputs_of(options: argparse.Namespace, module: ir.Module | None) -> list[InputOptions]:
+    """What each run is made from, one per batch of lengths; where these are edges, they are of a module's extents."""
+    from . import edges
+    from .random_inputs import InputOptions
+
+    lengths = options.lengths
+    if isinstance(lengths, str):
+        given = lengths.partition(":")[2]
+        new = max(options.new or (1,))
+        if given:
+            extents = tuple(map(int, given.split(",")))
+        else:
+            assert module is not None
+            extents = edges.extents_of(module)
+        around = edges.around(extents, new)
+        # A kernel has a block per sequence, an operation takes any number of them.
+        lengths = edges.batches(around, len(around) if options.grid is None else options.grid[0])
+    return [InputOptions(**_values(options, counts)) for counts in lengths or (None,)]
+
+
+def _values(options: argparse.Namespace, lengths: tuple[int, ...] | None) -> Mapping[str, Any]:
     values = {}
     for text in options.arg:
         name, equals, value = text.partition("=")
         if not equals:
             raise ValueError(f"--arg takes NAME=VALUE, got {text!r}")
         values[name.strip()] = value.strip()
-    given = {n: getattr(options, n) for n in ("lengths", "new") if getattr(options, n) is not None}
-    if "lengths" in given and "new" not in given:
-        given["new"] = (1,) * len(given["lengths"])
-    return {"values": values, "seed": options.seed, **given}
+    given = {"lengths": lengths, "new": options.new}
+    if lengths is not None and (options.new is None or len(options.new) == 1):
+        given["new"] = (options.new or (1,)) * len(lengths)
+    return {"values": values, "seed": options.seed, **{n: v for n, v in given.items() if v is not None}}
 
 
 def _extents(text: str) -> tuple[int, ...]:
@@ -48,4 +86,12 @@ def _counts(text: str) -> tuple[int, ...]:
     return tuple(map(int, text.split(",")))
 
 
-__all__ = ["add_input_options", "values_of"]
+def _batches(text: str) -> str | tuple[tuple[int, ...], ...]:
+    if re.fullmatch(rf"{EDGES}(:[1-9]\d*(,[1-9]\d*)*)?", text):
+        return text
+    if not re.fullmatch(r"\d+(,\d+)*(;\d+(,\d+)*)*", text):
+        raise argparse.ArgumentTypeError(f"must be counts such as 37,0,18, or edges, got {text!r}")
+    return tuple(map(_counts, text.split(";")))
+
+
+__all__ = ["add_input_options", "inputs_of", "values_of"]

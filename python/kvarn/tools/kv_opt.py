@@ -71,18 +71,29 @@ def _run(options: argparse.Namespace, flags: list[tuple[str, str]], phase: Phase
     from kvarn.lowering.pipeline_parser import PipelineError
 
     try:
-        return _with_mlir(options, flags, phase)
+        with contextlib.ExitStack() as stack:
+            return _with_mlir(options, flags, phase, stack)
     except PipelineError as error:
         print(f"kv-opt: error: {error}", file=sys.stderr)
         return 1
 
 
-def _with_mlir(options: argparse.Namespace, flags: list[tuple[str, str]], phase: Phase) -> int:
+def _rest() -> Any:
+    """The process that lowers stages: before a file of passes is loaded, so that it has those of kvarn alone."""
+    from .semantics import Rest
+
+    return Rest(forked=True)
+
+
+def _with_mlir(
+    options: argparse.Namespace, flags: list[tuple[str, str]], phase: Phase, stack: contextlib.ExitStack
+) -> int:
     from kvarn.dialect.installed import ExtensionError
 
     from . import opt_run
 
     start = time.perf_counter()
+    rest = stack.enter_context(_rest()) if options.check_semantics_each or options.check_semantics_of else None
     try:
         inserted = passes_of(options)  # before there is a context: extensions declare operations
         driver = opt_run.Driver(_settings(options), phase=phase)
@@ -104,21 +115,20 @@ def _with_mlir(options: argparse.Namespace, flags: list[tuple[str, str]], phase:
     from kvarn.lowering import remarks
 
     wanted = options.remarks_filter is not None or options.remarks_output is not None
-    with contextlib.ExitStack() as stack:
-        if options.check_semantics_each:
-            driver.settings.checker = _checker_of(options, stack)
-        counted = None
-        if options.kv_bisect_limit is not None:
-            from kvarn.lowering import rewrites
+    if rest is not None:
+        driver.settings.checks = _checks_of(options, driver.steps, rest)
+    counted = None
+    if options.kv_bisect_limit is not None:
+        from kvarn.lowering import rewrites
 
-            counted = stack.enter_context(rewrites.collect(options.kv_bisect_limit))
-        said = stack.enter_context(remarks.collect()) if wanted else None
-        status = _process_all(driver, options)
-        if said is not None:
-            _write_remarks(said.matching(options.remarks_filter or ""), options.remarks_output)
-        if counted is not None:
-            last = f"; the last was {counted.last}" if counted.last else ""
-            print(f"kv-opt: {counted.asked - counted.refused} of {counted.asked} rewrites{last}", file=sys.stderr)
+        counted = stack.enter_context(rewrites.collect(options.kv_bisect_limit))
+    said = stack.enter_context(remarks.collect()) if wanted else None
+    status = _process_all(driver, options)
+    if said is not None:
+        _write_remarks(said.matching(options.remarks_filter or ""), options.remarks_output)
+    if counted is not None:
+        last = f"; the last was {counted.last}" if counted.last else ""
+        print(f"kv-opt: {counted.asked - counted.refused} of {counted.asked} rewrites{last}", file=sys.stderr)
     if options.mlir_timing:
         sys.stdout.flush()
         sys.stderr.write(opt_run.timing_report(driver.timer, time.perf_counter() - start))
@@ -138,19 +148,34 @@ def _write_remarks(found: Sequence[Any], output: str | None) -> None:
     Path(output).write_text(remarks.written(found, form), encoding="utf-8")
 
 
-def _checker_of(options: argparse.Namespace, stack: contextlib.ExitStack) -> Any:
-    """A function that gives the checker of a source; what it needs ends with ``stack``."""
-    from .input_options import values_of
-    from .random_inputs import InputOptions
-    from .semantics import Checker, Launch, Rest
+def _checks_of(options: argparse.Namespace, steps: Sequence[Step], rest: Any) -> Any:
+    """What is checked of the answers of a source, and how."""
+    from kvarn.lowering import target as targets
+
+    from .input_options import inputs_of
+    from .opt_semantics import Checks
+    from .semantics import Checker, Launch, model_of
+    from .stages import Stages
 
     try:
-        inputs = InputOptions(**values_of(options))
+        target = targets.by_name("sm_90a" if options.target is None else options.target).name
+        stages, model = Stages(target), model_of(options.model)
+        stage = stages.before(steps) if options.start_after is None else options.start_after
+        stage = stage if options.stage is None else stages.check(options.stage)
+        if not isinstance(options.lengths, str):
+            inputs_of(options, None)
     except ValueError as error:
         raise UsageError(str(error)) from None
-    launch, rest = Launch(options.grid, options.block), stack.enter_context(Rest())
-    target = "sm_90a" if options.target is None else options.target
-    return lambda text: Checker(text, target, rest, inputs, launch)
+    names = {name for step in steps for name in (step.group, step.name)}
+    for name in options.check_semantics_of:
+        if name not in names:
+            raise UsageError(f"--check-semantics-of must name a pass that runs, got {name!r}")
+    launch = Launch(options.grid, options.block)
+
+    def checker(text: str, module: Any) -> Checker:
+        return Checker(text, target, rest, inputs_of(options, module), launch, model, stage)
+
+    return Checks(checker, stages, stage, tuple(options.check_semantics_of))
 
 
 def _settings(options: argparse.Namespace) -> Any:

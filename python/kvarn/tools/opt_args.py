@@ -66,6 +66,15 @@ def build_parser() -> argparse.ArgumentParser:
     switch("verify-each", "verify after each pass (default: true)", default=True)
     switch("check-semantics-each", "run the kernel after each pass on random caches, and fail when its answer changes")
     add(
+        "--check-semantics-of", action="append", default=[], metavar="PASS",
+        help="the same for this pass alone, which must change the kernel; may be repeated",
+    )  # fmt: skip
+    add("--stage", metavar="PASS", help="the input is what this pass left (default: it is ready for the passes named)")
+    add(
+        "--model", metavar="FILE.py:FUNCTION",
+        help="what is right: a function of the arguments by name, which changes their arrays as the kernel should",
+    )  # fmt: skip
+    add(
         "--kv-bisect-limit",
         type=int,
         metavar="N",
@@ -75,7 +84,7 @@ def build_parser() -> argparse.ArgumentParser:
     switch("allow-unregistered-dialect", "accept operations of unknown dialects")
     switch("mlir-disable-threading", "accepted for mlir-opt's sake: kv-opt runs on one thread")
 
-    add, switch = group("arguments of the kernel (--check-semantics-each)")
+    add, switch = group("arguments of the kernel (--check-semantics-each, --check-semantics-of)")
     add_input_options(add)
 
     add, switch = group("input")

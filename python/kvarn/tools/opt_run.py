@@ -10,11 +10,10 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import importlib
 import re
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TextIO
@@ -29,6 +28,7 @@ from kvarn.lowering.target import Target
 
 from .opt_diagnostics import STRING_NAME, Collector, Source, check_expected, render
 from .opt_guard import Phase
+from .opt_semantics import Checks, WrongAnswer
 
 _REPRODUCER = re.compile(r"\{-#(.*)#-\}", re.DOTALL)
 
@@ -61,16 +61,12 @@ class Settings:
     reproducer: str | None = None
     crash_reproducer: str | None = None
     tracebacks: bool = False
-    checker: Callable[[str], Any] | None = None  # of a source's text: a kvarn.tools.semantics.Checker
+    checks: Checks | None = None
 
     @property
     def prints_everywhere(self) -> bool:
         """Whether something may be printed around every step."""
         return self.print_before_all or self.print_after_all or self.print_after_change or self.print_after_failure
-
-
-def _located(module: ir.Module) -> str:
-    return importlib.import_module("kvarn.compiler").with_places(module)
 
 
 @dataclass
@@ -202,35 +198,32 @@ class Driver:
         if self.settings.reproducer:
             write_reproducer(self.settings.reproducer, module, steps, self.settings.verify_each)
         self._dump(module, None)
-        checker = self._checker(module)
+        run = None
+        with self._checking(module):
+            if self.settings.checks is not None:
+                run = self.settings.checks.of(module)
         for step in steps:
-            before = _located(module) if checker is not None else ""
             self._step(step, module, source, collector)
-            if checker is not None and step.ends_group and before != _located(module):
-                self._check_answer(checker, module, f"pass '{step.name}' changed the answer")
+            with self._checking(module):
+                if run is not None:
+                    run.after(step, module)
         self.phase(f"writing {self.settings.emit} of {source.name}")
         with self.timer.measure("Output"):
             return self._emit(module, source)
 
-    def _checker(self, module: ir.Module) -> Any:
-        """What answers are compared with, and a check of the source's own; None without --check-semantics-each."""
-        if self.settings.checker is None:
-            return None
+    @contextlib.contextmanager
+    def _checking(self, module: ir.Module) -> Iterator[None]:
+        """Around runs of a kernel: what is wrong with its answer is an error at the module."""
+        if self.settings.checks is None:
+            yield
+            return
         self.phase("running the kernel")
         try:
-            checker = self.settings.checker(_located(module))
-        except (ValueError, RuntimeError) as error:
-            module.operation.location.emit_error(f"the kernel cannot be run: {error}")
+            with self.timer.measure("Semantics"):
+                yield
+        except WrongAnswer as error:
+            module.operation.location.emit_error(str(error))
             raise Failure from None
-        self._check_answer(checker, module, "the answer is wrong before any pass")
-        return checker
-
-    def _check_answer(self, checker: Any, module: ir.Module, what: str) -> None:
-        with self.timer.measure("Semantics"):
-            problem = checker.problem(_located(module))
-        if problem:
-            module.operation.location.emit_error(f"{what}: {problem}")
-            raise Failure
 
     def _parse(self, source: Source, collector: Collector) -> ir.Module:
         before = collector.errors

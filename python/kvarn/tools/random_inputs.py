@@ -8,6 +8,7 @@ elements, ``0,1,5`` for one of these elements.
 from __future__ import annotations
 
 import importlib
+import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -21,9 +22,11 @@ from kvarn.artifact import Arg
 from kvarn.dialect import dtypes, layout
 from kvarn.dialect.dtypes import DType
 from kvarn.dialect.layout import CONTINUOUS, FA3, PAGED, cdiv
+from kvarn.dialect.tma_layout import TmaSpec
 from kvarn.lowering.rewrite import functions
+from kvarn.runtime import tensormap
 
-LAYERS, LAYER = 2, 1  # of every collection, and the one that is used
+LAYERS, LAYER = 3, 2  # of every collection, and the one that is used
 _TORCH = {"bf16": "bfloat16", "f8e4m3": "float8_e4m3fn", "f8e5m2": "float8_e5m2", "f8e8m0": "float8_e8m0fnu"}
 _SPARE = 3  # pages that no sequence has
 _SHAPE = re.compile(r"\d+(x\d+)*")
@@ -55,18 +58,28 @@ class InputOptions:
 
 
 def buffer_shapes(module: ir.Module) -> dict[str, tuple[int | None, ...]]:
-    """Extents of the buffer arguments of a module's first function by name; None where they may change."""
+    """Extents of the buffer arguments of a module's program or first function by name; None where they may change."""
+    attributes = module.operation.attributes
+    if "kv.program_args" in attributes:  # of an operation that has become kernels
+        program = json.loads(ir.StringAttr(attributes["kv.program"]).value)
+        return _shapes(attributes["kv.program_args"], program["arg_types"])
     for function in functions(module):
-        if "kv.args" not in function.attributes:
-            continue
-        names = [ir.StringAttr(ir.DictAttr(a)["name"]).value for a in ir.ArrayAttr(function.attributes["kv.args"])]
-        found = {}
-        for name, argument in zip(names, function.regions[0].blocks[0].arguments, strict=False):
-            shape = re.match(r"memref<((?:[\d?]+x)+)", str(argument.type))
-            if shape:
-                found[name] = tuple(None if n == "?" else int(n) for n in shape[1].rstrip("x").split("x"))
-        return found
+        if "kv.args" in function.attributes:
+            of = function.attributes
+            flat = [ir.TypeAttr(t).value for t in ir.ArrayAttr(of["kv.arg_types"])] if "kv.arg_types" in of else None
+            types = flat or [a.type for a in function.regions[0].blocks[0].arguments]
+            return _shapes(of["kv.args"], [str(t) for t in types])
     return {}
+
+
+def _shapes(described: ir.Attribute, types: Sequence[str]) -> dict[str, tuple[int | None, ...]]:
+    found = {}
+    names = [ir.StringAttr(ir.DictAttr(a)["name"]).value for a in ir.ArrayAttr(described)]
+    for name, type_ in zip(names, types, strict=False):
+        shape = re.match(r"memref<((?:[\d?]+x)+)", type_)
+        if shape:
+            found[name] = tuple(None if n == "?" else int(n) for n in shape[1].rstrip("x").split("x"))
+    return found
 
 
 def random_arguments(
@@ -116,6 +129,7 @@ class _Maker:
         self.halves: dict[Any, list[Any]] = {}  # of a spec, caches that no argument has yet
         self.whole: dict[Any, Any] = {}  # of a spec, the collection that they are of
         self.origin: dict[str, tuple[Any, str]] = {}
+        self.last: Any = None  # the cache before an argument
 
     def argument(self, arg: Arg, shape: tuple[int | None, ...]) -> Any:
         text = self.options.values.get(arg.name)
@@ -137,8 +151,10 @@ class _Maker:
                 self.whole[spec] = c
             half = "key" if len(self.halves[spec]) == (1 if spec.is_mla else 2) else "value"
             self.origin[arg.name] = (self.whole[spec], half)
-            cache = self.halves[spec].pop(0)
+            cache = self.last = self.halves[spec].pop(0)
             return caches.KVCacheMHAOperand(cache) if arg.kind == "operand" else cache
+        if arg.kind == "tensormap" and self.last is not None:
+            return self.descriptor(spec, self.last)
         kind = getattr(spec, "kind", "")
         raise ValueError(f"argument {arg.name!r}: no random {arg.kind} of kind {kind!r} is made here")
 
@@ -178,6 +194,13 @@ class _Maker:
         if leading is None or None in shape[len(leading) :] or len(shape) == len(leading) or arg.dtype.is_integer:
             raise ValueError(f"argument {arg.name!r} must be given: {arg.name}=SHAPE, such as 8x128, or its elements")
         return _aligned(self.values((*leading, *(int(n or 0) for n in shape[len(leading) :])), arg.dtype))
+
+    @staticmethod
+    def descriptor(spec: TmaSpec, cache: Any) -> Any:
+        """The descriptor of a cache's tiles; ValueError where that has none such."""
+        names = [f.name for f in layout.operand_fields(cache.spec)]
+        at = dict(zip(names, cache.fields(), strict=True))
+        return tensormap.of_owner(tensormap.of_tile(spec, cache.spec, at), cache)
 
     def values(self, shape: Sequence[int], dtype: DType) -> np.ndarray:
         if dtype.is_integer or dtype.kind == "b":

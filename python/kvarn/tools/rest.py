@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 """The process behind ``kvarn.tools.semantics.Rest``: a line of JSON in, IR and a target; a line out, a bundle.
 
-It lowers by the default pipeline without our optional passes. Upstream's stay: they are not in question.
+It lowers by the default pipeline without our optional passes. Upstream's
+stay: they are not in question. Marks of phases, which a traced pipeline leaves, are dropped.
 """
 
 from __future__ import annotations
@@ -10,17 +11,27 @@ import base64
 import json
 import os
 import sys
-from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
-from kvarn import bundle, compiler, extensions
-from kvarn.lowering import pipeline
-from kvarn.lowering.target import by_name
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+# MLIR is imported when there is something to lower: this process may begin as a fork of one that has not.
 
 
 def lower(text: str, target: str, after: str | None) -> bytes:
     """The bundle of IR, as the pass ``after`` left it, or at any stage."""
-    ours = {s.name for s in pipeline.default_steps(target) if s.optional and not s.upstream}
-    settings = pipeline.Settings(disable=frozenset(ours), check=False, start_after=after)
+    from kvarn import bundle, compiler
+    from kvarn.lowering import pipeline
+    from kvarn.lowering.target import by_name
+    from kvarn.tools.stages import TRACE, Stages
+
+    stages = Stages(target)
+    ours = {s.name for s in pipeline.default_steps(target, trace=TRACE) if s.optional and not s.upstream}
+    settings = pipeline.Settings(
+        disable=frozenset(ours), options={"lower-kv-trace": "marks=0"}, check=False, trace=TRACE,
+        start_after=stages.without_checks(after),
+    )  # fmt: skip
     steps = pipeline.steps(target, settings)
     context = compiler.context()
     with compiler.diagnosed(context):
@@ -28,21 +39,30 @@ def lower(text: str, target: str, after: str | None) -> bytes:
         return bundle.dumps([compiler.lower(module, by_name(target), steps)])
 
 
-def main(needed: Sequence[str] = (), path: Sequence[str] = ()) -> None:
-    """Answer until stdin ends; ``needed`` are the extensions, which are found under the folders of ``path`` too."""
+def load(needed: Sequence[str], path: Sequence[str]) -> str:
+    """Load extensions, which are found under the folders of ``path`` too; what went wrong, or nothing."""
+    from kvarn import extensions
+
     sys.path += [folder for folder in path if folder not in sys.path]
-    # Whatever a library prints must not stand between the answers.
-    answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)
-    problem = ""
     try:
         for extension in needed:
             extensions.extend(extension)
     except Exception as error:
-        problem = str(error) or type(error).__name__
+        return str(error) or type(error).__name__
+    return ""
+
+
+def main(needed: Sequence[str] | None = None, path: Sequence[str] = ()) -> None:
+    """Answer until stdin ends; ``needed`` are the extensions to load, which else come with the first question."""
+    # Whatever a library prints must not stand between the answers.
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
+    problem = load(needed, path) if needed is not None else None
     for line in sys.stdin:
         asked = json.loads(line)
         try:
+            if problem is None:
+                problem = load(asked["needed"], asked["path"])
             if problem:
                 raise RuntimeError(problem)
             answer = {"bundle": base64.b64encode(lower(asked["text"], asked["target"], asked["after"])).decode()}

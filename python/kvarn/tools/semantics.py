@@ -10,18 +10,22 @@ made wrong by its pass.
 from __future__ import annotations
 
 import base64
+import contextlib
 import importlib
+import importlib.util
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from mlir import ir
 
 from kvarn import bundle, extensions
 from kvarn.artifact import Artifact
@@ -30,7 +34,7 @@ from kvarn.emulator import EmulationError, Order, run
 from kvarn.emulator.report import Report
 from kvarn.lowering import rewrite
 
-from . import random_inputs
+from . import random_inputs, rest
 from .random_inputs import InputOptions
 
 # Dialects whose results have the type in which they are computed; and types of fewer than 32 bits.
@@ -49,11 +53,13 @@ class Rest:
     ----------
     trusted : path, optional
         A folder with the package ``kvarn`` whose passes are trusted; default: this one's.
+    forked : bool
+        Whether it is a fork of this process, made now, rather than a new one: for who has loaded no pass yet.
     """
 
-    def __init__(self, trusted: str | Path | None = None) -> None:
+    def __init__(self, trusted: str | Path | None = None, forked: bool = False) -> None:
         self._trusted = trusted
-        self._process: Any = None
+        self._process: Any = _Fork(rest.main) if forked and hasattr(os, "fork") else None
 
     def __enter__(self) -> Rest:
         return self
@@ -70,9 +76,10 @@ class Rest:
         ``after`` is the last pass of the pipeline that has run. Default: all of the rest runs, which kernels without
         tiles may do at every stage.
         """
-        process = self._process or self._start()
+        process = self._process = self._process or self._start()
+        question = {"text": text, "target": target, "after": after, "needed": extensions.needed(), "path": sys.path}
         try:
-            process.stdin.write(json.dumps({"text": text, "target": target, "after": after}) + "\n")
+            process.stdin.write(json.dumps(question) + "\n")
             process.stdin.flush()
             line = process.stdout.readline()
         except BrokenPipeError:
@@ -86,7 +93,6 @@ class Rest:
         return bundle.loads(base64.b64decode(answer["bundle"]), "it")[0]
 
     def _start(self) -> Any:
-        environment = {**os.environ}
         package = Path(self._trusted).resolve() if self._trusted is not None else Path(__file__).resolve().parents[2]
         if not (package / "kvarn" / "__init__.py").is_file():
             raise ValueError(f"trusted must be a folder with the package kvarn in it, got {self._trusted}")
@@ -94,11 +100,42 @@ class Rest:
         code = f"import sys; sys.path.insert(0, {str(package)!r}); sys.meta_path[:] = [f for f in sys.meta_path if " \
                "'Redirecting' not in type(f).__name__]; import kvarn.tools.rest as r; " \
                f"r.main({extensions.needed()!r}, {sys.path!r})"  # fmt: skip
-        self._process = subprocess.Popen(
+        return subprocess.Popen(
             [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
-            text=True, env=environment,
+            text=True, env={**os.environ},
         )  # fmt: skip
-        return self._process
+
+
+class _Fork:
+    """A child that runs a function between two pipes, with the members of ``subprocess.Popen`` that are used here."""
+
+    def __init__(self, work: Callable[[], None]) -> None:
+        (asked, ask), (answered, answer) = os.pipe(), os.pipe()
+        self._pid = os.fork()
+        if self._pid == 0:
+            status = 1
+            try:
+                nowhere = os.open(os.devnull, os.O_WRONLY)
+                for file, number in ((asked, 0), (answer, 1), (nowhere, 2)):
+                    os.dup2(file, number)
+                os.close(ask)  # or the child would wait for ever for itself to end its questions
+                sys.stdin = os.fdopen(0)
+                work()
+                status = 0
+            finally:
+                os._exit(status)
+        os.close(asked)
+        os.close(answer)
+        self.stdin, self.stdout = os.fdopen(ask, "w"), os.fdopen(answered)
+
+    def kill(self) -> None:
+        os.kill(self._pid, signal.SIGKILL)
+
+    def communicate(self) -> None:
+        os.waitpid(self._pid, 0)
+        for file in (self.stdin, self.stdout):
+            with contextlib.suppress(OSError):
+                file.close()
 
 
 @dataclass(frozen=True)
@@ -114,7 +151,7 @@ Model = Callable[[dict[str, Any]], None]
 
 
 class Checker:
-    """Answers of IR on one set of random arguments.
+    """Answers of IR on random arguments.
 
     Parameters
     ----------
@@ -122,62 +159,113 @@ class Checker:
         The IR as it was at first: its kernel or operation says the arguments.
     target : str
     rest : Rest
-    inputs : InputOptions
+    inputs : InputOptions, or a sequence of them
+        What the arguments of each run are made from.
     launch : Launch
     model : callable, optional
         ``model(arguments)``, by name, changes the arrays as the kernel should. Default: the IR as it was at first, on
         the host where it runs there, else in the emulator.
+    after : str, optional
+        The last pass of the pipeline that the IR has seen at first.
     """
 
     def __init__(
-        self, text: str, target: str, rest: Rest, inputs: InputOptions, launch: Launch = Launch(),
-        model: Model | None = None,
+        self, text: str, target: str, rest: Rest, inputs: InputOptions | Sequence[InputOptions],
+        launch: Launch = Launch(), model: Model | None = None, after: str | None = None,
     ) -> None:  # fmt: skip
-        self.target, self._rest, self._inputs, self._launch = target, rest, inputs, launch
+        self.target, self._rest, self._launch = target, rest, launch
+        self._inputs = [inputs] if isinstance(inputs, InputOptions) else list(inputs)
         compiler = importlib.import_module("kvarn.compiler")
         parsed = compiler.parse(text)
         self._shapes = random_inputs.buffer_shapes(parsed)
         self._fine = model is None and not computes_narrowly(parsed)
-        self.expected, self.source = self._expected(text, model)
+        self.expected, self.source = self._expected(text, parsed, model, after)
 
-    def _expected(self, text: str, model: Model | None) -> tuple[Answer, str]:
-        first = self._rest.lower(text, self.target)
-        if model is not None:
-            arguments = self.arguments(first)
-            model(arguments)
-            return _copied(arguments), "the model"
-        if self.target != "host" and first.is_program:  # a kernel may need barriers, which the host does not have
+    def _expected(
+        self, text: str, parsed: ir.Module, model: Model | None, after: str | None
+    ) -> tuple[list[Answer], str]:
+        # Kernels may need barriers, which the host does not have; operations have kernels for it.
+        if model is None and after is None and self.target != "host" and not any(True for _ in rewrite.kernels(parsed)):
+            for op in rewrite.walk(parsed, lambda name: name.startswith("kv.")):
+                if "schedule" in op.attributes:  # it may be of kernels that only GPUs have
+                    del op.attributes["schedule"]
             try:
-                return self._run(self._rest.lower(text, "host")), "the host"
+                host = self._rest.lower(str(parsed), "host")
+                return [self._run(host, inputs) for inputs in self._inputs], "the host"
             except RestError:
                 pass
-        return self._run(first), f"{self.target} before any pass"
+        first = self._rest.lower(text, self.target, after)
+        if model is not None:
+            return [self._modelled(first, model, inputs) for inputs in self._inputs], "the model"
+        return [self._run(first, inputs) for inputs in self._inputs], f"{self.target} before any pass"
 
-    def arguments(self, artifact: Artifact) -> dict[str, Any]:
-        return random_inputs.random_arguments(artifact.args, self._shapes, self._inputs)
+    @property
+    def is_own(self) -> bool:
+        """Whether the expected answer is the IR's own, as it was at first."""
+        return self.source not in ("the model", "the host")
+
+    def arguments(self, artifact: Artifact, inputs: InputOptions | None = None) -> dict[str, Any]:
+        return random_inputs.random_arguments(artifact.args, self._shapes, inputs or self._inputs[0])
 
     def problem(self, text: str, after: str | None = None) -> str:
         """What is wrong with a stage: "" when it gives the expected answer; ``after`` as for :meth:`Rest.lower`."""
         try:
-            return self.compare(self._run(self._rest.lower(text, self.target, after)))
+            artifact = self._rest.lower(text, self.target, after)
         except RestError as error:
             return f"what it left cannot be lowered: {error}"
+        for inputs, expected in zip(self._inputs, self.expected, strict=True):
+            problem = self._problem(artifact, inputs, expected)
+            if problem:
+                return f"{problem}{self._named(inputs)}"
+        return ""
+
+    def _problem(self, artifact: Artifact, inputs: InputOptions, expected: Answer) -> str:
+        try:
+            found = self._run(artifact, inputs)
         except EmulationError as error:
             return f"what it left cannot be run: {error}"
-
-    def compare(self, found: Answer) -> str:
-        for name, expected in self.expected.items():
+        for name, right in expected.items():
             if name not in found:
                 return f"argument {name} is gone"
-            differs = random_inputs.difference(expected, found[name], self._fine)
+            differs = random_inputs.difference(right, found[name], self._fine)
             if differs:
                 return f"{name}: {differs}"
         return ""
 
-    def _run(self, artifact: Artifact, report: Report | None = None) -> Answer:
-        arguments = self.arguments(artifact)
+    def _named(self, inputs: InputOptions) -> str:
+        """Which run it is, where there are several."""
+        counts = ",".join(map(str, inputs.lengths)), ",".join(map(str, inputs.new))
+        return f" (--lengths={counts[0]} --new={counts[1]})" if len(self._inputs) > 1 else ""
+
+    def _modelled(self, artifact: Artifact, model: Model, inputs: InputOptions) -> Answer:
+        arguments = self.arguments(artifact, inputs)
+        try:
+            model(arguments)
+        except Exception as error:
+            raise ValueError(f"the model raised {type(error).__name__}: {error}") from error
+        return _copied(arguments)
+
+    def _run(self, artifact: Artifact, inputs: InputOptions, report: Report | None = None) -> Answer:
+        arguments = self.arguments(artifact, inputs)
         run_artifact(artifact, list(arguments.values()), self._launch, report)
         return _copied(arguments)
+
+
+def model_of(place: str | None) -> Model | None:
+    """The function of ``FILE.py:NAME``; ValueError for what is none."""
+    if place is None:
+        return None
+    file, _, name = place.rpartition(":")
+    if not file or not Path(file).is_file():
+        raise ValueError(f"--model takes FILE.py:FUNCTION, got {place!r}")
+    spec = importlib.util.spec_from_file_location("kvarn_model", file)
+    if spec is None or spec.loader is None:
+        raise ValueError(f"{file} is no Python file")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    if not callable(getattr(module, name, None)):
+        raise ValueError(f"{file} has no function {name!r}")
+    return getattr(module, name)
 
 
 def computes_narrowly(module: Any) -> bool:
@@ -217,4 +305,4 @@ def _copied(arguments: Mapping[str, Any]) -> Answer:
     return {name: np.array(a) for name, a in random_inputs.memory_of(arguments).items()}
 
 
-__all__ = ["Checker", "Launch", "Rest", "RestError", "computes_narrowly", "run_artifact"]
+__all__ = ["Checker", "Launch", "Rest", "RestError", "computes_narrowly", "model_of", "run_artifact"]

@@ -1,0 +1,100 @@
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""``--check-semantics-each`` and ``--check-semantics-of``: whether a kernel still computes what it did, after passes.
+
+IR at every level of the pipeline is taken. The stage at which it stands follows from the passes that run
+(``kvarn.tools.stages``), and what is left of the pipeline lowers it (``kvarn.tools.semantics``).
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from .stages import Stages, name_of
+
+if TYPE_CHECKING:
+    from mlir import ir
+
+    from kvarn.lowering.pipeline_parser import Step
+
+    from .semantics import Checker
+
+
+class WrongAnswer(Exception):
+    """A kernel that cannot be run, or whose answer a pass changed; the message says which."""
+
+
+@dataclass(frozen=True)
+class Checks:
+    """What is checked of each source.
+
+    Attributes
+    ----------
+    checker : callable
+        ``checker(text, module)``: a Checker of a source.
+    stages : Stages
+    stage : str or None
+        Where in the pipeline the source stands.
+    only : tuple of str
+        The passes that are checked, which must change the IR; none: every one that changes it.
+    """
+
+    checker: Callable[[str, Any], Checker]
+    stages: Stages
+    stage: str | None = None
+    only: tuple[str, ...] = ()
+
+    def of(self, module: ir.Module) -> Run:
+        """The checks of one source, before any pass has run on it; WrongAnswer when it cannot be run."""
+        text = _located(module)
+        try:
+            checker = self.checker(text, module)
+        except (ValueError, RuntimeError) as error:
+            raise WrongAnswer(f"the kernel cannot be run: {error}") from None
+        if not self.only and not checker.is_own:
+            _demand(checker.problem(text, self.stage), "the answer is wrong before any pass")
+        return Run(self, checker, text, self.stage)
+
+
+@dataclass
+class Run:
+    """The checks of one source. ``text`` and ``stage`` are of the last whole step."""
+
+    checks: Checks
+    checker: Checker
+    text: str
+    stage: str | None
+
+    def after(self, step: Step, module: ir.Module) -> None:
+        """Check what a step left; WrongAnswer for one that changed the answer."""
+        if not step.ends_group:
+            return
+        only, name = self.checks.only, step.name
+        stage, before = self.checks.stages.after(step, self.stage), self.stage
+        text, was = _located(module), self.text
+        self.text, self.stage = text, stage
+        if only and not {name, name_of(step)} & set(only):
+            return
+        if text == was:
+            _demand("nothing was checked" if only else "", f"pass '{name}' left the kernel as it was")
+            return
+        problem = self.checker.problem(text, stage)
+        if problem and only:
+            # Passes before it were not checked, and those that must run lower every stage.
+            too = f"the answer is wrong before pass '{name}' too: an earlier pass or one that must run is at fault"
+            _demand(self.checker.problem(was, before), too)
+        _demand(problem, f"pass '{name}' changed the answer")
+
+
+def _demand(problem: str, what: str) -> None:
+    if problem:
+        raise WrongAnswer(f"{what}: {problem}")
+
+
+def _located(module: ir.Module) -> str:
+    return importlib.import_module("kvarn.compiler").with_places(module)
+
+
+__all__ = ["Checks", "Run", "WrongAnswer"]
