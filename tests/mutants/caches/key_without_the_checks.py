@@ -6,4 +6,4 @@ under KVARN_CHECK.
 SYMBOL = "kvarn.compiler:key_of"
 OLD = '"check": settings.check, '
 NEW = ""
-CAUGHT_BY = ("tests/unit/test_contents.py::test_checks_may_be_asked_for_after_the_first_call",)
+CAUGHT_BY = ("tests/unit/test_keys.py::test_settings_are_part_of_the_keys",)
