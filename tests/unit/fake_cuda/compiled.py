@@ -229,15 +229,13 @@ def test_an_operation_runs_its_steps_on_its_operands():
     assert {key.array.ctypes.data, value.array.ctypes.data, offsets.array.ctypes.data, pool.fields()[0]} <= words
 
 
-@pytest.mark.parametrize("tokens", [2, 1024])
-def test_a_call_like_one_before_describes_the_memory_of_now(tokens, encoded):
-    """By addresses where tokens are few, and where they are many by descriptors, which hold addresses."""
+def test_a_call_like_one_before_describes_the_memory_of_now():
     install_torch({0: LIBRARY.fake_stream(0)})
     pool = kv.PagedKVCacheCollection(
         array((5, 2, 1, 16, 2, 128), np.float16), array((B,), np.int32), array((B, 24), np.uint32), 1, 64
     )
-    offsets, out = tensor((B + 1,), "int32"), tensor((tokens, 8, 128), "float16")
-    rows = [tensor((tokens, 64), "float16") for _ in range(3)]
+    offsets, out = tensor((B + 1,), "int32"), tensor((B, 8, 128), "float16")
+    rows = [tensor((B, 64), "float16") for _ in range(3)]
     weights = [tensor((12 * 128, 64), "float16") for _ in range(2)]
     described = set()
     for x, weight in ((0, 0), (0, 0), (1, 0), (1, 1), (2, 1), (0, 0), (0, 1)):
@@ -247,4 +245,3 @@ def test_a_call_like_one_before_describes_the_memory_of_now(tokens, encoded):
         assert seen == [i == x for i in range(3)] + [i == weight for i in range(2)]
         described.add(product)
     assert len(described) == 5
-    assert bool(encoded) == (tokens > 2)
