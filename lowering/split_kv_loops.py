@@ -37,6 +37,8 @@ P = arith.CmpIPredicate
 _MIRRORED = {P.slt: P.sgt, P.sle: P.sge, P.sgt: P.slt, P.sge: P.sle}
 _HANDED_ON = ("kv.tile_broadcast", "tensor.splat")
 _PREDICATES = {2: P.slt, 3: P.sle, 4: P.sgt, 5: P.sge}
+_LEAST, _MOST = -(1 << 31), (1 << 31) - 1  # of an i32
+_FAR = 1 << 24  # a number from which on sums with positions may leave 32 bits
 
 
 @dataclass(frozen=True)
@@ -53,32 +55,49 @@ class Unknown(Exception):
 
 @dataclass(frozen=True)
 class Linear:
-    """``factor * induction variable + base``; the base is defined before the loop, or a number."""
+    """``factor * induction variable + base``; the base is defined before the loop, or a number.
+
+    ``far``: the base may be any number, and sums with it saturate: one that stands for "no bound" must stay one. Others
+    are sums of positions and small numbers, which 32 bits hold.
+    """
 
     factor: int
     base: ir.Value | int
+    far: bool = False
+
+    @staticmethod
+    def number(value: int) -> Linear:
+        return Linear(0, value, abs(value) >= _FAR)
 
     def __add__(self, other: Linear) -> Linear:
-        return Linear(self.factor + other.factor, _arith("+", self.base, other.base))
+        far = self.far or other.far
+        return Linear(self.factor + other.factor, _arith("+", self.base, other.base, far), far)
 
     def __sub__(self, other: Linear) -> Linear:
-        return Linear(self.factor - other.factor, _arith("-", self.base, other.base))
+        far = self.far or other.far
+        return Linear(self.factor - other.factor, _arith("-", self.base, other.base, far), far)
 
     def scaled(self, by: int) -> Linear:
-        return Linear(self.factor * by, _arith("*", self.base, by))
+        far = self.far or abs(by) >= _FAR
+        return Linear(self.factor * by, _arith("*", self.base, by, far), far)
 
 
 def _value(x: ir.Value | int) -> ir.Value:
-    return const(x) if isinstance(x, int) else x
+    return const(min(max(x, _LEAST), _MOST)) if isinstance(x, int) else x
 
 
-def _arith(op: str, a: ir.Value | int, b: ir.Value | int) -> ir.Value | int:
-    """``a op b``, a number where both are."""
+def _arith(op: str, a: ir.Value | int, b: ir.Value | int, saturating: bool = False) -> ir.Value | int:
+    """``a op b``, a number where both are; of 32 bits, or held to them."""
     if isinstance(a, int) and isinstance(b, int):
         return {"+": a + b, "-": a - b, "*": a * b}[op]
     if op in "+-" and isinstance(b, int) and b == 0:
         return a
-    return {"+": arith.addi, "-": arith.subi, "*": arith.muli}[op](_value(a), _value(b))
+    made = {"+": arith.addi, "-": arith.subi, "*": arith.muli}[op]
+    if not saturating:
+        return made(_value(a), _value(b))
+    i64, i32 = ir.IntegerType.get_signless(64), ir.IntegerType.get_signless(32)
+    wide = made(*(const(x, 64) if isinstance(x, int) else arith.extsi(i64, x) for x in (a, b)))
+    return arith.trunci(i32, arith.maxsi(arith.minsi(wide, const(_MOST, 64)), const(_LEAST, 64)))
 
 
 class Bounds:
@@ -106,10 +125,11 @@ class Bounds:
             raise Unknown
         known = constant_int(value)
         if known is not None:
-            return Linear(0, known), Linear(0, known)
+            return Linear.number(known), Linear.number(known)
         op = defining_op(value)
         if not is_tile(value) and self._before(value):
-            return Linear(0, value), Linear(0, value)
+            found = Linear(0, value, op is not None and op.name == "memref.load")
+            return found, found
         if op is None:
             raise Unknown
         rule = getattr(self, "_" + op.name.replace(".", "_"), None)
@@ -133,7 +153,7 @@ class Bounds:
             scf.yield_([op.clone().result])
         with ir.InsertionPoint(branch.else_block):
             scf.yield_([const(0)])
-        return Linear(0, branch.results[0]), Linear(0, branch.results[0])
+        return Linear(0, branch.results[0], True), Linear(0, branch.results[0], True)
 
     def _kv_tile_index(self, op: ir.Operation) -> tuple[Linear, Linear]:
         return Linear(0, 0), Linear(0, shape(op.results[0])[0] - 1)
@@ -179,14 +199,15 @@ class Bounds:
         made = []
         for side in range(2):
             operands = [_value(pair[side].base) for pair in bounds]
-            made.append(Linear(0, ir.Operation.create(op.name, [operands[0].type], [*operands, *others]).result))
+            far = any(pair[side].far for pair in bounds)
+            made.append(Linear(0, ir.Operation.create(op.name, [operands[0].type], [*operands, *others]).result, far))
         return made[0], made[1]
 
     def _arith_andi(self, op: ir.Operation) -> tuple[Linear, Linear]:
         for x in op.operands:
             mask = constant_int(x)
             if mask is not None and mask >= 0:
-                return Linear(0, 0), Linear(0, mask)
+                return Linear(0, 0), Linear.number(mask)
         raise Unknown
 
     def _arith_remsi(self, op: ir.Operation) -> tuple[Linear, Linear]:
@@ -194,7 +215,7 @@ class Bounds:
         if by is None or by < 1:
             raise Unknown
         counts = op.name == "arith.remui" or is_counted(op.operands[0])
-        return Linear(0, 0 if counts else 1 - by), Linear(0, by - 1)
+        return Linear.number(0 if counts else 1 - by), Linear.number(by - 1)
 
     _arith_remui = _arith_remsi
 
@@ -250,6 +271,9 @@ class Comparison:
     def always(self, variable: ir.Value) -> ir.Value:
         """Whether it holds for every element of the tile of an iteration."""
         difference = self.right[0] - self.left[1]
+        if difference.far and difference.factor:  # the sum would leave 32 bits
+            moved = _arith("*", variable, difference.factor)
+            return arith.cmpi(P.sge, _value(moved), _value(_arith("-", self.strict, difference.base, True)))
         total = (
             _arith("+", _arith("*", variable, difference.factor), difference.base)
             if difference.factor
@@ -260,12 +284,12 @@ class Comparison:
     def range(self) -> Range:
         """The iterations in which it may hold somewhere."""
         difference = self.right[1] - self.left[0]  # somewhere true only where this is at least `strict`
-        by = abs(difference.factor)
+        by, far = abs(difference.factor), difference.far
         if difference.factor < 0:  # iterations i with by * i > base - strict see nothing
-            last = _arith("-", difference.base, self.strict)
-            return Range(high=arith.divui(arith.maxsi(_value(_arith("+", last, by)), const(0)), const(by)))
+            last = _arith("-", difference.base, self.strict, far)
+            return Range(high=arith.divui(arith.maxsi(_value(_arith("+", last, by, far)), const(0)), const(by)))
         if difference.factor > 0:  # iterations i with by * i < strict - base see nothing
-            first = arith.maxsi(_value(_arith("-", self.strict, difference.base)), const(0))
+            first = arith.maxsi(_value(_arith("-", self.strict, difference.base, far)), const(0))
             return Range(low=arith.divui(arith.addi(first, const(by - 1)), const(by)))
         return Range()
 

@@ -471,4 +471,37 @@ gpu.module @kernels {
     "kv.tile_store_rows"(%r, %out, %every, %rows) : (!tile, memref<?x32xf32>, tensor<64xi1>, tensor<64xi32>) -> ()
     gpu.return
   }
+
+  // A window that stands for no bound: sums with its size are held to 32 bits, in which they would turn negative.
+  // CHECK-LABEL: gpu.func @no_bound(
+  // CHECK:         arith.extsi
+  // CHECK:         arith.minsi %{{.*}}, %c2147483647_i64
+  // CHECK:         arith.maxsi %{{.*}}, %c-2147483648_i64
+  // CHECK:         arith.trunci
+  // CHECK:         scf.for
+  // CHECK:           scf.if
+  gpu.func @no_bound(%first: i32, %n: i32, %x: !tile, %init: !tile, %out: memref<?x32xf32>, %every: tensor<64xi1>, %at: tensor<64xi32>) kernel attributes {kv.tiled, kv.block = array<i32: 128, 1, 1>} {
+    %c0 = arith.constant 0 : i32
+    %c1 = arith.constant 1 : i32
+    %c32 = arith.constant 32 : i32
+    %r = scf.for %j = %c0 to %n step %c1 iter_args(%o = %init) -> (!tile) : i32 {
+      %base = arith.muli %j, %c32 : i32
+      %kb = tensor.splat %base : tensor<32xi32>
+      %ki = "kv.tile_index"() : () -> tensor<32xi32>
+      %k = arith.addi %kb, %ki : tensor<32xi32>
+      %ks = "kv.tile_broadcast"(%k) {dimension = 1 : i64} : (tensor<32xi32>) -> tensor<64x32xi32>
+      %qb = tensor.splat %first : tensor<64xi32>
+      %qi = "kv.tile_index"() : () -> tensor<64xi32>
+      %q = arith.addi %qb, %qi : tensor<64xi32>
+      %qs = "kv.tile_broadcast"(%q) {dimension = 0 : i64} : (tensor<64xi32>) -> tensor<64x32xi32>
+      %distance = arith.subi %qs, %ks : tensor<64x32xi32>
+      %size = arith.constant dense<2147483647> : tensor<64x32xi32>
+      %m = arith.cmpi slt, %distance, %size : tensor<64x32xi32>
+      %y = "kv.tile_mask"(%x, %m) : (!tile, tensor<64x32xi1>) -> !tile
+      %z = arith.addf %o, %y : !tile
+      scf.yield %z : !tile
+    }
+    "kv.tile_store_rows"(%r, %out, %every, %at) : (!tile, memref<?x32xf32>, tensor<64xi1>, tensor<64xi32>) -> ()
+    gpu.return
+  }
 }

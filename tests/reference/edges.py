@@ -25,6 +25,7 @@ from .places import Place, bits
 from .random_caches import Problem, random_query, stored_problem
 from .shared_prefixes import combined
 
+MOST = 2**31 - 1  # of an i32: what callers write for "no bound"
 ALL = bool(os.environ.get("KVARN_TEST_ALL"))
 LAYER = 1
 
@@ -99,11 +100,25 @@ def masks(extent: int, every: bool = ALL) -> list[Mask]:
     """Every kind of mask, with windows and chunks at the edges of an extent of keys."""
     spanned = ("sliding_window", "chunked", "chunked_causal")
     rows = zip(cycle(spanned), spans(extent)[::-1]) if not every else [(m, n) for n in spans(extent) for m in spanned]
-    own = spans(extent)
+    own = (*spans(extent), MOST)
     return [
         named("causal"), named("null"), *(named(*row) for row in rows),
         Mask("window as a function", {"mask": within}, lambda b, h, q, k, n: (k <= q) & (q - k < n), own),
-        Mask("prefix as a function", {"mask": behind}, lambda b, h, q, k, n: (k < n) | (q - k < 2), own),
+        Mask("prefix as a function", {"mask": behind}, lambda b, h, q, k, n: (k < n) | (q - k < 2), (*own, -MOST - 1)),
+    ]  # fmt: skip
+
+
+def far_masks() -> list[Mask]:
+    """Bounds at the ends of i32, as numbers of a mask and of arrays that it reads."""
+    numbers = (MOST, -MOST - 1, MOST - 20, 17, 20 - MOST)
+    return [
+        named("sliding_window", MOST), named("chunked", MOST),
+        Mask("before a number", {"mask": lambda b, h, q, k: k < MOST}, lambda b, h, q, k: k < MOST),
+        Mask("after a number", {"mask": lambda b, h, q, k: k > -MOST - 1}, lambda b, h, q, k: k > -MOST - 1),
+        Mask("before", {"mask": lambda b, h, q, k, n: k < n[b]}, lambda b, h, q, k, n: k < n, numbers),
+        Mask("from", {"mask": lambda b, h, q, k, n: k >= n[b]}, lambda b, h, q, k, n: k >= n, numbers),
+        Mask("either", {"mask": lambda b, h, q, k, n: (k < n[b]) | (k > q - 3)},
+             lambda b, h, q, k, n: (k < n) | (k > q - 3), numbers),
     ]  # fmt: skip
 
 

@@ -62,6 +62,12 @@ def test_every_mask_at_every_edge(name):
     edges.check(kernel, masks(kernel.keys))
 
 
+@pytest.mark.parametrize("name", ["host", "tiles by mma.sync"])
+def test_bounds_that_stand_for_none_are_kept(name):
+    """Every number of 31 bits is a window or a chunk, and what positions are compared with."""
+    edges.check(replace(KERNELS[name], brief=True), edges.far_masks())
+
+
 # --- what a kernel is asked besides, and of other elements --------------------------------------------------
 
 
@@ -111,6 +117,7 @@ VARIANTS: dict[str, tuple[Kernel, list[Mask]]] = {
     "chosen pages, tiles": (replace(BY_TMA, **OF_PAGES), [NULL]),
     "chosen pages, host": (replace(ON_HOST, **OF_PAGES), [NULL, *windows(33)]),
     "chosen pages, decode": (replace(DECODING, **OF_PAGES), windows(17)),
+    "chosen pages of half a tile, decode": (replace(DECODING, form=edges.of_chosen_pages), [CAUSAL]),
     "chosen pages, a warp a row": (replace(BY_ROW, **OF_PAGES), [NULL]),
     "f8e4m3 as stored, tiles": (replace(BY_TMA, dtype="f8e4m3", query="bf16"), [NULL]),
     "f8e4m3 with scales, tiles": (replace(BY_TMA, dtype="f8e4m3", query="bf16", shape=SCALED), [NULL]),

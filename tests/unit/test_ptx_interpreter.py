@@ -145,6 +145,32 @@ def test_packed_products_of_blackwell_are_those_of_their_halves():
     np.testing.assert_allclose(y, x * x - 2 * x, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.parametrize(("kind", "element"), [("s32", np.int32), ("s16", np.int16), ("s8", np.int8)])
+def test_the_sign_of_what_is_loaded_goes_on_in_a_wider_register(kind, element):
+    x, out = np.array([np.iinfo(element).min, -5, 7, np.iinfo(element).max], element), np.full(4, 77, np.int64)
+    text = f"""
+.version 8.0
+.target sm_90a
+.address_size 64
+.visible .entry k(.param .u64 x, .param .u64 out)
+{{
+  mov.u32 %tid, %tid.x;
+  ld.param.u64 %x, [x];
+  ld.param.u64 %out, [out];
+  mul.wide.u32 %at, %tid, {x.itemsize};
+  add.s64 %from, %x, %at;
+  mul.wide.u32 %to, %tid, 8;
+  add.s64 %mine, %out, %to;
+  ld.global.{kind} %rd1, [%from];
+  max.s64 %rd2, %rd1, -2147483647;
+  st.global.u64 [%mine], %rd2;
+  ret;
+}}
+"""
+    ptx.launch(text, "k", (1, 1, 1), (4, 1, 1), [x.ctypes.data, out.ctypes.data], [x, out])
+    np.testing.assert_array_equal(out, np.maximum(x.astype(np.int64), -(2**31) + 1))
+
+
 def test_an_instruction_of_a_form_that_is_not_known_is_named():
     @kv.kernel
     def double(x, y):

@@ -310,7 +310,8 @@ def load(t: Block, i: Instruction) -> Any:
         data = t.read(space, t.address(a, m), size * len(to), i, np.arange(t.count)[m]).reshape(-1, len(to), size)
         for n, r in enumerate(to):
             found = np.ascontiguousarray(data[:, n]).view(f"u{size}")[:, 0]
-            t.put(r, m, found.view(f"i{size}").astype(np.int32) if dtype in (np.int8, np.int16) else found)
+            # In a register that is wider, the sign goes on.
+            t.put(r, m, found.view(dtype).astype(np.int64) if dtype in (np.int8, np.int16, np.int32) else found)
 
     return run
 
