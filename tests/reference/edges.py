@@ -314,7 +314,8 @@ def of_operands(parts: Callable[[Problem, int], Any]) -> Callable[[Call], tuple[
         made = [
             of(*(put(x) if isinstance(x, np.ndarray) else x for x in given)) for of, given in parts(call.problem, LAYER)
         ]
-        kv.ops.attention(*made, put(call.query), call.offsets, **call.options, **call.poisoned())
+        keys, values = made
+        kv.ops.attention(keys, values, put(call.query), call.offsets, **call.options, **call.poisoned())
         return call.found(), call.want()
 
     return form
