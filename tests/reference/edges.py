@@ -358,8 +358,8 @@ def by_blocks(call: Call) -> tuple[Rows, Rows]:
 
 
 def of_chosen_pages(call: Call) -> tuple[Rows, Rows]:
-    """About half of the pages, in any order, beside entries that name none."""
-    lists, counts = chosen_pages.random_lists(call.rng, call.problem, 0.6)
+    """Most of the pages, in any order, beside entries that name none."""
+    lists, counts = chosen_pages.random_lists(call.rng, call.problem, 0.9)
     options = {**call.options, **call.poisoned(), "pages": call.place.put(lists), "page_counts": call.place.put(counts)}
     kv.ops.attention(call.collection, LAYER, call.place.put(call.query), call.offsets, **options)
     want = chosen_pages.attention(
