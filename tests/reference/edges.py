@@ -313,7 +313,8 @@ def of_operands(parts: Callable[[Problem, int], Any]) -> Callable[[Call], tuple[
         made = [
             of(*(put(x) if isinstance(x, np.ndarray) else x for x in given)) for of, given in parts(call.problem, LAYER)
         ]
-        kv.ops.attention(*made, put(call.query), call.offsets, **call.options, **call.poisoned())
+        keys, values = made
+        kv.ops.attention(keys, values, put(call.query), call.offsets, **call.options, **call.poisoned())
         return call.found(), call.want()
 
     return form
@@ -356,8 +357,8 @@ def by_blocks(call: Call) -> tuple[Rows, Rows]:
 
 
 def of_chosen_pages(call: Call) -> tuple[Rows, Rows]:
-    """About half of the pages, in any order, beside entries that name none."""
-    lists, counts = chosen_pages.random_lists(call.rng, call.problem, 0.6)
+    """Most of the pages, in any order, beside entries that name none."""
+    lists, counts = chosen_pages.random_lists(call.rng, call.problem, 0.9)
     options = {**call.options, **call.poisoned(), "pages": call.place.put(lists), "page_counts": call.place.put(counts)}
     kv.ops.attention(call.collection, LAYER, call.place.put(call.query), call.offsets, **options)
     want = chosen_pages.attention(

@@ -47,6 +47,7 @@ ON_HOST = Kernel(HOST, {"kind": "host"}, HOST_KEYS, HOST_ROWS, dtype="f32")
 BY_ROW = Kernel(HOPPER, {"kind": "simt"}, WARP, WARPS, dtype="f16", head_size=32)
 DECODING = Kernel(HOPPER, DECODE, 16, WARP_ROWS, most=MOST_QUERIES)
 
+NULL, CAUSAL = named("null"), named("causal")
 KERNELS = {
     "tiles by TMA": BY_TMA,
     "tiles by mma.sync": BY_MMA,
@@ -59,19 +60,18 @@ KERNELS = {
 @pytest.mark.parametrize("name", KERNELS)
 def test_every_mask_at_every_edge(name):
     kernel = KERNELS[name]
-    edges.check(kernel, masks(kernel.keys))
+    edges.check(kernel, [CAUSAL])
+    edges.check(replace(kernel, brief=True), [mask for mask in masks(kernel.keys) if mask.name != CAUSAL.name])
 
 
 @pytest.mark.parametrize("name", ["host", "tiles by mma.sync"])
 def test_bounds_that_stand_for_none_are_kept(name):
     """Every number of 31 bits is a window or a chunk, and what positions are compared with."""
-    edges.check(replace(KERNELS[name], brief=True), edges.far_masks())
+    tried = edges.far_masks()
+    edges.check(replace(KERNELS[name], brief=True), tried if name == "host" or ALL else tried[::2])
 
 
 # --- what a kernel is asked besides, and of other elements --------------------------------------------------
-
-
-NULL, CAUSAL = named("null"), named("causal")
 
 
 def windows(*spans: int) -> list[Mask]:
@@ -139,7 +139,7 @@ VARIANTS: dict[str, tuple[Kernel, list[Mask]]] = {
     ),
     "fixed splits, decode": (
         replace(DECODING, schedule={**DECODE, "batch_invariant": True, "split": 32}, more=edges.edges(32)),
-        [NULL, *windows(33)],
+        windows(33),
     ),
     "splits that a kernel combines, decode": (
         replace(DECODING, schedule={**DECODE, "min_tiles": 1, "combine": 4}), [NULL]
@@ -190,12 +190,14 @@ LATENTS = {
     "host": replace(ON_HOST, form=edges.latent, **SMALL),
     "a warp a row": replace(BY_ROW, form=edges.latent, **SMALL),
 }
+SLOW_LATENTS = {"64 query rows of pages of 5", "f8e4m3, 64 query rows", "few query rows, splits"}  # one mask each
 
 
 @pytest.mark.parametrize("name", LATENTS)
 def test_latent_rows_at_every_edge(name):
     kernel = LATENTS[name]
-    edges.check(replace(kernel, brief=True), masks(kernel.keys) if ALL else [NULL, *windows(kernel.keys + 1)])
+    tried = [NULL] if name in SLOW_LATENTS else [NULL, *windows(kernel.keys + 1)]
+    edges.check(replace(kernel, brief=True), masks(kernel.keys) if ALL else tried)
 
 
 # --- prefills over decompressed chunks -----------------------------------------------------------------------
@@ -221,13 +223,12 @@ def test_chunks_of_latent_rows_at_every_edge(name):
         for c in range(needed + 1):
             rows, taken, buffer = plan.buffer_row_offsets[c], plan.cache_offsets[c], buffer_of(p, chunk)
             kv.ops.mla_decompress(p.problem.collection.get_key_cache(1), rows, taken, buffer, schedule={})
-            made = [np.array(x) for x in p.expand(buffer)]
-            for x in made:
-                x[rows[-1] :] = np.nan
+            key, value = (np.array(x) for x in p.expand(buffer))
+            key[rows[-1] :] = value[rows[-1] :] = np.nan
             kv.ops.mla_prefill_chunk(
                 place.collection(p.problem.collection), 1, place.put(p.query), place.put(p.problem.row_offsets),
-                *map(place.put, made), place.put(rows), place.put(taken), accumulate=c > 0, out=out, lse=lse,
-                schedule=dict(kernel.schedule),
+                place.put(key), place.put(value), place.put(rows), place.put(taken), accumulate=c > 0, out=out,
+                lse=lse, schedule=dict(kernel.schedule),
             )  # fmt: skip
     said = edges.failures(p.problem, (place.get(out), place.get(lse)), dense(p), (4e-2, 2e-3))
     assert not said, "; ".join(said[:12])
