@@ -1,5 +1,6 @@
 // RUN: kv-opt %s --skip-kv-rescales | FileCheck %s
 // RUN: kv-opt %S/Inputs/attention.mlir --kv-pipeline --target=sm_90a --stop-after=skip-kv-rescales --check-semantics-of=skip-kv-rescales --arg=scale=2 --lengths=edges -o /dev/null
+// A large scale: later tiles have scores so much larger that accumulators are rescaled.
 
 !tile = tensor<64x64xf32, "wgmma">
 !row = tensor<64xf32, "rows(wgmma)">

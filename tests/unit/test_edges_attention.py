@@ -237,7 +237,9 @@ def test_chunks_of_latent_rows_at_every_edge(name):
 # --- prefixes that are read once -----------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("place", "schedule", "keys"), [(HOST, {}, HOST_KEYS), (AMPERE, {**TILE}, 16)], ids=["host", "sm_80"])
+@pytest.mark.parametrize(
+    ("place", "schedule", "keys"), [(HOST, {}, HOST_KEYS), (AMPERE, {**TILE}, 16)], ids=["host", "sm_80"]
+)
 def test_shared_prefixes_end_at_every_edge(place, schedule, keys):
     groups = [(2, n) for n in edges.edges(keys) if n] + [(1, 0)]
     behind = np.resize(np.array([*edges.edges(keys, 3)]), 2 * len(groups) - 1).tolist()

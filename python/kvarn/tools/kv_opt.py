@@ -166,7 +166,7 @@ def _checks_of(options: argparse.Namespace, steps: Sequence[Step], rest: Any) ->
             inputs_of(options, None)
     except ValueError as error:
         raise UsageError(str(error)) from None
-    names = {name for step in steps for name in (step.group, step.name)}
+    names = {name for step in steps if step.ends_group for name in (step.group, step.name)}
     for name in options.check_semantics_of:
         if name not in names:
             raise UsageError(f"--check-semantics-of must name a pass that runs, got {name!r}")

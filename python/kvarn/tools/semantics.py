@@ -238,6 +238,7 @@ class Checker:
         return f" (--lengths={counts[0]} --new={counts[1]})" if len(self._inputs) > 1 else ""
 
     def _modelled(self, artifact: Artifact, model: Model, inputs: InputOptions) -> Answer:
+        _block(artifact, self._launch)
         arguments = self.arguments(artifact, inputs)
         try:
             model(arguments)
@@ -283,11 +284,7 @@ def computes_narrowly(module: Any) -> bool:
 
 def run_artifact(artifact: Artifact, arguments: list[Any], launch: Launch, report: Report | None = None) -> None:
     """Run compiled code: in the emulator, or for ``host`` through the JIT."""
-    kernel = Kernel(artifact)
-    block = artifact.entries[0].block or launch.block
-    if not artifact.is_program and (launch.grid is None or block is None):
-        missing = "--grid" if launch.grid is None else "--block"
-        raise ValueError(f"{artifact.name} is a kernel: {missing} must be given to run it")
+    kernel, block = Kernel(artifact), _block(artifact, launch)
     if artifact.target == "host":
         if artifact.is_program:
             kernel(*arguments)
@@ -299,6 +296,15 @@ def run_artifact(artifact: Artifact, arguments: list[Any], launch: Launch, repor
         run.run_program(artifact, given, 2, Order(), report)
     else:
         run.launch(kernel, launch.grid, block, arguments, Order(), report)
+
+
+def _block(artifact: Artifact, launch: Launch) -> tuple[int, ...] | None:
+    """The block of a kernel's launch; ValueError where something is not given that the kernel does not say."""
+    block = artifact.entries[0].block or launch.block
+    if not artifact.is_program and (launch.grid is None or block is None):
+        missing = "--grid" if launch.grid is None else "--block"
+        raise ValueError(f"{artifact.name} is a kernel: {missing} must be given to run it")
+    return block
 
 
 def _copied(arguments: Mapping[str, Any]) -> Answer:
