@@ -2,8 +2,9 @@
 """What must hold of the contents of an operation's tables: offsets that ascend, counts and lengths that fit.
 
 A tier-1 op lists these rules in its class attribute ``contents``. On the host they are checked before a launch
-(``kvarn.contents``), on a GPU on request by kernels that run before the op's own (``lowering/expand/contents.py``).
-Nothing depends on them for safety: kernels stay inside their memory whatever their tables hold.
+(``kvarn.contents``), on a GPU on request by kernels that run before the op's own
+(``lowering/kernels/tables/contents.py``). Nothing depends on them for safety: kernels stay inside their memory whatever
+their tables hold.
 
     class AppendOp(Kv.Operation, name="append", ...):
         contents = (Offsets("row_offsets", "key"), Lengths("collection", "row_offsets"))

@@ -25,12 +25,12 @@ from .ops.pages import *  # noqa: F403
 from .ops.projection import *  # noqa: F403
 from .ops.ragged import *  # noqa: F403
 from .ops.rotary import *  # noqa: F403
+from .ops.shared import *  # noqa: F403
 from .ops.sharing import *  # noqa: F403
 from .ops.staging import *  # noqa: F403
 from .ops.tables import *  # noqa: F403
 from .ops.terms import *  # noqa: F403
 from .ops.tile import *  # noqa: F403
-from .ops.tiles import *  # noqa: F403
 from .ops.tma import *  # noqa: F403
 from .ops.trace import *  # noqa: F403
 from .ops.weights import *  # noqa: F403

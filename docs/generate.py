@@ -173,7 +173,7 @@ def dialect() -> str:
         "operations": "Cache operations", "rotary": "Rotation and normalisation", "attention": "Attention",
         "mla": "Latent rows (MLA)", "ragged": "Ragged batches", "pages": "Chosen pages", "drafts": "Drafts",
         "metadata": "Handles and their fields", "addressing": "Addresses", "access": "Accesses",
-        "tiles": "Tiles and shared memory", "tile": "Tile values", "staging": "Asynchrony of tile kernels",
+        "shared": "Tiles and shared memory", "tile": "Tile values", "staging": "Asynchrony of tile kernels",
         "sharing": "Tiles that warps share", "tables": "Tables of functions", "tma": "Copies by TMA",
         "weights": "Weights of 8 bits", "trace": "Marks in time",
     }  # fmt: skip
@@ -214,8 +214,7 @@ def passes() -> str:
     import dataclasses
     import importlib
 
-    import kvarn.lowering as lowering
-    from kvarn.lowering import pipeline
+    from kvarn.lowering import pipeline, registry as lowering
 
     out = [
         "# Passes\n",
@@ -240,7 +239,7 @@ def passes() -> str:
     for name in lowering.NAMES:
         found = lowering.find(name)
         assert found is not None
-        module = importlib.import_module(f"kvarn.lowering.{name.replace('-', '_')}")
+        module = importlib.import_module(lowering.module_of(name))
         text = prose(module.__doc__ or "")
         text = re.sub(r"^(Before: .*)\Z", lambda m: fenced(m[1]), text, flags=re.S | re.M)
         out += [f"## {name}\n", text.rstrip() + "\n"]

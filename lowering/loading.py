@@ -11,8 +11,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-import kvarn.lowering as registry
 from kvarn.dialect import installed
+from kvarn.lowering import registry
 
 from .pass_base import Pass, as_pass
 from .pipeline_parser import PipelineError, Step

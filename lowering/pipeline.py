@@ -15,9 +15,9 @@ from typing import Any
 
 from mlir import ir
 
-import kvarn.lowering as registry
 from kvarn.dialect import schedules
 from kvarn.env import OWNERSHIP, env
+from kvarn.lowering import registry
 
 from . import pipeline_parser
 from .pass_base import as_pass

@@ -23,7 +23,7 @@ from typing import Any
 
 from mlir.passmanager import PassManager
 
-import kvarn.lowering as registry
+from kvarn.lowering import registry
 
 from .pass_base import Pass
 

@@ -16,7 +16,7 @@ from kvarn import settings
 from kvarn.dialect import page_orders
 from kvarn.dialect.base import Kv
 
-from . import rewrites
+from . import rewrite_counts
 from .pass_base import PassFailure, blame, fail
 
 Rule = Callable[..., Sequence[ir.Value] | ir.Value | None]
@@ -128,7 +128,7 @@ class Rules:
 
     def _lower(self, op: ir.Operation, rule: Rule, args: Sequence[Any]) -> None:
         name, location = op.name, op.location
-        rewrites.done(name)
+        rewrite_counts.done(name)
         with ir.InsertionPoint(op), location:
             try:
                 values = rule(op.opview, *args)

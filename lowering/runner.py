@@ -18,10 +18,11 @@ from typing import Any
 from mlir import ir
 from mlir.passmanager import PassManager
 
-import kvarn.lowering as registry
+from kvarn.lowering import registry
 
-from . import remarks, rewrites, verify_kv
+from . import remarks, rewrite_counts
 from .pass_base import NoOptions, PassFailure, PassHandle, blamed
+from .passes.kv import verify_kv
 from .pipeline_parser import ANCHOR, Step
 
 Observer = Callable[[str, ir.Module], None]
@@ -134,7 +135,7 @@ class _Call:
         found, handle = self.step.kv, PassHandle()
         assert found is not None
         try:
-            with rewrites.within(self.step.name), remarks.within(self.step.name), _shown(self.step):
+            with rewrite_counts.within(self.step.name), remarks.within(self.step.name), _shown(self.step):
                 found.run(self.module, handle if found.options_class is NoOptions else self.step.options)
             if handle.failed:
                 self.problem = f"pass '{self.step.name}' signalled failure"

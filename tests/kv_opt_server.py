@@ -30,15 +30,14 @@ def serve(path: str) -> None:
     import pkgutil
     import select
 
-    import kvarn.lowering.expand
+    import kvarn.lowering
     from kvarn import compiler, emulator  # noqa: F401
     from kvarn.dialect import kv
     from kvarn.tools import edges, kv_opt, opt_emit, opt_run, semantics  # noqa: F401
 
     # Passes and expansions are imported where they are first needed, which takes a new process longer than most calls.
-    for package in (kvarn.lowering, kvarn.lowering.expand):
-        for module in pkgutil.iter_modules(package.__path__):
-            importlib.import_module(f"{package.__name__}.{module.name}")
+    for module in pkgutil.walk_packages(kvarn.lowering.__path__, "kvarn.lowering."):
+        importlib.import_module(module.name)
     kv.make_context()
     gc.collect()
     gc.freeze()  # a collection in a child would copy every page that it looks at

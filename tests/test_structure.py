@@ -40,7 +40,7 @@ PURE_DIALECT = {
         "trace_layout",
     )
 }
-BASE = {"kvarn.errors", "kvarn.env", "kvarn.files", "kvarn.forks", "kvarn.settings", "kvarn._version"}
+BASE = {"kvarn.errors", "kvarn.env", "kvarn.files", "kvarn.forks", "kvarn.moved", "kvarn.settings", "kvarn._version"}
 RUNTIME_SIDE = {
     "kvarn.artifact",
     "kvarn.bundle",
@@ -69,6 +69,7 @@ ALLOWED = {
     "kvarn.pipelines": {"now": EVERYTHING, "lazy": set()},
     "kvarn.files": {"now": set(), "lazy": set()},
     "kvarn.forks": {"now": set(), "lazy": set()},
+    "kvarn.moved": {"now": set(), "lazy": set()},
     "kvarn.dialect": {"now": MLIR, "lazy": set()},
     "kvarn.dialect.dtypes": {"now": set(), "lazy": NUMERIC},
     "kvarn.dialect.layout": {"now": {"kvarn.dialect.dtypes", "kvarn.dialect.page_orders"}, "lazy": set()},
@@ -241,7 +242,7 @@ def test_a_file_imports_only_what_its_folder_may():
             if lazy and _within(imported, rule["lazy"]):
                 continue
             if imported == "kvarn" and not name.startswith("kvarn.dialect."):
-                continue  # import kvarn as kv: kernels of lowering/expand; and methods that do what a layer above does
+                continue  # import kvarn as kv: kernels of lowering/kernels; and methods that do what a layer above does
             when = "inside functions only" if _within(imported, rule["lazy"]) else "never"
             wrong.append(f"{_name(path)}:{line}: {key} may import {imported} {when}")
     assert not wrong, "\n".join(dict.fromkeys(wrong))
@@ -272,7 +273,7 @@ def _passes() -> list[Path]:
     def is_pass(node: ast.AST) -> bool:
         return isinstance(node, ast.FunctionDef) and any("kv_pass" in ast.unparse(d) for d in node.decorator_list)
 
-    files = (path for path in PYTHON if path.parent == ROOT / "lowering")
+    files = (path for path in PYTHON if path.is_relative_to(ROOT / "lowering"))
     return [path for path in files if any(is_pass(node) for node in ast.parse(path.read_text()).body)]
 
 
@@ -281,6 +282,15 @@ PASSES = _passes()
 
 def test_there_are_passes():
     assert PASSES
+
+
+def test_the_folders_of_passes_hold_passes_and_nothing_else():
+    folder = ROOT / "lowering" / "passes"
+    files = [path for path in PYTHON if path.is_relative_to(folder) and path.name != "__init__.py"]
+    assert files == PASSES
+    assert len({path.stem for path in files}) == len(files)
+    empty = [path for path in PYTHON if path.is_relative_to(folder) and path.name == "__init__.py"]
+    assert all(len(ast.parse(path.read_text()).body) == 1 for path in empty), "a folder of passes has code"
 
 
 @pytest.mark.parametrize("stem", [path.stem for path in PASSES])
@@ -322,10 +332,10 @@ def test_a_pass_is_in_a_pipeline_and_in_the_registry(stem):
     assert name in importlib.import_module("kvarn.lowering").NAMES
 
 
-@pytest.mark.parametrize("stem", [path.stem for path in PASSES])
-def test_a_pass_shows_its_before_and_after(stem):
-    doc = ast.get_docstring(ast.parse((ROOT / "lowering" / f"{stem}.py").read_text())) or ""
-    if stem.startswith(("verify_", "check_")):
+@pytest.mark.parametrize("path", PASSES, ids=lambda path: path.stem)
+def test_a_pass_shows_its_before_and_after(path):
+    doc = ast.get_docstring(ast.parse(path.read_text())) or ""
+    if path.stem.startswith(("verify_", "check_")):
         assert doc
         return
     assert re.search(r"^Before\b", doc, re.M), "the module docstring has no Before"
@@ -433,5 +443,6 @@ def test_a_place_and_a_stored_problem_are_made_in_one_way():
 def test_a_file_that_a_page_names_is_there(page):
     named = set(re.findall(r"`((?:[\w-]+/)+[\w-]+\.(?:py|mlir|md|cpp))`", page.read_text()))
     folders = [ROOT, ROOT / "python", ROOT / "python" / "kvarn", ROOT / "lowering", ROOT / "docs"]
+    folders += [ROOT / "lowering" / "kernels", ROOT / "lowering" / "kernels" / "attention"]
     missing = sorted(name for name in named if not any((folder / name).is_file() for folder in folders))
     assert not missing, f"{_name(page)} names files that there are not: {', '.join(missing)}"

@@ -42,6 +42,7 @@ from .metadata import (
 )
 from .mla import MlaAttentionOp, MlaDecompressOp, MlaPrefillChunkOp, MlaPrefillPlanOp
 from .pages import IndexScoresOp, SelectPagesOp, SelectTokensOp, SummarizePagesOp
+from .shared import alloc_shared, load_tile, store_tile
 from .sharing import tile_beside
 from .staging import take_round, tile_stage
 from .terms import tile_terms
@@ -57,7 +58,6 @@ from .tile import (
     tile_scatter,
     tile_store_rows,
 )
-from .tiles import alloc_shared, load_tile, store_tile
 from .tma import (
     tensor_map,
     tma_expect,

@@ -10,6 +10,7 @@ import importlib
 import sys
 from typing import Any
 
+from kvarn import moved
 from kvarn._version import __version__
 from kvarn.dialect.dtypes import (
     DType,
@@ -67,6 +68,8 @@ _INNER = (
     "block_mask", "bundle", "cache", "extensions", "files", "forks", "ownership", "page_pool", "pipelines", "prefixes",
     "settings", "stage_files", "timeline_drawing", "timelines",
 )  # fmt: skip
+
+moved.install()
 
 
 def __getattr__(name: str) -> Any:

@@ -29,10 +29,11 @@ from kvarn.cache import cache_key, compile_cache
 from kvarn.compiled import Kernel, load
 from kvarn.dialect import dtypes, kv, native, reading, schedules, types
 from kvarn.env import env
-from kvarn.lowering import emit, loading, nvptx, pipeline, pipeline_parser, record_kv_abi, runner
-from kvarn.lowering.expand import tuned
+from kvarn.lowering import emit, loading, nvptx, pipeline, pipeline_parser, runner
 from kvarn.lowering.pass_base import PassFailure, fail
+from kvarn.lowering.passes.backend import record_kv_abi
 from kvarn.lowering.rewrite import ops_named, walk
+from kvarn.lowering.schedules import tuned
 from kvarn.lowering.target import Target, by_name, of_capability
 from kvarn.pipelines import extended
 
@@ -79,8 +80,9 @@ def sources_digest() -> str:
 def sources() -> list[Path]:
     """The Python files that compiled code depends on."""
     package = Path(__file__).resolve().parent
-    folders = ("", "dsl", "dialect", "dialect/native", "dialect/ops", "lowering", "lowering/expand")
-    return [path for folder in folders for path in sorted((package / folder).glob("*.py"))]
+    files = [*package.glob("*.py")]
+    files += [path for folder in ("dsl", "dialect", "lowering") for path in (package / folder).rglob("*.py")]
+    return sorted(files)
 
 
 def _mlir_version() -> str:

@@ -20,13 +20,13 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-import kvarn.lowering as registry
 from kvarn.dialect import installed, page_orders
 from kvarn.dialect.base import Kv
-from kvarn.lowering import expand, loading, package_version
+from kvarn.lowering import kernels, loading, registry
 from kvarn.lowering.pass_base import Pass, as_pass
 from kvarn.lowering.pipeline import Insertion, Settings
 from kvarn.lowering.pipeline_parser import Step
+from kvarn.lowering.registry import package_version
 from kvarn.lowering.rewrite import Rules
 
 # Where kernels are traced and lowered: what is patched there counts.
@@ -145,7 +145,7 @@ def registered() -> Iterator[tuple[str, Any]]:
     yield from ((c.OPERATION_NAME, c) for c in Kv.operations if is_outside(c))
     for order in page_orders.added.values():
         yield from ((f"kind {order.name}: {what}", f) for what, f in vars(order).items() if callable(f))
-    yield from ((f"expansion of {n}", f) for n, f in expand.found().items() if is_outside(f))
+    yield from ((f"expansion of {n}", f) for n, f in kernels.found().items() if is_outside(f))
     for name, module in list(sys.modules.items()):
         if name.startswith(_PATCHED) and module is not None:
             yield from _foreign(name, vars(module))

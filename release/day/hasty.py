@@ -5,7 +5,7 @@ from mlir import ir
 from mlir.dialects import arith
 
 from kvarn.lowering.rewrite import ops_named
-from kvarn.lowering.rewrites import performs
+from kvarn.lowering.rewrite_counts import performs
 
 
 def hasty(module):

@@ -12,7 +12,7 @@ from kvarn.dialect.base import Kv
 from kvarn.dialect.effects import LooksUpPage, ReadsCache
 from kvarn.dialect.ext import F32, I32, Operand, Result, infer_result
 from kvarn.dsl.values import Value, i32_value
-from kvarn.lowering import lower_kv_access
+from kvarn.lowering.passes.kv import lower_kv_access
 
 
 class TokenNormOp(Kv.Operation, name="token_norm", traits=[LooksUpPage, ReadsCache]):

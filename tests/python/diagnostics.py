@@ -8,7 +8,7 @@ import sys
 from mlir import ir
 
 from kvarn.dialect import kv
-from kvarn.lowering import verify_kv
+from kvarn.lowering.passes.kv import verify_kv
 from kvarn.tools.opt_diagnostics import Collector, Source, render
 
 CACHE = '!kv.cache<"paged", bf16, 8 : i64, 128 : i64, false, 16 : i64, none, 1 : i64>'

@@ -19,8 +19,8 @@ from kvarn import compiler, specialisation
 from kvarn.artifact import Artifact
 from kvarn.dialect import layout
 from kvarn.lowering import pipeline
-from kvarn.lowering.expand.base import Expansion
-from kvarn.lowering.expand_kv_operations import kernel_module
+from kvarn.lowering.kernels.base import Expansion
+from kvarn.lowering.passes.kv.expand_kv_operations import kernel_module
 from kvarn.lowering.target import by_name
 from kvarn.specialisation import BufferType, HandleType, OperandType, ScalarType
 

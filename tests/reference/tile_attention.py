@@ -22,16 +22,16 @@ from kvarn.dialect import dtypes, layout, tma_layout
 from kvarn.dialect.layout import CacheSpec, CollectionSpec
 from kvarn.emulator import Report, ptx, run as emulated
 from kvarn.emulator.stream import Stream
-from kvarn.lowering.expand.attention_arguments import AttentionArguments
-from kvarn.lowering.expand.attention_common import Case
-from kvarn.lowering.expand.attention_tiles import attention_kernel
-from kvarn.lowering.expand.key_splits import WARPS, combine_kernel
-from kvarn.lowering.expand.tile_kernel import TileArguments, TileKernel
-from kvarn.lowering.expand.tile_schedule import TileConfig
+from kvarn.lowering.kernels.attention.arguments import AttentionArguments
+from kvarn.lowering.kernels.attention.case import Case
+from kvarn.lowering.kernels.attention.kernel import attention_kernel
+from kvarn.lowering.kernels.attention.key_splits import WARPS, combine_kernel
+from kvarn.lowering.kernels.attention.specialisation import TileArguments, TileKernel
 from kvarn.lowering.rewrite import kernels
+from kvarn.lowering.schedules.attention import TileConfig
 from kvarn.lowering.target import by_name
-from kvarn.lowering.tile_boxes import swizzle_of_boxes
-from kvarn.lowering.tile_ir import WGMMA
+from kvarn.lowering.tiles.boxes import swizzle_of_boxes
+from kvarn.lowering.tiles.ir import WGMMA
 from kvarn.runtime import tensormap
 
 from . import attention as reference

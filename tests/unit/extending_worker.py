@@ -318,7 +318,7 @@ from kvarn.dialect.ext import I32, Operand, Result, infer_result
 from kvarn.dialect.effects import Pure
 from kvarn.dialect import verify
 from kvarn.dsl.values import Value, i32_value
-from kvarn.lowering.lower_kv_access import RULES
+from kvarn.lowering.passes.kv.lower_kv_access import RULES
 from kvarn.lowering.pass_base import kv_pass
 from mlir.dialects import arith
 import kvarn as kv
@@ -389,7 +389,7 @@ from kvarn.dialect import ops, types
 from kvarn.dialect.base import Kv
 from kvarn.dialect.effects import LooksUpPage, ReadsCache
 from kvarn.dialect.ext import F32, I32, Operand, Result, infer_result
-from kvarn.lowering import lower_kv_access
+from kvarn.lowering.passes.kv import lower_kv_access
 import kvarn as kv
 from kvarn.dsl.values import Value, i32_value
 

@@ -16,8 +16,8 @@ from reference.random_caches import Problem, random_query, stored_problem
 import kvarn as kv
 from kvarn.dialect.dtypes import bf16, f8e4m3, f8e5m2, f16, f32, i8
 from kvarn.dialect.layout import CacheSpec
-from kvarn.lowering.expand import tile_schedule
-from kvarn.lowering.expand.attention_common import Case
+from kvarn.lowering.kernels.attention.case import Case
+from kvarn.lowering.schedules import attention as tile_schedule
 from kvarn.lowering.target import by_name
 
 EXACT = 1.6e-2  # of values of standard deviation 1: outputs and weights of bf16

@@ -20,7 +20,7 @@ from reference.tile_attention import TARGET, Choice, batch, case_of, check, comp
 import kvarn as kv
 from kvarn.emulator import EmulationError, EmulationHazard, ptx
 from kvarn.lowering import pipeline
-from kvarn.lowering.expand import partial_results, softmax
+from kvarn.lowering.kernels.attention import partials as partial_results, softmax
 
 pytestmark = pytest.mark.sampled(3)
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import kvarn as kv
-from kvarn.lowering.expand import binned_sums as sums
+from kvarn.lowering.kernels.attention.decode import binned_sums as sums
 
 LANES, COUNT = 32, sums.MOST_VALUES
 

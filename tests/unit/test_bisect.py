@@ -14,7 +14,7 @@ from mlir.dialects import arith
 
 import kvarn as kv
 from kvarn import compiler
-from kvarn.lowering import pipeline, rewrites
+from kvarn.lowering import pipeline, rewrite_counts
 from kvarn.lowering.rewrite import ops_named
 from kvarn.lowering.target import by_name
 from kvarn.ops import reads, writes
@@ -111,7 +111,7 @@ def test_the_rewrite_that_does_it_is_found(setups, first):
 
     def shift(module):
         for n, op in enumerate(ops_named(module, "kv.page")):
-            if rewrites.performs(op, "shift"):
+            if rewrite_counts.performs(op, "shift"):
                 with ir.InsertionPoint(op), op.location:
                     far = arith.constant(ir.IntegerType.get_signless(32), 0 if n < first - 1 else 32)
                     op.operands[2] = arith.addi(op.operands[2], far)

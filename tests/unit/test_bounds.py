@@ -22,7 +22,7 @@ from reference.random_caches import random_problem
 import kvarn as kv
 from kvarn.dialect import schedules
 from kvarn.dialect.layout import MAX_TOKENS
-from kvarn.lowering import expand
+from kvarn.lowering import kernels
 
 WORKER = Path(__file__).with_name("hostile_worker.py")
 TRIES = "20" if os.environ.get("KVARN_TEST_ALL") else "6"  # batches of hostile contents
@@ -86,7 +86,7 @@ def test_every_operation_is_of_a_family():
         for family in ON_HOST:
             for kind, seed, side in hostile.draws(family, 1):
                 hostile.run(place, family, kind, seed, side)
-    assert place.names == {name for name in schedules.OPERATIONS if expand.expansion(name)}
+    assert place.names == {name for name in schedules.OPERATIONS if kernels.expansion(name)}
 
 
 @pytest.mark.sampled(2)

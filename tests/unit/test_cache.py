@@ -13,7 +13,7 @@ from kvarn import bundle
 from kvarn.cache import CompileCache, cache_key, compile_cache
 from kvarn.dialect import dtypes, layout
 from kvarn.env import Environment, env
-from kvarn.lowering.expand import tuned
+from kvarn.lowering.schedules import tuned
 
 KEY = cache_key({"k": 1})
 

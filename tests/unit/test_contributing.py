@@ -41,7 +41,7 @@ ADDED: dict[str, dict[str, tuple[str, str]]] = {
             ''',
         ),
         "dialect/ops/__init__.py": ("from .metadata import (", "from .metadata import slots\n"),
-        "lowering/lower_kv_access.py": (
+        "lowering/passes/kv/lower_kv_access.py": (
             '@RULES.lowers("kv.is_empty")',
             """
             @RULES.lowers("kv.slots")
@@ -69,7 +69,7 @@ ADDED: dict[str, dict[str, tuple[str, str]]] = {
                     return offsets(self, self.cache_lengths, "cache_lengths")
             ''',
         ),
-        "lowering/expand/reset.py": (
+        "lowering/kernels/tables/reset.py": (
             "",
             '''
             # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
@@ -77,7 +77,7 @@ ADDED: dict[str, dict[str, tuple[str, str]]] = {
 
             from kvarn import dsl as kv
 
-            from . import expands
+            from .. import expands
 
 
             @kv.kernel
@@ -90,7 +90,10 @@ ADDED: dict[str, dict[str, tuple[str, str]]] = {
                 at.launch(reset, [op.cache_lengths], (at.dim(op.cache_lengths, 0), 1, 1), (1, 1, 1))
             ''',
         ),
-        "lowering/expand/__init__.py": ('    "kv.radd": "updates",', '    "kv.reset_cache_lengths": "reset",\n'),
+        "lowering/kernels/__init__.py": (
+            '    "kv.radd": "append.updates",',
+            '    "kv.reset_cache_lengths": "tables.reset",\n',
+        ),
         "python/kvarn/ops/updates.py": (
             "",
             """
@@ -104,7 +107,7 @@ ADDED: dict[str, dict[str, tuple[str, str]]] = {
         "python/kvarn/ops/__init__.py": ("from .writes import", "from .updates import reset_cache_lengths\n"),
     },
     "a pass": {
-        "lowering/count_kv_loads.py": (
+        "lowering/passes/kv/count_kv_loads.py": (
             "",
             '''
             # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
@@ -112,8 +115,8 @@ ADDED: dict[str, dict[str, tuple[str, str]]] = {
 
             from mlir import ir
 
-            from .pass_base import kv_pass
-            from .rewrite import ops_named
+            from kvarn.lowering.pass_base import kv_pass
+            from kvarn.lowering.rewrite import ops_named
 
 
             @kv_pass()
@@ -124,7 +127,7 @@ ADDED: dict[str, dict[str, tuple[str, str]]] = {
                     module.operation.attributes["kv.loads"] = ir.IntegerAttr.get(i64, count)
             ''',
         ),
-        "lowering/__init__.py": ('    "plan-kv-access",', '    "count-kv-loads",\n'),
+        "lowering/registry.py": ('    "plan-kv-access",', '    "count-kv-loads",\n'),
         "lowering/pipeline.py": (
             '        _kv("plan-kv-access"',
             '        _kv("count-kv-loads", "while loads are ops", True),\n',

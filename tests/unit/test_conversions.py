@@ -9,7 +9,7 @@ import pytest
 from reference.blocks import run_block
 
 import kvarn as kv
-from kvarn.lowering.conversions import pairs_of, times
+from kvarn.lowering.tiles.dequantize import pairs_of, times
 
 STORED = {"f8e4m3": ml_dtypes.float8_e4m3fn, "f8e5m2": ml_dtypes.float8_e5m2, "i8": np.int8}
 WIDE = {"bf16": (ml_dtypes.bfloat16, 2.0**-8), "f16": (np.float16, 2.0**-11)}  # and half a unit in the last place

@@ -11,8 +11,8 @@ import pytest
 
 from kvarn.dialect.dtypes import bf16, f16
 from kvarn.dialect.layout import spec_of
-from kvarn.lowering.expand import decode_schedule, tuned
-from kvarn.lowering.select_kv_schedule import decode_entries
+from kvarn.lowering.passes.kv.select_kv_schedule import decode_entries
+from kvarn.lowering.schedules import decode as decode_schedule, tuned
 from kvarn.lowering.target import Target, by_name
 
 TYPES = [("f16", None, 1), ("bf16", None, 1), ("f8e4m3", None, 1), ("i8", "f32", 32), ("f8e4m3", "f32", 64)]

@@ -73,7 +73,7 @@ def test_a_float_argument_given_as_an_int_is_its_own_specialisation():
 
 def test_an_expansion_traces_a_kernel_again_for_another_closure():
     from kvarn import compiler
-    from kvarn.lowering.expand.base import Expansion, _kernel_identity
+    from kvarn.lowering.kernels.base import Expansion, _kernel_identity
 
     def made(scale):
         @kv.kernel

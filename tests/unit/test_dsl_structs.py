@@ -170,8 +170,8 @@ def test_expansions_launch_kernels_with_structs_of_ir_values():
     from mlir import ir
 
     from kvarn import compiler
-    from kvarn.lowering import expand
-    from kvarn.lowering.expand.base import Expansion
+    from kvarn.lowering import kernels as expand
+    from kvarn.lowering.kernels.base import Expansion
     from kvarn.lowering.target import by_name
 
     @dataclass(frozen=True)

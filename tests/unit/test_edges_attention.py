@@ -25,14 +25,15 @@ import kvarn as kv
 from kvarn.dialect import dtypes
 from kvarn.dialect.layout import CacheSpec
 from kvarn.lowering import target
-from kvarn.lowering.expand import attention, mla
-from kvarn.lowering.expand.attention_common import Case
-from kvarn.lowering.expand.attention_rows import KEYS as ROW_KEYS, WARPS
-from kvarn.lowering.expand.attention_tiles import HOST_KEYS, HOST_ROWS
-from kvarn.lowering.expand.common import WARP
-from kvarn.lowering.expand.decode_schedule import MOST_QUERIES, WARP_ROWS
-from kvarn.lowering.expand.key_splits import LEAST_KEYS
-from kvarn.lowering.expand.latent_common import KEYS, WIDE
+from kvarn.lowering.kernels.attention import expansion as attention
+from kvarn.lowering.kernels.attention.case import Case
+from kvarn.lowering.kernels.attention.kernel import HOST_KEYS, HOST_ROWS
+from kvarn.lowering.kernels.attention.key_splits import LEAST_KEYS
+from kvarn.lowering.kernels.attention.rows import KEYS as ROW_KEYS, WARPS
+from kvarn.lowering.kernels.common import WARP
+from kvarn.lowering.kernels.mla import expansion as mla
+from kvarn.lowering.kernels.mla.common import KEYS, WIDE
+from kvarn.lowering.schedules.decode import MOST_QUERIES, WARP_ROWS
 
 pytestmark = pytest.mark.whole
 

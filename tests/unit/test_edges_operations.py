@@ -23,9 +23,11 @@ from unit.test_ops_projection import check as check_projection, exact
 
 import kvarn as kv
 from kvarn.dialect import dtypes
-from kvarn.lowering.expand import convert, copies, drafts, indexer, pages, projection
-from kvarn.lowering.expand.block_mask import CHUNK as MASK_CHUNK
-from kvarn.lowering.expand.common import THREADS, WARP
+from kvarn.lowering.kernels.attention.block_mask import CHUNK as MASK_CHUNK
+from kvarn.lowering.kernels.common import THREADS, WARP
+from kvarn.lowering.kernels.copies import commit as drafts, convert, pages as copies
+from kvarn.lowering.kernels.projection import expansion as projection
+from kvarn.lowering.kernels.select import indexer, pages
 
 pytestmark = pytest.mark.whole
 

@@ -10,13 +10,14 @@ import pytest
 from mlir import ir
 
 from kvarn.dialect import effects, kv
-from kvarn.lowering import expand, verify_kv
+from kvarn.lowering import kernels
+from kvarn.lowering.passes.kv import verify_kv
 
 TIER_ONE = effects.tier_one()
 
 
 def test_the_operations_of_tier_one_are_those_that_are_expanded():
-    assert sorted(TIER_ONE) == sorted(expand.operations())
+    assert sorted(TIER_ONE) == sorted(kernels.operations())
     assert len(TIER_ONE) == 37
 
 

@@ -19,9 +19,8 @@ import pytest
 from mlir import ir
 
 import kvarn as kv
-import kvarn.lowering as registry
 from kvarn import extensions, pipelines
-from kvarn.lowering import index, loading, pipeline, pipeline_parser
+from kvarn.lowering import index, loading, pipeline, pipeline_parser, registry
 from kvarn.lowering.pass_base import kv_pass
 from kvarn.lowering.rewrite import ops_named
 from kvarn.ops import writes
@@ -388,14 +387,14 @@ print(x[0], blocks.sum())
 """
 RULE = """
 from kvarn.dialect import kv as dialect
-from kvarn.lowering import lower_kv_access
+from kvarn.lowering.passes.kv import lower_kv_access
 from kvarn.lowering.index import const
 @lower_kv_access.RULES.lowers(dialect.MaxContextLengthOp)
 def length(op, options):
     return const({value})
 """
 EXPANSION = """
-from kvarn.lowering.expand import expands
+from kvarn.lowering.kernels import expands
 @expands("kv.store_ragged")
 def nothing(op, at):
     @kv.kernel
@@ -404,7 +403,7 @@ def nothing(op, at):
     at.launch(empty, [op.operation.operands[1]], (1, 1, 1), (1, 1, 1))
 """
 PATCH = """
-from kvarn.lowering import lower_kv_access
+from kvarn.lowering.passes.kv import lower_kv_access
 def length(op, options):
     from kvarn.lowering.index import const
     return const(HELD)

@@ -16,7 +16,7 @@ from bench import static
 from bench.cases import Prefill, Row
 from kvarn.dialect import schedules
 from kvarn.emulator import ptx
-from kvarn.lowering.expand import key_splits
+from kvarn.lowering.kernels.attention import key_splits
 from kvarn.lowering.target import by_name
 from kvarn.runtime.expressions import compile_expressions
 

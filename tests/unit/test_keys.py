@@ -57,8 +57,10 @@ from kvarn import compiler, dispatch, extensions, pipelines, settings
 from kvarn.dialect import dtypes, layout, native, page_orders, schedules
 from kvarn.dialect.base import Kv
 from kvarn.env import env
-from kvarn.lowering import expand, index, lower_kv_access, pipeline, runner
-from kvarn.lowering.expand import expands, tuned
+from kvarn.lowering import index, kernels, pipeline, runner
+from kvarn.lowering.kernels import expands
+from kvarn.lowering.passes.kv import lower_kv_access
+from kvarn.lowering.schedules import tuned
 from kvarn.lowering.target import by_name
 from kvarn.runtime import buffers, signatures
 from kvarn.specialisation import BufferType, HandleType, ScalarType, Specialisation, build
@@ -480,7 +482,7 @@ def expansion_of(value: int) -> State:
     def expansion(op: Any, at: Any) -> None:
         raise ValueError(value)
 
-    return declared(expand._found, lambda: expands("kv.append")(expansion))
+    return declared(kernels._found, lambda: expands("kv.append")(expansion))
 
 
 def kind_of(value: int) -> State:

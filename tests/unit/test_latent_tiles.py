@@ -27,8 +27,8 @@ from kvarn.dialect import dtypes, tile_layout
 from kvarn.dialect.layout import CacheSpec
 from kvarn.dispatch import artifact
 from kvarn.emulator import ptx
-from kvarn.lowering.expand.attention_common import Case
-from kvarn.lowering.expand.tile_schedule import problems
+from kvarn.lowering.kernels.attention.case import Case
+from kvarn.lowering.schedules.attention import problems
 from kvarn.lowering.target import by_name
 from kvarn.ops import mla
 

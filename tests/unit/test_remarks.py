@@ -10,7 +10,7 @@ from reference.tile_attention import Choice, batch, case_of, trace
 
 import kvarn as kv
 from kvarn import compiler
-from kvarn.lowering import pipeline, remarks, rewrite, rewrites, runner
+from kvarn.lowering import pipeline, remarks, rewrite, rewrite_counts, runner
 from kvarn.tools.cli import main
 from kvarn.tools.passport.facts import assembler_remarks
 
@@ -128,7 +128,7 @@ def store_one(x: kv.Buffer[kv.f32, 1]):
 
 def test_rewrites_are_counted_by_rule():
     context = compiler.context()
-    with compiler.diagnosed(context), rewrites.collect() as found:
+    with compiler.diagnosed(context), rewrite_counts.collect() as found:
         runner.run(compiler.as_module(copies, (spec(), spec(), 8), context), pipeline.steps("sm_90a"))
     assert found.counts["hoist-kv-lookups", "hoist"] == 1
     assert found.counts["lower-kv-access", "kv.load"] == found.counts["lower-kv-access", "kv.store"] == 1

@@ -19,10 +19,11 @@ from kvarn import compiler, dispatch
 from kvarn.dialect import schedules
 from kvarn.dialect.dtypes import bf16, f8e4m3
 from kvarn.dialect.layout import CacheSpec, spec_of
-from kvarn.lowering import expand, pipeline, runner
-from kvarn.lowering.expand import attention as attention_expansion, decode_schedule, tile_schedule, tuned
-from kvarn.lowering.expand.attention_common import Case
-from kvarn.lowering.select_kv_schedule import decode_entries
+from kvarn.lowering import kernels, pipeline, runner
+from kvarn.lowering.kernels.attention import expansion as attention_expansion
+from kvarn.lowering.kernels.attention.case import Case
+from kvarn.lowering.passes.kv.select_kv_schedule import decode_entries
+from kvarn.lowering.schedules import attention as tile_schedule, decode as decode_schedule, tuned
 from kvarn.lowering.target import by_name
 from kvarn.ops import copies, mla, reads, writes
 
@@ -190,7 +191,7 @@ def test_operations_without_entries_say_so():
 
 
 def test_every_operation_that_is_expanded_declares_its_schedules():
-    assert sorted(schedules.OPERATIONS) == sorted(expand.operations())
+    assert sorted(schedules.OPERATIONS) == sorted(kernels.operations())
 
 
 @pytest.mark.parametrize("threads", [32, 96, 1024])

@@ -18,7 +18,7 @@ from kvarn.dialect import dtypes, layout, schedules
 from kvarn.dispatch import BufferType, HandleType, ScalarType, Specialisation
 from kvarn.env import env
 from kvarn.lowering import pipeline, runner
-from kvarn.lowering.expand import decode_table, tile_schedule, tuned
+from kvarn.lowering.schedules import attention as tile_schedule, decode_table, tuned
 from kvarn.lowering.target import by_name
 from kvarn.ops import reads
 from kvarn.tools import cli, tune

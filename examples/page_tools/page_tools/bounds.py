@@ -11,8 +11,8 @@ from kvarn.dialect.effects import ReadsCache, TierOne, WritesMemory
 from kvarn.dialect.ext import I32, Operand
 from kvarn.dialect.types import CollectionType
 from kvarn.dispatch import Operation
-from kvarn.lowering.expand import expands
-from kvarn.lowering.expand.base import Expansion
+from kvarn.lowering.kernels import expands
+from kvarn.lowering.kernels.base import Expansion
 from kvarn.ops import checks
 
 from .prefetch import prefetch_page

@@ -4,7 +4,7 @@
 from mlir import ir
 
 from kvarn.lowering.rewrite import ops_named
-from kvarn.lowering.rewrites import performs
+from kvarn.lowering.rewrite_counts import performs
 
 
 def run(module: ir.Module) -> None:

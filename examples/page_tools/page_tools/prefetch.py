@@ -12,8 +12,8 @@ from kvarn.dialect.base import Kv
 from kvarn.dialect.effects import LooksUpPage, WritesMemory
 from kvarn.dialect.ext import I32, Operand
 from kvarn.dsl.values import i32_value
-from kvarn.lowering import lower_kv_access
 from kvarn.lowering.index import Ix, offset
+from kvarn.lowering.passes.kv import lower_kv_access
 from kvarn.lowering.target import by_name
 
 LINE = 128  # bytes that one instruction asks for

@@ -198,8 +198,9 @@ def _extents_of(
     target: str, of_operands: bool,
 ) -> tuple[int, int]:  # fmt: skip
     """As :func:`_extents`, of what they depend on."""
-    from kvarn.lowering.expand import attention, mla
-    from kvarn.lowering.expand.attention_common import Case
+    from kvarn.lowering.kernels.attention import expansion as attention
+    from kvarn.lowering.kernels.attention.case import Case
+    from kvarn.lowering.kernels.mla import expansion as mla
     from kvarn.lowering.target import by_name
 
     made = Case(spec, dtype, dtype, heads, spec.head_size, **dict(case))

@@ -3,7 +3,7 @@
 
 The pipeline runs pass by pass. What each left is lowered by passes that are trusted, run on random caches and compared
 (``kvarn.tools.semantics``). The first pass whose result gives another answer is at fault; where it counts its rewrites
-(``kvarn.lowering.rewrites``), the first one that does is found by halving.
+(``kvarn.lowering.rewrite_counts``), the first one that does is found by halving.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from kvarn.lowering import rewrites, runner
+from kvarn.lowering import rewrite_counts as rewrites, runner
 from kvarn.lowering.pass_base import PassFailure
 from kvarn.lowering.pipeline_parser import Step
 

@@ -119,9 +119,9 @@ def _with_mlir(
         driver.settings.checks = _checks_of(options, driver.steps, rest)
     counted = None
     if options.kv_bisect_limit is not None:
-        from kvarn.lowering import rewrites
+        from kvarn.lowering import rewrite_counts
 
-        counted = stack.enter_context(rewrites.collect(options.kv_bisect_limit))
+        counted = stack.enter_context(rewrite_counts.collect(options.kv_bisect_limit))
     said = stack.enter_context(remarks.collect()) if wanted else None
     status = _process_all(driver, options)
     if said is not None:
@@ -320,8 +320,7 @@ def _write(stream: BinaryIO, data: bytes) -> None:
 
 
 def _list_passes() -> int:
-    import kvarn.lowering as registry
-    from kvarn.lowering import pipeline, pipeline_parser
+    from kvarn.lowering import pipeline, pipeline_parser, registry
 
     optional = pipeline.optional()
     print("kv passes, in pipeline order; --disable takes those marked *:")

@@ -21,7 +21,8 @@ from typing import Any, TextIO
 from mlir import ir
 
 from kvarn.dialect import kv, named_operands, reading
-from kvarn.lowering import loading, pipeline_parser, runner, verify_kv
+from kvarn.lowering import loading, pipeline_parser, runner
+from kvarn.lowering.passes.kv import verify_kv
 from kvarn.lowering.pipeline_parser import PipelineError, Step
 from kvarn.lowering.runner import PassError
 from kvarn.lowering.target import Target

@@ -22,7 +22,7 @@ from mlir import ir
 from mlir.dialects import arith
 
 from kvarn import compiler, errors
-from kvarn.lowering import verify_kv
+from kvarn.lowering.passes.kv import verify_kv
 from kvarn.lowering.rewrite import functions, walk
 
 from .pass_options import load_extensions

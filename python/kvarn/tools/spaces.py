@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from kvarn.dialect import schedules
-from kvarn.lowering.expand import decode_schedule, decode_table, tile_schedule, tuned
-from kvarn.lowering.expand.attention_common import Case
+from kvarn.lowering.kernels.attention.case import Case
+from kvarn.lowering.schedules import attention as tile_schedule, decode as decode_schedule, decode_table, tuned
 from kvarn.lowering.target import REGISTERS, Target
 
 Schedule = dict[str, int]

@@ -23,7 +23,8 @@ from typing import Any
 from kvarn import pipelines
 from kvarn.dialect import dtypes, layout
 from kvarn.env import env
-from kvarn.lowering.expand import attention_common, decode_schedule, tuned
+from kvarn.lowering.kernels.attention import case as attention_common
+from kvarn.lowering.schedules import decode as decode_schedule, tuned
 from kvarn.lowering.target import Target, by_name
 from kvarn.ops import reads
 from kvarn.tools.pass_options import add_pass_options, passes_of

@@ -3,7 +3,7 @@
 may read what was in the workspace before.
 """
 
-SYMBOL = "kvarn.lowering.expand.key_splits:combine_kernel"
+SYMBOL = "kvarn.lowering.kernels.attention.key_splits:combine_kernel"
 OLD = "        if programmatic:"
 NEW = "        if False:"
 CAUGHT_BY = ("tests/unit/test_key_splits.py::test_splits_change_roundings_only",)

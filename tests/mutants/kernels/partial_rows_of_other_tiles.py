@@ -3,7 +3,7 @@
 another.
 """
 
-SYMBOL = "kvarn.lowering.expand.key_splits:partial_row"
+SYMBOL = "kvarn.lowering.kernels.attention.key_splits:partial_row"
 OLD = "tile * max_splits + split"
 NEW = "split * max_splits + tile"
 CAUGHT_BY = ("tests/unit/test_key_splits.py::test_splits_change_roundings_only",)

@@ -3,7 +3,7 @@
 later scores are larger.
 """
 
-SYMBOL = "kvarn.lowering.expand.softmax:online_softmax"
+SYMBOL = "kvarn.lowering.kernels.attention.softmax:online_softmax"
 OLD = "l * alpha + p.sum(axis=1)"
 NEW = "l + p.sum(axis=1)"
 CAUGHT_BY = ("tests/unit/test_attention_tiles.py::test_a_maximum_moves_where_later_scores_are_larger",)

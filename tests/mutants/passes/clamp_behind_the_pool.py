@@ -3,7 +3,7 @@
 emulator said of foreign pools.
 """
 
-SYMBOL = "kvarn.lowering.lower_kv_access:clamped_page"
+SYMBOL = "kvarn.lowering.passes.kv.lower_kv_access:clamped_page"
 OLD = 'Ix(ops.field(cache, "num_blocks")) - 1'
 NEW = 'Ix(ops.field(cache, "num_blocks"))'
 CAUGHT_BY = ("tests/lowering/lower_kv_access.mlir",)

@@ -3,7 +3,7 @@
 see yet.
 """
 
-SYMBOL = "kvarn.lowering.distribute_kv_tiles:_initialize"
+SYMBOL = "kvarn.lowering.passes.tiles.distribute_kv_tiles:_initialize"
 OLD = "ptx.fence_mbarrier_init()"
 NEW = "pass"
 CAUGHT_BY = ("tests/lowering/distribute_kv_tiles.mlir",)

@@ -3,7 +3,7 @@
 token 0 of layers that have it in pages 1 and 3 reads page 1 twice.
 """
 
-SYMBOL = "kvarn.lowering.hoist_kv_lookups:root"
+SYMBOL = "kvarn.lowering.passes.kv.hoist_kv_lookups:root"
 OLD = 'types.type_name(shown.type) == "collection" and types.spec_of(shown.type).kind == FA3'
 NEW = "False"
 CAUGHT_BY = ("tests/lowering/hoist_kv_lookups.mlir",)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from mlir import ir
 
 from kvarn.errors import source_locations
-from kvarn.lowering import allocate_kv_shared
+from kvarn.lowering.passes.backend import allocate_kv_shared
 from kvarn.lowering.rewrite import enclosing, kernels, walk
 
 from .places import Place

@@ -60,7 +60,7 @@ class Run:
         Its PTX has source lines.
     shared : list of shared.Block
     remarks : kvarn.lowering.remarks.Remarks
-    rewrites : kvarn.lowering.rewrites.Rewrites
+    rewrites : kvarn.lowering.rewrite_counts.Rewrites
     """
 
     stages: list[Stage] = field(default_factory=list)
@@ -81,7 +81,7 @@ def count_operations(module: Any) -> Counter[str]:
 def run_stages(source: str, target: str, settings: Any = None) -> Run:
     """Run the pipeline on kv IR, with its locations, and keep what each pass leaves."""
     from kvarn import compiler
-    from kvarn.lowering import pipeline, remarks, rewrites, runner
+    from kvarn.lowering import pipeline, remarks, rewrite_counts as rewrites, runner
     from kvarn.lowering.target import by_name
 
     context, chosen = compiler.context(), by_name(target)

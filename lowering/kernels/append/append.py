@@ -1,0 +1,166 @@
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""kv.append, kv.store_ragged and kv.store_padded: rows of new tokens into their slots.
+
+One thread moves one vector of a token, of K and of V alike: the sequence is searched and the page looked up once for
+both. Where the cache quantizes, a group of threads has one granule and finds its largest magnitude together.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from kvarn import dsl as kv
+from kvarn.dialect.layout import CacheSpec
+
+from .. import expands
+from ..base import Expansion
+from ..common import (
+    Head,
+    Rows,
+    Work,
+    begin,
+    converted,
+    head_and_lane,
+    holds,
+    row_alignment,
+    sequence_of,
+    single,
+    starts_early,
+    vector_width,
+    whole_warps,
+)
+from .quantize import Quantizer
+
+
+def copy_kernel(spec: CacheSpec, work: Work, rows: Rows, halves: int, early: bool, name: str = "append") -> Any:
+    """Rows of the storage type, or converted to it, to keys (and values)."""
+    vectors, width = spec.head_size // rows.width, rows.width
+
+    def kernel(collection, layer: kv.i32, row_offsets, key, value):
+        begin(early)
+        caches = halves_of(collection, layer, halves)
+        token, first = work.place()
+        if (token < key.shape[0]) & (first < work.items):
+            # The first item is on its way while the token's sequence and page are looked up.
+            h, d = first // vectors, first % vectors * width
+            loaded = [rows.load(x, token, h, d) for x in (key, value)[:halves]]
+            b, inside, i = sequence_of(row_offsets, token, key.shape[0])
+            if inside:
+                position = collection.cache_length(b) + i
+                if holds(collection, position):
+                    for n in kv.static(range(halves)):
+                        caches[n].store(b, h, position, d, single(converted(loaded[n], spec.dtype)))
+                    for item in range(first + work.step, work.items, work.step):
+                        h, d = item // vectors, item % vectors * width
+                        for n in kv.static(range(halves)):
+                            more = rows.load((key, value)[n], token, h, d)
+                            caches[n].store(b, h, position, d, single(converted(more, spec.dtype)))
+
+    kernel.__name__ = name
+    return kv.kernel(kernel)
+
+
+@kv.func
+def halves_of(handle: Any, layer: Any, halves: int) -> list[Any]:
+    """The caches that a kernel writes: a cache alone, or a collection's keys and, with two halves, values."""
+    if handle.what == "cache":
+        return [handle]
+    if halves == 1:
+        return [handle.get_key_cache(layer)]
+    return [handle.get_key_cache(layer), handle.get_value_cache(layer)]
+
+
+def quantize_kernel(work: Work, rows: Rows, quantizer: Quantizer, halves: int, given: bool, early: bool) -> Any:
+    """Rows of floats to a cache with scales, by granules."""
+    heads = quantizer.spec.num_heads
+
+    @kv.kernel
+    def append_quantized(collection, layer: kv.i32, row_offsets, key, value, key_scale, value_scale):
+        begin(early)
+        caches = halves_of(collection, layer, halves)
+        token, first = work.place()
+        if (token < key.shape[0]) & (first < work.items):
+            b, inside, i = sequence_of(row_offsets, token, key.shape[0])
+            if inside:
+                position = collection.cache_length(b) + i
+                for item in range(first, work.items, work.step):
+                    h, part, active = head_and_lane(item, heads, quantizer.threads)
+                    sources = [Head(rows, x, token, h) for x in (key, value)[:halves]]
+                    held = [quantizer.read(source.read, part) for source in sources]
+                    for n in kv.static(range(halves)):
+                        known = (
+                            kv.f32((key_scale, value_scale)[n][token, h, part // quantizer.group.lanes])
+                            if given
+                            else None
+                        )
+                        quantizer.write(caches[n], b, h, position, part, active, held[n], sources[n].read, known)
+
+    return append_quantized
+
+
+@expands("kv.append")
+def append(op: Any, at: Expansion) -> None:
+    spec, dtype = at.spec(op.collection), at.dtype(op.key)
+    halves = 1 if op.value is None else 2
+    value = op.key if op.value is None else op.value  # an MLA collection has none: the kernel does not look at it
+    tokens = at.dim(op.key, 0)
+    if spec.quantized:
+        extents = (spec.head_size, spec.granularity)
+        rows = Rows(vector_width(*extents, types=(dtype, spec.dtype)), row_alignment(at.op))
+        quantizer = Quantizer.of(spec, rows.width, at)
+        work = Work.of(at, whole_warps(at, spec.num_heads * quantizer.threads))
+        given = op.key_scale is not None
+        scales = [op.key_scale, op.key_scale if halves == 1 else op.value_scale] if given else [op.row_offsets] * 2
+        kernel = quantize_kernel(work, rows, quantizer, halves, given, starts_early(at))
+        args = [op.collection, op.layer, op.row_offsets, op.key, value, *scales]
+    else:
+        rows = Rows(vector_width(spec.head_size, types=(dtype, spec.dtype)), row_alignment(at.op))
+        work = Work.of(at, spec.row_size // rows.width)
+        kernel = copy_kernel(spec, work, rows, halves, starts_early(at))
+        args = [op.collection, op.layer, op.row_offsets, op.key, value]
+    at.launch(
+        kernel, args, (work.blocks(tokens), 1, 1), (work.threads, 1, 1), key=(rows, work), programmatic=starts_early(at)
+    )
+
+
+@expands("kv.store_ragged")
+def store_ragged(op: Any, at: Expansion) -> None:
+    spec = at.spec(op.cache)
+    rows = Rows(vector_width(spec.head_size, types=(spec.dtype,)), row_alignment(at.op))
+    work = Work.of(at, spec.row_size // rows.width)
+    args = [op.cache, at.constant(0), op.row_offsets, op.x, op.x]
+    kernel = copy_kernel(spec, work, rows, 1, False, "store_ragged")
+    at.launch(kernel, args, (work.blocks(at.dim(op.x, 0)), 1, 1), (work.threads, 1, 1))
+
+
+def padded_kernel(spec: CacheSpec, work: Work, rows: Rows) -> Any:
+    """Padded rows of the storage type to one cache; a "token" of the work is a row of the padded batch."""
+    vectors, width = spec.head_size // rows.width, rows.width
+
+    @kv.kernel
+    def store_padded(cache, x, valid_lengths):
+        row, first = work.place()
+        b, t = row // x.shape[1], row % x.shape[1]
+        if (b < x.shape[0]) & (first < work.items):
+            if t < valid_lengths[b]:
+                position = cache.cache_length(b) + t
+                if holds(cache, position):
+                    for item in range(first, work.items, work.step):
+                        h, d = item // vectors, item % vectors * width
+                        cache.store(b, h, position, d, single(rows.load(x, b, t, h, d)))
+
+    return store_padded
+
+
+@expands("kv.store_padded")
+def store_padded(op: Any, at: Expansion) -> None:
+    spec = at.spec(op.cache)
+    rows = Rows(vector_width(spec.head_size, types=(spec.dtype,)), row_alignment(at.op))
+    work = Work.of(at, spec.row_size // rows.width)
+    padded = at.dim(op.x, 0) * at.dim(op.x, 1)
+    at.launch(
+        padded_kernel(spec, work, rows),
+        [op.cache, op.x, op.valid_lengths],
+        (work.blocks(padded), 1, 1),
+        (work.threads, 1, 1),
+    )

@@ -1,0 +1,222 @@
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""How heads of new tokens are written: queries to their output, keys and values to a cache.
+
+Normalised, rotated, converted or quantized on the way, by threads that share a token's heads. Where the heads
+come from is the kernel's: rows of buffers (kv.rope_append), or products (kv.project_append).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from kvarn import dsl as kv
+from kvarn.dialect.layout import CacheSpec, align_up
+
+from ..common import CachedHead, Group, NormalHead, Rows, converted, inverse_rms, single
+from ..rope.rotation import Angles, Rotation, TurnedHead
+from .quantize import Quantizer
+
+
+@dataclass(frozen=True)
+class TokenItems:
+    """The items of a token (see ``common.Work``): of its query heads, then of its key heads, then of its value heads.
+
+    ``query``, ``key`` and ``value`` are the items of one head; each kind begins at a multiple of ``multiple``.
+    """
+
+    query: int
+    key: int
+    value: int
+    query_heads: int
+    heads: int
+    multiple: int
+
+    @property
+    def first_key(self) -> int:
+        return align_up(self.query_heads * self.query, self.multiple)
+
+    @property
+    def first_value(self) -> int:
+        return self.first_key + align_up(self.heads * self.key, self.multiple)
+
+    @property
+    def all(self) -> int:
+        return self.first_value + align_up(self.heads * self.value, self.multiple)
+
+
+@dataclass(frozen=True)
+class Norm:
+    """RMS norm of a head before its rotation, by a group of threads; ``eps`` None: there is none."""
+
+    eps: float | None
+    size: int
+    rows: Rows
+    group: Group
+    weight_offset: float = 0.0
+
+    @kv.func
+    def of(self, head: Any, gamma: Any, lane: Any) -> Any:
+        """A head, normalised when there is an eps. Every thread of a warp comes here."""
+        if self.eps is None:
+            return head
+        scale = inverse_rms(head, self.size, self.rows.width, self.eps, self.group, lane)
+        return NormalHead(head, scale, gamma, self.rows, self.weight_offset)
+
+    @kv.func
+    def of_vectors(self, vectors: list[Any], dims: list[Any], counts: Any, gamma: Any) -> list[Any]:
+        """The vectors of a head that a thread has, from ``dims`` on, normalised; ``counts``: whether it has any."""
+        if self.eps is None:
+            return vectors
+        return self.by(vectors, self.weights(dims, gamma, len(vectors[0])), counts)
+
+    @kv.func
+    def weights(self, dims: list[Any], gamma: Any, width: int) -> list[Any]:
+        """What vectors of ``width`` elements from ``dims`` on are multiplied by."""
+        weights = [kv.f32(self.rows.load(gamma, d, width=width)) for d in dims]
+        return [w + self.weight_offset for w in weights] if self.weight_offset else weights
+
+    @kv.func
+    def by(self, vectors: list[Any], weights: list[Any], counts: Any) -> list[Any]:
+        """The vectors of a head that a thread has, normalised, times weights; ``counts``: whether it has any."""
+        total = kv.f32(0.0)
+        for x in kv.static(vectors):
+            total = total + (x * x).reduce("add")
+        mean = self.group.sum(kv.where(counts, total, 0.0)) * (1.0 / self.size)
+        scale = kv.math.rsqrt(mean + self.eps)
+        return [x * scale * w for x, w in zip(vectors, weights, strict=True)]
+
+
+@kv.func
+def turn(rotation: Rotation, first: Any, step: int, angles: Angles, source: Any, target: Any) -> None:
+    """Rotate every ``step``-th unit of a head from the first on."""
+    if step == rotation.units:
+        rotation.unit(first, angles, source.read, target.write)
+    else:
+        for unit in range(first, rotation.units, step):
+            rotation.unit(unit, angles, source.read, target.write)
+
+
+@dataclass(frozen=True)
+class LoadedAngles:
+    """The (cosines, sines) of one unit, loaded before they are asked for."""
+
+    found: tuple[Any, Any]
+
+    @kv.func
+    def of(self, pair: Any, n: int) -> tuple[Any, Any]:
+        """They themselves."""
+        return self.found
+
+
+@dataclass(frozen=True)
+class HeadWriter:
+    """Writes heads by items; every thread of a warp comes to each, and those that are not ``active`` write nothing.
+
+    Attributes
+    ----------
+    spec : CacheSpec
+        Of the cache.
+    rotations : (Rotation, Rotation)
+        Of queries and keys.
+    norms : (Norm, Norm)
+    quantizer : Quantizer or None
+        None: a cache without scales.
+    """
+
+    spec: CacheSpec
+    items: TokenItems
+    rows: Rows
+    rotations: tuple[Rotation, Rotation]
+    norms: tuple[Norm, Norm]
+    quantizer: Quantizer | None
+
+    @kv.func
+    def angles_of(self, kind: str, angles: Angles, part: Any) -> Any:
+        """Angles for an item of a head, loaded now where it has one unit at most."""
+        rotation, per_head = self.rotations[kind != "query"], self.items.query if kind == "query" else self.items.key
+        ahead = rotation.paired and rotation.turning and rotation.units <= per_head
+        if kind == "key" and self.quantizer is not None and self.quantizer.chunks == 1 and self.quantizer.holds:
+            return LoadedAngles(rotation.angles_of_chunk(self.quantizer.first(part), self.quantizer.width, angles))
+        if kind == "value" or not ahead or (kind == "key" and self.quantizer is not None):
+            return angles
+        return LoadedAngles(rotation.angles_of(kv.math.min(part, rotation.units - 1), angles))
+
+    def plain(self, kind: str) -> bool:
+        """Whether heads of a kind are neither normalised nor quantized."""
+        return (kind == "query" or self.quantizer is None) and (kind == "value" or self.norms[0].eps is None)
+
+    def by_vectors(self, kind: str) -> bool:
+        """Whether an item is a unit of a head that is normalised, both vectors of which a thread loads once."""
+        rotation, per_head = self.rotations[kind != "query"], getattr(self.items, kind)
+        whole = rotation.paired and rotation.units <= per_head
+        return (
+            kind != "value" and self.norms[0].eps is not None and whole and (kind == "query" or self.quantizer is None)
+        )
+
+    @kv.func
+    def weights(self, kind: str, gamma: Any, part: Any) -> Any:
+        """What the elements of an item are multiplied by when they are normalised, loaded now; None: as they come."""
+        if not self.by_vectors(kind):
+            return None
+        which = kind != "query"
+        rotation = self.rotations[which]
+        return self.norms[which].weights(rotation.starts(kv.math.min(part, rotation.units - 1)), gamma, rotation.width)
+
+    @kv.func
+    def normal_unit(
+        self, which: int, head: Any, target: Any, angles: Any, part: Any, active: Any, weights: Any
+    ) -> None:
+        """Normalise, rotate and write a unit of a head, whose weights are loaded."""
+        rotation = self.rotations[which]
+        number = kv.math.min(part, rotation.units - 1)
+        has = part < rotation.units
+        vectors = [head.read(d, rotation.width) for d in rotation.starts(number)]
+        vectors = self.norms[which].by(vectors, weights, has)
+        turned = rotation.turn(number, rotation.angles_of(number, angles), vectors)
+        if active & has:
+            rotation.put(number, turned, target.write)
+
+    @kv.func
+    def query(
+        self, head: Any, target: Any, angles: Angles, gamma: Any, part: Any, active: Any, weights: Any = None
+    ) -> None:
+        """An item of a query's head to ``target``; ``weights`` as of :meth:`weights`."""
+        if weights is not None:
+            self.normal_unit(0, head, target, angles, part, active, weights)
+            return
+        head = self.norms[0].of(head, gamma, part)
+        if active:
+            turn(self.rotations[0], part, self.items.query, angles, head, target)
+
+    @kv.func
+    def key(
+        self, head: Any, cache: Any, b: Any, h: Any, position: Any, angles: Angles, gamma: Any, part: Any, active: Any,
+        page: Any = None, weights: Any = None,
+    ) -> None:  # fmt: skip
+        """An item of a key's head to the cache; ``page`` is the raw one of the token, where it is known."""
+        if weights is not None:
+            self.normal_unit(1, head, CachedHead(cache, b, position, h, page), angles, part, active, weights)
+            return
+        head = self.norms[1].of(head, gamma, part % self.norms[1].group.lanes)
+        if self.quantizer is None:
+            if active:
+                turn(self.rotations[1], part, self.items.key, angles, head, CachedHead(cache, b, position, h, page))
+        else:
+            turned = TurnedHead(self.rotations[1], angles, head)
+            held = self.quantizer.read(turned.read, part)
+            self.quantizer.write(cache, b, h, position, part, active, held, turned.read)
+
+    @kv.func
+    def value(
+        self, head: Any, cache: Any, b: Any, h: Any, position: Any, part: Any, active: Any, page: Any = None
+    ) -> None:
+        """An item of a value's head to the cache; ``page`` as of :meth:`key`."""
+        if self.quantizer is None:
+            if active:
+                d = part * self.rows.width
+                x = converted(head.load(d, self.rows.width), self.spec.dtype)
+                cache.store(b, h, position, d, single(x), page=page)
+        else:
+            held = self.quantizer.read(head.read, part)
+            self.quantizer.write(cache, b, h, position, part, active, held, head.read)

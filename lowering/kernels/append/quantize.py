@@ -1,0 +1,125 @@
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""Quantizing granules of a head: the scale, and the stored values under it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from kvarn import dsl as kv
+from kvarn.dialect.dtypes import DType
+from kvarn.dialect.layout import CacheSpec
+
+from ..base import Expansion
+from ..common import Group, converted, single
+
+_HELD = 16  # most chunks that a thread keeps in registers
+_SMALLEST = 2.0**-127  # the least scale whose reciprocal is finite
+
+
+@dataclass(frozen=True)
+class Quantizer:
+    """How the granules of a cache are written: by a group of threads each, in chunks of ``width`` elements.
+
+    ``divides``: whether the target's own division is used. GPUs have a slow one; there the quotient is the product
+    with the reciprocal, corrected once, which rounds as the division does.
+    """
+
+    spec: CacheSpec
+    width: int
+    group: Group
+    divides: bool
+
+    @staticmethod
+    def of(spec: CacheSpec, width: int, at: Expansion) -> Quantizer:
+        """The quantizer of a cache; ``width`` divides head size and granularity."""
+        group = Group.dividing(at, spec.granularity // width)
+        found = Quantizer(spec, width, group, at.target.is_host)
+        return found if found.holds else Quantizer(spec, width, Group(1), at.target.is_host)
+
+    @property
+    def chunks(self) -> int:
+        """Chunks of a granule that a thread has."""
+        return self.spec.granularity // self.width // self.group.lanes
+
+    @property
+    def holds(self) -> bool:
+        """Whether a thread keeps its chunks in registers between finding the scale and writing."""
+        return self.spec.head_size % self.spec.granularity == 0 and self.chunks <= _HELD
+
+    @property
+    def threads(self) -> int:
+        """Threads of a head."""
+        return self.spec.num_scales * self.group.lanes
+
+    @kv.func
+    def read(self, read: Callable[[Any, int], Any], part: Any) -> list[Any]:
+        """The chunks of thread ``part`` of a head, as far as they are held; ``read(d, n)`` gives n f32 elements."""
+        first, step = self.first(part), self.group.lanes * self.width
+        return [read(first + k * step, self.width) for k in kv.static(range(self.chunks if self.holds else 0))]
+
+    @kv.func
+    def first(self, part: Any) -> Any:
+        """The first dim of a thread."""
+        return part // self.group.lanes * self.spec.granularity + part % self.group.lanes * self.width
+
+    @kv.func
+    def write(
+        self, cache: Any, b: Any, h: Any, position: Any, part: Any, active: Any, held: list[Any],
+        read: Callable[[Any, int], Any], known: Any = None,
+    ) -> None:  # fmt: skip
+        """Write what thread ``part`` of a head has, and the scale: the granule's own or, when given, ``known``.
+
+        Every thread of a warp comes here; those that are not ``active`` write nothing.
+        """
+        first, step, own = self.first(part), self.group.lanes * self.width, known is None
+        if self.holds:
+            if own:
+                largest = abs(held[0])
+                for x in held[1:]:
+                    largest = kv.math.max(largest, abs(x))
+                known = self.scale_of(self.group.max(largest.reduce("max")))
+            scale, in_cache = stored_scale(known, self.spec.scale_dtype)
+            inverse = 1.0 / kv.math.max(scale, _SMALLEST)
+            if active:
+                for k in kv.static(range(self.chunks)):
+                    cache.store(b, h, position, first + k * step, single(self.stored(held[k], scale, inverse, own)))
+                if part % self.group.lanes == 0:
+                    cache.store_scale(b, h, position, first, in_cache)
+        elif active:  # one thread a granule, which may be a short one at the head's end
+            stop = kv.math.min(first + self.spec.granularity, self.spec.head_size)
+            if own:
+                most = kv.vector(kv.f32, self.width)
+                for d in range(first, stop, self.width):
+                    most = kv.math.max(most, abs(read(d, self.width)))
+                known = self.scale_of(most.reduce("max"))
+            scale, in_cache = stored_scale(known, self.spec.scale_dtype)
+            inverse = 1.0 / kv.math.max(scale, _SMALLEST)
+            cache.store_scale(b, h, position, first, in_cache)
+            for d in range(first, stop, self.width):
+                cache.store(b, h, position, d, single(self.stored(read(d, self.width), scale, inverse, own)))
+
+    @kv.func
+    def scale_of(self, largest: Any) -> Any:
+        """The scale of a granule by its largest magnitude."""
+        return largest / self.spec.dtype.largest
+
+    @kv.func
+    def stored(self, x: Any, scale: Any, inverse: Any, own: bool) -> Any:
+        """f32 elements over a scale, in the storage type; with the granule's own scale no quotient overflows."""
+        if self.divides:
+            return converted(x / scale, self.spec.dtype)
+        quotient = x * inverse
+        corrected = kv.math.fma(kv.math.fma(-quotient, scale, x), inverse, quotient)
+        if not own:  # an infinite quotient saturates; it has no rest to correct it by
+            corrected = kv.where(abs(quotient) < 1e30, corrected, quotient)
+        return converted(corrected, self.spec.dtype)
+
+
+@kv.func
+def stored_scale(scale: Any, dtype: DType) -> tuple[Any, Any]:
+    """A scale as it is stored, in f32 and in its type; a scale of zero, which dequantizes nothing, becomes one."""
+    rounded = kv.f32(dtype(kv.where(scale == 0.0, 1.0, scale)))
+    rounded = kv.where(rounded == 0.0, 1.0, rounded)
+    return rounded, dtype(rounded)

@@ -1,0 +1,107 @@
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""The arguments of attention kernels, as one struct: an operation's operands outside of a kernel, its values inside."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+from .case import Case, caches_of, start_of
+from .queries import Queries, extents_of, queries_of
+from .softmax import arrays_read
+
+
+@dataclass(frozen=True)
+class AttentionArguments:
+    """What an attention reads and writes. An operand that an operation does not have is None, and no kernel's argument.
+
+    T query rows of Hq heads in a ragged batch of B sequences, or B x S in a padded one; D columns of a query, V of a
+    value; H KV heads.
+
+    Attributes
+    ----------
+    collection, layer : collection, i32
+        Keys and values of a cache's layer; None where ``keys`` and ``values`` are given.
+    keys, values : operand
+    query : [T, Hq, D] or [B, S, Hq, D]
+    extents : i32 [B + 1] or [B]
+        Row offsets of a ragged batch, valid lengths of a padded one.
+    kv_offsets : i32 [B + 1]
+        Of a sequence's new keys, where they are not as many as its query rows.
+    scale : f32
+    out : [T, Hq, V] or [B, S, Hq, V]
+    sinks, slopes : f32 [Hq]
+        A logit without a value per head; ALiBi's slope per head.
+    lse, prior_lse : f32 [T, Hq] or [B, S, Hq]
+        Natural log-sum-exp: the result's; that of a result over other keys.
+    prior : f32, as ``out``
+        A normalised result over other keys.
+    pages, page_counts : i32 [B, H, K], i32 [B, H]
+        Which pages a sequence and KV head sees (:mod:`chosen_pages`).
+    array0, ..., array3
+        What the functions of the score and of the mask read, first the score's.
+    lists, list_counts : i32 [T, K], i32 [T]
+        Rows of the pool that a query row sees.
+    block_mask : i32 [tiles, 1 or H, 1 + most]
+        Tiles of keys that a tile of query rows sees (:mod:`key_tiles`).
+    """
+
+    collection: Any = None
+    layer: Any = None
+    keys: Any = None
+    values: Any = None
+    query: Any = None
+    extents: Any = None
+    kv_offsets: Any = None
+    scale: Any = None
+    out: Any = None
+    sinks: Any = None
+    lse: Any = None
+    slopes: Any = None
+    prior: Any = None
+    prior_lse: Any = None
+    pages: Any = None
+    page_counts: Any = None
+    array0: Any = None
+    array1: Any = None
+    array2: Any = None
+    array3: Any = None
+    lists: Any = None
+    list_counts: Any = None
+    block_mask: Any = None
+
+    @staticmethod
+    def of(op: Any) -> AttentionArguments:
+        """The operands of an attention over a collection, over operands, or over latent rows."""
+        names = {"extents": None, "slopes": "alibi_slopes", "lists": "indices", "list_counts": "topk_lengths"}
+        given = {f.name: getattr(op, names.get(f.name, f.name) or "", None) for f in fields(AttentionArguments)}
+        return AttentionArguments(**{**given, "extents": extents_of(op)})
+
+    def without(self, *names: str) -> AttentionArguments:
+        """The arguments of a kernel that does not read these."""
+        return replace(self, **dict.fromkeys(names))
+
+    # --- inside kernels ----------------------------------------------------------------------------
+
+    @property
+    def source(self) -> Any:
+        """What lengths are asked of: the collection or the keys' operand."""
+        return self.collection or self.keys
+
+    @property
+    def arrays(self) -> list[Any]:
+        """The arrays of the functions, as these read them."""
+        return arrays_read(self.array0, self.array1, self.array2, self.array3)
+
+    def queries(self, case: Case, most: int | None = None) -> Queries:
+        """Where the query rows of the sequences lie; no sequence has more than ``most``."""
+        rows = self.out if self.query is None else self.query
+        return queries_of(case.padded, self.extents, rows, self.kv_offsets, self.lists, self.list_counts, most)
+
+    def caches(self, case: Case) -> tuple[Any, Any]:
+        """Where keys and values come from."""
+        return caches_of(case, self.collection, self.layer, self.keys, self.values)
+
+    def start(self, case: Case, queries: Queries, b: Any) -> tuple[Any, Any]:
+        """(absolute position of its first query, keys) of a sequence."""
+        return start_of(case, self.source, self.values, queries, b)

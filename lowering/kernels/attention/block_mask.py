@@ -1,0 +1,222 @@
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""kv.block_mask: which tiles of keys a tile of query rows sees, by asking the mask about every pair of positions.
+
+Two kernels. In the first a warp has a tile of rows and of keys, a lane some of the keys, and asks row by row, until it
+knows that some are seen and some are not. What it finds goes to the place of the tile in the list. In the second a warp
+moves what is seen of a list together, in place. On the host one thread does both.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from kvarn import dsl as kv
+from kvarn.dialect.dtypes import i32
+from kvarn.dialect.ops.attention import arrays_of
+from kvarn.dsl import functions
+
+from .. import expands
+from ..base import Expansion
+from ..common import WARP, begin, starts_early
+from ..scans import warp_scan
+from .case import Case, first_key, start_of
+from .chosen_pages import chosen_pages
+from .key_tiles import BY_POSITIONS, WHOLE
+from .queries import extents_of, heads_of, is_padded, queries_of, tiles_of
+from .softmax import arrays_read, outer_of, shown
+
+WARPS = 4  # of a block
+CHUNK = 8  # tiles of keys of a block
+SEEN = 2  # with WHOLE or BY_POSITIONS: what the first kernel finds of a tile; 0: nothing is seen
+
+
+@dataclass(frozen=True)
+class Tiles:
+    """What the kernels are specialised for: a case, of which the mask and the heads count, and the tiles' extents.
+
+    Tiles of keys are numbered as they lie in the sequence, or, where lists say which pages there are, one page of the
+    list after the other.
+
+    ``by_head``: the mask depends on the query head. ``lanes`` threads have a tile.
+    """
+
+    case: Case
+    rows: int
+    keys: int
+    by_head: bool
+    lanes: int
+
+    @property
+    def per_page(self) -> int:
+        """Tiles of a page of a list."""
+        return self.case.spec.page_size // self.keys
+
+    @kv.func
+    def asked(self, row0: Any, count: Any) -> tuple[Any, Any]:
+        """(first, end) of what the mask is asked about of a tile: its rows, or its tokens where heads do not count."""
+        end = kv.math.min(row0 + self.rows, count)
+        if self.by_head:
+            return row0, end
+        return row0 // self.case.group, (end + (self.case.group - 1)) // self.case.group
+
+    @kv.func
+    def position(self, head: Any, start: Any, row: Any) -> tuple[Any, Any]:
+        """(query head, absolute position) of one of these; heads that do not count are 0."""
+        if self.by_head:
+            return head * self.case.group + row % self.case.group, start + row // self.case.group
+        return kv.i32(0), start + row
+
+    @kv.func
+    def any_lane(self, condition: Any) -> Any:
+        if self.lanes > 1:
+            return kv.ballot(condition) != 0
+        return condition
+
+    @kv.func
+    def state(self, b: Any, head: Any, start: Any, row0: Any, count: Any, num_keys: Any, tile: Any, arrays: Any) -> Any:
+        """What is seen of a tile of keys: 0, SEEN, or SEEN and WHOLE or BY_POSITIONS."""
+        lane = kv.lane_id() if self.lanes > 1 else kv.i32(0)
+        row, end = self.asked(row0, count)
+        some, whole = kv.bool(False), tile * self.keys + self.keys <= num_keys
+        outer = outer_of(self.case)
+        told = kv.bool(outer is not None)
+        while (row < end) & ~(some & ~whole & ~told):
+            h, q = self.position(head, start, row)
+            mine, all_of_mine, told_of_mine = kv.bool(False), kv.bool(True), kv.bool(True)
+            for i in range(lane, self.keys, self.lanes):
+                k = tile * self.keys + i
+                seen = shown(self.case, b, h, q, k, arrays) & (k < num_keys)
+                mine, all_of_mine = mine | seen, all_of_mine & seen
+                if outer is not None:
+                    told_of_mine = told_of_mine & (seen | ~(outer(b, h, q, k) & (k < num_keys)))
+            if outer is not None:
+                told = told & ~self.any_lane(~told_of_mine)
+            some, whole = some | self.any_lane(mine), whole & ~self.any_lane(~all_of_mine)
+            row = row + 1
+        part = kv.where(told, kv.i32(SEEN + BY_POSITIONS), SEEN)
+        return kv.where(some, kv.where(whole, SEEN + WHOLE, part), 0)
+
+    @kv.func
+    def extent(self, collection: Any, queries: Any, number: Any, head: Any, chosen: Any) -> tuple[Any, ...]:
+        """(sequence, position of its first query, first row, rows, keys, the first tile of keys that is seen, the end
+        of those that are looked at) of a tile of rows; without rows there are none.
+        """
+        b, _, row0, count = queries.tile(number, self.case.group, self.rows)
+        start, num_keys = start_of(self.case, collection, collection, queries, b)
+        first = kv.i32(first_key(self.case, start + row0 // self.case.group)) // self.keys
+        if chosen is None:
+            tiles = (num_keys + (self.keys - 1)) // self.keys
+        else:
+            tiles = chosen.count(b, head) * self.per_page
+        return b, start, row0, count, num_keys, first, kv.where(row0 < count, tiles, 0)
+
+    @kv.func
+    def tile(self, chosen: Any, b: Any, head: Any, i: Any) -> Any:
+        """The number of a tile of keys in its sequence."""
+        if chosen is None:
+            return i
+        return chosen.first_token_of(b, head, i // self.per_page) // self.keys + i % self.per_page
+
+
+def ask_kernel(t: Tiles, early: bool) -> Any:
+    """Asks about tiles: a block has :data:`CHUNK` of a list."""
+
+    @kv.kernel(block=(WARPS * WARP, 1, 1))
+    def ask_block_mask(
+        collection, query, extents: kv.Buffer[i32, 1], kv_offsets: kv.Optional[kv.Buffer[i32, 1]],
+        blocks: kv.Buffer[i32, 3], chunks: i32, array0=None, array1=None, array2=None, array3=None,
+        pages=None, page_counts=None,
+    ):  # fmt: skip
+        begin(early)
+        chunk, place = kv.block_id.x % chunks * CHUNK, kv.block_id.x // chunks
+        head, number = place % blocks.shape[1], place // blocks.shape[1]
+        queries = queries_of(t.case.padded, extents, query, kv_offsets)
+        chosen = chosen_pages(collection, pages, page_counts)
+        b, start, row0, count, num_keys, first, end = t.extent(collection, queries, number, head, chosen)
+        end = kv.math.min(kv.math.min(end, blocks.shape[2] - 1), chunk + CHUNK)
+        arrays = arrays_read(array0, array1, array2, array3)
+        for i in range(chunk + kv.warp_id(), end, WARPS):
+            tile, found = t.tile(chosen, b, head, i), kv.i32(0)
+            if tile >= first:
+                found = t.state(b, head, start, row0, count, num_keys, tile, arrays)
+            if kv.lane_id() == 0:
+                blocks[number, head, 1 + i] = found
+
+    return ask_block_mask
+
+
+def list_kernel(t: Tiles, early: bool) -> Any:
+    """Moves what is seen together: a warp has a list."""
+
+    @kv.kernel(block=(WARPS * WARP, 1, 1))
+    def list_block_mask(
+        collection, query, extents: kv.Buffer[i32, 1], kv_offsets: kv.Optional[kv.Buffer[i32, 1]],
+        blocks: kv.Buffer[i32, 3], pages=None, page_counts=None,
+    ):  # fmt: skip
+        begin(early)
+        place, lane = kv.block_id.x * WARPS + kv.warp_id(), kv.lane_id()
+        if place < blocks.shape[0] * blocks.shape[1]:
+            head, number = place % blocks.shape[1], place // blocks.shape[1]
+            queries = queries_of(t.case.padded, extents, query, kv_offsets)
+            chosen = chosen_pages(collection, pages, page_counts)
+            b, *_, end = t.extent(collection, queries, number, head, chosen)
+            end, listed = kv.math.min(end, blocks.shape[2] - 1), kv.i32(0)
+            for first in range(0, end, WARP):
+                i, found = first + lane, kv.i32(0)
+                if i < end:
+                    found = blocks[number, head, 1 + i]
+                # Behind it all lanes have read, and entries move to their own places or before.
+                last = warp_scan(kv.where(found != 0, 1, 0))
+                if found != 0:
+                    blocks[number, head, listed + last] = t.tile(chosen, b, head, i) * 2 + (found & ~SEEN)
+                listed = listed + kv.shuffle_idx(last, WARP - 1)
+            if lane == 0:
+                blocks[number, head, 0] = listed
+
+    return list_block_mask
+
+
+def host_kernel(t: Tiles) -> Any:
+    """A thread has a list."""
+
+    @kv.kernel
+    def block_mask(
+        collection, query, extents: kv.Buffer[i32, 1], kv_offsets: kv.Optional[kv.Buffer[i32, 1]],
+        blocks: kv.Buffer[i32, 3], array0=None, array1=None, array2=None, array3=None, pages=None, page_counts=None,
+    ):  # fmt: skip
+        head, number = kv.block_id.x, kv.block_id.y
+        queries = queries_of(t.case.padded, extents, query, kv_offsets)
+        chosen = chosen_pages(collection, pages, page_counts)
+        b, start, row0, count, num_keys, first, end = t.extent(collection, queries, number, head, chosen)
+        arrays, listed = arrays_read(array0, array1, array2, array3), kv.i32(0)
+        for i in range(first if chosen is None else 0, kv.math.min(end, blocks.shape[2] - 1)):
+            tile, found = t.tile(chosen, b, head, i), kv.i32(0)
+            if tile >= first:
+                found = t.state(b, head, start, row0, count, num_keys, tile, arrays)
+            if found != 0:
+                listed = listed + 1
+                blocks[number, head, listed] = tile * 2 + (found & ~SEEN)
+        blocks[number, head, 0] = listed
+
+    return block_mask
+
+
+@expands("kv.block_mask")
+def expand(op: Any, at: Expansion) -> None:
+    spec, host, heads = at.spec(op.collection), at.target.is_host, heads_of(op, at)
+    case = Case(
+        spec, at.dtype(op.query), at.dtype(op.query), heads, spec.head_size, mask=op.mask.value, padded=is_padded(op)
+    )
+    by_head = functions.registered(case.mask).by_head
+    t = Tiles(case, op.rows.value, op.keys.value, by_head, 1 if host else WARP)
+    tiles, lists = tiles_of(op, at, case.group, t.rows), at.dim(op.blocks, 1)
+    given, listed = [op.collection, op.query, extents_of(op), op.kv_offsets, op.blocks], [op.pages, op.page_counts]
+    if host:
+        at.launch(host_kernel(t), [*given, *arrays_of(op), *listed], (lists, tiles, 1), (1, 1, 1), key=t)
+        return
+    chunks, early, threads = (at.dim(op.blocks, 2) + (CHUNK - 2)) // CHUNK, starts_early(at), (WARPS * WARP, 1, 1)
+    args = [*given, chunks, *arrays_of(op), *listed]
+    at.launch(ask_kernel(t, early), args, (tiles * lists * chunks, 1, 1), threads, key=t, programmatic=early)
+    blocks = (tiles * lists + (WARPS - 1)) // WARPS
+    at.launch(list_kernel(t, early), [*given, *listed], (blocks, 1, 1), threads, key=t, programmatic=early)

@@ -1,0 +1,234 @@
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""What the attention kernels share: the case they are specialised for, and the keys that a query row sees.
+
+A mask has bounds, [first, end) of each row, clipped to the keys that exist. The simple kernels never touch a key
+outside them; the tiled ones test against them in tiles that they cut. Where they do not tell all of a mask, it is asked
+about each key between them.
+
+Scores are kept in base 2: the query's factor is scale * log2(e), so that one exp2 a score suffices.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from kvarn import dsl as kv
+from kvarn.dialect.dtypes import DType
+from kvarn.dialect.latent_layout import RowFormat
+from kvarn.dialect.layout import CacheSpec
+from kvarn.dialect.ops.attention import is_function
+from kvarn.dsl import functions, masks
+
+from ..common import at_most, narrowed
+
+
+@dataclass(frozen=True)
+class Case:
+    """What an attention kernel is specialised for.
+
+    Attributes
+    ----------
+    spec : CacheSpec
+        Of the collection, or of the operands.
+    query, out : DType
+    heads : int
+        Query heads, a multiple of the KV heads.
+    value_size : int
+        Columns of a value; less than the head size for latent rows only.
+    rope : int
+        Columns of the query whose keys lie as bf16 behind the 8-bit ones in a latent row; 0: none do.
+    inline : int
+        Elements that share one of the scales that lie in a latent row, behind the 8-bit elements; 0: none do.
+    padded : bool
+        Whether the rows are those of a padded batch.
+    pages : bool
+        Whether lists say which pages a sequence and KV head sees (:mod:`chosen_pages`).
+    blocks : tuple of int, optional
+        Of a block mask (:mod:`key_tiles`) the query rows and keys of a tile.
+    listed : bool
+        Whether lists say which rows of the pool a query row sees.
+    mask, span, softcap, score
+        As in ``kv.attention``; no score function: empty.
+    sinks, lse, alibi : bool
+        Whether there is a sink a head, whether the log-sum-exp is wanted, and whether scores have a slope a head.
+    """
+
+    spec: CacheSpec
+    query: DType
+    out: DType
+    heads: int
+    value_size: int
+    mask: str = "causal"
+    span: int = 0
+    softcap: float = 0.0
+    score: str = ""
+    sinks: bool = False
+    lse: bool = False
+    alibi: bool = False
+    rope: int = 0
+    inline: int = 0
+    padded: bool = False
+    pages: bool = False
+    blocks: tuple[int, int] | None = None
+    listed: bool = False
+
+    @property
+    def rank(self) -> int:
+        """Dimensions of the query and the output."""
+        return 4 if self.padded else 3
+
+    @property
+    def group(self) -> int:
+        """Query heads of one KV head."""
+        return self.heads // self.spec.num_heads
+
+    @property
+    def row(self) -> RowFormat:
+        """What lies in a row of the cache."""
+        return RowFormat(self.spec, self.rope, self.inline)
+
+    @property
+    def size(self) -> int:
+        """Columns of a query."""
+        return self.row.size
+
+    @property
+    def content(self) -> int:
+        """Columns of a query whose keys are elements of the cache."""
+        return self.row.content
+
+    @property
+    def rope_start(self) -> int:
+        """Byte of a latent row where bf16 keys start."""
+        return self.row.rope_start
+
+    @property
+    def functions(self) -> bool:
+        """Whether functions are to be asked at every pair of positions."""
+        return bool(self.score) or asks(self)
+
+    @property
+    def whole(self) -> bool:
+        """Whether the lengths count every key, and not only those of earlier steps."""
+        return not self.spec.of_cache
+
+
+def mask_of(case: Any) -> masks.Mask | functions.Registered | None:
+    """The mask of a case: the function that was given, or that of a name; None where every key is seen."""
+    return functions.registered(case.mask) if is_function(case.mask) else masks.named(case.mask, case.span)
+
+
+def asks(case: Any) -> bool:
+    """Whether the mask of a case is to be asked about each key: its bounds do not tell all of it."""
+    if is_function(case.mask):
+        return not functions.is_interval(case.mask)
+    mask = mask_of(case)
+    return mask is not None and not mask.interval
+
+
+def has_first(case: Any) -> bool:
+    """Whether the mask of a case says which key is the first."""
+    mask = mask_of(case)
+    return mask is not None and mask.first is not None
+
+
+def first_key(case: Any, q: Any) -> Any:
+    """The first key that a query at a position, or a later one, may see, as far as the mask says."""
+    return kv.math.max(mask_of(case).first(q), 0) if has_first(case) else kv.i32(0)
+
+
+def end_key(case: Any, q: Any, num_keys: Any) -> Any:
+    """The end of the keys that a query at a position, or an earlier one, may see, as far as the mask says."""
+    mask = mask_of(case)
+    return num_keys if mask is None or mask.end is None else kv.math.min(num_keys, mask.end(q))
+
+
+def interval(case: Any, position: Any, num_keys: Any) -> tuple[Any, Any]:
+    """The keys that a query at an absolute position may see: (first, end); none when end <= first.
+
+    It sees all of them, unless the mask is to be asked about each (:func:`asks`).
+    """
+    return first_key(case, position), end_key(case, position, num_keys)
+
+
+@kv.func
+def last_not_above(table, count, value):
+    """The largest i < count with table[i] <= value, where the entries of table ascend; 0 when there is none."""
+    return narrowed(table, kv.i32(0), count, value)[0]
+
+
+@kv.func
+def sequence_of_query(row_offsets, row):
+    """The sequence of a row: the largest b with row_offsets[b] <= row < row_offsets[B]."""
+    return last_not_above(row_offsets, row_offsets.shape[0] - 1, row)
+
+
+@kv.func
+def start_of(case, source, values, queries, b):
+    """(absolute position of its first query, keys) of a sequence; ``source`` is the collection or the keys' operand.
+
+    A cache's lengths count the keys of earlier steps, and the step's follow them. Those of dense and ragged operands
+    count all keys, of which the last are the queries' own; values that are fewer end them, as they end their buffer.
+    No length and no offset makes them more than there is room for. Keys of lists are numbered as the lists have them.
+    """
+    if case.listed:
+        return kv.i32(0), queries.keys(b)
+    count = source.cache_length(b)
+    if case.whole:
+        count = kv.math.min(count, values.cache_length(b))
+        return count - queries.length(b), count
+    return count, at_most(count + queries.new_keys(b), source.token_capacity())
+
+
+@kv.func
+def place_of(case, source, values, queries, row):
+    """(sequence, absolute position, keys of the sequence) of a row."""
+    b = queries.sequence(row)
+    start, num_keys = start_of(case, source, values, queries, b)
+    return b, start + queries.token(b, row), num_keys
+
+
+@kv.func
+def tile_place(row_offsets, tokens, number, group, size):
+    """(sequence, its first token, first row of the tile in the sequence, rows of the sequence) of a tile of rows.
+
+    A row is a token and a query head of one KV head. Sequence b owns the tiles of ``size`` rows from
+    ``(row_offsets[b] - row_offsets[0]) * group // size + b`` on, one more than it may need: the first row of a tile
+    that is not needed lies at or past the rows of its sequence. Offsets are held to the batch's ``tokens``.
+    """
+    origin = at_most(row_offsets[0], tokens)
+    low, high = kv.i32(0), row_offsets.shape[0] - 1
+    while high - low > 1:
+        middle = (low + high) >> 1
+        if ((at_most(row_offsets[middle], tokens) - origin) * group) // size + middle <= number:
+            low = middle
+        else:
+            high = middle
+    token = at_most(row_offsets[low], tokens)
+    row = (number - (((token - origin) * group) // size + low)) * size
+    end = row_offsets[kv.math.min(low + 1, row_offsets.shape[0] - 1)]  # of no sequences there is one offset
+    return low, token, row, (at_most(end, tokens) - token) * group
+
+
+def tile_count(tokens: Any, batch: Any, group: int, size: int) -> Any:
+    """Tiles that :func:`tile_place` numbers."""
+    return (tokens * group) // size + batch
+
+
+def caches_of(case: Case, collection: Any, layer: Any, keys: Any, values: Any) -> tuple[Any, Any]:
+    """Where keys and values come from: operands, or a layer's caches, one and the same for latent rows."""
+    if collection is None:
+        return keys, values
+    keys = collection.get_key_cache(layer)
+    return keys, keys if case.spec.is_mla else collection.get_value_cache(layer)
+
+
+def column_vectors(size: int, widest: int) -> list[tuple[int, int]]:
+    """Cut [0, size) into (start, width), widths powers of two, the widest first; a start is a multiple of its width."""
+    found, at = [], 0
+    while at < size:
+        width = min(widest, 1 << (size - at).bit_length() - 1)
+        found.append((at, width))
+        at += width
+    return found

@@ -1,0 +1,368 @@
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""Fixed splits of decode attention: a sequence's result is that of its splits, whoever has which of them.
+
+The splits follow from a sequence's length alone, and their partial results are summed in bins (:mod:`binned_sums`), so
+that it changes no bit which of them are added first. A warp keeps the bins of its sequence in shared memory and adds to
+them whenever a split ends: a sequence in one work unit never leaves the multiprocessor, and where a unit begins or ends
+inside a sequence it leaves one sum, as units of an even division leave one partial result. The warp that finds itself
+last adds the others' to its own.
+
+Of batches of few sequences a second kernel adds the sums that units leave; of one sequence, whose units have a split
+each, it adds the splits themselves (:mod:`decode.combine`).
+"""
+
+from __future__ import annotations
+
+import math
+from types import SimpleNamespace
+from typing import Any
+
+import kvarn as kv
+from kvarn.dialect.layout import cdiv
+from kvarn.lowering.schedules.decode import Config
+
+from .binned_sums import (
+    BITS,
+    LEAST_EXPONENT,
+    NO_EXPONENT,
+    add_bins,
+    add_value,
+    empty,
+    exponent,
+    factors,
+    lowered,
+    scale,
+    sum_of,
+)
+from .partials import lane_sum, rows_of
+
+
+@kv.func
+def row_exponents(c: Config, m: Any, l: Any, o: Any, nt: int) -> Any:
+    """The exponents of the values of a lane's two rows in a column tile, and those of their sums of weights."""
+    of_values, of_weights = [], []
+    for u in kv.static(range(2)):
+        largest = kv.f32(0.0)
+        for i in kv.static(rows_of(c, nt, u)):
+            largest = kv.math.max(largest, kv.math.abs(o[i]))
+        of_values.append(exponent(m[2 * nt + u], largest))
+        of_weights.append(exponent(m[2 * nt + u], l[2 * nt + u]))
+    return of_values + of_weights
+
+
+@kv.func
+def weight_sum(exponents: Any, sums: Any) -> Any:
+    """(maximum, sum) of a row's weights, of its lanes' sums; the maximum is no score, but one that none exceeds."""
+    top = exponents
+    for k in kv.static((4, 8, 16)):
+        top = kv.math.max(top, kv.shuffle_xor(top, k))
+    return top * BITS, lane_sum(sums * kv.ex2((exponents - top) * BITS))
+
+
+def fixed_splits(c: Config, work: SimpleNamespace, partial: SimpleNamespace) -> Any:
+    """What begins a sequence and ends a split, for a configuration, its scheduler and functions of partial results.
+
+    ``sums`` is the lane's part of the warp's sums, in shared memory; ``held`` what a unit remembers of a sequence:
+    tiles of a split (``each``), splits (``count``), the first that it has (``own``), the one that it is at (``split``).
+    """
+    NT, KS, K = c.column_tiles, c.sum_steps, c.bins
+    # Sums, and steps of the head of each, whose loads are under way together.
+    STEPS = KS if KS <= 8 else math.gcd(KS, 4)
+    TOGETHER = 4 if STEPS <= 4 else 2
+    WIDE = math.gcd(KS, 2)
+    ENDS = 1 + cdiv(2 * K, 4)  # fours beside the values: exponents, and bins of the sums of weights
+
+    # A sum of a column tile: for each step of the head its bins, four values each; the exponents of the values and of
+    # the sums of weights of two rows; the bins of the latter, two by two.
+
+    def four_at(place, nt, i):
+        return place + (nt * (KS * K + ENDS) + i) * 512
+
+    @kv.func
+    def load(place, nt, i):
+        four = four_at(place, nt, i).load(kv.f32, 4)
+        return [four[j] for j in range(4)]
+
+    @kv.func
+    def store(place, nt, i, four):
+        four_at(place, nt, i).store(kv.from_lanes(four, kv.f32))
+
+    @kv.func
+    def load_weights(place, nt):
+        """Of each of two rows the bins of the sum of weights."""
+        pairs = []
+        for i in kv.static(range(ENDS - 1)):
+            four = load(place, nt, KS * K + 1 + i)
+            pairs.extend([four[:2], four[2:]])
+        return [[pairs[k][u] for k in range(K)] for u in range(2)]
+
+    @kv.func
+    def store_weights(place, nt, rows):
+        flat = [rows[u][k] for k in range(K) for u in range(2)]
+        flat = flat + [kv.f32(0.0)] * (4 * (ENDS - 1) - 2 * K)
+        for i in kv.static(range(ENDS - 1)):
+            store(place, nt, KS * K + 1 + i, flat[4 * i : 4 * i + 4])
+
+    @kv.func
+    def values_at(fours, j):
+        """The bins of value j of a step."""
+        return [four[j] for four in fours]
+
+    # What is not done for every split is short code, whose loading takes longer than it runs: loops over the steps.
+
+    @kv.func
+    def clear(sums):
+        """Begin the sums of a sequence."""
+        for nt in kv.static(range(NT)):
+            for t in range(KS):
+                for k in kv.static(range(K)):
+                    store(sums, nt, t * K + k, [kv.f32(empty(k))] * 4)
+            store(sums, nt, KS * K, [kv.f32(NO_EXPONENT)] * 4)
+            store_weights(sums, nt, [[kv.f32(empty(k)) for k in range(K)]] * 2)
+
+    @kv.func
+    def lower(sums, nt, by):
+        """Make the exponents of a column tile's sums so much more."""
+        for t in range(KS):
+            fours = [load(sums, nt, t * K + k) for k in range(K)]
+            new = [lowered(values_at(fours, j), by[j % 2]) for j in range(4)]
+            for k in kv.static(range(K)):
+                store(sums, nt, t * K + k, [new[j][k] for j in range(4)])
+        weights = load_weights(sums, nt)
+        store_weights(sums, nt, [lowered(weights[u], by[2 + u]) for u in range(2)])
+
+    @kv.func
+    def risen(sums, nt, exponents):
+        """The exponents of a column tile's sums where they are to have others added, of these exponents."""
+        before = load(sums, nt, KS * K)
+        found = [kv.math.max(x, y) for x, y in zip(before, exponents, strict=True)]
+        rises = kv.bool(False)
+        for i in kv.static(range(4)):
+            rises = rises | ((found[i] > before[i]) & (before[i] > LEAST_EXPONENT))
+        if kv.ballot(rises) != 0:
+            lower(sums, nt, [x - y for x, y in zip(found, before, strict=True)])
+        store(sums, nt, KS * K, found)
+        return found
+
+    @kv.func
+    def add_split(sums, m, l, o):
+        """Add a split's partial result, of which l are the sums of lanes."""
+        for nt in kv.static(range(NT)):
+            own = row_exponents(c, m, l, o, nt)
+            of_sum = risen(sums, nt, own)
+            scales = [scale(m[2 * nt + i % 2], own[i]) for i in range(4)]
+            by = [factors(K, of_sum[i] - own[i]) for i in range(4)]
+            for t in kv.static(range(KS)):
+                fours = [load(sums, nt, t * K + k) for k in range(K)]
+                x = [o[(nt * KS + t) * 4 + j] * scales[j % 2] for j in range(4)]
+                new = [add_value(values_at(fours, j), x[j], by[j % 2]) for j in range(4)]
+                for k in kv.static(range(K)):
+                    store(sums, nt, t * K + k, [new[j][k] for j in range(4)])
+            weights = load_weights(sums, nt)
+            x = [l[2 * nt + u] * scales[2 + u] for u in range(2)]
+            store_weights(sums, nt, [add_value(weights[u], x[u], by[2 + u]) for u in range(2)])
+
+    @kv.func
+    def load_steps(places, nt, first, count):
+        """The bins of some steps of the sums at some places."""
+        return [[[load(place, nt, (first + i) * K + k) for k in range(K)] for i in range(count)] for place in places]
+
+    @kv.func
+    def add_alike(sums, nt, first, loaded, exist):
+        """Add steps of sums of the same exponents, those that exist."""
+        mine = load_steps([sums], nt, first, len(loaded[0]))[0]
+        for others, there in kv.static(zip(loaded, exist, strict=True)):
+            if there:
+                for i in kv.static(range(len(mine))):
+                    for k in kv.static(range(K)):
+                        mine[i][k] = [x + (y - empty(k)) for x, y in zip(mine[i][k], others[i][k], strict=True)]
+        for i in kv.static(range(len(mine))):
+            for k in kv.static(range(K)):
+                store(sums, nt, (first + i) * K + k, mine[i][k])
+
+    @kv.func
+    def add_step(sums, nt, t, loaded, by):
+        """Add a step of other sums, whose exponents are ``by`` below."""
+        mine = load_steps([sums], nt, t, 1)[0][0]
+        new = [values_at(mine, j) for j in range(4)]
+        for which, others in kv.static(enumerate(loaded)):
+            of_it = [lowered(values_at(others[0], j), by[which][j % 2]) for j in range(4)]
+            new = [add_bins(x, y) for x, y in zip(new, of_it, strict=True)]
+        for k in kv.static(range(K)):
+            store(sums, nt, t * K + k, [new[j][k] for j in range(4)])
+
+    @kv.func
+    def add_sums(sums, places, exist):
+        """Add the sums that other warps have left, those that exist; where one does not, its place is another's."""
+        for nt in kv.static(range(NT)):
+            # Each wait for the memory takes about a microsecond: all loads are under way before one is needed.
+            theirs = [load(place, nt, KS * K) for place in places]
+            weights = [load_weights(place, nt) for place in places]
+            loaded = load_steps(places, nt, 0, STEPS)
+            theirs = [[kv.where(e, x, NO_EXPONENT) for x in four] for e, four in zip(exist, theirs, strict=True)]
+            own = theirs[0]
+            for other in kv.static(theirs[1:]):
+                own = [kv.math.max(x, y) for x, y in zip(own, other, strict=True)]
+            of_sum = risen(sums, nt, own)
+            by = [[x - y for x, y in zip(of_sum, four, strict=True)] for four in theirs]
+            below = kv.bool(False)
+            for e, four in kv.static(zip(exist, by, strict=True)):
+                below = below | (e & ((four[0] != 0.0) | (four[1] != 0.0)))
+            if kv.ballot(below) == 0:  # nearly always
+                add_alike(sums, nt, 0, loaded, exist)
+                for first in range(STEPS, KS, STEPS):
+                    add_alike(sums, nt, first, load_steps(places, nt, first, STEPS), exist)
+            else:
+                for t in range(KS):
+                    add_step(sums, nt, t, load_steps(places, nt, t, 1), by)
+            new = load_weights(sums, nt)
+            for which, others in kv.static(enumerate(weights)):
+                new = [add_bins(new[u], lowered(others[u], by[which][2 + u])) for u in range(2)]
+            store_weights(sums, nt, new)
+
+    @kv.func
+    def leave_sum(place, sums, row0, n, lane):
+        """Copy the sums to the workspace, those of rows that there are."""
+        for nt in kv.static(range(NT)):
+            if partial.rows_here(nt, row0, n, lane):
+                for i in range(0, KS * K, WIDE * K):
+                    for k in kv.static(range(WIDE * K)):
+                        store(place, nt, i + k, load(sums, nt, i + k))
+                for i in kv.static(range(ENDS)):
+                    store(place, nt, KS * K + i, load(sums, nt, KS * K + i))
+
+    @kv.func
+    def leave_rows(place, sums, row0, n, lane):
+        """Leave the sums as the kernel that adds them has them: of a row after the other (exponent of the values, of
+        the weights; the bins of the latter); then, for each step of the head and bin, the two values of each row.
+        """
+        fours = cdiv(2 + K, 4)
+        for nt in kv.static(range(NT)):
+            if partial.rows_here(nt, row0, n, lane):
+                exponents, weights = load(sums, nt, KS * K), load_weights(sums, nt)
+                of = place + nt * ((KS * K + 2 * fours) * 512)
+                for u in kv.static(range(2)):
+                    ends = [exponents[u], exponents[2 + u], *weights[u]] + [kv.f32(0.0)] * (4 * fours - 2 - K)
+                    for i in kv.static(range(fours)):
+                        (of + (u * fours + i) * 512).store(kv.from_lanes(ends[4 * i : 4 * i + 4], kv.f32))
+                for i in range(KS):
+                    for k in kv.static(range(K)):
+                        four = load(sums, nt, i * K + k)
+                        for u in kv.static(range(2)):
+                            to = of + (2 * fours + i * K + k) * 512 + (u * 256 - lane * 8)
+                            to.store(kv.from_lanes([four[u], four[2 + u]], kv.f32))
+
+    @kv.func
+    def weights_of(sums, nt):
+        """Of each of two rows of a column tile the maximum, the sum over the lanes, and what its values are times."""
+        exponents, weights, found = load(sums, nt, KS * K), load_weights(sums, nt), []
+        for u in kv.static(range(2)):
+            m, l = weight_sum(exponents[2 + u], sum_of(weights[u]))
+            found.append((m, l, kv.ex2(exponents[u] * BITS - m)))
+        return found
+
+    @kv.func
+    def values_of(sums, nt, t):
+        """The four values of a step."""
+        fours = [load(sums, nt, t * K + k) for k in range(K)]
+        return [sum_of(values_at(fours, j)) for j in range(4)]
+
+    @kv.func
+    def leave_split(place, m, l, o, row0, n, lane):
+        """Leave a split's partial result as the kernel that adds it has it: of a row after the other (exponent of the
+        values, of the weights; sum of weights); then, for each step of the head, the two values of each row.
+        """
+        for nt in kv.static(range(NT)):
+            if partial.rows_here(nt, row0, n, lane):
+                own, of = row_exponents(c, m, l, o, nt), place + nt * ((KS + 2) * 512)
+                scales = [scale(m[2 * nt + i % 2], own[i]) for i in range(4)]
+                for u in kv.static(range(2)):
+                    ends = [own[u], own[2 + u], l[2 * nt + u] * scales[2 + u], kv.f32(0.0)]
+                    (of + u * 512).store(kv.from_lanes(ends, kv.f32))
+                for t in kv.static(range(KS)):
+                    for u in kv.static(range(2)):
+                        pair = [o[(nt * KS + t) * 4 + 2 * half + u] * scales[u] for half in range(2)]
+                        (of + ((2 + t) * 512 + u * 256) - lane * 8).store(kv.from_lanes(pair, kv.f32))
+
+    @kv.func
+    def begin(held, sums, tile_indptr, b, batch_tile):
+        """Remember a sequence of which a tile is the unit's first, and begin its sums."""
+        held.each = work.tiles_of_split(tile_indptr, b)
+        held.count = work.split_count(tile_indptr, b, held.each)
+        held.own = work.split_of(tile_indptr, b, batch_tile, held.each)
+        held.split = held.own
+        if not c.leaves_splits:
+            clear(sums)
+
+    @kv.func
+    def finish(units, partials, counters, tile_indptr, b, part, row0, r, held, more, sums, m, l, o, n, lane):
+        """Whether this warp has the sums of a whole sequence, after one of its splits; if not, it has left its part.
+
+        ``more`` splits of the sequence are to come in this unit.
+        """
+        whole = kv.bool(False)
+        if c.leaves_splits:
+            leave_split(work.slot_of(partials, b * c.most_splits + held.split, part, lane), m, l, o, row0, n, lane)
+        else:
+            with kv.trace("add split"):
+                add_split(sums, m, l, o)
+            if ~more:
+                taken = held.split + 1 - held.own
+                whole = taken == held.count
+                if ~whole:
+                    if c.combine:
+                        leave_rows(work.fixed_partial_of(partials, r, held.own, part, lane), sums, row0, n, lane)
+                    else:
+                        at = units, partials, counters, tile_indptr, b, part, row0
+                        whole = last(*at, r, held, taken, sums, n, lane)
+        return whole
+
+    @kv.func
+    def those_of(units, tile_indptr, b, each, count, r):
+        """Of 32 work units, one a lane, as bits of words: those that have splits of a sequence, those that do not begin
+        inside it, and those that do not end before it does.
+        """
+        split, until = [work.split_at(units, tile_indptr, b, r + x, each, count) for x in range(2)]
+        return kv.ballot(split < until), kv.ballot(split == 0), kv.ballot(until == count)
+
+    @kv.func
+    def next_sums(partials, part, found, holder):
+        """Where the next sums of those that ``found`` has are, and whether they exist; the first one does."""
+        places, exist, first = [], [], found.others & (0 - found.others)
+        for _ in kv.static(range(TOGETHER)):
+            bit = found.others & (0 - found.others)  # the lowest
+            found.others = found.others ^ bit
+            exist.append(bit != 0)
+            bit = kv.where(bit != 0, bit, first)
+            number = (kv.bitcast(kv.f32(bit), kv.i32) >> 23) - 127  # of the bit: the exponent of its float
+            split = kv.where((found.begin & bit) != 0, 0, 1)
+            places.append(work.fixed_partial_of(partials, found.first + number, split, part, holder))
+        return places, exist
+
+    @kv.func
+    def last(units, partials, counters, tile_indptr, b, part, row0, r, held, taken, sums, n, lane):
+        """Whether this warp is the last to end with a sequence, of which it has no more: then it adds the others'."""
+        others = held.count - taken
+        counter = counters.address(0) + (b * c.row_groups + part) * 4
+        arrived = partial.arrived(counter, lane)
+        if arrived != others:  # somebody is still at work: tell of this part, and look again
+            with kv.trace("leave sum"):
+                leave_sum(work.fixed_partial_of(partials, r, held.own, part, lane), sums, row0, n, lane)
+                arrived = partial.tell(counter, taken, lane)
+        if arrived == others:
+            partial.begin_again(counter, lane)
+            holder = partial.holder(row0, n, lane)
+            first, more = work.first_unit_of(units, tile_indptr, b), kv.bool(True)
+            while more:
+                bits, begin, end = those_of(units, tile_indptr, b, held.each, held.count, first + lane)
+                more = end == 0
+                found = SimpleNamespace(first=first, others=bits & ~kv.ballot(first + lane == r), begin=begin)
+                while found.others != 0:
+                    with kv.trace("add sums"):
+                        add_sums(sums, *next_sums(partials, part, found, holder))
+                first = first + 32
+        return arrived == others
+
+    return SimpleNamespace(
+        begin=begin, finish=finish, weights_of=weights_of, values_of=values_of, those_of=those_of,
+    )  # fmt: skip

@@ -1,0 +1,348 @@
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""The products of decode attention: how a warp multiplies a tile of K with its query rows, and V with their weights.
+
+Scores are K Q^T with the query rows of the group in the 8 columns of an mma; the weights turn into the second product's
+operand with movmatrix; the output is V^T P^T. Head sizes that are no whole steps of the products have zeros in the
+columns that are missing: in shared memory those of K, in registers those of the query.
+
+16-bit elements are multiplied as they are (m16n8k16).
+
+8-bit elements are converted to f16 in pairs. K's bytes keep their order in a register, which permutes the head
+dimension inside each 16; the query is read with the same permutation. Rows of the output are then even and odd
+elements. Where the 16 elements of a step are of several granules of scales, elements are multiplied by their scales,
+over a power of two (of a tile's for K, of those met so far for V); else the scales of K multiply the scores, and those
+of V the weights.
+
+f32 elements are multiplied as two numbers of tf32 each, what is representable and the rest, in three products
+(m16n8k8): all but what is below f32's own rounding. V's fragments are loaded word by word, the tokens of a step in the
+order in which the transposed weights have them.
+"""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import kvarn as kv
+from kvarn.dialect.layout import cdiv
+from kvarn.lowering.schedules.decode import COLUMNS, Config
+
+_REPRESENTABLE = -0x2000  # the bits of an f32 that tf32 has
+
+
+def products(c: Config, stream: SimpleNamespace) -> SimpleNamespace:
+    """The functions for a configuration: those of the query, of the scores and of the values."""
+    spec, G, NT, GC = c.spec, c.head_rows, c.column_tiles, c.scales
+    KS, QS = c.row_steps, c.key_steps
+    shared_offset = stream.shared_offset
+    SCALED = c.scaled_elements
+    GS = spec.granularity // 16 if GC > 1 and not SCALED else KS  # steps of a granule
+
+    def granule_of(ks):
+        """The granule of a step's elements; past the last there are zeros."""
+        return min(ks // GS, max(GC, 1) - 1)
+
+    def chunk_offset(row, chunk, first):
+        """Byte of a row's chunk ``first`` + ``chunk``: in wide rows a constant distance from one of few addresses."""
+        if c.wide or c.query_in_shared:
+            return shared_offset(row, first % 8 + chunk) + first // 8 * 128
+        return shared_offset(row, first + chunk)
+
+    # --- the query ---------------------------------------------------------------------------------
+
+    @kv.func
+    def joined_word(query, token, h, ks, u, lane, own):
+        """:func:`query_word` of joined heads: zeros in the columns of others than the row's own."""
+        width = 1 if c.wide else 2
+        at = 4 * u + (lane & 3) if c.wide else (lane & 3) * 4 + 2 * u if c.narrow else (lane & 3) * 2 + 8 * u
+        column = ks * (8 if c.wide else 16) + at - own * spec.head_size
+        inside = (column >= 0) & (column < spec.head_size)
+        found = query.load(*token, h, kv.math.max(kv.math.min(column, spec.head_size - width), 0), width=width)
+        if c.narrow and c.query is not kv.f16:
+            found = kv.f16(kv.f32(found))
+        return kv.where(inside, kv.bitcast(found, kv.i32), 0)
+
+    @kv.func
+    def query_word(query, token, h, ks, u, lane, column0):
+        """Word u of a step's fragment of a query row from ``column0`` on, zeros in columns that do not exist."""
+        if c.wide:
+            column = ks * 8 + 4 * u + (lane & 3)
+            if ks * 8 + 4 * u >= c.size:
+                return kv.i32(0)
+            return kv.bitcast(query.load(*token, h, column + column0, width=1), kv.i32)
+        if c.narrow:
+            column = ks * 16 + (lane & 3) * 4 + 2 * u
+            if ks * 16 >= c.size:
+                return kv.i32(0)
+            there = kv.math.min(column, c.size - 2) if c.size - ks * 16 < 16 else column
+            pair = query.load(*token, h, there + column0, width=2)
+            if c.query is not kv.f16:
+                pair = kv.f16(kv.f32(pair))
+            word = kv.bitcast(pair, kv.i32)
+            return kv.where(column < c.size, word, 0) if c.size - ks * 16 < 16 else word
+        if ks * 16 + 8 * u >= c.size:
+            return kv.i32(0)
+        column = ks * 16 + (lane & 3) * 2 + 8 * u
+        return kv.bitcast(query.load(*token, h, column + column0, width=2), kv.i32)
+
+    @kv.func
+    def query(query, queries, b, head, row0, n, lane, place, column0):
+        """The query rows as the second operand of the first product: [column tile][2 * step + word].
+
+        Of wide heads they lie in shared memory, at ``place``.
+        """
+        found = []
+        for nt in kv.static(range(NT)):
+            row = row0 + nt * COLUMNS + (lane >> 2)
+            exists = row < n * G
+            safe = kv.where(exists, row, 0)
+            token = queries.at(queries.base(b), safe // G)
+            h = head * G + safe % G
+            words = []
+            for ks in kv.static(range(QS)):
+                for u in kv.static(range(2)):
+                    if c.joined > 1:
+                        word = joined_word(query, token, h, ks, u, lane, safe % G // c.group)
+                    else:
+                        word = query_word(query, token, h, ks, u, lane, column0)
+                    word = kv.where(exists, word, 0)
+                    if c.query_in_shared:
+                        (query_place(place, nt, ks, lane) + 4 * u).store(word)
+                    else:
+                        words.append(word)
+            found.append(words)
+        return found
+
+    @kv.func
+    def query_place(place, nt, ks, lane):
+        return place + ((nt * QS + ks) * 32 * 8) + lane * 8
+
+    @kv.func
+    def empty_query():
+        """What stands for the query rows before there are any."""
+        return [[kv.i32(0)] * (0 if c.query_in_shared else 2 * QS) for _ in range(NT)]
+
+    @kv.func
+    def query_step(q, place, nt, ks, lane):
+        """The two words of a step."""
+        if c.query_in_shared:
+            pair = query_place(place, nt, ks, lane).load(kv.i32, 2)
+            return [pair[0], pair[1]]
+        return [q[nt][2 * ks], q[nt][2 * ks + 1]]
+
+    # --- fragments ---------------------------------------------------------------------------------
+
+    @kv.func
+    def widen(word):
+        """Four 8-bit elements as two pairs of f16."""
+        if spec.dtype is kv.i8:
+            return kv.cvt_i8x4_to_f16x4(word)
+        if spec.dtype is kv.f8e5m2:
+            return kv.cvt_e5m2x4_to_f16x4(word)
+        return kv.cvt_e4m3x4_to_f16x4(word)
+
+    @kv.func
+    def key_fragments(stage, mt, k, lane):
+        """K as the first operand of the first product, the 32 bytes from 32 k on: one or two steps of 4 words."""
+        row = mt * 16 + (lane & 7) + ((lane >> 3) & 1) * 8
+        loaded = kv.ldmatrix(stage + chunk_offset(row, lane >> 4, 2 * k))
+        if not c.narrow:
+            return [loaded]
+        words = [widen(w) for w in loaded]
+        return [[words[2 * u][0], words[2 * u + 1][0], words[2 * u][1], words[2 * u + 1][1]] for u in range(2)]
+
+    @kv.func
+    def value_fragments(stage, mt, t, lane):
+        """V transposed as the first operand of the second product: one or two head-size steps of 4 words."""
+        base = stage + c.half_stage
+        if c.narrow:
+            row = mt * 16 + (lane & 7) + ((lane >> 3) & 1) * 8
+            loaded = kv.ldmatrix(base + chunk_offset(row, lane >> 4, 2 * t), trans=True)
+            words = [widen(kv.prmt(w, 0, 0x3120)) for w in loaded]
+            return [[words[2 * u][0], words[2 * u][1], words[2 * u + 1][0], words[2 * u + 1][1]] for u in range(2)]
+        row = mt * 16 + (lane & 7) + (lane >> 4) * 8
+        return [kv.ldmatrix(base + chunk_offset(row, (lane >> 3) & 1, 2 * t), trans=True)]
+
+    @kv.func
+    def wide_value_fragment(stage, first, t, lane):
+        """8 tokens of V transposed, from ``first`` on: token 2 (lane % 4) and the next, elements lane / 4 and + 8."""
+        base, found = stage + c.half_stage, []
+        for u in kv.static(range(2)):
+            for v in kv.static(range(2)):
+                row = first + 2 * (lane & 3) + u
+                at = chunk_offset(row, lane >> 4, 4 * t + 2 * v) + ((lane >> 2) & 3) * 4
+                found.append((base + at).load(kv.i32))
+        return found
+
+    @kv.func
+    def parts(words):
+        """f32 words as (what tf32 represents of each, the rest)."""
+        high = [w & _REPRESENTABLE for w in words]
+        return high, [
+            kv.bitcast(kv.bitcast(w, kv.f32) - kv.bitcast(x, kv.f32), kv.i32) for w, x in zip(words, high, strict=True)
+        ]
+
+    @kv.func
+    def multiplied(a, b, sums):
+        """sums + a @ b; of f32, a and b are :func:`parts`."""
+        if c.wide:
+            for x, y in ((a[1], b[0]), (a[0], b[1]), (a[0], b[0])):  # the smallest first
+                sums = kv.mma_m16n8k8_tf32(x, y, sums)
+            return sums
+        return kv.mma_m16n8k16(a, b, sums, c.mma)
+
+    @kv.func
+    def granule_scale(stage, half, ks, element, token):
+        """The scale of the granule that an element of a step is of, of K or of V; past the last there are zeros."""
+        size = spec.granularity
+        granule = ks * (16 // size) + element // size if 16 % size == 0 else (ks * 16 + element) // size
+        if ks * 16 + 16 > GC * size:
+            granule = kv.math.min(granule, GC - 1)
+        return stream.granule_scale_at(stage, half, granule, token).load(kv.f32)
+
+    @kv.func
+    def times(words, pairs):
+        """Pairs of f16 times pairs of f16."""
+        return [
+            kv.bitcast(kv.bitcast(w, kv.f16) * kv.bitcast(x, kv.f16), kv.i32) for w, x in zip(words, pairs, strict=True)
+        ]
+
+    @kv.func
+    def scaled_keys(fragment, stage, mt, ks, unit, lane):
+        """K's fragment of a step times its scales: a lane has four columns of two rows, which are of one granule."""
+        pairs = []
+        for half in kv.static(range(2)):
+            token = mt * 16 + 8 * half + (lane >> 2)
+            one = granule_scale(stage, 0, ks, (lane & 3) * 4, token) * unit[1]
+            pairs.append(kv.pack_f16x2(one, one))
+        return times(fragment, [pairs[i % 2] for i in range(4)])
+
+    @kv.func
+    def scaled_values(fragment, stage, mt, ks, unit, lane):
+        """V's transposed fragment of a step times its scales: a lane has two neighbours of four tokens."""
+        pairs = []
+        for half in kv.static(range(2)):
+            token = mt * 16 + 8 * half + (lane & 3) * 2
+            both = [granule_scale(stage, 1, ks, (lane >> 2) * 2, token + i) * unit[1] for i in range(2)]
+            pairs.append(kv.pack_f16x2(*both))
+        return times(fragment, [pairs[i // 2] for i in range(4)])
+
+    # --- the first product ---------------------------------------------------------------------------
+
+    @kv.func
+    def scale_of(stage, which, mt, half, lane):
+        """A scale of the token that a lane's scores 2 * half and 2 * half + 1 of a row tile belong to."""
+        return stream.scale_at(stage, which, mt * 16 + 8 * half + (lane >> 2)).load(kv.f32)
+
+    @kv.func
+    def scores(q, place, stage, mt, unit, lane):
+        """K Q^T of 16 tokens, K's scales counted: [column tile][4]."""
+        a = []
+        if not c.query_in_shared:
+            loads = cdiv(QS * c.step_bytes, 32)
+            a = [f for k in range(loads) for f in key_fragments(stage, mt, k, lane)]
+            if SCALED:
+                a = [scaled_keys(a[ks], stage, mt, ks, unit, lane) for ks in range(QS)]
+        return [score_tile(a, q, place, stage, mt, nt, unit, lane) for nt in range(NT)]
+
+    @kv.func
+    def score_tile(a, q, place, stage, mt, nt, unit, lane):
+        """K Q^T of 16 tokens and 8 rows: of the fragments that are given, or that are loaded one by one."""
+        found = [kv.f32(0.0)] * 4
+        both, held = [[kv.f32(0.0)] * 4, [kv.f32(0.0)] * 4], []
+        for ks in kv.static(range(QS)):
+            if c.query_in_shared:
+                if ks * c.step_bytes % 32 == 0:
+                    held = key_fragments(stage, mt, ks * c.step_bytes // 32, lane)
+                fragment = held[ks % len(held)]
+                if SCALED:
+                    fragment = scaled_keys(fragment, stage, mt, ks, unit, lane)
+            else:
+                fragment = a[ks]
+            b = query_step(q, place, nt, ks, lane)
+            if c.wide:
+                fragment, b = parts(fragment), parts(b)
+            both[ks % 2] = multiplied(fragment, b, both[ks % 2])
+            if GC and not SCALED:
+                if (ks + 1) % GS == 0 or ks + 1 == QS:
+                    scale = [scale_of(stage, granule_of(ks), mt, half, lane) for half in range(2)]
+                    for i in kv.static(range(4)):
+                        one = both[ks % 2][i] if GS == 1 else both[0][i] + both[1][i]
+                        found[i] = found[i] + one * scale[i // 2]
+                    both = [[kv.f32(0.0)] * 4, [kv.f32(0.0)] * 4]
+        if not GC or SCALED:
+            found = [both[0][i] + both[1][i] if QS > 1 else both[0][i] for i in range(4)]
+            if SCALED:
+                found = [x * unit[0] for x in found]
+        return found
+
+    @kv.func
+    def whole_scores(found, stages, place, slice, lane):
+        """Scores of all columns of a head, of those that each of the warps that share it has found: [column tile][4].
+
+        ``stages`` is the first warp's memory, in which ``place`` is where it gives scores, each time another. All add
+        the same numbers in the same order, so that what they make of the scores is the same.
+        """
+        own = stages + (slice * c.warp_bytes + place + lane * 16)
+        for nt in kv.static(range(NT)):
+            (own + nt * 512).store(kv.from_lanes(found[nt], kv.f32))
+        kv.named_barrier(1 + kv.warp_id() // c.slices, 32 * c.slices)
+        sums = []
+        for nt in kv.static(range(NT)):
+            first = stages + (place + lane * 16 + nt * 512)
+            fours = [(first + w * c.warp_bytes).load(kv.f32, 4) for w in range(c.slices)]
+            four = [fours[0][i] for i in range(4)]
+            for other in kv.static(fours[1:]):
+                four = [x + other[i] for i, x in enumerate(four)]
+            sums.append(four)
+        return sums
+
+    # --- the second product --------------------------------------------------------------------------
+
+    @kv.func
+    def pack(a, b):
+        return kv.pack_f16x2(a, b) if c.mma is kv.f16 else kv.pack_bf16x2(a, b)
+
+    @kv.func
+    def weights(p, stage, unit, g, mt, lane):
+        """16 tokens' weights as the second operand of the second product, with V's scales where elements have none."""
+        if GC and not SCALED:
+            scales = [scale_of(stage, GC + g, mt, half, lane) * unit[1] for half in range(2)]
+            p = [p[i] * scales[i // 2] for i in range(4)]
+        return [kv.movmatrix(pack(p[0], p[1])), kv.movmatrix(pack(p[2], p[3]))]
+
+    @kv.func
+    def wide_weights(p):
+        """8 tokens' weights of f32 likewise, by halves of words: (token 2 (lane % 4), the next), as :func:`parts`."""
+        bits = [kv.bitcast(x, kv.i32) for x in p]
+        low, high = [kv.movmatrix(kv.prmt(bits[0], bits[1], selector)) for selector in (0x5410, 0x7632)]
+        return parts([kv.prmt(low, high, 0x5410), kv.prmt(low, high, 0x7632)])
+
+    @kv.func
+    def add_values(p, stage, mt, o, unit, lane):
+        """o += V^T P^T of 16 tokens; ``p`` is [column tile][4]."""
+        if c.wide:
+            for half in kv.static(range(2)):
+                b = [wide_weights(p[nt][2 * half : 2 * half + 2]) for nt in range(NT)]
+                for t in kv.static(range(KS)):
+                    a = parts(wide_value_fragment(stage, mt * 16 + 8 * half, t, lane))
+                    for nt in kv.static(range(NT)):
+                        at = (nt * KS + t) * 4
+                        o[at : at + 4] = multiplied(a, b[nt], o[at : at + 4])
+            return
+        step, b = 2 if c.narrow else 1, []
+        fragments = []
+        for t in kv.static(range(cdiv(KS, step))):
+            for u in kv.static(range(min(step, KS - t * step))):
+                ks = t * step + u
+                if ks % GS == 0:  # a granule begins: the first of all, or one with its own scales
+                    b = [weights(p[nt], stage, unit, granule_of(ks), mt, lane) for nt in range(NT)]
+                if u == 0:
+                    fragments = value_fragments(stage, mt, t, lane)
+                a = scaled_values(fragments[u], stage, mt, ks, unit, lane) if SCALED else fragments[u]
+                for nt in kv.static(range(NT)):
+                    at = (nt * KS + ks) * 4
+                    o[at : at + 4] = multiplied(a, b[nt], o[at : at + 4])
+
+    return SimpleNamespace(
+        query=query, empty_query=empty_query, scores=scores, whole_scores=whole_scores, add_values=add_values
+    )  # fmt: skip

@@ -1,0 +1,183 @@
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""What decode attention does with a split's result: writes it, leaves it as a partial result, or combines."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import kvarn as kv
+from kvarn.lowering.schedules.decode import COLUMNS, NEVER, Config
+
+from ..partials import finished, log_sum_exp, with_prior
+from .fixed_splits import fixed_splits
+from .partials import partials_of
+
+
+def results(c: Config, work: SimpleNamespace) -> SimpleNamespace:
+    """The functions over a warp's running maxima m, sums l and outputs o, for a configuration and its scheduler.
+
+    ``head`` is a KV head, ``column0`` the first of its columns and ``row0`` the first of a sequence's query rows that
+    the warp has; ``part`` tells all.
+    """
+    G, NT, KS = c.head_rows, c.column_tiles, c.row_steps
+    # Partial results whose loads are under way together: what registers allow.
+    TOGETHER = max(1, min(8, 32 // (c.sum_steps * NT))) if c.blocks * c.warps <= 8 else 1
+    partial = partials_of(c)
+
+    @kv.func
+    def prior_pair(prior, token, h, t, first, lane):
+        """A lane's two elements of a step of the output in a prior result; for those of no head some others."""
+        ds = [t * 16 + ((lane >> 2) * 2 + half if c.narrow else (lane >> 2) + 8 * half) for half in range(2)]
+        return [prior[(*token, h, kv.math.max(kv.math.min(d - first, c.spec.head_size - 1), 0))] for d in ds]
+
+    @kv.func
+    def write_own(out, token, h, t, first, pair, lane):
+        """Write a lane's two elements of a step, of joined heads, where they are of the row's own head."""
+        if c.narrow:
+            d = t * 16 + (lane >> 2) * 2 - first
+            if (d >= 0) & (d < c.spec.head_size):
+                out.store(*token, h, d, value=kv.from_lanes(pair, c.out), alignment=c.pair_alignment)
+        else:
+            for half in kv.static(range(2)):
+                d = t * 16 + (lane >> 2) + 8 * half - first
+                if (d >= 0) & (d < c.spec.head_size):
+                    out[(*token, h, d)] = pair[half]
+
+    @kv.func
+    def row_of(sinks, prior_lse, queries, b, head, row, n, m, l):
+        """((token, query head) of a row, its maximum and sum with what else counts, factors of its values and of those
+        of a prior result); of one that does not exist those of the first.
+        """
+        row = kv.where(row < n * G, row, 0)
+        token, h = queries.at(queries.base(b), row // G), head * G + row % G
+        sink, before = None if sinks is None else sinks[h], None if prior_lse is None else prior_lse[(*token, h)]
+        return (token, h), *finished(m, l, sink, before)
+
+    @kv.func
+    def write_pair(out, prior, place, row, t, column0, pair, of_prior, lane):
+        """Write a lane's two elements of a step of a row; ``t`` may be a value of the kernel."""
+        token, h = place
+        # Where the row's own head begins among the warp's columns, which may be several heads' or a part's.
+        first = row % G // c.group * c.spec.head_size if c.joined > 1 else -column0
+        if prior is not None:
+            of_pair = prior_pair(prior, token, h, t, first, lane)
+            pair = [with_prior(x, y, of_prior) for x, y in zip(pair, of_pair, strict=True)]
+        pair = [c.out(x) for x in pair]
+        whole = c.size % 16 == 0 or (isinstance(t, int) and c.size - t * 16 >= 16)  # all columns of the step exist
+        if c.joined > 1:
+            write_own(out, token, h, t, first, pair, lane)
+        elif c.narrow:  # the lane's two elements are neighbours
+            d, both = t * 16 + (lane >> 2) * 2, kv.from_lanes(pair, c.out)
+            if whole:
+                out.store(*token, h, d + column0, value=both, alignment=c.pair_alignment)
+            else:
+                if d < c.size:
+                    out.store(*token, h, d + column0, value=both, alignment=c.pair_alignment)
+        else:
+            d = t * 16 + (lane >> 2) + column0
+            out[(*token, h, d)] = pair[0]
+            if whole:
+                out[(*token, h, d + 8)] = pair[1]
+            elif not isinstance(t, int):  # a head of a multiple of 8 columns ends in the middle of its last step
+                if t < KS - 1:
+                    out[(*token, h, d + 8)] = pair[1]
+
+    @kv.func
+    def write_lse(lse, place, column0, m, l, lane):
+        if lse is not None:
+            if (lane < 4) & (column0 == 0):
+                lse[(*place[0], place[1])] = log_sum_exp(m, l)
+
+    @kv.func
+    def write_out(out, sinks, lse, prior, prior_lse, queries, b, head, column0, row0, n, m, l, o, lane):
+        """Normalise and write the rows of one sequence and KV head, each lane its own elements."""
+        for nt in kv.static(range(NT)):
+            rows, found = [row0 + nt * COLUMNS + partial.first_row(lane) + u for u in range(2)], []
+            for u in kv.static(range(2)):
+                found.append(row_of(sinks, prior_lse, queries, b, head, rows[u], n, m[2 * nt + u], l[2 * nt + u]))
+            if prior_lse is not None:  # which may be lse: all lanes have read it before one writes
+                kv.syncwarp()
+            for u, (place, top, total, factor, of_prior) in kv.static(enumerate(found)):
+                if rows[u] < n * G:
+                    write_lse(lse, place, column0, top, total, lane)
+                    for t in kv.static(range(c.sum_steps)):
+                        step = partial.step_of(t, lane)
+                        pair = [o[(nt * c.sum_steps + t) * 4 + 2 * half + u] * factor for half in range(2)]
+                        if KS % c.halves == 0:
+                            write_pair(out, prior, place, rows[u], step, column0, pair, of_prior, lane)
+                        else:
+                            if step < KS:
+                                write_pair(out, prior, place, rows[u], step, column0, pair, of_prior, lane)
+
+    @kv.func
+    def write_sums(out, sinks, lse, prior, prior_lse, queries, b, head, column0, row0, n, sums, lane):
+        """The same of the sums of fixed splits, step by step."""
+        for nt in kv.static(range(NT)):
+            rows, found = [row0 + nt * COLUMNS + partial.first_row(lane) + u for u in range(2)], []
+            for u, (m, l, by) in kv.static(enumerate(fixed.weights_of(sums, nt))):
+                found.append((by, *row_of(sinks, prior_lse, queries, b, head, rows[u], n, m, l)))
+            if prior_lse is not None:
+                kv.syncwarp()
+            for u, (_, place, top, total, _, _) in kv.static(enumerate(found)):
+                if rows[u] < n * G:
+                    write_lse(lse, place, column0, top, total, lane)
+            for t in range(c.sum_steps):
+                values, step = fixed.values_of(sums, nt, t), partial.step_of(t, lane)
+                for u, (by, place, _, _, factor, of_prior) in kv.static(enumerate(found)):
+                    if (rows[u] < n * G) & (step < KS):
+                        pair = [values[2 * half + u] * (by * factor) for half in range(2)]
+                        write_pair(out, prior, place, rows[u], step, column0, pair, of_prior, lane)
+
+    @kv.func
+    def combine(units, partials, tile_indptr, b, part, row0, n, first, last, m, l, o, lane):
+        """Add the partial results of the units from ``first`` to ``last``, in order."""
+        holder = partial.holder(row0, n, lane)
+        for r in range(first, last + 1, TOGETHER):
+            held = [
+                partial.load(work.partial_of(units, partials, tile_indptr, b, part, kv.math.min(r + j, last), holder))
+                for j in range(TOGETHER)
+            ]
+            for j in kv.static(range(TOGETHER)):
+                if r + j <= last:
+                    before = list(m), list(l), list(o)
+                    for mine, theirs in kv.static(zip((m, l, o), held[j], strict=True)):
+                        mine[:] = theirs
+                    partial.add(before, m, l, o)
+
+    @kv.func
+    def finish(units, partials, counters, tile_indptr, b, part, row0, own, m, l, o, n, lane):
+        """Whether this warp has the whole result of a sequence, its own or combined; if not, it has left its part.
+
+        ``own`` is the work unit.
+        """
+        first, last = work.units_of(units, tile_indptr, b)
+        whole = first == last
+        if first != last:
+            place = work.partial_of(units, partials, tile_indptr, b, part, own, lane)
+            if c.combine:
+                partial.leave(place, m, l, o, row0, n, lane)
+            else:
+                others = last - first  # units that have parts of the sequence too
+                counter = counters.address(0) + (b * c.row_groups + part) * 4
+                arrived, begin = partial.arrived(counter, lane), own + 1
+                # The last one goes on from its own result where that is the first.
+                if (arrived != others) | (own > first):
+                    begin = first
+                    partial.leave(place, m, l, o, row0, n, lane)
+                    if arrived != others:  # somebody is still at work: tell of this part, and look again
+                        arrived = partial.tell(counter, 1, lane)
+                if arrived == others:
+                    partial.begin_again(counter, lane)
+                    whole = kv.bool(True)
+                    if begin == first:
+                        for x, nothing in kv.static(((m, NEVER), (l, 0.0), (o, 0.0))):
+                            for i in kv.static(range(len(x))):
+                                x[i] = kv.f32(nothing)
+                    combine(units, partials, tile_indptr, b, part, row0, n, begin, last, m, l, o, lane)
+        return whole
+
+    fixed = fixed_splits(c, work, partial)
+    return SimpleNamespace(
+        shared_out=partial.shared_out, write_out=write_out, finish=finish, begin_fixed=fixed.begin,
+        finish_fixed=fixed.finish, write_sums=write_sums,
+    )  # fmt: skip

@@ -1,0 +1,287 @@
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""The split-KV scheduler of decode attention, and where partial results lie: for its kernel and its combine kernel.
+
+The tiles of the batch, sequence after sequence, are cut into work units, one a group of blocks. What a work unit has
+of one sequence is a *split*, and each split of a sequence of several leaves a partial result. There are two ways:
+
+- evenly: work units of equally many tiles. A sequence's splits are numbered by their units, and where it is cut depends
+  on the sequences around it.
+- in fixed splits: a sequence is cut by its own length alone, whatever else is in the batch, so that its result is the
+  same bit for bit. Work units begin and end at splits. A sequence has up to ``c.most_splits`` of them, enough
+  for units that are even and for one sequence to be work for the whole device; half as many where they would be shorter
+  than ``c.split``, and fewer where they would have less than two tiles. How their results are added is
+  :mod:`decode.fixed_splits`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any
+
+import kvarn as kv
+from kvarn.lowering.kernels.common import at_most
+from kvarn.lowering.kernels.scans import block_scan
+from kvarn.lowering.schedules.decode import Config
+
+from ..case import first_key
+from ..chosen_pages import chosen_pages
+from ..key_splits import quotient
+from ..key_tiles import KeyTiles, TilesOfSequences
+
+
+@dataclass(frozen=True)
+class OneSequence:
+    """What stands for the table of tiles where there is one sequence at most."""
+
+    total: Any
+
+    @kv.func
+    def __getitem__(self, b: Any) -> Any:
+        """Tiles of the sequences before b."""
+        return kv.where(b > 0, self.total, 0)
+
+
+def lists_of(c: Config, collection: Any, queries: Any, pages: Any, page_counts: Any, block_mask: Any) -> Any:
+    """The lists of what each sequence and KV head visits, of a kernel's arguments; None where it visits every key."""
+    if c.key_tiles is None:
+        return chosen_pages(collection, pages, page_counts)
+    rows, keys = c.key_tiles
+    tiles = KeyTiles(block_mask, keys)
+    return TilesOfSequences(tiles, queries, c.group, rows, collection.token_capacity())
+
+
+def split_kv(c: Config) -> SimpleNamespace:
+    """The functions of the scheduler, for a configuration."""
+    TT = c.tile
+    # Whether all sequences of the same tiles are cut alike: a warp that adds sums has no registers for that.
+    ALIKE = c.max_batch > 1 and not (c.split and not c.combine)
+
+    @kv.func
+    def place_of(part):
+        """(KV head, first query row, first column of the head) of what a warp has of a token."""
+        column0 = part % c.slices * c.size if c.slices > 1 else 0
+        part = part // c.slices if c.slices > 1 else part
+        return part // c.parts, part % c.parts * c.warp_rows, column0
+
+    @kv.func
+    def extent(collection, queries, b):
+        """(keys, first visible key, position of query 0, queries) of a sequence; nothing when it has no query."""
+        start = collection.cache_length(b)
+        n = queries.length(b)
+        keys = kv.where(n > 0, at_most(start + queries.new_keys(b), collection.token_capacity()), 0)
+        return keys, kv.math.min(first_key(c, start), keys), start, n
+
+    @kv.func
+    def first_tile(first):
+        """The sequence's first tile: of lists, whose tiles lie end to end, none is left out."""
+        return 0 if c.by_lists else first // TT
+
+    @kv.func
+    def tile_count(collection, queries, chosen, b):
+        keys, first, _, n = extent(collection, queries, b)
+        tiles = (keys + (TT - 1)) // TT - first // TT
+        if chosen is not None:  # the KV heads of a sequence have as many tiles as the one with the longest list
+            tiles = (chosen.longest(chosen.of(b), c.heads) * chosen.unit + (TT - 1)) // TT
+        elif queries.kv_offsets is None:
+            return kv.where(keys > 0, tiles, 0)
+        # Queries that see no keys have a tile of zeros, so that their rows are written.
+        return kv.where(n > 0, kv.math.max(tiles, 1), 0)
+
+    @kv.func
+    def count_tiles(collection, queries, chosen, batch, warps):
+        """Tiles of the sequences before each, and of all."""
+        if c.max_batch == 1:  # no thread waits for another
+            total = kv.i32(0)
+            if batch > 0:
+                total = tile_count(collection, queries, chosen, kv.i32(0))
+            return OneSequence(total), total
+        tile_indptr, sums = kv.shared(c.max_batch + 1, kv.i32), kv.shared(warps, kv.i32)
+        tid = kv.thread_id.x
+        if tid == 0:
+            tile_indptr[0] = 0
+        running = kv.i32(0)
+        for base in range(0, batch, (32 * warps)):
+            b = base + tid
+            n = kv.i32(0)
+            if b < batch:
+                n = tile_count(collection, queries, chosen, b)
+            upto, here = block_scan(n, sums, warps)
+            if b < batch:
+                tile_indptr[b + 1] = running + upto
+            running = running + here
+        kv.barrier()
+        return tile_indptr, running
+
+    @kv.func
+    def work_units(max_units, total, tile_indptr, batch):
+        """The work units of the batch: as many as there are blocks, while each gets some tiles.
+
+        When every sequence has the same tiles, a few units fewer may cut none of them, or all alike, and no block
+        waits at the end for what its neighbour left. Of the units of a ``period`` of tiles, a sequence that is cut like
+        all or the whole batch, the first ``longer`` have a tile more than ``each``.
+        """
+        count = kv.math.max(kv.math.min(max_units, quotient(total, c.min_tiles)), 1)
+        if c.max_batch > 1:
+            if (total > 0) & (total == tile_indptr[1] * batch):  # without sequences there is nothing to divide by
+                alike = quotient(count, batch) * batch
+                if batch > count:
+                    few = quotient(batch - 1, count) + 1  # whole sequences of a unit
+                    alike = quotient(batch, few)
+                    alike = kv.where(alike * few == batch, alike, 0)
+                count = kv.where(alike * 16 >= count * 15, alike, count)
+        period, per = total, count
+        if ALIKE:
+            if (batch > 0) & (total == tile_indptr[1] * batch):
+                if quotient(count, batch) * batch == count:
+                    period, per = tile_indptr[1], quotient(count, batch)
+        each = quotient(period, per)
+        longer = period - each * per
+        return SimpleNamespace(count=count, total=total, period=period, per=per, each=each, longer=longer)
+
+    @kv.func
+    def units_of_one(max_units, total, tile_indptr, batch):
+        """The work units of one sequence in fixed splits: each has one of them, or as many where there are more."""
+        each = tiles_of_split(tile_indptr, 0)
+        if max_units < c.most_splits:
+            each = each * kv.math.max(quotient(split_count(tile_indptr, 0, each) + (max_units - 1), max_units), 1)
+        return SimpleNamespace(count=max_units, total=total, period=total, per=max_units, each=each, longer=kv.i32(0))
+
+    @kv.func
+    def partial_at(partials, which, head, lane):
+        """Where a lane's part of a partial result starts."""
+        return partials.address(0) + (kv.i64(which * c.row_groups + head) * (c.quads * 32 * 16) + kv.i64(lane * 16))
+
+    @kv.func
+    def unit_start(units, r):
+        """First tile of a work unit."""
+        before = kv.i32(0)
+        if ALIKE:
+            periods = quotient(r, units.per)
+            before, r = periods * units.period, r - periods * units.per
+        return before + units.each * r + kv.math.min(r, units.longer)
+
+    @kv.func
+    def sequence_from(tile_indptr, b, batch_tile):
+        """The sequence after b that a tile of the batch belongs to: those without tiles are passed over."""
+        b = b + 1
+        while tile_indptr[b + 1] <= batch_tile:
+            b = b + 1
+        return b
+
+    # --- evenly ----------------------------------------------------------------------------------
+
+    @kv.func
+    def even_bounds(units, r):
+        """(first tile, end) of a work unit."""
+        return unit_start(units, r), unit_start(units, r + 1)
+
+    @kv.func
+    def unit_with(units, tile):
+        """The work unit that a tile of the batch belongs to."""
+        before = kv.i32(0)
+        if ALIKE:
+            periods = quotient(tile, kv.math.max(units.period, 1))
+            before, tile = periods * units.per, tile - periods * units.period
+        edge = (units.each + 1) * units.longer
+        if tile < edge:
+            found = quotient(tile, units.each + 1)
+        else:
+            found = units.longer + quotient(tile - edge, kv.math.max(units.each, 1))
+        return before + found
+
+    @kv.func
+    def units_of(units, tile_indptr, b):
+        return unit_with(units, tile_indptr[b]), unit_with(units, tile_indptr[b + 1] - 1)
+
+    @kv.func
+    def even_partial_of(units, partials, tile_indptr, b, head, split, lane):
+        """A unit leaves at most two: in slot 0 of the sequence that it starts in, in slot 1 of one that it ends in."""
+        slot = kv.where(unit_start(units, split) >= tile_indptr[b], 0, 1)
+        return partial_at(partials, split * 2 + slot, head, lane)
+
+    # --- in fixed splits -------------------------------------------------------------------------
+
+    @kv.func
+    def tiles_of_split(tile_indptr, b):
+        """Tiles of a split of a sequence; its last may have fewer."""
+        tiles = tile_indptr[b + 1] - tile_indptr[b]
+        half = kv.math.max(quotient(tiles + (c.most_splits // 2 - 1), c.most_splits // 2), 2)
+        return kv.math.max(
+            quotient(tiles + (c.most_splits - 1), c.most_splits), kv.math.min(half, kv.i32(c.split_tiles))
+        )
+
+    @kv.func
+    def split_count(tile_indptr, b, each):
+        return quotient(tile_indptr[b + 1] - tile_indptr[b] + (each - 1), each)
+
+    @kv.func
+    def nearest_split(tile_indptr, b, tile, each):
+        """The tile of the batch at which a split of a sequence begins, or it ends, nearest to one of its tiles."""
+        split = quotient(tile - tile_indptr[b] + (each >> 1), each)
+        return kv.math.min(tile_indptr[b] + split * each, tile_indptr[b + 1])
+
+    @kv.func
+    def sequences_with(tile_indptr, batch, tiles):
+        """The sequences of two tiles of the batch, searched for together: neither waits for the other."""
+        low, high = [kv.i32(0), kv.i32(0)], [batch, batch]
+        while (high[0] - low[0] > 1) | (high[1] - low[1] > 1):
+            for i in kv.static(range(2)):
+                middle = (low[i] + high[i]) >> 1
+                above = tile_indptr[middle] > tiles[i]
+                low[i], high[i] = kv.where(above, low[i], middle), kv.where(above, middle, high[i])
+        return low
+
+    @kv.func
+    def fixed_bounds(units, tile_indptr, batch, r):
+        """(first tile, end, sequence of the first tile) of a work unit, which begins and ends with splits."""
+        if c.max_batch == 1:
+            begin, end = [kv.math.min(unit_start(units, x), units.total) for x in (r, r + 1)]
+            return begin, end, kv.i32(0)
+        tiles, found = [unit_start(units, x) for x in (r, r + 1)], []
+        sequences = sequences_with(tile_indptr, batch, [tiles[0], kv.math.min(tiles[1], units.total - 1)])
+        for tile, b in kv.static(zip(tiles, sequences, strict=True)):
+            nearest = nearest_split(tile_indptr, b, tile, tiles_of_split(tile_indptr, b))
+            found.append(kv.where(tile < units.total, nearest, units.total))
+        b = sequences[0]
+        if (tile_indptr[b + 1] <= found[0]) & (found[0] < units.total):  # the nearest split is its end
+            b = sequence_from(tile_indptr, b, found[0])
+        return found[0], found[1], b
+
+    @kv.func
+    def split_of(tile_indptr, b, batch_tile, each):
+        """The split that begins with a tile, or the number of splits where the sequence ends with it."""
+        return quotient(batch_tile - tile_indptr[b] + (each - 1), each)
+
+    @kv.func
+    def first_unit_of(units, tile_indptr, b):
+        return unit_with(units, tile_indptr[b])
+
+    @kv.func
+    def split_at(units, tile_indptr, b, r, each, count):
+        """The split of a sequence that a work unit begins with: 0 or all of them where it begins in another one."""
+        tile = kv.math.max(unit_start(units, r) - tile_indptr[b], 0)
+        return kv.where(tile < tile_indptr[b + 1] - tile_indptr[b], quotient(tile + (each >> 1), each), count)
+
+    @kv.func
+    def fixed_partial_of(partials, r, split, head, lane):
+        """A unit leaves at most two: in slot 0 of the sequence that it starts in, in slot 1 of one that it ends in.
+
+        ``split`` is its first one of the sequence.
+        """
+        return partial_at(partials, r * 2 + kv.i32(split == 0), head, lane)
+
+    @kv.func
+    def slot_of(partials, slot, head, lane):
+        """Where a lane's part of the partial result of a split lies, when each is left."""
+        return partial_at(partials, slot, head, lane)
+
+    return SimpleNamespace(
+        place_of=place_of, extent=extent, sequence_from=sequence_from, first_tile=first_tile, count_tiles=count_tiles,
+        work_units=units_of_one if c.split and c.max_batch == 1 else work_units, even_bounds=even_bounds,
+        # (first, last) unit with tiles of a sequence; where its partial result of one lies
+        units_of=units_of, partial_of=even_partial_of,
+        # Of fixed splits:
+        fixed_bounds=fixed_bounds, tiles_of_split=tiles_of_split, split_count=split_count, split_of=split_of,
+        split_at=split_at, slot_of=slot_of, first_unit_of=first_unit_of, fixed_partial_of=fixed_partial_of,
+    )  # fmt: skip

@@ -1,0 +1,244 @@
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""How a warp of decode attention streams tiles of K and V, and scales, through a circular buffer in shared memory.
+
+A stage of the buffer is a tile of K, one of V and, of a quantized cache, their scales as f32. K and V are copied by
+cp.async, and so are scales of f32 where a token has whole chunks of them. Other scales are of any type and may be
+narrower than cp.async copies: they go through a register, which is stored one step after it is loaded, so that nothing
+waits for it.
+"""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import kvarn as kv
+from kvarn.dialect.layout import cdiv
+from kvarn.lowering.schedules.decode import Config
+
+from ..chosen_pages import NOWHERE
+from ..key_tiles import WHOLE
+
+
+def streaming(c: Config) -> SimpleNamespace:
+    """The functions that fill a circular buffer, for a configuration."""
+    spec, TT, GC = c.spec, c.tile, c.scales
+    item = spec.dtype.itemsize
+    shared_offset = c.tile_layout.chunk_offset
+    unit = 8 if c.stored_bytes % 16 else 16  # bytes of a copy
+    chunks = c.stored_bytes // unit  # of a row
+    copies = cdiv(TT * chunks, 32)  # of one lane, for K and again for V
+    P = spec.page_size
+    one_page = not spec.paged or P % TT == 0  # a tile lies in one page
+    # Rows that a warp copies at a time, when it copies whole ones.
+    turn = 32 // chunks if 32 % chunks == 0 and TT % (32 // chunks) == 0 else 0
+    segment_rows = TT if one_page else P  # of a tile, in one page
+    # One address a page, and distances from it that no tile changes: where all lanes' j-th rows share a page.
+    by_page = one_page or (turn > 0 and TT % segment_rows == 0 and segment_rows % turn == 0)
+    token_bytes = spec.token_stride * item
+    scale_lanes = min(TT, 32)  # lanes that have tokens of their own when scales are copied
+    scale_turns = cdiv(TT, 32)
+    widest = next(w for w in (4, 2, 1) if GC % w == 0)  # scales of one load
+
+    @kv.func
+    def page_of(k_cache, b, token0, lane):
+        """The id of the page that a tile lies in, or that of the lane's page of its pages."""
+        return k_cache.page(b, token0 if one_page else (token0 // P + lane) * P)
+
+    @kv.func
+    def first_of(tile, tokens):
+        """The token that a tile's addresses begin with: of lists of pages, whose ids are known, one in such a page."""
+        if not c.key_tiles:
+            return tile * TT
+        return kv.where(tokens < NOWHERE, tokens & ~WHOLE, 0)
+
+    @kv.func
+    def seen_whole(tokens, keys):
+        """Whether every query row sees all of a tile of a block mask's."""
+        return ((tokens & WHOLE) != 0) & (tokens + (TT - WHOLE) <= keys)
+
+    @kv.func
+    def pages_of(k_cache, chosen, b, head, tile, lane):
+        """(page ids that this lane looks up for a tile, their first tokens): the tile's, or a page's for the shuffles.
+
+        Of tiles that are not of a list the tokens follow from the tile; where a list's page is none, the id is any. A
+        tile of a block mask's has its own first token, plus :data:`WHOLE` where it is seen whole.
+        """
+        if chosen is None:
+            return page_of(k_cache, b, tile * TT, lane), kv.i32(0)
+        lists, entry, inside = chosen.of(b), (tile * TT) // chosen.unit, (tile * TT) % chosen.unit
+        if c.key_tiles:
+            token = chosen.first_token(lists, head, entry, chosen.count(lists, head))
+            tokens = kv.where(token < NOWHERE, token + inside, token)
+            return page_of(k_cache, b, first_of(tile, tokens), lane), tokens
+        token = chosen.first_token(lists, head, entry if one_page else entry + lane, chosen.count(lists, head))
+        there = token < NOWHERE
+        return k_cache.page(b, kv.where(there, token, 0)), kv.where(there, token + inside, token) if one_page else token
+
+    @kv.func
+    def token_of(tile, row, tokens):
+        """The token of a tile's row; ``tokens`` are those that :func:`pages_of` gives."""
+        if not c.by_lists:
+            return tile * TT + row
+        if c.key_tiles:
+            return (tokens & ~WHOLE) + row
+        if one_page:
+            return tokens + row
+        slot = (tile * TT) % P + row
+        return kv.shuffle_idx(tokens, slot // P) + slot % P
+
+    @kv.func
+    def within(tile, tokens, lane, low, high):
+        """Whether all tokens of a tile lie in [low, high); of lists of small pages, whether its whole pages do."""
+        if not c.by_lists:
+            return (tile * TT >= low) & (tile * TT + TT <= high)
+        if c.key_tiles:
+            return ((tokens & ~WHOLE) >= low) & ((tokens & ~WHOLE) + TT <= high)
+        if one_page:
+            return (tokens >= low) & (tokens + TT <= high)
+        outside = (tokens < low) | (tokens + P > high)
+        return kv.ballot((lane < cdiv((tile * TT) % P + TT, P)) & outside) == 0
+
+    @kv.func
+    def copy_tile(caches, b, head, tile, pages, tokens, stage, lane, keys, first, whole):
+        """Start the copies of a tile's K and V; tokens that do not count become zeros unless ``whole``."""
+        k_cache, to_values = caches.keys, caches.to_values
+        token0 = first_of(tile, tokens)
+        k_from = []
+        if by_page:
+            for s in kv.static(range(TT // segment_rows)):
+                page = pages if one_page else kv.shuffle_idx(pages, s)
+                start = k_cache.block_paged_ptr(
+                    b, token0 + s * segment_rows, head * c.joined, caches.column0, page=page
+                )
+                k_from.append(start + (lane // chunks * token_bytes + lane % chunks * unit) if turn else start)
+        for j in kv.static(range(copies)):
+            if turn:
+                row, chunk = lane // chunks + j * turn, lane % chunks
+            else:
+                number = lane + 32 * j
+                if 32 * (j + 1) > TT * chunks:
+                    number = kv.math.min(number, TT * chunks - 1)  # the last chunk again and again
+                row, chunk = number // chunks, number % chunks
+            if by_page and turn:
+                s = j * turn // segment_rows
+                source = k_from[s] + (j * turn - s * segment_rows) * token_bytes
+            elif by_page:
+                source = k_from[0] + (row * token_bytes + chunk * unit)
+            else:
+                page = pages if one_page else kv.shuffle_idx(pages, (token0 + row) // P - token0 // P)
+                source = k_cache.block_paged_ptr(b, token0 + row, head * c.joined, caches.column0, page=page)
+                source = source + chunk * unit
+            to = stage + (shared_offset(row, chunk) if unit == 16 else shared_offset(row, chunk >> 1) + (chunk & 1) * 8)
+            size = None
+            if not whole:
+                token = token_of(tile, row, tokens)
+                size = kv.where((token < keys) & (token >= first), unit, 0)
+            for half, at in ((0, source), (c.half_stage, source + to_values)):
+                kv.cp_async(
+                    to + half, at, unit, zero_fill_size=size, l2_prefetch=c.l2_prefetch, l2_policy=caches.policy
+                )  # fmt: skip
+        if c.scales_copied:
+            copy_scales(caches, b, head, tile, pages, tokens, stage, lane, keys, first, whole)
+
+    @kv.func
+    def copy_scales(caches, b, head, tile, pages, tokens, stage, lane, keys, first, whole):
+        """Start the copies of a tile's scales."""
+        token0, of_token = first_of(tile, tokens), GC // 4
+        for j in kv.static(range(cdiv(TT * of_token, 32))):
+            number = lane + 32 * j
+            if 32 * (j + 1) > TT * of_token:
+                number = kv.math.min(number, TT * of_token - 1)
+            row, chunk = number // of_token, number % of_token
+            page = pages if one_page else kv.shuffle_idx(pages, (token0 + row) // P - token0 // P)
+            size = None
+            if not whole:
+                token = token_of(tile, row, tokens)
+                size = kv.where((token < keys) & (token >= first), 16, 0)
+            for half, cache in ((0, caches.keys), (1, caches.values)):
+                source = cache.scales_block_paged_ptr(b, token0 + row, head, chunk * (4 * spec.granularity), page=page)
+                kv.cp_async(scale_at(stage, half * GC, row) + chunk * 16, source, zero_fill_size=size)
+
+    @kv.func
+    def clear_columns(stages, lane):
+        """Zeros in the columns that no head has, of all stages: copies leave them as they are."""
+        whole, row_chunks = c.stored_bytes // 16, c.row_bytes // 16
+        if whole < row_chunks:
+            missing = row_chunks - whole
+            for s in kv.static(range(c.stages)):
+                for i in range(lane, TT * missing, 32):
+                    place = stages + s * c.stage_bytes + shared_offset(i // missing, whole + i % missing)
+                    place.store(kv.vector(kv.i32, 4))
+
+    @kv.func
+    def load_scales(caches, b, head, tile, end, pages, tokens, lane, keys, first):
+        """A lane's scales of a tile, K's and then V's; 0 for tokens that do not count."""
+        found, token0 = [], first_of(tile, tokens)
+        for s in kv.static(range(scale_turns)):
+            token = token0 + s * 32 + lane % scale_lanes  # or, of a list, what its slot is found by
+            position = token_of(tile, s * 32 + lane % scale_lanes, tokens)
+            counts = (tile < end) & (position < keys) & (position >= first)
+            page = pages if one_page else kv.shuffle_idx(pages, token // P - token0 // P)
+            for cache in kv.static((caches.keys, caches.values)):
+                for g in kv.static(range(0, GC, widest)):
+                    scales = [kv.f32(0.0)] * widest
+                    if counts:
+                        loaded = kv.f32(cache.load_scale(b, head, token, g * spec.granularity, width=widest, page=page))
+                        for w in kv.static(range(widest)):
+                            scales[w] = loaded[w] if widest > 1 else loaded
+                    for w in kv.static(range(widest)):
+                        found.append(scales[w])
+        return found
+
+    @kv.func
+    def store_scales(stage, scales, lane):
+        """Put a lane's scales where :func:`scale_at` finds them."""
+        for s in kv.static(range(scale_turns)):
+            for i in kv.static(range(2 * GC)):
+                scale_at(stage, i, s * 32 + lane % scale_lanes).store(scales[s * 2 * GC + i])
+
+    @kv.func
+    def scale_at(stage, which, token):
+        """Pointer to the f32 scale of a tile's token: granule ``which`` of K, or ``c.scales + which`` of V."""
+        if c.scales_copied:
+            of = 2 * c.half_stage + which // GC * (TT * c.scale_pitch) + which % GC * 4
+            return stage + of + token * c.scale_pitch
+        return stage + (2 * c.half_stage + which * (4 * TT)) + token * 4
+
+    @kv.func
+    def granule_scale_at(stage, half, granule, token):
+        """:func:`scale_at` of a granule that is a value of the kernel, of K or (``half`` 1) of V."""
+        if c.scales_copied:
+            return stage + (2 * c.half_stage + half * (TT * c.scale_pitch)) + granule * 4 + token * c.scale_pitch
+        return stage + (2 * c.half_stage + half * (GC * 4 * TT)) + granule * (4 * TT) + token * 4
+
+    @kv.func
+    def largest_scale(stage, half, lane):
+        """The largest magnitude of a tile's scales, of K or (``half`` 1) of V."""
+        top, width = kv.f32(0.0), 4 if c.scales_copied else 1
+        for t in kv.static(range(0, TT, 32)):
+            token = lane % TT if TT < 32 else lane + t
+            for g in kv.static(range(0, GC, width)):
+                loaded = scale_at(stage, half * GC + g, token).load(kv.f32, width)
+                for i in kv.static(range(width)):
+                    top = kv.math.max(top, kv.math.abs(loaded[i] if width > 1 else loaded))
+        return kv.warp_reduce(top, "max")
+
+    @kv.func
+    def issue(caches, b, head, tile, end, pages, tokens, stage, lane, keys, first, often):
+        """Start copying a tile, when the unit has it: where ``often`` is set, without checks that are not needed."""
+        if tile < end:
+            if often:
+                if within(tile, tokens, lane, first, keys):
+                    copy_tile(caches, b, head, tile, pages, tokens, stage, lane, keys, first, True)
+                else:
+                    copy_tile(caches, b, head, tile, pages, tokens, stage, lane, keys, first, False)
+            else:
+                copy_tile(caches, b, head, tile, pages, tokens, stage, lane, keys, first, False)
+        kv.cp_async_commit()
+
+    return SimpleNamespace(
+        shared_offset=shared_offset, pages_of=pages_of, token_of=token_of, within=within, load_scales=load_scales,
+        store_scales=store_scales, scale_at=scale_at, granule_scale_at=granule_scale_at, largest_scale=largest_scale,
+        held_scales=0 if c.scales_copied else 2 * GC * scale_turns, issue=issue, clear_columns=clear_columns,
+        seen_whole=seen_whole,
+    )  # fmt: skip

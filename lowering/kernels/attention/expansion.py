@@ -1,0 +1,266 @@
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""Expand ``kv.attention``, ``kv.attention_padded`` and ``kv.operand_attention``: choose a kernel and launch it.
+
+The kinds of kernels are declared in ``dialect/schedules.py``. Without a kind in the schedule, :func:`kind_of` takes
+decode where ``max_queries`` (no sequence has more new tokens) times the group is few rows (:func:`decode_rows`) and the
+case fits it, else tile where the case fits it, else simt. ``select-kv-schedule`` asks it, once.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from mlir import ir
+
+from kvarn.dialect.ops.attention import block_tile, score_of
+from kvarn.lowering.schedules import attention as tile_schedule, decode as decode_schedule
+from kvarn.lowering.schedules.decode import MOST_QUERIES, WARP_ROWS
+from kvarn.lowering.target import Target
+from kvarn.lowering.tiles.ir import WGMMA
+
+from .. import expands
+from ..base import Expansion
+from ..common import row_alignment
+from . import kernel as attention_tiles, launch as tile_launch, rows as attention_rows
+from .arguments import AttentionArguments
+from .case import Case
+from .decode import kernel as attention_decode
+from .queries import heads_of, is_padded, row_count
+
+# (most sequences, most query rows of a sequence and KV head) that count as a decode. Beside tiles by mma.sync: of many
+# sequences those read the keys of more rows once. Beside tiles by wgmma: a warp of a decode has 16 rows, and keys of
+# more are read twice (H200, 32 rows: 8 x 8k 81 against 70 us, 64 x 4k 267 against 252 us, 1 x 32k 48 against 40 us; of
+# one shorter sequence the start of a tile counts for more).
+DECODE_ROWS = ((16, 128), (1 << 31, 32))
+# Over 8-bit heads of up to 64 columns a decode converts every key once for each 16 rows, tiles by wgmma once (H200, 32
+# rows, 96 x 4k: 176 against 155 us).
+DECODE_ROWS_OF_NARROW_HEADS = ((16, 128), (1 << 31, 16))
+DECODE_ROWS_BESIDE_TILES = ((4, 32), (1 << 31, 16))
+WIDEST_ROWS = 16  # bytes that rows are aligned to where a block mask is made: those of attention may be others
+LISTED_KEYS = 64  # of a tile of a decode's block mask, at least
+
+
+def of_operands(op: Any) -> bool:
+    """Whether keys and values are operands, and not a collection's layer."""
+    return op.operation.name == "kv.operand_attention"
+
+
+def pages_of(op: Any) -> list[ir.Value | None]:
+    """The lists of pages of an attention and their counts; operands have none."""
+    return [None, None] if of_operands(op) else [op.pages, op.page_counts]
+
+
+def case_of(op: Any, at: Expansion) -> Case:
+    """The case of an attention."""
+    spec = at.spec(op.keys if of_operands(op) else op.collection)
+    return Case(
+        spec=spec, query=at.dtype(op.query), out=at.dtype(op.out), heads=heads_of(op, at),
+        value_size=spec.head_size, mask=op.mask.value, span=op.span.value, softcap=op.softcap.value,
+        score=score_of(op), sinks=op.sinks is not None, lse=op.lse is not None, alibi=op.alibi_slopes is not None,
+        padded=is_padded(op), pages=pages_of(op)[0] is not None, blocks=block_tile(op),
+    )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Place:
+    """What decides on a kernel beside the case: ``of_operands``, whether keys and values are operands."""
+
+    target: Target
+    schedule: Mapping[str, Any]
+    row_alignment: int
+    of_operands: bool = False
+
+    @staticmethod
+    def of(op: Any, at: Expansion) -> Place:
+        return Place(at.target, at.schedule, row_alignment(op), of_operands(op))
+
+    @property
+    def max_batch(self) -> int:
+        return self.schedule.get("max_batch", decode_schedule.Config.max_batch)
+
+    @property
+    def invariant(self) -> bool:
+        return bool(self.schedule.get("batch_invariant"))
+
+    @property
+    def sequences(self) -> int:
+        """Those that the choice of a kernel goes by: a promise that nothing follows the batch holds for it too."""
+        return DECODE_ROWS[-1][0] if self.invariant else self.max_batch
+
+
+def decode_problems(case: Case, place: Place, max_batch: int) -> list[str]:
+    """Why the decode kernel does not take a case, one sentence each; empty when it does."""
+    most = place.schedule.get("max_queries")
+    if most is None or place.of_operands:
+        return ["needs max_queries and a collection"]
+    found = decode_schedule.problems(case.spec, case.query, case.group, most, place.target, max_batch, place.invariant)
+    if case.blocks:
+        rows, keys = case.blocks
+        if rows < most * case.group:
+            found.append(f"needs a block mask of tiles of {most * case.group} query rows or more, got {rows}")
+        if keys % decode_schedule.LEAST_TILE:
+            found.append(f"needs a block mask of tiles of a multiple of {decode_schedule.LEAST_TILE} keys, got {keys}")
+    return found
+
+
+def decode_rows(case: Case, place: Place, sequences: int) -> int:
+    """The most query rows of a sequence and KV head for which a decode is taken."""
+    if case.pages:  # beside it are kernels of tiles no longer than a page, or of a row at a time
+        return MOST_QUERIES * WARP_ROWS
+    table = DECODE_ROWS_BESIDE_TILES if _stored_tiles(case, place) else DECODE_ROWS
+    narrow = case.spec.dtype.bits == 8 and not case.spec.quantized and case.spec.head_size <= 64
+    if narrow and tile_schedule.instruction_for(case, place.target, {}) == WGMMA:
+        table = DECODE_ROWS_OF_NARROW_HEADS
+    return next(rows for batches, rows in table if sequences <= batches)
+
+
+def _stored_tiles(case: Case, place: Place) -> bool:
+    """Whether kind tile takes a case, and multiplies elements as they are stored by wgmma.
+
+    The lines between kernels were measured beside wgmma.
+    """
+    stored = case.spec.dtype is case.query and not case.spec.quantized
+    by_wgmma = stored and tile_schedule.instruction_for(case, place.target, {}) == WGMMA
+    return by_wgmma and not tile_schedule.problems(case, place.target, place.row_alignment)
+
+
+def few_rows(case: Case, place: Place, listed: bool = False) -> bool:
+    """Whether a case counts as a decode; ``listed``: by a block mask.
+
+    Functions of few query rows are for kind tile where it multiplies elements as they are stored: it asks a mask only
+    where comparisons do not tell. Measured on an H200, 64 x 4k of bf16 with 4 rows: 1.00 to 1.03 times what a plain
+    decode takes, with masks and scores that compute, and 2.0 times over pages of 8 bits, which it converts.
+    """
+    most = place.schedule.get("max_queries")
+    if most is None or ((case.functions or listed) and _stored_tiles(case, place)):
+        return False
+    return most * case.group <= decode_rows(case, place, place.sequences)
+
+
+def kind_of(op: Any, at: Expansion, case: Case) -> str:
+    """The schedule's kind, which takes the case, or the choice for the target.
+
+    Raises
+    ------
+    ValueError
+        If the kind that is given does not take the case, or none can keep what the schedule promises.
+    """
+    place = Place.of(op, at)
+    if case.blocks:
+        return _kind_with_blocks(case, place)
+    kind = place.schedule.get("kind")
+    if kind == "tile":
+        problems = tile_schedule.problems(case, at.target, place.row_alignment, at.schedule)
+    else:
+        problems = decode_problems(case, place, place.max_batch) if kind == "decode" else []
+    for problem in problems:
+        raise ValueError(f"a schedule of kind {kind} {problem}")
+    if kind is not None:
+        return kind
+    if at.target.is_host:
+        return "host"
+    if few_rows(case, place):
+        problems = decode_problems(case, place, place.max_batch)
+        if not problems:
+            return "decode"
+        if place.invariant and not decode_problems(case, place, 1):
+            raise ValueError(
+                f"batch_invariant cannot be kept: fewer sequences have a kernel of kind decode, which {problems[0]}; "
+                "choose a kind"
+            )
+    return "simt" if tile_schedule.problems(case, at.target, place.row_alignment) else "tile"
+
+
+def _kind_with_blocks(case: Case, place: Place) -> str:
+    """The kind of an attention with a block mask, which all kernels take."""
+    kind = place.schedule.get("kind")
+    if place.target.is_host or kind == "simt":
+        return kind or "host"
+    if kind != "tile":
+        problems = decode_problems(case, place, place.max_batch)
+        if not problems and (kind == "decode" or few_rows(case, place, listed=True)):
+            return "decode"
+        for problem in problems if kind == "decode" else ():
+            raise ValueError(f"a schedule of kind decode {problem}")
+    problems = tile_schedule.problems(case, place.target, place.row_alignment)
+    for problem in problems if kind == "tile" else ():
+        raise ValueError(f"a schedule of kind tile {problem}")
+    return "simt" if problems else "tile"
+
+
+def block_extents(case: Case, place: Place) -> tuple[int, int]:
+    """(query rows, keys) of a tile of an attention, which are those of its block mask.
+
+    Raises
+    ------
+    ValueError
+        If the kind that is given does not take the case, or the schedule does not fit.
+    """
+    if place.target.is_host:
+        return attention_tiles.host_rows(case, place.schedule), attention_tiles.host_keys(case)
+    kind, of_rows = place.schedule.get("kind"), (attention_tiles.HOST_ROWS, attention_tiles.host_keys(case))
+    if kind == "simt":
+        return of_rows
+    if kind == "decode" or (kind is None and few_rows(case, place, listed=True)):
+        found = _decode_extents(case, place.schedule)
+        problems = decode_problems(replace(case, blocks=found), place, place.max_batch)
+        if not problems:
+            return found
+        for problem in problems if kind == "decode" else ():
+            raise ValueError(f"a schedule of kind decode {problem}")
+    problems = tile_schedule.problems(case, place.target, place.row_alignment)
+    for problem in problems if kind == "tile" else ():
+        raise ValueError(f"a schedule of kind tile {problem}")
+    if problems:
+        return of_rows
+    config = tile_schedule.chosen(case, place.target, place.schedule, measured=True)
+    return config.rows, config.keys
+
+
+def _decode_extents(case: Case, schedule: Mapping[str, Any]) -> tuple[int, int]:
+    """The rows of a sequence and KV head, and keys of whole tiles of a decode that divide a listed page."""
+    most = schedule.get("max_queries", 1)
+    config = decode_schedule.Config(case.spec, case.query, case.group, most)
+    keys = max(LISTED_KEYS, schedule.get("tile", decode_schedule.tile_of(config)))
+    return max(2, most * case.group), math.gcd(keys, case.spec.page_size) if case.pages else keys
+
+
+def slower_than(op: Any, at: Expansion, case: Case, kind: str) -> list[str]:
+    """Why a kernel of this kind was chosen where another would be faster, one sentence each; empty for the fastest."""
+    if at.target.is_host or "kind" in at.schedule:
+        return []
+    place, most, found = Place.of(op, at), at.schedule.get("max_queries"), []
+    few = most is not None and most * case.group <= decode_rows(case, place, place.max_batch)
+    if kind != "decode" and few and not case.blocks:
+        found += [f"a kernel of kind decode {problem}" for problem in decode_problems(case, place, place.max_batch)]
+    if kind == "simt":
+        problems = tile_schedule.problems(case, at.target, place.row_alignment)
+        found += [f"a kernel of kind tile {problem}" for problem in problems]
+    return found
+
+
+@expands("kv.attention", "kv.attention_padded", "kv.operand_attention")
+def expand(op: Any, at: Expansion) -> None:
+    case, kind = case_of(op, at), at.kind
+    if kind == "decode":
+        attention_decode.expand_decode(op, at)
+    elif kind == "tile":
+        tile_launch.launch(tile_schedule.chosen(case, at.target, at.schedule, at.tuned), at, op)
+    elif kind == "host" and attention_tiles.fits_host(case):  # of head size 1 there are no tiles
+        attention_tiles.launch_host(case, at, op)
+    else:
+        launch_rows(kind, case, at, op)
+
+
+def launch_rows(kind: str, case: Case, at: Expansion, op: Any) -> None:
+    """Launch the host's or the warps' kernel over all query rows."""
+    rows, args = row_count(op.query, at), [AttentionArguments.of(op)]
+    if kind == "host":
+        at.launch(attention_rows.host_kernel(case), args, (at.constant(case.heads), rows, 1), (1, 1, 1), key=case)
+        return
+    warps = attention_rows.WARPS
+    blocks = (rows * case.heads + (warps - 1)) // warps
+    at.launch(attention_rows.simt_kernel(case), args, (blocks, 1, 1), (32 * warps, 1, 1), key=case)

@@ -1,0 +1,226 @@
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""Attention over tiles: the one kernel for every cache kind, operand, mask and score modification.
+
+A tile is ``rows`` query rows (tokens times the group) of one KV head, whose keys come in tiles of ``keys`` keys from a
+source (:mod:`attention.sources`). A block takes one tile of rows after the other: with as many blocks as tiles each has
+one, with fewer they are persistent. Where few rows see many keys, the keys of a tile of rows are split among several
+blocks, whose partial results key_splits.py combines. What is written here is the algorithm; which tiles are masked or
+left out, what copies, what multiplies, what overlaps is decided by the passes from split-kv-loops to
+distribute-kv-tiles, by the schedule.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from kvarn import dsl as kv
+from kvarn.dialect.layout import cdiv
+from kvarn.dialect.shared_layout import CHUNK
+from kvarn.dsl import functions
+from kvarn.dsl.tiles import Tile
+
+from ..base import Expansion
+from .arguments import AttentionArguments
+from .case import Case, asks, has_first, mask_of
+from .key_splits import partial_row, quotient
+from .partials import LOG2E, LOWEST, finished, log_sum_exp, with_prior
+from .queries import tiles_of
+from .softmax import modified, modifies, online_softmax
+from .sources import source_of
+from .specialisation import TileArguments, TileKernel
+
+# Query rows and keys of a tile on the host: what stays in its first caches.
+HOST_ROWS, HOST_KEYS = 16, 32
+
+
+@dataclass(frozen=True)
+class Work:
+    """What a block does at a time: a split of the keys of the tile ``tile`` of all, the ``number``-th of a KV head."""
+
+    tile: Any
+    number: Any
+    head: Any
+    split: Any
+
+
+@kv.func
+def rounds(s, t):
+    """The work of this block, one after the other."""
+    heads = s.case.spec.num_heads
+    number_of_tiles = t.tiles * heads
+    units = number_of_tiles if t.splits is None else number_of_tiles * t.splits
+    last_unit, step = (units, kv.grid_dim.x) if s.looped else (kv.block_id.x + 1, 1)
+    for i in range(kv.block_id.x, last_unit, step):
+        work = i if t.queue is None else kv.take_round(t.queue, i, units)
+        split = 0 if t.splits is None else quotient(work, number_of_tiles)
+        tile = work - split * number_of_tiles  # those who read the same keys, at one time
+        yield Work(tile, t.tiles - 1 - tile // heads, tile % heads, split)  # the longest first
+
+
+@dataclass(frozen=True)
+class QueryRows:
+    """A tile of query rows of a sequence and KV head.
+
+    Attributes
+    ----------
+    number, head : i32
+        The tile's number and the KV head.
+    b, row0, count : i32
+        The sequence, the tile's first row in it, and its rows.
+    start, num_keys : i32
+        The absolute position of the sequence's first query, and its keys; none for a tile without rows.
+    exists : bool [M]
+        Which rows there are; others repeat one that is there.
+    h, at : i32 [M]
+        Query heads and absolute positions.
+    place : tuple
+        Where the rows lie in the query, the output and the log-sum-exp.
+    """
+
+    number: Any
+    head: Any
+    b: Any
+    row0: Any
+    count: Any
+    start: Any
+    num_keys: Any
+    exists: Any
+    h: Any
+    at: Any
+    place: tuple[Any, ...]
+
+
+@kv.func
+def rows_of(s, a, queries, work):
+    """The query rows of a block's work."""
+    group = s.case.group
+    b, base, row0, count = queries.tile(work.number, group, s.rows)
+    start, num_keys = a.start(s.case, queries, b)
+    num_keys = kv.where(row0 < count, num_keys, 0)
+    row = row0 + kv.tile_index(s.rows)
+    exists, row = row < count, kv.math.max(kv.math.min(row, count - 1), 0)
+    token, h = row // group, work.head * group + row % group
+    place = (*queries.at(base, token), h)
+    return QueryRows(work.number, work.head, b, row0, count, start, num_keys, exists, h, start + token, place)
+
+
+@kv.func
+def scaled_query(s, a, rows):
+    """(query rows, what a score is multiplied by before functions change it, the unit of scores in powers of two)."""
+    q = a.query.load_rows(*rows.place, mask=rows.exists, columns=s.query_columns, stored=s.case.size)
+    if s.dtype is not s.case.query:
+        q = s.dtype(q)
+    if a.scale < 0.0:  # maxima are found before scores are scaled, and masks hide before that too
+        q = -q
+    positive = kv.math.max(kv.math.abs(a.scale), 1.0e-30)
+    unit, factor = kv.f32(LOG2E) if modifies(s.case) else positive * LOG2E, positive
+    if s.stored_keys:
+        q, powers = kv.two_terms(q, rows.head * s.case.size % CHUNK if s.aligned else None)
+        factor = (powers * positive)[:, None]
+        if not modifies(s.case):
+            unit = powers * unit
+    return q, factor, unit
+
+
+@kv.func
+def cleaned(s, v, seen):
+    """Values, with zeros for those that no row sees: whatever they are, a weight of zero leaves nothing of them."""
+    if s.clean and (has_first(s.case) or asks(s.case)):
+        some = kv.where(seen, kv.full((s.rows, s.keys), 1), 0).max(axis=0)
+        v = kv.where((some > 0)[:, None], v, 0.0)
+    return v
+
+
+@kv.func
+def write_result(s, a, rows, m, l, o):
+    """Write the rows' result: normalised, with a sink and a result over other keys, and the log-sum-exp."""
+    head, place, exists = rows.h, rows.place, rows.exists
+    before = None if a.prior is None else a.prior_lse.gather(*place, mask=exists)
+    m, l, factor, of_prior = finished(m, l, None if a.sinks is None else a.sinks[head], before, kv.math.exp2)
+    o = o * factor[:, None]
+    if a.prior is not None:
+        d, of_prior = kv.tile_index(s.value_columns)[None, :], of_prior[:, None]
+        there = exists[:, None] & (of_prior != 0.0) & (d < s.values)
+        at = [i[:, None] if isinstance(i, Tile) else i for i in place]
+        o = with_prior(o, a.prior.gather(*at, d + s.first_column, mask=there), of_prior)
+    stored = {"stored": s.values, "first_column": s.first_column}
+    a.out.store_rows(*place, value=s.case.out(o), mask=exists, **stored)
+    if a.lse is not None:
+        a.lse.scatter(*place, value=log_sum_exp(m, l), mask=exists)
+
+
+@kv.func
+def write_partial(s, t, rows, tile, split, some, m, l, o):
+    """Leave a split's partial result where the combination finds it; ``some``: whether it has any key."""
+    slot, written = partial_row(tile, t.splits, split, s.rows) + kv.tile_index(s.rows), rows.exists & some
+    t.partials.store_rows(slot, value=o, mask=written)
+    t.ends.scatter(slot, 0, value=m, mask=written)
+    t.ends.scatter(slot, 1, value=l, mask=written)
+
+
+def attention_kernel(s: TileKernel) -> Any:
+    """The kernel of a specialisation."""
+    scores_read = functions.registered(s.case.score).arrays if s.case.score else 0
+    mask_of(s.case)  # one that was not given in this process is refused before anything is traced
+    options = {} if s.min_blocks is None else {"min_blocks": s.min_blocks}
+
+    @kv.kernel(block=(s.threads, 1, 1), **options)
+    def attention(a: AttentionArguments, t: TileArguments):
+        queries, arrays = a.queries(s.case, s.most), a.arrays
+        for work in rounds(s, t):
+            rows = rows_of(s, a, queries, work)
+            q, factor, unit = scaled_query(s, a, rows)
+            keys = source_of(s, a, t, rows, work.split, q.shape[1] // (2 if s.stored_keys else 1))
+            first, end, several = keys.part()
+            m, l, o = kv.full(s.rows, LOWEST), kv.full(s.rows, 0.0), kv.full((s.rows, s.value_columns), 0.0)
+            for tile in keys.tiles(first, end):
+                at = rows.b, rows.h[:, None], rows.at[:, None], tile.at[None, :]
+                x = kv.dot(q, tile.k.T)
+                if modifies(s.case):
+                    x = modified(s.case, x * factor, *at, a.slopes, arrays)
+                with kv.trace("mask"):
+                    x, seen = keys.hide(x, tile, at, arrays[scores_read:])
+                v = cleaned(s, tile.v, seen)
+                with kv.trace("softmax"):
+                    m, l, p, alpha = online_softmax(m, l, x, unit, *s.slack)
+                o = kv.dot(s.of_weights(p), v, o * alpha[:, None])
+            if several:
+                write_partial(s, t, rows, work.tile, work.split, first < end, m, l, o)
+            elif work.split == 0:
+                write_result(s, a, rows, m, l, o)
+
+    return attention
+
+
+# --- the host --------------------------------------------------------------------------------------
+
+
+def host_keys(case: Case) -> int:
+    """Keys of a tile on the host: of lists of pages as many as divide a page; 0 where no extent of a tile does."""
+    if not case.pages:
+        return HOST_KEYS
+    page = case.spec.page_size
+    fitting = [n for n in range(min(page, HOST_KEYS), 1, -1) if page % n == 0]
+    return next(iter(fitting), page if 2 <= page <= 2 * HOST_KEYS else 0)
+
+
+def host_rows(case: Case, schedule: Mapping[str, Any]) -> int:
+    """Query rows of a tile on the host: of the fewest tiles that hold a sequence's rows, the smallest."""
+    total = max(1, schedule.get("max_queries", HOST_ROWS) * case.group)
+    return max(2, cdiv(total, cdiv(total, HOST_ROWS)))
+
+
+def fits_host(case: Case) -> bool:
+    """Whether the case is one of tiles: their extents are at least 2."""
+    return min(case.size, case.value_size) >= 2 and host_keys(case) > 0
+
+
+def launch_host(case: Case, at: Expansion, op: Any) -> None:
+    """Launch the kernel on the host, where a block is one thread."""
+    rows, keys = case.blocks or (host_rows(case, at.schedule), host_keys(case))
+    tiles = tiles_of(op, at, case.group, rows)
+    kernel = attention_kernel(TileKernel(case, rows, keys, threads=1, clean=True))
+    args = [AttentionArguments.of(op), TileArguments(tiles)]
+    at.launch(kernel, args, (tiles * case.spec.num_heads, 1, 1), (1, 1, 1), key=(case, rows, keys))

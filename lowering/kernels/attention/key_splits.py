@@ -1,0 +1,132 @@
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""Key splits of attention over tiles: how the keys of a tile of query rows are cut, and what combines the results.
+
+A tile's split s has the tiles of keys from ``first + s * each`` on; of a block mask, those at such places of its list.
+How many splits a tile has follows from the keys that its own rows see, or that are listed, and from the schedule's
+bound alone: nothing else of the batch moves a cut, and where the bound is given (not chosen by the shapes of a batch),
+a sequence's result is the same bit for bit in every batch.
+
+A split leaves its rows' sums o unnormalised in f32, and m and l, the maximum in powers of two and the sum of weights
+over it. The combination adds them in the order of the splits, a warp a row.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from kvarn import dsl as kv
+from kvarn.dialect.dtypes import f32
+from kvarn.dialect.layout import cdiv
+
+from .arguments import AttentionArguments
+from .case import Case, end_key, first_key
+from .key_tiles import KeyTiles
+from .partials import LOWEST, finished, log_sum_exp, weight, with_prior
+from .specialisation import TileArguments, TileKernel
+
+MOST_SPLITS = 32  # a lane of a warp has the m and l of each
+LEAST_KEYS = 1024  # of one of several splits: fewer take less time than the combination
+WARPS = 4
+WIDTH = 4  # elements of a row that a lane loads together
+TOGETHER = 4  # splits whose loads a warp has under way
+
+
+@kv.func
+def key_range(case: Case, keys: int, rows: int, start: Any, row0: Any, count: Any, num_keys: Any) -> tuple[Any, Any]:
+    """(first, end) of the tiles of keys that the rows [row0, row0 + rows) of a sequence's ``count`` walk over."""
+    end = end_key(case, start + (kv.math.min(row0 + rows, count) - 1) // case.group, num_keys)
+    low = kv.i32(first_key(case, start + row0 // case.group)) // keys
+    return low, kv.math.max((end + (keys - 1)) // keys, low)
+
+
+@kv.func
+def quotient(a: Any, b: Any) -> Any:
+    """``a // b`` of numbers that are not negative: fewer instructions, for every tile of rows."""
+    return kv.i32(kv.u32(a) // kv.u32(b))
+
+
+@kv.func
+def split_tiles(least: int, low: Any, high: Any, max_splits: Any) -> Any:
+    """Tiles of keys of each split of [low, high): ``least`` or more, or all of them."""
+    tiles = high - low
+    return kv.where(tiles < 2 * least, tiles, kv.math.max(quotient(tiles + (max_splits - 1), max_splits), least))
+
+
+@kv.func
+def split_of(least: int, low: Any, high: Any, max_splits: Any, split: Any) -> tuple[Any, Any, Any]:
+    """(first tile, end, whether there are other splits) of a split of tiles of keys [low, high)."""
+    each = split_tiles(least, low, high, max_splits)
+    first = kv.math.min(low + split * each, high)
+    return first, kv.math.min(first + each, high), high - low > each
+
+
+@kv.func
+def partial_row(tile: Any, max_splits: Any, split: Any, rows: int) -> Any:
+    """The first row of the partial result of a split of a tile."""
+    return (tile * max_splits + split) * rows
+
+
+def combine_kernel(s: TileKernel, programmatic: bool = True) -> Any:
+    """The kernel that combines the partial results of a kernel over tiles.
+
+    A warp has a row. Rows of tiles that were not split are written already. ``programmatic``: it may be launched while
+    the kernel before it ends.
+    """
+    case, rows, keys, least, most = s.case, s.rows, s.keys, s.least, s.most
+    FIRST, V = s.first_column, s.values
+    turns = cdiv(V, 32 * WIDTH)
+
+    @kv.func
+    def weights_of(ends, row, num_splits, lane):
+        """(m, l) of a row, and of the lane's split the weight: 2 to the power of its m, less the row's."""
+        mine, total = kv.f32(LOWEST), kv.f32(0.0)
+        if lane < num_splits:
+            mine, total = ends[row + lane * rows, 0], ends[row + lane * rows, 1]
+        m = kv.warp_reduce(mine, "max")
+        mine = weight(mine, m)
+        return m, kv.warp_reduce(total * mine, "add"), mine
+
+    @kv.kernel(block=(32 * WARPS, 1, 1))
+    def attention_tiles_combine(a: AttentionArguments, t: TileArguments):
+        lane, warp = kv.lane_id(), kv.warp_id()
+        queries, tiles, splits = a.queries(case, most), t.tiles, t.splits
+        item = kv.block_id.x * WARPS + warp
+        tile, r = item // rows, item % rows
+        number, head = tiles - 1 - tile // case.spec.num_heads, tile % case.spec.num_heads
+        b, base, row0, count = queries.tile(number, case.group, rows)
+        if programmatic:
+            kv.griddepcontrol_wait()  # what the kernel before wrote is there, lengths of a sequence are from before
+        if row0 + r < count:
+            start, num_keys = a.start(case, queries, b)
+            if a.block_mask is None:
+                low, high = key_range(case, keys, rows, start, row0, count, num_keys)
+            else:
+                low, high = kv.i32(0), KeyTiles(a.block_mask, keys).count(number, head)
+            each = split_tiles(least, low, high, splits)
+            if high - low > each:
+                num_splits = quotient(high - low + (each - 1), each)
+                row, token = partial_row(tile, splits, 0, rows) + r, (row0 + r) // case.group
+                h = head * case.group + (row0 + r) % case.group
+                m, l, mine = weights_of(t.ends, row, num_splits, lane)
+                place = (*queries.at(base, token), h)
+                before = None if a.prior is None else a.prior_lse[place]
+                m, l, factor, of_prior = finished(m, l, None if a.sinks is None else a.sinks[h], before)
+                for turn in kv.static(range(turns)):
+                    d = kv.math.min((turn * 32 + lane) * WIDTH, V - WIDTH)  # the last lanes repeat the last elements
+                    o = kv.vector(f32, WIDTH)
+                    for s in range(0, num_splits, TOGETHER):
+                        held = [
+                            t.partials.load(row + kv.math.min(s + j, num_splits - 1) * rows, d, width=WIDTH)
+                            for j in range(TOGETHER)
+                        ]
+                        for j in kv.static(range(TOGETHER)):
+                            o = o + held[j] * kv.where(s + j < num_splits, kv.shuffle_idx(mine, (s + j) & 31), 0.0)
+                    o = o * factor
+                    if a.prior is not None:
+                        o = with_prior(o, a.prior.load(*place, FIRST + d, width=WIDTH), of_prior)
+                    a.out.store(*place, FIRST + d, value=case.out(o))
+                if a.lse is not None:
+                    if lane == 0:
+                        a.lse[place] = log_sum_exp(m, l)
+
+    return attention_tiles_combine

@@ -1,0 +1,113 @@
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""Launches of attention over tiles: blocks, splits, memory of partial results and descriptors, by a schedule."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import Any
+
+from kvarn.dialect.dtypes import f32
+from kvarn.dialect.ops.attention import ARRAYS
+from kvarn.lowering.passes.tiles.promote_kv_sums import columns_at_a_time, columns_behind
+from kvarn.lowering.schedules.attention import TileConfig, copies_by_tma, staged_by_tma
+from kvarn.lowering.tiles.boxes import swizzle_of_boxes
+from kvarn.lowering.tiles.ir import MMA, SWIZZLE
+from kvarn.lowering.tiles.transposition import GROUP
+
+from ..base import Expansion
+from .arguments import AttentionArguments
+from .kernel import attention_kernel
+from .key_splits import WARPS, combine_kernel
+from .queries import batch_of, tiles_of
+from .specialisation import TileArguments, TileKernel
+from .split_counts import halved, longest_of, splits_for
+
+
+def launch(config: TileConfig, at: Expansion, op: Any) -> None:
+    """Launch the kernel and, where keys are split, the one that combines their partial results."""
+    a = AttentionArguments.of(op)
+    # A block mask has numbered tiles of rows, whatever is promised; lists have rows for sequences.
+    numbered = config.case.padded or a.block_mask is not None or a.lists is not None
+    most = None if numbered else at.schedule.get("max_queries")
+    tiles, multiprocessors = tiles_of(op, at, config.case.group, config.rows, most), at.device("multiprocessors")
+    splits = None
+    if config.splits != 1:
+        # Rows fill no fewer tiles than this, and every sequence of a batch has one.
+        rows = at.dim(op.query, 0) * (at.dim(op.query, 1) if config.case.padded else at.constant(1))
+        filled = tiles if config.case.padded else ((rows * config.case.group + (config.rows - 1)) // config.rows)
+        filled = filled.greatest(batch_of(op, at)).greatest(at.constant(1)) * config.case.spec.num_heads
+        splits = at.constant(config.splits or 1)
+        if not config.splits:
+            longest, slots, least = longest_of(op, at), multiprocessors * config.occupancy, config.least * config.keys
+            splits = splits_for(filled, batch_of(op, at), longest, slots, least)
+            if config.occupancy > 1:
+                splits = splits.greatest(halved(filled, slots, longest, least))
+    t = TileArguments(tiles, *descriptors(config, at, a), splits=splits)
+    for section in config.sections:
+        _launch_section(config, section, at, a, t, most)
+
+
+def _launch_section(
+    config: TileConfig,
+    section: tuple[int, int],
+    at: Expansion,
+    a: AttentionArguments,
+    t: TileArguments,
+    most: int | None,
+) -> None:
+    """Launch the kernel of some columns of values, of sequences of ``most`` query tokens at most."""
+    case, tiles, multiprocessors, splits = config.case, t.tiles, at.device("multiprocessors"), t.splits
+    spare = config.most_shared_bytes(at.target) - config.shared_bytes
+    schedule = {"consumers": config.consumers, "spare": max(spare, 0), **config.entries()}
+    if config.narrow:
+        schedule["promote"] = columns_at_a_time(config.value_columns)
+        schedule["behind"] = columns_behind(config.value_columns)
+    if config.across > 1:
+        schedule["across"] = config.across
+    by_mma = config.instruction == MMA
+    s = TileKernel(
+        case, config.rows, config.keys, config.threads, config.blocks(at.target), bounded=by_mma, least=config.least,
+        looped=config.persistent or not by_mma, section=section, most=most, stored_keys=config.stored_keys,
+        weights=config.weights,
+    )  # fmt: skip
+    if config.narrow and a.lse is None:  # which is of weights before they were rounded
+        schedule["row_sums"] = True
+    if section[0] > 0:
+        a = a.without("lse")  # which the first of several writes
+    units, at_once = tiles * case.spec.num_heads, multiprocessors * config.occupancy
+    blocks = units.least(at_once) if config.persistent else units
+    several = None
+    if splits is not None:
+        several = (splits - 1).least(at.constant(1))
+        slots = several * units * splits * config.rows + 1
+        partials = at.workspace(slots, dtype=f32, columns=config.value_columns)
+        t = replace(t, partials=partials, ends=at.workspace(slots, dtype=f32, columns=2))
+        units_of_all = units * splits
+        blocks = units_of_all.least(at_once) if config.persistent else units_of_all
+    if config.persistent and config.producer:
+        t = replace(t, queue=at.workspace(4, zeroed=True))
+    key, kernel = (config, section, most), attention_kernel(s)
+    at.launch(kernel, [a, t], (blocks, 1, 1), (config.threads, 1, 1), key=key, attributes={"kv.schedule": schedule})
+    if several is None:
+        return
+    a = a.without("query", "scale", "slopes", "pages", "page_counts", *ARRAYS)
+    t = replace(t, key_map=None, value_map=None, queue=None)
+    grid, early = several * units * (config.rows // WARPS), at.target.has("pdl")
+    at.launch(combine_kernel(s, early), [a, t], (grid, 1, 1), (32 * WARPS, 1, 1), key=key, programmatic=early)
+
+
+def descriptors(config: TileConfig, at: Expansion, a: AttentionArguments) -> list[Any]:
+    """Tensor maps of keys and values; None where copies by TMA cannot be."""
+    rows, staged, found = config.box_rows, staged_by_tma(config), []
+    if not (copies_by_tma(config) or staged):
+        return [None, None]
+    for handle, half in ((a.collection or a.keys, "key"), (a.collection or a.values, "value")):
+        as_stored = not staged or (config.stored_keys and half == "key")
+        swizzle = f"{SWIZZLE if as_stored else swizzle_of_boxes(config.case.spec)}B"
+        box = math.gcd(rows, GROUP) if config.narrow and half == "value" else rows  # of what a warp transposes
+        if at.why_no_tensor_map(handle, rows=box, swizzle=swizzle) is not None:
+            return [None, None]
+        whose = {} if a.layer is None else {"layer": a.layer, "half": half}
+        found.append(at.tensor_map(handle, rows=box, swizzle=swizzle, **whose))
+    return found

@@ -1,0 +1,286 @@
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""Attention one query row at a time: for what the tiled kernels do not take, on the host (columns alone) and on GPUs.
+
+Both make one pass over the row's keys with a running maximum and sum, in f32, and read no key outside the row's
+interval. They serve every cache kind, element type, head size, page size and mask, latent rows (whose values are the
+first columns of the keys), and rows of the pool that lists name.
+
+On the host a thread has a row to itself and takes eight keys at a time, so that their scores are independent and one
+vector exp2 serves them. On a GPU a warp has it: for the scores each lane takes a key, for the values each lane
+takes some columns of all keys.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from kvarn import dsl as kv
+from kvarn.dialect.dtypes import f32
+from kvarn.dialect.layout import align_up, cdiv, lowbit
+from kvarn.dsl.builder import emit_value, types
+from kvarn.lowering.host_math import exp2
+from kvarn.lowering.tiles.cache_rows import load_width, place_in_pool, read_rope, read_row
+
+from .arguments import AttentionArguments
+from .case import Case, asks, column_vectors, interval, place_of
+from .chosen_pages import ChosenPages, chosen_pages
+from .key_tiles import KeyTiles, TilesOfRow
+from .partials import LOWEST, NO_VALUE, finished, log_sum_exp, with_prior
+from .softmax import modified_one, score_unit, shown
+
+LANES = 16  # f32 lanes of a host vector: one AVX-512 register, two of AVX2
+KEYS = 8  # keys that the host takes at a time
+WARPS = 4  # rows of a block on a GPU
+
+
+def visited_of(
+    case: Case, a: AttentionArguments, queries: Any, place: tuple[Any, Any, Any], num_keys: Any
+) -> ChosenPages | TilesOfRow | None:
+    """What a query row at (sequence, row, query head) visits, where lists say so; None where it visits every key."""
+    if a.block_mask is None:
+        return chosen_pages(a.source, a.pages, a.page_counts)
+    (b, row, h), (rows, keys) = place, case.blocks
+    of_sequence = (queries.token(b, row) * case.group + h % case.group) // rows
+    return TilesOfRow(KeyTiles(a.block_mask, keys), queries.first_tile(b, case.group, rows) + of_sequence, num_keys)
+
+
+# --- the host --------------------------------------------------------------------------------------
+
+
+def lane_sum(x: Any) -> Any:
+    """The sum of a vector's lanes, in any order."""
+    attributes = {
+        "kind": types().attribute("#vector.kind<add>"),
+        "fastmath": types().attribute("#arith.fastmath<reassoc,contract>"),
+    }
+    return kv.Value(emit_value("vector.reduction", types().of(f32), [x.ir], attributes), f32)
+
+
+def host_kernel(case: Case) -> Any:
+    """The host's kernel: a grid of (query heads, rows), one thread a block."""
+    spec, hides = case.spec, asks(case)
+    widest = load_width(spec, LANES)
+    key_vectors, value_vectors = column_vectors(case.content, widest), column_vectors(case.value_size, widest)
+    rope_vectors = [(case.content + d, w) for d, w in column_vectors(case.rope, LANES)]
+
+    def scores_of(keys: Any, q: Any, b: Any, head: Any, places: list[tuple[Any, Any]], how: Any) -> list[Any]:
+        """The scores of the keys at (token, page): a sum a width of vectors, then over the lanes.
+
+        ``how`` is (slopes or None, query head, position of the query, arrays of the functions).
+        """
+        slopes, h, position, arrays = how
+        found = []
+        for token, page in places:
+            sums: dict[int, Any] = {}
+            for (d, w), x in zip(key_vectors + rope_vectors, q, strict=True):
+                if d < case.content:
+                    key = read_row(case.row, keys, b, head, token, d, w, page)
+                else:
+                    key = read_rope(case.row, keys, b, head, token, d, w, page)
+                sums[w] = x * key if w not in sums else sums[w] + x * key
+            score = None
+            for w, total in sums.items():
+                part = lane_sum(total) if w > 1 else total
+                score = part if score is None else score + part
+            found.append(modified_one(case, score, b, h, position, token, slopes, arrays, {"exp2": exp2}))
+        return found
+
+    def take(
+        keys: Any, values: Any, q: Any, b: Any, head: Any, places: list[tuple[Any, Any]], state: list[Any],
+        sums: list[Any], how: Any,
+    ) -> None:  # fmt: skip
+        """Fold the keys at (token, page) into the state (maximum, denominator) and the weighted sums of values."""
+        count, scores = len(places), scores_of(keys, q, b, head, places, how)
+        if isinstance(values, kv.Operand):  # of a collection, one table serves both
+            places = [(t, values.page(b, t)) for t, _ in places]
+        top = kv.math.max(state[0], *scores)
+        alpha = exp2(state[0] - top)
+        weights = exp2(kv.vector(f32, scores) - top) if count > 1 else [exp2(scores[0] - top)]
+        state[0], state[1] = top, state[1] * alpha + (lane_sum(weights) if count > 1 else weights[0])
+        for n, (d, w) in enumerate(value_vectors):
+            x = sums[n] * alpha
+            for i, (token, page) in enumerate(places):
+                x = x + read_row(case.row, values, b, head, token, d, w, page) * weights[i]
+            sums[n] = x
+
+    @kv.func
+    def take_all(keys, values, q, b, head, first, end, state, sums, how, lists):
+        """Fold the keys [first, end) into the state and the sums: those that there are and are shown, one at a time."""
+        if lists is not None:
+            for t in range(first, end):
+                slot, page, there = place_in_pool(keys, lists[b, t])
+                if there:
+                    take(keys, values, q, b, head, [(slot, page)], state, sums, how)
+        elif hides:
+            for t in range(first, end):
+                if shown(case, b, how[1], how[2], t, how[3]):
+                    take(keys, values, q, b, head, [(t, keys.page(b, t))], state, sums, how)
+        else:
+            whole = first + kv.math.max(end - first, 0) // KEYS * KEYS
+            for t in range(first, whole, KEYS):
+                places = [(t + i, keys.page(b, t + i)) for i in range(KEYS)]
+                take(keys, values, q, b, head, places, state, sums, how)
+            for t in range(whole, end):
+                take(keys, values, q, b, head, [(t, keys.page(b, t))], state, sums, how)
+
+    @kv.kernel
+    def attention_host(a: AttentionArguments):
+        h, row = kv.block_id.x, kv.block_id.y
+        queries = a.queries(case)
+        if queries.holds(row):
+            b, position, num_keys = place_of(case, a.source, a.values, queries, row)
+            first, end = interval(case, position, num_keys)
+            keys, values = a.caches(case)
+            head, here = h // case.group, queries.numbered(row)
+            factor = a.scale * score_unit(case)
+            q = [
+                kv.f32(a.query.load(*here, h, d, width=w, alignment=case.query.itemsize)) * factor
+                for d, w in key_vectors + rope_vectors
+            ]
+            state = [kv.f32(LOWEST), kv.f32(0.0)]
+            sums = [kv.vector(f32, w) if w > 1 else kv.f32(0.0) for _, w in value_vectors]
+            how = (a.slopes, h, position, a.arrays)
+            visited = visited_of(case, a, queries, (b, row, h), num_keys)
+            if visited is None:
+                take_all(keys, values, q, b, head, first, end, state, sums, how, a.lists)
+            else:
+                count = visited.count(b, head)
+                for entry in range(count):
+                    token = visited.first_token(b, head, entry, count)
+                    low, high = kv.math.max(first, token), kv.math.min(end, token + visited.unit)
+                    take_all(keys, values, q, b, head, low, high, state, sums, how, None)
+            sink, before = None if a.sinks is None else a.sinks[h], None if a.prior is None else a.prior_lse[(*here, h)]
+            *state, inverse, of_prior = finished(*state, sink, before, exp2)
+            for n, (d, w) in enumerate(value_vectors):
+                x = sums[n] * inverse
+                if a.prior is not None:
+                    x = with_prior(x, a.prior.load(*here, h, d, width=w, alignment=f32.itemsize), of_prior)
+                a.out.store(*here, h, d, value=case.out(x), alignment=case.out.itemsize)
+            if a.lse is not None:
+                a.lse[(*here, h)] = log_sum_exp(state[0], state[1])
+
+    return attention_host
+
+
+@kv.func
+def place_of_key(cache, lists, b, token):
+    """(token or slot, page, whether there is one) of a key: a sequence's token, or the row that its list names."""
+    if lists is not None:
+        return place_in_pool(cache, lists[b, token])
+    return token, cache.page(b, token), True
+
+
+# --- GPUs ------------------------------------------------------------------------------------------
+
+
+def lane_width(case: Case) -> int:
+    """Columns that a lane takes at a time for the values: few enough that all lanes have some, at most 16 bytes."""
+    widest = min(
+        16 // case.spec.dtype.itemsize, lowbit(case.value_size), max(1, 1 << cdiv(case.value_size, 32).bit_length() - 1)
+    )
+    return load_width(case.spec, widest)
+
+
+def simt_kernel(case: Case) -> Any:
+    """The GPU's kernel: a warp a (row, query head), ``WARPS`` of them a block, in a linear grid."""
+    spec = case.spec
+    key_width = load_width(spec, min(16 // spec.dtype.itemsize, lowbit(case.content)))
+    width = lane_width(case)
+    columns = case.value_size // width  # vectors of a value
+    turns = cdiv(columns, 32)
+    unrolled, hides = case.content // key_width <= 32, asks(case) or case.listed
+
+    rope_vectors = [(case.content + d, w) for d, w in column_vectors(case.rope, 8)]
+
+    def product(total: Any, x: Any, y: Any) -> Any:
+        """total + x . y"""
+        for one, other in zip(x, y, strict=True) if isinstance(x, kv.Vector) else [(x, y)]:
+            total = total + one * other
+        return total
+
+    @kv.func
+    def score_of(keys, q, warp, b, head, token, page):
+        """This lane's key against the query row in shared memory."""
+        total = kv.f32(0.0)
+        for d in range(0 if unrolled else kv.i32(0), case.content, key_width):
+            key = read_row(case.row, keys, b, head, token, d, key_width, page)
+            total = product(total, q.load(warp, d, width=key_width), key)
+        for d, w in kv.static(rope_vectors):
+            key = read_rope(case.row, keys, b, head, token, d, w, page)
+            total = product(total, q.load(warp, d, width=w, alignment=4), key)
+        return total
+
+    @kv.func
+    def take_all(keys, values, q, warp, lane, b, first, end, state, sums, how, lists):
+        """Fold the keys [first, end) into the state (maximum, this lane's sum) and the weighted sums of values."""
+        slopes, h, position, arrays = how
+        head = h // case.group
+        for base in range(first, end, 32):
+            token = kv.math.min(base + lane, end - 1)
+            at, page, seen = place_of_key(keys, lists, b, token)
+            score = score_of(keys, q, warp, b, head, at, page)
+            score = modified_one(case, score, b, h, position, token, slopes, arrays)
+            seen = seen & (base + lane < end)
+            if asks(case):
+                seen = seen & shown(case, b, h, position, token, arrays)
+            score = kv.where(seen, score, NO_VALUE)
+            higher = kv.math.max(state[0], kv.warp_reduce(score, "max"))
+            alpha = kv.ex2(state[0] - higher)
+            weight = kv.ex2(score - higher)
+            state[0], state[1] = higher, state[1] * alpha + weight
+            for n in kv.static(range(turns)):
+                sums[n] = sums[n] * alpha
+            for i in range(0, kv.math.min(end - base, 32)):
+                share = kv.shuffle_idx(weight, i)
+                if (share != 0.0) if hides else True:  # a value that is hidden may be anything
+                    at, page, _ = place_of_key(values, lists, b, base + i)
+                    for n in kv.static(range(turns)):
+                        d = kv.math.min(lane + 32 * n, columns - 1) * width
+                        sums[n] = sums[n] + read_row(case.row, values, b, head, at, d, width, page) * share
+
+    @kv.kernel(max_threads=32 * WARPS)
+    def attention_simt(a: AttentionArguments):
+        lane, warp = kv.thread_id.x & 31, kv.thread_id.x >> 5
+        item = kv.block_id.x * WARPS + warp
+        row, h = item // case.heads, item % case.heads
+        q = kv.shared((WARPS, align_up(case.size, 16)), f32)
+        queries = a.queries(case)
+        exists, here = queries.holds(row), queries.numbered(row)
+        if exists:
+            factor = a.scale * score_unit(case)
+            for d in range(lane, case.size, 32):
+                q[warp, d] = kv.f32(a.query[(*here, h, d)]) * factor
+        kv.syncwarp()
+        if exists:
+            b, position, num_keys = place_of(case, a.source, a.values, queries, row)
+            first, end = interval(case, position, num_keys)
+            keys, values = a.caches(case)
+            sums = [kv.vector(f32, width) if width > 1 else kv.f32(0.0) for _ in range(turns)]
+            how = (a.slopes, h, position, a.arrays)
+            state = [kv.f32(LOWEST), kv.f32(0.0)]
+            visited = visited_of(case, a, queries, (b, row, h), num_keys)
+            if visited is None:
+                take_all(keys, values, q, warp, lane, b, first, end, state, sums, how, a.lists)
+            else:
+                head = h // case.group
+                count = visited.count(b, head)
+                for entry in range(count):
+                    token = visited.first_token(b, head, entry, count)
+                    low, high = kv.math.max(first, token), kv.math.min(end, token + visited.unit)
+                    take_all(keys, values, q, warp, lane, b, low, high, state, sums, how, None)
+            top, total = state
+            sink, before = None if a.sinks is None else a.sinks[h], None if a.prior is None else a.prior_lse[(*here, h)]
+            top, total, inverse, of_prior = finished(top, kv.warp_reduce(total, "add"), sink, before)
+            for n in kv.static(range(turns)):
+                column = lane + 32 * n
+                if column < columns:
+                    x = sums[n] * inverse
+                    if a.prior is not None:
+                        found = a.prior.load(*here, h, column * width, width=width, alignment=f32.itemsize)
+                        x = with_prior(x, found, of_prior)
+                    a.out.store(*here, h, column * width, value=case.out(x), alignment=case.out.itemsize)
+            if a.lse is not None:
+                if lane == 0:
+                    a.lse[(*here, h)] = log_sum_exp(top, total)
+
+    return attention_simt

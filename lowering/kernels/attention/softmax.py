@@ -1,0 +1,160 @@
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""Attention's arithmetic over tiles, each step once: masks, score modifications, online softmax, the end of a row.
+
+Masks and modifications are functions of (sequence, query head, query position, key position), absolute positions,
+traced over tiles: a mask ``mask(b, h, q, k) -> bool``, a modification ``score(x, b, h, q, k) -> x`` of the scaled
+score. The built-in ones have the form of those that a call gives.
+"""
+
+from __future__ import annotations
+
+from types import MappingProxyType
+from typing import Any
+
+from kvarn import dsl as kv
+from kvarn.dialect.dtypes import DType, bool_, f32
+from kvarn.dsl import functions, ptx, scores, tiles
+from kvarn.dsl.values import computed_by, describe, joined, stretched
+
+from .case import Case, asks, mask_of
+from .partials import LN2, LOG2E, weight
+
+SLACK = 8.0  # how far, in powers of two, scores may exceed the running maximum before it moves: weights stay below 2^8
+
+
+# --- masks -----------------------------------------------------------------------------------------
+
+
+@kv.func
+def seen_by(case: Case, b: Any, h: Any, q: Any, k: Any, num_keys: Any, arrays: Any) -> Any:
+    """Which keys queries see: those that the mask shows, of those that there are."""
+    exists, mask = k < num_keys, mask_of(case)
+    if mask is None:
+        return exists
+    return returned("mask", "a bool", mask.function(b, h, q, k, *arrays[: mask.arrays]), bool_) & exists
+
+
+@kv.func
+def shown(case: Case, b: Any, h: Any, q: Any, k: Any, arrays: Any) -> Any:
+    """Whether the mask shows one key to one query."""
+    mask = mask_of(case)
+    if mask is None:
+        return True
+    return returned("mask", "a bool", mask.function(b, h, q, k, *arrays[len(arrays) - mask.arrays :]), bool_)
+
+
+def outer_of(case: Case) -> Any:
+    """The mask of positions alone that shows all that a case's mask shows; None where it reads arrays and has none, or
+    is such a mask itself.
+    """
+    mask = mask_of(case)
+    return mask.outer if mask is not None and mask.arrays else None
+
+
+@kv.func
+def seen_by_positions(case: Case, b: Any, h: Any, q: Any, k: Any, num_keys: Any) -> Any:
+    """Which keys queries see where the mask shows all that positions alone would."""
+    return returned("mask", "a bool", outer_of(case)(b, h, q, k), bool_) & (k < num_keys)
+
+
+# --- score modifications -----------------------------------------------------------------------------
+
+
+def modifies(case: Case) -> bool:
+    """Whether anything changes a case's scores."""
+    return bool(case.softcap or case.alibi or case.score)
+
+
+@kv.func
+def modified(case: Case, x: Any, b: Any, h: Any, q: Any, k: Any, slopes: Any, arrays: Any) -> Any:
+    """Scaled scores after all that changes them: what has a name, and then the function that was given."""
+    for function, own in kv.static(scores.named(case.softcap, slopes)):
+        x = function(x, b, h, q, k, *own)
+    if case.score:
+        score = functions.registered(case.score)
+        made = returned("score", "the new score, an f32", score.function(x, b, h, q, k, *arrays[: score.arrays]), f32)
+        if not isinstance(x, tiles.Tile):
+            return made
+        x = stretched(made, joined("a score and what its function returns:", x.shape, made.lanes))
+    return x
+
+
+# A GPU's instructions for what functions compute: within 2^-21 where results are about 1.
+FAST = MappingProxyType({
+    "exp2": kv.ex2,
+    "exp": lambda x: kv.ex2(x * LOG2E),
+    "log2": ptx.lg2,
+    "log": lambda x: ptx.lg2(x) * LN2,
+    "tanh": lambda x: 1.0 - kv.rcp(kv.ex2(x * (2.0 * LOG2E)) + 1.0) * 2.0,
+    "divide": lambda a, b: kv.rcp(b) * a,
+})  # fmt: skip
+
+
+def score_unit(case: Case) -> float:
+    """What a query's factor is multiplied by, so that one exp2 a score suffices where nothing changes scores."""
+    return 1.0 if modifies(case) else LOG2E
+
+
+def modified_one(
+    case: Case, x: Any, b: Any, h: Any, q: Any, k: Any, slopes: Any, arrays: Any, by: Any = FAST, unit: float = 1.0
+) -> Any:
+    """One score in powers of two, after all that changes it; ``x`` has a factor of :func:`score_unit`, or 1 / unit.
+
+    ``by``: what functions are computed by. (Of tiles, passes choose fast instructions.)
+    """
+    if not modifies(case):
+        return x
+    with computed_by(by):
+        made = modified(case, x if unit == 1.0 else x * unit, b, h, q, k, slopes, arrays)
+    return made * LOG2E
+
+
+def hold(case: Case, b: Any, places: Any, k: Any, slopes: Any, arrays: Any) -> None:
+    """Read what functions, which a loop over keys asks, read of queries at (head, position) alone: there it is held.
+
+    ``k`` is any key: what is computed of it is dead code.
+    """
+    with functions.held():
+        for h, q in places:
+            if modifies(case):
+                modified(case, kv.f32(0.0), b, h, q, k, slopes, arrays)
+            if asks(case):
+                shown(case, b, h, q, k, arrays)
+
+
+def array_read(given: Any) -> functions.Array | None:
+    """An array of a kernel's functions, of its argument; None where there is none."""
+    return None if given is None else functions.Array(given)
+
+
+def arrays_read(*given: Any) -> list[functions.Array]:
+    """The arrays of a kernel's functions, of its arguments."""
+    return [array_read(a) for a in given if a is not None]
+
+
+def returned(role: str, what: str, value: Any, dtype: DType) -> Any:
+    """What a function of positions returned, checked; a number is a constant."""
+    value = dtype(value) if isinstance(value, (bool, int, float)) else value
+    if getattr(value, "dtype", None) is not dtype:
+        raise TypeError(f"a {role} function must return {what}, got {describe(value)}")
+    return value
+
+
+# --- softmax ---------------------------------------------------------------------------------------
+
+
+@kv.func
+def online_softmax(m: Any, l: Any, x: Any, unit: Any, slack: float = SLACK, above: float = 0.0) -> Any:
+    """One tile of an online softmax in base 2: (m, l, weights, what earlier sums are to be multiplied by).
+
+    ``x`` times ``unit`` (positive, one for all or one a row) are scores in powers of two. The maximum stays while no
+    score exceeds it by ``slack``, which keeps weights small enough and most rescales away; it moves to ``above`` powers
+    below the highest score, so that weights are larger by so much: where they are of few bits, fewer of them become
+    zeros.
+    """
+    of_row = unit[:, None] if isinstance(unit, tiles.Tile) else unit
+    top = x.max(axis=1) * unit
+    m_new = kv.where(top > m + slack, top - above if above else top, m)
+    alpha = weight(m, m_new, exp2=kv.math.exp2)
+    p = kv.math.exp2(x * of_row - m_new[:, None])
+    return m_new, l * alpha + p.sum(axis=1), p, alpha

@@ -1,0 +1,211 @@
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""Where attention over tiles gets its tiles of keys: all keys of a sequence, listed pages, or the blocks of a mask.
+
+A source is asked for the tiles that some query rows walk over (:meth:`Keys.part`, for one of several splits), gives
+them one by one (:meth:`Keys.tiles`), and hides the scores of keys that are not seen (:meth:`Keys.hide`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from kvarn import dsl as kv
+from kvarn.lowering.tiles.cache_rows import is_in_pool
+
+from .arguments import AttentionArguments
+from .case import end_key, first_key
+from .chosen_pages import ChosenPages, chosen_pages
+from .key_splits import key_range, split_of
+from .key_tiles import BY_POSITIONS, KeyTiles
+from .softmax import outer_of, seen_by, seen_by_positions
+from .specialisation import TileArguments, TileKernel
+
+
+@dataclass(frozen=True)
+class KeyTile:
+    """Tiles of keys [N, D] and values [N, V] and the positions [N] of the keys.
+
+    ``whole``: every row sees every key. ``told``: every row sees what positions alone show it. Both are known of the
+    blocks of a mask only.
+    """
+
+    k: Any
+    v: Any
+    at: Any
+    whole: Any = None
+    told: Any = None
+
+
+@dataclass(frozen=True)
+class Keys:
+    """All keys of a sequence, in order; the others are kinds of it.
+
+    Attributes
+    ----------
+    s : TileKernel
+    a : AttentionArguments
+    t : TileArguments
+    rows : attention_tiles.QueryRows
+        That walk over the keys.
+    split : i32
+        Which of ``t.splits`` this is.
+    columns : int
+        Of a tile of keys.
+    keys, values : caches or operands
+        That tiles are loaded from.
+    begin : i32
+        The first key that any of the rows may see.
+    """
+
+    s: TileKernel
+    a: AttentionArguments
+    t: TileArguments
+    rows: Any
+    split: Any
+    columns: int
+    keys: Any
+    values: Any
+    begin: Any
+
+    @kv.func
+    def count(self) -> Any:
+        """Tiles that the rows walk over."""
+        return (self.rows.num_keys + (self.s.keys - 1)) // self.s.keys
+
+    @kv.func
+    def range(self) -> tuple[Any, Any]:
+        """[first, end) of the tiles, without those before and behind all that the rows see."""
+        rows = self.rows
+        return key_range(self.s.case, self.s.keys, self.s.rows, rows.start, rows.row0, rows.count, rows.num_keys)
+
+    @kv.func
+    def part(self) -> tuple[Any, Any, Any]:
+        """(first, end, whether there are other splits) of the tiles of this split."""
+        if self.t.splits is None:
+            return 0, self.count(), False
+        low, high = self.range()
+        return split_of(self.s.least, low, high, self.t.splits, self.split)
+
+    @kv.func
+    def end(self) -> Any:
+        """The end of the keys whose values are read: values past it are zeros."""
+        rows = self.rows
+        if not self.s.clean and not self.s.bounded:
+            return rows.num_keys
+        last = (kv.math.min(rows.row0 + self.s.rows, rows.count) - 1) // self.s.case.group
+        return end_key(self.s.case, rows.start + last, rows.num_keys)
+
+    @kv.func
+    def load(self, first: Any, until: Any, at: Any, whole: Any = None, told: Any = None) -> KeyTile:
+        """The tile whose keys are [first, until), at positions from ``at`` on."""
+        s, rows = self.s, self.rows
+        of_row = {"rows": s.keys, "rope": s.case.rope, "inline_scales": s.case.inline}
+        if self.a.lists is not None:
+            of_row = {**of_row, "lists": self.a.lists}
+        of_keys = {"columns": self.columns, "tail": "any", "descriptor": self.t.key_map, **s.of_keys, **of_row}
+        of_values = {"begin": self.begin, "descriptor": self.t.value_map, **s.of_values, **of_row}
+        k = self.keys.tile(rows.b, rows.head, first, until, **of_keys)
+        v = self.values.tile(rows.b, rows.head, first, until, **of_values)
+        return KeyTile(k, v, at + kv.tile_index(s.keys), whole, told)
+
+    @kv.func
+    def tiles(self, low: Any, high: Any) -> Any:
+        """The tiles [low, high), one after the other."""
+        end = self.end()
+        for j in range(low, high):
+            first = j * self.s.keys
+            yield self.load(first, end, first)
+
+    @kv.func
+    def hide(self, x: Any, tile: KeyTile, at: tuple[Any, ...], arrays: Any) -> tuple[Any, Any]:
+        """Scores [M, N] of a tile, with those of keys that are not seen out of the sums; which keys are seen.
+
+        ``at``: (sequence, query heads, positions of queries, positions of keys). What is seen is None where only some
+        rows of a tile ask.
+        """
+        seen = seen_by(self.s.case, *at, self.rows.num_keys, arrays)
+        if self.a.lists is not None:
+            seen = seen & self.named(tile)[None, :]
+        return kv.masked(x, seen), seen
+
+    @kv.func
+    def named(self, tile: KeyTile) -> Any:
+        """Which keys of a tile are rows of the pool, where lists name them."""
+        lists, count, at = self.a.lists, self.rows.num_keys, tile.at
+        return is_in_pool(self.keys, lists.gather(self.rows.b, kv.math.min(at, count - 1), mask=at < count))
+
+
+@dataclass(frozen=True)
+class PageKeys(Keys):
+    """The keys of the pages that lists name, ``chosen``."""
+
+    chosen: ChosenPages
+
+    @kv.func
+    def count(self) -> Any:
+        listed = kv.i32(0)
+        if self.rows.num_keys > 0:
+            listed = self.chosen.count(self.rows.b, self.rows.head)
+        return listed * (self.s.case.spec.page_size // self.s.keys)
+
+    @kv.func
+    def tiles(self, low: Any, high: Any) -> Any:
+        end, per_page = self.end(), self.s.case.spec.page_size // self.s.keys
+        for j in range(low, high):
+            at = self.chosen.first_token_of(self.rows.b, self.rows.head, j // per_page)
+            there = at < self.rows.num_keys
+            at = kv.where(there, at + j % per_page * self.s.keys, at)
+            yield self.load(kv.where(there, at, 0), kv.where(there, end, 0), at)
+
+
+@dataclass(frozen=True)
+class BlockKeys(Keys):
+    """The keys of the tiles that a block mask lists, ``blocks``."""
+
+    blocks: KeyTiles
+
+    @kv.func
+    def count(self) -> Any:
+        return self.blocks.count(self.rows.number, self.rows.head)
+
+    @kv.func
+    def range(self) -> tuple[Any, Any]:
+        return kv.i32(0), self.count()
+
+    @kv.func
+    def tiles(self, low: Any, high: Any) -> Any:
+        end, has_outer = self.end(), outer_of(self.s.case) is not None
+        for j in range(low, high):
+            entry = self.blocks.entry(self.rows.number, self.rows.head, j)
+            at, there, whole = self.blocks.of(entry, self.rows.num_keys)
+            told = has_outer and (entry & BY_POSITIONS) != 0
+            yield self.load(kv.where(there, at, 0), kv.where(there, end, 0), at, whole, told)
+
+    @kv.func
+    def hide(self, x: Any, tile: KeyTile, at: tuple[Any, ...], arrays: Any) -> tuple[Any, Any]:
+        if self.s.clean:
+            seen = seen_by(self.s.case, *at, self.rows.num_keys, arrays)
+            return kv.masked(x, seen), seen
+        return self.hide_in_part(x, tile, at, arrays), None
+
+    @kv.func
+    def hide_in_part(self, x: Any, tile: KeyTile, at: tuple[Any, ...], arrays: Any) -> Any:
+        """As :meth:`hide`, of tiles that are not seen whole."""
+        if ~tile.whole:
+            if tile.told:
+                x = kv.masked(x, seen_by_positions(self.s.case, *at, self.rows.num_keys))
+            else:
+                x = kv.masked(x, seen_by(self.s.case, *at, self.rows.num_keys, arrays))
+        return x
+
+
+def source_of(s: TileKernel, a: AttentionArguments, t: TileArguments, rows: Any, split: Any, columns: int) -> Keys:
+    """The source of keys of a kernel's arguments, of which a product takes so many columns."""
+    given = s, a, t, rows, split, columns, *a.caches(s.case), first_key(s.case, rows.start + rows.row0 // s.case.group)
+    if a.pages is not None:
+        return PageKeys(*given, chosen_pages(a.collection, a.pages, a.page_counts))
+    return Keys(*given) if a.block_mask is None else BlockKeys(*given, KeyTiles(a.block_mask, s.keys))
+
+
+__all__ = ["BlockKeys", "KeyTile", "Keys", "PageKeys", "source_of"]

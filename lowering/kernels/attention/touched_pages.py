@@ -1,0 +1,101 @@
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""A kernel that reads what an attention operation will read, launched before it where owners of pages are checked.
+
+Attention takes keys and values through addresses and descriptors, which ``check-kv-ownership`` does not see. This
+kernel loads an element of every token and head that some query may see; the pass checks those loads, and nothing of
+them is left after it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from kvarn import dsl as kv
+from kvarn.dialect import verify
+from kvarn.dialect.contents import Lengths, new_tokens
+
+from ..base import Expansion
+from ..tables.indices import threads_of
+from .case import asks, first_key
+from .chosen_pages import chosen_pages
+
+BY_ADDRESS = ("kv.attention", "kv.attention_padded", "kv.operand_attention", "kv.mla_attention")
+READS_OF = "kv.reads_of"  # of a kernel: for which operation it reads
+
+
+@dataclass(frozen=True)
+class Masked:
+    """What :func:`first_key` takes of a mask."""
+
+    mask: str
+    span: int
+
+
+def reads_kernel(kind: str, are_offsets: bool, masked: Masked, is_mla: bool, null_page: bool) -> Any:
+    """Of a collection's layer or of an operand; a block a sequence and head.
+
+    ``null_page``: it may stand for pages that a mask hides, and is left out. Of lists of pages, what they name is read.
+    """
+
+    @kv.kernel
+    def reads(handle, layer: kv.i32, new, pages, page_counts):
+        b, h = kv.block_id.x, kv.block_id.y
+        if b < new.shape[0] - (1 if are_offsets else 0):
+            count = new[b + 1] - new[b] if are_offsets else new[b]
+            if (count > 0) & (b < handle.batch_size()):
+                length = handle.cache_length(b)
+                first = first_key(masked, length)
+                caches = [handle]
+                if kind == "collection":
+                    caches = [handle.get_key_cache(layer)] + ([] if is_mla else [handle.get_value_cache(layer)])
+                listed = chosen_pages(handle, pages, page_counts)
+                if listed is None:
+                    for t in range(first + kv.thread_id.x, length + count, kv.block_dim.x):
+                        read(handle, caches, b, h, t)
+                else:
+                    entries = listed.count(b, h)
+                    for i in range(kv.thread_id.x, entries * handle.page_size, kv.block_dim.x):
+                        start = listed.first_token(b, h, i // handle.page_size, entries)
+                        t = start + i % handle.page_size
+                        if (t >= first) & (t < length + count):
+                            read(handle, caches, b, h, t)
+
+    @kv.func
+    def read(handle, caches, b, h, t):
+        if not null_page or caches[0].raw_page(b, t) != handle.field("num_blocks") - 1:
+            for n in kv.static(range(len(caches))):
+                if kind == "collection":
+                    caches[n].load(b, h, t, 0)
+                else:
+                    caches[n].load(b, t, h, 0)
+
+    return reads
+
+
+def launch_reads(op: Any, at: Expansion) -> None:
+    """Launch the reads of an operation whose kernels read by address, of each cache that it reads."""
+    name = op.operation.name
+    if name not in BY_ADDRESS or getattr(op, "indices", None) is not None:
+        return  # rows of the pool are not known by sequence and token
+    lists = [getattr(op, n, None) for n in ("pages", "page_counts")]
+    for rule in type(op).contents:
+        if not isinstance(rule, Lengths):
+            continue
+        handle = getattr(op, rule.handle)
+        spec = at.spec(handle)
+        given = new_tokens(rule, {n: 0 for n in rule.new if getattr(op, n) is not None})
+        if not spec.of_cache or given is None:
+            continue
+        kind = "collection" if hasattr(op, "collection") else "operand"
+        layer = op.layer if kind == "collection" else at.constant(0)
+        masked = Masked(verify.string(op.mask) or "", verify.integer(op.span) or 0)
+        new = getattr(op, given)
+        is_padded = given.endswith("lengths")
+        threads = threads_of(at)
+        kernel = reads_kernel(kind, not is_padded, masked, spec.is_mla, asks(masked) and spec.paged)
+        at.launch(
+            kernel, [handle, layer, new, *lists],
+            (at.field(handle, "batch"), spec.num_heads, 1), (threads, 1, 1), key=(kernel.name, kind, masked),
+            attributes={READS_OF: {"operation": name}},
+        )  # fmt: skip

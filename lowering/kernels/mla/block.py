@@ -1,0 +1,138 @@
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""A block of the kernel over latent rows with swapped operands: where what lies, and what its roles share."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from kvarn import dsl as kv
+from kvarn.dialect.dtypes import f32, i8
+from kvarn.lowering.tiles.ir import BARRIER_BYTES
+
+from . import block_sizes as latent_blocks, copies as latent_copies, ring as latent_ring
+from .block_sizes import LISTS
+from .common import KEYS, SCORES_BARRIER, LatentConfig, clear_rows
+from .ring import Ring
+
+
+@dataclass(frozen=True)
+class Block:
+    """Addresses in shared memory, barriers among them, and what a block takes.
+
+    Attributes
+    ----------
+    q_tile, units :
+        The query, and what makes base-2 scores of products, a query row's each.
+    weights, factors, p_full, p_empty :
+        Two places for a tile's weights, and what sums are multiplied by before it is added.
+    final, ends :
+        What makes a result of sums, and log-sum-exps.
+    maxima, sums_at, flags :
+        What warps of scores exchange where query rows are columns.
+    seen_at, notes_at, notes_full :
+        Which listed keys of the last tiles there are, and their scales.
+    span, place, extents :
+        Of :func:`~.latent_common.keys_of`, :func:`~.latent_common.place_of` and :func:`~.latent_common.extents_of`.
+    functions : tuple
+        (sequence, arrays that functions of positions read).
+    """
+
+    c: LatentConfig
+    r: Ring
+    ring: Any
+    q_tile: Any
+    units: Any
+    weights: Any
+    factors: Any
+    final: Any
+    ends: Any
+    maxima: Any
+    sums_at: Any
+    flags: Any
+    seen_at: Any
+    notes_at: Any
+    full: Any
+    p_full: Any
+    p_empty: Any
+    turns: Any
+    notes_full: Any
+    span: Any
+    place: Any
+    extents: Any
+    scale: Any
+    functions: Any
+    warp: Any
+    lane: Any
+
+    @property
+    def by_row(self) -> bool:
+        """Whether a query row has a unit of its own."""
+        return self.c.stored and not self.c.narrow
+
+    @kv.func
+    def box(self, j: int, slot: Any, phase: Any) -> Any:
+        """Where box j of a tile lies, whose first slot is given: once it is there."""
+        place, barrier, parity = latent_ring.at(self.r, self.ring, self.full, slot, phase, self.r.place_of(j))
+        if self.c.part_of(j) == 0:
+            latent_copies.wait_for(self.c, barrier, parity)
+        return place
+
+    @kv.func
+    def release_rest(self, slot: Any) -> None:
+        """Give back the boxes of a tile that are no values."""
+        for j in kv.static(range(self.r.rest)):
+            _, barrier, _ = latent_ring.at(self.r, self.full, self.full, slot, kv.i32(0), j)
+            latent_ring.release(self.r.empty_of(barrier), self.lane)
+
+    @kv.func
+    def notes(self, i: Any) -> Any:
+        """The notes of tile i, once they are there."""
+        of_tile = i & (LISTS - 1)
+        if self.c.scaled or self.c.listed:
+            kv.mbarrier_wait(self.notes_full + of_tile * BARRIER_BYTES, (i // LISTS) & 1)
+        return self.notes_at + of_tile * self.c.notes_bytes
+
+    @kv.func
+    def hide(self, s: Any, i: Any, slot: Any, base: Any, masked: Any) -> None:
+        """Take what rows do not see out of a tile's scores, by ``masked``, and what no row sees out of its values."""
+        first, last, whole_first, whole_end, _, _ = self.span
+        if self.c.copy == "tma" and self.c.case.spec.dtype is not i8:  # which has no NaN
+            if (base < first) | (base + KEYS > last):
+                kv.named_barrier(SCORES_BARRIER, 128)  # all of them have multiplied the keys
+                for n in kv.static(range(self.c.value_slots)):
+                    box = latent_ring.at(self.r, self.ring, self.ring, slot, kv.i32(0), self.r.rest + n)[0]
+                    thread = self.warp * 32 + self.lane
+                    clear_rows(self.c.box, box, 1, first - base, last - base, thread, 128)
+        seen = []
+        if self.c.listed:
+            seen_at = self.seen_at + (i & (LISTS - 1)) * 8
+            seen = [seen_at.load(kv.u32), (seen_at + 4).load(kv.u32)]
+            some = (seen[0] & seen[1]) != 0xFFFFFFFF
+        else:
+            some = (base < whole_first) | (base + KEYS > whole_end)
+        if some:
+            masked(self.c, s, seen, *self.extents, self.place[2], self.place[3], base, self.warp, self.lane)
+
+    @kv.func
+    def change_of(self, notes: Any, highest: Any) -> Any:
+        """What sums are multiplied by as the power of two above all scales, ``highest``, is raised to a tile's."""
+        above = kv.math.max(highest[0], notes.load(kv.i32))
+        change = kv.bitcast(kv.math.max(127 + highest[0] - above, 0) << 23, f32)
+        highest[0] = above
+        return change
+
+    @kv.func
+    def weights_of(self, i: Any) -> tuple[Any, Any, Any]:
+        """(weights, factors, their barrier) of tile i, once their place is free."""
+        which = i & 1
+        kv.mbarrier_wait(self.p_empty + which * BARRIER_BYTES, ((i >> 1) & 1) ^ 1)
+        weights = self.weights + which * latent_blocks.weights_layout_of(self.c).bytes
+        return weights, self.factors + which * (latent_blocks.width_of(self.c) * 4), self.p_full + which * BARRIER_BYTES
+
+    @kv.func
+    def hand_on(self, p_full: Any) -> None:
+        """Tell values that a warp's weights and factors lie there."""
+        kv.fence_proxy_async()
+        kv.syncwarp()
+        latent_ring.release(p_full, self.lane)

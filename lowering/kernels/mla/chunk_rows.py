@@ -1,0 +1,275 @@
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""MLA attention of a prefill's chunk, one query row at a time: decompressed keys that end in columns of latent rows.
+
+The kernels are as those of ``attention.rows``: one pass over a row's keys with a running maximum and sum, in f32; on
+the host a thread has a row, on a GPU a warp, whose lanes take a key each for the scores and some columns of all keys
+for the values.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from kvarn import dsl as kv
+from kvarn.dialect.dtypes import f32, i32
+from kvarn.dialect.layout import align_up, cdiv, lowbit
+from kvarn.lowering.host_math import exp2
+from kvarn.lowering.tiles.cache_rows import load_width, read, read_rope
+
+from ..attention.case import Case
+from ..attention.partials import LOG2E, LOWEST, NO_VALUE, finished, log_sum_exp
+from ..attention.queries import RaggedQueries
+from ..attention.rows import LANES, WARPS, lane_sum
+from ..base import Expansion
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """Keys are ``nope`` columns of a chunk's buffer and the last columns of the latent rows; values a buffer's.
+
+    Rows of both buffers, and of the query and the output, are aligned to ``alignment`` bytes. With ``accumulate`` the
+    output and its log-sum-exp, over other keys, count as one key more.
+    """
+
+    case: Case
+    nope: int
+    rope: int
+    alignment: int
+    accumulate: bool
+
+    @property
+    def columns(self) -> int:
+        """Columns of the query."""
+        return self.nope + self.rope
+
+    def parts(self, widest: int) -> list[Part]:
+        """The query's columns, by what has their keys, at most ``widest`` at a time."""
+        case = self.case
+        width = min(widest, lowbit(self.rope), 8)
+        if not case.rope:  # the columns are read as those of a row are: their first one counts too
+            width = load_width(case.spec, min(width, lowbit(case.spec.head_size - self.rope) or width))
+        return [Part(True, 0, self.nope, min(widest, lowbit(self.nope))), Part(False, self.nope, self.rope, width)]
+
+    def value_width(self, widest: int) -> int:
+        """Columns of a value that are read at a time."""
+        return min(widest, lowbit(self.case.value_size))
+
+    @property
+    def lane_width(self) -> int:
+        """Columns of a value that a lane takes at a time."""
+        size = self.case.value_size
+        return min(16 // self.case.query.itemsize, lowbit(size), max(1, 1 << cdiv(size, 32).bit_length() - 1))
+
+
+@dataclass(frozen=True)
+class Part:
+    """Columns of the query, from ``start`` on, whose keys lie in the buffer, or in latent rows, ``width`` at a time."""
+
+    in_buffer: bool
+    start: int
+    columns: int
+    width: int
+
+
+class ChunkKeys:
+    """The keys of a chunk that one query row sees, inside a kernel: the first ``count`` of its sequence's."""
+
+    def __init__(
+        self, chunk: Chunk, cache: Any, key: Any, value: Any, rows: tuple[Any, Any], cache_offset: Any,
+        position: Any, b: Any, head: Any,
+    ) -> None:  # fmt: skip
+        self.chunk, self.case, self.cache = chunk, chunk.case, cache
+        self.keys, self.values, self.b, self.head = key, value, b, head
+        # No offset leads out of the buffers.
+        held = kv.math.min(key.shape[0], value.shape[0])
+        self.first, last = (kv.math.min(kv.math.max(r, 0), held) for r in rows)
+        self.cache_offset = cache_offset
+        self.count = kv.math.min(last - self.first, position + 1 - cache_offset)
+
+    def place(self, i: Any) -> tuple[tuple[Any, ...], Any]:
+        """Where the i-th key is, and whether there is one: it is not read else."""
+        at = kv.math.min(i, self.count - 1)
+        token = self.cache_offset + at
+        return (self.first + at, token, self.cache.page(self.b, token)), i < self.count
+
+    def key(self, place: tuple[Any, ...], part: Part, d: Any) -> Any:
+        """Keys of a part's columns from ``d`` on, as f32."""
+        row, token, page = place
+        if part.in_buffer:
+            return self._load(self.keys, row, d, part.width)
+        if self.case.rope:
+            column = d + self.case.content
+            return read_rope(self.case.row, self.cache, self.b, 0, token, column, part.width, page)
+        column = d + (self.case.spec.head_size - self.chunk.rope)
+        return read(self.case.spec, self.cache, self.b, 0, token, column, part.width, page)
+
+    def value(self, place: tuple[Any, ...], d: Any, width: int) -> Any:
+        return self._load(self.values, place[0], d, width)
+
+    def _load(self, buffer: Any, row: Any, d: Any, width: int) -> Any:
+        alignment = min(self.chunk.alignment, width * buffer.dtype.itemsize)
+        return kv.f32(buffer.load(row, self.head, d, width=width, alignment=alignment))
+
+
+@kv.func
+def keys_of(
+    chunk, collection, layer, queries, key, value, buffer_row_offsets, cache_offsets, row, head
+):  # fmt: skip
+    """The keys of a query row and head."""
+    b = queries.sequence(row)
+    position = collection.cache_length(b) + queries.token(b, row)
+    rows = buffer_row_offsets[b], buffer_row_offsets[b + 1]
+    cache = collection.get_key_cache(layer)
+    return ChunkKeys(chunk, cache, key, value, rows, cache_offsets[b], position, b, head)
+
+
+def launch(chunk: Chunk, at: Expansion, op: Any) -> None:
+    """Launch the host's or the warps' kernel over all query rows."""
+    heads, rows = chunk.case.heads, at.dim(op.query, 0)
+    args = [op.collection, op.layer, op.query, op.row_offsets, op.scale, op.out, op.lse, op.key, op.value]
+    args += [op.buffer_row_offsets, op.cache_offsets]
+    if at.target.is_host:
+        at.launch(host_kernel(chunk), args, (at.constant(heads), rows, 1), (1, 1, 1), key=chunk)
+        return
+    blocks = (rows * heads + (WARPS - 1)) // WARPS
+    at.launch(simt_kernel(chunk), args, (blocks, 1, 1), (32 * WARPS, 1, 1), key=chunk)
+
+
+def host_kernel(chunk: Chunk) -> Any:
+    """The host's kernel: a grid of (query heads, rows), one thread a block."""
+    case, parts = chunk.case, chunk.parts(LANES)
+    width = chunk.value_width(LANES)
+    value_columns = range(0, case.value_size, width)
+
+    def score_of(keys: ChunkKeys, q: list[Any], place: tuple[Any, ...]) -> Any:
+        score, vectors = kv.f32(0.0), iter(q)
+        for part in parts:
+            total = None
+            for d in range(0, part.columns, part.width):
+                product = next(vectors) * keys.key(place, part, d)
+                total = product if total is None else total + product
+            score = score + (lane_sum(total) if part.width > 1 else total)
+        return score
+
+    @kv.kernel
+    def mla_chunk_host(
+        collection: kv.KVCacheCollection, layer: kv.i32, query: kv.Buffer[case.query, 3],
+        row_offsets: kv.Buffer[i32, 1], scale: kv.f32, out: kv.Buffer[case.out, 3],
+        lse: kv.Buffer[f32, 2], key: kv.Buffer[case.query, 3], value: kv.Buffer[case.query, 3],
+        buffer_row_offsets: kv.Buffer[i32, 1], cache_offsets: kv.Buffer[i32, 1],
+    ):  # fmt: skip
+        h, row = kv.block_id.x, kv.block_id.y
+        queries = RaggedQueries(row_offsets, query.shape[0])
+        if queries.holds(row):
+            keys = keys_of(chunk, collection, layer, queries, key, value, buffer_row_offsets, cache_offsets, row, h)
+            factor = scale * LOG2E
+            q = [
+                kv.f32(query.load(row, h, part.start + d, width=part.width, alignment=case.query.itemsize)) * factor
+                for part in parts
+                for d in range(0, part.columns, part.width)
+            ]
+            m, l = kv.f32(LOWEST), kv.f32(0.0)
+            sums = [kv.vector(f32, width) if width > 1 else kv.f32(0.0) for _ in value_columns]
+            if chunk.accumulate:
+                before = lse[row, h]
+                if before != NO_VALUE:
+                    m, l = before * LOG2E, kv.f32(1.0)
+                    for n, d in enumerate(value_columns):
+                        sums[n] = kv.f32(out.load(row, h, d, width=width, alignment=case.out.itemsize))
+            for i in range(0, keys.count):
+                place, exists = keys.place(i)
+                if exists:
+                    score = score_of(keys, q, place)
+                    m_new = kv.math.max(m, score)
+                    alpha, weight = exp2(m - m_new), exp2(score - m_new)
+                    m, l = m_new, l * alpha + weight
+                    for n, d in enumerate(value_columns):
+                        sums[n] = sums[n] * alpha + keys.value(place, d, width) * weight
+            m, l, factor, _ = finished(m, l, None, None, exp2)
+            for n, d in enumerate(value_columns):
+                out.store(row, h, d, value=case.out(sums[n] * factor), alignment=case.out.itemsize)
+            lse[row, h] = log_sum_exp(m, l)
+
+    return mla_chunk_host
+
+
+def simt_kernel(chunk: Chunk) -> Any:
+    """The GPU's kernel: a warp a (row, query head), ``WARPS`` of them a block, in a linear grid."""
+    case = chunk.case
+    parts = chunk.parts(16 // max(case.spec.dtype.itemsize, 2))
+    width = chunk.lane_width
+    columns = case.value_size // width  # vectors of a value
+    turns = cdiv(columns, 32)
+
+    @kv.func
+    def score_of(keys, q, warp, place):
+        """This lane's key against the query row in shared memory."""
+        total = kv.f32(0.0)
+        for part in kv.static(parts):
+            unrolled = part.columns // part.width <= 32
+            for d in range(0 if unrolled else kv.i32(0), part.columns, part.width):
+                x = q.load(warp, d + part.start, width=part.width, alignment=4)
+                y = keys.key(place, part, d)
+                for k in kv.static(range(part.width)):
+                    total = total + (x[k] * y[k] if part.width > 1 else x * y)
+        return total
+
+    @kv.kernel(max_threads=32 * WARPS)
+    def mla_chunk(
+        collection: kv.KVCacheCollection, layer: kv.i32, query: kv.Buffer[case.query, 3],
+        row_offsets: kv.Buffer[i32, 1], scale: kv.f32, out: kv.Buffer[case.out, 3],
+        lse: kv.Buffer[f32, 2], key: kv.Buffer[case.query, 3], value: kv.Buffer[case.query, 3],
+        buffer_row_offsets: kv.Buffer[i32, 1], cache_offsets: kv.Buffer[i32, 1],
+    ):  # fmt: skip
+        lane, warp = kv.thread_id.x & 31, kv.thread_id.x >> 5
+        item = kv.block_id.x * WARPS + warp
+        row, h = item // case.heads, item % case.heads
+        q = kv.shared((WARPS, align_up(chunk.columns, 16)), f32)
+        queries = RaggedQueries(row_offsets, query.shape[0])
+        exists = queries.holds(row)
+        if exists:
+            factor = scale * LOG2E
+            for d in range(lane, chunk.columns, 32):
+                q[warp, d] = kv.f32(query[row, h, d]) * factor
+        kv.syncwarp()
+        if exists:
+            keys = keys_of(chunk, collection, layer, queries, key, value, buffer_row_offsets, cache_offsets, row, h)
+            m, l = kv.f32(LOWEST), kv.f32(0.0)
+            sums = [kv.vector(f32, width) if width > 1 else kv.f32(0.0) for _ in range(turns)]
+            if chunk.accumulate:
+                before = lse[row, h]
+                if before != NO_VALUE:
+                    m = before * LOG2E
+                    l = kv.where(lane == 0, 1.0, kv.f32(0.0))  # the lanes' sums are added at the end
+                    for n in kv.static(range(turns)):
+                        d = kv.math.min(lane + 32 * n, columns - 1) * width
+                        sums[n] = kv.f32(out.load(row, h, d, width=width, alignment=case.out.itemsize))
+            for base in range(0, keys.count, 32):
+                place, there = keys.place(base + lane)
+                score = kv.f32(NO_VALUE)
+                if there:
+                    score = score_of(keys, q, warp, place)
+                m_new = kv.math.max(m, kv.warp_reduce(score, "max"))
+                alpha = kv.ex2(m - m_new)
+                weight = kv.ex2(score - m_new)
+                m, l = m_new, l * alpha + weight
+                for n in kv.static(range(turns)):
+                    sums[n] = sums[n] * alpha
+                for i in range(0, kv.math.min(keys.count - base, 32)):
+                    share = kv.shuffle_idx(weight, i)
+                    shared_place, shared_there = keys.place(base + i)
+                    if shared_there:
+                        for n in kv.static(range(turns)):
+                            d = kv.math.min(lane + 32 * n, columns - 1) * width
+                            sums[n] = sums[n] + keys.value(shared_place, d, width) * share
+            m, l, factor, _ = finished(m, kv.warp_reduce(l, "add"))
+            for n in kv.static(range(turns)):
+                column = lane + 32 * n
+                if column < columns:
+                    x = case.out(sums[n] * factor)
+                    out.store(row, h, column * width, value=x, alignment=case.out.itemsize)
+            if lane == 0:
+                lse[row, h] = log_sum_exp(m, l)
+
+    return mla_chunk

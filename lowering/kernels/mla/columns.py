@@ -1,0 +1,308 @@
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""Scores of latent rows with query rows as columns: S^T = K Q^T, and a softmax over lanes and warps.
+
+Of a tile's keys a warp has 16 and a thread two, of every eight query rows two: element 4 n + 2 u + i of a thread is
+that of key ``16 warp + lane / 4 + 8 u`` and row ``8 n + 2 (lane % 4) + i``. Of what is folded it *owns* two columns.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from kvarn import dsl as kv
+from kvarn.dialect.dtypes import f32
+from kvarn.lowering.tiles.ir import BARRIER_BYTES
+
+from ..attention.case import interval
+from ..attention.partials import LOG2E, LOWEST, normalizer
+from ..attention.softmax import SLACK
+from . import block_sizes as latent_blocks, stored as latent_stored
+from .block import Block
+from .block_sizes import column_tiles, owners_of, width_of
+from .common import NEVER, SCORES_BARRIER, LatentConfig, of_functions, pack
+from .ring import next_tile
+
+
+def owned_by(c: LatentConfig, lane: Any) -> Any:
+    """The first of the two columns that a lane owns."""
+    return (lane >> 2) // (8 // owners_of(c)) * 8 + (lane & 3) * 2
+
+
+@kv.func
+def masked(c, s, seen, start, num_keys, row0, rows, base, warp, lane):
+    """Minus infinity for what a row does not see; ``seen`` are the listed keys of a tile that there are."""
+    for u in kv.static(range(2)):
+        at = warp * 16 + (lane >> 2) + 8 * u
+        if c.listed:
+            there = ((kv.where(warp < 2, seen[0], seen[1]) >> (((warp & 1) << 4) + (lane >> 2) + 8 * u)) & 1) != 0
+        for n in kv.static(range(column_tiles(c))):
+            for i in kv.static(range(2)):
+                if c.listed:
+                    shown = there
+                else:
+                    row = kv.math.min(row0 + 8 * n + (lane & 3) * 2 + i, rows - 1)
+                    low, high = interval(c.case, start + row // c.case.heads, num_keys)
+                    shown = (base + at >= low) & (base + at < high)
+                s[4 * n + 2 * u + i] = kv.where(shown, s[4 * n + 2 * u + i], float("-inf"))
+
+
+@kv.func
+def folded(c, values, lane):
+    """The largest, over the lanes that have the same columns, of a thread's own two columns.
+
+    At first lanes exchange halves of their columns, until two are left.
+    """
+    found = values + [kv.f32(LOWEST)] * (2 * owners_of(c) - len(values))
+    for k in kv.static((16, 8, 4)):
+        half = len(found) // 2
+        if half > 1:
+            upper = (lane & k) != 0
+            keep = [kv.where(upper, found[half + i], found[i]) for i in range(half)]
+            give = [kv.where(upper, found[i], found[half + i]) for i in range(half)]
+            found = [kv.math.max(keep[i], kv.shuffle_xor(give[i], k)) for i in range(half)]
+        else:
+            found = [kv.math.max(x, kv.shuffle_xor(x, k)) for x in found]
+    return found
+
+
+@kv.func
+def of_all(c, own, lane):
+    """What the owners of a thread's columns have."""
+    lanes = 32 // owners_of(c)
+    return [kv.shuffle_idx(own[x], (n * lanes) | (lane & 3)) for n in range(column_tiles(c)) for x in range(2)]
+
+
+@kv.func
+def top_of(c, s, maxima, warp, lane, owned):
+    """The largest score of each of the two columns that a thread owns, over all keys of the tile."""
+    most = [kv.math.max(s[4 * (h // 2) + h % 2], s[4 * (h // 2) + 2 + h % 2]) for h in range(2 * column_tiles(c))]
+    most = folded(c, most, lane)
+    (maxima + (warp * width_of(c) + owned) * 4).store(kv.vector(f32, most))
+    kv.named_barrier(SCORES_BARRIER, 128)
+    pairs = [(maxima + (w * width_of(c) + owned) * 4).load(kv.f32, 2) for w in range(4)]
+    for x in kv.static(range(2)):
+        low, high = kv.math.max(pairs[0][x], pairs[1][x]), kv.math.max(pairs[2][x], pairs[3][x])
+        most[x] = kv.math.max(low, high)
+    return most
+
+
+# --- products --------------------------------------------------------------------------------------
+
+
+def key_steps(c: LatentConfig, box: int) -> list[tuple[int, int]]:
+    """Bytes of the 16-column steps of a box of 16-bit elements, in the keys and in the query."""
+    return [(32 * k, 32 * k) for k in range(min(4, c.case.size // 16 - 4 * box))]
+
+
+def at_once(c: LatentConfig) -> bool:
+    """Whether all keys of a tile can be under way: not those that are converted, nor many sums of many query rows."""
+    return not c.stored or (latent_stored.direct(c) and not (c.rows > latent_blocks.MOST_ROWS and c.granules))
+
+
+@kv.func
+def start_keys(a, slot, phase):
+    """S^T of a tile under way, in the parts that are to be added."""
+    c, under_way = a.c, []
+    for group in kv.static(latent_stored.groups_of(c, a.r.order) if c.stored else [a.r.order]):
+        s = None
+        if c.stored and latent_stored.one_sum(c) and under_way:  # of another kind of product, which must be done
+            s, under_way = kv.wgmma_wait(0, *under_way)[0], []
+        for j in kv.static(group):
+            box = a.box(j, slot, phase)
+            if c.stored:
+                s = latent_stored.start_direct(c, s, a.q_tile, box, j)
+            else:
+                rows_of = kv.wgmma_descriptor(a.q_tile + j * latent_blocks.query_layout_of(c).panel_bytes)
+                keys = kv.wgmma_descriptor(box)
+                s = kv.wgmma_start(c.rows if s is None else s, keys, rows_of, key_steps(c, j), c.products)
+        under_way = [*under_way, s]
+    return under_way
+
+
+@kv.func
+def finished_keys(a, under_way, i):
+    """S^T of tile i, which is under way."""
+    c, under_way = a.c, kv.wgmma_wait(0, *under_way)
+    if len(under_way) == 1:
+        return under_way[0]
+    s, groups, notes = None, latent_stored.groups_of(c, a.r.order), a.notes(i)
+    for n in kv.static(range(len(groups))):
+        s = latent_stored.added(c, s, under_way[n], groups[n][0], notes, a.warp, a.lane)
+    return s
+
+
+@kv.func
+def multiply_groups(a, i, slot, phase):
+    """S^T of tile i, a group at a time: for more there are no registers."""
+    s, notes = None, a.notes(i)
+    for group in kv.static(latent_stored.groups_of(a.c, a.r.order)):
+        sums = None
+        for j in kv.static(group):
+            sums = latent_stored.start_direct(a.c, sums, a.q_tile, a.box(j, slot, phase), j)
+        before = [] if s is None else [s]  # through the wait: else LLVM adds all at the end
+        sums, *before = kv.wgmma_wait(0, sums, *before)
+        s = latent_stored.added(a.c, before[0] if before else None, sums, group[0], notes, a.warp, a.lane)
+    return s
+
+
+@kv.func
+def multiply_converted(a, i, slot, phase):
+    """The same of keys that are converted; what is converted next is loaded before a wait."""
+    c, order, s, notes = a.c, a.r.order, a.c.rows, a.notes(i)
+    words = latent_stored.load_keys(c, a.box(order[0], slot, phase), order[0], a.warp, a.lane)
+    for n in kv.static(range(c.boxes)):
+        panel, places = latent_stored.query_place(c, order[n])
+        rows_of = kv.wgmma_descriptor(a.q_tile + panel * latent_blocks.query_layout_of(c).panel_bytes)
+        steps = latent_stored.key_steps(c, order[n], words, notes, a.warp, a.lane)
+        if n + 1 < c.boxes:
+            words = latent_stored.load_keys(c, a.box(order[n + 1], slot, phase), order[n + 1], a.warp, a.lane)
+        s = kv.wgmma_start(s, steps, rows_of, places, latent_stored.product_type(c, order[n]))
+        s = kv.wgmma_wait(1, s)[0]
+    return kv.wgmma_wait(0, s)[0]
+
+
+# --- the softmax -----------------------------------------------------------------------------------
+
+
+@kv.func
+def units_at(a, unit, n):
+    """What makes base-2 scores of products, of a thread's two columns of a column tile."""
+    if a.by_row and not a.c.case.functions:
+        return (a.units + (8 * n + (a.lane & 3) * 2) * 4).load(kv.f32, 2)
+    return [unit] * 2
+
+
+@kv.func
+def exceeded(a, s, tops, unit, flags):
+    """Whether a maximum has to move, of any column: most tiles leave all as they are and need no more."""
+    over = [kv.f32(LOWEST)] * 2
+    for n in kv.static(range(column_tiles(a.c))):
+        units_of = units_at(a, unit, n)
+        for x in kv.static(range(2)):
+            most = kv.math.max(s[4 * n + x], s[4 * n + 2 + x])
+            over[x] = kv.math.max(over[x], kv.math.fma(most, units_of[x], -tops[2 * n + x]))
+    mine = kv.ballot(kv.math.max(over[0], over[1]) > SLACK)
+    if a.lane == 0:
+        (flags + a.warp * 4).store(mine)
+    kv.named_barrier(SCORES_BARRIER, 128)
+    found = flags.load(kv.u32, 4)
+    return (found[0] | found[1] | found[2] | found[3]) != 0
+
+
+@kv.func
+def store_weights(a, s, weights):
+    """Weights, transposed, to shared memory."""
+    c, lane, layout = a.c, a.lane, latent_blocks.weights_layout_of(a.c)
+    for n in kv.static(range(0, column_tiles(c), 2)):
+        pairs = range(n, min(n + 2, column_tiles(c)))
+        words = [pack(c.products, s[4 * m + 2 * u], s[4 * m + 2 * u + 1]) for m in pairs for u in range(2)]
+        row = 8 * n + (lane & 7) + ((lane >> 4) * 8 if len(words) == 4 else 0)
+        kv.stmatrix(weights + layout.chunk_offset(row, 2 * a.warp + ((lane >> 3) & 1)), words, trans=True)
+
+
+@kv.func
+def softmax_of(a, s, i, slot, m, tops, sums, highest):
+    """The softmax of tile i, whose weights it hands on."""
+    c, case, warp, lane, entry = a.c, a.c.case, a.warp, a.lane, a.span[4].entry(i)
+    which, notes, COLUMNS = i & 1, a.notes(i), column_tiles(c)
+    owned = owned_by(c, lane)  # the first of two columns
+    unit = kv.math.max(kv.math.abs(a.scale), 1.0e-30) * LOG2E
+    unit_of, alpha = [unit] * 2, [kv.f32(1.0)] * 2
+    if a.by_row:
+        unit_of = (a.units + owned * 4).load(kv.f32, 2)
+    of_rows, change = [kv.f32(1.0)] * 2, kv.f32(1.0)
+    if c.scaled:
+        of_rows = [(notes + latent_stored.factor_at(warp * 16 + (lane >> 2) + 8 * u)).load(kv.f32) for u in range(2)]
+        s = [s[k] * of_rows[k // 2 % 2] for k in range(len(s))]
+        change = a.change_of(notes, highest)
+    base = a.span[4].base(entry)
+    if case.functions:
+        elements, units_of = [], []
+        for k in kv.static(range(len(s))):
+            column = k // 4 * 8 + (lane & 3) * 2 + k % 2
+            elements.append((column, warp * 16 + (lane >> 2) + 8 * (k // 2 % 2)))
+            units_of.append((a.units + column * 4).load(kv.f32) if a.by_row else unit)
+        b, arrays = a.functions
+        of_functions(c, s, units_of, elements, b, a.place, a.extents[0], base, arrays, a.span[4].whole(entry))
+        unit, unit_of = kv.f32(1.0), [kv.f32(1.0)] * 2
+    a.hide(s, i, slot, base, masked)
+    if exceeded(a, s, tops, unit, a.flags + which * 16):
+        most = top_of(c, s, a.maxima + which * (4 * width_of(c) * 4), warp, lane, owned)
+        for x in kv.static(range(2)):
+            top = most[x] * unit_of[x]
+            top = kv.where(top > m[x] + SLACK, top, m[x])
+            alpha[x] = kv.ex2(m[x] - top)
+            m[x] = top
+        moved, rescale = of_all(c, m, lane), of_all(c, alpha, lane)
+        for h in kv.static(range(2 * COLUMNS)):
+            tops[h], sums[h] = moved[h], sums[h] * rescale[h]
+    for n in kv.static(range(COLUMNS)):
+        units_of = units_at(a, unit, n)
+        for x in kv.static(range(2)):
+            h = 2 * n + x
+            for u in kv.static(range(2)):
+                s[4 * n + 2 * u + x] = kv.ex2(kv.math.fma(s[4 * n + 2 * u + x], units_of[x], -tops[h]))
+            sums[h] = sums[h] + (s[4 * n + x] + s[4 * n + 2 + x])
+    if c.scaled:
+        below = kv.bitcast((254 - highest[0]) << 23, f32)
+        s = [s[k] * (of_rows[k // 2 % 2] * below) for k in range(len(s))]
+        alpha = [x * change for x in alpha]
+    weights, factors, p_full = a.weights_of(i)
+    store_weights(a, s, weights)
+    if warp == 0:
+        (factors + owned * 4).store(kv.vector(f32, alpha))
+    a.hand_on(p_full)
+
+
+@kv.func
+def give_turn(a, i):
+    """Let values multiply tile i: the keys of the one behind it are multiplied, a softmax is to come."""
+    if latent_blocks.takes_turns(a.c):
+        kv.mbarrier_arrive(a.turns + (i & 1) * BARRIER_BYTES, (a.lane == 0) & (i >= 0))
+
+
+@kv.func
+def scores(a: Block):
+    """The role of scores: all tiles' weights, and what makes a result of sums."""
+    tiles, columns = a.span[5], 2 * column_tiles(a.c)
+    m, highest = [kv.f32(LOWEST)] * 2, [kv.i32(1)]
+    tops, sums = [kv.f32(LOWEST)] * columns, [kv.f32(0.0)] * columns
+    slot, phase = kv.i32(0), kv.i32(0)
+    for i in range(tiles):
+        with kv.trace("multiply keys"):
+            if at_once(a.c):
+                under_way = start_keys(a, slot, phase)
+                give_turn(a, i - 1)
+                s = finished_keys(a, under_way, i)
+            else:
+                multiply = multiply_groups if latent_stored.direct(a.c) else multiply_converted
+                s = multiply(a, i, slot, phase)
+                give_turn(a, i - 1)
+        a.release_rest(slot)
+        with kv.trace("softmax"):
+            softmax_of(a, s, i, slot, m, tops, sums, highest)
+        slot, phase = next_tile(a.r, slot, phase)
+    give_turn(a, tiles - 1)
+    factor = kv.bitcast(highest[0] << 23, f32) if a.c.scaled else kv.f32(1.0)
+    store_ends(a.c, m, sums, factor, a.sums_at, a.final, a.ends, a.warp, a.lane)
+
+
+@kv.func
+def store_ends(c, m, sums, factor, sums_at, final, ends, warp, lane):
+    """What makes a result of sums, and log-sum-exps in base 2; ``factor``: of all weights."""
+    owned = owned_by(c, lane)
+    for k in kv.static((4, 8, 16)):
+        sums = [x + kv.shuffle_xor(x, k) for x in sums]
+    if lane < 4:
+        for n in kv.static(range(column_tiles(c))):
+            pair = kv.vector(f32, [sums[2 * n], sums[2 * n + 1]])
+            (sums_at + (warp * c.rows + 8 * n + (lane & 3) * 2) * 4).store(pair)
+    kv.named_barrier(SCORES_BARRIER, 128)
+    if warp == 0:
+        for x in kv.static(range(2)):
+            total, h = kv.f32(0.0), kv.math.min(owned + x, c.rows - 1)
+            for w in kv.static(range(4)):
+                total = total + (sums_at + (w * c.rows + h) * 4).load(kv.f32)
+            if owned < c.rows:
+                (final + h * 4).store(normalizer(total, factor))
+                (ends + h * 4).store(kv.where(total == 0.0, NEVER, m[x] + kv.math.log2(total)))

@@ -1,0 +1,401 @@
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""What the kernels of attention over latent rows share: what a block takes, who copies, what is cleared, what is left.
+
+Keys and values are one tile of :data:`KEYS` tokens in shared memory, in boxes of 64 columns, which are swizzle atoms of
+their own: what TMA writes and wgmma reads, as keys and, transposed, as values. A producer copies boxes ahead; whoever
+reads them gives them back.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from kvarn import dsl as kv
+from kvarn.dialect.dtypes import DType, bf16, f16, f32
+from kvarn.dialect.layout import cdiv
+from kvarn.dialect.shared_layout import SharedLayout
+
+from ..attention.case import Case, asks, interval, start_of
+from ..attention.key_tiles import KeyTiles
+from ..attention.partials import LN2
+from ..attention.queries import RaggedQueries
+from ..attention.softmax import modified_one, shown
+
+KEYS = 64  # of a tile
+WIDE = 64  # query rows of a block, or fewer with swapped operands
+MOST_ROWS = 32  # of those, where keys have 16 bits
+BOX_COLUMNS = 64
+BOX = SharedLayout(KEYS, BOX_COLUMNS, 2, 128)
+BYTE_BOX = SharedLayout(KEYS, BOX_COLUMNS, 1, 64)  # of rows of 8 bits
+BYTE_BOXES = SharedLayout(KEYS, 2 * BOX_COLUMNS, 1, 128)  # two of them, as one copy
+CHUNK = 8  # elements of 16 bytes
+CONSUMERS = 256  # threads of the two warpgroups that multiply: scores, and values
+SCORES_BARRIER, CONSUMERS_BARRIER = 1, 2  # named barriers of the first of them, and of both
+NEVER = -1.0e30  # the log-sum-exp, in base 2, of no key
+
+
+@dataclass(frozen=True)
+class LatentConfig:
+    """What a kernel over latent rows is specialised for.
+
+    Attributes
+    ----------
+    case : Case
+    rows : int
+        Query rows (tokens times heads) of a block.
+    tiles : int
+        Blocks of query rows of every sequence; 0: as many as the row offsets say.
+    listed : bool
+        Whether lists say which rows of the pool a token sees.
+    box_rows : int
+        Rows that TMA copies at a time; 0: threads copy, row by row.
+    parted : bool
+        Whether all results are partial ones, of one split too: where the combination does more than to combine them.
+    """
+
+    case: Case
+    rows: int
+    tiles: int = 0
+    listed: bool = False
+    box_rows: int = KEYS
+    parted: bool = False
+
+    @property
+    def part(self) -> DType:
+        """The type of the rows of a partial result."""
+        return part_of_query(self.case)
+
+    @property
+    def narrow(self) -> bool:
+        """Whether the query has 8 bits, as the rows have: products take both as they are."""
+        return self.case.query.bits == 8
+
+    @property
+    def products(self) -> DType:
+        """What is multiplied: of 8-bit rows, weights and values."""
+        return f16 if self.stored else self.case.query
+
+    @property
+    def stored(self) -> bool:
+        """Whether rows are of 8 bits, and lie as they are in shared memory (:mod:`mla.stored`)."""
+        return self.case.spec.dtype.bits == 8
+
+    @property
+    def few(self) -> bool:
+        """Whether the kernel with swapped operands takes the case."""
+        return self.stored or self.rows < WIDE
+
+    @property
+    def copy(self) -> str:
+        """What the producer does: ``"tma"`` or ``"rows"``."""
+        return "tma" if self.box_rows else "rows"
+
+    @property
+    def producer_warps(self) -> int:
+        return 1 if self.copy == "tma" else 4
+
+    @property
+    def arrivals(self) -> int:
+        """Of a box's barrier: of a thread that expects bytes, or of all threads."""
+        return 1 if self.copy == "tma" else 128
+
+    @property
+    def together(self) -> int:
+        """Boxes that are copied as one: TMA takes its time for each 64 bytes of a row as for 128.
+
+        Each of two warpgroups of values has whole ones. Many query rows and converted values leave no registers for it.
+        """
+        case, few = self.case, self.rows <= MOST_ROWS
+        whole = self.value_boxes % 4 == 0 and not (case.rope and case.content % BYTE_BOXES.columns)
+        return 2 if self.stored and self.copy == "tma" and few and whole else 1
+
+    @property
+    def box(self) -> SharedLayout:
+        """What is copied as one."""
+        if self.stored:
+            return BYTE_BOXES if self.together > 1 else BYTE_BOX
+        return BOX
+
+    def part_of(self, box: int) -> int:
+        """Which of the boxes that were copied as one a box is."""
+        return (box - self.value_boxes * (box >= self.value_boxes)) % self.together
+
+    @property
+    def slots(self) -> int:
+        """Copies of a tile."""
+        return self.rest_slots + self.value_slots
+
+    @property
+    def rest_slots(self) -> int:
+        """Copies of what is no value."""
+        return cdiv(self.boxes - self.value_boxes, self.together)
+
+    @property
+    def value_slots(self) -> int:
+        return cdiv(self.value_boxes, self.together)
+
+    @property
+    def boxes(self) -> int:
+        """Boxes of a tile; of bf16 keys behind 8-bit ones of their own."""
+        if self.stored:
+            return cdiv(self.case.content, BOX_COLUMNS) + cdiv(2 * self.case.rope, BOX_COLUMNS)
+        return cdiv(self.case.size, BOX_COLUMNS)
+
+    def column(self, box: int) -> int:
+        """A box's first element of the stored row."""
+        behind = box - cdiv(self.case.content, BOX_COLUMNS)
+        return self.case.rope_start + behind * BOX_COLUMNS if self.stored and behind >= 0 else box * BOX_COLUMNS
+
+    def end(self, box: int) -> int:
+        """Behind the last element of the stored row that a box has columns of."""
+        if not self.stored:
+            return self.case.size
+        return self.case.spec.head_size if self.column(box) >= self.case.rope_start else self.case.content
+
+    @property
+    def scaled(self) -> bool:
+        return self.case.spec.quantized or self.case.inline > 0
+
+    @property
+    def granule(self) -> int:
+        """Elements of a scale."""
+        return self.case.inline or self.case.spec.granularity
+
+    @property
+    def granules(self) -> int:
+        """Scales of a row; 0 where it has one, or none."""
+        whole = not self.scaled or (not self.case.inline and self.granule >= self.case.spec.head_size)
+        return 0 if whole else cdiv(self.case.content, self.granule)
+
+    @property
+    def notes_head(self) -> int:
+        """Bytes before the rests of scales of a tile's notes: the exponent above all, and a factor a row."""
+        return 16 + 4 * KEYS
+
+    @property
+    def notes_bytes(self) -> int:
+        return self.notes_head + 2 * KEYS * self.granules if self.scaled else 0
+
+    @property
+    def value_boxes(self) -> int:
+        return self.case.value_size // BOX_COLUMNS
+
+    @property
+    def part_bytes(self) -> int:
+        """A block's partial result: normalized rows in the query's type, and a log-sum-exp each."""
+        return self.rows * (self.case.value_size * self.part.itemsize + 4)
+
+
+def pack(dtype: DType, a: Any, b: Any) -> Any:
+    """Two f32 as one word of 16-bit floats, the first in the low half."""
+    return kv.pack_f16x2(a, b) if dtype is f16 else kv.pack_bf16x2(a, b)
+
+
+# --- what a block takes ----------------------------------------------------------------------------
+
+
+@kv.func
+def place_of(c, queries, number):
+    """(sequence, its first token, first row of the tile in the sequence, rows of the sequence) of a tile of rows.
+
+    Listed, a token has tiles of its own and counts as a sequence.
+    """
+    heads = c.case.heads
+    if c.listed:
+        tiles = cdiv(heads, c.rows)
+        token = queries.base(0) + number // tiles
+        exists = token < queries.base(queries.sequences)
+        return kv.i32(0), token, number % tiles * c.rows, kv.where(exists, kv.i32(heads), 0)
+    if c.tiles:
+        b = number // c.tiles
+        return b, queries.base(b), number % c.tiles * c.rows, queries.length(b) * heads
+    return queries.tile(number, heads, c.rows)
+
+
+@kv.func
+def extents_of(c, collection, queries, indices, topk_lengths, b, token0):
+    """(position of the sequence's first query, keys) of a tile: listed, the keys are the places of the list."""
+    if not c.listed:
+        return start_of(c.case, collection, None, queries, b)
+    count = indices.shape[1]
+    if topk_lengths is not None:
+        count = kv.math.min(kv.math.max(topk_lengths[token0], 0), count)
+    return kv.i32(0), count
+
+
+@dataclass(frozen=True)
+class Walk:
+    """The tiles of keys that a split takes: from tile ``begin`` on, or those of a block mask's list from there on.
+
+    ``lists`` are those, and ``number`` is that of the tile of query rows, which sees keys up to ``last``.
+    """
+
+    begin: Any
+    last: Any
+    lists: KeyTiles | None = None
+    number: Any = None
+
+    @kv.func
+    def entry(self, i: Any) -> Any:
+        """What tells of tile i: of a list, to be read ahead."""
+        if self.lists is None:
+            return self.begin + i
+        return self.lists.entry(self.number, 0, self.begin + i)
+
+    @kv.func
+    def base(self, entry: Any) -> Any:
+        """The first key of a tile; past all keys where there is none."""
+        if self.lists is None:
+            return entry * KEYS
+        return self.lists.of(entry, self.last)[0]
+
+    @kv.func
+    def whole(self, entry: Any) -> Any:
+        """Whether a list says that every row sees all of a tile."""
+        return False if self.lists is None else self.lists.of(entry, self.last)[2]
+
+
+def walk_of(c: LatentConfig, block_mask: Any, queries: Any, b: Any, row0: Any) -> Any:
+    """The lists of a kernel's block mask, and which of them a tile of rows has; None where there is none."""
+    if block_mask is None:
+        return None
+    rows, keys = c.case.blocks
+    return KeyTiles(block_mask, keys), queries.first_tile(b, c.case.heads, rows) + row0 // rows
+
+
+@kv.func
+def keys_of(c, start, num_keys, row0, rows, splits, split, listed=None):
+    """The keys of a tile of rows, of which blocks take tiles: those that some row sees, and those that all see.
+
+    Returns (first, end, first that all see, end of those, the split's :class:`Walk`, how many tiles it has).
+    """
+    heads = c.case.heads
+    first, whole_end = interval(c.case, start + row0 // heads, num_keys)
+    whole_first, last = interval(c.case, start + (kv.math.min(row0 + c.rows, rows) - 1) // heads, num_keys)
+    if listed is None:
+        begin, end = first // KEYS, (last + (KEYS - 1)) // KEYS
+    else:
+        begin, end = kv.i32(0), listed[0].count(listed[1], 0)
+    share = (kv.math.max(end - begin, 0) + (splits - 1)) // splits
+    begin = begin + split * share
+    walk = Walk(begin, last, *(listed or ()))
+    return first, last, whole_first, whole_end, walk, kv.math.min(end, begin + share) - begin
+
+
+@kv.func
+def of_functions(c, s, units, elements, b, place, start, base, arrays, whole=False):
+    """Scores in powers of two after the function that was given, minus infinity where one hides a key.
+
+    ``units`` makes base-2 scores of products; ``elements``: the row and the key of a score, in its tile. Of a tile that
+    is known to be seen ``whole`` the mask is not asked.
+    """
+    _, _, row0, rows = place
+    for k in kv.static(range(len(s))):
+        row, key = elements[k]
+        at = kv.math.min(row0 + row, rows - 1)
+        h, q, token = at % c.case.heads, start + at // c.case.heads, base + key
+        s[k] = modified_one(c.case, s[k] * units[k], b, h, q, token, None, arrays, unit=LN2)
+        if asks(c.case) and not c.case.blocks:
+            s[k] = kv.where(shown(c.case, b, h, q, token, arrays), s[k], float("-inf"))
+    if asks(c.case) and c.case.blocks:
+        if ~whole:
+            for k in kv.static(range(len(s))):
+                row, key = elements[k]
+                at = kv.math.min(row0 + row, rows - 1)
+                h, q, token = at % c.case.heads, start + at // c.case.heads, base + key
+                s[k] = kv.where(shown(c.case, b, h, q, token, arrays), s[k], float("-inf"))
+
+
+# --- query rows and values -------------------------------------------------------------------------
+
+
+@kv.func
+def load_query(c, query, tile, layout, token0, row0, rows, scale, thread, threads):
+    """Query rows to shared memory, for products; rows past the last repeat it, and are not written back.
+
+    Maxima are found before scores are scaled, so that a negative scale changes the query's sign.
+    """
+    heads, elements = c.case.heads, 16 // c.case.query.itemsize
+    held = chunks = c.case.size // elements
+    if c.narrow:
+        chunks = layout.panels * layout.pitch // 16  # products of 8 bits read whole panels
+    for i in range(thread, c.rows * chunks, threads):
+        row, chunk = i // chunks, i % chunks
+        at = kv.math.min(row0 + row, rows - 1)
+        column, size = chunk * elements, None
+        if chunks > held:
+            column, size = kv.math.min(column, (held - 1) * elements), kv.where(chunk < held, 16, kv.i32(0))
+        source = query.address(token0 + at // heads, at % heads, column)
+        kv.cp_async(tile + layout.chunk_offset(row, chunk), source, zero_fill_size=size)
+    kv.cp_async_commit()
+    kv.cp_async_wait(0)
+    if scale < 0.0:
+        for i in range(thread, c.rows * chunks, threads):
+            at = tile + layout.chunk_offset(i // chunks, i % chunks)
+            at.store(at.load(kv.u32, 4) ^ (0x80808080 if c.narrow else 0x80008000))
+    kv.fence_proxy_async()
+
+
+@kv.func
+def clear_rows(layout, place, boxes, begin, end, thread, threads):
+    """Zeros in the rows outside of [begin, end) of boxes side by side: a weight of zero times NaN is NaN."""
+    for low, high in kv.static(((kv.i32(0), kv.math.min(begin, KEYS)), (kv.math.max(end, 0), kv.i32(KEYS)))):
+        of_row, chunks = layout.pitch // 16, boxes * (layout.pitch // 16)
+        for i in range(low * chunks + thread, high * chunks, threads):
+            row, chunk = i // chunks, i % chunks
+            at = chunk // of_row * layout.bytes + layout.chunk_offset(row, chunk % of_row)
+            (place + at).store(kv.vector(kv.i32, 4))
+
+
+# --- what is left ----------------------------------------------------------------------------------
+
+
+def ends_in_combine(case: Case, op: Any) -> bool:
+    """Whether a row's result needs more than its keys, which the kernel that combines partial results gives it."""
+    return case.out is not part_of_query(case) or any(x is not None for x in (op.sinks, op.lse, op.prior))
+
+
+def part_of_query(case: Case) -> DType:
+    """The type of the rows of a partial result: the query's, or of one of 8 bits the output's where that has 16."""
+    if case.query.bits != 8:
+        return case.query
+    return bf16 if case.out is f32 else case.out
+
+
+def alone(c: LatentConfig, splits: Any) -> Any:
+    """Whether a block writes its rows' results."""
+    return False if c.parted else splits == 1
+
+
+def in_parts(c: LatentConfig, splits: Any) -> Any:
+    """Whether a block leaves partial results."""
+    return True if c.parted else splits > 1
+
+
+def part_of(c: LatentConfig, parts: Any, number: Any, splits: Any, split: Any, row: Any) -> Any:
+    """Where a row of a partial result lies."""
+    pitch = c.case.value_size * c.part.itemsize
+    return parts.address(0) + kv.i64((number * splits + split) * c.rows + row) * pitch
+
+
+def lse_of(c: LatentConfig, parts: Any, tiles: Any, number: Any, splits: Any, split: Any, row: Any) -> Any:
+    """Where its log-sum-exp, in base 2, lies: behind all rows."""
+    behind = kv.i64(tiles * splits * c.rows) * (c.case.value_size * c.part.itemsize)
+    return parts.address(0) + (behind + kv.i64((number * splits + split) * c.rows + row) * 4)
+
+
+@kv.func
+def write_rows(c, vector, parts, out, place, row, column, splits, split):
+    """Write 8 columns of a tile's row to where it belongs: the output, or a split's partial result."""
+    number, token0, row0, rows = place
+    at = row0 + row
+    if at < rows:
+        if alone(c, splits):
+            out.store(token0 + at // c.case.heads, at % c.case.heads, column, value=vector)
+        else:
+            (part_of(c, parts, number, splits, split, row) + column * c.part.itemsize).store(vector)
+
+
+def queries_of(query: Any, row_offsets: Any, kv_offsets: Any = None) -> RaggedQueries:
+    return RaggedQueries(row_offsets, query.shape[0], kv_offsets)

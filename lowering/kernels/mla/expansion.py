@@ -1,0 +1,209 @@
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""Expand ``kv.mla_attention``, ``kv.mla_prefill_chunk`` and ``kv.mla_decompress``.
+
+Latent rows are keys whose first ``value_size`` columns are the values. On a GPU with wgmma the kernels of
+``mla.wide`` and ``mla.few`` take the shapes that they know; other shapes and other GPUs have the kernel over
+tiles, with products by mma.sync, which is the host's too. The row kernels of ``attention.rows`` take everything. A
+prefill's chunk has that of ``mla.chunk_tiles`` on wgmma, and those of ``mla.chunk_rows`` for every other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from kvarn import dsl as kv
+from kvarn.dialect.dtypes import i32
+from kvarn.dialect.layout import CacheSpec, lowbit
+from kvarn.dialect.ops.attention import block_tile, score_of
+from kvarn.dialect.ops.mla import inline_content, inline_scales_of
+from kvarn.lowering.schedules import attention as tile_schedule, mla as latent_schedule
+from kvarn.lowering.target import Target
+from kvarn.lowering.tiles.ir import MMA
+
+from .. import expands
+from ..attention import kernel as attention_tiles, launch as tile_launch
+from ..attention.case import Case
+from ..attention.expansion import WIDEST_ROWS, Place, launch_rows
+from ..attention.key_splits import MOST_SPLITS
+from ..attention.queries import RaggedQueries
+from ..base import Expansion
+from ..common import row_alignment
+from . import chunk_rows as mla_chunk, chunk_tiles as mla_chunk_tiles
+from .common import KEYS
+
+THREADS = 128
+BY_MMA = {"instruction": MMA}  # of the kernel over tiles
+MOST_VALUES = 512  # columns of a value
+ROWS_TILE = (16, 32)  # query rows and keys of a tile of a block mask, of kernels of a row at a time
+
+
+def case_of(op: Any, at: Expansion) -> Case:
+    """The case of an attention over latent rows."""
+    spec, columns, inline = at.spec(op.collection), at.static_dim(op.query, 2), inline_scales_of(op)
+    return Case(
+        spec=spec, query=at.dtype(op.query), out=at.dtype(op.out), heads=at.static_dim(op.query, 1),
+        value_size=op.value_size.value, mask=op.mask.value, span=op.span.value,
+        score=score_of(op), sinks=op.sinks is not None, lse=op.lse is not None, blocks=block_tile(op),
+        rope=columns - inline_content(spec, columns, inline) if inline else spec.head_size - columns, inline=inline,
+        listed=op.indices is not None,
+    )  # fmt: skip
+
+
+def latent_problems(op: Any, at: Expansion) -> list[str]:
+    """Why no kernel over tiles of latent rows takes an operation, one sentence each; empty when one does.
+
+    On a GPU with wgmma its kernels come first, and that over tiles by mma.sync takes what it does of the rest.
+    """
+    return wgmma_problems(op, at) and tile_problems(op, at)
+
+
+def wgmma_problems(op: Any, at: Expansion) -> list[str]:
+    """Why the kernels on wgmma do not take an operation, one sentence each; empty when they do."""
+    case, tile = case_of(op, at), block_tile(op)
+    found = latent_schedule.problems(case, at.target, row_alignment(op), op.indices is not None)
+    if tile is not None and at.target.has("wgmma"):
+        wanted = _tile_by_wgmma(case, at.schedule)
+        if tile != wanted:
+            found.append(f"needs a block mask of tiles of {wanted[0]} query rows and {wanted[1]} keys, got {tile}")
+    return found
+
+
+def _tile_by_wgmma(case: Case, schedule: Mapping[str, Any]) -> tuple[int, int]:
+    """Query rows and keys of a tile of the kernels on wgmma."""
+    return latent_schedule.rows_of(case, schedule.get("max_queries", 0) * case.heads), KEYS
+
+
+def block_extents(case: Case, place: Place) -> tuple[int, int]:
+    """(query rows, keys) of the tiles of a block mask of an attention over latent rows.
+
+    Without wgmma they are those of the kernel over tiles, which follow from the rows' columns. Kernels of a row at a
+    time take any.
+    """
+    if place.target.is_host or place.schedule.get("kind") == "simt":
+        return ROWS_TILE
+    if place.target.has("wgmma"):
+        return _tile_by_wgmma(case, place.schedule)
+    case = replace(case, value_size=min(case.value_size, MOST_VALUES))
+    if tile_schedule.problems(case, place.target, WIDEST_ROWS, BY_MMA):
+        return ROWS_TILE
+    config = _by_tiles(case, place.target, place.schedule)
+    return config.rows, config.keys
+
+
+def tile_problems(op: Any, at: Expansion) -> list[str]:
+    """Why the kernel over tiles does not take an operation by mma.sync, one sentence each; empty when it does."""
+    case = case_of(op, at)
+    found = tile_schedule.problems(case, at.target, row_alignment(op), BY_MMA)
+    if not found and case.blocks:
+        try:
+            _by_tiles(case, at.target, at.schedule)
+        except ValueError as error:
+            found.append(f"does not fit: {error}")
+    return found
+
+
+def _by_tiles(case: Case, target: Target, schedule: Mapping[str, Any]) -> tile_schedule.TileConfig:
+    """The configuration of the kernel over tiles by mma.sync; ValueError where a block mask or entry is not legal."""
+    given = {**schedule, **BY_MMA}
+    if "splits" in given:
+        given["splits"] = min(given["splits"], MOST_SPLITS)
+    return tile_schedule.chosen(case, target, given)
+
+
+def kind_of(op: Any, at: Expansion) -> str:
+    """The schedule's kind, which takes the case, or the choice for the target; ValueError where it does not."""
+    kind = at.schedule.get("kind")
+    if at.target.is_host or kind == "simt":
+        return kind or "host"
+    problems = latent_problems(op, at)
+    for problem in problems if kind == "latent" else ():
+        raise ValueError(f"a schedule of kind latent {problem}")
+    return "simt" if problems else "latent"
+
+
+def slower_than(op: Any, at: Expansion) -> list[str]:
+    """Why a kernel of its kind was chosen where another would be faster, one sentence each; empty for the fastest."""
+    if at.target.is_host or "kind" in at.schedule:
+        return []
+    if at.target.has("wgmma"):
+        return [f"that of kind latent on wgmma {problem}" for problem in wgmma_problems(op, at)]
+    return [f"that of kind latent {problem}" for problem in latent_problems(op, at)]
+
+
+@expands("kv.mla_attention")
+def expand_attention(op: Any, at: Expansion) -> None:
+    case, kind = case_of(op, at), at.kind
+    if kind == "latent" and not wgmma_problems(op, at):
+        latent_schedule.launch(latent_schedule.config_of(case, at, op), at, op)
+        return
+    if kind == "latent":
+        tile_launch.launch(_by_tiles(case, at.target, at.schedule), at, op)
+    elif kind == "host" and attention_tiles.fits_host(case):
+        attention_tiles.launch_host(case, at, op)
+    else:
+        launch_rows(kind, case, at, op)
+
+
+def chunk_of(op: Any, at: Expansion) -> mla_chunk.Chunk:
+    """What a prefill's chunk is."""
+    nope = at.static_dim(op.key, 2)
+    rope = at.static_dim(op.query, 2) - nope
+    case = Case(
+        spec=at.spec(op.collection), query=at.dtype(op.query), out=at.dtype(op.out), heads=at.static_dim(op.query, 1),
+        value_size=at.static_dim(op.value, 2), rope=rope if op.bf16_rope.value else 0, lse=True,
+    )  # fmt: skip
+    return mla_chunk.Chunk(case, nope, rope, row_alignment(op), op.accumulate.value)
+
+
+def chunk_problems(op: Any, at: Expansion) -> list[str]:
+    """Why the kernel over tiles does not take a prefill's chunk, one sentence each; empty when it does."""
+    return mla_chunk_tiles.problems(chunk_of(op, at), at.target)
+
+
+@expands("kv.mla_prefill_chunk")
+def expand_prefill_chunk(op: Any, at: Expansion) -> None:
+    (mla_chunk_tiles if at.kind == "tile" else mla_chunk).launch(chunk_of(op, at), at, op)
+
+
+def decompress_kernel(spec: CacheSpec) -> Any:
+    """Copies latent rows, a thread a vector of at most 16 bytes; rows that belong to no sequence stay as they are."""
+    width = min(16 // spec.dtype.itemsize, lowbit(spec.head_size))
+    columns = spec.head_size // width
+
+    @kv.kernel
+    def mla_decompress(
+        cache: kv.KVCache,
+        row_offsets: kv.Buffer[i32, 1],
+        cache_offsets: kv.Buffer[i32, 1],
+        out: kv.Buffer[spec.dtype, 2],
+    ):
+        item = kv.block_id.x * kv.block_dim.x + kv.thread_id.x
+        row, d = item // columns, item % columns * width
+        rows = RaggedQueries(row_offsets, out.shape[0])
+        if rows.holds(row):
+            b = rows.sequence(row)
+            token = rows.token(b, row) + cache_offsets[b]
+            if spec.quantized:
+                vector = cache.load_quantized(b, 0, token, d, width=width)
+            else:
+                vector = cache.load(b, 0, token, d, width=width)
+            out.store(row, d, value=vector, alignment=spec.dtype.itemsize)
+
+    return mla_decompress
+
+
+@expands("kv.mla_decompress")
+def expand_decompress(op: Any, at: Expansion) -> None:
+    spec = at.spec(op.cache)
+    columns = spec.head_size // min(16 // spec.dtype.itemsize, lowbit(spec.head_size))
+    threads = 1 if at.target.is_host else THREADS
+    blocks = (at.dim(op.out, 0) * columns + (threads - 1)) // threads
+    at.launch(
+        decompress_kernel(spec),
+        [op.cache, op.row_offsets, op.cache_offsets, op.out],
+        (blocks, 1, 1),
+        (threads, 1, 1),
+        key=spec,
+    )

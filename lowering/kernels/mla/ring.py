@@ -1,0 +1,139 @@
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""The circular buffer of the kernel over latent rows with swapped operands, and the producers that fill it.
+
+A slot has a box of 64 keys and 64 columns, and two barriers: ``full`` and ``empty``. The boxes of a tile come in one
+order; those that are no values first, since they are read first and for the last time.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from kvarn import dsl as kv
+from kvarn.lowering.tiles.ir import BARRIER_BYTES
+
+from ..common import advance
+from . import copies as latent_copies, stored as latent_stored
+from .block_sizes import LISTS
+from .common import KEYS, LatentConfig
+
+
+@dataclass(frozen=True)
+class Ring:
+    """A circular buffer of ``slots`` boxes."""
+
+    c: LatentConfig
+    slots: int
+
+    @property
+    def whole(self) -> bool:
+        """Whether a tile's slots lie side by side, each tile's as far from its first one's."""
+        return self.slots % self.c.slots == 0
+
+    def place_of(self, box: int) -> int:
+        """Which of a tile's slots a box is in."""
+        values = self.c.value_boxes
+        return (box - values) // self.c.together if box >= values else self.c.rest_slots + box // self.c.together
+
+    def empty_of(self, full: Any) -> Any:
+        """The barrier of a slot that is given back, of which that is given that says it is full."""
+        return full + self.slots * BARRIER_BYTES
+
+    @property
+    def rest(self) -> int:
+        """Slots of a tile that hold no values."""
+        return self.c.rest_slots
+
+    @property
+    def order(self) -> list[int]:
+        """The boxes of a tile."""
+        return [*range(self.c.value_boxes, self.c.boxes), *range(self.c.value_boxes)]
+
+
+def at(r: Ring, ring: Any, barriers: Any, slot: Any, phase: Any, count: int) -> tuple[Any, Any, Any]:
+    """(place, barrier, phase) of a slot ``count`` behind another of its tile."""
+    if not r.whole:
+        slot, phase = advance(r.slots, slot, phase, count)
+        count = 0
+    size = r.c.box.bytes
+    return ring + slot * size + count * size, barriers + slot * BARRIER_BYTES + count * BARRIER_BYTES, phase
+
+
+def behind(r: Ring, slot: Any, phase: Any, count: Any) -> tuple[Any, Any]:
+    """(slot, phase) of a slot ``count`` behind another of its tile."""
+    return (slot + count, phase) if r.whole else advance(r.slots, slot, phase, count)
+
+
+def next_tile(r: Ring, slot: Any, phase: Any) -> tuple[Any, Any]:
+    """(slot, phase) of the first slot of the tile behind."""
+    return advance(r.slots, slot, phase, r.c.slots)
+
+
+@kv.func
+def release(barrier, lane):
+    kv.mbarrier_arrive(barrier, lane == 0)
+
+
+@kv.func
+def note(r, notes_at, notes_full, scales, i, lane):
+    """A warp writes the scales of tile i, behind its boxes: what was there is read."""
+    latent_stored.write_notes(r.c, notes_at + (i & (LISTS - 1)) * r.c.notes_bytes, scales, lane)
+    release(notes_full + (i & (LISTS - 1)) * BARRIER_BYTES, lane)
+
+
+@kv.func
+def produce_by_tma(r, key_map, cache, ring, full, span, b, lane):
+    _, last, _, _, walk, tiles = span
+    following = walk.base(walk.entry(0))
+    pages = latent_copies.pages_of(key_map, cache, b, following, last, lane)
+    slot, phase = kv.i32(0), kv.i32(1)
+    for i in range(tiles):
+        here, base = pages, walk.base(walk.entry(i)) if walk.lists is None else following
+        following = base + KEYS if walk.lists is None else walk.base(walk.entry(i + 1))
+        pages = latent_copies.pages_of(key_map, cache, b, following, last, lane)
+        for j in kv.static([j for j in r.order if r.c.part_of(j) == 0]):
+            place, barrier, parity = at(r, ring, full, slot, phase, r.place_of(j))
+            kv.mbarrier_wait(r.empty_of(barrier), parity)
+            latent_copies.boxes_by_tma(r.c, key_map, cache, place, barrier, here, base, (j, 1), lane)
+        slot, phase = next_tile(r, slot, phase)
+
+
+@kv.func
+def produce_notes(r, rows, notes_at, full, notes_full, span, lane):
+    """A warp beside that of the copies: once a tile's first box is there, what lay where its notes go is read."""
+    walk, tiles = span[4], span[5]
+    following = latent_stored.places_of(rows, walk.base(walk.entry(0)), lane)
+    slot, phase = kv.i32(0), kv.i32(0)
+    for i in range(tiles):
+        scales = latent_stored.load_scales(r.c, rows, following)
+        following = latent_stored.places_of(rows, walk.base(walk.entry(i + 1)), lane)
+        kv.mbarrier_wait(full + slot * BARRIER_BYTES, phase)
+        note(r, notes_at, notes_full, scales, i, lane)
+        slot, phase = next_tile(r, slot, phase)
+
+
+@kv.func
+def produce_rows(r, rows, ring, seen_at, notes_at, full, notes_full, span, thread):
+    walk, tiles = span[4], span[5]
+    base = walk.base(walk.entry(0))
+    following = latent_copies.places_of(r.c, rows, base, thread)
+    scaled = latent_stored.places_of(rows, base, thread & 31) if r.c.scaled else []
+    slot, phase = kv.i32(0), kv.i32(1)
+    for i in range(tiles):
+        places, of_tile, base = following, i & (LISTS - 1), walk.base(walk.entry(i + 1))
+        following = latent_copies.places_of(r.c, rows, base, thread)
+        scales = latent_stored.load_scales(r.c, rows, scaled) if r.c.scaled else []
+        if r.c.scaled:
+            scaled = latent_stored.places_of(rows, base, thread & 31)
+        for n in kv.static(range(r.c.boxes)):
+            place, barrier, parity = at(r, ring, full, slot, phase, n)
+            kv.mbarrier_wait(r.empty_of(barrier), parity)
+            latent_copies.copy_boxes(r.c, rows, places, place, barrier, (r.order[n], 1), thread)
+        slot, phase = next_tile(r, slot, phase)
+        if r.c.listed:
+            notes_of_tile = notes_full + of_tile * BARRIER_BYTES
+            latent_copies.note_rows(r.c, places, seen_at + of_tile * 8, notes_of_tile, thread)
+        if r.c.scaled:
+            if thread < 32:
+                note(r, notes_at, notes_full, scales, i, thread)

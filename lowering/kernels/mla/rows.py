@@ -1,0 +1,102 @@
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""Scores of latent rows with query rows as rows: what is hidden, the softmax, where the weights lie.
+
+Of 64 rows a warp has 16 and a thread two, of every eight keys two: element 4 n + 2 u + i of a thread is that of row
+``16 warp + lane / 4 + 8 u`` and key ``8 n + 2 (lane % 4) + i``. So a maximum takes two shuffles, and no other warp.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from kvarn import dsl as kv
+
+from ..attention.case import interval
+from ..attention.partials import normalizer
+from ..attention.softmax import SLACK
+from .common import KEYS, NEVER, pack
+
+
+def row_of(warp: Any, lane: Any, u: int) -> Any:
+    """A thread's upper or lower row."""
+    return warp * 16 + (lane >> 2) + 8 * u
+
+
+def elements_of(warp: Any, lane: Any) -> list[tuple[Any, Any]]:
+    """(row, key) of a thread's scores."""
+    return [(row_of(warp, lane, k // 2 % 2), k // 4 * 8 + (lane & 3) * 2 + k % 2) for k in range(KEYS // 2)]
+
+
+@kv.func
+def masked(c, s, seen, start, num_keys, row0, rows, base, warp, lane):
+    """Minus infinity for what a row does not see; ``seen`` are the listed keys of a tile that there are."""
+    for u in kv.static(range(2)):
+        if not c.listed:
+            at = kv.math.min(row0 + warp * 16 + (lane >> 2) + 8 * u, rows - 1)
+            low, high = interval(c.case, start + at // c.case.heads, num_keys)
+        for n in kv.static(range(KEYS // 8)):
+            for i in kv.static(range(2)):
+                k = 4 * n + 2 * u + i
+                if c.listed:
+                    shown = ((seen[n // 4] >> ((n % 4) * 8 + (lane & 3) * 2 + i)) & 1) != 0
+                else:
+                    token = base + n * 8 + (lane & 3) * 2 + i
+                    shown = (token >= low) & (token < high)
+                s[k] = kv.where(shown, s[k], float("-inf"))
+
+
+@kv.func
+def softmax(s, m, total, alpha, units):
+    """One tile of an online softmax, a thread's two rows; ``s`` becomes weights.
+
+    ``units`` makes base-2 scores of a row's products.
+    """
+    for u in kv.static(range(2)):
+        mine = [4 * n + 2 * u + i for n in range(KEYS // 8) for i in range(2)]
+        tops = [kv.math.max(*[s[i] for i in mine[k::4]]) for k in range(4)]
+        top = kv.math.max(kv.math.max(tops[0], tops[1]), kv.math.max(tops[2], tops[3]))
+        for k in kv.static((1, 2)):
+            top = kv.math.max(top, kv.shuffle_xor(top, k))
+        top = top * units[u]
+        top = kv.where(top > m[u] + SLACK, top, m[u])
+        alpha[u] = kv.ex2(m[u] - top)
+        sums = [kv.f32(0.0)] * 4
+        for j in kv.static(range(len(mine))):
+            i = mine[j]
+            s[i] = kv.ex2(kv.math.fma(s[i], units[u], -top))
+            sums[j % 4] = sums[j % 4] + s[i]
+        total[u] = total[u] * alpha[u] + ((sums[0] + sums[1]) + (sums[2] + sums[3]))
+        m[u] = top
+
+
+def packed(dtype: Any, s: list[Any]) -> list[list[Any]]:
+    """Weights of 16 bits as operand A, a step of 16 keys each."""
+    return [[pack(dtype, s[8 * k + i], s[8 * k + i + 1]) for i in (0, 2, 4, 6)] for k in range(KEYS // 16)]
+
+
+@kv.func
+def store_weights(layout, words, weights, warp, lane):
+    """Weights to shared memory, a row a query row: four matrices at a time, of a warp's upper and lower rows."""
+    row = warp * 16 + (lane & 15)
+    for k in kv.static(range(len(words))):
+        kv.stmatrix(weights + layout.chunk_offset(row, 2 * k + (lane >> 4)), words[k])
+
+
+@kv.func
+def store_factors(alpha, factors, warp, lane):
+    """What sums are multiplied by before a tile is added, for those who have them."""
+    if (lane & 3) == 0:
+        for u in kv.static(range(2)):
+            (factors + row_of(warp, lane, u) * 4).store(alpha[u])
+
+
+@kv.func
+def store_ends(m, total, factor, final, ends, warp, lane):
+    """What makes a result of sums, and log-sum-exps in base 2; ``factor``: of all weights."""
+    for u in kv.static(range(2)):
+        for k in kv.static((1, 2)):
+            total[u] = total[u] + kv.shuffle_xor(total[u], k)
+        if (lane & 3) == 0:
+            row = row_of(warp, lane, u)
+            (final + row * 4).store(normalizer(total[u], factor))
+            (ends + row * 4).store(kv.where(total[u] == 0.0, NEVER, m[u] + kv.math.log2(total[u])))

@@ -1,0 +1,209 @@
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""kv.project_append and kv.project_append_padded: products, and their columns written as what they are.
+
+A product kernel computes C = x weight^T, and its heads go through one :class:`HeadWriter`: to the queries' output and
+to the cache. Of many tokens (projection/heads.py), and by kind ``whole``, one kernel does both; otherwise products,
+rounded, stand in a workspace between the two.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from mlir import ir
+
+from kvarn import dsl as kv
+from kvarn.dialect.dtypes import f8e4m3, f32
+from kvarn.dialect.ops.projection import BLOCK
+from kvarn.dialect.schedules import OPERATIONS
+from kvarn.lowering.target import Target
+from kvarn.lowering.tiles.ir import MMA
+
+from .. import expands
+from ..base import Expansion
+from ..common import WARP, Group, Rows, row_alignment, vector_width
+from . import (
+    few as projection_few,
+    few_mma as projection_few_mma,
+    few_stored as projection_few_stored,
+    heads as projection_heads,
+    tiles as projection_tiles,
+    whole as projection_whole,
+    whole_mma as projection_whole_mma,
+    whole_tiles as projection_whole_tiles,
+)
+from .common import Projection, divisor, finish, scaled, scaled_tile, wgmma_problems
+from .groups import plain_case, with_floats, with_values
+
+HOST_ROWS, HOST_COLUMNS, HOST_STEP = 16, 64, 64  # of a tile on the host
+FEW_BY_WGMMA, FEW_BY_MMA = 32, 64  # tokens up to which kind few is the fastest (on an H200: docs/products.md)
+FEW_STORED = 256  # of a weight that is converted on its way to wgmma
+SIMT_ROWS, SIMT_WARPS = 8, 4  # tokens of a warp of the simple product, and its warps
+
+
+# --- products into a workspace -------------------------------------------------------------------------
+
+
+def host_kernel(case: Projection, columns: int, step: int) -> Any:
+    """The product as a kernel over tiles of HOST_ROWS x ``columns``, ``step`` elements of K at a time."""
+    M, N = HOST_ROWS, columns
+    element = f32 if case.x.bits == 8 else case.x
+
+    @kv.kernel(block=(1, 1, 1))
+    def project(
+        x: kv.Buffer[case.x, 2], weight: kv.Buffer[case.x, 2], products: kv.Buffer[case.rounded, 2],
+        bias=None, x_scale=None, weight_scale=None,
+    ):  # fmt: skip
+        tokens, first, panel = x.shape[0], kv.block_id.x * M, kv.block_id.y
+        left = kv.buffer_operand(x, case.k // step, step)
+        right = kv.buffer_operand(weight, case.k // step, step)
+        row, column = first + kv.tile_index(M), panel * N + kv.tile_index(N)
+        exists = row < tokens
+        c = kv.full((M, N), 0.0)
+        for j in range(0, case.k // step):
+            a = left.tile(0, j, first, tokens, rows=M, dtype=element)
+            b = right.tile(0, j, panel * N, case.columns, rows=N, dtype=element)
+            c = kv.dot(a, b.T, c)
+        c = scaled_tile(case, c, row, exists, column, bias, x_scale, weight_scale)
+        products.store_rows(panel * tokens + row, value=case.rounded(c), mask=exists)
+
+    return project
+
+
+def simt_kernel(case: Projection, lanes: int, rows: Rows) -> Any:
+    """The product by single multiplications: ``lanes`` threads share a column of SIMT_ROWS tokens. Takes every case."""
+    width = rows.width
+    group = Group(lanes)
+
+    @kv.kernel
+    def project(
+        x: kv.Buffer[case.x, 2], weight: kv.Buffer[case.x, 2], products: kv.Buffer[case.rounded, 2],
+        bias=None, x_scale=None, weight_scale=None,
+    ):  # fmt: skip
+        lane = kv.thread_id.x % lanes
+        column = kv.math.min(kv.block_id.x * (kv.block_dim.x // lanes) + kv.thread_id.x // lanes, case.columns - 1)
+        tokens, first = x.shape[0], kv.block_id.y * SIMT_ROWS
+        sums = [kv.f32(0.0) for _ in range(SIMT_ROWS)]
+        for d in range(lane * width, case.k, lanes * width):
+            w = kv.f32(rows.load(weight, column, d))
+            scale = kv.f32(1.0) if case.scaling != "block" else weight_scale[column // BLOCK, d // BLOCK]
+            for n in kv.static(range(SIMT_ROWS)):
+                row = kv.math.min(first + n, tokens - 1)
+                more = (kv.f32(rows.load(x, row, d)) * w).reduce("add")
+                if case.scaling == "block":
+                    more = more * (scale * x_scale[row, d // BLOCK])
+                sums[n] = sums[n] + more
+        for n in kv.static(range(SIMT_ROWS)):
+            c = group.sum(sums[n])
+            row = first + n
+            if (row < tokens) & (lane == 0):
+                products[row, column] = case.rounded(scaled(case, c, row, column, bias, x_scale, weight_scale))
+
+    return project
+
+
+def products_of(op: Any, case: Projection, at: Expansion) -> tuple[ir.Value, int]:
+    """Launch the product into a workspace; it, and the columns of its panels."""
+    tokens = at.dim(op.x, 0)
+    rest = [op.bias, op.x_scale, op.weight_scale]
+    columns = divisor(math.gcd(*(b.size for b in case.bands)), HOST_COLUMNS)
+    step = divisor(case.k, HOST_STEP)
+    if at.target.is_host and min(columns, step) >= 2 and case.scaling != "block":
+        panels = case.columns // columns
+        products = at.workspace(tokens * panels, dtype=case.rounded, columns=columns)
+        grid = ((tokens + (HOST_ROWS - 1)) // HOST_ROWS, panels, 1)
+        kernel = host_kernel(case, columns, step)
+        at.launch(kernel, [op.x, op.weight, products, *rest], grid, (1, 1, 1), key=(case, columns, step))
+        return products, columns
+    products = at.workspace(tokens, dtype=case.rounded, columns=case.columns)
+    lanes, threads = (1, 1) if at.target.is_host else (WARP, WARP * SIMT_WARPS)
+    extents = (case.k, BLOCK) if case.scaling == "block" else (case.k,)
+    rows = Rows(vector_width(*extents, types=(case.x,)), row_alignment(at.op))
+    grid = ((case.columns * lanes + threads - 1) // threads, (tokens + (SIMT_ROWS - 1)) // SIMT_ROWS, 1)
+    args = [op.x, op.weight, products, *rest]
+    at.launch(simt_kernel(case, lanes, rows), args, grid, (threads, 1, 1), key=(case, rows))
+    return products, case.columns
+
+
+def kind_of(op: Any, at: Expansion, case: Projection) -> str:
+    """The schedule's kind, which takes the case, or the choice for the target.
+
+    Raises
+    ------
+    ValueError
+        If the kind that is given does not take the case.
+    """
+    kind, tokens = at.schedule.get("kind"), at.schedule.get("max_tokens")
+    alignment, by_wgmma = row_alignment(op), few_by_wgmma(case, at.target)
+    if by_wgmma:
+        few = wgmma_problems(case, at.target, alignment)
+    else:
+        stored = projection_few_mma.stored_weight(op, at, case)
+        few = projection_few_mma.problems(case, stored, at.target, alignment)
+    if tokens is None or tokens > projection_few.TOKENS[-1]:
+        few.append(f"needs max_tokens of at most {projection_few.TOKENS[-1]}, got {tokens}")
+    values = plain_case(case) if case.scaling == "group" else case
+    whole = projection_whole.problems(op, case, at)
+    why = {"few": few, "whole": whole, "tile": projection_tiles.problems(values, at.target, alignment)}
+    if kind is not None:
+        for problem in why.get(kind, ()):
+            raise ValueError(f"a schedule of kind {kind} {problem}")
+        return kind
+    if at.target.is_host:
+        return "host"
+    declared = OPERATIONS[op.operation.name]
+    of_whole = at.schedule.keys() <= set(declared.names(declared.kind("whole")))
+    if by_wgmma and not whole and of_whole and tokens <= projection_whole.MOST_TOKENS:
+        return "whole"
+    best = FEW_BY_WGMMA if by_wgmma else FEW_BY_MMA
+    if not by_wgmma and projection_few_stored.takes(op, case, at):
+        best = FEW_STORED
+    first = "few" if tokens is not None and tokens <= best else "tile"
+    return next((kind for kind in (first, "tile", "few") if not why[kind]), "simt")
+
+
+def few_by_wgmma(case: Projection, target: Target) -> bool:
+    """Whether products of few tokens are wgmma's: of a weight with scales by groups they are mma.sync's everywhere."""
+    return target.has("wgmma") and case.scaling != "group"
+
+
+def launch_few(op: Any, case: Projection, at: Expansion) -> None:
+    """Launch the product of few tokens with a weight that is converted in registers, and the kernel that finishes."""
+    config, given = projection_few_mma.chosen(op, case, at), op
+    op, scales, minima = projection_few_mma.converted(op, config, at)
+    by_wgmma = projection_few_stored.chosen(given, case, config, at)
+    if by_wgmma is not None:
+        projection_few_stored.launch(op, given, by_wgmma, scales, minima, at)
+    else:
+        projection_few_mma.launch(op, given, config, scales, minima, at)
+
+
+@expands("kv.project_append", "kv.project_append_padded")
+def project_append(op: Any, at: Expansion) -> None:
+    case = Projection.of(op, at)
+    if at.kind == "whole":
+        if projection_whole.by_mma(case, at.schedule["max_tokens"]):
+            projection_whole_mma.launch(op, projection_whole_mma.chosen(case, at.schedule), at)
+        else:
+            projection_whole_tiles.launch(op, projection_whole_tiles.chosen(case, at.schedule, at.target), at)
+        return
+    if at.kind == "few" and not few_by_wgmma(case, at.target):
+        launch_few(op, case, at)
+        return
+    if case.scaling == "group":
+        op, case = with_values(op, at, "x", "weight"), plain_case(case)
+    if at.kind == "few":
+        projection_few.launch(op, projection_few.chosen(case, at.schedule), at)
+        return
+    if at.kind == "tile":
+        by_mma = projection_tiles.instruction_for(case, at.target) == MMA
+        if by_mma and case.x is f8e4m3:
+            op, case = with_floats(op, at, "x", "weight"), projection_tiles.multiplied_by_mma(case)
+        config = projection_tiles.chosen(case, at.target, at.schedule)
+        if isinstance(config, projection_heads.Config):
+            projection_heads.launch(op, config, at)
+        else:
+            projection_tiles.launch(op, config, at)
+        return
+    finish(op, case, at, *products_of(op, case, at))

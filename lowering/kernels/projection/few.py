@@ -1,0 +1,312 @@
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""kv.project_append of few tokens, at the rate at which memory gives the weight: kind ``few``.
+
+The weight is the operand with many rows: a tile is 128 of its rows times all tokens, C^T = weight x^T, which wgmma
+takes from 8 tokens up. Tiles times steps of K are cut into one even part for each block, wherever tiles end
+(stream-K), so that every multiprocessor reads the same share. What a block has of a tile is a partial result in f32; a
+second kernel adds those of a head, in the order of K, and writes the head.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from mlir import ir
+
+from kvarn import dsl as kv
+from kvarn.dialect.dtypes import f32
+from kvarn.dialect.layout import align_up, cdiv
+from kvarn.dialect.ops.projection import BLOCK
+from kvarn.dialect.shared_layout import SharedLayout
+from kvarn.lowering.index import Ix
+from kvarn.lowering.target import Target
+from kvarn.lowering.tiles.ir import BARRIERS_BYTES, SWIZZLE, WARP
+
+from ..append.head_writer import HeadWriter
+from ..base import Expansion
+from ..common import Head, StoredHead, as_vector, begin, holds, starts_early
+from ..rope.rotation import Angles
+from .common import (
+    Projection,
+    Warpgroups,
+    Written,
+    constant_weight,
+    operand_maps,
+    place_of,
+    prefetch_maps,
+    promotion,
+    scaled,
+    table_of,
+)  # fmt: skip
+
+TOKENS = (8, 16, 32, 64, 128, 256)  # what max_tokens is rounded up to
+FINISH_BYTES = 12 << 10  # of blocks of the second kernel, which wait beside one of the first
+MOST_STAGES = 10
+FEWEST = 32  # tokens up to which memory is what is waited for: it gives runs of 256 bytes sooner
+RING_BYTES = 148 << 10  # where nothing is read ahead: more is no faster, or slower
+KINDS = ("query", "key", "value")
+WIDTH, TOGETHER = 4, 4  # tokens of a load of a column; partial results whose loads a thread has under way
+FINISH_THREADS = 256
+
+
+@dataclass(frozen=True)
+class Config(Warpgroups):
+    """A case with the entries of its schedule.
+
+    Attributes
+    ----------
+    tokens : int
+        Columns of a product: there are no more tokens.
+    rows : int
+        Rows of the weight of a tile.
+    atoms : int
+        Swizzle atoms of a row that a step of K has: what is read of it at one time.
+    step_of : int
+        Elements of K of a step where it has no atoms; 0 where it has.
+    constant : bool
+        Whether no kernel writes the weight that may still be under way: it is read before those ahead have ended.
+    """
+
+    case: Projection
+    tokens: int
+    rows: int = 128
+    atoms: int = 1
+    step_of: int = 0
+    constant: bool = False
+    given_stages: int = 0
+
+    @property
+    def registers(self) -> int | None:
+        """Most registers of a thread, where so few do that blocks of the second kernel find room beside one."""
+        if self.tokens > 128 or (self.case.scaling == "block" and self.tokens > 32):
+            return None
+        return 96 if self.tokens == 128 else 80
+
+    @property
+    def step(self) -> int:
+        """Elements of K of a step."""
+        return self.step_of or self.atoms * SWIZZLE // self.case.x.itemsize
+
+    @property
+    def steps(self) -> int:
+        return self.case.k // self.step
+
+    @property
+    def tiles(self) -> int:
+        return cdiv(self.case.columns, self.rows)
+
+    def stages(self, target: Target) -> int:
+        """Steps of K that are in shared memory."""
+        if self.given_stages:
+            return self.given_stages
+        of_one = sum(SharedLayout(n, self.step, self.case.x.itemsize, SWIZZLE).bytes for n in (self.rows, self.tokens))
+        most = target.shared_bytes - BARRIERS_BYTES - FINISH_BYTES
+        if self.tokens <= FEWEST and not self.constant:
+            most = RING_BYTES
+        return min(MOST_STAGES, most // of_one)
+
+
+def chosen(case: Projection, schedule: Mapping[str, Any]) -> Config:
+    """The entries that are given, and for the others what is fast.
+
+    Raises
+    ------
+    ValueError
+        If what is given does not fit.
+    """
+    tokens = next(n for n in TOKENS if n >= schedule["max_tokens"])
+    step = 2 * SWIZZLE // case.x.itemsize
+    atoms = 2 if tokens <= FEWEST and case.scaling != "block" and case.k % step == 0 else 1
+    config = Config(case, tokens, atoms=atoms)
+    config = replace(config, **{name: schedule[name] for name in ("rows", "atoms") if name in schedule})
+    if case.k % config.step or (case.scaling == "block" and config.atoms > 1):
+        raise ValueError(
+            f"the schedule's atoms must make steps that divide K = {case.k}, and be 1 with scales of blocks, got "
+            f"{config.atoms}"
+        )
+    if "stages" in schedule:
+        config = replace(config, given_stages=schedule["stages"])
+    return config
+
+
+def product_kernel(config: Config, early: bool) -> Any:
+    """Partial results: those of block i and tile p in the rows from (i + p) * ``rows`` on."""
+    case, M, N, steps = config.case, config.rows, config.tokens, config.steps
+
+    options: dict[str, Any] = {"max_registers": config.registers} if config.registers else {"min_blocks": 1}
+
+    @kv.kernel(block=(config.threads, 1, 1), **options)
+    def project_few(
+        x: kv.Buffer[case.x, 2], weight: kv.Buffer[case.x, 2], x_map, weight_map, partials: kv.Buffer[f32, 2],
+        x_scale=None, weight_scale=None,
+    ):  # fmt: skip
+        prefetch_maps(x_map, weight_map)
+        begin(early)
+        left, right = kv.buffer_operand(weight, steps, config.step), kv.buffer_operand(x, steps, config.step)
+        low = part_of(config, kv.block_id.x, kv.grid_dim.x)
+        high = part_of(config, kv.block_id.x + 1, kv.grid_dim.x)
+        for p in range(low // steps, (high + (steps - 1)) // steps):
+            c = kv.full((M, N), 0.0)
+            for j in range(kv.math.max(low - p * steps, 0), kv.math.min(high - p * steps, steps)):
+                a = left.tile(
+                    0, j, p * M, case.columns, rows=M, tail="any", descriptor=weight_map, constant=config.constant
+                )
+                b = right.tile(0, j, 0, x.shape[0], rows=N, tail="any", descriptor=x_map)
+                if case.scaling == "block":  # one a step and tile of rows
+                    token = kv.tile_index(N)
+                    scale = x_scale.gather(token, j, mask=token < x.shape[0]) * weight_scale[p * M // BLOCK, j]
+                    c = c + kv.dot(a, b.T) * scale[None, :]
+                else:
+                    c = kv.dot(a, b.T, c)
+            partials.store_rows((kv.block_id.x + p) * M + kv.tile_index(M), value=c)
+
+    return project_few
+
+
+@kv.func
+def part_of(config: Config, block: Any, blocks: Any) -> Any:
+    """The first of the steps of all tiles that a block has."""
+    return block * (config.tiles * config.steps) // blocks
+
+
+@kv.func
+def block_of(config: Config, step: Any, blocks: Any) -> Any:
+    """The block that has a step."""
+    return ((step + 1) * blocks - 1) // (config.tiles * config.steps)
+
+
+@dataclass(frozen=True)
+class SharedRow(StoredHead):
+    """One head of a token in shared memory, elements of what products are rounded to."""
+
+    array: Any
+    first: Any
+
+    @kv.func
+    def load(self, d: Any, n: int) -> Any:
+        """n elements from dim d on, as they are stored."""
+        place = self.array.ptr() + (self.first + d) * self.array.dtype.itemsize
+        return as_vector(place.load(self.array.dtype, n))
+
+
+def finish_kernel(config: Config, bands: Written, writer: HeadWriter, early: bool) -> Any:
+    """Blocks (head, group of tokens) add partial results, in f32, and write the head."""
+    case, M, threads = config.case, config.rows, FINISH_THREADS
+    group = tokens_of_block(config, bands)
+    pitch = align_up(max(b.size for b in (bands.query, bands.key) if b is not None), 8) + 8  # no bank conflicts
+    rounds = {kind: cdiv(align_up(group * getattr(writer.items, kind), WARP), threads) for kind in KINDS}
+    kinds = [kind for kind in KINDS if getattr(bands, kind) is not None]
+
+    @kv.func
+    def gather(array, band, head, token0, tokens, partials, blocks, bias, x_scale, weight_scale):
+        """A head of the block's tokens, rounded, as rows of shared memory; a thread has WIDTH of a column."""
+        for i in range(kv.thread_id.x, band.size * (group // WIDTH), threads):
+            d, local = i // (group // WIDTH), i % (group // WIDTH) * WIDTH
+            column = band.first + head * band.size + d
+            tile = column // M
+            row = column - tile * M
+            first = block_of(config, tile * config.steps, blocks)
+            end = block_of(config, (tile + 1) * config.steps - 1, blocks) + 1
+            total = kv.vector(f32, WIDTH)
+            for block in range(first, end, TOGETHER):  # loads of several at one time
+                found = []
+                for n in kv.static(range(TOGETHER)):
+                    held = kv.math.min(block + n, end - 1)
+                    found.append(partials.load((held + tile) * M + row, token0 + local, width=WIDTH))
+                for n in kv.static(range(TOGETHER)):
+                    total = kv.where(block + n < end, total + found[n], total)
+            for n in kv.static(range(WIDTH)):
+                x, token = total[n], kv.math.min(token0 + local + n, tokens - 1)
+                x = scaled(case, x, token, column, bias, x_scale, weight_scale)
+                array[(local + n) * pitch + d] = case.rounded(x)
+
+    @kv.kernel(block=(threads, 1, 1), min_blocks=2)
+    def project_few_finish(
+        collection, layer: kv.i32, partials: kv.Buffer[f32, 2], tokens: kv.i32, blocks: kv.i32, table,
+        freqs: kv.Optional[kv.Buffer[f32, 2]], query_out=None, bias=None, x_scale=None, weight_scale=None,
+        q_gamma=None, k_gamma=None,
+    ):  # fmt: skip
+        if early:  # the kernel before has waited for all others, and the next one waits for this
+            kv.griddepcontrol_launch_dependents()
+        array = kv.shared(group * pitch, case.rounded, alignment=16)
+        number, token0 = kv.block_id.x, kv.block_id.y * group
+        first = 0
+        for kind in kv.static(kinds):
+            band = getattr(bands, kind)
+            if (number >= first) & (number < first + band.heads):
+                head, per_head = number - first, getattr(writer.items, kind)
+                places = []
+                for n in kv.static(range(rounds[kind])):  # looked up while the products are still under way
+                    item = n * threads + kv.thread_id.x
+                    local, part = kv.math.min(item // per_head, group - 1), item % per_head
+                    active = (item < group * per_head) & (token0 + local < tokens)
+                    token = kv.math.min(token0 + local, tokens - 1)
+                    b, inside, i = place_of(case.padded, table, token, tokens)
+                    position = collection.cache_length(b) + i
+                    at = writer.angles_of(kind, Angles(freqs, writer.rows, (position,)), part)
+                    if kind == "query":
+                        places.append((local, part, token, b, position, active & (inside | case.padded), None, at))
+                    else:
+                        cache = collection.get_key_cache(layer) if kind == "key" else collection.get_value_cache(layer)
+                        kept = active & inside & holds(collection, position)
+                        places.append((local, part, token, b, position, kept, cache.raw_page(b, position), at))
+                if early:
+                    kv.griddepcontrol_wait()
+                gather(array, band, head, token0, tokens, partials, blocks, bias, x_scale, weight_scale)
+                kv.barrier()
+                for local, part, token, b, position, written, page, at in kv.static(places):
+                    source = SharedRow(array, local * pitch)
+                    if kind == "query":
+                        target = Head(writer.rows, query_out, token, head)
+                        writer.query(source, target, at, q_gamma, part, written)
+                    elif kind == "key":
+                        writer.key(source, cache, b, head, position, at, k_gamma, part, written, page)
+                    else:
+                        writer.value(source, cache, b, head, position, part, written, page)
+            first += band.heads
+
+    return project_few_finish
+
+
+def tokens_of_block(config: Config, bands: Written) -> int:
+    """Tokens of a block of the second kernel: as many as make work for its threads."""
+    return min(config.tokens, 16)
+
+
+def launch(op: Any, config: Config, at: Expansion) -> None:
+    """Launch both kernels."""
+    config = replace(config, constant=constant_weight(op, at))
+    case, early = config.case, starts_early(at)
+    tokens = at.dim(op.x, 0)
+    blocks = at.device("multiprocessors").least(at.constant(config.tiles * config.steps))
+    some = tokens.least(at.constant(1))  # without tokens nothing is launched: nothing describes an empty buffer
+    partials = at.workspace((blocks + config.tiles) * config.rows, dtype=f32, columns=config.tokens)
+    maps = operand_maps(op, at, config.step, config.tokens, config.rows)
+    scales = [op.x_scale, op.weight_scale] if case.scaling == "block" else [None, None]
+    schedule = {"consumers": config.consumers, "producer": True, "stages": config.stages(at.target)}
+    schedule["registers"] = config.registers is None
+    schedule |= promotion(case, config.tokens)
+    at.launch(
+        product_kernel(config, early), [op.x, op.weight, *maps, partials, *scales], (blocks * some, 1, 1),
+        (config.threads, 1, 1), key=config, programmatic=early, attributes={"kv.schedule": schedule},
+    )  # fmt: skip
+    finish_partials(op, config, at, partials, blocks)
+
+
+def finish_partials(op: Any, config: Config, at: Expansion, partials: ir.Value, blocks: Ix) -> None:
+    """Launch what adds the partial results of so many blocks and writes heads."""
+    case, early, tokens = config.case, starts_early(at), at.dim(op.x, 0)
+    for bands in Written.all_of(case):
+        writer = bands.writer(op, at, case.rounded)
+        collection, query_out, freqs, *gammas = bands.operands(op)
+        args = [
+            collection, op.layer, partials, tokens, blocks, table_of(op, case), freqs, query_out, op.bias,
+            op.x_scale, op.weight_scale, *gammas,
+        ]  # fmt: skip
+        group = tokens_of_block(config, bands)
+        heads = sum(b.heads for b in (bands.query, bands.key, bands.value) if b is not None)
+        grid = (heads, (tokens + (group - 1)) // group, 1)
+        kernel = finish_kernel(config, bands, writer, early)
+        at.launch(kernel, args, grid, (FINISH_THREADS, 1, 1), key=(config, bands, writer), programmatic=early)

@@ -1,0 +1,426 @@
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""kv.project_append of many tokens by wgmma: whole heads of a tile are written while the next tile is multiplied.
+
+A block takes tile after tile. Two warpgroups multiply 64 tokens each by all columns of a tile, and put what they have,
+rounded, into shared memory; four other warps normalise, rotate, quantize and write it, so that the tensor cores wait
+for no head. Operands come by TMA, an elected thread each. Products of 8 bits are added up in f32 every 128 elements of
+K, some columns at a time: tensor cores keep some 13 bits of a sum, and what a block's scales change is added alike.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+from kvarn import dsl as kv
+from kvarn.dialect.dtypes import bf16, f8e4m3, f32, i32
+from kvarn.dialect.layout import align_up, cdiv
+from kvarn.dialect.ops.projection import BLOCK, Band
+from kvarn.lowering.target import Target
+from kvarn.lowering.tiles.ir import BARRIER_BYTES, BARRIERS_BYTES, SWIZZLE, WARP, WARPGROUP, WARPGROUP_ROWS
+
+from ..append.head_writer import HeadWriter
+from ..base import Expansion
+from ..common import Head, StoredHead, advance, as_vector, begin, starts_early
+from ..rope.rotation import Angles
+from .common import (
+    KEPT,
+    QUERY,
+    STEPS_OF_ATOM,
+    Projection,
+    Written,
+    look_up,
+    operand_maps,
+    prefetch_maps,
+    promoted,
+    table_of,
+)  # fmt: skip
+
+CONSUMERS = 2  # warpgroups
+ROWS = CONSUMERS * WARPGROUP_ROWS  # tokens of a tile
+WARPS = CONSUMERS * WARPGROUP // WARP
+WRITERS = 3  # warps of a warpgroup, one of which copies
+THREADS = (CONSUMERS + 1) * WARPGROUP
+# Of a thread that multiplies and of others; of 8 bits whose heads are as they are those with which ptxas spills no sums
+# in the loop over K.
+REGISTERS, REGISTERS_8 = (184, 136), (192, 120)
+WARP_ROWS = 16
+KNOWN_BYTES = 16  # of what is known of a token: its sequence, position, page and flags
+MOST_STAGES = 6
+MOST_TOGETHER = 4  # items of a thread whose angles and pages are looked up at one time: of heads as they are, else half
+RASTER = 16  # tiles of tokens that share a tile of columns while it is in the L2 cache
+
+
+@dataclass(frozen=True)
+class Config:
+    """A case with the entries of its schedule.
+
+    Attributes
+    ----------
+    columns, part : int
+        Of a tile, and of its parts: whole heads of one band.
+    stages : int
+        Steps of K in shared memory.
+    """
+
+    case: Projection
+    columns: int
+    part: int
+    stages: int
+
+    @property
+    def step(self) -> int:
+        """Elements of K of a step: what a swizzle atom holds."""
+        return SWIZZLE // self.case.x.itemsize
+
+    @property
+    def steps(self) -> int:
+        return self.case.k // self.step
+
+    @property
+    def panels(self) -> int:
+        return self.case.columns // self.columns
+
+    @property
+    def stage_bytes(self) -> int:
+        return (ROWS + self.columns) * SWIZZLE
+
+    @property
+    def pitch(self) -> int:
+        """Elements of a token's columns in shared memory: no bank conflicts."""
+        return self.columns + 8
+
+    @property
+    def shared_bytes(self) -> int:
+        return self.stages * self.stage_bytes + ROWS * self.pitch * 2 + 2 * ROWS * KNOWN_BYTES + BARRIERS_BYTES + 1024
+
+
+def chosen(case: Projection, target: Target, columns: int, part: int, stages: int | None) -> Config:
+    """The configuration of tiles of so many columns, with the stages that fit, or those that are given.
+
+    Raises
+    ------
+    ValueError
+        If they do not fit.
+    """
+    for n in [stages] if stages else range(MOST_STAGES, 1, -1):
+        config = Config(case, columns, part, n)
+        if config.shared_bytes <= target.shared_bytes:
+            return config
+    raise ValueError(
+        f"{stages or 2} stages of {ROWS} x {columns} must fit {target.shared_bytes} bytes of shared memory"
+    )
+
+
+@dataclass(frozen=True)
+class Staged(StoredHead):
+    """One head of a token of a tile in shared memory, elements of what products are rounded to."""
+
+    row: Any
+    first: Any
+    dtype: Any
+
+    @kv.func
+    def load(self, d: Any, n: int) -> Any:
+        """n elements from dim d on, as they are stored."""
+        return as_vector((self.row + (self.first + d) * self.dtype.itemsize).load(self.dtype, n))
+
+
+@dataclass(frozen=True)
+class Epilogue:
+    """How the warps write the heads of a tile: bands of one collection, ``columns`` of a tile at a time."""
+
+    bands: Written
+    writer: HeadWriter
+    columns: int
+
+    @kv.func
+    def items(self, band: Band, per_head: int) -> tuple[int, int]:
+        """(heads of a tile, items of all of a warp's tokens): whole warps of them."""
+        heads = self.columns // band.size
+        return heads, align_up(WARP_ROWS * heads * per_head, WARP)
+
+
+@kv.func
+def raster(unit: Any, row_tiles: Any, panels: int) -> tuple[Any, Any]:
+    """(tile of tokens, tile of columns): RASTER tiles of tokens go through all columns together."""
+    group = unit // (RASTER * panels)
+    inside = unit - group * (RASTER * panels)
+    high = kv.math.min(row_tiles - group * RASTER, RASTER)
+    panel = inside // high
+    return group * RASTER + (inside - panel * high), panel
+
+
+def kernel_of(config: Config, epilogues: tuple[Epilogue, ...], early: bool) -> Any:
+    """The kernel. ``epilogues``: of the cache and, with an indexer, of its cache."""
+    case, N, stages, pitch = config.case, config.columns, config.stages, config.pitch
+    steps, panels = config.steps, config.panels
+    pack = kv.pack_bf16x2 if case.rounded is bf16 else kv.pack_f16x2
+    blocks = cdiv(N, BLOCK)  # of columns that share a scale
+    plain = all(e.writer.plain("key") for e in epilogues)
+    registers = REGISTERS_8 if case.x is f8e4m3 and plain else REGISTERS
+
+    @kv.func
+    def copy(x_map, weight_map, array, full, empty, row_tiles):
+        """A box of each operand a step: one thread's, which has nothing else to do."""
+        slot, phase = kv.i32(0), kv.i32(1)
+        for unit in range(kv.block_id.x, row_tiles * panels, kv.grid_dim.x):
+            tile, panel = raster(unit, row_tiles, panels)
+            for j in range(0, steps):
+                kv.mbarrier_wait(empty + slot * BARRIER_BYTES, phase, name="an empty stage")
+                if kv.elect():
+                    barrier, to = full + slot * BARRIER_BYTES, array + slot * config.stage_bytes
+                    kv.mbarrier_arrive_expect_tx(barrier, config.stage_bytes)
+                    kv.tma.load_box(x_map, (0, tile * ROWS, j, 0), to, barrier)
+                    kv.tma.load_box(weight_map, (0, panel * N, j, 0), to + ROWS * SWIZZLE, barrier)
+                kv.syncwarp()
+                slot, phase = advance(stages, slot, phase, 1)
+
+    @kv.func
+    def block_scales(j, rows, panel, x_scale, weight_scale):
+        """What products of step j are multiplied by: of a thread's rows, and of columns by BLOCK."""
+        if case.scaling != "block":
+            return []
+        of_rows = [x_scale[row, j] for row in rows]
+        return of_rows + [weight_scale[panel * N // BLOCK + n, j] for n in range(blocks)]
+
+    @kv.func
+    def multiply(sums, place, group, scales):
+        """The sums, plus the products of a stage."""
+        a = kv.wgmma_descriptor(place + group * (WARPGROUP_ROWS * SWIZZLE))
+        b = kv.wgmma_descriptor(place + ROWS * SWIZZLE)
+        if case.x is f8e4m3:
+            factor = (lambda r, column: scales[r] * scales[2 + column // BLOCK]) if scales else None
+            return promoted(sums, a, b, case.x, factor=factor)
+        return kv.wgmma(sums, a, b, [(s, s) for s in STEPS_OF_ATOM], case.x)
+
+    @kv.func
+    def stage(products, sums, rows, column0, bias, x_scale, weight_scale, warp, lane):
+        """A warp's rows of a finished tile, rounded, to shared memory."""
+        matrix = lane // 8
+        row = warp * WARP_ROWS + matrix % 2 * 8 + lane % 8
+        place = products + (row * pitch + matrix // 2 * 8) * 2
+        of_rows = [kv.f32(1.0)] * 2
+        if case.scaling == "row":
+            of_rows = [x_scale[r, 0] for r in rows]
+        elif case.scaling == "tensor":
+            of_rows = [x_scale[0, 0] * weight_scale[0, 0]] * 2
+        elif case.scaling == "total":
+            of_rows = [weight_scale[0, 0]] * 2
+        for n in kv.static(range(0, N // 8, 2)):
+            words = []
+            for m in kv.static(range(n, n + 2)):
+                column = column0 + m * 8 + lane % 4 * 2
+                of_columns = biases = None
+                if case.scaling == "row":
+                    of_columns = [weight_scale[column + i, 0] for i in range(2)]
+                if bias is not None:
+                    biases = [kv.f32(bias[column + i]) for i in range(2)]
+                for r in kv.static(range(2)):
+                    pair = []
+                    for i in kv.static(range(2)):
+                        x = sums[4 * m + 2 * r + i]
+                        if case.scaling == "row":
+                            x = x * (of_rows[r] * of_columns[i])
+                        elif case.scaling in ("tensor", "total"):
+                            x = x * of_rows[r]
+                        if biases is not None:
+                            x = x + biases[i]
+                        pair.append(x)
+                    words.append(pack(*pair))
+            kv.stmatrix(place + n * 16, words)
+
+    @kv.func
+    def write(
+        epilogue,
+        kind,
+        row0,
+        column0,
+        first,
+        token0,
+        tokens,
+        known,
+        products,
+        collection,
+        layer,
+        freqs,
+        out,
+        gamma,
+        lane,
+    ):
+        """The heads of one kind that a part of a tile has, of WARP_ROWS tokens."""
+        writer, bands = epilogue.writer, epilogue.bands
+        band = getattr(bands, kind)
+        per_head = getattr(writer.items, kind)
+        heads, total = epilogue.items(band, per_head)
+        head0 = (column0 - band.first) // band.size
+        rounds = total // WARP
+        together = math.gcd(rounds, MOST_TOGETHER // (1 if writer.plain(kind) else 2))
+        cache = None
+        if kind != "query":
+            cache = collection.get_key_cache(layer) if kind == "key" else collection.get_value_cache(layer)
+        weights = writer.weights(kind, gamma, lane % per_head) if WARP % per_head == 0 else None
+        for start in range(0, rounds, together):
+            places = []
+            for n in kv.static(range(together)):  # what is looked up for some of the items comes at one time
+                item = (start + n) * WARP + lane
+                local = kv.math.min(item // (heads * per_head), WARP_ROWS - 1)
+                rest = item - local * (heads * per_head)
+                active = item < WARP_ROWS * heads * per_head
+                h, part = kv.where(active, rest // per_head, 0), rest % per_head
+                b, position, page, flags = known_of(known, row0 + local)
+                written = active & (flags & (QUERY if kind == "query" else KEPT) != 0)
+                at = writer.angles_of(kind, Angles(freqs, writer.rows, (position,)), part)
+                places.append((local, h, part, b, position, page, written, at))
+            for local, h, part, b, position, page, written, at in kv.static(places):
+                source = Staged(products + (row0 + local) * (pitch * 2), first + h * band.size, case.rounded)
+                if kind == "query":
+                    token = kv.math.min(token0 + row0 + local, tokens - 1)
+                    writer.query(source, Head(writer.rows, out, token, head0 + h), at, gamma, part, written, weights)
+                elif kind == "key":
+                    writer.key(source, cache, b, head0 + h, position, at, gamma, part, written, page, weights)
+                else:
+                    writer.value(source, cache, b, head0 + h, position, part, written, page)
+
+    @kv.func
+    def known_of(known, row):
+        """What is known of a token of the tile."""
+        words = (known + row * KNOWN_BYTES).load(i32, 4)
+        return [words[n] for n in range(4)]
+
+    @kv.func
+    def look_up_rows(first, step, tile, tokens, collection, index_collection, layer, table, known, lane):
+        """Put what is known of the tokens of a warp, WARP_ROWS in turn, into shared memory, of either collection."""
+        for own in range(first, WARPS, step):
+            row = own * WARP_ROWS + lane % WARP_ROWS
+            for n in kv.static(range(len(epilogues))):
+                pool = collection if epilogues[n].bands.own else index_collection
+                found = look_up(case, pool, layer, table, tile * ROWS + row, tokens)
+                (known + (n * ROWS + row) * KNOWN_BYTES).store(kv.vector(i32, found))
+        kv.syncwarp()
+
+    @kv.func
+    def write_rows(
+        own, tile, panel, known, products, collection, layer, freqs, query_out, q_gamma, k_gamma, index_collection,
+        index_query_out, tokens, lane,
+    ):  # fmt: skip
+        """All heads of WARP_ROWS tokens of a tile."""
+        for first in kv.static(range(0, N, config.part)):
+            for n in kv.static(range(len(epilogues))):
+                epilogue, of_cache = epilogues[n], epilogues[n].bands.own
+                pool, out = (collection, query_out) if of_cache else (index_collection, index_query_out)
+                for kind in kv.static(("query", "key", "value")):
+                    band = getattr(epilogue.bands, kind)
+                    if band is not None:
+                        gamma = (q_gamma if kind == "query" else k_gamma) if of_cache else None
+                        column0 = panel * N + first
+                        if (column0 >= band.first) & (column0 < band.end):
+                            write(
+                                epilogue, kind, own * WARP_ROWS, column0, first, tile * ROWS, tokens,
+                                known + n * ROWS * KNOWN_BYTES, products, pool, layer, freqs if of_cache else None,
+                                out, gamma, lane,
+                            )  # fmt: skip
+
+    @kv.kernel(block=(THREADS, 1, 1), min_blocks=1)
+    def project_append(
+        collection, layer: kv.i32, x: kv.Buffer[case.x, 2], x_map, weight_map, table, row_tiles: kv.i32,
+        query_out=None, bias=None, x_scale=None, weight_scale=None, freqs: kv.Optional[kv.Buffer[f32, 2]] = None,
+        q_gamma=None, k_gamma=None, index_collection: kv.Optional[kv.KVCacheCollection] = None, index_query_out=None,
+    ):  # fmt: skip
+        array = kv.shared(stages * config.stage_bytes, kv.u8, alignment=1024).ptr()
+        products = kv.shared(ROWS * pitch, case.rounded, alignment=16).ptr()
+        known = kv.shared(len(epilogues) * ROWS * KNOWN_BYTES, kv.u8, alignment=16).ptr()
+        full = kv.shared(2 * stages + 2 * CONSUMERS + 1, kv.i64).ptr()
+        empty = full + stages * BARRIER_BYTES
+        staged = empty + stages * BARRIER_BYTES
+        read = staged + CONSUMERS * BARRIER_BYTES
+        told = read + CONSUMERS * BARRIER_BYTES
+        lane, warp = kv.thread_id.x % WARP, kv.shuffle_idx(kv.thread_id.x // WARP, 0)
+        tokens = x.shape[0]
+        if kv.thread_id.x == 0:
+            for n in kv.static(range(stages)):
+                kv.mbarrier_init(full + n * BARRIER_BYTES, 1, f"full[{n}]")
+                kv.mbarrier_init(empty + n * BARRIER_BYTES, WARPS, f"empty[{n}]")
+            for n in kv.static(range(CONSUMERS)):
+                kv.mbarrier_init(staged + n * BARRIER_BYTES, WARPS // CONSUMERS, f"full_products[{n}]")
+                kv.mbarrier_init(read + n * BARRIER_BYTES, WARPS // CONSUMERS, f"empty_products[{n}]")
+            kv.mbarrier_init(told, WRITERS, "full_places")
+            kv.fence_mbarrier_init()
+        prefetch_maps(x_map, weight_map)
+        kv.barrier()
+        if warp < WARPS:
+            kv.setmaxnreg(registers[0], "increase")
+            begin(early)
+            group = warp // (WARPGROUP // WARP)
+            slot, phase, products_phase = kv.i32(0), kv.i32(0), kv.i32(1)
+            for unit in range(kv.block_id.x, row_tiles * panels, kv.grid_dim.x):
+                tile, panel = raster(unit, row_tiles, panels)
+                row = tile * ROWS + warp * WARP_ROWS + lane // 4
+                rows = [kv.math.min(row + 8 * r, tokens - 1) for r in range(2)]
+                sums = [kv.f32(0.0)] * (N // 2)
+                held = block_scales(0, rows, panel, x_scale, weight_scale)
+                for j in range(0, steps):
+                    following = block_scales(kv.math.min(j + 1, steps - 1), rows, panel, x_scale, weight_scale)
+                    barrier = full + slot * BARRIER_BYTES
+                    kv.mbarrier_wait(barrier, phase, name="a full stage")
+                    sums = multiply(sums, array + slot * config.stage_bytes, group, held)
+                    kv.mbarrier_arrive(empty + slot * BARRIER_BYTES, lane == 0)
+                    slot, phase = advance(stages, slot, phase, 1)
+                    held = following
+                kv.mbarrier_wait(read + group * BARRIER_BYTES, products_phase, name="products that are written")
+                products_phase = products_phase ^ 1
+                stage(products, sums, rows, panel * N, bias, x_scale, weight_scale, warp, lane)
+                kv.syncwarp()
+                if unit + kv.grid_dim.x < row_tiles * panels:
+                    kv.mbarrier_arrive(staged + group * BARRIER_BYTES, lane == 0)
+                else:  # nothing is left to multiply: each warp writes its own tokens
+                    kv.mbarrier_wait(told, 0, name="places of the last tile")
+                    write_rows(
+                        warp, tile, panel, known, products, collection, layer, freqs, query_out, q_gamma, k_gamma,
+                        index_collection, index_query_out, tokens, lane,
+                    )  # fmt: skip
+        else:
+            kv.setmaxnreg(registers[1], "decrease")
+            begin(early)
+            if warp == WARPS:
+                copy(x_map, weight_map, array, full, empty, row_tiles)
+            else:
+                phase, number = kv.i32(0), warp - (WARPS + 1)
+                for unit in range(kv.block_id.x, row_tiles * panels, kv.grid_dim.x):
+                    tile, panel = raster(unit, row_tiles, panels)
+                    look_up_rows(
+                        number, WRITERS, tile, tokens, collection, index_collection, layer, table, known, lane
+                    )  # while the tile is multiplied
+                    if unit + kv.grid_dim.x < row_tiles * panels:
+                        for own in range(number, WARPS, WRITERS):
+                            group = own // (WARPS // CONSUMERS)
+                            kv.mbarrier_wait(staged + group * BARRIER_BYTES, phase, name="a tile of products")
+                            write_rows(
+                                own, tile, panel, known, products, collection, layer, freqs, query_out, q_gamma,
+                                k_gamma, index_collection, index_query_out, tokens, lane,
+                            )  # fmt: skip
+                            kv.syncwarp()
+                            kv.mbarrier_arrive(read + group * BARRIER_BYTES, lane == 0)
+                        phase = phase ^ 1
+                    else:
+                        kv.mbarrier_arrive(told, lane == 0)
+
+    return project_append
+
+
+def launch(op: Any, config: Config, at: Expansion) -> None:
+    """Launch the kernel."""
+    case, early = config.case, starts_early(at)
+    epilogues = tuple(Epilogue(b, b.writer(op, at, case.rounded), config.part) for b in Written.all_of(case))
+    row_tiles = (at.dim(op.x, 0) + (ROWS - 1)) // ROWS
+    maps = operand_maps(op, at, config.step, ROWS, config.columns)
+    args = [
+        op.collection, op.layer, op.x, *maps, table_of(op, case), row_tiles, op.query_out, op.bias, op.x_scale,
+        op.weight_scale, op.freqs, op.q_gamma, op.k_gamma, op.index_collection, op.index_query_out,
+    ]  # fmt: skip
+    blocks = (row_tiles * config.panels).least(at.device("multiprocessors"))
+    at.launch(
+        kernel_of(config, epilogues, early), args, (blocks, 1, 1), (THREADS, 1, 1), key=(config, epilogues),
+        programmatic=early,
+    )  # fmt: skip

@@ -1,0 +1,251 @@
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""kv.project_append of up to 16 tokens in one kernel, by mma.sync: kind ``whole`` at the rate at which memory reads.
+
+Warps share K. A unit is operand A of mma.sync as it comes from memory: lane group g has row g of both halves of it.
+Which elements of K a step of the products has does not matter as long as both operands agree, so a lane's are 16 bytes
+that lie together. Nothing of operands goes through shared memory, as each element of either is multiplied by one warp
+of the block. Other warps look up places and angles meanwhile; they write heads when the warps' accumulators are added.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from kvarn import dsl as kv
+from kvarn.dialect.dtypes import f32, i32
+from kvarn.dialect.layout import cdiv
+from kvarn.lowering.tiles.ir import WARP
+
+from ..base import Expansion
+from ..common import BYTES, begin, starts_early
+from .common import Projection, constant_weight, look_up, scaled, table_of
+from .whole import ANGLE_BYTES, HALF, MMA_TOKENS, UNIT, Units, tile_for, units_of
+
+LANES = 4  # that share a row
+COLUMNS = 8  # tokens of a product
+EACH = UNIT * COLUMNS // WARP  # accumulators of a thread, of a unit and a product's tokens
+# Words of operands and accumulators that a thread may hold, for so many warps that multiply and runs under way.
+HELD = ((64, 16, 2), (68, 16, 1), (100, 12, 1), (140, 8, 1))
+MOST_WRITERS = 4  # warps
+ALL = 1  # the named barrier that all threads wait at, on either way through the kernel
+
+
+@dataclass(frozen=True)
+class Config:
+    """A case with the entries of its schedule.
+
+    Attributes
+    ----------
+    tokens : int
+        There are no more.
+    units : int
+        Of 16 columns, of a block.
+    runs : int
+        Accesses of 16 bytes of a row that a thread has under way.
+    warps : int
+        That multiply.
+    constant : bool
+        As of ``projection_few.Config``.
+    """
+
+    case: Projection
+    tokens: int
+    units: int
+    runs: int
+    warps: int
+    constant: bool = False
+
+    @property
+    def step(self) -> int:
+        """Elements of K of a step of a warp."""
+        return self.runs * LANES * BYTES // self.case.x.itemsize
+
+    @property
+    def steps(self) -> int:
+        return self.case.k // self.step
+
+    @property
+    def threads(self) -> int:
+        return (self.warps + self.writers) * WARP
+
+    @property
+    def writers(self) -> int:
+        """Warps that write heads."""
+        return min(cdiv(self.tokens * self.units, WARP), MOST_WRITERS)
+
+
+def chosen(case: Projection, schedule: Mapping[str, Any]) -> Config:
+    """As many units a block as make the most even rounds of the device, and loads under way as registers allow."""
+    tokens = next(n for n in MMA_TOKENS if n >= schedule["max_tokens"])
+    _, units = tile_for(case, tokens, units=schedule.get("units"))
+    of_tokens = tokens // COLUMNS
+    for most, warps, runs in HELD:
+        config = Config(case, tokens, units, runs, warps)
+        held = EACH * units * of_tokens + runs * (8 * units + 4 * of_tokens)
+        if held <= most and case.k % config.step == 0:
+            return config
+    return Config(case, tokens, units, 1, HELD[-1][1])
+
+
+def kernel_of(config: Config, units: Units, early: bool) -> Any:
+    """The kernel: warps that multiply, then those that write."""
+    case, U, N, W, RUNS = config.case, config.units, config.tokens, config.warps, config.runs
+    of_row = case.k * case.x.itemsize // BYTES  # accesses of a row
+    pitch = U * UNIT + HALF  # of a token's columns in shared memory: no bank conflicts
+    parts = U * (N // COLUMNS) * EACH
+    writers = config.writers * WARP
+    rounds = cdiv(N * U, writers)
+
+    @kv.func
+    def all_arrive():
+        """Wait for all threads."""
+        kv.named_barrier(ALL, config.threads)
+
+    @kv.func
+    def words_of(operand, place, j, run, constant):
+        """16 bytes of a row in step j; ``place`` is where a lane's first ones lie, by 16 bytes."""
+        offset = kv.i64(place + j * (RUNS * LANES) + run * LANES) * BYTES
+        place = operand.address(0, 0) + offset
+        found = kv.load_once(place) if constant else place.load(i32, 4)
+        return [found[i] for i in range(4)]
+
+    @kv.func
+    def add_unit(sums, a, b, run, u):
+        """The accumulators, plus the products of a unit's words of a run."""
+        sums = list(sums)
+        for n in kv.static(range(N // COLUMNS)):
+            at, of_x = (u * (N // COLUMNS) + n) * EACH, (run * (N // COLUMNS) + n) * 4
+            for i in kv.static(range(0, 4, 2)):
+                low = 8 * (run * U + u) + i
+                high = low + 4
+                sums[at : at + EACH] = kv.mma_m16n8k16(
+                    [a[low], a[high], a[low + 1], a[high + 1]], b[of_x + i : of_x + i + 2], sums[at : at + EACH], case.x
+                )
+        return sums
+
+    @kv.func
+    def multiply(x, weight, array, warp, lane):
+        """A warp's share of K of all units; its accumulators to shared memory."""
+        g, t = lane // LANES, lane % LANES
+        rows = []
+        for u in kv.static(range(U)):
+            unit = kv.math.min(kv.block_id.x * U + u, units.count - 1)
+            rows += [(column + g) * of_row + t for column in units.columns(unit)]
+        tokens = [kv.math.min(n * COLUMNS + g, x.shape[0] - 1) * of_row + t for n in range(N // COLUMNS)]
+
+        if not config.constant:
+            begin(early)
+        first = kv.math.min(warp, config.steps - 1)
+        a, b = [], []
+        for run in kv.static(range(RUNS)):
+            for row in rows:
+                a += words_of(weight, row, first, run, True)
+        if config.constant:
+            begin(early)
+        for run in kv.static(range(RUNS)):
+            for token in tokens:
+                b += words_of(x, token, first, run, False)
+        sums = [kv.f32(0.0)] * parts
+        for j in range(warp, config.steps - W, W):
+            for run in kv.static(range(RUNS)):
+                for u in kv.static(range(U)):
+                    sums = add_unit(sums, a, b, run, u)
+                    for half in kv.static(range(2)):
+                        to = 4 * (2 * (run * U + u) + half)
+                        a[to : to + 4] = words_of(weight, rows[2 * u + half], j + W, run, True)
+                for n in kv.static(range(N // COLUMNS)):
+                    to = (run * (N // COLUMNS) + n) * 4
+                    b[to : to + 4] = words_of(x, tokens[n], j + W, run, False)
+        if warp < config.steps:
+            for run in kv.static(range(RUNS)):
+                for u in kv.static(range(U)):
+                    sums = add_unit(sums, a, b, run, u)
+        for i in kv.static(range(parts)):
+            (array.ptr() + ((i * W + warp) * WARP + lane) * 4).store(sums[i])
+
+    @kv.func
+    def add(array, products, tokens, bias, weight_scale):
+        """The sums of the warps' accumulators, in their order, rounded, as rows of tokens."""
+        for e in range(kv.thread_id.x, parts * WARP, config.threads):
+            i, lane = e // WARP, e % WARP
+            total = kv.f32(0.0)
+            for warp in kv.static(range(W)):
+                total = total + (array.ptr() + ((i * W + warp) * WARP + lane) * 4).load(f32)
+            word, n, u = i % EACH, i // EACH % (N // COLUMNS), i // EACH // (N // COLUMNS)
+            token, half, g = n * COLUMNS + lane % LANES * 2 + word % 2, word // 2, lane // LANES
+            unit = kv.math.min(kv.block_id.x * U + u, units.count - 1)
+            low, high = units.columns(unit)
+            column = kv.where(half == 0, low, high) + g
+            value = scaled(case, total, kv.math.min(token, tokens - 1), column, bias, None, weight_scale)
+            products[token * pitch + u * UNIT + half * HALF + g] = case.rounded(value)
+
+    @kv.func
+    def prepare(collection, layer, table, tokens, freqs, pages, angles, n):
+        """What a thread of those that write knows of its n-th unit of a token."""
+        item = kv.thread_id.x - W * WARP + n * writers
+        own, token = item // N, item % N
+        known = look_up(case, collection, layer, table, token, tokens)
+        unit = kv.block_id.x * U + own
+        known[3] = kv.where((own < U) & (unit < units.count), known[3], 0)
+        unit = kv.math.min(unit, units.count - 1)
+        pages[item] = known[2]
+        units.keep_angles(angles.ptr() + item * ANGLE_BYTES, unit, freqs, known[1])
+        return kv.math.min(token, tokens - 1), kv.math.min(own, U - 1), unit, known
+
+    @kv.func
+    def write(collection, layer, query_out, products, pages, angles, held, n):
+        """Write the n-th unit of a thread."""
+        token, own, unit, known = held
+        item = kv.thread_id.x - W * WARP + n * writers
+        known = [known[0], known[1], pages[item], known[3]]
+        found = units.kept_angles(angles.ptr() + item * ANGLE_BYTES)
+        place = item % N * pitch + own * UNIT
+        units.write(collection, layer, query_out, products.ptr(), place, unit, token, known, found)
+
+    @kv.kernel(block=(config.threads, 1, 1), min_blocks=1)
+    def project_whole(
+        collection, layer: kv.i32, x: kv.Buffer[case.x, 2], weight: kv.Buffer[case.x, 2], table,
+        freqs: kv.Optional[kv.Buffer[f32, 2]] = None, query_out=None, bias=None, weight_scale=None,
+    ):  # fmt: skip
+        array = kv.shared(parts * W * WARP, f32, alignment=16)
+        products = kv.shared(N * pitch, case.rounded, alignment=16)
+        # What is looked up waits there: loads into registers would be moved behind the wait for the products.
+        pages = kv.shared(rounds * writers, i32, alignment=16)
+        angles = kv.shared(rounds * writers * UNIT, f32, alignment=16)
+        lane, warp = kv.thread_id.x % WARP, kv.shuffle_idx(kv.thread_id.x // WARP, 0)
+        tokens = x.shape[0]
+        if warp < W:
+            multiply(x, weight, array, warp, lane)
+            all_arrive()
+            add(array, products, tokens, bias, weight_scale)
+            all_arrive()
+        else:
+            begin(early)
+            held = []
+            for n in kv.static(range(rounds)):
+                held.append(prepare(collection, layer, table, tokens, freqs, pages, angles, n))
+            all_arrive()
+            add(array, products, tokens, bias, weight_scale)
+            all_arrive()
+            for n in kv.static(range(rounds)):
+                write(collection, layer, query_out, products, pages, angles, held[n], n)
+
+    return project_whole
+
+
+def launch(op: Any, config: Config, at: Expansion) -> None:
+    """Launch the kernel."""
+    config = replace(config, constant=constant_weight(op, at))
+    case, early = config.case, starts_early(at)
+    units = units_of(op, at, case)
+    some = at.dim(op.x, 0).least(at.constant(1))  # without tokens nothing is launched
+    args = [
+        op.collection, op.layer, op.x, op.weight, table_of(op, case), op.freqs, op.query_out, op.bias, op.weight_scale,
+    ]  # fmt: skip
+    grid = (some * cdiv(units.count, config.units), 1, 1)
+    at.launch(
+        kernel_of(config, units, early), args, grid, (config.threads, 1, 1), key=(config, units),
+        programmatic=early,
+    )  # fmt: skip

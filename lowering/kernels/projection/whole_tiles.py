@@ -1,0 +1,425 @@
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""kv.project_append in one kernel by wgmma: kind ``whole`` where mma.sync has too few registers.
+
+Blocks have units of 16 columns and all of K of them, as in projection/whole.py. Tokens are operand A, 64 rows of a
+warpgroup; the rows of the weight are operand B, as they come: boxes of 8 rows are swizzle atoms, so a tile of units is
+made of boxes from anywhere. Heads are written by all warps when the last step of K is multiplied.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+from kvarn import dsl as kv
+from kvarn.dialect.dtypes import f8e4m3, f32, i32
+from kvarn.dialect.layout import cdiv
+from kvarn.lowering.target import Target
+from kvarn.lowering.tiles.ir import BARRIER_BYTES, BARRIERS_BYTES, SWIZZLE, WARP, WARPGROUP, WARPGROUP_ROWS
+
+from ..base import Expansion
+from ..common import advance, begin, starts_early
+from .common import (
+    STEPS_OF_ATOM,
+    Projection,
+    constant_weight,
+    look_up,
+    operand_maps,
+    prefetch_maps,
+    promoted,
+    scaled,
+    table_of,
+)
+from .whole import ANGLE_BYTES, FULL, HALF, UNIT, Units, tile_for, units_of
+
+RASTER = 2048  # tokens whose tiles go through all columns together: what the L2 holds of them
+BOX = 32  # tokens of a box at most: those without any are left out
+TOKENS = (8, 16, 32, 64, 128)  # what max_tokens is rounded up to
+MOST_STAGES = 12
+WARP_ROWS = 16
+KNOWN_BYTES = 16  # of what is known of a token: its sequence, position, page and flags
+AHEAD = 1024  # bytes of a row that are asked for in the L2 while the kernel before ends, where a tile has all tokens
+KEPT_TOKENS = 64  # up to which its angles are in shared memory too
+COPIERS = 3  # warps: two of the weight, one of tokens
+TOGETHER = 4  # units of a thread whose angles are loaded at one time
+
+
+@dataclass(frozen=True)
+class Config:
+    """As of ``projection_whole.Config``; ``atoms``: swizzle atoms of a row that a step of K has."""
+
+    case: Projection
+    tokens: int
+    units: int
+    rows: int = 128
+    together: int = 16
+    atoms: int = 2
+    stages: int = 4
+    constant: bool = False
+
+    @property
+    def step(self) -> int:
+        return self.atoms * SWIZZLE // self.case.x.itemsize
+
+    @property
+    def steps(self) -> int:
+        return self.case.k // self.step
+
+    @property
+    def together_rows(self) -> int:
+        """Blocks of 64 rows that a warpgroup multiplies by the same columns."""
+        return 2 if self.rows > 192 else 1
+
+    @property
+    def consumers(self) -> int:
+        return cdiv(min(self.tokens, self.rows), WARPGROUP_ROWS * self.together_rows)
+
+    @property
+    def tile_rows(self) -> int:
+        return self.consumers * self.together_rows * WARPGROUP_ROWS
+
+    @property
+    def claims(self) -> bool:
+        """Whether warps that multiply take registers of others: for many sums, and for fresh accumulators beside."""
+        return self.together_rows > 1 or (self.case.x is f8e4m3 and self.rows > WARPGROUP_ROWS and self.tokens > FULL)
+
+    @property
+    def lookers(self) -> int:
+        """Warps that look up places: a thread a token where one tile has all, whose end would wait for them."""
+        return cdiv(self.tile_rows, WARP) if self.tokens <= FULL else 1
+
+    @property
+    def threads(self) -> int:
+        return WARPGROUP * self.consumers + WARP * (COPIERS + self.lookers)
+
+    @property
+    def keeps_angles(self) -> bool:
+        """Whether angles wait in shared memory for the products."""
+        return self.tokens <= KEPT_TOKENS
+
+    @property
+    def known_bytes(self) -> int:
+        """Of what is known of the tokens of a tile."""
+        return self.tile_rows * (KNOWN_BYTES + (self.units * ANGLE_BYTES if self.keeps_angles else 0))
+
+    @property
+    def pitch(self) -> int:
+        """Elements of a token's columns in shared memory: no bank conflicts."""
+        return self.together * UNIT + HALF
+
+    @property
+    def box(self) -> int:
+        """Tokens of a box."""
+        return min(self.tokens, BOX)
+
+    @property
+    def x_bytes(self) -> int:
+        """Of a swizzle atom of all tokens."""
+        return self.tile_rows * SWIZZLE
+
+    @property
+    def weight_bytes(self) -> int:
+        return self.units * UNIT * SWIZZLE
+
+    @property
+    def moves(self) -> list[tuple[int, int]]:
+        """Of every step of a stage's products, how many bytes its operands lie after the first."""
+        return [(n * self.x_bytes + s, n * self.weight_bytes + s) for n in range(self.atoms) for s in STEPS_OF_ATOM]
+
+    @property
+    def stage_bytes(self) -> int:
+        return self.atoms * (self.x_bytes + self.weight_bytes)
+
+
+def chosen(case: Projection, schedule: Any, target: Target) -> Config:
+    """The tiles of :func:`tile_for`, and the stages that fit.
+
+    Raises
+    ------
+    ValueError
+        If the stages that are given, or two, do not fit.
+    """
+    tokens = next((n for n in TOKENS if n >= schedule["max_tokens"]), schedule["max_tokens"])
+    rows, units = tile_for(case, tokens, schedule.get("rows"), schedule.get("units"))
+    atoms = schedule.get("atoms", 2 if tokens * case.x.itemsize <= FULL else 1)
+    atoms = atoms if case.k % (atoms * SWIZZLE // case.x.itemsize) == 0 else 1
+    together = units if rows < 192 else 4
+    config = Config(case, tokens, units, rows, together, atoms)
+    left = target.shared_bytes - BARRIERS_BYTES - 1024
+    left -= config.consumers * WARPGROUP_ROWS * config.pitch * 2 + 2 * config.known_bytes
+    stages = schedule.get("stages") or max(2, min(MOST_STAGES, left // config.stage_bytes))
+    if stages * config.stage_bytes > left:
+        tile = f"{config.tile_rows} tokens x {units * UNIT} columns"
+        raise ValueError(f"{stages} stages of {tile} must fit {target.shared_bytes} bytes of shared memory")
+    return replace(config, stages=stages)
+
+
+def kernel_of(config: Config, units: Units, early: bool) -> Any:
+    """The kernel: consumers, two warps that copy the weight, one for tokens, and one that looks up places."""
+    case, U, M, box = config.case, config.units, config.tile_rows, config.box
+    R = config.together_rows
+    stages, pitch, atoms = config.stages, config.pitch, config.atoms
+    consumers = config.consumers * WARPGROUP // WARP  # warps
+    groups = cdiv(units.count, U)
+    parts = [range(n, min(n + config.together, U)) for n in range(0, U, config.together)]
+    ahead = min(AHEAD, case.k * case.x.itemsize)
+    turned = units.writer.rotations[1].turned
+
+    @kv.func
+    def tile_of(number, tokens):
+        """(first token, first unit) of a tile: those of the same columns follow one another, of so many tokens each."""
+        row_tiles = (tokens + (M - 1)) // M
+        if config.tokens <= RASTER:
+            group = number // row_tiles
+            return (number - group * row_tiles) * M, group * U
+        band = number // (RASTER // M * groups)
+        inside = number - band * (RASTER // M * groups)
+        high = kv.math.min(row_tiles - band * (RASTER // M), RASTER // M)
+        group = inside // high
+        return (band * (RASTER // M) + (inside - group * high)) * M, group * U
+
+    @kv.func
+    def tiles_of(tokens):
+        return (tokens + (M - 1)) // M * groups
+
+    @kv.func
+    def unit_at(first, n):
+        return kv.math.min(first + n, units.count - 1)
+
+    @kv.func
+    def copy_weight(map, array, full, empty, tokens, half):
+        """The boxes of eight rows that are a half of their units: one thread's, which has nothing else to do."""
+        slot, phase = kv.i32(0), kv.i32(1)
+        for number in range(kv.block_id.x, tiles_of(tokens), kv.grid_dim.x):
+            _, first = tile_of(number, tokens)
+            rows = []
+            for u in kv.static(range(U)):
+                low, high = units.columns(unit_at(first, u))
+                rows.append(kv.where(half == 0, low, high))
+            if not config.constant:
+                begin(early)  # of a block's first tile; where its rows are is known before
+            for j in range(0, config.steps):
+                kv.mbarrier_wait(empty + slot * BARRIER_BYTES, phase, name="an empty stage")
+                barrier, to = full + slot * BARRIER_BYTES, array + slot * config.stage_bytes
+                to = to + (half * (HALF * SWIZZLE) + atoms * config.x_bytes)
+                if kv.elect():
+                    kv.mbarrier_arrive_expect_tx(barrier, atoms * config.weight_bytes // 2)
+                    for u in kv.static(range(U)):
+                        for atom in kv.static(range(atoms)):
+                            place = atom * config.weight_bytes + u * (UNIT * SWIZZLE)
+                            kv.tma.load_box(map, (0, rows[u], j * atoms + atom, 0), to + place, barrier)
+                kv.syncwarp()
+                slot, phase = advance(stages, slot, phase, 1)
+
+    @kv.func
+    def copy_tokens(map, array, full, empty, tokens):
+        """Boxes of tokens; those without any are left out."""
+        slot, phase = kv.i32(0), kv.i32(1)
+        for number in range(kv.block_id.x, tiles_of(tokens), kv.grid_dim.x):
+            first, _ = tile_of(number, tokens)
+            boxes = (kv.math.min(tokens - first, M) + (box - 1)) // box
+            for j in range(0, config.steps):
+                kv.mbarrier_wait(empty + slot * BARRIER_BYTES, phase, name="an empty stage")
+                barrier, to = full + slot * BARRIER_BYTES, array + slot * config.stage_bytes
+                if kv.elect():
+                    kv.mbarrier_arrive_expect_tx(barrier, boxes * (atoms * box * SWIZZLE))
+                    for n in kv.static(range(M // box)):
+                        if n < boxes:
+                            for atom in kv.static(range(atoms)):
+                                place = to + (atom * config.x_bytes + n * (box * SWIZZLE))
+                                kv.tma.load_box(map, (0, first + n * box, j * atoms + atom, 0), place, barrier)
+                kv.syncwarp()
+                slot, phase = advance(stages, slot, phase, 1)
+
+    @kv.func
+    def ask_ahead(weight, number):
+        """Ask for what the block reads first in the L2 while the kernels ahead end, before which nobody reads it."""
+        _, first = tile_of(kv.block_id.x, 1)
+        for u in range(number, U, config.lookers):
+            if kv.elect():
+                for column in kv.static(units.columns(unit_at(first, u))):
+                    for i in kv.static(range(HALF)):
+                        kv.cp_async_bulk_prefetch(weight.address(column + i, 0), ahead)
+            kv.syncwarp()
+
+    @kv.func
+    def prepare(collection, layer, table, tokens, freqs, known, known_full, known_empty, warp, lane):
+        """What is known of a tile's tokens to shared memory; their angles too, or to the L2."""
+        slot, phase = kv.i32(0), kv.i32(1)
+        for number in range(kv.block_id.x, tiles_of(tokens), kv.grid_dim.x):
+            first, first_unit = tile_of(number, tokens)
+            kv.mbarrier_wait(known_empty + slot * BARRIER_BYTES, phase, name="an empty table of tokens")
+            for row in range(warp * WARP + lane, M, config.lookers * WARP):
+                found = look_up(case, collection, layer, table, first + row, tokens)
+                at = known + slot * config.known_bytes
+                (at + row * KNOWN_BYTES).store(kv.vector(i32, found))
+                if config.keeps_angles:
+                    for u in kv.static(range(U)):
+                        place = at + M * KNOWN_BYTES + (row * U + u) * ANGLE_BYTES
+                        units.keep_angles(place, unit_at(first_unit, u), freqs, found[1])
+                elif freqs is not None:
+                    angle = kv.math.min(kv.math.max(found[1], 0), freqs.shape[0] - 1)
+                    kv.cp_async_bulk_prefetch(freqs.address(angle, 0), turned * freqs.dtype.itemsize)
+            kv.syncwarp()
+            kv.mbarrier_arrive(known_full + slot * BARRIER_BYTES, lane == 0)
+            slot, phase = advance(2, slot, phase, 1)
+
+    @kv.func
+    def multiply(sums, place, group):
+        """The accumulators, plus the products of a stage."""
+        b = kv.wgmma_descriptor(place + atoms * config.x_bytes)
+        found, size = [], U * UNIT // 2
+        for r in kv.static(range(R)):
+            a = kv.wgmma_descriptor(place + (group * R + r) * (WARPGROUP_ROWS * SWIZZLE))
+            some = sums[r * size : (r + 1) * size]
+            if case.x is f8e4m3:
+                for n in kv.static(range(atoms)):
+                    some = promoted(some, a, b, case.x, moved=(n * config.x_bytes, n * config.weight_bytes))
+                found.append(some)
+            else:
+                found.append(kv.wgmma_start(some, a, b, config.moves, case.x))
+        if case.x is f8e4m3:
+            return [x for some in found for x in some]
+        return [x for some in kv.wgmma_wait(0, *found) for x in some]
+
+    @kv.func
+    def stage(products, sums, some, first, token0, tokens, bias, x_scale, weight_scale, warp, lane):
+        """A warp's rows of a finished tile, the first that of ``token0``, rounded, to shared memory."""
+        g, t = lane // 4, lane % 4
+        row = warp * WARP_ROWS + g
+        for u in kv.static(some):
+            starts = units.columns(unit_at(first, u))
+            for half in kv.static(range(2)):
+                for r in kv.static(range(2)):
+                    pair = []
+                    for i in kv.static(range(2)):
+                        token = kv.math.min(token0 + g + 8 * r, tokens - 1)
+                        x = scaled(
+                            case, sums[4 * (2 * u + half) + 2 * r + i], token, starts[half] + 2 * t + i, bias,
+                            x_scale, weight_scale,
+                        )  # fmt: skip
+                        pair.append(case.rounded(x))
+                    place = (row + 8 * r) * pitch + (u - some[0]) * UNIT + half * HALF + 2 * t
+                    (products + place * 2).store(kv.vector(case.rounded, pair))
+
+    @kv.func
+    def write(collection, layer, query_out, products, known, row0, freqs, some, token0, first, tokens, warp, lane):
+        """The heads of a warp's rows, a unit of a token by each thread at a time."""
+        rounds, P = cdiv(WARP_ROWS * len(some), WARP), len(some)
+        for start in kv.static(range(0, rounds, TOGETHER)):
+            held = []
+            for n in kv.static(range(start, min(start + TOGETHER, rounds))):  # angles come at one time
+                item = n * WARP + lane
+                row, own = kv.math.min(item // P, WARP_ROWS - 1), item % P
+                words = (known + (row0 + row) * KNOWN_BYTES).load(i32, 4)
+                flags = kv.where((item < WARP_ROWS * P) & (first + some[0] + own < units.count), words[3], 0)
+                unit = unit_at(first, some[0] + own)
+                if config.keeps_angles:
+                    place = known + M * KNOWN_BYTES + ((row0 + row) * U + some[0] + own) * ANGLE_BYTES
+                    found = units.kept_angles(place)
+                else:
+                    found = units.angles(unit, freqs, words[1])
+                held.append((row, own, unit, [words[0], words[1], words[2], flags], found))
+            for row, own, unit, of_token, found in kv.static(held):
+                token = kv.math.min(token0 + row, tokens - 1)
+                place = (warp * WARP_ROWS + row) * pitch + own * UNIT
+                units.write(collection, layer, query_out, products, place, unit, token, of_token, found)
+
+    @kv.kernel(block=(config.threads, 1, 1), min_blocks=1)
+    def project_whole(
+        collection, layer: kv.i32, x: kv.Buffer[case.x, 2], weight: kv.Buffer[case.x, 2], x_map, weight_map, table,
+        freqs: kv.Optional[kv.Buffer[f32, 2]] = None, query_out=None, bias=None, x_scale=None, weight_scale=None,
+    ):  # fmt: skip
+        array = kv.shared(stages * config.stage_bytes, kv.u8, alignment=1024).ptr()
+        products = kv.shared(consumers * WARP_ROWS * pitch, case.rounded, alignment=16).ptr()
+        known = kv.shared(2 * config.known_bytes, kv.u8, alignment=16).ptr()
+        full = kv.shared(2 * stages + 4, kv.i64).ptr()
+        empty = full + stages * BARRIER_BYTES
+        known_full = empty + stages * BARRIER_BYTES
+        known_empty = known_full + 2 * BARRIER_BYTES
+        lane, warp = kv.thread_id.x % WARP, kv.shuffle_idx(kv.thread_id.x // WARP, 0)
+        tokens = x.shape[0]
+        prefetch_maps(x_map, weight_map)
+        if kv.thread_id.x == 0:
+            for n in kv.static(range(stages)):
+                kv.mbarrier_init(full + n * BARRIER_BYTES, 3, f"full[{n}]")
+                kv.mbarrier_init(empty + n * BARRIER_BYTES, consumers, f"empty[{n}]")
+            for n in kv.static(range(2)):
+                kv.mbarrier_init(known_full + n * BARRIER_BYTES, config.lookers, f"full_known[{n}]")
+                kv.mbarrier_init(known_empty + n * BARRIER_BYTES, consumers, f"empty_known[{n}]")
+            kv.fence_mbarrier_init()
+        kv.barrier()
+        if config.claims:
+            if warp < consumers:
+                kv.setmaxnreg(232, "increase")
+            else:
+                kv.setmaxnreg(40, "decrease")
+        if warp < consumers:
+            begin(early)
+            slot, phase, known_slot, known_phase = kv.i32(0), kv.i32(0), kv.i32(0), kv.i32(0)
+            for number in range(kv.block_id.x, tiles_of(tokens), kv.grid_dim.x):
+                token0, first = tile_of(number, tokens)
+                sums = [kv.f32(0.0)] * (R * U * UNIT // 2)
+                for _ in range(0, config.steps):
+                    kv.mbarrier_wait(full + slot * BARRIER_BYTES, phase, name="a full stage")
+                    sums = multiply(sums, array + slot * config.stage_bytes, warp // 4)
+                    kv.mbarrier_arrive(empty + slot * BARRIER_BYTES, lane == 0)
+                    slot, phase = advance(stages, slot, phase, 1)
+                kv.mbarrier_wait(known_full + known_slot * BARRIER_BYTES, known_phase, name="a table of tokens")
+                for r in kv.static(range(R)):
+                    row0 = (warp // 4 * R + r) * WARPGROUP_ROWS + warp % 4 * WARP_ROWS
+                    of_tile = known + known_slot * config.known_bytes
+                    mine = sums[r * (U * UNIT // 2) : (r + 1) * (U * UNIT // 2)]
+                    for some in kv.static(parts):
+                        kv.syncwarp()  # those before are written
+                        stage(
+                            products, mine, some, first, token0 + row0, tokens, bias, x_scale, weight_scale, warp, lane
+                        )
+                        kv.syncwarp()
+                        write(
+                            collection, layer, query_out, products, of_tile, row0, freqs, some, token0 + row0, first,
+                            tokens, warp, lane,
+                        )  # fmt: skip
+                kv.syncwarp()
+                kv.mbarrier_arrive(known_empty + known_slot * BARRIER_BYTES, lane == 0)
+                known_slot, known_phase = advance(2, known_slot, known_phase, 1)
+        if (warp == consumers) | (warp == consumers + 1):
+            copy_weight(weight_map, array, full, empty, tokens, warp - consumers)
+        if warp == consumers + 2:
+            begin(early)
+            copy_tokens(x_map, array, full, empty, tokens)
+        if warp >= consumers + COPIERS:
+            number = warp - (consumers + COPIERS)
+            if config.tokens <= FULL and early and not config.constant:
+                ask_ahead(weight, number)
+            begin(early)
+            prepare(collection, layer, table, tokens, freqs, known, known_full, known_empty, number, lane)
+
+    return project_whole
+
+
+def launch(op: Any, config: Config, at: Expansion) -> None:
+    """Launch the kernel."""
+    config = replace(config, constant=constant_weight(op, at))
+    case, early = config.case, starts_early(at)
+    units = units_of(op, at, case)
+    maps = operand_maps(op, at, SWIZZLE // case.x.itemsize, config.box, HALF)
+    args = [
+        op.collection,
+        op.layer,
+        op.x,
+        op.weight,
+        *maps,
+        table_of(op, case),
+        op.freqs,
+        op.query_out,
+        op.bias,
+        op.x_scale,
+        op.weight_scale,
+    ]
+    tiles = (at.dim(op.x, 0) + (config.tile_rows - 1)) // config.tile_rows * cdiv(units.count, config.units)
+    grid = (tiles.least(at.device("multiprocessors")), 1, 1)
+    at.launch(
+        kernel_of(config, units, early), args, grid, (config.threads, 1, 1), key=(config, units),
+        programmatic=early,
+    )  # fmt: skip

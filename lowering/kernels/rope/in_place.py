@@ -1,0 +1,263 @@
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""kv.rope, kv.rope_padded and kv.qk_norm: queries, and keys that already stand in the cache, normalised and rotated.
+
+The heads of a token's query and key are one sequence of items, which the threads of a block share. Without a norm a
+item is one unit of a rotation, and the dims of a key that do not turn stay as they are; with one, the threads of a
+group first find their head's mean square together, all of them before the first of them writes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from kvarn import dsl as kv
+
+from .. import expands
+from ..append.head_writer import Norm, TokenItems, turn
+from ..base import Expansion
+from ..common import (
+    CachedHead,
+    Group,
+    Head,
+    Rows,
+    Work,
+    converted,
+    head_and_lane,
+    holds,
+    most_lanes,
+    row_alignment,
+    sequence_of,
+    vector_width,
+    whole_warps,
+)
+from .rotation import Angles, Rotation
+
+
+@dataclass(frozen=True)
+class PaddedHead(Head):
+    """One head of a token of a padded buffer [B, Smax, heads, size]; the token is (sequence, place)."""
+
+    @kv.func
+    def read(self, d: Any, n: int) -> Any:
+        """n elements from dim d on, f32."""
+        return kv.f32(self.rows.load(self.buffer, *self.token, self.head, d, width=n))
+
+    @kv.func
+    def write(self, d: Any, x: Any) -> None:
+        """Put f32 elements from dim d on, converted."""
+        self.rows.store(self.buffer, *self.token, self.head, d, value=converted(x, self.buffer.dtype))
+
+
+@dataclass(frozen=True)
+class Turning:
+    """How the heads of a token are done.
+
+    Attributes
+    ----------
+    work : Work
+    items : TokenItems
+        Without values.
+    rows : Rows
+        Of queries, gammas and angles.
+    rotations, norms : of queries, of keys
+    given : bool
+        Positions come from position_ids.
+    sections : tuple of int
+        Pairs that each row of position_ids turns.
+    """
+
+    work: Work
+    items: TokenItems
+    rows: Rows
+    rotations: tuple[Rotation, Rotation]
+    norms: tuple[Norm, Norm]
+    given: bool = False
+    sections: tuple[int, ...] = ()
+
+    @staticmethod
+    def of(
+        at: Expansion, collection: Any, query: Any, freqs: Any, *, interleaved: bool, eps: float | None = None,
+        weight_offset: float = 0.0, given: bool = False, sections: tuple[int, ...] = (),
+    ) -> Turning:  # fmt: skip
+        """For the operands of an operation; freqs None: nothing is rotated, eps None: nothing is normalised."""
+        spec, rank = at.spec(collection), len(query.type.shape)
+        query_heads, query_size = at.static_dim(query, rank - 2), at.static_dim(query, rank - 1)
+        types = (at.dtype(query), spec.dtype)
+        # Sections divide the pairs anywhere: each pair finds its own.
+        most = most_lanes(types) if len(sections) < 2 else (2 if interleaved else 1)
+        turned = 0 if freqs is None else at.static_dim(freqs, 1)
+        rotations = tuple(Rotation.of(size, turned, interleaved, most) for size in (query_size, spec.head_size))
+        rows = Rows(vector_width(query_size, spec.head_size, types=types), row_alignment(at.op))
+        groups = [Group.covering(at, r.units) for r in rotations]
+        norms = tuple(Norm(eps, r.size, rows, g, weight_offset) for r, g in zip(rotations, groups, strict=True))
+        if eps is None:
+            items = TokenItems(rotations[0].units, rotations[1].turning, 0, query_heads, spec.num_heads, 1)
+        else:
+            items = TokenItems(groups[0].lanes, groups[1].lanes, 0, query_heads, spec.num_heads, whole_warps(at, 1))
+        return Turning(Work.of(at, items.all), items, rows, rotations, norms, given, sections)  # type: ignore[arg-type]
+
+    @kv.func
+    def positions(self, position: Any, position_ids: Any, row: tuple[Any, ...]) -> tuple[Any, ...]:
+        """Rows of the table of angles for a token: one, or one a section."""
+        if not self.given:
+            return (position,)
+        return tuple(position_ids[(s, *row)] for s in range(max(1, len(self.sections))))
+
+    @kv.func
+    def token(
+        self, collection: Any, layer: Any, b: Any, position: Any, source: Any, target: Any, angles: Any, q_gamma: Any,
+        k_gamma: Any, first: Any,
+    ) -> None:  # fmt: skip
+        """This thread's items of one token; ``source`` and ``target`` give the query's heads by number."""
+        keys = collection.get_key_cache(layer)
+        kept = holds(collection, position)
+        items = self.items
+        for item in range(first, self.work.items, self.work.step):
+            if item < items.first_key:
+                h, part, active = head_and_lane(item, items.query_heads, items.query)
+                head = self.norms[0].of(source(h), q_gamma, part)
+                if active:
+                    turn(self.rotations[0], part, items.query, angles, head, target(h))
+            elif kept:
+                h, part, active = head_and_lane(item - items.first_key, items.heads, items.key)
+                cached = CachedHead(keys, b, position, h)
+                head = self.norms[1].of(cached, k_gamma, part)
+                if active:
+                    if self.norms[1].eps is None:
+                        self.rotations[1].unit(part, angles, head.read, cached.write)
+                    else:
+                        turn(self.rotations[1], part, items.key, angles, head, cached)
+
+    @kv.func
+    def ragged(
+        self, collection: Any, layer: Any, query: Any, row_offsets: Any, freqs: Any, query_out: Any, position_ids: Any,
+        q_gamma: Any, k_gamma: Any,
+    ) -> None:  # fmt: skip
+        """This thread's token of a ragged batch."""
+        token, first = self.work.place()
+        if (token < query.shape[0]) & (first < self.work.items):
+            b, inside, i = sequence_of(row_offsets, token)
+            if inside:
+                position = collection.cache_length(b) + i
+                angles = Angles(freqs, self.rows, self.positions(position, position_ids, (token,)), self.sections)
+
+                def source(h):
+                    return Head(self.rows, query, token, h)
+
+                def target(h):
+                    return Head(self.rows, query_out, token, h)
+
+                self.token(collection, layer, b, position, source, target, angles, q_gamma, k_gamma, first)
+
+    @kv.func
+    def padded(
+        self, collection: Any, layer: Any, query: Any, valid_lengths: Any, freqs: Any, query_out: Any,
+        position_ids: Any,
+    ) -> None:  # fmt: skip
+        """This thread's token of a padded batch."""
+        row, first = self.work.place()
+        b, t = row // query.shape[1], row % query.shape[1]
+        if (b < query.shape[0]) & (first < self.work.items):
+            if t < valid_lengths[b]:
+                position = collection.cache_length(b) + t
+                angles = Angles(freqs, self.rows, self.positions(position, position_ids, (b, t)), self.sections)
+
+                def source(h):
+                    return PaddedHead(self.rows, query, (b, t), h)
+
+                def target(h):
+                    return PaddedHead(self.rows, query_out, (b, t), h)
+
+                self.token(collection, layer, b, position, source, target, angles, freqs, freqs, first)
+
+
+# --- kv.rope, kv.rope_padded -----------------------------------------------------------------------
+
+
+def rope_kernel(turning: Turning) -> Any:
+    @kv.kernel
+    def rope(collection, layer: kv.i32, query, row_offsets, freqs, query_out, position_ids):
+        turning.ragged(collection, layer, query, row_offsets, freqs, query_out, position_ids, freqs, freqs)
+
+    return rope
+
+
+def rope_padded_kernel(turning: Turning) -> Any:
+    @kv.kernel
+    def rope_padded(collection, layer: kv.i32, query, valid_lengths, freqs, query_out, position_ids):
+        turning.padded(collection, layer, query, valid_lengths, freqs, query_out, position_ids)
+
+    return rope_padded
+
+
+def launch_rope(op: Any, at: Expansion, make: Any, lengths: Any, tokens: Any) -> None:
+    """Launch a kernel of :func:`rope_kernel` or :func:`rope_padded_kernel` for so many tokens."""
+    given = op.position_ids is not None
+    turning = Turning.of(
+        at, op.collection, op.query, op.freqs, interleaved=op.interleaved.value, given=given,
+        sections=tuple(op.mrope_section),
+    )  # fmt: skip
+    ids = op.position_ids if given else op.freqs  # not looked at without
+    args = [op.collection, op.layer, op.query, lengths, op.freqs, op.query_out, ids]
+    at.launch(make(turning), args, (turning.work.blocks(tokens), 1, 1), (turning.work.threads, 1, 1))
+
+
+@expands("kv.rope")
+def rope(op: Any, at: Expansion) -> None:
+    launch_rope(op, at, rope_kernel, op.row_offsets, at.dim(op.query, 0))
+
+
+@expands("kv.rope_padded")
+def rope_padded(op: Any, at: Expansion) -> None:
+    launch_rope(op, at, rope_padded_kernel, op.valid_lengths, at.dim(op.query, 0) * at.dim(op.query, 1))
+
+
+# --- kv.qk_norm ------------------------------------------------------------------------------------
+
+
+def qk_norm_kernel(turning: Turning) -> Any:
+    @kv.kernel
+    def qk_norm(collection, layer: kv.i32, query, row_offsets, freqs, query_out, q_gamma, k_gamma):
+        turning.ragged(collection, layer, query, row_offsets, freqs, query_out, freqs, q_gamma, k_gamma)
+
+    return qk_norm
+
+
+def dual_kernel(turning: Turning, index: Turning) -> Any:
+    """Blocks of the second row of the grid do the index heads."""
+
+    @kv.kernel
+    def qk_norm_dual(
+        collection, layer: kv.i32, query, row_offsets, freqs, query_out, q_gamma, k_gamma, index_collection,
+        index_query, index_query_out, index_q_gamma, index_k_gamma,
+    ):  # fmt: skip
+        if kv.block_id.y == 0:
+            turning.ragged(collection, layer, query, row_offsets, freqs, query_out, freqs, q_gamma, k_gamma)
+        else:
+            index.ragged(
+                index_collection, layer, index_query, row_offsets, freqs, index_query_out, freqs, index_q_gamma,
+                index_k_gamma,
+            )  # fmt: skip
+
+    return qk_norm_dual
+
+
+@expands("kv.qk_norm")
+def qk_norm(op: Any, at: Expansion) -> None:
+    options = {
+        "interleaved": op.interleaved.value,
+        "eps": op.eps.value,
+        "weight_offset": op.weight_offset.value,
+    }
+    main = Turning.of(at, op.collection, op.query, op.freqs, **options)
+    freqs = op.q_gamma if op.freqs is None else op.freqs  # not looked at without
+    args = [op.collection, op.layer, op.query, op.row_offsets, freqs, op.query_out, op.q_gamma, op.k_gamma]
+    tokens = at.dim(op.query, 0)
+    if op.index_collection is None:
+        at.launch(qk_norm_kernel(main), args, (main.work.blocks(tokens), 1, 1), (main.work.threads, 1, 1))
+        return
+    index = Turning.of(at, op.index_collection, op.index_query, op.freqs, **options)
+    args += [op.index_collection, op.index_query, op.index_query_out, op.index_q_gamma, op.index_k_gamma]
+    fewest = min(main.work, index.work, key=lambda work: work.tokens)
+    at.launch(dual_kernel(main, index), args, (fewest.blocks(tokens), 2, 1), (fewest.threads, 1, 1))

@@ -1,0 +1,255 @@
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""Rotary embedding of one head, in f32.
+
+By units, which can be done in place and in any order: a *turning* unit holds the real and the imaginary parts of
+``lanes`` pairs, a *plain* unit as many elements outside of the rotated dims (half as many where those are odd in
+number). Interleaved pairs (2k, 2k+1) of the last R dims lie together, split pairs (k, k + R/2) of the first R apart.
+Or by chunks of consecutive dims, which read their pairs' other parts.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from kvarn import dsl as kv
+from kvarn.dialect.layout import lowbit
+
+from ..common import Rows
+
+# (dim, n) to n f32 elements from a dim on.
+Read = Callable[[Any, int], Any]
+Write = Callable[[Any, Any], None]
+
+
+@dataclass(frozen=True)
+class Angles:
+    """Cosines and sines of a token, from ``freqs`` [positions, R]: pairs (cos, sin).
+
+    Positions out of the table are brought into it.
+    ``positions`` has one, or one for each section of pairs, ``sections`` how many pairs each turns.
+    """
+
+    freqs: Any
+    rows: Rows
+    positions: tuple[Any, ...]
+    sections: tuple[int, ...] = ()
+
+    @kv.func
+    def of(self, pair: Any, n: int) -> tuple[Any, Any]:
+        """Those of n pairs from a pair on, all of one section."""
+        position, end = self.positions[0], 0
+        for s in kv.static(range(1, len(self.positions))):
+            end += self.sections[s - 1]
+            position = kv.where(pair >= end, self.positions[s], position)
+        row = kv.math.min(kv.math.max(position, 0), self.freqs.shape[0] - 1)
+        found = self.rows.load(self.freqs, row, pair * 2, width=2 * n)
+        return even(found), odd(found)
+
+
+@dataclass(frozen=True)
+class Rotation:
+    """How the elements of a head are rotated.
+
+    Attributes
+    ----------
+    size : int
+        Elements of a head.
+    turned : int
+        R, rotated dims.
+    interleaved : bool
+    lanes : int
+        Of a vector of real or imaginary parts: half of a unit.
+    """
+
+    size: int
+    turned: int
+    interleaved: bool
+    lanes: int
+
+    @staticmethod
+    def of(size: int, turned: int, interleaved: bool, most: int) -> Rotation:
+        """The rotation with the widest units that fit: accesses of at most ``most`` elements. None is one of 0 dims."""
+        if interleaved:  # both parts are one access of twice the lanes
+            lanes = max(1, min(lowbit(math.gcd(size, turned)), most) // 2)
+        else:
+            lanes = min(lowbit(math.gcd(size, turned // 2)), most)
+            if (size - turned) % 2 == 0:
+                lanes = min(lanes, lowbit(math.gcd((size - turned) // 2, turned // 2)))
+        return Rotation(size, turned, interleaved, lanes)
+
+    @property
+    def first(self) -> int:
+        """The first rotated dim."""
+        return self.size - self.turned if self.interleaved else 0
+
+    @property
+    def turning(self) -> int:
+        """Turning units of a head."""
+        return self.turned // 2 // self.lanes
+
+    @property
+    def paired(self) -> bool:
+        """Whether plain units are as long as turning ones: all but heads of an odd size have a rotation that is."""
+        return (self.size - self.turned) % (2 * self.lanes) == 0
+
+    @property
+    def units(self) -> int:
+        """Units of a head; the turning ones come first."""
+        return self.turning + (self.size - self.turned) // (self.lanes * (2 if self.paired else 1))
+
+    @kv.func
+    def unit(self, number: Any, angles: Angles, read: Read, write: Write) -> None:
+        """Do one unit."""
+        if self.paired:
+            self.put(number, self.turn(number, self.angles_of(number, angles), self.fetch(number, read)), write)
+        elif self.turning == 0:
+            write(number, read(number, 1))
+        elif number < self.turning:
+            self._turn_odd(number, angles, read, write)
+        else:
+            d = number - self.turning + (0 if self.interleaved else self.turned)
+            write(d, read(d, 1))
+
+    @kv.func
+    def fetch(self, number: Any, read: Read) -> list[Any]:
+        """The vectors of a unit of a paired rotation: one of all its pairs, or their real and their imaginary parts."""
+        return [read(d, self.width) for d in self.starts(number)]
+
+    @kv.func
+    def put(self, number: Any, vectors: list[Any], write: Write) -> None:
+        """Write what :func:`fetch` has read."""
+        for d, x in kv.static(list(zip(self.starts(number), vectors, strict=True))):
+            write(d, x)
+
+    @property
+    def width(self) -> int:
+        """Elements of a vector of a unit."""
+        return 2 * self.lanes if self.interleaved else self.lanes
+
+    @kv.func
+    def starts(self, number: Any) -> list[Any]:
+        """The dims that the vectors of a unit start at."""
+        n, whole = self.lanes, self.turning == self.units
+        if self.interleaved:
+            d = number * (2 * n)
+            if not whole:
+                d = kv.where(number < self.turning, d + self.first, d - self.turning * (2 * n))
+            return [d]
+        d, far = number * n, self.turned // 2
+        if not whole:
+            turns = number < self.turning
+            d, far = kv.where(turns, d, number * (2 * n)), kv.where(turns, far, n)
+        return [d, d + far]
+
+    @kv.func
+    def angles_of(self, number: Any, angles: Angles) -> tuple[Any, Any] | None:
+        """(cosines, sines) of a unit; those of another where it does not turn."""
+        if self.turning == 0:
+            return None
+        turning = number if self.turning == self.units else kv.math.min(number, self.turning - 1)
+        return angles.of(turning * self.lanes, self.lanes)
+
+    @kv.func
+    def turn(self, number: Any, angle: tuple[Any, Any] | None, vectors: list[Any]) -> list[Any]:
+        """The f32 vectors of a unit, rotated where it turns."""
+        if angle is None:
+            return vectors
+        cos, sin = angle
+        re, im = (even(vectors[0]), odd(vectors[0])) if self.interleaved else vectors
+        turned = [re * cos - im * sin, re * sin + im * cos]
+        if self.interleaved:
+            turned = [alternate(*turned)]
+        if self.turning < self.units:
+            turned = [kv.where(number < self.turning, x, y) for x, y in zip(turned, vectors, strict=True)]
+        return turned
+
+    @kv.func
+    def _turn_odd(self, number: Any, angles: Angles, read: Read, write: Write) -> None:
+        """One pair of a head of an odd size."""
+        cos, sin = angles.of(number, 1)
+        d = self.first + number * 2 if self.interleaved else number
+        e = d + (1 if self.interleaved else self.turned // 2)
+        re, im = read(d, 1), read(e, 1)
+        write(d, re * cos - im * sin)
+        write(e, re * sin + im * cos)
+
+    def chunk_width(self, *extents: int, most: int) -> int:
+        """Elements of a chunk that divides the extents and lies inside or outside of the rotated dims."""
+        if self.interleaved:
+            width = min(lowbit(math.gcd(self.size, self.turned, *extents)), most)
+        else:
+            width = min(lowbit(math.gcd(self.size, self.turned // 2, *extents)), most)
+        return width
+
+    @kv.func
+    def chunk(self, d: Any, width: int, angles: Angles, read: Read) -> Any:
+        """The rotated elements of dims [d, d + width), d a multiple of the width."""
+        x = read(d, width)
+        if self.turned == 0:
+            return x
+        if self.turned == self.size:
+            x = self._turned_chunk(x, d, width, angles, read)
+        elif (d >= self.first) & (d < self.first + self.turned):
+            x = self._turned_chunk(x, d, width, angles, read)
+        return x
+
+    @kv.func
+    def angles_of_chunk(self, d: Any, width: int, angles: Any) -> tuple[Any, Any] | None:
+        """(cosines, sines) of a chunk; those of another where it does not turn."""
+        if self.turned == 0:
+            return None
+        place = kv.math.min(kv.math.max(d - self.first, 0), self.turned - width)
+        if self.interleaved:
+            return angles.of(place // 2, max(width // 2, 1))
+        half = self.turned // 2
+        return angles.of(kv.where(place >= half, place - half, place), width)
+
+    @kv.func
+    def _turned_chunk(self, x: Any, d: Any, width: int, angles: Angles, read: Read) -> Any:
+        if not self.interleaved:
+            half = self.turned // 2
+            second = d >= half
+            other = read(kv.where(second, d - half, d + half), width)
+            cos, sin = angles.of(kv.where(second, d - half, d), width)
+            return x * cos + other * sin * kv.where(second, 1.0, -1.0)
+        place = d - self.first
+        if width > 1:
+            cos, sin = angles.of(place // 2, width // 2)
+            re, im = even(x), odd(x)
+            return alternate(re * cos - im * sin, re * sin + im * cos)
+        second = (place & 1) == 1
+        other = read(kv.where(second, d - 1, d + 1), 1)
+        cos, sin = angles.of(place // 2, 1)
+        return x * cos + other * sin * kv.where(second, 1.0, -1.0)
+
+
+def even(x: Any) -> Any:
+    """Even lanes of a vector."""
+    return x[0::2]
+
+
+def odd(x: Any) -> Any:
+    """Odd lanes of a vector."""
+    return x[1::2]
+
+
+def alternate(a: Any, b: Any) -> Any:
+    """Lanes of two vectors in turn."""
+    return kv.vector(a.dtype, [lane for pair in zip(a, b, strict=True) for lane in pair])
+
+
+@dataclass(frozen=True)
+class TurnedHead:
+    """A head as rotation gives it, by chunks."""
+
+    rotation: Rotation
+    angles: Angles
+    head: Any
+
+    @kv.func
+    def read(self, d: Any, n: int) -> Any:
+        """n elements from dim d on, f32; d a multiple of n."""
+        return self.rotation.chunk(d, n, self.angles, self.head.read)

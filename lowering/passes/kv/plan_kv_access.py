@@ -1,0 +1,72 @@
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""Decide how each access touches memory: its alignment, and whether it may use the read-only path.
+
+Alignment: dim is a multiple of width by the dialect's contract, rows and pages are whole multiples of the head, and
+bases are 16-byte aligned (the loader checks), so an access is aligned to the largest power of two that divides both
+width and head size in bytes, up to 16. Scales are alike, with those of a token and head in the place of its elements.
+Read-only: a kernel in which no op writes caches of that storage type reads them through ``ld.global.nc``; buffers
+are read-only when nothing in the kernel writes a buffer of their element type, or when they are declared so. What an op
+writes is what it declares (``memory_effects``): one of which nothing is known, on a handle, writes everything. Without
+this pass accesses are aligned to one element and use the ordinary path. Operations of other packages whose rules will
+make accesses get their plan by ``kv.access_plan`` of the kernel (``access_plan``).
+
+Before:  "kv.load"(%k, %b, %h, %t, %d, %p) {width = 8}
+After:   "kv.load"(%k, %b, %h, %t, %d, %p) {width = 8, kv.alignment = 16, kv.read_only}
+"""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+
+from mlir import ir
+
+from kvarn.lowering import memory_effects
+from kvarn.lowering.access_plan import Plan, is_access, written_elements
+from kvarn.lowering.pass_base import kv_pass
+from kvarn.lowering.rewrite import kernels, walk
+from kvarn.lowering.rewrite_counts import performs
+
+from . import lower_kv_access
+
+
+@dataclass(frozen=True)
+class Options:
+    """read_only: use the read-only path where it is allowed. max_alignment: bytes; 16 is the widest access."""
+
+    read_only: bool = True
+    max_alignment: int = 16
+
+
+@kv_pass(Options)
+def run(module: ir.Module, options: Options) -> None:
+    with ir.Location.unknown():
+        access, writer = functools.cache(is_access), functools.cache(memory_effects.may_write)
+        others = lower_kv_access.RULES.outside
+        for function in kernels(module):
+            found = walk(function, lambda name: access(name) or writer(name) or name in others)
+            written = written_elements([op for op in found if writer(op.name)]) if options.read_only else None
+            plan = Plan(options.max_alignment, written)
+            for op in found:
+                if access(op.name) and performs(op, "plan"):
+                    plan.apply_to(op)
+            if any(op.name in others for op in found):
+                plan.leave_on(function)
+            if options.read_only and performs(function, "mark read-only buffers"):
+                mark_buffers(function, None if written is None else written.buffers)
+
+
+def mark_buffers(function: ir.Operation, written: frozenset[str] | None) -> None:
+    """List the kernel's read-only buffer arguments in ``kv.read_only_args``; None: only what is declared so."""
+    if not len(function.regions[0].blocks):
+        return
+    records = list(ir.ArrayAttr(function.attributes["kv.args"])) if "kv.args" in function.attributes else []
+    declared = {i for i, record in enumerate(records) if "access" in ir.DictAttr(record)}
+    readable = [
+        i for i, a in enumerate(function.regions[0].blocks[0].arguments)
+        if isinstance(a.type, ir.MemRefType) and (
+            i in declared or (written is not None and str(ir.MemRefType(a.type).element_type) not in written)
+        )
+    ]  # fmt: skip
+    if readable or written is not None:
+        function.attributes["kv.read_only_args"] = ir.DenseI64ArrayAttr.get(readable)

@@ -1,0 +1,137 @@
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""Check the kv ops of a module: each op's verifier, the kv types, and where handles may come from.
+
+On MLIR 22.1 the ops of a Python-declared dialect have no verifier of their own beyond IRDL's, so this pass
+runs their ``verify_invariants``. It also checks what no single op can see: a handle (a value of type
+``!kv.cache``, ``!kv.collection``, ``!kv.operand`` or ``!kv.tma``) is an argument of a function or the result of a kv
+op, never a loop-carried value, a branch's argument or the result of ``scf.if`` - so that every pass can find a
+handle's run-time fields by looking at the one op, or the one argument, that makes it.
+
+Every problem is reported at its op before the pass fails. The IR is not changed.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from mlir import ir
+
+from kvarn.dialect import effects, kv, types, verify
+from kvarn.dialect.verify import ANY_HANDLE
+from kvarn.lowering.pass_base import NoOptions, PassFailure, kv_pass
+from kvarn.lowering.rewrite import enclosing
+
+# What only an argument of a function or a kv op may be: handles and TMA descriptors.
+HANDLES = (*ANY_HANDLE, "tma")
+# Ops whose region's first block holds a function's arguments.
+FUNCTIONS = ("func.func", "gpu.func", "llvm.func")
+# Ops other than kv ones that may make a handle: passes leave casts behind while they change types.
+MAKERS = ("builtin.unrealized_conversion_cast",)
+_ORIGIN = "must be a function argument or the result of a kv op"
+
+
+def _a(kind: str | None) -> str:
+    return f"an {kind}" if kind == "operand" else f"a {kind}"
+
+
+class _Checker:
+    """Walks a module once; ``problems`` counts the errors emitted."""
+
+    def __init__(self) -> None:
+        self.problems = 0
+        self._kinds: dict[ir.Type, str | None] = {}
+        self._reported: set[ir.Type] = set()
+
+    def error(self, op: ir.Operation, sentence: str) -> None:
+        op.location.emit_error(f"'{op.name}' op {sentence}")
+        self.problems += 1
+
+    def kind(self, type_: ir.Type) -> str | None:
+        """``types.type_name``, remembered: most values share few types."""
+        if type_ not in self._kinds:
+            self._kinds[type_] = types.type_name(type_)
+        return self._kinds[type_]
+
+    def well_formed(self, op: ir.Operation, type_: ir.Type, what: str) -> None:
+        """Report a kv type with wrong parameters, once a module."""
+        if self.kind(type_) is None or type_ in self._reported:
+            return
+        problem = types.type_problem(type_)
+        if problem is not None:
+            self._reported.add(type_)
+            self.error(op, f"{what} has a malformed type: {problem}; got {type_}")
+
+    def visit(self, op: ir.Operation) -> ir.WalkResult:
+        own = op.name.startswith("kv.")
+        before = self.problems
+        for index, result in enumerate(op.results):
+            self.well_formed(op, result.type, f"result #{index}")
+            if not own and self.kind(result.type) in HANDLES and op.name not in MAKERS:
+                self.error(op, f"cannot give {_a(self.kind(result.type))} (result #{index}): it {_ORIGIN}")
+        if op.name in FUNCTIONS:
+            self.signature(op)
+        if effects.has(op.name, effects.TierOne) and enclosing(op, "gpu.func") is not None:
+            self.error(op, "must be outside kernels (gpu.func): it becomes kernels of its own")
+        if op.name == "kv.tensor_map" and enclosing(op, "gpu.func") is not None:
+            self.error(op, "must be outside kernels (gpu.func): the host makes a descriptor at launch, pass it on")
+        for region in op.regions:
+            self.blocks(op, region)
+        # A malformed result would only be reported again by the op's own verifier.
+        if own and self.problems == before:
+            self.invariants(op)
+        return ir.WalkResult.ADVANCE
+
+    def signature(self, op: ir.Operation) -> None:
+        """The types of a function, with or without a body."""
+        function_type = op.attributes["function_type"].value if "function_type" in op.attributes else None
+        if not isinstance(function_type, ir.FunctionType):
+            return
+        kernel = op.name == "gpu.func" and "gpu.kernel" in op.attributes
+        for index, type_ in enumerate(function_type.inputs):
+            self.well_formed(op, type_, f"argument #{index}")
+            buffer = isinstance(type_, (ir.MemRefType, ir.UnrankedMemRefType))
+            if kernel and buffer and (not isinstance(type_, ir.MemRefType) or type_.rank == 0):
+                self.error(op, f"argument #{index} of a kernel must be a memref of rank 1 or more, got {type_}")
+        for index, type_ in enumerate(function_type.results):
+            if self.kind(type_) in HANDLES:
+                self.error(op, f"cannot return {_a(self.kind(type_))} (result #{index}): it {_ORIGIN}")
+
+    def blocks(self, op: ir.Operation, region: ir.Region) -> None:
+        """Block arguments: only a function's own may be handles."""
+        for number, block in enumerate(region.blocks):
+            if number == 0 and op.name in FUNCTIONS:
+                continue
+            for index, argument in enumerate(block.arguments):
+                if self.kind(argument.type) in HANDLES:
+                    where = "block" if op.name in FUNCTIONS else "region"
+                    kind = _a(self.kind(argument.type))
+                    self.error(op, f"cannot carry {kind} ({where} argument #{index}): it {_ORIGIN}")
+
+    def invariants(self, op: ir.Operation) -> None:
+        """Run the verifier of a kv op, and turn what it did not foresee into an error too."""
+        view = op.opview
+        if not isinstance(view, kv.Kv.Operation):
+            self.error(op, "is not an operation of the kv dialect")
+            return
+        try:
+            if verify.added_kinds(view) and view.verify_invariants() and verify.schedule(view):
+                return
+        except (ValueError, TypeError, KeyError, IndexError, AttributeError, RuntimeError) as error:
+            self.error(op, f"could not be verified: {type(error).__name__}: {error}")
+            return
+        self.problems += 1  # the verifier has emitted the error
+
+
+def count_problems(module: Any) -> int:
+    """Check a module (or any op) and emit an error for each problem; their number."""
+    checker = _Checker()
+    module.operation.walk(checker.visit, ir.WalkOrder.PRE_ORDER)
+    return checker.problems
+
+
+@kv_pass()
+def run(module: ir.Module, options: NoOptions) -> None:
+    """Check every kv op and handle of a module."""
+    problems = count_problems(module)
+    if problems:
+        raise PassFailure(f"verify-kv found {problems} problem{'s' if problems > 1 else ''}")

@@ -1,0 +1,325 @@
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""Choose how tiles are spread over threads and memory: from the products outwards.
+
+A product's instruction decides where its operands lie and how its result is spread (``dialect.tile_layout``);
+everything computed from it element by element, and the vectors that meet it, follow. ``wgmma``: warpgroups stacked in
+64 rows each; B in shared memory, swizzled, and of 8-bit elements with its rows as columns there, as the instruction has
+no other form; A in shared memory where it is loaded, in registers where it is computed.
+``mma.sync``: warps stacked in 16 rows each; B in shared memory; A in registers, also rows of a buffer of no more than
+128 columns. Where the schedule says ``across``, up to so many stacks of warps stand beside one another, each with other
+columns of results, and A lies in shared memory, where it is computed too (``kv.tile_share``). Vectors along the rows
+are ``rows(wgmma)``, along the columns ``columns(wgmma:8)``, or of ``mma``; those of tables are ``spread`` over a
+warpgroup's threads. Tiles that only say which rows are loaded or stored are computed element by element where they are
+used, and take no layout of their own. Which instruction it is says the schedule's ``instruction``, or the target: wgmma
+where it has it.
+
+Before:  %s = "kv.dot"(%q, %k) : (tensor<128x128xbf16>, tensor<128x128xbf16>) -> tensor<128x128xf32>
+After:   %s = "kv.dot"(%q, %k) : (tensor<..., "shared">, tensor<..., "shared">) -> tensor<128x128xf32, "wgmma">
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from mlir import ir
+
+from kvarn.dialect.ops.sharing import TileShareOp
+from kvarn.dialect.ops.tile import COLUMN_STEP, SHARED, SHARED_TRANSPOSED, tile_type
+from kvarn.dialect.tile_layout import WARP_ROWS
+from kvarn.lowering.pass_base import fail, kv_pass
+from kvarn.lowering.rewrite import defining_op, ops_named, walk
+from kvarn.lowering.target import by_name
+from kvarn.lowering.tiles.ir import (
+    MMA,
+    WGMMA,
+    element,
+    is_elementwise,
+    is_tile,
+    rank,
+    schedule_of,
+    shape,
+    tiled,
+    with_layout,
+)
+
+ACCUMULATORS = {WGMMA: "wgmma", MMA: "mma"}  # the layout of results, by instruction
+MOST_HELD = 128  # columns of rows of a buffer that warps hold in registers as A
+K_STEP_BYTES = 32  # of a row of A that an instruction takes
+LOADS = ("kv.tile_load", "kv.tile_load_rows")
+BESIDE = "kv.tile_beside"
+ALONE = 2  # in place of a dimension, of vectors that run along none
+_LEAVES = ("kv.tile_index", "tensor.splat", "arith.constant")
+
+
+def wgmma_problems(a: ir.Value, b: ir.Value, transposed: bool, warpgroups: int) -> list[str]:
+    """Why a product cannot be wgmma's, one sentence each; empty when it can."""
+    (m, k), n = shape(a), shape(b)[0 if transposed else 1]
+    kind, found = str(element(a)), []
+    if kind not in ("bf16", "f16", "f8E4M3FN"):
+        found.append(f"operands must be bf16, f16 or f8E4M3FN, got {kind}")
+    if m != 64 * warpgroups:
+        found.append(f"the tile must have 64 rows for each of the {warpgroups} consumer warpgroups, got {m}")
+    step = K_STEP_BYTES if kind == "f8E4M3FN" else K_STEP_BYTES // 2
+    if k % step or n % 8 or not 8 <= n <= 256:
+        found.append(f"K must be a multiple of {step} and N one of 8 up to 256, got {k} and {n}")
+    return found
+
+
+def mma_problems(a: ir.Value, b: ir.Value, transposed: bool, accumulators: Accumulators) -> list[str]:
+    """Why a product cannot be mma.sync's, one sentence each; empty when it can."""
+    (m, k), n = shape(a), shape(b)[0 if transposed else 1]
+    kind, found, warps, stacks = str(element(a)), [], accumulators.warps, accumulators.stacks(n)
+    if kind not in ("bf16", "f16", "f32"):
+        found.append(f"operands must be bf16, f16 or f32, got {kind}")
+    if stacks == 1 and m != WARP_ROWS * warps:
+        found.append(f"the tile must have 16 rows for each of the {warps} warps, got {m}")
+    if stacks > 1 and (kind == "f32" or m % (WARP_ROWS * warps // stacks)):
+        found.append(
+            f"with {stacks} stacks of warps beside one another elements must have 16 bits, and the tile 16 rows for "
+            f"each of the {warps // stacks} warps of a stack, got {kind} and {m}"
+        )
+    if k % COLUMN_STEP or n % (COLUMN_STEP * stacks):
+        found.append(f"K and N must be multiples of {COLUMN_STEP} and {COLUMN_STEP * stacks}, got {k} and {n}")
+    return found
+
+
+@dataclass(frozen=True)
+class Accumulators:
+    """How a kernel's accumulators are spread: by which instruction, over how many warps, and stacks of them.
+
+    Of up to ``across`` stacks beside one another a tile has as many as its columns allow. Vectors of rows are held by
+    the threads of those with the most: each then has all rows that it has of any tile.
+    """
+
+    instruction: str
+    warps: int
+    across: int = 1
+
+    def stacks(self, columns: int) -> int:
+        """Stacks of a tile of so many columns; of fewer than two none are beside others."""
+        found = self.across
+        while found > 2 and columns % (COLUMN_STEP * found):
+            found //= 2
+        return found
+
+    def tile(self, columns: int) -> str:
+        return self._name(self.stacks(columns))
+
+    def vector(self, dimension: int, extent: int) -> str:
+        """The layout of a vector that runs along rows or columns, or of one that threads compute for all."""
+        if dimension == ALONE:
+            return f"spread:{self.warps}"
+        if dimension == 0:
+            return f"rows({self._name(self.across)})"
+        name = self._name(self.stacks(extent))
+        return f"columns({name})" if ":" in name else f"columns({name}:{self.warps})"
+
+    def _name(self, stacks: int) -> str:
+        name = ACCUMULATORS[self.instruction]
+        return name if stacks == 1 else f"{name}:{self.warps // stacks}x{stacks}"
+
+
+class Vectors:
+    """Which vectors run along the rows and which along the columns: groups that element-by-element ops join."""
+
+    def __init__(self, accumulators: Accumulators) -> None:
+        self.accumulators = accumulators
+        self.parent: dict[ir.Value, ir.Value] = {}
+        self.dimension: dict[ir.Value, int] = {}
+
+    def find(self, value: ir.Value) -> ir.Value:
+        while self.parent.get(value, value) != value:
+            value = self.parent[value]
+        return value
+
+    def join(self, op: ir.Operation, values: list[ir.Value]) -> None:
+        first, *rest = (self.find(v) for v in values)
+        for other in rest:
+            if other == first:
+                continue
+            self.parent[other] = first
+            if other in self.dimension:
+                self.run_along(op, first, self.dimension.pop(other))
+
+    def run_along(self, op: ir.Operation, value: ir.Value, dimension: int) -> None:
+        root = self.find(value)
+        if self.dimension.setdefault(root, dimension) != dimension:
+            fail(op, "meets vectors that run along different dimensions of tiles: compute it once for each")
+
+    def layout(self, value: ir.Value) -> str:
+        return self.accumulators.vector(self.dimension.get(self.find(value), 0), shape(value)[0])
+
+
+def separate_leaves(function: ir.Operation) -> None:
+    """Give every use its own position vector and constant, which cost nothing and may need another layout each."""
+    for op in ops_named(function, *_LEAVES):
+        if not op.results or rank(op.results[0]) != 1:
+            continue
+        uses = list(op.results[0].uses)
+        for use in uses[1:]:
+            with ir.InsertionPoint(op), op.location:
+                use.owner.operands[use.operand_number] = op.clone().result
+
+
+def handed_on(op: ir.Operation) -> list[list[ir.Value]]:
+    """Values that structured control flow hands on to one another, and so need one layout: lists of the same value."""
+    if op.name not in ("scf.for", "scf.if", "scf.while"):
+        return []
+    blocks = [b for r in op.regions for b in r.blocks]
+    ends = [list(b.operations[len(b.operations) - 1].operation.operands) for b in blocks]
+    arguments = [list(b.arguments) for b in blocks]
+    if op.name == "scf.for":
+        same = [zip(op.results, list(op.operands)[3:], arguments[0][1:], ends[0], strict=True)]
+    elif op.name == "scf.if":
+        same = [zip(op.results, *ends, strict=True)] if op.results else []
+    else:
+        same = [zip(op.operands, arguments[0], ends[1], strict=True)]
+        same.append(zip(op.results, arguments[1], ends[0][1:], strict=True))
+    return [list(values) for handed in same for values in handed]
+
+
+def vectors_of(function: ir.Operation, accumulators: Accumulators) -> Vectors:
+    """The groups of a kernel's vectors."""
+    found = Vectors(accumulators)
+    for op in walk(function):
+        for same in handed_on(op):
+            if rank(same[0]) == 1:
+                found.join(op, same)
+        if op.name == "kv.tile_broadcast":
+            found.run_along(op, op.operands[0], ir.IntegerAttr(op.attributes["dimension"]).value)
+        elif op.name == "kv.tile_reduce":
+            found.run_along(op, op.results[0], 1 - ir.IntegerAttr(op.attributes["axis"]).value)
+        elif op.name == "kv.table_store":
+            found.run_along(op, op.operands[0], ALONE)
+        elif op.name == "kv.tile_windows":
+            found.run_along(op, op.operands[1], 0)
+        elif op.name in ("kv.tile_gather", "kv.tile_scatter"):
+            found.join(op, [v for v in (*op.operands, *op.results) if rank(v) == 1] or [op.operands[0]])
+        elif is_elementwise(op) and rank(op.results[0]) == 1:
+            found.join(op, [op.results[0], *(v for v in op.operands if is_tile(v))])
+    return found
+
+
+def place_operands(function: ir.Operation, warpgroups: int, accumulators: Accumulators) -> dict[ir.Value, str]:
+    """The layouts of the tiles that lie in shared memory: those that products read there.
+
+    A of warps that stand beside others is one of them, also where it is computed: each has some of its columns.
+    """
+    shared: dict[ir.Value, str] = {}
+    for op in ops_named(function, "kv.dot"):
+        a, b, transposed = op.opview.a, op.opview.b, op.opview.transpose_b.value
+        of = a, b, transposed
+        by_wgmma = accumulators.instruction == WGMMA
+        for problem in wgmma_problems(*of, warpgroups) if by_wgmma else mma_problems(*of, accumulators):
+            fail(op, f"has no instruction on this target: {problem}")
+        maker = defining_op(b)
+        if maker is None or maker.name not in (*LOADS, BESIDE):
+            fail(op, "needs a loaded tile as its second operand: only those lie in shared memory")
+        along_k = str(element(b)) == "f8E4M3FN" and not op.opview.transpose_b.value
+        place = SHARED_TRANSPOSED if along_k else SHARED
+        if maker.name == BESIDE:
+            shared.update(dict.fromkeys(maker.operands, SHARED))
+        if shared.setdefault(b, place) != place:
+            fail(op, "reads a tile of 8-bit elements along its rows and along its columns: load it once for each")
+        if by_wgmma or accumulators.across > 1 or not _held(a):
+            shared.update(dict.fromkeys(loaded(a) or (), SHARED))
+        if accumulators.across > 1 and loaded(a) is None:
+            with ir.InsertionPoint(op), op.location:
+                op.operands[0] = TileShareOp(a, tile_type(shape(a), element(a), SHARED)).operation.results[0]
+            shared[op.operands[0]] = SHARED
+    return shared
+
+
+def _held(a: ir.Value) -> bool:
+    """Whether warps load A of mma.sync to registers, for all products of it: few rows of a buffer of 16 bits."""
+    if element(a).width != 16:
+        return False
+    makers = [defining_op(v) for v in loaded(a) or ()]
+    return shape(a)[1] <= MOST_HELD and not any(op is not None and op.name == "kv.tile_load" for op in makers)
+
+
+def loaded(value: ir.Value) -> set[ir.Value] | None:
+    """The values on the way from a load to here, if all that happens to it happens there; None of other values."""
+    op = defining_op(value)
+    if op is None:
+        return None
+    if op.name in LOADS:
+        return {value}
+    if op.name in ("arith.negf", "kv.tile_terms"):
+        source = loaded(op.operands[0])
+        return None if source is None else {value, *source}
+    if op.name == "scf.if" and len(op.regions) == 2:
+        number = list(op.results).index(value)
+        ends = [r.blocks[0].operations[len(r.blocks[0].operations) - 1].operation.operands[number] for r in op.regions]
+        sources = [loaded(end) for end in ends]
+        return None if None in sources else {value}.union(*sources)
+    return None
+
+
+def set_layout(value: ir.Value, layout: str) -> None:
+    """Give a value its layout; a constant's attribute has the type too."""
+    value.set_type(with_layout(value, layout))
+    op = defining_op(value)
+    if op is not None and op.name == "arith.constant":
+        op.attributes["value"] = ir.DenseElementsAttr.get_splat(value.type, splat_of_attribute(op.attributes["value"]))
+
+
+def splat_of_attribute(attribute: ir.Attribute) -> Any:
+    dense = ir.DenseElementsAttr(attribute)
+    if not dense.is_splat:
+        raise ValueError(f"constants of tiles must repeat one element, got {attribute}")
+    return dense.get_splat_value()
+
+
+def choose_instruction(function: ir.Operation, target: str) -> str:
+    """The instruction of a kernel's products: what its schedule says, else the target's best; its schedule says it.
+
+    Products of f32 are mma.sync's on every target.
+    """
+    schedule = ir.DictAttr(function.attributes["kv.schedule"]) if "kv.schedule" in function.attributes else ()
+    entries = {named.name: named.attr for named in schedule}
+    default = WGMMA if by_name(target).has("wgmma") else MMA
+    of_f32 = any(str(element(op.opview.a)) == "f32" for op in ops_named(function, "kv.dot"))
+    entries.setdefault("instruction", ir.StringAttr.get(MMA if of_f32 else default))
+    function.attributes["kv.schedule"] = ir.DictAttr.get(entries)
+    found = ir.StringAttr(entries["instruction"]).value
+    if found not in ACCUMULATORS:
+        fail(function, f"instruction must be one of {', '.join(ACCUMULATORS)}, got {found!r}")
+    if found == WGMMA and default != WGMMA:
+        fail(function, f"instruction wgmma needs a target that has it, got {target}")
+    return found
+
+
+@dataclass(frozen=True)
+class Options:
+    """target: whose instructions there are."""
+
+    target: str = "sm_90a"
+
+
+@kv_pass(Options)
+def run(module: ir.Module, options: Options) -> None:
+    for function in tiled(module):
+        threads = next(iter(ir.DenseI32ArrayAttr(function.attributes["kv.block"])))
+        warpgroups = schedule_of(function).get("consumers", threads // 128)
+        instruction = choose_instruction(function, options.target)
+        across = schedule_of(function).get("across", 1)
+        if across > 1 and (instruction != MMA or 4 * warpgroups % across):
+            got = f"{across} of {4 * warpgroups} for {instruction}"
+            fail(function, f"across must divide the warps of products by {MMA}, got {got}")
+        accumulators = Accumulators(instruction, 4 * warpgroups, across)
+        shared = place_operands(function, warpgroups, accumulators)
+        separate_leaves(function)
+        vectors = vectors_of(function, accumulators)
+        inside = walk(function)[1:]
+        values = [v for op in inside for v in op.results]
+        values += [a for op in inside for r in op.regions for b in r.blocks for a in b.arguments]
+        for value in values:
+            if rank(value) == 2:
+                set_layout(value, shared.get(value, accumulators.tile(shape(value)[1])))
+            elif rank(value) == 1:
+                set_layout(value, vectors.layout(value))
+
+
+__all__ = ["ACCUMULATORS", "LOADS"]

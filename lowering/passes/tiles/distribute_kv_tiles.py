@@ -1,0 +1,571 @@
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""Spread tiles over threads: values become the vectors that a thread holds, operations what a thread does.
+
+By the layouts that are there (``assign-kv-layouts``): arithmetic keeps its ops, on vectors; positions are constants
+plus where the thread stands; reductions fold a thread's registers, then the lanes of a row by shuffles; products become
+wgmma, with waits that own what is in flight; circular buffers become shared memory with barriers. Rows of buffers go by
+16 bytes, with indices and masks for each row. What all threads of a kernel do alike stays as it is.
+
+Before:  %x = arith.addf %a, %b : tensor<128x128xf32, "wgmma"> ; %m = "kv.tile_reduce"(%x) {kind = "max", axis = 1}
+After:   %x = arith.addf %a, %b : vector<64xf32> ; vector.shuffle, arith.maxnumf ... ; gpu.shuffle xor
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from typing import Any
+
+from mlir import ir
+from mlir.dialects import scf
+
+from kvarn.dialect import ops
+from kvarn.dialect.dtypes import f32
+from kvarn.dialect.ops.staging import (
+    PRODUCER_GROUPS,
+    PRODUCER_REST,
+    PRODUCER_WARPS,
+    TileStoreDirectOp,
+    TileStoreSharedOp,
+)
+from kvarn.dialect.ops.tile import IN_SHARED, SHARED, SHARED_TRANSPOSED
+from kvarn.dialect.register_layout import COLUMN, RegisterLayout
+from kvarn.dialect.shared_layout import SharedLayout
+from kvarn.dsl import functional, gpu as kv_gpu, ptx
+from kvarn.dsl.memory import SHARED as SHARED_SPACE, Pointer
+from kvarn.dsl.values import Value, where
+from kvarn.lowering.index import pointer
+from kvarn.lowering.pass_base import fail, kv_pass
+from kvarn.lowering.rewrite import defining_op, enclosing, is_inside, ops_named, replace, walk
+from kvarn.lowering.tiles import (
+    exchange as tile_exchange,
+    memory as tile_memory,
+    mma as tile_mma,
+    products as tile_products,
+)
+from kvarn.lowering.tiles.chunks import Chunks
+from kvarn.lowering.tiles.copies import SLOTS
+from kvarn.lowering.tiles.copy_groups import AWAITED
+from kvarn.lowering.tiles.ir import (
+    MMA,
+    WARP,
+    WARPGROUP,
+    WGMMA,
+    element,
+    instruction_of,
+    is_elementwise,
+    is_tile,
+    layout_of,
+    producers_of,
+    rank,
+    schedule_of,
+    splat_of,
+    tiled,
+    users,
+)
+from kvarn.lowering.tiles.loop_rotation import NARROWS
+from kvarn.lowering.tiles.memory import Stages
+from kvarn.lowering.tiles.products import Product
+from kvarn.lowering.tiles.threads import Threads, register_layout, scalar, shared_layout, vector_type
+from kvarn.lowering.tiles.values import RULES, WEIGHTS
+from kvarn.lowering.tiles.work_queue import Queue
+
+from .assign_kv_layouts import ACCUMULATORS
+from .pipeline_kv_loops import STRICT
+from .specialize_kv_warps import ROLES
+
+_CHEAP = ("kv.tile_broadcast", "tensor.splat", "arith.constant")
+_MADE = ("kv.make_stages", "kv.make_queue")
+_COPIES = ("kv.copy_start", "kv.copy_rows_start")
+_PRODUCTS = ("kv.dot", "kv.dot_start")
+SEVERAL = (*PRODUCER_REST, *PRODUCER_GROUPS)  # roles of several of the producer's warps
+# What is no rule's: control flow hands tiles on, and rows of buffers are looked at before everything else.
+_CONTROL = ("scf.for", "scf.if", "scf.while")
+_STRUCTURE = (*_CONTROL, "scf.yield", "scf.condition", "arith.constant")
+_ROWS = ("kv.tile_load_rows", "kv.tile_store_rows", "kv.copy_rows_start")
+ROLE = "kv.role"  # on copies and waits of some of the producer's warps: which
+SLEEP = 200  # nanoseconds between looks of those who copy one tile of rows while the others go through many of keys
+# Weights that small are zeros in 16 bits, and the fast exponential needs three instructions more for them.
+FLUSH_DENORMALS = '[["denormal-fp-math-f32", "preserve-sign,preserve-sign"]]'
+
+
+class Distribution:
+    """One kernel on its way from tiles to threads."""
+
+    def __init__(self, function: ir.Operation):
+        self.function = function
+        schedule = schedule_of(function)
+        block = next(iter(ir.DenseI32ArrayAttr(function.attributes["kv.block"])))
+        producers, self.slots = producers_of(schedule), schedule.get("slots", SLOTS)
+        consumers = schedule.get("consumers", block // WARPGROUP - producers)
+        self.body = function.regions[0].blocks[0]
+        with ir.InsertionPoint.at_block_begin(self.body), function.location:
+            proxy, across = instruction_of(function) == WGMMA, schedule.get("across", 1)
+            self.threads = Threads.of(consumers, producers, proxy, across)
+        self.stages: dict[ir.Value, Any] = {}  # circular buffers and queues, by what stands for them
+        self.products: dict[ir.Value, Product] = {}  # by result: the hash of an op changes with it
+        self.chunks = Chunks(function)
+        self.weights: dict[ir.Value, ir.Value] = {}  # converted, by what they were
+        self.places: dict[SharedLayout, Pointer] = {}  # where kv.tile_stage puts tiles
+        self.staged: list[tuple[SharedLayout, Pointer]] = []  # tiles of rows that were loaded: free once they were read
+        self.columns_of: dict[ir.Value, SharedLayout] = {}  # of what a kv.tile_columns or kv.tile_terms takes
+
+    # --- roles -----------------------------------------------------------------------------------------
+
+    def in_producer(self, op: ir.Operation) -> bool:
+        """Whether only the producer runs an op."""
+        parent, region = op.parent, op.block.region
+        while parent is not None and parent.operation.name != "gpu.func":
+            operation = parent.operation
+            if ROLES in operation.attributes:
+                return operation.regions[0] == region
+            region, parent = operation.block.region, operation.parent
+        return False
+
+    def copying(self, op: ir.Operation) -> tuple[Value, int]:
+        """(this thread among those that copy, how many there are) where an op stands."""
+        if self.in_producer(op):
+            if ROLE not in op.attributes:
+                return self.threads.block_thread, self.threads.first
+            role = op.attributes[ROLE].value
+            if role in PRODUCER_GROUPS:
+                return self.threads.block_thread - PRODUCER_GROUPS.index(role) * WARPGROUP, WARPGROUP
+            first = PRODUCER_REST[role] * WARP
+            return self.threads.block_thread - first, self.threads.first - first
+        return self.threads.thread, self.threads.consumers * WARPGROUP
+
+    # --- the walk --------------------------------------------------------------------------------------
+
+    def ops(self) -> list[ir.Operation]:
+        """Every op of the kernel, outer before inner."""
+        return walk(self.function)[1:]
+
+    def record(self) -> None:
+        """What ops must be asked before their operands change: extents of products, rows of buffers, roles."""
+        for branch in ops_named(self.function, "scf.if"):
+            role = defining_op(branch.operands[0])
+            if role is not None and role.name == "kv.is_role" and role.attributes["role"].value in SEVERAL:
+                for op in ops_named(branch, *_COPIES, "kv.copy_finish", "kv.producer_acquire", "kv.queue_next"):
+                    op.attributes[ROLE] = role.attributes["role"]
+        for op in self.ops():
+            if op.name not in RULES.table and op.name not in (*_STRUCTURE, *_ROWS) and not is_elementwise(op):
+                if any(is_tile(v) for v in (*op.operands, *op.results)):
+                    fail(op, "takes a tile, and no rule says what a thread does of it")
+            if op.name in _PRODUCTS:
+                self.products[op.result] = self.product(op.opview)
+            if op.name in ("kv.tile_columns", "kv.tile_terms"):
+                self.columns_of[op.results[0]] = shared_layout(op.operands[0].type)
+            tile_exchange.mark(op)
+        for op in ops_named(self.function, "kv.tile_ready"):
+            self.convert_with_sums(defining_op(op.operands[0]), op)
+        if self.threads.first and not any(ROLES in op.attributes for op in self.ops()):
+            self.confine()
+        of_rows = dict(zip(_ROWS, (self.load_rows, self.store_rows, self.copy_rows), strict=True))
+        for op in ops_named(self.function, *_MADE):
+            self.visit(op)
+        for op in ops_named(self.function, *_ROWS):
+            with ir.InsertionPoint(op), op.location:
+                of_rows[op.name](op)
+        for op in reversed(self.ops()):  # what only said which rows
+            if op.name in ("kv.tile_index", "kv.tile_broadcast", "tensor.splat") or is_elementwise(op):
+                if is_tile(op.results[0]) and not any(True for _ in op.results[0].uses):
+                    op.erase()
+        self.sink()
+
+    def whole_rows(
+        self, op: ir.Operation, values: list[ir.Value], layout: RegisterLayout, threads: Threads,
+        combine: Callable[[ir.Value, ir.Value], ir.Value],
+    ) -> list[ir.Value]:  # fmt: skip
+        """Numbers of rows that threads have of a layout, folded over the warps beside one another, for a result."""
+        if threads.across == 1:
+            return values
+        with ir.InsertionPoint.at_block_begin(self.body):
+            row_bytes = f32.itemsize * threads.across
+            place = Pointer(ops.alloc_shared(layout.shape[0] * row_bytes, row_bytes), SHARED_SPACE)
+        tile_exchange.begin(op, threads)
+        layouts = layout, register_layout(op.results[0].type)
+        return tile_exchange.folded_over_warps(values, layouts, place, combine, threads)
+
+    def convert_with_sums(self, conversion: ir.Operation | None, ready: ir.Operation) -> None:
+        """Let weights be summed up and converted at the same time, where they are to be ready in few bits."""
+        if conversion is None or conversion.name not in NARROWS or rank(ready.result) != 2:
+            return
+        for user in users(conversion.operands[0]):
+            if user.name == "kv.tile_reduce" and "kv.partial" in user.attributes and user.block == ready.block:
+                user.attributes[WEIGHTS] = ir.TypeAttr.get(element(ready.result))
+
+    def confine(self) -> None:
+        """Keep a producer that has nothing to do out of what the consumers do."""
+        for op in [o.operation for o in self.body.operations]:
+            if ops_named(op, "kv.consumer_wait"):
+                with ir.InsertionPoint(op), op.location:
+                    branch = scf.IfOp((self.threads.block_thread >= self.threads.first).ir)
+                    with ir.InsertionPoint(branch.then_block):
+                        end = scf.YieldOp([])
+                op.move_before(end.operation)
+
+    def sink(self) -> None:
+        """Repeat what costs nothing beside its uses: a broadcast carried over to another block would hold registers."""
+        for op in ops_named(self.function, *_CHEAP):
+            if rank(op.results[0]) != 2:
+                continue
+            for use in list(op.results[0].uses):
+                owner = use.owner.operation
+                if owner.block != op.block and owner.name not in ("scf.yield", "scf.for"):
+                    with ir.InsertionPoint(owner), op.location:
+                        owner.operands[use.operand_number] = op.clone().result
+            if not any(True for _ in op.results[0].uses):
+                op.erase()
+
+    @property
+    def grouped(self) -> bool:
+        """Whether buffers are waited for by groups of copies: those of mma.sync, whose targets may lack the rest."""
+        return not self.threads.proxy
+
+    def product(self, op: Any) -> Product:
+        a, b = ir.RankedTensorType(op.a.type), ir.RankedTensorType(op.b.type)
+        n = b.shape[0 if op.transpose_b.value else 1]
+        transposed = op.transpose_b.value != (layout_of(op.b.type) == SHARED_TRANSPOSED)
+        lies = self.columns_of.get(op.b, shared_layout(op.b.type))
+        place = shared_layout(op.a.type) if layout_of(op.a.type) == SHARED else None
+        across = register_layout(op.operation.results[0].type).warps_along(COLUMN)
+        k = b.shape[1 if op.transpose_b.value else 0]
+        kind, terms = str(a.element_type), a.shape[1] // k
+        return Product(k, n, kind, lies, transposed, place, across, terms, str(b.element_type))
+
+    def visit(self, op: ir.Operation) -> None:
+        rule = RULES.table.get(op.name)
+        with op.location:
+            if rule is not None:
+                with ir.InsertionPoint(op):
+                    replace(op, rule(op.opview, self))
+            elif op.name in _CONTROL:
+                for value in (*op.results, *(a for r in op.regions for b in r.blocks for a in b.arguments)):
+                    if is_tile(value):
+                        shared = layout_of(value.type) in IN_SHARED
+                        value.set_type(pointer(3) if shared else vector_type(value.type))
+            elif op.name == "arith.constant" and is_tile(op.result):
+                made = vector_type(op.result.type)
+                value = splat_of(op.result)
+                op.result.set_type(made)
+                op.attributes["value"] = ir.DenseElementsAttr.get_splat(made, value)
+            elif is_elementwise(op) and is_tile(op.results[0]):
+                if op.name == "arith.divf" and rank(op.results[0]) == 2:
+                    op.attributes["fastmath"] = ir.Attribute.parse("#arith.fastmath<arcp,afn>")
+                op.results[0].set_type(vector_type(op.results[0].type))
+                if op.results[0] in self.chunks.roots:
+                    with ir.InsertionPoint.after(op):
+                        made = self.chunks.computed(op.results[0])
+                    op.results[0].replace_all_uses_except(made, defining_op(made))
+
+    # --- rows of buffers -------------------------------------------------------------------------------
+
+    def load_rows(self, op: ir.Operation) -> None:
+        held = layout_of(op.result.type) == ACCUMULATORS[MMA] and element(op.result).width == 16
+        if layout_of(op.result.type) != SHARED and not held:
+            fail(op, "loads rows that no product reads from shared memory: load them as elements instead")
+        layout = shared_layout(op.result.type)
+        place = self.allocate(layout)
+        with ir.InsertionPoint(op):
+            if enclosing(op, "scf.for", "scf.while") is not None:  # all have read what the last round put there
+                ptx.syncwarp()  # whose last stores may have parted it
+                tile_memory.sync_rows(self.threads)
+            tile_memory.load_rows(op.opview, place, layout, self.threads)
+            loaded = place.ir
+            if held:
+                loaded = tile_mma.loaded(place, layout, self.threads, element(op.result))
+        self.staged.append((layout, place))
+        op.result.replace_all_uses_with(loaded)
+        op.erase()
+
+    def copy_rows(self, op: ir.Operation) -> None:
+        stages = self.stages[op.operands[0]]
+        stages.of_rows = True
+        tile_memory.copy_buffer_rows(op.opview, stages, *self.copying(op))
+        op.erase()
+
+    def store_rows(self, op: ir.Operation) -> None:
+        """Through shared memory, where rows of the query were until they were read: every warp has its own there.
+
+        Rows of f32 go from registers: four lanes have 32 bytes of a row, which is what memory takes at a time. So do
+        those of 16 bits where the next rows of the query are on their way already, or warps have parts of rows.
+        """
+        value = op.opview.value
+        tile = ir.RankedTensorType(value.type)
+        layout = shared_layout(value.type)
+        free = [p for held, p in self.staged if held.bytes >= layout.bytes and held.rows == layout.rows]
+        free += self.waited_for(op, layout)
+        if str(tile.element_type) == "f32" or self.threads.across > 1 or (self.released(op) and not free):
+            held = tile_memory.rows_held(op.opview, register_layout(value.type), self.threads)
+            made = TileStoreDirectOp(value, op.opview.buffer, *held)
+            for name in ("stored", "first_column"):
+                if name in op.attributes:
+                    made.operation.attributes[name] = op.attributes[name]
+            op.erase()
+            return
+        if str(tile.element_type) not in ("bf16", "f16"):
+            what = f"stores rows of bf16, f16 or f32 on this target, got {tile.element_type}"
+            fail(op, f"{what}: convert, or write with scatter")
+        place = free[0] if free else self.allocate(layout)
+        if free:  # the warps of a warpgroup read all of its rows
+            tile_memory.sync_rows(self.threads)
+        TileStoreSharedOp(value, place.ir)
+        tile_memory.store_rows(op.opview, place, layout, self.threads)
+        op.erase()
+
+    def waited_for(self, op: ir.Operation, layout: SharedLayout) -> list[Pointer]:
+        """The stages of rows that are held where an op stands, and released behind it."""
+        found = []
+        for wait in self.waits_for_rows(op):
+            stages = self.stages[wait.operands[0]]
+            held = stages.layout
+            if not self.is_released(wait, op) and held.rows == layout.rows and held.row_bytes >= layout.row_bytes:
+                found.append(stages.tile(stages.stage(scalar(wait.operands[1]))[0]))
+        return found
+
+    def waits_for_rows(self, op: ir.Operation) -> list[ir.Operation]:
+        """The waits for copied rows in the loop around an op."""
+        loop = enclosing(op, "scf.for", "scf.while")
+        around = [] if loop is None else loop.regions[-1].blocks[0].operations
+        waits = [o.operation for o in around if o.operation.name == "kv.consumer_wait"]
+        return [wait for wait in waits if self.stages[wait.operands[0]].of_rows]
+
+    def is_released(self, wait: ir.Operation, op: ir.Operation) -> bool:
+        """Whether what a wait is for has been released where an op stands."""
+        for other in wait.block.operations:
+            if other.operation.name == "kv.consumer_release" and other.operation.operands[0] == wait.operands[0]:
+                return True
+            if other.operation == op or is_inside(op, other.operation):
+                return False
+        return False
+
+    def released(self, op: ir.Operation) -> bool:
+        """Whether rows that the loop around an op waits for have been released where it stands."""
+        return any(self.is_released(wait, op) for wait in self.waits_for_rows(op))
+
+    def allocate(self, layout: SharedLayout) -> Pointer:
+        """Shared memory, at the kernel's start."""
+        with ir.InsertionPoint.at_block_begin(self.body):
+            return Pointer(ops.alloc_shared(layout.bytes, layout.alignment), SHARED_SPACE)
+
+
+# --- circular buffers and roles ----------------------------------------------------------------------
+
+
+@RULES.lowers("kv.tile_store_shared")
+def _store_shared(op: Any, d: Distribution) -> None:
+    layout = shared_layout(op.operation.attributes["kv.tile"].value)
+    tile_memory.stage_registers(op.source, Pointer(op.place, SHARED_SPACE), layout, d.threads)
+
+
+@RULES.lowers("kv.tile_stage")
+def _stage(op: Any, d: Distribution) -> ir.Value:
+    layout = tile_memory.columns_of(shared_layout(op.operation.attributes["kv.tile"].value), op.columns.value)
+    if layout not in d.places:
+        d.places[layout] = d.allocate(layout)
+    return tile_memory.stage_columns(op, d.places[layout], layout, d.threads)
+
+
+@RULES.lowers("kv.tile_store_direct")
+def _store_direct(op: Any, d: Distribution) -> None:
+    layout = register_layout(op.operation.attributes["kv.tile"].value)
+    tile_memory.store_registers(op, layout, d.threads)
+
+
+@RULES.lowers("kv.make_stages")
+def _make_stages(op: Any, d: Distribution) -> ir.Value:
+    copies = [o for o in users(op.operation.result) if o.name in _COPIES]
+    copying = d.copying(copies[0])[1] if copies else 1
+    made = Stages.allocate(op, shared_layout(op.tile.value, op.stages.value), copying, d.grouped, d.slots)
+    handle = made.tiles.ir
+    d.stages[handle] = made
+    _initialize(op, d)
+    return handle
+
+
+@RULES.lowers("kv.make_queue")
+def _make_queue(op: Any, d: Distribution) -> ir.Value:
+    made = Queue.allocate(op.counter, op.readers.value)
+    d.stages[made.slots.ir] = made
+    _initialize(op, d)
+    return made.slots.ir
+
+
+@RULES.lowers("kv.queue_fetch")
+def _fetch(op: Any, d: Distribution) -> None:
+    with functional.when(d.threads.block_thread == 0):
+        d.stages[op.queue].fetch(scalar(op.n), scalar(op.count))
+
+
+def _sleep(op: Any) -> int:
+    """How long those wait between looks who copy little."""
+    role = op.operation.attributes[ROLE].value if ROLE in op.operation.attributes else ""
+    return SLEEP if role in PRODUCER_REST else 0
+
+
+@RULES.lowers("kv.queue_next")
+def _next(op: Any, d: Distribution) -> ir.Value:
+    sleep = _sleep(op)
+    return d.stages[op.queue].next(scalar(op.n), d.threads.lane, sleep).ir
+
+
+@RULES.lowers("kv.take_round")
+def _round(op: Any, d: Distribution) -> ir.Value:
+    return op.round
+
+
+def _initialize(op: Any, d: Distribution) -> None:
+    """After the last of the kernel's buffers and queues, set all their barriers up."""
+    following = [o.operation for o in d.body.operations]
+    if d.grouped and not any(isinstance(stages, Queue) for stages in d.stages.values()):
+        return
+    if not any(o.name in _MADE for o in following[following.index(op.operation) + 1 :]):
+        with functional.when(d.threads.block_thread == 0):
+            for stages in d.stages.values():
+                stages.initialize(d.threads.warps)
+            ptx.fence_mbarrier_init()
+        kv_gpu.barrier()
+
+
+@RULES.lowers("kv.producer_acquire")
+def _acquire(op: Any, d: Distribution) -> None:
+    with _copying(d, op, d.stages[op.buffer]):
+        # Who fills the one stage of a buffer is waited for, and who has yet to transpose what it fills a stage with.
+        stages = d.stages[op.buffer]
+        stages.acquire(scalar(op.n), _sleep(op) if stages.count > 1 and stages.staging is None else 0)
+
+
+@RULES.lowers("kv.tile_pages")
+def _pages(op: Any, d: Distribution) -> ir.Value:
+    return tile_memory.pages_of(op, d.threads.lane).ir
+
+
+@RULES.lowers("kv.tile_row_pages")
+def _row_pages(op: Any, d: Distribution) -> ir.Value:
+    return tile_memory.row_pages_of(op, *d.copying(op.operation)).ir
+
+
+@RULES.lowers("kv.copy_start")
+def _copy(op: Any, d: Distribution) -> None:
+    stages = d.stages[op.buffer]
+    thread, count = d.copying(op.operation)
+    with _copying(d, op, stages):
+        if stages.copy == "tma":
+            tile_memory.copy_tile_boxes(op, stages, d.threads.lane)
+        elif stages.copy == "convert":
+            tile_memory.convert_tile(op, stages, thread, count)
+        else:
+            tile_memory.start_rows(op, stages, thread, count)
+            if not stages.finished and not stages.told and not stages.grouped:
+                tile_memory.finish_rows(stages, scalar(op.n), thread, 0)
+
+
+@RULES.lowers("kv.copy_finish")
+def _finish(op: Any, d: Distribution) -> None:
+    tile_memory.finish_rows(d.stages[op.buffer], scalar(op.n), d.copying(op.operation)[0], op.pending.value)
+
+
+def _copying(d: Distribution, op: Any, stages: Stages) -> Any:
+    """The consumers' first warp copies by TMA where there is no producer; otherwise all who are here do."""
+    if stages.copy == "tma" and not d.in_producer(op.operation):
+        return functional.when(d.threads.warp == 0)
+    return contextlib.nullcontext()
+
+
+@RULES.lowers("kv.copy_commit")
+def _commit(op: Any, d: Distribution) -> None:
+    ptx.cp_async_commit()
+
+
+@RULES.lowers("kv.copy_wait")
+def _copy_wait(op: Any, d: Distribution) -> None:
+    tile_memory.wait_for_groups(op.pending.value)
+
+
+@RULES.lowers("kv.consumer_wait")
+def _consumer_wait(op: Any, d: Distribution) -> ir.Value:
+    stages = d.stages[op.buffer]
+    if stages.grouped and stages.staging is not None and not stages.finished:
+        ptx.cp_async_commit()
+        tile_memory.finish_rows(stages, scalar(op.n), d.threads.thread, 0)
+    if AWAITED in op.operation.attributes:
+        return stages.tile(stages.stage(scalar(op.n))[0]).ir
+    return d.stages[op.buffer].wait(scalar(op.n)).ir
+
+
+@RULES.lowers("kv.consumer_release")
+def _release(op: Any, d: Distribution) -> None:
+    d.stages[op.buffer].release(scalar(op.n), d.threads)
+
+
+@RULES.lowers("kv.tile_clear")
+def _clear(op: Any, d: Distribution) -> ir.Value:
+    tile_memory.clear_rows(
+        Pointer(op.source, SHARED_SPACE), shared_layout(op.tile.type), (scalar(op.begin), scalar(op.end)), d.threads
+    )
+    return op.source
+
+
+@RULES.lowers("kv.turn_wait")
+def _turn_wait(op: Any, d: Distribution) -> None:
+    with functional.when(d.threads.group == 0) if op.groups.value == "first" else contextlib.nullcontext():
+        ptx.named_barrier(d.threads.group + _turns(d), 2 * WARPGROUP)
+
+
+@RULES.lowers("kv.turn_pass")
+def _turn_pass(op: Any, d: Distribution) -> None:
+    last = d.threads.consumers - 1
+    following = where(d.threads.group == last, 0, d.threads.group + 1)
+    with functional.when(d.threads.group == last) if op.groups.value == "last" else contextlib.nullcontext():
+        ptx.named_barrier_arrive(following + _turns(d), 2 * WARPGROUP)
+
+
+def _turns(d: Distribution) -> int:
+    """The first of the named barriers for turns, one a consumer warpgroup."""
+    return tile_memory.GROUP_BARRIER + d.threads.consumers
+
+
+@RULES.lowers("kv.tile_ready")
+def _ready(op: Any, d: Distribution) -> ir.Value:
+    conversion, strict = defining_op(op.source), STRICT in op.operation.attributes
+    if conversion is not None and conversion.name in NARROWS and conversion.operands[0] in d.weights:
+        made = d.weights[conversion.operands[0]]
+        return tile_products.pinned(made, strict) if strict else made
+    return tile_products.pinned(op.source, strict)
+
+
+@RULES.lowers("kv.is_role")
+def _is_role(op: Any, d: Distribution) -> ir.Value:
+    if op.role.value in PRODUCER_WARPS:
+        return (kv_gpu.shuffle_idx(d.threads.block_thread >> 5, 0) == PRODUCER_WARPS.index(op.role.value)).ir
+    if op.role.value in PRODUCER_REST:
+        warp = kv_gpu.shuffle_idx(d.threads.block_thread >> 5, 0)
+        return ((warp >= PRODUCER_REST[op.role.value]) & (warp < d.threads.first // WARP)).ir
+    number, producers = kv_gpu.shuffle_idx(d.threads.block_thread >> 7, 0), d.threads.first // WARPGROUP
+    if op.role.value in PRODUCER_GROUPS:
+        return (number == PRODUCER_GROUPS.index(op.role.value)).ir
+    return ((number >= producers) if op.role.value == "consumer" else (number < producers)).ir
+
+
+@RULES.lowers("kv.set_registers")
+def _set_registers(op: Any, d: Distribution) -> None:
+    ptx.setmaxnreg(op.count.value, op.action.value)
+
+
+def annotate(function: ir.Operation) -> None:
+    """Keep on ops the type of the tile that their rule asks for after their operands have changed."""
+    stores = "kv.tile_scatter", "kv.tile_stage", "kv.tile_store_shared", "kv.tile_store_direct"
+    for op in ops_named(function, *tile_exchange.EXCHANGES, "kv.table_store", *stores):
+        op.attributes["kv.tile"] = ir.TypeAttr.get(op.operands[0].type)
+
+
+@kv_pass()
+def run(module: ir.Module, options: Any) -> None:
+    for function in list(tiled(module)):
+        distribution = Distribution(function)
+        distribution.record()
+        annotate(function)
+        for op in distribution.ops():
+            distribution.visit(op)
+        del function.attributes["kv.tiled"]
+        function.attributes["passthrough"] = ir.Attribute.parse(FLUSH_DENORMALS)

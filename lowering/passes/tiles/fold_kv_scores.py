@@ -1,0 +1,492 @@
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""Compute weights from products: what changes scores and is a number a row costs one multiplication and addition.
+
+Where weights begin with the maximum so far (``skip-kv-maxima``), only the branch that looks for another maximum needs
+scores themselves. So what is computed is not the score, then that times a number, less the maximum, but the sum of
+products that all of it is (:mod:`tiles.affine`): what is added to a row, or multiplies it, is computed once for the
+row. A bias that is one number a row, a temperature and a scale then cost no instruction of an element, and what is
+linear in a difference of positions one (``kv.tile_ramp``). The branch has these differences instead of scores.
+
+A row that has seen nothing has no maximum to be less than: its scores stay as they are, and its warp takes the branch.
+Branches that choose among scores, and masks, stay: what they choose among is computed in this form. Where one of
+them is a product and a number a row, as the bias of far keys is, what multiplies and adds stands behind the branches,
+where exponentials take longer than it does: a far tile then costs what one without a bias does. Scores that take as
+many instructions in this form stay as they are.
+
+Before:  %x = %s * scale + kv.tile_broadcast %bias ; %p = exp2(%x * unit - kv.tile_broadcast %m)
+         scf.if %any { %top = max(%x) * unit ; ... exp2(%x * unit - kv.tile_broadcast %m2) }
+         %x = scf.if %far { %s * scale + kv.tile_broadcast %bias } else { %s * scale + kv.tile_windows %table }
+After:   %y = %s * (scale * unit) + kv.tile_broadcast (%bias * unit - %m) ; %p = exp2(%y)
+         scf.if %any { %top = max(%y) + %m ; ... exp2(%y - kv.tile_broadcast (%m2 - %m)) }
+         %x, %factor, %row = scf.if %far { %s, scale * unit, %bias * unit - %m } else { ... + %table * unit, 1, -%m }
+         %y = %x * %factor + kv.tile_broadcast %row
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from mlir import ir
+from mlir.dialects import arith, scf
+
+from kvarn.dialect.ops.tile import TileMaskOp
+from kvarn.lowering.pass_base import kv_pass
+from kvarn.lowering.remarks import remark
+from kvarn.lowering.rewrite import defining_op, ops_named, walk
+from kvarn.lowering.rewrite_counts import performs
+from kvarn.lowering.tiles.affine import COLUMNS, MINUS, NOTHING, ONE, ZERO, Emitter, Form, Row, form_of, number, of
+from kvarn.lowering.tiles.fast_math import CONTRACT
+from kvarn.lowering.tiles.ir import backward, drop, element, filled, is_elementwise, rank, tiled, users
+
+LN2 = math.log(2.0)
+UNSEEN = -1.0e37  # maxima below are of rows that have seen nothing
+_CHOOSES = ("kv.tile_mask", "scf.if")
+
+
+@dataclass
+class Guess:
+    """Where weights began with the maximum so far: ``branch`` looks for another, ``moves`` the maximum to it, and
+    computes ``powers`` again.
+    """
+
+    branch: ir.Operation
+    moves: ir.Operation
+    powers: list[ir.Operation]
+
+
+@dataclass
+class Weights:
+    """Weights of an online softmax: ``power``, ``score * unit - maximum``, is what 2 is raised to.
+
+    ``largest`` is of the scores of a row, ``top`` the same in powers of two; without a ``guess`` maxima come first.
+    """
+
+    power: ir.Operation
+    unit: Row
+    largest: ir.Operation
+    top: ir.Operation
+    guess: Guess | None
+
+    @property
+    def scaled(self) -> ir.Value:
+        return self.power.operands[0]
+
+    @property
+    def score(self) -> ir.Value:
+        return self.largest.operands[0]
+
+    @property
+    def maximum(self) -> ir.Value:
+        return self.power.operands[1].owner.operands[0]
+
+
+def weights_of(exp2: ir.Operation) -> Weights | None:
+    """The weights that an op makes; None of another op, and of scores that are used for more than weights."""
+    power = defining_op(exp2.operands[0])
+    if rank(exp2.result) != 2 or power is None or not _is_less_rows(power):
+        return None
+    scaled = power.operands[0]
+    unit, score = unit_of(scaled)
+    again = [op for op in users(scaled) if op != power and _is_less_rows(op)]
+    known = [power, *again] if score == scaled else [defining_op(scaled)]
+    rest = [op for op in users(score) if op not in known]
+    if len(rest) != 1 or not _is_largest(rest[0]) or any(op not in (power, *again, *rest) for op in users(scaled)):
+        return None
+    largest = top = rest[0]
+    if unit != ONE:
+        products = users(largest.result)
+        if len(products) != 1 or products[0].name != "arith.mulf" or of(products[0].operands[1]) != unit:
+            return None
+        (top,) = products
+    branch = largest.parent.operation
+    if largest.block == power.block:
+        return None if again else Weights(power, unit, largest, top, None)
+    moves = _moves(top, power.operands[1].owner.operands[0])
+    inside = branch.name == "scf.if" and branch.block == power.block
+    if moves is None or not inside or any(op.parent.operation != branch for op in again):
+        return None
+    asks = defining_op(branch.operands[0])
+    guessed = asks is not None and asks.name == "kv.warp_any"
+    return Weights(power, unit, largest, top, Guess(branch, moves, again)) if guessed else None
+
+
+def _is_less_rows(op: ir.Operation) -> bool:
+    """Whether an op takes one number a row off a tile."""
+    spread = defining_op(op.operands[1]) if op.name == "arith.subf" and rank(op.result) == 2 else None
+    return (
+        spread is not None
+        and spread.name == "kv.tile_broadcast"
+        and ir.IntegerAttr(spread.attributes["dimension"]).value == 0
+    )
+
+
+def _is_largest(op: ir.Operation) -> bool:
+    return op.name == "kv.tile_reduce" and ir.StringAttr(op.attributes["kind"]).value == "max"
+
+
+def _moves(top: ir.Operation, maximum: ir.Value) -> ir.Operation | None:
+    """The select that moves a maximum to the largest score in powers of two; None where that is used otherwise."""
+    found = [op for op in users(top.result) if op.name == "arith.select"]
+    used = [op for op in users(top.result) if op.name != "arith.select" and users(op.results[0])]
+    if len(found) != 1 or used or list(found[0].operands)[1:] != [top.result, maximum]:
+        return None
+    return found[0]
+
+
+def unit_of(value: ir.Value) -> tuple[Row, ir.Value]:
+    """(the number by which all elements are multiplied, what is multiplied)."""
+    op = defining_op(value)
+    if op is not None and op.name == "arith.mulf":
+        form = form_of(op.operands[1])
+        if not form.terms and form.constant.is_scalar:
+            return form.constant, op.operands[0]
+    return ONE, value
+
+
+@dataclass(frozen=True)
+class Options:
+    """late: multiply and add to scores that are one product a row behind the branches that choose among scores."""
+
+    late: bool = True
+
+
+# --- forms of scores --------------------------------------------------------------------------------
+
+
+def choices(value: ir.Value) -> list[ir.Value]:
+    """What a tile of scores is, by branches and masks: tiles of their own, each once."""
+    op = defining_op(value)
+    chosen = [value] if op is None or op.name not in _CHOOSES else [x for v in chosen_by(op) for x in choices(v)]
+    return list(dict.fromkeys(chosen))
+
+
+def chosen_by(op: ir.Operation) -> list[ir.Value]:
+    """The scores that a mask or the sides of a branch have."""
+    return [op.operands[0]] if op.name == "kv.tile_mask" else [end.operands[0] for end in _ends(op)]
+
+
+def _ends(branch: ir.Operation) -> list[ir.Operation]:
+    return [region.blocks[0].operations[len(region.blocks[0].operations) - 1].operation for region in branch.regions]
+
+
+def choosing(value: ir.Value) -> list[ir.Operation]:
+    """The branches and masks that choose what a tile of scores is, each once."""
+    op = defining_op(value)
+    if op is None or op.name not in _CHOOSES:
+        return []
+    return list(dict.fromkeys([op, *(x for v in chosen_by(op) for x in choosing(v))]))
+
+
+def saved(form: Form) -> int:
+    """Instructions of an element that a form saves of those of a power: more than one for each term."""
+    return form.cost + 1 - max(len(form.terms), 1)
+
+
+def why_not(w: Weights) -> str | None:
+    """Why weights stay as they are."""
+    choosers = choosing(w.score)
+    if any(op.name == "scf.if" and len(op.results) > 1 for op in choosers):
+        return "a branch has more than scores"
+    inside = [*choosers, *(end for op in choosers if op.name == "scf.if" for end in _ends(op))]
+    for op in choosers:
+        known = [*inside, w.largest, defining_op(w.scaled), *users(w.scaled)]
+        if any(user not in known for user in users(op.results[0])):
+            return "scores are used for more than weights and their maximum"
+    if any(defining_op(x) is None for x in choices(w.score)):
+        return "scores are handed on"
+    if w.guess is None:
+        return None
+    gains = [saved(form_of(x)) for x in choices(w.score)]
+    return "scores take as few instructions" if min(gains) < 0 or max(gains) <= 0 else None
+
+
+def ops_of(w: Weights) -> list[ir.Operation]:
+    """The ops that compute elements of scores, in order."""
+    makers = [op for op in map(defining_op, choices(w.score)) if op is not None]
+    cone = backward(makers, lambda op: is_elementwise(op) and rank(op.results[0]) == 2)
+    blocks = dict.fromkeys(op.block for op in makers)
+    return [o.operation for block in blocks for o in block.operations if o.operation in cone]
+
+
+def make_ramp(op: ir.Operation, rows: ir.Type) -> None:
+    """Compute what is linear in a difference of positions by one instruction, if an op is the last of its chain."""
+    known = is_elementwise(op) and rank(op.results[0]) == 2 and str(element(op.results[0])) == "f32"
+    form = form_of(op.results[0]) if known else Form(())
+    if not form.terms or not form.is_ramp or form.cost < 2:
+        return
+    following = users(op.results[0])
+    if all(len(f.results) == 1 and rank(f.results[0]) == 2 and form_of(f.results[0]).is_ramp for f in following):
+        return
+    if performs(op, "ramp"):
+        with ir.InsertionPoint(op), op.location:
+            op.results[0].replace_all_uses_with(Emitter(rows, op.results[0].type).tile(form))
+        drop(op.results[0])
+
+
+def split_logarithm(op: ir.Operation, rows: ir.Type) -> None:
+    """Make a natural logarithm one of base 2, which is an instruction, times a number."""
+    if op.name == "math.log":
+        type_ = op.results[0].type
+        with ir.InsertionPoint(op), op.location:
+            base2 = ir.Operation.create("math.log2", [type_], list(op.operands)).result
+            made = arith.mulf(base2, Emitter(rows, type_).spread(number(LN2)), fastmath=CONTRACT)
+        op.results[0].replace_all_uses_with(made)
+        op.erase()
+
+
+# --- the pass ---------------------------------------------------------------------------------------
+
+
+def compute_powers(w: Weights, less: ir.Value | None = None) -> ir.Value:
+    """Have branches and masks choose among powers of two, less a number a row, in place of scores; those."""
+    emitter = Emitter(w.maximum.type, w.score.type)
+    choosers, found = choosing(w.score), w.score
+    inside = [op for op in choosers if op.name == "kv.tile_mask"]
+    inside += [end for op in choosers if op.name == "scf.if" for end in _ends(op)]
+    for value, uses in {x: list(x.uses) for x in choices(w.score)}.items():
+        maker, form = defining_op(value), form_of(value).scaled(w.unit)
+        offset = NOTHING if less is None else of(less) * MINUS
+        with ir.InsertionPoint.after(maker), w.power.location:
+            made = emitter.tile(Form(form.terms, form.constant + offset))
+        for use in uses:
+            owner = use.owner.operation
+            if owner in inside and (owner.name == "scf.yield" or use.operand_number == 0):
+                owner.operands[use.operand_number] = made
+        if value == w.score:  # nothing chooses
+            found = made
+        drop(value)
+    return found
+
+
+def fold(w: Weights, guess: Guess, late: bool) -> None:
+    """Compute weights, and in the branch those with another maximum, of powers."""
+    maximum, scaled = w.maximum, w.scaled
+    with ir.InsertionPoint.at_block_begin(w.power.block), w.power.location:
+        zero, lowest = (filled(maximum.type, x) for x in (0.0, UNSEEN))
+        unseen = arith.cmpf(arith.CmpFPredicate.OLT, maximum, lowest)
+        less = arith.select(unseen, zero, maximum)
+    chosen = Chosen(w, less) if late and is_late(w) and performs(w.power, "late") else None
+    power = w.largest.operands[0] = compute_powers(w, less) if chosen is None else chosen.power()
+    condition = defining_op(guess.branch.operands[0])
+    with ir.InsertionPoint(condition), condition.location:
+        condition.operands[0] = arith.ori(condition.operands[0], unseen)
+    with ir.InsertionPoint(guess.moves), guess.moves.location:
+        guess.moves.operands[0] = arith.ori(guess.moves.operands[0], unseen)
+        top = arith.addf(w.largest.result, less, fastmath=CONTRACT)
+        guess.moves.operands[1] = arith.maxnumf(top, maximum)  # of a row that sees nothing here either: what it was
+    for op in guess.powers:
+        spread = defining_op(op.operands[1])
+        with ir.InsertionPoint(op), op.location:
+            moved = arith.subf(spread.operands[0], less, fastmath=CONTRACT)
+            op.operands[0], op.operands[1] = power, _spread_again(spread, moved)
+        drop(spread.results[0])
+    spread = w.power.operands[1]
+    w.power.result.replace_all_uses_with(power)
+    w.power.erase()
+    drop(spread)
+    if scaled != power:
+        drop(scaled)
+    if chosen is not None:
+        chosen.erase_old()
+
+
+def scale(w: Weights) -> None:
+    """Compute weights whose maximum comes first as the others of the kernel, to the bit: of scores in powers of two."""
+    scaled = w.scaled
+    w.power.operands[0] = w.largest.operands[0] = compute_powers(w)
+    if w.top != w.largest:
+        w.top.result.replace_all_uses_with(w.largest.result)
+        w.top.erase()
+    if scaled != w.scaled:
+        drop(scaled)
+
+
+def _spread_again(spread: ir.Operation, rows: ir.Value) -> ir.Value:
+    copy = spread.clone()
+    copy.operands[0] = rows
+    return copy.result
+
+
+# --- branches whose scores are one product a row ----------------------------------------------------
+
+
+@dataclass
+class Late:
+    """Powers that are still to be multiplied and added to, by a number a row: ``tile * factor + constant``."""
+
+    tile: ir.Value
+    factor: Row
+    constant: Row
+
+
+def is_late(w: Weights) -> bool:
+    """Whether branches choose among scores of which some are one product a row: what multiplies and adds can wait until
+    one is chosen, and stand between the exponentials then, which it takes no time beside.
+    """
+    choosers = any(op.name == "scf.if" for op in choosing(w.score))
+    return choosers and any(_is_product_of_rows(form_of(x)) for x in choices(w.score))
+
+
+def _is_product_of_rows(form: Form) -> bool:
+    return len(form.terms) == 1 and form.terms[0][0] != COLUMNS
+
+
+def is_positive(row: Row) -> bool:
+    """Whether a number a row is known to be above zero."""
+    if row.op == "number":
+        return row.of[0] > 0
+    if row.op in ("*", "+"):
+        return all(map(is_positive, row.of))
+    return row.op == "of" and _positive(row.of[0])
+
+
+def _positive(value: ir.Value) -> bool:
+    op = defining_op(value)
+    if op is None:
+        return False
+    if op.name == "arith.constant" or op.name == "tensor.splat":
+        found = of(value)
+        return found.op == "number" and found.of[0] > 0 if op.name == "arith.constant" else _positive(op.operands[0])
+    if op.name == "kv.tile_terms":  # whose units are powers of two
+        return value == op.results[1]
+    if op.name == "arith.mulf":
+        return all(map(_positive, op.operands))
+    if op.name in ("arith.maxnumf", "arith.maximumf"):
+        return any(map(_positive, op.operands))
+    if op.name == "scf.if":
+        place = list(op.results).index(value)
+        return all(_positive(end.operands[place]) for end in _ends(op))
+    return False
+
+
+class Chosen:
+    """Makes branches and masks choose among what :class:`Late` multiplies and adds to."""
+
+    def __init__(self, w: Weights, less: ir.Value) -> None:
+        self.w, self.less, self.emitter = w, less, Emitter(w.maximum.type, w.score.type)
+        self.choosers, self.leaves = choosing(w.score), choices(w.score)
+        self._found: dict[ir.Value, Late] = {}
+
+    def erase_old(self) -> None:
+        """Erase the branches and masks that chose among scores, those first that none asks for, and these."""
+        left = list(self.choosers)
+        while left:
+            op = next(op for op in left if not users(op.results[0]))
+            left.remove(op)
+            op.erase()
+        for value in self.leaves:
+            drop(value)
+
+    def power(self) -> ir.Value:
+        """The powers of two, less a number a row, of all that is chosen among."""
+        late = self.of(self.w.score)
+        with ir.InsertionPoint.after(defining_op(late.tile)), self.w.power.location:
+            return self.emitter.tile(Form(((late.tile, late.factor),), late.constant))
+
+    def of(self, value: ir.Value) -> Late:
+        if value not in self._found:
+            op = defining_op(value)
+            make = {"kv.tile_mask": self._masked, "scf.if": self._chosen}.get(op.name)
+            self._found[value] = self._leaf(value) if make is None else make(op)
+        return self._found[value]
+
+    def _leaf(self, value: ir.Value) -> Late:
+        form = form_of(value).scaled(self.w.unit)
+        constant = form.constant + of(self.less) * MINUS
+        if _is_product_of_rows(form):
+            ((tile, factor),) = form.terms
+            return Late(tile, factor, constant)
+        with ir.InsertionPoint.after(defining_op(value)), self.w.power.location:
+            return Late(self.emitter.tile(Form(form.terms)), ONE, constant)
+
+    def _masked(self, op: ir.Operation) -> Late:
+        late = self.of(op.operands[0])
+        with ir.InsertionPoint(op), op.location:
+            if not is_positive(late.factor):
+                late = Late(self.emitter.tile(Form(((late.tile, late.factor),), late.constant)), ONE, ZERO)
+            masked = TileMaskOp(late.tile, op.operands[1], op.result.type).operation.result
+        return Late(masked, late.factor, late.constant)
+
+    def _chosen(self, branch: ir.Operation) -> Late:
+        """A branch with the numbers of its rows beside the tile, where they are not the same."""
+        sides = [self.of(end.operands[0]) for end in _ends(branch)]
+        differ = [name for name in ("factor", "constant") if len({getattr(side, name) for side in sides}) > 1]
+        found: list[list[ir.Value]] = []
+        for side, end in zip(sides, _ends(branch), strict=True):
+            with ir.InsertionPoint(end), branch.location:
+                found.append([side.tile, *(self.emitter.row(getattr(side, name)) for name in differ)])
+        for place in range(1, 1 + len(differ)):
+            if any(rank(values[place]) for values in found):
+                for values, end in zip(found, _ends(branch), strict=True):
+                    with ir.InsertionPoint(end), branch.location:
+                        values[place] = self.emitter.vector(values[place])
+        with ir.InsertionPoint(branch), branch.location:
+            made = scf.IfOp(branch.operands[0], [x.type for x in found[0]], has_else=True)
+        for block, end, values in zip((made.then_block, made.else_block), _ends(branch), found, strict=True):
+            with ir.InsertionPoint(block), end.location:
+                last = scf.YieldOp(values)
+            for op in [o.operation for o in end.block.operations][:-1]:
+                op.move_before(last.operation)
+        numbers = {name: of(x) for name, x in zip(differ, list(made.results)[1:], strict=True)}
+        return Late(made.results[0], numbers.get("factor", sides[0].factor), numbers.get("constant", sides[0].constant))
+
+
+def scale_tables(function: ir.Operation) -> None:
+    """Multiply what a table holds, where all that is read of it is multiplied by one number."""
+    for table in ops_named(function, "kv.make_table"):
+        using = users(table.result)
+        stores = [op for op in using if op.name == "kv.table_store"]
+        products = [users(op.result) for op in using if op.name == "kv.tile_windows"]
+        if any(len(found) != 1 or found[0].name != "arith.mulf" for found in products):
+            continue
+        factors = {_factor(product, table.result) for (product,) in products}
+        factor = factors.pop() if len(factors) == 1 else None
+        if factor is None or not performs(table, "scale table"):
+            continue
+        for op in stores:
+            with ir.InsertionPoint(op), op.location:
+                op.operands[0] = arith.mulf(op.operands[0], filled(op.operands[0].type, factor), fastmath=CONTRACT)
+        for (product,) in products:
+            product.result.replace_all_uses_with(_windows(product, table.result))
+            product.erase()
+
+
+def _windows(product: ir.Operation, table: ir.Value) -> ir.Value:
+    """The operand of a product that is read of a table."""
+    makers = [(x, defining_op(x)) for x in product.operands]
+    read = [(x, m) for x, m in makers if m is not None and m.name == "kv.tile_windows"]
+    return next(x for x, m in read if m.operands[0] == table)
+
+
+def _factor(product: ir.Operation, table: ir.Value) -> float | None:
+    """The number by which what is read of a table is multiplied."""
+    others = [x for x in product.operands if x != _windows(product, table)]
+    found = form_of(others[0]) if others else Form((), NOTHING)
+    return found.constant.of[0] if not found.terms and found.constant.op == "number" else None
+
+
+@kv_pass(Options)
+def run(module: ir.Module, options: Options) -> None:
+    for function in tiled(module):
+        found = [w for w in map(weights_of, ops_named(function, "math.exp2")) if w is not None]
+        guessed = [(w, w.guess) for w in found if w.guess is not None]
+        for w, _ in guessed:
+            for op in ops_of(w):
+                split_logarithm(op, w.maximum.type)
+        for op in walk(function)[1:] if guessed else ():  # also where maxima come first
+            make_ramp(op, guessed[0][0].maximum.type)
+        folded = False
+        for w, guess in guessed:
+            why = why_not(w)
+            if why is not None:
+                remark(w.power, "missed", f"weights are computed of scores: {why}")
+            elif performs(w.power, "fold"):
+                remark(w.power, "passed", "weights are computed of products")
+                fold(w, guess, options.late)
+                folded = True
+        for w in found if folded else ():
+            if w.guess is None and why_not(w) is None:
+                scale(w)
+        if folded:
+            scale_tables(function)

@@ -1,0 +1,432 @@
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""Overlap the iterations of a loop: copies and lookups are prefetched, a product is under way during the next softmax.
+
+*Copies.* Where the consumers copy themselves, the copy of iteration i + stages is started when iteration i has released
+its stage, and the first ones before the loop. (A producer of its own runs ahead without this.) A producer that copies
+rows by cp.async finishes a copy when it has started one or two more. Of products by mma.sync, see
+``tiles.copy_groups``.
+
+*Lookups.* The pages of a tile are looked up one iteration before its copy is started.
+
+*Products.* A loop with two products of which the second needs the first (Q K^T, softmax, P V) is rotated: iteration i
+starts S = Q K_i^T and O += P V_(i-1), waits for the first alone, and computes P_i while the second is under way. The
+first operand of the second product and its accumulator are carried; its loads, waits and releases lag by one iteration.
+
+*Reads.* What such a loop reads of memory at the iteration's number, such as the tile that a list names, is read one
+iteration ahead, unless it makes tables, or rows are split into terms. Tables are made while products are under way.
+
+Where the second product's sums are added outside of the tensor cores (``promote-kv-sums``), it comes first, some
+columns at a time, and the additions beside what follows; columns that the schedule has ``behind`` the scores come after
+them, while the other warpgroup's turn begins.
+
+*Turns* (``ping_pong`` of a schedule). Consumer warpgroups start their products by turns, so that the tensor cores
+work for one while the others are in their softmax. Of short products that are waited for together a turn ends when they
+are done.
+
+Before:  scf.for %i iter_args(%m, %l, %o) { %s = kv.dot %q, %k ; softmax ; %o2 = kv.dot %p, %v, %o * %alpha }
+After:   softmax(kv.dot %q, %k0)
+         scf.for %i iter_args(%m, %l, %c, %p) { %s = kv.dot_start %q, %k ; %o = kv.dot_start %p, %v', %c
+         kv.dot_wait %s, %o {pending = 1} ; softmax ; kv.dot_wait %o {pending = 0} ; %c2 = %o * %alpha }
+         kv.dot %p, %v', %c
+One wait: kv.dot_wait %s, %o {pending = 0} ; softmax ; %c2 = %o * %alpha
+Promoted: %t0, %t1, %s start in turn, two under way at a time: %o = %c + %t0 beside %t1, + %t1 beside %s ; softmax
+Behind: %t0, %s, %t1 start in turn: %o = %c + %t0 beside %s ; turn passed when %s is there ; + %t1 ; softmax
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from mlir import ir
+from mlir.dialects import arith, scf
+
+from kvarn.dialect.ops import staging
+from kvarn.dialect.ops.sharing import add_columns
+from kvarn.lowering.pass_base import kv_pass
+from kvarn.lowering.remarks import remark
+from kvarn.lowering.rewrite import defining_op, ops_named
+from kvarn.lowering.rewrite_counts import performs
+from kvarn.lowering.tiles.copies import SLOTS
+from kvarn.lowering.tiles.copy_groups import prefetch_groups
+from kvarn.lowering.tiles.ir import (
+    JOINED,
+    MMA,
+    PROMOTED,
+    ROW_SUMS,
+    backward,
+    cloned,
+    element,
+    emit,
+    instruction_of,
+    rank,
+    schedule_of,
+    shape,
+    splits_rows,
+    tiled,
+)
+from kvarn.lowering.tiles.loop_rotation import (
+    NARROWS,
+    WAITS,
+    Rotation,
+    lagging,
+    late,
+    loads_of,
+    only_stage,
+    rotation_of,
+    sums_of,
+)
+from kvarn.lowering.tiles.prefetch import finish_later, prefetch_copies, prefetch_lookups
+
+from .promote_kv_sums import start_columns
+from .tabulate_kv_scores import makes_tables, meanwhile
+
+STRICT = "kv.strict"  # on kv.tile_ready: the assembler keeps to it as well
+
+
+@dataclass(frozen=True)
+class Options:
+    """copies: prefetch copies; lookups: prefetch page lookups; products: rotate loops of two products (default: as the
+    schedule says); tables: make tables while products are under way; reads: read numbers of memory one iteration
+    ahead (default: in loops that make no tables, of rows that are not split into terms)."""
+
+    copies: bool = True
+    lookups: bool = True
+    products: bool | None = None
+    tables: bool = True
+    reads: bool | None = None
+
+
+# --- products --------------------------------------------------------------------------------------
+
+
+def start(dot: ir.Operation, values: dict[ir.Value, ir.Value]) -> ir.Value:
+    """A product under way, of a product's operands."""
+    op = dot.opview
+    a, b, c = (None if v is None else values.get(v, v) for v in (op.a, op.b, op.c))
+    with dot.location:
+        return staging.DotStartOp(a, b, op.transpose_b, dot.result.type, c=c).operation.results[0]
+
+
+def ready(value: ir.Value) -> ir.Value:
+    """A value that is computed before what follows: of a broadcast what it repeats, which takes fewer registers."""
+    op = defining_op(value)
+    if op is not None and op.name == "kv.tile_broadcast":
+        return cloned(op, {op.operands[0]: ready(op.operands[0])}).result
+    if not rank(value) or str(element(value)) != "f32":
+        return value
+    return staging.TileReadyOp(value, value.type).operation.results[0]
+
+
+def strict(value: ir.Value) -> ir.Value:
+    """What ``ready`` made, for the assembler too."""
+    defining_op(value).attributes[STRICT] = ir.UnitAttr.get()
+    return value
+
+
+class Rotator:
+    """A rotation under way: what of the body goes where.
+
+    Attributes
+    ----------
+    lagging : list of Operation
+        What goes with the second product, an iteration later; ``waits`` and ``frees`` are those before and behind it.
+    scalars : list of Operation
+        Numbers of the block that these need, which are computed again.
+    late : list of Operation
+        What must wait for the second product.
+    early, behind, tables : list of Operation
+        The others: up to the first product, behind it, and of those what needs no product.
+    """
+
+    def __init__(self, r: Rotation, ping_pong: bool, one_wait: bool, columns_behind: int, options: Options) -> None:
+        self.r, self.ping_pong, self.one_wait = r, ping_pong, one_wait
+        self.lagging = lagging(r)
+        lag = set(self.lagging)
+        self.waits = [op for op in self.lagging if op.name in WAITS]
+        self.frees = [op for op in self.lagging if op not in (r.second, *r.sums, *self.waits)]
+        with_lag = backward(self.lagging, lambda o: o in set(r.ops) and o not in lag and not o.regions)
+        # Where registers are few they cost more than they hide (one document by a block mask, 8 x 4096, H200: of causal
+        # 1.029 over fp8 pages, 1.011 without; with T5's buckets 1.113 and 1.109, in bf16 1.106 and 1.098).
+        ahead = not makes_tables(r.loop) and not splits_rows(r.loop)
+        self.loads = loads_of(r) if (ahead if options.reads is None else options.reads) else []
+        self.scalars = [op for op in r.ops if op in with_lag and op not in lag and _scalar(op)]
+        late_ops = late(r, lag)
+        self.late = [op for op in r.ops if op in late_ops]
+        others = [op for op in r.ops if op not in lag and op not in late_ops]
+        behind = others.index(r.first) + 1
+        self.early, self.behind = others[:behind], others[behind:]
+        self.tables = meanwhile(self.behind) if options.tables else []
+        self.early_frees = only_stage(r) if one_wait else []
+        self.accumulators = [r.yielded.index(v) for v in r.collected]
+        self.a, self.c = r.second.opview.a, r.second.opview.c
+        # What the lagging iteration adds to: the accumulator, and earlier sums of weights.
+        self.added_to = [self.c, *(v for op in r.sums[-1:] for v in op.operands if defining_op(v) not in r.sums)]
+        self.short = _short(r)
+        self.columns_behind = columns_behind
+
+    def turn(self, op: type, groups: str) -> None:
+        if self.ping_pong:
+            op(ir.StringAttr.get(groups))
+
+    def pass_turn(self, now: bool) -> None:
+        """Let the other warpgroup start its products, if this is where they are."""
+        if now:
+            self.turn(staging.TurnPassOp, "all")
+
+    def carried_after(self, values: dict[ir.Value, ir.Value]) -> list[ir.Value]:
+        """What an iteration hands on: the other carried values, what its products add to, the weights."""
+        kept = [v for i, v in enumerate(self.r.yielded) if i not in self.accumulators]
+        return [values.get(v, v) for v in (*kept, *self.added_to, self.a)]
+
+    def lagged(self, index: ir.Value, handed: list[ir.Value], read: list[ir.Value]) -> dict[ir.Value, ir.Value]:
+        """The values of the iteration whose second product is outstanding, by what it handed on."""
+        lagging = [*self.added_to, self.a]
+        values = {self.r.block.arguments[0]: index, **dict(zip(lagging, handed[-len(lagging) :], strict=True))}
+        values.update(zip((op.result for op in self.loads), read, strict=True))
+        emit([op for op in self.scalars if op not in self.loads], values)
+        return values
+
+    def read_ahead(self, index: ir.Value) -> list[ir.Value]:
+        """Numbers of memory of the iteration after one, or of the last."""
+        if not self.loads:
+            return []
+        _, upper, step, *_ = self.r.loop.operands
+        following = arith.minsi(arith.addi(index, step), arith.subi(upper, step))
+        values = {self.r.block.arguments[0]: following}
+        needed = backward(self.loads, set(self.r.ops).__contains__)
+        emit([op for op in self.r.ops if op in needed], values)
+        return [values[op.result] for op in self.loads]
+
+    def softmax(self, scores: ir.Value, sums: ir.Value, values: dict[ir.Value, ir.Value]) -> None:
+        """What follows both products, when both are done."""
+        values.update({self.r.first.result: scores, self.r.block.arguments[1 + self.accumulators[0]]: sums})
+        done = (*self.tables, *self.early_frees)
+        emit([op for op in self.r.ops if op in self.late or (op in self.behind and op not in done)], values)
+
+    def after_one_wait(
+        self, scores: ir.Value, sums: ir.Value, values: dict[ir.Value, ir.Value], previous: dict[ir.Value, ir.Value]
+    ) -> None:
+        if self.early_frees:
+            scores, sums = staging.dot_wait([scores, sums], 1)
+            emit(self.early_frees, values)
+        scores, sums = staging.dot_wait([scores, sums], 0)
+        self.pass_turn(self.short)
+        emit(self.frees, previous)
+        self.softmax(scores, sums, values)
+
+    def promote(self, columns: int, values: dict[ir.Value, ir.Value], previous: dict[ir.Value, ir.Value]) -> None:
+        """Both products, of the second so many columns at a time to fresh accumulators, which are added to the sums.
+
+        Those ``behind`` come after the scores, whose warpgroup passes its turn when it has these: the other's products
+        follow at once. Two products are under way beside additions.
+        """
+        op, behind = self.r.second.opview, self.columns_behind
+        first = shape(self.c)[1] - behind
+        made, sums = self.weighted(columns, first, previous)
+        rows = None if behind else self.rows(made, previous)
+        scores = start(self.r.first, values)
+        self.pass_turn(not self.short and not behind)
+        emit(self.tables, values)
+        made, scores = staging.dot_wait([made, scores], 1)
+        sums = ready(add_columns(sums, made, first - columns))
+        if behind:
+            made = start_columns(op.operation, *(previous.get(v, v) for v in (op.a, op.b)), first, behind)
+            rows = self.rows(made, previous)
+            scores, made = staging.dot_wait([scores, made], 1)
+            self.pass_turn(True)
+            made, *rows = staging.dot_wait([made] if rows is None else [made, rows], 0)
+            sums = ready(add_columns(sums, made, first))
+            emit(self.frees, previous)
+        else:
+            emit(self.frees, previous)
+            scores, *rows = staging.dot_wait([scores] if rows is None else [scores, rows], 0)
+            self.pass_turn(self.short)
+        if rows:
+            self.add_rows(rows[0], values, previous)
+        emit(self.early_frees, values)
+        self.softmax(scores, sums, values)
+
+    def add_rows(self, made: ir.Value, values: dict[ir.Value, ir.Value], previous: dict[ir.Value, ir.Value]) -> None:
+        """Add the sums of weights that a product with ones has."""
+        previous[self.r.sums[0].result] = made
+        emit(self.r.sums[1:], previous)
+        values[self.r.block.arguments[1 + self.accumulators[1]]] = previous[self.r.sums[-1].result]
+
+    def weighted(self, columns: int, wide: int, previous: dict[ir.Value, ir.Value]) -> tuple[ir.Value | None, ir.Value]:
+        """The last of the first ``wide`` columns of the second product, under way, and the sums with others added."""
+        a, b, sums = (previous.get(v, v) for v in (self.a, self.r.second.opview.b, self.c))
+        made = None  # what was started before, under way
+        for first in range(0, wide, columns):
+            following = start_columns(self.r.second, a, b, first, columns)
+            if made is not None:
+                made, following = staging.dot_wait([made, following], 1)
+                sums = ready(add_columns(sums, made, first - columns))
+            made = following
+        return made, sums
+
+    def rows(self, made: ir.Value, previous: dict[ir.Value, ir.Value]) -> ir.Value | None:
+        """The sums of weights, under way with the columns that were started last, if they are by a product."""
+        if not self.r.sums:
+            return None
+        defining_op(made).attributes[JOINED] = ir.UnitAttr.get()
+        return start(self.r.sums[0], previous)
+
+    def finish(self, previous: dict[ir.Value, ir.Value]) -> None:
+        """The second product of the last iteration, of as many columns at a time as scores had registers."""
+        if PROMOTED not in self.r.second.attributes:
+            emit(self.lagging, previous)
+            return
+        emit(self.waits, previous)
+        columns, wide = ir.IntegerAttr(self.r.second.attributes[PROMOTED]).value, shape(self.c)[1]
+        fitting = [n for n in range(columns, shape(self.a)[1] + 1, columns) if wide % n == 0]
+        columns = max(fitting, default=columns)
+        made, sums = self.weighted(columns, wide, previous)
+        rows = self.rows(made, previous)
+        made, *rows = staging.dot_wait([made] if rows is None else [made, rows], 0)
+        previous[self.r.second.result] = ready(add_columns(sums, made, wide - columns))
+        if rows:
+            self.add_rows(rows[0], {}, previous)
+        emit(self.frees, previous)
+
+    def after_two_waits(
+        self, scores: ir.Value, sums: ir.Value, values: dict[ir.Value, ir.Value], previous: dict[ir.Value, ir.Value]
+    ) -> None:
+        a = self.a
+        scores, sums = staging.dot_wait([scores, sums], 1)
+        values[self.r.first.result] = scores
+        emit([op for op in self.behind if op not in self.tables], values)
+        # What the second product is to overlap: operands of what waits for it, and what sums its weights up.
+        results = {v for op in self.behind for v in op.results}
+        packed = [op for op in self.late if op.result == a and op.name in NARROWS]
+        rest = [op for op in self.late if op not in packed]
+        emit(packed, values)
+        for made in dict.fromkeys(v for op in rest for v in op.operands):
+            if made in results:
+                values[made] = ready(values[made])
+        for made in sums_of(self.r, results):
+            values[made] = strict(ready(values[made]))
+        (values[self.r.block.arguments[1 + self.accumulators[0]]],) = staging.dot_wait([sums], 0)
+        emit(self.frees, previous)
+        if packed:
+            values[a] = strict(staging.TileReadyOp(values[a], a.type).operation.results[0])
+        emit(rest, values)
+
+    def iterate(self, loop: scf.ForOp, step: ir.Value) -> None:
+        """Write the body of the rotated loop."""
+        r, inner = self.r, list(loop.inner_iter_args)
+        early, reads = [op for op in self.early[:-1] if op not in self.loads], len(self.loads)
+        inner, read = inner[: len(inner) - 2 * reads], inner[len(inner) - 2 * reads :]
+        before, now = read[:reads], read[reads:]
+        others = [arg for i, arg in enumerate(list(r.block.arguments)[1:]) if i not in self.accumulators]
+        values = {r.block.arguments[0]: loop.induction_variable, **dict(zip(others, inner, strict=False))}
+        values.update(zip((op.result for op in self.loads), now, strict=True))
+        following = self.read_ahead(loop.induction_variable)
+        emit(early, values)
+        previous = self.lagged(arith.subi(loop.induction_variable, step), inner, before)
+        if self.ping_pong:  # what clears a tile waits for all consumers: one that waits for its turn would not come
+            emit(self.waits, previous)
+        self.turn(staging.TurnWaitOp, "all")
+        if PROMOTED in r.second.attributes:
+            if not self.ping_pong:
+                emit(self.waits, previous)
+            self.promote(ir.IntegerAttr(r.second.attributes[PROMOTED]).value, values, previous)
+        else:
+            scores = start(r.first, values)
+            if not self.ping_pong:
+                emit(self.waits, previous)
+            sums = start(r.second, previous)
+            self.pass_turn(not (self.one_wait and self.short))
+            emit(self.tables, values)
+            (self.after_one_wait if self.one_wait else self.after_two_waits)(scores, sums, values, previous)
+        scf.yield_([*self.carried_after(values), *now, *following])
+
+    def rotate(self) -> None:
+        """Replace the loop by its rotated form; nothing happens in it where it has no iteration."""
+        r = self.r
+        lower, upper, step, *inits = r.loop.operands
+        with ir.InsertionPoint(r.loop), r.loop.location:
+            some = arith.cmpi(arith.CmpIPredicate.slt, lower, upper)
+            branch = scf.IfOp(some, [x.type for x in r.loop.results], has_else=True)
+            with ir.InsertionPoint(branch.else_block):
+                scf.yield_(inits)
+            with ir.InsertionPoint(branch.then_block):
+                values = dict(zip(r.block.arguments, [lower, *inits], strict=True))
+                emit([*self.early, *self.behind, *self.late], values)
+                self.turn(staging.TurnPassOp, "last")
+                read = [*(values[op.result] for op in self.loads), *self.read_ahead(lower)]
+                loop = scf.ForOp(arith.addi(lower, step), upper, step, [*self.carried_after(values), *read])
+                with ir.InsertionPoint(loop.body):
+                    self.iterate(loop, step)
+                self.turn(staging.TurnWaitOp, "first")
+                results = list(loop.results)
+                handed = results[: len(results) - len(read)]
+                read = results[len(results) - len(read) :][: len(self.loads)]
+                previous = self.lagged(arith.subi(upper, step), handed, read)
+                self.finish(previous)
+                kept = iter(handed)
+                scf.yield_([previous[v] if v in r.collected else next(kept) for v in r.yielded])
+        for old, new in zip(r.loop.results, branch.results, strict=True):
+            old.replace_all_uses_with(new)
+        r.loop.erase()
+
+
+def _short(r: Rotation) -> bool:
+    """Whether products take no longer than the exponentials: 4096 multiplications of 8 bits a clock, or half as many of
+    16, and 16 of these.
+
+    Then a turn lasts until they are done: they would share the tensor cores with the other's, and then both the units
+    of exponentials (H200, 8 x 4096, queries of 8 bits, heads of 128: 1347 us, 1372 to 1395 otherwise; 4 x 4096, of 256:
+    1137 and 1115; of three warpgroups over 8-bit pages, heads of 40 556 and 587, of 64 566 and 592).
+    """
+    operands = r.first.opview.a, r.second.opview.a
+    extents = ir.RankedTensorType(operands[0].type).shape[1], ir.RankedTensorType(r.second.result.type).shape[1]
+    return sum(n * element(x).width for n, x in zip(extents, operands, strict=True)) <= 8 * 4096 // 16
+
+
+def _scalar(op: ir.Operation) -> bool:
+    """Whether an op computes a number of the whole block, or reads one of a table."""
+    known = op.name.startswith("arith.") or op.name == "memref.load"
+    return known and not isinstance(op.results[0].type, ir.RankedTensorType)
+
+
+def _say_unrotated(loop: ir.Operation) -> None:
+    """A remark on products that nothing runs beside."""
+    ops = (op.operation for op in loop.regions[0].blocks[0].operations)
+    dots = [op for op in ops if op.name == "kv.dot" and ROW_SUMS not in op.attributes]
+    if not dots:
+        return
+    why = (
+        f"it has {len(dots)} products, not two" if len(dots) != 2
+        else "the second product does not add to a tile that only it changes"
+    )  # fmt: skip
+    remark(loop, "missed", f"products of iterations do not overlap: {why}", products=len(dots))
+
+
+@kv_pass(Options)
+def run(module: ir.Module, options: Options) -> None:
+    for function in tiled(module):
+        schedule, grouped = schedule_of(function), instruction_of(function) == MMA
+        for loop in ops_named(function, "scf.for") if grouped and options.copies else ():
+            prefetch_groups(loop)
+        if grouped:
+            continue
+        products = schedule.get("overlap", True) if options.products is None else options.products
+        # Inner loops before the ones around them, which go when they are rewritten.
+        for loop in reversed(ops_named(function, "scf.for")):
+            if options.copies and any(
+                op.operation.name == "kv.consumer_wait" for op in loop.regions[0].blocks[0].operations
+            ):
+                prefetch_copies(loop)
+            elif options.copies:
+                finish_later(loop, schedule.get("slots", SLOTS))
+        for loop in reversed(ops_named(function, "scf.for")) if options.lookups else ():
+            prefetch_lookups(loop)
+        for loop in reversed(ops_named(function, "scf.for")):
+            found = rotation_of(loop) if products else None
+            if found is None and products:
+                _say_unrotated(loop)
+            if found is not None and performs(loop, "rotate"):
+                remark(loop, "passed", "the second product of an iteration runs beside the next one's first")
+                turns = schedule.get("ping_pong", False) and schedule.get("consumers", 1) > 1
+                behind = schedule.get("behind", 0)
+                Rotator(found, turns, schedule.get("one_wait", False), behind, options).rotate()

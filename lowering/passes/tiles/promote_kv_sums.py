@@ -1,0 +1,80 @@
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""Add products of 8-bit tiles to the sums that a loop carries outside of the tensor cores, in f32.
+
+Tensor cores align what they add to the largest exponent, of 32 products and the sum so far, and cut off what is below
+2^-13 of it. Of a sum over a tile of 128 keys that is 2^-10 of it at most; of one over a whole context it is a bias that
+grows with it (H200, values that are all 1: 0.943 of them after 4096 keys, 0.47 after 65536). So a tile's products go to
+fresh accumulators, ``columns`` columns at a time, which are added to the sums by ordinary additions.
+
+What the schedule's ``promote`` says is done: attention over 8-bit tiles asks for it, whose weights are all positive.
+The attribute is for ``pipeline-kv-loops``, which decides what runs beside the additions, and ``distribute-kv-tiles``.
+
+Before:  scf.for iter_args(%o) { kv.dot %p, %v, %o : tensor<128x128xf8E4M3FN>, ... }
+After:   scf.for iter_args(%o) { kv.dot %p, %v, %o {kv.promoted = 64} }
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from mlir import ir
+
+from kvarn.dialect.ops import staging
+from kvarn.dialect.ops.common import i64_attr
+from kvarn.dialect.ops.sharing import tile_columns
+from kvarn.dialect.ops.tile import COLUMN_STEP, layout_of, tile_type
+from kvarn.lowering.pass_base import fail, kv_pass
+from kvarn.lowering.remarks import remark
+from kvarn.lowering.rewrite import enclosing, ops_named
+from kvarn.lowering.rewrite_counts import performs
+from kvarn.lowering.tiles.ir import PROMOTED, WGMMA, element, instruction_of, schedule_of, shape, tiled
+
+# Columns at a time: so many that there are registers for two such products beside scores and sums (H200, 4 x 4096:
+# heads of 128 696 us, 705 by 64 columns with more registers for these; of 256 1214, 1288; of 64 476, all at once 490).
+MOST = 32
+
+
+def columns_at_a_time(columns: int) -> int:
+    """How many of a product's columns go to fresh accumulators at a time."""
+    return max(n for n in (COLUMN_STEP, MOST) if columns % n == 0)
+
+
+def columns_behind(columns: int) -> int:
+    """How many of a product's columns come behind the scores of the next tile, in registers that are free by then."""
+    step = columns_at_a_time(columns)
+    return step if columns > step else 0
+
+
+def start_columns(dot: ir.Operation, a: ir.Value, b: ir.Value, first: int, columns: int) -> ir.Value:
+    """Some columns of a product under way, in fresh accumulators."""
+    result = ir.RankedTensorType(dot.result.type)
+    type_ = tile_type([result.shape[0], columns], result.element_type, layout_of(result))
+    if columns < result.shape[1]:
+        b = tile_columns(b, first, columns)
+    return staging.DotStartOp(a, b, dot.opview.transpose_b, type_).operation.results[0]
+
+
+@dataclass(frozen=True)
+class Options:
+    """columns: of a product at a time, a multiple of 16 that divides them or all; 0: none (default: the schedule's)."""
+
+    columns: int | None = None
+
+
+@kv_pass(Options)
+def run(module: ir.Module, options: Options) -> None:
+    for function in tiled(module):
+        columns = schedule_of(function).get("promote", 0) if options.columns is None else options.columns
+        if not columns or instruction_of(function) != WGMMA:
+            continue
+        for dot in ops_named(function, "kv.dot"):
+            op = dot.opview
+            if op.c is None or element(op.a).width != 8 or enclosing(dot, "scf.for") is None:
+                continue
+            wide = shape(dot.result)[1]
+            if (columns % COLUMN_STEP and columns != wide) or wide % columns:
+                legal = f"a multiple of {COLUMN_STEP} that divides {wide}, or {wide}"
+                fail(dot, f"columns at a time must be {legal}, got {columns}")
+            if performs(dot, "promote"):
+                dot.attributes[PROMOTED] = i64_attr(columns)
+                remark(dot, "passed", f"sums of 8-bit products are added in f32, {columns} columns at a time")

@@ -1,0 +1,132 @@
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""Let blocks take their rounds from a queue, so that none is left with long ones when the others are done.
+
+A loop whose rounds ``kv.take_round`` numbers is shared by blocks in turns: block i takes i, i + blocks, and so on.
+Where rounds take different times (causal tiles of a prompt, sequences of all lengths) some blocks end late. With a
+queue, a counter in device memory, a block takes the next number when it is ready for one: a thread of the producer
+fetches it, a round ahead or, of the last ones, when its last copy is under way; all roles read it. The counter is 0
+again when all blocks have asked.
+
+Kernels without a producer keep their turns.
+
+Before:  scf.for %i = %block to %n step %blocks { %t = kv.take_round %counter, %i, %n ; ... }        (in every role)
+After:   scf.while (%t = %block, %use = 0) { scf.condition %t < %n }
+         do { ... ; kv.queue_fetch %queue, %use, %n (by one thread) ; %next = kv.queue_next %queue, %use }
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from mlir import ir
+from mlir.dialects import arith, scf
+
+from kvarn.dialect.ops import staging
+from kvarn.lowering.index import const
+from kvarn.lowering.pass_base import kv_pass
+from kvarn.lowering.rewrite import defining_op, enclosing, ops_named
+from kvarn.lowering.tiles.ir import producers_of, schedule_of, tiled
+
+from .specialize_kv_warps import ROLES
+
+WARPS = 4  # of a warpgroup
+# Of these roles a block has one: its first thread fetches.
+FETCHERS = {"producer", staging.PRODUCER_WARPS[0], staging.PRODUCER_GROUPS[0]}
+
+
+def role_of(loop: ir.Operation) -> str:
+    """The role that runs a loop, "" where all threads do."""
+    branch, inside = enclosing(loop, "scf.if"), loop
+    while branch is not None:
+        condition = defining_op(branch.operands[0])
+        if condition is not None and condition.name == "kv.is_role":
+            role = ir.StringAttr(condition.attributes["role"]).value
+            if ROLES in branch.attributes:
+                return role if _within(inside, branch.regions[0]) else "consumer"
+            return role
+        inside, branch = branch, enclosing(branch, "scf.if")
+    return ""
+
+
+def _within(op: ir.Operation, region: ir.Region) -> bool:
+    return op.block.region == region
+
+
+def warps_of(role: str, consumers: int, producers: int = 1) -> int:
+    """How many warps have a role."""
+    if role == "consumer":
+        return WARPS * consumers
+    if role in staging.PRODUCER_REST:
+        return WARPS * producers - staging.PRODUCER_REST[role]
+    if role in staging.PRODUCER_GROUPS:
+        return WARPS
+    return 1 if role in staging.PRODUCER_WARPS else WARPS * producers
+
+
+def ends_soon(number: ir.Value, count: ir.Value, blocks: ir.Value) -> ir.Value:
+    """Whether the last rounds are near, which are fetched late: a block that has much to do leaves them to others.
+
+    Four rounds of all blocks: of few rows a sequence has up to as many numbers without rows as with them.
+    """
+    return arith.cmpi(arith.CmpIPredicate.sge, arith.addi(number, arith.muli(blocks, const(4))), count)
+
+
+def fetch_if(condition: ir.Value, queue: ir.Value, use: ir.Value, count: ir.Value) -> None:
+    branch = scf.IfOp(condition)
+    with ir.InsertionPoint(branch.then_block):
+        staging.QueueFetchOp(queue, use, count)
+        scf.yield_([])
+
+
+def take(loop: ir.Operation, round_: ir.Operation, queue: ir.Value, fetches: bool) -> None:
+    """Replace one role's loop by one that takes numbers from the queue."""
+    block = loop.regions[0].blocks[0]
+    lower, upper, step = list(loop.operands)[:3]
+    inits = list(loop.operands)[3:]
+    types = [lower.type, lower.type, *(v.type for v in inits)]
+    with ir.InsertionPoint(loop), loop.location:
+        made = scf.WhileOp(types, [lower, const(0), *inits])
+        before, after = (region.blocks.append(*types) for region in made.regions)
+        with ir.InsertionPoint(before):
+            more = arith.cmpi(arith.CmpIPredicate.slt, before.arguments[0], upper)
+            scf.condition(more, list(before.arguments))
+        number, use, *carried = after.arguments
+        with ir.InsertionPoint(after):
+            last = ends_soon(number, upper, step) if fetches else None
+            if last is not None:
+                fetch_if(arith.xori(last, const(1, 1)), queue, use, upper)
+        ops = [op.operation for op in block.operations]
+        for old, new in zip(block.arguments, [number, *carried], strict=True):
+            old.replace_all_uses_with(new)
+        for op in ops[:-1]:
+            after.append(op)
+        with ir.InsertionPoint(after):
+            if last is not None:
+                fetch_if(last, queue, use, upper)
+            following = staging.QueueNextOp(queue, use).operation.results[0]
+            scf.yield_([following, arith.addi(use, const(1)), *ops[-1].operands])
+        ops[-1].erase()
+    round_.results[0].replace_all_uses_with(number)
+    round_.erase()
+    for old, new in zip(loop.results, list(made.results)[2:], strict=True):
+        old.replace_all_uses_with(new)
+    loop.erase()
+
+
+@kv_pass()
+def run(module: ir.Module, options: Any) -> None:
+    for function in tiled(module):
+        rounds = ops_named(function, "kv.take_round")
+        loops = [(enclosing(op, "scf.for"), op) for op in rounds]
+        if not loops or any(loop is None or op.block != loop.regions[0].blocks[0] for loop, op in loops):
+            continue
+        roles = [role_of(loop) for loop, _ in loops]
+        if "" in roles or not FETCHERS.intersection(roles):
+            continue
+        schedule = schedule_of(function)
+        consumers, producers = schedule.get("consumers", 2), producers_of(schedule)
+        with ir.InsertionPoint.at_block_begin(function.regions[0].blocks[0]), function.location:
+            readers = sum(warps_of(role, consumers, producers) for role in roles)
+            queue = staging.make_queue(rounds[0].operands[0], readers)
+        for (loop, op), role in zip(loops, roles, strict=True):
+            take(loop, op, queue, role in FETCHERS)

@@ -1,0 +1,438 @@
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""Choose how loaded tiles come into shared memory, and give each a circular buffer.
+
+A ``kv.tile_load`` that products read from shared memory becomes a copy to a stage of a buffer and a wait for it. How:
+``tma`` where the load has a descriptor (boxes of a page and a swizzle granule, one warp), else ``cp_async`` where the
+cache stores what the kernel computes with, else ``staged`` where 8-bit elements and their scales can come by cp.async
+and be converted from there, else ``convert`` (loads, conversion and scales, ordinary stores). Rows past
+the sequence's end come with whatever the page holds; where the load asks for zeros they are cleared after the wait,
+but where threads copy page by page or convert: those write zeros.
+Tiles that products read with rows as columns are ``transposed``: on the way through staging memory, with zeros. What
+fills that memory is TMA where there is a descriptor.
+
+Of two loads of the same tokens, where products are mma.sync's, one with all columns of the other is the only copy.
+
+Rows of buffers (``kv.tile_load_rows``, a tile of queries) which a loop loads are copied ahead in the same manner where
+the schedule has a producer to do it. Two tiles beside one another (``kv.tile_beside``) are two copies to one stage.
+
+Before:  %k = "kv.tile_load"(%cache, %b, %h, %first, %begin, %count) : ... -> tensor<128x128xbf16, "shared">
+After:   "kv.producer_acquire"(%keys, %n) ; "kv.copy_start"(%keys, %n, %cache, %b, %h, %first, %count)
+         %t = "kv.consumer_wait"(%keys, %n) ; %k = "kv.tile_clear"(%t, %begin - %first, %count - %first)
+         ... ; "kv.consumer_release"(%keys, %n)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from mlir import ir
+from mlir.dialects import arith, scf
+
+from kvarn.dialect import types
+from kvarn.dialect.dtypes import f8e4m3
+from kvarn.dialect.ops import staging
+from kvarn.dialect.ops.common import i64_attr
+from kvarn.dialect.ops.sharing import atom_columns, tile_columns
+from kvarn.dialect.ops.tile import IN_SHARED, ROW_FORMAT, SHARED, SHARED_TRANSPOSED, TILE_COLUMN, row_format
+from kvarn.lowering.index import const
+from kvarn.lowering.pass_base import fail, kv_pass
+from kvarn.lowering.remarks import remark
+from kvarn.lowering.rewrite import defining_op, enclosing, ops_named
+from kvarn.lowering.target import Target, by_name
+from kvarn.lowering.tiles.copies import fits_pages, why_not_by_rows, why_not_staged
+from kvarn.lowering.tiles.ir import (
+    MMA,
+    SWIZZLE,
+    WARPGROUP,
+    WGMMA,
+    constant_int,
+    element,
+    instruction_of,
+    is_tile,
+    layout_of,
+    schedule_of,
+    shape,
+    tiled,
+    users,
+)
+
+from .assign_kv_layouts import BESIDE
+
+_BEGIN = 4  # the operand of a load that says which token is the first that matters
+PROMISES = ("constant", "existing", "aligned")  # of a load, and of the copy that it becomes
+ROUNDS = "kv.rounds"  # of an inner loop: the argument of the outer one that counts its iterations
+
+
+@dataclass(frozen=True)
+class Options:
+    """target: which one copies and converts; stages: tiles of each circular buffer, instead of the schedule's."""
+
+    target: str = "sm_90a"
+    stages: int | None = None
+
+
+def copy_of(op: Any, target: Target, by_tma: bool) -> str:
+    """How a load's tile is copied; ``by_tma``: where it has a descriptor, by that."""
+    spec = types.spec_of(op.cache.type)
+    if layout_of(op.tile.type) == SHARED_TRANSPOSED:
+        return "transposed"
+    stored = spec.data_dtype.mlir == str(element(op.tile)) and not spec.quantized
+    if op.descriptor is not None and by_tma:
+        return "tma" if stored else "staged"
+    if _of_pool(op):
+        whole = why_not_by_rows(spec, shape(op.tile)[1], op.first_column.value) is None
+        return "cp_async" if stored and whole and shape(op.tile)[0] <= WARPGROUP else "convert"
+    (rows, columns), page, first = shape(op.tile), spec.page_size, op.first_column.value
+    if stored and (why_not_by_rows(spec, columns, first) is None or by_pages(op, by_tma)):
+        return "cp_async"
+    converts = str(element(op.tile)) in ("bf16", "f16") and (spec.dtype is not f8e4m3 or target.has("f8_convert"))
+    if not stored and converts and why_not_staged(spec, columns, first) is None:
+        return "staged"
+    whole = columns == spec.data_size and columns * spec.data_dtype.itemsize % SWIZZLE == 0
+    paged = not page or page % rows == 0 or rows % page == 0
+    return "cp_async" if stored and whole and paged and first == 0 else "convert"
+
+
+def by_pages(op: Any, by_tma: bool) -> bool:
+    """Whether a tile that is stored as it is computed with is copied page by page, and not row by row."""
+    spec, (rows, columns) = types.spec_of(op.cache.type), shape(op.tile)
+    return op.lists is None and not by_tma and fits_pages(spec, rows, columns, op.first_column.value)
+
+
+_HOW = {
+    "cp_async": "cp.async", "staged": "{} and conversion in shared memory",
+    "transposed": "transposition in shared memory", "convert": "loads that convert",
+}  # fmt: skip
+
+
+def _say(load: ir.Operation, copy: str, stages: int) -> None:
+    """A remark on how a tile is copied."""
+    op = load.opview
+    tile = "x".join(map(str, shape(op.tile)))
+    if copy == "tma":
+        remark(load, "passed", f"tile of {tile} is copied by TMA in {stages} stages", stages=stages)
+        return
+    spec, columns, first = types.spec_of(op.cache.type), shape(op.tile)[1], op.first_column.value
+    how, why = _HOW[copy].format("cp.async" if op.descriptor is None else "TMA"), "the kernel has no descriptor of it"
+    if copy != "cp_async" and spec.quantized:
+        why = f"its elements have scales, a granule of {spec.granularity}"
+    elif copy == "transposed":
+        why = "products take tokens of 8-bit values as columns"
+    elif copy != "cp_async" and spec.data_dtype.mlir != str(element(op.tile)):
+        why = f"{spec.data_dtype.mlir} becomes {element(op.tile)}"
+        if copy == "convert":
+            other = (
+                "its rows are listed or have a format" if _of_pool(op) else "which the target has no instruction for"
+            )
+            why += f", {why_not_staged(spec, columns, first) or other}"
+    elif copy != "cp_async":
+        why = why_not_by_rows(spec, columns, first) or why
+    elif op.lists is not None:
+        why = "its rows are listed"
+    remark(load, "missed", f"tile of {tile} is copied by {how}, in {stages} stages: {why}", stages=stages)
+
+
+def _of_pool(op: Any) -> bool:
+    """Whether lists say where rows are, or rows have a format of their own."""
+    return op.lists is not None or not row_format(op, types.spec_of(op.cache.type)).plain
+
+
+def name_of(op: Any, taken: set[str]) -> str:
+    """The buffer's name: what the load reads."""
+    maker = defining_op(op.cache)
+    return unused({"kv.key_cache": "keys", "kv.value_cache": "values"}.get(maker.name if maker else "", "tile"), taken)
+
+
+def unused(name: str, taken: set[str]) -> str:
+    """A name that no other buffer has."""
+    found, n = name, 1
+    while found in taken:
+        n += 1
+        found = f"{name}{n}"
+    taken.add(found)
+    return found
+
+
+def table_of(cache: ir.Value) -> ir.Value:
+    """A handle with the same lookup table: of a collection's values the keys, so that both ask for one page."""
+    maker = defining_op(cache)
+    if maker is not None and maker.name == "kv.value_cache":
+        for other in maker.block.operations:
+            if other.operation.name == "kv.key_cache" and list(other.operation.operands) == list(maker.operands):
+                return other.operation.result
+    return cache
+
+
+def use_number(loop: ir.Operation) -> ir.Value:
+    """How many tiles a buffer had before an iteration of a loop: the iterations so far, and those of earlier rounds.
+
+    Where a loop stands in another, the outer one carries what its rounds came to.
+    """
+    inside = arith.subi(loop.regions[0].blocks[0].arguments[0], loop.operands[0])
+    if ROUNDS not in loop.attributes:
+        return inside
+    number = ir.IntegerAttr(loop.attributes[ROUNDS]).value
+    outer = loop.parent.operation
+    return arith.addi(outer.regions[0].blocks[0].arguments[number], inside)
+
+
+def carry_rounds(loop: ir.Operation) -> None:
+    """Let the loop right around a loop carry how many iterations the inner one has had."""
+    outer = loop.parent.operation
+    if outer.name != "scf.for" or not ops_named(loop, "kv.tile_load"):
+        return
+    _, number = carry(outer, lambda: arith.maxsi(arith.subi(loop.operands[1], loop.operands[0]), const(0)))
+    loop.attributes[ROUNDS] = i64_attr(number)
+
+
+def carry(loop: ir.Operation, grown: Callable[[], ir.Value]) -> tuple[ir.Operation, int]:
+    """Let a loop carry a number that starts at 0 and grows by what ``grown`` makes; (the new loop, its argument)."""
+    block = loop.regions[0].blocks[0]
+    with ir.InsertionPoint(loop), loop.location:
+        made = scf.ForOp(*list(loop.operands)[:3], [*list(loop.operands)[3:], const(0)])
+    inner = list(block.operations)
+    for old, new in zip(block.arguments, made.body.arguments, strict=False):
+        old.replace_all_uses_with(new)
+    end = inner[-1].operation
+    kept = list(end.operands)
+    for op in inner[:-1]:
+        made.body.append(op.operation)
+    number = len(made.body.arguments) - 1
+    with ir.InsertionPoint(made.body), loop.location:
+        scf.yield_([*kept, arith.addi(made.body.arguments[number], grown())])
+    end.erase()
+    for old, new in zip(loop.results, made.results, strict=False):
+        old.replace_all_uses_with(new)
+    loop.erase()
+    return made.operation, number
+
+
+def last_use(op: ir.Operation) -> ir.Operation:
+    """The last op of an op's block that uses its result, looking into regions, or what another makes of it in place."""
+    block, last = op.block, op
+    inside: list[ir.Operation] = []
+    values = [op.result]
+    while values:
+        for user in users(values.pop()):
+            while user.block != block:
+                user = user.parent.operation
+            if user not in inside:
+                inside.append(user)
+                values += [v for v in user.results if is_tile(v) and layout_of(v.type) in IN_SHARED]
+    for other in block.operations:
+        if other.operation in inside:
+            last = other.operation
+    return last
+
+
+def stage(load: ir.Operation, function: ir.Operation, stages: int, target: Target, taken: set[str]) -> None:
+    """Replace one load by a copy, a wait and a release."""
+    op = load.opview
+    spec = types.spec_of(op.cache.type)
+    by_tma = instruction_of(function) == WGMMA  # others wait for groups of copies, not for barriers
+    loop, copy = enclosing(load, "scf.for"), copy_of(op, target, by_tma)
+    _say(load, copy, stages if loop is not None else 1)
+    with ir.InsertionPoint.at_block_begin(function.regions[0].blocks[0]), load.location:
+        buffer = staging.make_stages(name_of(op, taken), stages if loop is not None else 1, op.tile.type, copy)
+    with ir.InsertionPoint(load), load.location:
+        n = use_number(loop) if loop is not None else const(0)
+        first, pages, begin = op.first, None, None
+        if by_tma and op.descriptor is not None and copy in ("tma", "staged", "transposed"):
+            box = types.tma_spec_of(op.descriptor.type).rows
+            rows = i64_attr(shape(op.tile)[0])
+            pages = staging.TilePagesOp(
+                table_of(op.cache), op.batch, first, op.count, rows, i64_attr(box)
+            ).operation.results[0]
+        elif copy == "cp_async" and spec.paged and shape(op.tile)[0] <= WARPGROUP and not by_pages(op, by_tma):
+            rows, of = i64_attr(shape(op.tile)[0]), (table_of(op.cache), op.batch, first, op.count)
+            pages = staging.TileRowPagesOp(*of, rows, lists=op.lists).operation.results[0]
+        if copy == "transposed":
+            begin = op.begin
+        staging.ProducerAcquireOp(buffer, n)
+        start = staging.CopyStartOp(
+            buffer, n, op.cache, op.batch, op.head, first, op.count, i64_attr(op.first_column.value),
+            descriptor=op.descriptor if by_tma else None, pages=pages, begin=begin, lists=op.lists,
+        ).operation  # fmt: skip
+        for name in (*ROW_FORMAT, *PROMISES):
+            if name in load.attributes:
+                start.attributes[name] = load.attributes[name]
+        tile = staging.ConsumerWaitOp(buffer, n, op.tile.type).operation.results[0]
+        # Copies that are zeros past the end.
+        ends = op.lists is not None or (not by_tma and (copy != "cp_async" or by_pages(op, by_tma)))
+        if op.tail.value == "zero" and begin is None and not (ends and constant_int(op.begin) == 0):
+            begin = arith.subi(op.begin, first)
+            end = const(shape(op.tile)[0]) if ends else arith.subi(op.count, first)
+            tile = staging.TileClearOp(tile, begin, end, tile.type).operation.results[0]
+    load.result.replace_all_uses_with(tile)
+    load.erase()
+    following = last_use(tile.owner.operation)
+    with ir.InsertionPoint.after(following), following.location:
+        staging.ConsumerReleaseOp(buffer, n)
+
+
+def share_columns(function: ir.Operation) -> None:
+    """Let one copy serve loads of the same tokens, of which one has all columns: values that are columns of keys."""
+    loads = [op for op in ops_named(function, "kv.tile_load") if layout_of(op.result.type) == SHARED]
+    erased: list[ir.Value] = []
+    for number, part in enumerate(loads):
+        whole = next((op for op in loads[:number] if op.result not in erased and _has_columns_of(op, part)), None)
+        if whole is None:
+            continue
+        erased.append(part.result)
+        if part.opview.tail.value == "zero":
+            whole.attributes["tail"] = part.attributes["tail"]
+            whole.operands[_BEGIN] = part.opview.begin
+        with ir.InsertionPoint(part), part.location:
+            first = part.opview.first_column.value - whole.opview.first_column.value
+            made = tile_columns(whole.result, first, shape(part.result)[1])
+        part.result.replace_all_uses_with(made)
+        remark(part, "passed", f"{shape(part.result)[1]} columns are read where those of another tile were copied")
+        part.erase()
+
+
+def _has_columns_of(whole: ir.Operation, part: ir.Operation) -> bool:
+    """Whether a load before another in its block has its columns too, and can have its zeros."""
+    a, b = whole.opview, part.opview
+    tokens = [x == y for x, y in zip(_tokens(a), _tokens(b), strict=True)]
+    first, begin = b.first_column.value - a.first_column.value, defining_op(b.begin)
+    ends = first + shape(b.tile)[1]
+    if first < 0 or first % atom_columns(element(b.tile)) or ends > shape(a.tile)[1]:
+        return False
+    alike = element(a.tile) == element(b.tile) and shape(a.tile)[0] == shape(b.tile)[0]
+    zeros = "any" in (a.tail.value, b.tail.value) or a.begin == b.begin
+    known = begin is None or begin.block != part.block
+    same = all(x.attributes[name] == y.attributes[name] if name in x.attributes else name not in y.attributes
+               for x, y, name in ((whole, part, name) for name in ROW_FORMAT))  # fmt: skip
+    by_threads = a.descriptor is None and b.descriptor is None
+    return (
+        whole.block == part.block
+        and all(tokens)
+        and a.lists == b.lists
+        and alike
+        and zeros
+        and known
+        and same
+        and by_threads
+    )
+
+
+def _tokens(load: Any) -> list[ir.Value]:
+    return [load.cache, load.batch, load.head, load.first, load.count]
+
+
+def stage_rows(
+    load: ir.Operation, function: ir.Operation, stages: int, query_stages: int, taken: set[str]
+) -> None:  # fmt: skip
+    """Replace one load of rows in a loop by a copy, a wait and a release; ``stages`` of inner loops.
+
+    In the outermost loop, whose iterations nothing numbers, the release stands behind what stores rows through the
+    tile; where there is one stage, behind the last use of the tile, since the next rows are waited for.
+    """
+    op, loop = load.opview, enclosing(load, "scf.for")
+    inner = ROUNDS in loop.attributes
+    stages, number = stages if inner else query_stages, 0
+    if not inner:
+        loop, number = carry(loop, lambda: const(1))
+    with ir.InsertionPoint.at_block_begin(function.regions[0].blocks[0]), load.location:
+        buffer = staging.make_stages(unused("rows", taken), stages, op.tile.type, "cp_async")
+    with ir.InsertionPoint(load), load.location:
+        n = use_number(loop) if inner else loop.regions[0].blocks[0].arguments[number]
+        staging.ProducerAcquireOp(buffer, n)
+        copy = copy_of_rows(buffer, n, op)
+        if inner:
+            copy.attributes["tells"] = ir.UnitAttr.get()
+        tile = staging.ConsumerWaitOp(buffer, n, op.tile.type).operation.results[0]
+    load.result.replace_all_uses_with(tile)
+    load.erase()
+    stores = [x.operation for x in loop.regions[0].blocks[0].operations if ops_named(x, "kv.tile_store_rows")]
+    following = stores[-1] if stores and stages > 1 else last_use(tile.owner.operation)
+    with ir.InsertionPoint.after(following), following.location:
+        staging.ConsumerReleaseOp(buffer, n)
+
+
+def copy_of_rows(buffer: ir.Value, n: ir.Value, load: Any) -> ir.Operation:
+    """The copy of a load's rows to the stage of use n."""
+    copy = staging.CopyRowsStartOp(buffer, n, load.buffer, load.mask, list(load.indices)).operation
+    if "stored" in load.operation.attributes:
+        copy.attributes["stored"] = load.operation.attributes["stored"]
+    return copy
+
+
+def stage_beside(beside: ir.Operation, function: ir.Operation, stages: int, taken: set[str]) -> None:
+    """Replace two loads beside one another, in a loop, by two copies to one stage, a wait and a release."""
+    left, right = (defining_op(v) for v in beside.operands)
+    loop, tile = enclosing(beside, "scf.for"), beside.result
+    why = why_not_beside(function, beside, left, right)
+    if why is not None or loop is None:
+        fail(beside, f"cannot be copied: {why or 'a loop must load it'}")
+    rows, tokens = left.opview, right.opview
+    spec, (count, columns), pages = types.spec_of(tokens.cache.type), shape(right.result), None
+    stored = spec.data_dtype.mlir == str(element(tile)) and not spec.quantized
+    by_rows = stored and row_format(tokens, spec).plain
+    by_rows = by_rows and why_not_by_rows(spec, columns, tokens.first_column.value) is None
+    with ir.InsertionPoint.at_block_begin(function.regions[0].blocks[0]), beside.location:
+        copy = "cp_async" if by_rows else "convert"
+        buffer = staging.make_stages(unused("keys", taken), stages, tile.type, copy)
+    with ir.InsertionPoint(beside), beside.location:
+        n = use_number(loop)
+        staging.ProducerAcquireOp(buffer, n)
+        copy_of_rows(buffer, n, rows).attributes["columns"] = i64_attr(shape(left.result)[1])
+        if by_rows:
+            of = tokens.cache, tokens.batch, tokens.first, tokens.count
+            pages = staging.TileRowPagesOp(*of, i64_attr(count)).operation.results[0]
+        start = staging.CopyStartOp(
+            buffer, n, tokens.cache, tokens.batch, tokens.head, tokens.first, tokens.count,
+            i64_attr(tokens.first_column.value), pages=pages,
+        ).operation  # fmt: skip
+        start.attributes[TILE_COLUMN] = i64_attr(shape(left.result)[1])
+        for name in ROW_FORMAT:
+            if name in right.attributes:
+                start.attributes[name] = right.attributes[name]
+        made = staging.ConsumerWaitOp(buffer, n, tile.type).operation.results[0]
+    tile.replace_all_uses_with(made)
+    for op in (beside, left, right):
+        op.erase()
+    following = last_use(made.owner.operation)
+    with ir.InsertionPoint.after(following), following.location:
+        staging.ConsumerReleaseOp(buffer, n)
+
+
+def why_not_beside(
+    function: ir.Operation, beside: ir.Operation, left: ir.Operation | None, right: ir.Operation | None
+) -> str | None:
+    """Why two tiles cannot be copied to one; None when they can."""
+    if instruction_of(function) != WGMMA or not schedule_of(function).get("producer"):
+        return "it needs products by wgmma and a schedule with a producer"
+    if left is None or right is None or (left.name, right.name) != ("kv.tile_load_rows", "kv.tile_load"):
+        return "the tiles must be rows of a buffer and tokens of a cache, as they are loaded"
+    if any(op.block != beside.block or len(users(op.result)) != 1 for op in (left, right)):
+        return "nothing else may read its tiles"
+    op, rows = right.opview, shape(right.result)[0]
+    if op.lists is not None or op.descriptor is not None:
+        return "tokens must come in their order and without a descriptor"
+    if op.tail.value != "any" or rows > WARPGROUP:
+        return f"tokens past the last are anything, of {WARPGROUP} rows at most, got tail {op.tail} and {rows} rows"
+    return None
+
+
+@kv_pass(Options)
+def run(module: ir.Module, options: Options) -> None:
+    for function in tiled(module):
+        schedule = schedule_of(function)
+        stages = options.stages or schedule.get("stages", 2)
+        taken: set[str] = set()
+        for loop in ops_named(function, "scf.for") if instruction_of(function) == WGMMA else ():
+            carry_rounds(loop)  # of which the phases of barriers are
+        if instruction_of(function) == MMA:  # others wait for keys and values by themselves, in turns
+            share_columns(function)
+        for op in ops_named(function, BESIDE):
+            stage_beside(op, function, stages, taken)
+        for load in ops_named(function, "kv.tile_load"):
+            if layout_of(load.result.type) in IN_SHARED:
+                stage(load, function, stages, by_name(options.target), taken)
+        for load in ops_named(function, "kv.tile_load_rows") if schedule.get("producer") else ():
+            loop = enclosing(load, "scf.for")
+            if layout_of(load.result.type) == SHARED and loop is not None and load.block == loop.regions[0].blocks[0]:
+                stage_rows(load, function, stages, schedule.get("query_stages", 1), taken)

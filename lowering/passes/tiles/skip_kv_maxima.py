@@ -1,0 +1,257 @@
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""Compute weights with the maximum so far, and look for a new one only where weights have grown.
+
+An online softmax subtracts the running maximum, so that weights wait for a tile's largest scores: a comparison of every
+element, shuffles between the lanes of a row. But the maximum stays where no score exceeds it by more than some slack.
+So weights are computed with the maximum so far. Their sums, which every thread has anyway, show whether one is larger
+than the slack allows. Only a warp that has such a row takes the branch with the maximum in it, and computes its weights
+again; of its rows those whose sums have grown get another maximum, whatever the others do.
+
+A maximum may move to a constant below the largest score, too. Maxima that move elsewhere stay as they are, and so do
+weights that are converted behind a wait for products. Where sums are of rounded weights (``sum-kv-weights``), one that
+is too large is the largest of its type when it has been rounded.
+
+Before:  %m2 = select (max(%x) * unit > %m + 8), max(%x) * unit, %m ; %a = exp2(%m - %m2)
+         %p = exp2(%x * unit - %m2) ; %l2 = %l * %a + sum(%p)
+After:   %p0 = exp2(%x * unit - %m) ; %s0 = sum(%p0) ; %l0 = %l + %s0
+         %m2, %a, %p, %l2 = scf.if (kv.warp_any %s0 > 255) { what was there } else { %m, 1, %p0, %l0 }
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+from mlir import ir
+from mlir.dialects import arith, scf
+
+from kvarn.dialect.ops.staging import TileReadyOp
+from kvarn.dialect.ops.tile import TileReduceLanesOp, WarpAnyOp
+from kvarn.dialect.ops.weights import tile_saturated
+from kvarn.lowering.pass_base import kv_pass
+from kvarn.lowering.remarks import remark
+from kvarn.lowering.rewrite import defining_op, ops_named
+from kvarn.lowering.rewrite_counts import performs
+from kvarn.lowering.tiles.ir import (
+    WGMMA,
+    backward,
+    cloned,
+    element,
+    filled,
+    instruction_of,
+    rank,
+    splat_of,
+    tiled,
+    users,
+)
+
+SATURATES = math.log2(448.0)  # the slack of weights that may be as large as e4m3 has them
+PARTIAL = "kv.partial"  # on sums that are each thread's own
+_ENDS = ("kv.dot", "kv.dot_start", "scf.yield")
+
+
+@dataclass
+class Softmax:
+    """A maximum that may move, and what follows from it in its block.
+
+    ``before``: what only the maximum needs; ``after``: what needs it, the select that moves it first, up to the weights
+    that products take; ``factor``: of earlier sums; ``total``: the weights' sums, or the rounded weights.
+    """
+
+    before: list[ir.Operation]
+    after: list[ir.Operation]
+    factor: ir.Operation
+    total: ir.Operation
+    slack: float
+
+    @property
+    def select(self) -> ir.Operation:
+        return self.after[0]
+
+    @property
+    def results(self) -> list[ir.Value]:
+        """What others use."""
+        inside = set(self.after)
+        return [op.results[0] for op in self.after if any(user not in inside for user in users(op.results[0]))]
+
+
+def top_of(select: ir.Operation) -> ir.Value:
+    """The largest score to which a select moves a maximum, or to a constant below it."""
+    moved = defining_op(select.operands[1])
+    if moved is not None and moved.name == "arith.subf" and splat_of(moved.operands[1]) is not None:
+        return moved.operands[0]
+    return select.operands[1]
+
+
+def slack_of(select: ir.Operation) -> float | None:
+    """How far the largest score may exceed the maximum that a select moves; None of another select."""
+    condition, _, kept = select.operands
+    compared, top = defining_op(condition), top_of(select)
+    if rank(top) != 1 or defining_op(kept) is not None or compared is None or compared.name != "arith.cmpf":
+        return None
+    predicate = ir.IntegerAttr(compared.attributes["predicate"]).value
+    bound = defining_op(compared.operands[1])
+    if predicate != int(arith.CmpFPredicate.OGT) or compared.operands[0] != top or bound is None:
+        return None
+    slack = splat_of(bound.operands[1]) if bound.name == "arith.addf" and bound.operands[0] == kept else None
+    return None if slack is None else ir.FloatAttr(slack).value
+
+
+def softmax_of(select: ir.Operation) -> Softmax | str | None:
+    """The softmax whose maximum a select moves; why it stays, or None of another select."""
+    slack = slack_of(select)
+    if slack is None:
+        return None
+    top, kept = top_of(select), select.operands[2]
+    ops = [op.operation for op in select.block.operations]
+    factor = next((op for op in ops if _is_factor(op, kept, select.result)), None)
+    after, reached, waited = [select], {select}, False
+    for op in ops[ops.index(select) + 1 :]:
+        waited = waited or op.name == "kv.dot_wait"
+        if op.name in _ENDS or op.regions or _spreads(op, factor) or (waited and op.name == "kv.tile_ready"):
+            continue
+        if any(defining_op(v) in reached for v in op.operands):
+            if waited:
+                return "weights are converted behind a wait for products"
+            reached.add(op)
+            after.append(op)
+    totals = [op for op in after if op.name == "kv.tile_reduce"]
+    if not totals and math.isclose(slack, SATURATES, rel_tol=1e-6):
+        totals = [op for op in after if op.name == "kv.cast" and str(element(op.result)) == "f8E4M3FN"]
+    elif any(ir.StringAttr(op.attributes["kind"]).value != "add" for op in totals):
+        totals = []
+    if factor is None or len(totals) != 1:
+        return "its weights are not summed up once"
+    if not _are_weights(defining_op(totals[0].operands[0]), select.result, top):
+        return "what is summed up are not powers of scores that the maximum is of"
+    inside = set(ops)
+    needed = backward([defining_op(v) for v in select.operands[:2]], lambda o: o in inside and not o.regions)
+    before: list[ir.Operation] = []
+    for op in reversed(ops[: ops.index(select)]):
+        if op in needed and all(u == select or u in before for u in users(op.results[0])):
+            before.append(op)
+    return Softmax(before[::-1], after, factor, totals[0], slack)
+
+
+def _is_factor(op: ir.Operation, old: ir.Value, new: ir.Value) -> bool:
+    """Whether an op computes what sums with an old maximum are multiplied by."""
+    difference = defining_op(op.operands[0]) if op.name == "math.exp2" and rank(op.results[0]) == 1 else None
+    return difference is not None and difference.name == "arith.subf" and list(difference.operands) == [old, new]
+
+
+def _spreads(op: ir.Operation, factor: ir.Operation | None) -> bool:
+    """Whether an op repeats factors, for a product that stays where it is."""
+    source = defining_op(op.operands[0]) if op.name == "kv.tile_broadcast" else None
+    while source is not None and source.name == "kv.tile_ready":  # of a loop that was rotated
+        source = defining_op(source.operands[0])
+    return source is not None and factor is not None and source == factor
+
+
+def _are_weights(op: ir.Operation | None, maximum: ir.Value, top: ir.Value) -> bool:
+    """Whether an op makes 2^(y - maximum) where ``top`` is the largest y of a row."""
+    difference = defining_op(op.operands[0]) if op is not None and op.name == "math.exp2" else None
+    if difference is None or difference.name != "arith.subf":
+        return False
+    spread = defining_op(difference.operands[1])
+    if spread is None or spread.name != "kv.tile_broadcast" or spread.operands[0] != maximum:
+        return False
+    scores, largest = defining_op(difference.operands[0]), defining_op(top)
+    if scores is not None and largest is not None and scores.name == largest.name == "arith.mulf":
+        if not _alike(scores.operands[1], largest.operands[1]):
+            return False
+        source, largest = scores.operands[0], defining_op(largest.operands[0])
+    else:
+        source = difference.operands[0]
+    found = largest is not None and largest.name == "kv.tile_reduce" and largest.operands[0] == source
+    return found and ir.StringAttr(largest.attributes["kind"]).value == "max"
+
+
+def _alike(a: ir.Value, b: ir.Value) -> bool:
+    """Whether one number fills a tile and a vector, or the vector's numbers the tile's rows."""
+    one, other = splat_of(a), splat_of(b)
+    if one is not None and other is not None:
+        return one == other
+    made = [defining_op(v) for v in (a, b)]
+    if made[0] is not None and made[0].name == "kv.tile_broadcast":
+        return rank(b) == 1 and made[0].operands[0] == b
+    return (
+        all(op is not None and op.name == "tensor.splat" for op in made) and made[0].operands[0] == made[1].operands[0]
+    )
+
+
+def guess(s: Softmax) -> None:
+    """Rewrite a softmax to one that begins with the maximum so far."""
+    kept, results = s.select.operands[2], s.results
+    with ir.InsertionPoint.after(s.after[-1]), s.after[-1].location:
+        one = filled(kept.type, 1.0)
+        most = filled(kept.type, 2.0**s.slack - 1.0)  # less than a power's error below the slack
+        same: dict[ir.Value, ir.Value] = {s.select.result: kept, s.factor.result: one}
+        for op in s.after:
+            if op.result in same or op == defining_op(s.factor.operands[0]):
+                continue
+            others = [v for v in op.operands if v not in same or same[v] != one]
+            if op.name == "kv.tile_ready" or (op.name == "arith.mulf" and len(others) == 1):
+                (other,) = others or op.operands
+                same[op.result] = same.get(other, other)
+            else:
+                cloned(op, same)
+        for v in results:
+            same[v] = _packed(same[v])
+        total, rounded = same[s.total.result], s.total.name != "kv.tile_reduce"
+        large = tile_saturated(total, kept) if rounded else arith.cmpf(arith.CmpFPredicate.OGT, total, most)
+        grown = WarpAnyOp(large).operation.results[0]
+        branch = scf.IfOp(grown, [v.type for v in results], has_else=True)
+        with ir.InsertionPoint(branch.then_block):
+            moved: dict[ir.Value, ir.Value] = {}
+            for op in s.before:
+                cloned(op, moved)
+            moved[s.select.result] = _moved(s, total, most, moved)
+            for op in s.after[1:]:
+                if op.name == "kv.tile_ready":  # the branch is done before what follows
+                    moved[op.result] = moved[op.operands[0]]
+                else:
+                    cloned(op, moved)
+            scf.yield_([_packed(moved[v]) for v in results])
+        with ir.InsertionPoint(branch.else_block):
+            scf.yield_([same[v] for v in results])
+    for old, new in zip(results, branch.results, strict=True):
+        old.replace_all_uses_except(new, [*s.before, *s.after])
+    for op in reversed([*s.before, *s.after]):
+        op.erase()
+    at = branch.operation
+    for op in [o.operation for o in at.block.operations]:
+        if op == branch.operation:
+            break
+        if op.name == "kv.tile_broadcast" and op.operands[0] in list(branch.results):
+            op.move_after(at)
+            at = op
+
+
+def _moved(s: Softmax, total: ir.Value, most: ir.Value, values: dict[ir.Value, ir.Value]) -> ir.Value:
+    """The maximum of the branch that looks for it: another of rows whose sums have grown, by sums or as it was."""
+    if s.total.name != "kv.tile_reduce":
+        return cloned(s.select, values).result
+    if PARTIAL in s.total.attributes:
+        total = TileReduceLanesOp(total, ir.StringAttr.get("max"), total.type).operation.results[0]
+    moves, top, kept = arith.cmpf(arith.CmpFPredicate.OGT, total, most), *s.select.operands[1:]
+    return arith.select(moves, values.get(top, top), kept)
+
+
+def _packed(value: ir.Value) -> ir.Value:
+    """Weights that have been converted: LLVM would do it once, behind the branch, and hold them in f32 till then."""
+    return value if rank(value) < 2 else TileReadyOp(value, value.type).operation.results[0]
+
+
+@kv_pass()
+def run(module: ir.Module, options: Any) -> None:
+    for function in tiled(module):
+        if instruction_of(function) != WGMMA:
+            continue
+        for op in ops_named(function, "arith.select"):
+            found = softmax_of(op) if op.block.owner.operation.name == "scf.for" else None
+            if isinstance(found, str):
+                remark(op, "missed", f"a maximum is looked for in every tile: {found}")
+            elif found is not None and performs(op, "skip"):
+                remark(op, "passed", "a new maximum is looked for where weights have grown")
+                guess(found)

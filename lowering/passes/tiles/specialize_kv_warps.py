@@ -1,0 +1,300 @@
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""Give the copies to warps of their own: a producer warpgroup runs ahead of the consumers as far as stages are free.
+
+What starts copies is taken out of the kernel together with what it needs (loops without what they carry, branches,
+scalars), and put into a branch that only the first warpgroup takes; the others keep the rest, tiles before the loop and
+all that follows it included. Barriers of the circular buffers are all that they share. Registers go from the producer,
+which needs few, to the consumers (``setmaxnreg``). A schedule whose ``registers`` are false leaves them as they are.
+Schedules without a producer, and copies whose addresses depend on
+what a loop carries, stay as they are.
+
+Where the kernel waits for those ahead of it first (``griddepcontrol``), a warp whose copies are all of ``constant``
+tiles does not: its stages are full when the others go on.
+
+Before:  scf.for ... { kv.producer_acquire ; kv.copy_start ; %k = kv.consumer_wait ; ... }
+After:   scf.if (kv.is_role "producer") { kv.set_registers 40 ; scf.for ... { kv.producer_acquire ; kv.copy_start } }
+         else { kv.set_registers 232 ; scf.for ... { %k = kv.consumer_wait ; ... } }
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from mlir import ir
+from mlir.dialects import scf
+
+from kvarn.dialect import types
+from kvarn.dialect.ops import staging
+from kvarn.dialect.ops.common import i64_attr
+from kvarn.lowering.pass_base import kv_pass
+from kvarn.lowering.remarks import remark
+from kvarn.lowering.rewrite import defining_op, is_inside, ops_named, walk
+from kvarn.lowering.tiles.ir import backward, cloned, is_position, is_tile, producers_of, schedule_of, tiled
+
+ROLES = "kv.roles"  # on the branch whose first side only the producer takes
+BEFORE_WAITING = (
+    "arith.", "gpu.", "memref.dim", "tensor.splat", "kv.make_stages", "kv.buffer_operand", "kv.tile_index",
+    "kv.tile_broadcast",
+)  # fmt: skip
+PRODUCERS = ("kv.producer_acquire", "kv.copy_start", "kv.copy_rows_start")
+# Registers of a thread, by warpgroups that consume, that produce, and blocks of a multiprocessor: (of the producer, of
+# a consumer) where copies are by TMA, where the producer addresses every row, where it converts too, and where it does
+# both ("addressed": rows, or scales). Of one each alone, every thread has the most from the start.
+REGISTERS = {
+    (1, 1, 2): {"tma": (40, 216), "rows": (56, 200), "staged": (80, 176)},
+    (1, 1, 3): {"tma": (32, 128), "rows": (40, 120), "staged": (40, 120)},
+    (1, 2, 1): {"rows": (72, 240), "staged": (104, 240)},
+    (1, 3, 1): {"rows": (72, 240), "staged": (88, 240)},
+    (2, 1, 1): {"tma": (40, 232), "rows": (56, 224), "staged": (72, 216), "transposed": (88, 208)},
+    (2, 2, 1): {"rows": (40, 216), "staged": (64, 192)},
+    (3, 2, 1): {"staged": (56, 120), "addressed": (72, 112)},
+    (4, 1, 1): {"tma": (32, 112), "staged": (56, 104), "addressed": (64, 104)},
+    (3, 1, 1): {
+        "tma": (32, 160),
+        "rows": (56, 152),
+        "staged": (56, 152),
+        "addressed": (80, 144),
+        "transposed": (56, 152),
+    },
+}
+
+
+def reads_scalars(op: ir.Operation) -> bool:
+    """Whether an op is a branch that only reads and computes numbers, which every role may do for itself."""
+    if op.name != "scf.if" or not len(op.results) or not all(isinstance(v.type, ir.IntegerType) for v in op.results):
+        return False
+    return all(x.name.startswith("arith.") or x.name in ("memref.load", "scf.yield") for x in walk(op)[1:])
+
+
+class Slice:
+    """Copies of some ops and of what they need, in their loops and branches."""
+
+    def __init__(self, roots: list[ir.Operation], top: ir.Operation):
+        self.needed: set[ir.Operation] = set()
+        self.kept: dict[ir.Value, list[int]] = {}  # by induction variable: what the copy of a loop carries
+        self.carried = False  # whether something is needed that only the consumers have
+        stack = list(roots)
+        while stack:
+            op = stack.pop()
+            if op in self.needed:
+                continue
+            self.needed.add(op)
+            parent = op.parent.operation
+            if op != top and parent not in self.needed:
+                stack.append(parent)
+            # Of a loop the bounds, of a branch the condition; of anything else with regions, everything in it.
+            values = list(op.operands)[:3] if op.name == "scf.for" else list(op.operands)
+            if op.regions and (op.name not in ("scf.for", "scf.if") or reads_scalars(op)):
+                values += [v for x in walk(op)[1:] for v in x.operands]
+            for value in values:
+                maker = defining_op(value)
+                if maker is None:
+                    argument = ir.BlockArgument(value)
+                    owner = argument.owner.owner.operation
+                    if owner.name != "scf.for" or argument.arg_number == 0 or not is_inside(owner, top):
+                        continue
+                    self.carried |= not isinstance(value.type, ir.IntegerType)
+                    kept = self.kept.setdefault(argument.owner.arguments[0], [])
+                    if argument.arg_number - 1 not in kept:
+                        kept.append(argument.arg_number - 1)
+                        ends = argument.owner.operations[len(argument.owner.operations) - 1].operation.operands
+                        for x in (ends[argument.arg_number - 1], owner.operands[2 + argument.arg_number]):
+                            made = defining_op(x)
+                            if made is not None and is_inside(made, top):
+                                stack.append(made)
+                elif is_inside(maker, top):
+                    control = maker.name in ("scf.for", "scf.if") and not reads_scalars(maker)
+                    self.carried |= control
+                    stack.append(maker)
+
+    def operands(self, op: ir.Operation) -> list[ir.Value]:
+        """What the copy of an op takes: of a loop, its bounds and what it still carries."""
+        if op.name != "scf.for":
+            return list(op.operands)
+        kept = self.kept.get(op.regions[0].blocks[0].arguments[0], [])
+        return [*list(op.operands)[:3], *(op.operands[3 + i] for i in kept)]
+
+    def emit(self, op: ir.Operation, values: dict[ir.Value, ir.Value]) -> None:
+        """Copy one op to the insertion point."""
+        with op.location:
+            if op.name == "scf.for":
+                inner = op.regions[0].blocks[0]
+                kept = self.kept.get(inner.arguments[0], [])
+                low, high, step, *inits = [values.get(v, v) for v in self.operands(op)]
+                loop = scf.ForOp(low, high, step, inits)
+                values[inner.arguments[0]] = loop.induction_variable
+                values.update(zip((inner.arguments[1 + i] for i in kept), loop.inner_iter_args, strict=True))
+                with ir.InsertionPoint(loop.body):
+                    self.emit_block(inner, values)
+                    ends = inner.operations[len(inner.operations) - 1].operation.operands
+                    scf.yield_([values.get(ends[i], ends[i]) for i in kept])
+            elif op.name == "scf.if" and not reads_scalars(op):
+                branch = scf.IfOp(values.get(op.operands[0], op.operands[0]), has_else=len(op.regions[1].blocks) > 0)
+                for region, made in zip(op.regions, (branch.then_block, branch.else_block), strict=False):
+                    if region.blocks:
+                        with ir.InsertionPoint(made):
+                            self.emit_block(region.blocks[0], values)
+                            scf.yield_([])
+            else:
+                cloned(op, values)
+
+    def emit_block(self, block: ir.Block, values: dict[ir.Value, ir.Value]) -> None:
+        for op in block.operations:
+            if op.operation in self.needed:
+                self.emit(op.operation, values)
+
+
+def copied_by(op: ir.Operation) -> str:
+    """How the buffer that an op names is filled."""
+    buffer = op if op.name == "kv.make_stages" else defining_op(op.operands[0])
+    return ir.StringAttr(buffer.attributes["copy"]).value if buffer is not None else ""
+
+
+def divided(roots: list[ir.Operation]) -> dict[str, list[ir.Operation]] | None:
+    """The acquisitions and copies of each role among the producer's warps; None when there are too few warps."""
+    by_tma: dict[ir.Value, list[ir.Operation]] = {}
+    rest = []
+    for op in roots:
+        if copied_by(op) == "tma":
+            by_tma.setdefault(op.operands[0], []).append(op)
+        else:
+            rest.append(op)
+    if len(by_tma) + bool(rest) > len(staging.PRODUCER_WARPS):
+        return None
+    found = dict(zip(staging.PRODUCER_WARPS, by_tma.values(), strict=False))
+    first = {warp: role for role, warp in staging.PRODUCER_REST.items()}
+    return {**found, first[len(found)]: rest} if rest else found
+
+
+def by_buffers(roots: list[ir.Operation]) -> dict[str, list[ir.Operation]]:
+    """The acquisitions and copies of two warpgroups of a producer, each with a buffer that it fills by converting.
+
+    One waits for boxes, another converts: together, they would wait and convert for every tile one after the other.
+    Without boxes there is more to do than to wait for (H200, 4 x 4096, heads of 72: 1112 us together, 1195 so). What
+    else is copied is the second's, of whose tiles the first is needed later.
+    """
+    copies = [op.opview for op in roots if op.name == "kv.copy_start"]
+    staged = list(dict.fromkeys(op.operands[0] for op in roots if copied_by(op) == "staged"))
+    if len(staged) != len(staging.PRODUCER_GROUPS) or any(copy.descriptor is None for copy in copies):
+        return {"producer": roots}
+    first = [op for op in roots if op.operands[0] == staged[0]]
+    return dict(zip(staging.PRODUCER_GROUPS, (first, [op for op in roots if op not in first]), strict=True))
+
+
+def _addresses(copy: ir.Operation) -> bool:
+    """Whether threads make addresses of what a copy to staging memory takes: of rows, or of scales."""
+    op = copy.opview
+    return op.descriptor is None or types.spec_of(op.cache.type).quantized
+
+
+def top_level(function: ir.Operation, op: ir.Operation) -> ir.Operation:
+    """The op of the function's first block that an op lies in."""
+    body = function.regions[0].blocks[0]
+    while op.block != body:
+        op = op.parent.operation
+    return op
+
+
+def of_consumers(top: ir.Operation, asked: set[ir.Value]) -> list[ir.Operation]:
+    """The ops of the function's first block that only consumers run: tiles before ``top``, it, and all after it.
+
+    Positions, and scalars spread over a tile, stay where they are when copies ask for them: which rows to copy.
+    """
+    shared = backward([op for op in map(defining_op, asked) if op is not None and is_position(op)], is_position)
+    body = [op.operation for op in top.block.operations]
+    at = body.index(top)
+    found: list[ir.Operation] = []
+    made: set[ir.Value] = set()
+    for op in body[:at]:
+        values = {v for x in walk(op) for v in (*x.operands, *x.results)}
+        if op not in shared and op.name != "arith.constant" and (values & made or any(map(is_tile, values))):
+            found.append(op)
+            made.update(op.results)
+    return [*found, *body[at:-1]]
+
+
+def set_registers(count: int, action: str) -> None:
+    staging.SetRegistersOp(i64_attr(count), ir.StringAttr.get(action))
+
+
+def is_role(role: str) -> ir.Value:
+    return staging.IsRoleOp(ir.StringAttr.get(role)).operation.results[0]
+
+
+def waits_before(top: ir.Operation) -> list[ir.Operation]:
+    """The griddepcontrol ops of the function's first block before ``top``, if nothing reads memory after the first."""
+    found: list[ir.Operation] = []
+    for op in (x.operation for x in top.block.operations):
+        if op == top:
+            return found
+        if op.name == "nvvm.griddepcontrol":
+            found.append(op)
+        elif found and not op.name.startswith(BEFORE_WAITING):
+            return []
+    return found
+
+
+@kv_pass()
+def run(module: ir.Module, options: Any) -> None:
+    for function in tiled(module):
+        schedule = schedule_of(function)
+        roots = ops_named(function, *PRODUCERS)
+        if not schedule.get("producer") or not roots:
+            continue
+        kinds = {copied_by(op) for op in ops_named(function, "kv.copy_start")}
+        how = "tma" if kinds <= {"tma"} else next((x for x in ("staged", "transposed") if x in kinds), "rows")
+        tops = {top_level(function, op) for op in roots}
+        if len(tops) > 1:
+            remark(function, "missed", f"no producer: tiles are loaded in {len(tops)} places, one after another")
+            continue
+        top = tops.pop()
+        # By TMA one warp a buffer starts copies, so that none waits for another's stage; rows are copied by the others.
+        # Where two warpgroups convert, each has a buffer.
+        groups = kinds == {"staged"} and producers_of(schedule) == len(staging.PRODUCER_GROUPS)
+        shares = divided(roots) if "tma" in kinds else by_buffers(roots) if groups else {"producer": roots}
+        if shares is None:
+            remark(function, "missed", "no producer: there are more circular buffers than warps that copy")
+            continue
+        copies = {role: Slice(share, top) for role, share in shares.items()}
+        if any(x.carried for x in copies.values()):
+            remark(function, "missed", "no producer: where tiles lie depends on what consumers compute")
+            continue
+        moved = of_consumers(top, {v for x in copies.values() for op in x.needed for v in x.operands(op)})
+        made = {v for op in moved[: moved.index(top)] for v in op.results}
+        if any(v in made for x in copies.values() for op in x.needed for v in x.operands(op)):
+            remark(function, "missed", "no producer: where tiles lie depends on tiles before the loop")
+            continue
+        found = REGISTERS.get((schedule.get("consumers", 2), producers_of(schedule), schedule.get("occupancy", 1)), {})
+        addressed = how == "staged" and any(map(_addresses, ops_named(function, "kv.copy_start")))
+        registers = found.get("addressed" if addressed and "addressed" in found else how)
+        registers = registers if schedule.get("registers", True) else None
+        starts = {role: [op for op in share if op.name == "kv.copy_start"] for role, share in shares.items()}
+        ahead = {role for role, ops in starts.items() if ops and all("constant" in op.attributes for op in ops)}
+        waits = waits_before(top) if ahead and "producer" not in shares else []
+        with ir.InsertionPoint(top), top.location:
+            branch = scf.IfOp(is_role("producer"), has_else=True)
+            branch.operation.attributes[ROLES] = ir.UnitAttr.get()
+            with ir.InsertionPoint(branch.then_block):
+                if registers:
+                    set_registers(registers[0], "decrease")
+                for role, share in copies.items():
+                    if role == "producer":
+                        share.emit(top, {})
+                        continue
+                    warp = scf.IfOp(is_role(role))
+                    with ir.InsertionPoint(warp.then_block):
+                        for op in waits if role not in ahead else ():
+                            cloned(op, {})
+                        share.emit(top, {})
+                        scf.yield_([])
+                scf.yield_([])
+            with ir.InsertionPoint(branch.else_block):
+                if registers:
+                    set_registers(registers[1], "increase")
+                for op in waits:
+                    cloned(op, {})
+                end = scf.YieldOp([])
+        for op in moved:
+            op.move_before(end.operation)
+        for op in (*roots, *waits):
+            op.erase()

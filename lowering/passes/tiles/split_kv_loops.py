@@ -1,0 +1,462 @@
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""Leave out tiles that no row sees, and masks where every row sees the whole tile.
+
+Works on comparisons of positions: the mask of a ``kv.tile_mask`` is taken apart into comparisons, and of each the
+bounds of both sides over the tile are computed as scalars. Where a side grows with the loop's variable, the comparison
+bounds the iterations that see anything (a contract of ``kv.tile_mask``), and the loop's range shrinks to those that
+every part of a conjunction allows, and any part of a disjunction. Where every part of a conjunction holds for the
+whole tile, and of a disjunction one part, a branch leaves the mask out, with all that it reads. A part of which nothing
+is known, such as an equality or what a mask reads at its positions, restricts nothing and never holds for a whole tile.
+
+Before:  scf.for %j = %c0 to %n {
+           %k = %j * 128 + kv.tile_index ; %seen = arith.cmpi sle, %k, %q ; kv.tile_mask %x, %seen }
+After:   scf.for %j = %c0 to min(%n, (high(%q) + 128) / 128) {
+           scf.if (%j * 128 + 127 <= low(%q)) { %x } else { kv.tile_mask ... } }
+"""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+from typing import Any
+
+from mlir import ir
+from mlir.dialects import arith, scf
+
+from kvarn.dialect.ops.tile import TileMaskOp
+from kvarn.lowering.index import const
+from kvarn.lowering.memory_effects import may_write, writes
+from kvarn.lowering.pass_base import kv_pass
+from kvarn.lowering.remarks import remark
+from kvarn.lowering.rewrite import defining_op, enclosing, erase_unused, is_inside, ops_named, walk
+from kvarn.lowering.rewrite_counts import performs
+from kvarn.lowering.tiles.ir import backward, cloned, constant_int, element, is_tile, shape, tiled
+
+P = arith.CmpIPredicate
+_MIRRORED = {P.slt: P.sgt, P.sle: P.sge, P.sgt: P.slt, P.sge: P.sle}
+_HANDED_ON = ("kv.tile_broadcast", "tensor.splat")
+_PREDICATES = {2: P.slt, 3: P.sle, 4: P.sgt, 5: P.sge}
+_LEAST, _MOST = -(1 << 31), (1 << 31) - 1  # of an i32
+_FAR = 1 << 24  # a number from which on sums with positions may leave 32 bits
+
+
+@dataclass(frozen=True)
+class Options:
+    """skip: leave out tiles that no row sees; unmask: leave out masks where all is seen."""
+
+    skip: bool = True
+    unmask: bool = True
+
+
+class Unknown(Exception):
+    """Nothing is known of a value's bounds."""
+
+
+@dataclass(frozen=True)
+class Linear:
+    """``factor * induction variable + base``; the base is defined before the loop, or a number.
+
+    ``far``: the base may be any number, and sums with it saturate: one that stands for "no bound" must stay one. Others
+    are sums of positions and small numbers, which 32 bits hold.
+    """
+
+    factor: int
+    base: ir.Value | int
+    far: bool = False
+
+    @staticmethod
+    def number(value: int) -> Linear:
+        return Linear(0, value, abs(value) >= _FAR)
+
+    def __add__(self, other: Linear) -> Linear:
+        far = self.far or other.far
+        return Linear(self.factor + other.factor, _arith("+", self.base, other.base, far), far)
+
+    def __sub__(self, other: Linear) -> Linear:
+        far = self.far or other.far
+        return Linear(self.factor - other.factor, _arith("-", self.base, other.base, far), far)
+
+    def scaled(self, by: int) -> Linear:
+        far = self.far or abs(by) >= _FAR
+        return Linear(self.factor * by, _arith("*", self.base, by, far), far)
+
+
+def _value(x: ir.Value | int) -> ir.Value:
+    return const(min(max(x, _LEAST), _MOST)) if isinstance(x, int) else x
+
+
+def _arith(op: str, a: ir.Value | int, b: ir.Value | int, saturating: bool = False) -> ir.Value | int:
+    """``a op b``, a number where both are; of 32 bits, or held to them."""
+    if isinstance(a, int) and isinstance(b, int):
+        return {"+": a + b, "-": a - b, "*": a * b}[op]
+    if op in "+-" and isinstance(b, int) and b == 0:
+        return a
+    made = {"+": arith.addi, "-": arith.subi, "*": arith.muli}[op]
+    if not saturating:
+        return made(_value(a), _value(b))
+    i64, i32 = ir.IntegerType.get_signless(64), ir.IntegerType.get_signless(32)
+    wide = made(*(const(x, 64) if isinstance(x, int) else arith.extsi(i64, x) for x in (a, b)))
+    return arith.trunci(i32, arith.maxsi(arith.minsi(wide, const(_MOST, 64)), const(_LEAST, 64)))
+
+
+class Bounds:
+    """The least and the largest element of integer tiles, as :class:`Linear` of one loop's variable.
+
+    What it makes goes to the current insertion point, which is before the loop. ``moving``: a number of the loop's body
+    in place of its induction variable, such as the place of a tile that a list names.
+    """
+
+    def __init__(self, loop: ir.Operation, moving: ir.Value | None = None):
+        self.loop, self.induction = loop, loop.regions[0].blocks[0].arguments[0]
+        self.variable = self.induction if moving is None else moving
+        self._found: dict[ir.Value, tuple[Linear, Linear]] = {}
+
+    def of(self, value: ir.Value) -> tuple[Linear, Linear]:
+        """(low, high) of a scalar or a tile; Unknown when it cannot be told."""
+        if value not in self._found:
+            self._found[value] = self._compute(value)
+        return self._found[value]
+
+    def _compute(self, value: ir.Value) -> tuple[Linear, Linear]:
+        if value == self.variable:
+            return Linear(1, 0), Linear(1, 0)
+        if value == self.induction:
+            raise Unknown
+        known = constant_int(value)
+        if known is not None:
+            return Linear.number(known), Linear.number(known)
+        op = defining_op(value)
+        if not is_tile(value) and self._before(value):
+            found = Linear(0, value, op is not None and op.name == "memref.load")
+            return found, found
+        if op is None:
+            raise Unknown
+        rule = getattr(self, "_" + op.name.replace(".", "_"), None)
+        if rule is None:
+            raise Unknown
+        return rule(op)
+
+    def _before(self, value: ir.Value) -> bool:
+        """Whether a value is there before the loop."""
+        maker = defining_op(value) or ir.BlockArgument(value).owner.owner.operation
+        return not is_inside(maker, self.loop)
+
+    def _memref_load(self, op: ir.Operation) -> tuple[Linear, Linear]:
+        """A number that every iteration reads and none writes: read before the loop, where there is an iteration."""
+        same = op.parent.operation == self.loop and all(map(self._before, op.operands))
+        if not same or any(map(writes_buffers, walk(self.loop)[1:])):
+            raise Unknown
+        some = arith.cmpi(P.slt, *list(self.loop.operands)[:2])
+        branch = scf.IfOp(some, [op.result.type], has_else=True)
+        with ir.InsertionPoint(branch.then_block):
+            scf.yield_([op.clone().result])
+        with ir.InsertionPoint(branch.else_block):
+            scf.yield_([const(0)])
+        return Linear(0, branch.results[0], True), Linear(0, branch.results[0], True)
+
+    def _kv_tile_index(self, op: ir.Operation) -> tuple[Linear, Linear]:
+        return Linear(0, 0), Linear(0, shape(op.results[0])[0] - 1)
+
+    def _kv_tile_broadcast(self, op: ir.Operation) -> tuple[Linear, Linear]:
+        return self.of(op.operands[0])
+
+    _tensor_splat = _arith_index_cast = _kv_tile_broadcast
+
+    def _arith_addi(self, op: ir.Operation) -> tuple[Linear, Linear]:
+        (a, b), (c, d) = self.of(op.operands[0]), self.of(op.operands[1])
+        return a + c, b + d
+
+    def _arith_subi(self, op: ir.Operation) -> tuple[Linear, Linear]:
+        (a, b), (c, d) = self.of(op.operands[0]), self.of(op.operands[1])
+        return a - d, b - c
+
+    def _arith_muli(self, op: ir.Operation) -> tuple[Linear, Linear]:
+        for one, other in ((0, 1), (1, 0)):
+            by = constant_int(op.operands[other])
+            if by is not None and by >= 0:
+                low, high = self.of(op.operands[one])
+                return low.scaled(by), high.scaled(by)
+        raise Unknown
+
+    def _monotone(self, op: ir.Operation) -> tuple[Linear, Linear]:
+        """An op that keeps order in its first operand, by a positive constant: computed for both bounds."""
+        by = constant_int(op.operands[1])
+        if by is None or by < (0 if "shr" in op.name else 1):
+            raise Unknown
+        return self._each(op, [self.of(op.operands[0])], [const(by)])
+
+    _arith_divsi = _arith_divui = _arith_floordivsi = _arith_shrsi = _arith_shrui = _monotone
+
+    def _extremum(self, op: ir.Operation) -> tuple[Linear, Linear]:
+        return self._each(op, [self.of(x) for x in op.operands], [])
+
+    _arith_minsi = _arith_maxsi = _extremum
+
+    def _each(self, op: ir.Operation, bounds: list, others: list) -> tuple[Linear, Linear]:
+        if any(x.factor for pair in bounds for x in pair):
+            raise Unknown
+        made = []
+        for side in range(2):
+            operands = [_value(pair[side].base) for pair in bounds]
+            far = any(pair[side].far for pair in bounds)
+            made.append(Linear(0, ir.Operation.create(op.name, [operands[0].type], [*operands, *others]).result, far))
+        return made[0], made[1]
+
+    def _arith_andi(self, op: ir.Operation) -> tuple[Linear, Linear]:
+        for x in op.operands:
+            mask = constant_int(x)
+            if mask is not None and mask >= 0:
+                return Linear(0, 0), Linear.number(mask)
+        raise Unknown
+
+    def _arith_remsi(self, op: ir.Operation) -> tuple[Linear, Linear]:
+        by = constant_int(op.operands[1])
+        if by is None or by < 1:
+            raise Unknown
+        counts = op.name == "arith.remui" or is_counted(op.operands[0])
+        return Linear.number(0 if counts else 1 - by), Linear.number(by - 1)
+
+    _arith_remui = _arith_remsi
+
+
+def is_counted(value: ir.Value) -> bool:
+    """Whether an integer is held from zero on."""
+    op = defining_op(value)
+    if op is None or op.name != "arith.maxsi":
+        return False
+    return any(known is not None and known >= 0 for known in map(constant_int, op.operands))
+
+
+def writes_buffers(op: ir.Operation) -> bool:
+    """Whether an op may write a buffer: another name may be for the same memory."""
+    if not may_write(op.name):
+        return False
+    found = writes(op)
+    return found.everything or bool(found.buffers)
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """``left predicate right`` with the bounds of both sides."""
+
+    predicate: P
+    left: tuple[Linear, Linear]
+    right: tuple[Linear, Linear]
+
+    @staticmethod
+    def known(op: ir.Operation, bounds: Bounds) -> Comparison | None:
+        """That of an op; None of an op that is no comparison, or of which nothing is known."""
+        if op.name != "arith.cmpi":
+            return None
+        try:
+            return Comparison.of(op, bounds)
+        except Unknown:
+            return None
+
+    @staticmethod
+    def of(op: ir.Operation, bounds: Bounds) -> Comparison:
+        predicate = _PREDICATES.get(ir.IntegerAttr(op.attributes["predicate"]).value)
+        if predicate is None:
+            raise Unknown
+        left, right = bounds.of(op.operands[0]), bounds.of(op.operands[1])
+        if predicate in (P.sgt, P.sge):
+            predicate, left, right = _MIRRORED[predicate], right, left
+        return Comparison(predicate, left, right)
+
+    @property
+    def strict(self) -> int:
+        return 1 if self.predicate == P.slt else 0
+
+    def always(self, variable: ir.Value) -> ir.Value:
+        """Whether it holds for every element of the tile of an iteration."""
+        difference = self.right[0] - self.left[1]
+        if difference.far and difference.factor:  # the sum would leave 32 bits
+            moved = _arith("*", variable, difference.factor)
+            return arith.cmpi(P.sge, _value(moved), _value(_arith("-", self.strict, difference.base, True)))
+        total = (
+            _arith("+", _arith("*", variable, difference.factor), difference.base)
+            if difference.factor
+            else difference.base
+        )
+        return arith.cmpi(P.sge, _value(total), const(self.strict))
+
+    def range(self) -> Range:
+        """The iterations in which it may hold somewhere."""
+        difference = self.right[1] - self.left[0]  # somewhere true only where this is at least `strict`
+        by, far = abs(difference.factor), difference.far
+        if difference.factor < 0:  # iterations i with by * i > base - strict see nothing
+            last = _arith("-", difference.base, self.strict, far)
+            return Range(high=arith.divui(arith.maxsi(_value(_arith("+", last, by, far)), const(0)), const(by)))
+        if difference.factor > 0:  # iterations i with by * i < strict - base see nothing
+            first = arith.maxsi(_value(_arith("-", self.strict, difference.base, far)), const(0))
+            return Range(low=arith.divui(arith.addi(first, const(by - 1)), const(by)))
+        return Range()
+
+
+@dataclass(frozen=True)
+class Range:
+    """The iterations that a mask may see something in: from ``low`` to before ``high``; None: not known."""
+
+    low: ir.Value | None = None
+    high: ir.Value | None = None
+
+    def __and__(self, other: Range) -> Range:
+        return Range(_of_known(arith.maxsi, self.low, other.low), _of_known(arith.minsi, self.high, other.high))
+
+    def __or__(self, other: Range) -> Range:
+        return Range(_of_both(arith.minsi, self.low, other.low), _of_both(arith.maxsi, self.high, other.high))
+
+
+def _of_known(op: Any, a: ir.Value | None, b: ir.Value | None) -> ir.Value | None:
+    return op(a, b) if a is not None and b is not None else b if a is None else a
+
+
+def _of_both(op: Any, a: ir.Value | None, b: ir.Value | None) -> ir.Value | None:
+    return None if a is None or b is None else op(a, b)
+
+
+def range_of(mask: ir.Value, bounds: Bounds, within: Range) -> Range:
+    """Where in a range a mask may see something, as far as comparisons tell: its other parts may hold everywhere."""
+    op = defining_op(mask)
+    if op is None:
+        return within
+    if op.name in _HANDED_ON:
+        return range_of(op.operands[0], bounds, within)
+    if op.name == "arith.andi":
+        return range_of(op.operands[1], bounds, range_of(op.operands[0], bounds, within))
+    if op.name == "arith.ori":
+        left, right = (range_of(x, bounds, Range()) for x in op.operands)
+        return within & (left | right)
+    comparison = Comparison.known(op, bounds)
+    return within if comparison is None else within & comparison.range()
+
+
+def narrow(loop: ir.Operation, mask: ir.Value, bounds: Bounds) -> None:
+    """Shrink a loop of step 1 to the iterations that see something."""
+    found = range_of(mask, bounds, Range(loop.operands[0], loop.operands[1]))
+    loop.operands[0], loop.operands[1] = found.low, found.high
+
+
+@dataclass(frozen=True)
+class Whole:
+    """What must hold for every element of a tile to be seen: all of the parts, or any of them."""
+
+    parts: tuple[Comparison | Whole, ...]
+    every: bool = True
+
+    def holds(self, variable: ir.Value) -> ir.Value:
+        """Whether it does, at the insertion point."""
+        found: ir.Value | None = None
+        for part in self.parts:
+            one = part.always(variable) if isinstance(part, Comparison) else part.holds(variable)
+            found = one if found is None else (arith.andi if self.every else arith.ori)(found, one)
+        return const(int(self.every), 1) if found is None else found
+
+
+def whole_of(mask: ir.Value, bounds: Bounds) -> Comparison | Whole | None:
+    """When a mask shows every element of a tile, as far as comparisons tell; None when they never do."""
+    op = defining_op(mask)
+    if op is None:
+        return None
+    if op.name in _HANDED_ON:
+        return whole_of(op.operands[0], bounds)
+    if op.name == "arith.constant":
+        return None if constant_int(mask) in (None, 0) else Whole(())
+    if op.name in ("arith.andi", "arith.ori"):
+        parts = [whole_of(x, bounds) for x in op.operands]
+        known = tuple(part for part in parts if part is not None)
+        every = op.name == "arith.andi"
+        return None if not known or (every and len(known) < len(parts)) else Whole(known, every)
+    return Comparison.known(op, bounds)
+
+
+def conditions(mask: ir.Value) -> list[ir.Operation | None]:
+    """What makes the conditions that a mask joins; None for one that is handed in."""
+    op = defining_op(mask)
+    if op is not None and op.name in (*_HANDED_ON, "arith.andi", "arith.ori"):
+        return [found for x in op.operands for found in conditions(x)]
+    return [] if op is not None and op.name == "arith.constant" else [op]
+
+
+def joined(mask: ir.Value) -> list[ir.Value]:
+    """The masks that a conjunction joins; itself alone of another."""
+    op = defining_op(mask)
+    return [mask] if op is None or op.name != "arith.andi" else [x for v in op.operands for x in joined(v)]
+
+
+def divide(op: ir.Operation, bounds: Bounds) -> Comparison | Whole | None:
+    """Mask by what is not known first, so that this op has what comparisons tell; when that shows the whole tile."""
+    parts = joined(op.operands[1])
+    known = [v for v in parts if whole_of(v, bounds) is not None]
+    rest = [v for v in parts if v not in known]
+    if not known or not rest or not performs(op, "divide"):
+        return None
+    with ir.InsertionPoint(op), op.location:
+        unknown, told = (functools.reduce(arith.andi, of) for of in (rest, known))
+        op.operands[0] = TileMaskOp(op.operands[0], unknown, op.result.type).operation.result
+        op.operands[1] = told
+    return whole_of(told, bounds)
+
+
+def guard(op: ir.Operation, variable: ir.Value, seen: Comparison | Whole) -> None:
+    """Leave a mask out where the whole tile is seen; its parts move into the other branch."""
+    scores, mask = op.operands
+    with ir.InsertionPoint(op), op.location:
+        whole = Whole((seen,)).holds(variable)
+        branch = scf.IfOp(whole, [scores.type], has_else=True)
+        with ir.InsertionPoint(branch.then_block):
+            scf.yield_([scores])
+        with ir.InsertionPoint(branch.else_block):
+            parts = backward([defining_op(mask)], lambda o: o.results and is_tile(o.results[0]) and _positional(o))
+            values: dict[ir.Value, ir.Value] = {}
+            for part in sorted(parts, key=_order(parts)):
+                cloned(part, values)
+            values[scores] = scores
+            scf.yield_([cloned(op, values).result])
+    op.result.replace_all_uses_with(branch.results[0])
+    op.erase()
+    # What only the mask used would be merged with the copies, and computed where it is not needed.
+    erase_unused(sorted(parts, key=_order(parts)))
+
+
+def _positional(op: ir.Operation) -> bool:
+    return str(element(op.results[0])) in ("i1", "i32")
+
+
+def _order(ops: set[ir.Operation]):
+    """A key that sorts ops so that operands come first."""
+    depth: dict[ir.Operation, int] = {}
+
+    def of(op: ir.Operation) -> int:
+        if op not in depth:
+            makers = [defining_op(x) for x in op.operands]
+            depth[op] = 1 + max((of(m) for m in makers if m is not None and m in ops), default=0)
+        return depth[op]
+
+    return of
+
+
+@kv_pass(Options)
+def run(module: ir.Module, options: Options) -> None:
+    for function in tiled(module):
+        for op in ops_named(function, "kv.tile_mask"):
+            loop = enclosing(op, "scf.for")
+            if loop is None or str(loop.operands[0].type) != "i32":  # positions are i32
+                continue
+            mask = op.operands[1]
+            with ir.InsertionPoint(loop), op.location:
+                bounds = Bounds(loop)
+                seen, parts = whole_of(mask, bounds), conditions(mask)
+                compared = sum(x is not None and Comparison.known(x, bounds) is not None for x in parts)
+                # Where a branch leaves it out, what a mask hides may be seen.
+                always, step = op.parent.operation == loop, constant_int(loop.operands[2])
+                if options.skip and always and step == 1 and performs(loop, "narrow"):
+                    narrow(loop, mask, bounds)
+                if seen is None and options.unmask:
+                    seen = divide(op, bounds)
+            if seen is None and always:
+                why = f"{compared} of {len(parts)} conditions compare positions"
+                remark(op, "missed", f"every tile is masked: {why}")
+            elif seen is not None and options.unmask and performs(op, "unmask"):
+                remark(op, "passed", "tiles that the mask does not touch are not masked", conditions=len(parts))
+                guard(op, loop.regions[0].blocks[0].arguments[0], seen)

@@ -1,0 +1,512 @@
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""Compute once what a tile of scores repeats along its diagonals: functions of the distance of a query and a key.
+
+A tile of 128 query rows (32 tokens of 4 heads) and 128 keys has 16384 elements and 159 distances. What is computed of a
+difference of positions, and of a head, is made for each distance and head, spread over a warpgroup's threads, and the
+tile's rows are windows of that (``kv.tile_windows``). So is what reads arrays; what only computes is faster for every
+element (H200, 8 x 4096 over fp8 pages: a logarithm of the distance 2671 us, by tables 3009; without their memory tiles
+have 128 keys, and it takes 2436).
+
+Which distances and heads a tile may have is known of the ops that compute positions, up to an upper bound of their
+number (:func:`spread_of`); the first and the last are bounds that the kernel computes before the loop. What is between
+may be none of the tile's, so arrays are read by distances only at indices that are held to their extents.
+
+Before:  %d = %q - %k ; %i = kv.tile_gather %buckets, %d ; %bias = kv.tile_gather %table, %h, %i : tensor<128x128xf32>
+         %y = %x + %bias
+After:   %t = kv.make_table {length = 768}
+         %n = kv.tile_index : tensor<1024xi32>                    // 256 numbers of a head, then the next head's
+         %d = splat(high(%q) - %first_key) - %n % 256
+         %i = kv.tile_gather %buckets, %d ; %bias = kv.tile_gather %table, %h + %n / 256, %i : tensor<1024xf32>
+         kv.table_store %bias, %t {span = 256, pitch = 168}       // of each head the first 168
+         %y = %x + kv.tile_windows %t, (%h - low(%h)) * 168 + high(%q) - %q
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from mlir import ir
+from mlir.dialects import arith, scf
+
+from kvarn.dialect.dtypes import i32
+from kvarn.dialect.ops.common import i64_attr
+from kvarn.dialect.ops.tables import MakeTableOp, TableStoreOp, TileWindowsOp
+from kvarn.dialect.ops.tile import TileIndexOp, tile_type
+from kvarn.dsl import ptx
+from kvarn.dsl.values import Value
+from kvarn.lowering.index import const
+from kvarn.lowering.pass_base import kv_pass
+from kvarn.lowering.remarks import remark
+from kvarn.lowering.rewrite import defining_op, enclosing, erase_unused, is_inside, walk
+from kvarn.lowering.rewrite_counts import performs
+from kvarn.lowering.tiles.ir import (
+    WARPGROUP,
+    WARPGROUP_ROWS,
+    attributes_of,
+    backward,
+    constant_int,
+    element,
+    is_elementwise,
+    is_position,
+    is_tile,
+    rank,
+    schedule_of,
+    shape,
+    splat_of,
+    splat_tile,
+    tiled,
+    users,
+)
+from kvarn.lowering.tiles.windows import bytes_of, extents, span_of
+
+from .split_kv_loops import Bounds, Linear, Unknown, is_counted, writes_buffers
+
+SAVES = 4  # elements of a warpgroup's rows for each one that is computed, at least
+DISTANCE, HEAD = "distance", "head"
+_COMPUTED = ("math.", "arith.div", "arith.rem")
+
+
+@dataclass(frozen=True)
+class Options:
+    """most: bytes of shared memory for all tables of a kernel, where its schedule leaves as many; computed: also what
+    reads no array, but has functions or divisions."""
+
+    most: int = 32768
+    computed: bool = False
+
+
+class Impossible(Exception):
+    """Why a tile is no function of a distance and a head."""
+
+
+# --- how many values an index may have ----------------------------------------------------------------
+
+
+def spread_of(value: ir.Value) -> int:
+    """How far the largest element of an i32 vector may be from the least; Impossible where that cannot be told."""
+    op = defining_op(value)
+    if not is_tile(value) or constant_int(value) is not None:
+        return 0
+    if op is None:
+        raise Impossible("a position that the kernel hands on")
+    if op.name == "tensor.splat":
+        return 0
+    if op.name == "kv.tile_index":
+        return shape(value)[0] - 1
+    if op.name in ("arith.addi", "arith.subi"):
+        return spread_of(op.operands[0]) + spread_of(op.operands[1])
+    if op.name in ("arith.minsi", "arith.maxsi"):
+        return max(spread_of(op.operands[0]), spread_of(op.operands[1]))
+    by = constant_int(op.operands[1]) if len(op.operands) == 2 else None
+    if by is not None:
+        if op.name in ("arith.divsi", "arith.divui", "arith.floordivsi") and by > 0:
+            return -(-spread_of(op.operands[0]) // by)
+        if op.name in ("arith.shrsi", "arith.shrui") and 0 <= by < 32:
+            return -(-spread_of(op.operands[0]) // (1 << by))
+        if op.name == "arith.andi" and by >= 0:
+            return by
+        if op.name in ("arith.remsi", "arith.remui") and by > 0:
+            return by - 1 if op.name == "arith.remui" or is_counted(op.operands[0]) else 2 * (by - 1)
+    raise Impossible(f"a position by {op.name}")
+
+
+def _known(value: ir.Value) -> int | None:
+    try:
+        return spread_of(value)
+    except Impossible:
+        return None
+
+
+def head_of(vector: ir.Value) -> ir.Value:
+    """Of an i32 vector, what it is computed from by numbers alone and has no more values."""
+    found = _known(vector)
+    while found is not None:
+        op = defining_op(vector)
+        others = [x for x in op.operands if _known(x) != 0] if op is not None and is_elementwise(op) else []
+        spread = _known(others[0]) if len(others) == 1 and is_tile(others[0]) else None
+        if spread is None or spread > found:
+            return vector
+        vector, found = others[0], spread
+    return vector
+
+
+# --- what is a function of a distance -----------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Difference:
+    """``query - key`` of a tile, or the other way round: a vector along the rows, less ``first`` plus the column."""
+
+    query: ir.Value
+    first: ir.Value
+    negative: bool
+    number: bool  # of f32
+
+
+def _repeated(value: ir.Value) -> tuple[int, ir.Value] | None:
+    """(dimension, vector) of a tile that repeats a vector."""
+    op = defining_op(value)
+    if op is None or op.name != "kv.tile_broadcast":
+        return None
+    return ir.IntegerAttr(op.attributes["dimension"]).value, op.operands[0]
+
+
+def _first_of(vector: ir.Value) -> ir.Value | None:
+    """The number from which a vector counts its elements, one by one; None of another vector."""
+    op = defining_op(vector)
+    if op is None or op.name != "arith.addi":
+        return None
+    for start, numbers in (tuple(op.operands), tuple(reversed(list(op.operands)))):
+        made, index = defining_op(start), defining_op(numbers)
+        if made is not None and index is not None and made.name == "tensor.splat" and index.name == "kv.tile_index":
+            return made.operands[0]
+    return None
+
+
+def from_base(vector: ir.Value) -> tuple[ir.Value, ir.Value] | None:
+    """(positions, number) of a vector of floats that are positions less a number."""
+    op = defining_op(vector)
+    inner = defining_op(op.operands[0]) if op is not None and op.name == "arith.sitofp" else None
+    start = defining_op(inner.operands[1]) if inner is not None and inner.name == "arith.subi" else None
+    if inner is None or start is None or start.name != "tensor.splat":
+        return None
+    return inner.operands[0], start.operands[0]
+
+
+def difference_of(value: ir.Value) -> Difference | None:
+    """The difference that a tile is; None of another tile."""
+    op = defining_op(value)
+    if op is None or op.name not in ("arith.subi", "arith.subf"):
+        return None
+    left, right = (_repeated(x) for x in op.operands)
+    if left is None or right is None or {left[0], right[0]} != {0, 1}:
+        return None
+    negative, number = left[0] == 1, op.name == "arith.subf"
+    query, key = (right[1], left[1]) if negative else (left[1], right[1])
+    if number:
+        of_query, of_key = from_base(query), from_base(key)
+        if of_query is None or of_key is None or of_query[1] != of_key[1]:
+            return None
+        query, key = of_query[0], of_key[0]
+    first = _first_of(key)
+    return None if first is None or str(element(query)) != "i32" else Difference(query, first, negative, number)
+
+
+class Scan:
+    """Whether tiles are functions of one distance and one head, which it finds."""
+
+    def __init__(self) -> None:
+        self.difference: Difference | None = None
+        self.head: ir.Value | None = None
+        self.reads = self.computes = False  # arrays; by what costs more than additions and products
+        self._found: dict[ir.Value, frozenset[str]] = {}
+
+    @property
+    def positions(self) -> list[ir.Value]:
+        """The vectors along the rows of which they are."""
+        given = [] if self.difference is None else [self.difference.query]
+        return given if self.head is None else [*given, self.head]
+
+    def of(self, value: ir.Value) -> frozenset[str]:
+        """On which of them a tile, or a vector along the rows, depends."""
+        if value not in self._found:
+            self._found[value] = self._vector(value) if rank(value) == 1 else self._tile(value)
+        return self._found[value]
+
+    def _tile(self, value: ir.Value) -> frozenset[str]:
+        op = defining_op(value)
+        if op is None:
+            raise Impossible("a tile that is handed on")
+        if _is_number(value):
+            return frozenset()
+        difference = difference_of(value)
+        if difference is not None:
+            known = self.difference or difference
+            if (known.query, known.first) != (difference.query, difference.first):
+                raise Impossible("two differences")
+            self.difference = known
+            return frozenset((DISTANCE,))
+        if op.name == "kv.tile_broadcast":
+            if ir.IntegerAttr(op.attributes["dimension"]).value == 1:
+                raise Impossible("what is computed of the key alone")
+            return self.of(op.operands[0])
+        return self._computed(op)
+
+    def _vector(self, value: ir.Value) -> frozenset[str]:
+        op = defining_op(value)
+        if op is None:
+            raise Impossible("a vector that is handed on")
+        if _is_number(value):
+            return frozenset()
+        if str(element(value)) == "i32" and _known(value) is not None:
+            head = head_of(value)
+            if self.head is not None and self.head != head:
+                raise Impossible("two vectors along the rows")
+            self.head = head
+            return frozenset((HEAD,))
+        return self._computed(op)
+
+    def _computed(self, op: ir.Operation) -> frozenset[str]:
+        gathers = op.name == "kv.tile_gather"
+        if not gathers and not is_elementwise(op):
+            raise Impossible(f"{op.name}")
+        operands = list(op.operands)[1:] if gathers else list(op.operands)
+        found = [self.of(x) if is_tile(x) else frozenset() for x in operands]
+        if gathers:
+            for index, needs in zip(operands[1:], found[1:], strict=True):
+                if DISTANCE in needs and not _held(index):
+                    raise Impossible("an index by distance that is not held to the array")
+        needs = frozenset().union(*found)
+        if rank(op.results[0]) == 2:
+            self.reads |= gathers
+            self.computes |= op.name.startswith(_COMPUTED)
+        return needs
+
+
+def _is_number(value: ir.Value) -> bool:
+    """Whether a tile or a vector repeats one number."""
+    op = defining_op(value)
+    return op is not None and (op.name == "tensor.splat" or splat_of(value) is not None)
+
+
+def _held(index: ir.Value) -> bool:
+    """Whether an index is held between two numbers."""
+    names, op = set(), defining_op(index)
+    while op is not None and op.name in ("arith.minsi", "arith.maxsi") and any(map(_is_number, op.operands)):
+        names.add(op.name)
+        op = next((defining_op(x) for x in op.operands if not _is_number(x)), None)
+    return len(names) == 2
+
+
+def scanned(op: ir.Operation, computed: bool) -> Scan | None:
+    """What an op's tile is a function of; None where it is none of a distance, or costs too little."""
+    scan = Scan()
+    try:
+        scan.of(op.results[0])
+    except Impossible:
+        return None
+    return scan if scan.difference is not None and (scan.reads or (computed and scan.computes)) else None
+
+
+def function_of(op: ir.Operation, computed: bool) -> ir.Operation | None:
+    """The last op of a chain from here on whose numbers are still a function of a distance and a head."""
+    found = None
+    while rank(op.results[0]) == 2 and scanned(op, computed) is not None:
+        if str(element(op.results[0])) == "f32":
+            found = op
+        following = users(op.results[0])
+        if len(following) != 1 or following[0].block != op.block or len(following[0].results) != 1:
+            break
+        op = following[0]
+    return found
+
+
+# --- tables -------------------------------------------------------------------------------------------
+
+
+def _base(bound: Linear) -> ir.Value:
+    if bound.factor:
+        raise Unknown
+    return const(bound.base) if isinstance(bound.base, int) else bound.base
+
+
+class Table:
+    """The elements of a function for every distance and head of a tile, made where the function stands."""
+
+    def __init__(self, loop: ir.Operation, scan: Scan, tile: ir.Value) -> None:
+        assert scan.difference is not None
+        self.difference, self.head = scan.difference, scan.head
+        query, columns = self.difference.query, shape(tile)[1]
+        self.distances = spread_of(query) + columns
+        self.heads = 1 if self.head is None else spread_of(self.head) + 1
+        self.pitch, self.length = extents(self.distances, self.heads)
+        self.span = span_of(self.pitch, self.heads)
+        self.elements = self.length if self.span == self.pitch else self.heads * self.span
+        self.loop, self.columns = loop, columns
+        self.zero: ir.Value | None = None  # what keeps a table in its loop
+        self._made: dict[ir.Value, ir.Value] = {}
+
+    def bound(self) -> None:
+        """Compute, before the loop, between which numbers positions and heads lie; Unknown where nothing tells."""
+        bounds = Bounds(self.loop)
+        self.low, self.high = map(_base, bounds.of(self.difference.query))
+        self.last = arith.addi(arith.subi(self.high, self.low), const(self.columns - 1))
+        if self.head is not None:
+            self.first_head, last = map(_base, bounds.of(self.head))
+            self.last_head = arith.subi(last, self.first_head)
+
+    def starts(self) -> ir.Value:
+        """Where the windows of the rows begin: of a query before the last distances are shorter."""
+        query = self.difference.query
+        found = arith.subi(splat_tile(query.type, self.high), query)
+        if self.head is None:
+            return found
+        number = arith.subi(self.head, splat_tile(query.type, self.first_head))
+        return arith.addi(arith.muli(number, splat_tile(query.type, const(self.pitch))), found)
+
+    def of(self, value: ir.Value) -> ir.Value:
+        """A vector of the table: the elements of a tile, or of a vector along its rows."""
+        if value not in self._made:
+            self._made[value] = self._compute(value)
+        return self._made[value]
+
+    def _type(self, like: ir.Type) -> ir.Type:
+        return tile_type((self.elements,), like)
+
+    @property
+    def _numbers(self) -> ir.Type:
+        return self._type(ir.IntegerType.get_signless(32))
+
+    def _place(self, divided: bool) -> ir.Value:
+        """The number of a head, or of a distance in its window, of every element."""
+        index = TileIndexOp(self._numbers).operation.results[0]
+        if self.head is not None:
+            index = (arith.divui if divided else arith.remui)(index, splat_tile(self._numbers, const(self.span)))
+        return index if self.zero is None else arith.addi(index, splat_tile(self._numbers, self.zero))
+
+    def _distance(self) -> ir.Value:
+        """Query less key: those of a window fall from the largest on."""
+        place = arith.minsi(self._place(divided=False), splat_tile(self._numbers, self.last))
+        largest = arith.subi(self.high, self.difference.first)
+        return arith.subi(splat_tile(self._numbers, largest), place)
+
+    def _heads(self) -> ir.Value:
+        place = arith.minsi(self._place(divided=True), splat_tile(self._numbers, self.last_head))
+        return arith.addi(splat_tile(self._numbers, self.first_head), place)
+
+    def _compute(self, value: ir.Value) -> ir.Value:
+        op = defining_op(value)
+        if rank(value) == 2:
+            found = difference_of(value)
+            if found is not None:
+                distance = self._distance()
+                if found.negative:
+                    distance = arith.subi(splat_tile(self._numbers, const(0)), distance)
+                return arith.sitofp(self._type(ir.F32Type.get()), distance) if found.number else distance
+            if op.name == "kv.tile_broadcast":
+                return self.of(op.operands[0])
+        if self.head is not None and value == self.head:
+            return self._heads()
+        repeated = splat_of(value)
+        if repeated is not None:
+            attribute = ir.DenseElementsAttr.get_splat(self._type(element(value)), repeated)
+            return arith.constant(self._type(element(value)), attribute)
+        if op.name == "tensor.splat":
+            return splat_tile(self._type(element(value)), op.operands[0])
+        operands = [self.of(x) if is_tile(x) else x for x in op.operands]
+        return ir.Operation.create(op.name, [self._type(element(value))], operands, attributes_of(op)).result
+
+
+def tabulate(function: ir.Operation, loop: ir.Operation, op: ir.Operation, table: Table) -> bool:
+    """Put windows of a table in the place of a tile; False where bounds are not known."""
+    tile = op.results[0]
+    try:
+        with ir.InsertionPoint(loop), op.location:
+            table.bound()
+            starts = table.starts()
+    except Unknown:
+        return False
+    length = i64_attr(table.length)
+    with ir.InsertionPoint.at_block_begin(function.regions[0].blocks[0]), op.location:
+        place = MakeTableOp(length, ir.Type.parse("!llvm.ptr<3>")).operation.results[0]
+    store(loop, op, table, place)
+    with ir.InsertionPoint(op), op.location:
+        windows = TileWindowsOp(place, starts, length, tile.type).operation
+    tile.replace_all_uses_with(windows.results[0])
+    return True
+
+
+def store(loop: ir.Operation, op: ir.Operation, table: Table, place: ir.Value) -> None:
+    """Make the table of an op's tile: where the op stands, or before the branch in which it does.
+
+    Of what a branch of the loop's body computes, its tile alone waits for products: ``pipeline-kv-loops`` moves what
+    stands before it.
+    """
+    body, branch = loop.regions[0].blocks[0], op.parent.operation
+    if op.block == body:
+        with ir.InsertionPoint(op), op.location:
+            make(table, op.results[0], place)
+        return
+    outside = branch.name == "scf.if" and branch.block == body
+    with ir.InsertionPoint(branch if outside else op), op.location:
+        taken = branch.operands[0] if outside else const(1, 1)
+        if outside and op.block.region != branch.regions[0]:
+            taken = arith.xori(taken, const(1, 1))
+        made = scf.IfOp(taken)
+        with ir.InsertionPoint(made.then_block):
+            make(table, op.results[0], place)
+            scf.yield_([])
+    needs = {v for o in made.then_block.operations for v in o.operands}
+    if outside and any(maker is not None and is_inside(maker, branch) for maker in map(defining_op, needs)):
+        made.operation.move_before(op)
+
+
+def make(table: Table, tile: ir.Value, place: ir.Value) -> None:
+    """Compute a table at the insertion point, in a loop or its branch, and store it."""
+    # Else what is of heads or places alone is computed before the loop, and held in registers that there are not.
+    table.zero = ptx.unknown(Value(const(0), i32)).ir
+    span, pitch = (table.elements,) * 2 if table.span == table.pitch else (table.span, table.pitch)
+    TableStoreOp(table.of(tile), place, *map(i64_attr, (table.length, span, pitch)))
+
+
+def makes_tables(op: ir.Operation) -> bool:
+    """Whether an op, or one within it, makes a table."""
+    return any(x.name == "kv.table_store" for x in walk(op))
+
+
+def meanwhile(ops: list[ir.Operation]) -> list[ir.Operation]:
+    """Of ops behind the first product of a loop, those that make tables, which need no product."""
+    stores = [op for op in ops if makes_tables(op)]
+    needed = backward(stores, set(ops).__contains__)
+    return [op for op in ops if op in needed]
+
+
+def _is_before(value: ir.Value, loop: ir.Operation) -> bool:
+    maker = defining_op(value)
+    return maker is not None and not is_inside(maker, loop)
+
+
+def functions(function: ir.Operation, computed: bool) -> list[tuple[ir.Operation, ir.Operation]]:
+    """(op, its loop) of the tiles of a kernel that are functions of a distance and a head, of positions that the loop
+    does not compute.
+    """
+    found: dict[ir.Value, tuple[ir.Operation, ir.Operation]] = {}
+    for op in walk(function)[1:]:
+        if not op.name.startswith(("kv.tile_gather", *_COMPUTED)) or len(op.results) != 1:
+            continue
+        loop, last = enclosing(op, "scf.for"), function_of(op, computed)
+        if last is None or loop is None or str(loop.operands[0].type) != "i32":
+            continue
+        if all(_is_before(x, loop) for x in scanned(last, computed).positions) and not any(
+            map(writes_buffers, walk(loop)[1:])
+        ):
+            found[last.results[0]] = last, loop
+    return list(found.values())
+
+
+@kv_pass(Options)
+def run(module: ir.Module, options: Options) -> None:
+    for function in tiled(module):
+        schedule = schedule_of(function)
+        threads = next(iter(ir.DenseI32ArrayAttr(function.attributes["kv.block"])))
+        groups = schedule.get("consumers", threads // WARPGROUP)
+        computed = options.computed
+        left, made = min(options.most, schedule.get("spare", options.most)), []
+        for op, loop in functions(function, computed):
+            scan = scanned(op, computed)
+            if scan is None:  # of another that has a table now
+                continue
+            table = Table(loop, scan, op.results[0])
+            rows, needed = min(WARPGROUP_ROWS, shape(op.results[0])[0]), bytes_of(table.length) * groups
+            if table.length * SAVES > rows * table.columns or needed > left:
+                why = f"{table.heads} x {table.distances} elements of a tile, {needed} bytes where {left} are left"
+                remark(op, "missed", f"is computed for every element: there are {why}")
+                continue
+            if not performs(op, "tabulate") or not tabulate(function, loop, op, table):
+                continue
+            made.append(op)
+            left -= needed
+            sizes = {"distances": table.distances, "heads": table.heads}
+            remark(op, "passed", "is computed once for each distance and head", **sizes)
+        needed_by = backward(made, lambda op: op.name == "kv.tile_gather" or is_position(op))
+        erase_unused(op for op in walk(function) if op in needed_by)

@@ -1,0 +1,601 @@
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""Schedules of attention over tiles: what is legal for a case, and what is chosen."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from kvarn.dialect.dtypes import DType, bf16, f8e4m3, f8e5m2, f16, f32
+from kvarn.dialect.layout import RAGGED, align_up, cdiv
+from kvarn.dialect.ops.terms import columns_of_term
+from kvarn.dialect.ops.tile import COLUMN_STEP
+from kvarn.dialect.schedules import NARROW_HEAD, ROW_CLASSES, TILED
+from kvarn.dialect.shared_layout import CHUNK, SharedLayout
+from kvarn.dialect.tma_layout import joins_heads
+from kvarn.lowering.kernels.attention.case import Case
+from kvarn.lowering.kernels.attention.key_splits import LEAST_KEYS
+from kvarn.lowering.kernels.attention.softmax import modifies
+from kvarn.lowering.passes.tiles.assign_kv_layouts import MOST_HELD
+from kvarn.lowering.passes.tiles.promote_kv_sums import columns_at_a_time
+from kvarn.lowering.target import REGISTERS, Target
+from kvarn.lowering.tiles.boxes import staged_boxes_bytes
+from kvarn.lowering.tiles.copies import SLOTS, row_unit, staging_bytes, why_not_by_rows, why_not_staged
+from kvarn.lowering.tiles.ir import BARRIERS_BYTES, MMA, SWIZZLE, WARPGROUP, WARPGROUP_ROWS, WGMMA
+from kvarn.lowering.tiles.transposition import staged_layout
+from kvarn.lowering.tiles.windows import bytes_of, extents
+
+from . import tuned
+from .score_arrays import reads_pairs
+
+# Of a consumer's thread for scores, weights and sums, by consumers: the rest of what it may have is for addresses.
+MOST_REGISTERS = {1: 208, 2: 208, 3: 128, 4: 92}
+MOST_BESIDE_TWO = 104  # likewise, of three beside two warpgroups that convert
+# Of those, what is chosen with weights beside others (H200, 8 x 4096: heads of 256 by 64 keys for 80 -1%, of 192 0%).
+BESIDE_REGISTERS = 200
+MOST_OF_SEVERAL = {2: 160, 3: 88}  # likewise, of so many blocks of a warpgroup that multiplies and one that copies
+# Entries that products by mma.sync need, and one whose blocks hide one another.
+BY_MMA: dict[str, Any] = {
+    "instruction": MMA, "rows": WARPGROUP_ROWS, "producer": False, "overlap": False, "ping_pong": False,
+    "query_stages": 1, "persistent": False, "stored_keys": False,
+}  # fmt: skip
+MOST_KEYS_BY_MMA = 64  # keys of a tile that is chosen; half for heads whose query rows warps do not hold
+MOST_BY_MMA = {1: 160, 2: 160, 3: 96}  # likewise, beside words of B on their way
+SHARED_COLUMNS = 192  # of a product that has enough of the registers with which threads of four warpgroups start
+TURNS_FROM = 128  # columns of heads above which two warpgroups over 8-bit caches start their products by turns
+MOST_CONVERTING = 2  # warpgroups that convert what lies in staging memory
+LEAST_GRANULE = 8  # of scales beside boxes
+MOST_COLUMNS = 512  # of a head
+MOST_OF_VALUES = 256  # columns of values that the registers of a warpgroup have sums of
+FEW_KEYS = 32  # of a tile, of which one stage is better than two of fewer
+FEW_STORED_KEYS = 64  # likewise, where keys are multiplied as they are stored, which take half the memory
+MOST_OF_THREE = 96  # keys of tiles that three warpgroups multiply as they are stored, of heads over SMALL_HEAD columns
+SMALL_HEAD = 32
+MOST_OF_FOUR = 48  # columns of heads of which four warpgroups have registers for tiles of 64 keys
+NARROW_CONVERTED = 80  # columns of heads whose keys one warpgroup converts for three that multiply
+MANY_TILES = 128  # of sequences and KV heads: one for every multiprocessor
+NARROW = 64  # columns of heads whose tiles are small enough for three warpgroups and three stages
+LEAST_LATENT_KEYS = 128  # of one of several splits of latent rows, whose keys take a multiple of others' time
+LEAST_LISTED = 16  # keys of a tile, which divide a page of a list
+BOX_ROWS = 64  # most rows of a TMA box
+ATOM_ROWS = 8  # a box that is no multiple of the swizzle's period cannot be one of several
+
+
+@dataclass(frozen=True)
+class TileConfig:
+    """A case with the entries of its schedule.
+
+    Attributes
+    ----------
+    rows, keys : int
+        Query rows of a block, and keys of a tile.
+    stages, query_stages : int
+        Tiles of keys, and of values, in shared memory; and of query rows.
+    producer, overlap, one_wait, ping_pong, persistent, stored_keys : bool
+        As the schedule's entries.
+    producers, slots, occupancy : int
+        As the schedule's entries.
+    splits : int
+        Most blocks that share the keys of a tile; 0: what the shapes of a launch ask for
+        (:mod:`attention.split_counts`).
+    instruction : {"wgmma", "mma.sync"}
+        Of the products.
+    """
+
+    case: Case
+    rows: int = 128
+    keys: int = 128
+    stages: int = 2
+    query_stages: int = 1
+    producer: bool = True
+    producers: int = 1
+    slots: int = SLOTS
+    overlap: bool = True
+    one_wait: bool = False
+    ping_pong: bool = False
+    occupancy: int = 1
+    persistent: bool = True
+    splits: int = 0
+    stored_keys: bool = False
+    instruction: str = WGMMA
+
+    @property
+    def consumers(self) -> int:
+        """Warpgroups that multiply."""
+        return self.rows // WARPGROUP_ROWS * self.beside_rows
+
+    @property
+    def beside_rows(self) -> int:
+        """Warpgroups that share rows, each with some of the columns: where one has no registers for sums of all."""
+        columns = align_up(self.case.value_size, COLUMN_STEP)
+        wide = columns > MOST_OF_VALUES and columns % (2 * COLUMN_STEP) == 0
+        return 2 if self.instruction == MMA and wide and self.case.query.bits == 16 else 1
+
+    @property
+    def across(self) -> int:
+        """Stacks of warps beside one another: 4 of two warps, which read the least, where the columns can be shared."""
+        return 1 if self.beside_rows == 1 else 2 if self.value_columns % (4 * COLUMN_STEP) else 4
+
+    @property
+    def most_producers(self) -> int:
+        """Warpgroups for which there are registers beside those that multiply."""
+        if self.consumers > 2:
+            return 2 if self.consumers == 3 and self.value_columns <= NARROW else 1
+        return (4 if max(self.value_columns, self.keys) <= SHARED_COLUMNS else 3) - self.consumers
+
+    @property
+    def threads(self) -> int:
+        return WARPGROUP * (self.consumers + (self.producers if self.producer else 0))
+
+    def blocks(self, target: Target) -> int:
+        """Blocks that a multiprocessor's registers are shared by: those of small tiles by mma.sync hide one another."""
+        if self.instruction != MMA:
+            return self.occupancy
+        # Of a thread with addresses and words of B; f32 besides in two parts.
+        whole = self.registers * 8 // 5 if self.itemsize < 4 else self.registers + 72
+        return max(1, min(REGISTERS // (self.threads * whole), target.blocks_of(self.shared_bytes)))
+
+    def most_shared_bytes(self, target: Target) -> int:
+        """Shared memory of each of the blocks of a multiprocessor."""
+        return target.shared_bytes_of(self.blocks(target))
+
+    @property
+    def most_registers(self) -> int:
+        """Registers of a thread that multiplies for scores, weights and sums."""
+        if self.instruction == MMA:
+            return MOST_BY_MMA.get(self.consumers, 0)
+        if self.occupancy > 1:
+            several = MOST_OF_SEVERAL.get(self.occupancy, 0)
+            return several if (self.consumers, self.producers) == (1, 1) else 0
+        most = MOST_BESIDE_TWO if (self.consumers, self.producers) == (3, 2) else MOST_REGISTERS[self.consumers]
+        addresses = self.case.spec.quantized or not staged_by_tma(self)
+        return most - (24 if addresses else 16) * (self.consumers > 2 and self.converts)
+
+    @property
+    def least(self) -> int:
+        """Tiles of keys that one of several splits has at least."""
+        return cdiv(LEAST_LATENT_KEYS if self.case.spec.is_mla else LEAST_KEYS, self.keys)
+
+    @property
+    def columns(self) -> int:
+        """Columns of keys in whole steps of the products; those past the head are zeros."""
+        return align_up(self.case.size, COLUMN_STEP)
+
+    @property
+    def sections(self) -> list[tuple[int, int]]:
+        """(first, how many) columns of values of the kernels that share a case: one, of wide heads two.
+
+        Each has all scores, and so nothing but registers to share: three products for two, beside the 64 rows a block
+        that one kernel would have, which read twice as much from the L2.
+        """
+        size = self.case.value_size
+        each = align_up(cdiv(size, cdiv(size, MOST_OF_VALUES * self.beside_rows)), COLUMN_STEP)
+        return [(first, min(each, size - first)) for first in range(0, size, each)]
+
+    @property
+    def value_columns(self) -> int:
+        """Columns of a section of values, likewise."""
+        return align_up(self.sections[0][1], COLUMN_STEP)
+
+    @property
+    def registers(self) -> int:
+        """Registers of a thread for one tile's scores and weights, and for the sums."""
+        held = self.columns // 4 if self.instruction == MMA and self.holds_query else 0
+        weights = self.keys * self.itemsize // 8
+        if self.beside:
+            weights *= 2
+        fresh = columns_at_a_time(self.value_columns) // 2 if self.narrow else 0
+        return (self.keys // 2 + weights + self.value_columns // 2 + fresh) // self.beside_rows + held
+
+    @property
+    def beside(self) -> bool:
+        """Whether weights are narrowed while products read those of the tile before."""
+        return self.instruction == WGMMA and self.overlap and not self.one_wait
+
+    @property
+    def holds_query(self) -> bool:
+        """Whether warps hold their query rows in registers, where products are mma.sync's."""
+        return self.columns <= MOST_HELD and self.case.query.bits == 16
+
+    @property
+    def itemsize(self) -> int:
+        """Bytes of an element that products read."""
+        return self.case.query.itemsize
+
+    @property
+    def narrow(self) -> bool:
+        """Whether products read 8-bit elements, which take values transposed."""
+        return self.itemsize == 1
+
+    @property
+    def shared_bytes(self) -> int:
+        size = self.itemsize
+        query = SharedLayout(self.rows, self.columns, size, SWIZZLE, self.query_stages).bytes
+        keys = SharedLayout(self.keys, self.columns, size, SWIZZLE, self.stages).bytes
+        if self.stored_keys:
+            keys = SharedLayout(self.keys, columns_of_term(self.columns), 1, SWIZZLE, self.stages).bytes
+            keys += self.rows * f32.itemsize  # of the query
+        shape = (self.value_columns, self.keys) if self.narrow else (self.keys, self.value_columns)
+        values = 0 if len(self.loaded) == 1 else SharedLayout(*shape, size, SWIZZLE, self.stages).bytes
+        if self.beside_rows > 1:  # whose weights all warps read
+            query += SharedLayout(self.rows, self.keys, size, SWIZZLE).bytes
+        if self.narrow:  # whose rows are too short for those of the output
+            query += SharedLayout(self.rows, self.value_columns, self.case.out.itemsize, SWIZZLE).bytes
+        return query + keys + values + self.staging_bytes + BARRIERS_BYTES
+
+    @property
+    def staging_bytes(self) -> int:
+        """Shared memory of tiles of 8-bit elements on their way to what products read."""
+        if self.narrow:
+            return staged_layout(SharedLayout(self.value_columns, self.keys, 1)).bytes
+        if not self.staged:
+            return 0
+        copying, spec = WARPGROUP * (self.producers if self.producer else self.consumers), self.case.spec
+        if staged_by_tma(self):
+            return sum(staged_boxes_bytes(spec, self.keys, n, self.slots) for n in self.loaded[self.stored_keys :])
+        return sum(staging_bytes(spec, self.keys, n, copying, self.slots) for n in self.loaded)
+
+    @property
+    def table_bytes(self) -> int:
+        """Shared memory of a table of what a score computes of distances and heads (``tabulate-kv-scores``)."""
+        group = min(self.case.group, self.rows)
+        _, length = extents(cdiv(self.rows - 1, self.case.group) + self.keys, group)
+        return bytes_of(length) * self.consumers
+
+    @property
+    def converts(self) -> bool:
+        """Whether threads convert 8-bit elements to what products take."""
+        return not self.narrow and self.case.spec.dtype.bits == 8
+
+    @property
+    def weights(self) -> DType:
+        """What weights are rounded to, and values converted to: of floats of 8 bits f16, which has them all.
+
+        e4m3 become f16 by an instruction a pair, bf16 by four; of weights f16 keeps three bits more. These are 2^8 at
+        most, and what is less than 2^-24 is lost beside a weight of 1.
+        """
+        spec, query = self.case.spec, self.case.query
+        exact = spec.dtype in (f8e4m3, f8e5m2) and not spec.quantized
+        return f16 if self.instruction == WGMMA and query is bf16 and exact else query
+
+    @property
+    def staged(self) -> bool:
+        """Whether these come to staging memory as they are stored."""
+        if not self.converts or self.case.listed or not self.case.row.plain:
+            return False
+        return all(why_not_staged(self.case.spec, columns) is None for columns in self.loaded)
+
+    @property
+    def loaded(self) -> tuple[int, ...]:
+        """Columns of the tiles that come from the cache: of keys, and of values where they are not columns of these."""
+        return (self.columns,) if self.case.spec.is_mla else (self.columns, self.value_columns)
+
+    @property
+    def box_rows(self) -> int:
+        """Rows of a page that one TMA copy transfers."""
+        if not self.case.spec.paged:
+            return math.gcd(self.keys, BOX_ROWS)
+        return math.gcd(self.case.spec.page_size, self.keys, BOX_ROWS)
+
+    def entries(self) -> dict[str, Any]:
+        return {name: getattr(self, name) for name in TILED.names}
+
+
+def instruction_for(case: Case, target: Target, schedule: Mapping[str, Any]) -> str:
+    """The instruction of products: what a schedule says, else the target's best for the query's type."""
+    return schedule.get("instruction", WGMMA if target.has("wgmma") and case.query is not f32 else MMA)
+
+
+def problems(case: Case, target: Target, row_alignment: int, schedule: Mapping[str, Any] | None = None) -> list[str]:
+    """Why the kernel does not take a case with a schedule's instruction, one sentence each; empty when it does."""
+    spec, found = case.spec, []
+    instruction = instruction_for(case, target, schedule or {})
+    if target.is_host or not target.has("wgmma" if instruction == WGMMA else "mma_bf16"):
+        return [f"needs a GPU with {instruction}, got {target.name}"]
+    narrow = case.query is f8e4m3
+    if narrow and instruction == MMA:
+        return ["needs a query of bf16, f16 or f32 for products by mma.sync, got f8e4m3"]
+    outputs = (bf16, f16, f32) if narrow else (case.query, f32)
+    queries = (bf16, f16, f8e4m3) if instruction == WGMMA else (bf16, f16, f32)
+    if case.query not in queries or case.out not in outputs:
+        of = "bf16 or f16" if instruction == WGMMA else "bf16, f16 or f32"
+        found.append(
+            f"needs a query of {of} and an output of its type or f32, got {case.query.name} and {case.out.name}"
+        )
+    if narrow and (spec.head_size % 32 or why_not_by_rows(spec, spec.head_size) is not None):
+        found.append(
+            f"needs pages and a head size of a multiple of 32 for queries of f8e4m3, got {spec.head_size}, {spec.kind}"
+        )
+    if spec.dtype is not case.query and spec.dtype.bits != 8:
+        found.append(f"needs a cache of the query's type or of 8 bits, got {spec.dtype.name}")
+    if spec.is_mla and (instruction != MMA or case.query is f32):
+        found.append("needs a collection with values, got an MLA one")
+    sizes = case.content, case.size, case.value_size
+    if any(n % 8 for n in sizes) or not 8 <= min(sizes) <= case.value_size <= MOST_COLUMNS:
+        found.append(f"needs a head size of a multiple of 8 up to {MOST_COLUMNS}, got {spec.head_size}")
+    if case.pages and spec.page_size % LEAST_LISTED:
+        found.append(f"takes lists of pages of a multiple of {LEAST_LISTED} tokens, got {spec.page_size}")
+    if row_alignment < 16:
+        found.append(f"needs query and output rows aligned to 16 bytes, got {row_alignment}")
+    if not found and instruction == MMA:
+        config = _by_mma(case, target, {"splits": 1})  # which lists of pages need
+        found += [f"has none for {target.name}: {config}"] if isinstance(config, str) else []
+    return found
+
+
+def copies_by_tma(config: TileConfig) -> bool:
+    """Whether tiles of the cache are whole TMA boxes of elements as they are stored."""
+    spec = config.case.spec
+    return spec.dtype is config.case.query and not spec.quantized and of_boxes(config)
+
+
+def of_boxes(config: TileConfig) -> bool:
+    """Whether tiles of the cache are whole TMA boxes."""
+    rows, spec = config.box_rows, config.case.spec
+    boxes = config.keys // rows
+    whole = boxes == 1 or rows % ATOM_ROWS == 0
+    return config.instruction == WGMMA and spec.kind != RAGGED and whole and boxes <= 32
+
+
+def staged_by_tma(config: TileConfig) -> bool:
+    """Whether tiles are TMA boxes of elements that threads convert: not beside many copies of scales, of small granules
+    (H200, 4 x 4096 of i8, by boxes and by rows: of 8 1331 and 1362 us, of 4 1866 and 1412).
+    """
+    spec, size, several = config.case.spec, config.case.size, len(config.sections) > 1
+    if not (config.staged and of_boxes(config)):
+        return False
+    if joins_heads(spec):  # boxes have 8 columns of the next head or of the one before
+        return not several and (not spec.quantized or spec.granularity >= size)
+    if size % CHUNK or row_unit(spec, size) != CHUNK:
+        return False
+    return not spec.quantized or (spec.granularity >= LEAST_GRANULE and not several)  # scales are of whole heads
+
+
+def why_not_stored(config: TileConfig) -> str | None:
+    """Why keys are not multiplied as they are stored; None where they can be."""
+    case = config.case
+    if config.instruction != WGMMA or case.query is not bf16 or case.spec.dtype not in (f8e4m3, f8e5m2):
+        got = f"{case.query.name} over {case.spec.dtype.name} by {config.instruction}"
+        return f"a query of bf16 over keys of f8e4m3 or f8e5m2 has terms for products by wgmma, got {got}"
+    if case.spec.quantized:
+        return f"scales of granules of {case.spec.granularity} multiply keys before products do"
+    if not staged_by_tma(config):
+        return "products read keys where TMA boxes put them, and these come otherwise"
+    return None
+
+
+def why_not(config: TileConfig, target: Target) -> str | None:
+    """Why a case cannot have some entries; None when it can."""
+    if config.case.pages and (config.case.spec.page_size % config.keys or config.splits != 1):
+        return (
+            "keys must divide a page that is listed, and splits be 1, got keys = "
+            f"{config.keys}, splits = {config.splits} and pages of {config.case.spec.page_size} tokens"
+        )
+    if config.stored_keys:
+        problem = why_not_stored(config)
+        if problem is not None:
+            return f"stored_keys must be false: {problem}"
+    if config.instruction == MMA and config.occupancy > 1:
+        return f"occupancy must be 1 for products by mma.sync, whose registers decide it, got {config.occupancy}"
+    if config.shared_bytes > config.most_shared_bytes(target):
+        return (
+            f"tiles must fit {config.most_shared_bytes(target)} bytes of shared memory, got {config.shared_bytes} for "
+            f"rows = {config.rows}, keys = {config.keys}, stages = {config.stages}"
+        )
+    if config.keys % (COLUMN_STEP * config.beside_rows):
+        step = COLUMN_STEP * config.beside_rows
+        return f"keys must be a multiple of {step} for warps that share rows, got {config.keys}"
+    if config.narrow and config.keys % 32:
+        return f"products of 8-bit weights take keys by 32, got {config.keys}"
+    most = config.most_registers
+    if config.instruction == MMA:
+        for name in ("producer", "overlap", "ping_pong"):
+            if getattr(config, name):
+                return f"{name} must be false for products by mma.sync, which nothing runs beside"
+    if config.registers > most:
+        return (
+            f"scores and sums must fit {most} registers of a thread with rows = {config.rows}, got {config.registers} "
+            f"for keys = {config.keys} and values of {config.case.value_size} columns"
+        )
+    if config.ping_pong and config.consumers < 2:
+        return f"ping_pong takes turns between warpgroups: rows must be {2 * WARPGROUP_ROWS} or more, got {config.rows}"
+    if config.query_stages > 1 and not (config.producer and config.persistent):
+        return "query_stages of 2 need a producer that is a tile ahead: producer and persistent must be true"
+    if config.slots > SLOTS and not (config.staged and config.producer):
+        return f"slots of more than {SLOTS} are of 8-bit elements that a producer converts, got slots = {config.slots}"
+    several = config.converts or config.case.spec.kind == RAGGED
+    if config.producers > 1 and not (several and config.producers <= config.most_producers):
+        most, of = max(config.most_producers, 1), config.case.spec.dtype.name
+        why = f"up to {most} beside rows = {config.rows}, got producers = {config.producers} and a cache of {of}"
+        return f"producers of more than 1 convert 8-bit elements or copy ragged rows, {why}"
+    copied = copies_by_tma(config) or config.staged or config.instruction == MMA
+    limit = WARPGROUP_ROWS * (2 if not copied else 3 if config.narrow else 4)  # who loads rows has no registers
+    if config.rows > limit:
+        why = "for queries of 8 bits" if copied else "of a cache that neither TMA copies nor staging memory takes"
+        return f"rows must be up to {limit} {why}, got rows = {config.rows}"
+    return None
+
+
+def most_rows(case: Case, schedule: Mapping[str, Any]) -> int | None:
+    """Query rows that a sequence and KV head has at most, as is promised or expected; None where nothing is."""
+    most = schedule.get("max_queries")
+    return schedule.get("expected_rows") if most is None else most * case.group
+
+
+def chosen(case: Case, target: Target, schedule: Mapping[str, Any], measured: bool = False) -> TileConfig:
+    """The entries that are given, then what was measured, and for the others the widest tiles that fit.
+
+    What was ``measured`` is of a whole schedule: it does not count where it does not go with what is given.
+
+    Raises
+    ------
+    ValueError
+        If what is given does not fit.
+    """
+    given = {name: schedule[name] for name in TILED.names if name in schedule}
+    if case.blocks:
+        given |= _of_blocks(case.blocks, given)
+    invariant = bool(schedule.get("batch_invariant"))
+    if measured:
+        found = {**tuned.tile_entries(target, case, schedule.get("max_queries"), invariant), **given}
+        if why_not(TileConfig(case, **found), target) is None:
+            given = found
+    if invariant or case.pages:
+        given.setdefault("splits", 1)
+    few = most_rows(case, schedule)
+    if few is not None and few <= WARPGROUP_ROWS:
+        given.setdefault("rows", WARPGROUP_ROWS)
+    if instruction_for(case, target, given) == MMA:
+        config = _by_mma(case, target, given)
+        if isinstance(config, str):
+            raise ValueError(f"the {'block mask' if case.blocks else 'schedule'}'s {config}")
+        return config
+    widest, wide, whole = max(case.size, case.value_size), dict[str, Any](), copies_by_tma(TileConfig(case))
+    if whole and given.get("producer", True):
+        wide = _three_of_boxes(case, widest, few, given.get("rows", 0))
+    if case.query.bits == 16 and not whole:
+        wide["one_wait"] = True  # who addresses or converts rows takes the registers of weights beside others
+        if widest <= NARROW and given.get("rows") is None and not (TileConfig(case).converts or modifies(case)):
+            wide["ping_pong"] = True  # H200, 4 x 4096 of bf16 heads of 64 in pages of 1: 743 us without turns, 683
+    if case.query.bits == 8:  # H200, 8 x 4096, heads of 128: 1347 us, 1372 to 1395 without turns, 4% more by two waits
+        wide["one_wait"] = True
+        wide["ping_pong"] = given.get("rows", wide.get("rows", TileConfig.rows)) == 2 * WARPGROUP_ROWS
+    if TileConfig(case).converts:
+        wide["stored_keys"] = given.get("stored_keys", why_not_stored(TileConfig(case)) is None)
+        if given.get("producer", True):
+            wide |= _converting(case, {**wide, **given}, schedule, target)
+    problem = None
+    for keys in range(_most_keys(case, {**wide, **given}), 0, -16):
+        config = TileConfig(case, **{"keys": keys, **wide, **given})
+        problem = why_not(config, target)
+        if "keys" in given or (problem is None and not (config.beside and config.registers > BESIDE_REGISTERS)):
+            break
+    if problem is not None:
+        raise ValueError(f"the {'block mask' if case.blocks else 'schedule'}'s {problem}")
+    if case.score and config.converts and "keys" not in given and reads_pairs(case.score):
+        config = _with_table(config, target)
+    ahead = replace(config, query_stages=2)
+    return ahead if "query_stages" not in given and why_not(ahead, target) is None else config
+
+
+def _three_of_boxes(case: Case, widest: int, most: int | None, rows: int) -> dict[str, Any]:
+    """Three warpgroups that multiply, where nothing is given, for heads that TMA copies; ``most`` rows of a sequence,
+    and ``rows`` of a tile where they are given.
+
+    H200, 4 x 4096 of bf16: heads of 72 632 us (752 by two warpgroups), of 80 626 (732), of 96 673 (719), by two stages;
+    but 64 new tokens over 48 x 4096 of 80 365 us for 300. Up to 64 take turns, with both products waited for at once
+    (heads of 64 512 us, 572 by two waits, 574 without turns; of 32 430, 508 and 476).
+    """
+    plain = case.query.bits == 16 and not modifies(case)
+    if widest <= NARROW:
+        turns = dict.fromkeys(("one_wait", "ping_pong"), True) if plain and rows != WARPGROUP_ROWS else {}
+        return {"rows": 3 * WARPGROUP_ROWS, "stages": 3, **turns}
+    few = most is not None and most <= ROW_CLASSES[-1]
+    return {"rows": 3 * WARPGROUP_ROWS} if widest <= NARROW_HEAD and plain and not few else {}
+
+
+def _most_keys(case: Case, given: Mapping[str, Any]) -> int:
+    """Keys of the widest tile that is tried.
+
+    Of 112 keys and heads of 40 or 48 addresses of three warpgroups are spilled, of 128 and heads of 32 not (H200, 4 x
+    4096 of fp8 heads of 40: by 80 keys 620 us, by 96 588, by 112 612).
+    """
+    config = TileConfig(case, **given)
+    spilled = config.consumers > 2 and config.stored_keys and config.value_columns > SMALL_HEAD
+    return MOST_OF_THREE if spilled else TileConfig.keys
+
+
+def _with_table(config: TileConfig, target: Target) -> TileConfig:
+    """A schedule over a cache whose elements threads convert, with room for a table of what the score computes.
+
+    Registers are few there, and a table saves some (H200, 8 x 4096 over fp8 pages: tiles of 112 keys take 5% longer
+    than of 128 for plain causal, T5's buckets 2710 us with a table against 3154 us without).
+    """
+    smaller = replace(config, keys=config.keys - 16)
+    if config.shared_bytes + config.table_bytes <= target.shared_bytes or why_not(smaller, target) is not None:
+        return config
+    return smaller if smaller.shared_bytes + smaller.table_bytes <= target.shared_bytes else config
+
+
+def _converting(case: Case, given: dict[str, Any], schedule: Mapping[str, Any], target: Target) -> dict[str, Any]:
+    """Entries of caches whose elements threads convert, where nothing is given; ``schedule`` with what is promised.
+
+    Where keys are multiplied as they are stored one warpgroup copies them and converts values (heads of 96, 16 tokens
+    over 48 x 4k: 113.5 us, 121.8 by two; 4 x 4096 of 64 columns by three stages 611, 618 by two).
+    Else two convert; a third takes longer to share a tile than it saves (H200, 9 tokens over 48 x 4k: 211 against
+    184 us). Of narrow heads one converts for three who multiply (4 x 4096: heads of 64 650 us, 759 for two; of 80 774
+    and 900; of 96 998 and 958; in pages of 1, of 64 699 and 776, of 80 778 and 935), for four where keys are stored (of
+    40 528, 551 for three), and two for three with scales (of 64, granules of 16 730, 789 by one, 762 for two), unless
+    few rows are promised, which fill no 192. Two blocks of 64 rows share a multiprocessor where sequences are many (16
+    tokens over 48 x 4k: 94.6 us with keys split in two, 101.7 of one), and three where keys are stored ones and no
+    function wants registers (76.1; 85.5 by two). Wide heads that are copied row by row take turns, and narrow ones; of
+    the widest one stage is better (512: 9057 against 12522; of stored keys one of 64 5997, two of 32 6832).
+    """
+    config, widest = TileConfig(case, rows=given.get("rows", TileConfig.rows)), max(case.size, case.value_size)
+    stored = given["stored_keys"]
+
+    def fits(found: dict[str, Any]) -> bool:
+        keys = FEW_STORED_KEYS if stored else FEW_KEYS
+        made = TileConfig(case, **{"keys": keys, "one_wait": True, **found, **given})
+        return why_not(made, target) is None
+
+    three = {"rows": 3 * WARPGROUP_ROWS, "producers": 1} | ({"stages": 3} if stored and widest <= NARROW else {})
+    plain = not (case.spec.quantized or modifies(case))
+    several = config.consumers > 1 and config.staged and widest <= NARROW
+    turns = {"ping_pong": True} if several and not modifies(case) else {}
+    rows = most_rows(case, schedule)
+    few = "rows" in given or (rows is not None and rows <= ROW_CLASSES[-1])
+    four, beside_two = three | {"rows": 4 * WARPGROUP_ROWS}, three | {"producers": 2}
+    for found, pays in (
+        (four, plain and stored and widest <= MOST_OF_FOUR),
+        (three, plain and widest <= (NARROW_HEAD if stored else NARROW_CONVERTED)),
+        (beside_two, case.spec.quantized and turns),
+    ):
+        if pays and not few and fits(found):
+            return found | turns
+    tiles = schedule.get("max_batch", 1) * case.spec.num_heads if given.get("splits", 0) != 1 else 0
+    alone = config.consumers == 1 and not case.spec.quantized and widest <= NARROW and staged_by_tma(config)
+    for blocks in (3, 2) if stored and plain else (2,):
+        shared = {"occupancy": blocks, "producers": 1}
+        if alone and tiles >= blocks * MANY_TILES and fits(shared):
+            return shared
+    if stored:
+        return {"producers": 1, **turns} if fits({"producers": 1}) else {"producers": 1, "stages": 1}
+    addressed = not staged_by_tma(config)
+    most = config.most_producers if not config.staged else 1 if several and addressed else MOST_CONVERTING
+    found: dict[str, Any] = {"producers": max(1, min(most, config.most_producers)), **turns}
+    if config.consumers == 2 and widest > TURNS_FROM and addressed:
+        found["ping_pong"] = True
+    return found if fits(found) else {**found, "stages": 1}
+
+
+def _of_blocks(tile: tuple[int, int], given: Mapping[str, Any]) -> dict[str, int]:
+    """The entries that a block mask's extents are; ValueError where no kernel or not the schedule has them."""
+    found = dict(zip(("rows", "keys"), tile, strict=True))
+    legal = {entry.name: entry for entry in TILED.entries}
+    for name, extent in found.items():
+        problem = legal[name].why_not(extent)
+        if problem is not None:
+            raise ValueError(f"the block mask's {problem}: make it by kv.ops.block_mask without {name}")
+        if given.get(name, extent) != extent:
+            raise ValueError(
+                f"the schedule's {name} must be the block mask's {extent}, got {given[name]}: leave it out"
+            )
+    return found
+
+
+def _by_mma(case: Case, target: Target, given: Mapping[str, Any]) -> TileConfig | str:
+    """The entries that are given, and for the others what products by mma.sync need; or why there are none."""
+    small = max(case.size, case.value_size) <= MOST_HELD and case.query.bits == 16
+    small = small or TileConfig(case, **BY_MMA).beside_rows > 1
+    most, problem = MOST_KEYS_BY_MMA if small else MOST_KEYS_BY_MMA // 2, None
+    for stages in (2, 1):  # one where two of the widest heads do not fit
+        for keys in [given["keys"]] if "keys" in given else range(most, 0, -16):
+            config = TileConfig(case, **{"keys": keys, "stages": stages, **BY_MMA, **given})
+            problem = why_not(config, target)
+            if problem is None:
+                return config
+    assert problem is not None
+    return problem

@@ -1,0 +1,493 @@
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""The schedule of decode attention: what a kernel is specialised for, and how it is chosen."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import kvarn as kv
+from kvarn.dialect import schedules
+from kvarn.dialect.dtypes import DType
+from kvarn.dialect.layout import CacheSpec, align_up, cdiv
+from kvarn.dialect.shared_layout import SharedLayout
+from kvarn.lowering.kernels.attention.decode.binned_sums import MOST_VALUES
+from kvarn.lowering.target import REGISTERS, RESERVED_BYTES, Target
+
+NEVER = -1.0e30  # a running maximum that any score exceeds, finite so that differences are
+# The fields of a configuration that are a schedule's.
+ENTRIES = (*schedules.DECODE.names, "max_batch", "early")
+COLUMNS = 8  # query rows of one mma
+LEAST_TILE = 16  # tokens: a step of the products
+SECTOR = 32  # bytes that memory gives at least
+WARP_ROWS = 2 * COLUMNS  # most query rows of a warp; a head with more is shared by several
+MOST_COLUMNS = 512  # of a head
+WARP_OUTPUTS = 2560  # that a warp has registers for, of all its query rows
+LEAST_GRANULE = 4  # elements that a lane has of a row in one step
+_HELD = 64  # scales of a tile's token that a lane has on their way to shared memory, at most
+MOST_QUERIES = 8  # new tokens of a sequence that still count as a decode
+MOST_SPLITS = MOST_VALUES  # fixed splits of a sequence
+
+
+@dataclass(frozen=True)
+class Config:
+    """What a decode kernel is specialised for."""
+
+    spec: CacheSpec
+    query: DType
+    group: int
+    max_queries: int
+    mask: str = "causal"
+    span: int = 0
+    softcap: float = 0.0
+    score: str = ""
+    alibi: bool = False
+    padded: bool = False
+    pages: bool = False
+    key_tiles: tuple[int, int] | None = None  # of a block mask: the query rows and keys of its tiles
+    warps: int = 4
+    stages: int = 2
+    tile: int = 16
+    blocks: int = 3
+    min_tiles: int = 4
+    max_batch: int = 1024
+    combine: int = 0
+    split: int = 0
+    early: int = 0
+    programmatic: bool = True
+    pair_alignment: int = 4
+    padding: int = 0
+    out_type: DType | None = None  # of the output; None: the query's
+
+    @property
+    def out(self) -> DType:
+        return self.out_type or self.query
+
+    @property
+    def by_lists(self) -> bool:
+        """Whether lists say which tokens a sequence and KV head visits: of pages, or of a block mask's tiles."""
+        return self.pages or self.key_tiles is not None
+
+    @property
+    def joined(self) -> int:
+        """Neighbouring KV heads that a warp takes as one, with zeros in a query row where columns are another's.
+
+        Narrow heads fill neither what memory gives at least nor, of few query rows, the columns of a product.
+        """
+        spec, found = self.spec, 1
+        if self.by_lists or spec.quantized or spec.is_mla or spec.head_stride != spec.head_size:
+            return 1
+        while spec.num_heads % (2 * found) == 0:
+            stored = 2 * found * spec.head_size * spec.dtype.itemsize
+            rows = 2 * found * self.group * self.max_queries
+            if (stored > SECTOR or rows > WARP_ROWS) and (stored > 2 * SECTOR or rows > COLUMNS):
+                break
+            found *= 2
+        return found
+
+    @property
+    def heads(self) -> int:
+        """KV heads, those that are joined as one."""
+        return self.spec.num_heads // self.joined
+
+    @property
+    def head_rows(self) -> int:
+        """Query rows of a token for one of :attr:`heads`."""
+        return self.group * self.joined
+
+    @property
+    def rank(self) -> int:
+        """Dimensions of the query and the output."""
+        return 4 if self.padded else 3
+
+    @property
+    def slices(self) -> int:
+        """Warps that share the columns of a wide head: as many as leave each the outputs that it has registers for.
+
+        f32 has as many instructions again: those of half as many columns are what stays in the instruction cache.
+        """
+        spec, step = self.spec, 32 if self.narrow else 16
+        rows = COLUMNS if self.wide or self.group * self.max_queries <= COLUMNS else WARP_ROWS
+        most = (WARP_OUTPUTS // 2 if self.wide else WARP_OUTPUTS) // rows
+        if spec.quantized or spec.head_size <= (256 if self.wide else most):
+            return 1
+        even = [1] + [n for n in (2, 4) if spec.head_size % (n * step) == 0]
+        return next((n for n in even if spec.head_size <= n * most), even[-1])
+
+    @property
+    def size(self) -> int:
+        """Elements of one of :attr:`heads` that a warp has."""
+        return self.spec.head_size * self.joined // self.slices
+
+    @property
+    def columns(self) -> int:
+        """The head size in whole copies of ldmatrix; columns that do not exist are zeros."""
+        return align_up(self.size, 32 if self.narrow else 16)
+
+    @property
+    def row_steps(self) -> int:
+        """Steps of 16 elements of the output."""
+        return cdiv(self.size, 16)
+
+    @property
+    def key_steps(self) -> int:
+        """Steps of the first product along the head: 16 elements each, of f32 8."""
+        return cdiv(self.size, 8 if self.wide else 16)
+
+    @property
+    def step_bytes(self) -> int:
+        """Bytes of a key that a step of the first product takes."""
+        return 16 if self.narrow else 32
+
+    @property
+    def narrow(self) -> bool:
+        """Whether the cache holds 8-bit elements."""
+        return self.spec.dtype.bits == 8
+
+    @property
+    def wide(self) -> bool:
+        """Whether the cache holds f32."""
+        return self.spec.dtype.bits == 32
+
+    @property
+    def query_in_shared(self) -> bool:
+        """Whether the query rows lie in shared memory: those of wide heads would take too many registers."""
+        return self.columns * (4 if self.wide else 1) > 256
+
+    @property
+    def warp_rows(self) -> int:
+        """Query rows of a warp, at most: where heads are wide there are registers for the sums of 8."""
+        return COLUMNS if self.columns * (2 if self.wide else 1) > 256 else WARP_ROWS
+
+    @property
+    def scales(self) -> int:
+        """Scales of a token and head; 0 without."""
+        return self.spec.num_scales if self.spec.quantized else 0
+
+    @property
+    def split_tiles(self) -> int:
+        """Tiles of a fixed split, at least, where a sequence has more than half of the most."""
+        return max(self.split // self.tile, 1)
+
+    @property
+    def most_splits(self) -> int:
+        """Fixed splits of a sequence: as many as one alone needs to be work for a device, whose heads are too."""
+        return max(8, min(MOST_SPLITS, 512 // self.spec.num_heads))
+
+    @property
+    def bins(self) -> int:
+        """Bins of the sums that fixed splits are added to: as many as have the precision of the values."""
+        return 3 if self.wide else 2
+
+    @property
+    def halves(self) -> int:
+        """Lanes that share the columns of a partial result's row: two where half of the lanes would have no rows."""
+        return 2 if self.rows <= COLUMNS // 2 else 1
+
+    @property
+    def sum_steps(self) -> int:
+        """Steps of the output that a lane has of a partial result."""
+        return cdiv(self.row_steps, self.halves)
+
+    @property
+    def leaves_splits(self) -> bool:
+        """Whether fixed splits are left one by one: where a work unit has one of them, as it does of one sequence."""
+        return bool(self.split and self.combine and self.max_batch == 1)
+
+    @property
+    def sum_bytes(self) -> int:
+        """Shared memory of the sums that a warp adds fixed splits to."""
+        if not self.split or self.leaves_splits:
+            return 0
+        return self.column_tiles * (self.sum_steps * self.bins + 1 + cdiv(2 * self.bins, 4)) * 512
+
+    @property
+    def rows(self) -> int:
+        """Query rows of a sequence and KV head, at most."""
+        return self.head_rows * self.max_queries
+
+    @property
+    def parts(self) -> int:
+        """Warps that share a KV head's rows, each with up to ``warp_rows`` of them."""
+        return cdiv(self.rows, self.warp_rows)
+
+    @property
+    def row_groups(self) -> int:
+        """Warps that it takes to have all rows of a token."""
+        return self.heads * self.parts * self.slices
+
+    @property
+    def column_tiles(self) -> int:
+        """Tiles of 8 query rows that a warp has."""
+        return cdiv(min(self.rows, self.warp_rows), COLUMNS)
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of a token in shared memory, columns that do not exist counted."""
+        return self.columns * self.spec.dtype.itemsize
+
+    @property
+    def stored_bytes(self) -> int:
+        """Bytes in the cache of a token and one of :attr:`heads`, as far as a warp has them."""
+        return self.size * self.spec.dtype.itemsize
+
+    @property
+    def scaled_elements(self) -> bool:
+        """Whether elements are multiplied by their scales: where those of a step of the products have several."""
+        return self.scales > 1 and self.spec.granularity % 16 != 0
+
+    @property
+    def scales_copied(self) -> bool:
+        """Whether scales are copied to shared memory as they are; others are converted on their way."""
+        return self.scales > 0 and self.spec.scale_dtype is kv.f32 and self.scales % 4 == 0
+
+    @property
+    def scale_pitch(self) -> int:
+        """Bytes from token to token of the scales that are copied, without bank conflicts."""
+        return 4 * self.scales + 16
+
+    @property
+    def l2_prefetch(self) -> int:
+        """Bytes that a copy prefetches to the L2: where rows end in the middle of a line, another warp has the rest."""
+        return 128 if self.stored_bytes % 128 else 0
+
+    @property
+    def reads_once(self) -> bool:
+        """Whether a row of the cache is read by one warp only."""
+        return self.parts == 1
+
+    @property
+    def tile_layout(self) -> SharedLayout:
+        """How a tile of K or V lies in shared memory, a token a row."""
+        return SharedLayout.whole_rows(self.tile, self.row_bytes, 1)
+
+    @property
+    def pitch(self) -> int:
+        """Bytes from token to token in shared memory."""
+        return self.tile_layout.pitch
+
+    @property
+    def half_stage(self) -> int:
+        """Bytes of one tile of K, or of V."""
+        return self.tile * self.pitch
+
+    @property
+    def stage_bytes(self) -> int:
+        scales = self.scale_pitch if self.scales_copied else 4 * self.scales
+        return 2 * self.half_stage + 2 * self.tile * scales
+
+    @property
+    def query_bytes(self) -> int:
+        """Shared memory of a warp's query rows."""
+        return self.column_tiles * self.key_steps * 32 * 8 if self.query_in_shared else 0
+
+    @property
+    def score_bytes(self) -> int:
+        """Shared memory of the scores that a warp gives to those that have other columns, a place for each stage."""
+        return self.stages * self.tile * self.column_tiles * 32 if self.slices > 1 else 0
+
+    @property
+    def warp_bytes(self) -> int:
+        """Shared memory of a warp: stages, query rows that are not in registers, scores for others, sums of splits."""
+        return self.stages * self.stage_bytes + self.query_bytes + self.score_bytes + self.sum_bytes
+
+    @property
+    def quads(self) -> int:
+        """Four-float parts of one lane's partial result: output, then (max, max, sum, sum), for each column tile.
+
+        Of a fixed split that a second kernel adds, exponents too; of sums of fixed splits, bins of all, and exponents.
+        """
+        if not self.split:
+            return self.column_tiles * (self.sum_steps + 1)
+        if self.leaves_splits:
+            return self.column_tiles * (self.sum_steps + 2)
+        if self.combine:
+            return self.column_tiles * (self.sum_steps * self.bins + 2 * cdiv(2 + self.bins, 4))
+        return self.sum_bytes // 512
+
+    @property
+    def row_blocks(self) -> int:
+        """Blocks of the combine kernel that share an output tile: of fixed splits each has every second query row."""
+        return 2 if self.split and self.halves == 1 else 1
+
+    @property
+    def combined_bytes(self) -> int:
+        """Shared memory of the combine kernel's warps: (max, sum, two outputs) of two rows; of fixed splits three sums
+        in bins, of each warp and of all, and two exponents.
+        """
+        return 128 * (self.combine * (3 * self.bins + 2) + 3 * self.bins if self.split else 8 * self.combine)
+
+    @property
+    def mma(self) -> DType:
+        return kv.f16 if self.narrow else self.spec.dtype
+
+    def least_bytes(self, schedule: Mapping[str, Any]) -> tuple[int, str]:
+        """Shared memory of the largest block, and what it is of, where what a schedule leaves open is least."""
+        # Nothing of the batch may decide the tile of a batch-invariant schedule, so nothing makes it smaller either.
+        open_ = {"warps": self.slices, "stages": 2, "tile": tile_of(self) if schedule.get("batch_invariant") else 16}
+        if schedule.get("batch_invariant"):
+            open_ |= invariant(self, open_["tile"])
+        least = replace(self, **open_ | {name: schedule[name] for name in ENTRIES if name in schedule})
+        return max(
+            (block_bytes(least), "a block of the decode kernel"), (combine_bytes(least), "a block that combines")
+        )
+
+
+def invariant(config: Config, tile: int) -> dict[str, int]:
+    """What a batch-invariant schedule fixes, given its tile, which follows from the case alone.
+
+    Nothing that changes the order of a sequence's additions may follow the batch. (Who combines may.) Splits of 8 bits
+    are longer: adding one takes as long as of 16 bits, and reading it half as long.
+    """
+    return {"split": max(128 if config.narrow else 64, 2 * tile)}
+
+
+def problems(
+    spec: CacheSpec, query: DType, group: int, max_queries: int, target: Target, max_batch: int = 1024,
+    batch_invariant: bool = False,
+) -> list[str]:  # fmt: skip
+    """Why this kernel does not take a case, one sentence each; empty when it does."""
+    if target.is_host or not target.has("cp_async"):
+        return [f"needs a GPU with cp.async, got {target.name}"]
+    found = []
+    if spec.is_mla:
+        found.append("needs a collection with values, got an MLA one")
+    if group > WARP_ROWS or max_queries > MOST_QUERIES:
+        found.append(
+            f"needs a group of at most {WARP_ROWS} query heads and at most {MOST_QUERIES} new tokens of a sequence, "
+            f"got a group of {group} and max_queries {max_queries}"
+        )
+    narrow = spec.dtype.bits == 8
+    if narrow:
+        known = target.has("f8_convert") if spec.dtype.is_float else spec.dtype is kv.i8 and spec.quantized
+        if not known or query not in (kv.bf16, kv.f16):
+            found.append(
+                "needs 8-bit floats that the target converts, or int8 with scales, and a query of bf16 or f16, got "
+                f"{spec.dtype.name} with a query of {query.name} on {target.name}"
+            )
+    elif spec.dtype not in (kv.bf16, kv.f16, kv.f32) or query is not spec.dtype:
+        found.append(
+            "needs a cache of 8 bits, or of bf16, f16 or f32 with queries of its type, got "
+            f"{spec.dtype.name} with a query of {query.name}"
+        )
+    if spec.head_size % 8 or not 8 <= spec.head_size <= MOST_COLUMNS:
+        found.append(f"needs a head size of a multiple of 8 up to {MOST_COLUMNS}, got {spec.head_size}")
+    # The elements that a lane has of a row in one step are multiplied by one scale.
+    if spec.quantized and spec.granularity < spec.head_size and spec.granularity % LEAST_GRANULE:
+        found.append(f"needs granules of a multiple of {LEAST_GRANULE}, got {spec.granularity}")
+    if not found:
+        least_config = Config(spec, query, group, max_queries, stages=2, max_batch=max_batch)
+        least_config = replace(least_config, warps=least_config.slices)
+        if batch_invariant:
+            tile = tile_of(least_config)
+            least_config = replace(least_config, tile=tile, **invariant(least_config, tile))
+        if least_config.scales > 2 * _HELD and not least_config.scales_copied:
+            found.append(f"needs at most {_HELD} scales of a token that are not f32, got {least_config.scales}")
+        least = block_bytes(least_config)
+        if least > target.shared_bytes:
+            found.append(
+                f"needs a block that fits {target.shared_bytes} bytes of shared memory, got {least} for a max_batch of "
+                f"{max_batch}"
+            )
+    return found
+
+
+def supports(
+    spec: CacheSpec, query: DType, group: int, max_queries: int, target: Target, max_batch: int = 1024,
+    batch_invariant: bool = False,
+) -> bool:  # fmt: skip
+    """Whether this kernel takes a case; the others go to the general kernels."""
+    return not problems(spec, query, group, max_queries, target, max_batch, batch_invariant)
+
+
+def warps_of(config: Config) -> int:
+    """Warps of a block, each with rows of a KV head: the most that divide all of them, up to 4."""
+    return next(w for w in (4, 3, 2, 1) if config.row_groups % w == 0 and w % config.slices == 0)
+
+
+def tile_of(config: Config) -> int:
+    """Tokens of a tile: as many as have 4 KiB of keys, 16 (32 of 8 bits) to 64, 128 of the narrowest heads; fewer where
+    pages are small.
+    """
+    if config.stored_bytes <= 16:
+        tile = 128
+    elif config.narrow:
+        tile = 64 if config.row_bytes <= 64 else 32
+    else:
+        tile = 16 << min(2, (cdiv(256, config.row_bytes) - 1).bit_length())
+    return min(tile, 32 * config.spec.page_size) if config.spec.paged else tile
+
+
+def fitted(target: Target, config: Config, fixed: Collection[str], measured: bool = False) -> Config:
+    """The configuration, with fewer stages, smaller tiles, fewer warps and fewer blocks as far as the target needs it.
+
+    Parameters
+    ----------
+    fixed : names
+        Entries that stay as they are: so few of them that something fits (``schedules.why_unsupported``).
+    measured : bool
+        Whether the blocks are known to be right for the rest as it is.
+    """
+    while block_bytes(config) > target.shared_bytes:
+        smaller = _smaller(config)
+        config, measured = replace(config, **next({n: smaller[n]} for n in smaller if n not in fixed)), False
+    held = config.column_tiles * config.columns * (2 if config.wide else 1)
+    registers = 168 if held <= 128 else 255
+    fits = min(target.shared_bytes // block_bytes(config), REGISTERS // (config.warps * 32 * registers))
+    return config if measured or "blocks" in fixed else replace(config, blocks=max(1, min(config.blocks, fits)))
+
+
+def _smaller(config: Config) -> dict[str, int]:
+    """What can be less, by one step; what costs least first."""
+    warps = [w for w in range(config.warps - 1, 0, -1) if config.row_groups % w == 0 and w % config.slices == 0]
+    return (
+        ({"stages": config.stages - 1} if config.stages > 2 else {})
+        | ({"tile": config.tile // 2} if config.tile > 16 else {})
+        | ({"warps": warps[0]} if warps else {})
+    )
+
+
+def configured(target: Target, config: Config, schedule: Mapping[str, Any]) -> Config:
+    """The configuration of a complete schedule, with the padding that follows from it.
+
+    Raises
+    ------
+    ValueError
+        If an entry is missing.
+    """
+    missing = [name for name in schedules.DECODE.names if name not in schedule]
+    if missing:
+        raise ValueError(
+            f"the schedule must have {', '.join(missing)}, which select-kv-schedule chooses: run it before"
+        )
+    config = replace(config, **{name: schedule[name] for name in ENTRIES if name in schedule})
+    return replace(config, padding=_padding(target, config))
+
+
+def block_bytes(config: Config) -> int:
+    """What a block holds, with room for alignment and what the hardware keeps."""
+    return _used_bytes(config) + 128 + RESERVED_BYTES
+
+
+def combine_bytes(config: Config) -> int:
+    """What a block of the kernel that combines partial results holds; 0 where there is none."""
+    if not config.combine:
+        return 0
+    counts = 4 * (config.max_batch + 1 + config.combine) if config.max_batch > 1 else 0
+    return config.combined_bytes + counts + 128 + RESERVED_BYTES
+
+
+def _used_bytes(config: Config) -> int:
+    """Shared memory of a block: its rings and, of several sequences, their tile counts and one of each warp."""
+    counts = 4 * (config.max_batch + 1 + config.warps) if config.max_batch > 1 else 0
+    return config.warps * config.warp_bytes + counts
+
+
+def _padding(target: Target, config: Config) -> int:
+    """Bytes that a block leaves unused, so that no multiprocessor has room for more blocks than it is to have.
+
+    The next kernel's blocks take the places that are free while this one runs. Where one more finds room, it is taken
+    by some multiprocessors and not by others, and the next kernel's blocks meet there two by two.
+    """
+    return max(0, target.shared_bytes_of(config.blocks + 1) + 32 - _used_bytes(config)) // 16 * 16

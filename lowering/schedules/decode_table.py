@@ -1,0 +1,52 @@
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""Schedules of decode attention: measured entries by batch class, and a rule for what was not measured.
+
+The figures behind the entries are in ``bench/RESULTS.md``. What they say: four warps a multiprocessor, each with two
+copies of 8 KiB in flight, reach the memory's rate with 16-bit caches; more in flight make the multiprocessors' shares
+of the memory less equal, and the slowest ends later. 8-bit caches and pages smaller than a tile have more instructions
+a byte and want eight warps; so do rows of 64 bytes, and those of 32 want twelve. Few sequences leave many partial
+results each, which a second kernel combines faster than the warp that arrives last.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from .decode import SECTOR, Config, invariant, tile_of, warps_of
+
+# Bytes of K and V that one tile of the measured shapes moves (16 tokens of 128 two-byte elements, or 32 of one byte).
+_TILE_BYTES = 8192
+# (most sequences, warps of a combine block, fewest tiles of a unit); beyond the last the kernel combines by itself. The
+# fewer units a sequence has, the fewer warps have something to load.
+_FEW = ((1, 16, 2), (4, 16, 4), (16, 4, 4))
+# Warps of a multiprocessor by the bytes of a row, where no columns are missing.
+_FULL_ROWS = {2 * SECTOR: 8, SECTOR: 12}
+
+
+def entries(config: Config, batch_invariant: bool = False) -> dict[str, Any]:
+    """The schedule of a case: of the configuration only the case is read."""
+    warps = warps_of(config)
+    tile = tile_of(config)
+    small_pages = config.spec.paged and config.spec.page_size < 16
+    busy = config.narrow or small_pages or config.column_tiles > 1
+    stage = 2 * tile * config.row_bytes
+    # Tiles of less than 8 KiB need more of them in flight; of more, fewer, down to what a pipeline needs. Warps that
+    # convert 8 bits have enough to do: more of them are slower.
+    wanted = (8 if busy else 4) * (1 if config.narrow else max(1, _TILE_BYTES // stage))
+    found = {"warps": warps, "tile": tile, "blocks": max(1, wanted // warps), "stages": 2, "combine": 0}
+    for most, combine_warps, min_tiles in _FEW:
+        if config.max_batch <= most:
+            found |= {"combine": combine_warps, "min_tiles": min_tiles}
+            if most == 1:
+                found["blocks"] = max(1, 4 // warps)
+            break
+    else:
+        usual = config.column_tiles == 1 and not (small_pages or batch_invariant)
+        plain = usual and not config.scales
+        # Where scales take as much as the elements, there is room for half the blocks: half as much in flight already.
+        scaled = usual and config.scaled_elements and config.scales_copied and 4 * config.scales < config.row_bytes
+        if config.narrow and config.row_bytes == 128 and (plain or scaled):
+            found["tile"] = 16  # half as much in flight
+        if plain and config.stored_bytes == config.row_bytes:
+            found["blocks"] = max(found["blocks"], _FULL_ROWS.get(config.row_bytes, 0) // warps)
+    return found | invariant(config, tile) if batch_invariant else found

@@ -1,0 +1,142 @@
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""Attention over latent rows on Hopper's tensor cores: what the kernels take, which of them is chosen, the launches."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from kvarn.dialect.dtypes import bf16, f8e4m3, f16, f32
+from kvarn.dialect.layout import align_up, cdiv
+from kvarn.dialect.ops.attention import arrays_of
+from kvarn.lowering.kernels.attention.case import Case, tile_count
+from kvarn.lowering.kernels.base import Expansion
+from kvarn.lowering.kernels.mla import (
+    block_sizes as latent_blocks,
+    combine as latent_combine,
+    few as latent_few,
+    stored as latent_stored,
+    wide as latent_wide,
+)
+from kvarn.lowering.kernels.mla.common import BOX_COLUMNS, KEYS, MOST_ROWS, WIDE, LatentConfig, ends_in_combine
+from kvarn.lowering.target import Target
+
+MOST_TILES = 16  # of a sequence whose most new tokens are known: more are found through the row offsets
+SPLIT_TILES = 2  # tiles of keys that a split has at least, where the context is known to be that long
+ATOM_ROWS = 8  # what TMA copies of a box starts at swizzle atoms
+
+
+def problems(case: Case, target: Target, row_alignment: int, listed: bool) -> list[str]:
+    """Why the kernels do not take a case, one sentence each; empty when they do."""
+    spec, found = case.spec, []
+    if not target.has("wgmma"):
+        return [f"needs a GPU with wgmma, got {target.name}"]
+    if case.query is not f8e4m3 and (case.query not in (bf16, f16) or case.out not in (case.query, f32)):
+        found.append(
+            f"needs a query of bf16, f16 or f8e4m3 and an output of its type or f32, got {case.query.name} and "
+            f"{case.out.name}"
+        )
+    if spec.dtype is not case.query and spec.dtype.bits != 8:
+        found.append(f"needs a cache of the query's type or of 8 bits, got {spec.dtype.name}")
+    if spec.dtype.bits == 8 and (spec.head_size | case.rope | case.rope_start) % 16:
+        found.append(
+            f"needs 8-bit rows, and what lies in them, of multiples of 16 bytes, got {spec.head_size} bytes with bf16 "
+            f"keys from byte {case.rope_start} on"
+        )
+    if case.rope and case.content % BOX_COLUMNS:
+        found.append(f"needs a multiple of {BOX_COLUMNS} columns before bf16 keys, got {case.content}")
+    if spec.quantized and spec.granularity < spec.head_size and spec.granularity % latent_stored.VECTOR:
+        found.append(f"needs scales of a row or of a multiple of 16 elements, got one for {spec.granularity}")
+    if case.size % 16 or case.value_size % (2 * BOX_COLUMNS) or not 0 < case.value_size <= 512:
+        found.append(
+            f"needs a query of a multiple of 16 columns and values of 128, 256, 384 or 512, got {case.size} and "
+            f"{case.value_size}"
+        )
+    if row_alignment < 16:
+        found.append(f"needs query and output rows aligned to 16 bytes, got {row_alignment}")
+    if not found:
+        config = LatentConfig(case, WIDE, listed=listed)
+        if not fits(config, target):
+            found.append(f"needs rows that fit {target.shared_bytes} bytes of shared memory thrice, got {case.size}")
+    return found
+
+
+def fits(c: LatentConfig, target: Target) -> bool:
+    """Whether two tiles of keys and the query have room in shared memory."""
+    if c.few:
+        return latent_blocks.ring_boxes(c, target.shared_bytes) >= 2 * c.slots
+    return latent_wide.shared_bytes(c) <= target.shared_bytes
+
+
+def box_rows(case: Case, query_rows: int, at: Expansion, handle: Any, listed: bool) -> int:
+    """Rows that TMA copies at a time, for blocks of so many query rows; 0 where it cannot."""
+    rows = math.gcd(case.spec.page_size, KEYS) if case.spec.paged else KEYS
+    swizzle = swizzle_of(LatentConfig(case, query_rows))
+    if listed or rows % ATOM_ROWS or at.why_no_tensor_map(handle, rows=rows, swizzle=swizzle) is not None:
+        return 0
+    return rows
+
+
+def swizzle_of(c: LatentConfig) -> str:
+    return f"{c.box.swizzle}B"
+
+
+def rows_of(case: Case, most: int) -> int:
+    """Query rows of a block, of a sequence's ``most``; 0: any number."""
+    few = WIDE if case.spec.dtype.bits == 8 else MOST_ROWS
+    rows = align_up(most, 8) if 0 < most <= few else WIDE
+    return WIDE if latent_stored.upright(LatentConfig(case, rows)) else rows
+
+
+def config_of(case: Case, at: Expansion, op: Any) -> LatentConfig:
+    """The configuration for a case and what the schedule promises."""
+    listed = op.indices is not None
+    most = case.heads if listed else at.schedule.get("max_queries", 0) * case.heads
+    rows = rows_of(case, most)
+    tiles = 0 if listed or cdiv(most, rows) > MOST_TILES else cdiv(most, rows)
+    copied = box_rows(case, rows, at, op.collection, listed)
+    return LatentConfig(case, rows, tiles, listed, copied, ends_in_combine(case, op))
+
+
+def launch(config: LatentConfig, at: Expansion, op: Any) -> None:
+    """Launch the kernel, and where keys are split the one that combines."""
+    case, one = config.case, at.constant(1)
+    tokens, batch = at.dim(op.query, 0), at.dim(op.row_offsets, 0) - 1
+    blocks = latent_blocks.blocks_of(config) if config.few else 1  # that leave one partial result
+    if config.listed:
+        tiles = needed = tokens * cdiv(case.heads, config.rows)
+    elif config.tiles:
+        tiles = needed = batch * config.tiles
+    else:
+        tiles = tile_count(tokens, batch, case.heads, config.rows)
+        needed = (tokens * case.heads + (config.rows - 1)) // config.rows
+    needed = needed + (one - needed.least(one))
+    if "splits" in at.schedule:
+        splits = at.constant(at.schedule["splits"])
+    else:
+        splits = (at.device("multiprocessors") // (needed * blocks)).least(at.constant(latent_combine.MOST_SPLITS))
+        longest = at.dim(op.indices, 1) if config.listed else at.field(op.collection, "max_cache_length")
+        least = SPLIT_TILES * KEYS * blocks
+        splits = splits.least((longest + (least - 1)) // least)
+        splits = splits + (one - splits.least(one))
+    several = one if config.parted else (splits - 1).least(one)
+    parts = at.workspace((several * tiles).wide * splits * config.part_bytes + 16)  # of many tiles more than 2 GiB
+    key_map = (
+        at.tensor_map(
+            op.collection, rows=config.box_rows, swizzle=swizzle_of(config), layer=op.layer, half="key"
+        ) if config.copy == "tma" else None
+    )  # fmt: skip
+    out = None if config.parted else op.out
+    args = [op.collection, op.layer, op.query, op.row_offsets, op.scale, out, parts, op.indices, op.topk_lengths]
+    if config.few:
+        kernel, threads = latent_few.latent_kernel(config, at.target.shared_bytes), latent_blocks.threads_of(config)
+    else:
+        kernel, threads = latent_wide.latent_kernel(config), latent_wide.threads_of(config)
+    args += [key_map, op.kv_offsets, *arrays_of(op), op.block_mask]
+    for waits, launched in ((False, one - several), (True, several)):  # long ones gain nothing by an early start
+        extents = tiles * launched, splits * blocks, 1
+        at.launch(kernel, args, extents, (threads, 1, 1), key=config, programmatic=waits)
+    blocks, columns = latent_combine.grid(config, tiles, splits)
+    combined = [op.row_offsets, op.out, parts, tiles, splits, op.sinks, op.lse, op.prior, op.prior_lse]
+    threads = (32 * latent_combine.WARPS, 1, 1)
+    at.launch(latent_combine.combine_kernel(config), combined, (several * blocks, columns, 1), threads, key=config)

@@ -1,0 +1,275 @@
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""Tiles of caches that come by TMA boxes: where products read them, or on their way there. For distribute-kv-tiles.
+
+Elements of 8 bits that products want as 16 come as they are stored to *staging* memory, which all threads that copy
+read, convert and write to the tile's stage. Beside the barriers of the stages are those of staging memory: ``landed``
+and ``read``. Scales are no boxes: threads copy them by cp.async, each once, and ``landed`` counts those copies too.
+
+A box starts at a multiple of 16 bytes of a token. A head that does not (of 72 columns of 8 bits, every second one) has
+its first column at the ninth of staging memory, and what is converted of 16 bytes goes to two places.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Any
+
+from kvarn.dialect import ops, types
+from kvarn.dialect.dtypes import DType, f32, i32
+from kvarn.dialect.layout import CacheSpec, align_up, cdiv, page_and_slot
+from kvarn.dialect.shared_layout import CHUNK, SWIZZLES, SharedLayout
+from kvarn.dsl import functional, gpu, math as kv_math, ptx, tma
+from kvarn.dsl.memory import GLOBAL, SHARED, Pointer
+from kvarn.dsl.values import Value, as_value, vector, where
+
+from .copies import elements_of, scales_of
+from .dequantize import converted
+from .ir import BARRIER_BYTES, SWIZZLE, WARP
+from .threads import scalar, warp_of
+
+GROUP = 8  # neighbouring lanes, which have as many rows: a swizzle's period
+
+
+def boxes_of(op: Any, layout: SharedLayout) -> int:
+    """Boxes of a tile's rows."""
+    return layout.rows // types.tma_spec_of(op.descriptor.type).rows
+
+
+def copy_boxes(
+    op: Any, layout: SharedLayout, place: Pointer, full: Pointer, lane: Value, warp: Value | None = None, warps: int = 1
+) -> None:
+    """Copy a tile: lane i the box of tokens first + i * box rows, in all swizzle atoms of columns.
+
+    Of ``existing`` ones, those with tokens: rows out of bounds take a copy longer than others.
+
+    With ``warps`` of them warp w has the boxes w, w + warps and so on: an SM takes some 50 ns for each of a warp.
+    """
+    map = tma.TensorMap(op.descriptor, types.tma_spec_of(op.descriptor.type))
+    rows, boxes = map.rows, boxes_of(op, layout)
+    if "existing" in op.operation.attributes:
+        boxes = kv_math.max(kv_math.min((scalar(op.count) - scalar(op.first) + (rows - 1)) // rows, boxes), 0)
+    own = boxes if warp is None else (boxes - 1 - warp) // warps + 1
+    with functional.when(lane == 0):
+        ptx.mbarrier_arrive_expect_tx(full, own * (layout.panels * map.box_bytes))
+    ptx.syncwarp()
+    # Of one box an elected thread's: under a condition on the lane ptxas makes a loop over lanes, of some 60 cycles.
+    single = boxes_of(op, layout) == 1
+    at = as_value(0, i32) if single else lane
+    page = gpu.shuffle_idx(scalar(op.pages), 0) if single else scalar(op.pages)
+    token = scalar(op.first) + at * rows
+    slot = page_and_slot(types.spec_of(op.cache.type), Value(token.ir, i32, nonneg=True))[1]
+    there = at < boxes if warp is None else (at < boxes) & (at % warps == warp)
+    with functional.when(there), functional.when(ptx.elect()) if single else contextlib.nullcontext():
+        head, first_column = scalar(op.head), op.first_column.value
+        if map.spec.form == "token":
+            head, first_column = 0, column_of_token(op) // CHUNK * CHUNK
+        for panel in range(layout.panels):
+            coordinates = (page, slot, head, first_column + panel * layout.panel_columns)
+            tma.load_box(map, coordinates, place + layout.box_offset(panel, at * rows), full)
+
+
+def column_of_token(op: Any) -> Value:
+    """The first column of a tile among those of all heads of a token, elements of 8 bits."""
+    at = scalar(op.head) * types.spec_of(op.cache.type).head_size + op.first_column.value
+    return Value(at.ir, i32, nonneg=True)
+
+
+def swizzle_of_boxes(spec: CacheSpec) -> int:
+    """Bytes of the swizzle of boxes that fill staging memory: those of narrow heads have no more columns than these."""
+    return next((s for s in SWIZZLES[1:] if align_up(spec.head_size, CHUNK) * spec.dtype.itemsize <= s), SWIZZLE)
+
+
+def staged_boxes(spec: CacheSpec, rows: int, columns: int, slots: int) -> SharedLayout:
+    """Staging memory of tiles, as boxes fill it."""
+    return SharedLayout(rows, columns, spec.dtype.itemsize, swizzle_of_boxes(spec), slots)
+
+
+def staged_boxes_bytes(spec: CacheSpec, rows: int, columns: int, slots: int) -> int:
+    """Staging memory of a buffer, that of scales with it."""
+    return staged_boxes(spec, rows, columns, slots).bytes + slots * rows * 4 * scales_of_row(spec)
+
+
+def scales_of_row(spec: CacheSpec) -> int:
+    """Scales of a token and head; 0 where there are none."""
+    return spec.num_scales if spec.quantized else 0
+
+
+def chunks_at_once(chunks: int, groups: int) -> int:
+    """Chunks of a row that groups of eight threads convert at a time: all, or a divisor that lets more of them work."""
+    busy = {n: groups // n * n for n in range(1, min(chunks, groups) + 1) if chunks % n == 0}
+    most = max(busy)
+    return most if 4 * busy[most] >= 3 * groups else max(busy, key=lambda n: (busy[n], n))
+
+
+class StagedBoxes:
+    """The staging memory of a buffer that boxes fill, and how its tiles come from there."""
+
+    def __init__(self, op: Any, layout: SharedLayout, threads: int, slots: int) -> None:
+        """``op``: the ``kv.copy_start`` that fills the buffer, whose tiles have a layout; ``threads`` convert them."""
+        self.slots = slots
+        self.spec, self.layout, self.threads = types.spec_of(op.cache.type), layout, threads
+        self.staged = staged_boxes(self.spec, layout.rows, layout.columns, slots)
+        self.scales = scales_of_row(self.spec)
+        self.copying_boxes = min(threads // WARP, boxes_of(op, self.staged))  # warps
+        self.memory = Pointer(ops.alloc_shared(self.staged.bytes, self.staged.alignment), SHARED)
+        self.barriers = Pointer(ops.alloc_shared(2 * slots * BARRIER_BYTES, BARRIER_BYTES), SHARED)
+        self.of_token = types.tma_spec_of(op.descriptor.type).form == "token"
+        self.shifts = Pointer(ops.alloc_shared(slots * 4, CHUNK), SHARED) if self.of_token else self.memory
+        self.slot_scales = layout.rows * 4 * self.scales
+        self.scale_memory = Pointer(ops.alloc_shared(max(slots * self.slot_scales, CHUNK), CHUNK), SHARED)
+
+    @property
+    def scales_of_copy(self) -> int:
+        """Scales that a thread copies at a time."""
+        return next(w for w in (4, 2, 1) if self.scales % w == 0)
+
+    @property
+    def copying_scales(self) -> int:
+        """Threads, of whole warps, that copy scales."""
+        if not self.scales:
+            return 0
+        return min(self.threads, align_up(self.layout.rows * self.scales // self.scales_of_copy, WARP))
+
+    def slot(self, n: Value) -> tuple[Value, Value]:
+        """(slot, parity of its phase) of use n; slots are a power of two."""
+        return n & (self.slots - 1), (n >> (self.slots.bit_length() - 1)) & 1
+
+    def landed(self, slot: Value) -> Pointer:
+        return self.barriers + slot * BARRIER_BYTES
+
+    def read(self, slot: Value) -> Pointer:
+        return self.barriers + (slot + self.slots) * BARRIER_BYTES
+
+    def initialize(self) -> None:
+        """Set the barriers up: who starts boxes and all who copy scales fill a slot, every warp has read it."""
+        for slot in range(self.slots):
+            copies = self.copying_boxes + self.copying_scales
+            ptx.mbarrier_init(self.barriers + slot * BARRIER_BYTES, copies, f"landed[{slot}]")
+            read = self.barriers + (slot + self.slots) * BARRIER_BYTES
+            ptx.mbarrier_init(read, self.threads // WARP, f"read[{slot}]")
+
+    def start(self, op: Any, n: Value, thread: Value) -> None:
+        """Start the copies of use n: every warp its boxes, of which there may be fewer, and its threads' scales."""
+        warp, (slot, parity) = warp_of(thread), self.slot(n)
+        place, lane = self.memory + self.staged.stage_offset(slot), thread & (WARP - 1)
+        with self.of_warps(warp, max(self.copying_boxes, self.copying_scales // WARP)):
+            ptx.mbarrier_wait(self.read(slot), parity ^ 1, name="read")
+            with self.of_warps(warp, self.copying_boxes):
+                if self.of_token:  # who waits for the boxes waits for this, too
+                    with functional.when(thread == 0):
+                        (self.shifts + slot * 4).store(column_of_token(op) & (CHUNK - 1))
+                copy_boxes(op, self.staged, place, self.landed(slot), lane, warp, self.copying_boxes)
+            if self.scales:
+                with self.of_warps(warp, self.copying_scales // WARP):
+                    self.start_scales(op, slot, thread)
+
+    def of_warps(self, warp: Value, count: int) -> contextlib.AbstractContextManager[Any]:
+        """The first so many warps, or all without a branch."""
+        return contextlib.nullcontext() if count == self.threads // WARP else functional.when(warp < count)
+
+    def start_scales(self, op: Any, slot: Value, thread: Value) -> None:
+        """Start a thread's copies of scales: of tokens that do not exist, zeros."""
+        widest, each = self.scales_of_copy, self.scales // self.scales_of_copy
+        first, count = scalar(op.first), scalar(op.count)
+        last = kv_math.max(count - 1, 0)
+        total, box = self.layout.rows * each, types.tma_spec_of(op.descriptor.type).rows
+        for s in range(cdiv(total, self.copying_scales)):
+            i = Value((thread + s * self.copying_scales).ir, i32, nonneg=True)
+            row, part = i // each, i % each
+            token = first + row
+            at = Value(kv_math.max(kv_math.min(token, last), 0).ir, i32, nonneg=True)
+            page = gpu.shuffle_idx(scalar(op.pages), kv_math.min(row, self.layout.rows - 1) // box)
+            page = where(token < count, page, 0).ir  # of which nothing is read
+            column = part * (widest * self.spec.granularity)
+            source = ops.scale_block_ptr(op.cache, op.batch, at.ir, op.head, column.ir, page)
+            to = self.scale_memory + slot * self.slot_scales + i * (4 * widest)
+            with functional.when(i < total):
+                exists = where(token < count, 4 * widest, 0)
+                ptx.cp_async(to, Pointer(source, GLOBAL), 4 * widest, zero_fill_size=exists)
+        ptx.cp_async_mbarrier_arrive(self.landed(slot))
+
+    def finish(self, n: Value, thread: Value, pending: int, tile: Pointer, dtype: DType) -> None:
+        """Wait for use n to be there, convert this thread's part of it, and give the slot back."""
+        slot, parity = self.slot(n)
+        ptx.mbarrier_wait(self.landed(slot), parity, name="landed")
+        self.convert(slot, thread, tile, dtype)
+        ptx.syncwarp()
+        ptx.mbarrier_arrive(self.read(slot), (thread & (WARP - 1)) == 0)
+
+    def convert(self, slot: Value, thread: Value, tile: Pointer, dtype: DType) -> None:
+        """Write a thread's chunks to a tile: of every eighth row the same one, so that addresses grow evenly.
+
+        Eight neighbours have a chunk of eight rows each, which swizzles put into different banks.
+        """
+        columns = CHUNK // self.spec.dtype.itemsize
+        chunks, groups = self.layout.columns // columns, self.threads // GROUP
+        beside = chunks_at_once(chunks, groups)
+        blocks = groups // beside  # of eight rows, in one turn
+        turns = cdiv(self.layout.rows, blocks * GROUP)
+        whole = turns * blocks * GROUP == self.layout.rows
+        together = next(
+            m for m in (4, 3, 2, 1) if turns % m == 0
+        )  # chunks of a thread that it loads before it converts
+        place = self.memory + self.staged.stage_offset(slot)
+        shift = (self.shifts + slot * 4).load(i32) if self.of_token else None
+
+        def of_group(first: Any) -> None:
+            group = Value((thread // GROUP).ir, i32, nonneg=True)
+            row0, chunk = (thread & (GROUP - 1)) + (group // beside) * GROUP, group % beside + first
+
+            def some(turn: Any) -> None:
+                held = []
+                for u in range(together):
+                    row = row0 + (turn + u) * (blocks * GROUP)
+                    at = row if whole else kv_math.min(row, self.layout.rows - 1)
+                    words = (place + self.staged.chunk_offset(at, chunk)).load(i32, CHUNK // 4)
+                    held.append((row, [words[k] for k in range(CHUNK // 4)], self.factors(slot, at, chunk * columns)))
+                for row, words, factors in held:
+                    with contextlib.nullcontext() if whole else functional.when(row < self.layout.rows):
+                        self.write(row, chunk, words, factors, tile, dtype, shift)
+
+            if turns == together:
+                some(0)
+                return
+            with functional.loop(0, ptx.unknown(turns), together) as turn:
+                ptx.stay_rolled()
+                some(turn)
+
+        with (
+            contextlib.nullcontext()
+            if blocks * beside == groups
+            else functional.when(thread // GROUP < blocks * beside)
+        ):
+            if beside == chunks:
+                of_group(0)
+                return
+            with functional.loop(0, ptx.unknown(chunks), beside) as first:
+                ptx.stay_rolled()
+                of_group(first)
+
+    def factors(self, slot: Value, row: Value, column: Value) -> list[Value]:
+        """The scales of a chunk's elements, one for every equal part of them."""
+        if not self.scales:
+            return []
+        of_row = self.scale_memory + slot * self.slot_scales + row * (4 * self.scales)
+        each = scales_of(self.spec, CHUNK)
+        at = column // min(self.spec.granularity, self.spec.head_size)
+        return elements_of((of_row + at * 4).load(f32, each))
+
+    def write(
+        self, row: Value, chunk: Value, words: list[Value], factors: list[Value], tile: Pointer, dtype: DType,
+        shift: Value | None,
+    ) -> None:  # fmt: skip
+        """Convert a chunk and write it, as two. A head's may start in the middle of one, ``shift`` columns on.
+
+        What is written then at the end of the row, of the neighbours on either side, is zeros.
+        """
+        pairs, each = converted(words, factors, self.spec.dtype, dtype), CHUNK // 4
+        for p in range(0, len(pairs), each):
+            part, half = chunk * (len(pairs) // each) + p // each, vector(i32, pairs[p : p + each])
+            if shift is not None:
+                part = part - (shift >> 3)
+                last = self.layout.columns * self.layout.itemsize // CHUNK - 1
+                part = where(part < 0, last, part)
+                half = where(part == last, vector(i32, each), half)
+            (tile + self.layout.chunk_offset(row, part)).store(half)

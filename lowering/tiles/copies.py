@@ -1,0 +1,253 @@
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""Tiles of paged caches that come to shared memory row by row, by cp.async. For distribute-kv-tiles.
+
+Every chunk of every row has its own page, so that pages may have any size. Stored elements are copied where products
+read them. Elements of 8 bits that products want as 16 are *staged*: a thread copies chunks, with their scales, to
+memory of its own, and when they are there converts these chunks itself, so that no thread waits for another.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from kvarn.dialect import ops, types
+from kvarn.dialect.dtypes import DType, f8e4m3, f8e5m2, f32, i8, i32
+from kvarn.dialect.layout import CacheSpec, align_up, cdiv
+from kvarn.dialect.shared_layout import CHUNK, SharedLayout
+from kvarn.dsl import functional, math as kv_math, ptx
+from kvarn.dsl.memory import GLOBAL, SHARED, Pointer
+from kvarn.dsl.values import Value, vector, where
+
+from .dequantize import converted
+from .ir import WARPGROUP
+from .threads import scalar
+
+SLOTS = 2  # tiles of a buffer in staging memory, where a schedule does not say more
+LEAST_PAGE = 8  # tokens of a page that is copied at constant distances
+
+
+def row_unit(spec: CacheSpec, columns: int, first_column: int = 0) -> int:
+    """Bytes of the widest cp.async that rows of some columns are whole copies of, 16 or 8; 0 for none."""
+    item = spec.dtype.itemsize
+    for unit in (16, 8):
+        places = (columns, first_column, spec.head_size, spec.head_stride, spec.token_stride)
+        if not any(x * item % unit for x in places):
+            return unit
+    return 0
+
+
+def why_not_by_rows(spec: CacheSpec, columns: int, first_column: int = 0) -> str | None:
+    """Why tiles cannot be copied row by row as they are stored; None when they can."""
+    if not spec.paged or not spec.of_cache:
+        return "only caches in pages are looked up row by row"
+    if row_unit(spec, columns, first_column) != CHUNK:
+        return f"{columns} columns of {spec.dtype.name} are no whole copies of {CHUNK} bytes"
+    return None
+
+
+def fits_pages(spec: CacheSpec, rows: int, columns: int, first_column: int = 0) -> bool:
+    """Whether all threads copy a tile as it is stored with one lookup a page, at constant distances in it.
+
+    Of smaller pages it costs more to look them up than to ask for the addresses of rows.
+    """
+    whole = first_column == 0 and columns == spec.head_size and row_unit(spec, columns) == CHUNK
+    page = spec.page_size
+    return whole and (not page or (page >= LEAST_PAGE and (page % rows == 0 or rows % page == 0)))
+
+
+def why_not_staged(spec: CacheSpec, columns: int, first_column: int = 0) -> str | None:
+    """Why tiles cannot be converted from staging memory; None when they can."""
+    if not spec.paged or not spec.of_cache:
+        return "only caches in pages are looked up row by row"
+    if spec.dtype not in (f8e4m3, f8e5m2, i8):
+        return f"only 8-bit elements are staged, got {spec.dtype.name}"
+    unit = row_unit(spec, columns, first_column)
+    if not unit:
+        return f"{columns} columns of {spec.dtype.name} are no whole copies of 8 bytes"
+    if spec.quantized and (spec.scale_dtype is not f32 or not scales_of(spec, unit)):
+        assert spec.scale_dtype is not None
+        return f"{unit} elements have no whole scales of f32: {spec.scale_dtype.name} in granules of {spec.granularity}"
+    return None
+
+
+def scales_of(spec: CacheSpec, unit: int) -> int:
+    """Scales of a chunk of ``unit`` elements: 1, 2 or 4; 0 where there are none, or others."""
+    granule = spec.granularity
+    if not spec.quantized:
+        return 0
+    if granule >= spec.head_size or granule % unit == 0:
+        return 1
+    return unit // granule if unit % granule == 0 and unit // granule in (2, 4) else 0
+
+
+def staging_bytes(spec: CacheSpec, rows: int, columns: int, threads: int, slots: int) -> int:
+    """Staging memory of a buffer whose tiles so many threads convert."""
+    unit = row_unit(spec, columns)
+    chunks = align_up(rows * cdiv(columns * spec.dtype.itemsize, unit), threads)
+    return slots * chunks * (unit + 4 * scales_of(spec, unit))
+
+
+@dataclass(frozen=True)
+class Chunks:
+    """A tile's chunks of ``unit`` bytes in the cache, and which of them a thread has."""
+
+    layout: SharedLayout
+    unit: int
+    columns: int  # of a chunk
+    threads: int
+
+    @property
+    def of_row(self) -> int:
+        return self.layout.columns // self.columns
+
+    @property
+    def total(self) -> int:
+        return self.layout.rows * self.of_row
+
+    @property
+    def of_thread(self) -> int:
+        return cdiv(self.total, self.threads)
+
+    @property
+    def together(self) -> int:
+        """Chunks of a thread that are under way at a time: threads of several warpgroups have few registers."""
+        return 4 if self.threads <= WARPGROUP else 3 if self.of_thread % 3 == 0 else 2
+
+    def number(self, thread: Value, s: Any) -> Value:
+        """A thread's s-th chunk; past the last one the last again, which does no harm."""
+        i = thread + s * self.threads
+        i = kv_math.min(i, self.total - 1) if self.total % self.threads else i
+        return Value(i.ir, i32, nonneg=True)
+
+    def place(self, i: Value) -> tuple[Value, Value]:
+        """(row, chunk of the row) of a number. Eight neighbours write two chunks each without bank conflicts."""
+        n = self.of_row
+        if (
+            self.columns * self.layout.itemsize == 2 * CHUNK
+            and n >= 2
+            and n & (n - 1) == 0
+            and self.layout.rows % 8 == 0
+        ):
+            bits = n.bit_length() - 1  # of the chunk: the first, and behind two of the row's the others
+            rest = i >> 3
+            chunk = (i & 1) | ((rest & (n // 2 - 1)) << 1)
+            rest = rest >> (bits - 1)
+            row = ((i >> 1) & 1) | ((rest & 1) << 1) | (i & 4) | ((rest >> 1) << 3)
+            return row, chunk
+        return i // n, i % n
+
+
+def chunks_of(op: Any, layout: SharedLayout, threads: int) -> Chunks:
+    """The chunks of the tile that a ``kv.copy_start`` copies."""
+    spec = types.spec_of(op.cache.type)
+    unit = row_unit(spec, layout.columns, op.first_column.value)
+    return Chunks(layout, unit, unit // spec.dtype.itemsize, threads)
+
+
+def start_chunks(op: Any, chunks: Chunks, thread: Value, target: Any) -> None:
+    """Start the copies of a thread's chunks to ``target(s, row, chunk)``; of tokens that do not exist, zeros.
+
+    ``target`` gives pointers: where the chunk goes, and where its scales go or None.
+    """
+    spec = types.spec_of(op.cache.type)
+    first, count = scalar(op.first), scalar(op.count)
+    last = kv_math.max(count - 1, 0)
+    scales = scales_of(spec, chunks.unit)
+    # Columns past the head are zeros, and nothing is read of what lies there.
+    past = op.first_column.value + chunks.layout.columns > spec.head_size
+
+    def some(begin: Any, many: int) -> None:
+        places, sources = [], []
+        for u in range(many):
+            row, chunk = chunks.place(chunks.number(thread, begin + u))
+            token = first + row
+            at = Value(kv_math.max(kv_math.min(token, last), 0).ir, i32, nonneg=True)
+            places.append((row, chunk, token, at, ops.page(op.cache, op.batch, at.ir)))
+        for _, chunk, _, at, page in places:
+            column = chunk * chunks.columns + op.first_column.value
+            sources.append(ops.block_ptr(op.cache, op.batch, at.ir, op.head, column.ir, page=page))
+        for u, (row, chunk, token, at, page) in enumerate(places):
+            exists = token < count
+            if past:
+                exists = exists & (chunk * chunks.columns + op.first_column.value < spec.head_size)
+            to, to_scales = target(begin + u, row, chunk)
+            ptx.cp_async(
+                to, Pointer(sources[u], GLOBAL), chunks.unit, zero_fill_size=where(exists, chunks.unit, 0)
+            )  # fmt: skip
+            if scales:
+                column = chunk * chunks.columns + op.first_column.value
+                source = ops.scale_block_ptr(op.cache, op.batch, at.ir, op.head, column.ir, page)
+                ptx.cp_async(
+                    to_scales, Pointer(source, GLOBAL), 4 * scales, zero_fill_size=where(exists, 4 * scales, 0)
+                )  # fmt: skip
+
+    many = chunks.together
+    whole = chunks.of_thread // many
+    if whole > 1:
+        with functional.loop(0, whole * many, many) as s:
+            some(s, many)
+    for s in range((whole if whole > 1 else 0) * many, chunks.of_thread, many):
+        some(s, min(many, chunks.of_thread - s))
+
+
+class Staging:
+    """The staging memory of a buffer: ``slots`` tiles as they are stored, each thread's chunks in its own place."""
+
+    def __init__(self, op: Any, layout: SharedLayout, threads: int, slots: int) -> None:
+        """The memory of the buffer that a ``kv.copy_start`` fills."""
+        self.spec, self.chunks = types.spec_of(op.cache.type), chunks_of(op, layout, threads)
+        self.scales = scales_of(self.spec, self.chunks.unit)
+        self.slots, self.memory = slots, Pointer(ops.alloc_shared(slots * self.slot_bytes, CHUNK), SHARED)
+
+    @property
+    def all_chunks(self) -> int:
+        return self.chunks.threads * self.chunks.of_thread
+
+    @property
+    def slot_bytes(self) -> int:
+        return self.all_chunks * (self.chunks.unit + 4 * self.scales)
+
+    def place(self, n: Value, thread: Value, s: Any) -> tuple[Pointer, Pointer | None]:
+        """Where a thread's s-th chunk of use n lies, and its scales."""
+        slot = self.memory + (n & (self.slots - 1)) * self.slot_bytes
+        i = thread + s * self.chunks.threads
+        data = slot + i * self.chunks.unit
+        return data, (slot + (i * (4 * self.scales) + self.all_chunks * self.chunks.unit) if self.scales else None)
+
+    def start(self, op: Any, n: Value, thread: Value) -> None:
+        """Start the copies of a thread's chunks of use n."""
+        start_chunks(op, self.chunks, thread, lambda s, row, chunk: self.place(n, thread, s))
+        ptx.cp_async_commit()
+
+    def initialize(self) -> None:
+        """Set barriers up: there are none."""
+
+    def finish(self, n: Value, thread: Value, pending: int, tile: Pointer, dtype: DType) -> None:
+        """Wait for the copies of use n, while ``pending`` later ones go on, and convert them."""
+        ptx.cp_async_wait(pending)
+        self.convert(n, thread, tile, dtype)
+
+    def convert(self, n: Value, thread: Value, tile: Pointer, dtype: DType) -> None:
+        """Write a thread's chunks of use n to a tile. Several are loaded before the first is converted."""
+        chunks = self.chunks
+        many = next(m for m in range(chunks.together, 0, -1) if chunks.of_thread % m == 0)
+        with functional.loop(0, chunks.of_thread, many) as s:
+            held = []
+            for u in range(many):
+                data, scales = self.place(n, thread, s + u)
+                words = data.load(i32, chunks.unit // 4)
+                factors = [] if scales is None else elements_of(scales.load(f32, self.scales))
+                held.append(([words[i] for i in range(chunks.unit // 4)], factors))
+            for u, (words, factors) in enumerate(held):
+                row, chunk = chunks.place(chunks.number(thread, s + u))
+                found = converted(words, factors, self.spec.dtype, dtype)
+                per_chunk = CHUNK // 4
+                for p in range(0, len(found), per_chunk):
+                    at = chunks.layout.chunk_offset(row, chunk * (len(found) // per_chunk) + p // per_chunk)
+                    (tile + at).store(vector(i32, found[p : p + per_chunk]))
+
+
+def elements_of(value: Any) -> list[Value]:
+    """The elements of a vector, or a scalar as the only one."""
+    return [value[i] for i in range(value.lanes)] if value.lanes else [value]

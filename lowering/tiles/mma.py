@@ -1,0 +1,171 @@
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""Products of tiles by mma.sync, where there is no wgmma: for distribute-kv-tiles.
+
+A warp has rows of 16 and multiplies for itself. B comes from shared memory by ldmatrix, fragment by fragment; A from
+registers, where an accumulator of 16-bit elements is what the instruction takes, or from shared memory likewise.
+
+Elements of f32 are multiplied as two numbers of tf32 each, what it represents and the rest, in three products: all but
+what is below f32's own rounding, and what the instruction cuts off its sums. A step has 8 of K, in the order in which
+an accumulator's registers are A: a lane's two neighbours. Fragments come by ordinary loads.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from mlir import ir
+from mlir.dialects import arith, vector
+
+from kvarn.dialect.dtypes import by_mlir, f32, i32
+from kvarn.dialect.ops.tile import COLUMN_STEP as STEP  # of a product's K, and of its N by one ldmatrix
+from kvarn.dialect.shared_layout import SharedLayout
+from kvarn.dialect.tile_layout import WARP_ROWS
+from kvarn.dsl import ptx
+from kvarn.dsl.memory import SHARED, Pointer
+from kvarn.dsl.values import Value, bitcast
+
+from .products import Product, words
+from .threads import Threads, elements, from_elements, scalar
+
+ROWS = WARP_ROWS  # of a warp's fragment of A
+STEP_F32 = 8  # of K by one instruction of tf32
+REPRESENTABLE = -0x2000  # the bits of an f32 that tf32 has
+TOGETHER_F32 = 4  # fragments of B whose products are added up beside one another
+
+
+def fragments(place: Pointer, layout: SharedLayout, threads: Threads) -> list[list[Value]]:
+    """A warp's rows of a tile in shared memory as A, four words a k-step."""
+    first = layout.steps(place, threads.warp * ROWS + (threads.lane & 15), threads.lane >> 4)
+    return [ptx.ldmatrix(layout.step(first, k)) for k in range(layout.columns // STEP)]
+
+
+def loaded(place: Pointer, layout: SharedLayout, threads: Threads, element: ir.Type) -> ir.Value:
+    """A warp's rows of a tile in shared memory as what a thread holds of an accumulator."""
+    found = from_elements([w.ir for step in fragments(place, layout, threads) for w in step])
+    return vector.bitcast(ir.VectorType.get([2 * ir.VectorType(found.type).shape[0]], element), found)
+
+
+def multiply(product: Product, a: ir.Value, b: ir.Value, c: ir.Value | None, threads: Threads) -> ir.Value:
+    """The product: ``a`` a vector, or a pointer to a tile; ``b`` a pointer; what a thread holds of the accumulator."""
+    tile, threads = Pointer(b, SHARED), replace(threads, across=product.across)
+    if c is None:
+        zero = arith.constant(ir.F32Type.get(), 0.0)
+        sums = [Value(zero, f32)] * (_stacks(product.a, threads) * product.n // (2 * threads.across))
+    else:
+        sums = [Value(x, f32) for x in elements(c)]
+    take = _of_f32 if product.element == "f32" else _of_16_bits
+    take(product, a, tile, sums, threads)
+    return from_elements([x.ir for x in sums])
+
+
+def _of_16_bits(product: Product, a: ir.Value, tile: Pointer, sums: list[Value], threads: Threads) -> None:
+    """Add a product to ``sums``, what a thread holds of the accumulator."""
+    dtype, lane, layout, across = by_mlir(product.element), threads.lane, product.b, threads.across
+    stacks, steps = _stacks(product.a, threads), product.n // (STEP * across)  # of rows and columns of this warp
+    if product.a is None:
+        flat = [scalar(w) for w in words(a)]
+        left = [flat[4 * k : 4 * k + 4] for k in range(product.k // STEP)]
+    else:
+        left = None
+        row = threads.row_warp * ROWS + ptx.unknown(lane & 15)  # addresses would be held through the loop
+        rows = product.a.steps(Pointer(a, SHARED), row, lane >> 4)
+    if product.transpose_b:  # rows of the tile are columns of the product: two of its fragments of 8, both halves of k
+        row = (lane & 7) + (lane >> 4) * 8
+        first = layout.steps(tile, row if across == 1 else row + threads.column_warp * STEP, (lane >> 3) & 1)
+    else:
+        high = lane >> 4
+        first = layout.steps(tile, lane & 15, high if across == 1 else high + threads.column_warp * 2, across)
+    for k in range(product.k // STEP):
+        if left is not None:
+            own = [left[k]]
+        else:
+            own = [ptx.ldmatrix(product.a.step(rows, k, r * ROWS * threads.stack)) for r in range(stacks)]
+        for n in range(steps):
+            if product.transpose_b:
+                w = ptx.ldmatrix(layout.step(first, k, n * STEP * across))
+            else:
+                w = ptx.ldmatrix(layout.step(first, n, k * STEP, across), trans=True)
+            for r in range(stacks):
+                for half in range(2):
+                    at = 8 * (r * steps + n) + 4 * half
+                    sums[at : at + 4] = ptx.mma_m16n8k16(own[r], w[2 * half : 2 * half + 2], sums[at : at + 4], dtype)
+
+
+def _stacks(a: SharedLayout | None, threads: Threads) -> int:
+    """How many times the warps of a stack have other rows of a tile, which lies in shared memory if it is several."""
+    return 1 if a is None else a.rows // (ROWS * threads.stack)
+
+
+def _of_f32(product: Product, a: ir.Value, tile: Pointer, sums: list[Value], threads: Threads) -> None:
+    """As :func:`_of_16_bits`, with elements in two parts. Lane 4 g + c has rows g and g + 8 of A and column g of B."""
+    g, c, layout = threads.lane >> 2, threads.lane & 3, product.b
+    held = [Value(x, f32) for x in elements(a)] if product.a is None else []
+    # Pointers to what a lane has of the first rows; the others are constant distances from them.
+    rows: list[Pointer] = []
+    if product.a is not None:
+        row = threads.warp * ROWS + ptx.unknown(g)
+        rows = _along_a_row(product.a, Pointer(a, SHARED), row, 2 * c)
+    if product.transpose_b:
+        of_b = [_along_a_row(layout, tile, g, 2 * c)]
+    else:
+        of_b = [_along_a_row(layout, tile, 2 * c + i, g) for i in range(2)]
+
+    def left(k: int) -> tuple[list[Value], list[Value]]:
+        if product.a is None:  # registers are (g, 2 c), (g, 2 c + 1) and those of row g + 8
+            return _parts([held[4 * k + i] for i in (0, 2, 1, 3)])
+        low, high = (_step(product.a, rows, k, first).load(f32, 2) for first in (0, 8))
+        return _parts([low[0], high[0], low[1], high[1]])
+
+    def right(k: int, n: int) -> tuple[list[Value], list[Value]]:
+        if product.transpose_b:
+            pair = _step(layout, of_b[0], k, 8 * n).load(f32, 2)
+            return _parts([pair[0], pair[1]])
+        return _parts([_step(layout, row, n, STEP_F32 * k).load(f32) for row in of_b])
+
+    # The instruction cuts off what does not fit its sums: those of many tiles are added by ordinary additions.
+    steps, tiles = range(product.k // STEP_F32), product.n // 8
+    together = TOGETHER_F32 if product.a is None else tiles
+    parts = [left(k) for k in steps] if product.a is None else []
+    for first in range(0, tiles, together):
+        several = range(first, min(first + together, tiles))
+        zero = Value(arith.constant(ir.F32Type.get(), 0.0), f32)
+        found = {n: [zero] * 4 for n in several}
+        for k in steps:
+            a_high, a_low = parts[k] if parts else left(k)
+            for n in several:
+                b_high, b_low = right(k, n)
+                for x, y in ((a_low, b_high), (a_high, b_low), (a_high, b_high)):  # the smallest first
+                    found[n] = ptx.mma_m16n8k8_tf32(x, y, found[n])
+        for n in several:
+            sums[4 * n : 4 * n + 4] = [x + y for x, y in zip(sums[4 * n : 4 * n + 4], found[n], strict=True)]
+
+
+def _along_a_row(layout: SharedLayout, tile: Pointer, row: Value, column: Value) -> list[Pointer]:
+    """Pointers to an element of every 8 columns of a row, for one period of the swizzle; ``column`` is below 8."""
+    steps = max(1, layout.swizzle // (STEP_F32 * f32.itemsize))
+    return [tile + layout.offset(row, STEP_F32 * step + column) for step in range(steps)]
+
+
+def _step(layout: SharedLayout, pointers: list[Pointer], step: int, rows: int) -> Pointer:
+    """The pointer of 8 columns, ``rows`` (a multiple of 8) further down: a constant distance from those that are."""
+    first = step % len(pointers)
+    return pointers[first] + layout.offset(0, STEP_F32 * (step - first)) + rows * layout.pitch
+
+
+def _parts(values: list[Value]) -> tuple[list[Value], list[Value]]:
+    """(what tf32 represents, the rest) of f32."""
+    high = [bitcast(bitcast(x, i32) & REPRESENTABLE, f32) for x in values]
+    return high, [x - y for x, y in zip(values, high, strict=True)]
+
+
+def store(fragments: list[ir.Value], place: Pointer, layout: SharedLayout, threads: Threads) -> None:
+    """Words of what a warp has of a tile to shared memory, one a row and eight columns: stmatrix of older targets."""
+    across, stacks = threads.across, layout.rows // (ROWS * threads.stack)
+    chunks = layout.columns // (8 * across)  # of this warp, two beside each other
+    for r in range(stacks):
+        for u in range(2):
+            row = (threads.row_warp + r * threads.stack) * ROWS + (threads.lane >> 2) + 8 * u
+            for own in range(chunks):
+                chunk = own if across == 1 else own // 2 * (2 * across) + own % 2 + threads.column_warp * 2
+                word = fragments[2 * (r * chunks + own) + u]
+                (place + layout.chunk_offset(row, chunk) + (threads.lane & 3) * 4).store(scalar(word))

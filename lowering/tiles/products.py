@@ -1,0 +1,204 @@
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""Products of tiles by wgmma, asynchronous: for distribute-kv-tiles.
+
+``start`` is fence, products, commit; ``wait`` owns every accumulator that is or was in flight, tied in and out, so that
+nothing reads or moves one before: LLVM sees values that the wait makes. Between the two no instruction names them.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from mlir import ir
+from mlir.dialects import arith, vector
+
+from kvarn.dialect.shared_layout import SharedLayout
+from kvarn.dsl.memory import SHARED, Pointer
+from kvarn.dsl.ptx import inline_asm
+from kvarn.dsl.wgmma import descriptor_at, floats_of_asm, multiply
+from kvarn.lowering.passes.tiles.assign_kv_layouts import K_STEP_BYTES
+
+from .threads import elements, from_elements, shuffled
+
+ELEMENTS = {"bf16": "bf16", "f16": "f16", "f8E4M3FN": "e4m3", "f8E5M2": "e5m2"}
+E4M3_MOST = 0x7E  # the bits of 448, e4m3's largest number
+CHAINS = 4  # of instructions that wait for one another
+NEVER = "0x7fbadbad"  # a signalling NaN, which arithmetic does not make
+
+
+@dataclass(frozen=True)
+class Product:
+    """What a product is specialised for: its extents, element type, and the layouts of what lies in shared memory.
+
+    ``transpose_b``: the rows of B's tile as it lies there are the product's columns. ``a`` is None where A is in
+    registers. ``across`` stacks of warps share the columns of the result. A has ``terms`` of ``k`` columns. ``element``
+    is A's, ``element_b`` that of B.
+    """
+
+    k: int
+    n: int
+    element: str
+    b: SharedLayout
+    transpose_b: bool
+    a: SharedLayout | None
+    across: int = 1
+    terms: int = 1
+    element_b: str = ""
+
+    @property
+    def steps(self) -> list[int]:
+        """Byte of B's part of every k-step."""
+        every = self.b.k_steps() if self.transpose_b else self.b.row_steps()
+        return every[: self.k * self.b.itemsize // K_STEP_BYTES] * self.terms
+
+    def column_offset(self, column: int) -> int:
+        """Byte of B's first element of a column."""
+        if self.transpose_b:
+            return self.b.offset(column, 0)
+        return self.b.view(column, self.n - column)[0]
+
+
+def added(sums: ir.Value, tile: ir.Value, first: int) -> ir.Value:
+    """Sums with a tile's accumulator added to their columns from ``first`` on."""
+    flat, other = list(elements(sums)), elements(tile)
+    at = first // 2  # a thread has two rows, of which every fourth lane has a column
+    for i, x in enumerate(other, at):
+        flat[i] = arith.addf(flat[i], x)
+    return from_elements(flat)
+
+
+def promoted(product: Product, a: ir.Value, b: ir.Value, sums: ir.Value, columns: int) -> ir.Value:
+    """Sums with a product added that goes to fresh accumulators, so many columns at a time."""
+    for first in range(0, product.n, columns):
+        place = (Pointer(b, SHARED) + product.column_offset(first)).ir
+        (made,) = wait(0, [start(replace(product, n=columns), a, place, None)])
+        sums = added(sums, made, first)
+    return sums
+
+
+def words(fragments: ir.Value) -> list[ir.Value]:
+    """A vector of 16-bit elements as 32-bit words; of 8-bit ones they are held as words."""
+    type_ = ir.VectorType(fragments.type)
+    count = type_.shape[0] * type_.element_type.width // 32
+    return elements(vector.bitcast(ir.VectorType.get([count], ir.IntegerType.get_signless(32)), fragments))
+
+
+def start(product: Product, a: ir.Value, b: ir.Value, c: ir.Value | None, joined: bool = False) -> ir.Value:
+    """Start a product: ``a`` words in a vector, or a pointer to the rows here; ``b`` a pointer; the accumulator.
+
+    One that is ``joined`` is waited for with the next that is started.
+    """
+    left = words(a) if product.a is None else _descriptor(a, product.a, False)
+    right = _descriptor(b, product.b, not product.transpose_b)
+    steps = product.steps
+    moves = [0] * len(steps) if product.a is None else product.a.k_steps()
+    both = list(zip(moves, steps, strict=False))
+    each = len(both) // product.terms  # terms side by side, which share B's descriptor while a register has it
+    made = multiply(
+        product.n, ELEMENTS[product.element], left, right, [] if c is None else elements(c),
+        [both[i] for first in range(each) for i in range(first, len(both), each)], not product.transpose_b, wait=False,
+        dtype_b=ELEMENTS[product.element_b or product.element], commit=not joined,
+    )  # fmt: skip
+    return from_elements(made)
+
+
+def _descriptor(address: ir.Value, layout: SharedLayout, transposed: bool) -> ir.Value:
+    return descriptor_at(Pointer(address, SHARED), layout.descriptor(transposed)).ir
+
+
+def narrowed(values: ir.Value) -> ir.Value:
+    """An accumulator's f32 as words of e4m3, rounded to the nearest, past 448 that, as products take them.
+
+    A thread's words of a step of 32 columns have four neighbours of a row. An accumulator has two, and the two that lie
+    eight columns on: whoever loads B has its rows in that order (``tiles.transposition``), so that nothing moves
+    between threads. Two conversions and the word that they make are one string of assembly: ptxas lets the second put
+    its half beside the first's.
+    """
+    flat = elements(values)
+    pair = "cvt.rn.satfinite.e4m3x2.f32"  # whose first operand is the high half
+    text = f"{{ .reg .b16 l, h; {pair} l, $2, $1; {pair} h, $4, $3; mov.b32 $0, {{l, h}}; }}"
+    of_word = [[first, first + 1, first + 4, first + 5] for at in range(0, len(flat), 8) for first in (at, at + 2)]
+    return from_elements([inline_asm(text, "=r,f,f,f,f", [flat[i] for i in of], "i32") for of in of_word])
+
+
+def converted(values: ir.Value, narrow: ir.Type) -> ir.Value:
+    """An accumulator's f32 as what products take from registers."""
+    if isinstance(narrow, ir.Float8E4M3FNType):
+        return narrowed(values)
+    return arith.truncf(converted_type(values, narrow), values)
+
+
+def converted_type(values: ir.Value, narrow: ir.Type) -> ir.Type:
+    """The type that :func:`converted` values have."""
+    lanes = ir.VectorType(values.type).shape[0]
+    if isinstance(narrow, ir.Float8E4M3FNType):
+        return ir.VectorType.get([lanes // 4], ir.IntegerType.get_signless(32))
+    return ir.VectorType.get([lanes], narrow)
+
+
+def saturated(held: ir.Value) -> ir.Value:
+    """Of a thread's two rows, whether one of the :func:`narrowed` words, none negative, has a byte of 448 or a NaN."""
+    found, word = [], ir.IntegerType.get_signless(32)
+    two, sign = (arith.constant(word, int.from_bytes(bytes([x] * 4))) for x in (0x80 - E4M3_MOST, 0x80))
+    for row in range(2):  # whose words alternate
+        carried = [arith.addi(x, two) for x in words(held)[row::2]]
+        bits = arith.andi(functools.reduce(arith.ori, carried), sign)
+        found.append(arith.cmpi(arith.CmpIPredicate.ne, bits, arith.constant(word, 0)))
+    return from_elements(found)
+
+
+def unpacked(held: ir.Value) -> ir.Value:
+    """The e4m3 elements of :func:`narrowed` words, in the order of the accumulator's."""
+    pairs = 2 * ir.VectorType(held.type).shape[0]
+    order = [p for at in range(0, pairs, 4) for p in (at, at + 2, at + 1, at + 3)]
+    halves = vector.bitcast(ir.VectorType.get([pairs], ir.IntegerType.get_signless(16)), held)
+    return vector.bitcast(ir.VectorType.get([2 * pairs], ir.Float8E4M3FNType.get()), shuffled(halves, order))
+
+
+def wait(pending: int, products: Sequence[ir.Value]) -> list[ir.Value]:
+    """Wait until at most ``pending`` groups are in flight; the accumulators."""
+    flat = [x for product in products for x in elements(product)]
+    parts = iter(_tied(f"wgmma.wait_group.sync.aligned {pending};", flat, ["~{memory}"]))
+    return [from_elements([next(parts) for _ in range(ir.VectorType(x.type).shape[0])]) for x in products]
+
+
+def pinned(value: ir.Value, strict: bool) -> ir.Value:
+    """A vector of f32 that is computed before the assembly that follows: else LLVM moves arithmetic over waits.
+
+    ptxas does so all the same unless the order is ``strict``: it starts waiting as early as registers allow, and a
+    product that should fill the softmax is waited for before it. It moves no wait over an instruction with effects that
+    depends on the values, here one that is never executed.
+    """
+    if not isinstance(ir.VectorType(value.type).element_type, ir.F32Type):
+        text = "mov.b32 $0, $1;" if strict else ""
+        return of_words(pinned_words(value, text), value.type)
+    flat = elements(value)
+    return from_elements(_tied(_after(len(flat)) if strict else "", flat))
+
+
+def pinned_words(value: ir.Value, text: str = "") -> list[ir.Value]:
+    """The words of a vector of fewer bits, each where it is; or where PTX puts it, which is later."""
+    return [inline_asm(text, f"=r,{'r' if text else 0}", [word], "i32", effects=True) for word in words(value)]
+
+
+def of_words(held: Sequence[ir.Value], type_: ir.Type) -> ir.Value:
+    """The vector of a type that words are; as one conversion, which LLVM moves behind branches."""
+    return vector.bitcast(type_, from_elements(held))
+
+
+def _after(count: int) -> str:
+    """An instruction that needs registers $0 to ``count``: a profiler's event when they hold an unlikely NaN."""
+    chains = min(count, CHAINS)
+    begun = " ".join(f"mov.b32 t{i}, ${i};" for i in range(chains))
+    joined = " ".join(f"xor.b32 t{i % chains}, t{i % chains}, ${i};" for i in range(chains, count))
+    ended = " ".join(f"xor.b32 t0, t0, t{i};" for i in range(1, chains))
+    declared = f".reg .pred p; .reg .b32 t<{chains}>;"
+    return f"{{ {declared} {begun} {joined} {ended} setp.eq.b32 p, t0, {NEVER}; @p pmevent 7; }}"
+
+
+def _tied(text: str, values: Sequence[ir.Value], clobbers: Sequence[str] = ()) -> list[ir.Value]:
+    """Inline PTX through which f32 pass, each in the register that it is in."""
+    constraints = ["=f"] * len(values) + [str(i) for i in range(len(values))] + list(clobbers)
+    return floats_of_asm(text, constraints, values, len(values))

@@ -1,0 +1,315 @@
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""What becomes of the values of tiles: rules of distribute-kv-tiles, for arithmetic, products, positions and elements.
+
+A rule is a function of (the op, the kernel's ``Distribution``) that makes what a thread does and returns what replaces
+the op's results.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from mlir import ir
+from mlir.dialects import arith, vector as mlir_vector
+
+from kvarn.dialect import ops, types
+from kvarn.dialect.dtypes import bool_, f8e4m3, f32, i32
+from kvarn.dialect.ops.tile import SHARED, SHARED_TRANSPOSED, row_format
+from kvarn.dialect.shared_layout import CHUNK
+from kvarn.dsl import functional, ptx
+from kvarn.dsl.memory import SHARED as SHARED_SPACE, Pointer
+from kvarn.dsl.values import Value, vector
+from kvarn.lowering.pass_base import fail
+from kvarn.lowering.rewrite import Rules
+
+from . import (
+    exchange as tile_exchange,
+    memory as tile_memory,
+    mma as tile_mma,
+    products as tile_products,
+    two_term_rows as tile_terms,
+    windows as tile_windows,
+)
+from .chunks import Gather
+from .fast_math import CONTRACT, FAST
+from .ir import JOINED, PROMOTED, WARPGROUP, WARPGROUP_ROWS, filled, is_tile, layout_of
+from .products import Product
+from .threads import (
+    elements,
+    floats,
+    folded,
+    from_elements,
+    held_as_words,
+    numbers,
+    over_lanes,
+    register_layout,
+    shared_layout,
+    shuffled,
+    splat,
+    vector_type,
+)
+
+if TYPE_CHECKING:
+    from kvarn.lowering.passes.tiles.distribute_kv_tiles import Distribution
+
+RULES = Rules()  # by the name of the op
+ONES = 0x38383838  # four of e4m3
+WEIGHTS = "kv.weights"  # on sums of what is converted at the same time: the type
+
+
+@RULES.lowers("kv.tile_index")
+def _index(op: Any, d: Distribution) -> ir.Value:
+    layout = register_layout(op.indices.type)
+    axis = 0 if layout.shape[1] == 1 else 1
+    offsets = [layout.register_offset(r)[axis] for r in range(layout.registers)]
+    own = layout.thread_offset(d.threads.lane, d.threads.warp)[axis]
+    if isinstance(own, int):
+        return numbers([own + x for x in offsets])
+    return arith.addi(splat(own.ir, len(offsets)), numbers(offsets))
+
+
+@RULES.lowers("tensor.splat")
+def _splat(op: Any, d: Distribution) -> ir.Value:
+    made = vector_type(op.operation.results[0].type)
+    return mlir_vector.broadcast(made, op.operation.operands[0])
+
+
+@RULES.lowers("kv.tile_broadcast")
+def _broadcast(op: Any, d: Distribution) -> ir.Value:
+    layout = register_layout(op.tile.type)
+    if op.dimension.value == 0:
+        return shuffled(tile_exchange.rows_of(op.source, layout, d.threads), layout.row_registers)
+    return shuffled(op.source, layout.column_registers)
+
+
+@RULES.lowers("kv.tile_ramp")
+def _ramp(op: Any, d: Distribution) -> ir.Value:
+    """One multiplication and addition an element, of a number that the compiler knows: no register has the column."""
+    layout = register_layout(op.tile.type)
+    step, start = (tile_exchange.rows_of(x, layout, d.threads) for x in (op.step, op.start))
+    own = layout.thread_offset(d.threads.lane, d.threads.warp)[1]
+    if not isinstance(own, int):  # of all columns that a thread has, the first is the lane's
+        first = splat(arith.sitofp(ir.F32Type.get(), own.ir), len(layout.rows_a_thread))
+        start = arith.addf(arith.mulf(step, first, fastmath=CONTRACT), start, fastmath=CONTRACT)
+        own = 0
+    columns = floats([own + layout.register_offset(r)[1] for r in range(layout.registers)])
+    steps, starts = (shuffled(x, layout.row_registers) for x in (step, start))
+    return arith.addf(arith.mulf(steps, columns, fastmath=CONTRACT), starts, fastmath=CONTRACT)
+
+
+@RULES.lowers("arith.negf")
+def _negate(op: Any, d: Distribution) -> ir.Value:
+    value, type_ = op.operation.operands[0], op.operation.results[0].type
+    if not is_tile(op.operation.results[0]) or layout_of(type_) != SHARED:
+        made = vector_type(type_) if is_tile(op.operation.results[0]) else type_
+        return ir.Operation.create("arith.negf", [made], [value]).result
+    tile_memory.negate_rows(Pointer(value, SHARED_SPACE), shared_layout(type_), d.threads)
+    return value
+
+
+@RULES.lowers("kv.cast")
+def _cast(op: Any, d: Distribution) -> ir.Value:
+    """Weights of 8 bits; the other casts of tiles are ops of arith."""
+    operand, result = op.operation.operands[0], op.operation.results[0]
+    if not is_tile(result):
+        return op.operation.clone().result  # of scalars and of the vectors that threads have: as it is
+    if str(ir.VectorType(operand.type).element_type) != "f32" or "f8E4M3FN" not in str(result.type):
+        fail(op, f"casts to {result.type}: of 8-bit elements only f32 to f8E4M3FN is there")
+    return tile_products.narrowed(operand) if held_as_words(result.type) else ops.cast(operand, f8e4m3)
+
+
+_COMBINE = {"max": arith.maxnumf, "min": arith.minnumf, "add": arith.addf}
+
+
+@RULES.lowers("kv.tile_reduce")
+def _reduce(op: Any, d: Distribution) -> ir.Value:
+    if op.axis.value != 1:
+        fail(op, "folds columns, whose elements lie in several warps: only rows can be folded here")
+    if str(ir.VectorType(op.source.type).element_type) != "f32":
+        fail(op, "folds elements that are not f32: only those can be folded here, convert them first")
+    layout = register_layout(op.operation.attributes["kv.tile"].value)
+    combine, rows = _COMBINE[op.kind.value], layout.row_registers
+    if WEIGHTS in op.operation.attributes:
+        return _sum_and_convert(op, d, rows, len(layout.rows_a_thread))
+    parts = []
+    for row in range(len(layout.rows_a_thread)):
+        parts.append(folded(shuffled(op.source, [r for r, of in enumerate(rows) if of == row]), combine))
+    if "kv.partial" in op.operation.attributes:
+        held = register_layout(op.operation.results[0].type).registers
+        return from_elements(tile_exchange.among_rows(parts, held, layout, d.threads))
+    of_rows = [over_lanes(x, layout, combine) for x in parts]
+    return from_elements(d.whole_rows(op.operation, of_rows, layout, d.threads.beside(layout), combine))
+
+
+def _sum_and_convert(op: Any, d: Distribution, rows: Sequence[int], count: int) -> ir.Value:
+    """Sums of a thread's weights, which are converted on the way, a few at a time: few registers hold them in f32."""
+    narrow = ir.TypeAttr(op.operation.attributes[WEIGHTS]).value
+    sums: list[ir.Value | None] = [None] * count
+    words: list[ir.Value] = []
+    for lanes, part in d.chunks.parts(op.source):
+        words += tile_products.pinned_words(tile_products.converted(part, narrow))
+        for row, known in enumerate(sums):
+            own = shuffled(part, [i for i, lane in enumerate(lanes) if rows[lane] == row])
+            sums[row] = own if known is None else arith.addf(known, own)
+    d.weights[op.source] = tile_products.of_words(words, tile_products.converted_type(op.source, narrow))
+    return from_elements([folded(x, arith.addf) for x in sums])
+
+
+@RULES.lowers("kv.tile_reduce_lanes")
+def _reduce_lanes(op: Any, d: Distribution) -> ir.Value:
+    layout, combine = register_layout(op.operation.attributes["kv.tile"].value), _COMBINE[op.kind.value]
+    of_rows = [over_lanes(x, layout, combine) for x in elements(op.source)]
+    return from_elements(d.whole_rows(op.operation, of_rows, layout, d.threads, combine))
+
+
+@RULES.lowers("kv.tile_mask")
+def _mask(op: Any, d: Distribution) -> ir.Value:
+    hidden = filled(op.scores.type, float("-inf"))
+    return d.chunks.computed(arith.select(op.mask, op.scores, hidden))
+
+
+@RULES.lowers("kv.warp_any")
+def _warp_any(op: Any, d: Distribution) -> ir.Value:
+    found: ir.Value | None = None
+    for x in elements(op.mask):
+        found = x if found is None else arith.ori(found, x)
+    return (ptx.ballot(Value(found, bool_)) != 0).ir
+
+
+@RULES.lowers(*FAST)
+def _approximated(op: Any, d: Distribution) -> ir.Value:
+    x, name = op.operation.operands[0], op.operation.name
+    if isinstance(x.type, ir.VectorType) and str(x.type.element_type) == "f32":
+        return FAST[name](x)
+    return ir.Operation.create(name, [x.type], [x]).result
+
+
+@RULES.lowers("kv.tile_share")
+def _share(op: Any, d: Distribution) -> ir.Value:
+    layout = shared_layout(op.operation.results[0].type)
+    place = d.allocate(layout)
+    tile_exchange.begin(op.operation, d.threads)
+    threads = d.threads.beside(register_layout(op.operation.attributes["kv.tile"].value))
+    tile_memory.stage_registers(op.source, place, layout, threads)
+    tile_memory.sync_consumers(d.threads)
+    return place.ir
+
+
+@RULES.lowers("kv.tile_terms")
+def _terms(op: Any, d: Distribution) -> list[ir.Value]:
+    layout = d.columns_of[op.operation.results[0]]
+    with ir.InsertionPoint.at_block_begin(d.body):
+        units = Pointer(ops.alloc_shared(layout.rows * f32.itemsize, CHUNK), SHARED_SPACE)
+    shift = None if op.shift is None else Value(op.shift, i32)
+    found = tile_terms.split_rows(Pointer(op.source, SHARED_SPACE), layout, units, d.threads, shift)
+    return [op.source, from_elements([x.ir for x in found])]
+
+
+@RULES.lowers("kv.tile_columns")
+def _columns(op: Any, d: Distribution) -> ir.Value:
+    tile, whole = ir.RankedTensorType(op.operation.results[0].type), d.columns_of[op.operation.results[0]]
+    transposed = layout_of(tile) == SHARED_TRANSPOSED
+    offset = (
+        whole.offset(op.first_column.value, 0) if transposed else whole.view(op.first_column.value, tile.shape[1])[0]
+    )
+    return (Pointer(op.source, SHARED_SPACE) + offset).ir
+
+
+@RULES.lowers("kv.tile_load")
+def _load(op: Any, d: Distribution) -> ir.Value:
+    if op.lists is not None or not row_format(op, types.spec_of(op.cache.type)).plain:
+        fail(op, "loads listed rows, or rows with a format, that no product reads: only products take them")
+    return tile_memory.load_registers(op, register_layout(op.tile.type), d.threads)
+
+
+@RULES.lowers("kv.tile_gather")
+def _gather(op: Any, d: Distribution) -> ir.Value:
+    if op.operation.result in d.chunks.waiting:
+        return d.chunks.defer(Gather(op.buffer, op.mask, list(op.indices)), vector_type(op.tile.type))
+    return tile_memory.gathered(op.buffer, op.mask, list(op.indices))
+
+
+@RULES.lowers("kv.make_table")
+def _make_table(op: Any, d: Distribution) -> ir.Value:
+    with ir.InsertionPoint.at_block_begin(d.body):
+        return ops.alloc_shared(tile_windows.bytes_of(op.length.value) * d.threads.consumers, tile_windows.ALIGNMENT)
+
+
+@RULES.lowers("kv.table_store")
+def _table_store(op: Any, d: Distribution) -> None:
+    tile_windows.store(op, register_layout(op.operation.attributes["kv.tile"].value), d.threads)
+
+
+@RULES.lowers("kv.tile_windows")
+def _windows(op: Any, d: Distribution) -> ir.Value:
+    layout = register_layout(op.tile.type)
+    found = tile_windows.windows(op, layout, d.threads)
+    if op.operation.result in d.chunks.waiting:
+        return d.chunks.defer(found, vector_type(op.tile.type))
+    return found.lanes(range(layout.registers))
+
+
+@RULES.lowers("kv.tile_scatter")
+def _scatter(op: Any, d: Distribution) -> None:
+    layout = register_layout(op.operation.attributes["kv.tile"].value)
+    value = tile_products.unpacked(op.value) if held_as_words(op.operation.attributes["kv.tile"].value) else op.value
+    # Of the lanes, and of the warps beside one another, that hold the same elements, the first writes.
+    copies = [bit for bit, basis in enumerate(layout.lane_bases) if basis == (0, 0)]
+    first = (d.threads.lane & sum(1 << bit for bit in copies)) == 0
+    if d.threads.across > 1 and layout.replicas > 1 << len(copies):
+        first = first & (d.threads.column_warp == 0)
+    tile_memory.scatter(op, value, first, range(layout.registers))
+
+
+# --- products ----------------------------------------------------------------------------------------
+
+
+@RULES.lowers("kv.dot")
+def _dot(op: Any, d: Distribution) -> ir.Value:
+    product = d.products[op.operation.result]
+    if d.grouped:
+        return tile_mma.multiply(product, op.a, op.b, op.c, d.threads)
+    if PROMOTED in op.operation.attributes:
+        columns = op.operation.attributes[PROMOTED].value
+        return tile_products.promoted(product, _left(op, product, d), op.b, op.c, columns)
+    return tile_products.wait(0, [_start(op, d)])[0]
+
+
+@RULES.lowers("kv.dot_start")
+def _start(op: Any, d: Distribution) -> ir.Value:
+    product = d.products[op.operation.result]
+    return tile_products.start(product, _left(op, product, d), op.b, op.c, JOINED in op.operation.attributes)
+
+
+def _left(op: Any, product: Product, d: Distribution) -> ir.Value:
+    """A: what threads hold, or where this warpgroup's rows lie."""
+    if product.a is None:
+        return op.a
+    return (Pointer(op.a, SHARED_SPACE) + d.threads.group * (WARPGROUP_ROWS * product.a.pitch)).ir
+
+
+@RULES.lowers("kv.dot_wait")
+def _wait(op: Any, d: Distribution) -> list[ir.Value]:
+    return tile_products.wait(op.pending.value, list(op.operation.operands))
+
+
+@RULES.lowers("kv.tile_saturated")
+def _saturated(op: Any, d: Distribution) -> ir.Value:
+    return tile_products.saturated(op.source)
+
+
+@RULES.lowers("kv.tile_ones")
+def _ones(op: Any, d: Distribution) -> ir.Value:
+    """Barriers of buffers are set up behind it, and waited for by all."""
+    layout = shared_layout(op.operation.results[0].type)
+    place, threads = d.allocate(layout), d.threads.first + d.threads.consumers * WARPGROUP
+    with functional.loop(d.threads.block_thread, layout.bytes // CHUNK, threads) as i:
+        (place + i * CHUNK).store(vector(i32, [ONES] * (CHUNK // 4)))
+    ptx.fence_proxy_async()
+    return place.ir
+
+
+@RULES.lowers("kv.tile_add_columns")
+def _add_columns(op: Any, d: Distribution) -> ir.Value:
+    return tile_products.added(op.source, op.added, op.first_column.value)
