@@ -125,7 +125,7 @@ func.func @latent_keys(%c: !latent, %layer: i32, %k: !row, %offsets: !table) {
 // CHECK:         %[[OPERAND:.+]] = "kv.make_operand"
 // CHECK:         "kv.block_ptr"(%[[OPERAND]]
 // CHECK:         nvvm.cp.async.shared.global %{{.+}}, %{{.+}}, 16, cache = cg, %{{.+}} : !llvm.ptr<3>, !llvm.ptr<1>, i32
-// CHECK:       gpu.func @attention_simt({{.*}}name = "out"}{{.*}}name = "lists"}
+// CHECK:       gpu.func @attention_simt({{.*}}name = "a.out"}{{.*}}name = "a.lists"}
 // CHECK-NOT:     list_counts
 // CHECK:         scf.if
 // CHECK:         "kv.load"
@@ -155,10 +155,10 @@ func.func @listed_rows(%c: !latent, %layer: i32, %q: !queries, %o: !table, %s: f
 // A key is read from the chunk's buffer and, its last columns, from the latent row; the value from a buffer. What
 // accumulates is another kernel, which reads what it will write. Rows of 8 bytes are no tiles'.
 // CHECK-LABEL: func.func @prefill_chunk
-// CHECK:         gpu.launch_func @kernels::@mla_chunk_tiles blocks
-// CHECK:         gpu.launch_func @kernels::@mla_chunk_tiles_2 blocks
+// CHECK:         gpu.launch_func @kernels::@attention blocks
+// CHECK:         gpu.launch_func @kernels::@attention_2 blocks
 // CHECK:         gpu.launch_func @kernels::@mla_chunk blocks
-// CHECK:       gpu.func @mla_chunk_tiles({{.*}}name = "lse"}, {{.*}}name = "key"}, {{.*}}name = "cache_offsets"}
+// CHECK:       gpu.func @attention({{.*}}name = "a.lse"}, {{.*}}name = "a.chunk_keys"}, {{.*}}name = "a.chunk_starts"}
 // CHECK-NOT:     kv.tile_gather
 // CHECK:         %[[Q:.*]] = "kv.tile_load_rows"(%arg2
 // CHECK:         scf.for
@@ -169,7 +169,7 @@ func.func @listed_rows(%c: !latent, %layer: i32, %q: !queries, %o: !table, %s: f
 // CHECK:           "kv.dot"(%{{.*}}, %[[K]]) {transpose_b = true}
 // CHECK:           "kv.dot"(%{{.*}}, %[[V]], %{{.*}}) {transpose_b = false}
 // CHECK:         "kv.tile_store_rows"(%{{.*}}, %arg5
-// CHECK:       gpu.func @mla_chunk_tiles_2(
+// CHECK:       gpu.func @attention_2(
 // CHECK:         "kv.tile_gather"(%arg6
 // CHECK:         "kv.tile_gather"(%arg5
 // CHECK:       gpu.func @mla_chunk(
@@ -239,9 +239,9 @@ func.func @norms(%c: !pool, %x: !index, %layer: i32, %q: !rows, %offsets: !table
 // CHECK-SAME:      args(%arg2 : !kv.operand<"dense", {{[^>]+}}>, %arg3 : !kv.operand<"dense", {{[^>]+}}>, %cast{{[_0-9]*}} : memref<
 // CHECK:         gpu.launch_func @kernels::@attention_3 blocks
 // CHECK-SAME:      args(%arg4 : !kv.operand<"ragged", {{[^>]+}}>, %arg5 : !kv.operand<"ragged", {{[^>]+}}>, %cast{{[_0-9]*}} : memref<
-// CHECK:       gpu.func @attention({{.*}}name = "collection"}{{.*}}name = "layer"}, {{.*}}name = "query"}
+// CHECK:       gpu.func @attention({{.*}}name = "a.collection"}{{.*}}name = "a.layer"}, {{.*}}name = "a.query"}
 // CHECK:         "kv.key_cache"
-// CHECK:       gpu.func @attention_2({{.*}}name = "key_operand"}{{.*}}name = "value_operand"}, {{.*}}name = "query"}
+// CHECK:       gpu.func @attention_2({{.*}}name = "a.keys"}{{.*}}name = "a.values"}, {{.*}}name = "a.query"}
 // CHECK-NOT:     kv.key_cache
 // CHECK:         "kv.tile_load"({{.*}}!kv.operand<"dense",
 // CHECK:       gpu.func @attention_3(
@@ -280,7 +280,7 @@ func.func @attention(%c: !pool, %layer: i32, %dk: !dense, %dv: !dense, %rk: !rag
 // CHECK:         gpu.launch_func @kernels::@attention blocks
 // CHECK:         gpu.launch_func @kernels::@attention_decode blocks
 // CHECK:         gpu.launch_func @kernels::@attention_combine blocks
-// CHECK:       gpu.func @attention({{.*}}name = "query"}, {{{[^}]*}}name = "extents"}
+// CHECK:       gpu.func @attention({{.*}}name = "a.query"}, {{{[^}]*}}name = "a.extents"}
 // HOST-LABEL: func.func @attention_padded
 // HOST:         gpu.launch_func @kernels::@attention blocks
 func.func @attention_padded(%c: !pool, %layer: i32, %q: !padded, %valid: !table, %s: f32) {

@@ -6,6 +6,8 @@ from __future__ import annotations
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
+from kvarn import dsl as kv
+
 from .case import Case, caches_of, start_of
 from .queries import Queries, extents_of, queries_of
 from .softmax import arrays_read
@@ -44,6 +46,10 @@ class AttentionArguments:
         Rows of the pool that a query row sees.
     block_mask : i32 [tiles, 1 or H, 1 + most]
         Tiles of keys that a tile of query rows sees (:mod:`key_tiles`).
+    chunk_keys, chunk_values : [rows, Hq, columns], [rows, Hq, V]
+        Decompressed keys, but for their last columns, and values of a prefill's chunk over latent rows.
+    chunk_offsets, chunk_starts : i32 [B + 1], i32 [B]
+        Of a sequence, its rows in these buffers, and the token that the first of them is.
     """
 
     collection: Any = None
@@ -69,6 +75,10 @@ class AttentionArguments:
     lists: Any = None
     list_counts: Any = None
     block_mask: Any = None
+    chunk_keys: Any = None
+    chunk_values: Any = None
+    chunk_offsets: Any = None
+    chunk_starts: Any = None
 
     @staticmethod
     def of(op: Any) -> AttentionArguments:
@@ -102,6 +112,18 @@ class AttentionArguments:
         """Where keys and values come from."""
         return caches_of(case, self.collection, self.layer, self.keys, self.values)
 
+    def chunk_rows(self, b: Any) -> tuple[Any, Any]:
+        """(first row, rows) of a sequence in the buffers of a chunk: no offset leads out of them."""
+        held = kv.math.min(self.chunk_keys.shape[0], self.chunk_values.shape[0])
+        first = kv.math.clamp(self.chunk_offsets[b], 0, held)
+        return first, kv.math.clamp(self.chunk_offsets[b + 1], first, held) - first
+
+    def chunk_start(self, b: Any) -> Any:
+        """The token that the first row of a sequence's chunk is."""
+        return kv.math.max(self.chunk_starts[b], 0)
+
     def start(self, case: Case, queries: Queries, b: Any) -> tuple[Any, Any]:
-        """(absolute position of its first query, keys) of a sequence."""
+        """(position of its first query among the keys, keys) of a sequence."""
+        if self.chunk_keys is not None:
+            return self.collection.cache_length(b) - self.chunk_start(b), self.chunk_rows(b)[1]
         return start_of(case, self.source, self.values, queries, b)

@@ -56,7 +56,11 @@ def rounds(s, t):
         work = i if t.queue is None else kv.take_round(t.queue, i, units)
         split = 0 if t.splits is None else quotient(work, number_of_tiles)
         tile = work - split * number_of_tiles  # those who read the same keys, at one time
-        yield Work(tile, t.tiles - 1 - tile // heads, tile % heads, split)  # the longest first
+        if s.chunk is None:
+            number, head = tile // heads, tile % heads
+        else:
+            number, head = tile % t.tiles, tile // t.tiles
+        yield Work(tile, t.tiles - 1 - number, head, split)  # the longest first
 
 
 @dataclass(frozen=True)
@@ -137,14 +141,15 @@ def cleaned(s, v, seen):
 def write_result(s, a, rows, m, l, o):
     """Write the rows' result: normalised, with a sink and a result over other keys, and the log-sum-exp."""
     head, place, exists = rows.h, rows.place, rows.exists
-    before = None if a.prior is None else a.prior_lse.gather(*place, mask=exists)
+    prior, prior_lse = (a.out, a.lse) if s.accumulate else (a.prior, a.prior_lse)
+    before = None if prior is None else prior_lse.gather(*place, mask=exists)
     m, l, factor, of_prior = finished(m, l, None if a.sinks is None else a.sinks[head], before, kv.math.exp2)
     o = o * factor[:, None]
-    if a.prior is not None:
+    if prior is not None:
         d, of_prior = kv.tile_index(s.value_columns)[None, :], of_prior[:, None]
         there = exists[:, None] & (of_prior != 0.0) & (d < s.values)
         at = [i[:, None] if isinstance(i, Tile) else i for i in place]
-        o = with_prior(o, a.prior.gather(*at, d + s.first_column, mask=there), of_prior)
+        o = with_prior(o, kv.f32(prior.gather(*at, d + s.first_column, mask=there)), of_prior)
     stored = {"stored": s.values, "first_column": s.first_column}
     a.out.store_rows(*place, value=s.case.out(o), mask=exists, **stored)
     if a.lse is not None:

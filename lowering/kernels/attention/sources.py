@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""Where attention over tiles gets its tiles of keys: all keys of a sequence, listed pages, or the blocks of a mask.
+"""Where attention over tiles gets its tiles of keys: a whole sequence, listed pages, blocks of a mask, an MLA chunk.
 
 A source is asked for the tiles that some query rows walk over (:meth:`Keys.part`, for one of several splits), gives
 them one by one (:meth:`Keys.tiles`), and hides the scores of keys that are not seen (:meth:`Keys.hide`).
@@ -200,12 +200,37 @@ class BlockKeys(Keys):
         return x
 
 
+@dataclass(frozen=True)
+class ChunkKeys(Keys):
+    """The keys of a prefill's chunk: rows of a buffer from ``row`` on, and columns of latent rows from ``token`` on."""
+
+    row: Any
+    token: Any
+
+    @kv.func
+    def tiles(self, low: Any, high: Any) -> Any:
+        s, a, rows, of_cache = self.s, self.a, self.rows, dict(self.s.chunk.of_cache)
+        for j in range(low, high):
+            first = j * s.keys
+            at = first + kv.tile_index(s.keys)
+            row, there = self.row + at, at < rows.num_keys
+            left = a.chunk_keys.load_rows(row, rows.head, mask=there, columns=s.chunk.nope)
+            of_rows = {"rows": s.keys, "tail": "any", **of_cache}
+            right = self.keys.tile(rows.b, 0, self.token + first, self.token + rows.num_keys, **of_rows)
+            of_values = {"columns": s.value_columns, "stored": s.values}
+            v = a.chunk_values.load_rows(row, rows.head, mask=there, **of_values)
+            yield KeyTile(kv.beside(left, right), v, at)
+
+
 def source_of(s: TileKernel, a: AttentionArguments, t: TileArguments, rows: Any, split: Any, columns: int) -> Keys:
     """The source of keys of a kernel's arguments, of which a product takes so many columns."""
+    if s.chunk is not None:
+        row, token = a.chunk_rows(rows.b)[0], a.chunk_start(rows.b)
+        return ChunkKeys(s, a, t, rows, split, columns, a.collection.get_key_cache(a.layer), None, None, row, token)
     given = s, a, t, rows, split, columns, *a.caches(s.case), first_key(s.case, rows.start + rows.row0 // s.case.group)
     if a.pages is not None:
         return PageKeys(*given, chosen_pages(a.collection, a.pages, a.page_counts))
     return Keys(*given) if a.block_mask is None else BlockKeys(*given, KeyTiles(a.block_mask, s.keys))
 
 
-__all__ = ["BlockKeys", "KeyTile", "Keys", "PageKeys", "source_of"]
+__all__ = ["BlockKeys", "ChunkKeys", "KeyTile", "Keys", "PageKeys", "source_of"]

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""MLA attention of a prefill's chunk over tiles by wgmma: keys of a buffer beside columns of the latent rows.
+"""MLA attention of a prefill's chunk by the kernel over tiles: keys of a buffer beside columns of the latent rows.
 
-A tile is ``rows`` query tokens of one head. The producer's threads copy keys and values row by row by cp.async, for the
-buffers may be slices of one, and the last columns of the keys from the pages; the rest are the passes of attention over
-tiles, and its schedules.
+A tile is ``rows`` query tokens of one head; a block's tiles come one head after another, of each the longest first. The
+producer's threads copy keys and values row by row by cp.async, for the buffers may be slices of one, and the last
+columns of the keys from the pages. By wgmma.
 """
 
 from __future__ import annotations
@@ -11,17 +11,17 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from kvarn import dsl as kv
-from kvarn.dialect.dtypes import f32, i32
+from kvarn.dialect.dtypes import f32
 from kvarn.dialect.layout import RAGGED, OperandData
 from kvarn.lowering.schedules import attention as tile_schedule
 from kvarn.lowering.target import Target
 from kvarn.lowering.tiles.ir import SWIZZLE, WGMMA
 
+from ..attention.arguments import AttentionArguments
 from ..attention.case import Case
-from ..attention.partials import LOG2E, LOWEST, NO_VALUE, finished, log_sum_exp
-from ..attention.queries import RaggedQueries, tiles_of
-from ..attention.softmax import online_softmax
+from ..attention.kernel import attention_kernel
+from ..attention.queries import tiles_of
+from ..attention.specialisation import ChunkColumns, TileArguments, TileKernel
 from ..base import Expansion
 from .chunk_rows import Chunk
 
@@ -78,70 +78,24 @@ def launch(chunk: Chunk, at: Expansion, op: Any) -> None:
     blocks = units.least(at.device("multiprocessors") * config.occupancy) if config.persistent else units
     spare = max(config.most_shared_bytes(at.target) - config.shared_bytes, 0)
     schedule = {"consumers": config.consumers, "spare": spare, **config.entries()}
-    args = [op.collection, op.layer, op.query, op.row_offsets, op.scale, op.out, op.lse, op.key, op.value]
-    args += [op.buffer_row_offsets, op.cache_offsets, tiles]
-    args.append(at.workspace(4, zeroed=True) if config.persistent else None)
-    kernel = chunk_kernel(chunk, config)
+    a = AttentionArguments(
+        collection=op.collection, layer=op.layer, query=op.query, extents=op.row_offsets, scale=op.scale, out=op.out,
+        lse=op.lse, chunk_keys=op.key, chunk_values=op.value, chunk_offsets=op.buffer_row_offsets,
+        chunk_starts=op.cache_offsets,
+    )  # fmt: skip
+    t = TileArguments(tiles, queue=at.workspace(4, zeroed=True) if config.persistent else None)
     launched = (blocks, 1, 1), (config.threads, 1, 1)
-    at.launch(kernel, args, *launched, key=(chunk, config), attributes={"kv.schedule": schedule})
+    kernel = attention_kernel(specialised(chunk, config))
+    at.launch(kernel, [a, t], *launched, key=(chunk, config), attributes={"kv.schedule": schedule})
 
 
-def chunk_kernel(chunk: Chunk, config: tile_schedule.TileConfig) -> Any:
-    """The kernel: a linear grid over heads and tiles of query tokens, a head's one after another, the longest first."""
-    case, M, N, V = chunk.case, config.rows, config.keys, config.value_columns
+def specialised(chunk: Chunk, config: tile_schedule.TileConfig) -> TileKernel:
+    """What the kernel over tiles is specialised for."""
+    case = chunk.case
     first_column = case.content if case.rope else case.spec.head_size - chunk.rope
     of_cache = {"columns": chunk.rope, "first_column": first_column, "rope": case.rope, "dtype": case.query}
-
-    @kv.kernel(block=(config.threads, 1, 1), min_blocks=config.occupancy)
-    def mla_chunk_tiles(
-        collection: kv.KVCacheCollection, layer: kv.i32, query: kv.Buffer[case.query, 3],
-        row_offsets: kv.Buffer[i32, 1], scale: kv.f32, out: kv.Buffer[case.out, 3],
-        lse: kv.Buffer[f32, 2], key: kv.Buffer[case.query, 3], value: kv.Buffer[case.query, 3],
-        buffer_row_offsets: kv.Buffer[i32, 1], cache_offsets: kv.Buffer[i32, 1], tiles: kv.i32,
-        queue: kv.Optional[kv.Buffer[kv.i8, 1]],
-    ):  # fmt: skip
-        queries, cache = RaggedQueries(row_offsets, query.shape[0]), collection.get_key_cache(layer)
-        held = kv.math.min(key.shape[0], value.shape[0])  # no offset leads out of the buffers
-        units = tiles * case.heads
-        for i in range(kv.block_id.x, units, kv.grid_dim.x):
-            work = i if queue is None else kv.take_round(queue, i, units)
-            h = work // tiles
-            b, base, row0, count = queries.tile(tiles - 1 - (work - h * tiles), 1, M)
-            first_row = kv.math.clamp(buffer_row_offsets[b], 0, held)
-            num_keys = kv.math.clamp(buffer_row_offsets[b + 1], first_row, held) - first_row
-            taken = kv.math.max(cache_offsets[b], 0)
-            start = collection.cache_length(b) - taken
-            num_keys = kv.where(row0 < count, num_keys, 0)
-            token = row0 + kv.tile_index(M)
-            exists, token = token < count, kv.math.max(kv.math.min(token, count - 1), 0)
-            place = base + token, h
-            q = query.load_rows(*place, mask=exists, columns=chunk.columns)
-            if scale < 0.0:  # maxima are found before scores are scaled
-                q = -q
-            unit = kv.math.max(kv.math.abs(scale), 1.0e-30) * LOG2E
-            m, l, o = kv.full(M, LOWEST), kv.full(M, 0.0), kv.full((M, V), 0.0)
-            if chunk.accumulate:
-                before, d = lse.gather(*place, mask=exists), kv.tile_index(V)[None, :]
-                some = before != NO_VALUE
-                m, l = kv.where(some, before * LOG2E, LOWEST), kv.where(some, 1.0, l)
-                there = (some & exists)[:, None] & (d < case.value_size)
-                o = kv.f32(out.gather(place[0][:, None], h, d, mask=there))
-            q_at = (start + token)[:, None]
-            for j in range(0, (num_keys + (N - 1)) // N):
-                k_at = j * N + kv.tile_index(N)
-                row, there = first_row + k_at, k_at < num_keys
-                nope = key.load_rows(row, h, mask=there, columns=chunk.nope)
-                token0 = taken + j * N
-                rope = cache.tile(b, 0, token0, taken + num_keys, rows=N, tail="any", **of_cache)
-                v = value.load_rows(row, h, mask=there, columns=V, stored=case.value_size)
-                x = kv.dot(q, kv.beside(nope, rope).T)
-                with kv.trace("mask"):
-                    x = kv.masked(x, (k_at[None, :] <= q_at) & there[None, :])
-                with kv.trace("softmax"):
-                    m, l, p, alpha = online_softmax(m, l, x, unit)
-                o = kv.dot(case.query(p), v, o * alpha[:, None])
-            m, l, factor, _ = finished(m, l, None, None, kv.math.exp2)
-            out.store_rows(*place, value=case.out(o * factor[:, None]), mask=exists, stored=case.value_size)
-            lse.scatter(*place, value=log_sum_exp(m, l), mask=exists)
-
-    return mla_chunk_tiles
+    columns = ChunkColumns(chunk.nope, tuple(of_cache.items()))
+    return TileKernel(
+        case_of(chunk), config.rows, config.keys, config.threads, config.occupancy, chunk=columns,
+        accumulate=chunk.accumulate,
+    )  # fmt: skip
