@@ -39,12 +39,16 @@ UNSEEN = float("-inf")
 
 @dataclass(frozen=True)
 class Case:
-    """What the kernels are specialised for: the keys, the query, its heads, the alignment of its rows."""
+    """What the kernels are specialised for: the keys, the query, its heads, the alignment of its rows.
+
+    ``early``: kernels wait for those ahead of them.
+    """
 
     spec: CacheSpec
     query: DType
     heads: int
     alignment: int
+    early: bool
 
     @property
     def size(self) -> int:
@@ -140,7 +144,7 @@ def tensor_kernel(c: Case) -> Any:
     def index_scores(
         collection, layer: i32, query, weights: kv.Buffer[f32, 2], row_offsets, out: kv.Buffer[f32, 2], chunks: i32
     ):
-        begin(True)
+        begin(c.early)
         operand, head_weights = kv.shared(products.words, i32), kv.shared(c.head_tiles * TILE_ROWS, f32)
         row, chunk, tid, lane = kv.block_id.x // chunks, kv.block_id.x % chunks * CHUNK, kv.thread_id.x, kv.lane_id()
         b, seen = seen_tokens(collection, RaggedQueries(row_offsets, query.shape[0]), row)
@@ -202,15 +206,15 @@ def plain_kernel(c: Case, threads: int) -> Any:
 
 @expands("kv.index_scores")
 def expand_index_scores(op: Any, at: Expansion) -> None:
-    case = Case(at.spec(op.collection), at.dtype(op.query), at.static_dim(op.query, 1), row_alignment(op))
+    heads, early = at.static_dim(op.query, 1), starts_early(at)
+    case = Case(at.spec(op.collection), at.dtype(op.query), heads, row_alignment(op), early)
     tensor = on_tensor_cores(case, at.target)
     per_block = CHUNK if tensor else 1 if at.target.is_host else THREADS
     chunks = (at.dim(op.out, 1) + (per_block - 1)) // per_block
     args = [op.collection, op.layer, op.query, op.weights, op.row_offsets, op.out, chunks]
     blocks = (at.dim(op.query, 0) * chunks, 1, 1)
     if tensor:
-        threads, early = (WARPS * WARP, 1, 1), starts_early(at)
-        at.launch(tensor_kernel(case), args, blocks, threads, key=case, programmatic=early)
+        at.launch(tensor_kernel(case), args, blocks, (WARPS * WARP, 1, 1), key=case, programmatic=early)
     else:
         at.launch(plain_kernel(case, per_block), args, blocks, (per_block, 1, 1), key=case)
 
@@ -231,13 +235,13 @@ def put_token(state: Any, place: Any, i: Any) -> None:
     state[2][state[1], place] = i
 
 
-def choose_kernel(threads: int) -> Any:
-    """A block chooses for a row."""
+def choose_kernel(threads: int, early: bool) -> Any:
+    """A block chooses for a row. ``early``: it waits for the kernels ahead of it."""
     choose = chooser(threads, score_key, put_token)
 
     @kv.kernel(block=(threads, 1, 1))
     def select_tokens(scores: kv.Buffer[f32, 2], tokens, counts):
-        begin(threads > 1)
+        begin(early)
         row = kv.block_id.x
         chosen = choose((scores, row, tokens), scores.shape[1], tokens.shape[1])
         for i in range(chosen + kv.thread_id.x, tokens.shape[1], threads):
@@ -250,6 +254,6 @@ def choose_kernel(threads: int) -> Any:
 
 @expands("kv.select_tokens")
 def expand_select_tokens(op: Any, at: Expansion) -> None:
-    threads = 1 if at.target.is_host else CHOOSING
+    threads, early = 1 if at.target.is_host else CHOOSING, starts_early(at)
     args, rows = [op.scores, op.tokens, op.counts], at.dim(op.scores, 0)
-    at.launch(choose_kernel(threads), args, (rows, 1, 1), (threads, 1, 1), programmatic=starts_early(at))
+    at.launch(choose_kernel(threads, early), args, (rows, 1, 1), (threads, 1, 1), programmatic=early)

@@ -65,7 +65,7 @@ def rounded(x: Any, dtype: DType, up: bool) -> Any:
     return kv.bitcast(kv.where(wrong, moved, word), dtype)
 
 
-def summarize_kernel(spec: CacheSpec, dtype: DType, rows: int, alignment: int, lanes: int) -> Any:
+def summarize_kernel(spec: CacheSpec, dtype: DType, rows: int, alignment: int, lanes: int, early: bool) -> Any:
     """``lanes`` threads have a KV head of a page; ``slots`` of them stand for the pages that a sequence may touch."""
     P, H, D = spec.page_size, spec.num_heads, spec.head_size
     width = load_width(spec, min(lowbit(D), 4))
@@ -90,7 +90,7 @@ def summarize_kernel(spec: CacheSpec, dtype: DType, rows: int, alignment: int, l
 
     @kv.kernel
     def summarize_pages(collection, layer: i32, summaries, row_offsets, slots: i32):
-        begin(lanes > 1)
+        begin(early)
         item, lane = kv.block_id.x * per_block + kv.thread_id.x // lanes, kv.thread_id.x % lanes
         h, b, slot = item % H, item // H // slots, item // H % slots
         if b < row_offsets.shape[0] - 1:
@@ -112,9 +112,10 @@ def expand_summarize_pages(op: Any, at: Expansion) -> None:
     rows, dtype = at.static_dim(op.summaries, 3), at.dtype(op.summaries)
     slots = at.field(op.collection, "max_seq_length") // spec.page_size + 2
     blocks = ((at.dim(op.row_offsets, 0) - 1) * slots * spec.num_heads + (per_block - 1)) // per_block
-    kernel = summarize_kernel(spec, dtype, rows, alignment, lanes)
+    early = starts_early(at)
+    kernel = summarize_kernel(spec, dtype, rows, alignment, lanes, early)
     args = [op.collection, op.layer, op.summaries, op.row_offsets, slots]
-    at.launch(kernel, args, (blocks, 1, 1), (threads, 1, 1), key=(spec, alignment), programmatic=starts_early(at))
+    at.launch(kernel, args, (blocks, 1, 1), (threads, 1, 1), key=(spec, alignment), programmatic=early)
 
 
 # --- scores ----------------------------------------------------------------------------------------
@@ -124,7 +125,7 @@ def expand_summarize_pages(op: Any, at: Expansion) -> None:
 class Scores:
     """How the scores of pages are computed, for a case: by ``lanes`` threads a page.
 
-    ``group`` query heads share a KV head; summaries have ``rows`` rows.
+    ``group`` query heads share a KV head; summaries have ``rows`` rows. ``early``: kernels wait for those ahead.
     """
 
     spec: CacheSpec
@@ -134,6 +135,7 @@ class Scores:
     rows: int
     alignment: int
     lanes: int
+    early: bool
 
     @property
     def together(self) -> int:
@@ -233,7 +235,7 @@ def score_kernel(c: Scores, first: int, last: int) -> Any:
 
     @kv.kernel(block=(WARPS * WARP, 1, 1))
     def score_pages(collection, layer: i32, query, row_offsets, summaries, keys: kv.Buffer[i32, 1], chunks: i32):
-        begin(True)
+        begin(c.early)
         chunk, rest = kv.block_id.x % chunks * CHUNK, kv.block_id.x // chunks
         h, b = rest % c.spec.num_heads, rest // c.spec.num_heads
         queries = RaggedQueries(row_offsets, query.shape[0])
@@ -287,7 +289,7 @@ def tensor_score_kernel(c: Scores, first: int, last: int) -> Any:
 
     @kv.kernel(block=(WARPS * WARP, 1, 1))
     def score_pages(collection, layer: i32, query, row_offsets, summaries, keys: kv.Buffer[i32, 1], chunks: i32):
-        begin(True)
+        begin(c.early)
         operand = kv.shared(products.words, i32)
         chunk, rest = kv.block_id.x % chunks * CHUNK, kv.block_id.x // chunks
         h, b, lane = rest % c.spec.num_heads, rest // c.spec.num_heads, kv.lane_id()
@@ -358,7 +360,7 @@ def choose_kernel(c: Scores) -> Any:
 
     @kv.kernel(block=(THREADS, 1, 1))
     def choose_pages(collection, query, row_offsets, keys: kv.Buffer[i32, 1], out, counts):
-        begin(True)
+        begin(c.early)
         h, b = kv.block_id.x % c.spec.num_heads, kv.block_id.x // c.spec.num_heads
         pages = pages_of(collection, RaggedQueries(row_offsets, query.shape[0]), b)
         chosen = choose((keys, list_at(collection, b, h), out, b, h), pages, out.shape[2])
@@ -398,7 +400,7 @@ def expand_select_pages(op: Any, at: Expansion) -> None:
     spec, host = at.spec(op.collection), at.target.is_host
     case = Scores(
         spec, at.static_dim(op.query, 1) // spec.num_heads, at.dtype(op.query), at.dtype(op.summaries),
-        at.static_dim(op.summaries, 3), row_alignment(op), 1 if host else LANES,
+        at.static_dim(op.summaries, 3), row_alignment(op), 1 if host else LANES, starts_early(at),
     )  # fmt: skip
     first, last, heads = op.first.value, op.last.value, spec.num_heads
     batch, columns = at.dim(op.row_offsets, 0) - 1, at.field(op.collection, "lookup_columns")
@@ -409,7 +411,7 @@ def expand_select_pages(op: Any, at: Expansion) -> None:
         args = [*scored, op.pages, op.page_counts]
         at.launch(kernel, args, (heads, batch, 1), (1, 1, 1), key=(case, first, last))
         return
-    chunks, early = (columns + (CHUNK - 1)) // CHUNK, starts_early(at)
+    chunks, early = (columns + (CHUNK - 1)) // CHUNK, case.early
     blocks, threads = batch * heads * chunks, (WARPS * WARP, 1, 1)
     scoring = tensor_score_kernel if on_tensor_cores(case, at.target) else score_kernel
     kernel = scoring(case, first, last)
