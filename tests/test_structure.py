@@ -293,6 +293,18 @@ def test_the_folders_of_passes_hold_passes_and_nothing_else():
     assert all(len(ast.parse(path.read_text()).body) == 1 for path in empty), "a folder of passes has code"
 
 
+def test_no_schedule_or_kernel_imports_a_pass():
+    """What is legal is in schedules/limits.py, and what passes over tiles share in tiles/: these run before passes."""
+    folders = {f"kvarn.lowering.{name}" for name in ("schedules", "kernels", "tiles")}
+    wrong = [
+        f"{name} imports {imported}"
+        for name, found in _graph().items()
+        for imported in sorted(found)
+        if _within(name, folders) and _within(imported, {"kvarn.lowering.passes"})
+    ]
+    assert not wrong, "\n".join(wrong)
+
+
 @pytest.mark.parametrize("stem", [path.stem for path in PASSES])
 def test_a_pass_has_a_lit_test_of_its_name(stem):
     test = ROOT / "tests" / "lowering" / f"{stem}.mlir"

@@ -21,9 +21,10 @@ from kvarn.lowering.kernels.mla import (
 from kvarn.lowering.kernels.mla.common import BOX_COLUMNS, KEYS, MOST_ROWS, WIDE, LatentConfig, ends_in_combine
 from kvarn.lowering.target import Target
 
+from .limits import ATOM_ROWS
+
 MOST_TILES = 16  # of a sequence whose most new tokens are known: more are found through the row offsets
 SPLIT_TILES = 2  # tiles of keys that a split has at least, where the context is known to be that long
-ATOM_ROWS = 8  # what TMA copies of a box starts at swizzle atoms
 
 
 def problems(case: Case, target: Target, row_alignment: int, listed: bool) -> list[str]:

@@ -17,7 +17,7 @@ from mlir import ir
 
 from kvarn.dialect.ops.attention import block_tile, score_of
 from kvarn.lowering.schedules import attention as tile_schedule, decode as decode_schedule
-from kvarn.lowering.schedules.decode import MOST_QUERIES, WARP_ROWS
+from kvarn.lowering.schedules.limits import MOST_QUERIES, WARP_ROWS
 from kvarn.lowering.target import Target
 from kvarn.lowering.tiles.ir import WGMMA
 

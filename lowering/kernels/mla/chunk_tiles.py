@@ -15,6 +15,7 @@ from kvarn import dsl as kv
 from kvarn.dialect.dtypes import f32, i32
 from kvarn.dialect.layout import RAGGED, OperandData
 from kvarn.lowering.schedules import attention as tile_schedule
+from kvarn.lowering.schedules.limits import MOST_OF_VALUES
 from kvarn.lowering.target import Target
 from kvarn.lowering.tiles.ir import SWIZZLE, WGMMA
 
@@ -49,8 +50,8 @@ def problems(chunk: Chunk, target: Target) -> list[str]:
     if chunk.nope % panel or chunk.rope % 16:
         got = f"{chunk.nope} and {chunk.rope}"
         found.append(f"needs keys of a multiple of {panel} columns and of 16 from the latent rows, got {got}")
-    if case.value_size > tile_schedule.MOST_OF_VALUES:
-        found.append(f"needs values of up to {tile_schedule.MOST_OF_VALUES} columns, got {case.value_size}")
+    if case.value_size > MOST_OF_VALUES:
+        found.append(f"needs values of up to {MOST_OF_VALUES} columns, got {case.value_size}")
     if not found:
         try:
             config_of(chunk, target, {})

@@ -19,6 +19,7 @@ from kvarn.dialect.layout import CacheSpec, lowbit
 from kvarn.dialect.ops.attention import block_tile, score_of
 from kvarn.dialect.ops.mla import inline_content, inline_scales_of
 from kvarn.lowering.schedules import attention as tile_schedule, mla as latent_schedule
+from kvarn.lowering.schedules.limits import MOST_COLUMNS
 from kvarn.lowering.target import Target
 from kvarn.lowering.tiles.ir import MMA
 
@@ -35,7 +36,6 @@ from .common import KEYS
 
 THREADS = 128
 BY_MMA = {"instruction": MMA}  # of the kernel over tiles
-MOST_VALUES = 512  # columns of a value
 ROWS_TILE = (16, 32)  # query rows and keys of a tile of a block mask, of kernels of a row at a time
 
 
@@ -85,7 +85,7 @@ def block_extents(case: Case, place: Place) -> tuple[int, int]:
         return ROWS_TILE
     if place.target.has("wgmma"):
         return _tile_by_wgmma(case, place.schedule)
-    case = replace(case, value_size=min(case.value_size, MOST_VALUES))
+    case = replace(case, value_size=min(case.value_size, MOST_COLUMNS))
     if tile_schedule.problems(case, place.target, WIDEST_ROWS, BY_MMA):
         return ROWS_TILE
     config = _by_tiles(case, place.target, place.schedule)
