@@ -12,7 +12,7 @@ from kvarn.dialect.dtypes import DType, bf16, f8e4m3, f8e5m2, f16, f32
 from kvarn.dialect.layout import RAGGED, align_up, cdiv
 from kvarn.dialect.ops.terms import columns_of_term
 from kvarn.dialect.ops.tile import COLUMN_STEP
-from kvarn.dialect.schedules import NARROW_HEAD, ROW_CLASSES, TILED
+from kvarn.dialect.schedules import NARROW_HEAD, ROW_CLASSES, TILED, written
 from kvarn.dialect.shared_layout import CHUNK, SharedLayout
 from kvarn.dialect.tma_layout import joins_heads
 from kvarn.lowering.kernels.attention.case import Case
@@ -477,6 +477,26 @@ def chosen(case: Case, target: Target, schedule: Mapping[str, Any], measured: bo
         config = _with_table(config, target)
     ahead = replace(config, query_stages=2)
     return ahead if "query_stages" not in given and why_not(ahead, target) is None else config
+
+
+def choose(case: Case, target: Target, schedule: Mapping[str, Any], measured: bool = False) -> dict[str, Any]:
+    """The entries of :func:`chosen`, for ``select-kv-schedule`` to write."""
+    return chosen(case, target, schedule, measured).entries()
+
+
+def configured(case: Case, target: Target, schedule: Mapping[str, Any]) -> TileConfig:
+    """The configuration of a complete schedule.
+
+    Raises
+    ------
+    ValueError
+        If an entry is missing, or what is there does not fit.
+    """
+    config = TileConfig(case, **written(schedule, TILED.names))
+    problem = why_not(config, target)
+    if problem is not None:
+        raise ValueError(f"the schedule's {problem}")
+    return config
 
 
 def _three_of_boxes(case: Case, widest: int, most: int | None, rows: int) -> dict[str, Any]:

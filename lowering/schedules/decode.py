@@ -452,11 +452,7 @@ def configured(target: Target, config: Config, schedule: Mapping[str, Any]) -> C
     ValueError
         If an entry is missing.
     """
-    missing = [name for name in schedules.DECODE.names if name not in schedule]
-    if missing:
-        raise ValueError(
-            f"the schedule must have {', '.join(missing)}, which select-kv-schedule chooses: run it before"
-        )
+    schedules.written(schedule, schedules.DECODE.names)
     config = replace(config, **{name: schedule[name] for name in ENTRIES if name in schedule})
     return replace(config, padding=_padding(target, config))
 

@@ -248,7 +248,7 @@ def expand(op: Any, at: Expansion) -> None:
     if kind == "decode":
         attention_decode.expand_decode(op, at)
     elif kind == "tile":
-        tile_launch.launch(tile_schedule.chosen(case, at.target, at.schedule, at.tuned), at, op)
+        tile_launch.launch(tile_schedule.configured(case, at.target, at.schedule), at, op)
     elif kind == "host" and attention_tiles.fits_host(case):  # of head size 1 there are no tiles
         attention_tiles.launch_host(case, at, op)
     else:

@@ -71,9 +71,14 @@ def config_of(chunk: Chunk, target: Target, schedule: Mapping[str, Any]) -> tile
     return tile_schedule.chosen(case, target, entries)
 
 
+def choose(chunk: Chunk, target: Target, schedule: Mapping[str, Any]) -> dict[str, Any]:
+    """The entries of :func:`config_of`, for ``select-kv-schedule`` to write."""
+    return config_of(chunk, target, schedule).entries()
+
+
 def launch(chunk: Chunk, at: Expansion, op: Any) -> None:
     """Launch the kernel, persistent unless the schedule says otherwise."""
-    config = config_of(chunk, at.target, at.schedule)
+    config = tile_schedule.configured(case_of(chunk), at.target, at.schedule)
     tiles, heads = tiles_of(op, at, 1, config.rows), chunk.case.heads
     units = tiles * heads * at.dim(op.cache_offsets, 0).least(at.constant(1))
     blocks = units.least(at.device("multiprocessors") * config.occupancy) if config.persistent else units
