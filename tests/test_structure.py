@@ -27,6 +27,7 @@ CUDA = {"cuda"}
 PURE_DIALECT = {
     f"kvarn.dialect.{name}"
     for name in (
+        "chips",
         "contents",
         "dtypes",
         "layout",
@@ -74,6 +75,7 @@ ALLOWED = {
     "kvarn.dialect.dtypes": {"now": set(), "lazy": NUMERIC},
     "kvarn.dialect.layout": {"now": {"kvarn.dialect.dtypes", "kvarn.dialect.page_orders"}, "lazy": set()},
     "kvarn.dialect.page_orders": {"now": set(), "lazy": set()},
+    "kvarn.dialect.chips": {"now": set(), "lazy": set()},
     "kvarn.dialect.contents": {"now": set(), "lazy": set()},
     "kvarn.dialect.installed": {"now": {"kvarn.env"}, "lazy": set()},
     "kvarn.dialect.schedules": {"now": set(), "lazy": set()},
