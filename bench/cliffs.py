@@ -29,6 +29,7 @@ from typing import Any
 import numpy as np
 
 from kvarn.dialect import dtypes
+from kvarn.dialect.chips import HOPPER
 from kvarn.dialect.layout import align_up, cdiv
 from kvarn.dialect.schedules import row_class
 from kvarn.tools.timing import span
@@ -37,7 +38,7 @@ LAUNCH_US = 10.0  # of what the hardware gives, up to which a case is bound by i
 ENOUGH = 0.5  # share of what the hardware gives
 READ, MATMUL = 4.5e12, 700e12  # bytes/s and FLOP/s, where they are not measured
 F32_MATMUL = 60e12  # of f32 operands: FMA units
-EXPONENTIALS = 132 * 16 * 1.755e9  # a second: 16 a clock and multiprocessor of an H200
+EXPONENTIALS = HOPPER.multiprocessors * 16 * 1.755e9  # a second: 16 a clock and multiprocessor of an H200
 TOLERANCE = {"f32": 1e-4, "f16": 4e-3, "bf16": 2e-2, "f8e4m3": 8e-2}  # relative error, by the query's type
 KINDS = {
     "attention_decode": "decode",

@@ -22,6 +22,7 @@ import numpy as np
 import kvarn as kv
 from kvarn import dispatch
 from kvarn.dialect import dtypes, layout, tma_layout
+from kvarn.dialect.chips import COMPILED_FOR
 from kvarn.tools.arrays import arrays
 
 from . import ablation_kernels, products, static
@@ -32,7 +33,7 @@ from .layouts import LAYOUTS, laid_out
 from .problems import problem
 
 ROOT = Path(__file__).resolve().parents[1]
-TARGETS = ("host", "sm_80", "sm_90a", "sm_100a")
+TARGETS = ("host", *reversed(COMPILED_FOR))
 Make = Callable[[str], Any]  # for a target: a Specialisation, or the arguments of kv.compile
 Calls = Iterator[tuple[str, Callable[[], Any]]]
 

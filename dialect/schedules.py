@@ -96,6 +96,8 @@ class Kind:
         What the kernel does, in one clause.
     entries : tuple of Entry
         Those that this kind has besides the operation's.
+    decided : tuple of Entry
+        Those that ``select-kv-schedule`` writes for the expansion to read, and that nobody sets.
     on_host : bool
         Whether it runs on the host target, and there only.
     rules : tuple of callable
@@ -107,6 +109,7 @@ class Kind:
     name: str
     doc: str
     entries: tuple[Entry, ...] = ()
+    decided: tuple[Entry, ...] = ()
     on_host: bool = False
     rules: tuple[Callable[[Values], str | None], ...] = ()
     fits: Rule | None = None
@@ -147,7 +150,7 @@ class Operation:
 
 
 def why_unsupported(
-    operation: str, schedule: Any, target: Any = None, kind: str | None = None, case: Any = None
+    operation: str, schedule: Any, target: Any = None, kind: str | None = None, case: Any = None, decided: bool = False
 ) -> str | None:
     """Why a schedule of an operation is not legal, a sentence that continues "the schedule's"; None when it is.
 
@@ -163,6 +166,8 @@ def why_unsupported(
         The kind of kernel that was chosen. Without it, what some kind takes is legal.
     case : optional
         What the kernel is specialised for, as the kind's rules read it (decode: its ``Config``); with kind and target.
+    decided : bool
+        Whether a schedule that says its kind may have what ``select-kv-schedule`` writes besides: that of an op may.
     """
     if operation not in OPERATIONS:  # of another package: its expansion says what it takes
         return None
@@ -178,6 +183,13 @@ def why_unsupported(
         if problem is not None:
             return problem
         kind = kind or schedule["kind"]
+        if decided:
+            written = {entry.name: entry for entry in declared.kind(schedule["kind"]).decided}
+            problems = [written[name].why_not(value) for name, value in schedule.items() if name in written]
+            problem = next((problem for problem in problems if problem is not None), None)
+            if problem is not None:
+                return problem
+            schedule = {name: value for name, value in schedule.items() if name not in written}
     wanted = [declared.kind(kind)] if kind is not None else here
     known = dict.fromkeys(name for k in declared.kinds for name in declared.names(k))
     for name in schedule:
@@ -199,6 +211,22 @@ def why_unsupported(
         if problem is not None:
             return problem
     return found.fits(case, target, schedule) if found.fits is not None else None
+
+
+def written(schedule: Values, names: Collection[str]) -> dict[str, Any]:
+    """Some entries of a schedule that ``select-kv-schedule`` has written.
+
+    Raises
+    ------
+    ValueError
+        If an entry is missing.
+    """
+    missing = [name for name in names if name not in schedule]
+    if missing:
+        raise ValueError(
+            f"the schedule must have {', '.join(missing)}, which select-kv-schedule chooses: run it before"
+        )
+    return {name: schedule[name] for name in names}
 
 
 def _why_not_kind(declared: Operation, name: Any, target: Any, here: list[Kind]) -> str | None:
@@ -497,6 +525,12 @@ LATENT = Kind(
     "latent",
     "64 query rows of latent keys a block on the tensor cores, or up to 32; by mma.sync where there is no wgmma",
     (SPLITS,),
+    decided=(
+        *(entry for entry in TILED.entries if entry not in (ROWS, KEY_SPLITS)),
+        Entry("rows", "Query rows of a block.", "64; those of a sequence where few", least=8, most=64, step=8),
+        Entry("tiles", "Blocks of query rows of every sequence; 0: row offsets say how many.", "0", least=0, most=16),
+        Entry("box_rows", "Rows that TMA copies at a time; 0: threads copy, row by row.", "64", least=0, most=64),
+    ),
     rules=(_invariant_latent,),
 )
 PROJECTED_HOST = Kind("host", "tiles of 16 tokens as vector loops, on the host", on_host=True)

@@ -103,7 +103,7 @@ def schedule(op: Any) -> bool:
         return True
     if not isinstance(attributes["schedule"], ir.DictAttr):
         return fail(op, f"schedule must be a dictionary, got {attributes['schedule']}")
-    problem = schedules.why_unsupported(name, python_values(attributes["schedule"]))
+    problem = schedules.why_unsupported(name, python_values(attributes["schedule"]), decided=True)
     return problem is None or fail(op, f"has a schedule whose {problem}")
 
 

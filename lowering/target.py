@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""What each target can do: the one table that passes and the compiler ask.
+"""What each target can do, as passes and the compiler ask: what its chip holds is in ``dialect/chips.py``.
 
 ``isa`` is the lowest PTX version that the target itself needs; a kernel that uses more says so through ``FEATURES``.
 """
@@ -8,8 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-REGISTERS = 65536  # of a multiprocessor, of 32 bits
-RESERVED_BYTES = 1024  # of shared memory, which the hardware keeps of each block
+from kvarn.dialect.chips import CHIPS, REGISTERS, RESERVED_BYTES, Chip
 
 
 @dataclass(frozen=True)
@@ -24,8 +23,6 @@ class Target:
         Compute capability times ten; 0 for the host.
     isa : tuple of int
         Lowest PTX ISA version for the chip.
-    shared_bytes : int
-        Largest dynamic shared memory of a block.
     features : frozenset of str
         ``cp_async``, ``mma_bf16``, ``f8_convert``, ``tma``, ``wgmma``, ``mbarrier``, ``cluster``, ``pdl``, ``gather4``,
         ``pair_cta``.
@@ -34,12 +31,21 @@ class Target:
     name: str
     sm: int
     isa: tuple[int, int] = (0, 0)
-    shared_bytes: int = 0
     features: frozenset[str] = field(default_factory=frozenset)
 
     @property
     def is_host(self) -> bool:
         return self.sm == 0
+
+    @property
+    def chip(self) -> Chip:
+        """What its multiprocessors hold, and how many there are: of a GPU."""
+        return CHIPS[self.sm]
+
+    @property
+    def shared_bytes(self) -> int:
+        """Largest dynamic shared memory of a block; 0 for the host."""
+        return 0 if self.is_host else self.chip.shared_bytes
 
     def has(self, feature: str) -> bool:
         return feature in self.features
@@ -60,12 +66,12 @@ TARGETS = {
     t.name: t
     for t in (
         Target("host", 0),
-        Target("sm_80", 80, (7, 0), 163 * 1024, _AMPERE),
-        Target("sm_86", 86, (7, 1), 99 * 1024, _AMPERE),
-        Target("sm_89", 89, (7, 8), 99 * 1024, _AMPERE | {"f8_convert"}),
-        Target("sm_90", 90, (7, 8), 227 * 1024, _HOPPER),
-        Target("sm_90a", 90, (8, 0), 227 * 1024, _HOPPER | {"wgmma"}),
-        Target("sm_100a", 100, (8, 6), 227 * 1024, _HOPPER | {"gather4", "pair_cta"}),
+        Target("sm_80", 80, (7, 0), _AMPERE),
+        Target("sm_86", 86, (7, 1), _AMPERE),
+        Target("sm_89", 89, (7, 8), _AMPERE | {"f8_convert"}),
+        Target("sm_90", 90, (7, 8), _HOPPER),
+        Target("sm_90a", 90, (8, 0), _HOPPER | {"wgmma"}),
+        Target("sm_100a", 100, (8, 6), _HOPPER | {"gather4", "pair_cta"}),
     )
 }
 
@@ -133,3 +139,17 @@ OP_NEEDS = {
 def runs(target: Target, chip: str) -> bool:
     """Whether a target has the instructions of a chip, those of its own ("a") only for targets that have theirs."""
     return target.sm >= int(chip[3:].rstrip("a")) and (not chip.endswith("a") or target.name.endswith("a"))
+
+
+__all__ = [
+    "ISA_MARKS",
+    "LATER_ISA_MARKS",
+    "OP_NEEDS",
+    "REGISTERS",
+    "RESERVED_BYTES",
+    "TARGETS",
+    "Target",
+    "by_name",
+    "of_capability",
+    "runs",
+]

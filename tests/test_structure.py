@@ -27,6 +27,7 @@ CUDA = {"cuda"}
 PURE_DIALECT = {
     f"kvarn.dialect.{name}"
     for name in (
+        "chips",
         "contents",
         "dtypes",
         "layout",
@@ -74,6 +75,7 @@ ALLOWED = {
     "kvarn.dialect.dtypes": {"now": set(), "lazy": NUMERIC},
     "kvarn.dialect.layout": {"now": {"kvarn.dialect.dtypes", "kvarn.dialect.page_orders"}, "lazy": set()},
     "kvarn.dialect.page_orders": {"now": set(), "lazy": set()},
+    "kvarn.dialect.chips": {"now": set(), "lazy": set()},
     "kvarn.dialect.contents": {"now": set(), "lazy": set()},
     "kvarn.dialect.installed": {"now": {"kvarn.env"}, "lazy": set()},
     "kvarn.dialect.schedules": {"now": set(), "lazy": set()},
@@ -291,6 +293,18 @@ def test_the_folders_of_passes_hold_passes_and_nothing_else():
     assert len({path.stem for path in files}) == len(files)
     empty = [path for path in PYTHON if path.is_relative_to(folder) and path.name == "__init__.py"]
     assert all(len(ast.parse(path.read_text()).body) == 1 for path in empty), "a folder of passes has code"
+
+
+def test_no_schedule_or_kernel_imports_a_pass():
+    """What is legal is in schedules/limits.py, and what passes over tiles share in tiles/: these run before passes."""
+    folders = {f"kvarn.lowering.{name}" for name in ("schedules", "kernels", "tiles")}
+    wrong = [
+        f"{name} imports {imported}"
+        for name, found in _graph().items()
+        for imported in sorted(found)
+        if _within(name, folders) and _within(imported, {"kvarn.lowering.passes"})
+    ]
+    assert not wrong, "\n".join(wrong)
 
 
 @pytest.mark.parametrize("stem", [path.stem for path in PASSES])

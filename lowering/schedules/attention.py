@@ -12,14 +12,12 @@ from kvarn.dialect.dtypes import DType, bf16, f8e4m3, f8e5m2, f16, f32
 from kvarn.dialect.layout import RAGGED, align_up, cdiv
 from kvarn.dialect.ops.terms import columns_of_term
 from kvarn.dialect.ops.tile import COLUMN_STEP
-from kvarn.dialect.schedules import NARROW_HEAD, ROW_CLASSES, TILED
+from kvarn.dialect.schedules import NARROW_HEAD, ROW_CLASSES, TILED, written
 from kvarn.dialect.shared_layout import CHUNK, SharedLayout
 from kvarn.dialect.tma_layout import joins_heads
 from kvarn.lowering.kernels.attention.case import Case
 from kvarn.lowering.kernels.attention.key_splits import LEAST_KEYS
 from kvarn.lowering.kernels.attention.softmax import modifies
-from kvarn.lowering.passes.tiles.assign_kv_layouts import MOST_HELD
-from kvarn.lowering.passes.tiles.promote_kv_sums import columns_at_a_time
 from kvarn.lowering.target import REGISTERS, Target
 from kvarn.lowering.tiles.boxes import staged_boxes_bytes
 from kvarn.lowering.tiles.copies import SLOTS, row_unit, staging_bytes, why_not_by_rows, why_not_staged
@@ -28,27 +26,32 @@ from kvarn.lowering.tiles.transposition import staged_layout
 from kvarn.lowering.tiles.windows import bytes_of, extents
 
 from . import tuned
+from .limits import (
+    ATOM_ROWS,
+    BOX_GRANULE,
+    BOX_ROWS,
+    LEAST_LISTED,
+    MOST_COLUMNS,
+    MOST_HELD,
+    MOST_OF_VALUES,
+    REGISTERS_BY_MMA,
+    columns_at_a_time,
+    tile_registers,
+)
 from .score_arrays import reads_pairs
 
-# Of a consumer's thread for scores, weights and sums, by consumers: the rest of what it may have is for addresses.
-MOST_REGISTERS = {1: 208, 2: 208, 3: 128, 4: 92}
-MOST_BESIDE_TWO = 104  # likewise, of three beside two warpgroups that convert
-# Of those, what is chosen with weights beside others (H200, 8 x 4096: heads of 256 by 64 keys for 80 -1%, of 192 0%).
+# Of a thread's registers for scores, weights and sums, what is chosen where weights of one tile are narrowed while
+# products read those of the tile before (H200, 8 x 4096: heads of 256 by 64 keys for 80 -1%, of 192 0%).
 BESIDE_REGISTERS = 200
-MOST_OF_SEVERAL = {2: 160, 3: 88}  # likewise, of so many blocks of a warpgroup that multiplies and one that copies
 # Entries that products by mma.sync need, and one whose blocks hide one another.
 BY_MMA: dict[str, Any] = {
     "instruction": MMA, "rows": WARPGROUP_ROWS, "producer": False, "overlap": False, "ping_pong": False,
     "query_stages": 1, "persistent": False, "stored_keys": False,
 }  # fmt: skip
 MOST_KEYS_BY_MMA = 64  # keys of a tile that is chosen; half for heads whose query rows warps do not hold
-MOST_BY_MMA = {1: 160, 2: 160, 3: 96}  # likewise, beside words of B on their way
 SHARED_COLUMNS = 192  # of a product that has enough of the registers with which threads of four warpgroups start
 TURNS_FROM = 128  # columns of heads above which two warpgroups over 8-bit caches start their products by turns
 MOST_CONVERTING = 2  # warpgroups that convert what lies in staging memory
-LEAST_GRANULE = 8  # of scales beside boxes
-MOST_COLUMNS = 512  # of a head
-MOST_OF_VALUES = 256  # columns of values that the registers of a warpgroup have sums of
 FEW_KEYS = 32  # of a tile, of which one stage is better than two of fewer
 FEW_STORED_KEYS = 64  # likewise, where keys are multiplied as they are stored, which take half the memory
 MOST_OF_THREE = 96  # keys of tiles that three warpgroups multiply as they are stored, of heads over SMALL_HEAD columns
@@ -58,9 +61,6 @@ NARROW_CONVERTED = 80  # columns of heads whose keys one warpgroup converts for 
 MANY_TILES = 128  # of sequences and KV heads: one for every multiprocessor
 NARROW = 64  # columns of heads whose tiles are small enough for three warpgroups and three stages
 LEAST_LATENT_KEYS = 128  # of one of several splits of latent rows, whose keys take a multiple of others' time
-LEAST_LISTED = 16  # keys of a tile, which divide a page of a list
-BOX_ROWS = 64  # most rows of a TMA box
-ATOM_ROWS = 8  # a box that is no multiple of the swizzle's period cannot be one of several
 
 
 @dataclass(frozen=True)
@@ -145,11 +145,10 @@ class TileConfig:
     def most_registers(self) -> int:
         """Registers of a thread that multiplies for scores, weights and sums."""
         if self.instruction == MMA:
-            return MOST_BY_MMA.get(self.consumers, 0)
+            return REGISTERS_BY_MMA.get(self.consumers, 0)
+        most = tile_registers(self.consumers, self.producers, self.occupancy)
         if self.occupancy > 1:
-            several = MOST_OF_SEVERAL.get(self.occupancy, 0)
-            return several if (self.consumers, self.producers) == (1, 1) else 0
-        most = MOST_BESIDE_TWO if (self.consumers, self.producers) == (3, 2) else MOST_REGISTERS[self.consumers]
+            return most
         addresses = self.case.spec.quantized or not staged_by_tma(self)
         return most - (24 if addresses else 16) * (self.consumers > 2 and self.converts)
 
@@ -350,7 +349,7 @@ def staged_by_tma(config: TileConfig) -> bool:
         return not several and (not spec.quantized or spec.granularity >= size)
     if size % CHUNK or row_unit(spec, size) != CHUNK:
         return False
-    return not spec.quantized or (spec.granularity >= LEAST_GRANULE and not several)  # scales are of whole heads
+    return not spec.quantized or (spec.granularity >= BOX_GRANULE and not several)  # scales are of whole heads
 
 
 def why_not_stored(config: TileConfig) -> str | None:
@@ -478,6 +477,26 @@ def chosen(case: Case, target: Target, schedule: Mapping[str, Any], measured: bo
         config = _with_table(config, target)
     ahead = replace(config, query_stages=2)
     return ahead if "query_stages" not in given and why_not(ahead, target) is None else config
+
+
+def choose(case: Case, target: Target, schedule: Mapping[str, Any], measured: bool = False) -> dict[str, Any]:
+    """The entries of :func:`chosen`, for ``select-kv-schedule`` to write."""
+    return chosen(case, target, schedule, measured).entries()
+
+
+def configured(case: Case, target: Target, schedule: Mapping[str, Any]) -> TileConfig:
+    """The configuration of a complete schedule.
+
+    Raises
+    ------
+    ValueError
+        If an entry is missing, or what is there does not fit.
+    """
+    config = TileConfig(case, **written(schedule, TILED.names))
+    problem = why_not(config, target)
+    if problem is not None:
+        raise ValueError(f"the schedule's {problem}")
+    return config
 
 
 def _three_of_boxes(case: Case, widest: int, most: int | None, rows: int) -> dict[str, Any]:

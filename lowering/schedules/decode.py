@@ -15,18 +15,14 @@ from kvarn.dialect.shared_layout import SharedLayout
 from kvarn.lowering.kernels.attention.decode.binned_sums import MOST_VALUES
 from kvarn.lowering.target import REGISTERS, RESERVED_BYTES, Target
 
+from .limits import DECODE_GRANULE, HELD_SCALES, MOST_COLUMNS, MOST_QUERIES, WARP_OUTPUTS, WARP_ROWS
+
 NEVER = -1.0e30  # a running maximum that any score exceeds, finite so that differences are
 # The fields of a configuration that are a schedule's.
 ENTRIES = (*schedules.DECODE.names, "max_batch", "early")
 COLUMNS = 8  # query rows of one mma
 LEAST_TILE = 16  # tokens: a step of the products
 SECTOR = 32  # bytes that memory gives at least
-WARP_ROWS = 2 * COLUMNS  # most query rows of a warp; a head with more is shared by several
-MOST_COLUMNS = 512  # of a head
-WARP_OUTPUTS = 2560  # that a warp has registers for, of all its query rows
-LEAST_GRANULE = 4  # elements that a lane has of a row in one step
-_HELD = 64  # scales of a tile's token that a lane has on their way to shared memory, at most
-MOST_QUERIES = 8  # new tokens of a sequence that still count as a decode
 MOST_SPLITS = MOST_VALUES  # fixed splits of a sequence
 
 
@@ -374,16 +370,16 @@ def problems(
     if spec.head_size % 8 or not 8 <= spec.head_size <= MOST_COLUMNS:
         found.append(f"needs a head size of a multiple of 8 up to {MOST_COLUMNS}, got {spec.head_size}")
     # The elements that a lane has of a row in one step are multiplied by one scale.
-    if spec.quantized and spec.granularity < spec.head_size and spec.granularity % LEAST_GRANULE:
-        found.append(f"needs granules of a multiple of {LEAST_GRANULE}, got {spec.granularity}")
+    if spec.quantized and spec.granularity < spec.head_size and spec.granularity % DECODE_GRANULE:
+        found.append(f"needs granules of a multiple of {DECODE_GRANULE}, got {spec.granularity}")
     if not found:
         least_config = Config(spec, query, group, max_queries, stages=2, max_batch=max_batch)
         least_config = replace(least_config, warps=least_config.slices)
         if batch_invariant:
             tile = tile_of(least_config)
             least_config = replace(least_config, tile=tile, **invariant(least_config, tile))
-        if least_config.scales > 2 * _HELD and not least_config.scales_copied:
-            found.append(f"needs at most {_HELD} scales of a token that are not f32, got {least_config.scales}")
+        if least_config.scales > 2 * HELD_SCALES and not least_config.scales_copied:
+            found.append(f"needs at most {HELD_SCALES} scales of a token that are not f32, got {least_config.scales}")
         least = block_bytes(least_config)
         if least > target.shared_bytes:
             found.append(
@@ -456,11 +452,7 @@ def configured(target: Target, config: Config, schedule: Mapping[str, Any]) -> C
     ValueError
         If an entry is missing.
     """
-    missing = [name for name in schedules.DECODE.names if name not in schedule]
-    if missing:
-        raise ValueError(
-            f"the schedule must have {', '.join(missing)}, which select-kv-schedule chooses: run it before"
-        )
+    schedules.written(schedule, schedules.DECODE.names)
     config = replace(config, **{name: schedule[name] for name in ENTRIES if name in schedule})
     return replace(config, padding=_padding(target, config))
 

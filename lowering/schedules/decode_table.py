@@ -10,9 +10,16 @@ results each, which a second kernel combines faster than the warp that arrives l
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
-from .decode import SECTOR, Config, invariant, tile_of, warps_of
+from kvarn.dialect import schedules
+from kvarn.lowering.target import Target
+
+from . import tuned
+from .decode import SECTOR, Config, fitted, invariant, tile_of, warps_of
 
 # Bytes of K and V that one tile of the measured shapes moves (16 tokens of 128 two-byte elements, or 32 of one byte).
 _TILE_BYTES = 8192
@@ -50,3 +57,34 @@ def entries(config: Config, batch_invariant: bool = False) -> dict[str, Any]:
         if plain and config.stored_bytes == config.row_bytes:
             found["blocks"] = max(found["blocks"], _FULL_ROWS.get(config.row_bytes, 0) // warps)
     return found | invariant(config, tile) if batch_invariant else found
+
+
+def choose(target: Target, config: Config, schedule: Mapping[str, Any], measured: bool = False) -> dict[str, Any]:
+    """A decode's entries from the tables, as small as the target and the given entries of a schedule need them.
+
+    The user's table is asked where ``measured``: for operations that are declared to be tuned.
+
+    Raises
+    ------
+    ValueError
+        If what is given is not legal for the case.
+    """
+    config = replace(config, max_batch=schedule.get("max_batch", config.max_batch))
+    problem = schedules.why_unsupported("kv.attention", schedule, target, "decode", config)
+    if problem is not None:
+        raise ValueError(f"the schedule's {problem}")
+    fixed = bool(schedule.get("batch_invariant"))
+    found = tuned.entries(target, config, fixed) if measured else {}
+    names = schedules.DECODE.names
+    given = {name: value for name, value in schedule.items() if name in names}
+    chosen_by_table = {**entries(config, fixed), **found}
+    if config.key_tiles:  # a tile has keys of one entry of a list
+        chosen_by_table["tile"] = math.gcd(chosen_by_table["tile"], config.key_tiles[1])
+    config = replace(config, **{**chosen_by_table, **given})
+    if config.key_tiles and config.key_tiles[1] % config.tile:
+        raise ValueError(
+            f"the schedule's tile must divide the block mask's {config.key_tiles[1]} keys, got {config.tile}"
+        )
+    # A tile decides the order of additions, which nothing of the batch may change when it is to be invariant.
+    config = fitted(target, config, {*given, *(("tile",) if fixed else ())}, "blocks" in found)
+    return {name: getattr(config, name) for name in (*names, "max_batch")}

@@ -4,12 +4,15 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import Any
 
 from kvarn.dialect.dtypes import bf16, f8e4m3, f16, f32
 from kvarn.dialect.layout import align_up, cdiv
 from kvarn.dialect.ops.attention import arrays_of
+from kvarn.dialect.schedules import TILED, written
 from kvarn.lowering.kernels.attention.case import Case, tile_count
+from kvarn.lowering.kernels.attention.key_splits import MOST_SPLITS
 from kvarn.lowering.kernels.base import Expansion
 from kvarn.lowering.kernels.mla import (
     block_sizes as latent_blocks,
@@ -20,10 +23,16 @@ from kvarn.lowering.kernels.mla import (
 )
 from kvarn.lowering.kernels.mla.common import BOX_COLUMNS, KEYS, MOST_ROWS, WIDE, LatentConfig, ends_in_combine
 from kvarn.lowering.target import Target
+from kvarn.lowering.tiles.ir import MMA, WGMMA
+
+from . import attention as tile_schedule
+from .limits import ATOM_ROWS
 
 MOST_TILES = 16  # of a sequence whose most new tokens are known: more are found through the row offsets
+BY_MMA = {"instruction": MMA}  # of the kernel over tiles, whose entries these are; splits are kind latent's own
+OF_TILES = tuple(name for name in TILED.names if name != "splits")
+BY_WGMMA = ("rows", "tiles", "box_rows")
 SPLIT_TILES = 2  # tiles of keys that a split has at least, where the context is known to be that long
-ATOM_ROWS = 8  # what TMA copies of a box starts at swizzle atoms
 
 
 def problems(case: Case, target: Target, row_alignment: int, listed: bool) -> list[str]:
@@ -88,14 +97,40 @@ def rows_of(case: Case, most: int) -> int:
     return WIDE if latent_stored.upright(LatentConfig(case, rows)) else rows
 
 
-def config_of(case: Case, at: Expansion, op: Any) -> LatentConfig:
-    """The configuration for a case and what the schedule promises."""
+def by_tiles(case: Case, target: Target, schedule: Mapping[str, Any]) -> tile_schedule.TileConfig:
+    """The configuration of the kernel over tiles by mma.sync; ValueError where a block mask or entry is not legal."""
+    given = {**schedule, **BY_MMA}
+    if "splits" in given:
+        given["splits"] = min(given["splits"], MOST_SPLITS)
+    return tile_schedule.chosen(case, target, given)
+
+
+def choose(case: Case, at: Expansion, op: Any, by_wgmma: bool) -> dict[str, Any]:
+    """The entries of the kernels on wgmma, or of the kernel over tiles, for a case and what the schedule promises."""
+    if not by_wgmma:
+        config = by_tiles(case, at.target, at.schedule)
+        return {name: getattr(config, name) for name in OF_TILES}
     listed = op.indices is not None
     most = case.heads if listed else at.schedule.get("max_queries", 0) * case.heads
     rows = rows_of(case, most)
     tiles = 0 if listed or cdiv(most, rows) > MOST_TILES else cdiv(most, rows)
     copied = box_rows(case, rows, at, op.collection, listed)
-    return LatentConfig(case, rows, tiles, listed, copied, ends_in_combine(case, op))
+    return {"instruction": WGMMA, "rows": rows, "tiles": tiles, "box_rows": copied}
+
+
+def configured(case: Case, at: Expansion, op: Any) -> LatentConfig | tile_schedule.TileConfig:
+    """The configuration of a complete schedule: of a kernel on wgmma, or of the kernel over tiles.
+
+    Raises
+    ------
+    ValueError
+        If an entry is missing, or what is there does not fit.
+    """
+    if written(at.schedule, ["instruction"])["instruction"] == WGMMA:
+        entries = written(at.schedule, BY_WGMMA)
+        return LatentConfig(case, listed=op.indices is not None, parted=ends_in_combine(case, op), **entries)
+    splits = min(at.schedule.get("splits", 0), MOST_SPLITS)
+    return tile_schedule.configured(case, at.target, {**at.schedule, "splits": splits})
 
 
 def launch(config: LatentConfig, at: Expansion, op: Any) -> None:

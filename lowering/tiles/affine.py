@@ -14,9 +14,9 @@ from mlir.dialects import arith
 
 from kvarn.dialect.ops.common import i64_attr
 from kvarn.dialect.ops.tile import TileBroadcastOp, TileRampOp
-from kvarn.lowering.passes.tiles.tabulate_kv_scores import difference_of, from_base
 from kvarn.lowering.rewrite import defining_op
 
+from .differences import difference_of, from_base
 from .fast_math import CONTRACT
 from .ir import filled, is_tile, rank, splat_of, splat_tile, users
 

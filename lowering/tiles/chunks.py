@@ -15,11 +15,10 @@ from dataclasses import dataclass
 from mlir import ir
 from mlir.dialects import ub, vector
 
-from kvarn.lowering.passes.tiles.narrow_kv_tiles import score_of
 from kvarn.lowering.rewrite import defining_op, ops_named
 
 from . import memory as tile_memory
-from .ir import attributes_of, backward, is_elementwise, rank, users
+from .ir import attributes_of, backward, is_elementwise, rank, score_of, users
 from .threads import shuffled, splat
 from .windows import Windows
 

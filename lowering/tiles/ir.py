@@ -21,7 +21,9 @@ from kvarn.lowering.rewrite import defining_op, enclosing, kernels, ops_named, w
 
 WARP, WARPGROUP = 32, 128
 WGMMA, MMA = "wgmma", "mma.sync"  # instructions of products, as schedules name them
+ACCUMULATORS = {WGMMA: "wgmma", MMA: "mma"}  # the layout of results, by instruction
 WARPGROUP_ROWS = 64  # of an accumulator
+K_STEP_BYTES = 32  # of a row of A that an instruction takes
 SWIZZLE = TILE_SWIZZLE
 BARRIER_BYTES = 8  # of an mbarrier
 BARRIERS_BYTES = 1024  # more than all barriers of a block take
@@ -242,9 +244,55 @@ def backward(roots: list[ir.Operation], within: Callable[[ir.Operation], bool]) 
     return found
 
 
+def score_of(gather: ir.Operation) -> ir.Operation:
+    """The last op of a chain that only computes, from a gather on."""
+    op = gather
+    while True:
+        following = users(op.results[0])
+        if len(following) != 1:
+            return op
+        (user,) = following
+        if user.block != op.block or not (is_elementwise(user) or user.name == "kv.tile_gather"):
+            return op
+        if rank(user.results[0]) != 2:
+            return op
+        op = user
+
+
 __all__ = [
-    "BARRIERS_BYTES", "BARRIER_BYTES", "MMA", "NO_PAGE", "SWIZZLE", "WARP", "WARPGROUP", "WARPGROUP_ROWS", "WGMMA",
-    "AtPoint", "attributes_of", "backward", "cloned", "constant_int", "drop", "element", "filled", "instruction_of",
-    "is_elementwise", "is_position", "is_tile", "layout_of", "producers_of", "rank", "schedule_of", "shape", "splat_of",
-    "tile_of", "tile_type", "tiled", "users", "with_layout",
-]  # fmt: skip
+    "ACCUMULATORS",
+    "BARRIERS_BYTES",
+    "BARRIER_BYTES",
+    "K_STEP_BYTES",
+    "MMA",
+    "NO_PAGE",
+    "SWIZZLE",
+    "WARP",
+    "WARPGROUP",
+    "WARPGROUP_ROWS",
+    "WGMMA",
+    "AtPoint",
+    "attributes_of",
+    "backward",
+    "cloned",
+    "constant_int",
+    "drop",
+    "element",
+    "filled",
+    "instruction_of",
+    "is_elementwise",
+    "is_position",
+    "is_tile",
+    "layout_of",
+    "producers_of",
+    "rank",
+    "schedule_of",
+    "score_of",
+    "shape",
+    "splat_of",
+    "tile_of",
+    "tile_type",
+    "tiled",
+    "users",
+    "with_layout",
+]

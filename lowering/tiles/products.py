@@ -18,8 +18,8 @@ from kvarn.dialect.shared_layout import SharedLayout
 from kvarn.dsl.memory import SHARED, Pointer
 from kvarn.dsl.ptx import inline_asm
 from kvarn.dsl.wgmma import descriptor_at, floats_of_asm, multiply
-from kvarn.lowering.passes.tiles.assign_kv_layouts import K_STEP_BYTES
 
+from .ir import K_STEP_BYTES
 from .threads import elements, from_elements, shuffled
 
 ELEMENTS = {"bf16": "bf16", "f16": "f16", "f8E4M3FN": "e4m3", "f8E5M2": "e5m2"}

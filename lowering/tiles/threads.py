@@ -17,9 +17,8 @@ from kvarn.dialect.shared_layout import SharedLayout
 from kvarn.dsl import gpu, ptx
 from kvarn.dsl.memory import Buffer, BufferSpec
 from kvarn.dsl.values import Value
-from kvarn.lowering.passes.tiles.assign_kv_layouts import ACCUMULATORS
 
-from .ir import SWIZZLE, WARP, WARPGROUP, WARPGROUP_ROWS, WGMMA, layout_of
+from .ir import ACCUMULATORS, SWIZZLE, WARP, WARPGROUP, WARPGROUP_ROWS, WGMMA, layout_of
 
 
 @dataclass

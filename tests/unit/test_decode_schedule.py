@@ -11,8 +11,7 @@ import pytest
 
 from kvarn.dialect.dtypes import bf16, f16
 from kvarn.dialect.layout import spec_of
-from kvarn.lowering.passes.kv.select_kv_schedule import decode_entries
-from kvarn.lowering.schedules import decode as decode_schedule, tuned
+from kvarn.lowering.schedules import decode as decode_schedule, decode_table, tuned
 from kvarn.lowering.target import Target, by_name
 
 TYPES = [("f16", None, 1), ("bf16", None, 1), ("f8e4m3", None, 1), ("i8", "f32", 32), ("f8e4m3", "f32", 64)]
@@ -47,7 +46,7 @@ def test_what_the_kernel_takes_fits_the_target(target):
     for invariant in (False, True):
         for config in cases(chip, 750, invariant):
             schedule = {"max_batch": config.max_batch, "batch_invariant": invariant}
-            entries = {**decode_entries(chip, config, schedule), **schedule}
+            entries = {**decode_table.choose(chip, config, schedule), **schedule}
             made = decode_schedule.configured(chip, config, entries)
             assert decode_schedule.block_bytes(made) + made.padding <= chip.shared_bytes
             assert made.row_groups % made.warps == 0
@@ -62,7 +61,7 @@ def test_a_multiprocessor_has_room_for_the_blocks_of_the_schedule_and_no_more(ta
     room = chip.shared_bytes + 1024
     for config in cases(chip, 500):
         schedule = {"max_batch": config.max_batch}
-        made = decode_schedule.configured(chip, config, {**decode_entries(chip, config, schedule), **schedule})
+        made = decode_schedule.configured(chip, config, {**decode_table.choose(chip, config, schedule), **schedule})
         assert made.blocks * (decode_schedule.block_bytes(made) + made.padding) <= room
         assert (made.blocks + 1) * (decode_schedule._used_bytes(made) + made.padding + 1024) > room
 
@@ -77,7 +76,7 @@ def test_the_tile_of_an_invariant_schedule_is_the_same_for_every_batch():
                 one = decode_schedule.Config(
                     config.spec, config.query, config.group, config.max_queries, max_batch=batch
                 )
-                tiles.add(decode_entries(chip, one, schedule)["tile"])
+                tiles.add(decode_table.choose(chip, one, schedule)["tile"])
         assert len(tiles) == 1
 
 
@@ -92,7 +91,7 @@ def test_whole_rows_of_64_bytes_have_8_warps_a_multiprocessor_and_those_of_32_ha
     query = spec.dtype if spec.dtype.bits > 8 else bf16
     for batch in (48, 384):
         config = decode_schedule.Config(spec, query, group, 1, max_batch=batch)
-        found = decode_entries(chip, config, {"max_batch": batch})
+        found = decode_table.choose(chip, config, {"max_batch": batch})
         assert found["warps"] * found["blocks"] == warps
 
 
@@ -100,20 +99,20 @@ def test_whole_rows_of_64_bytes_have_8_warps_a_multiprocessor_and_those_of_32_ha
 def test_tiles_are_halved_where_elements_have_scales_and_these_are_fewer_bytes(granularity, tile):
     spec = spec_of("paged", "i8", 8, 128, page_size=16, scale_dtype="f32", granularity=granularity)
     config = decode_schedule.Config(spec, bf16, 4, 1, max_batch=48)
-    assert decode_entries(by_name("sm_90a"), config, {"max_batch": 48})["tile"] == tile
+    assert decode_table.choose(by_name("sm_90a"), config, {"max_batch": 48})["tile"] == tile
 
 
 def test_what_is_given_stays_and_what_does_not_fit_is_refused():
     chip = by_name("sm_80")
     spec = spec_of("paged", "bf16", 16, 256, page_size=16)
     config = decode_schedule.Config(spec, bf16, 1, 1)
-    found = decode_entries(chip, config, {"stages": 3})
+    found = decode_table.choose(chip, config, {"stages": 3})
     assert found["stages"] == 3
     assert found["warps"] < 4
     with pytest.raises(ValueError, match=r"must fit 166912 bytes of shared memory, got \d+: choose fewer stages"):
-        decode_entries(chip, config, {"stages": 6, "warps": 4, "tile": 32})
+        decode_table.choose(chip, config, {"stages": 6, "warps": 4, "tile": 32})
     with pytest.raises(ValueError, match="schedule's warps must be 1, 2, 4, 8 or 16, a divisor of the 16 warps"):
-        decode_entries(chip, config, {"warps": 3})
+        decode_table.choose(chip, config, {"warps": 3})
 
 
 def test_a_batch_whose_lengths_fill_shared_memory_is_no_decode():

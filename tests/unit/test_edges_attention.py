@@ -33,7 +33,7 @@ from kvarn.lowering.kernels.attention.rows import KEYS as ROW_KEYS, WARPS
 from kvarn.lowering.kernels.common import WARP
 from kvarn.lowering.kernels.mla import expansion as mla
 from kvarn.lowering.kernels.mla.common import KEYS, WIDE
-from kvarn.lowering.schedules.decode import MOST_QUERIES, WARP_ROWS
+from kvarn.lowering.schedules.limits import MOST_QUERIES, WARP_ROWS
 
 pytestmark = pytest.mark.whole
 

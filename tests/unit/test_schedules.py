@@ -22,8 +22,7 @@ from kvarn.dialect.layout import CacheSpec, spec_of
 from kvarn.lowering import kernels, pipeline, runner
 from kvarn.lowering.kernels.attention import expansion as attention_expansion
 from kvarn.lowering.kernels.attention.case import Case
-from kvarn.lowering.passes.kv.select_kv_schedule import decode_entries
-from kvarn.lowering.schedules import attention as tile_schedule, decode as decode_schedule, tuned
+from kvarn.lowering.schedules import attention as tile_schedule, decode as decode_schedule, decode_table, tuned
 from kvarn.lowering.target import by_name
 from kvarn.ops import copies, mla, reads, writes
 
@@ -475,7 +474,7 @@ def test_every_schedule_that_is_legal_is_completed_and_fits(target):
             continue
         config = decode_schedule.Config(spec, bf16, group, queries, max_batch=batch)
         for schedule in drawn(seed, 3, config, chip):
-            whole = {**decode_entries(chip, config, schedule), **schedule}
+            whole = {**decode_table.choose(chip, config, schedule), **schedule}
             assert schedules.why_unsupported("kv.attention", whole, chip, "decode", config) is None
             made = decode_schedule.configured(chip, config, whole)
             assert decode_schedule.block_bytes(made) + made.padding <= chip.shared_bytes
@@ -551,7 +550,7 @@ def test_an_illegal_entry_of_the_users_table_is_refused_with_its_file(tmp_path):
     with compiler.env.override(tune=path):
         tuned.save(path, [(tuned.Key.of("sm_90a", config), {"warps": 3}, 1.0)])
         with pytest.raises(ValueError, match=r"tune.json has an entry for this case whose warps must be 1, 2, 4 or 8"):
-            decode_entries(by_name("sm_90a"), config, {})
+            decode_table.choose(by_name("sm_90a"), config, {}, measured=True)
 
 
 def test_a_kind_is_one_declaration(monkeypatch):

@@ -17,7 +17,7 @@ from mlir import ir
 
 from kvarn.dialect.ops.attention import block_tile, score_of
 from kvarn.lowering.schedules import attention as tile_schedule, decode as decode_schedule
-from kvarn.lowering.schedules.decode import MOST_QUERIES, WARP_ROWS
+from kvarn.lowering.schedules.limits import MOST_QUERIES, WARP_ROWS
 from kvarn.lowering.target import Target
 from kvarn.lowering.tiles.ir import WGMMA
 
@@ -248,7 +248,7 @@ def expand(op: Any, at: Expansion) -> None:
     if kind == "decode":
         attention_decode.expand_decode(op, at)
     elif kind == "tile":
-        tile_launch.launch(tile_schedule.chosen(case, at.target, at.schedule, at.tuned), at, op)
+        tile_launch.launch(tile_schedule.configured(case, at.target, at.schedule), at, op)
     elif kind == "host" and attention_tiles.fits_host(case):  # of head size 1 there are no tiles
         attention_tiles.launch_host(case, at, op)
     else:

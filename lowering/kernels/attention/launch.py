@@ -9,8 +9,8 @@ from typing import Any
 
 from kvarn.dialect.dtypes import f32
 from kvarn.dialect.ops.attention import ARRAYS
-from kvarn.lowering.passes.tiles.promote_kv_sums import columns_at_a_time, columns_behind
 from kvarn.lowering.schedules.attention import TileConfig, copies_by_tma, staged_by_tma
+from kvarn.lowering.schedules.limits import columns_at_a_time, columns_behind
 from kvarn.lowering.tiles.boxes import swizzle_of_boxes
 from kvarn.lowering.tiles.ir import MMA, SWIZZLE
 from kvarn.lowering.tiles.transposition import GROUP

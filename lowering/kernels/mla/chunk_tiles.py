@@ -14,6 +14,7 @@ from typing import Any
 from kvarn.dialect.dtypes import f32
 from kvarn.dialect.layout import RAGGED, OperandData
 from kvarn.lowering.schedules import attention as tile_schedule
+from kvarn.lowering.schedules.limits import MOST_OF_VALUES
 from kvarn.lowering.target import Target
 from kvarn.lowering.tiles.ir import SWIZZLE, WGMMA
 
@@ -49,8 +50,8 @@ def problems(chunk: Chunk, target: Target) -> list[str]:
     if chunk.nope % panel or chunk.rope % 16:
         got = f"{chunk.nope} and {chunk.rope}"
         found.append(f"needs keys of a multiple of {panel} columns and of 16 from the latent rows, got {got}")
-    if case.value_size > tile_schedule.MOST_OF_VALUES:
-        found.append(f"needs values of up to {tile_schedule.MOST_OF_VALUES} columns, got {case.value_size}")
+    if case.value_size > MOST_OF_VALUES:
+        found.append(f"needs values of up to {MOST_OF_VALUES} columns, got {case.value_size}")
     if not found:
         try:
             config_of(chunk, target, {})
@@ -70,9 +71,14 @@ def config_of(chunk: Chunk, target: Target, schedule: Mapping[str, Any]) -> tile
     return tile_schedule.chosen(case, target, entries)
 
 
+def choose(chunk: Chunk, target: Target, schedule: Mapping[str, Any]) -> dict[str, Any]:
+    """The entries of :func:`config_of`, for ``select-kv-schedule`` to write."""
+    return config_of(chunk, target, schedule).entries()
+
+
 def launch(chunk: Chunk, at: Expansion, op: Any) -> None:
     """Launch the kernel, persistent unless the schedule says otherwise."""
-    config = config_of(chunk, at.target, at.schedule)
+    config = tile_schedule.configured(case_of(chunk), at.target, at.schedule)
     tiles, heads = tiles_of(op, at, 1, config.rows), chunk.case.heads
     units = tiles * heads * at.dim(op.cache_offsets, 0).least(at.constant(1))
     blocks = units.least(at.device("multiprocessors") * config.occupancy) if config.persistent else units

@@ -19,23 +19,19 @@ from kvarn.dialect.layout import CacheSpec, lowbit
 from kvarn.dialect.ops.attention import block_tile, score_of
 from kvarn.dialect.ops.mla import inline_content, inline_scales_of
 from kvarn.lowering.schedules import attention as tile_schedule, mla as latent_schedule
-from kvarn.lowering.target import Target
-from kvarn.lowering.tiles.ir import MMA
+from kvarn.lowering.schedules.limits import MOST_COLUMNS
 
 from .. import expands
 from ..attention import kernel as attention_tiles, launch as tile_launch
 from ..attention.case import Case
 from ..attention.expansion import WIDEST_ROWS, Place, launch_rows
-from ..attention.key_splits import MOST_SPLITS
 from ..attention.queries import RaggedQueries
 from ..base import Expansion
 from ..common import row_alignment
 from . import chunk_rows as mla_chunk, chunk_tiles as mla_chunk_tiles
-from .common import KEYS
+from .common import KEYS, LatentConfig
 
 THREADS = 128
-BY_MMA = {"instruction": MMA}  # of the kernel over tiles
-MOST_VALUES = 512  # columns of a value
 ROWS_TILE = (16, 32)  # query rows and keys of a tile of a block mask, of kernels of a row at a time
 
 
@@ -85,31 +81,23 @@ def block_extents(case: Case, place: Place) -> tuple[int, int]:
         return ROWS_TILE
     if place.target.has("wgmma"):
         return _tile_by_wgmma(case, place.schedule)
-    case = replace(case, value_size=min(case.value_size, MOST_VALUES))
-    if tile_schedule.problems(case, place.target, WIDEST_ROWS, BY_MMA):
+    case = replace(case, value_size=min(case.value_size, MOST_COLUMNS))
+    if tile_schedule.problems(case, place.target, WIDEST_ROWS, latent_schedule.BY_MMA):
         return ROWS_TILE
-    config = _by_tiles(case, place.target, place.schedule)
+    config = latent_schedule.by_tiles(case, place.target, place.schedule)
     return config.rows, config.keys
 
 
 def tile_problems(op: Any, at: Expansion) -> list[str]:
     """Why the kernel over tiles does not take an operation by mma.sync, one sentence each; empty when it does."""
     case = case_of(op, at)
-    found = tile_schedule.problems(case, at.target, row_alignment(op), BY_MMA)
+    found = tile_schedule.problems(case, at.target, row_alignment(op), latent_schedule.BY_MMA)
     if not found and case.blocks:
         try:
-            _by_tiles(case, at.target, at.schedule)
+            latent_schedule.by_tiles(case, at.target, at.schedule)
         except ValueError as error:
             found.append(f"does not fit: {error}")
     return found
-
-
-def _by_tiles(case: Case, target: Target, schedule: Mapping[str, Any]) -> tile_schedule.TileConfig:
-    """The configuration of the kernel over tiles by mma.sync; ValueError where a block mask or entry is not legal."""
-    given = {**schedule, **BY_MMA}
-    if "splits" in given:
-        given["splits"] = min(given["splits"], MOST_SPLITS)
-    return tile_schedule.chosen(case, target, given)
 
 
 def kind_of(op: Any, at: Expansion) -> str:
@@ -135,11 +123,12 @@ def slower_than(op: Any, at: Expansion) -> list[str]:
 @expands("kv.mla_attention")
 def expand_attention(op: Any, at: Expansion) -> None:
     case, kind = case_of(op, at), at.kind
-    if kind == "latent" and not wgmma_problems(op, at):
-        latent_schedule.launch(latent_schedule.config_of(case, at, op), at, op)
-        return
     if kind == "latent":
-        tile_launch.launch(_by_tiles(case, at.target, at.schedule), at, op)
+        config = latent_schedule.configured(case, at, op)
+        if isinstance(config, LatentConfig):
+            latent_schedule.launch(config, at, op)
+        else:
+            tile_launch.launch(config, at, op)
     elif kind == "host" and attention_tiles.fits_host(case):
         attention_tiles.launch_host(case, at, op)
     else:

@@ -17,7 +17,7 @@ from kvarn.dialect import ops
 from kvarn.dialect.dtypes import DType, bf16, f8e4m3, f16, f32
 from kvarn.dialect.layout import CacheSpec, cdiv
 from kvarn.dialect.ops.projection import Band, bands_of, k_of, rounding_of
-from kvarn.lowering.passes.tiles.promote_kv_sums import columns_at_a_time
+from kvarn.lowering.schedules.limits import columns_at_a_time
 from kvarn.lowering.target import Target
 from kvarn.lowering.tiles.ir import SWIZZLE, WARPGROUP, WARPGROUP_ROWS
 

@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from kvarn import dsl as kv
+from kvarn.dialect.chips import HOPPER
 from kvarn.dialect.dtypes import bf16, f8e4m3, f16, f32
 from kvarn.dialect.layout import align_up, cdiv
 from kvarn.dialect.ops.projection import BLOCK
@@ -41,7 +42,7 @@ from .common import (
 )
 from .heads import raster
 
-MULTIPROCESSORS = 132  # of an H100 or H200, for which tiles are chosen
+MULTIPROCESSORS = HOPPER.multiprocessors  # for which tiles are chosen
 MOST_STAGES = 12
 MOST_REGISTERS = 128  # which leave those of a block of the second kernel
 FINISH_BYTES = 4 << 10  # of shared memory, which blocks of the second kernel have at least

@@ -11,9 +11,8 @@ After:   "kv.attention"(...) {schedule = {kind = "decode", max_queries = 1, max_
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from mlir import ir
@@ -22,7 +21,7 @@ from kvarn.dialect import schedules
 from kvarn.lowering.kernels.attention import expansion as attention
 from kvarn.lowering.kernels.base import Expansion, attribute_of
 from kvarn.lowering.kernels.common import row_alignment
-from kvarn.lowering.kernels.mla import expansion as mla
+from kvarn.lowering.kernels.mla import chunk_tiles as mla_chunk_tiles, expansion as mla
 from kvarn.lowering.kernels.projection import (
     common as projection_common,
     expansion as projection,
@@ -32,8 +31,8 @@ from kvarn.lowering.kernels.projection import (
 from kvarn.lowering.pass_base import fail, kv_pass
 from kvarn.lowering.remarks import remark
 from kvarn.lowering.rewrite import kv_ops
-from kvarn.lowering.schedules import attention as tile_schedule, decode_table, tuned
-from kvarn.lowering.schedules.decode import Config, fitted
+from kvarn.lowering.schedules import attention as tile_schedule, decode_table, mla as latent_schedule
+from kvarn.lowering.schedules.decode import Config
 from kvarn.lowering.target import Target, by_name
 
 
@@ -53,47 +52,17 @@ def attention_entries(op: Any, at: Expansion, without: Collection[str]) -> dict[
         remark(op.operation, "missed", f"kind {kind} is slower than others: {why}")
     if kind == "tile":
         given = {**schedules.TILED.left_out(without), **at.schedule}
-        config = tile_schedule.chosen(case, at.target, given, at.tuned)
+        entries = tile_schedule.choose(case, at.target, given, at.tuned)
+        config = tile_schedule.TileConfig(case, **entries)
         why_converted = tile_schedule.why_not_stored(config) if config.converts else None
         if why_converted is not None:
             remark(op.operation, "missed", f"keys are converted before they are multiplied: {why_converted}")
-        return {"kind": kind, **config.entries()}
+        return {"kind": kind, **entries}
     if kind != "decode":
         return {"kind": kind}
     config = Config(case.spec, case.query, case.group, at.schedule["max_queries"], pages=case.pages,
                     key_tiles=case.blocks)  # fmt: skip
-    return {"kind": kind, **decode_entries(at.target, config, at.schedule, at.tuned)}
-
-
-def decode_entries(
-    target: Target, config: Config, schedule: Mapping[str, Any], measured: bool = False
-) -> dict[str, Any]:
-    """A decode's entries from the tables, as small as the target and the given entries of a schedule need them.
-
-    The user's table is asked where ``measured``: for operations that are declared to be tuned.
-
-    Raises
-    ------
-    ValueError
-        If what is given is not legal for the case.
-    """
-    config = replace(config, max_batch=schedule.get("max_batch", config.max_batch))
-    _require("kv.attention", schedule, target, "decode", config)
-    invariant = bool(schedule.get("batch_invariant"))
-    found = tuned.entries(target, config, invariant) if measured else {}
-    names = schedules.DECODE.names
-    given = {name: value for name, value in schedule.items() if name in names}
-    chosen_by_table = {**decode_table.entries(config, invariant), **found}
-    if config.key_tiles:  # a tile has keys of one entry of a list
-        chosen_by_table["tile"] = math.gcd(chosen_by_table["tile"], config.key_tiles[1])
-    config = replace(config, **{**chosen_by_table, **given})
-    if config.key_tiles and config.key_tiles[1] % config.tile:
-        raise ValueError(
-            f"the schedule's tile must divide the block mask's {config.key_tiles[1]} keys, got {config.tile}"
-        )
-    # A tile decides the order of additions, which nothing of the batch may change when it is to be invariant.
-    config = fitted(target, config, {*given, *(("tile",) if invariant else ())}, "blocks" in found)
-    return {name: getattr(config, name) for name in (*names, "max_batch")}
+    return {"kind": kind, **decode_table.choose(at.target, config, at.schedule, at.tuned)}
 
 
 def latent_entries(op: Any, at: Expansion, without: Collection[str]) -> dict[str, Any]:
@@ -101,7 +70,9 @@ def latent_entries(op: Any, at: Expansion, without: Collection[str]) -> dict[str
     kind = mla.kind_of(op, at)
     for why in mla.slower_than(op, at):
         remark(op.operation, "missed", f"kind {kind} is slower than others: {why}")
-    return {"kind": kind}
+    if kind != "latent":
+        return {"kind": kind}
+    return {"kind": kind, **latent_schedule.choose(mla.case_of(op, at), at, op, not mla.wgmma_problems(op, at))}
 
 
 def projection_entries(op: Any, at: Expansion, without: Collection[str]) -> dict[str, Any]:
@@ -125,7 +96,9 @@ def chunk_entries(op: Any, at: Expansion, without: Collection[str]) -> dict[str,
             raise ValueError(f"a schedule of kind tile {problem}")
     for problem in problems:
         remark(op.operation, "missed", f"kind simt is slower than others: a schedule of kind tile {problem}")
-    return {"kind": "simt" if problems else "tile"}
+    if problems:
+        return {"kind": "simt"}
+    return {"kind": "tile", **mla_chunk_tiles.choose(mla.chunk_of(op, at), at.target, at.schedule)}
 
 
 # Operations whose kernel is chosen; those of the others are divided by their expansions, as ``threads`` says.
@@ -154,13 +127,16 @@ def chosen(op: ir.Operation, target: Target, without: Collection[str] = ()) -> d
         return {}
     found = CHOICES[op.name](op.opview, at, without)
     _require(op.name, at.schedule, target, found["kind"])
+    for entry in schedules.OPERATIONS[op.name].kind(found["kind"]).decided:
+        given, decided = at.schedule.get(entry.name), found.get(entry.name)
+        if given is not None and given != decided:
+            what = f"must be {decided}" if decided is not None else "is of another instruction"
+            raise ValueError(f"the schedule's {entry.name} {what}, which nothing but this pass decides, got {given}")
     return found
 
 
-def _require(
-    operation: str, schedule: Mapping[str, Any], target: Target, kind: str | None = None, case: Any = None
-) -> None:
-    problem = schedules.why_unsupported(operation, schedule, target, kind, case)
+def _require(operation: str, schedule: Mapping[str, Any], target: Target, kind: str | None = None) -> None:
+    problem = schedules.why_unsupported(operation, schedule, target, kind, decided=True)
     if problem is not None:
         raise ValueError(f"the schedule's {problem}")
 

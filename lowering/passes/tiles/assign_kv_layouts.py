@@ -29,8 +29,11 @@ from kvarn.dialect.ops.tile import COLUMN_STEP, SHARED, SHARED_TRANSPOSED, tile_
 from kvarn.dialect.tile_layout import WARP_ROWS
 from kvarn.lowering.pass_base import fail, kv_pass
 from kvarn.lowering.rewrite import defining_op, ops_named, walk
+from kvarn.lowering.schedules.limits import MOST_HELD
 from kvarn.lowering.target import by_name
 from kvarn.lowering.tiles.ir import (
+    ACCUMULATORS,
+    K_STEP_BYTES,
     MMA,
     WGMMA,
     element,
@@ -43,9 +46,6 @@ from kvarn.lowering.tiles.ir import (
     with_layout,
 )
 
-ACCUMULATORS = {WGMMA: "wgmma", MMA: "mma"}  # the layout of results, by instruction
-MOST_HELD = 128  # columns of rows of a buffer that warps hold in registers as A
-K_STEP_BYTES = 32  # of a row of A that an instruction takes
 LOADS = ("kv.tile_load", "kv.tile_load_rows")
 BESIDE = "kv.tile_beside"
 ALONE = 2  # in place of a dimension, of vectors that run along none
@@ -322,4 +322,4 @@ def run(module: ir.Module, options: Options) -> None:
                 set_layout(value, vectors.layout(value))
 
 
-__all__ = ["ACCUMULATORS", "LOADS"]
+__all__ = ["LOADS"]

@@ -47,6 +47,7 @@ from kvarn.lowering.tiles.chunks import Chunks
 from kvarn.lowering.tiles.copies import SLOTS
 from kvarn.lowering.tiles.copy_groups import AWAITED
 from kvarn.lowering.tiles.ir import (
+    ACCUMULATORS,
     MMA,
     WARP,
     WARPGROUP,
@@ -70,7 +71,6 @@ from kvarn.lowering.tiles.threads import Threads, register_layout, scalar, share
 from kvarn.lowering.tiles.values import RULES, WEIGHTS
 from kvarn.lowering.tiles.work_queue import Queue
 
-from .assign_kv_layouts import ACCUMULATORS
 from .pipeline_kv_loops import STRICT
 from .specialize_kv_warps import ROLES
 

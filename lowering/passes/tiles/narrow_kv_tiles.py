@@ -41,15 +41,14 @@ from kvarn.lowering.tiles.ir import (
     cloned,
     constant_int,
     element,
-    is_elementwise,
     is_position,
     is_tile,
     rank,
+    score_of,
     shape,
     splat_of,
     splat_tile,
     tiled,
-    users,
 )
 
 from .split_kv_loops import Bounds, Comparison, Unknown, writes_buffers
@@ -305,21 +304,6 @@ class Narrowed:
             zero = ir.IntegerAttr.get(kind, 0) if isinstance(kind, ir.IntegerType) else ir.FloatAttr.get(kind, 0.0)
             scf.yield_([ir.Operation.create("arith.constant", [kind], [], {"value": zero}).result])
         return branch.results[0]
-
-
-def score_of(gather: ir.Operation) -> ir.Operation:
-    """The last op of a chain that only computes, from a gather on."""
-    op = gather
-    while True:
-        following = users(op.results[0])
-        if len(following) != 1:
-            return op
-        (user,) = following
-        if user.block != op.block or not (is_elementwise(user) or user.name == "kv.tile_gather"):
-            return op
-        if rank(user.results[0]) != 2:
-            return op
-        op = user
 
 
 def split_far(loop: ir.Operation, score: ir.Operation) -> None:

@@ -29,21 +29,6 @@ from kvarn.lowering.rewrite import enclosing, ops_named
 from kvarn.lowering.rewrite_counts import performs
 from kvarn.lowering.tiles.ir import PROMOTED, WGMMA, element, instruction_of, schedule_of, shape, tiled
 
-# Columns at a time: so many that there are registers for two such products beside scores and sums (H200, 4 x 4096:
-# heads of 128 696 us, 705 by 64 columns with more registers for these; of 256 1214, 1288; of 64 476, all at once 490).
-MOST = 32
-
-
-def columns_at_a_time(columns: int) -> int:
-    """How many of a product's columns go to fresh accumulators at a time."""
-    return max(n for n in (COLUMN_STEP, MOST) if columns % n == 0)
-
-
-def columns_behind(columns: int) -> int:
-    """How many of a product's columns come behind the scores of the next tile, in registers that are free by then."""
-    step = columns_at_a_time(columns)
-    return step if columns > step else 0
-
 
 def start_columns(dot: ir.Operation, a: ir.Value, b: ir.Value, first: int, columns: int) -> ir.Value:
     """Some columns of a product under way, in fresh accumulators."""

@@ -24,9 +24,8 @@ from kvarn.lowering.pass_base import kv_pass
 from kvarn.lowering.remarks import remark
 from kvarn.lowering.rewrite import defining_op, ops_named
 from kvarn.lowering.rewrite_counts import performs
+from kvarn.lowering.tiles.differences import difference_of
 from kvarn.lowering.tiles.ir import constant_int, rank, tiled
-
-from .tabulate_kv_scores import difference_of
 
 
 def is_distance(op: ir.Operation) -> bool:

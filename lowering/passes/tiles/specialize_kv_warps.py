@@ -29,6 +29,7 @@ from kvarn.dialect.ops.common import i64_attr
 from kvarn.lowering.pass_base import kv_pass
 from kvarn.lowering.remarks import remark
 from kvarn.lowering.rewrite import defining_op, is_inside, ops_named, walk
+from kvarn.lowering.schedules.limits import role_registers
 from kvarn.lowering.tiles.ir import backward, cloned, is_position, is_tile, producers_of, schedule_of, tiled
 
 ROLES = "kv.roles"  # on the branch whose first side only the producer takes
@@ -37,26 +38,6 @@ BEFORE_WAITING = (
     "kv.tile_broadcast",
 )  # fmt: skip
 PRODUCERS = ("kv.producer_acquire", "kv.copy_start", "kv.copy_rows_start")
-# Registers of a thread, by warpgroups that consume, that produce, and blocks of a multiprocessor: (of the producer, of
-# a consumer) where copies are by TMA, where the producer addresses every row, where it converts too, and where it does
-# both ("addressed": rows, or scales). Of one each alone, every thread has the most from the start.
-REGISTERS = {
-    (1, 1, 2): {"tma": (40, 216), "rows": (56, 200), "staged": (80, 176)},
-    (1, 1, 3): {"tma": (32, 128), "rows": (40, 120), "staged": (40, 120)},
-    (1, 2, 1): {"rows": (72, 240), "staged": (104, 240)},
-    (1, 3, 1): {"rows": (72, 240), "staged": (88, 240)},
-    (2, 1, 1): {"tma": (40, 232), "rows": (56, 224), "staged": (72, 216), "transposed": (88, 208)},
-    (2, 2, 1): {"rows": (40, 216), "staged": (64, 192)},
-    (3, 2, 1): {"staged": (56, 120), "addressed": (72, 112)},
-    (4, 1, 1): {"tma": (32, 112), "staged": (56, 104), "addressed": (64, 104)},
-    (3, 1, 1): {
-        "tma": (32, 160),
-        "rows": (56, 152),
-        "staged": (56, 152),
-        "addressed": (80, 144),
-        "transposed": (56, 152),
-    },
-}
 
 
 def reads_scalars(op: ir.Operation) -> bool:
@@ -264,10 +245,9 @@ def run(module: ir.Module, options: Any) -> None:
         if any(v in made for x in copies.values() for op in x.needed for v in x.operands(op)):
             remark(function, "missed", "no producer: where tiles lie depends on tiles before the loop")
             continue
-        found = REGISTERS.get((schedule.get("consumers", 2), producers_of(schedule), schedule.get("occupancy", 1)), {})
         addressed = how == "staged" and any(map(_addresses, ops_named(function, "kv.copy_start")))
-        registers = found.get("addressed" if addressed and "addressed" in found else how)
-        registers = registers if schedule.get("registers", True) else None
+        shared_by = schedule.get("consumers", 2), producers_of(schedule), schedule.get("occupancy", 1)
+        registers = role_registers(*shared_by, how, addressed) if schedule.get("registers", True) else None
         starts = {role: [op for op in share if op.name == "kv.copy_start"] for role, share in shares.items()}
         ahead = {role for role, ops in starts.items() if ops and all("constant" in op.attributes for op in ops)}
         waits = waits_before(top) if ahead and "producer" not in shares else []

@@ -12,9 +12,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from kvarn.dialect.chips import REGISTERS
+
 from .block import OFFSET, RANK, TYPES, WARP, Block, Lanes, Wait, op
 from .cluster import Barrier, Parked
-from .text import REGISTERS, EmulationError, Instruction, parts
+from .text import EmulationError, Instruction, parts
 
 # --- barriers of threads -------------------------------------------------------------------------
 

@@ -12,6 +12,7 @@ import numpy as np
 
 import kvarn
 from kvarn.artifact import Artifact, Entry, Step
+from kvarn.dialect import chips
 from kvarn.runtime import binding, buffers, ownership, timeline
 from kvarn.runtime.expressions import compile_expressions, compile_step
 from kvarn.runtime.program import Program
@@ -23,8 +24,6 @@ from .ptx import Order
 from .report import Report
 from .stream import Launched, Stream
 
-# Multiprocessors of the first GPU of an architecture, for grids that fill the device.
-_MULTIPROCESSORS = {"sm_80": 108, "sm_86": 84, "sm_89": 128, "sm_90": 132, "sm_100": 148}
 _ALIGNMENT = 256  # of scratch memory
 
 
@@ -33,9 +32,9 @@ class Facts:
     """What expressions are told of the device."""
 
     multiprocessors: int
-    shared_bytes: int = 232448
-    l2_bytes: int = 50 << 20
-    warp_size: int = 32
+    shared_bytes: int = chips.HOPPER.shared_bytes
+    l2_bytes: int = chips.HOPPER_L2_BYTES
+    warp_size: int = chips.WARP
 
     def encode(self, description: Any) -> Any:
         """The interpreter takes a TMA descriptor as its description."""
@@ -323,7 +322,7 @@ def emulated(
     chosen = by_name(target)
     if chosen.is_host:
         raise ValueError("the emulator runs PTX: target must be a GPU's, such as sm_90a, got host")
-    count = multiprocessors or _MULTIPROCESSORS.get(chosen.name.rstrip("a"), 132)
+    count = multiprocessors or chosen.chip.multiprocessors  # for grids that fill the device
     report = Report(chosen.name, races)
     stream = Stream() if chosen.has("pdl") else None
     with emulating(Emulation(chosen.name, order_of(order, seed, copies), count, report, stream)):

@@ -14,7 +14,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-REGISTERS = 65536  # of a multiprocessor, of 32 bits
+from kvarn.dialect.chips import REGISTERS
+
 LOCAL = 0x10CA1 << 40  # where the memory of one thread begins
 GUARDED, JUMP, TOGETHER = 1, 2, 4  # kinds of instructions: under a guard, ends a run of them, needs whole warps
 _BRACE, _SPACE, _LABEL = re.compile("[{}]"), re.compile(r"\s*"), re.compile(r"([$\w]+):(?!:)")

@@ -18,6 +18,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from kvarn.artifact import PARAM_BYTES, Artifact, Entry
+from kvarn.dialect.chips import COMPILED_FOR
 from kvarn.forks import renewed
 
 from . import driver
@@ -26,7 +27,6 @@ from .streams import handle_of
 
 Cluster = tuple[int, int, int] | None
 _CHIP = re.compile(r"sm_(\d+)(\d)([af]?)$")
-TARGETS = ("sm_100a", "sm_90a", "sm_80")  # what kvarn compiles for, best first
 _lock = renewed(threading.RLock())
 
 # For TMA descriptors, the driver's names of the bytes that the L2 cache fetches around a miss, and of element types.
@@ -143,7 +143,7 @@ def choose_image(
 
 def target_of(capability: tuple[int, int]) -> str:
     """The target to compile for on a device: ``"sm_90a"`` for (9, 0), ``"sm_80"`` for (8, 6)."""
-    return next((t for t in TARGETS if runs_on(t, capability, binary=False)), TARGETS[-1])
+    return next((t for t in COMPILED_FOR if runs_on(t, capability, binary=False)), COMPILED_FOR[-1])
 
 
 def select(artifacts: Iterable[Artifact], capability: tuple[int, int] | None) -> Artifact:

@@ -10,11 +10,13 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 
+from kvarn.dialect.chips import COMPILED_FOR
+
 from .input_options import add_input_options
 from .pass_options import add_pass_options
 
 EMIT = ("mlir", "llvm", "ptx", "sass", "cubin", "bytecode")
-TARGETS = ("sm_80", "sm_90a", "sm_100a", "host")
+TARGETS = (*reversed(COMPILED_FOR), "host")
 DEFAULT_MARKER = "// -----"
 
 

@@ -8,7 +8,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from html import escape
 
-from .machine import Roof
+from kvarn.dialect.chips import Gpu
+
 from .places import Place
 from .shared import Block
 
@@ -27,7 +28,7 @@ class Point:
     ran: bool = False
 
 
-def roofline(roofs: Sequence[Roof], points: Sequence[Point]) -> str:
+def roofline(roofs: Sequence[Gpu], points: Sequence[Point]) -> str:
     """Roofs of GPUs, the first one's in full, and what stands under them."""
     top = math.ceil(math.log10(max(r.tensor for r in roofs)))
     bottom = math.floor(math.log10(min(r.bandwidth for r in roofs)) + _LOWEST)

@@ -5,10 +5,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from kvarn.lowering.target import REGISTERS, by_name
-
-WARP = 32
-_WARPS_AND_BLOCKS = {80: (64, 32), 86: (48, 16), 89: (48, 24), 90: (64, 32), 100: (64, 32)}  # of a multiprocessor
+from kvarn.dialect.chips import REGISTERS, WARP, Gpu
+from kvarn.lowering.target import by_name
 
 
 @dataclass(frozen=True)
@@ -48,13 +46,13 @@ def occupancy(target: str, threads: int, registers: int, shared: int) -> Occupan
     shared : int
         Bytes of a block, static and dynamic.
     """
-    chip = by_name(target)
-    most_warps, most_blocks = _WARPS_AND_BLOCKS[chip.sm]
+    on = by_name(target)
+    most_warps = on.chip.warps
     warps = -(-threads // WARP)
     limits = {
         "warps": most_warps // warps,
-        "blocks": most_blocks,
-        "shared memory": chip.blocks_of(shared),
+        "blocks": on.chip.blocks,
+        "shared memory": on.blocks_of(shared),
     }
     if registers:
         a_warp = -(-registers * WARP // 256) * 256  # handed out to warps by 256
@@ -63,37 +61,9 @@ def occupancy(target: str, threads: int, registers: int, shared: int) -> Occupan
     return Occupancy(threads, limits[limit], limits[limit] * warps, most_warps, limit)
 
 
-@dataclass(frozen=True)
-class Roof:
-    """A GPU's rates on its data sheet, dense.
-
-    Attributes
-    ----------
-    name : str
-    bandwidth : float
-        Bytes a second of device memory.
-    vector, tensor : float
-        Operations a second: float32 outside of tensor cores, and bf16 in them.
-    """
-
-    name: str
-    bandwidth: float
-    vector: float
-    tensor: float
-
-
-_ROOFS = {
-    80: (Roof("A100 SXM 80 GB", 2.04e12, 19.5e12, 312e12),),
-    86: (Roof("A40", 0.696e12, 37.4e12, 149.7e12),),
-    89: (Roof("L40S", 0.864e12, 91.6e12, 362e12),),
-    90: (Roof("H200 SXM", 4.8e12, 67e12, 989e12), Roof("H100 SXM", 3.35e12, 67e12, 989e12)),
-    100: (Roof("B200", 8e12, 80e12, 2250e12),),
-}
-
-
-def roofs(target: str) -> tuple[Roof, ...]:
+def roofs(target: str) -> tuple[Gpu, ...]:
     """GPUs of a target, the one that is drawn first."""
-    return _ROOFS[by_name(target).sm]
+    return by_name(target).chip.gpus
 
 
-__all__ = ["Occupancy", "Roof", "occupancy", "roofs"]
+__all__ = ["Occupancy", "occupancy", "roofs"]

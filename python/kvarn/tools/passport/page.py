@@ -17,6 +17,7 @@ from pathlib import PurePath
 from typing import TYPE_CHECKING, Any
 
 from kvarn._version import __version__
+from kvarn.dialect.chips import Gpu
 
 from . import figures, machine, work
 from .describe import describe_abi, instruction_mix
@@ -361,11 +362,11 @@ def _work(passport: Passport) -> Iterator[str]:
         yield _table(("cache", "bytes a token", "sectors of 32 bytes", "a page"), tokens, numbers=-3)
 
 
-def _others(roofs: Sequence[machine.Roof]) -> str:
+def _others(roofs: Sequence[Gpu]) -> str:
     return f"; dashed: {', '.join(escape(r.name) for r in roofs[1:])}" if len(roofs) > 1 else ""
 
 
-def _worked(done: work.Work, roof: machine.Roof) -> list[str]:
+def _worked(done: work.Work, roof: Gpu) -> list[str]:
     intensity = done.intensity
     if intensity is None:
         bound = "memory" if done.bytes else ""

@@ -1,0 +1,77 @@
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""Every fact of every chip: what a multiprocessor holds, how many there are, and how fast its GPUs are.
+
+Data alone, so that the runtime and the emulator read it without MLIR. What the instructions of a chip need is in
+``lowering/target.py``, which reads this.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+WARP = 32
+REGISTERS = 65536  # of a multiprocessor, of 32 bits
+RESERVED_BYTES = 1024  # of shared memory, which the hardware keeps of each block
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """A GPU's rates on its data sheet, dense.
+
+    Attributes
+    ----------
+    name : str
+    bandwidth : float
+        Bytes a second of device memory.
+    vector, tensor : float
+        Operations a second: float32 outside of tensor cores, and bf16 in them.
+    """
+
+    name: str
+    bandwidth: float
+    vector: float
+    tensor: float
+
+
+@dataclass(frozen=True)
+class Chip:
+    """The GPUs of one compute capability.
+
+    Attributes
+    ----------
+    sm : int
+        Compute capability times ten.
+    shared_bytes : int
+        Largest dynamic shared memory of a block.
+    warps, blocks : int
+        Most that a multiprocessor holds.
+    multiprocessors : int
+        Of the first of ``gpus``.
+    gpus : tuple of Gpu
+        The one that figures are drawn for first.
+    """
+
+    sm: int
+    shared_bytes: int
+    warps: int
+    blocks: int
+    multiprocessors: int
+    gpus: tuple[Gpu, ...]
+
+
+_H100, _H200 = Gpu("H100 SXM", 3.35e12, 67e12, 989e12), Gpu("H200 SXM", 4.8e12, 67e12, 989e12)
+CHIPS = {
+    chip.sm: chip
+    for chip in (
+        Chip(80, 163 * 1024, 64, 32, 108, (Gpu("A100 SXM 80 GB", 2.04e12, 19.5e12, 312e12),)),
+        Chip(86, 99 * 1024, 48, 16, 84, (Gpu("A40", 0.696e12, 37.4e12, 149.7e12),)),
+        Chip(89, 99 * 1024, 48, 24, 128, (Gpu("L40S", 0.864e12, 91.6e12, 362e12),)),
+        Chip(90, 227 * 1024, 64, 32, 132, (_H200, _H100)),
+        Chip(100, 227 * 1024, 64, 32, 148, (Gpu("B200", 8e12, 80e12, 2250e12),)),
+    )
+}
+HOPPER = CHIPS[90]
+HOPPER_L2_BYTES = 50 << 20
+COMPILED_FOR = ("sm_100a", "sm_90a", "sm_80")  # the GPU targets that are chosen by themselves, best first
+
+__all__ = ["CHIPS", "COMPILED_FOR", "HOPPER", "HOPPER_L2_BYTES", "REGISTERS", "RESERVED_BYTES", "WARP", "Chip", "Gpu"]
