@@ -21,7 +21,7 @@ from kvarn.lowering import registry
 
 from . import pipeline_parser
 from .pass_base import as_pass
-from .pipeline_parser import Step
+from .pipeline_parser import CHECK, INSTRUMENTATION, TRANSFORM, Step
 from .target import Target, by_name
 
 # Upstream passes that stand in several places.
@@ -37,9 +37,9 @@ _VECTORS = (
 _SIMPLIFY = f"cse,{_CANONICALIZE},cse,loop-invariant-code-motion"
 
 
-def _kv(text: str, reason: str, optional: bool = False) -> Step:
+def _kv(text: str, reason: str, optional: bool = False, purpose: str = TRANSFORM) -> Step:
     """A pass of ours, ``name{options}``."""
-    return Step(text.partition("{")[0], text, reason, optional)
+    return Step(text.partition("{")[0], text, reason, optional, purpose)
 
 
 def _upstream(name: str, text: str, reason: str, optional: bool = False) -> Step:
@@ -112,6 +112,12 @@ class Settings:
     start_after: str | None = None
     trace: int = 0
 
+    def __post_init__(self) -> None:
+        gone = {name for name in {*self.disable, *self.options} if registry.deleted(name)}
+        if gone:
+            object.__setattr__(self, "disable", self.disable - gone)
+            object.__setattr__(self, "options", {k: v for k, v in self.options.items() if k not in gone})
+
 
 def kv_steps(target: Target, check: bool | str = False, trace: int = 0) -> list[Step]:
     """From kv IR to upstream dialects; ``trace`` marks of phases are kept of a warp."""
@@ -119,18 +125,17 @@ def kv_steps(target: Target, check: bool | str = False, trace: int = 0) -> list[
     expand = f"target={target.name}" + (" check=true" if check else "")
     expand += " ownership=true" if check == OWNERSHIP else ""
     steps = [
-        _kv("verify-kv", "before anything else: the passes trust what the verifiers promise"),
+        _kv("verify-kv", "before anything else: the passes trust what the verifiers promise", purpose=CHECK),
         _kv(f"select-kv-schedule{{target={target.name}}}", "before the expansions, which read the schedules"),
         _kv(f"expand-kv-operations{{{expand}}}", "tier 1 becomes kernels; what follows sees tier 2 only"),
         _kv("extract-kv-program", "the launches become data; what is left are kernels"),
     ]
     if check:
-        steps.append(
-            _kv("check-kv-access", "on request, while accesses are as they were written and none has been moved", True)
-        )
+        reason = "on request, while accesses are as they were written and none has been moved"
+        steps.append(_kv("check-kv-access", reason, True, CHECK))
     if check == OWNERSHIP:
         reason = "likewise, after what ends the kernel where it leaves the cache"
-        steps.append(_kv(f"check-kv-ownership{{target={target.name}}}", reason, True))
+        steps.append(_kv(f"check-kv-ownership{{target={target.name}}}", reason, True, CHECK))
     steps += [
         _upstream(
             "simplify-kernels",
@@ -150,7 +155,7 @@ def kv_steps(target: Target, check: bool | str = False, trace: int = 0) -> list[
         _kv(f"lower-kv-access{{target={target.name}}}", "accesses become pointers; handles are asked for fields"),
         _kv("lower-kv-tma", "after the plan and the record of what is written, which look at the copies"),
         *(
-            [_kv("check-kv-waits", "on request, when every wait is there", True)]
+            [_kv("check-kv-waits", "on request, when every wait is there", True, CHECK)]
             if check and not target.is_host
             else []
         ),
@@ -173,7 +178,7 @@ def kv_steps(target: Target, check: bool | str = False, trace: int = 0) -> list[
         ]
     return [
         *steps,
-        _kv("check-kv-lowered", "no kv op may reach the upstream tail"),
+        _kv("check-kv-lowered", "no kv op may reach the upstream tail", purpose=CHECK),
         _kv(f"record-kv-abi{{target={target.name}}}", "the tail drops the attributes that the record is made from"),
     ]
 
@@ -181,7 +186,14 @@ def kv_steps(target: Target, check: bool | str = False, trace: int = 0) -> list[
 def _marks(target: Target, trace: int) -> list[Step]:
     """What makes marks of phases, on request."""
     reason = "when nothing moves any more what stands between marks, and what they write is no write of the kernel's"
-    return [_kv(f"lower-kv-trace{{target={target.name} marks={trace}}}", reason)] if trace else []
+    step = _kv(f"lower-kv-trace{{target={target.name} marks={trace}}}", reason, purpose=INSTRUMENTATION)
+    return [step] if trace else []
+
+
+def _phases(trace: int) -> list[Step]:
+    """What says where phases begin and end, on request."""
+    reason = "on request, when waits and copies stand where they stay"
+    return [_kv("trace-kv-phases", reason, True, INSTRUMENTATION)] if trace else []
 
 
 def _gpu_tiles(target: Target, trace: int) -> list[Step]:
@@ -206,7 +218,7 @@ def _gpu_tiles(target: Target, trace: int) -> list[Step]:
         _kv("skip-kv-rescales", "after the rotation, which moves the rescale", True),
         _kv("simplify-kv-tiles", "what the passes over tiles left over, before every op becomes many", True),
         _kv("start-kv-rounds", "after the clean-up, which would merge what rounds compute again", True),
-        *([_kv("trace-kv-phases", "on request, when waits and copies stand where they stay", True)] if trace else []),
+        *_phases(trace),
         _kv("distribute-kv-tiles", "the last that sees tiles: threads, vectors and instructions from here on"),
     ]
 

@@ -28,6 +28,7 @@ from kvarn.lowering import registry
 from .pass_base import Pass
 
 ANCHOR = "builtin.module"
+TRANSFORM, CHECK, INSTRUMENTATION = "transform", "check", "instrumentation"
 _NAME = re.compile(r"[A-Za-z_][\w.-]*")
 _RESTRICTED = re.compile(r"restricted to '([^']+)' on a PassManager intended to run on")
 
@@ -50,6 +51,8 @@ class Step:
         Why it stands where it does, in a target's pipeline.
     optional : bool
         Whether a target's pipeline gives a correct program without it.
+    purpose : {"transform", "check", "instrumentation"}
+        What it is in the pipeline for. An optional transform changes some program (tests/unit/test_optional_passes.py).
     upstream : bool
         Whether it is MLIR's.
     group : str or None
@@ -64,6 +67,7 @@ class Step:
     text: str
     reason: str = ""
     optional: bool = False
+    purpose: str = TRANSFORM
     upstream: bool = False
     group: str | None = None
     ends_group: bool = True
@@ -249,6 +253,8 @@ def _steps(element: _Element, anchors: tuple[str, ...], nest: bool = False) -> l
         except ValueError as error:
             raise PipelineError(str(error)) from None
         return [Step(element.name, found.describe(options))]
+    if registry.deleted(element.name):
+        return []
     body = element.name + (f"{{{element.options}}}" if element.options else "")
     canonical = _upstream(_nested(body, anchors), element.name, nest and not anchors)
     return [Step(element.name, canonical, upstream=True)]

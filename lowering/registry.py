@@ -12,6 +12,7 @@ import functools
 import importlib
 import pkgutil
 import re
+import sys
 import warnings
 from typing import Any
 
@@ -70,6 +71,9 @@ NAMES = (
     "index-kv-loops",
 )
 
+# Passes that earlier versions had, and what does their work now. For one release such a name changes nothing.
+DELETED: dict[str, str] = {}
+
 _extra: dict[str, Pass] = {}  # of users' files and modules, and of packages once they are imported
 _of_packages: dict[str, Pass] = {}
 
@@ -104,6 +108,18 @@ def check_name(name: str) -> None:
         raise ValueError(f"pass name must be letters, digits and dashes, got {name!r}: give the function a name")
     if _is_upstream(name):
         raise ValueError(f"pass name {name!r} is taken by a pass of MLIR: choose another")
+
+
+def deleted(name: str) -> bool:
+    """Whether a name is that of a pass that there is no more; a DeprecationWarning to the caller of kvarn says so."""
+    if name not in DELETED or name in names():
+        return False
+    level, frame, ours = 1, sys._getframe(), ("kvarn", "contextlib", "dataclasses")
+    while frame.f_back is not None and frame.f_globals["__name__"].partition(".")[0] in ours:
+        level, frame = level + 1, frame.f_back
+    text = f"pass {name!r} is ignored: {DELETED[name]}; the name is an error from the next release on"
+    warnings.warn(text, DeprecationWarning, stacklevel=level)
+    return True
 
 
 @functools.cache

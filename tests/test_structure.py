@@ -19,7 +19,7 @@ SOURCES = {
 }
 FOLDERS = ("dialect", "lowering", "python", "tests", "bench", "examples")
 SPDX = "SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception"
-MOST_LINES = 1000
+MOST_LINES, MOST_PARAMETERS = 1000, 10
 
 MLIR = {"mlir"}
 NUMERIC = {"numpy", "ml_dtypes"}
@@ -383,6 +383,79 @@ def test_a_source_file_starts_with_the_licence():
 def test_a_file_is_not_too_long():
     wrong = [f"{_name(path)}: {len(_lines(path))} lines" for path in CODE if len(_lines(path)) > MOST_LINES]
     assert not wrong, f"more than {MOST_LINES} lines, split it:\n" + "\n".join(wrong)
+
+
+# What a caller of kvarn passes by name: package and function.
+WIDE_PUBLIC = {
+    "kvarn": ("PagedKVCacheManager.__init__",),
+    "kvarn.dsl": ("CacheReads.load_tile", "CacheReads.tile", "load_tile", "multiply"),
+    "kvarn.ops": (
+        "attention", "attention_padded", "block_mask", "mla_attention", "mla_prefill", "mla_prefill_chunk",
+        "project_append", "project_append_padded", "qk_norm", "rope", "rope_append", "rope_padded", "select_pages",
+    ),
+    "kvarn.parallel": ("migrate",),
+}  # fmt: skip
+# Kernels written by hand, whose names leave this list with them.
+WIDE_KERNELS = {
+    "kvarn.lowering.kernels.attention.decode": (
+        "combine_kernel.attention_combine", "combine_kernel.body", "combine_kernel.combined", "combine_kernel.finish",
+        "decode_kernel.attend", "decode_kernel.attention_decode", "decode_kernel.body", "decode_kernel.prefetch",
+        "fixed_combining.gather", "fixed_combining.of_sums", "fixed_splits.finish", "fixed_splits.last",
+        "results.combine", "results.finish", "results.write_out", "results.write_sums", "streaming.copy_scales",
+        "streaming.copy_tile", "streaming.issue",
+    ),
+    "kvarn.lowering.kernels.mla": (
+        "chunk_kernel.mla_chunk_tiles", "combine_kernel.few_splits", "combine_kernel.many_splits",
+        "host_kernel.mla_chunk_host", "latent_kernel.attention_latent", "latent_kernel.attention_latent_few",
+        "latent_kernel.left_columns", "latent_kernel.right_columns", "latent_kernel.weights_of", "load_query",
+        "simt_kernel.mla_chunk",
+    ),
+}  # fmt: skip
+
+
+def _functions(path: Path) -> list[tuple[str, ast.FunctionDef]]:
+    """The functions of a file by their qualified names, those inside others included."""
+    found: list[tuple[str, ast.FunctionDef]] = []
+
+    def visit(node: ast.AST, names: tuple[str, ...]) -> None:
+        for child in ast.iter_child_nodes(node):
+            if isinstance(child, (ast.ClassDef, ast.FunctionDef)):
+                if isinstance(child, ast.FunctionDef):
+                    found.append((".".join([*names, child.name]), child))
+                visit(child, (*names, child.name))
+            else:
+                visit(child, names)
+
+    visit(ast.parse(path.read_text()), ())
+    return found
+
+
+def _wide() -> dict[tuple[str, str], str]:
+    """The functions of the library and of bench with more than MOST_PARAMETERS, by module and name: where they are."""
+    wide = {}
+    for module, path in GRAPH_FILES.items():
+        for name, node in _functions(path):
+            a = node.args
+            if len(a.posonlyargs) + len(a.args) + len(a.kwonlyargs) > MOST_PARAMETERS:
+                wide[module, name] = f"{_name(path)}:{node.lineno}: {name}"
+    return wide
+
+
+def test_a_function_has_few_parameters():
+    listed = [(package, name) for known in (WIDE_PUBLIC, WIDE_KERNELS) for package in known for name in known[package]]
+    wide = _wide()
+    allowed = {key for key in wide for package, name in listed if key[1] == name and _within(key[0], {package})}
+    wrong = [where for key, where in wide.items() if key not in allowed]
+    assert not wrong, f"more than {MOST_PARAMETERS} parameters, make an object of some:\n" + "\n".join(wrong)
+    gone = [f"{p}: {n}" for p, n in listed if not any(key[1] == n and _within(key[0], {p}) for key in wide)]
+    assert not gone, "no more wide, take them from the lists:\n" + "\n".join(gone)
+
+
+def test_lowering_names_its_parameters():
+    """No ``**``, behind which anything may be passed on; a remark alone has values of any names."""
+    files = {path for module, path in MODULES.items() if _within(module, {"kvarn.lowering"})}
+    found = [f"{_name(path)}:{n.lineno}: {name}" for path in files for name, n in _functions(path) if n.args.kwarg]
+    assert [where.rpartition(" ")[2] for where in found] == ["remark"], "\n".join(sorted(found))
 
 
 def test_a_python_file_says_what_it_is():

@@ -47,6 +47,7 @@ from .sharing import tile_beside
 from .staging import take_round, tile_stage
 from .terms import tile_terms
 from .tile import (
+    TileRows,
     dot,
     tile_broadcast,
     tile_gather,
@@ -85,6 +86,7 @@ __all__ = [
     "SelectPagesOp",
     "SelectTokensOp",
     "SummarizePagesOp",
+    "TileRows",
     "alloc_shared",
     "block_ptr",
     "buffer_address",

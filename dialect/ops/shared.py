@@ -8,6 +8,7 @@ the same for rows that are no multiple of 128 bytes. With swizzle 128 and a pitc
 of 128 bytes, which follow one another at tile_rows * 128 bytes: what ``wgmma`` reads.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 from mlir import ir
@@ -156,24 +157,26 @@ def row_bytes(cache: ir.Value) -> int:
 
 
 def load_tile(
-    cache: ir.Value, batch: Any, head: Any, base: Any, valid: Any, destination: ir.Value, thread: Any, *,
+    cache: ir.Value, place: Sequence[Any], destination: ir.Value, thread: Any, *,
     tile_rows: int, num_threads: int, pitch: int | None = None, swizzle: int = 0, mode: str = "async",
 ) -> None:  # fmt: skip
-    """Copy this thread's share of a tile of tokens to shared memory."""
+    """Copy this thread's share of a tile of tokens to shared memory; ``place`` is (batch, head, base, valid)."""
+    batch, head, base, valid = map(as_i32, place)
     LoadTileOp(
-        cache, as_i32(batch), as_i32(head), as_i32(base), as_i32(valid), destination, as_i32(thread),
+        cache, batch, head, base, valid, destination, as_i32(thread),
         i64_attr(tile_rows), i64_attr(num_threads), i64_attr(pitch or row_bytes(cache)), i64_attr(swizzle),
         ir.StringAttr.get(mode),
     )  # fmt: skip
 
 
 def store_tile(
-    cache: ir.Value, batch: Any, head: Any, base: Any, valid: Any, source: ir.Value, thread: Any, *,
+    cache: ir.Value, place: Sequence[Any], source: ir.Value, thread: Any, *,
     tile_rows: int, num_threads: int, pitch: int | None = None, swizzle: int = 0,
 ) -> None:  # fmt: skip
-    """Copy this thread's share of a tile of shared memory to tokens of the cache."""
+    """Copy this thread's share of a tile of shared memory to tokens of the cache; ``place`` as of :func:`load_tile`."""
+    batch, head, base, valid = map(as_i32, place)
     StoreTileOp(
-        cache, as_i32(batch), as_i32(head), as_i32(base), as_i32(valid), source, as_i32(thread),
+        cache, batch, head, base, valid, source, as_i32(thread),
         i64_attr(tile_rows), i64_attr(num_threads), i64_attr(pitch or row_bytes(cache)), i64_attr(swizzle),
         ir.StringAttr.get("sync"),
     )  # fmt: skip

@@ -8,6 +8,7 @@ two levels never look alike.
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from mlir import ir
@@ -531,17 +532,30 @@ def tile_mask(scores: ir.Value, mask: ir.Value) -> ir.Value:
     return TileMaskOp(scores, mask, scores.type).operation.results[0]
 
 
-def tile_load(
-    cache: ir.Value, batch: Any, head: Any, first: Any, begin: Any, count: Any, *,
-    rows: int, columns: int | None = None, first_column: int = 0, dtype: DType | None = None, tail: str = "zero",
-    descriptor: ir.Value | None = None, lists: ir.Value | None = None, rope: int = 0, inline_scales: int = 0,
-    constant: bool = False, existing: bool = False, aligned: bool = False,
-) -> ir.Value:  # fmt: skip
+@dataclass(frozen=True)
+class TileRows:
+    """Which rows and columns a tile of a cache has, and how they are read: the options of ``cache.tile``."""
+
+    rows: int
+    columns: int | None = None
+    first_column: int = 0
+    dtype: DType | None = None
+    tail: str = "zero"
+    descriptor: ir.Value | None = None
+    lists: ir.Value | None = None
+    rope: int = 0
+    inline_scales: int = 0
+    constant: bool = False
+    existing: bool = False
+    aligned: bool = False
+
+
+def tile_load(cache: ir.Value, batch: Any, head: Any, first: Any, begin: Any, count: Any, of: TileRows) -> ir.Value:
     """Rows of a cache as a tile of ``dtype`` (default: the storage type, or f32 from a quantized cache)."""
     spec = types.spec_of(cache.type)
-    row = RowFormat(spec, rope, inline_scales)
-    element = types.element_type(dtype or (f32 if spec.quantized else spec.data_dtype))
-    result = tile_type([rows, row.size - first_column if columns is None else columns], element)
+    row = RowFormat(spec, of.rope, of.inline_scales)
+    element = types.element_type(of.dtype or (f32 if spec.quantized else spec.data_dtype))
+    result = tile_type([of.rows, row.size - of.first_column if of.columns is None else of.columns], element)
     op = TileLoadOp(
         cache,
         as_i32(batch),
@@ -549,15 +563,15 @@ def tile_load(
         as_i32(first),
         as_i32(begin),
         as_i32(count),
-        i64_attr(first_column),
-        ir.StringAttr.get(tail),
-        result, descriptor=descriptor, lists=lists,
+        i64_attr(of.first_column),
+        ir.StringAttr.get(of.tail),
+        result, descriptor=of.descriptor, lists=of.lists,
     ).operation  # fmt: skip
-    for name, value in zip(ROW_FORMAT, (rope, inline_scales), strict=True):
+    for name, value in zip(ROW_FORMAT, (of.rope, of.inline_scales), strict=True):
         if value:
             op.attributes[name] = i64_attr(value)
-    for name, given in (("constant", constant), ("existing", existing), ("aligned", aligned)):
-        if given:
+    for name in ("constant", "existing", "aligned"):
+        if getattr(of, name):
             op.attributes[name] = ir.UnitAttr.get()
     return op.results[0]
 

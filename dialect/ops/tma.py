@@ -347,13 +347,13 @@ def tma_load_box(
 
 
 def tma_load_tile(
-    map: ir.Value, cache: ir.Value, batch: Any, head: Any, base: Any, valid: Any, column: Any, destination: ir.Value,
-    barrier: ir.Value, *, tile_rows: int, smem_rows: int | None = None, cta_group: int = 1, multicast: int = 0,
-    beyond: str = "zero",
+    map: ir.Value, cache: ir.Value, place: Sequence[Any], destination: ir.Value, barrier: ir.Value, *,
+    tile_rows: int, smem_rows: int | None = None, cta_group: int = 1, multicast: int = 0, beyond: str = "zero",
 ) -> None:  # fmt: skip
-    """Start the loads of a tile of tokens."""
+    """Start the loads of a tile of tokens; ``place`` is (batch, head, base, valid, column)."""
+    batch, head, base, valid, column = [as_i32(x) for x in place]
     TmaLoadTileOp(
-        map, cache, as_i32(batch), as_i32(head), as_i32(base), as_i32(valid), as_i32(column), destination, barrier,
+        map, cache, batch, head, base, valid, column, destination, barrier,
         i64_attr(tile_rows), i64_attr(smem_rows or tile_rows), i64_attr(cta_group), i64_attr(multicast),
         ir.StringAttr.get(beyond),
     )  # fmt: skip

@@ -315,7 +315,7 @@ class NormalHead:
 
 @dataclass(frozen=True)
 class CachedHead:
-    """One head of a token of a cache without scales."""
+    """One head of a token of a cache; :meth:`read` and :meth:`write` are of a cache without scales."""
 
     cache: Any
     b: Any

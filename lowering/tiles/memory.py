@@ -236,8 +236,8 @@ def start_rows(op: Any, stages: Stages, thread: Value, threads: int) -> None:
         first, count = scalar(op.first), scalar(op.count)
         valid = kv_math.max(kv_math.min(count - first, layout.rows), 0)
         ops.load_tile(
-            op.cache, op.batch, op.head, first.ir, valid.ir, stages.tile(stage).ir, thread.ir, tile_rows=layout.rows,
-            num_threads=threads, pitch=layout.pitch, swizzle=layout.swizzle, mode="async",
+            op.cache, (op.batch, op.head, first.ir, valid.ir), stages.tile(stage).ir, thread.ir,
+            tile_rows=layout.rows, num_threads=threads, pitch=layout.pitch, swizzle=layout.swizzle, mode="async",
         )  # fmt: skip
     if not stages.grouped:
         ptx.cp_async_commit()

@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 
 import kvarn as kv
-from kvarn.lowering import pipeline
+from kvarn.lowering import pipeline, registry
+from kvarn.lowering.pass_base import as_pass
 
 F32 = kv.Buffer[kv.f32, 1]
 
@@ -48,6 +49,74 @@ def test_options_that_a_pass_does_not_have_are_refused_up_front():
         kv.compile("not even parsed", target="host", options={"plan-kv-access": "zork=1"})
     with pytest.raises(ValueError, match="simplify-kernels is a group of MLIR's passes, whose options are fixed"):
         kv.compile("not even parsed", target="host", options={"simplify-kernels": "top-down=false"})
+
+
+@pytest.fixture
+def deleted(monkeypatch):
+    """The name of a pass that earlier versions had."""
+    monkeypatch.setitem(registry.DELETED, "sort-kv-tiles", "narrow-kv-tiles does its work")
+    return "sort-kv-tiles"
+
+
+WARNING = "pass 'sort-kv-tiles' is ignored: narrow-kv-tiles does its work; the name is an error from the next release"
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"disable": ["sort-kv-tiles"]},
+        {"disable": ["sort-kv-tiles", "hoist-kv-lookups"]},
+        {"options": {"sort-kv-tiles": "width=8"}},
+        {"disable": ["sort-kv-tiles"], "options": {"sort-kv-tiles": "width=8"}},
+        {"passes": {"after:hoist-kv-lookups": "sort-kv-tiles{width=8}"}},
+        {"passes": {"before:hoist-kv-lookups": ["cse", "sort-kv-tiles"]}},
+    ],
+)
+def test_the_name_of_a_deleted_pass_is_ignored_with_one_warning_at_the_callers_line(deleted, given):
+    left_out = {"disable": ["hoist-kv-lookups"]} if "hoist-kv-lookups" in given.get("disable", ()) else {}
+    passes = {"passes": {"before:hoist-kv-lookups": "cse"}} if "cse" in str(given) else {}
+    wanted = kv.compile(triple, F32, target="host", **left_out, **passes)
+    with pytest.warns(DeprecationWarning, match=WARNING) as warned:
+        made = kv.compile(triple, F32, target="host", **given)
+    with pytest.warns(DeprecationWarning, match=WARNING) as of_context, kv.pipeline(**given):
+        inside = kv.compile(triple, F32, target="host")
+    assert list(made.stages) == list(inside.stages) == list(wanted.stages)
+    assert made.asm["llvm"] == inside.asm["llvm"] == wanted.asm["llvm"]
+    for found in (warned, of_context):
+        assert [w.filename for w in found] == [__file__]
+
+
+def test_kv_opt_ignores_deleted_passes_with_a_warning(deleted, tmp_path, capsys):
+    from kvarn.tools import kv_opt
+
+    source = tmp_path / "k.mlir"
+    source.write_text(str(kv.compile(triple, F32, target="host").stages["input"]))
+
+    def output(*arguments):
+        assert kv_opt.main([str(source), *arguments]) == 0
+        return capsys.readouterr().out
+
+    for old, now in (
+        (["--kv-pipeline", "--target=host", "--disable=sort-kv-tiles"], ["--kv-pipeline", "--target=host"]),
+        (["--pass-pipeline=builtin.module(sort-kv-tiles,cse)"], ["--pass-pipeline=builtin.module(cse)"]),
+        (["--sort-kv-tiles=width=8", "--cse"], ["--cse"]),
+    ):
+        with pytest.warns(DeprecationWarning, match=WARNING) as warned:
+            found = output(*old)
+        assert len(warned) == 1
+        assert found == output(*now)
+
+
+def test_a_pass_of_ones_own_may_have_the_name_of_a_deleted_one(deleted):
+    def sort_kv_tiles(module):
+        pass
+
+    loaded = registry.register(as_pass(sort_kv_tiles))
+    try:
+        made = kv.compile(triple, F32, target="host", passes={"after:hoist-kv-lookups": loaded.name})
+        assert deleted in made.stages
+    finally:
+        registry._extra.pop(loaded.name)
 
 
 def test_options_with_spaces_and_quotes_reach_a_pass_whole():

@@ -83,8 +83,10 @@ def run(*kernels: tuple[str, bool] | str, order=None, blocks: int = 1) -> None:
         fields = [Field(n, *np.lib.array_utils.byte_bounds(x)) for n, x in zip("abc", buffers, strict=True)]
         ptx.launch(
             text, f"k{n}", (blocks, 1, 1), (64, 1, 1), [x.ctypes.data for x in buffers], buffers, 0, order,
-            fields=fields,
-            launched=lambda memory, n=n, early=programmatic: stream.launch(f"k{n}", early, memory, buffers),
+            around=ptx.Around(
+                fields=fields,
+                launched=lambda memory, n=n, early=programmatic: stream.launch(f"k{n}", early, memory, buffers),
+            ),
         )  # fmt: skip
 
 

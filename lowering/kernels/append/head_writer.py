@@ -191,32 +191,33 @@ class HeadWriter:
 
     @kv.func
     def key(
-        self, head: Any, cache: Any, b: Any, h: Any, position: Any, angles: Angles, gamma: Any, part: Any, active: Any,
-        page: Any = None, weights: Any = None,
-    ) -> None:  # fmt: skip
-        """An item of a key's head to the cache; ``page`` is the raw one of the token, where it is known."""
+        self, head: Any, target: CachedHead, angles: Angles, gamma: Any, part: Any, active: Any, weights: Any = None
+    ) -> None:
+        """An item of a key's head to the cache; ``weights`` as of :meth:`weights`."""
         if weights is not None:
-            self.normal_unit(1, head, CachedHead(cache, b, position, h, page), angles, part, active, weights)
+            self.normal_unit(1, head, target, angles, part, active, weights)
             return
         head = self.norms[1].of(head, gamma, part % self.norms[1].group.lanes)
         if self.quantizer is None:
             if active:
-                turn(self.rotations[1], part, self.items.key, angles, head, CachedHead(cache, b, position, h, page))
+                turn(self.rotations[1], part, self.items.key, angles, head, target)
         else:
             turned = TurnedHead(self.rotations[1], angles, head)
-            held = self.quantizer.read(turned.read, part)
-            self.quantizer.write(cache, b, h, position, part, active, held, turned.read)
+            self.quantize(turned.read, target, part, active)
 
     @kv.func
-    def value(
-        self, head: Any, cache: Any, b: Any, h: Any, position: Any, part: Any, active: Any, page: Any = None
-    ) -> None:
-        """An item of a value's head to the cache; ``page`` as of :meth:`key`."""
+    def value(self, head: Any, target: CachedHead, part: Any, active: Any) -> None:
+        """An item of a value's head to the cache."""
         if self.quantizer is None:
             if active:
                 d = part * self.rows.width
                 x = converted(head.load(d, self.rows.width), self.spec.dtype)
-                cache.store(b, h, position, d, single(x), page=page)
+                target.cache.store(target.b, target.head, target.position, d, single(x), page=target.page)
         else:
-            held = self.quantizer.read(head.read, part)
-            self.quantizer.write(cache, b, h, position, part, active, held, head.read)
+            self.quantize(head.read, target, part, active)
+
+    @kv.func
+    def quantize(self, read: Any, target: CachedHead, part: Any, active: Any) -> None:
+        """An item of a head whose elements ``read`` gives, to a cache with scales."""
+        held = self.quantizer.read(read, part)
+        self.quantizer.write(target.cache, target.b, target.head, target.position, part, active, held, read)

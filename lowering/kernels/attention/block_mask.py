@@ -8,11 +8,10 @@ moves what is seen of a list together, in place. On the host one thread does bot
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from kvarn import dsl as kv
-from kvarn.dialect.dtypes import i32
 from kvarn.dialect.ops.attention import arrays_of
 from kvarn.dsl import functions
 
@@ -23,7 +22,7 @@ from ..scans import warp_scan
 from .case import Case, first_key, start_of
 from .chosen_pages import chosen_pages
 from .key_tiles import BY_POSITIONS, WHOLE
-from .queries import extents_of, heads_of, is_padded, queries_of, tiles_of
+from .queries import Queries, extents_of, heads_of, is_padded, queries_of, tiles_of
 from .softmax import arrays_read, outer_of, shown
 
 WARPS = 4  # of a block
@@ -119,23 +118,56 @@ class Tiles:
         return chosen.first_token_of(b, head, i // self.per_page) // self.keys + i % self.per_page
 
 
+@dataclass(frozen=True)
+class Arguments:
+    """What the kernels read and write; None what one of them does not have.
+
+    Attributes
+    ----------
+    collection, query, extents, kv_offsets, array0, ..., array3, pages, page_counts
+        As of ``AttentionArguments``.
+    blocks : i32 [tiles, 1 or H, 1 + most]
+        The lists that are made.
+    chunks : i32
+        Blocks of a list.
+    """
+
+    collection: Any
+    query: Any
+    extents: Any
+    kv_offsets: Any
+    blocks: Any
+    chunks: Any = None
+    array0: Any = None
+    array1: Any = None
+    array2: Any = None
+    array3: Any = None
+    pages: Any = None
+    page_counts: Any = None
+
+    @property
+    def arrays(self) -> list[Any]:
+        """The arrays of the mask, as it reads them."""
+        return arrays_read(self.array0, self.array1, self.array2, self.array3)
+
+    def queries(self, case: Case) -> Queries:
+        """Where the query rows of the sequences lie."""
+        return queries_of(case.padded, self.extents, self.query, self.kv_offsets)
+
+
 def ask_kernel(t: Tiles, early: bool) -> Any:
     """Asks about tiles: a block has :data:`CHUNK` of a list."""
 
     @kv.kernel(block=(WARPS * WARP, 1, 1))
-    def ask_block_mask(
-        collection, query, extents: kv.Buffer[i32, 1], kv_offsets: kv.Optional[kv.Buffer[i32, 1]],
-        blocks: kv.Buffer[i32, 3], chunks: i32, array0=None, array1=None, array2=None, array3=None,
-        pages=None, page_counts=None,
-    ):  # fmt: skip
+    def ask_block_mask(a: Arguments):
         begin(early)
-        chunk, place = kv.block_id.x % chunks * CHUNK, kv.block_id.x // chunks
+        blocks = a.blocks
+        chunk, place = kv.block_id.x % a.chunks * CHUNK, kv.block_id.x // a.chunks
         head, number = place % blocks.shape[1], place // blocks.shape[1]
-        queries = queries_of(t.case.padded, extents, query, kv_offsets)
-        chosen = chosen_pages(collection, pages, page_counts)
-        b, start, row0, count, num_keys, first, end = t.extent(collection, queries, number, head, chosen)
+        queries, chosen = a.queries(t.case), chosen_pages(a.collection, a.pages, a.page_counts)
+        b, start, row0, count, num_keys, first, end = t.extent(a.collection, queries, number, head, chosen)
         end = kv.math.min(kv.math.min(end, blocks.shape[2] - 1), chunk + CHUNK)
-        arrays = arrays_read(array0, array1, array2, array3)
+        arrays = a.arrays
         for i in range(chunk + kv.warp_id(), end, WARPS):
             tile, found = t.tile(chosen, b, head, i), kv.i32(0)
             if tile >= first:
@@ -150,17 +182,14 @@ def list_kernel(t: Tiles, early: bool) -> Any:
     """Moves what is seen together: a warp has a list."""
 
     @kv.kernel(block=(WARPS * WARP, 1, 1))
-    def list_block_mask(
-        collection, query, extents: kv.Buffer[i32, 1], kv_offsets: kv.Optional[kv.Buffer[i32, 1]],
-        blocks: kv.Buffer[i32, 3], pages=None, page_counts=None,
-    ):  # fmt: skip
+    def list_block_mask(a: Arguments):
         begin(early)
+        blocks = a.blocks
         place, lane = kv.block_id.x * WARPS + kv.warp_id(), kv.lane_id()
         if place < blocks.shape[0] * blocks.shape[1]:
             head, number = place % blocks.shape[1], place // blocks.shape[1]
-            queries = queries_of(t.case.padded, extents, query, kv_offsets)
-            chosen = chosen_pages(collection, pages, page_counts)
-            b, *_, end = t.extent(collection, queries, number, head, chosen)
+            queries, chosen = a.queries(t.case), chosen_pages(a.collection, a.pages, a.page_counts)
+            b, *_, end = t.extent(a.collection, queries, number, head, chosen)
             end, listed = kv.math.min(end, blocks.shape[2] - 1), kv.i32(0)
             for first in range(0, end, WARP):
                 i, found = first + lane, kv.i32(0)
@@ -181,15 +210,11 @@ def host_kernel(t: Tiles) -> Any:
     """A thread has a list."""
 
     @kv.kernel
-    def block_mask(
-        collection, query, extents: kv.Buffer[i32, 1], kv_offsets: kv.Optional[kv.Buffer[i32, 1]],
-        blocks: kv.Buffer[i32, 3], array0=None, array1=None, array2=None, array3=None, pages=None, page_counts=None,
-    ):  # fmt: skip
-        head, number = kv.block_id.x, kv.block_id.y
-        queries = queries_of(t.case.padded, extents, query, kv_offsets)
-        chosen = chosen_pages(collection, pages, page_counts)
-        b, start, row0, count, num_keys, first, end = t.extent(collection, queries, number, head, chosen)
-        arrays, listed = arrays_read(array0, array1, array2, array3), kv.i32(0)
+    def block_mask(a: Arguments):
+        head, number, blocks = kv.block_id.x, kv.block_id.y, a.blocks
+        queries, chosen = a.queries(t.case), chosen_pages(a.collection, a.pages, a.page_counts)
+        b, start, row0, count, num_keys, first, end = t.extent(a.collection, queries, number, head, chosen)
+        arrays, listed = a.arrays, kv.i32(0)
         for i in range(first if chosen is None else 0, kv.math.min(end, blocks.shape[2] - 1)):
             tile, found = t.tile(chosen, b, head, i), kv.i32(0)
             if tile >= first:
@@ -211,12 +236,15 @@ def expand(op: Any, at: Expansion) -> None:
     by_head = functions.registered(case.mask).by_head
     t = Tiles(case, op.rows.value, op.keys.value, by_head, 1 if host else WARP)
     tiles, lists = tiles_of(op, at, case.group, t.rows), at.dim(op.blocks, 1)
-    given, listed = [op.collection, op.query, extents_of(op), op.kv_offsets, op.blocks], [op.pages, op.page_counts]
+    arrays = dict(zip(("array0", "array1", "array2", "array3"), arrays_of(op), strict=True))
+    listing = Arguments(
+        op.collection, op.query, extents_of(op), op.kv_offsets, op.blocks, pages=op.pages, page_counts=op.page_counts
+    )
     if host:
-        at.launch(host_kernel(t), [*given, *arrays_of(op), *listed], (lists, tiles, 1), (1, 1, 1), key=t)
+        at.launch(host_kernel(t), [replace(listing, **arrays)], (lists, tiles, 1), (1, 1, 1), key=t)
         return
     chunks, early, threads = (at.dim(op.blocks, 2) + (CHUNK - 2)) // CHUNK, starts_early(at), (WARPS * WARP, 1, 1)
-    args = [*given, chunks, *arrays_of(op), *listed]
-    at.launch(ask_kernel(t, early), args, (tiles * lists * chunks, 1, 1), threads, key=t, programmatic=early)
+    asking = replace(listing, chunks=chunks, **arrays)
+    at.launch(ask_kernel(t, early), [asking], (tiles * lists * chunks, 1, 1), threads, key=t, programmatic=early)
     blocks = (tiles * lists + (WARPS - 1)) // WARPS
-    at.launch(list_kernel(t, early), [*given, *listed], (blocks, 1, 1), threads, key=t, programmatic=early)
+    at.launch(list_kernel(t, early), [listing], (blocks, 1, 1), threads, key=t, programmatic=early)

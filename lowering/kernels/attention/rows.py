@@ -12,6 +12,7 @@ takes some columns of all keys.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 from kvarn import dsl as kv
@@ -26,11 +27,50 @@ from .case import Case, asks, column_vectors, interval, place_of
 from .chosen_pages import ChosenPages, chosen_pages
 from .key_tiles import KeyTiles, TilesOfRow
 from .partials import LOWEST, NO_VALUE, finished, log_sum_exp, with_prior
-from .softmax import modified_one, score_unit, shown
+from .softmax import FAST, modified_one, score_unit, shown
 
 LANES = 16  # f32 lanes of a host vector: one AVX-512 register, two of AVX2
 KEYS = 8  # keys that the host takes at a time
 WARPS = 4  # rows of a block on a GPU
+
+
+@dataclass(frozen=True)
+class Row:
+    """A query row and what its scores are made with.
+
+    Attributes
+    ----------
+    b, head, h : i32
+        Its sequence, KV head and query head.
+    position : i32
+        Absolute.
+    slopes : f32 [Hq] or None
+    arrays : list
+        What the functions of the score and of the mask read.
+    """
+
+    b: Any
+    head: Any
+    h: Any
+    position: Any
+    slopes: Any
+    arrays: list[Any]
+
+    def modified(self, case: Case, score: Any, token: Any, by: Any = FAST) -> Any:
+        """The score of a key after all that changes it; ``by``: what functions are computed by."""
+        return modified_one(case, score, self.b, self.h, self.position, token, self.slopes, self.arrays, by)
+
+    def shows(self, case: Case, token: Any) -> Any:
+        """Whether the function of the mask shows a key."""
+        return shown(case, self.b, self.h, self.position, token, self.arrays)
+
+
+@dataclass(frozen=True)
+class SharedRow:
+    """The elements of a warp's query row: its row of an array in shared memory."""
+
+    array: Any
+    warp: Any
 
 
 def visited_of(
@@ -63,13 +103,9 @@ def host_kernel(case: Case) -> Any:
     key_vectors, value_vectors = column_vectors(case.content, widest), column_vectors(case.value_size, widest)
     rope_vectors = [(case.content + d, w) for d, w in column_vectors(case.rope, LANES)]
 
-    def scores_of(keys: Any, q: Any, b: Any, head: Any, places: list[tuple[Any, Any]], how: Any) -> list[Any]:
-        """The scores of the keys at (token, page): a sum a width of vectors, then over the lanes.
-
-        ``how`` is (slopes or None, query head, position of the query, arrays of the functions).
-        """
-        slopes, h, position, arrays = how
-        found = []
+    def scores_of(keys: Any, q: Any, row: Row, places: list[tuple[Any, Any]]) -> list[Any]:
+        """The scores of the keys at (token, page): a sum per width of vectors, then over the lanes."""
+        b, head, found = row.b, row.head, []
         for token, page in places:
             sums: dict[int, Any] = {}
             for (d, w), x in zip(key_vectors + rope_vectors, q, strict=True):
@@ -82,15 +118,14 @@ def host_kernel(case: Case) -> Any:
             for w, total in sums.items():
                 part = lane_sum(total) if w > 1 else total
                 score = part if score is None else score + part
-            found.append(modified_one(case, score, b, h, position, token, slopes, arrays, {"exp2": exp2}))
+            found.append(row.modified(case, score, token, {"exp2": exp2}))
         return found
 
     def take(
-        keys: Any, values: Any, q: Any, b: Any, head: Any, places: list[tuple[Any, Any]], state: list[Any],
-        sums: list[Any], how: Any,
-    ) -> None:  # fmt: skip
+        keys: Any, values: Any, q: Any, row: Row, places: list[tuple[Any, Any]], state: list[Any], sums: list[Any]
+    ) -> None:
         """Fold the keys at (token, page) into the state (maximum, denominator) and the weighted sums of values."""
-        count, scores = len(places), scores_of(keys, q, b, head, places, how)
+        b, head, count, scores = row.b, row.head, len(places), scores_of(keys, q, row, places)
         if isinstance(values, kv.Operand):  # of a collection, one table serves both
             places = [(t, values.page(b, t)) for t, _ in places]
         top = kv.math.max(state[0], *scores)
@@ -104,34 +139,34 @@ def host_kernel(case: Case) -> Any:
             sums[n] = x
 
     @kv.func
-    def take_all(keys, values, q, b, head, first, end, state, sums, how, lists):
+    def take_all(keys, values, q, row, first, end, state, sums, lists):
         """Fold the keys [first, end) into the state and the sums: those that there are and are shown, one at a time."""
         if lists is not None:
             for t in range(first, end):
-                slot, page, there = place_in_pool(keys, lists[b, t])
+                slot, page, there = place_in_pool(keys, lists[row.b, t])
                 if there:
-                    take(keys, values, q, b, head, [(slot, page)], state, sums, how)
+                    take(keys, values, q, row, [(slot, page)], state, sums)
         elif hides:
             for t in range(first, end):
-                if shown(case, b, how[1], how[2], t, how[3]):
-                    take(keys, values, q, b, head, [(t, keys.page(b, t))], state, sums, how)
+                if row.shows(case, t):
+                    take(keys, values, q, row, [(t, keys.page(row.b, t))], state, sums)
         else:
             whole = first + kv.math.max(end - first, 0) // KEYS * KEYS
             for t in range(first, whole, KEYS):
-                places = [(t + i, keys.page(b, t + i)) for i in range(KEYS)]
-                take(keys, values, q, b, head, places, state, sums, how)
+                places = [(t + i, keys.page(row.b, t + i)) for i in range(KEYS)]
+                take(keys, values, q, row, places, state, sums)
             for t in range(whole, end):
-                take(keys, values, q, b, head, [(t, keys.page(b, t))], state, sums, how)
+                take(keys, values, q, row, [(t, keys.page(row.b, t))], state, sums)
 
     @kv.kernel
     def attention_host(a: AttentionArguments):
-        h, row = kv.block_id.x, kv.block_id.y
+        h, number = kv.block_id.x, kv.block_id.y
         queries = a.queries(case)
-        if queries.holds(row):
-            b, position, num_keys = place_of(case, a.source, a.values, queries, row)
+        if queries.holds(number):
+            b, position, num_keys = place_of(case, a.source, a.values, queries, number)
             first, end = interval(case, position, num_keys)
             keys, values = a.caches(case)
-            head, here = h // case.group, queries.numbered(row)
+            head, here = h // case.group, queries.numbered(number)
             factor = a.scale * score_unit(case)
             q = [
                 kv.f32(a.query.load(*here, h, d, width=w, alignment=case.query.itemsize)) * factor
@@ -139,16 +174,16 @@ def host_kernel(case: Case) -> Any:
             ]
             state = [kv.f32(LOWEST), kv.f32(0.0)]
             sums = [kv.vector(f32, w) if w > 1 else kv.f32(0.0) for _, w in value_vectors]
-            how = (a.slopes, h, position, a.arrays)
-            visited = visited_of(case, a, queries, (b, row, h), num_keys)
+            row = Row(b, head, h, position, a.slopes, a.arrays)
+            visited = visited_of(case, a, queries, (b, number, h), num_keys)
             if visited is None:
-                take_all(keys, values, q, b, head, first, end, state, sums, how, a.lists)
+                take_all(keys, values, q, row, first, end, state, sums, a.lists)
             else:
                 count = visited.count(b, head)
                 for entry in range(count):
                     token = visited.first_token(b, head, entry, count)
                     low, high = kv.math.max(first, token), kv.math.min(end, token + visited.unit)
-                    take_all(keys, values, q, b, head, low, high, state, sums, how, None)
+                    take_all(keys, values, q, row, low, high, state, sums, None)
             sink, before = None if a.sinks is None else a.sinks[h], None if a.prior is None else a.prior_lse[(*here, h)]
             *state, inverse, of_prior = finished(*state, sink, before, exp2)
             for n, (d, w) in enumerate(value_vectors):
@@ -199,30 +234,28 @@ def simt_kernel(case: Case) -> Any:
         return total
 
     @kv.func
-    def score_of(keys, q, warp, b, head, token, page):
+    def score_of(keys, q, b, head, token, page):
         """This lane's key against the query row in shared memory."""
         total = kv.f32(0.0)
         for d in range(0 if unrolled else kv.i32(0), case.content, key_width):
             key = read_row(case.row, keys, b, head, token, d, key_width, page)
-            total = product(total, q.load(warp, d, width=key_width), key)
+            total = product(total, q.array.load(q.warp, d, width=key_width), key)
         for d, w in kv.static(rope_vectors):
             key = read_rope(case.row, keys, b, head, token, d, w, page)
-            total = product(total, q.load(warp, d, width=w, alignment=4), key)
+            total = product(total, q.array.load(q.warp, d, width=w, alignment=4), key)
         return total
 
     @kv.func
-    def take_all(keys, values, q, warp, lane, b, first, end, state, sums, how, lists):
+    def take_all(keys, values, q, row, lane, first, end, state, sums, lists):
         """Fold the keys [first, end) into the state (maximum, this lane's sum) and the weighted sums of values."""
-        slopes, h, position, arrays = how
-        head = h // case.group
+        b, head = row.b, row.head
         for base in range(first, end, 32):
             token = kv.math.min(base + lane, end - 1)
             at, page, seen = place_of_key(keys, lists, b, token)
-            score = score_of(keys, q, warp, b, head, at, page)
-            score = modified_one(case, score, b, h, position, token, slopes, arrays)
+            score = row.modified(case, score_of(keys, q, b, head, at, page), token)
             seen = seen & (base + lane < end)
             if asks(case):
-                seen = seen & shown(case, b, h, position, token, arrays)
+                seen = seen & row.shows(case, token)
             score = kv.where(seen, score, NO_VALUE)
             higher = kv.math.max(state[0], kv.warp_reduce(score, "max"))
             alpha = kv.ex2(state[0] - higher)
@@ -242,32 +275,31 @@ def simt_kernel(case: Case) -> Any:
     def attention_simt(a: AttentionArguments):
         lane, warp = kv.thread_id.x & 31, kv.thread_id.x >> 5
         item = kv.block_id.x * WARPS + warp
-        row, h = item // case.heads, item % case.heads
+        number, h = item // case.heads, item % case.heads
         q = kv.shared((WARPS, align_up(case.size, 16)), f32)
         queries = a.queries(case)
-        exists, here = queries.holds(row), queries.numbered(row)
+        exists, here = queries.holds(number), queries.numbered(number)
         if exists:
             factor = a.scale * score_unit(case)
             for d in range(lane, case.size, 32):
                 q[warp, d] = kv.f32(a.query[(*here, h, d)]) * factor
         kv.syncwarp()
         if exists:
-            b, position, num_keys = place_of(case, a.source, a.values, queries, row)
+            b, position, num_keys = place_of(case, a.source, a.values, queries, number)
             first, end = interval(case, position, num_keys)
             keys, values = a.caches(case)
             sums = [kv.vector(f32, width) if width > 1 else kv.f32(0.0) for _ in range(turns)]
-            how = (a.slopes, h, position, a.arrays)
+            row, q_row = Row(b, h // case.group, h, position, a.slopes, a.arrays), SharedRow(q, warp)
             state = [kv.f32(LOWEST), kv.f32(0.0)]
-            visited = visited_of(case, a, queries, (b, row, h), num_keys)
+            visited = visited_of(case, a, queries, (b, number, h), num_keys)
             if visited is None:
-                take_all(keys, values, q, warp, lane, b, first, end, state, sums, how, a.lists)
+                take_all(keys, values, q_row, row, lane, first, end, state, sums, a.lists)
             else:
-                head = h // case.group
-                count = visited.count(b, head)
+                count = visited.count(b, row.head)
                 for entry in range(count):
-                    token = visited.first_token(b, head, entry, count)
+                    token = visited.first_token(b, row.head, entry, count)
                     low, high = kv.math.max(first, token), kv.math.min(end, token + visited.unit)
-                    take_all(keys, values, q, warp, lane, b, low, high, state, sums, how, None)
+                    take_all(keys, values, q_row, row, lane, low, high, state, sums, None)
             top, total = state
             sink, before = None if a.sinks is None else a.sinks[h], None if a.prior is None else a.prior_lse[(*here, h)]
             top, total, inverse, of_prior = finished(top, kv.warp_reduce(total, "add"), sink, before)

@@ -25,6 +25,7 @@ from ..append.head_writer import HeadWriter, Norm, TokenItems
 from ..append.quantize import Quantizer
 from ..base import Expansion
 from ..common import (
+    CachedHead,
     Group,
     Head,
     Rows,
@@ -104,6 +105,57 @@ class Projection:
 
 
 @dataclass(frozen=True)
+class Destination:
+    """Where heads are written and with what: an indexer's are neither rotated nor normalised.
+
+    Attributes
+    ----------
+    collection, layer : collection, i32
+    query_out : [T, Hq, Dq]
+        None without queries.
+    freqs : f32 [positions, Dr]
+        Cosines and sines; None where nothing is rotated.
+    q_gamma, k_gamma : f32 [D]
+        None where nothing is normalised.
+    """
+
+    collection: Any
+    layer: Any
+    query_out: Any
+    freqs: Any = None
+    q_gamma: Any = None
+    k_gamma: Any = None
+
+    def gamma(self, kind: str) -> Any:
+        """Of the heads of a kind."""
+        return self.q_gamma if kind == "query" else self.k_gamma
+
+    def cache(self, kind: str) -> Any:
+        """The cache of keys or of values."""
+        return (self.collection.get_key_cache if kind == "key" else self.collection.get_value_cache)(self.layer)
+
+
+@dataclass(frozen=True)
+class Scales:
+    """What products are multiplied by, and what is added to them; None what an operation does not have.
+
+    Attributes
+    ----------
+    bias : [N]
+    x_scale, weight_scale : f32
+        [1, 1] both, [T, 1] and [N, 1], or of blocks of 128 (:attr:`Projection.scaling`).
+    """
+
+    bias: Any = None
+    x_scale: Any = None
+    weight_scale: Any = None
+
+    @staticmethod
+    def of(op: Any) -> Scales:
+        return Scales(op.bias, op.x_scale, op.weight_scale)
+
+
+@dataclass(frozen=True)
 class Written:
     """The bands that one collection and one output take: the cache's own, or the indexer's."""
 
@@ -124,11 +176,11 @@ class Written:
             found.append(Written(case.index, case.band("index_query"), case.band("index_key"), None))  # type: ignore[arg-type]
         return found
 
-    def operands(self, op: Any) -> tuple[Any, Any, Any, Any, Any]:
-        """(collection, query_out, freqs, q_gamma, k_gamma): an indexer's heads are neither rotated nor normalised."""
+    def destination(self, of: Any) -> Destination:
+        """The operands, of an operation or of a kernel, with which they are written."""
         if self.own:
-            return op.collection, op.query_out, op.freqs, op.q_gamma, op.k_gamma
-        return op.index_collection, op.index_query_out, None, None, None
+            return Destination(of.collection, of.layer, of.query_out, of.freqs, of.q_gamma, of.k_gamma)
+        return Destination(of.index_collection, of.layer, of.index_query_out)
 
     def writer(self, op: Any, at: Expansion, rounded: DType, *extents: int) -> HeadWriter:
         """How the heads are written; ``extents`` are what accesses of products must divide besides."""
@@ -228,45 +280,43 @@ def finish_kernel(
                 if (item >= items.first_key) & (item < items.first_value):
                     h, part, active = head_and_lane(item - items.first_key, items.heads, items.key)
                     source = head_of(bands.key, h, products, token, tokens)
-                    keys = collection.get_key_cache(layer)
-                    writer.key(source, keys, b, h, position, angles, k_gamma, part, active & kept)
+                    key = CachedHead(collection.get_key_cache(layer), b, position, h)
+                    writer.key(source, key, angles, k_gamma, part, active & kept)
                 if bands.value is not None:
                     if item >= items.first_value:
                         h, part, active = head_and_lane(item - items.first_value, items.heads, items.value)
                         source = head_of(bands.value, h, products, token, tokens)
-                        values = collection.get_value_cache(layer)
-                        writer.value(source, values, b, h, position, part, active & kept)
+                        value = CachedHead(collection.get_value_cache(layer), b, position, h)
+                        writer.value(source, value, part, active & kept)
 
     return project_finish
 
 
 @kv.func
-def scaled(case: Projection, c: Any, row: Any, column: Any, bias: Any, x_scale: Any, weight_scale: Any) -> Any:
+def scaled(case: Projection, c: Any, row: Any, column: Any, scales: Scales) -> Any:
     """A product times its scales, plus the bias. Scales of blocks were in it before: they change along K."""
     if case.scaling == "row":
-        c = c * (x_scale[row, 0] * weight_scale[column, 0])
+        c = c * (scales.x_scale[row, 0] * scales.weight_scale[column, 0])
     elif case.scaling == "tensor":
-        c = c * (x_scale[0, 0] * weight_scale[0, 0])
+        c = c * (scales.x_scale[0, 0] * scales.weight_scale[0, 0])
     elif case.scaling == "total":
-        c = c * weight_scale[0, 0]
-    if bias is not None:
-        c = c + kv.f32(bias[column])
+        c = c * scales.weight_scale[0, 0]
+    if scales.bias is not None:
+        c = c + kv.f32(scales.bias[column])
     return c
 
 
 @kv.func
-def scaled_tile(
-    case: Projection, c: Any, row: Any, exists: Any, column: Any, bias: Any, x_scale: Any, weight_scale: Any
-) -> Any:
+def scaled_tile(case: Projection, c: Any, row: Any, exists: Any, column: Any, scales: Scales) -> Any:
     """As :func:`scaled`, of a tile: ``row`` and ``column`` are vectors of numbers."""
     if case.scaling == "row":
-        c = c * x_scale.gather(row, 0, mask=exists)[:, None] * weight_scale.gather(column, 0)[None, :]
+        c = c * scales.x_scale.gather(row, 0, mask=exists)[:, None] * scales.weight_scale.gather(column, 0)[None, :]
     elif case.scaling == "tensor":
-        c = c * (x_scale[0, 0] * weight_scale[0, 0])
+        c = c * (scales.x_scale[0, 0] * scales.weight_scale[0, 0])
     elif case.scaling == "total":
-        c = c * weight_scale[0, 0]
-    if bias is not None:
-        c = c + kv.f32(bias.gather(column))[None, :]
+        c = c * scales.weight_scale[0, 0]
+    if scales.bias is not None:
+        c = c + kv.f32(scales.bias.gather(column))[None, :]
     return c
 
 
@@ -386,8 +436,11 @@ def finish(op: Any, case: Projection, at: Expansion, products: ir.Value, width: 
         few = early and work.tokens == 1 and at.schedule.get("max_tokens", MANY) <= FEW
         blocks = cdiv(work.items, work.threads) if few else 1
         kernel = finish_kernel(case, bands, work, writer, width, early, blocks)
-        collection, query_out, freqs, *gammas = bands.operands(op)
-        args = [collection, op.layer, products, tokens, table_of(op, case), freqs, query_out, *gammas]
+        to = bands.destination(op)
+        args = [
+            to.collection, to.layer, products, tokens, table_of(op, case), to.freqs, to.query_out, to.q_gamma,
+            to.k_gamma,
+        ]  # fmt: skip
         key = case, bands, work, writer, blocks
         at.launch(
             kernel, args, (work.blocks(tokens) * blocks, 1, 1), (work.threads, 1, 1), key=key, programmatic=early

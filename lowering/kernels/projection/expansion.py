@@ -33,7 +33,7 @@ from . import (
     whole_mma as projection_whole_mma,
     whole_tiles as projection_whole_tiles,
 )
-from .common import Projection, divisor, finish, scaled, scaled_tile, wgmma_problems
+from .common import Projection, Scales, divisor, finish, scaled, scaled_tile, wgmma_problems
 from .groups import plain_case, with_floats, with_values
 
 HOST_ROWS, HOST_COLUMNS, HOST_STEP = 16, 64, 64  # of a tile on the host
@@ -52,8 +52,7 @@ def host_kernel(case: Projection, columns: int, step: int) -> Any:
 
     @kv.kernel(block=(1, 1, 1))
     def project(
-        x: kv.Buffer[case.x, 2], weight: kv.Buffer[case.x, 2], products: kv.Buffer[case.rounded, 2],
-        bias=None, x_scale=None, weight_scale=None,
+        x: kv.Buffer[case.x, 2], weight: kv.Buffer[case.x, 2], products: kv.Buffer[case.rounded, 2], scales: Scales
     ):  # fmt: skip
         tokens, first, panel = x.shape[0], kv.block_id.x * M, kv.block_id.y
         left = kv.buffer_operand(x, case.k // step, step)
@@ -65,7 +64,7 @@ def host_kernel(case: Projection, columns: int, step: int) -> Any:
             a = left.tile(0, j, first, tokens, rows=M, dtype=element)
             b = right.tile(0, j, panel * N, case.columns, rows=N, dtype=element)
             c = kv.dot(a, b.T, c)
-        c = scaled_tile(case, c, row, exists, column, bias, x_scale, weight_scale)
+        c = scaled_tile(case, c, row, exists, column, scales)
         products.store_rows(panel * tokens + row, value=case.rounded(c), mask=exists)
 
     return project
@@ -78,8 +77,7 @@ def simt_kernel(case: Projection, lanes: int, rows: Rows) -> Any:
 
     @kv.kernel
     def project(
-        x: kv.Buffer[case.x, 2], weight: kv.Buffer[case.x, 2], products: kv.Buffer[case.rounded, 2],
-        bias=None, x_scale=None, weight_scale=None,
+        x: kv.Buffer[case.x, 2], weight: kv.Buffer[case.x, 2], products: kv.Buffer[case.rounded, 2], scales: Scales
     ):  # fmt: skip
         lane = kv.thread_id.x % lanes
         column = kv.math.min(kv.block_id.x * (kv.block_dim.x // lanes) + kv.thread_id.x // lanes, case.columns - 1)
@@ -87,18 +85,18 @@ def simt_kernel(case: Projection, lanes: int, rows: Rows) -> Any:
         sums = [kv.f32(0.0) for _ in range(SIMT_ROWS)]
         for d in range(lane * width, case.k, lanes * width):
             w = kv.f32(rows.load(weight, column, d))
-            scale = kv.f32(1.0) if case.scaling != "block" else weight_scale[column // BLOCK, d // BLOCK]
+            scale = kv.f32(1.0) if case.scaling != "block" else scales.weight_scale[column // BLOCK, d // BLOCK]
             for n in kv.static(range(SIMT_ROWS)):
                 row = kv.math.min(first + n, tokens - 1)
                 more = (kv.f32(rows.load(x, row, d)) * w).reduce("add")
                 if case.scaling == "block":
-                    more = more * (scale * x_scale[row, d // BLOCK])
+                    more = more * (scale * scales.x_scale[row, d // BLOCK])
                 sums[n] = sums[n] + more
         for n in kv.static(range(SIMT_ROWS)):
             c = group.sum(sums[n])
             row = first + n
             if (row < tokens) & (lane == 0):
-                products[row, column] = case.rounded(scaled(case, c, row, column, bias, x_scale, weight_scale))
+                products[row, column] = case.rounded(scaled(case, c, row, column, scales))
 
     return project
 
@@ -106,7 +104,7 @@ def simt_kernel(case: Projection, lanes: int, rows: Rows) -> Any:
 def products_of(op: Any, case: Projection, at: Expansion) -> tuple[ir.Value, int]:
     """Launch the product into a workspace; it, and the columns of its panels."""
     tokens = at.dim(op.x, 0)
-    rest = [op.bias, op.x_scale, op.weight_scale]
+    scales = Scales.of(op)
     columns = divisor(math.gcd(*(b.size for b in case.bands)), HOST_COLUMNS)
     step = divisor(case.k, HOST_STEP)
     if at.target.is_host and min(columns, step) >= 2 and case.scaling != "block":
@@ -114,14 +112,14 @@ def products_of(op: Any, case: Projection, at: Expansion) -> tuple[ir.Value, int
         products = at.workspace(tokens * panels, dtype=case.rounded, columns=columns)
         grid = ((tokens + (HOST_ROWS - 1)) // HOST_ROWS, panels, 1)
         kernel = host_kernel(case, columns, step)
-        at.launch(kernel, [op.x, op.weight, products, *rest], grid, (1, 1, 1), key=(case, columns, step))
+        at.launch(kernel, [op.x, op.weight, products, scales], grid, (1, 1, 1), key=(case, columns, step))
         return products, columns
     products = at.workspace(tokens, dtype=case.rounded, columns=case.columns)
     lanes, threads = (1, 1) if at.target.is_host else (WARP, WARP * SIMT_WARPS)
     extents = (case.k, BLOCK) if case.scaling == "block" else (case.k,)
     rows = Rows(vector_width(*extents, types=(case.x,)), row_alignment(at.op))
     grid = ((case.columns * lanes + threads - 1) // threads, (tokens + (SIMT_ROWS - 1)) // SIMT_ROWS, 1)
-    args = [op.x, op.weight, products, *rest]
+    args = [op.x, op.weight, products, scales]
     at.launch(simt_kernel(case, lanes, rows), args, grid, (threads, 1, 1), key=(case, rows))
     return products, case.columns
 

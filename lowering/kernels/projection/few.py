@@ -26,10 +26,11 @@ from kvarn.lowering.tiles.ir import BARRIERS_BYTES, SWIZZLE, WARP
 
 from ..append.head_writer import HeadWriter
 from ..base import Expansion
-from ..common import Head, StoredHead, as_vector, begin, holds, starts_early
+from ..common import CachedHead, Head, StoredHead, as_vector, begin, holds, starts_early
 from ..rope.rotation import Angles
 from .common import (
     Projection,
+    Scales,
     Warpgroups,
     Written,
     constant_weight,
@@ -191,6 +192,35 @@ class SharedRow(StoredHead):
         return as_vector(place.load(self.array.dtype, n))
 
 
+@dataclass(frozen=True)
+class FinishArguments:
+    """What the second kernel reads and writes, one collection's heads; None what an operation does not have.
+
+    Attributes
+    ----------
+    collection, layer, query_out, freqs, q_gamma, k_gamma
+        As of :class:`Destination`.
+    partials : f32 [(blocks + tiles) * rows, columns]
+    tokens, blocks : i32
+        Blocks of the first kernel.
+    table : i32 [B + 1] or [B]
+        Row offsets, or valid lengths of a padded batch.
+    scales : Scales
+    """
+
+    collection: Any
+    layer: kv.i32
+    partials: Any
+    tokens: kv.i32
+    blocks: kv.i32
+    table: Any
+    freqs: Any
+    query_out: Any
+    scales: Scales
+    q_gamma: Any
+    k_gamma: Any
+
+
 def finish_kernel(config: Config, bands: Written, writer: HeadWriter, early: bool) -> Any:
     """Blocks (head, group of tokens) add partial results, in f32, and write the head."""
     case, M, threads = config.case, config.rows, FINISH_THREADS
@@ -200,34 +230,30 @@ def finish_kernel(config: Config, bands: Written, writer: HeadWriter, early: boo
     kinds = [kind for kind in KINDS if getattr(bands, kind) is not None]
 
     @kv.func
-    def gather(array, band, head, token0, tokens, partials, blocks, bias, x_scale, weight_scale):
+    def gather(array, band, head, token0, a):
         """A head of the block's tokens, rounded, as rows of shared memory; a thread has WIDTH of a column."""
         for i in range(kv.thread_id.x, band.size * (group // WIDTH), threads):
             d, local = i // (group // WIDTH), i % (group // WIDTH) * WIDTH
             column = band.first + head * band.size + d
             tile = column // M
             row = column - tile * M
-            first = block_of(config, tile * config.steps, blocks)
-            end = block_of(config, (tile + 1) * config.steps - 1, blocks) + 1
+            first = block_of(config, tile * config.steps, a.blocks)
+            end = block_of(config, (tile + 1) * config.steps - 1, a.blocks) + 1
             total = kv.vector(f32, WIDTH)
             for block in range(first, end, TOGETHER):  # loads of several at one time
                 found = []
                 for n in kv.static(range(TOGETHER)):
                     held = kv.math.min(block + n, end - 1)
-                    found.append(partials.load((held + tile) * M + row, token0 + local, width=WIDTH))
+                    found.append(a.partials.load((held + tile) * M + row, token0 + local, width=WIDTH))
                 for n in kv.static(range(TOGETHER)):
                     total = kv.where(block + n < end, total + found[n], total)
             for n in kv.static(range(WIDTH)):
-                x, token = total[n], kv.math.min(token0 + local + n, tokens - 1)
-                x = scaled(case, x, token, column, bias, x_scale, weight_scale)
+                x, token = total[n], kv.math.min(token0 + local + n, a.tokens - 1)
+                x = scaled(case, x, token, column, a.scales)
                 array[(local + n) * pitch + d] = case.rounded(x)
 
     @kv.kernel(block=(threads, 1, 1), min_blocks=2)
-    def project_few_finish(
-        collection, layer: kv.i32, partials: kv.Buffer[f32, 2], tokens: kv.i32, blocks: kv.i32, table,
-        freqs: kv.Optional[kv.Buffer[f32, 2]], query_out=None, bias=None, x_scale=None, weight_scale=None,
-        q_gamma=None, k_gamma=None,
-    ):  # fmt: skip
+    def project_few_finish(a: FinishArguments):
         if early:  # the kernel before has waited for all others, and the next one waits for this
             kv.griddepcontrol_launch_dependents()
         array = kv.shared(group * pitch, case.rounded, alignment=16)
@@ -241,30 +267,31 @@ def finish_kernel(config: Config, bands: Written, writer: HeadWriter, early: boo
                 for n in kv.static(range(rounds[kind])):  # looked up while the products are still under way
                     item = n * threads + kv.thread_id.x
                     local, part = kv.math.min(item // per_head, group - 1), item % per_head
-                    active = (item < group * per_head) & (token0 + local < tokens)
-                    token = kv.math.min(token0 + local, tokens - 1)
-                    b, inside, i = place_of(case.padded, table, token, tokens)
-                    position = collection.cache_length(b) + i
-                    at = writer.angles_of(kind, Angles(freqs, writer.rows, (position,)), part)
+                    active = (item < group * per_head) & (token0 + local < a.tokens)
+                    token = kv.math.min(token0 + local, a.tokens - 1)
+                    b, inside, i = place_of(case.padded, a.table, token, a.tokens)
+                    position = a.collection.cache_length(b) + i
+                    at = writer.angles_of(kind, Angles(a.freqs, writer.rows, (position,)), part)
                     if kind == "query":
                         places.append((local, part, token, b, position, active & (inside | case.padded), None, at))
                     else:
-                        cache = collection.get_key_cache(layer) if kind == "key" else collection.get_value_cache(layer)
-                        kept = active & inside & holds(collection, position)
+                        keys = kind == "key"
+                        cache = a.collection.get_key_cache(a.layer) if keys else a.collection.get_value_cache(a.layer)
+                        kept = active & inside & holds(a.collection, position)
                         places.append((local, part, token, b, position, kept, cache.raw_page(b, position), at))
                 if early:
                     kv.griddepcontrol_wait()
-                gather(array, band, head, token0, tokens, partials, blocks, bias, x_scale, weight_scale)
+                gather(array, band, head, token0, a)
                 kv.barrier()
                 for local, part, token, b, position, written, page, at in kv.static(places):
                     source = SharedRow(array, local * pitch)
                     if kind == "query":
-                        target = Head(writer.rows, query_out, token, head)
-                        writer.query(source, target, at, q_gamma, part, written)
+                        target = Head(writer.rows, a.query_out, token, head)
+                        writer.query(source, target, at, a.q_gamma, part, written)
                     elif kind == "key":
-                        writer.key(source, cache, b, head, position, at, k_gamma, part, written, page)
+                        writer.key(source, CachedHead(cache, b, position, head, page), at, a.k_gamma, part, written)
                     else:
-                        writer.value(source, cache, b, head, position, part, written, page)
+                        writer.value(source, CachedHead(cache, b, position, head, page), part, written)
             first += band.heads
 
     return project_few_finish
@@ -300,13 +327,13 @@ def finish_partials(op: Any, config: Config, at: Expansion, partials: ir.Value, 
     case, early, tokens = config.case, starts_early(at), at.dim(op.x, 0)
     for bands in Written.all_of(case):
         writer = bands.writer(op, at, case.rounded)
-        collection, query_out, freqs, *gammas = bands.operands(op)
-        args = [
-            collection, op.layer, partials, tokens, blocks, table_of(op, case), freqs, query_out, op.bias,
-            op.x_scale, op.weight_scale, *gammas,
-        ]  # fmt: skip
+        to = bands.destination(op)
+        args = FinishArguments(
+            to.collection, to.layer, partials, tokens, blocks, table_of(op, case), to.freqs, to.query_out,
+            Scales.of(op), to.q_gamma, to.k_gamma,
+        )  # fmt: skip
         group = tokens_of_block(config, bands)
         heads = sum(b.heads for b in (bands.query, bands.key, bands.value) if b is not None)
         grid = (heads, (tokens + (group - 1)) // group, 1)
         kernel = finish_kernel(config, bands, writer, early)
-        at.launch(kernel, args, grid, (FINISH_THREADS, 1, 1), key=(config, bands, writer), programmatic=early)
+        at.launch(kernel, [args], grid, (FINISH_THREADS, 1, 1), key=(config, bands, writer), programmatic=early)

@@ -72,6 +72,15 @@ class Config(OfMma):
         return min(STAGES, left // self.weight.bytes)
 
 
+@dataclass(frozen=True)
+class CircularBuffer:
+    """Stages in shared memory, and an mbarrier for each that is full and each that is empty: pointers to the first."""
+
+    array: Any
+    full: Any
+    empty: Any
+
+
 def permute_kernel(config: Config, early: bool) -> Any:
     """Tokens with their elements of K in the order of products' steps; a thread has as many as lanes have in two."""
     E = config.elements  # of a lane in a run
@@ -114,7 +123,8 @@ def product_kernel(config: Config, stages: int, early: bool) -> Any:
         return found
 
     @kv.func
-    def multiply(array, full, empty, panel_array, panel_full, panel_empty, part, partials, scales, minima, warp, lane):
+    def multiply(weight, tokens, part, partials, scales, minima, warp, lane):
+        """The products of a block's part of the steps, with tiles of the weight and panels of tokens as they arrive."""
         low, high = part
         g, t = lane // LANES, lane % LANES
         row0 = warp * ROWS + g
@@ -126,14 +136,14 @@ def product_kernel(config: Config, stages: int, early: bool) -> Any:
             sums = [kv.f32(0.0)] * (N // 2)
             for j in range(first, last):
                 following = factors(scales, minima, rows, j + 1, last, t)
-                kv.mbarrier_wait(full + slot * BARRIER_BYTES, phase, name="full_weight")
-                tile, raw = array + slot * weight_tile.bytes, []
+                kv.mbarrier_wait(weight.full + slot * BARRIER_BYTES, phase, name="full_weight")
+                tile, raw = weight.array + slot * weight_tile.bytes, []
                 for run in kv.static(range(RUNS)):
                     for r in kv.static(range(2)):
                         words = (tile + weight_tile.chunk_offset(row0 + 8 * r, run * LANES + t)).load(i32, 4)
                         raw.append([words[i] for i in range(4)])
                 kv.syncwarp()
-                kv.mbarrier_arrive(empty + slot * BARRIER_BYTES, lane == 0)
+                kv.mbarrier_arrive(weight.empty + slot * BARRIER_BYTES, lane == 0)
                 slot, phase = advance(stages, slot, phase, 1)
                 for run in kv.static(range(RUNS)):
                     a = []
@@ -142,11 +152,11 @@ def product_kernel(config: Config, stages: int, early: bool) -> Any:
                         wide = [kv.f32(s) for s in of_groups], [kv.f32(m) for m in lows]
                         a.append(weight_pairs(config, raw[2 * run + r], *wide))
                     for begun in kv.static(range(0, len(a[0]), 8)):
-                        kv.mbarrier_wait(panel_full + panel * BARRIER_BYTES, panel_phase, name="full_tokens")
+                        kv.mbarrier_wait(tokens.full + panel * BARRIER_BYTES, panel_phase, name="full_tokens")
                         words = [[a[0][i], a[1][i], a[0][i + 1], a[1][i + 1]] for i in range(begun, begun + 8, 2)]
-                        b = kv.wgmma_descriptor(panel_array + panel * panel_tile.bytes)
+                        b = kv.wgmma_descriptor(tokens.array + panel * panel_tile.bytes)
                         sums = kv.wgmma(sums, words, b, STEPS_OF_ATOM, config.dtype)
-                        kv.mbarrier_arrive(panel_empty + panel * BARRIER_BYTES, lane == 0)
+                        kv.mbarrier_arrive(tokens.empty + panel * BARRIER_BYTES, lane == 0)
                         panel, panel_phase = advance(panels, panel, panel_phase, 1)
                 held = following
             row = (kv.block_id.x + p) * few.rows + row0
@@ -156,16 +166,16 @@ def product_kernel(config: Config, stages: int, early: bool) -> Any:
                     partials.store(row + 8 * r, kv.block_id.y * N + n * COLUMNS + 2 * t, value=pair)
 
     @kv.func
-    def copy(map, array, full, empty, count, layout, part, place_of):
+    def copy(map, to, count, layout, part, place_of):
         """A warp copies boxes ``part`` to a circular buffer of ``count``; ``place_of``: the row and run of one."""
         slot, phase = kv.i32(0), kv.i32(1)
         for i in range(*part):
             row, run = place_of(i)
-            kv.mbarrier_wait(empty + slot * BARRIER_BYTES, phase, name="an empty stage")
+            kv.mbarrier_wait(to.empty + slot * BARRIER_BYTES, phase, name="an empty stage")
             if kv.elect():
-                barrier = full + slot * BARRIER_BYTES
+                barrier = to.full + slot * BARRIER_BYTES
                 kv.mbarrier_arrive_expect_tx(barrier, layout.bytes)
-                kv.tma.load_box(map, (0, row, run, 0), array + slot * layout.bytes, barrier)
+                kv.tma.load_box(map, (0, row, run, 0), to.array + slot * layout.bytes, barrier)
             kv.syncwarp()
             slot, phase = advance(count, slot, phase, 1)
 
@@ -176,15 +186,16 @@ def product_kernel(config: Config, stages: int, early: bool) -> Any:
         full = kv.shared(2 * (stages + panels), kv.i64).ptr()
         empty = full + stages * BARRIER_BYTES
         panel_full = empty + stages * BARRIER_BYTES
-        panel_empty = panel_full + panels * BARRIER_BYTES
+        weight = CircularBuffer(array, full, empty)
+        tokens = CircularBuffer(panel_array, panel_full, panel_full + panels * BARRIER_BYTES)
         lane, warp = kv.thread_id.x % WARP, kv.shuffle_idx(kv.thread_id.x // WARP, 0)
         if kv.thread_id.x == 0:
             for n in kv.static(range(stages)):
-                kv.mbarrier_init(full + n * BARRIER_BYTES, 1, f"full_weight[{n}]")
-                kv.mbarrier_init(empty + n * BARRIER_BYTES, WARPS, f"empty_weight[{n}]")
+                kv.mbarrier_init(weight.full + n * BARRIER_BYTES, 1, f"full_weight[{n}]")
+                kv.mbarrier_init(weight.empty + n * BARRIER_BYTES, WARPS, f"empty_weight[{n}]")
             for n in kv.static(range(panels)):
-                kv.mbarrier_init(panel_full + n * BARRIER_BYTES, 1, f"full_tokens[{n}]")
-                kv.mbarrier_init(panel_empty + n * BARRIER_BYTES, WARPS, f"empty_tokens[{n}]")
+                kv.mbarrier_init(tokens.full + n * BARRIER_BYTES, 1, f"full_tokens[{n}]")
+                kv.mbarrier_init(tokens.empty + n * BARRIER_BYTES, WARPS, f"empty_tokens[{n}]")
             kv.fence_mbarrier_init()
         prefetch_maps(x_map, weight_map)
         kv.barrier()
@@ -193,19 +204,16 @@ def product_kernel(config: Config, stages: int, early: bool) -> Any:
         each = config.panels_of_step
         if warp < WARPS:
             begin(early)
-            multiply(
-                array, full, empty, panel_array, panel_full, panel_empty, (low, high), partials, scales, minima, warp,
-                lane,
-            )  # fmt: skip
+            multiply(weight, tokens, (low, high), partials, scales, minima, warp, lane)
         if warp == WARPS:
             # It does not wait: the kernel ahead, of tokens, has waited for all others, and does not write the weight.
             of_weight = lambda i: (i // steps * few.rows, i % steps)  # noqa: E731
-            copy(weight_map, array, full, empty, stages, weight_tile, (low, high), of_weight)
+            copy(weight_map, weight, stages, weight_tile, (low, high), of_weight)
         if warp == WARPS + 1:
             begin(early)
             of_tokens = lambda i: (kv.block_id.y * N, i % (steps * each))  # noqa: E731
             bounds = low * each, high * each
-            copy(x_map, panel_array, panel_full, panel_empty, panels, panel_tile, bounds, of_tokens)
+            copy(x_map, tokens, panels, panel_tile, bounds, of_tokens)
 
     return project_few
 

@@ -9,6 +9,7 @@ then every kernel of products takes them. Few tokens have a kernel that reads th
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -116,7 +117,7 @@ def dequantize_kernel(stored: Stored, dtype: DType, alignment: int) -> Any:
 class WithOperands:
     """An operation with some operands in others' places."""
 
-    def __init__(self, op: Any, **others: Any) -> None:
+    def __init__(self, op: Any, others: Mapping[str, Any]) -> None:
         self._op, self._others = op, others
 
     def __getattr__(self, name: str) -> Any:
@@ -144,7 +145,7 @@ def with_values(op: Any, at: Expansion, *names: str) -> WithOperands:
             minima = op.weight_min if name == "weight" else None
             scales = getattr(op, f"{name}_scale")
             others[name] = _written(op, at, name, Stored.of(op, at, name), computed_with(op, at), scales, minima)
-    return WithOperands(op, **others)
+    return WithOperands(op, others)
 
 
 def plain_weight(op: Any, at: Expansion) -> Stored:
@@ -156,7 +157,7 @@ def plain_weight(op: Any, at: Expansion) -> Stored:
 def with_floats(op: Any, at: Expansion, *names: str) -> WithOperands:
     """Launch what writes operands of f8e4m3 as bf16, which has them exactly; their scales stay what they are."""
     stored = plain_weight(op, at)
-    return WithOperands(op, **{name: _written(op, at, name, stored, bf16, None, None) for name in names})
+    return WithOperands(op, {name: _written(op, at, name, stored, bf16, None, None) for name in names})
 
 
 def _written(op: Any, at: Expansion, name: str, stored: Stored, dtype: DType, scales: Any, minima: Any) -> ir.Value:

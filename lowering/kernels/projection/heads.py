@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from kvarn import dsl as kv
-from kvarn.dialect.dtypes import bf16, f8e4m3, f32, i32
+from kvarn.dialect.dtypes import bf16, f8e4m3, i32
 from kvarn.dialect.layout import align_up, cdiv
 from kvarn.dialect.ops.projection import BLOCK, Band
 from kvarn.lowering.target import Target
@@ -22,13 +22,15 @@ from kvarn.lowering.tiles.ir import BARRIER_BYTES, BARRIERS_BYTES, SWIZZLE, WARP
 
 from ..append.head_writer import HeadWriter
 from ..base import Expansion
-from ..common import Head, StoredHead, advance, as_vector, begin, starts_early
+from ..common import CachedHead, Head, StoredHead, advance, as_vector, begin, starts_early
 from ..rope.rotation import Angles
 from .common import (
     KEPT,
     QUERY,
     STEPS_OF_ATOM,
+    Destination,
     Projection,
+    Scales,
     Written,
     look_up,
     operand_maps,
@@ -152,6 +154,65 @@ def raster(unit: Any, row_tiles: Any, panels: int) -> tuple[Any, Any]:
     return group * RASTER + (inside - panel * high), panel
 
 
+@dataclass(frozen=True)
+class Arguments:
+    """What the kernel reads and writes; None what an operation does not have.
+
+    Attributes
+    ----------
+    collection, layer, query_out, freqs, q_gamma, k_gamma
+        As of :class:`Destination`: of the cache's own heads.
+    index_collection, index_query_out
+        Of an indexer's.
+    x : [T, K]
+    x_map, weight_map : tensor maps of the operands
+    table : i32 [B + 1] or [B]
+        Row offsets, or valid lengths of a padded batch.
+    row_tiles : i32
+        Tiles of tokens.
+    scales : Scales
+    """
+
+    collection: Any
+    layer: kv.i32
+    x: Any
+    x_map: Any
+    weight_map: Any
+    table: Any
+    row_tiles: kv.i32
+    query_out: Any
+    scales: Scales
+    freqs: Any
+    q_gamma: Any
+    k_gamma: Any
+    index_collection: Any
+    index_query_out: Any
+
+
+@dataclass(frozen=True)
+class Part:
+    """The part of a tile that a warp writes: WARP_ROWS tokens, the columns of whole heads.
+
+    Attributes
+    ----------
+    row0, token0 : i32
+        Its first token in the tile, and the tile's first one in the batch, which has ``tokens``.
+    column0 : i32
+    first : int
+        Its first column in the weight, and in the tile.
+    known, products : pointers
+        Into shared memory: what is known of the tile's tokens, and its products.
+    """
+
+    row0: Any
+    column0: Any
+    first: int
+    token0: Any
+    tokens: Any
+    known: Any
+    products: Any
+
+
 def kernel_of(config: Config, epilogues: tuple[Epilogue, ...], early: bool) -> Any:
     """The kernel. ``epilogues``: of the cache and, with an indexer, of its cache."""
     case, N, stages, pitch = config.case, config.columns, config.stages, config.pitch
@@ -178,12 +239,12 @@ def kernel_of(config: Config, epilogues: tuple[Epilogue, ...], early: bool) -> A
                 slot, phase = advance(stages, slot, phase, 1)
 
     @kv.func
-    def block_scales(j, rows, panel, x_scale, weight_scale):
+    def block_scales(j, rows, panel, scales):
         """What products of step j are multiplied by: of a thread's rows, and of columns by BLOCK."""
         if case.scaling != "block":
             return []
-        of_rows = [x_scale[row, j] for row in rows]
-        return of_rows + [weight_scale[panel * N // BLOCK + n, j] for n in range(blocks)]
+        of_rows = [scales.x_scale[row, j] for row in rows]
+        return of_rows + [scales.weight_scale[panel * N // BLOCK + n, j] for n in range(blocks)]
 
     @kv.func
     def multiply(sums, place, group, scales):
@@ -196,27 +257,27 @@ def kernel_of(config: Config, epilogues: tuple[Epilogue, ...], early: bool) -> A
         return kv.wgmma(sums, a, b, [(s, s) for s in STEPS_OF_ATOM], case.x)
 
     @kv.func
-    def stage(products, sums, rows, column0, bias, x_scale, weight_scale, warp, lane):
+    def stage(products, sums, rows, column0, scales, warp, lane):
         """A warp's rows of a finished tile, rounded, to shared memory."""
         matrix = lane // 8
         row = warp * WARP_ROWS + matrix % 2 * 8 + lane % 8
         place = products + (row * pitch + matrix // 2 * 8) * 2
         of_rows = [kv.f32(1.0)] * 2
         if case.scaling == "row":
-            of_rows = [x_scale[r, 0] for r in rows]
+            of_rows = [scales.x_scale[r, 0] for r in rows]
         elif case.scaling == "tensor":
-            of_rows = [x_scale[0, 0] * weight_scale[0, 0]] * 2
+            of_rows = [scales.x_scale[0, 0] * scales.weight_scale[0, 0]] * 2
         elif case.scaling == "total":
-            of_rows = [weight_scale[0, 0]] * 2
+            of_rows = [scales.weight_scale[0, 0]] * 2
         for n in kv.static(range(0, N // 8, 2)):
             words = []
             for m in kv.static(range(n, n + 2)):
                 column = column0 + m * 8 + lane % 4 * 2
                 of_columns = biases = None
                 if case.scaling == "row":
-                    of_columns = [weight_scale[column + i, 0] for i in range(2)]
-                if bias is not None:
-                    biases = [kv.f32(bias[column + i]) for i in range(2)]
+                    of_columns = [scales.weight_scale[column + i, 0] for i in range(2)]
+                if scales.bias is not None:
+                    biases = [kv.f32(scales.bias[column + i]) for i in range(2)]
                 for r in kv.static(range(2)):
                     pair = []
                     for i in kv.static(range(2)):
@@ -232,34 +293,16 @@ def kernel_of(config: Config, epilogues: tuple[Epilogue, ...], early: bool) -> A
             kv.stmatrix(place + n * 16, words)
 
     @kv.func
-    def write(
-        epilogue,
-        kind,
-        row0,
-        column0,
-        first,
-        token0,
-        tokens,
-        known,
-        products,
-        collection,
-        layer,
-        freqs,
-        out,
-        gamma,
-        lane,
-    ):
+    def write(epilogue, kind, of: Part, to: Destination, lane):
         """The heads of one kind that a part of a tile has, of WARP_ROWS tokens."""
-        writer, bands = epilogue.writer, epilogue.bands
+        writer, bands, gamma, row0 = epilogue.writer, epilogue.bands, to.gamma(kind), of.row0
         band = getattr(bands, kind)
         per_head = getattr(writer.items, kind)
         heads, total = epilogue.items(band, per_head)
-        head0 = (column0 - band.first) // band.size
+        head0 = (of.column0 - band.first) // band.size
         rounds = total // WARP
         together = math.gcd(rounds, MOST_TOGETHER // (1 if writer.plain(kind) else 2))
-        cache = None
-        if kind != "query":
-            cache = collection.get_key_cache(layer) if kind == "key" else collection.get_value_cache(layer)
+        cache = to.cache(kind) if kind != "query" else None
         weights = writer.weights(kind, gamma, lane % per_head) if WARP % per_head == 0 else None
         for start in range(0, rounds, together):
             places = []
@@ -269,19 +312,21 @@ def kernel_of(config: Config, epilogues: tuple[Epilogue, ...], early: bool) -> A
                 rest = item - local * (heads * per_head)
                 active = item < WARP_ROWS * heads * per_head
                 h, part = kv.where(active, rest // per_head, 0), rest % per_head
-                b, position, page, flags = known_of(known, row0 + local)
+                b, position, page, flags = known_of(of.known, row0 + local)
                 written = active & (flags & (QUERY if kind == "query" else KEPT) != 0)
-                at = writer.angles_of(kind, Angles(freqs, writer.rows, (position,)), part)
+                at = writer.angles_of(kind, Angles(to.freqs, writer.rows, (position,)), part)
                 places.append((local, h, part, b, position, page, written, at))
             for local, h, part, b, position, page, written, at in kv.static(places):
-                source = Staged(products + (row0 + local) * (pitch * 2), first + h * band.size, case.rounded)
+                source = Staged(of.products + (row0 + local) * (pitch * 2), of.first + h * band.size, case.rounded)
                 if kind == "query":
-                    token = kv.math.min(token0 + row0 + local, tokens - 1)
-                    writer.query(source, Head(writer.rows, out, token, head0 + h), at, gamma, part, written, weights)
+                    token = kv.math.min(of.token0 + row0 + local, of.tokens - 1)
+                    target = Head(writer.rows, to.query_out, token, head0 + h)
+                    writer.query(source, target, at, gamma, part, written, weights)
                 elif kind == "key":
-                    writer.key(source, cache, b, head0 + h, position, at, gamma, part, written, page, weights)
+                    key = CachedHead(cache, b, position, head0 + h, page)
+                    writer.key(source, key, at, gamma, part, written, weights)
                 else:
-                    writer.value(source, cache, b, head0 + h, position, part, written, page)
+                    writer.value(source, CachedHead(cache, b, position, head0 + h, page), part, written)
 
     @kv.func
     def known_of(known, row):
@@ -290,44 +335,35 @@ def kernel_of(config: Config, epilogues: tuple[Epilogue, ...], early: bool) -> A
         return [words[n] for n in range(4)]
 
     @kv.func
-    def look_up_rows(first, step, tile, tokens, collection, index_collection, layer, table, known, lane):
+    def look_up_rows(a, first, step, tile, tokens, known, lane):
         """Put what is known of the tokens of a warp, WARP_ROWS in turn, into shared memory, of either collection."""
         for own in range(first, WARPS, step):
             row = own * WARP_ROWS + lane % WARP_ROWS
             for n in kv.static(range(len(epilogues))):
-                pool = collection if epilogues[n].bands.own else index_collection
-                found = look_up(case, pool, layer, table, tile * ROWS + row, tokens)
+                pool = epilogues[n].bands.destination(a).collection
+                found = look_up(case, pool, a.layer, a.table, tile * ROWS + row, tokens)
                 (known + (n * ROWS + row) * KNOWN_BYTES).store(kv.vector(i32, found))
         kv.syncwarp()
 
     @kv.func
-    def write_rows(
-        own, tile, panel, known, products, collection, layer, freqs, query_out, q_gamma, k_gamma, index_collection,
-        index_query_out, tokens, lane,
-    ):  # fmt: skip
+    def write_rows(a, own, tile, panel, tokens, known, products, lane):
         """All heads of WARP_ROWS tokens of a tile."""
         for first in kv.static(range(0, N, config.part)):
             for n in kv.static(range(len(epilogues))):
-                epilogue, of_cache = epilogues[n], epilogues[n].bands.own
-                pool, out = (collection, query_out) if of_cache else (index_collection, index_query_out)
+                epilogue, to = epilogues[n], epilogues[n].bands.destination(a)
                 for kind in kv.static(("query", "key", "value")):
                     band = getattr(epilogue.bands, kind)
                     if band is not None:
-                        gamma = (q_gamma if kind == "query" else k_gamma) if of_cache else None
                         column0 = panel * N + first
                         if (column0 >= band.first) & (column0 < band.end):
-                            write(
-                                epilogue, kind, own * WARP_ROWS, column0, first, tile * ROWS, tokens,
-                                known + n * ROWS * KNOWN_BYTES, products, pool, layer, freqs if of_cache else None,
-                                out, gamma, lane,
+                            of = Part(
+                                own * WARP_ROWS, column0, first, tile * ROWS, tokens, known + n * ROWS * KNOWN_BYTES,
+                                products,
                             )  # fmt: skip
+                            write(epilogue, kind, of, to, lane)
 
     @kv.kernel(block=(THREADS, 1, 1), min_blocks=1)
-    def project_append(
-        collection, layer: kv.i32, x: kv.Buffer[case.x, 2], x_map, weight_map, table, row_tiles: kv.i32,
-        query_out=None, bias=None, x_scale=None, weight_scale=None, freqs: kv.Optional[kv.Buffer[f32, 2]] = None,
-        q_gamma=None, k_gamma=None, index_collection: kv.Optional[kv.KVCacheCollection] = None, index_query_out=None,
-    ):  # fmt: skip
+    def project_append(a: Arguments):
         array = kv.shared(stages * config.stage_bytes, kv.u8, alignment=1024).ptr()
         products = kv.shared(ROWS * pitch, case.rounded, alignment=16).ptr()
         known = kv.shared(len(epilogues) * ROWS * KNOWN_BYTES, kv.u8, alignment=16).ptr()
@@ -337,7 +373,7 @@ def kernel_of(config: Config, epilogues: tuple[Epilogue, ...], early: bool) -> A
         read = staged + CONSUMERS * BARRIER_BYTES
         told = read + CONSUMERS * BARRIER_BYTES
         lane, warp = kv.thread_id.x % WARP, kv.shuffle_idx(kv.thread_id.x // WARP, 0)
-        tokens = x.shape[0]
+        tokens, row_tiles = a.x.shape[0], a.row_tiles
         if kv.thread_id.x == 0:
             for n in kv.static(range(stages)):
                 kv.mbarrier_init(full + n * BARRIER_BYTES, 1, f"full[{n}]")
@@ -347,7 +383,7 @@ def kernel_of(config: Config, epilogues: tuple[Epilogue, ...], early: bool) -> A
                 kv.mbarrier_init(read + n * BARRIER_BYTES, WARPS // CONSUMERS, f"empty_products[{n}]")
             kv.mbarrier_init(told, WRITERS, "full_places")
             kv.fence_mbarrier_init()
-        prefetch_maps(x_map, weight_map)
+        prefetch_maps(a.x_map, a.weight_map)
         kv.barrier()
         if warp < WARPS:
             kv.setmaxnreg(registers[0], "increase")
@@ -359,9 +395,9 @@ def kernel_of(config: Config, epilogues: tuple[Epilogue, ...], early: bool) -> A
                 row = tile * ROWS + warp * WARP_ROWS + lane // 4
                 rows = [kv.math.min(row + 8 * r, tokens - 1) for r in range(2)]
                 sums = [kv.f32(0.0)] * (N // 2)
-                held = block_scales(0, rows, panel, x_scale, weight_scale)
+                held = block_scales(0, rows, panel, a.scales)
                 for j in range(0, steps):
-                    following = block_scales(kv.math.min(j + 1, steps - 1), rows, panel, x_scale, weight_scale)
+                    following = block_scales(kv.math.min(j + 1, steps - 1), rows, panel, a.scales)
                     barrier = full + slot * BARRIER_BYTES
                     kv.mbarrier_wait(barrier, phase, name="a full stage")
                     sums = multiply(sums, array + slot * config.stage_bytes, group, held)
@@ -370,36 +406,28 @@ def kernel_of(config: Config, epilogues: tuple[Epilogue, ...], early: bool) -> A
                     held = following
                 kv.mbarrier_wait(read + group * BARRIER_BYTES, products_phase, name="products that are written")
                 products_phase = products_phase ^ 1
-                stage(products, sums, rows, panel * N, bias, x_scale, weight_scale, warp, lane)
+                stage(products, sums, rows, panel * N, a.scales, warp, lane)
                 kv.syncwarp()
                 if unit + kv.grid_dim.x < row_tiles * panels:
                     kv.mbarrier_arrive(staged + group * BARRIER_BYTES, lane == 0)
                 else:  # nothing is left to multiply: each warp writes its own tokens
                     kv.mbarrier_wait(told, 0, name="places of the last tile")
-                    write_rows(
-                        warp, tile, panel, known, products, collection, layer, freqs, query_out, q_gamma, k_gamma,
-                        index_collection, index_query_out, tokens, lane,
-                    )  # fmt: skip
+                    write_rows(a, warp, tile, panel, tokens, known, products, lane)
         else:
             kv.setmaxnreg(registers[1], "decrease")
             begin(early)
             if warp == WARPS:
-                copy(x_map, weight_map, array, full, empty, row_tiles)
+                copy(a.x_map, a.weight_map, array, full, empty, row_tiles)
             else:
                 phase, number = kv.i32(0), warp - (WARPS + 1)
                 for unit in range(kv.block_id.x, row_tiles * panels, kv.grid_dim.x):
                     tile, panel = raster(unit, row_tiles, panels)
-                    look_up_rows(
-                        number, WRITERS, tile, tokens, collection, index_collection, layer, table, known, lane
-                    )  # while the tile is multiplied
+                    look_up_rows(a, number, WRITERS, tile, tokens, known, lane)  # while the tile is multiplied
                     if unit + kv.grid_dim.x < row_tiles * panels:
                         for own in range(number, WARPS, WRITERS):
                             group = own // (WARPS // CONSUMERS)
                             kv.mbarrier_wait(staged + group * BARRIER_BYTES, phase, name="a tile of products")
-                            write_rows(
-                                own, tile, panel, known, products, collection, layer, freqs, query_out, q_gamma,
-                                k_gamma, index_collection, index_query_out, tokens, lane,
-                            )  # fmt: skip
+                            write_rows(a, own, tile, panel, tokens, known, products, lane)
                             kv.syncwarp()
                             kv.mbarrier_arrive(read + group * BARRIER_BYTES, lane == 0)
                         phase = phase ^ 1
@@ -415,12 +443,12 @@ def launch(op: Any, config: Config, at: Expansion) -> None:
     epilogues = tuple(Epilogue(b, b.writer(op, at, case.rounded), config.part) for b in Written.all_of(case))
     row_tiles = (at.dim(op.x, 0) + (ROWS - 1)) // ROWS
     maps = operand_maps(op, at, config.step, ROWS, config.columns)
-    args = [
-        op.collection, op.layer, op.x, *maps, table_of(op, case), row_tiles, op.query_out, op.bias, op.x_scale,
-        op.weight_scale, op.freqs, op.q_gamma, op.k_gamma, op.index_collection, op.index_query_out,
-    ]  # fmt: skip
+    args = Arguments(
+        op.collection, op.layer, op.x, *maps, table_of(op, case), row_tiles, op.query_out, Scales.of(op), op.freqs,
+        op.q_gamma, op.k_gamma, op.index_collection, op.index_query_out,
+    )  # fmt: skip
     blocks = (row_tiles * config.panels).least(at.device("multiprocessors"))
     at.launch(
-        kernel_of(config, epilogues, early), args, (blocks, 1, 1), (THREADS, 1, 1), key=(config, epilogues),
+        kernel_of(config, epilogues, early), [args], (blocks, 1, 1), (THREADS, 1, 1), key=(config, epilogues),
         programmatic=early,
     )  # fmt: skip

@@ -30,6 +30,7 @@ from . import heads as projection_heads
 from .common import (
     MANY,
     Projection,
+    Scales,
     Warpgroups,
     constant_weight,
     finish,
@@ -224,7 +225,7 @@ def kernel_of(config: Config, early: bool) -> Any:
     @kv.kernel(block=(config.threads, 1, 1), **options)
     def project_append(
         x: kv.Buffer[case.x, 2], weight: kv.Buffer[case.x, 2], row_tiles: kv.i32, workspace: kv.Buffer[case.rounded, 2],
-        x_map=None, weight_map=None, bias=None, x_scale=None, weight_scale=None,
+        x_map, weight_map, scales: Scales,
     ):  # fmt: skip
         if x_map is not None:
             prefetch_maps(x_map, weight_map)
@@ -245,13 +246,14 @@ def kernel_of(config: Config, early: bool) -> Any:
                 )  # fmt: skip
                 if case.scaling == "block":  # which a step of K has, and a tile's columns share
                     block = j * STEP // BLOCK
-                    scale = x_scale.gather(row, block, mask=row < tokens) * weight_scale[panel * N // BLOCK, block]
+                    of_rows = scales.x_scale.gather(row, block, mask=row < tokens)
+                    scale = of_rows * scales.weight_scale[panel * N // BLOCK, block]
                     c = c + kv.dot(a, b.T) * scale[:, None]
                 else:
                     c = kv.dot(a, b.T, c)
             if case.bias or case.scaling == "row":
                 column = kv.math.min(panel * N + kv.tile_index(N), case.columns - 1)
-            c = scaled_tile(case, c, row, row < tokens, column, bias, x_scale, weight_scale)
+            c = scaled_tile(case, c, row, row < tokens, column, scales)
             own = (row >= tile * M) & (row < tokens)
             workspace.store_rows(panel * tokens + row, value=case.rounded(c), mask=own)
 
@@ -274,7 +276,7 @@ def launch(op: Any, config: Config, at: Expansion) -> None:
     blocks = row_tiles * panels
     blocks = blocks.least(at.device("multiprocessors")) if by_wgmma else blocks
     at.launch(
-        kernel_of(config, early), [op.x, op.weight, row_tiles, workspace, *maps, op.bias, op.x_scale, op.weight_scale],
+        kernel_of(config, early), [op.x, op.weight, row_tiles, workspace, *maps, Scales.of(op)],
         (blocks, 1, 1), (config.threads, 1, 1), key=config, programmatic=early, attributes={"kv.schedule": schedule},
     )  # fmt: skip
     finish(op, case, at, workspace, config.columns)

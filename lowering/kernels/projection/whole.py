@@ -20,7 +20,7 @@ from kvarn.dialect.layout import cdiv
 
 from ..append.head_writer import HeadWriter, LoadedAngles
 from ..base import Expansion
-from ..common import Head, StoredHead, as_vector, row_alignment
+from ..common import CachedHead, Head, StoredHead, as_vector, row_alignment
 from ..rope.rotation import Angles
 from .common import KEPT, QUERY, Projection, Written, operand_problems
 from .tiles import MULTIPROCESSORS, cycles
@@ -239,11 +239,11 @@ class Units:
                         target = Head(self.writer.rows, query_out, token, head)
                         self.writer.query(columns, target, at, None, item, flags & QUERY != 0)
                     elif kind == "key":
-                        cache = collection.get_key_cache(layer)
-                        self.writer.key(columns, cache, b, head, position, at, None, item, flags & KEPT != 0, page)
+                        key = CachedHead(collection.get_key_cache(layer), b, position, head, page)
+                        self.writer.key(columns, key, at, None, item, flags & KEPT != 0)
                     else:
-                        cache = collection.get_value_cache(layer)
-                        self.writer.value(columns, cache, b, head, position, item, flags & KEPT != 0, page)
+                        value = CachedHead(collection.get_value_cache(layer), b, position, head, page)
+                        self.writer.value(columns, value, item, flags & KEPT != 0)
 
 
 def units_of(op: Any, at: Expansion, case: Projection) -> Units:

@@ -20,7 +20,7 @@ from kvarn.lowering.tiles.ir import WARP
 
 from ..base import Expansion
 from ..common import BYTES, begin, starts_early
-from .common import Projection, constant_weight, look_up, scaled, table_of
+from .common import Projection, Scales, constant_weight, look_up, scaled, table_of
 from .whole import ANGLE_BYTES, HALF, MMA_TOKENS, UNIT, Units, tile_for, units_of
 
 LANES = 4  # that share a row
@@ -166,7 +166,7 @@ def kernel_of(config: Config, units: Units, early: bool) -> Any:
             (array.ptr() + ((i * W + warp) * WARP + lane) * 4).store(sums[i])
 
     @kv.func
-    def add(array, products, tokens, bias, weight_scale):
+    def add(array, products, tokens, scales):
         """The sums of the warps' accumulators, in their order, rounded, as rows of tokens."""
         for e in range(kv.thread_id.x, parts * WARP, config.threads):
             i, lane = e // WARP, e % WARP
@@ -178,7 +178,7 @@ def kernel_of(config: Config, units: Units, early: bool) -> Any:
             unit = kv.math.min(kv.block_id.x * U + u, units.count - 1)
             low, high = units.columns(unit)
             column = kv.where(half == 0, low, high) + g
-            value = scaled(case, total, kv.math.min(token, tokens - 1), column, bias, None, weight_scale)
+            value = scaled(case, total, kv.math.min(token, tokens - 1), column, scales)
             products[token * pitch + u * UNIT + half * HALF + g] = case.rounded(value)
 
     @kv.func
@@ -207,7 +207,7 @@ def kernel_of(config: Config, units: Units, early: bool) -> Any:
     @kv.kernel(block=(config.threads, 1, 1), min_blocks=1)
     def project_whole(
         collection, layer: kv.i32, x: kv.Buffer[case.x, 2], weight: kv.Buffer[case.x, 2], table,
-        freqs: kv.Optional[kv.Buffer[f32, 2]] = None, query_out=None, bias=None, weight_scale=None,
+        freqs: kv.Optional[kv.Buffer[f32, 2]], query_out, scales: Scales,
     ):  # fmt: skip
         array = kv.shared(parts * W * WARP, f32, alignment=16)
         products = kv.shared(N * pitch, case.rounded, alignment=16)
@@ -219,7 +219,7 @@ def kernel_of(config: Config, units: Units, early: bool) -> Any:
         if warp < W:
             multiply(x, weight, array, warp, lane)
             all_arrive()
-            add(array, products, tokens, bias, weight_scale)
+            add(array, products, tokens, scales)
             all_arrive()
         else:
             begin(early)
@@ -227,7 +227,7 @@ def kernel_of(config: Config, units: Units, early: bool) -> Any:
             for n in kv.static(range(rounds)):
                 held.append(prepare(collection, layer, table, tokens, freqs, pages, angles, n))
             all_arrive()
-            add(array, products, tokens, bias, weight_scale)
+            add(array, products, tokens, scales)
             all_arrive()
             for n in kv.static(range(rounds)):
                 write(collection, layer, query_out, products, pages, angles, held[n], n)
@@ -242,7 +242,8 @@ def launch(op: Any, config: Config, at: Expansion) -> None:
     units = units_of(op, at, case)
     some = at.dim(op.x, 0).least(at.constant(1))  # without tokens nothing is launched
     args = [
-        op.collection, op.layer, op.x, op.weight, table_of(op, case), op.freqs, op.query_out, op.bias, op.weight_scale,
+        op.collection, op.layer, op.x, op.weight, table_of(op, case), op.freqs, op.query_out,
+        Scales(op.bias, weight_scale=op.weight_scale),
     ]  # fmt: skip
     grid = (some * cdiv(units.count, config.units), 1, 1)
     at.launch(

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from kvarn import dsl as kv
-from kvarn.dialect.dtypes import f8e4m3, f32, i32
+from kvarn.dialect.dtypes import f8e4m3, i32
 from kvarn.dialect.layout import cdiv
 from kvarn.lowering.target import Target
 from kvarn.lowering.tiles.ir import BARRIER_BYTES, BARRIERS_BYTES, SWIZZLE, WARP, WARPGROUP, WARPGROUP_ROWS
@@ -22,6 +22,7 @@ from ..common import advance, begin, starts_early
 from .common import (
     STEPS_OF_ATOM,
     Projection,
+    Scales,
     constant_weight,
     look_up,
     operand_maps,
@@ -154,6 +155,33 @@ def chosen(case: Projection, schedule: Any, target: Target) -> Config:
     return replace(config, stages=stages)
 
 
+@dataclass(frozen=True)
+class Arguments:
+    """What the kernel reads and writes; None what an operation does not have.
+
+    Attributes
+    ----------
+    collection, layer, freqs, query_out
+        As of :class:`Destination`.
+    x, weight : [T, K], [N, K]
+    x_map, weight_map : tensor maps of these
+    table : i32 [B + 1] or [B]
+        Row offsets, or valid lengths of a padded batch.
+    scales : Scales
+    """
+
+    collection: Any
+    layer: kv.i32
+    x: Any
+    weight: Any
+    x_map: Any
+    weight_map: Any
+    table: Any
+    freqs: Any
+    query_out: Any
+    scales: Scales
+
+
 def kernel_of(config: Config, units: Units, early: bool) -> Any:
     """The kernel: consumers, two warps that copy the weight, one for tokens, and one that looks up places."""
     case, U, M, box = config.case, config.units, config.tile_rows, config.box
@@ -243,23 +271,23 @@ def kernel_of(config: Config, units: Units, early: bool) -> Any:
             kv.syncwarp()
 
     @kv.func
-    def prepare(collection, layer, table, tokens, freqs, known, known_full, known_empty, warp, lane):
+    def prepare(a, tokens, known, known_full, known_empty, warp, lane):
         """What is known of a tile's tokens to shared memory; their angles too, or to the L2."""
         slot, phase = kv.i32(0), kv.i32(1)
         for number in range(kv.block_id.x, tiles_of(tokens), kv.grid_dim.x):
             first, first_unit = tile_of(number, tokens)
             kv.mbarrier_wait(known_empty + slot * BARRIER_BYTES, phase, name="an empty table of tokens")
             for row in range(warp * WARP + lane, M, config.lookers * WARP):
-                found = look_up(case, collection, layer, table, first + row, tokens)
+                found = look_up(case, a.collection, a.layer, a.table, first + row, tokens)
                 at = known + slot * config.known_bytes
                 (at + row * KNOWN_BYTES).store(kv.vector(i32, found))
                 if config.keeps_angles:
                     for u in kv.static(range(U)):
                         place = at + M * KNOWN_BYTES + (row * U + u) * ANGLE_BYTES
-                        units.keep_angles(place, unit_at(first_unit, u), freqs, found[1])
-                elif freqs is not None:
-                    angle = kv.math.min(kv.math.max(found[1], 0), freqs.shape[0] - 1)
-                    kv.cp_async_bulk_prefetch(freqs.address(angle, 0), turned * freqs.dtype.itemsize)
+                        units.keep_angles(place, unit_at(first_unit, u), a.freqs, found[1])
+                elif a.freqs is not None:
+                    angle = kv.math.min(kv.math.max(found[1], 0), a.freqs.shape[0] - 1)
+                    kv.cp_async_bulk_prefetch(a.freqs.address(angle, 0), turned * a.freqs.dtype.itemsize)
             kv.syncwarp()
             kv.mbarrier_arrive(known_full + slot * BARRIER_BYTES, lane == 0)
             slot, phase = advance(2, slot, phase, 1)
@@ -283,7 +311,7 @@ def kernel_of(config: Config, units: Units, early: bool) -> Any:
         return [x for some in kv.wgmma_wait(0, *found) for x in some]
 
     @kv.func
-    def stage(products, sums, some, first, token0, tokens, bias, x_scale, weight_scale, warp, lane):
+    def stage(a, products, sums, some, first, token0, tokens, warp, lane):
         """A warp's rows of a finished tile, the first that of ``token0``, rounded, to shared memory."""
         g, t = lane // 4, lane % 4
         row = warp * WARP_ROWS + g
@@ -294,16 +322,13 @@ def kernel_of(config: Config, units: Units, early: bool) -> Any:
                     pair = []
                     for i in kv.static(range(2)):
                         token = kv.math.min(token0 + g + 8 * r, tokens - 1)
-                        x = scaled(
-                            case, sums[4 * (2 * u + half) + 2 * r + i], token, starts[half] + 2 * t + i, bias,
-                            x_scale, weight_scale,
-                        )  # fmt: skip
-                        pair.append(case.rounded(x))
+                        x = sums[4 * (2 * u + half) + 2 * r + i]
+                        pair.append(case.rounded(scaled(case, x, token, starts[half] + 2 * t + i, a.scales)))
                     place = (row + 8 * r) * pitch + (u - some[0]) * UNIT + half * HALF + 2 * t
                     (products + place * 2).store(kv.vector(case.rounded, pair))
 
     @kv.func
-    def write(collection, layer, query_out, products, known, row0, freqs, some, token0, first, tokens, warp, lane):
+    def write(a, products, known, row0, some, token0, first, tokens, warp, lane):
         """The heads of a warp's rows, a unit of a token by each thread at a time."""
         rounds, P = cdiv(WARP_ROWS * len(some), WARP), len(some)
         for start in kv.static(range(0, rounds, TOGETHER)):
@@ -318,18 +343,15 @@ def kernel_of(config: Config, units: Units, early: bool) -> Any:
                     place = known + M * KNOWN_BYTES + ((row0 + row) * U + some[0] + own) * ANGLE_BYTES
                     found = units.kept_angles(place)
                 else:
-                    found = units.angles(unit, freqs, words[1])
+                    found = units.angles(unit, a.freqs, words[1])
                 held.append((row, own, unit, [words[0], words[1], words[2], flags], found))
             for row, own, unit, of_token, found in kv.static(held):
                 token = kv.math.min(token0 + row, tokens - 1)
                 place = (warp * WARP_ROWS + row) * pitch + own * UNIT
-                units.write(collection, layer, query_out, products, place, unit, token, of_token, found)
+                units.write(a.collection, a.layer, a.query_out, products, place, unit, token, of_token, found)
 
     @kv.kernel(block=(config.threads, 1, 1), min_blocks=1)
-    def project_whole(
-        collection, layer: kv.i32, x: kv.Buffer[case.x, 2], weight: kv.Buffer[case.x, 2], x_map, weight_map, table,
-        freqs: kv.Optional[kv.Buffer[f32, 2]] = None, query_out=None, bias=None, x_scale=None, weight_scale=None,
-    ):  # fmt: skip
+    def project_whole(a: Arguments):
         array = kv.shared(stages * config.stage_bytes, kv.u8, alignment=1024).ptr()
         products = kv.shared(consumers * WARP_ROWS * pitch, case.rounded, alignment=16).ptr()
         known = kv.shared(2 * config.known_bytes, kv.u8, alignment=16).ptr()
@@ -338,8 +360,8 @@ def kernel_of(config: Config, units: Units, early: bool) -> Any:
         known_full = empty + stages * BARRIER_BYTES
         known_empty = known_full + 2 * BARRIER_BYTES
         lane, warp = kv.thread_id.x % WARP, kv.shuffle_idx(kv.thread_id.x // WARP, 0)
-        tokens = x.shape[0]
-        prefetch_maps(x_map, weight_map)
+        tokens = a.x.shape[0]
+        prefetch_maps(a.x_map, a.weight_map)
         if kv.thread_id.x == 0:
             for n in kv.static(range(stages)):
                 kv.mbarrier_init(full + n * BARRIER_BYTES, 3, f"full[{n}]")
@@ -372,28 +394,23 @@ def kernel_of(config: Config, units: Units, early: bool) -> Any:
                     mine = sums[r * (U * UNIT // 2) : (r + 1) * (U * UNIT // 2)]
                     for some in kv.static(parts):
                         kv.syncwarp()  # those before are written
-                        stage(
-                            products, mine, some, first, token0 + row0, tokens, bias, x_scale, weight_scale, warp, lane
-                        )
+                        stage(a, products, mine, some, first, token0 + row0, tokens, warp, lane)
                         kv.syncwarp()
-                        write(
-                            collection, layer, query_out, products, of_tile, row0, freqs, some, token0 + row0, first,
-                            tokens, warp, lane,
-                        )  # fmt: skip
+                        write(a, products, of_tile, row0, some, token0 + row0, first, tokens, warp, lane)
                 kv.syncwarp()
                 kv.mbarrier_arrive(known_empty + known_slot * BARRIER_BYTES, lane == 0)
                 known_slot, known_phase = advance(2, known_slot, known_phase, 1)
         if (warp == consumers) | (warp == consumers + 1):
-            copy_weight(weight_map, array, full, empty, tokens, warp - consumers)
+            copy_weight(a.weight_map, array, full, empty, tokens, warp - consumers)
         if warp == consumers + 2:
             begin(early)
-            copy_tokens(x_map, array, full, empty, tokens)
+            copy_tokens(a.x_map, array, full, empty, tokens)
         if warp >= consumers + COPIERS:
             number = warp - (consumers + COPIERS)
             if config.tokens <= FULL and early and not config.constant:
-                ask_ahead(weight, number)
+                ask_ahead(a.weight, number)
             begin(early)
-            prepare(collection, layer, table, tokens, freqs, known, known_full, known_empty, number, lane)
+            prepare(a, tokens, known, known_full, known_empty, number, lane)
 
     return project_whole
 
@@ -404,22 +421,12 @@ def launch(op: Any, config: Config, at: Expansion) -> None:
     case, early = config.case, starts_early(at)
     units = units_of(op, at, case)
     maps = operand_maps(op, at, SWIZZLE // case.x.itemsize, config.box, HALF)
-    args = [
-        op.collection,
-        op.layer,
-        op.x,
-        op.weight,
-        *maps,
-        table_of(op, case),
-        op.freqs,
-        op.query_out,
-        op.bias,
-        op.x_scale,
-        op.weight_scale,
-    ]
+    args = Arguments(
+        op.collection, op.layer, op.x, op.weight, *maps, table_of(op, case), op.freqs, op.query_out, Scales.of(op)
+    )
     tiles = (at.dim(op.x, 0) + (config.tile_rows - 1)) // config.tile_rows * cdiv(units.count, config.units)
     grid = (tiles.least(at.device("multiprocessors")), 1, 1)
     at.launch(
-        kernel_of(config, units, early), args, grid, (config.threads, 1, 1), key=(config, units),
+        kernel_of(config, units, early), [args], grid, (config.threads, 1, 1), key=(config, units),
         programmatic=early,
     )  # fmt: skip

@@ -8,7 +8,7 @@ group first find their head's mean square together, all of them before the first
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from kvarn import dsl as kv
@@ -47,6 +47,48 @@ class PaddedHead(Head):
     def write(self, d: Any, x: Any) -> None:
         """Put f32 elements from dim d on, converted."""
         self.rows.store(self.buffer, *self.token, self.head, d, value=converted(x, self.buffer.dtype))
+
+
+@dataclass(frozen=True)
+class Arguments:
+    """What the kernels read and write; None what one of them does not have.
+
+    Attributes
+    ----------
+    collection, layer : collection, i32
+    query, query_out : [T, Hq, D] or [B, S, Hq, D]
+    lengths : i32 [B + 1] or [B]
+        Row offsets, or valid lengths of a padded batch.
+    freqs : f32 [positions, D]
+        Cosines and sines.
+    position_ids : i32 [T], [B, S] or [sections, ...]
+    q_gamma, k_gamma : f32 [D]
+    """
+
+    collection: Any
+    layer: kv.i32
+    query: Any
+    lengths: Any
+    freqs: Any
+    query_out: Any
+    position_ids: Any = None
+    q_gamma: Any = None
+    k_gamma: Any = None
+
+
+@dataclass(frozen=True)
+class IndexHeads:
+    """What is an indexer's own of :class:`Arguments`."""
+
+    collection: Any
+    query: Any
+    query_out: Any
+    q_gamma: Any
+    k_gamma: Any
+
+    def beside(self, a: Arguments) -> Arguments:
+        """The arguments with these heads in the place of the attention's."""
+        return replace(a, **{f.name: getattr(self, f.name) for f in fields(self)})
 
 
 @dataclass(frozen=True)
@@ -106,23 +148,26 @@ class Turning:
 
     @kv.func
     def token(
-        self, collection: Any, layer: Any, b: Any, position: Any, source: Any, target: Any, angles: Any, q_gamma: Any,
-        k_gamma: Any, first: Any,
-    ) -> None:  # fmt: skip
-        """This thread's items of one token; ``source`` and ``target`` give the query's heads by number."""
-        keys = collection.get_key_cache(layer)
-        kept = holds(collection, position)
+        self, a: Arguments, b: Any, position: Any, row: tuple[Any, ...], source: Any, target: Any, first: Any
+    ) -> None:
+        """This thread's items of one token; ``source`` and ``target`` give the query's heads by number.
+
+        ``row``: where its entries of position_ids are.
+        """
+        angles = Angles(a.freqs, self.rows, self.positions(position, a.position_ids, row), self.sections)
+        keys = a.collection.get_key_cache(a.layer)
+        kept = holds(a.collection, position)
         items = self.items
         for item in range(first, self.work.items, self.work.step):
             if item < items.first_key:
                 h, part, active = head_and_lane(item, items.query_heads, items.query)
-                head = self.norms[0].of(source(h), q_gamma, part)
+                head = self.norms[0].of(source(h), a.q_gamma, part)
                 if active:
                     turn(self.rotations[0], part, items.query, angles, head, target(h))
             elif kept:
                 h, part, active = head_and_lane(item - items.first_key, items.heads, items.key)
                 cached = CachedHead(keys, b, position, h)
-                head = self.norms[1].of(cached, k_gamma, part)
+                head = self.norms[1].of(cached, a.k_gamma, part)
                 if active:
                     if self.norms[1].eps is None:
                         self.rotations[1].unit(part, angles, head.read, cached.write)
@@ -130,46 +175,38 @@ class Turning:
                         turn(self.rotations[1], part, items.key, angles, head, cached)
 
     @kv.func
-    def ragged(
-        self, collection: Any, layer: Any, query: Any, row_offsets: Any, freqs: Any, query_out: Any, position_ids: Any,
-        q_gamma: Any, k_gamma: Any,
-    ) -> None:  # fmt: skip
+    def ragged(self, a: Arguments) -> None:
         """This thread's token of a ragged batch."""
         token, first = self.work.place()
-        if (token < query.shape[0]) & (first < self.work.items):
-            b, inside, i = sequence_of(row_offsets, token)
+        if (token < a.query.shape[0]) & (first < self.work.items):
+            b, inside, i = sequence_of(a.lengths, token)
             if inside:
-                position = collection.cache_length(b) + i
-                angles = Angles(freqs, self.rows, self.positions(position, position_ids, (token,)), self.sections)
+                position = a.collection.cache_length(b) + i
 
                 def source(h):
-                    return Head(self.rows, query, token, h)
+                    return Head(self.rows, a.query, token, h)
 
                 def target(h):
-                    return Head(self.rows, query_out, token, h)
+                    return Head(self.rows, a.query_out, token, h)
 
-                self.token(collection, layer, b, position, source, target, angles, q_gamma, k_gamma, first)
+                self.token(a, b, position, (token,), source, target, first)
 
     @kv.func
-    def padded(
-        self, collection: Any, layer: Any, query: Any, valid_lengths: Any, freqs: Any, query_out: Any,
-        position_ids: Any,
-    ) -> None:  # fmt: skip
+    def padded(self, a: Arguments) -> None:
         """This thread's token of a padded batch."""
         row, first = self.work.place()
-        b, t = row // query.shape[1], row % query.shape[1]
-        if (b < query.shape[0]) & (first < self.work.items):
-            if t < valid_lengths[b]:
-                position = collection.cache_length(b) + t
-                angles = Angles(freqs, self.rows, self.positions(position, position_ids, (b, t)), self.sections)
+        b, t = row // a.query.shape[1], row % a.query.shape[1]
+        if (b < a.query.shape[0]) & (first < self.work.items):
+            if t < a.lengths[b]:
+                position = a.collection.cache_length(b) + t
 
                 def source(h):
-                    return PaddedHead(self.rows, query, (b, t), h)
+                    return PaddedHead(self.rows, a.query, (b, t), h)
 
                 def target(h):
-                    return PaddedHead(self.rows, query_out, (b, t), h)
+                    return PaddedHead(self.rows, a.query_out, (b, t), h)
 
-                self.token(collection, layer, b, position, source, target, angles, freqs, freqs, first)
+                self.token(a, b, position, (b, t), source, target, first)
 
 
 # --- kv.rope, kv.rope_padded -----------------------------------------------------------------------
@@ -177,16 +214,16 @@ class Turning:
 
 def rope_kernel(turning: Turning) -> Any:
     @kv.kernel
-    def rope(collection, layer: kv.i32, query, row_offsets, freqs, query_out, position_ids):
-        turning.ragged(collection, layer, query, row_offsets, freqs, query_out, position_ids, freqs, freqs)
+    def rope(a: Arguments):
+        turning.ragged(a)
 
     return rope
 
 
 def rope_padded_kernel(turning: Turning) -> Any:
     @kv.kernel
-    def rope_padded(collection, layer: kv.i32, query, valid_lengths, freqs, query_out, position_ids):
-        turning.padded(collection, layer, query, valid_lengths, freqs, query_out, position_ids)
+    def rope_padded(a: Arguments):
+        turning.padded(a)
 
     return rope_padded
 
@@ -199,8 +236,8 @@ def launch_rope(op: Any, at: Expansion, make: Any, lengths: Any, tokens: Any) ->
         sections=tuple(op.mrope_section),
     )  # fmt: skip
     ids = op.position_ids if given else op.freqs  # not looked at without
-    args = [op.collection, op.layer, op.query, lengths, op.freqs, op.query_out, ids]
-    at.launch(make(turning), args, (turning.work.blocks(tokens), 1, 1), (turning.work.threads, 1, 1))
+    args = Arguments(op.collection, op.layer, op.query, lengths, op.freqs, op.query_out, ids)
+    at.launch(make(turning), [args], (turning.work.blocks(tokens), 1, 1), (turning.work.threads, 1, 1))
 
 
 @expands("kv.rope")
@@ -218,8 +255,8 @@ def rope_padded(op: Any, at: Expansion) -> None:
 
 def qk_norm_kernel(turning: Turning) -> Any:
     @kv.kernel
-    def qk_norm(collection, layer: kv.i32, query, row_offsets, freqs, query_out, q_gamma, k_gamma):
-        turning.ragged(collection, layer, query, row_offsets, freqs, query_out, freqs, q_gamma, k_gamma)
+    def qk_norm(a: Arguments):
+        turning.ragged(a)
 
     return qk_norm
 
@@ -228,17 +265,11 @@ def dual_kernel(turning: Turning, index: Turning) -> Any:
     """Blocks of the second row of the grid do the index heads."""
 
     @kv.kernel
-    def qk_norm_dual(
-        collection, layer: kv.i32, query, row_offsets, freqs, query_out, q_gamma, k_gamma, index_collection,
-        index_query, index_query_out, index_q_gamma, index_k_gamma,
-    ):  # fmt: skip
+    def qk_norm_dual(a: Arguments, heads: IndexHeads):
         if kv.block_id.y == 0:
-            turning.ragged(collection, layer, query, row_offsets, freqs, query_out, freqs, q_gamma, k_gamma)
+            turning.ragged(a)
         else:
-            index.ragged(
-                index_collection, layer, index_query, row_offsets, freqs, index_query_out, freqs, index_q_gamma,
-                index_k_gamma,
-            )  # fmt: skip
+            index.ragged(heads.beside(a))
 
     return qk_norm_dual
 
@@ -252,12 +283,14 @@ def qk_norm(op: Any, at: Expansion) -> None:
     }
     main = Turning.of(at, op.collection, op.query, op.freqs, **options)
     freqs = op.q_gamma if op.freqs is None else op.freqs  # not looked at without
-    args = [op.collection, op.layer, op.query, op.row_offsets, freqs, op.query_out, op.q_gamma, op.k_gamma]
+    args = Arguments(
+        op.collection, op.layer, op.query, op.row_offsets, freqs, op.query_out, q_gamma=op.q_gamma, k_gamma=op.k_gamma
+    )
     tokens = at.dim(op.query, 0)
     if op.index_collection is None:
-        at.launch(qk_norm_kernel(main), args, (main.work.blocks(tokens), 1, 1), (main.work.threads, 1, 1))
+        at.launch(qk_norm_kernel(main), [args], (main.work.blocks(tokens), 1, 1), (main.work.threads, 1, 1))
         return
     index = Turning.of(at, op.index_collection, op.index_query, op.freqs, **options)
-    args += [op.index_collection, op.index_query, op.index_query_out, op.index_q_gamma, op.index_k_gamma]
+    heads = IndexHeads(op.index_collection, op.index_query, op.index_query_out, op.index_q_gamma, op.index_k_gamma)
     fewest = min(main.work, index.work, key=lambda work: work.tokens)
-    at.launch(dual_kernel(main, index), args, (fewest.blocks(tokens), 2, 1), (fewest.threads, 1, 1))
+    at.launch(dual_kernel(main, index), [args, heads], (fewest.blocks(tokens), 2, 1), (fewest.threads, 1, 1))

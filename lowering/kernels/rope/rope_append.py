@@ -68,10 +68,10 @@ def rope_append_kernel(work: Work, writer: HeadWriter, early: bool) -> Any:
                     elif kept and item < items.first_value:
                         h, part, active = head_and_lane(item - items.first_key, items.heads, items.key)
                         source = Head(rows, key, token, h)
-                        writer.key(source, keys, b, h, position, angles, k_gamma, part, active)
+                        writer.key(source, CachedHead(keys, b, position, h), angles, k_gamma, part, active)
                     elif kept:
                         h, part, active = head_and_lane(item - items.first_value, items.heads, items.value)
-                        writer.value(Head(rows, value, token, h), values, b, h, position, part, active)
+                        writer.value(Head(rows, value, token, h), CachedHead(values, b, position, h), part, active)
 
     return rope_append
 

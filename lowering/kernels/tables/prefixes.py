@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 from kvarn import dsl as kv
@@ -11,6 +12,52 @@ from .. import expands
 from ..attention.case import last_not_above
 from ..base import Expansion
 from .indices import threads_of
+
+
+@dataclass(frozen=True)
+class Batch:
+    """B sequences, and G groups of them that share a prefix; all i32.
+
+    Attributes
+    ----------
+    lookup_table, cache_lengths : [B, P], [B]
+    row_offsets : [B + 1]
+    sequences : [G + 1]
+        The first sequence of each group, and the end of the last.
+    lengths : [G]
+        Tokens of each prefix.
+    """
+
+    lookup_table: Any
+    cache_lengths: Any
+    row_offsets: Any
+    sequences: Any
+    lengths: Any
+
+
+@dataclass(frozen=True)
+class Prefixes:
+    """Tables of the prefixes, in which a group is a sequence; all i32.
+
+    Attributes
+    ----------
+    table, lengths : [G, P], [G]
+    rows, keys : [G + 1]
+        Offsets of the groups' query rows, and of their new keys, of which there are none.
+    """
+
+    table: Any
+    lengths: Any
+    rows: Any
+    keys: Any
+
+
+@dataclass(frozen=True)
+class Suffixes:
+    """Tables of what follows the prefixes: i32 [B, P] and [B]."""
+
+    table: Any
+    lengths: Any
 
 
 def split_kernel(page_size: int) -> Any:
@@ -28,28 +75,25 @@ def split_kernel(page_size: int) -> Any:
             target[row, c] = source[b, kv.math.min(c + first, last)]
 
     @kv.kernel
-    def split_prefixes(
-        lookup_table, cache_lengths, row_offsets, sequences, lengths, prefix_table, prefix_lengths, prefix_rows,
-        prefix_keys, suffix_table, suffix_lengths,
-    ):  # fmt: skip
-        row, batch = kv.block_id.x, cache_lengths.shape[0]
-        groups, columns = lengths.shape[0], lookup_table.shape[1]
+    def split_prefixes(of: Batch, prefix: Prefixes, suffix: Suffixes):
+        row, batch = kv.block_id.x, of.cache_lengths.shape[0]
+        groups, columns = of.lengths.shape[0], of.lookup_table.shape[1]
         if row < batch:
-            pages = shared_pages(lengths, columns, last_not_above(sequences, groups, row))
-            copy_pages(suffix_table, row, lookup_table, row, pages)
+            pages = shared_pages(of.lengths, columns, last_not_above(of.sequences, groups, row))
+            copy_pages(suffix.table, row, of.lookup_table, row, pages)
             if kv.thread_id.x == 0:
-                suffix_lengths[row] = kv.math.max(cache_lengths[row] - pages * page_size, 0)
+                suffix.lengths[row] = kv.math.max(of.cache_lengths[row] - pages * page_size, 0)
         else:
             # The first group begins with the batch and the last one ends with it, whatever the offsets say.
             g, first = row - batch, kv.i32(0)
             if g > 0:
-                first = kv.where(g == groups, batch, kv.math.clamp(sequences[g], 0, batch))
+                first = kv.where(g == groups, batch, kv.math.clamp(of.sequences[g], 0, batch))
             if kv.thread_id.x == 0:
-                prefix_rows[g], prefix_keys[g] = row_offsets[first], kv.i32(0)
+                prefix.rows[g], prefix.keys[g] = of.row_offsets[first], kv.i32(0)
             if g < groups:
-                copy_pages(prefix_table, g, lookup_table, kv.math.min(first, batch - 1), 0)
+                copy_pages(prefix.table, g, of.lookup_table, kv.math.min(first, batch - 1), 0)
                 if kv.thread_id.x == 0:
-                    prefix_lengths[g] = shared_pages(lengths, columns, g) * page_size
+                    prefix.lengths[g] = shared_pages(of.lengths, columns, g) * page_size
 
     return split_prefixes
 
@@ -59,7 +103,8 @@ def expand_split_prefixes(op: Any, at: Expansion) -> None:
     threads = threads_of(at)
     blocks = at.dim(op.cache_lengths, 0) + at.dim(op.sequences, 0)
     args = [
-        op.lookup_table, op.cache_lengths, op.row_offsets, op.sequences, op.lengths, op.prefix_table, op.prefix_lengths,
-        op.prefix_rows, op.prefix_keys, op.suffix_table, op.suffix_lengths,
-    ]  # fmt: skip
+        Batch(op.lookup_table, op.cache_lengths, op.row_offsets, op.sequences, op.lengths),
+        Prefixes(op.prefix_table, op.prefix_lengths, op.prefix_rows, op.prefix_keys),
+        Suffixes(op.suffix_table, op.suffix_lengths),
+    ]
     at.launch(split_kernel(op.page_size.value), args, (blocks, 1, 1), (threads, 1, 1))

@@ -260,7 +260,7 @@ class CacheReads(Handle):
         self._has("load_tile")
         _shared_pointer(destination)
         ops.load_tile(
-            self.ir, i32_value(b), i32_value(h), i32_value(base), i32_value(valid), destination.ir, i32_value(thread),
+            self.ir, (i32_value(b), i32_value(h), i32_value(base), i32_value(valid)), destination.ir, i32_value(thread),
             tile_rows=tile_rows, num_threads=num_threads, swizzle=swizzle, mode=mode,
         )  # fmt: skip
 
@@ -301,10 +301,10 @@ class CacheReads(Handle):
         dtype = dtype or (f32 if self.spec.quantized else self.spec.data_dtype)
         made = ops.tile_load(
             self.ir, i32_value(b), i32_value(h), i32_value(first), i32_value(begin), i32_value(count),
-            rows=rows, columns=columns,
-            first_column=first_column, tail=tail, descriptor=None if descriptor is None else descriptor.ir, dtype=dtype,
-            lists=None if lists is None else lists.ir, rope=rope, inline_scales=inline_scales,
-            constant=constant, existing=existing, aligned=aligned,
+            ops.TileRows(
+                rows, columns, first_column, dtype, tail, None if descriptor is None else descriptor.ir,
+                None if lists is None else lists.ir, rope, inline_scales, constant, existing, aligned,
+            ),
         )  # fmt: skip
         return Tile(made, dtype, tuple(ir.RankedTensorType(made.type).shape))
 
@@ -387,7 +387,7 @@ class Cache(CacheReads):
         """Copy this thread's share of a tile of shared memory to the tokens [base, base + valid) of a head."""
         _shared_pointer(source)
         ops.store_tile(
-            self.ir, i32_value(b), i32_value(h), i32_value(base), i32_value(valid), source.ir, i32_value(thread),
+            self.ir, (i32_value(b), i32_value(h), i32_value(base), i32_value(valid)), source.ir, i32_value(thread),
             tile_rows=tile_rows, num_threads=num_threads, swizzle=swizzle,
         )  # fmt: skip
 

@@ -280,8 +280,9 @@ def load_tile(
         elif not leads:
             first, count = first + rows, count - rows
     ops.tma_load_tile(
-        map.ir, cache.ir, i32_value(b), i32_value(head, "the head"), first.ir, count.ir,
-        i32_value(column, "the column"), _shared(destination, "the destination"), _shared(barrier, "the barrier"),
+        map.ir, cache.ir,
+        (i32_value(b), i32_value(head, "the head"), first.ir, count.ir, i32_value(column, "the column")),
+        _shared(destination, "the destination"), _shared(barrier, "the barrier"),
         tile_rows=rows, smem_rows=smem_rows, cta_group=2 if pair_cta else 1, multicast=multicast, beyond=beyond,
     )  # fmt: skip
 

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -28,8 +29,8 @@ from .stream import Launched
 from .text import EmulationError, Instruction, Kernel, parse, parts
 
 __all__ = [
-    "OPS", "ORDERS", "RANDOM", "TYPES", "WARP", "Block", "Cluster", "EmulationError", "Instruction", "Kernel", "Lanes",
-    "Memory", "Order", "Wait", "launch", "op", "parse", "parts",
+    "OPS", "ORDERS", "RANDOM", "TYPES", "WARP", "Around", "Block", "Cluster", "EmulationError", "Instruction", "Kernel",
+    "Lanes", "Memory", "Order", "Wait", "launch", "op", "parse", "parts",
 ]  # fmt: skip
 
 ORDERS = tuple(Order(warps, copies) for warps in ("together", "forward", "backward") for copies in ("late", "early"))
@@ -38,11 +39,32 @@ RANDOM = tuple(Order("random", "random", seed) for seed in range(2))
 _parsed = functools.lru_cache(64)(parse)
 
 
+@dataclass(frozen=True)
+class Around:
+    """What a launch is seen by, and what was before it.
+
+    Attributes
+    ----------
+    report : Report, optional
+        Counts, and gets the hazards.
+    fields : sequence of Field
+        Parts of the arguments, by which the report tells accesses.
+    variables : mapping, optional
+        What the code's variables of 8 bytes hold.
+    launched : callable, optional
+        Gives the kernel's place in its stream, for its memory.
+    """
+
+    report: Report | None = None
+    fields: Sequence[Field] = ()
+    variables: Mapping[str, int] | None = None
+    launched: Callable[[Memory], Launched | None] | None = None
+
+
 def launch(
     text: str, entry: str, grid: Sequence[int], block: Sequence[int], values: Sequence[Any],
     arrays: Sequence[np.ndarray], shared_bytes: int = 0, order: Order | None = None,
-    cluster: Sequence[int] | None = None, report: Report | None = None, fields: Sequence[Field] = (),
-    variables: Mapping[str, int] | None = None, launched: Callable[[Memory], Launched | None] | None = None,
+    cluster: Sequence[int] | None = None, around: Around = Around(),
 ) -> None:  # fmt: skip
     """Run a kernel's grid.
 
@@ -60,18 +82,12 @@ def launch(
     order : Order
     cluster : 3 int, optional
         Blocks of a cluster; by default what the PTX says.
-    report : Report, optional
-        Counts, and gets the hazards.
-    fields : sequence of Field
-        Parts of the arguments, by which the report tells accesses.
-    variables : mapping, optional
-        What the code's variables of 8 bytes hold.
-    launched : callable, optional
-        Gives the kernel's place in its stream, for its memory.
+    around : Around
     """
+    report, launched = around.report, around.launched
     kernel = _parsed(text, entry)
     kernel.launches += 1
-    for name, value in (variables or {}).items():
+    for name, value in (around.variables or {}).items():
         place = kernel.symbols[name] - kernel.constants.ctypes.data
         kernel.constants[place : place + 8] = np.array([value], np.int64).view(np.uint8)
     descriptors = {(0xDE5C << 48) + i: v for i, v in enumerate(values) if not isinstance(v, int | np.integer)}
@@ -88,7 +104,7 @@ def launch(
         counts = report.counts(kernel, entry)
         counts.blocks += int(np.prod(grid))
     tell = functools.partial(report.tell, kernel) if report is not None and report.races else None
-    named, spare = Fields(fields), ()
+    named, spare = Fields(around.fields), ()
     for z in range(0, grid[2], shape[2]):
         for y in range(0, grid[1], shape[1]):
             for x in range(0, grid[0], shape[0]):

@@ -135,7 +135,7 @@ def _launch(
 
     ptx.launch(
         str(artifact.code["ptx"]), entry.name, grid, block, values, arrays, entry.shared_bytes, order, entry.cluster,
-        report, parts, variables, launched,
+        ptx.Around(report, parts, variables, launched),
     )  # fmt: skip
     if watched:
         ownership.after(binding.HOST)

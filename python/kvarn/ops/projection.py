@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NamedTuple
 
 from kvarn.dialect.layout import CacheSpec, cdiv
 from kvarn.dialect.ops.projection import BLOCK, SCALED, bands_of, rounded_to
@@ -257,12 +257,11 @@ def project_append(
     array-like [T, Hq, Dq] or None
         ``query_out``. Rows before the first offset and from the last on are not written.
     """
-    title = "kv.ops.project_append"
-    return _run(
-        _RAGGED, title, collection, layer, x, weight, row_offsets, bias, x_scale, weight_scale, weight_min,
-        tensor_scale, weight_format, freqs_cis, interleaved, q_gamma, k_gamma, eps, query_out, query_size,
-        index_collection, index_query_out, schedule, stream,
-    )  # fmt: skip
+    product = _Product(x, weight, bias, x_scale, weight_scale, weight_min, tensor_scale, weight_format)
+    heads = _Heads(
+        freqs_cis, interleaved, q_gamma, k_gamma, eps, query_out, query_size, index_collection, index_query_out
+    )
+    return _run(_RAGGED, "kv.ops.project_append", collection, layer, row_offsets, product, heads, schedule, stream)
 
 
 def project_append_padded(
@@ -319,11 +318,11 @@ def project_append_padded(
         query_out = _as_queries(query_out, shape, f"{title}: query_out")
     if index_query_out is not None:
         index_query_out = _as_queries(index_query_out, shape, f"{title}: index_query_out")
-    found = _run(
-        _PADDED, title, collection, layer, x, weight, valid_lengths, bias, x_scale, weight_scale, weight_min,
-        tensor_scale, weight_format, freqs_cis, interleaved, q_gamma, k_gamma, eps, query_out, query_size,
-        index_collection, index_query_out, schedule, stream,
-    )  # fmt: skip
+    product = _Product(x, weight, bias, x_scale, weight_scale, weight_min, tensor_scale, weight_format)
+    heads = _Heads(
+        freqs_cis, interleaved, q_gamma, k_gamma, eps, query_out, query_size, index_collection, index_query_out
+    )
+    found = _run(_PADDED, title, collection, layer, valid_lengths, product, heads, schedule, stream)
     if given is not None or found is None:
         return given
     return found.reshape(*shape[:2], *found.shape[1:])
@@ -344,12 +343,39 @@ def _as_rows(array: Any, shape: tuple[int, ...], name: str) -> Any:
     return array.reshape(shape)
 
 
+class _Product(NamedTuple):
+    """The operands of the product, as :func:`project_append` has them."""
+
+    x: Any
+    weight: Any
+    bias: Any
+    x_scale: Any
+    weight_scale: Any
+    weight_min: Any
+    tensor_scale: Any
+    weight_format: str
+
+
+class _Heads(NamedTuple):
+    """What is done with heads, and where they go besides the cache, as :func:`project_append` has it."""
+
+    freqs: Any
+    interleaved: bool
+    q_gamma: Any
+    k_gamma: Any
+    eps: float
+    query_out: Any
+    query_size: int | None
+    index_collection: Any
+    index_query_out: Any
+
+
 def _run(
-    operation: Operation, title: str, collection: Any, layer: Any, x: Any, weight: Any, table: Any, bias: Any,
-    x_scale: Any, weight_scale: Any, weight_min: Any, tensor_scale: Any, weight_format: Any,
-    freqs: Any, interleaved: Any, q_gamma: Any, k_gamma: Any, eps: Any,
-    query_out: Any, query_size: Any, index_collection: Any, index_query_out: Any, schedule: Schedule, stream: Any,
+    operation: Operation, title: str, collection: Any, layer: Any, table: Any, product: _Product, heads: _Heads,
+    schedule: Schedule, stream: Any,
 ) -> Any:  # fmt: skip
+    x, weight, bias, x_scale, weight_scale, weight_min, tensor_scale, weight_format = product
+    freqs, interleaved, q_gamma, k_gamma, eps, query_out, query_size, index_collection, index_query_out = heads
     layer = layer_of(collection, layer, title)
     if freqs is not None:
         checks.positions_cover(freqs, collection, title)
