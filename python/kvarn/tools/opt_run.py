@@ -20,6 +20,7 @@ from typing import Any, TextIO
 
 from mlir import ir
 
+from kvarn import stage_files
 from kvarn.dialect import kv, named_operands, reading
 from kvarn.lowering import loading, pipeline_parser, runner
 from kvarn.lowering.passes.kv import verify_kv
@@ -36,7 +37,7 @@ _REPRODUCER = re.compile(r"\{-#(.*)#-\}", re.DOTALL)
 
 @dataclass
 class Settings:
-    """How a source is processed; the fields are kv-opt's flags."""
+    """How a source is processed: the fields with the names of ``opt_args.parse`` are flags of kv-opt."""
 
     verify_each: bool = True
     verify_diagnostics: str | None = None  # None, "all", "only-expected"
@@ -49,8 +50,8 @@ class Settings:
     named_operands: bool = False
     debug_info: bool = False
     local_scope: bool = False
-    print_before: tuple[str, ...] = ()
-    print_after: tuple[str, ...] = ()
+    print_before: Sequence[str] = ()
+    print_after: Sequence[str] = ()
     print_before_all: bool = False
     print_after_all: bool = False
     print_after_change: bool = False
@@ -397,17 +398,7 @@ def _text(module: ir.Module, **form: bool) -> str:
 
 def write_reproducer(path: str, module: ir.Module, steps: Sequence[Step], verify_each: bool) -> None:
     """Write a module with the pipeline to run on it, in mlir-opt's form. OSError when it cannot be written."""
-    resources = (
-        "{-#\n  external_resources: {\n    mlir_reproducer: {\n"
-        f'      pipeline: "{_escape(pipeline_parser.text(steps))}",\n'
-        "      disable_threading: true,\n"
-        f"      verify_each: {str(verify_each).lower()}\n    }}\n  }}\n#-}}\n"
-    )
-    Path(path).write_text(_text(module, enable_debug_info=True) + "\n\n" + resources, encoding="utf-8")
-
-
-def _escape(text: str) -> str:
-    return text.replace("\\", "\\\\").replace('"', '\\"')
+    Path(path).write_text(stage_files.reproducer(module, steps, verify_each), encoding="utf-8")
 
 
 def read_reproducer(text: str) -> tuple[str, bool]:
