@@ -11,7 +11,7 @@ import argparse
 from collections.abc import Sequence
 from typing import Any
 
-from .input_options import add_input_options
+from .input_options import add_input_options, add_model_option
 from .pass_options import add_pass_options
 
 EMIT = ("mlir", "llvm", "ptx", "sass", "cubin", "bytecode")
@@ -72,10 +72,7 @@ def build_parser() -> argparse.ArgumentParser:
         help="the same for this pass alone, which must change the kernel; may be repeated",
     )  # fmt: skip
     add("--stage", metavar="PASS", help="the input is what this pass left (default: it is ready for the passes named)")
-    add(
-        "--model", metavar="FILE.py:FUNCTION",
-        help="what is right: a function of the arguments by name, which changes their arrays as the kernel should",
-    )  # fmt: skip
+    add_model_option(add)
     add(
         "--kv-bisect-limit",
         type=int,

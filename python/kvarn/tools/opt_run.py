@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import io
 import re
 import sys
 import time
@@ -309,14 +310,10 @@ class Driver:
 
     def _check_roundtrip(self, module: ir.Module) -> None:
         """Print and parse again, as text and as bytecode; the module must come back as it was."""
-        import io
-
         plain = _text(module, enable_debug_info=True)
         generic = _text(module, enable_debug_info=True, print_generic_op_form=True)
-        buffer = io.BytesIO()
-        module.operation.write_bytecode(buffer)
         forms = {"text": plain, "generic text": generic, "text with named operands": named_operands.named(plain)}
-        for form, written in (*((n, t.encode()) for n, t in forms.items()), ("bytecode", buffer.getvalue())):
+        for form, written in (*((n, t.encode()) for n, t in forms.items()), ("bytecode", _bytecode(module))):
             again = reading.parse(written, self.context)
             if _text(again, enable_debug_info=True) != plain:
                 module.operation.location.emit_error(f"round trip through {form} changes the module")
@@ -338,11 +335,7 @@ class Driver:
                 asm = asm.replace(f'loc("{STRING_NAME}":', f'loc("{source.name}":')
             return asm + "\n\n"
         if self.settings.emit == "bytecode":
-            import io
-
-            buffer = io.BytesIO()
-            module.operation.write_bytecode(buffer)
-            return buffer.getvalue()
+            return _bytecode(module)
         from .opt_emit import EmitError, emit
 
         assert self.settings.target is not None
@@ -359,8 +352,6 @@ class Driver:
         """Write a stage, numbered and named as KVARN_DUMP_TO does: passes inside a stage get a decimal."""
         if self.settings.dump_dir is None:
             return
-        folder = Path(self.settings.dump_dir)
-        folder.mkdir(parents=True, exist_ok=True)
         number = f"{self._dumped:02d}"
         if step is None or step.ends_group:
             name = "input" if step is None else step.group or step.name
@@ -368,17 +359,18 @@ class Driver:
         else:
             name, self._inside = step.name, self._inside + 1
             number += f".{self._inside:02d}"
-        path = folder / f"{number}_{name.replace('-', '_')}.mlir"
-        path.write_text(self._asm(module) + "\n", encoding="utf-8")
+        self._write(Path(self.settings.dump_dir, f"{number}_{name.replace('-', '_')}.mlir"), module)
 
     def _print_tree(self, step: Step, module: ir.Module) -> None:
         s = self.settings
         wanted = s.print_after_all or _names(step, s.print_after, self.steps, -1)
         if wanted and s.print_tree is not None:
-            folder = Path(s.print_tree) / "builtin_module_no-symbol-name"
-            folder.mkdir(parents=True, exist_ok=True)
-            (folder / f"{self._tree}_{step.name}.mlir").write_text(self._asm(module) + "\n", encoding="utf-8")
+            self._write(Path(s.print_tree, "builtin_module_no-symbol-name", f"{self._tree}_{step.name}.mlir"), module)
         self._tree += 1
+
+    def _write(self, path: Path, module: ir.Module) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(self._asm(module) + "\n", encoding="utf-8")
 
 
 def _names(step: Step, names: Sequence[str], steps: Sequence[Step], edge: int) -> bool:
@@ -391,6 +383,12 @@ def _names(step: Step, names: Sequence[str], steps: Sequence[Step], edge: int) -
 def _text(module: ir.Module, **form: bool) -> str:
     """The module's text without the empty lines at its end; ``form`` as ``Operation.get_asm`` takes it."""
     return str(module.operation.get_asm(**form)).rstrip("\n")
+
+
+def _bytecode(module: ir.Module) -> bytes:
+    buffer = io.BytesIO()
+    module.operation.write_bytecode(buffer)
+    return buffer.getvalue()
 
 
 # --- reproducers -----------------------------------------------------------------------------------
