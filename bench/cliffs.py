@@ -269,9 +269,7 @@ class Data:
         self.offsets = torch.arange(0, rows[0] + 1, case.new, dtype=torch.int32, device="cuda")
 
     def _dtype(self, name: str) -> Any:
-        names = {"bf16": "bfloat16", "f16": "float16", "f32": "float32", "i8": "int8", "f8e4m3": "float8_e4m3fn",
-                 "f8e5m2": "float8_e5m2"}  # fmt: skip
-        return getattr(self.torch, names[name])
+        return getattr(self.torch, dtypes.by_name(name).foreign)
 
     def _normal(self, shape: tuple[int, ...], dtype: str) -> Any:
         torch, wanted = self.torch, self._dtype(dtype)

@@ -69,19 +69,21 @@ class DType:
         return self.kind in "iu"
 
     @functools.cached_property
+    def foreign(self) -> str:
+        """The name of the type in NumPy, ml_dtypes, torch and CuPy: ``"float8_e4m3fn"``."""
+        return next((name for name, of in _FOREIGN.items() if of is self), self.name)
+
+    @functools.cached_property
     def numpy(self) -> Any:
         """The NumPy dtype; the small floats come from ml_dtypes."""
         import numpy as np
 
-        if self.name in _ML_DTYPES:
+        try:
+            return np.dtype(self.foreign)
+        except TypeError:
             import ml_dtypes
 
-            return np.dtype(getattr(ml_dtypes, _ML_DTYPES[self.name]))
-        return np.dtype(
-            {"f16": "float16", "f32": "float32", "f64": "float64", "bool": "bool"}.get(
-                self.name, f"{'u' if self.kind == 'u' else ''}int{self.bits}"
-            )
-        )
+            return np.dtype(getattr(ml_dtypes, self.foreign))
 
     def __call__(self, value: Any) -> Any:
         """Cast ``value`` to this type inside a kernel."""
@@ -111,7 +113,6 @@ u64 = DType("u64", 64, "u", "i64", 18446744073709551615.0)
 bool_ = DType("bool", 1, "b", "i1", 1.0)
 
 ALL = (f64, f32, f16, bf16, f8e4m3, f8e5m2, f8e8m0, i8, i16, i32, i64, u8, u16, u32, u64, bool_)
-_ML_DTYPES = {"bf16": "bfloat16", "f8e4m3": "float8_e4m3fn", "f8e5m2": "float8_e5m2", "f8e8m0": "float8_e8m0fnu"}
 _BY_NAME = {t.name: t for t in ALL}
 _BY_MLIR = {t.mlir: t for t in ALL if t.kind != "u"}
 # Names that other libraries give the same types (the part after the last dot, as torch.bfloat16).

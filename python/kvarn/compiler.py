@@ -272,7 +272,9 @@ def lower(
         return _lower(module, target, steps, observer, lineinfo)
     # Written first, since MLIR ends the process on some mistakes.
     options = loading.flags(steps) + ("" if target.is_host else f" --emit=ptx --target={target.name}")
-    command = stage_files.write_reproducer(path, stage_files.reproducer(module, steps), options)
+    with module.context:
+        passes = [p for step in steps for p in step.split()]
+    command = stage_files.write_reproducer(path, stage_files.reproducer(module, passes), options)
     try:
         made = _lower(module, target, steps, observer, lineinfo)
     except (ir.MLIRError, PassFailure) as error:  # pyright: ignore[reportAttributeAccessIssue]

@@ -23,6 +23,7 @@ from mlir import ir
 from kvarn import errors
 from kvarn.dialect import reading
 from kvarn.env import env
+from kvarn.lowering import pipeline_parser
 from kvarn.lowering.pipeline_parser import Step
 from kvarn.lowering.rewrite import walk
 
@@ -123,18 +124,15 @@ def _replace(module: ir.Module, other: ir.Module) -> None:
 # --- reproducers -----------------------------------------------------------------------------------
 
 
-def reproducer(module: ir.Module, steps: Sequence[Step]) -> str:
-    """A module with the pipeline to run on it, in the form of MLIR's reproducers. Locations are kept."""
-    from kvarn.lowering import pipeline_parser
-
-    with module.context:
-        passes = [p for step in steps for p in step.split()]
+def reproducer(module: ir.Module, passes: Sequence[Step], verify_each: bool = True) -> str:
+    """A module with the passes to run on it, in the form of MLIR's reproducers. Locations are kept."""
     pipeline_text = pipeline_parser.text(passes).replace("\\", "\\\\").replace('"', '\\"')
     asm = str(module.operation.get_asm(enable_debug_info=True)).rstrip("\n")
     return (
         f"{asm}\n\n{{-#\n  external_resources: {{\n    mlir_reproducer: {{\n"
         f'      pipeline: "{pipeline_text}",\n'
-        "      disable_threading: true,\n      verify_each: true\n    }\n  }\n#-}\n"
+        "      disable_threading: true,\n"
+        f"      verify_each: {str(verify_each).lower()}\n    }}\n  }}\n#-}}\n"
     )
 
 

@@ -124,7 +124,7 @@ module {
 """
     found = {line.text.strip(): line.chain for line in places.ir_lines(text)}
     one, two, three = ("a.py", 1), ("a.py", 2), ("a.py", 3)
-    other = ('b) \\"c.py', 9)
+    other = ('b) "c.py', 9)
     assert found["module {"] == found["func.func @f(%arg0: i32) {"] == (one,)
     assert found['%0 = arith.addi %arg0, %arg0 {note = "loc("} : i32'] == (other, three)
     assert found["scf.if %1 {"] == found["} else {"] == (three,)

@@ -10,8 +10,6 @@ from kvarn.dialect.dtypes import DType
 
 from .binding import is_torch
 
-_TORCH = {"i32": "int32", "u32": "uint32", "f32": "float32", "f16": "float16", "bf16": "bfloat16"}
-
 
 def empty(beside: Any, shape: tuple[int, ...], dtype: DType | None, name: str, title: str) -> Any:
     """A new array of ``beside``'s library and device: torch, CuPy or NumPy. ``dtype`` None: that of ``beside``."""
@@ -27,7 +25,7 @@ def _allocated(make: str, beside: Any, shape: tuple[int, ...], dtype: DType | No
     library = type(beside).__module__.partition(".")[0]
     if is_torch(type(beside)):
         torch = sys.modules["torch"] if dtype is not None else None
-        options = {} if torch is None else {"dtype": getattr(torch, _TORCH[dtype.name])}  # type: ignore[union-attr]
+        options = {} if torch is None else {"dtype": getattr(torch, dtype.foreign)}  # type: ignore[union-attr]
         return getattr(beside, f"new_{make}")(shape, **options)
     if library == "cupy":
         cupy = sys.modules["cupy"]

@@ -7,31 +7,70 @@ The same problems, checks and calls then run on a machine without a GPU, on smal
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
 from kvarn.dialect import dtypes
 
-_TORCH = {
-    "bf16": "bfloat16",
-    "f16": "float16",
-    "f32": "float32",
-    "f8e4m3": "float8_e4m3fn",
-    "f8e5m2": "float8_e5m2",
-    "i32": "int32",
-}
 _CHUNK = 1 << 27  # elements that are drawn at a time where they are converted: bounds the memory for it
 
 
-class TorchArrays:
+class _Arrays:
+    """What torch and NumPy have under the same names.
+
+    A kind of arrays sets ``_module``, which has the names, and ``_placed``, which converts an array of NumPy.
+    """
+
+    _module: Any
+    _placed: Callable[[np.ndarray], Any]
+    cast: Callable[[Any, str], Any]
+    on_gpu = False
+
+    def integers(self, values: Any) -> Any:
+        """int32 of a NumPy array or a list."""
+        return self._placed(np.ascontiguousarray(values, np.int32))
+
+    def index(self, values: Any) -> Any:
+        """Something to index a dimension with."""
+        return self._placed(np.ascontiguousarray(values, np.int64))
+
+    def put_bytes(self, array: Any, begin: int, end: int, values: Any) -> None:
+        """Write the bytes of ``values`` to elements [begin, end) of the rows of an 8-bit array."""
+        array.view(self._module.uint8)[..., begin:end] = values.view(self._module.uint8)
+
+    def f32(self, array: Any) -> Any:
+        return self.cast(array, "f32")
+
+    def einsum(self, what: str, a: Any, b: Any) -> Any:
+        return self._module.einsum(what, a, b)
+
+    def concatenate(self, parts: Sequence[Any]) -> Any:
+        return self._module.concatenate(list(parts), -1)
+
+    def stack(self, parts: Sequence[Any]) -> Any:
+        return self._module.stack(list(parts), -1)
+
+    def relative_error(self, got: Any, wanted: Any) -> float:
+        got, wanted = self.f32(got), self.f32(wanted)
+        return float(self._module.linalg.norm(got - wanted) / self._module.linalg.norm(wanted))
+
+    def synchronize(self) -> None:
+        """Wait for the device; the CPU's arrays are done at once."""
+
+    def free(self) -> None:
+        """Give back memory that is kept for later arrays."""
+
+
+class TorchArrays(_Arrays):
     """torch tensors on ``"cuda"`` or ``"cpu"``."""
 
     def __init__(self, device: str, seed: int = 1) -> None:
         import torch  # type: ignore[import-not-found]
 
-        self.torch, self.device = torch, device
+        self.torch = self._module = torch
+        self.device = device
         self.on_gpu = device == "cuda"
         torch.manual_seed(seed)
 
@@ -40,7 +79,7 @@ class TorchArrays:
         return self.torch.cuda.get_device_name() if self.on_gpu else "the CPU, torch arrays"
 
     def dtype(self, name: str) -> Any:
-        return getattr(self.torch, _TORCH[name])
+        return getattr(self.torch, dtypes.by_name(name).foreign)
 
     def empty(self, shape: Sequence[int], dtype: str) -> Any:
         return self.torch.empty(tuple(shape), dtype=self.dtype(dtype), device=self.device)
@@ -57,20 +96,12 @@ class TorchArrays:
             flat[begin : begin + count] = drawn.to(made.dtype)
         return made
 
-    def integers(self, values: Any) -> Any:
-        """int32 of a NumPy array or a list."""
-        return self.torch.as_tensor(np.ascontiguousarray(values, np.int32)).to(self.device)
+    def _placed(self, array: np.ndarray) -> Any:
+        return self.torch.as_tensor(array).to(self.device)
 
     def view(self, array: Any, dtype: str) -> Any:
         """The same bytes, the last dimension wider or narrower; 8-bit types go by bytes."""
         return array.contiguous().view(self.torch.uint8).view(self.dtype(dtype))
-
-    def put_bytes(self, array: Any, begin: int, end: int, values: Any) -> None:
-        """Write the bytes of ``values`` to elements [begin, end) of the rows of an 8-bit array."""
-        array.view(self.torch.uint8)[..., begin:end] = values.view(self.torch.uint8)
-
-    def f32(self, array: Any) -> Any:
-        return array.float()
 
     def cast(self, array: Any, dtype: str) -> Any:
         return array.to(self.dtype(dtype))
@@ -96,25 +127,8 @@ class TorchArrays:
     def softmax(self, scores: Any) -> Any:
         return scores.softmax(-1)
 
-    def einsum(self, what: str, a: Any, b: Any) -> Any:
-        return self.torch.einsum(what, a, b)
-
     def where(self, condition: Any, a: Any, b: float) -> Any:
         return self.torch.where(condition, a, self.torch.full_like(a, b))
-
-    def index(self, values: Any) -> Any:
-        """Something to index a dimension with."""
-        return self.torch.as_tensor(np.ascontiguousarray(values, np.int64)).to(self.device)
-
-    def concatenate(self, parts: Sequence[Any]) -> Any:
-        return self.torch.cat(list(parts), -1)
-
-    def stack(self, parts: Sequence[Any]) -> Any:
-        return self.torch.stack(list(parts), -1)
-
-    def relative_error(self, got: Any, wanted: Any) -> float:
-        got, wanted = got.float(), wanted.float()
-        return float((got - wanted).norm() / wanted.norm())
 
     def synchronize(self) -> None:
         if self.on_gpu:
@@ -125,12 +139,12 @@ class TorchArrays:
             self.torch.cuda.empty_cache()
 
 
-class NumPyArrays:
+class NumPyArrays(_Arrays):
     """NumPy arrays; kvarn runs on them through its host target."""
 
-    on_gpu = False
     device = "cpu"
     name = "the CPU, NumPy arrays"
+    _module = np
 
     def __init__(self, seed: int = 1) -> None:
         self._rng = np.random.default_rng(seed)
@@ -144,17 +158,11 @@ class NumPyArrays:
     def normal(self, shape: Sequence[int], dtype: str) -> Any:
         return self._rng.standard_normal(tuple(shape), np.float32).astype(self.dtype(dtype))
 
-    def integers(self, values: Any) -> Any:
-        return np.ascontiguousarray(values, np.int32)
+    def _placed(self, array: np.ndarray) -> Any:
+        return array
 
     def view(self, array: Any, dtype: str) -> Any:
         return np.ascontiguousarray(array).view(self.dtype(dtype))
-
-    def put_bytes(self, array: Any, begin: int, end: int, values: Any) -> None:
-        array.view(np.uint8)[..., begin:end] = values.view(np.uint8)
-
-    def f32(self, array: Any) -> Any:
-        return np.asarray(array).astype(np.float32)
 
     def cast(self, array: Any, dtype: str) -> Any:
         return array.astype(self.dtype(dtype))
@@ -172,30 +180,8 @@ class NumPyArrays:
         raised = np.exp(scores - scores.max(-1, keepdims=True))
         return raised / raised.sum(-1, keepdims=True)
 
-    def einsum(self, what: str, a: Any, b: Any) -> Any:
-        return np.einsum(what, a, b)
-
     def where(self, condition: Any, a: Any, b: float) -> Any:
         return np.where(condition, a, np.float32(b))
-
-    def index(self, values: Any) -> Any:
-        return np.ascontiguousarray(values, np.int64)
-
-    def concatenate(self, parts: Sequence[Any]) -> Any:
-        return np.concatenate(list(parts), -1)
-
-    def stack(self, parts: Sequence[Any]) -> Any:
-        return np.stack(list(parts), -1)
-
-    def relative_error(self, got: Any, wanted: Any) -> float:
-        got, wanted = self.f32(got), self.f32(wanted)
-        return float(np.linalg.norm(got - wanted) / np.linalg.norm(wanted))
-
-    def synchronize(self) -> None:
-        pass
-
-    def free(self) -> None:
-        pass
 
 
 Arrays = TorchArrays | NumPyArrays

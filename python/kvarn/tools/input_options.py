@@ -33,6 +33,14 @@ def add_input_options(add: Callable[..., Any]) -> None:
     add("--seed", type=int, default=0, help="of the random arguments (0)")
 
 
+def add_model_option(add: Callable[..., Any]) -> None:
+    """The option that names a model, for ``kvarn.tools.semantics.model_of``."""
+    add(
+        "--model", metavar="FILE.py:FUNCTION",
+        help="what is right: a function of the arguments by name, which changes their arrays as the kernel should",
+    )  # fmt: skip
+
+
 def values_of(options: argparse.Namespace) -> Mapping[str, Any]:
     """The fields of ``kvarn.tools.random_inputs.InputOptions`` that were given, for one run."""
     lengths = options.lengths
@@ -94,4 +102,4 @@ def _batches(text: str) -> str | tuple[tuple[int, ...], ...]:
     return tuple(map(_counts, text.split(";")))
 
 
-__all__ = ["add_input_options", "inputs_of", "values_of"]
+__all__ = ["add_input_options", "add_model_option", "inputs_of", "values_of"]

@@ -8,6 +8,7 @@ parsed, verified and ran (or, with --verify-diagnostics, when the diagnostics we
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import os
 import sys
 import time
@@ -181,32 +182,9 @@ def _checks_of(options: argparse.Namespace, steps: Sequence[Step], rest: Any) ->
 def _settings(options: argparse.Namespace) -> Any:
     from .opt_run import Settings
 
-    return Settings(
-        verify_each=options.verify_each,
-        verify_diagnostics=options.verify_diagnostics,
-        verify_roundtrip=options.verify_roundtrip,
-        allow_unregistered=options.allow_unregistered_dialect,
-        run_reproducer=options.run_reproducer,
-        emit="bytecode" if options.emit_bytecode else options.emit,
-        target=_target(options),
-        generic=options.mlir_print_op_generic,
-        named_operands=options.named_operands,
-        debug_info=options.mlir_print_debuginfo,
-        local_scope=options.mlir_print_local_scope,
-        print_before=tuple(options.mlir_print_ir_before),
-        print_after=tuple(options.mlir_print_ir_after),
-        print_before_all=options.mlir_print_ir_before_all,
-        print_after_all=options.mlir_print_ir_after_all,
-        print_after_change=options.mlir_print_ir_after_change,
-        print_after_failure=options.mlir_print_ir_after_failure,
-        print_module_scope=options.mlir_print_ir_module_scope,
-        print_tree=options.mlir_print_ir_tree_dir,
-        dump_dir=options.dump_dir,
-        statistics=options.mlir_pass_statistics,
-        reproducer=options.mlir_generate_reproducer,
-        crash_reproducer=options.mlir_pass_pipeline_crash_reproducer,
-        tracebacks=env.debug,
-    )
+    flags = {f.name: getattr(options, f.name) for f in dataclasses.fields(Settings) if hasattr(options, f.name)}
+    flags |= {"target": _target(options), "emit": "bytecode" if options.emit_bytecode else options.emit}
+    return Settings(**flags, tracebacks=env.debug)
 
 
 def _steps(options: argparse.Namespace, flags: list[tuple[str, str]], inserted: Mapping[str, Any]) -> list[Step]:
@@ -258,7 +236,7 @@ def _check_printed(options: argparse.Namespace, steps: list[Step]) -> None:
     """Refuse to print the IR around a pass that is not run."""
     names = dict.fromkeys(name for step in steps for name in (step.group, step.name) if name is not None)
     for when in ("before", "after"):
-        for name in getattr(options, f"mlir_print_ir_{when}"):
+        for name in getattr(options, f"print_{when}"):
             if name not in names:
                 have = ", ".join(names) or "which is empty"
                 raise UsageError(f"--mlir-print-ir-{when} must name a pass of the pipeline ({have}), got {name!r}")
@@ -348,8 +326,6 @@ def _list_passes() -> int:
 
 
 def _options_of(found: Any) -> list[tuple[str, str]]:
-    import dataclasses
-
     rows = []
     for f in dataclasses.fields(found.options_class):
         default = "" if f.default in (None, dataclasses.MISSING) else str(f.default)

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
+from typing import Any
 
 from kvarn.dialect.chips import COMPILED_FOR
 
-from .input_options import add_input_options
+from .input_options import add_input_options, add_model_option
 from .pass_options import add_pass_options
 
 EMIT = ("mlir", "llvm", "ptx", "sass", "cubin", "bytecode")
@@ -37,6 +38,9 @@ def _switch(text: str) -> bool:
     return text.lower() in ("", "true", "1")
 
 
+_SWITCH: dict[str, Any] = {"nargs": "?", "type": _switch, "const": True, "metavar": "true|false"}
+
+
 def build_parser() -> argparse.ArgumentParser:
     """The parser of kv-opt's own options."""
     parser = _Parser(
@@ -51,10 +55,8 @@ def build_parser() -> argparse.ArgumentParser:
     def group(title: str):
         section = parser.add_argument_group(title)
 
-        def switch(name: str, text: str, default: bool = False) -> None:
-            section.add_argument(
-                "--" + name, nargs="?", type=_switch, const=True, default=default, metavar="true|false", help=text
-            )
+        def switch(name: str, text: str, default: bool = False, dest: str | None = None) -> None:
+            section.add_argument("--" + name, dest=dest, default=default, help=text, **_SWITCH)
 
         return section.add_argument, switch
 
@@ -72,10 +74,7 @@ def build_parser() -> argparse.ArgumentParser:
         help="the same for this pass alone, which must change the kernel; may be repeated",
     )  # fmt: skip
     add("--stage", metavar="PASS", help="the input is what this pass left (default: it is ready for the passes named)")
-    add(
-        "--model", metavar="FILE.py:FUNCTION",
-        help="what is right: a function of the arguments by name, which changes their arrays as the kernel should",
-    )  # fmt: skip
+    add_model_option(add)
     add(
         "--kv-bisect-limit",
         type=int,
@@ -83,7 +82,7 @@ def build_parser() -> argparse.ArgumentParser:
         help="let passes do only the first N rewrites that they count",
     )
     switch("run-reproducer", "run the pipeline that is written at the end of the input")
-    switch("allow-unregistered-dialect", "accept operations of unknown dialects")
+    switch("allow-unregistered-dialect", "accept operations of unknown dialects", dest="allow_unregistered")
     switch("mlir-disable-threading", "accepted for mlir-opt's sake: kv-opt runs on one thread")
 
     add, switch = group("arguments of the kernel (--check-semantics-each, --check-semantics-of)")
@@ -107,28 +106,41 @@ def build_parser() -> argparse.ArgumentParser:
     switch("emit-bytecode", "the same as --emit=bytecode")
     add("--output-split-marker", default=DEFAULT_MARKER, metavar="MARKER", help="line between the chunks of the output")
     add("--dump-dir", metavar="DIR", help="write the module after each pass to DIR/NN_pass.mlir")
-    switch("mlir-print-op-generic", "print operations in generic form")
+    switch("mlir-print-op-generic", "print operations in generic form", dest="generic")
     switch("named-operands", "print operands of kv operations that may be absent, or several, by name")
-    switch("mlir-print-debuginfo", "print locations")
-    switch("mlir-print-local-scope", "print types and attributes in place, without aliases")
+    switch("mlir-print-debuginfo", "print locations", dest="debug_info")
+    switch("mlir-print-local-scope", "print types and attributes in place, without aliases", dest="local_scope")
 
     add, switch = group("debugging (on stderr)")
     for when in ("before", "after"):
         add(
-            f"--mlir-print-ir-{when}", action="append", default=[], metavar="PASS",
+            f"--mlir-print-ir-{when}", dest=f"print_{when}", action="append", default=[], metavar="PASS",
             help=f"print the module {when} this pass",
         )  # fmt: skip
-        switch(f"mlir-print-ir-{when}-all", f"print the module {when} each pass")
-    switch("mlir-print-ir-after-change", "when printing after passes, only if the pass changed the module")
-    switch("mlir-print-ir-after-failure", "print the module after a pass that fails")
-    switch("mlir-print-ir-module-scope", "print the whole module even for a nested pass")
-    add("--mlir-print-ir-tree-dir", metavar="DIR", help="print into files of DIR instead of stderr")
+        switch(f"mlir-print-ir-{when}-all", f"print the module {when} each pass", dest=f"print_{when}_all")
+    for name, text in (
+        ("after-change", "when printing after passes, only if the pass changed the module"),
+        ("after-failure", "print the module after a pass that fails"),
+        ("module-scope", "print the whole module even for a nested pass"),
+    ):
+        switch(f"mlir-print-ir-{name}", text, dest=f"print_{name.replace('-', '_')}")
+    add("--mlir-print-ir-tree-dir", dest="print_tree", metavar="DIR", help="print into files of DIR instead of stderr")
     add("--remarks-filter", metavar="RE", help="print what the passes whose name matches did and missed, and why")
     add("--remarks-output", metavar="FILE", help="write these remarks there: FILE.yaml, FILE.json, or text")
     switch("mlir-timing", "print how long each pass took")
-    switch("mlir-pass-statistics", "print the statistics of upstream passes")
-    add("--mlir-generate-reproducer", metavar="FILE", help="write the input with its pipeline to FILE")
-    add("--mlir-pass-pipeline-crash-reproducer", metavar="FILE", help="the same, but only when a pass fails")
+    switch("mlir-pass-statistics", "print the statistics of upstream passes", dest="statistics")
+    add(
+        "--mlir-generate-reproducer",
+        dest="reproducer",
+        metavar="FILE",
+        help="write the input with its pipeline to FILE",
+    )
+    add(
+        "--mlir-pass-pipeline-crash-reproducer",
+        dest="crash_reproducer",
+        metavar="FILE",
+        help="the same, but only when a pass fails",
+    )
     switch("dump-pass-pipeline", "print the pipeline, every option spelled out")
 
     add, switch = group("about")

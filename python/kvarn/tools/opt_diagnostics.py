@@ -17,19 +17,10 @@ from typing import Any
 
 from mlir import ir
 
-from kvarn.errors import advised
+from kvarn.errors import SourceLocation, advised, source_locations
 
 # The name MLIR gives a source that is parsed from a string.
 STRING_NAME = "-"
-
-
-@dataclass(frozen=True)
-class Position:
-    """A place in a file; line and column count from 1."""
-
-    filename: str
-    line: int
-    column: int
 
 
 @dataclass(frozen=True)
@@ -38,7 +29,7 @@ class Diagnostic:
 
     severity: str  # error, warning, note, remark
     message: str
-    position: Position | None
+    position: SourceLocation | None
     where: str  # the location's text, for one that names no file
     notes: tuple[Diagnostic, ...] = ()
 
@@ -80,20 +71,9 @@ def split(source: Source, marker: str) -> list[Source]:
 # --- collecting ------------------------------------------------------------------------------------
 
 
-def position_of(location: ir.Location) -> Position | None:
+def position_of(location: ir.Location) -> SourceLocation | None:
     """The first file position in a location, in the order in which MLIR looks for it."""
-    if location.is_a_file():
-        return Position(str(location.filename), location.start_line, location.start_col)
-    if location.is_a_name():
-        return position_of(location.child_loc)
-    if location.is_a_callsite():
-        return position_of(location.callee) or position_of(location.caller)
-    if location.is_a_fused():
-        for inner in location.locations:
-            found = position_of(inner)
-            if found is not None:
-                return found
-    return None
+    return next(iter(source_locations(location)), None)
 
 
 def _callers(location: ir.Location) -> Iterator[ir.Location]:
@@ -162,9 +142,9 @@ def _file_lines(filename: str) -> tuple[str, ...]:
         return ()
 
 
-def _snippet(source: Source, position: Position) -> str:
+def _snippet(source: Source, position: SourceLocation) -> str:
     """The source line and the caret under its column, or nothing when the file cannot be read."""
-    lines = source.lines if source.is_name(position.filename) else _file_lines(position.filename)
+    lines = source.lines if source.is_name(position.file) else _file_lines(position.file)
     if not 1 <= position.line <= len(lines):
         return ""
     line = lines[position.line - 1].rstrip("\r")
@@ -181,7 +161,7 @@ def render(diagnostic: Diagnostic, source: Source, snippet: bool = True) -> str:
         where = f"{diagnostic.where}: " if diagnostic.where else ""
         text = f"<unknown>:0: {diagnostic.severity}: {where}{diagnostic.message}\n"
     else:
-        name = source.name if source.is_name(position.filename) else position.filename
+        name = source.name if source.is_name(position.file) else position.file
         text = f"{name}:{position.line}:{position.column}: {diagnostic.severity}: {diagnostic.message}\n"
         text += _snippet(source, position) if snippet else ""
     last = position
@@ -206,7 +186,7 @@ class Expected:
     pattern: str
     is_regex: bool
     line: int | None  # None: a diagnostic without a file position
-    at: Position
+    at: SourceLocation
     matched: bool = False
 
     def matches(self, message: str) -> bool:
@@ -237,7 +217,7 @@ def expected_in(source: Source) -> tuple[list[Expected], list[Diagnostic]]:
             below.clear()
             continue
         severity, is_regex, _, offset, pattern = match.groups()
-        at = Position(source.name, number, line.index("expected-", match.start()) + 1)
+        at = SourceLocation(source.name, number, line.index("expected-", match.start()) + 1)
         expected = Expected(severity, pattern, is_regex is not None, number, at)
         if offset == "unknown":
             expected.line = None
@@ -262,7 +242,7 @@ def check_expected(diagnostics: list[Diagnostic], source: Source, only_expected:
     expected, problems = expected_in(source)
     for diagnostic in _flat(diagnostics):
         position = diagnostic.position
-        known = position is not None and source.is_name(position.filename)
+        known = position is not None and source.is_name(position.file)
         line = position.line if known and position is not None else None
         near = None
         for candidate in expected:

@@ -32,15 +32,12 @@ def emit(module: ir.Module, kind: str, target: Target) -> str | bytes:
     _check_lowered(module, kind)
     try:
         lowered.check_translatable(module)
-    except PassFailure as error:  # whose diagnostic has been emitted
-        raise EmitError(str(error)) from error
-    if kind == "llvm":
-        return lowered.llvm_ir(module)
-    if target.is_host:
-        _fail(module.operation, f"--emit={kind} needs a GPU target, got host: use --emit=llvm")
-    if not walk(module, lambda name: name == "gpu.module"):
-        _fail(module.operation, f"has no gpu.module: --emit={kind} emits the kernels in one")
-    try:
+        if kind == "llvm":
+            return lowered.llvm_ir(module)
+        if target.is_host:
+            _fail(module.operation, f"--emit={kind} needs a GPU target, got host: use --emit=llvm")
+        if not walk(module, lambda name: name == "gpu.module"):
+            _fail(module.operation, f"has no gpu.module: --emit={kind} emits the kernels in one")
         text = lowered.ptx(module, target)
     except PassFailure as error:  # whose diagnostic has been emitted
         raise EmitError(str(error)) from error

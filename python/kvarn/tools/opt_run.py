@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import io
 import re
 import sys
 import time
@@ -20,6 +21,7 @@ from typing import Any, TextIO
 
 from mlir import ir
 
+from kvarn import stage_files
 from kvarn.dialect import kv, named_operands, reading
 from kvarn.lowering import loading, pipeline_parser, runner
 from kvarn.lowering.passes.kv import verify_kv
@@ -36,7 +38,7 @@ _REPRODUCER = re.compile(r"\{-#(.*)#-\}", re.DOTALL)
 
 @dataclass
 class Settings:
-    """How a source is processed; the fields are kv-opt's flags."""
+    """How a source is processed: the fields with the names of ``opt_args.parse`` are flags of kv-opt."""
 
     verify_each: bool = True
     verify_diagnostics: str | None = None  # None, "all", "only-expected"
@@ -49,8 +51,8 @@ class Settings:
     named_operands: bool = False
     debug_info: bool = False
     local_scope: bool = False
-    print_before: tuple[str, ...] = ()
-    print_after: tuple[str, ...] = ()
+    print_before: Sequence[str] = ()
+    print_after: Sequence[str] = ()
     print_before_all: bool = False
     print_after_all: bool = False
     print_after_change: bool = False
@@ -308,14 +310,10 @@ class Driver:
 
     def _check_roundtrip(self, module: ir.Module) -> None:
         """Print and parse again, as text and as bytecode; the module must come back as it was."""
-        import io
-
         plain = _text(module, enable_debug_info=True)
         generic = _text(module, enable_debug_info=True, print_generic_op_form=True)
-        buffer = io.BytesIO()
-        module.operation.write_bytecode(buffer)
         forms = {"text": plain, "generic text": generic, "text with named operands": named_operands.named(plain)}
-        for form, written in (*((n, t.encode()) for n, t in forms.items()), ("bytecode", buffer.getvalue())):
+        for form, written in (*((n, t.encode()) for n, t in forms.items()), ("bytecode", _bytecode(module))):
             again = reading.parse(written, self.context)
             if _text(again, enable_debug_info=True) != plain:
                 module.operation.location.emit_error(f"round trip through {form} changes the module")
@@ -337,11 +335,7 @@ class Driver:
                 asm = asm.replace(f'loc("{STRING_NAME}":', f'loc("{source.name}":')
             return asm + "\n\n"
         if self.settings.emit == "bytecode":
-            import io
-
-            buffer = io.BytesIO()
-            module.operation.write_bytecode(buffer)
-            return buffer.getvalue()
+            return _bytecode(module)
         from .opt_emit import EmitError, emit
 
         assert self.settings.target is not None
@@ -358,8 +352,6 @@ class Driver:
         """Write a stage, numbered and named as KVARN_DUMP_TO does: passes inside a stage get a decimal."""
         if self.settings.dump_dir is None:
             return
-        folder = Path(self.settings.dump_dir)
-        folder.mkdir(parents=True, exist_ok=True)
         number = f"{self._dumped:02d}"
         if step is None or step.ends_group:
             name = "input" if step is None else step.group or step.name
@@ -367,17 +359,18 @@ class Driver:
         else:
             name, self._inside = step.name, self._inside + 1
             number += f".{self._inside:02d}"
-        path = folder / f"{number}_{name.replace('-', '_')}.mlir"
-        path.write_text(self._asm(module) + "\n", encoding="utf-8")
+        self._write(Path(self.settings.dump_dir, f"{number}_{name.replace('-', '_')}.mlir"), module)
 
     def _print_tree(self, step: Step, module: ir.Module) -> None:
         s = self.settings
         wanted = s.print_after_all or _names(step, s.print_after, self.steps, -1)
         if wanted and s.print_tree is not None:
-            folder = Path(s.print_tree) / "builtin_module_no-symbol-name"
-            folder.mkdir(parents=True, exist_ok=True)
-            (folder / f"{self._tree}_{step.name}.mlir").write_text(self._asm(module) + "\n", encoding="utf-8")
+            self._write(Path(s.print_tree, "builtin_module_no-symbol-name", f"{self._tree}_{step.name}.mlir"), module)
         self._tree += 1
+
+    def _write(self, path: Path, module: ir.Module) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(self._asm(module) + "\n", encoding="utf-8")
 
 
 def _names(step: Step, names: Sequence[str], steps: Sequence[Step], edge: int) -> bool:
@@ -392,22 +385,18 @@ def _text(module: ir.Module, **form: bool) -> str:
     return str(module.operation.get_asm(**form)).rstrip("\n")
 
 
+def _bytecode(module: ir.Module) -> bytes:
+    buffer = io.BytesIO()
+    module.operation.write_bytecode(buffer)
+    return buffer.getvalue()
+
+
 # --- reproducers -----------------------------------------------------------------------------------
 
 
 def write_reproducer(path: str, module: ir.Module, steps: Sequence[Step], verify_each: bool) -> None:
     """Write a module with the pipeline to run on it, in mlir-opt's form. OSError when it cannot be written."""
-    resources = (
-        "{-#\n  external_resources: {\n    mlir_reproducer: {\n"
-        f'      pipeline: "{_escape(pipeline_parser.text(steps))}",\n'
-        "      disable_threading: true,\n"
-        f"      verify_each: {str(verify_each).lower()}\n    }}\n  }}\n#-}}\n"
-    )
-    Path(path).write_text(_text(module, enable_debug_info=True) + "\n\n" + resources, encoding="utf-8")
-
-
-def _escape(text: str) -> str:
-    return text.replace("\\", "\\\\").replace('"', '\\"')
+    Path(path).write_text(stage_files.reproducer(module, steps, verify_each), encoding="utf-8")
 
 
 def read_reproducer(text: str) -> tuple[str, bool]:

@@ -27,7 +27,6 @@ from kvarn.lowering.rewrite import functions
 from kvarn.runtime import tensormap
 
 LAYERS, LAYER = 3, 2  # of every collection, and the one that is used
-_TORCH = {"bf16": "bfloat16", "f8e4m3": "float8_e4m3fn", "f8e5m2": "float8_e5m2", "f8e8m0": "float8_e8m0fnu"}
 _SPARE = 3  # pages that no sequence has
 _SHAPE = re.compile(r"\d+(x\d+)*")
 
@@ -279,17 +278,20 @@ def memory_of(arguments: Mapping[str, Any]) -> dict[str, np.ndarray]:
     return found
 
 
+def _is_small_float(dtype: np.dtype) -> bool:
+    """Whether NumPy has the type from ml_dtypes, which torch does not take from it."""
+    return dtype.isbuiltin != 1
+
+
 def placed(arguments: Arguments, torch: Any) -> dict[str, Any]:
     """The same arguments in GPU memory, as torch tensors and caches over them."""
     moved: dict[int, Any] = {}  # collections, by those on the host
 
     def tensor(a: Any) -> Any:
         a = np.ascontiguousarray(a)
-        name = dtypes.of(a.dtype).name
-        special = _TORCH.get(name)
-        raw = a.view(f"i{a.itemsize}") if special or a.dtype.kind == "u" else a
+        raw = a.view(f"i{a.itemsize}") if _is_small_float(a.dtype) or a.dtype.kind == "u" else a
         found = torch.from_numpy(np.array(raw)).cuda()
-        return found.view(getattr(torch, special)) if special else found
+        return found.view(getattr(torch, dtypes.of(a.dtype).foreign)) if _is_small_float(a.dtype) else found
 
     def place(name: str, a: Any) -> Any:
         if isinstance(a, np.ndarray):
@@ -313,12 +315,11 @@ def fetched(arguments: Mapping[str, Any]) -> dict[str, Any]:
     """The tensors of placed arguments as NumPy arrays, by the names of :func:`memory_of`."""
 
     def array(t: Any) -> np.ndarray:
-        name = str(t.dtype).removeprefix("torch.")
-        kind = next((n for n, special in _TORCH.items() if special == name), None)
-        if kind is None:
+        kind = dtypes.of(t.dtype).numpy
+        if not _is_small_float(kind):
             return t.cpu().numpy()
         ints = t.contiguous().view(getattr(importlib.import_module("torch"), f"int{8 * t.element_size()}"))
-        return ints.cpu().numpy().view(dtypes.by_name(kind).numpy)
+        return ints.cpu().numpy().view(kind)
 
     found: dict[str, Any] = {}
     for name, argument in arguments.items():

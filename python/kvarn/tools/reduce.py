@@ -15,6 +15,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +29,7 @@ from kvarn.lowering.rewrite import functions, walk
 from .pass_options import load_extensions
 
 Interesting = Callable[[str], bool]
-Edit = Callable[[ir.Module], bool]  # changes a module; whether it did
+Edit = Callable[[], bool]  # changes the module that it was made for; whether it did
 
 _FRAMES = ("builtin.module", "gpu.module", "func.func", "gpu.func")  # what operations stand in
 _PLAIN = (ir.IntegerType, ir.IndexType, ir.F16Type, ir.BF16Type, ir.F32Type, ir.F64Type)
@@ -94,7 +95,7 @@ class Reducer:
         module = self._parsed()
         with module.context, ir.Location.unknown(module.context):
             found = edits(module)
-            changed = [found[n](module) for n in reversed(numbers) if n < len(found)]
+            changed = [found[n]() for n in reversed(numbers) if n < len(found)]
             if not any(changed) or not _is_valid(module):
                 return False
         text = self._printed(module)
@@ -136,27 +137,21 @@ def _is_valid(module: ir.Module) -> bool:
 
 
 def _whole_functions(module: ir.Module) -> list[Edit]:
-    def drop(op: ir.Operation) -> Edit:
-        def edit(_: ir.Module) -> bool:
-            op.erase()
-            return True
+    return [partial(_erase, f) for f in functions(module)]
 
-        return edit
 
-    return [drop(f) for f in functions(module)]
+def _erase(op: ir.Operation) -> bool:
+    op.erase()
+    return True
 
 
 def _operations(module: ir.Module) -> list[Edit]:
-    return [_drop(op) for op in _inner(module)]
-
-
-def _inner(module: ir.Module) -> list[ir.Operation]:
     """The operations of functions, without terminators."""
-    found = []
+    found: list[Edit] = []
     for op in walk(module, lambda name: name not in _FRAMES):
         block = op.block
         if block is None or block.operations[len(block.operations) - 1].operation != op or not _ends(op):
-            found.append(op)
+            found.append(partial(_drop, op))
     return found
 
 
@@ -165,20 +160,17 @@ def _ends(op: ir.Operation) -> bool:
     return name in ("return", "yield", "br", "cond_br", "condition", "unreachable", "switch", "reduce", "terminator")
 
 
-def _drop(op: ir.Operation) -> Edit:
-    def edit(_: ir.Module) -> bool:
-        if not _is_there(op):
-            return False
-        values = [_stand_in(op, result) if _used(result) else None for result in op.results]
-        if any(v is None and _used(r) for v, r in zip(values, op.results, strict=True)):
-            return False
-        for result, value in zip(op.results, values, strict=True):
-            if value is not None:
-                result.replace_all_uses_with(value)
-        op.erase()
-        return True
-
-    return edit
+def _drop(op: ir.Operation) -> bool:
+    if not _is_there(op):
+        return False
+    values = [_stand_in(op, result) if _used(result) else None for result in op.results]
+    if any(v is None and _used(r) for v, r in zip(values, op.results, strict=True)):
+        return False
+    for result, value in zip(op.results, values, strict=True):
+        if value is not None:
+            result.replace_all_uses_with(value)
+    op.erase()
+    return True
 
 
 def _is_there(op: ir.Operation) -> bool:
@@ -226,28 +218,25 @@ def _bodies(module: ir.Module) -> list[Edit]:
     """Loops become one turn, branches one side."""
     found = []
     for op in walk(module, lambda name: name in ("scf.for", "scf.if")):
-        found += [_inline(op, n) for n in range(len(op.regions))]
+        found += [partial(_inline, op, n) for n in range(len(op.regions))]
     return found
 
 
-def _inline(op: ir.Operation, number: int) -> Edit:
-    def edit(_: ir.Module) -> bool:
-        if not _is_there(op) or not len(op.regions[number].blocks):
-            return False
-        block = op.regions[number].blocks[0]
-        given = [op.operands[0], *list(op.operands)[3:]] if op.name == "scf.for" else []
-        for argument, value in zip(block.arguments, given, strict=True):
-            argument.replace_all_uses_with(value)
-        *inner, last = [o.operation for o in block.operations]
-        results = list(last.operands)
-        for o in inner:
-            o.move_before(op)
-        for result, value in zip(op.results, results, strict=True):
-            result.replace_all_uses_with(value)
-        op.erase()
-        return True
-
-    return edit
+def _inline(op: ir.Operation, number: int) -> bool:
+    if not _is_there(op) or not len(op.regions[number].blocks):
+        return False
+    block = op.regions[number].blocks[0]
+    given = [op.operands[0], *list(op.operands)[3:]] if op.name == "scf.for" else []
+    for argument, value in zip(block.arguments, given, strict=True):
+        argument.replace_all_uses_with(value)
+    *inner, last = [o.operation for o in block.operations]
+    results = list(last.operands)
+    for o in inner:
+        o.move_before(op)
+    for result, value in zip(op.results, results, strict=True):
+        result.replace_all_uses_with(value)
+    op.erase()
+    return True
 
 
 def _arguments(module: ir.Module) -> list[Edit]:
@@ -256,27 +245,24 @@ def _arguments(module: ir.Module) -> list[Edit]:
     for function in functions(module):
         block = function.regions[0].blocks[0] if len(function.regions[0].blocks) else None
         for n in range(0 if block is None else len(block.arguments)):
-            found.append(_drop_argument(function, n))
+            found.append(partial(_drop_argument, function, n))
     return found
 
 
-def _drop_argument(function: ir.Operation, number: int) -> Edit:
-    def edit(_: ir.Module) -> bool:
-        block = function.regions[0].blocks[0]
-        if number >= len(block.arguments) or _used(block.arguments[number]):
-            return False
-        for name in ("kv.args", "arg_attrs"):
-            if name in function.attributes:
-                records = list(ir.ArrayAttr(function.attributes[name]))
-                if number < len(records):
-                    function.attributes[name] = ir.ArrayAttr.get(records[:number] + records[number + 1 :])
-        block.erase_argument(number)
-        old = ir.FunctionType(ir.TypeAttr(function.attributes["function_type"]).value)
-        made = ir.FunctionType.get([a.type for a in block.arguments], old.results)
-        function.attributes["function_type"] = ir.TypeAttr.get(made)
-        return True
-
-    return edit
+def _drop_argument(function: ir.Operation, number: int) -> bool:
+    block = function.regions[0].blocks[0]
+    if number >= len(block.arguments) or _used(block.arguments[number]):
+        return False
+    for name in ("kv.args", "arg_attrs"):
+        if name in function.attributes:
+            records = list(ir.ArrayAttr(function.attributes[name]))
+            if number < len(records):
+                function.attributes[name] = ir.ArrayAttr.get(records[:number] + records[number + 1 :])
+    block.erase_argument(number)
+    old = ir.FunctionType(ir.TypeAttr(function.attributes["function_type"]).value)
+    made = ir.FunctionType.get([a.type for a in block.arguments], old.results)
+    function.attributes["function_type"] = ir.TypeAttr.get(made)
+    return True
 
 
 _KEPT = ("sym_name", "function_type", "value", "gpu.kernel", "gpu.container_module", "operandSegmentSizes", "kv.args")
@@ -288,18 +274,15 @@ def _attributes(module: ir.Module) -> list[Edit]:
         for name in list(op.attributes):
             # Those that an upstream op declares are its own, and may not be missing.
             if name not in _KEPT and ("." in name or op.name.startswith("kv.")):
-                found.append(_drop_attribute(op, name))
+                found.append(partial(_drop_attribute, op, name))
     return found
 
 
-def _drop_attribute(op: ir.Operation, name: str) -> Edit:
-    def edit(_: ir.Module) -> bool:
-        if name not in op.attributes:
-            return False
-        del op.attributes[name]
-        return True
-
-    return edit
+def _drop_attribute(op: ir.Operation, name: str) -> bool:
+    if name not in op.attributes:
+        return False
+    del op.attributes[name]
+    return True
 
 
 def _constants(module: ir.Module) -> list[Edit]:
@@ -309,16 +292,14 @@ def _constants(module: ir.Module) -> list[Edit]:
         value = op.attributes["value"]
         if isinstance(value, ir.IntegerAttr) and not isinstance(value, ir.BoolAttr):
             number = value.value
-            found += [_set(op, value.type, n) for n in dict.fromkeys((number // 2, 1, 0)) if abs(n) < abs(number)]
+            smaller = [n for n in dict.fromkeys((number // 2, 1, 0)) if abs(n) < abs(number)]
+            found += [partial(_set, op, value.type, n) for n in smaller]
     return found
 
 
-def _set(op: ir.Operation, type_: ir.Type, number: int) -> Edit:
-    def edit(_: ir.Module) -> bool:
-        op.attributes["value"] = ir.IntegerAttr.get(type_, number)
-        return True
-
-    return edit
+def _set(op: ir.Operation, type_: ir.Type, number: int) -> bool:
+    op.attributes["value"] = ir.IntegerAttr.get(type_, number)
+    return True
 
 
 _KINDS: tuple[tuple[str, Callable[[ir.Module], list[Edit]]], ...] = (

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from kvarn.artifact import Artifact
@@ -111,6 +111,11 @@ def instruction_mix(ptx: str) -> Counter[str]:
     return found
 
 
+def sorted_mix(mix: Mapping[str, int]) -> list[tuple[str, int]]:
+    """Instructions with their counts, the most frequent first, ``"other"`` last."""
+    return sorted(mix.items(), key=lambda item: (item[0] == "other", -item[1], item[0]))
+
+
 def describe_code(passport: Passport) -> Iterator[str]:
     """Sizes, the instruction mix and the assembler's figures."""
     artifact = passport.kernel.artifact
@@ -119,7 +124,7 @@ def describe_code(passport: Passport) -> Iterator[str]:
         return
     mix = instruction_mix(str(artifact.code["ptx"]))
     yield f"PTX ISA {artifact.isa} for {artifact.target}: {mix.total()} instructions"
-    for name, count in sorted(mix.items(), key=lambda item: (item[0] == "other", -item[1], item[0])):
+    for name, count in sorted_mix(mix):
         yield f"  {count:5d}  {name}"
     if passport.no_figures:
         yield f"registers and spills: {passport.no_figures}"
@@ -132,5 +137,6 @@ def describe_code(passport: Passport) -> Iterator[str]:
 
 
 __all__ = [
-    "describe_abi", "describe_code", "describe_patterns", "describe_stages", "described", "instruction_mix", "written",
+    "describe_abi", "describe_code", "describe_patterns", "describe_stages", "described", "instruction_mix",
+    "sorted_mix", "written",
 ]  # fmt: skip

@@ -10,7 +10,7 @@ from __future__ import annotations
 import base64
 import gzip
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from html import escape
 from importlib import resources
 from pathlib import PurePath
@@ -20,7 +20,7 @@ from kvarn._version import __version__
 from kvarn.dialect.chips import Gpu
 
 from . import figures, machine, work
-from .describe import describe_abi, instruction_mix
+from .describe import describe_abi, instruction_mix, sorted_mix
 from .places import Chain, Line
 from .stages import changed
 
@@ -162,6 +162,13 @@ def _short(file: str) -> str:
     return PurePath(file).name if file != "-" else "input"
 
 
+def _link(numbers: Mapping[str, int], file: str, line: int | str, text: str) -> str:
+    """A text that leads to a line of a source, where the page has the source."""
+    if file not in numbers:
+        return escape(text)
+    return f'<a href="#code" data-place="{numbers[file]}:{line}">{escape(text)}</a>'
+
+
 # --- tables ------------------------------------------------------------------------------------------
 
 
@@ -273,23 +280,14 @@ def _bar(share: float) -> str:
 
 def _remarks(passport: Passport) -> Iterator[str]:
     numbers = {file: n for n, file in enumerate(passport.sources)}
-    found = passport.remarks
-    if not found:
-        return
-    yield "<table><thead><tr><th>kind<th>pass<th>line<th>remark</tr></thead><tbody>"
-    for r in sorted(found, key=lambda r: ("missed", "analysis", "passed").index(r.kind)):
+    rows = []
+    for r in sorted(passport.remarks, key=lambda r: ("missed", "analysis", "passed").index(r.kind)):
         at = r.location
-        link = ""
-        if at is not None:
-            text = escape(f"{_short(at.file)}:{at.line}")
-            known = at.file in numbers
-            link = f'<a href="#code" data-place="{numbers[at.file]}:{at.line}">{text}</a>' if known else text
+        link = "" if at is None else _link(numbers, at.file, at.line, f"{_short(at.file)}:{at.line}")
         times = f" ({r.count} times)" if r.count > 1 else ""
-        yield (
-            f'<tr><td><em class="{r.kind}">{r.kind}</em><td>{escape(r.pass_name)}<td>{link}'
-            f"<td>{escape(r.message + times)}</tr>"
-        )
-    yield "</tbody></table>"
+        rows.append([f'<em class="{r.kind}">{r.kind}</em>', escape(r.pass_name), link, escape(r.message + times)])
+    if rows:
+        yield _table(("kind", "pass", "line", "remark"), rows, raw=True)
 
 
 def _shared(passport: Passport) -> Iterator[str]:
@@ -302,11 +300,10 @@ def _shared(passport: Passport) -> Iterator[str]:
         for b in blocks:
             places = list(figures.places_of(b))
             text = ""
-            if b.place is not None and b.place[0] in numbers:
-                line = passport.sources[b.place[0]][b.place[1] - 1 : b.place[1]]
-                at = f"{_short(b.place[0])}:{b.place[1]}"
-                text = f'<a href="#code" data-place="{numbers[b.place[0]]}:{b.place[1]}">{escape(at)}</a> '
-                text += f"<code>{escape(''.join(line).strip())}</code>"
+            file, number = b.place or ("", 0)
+            if file in numbers:
+                line = "".join(passport.sources[file][number - 1 : number]).strip()
+                text = f"{_link(numbers, file, number, f'{_short(file)}:{number}')} <code>{escape(line)}</code>"
             rows.append([f"{b.offset:,}", f"{b.bytes:,}", f"{b.alignment}", f"{len(b.uses)}", text])
             names = ", ".join(f"{_short(f)}:{line}" for f, line in places[:6])
             anchors.append(f"{b.bytes:,} bytes at {b.offset:,}; used by {names}{', …' * (len(places) > 6)}")
@@ -327,9 +324,7 @@ def _work(passport: Passport) -> Iterator[str]:
         waits = [loop for loop in loops if loop.waits]
         for loop in (loop for loop in loops if not loop.waits):
             file, _, line = loop.source.rpartition(":")
-            place = escape(loop.source) or f"PTX line {loop.line}"
-            if file in numbers:
-                place = f'<a href="#code" data-place="{numbers[file]}:{line}">{place}</a>'
+            place = _link(numbers, file, line, loop.source or f"PTX line {loop.line}")
             rows.append(
                 [f'<span style="margin-left:{loop.depth}em">loop at {place}</span>', *_worked(loop.work, roofs[0])]
             )
@@ -418,8 +413,7 @@ def _run(passport: Passport) -> Iterator[str]:
 def _mix(passport: Passport) -> str:
     if passport.kernel.target == "host":
         return ""
-    mix = instruction_mix(passport.ptx_text)
-    rows = [[name, f"{n:,}"] for name, n in sorted(mix.items(), key=lambda m: (m[0] == "other", -m[1], m[0]))]
+    rows = [[name, f"{n:,}"] for name, n in sorted_mix(instruction_mix(passport.ptx_text))]
     return f"<h3>Instructions of the PTX</h3>{_table(('instruction', 'times'), rows, numbers=-1)}"
 
 

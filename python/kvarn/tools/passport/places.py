@@ -7,9 +7,14 @@ reached; the assembler keeps the innermost only.
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+
+from mlir import ir
+
+from kvarn.errors import source_locations
 
 Place = tuple[str, int]
 Chain = tuple[Place, ...]
@@ -36,77 +41,22 @@ class Line:
 
 # --- IR ------------------------------------------------------------------------------------------
 
-_ALIAS = re.compile(r"(#loc\d*) = loc\((.*)\)$")
-_NAMED = re.compile(r" loc\((#loc\d*)\)")
-_FILE = re.compile(r'"((?:[^"\\]|\\.)*)":(\d+):\d+(?: to (?::?\d+)?:?\d+)?')
+_ALIAS = re.compile(r"#loc\d* = loc\(.*\)$")
+_STRING = r'"(?:[^"\\]|\\.)*"'
+_LOCATION = re.compile(rf' loc\((?:#loc\d*|(?:{_STRING}|\((?:{_STRING}|[^()"])*\)|[^()"])*)\)')
 
 
-class _Locations:
-    """The locations of an IR text, read as they are asked for."""
-
-    def __init__(self, aliases: dict[str, str]) -> None:
-        self._aliases, self._chains = aliases, dict[str, Chain]()
-
-    def chain(self, text: str) -> Chain:
-        """The places that a location names, as ``kvarn.errors.source_locations`` has them."""
-        text = text.strip()
-        if text not in self._chains:
-            self._chains[text] = ()  # no endless way, whatever the text
-            self._chains[text] = self._read(text)
-        return self._chains[text]
-
-    def _read(self, text: str) -> Chain:
-        if text.startswith("#loc"):
-            return self.chain(self._aliases.get(text, ""))
-        if text.startswith("callsite("):
-            callee, _, caller = _split(text[len("callsite(") : -1], " at ")
-            return self.chain(callee) + self.chain(caller)
-        if text.startswith("fused"):
-            inner = text[text.index("[") + 1 : text.rindex("]")] if "[" in text else ""
-            while inner:
-                first, _, inner = _split(inner, ",")
-                if found := self.chain(first):
-                    return found
-            return ()
-        if found := _FILE.match(text):
-            return ((found[1], int(found[2])),)
-        if text.startswith('"') and text.endswith(")"):  # a name, and what it names
-            return self.chain(_split(text, "(")[2][:-1])
-        return ()
+@functools.cache
+def _context() -> ir.Context:
+    return ir.Context()
 
 
-def _split(text: str, by: str) -> tuple[str, str, str]:
-    """`str.partition` outside of strings and brackets."""
-    depth, i, quoted = 0, 0, False
-    while i < len(text):
-        c = text[i]
-        if quoted:
-            i += c == "\\"
-            quoted = c != '"'
-        elif depth == 0 and text.startswith(by, i):
-            return text[:i], by, text[i + len(by) :]
-        elif c == '"':
-            quoted = True
-        else:
-            depth += (c in "([<{") - (c in ")]>}")
-        i += 1
-    return text, "", ""
-
-
-def _without_locations(line: str, locations: _Locations) -> tuple[str, Chain]:
-    """A line of IR without its locations, and the last of them."""
-    chain: Chain = ()
-    at = line.find(" loc(")
-    while at >= 0:
-        if named := _NAMED.match(line, at):
-            inner, end = named[1], named.end()
-        else:
-            inner = _split(line[at + len(" loc(") :], ")")[0]
-            end = at + len(" loc(") + len(inner) + 1
-        chain = locations.chain(inner)
-        line = line[:at] + line[end:]
-        at = line.find(" loc(", at)
-    return line, chain
+def _chains(aliases: Iterable[str], locations: Iterable[str]) -> Iterator[Chain]:
+    """The places that texts of locations name, read by MLIR, which is also given the aliases in them."""
+    text = "\n".join([*aliases, f"module attributes {{builtin.locations = [{','.join(locations)}]}} {{}}"])
+    module = ir.Module.parse(text, _context())
+    for location in ir.ArrayAttr(module.operation.attributes["builtin.locations"]):
+        yield tuple((place.file, place.line) for place in source_locations(ir.Location.from_attr(location, _context())))
 
 
 def ir_lines(text: str) -> list[Line]:
@@ -114,24 +64,24 @@ def ir_lines(text: str) -> list[Line]:
 
     An operation with regions has its location where it ends; it is that of the line where it begins too.
     """
-    aliases, code = {}, []
+    aliases, code = list[str](), list[str]()
     for line in text.rstrip("\n").split("\n"):
-        if alias := _ALIAS.match(line):
-            aliases[alias[1]] = alias[2]
-        else:
-            code.append(line)
-    locations, found = _Locations(aliases), list[Line]()
+        (aliases if _ALIAS.match(line) else code).append(line)
+    of = [_LOCATION.findall(line) for line in code]
+    locations = dict.fromkeys(places[-1] for places in of if places)
+    chains = dict(zip(locations, _chains(aliases, locations), strict=True))
+    found = list[Line]()
     opened: list[list[Line]] = []  # lines of operations that have not ended
-    for line in code:
-        made = Line(*_without_locations(line, locations))
+    for line, places in zip(code, of, strict=True):
+        made = Line(_LOCATION.sub("", line), chains[places[-1]]) if places else Line(line)
         found.append(made)
         stripped = made.text.strip()
         ends, begins = stripped.startswith("}"), stripped.endswith("{")
         if ends and opened:
             opened[-1].append(made)
             if not begins:
-                for of in opened.pop():
-                    of.chain = made.chain
+                for line_of_op in opened.pop():
+                    line_of_op.chain = made.chain
         elif begins and not stripped.startswith("^"):
             opened.append([made])
     return found
