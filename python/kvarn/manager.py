@@ -18,9 +18,9 @@ import numpy as np
 import kvarn
 from kvarn.caches import KVCacheStaticParams, PagedKVCacheCollection
 from kvarn.caches.checks import count
-from kvarn.caches.collections import paged_pool
+from kvarn.caches.pools import pool_of
 from kvarn.dialect import layout
-from kvarn.dialect.layout import cdiv
+from kvarn.dialect.layout import PAGED, cdiv
 from kvarn.drafts import CommitsDrafts
 from kvarn.env import OWNERSHIP, env
 from kvarn.page_pool import (
@@ -129,7 +129,7 @@ class PagedKVCacheManager(CommitsDrafts):
             scales = scales if own is None else own
         elif params is not None or num_layers is not None or num_pages is not None or scale_dtype is not None:
             raise ValueError("params, num_layers, num_pages and scale_dtype go without blocks, which say them already")
-        spec, views, at = paged_pool(blocks, scales, quantization_granularity)
+        spec, views, at = pool_of(PAGED, "N2LPHD", blocks, scales, quantization_granularity)
         if spec.quantized and spec.head_size % spec.granularity:
             raise ValueError(
                 f"quantization_granularity must divide the head size {spec.head_size}, got {spec.granularity}"

@@ -18,7 +18,7 @@ from mlir import ir
 
 import kvarn as kv
 from kvarn.compiled import Kernel
-from kvarn.dialect import dtypes, layout, tma_layout
+from kvarn.dialect import dtypes, tma_layout
 from kvarn.dialect.layout import CacheSpec, CollectionSpec
 from kvarn.emulator import Report, ptx, run as emulated
 from kvarn.emulator.stream import Stream
@@ -133,9 +133,7 @@ def _box(spec: CacheSpec, choice: Choice) -> tma_layout.TmaSpec:
 
 def _descriptor(cache: Any, choice: Choice) -> Any:
     """A cache's descriptor, as a launch makes it."""
-    names = [f.name for f in layout.operand_fields(cache.spec)]
-    at = dict(zip(names, cache.fields(), strict=True))
-    return tensormap.of_owner(tensormap.of_tile(_box(cache.spec, choice), cache.spec, at), cache)
+    return tensormap.of_owner(tensormap.describe(_box(cache.spec, choice), cache.spec, cache.fields()), cache)
 
 
 @functools.cache

@@ -5,8 +5,8 @@ A *collection* holds all layers' keys and values; ``get_key_cache`` and ``get_va
 keys or values, which kernels take by value. Neither copies nor, when it is made, reads a buffer. ``spec`` is what a
 kernel is specialised for, ``fields()`` the run-time parameters in the order of ``kvarn.dialect.layout``.
 
-Modules: ``collections``, ``views`` (caches), ``operands``, ``foreign`` (pages of other libraries); ``model`` (host-side
-methods), ``rows``, ``checks``, ``numerics``.
+Modules: ``collections``, ``views`` (caches), ``operands``, ``foreign`` (pages of other libraries); ``pools`` (what
+pools and tables must be), ``model`` (host-side methods), ``rows``, ``checks``, ``numerics``.
 """
 
 from .collections import (
@@ -20,9 +20,10 @@ from .collections import (
 from .foreign import ForeignPages
 from .numerics import saturating_cast
 from .operands import KVCacheMHAOperand, KVCacheScalesMHAOperand, LayoutTensorMHAOperand, MHAOperand, RaggedMHAOperand
+from .pools import KVCacheStaticParams
 from .rows import PagedRowIndices
 from .summaries import PageSummaries
-from .views import ContinuousBatchingKVCache, KVCache, KVCacheStaticParams, PagedKVCache
+from .views import ContinuousBatchingKVCache, KVCache, PagedKVCache
 
 __all__ = [
     "ContinuousBatchingKVCache",

@@ -206,3 +206,11 @@ def table_covers(columns: int, page_size: int, max_cache_length: int, batch: int
             f"lookup_table must have a column for every page of max_cache_length {max_cache_length}: "
             f"{-(-max_cache_length // page_size)} columns of {page_size} tokens, got {columns}"
         )
+
+
+def region_holds(slots: int, max_cache_length: int, batch: int) -> None:
+    """A region of a continuous cache must hold the longest sequence, and no more tokens than kernels count."""
+    if slots > layout.MAX_TOKENS:
+        raise ValueError(f"blocks must have at most {layout.MAX_TOKENS} slots of a region, got {slots}")
+    if batch and max_cache_length > slots:
+        raise ValueError(f"max_cache_length must fit a region's {slots} slots, got {max_cache_length}")

@@ -6,26 +6,17 @@ from __future__ import annotations
 from typing import Any, ClassVar, Generic, NamedTuple, TypeVar
 
 from kvarn.dialect import dtypes, layout
-from kvarn.dialect.dtypes import DType
 from kvarn.dialect.layout import CONTINUOUS, FA3, KEY, PAGED, VALUE, CacheSpec, CollectionSpec
 from kvarn.runtime.buffers import BufferView, strided_array
 
 from . import checks
-from .views import (
-    POOLS,
-    ContinuousBatchingKVCache,
-    KVCache,
-    KVCacheStaticParams,
-    PagedKVCache,
-    _shared,
-    checked_scales,
-    region_holds,
-)
+from .pools import WRITABLE, PoolMembers, pool_of, with_sequences
+from .views import ContinuousBatchingKVCache, KVCache, PagedKVCache
 
 CacheT = TypeVar("CacheT", bound=KVCache)
 
 
-class KVCacheCollection(Generic[CacheT]):
+class KVCacheCollection(PoolMembers, Generic[CacheT]):
     """What the collections have in common. Views of the caller's buffers, which are neither copied nor read.
 
     Attributes
@@ -47,25 +38,17 @@ class KVCacheCollection(Generic[CacheT]):
 
     def _bind(self, cache_spec: CacheSpec, views: dict[str, BufferView], at: dict[str, int]) -> None:
         self.cache_spec, self.spec = cache_spec, CollectionSpec(cache_spec)
-        self._views, self._at = views, at
-        self._fields = tuple(at[f.name] for f in layout.collection_fields(cache_spec))
-        self.device = views["blocks"].device
-        self.readonly = any(views[n].readonly for n in POOLS if n in views)
-        self.buffers = tuple(v.owner for v in views.values())
+        self._keep_views(cache_spec, views, at, layout.collection_fields(cache_spec))
+        self._views = views
         self.num_layers = at["num_layers"]
         self.max_seq_length, self.max_cache_length = at["max_seq_length"], at["max_cache_length"]
         self._own_bounds: Any = None  # what kvarn.ops.reads makes of the two
-        self._words: bytes | None = None  # what the native part makes of all of it
         self._caches: tuple[dict[int, CacheT], dict[int, CacheT]] = ({}, {})
 
     @property
     def pools(self) -> tuple[BufferView, ...]:
         """The buffers of elements and scales, as they are viewed."""
-        return tuple(self._views[n] for n in POOLS if n in self._views)
-
-    def fields(self) -> tuple[int, ...]:
-        """The kernel's parameters, in the order of ``layout.collection_fields``; pointers as integers."""
-        return self._fields
+        return tuple(self._views[n] for n in WRITABLE if n in self._views)
 
     def get_key_cache(self, layer: int) -> CacheT:
         """The keys of one layer; the same object at every call.
@@ -122,51 +105,6 @@ class KVCacheCollection(Generic[CacheT]):
             )
         lengths = strided_array(self._at["lengths"], (self._at["batch"],), (1,), dtypes.u32, True, self._views)
         return int(lengths[checks.index(b, self._at["batch"], "b (sequence)")])
-
-    @property
-    def dtype(self) -> DType:
-        return self.cache_spec.dtype
-
-    @property
-    def scale_dtype(self) -> DType | None:
-        return self.cache_spec.scale_dtype
-
-    @property
-    def kv_params(self) -> KVCacheStaticParams:
-        return KVCacheStaticParams(self.cache_spec.num_heads, self.cache_spec.head_size, self.cache_spec.is_mla)
-
-    @property
-    def num_heads(self) -> int:
-        return self.cache_spec.num_heads
-
-    @property
-    def head_size(self) -> int:
-        return self.cache_spec.head_size
-
-    @property
-    def page_size(self) -> int:
-        return self.cache_spec.page_size
-
-    @property
-    def is_mla(self) -> bool:
-        return self.cache_spec.is_mla
-
-    @property
-    def head_dim_granularity(self) -> int:
-        """G: scales of one token and head."""
-        return self.cache_spec.num_scales
-
-    @property
-    def quantization_granularity(self) -> int:
-        return self.cache_spec.granularity
-
-    @property
-    def batch_size(self) -> int:
-        return self._at["batch"]
-
-    @property
-    def num_blocks(self) -> int:
-        return self._at["num_blocks"]
 
     @property
     def kv_cache_dynamic_shape(self) -> tuple[int, int, int, int]:
@@ -243,19 +181,8 @@ class PagedKVCacheCollection(KVCacheCollection[PagedKVCache]):
         quantization_granularity: int = 1,
     ) -> None:
         self.blocks, self.cache_lengths, self.lookup_table, self.scales = blocks, cache_lengths, lookup_table, scales
-        spec, views, at = paged_pool(blocks, scales, quantization_granularity)
-        lengths, _ = checks.table(cache_lengths, "cache_lengths", ("sequences",))
-        table, table_strides = checks.table(lookup_table, "lookup_table", ("sequences", "columns"))
-        views = {"blocks": views["blocks"], "cache_lengths": lengths, "lookup_table": table, **views}
-        checks.same_device(views.items())
-        batch = checks.sequences(lengths, table.shape[0], "lookup_table")
-        longest = checks.count(max_cache_length, "max_cache_length")
-        checks.table_covers(table.shape[1], spec.page_size, longest, batch)
-        at |= _shared(
-            views, at["stride0"], at["num_blocks"], spec.page_size, table, table_strides[0], table.shape[1], batch,
-            checks.count(max_seq_length, "max_seq_length"), longest,
-        )  # fmt: skip
-        self._bind(spec, views, at)
+        pool = pool_of(PAGED, "N2LPHD", blocks, scales, quantization_granularity)
+        self._bind(*with_sequences(pool, cache_lengths, lookup_table, max_seq_length, max_cache_length))
 
     def with_tables(
         self,
@@ -284,52 +211,6 @@ class PagedKVCacheCollection(KVCacheCollection[PagedKVCache]):
         )
 
 
-def paged_pool(blocks: Any, scales: Any, granularity: int) -> tuple[CacheSpec, dict[str, BufferView], dict[str, int]]:
-    """Check a pool of pages and its scales.
-
-    Parameters
-    ----------
-    blocks : array-like [N, 2, L, P, H, D]
-        Extent 1 in dimension 1: MLA.
-    scales : array-like [N, 2, L, P, H, G] or None
-    granularity : int
-
-    Returns
-    -------
-    tuple
-        The spec; the views by name; the run-time fields that the pool alone gives.
-    """
-    dims = ("pages", "2 (1 for MLA)", "layers", "page_size", "heads", "head_size")
-    data, strides = checks.pool(blocks, "blocks", dims, outer=3)
-    pages, halves, layers, page_size, heads, size = data.shape
-    if halves not in (1, 2):
-        raise ValueError(
-            f"blocks must have extent 2 (K and V) or 1 (MLA) in dimension 1, got shape {tuple(data.shape)}"
-        )
-    checks.aligned(data, 16, "blocks")
-    views = {"blocks": data}
-    at = {
-        "blocks": data.data,
-        "stride0": strides[0],
-        "num_blocks": pages,
-        "num_layers": layers,
-        "kv_stride": strides[1],
-        "layer_stride": strides[2],
-        "lookup_layer_stride": 0,
-    }
-    scale_view, scale_strides = checked_scales(scales, granularity, data.shape[:5], size, (*dims[:5], "granules"), 3)
-    if scale_view is not None:
-        views["scales"] = scale_view
-        names = ("scales_stride0", "scales_kv_stride", "scales_layer_stride")
-        at |= {"scales": scale_view.data, **dict(zip(names, scale_strides[:3], strict=True))}
-    spec = layout.spec_of(
-        PAGED, data.dtype, heads, size, page_size=page_size, is_mla=halves == 1,
-        scale_dtype=None if scale_view is None else scale_view.dtype,
-        granularity=1 if scale_view is None else granularity,
-    )  # fmt: skip
-    return spec, views, at
-
-
 class ContinuousBatchingKVCacheCollection(KVCacheCollection[ContinuousBatchingKVCache]):
     """Keys and values of all layers, one contiguous region a sequence.
 
@@ -351,40 +232,8 @@ class ContinuousBatchingKVCacheCollection(KVCacheCollection[ContinuousBatchingKV
         self, blocks: Any, cache_lengths: Any, lookup_table: Any, max_seq_length: int, max_cache_length: int
     ) -> None:
         self.blocks, self.cache_lengths, self.lookup_table = blocks, cache_lengths, lookup_table
-        dims = ("regions", "2 (1 for MLA)", "layers", "slots", "heads", "head_size")
-        data, strides = checks.pool(blocks, "blocks", dims, outer=3)
-        regions, halves, layers, slots, heads, size = data.shape
-        if halves not in (1, 2):
-            raise ValueError(
-                f"blocks must have extent 2 (K and V) or 1 (MLA) in dimension 1, got shape {tuple(data.shape)}"
-            )
-        checks.aligned(data, 16, "blocks")
-        lengths, _ = checks.table(cache_lengths, "cache_lengths", ("sequences",))
-        table, _ = checks.table(lookup_table, "lookup_table", ("sequences",))
-        views = {"blocks": data, "cache_lengths": lengths, "lookup_table": table}
-        checks.same_device(views.items())
-        batch = checks.sequences(lengths, table.shape[0], "lookup_table")
-        longest = region_holds(max_cache_length, slots, batch)
-        at = _shared(
-            views,
-            strides[0],
-            regions,
-            slots,
-            table,
-            1,
-            1,
-            batch,
-            checks.count(max_seq_length, "max_seq_length"),
-            longest,
-        )
-        at |= {
-            "blocks": data.data,
-            "num_layers": layers,
-            "kv_stride": strides[1],
-            "layer_stride": strides[2],
-            "lookup_layer_stride": 0,
-        }
-        self._bind(layout.spec_of(CONTINUOUS, data.dtype, heads, size, is_mla=halves == 1), views, at)
+        pool = pool_of(CONTINUOUS, "N2LPHD", blocks)
+        self._bind(*with_sequences(pool, cache_lengths, lookup_table, max_seq_length, max_cache_length))
 
 
 class PagedKVCacheFA3Fallback(KVCache):
@@ -467,32 +316,8 @@ class PagedKVCacheFA3FallbackCollection(KVCacheCollection[PagedKVCacheFA3Fallbac
         self, blocks: Any, cache_lengths: Any, lookup_table: Any, max_seq_length: int, max_cache_length: int
     ) -> None:
         self.blocks, self.cache_lengths, self.lookup_table = blocks, cache_lengths, lookup_table
-        data, strides = checks.pool(blocks, "blocks", ("2", "pages", "page_size", "heads", "head_size"), outer=2)
-        halves, pages, page_size, heads, size = data.shape
-        if halves != 2:
-            raise ValueError(f"blocks must have extent 2 (K and V) in dimension 0, got shape {tuple(data.shape)}")
-        checks.aligned(data, 16, "blocks")
-        lengths, _ = checks.table(cache_lengths, "cache_lengths", ("sequences",))
-        table, table_strides = checks.table(lookup_table, "lookup_table", ("layers", "sequences", "columns"))
-        if table.shape[0] < 1:
-            raise ValueError(f"lookup_table must have at least one layer, got shape {tuple(table.shape)}")
-        views = {"blocks": data, "cache_lengths": lengths, "lookup_table": table}
-        checks.same_device(views.items())
-        batch = checks.sequences(lengths, table.shape[1], "lookup_table")
-        longest = checks.count(max_cache_length, "max_cache_length")
-        checks.table_covers(table.shape[2], page_size, longest, batch)
-        at = _shared(
-            views, strides[1], pages, page_size, table, table_strides[1], table.shape[2], batch,
-            checks.count(max_seq_length, "max_seq_length"), longest,
-        )  # fmt: skip
-        at |= {
-            "blocks": data.data,
-            "num_layers": table.shape[0],
-            "kv_stride": strides[0],
-            "layer_stride": 0,
-            "lookup_layer_stride": table_strides[0],
-        }
-        self._bind(layout.spec_of(FA3, data.dtype, heads, size, page_size=page_size), views, at)
+        pool = pool_of(FA3, "2NPHD", blocks)
+        self._bind(*with_sequences(pool, cache_lengths, lookup_table, max_seq_length, max_cache_length))
 
     def to_fa3(self, layer: int) -> FA3Arguments:
         """The buffers of one layer as a FlashAttention-3 kernel takes them; views, made by plain indexing.

@@ -18,7 +18,8 @@ from kvarn.runtime.buffers import BufferView, view
 
 from . import checks
 from .collections import PagedKVCacheCollection
-from .views import PagedKVCache, _shared
+from .pools import AS_MANY_AS_FIT, Pool, with_sequences
+from .views import PagedKVCache
 
 _NAMES = {
     "N": "pages", "P": "page_size", "H": "heads", "D": "head_size", "L": "layers", "2": "2", "S": "slots",
@@ -96,30 +97,19 @@ class ForeignPages(PagedKVCacheCollection):
         )
         for half, name in zip(halves, ("keys", "values"), strict=False):
             checks.aligned(half, layout.element_alignment(key.dtype, size) * key.dtype.itemsize, name)
-        lengths, _ = checks.table(cache_lengths, "cache_lengths", ("sequences",))
-        table, table_strides = checks.table(lookup_table, "lookup_table", ("sequences", "columns"))
-        views = {"blocks": key, "cache_lengths": lengths, "lookup_table": table}
+        views = {"blocks": key}
         if not is_mla:
             views["values"] = halves[1]
+        at = {
+            "blocks": key.data, "stride0": strides[1], "num_blocks": pages, "capacity": slots, "num_layers": layers,
+            "kv_stride": (halves[-1].data - key.data) // key.dtype.itemsize, "layer_stride": strides[0],
+            "lookup_layer_stride": 0,
+        }  # fmt: skip
         if found is not None:
             views |= dict(zip(("scales", "value_scales"), found.views, strict=False))
-        checks.same_device([("keys" if n == "blocks" else n, v) for n, v in views.items()])
-        batch = checks.sequences(lengths, table.shape[0], "lookup_table")
-        room = table.shape[1] * slots
-        longest = room if max_cache_length is None else checks.count(max_cache_length, "max_cache_length")
-        checks.table_covers(table.shape[1], slots, longest, batch)
-        newest = longest if max_seq_length is None else checks.count(max_seq_length, "max_seq_length")
-        at = _shared(
-            views, strides[1], pages, slots, table, table_strides[0], table.shape[1], batch, newest, longest
-        ) | {
-            "blocks": key.data,
-            "num_layers": layers,
-            "kv_stride": (halves[-1].data - key.data) // key.dtype.itemsize,
-            "layer_stride": strides[0],
-            "lookup_layer_stride": 0,
-            **({} if found is None else found.fields),
-        }
-        self._bind(spec, views, at)
+            at |= found.fields
+        most = (AS_MANY_AS_FIT if n is None else n for n in (max_seq_length, max_cache_length))
+        self._bind(*with_sequences(Pool(spec, views, at), cache_lengths, lookup_table, *most, name="keys"))
 
     def with_tables(
         self,

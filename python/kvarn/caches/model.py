@@ -34,6 +34,8 @@ class HostModel:
     spec: CacheSpec
     device: tuple[str, int]
     readonly: bool
+    buffers: tuple[Any, ...]
+    scales: Any
     _at: dict[str, int]
     _host: dict[str, np.ndarray]
     _keep: Any
@@ -390,12 +392,7 @@ class HostModel:
     def scales_raw_ptr(self) -> np.ndarray | None:
         """The scales of this view, [N, P, H, G], or None (a null pointer) when the cache is not quantized."""
         self._need_host("scales_raw_ptr")
-        if not self.spec.quantized:
-            return None
-        at, spec = self._at, self.spec
-        shape = (at["num_blocks"], at["capacity"], spec.num_heads, spec.num_scales)
-        strides = (at["scales_stride0"], spec.scales_token_stride, spec.num_scales, 1)
-        return strided_array(at["scales"], shape, strides, spec.scale_dtype, self.readonly, self._keep)  # type: ignore[arg-type]
+        return self.scales
 
     # --- lengths ---
 

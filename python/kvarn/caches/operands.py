@@ -16,6 +16,7 @@ import numpy as np
 from kvarn.dialect import dtypes, layout
 from kvarn.dialect.dtypes import DType
 from kvarn.dialect.layout import DENSE, RAGGED, CacheSpec, OperandSpec
+from kvarn.dialect.members import SpecMembers
 from kvarn.runtime.buffers import BufferView, host_array, strided_array
 
 from . import checks
@@ -26,7 +27,7 @@ from .tma import OperandTmaTiles
 from .views import KVCache
 
 
-class MHAOperand(OperandTmaTiles):
+class MHAOperand(SpecMembers, OperandTmaTiles):
     """Keys or values as an attention kernel reads them. Made as one of the subclasses.
 
     As an annotation of a kernel's argument it stands for every kind.
@@ -35,16 +36,20 @@ class MHAOperand(OperandTmaTiles):
     ----------
     spec : OperandSpec
         What a kernel is specialised for.
+    device : tuple of (str, int)
+    buffers : tuple
+        The owners of the memory, kept alive.
     """
 
-    __slots__ = ("_fields", "_model", "spec")
+    __slots__ = ("_fields", "_model", "_spec", "buffers", "device", "spec")
     readonly = True
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         raise TypeError("MHAOperand stands for any kind of operand: make one of a kind, as KVCacheMHAOperand(cache)")
 
     def _bind(self, model: HostModel, spec: CacheSpec) -> None:
-        self._model, self.spec = model, OperandSpec(spec)
+        self._model, self._spec, self.spec = model, spec, OperandSpec(spec)
+        self.device, self.buffers = model.device, model.buffers
         self._fields = tuple(model._at[f.name] for f in layout.operand_fields(spec))
 
     def fields(self) -> tuple[int, ...]:
@@ -52,42 +57,8 @@ class MHAOperand(OperandTmaTiles):
         return self._fields
 
     @property
-    def device(self) -> tuple[str, int]:
-        return self._model.device
-
-    @property
-    def buffers(self) -> tuple[Any, ...]:
-        """The owners of the memory, kept alive."""
-        return self._model.buffers
-
-    @property
-    def dtype(self) -> DType:
-        """Type of the elements that it shows."""
-        return self.spec.cache.data_dtype
-
-    @property
-    def scale_dtype(self) -> DType | None:
-        return self.spec.cache.scale_dtype
-
-    @property
-    def num_heads(self) -> int:
-        return self.spec.cache.num_heads
-
-    @property
-    def head_size(self) -> int:
-        return self.spec.cache.head_size
-
-    @property
-    def page_size(self) -> int:
-        return self.spec.cache.page_size
-
-    @property
     def quantization_enabled(self) -> bool:
-        return self.spec.cache.quantized
-
-    @property
-    def quantization_granularity(self) -> int:
-        return self.spec.cache.granularity
+        return self._spec.quantized
 
     @property
     def batch_size(self) -> int:

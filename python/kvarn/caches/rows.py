@@ -8,11 +8,11 @@ from typing import Any
 
 import numpy as np
 
-from kvarn.dialect import layout
+from kvarn.dialect.members import TileRows
 
 
 @dataclass(frozen=True, eq=False)
-class PagedRowIndices:
+class PagedRowIndices(TileRows[Any]):
     """Where the pages of a tile of tokens begin, in rows.
 
     Attributes
@@ -33,34 +33,6 @@ class PagedRowIndices:
     rows: np.ndarray
     pair_cta: bool = False
     is_leader: bool = True
-
-    @property
-    def num_pages(self) -> int:
-        return len(self.rows)
-
-    @property
-    def eff_page(self) -> int:
-        """Rows of one sub-tile."""
-        return layout.effective_page(self.tile_rows, self.page_size)
-
-    @property
-    def cta_group(self) -> int:
-        """CTAs that share the tile."""
-        return 2 if self.pair_cta else 1
-
-    def key_copies(self) -> list[tuple[int, int, int]]:
-        """What this CTA copies of the tile as keys: (first row, row of its own tile, rows) of each copy.
-
-        Of a pair the leader copies the first half of the tile and its peer the second.
-        """
-        return self._placed(layout.key_copies(self.tile_rows, self.page_size, self.pair_cta, self.is_leader))
-
-    def value_copies(self, part: int = 0, parts: int = 1) -> list[tuple[int, int, int]]:
-        """What a CTA copies of the tile as values, of one of some equal parts; as :meth:`key_copies`."""
-        return self._placed(layout.value_copies(self.tile_rows, self.page_size, part, parts))
-
-    def _placed(self, copies: tuple[layout.TileCopy, ...]) -> list[tuple[int, int, int]]:
-        return [(int(self.rows[p.entry]) + p.skipped, p.at, p.rows) for p in copies]
 
     def get_row(self, offset: Any) -> Any:
         """Row of the tile's token ``offset``, in [0, tile_rows); an array of offsets gives an array."""

@@ -10,23 +10,24 @@ from __future__ import annotations
 
 from typing import Any
 
-from kvarn.dialect import dtypes, layout
+from kvarn.dialect import dtypes, layout, tma_layout
 from kvarn.dialect.layout import CacheSpec
+from kvarn.dialect.tma_layout import TmaSpec
 from kvarn.runtime import tensormap
 from kvarn.runtime.buffers import BufferView
 from kvarn.runtime.tensormap import EncodedTensorMap
 
 
 class TmaTiles:
-    """What caches and operands share. Needs ``spec``, ``fields()``, ``device`` and the buffers in ``_keep``."""
+    """What caches and operands share. Needs their ``_spec``, ``fields()``, ``device`` and the buffers in ``_keep``."""
 
     __slots__ = ()
-    spec: Any
     fields: Any
+    _spec: CacheSpec
     _keep: tuple[BufferView, ...]
 
-    def _described(self) -> tuple[CacheSpec, tuple[int, ...]]:
-        return (self.spec if isinstance(self.spec, CacheSpec) else self.spec.cache), self.fields()
+    def _encoded(self, made: TmaSpec, **options: int) -> EncodedTensorMap:
+        return tensormap.of_owner(tensormap.describe(made, self._spec, self.fields(), **options), self)
 
     def create_tma_tile(
         self, swizzle: str = "128B", *, tile_rows: int, depth: int | None = None, paged: bool | None = None
@@ -56,8 +57,7 @@ class TmaTiles:
         ValueError
             If the cache has no such tile (fa3: no rows) or the hardware cannot; the message says why.
         """
-        made = tensormap.describe_tile(*self._described(), tile_rows, depth=depth, swizzle=swizzle, paged=paged)
-        return tensormap.of_owner(made, self)
+        return self._encoded(tma_layout.tiled(self._spec, tile_rows, depth, swizzle, paged))
 
     def create_ragged_tma_tile(
         self, swizzle: str = "128B", *, tile_rows: int, depth: int | None = None, before_is_mapped: bool = False
@@ -81,8 +81,8 @@ class TmaTiles:
         ValueError
             If there is no such memory, or as of ``create_tma_tile``.
         """
-        spec, fields = self._described()
-        made = tensormap.describe_ragged_tile(spec, fields, tile_rows, depth=depth, swizzle=swizzle)
+        fields = self.fields()
+        made = tensormap.describe(tma_layout.ragged(self._spec, tile_rows, depth, swizzle), self._spec, fields)
         first = self._first_address()
         if not before_is_mapped and made.base < first:
             raise ValueError(
@@ -123,11 +123,9 @@ class TmaTiles:
         l2_promotion : {0, 64, 128, 256}
             Bytes that the L2 cache fetches around a miss.
         """
-        made = tensormap.describe_gather4(
-            *self._described(), tile_width, height=tile_height, row_pitch=tile_stride,
-            dtype=None if tma_dtype is None else dtypes.of(tma_dtype), swizzle=swizzle, l2_promotion=l2_promotion,
-        )  # fmt: skip
-        return tensormap.of_owner(made, self)
+        dtype = None if tma_dtype is None else dtypes.of(tma_dtype)
+        made = tma_layout.gather4(self._spec, tile_width, tile_height, tile_stride, dtype, swizzle)
+        return self._encoded(made, l2_promotion=l2_promotion)
 
     # What only caches with a bf16 rope part behind their 8-bit content have: paged ones of one head.
 
@@ -145,10 +143,8 @@ class TmaTiles:
         padded_depth : int
             Bytes of content before it, padding included; ``padded_depth + 2 * rope`` is the row.
         """
-        made = tensormap.describe_rope_tile(
-            *self._described(), tile_rows, padded_depth, rope, swizzle=swizzle, paged=paged
-        )
-        return tensormap.of_owner(made, self)
+        made = tma_layout.rope(self._spec, tile_rows, padded_depth, rope, swizzle, paged)
+        return self._encoded(made, content=padded_depth)
 
     def create_rope_gather4_tma_tile(
         self, *, tile_width: int, padded_depth: int, tile_height: int = 4, swizzle: str = "none", l2_promotion: int = 0
@@ -157,10 +153,8 @@ class TmaTiles:
 
         For kernels of sm_100a. Parameters as of ``create_gather4_tma_tile`` and ``create_rope_tma_tile``.
         """
-        made = tensormap.describe_rope_gather4(
-            *self._described(), padded_depth, tile_width, height=tile_height, swizzle=swizzle, l2_promotion=l2_promotion
-        )
-        return tensormap.of_owner(made, self)
+        made = tma_layout.rope_gather4(self._spec, padded_depth, tile_width, tile_height, swizzle)
+        return self._encoded(made, content=padded_depth, columns=tile_width, l2_promotion=l2_promotion)
 
 
 class OperandTmaTiles(TmaTiles):
@@ -183,7 +177,7 @@ class OperandTmaTiles(TmaTiles):
         ValueError
             For an operand over a cache, whose scales lie in pages; without scales; or if the hardware cannot.
         """
-        spec, fields = self._described()
+        spec, fields = self._spec, self.fields()
         if spec.of_cache:
             raise ValueError(
                 "create_scale_tma_tile needs a dense or ragged operand, got one over a "

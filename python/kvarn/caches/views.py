@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import numpy as np
@@ -14,40 +13,12 @@ from kvarn.dialect.dtypes import DType
 from kvarn.dialect.layout import CONTINUOUS, PAGED, CacheSpec
 from kvarn.runtime.buffers import BufferView, strided_array
 
-from . import checks
 from .model import HostModel
+from .pools import PoolMembers, pool_of, with_sequences
 from .tma import TmaTiles
 
-POOLS = ("blocks", "values", "scales", "value_scales")  # the views of what a kernel may write
 
-
-@dataclass(frozen=True)
-class KVCacheStaticParams:
-    """What a cache stores of each token.
-
-    Parameters
-    ----------
-    num_heads : int
-        KV heads H.
-    head_size : int
-        Elements of a head D.
-    is_mla : bool
-        One latent head and no values.
-    """
-
-    num_heads: int
-    head_size: int
-    is_mla: bool = False
-
-    def __post_init__(self) -> None:
-        for name in ("num_heads", "head_size"):
-            if checks.count(getattr(self, name), name) < 1:
-                raise ValueError(f"{name} must be positive, got {getattr(self, name)}")
-        if self.is_mla and self.num_heads != 1:
-            raise ValueError(f"num_heads of an MLA cache must be 1, got {self.num_heads}")
-
-
-class KVCache(HostModel, TmaTiles):
+class KVCache(PoolMembers, HostModel, TmaTiles):
     """A cache of any kind: a read-only record of pointers, strides and lengths. Kernels take it by value.
 
     It is made by a collection's ``get_key_cache`` and ``get_value_cache``, or from one layer's buffers by a subclass.
@@ -65,7 +36,7 @@ class KVCache(HostModel, TmaTiles):
         Whether the owner of the blocks (or of the scales) forbids writing.
     """
 
-    __slots__ = ("_at", "_fields", "_host", "_keep", "_words", "buffers", "device", "readonly", "spec")
+    __slots__ = ("_at", "_fields", "_host", "_keep", "_spec", "_words", "buffers", "device", "readonly", "spec")
     kind: ClassVar[str] = ""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -73,14 +44,10 @@ class KVCache(HostModel, TmaTiles):
 
     def _bind(self, spec: CacheSpec, views: Mapping[str, BufferView], at: dict[str, int]) -> None:
         """Set everything; ``views`` are the buffers by name."""
-        self.spec, self._at = spec, at
-        self._fields = tuple(at[f.name] for f in layout.cache_fields(spec))
-        self.device = views["blocks"].device
-        self.readonly = any(views[n].readonly for n in POOLS if n in views)
-        self.buffers = tuple(v.owner for v in views.values())
+        self._keep_views(spec, views, at, layout.cache_fields(spec))
+        self.spec = spec
         self._keep = tuple(views.values())
         self._host: dict[str, np.ndarray] = {}
-        self._words: bytes | None = None  # what the native part makes of all of it
 
     @classmethod
     def _make(cls, spec: CacheSpec, views: Mapping[str, BufferView], at: dict[str, int]) -> Any:
@@ -88,65 +55,11 @@ class KVCache(HostModel, TmaTiles):
         cache._bind(spec, views, at)
         return cache
 
-    def fields(self) -> tuple[int, ...]:
-        """The kernel's parameters, in the order of ``layout.cache_fields``; pointers as integers."""
-        return self._fields
-
-    # --- static queries ---
-
-    @property
-    def dtype(self) -> DType:
-        return self.spec.dtype
-
-    @property
-    def kv_params(self) -> KVCacheStaticParams:
-        return KVCacheStaticParams(self.spec.num_heads, self.spec.head_size, self.spec.is_mla)
-
-    @property
-    def num_heads(self) -> int:
-        return self.spec.num_heads
-
-    @property
-    def head_size(self) -> int:
-        return self.spec.head_size
-
-    @property
-    def page_size(self) -> int:
-        """Tokens of a page; 0 when continuous."""
-        return self.spec.page_size
-
-    page_size_ = page_size
-
-    @property
-    def is_mla(self) -> bool:
-        return self.spec.is_mla
+    page_size_ = PoolMembers.page_size
 
     @property
     def quantization_enabled(self) -> bool:
         return self.spec.quantized
-
-    @property
-    def quantization_granularity(self) -> int:
-        return self.spec.granularity
-
-    @property
-    def scale_dtype(self) -> DType | None:
-        return self.spec.scale_dtype
-
-    @property
-    def head_dim_granularity(self) -> int:
-        """G: scales of one token and head."""
-        return self.spec.num_scales
-
-    # --- run-time parts ---
-
-    @property
-    def batch_size(self) -> int:
-        return self._at["batch"]
-
-    @property
-    def num_blocks(self) -> int:
-        return self._at["num_blocks"]
 
     @property
     def max_seq_length(self) -> int:
@@ -230,25 +143,6 @@ class KVCache(HostModel, TmaTiles):
         )
 
 
-def _shared(
-    views: Mapping[str, BufferView], stride0: int, num_blocks: int, capacity: int, lookup: BufferView, row_stride: int,
-    columns: int, batch: int, max_seq_length: int, max_cache_length: int
-) -> dict[str, int]:  # fmt: skip
-    """The run-time fields that caches and collections share."""
-    return {
-        "stride0": stride0,
-        "num_blocks": num_blocks,
-        "capacity": capacity,
-        "lookup": lookup.data,
-        "lookup_stride": row_stride,
-        "lookup_columns": columns,
-        "lengths": views["cache_lengths"].data,
-        "batch": batch,
-        "max_seq_length": max_seq_length,
-        "max_cache_length": max_cache_length,
-    }
-
-
 class PagedKVCache(KVCache):
     """One layer's K or V in pages.
 
@@ -285,39 +179,8 @@ class PagedKVCache(KVCache):
         *,
         is_mla: bool = False,
     ) -> None:
-        data, strides = checks.pool(blocks, "blocks", ("pages", "page_size", "heads", "head_size"), outer=1)
-        pages, page_size, heads, size = data.shape
-        checks.aligned(data, 16, "blocks")
-        lengths, _ = checks.table(cache_lengths, "cache_lengths", ("sequences",))
-        table, table_strides = checks.table(lookup_table, "lookup_table", ("sequences", "columns"))
-        views = {"blocks": data, "cache_lengths": lengths, "lookup_table": table}
-        spec_scales, scale_strides = checked_scales(
-            scales,
-            quantization_granularity,
-            (pages, page_size, heads),
-            size,
-            ("pages", "page_size", "heads", "granules"),
-            1,
-        )
-        spec = layout.spec_of(
-            self.kind, data.dtype, heads, size, page_size=page_size, is_mla=is_mla,
-            scale_dtype=None if spec_scales is None else spec_scales.dtype,
-            granularity=quantization_granularity if spec_scales is not None else 1,
-        )  # fmt: skip
-        if spec_scales is not None:
-            views["scales"] = spec_scales
-        checks.same_device(views.items())
-        batch = checks.sequences(lengths, table.shape[0], "lookup_table")
-        longest = checks.count(max_cache_length, "max_cache_length")
-        checks.table_covers(table.shape[1], page_size, longest, batch)
-        at = _shared(
-            views, strides[0], pages, page_size, table, table_strides[0], table.shape[1], batch,
-            checks.count(max_seq_length, "max_seq_length"), longest,
-        )  # fmt: skip
-        at["base"] = data.data
-        if spec_scales is not None:
-            at["scales"], at["scales_stride0"] = spec_scales.data, scale_strides[0]
-        self._bind(spec, views, at)
+        pool = pool_of(self.kind, "NPHD", blocks, scales, quantization_granularity, is_mla=is_mla)
+        self._bind(*with_sequences(pool, cache_lengths, lookup_table, max_seq_length, max_cache_length))
 
 
 class ContinuousBatchingKVCache(KVCache):
@@ -339,49 +202,5 @@ class ContinuousBatchingKVCache(KVCache):
     def __init__(
         self, blocks: Any, cache_lengths: Any, lookup_table: Any, max_seq_length: int, max_cache_length: int
     ) -> None:
-        data, strides = checks.pool(blocks, "blocks", ("regions", "slots", "heads", "head_size"), outer=1)
-        checks.aligned(data, 16, "blocks")
-        lengths, _ = checks.table(cache_lengths, "cache_lengths", ("sequences",))
-        table, _ = checks.table(lookup_table, "lookup_table", ("sequences",))
-        views = {"blocks": data, "cache_lengths": lengths, "lookup_table": table}
-        checks.same_device(views.items())
-        spec = layout.spec_of(CONTINUOUS, data.dtype, data.shape[2], data.shape[3])
-        batch = checks.sequences(lengths, table.shape[0], "lookup_table")
-        longest = region_holds(max_cache_length, data.shape[1], batch)
-        at = _shared(
-            views, strides[0], data.shape[0], data.shape[1], table, 1, 1, batch,
-            checks.count(max_seq_length, "max_seq_length"), longest,
-        )  # fmt: skip
-        at["base"] = data.data
-        self._bind(spec, views, at)
-
-
-def region_holds(max_cache_length: Any, slots: int, batch: int) -> int:
-    """The longest sequence of a continuous cache, which must fit a region."""
-    longest = checks.count(max_cache_length, "max_cache_length")
-    if slots > layout.MAX_TOKENS:
-        raise ValueError(f"blocks must have at most {layout.MAX_TOKENS} slots of a region, got {slots}")
-    if batch and longest > slots:
-        raise ValueError(f"max_cache_length must fit a region's {slots} slots, got {longest}")
-    return longest
-
-
-def checked_scales(
-    scales: Any, granularity: int, leading: tuple[int, ...], head_size: int, dims: tuple[str, ...], outer: int
-) -> tuple[BufferView | None, tuple[int, ...]]:
-    """View scales, whose shape must be ``leading`` and G; None and no strides when there are none."""
-    if checks.count(granularity, "quantization_granularity") < 1:
-        raise ValueError(f"quantization_granularity must be positive, got {granularity}")
-    if scales is None:
-        if granularity != 1:
-            raise ValueError(f"quantization_granularity needs scales, got {granularity} without any")
-        return None, ()
-    buffer, strides = checks.pool(scales, "scales", dims, outer, row_major=False)
-    expected = (*leading, layout.cdiv(head_size, granularity))
-    if tuple(buffer.shape) != expected:
-        raise ValueError(
-            f"scales must have shape {expected}: that of blocks with cdiv(head_size {head_size}, "
-            f"quantization_granularity {granularity}) granules last, got {tuple(buffer.shape)}"
-        )
-    checks.aligned_granules(buffer, strides, dims, outer)
-    return buffer, strides
+        pool = pool_of(CONTINUOUS, "NPHD", blocks)
+        self._bind(*with_sequences(pool, cache_lengths, lookup_table, max_seq_length, max_cache_length))

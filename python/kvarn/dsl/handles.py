@@ -13,6 +13,7 @@ from mlir import ir
 from kvarn.dialect import layout, ops
 from kvarn.dialect.dtypes import DType, bool_, f32, i32, u32
 from kvarn.dialect.layout import CONTINUOUS, DENSE, FA3, KINDS, PAGED, RAGGED, SCALES, CacheSpec
+from kvarn.dialect.members import CacheMembers, TileRows
 
 from .memory import GLOBAL, SHARED, Buffer, Pointer, _check_width
 from .tiles import Tile
@@ -55,7 +56,7 @@ def annotation_of(annotation: Any) -> tuple[str, tuple[str, ...]] | None:
     return None
 
 
-class Handle:
+class Handle(CacheMembers):
     """A cache, collection or operand of a kernel. The static parameters are Python values.
 
     Attributes
@@ -66,23 +67,13 @@ class Handle:
         Each of them, by the names of the host-side classes.
     """
 
-    __slots__ = ("ir", "spec")
+    __slots__ = ("_spec", "ir", "spec")
     what = "handle"
 
     def __init__(self, value: ir.Value, spec: CacheSpec) -> None:
-        self.ir, self.spec = value, spec
+        self.ir, self.spec, self._spec = value, spec, spec
 
-    @property
-    def dtype(self) -> DType:
-        return self.spec.data_dtype
-
-    @property
-    def num_heads(self) -> int:
-        return self.spec.num_heads
-
-    @property
-    def head_size(self) -> int:
-        return self.spec.head_size
+    page_size_ = CacheMembers.page_size
 
     @property
     def token_stride(self) -> int:
@@ -95,22 +86,8 @@ class Handle:
         return self.spec.head_stride
 
     @property
-    def page_size(self) -> int:
-        return self.spec.page_size
-
-    page_size_ = page_size
-
-    @property
-    def is_mla(self) -> bool:
-        return self.spec.is_mla
-
-    @property
     def kind(self) -> str:
         return self.spec.kind
-
-    @property
-    def scale_dtype(self) -> DType | None:
-        return self.spec.scale_dtype
 
     @property
     def quantization_enabled(self) -> bool:
@@ -118,13 +95,7 @@ class Handle:
 
     @property
     def granularity(self) -> int:
-        return self.spec.granularity
-
-    quantization_granularity = granularity
-
-    @property
-    def head_dim_granularity(self) -> int:
-        return self.spec.num_scales
+        return self.quantization_granularity
 
     @property
     def max_tile_size(self) -> int:
@@ -237,16 +208,14 @@ class CacheReads(Handle):
 
     def block_paged_ptr(self, b: Any, t: Any, h: Any, d: Any = 0, *, tile: int = 1, page: Any = None) -> Pointer:
         """Address of (b, t, h, d); ``tile`` tokens from t follow ``token_stride`` elements apart."""
-        value = ops.block_ptr(self.ir, i32_value(b), i32_value(t), i32_value(h), i32_value(d), tile, _page(page))
+        value = ops.block_ptr(self.ir, *_indices(b, t, h, d), tile=tile, page=_page(page))
         return Pointer(value, GLOBAL)
 
     def scales_block_paged_ptr(self, b: Any, t: Any, h: Any, d: Any = 0, *, page: Any = None) -> Pointer:
         """Address of the scale of (b, t, h, d); null for a ragged operand, and one of scales."""
         if self.spec.kind not in (SCALES, RAGGED):
             self._needs_scales("scales_block_paged_ptr")
-        return Pointer(
-            ops.scale_block_ptr(self.ir, i32_value(b), i32_value(t), i32_value(h), i32_value(d), _page(page)), GLOBAL
-        )
+        return Pointer(ops.scale_block_ptr(self.ir, *_indices(b, t, h, d), page=_page(page)), GLOBAL)
 
     def scales_raw_ptr(self) -> Pointer:
         """First scale of the view; null when there is none, and of an operand over no cache's elements."""
@@ -402,10 +371,9 @@ class Operand(CacheReads):
     what = "operand"
 
     @property
-    def granularity(self) -> int:
+    def quantization_granularity(self) -> int:
+        """As of the host's operands: 0 of a ragged one."""
         return 0 if self.spec.kind == RAGGED else self.spec.granularity
-
-    quantization_granularity = granularity
 
     def load(
         self, b: Any, t: Any, h: Any, d: Any, width: int = 1, dtype: DType | None = None, *, page: Any = None
@@ -453,7 +421,7 @@ class Collection(Handle):
         return Cache(ops.value_cache(self.ir, _layer(layer)), self.spec)
 
 
-class Rows:
+class Rows(TileRows[Value]):
     """Row indices of a tile's pages, from ``populate``."""
 
     __slots__ = ("ir", "is_leader", "page_size", "pair_cta", "tile_rows")
@@ -463,34 +431,6 @@ class Rows:
     ) -> None:
         self.ir, self.tile_rows, self.page_size = value, tile_rows, page_size
         self.pair_cta, self.is_leader = pair_cta, is_leader
-
-    @property
-    def num_pages(self) -> int:
-        return layout.populate_pages(self.tile_rows, self.page_size)
-
-    @property
-    def eff_page(self) -> int:
-        """Rows of one sub-tile."""
-        return layout.effective_page(self.tile_rows, self.page_size)
-
-    @property
-    def cta_group(self) -> int:
-        """CTAs that share the tile."""
-        return 2 if self.pair_cta else 1
-
-    def key_copies(self) -> list[tuple[Value, int, int]]:
-        """What this CTA copies of the tile as keys: (first row, row of its own tile, rows) of each copy.
-
-        Of a pair the leader copies the first half of the tile and its peer the second.
-        """
-        return self._placed(layout.key_copies(self.tile_rows, self.page_size, self.pair_cta, self.is_leader))
-
-    def value_copies(self, part: int = 0, parts: int = 1) -> list[tuple[Value, int, int]]:
-        """What a CTA copies of the tile as values, of one of some equal parts; as ``key_copies``."""
-        return self._placed(layout.value_copies(self.tile_rows, self.page_size, part, parts))
-
-    def _placed(self, copies: tuple[layout.TileCopy, ...]) -> list[tuple[Value, int, int]]:
-        return [(self.get_row(p.entry * self.eff_page + p.skipped), p.at, p.rows) for p in copies]
 
     def get_row(self, offset: Any) -> Value:
         """Row of the tile's token ``offset``, u32."""

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 """TMA descriptors of caches: what they describe, as numbers, and their encoding by the driver.
 
-``dialect.tma_layout`` says what a kernel knows of a descriptor; `describe_*` adds dimensions, strides and the address
+``dialect.tma_layout`` says what a kernel knows of a descriptor; `describe` adds dimensions, strides and the address
 from a cache's fields, in pure Python, and checks everything that the hardware asks; `encode` turns a description into
 the 128 opaque bytes that a kernel takes by value (an argument of kind ``tensormap``), which needs a driver of a device
 from sm_90 on.
@@ -126,136 +126,68 @@ def _make(
     return TensorMap(spec.dtype, dims, strides, spec.box, base, spec.tile, spec.swizzle, l2_promotion, needs, spec.form)
 
 
-def describe_tile(
-    spec: CacheSpec,
-    fields: tuple[int, ...],
-    rows: int,
-    *,
-    depth: int | None = None,
-    swizzle: str = "128B",
-    paged: bool | None = None,
-) -> TensorMap:
-    """Rows of one head: dims (pages, P, H, D), or (rows, H, D) without pages.
-
-    With pages, coordinates stay small in the largest pools, and nothing between the view's pages can be loaded.
+def describe(made: TmaSpec, spec: CacheSpec, fields: tuple[int, ...], **options: int) -> TensorMap:
+    """The description of a descriptor of a cache, by its form.
 
     Parameters
     ----------
-    spec : CacheSpec
+    made : TmaSpec
+        What a constructor of ``tma_layout`` gives for ``spec``.
     fields : tuple of int
         The cache's ``fields()``.
-    rows, depth, swizzle, paged
-        As of ``tma_layout.tiled``.
+    **options
+        As of `of_tile`.
     """
-    return of_tile(tma_layout.tiled(spec, rows, depth, swizzle, paged), spec, _at(spec, fields))
+    return of_tile(made, spec, _at(spec, fields), **options)
 
 
-def of_tile(made: TmaSpec, spec: CacheSpec, at: Mapping[str, int], l2_promotion: int = 0) -> TensorMap:
-    """The description of a ``tma_layout.tiled``, or of a ``token``, of a cache.
+def of_tile(
+    made: TmaSpec,
+    spec: CacheSpec,
+    at: Mapping[str, int],
+    *,
+    content: int = 0,
+    columns: int = 0,
+    l2_promotion: int = 0,
+) -> TensorMap:
+    """As `describe`, from a cache's fields by name.
+
+    - A tile with pages has dims (pages, P, H, D), so that coordinates stay small in the largest pools, and nothing
+      between the view's pages can be loaded; without pages (rows, H, D). The heads of a "token" are one.
+    - A ragged one has dims (rows + 1, H, BM, D) and coordinates (BM - n, row + n). Its base lies BM rows before the
+      view, and those rows must be mapped memory: the caller vouches for it (in a pool, every page but the first has
+      them).
+    - A gather has dims (rows, row pitch): columns beyond are zeros.
 
     Parameters
     ----------
     at : mapping
         The cache's fields ``base``, ``stride0``, ``num_blocks`` and ``capacity``.
+    content : int
+        Bytes of 8-bit content, its padding included, that come before the bf16 rope part of a row.
+    columns : int
+        Elements of a row that a gather may load; 0 for the row pitch.
     """
+    size, wide = spec.dtype.itemsize, made.dtype.itemsize
+    pitch, base = spec.token_stride * size // wide, at["base"] + content
     inner, strides = (spec.num_heads, spec.head_size), (spec.token_stride, spec.head_stride, 1)
+    if made.form in tma_layout.GATHERS:
+        return _make(made, (_rows(spec, at), columns or pitch), (pitch, 1), base, l2_promotion)
+    if made.form == "ragged":
+        base -= made.rows * pitch * wide
+        if base < 0:
+            raise ValueError(f"the {made.rows} rows before the cache must be mapped, got a cache at {at['base']:#x}")
+        dims = (_rows(spec, at) + 1, spec.num_heads, made.rows, spec.head_size)
+        return _make(made, dims, (pitch, spec.head_stride, pitch, 1), base, l2_promotion)
     if made.form == "token":
-        inner, strides = (1, spec.row_size), (spec.token_stride, spec.token_stride, 1)
+        inner, strides = (1, spec.row_size), (pitch, pitch, 1)
+    if made.form == "rope":
+        # With pages the columns end with the rope part: those of a whole row would end behind the last page.
+        inner, strides = (1, made.tile[-1] if made.paged else pitch), (pitch, pitch, 1)
     if made.paged:
         dims = (at["num_blocks"], at["capacity"], *inner)
-        return _make(made, dims, (at["stride0"], *strides), at["base"], l2_promotion)
-    return _make(made, (_rows(spec, at), *inner), strides, at["base"], l2_promotion)
-
-
-def describe_gather4(
-    spec: CacheSpec,
-    fields: tuple[int, ...],
-    width: int,
-    *,
-    height: int = 4,
-    row_pitch: int | None = None,
-    dtype: DType | None = None,
-    swizzle: str = "none",
-    l2_promotion: int = 0,
-) -> TensorMap:
-    """Four arbitrary rows a copy (sm_100): dims (rows, row pitch), box (1, width or one granule).
-
-    Columns beyond the row pitch are zeros. Parameters as of ``tma_layout.gather4``.
-    """
-    made = tma_layout.gather4(spec, width, height, row_pitch, dtype, swizzle)
-    at = _at(spec, fields)
-    pitch = spec.token_stride * spec.dtype.itemsize // made.dtype.itemsize
-    return _make(made, (_rows(spec, at), pitch), (pitch, 1), at["base"], l2_promotion)
-
-
-def describe_ragged_tile(
-    spec: CacheSpec, fields: tuple[int, ...], rows: int, *, depth: int | None = None, swizzle: str = "128B"
-) -> TensorMap:
-    """Rows of one head of which only the first n are moved: dims (rows + 1, H, BM, D), coordinates (BM - n, row + n).
-
-    The base lies BM rows before the view, and those rows must be mapped memory: the caller vouches for it (in a pool,
-    every page but the first has them).
-    """
-    made = tma_layout.ragged(spec, rows, depth, swizzle)
-    at = _at(spec, fields)
-    base = at["base"] - rows * spec.token_stride * spec.dtype.itemsize
-    if base < 0:
-        raise ValueError(f"the {rows} rows before the cache must be mapped, got a cache at {at['base']:#x}")
-    return _make(
-        made,
-        (_rows(spec, at) + 1, spec.num_heads, rows, spec.head_size),
-        (spec.token_stride, spec.head_stride, spec.token_stride, 1),
-        base,
-    )
-
-
-def describe_rope_tile(
-    spec: CacheSpec,
-    fields: tuple[int, ...],
-    rows: int,
-    content: int,
-    rope: int,
-    *,
-    swizzle: str = "128B",
-    paged: bool | None = None,
-) -> TensorMap:
-    """The bf16 rope part of rows whose 8-bit content comes first: as `describe_tile`, the base at the rope part.
-
-    Parameters
-    ----------
-    content : int
-        Bytes of content, its padding included, that come before the rope part.
-    rope : int
-        bf16 elements of the rope part.
-    """
-    made = tma_layout.rope(spec, rows, content, rope, swizzle, paged)
-    at = _at(spec, fields)
-    width = spec.head_size // 2
-    if made.paged:
-        # The columns end with the rope part: those of a whole row would end behind the last page.
-        return _make(
-            made,
-            (at["num_blocks"], at["capacity"], 1, rope),
-            (at["stride0"] // 2, width, width, 1),
-            at["base"] + content,
-        )
-    return _make(made, (_rows(spec, at), 1, width), (width, width, 1), at["base"] + content)
-
-
-def describe_rope_gather4(
-    spec: CacheSpec,
-    fields: tuple[int, ...],
-    content: int,
-    rope: int,
-    *,
-    height: int = 4,
-    swizzle: str = "none",
-    l2_promotion: int = 0,
-) -> TensorMap:
-    """Four arbitrary rows of the rope part a copy (sm_100): dims (rows, rope), strides (row pitch, 1)."""
-    made = tma_layout.rope_gather4(spec, content, rope, height, swizzle)
-    at = _at(spec, fields)
-    return _make(made, (_rows(spec, at), rope), (spec.token_stride // 2, 1), at["base"] + content, l2_promotion)
+        return _make(made, dims, (at["stride0"] * size // wide, *strides), base, l2_promotion)
+    return _make(made, (_rows(spec, at), *inner), strides, base, l2_promotion)
 
 
 def describe_scales(dtype: DType, address: int, total: int, count: int) -> TensorMap:
@@ -298,7 +230,7 @@ class LaunchMap:
             return bytes(128)
         at = {"base": base, "stride0": stride0, "num_blocks": num_blocks, "capacity": capacity}
         try:
-            return device.encode(of_tile(self._tile, self._spec, at, self._promotion))
+            return device.encode(of_tile(self._tile, self._spec, at, l2_promotion=self._promotion))
         except ValueError as error:
             raise ValueError(f"{self._what} cannot be read through TMA: {error}") from None
 

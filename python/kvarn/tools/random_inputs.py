@@ -197,9 +197,7 @@ class _Maker:
     @staticmethod
     def descriptor(spec: TmaSpec, cache: Any) -> Any:
         """The descriptor of a cache's tiles; ValueError where that has none such."""
-        names = [f.name for f in layout.operand_fields(cache.spec)]
-        at = dict(zip(names, cache.fields(), strict=True))
-        return tensormap.of_owner(tensormap.of_tile(spec, cache.spec, at), cache)
+        return tensormap.of_owner(tensormap.describe(spec, cache.spec, cache.fields()), cache)
 
     def values(self, shape: Sequence[int], dtype: DType) -> np.ndarray:
         if dtype.is_integer or dtype.kind == "b":

@@ -26,7 +26,7 @@ from fakes import (
 )
 
 from kvarn import artifact as A
-from kvarn.dialect import dtypes, layout
+from kvarn.dialect import dtypes, layout, tma_layout
 from kvarn.runtime import driver, tensormap
 from kvarn.runtime.launch import Launcher
 from kvarn.runtime.program import Program
@@ -210,7 +210,8 @@ def test_kernel_and_program_are_not_confused():
 def test_tensor_map_is_encoded_fast_to_slow_and_passed_by_value():
     pool = layout.spec_of("paged", "bf16", 8, 128, page_size=16)
     values = {"base": 1 << 20, "stride0": 16 * 8 * 128 * 6, "num_blocks": 10, "capacity": 16}
-    m = tensormap.describe_tile(pool, tuple(values.get(f.name, 0) for f in layout.cache_fields(pool)), 16)
+    fields = tuple(values.get(f.name, 0) for f in layout.cache_fields(pool))
+    m = tensormap.describe(tma_layout.tiled(pool, 16), pool, fields)
     encoded = tensormap.encode(m, 0)
     numbers = np.frombuffer(encoded.encoded, np.uint64)
     assert numbers[0] == 1 << 20

@@ -1,0 +1,111 @@
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""Members that the host-side caches and their handles in kernels have in common: what follows from static parameters.
+
+Pure Python, as ``layout``. A class that mixes `SpecMembers` in sets ``_spec``.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Generic, TypeVar
+
+from . import layout
+from .dtypes import DType
+from .layout import CacheSpec
+
+RowT = TypeVar("RowT")
+
+
+class SpecMembers:
+    """Static parameters that caches, collections and operands have."""
+
+    __slots__ = ()
+    _spec: CacheSpec
+
+    @property
+    def dtype(self) -> DType:
+        """Type of the elements: of an operand of scales, that of the scales."""
+        return self._spec.data_dtype
+
+    @property
+    def scale_dtype(self) -> DType | None:
+        """Type of the quantization scales; None without."""
+        return self._spec.scale_dtype
+
+    @property
+    def num_heads(self) -> int:
+        """KV heads H."""
+        return self._spec.num_heads
+
+    @property
+    def head_size(self) -> int:
+        """Elements of a head D."""
+        return self._spec.head_size
+
+    @property
+    def page_size(self) -> int:
+        """Tokens of a page; 0 when continuous."""
+        return self._spec.page_size
+
+    @property
+    def quantization_granularity(self) -> int:
+        """Consecutive elements of a head that share a scale."""
+        return self._spec.granularity
+
+
+class CacheMembers(SpecMembers):
+    """Static parameters of caches and collections besides."""
+
+    __slots__ = ()
+
+    @property
+    def is_mla(self) -> bool:
+        """Whether there is one latent head and no values."""
+        return self._spec.is_mla
+
+    @property
+    def head_dim_granularity(self) -> int:
+        """G: scales of one token and head."""
+        return self._spec.num_scales
+
+
+class TileRows(Generic[RowT]):
+    """Where the pages of a tile of tokens begin, in rows: what ``populate`` gives, on the host and in kernels."""
+
+    __slots__ = ()
+    tile_rows: int
+    page_size: int
+    pair_cta: bool
+    is_leader: bool
+
+    @property
+    def num_pages(self) -> int:
+        """Pages, each with a first row, that the tile lies in."""
+        return layout.populate_pages(self.tile_rows, self.page_size)
+
+    @property
+    def eff_page(self) -> int:
+        """Rows of one sub-tile."""
+        return layout.effective_page(self.tile_rows, self.page_size)
+
+    @property
+    def cta_group(self) -> int:
+        """CTAs that share the tile."""
+        return 2 if self.pair_cta else 1
+
+    def key_copies(self) -> list[tuple[RowT, int, int]]:
+        """What this CTA copies of the tile as keys: (first row, row of its own tile, rows) of each copy.
+
+        Of a pair the leader copies the first half of the tile and its peer the second.
+        """
+        return self._placed(layout.key_copies(self.tile_rows, self.page_size, self.pair_cta, self.is_leader))
+
+    def value_copies(self, part: int = 0, parts: int = 1) -> list[tuple[RowT, int, int]]:
+        """What a CTA copies of the tile as values, of one of some equal parts; as ``key_copies``."""
+        return self._placed(layout.value_copies(self.tile_rows, self.page_size, part, parts))
+
+    def _placed(self, copies: tuple[layout.TileCopy, ...]) -> list[tuple[RowT, int, int]]:
+        return [(self.get_row(p.entry * self.eff_page + p.skipped), p.at, p.rows) for p in copies]
+
+    def get_row(self, offset: Any) -> RowT:
+        """Row of the tile's token ``offset``."""
+        raise NotImplementedError
