@@ -7,7 +7,6 @@ reached; the assembler keeps the innermost only.
 
 from __future__ import annotations
 
-import functools
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -46,17 +45,15 @@ _STRING = r'"(?:[^"\\]|\\.)*"'
 _LOCATION = re.compile(rf' loc\((?:#loc\d*|(?:{_STRING}|\((?:{_STRING}|[^()"])*\)|[^()"])*)\)')
 
 
-@functools.cache
-def _context() -> ir.Context:
-    return ir.Context()
-
-
 def _chains(aliases: Iterable[str], locations: Iterable[str]) -> Iterator[Chain]:
     """The places that texts of locations name, read by MLIR, which is also given the aliases in them."""
+    from kvarn import compiler
+
+    context = compiler.context()
     text = "\n".join([*aliases, f"module attributes {{builtin.locations = [{','.join(locations)}]}} {{}}"])
-    module = ir.Module.parse(text, _context())
-    for location in ir.ArrayAttr(module.operation.attributes["builtin.locations"]):
-        yield tuple((place.file, place.line) for place in source_locations(ir.Location.from_attr(location, _context())))
+    for attribute in ir.ArrayAttr(ir.Module.parse(text, context).operation.attributes["builtin.locations"]):
+        places = source_locations(ir.Location.from_attr(attribute, context))
+        yield tuple((place.file, place.line) for place in places)
 
 
 def ir_lines(text: str) -> list[Line]:
