@@ -8,7 +8,7 @@ passes read: ``consumers`` (warpgroups that multiply), ``producer`` (whether the
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Set
 from typing import Any
 
 from mlir import ir
@@ -227,21 +227,24 @@ def drop(value: ir.Value) -> None:
             drop(operand)
 
 
-def backward(roots: list[ir.Operation], within: Callable[[ir.Operation], bool]) -> set[ir.Operation]:
-    """The ops that some ops need, themselves too, as far as ``within`` holds; regions count with their op."""
-    found: set[ir.Operation] = set()
+def backward(roots: list[ir.Operation], within: Callable[[ir.Operation], bool]) -> Set[ir.Operation]:
+    """The ops that some ops need, themselves too, as far as ``within`` holds; regions count with their op.
+
+    They are in an order that the program gives, and not addresses in memory: passes make ops in it.
+    """
+    found: dict[ir.Operation, None] = {}
     stack = list(roots)
     while stack:
         op = stack.pop()
         if op in found:
             continue
-        found.add(op)
+        found[op] = None
         for inner in walk(op):
             for operand in inner.operands:
                 maker = defining_op(operand)
                 if maker is not None and within(maker):
                     stack.append(maker)
-    return found
+    return found.keys()
 
 
 def score_of(gather: ir.Operation) -> ir.Operation:

@@ -17,6 +17,7 @@ After:   scf.for %j = %c0 to min(%n, (high(%q) + 128) / 128) {
 from __future__ import annotations
 
 import functools
+from collections.abc import Set
 from dataclasses import dataclass
 from typing import Any
 
@@ -423,7 +424,7 @@ def _positional(op: ir.Operation) -> bool:
     return str(element(op.results[0])) in ("i1", "i32")
 
 
-def _order(ops: set[ir.Operation]):
+def _order(ops: Set[ir.Operation]):
     """A key that sorts ops so that operands come first."""
     depth: dict[ir.Operation, int] = {}
 
