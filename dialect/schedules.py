@@ -562,6 +562,7 @@ PROJECTED_FEW = Kind(
         Entry("stages", "By wgmma, steps of K in shared memory.", "as many as fit, up to 10", least=2, most=12),
         Entry("atoms", "By wgmma, runs of 128 bytes of a row that are read at a time.", "1", choices=(1, 2, 4)),
     ),
+    decided=(INSTRUCTION,),
 )
 PROJECTED_WHOLE = Kind(
     "whole",
@@ -582,6 +583,10 @@ PROJECTED_WHOLE = Kind(
             choices=(1, 2, 4),
         ),
         Entry("stages", "By wgmma, steps of K in shared memory.", "as many as fit, up to 12", least=2, most=12),
+    ),
+    decided=(
+        Entry("runs", "By mma.sync, accesses of 16 bytes of a row that a thread has under way.", "2", most=2),
+        Entry("warps", "By mma.sync, warps that multiply.", "16", most=16),
     ),
 )
 PLAIN_HOST = Kind("host", "one thread a token", on_host=True)

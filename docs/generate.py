@@ -297,6 +297,10 @@ def schedules() -> str:
             out.append(table(("entry", "", "legal", "default"), [(c[0], *c[2:]) for c in cells]))
         else:
             out.append("No entries.\n")
+        for kind in kinds:
+            if kind.decided:
+                names = ", ".join(f"`{entry.name}`" for entry in kind.decided)
+                out.append(f"`select-kv-schedule` writes for kind `{kind.name}`, and nobody sets: {names}.\n")
     return "\n".join(out)
 
 

@@ -15,7 +15,15 @@ from kvarn.dialect.shared_layout import SharedLayout
 from kvarn.lowering.kernels.attention.decode.binned_sums import MOST_VALUES
 from kvarn.lowering.target import REGISTERS, RESERVED_BYTES, Target
 
-from .limits import DECODE_GRANULE, HELD_SCALES, MOST_COLUMNS, MOST_QUERIES, WARP_OUTPUTS, WARP_ROWS
+from .limits import (
+    DECODE_GRANULE,
+    HELD_SCALES,
+    MOST_COLUMNS,
+    MOST_QUERIES,
+    WARP_OUTPUTS,
+    WARP_ROWS,
+    decode_registers,
+)
 
 NEVER = -1.0e30  # a running maximum that any score exceeds, finite so that differences are
 # The fields of a configuration that are a schedule's.
@@ -429,8 +437,7 @@ def fitted(target: Target, config: Config, fixed: Collection[str], measured: boo
         smaller = _smaller(config)
         config, measured = replace(config, **next({n: smaller[n]} for n in smaller if n not in fixed)), False
     held = config.column_tiles * config.columns * (2 if config.wide else 1)
-    registers = 168 if held <= 128 else 255
-    fits = min(target.shared_bytes // block_bytes(config), REGISTERS // (config.warps * 32 * registers))
+    fits = min(target.shared_bytes // block_bytes(config), REGISTERS // (config.warps * 32 * decode_registers(held)))
     return config if measured or "blocks" in fixed else replace(config, blocks=max(1, min(config.blocks, fits)))
 
 

@@ -24,7 +24,14 @@ MOST_HELD = 128  # columns of rows of a buffer that warps hold in registers as o
 MOST_QUERIES = 8  # new tokens of a sequence that still count as a decode
 WARP_OUTPUTS = 2560  # that a warp of a decode has registers for, of all its query rows
 HELD_SCALES = 64  # scales of a tile's token that a lane has on their way to shared memory, at most
+TRIED_REGISTERS = 96  # of a thread of a decode: the tuner tries nothing with fewer
 DECODE_GRANULE = 4  # elements that a lane of a decode has of a row in one step, and so of a scale at least
+
+
+def decode_registers(held: int) -> int:
+    """Registers of a thread of a decode whose warp holds so many columns of all query rows."""
+    return 168 if held <= 128 else 255
+
 
 # --- copies ----------------------------------------------------------------------------------------
 
@@ -130,11 +137,13 @@ __all__ = [
     "MOST_OF_VALUES",
     "MOST_QUERIES",
     "REGISTERS_BY_MMA",
+    "TRIED_REGISTERS",
     "WARP_OUTPUTS",
     "WARP_ROWS",
     "Registers",
     "columns_at_a_time",
     "columns_behind",
+    "decode_registers",
     "role_registers",
     "tile_registers",
 ]

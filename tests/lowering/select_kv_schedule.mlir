@@ -1,4 +1,5 @@
 // RUN: kv-opt %s --select-kv-schedule='target=sm_90a' --split-input-file --verify-diagnostics | FileCheck %s
+// RUN: kv-opt %s --select-kv-schedule='target=sm_90a' --select-kv-schedule='target=sm_90a' --split-input-file --verify-diagnostics | FileCheck %s
 // RUN: not kv-opt %s --select-kv-schedule='target=host' --split-input-file 2>/dev/null | FileCheck %s --check-prefix=HOST
 // RUN: not kv-opt %s --select-kv-schedule='target=host' --split-input-file 2>&1 >/dev/null | FileCheck %s --check-prefix=REFUSED
 // RUN: kv-opt %s --select-kv-schedule='target=sm_90a' --split-input-file --verify-diagnostics --remarks-filter=select-kv-schedule 2>&1 >/dev/null | FileCheck %s --check-prefix=REMARK
@@ -235,5 +236,19 @@ func.func @slower_latent(%c: !rows, %layer: i32, %q: !queries, %offsets: !table,
 func.func @functions_of_latent(%c: !pool, %layer: i32, %q: !queries, %offsets: !table, %scale: f32, %out: !values) {
   "kv.mla_attention"(collection = %c, layer = %layer, query = %q, row_offsets = %offsets, scale = %scale, out = %out) {kv.row_alignment = 16 : i64, value_size = 512 : i64, mask = "causal", score = "t5@0123", span = 0 : i64} : (!pool, i32, !queries, !table, f32, !values) -> ()
   "kv.mla_attention"(collection = %c, layer = %layer, query = %q, row_offsets = %offsets, scale = %scale, out = %out, kv_offsets = %offsets) {kv.row_alignment = 16 : i64, value_size = 512 : i64, mask = "causal", span = 0 : i64} : (!pool, i32, !queries, !table, f32, !values, !table) -> ()
+  return
+}
+
+// -----
+
+!pool = !kv.collection<"paged", bf16, 1 : i64, 576 : i64, true, 16 : i64, none, 1 : i64>
+!queries = memref<?x16x576xbf16, strided<[?, ?, 1]>, 1>
+!values = memref<?x16x512xbf16, strided<[?, ?, 1]>, 1>
+!table = memref<?xi32, strided<[1]>, 1>
+
+// Entries that are decided here are nobody's to set.
+func.func @decided(%c: !pool, %layer: i32, %q: !queries, %offsets: !table, %scale: f32, %out: !values) {
+  // expected-error @below {{'kv.mla_attention' op cannot be scheduled for sm_90a: the schedule's rows must be 64, which nothing but this pass decides, got 32}}
+  "kv.mla_attention"(collection = %c, layer = %layer, query = %q, row_offsets = %offsets, scale = %scale, out = %out) {kv.row_alignment = 16 : i64, value_size = 512 : i64, mask = "causal", span = 0 : i64, schedule = {kind = "latent", rows = 32 : i64}} : (!pool, i32, !queries, !table, f32, !values) -> ()
   return
 }

@@ -572,3 +572,21 @@ def test_a_kind_is_one_declaration(monkeypatch):
     assert str(why({"kind": "decode", "lines": 64})).startswith("entry 'lines' is of kernels of kind magic: a decode ")
     assert str(why({"kind": "magic", "linez": 64})).endswith("did you mean 'lines'?")
     assert str(why({"tile": 16, "lines": 64})).startswith("entry")
+
+
+@pytest.mark.parametrize(
+    ("operation", "schedule"),
+    [
+        ("kv.mla_attention", {"kind": "latent", "rows": 64}),
+        ("kv.mla_attention", {"kind": "latent", "instruction": "mma.sync", "keys": 32}),
+        ("kv.project_append", {"kind": "whole", "max_tokens": 8, "warps": 16}),
+        ("kv.project_append", {"kind": "few", "max_tokens": 8, "instruction": "wgmma"}),
+    ],
+    ids=str,
+)
+def test_what_the_pass_alone_decides_stands_in_a_scheduled_op_and_is_no_argument(operation, schedule):
+    assert schedules.why_unsupported(operation, schedule, decided=True) is None
+    refused = str(schedules.why_unsupported(operation, schedule))
+    assert refused.startswith("entry "), refused
+    without_kind = {name: value for name, value in schedule.items() if name != "kind"}
+    assert schedules.why_unsupported(operation, without_kind, decided=True) is not None

@@ -17,8 +17,8 @@ from kvarn import dsl as kv
 from kvarn.dialect.dtypes import f8e4m3, f32
 from kvarn.dialect.ops.projection import BLOCK
 from kvarn.dialect.schedules import OPERATIONS
-from kvarn.lowering.target import Target
-from kvarn.lowering.tiles.ir import MMA
+from kvarn.lowering.schedules.projection import complete, few_by_wgmma
+from kvarn.lowering.tiles.ir import MMA, WGMMA
 
 from .. import expands
 from ..base import Expansion
@@ -161,17 +161,12 @@ def kind_of(op: Any, at: Expansion, case: Projection) -> str:
     return next((kind for kind in (first, "tile", "few") if not why[kind]), "simt")
 
 
-def few_by_wgmma(case: Projection, target: Target) -> bool:
-    """Whether products of few tokens are wgmma's: of a weight with scales by groups they are mma.sync's everywhere."""
-    return target.has("wgmma") and case.scaling != "group"
-
-
 def launch_few(op: Any, case: Projection, at: Expansion) -> None:
     """Launch the product of few tokens with a weight that is converted in registers, and the kernel that finishes."""
     config, given = projection_few_mma.chosen(op, case, at), op
     op, scales, minima = projection_few_mma.converted(op, config, at)
-    by_wgmma = projection_few_stored.chosen(given, case, config, at)
-    if by_wgmma is not None:
+    if at.schedule["instruction"] == WGMMA:
+        by_wgmma = projection_few_stored.configured(given, config, at)
         projection_few_stored.launch(op, given, by_wgmma, scales, minima, at)
     else:
         projection_few_mma.launch(op, given, config, scales, minima, at)
@@ -180,11 +175,12 @@ def launch_few(op: Any, case: Projection, at: Expansion) -> None:
 @expands("kv.project_append", "kv.project_append_padded")
 def project_append(op: Any, at: Expansion) -> None:
     case = Projection.of(op, at)
+    schedule = complete(case, at)
     if at.kind == "whole":
-        if projection_whole.by_mma(case, at.schedule["max_tokens"]):
-            projection_whole_mma.launch(op, projection_whole_mma.chosen(case, at.schedule), at)
+        if projection_whole.by_mma(case, schedule["max_tokens"]):
+            projection_whole_mma.launch(op, projection_whole_mma.configured(case, schedule), at)
         else:
-            projection_whole_tiles.launch(op, projection_whole_tiles.chosen(case, at.schedule, at.target), at)
+            projection_whole_tiles.launch(op, projection_whole_tiles.chosen(case, schedule, at.target), at)
         return
     if at.kind == "few" and not few_by_wgmma(case, at.target):
         launch_few(op, case, at)
@@ -192,13 +188,13 @@ def project_append(op: Any, at: Expansion) -> None:
     if case.scaling == "group":
         op, case = with_values(op, at, "x", "weight"), plain_case(case)
     if at.kind == "few":
-        projection_few.launch(op, projection_few.chosen(case, at.schedule), at)
+        projection_few.launch(op, projection_few.chosen(case, schedule), at)
         return
     if at.kind == "tile":
         by_mma = projection_tiles.instruction_for(case, at.target) == MMA
         if by_mma and case.x is f8e4m3:
             op, case = with_floats(op, at, "x", "weight"), projection_tiles.multiplied_by_mma(case)
-        config = projection_tiles.chosen(case, at.target, at.schedule)
+        config = projection_tiles.chosen(case, at.target, schedule)
         if isinstance(config, projection_heads.Config):
             projection_heads.launch(op, config, at)
         else:

@@ -232,6 +232,11 @@ def chosen(op: Any, case: Projection, of_mma: OfMma, at: Expansion) -> Config | 
     """The configuration of a case; None where mma.sync is to take it: few tokens, or what this kernel does not take."""
     if of_mma.few.tokens < LEAST_TOKENS or not takes(op, case, at):
         return None
+    return configured(op, of_mma, at)
+
+
+def configured(op: Any, of_mma: OfMma, at: Expansion) -> Config:
+    """The configuration of a case that the kernel takes."""
     runs = at.static_dim(op.weight, 1) * of_mma.stored.dtype.itemsize // SWIZZLE
     return Config(replace(of_mma.few, step_of=of_mma.few.case.k // runs), of_mma.stored)
 

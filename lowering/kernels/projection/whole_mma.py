@@ -89,6 +89,12 @@ def chosen(case: Projection, schedule: Mapping[str, Any]) -> Config:
     return Config(case, tokens, units, 1, HELD[-1][1])
 
 
+def configured(case: Projection, schedule: Mapping[str, Any]) -> Config:
+    """The configuration of a complete schedule."""
+    tokens = next(n for n in MMA_TOKENS if n >= schedule["max_tokens"])
+    return Config(case, tokens, schedule["units"], schedule["runs"], schedule["warps"])
+
+
 def kernel_of(config: Config, units: Units, early: bool) -> Any:
     """The kernel: warps that multiply, then those that write."""
     case, U, N, W, RUNS = config.case, config.units, config.tokens, config.warps, config.runs

@@ -31,7 +31,12 @@ from kvarn.lowering.kernels.projection import (
 from kvarn.lowering.pass_base import fail, kv_pass
 from kvarn.lowering.remarks import remark
 from kvarn.lowering.rewrite import kv_ops
-from kvarn.lowering.schedules import attention as tile_schedule, decode_table, mla as latent_schedule
+from kvarn.lowering.schedules import (
+    attention as tile_schedule,
+    decode_table,
+    mla as latent_schedule,
+    projection as projection_schedule,
+)
 from kvarn.lowering.schedules.decode import Config
 from kvarn.lowering.target import Target, by_name
 
@@ -83,7 +88,7 @@ def projection_entries(op: Any, at: Expansion, without: Collection[str]) -> dict
         plain = projection_groups.plain_case(case) if case.scaling == "group" else case
         for why in projection_tiles.problems(plain, at.target, row_alignment(op)):
             remark(op.operation, "missed", f"kind {kind} is slower than others: a schedule of kind tile {why}")
-    return {"kind": kind}
+    return {"kind": kind, **projection_schedule.choose(op, case, at, kind)}
 
 
 def chunk_entries(op: Any, at: Expansion, without: Collection[str]) -> dict[str, Any]:

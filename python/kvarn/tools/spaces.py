@@ -16,6 +16,7 @@ from typing import Any, Protocol
 from kvarn.dialect import schedules
 from kvarn.lowering.kernels.attention.case import Case
 from kvarn.lowering.schedules import attention as tile_schedule, decode as decode_schedule, decode_table, tuned
+from kvarn.lowering.schedules.limits import TRIED_REGISTERS
 from kvarn.lowering.target import REGISTERS, Target
 
 Schedule = dict[str, int]
@@ -72,7 +73,7 @@ class DecodeSpace:
             return False
         warps, blocks = schedule["warps"], schedule["blocks"]
         block = decode_schedule.block_bytes(dataclasses.replace(c, **schedule))
-        return block * blocks <= target.shared_bytes and REGISTERS // (blocks * warps * 32) >= 96
+        return block * blocks <= target.shared_bytes and REGISTERS // (blocks * warps * 32) >= TRIED_REGISTERS
 
     def variations(self, best: Mapping[str, int], group: int) -> Iterator[Schedule]:
         few = self.config.max_batch <= 16

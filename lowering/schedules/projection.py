@@ -1,0 +1,87 @@
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""Schedules of products into caches: the entries of each kind of kernel, and who reads them.
+
+Which entries a kind has is declared in ``dialect/schedules.py``; what is fast is said by the files of the kernels
+(``chosen``). ``select-kv-schedule`` writes what :func:`choose` gives; expansions ask :func:`complete`, and nothing is
+left to choose. By mma.sync a kernel over tiles has no entries: one division of the work fits a target.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from kvarn.dialect.schedules import PROJECTED, written
+from kvarn.lowering.kernels.base import Expansion
+from kvarn.lowering.kernels.projection import few, few_mma, few_stored, heads, tiles, whole, whole_mma, whole_tiles
+from kvarn.lowering.kernels.projection.common import Projection, constant_weight
+from kvarn.lowering.kernels.projection.groups import plain_case
+from kvarn.lowering.target import Target
+from kvarn.lowering.tiles.ir import MMA, WGMMA
+
+WHOLE_BY_MMA = ("units", "runs", "warps")
+WHOLE_BY_WGMMA = ("units", "rows", "atoms", "stages")
+FEW_BY_WGMMA = ("rows", "atoms", "stages")
+
+
+def few_by_wgmma(case: Projection, target: Target) -> bool:
+    """Whether products of few tokens are wgmma's: of a weight with scales by groups they are mma.sync's everywhere."""
+    return target.has("wgmma") and case.scaling != "group"
+
+
+def choose(op: Any, case: Projection, at: Expansion, kind: str) -> dict[str, Any]:
+    """The entries of a kind, those that the schedule gives among them.
+
+    Raises
+    ------
+    ValueError
+        If what is given does not fit.
+    """
+    if kind == "whole":
+        if whole.by_mma(case, at.schedule["max_tokens"]):
+            return _fields(whole_mma.chosen(case, at.schedule), WHOLE_BY_MMA)
+        return _fields(whole_tiles.chosen(case, at.schedule, at.target), WHOLE_BY_WGMMA)
+    if kind == "few" and not few_by_wgmma(case, at.target):
+        stored = few_stored.chosen(op, case, few_mma.chosen(op, case, at), at)
+        return {"instruction": MMA if stored is None else WGMMA}
+    if kind == "few":
+        config = replace(few.chosen(case, at.schedule), constant=constant_weight(op, at))
+        return {"instruction": WGMMA, "rows": config.rows, "atoms": config.atoms, "stages": config.stages(at.target)}
+    if kind == "tile" and (names := _of_tiles(case, at.target)):
+        plain = plain_case(case) if case.scaling == "group" else case
+        config = tiles.chosen(plain, at.target, at.schedule)
+        fused = isinstance(config, heads.Config)
+        rows = heads.ROWS if fused else config.rows
+        entries = {"rows": rows, "columns": config.columns, "fused": fused, "stages": config.stages}
+        return {name: entries[name] for name in names}
+    return {}
+
+
+def complete(case: Projection, at: Expansion) -> Mapping[str, Any]:
+    """The schedule, in which all entries of its kind stand.
+
+    Raises
+    ------
+    ValueError
+        If one is missing.
+    """
+    names: tuple[str, ...] = ()
+    if at.kind == "whole":
+        names = WHOLE_BY_MMA if whole.by_mma(case, at.schedule["max_tokens"]) else WHOLE_BY_WGMMA
+    elif at.kind == "few":
+        names = ("instruction", *(FEW_BY_WGMMA if few_by_wgmma(case, at.target) else ()))
+    elif at.kind == "tile":
+        names = _of_tiles(case, at.target)
+    written(at.schedule, names)
+    return at.schedule
+
+
+def _of_tiles(case: Projection, target: Target) -> tuple[str, ...]:
+    """Entries of a kernel over tiles, whose operands are a case's or its values."""
+    plain = plain_case(case) if case.scaling == "group" else case
+    return () if tiles.instruction_for(plain, target) == MMA else PROJECTED.names
+
+
+def _fields(config: Any, names: tuple[str, ...]) -> dict[str, Any]:
+    return {name: getattr(config, name) for name in names}
