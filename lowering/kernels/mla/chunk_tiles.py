@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from kvarn import dsl as kv
-from kvarn.dialect.dtypes import f32, i32
+from kvarn.dialect.dtypes import f32
 from kvarn.dialect.layout import RAGGED, OperandData
 from kvarn.lowering.schedules import attention as tile_schedule
 from kvarn.lowering.target import Target
@@ -23,7 +23,7 @@ from ..attention.partials import LOG2E, LOWEST, NO_VALUE, finished, log_sum_exp
 from ..attention.queries import RaggedQueries, tiles_of
 from ..attention.softmax import online_softmax
 from ..base import Expansion
-from .chunk_rows import Chunk
+from .chunk_rows import Chunk, ChunkArguments
 
 FIXED = {"producer": True, "instruction": WGMMA, "splits": 1}  # of a schedule
 # Entries where nothing is given. H200, 4096 causal tokens of 128 heads: 1242 us; with products that overlap, which keep
@@ -78,9 +78,7 @@ def launch(chunk: Chunk, at: Expansion, op: Any) -> None:
     blocks = units.least(at.device("multiprocessors") * config.occupancy) if config.persistent else units
     spare = max(config.most_shared_bytes(at.target) - config.shared_bytes, 0)
     schedule = {"consumers": config.consumers, "spare": spare, **config.entries()}
-    args = [op.collection, op.layer, op.query, op.row_offsets, op.scale, op.out, op.lse, op.key, op.value]
-    args += [op.buffer_row_offsets, op.cache_offsets, tiles]
-    args.append(at.workspace(4, zeroed=True) if config.persistent else None)
+    args = [ChunkArguments.of(op), tiles, at.workspace(4, zeroed=True) if config.persistent else None]
     kernel = chunk_kernel(chunk, config)
     launched = (blocks, 1, 1), (config.threads, 1, 1)
     at.launch(kernel, args, *launched, key=(chunk, config), attributes={"kv.schedule": schedule})
@@ -93,47 +91,42 @@ def chunk_kernel(chunk: Chunk, config: tile_schedule.TileConfig) -> Any:
     of_cache = {"columns": chunk.rope, "first_column": first_column, "rope": case.rope, "dtype": case.query}
 
     @kv.kernel(block=(config.threads, 1, 1), min_blocks=config.occupancy)
-    def mla_chunk_tiles(
-        collection: kv.KVCacheCollection, layer: kv.i32, query: kv.Buffer[case.query, 3],
-        row_offsets: kv.Buffer[i32, 1], scale: kv.f32, out: kv.Buffer[case.out, 3],
-        lse: kv.Buffer[f32, 2], key: kv.Buffer[case.query, 3], value: kv.Buffer[case.query, 3],
-        buffer_row_offsets: kv.Buffer[i32, 1], cache_offsets: kv.Buffer[i32, 1], tiles: kv.i32,
-        queue: kv.Optional[kv.Buffer[kv.i8, 1]],
-    ):  # fmt: skip
-        queries, cache = RaggedQueries(row_offsets, query.shape[0]), collection.get_key_cache(layer)
-        held = kv.math.min(key.shape[0], value.shape[0])  # no offset leads out of the buffers
+    def mla_chunk_tiles(a: ChunkArguments, tiles: kv.i32, queue: kv.Optional[kv.Buffer[kv.i8, 1]]):
+        scale, queries = a.scale, RaggedQueries(a.row_offsets, a.query.shape[0])
+        cache = a.collection.get_key_cache(a.layer)
+        held = kv.math.min(a.key.shape[0], a.value.shape[0])  # no offset leads out of the buffers
         units = tiles * case.heads
         for i in range(kv.block_id.x, units, kv.grid_dim.x):
             work = i if queue is None else kv.take_round(queue, i, units)
             h = work // tiles
             b, base, row0, count = queries.tile(tiles - 1 - (work - h * tiles), 1, M)
-            first_row = kv.math.clamp(buffer_row_offsets[b], 0, held)
-            num_keys = kv.math.clamp(buffer_row_offsets[b + 1], first_row, held) - first_row
-            taken = kv.math.max(cache_offsets[b], 0)
-            start = collection.cache_length(b) - taken
+            first_row = kv.math.clamp(a.buffer_row_offsets[b], 0, held)
+            num_keys = kv.math.clamp(a.buffer_row_offsets[b + 1], first_row, held) - first_row
+            taken = kv.math.max(a.cache_offsets[b], 0)
+            start = a.collection.cache_length(b) - taken
             num_keys = kv.where(row0 < count, num_keys, 0)
             token = row0 + kv.tile_index(M)
             exists, token = token < count, kv.math.max(kv.math.min(token, count - 1), 0)
             place = base + token, h
-            q = query.load_rows(*place, mask=exists, columns=chunk.columns)
+            q = a.query.load_rows(*place, mask=exists, columns=chunk.columns)
             if scale < 0.0:  # maxima are found before scores are scaled
                 q = -q
             unit = kv.math.max(kv.math.abs(scale), 1.0e-30) * LOG2E
             m, l, o = kv.full(M, LOWEST), kv.full(M, 0.0), kv.full((M, V), 0.0)
             if chunk.accumulate:
-                before, d = lse.gather(*place, mask=exists), kv.tile_index(V)[None, :]
+                before, d = a.lse.gather(*place, mask=exists), kv.tile_index(V)[None, :]
                 some = before != NO_VALUE
                 m, l = kv.where(some, before * LOG2E, LOWEST), kv.where(some, 1.0, l)
                 there = (some & exists)[:, None] & (d < case.value_size)
-                o = kv.f32(out.gather(place[0][:, None], h, d, mask=there))
+                o = kv.f32(a.out.gather(place[0][:, None], h, d, mask=there))
             q_at = (start + token)[:, None]
             for j in range(0, (num_keys + (N - 1)) // N):
                 k_at = j * N + kv.tile_index(N)
                 row, there = first_row + k_at, k_at < num_keys
-                nope = key.load_rows(row, h, mask=there, columns=chunk.nope)
+                nope = a.key.load_rows(row, h, mask=there, columns=chunk.nope)
                 token0 = taken + j * N
                 rope = cache.tile(b, 0, token0, taken + num_keys, rows=N, tail="any", **of_cache)
-                v = value.load_rows(row, h, mask=there, columns=V, stored=case.value_size)
+                v = a.value.load_rows(row, h, mask=there, columns=V, stored=case.value_size)
                 x = kv.dot(q, kv.beside(nope, rope).T)
                 with kv.trace("mask"):
                     x = kv.masked(x, (k_at[None, :] <= q_at) & there[None, :])
@@ -141,7 +134,7 @@ def chunk_kernel(chunk: Chunk, config: tile_schedule.TileConfig) -> Any:
                     m, l, p, alpha = online_softmax(m, l, x, unit)
                 o = kv.dot(case.query(p), v, o * alpha[:, None])
             m, l, factor, _ = finished(m, l, None, None, kv.math.exp2)
-            out.store_rows(*place, value=case.out(o * factor[:, None]), mask=exists, stored=case.value_size)
-            lse.scatter(*place, value=log_sum_exp(m, l), mask=exists)
+            a.out.store_rows(*place, value=case.out(o * factor[:, None]), mask=exists, stored=case.value_size)
+            a.lse.scatter(*place, value=log_sum_exp(m, l), mask=exists)
 
     return mla_chunk_tiles
