@@ -407,10 +407,8 @@ WIDE_KERNELS = {
         "streaming.copy_tile", "streaming.issue",
     ),
     "kvarn.lowering.kernels.mla": (
-        "chunk_kernel.mla_chunk_tiles", "combine_kernel.few_splits", "combine_kernel.many_splits",
-        "host_kernel.mla_chunk_host", "latent_kernel.attention_latent", "latent_kernel.attention_latent_few",
-        "latent_kernel.left_columns", "latent_kernel.right_columns", "latent_kernel.weights_of", "load_query",
-        "simt_kernel.mla_chunk",
+        "latent_kernel.attention_latent", "latent_kernel.attention_latent_few", "latent_kernel.left_columns",
+        "latent_kernel.right_columns", "latent_kernel.weights_of", "load_query",
     ),
 }  # fmt: skip
 

@@ -21,19 +21,19 @@ WORKER = Path(__file__).with_name("extending_worker.py")
 _FUNCTIONS = re.findall(r"^@rule\ndef (\w+)\(", WORKER.read_text(), re.M)
 
 
-def install(folder: Path, entry_points: str) -> dict[str, str]:
+def install(folder: Path, entry_points: str, package: Path = PACKAGE) -> dict[str, str]:
     """What installing a package leaves in ``folder``; the environment of a process that finds it."""
     info = folder / "page_tools-0.1.dist-info"
     info.mkdir()
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: page-tools\nVersion: 0.1\n")
     (info / "entry_points.txt").write_text(entry_points)
-    path = os.pathsep.join([os.environ.get("PYTHONPATH", ""), str(folder), str(PACKAGE)])
+    path = os.pathsep.join([os.environ.get("PYTHONPATH", ""), str(folder), str(package)])
     return {**os.environ, "PYTHONPATH": path.lstrip(os.pathsep), "KVARN_CACHE_DIR": str(folder / "cache")}
 
 
-def entry_points() -> str:
+def entry_points(package: Path = PACKAGE) -> str:
     """The entry points of the package's pyproject.toml, in the form that an installer writes."""
-    text = (PACKAGE / "pyproject.toml").read_text()
+    text = (package / "pyproject.toml").read_text()
     found = re.findall(r'^\[project\.entry-points\."(.+?)"\]\n((?:.+\n)+)', text, re.M)
     assert {group for group, _ in found} == {"kvarn.extensions", "kvarn.passes"}
     return "\n".join(f"[{group}]\n{lines}" for group, lines in found).replace('"', "")
@@ -61,6 +61,31 @@ def test_the_page_shows_the_package_as_it_is():
 @pytest.mark.parametrize("function", _FUNCTIONS)
 def test_extending(function, outcomes):
     assert not outcomes[function], outcomes[function]
+
+
+OLD = (
+    "kv_opt_knows_an_installed_operation",
+    "a_rule_may_make_kv_operations_and_knows_the_target",
+    "an_operation_of_a_package_runs_on_the_host_and_in_the_emulator",
+    "its_pass_counts_in_compile",
+    "caches_of_a_kind_of_a_package_are_read_and_written",
+)
+
+
+def test_the_package_runs_as_it_was_before_modules_moved(tmp_path):
+    """It imports modules of lowering/ by names that they had, each with a warning, and is otherwise the same."""
+    package = ROOT / "tests" / "compat" / "page_tools"
+    environment = install(tmp_path, entry_points(package), package)
+    for warned in ("error", "always"):
+        environment["PYTHONWARNINGS"] = f"{warned}::DeprecationWarning"
+        command = [sys.executable, WORKER, *(OLD if warned == "always" else OLD[:1])]
+        done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+        outcomes = json.loads(done.stdout.splitlines()[-1])
+        if warned == "error":
+            assert "DeprecationWarning: kvarn.lowering." in outcomes[OLD[0]]
+        else:
+            assert not any(outcomes.values()), "\n".join(outcomes.values())
 
 
 def test_the_package_tests_its_pass_in_two_run_lines(tmp_path):

@@ -8,11 +8,11 @@ for the values.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 from kvarn import dsl as kv
-from kvarn.dialect.dtypes import f32, i32
+from kvarn.dialect.dtypes import f32
 from kvarn.dialect.layout import align_up, cdiv, lowbit
 from kvarn.lowering.host_math import exp2
 from kvarn.lowering.tiles.cache_rows import load_width, read, read_rope
@@ -112,23 +112,51 @@ class ChunkKeys:
         return kv.f32(buffer.load(row, self.head, d, width=width, alignment=alignment))
 
 
-@kv.func
-def keys_of(
-    chunk, collection, layer, queries, key, value, buffer_row_offsets, cache_offsets, row, head
-):  # fmt: skip
-    """The keys of a query row and head."""
-    b = queries.sequence(row)
-    position = collection.cache_length(b) + queries.token(b, row)
-    rows = buffer_row_offsets[b], buffer_row_offsets[b + 1]
-    cache = collection.get_key_cache(layer)
-    return ChunkKeys(chunk, cache, key, value, rows, cache_offsets[b], position, b, head)
+@dataclass(frozen=True)
+class ChunkArguments:
+    """What the kernels of a chunk read and write: T query rows of Hq heads, R rows of the buffers.
+
+    Attributes
+    ----------
+    collection, layer : collection, i32
+    query, out, lse : [T, Hq, D], [T, Hq, V], f32 [T, Hq]
+    row_offsets : i32 [B + 1]
+    scale : f32
+    key, value : [R, Hq, nope], [R, Hq, V]
+    buffer_row_offsets, cache_offsets : i32 [B + 1], i32 [B]
+        A sequence's rows of the buffers, and the first of its tokens that they have.
+    """
+
+    collection: Any
+    layer: kv.i32
+    query: Any
+    row_offsets: Any
+    scale: kv.f32
+    out: Any
+    lse: Any
+    key: Any
+    value: Any
+    buffer_row_offsets: Any
+    cache_offsets: Any
+
+    @staticmethod
+    def of(op: Any) -> ChunkArguments:
+        return ChunkArguments(*(getattr(op, f.name) for f in fields(ChunkArguments)))
+
+    @kv.func
+    def keys(self, chunk: Chunk, queries: RaggedQueries, row: Any, head: Any) -> ChunkKeys:
+        """The keys that a query row sees."""
+        b = queries.sequence(row)
+        position = self.collection.cache_length(b) + queries.token(b, row)
+        rows = self.buffer_row_offsets[b], self.buffer_row_offsets[b + 1]
+        cache = self.collection.get_key_cache(self.layer)
+        return ChunkKeys(chunk, cache, self.key, self.value, rows, self.cache_offsets[b], position, b, head)
 
 
 def launch(chunk: Chunk, at: Expansion, op: Any) -> None:
     """Launch the host's or the warps' kernel over all query rows."""
     heads, rows = chunk.case.heads, at.dim(op.query, 0)
-    args = [op.collection, op.layer, op.query, op.row_offsets, op.scale, op.out, op.lse, op.key, op.value]
-    args += [op.buffer_row_offsets, op.cache_offsets]
+    args = [ChunkArguments.of(op)]
     if at.target.is_host:
         at.launch(host_kernel(chunk), args, (at.constant(heads), rows, 1), (1, 1, 1), key=chunk)
         return
@@ -153,30 +181,25 @@ def host_kernel(chunk: Chunk) -> Any:
         return score
 
     @kv.kernel
-    def mla_chunk_host(
-        collection: kv.KVCacheCollection, layer: kv.i32, query: kv.Buffer[case.query, 3],
-        row_offsets: kv.Buffer[i32, 1], scale: kv.f32, out: kv.Buffer[case.out, 3],
-        lse: kv.Buffer[f32, 2], key: kv.Buffer[case.query, 3], value: kv.Buffer[case.query, 3],
-        buffer_row_offsets: kv.Buffer[i32, 1], cache_offsets: kv.Buffer[i32, 1],
-    ):  # fmt: skip
+    def mla_chunk_host(a: ChunkArguments):
         h, row = kv.block_id.x, kv.block_id.y
-        queries = RaggedQueries(row_offsets, query.shape[0])
+        queries = RaggedQueries(a.row_offsets, a.query.shape[0])
         if queries.holds(row):
-            keys = keys_of(chunk, collection, layer, queries, key, value, buffer_row_offsets, cache_offsets, row, h)
-            factor = scale * LOG2E
+            keys = a.keys(chunk, queries, row, h)
+            factor = a.scale * LOG2E
             q = [
-                kv.f32(query.load(row, h, part.start + d, width=part.width, alignment=case.query.itemsize)) * factor
+                kv.f32(a.query.load(row, h, part.start + d, width=part.width, alignment=case.query.itemsize)) * factor
                 for part in parts
                 for d in range(0, part.columns, part.width)
             ]
             m, l = kv.f32(LOWEST), kv.f32(0.0)
             sums = [kv.vector(f32, width) if width > 1 else kv.f32(0.0) for _ in value_columns]
             if chunk.accumulate:
-                before = lse[row, h]
+                before = a.lse[row, h]
                 if before != NO_VALUE:
                     m, l = before * LOG2E, kv.f32(1.0)
                     for n, d in enumerate(value_columns):
-                        sums[n] = kv.f32(out.load(row, h, d, width=width, alignment=case.out.itemsize))
+                        sums[n] = kv.f32(a.out.load(row, h, d, width=width, alignment=case.out.itemsize))
             for i in range(0, keys.count):
                 place, exists = keys.place(i)
                 if exists:
@@ -188,8 +211,8 @@ def host_kernel(chunk: Chunk) -> Any:
                         sums[n] = sums[n] * alpha + keys.value(place, d, width) * weight
             m, l, factor, _ = finished(m, l, None, None, exp2)
             for n, d in enumerate(value_columns):
-                out.store(row, h, d, value=case.out(sums[n] * factor), alignment=case.out.itemsize)
-            lse[row, h] = log_sum_exp(m, l)
+                a.out.store(row, h, d, value=case.out(sums[n] * factor), alignment=case.out.itemsize)
+            a.lse[row, h] = log_sum_exp(m, l)
 
     return mla_chunk_host
 
@@ -216,35 +239,30 @@ def simt_kernel(chunk: Chunk) -> Any:
         return total
 
     @kv.kernel(max_threads=32 * WARPS)
-    def mla_chunk(
-        collection: kv.KVCacheCollection, layer: kv.i32, query: kv.Buffer[case.query, 3],
-        row_offsets: kv.Buffer[i32, 1], scale: kv.f32, out: kv.Buffer[case.out, 3],
-        lse: kv.Buffer[f32, 2], key: kv.Buffer[case.query, 3], value: kv.Buffer[case.query, 3],
-        buffer_row_offsets: kv.Buffer[i32, 1], cache_offsets: kv.Buffer[i32, 1],
-    ):  # fmt: skip
+    def mla_chunk(a: ChunkArguments):
         lane, warp = kv.thread_id.x & 31, kv.thread_id.x >> 5
         item = kv.block_id.x * WARPS + warp
         row, h = item // case.heads, item % case.heads
         q = kv.shared((WARPS, align_up(chunk.columns, 16)), f32)
-        queries = RaggedQueries(row_offsets, query.shape[0])
+        queries = RaggedQueries(a.row_offsets, a.query.shape[0])
         exists = queries.holds(row)
         if exists:
-            factor = scale * LOG2E
+            factor = a.scale * LOG2E
             for d in range(lane, chunk.columns, 32):
-                q[warp, d] = kv.f32(query[row, h, d]) * factor
+                q[warp, d] = kv.f32(a.query[row, h, d]) * factor
         kv.syncwarp()
         if exists:
-            keys = keys_of(chunk, collection, layer, queries, key, value, buffer_row_offsets, cache_offsets, row, h)
+            keys = a.keys(chunk, queries, row, h)
             m, l = kv.f32(LOWEST), kv.f32(0.0)
             sums = [kv.vector(f32, width) if width > 1 else kv.f32(0.0) for _ in range(turns)]
             if chunk.accumulate:
-                before = lse[row, h]
+                before = a.lse[row, h]
                 if before != NO_VALUE:
                     m = before * LOG2E
                     l = kv.where(lane == 0, 1.0, kv.f32(0.0))  # the lanes' sums are added at the end
                     for n in kv.static(range(turns)):
                         d = kv.math.min(lane + 32 * n, columns - 1) * width
-                        sums[n] = kv.f32(out.load(row, h, d, width=width, alignment=case.out.itemsize))
+                        sums[n] = kv.f32(a.out.load(row, h, d, width=width, alignment=case.out.itemsize))
             for base in range(0, keys.count, 32):
                 place, there = keys.place(base + lane)
                 score = kv.f32(NO_VALUE)
@@ -268,8 +286,8 @@ def simt_kernel(chunk: Chunk) -> Any:
                 column = lane + 32 * n
                 if column < columns:
                     x = case.out(sums[n] * factor)
-                    out.store(row, h, column * width, value=x, alignment=case.out.itemsize)
+                    a.out.store(row, h, column * width, value=x, alignment=case.out.itemsize)
             if lane == 0:
-                lse[row, h] = log_sum_exp(m, l)
+                a.lse[row, h] = log_sum_exp(m, l)
 
     return mla_chunk

@@ -8,6 +8,7 @@ warp a row. Many: a block a row and 128 columns, each warp every fourth split, a
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 from kvarn import dsl as kv
@@ -27,6 +28,25 @@ def grid(c: LatentConfig, tiles: Any, splits: Any) -> tuple[Any, Any]:
     many = (splits // MANY).least(1)  # 0 or 1
     rows, columns = tiles * c.rows, c.case.value_size // COLUMNS
     return (rows // WARPS) * (many * (WARPS - 1) + 1), many * (columns - 1) + 1
+
+
+@dataclass(frozen=True)
+class Results:
+    """What is written, and what is combined with partial results: None what an operation does not have.
+
+    Attributes
+    ----------
+    out, lse : [T, Hq, V], f32 [T, Hq]
+    sinks : f32 [Hq]
+    prior, prior_lse : f32 [T, Hq, V], f32 [T, Hq]
+        A result over other keys, and its natural log-sum-exp.
+    """
+
+    out: Any
+    sinks: Any
+    lse: Any
+    prior: Any
+    prior_lse: Any
 
 
 def combine_kernel(c: LatentConfig) -> Any:
@@ -56,24 +76,24 @@ def combine_kernel(c: LatentConfig) -> Any:
         return kv.vector(f32, [kv.where(factor == 0.0, 0.0, found[i]) for i in range(4)]) * factor
 
     @kv.func
-    def factors_of(m, l, sinks, prior, lse, token, h, writes):
+    def factors_of(to: Results, m, l, token, h, writes):
         """(factor of the sums, factor of the prior result) of a row; ``writes``: its log-sum-exp."""
-        before = None if prior is None else prior[1][token, h]
-        m, l, factor, of_prior = finished(m, l, None if sinks is None else sinks[h], before)
-        if lse is not None:
+        before = None if to.prior is None else to.prior_lse[token, h]
+        m, l, factor, of_prior = finished(m, l, None if to.sinks is None else to.sinks[h], before)
+        if to.lse is not None:
             if writes:
-                lse[token, h] = log_sum_exp(m, l)
+                to.lse[token, h] = log_sum_exp(m, l)
         return factor, of_prior
 
     @kv.func
-    def write(out, sums, factor, prior, of_prior, token, h, column):
+    def write(to: Results, sums, factor, of_prior, token, h, column):
         x = sums * factor
-        if prior is not None:
-            x = with_prior(x, prior[0].load(token, h, column, width=4), of_prior)
-        out.store(token, h, column, value=case.out(x))
+        if to.prior is not None:
+            x = with_prior(x, to.prior.load(token, h, column, width=4), of_prior)
+        to.out.store(token, h, column, value=case.out(x))
 
     @kv.func
-    def few_splits(out, sinks, prior, lse, parts, place, tiles, number, row, splits, lane):
+    def few_splits(to: Results, parts, place, tiles, number, row, splits, lane):
         """A warp has a row."""
         _, token0, row0, _ = place
         m, l = m_of(parts, tiles, number, splits, row, lane), kv.f32(0.0)
@@ -86,9 +106,9 @@ def combine_kernel(c: LatentConfig) -> Any:
             for n in kv.static(chunks):
                 sums[n] = sums[n] + weighted(found[n], factor)
         token, h = token0 + (row0 + row) // heads, (row0 + row) % heads
-        factor, of_prior = factors_of(m, l, sinks, prior, lse, token, h, lane == 0)
+        factor, of_prior = factors_of(to, m, l, token, h, lane == 0)
         for n in kv.static(chunks):
-            write(out, sums[n], factor, prior, of_prior, token, h, n * COLUMNS + lane * 4)
+            write(to, sums[n], factor, of_prior, token, h, n * COLUMNS + lane * 4)
 
     @kv.func
     def loaded(parts, tiles, number, splits, row, column, warp, lane):
@@ -106,7 +126,7 @@ def combine_kernel(c: LatentConfig) -> Any:
         return ends, found
 
     @kv.func
-    def many_splits(out, sinks, prior, lse, place, row, ends, found, sums_at, column, warp, lane):
+    def many_splits(to: Results, place, row, ends, found, sums_at, column, warp, lane):
         """A block has 128 columns of a row."""
         _, token0, row0, _ = place
         m = ends[0]
@@ -127,8 +147,8 @@ def combine_kernel(c: LatentConfig) -> Any:
             for w in kv.static(range(1, WARPS)):
                 sums = sums + sums_at.load(w, lane * 4, width=4)
             token, h = token0 + (row0 + row) // heads, (row0 + row) % heads
-            factor, of_prior = factors_of(m, l, sinks, prior, lse, token, h, (lane == 0) & (kv.block_id.y == 0))
-            write(out, sums, factor, prior, of_prior, token, h, column)
+            factor, of_prior = factors_of(to, m, l, token, h, (lane == 0) & (kv.block_id.y == 0))
+            write(to, sums, factor, of_prior, token, h, column)
 
     @kv.kernel(block=(32 * WARPS, 1, 1))
     def latent_combine(
@@ -138,7 +158,7 @@ def combine_kernel(c: LatentConfig) -> Any:
     ):  # fmt: skip
         sums_at = kv.shared((WARPS, COLUMNS), f32)
         lane, warp = kv.thread_id.x & 31, kv.thread_id.x >> 5
-        prior = None if prior is None else (prior, prior_lse)
+        to = Results(out, sinks, lse, prior, prior_lse)
         kv.griddepcontrol_launch_dependents()  # of the next layer, which takes whole multiprocessors
         queries = queries_of(out, row_offsets)
         if splits < MANY:
@@ -146,13 +166,13 @@ def combine_kernel(c: LatentConfig) -> Any:
             number, row = item // c.rows, item % c.rows
             place = place_of(c, queries, number)
             if place[2] + row < place[3]:
-                few_splits(out, sinks, prior, lse, parts, place, tiles, number, row, splits, lane)
+                few_splits(to, parts, place, tiles, number, row, splits, lane)
         else:
             number, row = kv.block_id.x // c.rows, kv.block_id.x % c.rows
             column = kv.block_id.y * COLUMNS + lane * 4
             ends, found = loaded(parts, tiles, number, splits, row, column, warp, lane)
             place = place_of(c, queries, number)
             if place[2] + row < place[3]:
-                many_splits(out, sinks, prior, lse, place, row, ends, found, sums_at, column, warp, lane)
+                many_splits(to, place, row, ends, found, sums_at, column, warp, lane)
 
     return latent_combine
