@@ -57,6 +57,11 @@ class MHAOperand(SpecMembers, OperandTmaTiles):
         return self._fields
 
     @property
+    def dtype(self) -> DType:
+        """Type of the elements that it shows."""
+        return self._spec.data_dtype
+
+    @property
     def quantization_enabled(self) -> bool:
         return self._spec.quantized
 
