@@ -23,8 +23,8 @@ class SpecMembers:
 
     @property
     def dtype(self) -> DType:
-        """Type of the elements: of an operand of scales, that of the scales."""
-        return self._spec.data_dtype
+        """Storage type of the elements."""
+        return self._spec.dtype
 
     @property
     def scale_dtype(self) -> DType | None:

@@ -18,7 +18,7 @@ from kvarn.runtime.buffers import BufferView, view
 
 from . import checks
 from .collections import PagedKVCacheCollection
-from .pools import AS_MANY_AS_FIT, Pool, with_sequences
+from .pools import AS_MANY_AS_FIT, with_sequences
 from .views import PagedKVCache
 
 _NAMES = {
@@ -109,7 +109,7 @@ class ForeignPages(PagedKVCacheCollection):
             views |= dict(zip(("scales", "value_scales"), found.views, strict=False))
             at |= found.fields
         most = (AS_MANY_AS_FIT if n is None else n for n in (max_seq_length, max_cache_length))
-        self._bind(*with_sequences(Pool(spec, views, at), cache_lengths, lookup_table, *most, name="keys"))
+        self._bind(*with_sequences((spec, views, at), cache_lengths, lookup_table, *most, name="keys"))
 
     def with_tables(
         self,

@@ -9,18 +9,27 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 from kvarn.dialect import layout
-from kvarn.dialect.layout import CONTINUOUS, FA3, CacheSpec
+from kvarn.dialect.layout import CONTINUOUS, FA3, PAGED, CacheSpec
 from kvarn.dialect.members import CacheMembers
 from kvarn.runtime.buffers import BufferView
 
 from . import checks
 
 WRITABLE = ("blocks", "values", "scales", "value_scales")  # the views of what a kernel may write
-_NAMES = {"N": "pages", "L": "layers", "P": "page_size", "H": "heads", "D": "head_size"}
-_REGIONS = {**_NAMES, "N": "regions", "P": "slots"}
+# What each dimension is called: of pools by kind and word, those of other kinds as of paged ones; of tables by kind.
+_POOLS = {
+    (PAGED, "NPHD"): ("pages", "page_size", "heads", "head_size"),
+    (PAGED, "N2LPHD"): ("pages", "2 (1 for MLA)", "layers", "page_size", "heads", "head_size"),
+    (CONTINUOUS, "NPHD"): ("regions", "slots", "heads", "head_size"),
+    (CONTINUOUS, "N2LPHD"): ("regions", "2 (1 for MLA)", "layers", "slots", "heads", "head_size"),
+    (FA3, "2NPHD"): ("2", "pages", "page_size", "heads", "head_size"),
+}
+_TABLES = {CONTINUOUS: ("sequences",), FA3: ("layers", "sequences", "columns")}
+_ROWS = ("sequences", "columns")
+Pool = tuple[CacheSpec, dict[str, BufferView], dict[str, int]]  # its parameters, its buffers and its fields by name
 
 
 @dataclass(frozen=True)
@@ -102,14 +111,6 @@ class PoolMembers(CacheMembers):
         return self._at["num_blocks"]
 
 
-class Pool(NamedTuple):
-    """A pool that was checked: its parameters, the views of its buffers by name, and the fields that it gives."""
-
-    spec: CacheSpec
-    views: dict[str, BufferView]
-    at: dict[str, int]
-
-
 def pool_of(
     kind: str, dims: str, blocks: Any, scales: Any = None, granularity: int = 1, *, is_mla: bool = False
 ) -> Pool:
@@ -125,57 +126,54 @@ def pool_of(
     is_mla : bool
         Whether these are latent keys; where dims have ``2``, that dimension says it.
     """
-    names = {**(_REGIONS if kind == CONTINUOUS else _NAMES), "2": "2" if kind == FA3 else "2 (1 for MLA)"}
-    named = tuple(names[x] for x in dims)
-    outer = len(dims) - 3
-    data, strides = checks.pool(blocks, "blocks", named, outer)
-    extents, steps = dict(zip(dims, data.shape, strict=True)), dict(zip(dims, strides, strict=True))
-    if "2" in dims:
-        is_mla = extents["2"] == 1
-        if extents["2"] != 2 and (kind == FA3 or not is_mla):
-            wanted = "2 (K and V)" if kind == FA3 else "2 (K and V) or 1 (MLA)"
-            raise ValueError(
-                f"blocks must have extent {wanted} in dimension {dims.index('2')}, got shape {tuple(data.shape)}"
-            )
-    checks.aligned(data, 16, "blocks")
-    at = {"stride0": steps["N"], "num_blocks": extents["N"], "capacity": extents["P"]}
-    if "2" in dims:
-        at |= {
-            "blocks": data.data, "num_layers": extents.get("L", 0), "lookup_layer_stride": 0,
-            "kv_stride": steps["2"], "layer_stride": steps.get("L", 0),
-        }  # fmt: skip
-    else:
+    names, outer = _POOLS.get((kind, dims)) or _POOLS[PAGED, dims], len(dims) - 3
+    data, strides = checks.pool(blocks, "blocks", names, outer)
+    shape, pages = data.shape, dims.index("N")
+    slots, heads, size = shape[-3:]
+    at = {"stride0": strides[pages], "num_blocks": shape[pages], "capacity": slots}
+    half, layer = dims.find("2"), dims.find("L")
+    if half < 0:
         at["base"] = data.data
-    views, described = {"blocks": data}, {}
+    else:
+        is_mla = shape[half] == 1
+        if shape[half] != 2 and (kind == FA3 or not is_mla):
+            wanted = "2 (K and V)" if kind == FA3 else "2 (K and V) or 1 (MLA)"
+            raise ValueError(f"blocks must have extent {wanted} in dimension {half}, got shape {tuple(shape)}")
+        at["blocks"], at["kv_stride"], at["lookup_layer_stride"] = data.data, strides[half], 0
+        at["num_layers"], at["layer_stride"] = (0, 0) if layer < 0 else (shape[layer], strides[layer])
+    checks.aligned(data, 16, "blocks")
+    views, scale_dtype = {"blocks": data}, None
     if checks.count(granularity, "quantization_granularity") < 1:
         raise ValueError(f"quantization_granularity must be positive, got {granularity}")
     if scales is not None:
-        views["scales"], steps = _scales_of(data, scales, granularity, dims, (*named[:-1], "granules"))
-        at |= {"scales": views["scales"].data, "scales_stride0": steps["N"]}
-        if "2" in dims:
-            at |= {"scales_kv_stride": steps["2"], "scales_layer_stride": steps["L"]}
-        described = {"scale_dtype": views["scales"].dtype, "granularity": granularity}
+        buffer, strides = _scales_of(data, scales, granularity, (*names[:-1], "granules"))
+        at["scales"], at["scales_stride0"] = buffer.data, strides[pages]
+        if half >= 0:
+            at["scales_kv_stride"], at["scales_layer_stride"] = strides[half], strides[layer]
+        views["scales"], scale_dtype = buffer, buffer.dtype
     elif granularity != 1:
         raise ValueError(f"quantization_granularity needs scales, got {granularity} without any")
-    page_size = 0 if kind == CONTINUOUS else extents["P"]
-    spec = layout.spec_of(kind, data.dtype, extents["H"], extents["D"], page_size=page_size, is_mla=is_mla, **described)
-    return Pool(spec, views, at)
+    spec = layout.spec_of(
+        kind, data.dtype, heads, size, page_size=0 if kind == CONTINUOUS else slots, is_mla=is_mla,
+        scale_dtype=scale_dtype, granularity=granularity,
+    )  # fmt: skip
+    return spec, views, at
 
 
 def _scales_of(
-    data: BufferView, scales: Any, granularity: int, dims: str, named: tuple[str, ...]
-) -> tuple[BufferView, dict[str, int]]:
-    """The view of a pool's scales, and their strides by dimension."""
-    outer, size = len(dims) - 3, data.shape[-1]
-    buffer, strides = checks.pool(scales, "scales", named, outer, row_major=False)
+    data: BufferView, scales: Any, granularity: int, names: tuple[str, ...]
+) -> tuple[BufferView, tuple[int, ...]]:
+    """The view of a pool's scales, and their strides."""
+    outer, size = len(names) - 3, data.shape[-1]
+    buffer, strides = checks.pool(scales, "scales", names, outer, row_major=False)
     expected = (*data.shape[:-1], layout.cdiv(size, granularity))
     if tuple(buffer.shape) != expected:
         raise ValueError(
             f"scales must have shape {expected}: that of blocks with cdiv(head_size {size}, "
             f"quantization_granularity {granularity}) granules last, got {tuple(buffer.shape)}"
         )
-    checks.aligned_granules(buffer, strides, named, outer)
-    return buffer, dict(zip(dims, strides, strict=True))
+    checks.aligned_granules(buffer, strides, names, outer)
+    return buffer, strides
 
 
 def with_sequences(
@@ -197,27 +195,27 @@ def with_sequences(
     """
     spec, views, at = pool
     lengths, _ = checks.table(cache_lengths, "cache_lengths", ("sequences",))
-    columns = ("columns",) if spec.paged else ()
-    layers = ("layers",) if spec.kind == FA3 else ()
-    table, strides = checks.table(lookup_table, "lookup_table", (*layers, "sequences", *columns))
-    if layers and table.shape[0] < 1:
-        raise ValueError(f"lookup_table must have at least one layer, got shape {tuple(table.shape)}")
+    kind, page_size = spec.kind, spec.page_size
+    table, strides = checks.table(lookup_table, "lookup_table", _TABLES.get(kind, _ROWS))
+    shape = table.shape
+    if kind == FA3 and shape[0] < 1:
+        raise ValueError(f"lookup_table must have at least one layer, got shape {tuple(shape)}")
     views = {"blocks": views["blocks"], "cache_lengths": lengths, "lookup_table": table, **views}
-    checks.same_device((name if key == "blocks" else key, view) for key, view in views.items())
-    batch = checks.sequences(lengths, table.shape[len(layers)], "lookup_table")
-    longest = _length(max_cache_length, "max_cache_length", table.shape[-1] * spec.page_size)
-    if spec.paged:
-        checks.table_covers(table.shape[-1], spec.page_size, longest, batch)
-    else:
+    checks.same_device(views.items() if name == "blocks" else {name: views["blocks"], **views}.items())
+    batch = checks.sequences(lengths, shape[1] if kind == FA3 else shape[0], "lookup_table")
+    columns, row = (1, 1) if kind == CONTINUOUS else (shape[-1], strides[-2])
+    longest = _length(max_cache_length, "max_cache_length", columns * page_size)
+    if kind == CONTINUOUS:
         checks.region_holds(at["capacity"], longest, batch)
-    at = at | {
-        "lookup": table.data, "lookup_stride": strides[-2] if spec.paged else 1,
-        "lookup_columns": table.shape[-1] if spec.paged else 1, "lengths": lengths.data, "batch": batch,
+    else:
+        checks.table_covers(columns, page_size, longest, batch)
+    at |= {
+        "lookup": table.data, "lookup_stride": row, "lookup_columns": columns, "lengths": lengths.data, "batch": batch,
         "max_seq_length": _length(max_seq_length, "max_seq_length", longest), "max_cache_length": longest,
     }  # fmt: skip
-    if layers:
-        at |= {"num_layers": table.shape[0], "lookup_layer_stride": strides[0]}
-    return Pool(spec, views, at)
+    if kind == FA3:
+        at["num_layers"], at["lookup_layer_stride"] = shape[0], strides[0]
+    return spec, views, at
 
 
 AS_MANY_AS_FIT: Any = object()

@@ -371,6 +371,11 @@ class Operand(CacheReads):
     what = "operand"
 
     @property
+    def dtype(self) -> DType:
+        """Type of the elements that it shows."""
+        return self.spec.data_dtype
+
+    @property
     def quantization_granularity(self) -> int:
         """As of the host's operands: 0 of a ragged one."""
         return 0 if self.spec.kind == RAGGED else self.spec.granularity
