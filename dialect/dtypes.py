@@ -12,6 +12,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+__all__ = [
+    "DType", "bf16", "bool_", "f8e4m3", "f8e5m2", "f8e8m0", "f16", "f32", "f64", "i8", "i16", "i32", "i64", "u8", "u16",
+    "u32", "u64",
+]  # fmt: skip
+
 OUTSIDE_KERNEL = "values of a kernel are made while a kernel is traced, or inside `with context:`"
 _cast_in_kernel: Callable[[Any, DType], Any] | None = None  # the kernel language's, once it is imported
 

@@ -33,9 +33,7 @@ from kvarn import (
     weights as weights,
 )
 from kvarn._version import __version__ as __version__
-from kvarn.block_mask import (
-    BlockMask as BlockMask,
-)
+from kvarn.block_mask import BlockMask as BlockMask
 from kvarn.caches import (
     ForeignPages as ForeignPages,
     KVCacheMHAOperand as KVCacheMHAOperand,
@@ -45,45 +43,14 @@ from kvarn.caches import (
     PageSummaries as PageSummaries,
     RaggedMHAOperand as RaggedMHAOperand,
 )
-from kvarn.compiled import (
-    Kernel as Kernel,
-    load as load,
-)
-from kvarn.compiler import (
-    compile as compile,
-)
+from kvarn.compiled import Kernel as Kernel, load as load
+from kvarn.compiler import compile as compile
 from kvarn.dialect.dtypes import DType as DType
 from kvarn.dialect.layout import CacheSpec as CacheSpec, CollectionSpec as CollectionSpec, OperandSpec as OperandSpec
 from kvarn.dsl import masks as masks, math as math, scores as scores, tma as tma
-from kvarn.dsl.calls import (
-    func as func,
-    intrinsic as intrinsic,
-    static as static,
-)
-from kvarn.dsl.functional import (
-    for_ as for_,
-    if_ as if_,
-    loop as loop,
-    when as when,
-    while_ as while_,
-)
-from kvarn.dsl.gpu import (
-    barrier as barrier,
-    block_dim as block_dim,
-    block_id as block_id,
-    device_assert as device_assert,
-    grid_dim as grid_dim,
-    lane_id as lane_id,
-    linear_thread_id as linear_thread_id,
-    printf as printf,
-    shuffle_down as shuffle_down,
-    shuffle_idx as shuffle_idx,
-    shuffle_up as shuffle_up,
-    shuffle_xor as shuffle_xor,
-    thread_id as thread_id,
-    warp_id as warp_id,
-    warp_reduce as warp_reduce,
-)
+from kvarn.dsl.calls import *  # noqa: F403
+from kvarn.dsl.functional import *  # noqa: F403
+from kvarn.dsl.gpu import *  # noqa: F403
 from kvarn.dsl.handles import (
     Cache as Cache,
     Collection as Collection,
@@ -92,88 +59,13 @@ from kvarn.dsl.handles import (
     buffer_operand as buffer_operand,
     operand as operand,
 )
-from kvarn.dsl.kernel import (
-    KernelFunction as KernelFunction,
-)
-from kvarn.dsl.memory import (
-    Buffer as Buffer,
-    BufferSpec as BufferSpec,
-    Pointer as Pointer,
-    ReadOnlyBuffer as ReadOnlyBuffer,
-    Shared as Shared,
-    atomic_add as atomic_add,
-    fence as fence,
-    pointer_of as pointer_of,
-    shared as shared,
-    take_round as take_round,
-)
-from kvarn.dsl.ptx import (
-    ballot as ballot,
-    cluster_barrier as cluster_barrier,
-    cluster_rank as cluster_rank,
-    cp_async as cp_async,
-    cp_async_bulk as cp_async_bulk,
-    cp_async_bulk_prefetch as cp_async_bulk_prefetch,
-    cp_async_commit as cp_async_commit,
-    cp_async_mbarrier_arrive as cp_async_mbarrier_arrive,
-    cp_async_wait as cp_async_wait,
-    cvt_e4m3x2_to_f16x2 as cvt_e4m3x2_to_f16x2,
-    cvt_e4m3x4_to_bf16x4 as cvt_e4m3x4_to_bf16x4,
-    cvt_e4m3x4_to_f16x4 as cvt_e4m3x4_to_f16x4,
-    cvt_e5m2x2_to_f16x2 as cvt_e5m2x2_to_f16x2,
-    cvt_e5m2x4_to_f16x4 as cvt_e5m2x4_to_f16x4,
-    cvt_i8x4_to_f16x4 as cvt_i8x4_to_f16x4,
-    elect as elect,
-    ex2 as ex2,
-    fence_mbarrier_init as fence_mbarrier_init,
-    fence_proxy_async as fence_proxy_async,
-    globaltimer as globaltimer,
-    griddepcontrol_launch_dependents as griddepcontrol_launch_dependents,
-    griddepcontrol_wait as griddepcontrol_wait,
-    l2_policy as l2_policy,
-    ldmatrix as ldmatrix,
-    load_cluster as load_cluster,
-    load_nc as load_nc,
-    load_once as load_once,
-    mbarrier_arrive as mbarrier_arrive,
-    mbarrier_arrive_expect_tx as mbarrier_arrive_expect_tx,
-    mbarrier_init as mbarrier_init,
-    mbarrier_try_wait as mbarrier_try_wait,
-    mbarrier_wait as mbarrier_wait,
-    mma_m16n8k8_tf32 as mma_m16n8k8_tf32,
-    mma_m16n8k16 as mma_m16n8k16,
-    movmatrix as movmatrix,
-    named_barrier as named_barrier,
-    named_barrier_arrive as named_barrier_arrive,
-    nanosleep as nanosleep,
-    pack_bf16x2 as pack_bf16x2,
-    pack_f16x2 as pack_f16x2,
-    prmt as prmt,
-    rcp as rcp,
-    setmaxnreg as setmaxnreg,
-    smid as smid,
-    stmatrix as stmatrix,
-    syncwarp as syncwarp,
-    tanh_approx as tanh_approx,
-)
-from kvarn.dsl.staging import (
-    staged as staged,
-)
-from kvarn.dsl.tiles import (
-    Tile as Tile,
-    beside as beside,
-    dot as dot,
-    full as full,
-    masked as masked,
-    tile_index as tile_index,
-    two_terms as two_terms,
-)
-from kvarn.dsl.tma import (
-    TensorMap as TensorMap,
-)
-from kvarn.dsl.tracing import (
-    trace as trace,
-)
+from kvarn.dsl.kernel import KernelFunction as KernelFunction
+from kvarn.dsl.memory import *  # noqa: F403
+from kvarn.dsl.ptx import *  # noqa: F403
+from kvarn.dsl.staging import *  # noqa: F403
+from kvarn.dsl.tiles import *  # noqa: F403
+from kvarn.dsl.tma import TensorMap as TensorMap
+from kvarn.dsl.tracing import *  # noqa: F403
 from kvarn.dsl.values import (
     Value as Value,
     Vector as Vector,
@@ -183,52 +75,22 @@ from kvarn.dsl.values import (
     vector as vector,
     where as where,
 )
-from kvarn.dsl.wgmma import (
-    wgmma as wgmma,
-    wgmma_descriptor as wgmma_descriptor,
-    wgmma_start as wgmma_start,
-    wgmma_wait as wgmma_wait,
-)
-from kvarn.emulator import (
-    EmulationError as EmulationError,
-    emulated as emulated,
-)
-from kvarn.errors import (
-    KernelError as KernelError,
-)
-from kvarn.extensions import (
-    extend as extend,
-)
-from kvarn.hybrid import (
-    HybridKVCacheManager as HybridKVCacheManager,
-    LayerGroup as LayerGroup,
-)
-from kvarn.lowering.remarks import (
-    remark as remark,
-)
+from kvarn.dsl.wgmma import *  # noqa: F403
+from kvarn.emulator import EmulationError as EmulationError, emulated as emulated
+from kvarn.errors import KernelError as KernelError
+from kvarn.extensions import extend as extend
+from kvarn.hybrid import HybridKVCacheManager as HybridKVCacheManager, LayerGroup as LayerGroup
+from kvarn.lowering.remarks import remark as remark
 from kvarn.manager import (
     InsufficientBlocksError as InsufficientBlocksError,
     PagedKVCacheManager as PagedKVCacheManager,
 )
-from kvarn.ops.prefixes import (
-    plan_prefixes as plan_prefixes,
-)
-from kvarn.ownership import (
-    OwnershipError as OwnershipError,
-    sanitize as sanitize,
-)
-from kvarn.pipelines import (
-    pipeline as pipeline,
-)
-from kvarn.prefixes import (
-    SharedPrefixes as SharedPrefixes,
-)
-from kvarn.timelines import (
-    tracing as tracing,
-)
-from kvarn.tools.passport import (
-    Passport as Passport,
-)
+from kvarn.ops.prefixes import plan_prefixes as plan_prefixes
+from kvarn.ownership import OwnershipError as OwnershipError, sanitize as sanitize
+from kvarn.pipelines import pipeline as pipeline
+from kvarn.prefixes import SharedPrefixes as SharedPrefixes
+from kvarn.timelines import tracing as tracing
+from kvarn.tools.passport import Passport as Passport
 
 class _Scalar(DType, type):
     def __call__(cls, x: Any) -> Any: ...

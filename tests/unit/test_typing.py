@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import ast
+import importlib
 import importlib.util
 import inspect
 import json
@@ -146,6 +147,8 @@ def test_the_stub_has_the_names_of_the_package():
     for node in ast.parse(STUB.read_text()).body:
         if isinstance(node, ast.ImportFrom) and node.module != "typing" and node.module != "collections.abc":
             names |= {a.asname for a in node.names if a.asname}
+            if node.names[0].name == "*":
+                names |= {*importlib.import_module(str(node.module)).__all__}
         elif isinstance(node, ast.ClassDef | ast.FunctionDef):
             names.add(node.name)
         elif isinstance(node, ast.Assign):

@@ -2,160 +2,41 @@
 """The kernel language: ``@kv.kernel`` functions, and everything that they use.
 
 ``import kvarn as kv`` finds all of these names; ``from kvarn import dsl as kv`` is for the library itself.
+A module's ``__all__`` is what it adds to the language.
 """
 
-from kvarn.dialect.dtypes import (
-    DType,
-    bf16,
-    bool_,
-    f8e4m3,
-    f8e5m2,
-    f8e8m0,
-    f16,
-    f32,
-    f64,
-    i8,
-    i16,
-    i32,
-    i64,
-    u8,
-    u16,
-    u32,
-    u64,
-)
+from kvarn.dialect import dtypes
+from kvarn.dialect.dtypes import *  # noqa: F403
 
-from . import masks, math, ptx, scores, tma
-from .calls import func, intrinsic, static
-from .functional import for_, if_, loop, when, while_
-from .gpu import (
-    barrier,
-    block_dim,
-    block_id,
-    device_assert,
-    grid_dim,
-    lane_id,
-    linear_thread_id,
-    printf,
-    shuffle_down,
-    shuffle_idx,
-    shuffle_up,
-    shuffle_xor,
-    thread_id,
-    warp_id,
-    warp_reduce,
-)
+from . import calls, functional, gpu, masks, math, memory, ptx, scores, staging, tiles, tma, tracing, values
+from .calls import *  # noqa: F403
+from .functional import *  # noqa: F403
+from .gpu import *  # noqa: F403
 from .handles import Cache, Collection, KVCache, KVCacheCollection, MHAOperand, Operand, Rows, buffer_operand, operand
 from .kernel import KernelFunction, Optional, kernel
-from .memory import (
-    Buffer,
-    BufferSpec,
-    Pointer,
-    ReadOnlyBuffer,
-    Shared,
-    atomic_add,
-    fence,
-    pointer_of,
-    shared,
-    take_round,
-)
+from .memory import *  # noqa: F403
 from .ptx import *  # noqa: F403
-from .staging import staged
-from .tiles import Tile, beside, dot, full, masked, tile_index, two_terms
+from .staging import *  # noqa: F403
+from .tiles import *  # noqa: F403
 from .tma import TensorMap
-from .tracing import trace
-from .values import Value, Vector, bitcast, cast, from_lanes, vector, where
+from .tracing import *  # noqa: F403
+from .values import *  # noqa: F403
 from .wgmma import wgmma, wgmma_descriptor, wgmma_start, wgmma_wait
 
-bool = bool_  # kv.bool, as kv.f32
+bool = dtypes.bool_  # kv.bool, as kv.f32
 
 __all__ = [
-    "Buffer",
-    "BufferSpec",
-    "Cache",
-    "Collection",
-    "DType",
-    "KVCache",
-    "KVCacheCollection",
-    "KernelFunction",
-    "MHAOperand",
-    "Operand",
-    "Optional",
-    "Pointer",
-    "ReadOnlyBuffer",
-    "Rows",
-    "Shared",
-    "TensorMap",
-    "Tile",
-    "Value",
-    "Vector",
-    "atomic_add",
-    "barrier",
-    "beside",
-    "bf16",
-    "bitcast",
-    "block_dim",
-    "block_id",
-    "bool",
-    "bool_",
-    "buffer_operand",
-    "cast",
-    "device_assert",
-    "dot",
-    "f8e4m3",
-    "f8e5m2",
-    "f8e8m0",
-    "f16",
-    "f32",
-    "f64",
-    "fence",
-    "for_",
-    "from_lanes",
-    "full",
-    "func",
-    "grid_dim",
-    "i8",
-    "i16",
-    "i32",
-    "i64",
-    "if_",
-    "intrinsic",
-    "kernel",
-    "lane_id",
-    "linear_thread_id",
-    "loop",
-    "masked",
-    "masks",
-    "math",
-    "operand",
-    "pointer_of",
-    "printf",
-    "scores",
-    "shared",
-    "shuffle_down",
-    "shuffle_idx",
-    "shuffle_up",
-    "shuffle_xor",
-    "staged",
-    "static",
-    "take_round",
-    "thread_id",
-    "tile_index",
-    "tma",
-    "trace",
-    "two_terms",
-    "u8",
-    "u16",
-    "u32",
-    "u64",
-    "vector",
-    "warp_id",
-    "warp_reduce",
-    "wgmma",
-    "wgmma_descriptor",
-    "wgmma_start",
-    "wgmma_wait",
-    "when",
-    "where",
-    "while_",
-]
+    "Cache", "Collection", "KVCache", "KVCacheCollection", "KernelFunction", "MHAOperand", "Operand", "Optional",
+    "Rows", "TensorMap", "bool", "buffer_operand", "kernel", "masks", "math", "operand", "scores", "tma", "wgmma",
+    "wgmma_descriptor", "wgmma_start", "wgmma_wait",
+]  # fmt: skip
+__all__ += dtypes.__all__
+__all__ += calls.__all__
+__all__ += functional.__all__
+__all__ += gpu.__all__
+__all__ += memory.__all__
 __all__ += ptx.__all__
+__all__ += staging.__all__
+__all__ += tiles.__all__
+__all__ += tracing.__all__
+__all__ += values.__all__

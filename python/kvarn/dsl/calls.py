@@ -32,6 +32,8 @@ from .values import (
     plain,
 )
 
+__all__ = ["func", "intrinsic", "static"]
+
 if TYPE_CHECKING:
     import ast
 

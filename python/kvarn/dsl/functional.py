@@ -20,6 +20,8 @@ from .control import Loop
 from .state import Scope, truth
 from .values import Value, as_value
 
+__all__ = ["for_", "if_", "loop", "when", "while_"]
+
 _STATE = " state"
 
 

@@ -13,6 +13,11 @@ from kvarn.dialect.dtypes import bool_, f32, f64, i32, u8, u16, u32
 from .builder import emit, emit_value, state, types
 from .values import Numeric, Value, Vector, as_value, bitcast, cast, describe, fold, i32_value, literal, plain
 
+__all__ = [
+    "barrier", "block_dim", "block_id", "device_assert", "grid_dim", "lane_id", "linear_thread_id", "printf",
+    "shuffle_down", "shuffle_idx", "shuffle_up", "shuffle_xor", "thread_id", "warp_id", "warp_reduce",
+]  # fmt: skip
+
 WARP = 32
 
 

@@ -34,6 +34,11 @@ from .values import (
     wrap,
 )
 
+__all__ = [
+    "Buffer", "BufferSpec", "Pointer", "ReadOnlyBuffer", "Shared", "atomic_add", "fence", "pointer_of", "shared",
+    "take_round",
+]  # fmt: skip
+
 GLOBAL, SHARED = 1, 3
 _DYNAMIC_OFFSET = -(2**31)  # marks a run-time operand in llvm.getelementptr
 _ORDERS = {"relaxed": 2, "acquire": 4, "release": 5, "acq_rel": 6}  # llvm.AtomicOrdering

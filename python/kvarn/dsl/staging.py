@@ -13,7 +13,7 @@ from .memory import SHARED, Pointer
 from .tiles import Tile
 from .values import describe
 
-__all__ = ["Staged", "staged"]
+__all__ = ["staged"]
 
 
 class Staged:

@@ -10,6 +10,8 @@ from kvarn.dialect import ops
 
 from .values import describe
 
+__all__ = ["trace"]
+
 
 class Trace:
     """What ``kv.trace`` gives."""

@@ -30,6 +30,8 @@ from kvarn.dialect.dtypes import DType, bf16, bool_, f16, f32, i32, i64
 
 from .builder import Lanes, emit_value, types
 
+__all__ = ["Value", "Vector", "bitcast", "cast", "from_lanes", "vector", "where"]
+
 Number = (bool, int, float)
 DTYPES = {t.name: t for t in dtypes.ALL}
 

@@ -16,8 +16,6 @@ from .barriers import store_async
 from .block import TYPES, WARP, Block, Lanes, op
 from .text import EmulationError, Instruction, parts as _parts
 
-_SMALL = {"e4m3": ml_dtypes.float8_e4m3fn, "e5m2": ml_dtypes.float8_e5m2}
-
 
 def _type(i: Instruction) -> type:
     return TYPES[i.name[-1]]
@@ -42,19 +40,31 @@ _HALVES: dict[str, tuple[Any, Any]] = {
     "f16x2": (np.float16, np.float32), "bf16x2": (ml_dtypes.bfloat16, np.float32), "f32x2": (np.float32, np.float64),
     "s16x2": (np.int16, np.int16), "u16x2": (np.uint16, np.uint16),
 }  # fmt: skip
+# What is converted two at a time: the type of a half, and from what.
+_CONVERTED: dict[str, tuple[Any, tuple[str, ...]]] = {
+    "f16x2": (np.float16, ("f32", "e4m3x2", "e5m2x2")), "bf16x2": (ml_dtypes.bfloat16, ("f32",)),
+    "e4m3x2": (ml_dtypes.float8_e4m3fn, ("f32", "f16x2")), "e5m2x2": (ml_dtypes.float8_e5m2, ("f32", "f16x2")),
+}  # fmt: skip
+
+
+def _unsigned(size: int) -> type:
+    return np.dtype(f"u{size}").type
+
+
+def _halves(t: Block, operand: str, m: Lanes, half: Any) -> np.ndarray:
+    """The halves of words side by side, of each word the lower first."""
+    return np.ascontiguousarray(t.value(operand, m, _unsigned(2 * np.dtype(half).itemsize))).view(half)
+
+
+def _put_halves(t: Block, operand: str, m: Lanes, halves: np.ndarray) -> None:
+    t.put(operand, m, np.ascontiguousarray(halves).view(_unsigned(2 * halves.itemsize)))
 
 
 def _packed(t: Block, i: Instruction, f: Callable[..., Any]) -> Any:
     """An operation on both halves of a word."""
     half, wide = _HALVES[i.name[-1]]
-    word = np.dtype(f"u{2 * np.dtype(half).itemsize}").type
     d, *given = i.operands
-
-    def run(m: Lanes) -> None:
-        parts = [np.ascontiguousarray(t.value(g, m, word)).view(half).astype(wide) for g in given]
-        t.put(d, m, np.ascontiguousarray(f(*parts).astype(half)).view(word))
-
-    return run
+    return lambda m: _put_halves(t, d, m, f(*(_halves(t, g, m, half).astype(wide) for g in given)).astype(half))
 
 
 _BINARY: dict[str, Callable[[Any, Any], Any]] = {
@@ -183,70 +193,30 @@ def _move_tracked(t: Block, d: str, a: str, m: Lanes, dtype: type) -> None:
 def _repack(t: Block, d: str, a: str, size: int) -> Any:
     """A vector of registers from one of twice the width, or back."""
     to, source = _parts(d), _parts(a)
-    narrow = size // max(len(to), len(source))
+    wide, narrow = _unsigned(size), _unsigned(size // max(len(to), len(source)))
 
     def run(m: Lanes) -> None:
-        wide = np.zeros(1, np.uint64)
         if len(source) > 1:
-            for n, r in enumerate(source):
-                wide = wide | t.value(r, m, np.dtype(f"u{narrow}").type).astype(np.uint64) << np.uint64(8 * narrow * n)
-            t.put(to[0], m, wide.astype(f"u{size}"))
+            t.put(to[0], m, np.stack([t.value(r, m, narrow) for r in source], 1).view(wide)[:, 0])
             return
-        wide = t.value(source[0], m, np.dtype(f"u{size}").type).astype(np.uint64)
+        columns = np.ascontiguousarray(t.value(source[0], m, wide)).view(narrow).reshape(-1, len(to))
         for n, r in enumerate(to):
-            t.put(r, m, (wide >> np.uint64(8 * narrow * n)).astype(f"u{narrow}"))
+            t.put(r, m, columns[:, n])
 
     return run
 
 
 @op("cvt")
 def convert(t: Block, i: Instruction) -> Any:
-    to, source = i.name[-2], i.name[-1]
-    d, *given = i.operands
-    if to in ("bf16x2", "f16x2") and source == "f32":
-        half = ml_dtypes.bfloat16 if to == "bf16x2" else np.float16
-
-        def pack(m: Lanes) -> None:
-            high, low = (t.value(g, m, np.float32).astype(half).view(np.uint16).astype(np.uint32) for g in given)
-            t.put(d, m, high << np.uint32(16) | low)
-
-        return pack
-    if to == "f16x2" and source[:4] in _SMALL:
-        small = _SMALL[source[:4]]
-
-        def widen(m: Lanes) -> None:
-            bits = t.value(given[0], m, np.uint16)
-            low, high = (
-                (bits >> np.uint16(s)).astype(np.uint8).view(small).astype(np.float16).view(np.uint16) for s in (0, 8)
-            )
-            t.put(d, m, high.astype(np.uint32) << np.uint32(16) | low)
-
-        return widen
-    if to[:4] in _SMALL and source in ("f32", "f16x2"):
-        small = _SMALL[to[:4]]
-
-        def halves_of(word: np.ndarray) -> list[np.ndarray]:
-            return [(word >> np.uint32(s)).astype(np.uint16).view(np.float16).astype(np.float32) for s in (16, 0)]
-
-        def narrow(m: Lanes) -> None:
-            limit = float(ml_dtypes.finfo(small).max)
-            pair = (
-                [t.value(g, m, np.float32) for g in given]
-                if source == "f32"
-                else halves_of(t.value(given[0], m, np.uint32))
-            )
-            high, low = (np.clip(x, -limit, limit).astype(small).view(np.uint8).astype(np.uint16) for x in pair)
-            t.put(d, m, high << np.uint16(8) | low)
-
-        return narrow
-    halves = {"bf16": ml_dtypes.bfloat16, "f16": np.float16}
-    from_type, to_type = halves.get(source) or TYPES[source], halves.get(to) or TYPES[to]
+    to, source = i.name[-2:]
+    if to in _CONVERTED:
+        return _convert_pair(t, i)
+    (d, a), from_type, to_type = i.operands, TYPES[source], TYPES[to]
     integral = {"rni": np.rint, "rzi": np.trunc, "rmi": np.floor, "rpi": np.ceil}
     rounding = next((integral[p] for p in i.name if p in integral), None)
 
     def run(m: Lanes) -> None:
-        bits = t.value(given[0], m, np.dtype(f"u{np.dtype(from_type).itemsize}").type)
-        x = bits.view(from_type)
+        x = t.value(a, m, from_type)
         if "sat" in i.name and x.dtype.kind == "f":
             x = np.where(np.isnan(x), 0, np.clip(x, 0, 1)).astype(x.dtype)
         if rounding is not None:
@@ -257,6 +227,25 @@ def convert(t: Block, i: Instruction) -> Any:
         y = x.astype(to_type)
         # A narrow result lies in a wider register, its sign extended.
         t.put(d, m, y.astype(np.int32) if y.dtype == np.int8 else y.view(f"u{y.dtype.itemsize}"))
+
+    return run
+
+
+def _convert_pair(t: Block, i: Instruction) -> Any:
+    """Two floats in a word: from two operands of f32, the upper first, or from another word of two."""
+    to, source = i.name[-2:]
+    d, *given = i.operands
+    half, known = _CONVERTED[to]
+    if source not in known:
+        raise KeyError(source)
+    limit = float(ml_dtypes.finfo(half).max) if to[0] == "e" else np.inf
+
+    def run(m: Lanes) -> None:
+        if source == "f32":
+            pairs = np.stack([t.value(g, m, np.float32) for g in reversed(given)], 1).ravel()
+        else:
+            pairs = _halves(t, given[0], m, _CONVERTED[source][0]).astype(np.float32)
+        _put_halves(t, d, m, np.clip(pairs, -limit, limit).astype(half))
 
     return run
 
@@ -302,7 +291,7 @@ def load(t: Block, i: Instruction) -> Any:
     if i.name[1] == "param":
         inner = a.strip("[]").partition("+")[0].strip()
         if inner not in t.params:  # what a call gave
-            return lambda m: t.put(d, m, t.value(inner, m, np.dtype(f"u{size}").type))
+            return lambda m: t.put(d, m, t.value(inner, m, _unsigned(size)))
         return lambda m: t.put(d, m, np.full(t.count, t.params[inner] & ((1 << 8 * size) - 1), f"u{size}")[m])
     space = i.space
 
@@ -320,11 +309,9 @@ def load(t: Block, i: Instruction) -> Any:
 def store(t: Block, i: Instruction) -> Any:
     if i.name[1] == "async":
         return store_async(t, i)
-    dtype, (a, d) = _type(i), i.operands
+    (a, d), kind, space = i.operands, _unsigned(np.dtype(_type(i)).itemsize), i.space
     if i.name[1] == "param":  # of a call
-        return lambda m: t.put(a.strip("[] "), m, t.value(d, m, np.dtype(f"u{np.dtype(dtype).itemsize}").type))
-    space = i.space
-    kind = np.dtype(f"u{np.dtype(dtype).itemsize}").type
+        return lambda m: t.put(a.strip("[] "), m, t.value(d, m, kind))
 
     def run(m: Lanes) -> None:
         columns = [t.value(r, m, kind) for r in _parts(d)]
@@ -375,53 +362,28 @@ def store_matrix(t: Block, i: Instruction) -> Any:
 
 @op("mma")
 def matrix_multiply(t: Block, i: Instruction) -> Any:
-    if "tf32" in i.name:
-        return _multiply_tf32(t, i)
-    half = ml_dtypes.bfloat16 if "bf16" in i.name else np.float16
+    """m16n8k16 of elements of 16 bits, or m16n8k8 of tf32: words of which the last 13 bits do not count."""
+    tf32 = "tf32" in i.name
+    element: Any = np.float32 if tf32 else ml_dtypes.bfloat16 if "bf16" in i.name else np.float16
+    ignored, per_word = np.uint32(0x1FFF if tf32 else 0), 4 // np.dtype(element).itemsize
     d, a, b, c = (_parts(o) for o in i.operands)
     group, place = np.arange(WARP) // 4, np.arange(WARP) % 4
-    each = 2 * place[:, None] + np.arange(2)  # of a word's elements
+    each = per_word * place[:, None] + np.arange(per_word)  # of a word's elements
+    k = 8 * per_word
 
     def run(m: Lanes) -> None:
         lanes = t.warps(m, i.text)
         flat, n = lanes.ravel(), len(lanes)
 
-        def pairs(register: str) -> np.ndarray:
-            words = t.value(register, flat, np.uint32)
-            return np.ascontiguousarray(words).view(half).astype(np.float32).reshape(n, WARP, 2)
+        def elements(register: str) -> np.ndarray:
+            words = np.ascontiguousarray(t.value(register, flat, np.uint32) & ~ignored)
+            return words.view(element).astype(np.float32).reshape(n, WARP, per_word)
 
-        x, y, z = np.zeros((n, 16, 16), np.float32), np.zeros((n, 16, 8), np.float32), np.zeros((n, 16, 8), np.float32)
+        x, y, z = np.zeros((n, 16, k), np.float32), np.zeros((n, k, 8), np.float32), np.zeros((n, 16, 8), np.float32)
         for which, r in enumerate(a):
-            x[:, (group + 8 * (which % 2))[:, None], each + 8 * (which // 2)] = pairs(r)
+            x[:, (group + 8 * (which % 2))[:, None], each + k // 2 * (which // 2)] = elements(r)
         for which, r in enumerate(b):
-            y[:, each + 8 * which, group[:, None]] = pairs(r)
-        for which, r in enumerate(c):
-            z[:, group + 8 * (which // 2), 2 * place + which % 2] = t.value(r, flat, np.float32).reshape(n, WARP)
-        z = x @ y + z
-        for which, r in enumerate(d):
-            t.put(r, flat, z[:, group + 8 * (which // 2), 2 * place + which % 2].ravel())
-
-    return run
-
-
-def _multiply_tf32(t: Block, i: Instruction) -> Any:
-    """m16n8k8: a word is an element, of which the last 13 bits do not count."""
-    d, a, b, c = (_parts(o) for o in i.operands)
-    group, place = np.arange(WARP) // 4, np.arange(WARP) % 4
-
-    def run(m: Lanes) -> None:
-        lanes = t.warps(m, i.text)
-        flat, n = lanes.ravel(), len(lanes)
-
-        def element(register: str) -> np.ndarray:
-            words = t.value(register, flat, np.uint32) & np.uint32(0xFFFFE000)
-            return np.ascontiguousarray(words).view(np.float32).reshape(n, WARP)
-
-        x, y, z = np.zeros((n, 16, 8), np.float32), np.zeros((n, 8, 8), np.float32), np.zeros((n, 16, 8), np.float32)
-        for which, r in enumerate(a):
-            x[:, group + 8 * (which % 2), place + 4 * (which // 2)] = element(r)
-        for which, r in enumerate(b):
-            y[:, place + 4 * which, group] = element(r)
+            y[:, each + k // 2 * which, group[:, None]] = elements(r)
         for which, r in enumerate(c):
             z[:, group + 8 * (which // 2), 2 * place + which % 2] = t.value(r, flat, np.float32).reshape(n, WARP)
         z = x @ y + z
