@@ -158,30 +158,20 @@ def mla_attention(
         As of :func:`attention`; zeros in a row whose list names nothing.
     """
     title = "kv.ops.mla_attention"
-    given = answer = None
+    answer = None
+    given = (
+        collection, layer, query, row_offsets, value_size, scale, score, mask, window, chunk, indices, topk_lengths,
+        inline_scales, sinks, out, lse, kv_offsets, prior, shared, schedule,
+    )  # fmt: skip
     if out is not None and block_mask is None and not (return_lse and lse is None):
-        given = (
-            collection, layer, query, row_offsets, value_size, scale, score, mask, window, chunk, indices,
-            topk_lengths, inline_scales, sinks, out, lse, kv_offsets, prior, shared, schedule,
-        )  # fmt: skip
         answer = _MLA_ATTENTION.again(given, stream)
         if answer is True:
             return (out, lse) if return_lse else out
     if collection.__class__ is list or shared is not None:
-        options = {
-            "value_size": value_size, "scale": scale, "score": score, "mask": mask, "window": window, "chunk": chunk,
-            "indices": indices, "topk_lengths": topk_lengths, "inline_scales": inline_scales, "sinks": sinks,
-            "out": out, "return_lse": return_lse, "lse": lse, "kv_offsets": kv_offsets, "prior": prior,
-            "block_mask": block_mask, "schedule": schedule, "stream": stream,
-        }  # fmt: skip
-        if collection.__class__ is not list:
-            options["mask"] = "causal" if mask is None else mask
-            return sources.attention_shared(
-                mla_attention, collection, layer, query, row_offsets, shared, options, title
-            )
-        if shared is not None:
-            raise ValueError(f"{title}: shared must be None for a list of sources")
-        return sources.attention(mla_attention, collection, layer, query, row_offsets, options, title)
+        options = sources.options_of(_GIVEN, given, return_lse=return_lse, block_mask=block_mask, stream=stream)
+        if collection.__class__ is not list and mask is None:
+            options["mask"] = "causal"
+        return sources.attention(mla_attention, collection, layer, query, row_offsets, shared, options, title)
     if block_mask is not None:
         if indices is not None:
             raise ValueError(f"{title}: block_mask must be None with indices, which say what a query sees")
@@ -210,7 +200,7 @@ def mla_attention(
     if return_lse and lse is None:
         lse = checks.empty_lse(query, title)
     operands = (collection, layer, query, row_offsets, scale, out, indices, topk_lengths, sinks, lse)
-    unknown = (_GIVEN, given, answer) if given and answer else None
+    unknown = (_GIVEN, given, answer) if answer else None
     operands = (*operands, *prior_of(prior, title), kv_offsets, *arrays)
     if block_mask is not None:
         operands, attributes = with_blocks(_MLA_ATTENTION, operands, attributes, block_mask)

@@ -156,14 +156,6 @@ _GIVEN = (
     "out", "lse", "kv_offsets", "alibi_slopes", "prior", "tree", "pages", "page_counts", "shared", "schedule",
 )  # fmt: skip
 _GIVEN_PADDED = tuple("valid_lengths" if name == "row_offsets" else name for name in _GIVEN)
-_FIRST_OPTION = _GIVEN.index("scale")
-
-
-def options_of(given: tuple[Any, ...], **more: Any) -> dict[str, Any]:
-    """The arguments by keyword of an attention over one of several sources, from those in the order of ``_GIVEN``."""
-    options = dict(zip(_GIVEN[_FIRST_OPTION:], given[_FIRST_OPTION:], strict=True))
-    del options["shared"]
-    return {**options, **more}
 
 
 def attention(
@@ -299,59 +291,18 @@ def attention(
     TypeError, ValueError, IndexError
         If an argument is not as above; nothing was launched.
     """
-    title = "kv.ops.attention"
-    answer = None
     if out is None and is_torch(query.__class__) and collection.__class__ is not list and shared is None:
-        out = checks.empty_result(query, "out", title)
+        out = checks.empty_result(query, "out", "kv.ops.attention")
     given = (
         collection, layer, query, row_offsets, scale, score, mask, window, chunk, sinks, softcap, out, lse,
         kv_offsets, alibi_slopes, prior, tree, pages, page_counts, shared, schedule,
     )  # fmt: skip
+    answer = None
     if out is not None and block_mask is None and not (return_lse and lse is None):
         answer = _ATTENTION.again(given, stream)
         if answer is True:
             return (out, lse) if return_lse else out
-    if collection.__class__ is list or shared is not None:
-        options = options_of(given, return_lse=return_lse, block_mask=block_mask, stream=stream)
-        if collection.__class__ is not list:
-            return sources.attention_shared(attention, collection, layer, query, row_offsets, shared, options, title)
-        if shared is not None:
-            raise ValueError(f"{title}: shared must be None for a list of sources")
-        return sources.attention(attention, collection, layer, query, row_offsets, options, title)
-    of_operands = isinstance(collection, MHAOperand)
-    if block_mask is not None:
-        mask = mask_of(block_mask, (mask, window, chunk, tree, pages), title)
-    if of_operands and not isinstance(layer, MHAOperand):
-        raise TypeError(f"{title}: values must be an operand like the keys, got {type(layer).__name__}")
-    if not of_operands:
-        layer = layer_of(collection, layer, title)
-    if tree is not None:
-        if of_operands or kv_offsets is not None:
-            raise ValueError(
-                f"{title}: tree must be None for operands and with kv_offsets: it is of a step's own tokens"
-            )
-        mask, window, chunk = with_tree((mask, window, chunk), tree, collection, query, row_offsets, title)
-    attributes, arrays = _modified(score, mask, window, chunk, softcap, title)
-    scale = collection.head_size**-0.5 if scale is None else checks.number(scale, "scale", title)
-    if out is None:
-        out = checks.empty_result(query, "out", title)
-    if return_lse and lse is None:
-        lse = checks.empty_lse(query, title)
-    operands = (collection, layer, query, row_offsets, scale, out, sinks, lse, kv_offsets, alibi_slopes)
-    operands = (*operands, *prior_of(prior, title), *arrays)
-    if of_operands:
-        if pages is not None or page_counts is not None:
-            raise ValueError(
-                f"{title}: pages and page_counts must be None for operands: they are those of a collection"
-            )
-        if block_mask is not None:
-            operands, attributes = with_blocks(_OPERAND_ATTENTION, operands, attributes, block_mask)
-        _OPERAND_ATTENTION(operands, attributes, schedule, stream)
-    else:
-        operands, attributes = with_lists(operands, attributes, pages, page_counts, block_mask)
-        unknown = (_GIVEN, given, answer) if answer else None
-        _ATTENTION(operands, attributes, scheduled(collection, query, schedule), stream, unknown=unknown)
-    return (out, lse) if return_lse else out
+    return _attend(False, given, answer, return_lse, block_mask, stream)
 
 
 def attention_padded(
@@ -422,37 +373,69 @@ def attention_padded(
     TypeError, ValueError, IndexError
         If an argument is not as above; nothing was launched.
     """
-    title = "kv.ops.attention_padded"
-    answer = None
     given = (
         collection, layer, query, valid_lengths, scale, score, mask, window, chunk, sinks, softcap, out, lse,
         kv_offsets, alibi_slopes, prior, tree, pages, page_counts, None, schedule,
     )  # fmt: skip
+    answer = None
     if out is not None and block_mask is None and not (return_lse and lse is None):
         answer = _ATTENTION_PADDED.again(given, stream)
         if answer is True:
             return (out, lse) if return_lse else out
-    if collection.__class__ is list:
-        options = options_of(given, return_lse=return_lse, block_mask=block_mask, stream=stream)
-        return sources.attention(attention_padded, collection, layer, query, valid_lengths, options, title)
-    layer = layer_of(collection, layer, title)
+    return _attend(True, given, answer, return_lse, block_mask, stream)
+
+
+def _attend(
+    padded: bool, given: tuple[Any, ...], answer: Any, return_lse: bool, block_mask: BlockMask | None, stream: Any
+) -> Any:
+    """:func:`attention` or :func:`attention_padded` of the arguments in the order of ``_GIVEN``.
+
+    ``answer`` is that of :meth:`Operation.again`, which the public functions ask themselves: one more Python call would
+    be as long as half of what they do for a launch that is known.
+    """
+    (
+        collection, layer, query, table, scale, score, mask, window, chunk, sinks, softcap, out, lse, kv_offsets,
+        alibi_slopes, prior, tree, pages, page_counts, shared, schedule,
+    ) = given  # fmt: skip
+    title = "kv.ops.attention_padded" if padded else "kv.ops.attention"
+    if collection.__class__ is list or shared is not None:
+        attend = attention_padded if padded else attention
+        options = sources.options_of(_GIVEN, given, return_lse=return_lse, block_mask=block_mask, stream=stream)
+        return sources.attention(attend, collection, layer, query, table, shared, options, title)
+    of_operands = not padded and isinstance(collection, MHAOperand)
     if block_mask is not None:
         mask = mask_of(block_mask, (mask, window, chunk, tree, pages), title)
+    if of_operands and not isinstance(layer, MHAOperand):
+        raise TypeError(f"{title}: values must be an operand like the keys, got {type(layer).__name__}")
+    if not of_operands:
+        layer = layer_of(collection, layer, title)
     if tree is not None:
-        if kv_offsets is not None:
-            raise ValueError(f"{title}: tree must be None with kv_offsets: it is of a step's own tokens")
-        mask, window, chunk = with_tree((mask, window, chunk), tree, collection, query, None, title)
+        if of_operands or kv_offsets is not None:
+            refused = "with kv_offsets" if padded else "for operands and with kv_offsets"
+            raise ValueError(f"{title}: tree must be None {refused}: it is of a step's own tokens")
+        of_rows = None if padded else table
+        mask, window, chunk = with_tree((mask, window, chunk), tree, collection, query, of_rows, title)
     attributes, arrays = _modified(score, mask, window, chunk, softcap, title)
     scale = collection.head_size**-0.5 if scale is None else checks.number(scale, "scale", title)
     if out is None:
         out = checks.empty_result(query, "out", title)
     if return_lse and lse is None:
         lse = checks.empty_lse(query, title)
-    operands = (collection, layer, query, valid_lengths, scale, out, sinks, lse, kv_offsets, alibi_slopes)
+    operands = (collection, layer, query, table, scale, out, sinks, lse, kv_offsets, alibi_slopes)
     operands = (*operands, *prior_of(prior, title), *arrays)
-    operands, attributes = with_lists(operands, attributes, pages, page_counts, block_mask)
-    unknown = (_GIVEN_PADDED, given, answer) if answer else None
-    _ATTENTION_PADDED(operands, attributes, scheduled(collection, query, schedule), stream, unknown=unknown)
+    if of_operands:
+        if pages is not None or page_counts is not None:
+            raise ValueError(
+                f"{title}: pages and page_counts must be None for operands: they are those of a collection"
+            )
+        if block_mask is not None:
+            operands, attributes = with_blocks(_OPERAND_ATTENTION, operands, attributes, block_mask)
+        _OPERAND_ATTENTION(operands, attributes, schedule, stream)
+    else:
+        operands, attributes = with_lists(operands, attributes, pages, page_counts, block_mask)
+        operation, names = (_ATTENTION_PADDED, _GIVEN_PADDED) if padded else (_ATTENTION, _GIVEN)
+        unknown = (names, given, answer) if answer else None
+        operation(operands, attributes, scheduled(collection, query, schedule), stream, unknown=unknown)
     return (out, lse) if return_lse else out
 
 

@@ -27,19 +27,31 @@ _OF_POSITIONS = (
 )  # fmt: skip
 
 
+def options_of(names: tuple[str, ...], given: tuple[Any, ...], **more: Any) -> dict[str, Any]:
+    """The arguments by keyword of an attention, which follow the four by position; ``names`` are those of ``given``."""
+    options = dict(zip(names[4:], given[4:], strict=True))
+    del options["shared"]
+    return {**options, **more}
+
+
 def attention(
     attend: Callable[..., Any],
-    sources: list[Any],
+    sources: Any,
     layers: Any,
     query: Any,
     extents: Any,
+    shared: Any,
     options: Mapping[str, Any],
     title: str,
 ) -> Any:
-    """:func:`kvarn.ops.attention` or its padded form, ``attend``, over a list of collections or operands.
+    """:func:`kvarn.ops.attention` or another, ``attend``, over a list of collections or operands, or shared prefixes.
 
     ``options`` are the keyword arguments of the call, of those in :data:`OF_A_SOURCE` lists for each source its own.
     """
+    if sources.__class__ is not list:
+        return _attention_shared(attend, sources, layers, query, extents, shared, options, title)
+    if shared is not None:
+        raise ValueError(f"{title}: shared must be None for a list of sources")
     if not sources:
         raise ValueError(f"{title}: a list of sources must have at least one, got none")
     if not isinstance(layers, list) or len(layers) != len(sources):
@@ -69,7 +81,7 @@ def attention(
     return attend(sources[-1], layers[-1], query, extents, **whole, **each[-1], **of_last, prior=prior)
 
 
-def attention_shared(
+def _attention_shared(
     attend: Callable[..., Any],
     collection: Any,
     layer: Any,
