@@ -73,5 +73,3 @@ CHIPS = {
 HOPPER = CHIPS[90]
 HOPPER_L2_BYTES = 50 << 20
 COMPILED_FOR = ("sm_100a", "sm_90a", "sm_80")  # the GPU targets that are chosen by themselves, best first
-
-__all__ = ["CHIPS", "COMPILED_FOR", "HOPPER", "HOPPER_L2_BYTES", "REGISTERS", "RESERVED_BYTES", "WARP", "Chip", "Gpu"]

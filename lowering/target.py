@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from kvarn.dialect.chips import CHIPS, REGISTERS, RESERVED_BYTES, Chip
+from kvarn.dialect.chips import CHIPS, RESERVED_BYTES, Chip
 
 
 @dataclass(frozen=True)
@@ -139,17 +139,3 @@ OP_NEEDS = {
 def runs(target: Target, chip: str) -> bool:
     """Whether a target has the instructions of a chip, those of its own ("a") only for targets that have theirs."""
     return target.sm >= int(chip[3:].rstrip("a")) and (not chip.endswith("a") or target.name.endswith("a"))
-
-
-__all__ = [
-    "ISA_MARKS",
-    "LATER_ISA_MARKS",
-    "OP_NEEDS",
-    "REGISTERS",
-    "RESERVED_BYTES",
-    "TARGETS",
-    "Target",
-    "by_name",
-    "of_capability",
-    "runs",
-]

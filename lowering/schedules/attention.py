@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from kvarn.dialect.chips import REGISTERS
 from kvarn.dialect.dtypes import DType, bf16, f8e4m3, f8e5m2, f16, f32
 from kvarn.dialect.layout import RAGGED, align_up, cdiv
 from kvarn.dialect.ops.terms import columns_of_term
@@ -18,7 +19,7 @@ from kvarn.dialect.tma_layout import joins_heads
 from kvarn.lowering.kernels.attention.case import Case
 from kvarn.lowering.kernels.attention.key_splits import LEAST_KEYS
 from kvarn.lowering.kernels.attention.softmax import modifies
-from kvarn.lowering.target import REGISTERS, Target
+from kvarn.lowering.target import Target
 from kvarn.lowering.tiles.boxes import staged_boxes_bytes
 from kvarn.lowering.tiles.copies import SLOTS, row_unit, staging_bytes, why_not_by_rows, why_not_staged
 from kvarn.lowering.tiles.ir import BARRIERS_BYTES, MMA, SWIZZLE, WARPGROUP, WARPGROUP_ROWS, WGMMA

@@ -9,11 +9,12 @@ from typing import Any
 
 import kvarn as kv
 from kvarn.dialect import schedules
+from kvarn.dialect.chips import REGISTERS, RESERVED_BYTES
 from kvarn.dialect.dtypes import DType
 from kvarn.dialect.layout import CacheSpec, align_up, cdiv
 from kvarn.dialect.shared_layout import SharedLayout
 from kvarn.lowering.kernels.attention.decode.binned_sums import MOST_VALUES
-from kvarn.lowering.target import REGISTERS, RESERVED_BYTES, Target
+from kvarn.lowering.target import Target
 
 from .limits import (
     DECODE_GRANULE,

@@ -11,7 +11,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from kvarn.dialect.ops.tile import COLUMN_STEP
-from kvarn.dialect.tile_layout import WARP_ROWS
 
 # --- heads -----------------------------------------------------------------------------------------
 
@@ -22,6 +21,7 @@ MOST_HELD = 128  # columns of rows of a buffer that warps hold in registers as o
 # --- decode ----------------------------------------------------------------------------------------
 
 MOST_QUERIES = 8  # new tokens of a sequence that still count as a decode
+WARP_ROWS = 16  # most query rows of a warp of a decode; a head with more is shared by several
 WARP_OUTPUTS = 2560  # that a warp of a decode has registers for, of all its query rows
 HELD_SCALES = 64  # scales of a tile's token that a lane has on their way to shared memory, at most
 TRIED_REGISTERS = 96  # of a thread of a decode: the tuner tries nothing with fewer
@@ -122,28 +122,3 @@ def columns_behind(columns: int) -> int:
     """How many of a product's columns come behind the scores of the next tile, in registers that are free by then."""
     step = columns_at_a_time(columns)
     return step if columns > step else 0
-
-
-__all__ = [
-    "ATOM_ROWS",
-    "BLOCK_REGISTERS",
-    "BOX_GRANULE",
-    "BOX_ROWS",
-    "DECODE_GRANULE",
-    "HELD_SCALES",
-    "LEAST_LISTED",
-    "MOST_COLUMNS",
-    "MOST_HELD",
-    "MOST_OF_VALUES",
-    "MOST_QUERIES",
-    "REGISTERS_BY_MMA",
-    "TRIED_REGISTERS",
-    "WARP_OUTPUTS",
-    "WARP_ROWS",
-    "Registers",
-    "columns_at_a_time",
-    "columns_behind",
-    "decode_registers",
-    "role_registers",
-    "tile_registers",
-]

@@ -14,10 +14,11 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from kvarn.dialect import schedules
+from kvarn.dialect.chips import REGISTERS
 from kvarn.lowering.kernels.attention.case import Case
 from kvarn.lowering.schedules import attention as tile_schedule, decode as decode_schedule, decode_table, tuned
 from kvarn.lowering.schedules.limits import TRIED_REGISTERS
-from kvarn.lowering.target import REGISTERS, Target
+from kvarn.lowering.target import Target
 
 Schedule = dict[str, int]
 
