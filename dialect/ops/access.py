@@ -20,7 +20,17 @@ from .common import as_i32, i64_attr
 OOB = ("drop", "trap", "unchecked")
 
 
-class LoadOp(Kv.Operation, name="load", traits=[LooksUpPage, ReadsCache]):
+class _Access(Kv.Operation):
+    """An access to consecutive elements, or scales, of a token and head."""
+
+    cache: Operand[Any]
+    batch: Operand[I32]
+    head: Operand[I32]
+    token: Operand[I32]
+    dim: Operand[I32]
+
+
+class LoadOp(_Access, name="load", traits=[LooksUpPage, ReadsCache]):
     """Read ``width`` elements, dequantized: the stored value times its scale when the cache has scales.
 
     The result's element type is the storage type, or a float type to convert to; a quantized cache needs
@@ -29,11 +39,6 @@ class LoadOp(Kv.Operation, name="load", traits=[LooksUpPage, ReadsCache]):
     dim // granularity on.
     """
 
-    cache: Operand[Any]
-    batch: Operand[I32]
-    head: Operand[I32]
-    token: Operand[I32]
-    dim: Operand[I32]
     page: Operand[I32] | None = None
     width: ir.IntegerAttr
     out: Result[Any]
@@ -61,14 +66,9 @@ class LoadOp(Kv.Operation, name="load", traits=[LooksUpPage, ReadsCache]):
         return element == spec.data_dtype.mlir or verify.scalar_float(self, element, "result element")
 
 
-class LoadRawOp(Kv.Operation, name="load_raw", traits=[LooksUpPage, ReadsCache]):
+class LoadRawOp(_Access, name="load_raw", traits=[LooksUpPage, ReadsCache]):
     """Read ``width`` stored values of a quantized cache, as they are."""
 
-    cache: Operand[Any]
-    batch: Operand[I32]
-    head: Operand[I32]
-    token: Operand[I32]
-    dim: Operand[I32]
     page: Operand[I32] | None = None
     width: ir.IntegerAttr
     out: Result[Any]
@@ -83,18 +83,13 @@ class LoadRawOp(Kv.Operation, name="load_raw", traits=[LooksUpPage, ReadsCache])
         return _element_is(self, result, spec.dtype.mlir, "result")
 
 
-class StoreOp(Kv.Operation, name="store", traits=[LooksUpPage, WritesElements]):
+class StoreOp(_Access, name="store", traits=[LooksUpPage, WritesElements]):
     """Write a scalar or vector of the storage type; no quantization.
 
     Attribute oob, for a page id out of [0, N): ``drop`` writes nothing, ``trap`` stops the kernel,
     ``unchecked`` trusts the table.
     """
 
-    cache: Operand[Any]
-    batch: Operand[I32]
-    head: Operand[I32]
-    token: Operand[I32]
-    dim: Operand[I32]
     value: Operand[Any]
     page: Operand[I32] | None = None
     oob: ir.StringAttr
@@ -103,27 +98,16 @@ class StoreOp(Kv.Operation, name="store", traits=[LooksUpPage, WritesElements]):
         spec = verify.handle(self, self.operation.operands[0], ("cache",))
         if spec is None:
             return False
-        value = self.operation.operands[5]
-        width = verify.element_and_width(value.type)[1]
-        if not 1 <= width <= spec.head_size:
-            return verify.fail(
-                self, f"value must be a scalar or a vector of at most {spec.head_size} lanes, got {value.type}"
-            )
-        return _element_is(self, value, spec.dtype.mlir, "value") and verify.one_of(self, "oob", OOB)
+        return _stores(self, spec.dtype.mlir, spec.head_size)
 
 
-class LoadScaleOp(Kv.Operation, name="load_scale", traits=[LooksUpPage, ReadsScales]):
+class LoadScaleOp(_Access, name="load_scale", traits=[LooksUpPage, ReadsScales]):
     """Read ``width`` consecutive scales from granule dim // granularity on.
 
     Zeros from an operand that shows scales, from a ragged one, and from a dense one without scales (of its element
     type): the interface of operands has it so.
     """
 
-    cache: Operand[Any]
-    batch: Operand[I32]
-    head: Operand[I32]
-    token: Operand[I32]
-    dim: Operand[I32]
     page: Operand[I32] | None = None
     width: ir.IntegerAttr
     out: Result[Any]
@@ -138,14 +122,9 @@ class LoadScaleOp(Kv.Operation, name="load_scale", traits=[LooksUpPage, ReadsSca
         return _element_is(self, result, layout.scale_type(spec).mlir, "result")
 
 
-class StoreScaleOp(Kv.Operation, name="store_scale", traits=[LooksUpPage, WritesScales]):
+class StoreScaleOp(_Access, name="store_scale", traits=[LooksUpPage, WritesScales]):
     """Write a scalar or vector of scales from granule dim // granularity on; ``oob`` as in kv.store."""
 
-    cache: Operand[Any]
-    batch: Operand[I32]
-    head: Operand[I32]
-    token: Operand[I32]
-    dim: Operand[I32]
     value: Operand[Any]
     page: Operand[I32] | None = None
     oob: ir.StringAttr
@@ -154,13 +133,7 @@ class StoreScaleOp(Kv.Operation, name="store_scale", traits=[LooksUpPage, Writes
         spec = verify.handle(self, self.operation.operands[0], ("cache",))
         if spec is None or not verify.needs_scales(self, spec):
             return False
-        value = self.operation.operands[5]
-        width = verify.element_and_width(value.type)[1]
-        if not 1 <= width <= spec.num_scales:
-            return verify.fail(
-                self, f"value must be a scalar or a vector of at most {spec.num_scales} lanes, got {value.type}"
-            )
-        return _element_is(self, value, spec.scale_dtype.mlir, "value") and verify.one_of(self, "oob", OOB)
+        return _stores(self, spec.scale_dtype.mlir, spec.num_scales)
 
 
 class CastOp(Kv.Operation, name="cast", traits=[Pure]):
@@ -184,6 +157,13 @@ class CastOp(Kv.Operation, name="cast", traits=[Pure]):
             except ValueError:
                 return verify.fail(self, f"must convert between element types of the dialect, got {text}")
         return True
+
+
+def _stores(op: Any, element: str, most: int) -> bool:
+    value = op.operation.operands[5]
+    if not 1 <= verify.element_and_width(value.type)[1] <= most:
+        return verify.fail(op, f"value must be a scalar or a vector of at most {most} lanes, got {value.type}")
+    return _element_is(op, value, element, "value") and verify.one_of(op, "oob", OOB)
 
 
 def _element_is(op: Any, value: ir.Value, element: str, what: str) -> bool:
@@ -245,9 +225,8 @@ def load_scale(
     if spec.scale_dtype is None and not layout.loads_no_scales(spec):
         raise ValueError("load_scale needs a quantized cache (one with a scale type), got one without scales")
     result = types.value_type(layout.scale_type(spec), width)
-    return LoadScaleOp(cache, *_indices(batch, head, token, dim), i64_attr(width), result, page=page).operation.results[
-        0
-    ]
+    made = LoadScaleOp(cache, *_indices(batch, head, token, dim), i64_attr(width), result, page=page)
+    return made.operation.results[0]
 
 
 def store_scale(

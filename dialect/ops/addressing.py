@@ -16,7 +16,7 @@ from ..effects import GivesAddress, LooksUpPage, Pure
 from ..ext import I32, Operand, Result, infer_result
 from ..layout import RAGGED, SCALES
 from .common import as_i32, i64_attr
-from .metadata import rows_cache
+from .metadata import OfRows, rows_cache
 
 
 class PageOp(Kv.Operation, name="page", traits=[Pure]):
@@ -47,27 +47,19 @@ class RawPageOp(Kv.Operation, name="raw_page", traits=[Pure]):
         return verify.handle(self, self.operation.operands[0]) is not None
 
 
-class RowIndexOp(Kv.Operation, name="row_index", traits=[Pure]):
+class RowIndexOp(OfRows, name="row_index", traits=[Pure]):
     """Row of a token: page * S + t % P, in units of token slots; u32 arithmetic in an i32."""
 
-    cache: Operand[Any]
     batch: Operand[I32]
     token: Operand[I32]
     row: Result[I32] = infer_result()
 
-    def verify_invariants(self) -> bool:
-        return rows_cache(self) is not None
 
-
-class TmaRowOp(Kv.Operation, name="tma_row", traits=[Pure]):
+class TmaRowOp(OfRows, name="tma_row", traits=[Pure]):
     """Row of an encoded index page*P + slot, without the lookup table; a negative index gives -1."""
 
-    cache: Operand[Any]
     encoded: Operand[I32]
     row: Result[I32] = infer_result()
-
-    def verify_invariants(self) -> bool:
-        return rows_cache(self) is not None
 
 
 class PopulateOp(Kv.Operation, name="populate", traits=[Pure]):

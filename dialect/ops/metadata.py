@@ -209,18 +209,23 @@ class DeviceAttributeOp(Kv.Operation, name="device_attribute", traits=[Pure]):
         return verify.one_of(self, "attribute", ("multiprocessors", "shared_bytes", "l2_bytes", "warp_size"))
 
 
-class CacheLengthOp(Kv.Operation, name="cache_length", traits=[Pure]):
+class OfHandle(Kv.Operation):
+    """An operation on a handle of any kind, which has no rules but that it is one."""
+
+    cache: Operand[Any]
+
+    def verify_invariants(self) -> bool:
+        return verify.handle(self, self.operation.operands[0], verify.ANY_HANDLE) is not None
+
+
+class CacheLengthOp(OfHandle, name="cache_length", traits=[Pure]):
     """Tokens of a sequence cached before this step: cache_lengths[b]. batch in [0, B).
 
     Of a dense or ragged operand, all tokens of the sequence: lengths[b] or S, offsets[b + 1] - offsets[b].
     """
 
-    cache: Operand[Any]
     batch: Operand[I32]
     length: Result[I32] = infer_result()
-
-    def verify_invariants(self) -> bool:
-        return verify.handle(self, self.operation.operands[0], verify.ANY_HANDLE) is not None
 
 
 class CacheLengthsOp(Kv.Operation, name="cache_lengths", traits=[Pure]):
@@ -234,47 +239,22 @@ class CacheLengthsOp(Kv.Operation, name="cache_lengths", traits=[Pure]):
         return known and verify.global_pointer(self)
 
 
-class MaxPromptLengthOp(Kv.Operation, name="max_prompt_length", traits=[Pure]):
+class MaxPromptLengthOp(OfHandle, name="max_prompt_length", traits=[Pure]):
     """The field max_seq_length: the longest count of new tokens in the batch."""
 
-    cache: Operand[Any]
     length: Result[I32] = infer_result()
 
-    def verify_invariants(self) -> bool:
-        return verify.handle(self, self.operation.operands[0], verify.ANY_HANDLE) is not None
 
-
-class MaxContextLengthOp(Kv.Operation, name="max_context_length", traits=[Pure]):
+class MaxContextLengthOp(OfHandle, name="max_context_length", traits=[Pure]):
     """The field max_cache_length: the longest cached + new tokens in the batch. S of a dense operand."""
 
-    cache: Operand[Any]
     length: Result[I32] = infer_result()
 
-    def verify_invariants(self) -> bool:
-        return verify.handle(self, self.operation.operands[0], verify.ANY_HANDLE) is not None
 
-
-class IsEmptyOp(Kv.Operation, name="is_empty", traits=[Pure]):
+class IsEmptyOp(OfHandle, name="is_empty", traits=[Pure]):
     """max_cache_length == 0. The field counts the step's new tokens: with any, a cache is not empty."""
 
-    cache: Operand[Any]
     empty: Result[I1] = infer_result()
-
-    def verify_invariants(self) -> bool:
-        return verify.handle(self, self.operation.operands[0], verify.ANY_HANDLE) is not None
-
-
-class NumRowsOp(Kv.Operation, name="num_rows", traits=[Pure]):
-    """Rows that the cache's view spans, (N-1)*S + P. An fa3 cache has no rows.
-
-    Of a dense operand (B-1)*S' + S, S' rows from sequence to sequence; of a ragged one its rows.
-    """
-
-    cache: Operand[Any]
-    rows: Result[I32] = infer_result()
-
-    def verify_invariants(self) -> bool:
-        return rows_cache(self) is not None
 
 
 def rows_cache(op: Any) -> Any:
@@ -284,6 +264,24 @@ def rows_cache(op: Any) -> Any:
         verify.fail(op, "needs a paged or continuous cache: an fa3 cache has no rows")
         return None
     return spec
+
+
+class OfRows(Kv.Operation):
+    """An operation on a cache or operand that has rows."""
+
+    cache: Operand[Any]
+
+    def verify_invariants(self) -> bool:
+        return rows_cache(self) is not None
+
+
+class NumRowsOp(OfRows, name="num_rows", traits=[Pure]):
+    """Rows that the cache's view spans, (N-1)*S + P. An fa3 cache has no rows.
+
+    Of a dense operand (B-1)*S' + S, S' rows from sequence to sequence; of a ragged one its rows.
+    """
+
+    rows: Result[I32] = infer_result()
 
 
 # --- wrappers --------------------------------------------------------------------------------------
