@@ -214,6 +214,12 @@ def _columns(dtype: DType, columns: int, swizzle: str, name: str) -> int:
     return g
 
 
+def _depth(spec: CacheSpec, depth: int | None, swizzle: str) -> tuple[int, int]:
+    """Elements of a head that one load copies, by default the head size, padded; and those of a granule."""
+    depth = padded_depth(spec.dtype, swizzle, spec.head_size) if depth is None else depth
+    return depth, _columns(spec.dtype, depth, swizzle, "depth")
+
+
 def _rows_of_page(spec: CacheSpec, rows: int) -> None:
     if spec.paged and (rows > spec.page_size or spec.page_size % rows):
         raise ValueError(f"a box must not cross a page of {spec.page_size} tokens: its rows must divide it, got {rows}")
@@ -249,8 +255,7 @@ def tiled(
             "the elements of a head must be a multiple of 16 bytes, as all strides of a TMA descriptor, "
             f"got {spec.head_size} of {spec.dtype.name}"
         )
-    depth = padded_depth(spec.dtype, swizzle, spec.head_size) if depth is None else depth
-    g = _columns(spec.dtype, depth, swizzle, "depth")
+    depth, g = _depth(spec, depth, swizzle)
     page = (1,) if paged else ()
     return TmaSpec("tiled", spec.dtype, (*page, rows, 1, g), (rows, 1, depth), swizzle)
 
@@ -281,8 +286,7 @@ def token(spec: CacheSpec, rows: int, depth: int | None = None, swizzle: str = "
             "a TMA tile of tokens needs packed heads of 8-bit elements, an odd multiple of 8 of them, and tokens of a "
             f"multiple of 16, got {spec.num_heads} heads of {spec.head_size} of {spec.dtype.name}"
         )
-    depth = padded_depth(spec.dtype, swizzle, spec.head_size) if depth is None else depth
-    g = _columns(spec.dtype, depth, swizzle, "depth")
+    depth, g = _depth(spec, depth, swizzle)
     return TmaSpec("token", spec.dtype, (1, rows, 1, g), (rows, 1, depth), swizzle)
 
 
@@ -303,8 +307,7 @@ def launch_tile(spec: CacheSpec, rows: int, columns: int | None = None, swizzle:
 def ragged(spec: CacheSpec, rows: int, depth: int | None = None, swizzle: str = "128B") -> TmaSpec:
     """Rows of one head of which a load copies the first n: what ``create_ragged_tma_tile`` makes."""
     _refuse_kind(spec, "a ragged TMA tile")
-    depth = padded_depth(spec.dtype, swizzle, spec.head_size) if depth is None else depth
-    g = _columns(spec.dtype, depth, swizzle, "depth")
+    depth, g = _depth(spec, depth, swizzle)
     return TmaSpec("ragged", spec.dtype, (1, 1, rows, g), (rows, depth), swizzle)
 
 

@@ -340,11 +340,7 @@ def _entry(record: dict[str, Any]) -> Entry:
     args = tuple(map(_arg, record["args"]))
     fields = {(i, f.name): f.type for i, arg in enumerate(args) for f in arg.fields}
     params = tuple(Param(p["arg"], p["field"], fields[p["arg"], p["field"]]) for p in record["params"])
-    block, cluster = (tuple(record[name]) if record[name] else None for name in ("block", "cluster"))
-    return Entry(
-        record["name"], args, params, block, record["max_threads"], record["shared_bytes"], cluster,
-        record["attributes"],
-    )  # fmt: skip
+    return Entry(**record | {"args": args, "params": params})
 
 
 def _arg(record: dict[str, Any]) -> Arg:

@@ -334,12 +334,3 @@ class PagedKVCacheFA3FallbackCollection(KVCacheCollection[PagedKVCacheFA3Fallbac
         """
         layer = checks.index(layer, self.num_layers, "layer")
         return FA3Arguments(self.blocks[KEY], self.blocks[VALUE], self.lookup_table[layer], self.cache_lengths)
-
-
-__all__ = [
-    "ContinuousBatchingKVCacheCollection",
-    "FA3Arguments",
-    "KVCacheCollection",
-    "PagedKVCacheCollection",
-    "PagedKVCacheFA3FallbackCollection",
-]

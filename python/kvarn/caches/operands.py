@@ -41,7 +41,7 @@ class MHAOperand(SpecMembers, OperandTmaTiles):
         The owners of the memory, kept alive.
     """
 
-    __slots__ = ("_fields", "_model", "_spec", "buffers", "device", "spec")
+    __slots__ = ("_fields", "_keep", "_model", "_spec", "buffers", "device", "spec")
     readonly = True
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -49,7 +49,7 @@ class MHAOperand(SpecMembers, OperandTmaTiles):
 
     def _bind(self, model: HostModel, spec: CacheSpec) -> None:
         self._model, self._spec, self.spec = model, spec, OperandSpec(spec)
-        self.device, self.buffers = model.device, model.buffers
+        self.device, self.buffers, self._keep = model.device, model.buffers, model._keep
         self._fields = tuple(model._at[f.name] for f in layout.operand_fields(spec))
 
     def fields(self) -> tuple[int, ...]:
@@ -299,7 +299,7 @@ class _BufferOperand(MHAOperand):
         return self._model.populate(b, base, tile_rows, pair_cta=pair_cta, is_leader=is_leader)
 
     def __repr__(self) -> str:
-        data = self._model._keep[0]
+        data = self._keep[0]
         return f"{type(self).__name__}({tuple(data.shape)} {data.dtype.name}, batch={self.batch_size}, {self.device})"
 
 

@@ -83,7 +83,7 @@ class TmaTiles:
         """
         fields = self.fields()
         made = tensormap.describe(tma_layout.ragged(self._spec, tile_rows, depth, swizzle), self._spec, fields)
-        first = self._first_address()
+        first = self._keep[0].data  # where the buffer starts that the view lies in
         if not before_is_mapped and made.base < first:
             raise ValueError(
                 f"the {tile_rows} rows before the view must be mapped memory, got a view that starts "
@@ -91,10 +91,6 @@ class TmaTiles:
                 "create_tma_tile, or vouch for the memory with before_is_mapped=True"
             )
         return tensormap.of_owner(made, self)
-
-    def _first_address(self) -> int:
-        """Where the buffer starts that the view lies in."""
-        return self._keep[0].data
 
     def create_gather4_tma_tile(
         self,
@@ -158,13 +154,9 @@ class TmaTiles:
 
 
 class OperandTmaTiles(TmaTiles):
-    """What operands have besides. Needs the host model in ``_model``."""
+    """What operands have besides."""
 
     __slots__ = ()
-    _model: Any
-
-    def _first_address(self) -> int:
-        return self._model._keep[0].data
 
     def create_scale_tma_tile(self, *, count: int) -> EncodedTensorMap:
         """A descriptor whose loads copy ``count`` consecutive scales, of all scales in one row.

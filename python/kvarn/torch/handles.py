@@ -66,14 +66,11 @@ def flat(handle: Any) -> Flat:
         return memory, [handle.cache_lengths, handle.lookup_table], handle.name_str, numbers
     if isinstance(handle, KVCache):
         return _flat_cache(handle)
-    if isinstance(handle, KVCacheMHAOperand):
+    if isinstance(handle, (KVCacheMHAOperand, KVCacheScalesMHAOperand)):
         memory, tables, kind, numbers = _flat_cache(handle.cache)
-        return memory, tables, "operand:" + kind, numbers
-    if isinstance(handle, KVCacheScalesMHAOperand):
-        memory, tables, kind, numbers = _flat_cache(handle.cache)
-        return memory, tables, "scales:" + kind, numbers
+        return memory, tables, ("operand:" if isinstance(handle, KVCacheMHAOperand) else "scales:") + kind, numbers
     if isinstance(handle, (LayoutTensorMHAOperand, RaggedMHAOperand)):
-        owners = [view.owner for view in handle._model._keep]
+        owners = [view.owner for view in handle._keep]
         split = 2 if handle.quantization_enabled else 1
         kind = "dense" if isinstance(handle, LayoutTensorMHAOperand) else "ragged"
         return owners[:split], owners[split:], kind, []
