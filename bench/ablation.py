@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from kvarn.lowering import pipeline
+from kvarn.measure.arrays import arrays
 from kvarn.runtime.program import Program
-from kvarn.tools.arrays import arrays
 
 from . import ablation_kernels, static, timing
 from .cases import SMALL, TABLE, Row, select
@@ -156,7 +156,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--budget", type=float, default=240, metavar="SECONDS")
     parser.add_argument("--json", type=Path, metavar="FILE")
     options = parser.parse_args(argv)
-    from kvarn.compiler import default_target
+    from kvarn.compilation.driver import default_target
     from kvarn.runtime import driver
 
     device = options.device

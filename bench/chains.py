@@ -14,7 +14,7 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from kvarn.tools.arrays import arrays
+from kvarn.measure.arrays import arrays
 
 from . import timing
 from .cases import SMALL, TABLE, select

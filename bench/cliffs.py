@@ -32,7 +32,7 @@ from kvarn.dialect import dtypes
 from kvarn.dialect.chips import HOPPER
 from kvarn.dialect.layout import align_up, cdiv
 from kvarn.dialect.schedules import row_class
-from kvarn.tools.timing import span
+from kvarn.measure.timing import span
 
 LAUNCH_US = 10.0  # of what the hardware gives, up to which a case is bound by its launch
 ENOUGH = 0.5  # share of what the hardware gives
@@ -360,7 +360,7 @@ def measured(case: Case, schedule: dict[str, Any] | None = None) -> dict[str, An
 
 def rates() -> tuple[float, float]:
     """The ceilings of this machine: bytes/s that are read, FLOP/s of a product of bf16 matrices."""
-    from kvarn.tools.arrays import arrays
+    from kvarn.measure.arrays import arrays
 
     from .timing import ceilings
 

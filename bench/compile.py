@@ -52,7 +52,7 @@ def scale_keys(clock: Clock) -> None:
     """The README's kernel, of ``examples/scale_keys.py``, for a paged bf16 cache."""
     with clock.measure("import"):
         import kvarn as kv
-        from kvarn import compiler
+        from kvarn.compilation import driver as compiler
 
         context = compiler.context()
     with clock.measure("define"):
@@ -69,7 +69,8 @@ def attention(clock: Clock, sequences: int | None) -> None:
     """
     with clock.measure("import"):
         import kvarn as kv
-        from kvarn import compiler, dispatch
+        from kvarn import dispatch
+        from kvarn.compilation import driver as compiler
         from kvarn.ops import reads
 
         context = compiler.context()
@@ -89,7 +90,7 @@ def attention(clock: Clock, sequences: int | None) -> None:
 
 def _lower(module: object, clock: Clock) -> None:
     """The pipeline by groups of passes, then PTX and machine code."""
-    from kvarn import compiler
+    from kvarn.compilation import driver as compiler
     from kvarn.lowering import pipeline
     from kvarn.lowering.target import by_name
     from kvarn.runtime import assemble

@@ -12,9 +12,9 @@ import sys
 import time
 from collections.abc import Sequence
 
-from kvarn.compiler import default_target
+from kvarn.compilation.driver import default_target
 from kvarn.lowering.target import by_name
-from kvarn.tools import tune
+from kvarn.measure import tune
 
 CASES = {  # batch, context (ragged up to it when negative), query heads, KV heads, page size
     "64x4k": (64, 4096, 32, 8, 16), "64x4k_p64": (64, 4096, 32, 8, 64), "64x4k_p1": (64, 4096, 32, 8, 1),

@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from kvarn.tools.arrays import Arrays
-from kvarn.tools.attention_problem import DecodeProblem
+from kvarn.measure.arrays import Arrays
+from kvarn.measure.attention_problem import DecodeProblem
 
 from .cases import Functions, Row, Tree
 from .prefill import PrefillProblem

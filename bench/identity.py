@@ -22,9 +22,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import kvarn as kv
-from kvarn import compiler, dispatch
+from kvarn import dispatch
 from kvarn.artifact import Artifact
-from kvarn.specialisation import Specialisation
+from kvarn.compilation import driver as compiler
+from kvarn.compilation.specialisation import Specialisation
 
 from .identity_programs import TARGETS, Make, programs
 

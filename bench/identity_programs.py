@@ -23,7 +23,7 @@ import kvarn as kv
 from kvarn import dispatch
 from kvarn.dialect import dtypes, layout, tma_layout
 from kvarn.dialect.chips import COMPILED_FOR
-from kvarn.tools.arrays import arrays
+from kvarn.measure.arrays import arrays
 
 from . import ablation_kernels, products, static
 from .cases import RANGE, SMALL, TABLE, Decode, Functions, Row, Sources, Tree

@@ -14,8 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from kvarn.tools.attention_problem import Pages, layers_for
-from kvarn.tools.timing import first_line, timed
+from kvarn.measure.attention_problem import Pages, layers_for
+from kvarn.measure.timing import first_line, timed
 
 from .pages import numbers
 from .report import table

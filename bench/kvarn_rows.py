@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from kvarn.tools.attention_problem import TOLERANCE
+from kvarn.measure.attention_problem import TOLERANCE
 
 from . import functions
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from kvarn.tools.timing import first_line, timed
+from kvarn.measure.timing import first_line, timed
 
 from .cases import RANGE, SMALL, TABLE, Row, select
 from .kvarn_rows import call_of

@@ -17,8 +17,8 @@ from typing import Any
 
 import numpy as np
 
-from kvarn.tools.attention_problem import Cached, layers_for
-from kvarn.tools.timing import first_line, timed
+from kvarn.measure.attention_problem import Cached, layers_for
+from kvarn.measure.timing import first_line, timed
 
 from . import page_peers
 from .cases import Decode, Row

@@ -20,10 +20,10 @@ import torch
 import torch.distributed as dist
 
 import kvarn as kv
+from kvarn.measure.timing import span
 from kvarn.parallel import ContextParallel
 from kvarn.parallel.combine import combined
 from kvarn.parallel.context import _Message
-from kvarn.tools.timing import span
 
 QUERY_HEADS, HEADS, SIZE, PAGE, POOL_LAYERS = 32, 8, 128, 16, 2
 

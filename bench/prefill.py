@@ -6,8 +6,8 @@ from __future__ import annotations
 import numpy as np
 
 from kvarn.dialect import dtypes
-from kvarn.tools.arrays import Arrays
-from kvarn.tools.attention_problem import AttentionProblem, Cached, DecodeProblem, Pages
+from kvarn.measure.arrays import Arrays
+from kvarn.measure.attention_problem import AttentionProblem, Cached, DecodeProblem, Pages
 
 from .cases import Prefill, Row
 

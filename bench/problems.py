@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""Rows as data: those of decode attention are kvarn.tools.attention_problem's, the others are made in the same way."""
+"""Rows as data: kvarn.measure.attention_problem has those of decode attention, the others are alike."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 
 from kvarn.dialect import dtypes
-from kvarn.tools.arrays import Arrays
-from kvarn.tools.attention_problem import AttentionProblem, Cached, DecodeProblem, Pages, Problem, layers_for
+from kvarn.measure.arrays import Arrays
+from kvarn.measure.attention_problem import AttentionProblem, Cached, DecodeProblem, Pages, Problem, layers_for
 
 from .cases import Append, Gather, Mla, Row, Sources
 from .functions import FunctionsProblem, TreeProblem

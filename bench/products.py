@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 import kvarn as kv
-from kvarn.tools.timing import span
+from kvarn.measure.timing import span
 
 from .report import table
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sys
 
-from kvarn.tools.arrays import arrays
+from kvarn.measure.arrays import arrays
 
 from .cases import RANGE, TABLE, select
 from .kvarn_rows import call_of

@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from kvarn.tools import arrays as array_kinds
-from kvarn.tools.timing import warm_up
+from kvarn.measure import arrays as array_kinds
+from kvarn.measure.timing import warm_up
 
 Lines = Sequence[dict[str, Any]]
 

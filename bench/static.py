@@ -21,10 +21,10 @@ import kvarn as kv
 from kvarn import dispatch
 from kvarn.dialect import dtypes, layout
 from kvarn.dispatch import BufferType, HandleType, ScalarType, Specialisation
+from kvarn.inspect.machine import occupancy
+from kvarn.inspect.work import access_bytes
 from kvarn.ops import reads
 from kvarn.runtime import assemble
-from kvarn.tools.passport.machine import occupancy
-from kvarn.tools.passport.work import access_bytes
 
 from .cases import TABLE, Append, Decode, Gather, Mla, Prefill, Row, select
 from .report import table

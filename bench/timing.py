@@ -7,7 +7,7 @@ import contextlib
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from kvarn.tools.timing import Call, first_line, timed, warm_up
+from kvarn.measure.timing import Call, first_line, timed, warm_up
 
 __all__ = ["ceilings", "copying_kernel", "reading_kernel", "timed", "warm_up"]
 

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from kvarn.tools.timing import span
+from kvarn.measure.timing import span
 
 from . import kvarn_rows, peers
 from .cases import RANGE, SMALL, TABLE, Row, select

@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import Any
 
 import kvarn
-from kvarn.tools.arrays import arrays
-from kvarn.tools.timing import first_line, repeated, span
+from kvarn.measure.arrays import arrays
+from kvarn.measure.timing import first_line, repeated, span
 
 from . import kvarn_rows
 from .cases import RANGE, SMALL, TABLE, select

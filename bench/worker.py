@@ -17,8 +17,8 @@ import traceback
 from pathlib import Path
 from typing import Any
 
-from kvarn.tools import timing_log
-from kvarn.tools.arrays import Arrays, arrays
+from kvarn.measure import timing_log
+from kvarn.measure.arrays import Arrays, arrays
 
 from . import kvarn_rows, peers, timing
 from .cases import RANGE, SMALL, TABLE, Row

@@ -30,8 +30,9 @@ def serve(path: str) -> None:
     import pkgutil
     import select
 
+    import kvarn.compilation.driver
     import kvarn.lowering
-    from kvarn import compiler, emulator  # noqa: F401
+    from kvarn import emulator  # noqa: F401
     from kvarn.dialect import kv
     from kvarn.tools import edges, kv_opt, opt_emit, opt_run, semantics  # noqa: F401
 

@@ -46,18 +46,18 @@ PURE_DIALECT = {
 BASE = {"kvarn.errors", "kvarn.env", "kvarn.files", "kvarn.forks", "kvarn.moved", "kvarn.settings", "kvarn._version"}
 RUNTIME_SIDE = {
     "kvarn.artifact",
-    "kvarn.bundle",
-    "kvarn.cache",
+    "kvarn.artifact.bundle",
+    "kvarn.compilation.disk_cache",
     "kvarn.caches",
-    "kvarn.hybrid",
-    "kvarn.manager",
-    "kvarn.ownership",
-    "kvarn.drafts",
-    "kvarn.timeline_drawing",
-    "kvarn.timelines",
-    "kvarn.page_pool",
-    "kvarn.prefixes",
-    "kvarn.step_inputs",
+    "kvarn.paging.hybrid",
+    "kvarn.paging.manager",
+    "kvarn.sanitizer.ownership",
+    "kvarn.paging.drafts",
+    "kvarn.timeline.drawing",
+    "kvarn.timeline.recording",
+    "kvarn.paging.page_pool",
+    "kvarn.paging.prefixes",
+    "kvarn.paging.step_inputs",
     "kvarn.runtime",
 }
 EVERYTHING = {"kvarn", *MLIR, *NUMERIC}
@@ -90,24 +90,26 @@ ALLOWED = {
     "kvarn.dsl": {"now": {"kvarn.dialect", *BASE, *MLIR}, "lazy": {"numpy"}},
     **{name: {"now": {*RUNTIME_SIDE, *PURE_DIALECT, *BASE, *NUMERIC}, "lazy": CUDA} for name in RUNTIME_SIDE},
     "kvarn.weights": {"now": {"numpy"}, "lazy": set()},
-    "kvarn.prefixes": {"now": {*RUNTIME_SIDE, *NUMERIC}, "lazy": set()},
-    "kvarn.drafts": {"now": {*RUNTIME_SIDE, *PURE_DIALECT, *BASE, *NUMERIC}, "lazy": {"kvarn.ops"}},
+    "kvarn.paging.prefixes": {"now": {*RUNTIME_SIDE, *NUMERIC}, "lazy": set()},
+    "kvarn.paging.drafts": {"now": {*RUNTIME_SIDE, *PURE_DIALECT, *BASE, *NUMERIC}, "lazy": {"kvarn.ops"}},
     "kvarn.runtime.host": {"now": {*RUNTIME_SIDE, *PURE_DIALECT, *BASE, *NUMERIC}, "lazy": {"kvarn.dialect", *MLIR}},
-    "kvarn.compiler": {"now": EVERYTHING, "lazy": CUDA},
+    "kvarn.compilation.driver": {"now": EVERYTHING, "lazy": CUDA},
     "kvarn.emulator": {"now": {*RUNTIME_SIDE, *PURE_DIALECT, *BASE, *NUMERIC}, "lazy": {"kvarn.lowering.target"}},
-    "kvarn.compiled": {
+    "kvarn.compilation.kernel": {
         "now": {*RUNTIME_SIDE, *PURE_DIALECT, *BASE},
         "lazy": {*CUDA, "kvarn.emulator"},
     },
-    "kvarn.extensions": {"now": EVERYTHING, "lazy": set()},
-    "kvarn.stage_files": {"now": EVERYTHING, "lazy": set()},
+    "kvarn.compilation.extensions": {"now": EVERYTHING, "lazy": set()},
+    "kvarn.compilation.stage_files": {"now": EVERYTHING, "lazy": set()},
     "kvarn.dispatch": {"now": EVERYTHING, "lazy": CUDA},
-    "kvarn.specialisation": {"now": EVERYTHING, "lazy": set()},
+    "kvarn.compilation.specialisation": {"now": EVERYTHING, "lazy": set()},
     "kvarn.ops": {"now": EVERYTHING, "lazy": CUDA},
     "kvarn.torch": {"now": {*EVERYTHING, "torch"}, "lazy": CUDA},  # imported by those who have torch
     "kvarn.torch.huggingface": {"now": {*EVERYTHING, "torch", "transformers"}, "lazy": CUDA},
     "kvarn.parallel": {"now": {*EVERYTHING, "torch"}, "lazy": CUDA},  # likewise, by name
     "kvarn.tools": {"now": EVERYTHING, "lazy": {*CUDA, "torch"}},
+    "kvarn.inspect": {"now": EVERYTHING, "lazy": CUDA},
+    "kvarn.measure": {"now": EVERYTHING, "lazy": {*CUDA, "torch"}},
     "kvarn.chat": {"now": {*EVERYTHING, "gguf", "tokenizers"}, "lazy": {"torch"}},
 }
 
@@ -261,7 +263,11 @@ def test_importing_kvarn_is_cheap():
 
 
 @pytest.mark.parametrize(
-    "module", [f"kvarn.{name}" for name in ("artifact", "caches", "cache", "compiled", "emulator", "runtime")]
+    "module",
+    [
+        f"kvarn.{name}"
+        for name in ("artifact", "caches", "compilation.disk_cache", "compilation.kernel", "emulator", "runtime")
+    ],
 )
 def test_the_runtime_runs_without_mlir(module):
     """An artifact must run on a machine that has no mlir."""

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 import kvarn as kv
-from kvarn.cache import compile_cache
+from kvarn.compilation.disk_cache import compile_cache
 
 from .arrays import NumpyArrays, TorchArrays
 from .model import rope_frequencies

@@ -42,23 +42,23 @@ _LAZY = {
         "KVCacheMHAOperand", "KVCacheScalesMHAOperand", "LayoutTensorMHAOperand", "MHAOperand",
         "RaggedMHAOperand", "ForeignPages", "PageSummaries",
     ),
-    "kvarn.manager": ("PagedKVCacheManager", "InsufficientBlocksError"),
+    "kvarn.paging.manager": ("PagedKVCacheManager", "InsufficientBlocksError"),
     "kvarn.block_mask": ("BlockMask",),
-    "kvarn.prefixes": ("SharedPrefixes",),
-    "kvarn.hybrid": ("HybridKVCacheManager", "LayerGroup"),
-    "kvarn.compiler": ("compile",),
-    "kvarn.compiled": ("Kernel", "load"),
+    "kvarn.paging.prefixes": ("SharedPrefixes",),
+    "kvarn.paging.hybrid": ("HybridKVCacheManager", "LayerGroup"),
+    "kvarn.compilation.driver": ("compile",),
+    "kvarn.compilation.kernel": ("Kernel", "load"),
     "kvarn.errors": ("KernelError",),
     "kvarn.pipelines": ("pipeline",),
-    "kvarn.extensions": ("extend",),
-    "kvarn.ownership": ("sanitize", "OwnershipError"),
-    "kvarn.timelines": ("tracing",),
+    "kvarn.compilation.extensions": ("extend",),
+    "kvarn.sanitizer.ownership": ("sanitize", "OwnershipError"),
+    "kvarn.timeline.recording": ("tracing",),
     "kvarn.lowering.remarks": ("remark",),
     "kvarn.emulator": ("emulated", "EmulationError"),
 }  # fmt: skip
 _MODULES = {name: module for module, names in _LAZY.items() for name in names}
 # What a method of an object does in a layer above its own, which its module must not import: no public names.
-_ABOVE = {"Passport": "kvarn.tools.passport", "plan_prefixes": "kvarn.ops.prefixes"}
+_ABOVE = {"Passport": "kvarn.inspect", "plan_prefixes": "kvarn.ops.prefixes"}
 _SUBMODULES = (
     "ops", "compiler", "compiled", "dispatch", "caches", "dsl", "errors", "env", "runtime", "tools", "artifact",
     "hybrid", "manager", "dialect", "lowering", "emulator", "parallel", "weights",
@@ -78,7 +78,7 @@ def __getattr__(name: str) -> Any:
         found = getattr(importlib.import_module(_MODULES.get(name) or _ABOVE[name]), name)
     elif name in _SUBMODULES or name in _INNER:
         try:
-            return importlib.import_module(f"kvarn.{name}")
+            return importlib.import_module(moved.MOVED.get(f"kvarn.{name}", f"kvarn.{name}"))
         except ImportError as error:
             if name != "parallel":  # the one that stands on what may not be there
                 raise

@@ -11,21 +11,15 @@ from typing import Any, Optional as Optional, overload
 
 from kvarn import (
     artifact as artifact,
-    bundle as bundle,
     caches as caches,
-    compiled as compiled,
-    compiler as compiler,
     dialect as dialect,
     dispatch as dispatch,
     dsl as dsl,
     emulator as emulator,
     env as env,
     errors as errors,
-    hybrid as hybrid,
     lowering as lowering,
-    manager as manager,
     ops as ops,
-    ownership as ownership,
     parallel as parallel,
     pipelines as pipelines,
     runtime as runtime,
@@ -33,6 +27,7 @@ from kvarn import (
     weights as weights,
 )
 from kvarn._version import __version__ as __version__
+from kvarn.artifact import bundle as bundle
 from kvarn.block_mask import BlockMask as BlockMask
 from kvarn.caches import (
     ForeignPages as ForeignPages,
@@ -43,8 +38,10 @@ from kvarn.caches import (
     PageSummaries as PageSummaries,
     RaggedMHAOperand as RaggedMHAOperand,
 )
-from kvarn.compiled import Kernel as Kernel, load as load
-from kvarn.compiler import compile as compile
+from kvarn.compilation import driver as _compiler, kernel as _compiled
+from kvarn.compilation.driver import compile as compile
+from kvarn.compilation.extensions import extend as extend
+from kvarn.compilation.kernel import Kernel as Kernel, load as load
 from kvarn.dialect.dtypes import DType as DType
 from kvarn.dialect.layout import CacheSpec as CacheSpec, CollectionSpec as CollectionSpec, OperandSpec as OperandSpec
 from kvarn.dsl import masks as masks, math as math, scores as scores, tma as tma
@@ -78,19 +75,23 @@ from kvarn.dsl.values import (
 from kvarn.dsl.wgmma import *  # noqa: F403
 from kvarn.emulator import EmulationError as EmulationError, emulated as emulated
 from kvarn.errors import KernelError as KernelError
-from kvarn.extensions import extend as extend
-from kvarn.hybrid import HybridKVCacheManager as HybridKVCacheManager, LayerGroup as LayerGroup
+from kvarn.inspect import Passport as Passport
 from kvarn.lowering.remarks import remark as remark
-from kvarn.manager import (
+from kvarn.ops.prefixes import plan_prefixes as plan_prefixes
+from kvarn.paging import hybrid as hybrid, manager as manager
+from kvarn.paging.hybrid import HybridKVCacheManager as HybridKVCacheManager, LayerGroup as LayerGroup
+from kvarn.paging.manager import (
     InsufficientBlocksError as InsufficientBlocksError,
     PagedKVCacheManager as PagedKVCacheManager,
 )
-from kvarn.ops.prefixes import plan_prefixes as plan_prefixes
-from kvarn.ownership import OwnershipError as OwnershipError, sanitize as sanitize
+from kvarn.paging.prefixes import SharedPrefixes as SharedPrefixes
 from kvarn.pipelines import pipeline as pipeline
-from kvarn.prefixes import SharedPrefixes as SharedPrefixes
-from kvarn.timelines import tracing as tracing
-from kvarn.tools.passport import Passport as Passport
+from kvarn.sanitizer import ownership as ownership
+from kvarn.sanitizer.ownership import OwnershipError as OwnershipError, sanitize as sanitize
+from kvarn.timeline.recording import tracing as tracing
+
+compiler = _compiler
+compiled = _compiled
 
 class _Scalar(DType, type):
     def __call__(cls, x: Any) -> Any: ...

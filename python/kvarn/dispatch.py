@@ -18,9 +18,21 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
-from kvarn import compiler, forks, pipelines, settings
+from kvarn import forks, pipelines, settings
 from kvarn.artifact import Artifact
-from kvarn.compiled import Kernel
+from kvarn.compilation import driver as compiler
+from kvarn.compilation.kernel import Kernel
+from kvarn.compilation.specialisation import (
+    HANDLES,
+    WIDEST,
+    BufferType,
+    HandleType,
+    OperandType,
+    ScalarType,
+    Specialisation,
+    build,
+    op_class_of,
+)
 from kvarn.dialect import dtypes, effects, schedules
 from kvarn.dialect.contents import Rule
 from kvarn.dialect.ext import F32, I32
@@ -33,17 +45,6 @@ from kvarn.runtime import buffers, contents, device, overlap, packing, quick, si
 from kvarn.runtime.binding import HOST, ordinal_of
 from kvarn.runtime.overlap import NoAlias
 from kvarn.runtime.program import Program
-from kvarn.specialisation import (
-    HANDLES,
-    WIDEST,
-    BufferType,
-    HandleType,
-    OperandType,
-    ScalarType,
-    Specialisation,
-    build,
-    op_class_of,
-)
 
 _REMEMBER = 4096  # signatures that an operation remembers
 _LAUNCHES = 512  # packed launches that a signature remembers: one a layer, stream and size of the cache

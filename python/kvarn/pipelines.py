@@ -8,8 +8,8 @@ import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from kvarn.compilation.extensions import identity
 from kvarn.env import OWNERSHIP
-from kvarn.extensions import identity
 from kvarn.lowering.pipeline import Settings, insertions
 from kvarn.settings import LOCAL, emulation, traced
 

@@ -169,7 +169,7 @@ UPSTREAM = "verify-kv,canonicalize,cse,loop-invariant-code-motion,verify-kv"
 @functools.cache
 def stages() -> tuple[tuple[str, str, str], ...]:
     """(target, pass, IR after it) of every other kernel of the lit tests, for two targets."""
-    from kvarn import compiler
+    from kvarn.compilation import driver as compiler
     from kvarn.lowering import pipeline, runner
     from kvarn.lowering.target import by_name
 

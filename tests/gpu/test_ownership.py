@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import kvarn as kv
-from kvarn.ownership import OwnershipError
+from kvarn.sanitizer.ownership import OwnershipError
 
 torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.gpu

@@ -14,7 +14,7 @@ torch = pytest.importorskip("torch", reason="torch is not installed (make check-
 
 from bench import cases, page_peers, pages, vllm_peers  # noqa: E402
 from bench.problems import problem  # noqa: E402
-from kvarn.tools.arrays import TorchArrays  # noqa: E402
+from kvarn.measure.arrays import TorchArrays  # noqa: E402
 
 
 def attend(q: Any, keys: Any, values: Any, scale: float, causal: bool) -> tuple[Any, Any]:

@@ -16,8 +16,9 @@ import numpy as np
 import pytest
 
 import kvarn as kv
-from kvarn import compiler, dispatch
-from kvarn.cache import cache_key
+from kvarn import dispatch
+from kvarn.compilation import driver as compiler
+from kvarn.compilation.disk_cache import cache_key
 from kvarn.ops import reads
 
 COMPILE, PROGRAM, LAUNCH = "compile", "program", "launch"

@@ -15,14 +15,14 @@ from mlir import ir
 from mlir.dialects import func
 
 import kvarn as kv
-from kvarn import compiler, specialisation
 from kvarn.artifact import Artifact
+from kvarn.compilation import driver as compiler, specialisation
+from kvarn.compilation.specialisation import BufferType, HandleType, OperandType, ScalarType
 from kvarn.dialect import layout
 from kvarn.lowering import pipeline
 from kvarn.lowering.kernels.base import Expansion
 from kvarn.lowering.passes.kv.expand_kv_operations import kernel_module
 from kvarn.lowering.target import by_name
-from kvarn.specialisation import BufferType, HandleType, OperandType, ScalarType
 
 from . import tma_kernels
 

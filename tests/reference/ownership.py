@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import kvarn as kv
-from kvarn.ownership import OwnershipError
+from kvarn.sanitizer.ownership import OwnershipError
 
 P, H, D = 4, 2, 16
 

@@ -142,7 +142,7 @@ class Interpreted(Place):
 
     def launch(self, kernel: Any, grid: Any, block: Any, *args: Any) -> None:
         """Run a kernel of the kernel language."""
-        from kvarn.compiler import compile
+        from kvarn.compilation.driver import compile
         from kvarn.emulator import run as emulated
 
         made = compile(kernel, *kernel.specs_of(args), target=self.target)

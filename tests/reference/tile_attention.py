@@ -17,10 +17,10 @@ import numpy as np
 from mlir import ir
 
 import kvarn as kv
-from kvarn.compiled import Kernel
+from kvarn.compilation.kernel import Kernel
 from kvarn.dialect import dtypes, tma_layout
 from kvarn.dialect.layout import CacheSpec, CollectionSpec
-from kvarn.emulator import Report, ptx, run as emulated
+from kvarn.emulator import Report, grid as ptx, run as emulated
 from kvarn.emulator.stream import Stream
 from kvarn.lowering.kernels.attention.arguments import AttentionArguments
 from kvarn.lowering.kernels.attention.case import Case

@@ -8,7 +8,8 @@ import zipfile
 
 import pytest
 
-from kvarn import artifact as A, bundle
+from kvarn import artifact as A
+from kvarn.artifact import bundle
 from kvarn.dialect import dtypes, layout
 
 SPEC = layout.spec_of("paged", "bf16", 8, 128, page_size=16)

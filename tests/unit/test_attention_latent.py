@@ -20,7 +20,7 @@ from unit.test_attention_mla import (
 )
 
 from kvarn.dialect import dtypes
-from kvarn.emulator import ptx
+from kvarn.emulator import grid as ptx
 
 pytestmark = pytest.mark.sampled(3)
 

@@ -13,7 +13,7 @@ from reference.random_caches import random_problem, random_values, stored_proble
 
 import kvarn as kv
 from kvarn.dialect import dtypes
-from kvarn.emulator import ptx
+from kvarn.emulator import grid as ptx
 from kvarn.ops import mla
 
 SENTINEL = 72.0  # exact in every type

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from reference.tile_attention import Choice, batch, case_of, check, compiled
 
-from kvarn.emulator import ptx
+from kvarn.emulator import grid as ptx
 
 pytestmark = pytest.mark.sampled(20)
 

@@ -18,7 +18,7 @@ from reference.random_caches import Problem, random_query, stored_problem
 
 from kvarn.caches import PagedKVCacheCollection
 from kvarn.dialect import dtypes
-from kvarn.emulator import ptx
+from kvarn.emulator import grid as ptx
 from kvarn.emulator.stream import Stream
 from kvarn.ops import mla, reads, writes
 

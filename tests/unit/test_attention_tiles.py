@@ -18,7 +18,7 @@ from reference import attention as reference
 from reference.tile_attention import TARGET, Choice, batch, case_of, check, compiled, run, trace
 
 import kvarn as kv
-from kvarn.emulator import EmulationError, EmulationHazard, ptx
+from kvarn.emulator import EmulationError, EmulationHazard, grid as ptx
 from kvarn.lowering import pipeline
 from kvarn.lowering.kernels.attention import partials as partial_results, softmax
 

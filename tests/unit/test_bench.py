@@ -12,7 +12,7 @@ import pytest
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 bench = importlib.import_module("bench.__main__")
 ablation = importlib.import_module("bench.ablation")
-arrays = importlib.import_module("kvarn.tools.arrays")
+arrays = importlib.import_module("kvarn.measure.arrays")
 cases = importlib.import_module("bench.cases")
 chains = importlib.import_module("bench.chains")
 kvarn_rows = importlib.import_module("bench.kvarn_rows")

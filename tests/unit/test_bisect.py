@@ -13,7 +13,7 @@ from mlir import ir
 from mlir.dialects import arith
 
 import kvarn as kv
-from kvarn import compiler
+from kvarn.compilation import driver as compiler
 from kvarn.lowering import pipeline, rewrite_counts
 from kvarn.lowering.rewrite import ops_named
 from kvarn.lowering.target import by_name

@@ -13,8 +13,9 @@ import numpy as np
 import pytest
 
 import kvarn as kv
-from kvarn import artifact as A, bundle
-from kvarn.bundle import BundleError
+from kvarn import artifact as A
+from kvarn.artifact import bundle
+from kvarn.artifact.bundle import BundleError
 from kvarn.dialect import dtypes, layout, tma_layout
 from kvarn.runtime.program import load as load_runner
 

@@ -9,8 +9,8 @@ import warnings
 import pytest
 
 import kvarn as kv
-from kvarn import bundle
-from kvarn.cache import CompileCache, cache_key, compile_cache
+from kvarn.artifact import bundle
+from kvarn.compilation.disk_cache import CompileCache, cache_key, compile_cache
 from kvarn.dialect import dtypes, layout
 from kvarn.env import Environment, env
 from kvarn.lowering.schedules import tuned

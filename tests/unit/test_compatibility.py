@@ -19,7 +19,7 @@ import kvarn as kv
 from bench import identity
 from bench.identity_programs import programs
 from kvarn import dispatch
-from kvarn.bundle import BundleError
+from kvarn.artifact.bundle import BundleError
 
 FILES = Path(__file__).resolve().parents[1] / "compat"
 KERNEL = FILES.parent / "kv-opt" / "Inputs" / "kernel.mlir"
@@ -57,7 +57,7 @@ def test_a_bundle_of_before_runs_on_the_host_and_in_the_emulator():
 
 
 def test_a_bundle_of_another_version_is_refused_by_name_and_version(tmp_path, monkeypatch):
-    monkeypatch.setattr("kvarn.bundle.VERSION", 2)
+    monkeypatch.setattr("kvarn.artifact.bundle.VERSION", 2)
     with pytest.raises(BundleError, match=r"triple\.kvb has bundle version 1, this kvarn reads 2"):
         kv.load(FILES / "triple.kvb", target="host")
 

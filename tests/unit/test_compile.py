@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 
 import kvarn as kv
-from kvarn import compiler
 from kvarn.artifact import Artifact, Entry, Step
-from kvarn.compiled import Kernel
+from kvarn.compilation import driver as compiler
+from kvarn.compilation.kernel import Kernel
 from kvarn.env import env
 from kvarn.errors import KernelError
 from kvarn.runtime import assemble

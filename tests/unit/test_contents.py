@@ -9,7 +9,7 @@ from reference.places import Interpreted, Place, Unchecked
 from reference.random_caches import random_problem
 
 import kvarn as kv
-from kvarn.emulator import ptx
+from kvarn.emulator import grid as ptx
 from kvarn.env import env
 from kvarn.runtime.host import HostKernelError
 

@@ -9,7 +9,7 @@ import types
 
 import pytest
 
-from kvarn.cache import CompileCache, cache_key
+from kvarn.compilation.disk_cache import CompileCache, cache_key
 from kvarn.dialect import dtypes, layout
 from kvarn.runtime import assemble, driver
 from kvarn.tools import cli, doctor

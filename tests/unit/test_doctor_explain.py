@@ -10,9 +10,9 @@ pytest.importorskip("mlir", reason="the compiler needs the MLIR bindings")
 
 from kvarn import artifact as A
 from kvarn.dialect import dtypes
+from kvarn.inspect import describe, explain, stages
 from kvarn.runtime import assemble
-from kvarn.tools import cli, explain
-from kvarn.tools.passport import describe, stages
+from kvarn.tools import cli
 
 PAGED = "paged(bf16, num_heads=8, head_size=128, page_size=16)"
 FILE = """

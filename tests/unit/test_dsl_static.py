@@ -72,7 +72,7 @@ def test_a_float_argument_given_as_an_int_is_its_own_specialisation():
 
 
 def test_an_expansion_traces_a_kernel_again_for_another_closure():
-    from kvarn import compiler
+    from kvarn.compilation import driver as compiler
     from kvarn.lowering.kernels.base import Expansion, _kernel_identity
 
     def made(scale):
@@ -128,7 +128,7 @@ def test_a_hit_of_the_compile_cache_keeps_its_own_places(tmp_path, monkeypatch):
 
 
 def test_code_without_checks_is_shared_between_places(tmp_path, monkeypatch):
-    from kvarn.cache import compile_cache
+    from kvarn.compilation.disk_cache import compile_cache
 
     monkeypatch.setenv("KVARN_CACHE_DIR", str(tmp_path / "cache"))
     monkeypatch.delenv("KVARN_ALWAYS_COMPILE", raising=False)

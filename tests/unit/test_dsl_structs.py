@@ -169,7 +169,7 @@ def test_a_union_with_none_is_an_optional_argument():
 def test_expansions_launch_kernels_with_structs_of_ir_values():
     from mlir import ir
 
-    from kvarn import compiler
+    from kvarn.compilation import driver as compiler
     from kvarn.lowering import kernels as expand
     from kvarn.lowering.kernels.base import Expansion
     from kvarn.lowering.target import by_name

@@ -496,7 +496,7 @@ def test_printf_and_assert_lower():
 
 
 def test_second_launch_does_not_compile_again(monkeypatch):
-    from kvarn import compiler
+    from kvarn.compilation import driver as compiler
 
     @kv.kernel
     def k(x: kv.Buffer[kv.i32, 1], n: kv.i32, by: int = 1):

@@ -19,7 +19,7 @@ from reference.random_caches import random_values
 
 import kvarn as kv
 from kvarn.dialect import dtypes
-from kvarn.manager import InsufficientBlocksError
+from kvarn.paging.manager import InsufficientBlocksError
 
 TINY = kv.KVCacheStaticParams(1, 1)
 # Random steps of the last test; a million were run before a release.

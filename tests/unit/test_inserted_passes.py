@@ -19,7 +19,8 @@ import pytest
 from mlir import ir
 
 import kvarn as kv
-from kvarn import extensions, pipelines
+from kvarn import pipelines
+from kvarn.compilation import extensions
 from kvarn.lowering import index, loading, pipeline, pipeline_parser, registry
 from kvarn.lowering.pass_base import kv_pass
 from kvarn.lowering.rewrite import ops_named
@@ -351,7 +352,8 @@ def test_a_pass_of_an_installed_package_is_known_to_every_command_and_to_python(
     (info / "entry_points.txt").write_text("[kvarn.passes]\nfive-from-afar = somebodys_passes:run\n")
     code = """
         import sys, kernels, kvarn as kv, kvarn.lowering as lowering
-        from kvarn import extensions, pipelines
+        from kvarn.compilation import extensions
+        from kvarn import pipelines
         from kvarn.tools import cli
         passes = {"after:plan-kv-access": "five-from-afar"}
         assert "5.0" in kv.compile(kernels.triple, target="host", passes=passes).stages["five-from-afar"]

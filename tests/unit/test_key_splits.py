@@ -15,7 +15,7 @@ from reference.tile_attention import Choice, batch, case_of, check, run
 from bench import static
 from bench.cases import Prefill, Row
 from kvarn.dialect import schedules
-from kvarn.emulator import ptx
+from kvarn.emulator import grid as ptx
 from kvarn.lowering.kernels.attention import key_splits
 from kvarn.lowering.target import by_name
 from kvarn.runtime.expressions import compile_expressions

@@ -53,7 +53,9 @@ from reference.keys import (
 )  # fmt: skip
 
 import kvarn as kv
-from kvarn import compiler, dispatch, extensions, pipelines, settings
+from kvarn import dispatch, pipelines, settings
+from kvarn.compilation import driver as compiler, extensions
+from kvarn.compilation.specialisation import BufferType, HandleType, ScalarType, Specialisation, build
 from kvarn.dialect import dtypes, layout, native, page_orders, schedules
 from kvarn.dialect.base import Kv
 from kvarn.env import env
@@ -63,7 +65,6 @@ from kvarn.lowering.passes.kv import lower_kv_access
 from kvarn.lowering.schedules import tuned
 from kvarn.lowering.target import by_name
 from kvarn.runtime import buffers, signatures
-from kvarn.specialisation import BufferType, HandleType, ScalarType, Specialisation, build
 
 
 def nothing(module: ir.Module) -> None:

@@ -26,7 +26,7 @@ import kvarn as kv
 from kvarn.dialect import dtypes, tile_layout
 from kvarn.dialect.layout import CacheSpec
 from kvarn.dispatch import artifact
-from kvarn.emulator import ptx
+from kvarn.emulator import grid as ptx
 from kvarn.lowering.kernels.attention.case import Case
 from kvarn.lowering.schedules.attention import problems
 from kvarn.lowering.target import by_name

@@ -7,7 +7,7 @@ import pytest
 import kvarn as kv
 from kvarn.caches import KVCacheStaticParams
 from kvarn.dialect import dtypes
-from kvarn.manager import InsufficientBlocksError, PagedKVCacheManager
+from kvarn.paging.manager import InsufficientBlocksError, PagedKVCacheManager
 
 
 def manager(pages=8, page_size=4, **options):

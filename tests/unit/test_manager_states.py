@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, settings, strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from kvarn.caches import KVCacheStaticParams
-from kvarn.manager import InsufficientBlocksError, PagedKVCacheManager
+from kvarn.paging.manager import InsufficientBlocksError, PagedKVCacheManager
 
 PAGE = 4
 # Few prompts, all alike for a while: requests must meet in the cache.

@@ -13,7 +13,7 @@ from unit.test_attention_mla import SENTINEL, latent_problem, store_rope_keys
 
 import kvarn as kv
 from kvarn.dialect import dtypes
-from kvarn.emulator import ptx
+from kvarn.emulator import grid as ptx
 from kvarn.ops import mla
 
 

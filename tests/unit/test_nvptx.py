@@ -6,7 +6,7 @@ import threading
 import pytest
 from mlir import ir
 
-from kvarn import compiler
+from kvarn.compilation import driver as compiler
 from kvarn.lowering import nvptx
 from kvarn.lowering.pass_base import PassFailure
 

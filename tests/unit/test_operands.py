@@ -12,7 +12,7 @@ from reference.operands import KINDS, check_survey, grid, outputs, random_operan
 
 import kvarn as kv
 from kvarn.artifact import Artifact
-from kvarn.bundle import dumps, loads
+from kvarn.artifact.bundle import dumps, loads
 from kvarn.caches import (
     KVCacheMHAOperand,
     KVCacheScalesMHAOperand,
@@ -23,7 +23,7 @@ from kvarn.caches import (
 from kvarn.caches.operands import MHAOperand
 from kvarn.dialect import dtypes, layout
 from kvarn.dsl.builder import emit_value, types
-from kvarn.emulator import ptx
+from kvarn.emulator import grid as ptx
 from kvarn.runtime.host import HostKernelError
 from kvarn.tools.specs import parse_spec
 

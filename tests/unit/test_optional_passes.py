@@ -11,9 +11,9 @@ import kvarn as kv
 from bench import identity
 from bench.identity_programs import programs
 from kvarn import dispatch
+from kvarn.compilation.specialisation import Specialisation
 from kvarn.env import OWNERSHIP
 from kvarn.lowering import pipeline
-from kvarn.specialisation import Specialisation
 
 pytestmark = pytest.mark.whole
 

@@ -16,9 +16,9 @@ from reference.random_caches import random_problem
 
 import kvarn as kv
 from kvarn.env import env
-from kvarn.ownership import OwnershipError
 from kvarn.runtime import ownership
 from kvarn.runtime.binding import HOST
+from kvarn.sanitizer.ownership import OwnershipError
 
 
 @pytest.fixture(params=["host", "sm_90a"])

@@ -18,9 +18,9 @@ import pytest
 pytest.importorskip("mlir", reason="the compiler needs the MLIR bindings")
 
 import kvarn as kv
+from kvarn.inspect import Passport, machine, places, work
 from kvarn.runtime import assemble
 from kvarn.tools import cli
-from kvarn.tools.passport import Passport, machine, places, work
 
 SPEC = kv.CacheSpec("paged", kv.bf16, num_heads=2, head_size=64, page_size=16)
 SOURCE = Path(__file__).read_text().split("\n")
@@ -202,7 +202,7 @@ $L3:
 
 
 def test_loops_are_told_apart_with_the_work_of_an_iteration():
-    from kvarn.emulator import text
+    from kvarn.emulator import ptx_parser as text
 
     (outer, inner, waiting), outside = work.loops_of(text.parse(PTX, "f"))
     assert (outer.depth, inner.depth, waiting.depth, outer.source) == (1, 2, 2, "k.py:7")

@@ -15,7 +15,7 @@ import kvarn as kv
 from kvarn.artifact import Artifact
 from kvarn.caches import PagedKVCacheCollection
 from kvarn.dialect import layout
-from kvarn.emulator import ptx
+from kvarn.emulator import grid as ptx
 from kvarn.runtime.host import HostKernelError
 
 # Tile rows, page size, promised alignment of the base, and the bytes that a table's rows must be aligned to.

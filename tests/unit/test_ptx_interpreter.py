@@ -11,7 +11,7 @@ import pytest
 from reference.blocks import run_block
 
 import kvarn as kv
-from kvarn.emulator import ptx, run
+from kvarn.emulator import grid as ptx, run
 
 
 def rotate_kernel(wait: bool) -> Any:

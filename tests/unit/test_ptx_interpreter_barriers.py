@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from kvarn.emulator import ptx
+from kvarn.emulator import grid as ptx
 
 ORDERS = pytest.mark.parametrize("order", [*ptx.ORDERS, *ptx.RANDOM], ids=str)
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from kvarn.emulator import ptx
+from kvarn.emulator import grid as ptx
 from kvarn.emulator.memory import Field
 from kvarn.emulator.stream import Stream
 

@@ -11,7 +11,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from kvarn.emulator import ptx
+from kvarn.emulator import grid as ptx
 
 HEAD = """
 .version 8.0

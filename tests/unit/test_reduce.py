@@ -8,7 +8,7 @@ import re
 import pytest
 
 import kvarn as kv
-from kvarn import compiler
+from kvarn.compilation import driver as compiler
 from kvarn.lowering import pipeline_parser, runner
 from kvarn.lowering.rewrite import walk
 from kvarn.tools.reduce import Reducer, command_of, main

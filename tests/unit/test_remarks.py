@@ -9,10 +9,10 @@ import pytest
 from reference.tile_attention import Choice, batch, case_of, trace
 
 import kvarn as kv
-from kvarn import compiler
+from kvarn.compilation import driver as compiler
+from kvarn.inspect.facts import assembler_remarks
 from kvarn.lowering import pipeline, remarks, rewrite, rewrite_counts, runner
 from kvarn.tools.cli import main
-from kvarn.tools.passport.facts import assembler_remarks
 
 
 def remarks_of(kernel, *specs, disable=()):

@@ -15,7 +15,8 @@ from reference.kinds import schedule_for
 from reference.random_caches import Problem, random_query, stored_problem
 
 import kvarn as kv
-from kvarn import compiler, dispatch
+from kvarn import dispatch
+from kvarn.compilation import driver as compiler
 from kvarn.dialect import schedules
 from kvarn.dialect.dtypes import bf16, f8e4m3
 from kvarn.dialect.layout import CacheSpec, spec_of

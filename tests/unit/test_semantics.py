@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from kvarn import compiler
+from kvarn.compilation import driver as compiler
 from kvarn.lowering import pipeline_parser
 from kvarn.tools import edges
 from kvarn.tools.stages import Stages

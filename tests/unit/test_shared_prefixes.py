@@ -13,7 +13,7 @@ from reference.random_caches import Problem, random_query
 from reference.shared_prefixes import LAYER, close, combined, groups_of, permuted, shared_problem
 
 import kvarn as kv
-from kvarn.prefixes import groups
+from kvarn.paging.prefixes import groups
 
 TOLERANCE = {"f32": 2e-5, "f16": 4e-3}
 SENTINEL = 72.0

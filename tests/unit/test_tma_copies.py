@@ -12,7 +12,7 @@ from reference.random_caches import random_problem, random_values
 
 import kvarn as kv
 from kvarn.dialect import dtypes, tma_layout
-from kvarn.emulator import ptx, tma as ptx_tma
+from kvarn.emulator import grid as ptx, tma as ptx_tma
 
 HEADS = 2
 SWIZZLES = ("none", "32B", "64B", "128B")

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 import kvarn as kv
-from kvarn import timelines
 from kvarn.dialect import trace_layout as at
 from kvarn.runtime import timeline
+from kvarn.timeline import recording as timelines
 from kvarn.tools.cli import main
 
 TABLE = np.tile(np.arange(2, dtype=np.uint32), (2, 12))

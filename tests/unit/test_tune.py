@@ -13,16 +13,18 @@ import numpy as np
 import pytest
 
 import kvarn as kv
-from kvarn import compiler, dispatch
+from kvarn import dispatch
+from kvarn.compilation import driver as compiler
 from kvarn.dialect import dtypes, layout, schedules
 from kvarn.dispatch import BufferType, HandleType, ScalarType, Specialisation
 from kvarn.env import env
 from kvarn.lowering import pipeline, runner
 from kvarn.lowering.schedules import attention as tile_schedule, decode_table, tuned
 from kvarn.lowering.target import by_name
+from kvarn.measure import tune
+from kvarn.measure.arrays import NumPyArrays
 from kvarn.ops import reads
-from kvarn.tools import cli, tune
-from kvarn.tools.arrays import NumPyArrays
+from kvarn.tools import cli
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # bench
 

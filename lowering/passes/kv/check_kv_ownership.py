@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 """Check, when a kernel runs, every access to a cache against who owns the page and what was written to it.
 
-The record that accesses are held to is kept beside the pool (``kvarn.ownership``, laid out by
+The record that accesses are held to is kept beside the pool (``kvarn.sanitizer.ownership``, laid out by
 ``dialect.ownership_layout``); the kernel finds it through a variable of its module, once a handle, by the addresses of
 the handle's pool and lookup table. A pool that nobody watches is not checked. Each access asks whether its page is the
 one that the sequence has at this moment and that somebody uses, a store whether nobody else reads the page, a load

@@ -10,8 +10,8 @@ report. Modules: ``run`` (kernels, operations, the context), ``ptx`` (a launch),
 from __future__ import annotations
 
 from .cluster import Order
+from .ptx_parser import EmulationError
 from .report import EmulationHazard, Hazard, Report, Traffic
 from .run import emulated
-from .text import EmulationError
 
 __all__ = ["EmulationError", "EmulationHazard", "Hazard", "Order", "Report", "Traffic", "emulated"]

@@ -16,7 +16,7 @@ from kvarn.dialect.chips import REGISTERS
 
 from .block import OFFSET, RANK, TYPES, WARP, Block, Lanes, Wait, op
 from .cluster import Barrier, Parked
-from .text import EmulationError, Instruction, parts
+from .ptx_parser import EmulationError, Instruction, parts
 
 # --- barriers of threads -------------------------------------------------------------------------
 

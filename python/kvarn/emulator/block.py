@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""One block of the interpreter in ``kvarn.emulator.ptx``: its registers, its shared memory, and which threads go on.
+"""One block of the interpreter in ``kvarn.emulator.grid``: its registers, its shared memory, and which threads go on.
 
 The threads of a block run until none can: each that cannot has a :class:`Wait`. What they wait for, and what lands
 later, is the cluster's (``kvarn.emulator.cluster``), which runs its blocks in turns.
@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import ml_dtypes
 import numpy as np
 
-from .text import GUARDED, JUMP, LOCAL, TOGETHER, EmulationError, Instruction
+from .ptx_parser import GUARDED, JUMP, LOCAL, TOGETHER, EmulationError, Instruction
 
 if TYPE_CHECKING:
     from .cluster import Cluster

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from .block import Block, Lanes, op
-from .text import EmulationError, Instruction
+from .ptx_parser import EmulationError, Instruction
 
 _FORMAT = re.compile(r"%[-+ #0]*\d*(?:\.\d+)?(hh|h|ll|l|j|z)?([diuoxXcfFeEgGps%])")
 

@@ -17,8 +17,8 @@ import numpy as np
 
 from .block import OFFSET, RANK, WARP, Block, Wait
 from .clocks import Clocks
+from .ptx_parser import EmulationError, Instruction, Kernel
 from .races import Races
-from .text import EmulationError, Instruction, Kernel
 
 WARPS = ("together", "forward", "backward", "random")
 COPIES = ("late", "early", "random")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""What each PTX instruction does to the threads of a block; see ``kvarn.emulator.ptx``.
+"""What each PTX instruction does to the threads of a block; see ``kvarn.emulator.grid``.
 
 A function here takes a block and an instruction and gives what runs it for the active threads.
 """
@@ -14,7 +14,7 @@ import numpy as np
 
 from .barriers import store_async
 from .block import TYPES, WARP, Block, Lanes, op
-from .text import EmulationError, Instruction, parts as _parts
+from .ptx_parser import EmulationError, Instruction, parts as _parts
 
 
 def _type(i: Instruction) -> type:

@@ -12,7 +12,7 @@ import numpy as np
 
 from kvarn.artifact import Arg
 
-from .text import EmulationError
+from .ptx_parser import EmulationError
 
 
 class Marks:

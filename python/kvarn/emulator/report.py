@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from .memory import Fields
-from .text import Instruction, Kernel
+from .ptx_parser import Instruction, Kernel
 
 WARP = 32
 SECTOR = 32

@@ -18,9 +18,9 @@ from kvarn.runtime.expressions import compile_expressions, compile_step
 from kvarn.runtime.program import Program
 from kvarn.settings import emulating, emulation
 
-from . import ptx
+from . import grid as ptx
+from .grid import Order
 from .memory import Field, Memory, arrays_of, fields_of
-from .ptx import Order
 from .report import Report
 from .stream import Launched, Stream
 
@@ -61,7 +61,7 @@ def launch(
 
     Parameters
     ----------
-    made : kvarn.compiled.Kernel
+    made : kvarn.compilation.kernel.Kernel
     grid, block : int or tuple
     args
         As of its ``launch``; TMA descriptors are those of host buffers.

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from .memory import Marks, Memory
-from .text import EmulationError, Instruction
+from .ptx_parser import EmulationError, Instruction
 
 if TYPE_CHECKING:
     from .block import Block

@@ -19,7 +19,7 @@ from kvarn.runtime.tensormap import TensorMap
 
 from .barriers import check_set_up, copy_async
 from .block import OFFSET, RANK, Block, Lanes, op
-from .text import EmulationError, Instruction
+from .ptx_parser import EmulationError, Instruction
 
 Read = Callable[[np.ndarray], np.ndarray]  # addresses [n] to bytes [n, itemsize]
 

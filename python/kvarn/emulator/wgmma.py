@@ -23,7 +23,7 @@ import numpy as np
 
 from .barriers import check_together
 from .block import WARP, Block, Lanes, op
-from .text import EmulationError, Instruction, parts
+from .ptx_parser import EmulationError, Instruction, parts
 
 _ELEMENTS = {
     "bf16": ml_dtypes.bfloat16, "f16": np.float16, "e4m3": ml_dtypes.float8_e4m3fn, "e5m2": ml_dtypes.float8_e5m2,

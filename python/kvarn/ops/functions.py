@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
-from kvarn import extensions
+from kvarn.compilation import extensions
 from kvarn.dialect.ops.attention import ARRAY_ELEMENTS, ARRAYS
 from kvarn.dsl.calls import NATIVE_PACKAGES
 from kvarn.dsl.functions import Registered, known, register

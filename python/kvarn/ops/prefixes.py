@@ -12,7 +12,7 @@ from kvarn import dispatch
 from kvarn.caches import PagedKVCacheCollection
 from kvarn.dialect.dtypes import i32
 from kvarn.dispatch import Operation
-from kvarn.prefixes import SharedPrefixes
+from kvarn.paging.prefixes import SharedPrefixes
 from kvarn.runtime.overlap import NoAlias
 
 from . import checks

@@ -17,7 +17,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 from kvarn.artifact import Artifact, Entry
-from kvarn.bundle import BundleError
+from kvarn.artifact.bundle import BundleError
 from kvarn.env import env
 from kvarn.forks import no_fork, renewed
 
@@ -146,7 +146,7 @@ class HostProgram:
         ------
         HostKernelError
             If an assertion of the kernel failed; says which.
-        kvarn.ownership.OwnershipError
+        kvarn.sanitizer.ownership.OwnershipError
             If the kernel checks who owns pages, and accessed one that it may not.
         """
         total = grid[0] * grid[1] * grid[2]

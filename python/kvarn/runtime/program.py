@@ -22,7 +22,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from kvarn.artifact import Arg, Artifact
-from kvarn.bundle import BundleError, load as load_bundle
+from kvarn.artifact.bundle import BundleError, load as load_bundle
 from kvarn.forks import renewed
 
 from . import device as devices, driver, streams

@@ -15,7 +15,7 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-from kvarn.compiled import Kernel
+from kvarn.compilation.kernel import Kernel
 from kvarn.emulator import EmulationError
 from kvarn.emulator.report import Report
 
@@ -44,7 +44,7 @@ def ablated(
         ``"left out"``, the figures (``COUNTS``, those that there are), and ``"problem"``: "" when the answer is that of
         all passes.
     """
-    compiler = importlib.import_module("kvarn.compiler")
+    compiler = importlib.import_module("kvarn.compilation.driver")
     shapes = random_inputs.buffer_shapes(compiler.parse(text))
     expected: dict[str, Any] | None = None
     for name in (ALL, *left_out):
@@ -92,7 +92,7 @@ def _registers(kernel: Kernel) -> Record:
 
 def _timed(kernel: Kernel, arguments: Arguments, launch: Launch) -> tuple[dict[str, Any], float]:
     """The arguments after one run on the GPU, back on the host, and the microseconds of a run."""
-    from . import arrays, timing
+    from kvarn.measure import arrays, timing
 
     library = arrays.TorchArrays("cuda")
     placed = random_inputs.placed(arguments, library.torch)
@@ -179,7 +179,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     pipeline = importlib.import_module("kvarn.lowering.pipeline")
     target = options.target or "sm_90a"
     if options.time and options.target is None:
-        target = importlib.import_module("kvarn.compiler").default_target()
+        target = importlib.import_module("kvarn.compilation.driver").default_target()
     if target == "host":
         raise UsageError("ablate counts or times GPU code: give a GPU target, such as --target sm_90a")
     inserted = passes_of(options)

@@ -54,7 +54,7 @@ def first_fault(
     text: str, steps: Sequence[Step], checker: Checker, tell: Callable[[str, str], None] = lambda name, state: None
 ) -> Fault | None:
     """Run steps on IR and find the first that changes the answer; ``tell(pass, state)`` after each."""
-    compiler = importlib.import_module("kvarn.compiler")
+    compiler = importlib.import_module("kvarn.compilation.driver")
     problem = checker.problem(text)
     tell("input", problem or "ok")
     if problem:
@@ -84,7 +84,7 @@ def first_fault(
 
 def _narrowed(fault: Fault, step: Step, checker: Checker, after: str | None) -> Fault:
     """The fault with the first rewrite that does it, if the pass counts any."""
-    compiler = importlib.import_module("kvarn.compiler")
+    compiler = importlib.import_module("kvarn.compilation.driver")
 
     def limited(limit: int | None) -> tuple[str, rewrites.Rewrites]:
         module = compiler.parse(fault.before)
@@ -108,7 +108,7 @@ def _narrowed(fault: Fault, step: Step, checker: Checker, after: str | None) -> 
 
 def source_of(options: argparse.Namespace) -> str:
     """The IR of a kernel of a Python file, of an operation, or of a file of IR."""
-    compiler = importlib.import_module("kvarn.compiler")
+    compiler = importlib.import_module("kvarn.compilation.driver")
     kernel, specs = named(options)
     context = compiler.context()
     with compiler.diagnosed(context):
@@ -128,7 +128,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--trusted", metavar="DIR", help="a folder with another kvarn, whose passes are trusted")
     parser.add_argument("--save", metavar="PREFIX", help="write the IR before and after the pass to PREFIX.*.mlir")
     options = parser.parse_args(argv)
-    compiler, pipeline = map(importlib.import_module, ("kvarn.compiler", "kvarn.lowering.pipeline"))
+    compiler, pipeline = map(importlib.import_module, ("kvarn.compilation.driver", "kvarn.lowering.pipeline"))
     target = options.target or "sm_90a"
     passes, text = passes_of(options), source_of(options)  # in this order: IR may have operations of extensions
     settings = importlib.import_module("kvarn.pipelines").extended(passes, options.disable)

@@ -21,11 +21,11 @@ from kvarn.tools.pass_options import add_pass_options, passes_of
 COMMANDS = {
     "demo": ("kvarn.chat", "generate text with SmolLM2 through the paged cache"),
     "compile": ("kvarn.tools.cli:compile_main", "compile a kernel of a Python file, and print a stage of it"),
-    "explain": ("kvarn.tools.explain", "report on a kernel, stage by stage"),
+    "explain": ("kvarn.inspect.explain", "report on a kernel, stage by stage"),
     "ablate": ("kvarn.tools.ablate", "show what each optional pass is worth on a kernel"),
     "bisect": ("kvarn.tools.bisect", "find the pass that changes what a kernel computes"),
     "trace": ("kvarn.tools.trace", "run a program, and draw when its kernels' warps were in which phase"),
-    "tune": ("kvarn.tools.tune", "measure schedules of attention on this GPU, and keep the best"),
+    "tune": ("kvarn.measure.tune", "measure schedules of attention on this GPU, and keep the best"),
     "doctor": ("kvarn.tools.doctor", "what is installed, what is missing, what to do"),
     "cache": ("kvarn.tools.cli:cache_main", "look at the on-disk compile cache, or clear it"),
 }
@@ -84,7 +84,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def cache_main(argv: Sequence[str]) -> int:
-    from kvarn.cache import compile_cache
+    from kvarn.compilation.disk_cache import compile_cache
     from kvarn.tools.doctor import human
 
     parser = argparse.ArgumentParser(prog="kvarn cache", description="Look at the on-disk compile cache, or clear it.")
@@ -127,8 +127,8 @@ def add_kernel_options(parser: argparse.ArgumentParser) -> None:
 
 
 def compile_named(options: argparse.Namespace) -> Any:
-    """The ``kvarn.compiler.Kernel`` that `add_kernel_options` describes."""
-    compiler = importlib.import_module("kvarn.compiler")
+    """The ``kvarn.compilation.driver.Kernel`` that `add_kernel_options` describes."""
+    compiler = importlib.import_module("kvarn.compilation.driver")
     passes = passes_of(options)
     kernel, specs = named(options)
     return compiler.compile(kernel, *specs, target=options.target, passes=passes, disable=options.disable)

@@ -209,7 +209,7 @@ def check_frameworks() -> Iterator[Finding]:
 
 
 def check_cache() -> Iterator[Finding]:
-    from kvarn.cache import compile_cache
+    from kvarn.compilation.disk_cache import compile_cache
 
     try:
         info = compile_cache.info()

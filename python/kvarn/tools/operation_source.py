@@ -13,8 +13,9 @@ from collections.abc import Callable, Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any
 
-from kvarn import compiler, dispatch, ops
+from kvarn import dispatch, ops
 from kvarn.artifact import Arg
+from kvarn.compilation import driver as compiler
 from kvarn.dialect import dtypes, layout
 from kvarn.errors import meant
 

@@ -21,7 +21,7 @@ from typing import Any, TextIO
 
 from mlir import ir
 
-from kvarn import stage_files
+from kvarn.compilation import stage_files
 from kvarn.dialect import kv, named_operands, reading
 from kvarn.lowering import loading, pipeline_parser, runner
 from kvarn.lowering.passes.kv import verify_kv

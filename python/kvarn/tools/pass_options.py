@@ -30,7 +30,7 @@ def add_pass_options(add: Callable[..., Any]) -> None:
 def load_extensions(options: argparse.Namespace) -> None:
     """Load what ``--extend`` names; ValueError for what is no extension."""
     if options.extend:
-        from kvarn import extensions
+        from kvarn.compilation import extensions
 
         for what in options.extend:
             extensions.extend(what)

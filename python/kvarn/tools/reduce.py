@@ -22,7 +22,8 @@ from typing import Any
 from mlir import ir
 from mlir.dialects import arith
 
-from kvarn import compiler, errors
+from kvarn import errors
+from kvarn.compilation import driver as compiler
 from kvarn.lowering.passes.kv import verify_kv
 from kvarn.lowering.rewrite import functions, walk
 

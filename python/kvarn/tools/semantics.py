@@ -27,14 +27,14 @@ from typing import Any
 import numpy as np
 from mlir import ir
 
-from kvarn import bundle, extensions
-from kvarn.artifact import Artifact
-from kvarn.compiled import Kernel
+from kvarn.artifact import Artifact, bundle
+from kvarn.compilation import extensions
+from kvarn.compilation.kernel import Kernel
 from kvarn.emulator import EmulationError, Order, run
 from kvarn.emulator.report import Report
 from kvarn.lowering import rewrite
 
-from . import random_inputs, rest
+from . import random_inputs, reference_lowering as rest
 from .random_inputs import InputOptions
 
 # Dialects whose results have the type in which they are computed; and types of fewer than 32 bits.
@@ -98,7 +98,7 @@ class Rest:
             raise ValueError(f"trusted must be a folder with the package kvarn in it, got {self._trusted}")
         # An editable installation would put itself first: this does.
         code = f"import sys; sys.path.insert(0, {str(package)!r}); sys.meta_path[:] = [f for f in sys.meta_path if " \
-               "'Redirecting' not in type(f).__name__]; import kvarn.tools.rest as r; " \
+               "'Redirecting' not in type(f).__name__]; import kvarn.tools.reference_lowering as r; " \
                f"r.main({extensions.needed()!r}, {sys.path!r})"  # fmt: skip
         return subprocess.Popen(
             [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
@@ -175,7 +175,7 @@ class Checker:
     ) -> None:  # fmt: skip
         self.target, self._rest, self._launch = target, rest, launch
         self._inputs = [inputs] if isinstance(inputs, InputOptions) else list(inputs)
-        compiler = importlib.import_module("kvarn.compiler")
+        compiler = importlib.import_module("kvarn.compilation.driver")
         parsed = compiler.parse(text)
         self._shapes = random_inputs.buffer_shapes(parsed)
         self._fine = model is None and not computes_narrowly(parsed)

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from kvarn.timelines import Timeline, tracing
+from kvarn.timeline.recording import Timeline, tracing
 
 
 def table(found: Timeline, most: int = 24) -> str:

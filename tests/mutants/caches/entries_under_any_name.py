@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 """An entry of the compile cache that was renamed to another key is taken: another kernel runs."""
 
-SYMBOL = "kvarn.cache:_entry"
+SYMBOL = "kvarn.compilation.disk_cache:_entry"
 OLD = "key.encode() + payload"
 NEW = "payload"
 CAUGHT_BY = ("tests/unit/test_cache.py::test_an_entry_under_another_name_is_a_miss",)

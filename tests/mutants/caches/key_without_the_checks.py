@@ -3,7 +3,7 @@
 under KVARN_CHECK.
 """
 
-SYMBOL = "kvarn.compiler:key_of"
+SYMBOL = "kvarn.compilation.driver:key_of"
 OLD = '"check": settings.check, '
 NEW = ""
 CAUGHT_BY = ("tests/unit/test_keys.py::test_settings_are_part_of_the_keys",)

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 """A page that is handed out is still found by the tokens that it had: a hit reads what another request wrote there."""
 
-SYMBOL = "kvarn.page_pool:PagePool.take"
+SYMBOL = "kvarn.paging.page_pool:PagePool.take"
 OLD = "self.forget(page)"
 NEW = "pass"
 CAUGHT_BY = ("tests/unit/test_manager.py::test_evicted_content_is_forgotten",)

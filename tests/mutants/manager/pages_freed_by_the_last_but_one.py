@@ -3,7 +3,7 @@
 reads.
 """
 
-SYMBOL = "kvarn.page_pool:PagePool.drop"
+SYMBOL = "kvarn.paging.page_pool:PagePool.drop"
 OLD = "self.references[page] == 0"
 NEW = "self.references[page] <= 1"
 CAUGHT_BY = ("tests/unit/test_manager.py::test_fork_copies_on_write",)

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 """Pages that are not full count as shared: attention over the prefix reads tokens that are not there yet."""
 
-SYMBOL = "kvarn.prefixes:groups"
+SYMBOL = "kvarn.paging.prefixes:groups"
 OLD = "np.minimum(common, np.minimum(pages[1:], pages[:-1]))"
 NEW = "common"
 CAUGHT_BY = (

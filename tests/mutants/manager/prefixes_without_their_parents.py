@@ -3,7 +3,7 @@
 beginning.
 """
 
-SYMBOL = "kvarn.page_pool:chain"
+SYMBOL = "kvarn.paging.page_pool:chain"
 OLD = "digest + packed.tobytes()"
 NEW = "packed.tobytes()"
 CAUGHT_BY = ("tests/unit/test_manager.py::test_prefix_is_reused_and_leaves_a_token",)

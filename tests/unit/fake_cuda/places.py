@@ -28,7 +28,8 @@ from fakes import (
     tensor,
 )
 
-from kvarn import artifact as A, bundle
+from kvarn import artifact as A
+from kvarn.artifact import bundle
 from kvarn.dialect import dtypes
 from kvarn.env import env
 from kvarn.runtime import device, driver

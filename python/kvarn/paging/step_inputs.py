@@ -12,7 +12,7 @@ import numpy as np
 from kvarn.caches import PagedKVCacheCollection
 from kvarn.caches.checks import count
 from kvarn.dialect.layout import CacheSpec
-from kvarn.prefixes import SharedPrefixes
+from kvarn.paging.prefixes import SharedPrefixes
 
 
 @dataclass(frozen=True)

@@ -47,7 +47,7 @@ _LOCATION = re.compile(rf' loc\((?:#loc\d*|(?:{_STRING}|\((?:{_STRING}|[^()"])*\
 
 def _chains(aliases: Iterable[str], locations: Iterable[str]) -> Iterator[Chain]:
     """The places that texts of locations name, read by MLIR, which is also given the aliases in them."""
-    from kvarn import compiler
+    from kvarn.compilation import driver as compiler
 
     context = compiler.context()
     text = "\n".join([*aliases, f"module attributes {{builtin.locations = [{','.join(locations)}]}} {{}}"])

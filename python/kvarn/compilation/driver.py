@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 """Compile kernels: from Python, or from kv IR, to an artifact.
 
-``kv.compile(kernel, *specs, target=...)`` gives a :class:`~kvarn.compiled.Kernel`: the code at every stage, the facts
-about it, and a way to launch it. No GPU is needed to compile. Compiled code is kept on disk, keyed by the kernel's IR,
-the target, the settings, kvarn's own sources, MLIR's version and the code of other packages that takes part.
-``KVARN_DUMP_TO``, ``KVARN_OVERRIDE_DIR``, ``KVARN_CHECK`` and ``KVARN_REPRODUCER`` act here (``docs/compiling.md``).
+``kv.compile(kernel, *specs, target=...)`` gives a :class:`~kvarn.compilation.kernel.Kernel`: the code at every stage,
+the facts about it, and a way to launch it. No GPU is needed to compile. Compiled code is kept on disk, keyed by the
+kernel's IR, the target, the settings, kvarn's own sources, MLIR's version and the code of other packages that takes
+part. ``KVARN_DUMP_TO``, ``KVARN_OVERRIDE_DIR``, ``KVARN_CHECK`` and ``KVARN_REPRODUCER`` act here
+(``docs/compiling.md``).
 """
 
 from __future__ import annotations
@@ -23,10 +24,11 @@ from typing import Any
 
 from mlir import ir
 
-from kvarn import bundle, errors, extensions, forks, stage_files
-from kvarn.artifact import Arg, Artifact, Entry, Param, Step, Workspace
-from kvarn.cache import cache_key, compile_cache
-from kvarn.compiled import Kernel, load
+from kvarn import errors, forks
+from kvarn.artifact import Arg, Artifact, Entry, Param, Step, Workspace, bundle
+from kvarn.compilation import extensions, stage_files
+from kvarn.compilation.disk_cache import cache_key, compile_cache
+from kvarn.compilation.kernel import Kernel, load
 from kvarn.dialect import dtypes, kv, native, reading, schedules, types
 from kvarn.env import env
 from kvarn.lowering import emit, loading, nvptx, pipeline, pipeline_parser, runner
@@ -79,9 +81,11 @@ def sources_digest() -> str:
 
 def sources() -> list[Path]:
     """The Python files that compiled code depends on."""
-    package = Path(__file__).resolve().parent
+    package = Path(__file__).resolve().parents[1]
     files = [*package.glob("*.py")]
-    files += [path for folder in ("dsl", "dialect", "lowering") for path in (package / folder).rglob("*.py")]
+    files += [
+        path for folder in ("compilation", "dsl", "dialect", "lowering") for path in (package / folder).rglob("*.py")
+    ]
     return sorted(files)
 
 

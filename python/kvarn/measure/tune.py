@@ -283,7 +283,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     add_pass_options(parser.add_argument)
     options = parser.parse_args(argv)
     passes = passes_of(options)
-    from kvarn.compiler import default_target
+    from kvarn.compilation.driver import default_target
     from kvarn.runtime import driver
 
     status = driver.status()

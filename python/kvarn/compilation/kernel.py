@@ -18,8 +18,8 @@ from kvarn.settings import emulation
 
 if TYPE_CHECKING:
     from kvarn.emulator import Report
+    from kvarn.inspect import Passport
     from kvarn.lowering.pipeline import Settings
-    from kvarn.tools.passport import Passport
 
 # What each stage is made from; the names of Kernel.asm.
 _HOST_STAGES = ("kv", "gpu", "nvvm", "llvm")
@@ -70,7 +70,7 @@ class Kernel:
     @functools.cached_property
     def stages(self) -> Mapping[str, str]:
         self._need_source("stages")
-        found = kvarn.compiler.stages_of(self._source, self.target, self.settings)
+        found = kvarn.compilation.driver.stages_of(self._source, self.target, self.settings)
         return _Stages(f"stages of {self.name} for {self.target}", found)
 
     @functools.cached_property
@@ -250,7 +250,7 @@ class Kernel:
 
         Returns
         -------
-        kvarn.tools.passport.Passport
+        kvarn.inspect.Passport
             ``str()`` of it is a report, ``html()`` a page, ``save(path)`` writes the page; a notebook shows it.
         """
         return kvarn.Passport(self, report, threads)
@@ -352,7 +352,7 @@ class _Asm(_Texts):
         if stage == "gpu":
             return kernel.stages["record-kv-abi"]
         last = list(kernel.stages.values())[-1]
-        return last if stage == "nvvm" else kvarn.compiler.llvm_ir_of(last)
+        return last if stage == "nvvm" else kvarn.compilation.driver.llvm_ir_of(last)
 
 
 def load(path: Any, target: str | None = None) -> Kernel:

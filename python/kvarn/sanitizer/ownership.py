@@ -22,9 +22,9 @@ from kvarn.caches import ForeignPages, KVCacheCollection
 from kvarn.dialect import layout, ownership_layout as at
 from kvarn.dialect.layout import cdiv
 from kvarn.env import OWNERSHIP
-from kvarn.hybrid import HybridKVCacheManager
-from kvarn.manager import PagedKVCacheManager
-from kvarn.page_pool import Request
+from kvarn.paging.hybrid import HybridKVCacheManager
+from kvarn.paging.manager import PagedKVCacheManager
+from kvarn.paging.page_pool import Request
 from kvarn.runtime import buffers, ownership
 from kvarn.runtime.binding import ordinal_of
 from kvarn.runtime.buffers import BufferView

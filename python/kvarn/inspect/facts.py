@@ -10,14 +10,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kvarn.artifact import Entry
-from kvarn.emulator import text as ptx_text
+from kvarn.emulator import ptx_parser as ptx_text
 from kvarn.runtime import assemble
 
 from . import machine, places, work
 from .stages import Run, Stage, run_stages
 
 if TYPE_CHECKING:
-    from kvarn.compiled import Kernel
+    from kvarn.compilation.kernel import Kernel
     from kvarn.emulator import Report
     from kvarn.emulator.report import Counts
 

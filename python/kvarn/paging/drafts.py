@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 
 from kvarn.caches.checks import count
-from kvarn.page_pool import Request
-from kvarn.step_inputs import RuntimeInputs
+from kvarn.paging.page_pool import Request
+from kvarn.paging.step_inputs import RuntimeInputs
 
 
 class CommitsDrafts:

@@ -62,7 +62,7 @@ def framed(passport: Passport) -> str:
 
 
 def _file(name: str) -> str:
-    return resources.files("kvarn.tools.passport").joinpath(name).read_text(encoding="utf-8")
+    return resources.files("kvarn.inspect").joinpath(name).read_text(encoding="utf-8")
 
 
 # --- code, as data ---------------------------------------------------------------------------------

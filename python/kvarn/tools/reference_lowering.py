@@ -21,7 +21,8 @@ if TYPE_CHECKING:
 
 def lower(text: str, target: str, after: str | None) -> bytes:
     """The bundle of IR, as the pass ``after`` left it, or at any stage."""
-    from kvarn import bundle, compiler
+    from kvarn.artifact import bundle
+    from kvarn.compilation import driver as compiler
     from kvarn.lowering import pipeline
     from kvarn.lowering.target import by_name
     from kvarn.tools.stages import TRACE, Stages
@@ -41,7 +42,7 @@ def lower(text: str, target: str, after: str | None) -> bytes:
 
 def load(needed: Sequence[str], path: Sequence[str]) -> str:
     """Load extensions, which are found under the folders of ``path`` too; what went wrong, or nothing."""
-    from kvarn import extensions
+    from kvarn.compilation import extensions
 
     sys.path += [folder for folder in path if folder not in sys.path]
     try:

@@ -2,7 +2,7 @@
 """The artifact: what compiling makes and what the runtime needs.
 
 JSON and code only. Neither MLIR nor a GPU library is imported here, so that a kernel compiled on one
-machine runs on another that has the loader alone. ``kvarn.bundle`` writes artifacts to disk and reads them.
+machine runs on another that has the loader alone. ``kvarn.artifact.bundle`` writes artifacts to disk and reads them.
 """
 
 from __future__ import annotations
@@ -319,15 +319,15 @@ class Artifact:
     @functools.cached_property
     def digest(self) -> str:
         """SHA-256 over everything that the runtime reads: the ABI and the code."""
-        return kvarn.bundle.digest(self)
+        return kvarn.artifact.bundle.digest(self)
 
     def replace(self, **changes: Any) -> Artifact:
         """A copy with some fields changed."""
         return dataclasses.replace(self, **changes)
 
     def save(self, path: str | os.PathLike[str], *, directory: bool = False) -> Path:
-        """Write a bundle with this artifact alone; see `kvarn.bundle.save`."""
-        return kvarn.bundle.save(path, [self], directory=directory)
+        """Write a bundle with this artifact alone; see `kvarn.artifact.bundle.save`."""
+        return kvarn.artifact.bundle.save(path, [self], directory=directory)
 
     @staticmethod
     def load(path: str | os.PathLike[str], target: str | None = None) -> Artifact:
@@ -343,10 +343,10 @@ class Artifact:
         Raises
         ------
         ValueError
-            If the bundle is damaged or foreign (a `kvarn.bundle.BundleError`), or ``target`` does not pick exactly one
-            variant.
+            If the bundle is damaged or foreign (a `kvarn.artifact.bundle.BundleError`), or ``target`` does not pick
+            exactly one variant.
         """
-        variants = kvarn.bundle.load(path)
+        variants = kvarn.artifact.bundle.load(path)
         found = [a for a in variants if target in (None, a.target)]
         if len(found) != 1:
             raise ValueError(

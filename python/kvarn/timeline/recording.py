@@ -116,7 +116,7 @@ class Timeline:
 
     def svg(self, rows: int = 48, launch: int | None = None) -> str:
         """A drawing of one launch, the longest by default: a row a warp, at most ``rows``, of the first blocks."""
-        from kvarn.timeline_drawing import drawing
+        from kvarn.timeline.drawing import drawing
 
         return drawing(self, rows, launch)
 

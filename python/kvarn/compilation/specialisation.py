@@ -10,7 +10,7 @@ from typing import Any
 from mlir import ir
 from mlir.dialects import func
 
-from kvarn import compiler
+from kvarn.compilation import driver as compiler
 from kvarn.dialect import layout, types
 from kvarn.dialect.base import Kv
 from kvarn.dialect.dtypes import DType

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from xml.sax.saxutils import escape
 
 if TYPE_CHECKING:
-    from kvarn.timelines import Span, Timeline
+    from kvarn.timeline.recording import Span, Timeline
 
 # Of Okabe and Ito, which differ for every eye; waits are grey.
 COLORS = ("#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00", "#b8a800", "#7a5cc0")

@@ -24,9 +24,9 @@ import numpy as np
 from .block import OPS, TYPES, WARP, Block, Lanes, Wait, op
 from .cluster import Cluster, Order
 from .memory import Field, Fields, Memory
+from .ptx_parser import EmulationError, Instruction, Kernel, parse, parts
 from .report import Report
 from .stream import Launched
-from .text import EmulationError, Instruction, Kernel, parse, parts
 
 __all__ = [
     "OPS", "ORDERS", "RANDOM", "TYPES", "WARP", "Around", "Block", "Cluster", "EmulationError", "Instruction", "Kernel",

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""PTX text to instructions, for the interpreter in ``kvarn.emulator.ptx``.
+"""PTX text to instructions, for the interpreter in ``kvarn.emulator.grid``.
 
 A comment ``// kv.barrier NAME`` names the barrier of the instructions on its line, or, alone on a line, of the next
 instruction: reports speak of the barrier by that name. ``.loc`` lines give the lines of the source.

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from kvarn.emulator import text as ptx_text
+from kvarn.emulator import ptx_parser as ptx_text
 from kvarn.emulator.report import Counts
 
 WARP = 32

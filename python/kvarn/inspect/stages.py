@@ -80,7 +80,7 @@ def count_operations(module: Any) -> Counter[str]:
 
 def run_stages(source: str, target: str, settings: Any = None) -> Run:
     """Run the pipeline on kv IR, with its locations, and keep what each pass leaves."""
-    from kvarn import compiler
+    from kvarn.compilation import driver as compiler
     from kvarn.lowering import pipeline, remarks, rewrite_counts as rewrites, runner
     from kvarn.lowering.target import by_name
 

@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 
 from kvarn.caches.checks import count
-from kvarn.manager import PagedKVCacheManager
-from kvarn.page_pool import NO_HIT, Hit, InsufficientBlocksError
-from kvarn.step_inputs import RuntimeInputs
+from kvarn.paging.manager import PagedKVCacheManager
+from kvarn.paging.page_pool import NO_HIT, Hit, InsufficientBlocksError
+from kvarn.paging.step_inputs import RuntimeInputs
 
 
 class LayerGroup:

@@ -4,7 +4,7 @@
 A line a pass: its time, how many operations it left, and which kinds came and went. Then the parameters of the
 compiled function, the mix of memory and matrix instructions in the PTX, and the assembler's figures where an
 assembler is installed. ``--pass NAME`` shows the IR after one pass, ``--diff NAME`` what it changed, ``--html FILE``
-writes everything as a page (``kvarn.tools.passport``).
+writes everything as a page (``kvarn.inspect``).
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ import sys
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from .cli import UsageError, add_kernel_options, compile_named
-from .input_options import add_input_options, values_of
+from kvarn.tools.cli import UsageError, add_kernel_options, compile_named
+from kvarn.tools.input_options import add_input_options, values_of
 
 if TYPE_CHECKING:
-    from .passport import Passport
+    from . import Passport
 
 
 def passport_of(options: argparse.Namespace) -> Passport:
@@ -39,10 +39,9 @@ def threads_of(options: argparse.Namespace) -> int | None:
 
 def emulated(kernel: Any, options: argparse.Namespace) -> Any:
     """The report of a run on random arguments."""
-    from kvarn import compiler
+    from kvarn.compilation import driver as compiler
     from kvarn.emulator.report import Report
-
-    from . import random_inputs, semantics
+    from kvarn.tools import random_inputs, semantics
 
     if kernel.target == "host":
         raise UsageError("--emulate runs GPU code: give a GPU target, such as --target sm_90a")
@@ -136,7 +135,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = parser.parse_args(argv)
     from kvarn.lowering import remarks
 
-    from .passport import describe
+    from . import describe
 
     passport = passport_of(options)
     if options.html:

@@ -21,9 +21,9 @@ from kvarn.caches.checks import count
 from kvarn.caches.pools import pool_of
 from kvarn.dialect import layout
 from kvarn.dialect.layout import PAGED, cdiv
-from kvarn.drafts import CommitsDrafts
 from kvarn.env import OWNERSHIP, env
-from kvarn.page_pool import (
+from kvarn.paging.drafts import CommitsDrafts
+from kvarn.paging.page_pool import (
     NO_HIT,
     Hit,
     InsufficientBlocksError,
@@ -39,7 +39,7 @@ from kvarn.page_pool import (
     new_pool,
     token_list,
 )
-from kvarn.step_inputs import RuntimeInputs, upper_bound
+from kvarn.paging.step_inputs import RuntimeInputs, upper_bound
 
 
 class PagedKVCacheManager(CommitsDrafts):
@@ -154,7 +154,7 @@ class PagedKVCacheManager(CommitsDrafts):
         self._requests: dict[Hashable, Request] = {}
         self._watcher: Any = None  # what keeps the record for kv.sanitize
         if env.check == OWNERSHIP:
-            kvarn.ownership.watch(self)
+            kvarn.sanitizer.ownership.watch(self)
 
     # --- queries ---
 

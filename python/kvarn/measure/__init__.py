@@ -1,0 +1,2 @@
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""What measures: arrays of several libraries, problems, times, and the tuner."""
