@@ -18,8 +18,9 @@ from kvarn.runtime.buffers import BufferView
 
 from . import checks
 
+AS_MANY_AS_FIT: Any = object()  # in place of a bound: what the table has room for
 WRITABLE = ("blocks", "values", "scales", "value_scales")  # the views of what a kernel may write
-# What each dimension is called: of pools by kind and word, those of other kinds as of paged ones; of tables by kind.
+# Names of the dimensions of pools, by kind and word: added kinds have those of paged pools; and of lookup tables.
 _POOLS = {
     (PAGED, "NPHD"): ("pages", "page_size", "heads", "head_size"),
     (PAGED, "N2LPHD"): ("pages", "2 (1 for MLA)", "layers", "page_size", "heads", "head_size"),
@@ -189,7 +190,7 @@ def with_sequences(
     Parameters
     ----------
     max_seq_length, max_cache_length : int
-        `AS_MANY_AS_FIT` for what the table has room for.
+        Or `AS_MANY_AS_FIT`.
     name : str
         What to call the pool where buffers lie on different devices.
     """
@@ -216,9 +217,6 @@ def with_sequences(
     if kind == FA3:
         at["num_layers"], at["lookup_layer_stride"] = shape[0], strides[0]
     return spec, views, at
-
-
-AS_MANY_AS_FIT: Any = object()
 
 
 def _length(given: Any, name: str, room: int) -> int:
