@@ -12,28 +12,11 @@ from typing import Any
 
 from kvarn import moved
 from kvarn._version import __version__
-from kvarn.dialect.dtypes import (
-    DType,
-    bf16,
-    bool_,
-    f8e4m3,
-    f8e5m2,
-    f8e8m0,
-    f16,
-    f32,
-    f64,
-    i8,
-    i16,
-    i32,
-    i64,
-    u8,
-    u16,
-    u32,
-    u64,
-)
+from kvarn.dialect import dtypes as _dtypes
+from kvarn.dialect.dtypes import *  # noqa: F403
 from kvarn.dialect.layout import CacheSpec, CollectionSpec, OperandSpec
 
-bool = bool_  # kv.bool, as kv.f32
+bool = _dtypes.bool_  # kv.bool, as kv.f32
 
 _LAZY = {
     "kvarn.caches": (
@@ -98,10 +81,7 @@ def _missing(name: str) -> AttributeError:
     return AttributeError(f"module 'kvarn' has no attribute {name!r}", name=name, obj=sys.modules[__name__])
 
 
-__all__ = [
-    "CacheSpec", "CollectionSpec", "DType", "OperandSpec", "__version__", "bf16", "bool", "f8e4m3", "f8e5m2", "f8e8m0",
-    "f16", "f32", "f64", "i8", "i16", "i32", "i64", "u8", "u16", "u32", "u64", *_MODULES,
-]  # fmt: skip
+__all__ = ["CacheSpec", "CollectionSpec", "OperandSpec", "__version__", "bool", *_dtypes.__all__, *_MODULES]
 
 
 def __dir__() -> list[str]:

@@ -13,7 +13,7 @@ from typing import Any
 
 from mlir import ir
 
-from kvarn.dialect.dtypes import DType, bf16, bool_, f16, f32, i32, i64, u32
+from kvarn.dialect.dtypes import DType, bf16, bool_, f16, f32, i32, i64, u16, u32
 
 from .builder import emit, emit_value, types
 from .memory import GLOBAL, SHARED, Pointer
@@ -33,8 +33,6 @@ __all__ = [
 ]  # fmt: skip
 
 _ALL_LANES = -1
-
-
 _BARRIER_NAME = re.compile(r"[\w.\[\]-]+")
 
 
@@ -49,10 +47,25 @@ def inline_asm(
     }  # fmt: skip
     if effects:
         attributes["has_side_effects"] = t.unit
-    if result is None:
-        emit("llvm.inline_asm", (), operands, attributes)
-        return None
-    return emit_value("llvm.inline_asm", t.type(result), operands, attributes)
+    if result is not None:
+        return emit_value("llvm.inline_asm", t.type(result), operands, attributes)
+    emit("llvm.inline_asm", (), operands, attributes)
+
+
+def instruction(
+    text: str, constraints: str, operands: Sequence[ir.Value] = (), gives: DType | None = None, effects: bool = False
+) -> Any:
+    """Inline PTX that gives a value, or a list of as many as it has results; to clobber memory is an effect."""
+    effects = effects or constraints.endswith("~{memory}")
+    if gives is None:
+        return inline_asm(text, constraints, operands, effects=effects)
+    count = constraints.count("=")
+    made = inline_asm(text, constraints, operands, gives.mlir if count == 1 else _struct(gives, count), effects)
+    return Value(made, gives) if count == 1 else _parts(made, count, gives)
+
+
+def _struct(dtype: DType, count: int) -> str:
+    return f"!llvm.struct<({', '.join([dtype.mlir] * count)})>"
 
 
 def _parts(structure: ir.Value, count: int, dtype: DType) -> list[Value]:
@@ -61,6 +74,11 @@ def _parts(structure: ir.Value, count: int, dtype: DType) -> list[Value]:
         Value(emit_value("llvm.extractvalue", element, [structure], {"position": ir.DenseI64ArrayAttr.get([i])}), dtype)
         for i in range(count)
     ]
+
+
+def _registers(first: int, count: int) -> str:
+    """Operands of an instruction as one vector."""
+    return f"{{{', '.join(f'${i}' for i in range(first, first + count))}}}"
 
 
 def _word(value: Any, what: str = "the operand") -> ir.Value:
@@ -82,6 +100,14 @@ def _pointer(pointer: Any, space: int, what: str) -> Pointer:
         where = "shared" if space == SHARED else "device"
         raise TypeError(f"{what} must be a pointer to {where} memory, got {describe(pointer)}")
     return pointer
+
+
+def _shared(pointer: Any, what: str = "the barrier") -> ir.Value:
+    return _pointer(pointer, SHARED, what).address().ir
+
+
+def _device(pointer: Any, what: str = "the source") -> ir.Value:
+    return _pointer(pointer, GLOBAL, what).address().ir
 
 
 def _static(value: Any, allowed: Sequence[Any], what: str) -> Any:
@@ -107,31 +133,27 @@ def cp_async(
     """
     _static(bytes, (4, 8, 16), "bytes")
     _static(l2_prefetch, (0, 64, 128, 256), "l2_prefetch")
-    operands = [_pointer(to, SHARED, "the destination").ir, _pointer(source, GLOBAL, "the source").ir]
-    if zero_fill_size is not None:
-        operands.append(i32_value(zero_fill_size, "zero_fill_size"))
-    if l2_prefetch or l2_policy is not None:
-        where = f"cp.async.{'cg' if bytes == 16 else 'ca'}.shared.global"
-        where += "" if l2_policy is None else ".L2::cache_hint"
-        where += f".L2::{l2_prefetch}B" if l2_prefetch else ""
-        constraints, rest = ["r", "l"], ""
-        operands[:2] = [to.address().ir, source.address().ir]
-        for operand, kind in ((operands[2] if zero_fill_size is not None else None, "r"), (l2_policy, "l")):
-            if operand is not None:
-                rest += f", ${len(constraints)}"
-                constraints.append(kind)
-        text = f"{where} [$0], [$1], {bytes}{rest};"
-        if l2_policy is not None:
-            operands.append(as_value(l2_policy, i64, "l2_policy").ir)
-            # ptxas of CUDA 13.0 encodes such a copy wrongly when a part of the address is in a uniform register (it
-            # ends in an illegal instruction). A minimum that changes nothing puts all of it into one of the thread's.
-            text = text.replace("[$0]", "[to]")
-            text = f"{{ .reg .b32 to; min.u32 to, $0, 0x7FFFFFFF; {text} }}"
-        inline_asm(text, f"{','.join(constraints)},~{{memory}}", operands, effects=True)
+    copied = [_pointer(to, SHARED, "the destination"), _pointer(source, GLOBAL, "the source")]
+    rest = [] if zero_fill_size is None else [i32_value(zero_fill_size, "zero_fill_size")]
+    level = "cg" if bytes == 16 else "ca"
+    if not l2_prefetch and l2_policy is None:
+        t = types()
+        attributes = {"modifier": t.attribute(f"#nvvm<load_cache_modifier {level}>"), "size": t.i32_attr(bytes)}
+        emit("nvvm.cp.async.shared.global", (), [*(x.ir for x in copied), *rest], attributes)
         return
-    t = types()
-    modifier = t.attribute(f"#nvvm<load_cache_modifier {'cg' if bytes == 16 else 'ca'}>")
-    emit("nvvm.cp.async.shared.global", (), operands, {"modifier": modifier, "size": t.i32_attr(bytes)})
+    operands = [*(x.address().ir for x in copied), *rest]
+    hints = f".L2::{l2_prefetch}B" if l2_prefetch else ""
+    if l2_policy is not None:
+        operands.append(as_value(l2_policy, i64, "l2_policy").ir)
+        hints = f".L2::cache_hint{hints}"
+    more = "".join(f", ${i}" for i in range(2, len(operands)))
+    text = f"cp.async.{level}.shared.global{hints} [$0], [$1], {bytes}{more};"
+    if l2_policy is not None:
+        # ptxas of CUDA 13.0 encodes such a copy wrongly when a part of the address is in a uniform register (it ends
+        # in an illegal instruction). A minimum that changes nothing puts all of it into one of the thread's.
+        text = f"{{ .reg .b32 to; min.u32 to, $0, 0x7FFFFFFF; {text.replace('[$0]', '[to]')} }}"
+    constraints = f"r,l{',r' * len(rest)}{',l' * (l2_policy is not None)},~{{memory}}"
+    instruction(text, constraints, operands)
 
 
 def l2_policy(priority: str) -> Value:
@@ -140,8 +162,7 @@ def l2_policy(priority: str) -> Value:
     ``priority`` is "evict_first", for what is read once, "evict_last" or "evict_normal".
     """
     _static(priority, ("evict_first", "evict_last", "evict_normal"), "priority")
-    made = inline_asm(f"createpolicy.fractional.L2::{priority}.b64 $0, 0f3F800000;", "=l", (), "i64")
-    return Value(made, i64)
+    return instruction(f"createpolicy.fractional.L2::{priority}.b64 $0, 0f3F800000;", "=l", gives=i64)
 
 
 def cp_async_commit() -> None:
@@ -158,21 +179,14 @@ def cp_async_wait(pending: int) -> None:
 
 def cp_async_mbarrier_arrive(barrier: Pointer) -> None:
     """Arrive when the copies that this thread has started are there: one of the barrier's arrivals. sm_90 and later."""
-    operands = [_pointer(barrier, SHARED, "the barrier").address().ir]
-    inline_asm("cp.async.mbarrier.arrive.noinc.shared.b64 [$0];", "r,~{memory}", operands, effects=True)
+    instruction("cp.async.mbarrier.arrive.noinc.shared.b64 [$0];", "r,~{memory}", [_shared(barrier)])
 
 
 def cp_async_bulk(to: Pointer, source: Pointer, bytes: Any, barrier: Pointer) -> None:
     """Copy ``bytes`` (a multiple of 16) from device to shared memory; ``barrier`` counts them. sm_90 and later."""
-    operands = [
-        _pointer(to, SHARED, "the destination").address().ir,
-        _pointer(source, GLOBAL, "the source").address().ir,
-    ]
-    operands += [i32_value(bytes, "bytes"), _pointer(barrier, SHARED, "the barrier").address().ir]
-    inline_asm(
-        "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [$0], [$1], $2, [$3];", "r,l,r,r,~{memory}",
-        operands, effects=True,
-    )  # fmt: skip
+    operands = [_shared(to, "the destination"), _device(source), i32_value(bytes, "bytes"), _shared(barrier)]
+    text = "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [$0], [$1], $2, [$3];"
+    instruction(text, "r,l,r,r,~{memory}", operands)
 
 
 def cp_async_bulk_prefetch(source: Pointer, bytes: Any) -> None:
@@ -180,8 +194,8 @@ def cp_async_bulk_prefetch(source: Pointer, bytes: Any) -> None:
 
     Nothing waits for them, and nothing is read: it may come before what this memory's writers are waited for.
     """
-    operands = [_pointer(source, GLOBAL, "the source").address().ir, i32_value(bytes, "bytes")]
-    inline_asm("cp.async.bulk.prefetch.L2.global [$0], $1;", "l,r,~{memory}", operands, effects=True)
+    operands = [_device(source), i32_value(bytes, "bytes")]
+    instruction("cp.async.bulk.prefetch.L2.global [$0], $1;", "l,r,~{memory}", operands)
 
 
 def load_once(pointer: Pointer) -> Vector:
@@ -190,10 +204,9 @@ def load_once(pointer: Pointer) -> Vector:
     The L1 does not keep them, and the L2 takes the 256 bytes around them from memory at one time, as if the rest were
     asked for soon. sm_80 and later.
     """
-    operands = [_pointer(pointer, GLOBAL, "the address").address().ir]
     text = "ld.global.nc.L1::no_allocate.L2::256B.v4.b32 {$0, $1, $2, $3}, [$4];"
-    made = inline_asm(text, "=r,=r,=r,=r,l", operands, "!llvm.struct<(i32, i32, i32, i32)>", effects=True)
-    return vector(i32, _parts(made, 4, i32))
+    operands = [_device(pointer, "the address")]
+    return vector(i32, instruction(text, "=r,=r,=r,=r,l", operands, i32, effects=True))
 
 
 def load_nc(pointer: Pointer, dtype: DType = i32, width: int = 4) -> Any:
@@ -212,7 +225,7 @@ def unknown(x: Any) -> Value:
 
 def stay_rolled() -> None:
     """At the begin of a loop's body: ptxas does not unroll it. For passes, where registers are few."""
-    inline_asm('.pragma "nounroll";', "", (), effects=True)
+    instruction('.pragma "nounroll";', "", effects=True)
 
 
 # --- matrices ------------------------------------------------------------------------------------
@@ -234,8 +247,7 @@ def ldmatrix(pointer: Pointer, num: int = 4, trans: bool = False) -> list[Value]
     operands = [_pointer(pointer, SHARED, "the address").ir]
     if num == 1:
         return [Value(emit_value("nvvm.ldmatrix", t.i32, operands, attributes), i32)]
-    result = t.type(f"!llvm.struct<({', '.join(['i32'] * num)})>")
-    return _parts(emit_value("nvvm.ldmatrix", result, operands, attributes), num, i32)
+    return _parts(emit_value("nvvm.ldmatrix", t.type(_struct(i32, num)), operands, attributes), num, i32)
 
 
 def stmatrix(pointer: Pointer, words: Sequence[Any], trans: bool = False) -> None:
@@ -244,10 +256,17 @@ def stmatrix(pointer: Pointer, words: Sequence[Any], trans: bool = False) -> Non
     Lane i gives the address of row i.
     """
     _static(len(words), (1, 2, 4), "the number of words")
-    registers = ", ".join(f"${i + 1}" for i in range(len(words)))
-    text = f"stmatrix.sync.aligned.m8n8.x{len(words)}{'.trans' if trans else ''}.shared.b16 [$0], {{{registers}}};"
-    operands = [_pointer(pointer, SHARED, "the address").address().ir, *(_word(w, "a fragment") for w in words)]
-    inline_asm(text, ",".join(["r"] * len(operands)) + ",~{memory}", operands, effects=True)
+    shape = f"m8n8.x{len(words)}{'.trans' if trans else ''}"
+    operands = [_shared(pointer, "the address"), *(_word(w, "a fragment") for w in words)]
+    text = f"stmatrix.sync.aligned.{shape}.shared.b16 [$0], {_registers(1, len(words))};"
+    instruction(text, "r," * len(operands) + "~{memory}", operands)
+
+
+def _fragments(name: str, a: Sequence[Any], b: Sequence[Any], c: Sequence[Any]) -> tuple[list[Any], list[Any]]:
+    """The words of A and B, and the accumulators."""
+    if (len(a), len(b), len(c)) != (4, 2, 4):
+        raise ValueError(f"{name} takes fragments of 4, 2 and 4, got {len(a)}, {len(b)} and {len(c)}")
+    return [_word(w, "a fragment") for w in (*a, *b)], [_float(x, "an accumulator") for x in c]
 
 
 def mma_m16n8k16(a: Sequence[Any], b: Sequence[Any], c: Sequence[Any], dtype: DType = bf16) -> list[Value]:
@@ -257,13 +276,10 @@ def mma_m16n8k16(a: Sequence[Any], b: Sequence[Any], c: Sequence[Any], dtype: DT
     """
     if dtype not in (bf16, f16):
         raise TypeError(f"mma_m16n8k16 multiplies bf16 or f16, got {dtype!r}")
-    if (len(a), len(b), len(c)) != (4, 2, 4):
-        raise ValueError(f"mma_m16n8k16 takes fragments of 4, 2 and 4, got {len(a)}, {len(b)} and {len(c)}")
-    t = types()
-    words = [_word(w, "a fragment") for w in (*a, *b)]
+    words, accumulators = _fragments("mma_m16n8k16", a, b, c)
     if dtype is f16:
         words = [bitcast(Value(w, i32), f16).ir for w in words]
-    accumulators = [_float(x, "an accumulator") for x in c]
+    t = types()
     attributes = {
         "layoutA": t.attribute("#nvvm.mma_layout<row>"), "layoutB": t.attribute("#nvvm.mma_layout<col>"),
         "multiplicandAPtxType": t.attribute(f"#nvvm.mma_type<{dtype.name}>"),
@@ -271,8 +287,8 @@ def mma_m16n8k16(a: Sequence[Any], b: Sequence[Any], c: Sequence[Any], dtype: DT
         "operandSegmentSizes": ir.DenseI32ArrayAttr.get([4, 2, 4]),
         "shape": t.attribute("#nvvm.shape<m = 16, n = 8, k = 16>"),
     }  # fmt: skip
-    result = t.type("!llvm.struct<(f32, f32, f32, f32)>")
-    return _parts(emit_value("nvvm.mma.sync", result, [*words, *accumulators], attributes), 4, f32)
+    made = emit_value("nvvm.mma.sync", t.type(_struct(f32, 4)), [*words, *accumulators], attributes)
+    return _parts(made, 4, f32)
 
 
 def mma_m16n8k8_tf32(a: Sequence[Any], b: Sequence[Any], c: Sequence[Any]) -> list[Value]:
@@ -280,24 +296,17 @@ def mma_m16n8k8_tf32(a: Sequence[Any], b: Sequence[Any], c: Sequence[Any]) -> li
 
     ``a`` has 4 words, ``b`` 2, ``c`` and the result 4 floats.
     """
-    if (len(a), len(b), len(c)) != (4, 2, 4):
-        raise ValueError(f"mma_m16n8k8_tf32 takes fragments of 4, 2 and 4, got {len(a)}, {len(b)} and {len(c)}")
-    words = [_word(w, "a fragment") for w in (*a, *b)]
-    accumulators = [_float(x, "an accumulator") for x in c]
-    text = (
-        "mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {$0, $1, $2, $3}, {$4, $5, $6, $7}, {$8, $9}, "
-        "{$10, $11, $12, $13};"
-    )
-    constraints = ["=f"] * 4 + ["r"] * 6 + ["f"] * 4
-    result = "!llvm.struct<(f32, f32, f32, f32)>"
-    return _parts(inline_asm(text, ",".join(constraints), [*words, *accumulators], result), 4, f32)
+    words, accumulators = _fragments("mma_m16n8k8_tf32", a, b, c)
+    registers = ", ".join(_registers(first, count) for first, count in ((0, 4), (4, 4), (8, 2), (10, 4)))
+    text = f"mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {registers};"
+    constraints = ",".join(["=f"] * 4 + ["r"] * 6 + ["f"] * 4)
+    return instruction(text, constraints, [*words, *accumulators], f32)
 
 
 def movmatrix(word: Any) -> Value:
     """Transpose an 8x8 matrix of 16-bit elements that the warp holds, a word a lane."""
     # Marked as having effects: all lanes must run it together, so it must not move into a branch.
-    text = "movmatrix.sync.aligned.m8n8.trans.b16 $0, $1;"
-    return Value(inline_asm(text, "=r,r", [_word(word)], "i32", effects=True), i32)
+    return instruction("movmatrix.sync.aligned.m8n8.trans.b16 $0, $1;", "=r,r", [_word(word)], i32, effects=True)
 
 
 # --- words ---------------------------------------------------------------------------------------
@@ -306,39 +315,34 @@ def movmatrix(word: Any) -> Value:
 def prmt(a: Any, b: Any, selector: Any) -> Value:
     """Pick four of the eight bytes of ``a`` (0 to 3) and ``b`` (4 to 7); each hex digit of the selector names one."""
     if isinstance(selector, int):
-        return Value(inline_asm(f"prmt.b32 $0, $1, $2, {selector:#x};", "=r,r,r", [_word(a), _word(b)], "i32"), i32)
-    return Value(inline_asm("prmt.b32 $0, $1, $2, $3;", "=r,r,r,r", [_word(a), _word(b), _word(selector)], "i32"), i32)
+        return instruction(f"prmt.b32 $0, $1, $2, {selector:#x};", "=r,r,r", [_word(a), _word(b)], i32)
+    return instruction("prmt.b32 $0, $1, $2, $3;", "=r,r,r,r", [_word(a), _word(b), _word(selector)], i32)
 
 
 def pack_bf16x2(low: Any, high: Any) -> Value:
     """Two f32, rounded to bf16, as a word."""
-    return Value(
-        inline_asm("cvt.rn.bf16x2.f32 $0, $2, $1;", "=r,f,f", [_float(low, "low"), _float(high, "high")], "i32"), i32
-    )
+    return instruction("cvt.rn.bf16x2.f32 $0, $2, $1;", "=r,f,f", [_float(low, "low"), _float(high, "high")], i32)
 
 
 def pack_f16x2(low: Any, high: Any) -> Value:
     """Two f32, rounded to f16, as a word."""
-    return Value(
-        inline_asm("cvt.rn.f16x2.f32 $0, $2, $1;", "=r,f,f", [_float(low, "low"), _float(high, "high")], "i32"), i32
-    )
+    return instruction("cvt.rn.f16x2.f32 $0, $2, $1;", "=r,f,f", [_float(low, "low"), _float(high, "high")], i32)
 
 
 def _cvt_pair(kind: str, pair: Any) -> Value:
     value = as_value(pair)
-    if value.dtype.bits * max(value.lanes, 1) == 32:
+    bits = value.dtype.bits * max(value.lanes, 1)
+    if bits == 32:
         text = f"{{ .reg .b16 lo, hi; mov.b32 {{lo, hi}}, $1; cvt.rn.f16x2.{kind} $0, lo; }}"
-        return Value(inline_asm(text, "=r,r", [_word(value)], "i32"), i32)
-    if value.dtype.bits * max(value.lanes, 1) != 16:
+        return instruction(text, "=r,r", [_word(value)], i32)
+    if bits != 16:
         raise TypeError(f"a pair of 8-bit floats must be 16 bits (or the low half of a word), got {describe(value)}")
-    from kvarn.dialect.dtypes import u16
-
-    return Value(inline_asm(f"cvt.rn.f16x2.{kind} $0, $1;", "=r,h", [bitcast(value, u16).ir], "i32"), i32)
+    return instruction(f"cvt.rn.f16x2.{kind} $0, $1;", "=r,h", [bitcast(value, u16).ir], i32)
 
 
 def _cvt_four(kind: str, word: Any) -> list[Value]:
     text = f"{{ .reg .b16 lo, hi; mov.b32 {{lo, hi}}, $2; cvt.rn.f16x2.{kind} $0, lo; cvt.rn.f16x2.{kind} $1, hi; }}"
-    return _parts(inline_asm(text, "=r,=r,r", [_word(word)], "!llvm.struct<(i32, i32)>"), 2, i32)
+    return instruction(text, "=r,=r,r", [_word(word)], i32)
 
 
 def cvt_e4m3x2_to_f16x2(pair: Any) -> Value:
@@ -369,7 +373,7 @@ def cvt_e4m3x4_to_bf16x4(word: Any) -> list[Value]:
         "fma.rn.bf16x2 $0, x, $3, $4; fma.rn.bf16x2 $1, y, $3, $4; }"
     )
     factors = [literal(bits, i32, bits=True) for bits in (0x7B807B80, 0x80008000)]  # 2^120, and -0, which adds nothing
-    return _parts(inline_asm(text, "=&r,=&r,r,r,r", [_word(word), *factors], "!llvm.struct<(i32, i32)>"), 2, i32)
+    return instruction(text, "=&r,=&r,r,r,r", [_word(word), *factors], i32)
 
 
 def cvt_e5m2x4_to_f16x4(word: Any) -> list[Value]:
@@ -384,34 +388,32 @@ def cvt_i8x4_to_f16x4(word: Any) -> list[Value]:
         "{ .reg .b32 u; xor.b32 u, $2, 0x80808080; prmt.b32 $0, u, 0x64646464, 0x4140; "
         "prmt.b32 $1, u, 0x64646464, 0x4342; sub.f16x2 $0, $0, $3; sub.f16x2 $1, $1, $3; }"
     )
-    offset = literal(0x64806480, i32, bits=True)
-    return _parts(inline_asm(text, "=&r,=&r,r,r", [_word(word), offset], "!llvm.struct<(i32, i32)>"), 2, i32)
+    return instruction(text, "=&r,=&r,r,r", [_word(word), literal(0x64806480, i32, bits=True)], i32)
 
 
 def ex2(x: Any) -> Value:
     """2 to the x, approximate (2 ulp), subnormal results flushed to zero. f32."""
-    return Value(inline_asm("ex2.approx.ftz.f32 $0, $1;", "=f,f", [_float(x, "x")], "f32"), f32)
+    return instruction("ex2.approx.ftz.f32 $0, $1;", "=f,f", [_float(x, "x")], f32)
 
 
 def fma_rm(a: Any, b: Any, c: Any) -> Value:
     """a * b + c, rounded once, towards minus infinity. f32."""
-    values = [_float(x, name) for x, name in ((a, "a"), (b, "b"), (c, "c"))]
-    return Value(inline_asm("fma.rm.f32 $0, $1, $2, $3;", "=f,f,f,f", values, "f32"), f32)
+    return instruction("fma.rm.f32 $0, $1, $2, $3;", "=f,f,f,f", [_float(a, "a"), _float(b, "b"), _float(c, "c")], f32)
 
 
 def lg2(x: Any) -> Value:
     """The logarithm of x to base 2, approximate (2^-22, absolute between 0.5 and 2, else relative). f32."""
-    return Value(inline_asm("lg2.approx.ftz.f32 $0, $1;", "=f,f", [_float(x, "x")], "f32"), f32)
+    return instruction("lg2.approx.ftz.f32 $0, $1;", "=f,f", [_float(x, "x")], f32)
 
 
 def rcp(x: Any) -> Value:
     """1 / x, approximate (1 ulp), subnormals flushed to zero. f32."""
-    return Value(inline_asm("rcp.approx.ftz.f32 $0, $1;", "=f,f", [_float(x, "x")], "f32"), f32)
+    return instruction("rcp.approx.ftz.f32 $0, $1;", "=f,f", [_float(x, "x")], f32)
 
 
 def tanh_approx(x: Any) -> Value:
     """tanh, approximate (relative error 2^-11). f32."""
-    return Value(inline_asm("tanh.approx.f32 $0, $1;", "=f,f", [_float(x, "x")], "f32"), f32)
+    return instruction("tanh.approx.f32 $0, $1;", "=f,f", [_float(x, "x")], f32)
 
 
 # --- threads -------------------------------------------------------------------------------------
@@ -426,17 +428,17 @@ def nanosleep(duration: int) -> None:
     """Suspend the thread for about ``duration`` nanoseconds, at most twice that. sm_70 and later."""
     if isinstance(duration, bool) or not isinstance(duration, int) or not 0 <= duration <= 1_000_000:
         raise ValueError(f"duration must be an int up to 1000000 known at compile time, got {describe(duration)}")
-    inline_asm(f"nanosleep.u32 {duration};", "", (), effects=True)
+    instruction(f"nanosleep.u32 {duration};", "", effects=True)
 
 
 def globaltimer() -> Value:
     """Nanoseconds of a clock that all multiprocessors share, i64: for time stamps of what a kernel does."""
-    return Value(inline_asm("mov.u64 $0, %globaltimer;", "=l", (), "i64", effects=True), i64)
+    return instruction("mov.u64 $0, %globaltimer;", "=l", gives=i64, effects=True)
 
 
 def smid() -> Value:
     """The number of the multiprocessor that the thread runs on, i32."""
-    return Value(inline_asm("mov.u32 $0, %smid;", "=r", (), "i32", effects=True), i32)
+    return instruction("mov.u32 $0, %smid;", "=r", gives=i32, effects=True)
 
 
 def named_barrier(number: Any, threads: Any) -> None:
@@ -461,10 +463,8 @@ def ballot(condition: Any) -> Value:
     if not isinstance(condition, Value) or condition.dtype is not bool_:
         raise TypeError(f"kv.ballot needs a bool, got {describe(condition)}")
     t = types()
-    operands = [literal(_ALL_LANES, i32), condition.ir]
-    return Value(
-        emit_value("nvvm.vote.sync", t.i32, operands, {"kind": t.attribute("#nvvm<vote_sync_kind ballot>")}), u32
-    )
+    operands, kind = [literal(_ALL_LANES, i32), condition.ir], t.attribute("#nvvm<vote_sync_kind ballot>")
+    return Value(emit_value("nvvm.vote.sync", t.i32, operands, {"kind": kind}), u32)
 
 
 def elect() -> Value:
@@ -474,7 +474,7 @@ def elect() -> Value:
 
 def cluster_rank() -> Value:
     """Number of the block in its cluster, i32 (``@kv.kernel(cluster=...)``). sm_90 and later."""
-    return Value(inline_asm("mov.u32 $0, %cluster_ctarank;", "=r", [], "i32"), i32, nonneg=True)
+    return Value(instruction("mov.u32 $0, %cluster_ctarank;", "=r", gives=i32).ir, i32, nonneg=True)
 
 
 def cluster_barrier() -> None:
@@ -496,28 +496,22 @@ def load_cluster(pointer: Pointer, rank: Any, dtype: DType = f32, width: int = 1
     _static(width, (1, 2, 4), "width")
     if dtype.bits != 32:
         raise TypeError(f"load_cluster loads elements of 32 bits, got {dtype.name}")
-    address, which = _pointer(pointer, SHARED, "the address").address().ir, i32_value(rank, "rank")
-    kind, letter = ("f32", "f") if dtype.is_float else ("i32", "r")
-    found = f"{{{', '.join(f'${i}' for i in range(width))}}}" if width > 1 else "$0"
-    wide = f".v{width}" if width > 1 else ""
+    operands = [_shared(pointer, "the address"), i32_value(rank, "rank")]
+    found, wide = (_registers(0, width), f".v{width}") if width > 1 else ("$0", "")
     text = (
         f"{{ .reg .b32 at; mapa.shared::cluster.u32 at, ${width}, ${width + 1}; "
         f"ld.shared::cluster{wide}.b32 {found}, [at]; }}"
     )
-    constraints = ",".join([f"={letter}"] * width + ["r", "r", "~{memory}"])
-    result = kind if width == 1 else f"!llvm.struct<({', '.join([kind] * width)})>"
-    made = inline_asm(text, constraints, [address, which], result, effects=True)
-    return Value(made, dtype) if width == 1 else _parts(made, width, dtype)
+    constraints = f"={'f' if dtype.is_float else 'r'}," * width + "r,r,~{memory}"
+    return instruction(text, constraints, operands, dtype)
 
 
 def setmaxnreg(count: int, action: str) -> None:
     """Claim or give up registers: ``action`` is "increase" or "decrease". For a whole warp group, sm_90a and later."""
     _static(count, tuple(range(24, 257, 8)), "count")
     _static(action, ("increase", "decrease"), "action")
-    t = types()
-    emit(
-        "nvvm.setmaxregister", (), (), {"action": t.attribute(f"#nvvm<action {action}>"), "regCount": t.i32_attr(count)}
-    )
+    attributes = {"action": types().attribute(f"#nvvm<action {action}>"), "regCount": types().i32_attr(count)}
+    emit("nvvm.setmaxregister", (), (), attributes)
 
 
 def griddepcontrol_wait() -> None:
@@ -536,11 +530,8 @@ def griddepcontrol_launch_dependents() -> None:
 def fence_proxy_async() -> None:
     """Make this thread's writes to shared memory visible to bulk copies and wgmma. sm_90 and later."""
     t = types()
-    attributes = {
-        "kind": t.attribute("#nvvm.proxy_kind<async.shared>"),
-        "space": t.attribute("#nvvm.shared_space<cta>"),
-    }
-    emit("nvvm.fence.proxy", (), (), attributes)
+    kind, space = t.attribute("#nvvm.proxy_kind<async.shared>"), t.attribute("#nvvm.shared_space<cta>")
+    emit("nvvm.fence.proxy", (), (), {"kind": kind, "space": space})
 
 
 def fence_mbarrier_init() -> None:
@@ -550,36 +541,35 @@ def fence_mbarrier_init() -> None:
 
 def mbarrier_init(barrier: Pointer, count: Any, name: str = "") -> None:
     """Set up an mbarrier (8 bytes of shared memory) for ``count`` arrivals; the emulator's reports call it ``name``."""
-    operands = [_pointer(barrier, SHARED, "the barrier").address().ir, i32_value(count, "count")]
+    operands = [_shared(barrier), i32_value(count, "count")]
     if name and not _BARRIER_NAME.fullmatch(name):
         raise ValueError(f"the name of a barrier must be letters, digits and _.[]-, got {name!r}")
     note = f" // kv.barrier {name}" if name else ""
-    inline_asm("mbarrier.init.shared.b64 [$0], $1;" + note, "r,r,~{memory}", operands, effects=True)
+    instruction("mbarrier.init.shared.b64 [$0], $1;" + note, "r,r,~{memory}", operands)
 
 
 def mbarrier_arrive(barrier: Pointer, condition: Any = True) -> None:
     """Arrive; with a condition only the threads in which it holds, without a branch that would part the warp."""
-    operands = [_pointer(barrier, SHARED, "the barrier").address().ir]
+    operands, when, holds = [_shared(barrier)], "", ""
     if condition is not True:
         operands.append(cast(as_value(condition, bool_, "the condition"), i32).ir)
-        text = "{ .reg .b64 state; .reg .pred p; setp.ne.b32 p, $1, 0; @p mbarrier.arrive.shared.b64 state, [$0]; }"
-        inline_asm(text, "r,r,~{memory}", operands, effects=True)
-        return
-    inline_asm("{ .reg .b64 state; mbarrier.arrive.shared.b64 state, [$0]; }", "r,~{memory}", operands, effects=True)
+        when, holds = ".reg .pred p; setp.ne.b32 p, $1, 0; ", "@p "
+    text = f"{{ .reg .b64 state; {when}{holds}mbarrier.arrive.shared.b64 state, [$0]; }}"
+    instruction(text, "r," * len(operands) + "~{memory}", operands)
 
 
 def mbarrier_arrive_expect_tx(barrier: Pointer, bytes: Any) -> None:
     """Arrive, and expect so many bytes of bulk copies before the phase completes. sm_90 and later."""
-    operands = [_pointer(barrier, SHARED, "the barrier").address().ir, i32_value(bytes, "bytes")]
+    operands = [_shared(barrier), i32_value(bytes, "bytes")]
     text = "{ .reg .b64 state; mbarrier.arrive.expect_tx.shared.b64 state, [$0], $1; }"
-    inline_asm(text, "r,r,~{memory}", operands, effects=True)
+    instruction(text, "r,r,~{memory}", operands)
 
 
 def mbarrier_try_wait(barrier: Pointer, parity: Any) -> Value:
     """Whether the phase of that parity has completed; may wait a while. sm_90 and later."""
-    operands = [_pointer(barrier, SHARED, "the barrier").address().ir, i32_value(parity, "parity")]
+    operands = [_shared(barrier), i32_value(parity, "parity")]
     text = "{ .reg .pred p; mbarrier.try_wait.parity.shared.b64 p, [$1], $2; selp.b32 $0, 1, 0, p; }"
-    return Value(inline_asm(text, "=r,r,r,~{memory}", operands, "i32", effects=True), i32) != 0
+    return instruction(text, "=r,r,r,~{memory}", operands, i32) != 0
 
 
 def mbarrier_wait(barrier: Pointer, parity: Any, sleep: int = 0, name: str = "a barrier") -> None:
