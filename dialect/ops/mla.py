@@ -7,6 +7,7 @@ from mlir import ir
 
 from .. import verify
 from ..base import Kv
+from ..buffers import Buffer, WithBuffers, stored
 from ..contents import Counts, Lengths, Offsets
 from ..effects import ReadsCache, ReadsMemory, TierOne, WritesMemory
 from ..ext import F32, I32, Operand
@@ -167,7 +168,7 @@ class MlaAttentionOp(Kv.Operation, name="mla_attention", traits=[TierOne, ReadsC
         )
 
 
-class MlaPrefillPlanOp(Kv.Operation, name="mla_prefill_plan", traits=[TierOne, ReadsMemory, WritesMemory]):
+class MlaPrefillPlanOp(WithBuffers, name="mla_prefill_plan", traits=[TierOne, ReadsMemory, WritesMemory]):
     """Chunks of at most buffer_tokens cached + new tokens: offsets [C, B+1], cache offsets [C, B], lengths [C], i32."""
 
     row_offsets: Operand[Any]
@@ -179,20 +180,19 @@ class MlaPrefillPlanOp(Kv.Operation, name="mla_prefill_plan", traits=[TierOne, R
 
     contents = (Offsets("row_offsets"), Counts("cache_lengths"))
 
+    buffers = {
+        "cache_lengths": Buffer("B"), "row_offsets": Buffer("B + 1"), "buffer_lengths": Buffer("C"),
+        "buffer_row_offsets": Buffer("C, B + 1"), "cache_offsets": Buffer("C, B"),
+    }  # fmt: skip
+
     def verify_invariants(self) -> bool:
         tokens = verify.integer(self.buffer_tokens)
         if tokens is None or tokens < 1:
             return verify.fail(self, f"buffer_tokens must be a positive integer, got {self.buffer_tokens}")
-        return (
-            offsets(self, self.row_offsets)
-            and offsets(self, self.cache_lengths, "cache_lengths")
-            and verify.memref(self, self.buffer_row_offsets, 2, ("i32",), "buffer_row_offsets")
-            and verify.memref(self, self.cache_offsets, 2, ("i32",), "cache_offsets")
-            and offsets(self, self.buffer_lengths, "buffer_lengths")
-        )
+        return self.verify_buffers()
 
 
-class MlaDecompressOp(Kv.Operation, name="mla_decompress", traits=[TierOne, ReadsCache, ReadsMemory, WritesMemory]):
+class MlaDecompressOp(WithBuffers, name="mla_decompress", traits=[TierOne, ReadsCache, ReadsMemory, WritesMemory]):
     """Copy a chunk of latent rows to out [Tb, D]: out[i] = K(b, 0, i - row_offsets[b] + cache_offsets[b])."""
 
     cache: Operand[Any]
@@ -202,18 +202,12 @@ class MlaDecompressOp(Kv.Operation, name="mla_decompress", traits=[TierOne, Read
 
     contents = (Offsets("row_offsets", "out"), Counts("cache_offsets"))
 
-    def verify_invariants(self) -> bool:
-        spec = verify.handle(self, self.cache, ("cache",))
-        if spec is None:
-            return False
-        if spec.num_heads != 1:
+    buffers = {"row_offsets": Buffer("B + 1"), "cache_offsets": Buffer("B"), "out": Buffer("rows, D", stored)}
+
+    def verify_buffers(self, spec: CacheSpec | None = None) -> bool:
+        if spec is not None and spec.num_heads != 1:
             return verify.fail(self, f"needs a cache of one head, got {spec.num_heads}")
-        return (
-            offsets(self, self.row_offsets)
-            and offsets(self, self.cache_offsets, "cache_offsets")
-            and verify.memref(self, self.out, 2, (spec.dtype.mlir,), "out")
-            and verify.static_dim(self, self.out, 1, spec.head_size, "out")
-        )
+        return super().verify_buffers(spec)
 
 
 class MlaPrefillChunkOp(

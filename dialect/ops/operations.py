@@ -13,13 +13,12 @@ from mlir import ir
 
 from .. import layout, verify
 from ..base import Kv
+from ..buffers import FLOATS, Buffer, WithBuffers, stored
 from ..contents import Counts, Lengths, Offsets
 from ..effects import ReadsCache, ReadsMemory, TierOne, UpdatesCache, UpdatesMemory, WritesCache, WritesMemory
 from ..ext import I32, Operand
 from ..layout import FA3, CacheSpec
 from ..types import CollectionType
-
-FLOATS = ("f32", "f16", "bf16")
 
 
 def token_rows(op: Any, value: ir.Value, heads: int | None, size: int, elements: tuple[str, ...], name: str) -> bool:
@@ -83,7 +82,7 @@ class AppendOp(Kv.Operation, name="append", traits=[TierOne, WritesCache, ReadsM
         )
 
 
-class StoreRaggedOp(Kv.Operation, name="store_ragged", traits=[TierOne, WritesCache, ReadsMemory]):
+class StoreRaggedOp(WithBuffers, name="store_ragged", traits=[TierOne, WritesCache, ReadsMemory]):
     """Write x [T, H, D] of the storage type to the new tokens of one cache."""
 
     cache: Operand[Any]
@@ -92,16 +91,10 @@ class StoreRaggedOp(Kv.Operation, name="store_ragged", traits=[TierOne, WritesCa
 
     contents = (Offsets("row_offsets", "x"), Lengths("cache", ("row_offsets",)))
 
-    def verify_invariants(self) -> bool:
-        spec = verify.handle(self, self.cache, ("cache",))
-        return (
-            spec is not None
-            and token_rows(self, self.x, spec.num_heads, spec.head_size, (spec.dtype.mlir,), "x")
-            and offsets(self, self.row_offsets)
-        )
+    buffers = {"x": Buffer("T, H, D", stored), "row_offsets": Buffer("B + 1")}
 
 
-class StorePaddedOp(Kv.Operation, name="store_padded", traits=[TierOne, WritesCache, ReadsMemory]):
+class StorePaddedOp(WithBuffers, name="store_padded", traits=[TierOne, WritesCache, ReadsMemory]):
     """Write x [B, Smax, H, D] to the new tokens; tokens t >= valid_lengths[b] are skipped."""
 
     cache: Operand[Any]
@@ -110,15 +103,7 @@ class StorePaddedOp(Kv.Operation, name="store_padded", traits=[TierOne, WritesCa
 
     contents = (Counts("valid_lengths", (("x", 1),)), Lengths("cache", ("valid_lengths",)))
 
-    def verify_invariants(self) -> bool:
-        spec = verify.handle(self, self.cache, ("cache",))
-        return (
-            spec is not None
-            and verify.memref(self, self.x, 4, (spec.dtype.mlir,), "x")
-            and verify.static_dim(self, self.x, 2, spec.num_heads, "x")
-            and verify.static_dim(self, self.x, 3, spec.head_size, "x")
-            and offsets(self, self.valid_lengths, "valid_lengths")
-        )
+    buffers = {"x": Buffer("B, S, H, D", stored, counted=True), "valid_lengths": Buffer("B")}
 
 
 class RmsNormOp(Kv.Operation, name="rms_norm", traits=[TierOne, UpdatesCache, ReadsMemory]):
@@ -208,7 +193,7 @@ def read_as_floats(op: Any, spec: CacheSpec) -> bool:
     return verify.fail(op, f"needs a float cache or one with scales, got element type {spec.dtype.mlir}")
 
 
-class GatherOp(Kv.Operation, name="gather", traits=[TierOne, ReadsCache, ReadsMemory, WritesMemory]):
+class GatherOp(WithBuffers, name="gather", traits=[TierOne, ReadsCache, ReadsMemory, WritesMemory]):
     """Copy tokens out of one cache, bit-exact: out[r, j] = cache(b(r), :, token_ids[r, j], :).
 
     token_ids: [R, Ns] i32 positions, >= 0; row_offsets [B+1] delimit the rows r of each sequence; out: [R, Ns, H, D].
@@ -221,19 +206,14 @@ class GatherOp(Kv.Operation, name="gather", traits=[TierOne, ReadsCache, ReadsMe
 
     contents = (Offsets("row_offsets", "token_ids"),)
 
-    def verify_invariants(self) -> bool:
-        spec = verify.handle(self, self.cache, ("cache",))
-        return (
-            spec is not None
-            and verify.memref(self, self.token_ids, 2, ("i32",), "token_ids")
-            and offsets(self, self.row_offsets)
-            and verify.memref(self, self.out, 4, (spec.dtype.mlir,), "out")
-            and verify.static_dim(self, self.out, 2, spec.num_heads, "out")
-            and verify.static_dim(self, self.out, 3, spec.head_size, "out")
-        )
+    buffers = {
+        "token_ids": Buffer("R, Ns", counted=True),
+        "out": Buffer("R, Ns, H, D", stored),
+        "row_offsets": Buffer("B + 1"),
+    }
 
 
-class CopyPagesOp(Kv.Operation, name="copy_pages", traits=[TierOne, UpdatesCache, ReadsMemory]):
+class CopyPagesOp(WithBuffers, name="copy_pages", traits=[TierOne, UpdatesCache, ReadsMemory]):
     """Copy whole pages of a pool, all layers, K and V and scales: page destination[i] = page source[i].
 
     source, destination: [n] i32. Pairs with an id out of [0, N) are skipped. No destination may be a source or repeat.
@@ -243,14 +223,10 @@ class CopyPagesOp(Kv.Operation, name="copy_pages", traits=[TierOne, UpdatesCache
     source: Operand[Any]
     destination: Operand[Any]
 
-    def verify_invariants(self) -> bool:
-        spec = verify.handle(self, self.collection, ("collection",))
-        return (
-            spec is not None and offsets(self, self.source, "source") and offsets(self, self.destination, "destination")
-        )
+    buffers = {"source": Buffer("n"), "destination": Buffer("n")}
 
 
-class TransferPagesOp(Kv.Operation, name="transfer_pages", traits=[TierOne, UpdatesCache, ReadsMemory]):
+class TransferPagesOp(WithBuffers, name="transfer_pages", traits=[TierOne, UpdatesCache, ReadsMemory]):
     """Copy pages from one pool to another: page destination_pages[i] = page source_pages[i].
 
     The pools are of the same type but for the strides of tokens and heads.
@@ -263,6 +239,8 @@ class TransferPagesOp(Kv.Operation, name="transfer_pages", traits=[TierOne, Upda
     source_pages: Operand[Any]
     destination_pages: Operand[Any]
     layer: Operand[I32] | None = None
+
+    buffers = {"source_pages": Buffer("n"), "destination_pages": Buffer("n")}
 
     def verify_invariants(self) -> bool:
         source = verify.handle(self, self.source_pool, ("collection",))
@@ -277,8 +255,7 @@ class TransferPagesOp(Kv.Operation, name="transfer_pages", traits=[TierOne, Upda
             )
         if self.layer is not None and source.kind == FA3:
             return verify.fail(self, "takes no layer for fa3 pools, whose layers share the pages")
-        ids = ((self.source_pages, "source_pages"), (self.destination_pages, "destination_pages"))
-        return all(offsets(self, v, n) for v, n in ids)
+        return self.verify_buffers()
 
 
 class ConvertOp(Kv.Operation, name="convert", traits=[TierOne, UpdatesCache]):
@@ -330,7 +307,7 @@ class RemapSparseIndicesOp(Kv.Operation, name="remap_sparse_indices", traits=[Ti
         )
 
 
-class CacheRowOffsetsOp(Kv.Operation, name="cache_row_offsets", traits=[TierOne, ReadsMemory, WritesMemory]):
+class CacheRowOffsetsOp(WithBuffers, name="cache_row_offsets", traits=[TierOne, ReadsMemory, WritesMemory]):
     """out[n] = sum over j < n of cache_lengths[j] + row_offsets[j+1] - row_offsets[j]; out: [B+1] i32."""
 
     row_offsets: Operand[Any]
@@ -339,12 +316,10 @@ class CacheRowOffsetsOp(Kv.Operation, name="cache_row_offsets", traits=[TierOne,
 
     contents = (Offsets("row_offsets"), Counts("cache_lengths"))
 
-    def verify_invariants(self) -> bool:
-        named = ((self.row_offsets, "row_offsets"), (self.cache_lengths, "cache_lengths"), (self.out, "out"))
-        return all(offsets(self, v, n) for v, n in named)
+    buffers = {"cache_lengths": Buffer("B"), "row_offsets": Buffer("B + 1"), "out": Buffer("B + 1")}
 
 
-class SplitPrefixesOp(Kv.Operation, name="split_prefixes", traits=[TierOne, ReadsMemory, WritesMemory]):
+class SplitPrefixesOp(WithBuffers, name="split_prefixes", traits=[TierOne, ReadsMemory, WritesMemory]):
     """Tables of a batch whose sequences share prefixes: of the prefixes, and of what follows them. All are i32.
 
     Group g has the sequences [sequences[g], sequences[g+1]) of lookup_table [B, columns] and cache_lengths [B], the
@@ -369,18 +344,21 @@ class SplitPrefixesOp(Kv.Operation, name="split_prefixes", traits=[TierOne, Read
 
     contents = (Offsets("row_offsets"), Offsets("sequences", "cache_lengths"), Counts("lengths"))
 
+    buffers = {
+        "lookup_table": Buffer("B, columns"), "lengths": Buffer("G"), "cache_lengths": Buffer("B"),
+        "row_offsets": Buffer("B + 1"), "sequences": Buffer("G + 1"), "prefix_table": Buffer("G, columns"),
+        "prefix_lengths": Buffer("G"), "prefix_rows": Buffer("G + 1"), "prefix_keys": Buffer("G + 1"),
+        "suffix_table": Buffer("B, columns"), "suffix_lengths": Buffer("B"),
+    }  # fmt: skip
+
     def verify_invariants(self) -> bool:
-        tables = ("lookup_table", "prefix_table", "suffix_table")
-        rest = (f.name for f in type(self).FIELDS if f.kind == "operand" and f.name not in tables)
         size = verify.integer(self.page_size)
         if size is None or size < 1:
             return verify.fail(self, f"page_size must be positive, got {self.page_size}")
-        return all(verify.memref(self, getattr(self, name), 2, ("i32",), name) for name in tables) and all(
-            offsets(self, getattr(self, name), name) for name in rest
-        )
+        return self.verify_buffers()
 
 
-class IncrementCacheLengthsOp(Kv.Operation, name="increment_cache_lengths", traits=[TierOne, UpdatesMemory]):
+class IncrementCacheLengthsOp(WithBuffers, name="increment_cache_lengths", traits=[TierOne, UpdatesMemory]):
     """cache_lengths[b] += row_offsets[b+1] - row_offsets[b], in place, between steps."""
 
     cache_lengths: Operand[Any]
@@ -388,5 +366,4 @@ class IncrementCacheLengthsOp(Kv.Operation, name="increment_cache_lengths", trai
 
     contents = (Offsets("row_offsets"), Counts("cache_lengths"))
 
-    def verify_invariants(self) -> bool:
-        return offsets(self, self.cache_lengths, "cache_lengths") and offsets(self, self.row_offsets)
+    buffers = {"cache_lengths": Buffer("B"), "row_offsets": Buffer("B + 1")}

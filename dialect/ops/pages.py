@@ -7,6 +7,7 @@ from mlir import ir
 
 from .. import verify
 from ..base import Kv
+from ..buffers import Buffer, WithBuffers
 from ..contents import Lengths, Offsets
 from ..effects import ReadsCache, ReadsMemory, TierOne, UpdatesMemory, WritesMemory
 from ..ext import I32, Operand
@@ -132,7 +133,7 @@ class IndexScoresOp(Kv.Operation, name="index_scores", traits=[TierOne, ReadsCac
         )
 
 
-class SelectTokensOp(Kv.Operation, name="select_tokens", traits=[TierOne, ReadsMemory, WritesMemory]):
+class SelectTokensOp(WithBuffers, name="select_tokens", traits=[TierOne, ReadsMemory, WritesMemory]):
     """Choose up to K columns of each row by the largest scores: ascending, -1 behind the last.
 
     scores: [T, L] f32; tokens: [T, K] i32 and counts: [T] i32, both written. Ties go to the lower column, NaN counts
@@ -143,9 +144,4 @@ class SelectTokensOp(Kv.Operation, name="select_tokens", traits=[TierOne, ReadsM
     tokens: Operand[Any]
     counts: Operand[Any]
 
-    def verify_invariants(self) -> bool:
-        return (
-            verify.memref(self, self.scores, 2, ("f32",), "scores")
-            and verify.memref(self, self.tokens, 2, ("i32",), "tokens")
-            and offsets(self, self.counts, "counts")
-        )
+    buffers = {"scores": Buffer("T, L", ("f32",)), "tokens": Buffer("T, K"), "counts": Buffer("T")}

@@ -7,10 +7,11 @@ from mlir import ir
 
 from .. import verify
 from ..base import Kv
+from ..buffers import FLOATS, Buffer, WithBuffers
 from ..contents import Offsets
 from ..effects import ReadsMemory, TierOne, WritesMemory
 from ..ext import I32, Operand
-from .operations import FLOATS, offsets
+from .operations import offsets
 
 NUMBERS = ("f32", "f16", "bf16", "i8", "i16", "i32")
 
@@ -57,7 +58,7 @@ class MergeRaggedOp(Kv.Operation, name="merge_ragged", traits=[TierOne, ReadsMem
         return alike(self, 2, None, "a", "b", "out") and all(offsets(self, getattr(self, n), n) for n in names)
 
 
-class ShiftTokensOp(Kv.Operation, name="shift_tokens", traits=[TierOne, ReadsMemory, WritesMemory]):
+class ShiftTokensOp(WithBuffers, name="shift_tokens", traits=[TierOne, ReadsMemory, WritesMemory]):
     """Shift each sequence left by one token and append its bonus token; tokens, out [T], bonus [B], i32."""
 
     tokens: Operand[Any]
@@ -67,11 +68,10 @@ class ShiftTokensOp(Kv.Operation, name="shift_tokens", traits=[TierOne, ReadsMem
 
     contents = (Offsets("row_offsets", "tokens"),)
 
-    def verify_invariants(self) -> bool:
-        return all(offsets(self, getattr(self, n), n) for n in ("tokens", "row_offsets", "bonus", "out"))
+    buffers = {"tokens": Buffer("T"), "out": Buffer("T"), "bonus": Buffer("B"), "row_offsets": Buffer("B + 1")}
 
 
-class MergeAttentionOp(Kv.Operation, name="merge_attention", traits=[TierOne, ReadsMemory, WritesMemory]):
+class MergeAttentionOp(WithBuffers, name="merge_attention", traits=[TierOne, ReadsMemory, WritesMemory]):
     """Join attention of the same queries over two sets of keys: out = softmax-weighted mean, lse = log of both sums.
 
     a, b, out: [T, Hq, D] of one float type; a_lse, b_lse, lse: [T, Hq] f32, natural logarithms. out may be a or b.
@@ -85,5 +85,7 @@ class MergeAttentionOp(Kv.Operation, name="merge_attention", traits=[TierOne, Re
     out: Operand[Any]
     lse: Operand[Any]
 
-    def verify_invariants(self) -> bool:
-        return alike(self, 3, FLOATS, "a", "b", "out") and alike(self, 2, ("f32",), "a_lse", "b_lse", "lse")
+    buffers = {
+        "a": Buffer("T, Hq, D", FLOATS), "b": Buffer("T, Hq, D", "a"), "out": Buffer("T, Hq, D", "a"),
+        "a_lse": Buffer("T, Hq", ("f32",)), "b_lse": Buffer("T, Hq", ("f32",)), "lse": Buffer("T, Hq", ("f32",)),
+    }  # fmt: skip

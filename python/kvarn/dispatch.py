@@ -34,6 +34,7 @@ from kvarn.compilation.specialisation import (
     op_class_of,
 )
 from kvarn.dialect import dtypes, effects, schedules
+from kvarn.dialect.buffers import Buffer
 from kvarn.dialect.contents import Rule
 from kvarn.dialect.ext import F32, I32
 from kvarn.dialect.layout import CacheSpec, lowbit
@@ -223,7 +224,8 @@ class Operation:
         so their alignment counts too. Other buffers are tables of 32-bit integers, read one by one.
     check : callable, optional
         ``check(operands)`` with a namespace: handles as they are, buffers as ``BufferView``, numbers, None for what is
-        absent, and ``attributes`` as a dictionary. Raises ValueError or TypeError.
+        absent, ``attributes`` as a dictionary, ``title``, and the ``buffers`` that the op declares. Raises ValueError
+        or TypeError.
     written : sequence of str
         Buffers that are written, as far as the op has them. A cache or collection is, when the op's effects say so.
     no_alias : sequence of NoAlias
@@ -249,6 +251,7 @@ class Operation:
         self.name, self.title = name, "kv.ops." + name.removeprefix("kv.")
         self._static, self._check = dict(static or {}), check
         self._contents: tuple[Rule, ...] = getattr(op_class, "contents", ())
+        self._buffers: Mapping[str, Buffer] = getattr(op_class, "buffers", {})
         self._fields = [f for f in op_class.FIELDS if f.kind == "operand"]
         self.operands = tuple(f.name for f in self._fields)
         caches = ("source", "destination", "cache") if name == "kv.convert" else ("cache",)
@@ -405,7 +408,10 @@ class Operation:
                 f"{self.title} takes {len(self._fields)} operands ({', '.join(self.operands)}), got {len(operands)}"
             )
         operands = (*operands, *(None,) * (len(self._fields) - len(operands)))
-        seen, operand_types, given = SimpleNamespace(attributes=dict(attributes), schedule=dict(schedule)), [], []
+        seen = SimpleNamespace(
+            title=self.title, buffers=self._buffers, attributes=dict(attributes), schedule=dict(schedule)
+        )
+        operand_types, given = [], []
         ordinal, where, alignment = None, "", WIDEST
         for field, operand in zip(self._fields, operands, strict=True):
             name, about = field.name, f"{self.title}: {field.name}"

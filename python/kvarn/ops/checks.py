@@ -8,6 +8,7 @@ import sys
 from types import SimpleNamespace
 from typing import Any
 
+from kvarn.dialect.buffers import INTEGERS, extents_of
 from kvarn.dialect.dtypes import DType, bf16, f8e4m3, f32, i32
 from kvarn.dialect.layout import CacheSpec
 from kvarn.runtime import buffers
@@ -206,6 +207,26 @@ def positions_cover(freqs: Any, collection: Any, title: str) -> None:
             f"{title}: freqs_cis must have a row for each of the collection's max_cache_length = "
             f"{collection.max_cache_length} positions, got {positions}"
         )
+
+
+def declared(seen: SimpleNamespace) -> None:
+    """The buffers of a call are what the class of its op declares, with one extent for each name."""
+    known: dict[str, int] = {}
+    spec = None
+    if hasattr(seen, "collection") or hasattr(seen, "cache"):
+        spec = spec_of(seen)
+        known = {**extents_of(spec), "B": handle_of(seen).batch_size}
+    for name, buffer in seen.buffers.items():
+        view, about, elements = getattr(seen, name), f"{seen.title}: {name}", buffer.elements
+        plain = [(n.removesuffix(" + 1"), n.endswith(" + 1"), n) for n in buffer.names]
+        has_shape(view, tuple(known[n] + more if n in known else title for n, more, title in plain), about)
+        known |= {n: extent - more for (n, more, _), extent in zip(plain, view.shape, strict=True)}
+        if buffer.counted:
+            few_enough(view.shape, about)
+        if isinstance(elements, str):
+            has_dtype(view, (getattr(seen, elements).dtype.name,), about)
+        elif elements is not INTEGERS:
+            has_dtype(view, elements if isinstance(elements, tuple) else (elements(spec).name,), about)
 
 
 def handle_of(seen: SimpleNamespace) -> Any:

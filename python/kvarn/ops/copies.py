@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -15,17 +14,7 @@ from kvarn.runtime.binding import ordinal_of
 
 from . import checks
 
-
-def _check_gather(seen: SimpleNamespace) -> None:
-    spec, title = checks.spec_of(seen), "kv.ops.gather"
-    checks.has_shape(seen.token_ids, ("R", "Ns"), f"{title}: token_ids")
-    checks.few_enough(seen.token_ids.shape, f"{title}: token_ids")
-    checks.has_shape(seen.out, (*seen.token_ids.shape, spec.num_heads, spec.head_size), f"{title}: out")
-    checks.has_dtype(seen.out, (spec.dtype.name,), f"{title}: out")
-    checks.offsets(seen.row_offsets, seen.cache.batch_size, f"{title}: row_offsets")
-
-
-_GATHER = Operation("kv.gather", {"out": 2}, _check_gather)
+_GATHER = Operation("kv.gather", {"out": 2}, checks.declared)
 
 
 def gather(
@@ -70,13 +59,7 @@ def _by_heads(out: Any, spec: Any) -> Any:
     return out.view(split) if type(out).__module__.partition(".")[0] == "torch" else out.reshape(split)
 
 
-def _check_copy_pages(seen: SimpleNamespace) -> None:
-    title = "kv.ops.copy_pages"
-    checks.has_shape(seen.source, ("n",), f"{title}: source")
-    checks.has_shape(seen.destination, (seen.source.shape[0],), f"{title}: destination")
-
-
-_COPY_PAGES = Operation("kv.copy_pages", {}, _check_copy_pages)
+_COPY_PAGES = Operation("kv.copy_pages", {}, checks.declared)
 
 
 def copy_pages(
@@ -98,13 +81,7 @@ def copy_pages(
     ownership.copied(collection, source, destination)
 
 
-def _check_transfer(seen: SimpleNamespace) -> None:
-    title = "kv.ops.transfer_pages"
-    checks.has_shape(seen.source_pages, ("n",), f"{title}: source_pages")
-    checks.has_shape(seen.destination_pages, (seen.source_pages.shape[0],), f"{title}: destination_pages")
-
-
-_TRANSFER = Operation("kv.transfer_pages", {}, _check_transfer)
+_TRANSFER = Operation("kv.transfer_pages", {}, checks.declared)
 
 
 def transfer_pages(

@@ -84,16 +84,8 @@ def index_scores(
     return out
 
 
-def _check_tokens(seen: SimpleNamespace) -> None:
-    title = "kv.ops.select_tokens"
-    checks.has_shape(seen.scores, ("T", "L"), f"{title}: scores")
-    checks.has_dtype(seen.scores, ("f32",), f"{title}: scores")
-    checks.has_shape(seen.tokens, (seen.scores.shape[0], "K"), f"{title}: tokens")
-    checks.has_shape(seen.counts, (seen.scores.shape[0],), f"{title}: counts")
-
-
 _TOKENS = Operation(
-    "kv.select_tokens", {"scores": 2}, _check_tokens, written=("tokens", "counts"),
+    "kv.select_tokens", {"scores": 2}, checks.declared, written=("tokens", "counts"),
     no_alias=[NoAlias("tokens", "scores"), NoAlias("counts", "scores"), NoAlias("tokens", "counts")],
 )  # fmt: skip
 

@@ -11,15 +11,7 @@ from kvarn.dispatch import Operation, Schedule
 
 from . import checks
 
-
-def _check_cache_row_offsets(seen: SimpleNamespace) -> None:
-    title = "kv.ops.cache_row_offsets"
-    checks.has_shape(seen.cache_lengths, ("B",), f"{title}: cache_lengths")
-    for name in ("row_offsets", "out"):
-        checks.offsets(getattr(seen, name), seen.cache_lengths.shape[0], f"{title}: {name}")
-
-
-_CACHE_ROW_OFFSETS = Operation("kv.cache_row_offsets", {}, _check_cache_row_offsets)
+_CACHE_ROW_OFFSETS = Operation("kv.cache_row_offsets", {}, checks.declared)
 
 
 def cache_row_offsets(
@@ -118,19 +110,8 @@ class MlaPrefillPlan(NamedTuple):
     buffer_lengths: Any
 
 
-def _check_plan(seen: SimpleNamespace) -> None:
-    title = "kv.ops.mla_prefill_plan"
-    checks.has_shape(seen.cache_lengths, ("B",), f"{title}: cache_lengths")
-    batch = seen.cache_lengths.shape[0]
-    checks.offsets(seen.row_offsets, batch, f"{title}: row_offsets")
-    chunks = seen.buffer_lengths.shape[0] if seen.buffer_lengths.rank else 0
-    checks.has_shape(seen.buffer_lengths, ("C",), f"{title}: buffer_lengths")
-    checks.has_shape(seen.buffer_row_offsets, (chunks, batch + 1), f"{title}: buffer_row_offsets")
-    checks.has_shape(seen.cache_offsets, (chunks, batch), f"{title}: cache_offsets")
-
-
 _PLAN = Operation(
-    "kv.mla_prefill_plan", {}, _check_plan, written=("buffer_row_offsets", "cache_offsets", "buffer_lengths")
+    "kv.mla_prefill_plan", {}, checks.declared, written=("buffer_row_offsets", "cache_offsets", "buffer_lengths")
 )
 
 

@@ -222,14 +222,10 @@ def scheduled(collection: Any, schedule: Schedule) -> Schedule:
 
 
 def _check_mla_decompress(seen: SimpleNamespace) -> None:
-    spec, title = checks.spec_of(seen), "kv.ops.mla_decompress"
+    spec = checks.spec_of(seen)
     if spec.num_heads != 1:
-        raise ValueError(f"{title}: cache must have one head, got {spec.num_heads}")
-    batch = seen.cache.batch_size
-    checks.offsets(seen.row_offsets, batch, f"{title}: row_offsets")
-    checks.has_shape(seen.cache_offsets, (batch,), f"{title}: cache_offsets")
-    checks.has_shape(seen.out, ("rows", spec.head_size), f"{title}: out")
-    checks.has_dtype(seen.out, (spec.dtype.name,), f"{title}: out")
+        raise ValueError(f"{seen.title}: cache must have one head, got {spec.num_heads}")
+    checks.declared(seen)
 
 
 _MLA_DECOMPRESS = Operation("kv.mla_decompress", {"out": 1}, _check_mla_decompress)

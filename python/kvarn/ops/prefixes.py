@@ -23,18 +23,12 @@ _MOST = 2**31 - 1
 
 
 def _check(seen: SimpleNamespace) -> None:
-    title = "kv.ops.split_prefixes"
-    checks.has_shape(seen.lookup_table, ("B", "columns"), f"{title}: lookup_table")
+    checks.has_shape(seen.lookup_table, ("B", "columns"), f"{seen.title}: lookup_table")
+    checks.has_shape(seen.lengths, ("G",), f"{seen.title}: lengths")
     (batch, columns), groups = seen.lookup_table.shape, seen.lengths.shape[0]
-    checks.has_shape(seen.lengths, ("G",), f"{title}: lengths")
     if batch < 1 or groups < 1 or columns < 1:
-        raise ValueError(f"{title}: needs sequences, columns and groups, got {batch}, {columns} and {groups}")
-    shapes = {
-        "cache_lengths": (batch,), "row_offsets": (batch + 1,), "sequences": (groups + 1,),
-        **dict(zip(_WRITTEN, _shapes(batch, columns, groups), strict=True)),
-    }  # fmt: skip
-    for name, shape in shapes.items():
-        checks.has_shape(getattr(seen, name), shape, f"{title}: {name}")
+        raise ValueError(f"{seen.title}: needs sequences, columns and groups, got {batch}, {columns} and {groups}")
+    checks.declared(seen)
 
 
 def _shapes(batch: int, columns: int, groups: int) -> tuple[tuple[int, ...], ...]:

@@ -129,17 +129,9 @@ def merge_ragged(
     return out, out_offsets
 
 
-def _check_shift(seen: SimpleNamespace) -> None:
-    title = "kv.ops.shift_tokens"
-    checks.has_shape(seen.tokens, ("T",), f"{title}: tokens")
-    checks.has_shape(seen.out, tuple(seen.tokens.shape), f"{title}: out")
-    checks.has_shape(seen.bonus, ("B",), f"{title}: bonus")
-    checks.offsets(seen.row_offsets, seen.bonus.shape[0], f"{title}: row_offsets")
-
-
 # A token moves to where another is read: not even tokens itself may be written.
 _SHIFT = Operation(
-    "kv.shift_tokens", {}, _check_shift, no_alias=[NoAlias("out", n) for n in ("tokens", "row_offsets", "bonus")]
+    "kv.shift_tokens", {}, checks.declared, no_alias=[NoAlias("out", n) for n in ("tokens", "row_offsets", "bonus")]
 )
 
 
@@ -174,18 +166,10 @@ def shift_tokens(
 
 
 def _check_merge_attention(seen: SimpleNamespace) -> None:
-    title = "kv.ops.merge_attention"
-    checks.has_shape(seen.a, ("T", "Hq", "D"), f"{title}: a")
-    checks.has_dtype(seen.a, checks.FLOATS, f"{title}: a")
-    for name in ("b", "out"):
-        checks.has_shape(getattr(seen, name), tuple(seen.a.shape), f"{title}: {name}")
-        checks.has_dtype(getattr(seen, name), (seen.a.dtype.name,), f"{title}: {name}")
-    for name in ("a_lse", "b_lse", "lse"):
-        checks.has_shape(getattr(seen, name), tuple(seen.a.shape[:2]), f"{title}: {name}")
-        checks.has_dtype(getattr(seen, name), ("f32",), f"{title}: {name}")
+    checks.declared(seen)
     if min(seen.a.shape[1:]) < 1:
-        raise ValueError(f"{title}: a must have heads and a head size, got shape {list(seen.a.shape)}")
-    checks.few_enough(seen.a.shape, f"{title}: a")
+        raise ValueError(f"{seen.title}: a must have heads and a head size, got shape {list(seen.a.shape)}")
+    checks.few_enough(seen.a.shape, f"{seen.title}: a")
 
 
 # Several threads read a row's logarithms.

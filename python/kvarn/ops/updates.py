@@ -164,13 +164,7 @@ def iadd_2m(
     _IADD_2M((collection, layer, kv, row_offsets), (), schedule, stream)
 
 
-def _check_increment(seen: SimpleNamespace) -> None:
-    title = "kv.ops.increment_cache_lengths"
-    checks.has_shape(seen.cache_lengths, ("B",), f"{title}: cache_lengths")
-    checks.offsets(seen.row_offsets, seen.cache_lengths.shape[0], f"{title}: row_offsets")
-
-
-_INCREMENT = Operation("kv.increment_cache_lengths", {}, _check_increment, written=("cache_lengths",))
+_INCREMENT = Operation("kv.increment_cache_lengths", {}, checks.declared, written=("cache_lengths",))
 
 
 def increment_cache_lengths(

@@ -190,14 +190,7 @@ def rope_append(
 # --- stores --------------------------------------------------------------------------------------
 
 
-def _check_store_ragged(seen: SimpleNamespace) -> None:
-    spec, title = checks.spec_of(seen), "kv.ops.store_ragged"
-    checks.has_shape(seen.x, ("T", spec.num_heads, spec.head_size), f"{title}: x")
-    checks.has_dtype(seen.x, (spec.dtype.name,), f"{title}: x")
-    checks.offsets(seen.row_offsets, seen.cache.batch_size, f"{title}: row_offsets")
-
-
-_STORE_RAGGED = Operation("kv.store_ragged", {"x": 1}, _check_store_ragged)
+_STORE_RAGGED = Operation("kv.store_ragged", {"x": 1}, checks.declared)
 
 
 def store_ragged(cache: Any, x: Any, row_offsets: Any, *, schedule: Schedule = None, stream: Any = None) -> None:
@@ -217,16 +210,7 @@ def store_ragged(cache: Any, x: Any, row_offsets: Any, *, schedule: Schedule = N
     _STORE_RAGGED((cache, x, row_offsets), (), schedule, stream)
 
 
-def _check_store_padded(seen: SimpleNamespace) -> None:
-    spec, title = checks.spec_of(seen), "kv.ops.store_padded"
-    batch = seen.cache.batch_size
-    checks.has_shape(seen.x, (batch, "S", spec.num_heads, spec.head_size), f"{title}: x")
-    checks.few_enough(seen.x.shape, f"{title}: x")
-    checks.has_dtype(seen.x, (spec.dtype.name,), f"{title}: x")
-    checks.has_shape(seen.valid_lengths, (batch,), f"{title}: valid_lengths")
-
-
-_STORE_PADDED = Operation("kv.store_padded", {"x": 2}, _check_store_padded)
+_STORE_PADDED = Operation("kv.store_padded", {"x": 2}, checks.declared)
 
 
 def store_padded(cache: Any, x: Any, valid_lengths: Any, *, schedule: Schedule = None, stream: Any = None) -> None:

@@ -1,0 +1,76 @@
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""The buffers of an operation: extents and element types, said once for its verifier and for the check of a call.
+
+    class StoreRaggedOp(WithBuffers, name="store_ragged", ...):
+        buffers = {"x": Buffer("T, H, D", stored), "row_offsets": Buffer("B + 1")}
+
+``H`` and ``D`` are the heads and the head size of the operation's cache, if it has one, and ``B`` its sequences. Other
+names are extents of a call, whose buffers must agree on them. In IR all but those of the cache's type may be anything.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from mlir import ir
+
+from . import verify
+from .base import Kv
+from .dtypes import DType
+from .layout import CacheSpec
+
+INTEGERS = ("i32",)  # of tables; in a call they may be unsigned
+FLOATS = ("f32", "f16", "bf16")
+
+
+@dataclass(frozen=True)
+class Buffer:
+    """What a buffer must be: its extents by name, and its elements.
+
+    ``elements`` are names of types, the name of a buffer that has the same, or a function of the cache's spec. The rows
+    of the first two dimensions are ``counted`` in 32 bits by kernels.
+    """
+
+    extents: str
+    elements: tuple[str, ...] | str | Callable[[CacheSpec], DType] = INTEGERS
+    counted: bool = False
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return tuple(self.extents.split(", "))
+
+
+def stored(spec: CacheSpec) -> DType:
+    """The type of what a cache stores."""
+    return spec.dtype
+
+
+def extents_of(spec: CacheSpec | None) -> dict[str, int]:
+    """The extents that a cache's type says."""
+    return {} if spec is None else {"H": spec.num_heads, "D": spec.head_size}
+
+
+class WithBuffers(Kv.Operation):
+    """An operation that declares its buffers, and has at most one cache or collection."""
+
+    buffers = {}  # by operand; an annotation would make it a field
+
+    def verify_invariants(self) -> bool:
+        handle = next((n for n in ("collection", "cache") if hasattr(type(self), n)), None)
+        spec = None if handle is None else verify.handle(self, getattr(self, handle), (handle,))
+        return (handle is None or spec is not None) and self.verify_buffers(spec)
+
+    def verify_buffers(self, spec: CacheSpec | None = None) -> bool:
+        """Whether the buffers are as declared."""
+        known = extents_of(spec)
+        for name, buffer in self.buffers.items():
+            value, elements = getattr(self, name), buffer.elements
+            if isinstance(elements, str):
+                elements = (str(ir.MemRefType(getattr(self, elements).type).element_type),)
+            elif not isinstance(elements, tuple):
+                elements = (elements(spec).mlir,)
+            if not verify.memref(self, value, len(buffer.names), elements, name):
+                return False
+            for dim, extent in enumerate(buffer.names):
+                if extent in known and not verify.static_dim(self, value, dim, known[extent], name):
+                    return False
+        return True
