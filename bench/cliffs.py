@@ -40,11 +40,7 @@ READ, MATMUL = 4.5e12, 700e12  # bytes/s and FLOP/s, where they are not measured
 F32_MATMUL = 60e12  # of f32 operands: FMA units
 EXPONENTIALS = HOPPER.multiprocessors * 16 * 1.755e9  # a second: 16 a clock and multiprocessor of an H200
 TOLERANCE = {"f32": 1e-4, "f16": 4e-3, "bf16": 2e-2, "f8e4m3": 8e-2}  # relative error, by the query's type
-KINDS = {
-    "attention_decode": "decode",
-    "attention": "tile",
-    "attention_simt": "simt",
-}
+KINDS = {"attention_decode": "decode", "attention": "tile", "attention_simt": "simt"}
 
 
 @dataclass(frozen=True)

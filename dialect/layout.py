@@ -528,9 +528,11 @@ def key_copies(tile_rows: int, page_size: int, pair_cta: bool = False, is_leader
     pages, half = populate_pages(tile_rows, page_size), tile_rows // 2
     peer = pair_cta and not is_leader
     return _copies_of(
-        half if pair_cta else tile_rows, page_size, pages // 2 if peer and pages > 1 else 0,
+        half if pair_cta else tile_rows,
+        page_size,
+        pages // 2 if peer and pages > 1 else 0,
         half if peer and pages == 1 else 0,
-    )  # fmt: skip
+    )
 
 
 def value_copies(tile_rows: int, page_size: int, part: int = 0, parts: int = 1) -> tuple[TileCopy, ...]:

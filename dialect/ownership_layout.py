@@ -33,8 +33,9 @@ CACHED, NOBODYS = 1 << 30, -1
 ANY_PAGE, NO_PAGE, RELEASED = -2, -3, -4
 
 # A violation, in words: the access, what is wrong, where, and who was there.
-(ACCESS, KIND, SEQUENCE, TOKEN, HEAD, PAGE, EXPECTED_PAGE, GENERATION, USERS, REGION, TABLE,
- VIOLATION_WORDS) = range(12)  # fmt: skip
+(ACCESS, KIND, SEQUENCE, TOKEN, HEAD, PAGE, EXPECTED_PAGE, GENERATION, USERS, REGION, TABLE, VIOLATION_WORDS) = range(
+    12
+)
 
 # Kinds of violations, those that explain others later.
 UNWRITTEN, SHARED, FREE, FOREIGN, BEYOND, ENDED, OUTSIDE = range(1, 8)

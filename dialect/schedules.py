@@ -321,9 +321,7 @@ EARLY_WEIGHT = Entry(
     "false",
     bool,
 )
-THREADS = Entry(
-    "threads", "Threads of a block.", "256; 128 for `gather`", least=32, most=1024, step=32
-)  # fmt: skip
+THREADS = Entry("threads", "Threads of a block.", "256; 128 for `gather`", least=32, most=1024, step=32)
 
 
 def _warps_of(case: Any) -> tuple[tuple[int, ...], str]:
@@ -379,58 +377,79 @@ SPLIT = Entry(
     least=0,
 )
 ROWS = Entry(
-    "rows", "Query rows (tokens times the group) of a block: 64 for each warpgroup that multiplies.",
+    "rows",
+    "Query rows (tokens times the group) of a block: 64 for each warpgroup that multiplies.",
     "128; 192 for heads of up to 96 that TMA copies, but of 8 bits or over 64 for no few rows; 64 where no sequence "
     "has more",
     choices=(64, 128, 192, 256),
-)  # fmt: skip
+)
 KEYS = Entry("keys", "Keys of a tile.", "the most up to 128 that fit", least=16, most=256, step=16)
 TILE_STAGES = Entry("stages", "Tiles of keys, and of values, in shared memory.", "2; 3 for heads of up to 64", most=8)
 QUERY_STAGES = Entry(
-    "query_stages", "Tiles of query rows in shared memory: with two the producer loads the next one ahead.",
-    "2 where they fit", most=2,
-)  # fmt: skip
+    "query_stages",
+    "Tiles of query rows in shared memory: with two the producer loads the next one ahead.",
+    "2 where they fit",
+    most=2,
+)
 INSTRUCTION = Entry(
-    "instruction", "Of products: `wgmma` (sm_90a), or `mma.sync` (every GPU, f32 too), which nothing runs beside.",
-    "`wgmma` where the target has it, of queries that are not f32", str, choices=("wgmma", "mma.sync"),
-)  # fmt: skip
+    "instruction",
+    "Of products: `wgmma` (sm_90a), or `mma.sync` (every GPU, f32 too), which nothing runs beside.",
+    "`wgmma` where the target has it, of queries that are not f32",
+    str,
+    choices=("wgmma", "mma.sync"),
+)
 PRODUCER = Entry(
-    "producer", "Whether a warpgroup of its own copies (`specialize-kv-warps`).", "true", bool,
+    "producer",
+    "Whether a warpgroup of its own copies (`specialize-kv-warps`).",
+    "true",
+    bool,
     carried_out_by="specialize-kv-warps",
-)  # fmt: skip
+)
 PRODUCERS = Entry(
-    "producers", "Warpgroups of the producer; more than one where they convert what they copy.",
-    "1; 2 where 8-bit keys are converted, by 64 rows or of heads over 64; 3 where loaded, by 64 rows", most=3,
-)  # fmt: skip
+    "producers",
+    "Warpgroups of the producer; more than one where they convert what they copy.",
+    "1; 2 where 8-bit keys are converted, by 64 rows or of heads over 64; 3 where loaded, by 64 rows",
+    most=3,
+)
 SLOTS = Entry(
-    "slots", "Tiles of 8-bit elements in shared memory that are still to be converted, of keys and of values.",
-    "2", choices=(2, 4),
-)  # fmt: skip
+    "slots",
+    "Tiles of 8-bit elements in shared memory that are still to be converted, of keys and of values.",
+    "2",
+    choices=(2, 4),
+)
 OVERLAP = Entry(
-    "overlap", "Whether the products of one tile are under way during the softmax of the next (`pipeline-kv-loops`).",
-    "true", bool,
-)  # fmt: skip
+    "overlap",
+    "Whether the products of one tile are under way during the softmax of the next (`pipeline-kv-loops`).",
+    "true",
+    bool,
+)
 PING_PONG = Entry(
-    "ping_pong", "Whether the warpgroups that multiply start their products by turns.",
+    "ping_pong",
+    "Whether the warpgroups that multiply start their products by turns.",
     "false; true of two for 8-bit queries, and for heads over 128, or up to 64 without scales, in 8-bit caches",
     bool,
-)  # fmt: skip
+)
 ONE_WAIT = Entry(
-    "one_wait", "Whether both products of an iteration are waited for before the softmax, whose weights then take half "
+    "one_wait",
+    "Whether both products of an iteration are waited for before the softmax, whose weights then take half "
     "the registers (`pipeline-kv-loops`); else that of the values is under way during it.",
-    "false; true of 8-bit queries, and of caches that no TMA boxes copy as they are", bool,
-)  # fmt: skip
+    "false; true of 8-bit queries, and of caches that no TMA boxes copy as they are",
+    bool,
+)
 STORED_KEYS = Entry(
-    "stored_keys", "Whether keys of f8e4m3 and f8e5m2 are multiplied as they are stored, by a query of bf16 that is "
+    "stored_keys",
+    "Whether keys of f8e4m3 and f8e5m2 are multiplied as they are stored, by a query of bf16 that is "
     "split in two of f8e4m3; else they are converted.",
-    "true where TMA copies such keys, without scales, to products by wgmma", bool,
-)  # fmt: skip
+    "true where TMA copies such keys, without scales, to products by wgmma",
+    bool,
+)
 OCCUPANCY = Entry(
-    "occupancy", "Blocks that share a multiprocessor, of which one works while another waits; by mma.sync as many as "
+    "occupancy",
+    "Blocks that share a multiprocessor, of which one works while another waits; by mma.sync as many as "
     "registers and shared memory allow.",
     "1; of many sequences, 64 rows and heads of up to 64 over 8-bit caches by TMA, no scales: 2, with stored keys 3",
     most=3,
-)  # fmt: skip
+)
 PERSISTENT = Entry(
     "persistent",
     "Whether there is a block a multiprocessor that takes tile after tile, or a block a tile.",

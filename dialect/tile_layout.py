@@ -13,15 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from .layout import lowbit
-from .register_layout import (
-    COLUMN,
-    LANE_BITS,
-    LANES,
-    ROW,
-    Basis,
-    RegisterLayout,
-    swapped,
-)
+from .register_layout import COLUMN, LANE_BITS, LANES, ROW, Basis, RegisterLayout, swapped
 
 WARP_ROWS = 16  # of an accumulator, mma.sync's and wgmma's alike
 WARP_COLUMNS = 16  # that a warp beside others has of an accumulator before the next one's follow
@@ -56,9 +48,7 @@ def accumulator(rows: int, columns: int, warps: int, name: str = "", across: int
             raise ValueError(f"warps beside others must be powers of two, got {warps}x{across}")
         registers += ((0, 8),)
         warp_bases += tuple((0, WARP_COLUMNS << bit) for bit in range(across.bit_length() - 1))
-    return RegisterLayout(
-        (rows, columns), registers, _LANES_BY_PAIRS, warp_bases, (odd, 1, 1), name=name
-    )  # fmt: skip
+    return RegisterLayout((rows, columns), registers, _LANES_BY_PAIRS, warp_bases, (odd, 1, 1), name=name)
 
 
 def operand_a(rows: int, columns: int, bits: int, warps: int) -> RegisterLayout:
@@ -83,10 +73,7 @@ def operand_b_mma(rows: int, columns: int, bits: int, warps: int) -> RegisterLay
     if warps < 1:
         raise ValueError(f"warps must be positive, got {warps}")
     power = lowbit(warps)
-    registers, lanes = {
-        16: (((0, 1), (0, 8)), _LANES_BY_PAIRS),
-        8: (((0, 1), (0, 2), (0, 16)), _LANES_BY_FOURS),
-    }[bits]
+    registers, lanes = {16: (((0, 1), (0, 8)), _LANES_BY_PAIRS), 8: (((0, 1), (0, 2), (0, 16)), _LANES_BY_FOURS)}[bits]
     return RegisterLayout(
         (rows, columns), swapped(registers), swapped(lanes), ((0, 0),) * (power.bit_length() - 1),
         (1, 1, warps // power), name=f"b{bits}:{warps}",

@@ -86,9 +86,7 @@ class TmaType(Kv.Type, name="tma"):
 
 
 _SPEC_TYPES = {"cache": CacheType, "collection": CollectionType, "operand": OperandType}
-_FIELDS = {
-    "cache": layout.cache_fields, "collection": layout.collection_fields, "operand": layout.operand_fields,
-}  # fmt: skip
+_FIELDS = {"cache": layout.cache_fields, "collection": layout.collection_fields, "operand": layout.operand_fields}
 
 
 def _spec_text(spec: CacheSpec) -> str:

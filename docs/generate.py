@@ -73,11 +73,7 @@ def operations() -> str:
     functions = [(n, getattr(ops, n)) for n in ops.__all__ if inspect.isfunction(getattr(ops, n))]
     out.append(table(("operation", ""), [(f"[`{n}`](#{n})", prose(paragraph(f.__doc__))) for n, f in functions]))
     for name, function in functions:
-        out += [
-            f"## {name}\n",
-            fenced(signature(function, f"kv.ops.{name}")),
-            fenced(prose(function.__doc__)),
-        ]
+        out += [f"## {name}\n", fenced(signature(function, f"kv.ops.{name}")), fenced(prose(function.__doc__))]
     return "\n".join(out)
 
 

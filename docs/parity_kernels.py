@@ -3,19 +3,7 @@
 
 from __future__ import annotations
 
-from parity_rows import (
-    BAD_COPIES,
-    BAD_OPS,
-    BAD_ROTARY,
-    OPERANDS,
-    OPS,
-    REFUSED_EARLY,
-    Cell,
-    No,
-    Refused,
-    Row,
-    op_test,
-)
+from parity_rows import BAD_COPIES, BAD_OPS, BAD_ROTARY, OPERANDS, OPS, REFUSED_EARLY, Cell, No, Refused, Row, op_test
 
 PROJECTION = "tests/dialect/projection.mlir"
 WHOLE = No("an operation on whole caches")

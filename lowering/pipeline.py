@@ -205,11 +205,7 @@ def _gpu_tiles(target: Target, trace: int) -> list[Step]:
         _kv(f"select-kv-copies{{target={target.name}}}", "once it is known which tiles lie in shared memory"),
         _kv("specialize-kv-warps", "copies are ops now, and no loop carries what they wait for yet", True),
         _kv("promote-kv-sums", "before the rotation, which starts what is added elsewhere in another order", True),
-        _kv(
-            "sum-kv-weights",
-            "after it: of products that are added elsewhere; before sums are left to threads",
-            True,
-        ),
+        _kv("sum-kv-weights", "after it: of products that are added elsewhere; before sums are left to threads", True),
         _kv("defer-kv-reductions", "before the rotation, which splits the loop's body", True),
         _kv("pipeline-kv-loops", "after the copies left: what is rotated are products and their waits", True),
         _kv("queue-kv-rounds", "after the roles have loops of their own, and nothing looks at those any more", True),

@@ -37,10 +37,7 @@ class PassError(PassFailure):
 
 
 def run(
-    module: ir.Module,
-    steps: Iterable[Step],
-    stop_after: str | None = None,
-    observer: Observer | None = None,
+    module: ir.Module, steps: Iterable[Step], stop_after: str | None = None, observer: Observer | None = None
 ) -> None:
     """Run steps on a module, in order; ``observer(name, module)`` after each.
 

@@ -95,10 +95,7 @@ ALLOWED = {
     "kvarn.runtime.host": {"now": {*RUNTIME_SIDE, *PURE_DIALECT, *BASE, *NUMERIC}, "lazy": {"kvarn.dialect", *MLIR}},
     "kvarn.compilation.driver": {"now": EVERYTHING, "lazy": CUDA},
     "kvarn.emulator": {"now": {*RUNTIME_SIDE, *PURE_DIALECT, *BASE, *NUMERIC}, "lazy": {"kvarn.lowering.target"}},
-    "kvarn.compilation.kernel": {
-        "now": {*RUNTIME_SIDE, *PURE_DIALECT, *BASE},
-        "lazy": {*CUDA, "kvarn.emulator"},
-    },
+    "kvarn.compilation.kernel": {"now": {*RUNTIME_SIDE, *PURE_DIALECT, *BASE}, "lazy": {*CUDA, "kvarn.emulator"}},
     "kvarn.compilation.extensions": {"now": EVERYTHING, "lazy": set()},
     "kvarn.compilation.stage_files": {"now": EVERYTHING, "lazy": set()},
     "kvarn.dispatch": {"now": EVERYTHING, "lazy": CUDA},

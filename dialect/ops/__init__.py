@@ -147,4 +147,4 @@ __all__ = [
     "tma_wait_stores",
     "trace_mark",
     "value_cache",
-]  # fmt: skip
+]

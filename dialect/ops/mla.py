@@ -181,9 +181,12 @@ class MlaPrefillPlanOp(WithBuffers, name="mla_prefill_plan", traits=[TierOne, Re
     contents = (Offsets("row_offsets"), Counts("cache_lengths"))
 
     buffers = {
-        "cache_lengths": Buffer("B"), "row_offsets": Buffer("B + 1"), "buffer_lengths": Buffer("C"),
-        "buffer_row_offsets": Buffer("C, B + 1"), "cache_offsets": Buffer("C, B"),
-    }  # fmt: skip
+        "cache_lengths": Buffer("B"),
+        "row_offsets": Buffer("B + 1"),
+        "buffer_lengths": Buffer("C"),
+        "buffer_row_offsets": Buffer("C, B + 1"),
+        "cache_offsets": Buffer("C, B"),
+    }
 
     def verify_invariants(self) -> bool:
         tokens = verify.integer(self.buffer_tokens)

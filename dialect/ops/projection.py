@@ -133,9 +133,10 @@ class _Projection(Kv.Operation):
             one and (name in (PLAIN, "e2m1")) and (name != PLAIN or x.element_type != ir.IntegerType.get_signless(8))
         ):
             return verify.fail(
-                self, "x must be of floats, or f8E4M3FN as a weight of weight_format plain, or bytes as one of e2m1, "
-                f"got {x} with {weight} and weight_format {name}"
-            )  # fmt: skip
+                self,
+                "x must be of floats, or f8E4M3FN as a weight of weight_format plain, or bytes as one of e2m1, "
+                f"got {x} with {weight} and weight_format {name}",
+            )
         if k_of(self, self.x) != k_of(self, self.weight):
             return verify.fail(self, f"x and weight must have one K, got {x} and {weight} of weight_format {name}")
         return True

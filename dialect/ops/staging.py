@@ -568,9 +568,8 @@ def stages_type() -> ir.Type:
 def make_stages(name: str, stages: int, tile: ir.Type, copy: str) -> ir.Value:
     """A circular buffer of ``stages`` tiles."""
     return MakeStagesOp(
-        ir.StringAttr.get(name), i64_attr(stages), ir.TypeAttr.get(tile), ir.StringAttr.get(copy),
-        stages_type(),
-    ).operation.results[0]  # fmt: skip
+        ir.StringAttr.get(name), i64_attr(stages), ir.TypeAttr.get(tile), ir.StringAttr.get(copy), stages_type()
+    ).operation.results[0]
 
 
 def take_round(counter: ir.Value, round: ir.Value, count: ir.Value) -> ir.Value:
@@ -587,9 +586,12 @@ def dot_wait(products: Sequence[ir.Value], pending: int = 0) -> list[ir.Value]:
     """The products, one or two, of which all but the last ``pending`` are complete."""
     older, *newer = products
     made = DotWaitOp(
-        older, i64_attr(pending), older.type, newer=newer[0] if newer else None,
+        older,
+        i64_attr(pending),
+        older.type,
+        newer=newer[0] if newer else None,
         newer_result=newer[0].type if newer else None,
-    )  # fmt: skip
+    )
     return list(made.operation.results)
 
 

@@ -565,8 +565,10 @@ def tile_load(cache: ir.Value, batch: Any, head: Any, first: Any, begin: Any, co
         as_i32(count),
         i64_attr(of.first_column),
         ir.StringAttr.get(of.tail),
-        result, descriptor=of.descriptor, lists=of.lists,
-    ).operation  # fmt: skip
+        result,
+        descriptor=of.descriptor,
+        lists=of.lists,
+    ).operation
     for name, value in zip(ROW_FORMAT, (of.rope, of.inline_scales), strict=True):
         if value:
             op.attributes[name] = i64_attr(value)

@@ -64,9 +64,10 @@ class TensorMapOp(Kv.Operation, name="tensor_map", traits=[Pure]):
         collection = types.type_name(operands[0].type) == "collection"
         if collection != (len(operands) == 2):
             return verify.fail(
-                self, "takes a layer with a collection, and none with a cache or an operand, "
-                f"got {len(operands) - 1} of {operands[0].type}"
-            )  # fmt: skip
+                self,
+                "takes a layer with a collection, and none with a cache or an operand, "
+                f"got {len(operands) - 1} of {operands[0].type}",
+            )
         if self.half.value == "value" and (not collection or spec.is_mla):
             return verify.fail(self, f"with half = value needs a collection with values, got {operands[0].type}")
         made = _descriptor(self, self.operation.results[0])
@@ -286,9 +287,10 @@ def _in_shared(op: Any, pointers: Sequence[ir.Value]) -> bool:
 def _takes(op: Any, spec: TmaSpec, given: Sequence[ir.Value]) -> bool:
     names = spec.coordinates
     return len(given) == len(names) or verify.fail(
-        op, f"takes the coordinates {', '.join(names)} of a {spec.form} descriptor of rank {len(spec.box)}, "
-        f"got {len(given)}"
-    )  # fmt: skip
+        op,
+        f"takes the coordinates {', '.join(names)} of a {spec.form} descriptor of rank {len(spec.box)}, "
+        f"got {len(given)}",
+    )
 
 
 def _chunks(op: Any, spec: TmaSpec) -> bool:
@@ -318,9 +320,11 @@ def _group(op: Any) -> bool:
 def tensor_map(handle: ir.Value, spec: TmaSpec, layer: Any = None, half: str = "key") -> ir.Value:
     """The descriptor of tiles of a handle, made at launch."""
     made = TensorMapOp(
-        handle=handle, layer=None if layer is None else as_i32(layer), half=ir.StringAttr.get(half),
+        handle=handle,
+        layer=None if layer is None else as_i32(layer),
+        half=ir.StringAttr.get(half),
         map=types.tma_type(spec),
-    )  # fmt: skip
+    )
     return made.operation.results[0]
 
 

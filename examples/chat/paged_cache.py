@@ -55,11 +55,7 @@ class PagedCache:
         self._warm_up()
         self._blocks = self._pool(sum(-(-length // PAGE_SIZE) for length in lengths))
         self._manager = kv.PagedKVCacheManager(
-            self._blocks,
-            prefix_caching=True,
-            copy_pages=self._copy_pages,
-            upload=arrays.upload,
-            table_dtype=np.int32,
+            self._blocks, prefix_caching=True, copy_pages=self._copy_pages, upload=arrays.upload, table_dtype=np.int32
         )
         self.total_pages = self._manager.total_num_pages
         self.peak_pages = self.peak_shared = 0

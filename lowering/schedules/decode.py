@@ -16,15 +16,7 @@ from kvarn.dialect.shared_layout import SharedLayout
 from kvarn.lowering.kernels.attention.decode.binned_sums import MOST_VALUES
 from kvarn.lowering.target import Target
 
-from .limits import (
-    DECODE_GRANULE,
-    HELD_SCALES,
-    MOST_COLUMNS,
-    MOST_QUERIES,
-    WARP_OUTPUTS,
-    WARP_ROWS,
-    decode_registers,
-)
+from .limits import DECODE_GRANULE, HELD_SCALES, MOST_COLUMNS, MOST_QUERIES, WARP_OUTPUTS, WARP_ROWS, decode_registers
 
 NEVER = -1.0e30  # a running maximum that any score exceeds, finite so that differences are
 # The fields of a configuration that are a schedule's.

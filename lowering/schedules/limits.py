@@ -72,14 +72,7 @@ BLOCK_REGISTERS = {
     (2, 1, 1): Registers(208, {"tma": (40, 232), "rows": (56, 224), "staged": (72, 216), "transposed": (88, 208)}),
     (2, 2, 1): Registers(208, {"rows": (40, 216), "staged": (64, 192)}),
     (3, 1, 1): Registers(
-        128,
-        {
-            "tma": (32, 160),
-            "rows": (56, 152),
-            "staged": (56, 152),
-            "addressed": (80, 144),
-            "transposed": (56, 152),
-        },
+        128, {"tma": (32, 160), "rows": (56, 152), "staged": (56, 152), "addressed": (80, 144), "transposed": (56, 152)}
     ),
     (3, 2, 1): Registers(104, {"staged": (56, 120), "addressed": (72, 112)}),
     (4, 1, 1): Registers(92, {"tma": (32, 112), "staged": (56, 104), "addressed": (64, 104)}),

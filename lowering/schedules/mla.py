@@ -157,10 +157,10 @@ def launch(config: LatentConfig, at: Expansion, op: Any) -> None:
     several = one if config.parted else (splits - 1).least(one)
     parts = at.workspace((several * tiles).wide * splits * config.part_bytes + 16)  # of many tiles more than 2 GiB
     key_map = (
-        at.tensor_map(
-            op.collection, rows=config.box_rows, swizzle=swizzle_of(config), layer=op.layer, half="key"
-        ) if config.copy == "tma" else None
-    )  # fmt: skip
+        at.tensor_map(op.collection, rows=config.box_rows, swizzle=swizzle_of(config), layer=op.layer, half="key")
+        if config.copy == "tma"
+        else None
+    )
     out = None if config.parted else op.out
     args = [op.collection, op.layer, op.query, op.row_offsets, op.scale, out, parts, op.indices, op.topk_lengths]
     if config.few:

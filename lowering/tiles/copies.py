@@ -172,15 +172,13 @@ def start_chunks(op: Any, chunks: Chunks, thread: Value, target: Any) -> None:
             if past:
                 exists = exists & (chunk * chunks.columns + op.first_column.value < spec.head_size)
             to, to_scales = target(begin + u, row, chunk)
-            ptx.cp_async(
-                to, Pointer(sources[u], GLOBAL), chunks.unit, zero_fill_size=where(exists, chunks.unit, 0)
-            )  # fmt: skip
+            ptx.cp_async(to, Pointer(sources[u], GLOBAL), chunks.unit, zero_fill_size=where(exists, chunks.unit, 0))
             if scales:
                 column = chunk * chunks.columns + op.first_column.value
                 source = ops.scale_block_ptr(op.cache, op.batch, at.ir, op.head, column.ir, page)
                 ptx.cp_async(
                     to_scales, Pointer(source, GLOBAL), 4 * scales, zero_fill_size=where(exists, 4 * scales, 0)
-                )  # fmt: skip
+                )
 
     many = chunks.together
     whole = chunks.of_thread // many

@@ -47,9 +47,12 @@ def begin(op: ir.Operation, threads: Threads) -> None:
 
 
 def folded_over_warps(
-    values: list[ir.Value], layouts: tuple[RegisterLayout, RegisterLayout], place: Pointer,
-    combine: Callable[[ir.Value, ir.Value], ir.Value], threads: Threads,
-) -> list[ir.Value]:  # fmt: skip
+    values: list[ir.Value],
+    layouts: tuple[RegisterLayout, RegisterLayout],
+    place: Pointer,
+    combine: Callable[[ir.Value, ir.Value], ir.Value],
+    threads: Threads,
+) -> list[ir.Value]:
     """A number for each of a thread's rows, folded over the warps that have other columns of them: in their order.
 
     ``layouts`` are those of the rows that numbers are given of, and of those that the thread is to have them of.

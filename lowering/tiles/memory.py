@@ -74,9 +74,7 @@ class Stages:
         if not grouped:
             full = Pointer(ops.alloc_shared(2 * count * BARRIER_BYTES, BARRIER_BYTES), SHARED)
             empty = full + count * BARRIER_BYTES
-        made = Stages(
-            op.buffer_name.value, layout, count, copy, copying, dtype, tiles, full, empty, grouped=grouped
-        )  # fmt: skip
+        made = Stages(op.buffer_name.value, layout, count, copy, copying, dtype, tiles, full, empty, grouped=grouped)
         users_of = users(op.operation.results[0])
         made.finished = any(user.name == "kv.copy_finish" for user in users_of)
         starts = [user.opview for user in users_of if user.name == "kv.copy_start"]
@@ -200,8 +198,9 @@ def entry_of(op: Any, token: Value) -> Value:
     last = kv_math.max(scalar(op.count) - 1, 0)
     entry = functional.if_(
         (token >= 0) & (token < scalar(op.count)),
-        lambda: buffer_of(op.lists)[scalar(op.batch), kv_math.min(token, last)], lambda: Value(const(-1), i32),
-    )  # fmt: skip
+        lambda: buffer_of(op.lists)[scalar(op.batch), kv_math.min(token, last)],
+        lambda: Value(const(-1), i32),
+    )
     return entry
 
 

@@ -151,9 +151,11 @@ class Environment:
         "KVARN_PTXAS", "", str, "path of the ptxas to use, also for kernels that nvJitLink could assemble"
     )
     allow_serialized = Variable[bool](
-        "KVARN_ALLOW_SERIALIZED", False, _bool,
+        "KVARN_ALLOW_SERIALIZED",
+        False,
+        _bool,
         "1 warns instead of failing when an assembler serializes wgmma or ignores setmaxnreg",
-    )  # fmt: skip
+    )
     nvdisasm = Variable[str]("KVARN_NVDISASM", "", str, "path of the nvdisasm to use")
 
     def __init__(self) -> None:

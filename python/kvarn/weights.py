@@ -125,9 +125,11 @@ def _q4_k(blocks: np.ndarray) -> dict[str, Any]:
     minima = np.concatenate([middle & 63, (high >> 4) | ((middle >> 6) << 4)], -1)
     codes = _nibbles(blocks[..., 16:].reshape(*blocks.shape[:2], 4, 32))
     return {
-        "weight": packed(_rows(codes)), "weight_scale": _rows(both[..., :1] * scales),
-        "weight_min": _rows(both[..., 1:] * minima), "weight_format": "uint4",
-    }  # fmt: skip
+        "weight": packed(_rows(codes)),
+        "weight_scale": _rows(both[..., :1] * scales),
+        "weight_min": _rows(both[..., 1:] * minima),
+        "weight_format": "uint4",
+    }
 
 
 def _q6_k(blocks: np.ndarray) -> dict[str, Any]:

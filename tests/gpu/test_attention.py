@@ -17,11 +17,7 @@ from reference.kinds import schedule_for
 from reference.random_caches import Problem, random_query, stored_problem
 
 import kvarn as kv
-from kvarn.caches import (
-    ContinuousBatchingKVCacheCollection,
-    PagedKVCacheCollection,
-    PagedKVCacheFA3FallbackCollection,
-)
+from kvarn.caches import ContinuousBatchingKVCacheCollection, PagedKVCacheCollection, PagedKVCacheFA3FallbackCollection
 from kvarn.dialect import dtypes
 
 torch = pytest.importorskip("torch")

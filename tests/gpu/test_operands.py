@@ -9,16 +9,7 @@ import numpy as np
 import pytest
 from reference import attention as reference
 from reference.kinds import schedule_for
-from reference.operands import (
-    KINDS,
-    check_survey,
-    dense_parts,
-    grid,
-    outputs,
-    ragged_parts,
-    random_operand,
-    survey,
-)
+from reference.operands import KINDS, check_survey, dense_parts, grid, outputs, ragged_parts, random_operand, survey
 from reference.places import Torch
 from reference.random_caches import Problem, random_query, stored_problem
 

@@ -509,11 +509,7 @@ def refused(rank: int, world: int, device: str) -> None:
     regions = kv.ContinuousBatchingKVCacheCollection(blocks, lengths, torch.zeros_like(lengths), 1, 8)
     step = ContextParallel(result="heads").step(lengths)
     cases = [
-        (
-            TypeError,
-            lambda: step.attention(mine, 0, query, chunk=3),
-            "takes scale, .*window, schedule, got chunk",
-        ),
+        (TypeError, lambda: step.attention(mine, 0, query, chunk=3), "takes scale, .*window, schedule, got chunk"),
         (
             TypeError,
             lambda: step.mla_attention(mine, 0, query, softcap=3.0),
@@ -529,11 +525,7 @@ def refused(rank: int, world: int, device: str) -> None:
             lambda: step.attention(mine, 0, even, window=0),
             "window must be a multiple of the 2 ranks, got 0",
         ),
-        (
-            TypeError,
-            lambda: step.attention(regions, 0, even, window=4),
-            "a window, or over latent rows, needs pages",
-        ),
+        (TypeError, lambda: step.attention(regions, 0, even, window=4), "a window, or over latent rows, needs pages"),
         (ValueError, lambda: step.attention(mine, 0, query[:0]), "query must have the 1 rows of the step, got 0"),
         (ValueError, lambda: step.attention(mine, 0, query), 'a multiple of 2 heads for result="heads", got 3'),
         (ValueError, lambda: ContextParallel(result="some"), 'result must be "all" or "heads", got \'some\''),

@@ -13,12 +13,7 @@ from typing import Any
 import numpy as np
 
 import kvarn as kv
-from kvarn.caches import (
-    KVCacheMHAOperand,
-    KVCacheScalesMHAOperand,
-    LayoutTensorMHAOperand,
-    RaggedMHAOperand,
-)
+from kvarn.caches import KVCacheMHAOperand, KVCacheScalesMHAOperand, LayoutTensorMHAOperand, RaggedMHAOperand
 from kvarn.caches.operands import MHAOperand
 from kvarn.dialect import dtypes
 

@@ -268,12 +268,7 @@ def run(
 
 
 def check(
-    b: Batch,
-    choice: Choice,
-    *,
-    scale: float | None = None,
-    orders: Sequence[ptx.Order | None] = (None,),
-    **what: Any,
+    b: Batch, choice: Choice, *, scale: float | None = None, orders: Sequence[ptx.Order | None] = (None,), **what: Any
 ) -> None:
     """The output and the log-sum-exp are the model's, whatever the hardware chooses."""
     case = case_of(b, **what)

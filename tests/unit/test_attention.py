@@ -13,12 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 from reference import attention as reference
-from reference.random_caches import (
-    Problem,
-    clone,
-    random_query,
-    stored_problem,
-)
+from reference.random_caches import Problem, clone, random_query, stored_problem
 
 import kvarn as kv
 from kvarn.caches import PagedKVCacheCollection

@@ -240,12 +240,7 @@ def test_decode_splits_and_merges_long_sequences(dtype, options):
 
 @pytest.mark.parametrize(
     "entries",
-    [
-        {},
-        {"combine": 4, "min_tiles": 2},
-        {"batch_invariant": True, "split": 64},
-        {"max_batch": 1, "combine": 4},
-    ],
+    [{}, {"combine": 4, "min_tiles": 2}, {"batch_invariant": True, "split": 64}, {"max_batch": 1, "combine": 4}],
     ids=str,
 )
 def test_a_decode_has_keys_of_its_own_count_or_none(entries):

@@ -152,9 +152,7 @@ def test_an_operation_is_compared_with_the_host(rest, operation):
         made = writes._APPEND.compile((pool, 0, x, offsets, x), target="sm_90a")
     else:
         made = reads._ATTENTION.compile(
-            (pool, 0, x, offsets, 0.125, x.copy()),
-            (("mask", "causal"), ("span", 0), ("softcap", 0.0)),
-            target="sm_90a",
+            (pool, 0, x, offsets, 0.125, x.copy()), (("mask", "causal"), ("span", 0), ("softcap", 0.0)), target="sm_90a"
         )
     text = made.asm["kv"]
     checker = Checker(text, "sm_90a", rest, InputOptions(lengths=(9,), new=(2,)))

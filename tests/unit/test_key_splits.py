@@ -127,12 +127,7 @@ def launched(
     device = type("Device", (), {"multiprocessors": multiprocessors})
     splits, *found = compile_expressions([given.get("splits", 1), *entries], artifact.args)(values, device)
     steps = len(artifact.steps)
-    return {
-        "splits": splits,
-        "blocks": found[0],
-        "combined": found[1] if steps > 1 else 0,
-        "bytes": sum(found[steps:]),
-    }
+    return {"splits": splits, "blocks": found[0], "combined": found[1] if steps > 1 else 0, "bytes": sum(found[steps:])}
 
 
 def test_tiles_that_fill_the_device_are_not_split():

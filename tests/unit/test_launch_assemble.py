@@ -106,10 +106,7 @@ def test_odd_chips_do_not_reach_a_tool(chip):
 
 def test_figures_are_read_a_kernel():
     found = assemble.figures(LOG)
-    assert found == {
-        "attention": assemble.Figures(168, 24, 32, 64, 49152),
-        "append": assemble.Figures(32, 0, 0, 0, 0),
-    }
+    assert found == {"attention": assemble.Figures(168, 24, 32, 64, 49152), "append": assemble.Figures(32, 0, 0, 0, 0)}
 
 
 def test_sass_has_the_kernels():
@@ -186,10 +183,7 @@ PRODUCT = """
 """
 KEPT = PRODUCT.replace("WHILE", "setmaxnreg.inc.sync.aligned.u32 240;")
 # An accumulator is read while its product is under way; no register count is known for setmaxnreg.
-SPOILT = [
-    (PRODUCT.replace("WHILE", "add.f32 %f1, %f1, %f1;"), "C7517"),
-    (KEPT.replace(".maxnreg 168", ""), "C7508"),
-]
+SPOILT = [(PRODUCT.replace("WHILE", "add.f32 %f1, %f1, %f1;"), "C7517"), (KEPT.replace(".maxnreg 168", ""), "C7508")]
 
 
 def _has_ptxas():

@@ -217,10 +217,7 @@ def test_chunks_over_tiles_are_chosen_where_they_fit():
     p = prefill(13, "bf16", **TILES)
     with kv.emulated("sm_90a"):
         for given, message in (
-            (
-                prefill(13, **TILES),
-                "kind tile needs a query of bf16 or f16 for products by wgmma, got f32",
-            ),
+            (prefill(13, **TILES), "kind tile needs a query of bf16 or f16 for products by wgmma, got f32"),
             (prefill(13, "bf16", **{**TILES, "nope": 40}), "needs keys of a multiple of 64 columns and of 16 from the"),
             (prefill(13, "bf16", **{**TILES, "values": 264}), "kind tile needs values of up to 256 columns, got 264"),
         ):

@@ -37,10 +37,7 @@ def two_pools(shape: str, seed: int = 1) -> tuple[Any, Any]:
 def ids_of(source: Any, destination: Any) -> tuple[np.ndarray, np.ndarray]:
     """Pairs of which the last four are skipped."""
     n, m = source.num_blocks, destination.num_blocks
-    return (
-        np.array([0, 1, n - 1, 2, n, -1, 0, 1], np.int32),
-        np.array([m - 1, 0, 1, 2, 3, 3, m, -2], np.int32),
-    )
+    return (np.array([0, 1, n - 1, 2, n, -1, 0, 1], np.int32), np.array([m - 1, 0, 1, 2, 3, 3, m, -2], np.int32))
 
 
 @pytest.mark.parametrize("shape", POOLS)

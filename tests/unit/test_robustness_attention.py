@@ -44,11 +44,7 @@ def test_infinities_without_a_token_do_not_show(head_size, page_size, options):
 
 @pytest.mark.parametrize(
     ("kind", "head_size", "page_size", "options", "batch"),
-    [
-        ("simt", 512, 16, {}, "short"),
-        ("mma", 256, 64, {}, "four prefills"),
-        ("decode", 64, 16, {}, "decode of 512"),
-    ],
+    [("simt", 512, 16, {}, "short"), ("mma", 256, 64, {}, "four prefills"), ("decode", 64, 16, {}, "decode of 512")],
     ids=str,
 )
 def test_infinities_without_a_token_do_not_show_in_gpu_code(kind, head_size, page_size, options, batch):

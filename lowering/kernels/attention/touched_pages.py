@@ -95,7 +95,10 @@ def launch_reads(op: Any, at: Expansion) -> None:
         threads = threads_of(at)
         kernel = reads_kernel(kind, not is_padded, masked, spec.is_mla, asks(masked) and spec.paged)
         at.launch(
-            kernel, [handle, layer, new, *lists],
-            (at.field(handle, "batch"), spec.num_heads, 1), (threads, 1, 1), key=(kernel.name, kind, masked),
+            kernel,
+            [handle, layer, new, *lists],
+            (at.field(handle, "batch"), spec.num_heads, 1),
+            (threads, 1, 1),
+            key=(kernel.name, kind, masked),
             attributes={READS_OF: {"operation": name}},
-        )  # fmt: skip
+        )

@@ -151,9 +151,12 @@ def copy_page(
 
         def copy(base, prefix, per_slot, itemsize):
             copy_bytes(
-                begin(destination, b, base, prefix, itemsize), begin(source, a, base, prefix, itemsize),
-                slots * (per_slot * itemsize), word(per_slot * itemsize), threads,
-            )  # fmt: skip
+                begin(destination, b, base, prefix, itemsize),
+                begin(source, a, base, prefix, itemsize),
+                slots * (per_slot * itemsize),
+                word(per_slot * itemsize),
+                threads,
+            )
 
         if spec.strides is None and to.strides is None:
             copy("blocks", "", spec.row_size, spec.dtype.itemsize)

@@ -442,9 +442,7 @@ def finish(op: Any, case: Projection, at: Expansion, products: ir.Value, width: 
             to.k_gamma,
         ]  # fmt: skip
         key = case, bands, work, writer, blocks
-        at.launch(
-            kernel, args, (work.blocks(tokens) * blocks, 1, 1), (work.threads, 1, 1), key=key, programmatic=early
-        )  # fmt: skip
+        at.launch(kernel, args, (work.blocks(tokens) * blocks, 1, 1), (work.threads, 1, 1), key=key, programmatic=early)
 
 
 def constant_weight(op: Any, at: Expansion) -> bool:

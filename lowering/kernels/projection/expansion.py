@@ -53,7 +53,7 @@ def host_kernel(case: Projection, columns: int, step: int) -> Any:
     @kv.kernel(block=(1, 1, 1))
     def project(
         x: kv.Buffer[case.x, 2], weight: kv.Buffer[case.x, 2], products: kv.Buffer[case.rounded, 2], scales: Scales
-    ):  # fmt: skip
+    ):
         tokens, first, panel = x.shape[0], kv.block_id.x * M, kv.block_id.y
         left = kv.buffer_operand(x, case.k // step, step)
         right = kv.buffer_operand(weight, case.k // step, step)
@@ -78,7 +78,7 @@ def simt_kernel(case: Projection, lanes: int, rows: Rows) -> Any:
     @kv.kernel
     def project(
         x: kv.Buffer[case.x, 2], weight: kv.Buffer[case.x, 2], products: kv.Buffer[case.rounded, 2], scales: Scales
-    ):  # fmt: skip
+    ):
         lane = kv.thread_id.x % lanes
         column = kv.math.min(kv.block_id.x * (kv.block_dim.x // lanes) + kv.thread_id.x // lanes, case.columns - 1)
         tokens, first = x.shape[0], kv.block_id.y * SIMT_ROWS

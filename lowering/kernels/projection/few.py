@@ -40,7 +40,7 @@ from .common import (
     promotion,
     scaled,
     table_of,
-)  # fmt: skip
+)
 
 TOKENS = (8, 16, 32, 64, 128, 256)  # what max_tokens is rounded up to
 FINISH_BYTES = 12 << 10  # of blocks of the second kernel, which wait beside one of the first

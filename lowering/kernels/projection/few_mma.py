@@ -148,7 +148,7 @@ def weight_pairs(config: Config, words: Any, scales: Any, lows: Any) -> list[Any
         for pair in scaled_pairs(
             found[i * many : (i + 1) * many], scale, lows[i] if lows else None, config.exact, config.dtype
         )
-    ]  # fmt: skip
+    ]
 
 
 def product_kernel(config: Config, early: bool) -> Any:
@@ -204,9 +204,7 @@ def product_kernel(config: Config, early: bool) -> Any:
         return found
 
     @kv.kernel(block=(THREADS, 1, 1), min_blocks=BLOCKS)
-    def project_few(
-        x: kv.Buffer[few.case.x, 2], weight, partials: kv.Buffer[f32, 2], scales=None, minima=None,
-    ):  # fmt: skip
+    def project_few(x: kv.Buffer[few.case.x, 2], weight, partials: kv.Buffer[f32, 2], scales=None, minima=None):
         begin(early)
         array = kv.shared(2 * HALF * BYTES // few.case.x.itemsize, few.case.x, alignment=128)
         lane, warp = kv.thread_id.x % WARP, kv.thread_id.x // WARP
@@ -241,9 +239,11 @@ def product_kernel(config: Config, early: bool) -> Any:
                             for u in kv.static(range(2)):
                                 i = 4 * c + 2 * u
                                 accumulators[4 * n : 4 * n + 4] = kv.mma_m16n8k16(
-                                    [a[0][i], a[1][i], a[0][i + 1], a[1][i + 1]], [b[2 * u], b[2 * u + 1]],
-                                    accumulators[4 * n : 4 * n + 4], few.case.x,
-                                )  # fmt: skip
+                                    [a[0][i], a[1][i], a[0][i + 1], a[1][i + 1]],
+                                    [b[2 * u], b[2 * u + 1]],
+                                    accumulators[4 * n : 4 * n + 4],
+                                    few.case.x,
+                                )
                 held = prefetched
             kv.cp_async_wait(0)
             row = (kv.block_id.x + p) * few.rows + warp * ROWS + g

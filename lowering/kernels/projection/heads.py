@@ -37,7 +37,7 @@ from .common import (
     prefetch_maps,
     promoted,
     table_of,
-)  # fmt: skip
+)
 
 CONSUMERS = 2  # warpgroups
 ROWS = CONSUMERS * WARPGROUP_ROWS  # tokens of a tile

@@ -243,7 +243,7 @@ def kernel_of(config: Config, early: bool) -> Any:
                 a = left.tile(0, j, token0, tokens, rows=M, tail="any", descriptor=x_map, existing=True)
                 b = right.tile(
                     0, j, panel * N, case.columns, rows=N, tail="any", descriptor=weight_map, constant=config.constant
-                )  # fmt: skip
+                )
                 if case.scaling == "block":  # which a step of K has, and a tile's columns share
                     block = j * STEP // BLOCK
                     of_rows = scales.x_scale.gather(row, block, mask=row < tokens)

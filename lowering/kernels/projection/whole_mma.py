@@ -253,6 +253,5 @@ def launch(op: Any, config: Config, at: Expansion) -> None:
     ]  # fmt: skip
     grid = (some * cdiv(units.count, config.units), 1, 1)
     at.launch(
-        kernel_of(config, units, early), args, grid, (config.threads, 1, 1), key=(config, units),
-        programmatic=early,
-    )  # fmt: skip
+        kernel_of(config, units, early), args, grid, (config.threads, 1, 1), key=(config, units), programmatic=early
+    )

@@ -427,6 +427,5 @@ def launch(op: Any, config: Config, at: Expansion) -> None:
     tiles = (at.dim(op.x, 0) + (config.tile_rows - 1)) // config.tile_rows * cdiv(units.count, config.units)
     grid = (tiles.least(at.device("multiprocessors")), 1, 1)
     at.launch(
-        kernel_of(config, units, early), [args], grid, (config.threads, 1, 1), key=(config, units),
-        programmatic=early,
-    )  # fmt: skip
+        kernel_of(config, units, early), [args], grid, (config.threads, 1, 1), key=(config, units), programmatic=early
+    )

@@ -276,11 +276,7 @@ def dual_kernel(turning: Turning, index: Turning) -> Any:
 
 @expands("kv.qk_norm")
 def qk_norm(op: Any, at: Expansion) -> None:
-    options = {
-        "interleaved": op.interleaved.value,
-        "eps": op.eps.value,
-        "weight_offset": op.weight_offset.value,
-    }
+    options = {"interleaved": op.interleaved.value, "eps": op.eps.value, "weight_offset": op.weight_offset.value}
     main = Turning.of(at, op.collection, op.query, op.freqs, **options)
     freqs = op.q_gamma if op.freqs is None else op.freqs  # not looked at without
     args = Arguments(

@@ -54,10 +54,7 @@ class Float8:
         return 2.0 ** (1 - self.bias - self.mantissa + 23)
 
 
-FORMATS = {
-    "f8E4M3FN": Float8("e4m3", 3, 7, 448.0, 0x7F),
-    "f8E5M2": Float8("e5m2", 2, 15, 57344.0, 0x7F),
-}
+FORMATS = {"f8E4M3FN": Float8("e4m3", 3, 7, 448.0, 0x7F), "f8E5M2": Float8("e5m2", 2, 15, 57344.0, 0x7F)}
 
 
 def like(value: ir.Value, element: str) -> ir.Type:

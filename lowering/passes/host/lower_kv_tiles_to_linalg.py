@@ -37,9 +37,7 @@ from kvarn.lowering.tiles.threads import buffer_of
 
 LANES = 16  # elements of a row that are loaded at a time
 # By kind of reduction: the op of floats and of integers.
-_FOLDS = {
-    "max": (arith.maxnumf, arith.maxsi), "min": (arith.minnumf, arith.minsi), "add": (arith.addf, arith.addi),
-}  # fmt: skip
+_FOLDS = {"max": (arith.maxnumf, arith.maxsi), "min": (arith.minnumf, arith.minsi), "add": (arith.addf, arith.addi)}
 rules = Rules()
 
 
@@ -71,9 +69,12 @@ def generic(
     into = empty(type_) if into is None else into
     iterators = ["reduction" if d == reduced else "parallel" for d in range(rank)]
     op = linalg.GenericOp(
-        [type_], list(inputs), [into], ir.ArrayAttr.get([ir.AffineMapAttr.get(m) for m in (*maps, output)]),
+        [type_],
+        list(inputs),
+        [into],
+        ir.ArrayAttr.get([ir.AffineMapAttr.get(m) for m in (*maps, output)]),
         ir.ArrayAttr.get([ir.Attribute.parse(f"#linalg.iterator_type<{name}>") for name in iterators]),
-    )  # fmt: skip
+    )
     types_ = [ir.RankedTensorType(x.type).element_type if is_tile(x) else x.type for x in (*inputs, into)]
     block = op.regions[0].blocks.append(*types_)
     with ir.InsertionPoint(block):

@@ -112,9 +112,11 @@ class HostFunction:
     def replace_ids(self) -> None:
         """Answer thread, block, lane and warp queries from the loops."""
         values = {
-            "gpu.thread_id": self.thread_ids, "gpu.block_id": self.block_ids,
-            "gpu.block_dim": self.block, "gpu.grid_dim": self.grid,
-        }  # fmt: skip
+            "gpu.thread_id": self.thread_ids,
+            "gpu.block_id": self.block_ids,
+            "gpu.block_dim": self.block,
+            "gpu.grid_dim": self.grid,
+        }
         for op in ops_named(self.function, *_IDS, "gpu.lane_id", "gpu.subgroup_id"):
             with ir.InsertionPoint(op), op.location:
                 if op.name in values:
@@ -170,9 +172,12 @@ class HostFunction:
             array = ir.Type.parse(f"!llvm.array<{len(data)} x i8>")
             with ir.InsertionPoint.at_block_begin(module.body), op.location:
                 llvm.mlir_global(
-                    array, symbol, ir.Attribute.parse("#llvm.linkage<internal>"), constant=True,
+                    array,
+                    symbol,
+                    ir.Attribute.parse("#llvm.linkage<internal>"),
+                    constant=True,
                     value=ir.StringAttr.get(data),
-                )  # fmt: skip
+                )
             declare_printf(module)
             with ir.InsertionPoint(op), op.location:
                 address = llvm.mlir_addressof(ir.Type.parse("!llvm.ptr"), ir.FlatSymbolRefAttr.get(symbol))

@@ -39,7 +39,7 @@ _FOLDS: dict[str, tuple[str, Callable[[ir.Type], Any]]] = {
     "arith.addi": ("add", lambda t: 0),
     "arith.maxsi": ("maxsi", lambda t: -(1 << (ir.IntegerType(t).width - 1))),
     "arith.minsi": ("minsi", lambda t: (1 << (ir.IntegerType(t).width - 1)) - 1),
-}  # fmt: skip
+}
 _ACCESSES = ("memref.load", "memref.store", "vector.transfer_read", "vector.transfer_write")
 
 
@@ -156,9 +156,11 @@ class Nest:
         for start, count, width in [(0, whole, LANES)] * (whole > 0) + [(s, w, w if w > 1 else 0) for s, w in rest]:
             neutral = splat(arith.constant(type_, identity(type_)), width)
             (total,) = folded(
-                count, [neutral], max(width, 1),
+                count,
+                [neutral],
+                max(width, 1),
                 lambda j, values, start=start, width=width: [self._payload([*at, plus(j, start)], width, values[0])],
-            )  # fmt: skip
+            )
             result = combined(total, width)
         memref.store(result, output, place)
 

@@ -99,11 +99,13 @@ def watched(handle: ir.Value, of_scales: bool, registry: Callable[[], Value]) ->
     with where_:
         address, table = (Pointer(ops.field(handle, n), 1).address() for n in names)
         known = registry()
-        regions, first = functional.if_(known != 0, lambda: (_word(known, at.REGIONS), known + 8 * at.REGISTRY_WORDS),
-                                        lambda: (i64(0), i64(0)))  # fmt: skip
+        regions, first = functional.if_(
+            known != 0, lambda: (_word(known, at.REGIONS), known + 8 * at.REGISTRY_WORDS), lambda: (i64(0), i64(0))
+        )
         region = _find(first, regions, at.REGION_WORDS, address)
-        tables, first = functional.if_(region != 0, lambda: (_word(region, at.NUM_TABLES), _word(region, at.TABLES)),
-                                       lambda: (i64(0), i64(0)))  # fmt: skip
+        tables, first = functional.if_(
+            region != 0, lambda: (_word(region, at.NUM_TABLES), _word(region, at.TABLES)), lambda: (i64(0), i64(0))
+        )
         return Watched(handle, of_scales, region, _find(first, tables, at.TABLE_WORDS, table))
 
 

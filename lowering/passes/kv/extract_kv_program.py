@@ -159,9 +159,11 @@ def run(module: ir.Module, options: Any) -> None:
     steps = [extractor.step(op) for op in ops_named(function, "gpu.launch_func")]
     types_ = [str(a.type) for a in function.regions[0].blocks[0].arguments]
     program = {
-        "name": ir.StringAttr(function.attributes["sym_name"]).value, "arg_types": types_, "steps": steps,
+        "name": ir.StringAttr(function.attributes["sym_name"]).value,
+        "arg_types": types_,
+        "steps": steps,
         "workspaces": list(extractor.workspaces.values()),
-    }  # fmt: skip
+    }
     with ir.Location.unknown():
         if "kv.args" in function.attributes:
             module.operation.attributes["kv.program_args"] = function.attributes["kv.args"]

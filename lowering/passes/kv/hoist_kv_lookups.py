@@ -66,9 +66,12 @@ def attach_pages(function: ir.Operation) -> list[ir.Operation]:
             found.append(page.owner)
             # Operands of a built op cannot grow: build its twin with the page at the end.
             twin = ir.Operation.create(
-                op.name, results=[r.type for r in op.results], operands=[*op.operands, page],
-                attributes={a: op.attributes[a] for a in op.attributes}, loc=op.location,
-            )  # fmt: skip
+                op.name,
+                results=[r.type for r in op.results],
+                operands=[*op.operands, page],
+                attributes={a: op.attributes[a] for a in op.attributes},
+                loc=op.location,
+            )
         for old, new in zip(op.results, twin.results, strict=True):
             old.replace_all_uses_with(new)
         op.erase()

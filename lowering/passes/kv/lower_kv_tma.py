@@ -115,8 +115,10 @@ def lower_store(op: Any) -> None:
     spec = types.tma_spec_of(op.map.type)
     descriptor = _descriptor(op.map)
     places = ", ".join(f"${i + 1}" for i in range(len(spec.box)))
-    text = f"cp.async.bulk.tensor.{len(spec.box)}d.global.shared::cta.tile.bulk_group [$0, {{{places}}}], " \
-           f"[${len(spec.box) + 1}];"  # fmt: skip
+    text = (
+        f"cp.async.bulk.tensor.{len(spec.box)}d.global.shared::cta.tile.bulk_group [$0, {{{places}}}], "
+        f"[${len(spec.box) + 1}];"
+    )
     for chunk in range(spec.copies):
         place = moved(op.source, chunk * op.smem_rows.value * spec.row_bytes)
         _asm(text, [descriptor, *chunk_coordinates(spec, op.coordinates, chunk), _address(place)])

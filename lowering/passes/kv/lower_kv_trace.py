@@ -114,9 +114,10 @@ class Traced:
         if not self.on_host:
             return self._special("%clock64")
         attributes = {
-            "intrin": ir.StringAttr.get("llvm.readcyclecounter"), "op_bundle_sizes": ir.DenseI32ArrayAttr.get([]),
+            "intrin": ir.StringAttr.get("llvm.readcyclecounter"),
+            "op_bundle_sizes": ir.DenseI32ArrayAttr.get([]),
             "operandSegmentSizes": ir.DenseI32ArrayAttr.get([0, 0]),
-        }  # fmt: skip
+        }
         return Value(emit_value("llvm.call_intrinsic", types().i64, (), attributes), i64)
 
     def _mark(self, op: ir.Operation) -> None:

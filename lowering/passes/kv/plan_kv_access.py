@@ -63,10 +63,10 @@ def mark_buffers(function: ir.Operation, written: frozenset[str] | None) -> None
     records = list(ir.ArrayAttr(function.attributes["kv.args"])) if "kv.args" in function.attributes else []
     declared = {i for i, record in enumerate(records) if "access" in ir.DictAttr(record)}
     readable = [
-        i for i, a in enumerate(function.regions[0].blocks[0].arguments)
-        if isinstance(a.type, ir.MemRefType) and (
-            i in declared or (written is not None and str(ir.MemRefType(a.type).element_type) not in written)
-        )
-    ]  # fmt: skip
+        i
+        for i, a in enumerate(function.regions[0].blocks[0].arguments)
+        if isinstance(a.type, ir.MemRefType)
+        and (i in declared or (written is not None and str(ir.MemRefType(a.type).element_type) not in written))
+    ]
     if readable or written is not None:
         function.attributes["kv.read_only_args"] = ir.DenseI64ArrayAttr.get(readable)

@@ -65,8 +65,9 @@ def attention_entries(op: Any, at: Expansion, without: Collection[str]) -> dict[
         return {"kind": kind, **entries}
     if kind != "decode":
         return {"kind": kind}
-    config = Config(case.spec, case.query, case.group, at.schedule["max_queries"], pages=case.pages,
-                    key_tiles=case.blocks)  # fmt: skip
+    config = Config(
+        case.spec, case.query, case.group, at.schedule["max_queries"], pages=case.pages, key_tiles=case.blocks
+    )
     return {"kind": kind, **decode_table.choose(at.target, config, at.schedule, at.tuned)}
 
 

@@ -396,9 +396,10 @@ def _say_unrotated(loop: ir.Operation) -> None:
     if not dots:
         return
     why = (
-        f"it has {len(dots)} products, not two" if len(dots) != 2
+        f"it has {len(dots)} products, not two"
+        if len(dots) != 2
         else "the second product does not add to a tile that only it changes"
-    )  # fmt: skip
+    )
     remark(loop, "missed", f"products of iterations do not overlap: {why}", products=len(dots))
 
 

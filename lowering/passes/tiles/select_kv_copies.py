@@ -102,9 +102,11 @@ def by_pages(op: Any, by_tma: bool) -> bool:
 
 
 _HOW = {
-    "cp_async": "cp.async", "staged": "{} and conversion in shared memory",
-    "transposed": "transposition in shared memory", "convert": "loads that convert",
-}  # fmt: skip
+    "cp_async": "cp.async",
+    "staged": "{} and conversion in shared memory",
+    "transposed": "transposition in shared memory",
+    "convert": "loads that convert",
+}
 
 
 def _say(load: ir.Operation, copy: str, stages: int) -> None:
@@ -303,8 +305,10 @@ def _has_columns_of(whole: ir.Operation, part: ir.Operation) -> bool:
     alike = element(a.tile) == element(b.tile) and shape(a.tile)[0] == shape(b.tile)[0]
     zeros = "any" in (a.tail.value, b.tail.value) or a.begin == b.begin
     known = begin is None or begin.block != part.block
-    same = all(x.attributes[name] == y.attributes[name] if name in x.attributes else name not in y.attributes
-               for x, y, name in ((whole, part, name) for name in ROW_FORMAT))  # fmt: skip
+    same = all(
+        x.attributes[name] == y.attributes[name] if name in x.attributes else name not in y.attributes
+        for x, y, name in ((whole, part, name) for name in ROW_FORMAT)
+    )
     by_threads = a.descriptor is None and b.descriptor is None
     return (
         whole.block == part.block
@@ -322,9 +326,7 @@ def _tokens(load: Any) -> list[ir.Value]:
     return [load.cache, load.batch, load.head, load.first, load.count]
 
 
-def stage_rows(
-    load: ir.Operation, function: ir.Operation, stages: int, query_stages: int, taken: set[str]
-) -> None:  # fmt: skip
+def stage_rows(load: ir.Operation, function: ir.Operation, stages: int, query_stages: int, taken: set[str]) -> None:
     """Replace one load of rows in a loop by a copy, a wait and a release; ``stages`` of inner loops.
 
     In the outermost loop, whose iterations nothing numbers, the release stands behind what stores rows through the

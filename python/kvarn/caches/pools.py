@@ -178,12 +178,7 @@ def _scales_of(
 
 
 def with_sequences(
-    pool: Pool,
-    cache_lengths: Any,
-    lookup_table: Any,
-    max_seq_length: Any,
-    max_cache_length: Any,
-    name: str = "blocks",
+    pool: Pool, cache_lengths: Any, lookup_table: Any, max_seq_length: Any, max_cache_length: Any, name: str = "blocks"
 ) -> Pool:
     """A pool with the tables of sequences: all views and fields of a cache or collection.
 

@@ -195,9 +195,10 @@ class Kernel:
     def _check_kind(self, program: bool) -> None:
         if self.artifact.is_program != program:
             raise TypeError(
-                f"{self.name} is a kernel: launch it over a grid, {self.name}[grid, block](...)" if program
+                f"{self.name} is a kernel: launch it over a grid, {self.name}[grid, block](...)"
+                if program
                 else f"{self.name} is an operation that chooses its own grids: call it, {self.name}(...)"
-            )  # fmt: skip
+            )
 
     def save(self, path: Any, chips: Sequence[str] = ()) -> Any:
         """Write a bundle that ``kv.load`` runs where MLIR is not installed.

@@ -380,9 +380,10 @@ class KernelFunction:
     def passed(self, args: Sequence[Any]) -> list[Any]:
         """The arguments of a launch that the compiled kernel has: neither static nor absent ones."""
         return [
-            a for a, static in zip(self.flat(args), self._static, strict=False)
+            a
+            for a, static in zip(self.flat(args), self._static, strict=False)
             if static is False or (static is None and a is not None)
-        ]  # fmt: skip
+        ]
 
     def compiled_for(self, args: Sequence[Any]) -> Any:
         """The compiled kernel for the arguments of a launch, from the second time on out of a table.
@@ -456,9 +457,12 @@ def kernel(
         later.
     """
     given = {
-        "max_threads": max_threads, "block": block, "min_blocks": min_blocks, "max_registers": max_registers,
+        "max_threads": max_threads,
+        "block": block,
+        "min_blocks": min_blocks,
+        "max_registers": max_registers,
         "cluster": cluster,
-    }  # fmt: skip
+    }
     options = {k: v for k, v in given.items() if v is not None}
     _option_problems(options)
     if function is None:

@@ -313,10 +313,12 @@ class Pointer:
             if offset.dtype.kind == "u" and offset.dtype.bits == 32 and self.space == GLOBAL:
                 offset = cast(offset, i64)  # getelementptr would extend the sign
             operands.append(offset.ir)
-        moved = emit_value("llvm.getelementptr", t.pointers[self.space], operands, {
-            "elem_type": ir.TypeAttr.get(t.i8),
-            "rawConstantIndices": ir.DenseI32ArrayAttr.get([constant]),
-        })  # fmt: skip
+        moved = emit_value(
+            "llvm.getelementptr",
+            t.pointers[self.space],
+            operands,
+            {"elem_type": ir.TypeAttr.get(t.i8), "rawConstantIndices": ir.DenseI32ArrayAttr.get([constant])},
+        )
         return Pointer(moved, self.space)
 
     __radd__ = __add__

@@ -42,9 +42,10 @@ def inline_asm(
     """Inline PTX; ``result`` is the type of what it gives, as text."""
     t = types()
     attributes = {
-        "asm_string": ir.StringAttr.get(text), "constraints": ir.StringAttr.get(constraints),
+        "asm_string": ir.StringAttr.get(text),
+        "constraints": ir.StringAttr.get(constraints),
         "tail_call_kind": t.attribute("#llvm.tailcallkind<none>"),
-    }  # fmt: skip
+    }
     if effects:
         attributes["has_side_effects"] = t.unit
     if result is not None:
@@ -281,12 +282,13 @@ def mma_m16n8k16(a: Sequence[Any], b: Sequence[Any], c: Sequence[Any], dtype: DT
         words = [bitcast(Value(w, i32), f16).ir for w in words]
     t = types()
     attributes = {
-        "layoutA": t.attribute("#nvvm.mma_layout<row>"), "layoutB": t.attribute("#nvvm.mma_layout<col>"),
+        "layoutA": t.attribute("#nvvm.mma_layout<row>"),
+        "layoutB": t.attribute("#nvvm.mma_layout<col>"),
         "multiplicandAPtxType": t.attribute(f"#nvvm.mma_type<{dtype.name}>"),
         "multiplicandBPtxType": t.attribute(f"#nvvm.mma_type<{dtype.name}>"),
         "operandSegmentSizes": ir.DenseI32ArrayAttr.get([4, 2, 4]),
         "shape": t.attribute("#nvvm.shape<m = 16, n = 8, k = 16>"),
-    }  # fmt: skip
+    }
     made = emit_value("nvvm.mma.sync", t.type(_struct(f32, 4)), [*words, *accumulators], attributes)
     return _parts(made, 4, f32)
 

@@ -264,9 +264,7 @@ class Block:
         else:
             self.memory.write(address, data, i.text)
 
-    def note(
-        self, space: str, address: np.ndarray, size: int, i: Instruction, lanes: np.ndarray, write: bool
-    ) -> None:  # fmt: skip
+    def note(self, space: str, address: np.ndarray, size: int, i: Instruction, lanes: np.ndarray, write: bool) -> None:
         """Count an access of threads, and see that no kernel ahead is still at its place."""
         if space == "global" and self.cluster.ahead is not None:
             self.cluster.ahead.check(self, i, address, size, lanes, write)

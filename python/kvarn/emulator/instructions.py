@@ -37,14 +37,19 @@ def _divide(a: np.ndarray, b: np.ndarray) -> np.ndarray:
 
 # The type of a half, and the one in which it is computed, so that results are rounded once.
 _HALVES: dict[str, tuple[Any, Any]] = {
-    "f16x2": (np.float16, np.float32), "bf16x2": (ml_dtypes.bfloat16, np.float32), "f32x2": (np.float32, np.float64),
-    "s16x2": (np.int16, np.int16), "u16x2": (np.uint16, np.uint16),
-}  # fmt: skip
+    "f16x2": (np.float16, np.float32),
+    "bf16x2": (ml_dtypes.bfloat16, np.float32),
+    "f32x2": (np.float32, np.float64),
+    "s16x2": (np.int16, np.int16),
+    "u16x2": (np.uint16, np.uint16),
+}
 # What is converted two at a time: the type of a half, and from what.
 _CONVERTED: dict[str, tuple[Any, tuple[str, ...]]] = {
-    "f16x2": (np.float16, ("f32", "e4m3x2", "e5m2x2")), "bf16x2": (ml_dtypes.bfloat16, ("f32",)),
-    "e4m3x2": (ml_dtypes.float8_e4m3fn, ("f32", "f16x2")), "e5m2x2": (ml_dtypes.float8_e5m2, ("f32", "f16x2")),
-}  # fmt: skip
+    "f16x2": (np.float16, ("f32", "e4m3x2", "e5m2x2")),
+    "bf16x2": (ml_dtypes.bfloat16, ("f32",)),
+    "e4m3x2": (ml_dtypes.float8_e4m3fn, ("f32", "f16x2")),
+    "e5m2x2": (ml_dtypes.float8_e5m2, ("f32", "f16x2")),
+}
 
 
 def _unsigned(size: int) -> type:
@@ -450,9 +455,12 @@ def vote(t: Block, i: Instruction) -> Any:
 def atomic(t: Block, i: Instruction) -> Any:
     dtype, (d, a, b, *_) = _type(i), i.operands
     functions = {
-        "add": np.add, "max": np.maximum, "min": np.minimum, "exch": lambda x, y: y,
+        "add": np.add,
+        "max": np.maximum,
+        "min": np.minimum,
+        "exch": lambda x, y: y,
         "inc": lambda x, y: np.where(x >= y, 0, x + 1),
-    }  # fmt: skip
+    }
     f = next(functions[n] for n in i.name if n in functions)
     space = i.space
     size = np.dtype(dtype).itemsize

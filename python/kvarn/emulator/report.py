@@ -105,9 +105,7 @@ class Counts:
         self.warps[first:end] += warps
         self.threads[first:end] += threads
 
-    def device(
-        self, pc: int, fields: Fields, address: np.ndarray, size: int, lanes: np.ndarray, write: bool
-    ) -> None:  # fmt: skip
+    def device(self, pc: int, fields: Fields, address: np.ndarray, size: int, lanes: np.ndarray, write: bool) -> None:
         """An access of lanes [n] to device memory, ``size`` bytes each."""
         sectors = np.unique((address.astype(np.int64) // SECTOR) * 64 + lanes // WARP)
         requests = len(np.unique(lanes // WARP))
@@ -301,12 +299,15 @@ class Report:
                 yield counts.kernel.code[n], int(counts.warps[n]), int(counts.threads[n])
 
     def _described(self) -> Iterator[str]:
-        launched = ", ".join(
-            f"{name} ({c.blocks} block{'s' * (c.blocks != 1)})" for name, c in self.kernels.items()
-        ) or "nothing"  # fmt: skip
+        launched = (
+            ", ".join(f"{name} ({c.blocks} block{'s' * (c.blocks != 1)})" for name, c in self.kernels.items())
+            or "nothing"
+        )
         yield f"emulated for {self.target}: {launched}"
-        yield f"  {self.instructions:,} instructions of warps, {self.active_lanes:.1%} of their lanes active, "\
-              f"{self.divergent_branches:,} divergent branches"  # fmt: skip
+        yield (
+            f"  {self.instructions:,} instructions of warps, {self.active_lanes:.1%} of their lanes active, "
+            f"{self.divergent_branches:,} divergent branches"
+        )
         yield f"  {self.shared_bytes:,} bytes of shared memory accessed, {self.bank_conflicts:,} bank conflicts"
         if self.traffic:
             width = max(map(len, self.traffic))

@@ -181,15 +181,15 @@ def _run_steps(
     report: Report | None, stream: Stream | None,
 ) -> None:  # fmt: skip
     sizes = compile_expressions([w.bytes for w in program.workspaces], program.args)(values, facts)
-    scratch = [np.zeros(size + _ALIGNMENT, np.uint8) if w.zeroed else np.full(size + _ALIGNMENT, 0xFF, np.uint8)
-               for w, size in zip(program.workspaces, sizes, strict=True)]  # fmt: skip
-    places = [
-        (s.ctypes.data + -s.ctypes.data % _ALIGNMENT, size) for s, size in zip(scratch, sizes, strict=True)
-    ]  # fmt: skip
+    scratch = [
+        np.zeros(size + _ALIGNMENT, np.uint8) if w.zeroed else np.full(size + _ALIGNMENT, 0xFF, np.uint8)
+        for w, size in zip(program.workspaces, sizes, strict=True)
+    ]
+    places = [(s.ctypes.data + -s.ctypes.data % _ALIGNMENT, size) for s, size in zip(scratch, sizes, strict=True)]
     parts = [field for arg, fields in zip(program.args, values, strict=True) for field in fields_of(arg, fields)]
     parts += [
         Field(f"scratch {w.name}", at, at + size) for w, (at, size) in zip(program.workspaces, places, strict=True)
-    ]  # fmt: skip
+    ]
     early = [_starts_early(program, step) for step in program.steps]
     followed = [*early[1:], stream is not None]
     stream = stream or Stream()

@@ -165,7 +165,7 @@ def _tensor(t: Block, i: Instruction) -> Any:
 
 def _load(
     t: Block, i: Instruction, m: TensorMap, to: tuple[int, int], given: list[int], barrier: int, known: Any
-) -> None:  # fmt: skip
+) -> None:
     def read(address: np.ndarray) -> np.ndarray:
         if t.counts is not None:
             t.counts.copied(i.index, t.cluster.fields, address, m.dtype.itemsize, False)
@@ -217,11 +217,12 @@ def _plain(t: Block, i: Instruction) -> Any:
                 if t.counts is not None:
                     t.counts.copied(i.index, c.fields, a + np.arange(size, dtype=np.uint64), 1, True)
                 _start_store(
-                    t, lane,
+                    t,
+                    lane,
                     lambda a=a, data=data, size=size: t.memory.write(
                         (a + np.arange(0, size, 16, dtype=np.uint64)).astype(np.uint64), data().reshape(-1, 16), i.text
                     ),
-                )  # fmt: skip
+                )
                 continue
             bar = int(barriers[n])
             check_set_up(t, i, bar, lane, copies=True)
@@ -229,9 +230,7 @@ def _plain(t: Block, i: Instruction) -> Any:
             if t.counts is not None and not from_shared:
                 t.counts.copied(i.index, c.fields, b + np.arange(size, dtype=np.uint64), 1, False)
 
-            def land(
-                a: np.ndarray = a, data: Any = data, size: int = size, bar: int = bar, known: Any = known
-            ) -> None:  # fmt: skip
+            def land(a: np.ndarray = a, data: Any = data, size: int = size, bar: int = bar, known: Any = known) -> None:
                 rows = (a + np.arange(0, size, 16, dtype=np.uint64)).astype(np.uint64)
                 c.write(rows, data().reshape(-1, 16), i, None, known)
                 c.arrive(bar, 0, -size, i.text)

@@ -26,8 +26,11 @@ from .block import WARP, Block, Lanes, op
 from .ptx_parser import EmulationError, Instruction, parts
 
 _ELEMENTS = {
-    "bf16": ml_dtypes.bfloat16, "f16": np.float16, "e4m3": ml_dtypes.float8_e4m3fn, "e5m2": ml_dtypes.float8_e5m2,
-}  # fmt: skip
+    "bf16": ml_dtypes.bfloat16,
+    "f16": np.float16,
+    "e4m3": ml_dtypes.float8_e4m3fn,
+    "e5m2": ml_dtypes.float8_e5m2,
+}
 _ATOMS = (16, 128, 64, 32)  # bytes of a row of a swizzle atom, by the descriptor's highest bits
 FRACTION_BITS = 13  # of the largest of 32 products of 8-bit elements and the sum so far, that all are cut off to
 _POISON = np.uint64(0x7FFF_DEAD)  # a NaN
@@ -274,9 +277,10 @@ def _places(count: int) -> tuple[np.ndarray, np.ndarray]:
 @op("wgmma")
 def warpgroup_multiply(t: Block, i: Instruction) -> Any:
     simple: Any = {
-        "fence": Products.fence, "commit_group": Products.commit,
+        "fence": Products.fence,
+        "commit_group": Products.commit,
         "wait_group": lambda s, lanes: s.wait(lanes, int(i.operands[0])),
-    }.get(i.name[1])  # fmt: skip
+    }.get(i.name[1])
     if simple is None and i.name[1] != "mma_async":
         raise EmulationError(f"unknown form: {i.text}")
     run = simple or _product(t, i)

@@ -69,8 +69,11 @@ def difference(before: str, after: str, name: str, context: int = 3) -> Iterator
         if kind != "equal":
             changed.append((i1, i2, j1, j2))
             continue
-        changed += [(i, i + 1, j, j + 1) for i, j in zip(range(i1, i2), range(j1, j2), strict=True)
-                    if not _same(old[i], new[j], numbers)]  # fmt: skip
+        changed += [
+            (i, i + 1, j, j + 1)
+            for i, j in zip(range(i1, i2), range(j1, j2), strict=True)
+            if not _same(old[i], new[j], numbers)
+        ]
     if changed:
         yield from (f"--- before {name}\n", f"+++ after {name}\n")
     for hunk in _hunks(changed, context):
@@ -122,7 +125,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     parser.add_argument(
         "--remarks", choices=("text", "yaml", "json"), help="the form of remarks; without a filter, of all passes"
-    )  # fmt: skip
+    )
     parser.add_argument(
         "--patterns", action="store_true", help="print how often each rule of each pass was applied, and nothing else"
     )

@@ -51,9 +51,12 @@ class Passport:
     """
 
     def __init__(
-        self, kernel: Kernel, report: Report | None = None, threads: int | None = None,
+        self,
+        kernel: Kernel,
+        report: Report | None = None,
+        threads: int | None = None,
         texts: Mapping[str, str] | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.kernel, self.report, self._threads = kernel, report, threads
         self._texts = {**kernel.texts, **(texts or {})}
         self.no_source = "" if kernel.placed else "its IR is not in the file: compile it again to see it"

@@ -49,11 +49,7 @@ def occupancy(target: str, threads: int, registers: int, shared: int) -> Occupan
     on = by_name(target)
     most_warps = on.chip.warps
     warps = -(-threads // WARP)
-    limits = {
-        "warps": most_warps // warps,
-        "blocks": on.chip.blocks,
-        "shared memory": on.blocks_of(shared),
-    }
+    limits = {"warps": most_warps // warps, "blocks": on.chip.blocks, "shared memory": on.blocks_of(shared)}
     if registers:
         a_warp = -(-registers * WARP // 256) * 256  # handed out to warps by 256
         limits["registers"] = REGISTERS // (a_warp * warps)

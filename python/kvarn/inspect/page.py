@@ -405,7 +405,7 @@ def _run(passport: Passport) -> Iterator[str]:
     traffic = [
         [name, *(f"{n:,}" for n in (t.read, t.read_sectors, t.written, t.written_sectors))]
         for name, t in report.traffic.items()
-    ]  # fmt: skip
+    ]
     yield _table(("device memory", "bytes read", "sectors", "written", "sectors"), traffic, numbers=-4)
     yield from (f'<p class="problem">{escape(str(h))}</p>' for h in report.hazards)
 

@@ -65,9 +65,7 @@ def blocks_of(module: ir.Module) -> list[Block]:
             first, last = min(s[0] for s in spans), max(s[1] for s in spans)
             bytes, alignment = (ir.IntegerAttr(op.attributes[name]).value for name in ("bytes", "alignment"))
             name = ir.StringAttr(function.attributes["sym_name"]).value
-            found.append(
-                Block(name, offset, bytes, alignment, _place(op), first, last, len(operations), tuple(uses))
-            )  # fmt: skip
+            found.append(Block(name, offset, bytes, alignment, _place(op), first, last, len(operations), tuple(uses)))
     return sorted(found, key=lambda b: (b.kernel, b.offset))
 
 

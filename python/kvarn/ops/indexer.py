@@ -33,9 +33,11 @@ def _check_scores(seen: SimpleNamespace) -> None:
 
 
 _SCORES = Operation(
-    "kv.index_scores", {"query": 1, "weights": 1, "out": 2}, _check_scores,
+    "kv.index_scores",
+    {"query": 1, "weights": 1, "out": 2},
+    _check_scores,
     no_alias=[NoAlias("out", "query"), NoAlias("out", "weights"), NoAlias("out", "row_offsets")],
-)  # fmt: skip
+)
 
 
 def index_scores(
@@ -85,9 +87,12 @@ def index_scores(
 
 
 _TOKENS = Operation(
-    "kv.select_tokens", {"scores": 2}, checks.declared, written=("tokens", "counts"),
+    "kv.select_tokens",
+    {"scores": 2},
+    checks.declared,
+    written=("tokens", "counts"),
     no_alias=[NoAlias("tokens", "scores"), NoAlias("counts", "scores"), NoAlias("tokens", "counts")],
-)  # fmt: skip
+)
 
 
 def select_tokens(

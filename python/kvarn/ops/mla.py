@@ -16,16 +16,7 @@ from . import checks, functions, sources
 from .block_lists import check_block_mask, mask_of
 from .checks import layer_of
 from .indices import MlaPrefillPlan, mla_prefill_plan
-from .reads import (
-    ARRAYS,
-    NO_ALIAS,
-    RowsOperation,
-    check_ends,
-    check_keys,
-    check_rows,
-    prior_of,
-    with_blocks,
-)
+from .reads import ARRAYS, NO_ALIAS, RowsOperation, check_ends, check_keys, check_rows, prior_of, with_blocks
 
 _FEW = 16  # new tokens of a sequence that are known to be no more
 
@@ -62,9 +53,11 @@ def _check_mla_attention(seen: SimpleNamespace) -> None:
 
 
 _MLA_ATTENTION = RowsOperation(
-    "kv.mla_attention", {"query": 1, "out": 1, "sinks": 0, "lse": 1, "prior": 1, "prior_lse": 1, **ARRAYS},
-    _check_mla_attention, no_alias=NO_ALIAS,
-)  # fmt: skip
+    "kv.mla_attention",
+    {"query": 1, "out": 1, "sinks": 0, "lse": 1, "prior": 1, "prior_lse": 1, **ARRAYS},
+    _check_mla_attention,
+    no_alias=NO_ALIAS,
+)
 
 
 _GIVEN = (
@@ -362,9 +355,7 @@ def mla_prefill_chunk(
         out = checks.empty(query, shape, None, "out", title)
     if lse is None:
         lse = checks.empty_lse(query, title)
-    operands = (
-        collection, layer, query, row_offsets, key, value, buffer_row_offsets, cache_offsets, scale, out, lse,
-    )  # fmt: skip
+    operands = (collection, layer, query, row_offsets, key, value, buffer_row_offsets, cache_offsets, scale, out, lse)
     attributes = (("bf16_rope", bool(bf16_rope)), ("accumulate", bool(accumulate)))
     _MLA_PREFILL_CHUNK(operands, attributes, schedule, stream)
     return out, lse

@@ -116,9 +116,12 @@ def _check_select(seen: SimpleNamespace) -> None:
 
 
 _SELECT = Operation(
-    "kv.select_pages", {"query": 1, "summaries": 2}, _check_select, written=("pages", "page_counts"),
+    "kv.select_pages",
+    {"query": 1, "summaries": 2},
+    _check_select,
+    written=("pages", "page_counts"),
     no_alias=[NoAlias("pages", "row_offsets"), NoAlias("page_counts", "row_offsets"), NoAlias("pages", "page_counts")],
-)  # fmt: skip
+)
 
 
 def select_pages(

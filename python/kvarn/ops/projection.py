@@ -150,9 +150,10 @@ def _check_scales(seen: SimpleNamespace, title: str) -> None:
         raise TypeError(f"{title}: x_scale and weight_scale go with x of dtype {SCALED}, got {seen.x.dtype.name}")
     scaling, (tokens, k), n = seen.attributes["scaling"], seen.x.shape, seen.weight.shape[0]
     wanted = {
-        "tensor": ((1, 1), (1, 1)), "row": ((tokens, 1), (n, 1)),
+        "tensor": ((1, 1), (1, 1)),
+        "row": ((tokens, 1), (n, 1)),
         "block": ((tokens, cdiv(k, BLOCK)), (cdiv(n, BLOCK), cdiv(k, BLOCK))),
-    }[scaling]  # fmt: skip
+    }[scaling]
     for name, shape in zip(("x_scale", "weight_scale"), wanted, strict=True):
         checks.has_shape(getattr(seen, name), shape, f"{title}: {name}")
         checks.has_dtype(getattr(seen, name), ("f32",), f"{title}: {name}")
@@ -389,8 +390,11 @@ def _run(
     if scaling != "group" and not (weight_min is tensor_scale is None):
         raise ValueError(f"{title}: weight_min and tensor_scale go with scales by groups, got scales of {scaling}")
     attributes = (
-        ("scaling", scaling), ("weight_format", weight_format), ("interleaved", bool(interleaved)), ("eps", eps),
-    )  # fmt: skip
+        ("scaling", scaling),
+        ("weight_format", weight_format),
+        ("interleaved", bool(interleaved)),
+        ("eps", eps),
+    )
     operands = (
         collection, layer, x, weight, table, query_out, bias, x_scale, weight_scale, weight_min, tensor_scale, freqs,
         q_gamma, k_gamma, index_collection, index_query_out,
@@ -463,5 +467,6 @@ def _queries(
     rounded = rounded_to(spec, dtype, None)
     if dtype.name in checks.FLOATS:
         rounded = dtype
-    return checks.empty(x, (tokens, (columns - rest) // of_head, of_head), None if rounded is dtype else rounded,
-                        "query_out", title)  # fmt: skip
+    return checks.empty(
+        x, (tokens, (columns - rest) // of_head, of_head), None if rounded is dtype else rounded, "query_out", title
+    )

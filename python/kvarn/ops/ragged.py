@@ -36,9 +36,11 @@ def _check_sliced_add(seen: SimpleNamespace) -> None:
 
 
 _SLICED_ADD = Operation(
-    "kv.sliced_add", {"a": 1, "b": 1, "out": 1}, _check_sliced_add,
+    "kv.sliced_add",
+    {"a": 1, "b": 1, "out": 1},
+    _check_sliced_add,
     no_alias=(NoAlias("out", "a", same=True), NoAlias("out", "b", same=True)),
-)  # fmt: skip
+)
 
 
 def sliced_add(a: Any, b: Any, end: int, out: Any = None, *, schedule: Schedule = None, stream: Any = None) -> Any:
@@ -79,9 +81,12 @@ def _check_merge(seen: SimpleNamespace) -> None:
 
 
 _MERGE = Operation(
-    "kv.merge_ragged", {"a": 1, "b": 1, "out": 1}, _check_merge, written=("out", "out_offsets"),
+    "kv.merge_ragged",
+    {"a": 1, "b": 1, "out": 1},
+    _check_merge,
+    written=("out", "out_offsets"),
     no_alias=[NoAlias(w, r) for w in ("out", "out_offsets") for r in ("a", "b", "a_offsets", "b_offsets")],
-)  # fmt: skip
+)
 
 
 def merge_ragged(

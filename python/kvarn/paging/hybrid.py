@@ -129,9 +129,11 @@ class HybridKVCacheManager:
                 raise ValueError(f"shared layer {layer} must be in no group and read one that is, got {read}")
             self.places[layer] = self.places[read]
         common = {
-            "max_batch_size": max_batch_size, "prefix_caching": prefix_caching, "salt": salt,
+            "max_batch_size": max_batch_size,
+            "prefix_caching": prefix_caching,
+            "salt": salt,
             "table_dtype": table_dtype,
-        }  # fmt: skip
+        }
         self.managers = tuple(group.manager(**common) for group in groups)
 
     # --- queries ---

@@ -522,8 +522,10 @@ class PagedKVCacheManager(CommitsDrafts):
             raise InsufficientBlocksError(
                 f"request {name!r} needs {needed} more pages for {processed + new + num_draft} tokens "
                 f"({wanted - behind} pages of {self.page_size}), but {available} of {self.total_num_pages} are free; "
-                f"release requests, or allocate a larger pool", needed, available,
-            )  # fmt: skip
+                f"release requests, or allocate a larger pool",
+                needed,
+                available,
+            )
         return Plan(hits, digests, kept, copied, fresh, processed, new)
 
     def _carry_out(self, found: Request, plan: Plan) -> int:

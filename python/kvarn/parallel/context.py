@@ -313,9 +313,10 @@ class ContextStep:
         if self._turns is None:
             args = self.lengths, self.row_offsets
             self._turns = (
-                decode_turns(parallel.local(self.lengths + 1), self.row_offsets, parallel.rank) if self._decode
+                decode_turns(parallel.local(self.lengths + 1), self.row_offsets, parallel.rank)
+                if self._decode
                 else prefill_turns(parallel, *args, self.rows)
-            )  # fmt: skip
+            )
         turns = self._turns
         kept = self._views.get(id(collection))
         if kept is None:

@@ -21,15 +21,12 @@ from kvarn.dialect.layout import DENSE, RAGGED, CacheSpec
 
 Values = Sequence[Sequence[Any]]  # the field values of each operand that is there
 Check = Callable[[Values], None]
-_FIELDS = {
-    "cache": layout.cache_fields,
-    "collection": layout.collection_fields,
-    "operand": layout.operand_fields,
-}
+_FIELDS = {"cache": layout.cache_fields, "collection": layout.collection_fields, "operand": layout.operand_fields}
 
 
-def checks_of(title: str, rules: Sequence[Rule], handles: dict[str, tuple[str, CacheSpec]], names: Sequence[str]
-              ) -> tuple[Check, ...]:  # fmt: skip
+def checks_of(
+    title: str, rules: Sequence[Rule], handles: dict[str, tuple[str, CacheSpec]], names: Sequence[str]
+) -> tuple[Check, ...]:
     """The checks of an operation's operands.
 
     Parameters

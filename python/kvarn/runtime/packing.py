@@ -75,9 +75,10 @@ class Packer:
         order = [starts[p.arg][p.field] for p in entry.params]
         self._pick = None if order == list(range(total)) else order
         self._convert = [
-            (i, f) for i, p in enumerate(entry.params)
+            (i, f)
+            for i, p in enumerate(entry.params)
             if p.field == "value" and (dtype := entry.args[p.arg].dtype) and (f := bits_of(dtype))
-        ]  # fmt: skip
+        ]
         self.plain = self._pick is None and not self._convert
 
     def select(self, values: Sequence[Any]) -> Sequence[Any]:

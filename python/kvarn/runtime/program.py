@@ -257,9 +257,11 @@ def _strictest(artifact: Artifact) -> tuple[Arg, ...]:
 
 def _sizes_of(args: Sequence[Arg], values: Sequence[Sequence[Any]]) -> str:
     return ", ".join(
-        f"{arg.name}.{f.name}={v}" for arg, fields in zip(args, values, strict=True)
-        for f, v in zip(arg.fields, fields, strict=True) if f.type not in ("ptr", "tensormap")
-    )  # fmt: skip
+        f"{arg.name}.{f.name}={v}"
+        for arg, fields in zip(args, values, strict=True)
+        for f, v in zip(arg.fields, fields, strict=True)
+        if f.type not in ("ptr", "tensormap")
+    )
 
 
 def runner(artifact: Artifact, *, executor: HostExecutor | None = None) -> Any:

@@ -142,13 +142,7 @@ def describe(made: TmaSpec, spec: CacheSpec, fields: tuple[int, ...], **options:
 
 
 def of_tile(
-    made: TmaSpec,
-    spec: CacheSpec,
-    at: Mapping[str, int],
-    *,
-    content: int = 0,
-    columns: int = 0,
-    l2_promotion: int = 0,
+    made: TmaSpec, spec: CacheSpec, at: Mapping[str, int], *, content: int = 0, columns: int = 0, l2_promotion: int = 0
 ) -> TensorMap:
     """As `describe`, from a cache's fields by name.
 

@@ -49,8 +49,10 @@ def page_runs(
     """
     specs = [c.cache_spec for c in (source, destination)]
     spec = specs[0]
-    fields = [dict(zip((f.name for f in layout.collection_fields(spec)), c.fields(), strict=True))
-              for c in (source, destination)]  # fmt: skip
+    fields = [
+        dict(zip((f.name for f in layout.collection_fields(spec)), c.fields(), strict=True))
+        for c in (source, destination)
+    ]
     # Layers of an fa3 pool share its pages.
     layers = 1 if spec.kind == FA3 or layer is not None else fields[0]["num_layers"]
     inside = np.ones(len(source_pages), bool)
@@ -72,12 +74,14 @@ def page_runs(
             (spec.kv_dim, of_both("kv_stride")), (layers, of_both("layer_stride")),
         ])  # fmt: skip
         first, second = (
-            at[base] + dtype.itemsize * _offsets(
+            at[base]
+            + dtype.itemsize
+            * _offsets(
                 pages[inside] * of_both("stride0")[i] + (layer or 0) * of_both("layer_stride")[i],
                 [(n, strides[i]) for n, strides in reversed(rest)],
             )
             for i, (at, pages) in enumerate(zip(fields, (source_pages, destination_pages), strict=True))
-        )  # fmt: skip
+        )
         found.append(merged(first, second, run * dtype.itemsize))
     return Runs(*(np.concatenate(parts) for parts in zip(*found, strict=True)))
 

@@ -98,7 +98,7 @@ class Violation:
             "beyond": "where the sequence has no page: the token is past what was allocated, or behind its window",
             "released": f"after the request has ended: {owned}",
             "outside": "which does not exist: the sequence, the token or the table's entry is out of range",
-        }[self.kind]  # fmt: skip
+        }[self.kind]
         return f"{self.access}: {self.verb} token {self.token} of {who}, {which}, in {where}, {why}"
 
 

@@ -232,9 +232,11 @@ def read(
     first = min((s.begin for s in spans), default=0.0) if not emulated else 0.0
     shifted = [s._replace(begin=s.begin - first, end=s.end - first) for s in spans]
     return Timeline(
-        tuple(sorted(shifted, key=lambda s: (s.begin, s.depth))), dropped, overwritten,
+        tuple(sorted(shifted, key=lambda s: (s.begin, s.depth))),
+        dropped,
+        overwritten,
         "instructions" if emulated else "ns",
-    )  # fmt: skip
+    )
 
 
 def _rate(clocks: Any) -> float:

@@ -59,9 +59,10 @@ def ablated(
                 report = Report(target, races=False)
                 run_artifact(kernel.artifact, list(arguments.values()), launch, report)
                 record |= {
-                    "instructions": report.instructions, "sectors": sum(report.sectors.values()),
+                    "instructions": report.instructions,
+                    "sectors": sum(report.sectors.values()),
                     "bank conflicts": report.bank_conflicts,
-                }  # fmt: skip
+                }
                 record |= _registers(kernel)
             memory = arguments if on_gpu else random_inputs.memory_of(arguments)
             answer = {n: a.copy() for n, a in memory.items()}
@@ -164,10 +165,11 @@ def plot(found: Mapping[str, Sequence[Record]], figure: str) -> str:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command; 1 when a variant gave another answer."""
     parser = argparse.ArgumentParser(
-        prog="kvarn ablate", description="Show what each optional pass is worth on a kernel.",
+        prog="kvarn ablate",
+        description="Show what each optional pass is worth on a kernel.",
         epilog="example: kvarn ablate kernels.py:scale --spec 'paged(bf16, num_heads=8, head_size=128, page_size=16)' "
-               "--grid 3 --block 128. Several kernels take the same options.",
-    )  # fmt: skip
+        "--grid 3 --block 128. Several kernels take the same options.",
+    )
     add_kernel_options(parser)
     parser.add_argument("more", nargs="*", metavar="KERNEL", help="further kernels, or files of IR")
     add_input_options(parser.add_argument)

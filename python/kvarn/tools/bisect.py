@@ -118,10 +118,11 @@ def source_of(options: argparse.Namespace) -> str:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command; 1 when a pass changed the answer."""
     parser = argparse.ArgumentParser(
-        prog="kvarn bisect", description="Find the pass that changes what a kernel computes.",
+        prog="kvarn bisect",
+        description="Find the pass that changes what a kernel computes.",
         epilog="example: kvarn bisect kernels.py:scale --spec 'paged(bf16, num_heads=8, head_size=128, page_size=16)' "
-               "--grid 3 --block 128 --load-pass my_pass.py --insert-after hoist-kv-lookups=my-pass",
-    )  # fmt: skip
+        "--grid 3 --block 128 --load-pass my_pass.py --insert-after hoist-kv-lookups=my-pass",
+    )
     add_kernel_options(parser)
     add_input_options(parser.add_argument)
     add_model_option(parser.add_argument)

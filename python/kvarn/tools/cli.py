@@ -42,10 +42,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = list(sys.argv[1:] if argv is None else argv)
     commands = "\n".join(f"  {name:9} {summary}" for name, (_, summary) in COMMANDS.items())
     parser = argparse.ArgumentParser(
-        prog="kvarn", formatter_class=argparse.RawDescriptionHelpFormatter, usage="kvarn COMMAND ...",
+        prog="kvarn",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        usage="kvarn COMMAND ...",
         description="KV-cache operations ground down to PTX.",
         epilog=f"commands:\n{commands}\n\nkvarn COMMAND --help says more. kv-opt runs passes on MLIR text.",
-    )  # fmt: skip
+    )
     parser.add_argument("--version", action="store_true", help="print the version")
     parser.add_argument("command", nargs="?", choices=tuple(COMMANDS), metavar="COMMAND")
     # Only what comes before the command is read here; the rest is the command's.
@@ -108,21 +110,28 @@ def add_kernel_options(parser: argparse.ArgumentParser) -> None:
     """The options that name a kernel and what it is compiled for."""
     parser.add_argument("kernel", nargs="?", metavar="FILE.py:KERNEL", help="a @kv.kernel function of a Python file")
     parser.add_argument(
-        "--op", metavar="NAME",
+        "--op",
+        metavar="NAME",
         help="in its place, an operation: a function of kv.ops (attention), or MODULE:FUNCTION; --spec and --static "
-             "then name its arguments: --spec 'query=buffer(bf16, (none, 32, 128))'",
-    )  # fmt: skip
+        "then name its arguments: --spec 'query=buffer(bf16, (none, 32, 128))'",
+    )
     parser.add_argument("--target", help="sm_80, sm_90a, sm_100a or host; default: this machine's")
     parser.add_argument(
-        "--spec", action="append", default=[], metavar="[NAME=]SPEC",
+        "--spec",
+        action="append",
+        default=[],
+        metavar="[NAME=]SPEC",
         help="what an argument is compiled for, in order or by name: bf16, buffer(i32, 2), "
-             "paged(bf16, num_heads=8, head_size=128, page_size=16), collection(paged(...)). "
-             "Arguments annotated with a dtype or a kv.Buffer need none",
-    )  # fmt: skip
+        "paged(bf16, num_heads=8, head_size=128, page_size=16), collection(paged(...)). "
+        "Arguments annotated with a dtype or a kv.Buffer need none",
+    )
     parser.add_argument(
-        "--static", action="append", default=[], metavar="NAME=VALUE",
+        "--static",
+        action="append",
+        default=[],
+        metavar="NAME=VALUE",
         help="the value of an argument annotated with int, float, bool, str or tuple: bins=16",
-    )  # fmt: skip
+    )
     add_pass_options(parser.add_argument)
 
 
@@ -152,10 +161,11 @@ def named(options: argparse.Namespace) -> tuple[Any, list[Any]]:
 
 def compile_main(argv: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(
-        prog="kvarn compile", description="Compile a kernel of a Python file, and print a stage of it.",
+        prog="kvarn compile",
+        description="Compile a kernel of a Python file, and print a stage of it.",
         epilog="example: kvarn compile kernels.py:scale --target sm_90a "
-               "--spec 'paged(bf16, num_heads=8, head_size=128, page_size=16)' --emit ptx",
-    )  # fmt: skip
+        "--spec 'paged(bf16, num_heads=8, head_size=128, page_size=16)' --emit ptx",
+    )
     add_kernel_options(parser)
     parser.add_argument("--emit", choices=STAGES, default="ptx", help="the stage to print (ptx)")
     parser.add_argument("-o", "--output", metavar="FILE", help="write the stage there")

@@ -186,10 +186,7 @@ def check_tools() -> Iterator[Finding]:
     ptxas = ("PTX to cubin", assemble.INSTALL_ASSEMBLER)
     if linker is not None:
         ptxas = ("PTX to cubin for kernels with wgmma or setmaxnreg", assemble.INSTALL_PTXAS)
-    for name, (what, advice) in {
-        "ptxas": ptxas,
-        "nvdisasm": ("cubin to SASS", assemble.INSTALL_DISASSEMBLER),
-    }.items():
+    for name, (what, advice) in {"ptxas": ptxas, "nvdisasm": ("cubin to SASS", assemble.INSTALL_DISASSEMBLER)}.items():
         try:
             path = assemble.find_tool(name, getattr(env, name))
         except assemble.MissingToolError as e:

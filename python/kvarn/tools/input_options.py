@@ -21,14 +21,19 @@ def add_input_options(add: Callable[..., Any]) -> None:
     add("--grid", type=_extents, metavar="N[xN]", help="blocks of a kernel's grid: 8, or 8x4")
     add("--block", type=_extents, metavar="N[xN]", help="threads of a block, if the kernel does not say")
     add(
-        "--arg", action="append", default=[], metavar="NAME=VALUE",
+        "--arg",
+        action="append",
+        default=[],
+        metavar="NAME=VALUE",
         help="an argument that is not made by itself: a number, a buffer's shape (8x128), or its elements (0,1,5)",
-    )  # fmt: skip
+    )
     add(
-        "--lengths", type=_batches, metavar="N,N|edges",
+        "--lengths",
+        type=_batches,
+        metavar="N,N|edges",
         help="tokens cached of each sequence (37,0,18); of several batches (3,4;5,6); edges: those around multiples of "
         "the pages and tiles of the kernel, or of numbers that are given (edges:64)",
-    )  # fmt: skip
+    )
     add("--new", type=_counts, metavar="N,N", help="tokens of the step of each sequence (3,1,2), or one count for all")
     add("--seed", type=int, default=0, help="of the random arguments (0)")
 
@@ -36,9 +41,10 @@ def add_input_options(add: Callable[..., Any]) -> None:
 def add_model_option(add: Callable[..., Any]) -> None:
     """The option that names a model, for ``kvarn.tools.semantics.model_of``."""
     add(
-        "--model", metavar="FILE.py:FUNCTION",
+        "--model",
+        metavar="FILE.py:FUNCTION",
         help="what is right: a function of the arguments by name, which changes their arrays as the kernel should",
-    )  # fmt: skip
+    )
 
 
 def values_of(options: argparse.Namespace) -> Mapping[str, Any]:

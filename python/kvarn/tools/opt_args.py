@@ -70,17 +70,15 @@ def build_parser() -> argparse.ArgumentParser:
     switch("verify-each", "verify after each pass (default: true)", default=True)
     switch("check-semantics-each", "run the kernel after each pass on random caches, and fail when its answer changes")
     add(
-        "--check-semantics-of", action="append", default=[], metavar="PASS",
+        "--check-semantics-of",
+        action="append",
+        default=[],
+        metavar="PASS",
         help="the same for this pass alone, which must change the kernel; may be repeated",
-    )  # fmt: skip
+    )
     add("--stage", metavar="PASS", help="the input is what this pass left (default: it is ready for the passes named)")
     add_model_option(add)
-    add(
-        "--kv-bisect-limit",
-        type=int,
-        metavar="N",
-        help="let passes do only the first N rewrites that they count",
-    )
+    add("--kv-bisect-limit", type=int, metavar="N", help="let passes do only the first N rewrites that they count")
     switch("run-reproducer", "run the pipeline that is written at the end of the input")
     switch("allow-unregistered-dialect", "accept operations of unknown dialects", dest="allow_unregistered")
     switch("mlir-disable-threading", "accepted for mlir-opt's sake: kv-opt runs on one thread")
@@ -90,9 +88,12 @@ def build_parser() -> argparse.ArgumentParser:
 
     add, switch = group("input")
     add(
-        "--split-input-file", nargs="?", const=DEFAULT_MARKER, metavar="MARKER",
+        "--split-input-file",
+        nargs="?",
+        const=DEFAULT_MARKER,
+        metavar="MARKER",
         help=f"process the chunks between lines that hold the marker ({DEFAULT_MARKER}) one by one",
-    )  # fmt: skip
+    )
     add(
         "--verify-diagnostics", nargs="?", const="all", choices=("all", "only-expected"), metavar="all|only-expected",
         help="compare the diagnostics with the input's expected-error {{...}} comments",

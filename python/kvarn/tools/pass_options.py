@@ -12,19 +12,28 @@ def add_pass_options(add: Callable[..., Any]) -> None:
     """Add the options with a parser's (or a group's) ``add_argument``."""
     add("--disable", action="append", default=[], metavar="PASS", help="leave an optional pass out of the pipeline")
     add(
-        "--load-pass", action="append", default=[], metavar="FILE.py",
+        "--load-pass",
+        action="append",
+        default=[],
+        metavar="FILE.py",
         help="make the passes of a Python file known: its run(), or the function of its name, by the file's stem, "
         "and what kv_pass decorates",
-    )  # fmt: skip
+    )
     add(
-        "--extend", action="append", default=[], metavar="MODULE|FILE.py",
+        "--extend",
+        action="append",
+        default=[],
+        metavar="MODULE|FILE.py",
         help="load an extension: operations, lowering rules, expansions and passes of one's own",
-    )  # fmt: skip
+    )
     for where in ("after", "before"):
         add(
-            f"--insert-{where}", action="append", default=[], metavar="PASS=NAME[{options}]",
+            f"--insert-{where}",
+            action="append",
+            default=[],
+            metavar="PASS=NAME[{options}]",
             help=f"run a pass {where} one of the pipeline; may be repeated",
-        )  # fmt: skip
+        )
 
 
 def load_extensions(options: argparse.Namespace) -> None:

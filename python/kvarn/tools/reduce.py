@@ -51,7 +51,7 @@ class Reducer:
 
     def __init__(
         self, text: str, interesting: Interesting, tell: Callable[[str, int], None] = lambda what, count: None
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.text, self._interesting, self._tell = text, interesting, tell
         self._seen: dict[str, bool] = {}
         self.asked = 0
@@ -336,18 +336,24 @@ def command_of(command: str, timeout: float) -> Interesting:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command; 0 when there is a result, 1 when the input is of no use."""
     parser = argparse.ArgumentParser(
-        prog="kv-reduce", description="Make IR smaller while a command still succeeds on it.",
+        prog="kv-reduce",
+        description="Make IR smaller while a command still succeeds on it.",
         epilog="example: kv-reduce big.mlir --interesting='! kv-opt --my-pass' -o small.mlir",
-    )  # fmt: skip
+    )
     parser.add_argument("input", metavar="FILE.mlir")
     parser.add_argument(
-        "--interesting", required=True, metavar="CMD",
+        "--interesting",
+        required=True,
+        metavar="CMD",
         help="a shell command that succeeds on interesting files; the file's name is put at the end, or for {}",
-    )  # fmt: skip
+    )
     parser.add_argument(
-        "--extend", action="append", default=[], metavar="MODULE|FILE.py",
+        "--extend",
+        action="append",
+        default=[],
+        metavar="MODULE|FILE.py",
         help="load an extension, whose operations the IR has",
-    )  # fmt: skip
+    )
     parser.add_argument("-o", dest="output", metavar="FILE", help="where to write the result; default: stdout")
     parser.add_argument("--timeout", type=float, default=60, metavar="SECONDS", help="of the command (60)")
     parser.add_argument("--quiet", action="store_true", help="do not say what went")

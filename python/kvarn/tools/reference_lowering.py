@@ -30,9 +30,12 @@ def lower(text: str, target: str, after: str | None) -> bytes:
     stages = Stages(target)
     ours = {s.name for s in pipeline.default_steps(target, trace=TRACE) if s.optional and not s.upstream}
     settings = pipeline.Settings(
-        disable=frozenset(ours), options={"lower-kv-trace": "marks=0"}, check=False, trace=TRACE,
+        disable=frozenset(ours),
+        options={"lower-kv-trace": "marks=0"},
+        check=False,
+        trace=TRACE,
         start_after=stages.without_checks(after),
-    )  # fmt: skip
+    )
     steps = pipeline.steps(target, settings)
     context = compiler.context()
     with compiler.diagnosed(context):

@@ -97,9 +97,11 @@ class Rest:
         if not (package / "kvarn" / "__init__.py").is_file():
             raise ValueError(f"trusted must be a folder with the package kvarn in it, got {self._trusted}")
         # An editable installation would put itself first: this does.
-        code = f"import sys; sys.path.insert(0, {str(package)!r}); sys.meta_path[:] = [f for f in sys.meta_path if " \
-               "'Redirecting' not in type(f).__name__]; import kvarn.tools.reference_lowering as r; " \
-               f"r.main({extensions.needed()!r}, {sys.path!r})"  # fmt: skip
+        code = (
+            f"import sys; sys.path.insert(0, {str(package)!r}); sys.meta_path[:] = [f for f in sys.meta_path if "
+            "'Redirecting' not in type(f).__name__]; import kvarn.tools.reference_lowering as r; "
+            f"r.main({extensions.needed()!r}, {sys.path!r})"
+        )
         return subprocess.Popen(
             [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
             text=True, env={**os.environ},
@@ -291,8 +293,10 @@ def run_artifact(artifact: Artifact, arguments: list[Any], launch: Launch, repor
         else:
             kernel.launch(launch.grid, block, *arguments)
     elif artifact.is_program:
-        given = [importlib.import_module("kvarn.runtime.buffers").view(a) if isinstance(a, np.ndarray) else a
-                 for a in arguments]  # fmt: skip
+        given = [
+            importlib.import_module("kvarn.runtime.buffers").view(a) if isinstance(a, np.ndarray) else a
+            for a in arguments
+        ]
         run.run_program(artifact, given, 2, Order(), report)
     else:
         run.launch(kernel, launch.grid, block, arguments, Order(), report)

@@ -155,9 +155,12 @@ def attention(
             f"kvarn: query and value must have one head size, got {query.shape[-1]} and {value.shape[-1]}"
         )
     how: dict[str, Any] = {
-        "scale": scaling, "window": attention_mask.window, "chunk": attention_mask.chunk, "softcap": softcap,
+        "scale": scaling,
+        "window": attention_mask.window,
+        "chunk": attention_mask.chunk,
+        "softcap": softcap,
         "sinks": None if s_aux is None else s_aux.float(),
-    }  # fmt: skip
+    }
     layer = getattr(key, "kvarn_layer", None)
     if layer is not None:
         return layer.attend(query, key, value, attention_mask.padding, how), None

@@ -8,21 +8,7 @@ import struct
 
 import numpy as np
 import pytest
-from fakes import (
-    SPEC,
-    Cache,
-    CudaArray,
-    N,
-    X,
-    aligned,
-    count,
-    good,
-    kernel,
-    last,
-    launches,
-    params,
-    strided,
-)
+from fakes import SPEC, Cache, CudaArray, N, X, aligned, count, good, kernel, last, launches, params, strided
 
 from kvarn import artifact as A
 from kvarn.dialect import dtypes, layout

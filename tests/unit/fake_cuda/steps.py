@@ -11,19 +11,7 @@ import threading
 
 import numpy as np
 import pytest
-from fakes import (
-    LIBRARY,
-    CudaArray,
-    N,
-    aligned,
-    count,
-    kernel,
-    last,
-    launches,
-    params,
-    ptx,
-    tensor,
-)
+from fakes import LIBRARY, CudaArray, N, aligned, count, kernel, last, launches, params, ptx, tensor
 
 from kvarn import artifact as A
 from kvarn.dialect import dtypes, layout, tma_layout

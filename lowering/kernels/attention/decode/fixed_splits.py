@@ -363,6 +363,4 @@ def fixed_splits(c: Config, work: SimpleNamespace, partial: SimpleNamespace) -> 
                 first = first + 32
         return arrived == others
 
-    return SimpleNamespace(
-        begin=begin, finish=finish, weights_of=weights_of, values_of=values_of, those_of=those_of,
-    )  # fmt: skip
+    return SimpleNamespace(begin=begin, finish=finish, weights_of=weights_of, values_of=values_of, those_of=those_of)

@@ -223,7 +223,7 @@ def decode_kernel(c: Config) -> Any:
                 b = work.sequence_from(tile_indptr, fetched.b, fetched.until)
                 keys, first, _, _, tile, last, until = segment(
                     collection, queries, tile_indptr, b, fetched.until, end, row0
-                )  # fmt: skip
+                )
                 fetched.b, fetched.keys, fetched.first = b, keys, first
                 fetched.tile, fetched.last, fetched.until = tile, last, until
 
@@ -282,7 +282,7 @@ def decode_kernel(c: Config) -> Any:
         head, row0, column0 = work.place_of(part)
         caches = SimpleNamespace(
             keys=k_cache, values=v_cache, to_values=v_address - k_address, policy=policy, column0=column0
-        )  # fmt: skip
+        )
         r = kv.block_id.x // HG
         units = work.work_units(kv.grid_dim.x // HG, total, tile_indptr, batch)
         begin, end, found = kv.i32(0), kv.i32(0), kv.i32(0)

@@ -345,4 +345,4 @@ def products(c: Config, stream: SimpleNamespace) -> SimpleNamespace:
 
     return SimpleNamespace(
         query=query, empty_query=empty_query, scores=scores, whole_scores=whole_scores, add_values=add_values
-    )  # fmt: skip
+    )

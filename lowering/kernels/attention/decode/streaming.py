@@ -136,7 +136,7 @@ def streaming(c: Config) -> SimpleNamespace:
             for half, at in ((0, source), (c.half_stage, source + to_values)):
                 kv.cp_async(
                     to + half, at, unit, zero_fill_size=size, l2_prefetch=c.l2_prefetch, l2_policy=caches.policy
-                )  # fmt: skip
+                )
         if c.scales_copied:
             copy_scales(caches, b, head, tile, pages, tokens, stage, lane, keys, first, whole)
 
