@@ -319,7 +319,7 @@ class Artifact:
     @functools.cached_property
     def digest(self) -> str:
         """SHA-256 over everything that the runtime reads: the ABI and the code."""
-        return kvarn.artifact.bundle.digest(self)
+        return kvarn.bundle.digest(self)
 
     def replace(self, **changes: Any) -> Artifact:
         """A copy with some fields changed."""
@@ -327,7 +327,7 @@ class Artifact:
 
     def save(self, path: str | os.PathLike[str], *, directory: bool = False) -> Path:
         """Write a bundle with this artifact alone; see `kvarn.artifact.bundle.save`."""
-        return kvarn.artifact.bundle.save(path, [self], directory=directory)
+        return kvarn.bundle.save(path, [self], directory=directory)
 
     @staticmethod
     def load(path: str | os.PathLike[str], target: str | None = None) -> Artifact:
@@ -346,7 +346,7 @@ class Artifact:
             If the bundle is damaged or foreign (a `kvarn.artifact.bundle.BundleError`), or ``target`` does not pick
             exactly one variant.
         """
-        variants = kvarn.artifact.bundle.load(path)
+        variants = kvarn.bundle.load(path)
         found = [a for a in variants if target in (None, a.target)]
         if len(found) != 1:
             raise ValueError(

@@ -70,7 +70,7 @@ class Kernel:
     @functools.cached_property
     def stages(self) -> Mapping[str, str]:
         self._need_source("stages")
-        found = kvarn.compilation.driver.stages_of(self._source, self.target, self.settings)
+        found = kvarn.compiler.stages_of(self._source, self.target, self.settings)
         return _Stages(f"stages of {self.name} for {self.target}", found)
 
     @functools.cached_property
@@ -353,7 +353,7 @@ class _Asm(_Texts):
         if stage == "gpu":
             return kernel.stages["record-kv-abi"]
         last = list(kernel.stages.values())[-1]
-        return last if stage == "nvvm" else kvarn.compilation.driver.llvm_ir_of(last)
+        return last if stage == "nvvm" else kvarn.compiler.llvm_ir_of(last)
 
 
 def load(path: Any, target: str | None = None) -> Kernel:

@@ -400,7 +400,7 @@ class KernelFunction:
         made_with = (settings.token(), env.check, env.target)
         found = self._compiled.get((made_with, key))
         if found is None:
-            found = self._compiled[made_with, key] = kvarn.compilation.driver.compile(
+            found = self._compiled[made_with, key] = kvarn.compiler.compile(
                 self, *specs, target=target, lineinfo=emulation is not None
             )
         return found

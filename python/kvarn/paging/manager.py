@@ -154,7 +154,7 @@ class PagedKVCacheManager(CommitsDrafts):
         self._requests: dict[Hashable, Request] = {}
         self._watcher: Any = None  # what keeps the record for kv.sanitize
         if env.check == OWNERSHIP:
-            kvarn.sanitizer.ownership.watch(self)
+            kvarn.ownership.watch(self)
 
     # --- queries ---
 
