@@ -158,6 +158,21 @@ def some_offsets(view: BufferView, batch: int, name: str) -> None:
         raise ValueError(f"{name} must have at most the collection's {batch} sequences, got {view.shape[0] - 1}")
 
 
+def leading(seen: SimpleNamespace) -> tuple[int | str, ...]:
+    """The dimensions that number the rows of a call: tokens, or sequences and tokens of a padded batch."""
+    return (handle_of(seen).batch_size, "S") if hasattr(seen, "valid_lengths") else ("T",)
+
+
+def row_table(seen: SimpleNamespace, title: str) -> None:
+    """What says which rows of a query that was checked are tokens: row offsets, or lengths of a padded batch."""
+    batch = handle_of(seen).batch_size
+    if not hasattr(seen, "valid_lengths"):
+        offsets(seen.row_offsets, batch, f"{title}: row_offsets")
+        return
+    few_enough(seen.query.shape, f"{title}: query")
+    has_shape(seen.valid_lengths, (batch,), f"{title}: valid_lengths")
+
+
 def scales(view: BufferView | None, spec: CacheSpec, name: str) -> None:
     """Given scales: [T, H, G] floats, for a cache that has scales."""
     if view is None:

@@ -40,26 +40,10 @@ class RowsOperation(Operation):
 
 
 def check_rows(seen: SimpleNamespace, title: str, columns: int, value_size: int, more: tuple[str, ...] = ()) -> None:
-    """What the operands of an attention of a ragged batch must be."""
-    _check_queries(seen, title, ("T",), columns, value_size, more)
-    checks.offsets(seen.row_offsets, checks.handle_of(seen).batch_size, f"{title}: row_offsets")
-
-
-def _check_queries(
-    seen: SimpleNamespace,
-    title: str,
-    leading: tuple[int | str, ...],
-    columns: int,
-    value_size: int,
-    more: tuple[str, ...] = (),
-) -> None:
-    """What keys, query and output must be.
-
-    ``leading`` are the dimensions that number the rows, ``more`` the element types of an output besides the query's.
-    """
+    """What query, output and the table of the rows must be; ``more`` are types of an output besides the query's."""
     spec = checks.spec_of(seen)
     checks.read_as_floats(spec, title)
-    checks.has_shape(seen.query, (*leading, "Hq", columns), f"{title}: query")
+    checks.has_shape(seen.query, (*checks.leading(seen), "Hq", columns), f"{title}: query")
     narrow = checks.multiplied(spec) if more else ()  # by kernels whose output may have another type
     checks.has_dtype(seen.query, (*checks.queryable(spec), *narrow), f"{title}: query")
     rows, heads = tuple(seen.query.shape[:-2]), seen.query.shape[-2]
@@ -67,23 +51,14 @@ def _check_queries(
     checks.has_shape(seen.out, (*rows, heads, value_size), f"{title}: out")
     outputs = checks.outputs_of(seen.query.dtype)
     checks.has_dtype(seen.out, tuple(dict.fromkeys((*outputs, *more))), f"{title}: out")
+    checks.row_table(seen, title)
 
 
 def _check_attention(seen: SimpleNamespace) -> None:
-    spec, title = checks.spec_of(seen), "kv.ops.attention"
+    spec = checks.spec_of(seen)
+    title = "kv.ops.attention_padded" if hasattr(seen, "valid_lengths") else "kv.ops.attention"
     checks.with_values(spec, title)
     check_rows(seen, title, spec.head_size, spec.head_size, ("f32",))
-    _check_rest(seen, title)
-    check_pages(seen, title)
-    check_block_mask(seen, title)
-
-
-def _check_attention_padded(seen: SimpleNamespace) -> None:
-    spec, title, batch = checks.spec_of(seen), "kv.ops.attention_padded", seen.collection.batch_size
-    checks.with_values(spec, title)
-    _check_queries(seen, title, (batch, "S"), spec.head_size, spec.head_size, ("f32",))
-    checks.few_enough(seen.query.shape, f"{title}: query")
-    checks.has_shape(seen.valid_lengths, (batch,), f"{title}: valid_lengths")
     _check_rest(seen, title)
     check_pages(seen, title)
     check_block_mask(seen, title)
@@ -148,7 +123,7 @@ _PADDED = {**_ROWS, **dict.fromkeys(("query", "out", "lse", "prior", "prior_lse"
 NO_ALIAS = tuple(NoAlias(written, read) for written in ("out", "lse") for read in ("prior", "prior_lse"))
 _ATTENTION = RowsOperation("kv.attention", _ROWS, _check_attention, no_alias=NO_ALIAS)
 _OPERAND_ATTENTION = RowsOperation("kv.operand_attention", _ROWS, _check_operands, no_alias=NO_ALIAS)
-_ATTENTION_PADDED = RowsOperation("kv.attention_padded", _PADDED, _check_attention_padded, no_alias=NO_ALIAS)
+_ATTENTION_PADDED = RowsOperation("kv.attention_padded", _PADDED, _check_attention, no_alias=NO_ALIAS)
 
 
 _GIVEN = (

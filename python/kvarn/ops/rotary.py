@@ -53,12 +53,12 @@ def _positions(seen: SimpleNamespace, tokens: tuple[int, ...], title: str) -> No
 
 
 def _check_rope(seen: SimpleNamespace) -> None:
-    spec, title = checks.spec_of(seen), "kv.ops.rope"
-    _in_place(spec, title)
-    _query(seen, ("T", "Hq", "Dq"), title)
-    checks.rotation(seen.freqs, min(spec.head_size, seen.query.shape[2]), f"{title}: freqs_cis")
-    checks.offsets(seen.row_offsets, seen.collection.batch_size, f"{title}: row_offsets")
-    _positions(seen, tuple(seen.query.shape[:1]), title)
+    spec, leading = checks.spec_of(seen), checks.leading(seen)
+    _in_place(spec, seen.title)
+    _query(seen, (*leading, "Hq", "Dq"), seen.title)
+    checks.rotation(seen.freqs, min(spec.head_size, seen.query.shape[-1]), f"{seen.title}: freqs_cis")
+    checks.row_table(seen, seen.title)
+    _positions(seen, tuple(seen.query.shape[: len(leading)]), seen.title)
 
 
 _ROPE = Operation("kv.rope", {"query": 1, "freqs": 1, "query_out": 1}, _check_rope)
@@ -128,17 +128,7 @@ def _attributes(interleaved: bool, mrope_section: Sequence[int] | None, title: s
 # --- rope_padded ---------------------------------------------------------------------------------
 
 
-def _check_rope_padded(seen: SimpleNamespace) -> None:
-    spec, title, batch = checks.spec_of(seen), "kv.ops.rope_padded", seen.collection.batch_size
-    _in_place(spec, title)
-    _query(seen, (batch, "S", "Hq", "Dq"), title)
-    checks.few_enough(seen.query.shape, f"{title}: query")
-    checks.rotation(seen.freqs, min(spec.head_size, seen.query.shape[3]), f"{title}: freqs_cis")
-    checks.has_shape(seen.valid_lengths, (batch,), f"{title}: valid_lengths")
-    _positions(seen, tuple(seen.query.shape[:2]), title)
-
-
-_ROPE_PADDED = Operation("kv.rope_padded", {"query": 2, "freqs": 1, "query_out": 2}, _check_rope_padded)
+_ROPE_PADDED = Operation("kv.rope_padded", {"query": 2, "freqs": 1, "query_out": 2}, _check_rope)
 
 
 def rope_padded(
