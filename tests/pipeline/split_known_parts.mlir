@@ -42,7 +42,8 @@ gpu.module @kernels {
   }
 
   // A prefix that all see, and causally after it: the loop ends where neither sees anything, and a tile is seen whole
-  // where one of them shows all of it. The prefix's length is read before the loop, where that runs at all.
+  // where one of them shows all of it. The prefix's length is read before the loop, where that runs at all; a number that
+  // is read may be any of 32 bits, so its bounds saturate.
   // CHECK-LABEL: gpu.func @disjunction(
   // CHECK-SAME:    %[[FIRST:[a-z0-9]+]]: i32, %[[N:[a-z0-9]+]]: i32,
   // CHECK:         %[[SOME:.*]] = arith.cmpi sgt, %[[N]], %c0_i32
@@ -50,7 +51,9 @@ gpu.module @kernels {
   // CHECK-NEXT:      memref.load
   // CHECK:         arith.addi %[[FIRST]], %c95_i32
   // CHECK:         %[[CAUSAL:.*]] = arith.divui
-  // CHECK:         arith.addi %[[LENGTH]], %c31_i32
+  // CHECK:         %[[WIDE:.*]] = arith.extsi %[[LENGTH]] : i32 to i64
+  // CHECK:         %[[LAST:.*]] = arith.subi %[[WIDE]], %c1_i64
+  // CHECK:         arith.minsi %[[LAST]], %c2147483647_i64
   // CHECK:         %[[PREFIX:.*]] = arith.divui
   // CHECK:         %[[EITHER:.*]] = arith.maxsi %[[CAUSAL]], %[[PREFIX]]
   // CHECK:         %[[END:.*]] = arith.minsi %[[N]], %[[EITHER]]
