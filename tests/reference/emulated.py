@@ -11,6 +11,8 @@ from kvarn.emulator.memory import Memory, arrays_of
 from kvarn.emulator.run import order_of
 from kvarn.emulator.stream import Stream
 
+MARKED = 2**28  # bytes of an array at most: larger ones are mapped, and become memory where they are touched
+
 
 def run(
     operation: Any, operands: Sequence[Any], attributes: tuple[tuple[str, Any], ...] = (),
@@ -26,7 +28,8 @@ def run(
         arrays = arrays_of([x for x in operands if x is not None])
         ahead = stream.launch("writes_all", False, Memory(arrays), arrays)
         for marks in ahead.marks:
-            marks.written[:] = ahead.number
+            if marks.written.size <= MARKED:
+                marks.written[:] = ahead.number
     emulator.run(operation, operands, attributes, schedule, target, multiprocessors, order, report, stream)
 
 

@@ -75,7 +75,7 @@ def sources_digest() -> str:
     """SHA-256 over kvarn's own sources and what they run on: part of every key of the disk cache."""
     digest = hashlib.sha256(f"{_mlir_version()} {native.available() is None}".encode())
     for path in sources():
-        digest.update(f"{path.parent.name}/{path.name}".encode() + b"\0" + path.read_bytes())
+        digest.update(path.as_posix().rpartition("/kvarn/")[2].encode() + b"\0" + path.read_bytes())
     return digest.hexdigest()
 
 
@@ -83,9 +83,8 @@ def sources() -> list[Path]:
     """The Python files that compiled code depends on."""
     package = Path(__file__).resolve().parents[1]
     files = [*package.glob("*.py")]
-    files += [
-        path for folder in ("compilation", "dsl", "dialect", "lowering") for path in (package / folder).rglob("*.py")
-    ]
+    for folder in ("artifact", "compilation", "dsl", "dialect", "lowering"):
+        files += (package / folder).rglob("*.py")
     return sorted(files)
 
 
