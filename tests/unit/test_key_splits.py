@@ -125,7 +125,7 @@ def launched(
     )
     entries = [x for step in artifact.steps for x in step.grid[:1]] + [w.bytes for w in artifact.workspaces]
     device = type("Device", (), {"multiprocessors": multiprocessors})
-    splits, *found = compile_expressions([given.get("splits", 1), *entries], artifact.args)(values, device)
+    splits, *found = compile_expressions([given.get("t.splits", 1), *entries], artifact.args)(values, device)
     steps = len(artifact.steps)
     return {"splits": splits, "blocks": found[0], "combined": found[1] if steps > 1 else 0, "bytes": sum(found[steps:])}
 
