@@ -153,7 +153,10 @@ def test_of_what_began_when_a_process_died_the_innermost_is_to_blame():
 
 
 def test_a_group_that_cannot_start_leaves_a_record(tmp_path, monkeypatch):
-    monkeypatch.setattr(bench, "ROOT", tmp_path)  # where there is no bench
+    # The process starts in a folder whose bench is empty; that of the checkout may be on the path.
+    (tmp_path / "bench").mkdir()
+    (tmp_path / "bench/__init__.py").touch()
+    monkeypatch.setattr(bench, "ROOT", tmp_path)
     monkeypatch.delenv("PYTHONPATH", raising=False)
     (record,) = bench.run_group("kvarn", [SMALL["small_gather"]], "numpy", 30, tmp_path, quiet=True)
     assert not record["ok"]
