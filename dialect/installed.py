@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""Extensions of other packages: found by the entry point group ``kvarn.compilation.extensions``, loaded before the
-first context.
+"""Extensions of other packages: found by the entry point group ``kvarn.extensions``, loaded before the first context.
 
 An entry names a module, whose import declares what it adds (operations, rules, expansions, kinds of caches), or
 ``module:function``, a function without parameters that does. ``KVARN_EXTENSIONS=0`` leaves all of them out.
@@ -16,7 +15,7 @@ from typing import Any
 
 from kvarn.env import env
 
-GROUP = "kvarn.compilation.extensions"
+GROUP = "kvarn.extensions"
 given: dict[str, None] = {}  # what `kvarn.extend` was given, in order, as --extend takes it
 _lock = threading.RLock()
 os.register_at_fork(after_in_child=_lock._at_fork_reinit)  # type: ignore[attr-defined]

@@ -35,7 +35,7 @@ def entry_points(package: Path = PACKAGE) -> str:
     """The entry points of the package's pyproject.toml, in the form that an installer writes."""
     text = (package / "pyproject.toml").read_text()
     found = re.findall(r'^\[project\.entry-points\."(.+?)"\]\n((?:.+\n)+)', text, re.M)
-    assert {group for group, _ in found} == {"kvarn.compilation.extensions", "kvarn.passes"}
+    assert {group for group, _ in found} == {"kvarn.extensions", "kvarn.passes"}
     return "\n".join(f"[{group}]\n{lines}" for group, lines in found).replace('"', "")
 
 
@@ -104,7 +104,7 @@ def test_the_package_tests_its_pass_in_two_run_lines(tmp_path):
 
 @pytest.mark.parametrize("setting", ["", "0"])
 def test_a_package_whose_extension_fails_is_named_or_left_out(tmp_path, setting):
-    environment = install(tmp_path, "[kvarn.compilation.extensions]\nbroken = no_such_module\n")
+    environment = install(tmp_path, "[kvarn.extensions]\nbroken = no_such_module\n")
     (tmp_path / "f.mlir").write_text("func.func @f() { return }")
     command = [sys.executable, "-m", "kvarn.tools.kv_opt", "f.mlir"]
     environment["KVARN_EXTENSIONS"] = setting

@@ -53,8 +53,7 @@ def extend(extension: types.ModuleType | str | Path) -> types.ModuleType:
     """Load an extension: a module that adds operations, rules, expansions, kinds of caches or passes to kvarn.
 
     What is compiled from now on, in any thread, has them. An edited file may be loaded again. Packages that are
-    installed may declare their extensions by the entry point group ``kvarn.compilation.extensions``: those need no
-    call.
+    installed may declare their extensions by the entry point group ``kvarn.extensions``: those need no call.
 
     Parameters
     ----------
