@@ -377,6 +377,9 @@ def collection_fields(spec: CacheSpec) -> tuple[Field, ...]:
     return _COLLECTION + (_COLLECTION_SCALES if spec.quantized else ())
 
 
+HANDLE_FIELDS = {"cache": cache_fields, "collection": collection_fields, "operand": operand_fields}
+
+
 def buffer_fields(rank: int) -> tuple[Field, ...]:
     """Run-time fields of a buffer argument. The last dimension is contiguous: it has no stride."""
     return (

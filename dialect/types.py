@@ -86,7 +86,6 @@ class TmaType(Kv.Type, name="tma"):
 
 
 _SPEC_TYPES = {"cache": CacheType, "collection": CollectionType, "operand": OperandType}
-_FIELDS = {"cache": layout.cache_fields, "collection": layout.collection_fields, "operand": layout.operand_fields}
 
 
 def _spec_text(spec: CacheSpec) -> str:
@@ -268,7 +267,7 @@ def fields_of(type_: ir.Type) -> tuple[layout.Field, ...]:
         return layout.buffer_fields(ir.MemRefType(type_).rank)
     if type_name(type_) == "tma":
         return tma_layout.FIELDS
-    return _FIELDS[type_name(type_) or ""](spec_of(type_))
+    return layout.HANDLE_FIELDS[type_name(type_) or ""](spec_of(type_))
 
 
 def rows_type(tile_rows: int, page_size: int) -> ir.Type:

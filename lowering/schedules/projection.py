@@ -49,8 +49,7 @@ def choose(op: Any, case: Projection, at: Expansion, kind: str) -> dict[str, Any
         config = replace(few.chosen(case, at.schedule), constant=constant_weight(op, at))
         return {"instruction": WGMMA, "rows": config.rows, "atoms": config.atoms, "stages": config.stages(at.target)}
     if kind == "tile" and (names := _of_tiles(case, at.target)):
-        plain = plain_case(case) if case.scaling == "group" else case
-        config = tiles.chosen(plain, at.target, at.schedule)
+        config = tiles.chosen(plain_case(case), at.target, at.schedule)
         fused = isinstance(config, heads.Config)
         rows = heads.ROWS if fused else config.rows
         entries = {"rows": rows, "columns": config.columns, "fused": fused, "stages": config.stages}
@@ -79,8 +78,7 @@ def complete(case: Projection, at: Expansion) -> Mapping[str, Any]:
 
 def _of_tiles(case: Projection, target: Target) -> tuple[str, ...]:
     """Entries of a kernel over tiles, whose operands are a case's or its values."""
-    plain = plain_case(case) if case.scaling == "group" else case
-    return () if tiles.instruction_for(plain, target) == MMA else PROJECTED.names
+    return () if tiles.instruction_for(plain_case(case), target) == MMA else PROJECTED.names
 
 
 def _fields(config: Any, names: tuple[str, ...]) -> dict[str, Any]:

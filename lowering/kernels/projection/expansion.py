@@ -141,9 +141,8 @@ def kind_of(op: Any, at: Expansion, case: Projection) -> str:
         few = projection_few_mma.problems(case, stored, at.target, alignment)
     if tokens is None or tokens > projection_few.TOKENS[-1]:
         few.append(f"needs max_tokens of at most {projection_few.TOKENS[-1]}, got {tokens}")
-    values = plain_case(case) if case.scaling == "group" else case
     whole = projection_whole.problems(op, case, at)
-    why = {"few": few, "whole": whole, "tile": projection_tiles.problems(values, at.target, alignment)}
+    why = {"few": few, "whole": whole, "tile": projection_tiles.problems(plain_case(case), at.target, alignment)}
     if kind is not None:
         for problem in why.get(kind, ()):
             raise ValueError(f"a schedule of kind {kind} {problem}")

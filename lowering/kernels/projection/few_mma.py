@@ -76,7 +76,7 @@ def stored_weight(op: Any, at: Expansion, case: Projection) -> Stored:
 
 def multiplied(case: Projection) -> Projection:
     """The case of the products: of values of groups, and of bf16 for f8e4m3."""
-    return multiplied_by_mma(plain_case(case) if case.scaling == "group" else case)
+    return multiplied_by_mma(plain_case(case))
 
 
 def problems(case: Projection, stored: Stored, target: Target, alignment: int) -> list[str]:

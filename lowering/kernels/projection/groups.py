@@ -130,8 +130,8 @@ def computed_with(op: Any, at: Expansion) -> DType:
 
 
 def plain_case(case: Any) -> Any:
-    """The case of the products of values: what they are multiplied by is one number, if any."""
-    return replace(case, scaling="total" if case.total else "none")
+    """The case of the products of values, which are then multiplied by one number, if any; a case without groups."""
+    return case if case.scaling != "group" else replace(case, scaling="total" if case.total else "none")
 
 
 def with_values(op: Any, at: Expansion, *names: str) -> WithOperands:

@@ -86,8 +86,7 @@ def projection_entries(op: Any, at: Expansion, without: Collection[str]) -> dict
     case = projection_common.Projection.of(op, at)
     kind = projection.kind_of(op, at, case)
     if kind == "simt":
-        plain = projection_groups.plain_case(case) if case.scaling == "group" else case
-        for why in projection_tiles.problems(plain, at.target, row_alignment(op)):
+        for why in projection_tiles.problems(projection_groups.plain_case(case), at.target, row_alignment(op)):
             remark(op.operation, "missed", f"kind {kind} is slower than others: a schedule of kind tile {why}")
     return {"kind": kind, **projection_schedule.choose(op, case, at, kind)}
 

@@ -94,12 +94,8 @@ class Arg:
     @property
     def fields(self) -> tuple[layout.Field, ...]:
         """The run-time parts that the argument is flattened into, in parameter order."""
-        if self.kind == "cache":
-            return layout.cache_fields(self._spec)
-        if self.kind == "operand":
-            return layout.operand_fields(self._spec)
-        if self.kind == "collection":
-            return layout.collection_fields(self._spec)
+        if self.kind in layout.HANDLE_FIELDS:
+            return layout.HANDLE_FIELDS[self.kind](self._spec)
         if self.kind == "buffer":
             return layout.buffer_fields(self.rank)
         if self.kind == "tensormap":

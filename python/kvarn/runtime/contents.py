@@ -21,7 +21,6 @@ from kvarn.dialect.layout import DENSE, RAGGED, CacheSpec
 
 Values = Sequence[Sequence[Any]]  # the field values of each operand that is there
 Check = Callable[[Values], None]
-_FIELDS = {"cache": layout.cache_fields, "collection": layout.collection_fields, "operand": layout.operand_fields}
 
 
 def checks_of(
@@ -118,7 +117,7 @@ def _fit(counts: np.ndarray, most: int, where: str) -> None:
 
 def _lengths_check(title: str, rule: Lengths, at: dict[str, int], kind: str, spec: CacheSpec) -> Check:
     handle = at[rule.handle]
-    field = {f.name: i for i, f in enumerate(_FIELDS[kind](spec))}
+    field = {f.name: i for i, f in enumerate(layout.HANDLE_FIELDS[kind](spec))}
     if spec.kind in (DENSE, RAGGED):
         return _operand_check(f"{title}: {rule.handle}", spec, handle, field)
     lengths_at, batch_at, columns_at, slots_at = (field[n] for n in ("lengths", "batch", "lookup_columns", "capacity"))
