@@ -95,7 +95,7 @@ def operations_of(call: Callable[[], Any]) -> list[tuple[Any, ...]]:
 
 
 def specialised(call: Callable[[], Any], number: int, target: str) -> Any:
-    """What one of a call's operations is compiled for; tiles of block masks are those of the target."""
+    """The specialisation of one of a call's operations; the tiles of a block mask depend on the target."""
     with contextlib.nullcontext() if target == "host" else kv.emulated(target):
         operation, *given = operations_of(call)[number]
     return operation.specialised(*given, target)
@@ -111,7 +111,7 @@ def recorded(call: Callable[[], Any]) -> Iterator[tuple[str, Make]]:
 
 
 def of_rows() -> Iterator[tuple[str, Make]]:
-    """The rows of bench.cases; those that bench.static does not know are called on few tokens."""
+    """The rows of bench.cases; rows that bench.static does not know are called on few tokens."""
     for row in (*TABLE, *RANGE, *SMALL):
         shape = row.shape
         if isinstance(shape, Functions):
@@ -328,7 +328,7 @@ def shared_rows(cache: kv.KVCache, out: kv.KVCache, b: kv.i32, mode: str):
 
 
 def of_kernels() -> Iterator[tuple[str, Make]]:
-    """Kernels as users write them: those of benchmarks, of examples/ and above; and modules of tests/pipeline."""
+    """Kernels as users write them, from benchmarks, examples/ and this file; and modules of tests/pipeline."""
     spec = static.spec_of(TABLE[0])
     cases: list[tuple[str, Any, tuple[Any, ...]]] = [
         (row.name, row.kernel, ablation_kernels.specs(row)) for row in ablation_kernels.rows(False)

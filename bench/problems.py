@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""Rows as data: kvarn.measure.attention_problem has those of decode attention, the others are alike."""
+"""Rows as data: kvarn.measure.attention_problem has the problems of decode attention, this module all others."""
 
 from __future__ import annotations
 

@@ -215,7 +215,7 @@ def _columns(dtype: DType, columns: int, swizzle: str, name: str) -> int:
 
 
 def _depth(spec: CacheSpec, depth: int | None, swizzle: str) -> tuple[int, int]:
-    """Elements of a head that one load copies, by default the head size, padded; and those of a granule."""
+    """(elements of a head that one load copies, by default the padded head size; elements of a granule)."""
     depth = padded_depth(spec.dtype, swizzle, spec.head_size) if depth is None else depth
     return depth, _columns(spec.dtype, depth, swizzle, "depth")
 

@@ -55,7 +55,7 @@ def rounds(s, t):
     for i in range(kv.block_id.x, last_unit, step):
         work = i if t.queue is None else kv.take_round(t.queue, i, units)
         split = 0 if t.splits is None else quotient(work, number_of_tiles)
-        tile = work - split * number_of_tiles  # those who read the same keys, at one time
+        tile = work - split * number_of_tiles  # blocks that read the same keys run at one time
         if s.chunk is None:
             number, head = tile // heads, tile % heads
         else:
