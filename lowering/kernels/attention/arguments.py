@@ -12,6 +12,12 @@ from .case import Case, caches_of, start_of
 from .queries import Queries, extents_of, queries_of
 from .softmax import arrays_read
 
+# The operands of operations that have another name than the arguments.
+_OPERANDS = {
+    "slopes": "alibi_slopes", "lists": "indices", "list_counts": "topk_lengths", "chunk_keys": "key",
+    "chunk_values": "value", "chunk_offsets": "buffer_row_offsets", "chunk_starts": "cache_offsets",
+}  # fmt: skip
+
 
 @dataclass(frozen=True)
 class AttentionArguments:
@@ -45,7 +51,7 @@ class AttentionArguments:
     lists, list_counts : i32 [T, K], i32 [T]
         Rows of the pool that a query row sees.
     block_mask : i32 [tiles, 1 or H, 1 + most]
-        Tiles of keys that a tile of query rows sees (:mod:`key_tiles`).
+        Tiles of keys that a tile of query rows sees (:mod:`key_tiles`); what ``kv.block_mask`` writes.
     chunk_keys, chunk_values : [rows, Hq, columns], [rows, Hq, V]
         Decompressed keys, but for their last columns, and values of a prefill's chunk over latent rows.
     chunk_offsets, chunk_starts : i32 [B + 1], i32 [B]
@@ -82,9 +88,8 @@ class AttentionArguments:
 
     @staticmethod
     def of(op: Any) -> AttentionArguments:
-        """The operands of an attention over a collection, over operands, or over latent rows."""
-        names = {"extents": None, "slopes": "alibi_slopes", "lists": "indices", "list_counts": "topk_lengths"}
-        given = {f.name: getattr(op, names.get(f.name, f.name) or "", None) for f in fields(AttentionArguments)}
+        """The operands of an attention over a collection, over operands, over latent rows, or over a chunk of these."""
+        given = {f.name: getattr(op, _OPERANDS.get(f.name, f.name), None) for f in fields(AttentionArguments)}
         return AttentionArguments(**{**given, "extents": extents_of(op)})
 
     def without(self, *names: str) -> AttentionArguments:

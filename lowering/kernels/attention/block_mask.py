@@ -12,18 +12,19 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from kvarn import dsl as kv
-from kvarn.dialect.ops.attention import arrays_of
+from kvarn.dialect.ops.attention import ARRAYS
 from kvarn.dsl import functions
 
 from .. import expands
 from ..base import Expansion
 from ..common import WARP, begin, starts_early
 from ..scans import warp_scan
+from .arguments import AttentionArguments
 from .case import Case, first_key, start_of
 from .chosen_pages import chosen_pages
 from .key_tiles import BY_POSITIONS, WHOLE
-from .queries import Queries, extents_of, heads_of, is_padded, queries_of, tiles_of
-from .softmax import arrays_read, outer_of, shown
+from .queries import heads_of, is_padded, tiles_of
+from .softmax import outer_of, shown
 
 WARPS = 4  # of a block
 CHUNK = 8  # tiles of keys of a block
@@ -118,51 +119,14 @@ class Tiles:
         return chosen.first_token_of(b, head, i // self.per_page) // self.keys + i % self.per_page
 
 
-@dataclass(frozen=True)
-class Arguments:
-    """What the kernels read and write; None what one of them does not have.
-
-    Attributes
-    ----------
-    collection, query, extents, kv_offsets, array0, ..., array3, pages, page_counts
-        As of ``AttentionArguments``.
-    blocks : i32 [tiles, 1 or H, 1 + most]
-        The lists that are made.
-    chunks : i32
-        Blocks of a list.
-    """
-
-    collection: Any
-    query: Any
-    extents: Any
-    kv_offsets: Any
-    blocks: Any
-    chunks: Any = None
-    array0: Any = None
-    array1: Any = None
-    array2: Any = None
-    array3: Any = None
-    pages: Any = None
-    page_counts: Any = None
-
-    @property
-    def arrays(self) -> list[Any]:
-        """The arrays of the mask, as it reads them."""
-        return arrays_read(self.array0, self.array1, self.array2, self.array3)
-
-    def queries(self, case: Case) -> Queries:
-        """Where the query rows of the sequences lie."""
-        return queries_of(case.padded, self.extents, self.query, self.kv_offsets)
-
-
 def ask_kernel(t: Tiles, early: bool) -> Any:
-    """Asks about tiles: a block has :data:`CHUNK` of a list."""
+    """Asks about tiles: a list has ``chunks`` blocks, of :data:`CHUNK` tiles each."""
 
     @kv.kernel(block=(WARPS * WARP, 1, 1))
-    def ask_block_mask(a: Arguments):
+    def ask_block_mask(a: AttentionArguments, chunks: kv.i32):
         begin(early)
-        blocks = a.blocks
-        chunk, place = kv.block_id.x % a.chunks * CHUNK, kv.block_id.x // a.chunks
+        blocks = a.block_mask
+        chunk, place = kv.block_id.x % chunks * CHUNK, kv.block_id.x // chunks
         head, number = place % blocks.shape[1], place // blocks.shape[1]
         queries, chosen = a.queries(t.case), chosen_pages(a.collection, a.pages, a.page_counts)
         b, start, row0, count, num_keys, first, end = t.extent(a.collection, queries, number, head, chosen)
@@ -182,9 +146,9 @@ def list_kernel(t: Tiles, early: bool) -> Any:
     """Moves what is seen together: a warp has a list."""
 
     @kv.kernel(block=(WARPS * WARP, 1, 1))
-    def list_block_mask(a: Arguments):
+    def list_block_mask(a: AttentionArguments):
         begin(early)
-        blocks = a.blocks
+        blocks = a.block_mask
         place, lane = kv.block_id.x * WARPS + kv.warp_id(), kv.lane_id()
         if place < blocks.shape[0] * blocks.shape[1]:
             head, number = place % blocks.shape[1], place // blocks.shape[1]
@@ -210,8 +174,8 @@ def host_kernel(t: Tiles) -> Any:
     """A thread has a list."""
 
     @kv.kernel
-    def block_mask(a: Arguments):
-        head, number, blocks = kv.block_id.x, kv.block_id.y, a.blocks
+    def block_mask(a: AttentionArguments):
+        head, number, blocks = kv.block_id.x, kv.block_id.y, a.block_mask
         queries, chosen = a.queries(t.case), chosen_pages(a.collection, a.pages, a.page_counts)
         b, start, row0, count, num_keys, first, end = t.extent(a.collection, queries, number, head, chosen)
         arrays, listed = a.arrays, kv.i32(0)
@@ -236,15 +200,11 @@ def expand(op: Any, at: Expansion) -> None:
     by_head = functions.registered(case.mask).by_head
     t = Tiles(case, op.rows.value, op.keys.value, by_head, 1 if host else WARP)
     tiles, lists = tiles_of(op, at, case.group, t.rows), at.dim(op.blocks, 1)
-    arrays = dict(zip(("array0", "array1", "array2", "array3"), arrays_of(op), strict=True))
-    listing = Arguments(
-        op.collection, op.query, extents_of(op), op.kv_offsets, op.blocks, pages=op.pages, page_counts=op.page_counts
-    )
+    a = replace(AttentionArguments.of(op), block_mask=op.blocks, keys=None)  # the op's keys are an extent of tiles
     if host:
-        at.launch(host_kernel(t), [replace(listing, **arrays)], (lists, tiles, 1), (1, 1, 1), key=t)
+        at.launch(host_kernel(t), [a], (lists, tiles, 1), (1, 1, 1), key=t)
         return
     chunks, early, threads = (at.dim(op.blocks, 2) + (CHUNK - 2)) // CHUNK, starts_early(at), (WARPS * WARP, 1, 1)
-    asking = replace(listing, chunks=chunks, **arrays)
-    at.launch(ask_kernel(t, early), [asking], (tiles * lists * chunks, 1, 1), threads, key=t, programmatic=early)
+    at.launch(ask_kernel(t, early), [a, chunks], (tiles * lists * chunks, 1, 1), threads, key=t, programmatic=early)
     blocks = (tiles * lists + (WARPS - 1)) // WARPS
-    at.launch(list_kernel(t, early), [listing], (blocks, 1, 1), threads, key=t, programmatic=early)
+    at.launch(list_kernel(t, early), [a.without(*ARRAYS)], (blocks, 1, 1), threads, key=t, programmatic=early)

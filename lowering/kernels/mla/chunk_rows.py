@@ -8,7 +8,7 @@ for the values.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any
 
 from kvarn import dsl as kv
@@ -17,9 +17,9 @@ from kvarn.dialect.layout import align_up, cdiv, lowbit
 from kvarn.lowering.host_math import exp2
 from kvarn.lowering.tiles.cache_rows import load_width, read, read_rope
 
+from ..attention.arguments import AttentionArguments
 from ..attention.case import Case
 from ..attention.partials import LOG2E, LOWEST, NO_VALUE, finished, log_sum_exp
-from ..attention.queries import RaggedQueries
 from ..attention.rows import LANES, WARPS, lane_sum
 from ..base import Expansion
 
@@ -75,22 +75,17 @@ class Part:
 class ChunkKeys:
     """The keys of a chunk that one query row sees, inside a kernel: the first ``count`` of its sequence's."""
 
-    def __init__(
-        self, chunk: Chunk, cache: Any, key: Any, value: Any, rows: tuple[Any, Any], cache_offset: Any,
-        position: Any, b: Any, head: Any,
-    ) -> None:  # fmt: skip
-        self.chunk, self.case, self.cache = chunk, chunk.case, cache
-        self.keys, self.values, self.b, self.head = key, value, b, head
-        # No offset leads out of the buffers.
-        held = kv.math.min(key.shape[0], value.shape[0])
-        self.first, last = (kv.math.min(kv.math.max(r, 0), held) for r in rows)
-        self.cache_offset = cache_offset
-        self.count = kv.math.min(last - self.first, position + 1 - cache_offset)
+    def __init__(self, chunk: Chunk, a: AttentionArguments, position: Any, b: Any, head: Any) -> None:
+        self.chunk, self.case, self.cache = chunk, chunk.case, a.collection.get_key_cache(a.layer)
+        self.keys, self.values, self.b, self.head = a.chunk_keys, a.chunk_values, b, head
+        self.start = a.chunk_start(b)
+        self.first, rows = a.chunk_rows(b)
+        self.count = kv.math.min(rows, position + 1 - self.start)
 
     def place(self, i: Any) -> tuple[tuple[Any, ...], Any]:
         """Where the i-th key is, and whether there is one: it is not read else."""
         at = kv.math.min(i, self.count - 1)
-        token = self.cache_offset + at
+        token = self.start + at
         return (self.first + at, token, self.cache.page(self.b, token)), i < self.count
 
     def key(self, place: tuple[Any, ...], part: Part, d: Any) -> Any:
@@ -112,51 +107,18 @@ class ChunkKeys:
         return kv.f32(buffer.load(row, self.head, d, width=width, alignment=alignment))
 
 
-@dataclass(frozen=True)
-class ChunkArguments:
-    """What the kernels of a chunk read and write: T query rows of Hq heads, R rows of the buffers.
-
-    Attributes
-    ----------
-    collection, layer : collection, i32
-    query, out, lse : [T, Hq, D], [T, Hq, V], f32 [T, Hq]
-    row_offsets : i32 [B + 1]
-    scale : f32
-    key, value : [R, Hq, nope], [R, Hq, V]
-    buffer_row_offsets, cache_offsets : i32 [B + 1], i32 [B]
-        A sequence's rows of the buffers, and the first of its tokens that they have.
-    """
-
-    collection: Any
-    layer: kv.i32
-    query: Any
-    row_offsets: Any
-    scale: kv.f32
-    out: Any
-    lse: Any
-    key: Any
-    value: Any
-    buffer_row_offsets: Any
-    cache_offsets: Any
-
-    @staticmethod
-    def of(op: Any) -> ChunkArguments:
-        return ChunkArguments(*(getattr(op, f.name) for f in fields(ChunkArguments)))
-
-    @kv.func
-    def keys(self, chunk: Chunk, queries: RaggedQueries, row: Any, head: Any) -> ChunkKeys:
-        """The keys that a query row sees."""
-        b = queries.sequence(row)
-        position = self.collection.cache_length(b) + queries.token(b, row)
-        rows = self.buffer_row_offsets[b], self.buffer_row_offsets[b + 1]
-        cache = self.collection.get_key_cache(self.layer)
-        return ChunkKeys(chunk, cache, self.key, self.value, rows, self.cache_offsets[b], position, b, head)
+@kv.func
+def keys_of(chunk: Chunk, a: AttentionArguments, queries: Any, row: Any, head: Any) -> ChunkKeys:
+    """The keys of a chunk that a query row sees."""
+    b = queries.sequence(row)
+    position = a.collection.cache_length(b) + queries.token(b, row)
+    return ChunkKeys(chunk, a, position, b, head)
 
 
 def launch(chunk: Chunk, at: Expansion, op: Any) -> None:
     """Launch the host's or the warps' kernel over all query rows."""
     heads, rows = chunk.case.heads, at.dim(op.query, 0)
-    args = [ChunkArguments.of(op)]
+    args = [AttentionArguments.of(op)]
     if at.target.is_host:
         at.launch(host_kernel(chunk), args, (at.constant(heads), rows, 1), (1, 1, 1), key=chunk)
         return
@@ -181,11 +143,11 @@ def host_kernel(chunk: Chunk) -> Any:
         return score
 
     @kv.kernel
-    def mla_chunk_host(a: ChunkArguments):
+    def mla_chunk_host(a: AttentionArguments):
         h, row = kv.block_id.x, kv.block_id.y
-        queries = RaggedQueries(a.row_offsets, a.query.shape[0])
+        queries = a.queries(case)
         if queries.holds(row):
-            keys = a.keys(chunk, queries, row, h)
+            keys = keys_of(chunk, a, queries, row, h)
             factor = a.scale * LOG2E
             q = [
                 kv.f32(a.query.load(row, h, part.start + d, width=part.width, alignment=case.query.itemsize)) * factor
@@ -239,12 +201,12 @@ def simt_kernel(chunk: Chunk) -> Any:
         return total
 
     @kv.kernel(max_threads=32 * WARPS)
-    def mla_chunk(a: ChunkArguments):
+    def mla_chunk(a: AttentionArguments):
         lane, warp = kv.thread_id.x & 31, kv.thread_id.x >> 5
         item = kv.block_id.x * WARPS + warp
         row, h = item // case.heads, item % case.heads
         q = kv.shared((WARPS, align_up(chunk.columns, 16)), f32)
-        queries = RaggedQueries(a.row_offsets, a.query.shape[0])
+        queries = a.queries(case)
         exists = queries.holds(row)
         if exists:
             factor = a.scale * LOG2E
@@ -252,7 +214,7 @@ def simt_kernel(chunk: Chunk) -> Any:
                 q[warp, d] = kv.f32(a.query[row, h, d]) * factor
         kv.syncwarp()
         if exists:
-            keys = a.keys(chunk, queries, row, h)
+            keys = keys_of(chunk, a, queries, row, h)
             m, l = kv.f32(LOWEST), kv.f32(0.0)
             sums = [kv.vector(f32, width) if width > 1 else kv.f32(0.0) for _ in range(turns)]
             if chunk.accumulate:

@@ -84,15 +84,12 @@ def launch(chunk: Chunk, at: Expansion, op: Any) -> None:
     blocks = units.least(at.device("multiprocessors") * config.occupancy) if config.persistent else units
     spare = max(config.most_shared_bytes(at.target) - config.shared_bytes, 0)
     schedule = {"consumers": config.consumers, "spare": spare, **config.entries()}
-    a = AttentionArguments(
-        collection=op.collection, layer=op.layer, query=op.query, extents=op.row_offsets, scale=op.scale, out=op.out,
-        lse=op.lse, chunk_keys=op.key, chunk_values=op.value, chunk_offsets=op.buffer_row_offsets,
-        chunk_starts=op.cache_offsets,
-    )  # fmt: skip
     t = TileArguments(tiles, queue=at.workspace(4, zeroed=True) if config.persistent else None)
     launched = (blocks, 1, 1), (config.threads, 1, 1)
     kernel = attention_kernel(specialised(chunk, config))
-    at.launch(kernel, [a, t], *launched, key=(chunk, config), attributes={"kv.schedule": schedule})
+    at.launch(
+        kernel, [AttentionArguments.of(op), t], *launched, key=(chunk, config), attributes={"kv.schedule": schedule}
+    )
 
 
 def specialised(chunk: Chunk, config: tile_schedule.TileConfig) -> TileKernel:

@@ -14,7 +14,7 @@ from mlir import ir
 
 from kvarn import dsl as kv
 from kvarn.dialect import ops
-from kvarn.dialect.dtypes import DType, bf16, f8e4m3, f16, f32
+from kvarn.dialect.dtypes import DType, bf16, f8e4m3, f16
 from kvarn.dialect.layout import CacheSpec, cdiv
 from kvarn.dialect.ops.projection import Band, bands_of, k_of, rounding_of
 from kvarn.lowering.schedules.limits import columns_at_a_time
@@ -252,10 +252,7 @@ def finish_kernel(
         return ProductHead(rows, products, token, tokens, band.first + h * band.size, width)
 
     @kv.kernel
-    def project_finish(
-        collection, layer: kv.i32, products, tokens: kv.i32, table, freqs: kv.Optional[kv.Buffer[f32, 2]],
-        query_out: kv.Optional[kv.Buffer[case.rounded, 3]], q_gamma=None, k_gamma=None,
-    ):  # fmt: skip
+    def project_finish(to: Destination, products, tokens: kv.i32, table):
         if early:  # the kernel before has waited for all others, and the next one waits for this
             kv.griddepcontrol_launch_dependents()
         token, first = work.place()
@@ -264,29 +261,29 @@ def finish_kernel(
         if (token < tokens) & (first < work.items):
             # Places are looked up while the products are still under way: the kernel before has waited for all others.
             b, inside, i = place_of(case.padded, table, token, tokens)
-            position = collection.cache_length(b) + i
-            kept = inside & holds(collection, position)
+            position = to.collection.cache_length(b) + i
+            kept = inside & holds(to.collection, position)
             if early:
                 kv.griddepcontrol_wait()
-            angles = Angles(freqs, rows, (position,))
+            angles = Angles(to.freqs, rows, (position,))
             for item in range(first, work.items, work.step * blocks):
                 if bands.query is not None:
                     if item < items.first_key:
                         h, part, active = head_and_lane(item, items.query_heads, items.query)
                         source = head_of(bands.query, h, products, token, tokens)
-                        target = Head(rows, query_out, token, h)
+                        target = Head(rows, to.query_out, token, h)
                         wanted = active if case.padded else active & inside
-                        writer.query(source, target, angles, q_gamma, part, wanted)
+                        writer.query(source, target, angles, to.q_gamma, part, wanted)
                 if (item >= items.first_key) & (item < items.first_value):
                     h, part, active = head_and_lane(item - items.first_key, items.heads, items.key)
                     source = head_of(bands.key, h, products, token, tokens)
-                    key = CachedHead(collection.get_key_cache(layer), b, position, h)
-                    writer.key(source, key, angles, k_gamma, part, active & kept)
+                    key = CachedHead(to.cache("key"), b, position, h)
+                    writer.key(source, key, angles, to.k_gamma, part, active & kept)
                 if bands.value is not None:
                     if item >= items.first_value:
                         h, part, active = head_and_lane(item - items.first_value, items.heads, items.value)
                         source = head_of(bands.value, h, products, token, tokens)
-                        value = CachedHead(collection.get_value_cache(layer), b, position, h)
+                        value = CachedHead(to.cache("value"), b, position, h)
                         writer.value(source, value, part, active & kept)
 
     return project_finish
@@ -405,14 +402,14 @@ QUERY, KEPT = 1, 2  # flags of a token: it has queries; its keys and values are 
 
 
 @kv.func
-def look_up(case: Projection, collection: Any, layer: Any, table: Any, token: Any, tokens: Any) -> list[Any]:
+def look_up(case: Projection, to: Destination, table: Any, token: Any, tokens: Any) -> list[Any]:
     """[sequence, position, page, flags] of a token; one that is none has no flags."""
     own = kv.math.min(token, tokens - 1)
     b, inside, i = place_of(case.padded, table, own, tokens)
-    position = collection.cache_length(b) + i
+    position = to.collection.cache_length(b) + i
     flags = kv.where((token < tokens) & (inside | case.padded), QUERY, 0)
-    flags = flags + kv.where((token < tokens) & inside & holds(collection, position), KEPT, 0)
-    page = collection.get_key_cache(layer).raw_page(b, position)
+    flags = flags + kv.where((token < tokens) & inside & holds(to.collection, position), KEPT, 0)
+    page = to.cache("key").raw_page(b, position)
     return [kv.i32(b), kv.i32(position), page, kv.i32(flags)]
 
 
@@ -436,11 +433,7 @@ def finish(op: Any, case: Projection, at: Expansion, products: ir.Value, width: 
         few = early and work.tokens == 1 and at.schedule.get("max_tokens", MANY) <= FEW
         blocks = cdiv(work.items, work.threads) if few else 1
         kernel = finish_kernel(case, bands, work, writer, width, early, blocks)
-        to = bands.destination(op)
-        args = [
-            to.collection, to.layer, products, tokens, table_of(op, case), to.freqs, to.query_out, to.q_gamma,
-            to.k_gamma,
-        ]  # fmt: skip
+        args = [bands.destination(op), products, tokens, table_of(op, case)]
         key = case, bands, work, writer, blocks
         at.launch(kernel, args, (work.blocks(tokens) * blocks, 1, 1), (work.threads, 1, 1), key=key, programmatic=early)
 

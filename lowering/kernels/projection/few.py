@@ -29,6 +29,7 @@ from ..base import Expansion
 from ..common import CachedHead, Head, StoredHead, as_vector, begin, holds, starts_early
 from ..rope.rotation import Angles
 from .common import (
+    Destination,
     Projection,
     Scales,
     Warpgroups,
@@ -198,8 +199,7 @@ class FinishArguments:
 
     Attributes
     ----------
-    collection, layer, query_out, freqs, q_gamma, k_gamma
-        As of :class:`Destination`.
+    to : Destination
     partials : f32 [(blocks + tiles) * rows, columns]
     tokens, blocks : i32
         Blocks of the first kernel.
@@ -208,17 +208,12 @@ class FinishArguments:
     scales : Scales
     """
 
-    collection: Any
-    layer: kv.i32
+    to: Destination
     partials: Any
     tokens: kv.i32
     blocks: kv.i32
     table: Any
-    freqs: Any
-    query_out: Any
     scales: Scales
-    q_gamma: Any
-    k_gamma: Any
 
 
 def finish_kernel(config: Config, bands: Written, writer: HeadWriter, early: bool) -> Any:
@@ -256,7 +251,7 @@ def finish_kernel(config: Config, bands: Written, writer: HeadWriter, early: boo
     def project_few_finish(a: FinishArguments):
         if early:  # the kernel before has waited for all others, and the next one waits for this
             kv.griddepcontrol_launch_dependents()
-        array = kv.shared(group * pitch, case.rounded, alignment=16)
+        array, to = kv.shared(group * pitch, case.rounded, alignment=16), a.to
         number, token0 = kv.block_id.x, kv.block_id.y * group
         first = 0
         for kind in kv.static(kinds):
@@ -270,14 +265,13 @@ def finish_kernel(config: Config, bands: Written, writer: HeadWriter, early: boo
                     active = (item < group * per_head) & (token0 + local < a.tokens)
                     token = kv.math.min(token0 + local, a.tokens - 1)
                     b, inside, i = place_of(case.padded, a.table, token, a.tokens)
-                    position = a.collection.cache_length(b) + i
-                    at = writer.angles_of(kind, Angles(a.freqs, writer.rows, (position,)), part)
+                    position = to.collection.cache_length(b) + i
+                    at = writer.angles_of(kind, Angles(to.freqs, writer.rows, (position,)), part)
                     if kind == "query":
                         places.append((local, part, token, b, position, active & (inside | case.padded), None, at))
                     else:
-                        keys = kind == "key"
-                        cache = a.collection.get_key_cache(a.layer) if keys else a.collection.get_value_cache(a.layer)
-                        kept = active & inside & holds(a.collection, position)
+                        cache = to.cache(kind)
+                        kept = active & inside & holds(to.collection, position)
                         places.append((local, part, token, b, position, kept, cache.raw_page(b, position), at))
                 if early:
                     kv.griddepcontrol_wait()
@@ -286,10 +280,10 @@ def finish_kernel(config: Config, bands: Written, writer: HeadWriter, early: boo
                 for local, part, token, b, position, written, page, at in kv.static(places):
                     source = SharedRow(array, local * pitch)
                     if kind == "query":
-                        target = Head(writer.rows, a.query_out, token, head)
-                        writer.query(source, target, at, a.q_gamma, part, written)
+                        target = Head(writer.rows, to.query_out, token, head)
+                        writer.query(source, target, at, to.q_gamma, part, written)
                     elif kind == "key":
-                        writer.key(source, CachedHead(cache, b, position, head, page), at, a.k_gamma, part, written)
+                        writer.key(source, CachedHead(cache, b, position, head, page), at, to.k_gamma, part, written)
                     else:
                         writer.value(source, CachedHead(cache, b, position, head, page), part, written)
             first += band.heads
@@ -327,11 +321,7 @@ def finish_partials(op: Any, config: Config, at: Expansion, partials: ir.Value, 
     case, early, tokens = config.case, starts_early(at), at.dim(op.x, 0)
     for bands in Written.all_of(case):
         writer = bands.writer(op, at, case.rounded)
-        to = bands.destination(op)
-        args = FinishArguments(
-            to.collection, to.layer, partials, tokens, blocks, table_of(op, case), to.freqs, to.query_out,
-            Scales.of(op), to.q_gamma, to.k_gamma,
-        )  # fmt: skip
+        args = FinishArguments(bands.destination(op), partials, tokens, blocks, table_of(op, case), Scales.of(op))
         group = tokens_of_block(config, bands)
         heads = sum(b.heads for b in (bands.query, bands.key, bands.value) if b is not None)
         grid = (heads, (tokens + (group - 1)) // group, 1)

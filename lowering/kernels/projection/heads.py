@@ -340,8 +340,8 @@ def kernel_of(config: Config, epilogues: tuple[Epilogue, ...], early: bool) -> A
         for own in range(first, WARPS, step):
             row = own * WARP_ROWS + lane % WARP_ROWS
             for n in kv.static(range(len(epilogues))):
-                pool = epilogues[n].bands.destination(a).collection
-                found = look_up(case, pool, a.layer, a.table, tile * ROWS + row, tokens)
+                to = epilogues[n].bands.destination(a)
+                found = look_up(case, to, a.table, tile * ROWS + row, tokens)
                 (known + (n * ROWS + row) * KNOWN_BYTES).store(kv.vector(i32, found))
         kv.syncwarp()
 

@@ -22,7 +22,7 @@ from ..append.head_writer import HeadWriter, LoadedAngles
 from ..base import Expansion
 from ..common import CachedHead, Head, StoredHead, as_vector, row_alignment
 from ..rope.rotation import Angles
-from .common import KEPT, QUERY, Projection, Written, operand_problems
+from .common import KEPT, QUERY, Destination, Projection, Written, operand_problems
 from .tiles import MULTIPROCESSORS, cycles
 
 HALF = 8  # columns that lie together
@@ -223,8 +223,7 @@ class Units:
 
     @kv.func
     def write(
-        self, collection: Any, layer: Any, query_out: Any, source: Any, place: Any, unit: Any, token: Any,
-        known: list[Any], angles: list[Any],
+        self, to: Destination, source: Any, place: Any, unit: Any, token: Any, known: list[Any], angles: list[Any]
     ) -> None:  # fmt: skip
         """Write a unit of a token whose columns lie from ``place`` on in shared memory, at ``source``."""
         b, position, page, flags = known
@@ -236,13 +235,13 @@ class Units:
                     at = LoadedAngles(angles[part]) if angles and kind != "value" else None
                     item = number * self.parts(kind) + part
                     if kind == "query":
-                        target = Head(self.writer.rows, query_out, token, head)
+                        target = Head(self.writer.rows, to.query_out, token, head)
                         self.writer.query(columns, target, at, None, item, flags & QUERY != 0)
                     elif kind == "key":
-                        key = CachedHead(collection.get_key_cache(layer), b, position, head, page)
+                        key = CachedHead(to.cache("key"), b, position, head, page)
                         self.writer.key(columns, key, at, None, item, flags & KEPT != 0)
                     else:
-                        value = CachedHead(collection.get_value_cache(layer), b, position, head, page)
+                        value = CachedHead(to.cache("value"), b, position, head, page)
                         self.writer.value(columns, value, item, flags & KEPT != 0)
 
 

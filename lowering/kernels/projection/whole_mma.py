@@ -20,7 +20,7 @@ from kvarn.lowering.tiles.ir import WARP
 
 from ..base import Expansion
 from ..common import BYTES, begin, starts_early
-from .common import Projection, Scales, constant_weight, look_up, scaled, table_of
+from .common import Destination, Projection, Scales, constant_weight, look_up, scaled, table_of
 from .whole import ANGLE_BYTES, HALF, MMA_TOKENS, UNIT, Units, tile_for, units_of
 
 LANES = 4  # that share a row
@@ -188,32 +188,31 @@ def kernel_of(config: Config, units: Units, early: bool) -> Any:
             products[token * pitch + u * UNIT + half * HALF + g] = case.rounded(value)
 
     @kv.func
-    def prepare(collection, layer, table, tokens, freqs, pages, angles, n):
+    def prepare(to, table, tokens, pages, angles, n):
         """What a thread of those that write knows of its n-th unit of a token."""
         item = kv.thread_id.x - W * WARP + n * writers
         own, token = item // N, item % N
-        known = look_up(case, collection, layer, table, token, tokens)
+        known = look_up(case, to, table, token, tokens)
         unit = kv.block_id.x * U + own
         known[3] = kv.where((own < U) & (unit < units.count), known[3], 0)
         unit = kv.math.min(unit, units.count - 1)
         pages[item] = known[2]
-        units.keep_angles(angles.ptr() + item * ANGLE_BYTES, unit, freqs, known[1])
+        units.keep_angles(angles.ptr() + item * ANGLE_BYTES, unit, to.freqs, known[1])
         return kv.math.min(token, tokens - 1), kv.math.min(own, U - 1), unit, known
 
     @kv.func
-    def write(collection, layer, query_out, products, pages, angles, held, n):
+    def write(to, products, pages, angles, held, n):
         """Write the n-th unit of a thread."""
         token, own, unit, known = held
         item = kv.thread_id.x - W * WARP + n * writers
         known = [known[0], known[1], pages[item], known[3]]
         found = units.kept_angles(angles.ptr() + item * ANGLE_BYTES)
         place = item % N * pitch + own * UNIT
-        units.write(collection, layer, query_out, products.ptr(), place, unit, token, known, found)
+        units.write(to, products.ptr(), place, unit, token, known, found)
 
     @kv.kernel(block=(config.threads, 1, 1), min_blocks=1)
     def project_whole(
-        collection, layer: kv.i32, x: kv.Buffer[case.x, 2], weight: kv.Buffer[case.x, 2], table,
-        freqs: kv.Optional[kv.Buffer[f32, 2]], query_out, scales: Scales,
+        to: Destination, x: kv.Buffer[case.x, 2], weight: kv.Buffer[case.x, 2], table, scales: Scales
     ):  # fmt: skip
         array = kv.shared(parts * W * WARP, f32, alignment=16)
         products = kv.shared(N * pitch, case.rounded, alignment=16)
@@ -231,12 +230,12 @@ def kernel_of(config: Config, units: Units, early: bool) -> Any:
             begin(early)
             held = []
             for n in kv.static(range(rounds)):
-                held.append(prepare(collection, layer, table, tokens, freqs, pages, angles, n))
+                held.append(prepare(to, table, tokens, pages, angles, n))
             all_arrive()
             add(array, products, tokens, scales)
             all_arrive()
             for n in kv.static(range(rounds)):
-                write(collection, layer, query_out, products, pages, angles, held[n], n)
+                write(to, products, pages, angles, held[n], n)
 
     return project_whole
 
@@ -247,10 +246,8 @@ def launch(op: Any, config: Config, at: Expansion) -> None:
     case, early = config.case, starts_early(at)
     units = units_of(op, at, case)
     some = at.dim(op.x, 0).least(at.constant(1))  # without tokens nothing is launched
-    args = [
-        op.collection, op.layer, op.x, op.weight, table_of(op, case), op.freqs, op.query_out,
-        Scales(op.bias, weight_scale=op.weight_scale),
-    ]  # fmt: skip
+    to, scales = units.bands.destination(op), Scales(op.bias, weight_scale=op.weight_scale)
+    args = [to, op.x, op.weight, table_of(op, case), scales]
     grid = (some * cdiv(units.count, config.units), 1, 1)
     at.launch(
         kernel_of(config, units, early), args, grid, (config.threads, 1, 1), key=(config, units), programmatic=early

@@ -21,6 +21,7 @@ from ..base import Expansion
 from ..common import advance, begin, starts_early
 from .common import (
     STEPS_OF_ATOM,
+    Destination,
     Projection,
     Scales,
     constant_weight,
@@ -161,8 +162,7 @@ class Arguments:
 
     Attributes
     ----------
-    collection, layer, freqs, query_out
-        As of :class:`Destination`.
+    to : Destination
     x, weight : [T, K], [N, K]
     x_map, weight_map : tensor maps of these
     table : i32 [B + 1] or [B]
@@ -170,15 +170,12 @@ class Arguments:
     scales : Scales
     """
 
-    collection: Any
-    layer: kv.i32
+    to: Destination
     x: Any
     weight: Any
     x_map: Any
     weight_map: Any
     table: Any
-    freqs: Any
-    query_out: Any
     scales: Scales
 
 
@@ -278,16 +275,16 @@ def kernel_of(config: Config, units: Units, early: bool) -> Any:
             first, first_unit = tile_of(number, tokens)
             kv.mbarrier_wait(known_empty + slot * BARRIER_BYTES, phase, name="an empty table of tokens")
             for row in range(warp * WARP + lane, M, config.lookers * WARP):
-                found = look_up(case, a.collection, a.layer, a.table, first + row, tokens)
+                found = look_up(case, a.to, a.table, first + row, tokens)
                 at = known + slot * config.known_bytes
                 (at + row * KNOWN_BYTES).store(kv.vector(i32, found))
                 if config.keeps_angles:
                     for u in kv.static(range(U)):
                         place = at + M * KNOWN_BYTES + (row * U + u) * ANGLE_BYTES
-                        units.keep_angles(place, unit_at(first_unit, u), a.freqs, found[1])
-                elif a.freqs is not None:
-                    angle = kv.math.min(kv.math.max(found[1], 0), a.freqs.shape[0] - 1)
-                    kv.cp_async_bulk_prefetch(a.freqs.address(angle, 0), turned * a.freqs.dtype.itemsize)
+                        units.keep_angles(place, unit_at(first_unit, u), a.to.freqs, found[1])
+                elif a.to.freqs is not None:
+                    angle = kv.math.min(kv.math.max(found[1], 0), a.to.freqs.shape[0] - 1)
+                    kv.cp_async_bulk_prefetch(a.to.freqs.address(angle, 0), turned * a.to.freqs.dtype.itemsize)
             kv.syncwarp()
             kv.mbarrier_arrive(known_full + slot * BARRIER_BYTES, lane == 0)
             slot, phase = advance(2, slot, phase, 1)
@@ -343,12 +340,12 @@ def kernel_of(config: Config, units: Units, early: bool) -> Any:
                     place = known + M * KNOWN_BYTES + ((row0 + row) * U + some[0] + own) * ANGLE_BYTES
                     found = units.kept_angles(place)
                 else:
-                    found = units.angles(unit, a.freqs, words[1])
+                    found = units.angles(unit, a.to.freqs, words[1])
                 held.append((row, own, unit, [words[0], words[1], words[2], flags], found))
             for row, own, unit, of_token, found in kv.static(held):
                 token = kv.math.min(token0 + row, tokens - 1)
                 place = (warp * WARP_ROWS + row) * pitch + own * UNIT
-                units.write(a.collection, a.layer, a.query_out, products, place, unit, token, of_token, found)
+                units.write(a.to, products, place, unit, token, of_token, found)
 
     @kv.kernel(block=(config.threads, 1, 1), min_blocks=1)
     def project_whole(a: Arguments):
@@ -421,9 +418,7 @@ def launch(op: Any, config: Config, at: Expansion) -> None:
     case, early = config.case, starts_early(at)
     units = units_of(op, at, case)
     maps = operand_maps(op, at, SWIZZLE // case.x.itemsize, config.box, HALF)
-    args = Arguments(
-        op.collection, op.layer, op.x, op.weight, *maps, table_of(op, case), op.freqs, op.query_out, Scales.of(op)
-    )
+    args = Arguments(units.bands.destination(op), op.x, op.weight, *maps, table_of(op, case), Scales.of(op))
     tiles = (at.dim(op.x, 0) + (config.tile_rows - 1)) // config.tile_rows * cdiv(units.count, config.units)
     grid = (tiles.least(at.device("multiprocessors")), 1, 1)
     at.launch(
