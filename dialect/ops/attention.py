@@ -16,7 +16,7 @@ from ..base import Kv
 from ..contents import Counts, Lengths, Offsets
 from ..dtypes import f8e4m3
 from ..effects import ReadsCache, ReadsMemory, TierOne, WritesMemory
-from ..ext import F32, I32, Operand
+from ..ext import F32, I32, Operand, in_place_of
 from ..layout import SCALES, CacheSpec
 from ..types import CollectionType
 from .operations import FLOATS, not_mla, offsets, read_as_floats
@@ -97,7 +97,46 @@ def mask_is_valid(op: Any, functions: bool = False) -> bool:
     return True
 
 
-class AttentionOp(Kv.Operation, name="attention", traits=[TierOne, ReadsCache, ReadsMemory, WritesMemory]):
+class _CacheAttention(Kv.Operation):
+    """Attention over a collection's layer, of a ragged batch or a padded one: ``extents`` says where its rows are."""
+
+    collection: Operand[CollectionType]
+    layer: Operand[I32]
+    query: Operand[Any]
+    extents: Operand[Any]
+    scale: Operand[F32]
+    out: Operand[Any]
+    sinks: Operand[Any] | None = None
+    lse: Operand[Any] | None = None
+    kv_offsets: Operand[Any] | None = None
+    alibi_slopes: Operand[Any] | None = None
+    prior: Operand[Any] | None = None
+    prior_lse: Operand[Any] | None = None
+    array0: Operand[Any] | None = None
+    array1: Operand[Any] | None = None
+    array2: Operand[Any] | None = None
+    array3: Operand[Any] | None = None
+    pages: Operand[Any] | None = None
+    page_counts: Operand[Any] | None = None
+    block_mask: Operand[Any] | None = None
+    mask: ir.StringAttr
+    span: ir.IntegerAttr
+    softcap: ir.FloatAttr
+
+    def verify_form(self, extents: str, rank: int) -> bool:
+        """Whether the operands fit, where the rows' extents are an operand of this name."""
+        spec = verify.handle(self, self.collection, ("collection",))
+        return (
+            spec is not None
+            and not_mla(self, spec)
+            and _attends(self, spec, rank)
+            and offsets(self, getattr(self, extents), extents)
+            and _chosen_pages(self, spec)
+            and listed_tiles(self)
+        )
+
+
+class AttentionOp(_CacheAttention, name="attention", traits=[TierOne, ReadsCache, ReadsMemory, WritesMemory]):
     """softmax(scale * Q K^T + mask) V over one layer; query, out: [T, Hq, D], Hq a multiple of H.
 
     Attributes: mask (causal, null, sliding_window, chunked, chunked_causal), span (window or chunk width), softcap (0:
@@ -127,28 +166,7 @@ class AttentionOp(Kv.Operation, name="attention", traits=[TierOne, ReadsCache, R
     not list are not visited; the mask is not asked about tiles that it calls whole.
     """
 
-    collection: Operand[CollectionType]
-    layer: Operand[I32]
-    query: Operand[Any]
-    row_offsets: Operand[Any]
-    scale: Operand[F32]
-    out: Operand[Any]
-    sinks: Operand[Any] | None = None
-    lse: Operand[Any] | None = None
-    kv_offsets: Operand[Any] | None = None
-    alibi_slopes: Operand[Any] | None = None
-    prior: Operand[Any] | None = None
-    prior_lse: Operand[Any] | None = None
-    array0: Operand[Any] | None = None
-    array1: Operand[Any] | None = None
-    array2: Operand[Any] | None = None
-    array3: Operand[Any] | None = None
-    pages: Operand[Any] | None = None
-    page_counts: Operand[Any] | None = None
-    block_mask: Operand[Any] | None = None
-    mask: ir.StringAttr
-    span: ir.IntegerAttr
-    softcap: ir.FloatAttr
+    row_offsets: Operand[Any] = in_place_of("extents")
 
     contents = (
         Offsets("row_offsets", "query"),
@@ -157,46 +175,19 @@ class AttentionOp(Kv.Operation, name="attention", traits=[TierOne, ReadsCache, R
     )
 
     def verify_invariants(self) -> bool:
-        spec = verify.handle(self, self.collection, ("collection",))
-        return (
-            spec is not None
-            and not_mla(self, spec)
-            and _attends(self, spec)
-            and offsets(self, self.row_offsets)
-            and _chosen_pages(self, spec)
-            and listed_tiles(self)
-        )
+        return self.verify_form("row_offsets", 3)
 
 
-class AttentionPaddedOp(Kv.Operation, name="attention_padded", traits=[TierOne, ReadsCache, ReadsMemory, WritesMemory]):
+class AttentionPaddedOp(
+    _CacheAttention, name="attention_padded", traits=[TierOne, ReadsCache, ReadsMemory, WritesMemory]
+):
     """kv.attention of a padded batch: query, out [B, Smax, Hq, D]; tokens t >= valid_lengths[b] are skipped.
 
     Token t of sequence b stands at position cache_length(b) + t. lse: [B, Smax, Hq]. Everything else is as in
     kv.attention, where sequence b has valid_lengths[b] new tokens.
     """
 
-    collection: Operand[CollectionType]
-    layer: Operand[I32]
-    query: Operand[Any]
-    valid_lengths: Operand[Any]
-    scale: Operand[F32]
-    out: Operand[Any]
-    sinks: Operand[Any] | None = None
-    lse: Operand[Any] | None = None
-    kv_offsets: Operand[Any] | None = None
-    alibi_slopes: Operand[Any] | None = None
-    prior: Operand[Any] | None = None
-    prior_lse: Operand[Any] | None = None
-    array0: Operand[Any] | None = None
-    array1: Operand[Any] | None = None
-    array2: Operand[Any] | None = None
-    array3: Operand[Any] | None = None
-    pages: Operand[Any] | None = None
-    page_counts: Operand[Any] | None = None
-    block_mask: Operand[Any] | None = None
-    mask: ir.StringAttr
-    span: ir.IntegerAttr
-    softcap: ir.FloatAttr
+    valid_lengths: Operand[Any] = in_place_of("extents")
 
     contents = (
         Counts("valid_lengths", (("query", 1),)),
@@ -205,15 +196,7 @@ class AttentionPaddedOp(Kv.Operation, name="attention_padded", traits=[TierOne, 
     )
 
     def verify_invariants(self) -> bool:
-        spec = verify.handle(self, self.collection, ("collection",))
-        return (
-            spec is not None
-            and not_mla(self, spec)
-            and _attends(self, spec, rank=4)
-            and offsets(self, self.valid_lengths, "valid_lengths")
-            and _chosen_pages(self, spec)
-            and listed_tiles(self)
-        )
+        return self.verify_form("valid_lengths", 4)
 
 
 class BlockMaskOp(Kv.Operation, name="block_mask", traits=[TierOne, ReadsCache, ReadsMemory, WritesMemory]):

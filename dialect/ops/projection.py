@@ -16,7 +16,7 @@ from ..base import Kv
 from ..contents import Counts, Lengths, Offsets
 from ..dtypes import DType, bf16, by_mlir, by_name
 from ..effects import ReadsMemory, TierOne, WritesCache, WritesMemory
-from ..ext import I32, Operand
+from ..ext import I32, Operand, in_place_of
 from ..layout import CacheSpec
 from ..types import CollectionType
 from .operations import FLOATS, not_mla, offsets, storable, token_rows
@@ -71,7 +71,28 @@ def bands_of(
 
 
 class _Projection(Kv.Operation):
-    """What the verifiers of both forms share."""
+    """A product into a cache, of a ragged batch or a padded one: ``extents`` says where its rows are."""
+
+    collection: Operand[CollectionType]
+    layer: Operand[I32]
+    x: Operand[Any]
+    weight: Operand[Any]
+    extents: Operand[Any]
+    query_out: Operand[Any] | None = None
+    bias: Operand[Any] | None = None
+    x_scale: Operand[Any] | None = None
+    weight_scale: Operand[Any] | None = None
+    weight_min: Operand[Any] | None = None
+    tensor_scale: Operand[Any] | None = None
+    freqs: Operand[Any] | None = None
+    q_gamma: Operand[Any] | None = None
+    k_gamma: Operand[Any] | None = None
+    index_collection: Operand[CollectionType] | None = None
+    index_query_out: Operand[Any] | None = None
+    scaling: ir.StringAttr
+    weight_format: ir.StringAttr
+    interleaved: ir.BoolAttr
+    eps: ir.FloatAttr
 
     def heads_of(self, value: ir.Value | None) -> tuple[int, int] | None:
         """Heads and head size of rows of queries, whose extents are static; None where there are none."""
@@ -297,26 +318,7 @@ class ProjectAppendOp(_Projection, name="project_append", traits=[TierOne, Write
     quantized x to bf16; products are multiplied by tensor_scale [1, 1].
     """
 
-    collection: Operand[CollectionType]
-    layer: Operand[I32]
-    x: Operand[Any]
-    weight: Operand[Any]
-    row_offsets: Operand[Any]
-    query_out: Operand[Any] | None = None
-    bias: Operand[Any] | None = None
-    x_scale: Operand[Any] | None = None
-    weight_scale: Operand[Any] | None = None
-    weight_min: Operand[Any] | None = None
-    tensor_scale: Operand[Any] | None = None
-    freqs: Operand[Any] | None = None
-    q_gamma: Operand[Any] | None = None
-    k_gamma: Operand[Any] | None = None
-    index_collection: Operand[CollectionType] | None = None
-    index_query_out: Operand[Any] | None = None
-    scaling: ir.StringAttr
-    weight_format: ir.StringAttr
-    interleaved: ir.BoolAttr
-    eps: ir.FloatAttr
+    row_offsets: Operand[Any] = in_place_of("extents")
 
     contents = (
         Offsets("row_offsets", "x"),
@@ -336,26 +338,7 @@ class ProjectAppendPaddedOp(
     Queries of all rows are written; keys and values of tokens t >= valid_lengths[b] are not.
     """
 
-    collection: Operand[CollectionType]
-    layer: Operand[I32]
-    x: Operand[Any]
-    weight: Operand[Any]
-    valid_lengths: Operand[Any]
-    query_out: Operand[Any] | None = None
-    bias: Operand[Any] | None = None
-    x_scale: Operand[Any] | None = None
-    weight_scale: Operand[Any] | None = None
-    weight_min: Operand[Any] | None = None
-    tensor_scale: Operand[Any] | None = None
-    freqs: Operand[Any] | None = None
-    q_gamma: Operand[Any] | None = None
-    k_gamma: Operand[Any] | None = None
-    index_collection: Operand[CollectionType] | None = None
-    index_query_out: Operand[Any] | None = None
-    scaling: ir.StringAttr
-    weight_format: ir.StringAttr
-    interleaved: ir.BoolAttr
-    eps: ir.FloatAttr
+    valid_lengths: Operand[Any] = in_place_of("extents")
 
     contents = (
         Counts("valid_lengths", (("x", 0),)),

@@ -13,7 +13,7 @@ from .. import verify
 from ..base import Kv
 from ..contents import Counts, Lengths, Offsets
 from ..effects import ReadsMemory, TierOne, UpdatesCache, WritesCache, WritesMemory
-from ..ext import I32, Operand
+from ..ext import I32, Operand, in_place_of
 from ..layout import CacheSpec
 from ..types import CollectionType
 from .operations import FLOATS, not_mla, offsets, storable, token_rows
@@ -83,64 +83,59 @@ def freqs_table(op: Any, value: ir.Value, head_size: int) -> bool:
     )
 
 
-class RopeOp(Kv.Operation, name="rope", traits=[TierOne, UpdatesCache, ReadsMemory, WritesMemory]):
+class _Rope(Kv.Operation):
+    """Rotation of queries and of a cache's new keys; ``extents`` says where the rows of the batch are."""
+
+    collection: Operand[CollectionType]
+    layer: Operand[I32]
+    query: Operand[Any]
+    extents: Operand[Any]
+    freqs: Operand[Any]
+    query_out: Operand[Any]
+    position_ids: Operand[Any] | None = None
+    interleaved: ir.BoolAttr
+    mrope_section: ir.DenseI64ArrayAttr
+
+    def verify_form(self, extents: str, rank: int) -> bool:
+        """Whether the operands fit, queries of so many dimensions."""
+        spec = verify.handle(self, self.collection, ("collection",))
+        positions = self.position_ids
+        return (
+            spec is not None
+            and rotates_in_place(self, spec)
+            and all(verify.memref(self, getattr(self, n), rank, FLOATS, n) for n in ("query", "query_out"))
+            and offsets(self, getattr(self, extents), extents)
+            and freqs_table(self, self.freqs, spec.head_size)
+            and (positions is None or verify.memref(self, positions, rank - 1, ("i32",), "position_ids"))
+        )
+
+
+class RopeOp(_Rope, name="rope", traits=[TierOne, UpdatesCache, ReadsMemory, WritesMemory]):
     """Rotate the query to query_out and the keys of the new tokens in place; operands as kv.rope_append.
 
     Optional position_ids [sections, T] i32 with mrope_section (pairs a section) replace the positions.
     """
 
-    collection: Operand[CollectionType]
-    layer: Operand[I32]
-    query: Operand[Any]
-    row_offsets: Operand[Any]
-    freqs: Operand[Any]
-    query_out: Operand[Any]
-    position_ids: Operand[Any] | None = None
-    interleaved: ir.BoolAttr
-    mrope_section: ir.DenseI64ArrayAttr
+    row_offsets: Operand[Any] = in_place_of("extents")
 
     contents = (Offsets("row_offsets", "query"), Lengths("collection", ("row_offsets",)))
 
     def verify_invariants(self) -> bool:
-        spec = verify.handle(self, self.collection, ("collection",))
-        return (
-            spec is not None
-            and rotates_in_place(self, spec)
-            and all(verify.memref(self, v, 3, FLOATS, n) for v, n in queries(self))
-            and offsets(self, self.row_offsets)
-            and freqs_table(self, self.freqs, spec.head_size)
-            and (self.position_ids is None or verify.memref(self, self.position_ids, 2, ("i32",), "position_ids"))
-        )
+        return self.verify_form("row_offsets", 3)
 
 
-class RopePaddedOp(Kv.Operation, name="rope_padded", traits=[TierOne, UpdatesCache, ReadsMemory, WritesMemory]):
+class RopePaddedOp(_Rope, name="rope_padded", traits=[TierOne, UpdatesCache, ReadsMemory, WritesMemory]):
     """kv.rope of a padded batch: query, query_out [B, Smax, Hq, D]; tokens t >= valid_lengths[b] are skipped.
 
     Optional position_ids [sections, B, Smax] i32.
     """
 
-    collection: Operand[CollectionType]
-    layer: Operand[I32]
-    query: Operand[Any]
-    valid_lengths: Operand[Any]
-    freqs: Operand[Any]
-    query_out: Operand[Any]
-    position_ids: Operand[Any] | None = None
-    interleaved: ir.BoolAttr
-    mrope_section: ir.DenseI64ArrayAttr
+    valid_lengths: Operand[Any] = in_place_of("extents")
 
     contents = (Counts("valid_lengths", (("query", 1),)), Lengths("collection", ("valid_lengths",)))
 
     def verify_invariants(self) -> bool:
-        spec = verify.handle(self, self.collection, ("collection",))
-        return (
-            spec is not None
-            and rotates_in_place(self, spec)
-            and all(verify.memref(self, v, 4, FLOATS, n) for v, n in queries(self))
-            and offsets(self, self.valid_lengths, "valid_lengths")
-            and freqs_table(self, self.freqs, spec.head_size)
-            and (self.position_ids is None or verify.memref(self, self.position_ids, 3, ("i32",), "position_ids"))
-        )
+        return self.verify_form("valid_lengths", 4)
 
 
 class QkNormOp(Kv.Operation, name="qk_norm", traits=[TierOne, UpdatesCache, ReadsMemory, WritesMemory]):
@@ -208,10 +203,6 @@ class QkNormOp(Kv.Operation, name="qk_norm", traits=[TierOne, UpdatesCache, Read
 
 
 INDEX = ("index_collection", "index_query", "index_query_out", "index_q_gamma", "index_k_gamma")
-
-
-def queries(op: Any) -> tuple[tuple[ir.Value, str], ...]:
-    return ((op.query, "query"), (op.query_out, "query_out"))
 
 
 def rotates_in_place(op: Any, spec: CacheSpec) -> bool:
