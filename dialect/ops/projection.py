@@ -13,14 +13,15 @@ from mlir import ir
 
 from .. import verify
 from ..base import Kv
+from ..buffers import Buffer, fit
 from ..contents import Counts, Lengths, Offsets
 from ..dtypes import DType, bf16, by_mlir, by_name
 from ..effects import ReadsMemory, TierOne, WritesCache, WritesMemory
 from ..ext import I32, Operand, in_place_of
 from ..layout import CacheSpec
 from ..types import CollectionType
-from .operations import FLOATS, not_mla, offsets, storable, token_rows
-from .rotary import freqs_table
+from .operations import FLOATS, not_mla, offsets, storable
+from .rotary import GAMMAS, freqs_table
 from .weight_groups import FORMATS, PLAIN, PLAIN_TYPES, Groups, groups_of, packed
 
 SCALED = "f8e4m3"  # what scales go with
@@ -244,14 +245,10 @@ class _Projection(Kv.Operation):
             return False
         if self.query_out is None:
             return verify.fail(self, "needs query_out with freqs or gammas")
-        gammas = [(v, n) for v, n in ((self.q_gamma, "q_gamma"), (self.k_gamma, "k_gamma")) if v is not None]
         return (
-            token_rows(self, self.query_out, None, spec.head_size, FLOATS, "query_out")
+            fit(self, {"query_out": Buffer("T, Hq, D", FLOATS)}, spec)
             and (self.freqs is None or freqs_table(self, self.freqs, spec.head_size))
-            and all(
-                verify.memref(self, v, 1, FLOATS, n) and verify.static_dim(self, v, 0, spec.head_size, n)
-                for v, n in gammas
-            )
+            and fit(self, GAMMAS, spec)
         )
 
 

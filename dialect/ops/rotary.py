@@ -11,15 +11,23 @@ from mlir import ir
 
 from .. import verify
 from ..base import Kv
+from ..buffers import FLOATS, Buffer, WithBuffers, fit
 from ..contents import Counts, Lengths, Offsets
 from ..effects import ReadsMemory, TierOne, UpdatesCache, WritesCache, WritesMemory
 from ..ext import I32, Operand, in_place_of
 from ..layout import CacheSpec
 from ..types import CollectionType
-from .operations import FLOATS, not_mla, offsets, storable, token_rows
+from .operations import not_mla, offsets, storable
+
+GAMMAS = {"q_gamma": Buffer("D", FLOATS), "k_gamma": Buffer("D", FLOATS)}
 
 
-class RopeAppendOp(Kv.Operation, name="rope_append", traits=[TierOne, WritesCache, ReadsMemory, WritesMemory]):
+def queried(spec: CacheSpec) -> tuple[str, ...]:
+    """Element types of queries: floats over 8 bits, else the cache's."""
+    return FLOATS if spec.dtype.bits == 8 else (spec.dtype.mlir,)
+
+
+class RopeAppendOp(WithBuffers, name="rope_append", traits=[TierOne, WritesCache, ReadsMemory, WritesMemory]):
     """Rotate query and key by position, write key and value to the cache, the query to query_out.
 
     query, query_out: [T, Hq, D]; freqs: [positions, R] f32, (cos, sin) pairs interleaved, R <= D even. interleaved
@@ -42,32 +50,19 @@ class RopeAppendOp(Kv.Operation, name="rope_append", traits=[TierOne, WritesCach
 
     contents = (Offsets("row_offsets", "query"), Lengths("collection", ("row_offsets",)))
 
-    def verify_invariants(self) -> bool:
-        spec = verify.handle(self, self.collection, ("collection",))
-        if spec is None or not not_mla(self, spec):
-            return False
-        query = FLOATS if spec.dtype.bits == 8 else (spec.dtype.mlir,)
-        if not all(
-            token_rows(self, v, None, spec.head_size, query, n)
-            for v, n in ((self.query, "query"), (self.query_out, "query_out"))
-        ):
-            return False
-        if not all(
-            token_rows(self, v, spec.num_heads, spec.head_size, storable(spec), n)
-            for v, n in ((self.key, "key"), (self.value, "value"))
-        ):
+    buffers = {
+        "query": Buffer("T, Hq, D", queried), "query_out": Buffer("T, Hq, D", queried),
+        "key": Buffer("T, H, D", storable), "value": Buffer("T, H, D", storable), "row_offsets": Buffer("B + 1"),
+        **GAMMAS,
+    }  # fmt: skip
+
+    def verify_buffers(self, spec: CacheSpec | None = None) -> bool:
+        assert spec is not None
+        if not not_mla(self, spec):
             return False
         if (self.q_gamma is None) != (self.k_gamma is None):
             return verify.fail(self, "takes q_gamma and k_gamma together or neither")
-        gammas = [(v, n) for v, n in ((self.q_gamma, "q_gamma"), (self.k_gamma, "k_gamma")) if v is not None]
-        return (
-            offsets(self, self.row_offsets)
-            and freqs_table(self, self.freqs, spec.head_size)
-            and all(
-                verify.memref(self, v, 1, FLOATS, n) and verify.static_dim(self, v, 0, spec.head_size, n)
-                for v, n in gammas
-            )
-        )
+        return super().verify_buffers(spec) and freqs_table(self, self.freqs, spec.head_size)
 
 
 def freqs_table(op: Any, value: ir.Value, head_size: int) -> bool:
@@ -190,16 +185,8 @@ class QkNormOp(Kv.Operation, name="qk_norm", traits=[TierOne, UpdatesCache, Read
 
     def _heads(self, spec: CacheSpec, prefix: str) -> bool:
         """Whether the queries and gammas of one collection fit it."""
-        rows = ((getattr(self, prefix + n), prefix + n) for n in ("query", "query_out"))
-        gammas = ((getattr(self, prefix + n), prefix + n) for n in ("q_gamma", "k_gamma"))
-        return (
-            rotates_in_place(self, spec)
-            and all(token_rows(self, v, None, spec.head_size, FLOATS, n) for v, n in rows)
-            and all(
-                verify.memref(self, v, 1, FLOATS, n) and verify.static_dim(self, v, 0, spec.head_size, n)
-                for v, n in gammas
-            )
-        )
+        rows = dict.fromkeys(("query", "query_out"), Buffer("T, Hq, D", FLOATS))
+        return rotates_in_place(self, spec) and fit(self, {prefix + n: b for n, b in {**rows, **GAMMAS}.items()}, spec)
 
 
 INDEX = ("index_collection", "index_query", "index_query_out", "index_q_gamma", "index_k_gamma")

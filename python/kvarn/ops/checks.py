@@ -240,8 +240,9 @@ def declared(seen: SimpleNamespace) -> None:
             few_enough(view.shape, about)
         if isinstance(elements, str):
             has_dtype(view, (getattr(seen, elements).dtype.name,), about)
-        elif elements is not INTEGERS:
-            has_dtype(view, elements if isinstance(elements, tuple) else (elements(spec).name,), about)
+        elif elements is not INTEGERS and elements is not None:
+            found = elements if isinstance(elements, tuple) else elements(spec)
+            has_dtype(view, found if isinstance(found, tuple) else (found.name,), about)
 
 
 def handle_of(seen: SimpleNamespace) -> Any:
