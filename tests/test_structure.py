@@ -410,10 +410,6 @@ WIDE_KERNELS = {
         "results.combine", "results.finish", "results.write_out", "results.write_sums", "streaming.copy_scales",
         "streaming.copy_tile", "streaming.issue",
     ),
-    "kvarn.lowering.kernels.mla": (
-        "latent_kernel.attention_latent", "latent_kernel.attention_latent_few", "latent_kernel.left_columns",
-        "latent_kernel.right_columns", "latent_kernel.weights_of", "load_query",
-    ),
 }  # fmt: skip
 
 

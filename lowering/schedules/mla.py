@@ -21,7 +21,15 @@ from kvarn.lowering.kernels.mla import (
     stored as latent_stored,
     wide as latent_wide,
 )
-from kvarn.lowering.kernels.mla.common import BOX_COLUMNS, KEYS, MOST_ROWS, WIDE, LatentConfig, ends_in_combine
+from kvarn.lowering.kernels.mla.common import (
+    BOX_COLUMNS,
+    KEYS,
+    MOST_ROWS,
+    WIDE,
+    LatentArguments,
+    LatentConfig,
+    ends_in_combine,
+)
 from kvarn.lowering.target import Target
 from kvarn.lowering.tiles.ir import MMA, WGMMA
 
@@ -161,15 +169,17 @@ def launch(config: LatentConfig, at: Expansion, op: Any) -> None:
         else None
     )
     out = None if config.parted else op.out
-    args = [op.collection, op.layer, op.query, op.row_offsets, op.scale, out, parts, op.indices, op.topk_lengths]
+    a = LatentArguments(
+        op.collection, op.layer, op.query, op.row_offsets, op.scale, out, parts, op.indices, op.topk_lengths, key_map,
+        op.kv_offsets, *arrays_of(op), op.block_mask,
+    )  # fmt: skip
     if config.few:
         kernel, threads = latent_few.latent_kernel(config, at.target.shared_bytes), latent_blocks.threads_of(config)
     else:
         kernel, threads = latent_wide.latent_kernel(config), latent_wide.threads_of(config)
-    args += [key_map, op.kv_offsets, *arrays_of(op), op.block_mask]
     for waits, launched in ((False, one - several), (True, several)):  # long ones gain nothing by an early start
         extents = tiles * launched, splits * blocks, 1
-        at.launch(kernel, args, extents, (threads, 1, 1), key=config, programmatic=waits)
+        at.launch(kernel, [a], extents, (threads, 1, 1), key=config, programmatic=waits)
     blocks, columns = latent_combine.grid(config, tiles, splits)
     combined = [op.row_offsets, op.out, parts, tiles, splits, op.sinks, op.lse, op.prior, op.prior_lse]
     threads = (32 * latent_combine.WARPS, 1, 1)

@@ -20,7 +20,7 @@ from ..attention.case import Case, start_of
 from ..attention.key_tiles import KeyTiles
 from ..attention.partials import LN2
 from ..attention.queries import RaggedQueries
-from ..attention.softmax import modified_one, shown
+from ..attention.softmax import arrays_read, modified_one, shown
 
 KEYS = 64  # of a tile
 WIDE = 64  # query rows of a block, or fewer with swapped operands
@@ -192,6 +192,87 @@ def pack(dtype: DType, a: Any, b: Any) -> Any:
 # --- what a block takes ----------------------------------------------------------------------------
 
 
+@dataclass(frozen=True)
+class Tile:
+    """What a block has: a tile of query rows, and a split of the keys that they see.
+
+    Attributes
+    ----------
+    b : i32
+        The sequence.
+    place : tuple of i32
+        (number, the sequence's first token, first row in the sequence, rows of the sequence).
+    extents : tuple of i32
+        (position of the sequence's first query, its keys).
+    span : tuple
+        As :func:`keys_of` gives it.
+    splits : i32
+        Blocks that have splits of the keys.
+    """
+
+    b: Any
+    place: tuple[Any, Any, Any, Any]
+    extents: tuple[Any, Any]
+    span: tuple[Any, ...]
+    splits: Any
+
+
+@dataclass(frozen=True)
+class LatentArguments:
+    """What the kernels read and write; None what an operation does not have.
+
+    Attributes
+    ----------
+    collection, layer, query, scale, kv_offsets, array0, ..., array3, block_mask
+        As of :class:`AttentionArguments`.
+    row_offsets : i32 [B + 1]
+    out : [T, Hq, V]
+        None where all results are partial ones.
+    parts : i8 [bytes]
+        Partial results.
+    indices, topk_lengths : i32 [T, K], i32 [T]
+        Rows of the pool that a query row sees, and how many of them count.
+    key_map : TMA descriptor
+    """
+
+    collection: Any
+    layer: Any
+    query: Any
+    row_offsets: Any
+    scale: Any
+    out: Any
+    parts: Any
+    indices: Any
+    topk_lengths: Any
+    key_map: Any
+    kv_offsets: Any
+    array0: Any
+    array1: Any
+    array2: Any
+    array3: Any
+    block_mask: Any
+
+    @property
+    def queries(self) -> RaggedQueries:
+        """Where the query rows of the sequences lie."""
+        return queries_of(self.query, self.row_offsets, self.kv_offsets)
+
+    @property
+    def arrays(self) -> list[Any]:
+        """The arrays of the functions, as these read them."""
+        return arrays_read(self.array0, self.array1, self.array2, self.array3)
+
+    @kv.func
+    def tile(self, c: LatentConfig, queries: Any, b: Any, place: Any, extents: Any, splits: Any) -> Tile:
+        """The tile of a block whose rows exist; ``extents`` are those that are known before, or None."""
+        _, token0, row0, rows = place
+        if extents is None:
+            extents = extents_of(c, self, queries, b, token0)
+        listed = walk_of(c, self.block_mask, queries, b, row0)
+        span = keys_of(c, *extents, row0, rows, splits, kv.block_id.y, listed)
+        return Tile(b, place, extents, span, splits)
+
+
 @kv.func
 def place_of(c, queries, number):
     """(sequence, its first token, first row of the tile in the sequence, rows of the sequence) of a tile of rows.
@@ -211,13 +292,13 @@ def place_of(c, queries, number):
 
 
 @kv.func
-def extents_of(c, collection, queries, indices, topk_lengths, b, token0):
+def extents_of(c, a, queries, b, token0):
     """(position of the sequence's first query, keys) of a tile: listed, the keys are the places of the list."""
     if not c.case.listed:
-        return start_of(c.case, collection, None, queries, b)
-    count = indices.shape[1]
-    if topk_lengths is not None:
-        count = kv.math.min(kv.math.max(topk_lengths[token0], 0), count)
+        return start_of(c.case, a.collection, None, queries, b)
+    count = a.indices.shape[1]
+    if a.topk_lengths is not None:
+        count = kv.math.min(kv.math.max(a.topk_lengths[token0], 0), count)
     return kv.i32(0), count
 
 
@@ -308,11 +389,12 @@ def of_functions(c, s, units, elements, b, place, start, base, arrays, whole=Fal
 
 
 @kv.func
-def load_query(c, query, tile, layout, token0, row0, rows, scale, thread, threads):
+def load_query(c, a, tile, layout, place, thread, threads):
     """Query rows to shared memory, for products; rows past the last repeat it, and are not written back.
 
     Maxima are found before scores are scaled, so that a negative scale changes the query's sign.
     """
+    _, token0, row0, rows = place
     heads, elements = c.case.heads, 16 // c.case.query.itemsize
     held = chunks = c.case.size // elements
     if c.narrow:
@@ -323,11 +405,11 @@ def load_query(c, query, tile, layout, token0, row0, rows, scale, thread, thread
         column, size = chunk * elements, None
         if chunks > held:
             column, size = kv.math.min(column, (held - 1) * elements), kv.where(chunk < held, 16, kv.i32(0))
-        source = query.address(token0 + at // heads, at % heads, column)
+        source = a.query.address(token0 + at // heads, at % heads, column)
         kv.cp_async(tile + layout.chunk_offset(row, chunk), source, zero_fill_size=size)
     kv.cp_async_commit()
     kv.cp_async_wait(0)
-    if scale < 0.0:
+    if a.scale < 0.0:
         for i in range(thread, c.rows * chunks, threads):
             at = tile + layout.chunk_offset(i // chunks, i % chunks)
             at.store(at.load(kv.u32, 4) ^ (0x80808080 if c.narrow else 0x80008000))

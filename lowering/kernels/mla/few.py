@@ -22,10 +22,8 @@ from __future__ import annotations
 from typing import Any
 
 from kvarn import dsl as kv
-from kvarn.dialect.dtypes import i8, i32
 from kvarn.lowering.tiles.ir import BARRIER_BYTES
 
-from ..attention.softmax import arrays_read
 from . import (
     block_sizes as latent_blocks,
     columns as latent_columns,
@@ -37,24 +35,13 @@ from . import (
 )
 from .block import Block
 from .block_sizes import LISTS
-from .common import (
-    BOX,
-    CONSUMERS_BARRIER,
-    NEVER,
-    LatentConfig,
-    extents_of,
-    keys_of,
-    load_query,
-    place_of,
-    queries_of,
-    walk_of,
-)
+from .common import BOX, CONSUMERS_BARRIER, NEVER, LatentArguments, LatentConfig, extents_of, load_query, place_of
 from .ring import Ring, next_tile
 
 
 def latent_kernel(c: LatentConfig, shared_bytes: int) -> Any:
     """The kernel of a configuration: a block a tile of query rows and half of a split of their keys."""
-    case, dtype, N, UPRIGHT = c.case, c.products, c.rows, c.stored and latent_stored.upright(c)
+    dtype, N, UPRIGHT = c.products, c.rows, c.stored and latent_stored.upright(c)
     COLUMNS, WIDTH = latent_blocks.column_tiles(c), latent_blocks.width_of(c)
     r = Ring(c, latent_blocks.ring_boxes(c, shared_bytes))
     RING, NOTES = r.slots, c.notes_bytes
@@ -166,13 +153,7 @@ def latent_kernel(c: LatentConfig, shared_bytes: int) -> Any:
             latent_results.put_columns(c, a.ring, o[j], inverse, group * MINE + j, a.warp, a.lane)
 
     @kv.kernel(block=(latent_blocks.threads_of(c), 1, 1), min_blocks=1, cluster=(1, PAIR, 1) if PAIR > 1 else None)
-    def attention_latent_few(
-        collection: kv.KVCacheCollection, layer: kv.i32, query: kv.Buffer[case.query, 3],
-        row_offsets: kv.Buffer[i32, 1], scale: kv.f32, out: kv.Optional[kv.Buffer[case.out, 3]],
-        parts: kv.Buffer[i8, 1], indices: kv.Optional[kv.Buffer[i32, 2]], topk_lengths: kv.Optional[kv.Buffer[i32, 1]],
-        key_map: kv.Optional[kv.TensorMap], kv_offsets: kv.Optional[kv.Buffer[i32, 1]] = None,
-        array0=None, array1=None, array2=None, array3=None, block_mask=None,
-    ):  # fmt: skip
+    def attention_latent_few(args: LatentArguments):
         memory = kv.shared(RING * c.box.bytes + QUERY_BYTES + 2 * weights_layout.bytes, kv.u8, alignment=1024)
         ring = memory.ptr()
         q_tile = ring + RING * c.box.bytes
@@ -205,32 +186,28 @@ def latent_kernel(c: LatentConfig, shared_bytes: int) -> Any:
                 kv.mbarrier_init(notes_full + n * BARRIER_BYTES, c.scaled + (4 if c.case.listed else 0) or 1)
             kv.fence_mbarrier_init()
             if c.copy == "tma":
-                kv.tma.prefetch(key_map)
+                kv.tma.prefetch(args.key_map)
         kv.barrier()
         rank = kv.cluster_rank() if PAIR > 1 else kv.i32(0)
         splits, split, number = kv.grid_dim.y // PAIR, kv.block_id.y // PAIR, kv.grid_dim.x - 1 - kv.block_id.x
         kv.griddepcontrol_wait()  # what lies before is of this kernel alone
-        queries, arrays = queries_of(query, row_offsets, kv_offsets), arrays_read(array0, array1, array2, array3)
+        queries, arrays = args.queries, args.arrays
         b, token0, row0, rows = place_of(c, queries, number)
-        some = kv.bool(False)
-        if c.tiles:  # a block's sequence is known: its length is read with its offsets
-            extents = extents_of(c, collection, queries, indices, topk_lengths, b, token0)
+        place, some = (number, token0, row0, rows), kv.bool(False)
+        # Where a block's sequence is known its length is read with its offsets.
+        extents = extents_of(c, args, queries, b, token0) if c.tiles else None
         if row0 < rows:
-            place = (number, token0, row0, rows)
-            cache = collection.get_key_cache(layer)
-            if not c.tiles:
-                extents = extents_of(c, collection, queries, indices, topk_lengths, b, token0)
-            listed = walk_of(c, block_mask, queries, b, row0)
-            span = keys_of(c, *extents, row0, rows, kv.grid_dim.y, kv.block_id.y, listed)
-            tiles = span[5]
-            some = tiles > 0
-            if tiles > 0:
+            cache = args.collection.get_key_cache(args.layer)
+            tile = args.tile(c, queries, b, place, extents, kv.grid_dim.y)
+            span = tile.span
+            some = span[5] > 0
+            if span[5] > 0:
                 if role > GROUPS:
                     take_registers(2)
-                    source = latent_copies.Rows(c, cache, indices, b, token0, span[0], span[1])
+                    source = latent_copies.Rows(c, cache, args.indices, b, token0, span[0], span[1])
                     if c.copy == "tma":
                         if thread < CONSUMERS + 32:
-                            latent_ring.produce_by_tma(r, key_map, cache, ring, full, span, b, lane)
+                            latent_ring.produce_by_tma(r, args.key_map, cache, ring, full, span, b, lane)
                         elif c.scaled and thread < CONSUMERS + 64:
                             latent_ring.produce_notes(r, source, notes_at, full, notes_full, span, lane)
                     else:
@@ -240,16 +217,14 @@ def latent_kernel(c: LatentConfig, shared_bytes: int) -> Any:
                 else:
                     a = Block(
                         c, r, ring, q_tile, units, weights, factors, final, ends, maxima, sums_at, flags, seen_at,
-                        notes_at, full, p_full, p_empty, turns, notes_full, span, place, extents, scale, (b, arrays),
-                        (thread & 127) >> 5, lane,
+                        notes_at, full, p_full, p_empty, turns, notes_full, span, place, tile.extents, args.scale,
+                        (b, arrays), (thread & 127) >> 5, lane,
                     )  # fmt: skip
                     with kv.trace("load query"):
                         if a.by_row:
-                            latent_stored.load_query(
-                                c, query, q_tile, units, token0, row0, rows, scale, thread >> 5, lane, CONSUMERS // 32
-                            )
+                            latent_stored.load_query(c, args, q_tile, units, place, thread >> 5, lane, CONSUMERS // 32)
                         else:
-                            load_query(c, query, q_tile, query_layout, token0, row0, rows, scale, thread, CONSUMERS)
+                            load_query(c, args, q_tile, query_layout, place, thread, CONSUMERS)
                         kv.named_barrier(CONSUMERS_BARRIER, CONSUMERS)
                     if role == 0:
                         take_registers(0)
@@ -273,11 +248,11 @@ def latent_kernel(c: LatentConfig, shared_bytes: int) -> Any:
                 with kv.trace("combine and write"):
                     if PAIR > 1:
                         latent_results.combine_in_cluster(
-                            c, ring, ends, rank, parts, out, (number, token0, row0, rows), splits, split, thread
+                            c, ring, ends, rank, args.parts, args.out, place, splits, split, thread
                         )
                     else:
                         latent_results.write_own(
-                            c, ring, ends, parts, out, (number, token0, row0, rows), splits, split, some, thread
+                            c, ring, ends, args.parts, args.out, place, splits, split, some, thread
                         )
         if PAIR > 1:
             kv.cluster_barrier()  # no block ends while the other reads its memory

@@ -122,11 +122,12 @@ def query_place(c: LatentConfig, box: int) -> tuple[int, list[int]]:
 
 
 @kv.func
-def load_query(c, query, tile, units, token0, row0, rows, scale, warp, lane, warps):
+def load_query(c, a, tile, units, place, warp, lane, warps):
     """Query rows as the products take them; in ``units`` what makes base-2 scores of products.
 
     A warp has some rows at a time; rows past the last repeat it. The scale's sign is the query's: maxima are of scores.
     """
+    _, token0, row0, rows = place
     case, turns = c.case, cdiv(query_layout(c).columns // 8, 32)
     together = min(ROWS_TOGETHER, cdiv(c.rows, warps))
     for first in range(warp, c.rows, warps * together):
@@ -135,8 +136,8 @@ def load_query(c, query, tile, units, token0, row0, rows, scale, warp, lane, war
             at = kv.math.min(row0 + first + n * warps, rows - 1)
             for turn in kv.static(range(turns)):
                 column, exists = query_column(c, turn * 32 + lane)
-                place = query.address(token0 + at // case.heads, at % case.heads, kv.where(exists, column, 0))
-                words = place.load(kv.i32, 4)
+                source = a.query.address(token0 + at // case.heads, at % case.heads, kv.where(exists, column, 0))
+                words = source.load(kv.i32, 4)
                 found = [*found, [kv.where(exists, words[k], 0) for k in range(4)]]
         found = [found[n * turns : (n + 1) * turns] for n in range(together)]
         tops = [two_terms.largest(case.query, [word for words in row for word in words]) for row in found]
@@ -144,7 +145,7 @@ def load_query(c, query, tile, units, token0, row0, rows, scale, warp, lane, war
         for n in kv.static(range(together)):
             row = first + n * warps
             if row < c.rows:
-                store_row(c, tile, units, row, found[n], tops[n], scale, lane)
+                store_row(c, tile, units, row, found[n], tops[n], a.scale, lane)
     kv.fence_proxy_async()
 
 

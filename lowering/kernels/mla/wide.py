@@ -16,16 +16,16 @@ have ``p_full`` and ``p_empty``.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 from kvarn import dsl as kv
-from kvarn.dialect.dtypes import f32, i8, i32
+from kvarn.dialect.dtypes import f32
 from kvarn.dialect.layout import align_up, cdiv
 from kvarn.dialect.shared_layout import SharedLayout
 from kvarn.lowering.tiles.ir import BARRIER_BYTES
 
 from ..attention.partials import LOG2E, LOWEST, normalizer
-from ..attention.softmax import arrays_read
 from . import copies as latent_copies, rows as latent_rows
 from .common import (
     BOX,
@@ -37,19 +37,17 @@ from .common import (
     NEVER,
     SCORES_BARRIER,
     WIDE,
+    LatentArguments,
     LatentConfig,
     alone,
     clear_rows,
     extents_of,
     in_parts,
-    keys_of,
     load_query,
     lse_of,
     of_functions,
     pack,
     place_of,
-    queries_of,
-    walk_of,
     write_rows,
 )
 
@@ -79,8 +77,41 @@ def shared_bytes(c: LatentConfig) -> int:
     return (1 + STAGES) * c.boxes * BOX.bytes + WEIGHTS.bytes + 2 * 4 * WIDE + 18 * BARRIER_BYTES + 8 * STAGES
 
 
+@dataclass(frozen=True)
+class Memory:
+    """Where in shared memory a block has what.
+
+    Attributes
+    ----------
+    q_tile, stages, weights : pointers
+        The query, whose place the output's columns take, tiles of keys, and a tile's weights.
+    factors, ends : pointers
+        A number a row each: what sums are multiplied by, and in the end.
+    seen_at : pointer
+        Which keys of a stage there are, of lists.
+    full, empty, p_full, p_empty, seen_full, turns : pointers
+        Barriers.
+    """
+
+    q_tile: Any
+    stages: Any
+    weights: Any
+    factors: Any
+    ends: Any
+    seen_at: Any
+    full: Any
+    empty: Any
+    p_full: Any
+    p_empty: Any
+    seen_full: Any
+    turns: Any
+
+
 def latent_kernel(c: LatentConfig) -> Any:
-    """The kernel of a configuration: a block a tile of query rows and split of their keys."""
+    """The kernel of a configuration: a block a tile of query rows and split of their keys.
+
+    The roles are given ``at``, the block's memory, the arguments ``a`` and the tile ``t`` of query rows.
+    """
     case, dtype, V = c.case, c.case.query, c.case.value_size
     groups = groups_of(c)
     LEFT, RIGHT = len(groups) - 2, len(groups) - 1
@@ -113,18 +144,17 @@ def latent_kernel(c: LatentConfig) -> Any:
             o[mine] = kv.wgmma_start(o[mine], weights, values, steps, dtype, trans_b=True)
 
     @kv.func
-    def weights_of(
-        s, m, total, alpha, unit, tile, seen_at, seen_full, span, place, extents, entry, functions, warp, lane
-    ):
-        """The softmax of a tile: weights as operand A."""
-        base = span[4].base(entry)
+    def weights_of(at, a, t, s, i, entry, unit, sums, warp, lane):
+        """The softmax of tile i: weights as operand A. ``sums``: (m, total, alpha) of rows."""
+        walk = t.span[4]
+        base = walk.base(entry)
         if case.functions:
-            b, arrays = functions
             elements = latent_rows.elements_of(warp, lane)
-            of_functions(c, s, [unit] * len(s), elements, b, place, extents[0], base, arrays, span[4].whole(entry))
+            whole, start = walk.whole(entry), t.extents[0]
+            of_functions(c, s, [unit] * len(s), elements, t.b, t.place, start, base, a.arrays, whole)
             unit = kv.f32(1.0)
-        visible(s, tile, seen_at, seen_full, span, place, extents, base, warp, lane)
-        latent_rows.softmax(s, m, total, alpha, [unit] * 2)
+        visible(at, t, s, i, base, warp, lane)
+        latent_rows.softmax(s, *sums, [unit] * 2)
         return latent_rows.packed(dtype, s)
 
     @kv.func
@@ -135,16 +165,16 @@ def latent_kernel(c: LatentConfig) -> Any:
                 o[i] = o[i] * alpha[i // 2 % 2]
 
     @kv.func
-    def hand_on(p, alpha, weights, factors, p_full, warp, lane):
+    def hand_on(at, p, alpha, warp, lane):
         """Weights and factors to shared memory, for the other warpgroup."""
-        latent_rows.store_weights(WEIGHTS, p, weights, warp, lane)
-        latent_rows.store_factors(alpha, factors, warp, lane)
+        latent_rows.store_weights(WEIGHTS, p, at.weights, warp, lane)
+        latent_rows.store_factors(alpha, at.factors, warp, lane)
         kv.fence_proxy_async()
         kv.syncwarp()
-        release(p_full, lane)
+        release(at.p_full, lane)
 
     @kv.func
-    def write_columns(o, inverse, staging, first_column, parts, out, place, splits, warp, lane):
+    def write_columns(a, t, o, inverse, staging, first_column, warp, lane):
         """A warpgroup's columns through shared memory, where every warp has its own rows."""
         for k in kv.static(range(len(o) // 8)):
             words = [
@@ -158,155 +188,131 @@ def latent_kernel(c: LatentConfig) -> Any:
         for i in range(lane, 16 * chunks, 32):
             row, chunk = warp * 16 + i // chunks, i % chunks
             vector = (staging + (chunk // CHUNK * BOX.bytes + BOX.chunk_offset(row, chunk % CHUNK))).load(dtype, CHUNK)
-            write_rows(c, vector, parts, out, place, row, first_column + chunk * CHUNK, splits, kv.block_id.y)
+            column, split = first_column + chunk * CHUNK, kv.block_id.y
+            write_rows(c, vector, a.parts, a.out, t.place, row, column, t.splits, split)
 
     @kv.func
-    def write_nothing(parts, out, place, splits, thread):
+    def write_nothing(a, t, thread):
         """The result of a tile of rows that sees no key."""
+        splits, split = t.splits, kv.block_id.y
         if alone(c, splits):
             for i in range(thread, WIDE * (V // CHUNK), CONSUMERS):
                 row, column = i // (V // CHUNK), i % (V // CHUNK) * CHUNK
-                write_rows(c, c.part(kv.vector(f32, CHUNK)), parts, out, place, row, column, splits, kv.block_id.y)
+                write_rows(c, c.part(kv.vector(f32, CHUNK)), a.parts, a.out, t.place, row, column, splits, split)
         else:
             if thread < WIDE:
-                lse_of(c, parts, kv.grid_dim.x, place[0], splits, kv.block_id.y, thread).store(kv.f32(NEVER))
+                lse_of(c, a.parts, kv.grid_dim.x, t.place[0], splits, split, thread).store(kv.f32(NEVER))
 
     @kv.func
-    def visible(s, tile, seen_at, seen_full, span, place, extents, base, warp, lane):
+    def visible(at, t, s, i, base, warp, lane):
         """Take what rows do not see out of a tile's scores, and what no row sees out of its values."""
-        first, last, whole_first, whole_end, _, _ = span
+        (first, last, whole_first, whole_end, _, _), stage = t.span, i & 1
         if c.copy == "tma":
             if (base < first) | (base + KEYS > last):
                 kv.named_barrier(SCORES_BARRIER, 128)  # all of them have multiplied the keys
+                tile = at.stages + stage * TILE
                 clear_rows(BOX, tile, c.value_boxes, first - base, last - base, warp * 32 + lane, 128)
                 kv.fence_proxy_async()
                 kv.named_barrier(SCORES_BARRIER, 128)
         seen = []
         if c.case.listed:
-            stage_full, parity = seen_full
-            kv.mbarrier_wait(stage_full, parity)
-            seen = [seen_at.load(kv.u32), (seen_at + 4).load(kv.u32)]
+            kv.mbarrier_wait(at.seen_full + stage * BARRIER_BYTES, (i >> 1) & 1)
+            seen = [(at.seen_at + stage * 8).load(kv.u32), (at.seen_at + stage * 8 + 4).load(kv.u32)]
         if c.case.listed:
             some = (seen[0] & seen[1]) != 0xFFFFFFFF
         else:
             some = (base < whole_first) | (base + KEYS > whole_end)
         if some:
-            latent_rows.masked(c, s, seen, *extents, place[2], place[3], base, warp, lane)
+            latent_rows.masked(c, s, seen, *t.extents, *t.place[2:], base, warp, lane)
 
     @kv.func
-    def left_columns(
-        q_tile, stages, weights, factors, ends, seen_at, seen_full, full, empty, p_full, p_empty, turns, span, place,
-        extents, scale, parts, out, splits, functions, warp, lane,
-    ):  # fmt: skip
-        walk, tiles = span[4], span[5]
+    def left_columns(at, a, t, warp, lane):
+        walk, tiles = t.span[4], t.span[5]
         entry = walk.entry(0)
-        unit = kv.math.max(kv.math.abs(scale), 1.0e-30) * LOG2E
-        q = kv.wgmma_descriptor(q_tile)
+        unit = kv.math.max(kv.math.abs(a.scale), 1.0e-30) * LOG2E
+        q = kv.wgmma_descriptor(at.q_tile)
         m, total, alpha = [kv.f32(LOWEST)] * 2, [kv.f32(0.0)] * 2, [kv.f32(1.0)] * 2
         s = KEYS
         for g in kv.static(range(len(groups))):
-            latent_copies.wait_for(c, barrier_of(full, 0, g), 0)
-            s = kv.wgmma_start(s, q, kv.wgmma_descriptor(stages), key_steps(g), dtype)
+            latent_copies.wait_for(c, barrier_of(at.full, 0, g), 0)
+            s = kv.wgmma_start(s, q, kv.wgmma_descriptor(at.stages), key_steps(g), dtype)
         s = kv.wgmma_wait(0, s)[0]
         for g in kv.static(range(LEFT)):
-            release(barrier_of(empty, 0, g), lane)
-        p = weights_of(
-            s,
-            m,
-            total,
-            alpha,
-            unit,
-            stages,
-            seen_at,
-            (seen_full, 0),
-            span,
-            place,
-            extents,
-            entry,
-            functions,
-            warp,
-            lane,
-        )
+            release(barrier_of(at.empty, 0, g), lane)
+        p = weights_of(at, a, t, s, 0, entry, unit, (m, total, alpha), warp, lane)
         o = [kv.f32(0.0)] * (groups[LEFT][1] * OF_BOX)
         for i in range(1, tiles):
             stage, before, entry = i & 1, (i - 1) & 1, walk.entry(i)
-            tile, tile_before = stages + stage * TILE, stages + before * TILE
+            tile, tile_before = at.stages + stage * TILE, at.stages + before * TILE
             rescaled(o, alpha)
             start_values(o, p, tile_before, value_steps)
-            kv.mbarrier_wait(p_empty, i & 1)
-            hand_on(p, alpha, weights, factors, p_full, warp, lane)
+            kv.mbarrier_wait(at.p_empty, i & 1)
+            hand_on(at, p, alpha, warp, lane)
             s = KEYS
             with kv.trace("multiply"):
                 for g in kv.static(range(len(groups))):
-                    latent_copies.wait_for(c, barrier_of(full, stage, g), (i >> 1) & 1)
+                    latent_copies.wait_for(c, barrier_of(at.full, stage, g), (i >> 1) & 1)
                     s = kv.wgmma_start(s, q, kv.wgmma_descriptor(tile), key_steps(g), dtype)
                     if g == RIGHT:
-                        release(turns + before * BARRIER_BYTES, lane)
+                        release(at.turns + before * BARRIER_BYTES, lane)
                     if g == 0:
                         o, s = kv.wgmma_wait(1, o, s)  # O + P V is done
-                        release(barrier_of(empty, before, LEFT), lane)
+                        release(barrier_of(at.empty, before, LEFT), lane)
                 s = kv.wgmma_wait(0, s)[0]
             for g in kv.static(range(LEFT)):
-                release(barrier_of(empty, stage, g), lane)
+                release(barrier_of(at.empty, stage, g), lane)
             with kv.trace("softmax"):
-                p = weights_of(
-                    s, m, total, alpha, unit, tile, seen_at + stage * 8,
-                    (seen_full + stage * BARRIER_BYTES, (i >> 1) & 1), span, place, extents, entry,
-                    functions, warp, lane,
-                )  # fmt: skip
+                p = weights_of(at, a, t, s, i, entry, unit, (m, total, alpha), warp, lane)
         rescaled(o, alpha)
-        tile = stages + ((tiles - 1) & 1) * TILE
+        tile = at.stages + ((tiles - 1) & 1) * TILE
         start_values(o, p, tile, value_steps)
-        kv.mbarrier_wait(p_empty, tiles & 1)
-        hand_on(p, alpha, weights, factors, p_full, warp, lane)
-        release(turns + ((tiles - 1) & 1) * BARRIER_BYTES, lane)
+        kv.mbarrier_wait(at.p_empty, tiles & 1)
+        hand_on(at, p, alpha, warp, lane)
+        release(at.turns + ((tiles - 1) & 1) * BARRIER_BYTES, lane)
         o = kv.wgmma_wait(0, o)[0]
-        inverse = [kv.f32(0.0)] * 2
+        inverse, splits = [kv.f32(0.0)] * 2, t.splits
         for u in kv.static(range(2)):
             for k in kv.static((1, 2)):
                 total[u] = total[u] + kv.shuffle_xor(total[u], k)
             row = warp * 16 + (lane >> 2) + 8 * u
             inverse[u] = normalizer(total[u])
             if (lane & 3) == 0:
-                (ends + row * 4).store(inverse[u])
+                (at.ends + row * 4).store(inverse[u])
                 if in_parts(c, splits):
                     lse = kv.where(total[u] == 0.0, NEVER, m[u] + kv.math.log2(total[u]))
-                    lse_of(c, parts, kv.grid_dim.x, place[0], splits, kv.block_id.y, row).store(lse)
+                    lse_of(c, a.parts, kv.grid_dim.x, t.place[0], splits, kv.block_id.y, row).store(lse)
         kv.named_barrier(CONSUMERS_BARRIER, CONSUMERS)  # the query is read: its place is free
         with kv.trace("write"):
-            write_columns(o, inverse, q_tile, 0, parts, out, place, splits, warp, lane)
+            write_columns(a, t, o, inverse, at.q_tile, 0, warp, lane)
 
     @kv.func
-    def right_columns(
-        q_tile, stages, weights, factors, ends, full, empty, p_full, p_empty, turns, span, place, parts, out, splits,
-        warp, lane,
-    ):  # fmt: skip
-        p = kv.wgmma_descriptor(weights)
+    def right_columns(at, a, t, warp, lane):
+        p, tiles = kv.wgmma_descriptor(at.weights), t.span[5]
         steps = list(zip(WEIGHTS.k_steps(), value_steps, strict=True))
         o = [kv.f32(0.0)] * (groups[RIGHT][1] * OF_BOX)
         row = warp * 16 + (lane >> 2)
-        for i in range(span[5]):
+        for i in range(tiles):
             stage = i & 1
             with kv.trace("wait for weights"):
-                kv.mbarrier_wait(p_full, i & 1)
-            rescaled(o, [(factors + row * 4).load(kv.f32), (factors + (row + 8) * 4).load(kv.f32)])
+                kv.mbarrier_wait(at.p_full, i & 1)
+            rescaled(o, [(at.factors + row * 4).load(kv.f32), (at.factors + (row + 8) * 4).load(kv.f32)])
             with kv.trace("wait for its turn"):
-                if span[5] >= LONG:
-                    kv.mbarrier_wait(turns + stage * BARRIER_BYTES, (i >> 1) & 1)
+                if tiles >= LONG:
+                    kv.mbarrier_wait(at.turns + stage * BARRIER_BYTES, (i >> 1) & 1)
             with kv.trace("multiply"):
-                latent_copies.wait_for(c, barrier_of(full, stage, RIGHT), (i >> 1) & 1)
-                start_values(o, p, stages + stage * TILE + right_bytes, steps)
+                latent_copies.wait_for(c, barrier_of(at.full, stage, RIGHT), (i >> 1) & 1)
+                start_values(o, p, at.stages + stage * TILE + right_bytes, steps)
                 o = kv.wgmma_wait(0, o)[0]
-            release(barrier_of(empty, stage, RIGHT), lane)
-            release(p_empty, lane)
+            release(barrier_of(at.empty, stage, RIGHT), lane)
+            release(at.p_empty, lane)
         kv.named_barrier(CONSUMERS_BARRIER, CONSUMERS)
-        inverse = [(ends + row * 4).load(kv.f32), (ends + (row + 8) * 4).load(kv.f32)]
+        inverse = [(at.ends + row * 4).load(kv.f32), (at.ends + (row + 8) * 4).load(kv.f32)]
         with kv.trace("write"):
-            write_columns(o, inverse, q_tile + right_bytes, right_column, parts, out, place, splits, warp, lane)
+            write_columns(a, t, o, inverse, at.q_tile + right_bytes, right_column, warp, lane)
 
     @kv.func
-    def produce_by_tma(key_map, cache, stages, full, empty, span, b, lane):
-        _, last, _, _, walk, tiles = span
+    def produce_by_tma(at, key_map, cache, t, lane):
+        b, (_, last, _, _, walk, tiles) = t.b, t.span
         following = walk.base(walk.entry(0))
         pages = latent_copies.pages_of(key_map, cache, b, following, last, lane)
         for i in range(tiles):
@@ -314,104 +320,90 @@ def latent_kernel(c: LatentConfig) -> Any:
             following = walk.base(walk.entry(i + 1))
             pages = latent_copies.pages_of(key_map, cache, b, following, last, lane)
             for g in kv.static(range(len(groups))):
-                kv.mbarrier_wait(barrier_of(empty, i & 1, g), ((i >> 1) & 1) ^ 1)
-                place = stages + ((i & 1) * TILE + groups[g][0] * BOX.bytes)
+                kv.mbarrier_wait(barrier_of(at.empty, i & 1, g), ((i >> 1) & 1) ^ 1)
+                place = at.stages + ((i & 1) * TILE + groups[g][0] * BOX.bytes)
                 latent_copies.boxes_by_tma(
-                    c, key_map, cache, place, barrier_of(full, i & 1, g), here, base, groups[g], lane
+                    c, key_map, cache, place, barrier_of(at.full, i & 1, g), here, base, groups[g], lane
                 )
 
     @kv.func
-    def produce_rows(rows, stages, seen_at, seen_full, full, empty, span, thread):
-        walk, tiles = span[4], span[5]
+    def produce_rows(at, rows, t, thread):
+        walk, tiles = t.span[4], t.span[5]
         following = latent_copies.places_of(c, rows, walk.base(walk.entry(0)), thread)
         for i in range(tiles):
             places, stage = following, i & 1
             following = latent_copies.places_of(c, rows, walk.base(walk.entry(i + 1)), thread)
             for g in kv.static(range(len(groups))):
-                kv.mbarrier_wait(barrier_of(empty, stage, g), ((i >> 1) & 1) ^ 1)
-                place = stages + (stage * TILE + groups[g][0] * BOX.bytes)
-                latent_copies.copy_boxes(c, rows, places, place, barrier_of(full, stage, g), groups[g], thread)
+                kv.mbarrier_wait(barrier_of(at.empty, stage, g), ((i >> 1) & 1) ^ 1)
+                place = at.stages + (stage * TILE + groups[g][0] * BOX.bytes)
+                latent_copies.copy_boxes(c, rows, places, place, barrier_of(at.full, stage, g), groups[g], thread)
                 if g == LEFT and c.case.listed:
-                    latent_copies.note_rows(c, places, seen_at + stage * 8, seen_full + stage * BARRIER_BYTES, thread)
+                    there, barrier = at.seen_at + stage * 8, at.seen_full + stage * BARRIER_BYTES
+                    latent_copies.note_rows(c, places, there, barrier, thread)
 
     @kv.kernel(block=(threads_of(c), 1, 1), min_blocks=1)
-    def attention_latent(
-        collection: kv.KVCacheCollection, layer: kv.i32, query: kv.Buffer[case.query, 3],
-        row_offsets: kv.Buffer[i32, 1], scale: kv.f32, out: kv.Optional[kv.Buffer[case.out, 3]],
-        parts: kv.Buffer[i8, 1], indices: kv.Optional[kv.Buffer[i32, 2]], topk_lengths: kv.Optional[kv.Buffer[i32, 1]],
-        key_map: kv.Optional[kv.TensorMap], kv_offsets: kv.Optional[kv.Buffer[i32, 1]] = None,
-        array0=None, array1=None, array2=None, array3=None, block_mask=None,
-    ):  # fmt: skip
+    def attention_latent(a: LatentArguments):
         memory = kv.shared((1 + STAGES) * TILE + WEIGHTS.bytes, kv.u8, alignment=1024).ptr()
         small = kv.shared(2 * WIDE, kv.f32).ptr()
-        barriers = kv.shared(2 * STAGES * len(groups) + 2 + 2 * STAGES, kv.i64).ptr()
+        full = kv.shared(2 * STAGES * len(groups) + 2 + 2 * STAGES, kv.i64).ptr()
         seen_at = kv.shared(2 * STAGES, kv.u32, alignment=8).ptr()
-        q_tile, stages, weights = memory, memory + TILE, memory + (1 + STAGES) * TILE
-        factors, ends = small, small + 4 * WIDE
-        full, empty = barriers, barriers + STAGES * len(groups) * BARRIER_BYTES
+        empty = full + STAGES * len(groups) * BARRIER_BYTES
         p_full = empty + STAGES * len(groups) * BARRIER_BYTES
         p_empty = p_full + BARRIER_BYTES
         seen_full = p_empty + BARRIER_BYTES
-        turns = seen_full + STAGES * BARRIER_BYTES
+        at = Memory(
+            memory, memory + TILE, memory + (1 + STAGES) * TILE, small, small + 4 * WIDE, seen_at, full, empty, p_full,
+            p_empty, seen_full, seen_full + STAGES * BARRIER_BYTES,
+        )  # fmt: skip
         thread, lane = kv.thread_id.x, kv.thread_id.x & 31
         role = kv.shuffle_idx(thread >> 7, 0)
         if thread == 0:
             for n in kv.static(range(STAGES * len(groups))):
-                kv.mbarrier_init(full + n * BARRIER_BYTES, c.arrivals)
-                kv.mbarrier_init(empty + n * BARRIER_BYTES, 4)
-            kv.mbarrier_init(p_full, 4)
-            kv.mbarrier_init(p_empty, 4)
+                kv.mbarrier_init(at.full + n * BARRIER_BYTES, c.arrivals)
+                kv.mbarrier_init(at.empty + n * BARRIER_BYTES, 4)
+            kv.mbarrier_init(at.p_full, 4)
+            kv.mbarrier_init(at.p_empty, 4)
             for n in kv.static(range(STAGES)):
-                kv.mbarrier_init(seen_full + n * BARRIER_BYTES, 4)
-                kv.mbarrier_init(turns + n * BARRIER_BYTES, 4)
+                kv.mbarrier_init(at.seen_full + n * BARRIER_BYTES, 4)
+                kv.mbarrier_init(at.turns + n * BARRIER_BYTES, 4)
             kv.fence_mbarrier_init()
             if c.copy == "tma":
-                kv.tma.prefetch(key_map)
+                kv.tma.prefetch(a.key_map)
         kv.barrier()
         splits, number = kv.grid_dim.y, kv.grid_dim.x - 1 - kv.block_id.x
         kv.griddepcontrol_wait()  # what lies before is of this kernel alone
-        queries, arrays = queries_of(query, row_offsets, kv_offsets), arrays_read(array0, array1, array2, array3)
+        queries = a.queries
         b, token0, row0, rows = place_of(c, queries, number)
-        if c.tiles:  # a block's sequence is known: its length is read with its offsets
-            extents = extents_of(c, collection, queries, indices, topk_lengths, b, token0)
+        place = (number, token0, row0, rows)
+        # Where a block's sequence is known its length is read with its offsets.
+        extents = extents_of(c, a, queries, b, token0) if c.tiles else None
         if row0 < rows:
-            place = (number, token0, row0, rows)
-            cache = collection.get_key_cache(layer)
-            if not c.tiles:
-                extents = extents_of(c, collection, queries, indices, topk_lengths, b, token0)
-            listed = walk_of(c, block_mask, queries, b, row0)
-            span = keys_of(c, *extents, row0, rows, splits, kv.block_id.y, listed)
-            tiles = span[5]
+            cache = a.collection.get_key_cache(a.layer)
+            t = a.tile(c, queries, b, place, extents, splits)
             producer, left, right = REGISTERS[c.copy]
             if role == 0:
                 kv.setmaxnreg(producer, "decrease")
-                if tiles > 0:
+                if t.span[5] > 0:
                     if c.copy == "tma":
                         if thread < 32:
-                            produce_by_tma(key_map, cache, stages, full, empty, span, b, lane)
+                            produce_by_tma(at, a.key_map, cache, t, lane)
                     else:
-                        source = latent_copies.Rows(c, cache, indices, b, token0, span[0], span[1])
-                        produce_rows(source, stages, seen_at, seen_full, full, empty, span, thread)
+                        source = latent_copies.Rows(c, cache, a.indices, b, token0, t.span[0], t.span[1])
+                        produce_rows(at, source, t, thread)
             else:
                 consumer = thread - 128
                 warp = (thread & 127) >> 5
-                if tiles > 0:
+                if t.span[5] > 0:
                     with kv.trace("load query"):
-                        load_query(c, query, q_tile, query_layout, token0, row0, rows, scale, consumer, CONSUMERS)
+                        load_query(c, a, at.q_tile, query_layout, place, consumer, CONSUMERS)
                         kv.named_barrier(CONSUMERS_BARRIER, CONSUMERS)
                     if role == 1:
                         kv.setmaxnreg(left, "increase")
-                        left_columns(
-                            q_tile, stages, weights, factors, ends, seen_at, seen_full, full, empty, p_full, p_empty,
-                            turns, span, place, extents, scale, parts, out, splits, (b, arrays), warp, lane,
-                        )  # fmt: skip
+                        left_columns(at, a, t, warp, lane)
                     else:
                         kv.setmaxnreg(right, "increase")
-                        right_columns(
-                            q_tile, stages, weights, factors, ends, full, empty, p_full, p_empty, turns, span, place,
-                            parts, out, splits, warp, lane,
-                        )  # fmt: skip
+                        right_columns(at, a, t, warp, lane)
                 else:
-                    write_nothing(parts, out, place, splits, consumer)
+                    write_nothing(a, t, consumer)
 
     return attention_latent
