@@ -18,6 +18,7 @@ from kvarn.lowering.schedules.decode import COLUMNS, NEVER, DecodeConfig
 
 from ..partials import added, finished, log_sum_exp, weight, with_prior
 from ..queries import queries_of
+from .arguments import CombineArguments, Own
 from .combine_fixed_splits import fixed_combining
 from .split_kv import lists_of, split_kv
 
@@ -43,24 +44,25 @@ def combine_kernel(c: DecodeConfig) -> Any:
         return (lane & ~2) | kv.where(other, 2, 0), t - kv.where(other, c.sum_steps, 0)
 
     @kv.func
-    def fetch(units, partials, tile_indptr, b, part, nt, t, r, last, lane):
+    def fetch(units, partials, tile_indptr, b, own, tile, r, last):
         """Load every ``WARPS``-th split from r on, ``TOGETHER`` of them: (maximum, maximum, sum, sum) and outputs.
 
         Where there are no more it is the last one again.
         """
-        found = []
-        lane, t = held_by(t, lane)
+        (nt, t), found = tile, []
+        lane, t = held_by(t, own.lane)
         for j in kv.static(range(TOGETHER)):
-            of = work.partial_of(units, partials, tile_indptr, b, part, kv.math.min(r + j * WARPS, last), lane)
+            of = work.partial_of(units, partials, tile_indptr, b, own.part, kv.math.min(r + j * WARPS, last), lane)
             found.append(load(of, nt, t))
         return found
 
     @kv.func
-    def combined(units, partials, tile_indptr, b, part, nt, t, first, last, lane, warp):
+    def combined(units, partials, tile_indptr, b, own, tile, left, warp):
         """This warp's share of the partial results, combined: (maximum, maximum, sum, sum, four outputs)."""
+        first, last = left.first, left.last
         m, l, o = [kv.f32(NEVER)] * 2, [kv.f32(0.0)] * 2, [kv.f32(0.0)] * 4
         for r in range(first + warp, last + 1, TOGETHER * WARPS):
-            held = fetch(units, partials, tile_indptr, b, part, nt, t, r, last, lane)
+            held = fetch(units, partials, tile_indptr, b, own, tile, r, last)
             for u in kv.static(range(2)):
                 top = m[u]
                 for j in kv.static(range(TOGETHER)):
@@ -92,18 +94,17 @@ def combine_kernel(c: DecodeConfig) -> Any:
         return top, total, o
 
     @kv.func
-    def finish(
-        out, sinks, lse, prior, prior_lse, queries, b, head, column0, row0, n, nt, t, lane, column, first, found
-    ):
-        """Write the rows of a column: each lane its own elements. ``found`` is (maximum, sum of weights, values): both
-        of a lane, or the ``first`` of them alone.
+    def finish(a, queries, b, own, n, tile, column, first, found):
+        """Write the rows of a column of a tile: each lane its own elements. ``found`` is (maximum, sum of weights,
+        values): both values of a lane, or one, the ``first``-th.
         """
-        top, weights, o = found
-        row = row0 + nt * COLUMNS + column
+        (top, weights, o), (nt, t), lane, column0 = found, tile, own.lane, own.column0
+        row = own.row0 + nt * COLUMNS + column
         if row < n * G:
-            h = head * G + row % G
+            h = own.head * G + row % G
             token = queries.at(queries.base(b), row // G)
-            sink, before = None if sinks is None else sinks[h], None if prior is None else prior_lse[(*token, h)]
+            sink = None if a.sinks is None else a.sinks[h]
+            before = None if a.prior is None else a.prior_lse[(*token, h)]
             top, weights, factor, of_prior = finished(top, weights, sink, before)
             for i in kv.static(range(len(o))):
                 half = first + i
@@ -111,13 +112,13 @@ def combine_kernel(c: DecodeConfig) -> Any:
                 if c.joined > 1:
                     d = d - row % G // c.case.group * c.spec.head_size
                 if (c.size % 16 == 0) & (c.joined == 1):
-                    out[(*token, h, d + column0)] = element(o[i] * factor, prior, of_prior, token, h, d + column0)
+                    a.out[(*token, h, d + column0)] = element(o[i] * factor, a.prior, of_prior, token, h, d + column0)
                 else:
                     if (d >= 0) & (d < c.spec.head_size):
-                        out[(*token, h, d)] = element(o[i] * factor, prior, of_prior, token, h, d)
-            if lse is not None:
+                        a.out[(*token, h, d)] = element(o[i] * factor, a.prior, of_prior, token, h, d)
+            if a.lse is not None:
                 if (t == 0) & (lane < 4) & (column0 == 0) & (first == 0):
-                    lse[(*token, h)] = log_sum_exp(top, weights)
+                    a.lse[(*token, h)] = log_sum_exp(top, weights)
 
     @kv.func
     def element(x, prior, of_prior, token, h, d):
@@ -126,25 +127,23 @@ def combine_kernel(c: DecodeConfig) -> Any:
             x = with_prior(x, prior[(*token, h, d)], of_prior)
         return c.case.out(x)
 
-    @kv.func
-    def body(
-        collection, extents, kv_offsets, out, partials, max_units, sinks, lse, prior, prior_lse, pages,
-        page_counts, block_mask,
-    ):  # fmt: skip
+    @kv.kernel(block=(32 * WARPS, 1, 1), min_blocks=max(1, (16 if c.leaves_splits else 32) // WARPS))
+    def attention_combine(a: CombineArguments):
         lane, warp = kv.lane_id(), kv.warp_id()
-        queries = queries_of(c.case.padded, extents, out, kv_offsets)
+        queries = queries_of(c.case.padded, a.extents, a.out, a.kv_offsets)
+        collection = a.collection
         batch = queries.sequences
         staged = fixed.begin(lane, warp) if c.split else kv.shared((WARPS, 8, 32), kv.f32)
         # The first kernel started when everything before it was done, so lengths and offsets may be read already.
-        chosen = lists_of(c, collection, queries, pages, page_counts, block_mask)
+        chosen = lists_of(c, a, queries)
         tile_indptr, total = work.count_tiles(collection, queries, chosen, batch, WARPS)
-        units = work.work_units(max_units, total, tile_indptr, batch)
+        units = work.work_units(a.max_units, total, tile_indptr, batch)
         tile, which = kv.block_id.x // c.row_blocks, kv.block_id.x % c.row_blocks
         t, rest = tile % KS, tile // KS
         nt, rest = rest % NT, rest // NT
         part, b = rest % c.row_groups, rest // c.row_groups
         head, row0, column0 = work.place_of(part)
-        n = queries.length(b)
+        own, n = Own(part, head, row0, column0, lane), queries.length(b)
         left = SimpleNamespace(first=kv.i32(0), last=kv.i32(0), there=kv.u32(0), begin=kv.u32(0))
         if (tile_indptr[b + 1] > tile_indptr[b]) & (row0 < n * G):
             if c.split:
@@ -157,31 +156,18 @@ def combine_kernel(c: DecodeConfig) -> Any:
                 kv.griddepcontrol_wait()
             kv.griddepcontrol_launch_dependents()
         if left.first != left.last:
-            at = out, sinks, lse, prior, prior_lse, queries, b, head, column0, row0, n, nt, t, lane
+            at = a, queries, b, own, n, (nt, t)
             if c.split:
-                of = tile_indptr, b, part, nt, t, which, left
-                fixed.gather(staged, units, partials, *of, lane, warp)
+                fixed.gather(staged, units, a.partials, tile_indptr, b, own, (nt, t, which), left, warp)
                 for half in range(warp, 2, WARPS):
                     top, weights, value = fixed.combined(staged, half, lane)
                     finish(*at, fixed.column_of(which, lane), half, (top, weights, [value]))
             else:
-                m, l, o = combined(units, partials, tile_indptr, b, part, nt, t, left.first, left.last, lane, warp)
+                m, l, o = combined(units, a.partials, tile_indptr, b, own, (nt, t), left, warp)
                 for i, x in kv.static(enumerate([*m, *l, *o])):
                     staged[warp, i, lane] = x
                 kv.barrier()
                 for row in range(warp, 2, WARPS):
                     finish(*at, (lane & 3) * 2 + row, 0, sums_of(staged, kv.i32(WARPS), lane, row))
-
-    @kv.kernel(block=(32 * WARPS, 1, 1), min_blocks=max(1, (16 if c.leaves_splits else 32) // WARPS))
-    def attention_combine(
-        collection: kv.KVCacheCollection, extents: kv.Buffer[kv.i32, 1], kv_offsets: kv.Optional[kv.Buffer[kv.i32, 1]],
-        out: kv.Buffer[c.case.out, c.case.rank], partials: kv.Buffer[kv.i8, 1], max_units: kv.i32,
-        sinks: kv.Optional[kv.Buffer[kv.f32, 1]], lse: kv.Optional[kv.Buffer[kv.f32, c.case.rank - 1]],
-        prior: kv.Optional[kv.Buffer[kv.f32, c.case.rank]], prior_lse: kv.Optional[kv.Buffer[kv.f32, c.case.rank - 1]],
-        pages: kv.Optional[kv.Buffer[kv.i32, 3]], page_counts: kv.Optional[kv.Buffer[kv.i32, 2]],
-        block_mask=None,
-    ):  # fmt: skip
-        rest = max_units, sinks, lse, prior, prior_lse, pages, page_counts, block_mask
-        body(collection, extents, kv_offsets, out, partials, *rest)
 
     return attention_combine

@@ -72,8 +72,9 @@ def fixed_combining(c: DecodeConfig, work: SimpleNamespace) -> SimpleNamespace:
         return (lane >> 1) & 1, (lane & ~2) | kv.where(other, 2, 0), t - kv.where(other, c.sum_steps, 0)
 
     @kv.func
-    def of_splits(exponents, partials, b, part, nt, t, which, count, lane, warp):
+    def of_splits(exponents, partials, b, own_part, place, count, warp):
         """The exponents that all warps have agreed on, and the bins of this warp's splits of a sequence."""
+        (nt, t, which), part, lane = place, own_part.part, own_part.lane
         u, holder, t = row_of(which, t, lane)
         held, own, bins = [], [kv.f32(NO_EXPONENT)] * _EXPONENTS, no_bins()
         with kv.trace("load splits"):
@@ -103,8 +104,9 @@ def fixed_combining(c: DecodeConfig, work: SimpleNamespace) -> SimpleNamespace:
         return sums.those_of(units, tile_indptr, b, each, count, base + warp + lane * WARPS)[:2]
 
     @kv.func
-    def of_sums(units, partials, tile_indptr, b, part, nt, t, which, left, lane, warp):
+    def of_sums(units, partials, tile_indptr, b, own_part, place, left, warp):
         """The exponents and bins of this warp's sums of units."""
+        (nt, t, which), part, lane = place, own_part.part, own_part.lane
         u, holder, t = row_of(which, t, lane)
         own, bins = [kv.f32(NO_EXPONENT)] * _EXPONENTS, no_bins()
         there, begin = left.there, left.begin
@@ -183,13 +185,16 @@ def fixed_combining(c: DecodeConfig, work: SimpleNamespace) -> SimpleNamespace:
             left.there, left.begin = those_from(units, tile_indptr, b, left.first, lane, warp)
 
     @kv.func
-    def gather(shared, units, partials, tile_indptr, b, part, nt, t, which, left, lane, warp):
-        """Sum this warp's share of what is left of a sequence, for all warps to see."""
-        exponents, staged = shared
+    def gather(shared, units, partials, tile_indptr, b, own_part, place, left, warp):
+        """Sum this warp's share of what is left of a sequence, for all warps to see.
+
+        ``own_part`` is the part that the block combines, ``place`` (column tile, step of the head, query row).
+        """
+        (exponents, staged), lane = shared, own_part.lane
         if c.leaves_splits:
-            _, bins = of_splits(exponents, partials, b, part, nt, t, which, left.last, lane, warp)
+            _, bins = of_splits(exponents, partials, b, own_part, place, left.last, warp)
         else:
-            own, bins = of_sums(units, partials, tile_indptr, b, part, nt, t, which, left, lane, warp)
+            own, bins = of_sums(units, partials, tile_indptr, b, own_part, place, left, warp)
             for i in kv.static(range(_EXPONENTS)):
                 exponents[warp, i, lane] = own[i]
         for i in kv.static(range(_NUMBERS * K)):

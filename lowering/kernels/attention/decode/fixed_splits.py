@@ -62,8 +62,8 @@ def weight_sum(exponents: Any, sums: Any) -> Any:
 def fixed_splits(c: DecodeConfig, work: SimpleNamespace, partial: SimpleNamespace) -> Any:
     """What begins a sequence and ends a split, for a configuration, its scheduler and functions of partial results.
 
-    ``sums`` is the lane's part of the warp's sums, in shared memory; ``held`` what a unit remembers of a sequence:
-    tiles of a split (``each``), splits (``count``), the first that it has (``own``), the one that it is at (``split``).
+    ``held`` is what a unit remembers of a sequence: tiles of a split (``each``), splits (``count``), the first that it
+    has (``own``), the one that it is at (``split``); ``sums`` is the lane's part of the warp's, in shared memory.
     """
     NT, KS, K = c.column_tiles, c.sum_steps, c.bins
     # Sums, and steps of the head of each, whose loads are under way together.
@@ -295,14 +295,16 @@ def fixed_splits(c: DecodeConfig, work: SimpleNamespace, partial: SimpleNamespac
             clear(sums)
 
     @kv.func
-    def finish(units, partials, counters, tile_indptr, b, part, row0, r, held, more, sums, m, l, o, n, lane):
+    def finish(units, a, tile_indptr, of, own, unit, split, m, l, o):
         """Whether this warp has the sums of a whole sequence, after one of its splits; if not, it has left its part.
 
-        ``more`` splits of the sequence are to come in this unit.
+        ``of`` is the sequence: b, and its query tokens; ``unit`` the work unit, and ``split`` (what it remembers of the
+        sequence, whether splits of it are to come).
         """
-        whole = kv.bool(False)
+        (b, n), (held, more) = of, split
+        whole, sums, part, row0, lane = kv.bool(False), own.sums, own.part, own.row0, own.lane
         if c.leaves_splits:
-            leave_split(work.slot_of(partials, b * c.most_splits + held.split, part, lane), m, l, o, row0, n, lane)
+            leave_split(work.slot_of(a.partials, b * c.most_splits + held.split, part, lane), m, l, o, row0, n, lane)
         else:
             with kv.trace("add split"):
                 add_split(sums, m, l, o)
@@ -311,10 +313,9 @@ def fixed_splits(c: DecodeConfig, work: SimpleNamespace, partial: SimpleNamespac
                 whole = taken == held.count
                 if ~whole:
                     if c.combine:
-                        leave_rows(work.fixed_partial_of(partials, r, held.own, part, lane), sums, row0, n, lane)
+                        leave_rows(work.fixed_partial_of(a.partials, unit, held.own, part, lane), sums, row0, n, lane)
                     else:
-                        at = units, partials, counters, tile_indptr, b, part, row0
-                        whole = last(*at, r, held, taken, sums, n, lane)
+                        whole = last(units, a, tile_indptr, b, own, n, unit, held, taken)
         return whole
 
     @kv.func
@@ -340,14 +341,14 @@ def fixed_splits(c: DecodeConfig, work: SimpleNamespace, partial: SimpleNamespac
         return places, exist
 
     @kv.func
-    def last(units, partials, counters, tile_indptr, b, part, row0, r, held, taken, sums, n, lane):
+    def last(units, a, tile_indptr, b, own, n, unit, held, taken):
         """Whether this warp is the last to end with a sequence, of which it has no more: then it adds the others'."""
-        others = held.count - taken
-        counter = counters.address(0) + (b * c.row_groups + part) * 4
+        others, sums, part, row0, lane = held.count - taken, own.sums, own.part, own.row0, own.lane
+        counter = a.counters.address(0) + (b * c.row_groups + part) * 4
         arrived = partial.arrived(counter, lane)
         if arrived != others:  # somebody is still at work: tell of this part, and look again
             with kv.trace("leave sum"):
-                leave_sum(work.fixed_partial_of(partials, r, held.own, part, lane), sums, row0, n, lane)
+                leave_sum(work.fixed_partial_of(a.partials, unit, held.own, part, lane), sums, row0, n, lane)
                 arrived = partial.tell(counter, taken, lane)
         if arrived == others:
             partial.begin_again(counter, lane)
@@ -356,10 +357,10 @@ def fixed_splits(c: DecodeConfig, work: SimpleNamespace, partial: SimpleNamespac
             while more:
                 bits, begin, end = those_of(units, tile_indptr, b, held.each, held.count, first + lane)
                 more = end == 0
-                found = SimpleNamespace(first=first, others=bits & ~kv.ballot(first + lane == r), begin=begin)
+                found = SimpleNamespace(first=first, others=bits & ~kv.ballot(first + lane == unit), begin=begin)
                 while found.others != 0:
                     with kv.trace("add sums"):
-                        add_sums(sums, *next_sums(partials, part, found, holder))
+                        add_sums(sums, *next_sums(a.partials, part, found, holder))
                 first = first + 32
         return arrived == others
 

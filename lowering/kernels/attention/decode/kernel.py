@@ -42,7 +42,8 @@ from kvarn.lowering.schedules.decode import COLUMNS, NEVER, DecodeConfig, config
 
 from ..case import Case, last_not_above
 from ..queries import batch_of, extents_of, queries_of
-from ..softmax import array_read, arrays_read, hold, modified_one, modifies, score_unit, shown
+from ..softmax import array_read, hold, modified_one, modifies, score_unit, shown
+from .arguments import CombineArguments, DecodeArguments, Own
 from .combine import combine_kernel
 from .partials import lane_sum
 from .products import products
@@ -125,14 +126,16 @@ def decode_kernel(c: DecodeConfig) -> Any:
         return stages.ptr((kv.warp_id() - slice) * c.warp_bytes), place + (number * MT + mt) * (NT * 512), slice
 
     @kv.func
-    def attend(
-        tile, tokens, stages, number, stage, q, q_place, m, l, o, unit, scale, lane, b, head, row0, keys, first, start,
-        places, slopes, arrays,
-    ):  # fmt: skip
-        """One tile, which is in a ``stage`` of a number: scores, online softmax, weighted values.
+    def attend(a, own, here, query, m, l, o, unit, of, functions):
+        """One tile, which is ``here``: (its number, tokens, all stages, its own number and itself); scores, online
+        softmax, weighted values.
 
-        Changes m, l, o and unit.
+        ``query`` is the query and where it lies, ``of`` the sequence: b, keys, the first that is seen, position of its
+        first query, places of the lane's rows; ``functions`` (slopes, arrays). Changes m, l, o and unit.
         """
+        (tile, tokens, stages, number, stage), (q, q_place), (b, keys, _, start, places) = here, query, of
+        scale, (slopes, arrays) = a.scale * score_unit(c.case), functions
+        lane, head, row0 = own.lane, own.head, own.row0
         scores = []
         of_keys = unit_of_keys(stage, lane) if c.scaled_elements else None
         for mt in kv.static(range(MT)):
@@ -228,28 +231,25 @@ def decode_kernel(c: DecodeConfig) -> Any:
                 fetched.tile, fetched.last, fetched.until = tile, last, until
 
     @kv.func
-    def prefetch(
-        caches, collection, queries, chosen, tile_indptr, fetched, end, row0, head, mine, stage, scales, copied, lane,
-        often=True,
-    ):  # fmt: skip
+    def prefetch(caches, a, queries, lists, fetched, mine, stage, held, own, often=True):
         """Start copying the work unit's next tile into a stage, whatever its sequence, and look up the pages after it.
 
-        ``scales`` are those of the tile before, which are stored now; gives those of this one. ``copied`` are the
-        tokens of the tiles of lists that are on their way, the first in front; gives what they are now. What is not
-        done ``often`` is short code, whose loading takes longer than it runs.
+        ``held`` are (scales of the tile before, which are stored now; tokens of the tiles of lists that are on their
+        way, the first in front); gives those of this one, and what they are now. What is not done ``often`` is short
+        code, whose loading takes longer than it runs.
         """
+        (chosen, tile_indptr, end), (scales, copied), lane = lists, held, own.lane
         if stream.held_scales:
             before = kv.where(stage == 0, NS - 1, stage - 1)
             stream.store_scales(mine + before * c.stage_bytes, scales, lane)
-        tile = (caches, fetched.b, head, fetched.tile, fetched.last, fetched.pages, fetched.tokens)
-        stream.issue(*tile, mine + stage * c.stage_bytes, lane, fetched.keys, fetched.first, often)
+        stream.issue(caches, fetched, mine + stage * c.stage_bytes, lane, often)
         if stream.held_scales:
-            scales = stream.load_scales(*tile, lane, fetched.keys, fetched.first)
+            scales = stream.load_scales(caches, fetched, lane)
         fetched.tile = fetched.tile + 1
-        next_tile(collection, queries, tile_indptr, fetched, end, row0)
+        next_tile(a.collection, queries, tile_indptr, fetched, end, own.row0)
         if c.case.by_lists:
             copied = [*copied[1:], fetched.tokens]
-        fetched.pages, fetched.tokens = stream.pages_of(caches.keys, chosen, fetched.b, head, fetched.tile, lane)
+        fetched.pages, fetched.tokens = stream.pages_of(caches.keys, chosen, fetched.b, own.head, fetched.tile, lane)
         return scales, copied
 
     @kv.func
@@ -257,23 +257,21 @@ def decode_kernel(c: DecodeConfig) -> Any:
         kv.griddepcontrol_wait()
         kv.griddepcontrol_launch_dependents()
 
-    @kv.func
-    def body(
-        collection, layer, query, extents, kv_offsets, scale, out, partials, counters, sinks, lse, slopes, prior,
-        prior_lse, pages, page_counts, block_mask, arrays,
-    ):  # fmt: skip
+    @kv.kernel(block=(threads, 1, 1), min_blocks=c.blocks)
+    def attention_decode(a: DecodeArguments):
         lane, warp = kv.lane_id(), kv.warp_id()
-        queries = queries_of(c.case.padded, extents, query, kv_offsets)
+        collection, functions = a.collection, (array_read(a.slopes), a.arrays)
+        queries = queries_of(c.case.padded, a.extents, a.query, a.kv_offsets)
         batch = queries.sequences
         stages = kv.shared(NW * c.warp_bytes + c.padding, kv.u8, alignment=128)
         # What the kernels before wrote (lengths, new tokens, the query) is visible from here on.
         if c.programmatic and not c.early:
             start_next()
-        chosen = lists_of(c, collection, queries, pages, page_counts, block_mask)
+        chosen = lists_of(c, a, queries)
         tile_indptr, total = work.count_tiles(collection, queries, chosen, batch, NW)
 
         # Values lie as far from their keys everywhere: K and V share pages and strides.
-        k_cache, v_cache = collection.get_key_cache(layer), collection.get_value_cache(layer)
+        k_cache, v_cache = collection.get_key_cache(a.layer), collection.get_value_cache(a.layer)
         first_page = kv.i32(0)
         k_address, v_address = [x.block_paged_ptr(0, 0, 0, page=first_page).address() for x in (k_cache, v_cache)]
         # Rows that no other warp reads leave the L2 first: tables, lengths and partial results stay.
@@ -281,8 +279,9 @@ def decode_kernel(c: DecodeConfig) -> Any:
         part = (kv.block_id.x % HG) * NW + warp
         head, row0, column0 = work.place_of(part)
         caches = SimpleNamespace(
-            keys=k_cache, values=v_cache, to_values=v_address - k_address, policy=policy, column0=column0
+            keys=k_cache, values=v_cache, to_values=v_address - k_address, policy=policy, column0=column0, head=head
         )
+        own = Own(part, head, row0, column0, lane)
         r = kv.block_id.x // HG
         units = work.work_units(kv.grid_dim.x // HG, total, tile_indptr, batch)
         begin, end, found = kv.i32(0), kv.i32(0), kv.i32(0)
@@ -309,37 +308,33 @@ def decode_kernel(c: DecodeConfig) -> Any:
                     kv.griddepcontrol_wait()
             fetched.pages, fetched.tokens = stream.pages_of(k_cache, chosen, fetched.b, head, fetched.tile, lane)
             scales, copied = [kv.f32(0.0)] * stream.held_scales, [kv.i32(0)] * (NS if c.case.by_lists else 0)
+            lists = chosen, tile_indptr, end
             for s in range(NS - 1):
-                scales, copied = prefetch(
-                    caches, collection, queries, chosen, tile_indptr, fetched, end, row0, head, mine, s, scales, copied,
-                    lane, often=False,
-                )  # fmt: skip
+                ahead = scales, copied
+                scales, copied = prefetch(caches, a, queries, lists, fetched, mine, s, ahead, own, often=False)
             if c.programmatic and c.early:
                 start_next()
             q, q_place = multiply.empty_query(), mine + c.stages * c.stage_bytes
             taken = kv.i32(0)  # splits that this work unit has had of the sequence
-            held, sums = SimpleNamespace(), q_place + (c.query_bytes + c.score_bytes + lane * 16)
+            held, own = SimpleNamespace(), replace(own, sums=q_place + (c.query_bytes + c.score_bytes + lane * 16))
             if c.split:
-                results_of.begin_fixed(held, sums, tile_indptr, b, batch_tile)
+                results_of.begin_fixed(held, own.sums, tile_indptr, b, batch_tile)
             while batch_tile < end:
                 if c.split:
                     if taken == 0:
-                        q = multiply.query(query, queries, b, head, row0, n, lane, q_place, column0)
+                        q = multiply.query(a.query, queries, b, head, row0, n, lane, q_place, column0)
                 else:
-                    q = multiply.query(query, queries, b, head, row0, n, lane, q_place, column0)
+                    q = multiply.query(a.query, queries, b, head, row0, n, lane, q_place, column0)
                 m, l, o = [kv.f32(NEVER)] * (2 * NT), [kv.f32(0.0)] * (2 * NT), [kv.f32(0.0)] * (4 * NT * KS)
                 unit = [kv.f32(2.0**-100), kv.f32(2.0**100)]
-                places = queries_held(slopes, arrays, b, head, row0, start, lane, keys)
+                places = queries_held(*functions, b, head, row0, start, lane, keys)
                 split_end = kv.math.min(batch_tile + held.each, until) if c.split else until
                 split_last = kv.math.min(tile + (split_end - batch_tile), last)
                 for i in range(tile, split_last):
                     to = kv.where(stage == 0, NS - 1, stage - 1)
                     kv.syncwarp()
                     with kv.trace("start copies"):
-                        scales, copied = prefetch(
-                            caches, collection, queries, chosen, tile_indptr, fetched, end, row0, head, mine, to,
-                            scales, copied, lane,
-                        )  # fmt: skip
+                        scales, copied = prefetch(caches, a, queries, lists, fetched, mine, to, (scales, copied), own)
                     with kv.trace("wait for copies"):
                         kv.cp_async_wait(NS - 1)
                         kv.syncwarp()
@@ -347,8 +342,8 @@ def decode_kernel(c: DecodeConfig) -> Any:
                     tokens = copied[0] if c.case.by_lists else None
                     with kv.trace("products and softmax"):
                         attend(
-                            i, tokens, stages, stage, here, q, q_place, m, l, o, unit, scale * score_unit(c.case), lane,
-                            b, head, row0, keys, first, start, places, slopes, arrays,
+                            a, own, (i, tokens, stages, stage, here), (q, q_place), m, l, o, unit,
+                            (b, keys, first, start, places), functions,
                         )  # fmt: skip
                     stage = kv.where(stage == NS - 1, 0, stage + 1)
                 done, rows = b, n
@@ -368,42 +363,27 @@ def decode_kernel(c: DecodeConfig) -> Any:
                 if row0 < rows * G:
                     with kv.trace("combine and write"):
                         m, l, o = results_of.shared_out(m, l, o, lane)
-                        at = (units, partials, counters, tile_indptr, done, part, row0)
                         if c.split:
-                            whole = results_of.finish_fixed(*at, r, held, more, sums, m, l, o, rows, lane)
+                            whole = results_of.finish_fixed(
+                                units, a, tile_indptr, (done, rows), own, r, (held, more), m, l, o
+                            )
                         else:
-                            whole = results_of.finish(*at, r, m, l, o, rows, lane)
+                            whole = results_of.finish(units, a, tile_indptr, done, own, rows, r, m, l, o)
                         if whole:
-                            to = out, sinks, lse, prior, prior_lse, queries, done, head, column0, row0, rows
                             with kv.trace("write"):
                                 if c.split:
-                                    results_of.write_sums(*to, sums, lane)
+                                    results_of.write_sums(a, queries, done, own, rows, own.sums)
                                 else:
-                                    results_of.write_out(*to, m, l, o, lane)
+                                    results_of.write_out(a, queries, done, own, rows, m, l, o)
                 if c.split:
                     held.split = held.split + 1
                     if b != done:
                         taken = kv.i32(0)
-                        results_of.begin_fixed(held, sums, tile_indptr, b, batch_tile)
+                        results_of.begin_fixed(held, own.sums, tile_indptr, b, batch_tile)
             kv.cp_async_wait(0)
         else:
             if c.programmatic and c.early:
                 start_next()
-
-    @kv.kernel(block=(threads, 1, 1), min_blocks=c.blocks)
-    def attention_decode(
-        collection: kv.KVCacheCollection, layer: kv.i32, query: kv.Buffer[c.case.query, c.case.rank],
-        extents: kv.Buffer[kv.i32, 1], kv_offsets: kv.Optional[kv.Buffer[kv.i32, 1]], scale: kv.f32,
-        out: kv.Buffer[c.case.out, c.case.rank], partials: kv.Buffer[kv.i8, 1], counters: kv.Buffer[kv.i8, 1],
-        sinks: kv.Optional[kv.Buffer[kv.f32, 1]],
-        lse: kv.Optional[kv.Buffer[kv.f32, c.case.rank - 1]], slopes: kv.Optional[kv.Buffer[kv.f32, 1]],
-        prior: kv.Optional[kv.Buffer[kv.f32, c.case.rank]], prior_lse: kv.Optional[kv.Buffer[kv.f32, c.case.rank - 1]],
-        pages: kv.Optional[kv.Buffer[kv.i32, 3]], page_counts: kv.Optional[kv.Buffer[kv.i32, 2]],
-        array0=None, array1=None, array2=None, array3=None, block_mask=None,
-    ):  # fmt: skip
-        rest = partials, counters, sinks, lse, array_read(slopes), prior, prior_lse, pages, page_counts
-        rest = *rest, block_mask, arrays_read(array0, array1, array2, array3)
-        body(collection, layer, query, extents, kv_offsets, scale, out, *rest)
 
     return attention_decode
 
@@ -435,14 +415,18 @@ def launch(case: Case, at: Expansion, op: Any) -> None:
         partial_results = batch * config.most_splits
     partials = at.workspace(partial_results * (config.row_groups * config.quads * 512))
     counters = at.workspace(batch * (4 * config.row_groups), zeroed=True)
-    args = [op.collection, op.layer, op.query, extents_of(op), op.kv_offsets, op.scale, op.out, partials, counters]
-    args += [op.sinks, op.lse, op.alibi_slopes, op.prior, op.prior_lse, op.pages, op.page_counts]
-    args += [*arrays_of(op), op.block_mask]
+    a = DecodeArguments(
+        op.collection, op.layer, op.query, extents_of(op), op.kv_offsets, op.scale, op.out, partials, counters,
+        op.sinks, op.lse, op.alibi_slopes, op.prior, op.prior_lse, op.pages, op.page_counts, *arrays_of(op),
+        op.block_mask,
+    )  # fmt: skip
     threads, early = (config.warps * 32, 1, 1), config.programmatic
-    at.launch(decode_kernel(config), args, (max_units * head_blocks, 1, 1), threads, key=config, programmatic=early)
+    at.launch(decode_kernel(config), [a], (max_units * head_blocks, 1, 1), threads, key=config, programmatic=early)
     if config.combine:
         blocks = batch * (config.row_groups * config.column_tiles * config.row_steps * config.row_blocks)
-        args = [op.collection, extents_of(op), op.kv_offsets, op.out, partials, max_units]
-        args += [op.sinks, op.lse, op.prior, op.prior_lse, op.pages, op.page_counts, op.block_mask]
+        left = CombineArguments(
+            op.collection, extents_of(op), op.kv_offsets, op.out, partials, max_units, op.sinks, op.lse, op.prior,
+            op.prior_lse, op.pages, op.page_counts, op.block_mask,
+        )  # fmt: skip
         threads = (32 * config.combine, 1, 1)
-        at.launch(combine_kernel(config), args, (blocks, 1, 1), threads, key=config, programmatic=early)
+        at.launch(combine_kernel(config), [left], (blocks, 1, 1), threads, key=config, programmatic=early)

@@ -16,8 +16,7 @@ from .partials import partials_of
 def results(c: DecodeConfig, work: SimpleNamespace) -> SimpleNamespace:
     """The functions over a warp's running maxima m, sums l and outputs o, for a configuration and its scheduler.
 
-    ``head`` is a KV head, ``column0`` the first of its columns and ``row0`` the first of a sequence's query rows that
-    the warp has; ``part`` tells all.
+    ``a`` has what is read and written, ``own`` is what the warp has of a sequence b of n query tokens.
     """
     G, NT, KS = c.head_rows, c.column_tiles, c.row_steps
     # Partial results whose loads are under way together: what registers allow.
@@ -44,19 +43,20 @@ def results(c: DecodeConfig, work: SimpleNamespace) -> SimpleNamespace:
                     out[(*token, h, d)] = pair[half]
 
     @kv.func
-    def row_of(sinks, prior_lse, queries, b, head, row, n, m, l):
+    def row_of(a, queries, b, head, row, n, m, l):
         """((token, query head) of a row, its maximum and sum with what else counts, factors of its values and of those
         of a prior result); of one that does not exist those of the first.
         """
         row = kv.where(row < n * G, row, 0)
         token, h = queries.at(queries.base(b), row // G), head * G + row % G
-        sink, before = None if sinks is None else sinks[h], None if prior_lse is None else prior_lse[(*token, h)]
+        sink = None if a.sinks is None else a.sinks[h]
+        before = None if a.prior_lse is None else a.prior_lse[(*token, h)]
         return (token, h), *finished(m, l, sink, before)
 
     @kv.func
-    def write_pair(out, prior, place, row, t, column0, pair, of_prior, lane):
+    def write_pair(a, place, row, t, column0, pair, of_prior, lane):
         """Write a lane's two elements of a step of a row; ``t`` may be a value of the kernel."""
-        token, h = place
+        out, prior, (token, h) = a.out, a.prior, place
         # Where the row's own head begins among the warp's columns, which may be several heads' or a part's.
         first = row % G // c.case.group * c.spec.head_size if c.joined > 1 else -column0
         if prior is not None:
@@ -89,52 +89,56 @@ def results(c: DecodeConfig, work: SimpleNamespace) -> SimpleNamespace:
                 lse[(*place[0], place[1])] = log_sum_exp(m, l)
 
     @kv.func
-    def write_out(out, sinks, lse, prior, prior_lse, queries, b, head, column0, row0, n, m, l, o, lane):
+    def write_out(a, queries, b, own, n, m, l, o):
         """Normalise and write the rows of one sequence and KV head, each lane its own elements."""
+        row0, column0, lane = own.row0, own.column0, own.lane
         for nt in kv.static(range(NT)):
             rows, found = [row0 + nt * COLUMNS + partial.first_row(lane) + u for u in range(2)], []
             for u in kv.static(range(2)):
-                found.append(row_of(sinks, prior_lse, queries, b, head, rows[u], n, m[2 * nt + u], l[2 * nt + u]))
-            if prior_lse is not None:  # which may be lse: all lanes have read it before one writes
+                found.append(row_of(a, queries, b, own.head, rows[u], n, m[2 * nt + u], l[2 * nt + u]))
+            if a.prior_lse is not None:  # which may be lse: all lanes have read it before one writes
                 kv.syncwarp()
             for u, (place, top, total, factor, of_prior) in kv.static(enumerate(found)):
                 if rows[u] < n * G:
-                    write_lse(lse, place, column0, top, total, lane)
+                    write_lse(a.lse, place, column0, top, total, lane)
                     for t in kv.static(range(c.sum_steps)):
                         step = partial.step_of(t, lane)
                         pair = [o[(nt * c.sum_steps + t) * 4 + 2 * half + u] * factor for half in range(2)]
                         if KS % c.halves == 0:
-                            write_pair(out, prior, place, rows[u], step, column0, pair, of_prior, lane)
+                            write_pair(a, place, rows[u], step, column0, pair, of_prior, lane)
                         else:
                             if step < KS:
-                                write_pair(out, prior, place, rows[u], step, column0, pair, of_prior, lane)
+                                write_pair(a, place, rows[u], step, column0, pair, of_prior, lane)
 
     @kv.func
-    def write_sums(out, sinks, lse, prior, prior_lse, queries, b, head, column0, row0, n, sums, lane):
+    def write_sums(a, queries, b, own, n, sums):
         """The same of the sums of fixed splits, step by step."""
+        row0, column0, lane = own.row0, own.column0, own.lane
         for nt in kv.static(range(NT)):
             rows, found = [row0 + nt * COLUMNS + partial.first_row(lane) + u for u in range(2)], []
             for u, (m, l, by) in kv.static(enumerate(fixed.weights_of(sums, nt))):
-                found.append((by, *row_of(sinks, prior_lse, queries, b, head, rows[u], n, m, l)))
-            if prior_lse is not None:
+                found.append((by, *row_of(a, queries, b, own.head, rows[u], n, m, l)))
+            if a.prior_lse is not None:
                 kv.syncwarp()
             for u, (_, place, top, total, _, _) in kv.static(enumerate(found)):
                 if rows[u] < n * G:
-                    write_lse(lse, place, column0, top, total, lane)
+                    write_lse(a.lse, place, column0, top, total, lane)
             for t in range(c.sum_steps):
                 values, step = fixed.values_of(sums, nt, t), partial.step_of(t, lane)
                 for u, (by, place, _, _, factor, of_prior) in kv.static(enumerate(found)):
                     if (rows[u] < n * G) & (step < KS):
                         pair = [values[2 * half + u] * (by * factor) for half in range(2)]
-                        write_pair(out, prior, place, rows[u], step, column0, pair, of_prior, lane)
+                        write_pair(a, place, rows[u], step, column0, pair, of_prior, lane)
 
     @kv.func
-    def combine(units, partials, tile_indptr, b, part, row0, n, first, last, m, l, o, lane):
-        """Add the partial results of the units from ``first`` to ``last``, in order."""
-        holder = partial.holder(row0, n, lane)
+    def combine(units, a, tile_indptr, b, own, n, span, m, l, o):
+        """Add the partial results of the units of a span, from the first to the last, in order."""
+        (first, last), holder = span, partial.holder(own.row0, n, own.lane)
         for r in range(first, last + 1, TOGETHER):
             held = [
-                partial.load(work.partial_of(units, partials, tile_indptr, b, part, kv.math.min(r + j, last), holder))
+                partial.load(
+                    work.partial_of(units, a.partials, tile_indptr, b, own.part, kv.math.min(r + j, last), holder)
+                )
                 for j in range(TOGETHER)
             ]
             for j in kv.static(range(TOGETHER)):
@@ -145,23 +149,24 @@ def results(c: DecodeConfig, work: SimpleNamespace) -> SimpleNamespace:
                     partial.add(before, m, l, o)
 
     @kv.func
-    def finish(units, partials, counters, tile_indptr, b, part, row0, own, m, l, o, n, lane):
+    def finish(units, a, tile_indptr, b, own, n, unit, m, l, o):
         """Whether this warp has the whole result of a sequence, its own or combined; if not, it has left its part.
 
-        ``own`` is the work unit.
+        ``unit`` is the work unit.
         """
+        row0, lane = own.row0, own.lane
         first, last = work.units_of(units, tile_indptr, b)
         whole = first == last
         if first != last:
-            place = work.partial_of(units, partials, tile_indptr, b, part, own, lane)
+            place = work.partial_of(units, a.partials, tile_indptr, b, own.part, unit, lane)
             if c.combine:
                 partial.leave(place, m, l, o, row0, n, lane)
             else:
                 others = last - first  # units that have parts of the sequence too
-                counter = counters.address(0) + (b * c.row_groups + part) * 4
-                arrived, begin = partial.arrived(counter, lane), own + 1
+                counter = a.counters.address(0) + (b * c.row_groups + own.part) * 4
+                arrived, begin = partial.arrived(counter, lane), unit + 1
                 # The last one goes on from its own result where that is the first.
-                if (arrived != others) | (own > first):
+                if (arrived != others) | (unit > first):
                     begin = first
                     partial.leave(place, m, l, o, row0, n, lane)
                     if arrived != others:  # somebody is still at work: tell of this part, and look again
@@ -173,7 +178,7 @@ def results(c: DecodeConfig, work: SimpleNamespace) -> SimpleNamespace:
                         for x, nothing in kv.static(((m, NEVER), (l, 0.0), (o, 0.0))):
                             for i in kv.static(range(len(x))):
                                 x[i] = kv.f32(nothing)
-                    combine(units, partials, tile_indptr, b, part, row0, n, begin, last, m, l, o, lane)
+                    combine(units, a, tile_indptr, b, own, n, (begin, last), m, l, o)
         return whole
 
     fixed = fixed_splits(c, work, partial)

@@ -41,13 +41,13 @@ class OneSequence:
         return kv.where(b > 0, self.total, 0)
 
 
-def lists_of(c: DecodeConfig, collection: Any, queries: Any, pages: Any, page_counts: Any, block_mask: Any) -> Any:
+def lists_of(c: DecodeConfig, a: Any, queries: Any) -> Any:
     """The lists of what each sequence and KV head visits, of a kernel's arguments; None where it visits every key."""
     if c.case.blocks is None:
-        return chosen_pages(collection, pages, page_counts)
+        return chosen_pages(a.collection, a.pages, a.page_counts)
     rows, keys = c.case.blocks
-    tiles = KeyTiles(block_mask, keys)
-    return TilesOfSequences(tiles, queries, c.case.group, rows, collection.token_capacity())
+    tiles = KeyTiles(a.block_mask, keys)
+    return TilesOfSequences(tiles, queries, c.case.group, rows, a.collection.token_capacity())
 
 
 def split_kv(c: DecodeConfig) -> SimpleNamespace:

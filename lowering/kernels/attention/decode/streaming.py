@@ -99,9 +99,10 @@ def streaming(c: DecodeConfig) -> SimpleNamespace:
         return kv.ballot((lane < cdiv((tile * TT) % P + TT, P)) & outside) == 0
 
     @kv.func
-    def copy_tile(caches, b, head, tile, pages, tokens, stage, lane, keys, first, whole):
+    def copy_tile(caches, of, stage, lane, whole):
         """Start the copies of a tile's K and V; tokens that do not count become zeros unless ``whole``."""
-        k_cache, to_values = caches.keys, caches.to_values
+        k_cache, to_values, head = caches.keys, caches.to_values, caches.head
+        b, tile, pages, tokens, keys, first = of.b, of.tile, of.pages, of.tokens, of.keys, of.first
         token0 = first_of(tile, tokens)
         k_from = []
         if by_page:
@@ -138,11 +139,12 @@ def streaming(c: DecodeConfig) -> SimpleNamespace:
                     to + half, at, unit, zero_fill_size=size, l2_prefetch=c.l2_prefetch, l2_policy=caches.policy
                 )
         if c.scales_copied:
-            copy_scales(caches, b, head, tile, pages, tokens, stage, lane, keys, first, whole)
+            copy_scales(caches, of, stage, lane, whole)
 
     @kv.func
-    def copy_scales(caches, b, head, tile, pages, tokens, stage, lane, keys, first, whole):
+    def copy_scales(caches, of, stage, lane, whole):
         """Start the copies of a tile's scales."""
+        b, tile, pages, tokens, keys, first = of.b, of.tile, of.pages, of.tokens, of.keys, of.first
         token0, of_token = first_of(tile, tokens), GC // 4
         for j in kv.static(range(cdiv(TT * of_token, 32))):
             number = lane + 32 * j
@@ -155,7 +157,9 @@ def streaming(c: DecodeConfig) -> SimpleNamespace:
                 token = token_of(tile, row, tokens)
                 size = kv.where((token < keys) & (token >= first), 16, 0)
             for half, cache in ((0, caches.keys), (1, caches.values)):
-                source = cache.scales_block_paged_ptr(b, token0 + row, head, chunk * (4 * spec.granularity), page=page)
+                source = cache.scales_block_paged_ptr(
+                    b, token0 + row, caches.head, chunk * (4 * spec.granularity), page=page
+                )
                 kv.cp_async(scale_at(stage, half * GC, row) + chunk * 16, source, zero_fill_size=size)
 
     @kv.func
@@ -170,8 +174,9 @@ def streaming(c: DecodeConfig) -> SimpleNamespace:
                     place.store(kv.vector(kv.i32, 4))
 
     @kv.func
-    def load_scales(caches, b, head, tile, end, pages, tokens, lane, keys, first):
+    def load_scales(caches, of, lane):
         """A lane's scales of a tile, K's and then V's; 0 for tokens that do not count."""
+        b, tile, end, pages, tokens, keys, first = of.b, of.tile, of.last, of.pages, of.tokens, of.keys, of.first
         found, token0 = [], first_of(tile, tokens)
         for s in kv.static(range(scale_turns)):
             token = token0 + s * 32 + lane % scale_lanes  # or, of a list, what its slot is found by
@@ -182,7 +187,9 @@ def streaming(c: DecodeConfig) -> SimpleNamespace:
                 for g in kv.static(range(0, GC, widest)):
                     scales = [kv.f32(0.0)] * widest
                     if counts:
-                        loaded = kv.f32(cache.load_scale(b, head, token, g * spec.granularity, width=widest, page=page))
+                        loaded = kv.f32(
+                            cache.load_scale(b, caches.head, token, g * spec.granularity, width=widest, page=page)
+                        )
                         for w in kv.static(range(widest)):
                             scales[w] = loaded[w] if widest > 1 else loaded
                     for w in kv.static(range(widest)):
@@ -224,16 +231,20 @@ def streaming(c: DecodeConfig) -> SimpleNamespace:
         return kv.warp_reduce(top, "max")
 
     @kv.func
-    def issue(caches, b, head, tile, end, pages, tokens, stage, lane, keys, first, often):
-        """Start copying a tile, when the unit has it: where ``often`` is set, without checks that are not needed."""
-        if tile < end:
+    def issue(caches, of, stage, lane, often):
+        """Start copying a tile, when the unit has it: where ``often`` is set, without checks that are not needed.
+
+        ``of`` is the tile: its number, the unit's ``last`` of the sequence b, its pages and tokens (:func:`pages_of`),
+        and the keys that count, from the ``first`` on.
+        """
+        if of.tile < of.last:
             if often:
-                if within(tile, tokens, lane, first, keys):
-                    copy_tile(caches, b, head, tile, pages, tokens, stage, lane, keys, first, True)
+                if within(of.tile, of.tokens, lane, of.first, of.keys):
+                    copy_tile(caches, of, stage, lane, True)
                 else:
-                    copy_tile(caches, b, head, tile, pages, tokens, stage, lane, keys, first, False)
+                    copy_tile(caches, of, stage, lane, False)
             else:
-                copy_tile(caches, b, head, tile, pages, tokens, stage, lane, keys, first, False)
+                copy_tile(caches, of, stage, lane, False)
         kv.cp_async_commit()
 
     return SimpleNamespace(
