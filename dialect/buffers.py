@@ -5,7 +5,8 @@
         buffers = {"x": Buffer("T, H, D", stored), "row_offsets": Buffer("B + 1")}
 
 ``H`` and ``D`` are the heads and the head size of the operation's cache, if it has one, and ``B`` its sequences. Other
-names are extents of a call, whose buffers must agree on them. In IR all but those of the cache's type may be anything.
+names are extents of a call, whose buffers must agree on them. ``G`` are the scales of a head, ``HD`` the elements of a
+token. In IR all but those of the cache's type may be anything.
 """
 
 from collections.abc import Callable
@@ -15,7 +16,7 @@ from mlir import ir
 
 from . import verify
 from .base import Kv
-from .dtypes import DType
+from .dtypes import DType, by_name
 from .layout import CacheSpec
 
 INTEGERS = ("i32",)  # of tables; in a call they may be unsigned
@@ -26,12 +27,12 @@ FLOATS = ("f32", "f16", "bf16")
 class Buffer:
     """What a buffer must be: its extents by name, and its elements.
 
-    ``elements`` are names of types, the name of a buffer that has the same, or a function of the cache's spec. The rows
-    of the first two dimensions are ``counted`` in 32 bits by kernels.
+    ``elements`` are names of types, the name of a buffer that has the same, or a function of the cache's spec that
+    gives a type or names of types. The rows of the first two dimensions are ``counted`` in 32 bits by kernels.
     """
 
     extents: str
-    elements: tuple[str, ...] | str | Callable[[CacheSpec], DType] = INTEGERS
+    elements: tuple[str, ...] | str | Callable[[CacheSpec], DType | tuple[str, ...]] = INTEGERS
     counted: bool = False
 
     @property
@@ -44,9 +45,24 @@ def stored(spec: CacheSpec) -> DType:
     return spec.dtype
 
 
+def storable(spec: CacheSpec) -> tuple[str, ...]:
+    """Element types that an append takes: floats where it quantizes or saturates, else the storage type."""
+    if spec.quantized:
+        return FLOATS
+    return (spec.dtype.name, *FLOATS) if spec.dtype.bits == 8 else (spec.dtype.name,)
+
+
+def queryable(spec: CacheSpec) -> tuple[str, ...]:
+    """Element types of a query over a cache: its float type; any of the wide floats over 8-bit storage."""
+    return FLOATS if spec.dtype.bits == 8 else (spec.dtype.name,)
+
+
 def extents_of(spec: CacheSpec | None) -> dict[str, int]:
     """The extents that a cache's type says."""
-    return {} if spec is None else {"H": spec.num_heads, "D": spec.head_size}
+    if spec is None:
+        return {}
+    of_row = {"HD": spec.row_size, "2HD": 2 * spec.row_size}
+    return {"H": spec.num_heads, "D": spec.head_size, "G": spec.num_scales, **of_row}
 
 
 class WithBuffers(Kv.Operation):
@@ -64,10 +80,13 @@ class WithBuffers(Kv.Operation):
         known = extents_of(spec)
         for name, buffer in self.buffers.items():
             value, elements = getattr(self, name), buffer.elements
+            if value is None:
+                continue
             if isinstance(elements, str):
                 elements = (str(ir.MemRefType(getattr(self, elements).type).element_type),)
             elif not isinstance(elements, tuple):
-                elements = (elements(spec).mlir,)
+                found = elements(spec)
+                elements = tuple(by_name(n).mlir for n in found) if isinstance(found, tuple) else (found.mlir,)
             if not verify.memref(self, value, len(buffer.names), elements, name):
                 return False
             for dim, extent in enumerate(buffer.names):

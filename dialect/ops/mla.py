@@ -138,8 +138,8 @@ class MlaAttentionOp(Kv.Operation, name="mla_attention", traits=[TierOne, ReadsC
         packed = columns != spec.head_size or inline_scales_of(self)  # rows that are not of one element type
         stored = () if packed else stored_elements(spec)
         return (
-            token_rows(self, self.query, None, columns, (*elements, *stored), "query")
-            and token_rows(self, self.out, None, size, tuple(dict.fromkeys((*elements, "f32"))), "out")
+            token_rows(self, self.query, columns, (*elements, *stored), "query")
+            and token_rows(self, self.out, size, tuple(dict.fromkeys((*elements, "f32"))), "out")
             and rows_end(self, 3, ir.MemRefType(self.query.type).shape[1], size)
             and offsets(self, self.row_offsets)
             and (self.kv_offsets is None or offsets(self, self.kv_offsets, "kv_offsets"))

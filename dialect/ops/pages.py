@@ -85,7 +85,7 @@ class SelectPagesOp(Kv.Operation, name="select_pages", traits=[TierOne, ReadsCac
             count = verify.integer(self.operation.attributes[name])
             if count is None or count < 0:
                 return verify.fail(self, f"{name} must be 0 or more, got {self.operation.attributes[name]}")
-        if not token_rows(self, self.query, None, spec.head_size, FLOATS, "query"):
+        if not token_rows(self, self.query, spec.head_size, FLOATS, "query"):
             return False
         query = ir.MemRefType(self.query.type)
         if query.is_dynamic_dim(1) or query.shape[1] % spec.num_heads:
@@ -120,7 +120,7 @@ class IndexScoresOp(Kv.Operation, name="index_scores", traits=[TierOne, ReadsCac
         if not read_as_floats(self, spec):
             return False
         elements = (*FLOATS, "f8E4M3FN") if spec.dtype.bits == 8 else (spec.dtype.mlir,)
-        if not token_rows(self, self.query, None, spec.head_size, elements, "query"):
+        if not token_rows(self, self.query, spec.head_size, elements, "query"):
             return False
         query = ir.MemRefType(self.query.type)
         if query.is_dynamic_dim(1):

@@ -13,13 +13,14 @@ from mlir import ir
 
 from .. import verify
 from ..base import Kv
+from ..buffers import storable
 from ..contents import Counts, Lengths, Offsets
 from ..dtypes import DType, bf16, by_mlir, by_name
 from ..effects import ReadsMemory, TierOne, WritesCache, WritesMemory
 from ..ext import I32, Operand
 from ..layout import CacheSpec
 from ..types import CollectionType
-from .operations import FLOATS, not_mla, offsets, storable, token_rows
+from .operations import FLOATS, not_mla, offsets, token_rows
 from .rotary import freqs_table
 from .weight_groups import FORMATS, PLAIN, PLAIN_TYPES, Groups, groups_of, packed
 
@@ -225,7 +226,7 @@ class _Projection(Kv.Operation):
             return verify.fail(self, "needs query_out with freqs or gammas")
         gammas = [(v, n) for v, n in ((self.q_gamma, "q_gamma"), (self.k_gamma, "k_gamma")) if v is not None]
         return (
-            token_rows(self, self.query_out, None, spec.head_size, FLOATS, "query_out")
+            token_rows(self, self.query_out, spec.head_size, FLOATS, "query_out")
             and (self.freqs is None or freqs_table(self, self.freqs, spec.head_size))
             and all(
                 verify.memref(self, v, 1, FLOATS, n) and verify.static_dim(self, v, 0, spec.head_size, n)

@@ -11,15 +11,16 @@ from mlir import ir
 
 from .. import verify
 from ..base import Kv
+from ..buffers import Buffer, WithBuffers, queryable, storable
 from ..contents import Counts, Lengths, Offsets
 from ..effects import ReadsMemory, TierOne, UpdatesCache, WritesCache, WritesMemory
 from ..ext import I32, Operand
 from ..layout import CacheSpec
 from ..types import CollectionType
-from .operations import FLOATS, not_mla, offsets, storable, token_rows
+from .operations import FLOATS, not_mla, offsets, token_rows
 
 
-class RopeAppendOp(Kv.Operation, name="rope_append", traits=[TierOne, WritesCache, ReadsMemory, WritesMemory]):
+class RopeAppendOp(WithBuffers, name="rope_append", traits=[TierOne, WritesCache, ReadsMemory, WritesMemory]):
     """Rotate query and key by position, write key and value to the cache, the query to query_out.
 
     query, query_out: [T, Hq, D]; freqs: [positions, R] f32, (cos, sin) pairs interleaved, R <= D even. interleaved
@@ -42,32 +43,18 @@ class RopeAppendOp(Kv.Operation, name="rope_append", traits=[TierOne, WritesCach
 
     contents = (Offsets("row_offsets", "query"), Lengths("collection", ("row_offsets",)))
 
-    def verify_invariants(self) -> bool:
-        spec = verify.handle(self, self.collection, ("collection",))
-        if spec is None or not not_mla(self, spec):
-            return False
-        query = FLOATS if spec.dtype.bits == 8 else (spec.dtype.mlir,)
-        if not all(
-            token_rows(self, v, None, spec.head_size, query, n)
-            for v, n in ((self.query, "query"), (self.query_out, "query_out"))
-        ):
-            return False
-        if not all(
-            token_rows(self, v, spec.num_heads, spec.head_size, storable(spec), n)
-            for v, n in ((self.key, "key"), (self.value, "value"))
-        ):
-            return False
+    buffers = {
+        **dict.fromkeys(("query", "query_out"), Buffer("T, Hq, D", queryable)),
+        **dict.fromkeys(("key", "value"), Buffer("T, H, D", storable)), "row_offsets": Buffer("B + 1"),
+        **dict.fromkeys(("q_gamma", "k_gamma"), Buffer("D", FLOATS)),
+    }  # fmt: skip
+
+    def verify_buffers(self, spec: CacheSpec | None = None) -> bool:
+        assert spec is not None
         if (self.q_gamma is None) != (self.k_gamma is None):
             return verify.fail(self, "takes q_gamma and k_gamma together or neither")
-        gammas = [(v, n) for v, n in ((self.q_gamma, "q_gamma"), (self.k_gamma, "k_gamma")) if v is not None]
-        return (
-            offsets(self, self.row_offsets)
-            and freqs_table(self, self.freqs, spec.head_size)
-            and all(
-                verify.memref(self, v, 1, FLOATS, n) and verify.static_dim(self, v, 0, spec.head_size, n)
-                for v, n in gammas
-            )
-        )
+        found = not_mla(self, spec) and super().verify_buffers(spec)
+        return found and freqs_table(self, self.freqs, spec.head_size)
 
 
 def freqs_table(op: Any, value: ir.Value, head_size: int) -> bool:
@@ -199,7 +186,7 @@ class QkNormOp(Kv.Operation, name="qk_norm", traits=[TierOne, UpdatesCache, Read
         gammas = ((getattr(self, prefix + n), prefix + n) for n in ("q_gamma", "k_gamma"))
         return (
             rotates_in_place(self, spec)
-            and all(token_rows(self, v, None, spec.head_size, FLOATS, n) for v, n in rows)
+            and all(token_rows(self, v, spec.head_size, FLOATS, n) for v, n in rows)
             and all(
                 verify.memref(self, v, 1, FLOATS, n) and verify.static_dim(self, v, 0, spec.head_size, n)
                 for v, n in gammas

@@ -8,16 +8,13 @@ import sys
 from types import SimpleNamespace
 from typing import Any
 
-from kvarn.dialect.buffers import INTEGERS, extents_of
+from kvarn.dialect.buffers import FLOATS, INTEGERS, extents_of, queryable as queryable, storable as storable
 from kvarn.dialect.dtypes import DType, bf16, f8e4m3, f32, i32
 from kvarn.dialect.layout import CacheSpec
 from kvarn.runtime import buffers
 from kvarn.runtime.allocation import empty
 from kvarn.runtime.binding import is_torch
 from kvarn.runtime.buffers import BufferView
-
-FLOATS = ("f32", "f16", "bf16")
-
 
 MASKS = ("causal", "null", "sliding_window", "chunked", "chunked_causal")
 _SPANS = {"sliding_window": "window", "chunked": "chunk", "chunked_causal": "chunk"}
@@ -134,18 +131,6 @@ def query_heads(seen: SimpleNamespace, spec: CacheSpec) -> None:
         )
 
 
-def storable(spec: CacheSpec) -> tuple[str, ...]:
-    """Element types that an append takes: floats where it quantizes or saturates, else the storage type."""
-    if spec.quantized:
-        return FLOATS
-    return (spec.dtype.name, *FLOATS) if spec.dtype.bits == 8 else (spec.dtype.name,)
-
-
-def queryable(spec: CacheSpec) -> tuple[str, ...]:
-    """Element types of a query over a cache: its float type; any of the wide floats over 8-bit storage."""
-    return FLOATS if spec.dtype.bits == 8 else (spec.dtype.name,)
-
-
 def multiplied(spec: CacheSpec) -> tuple[str, ...]:
     """The narrow element type of queries that are multiplied by a cache's elements as they are stored."""
     return (spec.dtype.name,) if spec.dtype is f8e4m3 and not spec.quantized else ()
@@ -154,12 +139,6 @@ def multiplied(spec: CacheSpec) -> tuple[str, ...]:
 def outputs_of(query: DType) -> tuple[str, ...]:
     """Element types of what attention of a query gives."""
     return FLOATS if query.bits == 8 else (query.name,)
-
-
-def new_tokens(seen: SimpleNamespace, name: str) -> None:
-    """[T, H, D] that can be stored."""
-    spec = spec_of(seen)
-    array(seen, name, ("T", spec.num_heads, spec.head_size), storable(spec))
 
 
 def same_tokens(seen: SimpleNamespace, *names: str) -> None:
@@ -200,14 +179,6 @@ def row_table(seen: SimpleNamespace) -> None:
     if hasattr(seen, "query"):
         few_enough(seen.query.shape, f"{seen.title}: query")
     array(seen, "valid_lengths", (batch,))
-
-
-def scales(seen: SimpleNamespace, name: str) -> None:
-    """Given scales: [T, H, G] floats, for a cache that has scales."""
-    spec = spec_of(seen)
-    if getattr(seen, name) is not None and not spec.quantized:
-        raise ValueError(f"{seen.title}: {name} needs a collection with scales, got one without")
-    array(seen, name, ("T", spec.num_heads, spec.num_scales), FLOATS)
 
 
 def without_scales(seen: SimpleNamespace, instead: str = "", spec: CacheSpec | None = None) -> None:
@@ -268,8 +239,11 @@ def positions_cover(freqs: Any, collection: Any, title: str) -> None:
         )
 
 
-def declared(seen: SimpleNamespace) -> None:
-    """The buffers of a call are what the class of its op declares, with one extent for each name."""
+def declared(seen: SimpleNamespace, apart: bool = False) -> None:
+    """The buffers of a call are what the class of its op declares, with one extent for each name.
+
+    ``apart``: extents of the call itself are compared by the caller.
+    """
     known: dict[str, int] = {}
     spec = None
     if hasattr(seen, "collection") or hasattr(seen, "cache"):
@@ -277,15 +251,21 @@ def declared(seen: SimpleNamespace) -> None:
         known = {**extents_of(spec), "B": handle_of(seen).batch_size}
     for name, buffer in seen.buffers.items():
         view, about, elements = getattr(seen, name), f"{seen.title}: {name}", buffer.elements
+        if view is None:
+            continue
         plain = [(n.removesuffix(" + 1"), n.endswith(" + 1"), n) for n in buffer.names]
         has_shape(view, tuple(known[n] + more if n in known else title for n, more, title in plain), about)
-        known |= {n: extent - more for (n, more, _), extent in zip(plain, view.shape, strict=True)}
+        if not apart:
+            known |= {n: extent - more for (n, more, _), extent in zip(plain, view.shape, strict=True)}
         if buffer.counted:
             few_enough(view.shape, about)
         if isinstance(elements, str):
-            has_dtype(view, (getattr(seen, elements).dtype.name,), about)
-        elif elements is not INTEGERS:
-            has_dtype(view, elements if isinstance(elements, tuple) else (elements(spec).name,), about)
+            elements = (getattr(seen, elements).dtype.name,)
+        elif not isinstance(elements, tuple):
+            found = elements(spec)
+            elements = found if isinstance(found, tuple) else (found.name,)
+        if elements is not INTEGERS:
+            has_dtype(view, elements, about)
 
 
 def handle_of(seen: SimpleNamespace) -> Any:

@@ -74,19 +74,15 @@ def rms_norm(
     _RMS_NORM((cache, gamma, row_offsets, total_tokens), attributes, schedule, stream)
 
 
-def _check_radd(seen: SimpleNamespace) -> None:
-    _check_added(seen, "a", ("Tn", 2 * checks.spec_of(seen).row_size))
-    checks.some_offsets(seen)
-
-
-def _check_added(seen: SimpleNamespace, name: str, shape: tuple[int | str, ...]) -> None:
+def _check_added(seen: SimpleNamespace) -> None:
     """What is added to keys and values as they are stored."""
     checks.with_values(seen)
     checks.without_scales(seen)
-    checks.array(seen, name, shape, (checks.spec_of(seen).dtype.name,))
+    checks.declared(seen, apart=True)
+    checks.some_offsets(seen)
 
 
-_RADD = Operation("kv.radd", {"a": 1}, _check_radd)
+_RADD = Operation("kv.radd", {"a": 1}, _check_added)
 
 
 def radd(
@@ -126,10 +122,9 @@ def radd(
 
 
 def _check_iadd_2m(seen: SimpleNamespace) -> None:
-    _check_added(seen, "kv", ("2m", checks.spec_of(seen).row_size))
+    _check_added(seen)
     if seen.kv.shape[0] % 2:
         raise ValueError(f"{seen.title}: kv must have an even number of rows, got {seen.kv.shape[0]}")
-    checks.some_offsets(seen)
 
 
 _IADD_2M = Operation("kv.iadd_2m", {"kv": 1}, _check_iadd_2m)

@@ -20,18 +20,17 @@ def _check_append(seen: SimpleNamespace) -> None:
         raise ValueError(f"{title}: value must be None for an MLA collection, which has latent keys only")
     if not spec.is_mla and seen.value is None:
         raise ValueError(f"{title}: value must be given for a collection with values, got None")
-    checks.new_tokens(seen, "key")
-    if seen.value is not None:
-        checks.new_tokens(seen, "value")
-        checks.like(seen, "value", "key")
     if spec.is_mla and seen.value_scale is not None:
         raise ValueError(f"{title}: value_scale must be None for an MLA collection")
+    for name in ("key_scale", "value_scale"):
+        if getattr(seen, name) is not None and not spec.quantized:
+            raise ValueError(f"{title}: {name} needs a collection with scales, got one without")
+    checks.declared(seen, apart=True)
+    if seen.value is not None:
+        checks.like(seen, "value", "key")
     if not spec.is_mla:
         checks.together(seen, "key_scale", "value_scale")
-    checks.scales(seen, "key_scale")
-    checks.scales(seen, "value_scale")
     checks.same_tokens(seen, "key", "value", "key_scale", "value_scale")
-    checks.row_table(seen)
 
 
 _APPEND = Operation("kv.append", {"key": 1, "value": 1, "key_scale": 1, "value_scale": 1}, _check_append)
@@ -82,19 +81,14 @@ def append(
 
 
 def _check_rope_append(seen: SimpleNamespace) -> None:
-    spec = checks.spec_of(seen)
     checks.with_values(seen)
-    for name in ("key", "value"):
-        checks.new_tokens(seen, name)
+    checks.declared(seen, apart=True)
     checks.like(seen, "value", "key")
-    for name in ("query", "query_out"):
-        checks.array(seen, name, ("T", "Hq", spec.head_size), checks.queryable(spec))
     checks.array(seen, "query_out", tuple(seen.query.shape))
     checks.like(seen, "query_out", "query")
-    checks.gammas(seen, spec.head_size, "q_gamma", "k_gamma")
-    checks.rotation(seen, spec.head_size)
+    checks.together(seen, "q_gamma", "k_gamma")
+    checks.rotation(seen, checks.spec_of(seen).head_size)
     checks.same_tokens(seen, "query", "key", "value")
-    checks.row_table(seen)
 
 
 _ROPE_APPEND = Operation(
