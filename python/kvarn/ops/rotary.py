@@ -16,14 +16,6 @@ from .forms import of_padded_batches
 _INSTEAD = "rotate before quantizing, with kv.ops.rope_append"
 
 
-def _query(seen: SimpleNamespace, shape: tuple[int | str, ...], prefix: str = "") -> None:
-    """A query and its output."""
-    query, out = f"{prefix}query", f"{prefix}query_out"
-    checks.array(seen, query, shape, checks.FLOATS)
-    checks.array(seen, out, tuple(getattr(seen, query).shape))
-    checks.like(seen, out, query, "query")
-
-
 def _positions(seen: SimpleNamespace, tokens: tuple[int, ...]) -> None:
     """Given positions and their sections."""
     sections, title = seen.attributes["mrope_section"], seen.title
@@ -42,12 +34,12 @@ def _positions(seen: SimpleNamespace, tokens: tuple[int, ...]) -> None:
 
 
 def _check_rope(seen: SimpleNamespace) -> None:
-    spec, leading = checks.spec_of(seen), checks.leading(seen)
+    spec = checks.spec_of(seen)
     checks.floats_in_place(seen, spec, _INSTEAD)
-    _query(seen, (*leading, "Hq", "Dq"))
+    checks.declared(seen)
+    checks.like(seen, "query_out", "query")
     checks.rotation(seen, min(spec.head_size, seen.query.shape[-1]))
-    checks.row_table(seen)
-    _positions(seen, tuple(seen.query.shape[: len(leading)]))
+    _positions(seen, tuple(seen.query.shape[:-2]))
 
 
 _ROPE = Operation("kv.rope", {"query": 1, "freqs": 1, "query_out": 1}, _check_rope)
@@ -183,10 +175,10 @@ def _check_qk_norm(seen: SimpleNamespace) -> None:
                 f"{title}: index.collection must have the collection's {seen.collection.batch_size} sequences, got "
                 f"{collection.batch_size}"
             )
-        _query(seen, (seen.query.shape[0] if prefix else "T", "Hq", spec.head_size), prefix)
-        checks.gammas(seen, spec.head_size, prefix + "q_gamma", prefix + "k_gamma")
+    checks.declared(seen)
+    for prefix in ("", "index_") if seen.index_query is not None else ("",):
+        checks.like(seen, f"{prefix}query_out", f"{prefix}query", "query")
     checks.rotation(seen, spec.head_size)
-    checks.row_table(seen)
 
 
 _QK_NORM = Operation(
