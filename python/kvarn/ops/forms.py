@@ -24,20 +24,25 @@ _RAISES = """
 
 
 def of_padded_batches(
-    ragged: Callable[..., Any], without: Sequence[str] = (), **annotations: str
-) -> Callable[[Callable[[dict[str, Any]], Any]], Callable[..., Any]]:
+    ragged: Callable[..., Any], without: Sequence[str] = (), apart: Sequence[str] | None = None, **annotations: str
+) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Declare the form of an operation for padded batches: a function of its arguments, by name.
 
     The signature is that of ``ragged``, without some parameters and with other ``annotations`` of some; so is the
-    documentation of parameters that the function does not describe.
+    documentation of parameters that the function does not describe. ``apart``: the function takes these, behind a tuple
+    of all others in the order of ``ragged``, None for those that are left out.
     """
 
-    def declare(run: Callable[[dict[str, Any]], Any]) -> Callable[..., Any]:
+    def declare(run: Callable[..., Any]) -> Callable[..., Any]:
         name, code = run.__name__, ragged.__code__
         renamed = {n: "valid_lengths" if n == "row_offsets" else n for n in parameters_of(ragged) if n not in without}
         first, rest = list(renamed.values())[: code.co_argcount], list(renamed.values())[code.co_argcount :]
         scope: dict[str, Any] = {"run": run}
-        exec(f"def {name}({', '.join([*first, '*', *rest])}):\n    return run(locals())\n", scope)
+        given = "locals()"
+        if apart is not None:
+            others = (renamed.get(n, "None") for n in parameters_of(ragged) if n not in apart)
+            given = f"({', '.join(others)}), {', '.join(apart)}"
+        exec(f"def {name}({', '.join([*first, '*', *rest])}):\n    return run({given})\n", scope)
         made = scope[name]
         made.__kwdefaults__ = {n: d for n, d in (ragged.__kwdefaults__ or {}).items() if n in renamed}
         made.__annotations__ = {new: ragged.__annotations__[n] for n, new in renamed.items()} | annotations

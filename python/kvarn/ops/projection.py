@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Mapping
 from types import SimpleNamespace
 from typing import Any
@@ -149,8 +150,8 @@ _STATIC = {
     "k_gamma": 0, "index_query_out": 1,
 }  # fmt: skip
 _WRITTEN = ("query_out", "index_query_out")
-_SINGLE = _PRODUCT = ("bias", "x_scale", "weight_scale", "weight_min", "tensor_scale")
-_HEADS = ("q_gamma", "k_gamma", "index_collection", "index_query_out")
+_SINGLE = ("bias", "x_scale", "weight_scale", "weight_min", "tensor_scale")
+_OPTIONAL = operator.itemgetter(*_SINGLE, "freqs_cis", "q_gamma", "k_gamma", "index_collection", "index_query_out")
 _RAGGED = Operation("kv.project_append", _STATIC, _check, _WRITTEN, single=_SINGLE)
 _PADDED = Operation("kv.project_append_padded", _STATIC, _check, _WRITTEN, single=_SINGLE)
 
@@ -280,7 +281,7 @@ def _as_rows(array: Any, shape: tuple[int, ...], name: str) -> Any:
 def _run(operation: Operation, given: dict[str, Any], table: Any) -> Any:
     """:func:`project_append` of arguments by name."""
     title, collection, x, weight = operation.title, given["collection"], given["x"], given["weight"]
-    freqs, eps, query_out, weight_format = (given[n] for n in ("freqs_cis", "eps", "query_out", "weight_format"))
+    freqs, eps, query_out, weight_format = given["freqs_cis"], given["eps"], given["query_out"], given["weight_format"]
     layer = layer_of(collection, given["layer"], title)
     if freqs is not None:
         checks.positions_cover(freqs, collection, title)
@@ -299,17 +300,7 @@ def _run(operation: Operation, given: dict[str, Any], table: Any) -> Any:
         ("interleaved", bool(given["interleaved"])),
         ("eps", eps),
     )
-    operands = (
-        collection,
-        layer,
-        x,
-        weight,
-        table,
-        query_out,
-        *map(given.get, _PRODUCT),
-        freqs,
-        *map(given.get, _HEADS),
-    )
+    operands = (collection, layer, x, weight, table, query_out, *_OPTIONAL(given))
     operation(operands, attributes, _scheduled(collection, x, given["schedule"], title), given["stream"])
     return query_out
 

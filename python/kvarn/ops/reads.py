@@ -260,10 +260,11 @@ def attention(
 _APART = ("return_lse", "block_mask", "stream")  # what the native part does not look at
 _GIVEN = tuple(name for name in parameters_of(attention) if name not in _APART)
 _GIVEN_PADDED = tuple("valid_lengths" if name == "row_offsets" else name for name in _GIVEN)
+_OUT, _LSE = _GIVEN.index("out"), _GIVEN.index("lse")
 
 
-@of_padded_batches(attention, without=("shared",), layer="int", schedule="Schedule")
-def attention_padded(options: dict[str, Any]) -> Any:
+@of_padded_batches(attention, without=("shared",), apart=_APART, layer="int", schedule="Schedule")
+def attention_padded(given: tuple[Any, ...], return_lse: bool, block_mask: BlockMask | None, stream: Any) -> Any:
     """:func:`attention` of a padded batch.
 
     Parameters
@@ -292,8 +293,7 @@ def attention_padded(options: dict[str, Any]) -> Any:
     array-like [B, S, Hq, D], or with ``return_lse`` a tuple of that and f32 [B, S, Hq]
         As of :func:`attention`.
     """
-    return_lse, block_mask, stream = (options[name] for name in _APART)
-    given, answer, out, lse = tuple(map(options.get, _GIVEN_PADDED)), None, options["out"], options["lse"]
+    answer, out, lse = None, given[_OUT], given[_LSE]
     if out is not None and block_mask is None and not (return_lse and lse is None):
         answer = _ATTENTION_PADDED.again(given, stream)
         if answer is True:
