@@ -4,13 +4,14 @@
     class StoreRaggedOp(WithBuffers, name="store_ragged", ...):
         buffers = {"x": Buffer("T, H, D", stored), "row_offsets": Buffer("B + 1")}
 
-``H`` and ``D`` are the heads and the head size of the operation's cache, if it has one, and ``B`` its sequences. Other
-names are extents of a call, whose buffers must agree on them. ``G`` are the scales of a head, ``HD`` the elements of a
-token. In IR all but those of the cache's type may be anything.
+``H``, ``D`` and ``scales`` are the heads, the head size and the scales of a head of the operation's cache, if it has
+one, and ``B`` its sequences. Other names are extents of a call, whose buffers must agree on them. In IR all but those
+of the cache's type may be anything, and an optional operand that is not there is no buffer.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from mlir import ir
 
@@ -20,6 +21,7 @@ from .dtypes import DType, by_name
 from .layout import CacheSpec
 
 INTEGERS = ("i32",)  # of tables; in a call they may be unsigned
+FLOAT32 = ("f32",)
 FLOATS = ("f32", "f16", "bf16")
 
 
@@ -28,11 +30,12 @@ class Buffer:
     """What a buffer must be: its extents by name, and its elements.
 
     ``elements`` are names of types, the name of a buffer that has the same, or a function of the cache's spec that
-    gives a type or names of types. The rows of the first two dimensions are ``counted`` in 32 bits by kernels.
+    gives a type or names of dtypes; None: any. Kernels count the rows of the first two dimensions in 32 bits where they
+    are ``counted``.
     """
 
     extents: str
-    elements: tuple[str, ...] | str | Callable[[CacheSpec], DType | tuple[str, ...]] = INTEGERS
+    elements: tuple[str, ...] | str | Callable[[CacheSpec], DType | tuple[str, ...]] | None = INTEGERS
     counted: bool = False
 
     @property
@@ -61,8 +64,29 @@ def extents_of(spec: CacheSpec | None) -> dict[str, int]:
     """The extents that a cache's type says."""
     if spec is None:
         return {}
-    of_row = {"HD": spec.row_size, "2HD": 2 * spec.row_size}
-    return {"H": spec.num_heads, "D": spec.head_size, "G": spec.num_scales, **of_row}
+    found = {"H": spec.num_heads, "D": spec.head_size, "H * D": spec.row_size, "2 * H * D": 2 * spec.row_size}
+    return found if not spec.quantized else {**found, "scales": spec.num_scales}
+
+
+def fit(op: Any, buffers: Mapping[str, Buffer], spec: CacheSpec | None = None, **extents: int) -> bool:
+    """Whether the operands of these names are as declared, for an op whose cache has this spec, and known extents."""
+    known = {**extents_of(spec), **extents}
+    for name, buffer in buffers.items():
+        value, elements = getattr(op, name), buffer.elements
+        if value is None:
+            continue
+        if isinstance(elements, str):
+            elements = (str(ir.MemRefType(getattr(op, elements).type).element_type),)
+        elif callable(elements):
+            assert spec is not None
+            found = elements(spec)
+            elements = tuple(by_name(n).mlir for n in found) if isinstance(found, tuple) else (found.mlir,)
+        if not verify.memref(op, value, len(buffer.names), elements, name):
+            return False
+        for dim, extent in enumerate(buffer.names):
+            if extent in known and not verify.static_dim(op, value, dim, known[extent], name):
+                return False
+    return True
 
 
 class WithBuffers(Kv.Operation):
@@ -77,19 +101,4 @@ class WithBuffers(Kv.Operation):
 
     def verify_buffers(self, spec: CacheSpec | None = None) -> bool:
         """Whether the buffers are as declared."""
-        known = extents_of(spec)
-        for name, buffer in self.buffers.items():
-            value, elements = getattr(self, name), buffer.elements
-            if value is None:
-                continue
-            if isinstance(elements, str):
-                elements = (str(ir.MemRefType(getattr(self, elements).type).element_type),)
-            elif not isinstance(elements, tuple):
-                found = elements(spec)
-                elements = tuple(by_name(n).mlir for n in found) if isinstance(found, tuple) else (found.mlir,)
-            if not verify.memref(self, value, len(buffer.names), elements, name):
-                return False
-            for dim, extent in enumerate(buffer.names):
-                if extent in known and not verify.static_dim(self, value, dim, known[extent], name):
-                    return False
-        return True
+        return fit(self, self.buffers, spec)

@@ -21,11 +21,6 @@ from ..layout import FA3, CacheSpec
 from ..types import CollectionType
 
 
-def token_rows(op: Any, value: ir.Value, size: int, elements: tuple[str, ...], name: str) -> bool:
-    """Whether an operand is [T, heads, size] of any heads."""
-    return verify.memref(op, value, 3, elements, name) and verify.static_dim(op, value, 2, size, name)
-
-
 def offsets(op: Any, value: ir.Value, name: str = "row_offsets") -> bool:
     return verify.memref(op, value, 1, ("i32",), name)
 
@@ -34,7 +29,7 @@ class AppendOp(WithBuffers, name="append", traits=[TierOne, WritesCache, ReadsMe
     """Write the new tokens' keys and values. key, value: [T, H, D].
 
     A cache with scales quantizes: one scale a granule, its largest magnitude over the storage type's largest
-    finite value, or the given scales [T, H, G]. An 8-bit cache without scales has unit scale: floats are
+    finite value, or the given scales [T, H, scales]. An 8-bit cache without scales has unit scale: floats are
     converted, saturating. An MLA collection has no value: the key alone is written and value is absent.
     """
 
@@ -49,8 +44,8 @@ class AppendOp(WithBuffers, name="append", traits=[TierOne, WritesCache, ReadsMe
     contents = (Offsets("row_offsets", "key"), Lengths("collection", ("row_offsets",)))
 
     buffers = {
-        **dict.fromkeys(("key", "value"), Buffer("T, H, D", storable)), "row_offsets": Buffer("B + 1"),
-        **dict.fromkeys(("key_scale", "value_scale"), Buffer("T, H, G", FLOATS)),
+        "key": Buffer("T, H, D", storable), "value": Buffer("T, H, D", storable), "row_offsets": Buffer("B + 1"),
+        "key_scale": Buffer("T, H, scales", FLOATS), "value_scale": Buffer("T, H, scales", FLOATS),
     }  # fmt: skip
 
     def verify_buffers(self, spec: CacheSpec | None = None) -> bool:
@@ -139,7 +134,7 @@ class RaddOp(_Addition, name="radd", traits=[TierOne, UpdatesCache, ReadsMemory]
 
     contents = (Offsets("row_offsets", "a", from_first=True), Lengths("collection", ("row_offsets",), "batch_offset"))
 
-    buffers = {"a": Buffer("Tn, 2HD", stored), "row_offsets": Buffer("n + 1")}
+    buffers = {"a": Buffer("Tn, 2 * H * D", stored), "row_offsets": Buffer("n + 1")}
 
 
 class Iadd2mOp(_Addition, name="iadd_2m", traits=[TierOne, UpdatesCache, ReadsMemory]):
@@ -152,7 +147,7 @@ class Iadd2mOp(_Addition, name="iadd_2m", traits=[TierOne, UpdatesCache, ReadsMe
 
     contents = (Offsets("row_offsets"), Lengths("collection", ("row_offsets",)))
 
-    buffers = {"kv": Buffer("2m, HD", stored), "row_offsets": Buffer("n + 1")}
+    buffers = {"kv": Buffer("2 m, H * D", stored), "row_offsets": Buffer("n + 1")}
 
 
 def not_mla(op: Any, spec: CacheSpec) -> bool:
@@ -254,7 +249,7 @@ class ConvertOp(Kv.Operation, name="convert", traits=[TierOne, UpdatesCache]):
         )
 
 
-class RemapSparseIndicesOp(Kv.Operation, name="remap_sparse_indices", traits=[TierOne, ReadsMemory, WritesMemory]):
+class RemapSparseIndicesOp(WithBuffers, name="remap_sparse_indices", traits=[TierOne, ReadsMemory, WritesMemory]):
     """Encode logical tokens as page*P + slot: t < 0 stays; a page past the table or >= invalid_id gives -1.
 
     logical, out: [R, Ks] i32; row_offsets [B+1]; lookup_table [B, C] i32.
@@ -269,14 +264,16 @@ class RemapSparseIndicesOp(Kv.Operation, name="remap_sparse_indices", traits=[Ti
 
     contents = (Offsets("row_offsets", "logical"),)
 
+    buffers = {
+        "row_offsets": Buffer("B + 1"), "logical": Buffer("R, Ks"), "lookup_table": Buffer("B, C"),
+        "out": Buffer("R, Ks"),
+    }  # fmt: skip
+
     def verify_invariants(self) -> bool:
         size = verify.integer(self.page_size)
         if size is None or size < 1:
             return verify.fail(self, f"page_size must be a positive integer, got {self.page_size}")
-        return offsets(self, self.row_offsets) and all(
-            verify.memref(self, v, 2, ("i32",), n)
-            for v, n in ((self.logical, "logical"), (self.lookup_table, "lookup_table"), (self.out, "out"))
-        )
+        return self.verify_buffers()
 
 
 class CacheRowOffsetsOp(WithBuffers, name="cache_row_offsets", traits=[TierOne, ReadsMemory, WritesMemory]):

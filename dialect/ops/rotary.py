@@ -10,13 +10,15 @@ from typing import Any
 from mlir import ir
 
 from .. import verify
-from ..buffers import Buffer, WithBuffers, queryable, storable
+from ..buffers import FLOATS, Buffer, WithBuffers, queryable, storable
 from ..contents import Counts, Lengths, Offsets
 from ..effects import ReadsMemory, TierOne, UpdatesCache, WritesCache, WritesMemory
-from ..ext import I32, Operand
+from ..ext import I32, Operand, in_place_of
 from ..layout import CacheSpec
 from ..types import CollectionType
-from .operations import FLOATS, not_mla
+from .operations import not_mla
+
+GAMMAS = {"q_gamma": Buffer("D", FLOATS), "k_gamma": Buffer("D", FLOATS)}
 
 
 class RopeAppendOp(WithBuffers, name="rope_append", traits=[TierOne, WritesCache, ReadsMemory, WritesMemory]):
@@ -43,17 +45,18 @@ class RopeAppendOp(WithBuffers, name="rope_append", traits=[TierOne, WritesCache
     contents = (Offsets("row_offsets", "query"), Lengths("collection", ("row_offsets",)))
 
     buffers = {
-        **dict.fromkeys(("query", "query_out"), Buffer("T, Hq, D", queryable)),
-        **dict.fromkeys(("key", "value"), Buffer("T, H, D", storable)), "row_offsets": Buffer("B + 1"),
-        **dict.fromkeys(("q_gamma", "k_gamma"), Buffer("D", FLOATS)),
+        "query": Buffer("T, Hq, D", queryable), "query_out": Buffer("T, Hq, D", queryable),
+        "key": Buffer("T, H, D", storable), "value": Buffer("T, H, D", storable), "row_offsets": Buffer("B + 1"),
+        **GAMMAS,
     }  # fmt: skip
 
     def verify_buffers(self, spec: CacheSpec | None = None) -> bool:
         assert spec is not None
+        if not not_mla(self, spec):
+            return False
         if (self.q_gamma is None) != (self.k_gamma is None):
             return verify.fail(self, "takes q_gamma and k_gamma together or neither")
-        found = not_mla(self, spec) and super().verify_buffers(spec)
-        return found and freqs_table(self, self.freqs, spec.head_size)
+        return super().verify_buffers(spec) and freqs_table(self, self.freqs, spec.head_size)
 
 
 def freqs_table(op: Any, value: ir.Value, head_size: int) -> bool:
@@ -78,45 +81,43 @@ class _InPlace(WithBuffers):
         return found and (self.freqs is None or freqs_table(self, self.freqs, spec.head_size))
 
 
-class RopeOp(_InPlace, name="rope", traits=[TierOne, UpdatesCache, ReadsMemory, WritesMemory]):
+class _Rope(_InPlace):
+    """Rotation of queries and of a cache's new keys; ``extents`` says where the rows of the batch are."""
+
+    collection: Operand[CollectionType]
+    layer: Operand[I32]
+    query: Operand[Any]
+    extents: Operand[Any]
+    freqs: Operand[Any]
+    query_out: Operand[Any]
+    position_ids: Operand[Any] | None = None
+    interleaved: ir.BoolAttr
+    mrope_section: ir.DenseI64ArrayAttr
+
+
+class RopeOp(_Rope, name="rope", traits=[TierOne, UpdatesCache, ReadsMemory, WritesMemory]):
     """Rotate the query to query_out and the keys of the new tokens in place; operands as kv.rope_append.
 
     Optional position_ids [sections, T] i32 with mrope_section (pairs a section) replace the positions.
     """
 
-    collection: Operand[CollectionType]
-    layer: Operand[I32]
-    query: Operand[Any]
-    row_offsets: Operand[Any]
-    freqs: Operand[Any]
-    query_out: Operand[Any]
-    position_ids: Operand[Any] | None = None
-    interleaved: ir.BoolAttr
-    mrope_section: ir.DenseI64ArrayAttr
+    row_offsets: Operand[Any] = in_place_of("extents")
 
     contents = (Offsets("row_offsets", "query"), Lengths("collection", ("row_offsets",)))
 
     buffers = {
-        **dict.fromkeys(("query", "query_out"), Buffer("T, Hq, Dq", FLOATS)), "row_offsets": Buffer("B + 1"),
-        "position_ids": Buffer("sections, T"),
+        "query": Buffer("T, Hq, Dq", FLOATS), "query_out": Buffer("T, Hq, Dq", FLOATS),
+        "row_offsets": Buffer("B + 1"), "position_ids": Buffer("sections, T"),
     }  # fmt: skip
 
 
-class RopePaddedOp(_InPlace, name="rope_padded", traits=[TierOne, UpdatesCache, ReadsMemory, WritesMemory]):
+class RopePaddedOp(_Rope, name="rope_padded", traits=[TierOne, UpdatesCache, ReadsMemory, WritesMemory]):
     """kv.rope of a padded batch: query, query_out [B, Smax, Hq, D]; tokens t >= valid_lengths[b] are skipped.
 
     Optional position_ids [sections, B, Smax] i32.
     """
 
-    collection: Operand[CollectionType]
-    layer: Operand[I32]
-    query: Operand[Any]
-    valid_lengths: Operand[Any]
-    freqs: Operand[Any]
-    query_out: Operand[Any]
-    position_ids: Operand[Any] | None = None
-    interleaved: ir.BoolAttr
-    mrope_section: ir.DenseI64ArrayAttr
+    valid_lengths: Operand[Any] = in_place_of("extents")
 
     contents = (Counts("valid_lengths", (("query", 1),)), Lengths("collection", ("valid_lengths",)))
 
@@ -160,8 +161,7 @@ class QkNormOp(_InPlace, name="qk_norm", traits=[TierOne, UpdatesCache, ReadsMem
     buffers = {
         **dict.fromkeys(("query", "query_out"), Buffer("T, Hq, D", FLOATS)),
         **dict.fromkeys(("index_query", "index_query_out"), Buffer("T, Hi, D", FLOATS)),
-        **dict.fromkeys(("q_gamma", "k_gamma", "index_q_gamma", "index_k_gamma"), Buffer("D", FLOATS)),
-        "row_offsets": Buffer("B + 1"),
+        **GAMMAS, **{f"index_{n}": buffer for n, buffer in GAMMAS.items()}, "row_offsets": Buffer("B + 1"),
     }  # fmt: skip
 
     def verify_buffers(self, spec: CacheSpec | None = None) -> bool:

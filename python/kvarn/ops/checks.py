@@ -261,10 +261,10 @@ def declared(seen: SimpleNamespace, apart: bool = False) -> None:
             few_enough(view.shape, about)
         if isinstance(elements, str):
             elements = (getattr(seen, elements).dtype.name,)
-        elif not isinstance(elements, tuple):
+        elif callable(elements):
             found = elements(spec)
             elements = found if isinstance(found, tuple) else (found.name,)
-        if elements is not INTEGERS:
+        if elements is not None and elements is not INTEGERS:
             has_dtype(view, elements, about)
 
 

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Mapping
 from types import SimpleNamespace
@@ -194,11 +195,12 @@ def _extents_of(
 ) -> tuple[int, int]:  # fmt: skip
     """As :func:`_extents`, of what they depend on."""
     from kvarn.lowering.kernels.attention import expansion as attention
-    from kvarn.lowering.kernels.attention.case import Case
+    from kvarn.lowering.kernels.attention.case import Case, Masking
     from kvarn.lowering.kernels.mla import expansion as mla
     from kvarn.lowering.target import by_name
 
-    made = Case(spec, dtype, dtype, heads, spec.head_size, **dict(case))
+    given = dict(case)
+    made = dataclasses.replace(Case.plain(spec, dtype, heads), **{**given, "mask": Masking(given["mask"])})
     extents = mla.block_extents if spec.is_mla else attention.block_extents
     place = attention.Place(by_name(target), dict(schedule), attention.WIDEST_ROWS, of_operands)
     return extents(made, place)
