@@ -17,7 +17,7 @@ from mlir import ir
 
 from . import verify
 from .base import Kv
-from .dtypes import DType
+from .dtypes import DType, by_name
 from .layout import CacheSpec
 
 INTEGERS = ("i32",)  # of tables; in a call they may be unsigned
@@ -30,7 +30,8 @@ class Buffer:
     """What a buffer must be: its extents by name, and its elements.
 
     ``elements`` are names of types, the name of a buffer that has the same, or a function of the cache's spec that
-    gives a type or such names; None: any. The rows of the first two dimensions are ``counted`` in 32 bits by kernels.
+    gives a type or names of dtypes; None: any. Kernels count the rows of the first two dimensions in 32 bits where they
+    are ``counted``.
     """
 
     extents: str
@@ -45,6 +46,18 @@ class Buffer:
 def stored(spec: CacheSpec) -> DType:
     """The type of what a cache stores."""
     return spec.dtype
+
+
+def storable(spec: CacheSpec) -> tuple[str, ...]:
+    """Element types that an append takes: floats where it quantizes or saturates, else the storage type."""
+    if spec.quantized:
+        return FLOATS
+    return (spec.dtype.name, *FLOATS) if spec.dtype.bits == 8 else (spec.dtype.name,)
+
+
+def queryable(spec: CacheSpec) -> tuple[str, ...]:
+    """Element types of a query over a cache: its float type; any of the wide floats over 8-bit storage."""
+    return FLOATS if spec.dtype.bits == 8 else (spec.dtype.name,)
 
 
 def extents_of(spec: CacheSpec | None) -> dict[str, int]:
@@ -67,7 +80,7 @@ def fit(op: Any, buffers: Mapping[str, Buffer], spec: CacheSpec | None = None, *
         elif callable(elements):
             assert spec is not None
             found = elements(spec)
-            elements = found if isinstance(found, tuple) else (found.mlir,)
+            elements = tuple(by_name(n).mlir for n in found) if isinstance(found, tuple) else (found.mlir,)
         if not verify.memref(op, value, len(buffer.names), elements, name):
             return False
         for dim, extent in enumerate(buffer.names):

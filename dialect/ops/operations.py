@@ -13,7 +13,7 @@ from mlir import ir
 
 from .. import layout, verify
 from ..base import Kv
-from ..buffers import FLOATS, Buffer, WithBuffers, stored
+from ..buffers import FLOATS, Buffer, WithBuffers, storable, stored
 from ..contents import Counts, Lengths, Offsets
 from ..effects import ReadsCache, ReadsMemory, TierOne, UpdatesCache, UpdatesMemory, WritesCache, WritesMemory
 from ..ext import I32, Operand
@@ -23,13 +23,6 @@ from ..types import CollectionType
 
 def offsets(op: Any, value: ir.Value, name: str = "row_offsets") -> bool:
     return verify.memref(op, value, 1, ("i32",), name)
-
-
-def storable(spec: CacheSpec) -> tuple[str, ...]:
-    """Element types that an append takes: the storage type, and floats where it quantizes or saturates."""
-    if spec.quantized:
-        return FLOATS
-    return (spec.dtype.mlir, *FLOATS) if spec.dtype.bits == 8 else (spec.dtype.mlir,)
 
 
 class AppendOp(WithBuffers, name="append", traits=[TierOne, WritesCache, ReadsMemory]):
@@ -119,7 +112,15 @@ class RmsNormOp(Kv.Operation, name="rms_norm", traits=[TierOne, UpdatesCache, Re
         return offsets(self, self.row_offsets)
 
 
-class RaddOp(WithBuffers, name="radd", traits=[TierOne, UpdatesCache, ReadsMemory]):
+class _Addition(WithBuffers):
+    """What is added to keys and values."""
+
+    def verify_buffers(self, spec: CacheSpec | None = None) -> bool:
+        assert spec is not None
+        return not_mla(self, spec) and super().verify_buffers(spec)
+
+
+class RaddOp(_Addition, name="radd", traits=[TierOne, UpdatesCache, ReadsMemory]):
     """Add a [Tn, 2*H*D] (K half, V half) to the tokens of a slice of the batch.
 
     row_offsets is the slice of the batch's offsets (its first may be > 0); batch_offset the slice's first sequence.
@@ -133,14 +134,10 @@ class RaddOp(WithBuffers, name="radd", traits=[TierOne, UpdatesCache, ReadsMemor
 
     contents = (Offsets("row_offsets", "a", from_first=True), Lengths("collection", ("row_offsets",), "batch_offset"))
 
-    buffers = {"a": Buffer("Tn, 2 * H * D", stored), "row_offsets": Buffer("B + 1")}
-
-    def verify_buffers(self, spec: CacheSpec | None = None) -> bool:
-        assert spec is not None
-        return not_mla(self, spec) and super().verify_buffers(spec)
+    buffers = {"a": Buffer("Tn, 2 * H * D", stored), "row_offsets": Buffer("n + 1")}
 
 
-class Iadd2mOp(WithBuffers, name="iadd_2m", traits=[TierOne, UpdatesCache, ReadsMemory]):
+class Iadd2mOp(_Addition, name="iadd_2m", traits=[TierOne, UpdatesCache, ReadsMemory]):
     """Add kv [2m, H*D]: rows [0, m) to K, [m, 2m) to V, of the first m new tokens of the batch."""
 
     collection: Operand[CollectionType]
@@ -150,11 +147,7 @@ class Iadd2mOp(WithBuffers, name="iadd_2m", traits=[TierOne, UpdatesCache, Reads
 
     contents = (Offsets("row_offsets"), Lengths("collection", ("row_offsets",)))
 
-    buffers = {"kv": Buffer("2 m, H * D", stored), "row_offsets": Buffer("B + 1")}
-
-    def verify_buffers(self, spec: CacheSpec | None = None) -> bool:
-        assert spec is not None
-        return not_mla(self, spec) and super().verify_buffers(spec)
+    buffers = {"kv": Buffer("2 m, H * D", stored), "row_offsets": Buffer("n + 1")}
 
 
 def not_mla(op: Any, spec: CacheSpec) -> bool:

@@ -13,14 +13,14 @@ from mlir import ir
 
 from .. import verify
 from ..base import Kv
-from ..buffers import Buffer, fit
+from ..buffers import Buffer, fit, storable
 from ..contents import Counts, Lengths, Offsets
 from ..dtypes import DType, bf16, by_mlir, by_name
 from ..effects import ReadsMemory, TierOne, WritesCache, WritesMemory
 from ..ext import I32, Operand, in_place_of
 from ..layout import CacheSpec
 from ..types import CollectionType
-from .operations import FLOATS, not_mla, offsets, storable
+from .operations import FLOATS, not_mla, offsets
 from .rotary import GAMMAS, freqs_table
 from .weight_groups import FORMATS, PLAIN, PLAIN_TYPES, Groups, groups_of, packed
 

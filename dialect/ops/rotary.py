@@ -10,21 +10,15 @@ from typing import Any
 from mlir import ir
 
 from .. import verify
-from ..base import Kv
-from ..buffers import FLOATS, Buffer, WithBuffers, fit
+from ..buffers import FLOATS, Buffer, WithBuffers, queryable, storable
 from ..contents import Counts, Lengths, Offsets
 from ..effects import ReadsMemory, TierOne, UpdatesCache, WritesCache, WritesMemory
 from ..ext import I32, Operand, in_place_of
 from ..layout import CacheSpec
 from ..types import CollectionType
-from .operations import not_mla, offsets, storable
+from .operations import not_mla
 
 GAMMAS = {"q_gamma": Buffer("D", FLOATS), "k_gamma": Buffer("D", FLOATS)}
-
-
-def queried(spec: CacheSpec) -> tuple[str, ...]:
-    """Element types of queries: floats over 8 bits, else the cache's."""
-    return FLOATS if spec.dtype.bits == 8 else (spec.dtype.mlir,)
 
 
 class RopeAppendOp(WithBuffers, name="rope_append", traits=[TierOne, WritesCache, ReadsMemory, WritesMemory]):
@@ -51,7 +45,7 @@ class RopeAppendOp(WithBuffers, name="rope_append", traits=[TierOne, WritesCache
     contents = (Offsets("row_offsets", "query"), Lengths("collection", ("row_offsets",)))
 
     buffers = {
-        "query": Buffer("T, Hq, D", queried), "query_out": Buffer("T, Hq, D", queried),
+        "query": Buffer("T, Hq, D", queryable), "query_out": Buffer("T, Hq, D", queryable),
         "key": Buffer("T, H, D", storable), "value": Buffer("T, H, D", storable), "row_offsets": Buffer("B + 1"),
         **GAMMAS,
     }  # fmt: skip
@@ -78,7 +72,16 @@ def freqs_table(op: Any, value: ir.Value, head_size: int) -> bool:
     )
 
 
-class _Rope(Kv.Operation):
+class _InPlace(WithBuffers):
+    """What rotates or normalises the keys of a cache where they are."""
+
+    def verify_buffers(self, spec: CacheSpec | None = None) -> bool:
+        assert spec is not None
+        found = rotates_in_place(self, spec) and super().verify_buffers(spec)
+        return found and (self.freqs is None or freqs_table(self, self.freqs, spec.head_size))
+
+
+class _Rope(_InPlace):
     """Rotation of queries and of a cache's new keys; ``extents`` says where the rows of the batch are."""
 
     collection: Operand[CollectionType]
@@ -91,19 +94,6 @@ class _Rope(Kv.Operation):
     interleaved: ir.BoolAttr
     mrope_section: ir.DenseI64ArrayAttr
 
-    def verify_form(self, extents: str, rank: int) -> bool:
-        """Whether the operands fit, queries of so many dimensions."""
-        spec = verify.handle(self, self.collection, ("collection",))
-        positions = self.position_ids
-        return (
-            spec is not None
-            and rotates_in_place(self, spec)
-            and all(verify.memref(self, getattr(self, n), rank, FLOATS, n) for n in ("query", "query_out"))
-            and offsets(self, getattr(self, extents), extents)
-            and freqs_table(self, self.freqs, spec.head_size)
-            and (positions is None or verify.memref(self, positions, rank - 1, ("i32",), "position_ids"))
-        )
-
 
 class RopeOp(_Rope, name="rope", traits=[TierOne, UpdatesCache, ReadsMemory, WritesMemory]):
     """Rotate the query to query_out and the keys of the new tokens in place; operands as kv.rope_append.
@@ -115,8 +105,10 @@ class RopeOp(_Rope, name="rope", traits=[TierOne, UpdatesCache, ReadsMemory, Wri
 
     contents = (Offsets("row_offsets", "query"), Lengths("collection", ("row_offsets",)))
 
-    def verify_invariants(self) -> bool:
-        return self.verify_form("row_offsets", 3)
+    buffers = {
+        "query": Buffer("T, Hq, Dq", FLOATS), "query_out": Buffer("T, Hq, Dq", FLOATS),
+        "row_offsets": Buffer("B + 1"), "position_ids": Buffer("sections, T"),
+    }  # fmt: skip
 
 
 class RopePaddedOp(_Rope, name="rope_padded", traits=[TierOne, UpdatesCache, ReadsMemory, WritesMemory]):
@@ -129,11 +121,13 @@ class RopePaddedOp(_Rope, name="rope_padded", traits=[TierOne, UpdatesCache, Rea
 
     contents = (Counts("valid_lengths", (("query", 1),)), Lengths("collection", ("valid_lengths",)))
 
-    def verify_invariants(self) -> bool:
-        return self.verify_form("valid_lengths", 4)
+    buffers = {
+        **dict.fromkeys(("query", "query_out"), Buffer("B, S, Hq, Dq", FLOATS, counted=True)),
+        "valid_lengths": Buffer("B"), "position_ids": Buffer("sections, B, S"),
+    }  # fmt: skip
 
 
-class QkNormOp(Kv.Operation, name="qk_norm", traits=[TierOne, UpdatesCache, ReadsMemory, WritesMemory]):
+class QkNormOp(_InPlace, name="qk_norm", traits=[TierOne, UpdatesCache, ReadsMemory, WritesMemory]):
     """RMS-normalise each head of the query to query_out, and of the new tokens' keys in place, in one launch.
 
     x * rsqrt(mean(x^2) + eps) * (gamma + weight_offset), gammas [D]; then, with freqs, rotated as by kv.rope. The
@@ -164,29 +158,25 @@ class QkNormOp(Kv.Operation, name="qk_norm", traits=[TierOne, UpdatesCache, Read
         Lengths("index_collection", ("row_offsets",)),
     )
 
-    def verify_invariants(self) -> bool:
-        spec = verify.handle(self, self.collection, ("collection",))
-        if spec is None or not self._heads(spec, ""):
-            return False
-        index = [getattr(self, n) for n in INDEX]
-        if all(v is None for v in index):
-            other = spec
-        elif any(v is None for v in index):
-            return verify.fail(self, f"takes {', '.join(INDEX)} together or none of them")
-        else:
-            other = verify.handle(self, self.index_collection, ("collection",))
-            if other is None or not self._heads(other, "index_"):
-                return False
-        if other.head_size != spec.head_size:
-            return verify.fail(
-                self, f"index_collection must have the collection's head size {spec.head_size}, got {other.head_size}"
-            )
-        return offsets(self, self.row_offsets) and (self.freqs is None or freqs_table(self, self.freqs, spec.head_size))
+    buffers = {
+        **dict.fromkeys(("query", "query_out"), Buffer("T, Hq, D", FLOATS)),
+        **dict.fromkeys(("index_query", "index_query_out"), Buffer("T, Hi, D", FLOATS)),
+        **GAMMAS, **{f"index_{n}": buffer for n, buffer in GAMMAS.items()}, "row_offsets": Buffer("B + 1"),
+    }  # fmt: skip
 
-    def _heads(self, spec: CacheSpec, prefix: str) -> bool:
-        """Whether the queries and gammas of one collection fit it."""
-        rows = dict.fromkeys(("query", "query_out"), Buffer("T, Hq, D", FLOATS))
-        return rotates_in_place(self, spec) and fit(self, {prefix + n: b for n, b in {**rows, **GAMMAS}.items()}, spec)
+    def verify_buffers(self, spec: CacheSpec | None = None) -> bool:
+        assert spec is not None
+        index = [getattr(self, n) for n in INDEX]
+        if len({v is None for v in index}) > 1:
+            return verify.fail(self, f"takes {', '.join(INDEX)} together or none of them")
+        if self.index_collection is not None:
+            other = verify.handle(self, self.index_collection, ("collection",))
+            if other is None or not rotates_in_place(self, other):
+                return False
+            if other.head_size != spec.head_size:
+                got = f"{spec.head_size}, got {other.head_size}"
+                return verify.fail(self, f"index_collection must have the collection's head size {got}")
+        return super().verify_buffers(spec)
 
 
 INDEX = ("index_collection", "index_query", "index_query_out", "index_q_gamma", "index_k_gamma")
