@@ -141,10 +141,11 @@ class Type(ir.Type):
 
     def __init_subclass__(cls, *, name: str | None = None, **kwargs: Any):
         super().__init_subclass__(**kwargs)
+        own = cls.__dict__.get("__annotations__", {})  # noqa: RUF063 (its bases have theirs)
+        cls.PARAMETERS = (*cls.PARAMETERS, *own)
         if name is None:
             return
         cls.TYPE_NAME = name
-        cls.PARAMETERS = tuple(cls.__dict__.get("__annotations__", {}))  # noqa: RUF063 (its own, not its bases')
         for index, field in enumerate(cls.PARAMETERS):
             setattr(cls, field, property(lambda self, index=index: self.parameters[index]))
         cls.dialect.types.append(cls)

@@ -17,50 +17,36 @@ from .layout import CacheSpec
 from .tma_layout import TmaSpec
 
 
-class CollectionType(Kv.Type, name="collection"):
+class _Handle(Kv.Type):
+    """The parameters of all handles: those of a ``CacheSpec``."""
+
+    kind: ir.StringAttr
+    element: ir.TypeAttr
+    num_heads: ir.IntegerAttr
+    head_size: ir.IntegerAttr
+    is_mla: ir.BoolAttr
+    page: Any
+    scale: ir.TypeAttr
+    granularity: ir.IntegerAttr
+
+
+class CollectionType(_Handle, name="collection"):
     """All layers, K and V, of one pool.
 
     ``!kv.collection<kind, element, heads, head_size, mla, page, scale, granularity>``. The page is the page size
     ``P : i64`` or, where tokens and heads are not packed, ``array<i64: P, token stride, head stride>`` (in elements).
     """
 
-    kind: ir.StringAttr
-    element: ir.TypeAttr
-    num_heads: ir.IntegerAttr
-    head_size: ir.IntegerAttr
-    is_mla: ir.BoolAttr
-    page: Any
-    scale: ir.TypeAttr
-    granularity: ir.IntegerAttr
 
-
-class CacheType(Kv.Type, name="cache"):
+class CacheType(_Handle, name="cache"):
     """One layer's K or V: the parameters of the collection that it is a view of."""
 
-    kind: ir.StringAttr
-    element: ir.TypeAttr
-    num_heads: ir.IntegerAttr
-    head_size: ir.IntegerAttr
-    is_mla: ir.BoolAttr
-    page: Any
-    scale: ir.TypeAttr
-    granularity: ir.IntegerAttr
 
-
-class OperandType(Kv.Type, name="operand"):
+class OperandType(_Handle, name="operand"):
     """Keys or values as an attention kernel reads them: a cache, a cache's scales, a dense or a ragged buffer.
 
     ``kind`` is the cache's, or ``"scales"``, ``"dense"``, ``"ragged"`` (``layout.OperandData``).
     """
-
-    kind: ir.StringAttr
-    element: ir.TypeAttr
-    num_heads: ir.IntegerAttr
-    head_size: ir.IntegerAttr
-    is_mla: ir.BoolAttr
-    page: Any
-    scale: ir.TypeAttr
-    granularity: ir.IntegerAttr
 
 
 class RowsType(Kv.Type, name="rows"):

@@ -12,21 +12,16 @@ from mlir import ir
 from .. import dtypes, layout, types, verify
 from ..base import Kv
 from ..effects import Pure, ViewsHandle
-from ..ext import I1, I32, I64, Operand, Result, infer_result
+from ..ext import I1, I32, I64, Operand, Result, in_place_of, infer_result
 from ..layout import DENSE, FA3, SCALES, OperandData
 from ..types import CollectionType
 from .common import as_i32
 
 
-class MakeCollectionOp(Kv.Operation, name="make_collection", traits=[Pure]):
-    """Make a collection from its run-time fields, in the order of ``layout.collection_fields``.
+class _Make(Kv.Operation):
+    """The run-time fields that collections and caches have, behind the first element of what they show."""
 
-    Operands: one a field (``!llvm.ptr<1>``, i32 or i64); those of the scales for a quantized collection only.
-    Result: the collection. No effects. (Each field is an operand of its own: on MLIR 22.1 the values of one
-    variadic operand all have one type.)
-    """
-
-    blocks: Operand[Any]
+    first: Operand[Any]
     stride0: Operand[I64]
     num_blocks: Operand[I32]
     capacity: Operand[I32]
@@ -37,6 +32,17 @@ class MakeCollectionOp(Kv.Operation, name="make_collection", traits=[Pure]):
     batch: Operand[I32]
     max_seq_length: Operand[I32]
     max_cache_length: Operand[I32]
+
+
+class MakeCollectionOp(_Make, name="make_collection", traits=[Pure]):
+    """Make a collection from its run-time fields, in the order of ``layout.collection_fields``.
+
+    Operands: one a field (``!llvm.ptr<1>``, i32 or i64); those of the scales for a quantized collection only.
+    Result: the collection. No effects. (Each field is an operand of its own: on MLIR 22.1 the values of one
+    variadic operand all have one type.)
+    """
+
+    blocks: Operand[Any] = in_place_of("first")
     num_layers: Operand[I32]
     kv_stride: Operand[I64]
     layer_stride: Operand[I64]
@@ -53,23 +59,13 @@ class MakeCollectionOp(Kv.Operation, name="make_collection", traits=[Pure]):
         return spec is not None and _fields_match(self, result.type)
 
 
-class MakeCacheOp(Kv.Operation, name="make_cache", traits=[Pure]):
+class MakeCacheOp(_Make, name="make_cache", traits=[Pure]):
     """Make a cache from its run-time fields, in the order of ``layout.cache_fields``; as kv.make_collection.
 
     No effects.
     """
 
-    base: Operand[Any]
-    stride0: Operand[I64]
-    num_blocks: Operand[I32]
-    capacity: Operand[I32]
-    lookup: Operand[Any]
-    lookup_stride: Operand[I64]
-    lookup_columns: Operand[I32]
-    lengths: Operand[Any]
-    batch: Operand[I32]
-    max_seq_length: Operand[I32]
-    max_cache_length: Operand[I32]
+    base: Operand[Any] = in_place_of("first")
     scales: Operand[Any] | None = None
     scales_stride0: Operand[I64] | None = None
     cache: Result[Any]

@@ -29,7 +29,7 @@ class AppendOp(WithBuffers, name="append", traits=[TierOne, WritesCache, ReadsMe
     """Write the new tokens' keys and values. key, value: [T, H, D].
 
     A cache with scales quantizes: one scale a granule, its largest magnitude over the storage type's largest
-    finite value, or the given scales [T, H, scales]. An 8-bit cache without scales has unit scale: floats are
+    finite value, or the given scales [T, H, G]. An 8-bit cache without scales has unit scale: floats are
     converted, saturating. An MLA collection has no value: the key alone is written and value is absent.
     """
 
