@@ -12,6 +12,9 @@ from dataclasses import dataclass
 WARP = 32
 REGISTERS = 65536  # of a multiprocessor, of 32 bits
 RESERVED_BYTES = 1024  # of shared memory, which the hardware keeps of each block
+# Of a multiprocessor of Hopper, in a clock.
+BYTE_PRODUCTS = 4096  # multiplications of 8 bits in tensor cores
+EXPONENTIALS = 16
 
 
 @dataclass(frozen=True)

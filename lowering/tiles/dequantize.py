@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 """Stored 8-bit elements as words of two 16-bit ones, by ordinary instructions, and times their scales.
 
-The instructions that convert take 2 to 4 cycles of a warp (measured on an H200), those that multiply pairs one: the
-time of a tile of a decode's keys is that of its conversions.
+The instructions that convert take 2 to 4 cycles of a warp, those that multiply pairs one: the time of a tile of a
+decode's keys is that of its conversions.
 """
 
 from __future__ import annotations

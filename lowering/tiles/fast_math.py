@@ -24,13 +24,7 @@ LOG2E, CONTRACT = math.log2(math.e), arith.FastMathFlags.contract
 
 def _fast_exp2(x: ir.Value) -> ir.Value:
     # By name: convert-gpu-to-nvvm takes the op for a call of the library's exact function.
-    attributes = {
-        "intrin": ir.StringAttr.get("llvm.exp2"),
-        "fastmathFlags": ir.Attribute.parse("#llvm.fastmath<afn>"),
-        "op_bundle_sizes": ir.DenseI32ArrayAttr.get([]),
-        "operandSegmentSizes": ir.DenseI32ArrayAttr.get([1, 0]),
-    }
-    return ir.Operation.create("llvm.call_intrinsic", [x.type], [x], attributes).result
+    return ptx.intrinsic("llvm.exp2", [x.type], [x], "afn").result
 
 
 def _fast_log2(x: ir.Value) -> ir.Value:

@@ -22,6 +22,7 @@ from __future__ import annotations
 from typing import Any
 
 from kvarn import dsl as kv
+from kvarn.dialect.chips import REGISTERS
 from kvarn.lowering.tiles.ir import BARRIER_BYTES
 
 from . import (
@@ -53,7 +54,7 @@ def latent_kernel(c: LatentConfig, shared_bytes: int) -> Any:
     MINE = c.value_boxes // GROUPS  # boxes of a warpgroup of values
     STEPS, TURNS = latent_blocks.value_steps(c), latent_blocks.takes_turns(c)
     LATE = latent_blocks.holds_query(c)  # values are loaded behind the start of the products before them
-    registers, launched = latent_blocks.registers_of(c), 65536 // latent_blocks.threads_of(c) // 8 * 8
+    registers, launched = latent_blocks.registers_of(c), REGISTERS // latent_blocks.threads_of(c) // 8 * 8
 
     @kv.func
     def take_registers(role):

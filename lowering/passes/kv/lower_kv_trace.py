@@ -113,12 +113,7 @@ class Traced:
     def _clock(self) -> Value:
         if not self.on_host:
             return self._special("%clock64")
-        attributes = {
-            "intrin": ir.StringAttr.get("llvm.readcyclecounter"),
-            "op_bundle_sizes": ir.DenseI32ArrayAttr.get([]),
-            "operandSegmentSizes": ir.DenseI32ArrayAttr.get([0, 0]),
-        }
-        return Value(emit_value("llvm.call_intrinsic", types().i64, (), attributes), i64)
+        return Value(ptx.intrinsic("llvm.readcyclecounter", [types().i64]).result, i64)
 
     def _mark(self, op: ir.Operation) -> None:
         label = self.labels.index(ir.StringAttr(op.attributes["label"]).value)

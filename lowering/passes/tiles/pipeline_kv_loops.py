@@ -40,6 +40,7 @@ from dataclasses import dataclass
 from mlir import ir
 from mlir.dialects import arith, scf
 
+from kvarn.dialect.chips import BYTE_PRODUCTS, EXPONENTIALS
 from kvarn.dialect.ops import staging
 from kvarn.dialect.ops.sharing import add_columns
 from kvarn.lowering.pass_base import kv_pass
@@ -145,8 +146,7 @@ class Rotator:
         self.waits = [op for op in self.lagging if op.name in WAITS]
         self.frees = [op for op in self.lagging if op not in (r.second, *r.sums, *self.waits)]
         with_lag = backward(self.lagging, lambda o: o in set(r.ops) and o not in lag and not o.regions)
-        # Where registers are few they cost more than they hide (one document by a block mask, 8 x 4096, H200: of causal
-        # 1.029 over fp8 pages, 1.011 without; with T5's buckets 1.113 and 1.109, in bf16 1.106 and 1.098).
+        # Where registers are few, loads ahead cost more than they hide.
         ahead = not makes_tables(r.loop) and not splits_rows(r.loop)
         self.loads = loads_of(r) if (ahead if options.reads is None else options.reads) else []
         self.scalars = [op for op in r.ops if op in with_lag and op not in lag and _scalar(op)]
@@ -371,16 +371,16 @@ class Rotator:
 
 
 def _short(r: Rotation) -> bool:
-    """Whether products take no longer than the exponentials: 4096 multiplications of 8 bits a clock, or half as many of
-    16, and 16 of these.
+    """Whether products, of 8 bits or half as many of 16, take no longer than the exponentials.
 
     Then a turn lasts until they are done: they would share the tensor cores with the other's, and then both the units
-    of exponentials (H200, 8 x 4096, queries of 8 bits, heads of 128: 1347 us, 1372 to 1395 otherwise; 4 x 4096, of 256:
-    1137 and 1115; of three warpgroups over 8-bit pages, heads of 40 556 and 587, of 64 566 and 592).
+    of exponentials.
     """
     operands = r.first.opview.a, r.second.opview.a
     extents = ir.RankedTensorType(operands[0].type).shape[1], ir.RankedTensorType(r.second.result.type).shape[1]
-    return sum(n * element(x).width for n, x in zip(extents, operands, strict=True)) <= 8 * 4096 // 16
+    return (
+        sum(n * element(x).width for n, x in zip(extents, operands, strict=True)) <= 8 * BYTE_PRODUCTS // EXPONENTIALS
+    )
 
 
 def _scalar(op: ir.Operation) -> bool:

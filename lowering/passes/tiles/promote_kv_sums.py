@@ -3,7 +3,7 @@
 
 Tensor cores align what they add to the largest exponent, of 32 products and the sum so far, and cut off what is below
 2^-13 of it. Of a sum over a tile of 128 keys that is 2^-10 of it at most; of one over a whole context it is a bias that
-grows with it (H200, values that are all 1: 0.943 of them after 4096 keys, 0.47 after 65536). So a tile's products go to
+grows with it: of values that are all 1, 0.943 are left after 4096 keys and 0.47 after 65536. So a tile's products go to
 fresh accumulators, ``columns`` columns at a time, which are added to the sums by ordinary additions.
 
 What the schedule's ``promote`` says is done: attention over 8-bit tiles asks for it, whose weights are all positive.

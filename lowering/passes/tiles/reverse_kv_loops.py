@@ -3,7 +3,7 @@
 
 Such scores mostly fall with the distance: from the first keys to the last a row's largest score would grow from tile to
 tile, and every time a maximum would be looked for and sums rescaled (``skip-kv-maxima``, ``skip-kv-rescales``). From
-the last keys on the first maximum stays (H200, 8 x 4096, ALiBi, where half of the heads have such slopes).
+the last keys on the first maximum stays.
 
 What a table has (``tabulate-kv-scores``) is left in its order: that of the last keys is made during products, and would
 be waited for in the first tile.

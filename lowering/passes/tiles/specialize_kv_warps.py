@@ -151,8 +151,8 @@ def by_buffers(roots: list[ir.Operation]) -> dict[str, list[ir.Operation]]:
     """The acquisitions and copies of two warpgroups of a producer, each with a buffer that it fills by converting.
 
     One waits for boxes, another converts: together, they would wait and convert for every tile one after the other.
-    Without boxes there is more to do than to wait for (H200, 4 x 4096, heads of 72: 1112 us together, 1195 so). What
-    else is copied is the second's, of whose tiles the first is needed later.
+    Without boxes there is more to do than to wait for. What else is copied is the second's, of whose tiles the first is
+    needed later.
     """
     copies = [op.opview for op in roots if op.name == "kv.copy_start"]
     staged = list(dict.fromkeys(op.operands[0] for op in roots if copied_by(op) == "staged"))

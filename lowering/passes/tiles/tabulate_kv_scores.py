@@ -4,8 +4,7 @@
 A tile of 128 query rows (32 tokens of 4 heads) and 128 keys has 16384 elements and 159 distances. What is computed of a
 difference of positions, and of a head, is made for each distance and head, spread over a warpgroup's threads, and the
 tile's rows are windows of that (``kv.tile_windows``). So is what reads arrays; what only computes is faster for every
-element (H200, 8 x 4096 over fp8 pages: a logarithm of the distance 2671 us, by tables 3009; without their memory tiles
-have 128 keys, and it takes 2436).
+element, whose tiles have more keys where no table takes memory.
 
 Which distances and heads a tile may have is known of the ops that compute positions, up to an upper bound of their
 number (:func:`spread_of`); the first and the last are bounds that the kernel computes before the loop. What is between

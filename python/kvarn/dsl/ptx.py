@@ -53,6 +53,16 @@ def inline_asm(
     emit("llvm.inline_asm", (), operands, attributes)
 
 
+def intrinsic(name: str, results: Sequence[ir.Type] = (), operands: Sequence[ir.Value] = (), flags: str = "") -> Any:
+    """LLVM's intrinsic of a name; ``flags`` are those of fast math. The operation."""
+    sizes = ir.DenseI32ArrayAttr.get
+    attributes = {"intrin": ir.StringAttr.get(name), "op_bundle_sizes": sizes([])}
+    attributes["operandSegmentSizes"] = sizes([len(operands), 0])
+    if flags:
+        attributes["fastmathFlags"] = ir.Attribute.parse(f"#llvm.fastmath<{flags}>")
+    return emit("llvm.call_intrinsic", results, operands, attributes)
+
+
 def instruction(
     text: str, constraints: str, operands: Sequence[ir.Value] = (), gives: DType | None = None, effects: bool = False
 ) -> Any:
@@ -452,10 +462,9 @@ def named_barrier(number: Any, threads: Any) -> None:
 
 def named_barrier_arrive(number: Any, threads: Any) -> None:
     """Count at barrier ``number`` of so many threads, without waiting; the others wait with :func:`named_barrier`."""
-    name, sizes = ir.StringAttr.get("llvm.nvvm.barrier.cta.arrive.aligned.count"), ir.DenseI32ArrayAttr.get
-    attributes = {"intrin": name, "op_bundle_sizes": sizes([]), "operandSegmentSizes": sizes([2, 0])}
     # nvvm.barrier.arrive is inline PTX, which LLVM copies into both branches of a condition on the lane before it.
-    emit("llvm.call_intrinsic", (), [i32_value(number, "the number"), i32_value(threads, "threads")], attributes)
+    operands = [i32_value(number, "the number"), i32_value(threads, "threads")]
+    intrinsic("llvm.nvvm.barrier.cta.arrive.aligned.count", (), operands)
 
 
 def ballot(condition: Any) -> Value:
