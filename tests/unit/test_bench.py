@@ -316,16 +316,15 @@ def test_the_tables_go_between_the_marks(tmp_path):
 def test_a_decode_is_timed_alone_and_after_an_append(capsys):
     assert chains.main(["--device", "numpy", "--rows", "=small_decode"]) == 0
     head, alone, after = capsys.readouterr().out.splitlines()
-    assert head.split() == ["case", "chain", "µs", "of", "the", "decode", "error"]
+    assert head.split() == ["case", "chain", "µs", "of", "the", "decode", "error", "checked"]
     assert "append" not in alone
     assert "append, decode" in after
 
 
 def test_a_chain_whose_result_is_wrong_is_not_timed(library, monkeypatch):
     monkeypatch.setattr(chains, "call_of", lambda p: lambda layer: None)
-    p = problems.problem(library, SMALL["small_decode"], split=False)
     with pytest.raises(RuntimeError, match=r"the error must be at most 0\.02, got nan"):
-        chains.measured(p, library)
+        list(chains.lines(library, SMALL["small_decode"]))
 
 
 # --- ablation ------------------------------------------------------------------------------------
