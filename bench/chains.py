@@ -7,20 +7,17 @@ decides where its blocks go. Every chain is checked and timed as a row is: the d
 
 from __future__ import annotations
 
-import argparse
 import functools
 import math
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from kvarn.measure.arrays import arrays
-
 from . import timing
-from .cases import SMALL, TABLE, select
+from .cases import SMALL, TABLE, Row, select
 from .kvarn_rows import TOLERANCE, Offer, call_of
 from .problems import problem
-from .report import table
+from .standalone import device_of, parser, run_all, shown
 from .worker import measure
 
 DEFAULT_ROWS = "=b64_c4k,=b64_c4k_fp8,=b16_c8k,=b256_c1k_mha,=b1_c32k"
@@ -61,40 +58,31 @@ def in_turn(calls: Calls) -> Callable[[int], None]:
     return one
 
 
-def measured(p: Any, found: Any) -> list[list[str]]:
-    """A line of the table for every chain."""
-    lines = []
+def lines(found: Any, row: Row) -> Iterator[dict[str, Any]]:
+    """A line for every chain of a row."""
+    p = problem(found, row, split=False)
     for name, (before, chain) in chains(p, found).items():
-        most = TOLERANCE[p.row.dtype]
+        most = TOLERANCE[row.dtype]
         record = measure(Offer(name, functools.partial(in_turn, chain), most), p, found)
         if not record["ok"]:
             error = math.nan if record["error"] is None else record["error"]
-            raise RuntimeError(f"{p.row.title}, {name}: the error must be at most {most}, got {error}")
-        whole, rest = record["us"], timing.timed(in_turn(before), p.layers, found)["us"] if before else 0.0
-        lines.append([p.row.title, name, f"{whole:.2f}", f"{whole - rest:.2f}", f"{record['error']:.1e}"])
-    return lines
+            raise RuntimeError(f"{row.title}, {name}: the error must be at most {most}, got {error}")
+        rest = timing.timed(in_turn(before), p.layers, found)["us"] if before else 0.0
+        yield {"case": row.title, "chain": name, "own": record["us"] - rest, **record}
+
+
+COLUMNS = (("µs", "us", ".2f"), ("of the decode", "own", ".2f"), ("error", "error", ".1e"))
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(
-        prog="python -m bench.chains", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    made = parser(__doc__)
+    made.add_argument("--rows", default="", metavar="TEXTS", help="decode rows: names, or parts of them")
+    options = made.parse_args(argv)
+    on_gpu = device_of(options) == "cuda"
+    rows = select(options.rows or (DEFAULT_ROWS if on_gpu else ""), TABLE if on_gpu else SMALL)
+    return run_all(
+        options, [r for r in rows if r.kind == "decode"], lines, lambda found: shown(found, "case", "chain", *COLUMNS)
     )
-    parser.add_argument("--rows", default="", metavar="TEXTS", help="decode rows: names, or parts of them")
-    parser.add_argument("--device", choices=("cuda", "host", "numpy"), default="cuda")
-    options = parser.parse_args(argv)
-    try:
-        found = arrays(options.device)
-        chosen = select(options.rows or DEFAULT_ROWS, TABLE) if found.on_gpu else select(options.rows, SMALL)
-    except (RuntimeError, ValueError) as error:
-        print(error, file=sys.stderr)
-        return 1
-    timing.warm_up(found)
-    lines = []
-    for row in chosen:
-        if row.kind == "decode":
-            lines += measured(problem(found, row, split=False), found)
-    print(table([["case", "chain", "µs", "of the decode", "error"], *lines]))
-    return 0
 
 
 if __name__ == "__main__":

@@ -13,17 +13,14 @@ All kernels are compiled first, by several processes, into the cache on disk.
 
 from __future__ import annotations
 
-import argparse
 import concurrent.futures
 import dataclasses
 import json
-import math
 import multiprocessing
 import sys
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -32,7 +29,12 @@ from kvarn.dialect import dtypes
 from kvarn.dialect.chips import HOPPER
 from kvarn.dialect.layout import align_up, cdiv
 from kvarn.dialect.schedules import row_class
-from kvarn.measure.timing import span
+from kvarn.measure.arrays import arrays
+from kvarn.measure.attention_problem import DecodeProblem
+from kvarn.measure.timing import first_line
+
+from .standalone import device_of, measured, parser
+from .timing import ceilings
 
 LAUNCH_US = 10.0  # of what the hardware gives, up to which a case is bound by its launch
 ENOUGH = 0.5  # share of what the hardware gives
@@ -61,13 +63,24 @@ class Case:
     heads: int = 8
     products: str = ""
 
+    ragged, window = False, 0
+
+    @property
+    def shape(self) -> Case:
+        """What a DecodeProblem reads of a row."""
+        return self
+
+    @property
+    def query_heads(self) -> int:
+        return self.heads * self.group
+
     @property
     def query(self) -> str:
-        return self.products or (self.dtype if dtypes.by_name(self.dtype).bits > 8 else "bf16")
+        return self.products or self.out
 
     @property
     def out(self) -> str:
-        return self.query if dtypes.by_name(self.query).bits > 8 else "bf16"
+        return self.dtype if dtypes.by_name(self.dtype).bits > 8 else "bf16"
 
     @property
     def what(self) -> str:
@@ -174,6 +187,18 @@ def grid() -> Iterator[Case]:
         yield dataclasses.replace(full, group=group, heads=8 if group < 16 else 2)
 
 
+# The same on the CPU, where only results count.
+_FEW = Case(batch=3, context=37, size=32, heads=2, page=5)
+SMALL = (
+    _FEW,
+    dataclasses.replace(_FEW, dtype="f32"),
+    dataclasses.replace(_FEW, dtype="i8", granule=8),
+    dataclasses.replace(_FEW, dtype="f8e4m3", granule=32),
+    dataclasses.replace(_FEW, new=4),
+    dataclasses.replace(_FEW, new=37, dtype="f8e4m3"),
+)
+
+
 # --- compiling -------------------------------------------------------------------------------------
 
 
@@ -232,136 +257,52 @@ def compile_all(
 # --- measuring -------------------------------------------------------------------------------------
 
 
-class Data:
-    """A case's tensors on the GPU."""
+class CaseProblem(DecodeProblem):
+    """A case's data: NaN in all slots that belong to no sequence, the null page's and those past the last token."""
 
-    def __init__(self, case: Case, schedule: dict[str, Any] | None = None) -> None:
-        import torch  # type: ignore[import-not-found]
+    last = 256  # tokens of long prompts, which see most
 
+    def __init__(self, arrays: Any, case: Case, schedule: dict[str, Any] | None = None) -> None:
+        super().__init__(arrays, case, split=False)
+        if case.products:
+            self.query = arrays.normal(self.query.shape, case.products)
+        cached, pages = self.cached, self.cached.pages
+        end = (case.context - 1) % case.page + 1
+        for array in (cached.blocks, cached.scales):
+            if array is not None and array.dtype != arrays.dtype("i8"):
+                arrays.poison(array[pages.total])
+                for page in pages.table[:, -1] if end < case.page else ():
+                    arrays.poison(array[int(page), :, :, end:])
+        self.pool = cached.collection(self.lengths - case.new, case.new, self.longest)
+        self.schedule = schedule
+
+    def run(self, layer: int) -> None:
         import kvarn as kv
 
-        self.case, self.torch, self.schedule = case, torch, schedule
-        draw = np.random.default_rng(case.page * 1000 + case.size)
-        each = -(-case.context // case.page)
-        total = case.batch * each
-        self.table = draw.permutation(total + 3).astype(np.int32)[:total].reshape(case.batch, each)
-        shape = (total + 4, 2, 1, case.page, case.heads, case.size)
-        self.blocks = self._normal(shape, case.dtype)
-        self.scales: Any = None
-        if case.granule:
-            exponent = torch.rand((*shape[:-1], -(-case.size // case.granule)), device="cuda")
-            self.scales = torch.exp2(2 * exponent - 1) * (1 / 64 if case.dtype == "i8" else 1.0)
-        self._poison()
-        wide = np.full((case.batch, _lookup_columns(case)), total + 3, np.int32)
-        wide[:, :each] = self.table
-        lengths = torch.full((case.batch,), case.context - case.new, dtype=torch.int32, device="cuda")
-        rest = () if self.scales is None else (self.scales, case.granule)
-        self.pool = kv.PagedKVCacheCollection(
-            self.blocks, lengths, torch.as_tensor(wide).cuda(), case.new, case.context, *rest
-        )
-        rows = (case.batch * case.new, case.heads * case.group, case.size)
-        self.query = self._normal(rows, case.query)
-        self.out = torch.full(rows, float("nan"), dtype=self._dtype(case.out), device="cuda")
-        self.offsets = torch.arange(0, rows[0] + 1, case.new, dtype=torch.int32, device="cuda")
+        kv.ops.attention(self.pool, layer, self.query, self.offsets, out=self.out, schedule=self.schedule)
 
-    def _dtype(self, name: str) -> Any:
-        return getattr(self.torch, dtypes.by_name(name).foreign)
-
-    def _normal(self, shape: tuple[int, ...], dtype: str) -> Any:
-        torch, wanted = self.torch, self._dtype(dtype)
-        if dtypes.by_name(dtype).bits > 8:
-            return torch.randn(shape, dtype=wanted, device="cuda")
-        made = torch.empty(shape, dtype=wanted, device="cuda")
-        rows = max(1, (1 << 26) // math.prod(shape[1:]))
-        for i in range(0, shape[0], rows):
-            part = torch.randn((min(rows, shape[0] - i), *shape[1:]), dtype=torch.bfloat16, device="cuda")
-            made[i : i + rows] = (part * 32).clamp(-127, 127).to(wanted) if dtype == "i8" else part.to(wanted)
-        return made
-
-    def _poison(self) -> None:
-        """NaN in all slots that belong to no sequence: spare pages, and what the last pages have past the end."""
-        case, torch = self.case, self.torch
-        spare = np.setdiff1d(np.arange(self.blocks.shape[0]), self.table)
-        last, tail = self.table[:, -1], case.context - (self.table.shape[1] - 1) * case.page
-        for tensor in (self.blocks, self.scales):
-            if tensor is None or tensor.dtype == torch.int8:
-                continue
-            bits = tensor.view({1: torch.uint8, 2: torch.int16, 4: torch.int32}[tensor.element_size()])
-            nan = {1: 0x7F, 2: 0x7FFF, 4: 0x7FFFFFFF}[tensor.element_size()]
-            bits[torch.as_tensor(spare).cuda()] = nan
-            if tail < case.page:
-                bits[torch.as_tensor(last).cuda().long(), :, :, tail:] = nan
-
-    def run(self) -> None:
-        import kvarn as kv
-
-        kv.ops.attention(self.pool, 0, self.query, self.offsets, out=self.out, schedule=self.schedule)
-
-    def error(self) -> float:
-        """Relative error of the output of the first and the last sequence, of a head each; NaN where it is missing."""
-        case, torch, worst = self.case, self.torch, 0.0
-        if bool(torch.isnan(self.out).any()):
-            return float("nan")
-        for b, head in {(0, 0), (case.batch - 1, case.heads - 1)}:
-            pages = torch.as_tensor(self.table[b]).cuda().long()
-            found = self.blocks[pages][:, :, 0, :, head].float()
-            if self.scales is not None:
-                scales = self.scales[pages][:, :, 0, :, head].repeat_interleave(case.granule, -1)
-                found = found * scales[..., : case.size]
-            keys, values = (found[:, half].reshape(-1, case.size)[: case.context] for half in range(2))
-            # Of long prompts the last tokens, which see most.
-            new = min(case.new, 256)
-            first = (b + 1) * case.new - new
-            queries = self.query[first : first + new, head * case.group : (head + 1) * case.group].float()
-            scores = torch.einsum("tgd,nd->gtn", queries, keys) * case.size**-0.5
-            position = torch.arange(case.context - new, case.context, device="cuda")[:, None]
-            hidden = torch.arange(case.context, device="cuda")[None] > position
-            weights = scores.masked_fill(hidden, float("-inf")).softmax(-1)
-            wanted = torch.einsum("gtn,nd->tgd", weights, values)
-            got = self.out[first : first + new, head * case.group : (head + 1) * case.group].float()
-            worst = max(worst, float((got - wanted).norm() / wanted.norm()))
-        return worst
-
-    def microseconds(self, replays: int = 5, target_ms: float = 4.0) -> float:
-        """Median time of a call, in replays of a graph of several."""
-        torch = self.torch
-        once = min(span(self.run, torch) for _ in range(2))
-        count = max(1, min(64, math.ceil(target_ms * 1e3 / once)))
-        if count == 1:
-            return sorted(span(self.run, torch) for _ in range(3))[1]
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            for _ in range(count):
-                self.run()
-        graph.replay()
-        return sorted(span(graph.replay, torch) / count for _ in range(replays))[replays // 2]
+    def error(self, query: Any = None) -> float:
+        """NaN too where anything else of the output is."""
+        everything = float(self.arrays.f32(self.out).sum())
+        return super().error(query) if everything == everything else everything
 
 
-def measured(case: Case, schedule: dict[str, Any] | None = None) -> dict[str, Any]:
+def timed(arrays: Any, case: Case, schedule: dict[str, Any] | None = None) -> dict[str, Any]:
     """A case's time and error, with entries of a schedule."""
-    import torch  # type: ignore[import-not-found]
-
     made: dict[str, Any] = {"case": dataclasses.asdict(case), "ok": False}
     try:
-        data = Data(case, schedule)
-        data.run()
-        torch.cuda.synchronize()
-        made["error"] = data.error()
-        made["ok"] = made["error"] <= TOLERANCE[case.query]
-        made["us"] = data.microseconds()
+        problem = CaseProblem(arrays, case, schedule)
     except Exception as error:
-        made["note"] = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
+        return {**made, "note": f"{type(error).__name__}: {first_line(error)}"}
+    made |= measured(problem, problem.run, problem.error, TOLERANCE[case.query])
+    arrays.free()
     return made
 
 
-def rates() -> tuple[float, float]:
+def rates(arrays: Any) -> tuple[float, float]:
     """The ceilings of this machine: bytes/s that are read, FLOP/s of a product of bf16 matrices."""
-    from kvarn.measure.arrays import arrays
-
-    from .timing import ceilings
-
     found: dict[str, float] = {}
-    for record in ceilings(arrays("cuda")):
+    for record in ceilings(arrays):
         if record["ok"] and record["case"] in ("read", "matmul"):
             found[record["case"]] = max(found.get(record["case"], 0.0), record["rate"] * 1e12)
     return found.get("read", READ), found.get("matmul", MATMUL)
@@ -379,18 +320,18 @@ def lines(records: Sequence[dict[str, Any]], below: float) -> Iterator[str]:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", default="", help="cases whose line has one of these texts in it, by semicolons")
-    parser.add_argument("--below", type=float, default=ENOUGH, help="share up to which cases are printed (0.5)")
-    parser.add_argument("--processes", type=int, default=14)
-    parser.add_argument("--target", default="sm_90a")
-    parser.add_argument("--compile-only", action="store_true", help="print which kernel each case takes")
-    parser.add_argument("--seconds", type=float, default=60, help="of measuring (60)")
-    parser.add_argument("--schedule", type=json.loads, help="entries that all cases are given, as JSON")
-    parser.add_argument("--json", type=Path)
-    options = parser.parse_args(argv)
+    made = parser(__doc__)
+    made.add_argument("--only", default="", help="cases whose line has one of these texts in it, by semicolons")
+    made.add_argument("--below", type=float, default=ENOUGH, help="share up to which cases are printed (0.5)")
+    made.add_argument("--processes", type=int, default=14)
+    made.add_argument("--target", default="sm_90a")
+    made.add_argument("--compile-only", action="store_true", help="print which kernel each case takes")
+    made.add_argument("--seconds", type=float, default=120, help="of measuring (120)")
+    made.add_argument("--schedule", type=json.loads, help="entries that all cases are given, as JSON")
+    options = made.parse_args(argv)
     texts = [t for t in options.only.split(";") if t]
-    cases = [c for c in dict.fromkeys(grid()) if not texts or any(t in str(c) for t in texts)]
+    every = grid() if options.compile_only or device_of(options) == "cuda" else SMALL
+    cases = [c for c in dict.fromkeys(every) if not texts or any(t in str(c) for t in texts)]
     begin = time.perf_counter()
     kinds = compile_all(cases, options.target, options.processes, options.schedule)
     print(f"{len(cases)} cases compiled in {time.perf_counter() - begin:.1f} s", flush=True)
@@ -399,17 +340,18 @@ def main(argv: Sequence[str] | None = None) -> int:
             print(f"  {case}  {kinds[case]}")
         return 0
     begin = time.perf_counter()
-    read, matmul = rates()
+    found = arrays(device_of(options))
+    read, matmul = rates(found)
     records = []
     for case in cases:
         if time.perf_counter() - begin > options.seconds:
             print(f"no time left for {len(cases) - len(records)} cases", file=sys.stderr)
             break
-        made = measured(case, options.schedule) | {"kind": kinds[case], "given": case.given(read, matmul)}
-        if "us" in made:
-            made["share"] = made["given"] / made["us"]
-            made["launch"] = made["given"] < LAUNCH_US
-        records.append(made)
+        record = timed(found, case, options.schedule) | {"kind": kinds[case], "given": case.given(read, matmul)}
+        if "us" in record:
+            record["share"] = record["given"] / record["us"]
+            record["launch"] = record["given"] < LAUNCH_US
+        records.append(record)
         if options.json:
             options.json.write_text(json.dumps(records))
     right = [r for r in records if r["ok"]]

@@ -17,8 +17,7 @@ import numpy as np
 from kvarn.measure.attention_problem import Pages, layers_for
 
 from .pages import numbers
-from .report import table
-from .standalone import device_of, measured, parser, run_all
+from .standalone import device_of, measured, parser, run_all, shown
 
 
 @dataclass(frozen=True)
@@ -138,18 +137,13 @@ def lines(arrays: Any, shape: Shape) -> Iterator[dict[str, Any]]:
         yield {"row": shape.title, "what": what, **record}
 
 
-def shown(found: Sequence[dict[str, Any]]) -> str:
-    """The lines as a table."""
-    out = []
-    for line in found:
-        numbers_ = [f"{line[n]:.{d}f}" if n in line else "—" for n, d in (("us", 1), ("rate", 2), ("tflops", 0))]
-        out.append([line["row"], line["what"], *numbers_, "ok" if line["ok"] else line.get("note", "wrong")])
-    return table([["row", "what", "µs", "TB/s", "TFLOP/s", "checked"], *out])
+COLUMNS = (("µs", "us", ".1f"), ("TB/s", "rate", ".2f"), ("TFLOP/s", "tflops", ".0f"))
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     options = parser(__doc__).parse_args(argv)
-    return run_all(options, SHAPES if device_of(options) == "cuda" else SMALL, lines, shown)
+    shapes = SHAPES if device_of(options) == "cuda" else SMALL
+    return run_all(options, shapes, lines, lambda found: shown(found, "row", "what", *COLUMNS))
 
 
 if __name__ == "__main__":

@@ -19,8 +19,7 @@ from kvarn.measure.timing import first_line
 from .cases import RANGE, SMALL, TABLE, Row, select
 from .kvarn_rows import call_of
 from .problems import problem
-from .report import table
-from .standalone import device_of, measured, parser, run_all
+from .standalone import device_of, measured, over, parser, run_all, shown
 
 OURS = "N2LPHD"
 LAYOUTS = {
@@ -144,18 +143,11 @@ class _Kept:
         pass
 
 
-def shown(found: Sequence[dict[str, Any]]) -> str:
-    """The lines as a table; times beside those of our own layout."""
-    out, ours = [], 1.0
-    for line in found:
-        if line["layout"] == "ours":
-            ours = line.get("us", float("nan"))
-        us = line.get("us")
-        out.append([
-            line["row"], line["layout"], line["how"], "—" if us is None else f"{us:.1f}",
-            "—" if us is None else f"{us / ours:.3f}", "ok" if line["ok"] else line.get("note") or "wrong",
-        ])  # fmt: skip
-    return table([["row", "layout", "how", "µs", "of ours", "checked"], *out])
+def as_table(found: Sequence[dict[str, Any]]) -> str:
+    """The lines of a row, times beside that of our own layout, which is the first."""
+    ours = found[0].get("us", float("nan"))
+    times = ("µs", "us", ".1f"), ("of ours", lambda line: over(line, ours), ".3f")
+    return shown(found, "row", "layout", "how", *times)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -165,7 +157,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = made.parse_args(argv)
     rows = select(options.rows or (ROWS if device_of(options) == "cuda" else _SMALL), (*TABLE, *RANGE, *SMALL))
     names = [n for n in LAYOUTS if any(part.strip() in n for part in options.layouts.split(","))]
-    return run_all(options, rows, lambda arrays, row: lines(arrays, row, names), shown)
+    return run_all(options, rows, lambda arrays, row: lines(arrays, row, names), as_table)
 
 
 if __name__ == "__main__":

@@ -23,8 +23,7 @@ from . import page_peers
 from .cases import Decode, Row
 from .kvarn_rows import call_of
 from .problems import problem
-from .report import table
-from .standalone import device_of, measured, parser, run_all
+from .standalone import Number, device_of, measured, over, parser, run_all, shown
 
 SHARES = (1.0, 0.5, 0.25, 0.125)
 ROWS = tuple(
@@ -207,16 +206,14 @@ def when_called(make: Callable[[], Callable[[int], Any]]) -> Callable[[int], Any
     return call
 
 
-def shown(found: Sequence[dict[str, Any]]) -> str:
-    """The lines as a table."""
-    out, whole = [], found[0].get("us", float("nan")) if found else 1.0
-    for line in found:
-        us = line.get("us")
-        rate = f"{line['bytes'] / us / 1e6:.2f}" if us is not None and line["bytes"] else "—"
-        times = ["—", "—"] if us is None else [f"{us:.1f}", f"{us / whole:.3f}"]
-        checked = "ok" if line["ok"] else line.get("note", "wrong")
-        out.append([line["row"], line["what"], f"{line['share']:g}", *times, rate, checked])
-    return table([["row", "what", "share", "µs", "of all", "TB/s", "checked"], *out])
+def as_table(found: Sequence[dict[str, Any]]) -> str:
+    """The lines of a row, times beside that of the whole cache, which is the first."""
+    whole = found[0].get("us", float("nan"))
+    numbers: tuple[Number, ...] = (
+        ("share", "share", "g"), ("µs", "us", ".1f"), ("of all", lambda line: over(line, whole), ".3f"),
+        ("TB/s", lambda line: line["bytes"] / line["us"] / 1e6 if "us" in line and line["bytes"] else None, ".2f"),
+    )  # fmt: skip
+    return shown(found, "row", "what", *numbers)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -232,7 +229,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     def of_row(arrays: Any, row: Row) -> Iterator[dict[str, Any]]:
         return lines(arrays, row, groups=groups)
 
-    return run_all(options, [row for row in rows if options.rows in row.name], of_row, shown)
+    return run_all(options, [row for row in rows if options.rows in row.name], of_row, as_table)
 
 
 if __name__ == "__main__":

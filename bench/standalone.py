@@ -13,8 +13,10 @@ from kvarn.measure import arrays as array_kinds
 from kvarn.measure.timing import first_line, timed, warm_up
 
 from .kvarn_rows import filled
+from .report import table
 
 Lines = Sequence[dict[str, Any]]
+Number = tuple[str, str | Callable[[dict[str, Any]], float | None], str]  # its head, key or function, format
 
 
 def parser(description: str | None) -> argparse.ArgumentParser:
@@ -48,6 +50,26 @@ def run_all(
     if options.json:
         options.json.write_text(json.dumps(found, indent=1) + "\n")
     return 0 if all(line["ok"] for line in found) else 1
+
+
+def shown(found: Lines, *columns: str | Number) -> str:
+    """Lines as a table: of texts by their keys, of numbers, and of whether a line is right."""
+    cells = [[c if isinstance(c, str) else c[0] for c in columns] + ["checked"]]
+    for line in found:
+        checked = "ok" if line["ok"] else line.get("note") or "wrong"
+        cells.append([*(line[c] if isinstance(c, str) else _number(line, c) for c in columns), checked])
+    return table(cells)
+
+
+def _number(line: dict[str, Any], column: Number) -> str:
+    _, key, form = column
+    value = line.get(key) if isinstance(key, str) else key(line)
+    return "—" if value is None else format(value, form)
+
+
+def over(line: dict[str, Any], us: float) -> float | None:
+    """How many times some microseconds a line takes, if it was timed."""
+    return line["us"] / us if "us" in line else None
 
 
 def measured(

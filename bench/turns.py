@@ -20,8 +20,7 @@ from kvarn.measure.timing import span
 from . import kvarn_rows, peers
 from .cases import RANGE, SMALL, TABLE, Row, select
 from .problems import problem
-from .report import table
-from .standalone import device_of, parser, run_all
+from .standalone import device_of, parser, run_all, shown
 
 ROUNDS, CALLS = 9, 4
 
@@ -91,14 +90,9 @@ def medians(found: Sequence[tuple[Row, Contestant]]) -> Iterator[dict[str, Any]]
         }  # fmt: skip
 
 
-def shown(found: Sequence[dict[str, Any]], what: str = "kvarn / it") -> str:
-    head = ("case", "who", "µs", "least", what, "error", "")
-    rows = [
-        (r["case"], r["who"], f"{r['us']:.1f}", f"{r['least']:.1f}", f"{r['ratio']:.3f}", f"{r['error']:.1e}",
-         "ok" if r["ok"] else "WRONG")
-        for r in found
-    ]  # fmt: skip
-    return table([head, *rows])
+def as_table(found: Sequence[dict[str, Any]], what: str = "kvarn / it") -> str:
+    times = ("µs", "us", ".1f"), ("least", "least", ".1f"), (what, "ratio", ".3f"), ("error", "error", ".1e")
+    return shown(found, "case", "who", *times)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -115,8 +109,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     if options.across:
         if groups:
             made.error("--across compares kvarn's rows: --peers must be left out")
-        return run_all(options, [rows], lines_across, lambda found: shown(found, "of the first"))
-    return run_all(options, rows, lambda library, row: lines(library, row, groups), shown)
+        return run_all(options, [rows], lines_across, lambda found: as_table(found, "of the first"))
+    return run_all(options, rows, lambda library, row: lines(library, row, groups), as_table)
 
 
 if __name__ == "__main__":

@@ -15,6 +15,7 @@ ablation = importlib.import_module("bench.ablation")
 arrays = importlib.import_module("kvarn.measure.arrays")
 cases = importlib.import_module("bench.cases")
 chains = importlib.import_module("bench.chains")
+cliffs = importlib.import_module("bench.cliffs")
 kvarn_rows = importlib.import_module("bench.kvarn_rows")
 peers = importlib.import_module("bench.peers")
 problems = importlib.import_module("bench.problems")
@@ -315,19 +316,44 @@ def test_the_tables_go_between_the_marks(tmp_path):
 def test_a_decode_is_timed_alone_and_after_an_append(capsys):
     assert chains.main(["--device", "numpy", "--rows", "=small_decode"]) == 0
     head, alone, after = capsys.readouterr().out.splitlines()
-    assert head.split() == ["case", "chain", "µs", "of", "the", "decode", "error"]
+    assert head.split() == ["case", "chain", "µs", "of", "the", "decode", "error", "checked"]
     assert "append" not in alone
     assert "append, decode" in after
 
 
 def test_a_chain_whose_result_is_wrong_is_not_timed(library, monkeypatch):
     monkeypatch.setattr(chains, "call_of", lambda p: lambda layer: None)
-    p = problems.problem(library, SMALL["small_decode"], split=False)
     with pytest.raises(RuntimeError, match=r"the error must be at most 0\.02, got nan"):
-        chains.measured(p, library)
+        list(chains.lines(library, SMALL["small_decode"]))
 
 
 # --- ablation ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("case", cliffs.SMALL, ids=str)
+def test_a_case_of_the_sweep_is_checked_against_the_sequences_alone(case, library):
+    """Slots of no sequence are NaN; a call that writes nothing and one that writes something else are seen."""
+    assert (found := cliffs.timed(library, case))["ok"], found
+    problem = cliffs.CaseProblem(library, case)
+    problem.poison()
+    assert problem.error() != problem.error()
+    problem.run(0)
+    right = problem.error()
+    problem.out[-1] *= 2
+    assert right < cliffs.TOLERANCE[case.query] < problem.error()
+
+
+def test_cases_of_the_sweep_are_listed_by_what_they_reach():
+    made = [
+        {"case": vars(case), "kind": "decode", "ok": True, "us": 20.0, "launch": False} for case in cliffs.SMALL[:3]
+    ]
+    made = [{**m, "given": 20 * share, "share": share} for m, share in zip(made, (0.4, 0.9, 0.3), strict=True)]
+    made.append({"case": vars(cliffs.SMALL[3]), "kind": "decode", "ok": False, "note": "refused"})
+    listed = list(cliffs.lines(made, cliffs.ENOUGH))
+    assert ["refused" in line for line in listed] == [True, False, False]
+    assert listed[1].startswith("    30%")
+    assert str(cliffs.SMALL[2]) in listed[1]
+    assert "40%" in listed[2]
 
 
 def test_every_pass_can_be_left_out_and_the_results_stay_right(capsys):

@@ -6,7 +6,7 @@ from __future__ import annotations
 from typing import Any, ClassVar, Generic, NamedTuple, TypeVar
 
 from kvarn.dialect import dtypes, layout
-from kvarn.dialect.layout import CONTINUOUS, FA3, KEY, PAGED, VALUE, CacheSpec, CollectionSpec
+from kvarn.dialect.layout import FA3, KEY, PAGED, VALUE, CacheSpec, CollectionSpec
 from kvarn.runtime.buffers import BufferView, strided_array
 
 from . import checks
@@ -106,29 +106,10 @@ class KVCacheCollection(PoolMembers, Generic[CacheT]):
         lengths = strided_array(self._at["lengths"], (self._at["batch"],), (1,), dtypes.u32, True, self._views)
         return int(lengths[checks.index(b, self._at["batch"], "b (sequence)")])
 
-    @property
-    def kv_cache_dynamic_shape(self) -> tuple[int, int, int, int]:
-        """Shape of a layer's view, (N, P, H, D)."""
-        return (self._at["num_blocks"], self._at["capacity"], self.num_heads, self.head_size)
-
-    @property
-    def kv_cache_dynamic_strides(self) -> tuple[int, int, int, int]:
-        """Strides of a layer's view, in elements."""
-        return (self._at["stride0"], self.cache_spec.token_stride, self.cache_spec.head_stride, 1)
-
-    @property
-    def kv_cache_scales_dynamic_shape(self) -> tuple[int, int, int, int]:
-        """Shape of a layer's view of the scales, (N, P, H, G); zeros without scales."""
-        if not self.cache_spec.quantized:
-            return (0, 0, 0, 0)
-        return (self._at["num_blocks"], self._at["capacity"], self.num_heads, self.head_dim_granularity)
-
-    @property
-    def kv_cache_scales_dynamic_strides(self) -> tuple[int, int, int, int]:
-        """Strides of a layer's view of the scales, in elements; zeros without scales."""
-        if not self.cache_spec.quantized:
-            return (0, 0, 0, 0)
-        return (self._at["scales_stride0"], self.cache_spec.scales_token_stride, self.head_dim_granularity, 1)
+    kv_cache_dynamic_shape = KVCache.blocks_shape
+    kv_cache_dynamic_strides = KVCache.blocks_strides
+    kv_cache_scales_dynamic_shape = KVCache.scales_shape
+    kv_cache_scales_dynamic_strides = KVCache.scales_strides
 
     def __repr__(self) -> str:
         return (
@@ -211,7 +192,20 @@ class PagedKVCacheCollection(KVCacheCollection[PagedKVCache]):
         )
 
 
-class ContinuousBatchingKVCacheCollection(KVCacheCollection[ContinuousBatchingKVCache]):
+class _WithoutScales(KVCacheCollection[CacheT]):
+    """A collection of a kind that has no scales; ``_dims`` are the dimensions of its pool."""
+
+    _dims: ClassVar[str]
+
+    def __init__(
+        self, blocks: Any, cache_lengths: Any, lookup_table: Any, max_seq_length: int, max_cache_length: int
+    ) -> None:
+        self.blocks, self.cache_lengths, self.lookup_table = blocks, cache_lengths, lookup_table
+        pool = pool_of(self.cache_type.kind, self._dims, blocks)
+        self._bind(*with_sequences(pool, cache_lengths, lookup_table, max_seq_length, max_cache_length))
+
+
+class ContinuousBatchingKVCacheCollection(_WithoutScales[ContinuousBatchingKVCache]):
     """Keys and values of all layers, one contiguous region a sequence.
 
     Parameters
@@ -227,13 +221,7 @@ class ContinuousBatchingKVCacheCollection(KVCacheCollection[ContinuousBatchingKV
 
     cache_type = ContinuousBatchingKVCache
     name_str = "continuous_batching"
-
-    def __init__(
-        self, blocks: Any, cache_lengths: Any, lookup_table: Any, max_seq_length: int, max_cache_length: int
-    ) -> None:
-        self.blocks, self.cache_lengths, self.lookup_table = blocks, cache_lengths, lookup_table
-        pool = pool_of(CONTINUOUS, "N2LPHD", blocks)
-        self._bind(*with_sequences(pool, cache_lengths, lookup_table, max_seq_length, max_cache_length))
+    _dims = "N2LPHD"
 
 
 class PagedKVCacheFA3Fallback(KVCache):
@@ -295,7 +283,7 @@ class FA3Arguments(NamedTuple):
     seqlens: Any  # int32 [B]
 
 
-class PagedKVCacheFA3FallbackCollection(KVCacheCollection[PagedKVCacheFA3Fallback]):
+class PagedKVCacheFA3FallbackCollection(_WithoutScales[PagedKVCacheFA3Fallback]):
     """Keys and values in one pool of pages that all layers share: what a FlashAttention-3 kernel reads.
 
     Parameters
@@ -311,13 +299,7 @@ class PagedKVCacheFA3FallbackCollection(KVCacheCollection[PagedKVCacheFA3Fallbac
 
     cache_type = PagedKVCacheFA3Fallback
     name_str = "paged_fa3_fallback"
-
-    def __init__(
-        self, blocks: Any, cache_lengths: Any, lookup_table: Any, max_seq_length: int, max_cache_length: int
-    ) -> None:
-        self.blocks, self.cache_lengths, self.lookup_table = blocks, cache_lengths, lookup_table
-        pool = pool_of(FA3, "2NPHD", blocks)
-        self._bind(*with_sequences(pool, cache_lengths, lookup_table, max_seq_length, max_cache_length))
+    _dims = "2NPHD"
 
     def to_fa3(self, layer: int) -> FA3Arguments:
         """The buffers of one layer as a FlashAttention-3 kernel takes them; views, made by plain indexing.

@@ -103,27 +103,27 @@ class KVCache(PoolMembers, HostModel, TmaTiles):
 
     @property
     def blocks_shape(self) -> tuple[int, int, int, int]:
-        """(N, P, H, D)."""
-        return (self._at["num_blocks"], self._at["capacity"], self.spec.num_heads, self.spec.head_size)
+        """Shape of a layer's view, (N, P, H, D)."""
+        return (self._at["num_blocks"], self._at["capacity"], self._spec.num_heads, self._spec.head_size)
 
     @property
     def blocks_strides(self) -> tuple[int, int, int, int]:
-        """In elements; that of pages is a run-time value."""
-        return (self._at["stride0"], self.spec.token_stride, self.spec.head_stride, 1)
+        """Strides of a layer's view, in elements; that of pages is a run-time value."""
+        return (self._at["stride0"], self._spec.token_stride, self._spec.head_stride, 1)
 
     @property
     def scales_shape(self) -> tuple[int, int, int, int]:
-        """(N, P, H, G); zeros without scales."""
-        if not self.spec.quantized:
+        """Shape of a layer's view of the scales, (N, P, H, G); zeros without scales."""
+        if not self._spec.quantized:
             return (0, 0, 0, 0)
-        return (*self.blocks_shape[:3], self.spec.num_scales)
+        return (self._at["num_blocks"], self._at["capacity"], self._spec.num_heads, self._spec.num_scales)
 
     @property
     def scales_strides(self) -> tuple[int, int, int, int]:
-        """In elements; zeros without scales."""
-        if not self.spec.quantized:
+        """Strides of a layer's view of the scales, in elements; zeros without scales."""
+        if not self._spec.quantized:
             return (0, 0, 0, 0)
-        return (self._at["scales_stride0"], self.spec.scales_token_stride, self.spec.num_scales, 1)
+        return (self._at["scales_stride0"], self._spec.scales_token_stride, self._spec.num_scales, 1)
 
     def _part(self, name: str, shape: tuple[int, ...], strides: tuple[int, ...], dtype: DType, readonly: bool) -> Any:
         """One of the buffers: a NumPy view on the host, else a BufferView."""

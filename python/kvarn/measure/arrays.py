@@ -85,7 +85,7 @@ class TorchArrays(_Arrays):
         return self.torch.empty(tuple(shape), dtype=self.dtype(dtype), device=self.device)
 
     def normal(self, shape: Sequence[int], dtype: str) -> Any:
-        """Normal random numbers of a dtype; 8-bit ones are rounded from bf16."""
+        """Normal random numbers of a dtype, of integers 32 times such; 8-bit ones are rounded from bf16."""
         if dtypes.by_name(dtype).bits > 8:
             return self.torch.randn(tuple(shape), dtype=self.dtype(dtype), device=self.device)
         made = self.empty(shape, dtype)
@@ -93,6 +93,8 @@ class TorchArrays(_Arrays):
         for begin in range(0, flat.numel(), _CHUNK):
             count = min(_CHUNK, flat.numel() - begin)
             drawn = self.torch.randn(count, dtype=self.torch.bfloat16, device=self.device)
+            if not dtypes.by_name(dtype).is_float:
+                drawn = (32 * drawn).clamp(-127, 127)
             flat[begin : begin + count] = drawn.to(made.dtype)
         return made
 
@@ -156,7 +158,10 @@ class NumPyArrays(_Arrays):
         return np.empty(tuple(shape), self.dtype(dtype))
 
     def normal(self, shape: Sequence[int], dtype: str) -> Any:
-        return self._rng.standard_normal(tuple(shape), np.float32).astype(self.dtype(dtype))
+        drawn = self._rng.standard_normal(tuple(shape), np.float32)
+        if not dtypes.by_name(dtype).is_float:
+            drawn = np.clip(32 * drawn, -127, 127)
+        return drawn.astype(self.dtype(dtype))
 
     def _placed(self, array: np.ndarray) -> Any:
         return array

@@ -74,6 +74,7 @@ class Cached:
             row.dtype,
         )
         rows = (pages.page, self.heads, self.size)
+        self.granule, self.scales = getattr(shape, "granule", 0), None
         if split:
             self.parts = [arrays.normal((layers, pages.total, *rows), row.dtype) for _ in range(halves)]
         else:
@@ -81,18 +82,27 @@ class Cached:
             self.blocks = arrays.empty((pages.total + 1, halves, layers, *rows), row.dtype)
             for layer in range(layers):
                 self.blocks[:, :, layer] = arrays.normal((pages.total + 1, halves, *rows), row.dtype)
+            if self.granule:
+                of_head = (*self.blocks.shape[:-1], -(-self.size // self.granule))
+                self.scales = (abs(arrays.normal(of_head, "f32")) + 0.5) * (1 / 64 if row.dtype == "i8" else 1)
 
     def collection(self, before: Any, newest: int, longest: int) -> Any:
         """kvarn's view of the pool."""
         import kvarn as kv
 
-        return kv.PagedKVCacheCollection(self.blocks, self.arrays.integers(before), self.pages.lookup, newest, longest)
+        scales = () if self.scales is None else (self.scales, self.granule)
+        before = self.arrays.integers(before)
+        return kv.PagedKVCacheCollection(self.blocks, before, self.pages.lookup, newest, longest, *scales)
 
     def rows(self, b: int, length: int, half: int) -> Any:
         """[length, heads, size] in float32, of layer 0."""
         ids = self.arrays.index(self.pages.table[b, : -(-length // self.pages.page)])
         found = self.parts[half][0][ids] if self.split else self.blocks[ids, half, 0]
-        return self.arrays.f32(found).reshape(-1, self.heads, self.size)[:length]
+        found = self.arrays.f32(found)
+        if self.scales is not None:
+            granules = self.arrays.index(np.arange(self.size) // self.granule)
+            found = found * self.scales[ids, half, 0][..., granules]
+        return found.reshape(-1, self.heads, self.size)[:length]
 
 
 class Problem:
@@ -122,6 +132,7 @@ class AttentionProblem(Problem):
     lengths: np.ndarray  # cached tokens with them
     window = 0
     scale = 1.0
+    last: int | None = None  # new tokens of a sequence that are checked, from its end; None: all
 
     def poison(self) -> None:
         self.arrays.poison(self.out)
@@ -142,7 +153,8 @@ class AttentionProblem(Problem):
         for b in self.sequences():
             keys, values = self.keys_of(b)
             for picked, head in self.heads_of(keys.shape[1]):
-                rows = slice(int(starts[b]), int(starts[b + 1]))
+                begin, end = int(starts[b]), int(starts[b + 1])
+                rows = slice(begin if self.last is None else max(begin, end - self.last), end)
                 q = self.arrays.f32(query[rows, picked])
                 wanted = self.wanted(q, keys[:, head], values[:, head], b, picked)
                 worst.append(self.arrays.relative_error(self.out[rows, picked], wanted))

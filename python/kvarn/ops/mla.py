@@ -15,8 +15,9 @@ from kvarn.dispatch import Operation, Schedule
 from . import checks, functions, sources
 from .block_lists import check_block_mask, mask_of
 from .checks import layer_of
+from .forms import parameters_of
 from .indices import MlaPrefillPlan, mla_prefill_plan
-from .reads import ARRAYS, NO_ALIAS, RowsOperation, check_ends, check_keys, check_rows, prior_of, with_blocks
+from .reads import APART, ARRAYS, NO_ALIAS, RowsOperation, check_ends, check_keys, check_rows, prior_of, with_blocks
 
 _FEW = 16  # new tokens of a sequence that are known to be no more
 
@@ -56,13 +57,6 @@ _MLA_ATTENTION = RowsOperation(
     _check_mla_attention,
     no_alias=NO_ALIAS,
 )
-
-
-_GIVEN = (
-    "collection", "layer", "query", "row_offsets", "value_size", "scale", "score", "mask", "window", "chunk",
-    "indices", "topk_lengths", "inline_scales", "sinks", "out", "lse", "kv_offsets", "prior", "shared",
-    "schedule",
-)  # fmt: skip
 
 
 def mla_attention(
@@ -199,6 +193,9 @@ def mla_attention(
     return (out, lse) if return_lse else out
 
 
+_GIVEN = tuple(name for name in parameters_of(mla_attention) if name not in APART)
+
+
 def scheduled(collection: Any, schedule: Schedule) -> Schedule:
     """The schedule with a bound of a sequence's new tokens, where they are few, on a GPU: one of few bounds.
 
@@ -239,8 +236,6 @@ def mla_decompress(
         Tokens of each sequence that earlier chunks took: a row of the plan's ``cache_offsets``.
     out : array-like [rows, D]
         The cache's dtype. Rows from ``row_offsets[B]`` on are not written.
-    schedule, stream
-        As of :func:`attention`.
 
     Returns
     -------
@@ -334,8 +329,6 @@ def mla_prefill_chunk(
         The query's dtype. When not given it is allocated by the query's library (torch, CuPy or NumPy).
     lse : f32 array-like [T, Hq], optional
         Likewise: the logarithm of the sum of exponentials, minus infinity in a row that sees no key.
-    schedule, stream
-        As of :func:`attention`.
 
     Returns
     -------

@@ -257,13 +257,13 @@ def attention(
     return _attend(False, given, answer, return_lse, block_mask, stream)
 
 
-_APART = ("return_lse", "block_mask", "stream")  # what the native part does not look at
-_GIVEN = tuple(name for name in parameters_of(attention) if name not in _APART)
+APART = ("return_lse", "block_mask", "stream")  # what the native part does not look at
+_GIVEN = tuple(name for name in parameters_of(attention) if name not in APART)
 _GIVEN_PADDED = tuple("valid_lengths" if name == "row_offsets" else name for name in _GIVEN)
 _OUT, _LSE = _GIVEN.index("out"), _GIVEN.index("lse")
 
 
-@of_padded_batches(attention, without=("shared",), apart=_APART, layer="int", schedule="Schedule")
+@of_padded_batches(attention, without=("shared",), apart=APART, layer="int", schedule="Schedule")
 def attention_padded(given: tuple[Any, ...], return_lse: bool, block_mask: BlockMask | None, stream: Any) -> Any:
     """:func:`attention` of a padded batch.
 
