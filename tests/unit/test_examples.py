@@ -134,6 +134,13 @@ def test_sketches_are_python(path):
             compile(code, f"{name_of(path)}:{first}", "exec")
 
 
+@pytest.mark.parametrize(("page", "example"), [("parallel", "parallel/*"), ("writing-passes", "rewrites")])
+def test_a_page_shows_an_example_as_it_is(page, example):
+    shown = [code for _, info, code in blocks(ROOT / "docs" / f"{page}.md") if info == "python sketch"]
+    files = [path.read_text() for path in (ROOT / "examples").glob(f"{example}.py")]
+    assert sum(any(code in text for text in files) for code in shown) == {"parallel": 2, "writing-passes": 1}[page]
+
+
 def anchors(path: Path) -> set[str]:
     """The anchors of a page's headings, as GitHub makes them."""
     text = _FENCE.sub("", path.read_text(encoding="utf-8"))
