@@ -143,6 +143,16 @@ def test_the_figures_of_readme_are_those_of_the_results():
     assert "The other two are prefill with heads of 192 and 256." in readme
 
 
+def test_what_is_written_by_hand_stays_short():
+    """A reader of everything has a day: what a page gains, another loses. Generated pages and tables have no cap."""
+    pages = {p: p.read_text() for p in (ROOT / "docs").rglob("*.md") if p.parent.name != "reference"}
+    readme, results = ((ROOT / name).read_text() for name in ("README.md", "bench/RESULTS.md"))
+    measured = results.partition("<!-- measured: begin -->")[2].partition("<!-- measured: end -->")[0]
+    assert readme.count("\n") <= 120
+    assert results.count("\n") <= 250
+    assert sum(text.count("\n") for text in (*pages.values(), readme, results)) - measured.count("\n") <= 4500
+
+
 def test_a_program_of_bench_that_a_page_names_is_there():
     pages = [*ROOT.glob("*.md"), ROOT / "bench" / "RESULTS.md", *(ROOT / "docs").rglob("*.md")]
     named = {name for page in pages for name in re.findall(r"python -m bench\.(\w+)", page.read_text())}
