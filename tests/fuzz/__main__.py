@@ -3,6 +3,7 @@
 
 ``frontend`` and ``kv_opt`` look for input that ends the process. ``answers`` runs random programs of attention on
 ``--place`` against the float64 model, and ``functions`` the same with numbers at the ends of i32 and f32.
+``torch_inputs`` calls operations with odd tensors, and needs torch.
 ``python -m fuzz kv_opt --seed N --reduce`` prints the least IR that still does what the seed's did.
 """
 
@@ -14,12 +15,17 @@ import sys
 from . import answers, kernels, loop, smaller, texts
 
 WORKERS = ("frontend", "kv_opt", "answers", "functions")
+WITH_TORCH = "torch_inputs"  # not among the default ones
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m fuzz", description="Look for input that ends the process.")
     parser.add_argument(
-        "worker", nargs="*", choices=[*WORKERS, []], default=WORKERS, help="which fuzzers; default: all"
+        "worker",
+        nargs="*",
+        choices=[*WORKERS, WITH_TORCH, []],
+        default=WORKERS,
+        help="which fuzzers; default: all but torch_inputs",
     )
     parser.add_argument("--seconds", type=float, default=600, help="how long each runs")
     parser.add_argument("--seed", type=int, default=0, help="the first seed")

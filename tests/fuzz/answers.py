@@ -61,7 +61,7 @@ def lengths(rng: random.Random, page: int, small: bool, most: int) -> tuple[list
     cached, new = [], []
     for _ in range(SEQUENCES + rng.randrange(4)):
         total = rng.choice(at) if rng.random() < 0.6 else rng.randint(0, longest)
-        fresh = min(total, rng.choice([0, 1, 1, 2, most, rng.randint(0, most)]))
+        fresh = min(total, most, rng.choice([0, 1, 1, 2, most, rng.randint(0, most)]))
         cached.append(total - fresh)
         new.append(fresh)
     return cached, new
@@ -95,9 +95,10 @@ def program(seed: int, where: str, extreme: bool) -> Program:
     shape: dict[str, Any] = {"num_heads": 1 if latent or small else rng.choice([1, 1, 2, 3])}
     if kind == "paged" and not latent and dtypes.by_name(stored).bits == 8 and (stored == "i8" or rng.random() < 0.5):
         shape |= {"scale_dtype": rng.choice(["f32", "f16", "bf16"]), "granularity": rng.choice([size, 32, 16, 4])}
+    whole_granules = size % shape.get("granularity", 1) == 0  # which scales beside a buffer have
+    operands = [edges.of_operands(dense_parts), edges.of_operands(ragged_parts)] if whole_granules else []
     forms = [
-        edges.padded, edges.of_others, edges.of_operands(dense_parts), edges.of_operands(ragged_parts),
-        edges.with_prior, edges.of_two_sources,
+        edges.padded, edges.of_others, *operands, edges.with_prior, edges.of_two_sources,
     ]  # fmt: skip
     form = edges.latent if latent else rng.choice([*[edges.ragged] * 4, *forms])
     most = rng.choice([1, 3]) if rng.random() < 0.4 else 9 if small else 200
