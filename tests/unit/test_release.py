@@ -141,6 +141,11 @@ def test_the_figures_of_readme_are_those_of_the_results():
     assert f"the fastest in {len(rows) - len(slower)} of {len(rows)} rows" in readme
     assert slower == [f"prefill 8 × 4096 causal, head size {size}" for size in (192, 256)]
     assert "The other two are prefill with heads of 192 and 256." in readme
+    means = dict(re.findall(r"^- (\w+(?: \w+)?): geometric mean of time over the best peer's ([\d.]+)", results, re.M))
+    first = results.partition("<!-- measured: begin -->")[0]
+    for group, words in (("decode fp8", "decode over fp8 caches"), ("decode bf16", "decode over bf16 caches")):
+        assert f"{words} {means[group]}" in first
+    assert f"append {means['append']}" in first
 
 
 def test_what_is_written_by_hand_stays_short():
