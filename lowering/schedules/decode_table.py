@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 """Schedules of decode attention: measured entries by batch class, and a rule for what was not measured.
 
-The figures behind the entries are in ``bench/RESULTS.md``. What they say: four warps a multiprocessor, each with two
+The figures behind the entries are in ``bench/notes/decode.md``. What they say: four warps a multiprocessor, each with two
 copies of 8 KiB in flight, reach the memory's rate with 16-bit caches; more in flight make the multiprocessors' shares
 of the memory less equal, and the slowest ends later. 8-bit caches and pages smaller than a tile have more instructions
 a byte and want eight warps; so do rows of 64 bytes, and those of 32 want twelve. Few sequences leave many partial

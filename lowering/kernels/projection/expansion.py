@@ -37,7 +37,7 @@ from .common import Projection, Scales, divisor, finish, scaled, scaled_tile, wg
 from .groups import plain_case, with_floats, with_values
 
 HOST_ROWS, HOST_COLUMNS, HOST_STEP = 16, 64, 64  # of a tile on the host
-FEW_BY_WGMMA, FEW_BY_MMA = 32, 64  # tokens up to which kind few is the fastest (on an H200: docs/products.md)
+FEW_BY_WGMMA, FEW_BY_MMA = 32, 64  # tokens up to which kind few is the fastest (on an H200: bench/notes/products.md)
 FEW_STORED = 256  # of a weight that is converted on its way to wgmma
 SIMT_ROWS, SIMT_WARPS = 8, 4  # tokens of a warp of the simple product, and its warps
 

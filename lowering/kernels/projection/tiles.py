@@ -195,7 +195,7 @@ def cycles(case: Projection, rows: int, columns: int, part: int, tokens: int) ->
     """About what a step of K takes, and its share of what comes after it.
 
     The most of what multiplies and copies in one multiprocessor, 53 bytes a cycle, of what the L2 gives all of them,
-    5900, and of what memory gives of the weight, 2050: fitted to what 60 tiles took on an H200 (docs/products.md).
+    5900, and of what memory gives of the weight, 2050: fitted to what 60 tiles took on an H200 (bench/notes/products.md).
     """
     tiles = cdiv(tokens, rows) * cdiv(case.columns, columns)
     rounds = cdiv(tiles, MULTIPROCESSORS) if tokens < MANY else tiles / MULTIPROCESSORS

@@ -33,7 +33,7 @@ MMA_UNITS = 6  # at most
 MOST_UNITS = {128: 15, 192: 12, 256: 12}  # of tiles of so many tokens by wgmma: what registers hold
 FULL = 128  # tokens up to which a tile has all
 EVEN = 1.05  # of an even share is what the busiest multiprocessor may have of tiles that count as even
-MOST_TOKENS = 1024  # up to which this kind is done sooner than others (on an H200: docs/products.md)
+MOST_TOKENS = 1024  # up to which this kind is done sooner than others (on an H200: bench/notes/products.md)
 KINDS = ("query", "key", "value")
 
 
