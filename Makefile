@@ -74,7 +74,6 @@ mutants: setup ## plant each fault of tests/mutants in a copy, and see that its 
 
 docs: setup ## write the generated parts of docs/
 	@$(BIN)/python docs/generate.py $(ARGS)
-	@$(BIN)/python docs/parity.py $(ARGS)
 	@$(BIN)/python docs/notebooks.py $(ARGS)
 
 # Groups of dependencies need pip 25.1.

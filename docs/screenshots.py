@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""Take the pictures of docs/passport.md again: python docs/screenshots.py, from the repository's folder.
+"""Take the pictures of docs/kernel-report.md again: python docs/screenshots.py, from the repository's folder.
 
 Needs Chromium on PATH, an assembler and nvdisasm; pngquant, where there is one, makes the files smaller.
 """
@@ -50,11 +50,11 @@ def main() -> None:
         example = f"{ROOT / 'examples' / 'rms_norm_keys.py'}:rms_norm_keys"
         cli.main(["explain", example, "--target", "sm_90a", "--spec", SPEC, *run, "--html", str(page)])
         link = "#line=24&pass=plan-kv-access"
-        shoot(page.as_uri() + link, IMAGES / "passport-light.png", (1400, 900), False)
+        shoot(page.as_uri() + link, IMAGES / "kernel-report-light.png", (1400, 900), False)
         page = attention().explain().save(Path(folder, "attention.html"))
         lower = "<style>header p, nav, #figures, #code, #passes, #parameters {display: none}</style></head>"
         page.write_text(page.read_text().replace("</head>", lower, 1))
-        shoot(page.as_uri(), IMAGES / "passport-dark.png", (1400, 1180), True)
+        shoot(page.as_uri(), IMAGES / "kernel-report-dark.png", (1400, 1180), True)
 
 
 if __name__ == "__main__":

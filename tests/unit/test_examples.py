@@ -84,6 +84,11 @@ def test_an_example_is_a_program(tmp_path):
     assert done.stdout.startswith("scale_keys: as NumPy has it. Its PTX begins\n//")
 
 
+def test_patterns_of_mlir_rewrite_kv_ops():
+    module = runpy.run_path(str(ROOT / "examples" / "rewrites.py"), run_name="examples")
+    assert ".visible .entry norms(" in module["main"]()
+
+
 @pytest.mark.sampled(5)
 @pytest.mark.parametrize("name", ["harmless", "pages", "scales", "invariant", "graph"])
 def test_a_promise_is_kept_by_gpu_code(name):
@@ -97,11 +102,8 @@ def test_a_promise_is_kept_by_gpu_code(name):
 
 def test_every_example_is_tested():
     found = {path.stem for path in (ROOT / "examples").glob("*.py")}
-    assert found == {
-        *EXAMPLES,
-        "promises",
-        "count_loads",
-    }  # the last is a pass, run below and by tests/kv-opt/load_pass.test
+    # count_loads is a pass, run below and by tests/kv-opt/load_pass.test.
+    assert found == {*EXAMPLES, "promises", "rewrites", "count_loads"}
 
 
 # --- pages -----------------------------------------------------------------------------------------
@@ -130,6 +132,13 @@ def test_sketches_are_python(path):
         assert info in ("", "python", "python sketch", "mlir", "toml"), f"{name_of(path)}:{first}: what is {info!r}?"
         if info == "python sketch":
             compile(code, f"{name_of(path)}:{first}", "exec")
+
+
+@pytest.mark.parametrize(("page", "example"), [("parallel", "parallel/*"), ("writing-passes", "rewrites")])
+def test_a_page_shows_an_example_as_it_is(page, example):
+    shown = [code for _, info, code in blocks(ROOT / "docs" / f"{page}.md") if info == "python sketch"]
+    files = [path.read_text() for path in (ROOT / "examples").glob(f"{example}.py")]
+    assert sum(any(code in text for text in files) for code in shown) == {"parallel": 2, "writing-passes": 1}[page]
 
 
 def anchors(path: Path) -> set[str]:

@@ -99,7 +99,7 @@ def test_the_package_tests_its_pass_in_two_run_lines(tmp_path):
     assert "PASS: page-tools :: drop_prefetches.mlir" in done.stdout
     lines = [line for line in (PACKAGE / "tests" / "drop_prefetches.mlir").read_text().splitlines() if "RUN:" in line]
     assert ["--check-semantics-of=drop-prefetches" in line for line in lines] == [False, True]
-    assert "\n".join(lines) in (ROOT / "docs" / "writing-passes.md").read_text()
+    assert "\n".join(lines) in (ROOT / "docs" / "testing-passes.md").read_text()
 
 
 @pytest.mark.parametrize("setting", ["", "0"])

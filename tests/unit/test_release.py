@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from bench.cases import TABLE, select
+
 ROOT = Path(__file__).resolve().parents[2]
 if not (ROOT / "release").is_dir():
     pytest.skip("release/ is of the repository, not of the package", allow_module_level=True)
@@ -116,42 +118,52 @@ def test_the_metadata_names_the_pythons_that_are_tried():
 
 # --- what README says
 
-TIMES = re.compile(r"\(([\d.]+)×")
+
+def table(text, title):
+    """The rows of the first table under a heading, each as a dictionary by column."""
+    lines = text.partition(f"## {title}\n")[2].partition("\n## ")[0].splitlines()
+    cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines if line.startswith("|")]
+    return [dict(zip(cells[0], row, strict=True)) for row in cells[2:]]
 
 
-def measured(title, column):
-    """The figures of a column of a table of bench/RESULTS.md, by row."""
-    text = (ROOT / "bench" / "RESULTS.md").read_text().partition(f"## {title}\n")[2]
-    lines = text.strip().split("\n\n")[0].splitlines()
-    names = [cell.strip() for cell in lines[0].strip("|").split("|")]
-    rows = ([cell.strip() for cell in line.strip("|").split("|")] for line in lines[2:] if line.startswith("|"))
-    return {cells[0]: cells[names.index(column)] for cells in rows}
+def test_the_figures_of_readme_are_those_of_the_results():
+    """A new measurement changes README with it: what it shows, and of how many rows kvarn is the fastest."""
+    readme, results = ((ROOT / name).read_text() for name in ("README.md", "bench/RESULTS.md"))
+    rows = {row["case"]: row for row in table(results, "Rows")}
+    shown = table(readme, "How fast")
+    assert shown[0]["row"].startswith("decode fp8")
+    for row in shown:
+        of = rows[row["row"]]
+        found = [row["kvarn"], row["fastest other"], row["library"]]
+        assert found == [of["kvarn µs"], of["µs"], of["best peer"]], row["row"]
+        assert select(row["measured by"].strip("`").partition("--rows ")[2], TABLE)[0].title == row["row"]
+    slower = [name for name, row in rows.items() if float(row["kvarn µs"]) > float(row["µs"])]
+    assert f"the fastest in {len(rows) - len(slower)} of {len(rows)} rows" in readme
+    assert slower == [f"prefill 8 × 4096 causal, head size {size}" for size in (192, 256)]
+    assert "The other two are prefill with heads of 192 and 256." in readme
+    means = dict(re.findall(r"^- (\w+(?: \w+)?): geometric mean of time over the best peer's ([\d.]+)", results, re.M))
+    first = results.partition("<!-- measured: begin -->")[0]
+    for group, words in (("decode fp8", "decode over fp8 caches"), ("decode bf16", "decode over bf16 caches")):
+        assert f"{words} {means[group]}" in first
+    assert f"append {means['append']}" in first
 
 
-def test_the_first_screen_says_what_was_measured():
-    """A new measurement changes README with it: these are its words for the figures of bench/RESULTS.md."""
-    readme = (ROOT / "README.md").read_text()
-    ours, theirs = measured("Rows", "kvarn µs"), measured("Rows", "µs")
-    less = [100 * (1 - float(ours[n]) / float(theirs[n])) for n in ours if n.startswith("decode")]
-    words = f"{min(less):.0f} to {max(less):.0f}% less time than the fastest of the libraries beside it"
-    assert f"{words}, in all of {len(less)} rows" in readme
-    cells = [measured("Batch-invariant decode", column) for column in ("bf16", "fp8")]
-    costs = [
-        (name, round(100 * float(m[1]) - 100)) for c in cells for name, cell in c.items() if (m := TIMES.search(cell))
-    ]
-    few, short = ("3 ×", "5 ×", "8 ×", "12 ×", "16 × 1000"), "1 × 1k"
-    of_few = [c for name, c in costs if name.startswith(few)]
-    of_short = sorted(c for name, c in costs if name == short)
-    others = [c for name, c in costs if name != short and not name.startswith(few)]
-    words = (
-        f"{min(others)} to {max(others)}% more time, {of_short[0]} and {of_short[1]}% for one sequence of 1k, "
-        f"{min(of_few)} to {max(of_few)}% for 3 to 16 short ones"
-    )
-    assert words in readme
-    times = {name: round(float(cell)) for name, cell in measured("Rows", "kvarn µs").items()}
-    one, usual, wide = (times[f"decode bf16 64 × 4k{p}"] for p in (", page 1", "", ", page 64"))
-    assert f"{one} µs at 1 token a page, {usual} at 16, 248 at 24, {wide} at 64" in readme
-    assert f"{times['decode fp8 64 × 4k']} µs without scales" in readme
+def test_what_is_written_by_hand_stays_short():
+    """A reader of everything has a day: what a page gains, another loses. Generated pages and tables have no cap."""
+    pages = {p: p.read_text() for p in (ROOT / "docs").rglob("*.md") if p.parent.name != "reference"}
+    readme, results = ((ROOT / name).read_text() for name in ("README.md", "bench/RESULTS.md"))
+    measured = results.partition("<!-- measured: begin -->")[2].partition("<!-- measured: end -->")[0]
+    assert readme.count("\n") <= 120
+    assert results.count("\n") <= 250
+    assert sum(text.count("\n") for text in (*pages.values(), readme, results)) - measured.count("\n") <= 4500
+
+
+def test_a_program_of_bench_that_a_page_names_is_there():
+    pages = [*ROOT.glob("*.md"), ROOT / "bench" / "RESULTS.md", *(ROOT / "docs").rglob("*.md")]
+    named = {name for page in pages for name in re.findall(r"python -m bench\.(\w+)", page.read_text())}
+    named |= {name for page in pages for name in re.findall(r"bench/(\w+)\.py", page.read_text())}
+    assert len(named) > 5
+    assert sorted(name for name in named if not (ROOT / "bench" / f"{name}.py").is_file()) == []
 
 
 def test_the_command_of_the_first_screen_gives_ptx(capsysbinary):

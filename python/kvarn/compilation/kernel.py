@@ -240,7 +240,7 @@ class Kernel:
         return artifact.save(path)
 
     def explain(self, report: Report | None = None, threads: int | None = None) -> Passport:
-        """Everything that is known of the kernel; see ``docs/passport.md``.
+        """Everything that is known of the kernel; see ``docs/kernel-report.md``.
 
         Parameters
         ----------
