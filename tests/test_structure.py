@@ -70,7 +70,7 @@ ALLOWED = {
     "kvarn.env": {"now": set(), "lazy": set()},
     "kvarn.settings": {"now": {"kvarn.env"}, "lazy": {"kvarn.lowering"}},
     "kvarn.pipelines": {"now": EVERYTHING, "lazy": set()},
-    "kvarn.files": {"now": set(), "lazy": set()},
+    "kvarn.files": {"now": {"kvarn.env"}, "lazy": set()},
     "kvarn.forks": {"now": set(), "lazy": set()},
     "kvarn.moved": {"now": set(), "lazy": set()},
     "kvarn.dialect": {"now": MLIR, "lazy": set()},
