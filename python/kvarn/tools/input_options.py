@@ -127,16 +127,33 @@ def _record(module: ir.Module | None, names: Sequence[str] = ("values", "lengths
 
 
 def _values(options: argparse.Namespace, lengths: tuple[int, ...] | None) -> Mapping[str, Any]:
+    given = {"lengths": lengths, "new": options.new}
+    if lengths is not None and (options.new is None or len(options.new) == 1):
+        given["new"] = (options.new or (1,)) * len(lengths)
+    made = {"values": arguments_of(options), "shapes": _shapes(options), "seed": options.seed}
+    return {**made, **{n: v for n, v in given.items() if v is not None}}
+
+
+def arguments_of(options: argparse.Namespace) -> dict[str, str]:
+    """What ``--arg`` says of arguments, by name; nothing for a command without it."""
     values = {}
-    for text in options.arg:
+    for text in getattr(options, "arg", ()):
         name, equals, value = text.partition("=")
         if not equals:
             raise ValueError(f"--arg takes NAME=VALUE, got {text!r}")
         values[name.strip()] = value.strip()
-    given = {"lengths": lengths, "new": options.new}
-    if lengths is not None and (options.new is None or len(options.new) == 1):
-        given["new"] = (options.new or (1,)) * len(lengths)
-    return {"values": values, "seed": options.seed, **{n: v for n, v in given.items() if v is not None}}
+    return values
+
+
+def _shapes(options: argparse.Namespace) -> dict[str, tuple[int | None, ...]]:
+    """The extents that ``--spec`` gives the buffers of an operation, whose IR keeps only some of them."""
+    if getattr(options, "op", None) is None:
+        return {}
+    from .specs import Shaped, parse_operand
+
+    named = (text.partition("=")[::2] for text in options.spec)
+    specs = {name.strip(): parse_operand(rest) for name, rest in named}
+    return {name: spec.extents for name, spec in specs.items() if isinstance(spec, Shaped)}
 
 
 def _extents(text: str) -> tuple[int, ...]:
@@ -160,5 +177,6 @@ def _batches(text: str) -> str | tuple[tuple[int, ...], ...]:
 
 
 __all__ = [
-    "RECORD", "add_input_options", "add_model_option", "inputs_of", "launch_of", "recorded", "stage_of", "values_of",
+    "RECORD", "add_input_options", "add_model_option", "arguments_of", "inputs_of", "launch_of", "recorded",
+    "stage_of", "values_of",
 ]  # fmt: skip

@@ -42,6 +42,8 @@ class InputOptions:
     lengths, new : tuple of int
         Tokens cached of each sequence, and tokens of the step.
     seed : int
+    shapes : mapping of str to tuple of int or None
+        Extents of buffers, in place of those that the IR says; None is one that follows from the lengths.
     lenient : bool
         Whether values of arguments that are not there are no mistake: of IR that becomes smaller.
     """
@@ -50,6 +52,7 @@ class InputOptions:
     lengths: tuple[int, ...] = (37, 0, 18)
     new: tuple[int, ...] = (3, 1, 2)
     seed: int = 0
+    shapes: Mapping[str, tuple[int | None, ...]] = field(default_factory=dict)
     lenient: bool = False
 
     def __post_init__(self) -> None:
@@ -98,7 +101,9 @@ def random_arguments(
     if unknown and not options.lenient:
         raise ValueError(f"there is no argument {sorted(unknown)[0]!r}: there are {', '.join(a.name for a in args)}")
     made = _Maker(options)
-    found = Arguments({arg.name: made.argument(arg, shapes.get(arg.name, ())) for arg in args})
+    found = Arguments(
+        {arg.name: made.argument(arg, options.shapes.get(arg.name) or shapes.get(arg.name, ())) for arg in args}
+    )
     found.origin = made.origin
     return found
 
@@ -192,10 +197,26 @@ class _Maker:
             return _aligned(np.concatenate([[0], np.cumsum(self.new)]).astype(np.int32))
         if arg.name in ("valid_lengths", "cache_offsets"):
             return _aligned((self.new if arg.name == "valid_lengths" else 0 * self.new).astype(np.int32))
-        leading = {1: (int(self.new.sum()),), 2: (len(self.new), int(self.new.max()))}.get(shape.count(None))
-        if leading is None or None in shape[len(leading) :] or len(shape) == len(leading) or arg.dtype.is_integer:
-            raise ValueError(f"argument {arg.name!r} must be given: {arg.name}=SHAPE, such as 8x128, or its elements")
-        return _aligned(self.values((*leading, *(int(n or 0) for n in shape[len(leading) :])), arg.dtype))
+        extents = self.extents(shape)
+        if extents is None or (arg.dtype.is_integer and None in shape):
+            raise ValueError(
+                f"argument {arg.name!r} must be given: {arg.name}=SHAPE, such as 8x128, or its elements; of an "
+                f"operation, --spec '{arg.name}=buffer({arg.dtype.name}, (8, 128))' has a shape"
+            )
+        return _aligned(self.values(extents, arg.dtype))
+
+    def extents(self, shape: tuple[int | None, ...]) -> tuple[int, ...] | None:
+        """The extents of a buffer of which some are not known: tokens of the step, or its sequences and their tokens,
+        where they come first, else as many as a sequence may have with them; None where none is known.
+        """
+        unknown = [n for n, extent in enumerate(shape) if extent is None]
+        if len(unknown) == len(shape):
+            return None
+        leading = {(0,): (int(self.new.sum()),), (0, 1): (len(self.new), int(self.new.max()))}.get(tuple(unknown))
+        if leading is None:
+            most = int(self.cached.max() + self.new.sum())
+            return tuple(most if n is None else n for n in shape)
+        return (*leading, *(n for n in shape[len(leading) :] if n is not None))
 
     @staticmethod
     def descriptor(spec: TmaSpec, cache: Any) -> Any:
