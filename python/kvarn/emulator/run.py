@@ -133,10 +133,14 @@ def _launch(
             return None
         return place.stream.launch(entry.name, place.programmatic, memory, own, arrays[len(own) :], place.followed)
 
-    ptx.launch(
-        str(artifact.code["ptx"]), entry.name, grid, block, values, arrays, entry.shared_bytes, order, entry.cluster,
-        ptx.Around(report, parts, variables, launched),
-    )  # fmt: skip
+    try:
+        ptx.launch(
+            str(artifact.code["ptx"]), entry.name, grid, block, values, arrays, entry.shared_bytes, order,
+            entry.cluster, ptx.Around(report, parts, variables, launched),
+        )  # fmt: skip
+    except ptx.EmulationError as error:
+        error.kernel = error.kernel or entry.name
+        raise
     if watched:
         ownership.after(binding.HOST)
 

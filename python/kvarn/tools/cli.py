@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from kvarn.env import env
+from kvarn.tools.input_options import arguments_of
 from kvarn.tools.pass_options import add_pass_options, passes_of
 
 COMMANDS = {
@@ -112,8 +113,8 @@ def add_kernel_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--op",
         metavar="NAME",
-        help="in its place, an operation: a function of kv.ops (attention), or MODULE:FUNCTION; --spec and --static "
-        "then name its arguments: --spec 'query=buffer(bf16, (none, 32, 128))'",
+        help="in its place, an operation: a function of kv.ops (attention), MODULE:FUNCTION or FILE.py:FUNCTION; "
+        "--spec and --static then name its arguments: --spec 'query=buffer(bf16, (none, 32, 128))'",
     )
     parser.add_argument("--target", help="sm_80, sm_90a, sm_100a or host; default: this machine's")
     parser.add_argument(
@@ -148,8 +149,9 @@ def named(options: argparse.Namespace) -> tuple[Any, list[Any]]:
     if (options.op is None) == (options.kernel is None):
         raise UsageError("a kernel must be named, FILE.py:KERNEL, or an operation, --op attention")
     if options.op is not None:
-        source = importlib.import_module("kvarn.tools.operation_source")
-        return source.operation_source(options.op, options.spec, options.static, options.target), []
+        source, inputs = map(importlib.import_module, ("kvarn.tools.operation_source", "kvarn.tools.random_inputs"))
+        given = inputs.InputOptions(arguments_of(options), lenient=True)
+        return source.operation_source(options.op, options.spec, options.static, options.target, given), []
     if options.kernel.endswith(".mlir"):
         path = Path(options.kernel)
         if not path.is_file():

@@ -153,7 +153,7 @@ def _checks_of(options: argparse.Namespace, steps: Sequence[Step], rest: Any) ->
     """What is checked of the answers of a source, and how."""
     from kvarn.lowering import target as targets
 
-    from .input_options import inputs_of
+    from .input_options import inputs_of, launch_of, stage_of
     from .opt_semantics import Checks
     from .semantics import Checker, Launch, model_of
     from .stages import Stages
@@ -171,12 +171,17 @@ def _checks_of(options: argparse.Namespace, steps: Sequence[Step], rest: Any) ->
     for name in options.check_semantics_of:
         if name not in names:
             raise UsageError(f"--check-semantics-of must name a pass that runs, got {name!r}")
-    launch = Launch(options.grid, options.block)
 
-    def checker(text: str, module: Any) -> Checker:
+    said = options.stage is not None or options.start_after is not None
+
+    def checker(text: str, module: Any, stage: str | None) -> Checker:
+        launch = Launch(*launch_of(options, module))
         return Checker(text, target, rest, inputs_of(options, module), launch, model, stage)
 
-    return Checks(checker, stages, stage, tuple(options.check_semantics_of))
+    def begin(module: Any) -> str | None:
+        return stage if said else stage_of(module) or stage
+
+    return Checks(checker, stages, begin, tuple(options.check_semantics_of))
 
 
 def _settings(options: argparse.Namespace) -> Any:
