@@ -16,6 +16,7 @@ from ..ext import Operand, Result
 from .tile import IN_SHARED, SHARED, layout_of, tile_of, tile_type
 
 COLUMNS = 8  # of the narrowest product
+LARGE = 2.0**27  # a maximum from which weights by a fused multiply-add would be off by 2^8: f16 could not hold them
 LARGEST = 3.4e38  # of a score in powers of two, and of its negative: what would be more is that
 
 

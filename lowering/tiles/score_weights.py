@@ -16,7 +16,7 @@ from mlir import ir
 from mlir.dialects import arith, math as mlir_math, scf
 
 from kvarn.dialect.ops.tile import WarpAnyOp
-from kvarn.dialect.ops.weights import LARGEST
+from kvarn.dialect.ops.weights import LARGE, LARGEST
 from kvarn.lowering.rewrite import defining_op, ops_named
 
 from .affine import ONE, Emitter, of
@@ -24,7 +24,6 @@ from .fast_math import CONTRACT
 from .ir import filled, splat_of
 
 NAME = "kv.tile_weights"
-LARGE = 2.0**27  # a maximum from which weights would be off by 2^8: with a slack of as much f16 could not hold them
 
 
 def large(maximum: ir.Value) -> ir.Value:

@@ -20,7 +20,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from kvarn import dsl as kv
-from kvarn.dialect.ops.weights import LARGEST
+from kvarn.dialect.ops.weights import LARGE, LARGEST
 from kvarn.dsl.values import rounded_product
 
 LOG2E, LN2 = math.log2(math.e), math.log(2.0)
@@ -34,6 +34,15 @@ def in_powers(score: Any) -> Any:
     """A natural score in powers of two, rounded once: finite of a finite one; infinities and NaN stay what they are."""
     line = score * _SLOPE
     return kv.math.min(kv.math.max(rounded_product(score, LOG2E), line - _OFFSET), line + _OFFSET)
+
+
+@kv.func
+def are_large(maxima: Any) -> Any:
+    """Whether the executing warp has a maximum whose last place is too much to be taken off an exact product."""
+    found = kv.bool(False)
+    for m in kv.static(maxima):
+        found = found | ((kv.math.abs(m) > LARGE) & (m > LOWEST))
+    return kv.ballot(found) != 0
 
 
 def weight(m: Any, m_new: Any, exists: Any = True, exp2: Any = kv.ex2) -> Any:
