@@ -19,11 +19,14 @@ from kvarn import dsl as kv
 from kvarn.dialect.layout import cdiv
 from kvarn.dialect.shared_layout import CHUNK
 from kvarn.dsl import functions
+from kvarn.dsl.builder import types
 from kvarn.dsl.tiles import Tile
+from kvarn.lowering.rewrite import defining_op
+from kvarn.lowering.tiles.ir import HIDES
 
 from ..base import Expansion
 from .arguments import AttentionArguments
-from .case import Case, asks, has_first, mask_of
+from .case import Case, mask_of
 from .key_splits import partial_row, quotient
 from .partials import LOG2E, LOWEST, finished, log_sum_exp, with_prior
 from .queries import tiles_of
@@ -129,12 +132,12 @@ def scaled_query(s, a, rows):
 
 
 @kv.func
-def cleaned(s, v, seen):
-    """Values, with zeros for those that no row sees: whatever they are, a weight of zero leaves nothing of them."""
-    if s.clean and (has_first(s.case) or asks(s.case)):
-        some = kv.where(seen, kv.full((s.rows, s.keys), 1), 0).max(axis=0)
-        v = kv.where((some > 0)[:, None], v, 0.0)
-    return v
+def weighted(s, p, v, o):
+    """Sums of values times weights; on the host a value that a row does not see may be anything."""
+    o = kv.dot(s.of_weights(p), v, o)
+    if s.clean:
+        defining_op(o.ir).attributes[HIDES] = types().attribute("unit")
+    return o
 
 
 @kv.func
@@ -186,11 +189,10 @@ def attention_kernel(s: TileKernel) -> Any:
                 if modifies(s.case):
                     x = modified(s.case, x * factor, *at, a.slopes, arrays)
                 with kv.trace("mask"):
-                    x, seen = keys.hide(x, tile, at, arrays[scores_read:])
-                v = cleaned(s, tile.v, seen)
+                    x = keys.hide(x, tile, at, arrays[scores_read:])
                 with kv.trace("softmax"):
                     m, l, p, alpha = online_softmax(m, l, x, unit, *s.slack)
-                o = kv.dot(s.of_weights(p), v, o * alpha[:, None])
+                o = weighted(s, p, tile.v, o * alpha[:, None])
             if several:
                 write_partial(s, t, rows, work.tile, work.split, first < end, m, l, o)
             elif work.split == 0:

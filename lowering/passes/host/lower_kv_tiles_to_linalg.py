@@ -33,7 +33,7 @@ from kvarn.lowering.pass_base import fail, kv_pass
 from kvarn.lowering.rewrite import Rules, defining_op, ops_named, replace, walk
 from kvarn.lowering.tiles import score_weights
 from kvarn.lowering.tiles.cache_rows import load_width, place_in_pool, read_rope, read_row
-from kvarn.lowering.tiles.ir import constant_int, element, is_tile, shape, splat_of, tiled, users
+from kvarn.lowering.tiles.ir import HIDES, constant_int, element, is_tile, shape, splat_of, tiled, users
 from kvarn.lowering.tiles.threads import buffer_of
 
 LANES = 16  # elements of a row that are loaded at a time
@@ -167,6 +167,8 @@ def lower_dot(op: Any) -> ir.Value:
     with ir.InsertionPoint(block):
         x, y, z = block.arguments
         linalg.YieldOp([arith.addf(z, arith.mulf(x, y))])
+    if HIDES in op.operation.attributes:
+        product.operation.attributes[HIDES] = ir.UnitAttr.get()
     return product.results[0]
 
 
