@@ -7,8 +7,9 @@ Combining scales each by 2^(m - the maximum of all) and adds; a sink is a partia
 Normalised, a partial result is o / l and its log-sum-exp: m is then log2 of the whole sum, and l is 1.
 
 A score in powers of two is a product that is rounded once (:func:`in_powers`), wherever it is compared or subtracted:
-taken off an exact product, a maximum of 1e9 would leave 64, of 1e30 infinity. So the largest score of a row has weight 1
-before results are normalised, and of finite scores no weight is NaN. Scores beyond 3.4e38 / log2(e) count as that.
+taken off an exact product, a maximum of 1e9 would leave 64, of 1e30 infinity. So the largest score of a row has
+weight 1 before results are normalised, and of finite scores no weight is NaN. Scores beyond 3.4e38 / log2(e) count as
+that.
 
 The functions take numbers and tiles alike. ``exp2`` is the exponential of the kernel's target.
 """
