@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 from reference import attention as reference
 from reference.attention_functions import problem_of, query_of, run
-from reference.random_caches import Problem
-
-import kvarn as kv
+from reference.places import Interpreted, Place
+from reference.random_caches import Problem, random_query, stored_problem
+from unit.test_mla_functions import attend, model
 
 pytestmark = pytest.mark.whole
 
@@ -94,3 +94,112 @@ def test_every_finite_score_has_the_weight_that_it_has_in_float64(name):
             problem.collection, 1, query, problem.row_offsets, score=lambda x, b, h, q, k, z=z: z[q, k].astype(float)
         )
         assert_right(name, got, want)
+
+
+LATENT = {"kind": "latent", "splits": 1}
+LATENTS: dict[str, tuple[Any, str, int, Any, int]] = {
+    "host": (Place(), "f32", 2, None, 28),
+    "a warp a row": (Interpreted("sm_90a"), "f16", 2, {"kind": "simt"}, 4),
+    "64 query rows": (Interpreted("sm_90a"), "f16", 16, LATENT, 28),
+    "few query rows": (Interpreted("sm_90a"), "f16", 8, {**LATENT, "max_queries": 2}, 2),
+    "few query rows, 8-bit keys": (Interpreted("sm_90a"), "f8e4m3", 8, {**LATENT, "max_queries": 2}, 2),
+    "64 query rows, 8-bit keys": (Interpreted("sm_90a"), "f8e4m3", 16, LATENT, 28),
+    "tiles by mma.sync": (Interpreted("sm_80"), "f16", 16, LATENT, 28),
+}
+
+
+@pytest.mark.parametrize("name", LATENTS)
+def test_every_finite_score_of_latent_rows_has_the_weight_that_it_has_in_float64(name):
+    place, dtype, heads, schedule, new = LATENTS[name]
+    rng, problem = stored_problem(
+        13, "paged", dtype, num_heads=1, is_mla=True, head_size=144, page_size=64, cached=[40], new=[new]
+    )
+    query = query_of(rng, problem, heads)
+    found = tables(new, 68, 40)
+    for z in found[:: 1 if new > 2 else 9]:
+        out, lse = attend(place, problem, query, size=128, schedule=schedule, score=(from_array, z))
+        want, wanted_lse = model(problem, query, 128, score=lambda x, b, h, q, k, z=z: z[q, k].astype(float))
+        np.testing.assert_allclose(out.astype(np.float64), want, rtol=2e-2, atol=8e-3)
+        held = np.clip(wanted_lse, -COUNTED, COUNTED)
+        np.testing.assert_allclose(np.clip(lse.astype(np.float64), -COUNTED, COUNTED), held, rtol=1e-5, atol=8e-3)
+
+
+# --- products, sinks and partial results as large ---------------------------------------------------------------
+
+
+def with_keys(problem: Problem, columns: np.ndarray) -> None:
+    """Make keys zeros but for their first element, which is one of some numbers; what is no token stays NaN."""
+    keys = problem.collection.blocks[:, 0]
+    there = ~np.isnan(keys.astype(np.float32))
+    first = np.zeros(keys.shape, np.float32)
+    first[..., 0] = np.resize(columns, keys.shape[:-1])
+    keys[there] = first.astype(keys.dtype)[there]
+
+
+@pytest.mark.parametrize("name", KERNELS)
+def test_products_of_any_size_have_the_weights_that_they_have_in_float64(name):
+    target, schedule, _, shape = KERNELS[name]
+    dtype = {"f16": "bf16"}.get(KERNELS[name][2], KERNELS[name][2])
+    new = 4 if schedule is DECODE else 28
+    rng, problem = problem_of(12, "paged", dtype, **{"cached": [300], "new": [new], **shape})
+    with_keys(problem, np.array([1.0, 0.5, -1.0, 0.0, 1.0, 0.75, -0.5]))
+    query = random_query(rng, problem, 4)
+    query[:] = 0
+    sizes = np.resize([1e3, -1e6, 1e9, -1e12, 1e15, -1e18, 1e22, 1e27, -1e30, 1e36], (new, 4))
+    query[..., 0] = sizes.astype(query.dtype)
+    out, lse = run(problem, query, target=target, schedule=schedule)
+    want, wanted_lse = reference.function_attention(problem.collection, 1, query, problem.row_offsets)
+    tolerance = 1e-4 if dtype == "f32" else 2e-2
+    np.testing.assert_allclose(out.astype(np.float64), want, rtol=tolerance, atol=tolerance)
+    np.testing.assert_allclose(lse, wanted_lse, rtol=1e-5, atol=2e-3)
+
+
+FINISHES = {name: KERNELS[name] for name in ("host", "host, a row at a time", "tiles by wgmma", "a warp a row", "decode")}
+
+
+@pytest.mark.parametrize("name", FINISHES)
+def test_sinks_and_prior_results_of_any_size_have_their_weight(name):
+    target, schedule, _, _ = KERNELS[name]
+    problem, query, _ = problem_for(name)
+    rng = np.random.default_rng(4)
+    prior = rng.standard_normal(query.shape).astype(np.float32)
+    rows = query.shape[0], query.shape[1]
+    for own in (0.0, -1e9, -1e30, 1e30):
+        z = np.full((68, 68), own, np.float32)
+        sinks = np.array([-LARGEST, -1e9, 1e9, -np.inf], np.float32)
+        prior_lse = np.resize(np.array([-1e30, 1e30, 2.0, -np.inf, -1e9, LARGEST], np.float32), rows)
+        alike = {"score": lambda x, b, h, q, k: 0.0 * x}
+        values, counts = reference.function_attention(problem.collection, 1, query, problem.row_offsets, **alike)
+        for given in ({"sinks": sinks}, {"prior": prior, "prior_lse": prior_lse}):
+            out, _ = run(problem, query, score=(from_array, z), target=target, schedule=schedule, **given)
+            other = np.broadcast_to(sinks, rows) if "sinks" in given else prior_lse
+            top = np.maximum(np.float32(own), other)
+            a, b = np.exp(counts + (np.float64(np.float32(own)) - top)), np.exp(np.float64(other) - top)
+            beside = 0.0 if "sinks" in given else prior * (b / (a + b))[..., None]
+            want = values * (a / (a + b))[..., None] + beside
+            np.testing.assert_allclose(out.astype(np.float64), want, rtol=4e-3, atol=4e-3)
+
+
+SPLIT = {
+    "tiles": {"kind": "tile", "rows": 64, "keys": 64, "splits": 3, "max_queries": 2},
+    "decode": {"kind": "decode", "max_queries": 2, "max_batch": 1, "tile": 32},
+    "decode, whatever the batch": {"kind": "decode", "max_queries": 2, "max_batch": 1, "tile": 32, "split": 64},
+}
+
+
+@pytest.mark.parametrize("name", SPLIT)
+def test_partial_results_of_any_size_have_their_weight(name):
+    rng, problem = problem_of(14, "paged", "f16", cached=[4000], new=[2], page_size=64)
+    query = query_of(rng, problem, 2)
+    for far in (-1e9, -1e30, 1e12, -LARGEST):
+        z = np.full(4002, far, np.float32)
+        z[rng.integers(0, 4002, 5)] = 0.0
+        for table in (z, np.full(4002, far, np.float32)):
+            out, _ = run(
+                problem, query, score=(lambda x, b, h, q, k, z: z[k], table), target="sm_90a", schedule=SPLIT[name]
+            )
+            want, _ = reference.function_attention(
+                problem.collection, 1, query, problem.row_offsets,
+                score=lambda x, b, h, q, k, z=table: z[k].astype(float) + 0 * x,
+            )  # fmt: skip
+            np.testing.assert_allclose(out.astype(np.float64), want, rtol=4e-3, atol=4e-3)

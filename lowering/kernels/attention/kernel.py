@@ -131,13 +131,9 @@ def scaled_query(s, a, rows):
     return q, factor, unit
 
 
-@kv.func
-def weighted(s, p, v, o):
-    """Sums of values times weights; on the host a value that a row does not see may be anything."""
-    o = kv.dot(s.of_weights(p), v, o)
-    if s.clean:
-        defining_op(o.ir).attributes[HIDES] = types().attribute("unit")
-    return o
+def hide_values(o: Tile) -> None:
+    """Let the values of a product be anything where their weights are zero."""
+    defining_op(o.ir).attributes[HIDES] = types().attribute("unit")
 
 
 @kv.func
@@ -192,7 +188,9 @@ def attention_kernel(s: TileKernel) -> Any:
                     x = keys.hide(x, tile, at, arrays[scores_read:])
                 with kv.trace("softmax"):
                     m, l, p, alpha = online_softmax(m, l, x, unit, *s.slack)
-                o = weighted(s, p, tile.v, o * alpha[:, None])
+                o = kv.dot(s.of_weights(p), tile.v, o * alpha[:, None])
+                if s.clean:
+                    hide_values(o)
             if several:
                 write_partial(s, t, rows, work.tile, work.split, first < end, m, l, o)
             elif work.split == 0:
