@@ -16,6 +16,8 @@ from reference.places import Interpreted, Place
 from reference.random_caches import Problem, random_query, stored_problem
 from unit.test_mla_functions import attend, model
 
+import kvarn as kv
+
 pytestmark = pytest.mark.whole
 
 LARGEST = float(np.finfo(np.float32).max)
@@ -154,7 +156,9 @@ def test_products_of_any_size_have_the_weights_that_they_have_in_float64(name):
     np.testing.assert_allclose(lse, wanted_lse, rtol=1e-5, atol=2e-3)
 
 
-FINISHES = {name: KERNELS[name] for name in ("host", "host, a row at a time", "tiles by wgmma", "a warp a row", "decode")}
+FINISHES = {
+    name: KERNELS[name] for name in ("host", "host, a row at a time", "tiles by wgmma", "a warp a row", "decode")
+}
 
 
 @pytest.mark.parametrize("name", FINISHES)
@@ -184,17 +188,26 @@ SPLIT = {
     "tiles": {"kind": "tile", "rows": 64, "keys": 64, "splits": 3, "max_queries": 2},
     "decode": {"kind": "decode", "max_queries": 2, "max_batch": 1, "tile": 32},
     "decode, whatever the batch": {"kind": "decode", "max_queries": 2, "max_batch": 1, "tile": 32, "split": 64},
+    "decode, sums of splits": {
+        "kind": "decode",
+        "max_queries": 2,
+        "max_batch": 4,
+        "tile": 32,
+        "split": 64,
+        "combine": 0,
+    },
 }
 
 
 @pytest.mark.parametrize("name", SPLIT)
 def test_partial_results_of_any_size_have_their_weight(name):
-    rng, problem = problem_of(14, "paged", "f16", cached=[4000], new=[2], page_size=64)
+    keys = 2600 if name == "tiles" else 700
+    rng, problem = problem_of(14, "paged", "f16", cached=[keys - 2], new=[2], page_size=64)
     query = query_of(rng, problem, 2)
-    for far in (-1e9, -1e30, 1e12, -LARGEST):
-        z = np.full(4002, far, np.float32)
-        z[rng.integers(0, 4002, 5)] = 0.0
-        for table in (z, np.full(4002, far, np.float32)):
+    for far in (-1e9, -LARGEST) if name == "tiles" else (-1e9, -1e30, 1e12, -LARGEST):
+        z = np.full(keys, far, np.float32)
+        z[rng.integers(0, keys, 5)] = 0.0
+        for table in (z, np.full(keys, far, np.float32)):
             out, _ = run(
                 problem, query, score=(lambda x, b, h, q, k, z: z[k], table), target="sm_90a", schedule=SPLIT[name]
             )
@@ -203,3 +216,82 @@ def test_partial_results_of_any_size_have_their_weight(name):
                 score=lambda x, b, h, q, k, z=table: z[k].astype(float) + 0 * x,
             )  # fmt: skip
             np.testing.assert_allclose(out.astype(np.float64), want, rtol=4e-3, atol=4e-3)
+
+
+# --- softcap and tanh --------------------------------------------------------------------------------------------
+
+CAPS = (1e-3, 0.3, 15.9, 16.1, 50.0, 1e5, 1e18, 1e30, 3e38)
+CAPPED = {name: KERNELS[name] for name in ("host", "host, a row at a time", "tiles of f32", "a warp a row")}
+
+
+def own_tanh(cap: float) -> Any:
+    return lambda score, b, h, q, k: cap * kv.math.tanh(score * (1.0 / cap))
+
+
+@pytest.mark.parametrize("name", CAPPED)
+@pytest.mark.parametrize("own", [False, True], ids=["softcap", "tanh"])
+def test_capped_scores_of_any_size_are_off_by_at_most_1e_5_of_what_they_were(name, own):
+    """A row that sees one key has its score as the logarithm of its sum."""
+    target, schedule, dtype, shape = KERNELS[name]
+    new = 60 if target == "host" else 20
+    rng, problem = problem_of(15, "paged", dtype, **{"cached": [0], "new": [new], **shape})
+    with_keys(problem, np.ones(1))
+    query = random_query(rng, problem, 4)
+    for cap in CAPS[1:8:2] if own else CAPS if target == "host" else CAPS[::2]:
+        sizes = np.concatenate([np.geomspace(1e-6, 1e34, 2 * new), cap * np.geomspace(1e-4, 40.0, 2 * new)])
+        with np.errstate(over="ignore"):
+            query[..., 0] = np.resize(np.clip(sizes, 0, 1e34), (new, 4)) * rng.choice([-1, 1], (new, 4))
+        query[..., 1:] = 0
+        options: dict[str, Any] = {"score": own_tanh(cap)} if own else {"softcap": cap}
+        _, lse = run(problem, query, mask=lambda b, h, q, k: k == 0, target=target, schedule=schedule, **options)
+        x = query[..., 0].astype(np.float64) * query.shape[-1] ** -0.5
+        error = np.abs(lse - cap * np.tanh(x / cap)) / np.maximum(1.0, np.abs(x))
+        assert error.max() < 1e-5, (cap, x.flat[error.argmax()])
+
+
+# --- values that are no numbers, and what the host computes in ------------------------------------------------------
+
+MASKS: dict[str, tuple[Any, Any]] = {
+    "causal": ("causal", lambda q, k: k <= q),
+    "window": (kv.masks.sliding_window(7), lambda q, k: (k <= q) & (q - k < 7)),
+    "function": (lambda b, h, q, k: (k <= q) & (k % 3 != 1), lambda q, k: (k <= q) & (k % 3 != 1)),
+}
+
+
+@pytest.mark.parametrize("mask", MASKS)
+@pytest.mark.parametrize("name", ["host", "host, a row at a time", "host, 8-bit keys", "a warp a row"])
+def test_what_a_row_does_not_see_may_be_anything(name, mask):
+    target, schedule, dtype, shape = KERNELS[name]
+    given, sees = MASKS[mask]
+    rng, problem = problem_of(16, "paged", dtype, **{"cached": [33], "new": [9], "num_heads": 1, **shape})
+    query, blocks, table = query_of(rng, problem, 2), problem.collection.blocks, problem.collection.lookup_table
+    want, _ = run(problem, query, mask=given, target=target, schedule=schedule)
+    page = blocks.shape[3]
+    for token in (0, 25, 29, 34, 37, 41) if target == "host" else (29, 37):
+        for half in (0, 1):
+            at = table[0, token // page], half, 1, token % page
+            kept = blocks[at].copy()
+            blocks[at] = np.nan if token % 2 or dtype == "f8e4m3" else np.inf
+            out, _ = run(problem, query, mask=given, target=target, schedule=schedule)
+            blocks[at] = kept
+            seen = sees(33 + np.arange(9), token)
+            np.testing.assert_array_equal(out[~seen], want[~seen])
+            if seen.any() and (token % 2 or half):
+                assert not np.isfinite(out[seen].astype(np.float32)).any(-1).all()
+
+
+@pytest.mark.parametrize(
+    ("dtype", "query_type", "scaled"),
+    [("bf16", "bf16", False), ("f16", "f16", False), ("f8e4m3", "f32", False), ("f8e4m3", "bf16", False),
+     ("f8e4m3", "bf16", True), ("f8e4m3", "f16", True), ("i8", "bf16", True), ("i8", "f32", True)],
+)  # fmt: skip
+def test_the_host_computes_in_f32(dtype, query_type, scaled):
+    """Weights and keys with scales are not rounded to the query's type: only the output is."""
+    scales: dict[str, Any] = {"scale_dtype": "f32", "granularity": 32} if scaled else {}
+    rng, problem = problem_of(17, "paged", dtype, cached=[90, 3], new=[5, 20], **scales)
+    query = random_query(rng, problem, 4, query_type)
+    out, lse = run(problem, query, target="host")
+    want, wanted_lse = reference.attention(problem.collection, 1, query, problem.row_offsets)
+    rounding = {"bf16": 2.0**-8, "f16": 2.0**-11, "f32": 1e-5}[query_type]
+    assert (np.abs(out.astype(np.float64) - want) <= 1.01 * rounding * np.abs(want) + 1e-5 * np.abs(want).max()).all()
+    np.testing.assert_allclose(lse, wanted_lse, rtol=2e-6, atol=2e-5)
