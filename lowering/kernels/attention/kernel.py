@@ -26,7 +26,7 @@ from kvarn.lowering.tiles.ir import HIDES
 
 from ..base import Expansion
 from .arguments import AttentionArguments
-from .case import Case, mask_of
+from .case import Case
 from .key_splits import partial_row, quotient
 from .partials import LOG2E, LOWEST, finished, log_sum_exp, with_prior
 from .queries import tiles_of
@@ -59,10 +59,10 @@ def rounds(s, t):
         work = i if t.queue is None else kv.take_round(t.queue, i, units)
         split = 0 if t.splits is None else quotient(work, number_of_tiles)
         tile = work - split * number_of_tiles  # blocks that read the same keys run at one time
-        if s.chunk is None:
+        if s.case.chunk is None:
             number, head = tile // heads, tile % heads
         else:
-            number, head = tile % t.tiles, tile // t.tiles
+            number, head = tile % t.tiles, tile // t.tiles  # of a chunk one head after another
         yield Work(tile, t.tiles - 1 - number, head, split)  # the longest first
 
 
@@ -140,7 +140,8 @@ def hide_values(o: Tile) -> None:
 def write_result(s, a, rows, m, l, o):
     """Write the rows' result: normalised, with a sink and a result over other keys, and the log-sum-exp."""
     head, place, exists = rows.h, rows.place, rows.exists
-    prior, prior_lse = (a.out, a.lse) if s.accumulate else (a.prior, a.prior_lse)
+    accumulates = s.case.chunk is not None and s.case.chunk.accumulate
+    prior, prior_lse = (a.out, a.lse) if accumulates else (a.prior, a.prior_lse)
     before = None if prior is None else prior_lse.gather(*place, mask=exists)
     m, l, factor, of_prior = finished(m, l, None if a.sinks is None else a.sinks[head], before, kv.math.exp2)
     o = o * factor[:, None]
@@ -167,7 +168,7 @@ def write_partial(s, t, rows, tile, split, some, m, l, o):
 def attention_kernel(s: TileKernel) -> Any:
     """The kernel of a specialisation."""
     scores_read = functions.registered(s.case.score).arrays if s.case.score else 0
-    mask_of(s.case)  # one that was not given in this process is refused before anything is traced
+    _ = s.case.mask.function  # one that was not given in this process is refused before anything is traced
     options = {} if s.min_blocks is None else {"min_blocks": s.min_blocks}
 
     @kv.kernel(block=(s.threads, 1, 1), **options)
