@@ -218,6 +218,40 @@ def test_partial_results_of_any_size_have_their_weight(name):
             np.testing.assert_allclose(out.astype(np.float64), want, rtol=4e-3, atol=4e-3)
 
 
+def of_row(score, b, h, q, k, z):
+    return score * 2.0 + z[q]
+
+
+def of_distance(score, b, h, q, k, z):
+    return score + z[q] * kv.f32(k - q)
+
+
+@pytest.mark.parametrize("function", [of_row, of_distance])
+@pytest.mark.parametrize("name", ["host", "tiles by wgmma", "tiles by mma.sync"])
+def test_scores_that_are_sums_of_products_have_their_weight_however_large(name, function):
+    """Such scores are computed with what makes weights of them, by one multiplication and addition (fold-kv-scores)."""
+    target, schedule, dtype, _ = KERNELS[name]
+    rng, problem = problem_of(18, "paged", dtype, cached=[150], new=[20], head_size=16)
+    keys = problem.collection.blocks[:, 0]
+    keys[~np.isnan(keys)] = rng.integers(-1, 2, keys[~np.isnan(keys)].shape)
+    query = rng.integers(-1, 2, query_of(rng, problem, 2).shape).astype(keys.dtype)
+    z = np.zeros(170, np.float32)
+    z[150:] = np.resize([0.0, 3.0, -1e3, 1e9, -1e9, 1e12, -1e16, 1e18, -1e25, -1e30, 1e30, 1e35, -1e35], 20)
+
+    def score(x: Any, b: Any, h: Any, q: Any, k: Any) -> Any:
+        x, of_query = x.astype(np.float32), z[q]
+        found = x * np.float32(2) + of_query if function is of_row else x + of_query * (k - q).astype(np.float32)
+        return found.astype(float)
+
+    given = schedule and {**schedule, "keys": 64}
+    out, lse = run(problem, query, score=(function, z), target=target, schedule=given)
+    want, wanted_lse = reference.function_attention(problem.collection, 1, query, problem.row_offsets, score=score)
+    np.testing.assert_allclose(out.astype(np.float64), want, rtol=4e-3, atol=4e-3)
+    # What is linear in a distance is computed from where a tile begins: within 1e-5 of the slope.
+    bound = 1e-5 * np.abs(wanted_lse) + 2e-3 + (0.0 if function is of_row else 1e-5 * np.abs(z[150:, None]))
+    assert (np.abs(lse - wanted_lse) <= bound).all()
+
+
 # --- softcap and tanh --------------------------------------------------------------------------------------------
 
 CAPS = (1e-3, 0.3, 15.9, 16.1, 50.0, 1e5, 1e18, 1e30, 3e38)
