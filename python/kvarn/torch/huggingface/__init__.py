@@ -53,8 +53,9 @@ def attention(
         Must be 0.
     scaling : float, optional
     **options
-        ``is_causal``, ``softcap``, ``s_aux`` (sinks, [Hq]) and ``position_bias`` (added to the scores, [B, Hq, S,
-        keys]). The window of ``sliding_window`` is the mask's, and what else there may be is not for sdpa either.
+        ``is_causal``, ``softcap``, ``s_aux`` (sinks, [Hq]), ``position_bias`` (added to the scores, [B, Hq, S, keys])
+        and ``indices`` (keys of which a query sees those alone, [B, S, K]). The window of ``sliding_window`` is the
+        mask's, and what else there may be is not for sdpa either.
 
     Returns
     -------
@@ -74,6 +75,11 @@ def attention(
         if mask is None:
             causal = getattr(module, "is_causal", True) if causal is None else causal
             mask = bool(query.shape[2] > 1 and causal)
+        for name in ("block_indices", "sinks"):
+            if options.get(name) is not None:
+                raise NotImplementedError(f'kvarn: attention takes no {name}: use attn_implementation="eager"')
+        if options.get("indices") is not None:
+            mask = given.chosen(mask, options["indices"])
         if position_bias is not None:
             tensor = mask.tensor() if isinstance(mask, Mask) else None if isinstance(mask, bool) else mask
             mask = create_position_bias_mask(position_bias, tensor, mask is True, query, key)

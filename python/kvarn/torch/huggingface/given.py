@@ -99,19 +99,28 @@ def read(mask: torch.Tensor, first: int, at: torch.Tensor | None = None) -> dict
     return {"mask": "null", "score": (_added if at is None else _added_at, mask.float().contiguous(), *arrays)}
 
 
-def check_tensor(mask: Any, queries: int, keys: int) -> None:
-    """What a mask that is a tensor must be."""
+def check_tensor(mask: Any, queries: int, keys: int, instead: str = 'use attn_implementation="sdpa"') -> None:
+    """What a mask that is a tensor must be; ``instead`` ends a message."""
     if not isinstance(mask, torch.Tensor) or not (mask.dtype == torch.bool or mask.is_floating_point()):
         found = mask.dtype if isinstance(mask, torch.Tensor) else type(mask).__name__
         raise NotImplementedError(
-            f"kvarn: the attention mask must be None, or a Tensor of booleans or floats, got {found}: "
-            'use attn_implementation="sdpa" for this model'
+            f"kvarn: the attention mask must be None, or a Tensor of booleans or floats, got {found}: {instead}"
         )
     if mask.dim() != 4 or tuple(mask.shape[2:]) != (queries, keys):
         raise NotImplementedError(
             f"kvarn: the attention mask must have the shape [B, H, {queries}, {keys}] (H may be 1), "
-            f'got {list(mask.shape)}: use attn_implementation="sdpa" for this model'
+            f"got {list(mask.shape)}: {instead}"
         )
+
+
+def chosen(mask: Mask | torch.Tensor | bool, indices: torch.Tensor) -> torch.Tensor:
+    """The mask of queries that see only the keys ``indices``, [B, S, K], of those that a mask shows."""
+    tensor = mask.tensor() if isinstance(mask, Mask) else mask
+    if isinstance(tensor, bool) or tensor.dim() != 4:
+        raise NotImplementedError('kvarn: indices need a mask of four dimensions: use attn_implementation="eager"')
+    keep = torch.zeros((*indices.shape[:2], tensor.shape[-1]), dtype=torch.bool, device=indices.device)
+    keep = keep.scatter_(-1, indices.long(), True)[:, None]
+    return tensor & keep if tensor.dtype == torch.bool else tensor.masked_fill(~keep, torch.finfo(tensor.dtype).min)
 
 
 def _masked(
@@ -202,7 +211,8 @@ def _by_name(mask: Mask) -> tuple[torch.Tensor | None, bool]:
     """Which tokens there are (None: all), and whether attention computes the mask by its name over these."""
     end = mask.kv_offset + mask.keys
     last = mask.q_offset + mask.queries == end and not (mask.chunk and mask.kv_offset % mask.chunk)
-    there = mask.there(mask.kv_offset, end)
+    # Chunks are counted from the first token that there is, also where the keys begin later.
+    there = mask.there(0 if mask.chunk else mask.kv_offset, end)
     if there is None:
         return None, last or not mask.causal
     if is_tracing(there):  # its values are not known
@@ -228,7 +238,9 @@ def _plain(
         operands: list[Any] = [LayoutTensorMHAOperand(x.transpose(1, 2).contiguous()) for x in (key, value)]
     else:
         operands = [RaggedMHAOperand(rows.packed(x).contiguous(), rows.offsets) for x in (key, value)]
+    if rows.empty:
+        return query.new_zeros(query.shape).transpose(1, 2)
     return rows.spread(ops.attention(*operands, rows.packed(query).contiguous(), rows.offsets, **named, **how))
 
 
-__all__ = ["Rows", "attention", "check_tensor", "read"]
+__all__ = ["Rows", "attention", "check_tensor", "chosen", "read"]

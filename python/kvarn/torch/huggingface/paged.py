@@ -123,8 +123,8 @@ class PagedCache(Cache):
         device: Any = None,
     ) -> None:
         config = config.get_text_config(decoder=True)
-        heads, size = _heads_of(config)
         kinds = _layers_of(config)
+        heads, size = _heads_of(config)
         super().__init__(layers=[k() if k.__name__ == _SHARES else PagedLayer(self, i) for i, k in enumerate(kinds)])
         batch_size = _positive(batch_size, "batch_size")
         max_length, page_size = _positive(max_length, "max_length"), _positive(page_size, "page_size")
@@ -297,13 +297,13 @@ class PagedCache(Cache):
                 if same and (not self._padded or not (mask.window or mask.chunk) or one_run(there)):
                     return mask.named()
             mask = mask.tensor()
-        check_tensor(mask, tokens, end)
+        check_tensor(mask, tokens, end, _OWN)
         if not self._padded:
             return read(mask, self._seen)
         shown = mask if mask.dtype == torch.bool else mask > torch.finfo(mask.dtype).min / 2
         if (shown & ~there[:, None, None] & there[:, None, self._seen :, None]).any():
             self._all_stored()
-        return read(mask, self._seen, (~there).int().argsort(1, stable=True).int())
+        return read(mask, self._seen, (~there).int().argsort(dim=1, stable=True).int())
 
     def _all_stored(self) -> None:
         if self._padded:
@@ -367,20 +367,22 @@ def _dtype_of(dtype: Any, granularity: Any) -> torch.dtype:
 
 def _heads_of(config: Any) -> tuple[int, int]:
     """KV heads and head size, one for all layers."""
-    heads = getattr(config, "num_key_value_heads", None) or getattr(config, "num_attention_heads", None)
-    size = getattr(config, "head_dim", None)
-    if size is None and isinstance(getattr(config, "hidden_size", None), int) and isinstance(heads, int):
-        size = config.hidden_size // config.num_attention_heads
-    others = [getattr(config, n, None) for n in ("num_global_key_value_heads", "global_head_dim")]
-    mixed = any(o is not None and o != x for o, x in zip(others, (heads, size), strict=True))
-    if mixed or any(isinstance(x, bool) or not isinstance(x, int) or x < 1 for x in (heads, size)):
+    found = {_heads_of_layer(layer) for layer in getattr(config, "per_layer_config", None) or (config,)}
+    text = " and ".join(f"{heads} heads of {size}" for heads, size in sorted(found, key=repr))
+    if len(found) != 1 or any(isinstance(x, bool) or not isinstance(x, int) or x < 1 for x in next(iter(found))):
         raise ValueError(
             "PagedCache: all layers must have one number of KV heads and one head size, got "
-            f"{type(config).__name__} with {heads} heads of {size}"
-            + (f" and {others[0] or heads} heads of {others[1] or size}" if mixed else "")
-            + f": {_OWN}"
+            f"{type(config).__name__} with {text}: {_OWN}"
         )
-    return int(heads or 0), int(size or 0)
+    return found.pop()
+
+
+def _heads_of_layer(config: Any) -> tuple[Any, Any]:
+    all_heads = getattr(config, "num_attention_heads", None)
+    heads, size = getattr(config, "num_key_value_heads", None) or all_heads, getattr(config, "head_dim", None)
+    if size is None and isinstance(all_heads, int) and isinstance(getattr(config, "hidden_size", None), int):
+        size = config.hidden_size // all_heads
+    return heads, size
 
 
 def _layers_of(config: Any) -> list[type]:
