@@ -1,0 +1,159 @@
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""Masks of transformers as kvarn takes them: a description where attention computes the mask itself, else a tensor.
+
+transformers asks its attention backends to make masks, and says what each holds: a function of positions, a padding
+mask of two dimensions, and where queries and keys begin. :func:`mask` keeps that as a :class:`Mask`, from which
+attention decides what it can compute without a value a score. Where the model needs to look at the values, and for
+every function but those that kvarn knows, there is the boolean tensor that sdpa would get.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
+from transformers import masking_utils
+
+
+class Mask:
+    """What the layers of one kind see in a step.
+
+    Whatever looks at it as a tensor, of [B, 1, queries, keys] booleans, gets that tensor.
+
+    Attributes
+    ----------
+    causal : bool
+        Whether key k is seen by query q only for k <= q, by the positions of transformers, which count padding.
+    window, chunk : int or None
+        As of ``kv.ops.attention``; chunks are counted from a sequence's first token that is not padding.
+    queries, keys : int
+    q_offset, kv_offset : int
+        Positions of the first query and the first key.
+    attention_mask : bool Tensor [B, S] or None
+        Which tokens there are, from position 0 on; none after its end. None: all.
+    """
+
+    def __init__(self, causal: bool, window: int | None, chunk: int | None, arguments: dict[str, Any]) -> None:
+        self.causal, self.window, self.chunk = causal, window, chunk
+        self.queries, self.keys = arguments["q_length"], arguments["kv_length"]
+        self.q_offset, self.kv_offset = arguments["q_offset"], arguments["kv_offset"]
+        self.attention_mask = arguments["attention_mask"]
+        self._arguments = arguments
+        self._tensor: torch.Tensor | None = None
+
+    def named(self) -> dict[str, Any]:
+        """The keywords of ``kv.ops.attention``, where the queries are the last of the keys."""
+        return {"mask": "causal" if self.causal else "null", "window": self.window, "chunk": self.chunk}
+
+    def there(self, first: int, end: int) -> torch.Tensor | None:
+        """Which tokens there are from position ``first`` up to ``end``: [B, end - first]."""
+        if self.attention_mask is None:
+            return None
+        known = self.attention_mask[:, first:end]
+        missing = end - first - known.shape[1]
+        return torch.nn.functional.pad(known, (0, missing)) if missing > 0 else known
+
+    def tensor(self) -> torch.Tensor:
+        """All values, [B, 1, queries, keys]."""
+        if self._tensor is None:
+            self._tensor = _tensor(self._arguments)
+        return self._tensor
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__") or name in ("_tensor", "_arguments"):
+            raise AttributeError(name)
+        return getattr(self.tensor(), name)
+
+    def __getitem__(self, index: Any) -> torch.Tensor:
+        return self.tensor()[index]
+
+    @classmethod
+    def __torch_function__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        args, kwargs = pytree.tree_map(lambda x: x.tensor() if isinstance(x, Mask) else x, (args, kwargs or {}))
+        return function(*args, **kwargs)
+
+
+def mask(
+    batch_size: int,
+    q_length: int,
+    kv_length: int,
+    q_offset: Any = 0,
+    kv_offset: int = 0,
+    mask_function: Any = masking_utils.causal_mask_function,
+    attention_mask: torch.Tensor | None = None,
+    allow_is_causal_skip: bool = True,
+    allow_is_bidirectional_skip: bool = False,
+    **options: Any,
+) -> Mask | torch.Tensor:
+    """transformers' interface of masks.
+
+    Returns
+    -------
+    Mask
+        Of a mask that is causal, perhaps with a window or chunks, or that hides nothing but padding, where transformers
+        lets its own backends go without a mask.
+    bool Tensor [B, 1, q_length, kv_length]
+        Of any other, and where positions are known on the device only, as those of static caches.
+    """
+    arguments = {
+        "batch_size": batch_size, "q_length": q_length, "kv_length": kv_length, "q_offset": q_offset,
+        "kv_offset": kv_offset, "mask_function": mask_function, "attention_mask": attention_mask, **options,
+    }  # fmt: skip
+    shape = _shape_of(mask_function)
+    if shape is None or isinstance(q_offset, torch.Tensor):
+        return _tensor(arguments)
+    if not (allow_is_causal_skip if shape[0] else allow_is_bidirectional_skip):
+        return _tensor(arguments)
+    return Mask(*shape, arguments)
+
+
+def _tensor(arguments: dict[str, Any]) -> torch.Tensor:
+    """The boolean mask of transformers' sdpa, whole."""
+    found = masking_utils.sdpa_mask(**arguments, allow_is_causal_skip=False, allow_is_bidirectional_skip=False)
+    assert found is not None
+    return found
+
+
+def _shape_of(function: Any) -> tuple[bool, int | None, int | None] | None:
+    """Causal or not, window and chunk of a mask function of transformers; None for one that kvarn has no name for."""
+    window = chunk = None
+    names = set()
+    for part in _parts(function):
+        name = getattr(part, "__qualname__", "").partition(".")[0]
+        if name not in _KNOWN or name in names:
+            return None
+        names.add(name)
+        if name == "sliding_window_overlay":
+            window = int(_closed_over(part)["sliding_window"])
+        elif name == "chunked_overlay":
+            chunk = int(_closed_over(part)["chunk_size"])
+    causal = "causal_mask_function" in names
+    if (not causal and names != {"bidirectional_mask_function"}) or (window and chunk):
+        return None
+    return causal, window, chunk
+
+
+_KNOWN = {"causal_mask_function", "bidirectional_mask_function", "sliding_window_overlay", "chunked_overlay"}
+
+
+def _closed_over(function: Any) -> dict[str, Any]:
+    cells = (c.cell_contents for c in function.__closure__ or ())
+    return dict(zip(function.__code__.co_freevars, cells, strict=True))
+
+
+def _parts(function: Any) -> list[Any]:
+    """The mask functions that one is the intersection of."""
+    if getattr(function, "__qualname__", "").startswith("and_masks."):
+        (parts,) = _closed_over(function).values()
+        return [part for f in parts for part in _parts(f)]
+    return [function]
+
+
+def one_run(there: torch.Tensor) -> bool:
+    """Whether the tokens that there are, [B, S], lie side by side in every sequence: distances are of positions."""
+    begins = there[:, 0].int() + (there[:, 1:] & ~there[:, :-1]).sum(1)
+    return bool((begins <= 1).all())
+
+
+__all__ = ["Mask", "mask", "one_run"]
