@@ -589,7 +589,7 @@ def nobody_knows(name: str) -> str:
 def test_the_sources_are_those_that_code_is_compiled_by():
     package = Path(compiler.__file__).parents[1]
     folders = ("artifact", "compilation", "dialect", "dsl", "lowering")
-    code = {path for folder in folders for path in (package / folder).glob("**/*.py")}
+    code = {path for folder in folders for end in ("py", "json") for path in (package / folder).glob(f"**/*.{end}")}
     assert code | set(package.glob("*.py")) == set(compiler.sources())
 
 
