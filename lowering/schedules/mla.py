@@ -5,12 +5,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from kvarn.dialect.dtypes import bf16, f8e4m3, f16, f32
 from kvarn.dialect.layout import align_up, cdiv
-from kvarn.dialect.ops.attention import arrays_of
 from kvarn.dialect.schedules import TILED, written
+from kvarn.lowering.kernels.attention.arguments import AttentionArguments
 from kvarn.lowering.kernels.attention.case import Case, tile_count
 from kvarn.lowering.kernels.attention.key_splits import MOST_SPLITS
 from kvarn.lowering.kernels.base import Expansion
@@ -21,15 +22,7 @@ from kvarn.lowering.kernels.mla import (
     stored as latent_stored,
     wide as latent_wide,
 )
-from kvarn.lowering.kernels.mla.common import (
-    BOX_COLUMNS,
-    KEYS,
-    MOST_ROWS,
-    WIDE,
-    LatentArguments,
-    LatentConfig,
-    ends_in_combine,
-)
+from kvarn.lowering.kernels.mla.common import BOX_COLUMNS, KEYS, MOST_ROWS, WIDE, LatentConfig, ends_in_combine
 from kvarn.lowering.target import Target
 from kvarn.lowering.tiles.ir import MMA, WGMMA
 
@@ -168,11 +161,8 @@ def launch(config: LatentConfig, at: Expansion, op: Any) -> None:
         if config.copy == "tma"
         else None
     )
-    out = None if config.parted else op.out
-    a = LatentArguments(
-        op.collection, op.layer, op.query, op.row_offsets, op.scale, out, parts, op.indices, op.topk_lengths, key_map,
-        op.kv_offsets, *arrays_of(op), op.block_mask,
-    )  # fmt: skip
+    a = AttentionArguments.of(op).without("sinks", "lse", "prior", "prior_lse", *(["out"] if config.parted else []))
+    a = replace(a, partials=parts, key_map=key_map)
     if config.few:
         kernel, threads = latent_few.latent_kernel(config, at.target.shared_bytes), latent_blocks.threads_of(config)
     else:

@@ -38,6 +38,12 @@ class AttentionArguments:
         Of a sequence's new keys, where they are not as many as its query rows.
     scale : f32
     out : [T, Hq, V] or [B, S, Hq, V]
+    partials, counters : i8 [bytes]
+        Of a launch: partial results, and how many of them there are.
+    max_units : i32
+        Of a launch: work units that a batch is cut into, at most.
+    key_map : TMA descriptor
+        Of a launch: of latent rows.
     sinks, slopes : f32 [Hq]
         A logit without a value per head; ALiBi's slope per head.
     lse, prior_lse : f32 [T, Hq] or [B, S, Hq]
@@ -67,6 +73,10 @@ class AttentionArguments:
     kv_offsets: Any = None
     scale: Any = None
     out: Any = None
+    partials: Any = None
+    counters: Any = None
+    max_units: Any = None
+    key_map: Any = None
     sinks: Any = None
     lse: Any = None
     slopes: Any = None

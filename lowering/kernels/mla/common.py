@@ -20,7 +20,7 @@ from ..attention.case import Case, start_of
 from ..attention.key_tiles import KeyTiles
 from ..attention.partials import LN2
 from ..attention.queries import RaggedQueries
-from ..attention.softmax import arrays_read, modified_one, shown
+from ..attention.softmax import modified_one, shown
 
 KEYS = 64  # of a tile
 WIDE = 64  # query rows of a block, or fewer with swapped operands
@@ -217,60 +217,15 @@ class Tile:
     splits: Any
 
 
-@dataclass(frozen=True)
-class LatentArguments:
-    """What the kernels read and write; None what an operation does not have.
-
-    Attributes
-    ----------
-    collection, layer, query, scale, kv_offsets, array0, ..., array3, block_mask
-        As of :class:`AttentionArguments`.
-    row_offsets : i32 [B + 1]
-    out : [T, Hq, V]
-        None where all results are partial ones.
-    parts : i8 [bytes]
-        Partial results.
-    indices, topk_lengths : i32 [T, K], i32 [T]
-        Rows of the pool that a query row sees, and how many of them count.
-    key_map : TMA descriptor
-    """
-
-    collection: Any
-    layer: Any
-    query: Any
-    row_offsets: Any
-    scale: Any
-    out: Any
-    parts: Any
-    indices: Any
-    topk_lengths: Any
-    key_map: Any
-    kv_offsets: Any
-    array0: Any
-    array1: Any
-    array2: Any
-    array3: Any
-    block_mask: Any
-
-    @property
-    def queries(self) -> RaggedQueries:
-        """Where the query rows of the sequences lie."""
-        return queries_of(self.query, self.row_offsets, self.kv_offsets)
-
-    @property
-    def arrays(self) -> list[Any]:
-        """The arrays of the functions, as these read them."""
-        return arrays_read(self.array0, self.array1, self.array2, self.array3)
-
-    @kv.func
-    def tile(self, c: LatentConfig, queries: Any, b: Any, place: Any, extents: Any, splits: Any) -> Tile:
-        """The tile of a block whose rows exist; ``extents`` are those that are known before, or None."""
-        _, token0, row0, rows = place
-        if extents is None:
-            extents = extents_of(c, self, queries, b, token0)
-        listed = walk_of(c, self.block_mask, queries, b, row0)
-        span = keys_of(c, *extents, row0, rows, splits, kv.block_id.y, listed)
-        return Tile(b, place, extents, span, splits)
+@kv.func
+def tile_of(c, a, queries, b, place, extents, splits):
+    """The tile of a block whose rows exist; ``extents`` are those that are known before, or None."""
+    _, token0, row0, rows = place
+    if extents is None:
+        extents = extents_of(c, a, queries, b, token0)
+    listed = walk_of(c, a.block_mask, queries, b, row0)
+    span = keys_of(c, *extents, row0, rows, splits, kv.block_id.y, listed)
+    return Tile(b, place, extents, span, splits)
 
 
 @kv.func
@@ -296,9 +251,9 @@ def extents_of(c, a, queries, b, token0):
     """(position of the sequence's first query, keys) of a tile: listed, the keys are the places of the list."""
     if not c.case.listed:
         return start_of(c.case, a.collection, None, queries, b)
-    count = a.indices.shape[1]
-    if a.topk_lengths is not None:
-        count = kv.math.min(kv.math.max(a.topk_lengths[token0], 0), count)
+    count = a.lists.shape[1]
+    if a.list_counts is not None:
+        count = kv.math.min(kv.math.max(a.list_counts[token0], 0), count)
     return kv.i32(0), count
 
 

@@ -25,6 +25,7 @@ from kvarn import dsl as kv
 from kvarn.dialect.chips import REGISTERS
 from kvarn.lowering.tiles.ir import BARRIER_BYTES
 
+from ..attention.arguments import AttentionArguments
 from . import (
     block_sizes as latent_blocks,
     columns as latent_columns,
@@ -36,7 +37,7 @@ from . import (
 )
 from .block import Block
 from .block_sizes import LISTS
-from .common import BOX, CONSUMERS_BARRIER, NEVER, LatentArguments, LatentConfig, extents_of, load_query, place_of
+from .common import BOX, CONSUMERS_BARRIER, NEVER, LatentConfig, extents_of, load_query, place_of, queries_of, tile_of
 from .ring import Ring, next_tile
 
 
@@ -154,7 +155,7 @@ def latent_kernel(c: LatentConfig, shared_bytes: int) -> Any:
             latent_results.put_columns(c, a.ring, o[j], inverse, group * MINE + j, a.warp, a.lane)
 
     @kv.kernel(block=(latent_blocks.threads_of(c), 1, 1), min_blocks=1, cluster=(1, PAIR, 1) if PAIR > 1 else None)
-    def attention_latent_few(args: LatentArguments):
+    def attention_latent_few(args: AttentionArguments):
         memory = kv.shared(RING * c.box.bytes + QUERY_BYTES + 2 * weights_layout.bytes, kv.u8, alignment=1024)
         ring = memory.ptr()
         q_tile = ring + RING * c.box.bytes
@@ -192,20 +193,20 @@ def latent_kernel(c: LatentConfig, shared_bytes: int) -> Any:
         rank = kv.cluster_rank() if PAIR > 1 else kv.i32(0)
         splits, split, number = kv.grid_dim.y // PAIR, kv.block_id.y // PAIR, kv.grid_dim.x - 1 - kv.block_id.x
         kv.griddepcontrol_wait()  # what lies before is of this kernel alone
-        queries, arrays = args.queries, args.arrays
+        queries, arrays = queries_of(args.query, args.extents, args.kv_offsets), args.arrays
         b, token0, row0, rows = place_of(c, queries, number)
         place, some = (number, token0, row0, rows), kv.bool(False)
         # Where a block's sequence is known its length is read with its offsets.
         extents = extents_of(c, args, queries, b, token0) if c.tiles else None
         if row0 < rows:
             cache = args.collection.get_key_cache(args.layer)
-            tile = args.tile(c, queries, b, place, extents, kv.grid_dim.y)
+            tile = tile_of(c, args, queries, b, place, extents, kv.grid_dim.y)
             span = tile.span
             some = span[5] > 0
             if span[5] > 0:
                 if role > GROUPS:
                     take_registers(2)
-                    source = latent_copies.Rows(c, cache, args.indices, b, token0, span[0], span[1])
+                    source = latent_copies.Rows(c, cache, args.lists, b, token0, span[0], span[1])
                     if c.copy == "tma":
                         if thread < CONSUMERS + 32:
                             latent_ring.produce_by_tma(r, args.key_map, cache, ring, full, span, b, lane)
@@ -249,11 +250,11 @@ def latent_kernel(c: LatentConfig, shared_bytes: int) -> Any:
                 with kv.trace("combine and write"):
                     if PAIR > 1:
                         latent_results.combine_in_cluster(
-                            c, ring, ends, rank, args.parts, args.out, place, splits, split, thread
+                            c, ring, ends, rank, args.partials, args.out, place, splits, split, thread
                         )
                     else:
                         latent_results.write_own(
-                            c, ring, ends, args.parts, args.out, place, splits, split, some, thread
+                            c, ring, ends, args.partials, args.out, place, splits, split, some, thread
                         )
         if PAIR > 1:
             kv.cluster_barrier()  # no block ends while the other reads its memory

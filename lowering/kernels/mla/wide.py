@@ -25,6 +25,7 @@ from kvarn.dialect.layout import align_up, cdiv
 from kvarn.dialect.shared_layout import SharedLayout
 from kvarn.lowering.tiles.ir import BARRIER_BYTES
 
+from ..attention.arguments import AttentionArguments
 from ..attention.partials import LOG2E, LOWEST, normalizer
 from . import copies as latent_copies, rows as latent_rows
 from .common import (
@@ -37,7 +38,6 @@ from .common import (
     NEVER,
     SCORES_BARRIER,
     WIDE,
-    LatentArguments,
     LatentConfig,
     alone,
     clear_rows,
@@ -48,6 +48,8 @@ from .common import (
     of_functions,
     pack,
     place_of,
+    queries_of,
+    tile_of,
     write_rows,
 )
 
@@ -189,7 +191,7 @@ def latent_kernel(c: LatentConfig) -> Any:
             row, chunk = warp * 16 + i // chunks, i % chunks
             vector = (staging + (chunk // CHUNK * BOX.bytes + BOX.chunk_offset(row, chunk % CHUNK))).load(dtype, CHUNK)
             column, split = first_column + chunk * CHUNK, kv.block_id.y
-            write_rows(c, vector, a.parts, a.out, t.place, row, column, t.splits, split)
+            write_rows(c, vector, a.partials, a.out, t.place, row, column, t.splits, split)
 
     @kv.func
     def write_nothing(a, t, thread):
@@ -198,10 +200,10 @@ def latent_kernel(c: LatentConfig) -> Any:
         if alone(c, splits):
             for i in range(thread, WIDE * (V // CHUNK), CONSUMERS):
                 row, column = i // (V // CHUNK), i % (V // CHUNK) * CHUNK
-                write_rows(c, c.part(kv.vector(f32, CHUNK)), a.parts, a.out, t.place, row, column, splits, split)
+                write_rows(c, c.part(kv.vector(f32, CHUNK)), a.partials, a.out, t.place, row, column, splits, split)
         else:
             if thread < WIDE:
-                lse_of(c, a.parts, kv.grid_dim.x, t.place[0], splits, split, thread).store(kv.f32(NEVER))
+                lse_of(c, a.partials, kv.grid_dim.x, t.place[0], splits, split, thread).store(kv.f32(NEVER))
 
     @kv.func
     def visible(at, t, s, i, base, warp, lane):
@@ -280,7 +282,7 @@ def latent_kernel(c: LatentConfig) -> Any:
                 (at.ends + row * 4).store(inverse[u])
                 if in_parts(c, splits):
                     lse = kv.where(total[u] == 0.0, NEVER, m[u] + kv.math.log2(total[u]))
-                    lse_of(c, a.parts, kv.grid_dim.x, t.place[0], splits, kv.block_id.y, row).store(lse)
+                    lse_of(c, a.partials, kv.grid_dim.x, t.place[0], splits, kv.block_id.y, row).store(lse)
         kv.named_barrier(CONSUMERS_BARRIER, CONSUMERS)  # the query is read: its place is free
         with kv.trace("write"):
             write_columns(a, t, o, inverse, at.q_tile, 0, warp, lane)
@@ -342,7 +344,7 @@ def latent_kernel(c: LatentConfig) -> Any:
                     latent_copies.note_rows(c, places, there, barrier, thread)
 
     @kv.kernel(block=(threads_of(c), 1, 1), min_blocks=1)
-    def attention_latent(a: LatentArguments):
+    def attention_latent(a: AttentionArguments):
         memory = kv.shared((1 + STAGES) * TILE + WEIGHTS.bytes, kv.u8, alignment=1024).ptr()
         small = kv.shared(2 * WIDE, kv.f32).ptr()
         full = kv.shared(2 * STAGES * len(groups) + 2 + 2 * STAGES, kv.i64).ptr()
@@ -372,14 +374,14 @@ def latent_kernel(c: LatentConfig) -> Any:
         kv.barrier()
         splits, number = kv.grid_dim.y, kv.grid_dim.x - 1 - kv.block_id.x
         kv.griddepcontrol_wait()  # what lies before is of this kernel alone
-        queries = a.queries
+        queries = queries_of(a.query, a.extents, a.kv_offsets)
         b, token0, row0, rows = place_of(c, queries, number)
         place = (number, token0, row0, rows)
         # Where a block's sequence is known its length is read with its offsets.
         extents = extents_of(c, a, queries, b, token0) if c.tiles else None
         if row0 < rows:
             cache = a.collection.get_key_cache(a.layer)
-            t = a.tile(c, queries, b, place, extents, splits)
+            t = tile_of(c, a, queries, b, place, extents, splits)
             producer, left, right = REGISTERS[c.copy]
             if role == 0:
                 kv.setmaxnreg(producer, "decrease")
@@ -388,7 +390,7 @@ def latent_kernel(c: LatentConfig) -> Any:
                         if thread < 32:
                             produce_by_tma(at, a.key_map, cache, t, lane)
                     else:
-                        source = latent_copies.Rows(c, cache, a.indices, b, token0, t.span[0], t.span[1])
+                        source = latent_copies.Rows(c, cache, a.lists, b, token0, t.span[0], t.span[1])
                         produce_rows(at, source, t, thread)
             else:
                 consumer = thread - 128

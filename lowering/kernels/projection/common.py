@@ -156,6 +156,41 @@ class Scales:
 
 
 @dataclass(frozen=True)
+class ProductArguments:
+    """What kernels of products read and write; what one does not have is None, and no argument.
+
+    Attributes
+    ----------
+    to, index : Destination
+        Of the cache's own heads, and of an indexer's.
+    x, weight : [T, K], [N, K]
+    x_map, weight_map : tensor maps of these
+    products : [panels * T, width]
+        Rounded products, in panels of columns.
+    partials : f32 [(blocks + tiles) * rows, columns]
+        Partial results of ``blocks``.
+    tokens, blocks, row_tiles : i32
+    table : i32 [B + 1] or [B]
+        Row offsets, or valid lengths of a padded batch.
+    scales : Scales
+    """
+
+    to: Destination
+    index: Destination = Destination(None, None, None)
+    x: Any = None
+    weight: Any = None
+    x_map: Any = None
+    weight_map: Any = None
+    products: Any = None
+    partials: Any = None
+    tokens: Any = None
+    blocks: Any = None
+    table: Any = None
+    row_tiles: Any = None
+    scales: Scales = Scales()
+
+
+@dataclass(frozen=True)
 class Written:
     """The bands that one collection and one output take: the cache's own, or the indexer's."""
 
@@ -252,7 +287,8 @@ def finish_kernel(
         return ProductHead(rows, products, token, tokens, band.first + h * band.size, width)
 
     @kv.kernel
-    def project_finish(to: Destination, products, tokens: kv.i32, table):
+    def project_finish(a: ProductArguments):
+        to, products, tokens = a.to, a.products, a.tokens
         if early:  # the kernel before has waited for all others, and the next one waits for this
             kv.griddepcontrol_launch_dependents()
         token, first = work.place()
@@ -260,7 +296,7 @@ def finish_kernel(
             token, first = kv.block_id.x // blocks, kv.block_id.x % blocks * work.threads + kv.thread_id.x
         if (token < tokens) & (first < work.items):
             # Places are looked up while the products are still under way: the kernel before has waited for all others.
-            b, inside, i = place_of(case.padded, table, token, tokens)
+            b, inside, i = place_of(case.padded, a.table, token, tokens)
             position = to.collection.cache_length(b) + i
             kept = inside & holds(to.collection, position)
             if early:
@@ -433,9 +469,9 @@ def finish(op: Any, case: Projection, at: Expansion, products: ir.Value, width: 
         few = early and work.tokens == 1 and at.schedule.get("max_tokens", MANY) <= FEW
         blocks = cdiv(work.items, work.threads) if few else 1
         kernel = finish_kernel(case, bands, work, writer, width, early, blocks)
-        args = [bands.destination(op), products, tokens, table_of(op, case)]
+        a = ProductArguments(bands.destination(op), products=products, tokens=tokens, table=table_of(op, case))
         key = case, bands, work, writer, blocks
-        at.launch(kernel, args, (work.blocks(tokens) * blocks, 1, 1), (work.threads, 1, 1), key=key, programmatic=early)
+        at.launch(kernel, [a], (work.blocks(tokens) * blocks, 1, 1), (work.threads, 1, 1), key=key, programmatic=early)
 
 
 def constant_weight(op: Any, at: Expansion) -> bool:

@@ -30,7 +30,7 @@ from ..base import Expansion
 from ..common import CachedHead, Head, StoredHead, as_vector, begin, holds, starts_early
 from ..rope.rotation import Angles
 from .common import (
-    Destination,
+    ProductArguments,
     Projection,
     Scales,
     Warpgroups,
@@ -192,29 +192,6 @@ class SharedRow(StoredHead):
         return as_vector(place.load(self.array.dtype, n))
 
 
-@dataclass(frozen=True)
-class FinishArguments:
-    """What the second kernel reads and writes, one collection's heads; None what an operation does not have.
-
-    Attributes
-    ----------
-    to : Destination
-    partials : f32 [(blocks + tiles) * rows, columns]
-    tokens, blocks : i32
-        Blocks of the first kernel.
-    table : i32 [B + 1] or [B]
-        Row offsets, or valid lengths of a padded batch.
-    scales : Scales
-    """
-
-    to: Destination
-    partials: Any
-    tokens: kv.i32
-    blocks: kv.i32
-    table: Any
-    scales: Scales
-
-
 def finish_kernel(config: Config, bands: Written, writer: HeadWriter, early: bool) -> Any:
     """Blocks (head, group of tokens) add partial results, in f32, and write the head."""
     case, M, threads = config.case, config.rows, FINISH_THREADS
@@ -247,7 +224,7 @@ def finish_kernel(config: Config, bands: Written, writer: HeadWriter, early: boo
                 array[(local + n) * pitch + d] = case.rounded(x)
 
     @kv.kernel(block=(threads, 1, 1), min_blocks=2)
-    def project_few_finish(a: FinishArguments):
+    def project_few_finish(a: ProductArguments):
         if early:  # the kernel before has waited for all others, and the next one waits for this
             kv.griddepcontrol_launch_dependents()
         array, to = kv.shared(group * pitch, case.rounded, alignment=16), a.to
@@ -320,9 +297,12 @@ def finish_partials(op: Any, config: Config, at: Expansion, partials: ir.Value, 
     case, early, tokens = config.case, starts_early(at), at.dim(op.x, 0)
     for bands in Written.all_of(case):
         writer = bands.writer(op, at, case.rounded)
-        args = FinishArguments(bands.destination(op), partials, tokens, blocks, table_of(op, case), Scales.of(op))
+        a = ProductArguments(
+            bands.destination(op), partials=partials, tokens=tokens, blocks=blocks, table=table_of(op, case),
+            scales=Scales.of(op),
+        )  # fmt: skip
         group = tokens_of_block(config, bands)
         heads = sum(b.heads for b in (bands.query, bands.key, bands.value) if b is not None)
         grid = (heads, (tokens + (group - 1)) // group, 1)
         kernel = finish_kernel(config, bands, writer, early)
-        at.launch(kernel, [args], grid, (FINISH_THREADS, 1, 1), key=(config, bands, writer), programmatic=early)
+        at.launch(kernel, [a], grid, (FINISH_THREADS, 1, 1), key=(config, bands, writer), programmatic=early)

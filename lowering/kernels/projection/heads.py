@@ -29,6 +29,7 @@ from .common import (
     QUERY,
     STEPS_OF_ATOM,
     Destination,
+    ProductArguments,
     Projection,
     Scales,
     Written,
@@ -152,41 +153,6 @@ def raster(unit: Any, row_tiles: Any, panels: int) -> tuple[Any, Any]:
     high = kv.math.min(row_tiles - group * RASTER, RASTER)
     panel = inside // high
     return group * RASTER + (inside - panel * high), panel
-
-
-@dataclass(frozen=True)
-class Arguments:
-    """What the kernel reads and writes; None what an operation does not have.
-
-    Attributes
-    ----------
-    collection, layer, query_out, freqs, q_gamma, k_gamma
-        As of :class:`Destination`: of the cache's own heads.
-    index_collection, index_query_out
-        Of an indexer's.
-    x : [T, K]
-    x_map, weight_map : tensor maps of the operands
-    table : i32 [B + 1] or [B]
-        Row offsets, or valid lengths of a padded batch.
-    row_tiles : i32
-        Tiles of tokens.
-    scales : Scales
-    """
-
-    collection: Any
-    layer: kv.i32
-    x: Any
-    x_map: Any
-    weight_map: Any
-    table: Any
-    row_tiles: kv.i32
-    query_out: Any
-    scales: Scales
-    freqs: Any
-    q_gamma: Any
-    k_gamma: Any
-    index_collection: Any
-    index_query_out: Any
 
 
 @dataclass(frozen=True)
@@ -340,7 +306,7 @@ def kernel_of(config: Config, epilogues: tuple[Epilogue, ...], early: bool) -> A
         for own in range(first, WARPS, step):
             row = own * WARP_ROWS + lane % WARP_ROWS
             for n in kv.static(range(len(epilogues))):
-                to = epilogues[n].bands.destination(a)
+                to = a.index if n else a.to
                 found = look_up(case, to, a.table, tile * ROWS + row, tokens)
                 (known + (n * ROWS + row) * KNOWN_BYTES).store(kv.vector(i32, found))
         kv.syncwarp()
@@ -350,7 +316,7 @@ def kernel_of(config: Config, epilogues: tuple[Epilogue, ...], early: bool) -> A
         """All heads of WARP_ROWS tokens of a tile."""
         for first in kv.static(range(0, N, config.part)):
             for n in kv.static(range(len(epilogues))):
-                epilogue, to = epilogues[n], epilogues[n].bands.destination(a)
+                epilogue, to = epilogues[n], a.index if n else a.to
                 for kind in kv.static(("query", "key", "value")):
                     band = getattr(epilogue.bands, kind)
                     if band is not None:
@@ -363,7 +329,7 @@ def kernel_of(config: Config, epilogues: tuple[Epilogue, ...], early: bool) -> A
                             write(epilogue, kind, of, to, lane)
 
     @kv.kernel(block=(THREADS, 1, 1), min_blocks=1)
-    def project_append(a: Arguments):
+    def project_append(a: ProductArguments):
         array = kv.shared(stages * config.stage_bytes, kv.u8, alignment=1024).ptr()
         products = kv.shared(ROWS * pitch, case.rounded, alignment=16).ptr()
         known = kv.shared(len(epilogues) * ROWS * KNOWN_BYTES, kv.u8, alignment=16).ptr()
@@ -442,13 +408,14 @@ def launch(op: Any, config: Config, at: Expansion) -> None:
     case, early = config.case, starts_early(at)
     epilogues = tuple(Epilogue(b, b.writer(op, at, case.rounded), config.part) for b in Written.all_of(case))
     row_tiles = (at.dim(op.x, 0) + (ROWS - 1)) // ROWS
-    maps = operand_maps(op, at, config.step, ROWS, config.columns)
-    args = Arguments(
-        op.collection, op.layer, op.x, *maps, table_of(op, case), row_tiles, op.query_out, Scales.of(op), op.freqs,
-        op.q_gamma, op.k_gamma, op.index_collection, op.index_query_out,
+    x_map, weight_map = operand_maps(op, at, config.step, ROWS, config.columns)
+    own, *index = (epilogue.bands.destination(op) for epilogue in epilogues)
+    a = ProductArguments(
+        own, *index, x=op.x, x_map=x_map, weight_map=weight_map, table=table_of(op, case), row_tiles=row_tiles,
+        scales=Scales.of(op),
     )  # fmt: skip
     blocks = (row_tiles * config.panels).least(at.device("multiprocessors"))
     at.launch(
-        kernel_of(config, epilogues, early), [args], (blocks, 1, 1), (THREADS, 1, 1), key=(config, epilogues),
+        kernel_of(config, epilogues, early), [a], (blocks, 1, 1), (THREADS, 1, 1), key=(config, epilogues),
         programmatic=early,
     )  # fmt: skip

@@ -20,7 +20,7 @@ from kvarn.lowering.tiles.ir import WARP
 
 from ..base import Expansion
 from ..common import BYTES, begin, starts_early
-from .common import Destination, Projection, Scales, constant_weight, look_up, scaled, table_of
+from .common import ProductArguments, Projection, Scales, constant_weight, look_up, scaled, table_of
 from .whole import ANGLE_BYTES, HALF, MMA_TOKENS, UNIT, Units, tile_for, units_of
 
 LANES = 4  # that share a row
@@ -211,31 +211,29 @@ def kernel_of(config: Config, units: Units, early: bool) -> Any:
         units.write(to, products.ptr(), place, unit, token, known, found)
 
     @kv.kernel(block=(config.threads, 1, 1), min_blocks=1)
-    def project_whole(
-        to: Destination, x: kv.Buffer[case.x, 2], weight: kv.Buffer[case.x, 2], table, scales: Scales
-    ):  # fmt: skip
+    def project_whole(a: ProductArguments):
         array = kv.shared(parts * W * WARP, f32, alignment=16)
         products = kv.shared(N * pitch, case.rounded, alignment=16)
         # What is looked up waits there: loads into registers would be moved behind the wait for the products.
         pages = kv.shared(rounds * writers, i32, alignment=16)
         angles = kv.shared(rounds * writers * UNIT, f32, alignment=16)
         lane, warp = kv.thread_id.x % WARP, kv.shuffle_idx(kv.thread_id.x // WARP, 0)
-        tokens = x.shape[0]
+        tokens = a.x.shape[0]
         if warp < W:
-            multiply(x, weight, array, warp, lane)
+            multiply(a.x, a.weight, array, warp, lane)
             all_arrive()
-            add(array, products, tokens, scales)
+            add(array, products, tokens, a.scales)
             all_arrive()
         else:
             begin(early)
             held = []
             for n in kv.static(range(rounds)):
-                held.append(prepare(to, table, tokens, pages, angles, n))
+                held.append(prepare(a.to, a.table, tokens, pages, angles, n))
             all_arrive()
-            add(array, products, tokens, scales)
+            add(array, products, tokens, a.scales)
             all_arrive()
             for n in kv.static(range(rounds)):
-                write(to, products, pages, angles, held[n], n)
+                write(a.to, products, pages, angles, held[n], n)
 
     return project_whole
 
@@ -247,8 +245,8 @@ def launch(op: Any, config: Config, at: Expansion) -> None:
     units = units_of(op, at, case)
     some = at.dim(op.x, 0).least(at.constant(1))  # without tokens nothing is launched
     to, scales = units.bands.destination(op), Scales(op.bias, weight_scale=op.weight_scale)
-    args = [to, op.x, op.weight, table_of(op, case), scales]
+    a = ProductArguments(to, x=op.x, weight=op.weight, table=table_of(op, case), scales=scales)
     grid = (some * cdiv(units.count, config.units), 1, 1)
     at.launch(
-        kernel_of(config, units, early), args, grid, (config.threads, 1, 1), key=(config, units), programmatic=early
+        kernel_of(config, units, early), [a], grid, (config.threads, 1, 1), key=(config, units), programmatic=early
     )

@@ -21,7 +21,7 @@ from ..base import Expansion
 from ..common import advance, begin, starts_early
 from .common import (
     STEPS_OF_ATOM,
-    Destination,
+    ProductArguments,
     Projection,
     Scales,
     constant_weight,
@@ -154,29 +154,6 @@ def chosen(case: Projection, schedule: Any, target: Target) -> Config:
         tile = f"{config.tile_rows} tokens x {units * UNIT} columns"
         raise ValueError(f"{stages} stages of {tile} must fit {target.shared_bytes} bytes of shared memory")
     return replace(config, stages=stages)
-
-
-@dataclass(frozen=True)
-class Arguments:
-    """What the kernel reads and writes; None what an operation does not have.
-
-    Attributes
-    ----------
-    to : Destination
-    x, weight : [T, K], [N, K]
-    x_map, weight_map : tensor maps of these
-    table : i32 [B + 1] or [B]
-        Row offsets, or valid lengths of a padded batch.
-    scales : Scales
-    """
-
-    to: Destination
-    x: Any
-    weight: Any
-    x_map: Any
-    weight_map: Any
-    table: Any
-    scales: Scales
 
 
 def kernel_of(config: Config, units: Units, early: bool) -> Any:
@@ -348,7 +325,7 @@ def kernel_of(config: Config, units: Units, early: bool) -> Any:
                 units.write(a.to, products, place, unit, token, of_token, found)
 
     @kv.kernel(block=(config.threads, 1, 1), min_blocks=1)
-    def project_whole(a: Arguments):
+    def project_whole(a: ProductArguments):
         array = kv.shared(stages * config.stage_bytes, kv.u8, alignment=1024).ptr()
         products = kv.shared(consumers * WARP_ROWS * pitch, case.rounded, alignment=16).ptr()
         known = kv.shared(2 * config.known_bytes, kv.u8, alignment=16).ptr()
@@ -417,10 +394,13 @@ def launch(op: Any, config: Config, at: Expansion) -> None:
     config = replace(config, constant=constant_weight(op, at))
     case, early = config.case, starts_early(at)
     units = units_of(op, at, case)
-    maps = operand_maps(op, at, SWIZZLE // case.x.itemsize, config.box, HALF)
-    args = Arguments(units.bands.destination(op), op.x, op.weight, *maps, table_of(op, case), Scales.of(op))
+    x_map, weight_map = operand_maps(op, at, SWIZZLE // case.x.itemsize, config.box, HALF)
+    a = ProductArguments(
+        units.bands.destination(op), x=op.x, weight=op.weight, x_map=x_map, weight_map=weight_map,
+        table=table_of(op, case), scales=Scales.of(op),
+    )  # fmt: skip
     tiles = (at.dim(op.x, 0) + (config.tile_rows - 1)) // config.tile_rows * cdiv(units.count, config.units)
     grid = (tiles.least(at.device("multiprocessors")), 1, 1)
     at.launch(
-        kernel_of(config, units, early), [args], grid, (config.threads, 1, 1), key=(config, units), programmatic=early
+        kernel_of(config, units, early), [a], grid, (config.threads, 1, 1), key=(config, units), programmatic=early
     )

@@ -16,11 +16,11 @@ from typing import Any
 import kvarn as kv
 from kvarn.lowering.schedules.decode import COLUMNS, NEVER, DecodeConfig
 
+from ..arguments import AttentionArguments
 from ..partials import added, finished, log_sum_exp, weight, with_prior
 from ..queries import queries_of
-from .arguments import CombineArguments, Own
 from .combine_fixed_splits import fixed_combining
-from .split_kv import lists_of, split_kv
+from .split_kv import Own, lists_of, split_kv
 
 
 def combine_kernel(c: DecodeConfig) -> Any:
@@ -128,7 +128,7 @@ def combine_kernel(c: DecodeConfig) -> Any:
         return c.case.out(x)
 
     @kv.kernel(block=(32 * WARPS, 1, 1), min_blocks=max(1, (16 if c.leaves_splits else 32) // WARPS))
-    def attention_combine(a: CombineArguments):
+    def attention_combine(a: AttentionArguments):
         lane, warp = kv.lane_id(), kv.warp_id()
         queries = queries_of(c.case.padded, a.extents, a.out, a.kv_offsets)
         collection = a.collection

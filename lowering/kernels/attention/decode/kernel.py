@@ -35,21 +35,21 @@ from types import SimpleNamespace
 from typing import Any
 
 import kvarn as kv
-from kvarn.dialect.ops.attention import arrays_of
+from kvarn.dialect.ops.attention import ARRAYS
 from kvarn.dsl.values import rounded_product
 from kvarn.lowering.kernels.base import Expansion
 from kvarn.lowering.kernels.common import row_alignment
 from kvarn.lowering.schedules.decode import COLUMNS, NEVER, DecodeConfig, configured
 
+from ..arguments import AttentionArguments
 from ..case import Case, last_not_above
-from ..queries import batch_of, extents_of, queries_of
+from ..queries import batch_of, queries_of
 from ..softmax import array_read, hold, modified_one, modifies, score_unit, shown
-from .arguments import CombineArguments, DecodeArguments, Own
 from .combine import combine_kernel
 from .partials import lane_sum
 from .products import products
 from .results import results
-from .split_kv import lists_of, split_kv
+from .split_kv import Own, lists_of, split_kv
 from .streaming import streaming
 
 
@@ -259,7 +259,7 @@ def decode_kernel(c: DecodeConfig) -> Any:
         kv.griddepcontrol_launch_dependents()
 
     @kv.kernel(block=(threads, 1, 1), min_blocks=c.blocks)
-    def attention_decode(a: DecodeArguments):
+    def attention_decode(a: AttentionArguments):
         lane, warp = kv.lane_id(), kv.warp_id()
         collection, functions = a.collection, (array_read(a.slopes), a.arrays)
         queries = queries_of(c.case.padded, a.extents, a.query, a.kv_offsets)
@@ -416,18 +416,11 @@ def launch(case: Case, at: Expansion, op: Any) -> None:
         partial_results = batch * config.most_splits
     partials = at.workspace(partial_results * (config.row_groups * config.quads * 512))
     counters = at.workspace(batch * (4 * config.row_groups), zeroed=True)
-    a = DecodeArguments(
-        op.collection, op.layer, op.query, extents_of(op), op.kv_offsets, op.scale, op.out, partials, counters,
-        op.sinks, op.lse, op.alibi_slopes, op.prior, op.prior_lse, op.pages, op.page_counts, *arrays_of(op),
-        op.block_mask,
-    )  # fmt: skip
+    a = replace(AttentionArguments.of(op), partials=partials, counters=counters)
     threads, early = (config.warps * 32, 1, 1), config.programmatic
     at.launch(decode_kernel(config), [a], (max_units * head_blocks, 1, 1), threads, key=config, programmatic=early)
     if config.combine:
         blocks = batch * (config.row_groups * config.column_tiles * config.row_steps * config.row_blocks)
-        left = CombineArguments(
-            op.collection, extents_of(op), op.kv_offsets, op.out, partials, max_units, op.sinks, op.lse, op.prior,
-            op.prior_lse, op.pages, op.page_counts, op.block_mask,
-        )  # fmt: skip
+        left = replace(a, max_units=max_units).without("layer", "query", "scale", "counters", "slopes", *ARRAYS)
         threads = (32 * config.combine, 1, 1)
         at.launch(combine_kernel(config), [left], (blocks, 1, 1), threads, key=config, programmatic=early)

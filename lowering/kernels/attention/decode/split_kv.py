@@ -30,6 +30,27 @@ from ..key_tiles import KeyTiles, TilesOfSequences
 
 
 @dataclass(frozen=True)
+class Own:
+    """What a warp has of every sequence: some query rows, and columns, of a KV head.
+
+    Attributes
+    ----------
+    part, head, row0, column0 : i32
+        Its number among all that share a token, the KV head, and its first query row and column.
+    lane : i32
+    sums : pointer
+        Into shared memory: the lane's part of the warp's sums of fixed splits.
+    """
+
+    part: Any
+    head: Any
+    row0: Any
+    column0: Any
+    lane: Any
+    sums: Any = None
+
+
+@dataclass(frozen=True)
 class OneSequence:
     """What stands for the table of tiles where there is one sequence at most."""
 
