@@ -228,10 +228,10 @@ def compiled(case: Case, target: str, given: dict[str, Any] | None = None) -> tu
     operands = (pool, 0, rows, np.zeros(case.batch + 1, np.int32), 1.0, _empty(rows.shape, dtypes.by_name(case.out)))
     attributes, _ = reads._modified(None, "causal", None, None, None, "kv.ops.attention")
     rows, bounds = row_class(case.new * case.group, case.size), {}  # as of arrays on a GPU
-    if case.new <= reads._FEW:
+    if case.new <= reads.FEW:
         bounds = reads._bounds(case.new, case.batch)
     elif rows is not None:
-        bounds = reads._EXPECTED[rows]
+        bounds = reads.EXPECTED[rows]
     schedule = tuple(sorted({**bounds, **(given or {})}.items()))
     what, _ = reads._ATTENTION.specialisation(operands, attributes, schedule, target)
     made = dispatch.artifact(what)

@@ -23,7 +23,7 @@ import kvarn as kv
 from kvarn.measure.timing import span
 from kvarn.parallel import ContextParallel
 from kvarn.parallel.combine import combined
-from kvarn.parallel.context import _Message
+from kvarn.parallel.context import Message
 
 QUERY_HEADS, HEADS, SIZE, PAGE, POOL_LAYERS = 32, 8, 128, 16, 2
 
@@ -134,7 +134,7 @@ def measure(batch: int, length: int, layers: int, device: str, repeats: int) -> 
                 return_lse=True,
             )  # fmt: skip
 
-    message = _Message(world, batch, QUERY_HEADS, SIZE, query)
+    message = Message(world, batch, QUERY_HEADS, SIZE, query)
     message.bytes.zero_()
 
     def gathers() -> None:

@@ -428,7 +428,7 @@ class Operation:
                 continue
             type_, view, place = self._describe(about, name, operand)
             if isinstance(type_, BufferType) and name in self._static and name not in self._single:
-                alignment = min(alignment, _alignment(view))
+                alignment = min(alignment, alignment_of(view))
             here = ordinal_of(place, about)
             if ordinal is not None and here != ordinal:
                 raise ValueError(
@@ -541,7 +541,7 @@ def _place(ordinal: int) -> str:
     return "the CPU" if ordinal == HOST else f"cuda:{ordinal}"
 
 
-def _alignment(view: buffers.BufferView) -> int:
+def alignment_of(view: buffers.BufferView) -> int:
     """Bytes that every row of a buffer starts at a multiple of, at most 16."""
     bits = view.data | WIDEST
     for extent, stride in zip(view.shape[:-1], view.strides[:-1], strict=True):

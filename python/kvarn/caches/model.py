@@ -78,9 +78,9 @@ class HostModel:
     def _page(self, b: Any, t: Any, what: str) -> tuple[np.ndarray, np.ndarray]:
         """The table's entry, unclamped, and the slot, of tokens."""
         table = self._array("lookup", what)
-        b, t = _integers(b, "b", what), _integers(t, "t", what)
-        _in_range(b, self._at["batch"], "b (sequence)", what)
-        _in_range(t, self._slots(b), "t (token)", what)
+        b, t = integers(b, "b", what), integers(t, "t", what)
+        in_range(b, self._at["batch"], "b (sequence)", what)
+        in_range(t, self._slots(b), "t (token)", what)
         column, slot = layout.page_and_slot(self.spec, t)
         return table[b, column].astype(np.int64), np.asarray(slot)
 
@@ -93,9 +93,9 @@ class HostModel:
         return np.minimum(page, self._at["num_blocks"] - 1), slot
 
     def _head_and_dim(self, h: Any, d: Any, width: int, what: str) -> tuple[np.ndarray, np.ndarray]:
-        h, d = _integers(h, "h", what), _integers(d, "d", what)
-        _in_range(h, self.spec.num_heads, "h (head)", what)
-        _in_range(d, self.spec.head_size - width + 1, f"d (dim, of {width} lanes)", what)
+        h, d = integers(h, "h", what), integers(d, "d", what)
+        in_range(h, self.spec.num_heads, "h (head)", what)
+        in_range(d, self.spec.head_size - width + 1, f"d (dim, of {width} lanes)", what)
         return h, d
 
     def _lanes(self, width: int, what: str, limit: int) -> np.ndarray:
@@ -123,7 +123,7 @@ class HostModel:
         lanes = self._lanes(width, what, self.spec.num_scales)
         page, slot = self._clamped_page(b, t, what) if clamp else self._page(b, t, what)
         h, d = self._head_and_dim(h, d, 1, what)
-        _in_range(
+        in_range(
             d // self.spec.granularity, self.spec.num_scales - width + 1, f"granule of d (of {width} scales)", what
         )
         offsets = layout.scale_offset(self.spec, page, slot, h, d, self._at["scales_stride0"])
@@ -178,8 +178,8 @@ class HostModel:
         offsets, _ = self._element_offsets(b, h, t, d, width, "load", clamp=True)
         stored = self._array("elements", "load")[offsets]
         if not spec.quantized:
-            return _squeeze(saturating_cast(stored, target), width)
-        first = _integers(d, "d", "load")
+            return squeeze(saturating_cast(stored, target), width)
+        first = integers(d, "d", "load")
         if (first % spec.granularity + width > spec.granularity).any():
             raise ValueError(
                 f"{type(self).__name__}.load: all {width} lanes must share one granule of {spec.granularity} elements, "
@@ -187,13 +187,13 @@ class HostModel:
             )
         scale_at, _ = self._scale_offsets(b, h, t, d, 1, "load", clamp=True)
         scale = self._array("scales", "load")[scale_at]
-        return _squeeze(dequantize(stored, scale, target), width)
+        return squeeze(dequantize(stored, scale, target), width)
 
     def load_raw(self, b: Any, h: Any, t: Any, d: Any = 0, width: int = 1) -> Any:
         """Read ``width`` stored values of a quantized cache, as they are."""
         self._need_scales("load_raw")
         offsets, _ = self._element_offsets(b, h, t, d, width, "load_raw", clamp=True)
-        return _squeeze(self._array("elements", "load_raw")[offsets], width)
+        return squeeze(self._array("elements", "load_raw")[offsets], width)
 
     def load_quantized(self, b: Any, h: Any, t: Any, d: Any = 0, width: int = 1) -> Any:
         """:meth:`load_raw` by its other name."""
@@ -253,7 +253,7 @@ class HostModel:
     def load_scale(self, b: Any, h: Any, t: Any, d: Any = 0, width: int = 1) -> Any:
         """Read ``width`` consecutive scales from granule ``d // granularity`` on, in the scale type."""
         offsets, _ = self._scale_offsets(b, h, t, d, width, "load_scale", clamp=True)
-        return _squeeze(self._array("scales", "load_scale")[offsets], width)
+        return squeeze(self._array("scales", "load_scale")[offsets], width)
 
     def store_scale(self, b: Any, h: Any, t: Any, d: Any, value: Any, oob: str = "drop") -> None:
         """Write scales from granule ``d // granularity`` on; ``value`` and ``oob`` as in :meth:`store`."""
@@ -276,7 +276,7 @@ class HostModel:
     def get_tma_row(self, encoded: Any) -> Any:
         """Row of an encoded index page*P + slot, without the lookup table; a negative index gives -1."""
         self._need_rows("get_tma_row")
-        encoded = _integers(encoded, "encoded", "get_tma_row")
+        encoded = integers(encoded, "encoded", "get_tma_row")
         rows = np.where(encoded < 0, -1, layout.tma_row(self.spec, encoded, self._at["stride0"]))
         return int(rows) if rows.ndim == 0 else rows
 
@@ -403,8 +403,8 @@ class HostModel:
     def cache_length(self, b: Any) -> Any:
         """Tokens of sequence ``b`` that were cached before this step."""
         lengths = self._array("lengths", "cache_length")
-        b = _integers(b, "b", "cache_length")
-        _in_range(b, self._at["batch"], "b (sequence)", "cache_length")
+        b = integers(b, "b", "cache_length")
+        in_range(b, self._at["batch"], "b (sequence)", "cache_length")
         found = lengths[b]
         return int(found) if found.ndim == 0 else found
 
@@ -427,20 +427,20 @@ class HostModel:
         return self.spec.max_tile_size
 
 
-def _integers(value: Any, name: str, what: str) -> np.ndarray:
+def integers(value: Any, name: str, what: str) -> np.ndarray:
     array = np.asarray(value)
     if array.dtype.kind not in "iu":
         raise TypeError(f"{what}: {name} must be an integer or an array of integers, got {array.dtype}")
     return array.astype(np.int64)
 
 
-def _in_range(value: np.ndarray, extent: Any, name: str, what: str) -> None:
+def in_range(value: np.ndarray, extent: Any, name: str, what: str) -> None:
     outside = (value < 0) | (value >= extent)
     if outside.any():
         extent = np.broadcast_to(extent, outside.shape)[outside].flat[0]
         raise IndexError(f"{what}: {name} must be in [0, {extent}), got {int(value[outside].flat[0])}")
 
 
-def _squeeze(values: np.ndarray, width: int) -> Any:
+def squeeze(values: np.ndarray, width: int) -> Any:
     """Drop the lanes' dimension of a scalar access; a 0-d result becomes a NumPy scalar."""
     return values[..., 0][()] if width == 1 else values

@@ -20,7 +20,7 @@ from kvarn.dialect.members import SpecMembers
 from kvarn.runtime.buffers import BufferView, host_array, strided_array
 
 from . import checks
-from .model import HostModel, _in_range, _integers, _squeeze
+from .model import HostModel, in_range, integers, squeeze
 from .numerics import saturating_cast
 from .rows import PagedRowIndices
 from .tma import OperandTmaTiles
@@ -220,9 +220,9 @@ class BufferRows(HostModel):
 
     def _page(self, b: Any, t: Any, what: str) -> tuple[np.ndarray, np.ndarray]:
         self._need_host(what)
-        b, t = np.broadcast_arrays(_integers(b, "b", what), _integers(t, "t", what))
-        _in_range(b, self._at["batch"], "b (sequence)", what)
-        _in_range(t, self._slots(b), "t (token)", what)
+        b, t = np.broadcast_arrays(integers(b, "b", what), integers(t, "t", what))
+        in_range(b, self._at["batch"], "b (sequence)", what)
+        in_range(t, self._slots(b), "t (token)", what)
         return (b if self.spec.kind == DENSE else self._array("offsets", what)[b].astype(np.int64)), t
 
     def _slots(self, b: Any) -> Any:
@@ -234,8 +234,8 @@ class BufferRows(HostModel):
         if self.spec.kind == DENSE and self._at["lengths"]:
             return np.minimum(super().cache_length(b), self._at["capacity"])[()]
         self._need_host("cache_length")
-        at = _integers(b, "b", "cache_length")
-        _in_range(at, self._at["batch"], "b (sequence)", "cache_length")
+        at = integers(b, "b", "cache_length")
+        in_range(at, self._at["batch"], "b (sequence)", "cache_length")
         if self.spec.kind == DENSE:
             found = np.full(at.shape, self._at["capacity"])
         else:
@@ -405,4 +405,4 @@ def _frozen(array: np.ndarray) -> np.ndarray:
 
 def _zeros(b: Any, t: Any, h: Any, d: Any, width: int, dtype: DType | None) -> Any:
     shape = np.broadcast_shapes(*(np.shape(i) for i in (b, t, h, d)))
-    return _squeeze(np.zeros((*shape, width), (dtype or dtypes.f32).numpy), width)
+    return squeeze(np.zeros((*shape, width), (dtype or dtypes.f32).numpy), width)

@@ -86,7 +86,7 @@ class Case:
         """The schedules that there are."""
         if self.kind == "decode":
             return DecodeSpace(self.config())
-        bound = reads._bounds(self.new, self.batch)["max_queries"] if self.new <= reads._FEW else 0
+        bound = reads._bounds(self.new, self.batch)["max_queries"] if self.new <= reads.FEW else 0
         return TileSpace(self.attention, bound)
 
     def check(self, target: Target) -> None:

@@ -14,7 +14,7 @@ from kvarn.caches import MHAOperand
 from kvarn.dialect.layout import DENSE, SCALES
 from kvarn.dialect.ops.attention import BLOCK_TILE
 from kvarn.dialect.schedules import ROW_CLASSES, row_class
-from kvarn.dispatch import FixedSchedule, Operation, Schedule, Specialisation, _alignment
+from kvarn.dispatch import FixedSchedule, Operation, Schedule, Specialisation, alignment_of
 from kvarn.runtime.binding import is_torch
 from kvarn.runtime.overlap import NoAlias
 
@@ -25,7 +25,7 @@ from .drafts import with_tree
 from .forms import of_padded_batches, parameters_of
 from .pages import check_pages
 
-_FEW = 16  # new tokens of a sequence up to which the code depends on how many there may be
+FEW = 16  # new tokens of a sequence up to which the code depends on how many there may be
 _VECTORS = ("query", "out", "key", "value", "prior")  # operands whose rows are read or written in vectors
 
 
@@ -37,7 +37,7 @@ class RowsOperation(Operation):
     ) -> tuple[Specialisation, list[Any]]:
         what, given = super().specialisation(operands, attributes, schedule, target)
         views = dict(zip((name for name, _ in what.operands), given, strict=True))
-        return dataclasses.replace(what, alignment=min(_alignment(views[n]) for n in _VECTORS if n in views)), given
+        return dataclasses.replace(what, alignment=min(alignment_of(views[n]) for n in _VECTORS if n in views)), given
 
 
 def check_rows(seen: SimpleNamespace, columns: int, value_size: int, more: tuple[str, ...] = ()) -> None:
@@ -456,18 +456,18 @@ def _with_bounds(collection: Any, heads: int, schedule: Schedule) -> Schedule:
         if collection.max_seq_length > 1:
             return schedule
         known = _ONE_QUERY
-    elif collection.max_seq_length > _FEW and not (schedule and "max_queries" in schedule):
+    elif collection.max_seq_length > FEW and not (schedule and "max_queries" in schedule):
         spec = collection.cache_spec
         rows = row_class(collection.max_seq_length * (heads // spec.num_heads), spec.head_size)
         if rows is None:
             return schedule
-        known = _EXPECTED[rows]
+        known = EXPECTED[rows]
     else:
-        known = _bounds(min(collection.max_seq_length, _FEW), collection.batch_size)
+        known = _bounds(min(collection.max_seq_length, FEW), collection.batch_size)
     return known if schedule is None else {**known, **schedule}
 
 
-_ONE_QUERY, _EXPECTED = FixedSchedule(max_queries=1), {n: FixedSchedule(expected_rows=n) for n in ROW_CLASSES}
+_ONE_QUERY, EXPECTED = FixedSchedule(max_queries=1), {n: FixedSchedule(expected_rows=n) for n in ROW_CLASSES}
 
 
 def _bounds(queries: int, batch: int) -> FixedSchedule:

@@ -267,7 +267,7 @@ class ContextStep:
             raise ValueError(f"query must have the {self.rows} rows of the step, got {rows}")
         if parallel._result == "heads" and heads % parallel.world:
             raise ValueError(f'query must have a multiple of {parallel.world} heads for result="heads", got {heads}')
-        whole = _Message(parallel.world, rows, heads, size, query)
+        whole = Message(parallel.world, rows, heads, size, query)
         out, lse = whole.outputs[parallel.rank], whole.sums[parallel.rank]
         if latent or options.get("window") is not None:
             self._by_turns(attend, collection, layer, query, out, lse, options, title)
@@ -282,7 +282,7 @@ class ContextStep:
             received = whole
         else:
             world, own = parallel.world, heads // parallel.world
-            sent, received = (_Message(world, rows, own, size, query) for _ in range(2))
+            sent, received = (Message(world, rows, own, size, query) for _ in range(2))
             sent.outputs.copy_(out.view(rows, world, own, size).transpose(0, 1))
             sent.sums.copy_(lse.view(rows, world, own).transpose(0, 1))
             wait = parallel.ranks.all_to_all(received.bytes, sent.bytes, title, async_op)
@@ -333,7 +333,7 @@ class ContextStep:
             lse.masked_fill_(turns.blind, float("-inf"))
 
 
-class _Message:
+class Message:
     """Partial results of all ranks, each in one run of bytes: outputs, then log-sum-exps, read and written in place.
 
     Attributes
