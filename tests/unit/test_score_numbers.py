@@ -6,6 +6,7 @@ What a row's scores are says an array, through a score function; or the query, w
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,7 @@ from reference.random_caches import Problem, random_query, stored_problem
 from unit.test_mla_functions import attend, model
 
 import kvarn as kv
+from kvarn.ops import reads
 
 pytestmark = pytest.mark.whole
 
@@ -138,6 +140,9 @@ def with_keys(problem: Problem, columns: np.ndarray) -> None:
     keys[there] = first.astype(keys.dtype)[there]
 
 
+SCALED = (1e3, -1e6, 1e9, -1e12, 1e15, -1e18, 1e22, 1e27, -1e30, 1e36)
+
+
 @pytest.mark.parametrize("name", KERNELS)
 def test_products_of_any_size_have_the_weights_that_they_have_in_float64(name):
     target, schedule, _, shape = KERNELS[name]
@@ -147,13 +152,48 @@ def test_products_of_any_size_have_the_weights_that_they_have_in_float64(name):
     with_keys(problem, np.array([1.0, 0.5, -1.0, 0.0, 1.0, 0.75, -0.5]))
     query = random_query(rng, problem, 4)
     query[:] = 0
-    sizes = np.resize([1e3, -1e6, 1e9, -1e12, 1e15, -1e18, 1e22, 1e27, -1e30, 1e36], (new, 4))
-    query[..., 0] = sizes.astype(query.dtype)
+    query[..., 0] = np.resize(SCALED, (new, 4)).astype(query.dtype)
     out, lse = run(problem, query, target=target, schedule=schedule)
     want, wanted_lse = reference.function_attention(problem.collection, 1, query, problem.row_offsets)
     tolerance = 1e-4 if dtype == "f32" else 2e-2
     np.testing.assert_allclose(out.astype(np.float64), want, rtol=tolerance, atol=tolerance)
     np.testing.assert_allclose(lse, wanted_lse, rtol=1e-5, atol=2e-3)
+
+
+@pytest.mark.parametrize("name", LATENTS)
+def test_products_of_latent_rows_of_any_size_have_their_weights(name):
+    """Few rows see one tile: those of several are combined by log-sum-exps, whose last place is more than sums' logs."""
+    place, dtype, heads, schedule, new = LATENTS[name]
+    dtype = {"f16": "bf16"}.get(dtype, dtype)
+    rng, problem = stored_problem(
+        19, "paged", dtype, num_heads=1, is_mla=True, head_size=144, page_size=64, cached=[300 if new > 4 else 40], new=[new]
+    )
+    keys = problem.collection.blocks
+    values = keys.copy()
+    with_keys(problem, np.array([1.0, 0.5, -1.0, 0.0, 1.0, 0.75, -0.5]))
+    keys[..., 1:128] = values[..., 1:128]  # which the query does not multiply
+    query = random_query(rng, problem, heads)
+    query[:] = 0
+    query[..., 0] = np.resize(SCALED, (new, heads)).astype(query.dtype)
+    out, lse = attend(place, problem, query, size=128, schedule=schedule)
+    want, wanted_lse = model(problem, query, 128)
+    np.testing.assert_allclose(out.astype(np.float64), want, rtol=3e-2, atol=2e-2)
+    np.testing.assert_allclose(lse, wanted_lse, rtol=1e-5, atol=8e-3)
+
+
+@pytest.mark.parametrize("schedule", [DECODE, {"kind": "simt"}, TILE], ids=["decode", "a warp a row", "tiles"])
+def test_what_a_maximum_is_taken_off_is_no_product_that_an_assembler_may_fuse(schedule):
+    """``mul.f32`` and ``sub.f32`` may become one fused instruction, ``mul.rn.f32`` is rounded."""
+    _, problem = problem_of(20, "paged", "bf16", cached=[40], new=[2])
+    query = np.zeros((2, 4, 32), problem.collection.blocks.dtype)
+    operands = (problem.collection, 1, query, problem.row_offsets, 0.2, np.zeros_like(query), *[None] * 6)
+    attributes = (("mask", "causal"), ("span", 0), ("softcap", 0.0))
+    code = str(reads._ATTENTION.compile(operands, attributes, schedule, "sm_90a").artifact.code["ptx"])
+    made = {m[2]: (m[1], m[3].split(", ")) for m in re.finditer(r"\t([\w.]+) \t?(%r\d+), ([^;]*);", code)}
+    taken = [made.get(m[1], ("", [])) for m in re.finditer(r"ex2\.approx\S* \t?%r\d+, (%r\d+);", code)]
+    subtracted = [made.get(x, ("", []))[0] for op, operands in taken if op.startswith("sub") for x in operands]
+    assert subtracted
+    assert not [op for op in subtracted if op in ("mul.f32", "mul.ftz.f32")]
 
 
 FINISHES = {
