@@ -6,7 +6,6 @@ What a row's scores are says an array, through a score function; or the query, w
 
 from __future__ import annotations
 
-import re
 from typing import Any
 
 import numpy as np
@@ -18,7 +17,6 @@ from reference.random_caches import Problem, random_query, stored_problem
 from unit.test_mla_functions import attend, model
 
 import kvarn as kv
-from kvarn.ops import reads
 
 pytestmark = pytest.mark.whole
 
@@ -179,21 +177,6 @@ def test_products_of_latent_rows_of_any_size_have_their_weights(name):
     want, wanted_lse = model(problem, query, 128)
     np.testing.assert_allclose(out.astype(np.float64), want, rtol=3e-2, atol=2e-2)
     np.testing.assert_allclose(lse, wanted_lse, rtol=1e-5, atol=8e-3)
-
-
-@pytest.mark.parametrize("schedule", [DECODE, {"kind": "simt"}, TILE], ids=["decode", "a warp a row", "tiles"])
-def test_what_a_maximum_is_taken_off_is_no_product_that_an_assembler_may_fuse(schedule):
-    """``mul.f32`` and ``sub.f32`` may become one fused instruction, ``mul.rn.f32`` is rounded."""
-    _, problem = problem_of(20, "paged", "bf16", cached=[40], new=[2])
-    query = np.zeros((2, 4, 32), problem.collection.blocks.dtype)
-    operands = (problem.collection, 1, query, problem.row_offsets, 0.2, np.zeros_like(query), *[None] * 6)
-    attributes = (("mask", "causal"), ("span", 0), ("softcap", 0.0))
-    code = str(reads._ATTENTION.compile(operands, attributes, schedule, "sm_90a").artifact.code["ptx"])
-    made = {m[2]: (m[1], m[3].split(", ")) for m in re.finditer(r"\t([\w.]+) \t?(%r\d+), ([^;]*);", code)}
-    taken = [made.get(m[1], ("", [])) for m in re.finditer(r"ex2\.approx\S* \t?%r\d+, (%r\d+);", code)]
-    subtracted = [made.get(x, ("", []))[0] for op, operands in taken if op.startswith("sub") for x in operands]
-    assert subtracted
-    assert not [op for op in subtracted if op in ("mul.f32", "mul.ftz.f32")]
 
 
 FINISHES = {
