@@ -160,11 +160,12 @@ def test_products_of_any_size_have_the_weights_that_they_have_in_float64(name):
 
 @pytest.mark.parametrize("name", LATENTS)
 def test_products_of_latent_rows_of_any_size_have_their_weights(name):
-    """Few rows see one tile: those of several are combined by log-sum-exps, whose last place is more than sums' logs."""
+    """Few rows see one tile: several are combined by log-sum-exps, whose last place is more than the log of a sum."""
     place, dtype, heads, schedule, new = LATENTS[name]
     dtype = {"f16": "bf16"}.get(dtype, dtype)
+    cached = [300 if new > 4 else 40]
     rng, problem = stored_problem(
-        19, "paged", dtype, num_heads=1, is_mla=True, head_size=144, page_size=64, cached=[300 if new > 4 else 40], new=[new]
+        19, "paged", dtype, num_heads=1, is_mla=True, head_size=144, page_size=64, cached=cached, new=[new]
     )
     keys = problem.collection.blocks
     values = keys.copy()
