@@ -98,6 +98,27 @@ def test_every_finite_score_has_the_weight_that_it_has_in_float64(name):
         assert_right(name, got, want)
 
 
+@pytest.mark.parametrize("name", KERNELS)
+def test_minus_infinity_hides_a_key_and_what_else_is_no_number_makes_its_row_none(name):
+    target, schedule, _, _ = KERNELS[name]
+    problem, query, new = problem_for(name)
+    z = np.random.default_rng(6).standard_normal((68, 68)).astype(np.float32)
+    z[40] = -np.inf
+    z[41, 3:38] = -np.inf
+    z[42, 11], z[43, 29] = np.inf, np.nan
+    out, lse = run(problem, query, score=(from_array, z), target=target, schedule=schedule)
+    assert not out[0].any()
+    assert np.isneginf(lse[0]).all()
+    assert np.isnan(out[2:4].astype(np.float32)).all()
+    assert not np.isfinite(lse[2:4]).any()
+    of_reference = np.where(np.isnan(z) | np.isposinf(z), 0.0, z).astype(float)
+    want = reference.function_attention(
+        problem.collection, 1, query, problem.row_offsets, score=lambda x, b, h, q, k: of_reference[q, k]
+    )
+    finite = [1, *range(4, new)]
+    assert_right(name, (out[finite], lse[finite]), (want[0][finite], want[1][finite]))
+
+
 LATENT = {"kind": "latent", "splits": 1}
 LATENTS: dict[str, tuple[Any, str, int, Any, int]] = {
     "host": (Place(), "f32", 2, None, 28),
