@@ -24,10 +24,11 @@ class TileWeightsOp(Kv.Operation, name="tile_weights", traits=[Pure]):
     """The weights of scores under a maximum a row: 2^(score * unit - maximum), where products are rounded once.
 
     Exactly 1 where the product is the maximum: a difference of the exact product to a rounded maximum would be up to
-    half a unit in the last place of the maximum, which is 64 of 1e9. Products beyond +-3.4e38 are that, and minus
-    infinity stays what it is, so every finite score has a weight under the maximum of its row, and no difference is
-    NaN. A maximum of less than 2^27 may be taken off the exact product: all weights of a row are then off by one factor
-    between 1/16 and 16, which a normalisation takes out.
+    half a unit in the last place of the maximum, which is 64 of 1e9. Products of finite scores beyond +-3.4e38 are
+    that, so every finite score has a weight under the maximum of its row, and no difference is NaN. Minus infinity has
+    the weight 0; plus infinity and NaN make weights that are no numbers. A maximum of less than 2^27 may be taken off
+    the exact product: all weights of a row are then off by one factor between 1/16 and 16, which a normalisation takes
+    out.
 
     Operands: scores, a tile of f32; unit, positive, and maximum, one f32 a row. Result: a tile of the scores' type.
     """

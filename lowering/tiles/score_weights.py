@@ -10,6 +10,7 @@ none yet. Where branches do not pay, on the host, each element has one of both.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 from mlir import ir
@@ -54,11 +55,11 @@ def powers(scores: ir.Value, unit: ir.Value, maximum: ir.Value) -> ir.Value:
     def repeated(rows: ir.Value) -> ir.Value:
         return emitter.spread(of(arith.mulf(rows, filled(rows.type, 0.5))))
 
-    lowest, highest, nothing = (filled(scores.type, x) for x in (-LARGEST / 2, LARGEST / 2, float("-inf")))
     half = arith.mulf(scores, repeated(unit))
-    held = arith.maxnumf(half, lowest)
-    half = arith.select(arith.cmpf(arith.CmpFPredicate.OGT, scores, nothing), held, half)
-    half = arith.select(arith.cmpf(arith.CmpFPredicate.OGT, half, highest), highest, half)
+    for hold, within, end in ((arith.maxnumf, "OGT", -LARGEST), (arith.minnumf, "OLT", LARGEST)):  # finite ones
+        held = hold(half, filled(scores.type, end / 2))
+        infinite = filled(scores.type, math.copysign(math.inf, end))
+        half = arith.select(arith.cmpf(arith.CmpFPredicate[within], scores, infinite), held, half)
     less = arith.subf(half, repeated(maximum))
     return arith.addf(less, less)
 

@@ -98,6 +98,27 @@ def test_every_finite_score_has_the_weight_that_it_has_in_float64(name):
         assert_right(name, got, want)
 
 
+@pytest.mark.parametrize("name", KERNELS)
+def test_minus_infinity_hides_a_key_and_what_else_is_no_number_makes_its_row_none(name):
+    target, schedule, _, _ = KERNELS[name]
+    problem, query, new = problem_for(name)
+    z = np.random.default_rng(6).standard_normal((68, 68)).astype(np.float32)
+    z[40] = -np.inf
+    z[41, 3:38] = -np.inf
+    z[42, 11], z[43, 29] = np.inf, np.nan
+    out, lse = run(problem, query, score=(from_array, z), target=target, schedule=schedule)
+    assert not out[0].any()
+    assert np.isneginf(lse[0]).all()
+    assert np.isnan(out[2:4].astype(np.float32)).all()
+    assert not np.isfinite(lse[2:4]).any()
+    of_reference = np.where(np.isnan(z) | np.isposinf(z), 0.0, z).astype(float)
+    want = reference.function_attention(
+        problem.collection, 1, query, problem.row_offsets, score=lambda x, b, h, q, k: of_reference[q, k]
+    )
+    finite = [1, *range(4, new)]
+    assert_right(name, (out[finite], lse[finite]), (want[0][finite], want[1][finite]))
+
+
 LATENT = {"kind": "latent", "splits": 1}
 LATENTS: dict[str, tuple[Any, str, int, Any, int]] = {
     "host": (Place(), "f32", 2, None, 28),
@@ -138,6 +159,9 @@ def with_keys(problem: Problem, columns: np.ndarray) -> None:
     keys[there] = first.astype(keys.dtype)[there]
 
 
+SCALED = (1e3, -1e6, 1e9, -1e12, 1e15, -1e18, 1e22, 1e27, -1e30, 1e36)
+
+
 @pytest.mark.parametrize("name", KERNELS)
 def test_products_of_any_size_have_the_weights_that_they_have_in_float64(name):
     target, schedule, _, shape = KERNELS[name]
@@ -147,13 +171,34 @@ def test_products_of_any_size_have_the_weights_that_they_have_in_float64(name):
     with_keys(problem, np.array([1.0, 0.5, -1.0, 0.0, 1.0, 0.75, -0.5]))
     query = random_query(rng, problem, 4)
     query[:] = 0
-    sizes = np.resize([1e3, -1e6, 1e9, -1e12, 1e15, -1e18, 1e22, 1e27, -1e30, 1e36], (new, 4))
-    query[..., 0] = sizes.astype(query.dtype)
+    query[..., 0] = np.resize(SCALED, (new, 4)).astype(query.dtype)
     out, lse = run(problem, query, target=target, schedule=schedule)
     want, wanted_lse = reference.function_attention(problem.collection, 1, query, problem.row_offsets)
     tolerance = 1e-4 if dtype == "f32" else 2e-2
     np.testing.assert_allclose(out.astype(np.float64), want, rtol=tolerance, atol=tolerance)
     np.testing.assert_allclose(lse, wanted_lse, rtol=1e-5, atol=2e-3)
+
+
+@pytest.mark.parametrize("name", LATENTS)
+def test_products_of_latent_rows_of_any_size_have_their_weights(name):
+    """Few rows see one tile: several are combined by log-sum-exps, whose last place is more than the log of a sum."""
+    place, dtype, heads, schedule, new = LATENTS[name]
+    dtype = {"f16": "bf16"}.get(dtype, dtype)
+    cached = [300 if new > 4 else 40]
+    rng, problem = stored_problem(
+        19, "paged", dtype, num_heads=1, is_mla=True, head_size=144, page_size=64, cached=cached, new=[new]
+    )
+    keys = problem.collection.blocks
+    values = keys.copy()
+    with_keys(problem, np.array([1.0, 0.5, -1.0, 0.0, 1.0, 0.75, -0.5]))
+    keys[..., 1:128] = values[..., 1:128]  # which the query does not multiply
+    query = random_query(rng, problem, heads)
+    query[:] = 0
+    query[..., 0] = np.resize(SCALED, (new, heads)).astype(query.dtype)
+    out, lse = attend(place, problem, query, size=128, schedule=schedule)
+    want, wanted_lse = model(problem, query, 128)
+    np.testing.assert_allclose(out.astype(np.float64), want, rtol=3e-2, atol=2e-2)
+    np.testing.assert_allclose(lse, wanted_lse, rtol=1e-5, atol=8e-3)
 
 
 FINISHES = {

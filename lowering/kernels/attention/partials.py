@@ -38,12 +38,15 @@ def in_powers(score: Any) -> Any:
 
 
 @kv.func
-def are_large(maxima: Any) -> Any:
-    """Whether the executing warp has a maximum whose last place is too much to be taken off an exact product."""
-    found = kv.bool(False)
+def are_large(maxima: Any, every: bool = True) -> Any:
+    """Whether the executing warp has a maximum whose last place is too much to be taken off an exact product.
+
+    Without ``every``, one that no score has moved yet is none of them.
+    """
+    some = kv.bool(False)
     for m in kv.static(maxima):
-        found = found | ((kv.math.abs(m) > LARGE) & (m > LOWEST))
-    return kv.ballot(found) != 0
+        some = some | ((kv.math.abs(m) > LARGE) if every else (kv.math.abs(m) > LARGE) & (m > LOWEST))
+    return kv.ballot(some) != 0
 
 
 def weight(m: Any, m_new: Any, exists: Any = True, exp2: Any = kv.ex2) -> Any:

@@ -186,7 +186,7 @@ def exceeded(a, s, m, tops, unit, flags):
             most = kv.math.max(s[4 * n + x], s[4 * n + 2 + x])
             over[x] = kv.math.max(over[x], kv.math.fma(most, units_of[x], -tops[2 * n + x]))
     mine = kv.ballot(kv.math.max(over[0], over[1]) > SLACK)
-    if are_large(m):
+    if are_large(m, every=False):
         mine = mine | kv.u32(1)
     if a.lane == 0:
         (flags + a.warp * 4).store(mine)
@@ -198,7 +198,7 @@ def exceeded(a, s, m, tops, unit, flags):
 @kv.func
 def weigh(a, s, unit, m, tops):
     """Make weights of scores: under a large maximum of products that are rounded, as the maximum is."""
-    if are_large(m):
+    if are_large(m, every=False):
         for n in kv.static(range(column_tiles(a.c))):
             units_of = units_at(a, unit, n)
             for k in kv.static(range(4)):

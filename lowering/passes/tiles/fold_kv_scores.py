@@ -215,7 +215,7 @@ def why_not(w: Weights) -> str | None:
         return "a branch has more than scores"
     inside = [*choosers, *(end for op in choosers if op.name == "scf.if" for end in _ends(op))]
     for op in choosers:
-        known = [*inside, w.largest, defining_op(w.scaled), *users(w.scaled)]
+        known = [*inside, w.largest, defining_op(w.scaled), *users(w.scaled), *(w.guess.powers if w.guess else ())]
         if any(user not in known for user in users(op.results[0])):
             return "scores are used for more than weights and their maximum"
     if any(defining_op(x) is None for x in choices(w.score)):
