@@ -18,7 +18,8 @@ from kvarn.dialect.dtypes import DType
 from kvarn.dialect.latent_layout import RowFormat
 from kvarn.dialect.layout import CacheSpec
 from kvarn.dialect.ops.attention import is_function
-from kvarn.dsl import functions, masks
+from kvarn.dsl import functions, intervals, masks
+from kvarn.dsl.values import wrap
 
 from ..common import at_most, narrowed
 
@@ -127,6 +128,20 @@ def asks(case: Any) -> bool:
     return mask is not None and not mask.interval
 
 
+def position(x: Any) -> Any:
+    """A position of a query or a key, as functions get it; of a query that has no key before it, it may be negative."""
+    if isinstance(x, int):
+        return x
+    most = intervals.POSITIONS[1]
+    return wrap(x.ir, x.dtype, x.lanes, (0 if x.nonneg else -most, most))
+
+
+def asked(bound: Any, q: Any) -> Any:
+    """What a mask says of a query's position, where a user's integers wrap around."""
+    with intervals.wrapping():
+        return bound(position(q))
+
+
 def has_first(case: Any) -> bool:
     """Whether the mask of a case says which key is the first."""
     mask = mask_of(case)
@@ -135,13 +150,13 @@ def has_first(case: Any) -> bool:
 
 def first_key(case: Any, q: Any) -> Any:
     """The first key that a query at a position, or a later one, may see, as far as the mask says."""
-    return kv.math.max(mask_of(case).first(q), 0) if has_first(case) else kv.i32(0)
+    return kv.math.max(asked(mask_of(case).first, q), 0) if has_first(case) else kv.i32(0)
 
 
 def end_key(case: Any, q: Any, num_keys: Any) -> Any:
     """The end of the keys that a query at a position, or an earlier one, may see, as far as the mask says."""
     mask = mask_of(case)
-    return num_keys if mask is None or mask.end is None else kv.math.min(num_keys, mask.end(q))
+    return num_keys if mask is None or mask.end is None else kv.math.min(num_keys, asked(mask.end, q))
 
 
 def interval(case: Any, position: Any, num_keys: Any) -> tuple[Any, Any]:
