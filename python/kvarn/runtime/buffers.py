@@ -94,6 +94,12 @@ class BufferView(NamedTuple):
 
     __hash__ = object.__hash__
 
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        raise TypeError(
+            "BufferView has no copies and cannot be pickled, since it is an address of memory of its owner: copy what "
+            "owns the memory"
+        )
+
     def __repr__(self) -> str:
         return (
             f"BufferView({self.dtype!r}{list(self.shape)}, strides={self.strides}, device={self.device}, "
@@ -133,6 +139,11 @@ def view(obj: Any, *, name: str = "buffer") -> BufferView:
     if reader is None:
         reader = _readers[cls] = _find_reader(cls)
     return reader(obj, name)
+
+
+def copies_memory(owner: Any) -> bool:
+    """Whether a deep copy of a viewed object, or one out of a pickle, has memory of its own."""
+    return _find_reader(owner.__class__) in (_read_numpy, _read_torch, _read_cupy)
 
 
 _Reader = Callable[[Any, str], BufferView]
