@@ -26,7 +26,6 @@ from kvarn.lowering import kernels, loading, registry
 from kvarn.lowering.pass_base import Pass, as_pass
 from kvarn.lowering.pipeline import Insertion, Settings
 from kvarn.lowering.pipeline_parser import Step
-from kvarn.lowering.registry import package_version
 from kvarn.lowering.rewrite import Rules
 
 # Where kernels are traced and lowered: what is patched there counts.
@@ -205,12 +204,9 @@ def warn_undigestible(problem: str) -> None:
     )
 
 
-def key(settings: Settings) -> dict[str, Any] | None:
-    """What settings and code from outside add to a key of the disk cache; None when it cannot be used."""
-    outside, inserted = digest_of(registered()), [_insertion(i) for i in settings.inserted]
-    if outside is None or any(digest is None for i in inserted for _, digest, _ in i[2]):
-        return None
-    return {"registered": outside, "inserted": inserted}
+def key() -> str | None:
+    """What code from outside adds to a key of the disk cache; "" for none, None when the cache cannot be used."""
+    return digest_of(registered())
 
 
 def identity(settings: Settings) -> Any:
@@ -239,11 +235,6 @@ def _steps(insertion: Insertion) -> list[tuple[str, str | None, Step]]:
 def _parts(found: Pass) -> list[tuple[str, Any]]:
     parts = (("function", found.function), ("options", found.options_class))
     return [(place, thing) for place, thing in parts if is_outside(thing)]
-
-
-def _insertion(insertion: Insertion) -> tuple[str, bool, list[tuple[str, str | None, str]]]:
-    steps = [(text, digest, package_version(step.name)) for text, digest, step in _steps(insertion)]
-    return insertion.beside, insertion.after, steps
 
 
 # --- digests -------------------------------------------------------------------------------------
