@@ -29,6 +29,7 @@ from kvarn.dialect.dtypes import DType
 from kvarn.dialect.layout import CacheSpec, CollectionSpec, OperandSpec
 from kvarn.dialect.tma_layout import TmaSpec
 
+from .builder import OfTrace
 from .calls import NATIVE_PACKAGES
 from .identity import identity
 from .masks import Mask
@@ -581,6 +582,11 @@ class _Walk:
 
     def _object(self, v: Any, path: str, chains: Chains) -> Hashable:
         cls, at = type(v), self._spot(v)
+        if isinstance(v, OfTrace) or cls.__module__.startswith("kvarn.dsl."):
+            raise Refused(
+                f"{path!r} is {v!r} of an earlier trace: a function of a kernel must not keep its values, in a list, "
+                "an attribute or a global, from one call to another"
+            )
         again = self._again(v, chains)
         if again is not None:
             return again

@@ -308,10 +308,11 @@ class KernelFunction:
                 function = emit("gpu.func", (), (), attributes, regions=1)
             block = ir.Block.create_at_start(function.regions[0], mlir_types, [ir.Location.current] * len(mlir_types))
             values = iter(block.arguments)
-            given = self.built([a.spec if a.kind == "static" else a.value(next(values)) for a in arguments])
-            variables = {p.name: v for p, v in zip(self.parameters, given, strict=True)}
             builder.state.tiled = False
+            outer, builder.state.number = builder.state.number, next(builder.numbers)
             try:
+                given = self.built([a.spec if a.kind == "static" else a.value(next(values)) for a in arguments])
+                variables = {p.name: v for p, v in zip(self.parameters, given, strict=True)}
                 with ir.InsertionPoint(block):
                     self._run(variables, options)
                     emit("gpu.return")
@@ -320,6 +321,8 @@ class KernelFunction:
             except BaseException:
                 function.erase()
                 raise
+            finally:
+                builder.state.number = outer
         return function
 
     def _run(self, variables: dict[str, Any], options: dict[str, Any]) -> None:

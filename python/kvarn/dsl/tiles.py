@@ -34,7 +34,7 @@ class Tile(Numeric):
         An extent of 1 beside another marks a vector that broadcasts along that dimension.
     """
 
-    __slots__ = ("dtype", "ir", "lanes", "nonneg")
+    __slots__ = ("dtype", "lanes", "nonneg")
 
     def __init__(self, value: ir.Value, dtype: DType, shape: Shape, nonneg: bool = False) -> None:
         self.ir, self.dtype, self.lanes = value, dtype, shape  # type: ignore[assignment]

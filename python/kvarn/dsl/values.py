@@ -28,7 +28,7 @@ from mlir import ir
 from kvarn.dialect import dtypes, ops
 from kvarn.dialect.dtypes import DType, bf16, bool_, f16, f32, i32, i64
 
-from .builder import Lanes, emit_value, types
+from .builder import Lanes, OfTrace, emit_value, types
 
 __all__ = ["Value", "Vector", "bitcast", "cast", "from_lanes", "vector", "where"]
 
@@ -63,7 +63,7 @@ _CMPI = {"==": 0, "!=": 1, "<": 2, "<=": 3, ">": 4, ">=": 5}
 _UNSIGNED = 4  # what turns a signed ordering predicate of cmpi into the unsigned one
 
 
-class Numeric:
+class Numeric(OfTrace):
     """What scalars and vectors share: the operators of Python.
 
     Attributes
@@ -78,7 +78,6 @@ class Numeric:
 
     __slots__ = ()
     __array_priority__ = 1000  # NumPy scalars leave the operator to us
-    ir: ir.Value
     dtype: DType
     lanes: int
     nonneg: bool
@@ -221,7 +220,7 @@ class Numeric:
 class Value(Numeric):
     """A scalar known at run time."""
 
-    __slots__ = ("dtype", "ir", "nonneg")
+    __slots__ = ("dtype", "nonneg")
     lanes = 0
 
     def __init__(self, value: ir.Value, dtype: DType, nonneg: bool = False) -> None:
@@ -249,7 +248,7 @@ class Vector(Numeric):
     """A vector of a fixed number of lanes. ``v[i]`` reads a lane; in a kernel ``v[i] = x`` rebinds ``v``: vectors
     are values, other names for the old vector keep it."""
 
-    __slots__ = ("dtype", "ir", "lanes", "nonneg")
+    __slots__ = ("dtype", "lanes", "nonneg")
 
     def __init__(self, value: ir.Value, dtype: DType, lanes: int, nonneg: bool = False) -> None:
         self.ir, self.dtype, self.lanes = value, dtype, lanes
