@@ -23,6 +23,7 @@ from kvarn.runtime.copying import CopiedWhole, NoCopies
 from . import checks
 from .model import HostModel, _in_range, _integers, _squeeze
 from .numerics import saturating_cast
+from .pools import memory_of, moved
 from .rows import PagedRowIndices
 from .tma import OperandTmaTiles
 from .views import KVCache
@@ -42,7 +43,7 @@ class MHAOperand(SpecMembers, OperandTmaTiles):
         The owners of the memory, kept alive.
     """
 
-    __slots__ = ("_fields", "_keep", "_model", "_spec", "buffers", "device", "spec")
+    __slots__ = ("_fields", "_keep", "_memory", "_model", "_spec", "buffers", "device", "spec")
     readonly = True
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -52,9 +53,13 @@ class MHAOperand(SpecMembers, OperandTmaTiles):
         self._model, self._spec, self.spec = model, spec, OperandSpec(spec)
         self.device, self.buffers, self._keep = model.device, model.buffers, model._keep
         self._fields = tuple(model._at[f.name] for f in layout.operand_fields(spec))
+        self._memory = memory_of(self._keep[0])
 
     def fields(self) -> tuple[int, ...]:
         """The kernel's parameters, in the order of ``layout.operand_fields``; pointers as integers."""
+        memory = self._memory
+        if memory is not None and memory[0].data_ptr() != memory[1]:
+            raise moved(self, memory[0])
         return self._fields
 
     @property

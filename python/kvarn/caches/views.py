@@ -37,7 +37,19 @@ class KVCache(PoolMembers, HostModel, TmaTiles, NoCopies):
         Whether the owner of the blocks (or of the scales) forbids writing.
     """
 
-    __slots__ = ("_at", "_fields", "_host", "_keep", "_spec", "_words", "buffers", "device", "readonly", "spec")
+    __slots__ = (
+        "_at",
+        "_fields",
+        "_host",
+        "_keep",
+        "_memory",
+        "_spec",
+        "_words",
+        "buffers",
+        "device",
+        "readonly",
+        "spec",
+    )
     kind: ClassVar[str] = ""
     copied_by = "copy the collection and take the cache of the copy, or make one of copies of the buffers"
 
