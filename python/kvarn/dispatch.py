@@ -509,8 +509,8 @@ class Operation:
 
 def _refuse_tracing(title: str) -> None:
     """Refuse operands of torch.jit.trace, whose extents are tensors: the operation would not be in what is traced."""
-    torch: Any = sys.modules.get("torch")
-    if torch is not None and torch._C._get_tracing_state() is not None:
+    state = getattr(getattr(sys.modules.get("torch"), "_C", None), "_get_tracing_state", None)
+    if state is not None and state() is not None:
         raise NotImplementedError(
             f"{title}: torch.jit.trace does not record operations of kvarn: use torch.compile or torch.export"
         )
