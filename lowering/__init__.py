@@ -5,6 +5,6 @@
 the kernels of operations, ``schedules/`` the choice among these, and ``tiles/`` what passes over tiles share.
 """
 
-from .registry import NAMES, Pass, check_name, find, module_of, names, package_version, register
+from .registry import NAMES, Pass, check_name, find, module_of, names, register
 
-__all__ = ["NAMES", "Pass", "check_name", "find", "module_of", "names", "package_version", "register"]
+__all__ = ["NAMES", "Pass", "check_name", "find", "module_of", "names", "register"]

@@ -28,6 +28,16 @@ class PassFailure(Exception):
     """A pass could not go on; the diagnostic has been emitted at the op's location."""
 
 
+_RAISED = "Exception raised in callback:"  # how MLIR begins what it makes of an exception in a callback
+
+
+def is_interrupt(error: BaseException) -> bool:
+    """Whether an exception is Ctrl-C, or what MLIR makes of one that comes in a callback of a walk."""
+    if isinstance(error, KeyboardInterrupt):
+        return True
+    return isinstance(error, RuntimeError) and str(error).startswith(_RAISED) and "KeyboardInterrupt" in str(error)
+
+
 @dataclass(frozen=True)
 class NoOptions:
     """Options of a pass that has none."""

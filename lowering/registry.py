@@ -157,12 +157,6 @@ def _entry_points() -> dict[str, Any]:
     return found
 
 
-def package_version(name: str) -> str:
-    """The package and version that gives a pass as an entry point; "" for another pass."""
-    entry = None if name in NAMES else _entry_points().get(name)
-    return f"{entry.dist.name} {entry.dist.version}" if entry is not None and entry.dist is not None else ""
-
-
 def names() -> tuple[str, ...]:
     """All pass names: ours in pipeline order, then others."""
     return tuple(dict.fromkeys((*NAMES, *_entry_points(), *_extra)))

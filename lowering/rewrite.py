@@ -17,7 +17,7 @@ from kvarn.dialect import page_orders
 from kvarn.dialect.base import Kv
 
 from . import rewrite_counts
-from .pass_base import PassFailure, blame, fail
+from .pass_base import PassFailure, blame, fail, is_interrupt
 
 Rule = Callable[..., Sequence[ir.Value] | ir.Value | None]
 Kv.listeners.append(settings.declared)
@@ -38,8 +38,18 @@ def walk(root: Any, match: Callable[[str], bool] | None = None) -> list[ir.Opera
             found.append(op)
         return advance
 
-    root.operation.walk(visit, ir.WalkOrder.PRE_ORDER)
+    called_for_each(root, visit)
     return found
+
+
+def called_for_each(root: Any, visit: Callable[[ir.Operation], ir.WalkResult]) -> None:
+    """Call ``visit`` with every op under (and with) ``root``, outer before inner. Ctrl-C in it stays one."""
+    try:
+        root.operation.walk(visit, ir.WalkOrder.PRE_ORDER)
+    except RuntimeError as error:
+        if is_interrupt(error):
+            raise KeyboardInterrupt from None
+        raise
 
 
 def ops_named(root: Any, *names: str) -> list[ir.Operation]:

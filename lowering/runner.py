@@ -21,7 +21,7 @@ from mlir.passmanager import PassManager
 from kvarn.lowering import registry
 
 from . import remarks, rewrite_counts
-from .pass_base import NoOptions, PassFailure, PassHandle, blamed
+from .pass_base import NoOptions, PassFailure, PassHandle, blamed, is_interrupt
 from .passes.kv import verify_kv
 from .pipeline_parser import ANCHOR, Step
 
@@ -139,12 +139,12 @@ class _Call:
         except (PassFailure, ir.MLIRError) as failure:  # pyright: ignore[reportAttributeAccessIssue]
             self.problem = str(failure) or f"pass '{self.step.name}' failed"
         except BaseException as error:
-            self.raised = error
+            self.raised = KeyboardInterrupt() if is_interrupt(error) else error
             who, location = blamed(error, self.module.operation.location)
             self.problem = f"pass '{self.step.name}'{who} raised {type(error).__name__}: {error}{_place(error)}"
             if self.tracebacks:
                 self.problem += "\n" + "".join(traceback.format_exception(error)).rstrip()
-            if isinstance(error, Exception):
+            if isinstance(self.raised, Exception):
                 location.emit_error(self.problem)
         if self.problem:
             external.signal_pass_failure()

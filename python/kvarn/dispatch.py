@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import itertools
 import operator
+import sys
 import threading
 import weakref
 from collections.abc import Callable, Hashable, Mapping, Sequence
@@ -365,6 +366,7 @@ class Operation:
 
     def _learn(self, signature: tuple[Any, ...], operands: Sequence[Any], attributes: Any, entries: Any) -> _Known:
         """Check a signature, get its program, and remember what its buffers' fields are besides the address."""
+        _refuse_tracing(self.title)
         schedule, _ = entries or ((), ())
         emulation = settings.emulation()
         what, given = self.specialisation(operands, attributes, schedule, emulation and emulation.target)
@@ -517,6 +519,15 @@ class Operation:
         """What a call's program is specialised for; arguments as of a call."""
         ordered = () if schedule is None else _entries(schedule, self.title)[0]
         return self.specialisation(operands, attributes, ordered, target)[0]
+
+
+def _refuse_tracing(title: str) -> None:
+    """Refuse operands of torch.jit.trace, whose extents are tensors: the operation would not be in what is traced."""
+    state = getattr(getattr(sys.modules.get("torch"), "_C", None), "_get_tracing_state", None)
+    if state is not None and state() is not None:
+        raise NotImplementedError(
+            f"{title}: torch.jit.trace does not record operations of kvarn: use torch.compile or torch.export"
+        )
 
 
 class FixedSchedule(dict[str, Any]):

@@ -109,11 +109,7 @@ def test_a_name_is_the_same_in_another_process(tmp_path):
 
 
 def test_what_has_no_digest_stays_out_of_the_cache_on_disk():
-    class Opaque:
-        def __hash__(self):
-            return 1
-
-    opaque = Opaque()
+    opaque = object()
 
     def score(score, b, h, q, k):
         return score if opaque else -score

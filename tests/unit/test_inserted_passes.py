@@ -19,8 +19,8 @@ import pytest
 from mlir import ir
 
 import kvarn as kv
-from kvarn import pipelines
-from kvarn.compilation import extensions
+from kvarn import dispatch, pipelines
+from kvarn.compilation import driver, extensions
 from kvarn.lowering import index, loading, pipeline, pipeline_parser, registry
 from kvarn.lowering.pass_base import kv_pass
 from kvarn.lowering.rewrite import ops_named
@@ -352,13 +352,10 @@ def test_a_pass_of_an_installed_package_is_known_to_every_command_and_to_python(
     (info / "entry_points.txt").write_text("[kvarn.passes]\nfive-from-afar = somebodys_passes:run\n")
     code = """
         import sys, kernels, kvarn as kv, kvarn.lowering as lowering
-        from kvarn.compilation import extensions
-        from kvarn import pipelines
         from kvarn.tools import cli
         passes = {"after:plan-kv-access": "five-from-afar"}
         assert "5.0" in kv.compile(kernels.triple, target="host", passes=passes).stages["five-from-afar"]
         assert "five-from-afar" in lowering.names()
-        assert "somebodys-passes 1.5" in str(extensions.key(pipelines.extended(passes)))
         place = "--insert-after=plan-kv-access=five-from-afar"
         sys.exit(cli.main(["compile", "kernels.py:triple", "--target=sm_80", place]))
     """.replace("kernels.triple,", "kernels.triple, kv.Buffer[kv.f32, 1],")
@@ -368,6 +365,33 @@ def test_a_pass_of_an_installed_package_is_known_to_every_command_and_to_python(
 
 
 # --- the disk cache ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("way", ["compile", "operation"])
+def test_an_inserted_pass_runs_whenever_something_is_compiled(way, monkeypatch):
+    """Also when the cache on disk has code without it: what a pass prints or counts is its work."""
+    ran = []
+
+    def looks(module):
+        ran.append(len(ops_named(module, "gpu.func")))
+
+    blocks = np.zeros((2, 2, 1, 16, 1, 64), np.float32)
+    pool = kv.PagedKVCacheCollection(blocks, np.array([3], np.uint32), np.array([[0]], np.uint32), 1, 4)
+    operands = pool.get_key_cache(0), np.ones((1, 1, 64), np.float32), np.array([0, 1], np.uint32)
+
+    def compiles(passes=None):
+        with kv.pipeline(passes):
+            if way == "compile":
+                return kv.compile(triple, F32, target="host").artifact
+            return dispatch.artifact(writes._STORE_RAGGED.specialised(operands, (), None, None))
+
+    before = compiles()  # which leaves it in the cache
+    made = [compiles({"after:verify-kv": looks}) for _ in range(3)]
+    assert len(ran) == 3
+    assert all(m.code == before.code for m in made)
+    monkeypatch.setattr(driver, "lower", None)  # nothing may be compiled now
+    assert compiles().code == before.code
+
 
 USES = """
 import sys

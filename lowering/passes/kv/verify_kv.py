@@ -19,7 +19,7 @@ from mlir import ir
 from kvarn.dialect import effects, kv, types, verify
 from kvarn.dialect.verify import ANY_HANDLE
 from kvarn.lowering.pass_base import NoOptions, PassFailure, kv_pass
-from kvarn.lowering.rewrite import enclosing
+from kvarn.lowering.rewrite import called_for_each, enclosing
 
 # What only an argument of a function or a kv op may be: handles and TMA descriptors.
 HANDLES = (*ANY_HANDLE, "tma")
@@ -125,7 +125,7 @@ class _Checker:
 def count_problems(module: Any) -> int:
     """Check a module (or any op) and emit an error for each problem; their number."""
     checker = _Checker()
-    module.operation.walk(checker.visit, ir.WalkOrder.PRE_ORDER)
+    called_for_each(module, checker.visit)
     return checker.problems
 
 

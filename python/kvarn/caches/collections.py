@@ -8,6 +8,7 @@ from typing import Any, ClassVar, Generic, NamedTuple, TypeVar
 from kvarn.dialect import dtypes, layout
 from kvarn.dialect.layout import FA3, KEY, PAGED, VALUE, CacheSpec, CollectionSpec
 from kvarn.runtime.buffers import BufferView, strided_array
+from kvarn.runtime.copying import CopiedWhole
 
 from . import checks
 from .pools import WRITABLE, PoolMembers, pool_of, with_sequences
@@ -16,8 +17,10 @@ from .views import ContinuousBatchingKVCache, KVCache, PagedKVCache
 CacheT = TypeVar("CacheT", bound=KVCache)
 
 
-class KVCacheCollection(PoolMembers, Generic[CacheT]):
+class KVCacheCollection(PoolMembers, CopiedWhole, Generic[CacheT]):
     """What the collections have in common. Views of the caller's buffers, which are neither copied nor read.
+
+    ``copy.deepcopy`` and ``pickle`` give a collection over copies of the buffers; ``copy.copy`` is refused.
 
     Attributes
     ----------
@@ -34,6 +37,9 @@ class KVCacheCollection(PoolMembers, Generic[CacheT]):
 
     cache_type: ClassVar[type[KVCache]]
     name_str: ClassVar[str]
+    blocks: Any
+    cache_lengths: Any
+    lookup_table: Any
     scales: Any = None
 
     def _bind(self, cache_spec: CacheSpec, views: dict[str, BufferView], at: dict[str, int]) -> None:
@@ -44,6 +50,12 @@ class KVCacheCollection(PoolMembers, Generic[CacheT]):
         self.max_seq_length, self.max_cache_length = at["max_seq_length"], at["max_cache_length"]
         self._own_bounds: Any = None  # what kvarn.ops.reads makes of the two
         self._caches: tuple[dict[int, CacheT], dict[int, CacheT]] = ({}, {})
+
+    def _made_of(self) -> tuple[tuple[Any, ...], dict[str, Any], Any]:
+        buffers, scales = (self.blocks, self.cache_lengths, self.lookup_table), {}
+        if self.scales is not None:
+            scales = {"scales": self.scales, "quantization_granularity": self.quantization_granularity}
+        return (*buffers, self.max_seq_length, self.max_cache_length), scales, self._views.values()
 
     @property
     def pools(self) -> tuple[BufferView, ...]:

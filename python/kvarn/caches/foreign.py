@@ -114,6 +114,14 @@ class ForeignPages(PagedKVCacheCollection):
         most = (AS_MANY_AS_FIT if n is None else n for n in (max_seq_length, max_cache_length))
         self._bind(*with_sequences((spec, views, at), cache_lengths, lookup_table, *most, name="keys"))
 
+    def _made_of(self) -> tuple[tuple[Any, ...], dict[str, Any], Any]:
+        page_size, num_heads = self.given_extents
+        options = {
+            "page_size": page_size, "num_heads": num_heads, "max_seq_length": self.max_seq_length,
+            "max_cache_length": self.max_cache_length, "scales": self.scales,
+        }  # fmt: skip
+        return (self.blocks, self.cache_lengths, self.lookup_table, self.dims), options, self._views.values()
+
     def with_tables(
         self,
         cache_lengths: Any,

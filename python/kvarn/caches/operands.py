@@ -18,10 +18,12 @@ from kvarn.dialect.dtypes import DType
 from kvarn.dialect.layout import DENSE, RAGGED, CacheSpec, OperandSpec
 from kvarn.dialect.members import SpecMembers
 from kvarn.runtime.buffers import BufferView, host_array, strided_array
+from kvarn.runtime.copying import CopiedWhole, NoCopies
 
 from . import checks
 from .model import HostModel, in_range, integers, squeeze
 from .numerics import saturating_cast
+from .pools import memory_of, moved
 from .rows import PagedRowIndices
 from .tma import OperandTmaTiles
 from .views import KVCache
@@ -41,7 +43,7 @@ class MHAOperand(SpecMembers, OperandTmaTiles):
         The owners of the memory, kept alive.
     """
 
-    __slots__ = ("_fields", "_keep", "_model", "_spec", "buffers", "device", "spec")
+    __slots__ = ("_fields", "_keep", "_memory", "_model", "_spec", "buffers", "device", "spec")
     readonly = True
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -51,9 +53,13 @@ class MHAOperand(SpecMembers, OperandTmaTiles):
         self._model, self._spec, self.spec = model, spec, OperandSpec(spec)
         self.device, self.buffers, self._keep = model.device, model.buffers, model._keep
         self._fields = tuple(model._at[f.name] for f in layout.operand_fields(spec))
+        self._memory = memory_of(self._keep[0])
 
     def fields(self) -> tuple[int, ...]:
         """The kernel's parameters, in the order of ``layout.operand_fields``; pointers as integers."""
+        memory = self._memory
+        if memory is not None and memory[0].data_ptr() != memory[1]:
+            raise moved(self, memory[0])
         return self._fields
 
     @property
@@ -121,10 +127,11 @@ class MHAOperand(SpecMembers, OperandTmaTiles):
         return cls.__name__
 
 
-class _CacheOperand(MHAOperand):
+class _CacheOperand(MHAOperand, NoCopies):
     """What operands over a cache share."""
 
     __slots__ = ()
+    copied_by = "copy the collection, and make the operand of a cache of the copy"
     _model: KVCache
 
     def _wrap(self, cache: Any) -> CacheSpec:
@@ -202,7 +209,7 @@ class KVCacheScalesMHAOperand(_CacheOperand):
         return None
 
 
-class BufferRows(HostModel):
+class BufferRows(HostModel, NoCopies):
     """The methods of a cache over the rows of a buffer, for host memory."""
 
     __slots__ = ("_at", "_host", "_keep", "buffers", "device", "readonly", "spec")
@@ -250,10 +257,19 @@ class BufferRows(HostModel):
         return encoded
 
 
-class _BufferOperand(MHAOperand):
+class _BufferOperand(MHAOperand, CopiedWhole):
     """Keys or values as rows of a buffer: what dense and ragged operands share."""
 
     __slots__ = ("buffer", "scales")
+
+    def _made_of(self) -> tuple[tuple[Any, ...], dict[str, Any], Any]:
+        data, *rest = self._keep
+        options = {}
+        if self.scale_dtype is not None:
+            options["scales"] = rest.pop(0).owner
+        if rest:
+            options["lengths" if self._spec.kind == DENSE else "cache_row_offsets"] = rest.pop().owner
+        return (data.owner,), options, self._keep
 
     def _view(self, kind: str, buffer: Any, scales: Any) -> tuple[CacheSpec, dict[str, BufferView], dict[str, int]]:
         """Check the buffers; the spec, the views by name and the fields that do not depend on the sequences."""

@@ -14,6 +14,7 @@ from typing import Any
 from kvarn.dialect import layout
 from kvarn.dialect.layout import CONTINUOUS, FA3, PAGED, CacheSpec
 from kvarn.dialect.members import CacheMembers
+from kvarn.runtime.binding import is_torch
 from kvarn.runtime.buffers import BufferView
 
 from . import checks
@@ -69,6 +70,7 @@ class PoolMembers(CacheMembers):
     _at: dict[str, int]
     _fields: tuple[int, ...]
     _words: bytes | None
+    _memory: tuple[Any, int] | None
 
     def _keep_views(
         self, spec: CacheSpec, views: Mapping[str, BufferView], at: dict[str, int], fields: Iterable[layout.Field]
@@ -88,12 +90,16 @@ class PoolMembers(CacheMembers):
         self.readonly = any(views[n].readonly for n in WRITABLE if n in views)
         self.buffers = tuple(v.owner for v in views.values())
         self._words = None  # what the native part makes of all of it
+        self._memory = memory_of(views["blocks"])
 
     def fields(self) -> tuple[int, ...]:
         """The kernel's parameters, in the order of ``layout.cache_fields``; pointers as integers.
 
         Those of a collection in the order of ``layout.collection_fields``.
         """
+        memory = self._memory
+        if memory is not None and memory[0].data_ptr() != memory[1]:
+            raise moved(self, memory[0])
         return self._fields
 
     @property
@@ -110,6 +116,26 @@ class PoolMembers(CacheMembers):
     def num_blocks(self) -> int:
         """N, pages with the null page counted, or regions."""
         return self._at["num_blocks"]
+
+
+def memory_of(pool: BufferView) -> tuple[Any, int] | None:
+    """What tells whether a pool is still where it was: its tensor and its address; None of other arrays.
+
+    A tensor keeps its memory, but may be given other memory, or none: by ``untyped_storage().resize_``, ``set_`` or
+    ``.data``, as FSDP does it.
+    """
+    if not is_torch(type(pool.owner)):
+        return None
+    return pool.owner, pool.data or -1  # nothing is at 0: of a tensor that was recorded, not made
+
+
+def moved(thing: Any, tensor: Any) -> ValueError:
+    """What is wrong with a cache, collection or operand over a tensor whose memory is not what it was."""
+    now = "elsewhere" if tensor.data_ptr() else "without memory"
+    return ValueError(
+        f"the memory of the {type(thing).__name__} is gone: its tensor has been resized, set anew or freed since it "
+        f"was made, and is {now}; make another one over the tensor"
+    )
 
 
 def pool_of(

@@ -8,11 +8,12 @@ from typing import Any
 from kvarn.dialect.dtypes import bf16
 from kvarn.dialect.layout import CacheSpec
 from kvarn.runtime import allocation
+from kvarn.runtime.copying import NoShallowCopies
 
 KINDS = {"min_max": 2, "mean": 1}  # rows of a summary
 
 
-class PageSummaries:
+class PageSummaries(NoShallowCopies):
     """For every page of a pool, layer and KV head: the least and the largest element of its keys, or their mean.
 
     Summaries lie beside the pool and are found by a page's number in it, so that whatever shares pages shares them.

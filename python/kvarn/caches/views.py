@@ -12,13 +12,14 @@ from kvarn.dialect import dtypes, layout, page_orders
 from kvarn.dialect.dtypes import DType
 from kvarn.dialect.layout import CONTINUOUS, PAGED, CacheSpec
 from kvarn.runtime.buffers import BufferView, strided_array
+from kvarn.runtime.copying import NoCopies
 
 from .model import HostModel
 from .pools import PoolMembers, pool_of, with_sequences
 from .tma import TmaTiles
 
 
-class KVCache(PoolMembers, HostModel, TmaTiles):
+class KVCache(PoolMembers, HostModel, TmaTiles, NoCopies):
     """A cache of any kind: a read-only record of pointers, strides and lengths. Kernels take it by value.
 
     It is made by a collection's ``get_key_cache`` and ``get_value_cache``, or from one layer's buffers by a subclass.
@@ -36,8 +37,21 @@ class KVCache(PoolMembers, HostModel, TmaTiles):
         Whether the owner of the blocks (or of the scales) forbids writing.
     """
 
-    __slots__ = ("_at", "_fields", "_host", "_keep", "_spec", "_words", "buffers", "device", "readonly", "spec")
+    __slots__ = (
+        "_at",
+        "_fields",
+        "_host",
+        "_keep",
+        "_memory",
+        "_spec",
+        "_words",
+        "buffers",
+        "device",
+        "readonly",
+        "spec",
+    )
     kind: ClassVar[str] = ""
+    copied_by = "copy the collection and take the cache of the copy, or make one of copies of the buffers"
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         raise TypeError(f"{type(self).__name__} stands for any kind of cache; make one of a kind, or use a collection")

@@ -367,12 +367,13 @@ def key_of(kind: str, what: Any, target: Target, settings: pipeline.Settings, op
 
     The user's table of schedules counts where one of the ``operations`` in it, by name, is declared to be tuned, and
     where code from outside takes part, which may make such operations. None where such code cannot be told from other
-    code in another process.
+    code in another process, and where passes are inserted: these run whenever something is compiled, since what they
+    print, count and remark is as much of their work as the code.
     """
-    outside = extensions.key(settings)
+    outside = None if settings.inserted else extensions.key()
     if outside is None:
         return None
-    is_tuned = any(outside.values()) or not schedules.TUNED.isdisjoint(operations)
+    is_tuned = bool(outside) or not schedules.TUNED.isdisjoint(operations)
     return cache_key({
         "kind": kind, "what": what, "target": target.name, "disable": sorted(settings.disable),
         "options": dict(settings.options), "check": settings.check, "trace": settings.trace,

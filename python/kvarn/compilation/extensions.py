@@ -26,7 +26,6 @@ from kvarn.lowering import kernels, loading, registry
 from kvarn.lowering.pass_base import Pass, as_pass
 from kvarn.lowering.pipeline import Insertion, Settings
 from kvarn.lowering.pipeline_parser import Step
-from kvarn.lowering.registry import package_version
 from kvarn.lowering.rewrite import Rules
 
 # Where kernels are traced and lowered: what is patched there counts.
@@ -190,13 +189,20 @@ def digest_of(things: Iterable[tuple[str, Any]]) -> str | None:
     try:
         parts = sorted({f"{place}: {digester.value(thing)}" for place, thing in things})
     except _Undigestible as problem:
-        _warn(str(problem))
+        warn_undigestible(str(problem))
         return None
     return hashlib.sha256("\n".join(parts).encode()).hexdigest() if parts else ""
 
 
+def sources_digest_of(functions: Iterable[types.FunctionType]) -> list[str]:
+    """Digests of the sources of functions' modules, and of what these use of their package or folder."""
+    digester = _Digester()
+    return sorted({digester.module(str(_home(f))) for f in functions})
+
+
 @functools.cache
-def _warn(problem: str) -> None:
+def warn_undigestible(problem: str) -> None:
+    """Say once why the compile cache cannot be used."""
     warnings.warn(
         f"the compile cache is not used, since {problem}: put what passes, rules and expansions use into a module, or "
         "into numbers, strings and functions",
@@ -205,12 +211,9 @@ def _warn(problem: str) -> None:
     )
 
 
-def key(settings: Settings) -> dict[str, Any] | None:
-    """What settings and code from outside add to a key of the disk cache; None when it cannot be used."""
-    outside, inserted = digest_of(registered()), [_insertion(i) for i in settings.inserted]
-    if outside is None or any(digest is None for i in inserted for _, digest, _ in i[2]):
-        return None
-    return {"registered": outside, "inserted": inserted}
+def key() -> str | None:
+    """What code from outside adds to a key of the disk cache; "" for none, None when the cache cannot be used."""
+    return digest_of(registered())
 
 
 def identity(settings: Settings) -> Any:
@@ -239,11 +242,6 @@ def _steps(insertion: Insertion) -> list[tuple[str, str | None, Step]]:
 def _parts(found: Pass) -> list[tuple[str, Any]]:
     parts = (("function", found.function), ("options", found.options_class))
     return [(place, thing) for place, thing in parts if is_outside(thing)]
-
-
-def _insertion(insertion: Insertion) -> tuple[str, bool, list[tuple[str, str | None, str]]]:
-    steps = [(text, digest, package_version(step.name)) for text, digest, step in _steps(insertion)]
-    return insertion.beside, insertion.after, steps
 
 
 # --- digests -------------------------------------------------------------------------------------
@@ -321,7 +319,7 @@ class _Digester:
             return name
 
     def function(self, f: types.FunctionType, has_source: bool) -> str:
-        parts = [_code(f.__code__), self.value(f.__defaults__), self.value(f.__kwdefaults__)]
+        parts = [code_digest(f.__code__), self.value(f.__defaults__), self.value(f.__kwdefaults__)]
         for name, cell in zip(f.__code__.co_freevars, f.__closure__ or (), strict=True):
             try:
                 parts.append(f"{name}={self.value(cell.cell_contents)}")
@@ -369,9 +367,9 @@ def _module(name: str) -> str:
     module, file = sys.modules.get(name), _file(name)
     if file is None or not file.is_file():
         return ""
-    codes = [_code(v.__code__) for v in vars(module).values() if _defined_in(v, name)]
+    codes = [code_digest(v.__code__) for v in vars(module).values() if _defined_in(v, name)]
     for cls in (v for v in vars(module).values() if isinstance(v, type) and v.__module__ == name):
-        codes += [_code(v.__code__) for v in vars(cls).values() if _defined_in(v, name)]
+        codes += [code_digest(v.__code__) for v in vars(cls).values() if _defined_in(v, name)]
     return f"{name}:{hashlib.sha256(file.read_bytes()).hexdigest()}:{_sha(''.join(codes))}"
 
 
@@ -383,9 +381,9 @@ def _sha(text: str) -> str:
     return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
 
 
-def _code(code: types.CodeType) -> str:
+def code_digest(code: types.CodeType) -> str:
     """The digest of code: what it does, not where it stands."""
-    consts = [_code(c) if isinstance(c, types.CodeType) else _constant(c) for c in code.co_consts]
+    consts = [code_digest(c) if isinstance(c, types.CodeType) else _constant(c) for c in code.co_consts]
     parts: list[Any] = [code.co_code, code.co_names, code.co_varnames, code.co_freevars, code.co_cellvars, consts]
     parts += [code.co_argcount, code.co_posonlyargcount, code.co_kwonlyargcount, code.co_flags, code.co_name]
     return _sha(repr(parts))
@@ -404,4 +402,7 @@ def names_of(code: types.CodeType) -> set[str]:
     return found
 
 
-__all__ = ["digest_of", "extend", "identity", "is_outside", "key", "names_of", "needed", "of_files", "registered"]
+__all__ = [
+    "code_digest", "digest_of", "extend", "identity", "is_outside", "key", "names_of", "needed", "of_files",
+    "registered", "sources_digest_of", "warn_undigestible",
+]  # fmt: skip

@@ -7,6 +7,7 @@ and inside a pass alike. Building an op by its name takes half the time of its g
 
 from __future__ import annotations
 
+import itertools
 import threading
 from collections.abc import Sequence
 from typing import Any
@@ -82,9 +83,32 @@ class _State(threading.local):
     tiled: bool = False  # whether what is traced has made a tile
     counting: bool = False  # whether code of the library counts here: see intervals.py
     asking: bool = False  # whether a function that a user gave is asked
+    number: int = 0  # of the trace; 0 where passes make ops
 
 
 state = _State()
+numbers = itertools.count(1)  # of traces
+
+
+class OfTrace:
+    """A value, buffer or handle of a kernel. Its ``ir`` is of the trace that made it, and of no use to another."""
+
+    __slots__ = ("_ir", "_trace")
+    _ir: ir.Value
+    _trace: int
+
+    @property
+    def ir(self) -> ir.Value:
+        if self._trace != state.number:
+            raise TypeError(
+                f"{self!r} is of an earlier trace: a function of a kernel must not keep its values, in a list, an "
+                "attribute or a global, from one call to another"
+            )
+        return self._ir
+
+    @ir.setter
+    def ir(self, value: ir.Value) -> None:
+        self._ir, self._trace = value, state.number
 
 
 def types() -> Types:

@@ -55,7 +55,9 @@ REFUSED_CALLS = {
 def static(x: Any) -> Any:
     """``x`` computed at compile time: in a kernel, ``for i in kv.static(range(4))`` unrolls.
 
-    Inside the parentheses Python functions are called rather than inlined, so all of Python may be used there.
+    Inside the parentheses Python functions are called rather than inlined, so all of Python may be used there. What is
+    read there and cannot be compared from launch to launch, such as a long list or an object of another library, is
+    taken as it is when the code is made: another object is seen, its changed contents are not.
     """
     if isinstance(x, RuntimeRange) or isinstance(x, Numeric):
         raise TypeError(f"kv.static needs values known at compile time, got {describe(x)}")

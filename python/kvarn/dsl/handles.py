@@ -16,6 +16,7 @@ from kvarn.dialect.layout import CONTINUOUS, DENSE, FA3, KINDS, PAGED, RAGGED, S
 from kvarn.dialect.members import CacheMembers, TileRows
 
 from . import intervals
+from .builder import OfTrace
 from .memory import GLOBAL, SHARED, Buffer, Pointer, _check_width
 from .tiles import Tile
 from .values import Numeric, Value, as_value, describe, i32_value, plain, wrap
@@ -57,7 +58,7 @@ def annotation_of(annotation: Any) -> tuple[str, tuple[str, ...]] | None:
     return None
 
 
-class Handle(CacheMembers):
+class Handle(OfTrace, CacheMembers):
     """A cache, collection or operand of a kernel. The static parameters are Python values.
 
     Attributes
@@ -68,7 +69,7 @@ class Handle(CacheMembers):
         Each of them, by the names of the host-side classes.
     """
 
-    __slots__ = ("_spec", "ir", "spec")
+    __slots__ = ("_spec", "spec")
     what = "handle"
 
     def __init__(self, value: ir.Value, spec: CacheSpec) -> None:
@@ -427,10 +428,10 @@ class Collection(Handle):
         return Cache(ops.value_cache(self.ir, _layer(layer)), self.spec)
 
 
-class Rows(TileRows[Value]):
+class Rows(OfTrace, TileRows[Value]):
     """Row indices of a tile's pages, from ``populate``."""
 
-    __slots__ = ("ir", "is_leader", "page_size", "pair_cta", "tile_rows")
+    __slots__ = ("is_leader", "page_size", "pair_cta", "tile_rows")
 
     def __init__(
         self, value: ir.Value, tile_rows: int, page_size: int, pair_cta: bool = False, is_leader: bool = True

@@ -17,7 +17,7 @@ from kvarn.dialect.tma_layout import TmaSpec
 
 from .memory import BufferSpec
 
-_SPECS = frozenset([DType, BufferSpec, CacheSpec, CollectionSpec, OperandSpec, TmaSpec, type(None)])
+SPECS = frozenset([DType, BufferSpec, CacheSpec, CollectionSpec, OperandSpec, TmaSpec, type(None)])
 _ATOMS = frozenset([int, bool, str])
 
 
@@ -30,7 +30,7 @@ def identity(value: Any) -> Any:
         For a value that can neither be compared by its parts nor be hashed.
     """
     cls = value.__class__
-    if cls in _SPECS:
+    if cls in SPECS:
         return value
     if cls in _ATOMS:
         return cls, value

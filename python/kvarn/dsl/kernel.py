@@ -29,12 +29,12 @@ from kvarn.dialect.tma_layout import TmaSpec
 from kvarn.env import env
 from kvarn.errors import KernelError, KernelTypeError, SourceLocation, UnsupportedError, from_mlir, located
 
-from . import builder, intervals
+from . import builder, captures, intervals
 from .builder import emit, types
 from .calls import lookup_of
 from .frontend import Interpreter
 from .handles import Cache, Collection, Handle, Operand, annotation_of
-from .identity import identity
+from .identity import SPECS, identity
 from .memory import Buffer, BufferSpec
 from .source import source_of
 from .structs import STATIC, Optional, Parameter, built, flat, names_of
@@ -118,6 +118,7 @@ class KernelFunction:
         self.signature = inspect.signature(function)
         self.parameters = tuple(self.signature.parameters.values())
         self._compiled: dict[Any, Any] = {}
+        self._captured: tuple[Callable[[Any], bool], int] = (lambda function: False, -1)
         for p in self.parameters:
             if p.kind in (p.VAR_POSITIONAL, p.VAR_KEYWORD):
                 raise self._error(UnsupportedError, f"a kernel has no parameters like *{p.name}: name each of them")
@@ -307,10 +308,11 @@ class KernelFunction:
                 function = emit("gpu.func", (), (), attributes, regions=1)
             block = ir.Block.create_at_start(function.regions[0], mlir_types, [ir.Location.current] * len(mlir_types))
             values = iter(block.arguments)
-            given = self.built([a.spec if a.kind == "static" else a.value(next(values)) for a in arguments])
-            variables = {p.name: v for p, v in zip(self.parameters, given, strict=True)}
             builder.state.tiled = False
+            outer, builder.state.number = builder.state.number, next(builder.numbers)
             try:
+                given = self.built([a.spec if a.kind == "static" else a.value(next(values)) for a in arguments])
+                variables = {p.name: v for p, v in zip(self.parameters, given, strict=True)}
                 with ir.InsertionPoint(block), intervals.counting(self.function):
                     self._run(variables, options)
                     emit("gpu.return")
@@ -319,6 +321,8 @@ class KernelFunction:
             except BaseException:
                 function.erase()
                 raise
+            finally:
+                builder.state.number = outer
         return function
 
     def _run(self, variables: dict[str, Any], options: dict[str, Any]) -> None:
@@ -388,15 +392,20 @@ class KernelFunction:
     def compiled_for(self, args: Sequence[Any]) -> Any:
         """The compiled kernel for the arguments of a launch, from the second time on out of a table.
 
-        Specialises for the arguments' specs and static values; what the function closes over counts when it is first
-        compiled.
+        Specialises for the arguments' specs and static values, and for all else that the function reads (`captures`).
+
+        Raises
+        ------
+        KernelError
+            Where the function reads what can change without being seen.
         """
         emulation = settings.emulation()
         target = "host" if any(_on_host(a) for a in self.flat(args)) else None
         if emulation is not None:
             target = emulation.target
         specs = self.specs_of(args)
-        key = (*map(identity, specs), target)
+        same, number = self._captured
+        key = (*map(_key, specs), target, number if same(self.function) else self.captured())
         made_with = (settings.token(), env.check, env.target)
         found = self._compiled.get((made_with, key))
         if found is None:
@@ -404,6 +413,15 @@ class KernelFunction:
                 self, *specs, target=target, lineinfo=emulation is not None
             )
         return found
+
+    def captured(self) -> int:
+        """A number of what the function reads besides its arguments: another where any of it has changed."""
+        try:
+            found = captures.captured(self.function)
+        except captures.Refused as error:
+            raise self._error(KernelTypeError, f"{self.name}: {error}") from None
+        self._captured = found.same, found.number
+        return found.number
 
     def __getitem__(self, configuration: Any) -> Launch:
         if not isinstance(configuration, tuple) or len(configuration) not in (2, 3):
@@ -546,6 +564,14 @@ def _verify(module: ir.Module) -> None:
         raise from_mlir(error, diagnostics) from error
     finally:
         del diagnostics[:]
+
+
+_PLAIN = (*SPECS, int, bool, float, str)
+
+
+def _key(spec: Any) -> Any:
+    """A key of a spec or a static value."""
+    return identity(spec) if spec.__class__ in _PLAIN else captures.value_key(spec, "a static argument")
 
 
 def _on_host(argument: Any) -> bool:

@@ -18,7 +18,7 @@ from kvarn.dialect.dtypes import DType, bool_, i8, i32, i64, u8
 from kvarn.dialect.layout import lowbit
 
 from . import intervals, tiles
-from .builder import emit, emit_value, types
+from .builder import OfTrace, emit, emit_value, types
 from .values import (
     Numeric,
     Value,
@@ -81,14 +81,14 @@ def _has_tile(index: Any) -> bool:
     return any(isinstance(i, tiles.Tile) for i in (index if isinstance(index, tuple) else (index,)))
 
 
-class Buffer:
+class Buffer(OfTrace):
     """An array argument of a kernel, in device memory.
 
     ``b[i, j]`` reads and ``b[i, j] = v`` writes an element, ``b.load(i, j, width=8)`` and ``b.store(i, j, value=v)``
     vectors along the last dimension, ``b.shape[k]`` is an i32. ``kv.Buffer[kv.f32, 2]`` is the annotation.
     """
 
-    __slots__ = ("dtype", "ir", "rank", "readonly")
+    __slots__ = ("dtype", "rank", "readonly")
 
     def __class_getitem__(cls, item: Any) -> BufferSpec:
         if not isinstance(item, tuple) or len(item) != 2:
@@ -285,13 +285,13 @@ def _alignment(dtype: DType, width: int, alignment: int | None) -> int:
 # --- pointers ------------------------------------------------------------------------------------
 
 
-class Pointer:
+class Pointer(OfTrace):
     """An address in device (``space`` 1) or shared (3) memory. ``p + n`` moves it by n *bytes*.
 
     Offsets are i32 or i64; a device pointer sign-extends an i32 offset.
     """
 
-    __slots__ = ("ir", "space")
+    __slots__ = ("space",)
 
     def __init__(self, value: ir.Value, space: int) -> None:
         self.ir, self.space = value, space

@@ -36,7 +36,7 @@ class Tile(Numeric):
         An extent of 1 beside another marks a vector that broadcasts along that dimension.
     """
 
-    __slots__ = ("bounds", "dtype", "ir", "lanes")
+    __slots__ = ("bounds", "dtype", "lanes")
 
     def __init__(self, value: ir.Value, dtype: DType, shape: Shape, bounds: Interval | None = None) -> None:
         self.ir, self.dtype, self.lanes = value, dtype, shape  # type: ignore[assignment]

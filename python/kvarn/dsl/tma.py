@@ -27,6 +27,7 @@ from kvarn.dialect import ops, tma_layout
 from kvarn.dialect.dtypes import DType, i32, i64
 from kvarn.dialect.tma_layout import GATHERS, TmaSpec
 
+from .builder import OfTrace
 from .handles import CacheReads
 from .memory import SHARED, Pointer, Shared, shared
 from .values import Value, as_value, describe, fold, i32_value, literal, plain, where
@@ -41,7 +42,7 @@ def __dir__() -> list[str]:
     return __all__
 
 
-class TensorMap:
+class TensorMap(OfTrace):
     """A TMA descriptor in a kernel, and the annotation of an argument that is one.
 
     ``kv.TensorMap`` takes any descriptor and specialises the kernel for it; ``kv.TensorMap[spec]`` takes those of one
@@ -53,7 +54,7 @@ class TensorMap:
         All static parameters: form, dtype, box, tile, swizzle.
     """
 
-    __slots__ = ("ir", "spec")
+    __slots__ = ("spec",)
 
     def __class_getitem__(cls, spec: Any) -> TmaSpec:
         if not isinstance(spec, TmaSpec):

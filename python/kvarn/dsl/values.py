@@ -33,7 +33,7 @@ from kvarn.dialect import dtypes, ops
 from kvarn.dialect.dtypes import DType, bf16, bool_, f16, f32, i32, i64
 
 from . import intervals
-from .builder import Lanes, emit_value, state, types
+from .builder import Lanes, OfTrace, emit_value, state, types
 from .intervals import Interval
 
 __all__ = ["Value", "Vector", "bitcast", "cast", "from_lanes", "vector", "where"]
@@ -80,7 +80,7 @@ def _comparison(op: str) -> _Method:
     return lambda self, other: compare(op, self, other)
 
 
-class Numeric:
+class Numeric(OfTrace):
     """What scalars and vectors share: the operators of Python.
 
     Attributes
@@ -95,7 +95,6 @@ class Numeric:
 
     __slots__ = ()
     __array_priority__ = 1000  # NumPy scalars leave the operator to us
-    ir: ir.Value
     dtype: DType
     lanes: int
     bounds: Interval
@@ -178,7 +177,7 @@ class Numeric:
 class Value(Numeric):
     """A scalar known at run time."""
 
-    __slots__ = ("bounds", "dtype", "ir")
+    __slots__ = ("bounds", "dtype")
     lanes = 0
 
     def __init__(self, value: ir.Value, dtype: DType, nonneg: bool = False, bounds: Interval | None = None) -> None:
@@ -208,7 +207,7 @@ class Vector(Numeric):
     """A vector of a fixed number of lanes. ``v[i]`` reads a lane; in a kernel ``v[i] = x`` rebinds ``v``: vectors
     are values, other names for the old vector keep it."""
 
-    __slots__ = ("bounds", "dtype", "ir", "lanes")
+    __slots__ = ("bounds", "dtype", "lanes")
 
     def __init__(self, value: ir.Value, dtype: DType, lanes: int, bounds: Interval | None = None) -> None:
         self.ir, self.dtype, self.lanes = value, dtype, lanes

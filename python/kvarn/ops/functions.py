@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 """Functions of positions that a call gives: what they are called in the IR, and the arrays beside them.
 
-Two functions share a name, and compiled code, only where nothing could tell them apart: their code, what they close
-over, defaults, and the numbers and functions that they read of their module. A name is found for every call, so that a
-lambda written in the call is known again, and a number that has changed is not missed.
+Two functions share a name, and compiled code, only where nothing could tell them apart, by the rule of
+``kvarn.dsl.captures``. A name is found for every call, so that a lambda written in the call is known again, and a
+number that has changed is not missed.
 """
 
 from __future__ import annotations
@@ -11,16 +11,13 @@ from __future__ import annotations
 import hashlib
 import itertools
 import re
-import types
-from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
 from kvarn.compilation import extensions
 from kvarn.dialect.ops.attention import ARRAY_ELEMENTS, ARRAYS
-from kvarn.dsl.calls import NATIVE_PACKAGES
+from kvarn.dsl import captures
 from kvarn.dsl.functions import Registered, known, register
-from kvarn.dsl.identity import identity
 from kvarn.dsl.masks import POSITIONS, Mask, array_count, looks_at_head
 from kvarn.runtime.buffers import BufferView, view
 
@@ -29,9 +26,9 @@ from . import checks
 ELEMENTS = (*ARRAY_ELEMENTS, "u32")  # the bits of an i32 are read
 LOCAL = "local"  # begins what stands for the digest of a function that has none
 
+_REMEMBER = 1 << 14  # names
 _names: dict[Any, str] = {}
 _unshared = itertools.count()
-_globals_of: dict[int, tuple[types.CodeType, tuple[str, ...]]] = {}
 
 
 def given(what: Any, role: str, title: str) -> tuple[str | None, tuple[Any, ...]]:
@@ -125,97 +122,36 @@ def _unwrapped(function: Any, role: str) -> Registered:
 
 def _name(what: Registered) -> str:
     """The name of a function and its bounds: the same for the same code and values, and for no other."""
-    met: list[types.FunctionType] = []
-    bounds = [None if f is None else _identity(f, met) for f in (what.first, what.end)]
-    key = (_identity(what.function, met), *bounds, what.interval)
-    found = _names.get(key)
-    if found is None:
-        digests = [_digest(f) for f in met]
-        number = {f.__code__: i for i, f in enumerate(met)}
-        text = repr((_plain(key, number), digests))
-        digest = hashlib.sha256(text.encode()).hexdigest()[:16]
-        if None in digests:
-            digest = f"{LOCAL}{next(_unshared)}"
+    functions = (what.function, what.first, what.end)
+    found = [None if f is None else captures.captured(f, arrays=False) for f in functions]
+    key = (*[None if c is None else c.number for c in found], what.interval)
+    name = _names.get(key)
+    if name is None:
+        if len(_names) >= _REMEMBER:
+            _names.clear()
         title = re.sub(r"\W", "", what.function.__name__) or "function"
-        found = _names[key] = f"{title}@{digest}"
-    return found
+        digest = _digest([c for c in found if c is not None], key) or f"{LOCAL}{next(_unshared)}"
+        name = _names[key] = f"{title}@{digest}"
+    return name
 
 
-def _identity(function: types.FunctionType, met: list[types.FunctionType]) -> Any:
-    """A hashable key of a function and of all that it closes over or reads; ``met`` gets the functions, in order."""
-    code = function.__code__
-    if any(f.__code__ is code and f.__closure__ == function.__closure__ for f in met):
-        return code  # one that calls itself
-    met.append(function)
-    closure = function.__closure__ or ()
-    cells = [_value(name, _content(cell), met) for name, cell in zip(code.co_freevars, closure, strict=True)]
-    defaults = [_value("a default", v, met) for v in (function.__defaults__ or ())]
-    return code, tuple(cells), tuple(defaults), tuple(_read(function, met))
+def _digest(found: list[captures.Captured], key: Any) -> str | None:
+    """What stands for functions, what they capture and their modules' sources in every process; None if nothing can."""
+    for c in found:
+        if c.unnamed:
+            extensions.warn_undigestible(f"{c.unnamed}, which a function of positions reads, has no digest")
+            return None
+    present = [part is not None for part in key]
+    outside = [f for c in found for f in c.functions if extensions.is_outside(f)]
+    text = repr(([_plain(c.key) for c in found], present, key[-1], extensions.sources_digest_of(outside)))
+    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:16]
 
 
-def _content(cell: Any) -> Any:
-    try:
-        return cell.cell_contents
-    except ValueError:
-        raise TypeError("it closes over a variable that has no value yet") from None
-
-
-def _value(name: str, value: Any, met: list[types.FunctionType]) -> Any:
-    """The part of a key that stands for a value."""
-    if isinstance(value, Mask):
-        value = value.function
-    if isinstance(value, types.FunctionType):
-        return _identity(value, met)
-    if getattr(value, "shape", ()) != ():
-        raise TypeError(
-            f"{name!r} is an array, which must be a parameter and stand beside the function: (function, array)"
-        )
-    if isinstance(value, (types.ModuleType, types.BuiltinFunctionType, type)):
-        return f"{getattr(value, '__module__', '')}.{value.__name__}"
-    try:
-        return identity(value)
-    except TypeError:
-        raise TypeError(
-            f"{name!r} must be a number, a string, a function or a tuple of them, got a {type(value).__name__}"
-        ) from None
-
-
-def _read(function: types.FunctionType, met: list[types.FunctionType]) -> Iterator[Any]:
-    """Numbers and functions that a function of a user reads of its module."""
-    if _ours(function):
-        return
-    for name in _global_names(function.__code__):
-        value = function.__globals__.get(name)
-        if isinstance(value, (bool, int, float, str, tuple, Mask)) or (
-            isinstance(value, types.FunctionType) and not _ours(value)
-        ):
-            yield name, _value(name, value, met)
-
-
-def _global_names(code: types.CodeType) -> tuple[str, ...]:
-    """Names that code may read of its module; remembered by identity, since hashing code is slow."""
-    found = _globals_of.get(id(code))
-    if found is None:
-        found = _globals_of[id(code)] = (code, tuple(sorted(extensions.names_of(code))))
-    return found[1]
-
-
-def _ours(function: types.FunctionType) -> bool:
-    return (function.__module__ or "").partition(".")[0] in NATIVE_PACKAGES
-
-
-def _digest(function: types.FunctionType) -> str | None:
-    """What stands for a function's code in every process; None where nothing does."""
-    if not extensions.is_outside(function):
-        return f"{function.__module__}.{function.__qualname__}"  # the cache's key has kvarn's sources
-    return extensions.digest_of([(function.__qualname__, function)])
-
-
-def _plain(key: Any, number: dict[Any, int]) -> Any:
-    """A key with functions' numbers for their code, which prints the same in every process."""
+def _plain(key: Any) -> Any:
+    """A key with the digests of code, which prints the same in every process."""
     if isinstance(key, tuple):
-        return tuple(_plain(k, number) for k in key)
-    return number.get(key, key) if isinstance(key, types.CodeType) else key
+        return tuple(_plain(k) for k in key)
+    return extensions.code_digest(key.code) if isinstance(key, captures.Code) else key
 
 
 __all__ = ["check", "given", "joined", "seen_and_scored"]

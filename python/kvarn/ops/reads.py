@@ -438,7 +438,10 @@ def scheduled(collection: Any, query: Any, schedule: Schedule) -> Schedule:
     batch, no bound is taken from it: a decode and a prefill are computed by other kernels, and a step's longest
     sequence would say by which.
     """
-    shape = getattr(query, "shape", ())
+    try:
+        shape = getattr(query, "shape", ())
+    except RuntimeError:  # of a nested tensor, which the operation refuses
+        shape = ()
     heads = shape[-2] if len(shape) > 2 else 0
     if schedule is None:
         known = collection._own_bounds  # what they depend on does not change

@@ -13,6 +13,7 @@ from kvarn.caches.checks import count
 from kvarn.paging.manager import PagedKVCacheManager
 from kvarn.paging.page_pool import NO_HIT, Hit, InsufficientBlocksError
 from kvarn.paging.step_inputs import RuntimeInputs
+from kvarn.runtime.copying import NoShallowCopies
 
 
 class LayerGroup:
@@ -91,7 +92,7 @@ def _once(tokens: Iterable[int] | int) -> list[int] | int:
     return int(tokens) if isinstance(tokens, np.integer) else list(tokens)
 
 
-class HybridKVCacheManager:
+class HybridKVCacheManager(NoShallowCopies):
     """Manages the pools of a model with several kinds of layers, as one: a request has pages in each.
 
     Each group has its own page size, heads and reach. Pages behind a window or a chunk are given back after each step

@@ -40,9 +40,10 @@ from kvarn.paging.page_pool import (
     token_list,
 )
 from kvarn.paging.step_inputs import RuntimeInputs, upper_bound
+from kvarn.runtime.copying import NoShallowCopies, needs_copies
 
 
-class PagedKVCacheManager(CommitsDrafts):
+class PagedKVCacheManager(CommitsDrafts, NoShallowCopies):
     """Manages the pages of one pool (one replica). Not safe to call from several threads at once.
 
     The life of a request::
@@ -149,12 +150,26 @@ class PagedKVCacheManager(CommitsDrafts):
         self.table_dtype = np.dtype(table_dtype)
         self._salt = as_bytes(salt)
         self._copy_pages = copy_pages or (partial(copy_on_host, blocks, scales) if on_numpy else None)
-        self._upload = upload or ((lambda array: array) if views["blocks"].on_host else None)
+        self._upload = upload or (_as_it_is if views["blocks"].on_host else None)
+        self._bound = [n for n, f in (("copy_pages", copy_pages), ("upload", upload)) if f is not None]
+        self._owners = [view.owner for view in views.values()]
         self._pages = PagePool(self.total_num_pages)
         self._requests: dict[Hashable, Request] = {}
         self._watcher: Any = None  # what keeps the record for kv.sanitize
         if env.check == OWNERSHIP:
             kvarn.ownership.watch(self)
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        what = type(self).__name__
+        if self._bound or self._watcher is not None:
+            by = " and ".join(self._bound) or "kv.sanitize"
+            raise TypeError(
+                f"{what} has no copies and cannot be pickled while {by} is bound to its memory: make another manager "
+                "over a pool of its own, and claim the requests there"
+            )
+        for owner in self._owners:
+            needs_copies(owner, what)
+        return super().__reduce_ex__(protocol)
 
     # --- queries ---
 
@@ -596,3 +611,8 @@ class PagedKVCacheManager(CommitsDrafts):
         """
         for rule in broken_rules(self._pages, self._requests.values(), self.null_page):
             raise RuntimeError(rule)
+
+
+def _as_it_is(array: np.ndarray) -> np.ndarray:
+    """The upload to a pool on the host."""
+    return array

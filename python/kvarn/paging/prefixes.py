@@ -15,6 +15,7 @@ import numpy as np
 import kvarn
 from kvarn.caches import PagedKVCacheCollection
 from kvarn.caches.checks import count
+from kvarn.runtime.copying import NoShallowCopies
 
 # Bytes of keys and values that reading a prefix once must save to be worth its launches: an H200 reads a prefix again
 # from the L2, twice as fast as memory (64 sequences of 250 tokens over one prefix of 512, 128 MiB saved: 35 us with and
@@ -73,7 +74,7 @@ def groups(lookup_table: Any, cache_lengths: Any, page_size: int, least: int = 1
     return sequences, np.array([n * page_size for _, n in found], np.int32)
 
 
-class SharedPrefixes:
+class SharedPrefixes(NoShallowCopies):
     """The groups of a batch's sequences that share their first pages, for ``kv.ops.attention(shared=...)``.
 
     A step calls :meth:`plan` once, and attention for every layer; both are launches, so that a CUDA graph may hold

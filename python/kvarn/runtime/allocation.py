@@ -8,6 +8,7 @@ from typing import Any
 
 from kvarn.dialect.dtypes import DType
 
+from . import buffers
 from .binding import is_torch
 
 
@@ -26,7 +27,11 @@ def _allocated(make: str, beside: Any, shape: tuple[int, ...], dtype: DType | No
     if is_torch(type(beside)):
         torch = sys.modules["torch"] if dtype is not None else None
         options = {} if torch is None else {"dtype": getattr(torch, dtype.foreign)}  # type: ignore[union-attr]
-        return getattr(beside, f"new_{make}")(shape, **options)
+        try:
+            return getattr(beside, f"new_{make}")(shape, **options)
+        except (RuntimeError, TypeError):
+            buffers.view(beside, name=f"{title}: what {name} is allocated beside")  # which says what is wrong with it
+            raise
     if library == "cupy":
         cupy = sys.modules["cupy"]
         with beside.device:

@@ -141,6 +141,9 @@ def _buffer_binder(arg: Arg, where: str) -> Binder:
                 key = (obj.shape, obj.stride(), obj.dtype, obj.device, obj.is_neg())
             except RuntimeError:  # a tensor without a pointer: the reader says what is wrong with it
                 b = buffers.view(obj, name=where)
+            else:
+                if not address:  # of an empty tensor, or of one without memory, which the reader refuses
+                    b = buffers.view(obj, name=where)
         else:
             b = buffers.view(obj, name=where)
         if b is not None:

@@ -94,6 +94,12 @@ class BufferView(NamedTuple):
 
     __hash__ = object.__hash__
 
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        raise TypeError(
+            "BufferView has no copies and cannot be pickled, since it is an address of memory of its owner: copy what "
+            "owns the memory"
+        )
+
     def __repr__(self) -> str:
         return (
             f"BufferView({self.dtype!r}{list(self.shape)}, strides={self.strides}, device={self.device}, "
@@ -133,6 +139,11 @@ def view(obj: Any, *, name: str = "buffer") -> BufferView:
     if reader is None:
         reader = _readers[cls] = _find_reader(cls)
     return reader(obj, name)
+
+
+def copies_memory(owner: Any) -> bool:
+    """Whether a deep copy of a viewed object, or one out of a pickle, has memory of its own."""
+    return _find_reader(owner.__class__) in (_read_numpy, _read_torch, _read_cupy)
 
 
 _Reader = Callable[[Any, str], BufferView]
@@ -239,14 +250,30 @@ def _read_torch(tensor: Any, name: str) -> BufferView:
     # Lazily negated tensors hold the values with the other sign.
     if tensor.is_neg():
         raise ValueError(f"{name}: must not be a lazily negated tensor; use .resolve_neg()")
+    return found if found[0] else _placed(found, name)
+
+
+def _placed(found: BufferView, name: str) -> BufferView:
+    """The view; TypeError where it has elements and no address."""
+    if not found.data and 0 not in found.shape:
+        raise without_memory(found.owner, name)
     return found
+
+
+def without_memory(owner: Any, name: str) -> TypeError:
+    """What is wrong with a tensor that stands for something else, or whose memory was given back."""
+    return TypeError(
+        f"{name}: must have memory of its own, got {type(owner).__name__} of shape {list(owner.shape)} without any: "
+        "materialise it (FSDP: unshard; torch.func.functionalize, FakeTensor and other tracing: call outside), or pass "
+        "the tensor that it wraps (DTensor: .to_local())"
+    )
 
 
 _new = tuple.__new__
 
 
 def _read_cupy(array: Any, name: str) -> BufferView:
-    return BufferView(
+    found = BufferView(
         array.data.ptr,
         tuple(array.shape),
         _in_elements(array.strides, array.dtype.itemsize, name),
@@ -255,6 +282,7 @@ def _read_cupy(array: Any, name: str) -> BufferView:
         False,
         array,
     )
+    return _placed(found, name)
 
 
 def _read_protocol(obj: Any, name: str) -> BufferView:
@@ -286,9 +314,8 @@ def _read_cuda_array_interface(obj: Any, name: str) -> BufferView:
     strides = described.get("strides")
     data, readonly = described["data"]
     in_elements = packed_strides(shape) if strides is None else _in_elements(tuple(strides), dtype.itemsize, name)
-    return BufferView(
-        data or 0, shape, in_elements, dtype, ("cuda", _cuda_ordinal(obj, data, name)), bool(readonly), obj
-    )
+    where = ("cuda", _cuda_ordinal(obj, data, name))
+    return _placed(BufferView(data or 0, shape, in_elements, dtype, where, bool(readonly), obj), name)
 
 
 def _cuda_ordinal(obj: Any, pointer: int, name: str) -> int:
@@ -396,16 +423,8 @@ def _read_dlpack(obj: Any, name: str) -> BufferView:
         raise TypeError(f"{name}: must be on the CPU or a CUDA device, got DLPack device type {tensor.device_type}")
     shape = tuple(tensor.shape[i] for i in range(tensor.ndim))
     strides = tuple(tensor.strides[i] for i in range(tensor.ndim)) if tensor.strides else packed_strides(shape)
-    return BufferView(
-        (tensor.data or 0) + tensor.byte_offset,
-        shape,
-        strides,
-        dtypes.by_name(_DL_DTYPES[code]),
-        device,
-        bool(flags & _READ_ONLY),
-        obj,
-        capsule,
-    )
+    address, dtype = (tensor.data or 0) + tensor.byte_offset, dtypes.by_name(_DL_DTYPES[code])
+    return _placed(BufferView(address, shape, strides, dtype, device, bool(flags & _READ_ONLY), obj, capsule), name)
 
 
 # --- host access ---------------------------------------------------------------------------------

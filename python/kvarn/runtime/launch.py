@@ -22,6 +22,7 @@ from kvarn.artifact import Arg, Artifact
 
 from . import device as devices, quick, signatures, streams
 from .binding import HOST, Binder, make_binder
+from .copying import NoCopies
 from .packing import Address, Bound, Call, Frozen, HostExecutor, HostFrozen, Place
 
 _REMEMBER = 256  # packed calls that a launcher keeps
@@ -91,7 +92,7 @@ class _Known(NamedTuple):
         return bound
 
 
-class PreparedLaunch:
+class PreparedLaunch(NoCopies):
     """A launch whose arguments are bound: call it with a stream, as often as wanted.
 
     It keeps its arguments alive. The values are those of the time of binding: a buffer's contents may change, its
@@ -99,6 +100,7 @@ class PreparedLaunch:
     """
 
     __slots__ = ("_args", "_call", "_frozen", "_launch", "_ordinal", "_quick")
+    copied_by = "prepare a launch on copies of its arguments"
 
     def __init__(self, call: Call, frozen: Frozen | HostFrozen, args: tuple[Any, ...], ordinal: int) -> None:
         self._call, self._frozen, self._args, self._ordinal = call, frozen, args, ordinal

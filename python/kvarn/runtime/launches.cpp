@@ -363,8 +363,9 @@ PyMODINIT_FUNC PyInit__launches() {
   struct {
     PyObject **name;
     const char *text;
-  } names[] = {{&nameFields, "fields"}, {&nameSpec, "spec"},       {&nameReadonly, "readonly"}, {&nameDevice, "device"},
-               {&nameIsNeg, "is_neg"},  {&nameAcquire, "acquire"}, {&nameRelease, "release"},   {&nameWords, "_words"}};
+  } names[] = {{&nameFields, "fields"},   {&nameSpec, "spec"},    {&nameReadonly, "readonly"},
+               {&nameDevice, "device"},   {&nameIsNeg, "is_neg"}, {&nameAcquire, "acquire"},
+               {&nameRelease, "release"}, {&nameWords, "_words"}, {&nameMemory, "_memory"}};
   for (auto &each : names)
     if (!(*each.name = PyUnicode_InternFromString(each.text)))
       return nullptr;

@@ -94,7 +94,8 @@ struct Reader {
   }
 };
 
-PyObject *nameFields, *nameSpec, *nameReadonly, *nameDevice, *nameIsNeg, *nameAcquire, *nameRelease, *nameWords;
+PyObject *nameFields, *nameSpec, *nameReadonly, *nameDevice, *nameIsNeg, *nameAcquire, *nameRelease, *nameWords,
+    *nameMemory;
 
 // The key of a call under construction, and the address of each operand that has one.
 struct Call {
@@ -240,6 +241,26 @@ bool describeHandle(Reader &reader, PyObject *operand, Call &call) {
   return good;
 }
 
+// Whether the tensor of a handle's pool is where it was: it may have been given other memory, or none.
+bool isInPlace(Reader &reader, PyObject *operand) {
+  PyObject *memory = PyObject_GetAttr(operand, nameMemory);
+  if (!memory) { // of a class that keeps nothing
+    PyErr_Clear();
+    return true;
+  }
+  bool good = memory == Py_None;
+  if (!good && PyTuple_Check(memory) && PyTuple_Size(memory) == 2) {
+    PyObject *tensor = PyTuple_GetItem(memory, 0);
+    Class is = classOf(reader, tensor);
+    DLTensor found;
+    if (is.kind == Tensor && !is.table->read(tensor, &found))
+      good = reinterpret_cast<uint64_t>(found.data) + found.byteOffset ==
+             PyLong_AsUnsignedLongLongMask(PyTuple_GetItem(memory, 1));
+  }
+  Py_DECREF(memory);
+  return good;
+}
+
 // A handle does not change: its ordinal and its part of the key are bytes in an attribute, None before it is first
 // read.
 bool readHandle(Reader &reader, PyObject *operand, Call &call) {
@@ -258,7 +279,7 @@ bool readHandle(Reader &reader, PyObject *operand, Call &call) {
       good = call.on(ordinal);
     }
     Py_DECREF(kept);
-    return good;
+    return good && isInPlace(reader, operand);
   }
   Py_XDECREF(kept); // None
   size_t first = call.count;

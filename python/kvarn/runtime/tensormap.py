@@ -16,13 +16,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 from kvarn.dialect import layout, tma_layout
 from kvarn.dialect.dtypes import DType
 from kvarn.dialect.layout import CacheSpec
 from kvarn.dialect.tma_layout import TmaSpec
 
+from .copying import NoCopies
 from .device import L2_PROMOTION, device
 
 _COORDINATES = 2**31  # coordinates are signed 32-bit numbers
@@ -233,7 +234,7 @@ class LaunchMap:
 
 
 @dataclass(frozen=True)
-class EncodedTensorMap:
+class EncodedTensorMap(NoCopies):
     """A descriptor for a kernel's argument: 128 opaque bytes, and the device that they are for.
 
     Attributes
@@ -252,6 +253,7 @@ class EncodedTensorMap:
     encoded: bytes
     ordinal: int
     owner: Any = field(default=None, repr=False, compare=False)
+    copied_by: ClassVar[str] = "make the descriptor anew, of the cache that is a copy"
 
     @property
     def spec(self) -> TmaSpec | None:

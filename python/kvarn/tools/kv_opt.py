@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import os
+import signal
 import sys
 import time
 import traceback
@@ -47,6 +48,8 @@ def _main(arguments: Sequence[str], phase: Phase) -> int:
         if isinstance(error, BrokenPipeError):
             return _closed_pipe()
         print(f"kv-opt: error: {error}", file=sys.stderr)
+    except KeyboardInterrupt:
+        return 128 + signal.SIGINT
     except Exception as error:
         # A user's input must never end in a traceback; what gets here is a defect of ours.
         print(f"kv-opt: internal error: {type(error).__name__}: {error} (KVARN_DEBUG=1 shows where)", file=sys.stderr)

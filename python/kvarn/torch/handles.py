@@ -166,6 +166,8 @@ def _without_address(tensor: Any, *, name: str = "buffer") -> buffers.BufferView
 
 
 def _read(tensor: Any, name: str) -> buffers.BufferView:
+    if not torch._C._len_torch_dispatch_stack():  # nothing records
+        raise buffers.without_memory(tensor, name)
     return _without_address(tensor, name=name)
 
 

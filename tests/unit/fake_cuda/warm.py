@@ -303,6 +303,24 @@ def test_a_warm_call_whose_output_is_read_is_refused_as_the_first_one_is():
     assert len(launches()) == 4 * each
 
 
+def test_a_warm_call_refuses_a_collection_whose_tensor_has_other_memory_or_none():
+    like = pool()
+    blocks, bounds = tensor(like.blocks.array.shape, "float16"), (like.max_seq_length, like.max_cache_length)
+    collection = kv.PagedKVCacheCollection(blocks, like.cache_lengths, like.lookup_table, *bounds)
+    key, offsets = tensor((2, 2, 128), "float16"), tensor((3,), "int32")
+    for _ in range(3):
+        kv.ops.append(collection, 0, key, key, offsets)
+    before, at = len(launches()), blocks._data
+    for elsewhere, what in ((at + 4096, "elsewhere"), (0, "without memory")):
+        blocks._data = elsewhere
+        with pytest.raises(ValueError, match=f"the memory of the PagedKVCacheCollection is gone.* is {what}"):
+            kv.ops.append(collection, 0, key, key, offsets)
+    blocks._data = at
+    assert len(launches()) == before
+    kv.ops.append(collection, 0, key, key, offsets)
+    assert len(launches()) == before + 1
+
+
 def test_a_call_under_other_passes_or_checks_is_not_one_before(monkeypatch):
     collection = pool()
     key, offsets = tensor((2, 2, 128), "float16"), tensor((3,), "int32")

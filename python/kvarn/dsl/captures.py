@@ -1,0 +1,804 @@
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""What a function's code depends on besides its arguments: the rule for kernels and for scores and masks.
+
+Compiled code is kept by :func:`captured`, so that it is never that of other values. Part of it are the function's code,
+what it closes over, its defaults, its attributes, and the globals that it names, and so on for the functions that these
+are or have. Numbers, strings, dtypes, tuples and NumPy's numbers count by value. Lists, dictionaries, sets, small NumPy
+arrays, classes and objects count by their contents: of modules, classes and objects the attributes that the code
+names. What cannot be compared so is refused, unless every use of it is within ``kv.static(...)``: then it counts by
+identity, and its contents are those of the time when the code was traced.
+
+The walk over all of it takes some 100 us. It leaves a check of a few comparisons a name (:meth:`Captured.same`), which
+says whether all is as it was; only when something is not, the walk is done again.
+"""
+
+from __future__ import annotations
+
+import ast
+import builtins
+import collections
+import dis
+import functools
+import itertools
+import os
+import types
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
+from typing import Any, NamedTuple
+
+from kvarn.dialect.dtypes import DType
+from kvarn.dialect.layout import CacheSpec, CollectionSpec, OperandSpec
+from kvarn.dialect.tma_layout import TmaSpec
+
+from .builder import OfTrace
+from .calls import NATIVE_PACKAGES
+from .identity import identity
+from .masks import Mask
+from .memory import BufferSpec
+from .source import source_of
+
+MOST_VALUES = 2000  # in the containers and objects of one function
+MOST_BYTES = 1 << 14  # of an array
+_PLANS = 64  # checks that are kept of one code: of a lambda whose numbers change
+
+_LEAVES = frozenset((
+    int, bool, str, bytes, float, complex, type(None), type(...), type(NotImplemented), range, DType, BufferSpec,
+    CacheSpec, CollectionSpec, OperandSpec, TmaSpec,
+))  # fmt: skip
+# Objects of C without contents that could change: they count by identity.
+_FIXED = (
+    types.BuiltinFunctionType, types.MethodDescriptorType, types.WrapperDescriptorType, types.MethodWrapperType,
+    types.ClassMethodDescriptorType, types.GetSetDescriptorType, types.MemberDescriptorType, types.CodeType,
+    types.GenericAlias, types.UnionType, type(vars(collections.namedtuple("_", "x"))["x"]),
+)  # fmt: skip
+# What attributes can be read with by names that the code does not have.
+_DYNAMIC = frozenset((
+    "getattr", "hasattr", "vars", "dir", "attrgetter", "methodcaller", "__dict__", "__getattribute__", "asdict",
+    "astuple", "getmembers", "getattr_static",
+))  # fmt: skip
+Chains = frozenset[tuple[str, ...]]  # of a use: the attributes that follow a value's name
+BARE: tuple[str, ...] = ()  # a use of the whole value
+_WHOLE: Chains = frozenset([BARE])
+_MISSING = object()
+
+
+class Opaque:
+    """A value that counts by identity, and has no name in other processes."""
+
+    __slots__ = ("value",)
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
+
+    def __eq__(self, other: object) -> bool:
+        return type(other) is type(self) and other.value is self.value
+
+    def __hash__(self) -> int:
+        return id(self.value)
+
+
+class Named(Opaque):
+    """A value that counts by identity, and in other processes by its name."""
+
+    __slots__ = ("name",)
+
+    def __init__(self, value: Any, name: str) -> None:
+        super().__init__(value)
+        self.name = name
+
+    def __repr__(self) -> str:
+        return f"named:{self.name}"
+
+
+class Code:
+    """Code, by a number that equal code shares: hashing code is slow."""
+
+    __slots__ = ("code", "number")
+    _numbers: dict[int, tuple[types.CodeType, int]] = {}
+    _equal: dict[types.CodeType, int] = {}
+
+    def __init__(self, code: types.CodeType) -> None:
+        self.code = code
+        found = self._numbers.get(id(code))
+        if found is None:
+            found = self._numbers[id(code)] = code, self._equal.setdefault(code, len(self._equal))
+        self.number = found[1]
+
+    def __eq__(self, other: object) -> bool:
+        return type(other) is Code and other.number == self.number
+
+    def __hash__(self) -> int:
+        return self.number
+
+
+class Captured:
+    """What a function's code depends on, as it was when it was looked at.
+
+    Attributes
+    ----------
+    number : int
+        Equal where nothing that is captured could be told apart, and for nothing else.
+    key : hashable
+        What the number stands for: tuples of values, :class:`Code`, :class:`Named` and :class:`Opaque`.
+    functions : tuple of function
+        The function and those that it reads.
+    unnamed : str
+        A value that has no name in other processes, and where it is; "" where all have one.
+    """
+
+    __slots__ = ("_check", "functions", "key", "number", "unnamed")
+    _check: Any
+
+    def __init__(self, walk: _Walk, key: Hashable) -> None:
+        number = _keys.get(key)
+        if number is None:
+            if len(_keys) >= 1 << 14:
+                _keys.clear()
+            number = _keys[key] = next(_numbers)
+        self.key, self.number, self.functions, self.unnamed = key, number, tuple(walk.functions), walk.unnamed
+        self._check = walk.check
+
+    @property
+    def same(self) -> Callable[[types.FunctionType], bool]:
+        """``same(function)``: whether a function of this code captures what this one did."""
+        if self._check.__class__ is tuple:  # made when it is first of use
+            self._check = _checker(*self._check)
+        return self._check
+
+
+_keys: dict[Hashable, int] = {}
+_numbers = itertools.count()
+_known: dict[int, tuple[types.CodeType, list[Captured]]] = {}  # by id of the code
+
+
+def captured(function: types.FunctionType, arrays: bool = True) -> Captured:
+    """What a function's code depends on besides its arguments.
+
+    Parameters
+    ----------
+    function : function
+    arrays : bool
+        Whether small NumPy arrays count by their contents; else they are refused.
+
+    Raises
+    ------
+    TypeError
+        For a value that can change and that cannot be compared, with its name.
+    """
+    code = function.__code__
+    known = _known.get(id(code))
+    if known is None:
+        known = _known[id(code)] = code, []
+    plans = known[1]
+    for plan in plans:
+        if plan.same(function):
+            return plan
+    attributes, dynamic = _names(code).attributes, _names(code).dynamic
+    while True:  # the functions that are found name attributes too
+        walk = _Walk(attributes, dynamic, arrays)
+        key = walk.root(function)
+        names = [_names(f.__code__) for f in walk.functions]
+        more = attributes.union(*(n.attributes for n in names))
+        if more == attributes and dynamic == any(n.dynamic for n in names):
+            break
+        attributes, dynamic = more, any(n.dynamic for n in names)
+    found = Captured(walk, key)
+    if len(plans) >= _PLANS:
+        del plans[-_PLANS // 2 :]
+    plans.insert(0, found)
+    return found
+
+
+def value_key(value: Any, path: str) -> Hashable:
+    """A key of the value of a static argument, by the same rule: all of its contents count."""
+    return _Walk(frozenset(), True, True).value(value, path, _WHOLE)
+
+
+# --- what code names -------------------------------------------------------------------------------
+
+
+class _Names(NamedTuple):
+    """What code, with the functions in it, reads: names, each with the chains of attributes that follow it."""
+
+    chains: dict[str, Chains]
+    cells: frozenset[str]  # those of them that are variables of a function around
+    attributes: frozenset[str]
+    dynamic: bool
+
+
+_LOADS = frozenset((
+    "LOAD_GLOBAL", "LOAD_NAME", "LOAD_DEREF", "LOAD_CLASSDEREF", "LOAD_FROM_DICT_OR_GLOBALS",
+    "LOAD_FROM_DICT_OR_DEREF",
+))  # fmt: skip
+_ATTRIBUTES = frozenset(("LOAD_ATTR", "LOAD_METHOD"))
+_names_of: dict[int, tuple[types.CodeType, _Names]] = {}
+
+
+def _names(code: types.CodeType) -> _Names:
+    found = _names_of.get(id(code))
+    if found is None:
+        found = _names_of[id(code)] = code, _read_names(code)
+    return found[1]
+
+
+def _read_names(code: types.CodeType) -> _Names:
+    chains: dict[str, set[tuple[str, ...]]] = {}
+    attributes: set[str] = set()
+    cells = {*code.co_freevars, *code.co_cellvars}
+    name = ""
+    chain: list[str] = []
+
+    def end() -> None:
+        if name:
+            chains.setdefault(name, set()).add(tuple(chain))
+
+    for i in dis.get_instructions(code):
+        if i.opname in _ATTRIBUTES:
+            attributes.add(i.argval)
+            if name:
+                chain.append(i.argval)
+        elif i.opname in _LOADS:
+            end()
+            name, chain = i.argval, []
+        elif i.opname not in ("EXTENDED_ARG", "CACHE"):
+            end()
+            name, chain = "", []
+            if isinstance(i.argval, str) and "ATTR" in i.opname:
+                attributes.add(i.argval)
+    end()
+    dynamic = not _DYNAMIC.isdisjoint((*chains, *attributes))
+    for inner in code.co_consts:
+        if isinstance(inner, types.CodeType):
+            found = _names(inner)
+            attributes |= found.attributes
+            cells |= found.cells
+            dynamic |= found.dynamic
+            for n, c in found.chains.items():
+                chains.setdefault(n, set()).update(c)
+    read = {n: frozenset(c) for n, c in chains.items()}
+    return _Names(read, frozenset(cells), frozenset(attributes), dynamic)
+
+
+def _promised(function: types.FunctionType, name: str) -> bool:
+    """Whether a function reads a name within ``kv.static(...)`` only."""
+    source = source_of(function)
+    if source is None:
+        return False
+    within: set[int] = set()
+    for node in ast.walk(source.node):
+        if isinstance(node, ast.Call):
+            f = node.func
+            if (f.attr if isinstance(f, ast.Attribute) else getattr(f, "id", "")) == "static":
+                within.update(id(n) for argument in node.args for n in ast.walk(argument))
+    uses = [n for n in ast.walk(source.node) if isinstance(n, ast.Name) and n.id == name]
+    return bool(uses) and all(id(n) in within for n in uses)
+
+
+# --- the walk ----------------------------------------------------------------------------------------
+
+
+class Refused(TypeError):
+    """A value that cannot be compared."""
+
+
+class _Walk:
+    """One look at all that a function captures, which leaves a key and the text of a check.
+
+    A value that is read by way of the root's own cells and defaults (``fresh``) may be another object of the same value
+    at the next look.
+
+    Parameters
+    ----------
+    attributes : frozenset of str
+        Attributes that the code names: those that count of a value that is used whole.
+    dynamic : bool
+        Whether the code can read attributes that it does not name.
+    arrays : bool
+        Whether small NumPy arrays count by their contents; else they are refused.
+    """
+
+    def __init__(self, attributes: frozenset[str], dynamic: bool, arrays: bool) -> None:
+        self.attributes, self.dynamic, self.arrays = attributes, dynamic, arrays
+        self.functions: list[types.FunctionType] = []
+        self.unnamed = ""
+        self._met: dict[Any, tuple[Any, int]] = {}
+        self._places: dict[int, str] = {}  # of functions, in the check
+        self._lines: list[str] = []
+        self._constants: list[Any] = []
+        self._spots: dict[int, str] = {}
+        self._locals = self._count = 0
+        self._promised = False
+
+    @property
+    def check(self) -> tuple[str, tuple[Any, ...]]:
+        return "\n".join(self._lines), tuple(self._constants)
+
+    def root(self, function: types.FunctionType) -> Hashable:
+        return self._function(function, function.__name__, "f", True)
+
+    # --- the check's text ---
+
+    def _constant(self, value: Any) -> str:
+        self._constants.append(value)
+        return f"c{len(self._constants) - 1}"
+
+    def _spot(self, value: Any) -> str:
+        """The name of an object in the check's text."""
+        found = self._spots.get(id(value))
+        if found is None:
+            found = self._spots[id(value)] = self._constant(value)
+        return found
+
+    def _need(self, condition: str) -> None:
+        line = f"if not ({condition}): return False"
+        if line not in self._lines:
+            self._lines.append(line)
+
+    def _at(self, source: str, value: Any, path: str, chains: Chains, fresh: bool = False) -> Hashable:
+        """The key of a value, and a check that ``source``, an expression, gives it again."""
+        if fresh and type(value) is types.FunctionType:
+            self._locals += 1
+            local = f"x{self._locals}"
+            self._lines.append(f"{local} = {source}")
+            self._need(f"type({local}) is FunctionType")
+            return self._function(value, path, local, True)
+        at = self._spot(value)
+        plain = fresh and (type(value) in _LEAVES or _of_numpy(type(value)) == "generic")
+        self._need(f"{source} is {at}" + f" or like({source}, {at})" * plain)
+        return self.value(value, path, chains)
+
+    # --- functions ---
+
+    def _function(self, f: types.FunctionType, path: str, at: str, fresh: bool) -> Hashable:
+        again = self._again(f)
+        if again is not None:
+            if fresh:
+                self._need(f"{at} is {self._places[id(f)]}")
+            return again
+        self._places[id(f)] = at
+        self.functions.append(f)
+        code, names = f.__code__, _names(f.__code__)
+        self._need(f"{at}.__code__ is {self._spot(code)}")
+        if fresh:
+            self._need(f"{at}.__globals__ is {self._spot(f.__globals__)}")
+        key: list[Hashable] = [Code(code)]
+        for i, (name, cell) in enumerate(zip(code.co_freevars, f.__closure__ or (), strict=True)):
+            try:
+                content = cell.cell_contents
+            except ValueError:
+                raise Refused(f"it closes over {name!r}, a variable that has no value yet") from None
+            chains = names.chains.get(name, _WHOLE)
+            key.append(self._named(f, name, content, chains, f"{at}.__closure__[{i}].cell_contents", fresh))
+        key.append(self._defaults(f, at, fresh))
+        if not _ours(f):
+            key.append(tuple(self._globals(f, names)))
+        members = {n: v for n, v in vars(f).items() if n not in _MARKS}
+        if members or not fresh:
+            self._need(f"len({at}.__dict__) == {len(vars(f))}" if vars(f) else f"not {at}.__dict__")
+        for name, v in members.items():
+            key.append((name, self._at(f"{at}.__dict__[{name!r}]", v, f"{path}.{name}", _WHOLE, fresh)))
+        return ("function", *key)
+
+    def _defaults(self, f: types.FunctionType, at: str, fresh: bool) -> Hashable:
+        values, named = f.__defaults__, f.__kwdefaults__
+        if fresh and values:
+            self._need(f"len({at}.__defaults__) == {len(values)}")
+        else:
+            self._need(f"{at}.__defaults__ is {self._spot(values)}")
+        if named is None or not fresh:
+            self._need(f"{at}.__kwdefaults__ is {self._spot(named)}")
+        key: list[Hashable] = []
+        first = f.__code__.co_argcount - len(values or ())
+        for i, v in enumerate(values or ()):
+            path = f"the default of {f.__code__.co_varnames[first + i]}"
+            key.append(self._at(f"{at}.__defaults__[{i}]", v, path, _WHOLE, fresh))
+        if named is not None:
+            self._need(f"len({at}.__kwdefaults__) == {len(named)}")
+            for n, v in named.items():
+                key.append((n, self._at(f"{at}.__kwdefaults__[{n!r}]", v, f"the default of {n}", _WHOLE, fresh)))
+        return tuple(key)
+
+    def _globals(self, f: types.FunctionType, names: _Names) -> Iterator[Hashable]:
+        """What a user's function reads of its module."""
+        space, at = f.__globals__, self._spot(f.__globals__)
+        for name in sorted(names.chains):
+            if name in space:
+                yield name, self._named(f, name, space[name], names.chains[name], f"{at}[{name!r}]", False)
+            elif name not in names.cells:
+                self._need(f"{name!r} not in {at}")
+                value = getattr(builtins, name, _MISSING)
+                if value is not _BUILTINS.get(name, _MISSING):
+                    yield name, self._at(f"getattr(builtins, {name!r})", value, name, names.chains[name])
+
+    def _named(
+        self, f: types.FunctionType, name: str, value: Any, chains: Chains, source: str, fresh: bool
+    ) -> Hashable:
+        """A value by a name of a function, taken as it is where that promises it and it cannot be compared."""
+        before, place = self._promised, self._place()
+        try:
+            return self._at(source, value, name, chains, fresh)
+        except Refused:
+            if before or not _promised(f, name):
+                raise
+            self._rewind(place)
+            self._promised = True
+            return self._at(source, value, name, chains, fresh)
+        finally:
+            self._promised = before
+
+    def _place(self) -> tuple[Any, ...]:
+        return len(self._lines), len(self._constants), len(self.functions), self._count, dict(self._met), self.unnamed
+
+    def _rewind(self, place: tuple[Any, ...]) -> None:
+        lines, constants, functions, self._count, self._met, self.unnamed = place
+        del self._lines[lines:], self._constants[constants:], self.functions[functions:]
+        self._spots = {i: at for i, at in self._spots.items() if int(at[1:]) < constants}
+
+    # --- values ---
+
+    def _again(self, value: Any, how: Hashable = None) -> Hashable | None:
+        """What stands for an object that was met already; it is met from now on."""
+        found = self._met.get((id(value), how))
+        if found is None:
+            self._met[id(value), how] = value, len(self._met)
+        return None if found is None else ("again", found[1])
+
+    def value(self, v: Any, path: str, chains: Chains) -> Hashable:
+        """The key of a value."""
+        cls = type(v)
+        if cls in _LEAVES or _of_numpy(cls) == "generic":
+            return identity(v)
+        if cls is types.FunctionType:
+            return self._function(v, path, self._spot(v), False)
+        if isinstance(v, types.ModuleType):
+            return self._module(v, path, chains)
+        if isinstance(v, type):
+            return self._class(v, path, chains, False)
+        if isinstance(v, _FIXED) or cls is object:
+            name = getattr(v, "__qualname__", "" if cls is object else cls.__name__)
+            return Named(v, f"{getattr(v, '__module__', '')}.{name}") if name else self._opaque(v, path)
+        parts = _parts(v)
+        if parts is None:
+            return self._object(v, path, chains)
+        again = self._again(v)
+        return again if again is not None else (cls.__name__, *(self.value(x, path, _WHOLE) for x in parts))
+
+    def _opaque(self, v: Any, path: str) -> Hashable:
+        self.unnamed = self.unnamed or f"{path!r}, a {type(v).__name__}"
+        return Opaque(v)
+
+    def _refuse(self, v: Any, what: str, path: str) -> Hashable:
+        """Refuse a value, or take it as it is."""
+        if self._promised:
+            return self._opaque(v, path)
+        if not self.arrays and getattr(v, "shape", ()) != ():
+            raise Refused(
+                f"{path!r} is an array, which must be a parameter and stand beside the function: (function, array)"
+            )
+        raise Refused(
+            f"{path!r} is {what}, which can change without being seen: read what is needed of it into numbers, strings "
+            "or tuples, pass it as an argument, or write kv.static(...) around it where it is read, which takes it as "
+            "it is when the code is made"
+        )
+
+    def _items(self, v: Any, path: str, at: str | None) -> Hashable:
+        """A sequence or set, by its items, which can be replaced where it has a place in the check."""
+        self._count += len(v)
+        if self._count > MOST_VALUES:
+            return self._refuse(v, f"a {type(v).__name__} of many values (more than {MOST_VALUES} in all)", path)
+        snapshot = tuple(v)
+        if at is not None:
+            self._need(f"items({at}, {self._constant(snapshot)})")
+        found = [self.value(x, f"{path}[{i}]", _WHOLE) for i, x in enumerate(snapshot)]
+        if isinstance(v, (set, frozenset)):
+            return ("set", *sorted(found, key=repr))
+        return ("items", *found)
+
+    def _pairs(self, v: Mapping[Any, Any], path: str, at: str) -> Hashable:
+        keys, values = tuple(v), tuple(v.values())
+        self._count += 2 * len(keys)
+        if self._count > MOST_VALUES:
+            return self._refuse(v, f"a {type(v).__name__} of many values (more than {MOST_VALUES} in all)", path)
+        self._need(f"items({at}, {self._constant(keys)}) and items({at}.values(), {self._constant(values)})")
+        return ("pairs", *(
+            (self.value(k, path, _WHOLE), self.value(x, f"{path}[{k!r}]", _WHOLE))
+            for k, x in zip(keys, values, strict=True)
+        ))  # fmt: skip
+
+    def _wanted(self, chains: Chains, more: Iterable[str] = ()) -> dict[str, Chains]:
+        """The attributes that are read of a value, in order, each with the chains behind it."""
+        found: dict[str, set[tuple[str, ...]]] = {}
+        for chain in chains:
+            if chain:
+                found.setdefault(chain[0], set()).add(chain[1:])
+        if BARE in chains:
+            for name in (*self.attributes, *more):
+                found.setdefault(name, set()).add(BARE)
+        return {n: frozenset(found[n]) for n in sorted(found)}
+
+    def _module(self, v: types.ModuleType, path: str, chains: Chains) -> Hashable:
+        name, space, key = v.__name__, vars(v), []
+        if name.partition(".")[0] in ("kvarn", "mlir"):
+            return ("module", name)
+        again = self._again(v, chains)
+        if again is not None:
+            return again
+        library, at = name.partition(".")[0] in NATIVE_PACKAGES, self._spot(space)
+        for first, rest in self._wanted(chains, space if self.dynamic and not library else ()).items():
+            if first in space:
+                found = space[first]
+                if found is os.getenv:  # which reads what another name stands for
+                    key.append(self.value(os.environ, "os.environ", _WHOLE))
+                if library and callable(found):
+                    self._need(f"{at}[{first!r}] is {self._spot(found)}")
+                    key.append((first, Named(found, f"{name}.{first}")))
+                else:
+                    key.append((first, self._part(f"{at}[{first!r}]", found, f"{path}.{first}", rest, first)))
+            elif first in {c[0] for c in chains if c} or not library:
+                self._need(f"{first!r} not in {at}")
+                if "__getattr__" in space and (found := getattr(v, first, _MISSING)) is not _MISSING:
+                    read = f"getattr({self._spot(v)}, {first!r})"
+                    key.append((first, self._at(read, found, f"{path}.{first}", rest)))
+        return ("module", name, *key)
+
+    def _class(self, v: type, path: str, chains: Chains, of_object: bool) -> Hashable:
+        """A class: what is read of it, and of one that is used whole its special methods, which operators call."""
+        named = Named(v, f"{v.__module__}.{v.__qualname__}")
+        if _is_library(v):
+            return named
+        again = self._again(v, (chains, of_object))
+        if again is not None:
+            return again
+        classes: list[type] = [*v.__mro__, *type.mro(type(v))]
+        users = [c for c in classes if not _is_library(c)]
+        names = {n for c in users for n in vars(c)}
+        special = [n for n in names if n.startswith("__") and n not in _NOT_READ and not (of_object and n in _MAKING)]
+        wanted = self._wanted(chains, (*special, *(n for n in names if self.dynamic and not n.startswith("_abc_"))))
+        key: list[Hashable] = [named]
+        code_runs = False
+        for name, rest in wanted.items():
+            if name in _NOT_READ:
+                continue
+            where = f"{path}.{name}"
+            home = next((c for c in users if name in vars(c)), None)
+            for c in users[: None if home is None else users.index(home)]:
+                self._need(f"{name!r} not in {self._space(c)}")
+            if home is not None:
+                found = vars(home)[name]
+                code_runs |= isinstance(found, (classmethod, property)) or home not in v.__mro__
+                key.append((name, self._part(f"{self._space(home)}[{name!r}]", found, where, rest, name)))
+            elif BARE not in chains and _member(classes, name) is _MISSING:
+                if (found := getattr(v, name, _MISSING)) is not _MISSING:  # of a metaclass's __getattr__
+                    key.append((name, self._at(f"getattr({self._spot(v)}, {name!r})", found, where, rest)))
+        if code_runs and BARE not in chains:
+            key.append(self._class(v, path, _WHOLE, of_object))
+        return ("class", *key)
+
+    def _space(self, cls: type) -> str:
+        """The name of a class's namespace in the check: the proxy shows what the class has at any time."""
+        found = self._spots.get(id(cls) + 1)
+        if found is None:
+            found = self._spots[id(cls) + 1] = self._constant(vars(cls))
+        return found
+
+    def _object(self, v: Any, path: str, chains: Chains) -> Hashable:
+        cls, at = type(v), self._spot(v)
+        if isinstance(v, OfTrace) or cls.__module__.startswith("kvarn.dsl."):
+            raise Refused(
+                f"{path!r} is {v!r} of an earlier trace: a function of a kernel must not keep its values, in a list, "
+                "an attribute or a global, from one call to another"
+            )
+        again = self._again(v, chains)
+        if again is not None:
+            return again
+        if _of_numpy(cls) == "ndarray" and (self.arrays or v.shape == ()):
+            return self._array(v, path, at)
+        if all(_member(cls.__mro__, n) is not _MISSING for n in ("shape", "dtype")):
+            return self._refuse(v, f"an array of {cls.__module__.partition('.')[0]}", path)
+        if cls.__module__.startswith("kvarn.caches."):  # a cache, collection or operand, which does not change
+            self.unnamed = self.unnamed or f"{path!r}, a {cls.__name__}"
+            return (Named(cls, cls.__qualname__), identity(v.spec), v.fields())
+        whole = BARE in chains
+        if not _is_library(cls):
+            self._need(f"type({at}) is {self._spot(cls)}")
+        key: list[Hashable] = [self._class(cls, path, _WHOLE if whole else frozenset(), True)]
+        plain = next((c for c in _PLAIN if isinstance(v, c)), None)
+        if isinstance(v, (tuple, frozenset)):
+            key.append(self._items(v, path, None))
+        elif isinstance(v, (list, collections.deque, bytearray, set)):
+            key.append(self._items(v, path, at))
+        elif isinstance(v, (dict, types.MappingProxyType)):
+            key.append(self._pairs(v, path, at))
+        elif plain is not None:
+            key.append(identity(plain(v)))  # pyright: ignore[reportArgumentType, reportCallIssue]
+        elif any(not _is_written_in_python(c) for c in cls.__mro__) and (whole or not hasattr(v, "__dict__")):
+            return self._of_c(v, path)
+        return self._attributes(v, path, chains, key)
+
+    def _attributes(self, v: Any, path: str, chains: Chains, key: list[Hashable]) -> Hashable:
+        """An object, by its attributes."""
+        cls, at, whole = type(v), self._spot(v), BARE in chains
+        own: dict[str, Any] | None = getattr(v, "__dict__", None)
+        slots = [n for c in cls.__mro__ for n, m in vars(c).items() if type(m) is types.MemberDescriptorType]
+        self._count += len(own or ()) + len(slots)
+        if self._count > MOST_VALUES:
+            return self._refuse(v, f"a {cls.__name__} of many values (more than {MOST_VALUES} in all)", path)
+        if own and whole:
+            self._need(f"len({at}.__dict__) == {len(own)}")
+        code_runs = False
+        asked = {c[0] for c in chains if c}
+        for name, rest in self._wanted(chains, (*(own or ()), *slots)).items():
+            where, member = f"{path}.{name}", _member(cls.__mro__, name)
+            if name in slots:
+                if hasattr(v, name):
+                    key.append((name, self._part(f"{at}.{name}", getattr(v, name), where, rest, name)))
+                else:
+                    self._need(f"not hasattr({at}, {name!r})")
+                continue
+            if own is not None and name in own and not isinstance(member, property):
+                key.append((name, self._part(f"{at}.__dict__[{name!r}]", own[name], where, rest, name)))
+                continue
+            if own is not None:
+                self._need(f"{name!r} not in {at}.__dict__")
+            if member is not _MISSING:
+                if not whole:
+                    key.append((name, self._class(cls, path, frozenset((name, *c) for c in rest), True)))
+                code_runs |= hasattr(type(member), "__get__") and not isinstance(member, staticmethod)
+            elif name in asked and (found := getattr(v, name, _MISSING)) is not _MISSING:  # of __getattr__
+                key.append((name, self._at(f"getattr({at}, {name!r})", found, where, rest)))
+                code_runs = True
+        if code_runs and not whole:  # which may read all of it
+            key.append(self._object(v, path, _WHOLE))
+        return ("object", *key)
+
+    def _part(self, source: str, value: Any, path: str, chains: Chains, name: str) -> Hashable:
+        """An attribute; one that no code names and that cannot be compared is left out."""
+        place = self._place()
+        try:
+            return self._at(source, value, path, chains)
+        except Refused:
+            if name in self.attributes:
+                raise
+            self._rewind(place)
+            return "not read"
+
+    def _array(self, v: Any, path: str, at: str) -> Hashable:
+        if v.nbytes > MOST_BYTES or v.dtype.hasobject:
+            return self._refuse(v, f"an array of {v.nbytes} bytes", path)
+        self._need(f"{at}.shape == {self._constant(v.shape)} and {at}.dtype is {self._constant(v.dtype)}")
+        self._need(f"{at}.tobytes() == {self._constant(v.tobytes())}")
+        return identity(v)
+
+    def _of_c(self, v: Any, path: str) -> Hashable:
+        """An object of a library written in C: one that is equal by its value, or never changes, counts so."""
+        cls = type(v)
+        top = cls.__module__.partition(".")[0]
+        if cls.__module__ == "torch" and cls.__name__ in ("dtype", "device", "layout", "memory_format"):
+            return Named(v, repr(v))
+        if callable(v) and _is_library(cls):
+            return Named(v, f"{getattr(v, '__module__', '')}.{getattr(v, '__qualname__', cls.__name__)}")
+        if _of_numpy(cls) == "dtype":
+            return ("numpy.dtype", repr(v))
+        if top in _BY_VALUE and cls.__hash__ not in (object.__hash__, None):
+            if top == "re":  # which prints the beginning only
+                self.unnamed = self.unnamed or f"{path!r}, a {cls.__name__}"
+            return (Named(cls, cls.__qualname__), v)
+        if top in ("kvarn", "mlir", "numpy"):
+            return self._opaque(v, path)
+        return self._refuse(v, f"a {cls.__name__}", path)
+
+
+def _parts(v: Any) -> tuple[Any, ...] | None:
+    """The parts of a thing that calls functions, which cannot be replaced in it; None of anything else."""
+    if isinstance(v, Mask):
+        return v.function, v.by_head, v.interval
+    if isinstance(v, types.MethodType):
+        return v.__func__, v.__self__
+    if isinstance(v, functools.partial):
+        return v.func, v.args, v.keywords
+    if isinstance(v, (staticmethod, classmethod)):
+        return (v.__func__,)
+    if isinstance(v, property):
+        return (v.fget,)
+    if isinstance(v, functools.cached_property):
+        return (v.func,)
+    if not _is_library(type(v)):
+        return None
+    inner = getattr(v, "__kv_kernel__", None) or getattr(v, "__wrapped__", None)
+    return (inner,) if isinstance(inner, types.FunctionType) else None
+
+
+_BUILTINS = dict(vars(builtins))
+_MARKS = ("__kv_func__", "__kv_intrinsic__")
+_PLAIN = (bool, int, float, str, bytes, complex)
+# Classes of C whose contents the walk looks at.
+_SEEN = frozenset((
+    object, list, dict, set, tuple, frozenset, bytearray, collections.deque, collections.OrderedDict,
+    collections.defaultdict, types.MappingProxyType, types.SimpleNamespace, *_PLAIN,
+))  # fmt: skip
+# Libraries whose hashable objects do not change.
+_BY_VALUE = frozenset(("fractions", "decimal", "pathlib", "datetime", "uuid", "re", "numpy"))
+# Members of classes that code does not run into; and those that only making an object does.
+_NOT_READ = frozenset((
+    "__dict__", "__weakref__", "__module__", "__doc__", "__annotations__", "__slots__", "__qualname__",
+    "__firstlineno__", "__static_attributes__", "__abstractmethods__", "__parameters__", "__orig_bases__",
+    "__dataclass_fields__", "__dataclass_params__", "__match_args__", "__class_getitem__", "__init_subclass__",
+    "__reduce__", "__reduce_ex__", "__getstate__", "__setstate__", "__annotate__", "__annotate_func__",
+    "__annotations_cache__", "__replace__", "__getnewargs__", "__subclasshook__",
+))  # fmt: skip
+_HEAP = 1 << 9  # of the flags of a class: made while the program runs
+_MAKING = frozenset(("__init__", "__new__", "__post_init__"))
+
+
+def _member(classes: Iterable[type], name: str) -> Any:
+    """What the first of some classes has of a name, as it stands there."""
+    return next((vars(c)[name] for c in classes if name in vars(c)), _MISSING)
+
+
+@functools.lru_cache(maxsize=4096)
+def _is_written_in_python(cls: type) -> bool:
+    """Whether a class's objects have nothing but attributes, or what the walk looks at."""
+    if cls in _SEEN or not cls.__flags__ & _HEAP:
+        return cls in _SEEN
+    return not any(
+        isinstance(m, (types.MethodDescriptorType, types.WrapperDescriptorType, types.ClassMethodDescriptorType))
+        and m.__objclass__ is cls
+        for m in vars(cls).values()
+    )
+
+
+@functools.lru_cache(maxsize=4096)
+def _is_library(cls: type) -> bool:
+    """Whether a class is of a library, whose classes do not change."""
+    return cls.__module__.partition(".")[0] in NATIVE_PACKAGES
+
+
+@functools.lru_cache(maxsize=4096)
+def _of_numpy(cls: type) -> str:
+    """Which of NumPy's base classes a class is of: generic (a number), ndarray, dtype or ufunc; "" for none."""
+    kinds = ("generic", "ndarray", "dtype", "ufunc")
+    return next((c.__name__ for c in cls.__mro__ if c.__module__ == "numpy" and c.__name__ in kinds), "")
+
+
+def _ours(function: types.FunctionType) -> bool:
+    return (function.__module__ or "").partition(".")[0] in NATIVE_PACKAGES
+
+
+# --- the check ---------------------------------------------------------------------------------------
+
+
+def _like(a: Any, b: Any) -> bool:
+    """Whether two plain values are the same."""
+    return type(a) is type(b) and identity(a) == identity(b)
+
+
+def _same_items(container: Iterable[Any], snapshot: tuple[Any, ...]) -> bool:
+    """Whether a container holds the objects that it held, in order."""
+    return len(container) == len(snapshot) and all(map(_is, container, snapshot))  # type: ignore[arg-type]
+
+
+def _is(a: Any, b: Any) -> bool:
+    return a is b
+
+
+_HELPERS = {"like": _like, "items": _same_items, "FunctionType": types.FunctionType, "builtins": builtins}
+
+
+@functools.lru_cache(maxsize=1024)
+def _factory(lines: str, count: int) -> Callable[..., Callable[[Any], bool]]:
+    """A function that makes a check of its constants: checks of the same text are compiled once."""
+    names = ", ".join([f"c{i}" for i in range(count)])
+    body = lines.replace("\n", "\n   ")
+    source = (
+        f"def make({names}):\n def same(f):\n  try:\n   {body}\n   return True\n"
+        "  except (AttributeError, KeyError, IndexError, TypeError, ValueError):\n   return False\n return same\n"
+    )
+    scope: dict[str, Any] = dict(_HELPERS)
+    exec(source, scope)
+    return scope["make"]
+
+
+def _checker(lines: str, constants: tuple[Any, ...]) -> Callable[[Any], bool]:
+    return _factory(lines, len(constants))(*constants)
+
+
+__all__ = ["Captured", "Code", "Named", "Opaque", "Refused", "captured", "value_key"]

@@ -1,0 +1,70 @@
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""Copies of objects over memory: a copy has memory of its own, or it is refused.
+
+``copy.copy``, ``copy.deepcopy`` and ``pickle`` all come to ``__reduce_ex__``, and what Python does there by default
+copies addresses: the copy would read and write the memory of the original, in another process memory of nobody.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from .buffers import BufferView, copies_memory
+
+
+class NoCopies:
+    """An object that holds addresses, and has no copies: ``copied_by`` says what to do instead."""
+
+    __slots__ = ()
+    copied_by = "copy the buffers that it was made of, and make it anew of the copies"
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        raise TypeError(
+            f"{type(self).__name__} has no copies and cannot be pickled, since it holds addresses of memory: "
+            f"{self.copied_by}"
+        )
+
+
+class NoShallowCopies:
+    """An object over memory: ``copy.copy`` is refused."""
+
+    __slots__ = ()
+
+    def __copy__(self) -> Any:
+        raise TypeError(
+            f"{type(self).__name__} has no shallow copies, which would be over the same memory: use the object itself, "
+            "or copy.deepcopy for one with memory of its own"
+        )
+
+
+class CopiedWhole(NoShallowCopies):
+    """An object that ``copy.deepcopy`` and ``pickle`` make anew of copies of its buffers."""
+
+    __slots__ = ()
+
+    def _made_of(self) -> tuple[tuple[Any, ...], dict[str, Any], Sequence[BufferView]]:
+        """Arguments and keywords to make the object of, and the views of the buffers among them."""
+        raise NotImplementedError
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        args, options, views = self._made_of()
+        for view in views:
+            needs_copies(view.owner, type(self).__name__)
+        return _made, (type(self), args, options)
+
+
+def needs_copies(owner: Any, what: str) -> None:
+    """Refuse to copy ``what`` where a copy of the memory's owner may be the same memory."""
+    if not copies_memory(owner):
+        raise TypeError(
+            f"{what} can be copied and pickled over NumPy arrays, torch and CuPy tensors, got memory of "
+            f"{type(owner).__name__}, whose copies may be the same memory: {NoCopies.copied_by}"
+        )
+
+
+def _made(cls: Any, args: tuple[Any, ...], options: dict[str, Any]) -> Any:
+    return cls(*args, **options)
+
+
+__all__ = ["CopiedWhole", "NoCopies", "NoShallowCopies", "needs_copies"]
