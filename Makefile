@@ -66,7 +66,7 @@ check-torch: ## the tests with torch and transformers, in an environment of thei
 	@.venv-torch/bin/python -m pip install --quiet --disable-pip-version-check $(TORCH)
 	@.venv-torch/bin/python -m pytest -n $(JOBS) --dist worksteal tests/pytorch $(ARGS)
 
-fuzz: setup ## look for input that ends the front end's or kv-opt's process, ten minutes each (ARGS="frontend --seconds 60")
+fuzz: setup ## random programs against float64, and input that ends a process, ten minutes each (ARGS="frontend --seconds 60")
 	@cd tests && ../$(BIN)/python -m fuzz $(ARGS)
 
 mutants: setup ## plant each fault of tests/mutants in a copy, and see that its tests fail (ARGS="passes kernels/NAME --jobs 4")

@@ -28,17 +28,8 @@ from .worker import read_records
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "bench" / "results"
 # Most of the whole budget that a group may take; what a group leaves goes to the next.
-SHARES = {
-    "ceilings": 0.15,
-    "kvarn": 0.5,
-    "flashinfer": 0.5,
-    "fa3": 0.4,
-    "vllm": 0.3,
-    "flashmla": 0.3,
-    "torch": 0.3,
-    "triton": 0.5,
-    "flex": 1.0,
-}
+SHARES = {"ceilings": 0.15, "kvarn": 0.5, "flashinfer": 0.5, "fa3": 0.4, "triton": 0.5, "flex": 1.0}
+SHARES |= dict.fromkeys(("vllm", "flashmla", "torch"), 0.3)
 STARTS = 6  # of a group whose measurements end the process
 
 
@@ -106,15 +97,8 @@ def outside_script(path: Path, seconds: float, folder: Path) -> list[dict[str, A
     """Peers measured by a program of its own, which writes ``$OUT/peers.json``."""
     command = [sys.executable, str(path), "--budget", str(int(seconds)), "--groups", "fa3,fi,cacheops,flashmla,triton"]
     with (folder / "script.log").open("w") as log:
-        subprocess.run(
-            command,
-            cwd=ROOT,
-            stdout=log,
-            stderr=subprocess.STDOUT,
-            timeout=seconds + 60,
-            check=False,
-            env={**os.environ, "OUT": str(folder)},
-        )
+        options: dict[str, Any] = {"cwd": ROOT, "env": {**os.environ, "OUT": str(folder)}, "timeout": seconds + 60}
+        subprocess.run(command, stdout=log, stderr=subprocess.STDOUT, check=False, **options)
     written = folder / "peers.json"
     if not written.exists():
         raise RuntimeError(f"{path} wrote no peers.json; its log ends: {Path(log.name).read_text()[-300:]}")
@@ -122,19 +106,9 @@ def outside_script(path: Path, seconds: float, folder: Path) -> list[dict[str, A
     made = []
     for r in json.loads(written.read_text()):
         if r.get("case") in known and "no paging" not in r["peer"]:
-            made.append(
-                {
-                    "kind": r["kind"],
-                    "case": r["case"],
-                    "who": r["peer"],
-                    "ok": bool(r["ok"]),
-                    "us": r.get("us"),
-                    "error": r.get("err"),
-                    "bytes": r.get("nbytes", 0),
-                    "flops": r.get("flops", 0),
-                    "note": r.get("note", ""),
-                }
-            )
+            more = {"bytes": r.get("nbytes", 0), "flops": r.get("flops", 0), "note": r.get("note", "")}
+            found = {"who": r["peer"], "ok": bool(r["ok"]), "us": r.get("us"), "error": r.get("err"), **more}
+            made.append({"kind": r["kind"], "case": r["case"], **found})
     return made
 
 
@@ -231,14 +205,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--only", default="", metavar="GROUPS", help="of ceilings, kvarn and the peers' groups")
     options = parser.parse_args(argv)
-    unknown = {*options.peers.split(","), *options.only.split(",")} - {
-        "auto",
-        "none",
-        "",
-        "kvarn",
-        "ceilings",
-        *peers.GROUPS,
-    }
+    known = {"auto", "none", "", "kvarn", "ceilings", *peers.GROUPS}
+    unknown = {*options.peers.split(","), *options.only.split(",")} - known
     if unknown:
         parser.error(f"groups are ceilings, kvarn, {', '.join(peers.GROUPS)}; got {', '.join(sorted(unknown))}")
     device = options.device

@@ -12,6 +12,7 @@ import json
 import sys
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from kvarn.lowering import pipeline
 from kvarn.measure.arrays import arrays
 from kvarn.runtime.program import Program
 
-from . import ablation_kernels, static, timing
+from . import ablation_kernels, kvarn_rows, static, timing
 from .cases import SMALL, TABLE, Row, select
 from .kvarn_rows import TOLERANCE
 from .problems import problem
@@ -32,37 +33,15 @@ DEFAULT_ROWS = (
 )
 
 
-def operands_of(p: Any, layer: int) -> dict[str, Any]:
-    """The operands of a problem's operation by name, for one layer."""
-    if p.row.kind in ("decode", "prefill", "mla"):
-        newest = getattr(p, "newest", 1)
-        collection = p.cached.collection(p.lengths - p.queries, newest, p.longest)
-        return {
-            "collection": collection,
-            "layer": layer,
-            "query": p.query,
-            "row_offsets": p.offsets,
-            "scale": p.scale,
-            "out": p.out,
-        }
-    if p.row.kind == "gather":
-        cache = p.cached.collection(p.lengths, 1, p.longest + 1).get_key_cache(layer)
-        return {"cache": cache, "token_ids": p.ids, "row_offsets": p.offsets, "out": p.out}
-    collection = p.cached.collection(p.before, p.tokens // len(p.before), p.longest)
-    found = {"collection": collection, "layer": layer, "key": p.key[layer], "value": p.value[layer]}
-    found["row_offsets"] = p.offsets
-    if p.rope:
-        found |= {"query": p.query[layer], "freqs": p.freqs, "query_out": p.query_out[layer]}
-    return found
-
-
 def call_of(p: Any, target: str, disable: Sequence[str] = ()) -> Callable[[int], Any]:
     """A problem's operation compiled with some passes left out, bound to its data."""
     what = static.specialisation(p.row, target)
     program = Program(static.compiled(what, disable).artifact)
     bound = []
+    call = kvarn_rows.call_of(p)
     for layer in range(p.layers):
-        operands = operands_of(p, layer)
+        ((operation, given, *_),) = kvarn_rows.operations_of(partial(call, layer))
+        operands = dict(zip(operation.operands, given, strict=False))
         bound.append(program.prepare(*(operands[name] for name, _ in what.operands)))
     return lambda layer: bound[layer]()
 

@@ -14,21 +14,18 @@ import zlib
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 
 import kvarn as kv
-from kvarn import dispatch
 from kvarn.dialect import dtypes, layout, tma_layout
 from kvarn.dialect.chips import COMPILED_FOR
 from kvarn.measure.arrays import arrays
 
 from . import ablation_kernels, products, static
 from .cases import RANGE, SMALL, TABLE, Decode, Functions, Row, Sources, Tree
-from .functions import by_distance, same_document
-from .kvarn_rows import call_of
+from .kvarn_rows import by_distance, call_of, operations_of, same_document
 from .layouts import LAYOUTS, laid_out
 from .problems import problem
 
@@ -75,23 +72,6 @@ def foreign(word: str, dtype: str = "bf16") -> Any:
         options = {"page_size": 1}
     data = laid_out(ours.blocks, word)
     return kv.ForeignPages(data, LENGTHS, table, word, max_seq_length=3, max_cache_length=64, **options)
-
-
-def operations_of(call: Callable[[], Any]) -> list[tuple[Any, ...]]:
-    """The operations that a call would run, each with its operands, attributes and schedule."""
-    found: list[tuple[Any, ...]] = []
-
-    def record(operation: Any, operands: Any, attributes: Any, schedule: Any, stream: Any) -> None:
-        found.append((operation, operands, attributes, schedule))
-
-    before, dispatch.recorder = dispatch.recorder, SimpleNamespace(recording=lambda: True, record=record)
-    try:
-        call()
-    finally:
-        dispatch.recorder = before
-    if not found:
-        raise ValueError("the call runs no operation")
-    return found
 
 
 def specialised(call: Callable[[], Any], number: int, target: str) -> Any:

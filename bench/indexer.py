@@ -15,11 +15,10 @@ from typing import Any
 import numpy as np
 
 from kvarn.measure.attention_problem import Pages, layers_for
-from kvarn.measure.timing import first_line, timed
 
 from .pages import numbers
 from .report import table
-from .standalone import device_of, parser, run_all
+from .standalone import device_of, measured, parser, run_all
 
 
 @dataclass(frozen=True)
@@ -88,6 +87,9 @@ class Problem:
 
         return {"scores": (score, self.error), "tokens": (choose, self.wrong), "both": (both, self.wrong)}
 
+    def poison(self) -> None:
+        """Nothing: tokens are chosen by the scores of the line before."""
+
     def rows(self) -> list[int]:
         """Query rows that are checked."""
         last = len(self.query) - 1
@@ -127,21 +129,13 @@ def lines(arrays: Any, shape: Shape) -> Iterator[dict[str, Any]]:
     """Scores, tokens, and both."""
     p = Problem(arrays, shape)
     for what, (call, error) in p.calls().items():
-        record: dict[str, Any] = {"row": shape.title, "what": what, "ok": False}
-        try:
-            call(0)
-            arrays.synchronize()
-            record["error"] = error()
-            record["ok"] = record["error"] <= 1e-3
-            record |= timed(call, p.layers, arrays)
-            if what == "scores":
-                seen = shape.batch * shape.new * (shape.context - (shape.new - 1) / 2)
-                record["rate"] = p.bytes / record["us"] / 1e6
-                record["tflops"] = 2 * seen * shape.heads * shape.size / record["us"] / 1e6
+        record = measured(p, call, error, 1e-3, p.bytes if what == "scores" else 0)
+        if "rate" in record:
+            seen = shape.batch * shape.new * (shape.context - (shape.new - 1) / 2)
+            record["tflops"] = 2 * seen * shape.heads * shape.size / record["us"] / 1e6
+        if record["ok"]:
             call(0)  # what the next line chooses from
-        except Exception as problem:
-            record["note"] = f"{type(problem).__name__}: {first_line(problem)}"
-        yield record
+        yield {"row": shape.title, "what": what, **record}
 
 
 def shown(found: Sequence[dict[str, Any]]) -> str:

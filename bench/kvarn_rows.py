@@ -1,15 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""kvarn's own calls for the rows: its public operations, on its own layout of the pages."""
+"""kvarn's own calls for the rows: its public operations, on its own layout of the pages.
+
+What others take for masks and scores that are functions is in peers.py.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any
 
+from kvarn import dispatch
 from kvarn.measure.attention_problem import TOLERANCE
-
-from . import functions
 
 # What else kvarn offers for a decode row, by what it costs or gains: the schedules of kv.ops.attention's options.
 OPTIONS = {"kvarn, early": {"early": True}, "kvarn, batch-invariant": {"batch_invariant": True, "max_queries": 1}}
@@ -55,7 +58,7 @@ def offers(problem: Any, schedule: Mapping[str, Any] | None = None) -> Iterator[
     if getattr(row.shape, "prefix", 0) and schedule is None:
         yield Offer("kvarn, without shared=", lambda: _decode(problem, None, share=False), tolerance)
     elif row.kind == "functions" and schedule is None:
-        for who, make in functions.more_offers(problem):
+        for who, make in _without_block_masks(problem):
             yield Offer(who, make, tolerance)
     elif row.kind == "decode" and schedule is None:
         for who, option in OPTIONS.items():
@@ -145,6 +148,56 @@ def _gather(p: Any, schedule: Mapping[str, Any] | None) -> Callable[[int], Any]:
     return lambda layer: kv.ops.gather(caches[layer], p.ids, p.offsets, p.out, schedule=schedule)
 
 
+def same_document(b: Any, h: Any, q: Any, k: Any, documents: Any) -> Any:
+    return documents[b, q] == documents[b, k]
+
+
+def by_distance(score: Any, b: Any, h: Any, q: Any, k: Any, bias: Any, buckets: Any) -> Any:
+    return score + bias[h, buckets[q - k]]
+
+
+def _functions(p: Any, schedule: Mapping[str, Any] | None, by_blocks: bool = True) -> Callable[[int], Any]:
+    """Attention with the row's functions, the mask by a block mask that is made once, as a step does for its layers."""
+    import kvarn as kv
+
+    new = p.queries
+    collection = p.cached.collection(p.lengths - new, int(new.max()), p.longest)
+    options: dict[str, Any] = {"schedule": schedule}
+    if p.row.kind == "tree":
+        options["tree"] = p.bits
+    else:
+        if p.bias is not None:
+            options["score"] = (by_distance, p.bias, p.buckets)
+        if p.row.shape.documents:
+            mask = (kv.masks.causal & same_document, p.documents)
+            if by_blocks:
+                options["block_mask"] = kv.ops.block_mask(collection, p.query, p.offsets, mask, schedule=schedule)
+            else:
+                options["mask"] = mask
+    return lambda layer: kv.ops.attention(collection, layer, p.query, p.offsets, scale=p.scale, out=p.out, **options)
+
+
+def _without_block_masks(p: Any) -> Iterator[tuple[str, Callable[[], Callable[[int], Any]]]]:
+    """What kvarn offers besides for documents: (its name, what makes the call)."""
+    if p.row.shape.documents:
+        yield "kvarn, without block_mask=", lambda: _functions(p, None, by_blocks=False)
+
+        def making() -> Callable[[int], Any]:
+            import kvarn as kv
+
+            collection = p.cached.collection(p.lengths - p.queries, p.newest, p.longest)
+            mask = (kv.masks.causal & same_document, p.documents)
+            attend, made = _functions(p, None), kv.ops.block_mask(collection, p.query, p.offsets, mask)
+
+            def call(layer: int) -> None:
+                kv.ops.block_mask(collection, p.query, p.offsets, mask, blocks=made.blocks)
+                attend(layer)
+
+            return call
+
+        yield "kvarn, with block_mask() itself", making
+
+
 _CALLS = {
     "decode": _decode,
     "sources": _sources,
@@ -152,6 +205,23 @@ _CALLS = {
     "mla": _mla,
     "append": _append,
     "gather": _gather,
-    "functions": functions.call_of,
-    "tree": functions.call_of,
+    "functions": _functions,
+    "tree": _functions,
 }
+
+
+def operations_of(call: Callable[[], Any]) -> list[tuple[Any, ...]]:
+    """The operations that a call would run, each with its operands, attributes and schedule."""
+    found: list[tuple[Any, ...]] = []
+
+    def record(operation: Any, operands: Any, attributes: Any, schedule: Any, stream: Any) -> None:
+        found.append((operation, operands, attributes, schedule))
+
+    before, dispatch.recorder = dispatch.recorder, SimpleNamespace(recording=lambda: True, record=record)
+    try:
+        call()
+    finally:
+        dispatch.recorder = before
+    if not found:
+        raise ValueError("the call runs no operation")
+    return found

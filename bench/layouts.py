@@ -9,18 +9,18 @@ layers ([N, 2, L, T, H * D]) are our own layout, and have no line.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
-from kvarn.measure.timing import first_line, timed
+from kvarn.measure.timing import first_line
 
 from .cases import RANGE, SMALL, TABLE, Row, select
 from .kvarn_rows import call_of
 from .problems import problem
 from .report import table
-from .standalone import device_of, parser, run_all
+from .standalone import device_of, measured, parser, run_all
 
 OURS = "N2LPHD"
 LAYOUTS = {
@@ -83,22 +83,6 @@ def bits(array: Any) -> Any:
     return array.view(f"u{array.itemsize}")
 
 
-def measured(p: Any, call: Callable[[int], Any], check: Callable[[], float], limit: float) -> dict[str, Any]:
-    """One line: checked, then timed."""
-    record: dict[str, Any] = {"ok": False}
-    try:
-        p.poison()
-        call(0)
-        p.arrays.synchronize()
-        record["error"] = check()
-        record["ok"] = record["error"] <= limit
-        record |= timed(call, p.layers, p.arrays)
-        record["rate"] = p.bytes / record["us"] / 1e6
-    except Exception as error:
-        record["note"] = f"{type(error).__name__}: {first_line(error)}"
-    return record
-
-
 def lines(arrays: Any, row: Row, names: Sequence[str]) -> list[dict[str, Any]]:
     """A row on our own layout, and on each of the named ones."""
     import kvarn as kv
@@ -107,7 +91,7 @@ def lines(arrays: Any, row: Row, names: Sequence[str]) -> list[dict[str, Any]]:
     tolerance, ours = 0.5 if row.kind == "gather" else 0.05, p.cached
     writes = row.kind == "append"
     native = call_of(p)
-    found = [{"row": row.title, "layout": "ours", "how": "native", **measured(p, native, p.error, tolerance)}]
+    found = [{"row": row.title, "layout": "ours", "how": "native", **measured(p, native, p.error, tolerance, p.bytes)}]
     if writes:  # the layer that was checked last is what the others must have
         p.poison()
         native(0)
@@ -130,7 +114,7 @@ def lines(arrays: Any, row: Row, names: Sequence[str]) -> list[dict[str, Any]]:
 
         if writes:
             arrays.poison(here.data)
-        line = measured(p if not writes else _Kept(p), call, written if writes else p.error, tolerance)
+        line = measured(p if not writes else _Kept(p), call, written if writes else p.error, tolerance, p.bytes)
         found.append({"row": row.title, "layout": name, "how": "in place", **line})
         if not writes:
             before = p.lengths - getattr(p, "queries", 1)
@@ -143,7 +127,7 @@ def lines(arrays: Any, row: Row, names: Sequence[str]) -> list[dict[str, Any]]:
                     kv.ops.convert(source.get_value_cache(layer), target.get_value_cache(layer))
                 native(layer)
 
-            line = measured(p, converted, p.error, tolerance)
+            line = measured(p, converted, p.error, tolerance, p.bytes)
             found.append({"row": row.title, "layout": name, "how": "convert, run", **line})
         del here, call
         arrays.free()

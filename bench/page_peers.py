@@ -13,8 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from .peer_tools import vllm_library
-from .vllm_peers import Fa3
+from .vllm_peers import Fa3, vllm_library
 
 
 class ListedHeads:

@@ -18,14 +18,13 @@ from typing import Any
 import numpy as np
 
 from kvarn.measure.attention_problem import Cached, layers_for
-from kvarn.measure.timing import first_line, timed
 
 from . import page_peers
 from .cases import Decode, Row
 from .kvarn_rows import call_of
 from .problems import problem
 from .report import table
-from .standalone import device_of, parser, run_all
+from .standalone import device_of, measured, parser, run_all
 
 SHARES = (1.0, 0.5, 0.25, 0.125)
 ROWS = tuple(
@@ -159,21 +158,6 @@ class Choice:
         return worst
 
 
-def measured(p: Any, call: Callable[[int], Any], error: Callable[[], float]) -> dict[str, Any]:
-    """One line: checked, timed, checked again."""
-    record: dict[str, Any] = {"ok": False}
-    try:
-        p.poison()
-        call(0)
-        p.arrays.synchronize()
-        record["error"] = error()
-        record |= timed(call, p.layers, p.arrays)
-        record["ok"] = record["error"] <= TOLERANCE
-    except Exception as problem:
-        record["note"] = f"{type(problem).__name__}: {first_line(problem)}"
-    return record
-
-
 def lines(
     arrays: Any, row: Row, shares: Sequence[float] = SHARES, groups: Sequence[str] = ()
 ) -> Iterator[dict[str, Any]]:
@@ -185,12 +169,12 @@ def lines(
     p.layers = layers_for(p.bytes * min(shares), arrays)
     p.cached = Cached(arrays, row, p.cached.pages, p.layers, False)
     found = {"row": row.title, "what": "the whole cache", "share": 1.0, "bytes": p.bytes}
-    yield found | measured(p, call_of(p), p.error)
+    yield found | measured(p, call_of(p), p.error, TOLERANCE)
     collection, lists = p.cached.collection(p.lengths - 1, 1, p.longest), Lists(p)
     choice = Choice(p, collection, shares[-1])
     listed = page_peers.ListedHeads(p) if groups else None
     for what, (call, error) in choice.calls().items():
-        yield {"row": row.title, "what": what, "share": shares[-1], "bytes": 0.0} | measured(p, call, error)
+        yield {"row": row.title, "what": what, "share": shares[-1], "bytes": 0.0} | measured(p, call, error, TOLERANCE)
     for share in shares:
         chosen, counts = lists.of(share)
         lists.poison_others(chosen)
@@ -202,13 +186,13 @@ def lines(
             )
 
         found = {"row": row.title, "what": "listed pages", "share": share, "bytes": p.bytes * share}
-        yield found | measured(p, call, lambda chosen=chosen: lists.error(chosen))
+        yield found | measured(p, call, lambda chosen=chosen: lists.error(chosen), TOLERANCE)
         if listed is None:
             continue
         listed.take(chosen, counts)
         for who, make in (page_peers.PEERS[name] for name in groups):
             ready = when_called(functools.partial(make, listed))
-            yield found | {"what": who} | measured(p, ready, lambda chosen=chosen: lists.error(chosen))
+            yield found | {"what": who} | measured(p, ready, lambda chosen=chosen: lists.error(chosen), TOLERANCE)
 
 
 def when_called(make: Callable[[], Callable[[int], Any]]) -> Callable[[int], Any]:

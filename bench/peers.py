@@ -17,13 +17,14 @@ from typing import Any
 
 import numpy as np
 
-from . import function_peers, vllm_peers
+from . import vllm_peers
 from .cases import Row
 from .kvarn_rows import Offer
-from .peer_tools import BF16, FP8, FP8_QUERY, is_fp8, of_8_bits, once
-from .problems import problem
+from .problems import FARTHEST, problem
+from .vllm_peers import BF16, FP8, FP8_QUERY, is_fp8, of_8_bits, once
 
 FLASHMLA_PAGE = 64  # tokens: it takes no other
+FLEX_PAGE = 128  # tokens: a tile of keys
 Group = Callable[[Any], Iterator[Offer]]
 
 # --- FlashInfer ----------------------------------------------------------------------------------
@@ -38,25 +39,20 @@ def flashinfer(p: Any) -> Iterator[Offer]:
     yield from _FLASHINFER[p.row.kind](p, fi, workspace)
 
 
+def _paged(p: Any) -> tuple[Any, ...]:
+    """What a plan is told of pages, heads and their sizes."""
+    shape, pages = p.row.shape, p.cached.pages
+    return pages.starts, pages.order, pages.last, shape.query_heads, shape.heads, shape.size, shape.page
+
+
 def _fi_decode(p: Any, fi: Any, workspace: Any) -> Iterator[Offer]:
     shape, pages, (keys, values) = p.row.shape, p.cached.pages, p.cached.parts
     bf16 = p.arrays.dtype("bf16")
 
     def wrapper(tensor_cores: bool, backend: str) -> Callable[[int], Any]:
         w = fi.BatchDecodeWithPagedKVCacheWrapper(workspace, "NHD", use_tensor_cores=tensor_cores, backend=backend)
-        w.plan(
-            pages.starts,
-            pages.order,
-            pages.last,
-            shape.query_heads,
-            shape.heads,
-            shape.size,
-            shape.page,
-            q_data_type=bf16,
-            kv_data_type=keys.dtype,
-            o_data_type=bf16,
-            window_left=shape.window - 1 if shape.window else -1,
-        )
+        left = shape.window - 1 if shape.window else -1
+        w.plan(*_paged(p), q_data_type=bf16, kv_data_type=keys.dtype, o_data_type=bf16, window_left=left)
         return lambda layer: w.run(p.query, (keys[layer], values[layer]), out=p.out)
 
     tolerance = FP8 if is_fp8(p) else BF16
@@ -183,23 +179,11 @@ def _fi_append(p: Any, fi: Any, workspace: Any) -> Iterator[Offer]:
 
 
 def _fi_prefill(p: Any, fi: Any, workspace: Any) -> Iterator[Offer]:
-    shape, pages, (keys, values) = p.row.shape, p.cached.pages, p.cached.parts
+    keys, values = p.cached.parts
 
     def wrapper(backend: str) -> Callable[[int], Any]:
         w = fi.BatchPrefillWithPagedKVCacheWrapper(workspace, "NHD", backend=backend)
-        w.plan(
-            p.offsets,
-            pages.starts,
-            pages.order,
-            pages.last,
-            shape.query_heads,
-            shape.heads,
-            shape.size,
-            shape.page,
-            causal=True,
-            q_data_type=p.query.dtype,
-            kv_data_type=keys.dtype,
-        )
+        w.plan(p.offsets, *_paged(p), causal=True, q_data_type=p.query.dtype, kv_data_type=keys.dtype)
         return lambda layer: w.run(p.query, (keys[layer], values[layer]), out=p.out)
 
     yield Offer("FlashInfer fa3", lambda: wrapper("fa3"), BF16)
@@ -237,6 +221,18 @@ def _fi_mla(p: Any, fi: Any, workspace: Any) -> Iterator[Offer]:
     yield Offer("FlashInfer fa3", wrapper, BF16)
 
 
+def _fi_functions(p: Any, fi: Any, workspace: Any) -> Iterator[Offer]:
+    """A custom mask over pages: a bit for every query and key, packed by the plan."""
+    keys, values = p.cached.parts
+
+    def make() -> Callable[[int], Any]:
+        w = fi.BatchPrefillWithPagedKVCacheWrapper(workspace, "NHD", backend="fa2")
+        w.plan(p.offsets, *_paged(p), custom_mask=_seen(p), q_data_type=p.query.dtype, kv_data_type=keys.dtype)
+        return lambda layer: w.run(p.query, (keys[layer], values[layer]), out=p.out)
+
+    yield Offer("FlashInfer, custom mask", make, BF16)
+
+
 # --- torch ---------------------------------------------------------------------------------------
 
 
@@ -265,7 +261,7 @@ def torch_(p: Any) -> Iterator[Offer]:
 def flex(p: Any) -> Iterator[Offer]:
     """torch's flex attention over physical pages, which must have 128 tokens: the row with such pages."""
     if p.row.kind == "functions":
-        yield from function_peers.flex(p)
+        yield from _flex_functions(p)
         return
     shape = p.row.shape
     attention = importlib.import_module("torch.nn.attention.flex_attention")
@@ -304,9 +300,104 @@ def flex(p: Any) -> Iterator[Offer]:
     yield Offer("torch flex, page 128", prepare, BF16, lambda: again.error())
 
 
+def _seen(p: Any) -> Any:
+    """What each query sees, a bool for every key of its sequence, end to end."""
+    torch = p.arrays.torch
+    if p.row.kind == "tree":
+        each = [p.seen_of(int(length)).reshape(-1) for length in p.lengths]
+        return torch.as_tensor(np.concatenate(each), device=p.arrays.device)
+    at = torch.arange(p.longest, device=p.arrays.device)
+    same = p.documents[:, :, None] == p.documents[:, None, :]
+    return (same & (at[:, None] >= at[None])).flatten()
+
+
+def _flex_functions(p: Any) -> Iterator[Offer]:
+    """torch's flex attention, compiled, over keys and values that are dense: each head's rows end to end."""
+    attention = importlib.import_module("torch.nn.attention.flex_attention")
+    torch, shape, batch, length = p.arrays.torch, p.row.shape, len(p.lengths), p.longest
+    ids, bias, buckets = p.documents, p.bias, p.buckets
+    found: dict[str, Any] = {}
+
+    def seen(b: Any, h: Any, q: Any, k: Any) -> Any:
+        return (q >= k) & (ids[b, q] == ids[b, k])
+
+    def causal(b: Any, h: Any, q: Any, k: Any) -> Any:
+        return q >= k
+
+    def biased(score: Any, b: Any, h: Any, q: Any, k: Any) -> Any:
+        return score + bias[h, buckets[(q - k).clamp(0, FARTHEST - 1)]]
+
+    def dense(rows: Any, heads: int) -> Any:
+        return rows.reshape(batch, -1, heads, shape.size)[:, :length].transpose(1, 2).contiguous()
+
+    def make() -> Callable[[int], Any]:
+        mask = seen if shape.documents else causal
+        tiles = attention.create_block_mask(
+            mask, batch if shape.documents else None, None, length, length, device=p.arrays.device
+        )
+        run = torch.compile(attention.flex_attention, dynamic=False)
+        query = dense(p.query, shape.query_heads)
+        table = p.cached.pages.device_table.long()
+        parts = [dense(part[0][table], shape.heads) for part in p.cached.parts]
+        options = {} if bias is None else {"score_mod": biased}
+
+        def call(layer: int) -> None:
+            found["out"] = run(query, *parts, block_mask=tiles, enable_gqa=True, scale=p.scale, **options)
+
+        return call
+
+    def error() -> float:
+        p.out = found["out"].transpose(1, 2).reshape(p.out.shape)
+        return p.error()
+
+    yield Offer("torch flex, dense", make, BF16, error)
+    yield Offer("torch flex, pages of 128", lambda: _flex_over_pages(p, seen, causal, biased, found), BF16, error)
+
+
+def _flex_over_pages(p: Any, seen: Any, causal: Any, biased: Any, found: dict[str, Any]) -> Callable[[int], Any]:
+    """The same over pages, as torch's experimental ``PagedAttention`` converts masks and scores for them.
+
+    Its pages are as long as tiles of keys; keys and values are [1, heads, all slots, size].
+    """
+    attention = importlib.import_module("torch.nn.attention.flex_attention")
+    paged = importlib.import_module("torch.nn.attention.experimental._paged_attention").PagedAttention
+    torch, shape, batch, length = p.arrays.torch, p.row.shape, len(p.lengths), p.longest
+    count = -(-length // FLEX_PAGE)
+    pages = paged(batch * count, FLEX_PAGE, batch, device=p.arrays.device)
+    order = torch.as_tensor(np.random.default_rng(8).permutation(batch * count), device=p.arrays.device)
+    pages.page_table[:, :count] = order.view(batch, count)
+    numbers = torch.arange(count, device=p.arrays.device)
+    for b in range(batch):
+        pages.physical_to_logical[b, pages.page_table[b, :count]] = numbers
+    table = p.cached.pages.device_table.long()
+
+    def stored(part: Any) -> Any:
+        of = {"dtype": part.dtype, "device": p.arrays.device}
+        rows = torch.zeros(batch, count * FLEX_PAGE, shape.heads, shape.size, **of)
+        rows[:, :length] = part[0][table].reshape(batch, -1, shape.heads, shape.size)[:, :length]
+        made = torch.empty(batch * count, FLEX_PAGE, shape.heads, shape.size, **of)
+        made[order] = rows.view(made.shape)
+        return made.view(1, -1, shape.heads, shape.size).transpose(1, 2).contiguous()
+
+    mask = attention.create_block_mask(
+        seen if shape.documents else causal, batch, None, length, length, device=p.arrays.device
+    )
+    lengths = torch.full((batch,), length, device=p.arrays.device)
+    options = {"block_mask": pages.convert_logical_block_mask(mask, kv_len=lengths)}
+    if p.bias is not None:
+        options["score_mod"] = pages.get_score_mod(biased, kv_len=lengths)
+    run, parts = torch.compile(attention.flex_attention, dynamic=False), [stored(part) for part in p.cached.parts]
+    query = p.query.view(batch, length, shape.query_heads, shape.size).transpose(1, 2).contiguous()
+
+    def call(layer: int) -> None:
+        found["out"] = run(query, *parts, enable_gqa=True, scale=p.scale, **options)
+
+    return call
+
+
 _FLASHINFER: dict[str, Callable[..., Iterator[Offer]]] = {
     "decode": _fi_decode, "append": _fi_append, "prefill": _fi_prefill, "mla": _fi_mla,
-    "functions": function_peers.flashinfer, "tree": function_peers.flashinfer,
+    "functions": _fi_functions, "tree": _fi_functions,
 }  # fmt: skip
 GROUPS: dict[str, Group] = {
     "flashinfer": flashinfer,

@@ -11,9 +11,9 @@ from kvarn.dialect import dtypes
 from kvarn.measure.arrays import Arrays
 from kvarn.measure.attention_problem import AttentionProblem, Cached, DecodeProblem, Pages, Problem, layers_for
 
-from .cases import Append, Gather, Mla, Row, Sources
-from .functions import FunctionsProblem, TreeProblem
-from .prefill import PrefillProblem
+from .cases import Append, Functions, Gather, Mla, Prefill, Row, Sources, Tree
+
+BUCKETS, FARTHEST = 32, 128  # of T5's bias by distance: distances from FARTHEST on are one
 
 
 class SourcesProblem(DecodeProblem):
@@ -38,6 +38,98 @@ class SourcesProblem(DecodeProblem):
             for half in range(2)
         ]
         return tuple(self.arrays.concatenate([x.swapaxes(0, 2) for x in pair]).swapaxes(0, 2) for pair in parts)  # type: ignore[return-value]
+
+
+class PrefillProblem(AttentionProblem):
+    """A :class:`Prefill` row: one layer, whose work is far longer than its reads."""
+
+    def __init__(self, arrays: Arrays, row: Row, split: bool) -> None:
+        shape = row.shape
+        assert isinstance(shape, Prefill)
+        self.arrays, self.row = arrays, row
+        self.queries, self.lengths = (np.array(x) for x in zip(*shape.lengths, strict=True))
+        pages = Pages(self.lengths, shape.page, arrays)
+        self.cached = Cached(arrays, row, pages, 1, split)
+        tokens = int(self.queries.sum())
+        self.query = arrays.normal((tokens, shape.query_heads, shape.size), "bf16")
+        self.out = arrays.empty(self.query.shape, "bf16")
+        self.scale = shape.size**-0.5
+        pairs = sum(n * (k - n) + n * (n + 1) // 2 for n, k in shape.lengths)
+        self.flops = 4 * pairs * shape.query_heads * shape.size
+        item = dtypes.by_name(row.dtype).itemsize
+        self.bytes = (
+            4 * tokens * shape.query_heads * shape.size + 2 * int(self.lengths.sum()) * shape.heads * shape.size * item
+        )
+        self.offsets = arrays.integers(np.concatenate([[0], self.queries.cumsum()]))
+        self.device_lengths = arrays.integers(self.lengths)
+        self.longest, self.newest = int(self.lengths.max()), int(self.queries.max())
+
+    def sequences(self) -> list[int]:
+        return sorted({0, len(self.lengths) - 1})
+
+    def heads_of(self, heads: int) -> list[tuple[slice, int]]:
+        """One query head each, since the scores of a long prompt are many."""
+        group = self.query.shape[1] // heads
+        last = self.query.shape[1] - 1
+        return [(slice(0, 1), 0), (slice(last, last + 1), last // group)]
+
+    keys_of = DecodeProblem.keys_of
+
+
+def buckets() -> np.ndarray:
+    """The bucket of each distance below FARTHEST, by T5's rule for causal attention."""
+    distance, exact = np.arange(FARTHEST), BUCKETS // 2
+    far = exact + np.log(np.maximum(distance, 1) / exact) / np.log(FARTHEST / exact) * (BUCKETS - exact)
+    return np.where(distance < exact, distance, np.minimum(far, BUCKETS - 1)).astype(np.int32)
+
+
+class FunctionsProblem(PrefillProblem):
+    """A :class:`Functions` row: prompts of equal length, cut into documents, with a bias or without."""
+
+    def __init__(self, arrays: Arrays, row: Row, split: bool) -> None:
+        super().__init__(arrays, row, split)
+        shape = row.shape
+        assert isinstance(shape, Functions)
+        document = np.arange(self.longest, dtype=np.int32) // (shape.documents or self.longest)
+        self.ids = np.tile(document, (len(self.lengths), 1))
+        self.documents = arrays.integers(self.ids)
+        self.bias = arrays.normal((shape.query_heads, BUCKETS), "f32") if shape.t5 else None
+        self.bucket_of, self.buckets = buckets(), arrays.integers(buckets())
+        each = np.bincount(self.ids[0])
+        pairs = len(self.lengths) * int((each * (each + 1) // 2).sum())
+        self.flops = 4 * pairs * shape.query_heads * shape.size
+
+    def wanted(self, q: Any, keys: Any, values: Any, b: int, picked: slice) -> Any:
+        at, key = np.arange(len(keys) - len(q), len(keys))[:, None], np.arange(len(keys))[None]
+        scores = self.arrays.einsum("thd,nd->htn", q, keys) * self.scale
+        if self.bias is not None:
+            near = self.arrays.index(self.bucket_of[np.clip(at - key, 0, FARTHEST - 1)])
+            scores = scores + self.bias[picked][:, near]
+        return self.attended(scores, (key <= at) & (self.ids[b][at] == self.ids[b][key]), values)
+
+
+class TreeProblem(DecodeProblem):
+    """A :class:`Tree` row: the new tokens are a binary tree, of which each sees its ancestors, itself and the cache."""
+
+    def __init__(self, arrays: Arrays, row: Row, split: bool) -> None:
+        super().__init__(arrays, row, split)
+        shape = row.shape
+        assert isinstance(shape, Tree)
+        seen = np.eye(shape.new, dtype=bool)
+        for node in range(1, shape.new):
+            seen[node] |= seen[(node - 1) // 2]
+        self.tree = seen
+        words = np.packbits(seen, axis=1, bitorder="little")
+        words = np.pad(words, ((0, 0), (0, -words.shape[1] % 4))).view(np.int32)
+        self.bits = arrays.integers(np.tile(words, (shape.batch, 1)))
+
+    def seen_of(self, length: int) -> np.ndarray:
+        """Which tokens of a sequence its new ones see."""
+        return np.concatenate([np.ones((len(self.tree), length - len(self.tree)), bool), self.tree], axis=1)
+
+    def wanted(self, q: Any, keys: Any, values: Any, b: int, picked: slice) -> Any:
+        scores = self.arrays.einsum("thd,nd->htn", q, keys) * self.scale
+        return self.attended(scores, self.seen_of(len(keys)), values)
 
 
 class MlaProblem(AttentionProblem):

@@ -37,19 +37,7 @@ GROUPS = {"uint4b8": 128, "mxfp8": 32}  # elements of K that share a scale; x is
 EPS = 1e-5
 TOLERANCE = 0.02  # of the largest element; of a cache of f8e4m3, whose elements are rounded by up to 1/16 of them
 TOLERANCE_F8 = 0.065
-HEAD = [
-    "form",
-    "tokens",
-    "K",
-    "columns",
-    "kvarn, µs",
-    "early",
-    "product",
-    "product, then append",
-    "read",
-    "TFLOP/s",
-    "TB/s of the weight",
-]
+HEAD = "form|tokens|K|columns|kvarn, µs|early|product|product, then append|read|TFLOP/s|TB/s of the weight".split("|")
 COLD = 200 << 20  # bytes of weights that a graph reads in turn, several times the L2 cache
 CALLS = 32  # of a graph at least, whose own start is a share of each; of more than LONG tokens one for each weight
 LONG = 1024

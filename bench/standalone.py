@@ -10,7 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from kvarn.measure import arrays as array_kinds
-from kvarn.measure.timing import warm_up
+from kvarn.measure.timing import first_line, timed, warm_up
+
+from .kvarn_rows import filled
 
 Lines = Sequence[dict[str, Any]]
 
@@ -46,3 +48,20 @@ def run_all(
     if options.json:
         options.json.write_text(json.dumps(found, indent=1) + "\n")
     return 0 if all(line["ok"] for line in found) else 1
+
+
+def measured(
+    p: Any, call: Callable[[int], Any], error: Callable[[], float], tolerance: float, work: float = 0
+) -> dict[str, Any]:
+    """A call's record: its ``error`` in outputs of NaN, its time and the rate of ``work``; or why there is none."""
+    record: dict[str, Any] = {"ok": False}
+    try:
+        filled(call, p)
+        record["error"] = error()
+        record |= timed(call, p.layers, p.arrays)
+        record["ok"] = record["error"] <= tolerance
+        if work:
+            record["rate"] = work / record["us"] / 1e6
+    except Exception as problem:
+        record["note"] = f"{type(problem).__name__}: {first_line(problem)}"
+    return record

@@ -51,67 +51,32 @@ def specialisation(row: Row, target: str = "sm_90a", schedule: Mapping[str, Any]
         return BufferType(dtypes.by_name(dtype), (None, heads, size))
 
     attributes: tuple[tuple[str, Any], ...] = ()
+    operands: dict[str, Any] = {"collection": collection, "layer": whole, "row_offsets": table_}
     if isinstance(shape, (Decode, Prefill)):
-        few = isinstance(shape, Decode)
         window = shape.window if isinstance(shape, Decode) else 0
         name, query = "kv.attention", rows(shape.query_heads, shape.size)
-        operands = {
-            "collection": collection,
-            "layer": whole,
-            "query": query,
-            "row_offsets": table_,
-            "scale": number,
-            "out": query,
-        }
+        operands |= {"query": query, "scale": number, "out": query}
         attributes = (("mask", "sliding_window" if window else "causal"), ("span", window), ("softcap", 0.0))
-        if few:
+        if isinstance(shape, Decode):
             given = {**reads._bounds(1, shape.batch), **given}
     elif isinstance(shape, Mla):
-        name, query = "kv.mla_attention", rows(shape.query_heads, shape.size, shape.query)
-        operands = {
-            "collection": collection,
-            "layer": whole,
-            "query": query,
-            "row_offsets": table_,
-            "scale": number,
-            "out": rows(shape.query_heads, shape.value_size),
-        }
+        name, out = "kv.mla_attention", rows(shape.query_heads, shape.value_size)
+        operands |= {"query": rows(shape.query_heads, shape.size, shape.query), "scale": number, "out": out}
         attributes = (("value_size", shape.value_size), ("mask", "causal"), ("span", 0))
         attributes += (("inline_scales", shape.inline),) if shape.inline else ()
     elif isinstance(shape, Append):
         new = rows(shape.heads, shape.size)
-        name, operands = (
-            "kv.append",
-            {"collection": collection, "layer": whole, "key": new, "row_offsets": table_, "value": new},
-        )
+        name = "kv.append"
+        operands |= {"key": new, "value": new}
         if shape.rope:
-            query = rows(shape.query_heads, shape.size)
-            name, operands = (
-                "kv.rope_append",
-                {
-                    "collection": collection,
-                    "layer": whole,
-                    "query": query,
-                    "key": new,
-                    "value": new,
-                    "row_offsets": table_,
-                    "freqs": BufferType(dtypes.f32, (None, shape.size)),
-                    "query_out": query,
-                },
-            )
+            name, query = "kv.rope_append", rows(shape.query_heads, shape.size)
+            operands |= {"query": query, "freqs": BufferType(dtypes.f32, (None, shape.size)), "query_out": query}
             attributes = (("interleaved", False), ("eps", 1e-6))
     else:
         assert isinstance(shape, Gather)
+        name, ids = "kv.gather", BufferType(dtypes.i32, (None, None))
         out = BufferType(dtypes.by_name(row.dtype), (None, None, shape.heads, shape.size))
-        name, operands = (
-            "kv.gather",
-            {
-                "cache": HandleType("cache", spec),
-                "token_ids": BufferType(dtypes.i32, (None, None)),
-                "row_offsets": table_,
-                "out": out,
-            },
-        )
+        operands |= {"cache": HandleType("cache", spec), "token_ids": ids, "out": out}
     order = [f.name for f in dispatch.op_class_of(name).FIELDS if f.kind == "operand"]
     ordered = tuple((n, operands[n]) for n in order if n in operands)
     return Specialisation(name, ordered, attributes, tuple(sorted(given.items())), target)
@@ -184,25 +149,7 @@ def instruction_mix(ptx: str) -> dict[str, dict[str, int]]:
     return found
 
 
-_SASS = (
-    "LDG",
-    "STG",
-    "LDGSTS",
-    "LDSM",
-    "HMMA",
-    "HGMMA",
-    "F2F",
-    "F2FP",
-    "SHFL",
-    "BAR",
-    "LDL",
-    "STL",
-    "LDS",
-    "STS",
-    "ATOM",
-    "RED",
-    "UTMALDG",
-)
+_SASS = "LDG STG LDGSTS LDSM HMMA HGMMA F2F F2FP SHFL BAR LDL STL LDS STS ATOM RED UTMALDG".split()
 
 
 def machine_mix(sass: str) -> dict[str, dict[str, int]]:
@@ -231,10 +178,8 @@ def traffic(row: Row) -> dict[str, float]:
     heads = spec.num_heads
     # Heads of a token lie one after the other: sectors of the whole row of heads.
     sectors = -(-heads * row_bytes // SECTOR)
-    return {
-        "bytes": halves * heads * row_bytes + 4 / spec.page_size,
-        "sectors": halves * sectors + 4 / spec.page_size / SECTOR,
-    }
+    entry = 4 / spec.page_size  # bytes of the table
+    return {"bytes": halves * heads * row_bytes + entry, "sectors": halves * sectors + entry / SECTOR}
 
 
 def figures(
@@ -253,15 +198,8 @@ def figures(
     kernel = compiled(specialisation(row, target, schedule), disable)
     seconds = time.perf_counter() - begin
     kernels, tool = kernel_figures(kernel, target)
-    return {
-        "row": row.name,
-        "title": row.title,
-        "target": target,
-        "compile_s": seconds,
-        "token": traffic(row),
-        "tool": tool,
-        "kernels": kernels,
-    }
+    about = {"row": row.name, "title": row.title, "target": target, "compile_s": seconds}
+    return {**about, "token": traffic(row), "tool": tool, "kernels": kernels}
 
 
 def kernel_figures(kernel: Any, target: str) -> tuple[dict[str, dict[str, Any]], str]:
@@ -299,61 +237,29 @@ def _threads_of(artifact: Any, entry: Any) -> int:
     return entry.max_threads or 128
 
 
-COLUMNS = (
-    "load global 16 B",
-    "load global 16 B nc",
-    "store global 16 B",
-    "cp.async",
-    "ldmatrix",
-    "mma",
-    "convert",
-    "shuffle",
-    "barrier",
-)
+_WIDE = ("load global 16 B", "load global 16 B nc", "store global 16 B")
+COLUMNS = (*_WIDE, "cp.async", "ldmatrix", "mma", "convert", "shuffle", "barrier")
 
 
 def figures_table(found: Sequence[Mapping[str, Any]]) -> str:
     """A line for each kernel."""
-    head = (
-        "row",
-        "kernel",
-        "regs",
-        "spills",
-        "shared",
-        "blocks/SM",
-        *COLUMNS,
-        "narrow loads",
-        "narrow stores",
-        "local",
-        "all",
-        "B/token",
-        "sectors",
-    )
+    last = ("narrow loads", "narrow stores", "local", "all", "B/token", "sectors")
+    head = ("row", "kernel", "regs", "spills", "shared", "blocks/SM", *COLUMNS, *last)
     lines: list[Sequence[str]] = [head]
     for f in found:
         for name, k in f["kernels"].items():
             ptx, sass = k["ptx"], k["sass"]
-            local = (
-                sum(sass.get(n, 0) for n in ("LDL", "STL"))
-                if sass
-                else sum(v for c, v in ptx.items() if c.endswith(" local"))
+            of = sass if sass else ptx
+            local = sum(v for c, v in of.items() if c in ("LDL", "STL") or c.endswith(" local"))
+            narrow = (
+                sum(v for c, v in ptx.items() if c.startswith(what) and " 16 B" not in c)
+                for what in ("load global", "store global")
             )
-            lines.append(
-                (
-                    f["title"] + (f" (+ {len(f['also'])})" if f.get("also") else ""),
-                    name,
-                    *(str(k[n]) for n in ("registers", "spills", "shared", "blocks")),
-                    *(str(ptx.get(c, 0) or "") for c in COLUMNS),
-                    *(
-                        str(sum(v for c, v in ptx.items() if c.startswith(what) and " 16 B" not in c) or "")
-                        for what in ("load global", "store global")
-                    ),
-                    str(local or ""),
-                    str(ptx["all"]),
-                    f"{f['token']['bytes']:.0f}",
-                    f"{f['token']['sectors']:.0f}",
-                )
-            )
+            also = f" (+ {len(f['also'])})" if f.get("also") else ""
+            first = (k[n] for n in ("registers", "spills", "shared", "blocks"))
+            counts = (str(n or "") for n in (*(ptx.get(c, 0) for c in COLUMNS), *narrow, local))
+            token = (f"{f['token'][n]:.0f}" for n in ("bytes", "sectors"))
+            lines.append((f["title"] + also, name, *map(str, first), *counts, str(ptx["all"]), *token))
     return table(lines)
 
 

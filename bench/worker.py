@@ -88,20 +88,18 @@ def read_records(path: Path) -> list[dict[str, Any]]:
     return found
 
 
+def record_of(row: Row, who: str, **found: Any) -> dict[str, Any]:
+    """The record of a row by somebody, with what was found; it is not right until that is said."""
+    return {"kind": row.kind, "case": row.name, "who": who, "ok": False, **found}
+
+
 def measure(offer: kvarn_rows.Offer, p: Any, library: Arrays) -> dict[str, Any]:
     """Check an offer, time it, check it again; the record of what was found.
 
     The second check is for what only the first call finds fresh: counters, plans, workspaces.
     """
     row: Row = p.row
-    made: dict[str, Any] = {
-        "kind": row.kind,
-        "case": row.name,
-        "who": offer.who,
-        "ok": False,
-        "bytes": p.bytes,
-        "flops": p.flops,
-    }
+    made = record_of(row, offer.who, bytes=p.bytes, flops=p.flops)
     begin = time.perf_counter()
     call = offer.make()
     kvarn_rows.filled(call, p)
@@ -125,10 +123,10 @@ def run_rows(group: str, rows: list[Row], library: Arrays, sink: Sink, deadline:
     for row in rows:
         if group != "kvarn" and not peers.takes(group, row):
             if sink.wants(group, row.name):
-                sink.put({"kind": row.kind, "case": row.name, "who": group, "ok": False, "note": NOT_OFFERED})
+                sink.put(record_of(row, group, note=NOT_OFFERED))
                 sink.put({"done": [group, row.name]})
         elif deadline - time.time() < 3:
-            sink.put({"kind": row.kind, "case": row.name, "who": group, "ok": False, "note": "no time left"})
+            sink.put(record_of(row, group, note="no time left"))
         elif sink.wants(group, row.name):
             _run_row(group, row, library, sink)
             sink.put({"done": [group, row.name]})
@@ -156,15 +154,8 @@ def _run_row(group: str, row: Row, library: Arrays, sink: Sink) -> None:
 
 def _failure(row: Row, who: str, error: Exception) -> dict[str, Any]:
     text = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
-    return {
-        "kind": row.kind,
-        "case": row.name,
-        "who": who,
-        "ok": False,
-        "note": text,
-        "trace": traceback.format_exc()[-2000:],
-        "lost": any(t in str(error) for t in _FATAL),
-    }
+    lost = any(t in str(error) for t in _FATAL)
+    return record_of(row, who, note=text, trace=traceback.format_exc()[-2000:], lost=lost)
 
 
 def machine(library: Any) -> dict[str, Any]:

@@ -29,10 +29,17 @@ os.register_at_fork(after_in_child=_lock._at_fork_reinit)  # type: ignore[attr-d
 
 
 class Specifier:
-    """What a field's default says: keyword-only, inferred result, default value."""
+    """What a field's default says: keyword-only, inferred result, default value, whose place it takes."""
 
-    def __init__(self, *, kw_only: bool = False, infer: bool = False, default_factory: Callable[[], Any] | None = None):
-        self.kw_only, self.infer, self.default_factory = kw_only, infer, default_factory
+    def __init__(
+        self,
+        *,
+        kw_only: bool = False,
+        infer: bool = False,
+        default_factory: Callable[[], Any] | None = None,
+        place: str = "",
+    ):
+        self.kw_only, self.infer, self.default_factory, self.place = kw_only, infer, default_factory, place
 
 
 def operand(*, kw_only: bool = False) -> Any:
@@ -43,6 +50,11 @@ def operand(*, kw_only: bool = False) -> Any:
 def result(*, infer_type: bool = False, default_factory: Callable[[], Any] | None = None) -> Any:
     """Specifier of a result field."""
     return Specifier(infer=infer_type, default_factory=default_factory)
+
+
+def in_place_of(name: str) -> Any:
+    """A field in the place of one of a base, which is no operation itself: what forms of one operation differ in."""
+    return Specifier(place=name)
 
 
 def infer_result() -> Any:
@@ -194,7 +206,8 @@ class Operation(ir.OpView):
             if hasattr(ir.OpView, field):
                 raise TypeError(f"{cls.__name__}.{field} shadows a member of OpView: choose another name")
             own.append(_Field(field, annotation, cls.__dict__.get(field, ...)))
-        cls.FIELDS = (*cls.FIELDS, *own)
+        placed = {field.spec.place: field for field in own if field.spec.place}
+        cls.FIELDS = (*(placed.get(f.name, f) for f in cls.FIELDS), *(f for f in own if not f.spec.place))
         cls.TRAITS = (*cls.TRAITS, *(traits or ()))
         if name is None:
             return

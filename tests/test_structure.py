@@ -396,8 +396,8 @@ WIDE_PUBLIC = {
     "kvarn": ("PagedKVCacheManager.__init__",),
     "kvarn.dsl": ("CacheReads.load_tile", "CacheReads.tile", "load_tile", "multiply"),
     "kvarn.ops": (
-        "attention", "attention_padded", "block_mask", "mla_attention", "mla_prefill", "mla_prefill_chunk",
-        "project_append", "project_append_padded", "qk_norm", "rope", "rope_append", "rope_padded", "select_pages",
+        "attention", "block_mask", "mla_attention", "mla_prefill", "mla_prefill_chunk", "project_append", "qk_norm",
+        "rope", "rope_append", "select_pages",
     ),
     "kvarn.parallel": ("migrate",),
 }  # fmt: skip

@@ -13,10 +13,11 @@ from mlir import ir
 
 from .. import verify
 from ..base import Kv
+from ..buffers import FLOAT32, Buffer, fit
 from ..contents import Counts, Lengths, Offsets
 from ..dtypes import f8e4m3
 from ..effects import ReadsCache, ReadsMemory, TierOne, WritesMemory
-from ..ext import F32, I32, Operand
+from ..ext import F32, I32, Operand, in_place_of
 from ..layout import SCALES, CacheSpec
 from ..types import CollectionType
 from .operations import FLOATS, not_mla, offsets, read_as_floats
@@ -26,6 +27,8 @@ FUNCTION = re.compile(r"\w+@\w+")  # the name of a function of positions, which 
 ARRAYS = ("array0", "array1", "array2", "array3")
 BLOCK_TILE = ("block_rows", "block_keys")  # the attributes of an attention with a block mask
 ARRAY_ELEMENTS = ("f32", "f16", "bf16", "i32", "i8")
+ROWS = {3: "T", 4: "B, S"}  # the extents of rows of a ragged batch and of a padded one, by the dimensions of a query
+BLOCKS = Buffer("tiles, heads, most")  # of a block mask: numbers of tiles, behind how many there are
 
 
 def is_function(name: str | None) -> bool:
@@ -97,7 +100,46 @@ def mask_is_valid(op: Any, functions: bool = False) -> bool:
     return True
 
 
-class AttentionOp(Kv.Operation, name="attention", traits=[TierOne, ReadsCache, ReadsMemory, WritesMemory]):
+class _CacheAttention(Kv.Operation):
+    """Attention over a collection's layer, of a ragged batch or a padded one: ``extents`` says where its rows are."""
+
+    collection: Operand[CollectionType]
+    layer: Operand[I32]
+    query: Operand[Any]
+    extents: Operand[Any]
+    scale: Operand[F32]
+    out: Operand[Any]
+    sinks: Operand[Any] | None = None
+    lse: Operand[Any] | None = None
+    kv_offsets: Operand[Any] | None = None
+    alibi_slopes: Operand[Any] | None = None
+    prior: Operand[Any] | None = None
+    prior_lse: Operand[Any] | None = None
+    array0: Operand[Any] | None = None
+    array1: Operand[Any] | None = None
+    array2: Operand[Any] | None = None
+    array3: Operand[Any] | None = None
+    pages: Operand[Any] | None = None
+    page_counts: Operand[Any] | None = None
+    block_mask: Operand[Any] | None = None
+    mask: ir.StringAttr
+    span: ir.IntegerAttr
+    softcap: ir.FloatAttr
+
+    def verify_form(self, extents: str, rank: int) -> bool:
+        """Whether the operands fit, where the rows' extents are an operand of this name."""
+        spec = verify.handle(self, self.collection, ("collection",))
+        return (
+            spec is not None
+            and not_mla(self, spec)
+            and _attends(self, spec, rank)
+            and offsets(self, getattr(self, extents), extents)
+            and _chosen_pages(self, spec)
+            and listed_tiles(self)
+        )
+
+
+class AttentionOp(_CacheAttention, name="attention", traits=[TierOne, ReadsCache, ReadsMemory, WritesMemory]):
     """softmax(scale * Q K^T + mask) V over one layer; query, out: [T, Hq, D], Hq a multiple of H.
 
     Attributes: mask (causal, null, sliding_window, chunked, chunked_causal), span (window or chunk width), softcap (0:
@@ -127,28 +169,7 @@ class AttentionOp(Kv.Operation, name="attention", traits=[TierOne, ReadsCache, R
     not list are not visited; the mask is not asked about tiles that it calls whole.
     """
 
-    collection: Operand[CollectionType]
-    layer: Operand[I32]
-    query: Operand[Any]
-    row_offsets: Operand[Any]
-    scale: Operand[F32]
-    out: Operand[Any]
-    sinks: Operand[Any] | None = None
-    lse: Operand[Any] | None = None
-    kv_offsets: Operand[Any] | None = None
-    alibi_slopes: Operand[Any] | None = None
-    prior: Operand[Any] | None = None
-    prior_lse: Operand[Any] | None = None
-    array0: Operand[Any] | None = None
-    array1: Operand[Any] | None = None
-    array2: Operand[Any] | None = None
-    array3: Operand[Any] | None = None
-    pages: Operand[Any] | None = None
-    page_counts: Operand[Any] | None = None
-    block_mask: Operand[Any] | None = None
-    mask: ir.StringAttr
-    span: ir.IntegerAttr
-    softcap: ir.FloatAttr
+    row_offsets: Operand[Any] = in_place_of("extents")
 
     contents = (
         Offsets("row_offsets", "query"),
@@ -157,46 +178,19 @@ class AttentionOp(Kv.Operation, name="attention", traits=[TierOne, ReadsCache, R
     )
 
     def verify_invariants(self) -> bool:
-        spec = verify.handle(self, self.collection, ("collection",))
-        return (
-            spec is not None
-            and not_mla(self, spec)
-            and _attends(self, spec)
-            and offsets(self, self.row_offsets)
-            and _chosen_pages(self, spec)
-            and listed_tiles(self)
-        )
+        return self.verify_form("row_offsets", 3)
 
 
-class AttentionPaddedOp(Kv.Operation, name="attention_padded", traits=[TierOne, ReadsCache, ReadsMemory, WritesMemory]):
+class AttentionPaddedOp(
+    _CacheAttention, name="attention_padded", traits=[TierOne, ReadsCache, ReadsMemory, WritesMemory]
+):
     """kv.attention of a padded batch: query, out [B, Smax, Hq, D]; tokens t >= valid_lengths[b] are skipped.
 
     Token t of sequence b stands at position cache_length(b) + t. lse: [B, Smax, Hq]. Everything else is as in
     kv.attention, where sequence b has valid_lengths[b] new tokens.
     """
 
-    collection: Operand[CollectionType]
-    layer: Operand[I32]
-    query: Operand[Any]
-    valid_lengths: Operand[Any]
-    scale: Operand[F32]
-    out: Operand[Any]
-    sinks: Operand[Any] | None = None
-    lse: Operand[Any] | None = None
-    kv_offsets: Operand[Any] | None = None
-    alibi_slopes: Operand[Any] | None = None
-    prior: Operand[Any] | None = None
-    prior_lse: Operand[Any] | None = None
-    array0: Operand[Any] | None = None
-    array1: Operand[Any] | None = None
-    array2: Operand[Any] | None = None
-    array3: Operand[Any] | None = None
-    pages: Operand[Any] | None = None
-    page_counts: Operand[Any] | None = None
-    block_mask: Operand[Any] | None = None
-    mask: ir.StringAttr
-    span: ir.IntegerAttr
-    softcap: ir.FloatAttr
+    valid_lengths: Operand[Any] = in_place_of("extents")
 
     contents = (
         Counts("valid_lengths", (("query", 1),)),
@@ -205,15 +199,7 @@ class AttentionPaddedOp(Kv.Operation, name="attention_padded", traits=[TierOne, 
     )
 
     def verify_invariants(self) -> bool:
-        spec = verify.handle(self, self.collection, ("collection",))
-        return (
-            spec is not None
-            and not_mla(self, spec)
-            and _attends(self, spec, rank=4)
-            and offsets(self, self.valid_lengths, "valid_lengths")
-            and _chosen_pages(self, spec)
-            and listed_tiles(self)
-        )
+        return self.verify_form("valid_lengths", 4)
 
 
 class BlockMaskOp(Kv.Operation, name="block_mask", traits=[TierOne, ReadsCache, ReadsMemory, WritesMemory]):
@@ -265,7 +251,7 @@ class BlockMaskOp(Kv.Operation, name="block_mask", traits=[TierOne, ReadsCache, 
         if (self.row_offsets is None) == (self.valid_lengths is None):
             return verify.fail(self, "row_offsets or valid_lengths must be given, and not both")
         padded = self.row_offsets is None
-        extents, name = (self.valid_lengths, "valid_lengths") if padded else (self.row_offsets, "row_offsets")
+        name = "valid_lengths" if padded else "row_offsets"
         rank = 4 if padded else 3
         if not verify.memref(self, self.query, rank, None, "query"):
             return False
@@ -275,9 +261,7 @@ class BlockMaskOp(Kv.Operation, name="block_mask", traits=[TierOne, ReadsCache, 
         return (
             functions_fit(self)
             and _tile_extents(self, ("rows", "keys"))
-            and offsets(self, extents, name)
-            and (self.kv_offsets is None or offsets(self, self.kv_offsets, "kv_offsets"))
-            and _block_lists(self, self.blocks, "blocks")
+            and fit(self, {name: Buffer("B + 1"), "kv_offsets": Buffer("B + 1"), "blocks": BLOCKS})
             and _chosen_pages(self, spec)
             and self._pages_of_tiles(spec)
         )
@@ -357,11 +341,11 @@ def _attends(op: Any, spec: CacheSpec, rank: int = 3) -> bool:
     if not read_as_floats(op, spec):
         return False
     elements = FLOATS if spec.dtype.bits == 8 else (spec.dtype.mlir,)
-    written = tuple(dict.fromkeys((*elements, "f32")))
-    for value, name, wanted in ((op.query, "query", (*elements, *stored_elements(spec))), (op.out, "out", written)):
-        right = verify.memref(op, value, rank, wanted, name)
-        if not right or not verify.static_dim(op, value, rank - 1, spec.head_size, name):
-            return False
+    of_rows = f"{ROWS[rank]}, Hq, D"
+    query = Buffer(of_rows, (*elements, *stored_elements(spec)))
+    out = Buffer(of_rows, tuple(dict.fromkeys((*elements, "f32"))))
+    if not fit(op, {"query": query, "out": out}, spec):
+        return False
     query_type, dim = ir.MemRefType(op.query.type), rank - 2
     if query_type.is_dynamic_dim(dim):
         return verify.fail(op, f"query must have a static number of heads in dimension {dim}, got a dynamic one")
@@ -371,10 +355,9 @@ def _attends(op: Any, spec: CacheSpec, rank: int = 3) -> bool:
     return (
         mask_is_valid(op, functions=True)
         and functions_fit(op)
-        and verify.static_dim(op, op.out, dim, heads, "out")
-        and _per_head(op, op.alibi_slopes, 1, heads, "alibi_slopes")
+        and fit(op, {"out": out, "alibi_slopes": Buffer("Hq", FLOAT32)}, spec, Hq=heads)
         and rows_end(op, rank, heads, spec.head_size)
-        and (op.kv_offsets is None or offsets(op, op.kv_offsets, "kv_offsets"))
+        and fit(op, {"kv_offsets": Buffer("B + 1")})
     )
 
 
@@ -397,46 +380,19 @@ def listed_tiles(op: Any) -> bool:
         return verify.fail(op, f"block_mask needs a mask that is a function, got {op.mask}")
     if getattr(op, "pages", None) is not None:
         return verify.fail(op, "block_mask and pages must not both be given: each says which keys are visited")
-    return _block_lists(op, op.block_mask, "block_mask") and _tile_extents(op, BLOCK_TILE)
-
-
-def _block_lists(op: Any, blocks: ir.Value, name: str) -> bool:
-    """Whether a block mask is i32 [tiles, heads, 1 + most]."""
-    return verify.memref(op, blocks, 3, ("i32",), name)
+    return fit(op, {"block_mask": BLOCKS}) and _tile_extents(op, BLOCK_TILE)
 
 
 def page_lists(op: Any, spec: CacheSpec) -> bool:
     """Whether pages is [B, H, K] and page_counts, where it is there, [B, H], both i32."""
-    return (
-        verify.memref(op, op.pages, 3, ("i32",), "pages")
-        and verify.static_dim(op, op.pages, 1, spec.num_heads, "pages")
-        and (
-            op.page_counts is None
-            or (
-                verify.memref(op, op.page_counts, 2, ("i32",), "page_counts")
-                and verify.static_dim(op, op.page_counts, 1, spec.num_heads, "page_counts")
-            )
-        )
-    )
+    return fit(op, {"pages": Buffer("B, H, K"), "page_counts": Buffer("B, H")}, spec)
 
 
 def rows_end(op: Any, rank: int, heads: int, value_size: int) -> bool:
     """Whether the sinks, the log-sum-exp and the result over other keys fit an output's rows."""
     if (op.prior is None) != (op.prior_lse is None):
         return verify.fail(op, "prior and prior_lse must both be given or neither, got one")
-    return (
-        _per_head(op, op.sinks, 1, heads, "sinks")
-        and _per_head(op, op.lse, rank - 1, heads, "lse")
-        and _per_head(op, op.prior_lse, rank - 1, heads, "prior_lse")
-        and (op.prior is None or verify.memref(op, op.prior, rank, ("f32",), "prior"))
-        and (op.prior is None or verify.static_dim(op, op.prior, rank - 2, heads, "prior"))
-        and (op.prior is None or verify.static_dim(op, op.prior, rank - 1, value_size, "prior"))
-    )
-
-
-def _per_head(op: Any, value: Any, rank: int, heads: int, name: str) -> bool:
-    """Whether an optional operand is f32 of a rank, its last dimension the query heads."""
-    if value is None:
-        return True
-    right = verify.memref(op, value, rank, ("f32",), name)
-    return right and verify.static_dim(op, value, rank - 1, heads, name)
+    per_row = Buffer(f"{ROWS[rank]}, Hq", FLOAT32)
+    buffers = {"sinks": Buffer("Hq", FLOAT32), "lse": per_row, "prior_lse": per_row}
+    buffers["prior"] = Buffer(f"{ROWS[rank]}, Hq, V", FLOAT32)
+    return fit(op, buffers, Hq=heads, V=value_size)

@@ -7,14 +7,14 @@ from mlir import ir
 
 from .. import verify
 from ..base import Kv
-from ..buffers import Buffer, WithBuffers, stored
+from ..buffers import FLOAT32, Buffer, WithBuffers, fit, stored
 from ..contents import Counts, Lengths, Offsets
 from ..effects import ReadsCache, ReadsMemory, TierOne, WritesMemory
 from ..ext import F32, I32, Operand
 from ..layout import CacheSpec
 from ..types import CollectionType
 from .attention import functions_fit, listed_tiles, mask_is_valid, rows_end, score_of, stored_elements
-from .operations import FLOATS, offsets, read_as_floats, token_rows
+from .operations import FLOATS, read_as_floats
 
 LEAST_INLINE = 16  # elements of a scale that lies in a row: as many as a kernel reads at a time
 
@@ -137,12 +137,12 @@ class MlaAttentionOp(Kv.Operation, name="mla_attention", traits=[TierOne, ReadsC
         columns = latent_columns(self, spec, size)
         packed = columns != spec.head_size or inline_scales_of(self)  # rows that are not of one element type
         stored = () if packed else stored_elements(spec)
+        query = Buffer("T, Hq, C", (*elements, *stored))
+        out = Buffer("T, Hq, V", tuple(dict.fromkeys((*elements, "f32"))))
         return (
-            token_rows(self, self.query, None, columns, (*elements, *stored), "query")
-            and token_rows(self, self.out, None, size, tuple(dict.fromkeys((*elements, "f32"))), "out")
+            fit(self, {"query": query, "out": out}, C=columns, V=size)
             and rows_end(self, 3, ir.MemRefType(self.query.type).shape[1], size)
-            and offsets(self, self.row_offsets)
-            and (self.kv_offsets is None or offsets(self, self.kv_offsets, "kv_offsets"))
+            and fit(self, {"row_offsets": Buffer("B + 1"), "kv_offsets": Buffer("B + 1")})
             and mask_is_valid(self, functions=True)
             and functions_fit(self)
             and listed_tiles(self)
@@ -163,9 +163,7 @@ class MlaAttentionOp(Kv.Operation, name="mla_attention", traits=[TierOne, ReadsC
             )
         if self.kv_offsets is not None:
             return verify.fail(self, "indices says what a row sees: kv_offsets must not be given")
-        return verify.memref(self, self.indices, 2, ("i32",), "indices") and (
-            self.topk_lengths is None or offsets(self, self.topk_lengths, "topk_lengths")
-        )
+        return fit(self, {"indices": Buffer("T, K"), "topk_lengths": Buffer("T")})
 
 
 class MlaPrefillPlanOp(WithBuffers, name="mla_prefill_plan", traits=[TierOne, ReadsMemory, WritesMemory]):
@@ -248,6 +246,10 @@ class MlaPrefillChunkOp(
         Counts("cache_offsets"),
     )
 
+    alike = {
+        "key": Buffer("Tb, Hq, Dn", "query"), "value": Buffer("Tb, Hq, V", "query"), "out": Buffer("T, Hq, V", "query"),
+    }  # fmt: skip
+
     def verify_invariants(self) -> bool:
         spec = verify.handle(self, self.collection, ("collection",))
         if spec is None or not is_latent(self, spec) or not read_as_floats(self, spec):
@@ -256,14 +258,11 @@ class MlaPrefillChunkOp(
             if not isinstance(getattr(self, name), ir.BoolAttr):
                 return verify.fail(self, f"{name} must be true or false, got {getattr(self, name)}")
         elements = FLOATS if spec.dtype.bits == 8 else (spec.dtype.mlir,)
-        if not verify.memref(self, self.query, 3, elements, "query"):
-            return False
-        same = (str(ir.MemRefType(self.query.type).element_type),)
+        tables = {n: Buffer("B + 1") for n in ("row_offsets", "buffer_row_offsets", "cache_offsets")}
         return (
-            all(verify.memref(self, getattr(self, n), 3, same, n) for n in ("key", "value", "out"))
+            fit(self, {"query": Buffer("T, Hq, C", elements), **self.alike})
             and self._fits(spec)
-            and all(offsets(self, getattr(self, n), n) for n in ("row_offsets", "buffer_row_offsets", "cache_offsets"))
-            and verify.memref(self, self.lse, 2, ("f32",), "lse")
+            and fit(self, {**tables, "lse": Buffer("T, Hq", FLOAT32)})
         )
 
     def _fits(self, spec: CacheSpec) -> bool:
@@ -275,11 +274,7 @@ class MlaPrefillChunkOp(
         _, heads, columns = ir.MemRefType(self.query.type).shape
         nope, value_size = (ir.MemRefType(x.type).shape[2] for x in (self.key, self.value))
         problem = chunk_problem(spec, columns, nope, self.bf16_rope.value)
-        return (
-            (problem is None or verify.fail(self, problem))
-            and all(verify.static_dim(self, getattr(self, n), 1, heads, n) for n in ("key", "value", "out"))
-            and verify.static_dim(self, self.out, 2, value_size, "out")
-        )
+        return (problem is None or verify.fail(self, problem)) and fit(self, self.alike, Hq=heads, V=value_size)
 
 
 def chunk_problem(spec: CacheSpec, columns: int, nope: int, bf16_rope: bool) -> str | None:

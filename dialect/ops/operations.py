@@ -13,7 +13,7 @@ from mlir import ir
 
 from .. import layout, verify
 from ..base import Kv
-from ..buffers import FLOATS, Buffer, WithBuffers, stored
+from ..buffers import FLOATS, Buffer, WithBuffers, storable, stored
 from ..contents import Counts, Lengths, Offsets
 from ..effects import ReadsCache, ReadsMemory, TierOne, UpdatesCache, UpdatesMemory, WritesCache, WritesMemory
 from ..ext import I32, Operand
@@ -21,38 +21,15 @@ from ..layout import FA3, CacheSpec
 from ..types import CollectionType
 
 
-def token_rows(op: Any, value: ir.Value, heads: int | None, size: int, elements: tuple[str, ...], name: str) -> bool:
-    """Whether an operand is [T, heads, size]; heads None leaves that dimension free."""
-    return (
-        verify.memref(op, value, 3, elements, name)
-        and (heads is None or verify.static_dim(op, value, 1, heads, name))
-        and verify.static_dim(op, value, 2, size, name)
-    )
-
-
 def offsets(op: Any, value: ir.Value, name: str = "row_offsets") -> bool:
     return verify.memref(op, value, 1, ("i32",), name)
 
 
-def storable(spec: CacheSpec) -> tuple[str, ...]:
-    """Element types that an append takes: the storage type, and floats where it quantizes or saturates."""
-    if spec.quantized:
-        return FLOATS
-    return (spec.dtype.mlir, *FLOATS) if spec.dtype.bits == 8 else (spec.dtype.mlir,)
-
-
-def scale_rows(op: Any, value: ir.Value | None, spec: CacheSpec, name: str) -> bool:
-    """Whether an optional operand of given scales is [T, H, G] floats, and the cache has scales."""
-    if value is None:
-        return True
-    return verify.needs_scales(op, spec) and token_rows(op, value, spec.num_heads, spec.num_scales, FLOATS, name)
-
-
-class AppendOp(Kv.Operation, name="append", traits=[TierOne, WritesCache, ReadsMemory]):
+class AppendOp(WithBuffers, name="append", traits=[TierOne, WritesCache, ReadsMemory]):
     """Write the new tokens' keys and values. key, value: [T, H, D].
 
     A cache with scales quantizes: one scale a granule, its largest magnitude over the storage type's largest
-    finite value, or the given scales [T, H, G]. An 8-bit cache without scales has unit scale: floats are
+    finite value, or the given scales [T, H, scales]. An 8-bit cache without scales has unit scale: floats are
     converted, saturating. An MLA collection has no value: the key alone is written and value is absent.
     """
 
@@ -66,20 +43,18 @@ class AppendOp(Kv.Operation, name="append", traits=[TierOne, WritesCache, ReadsM
 
     contents = (Offsets("row_offsets", "key"), Lengths("collection", ("row_offsets",)))
 
-    def verify_invariants(self) -> bool:
-        spec = verify.handle(self, self.collection, ("collection",))
-        if spec is None:
-            return False
+    buffers = {
+        "key": Buffer("T, H, D", storable), "value": Buffer("T, H, D", storable), "row_offsets": Buffer("B + 1"),
+        "key_scale": Buffer("T, H, scales", FLOATS), "value_scale": Buffer("T, H, scales", FLOATS),
+    }  # fmt: skip
+
+    def verify_buffers(self, spec: CacheSpec | None = None) -> bool:
+        assert spec is not None
         if (self.value is None) != spec.is_mla:
             has = "no value operand" if spec.is_mla else "a value operand"
             return verify.fail(self, f"takes {has} for this collection (is_mla = {str(spec.is_mla).lower()})")
-        data = [(self.key, "key")] + ([] if self.value is None else [(self.value, "value")])
-        return (
-            all(token_rows(self, v, spec.num_heads, spec.head_size, storable(spec), n) for v, n in data)
-            and offsets(self, self.row_offsets)
-            and scale_rows(self, self.key_scale, spec, "key_scale")
-            and scale_rows(self, self.value_scale, spec, "value_scale")
-        )
+        scaled = self.key_scale is not None or self.value_scale is not None
+        return (not scaled or verify.needs_scales(self, spec)) and super().verify_buffers(spec)
 
 
 class StoreRaggedOp(WithBuffers, name="store_ragged", traits=[TierOne, WritesCache, ReadsMemory]):
@@ -137,7 +112,15 @@ class RmsNormOp(Kv.Operation, name="rms_norm", traits=[TierOne, UpdatesCache, Re
         return offsets(self, self.row_offsets)
 
 
-class RaddOp(Kv.Operation, name="radd", traits=[TierOne, UpdatesCache, ReadsMemory]):
+class _Addition(WithBuffers):
+    """What is added to keys and values."""
+
+    def verify_buffers(self, spec: CacheSpec | None = None) -> bool:
+        assert spec is not None
+        return not_mla(self, spec) and super().verify_buffers(spec)
+
+
+class RaddOp(_Addition, name="radd", traits=[TierOne, UpdatesCache, ReadsMemory]):
     """Add a [Tn, 2*H*D] (K half, V half) to the tokens of a slice of the batch.
 
     row_offsets is the slice of the batch's offsets (its first may be > 0); batch_offset the slice's first sequence.
@@ -151,18 +134,10 @@ class RaddOp(Kv.Operation, name="radd", traits=[TierOne, UpdatesCache, ReadsMemo
 
     contents = (Offsets("row_offsets", "a", from_first=True), Lengths("collection", ("row_offsets",), "batch_offset"))
 
-    def verify_invariants(self) -> bool:
-        spec = verify.handle(self, self.collection, ("collection",))
-        return (
-            spec is not None
-            and not_mla(self, spec)
-            and verify.memref(self, self.a, 2, (spec.dtype.mlir,), "a")
-            and verify.static_dim(self, self.a, 1, 2 * spec.row_size, "a")
-            and offsets(self, self.row_offsets)
-        )
+    buffers = {"a": Buffer("Tn, 2 * H * D", stored), "row_offsets": Buffer("n + 1")}
 
 
-class Iadd2mOp(Kv.Operation, name="iadd_2m", traits=[TierOne, UpdatesCache, ReadsMemory]):
+class Iadd2mOp(_Addition, name="iadd_2m", traits=[TierOne, UpdatesCache, ReadsMemory]):
     """Add kv [2m, H*D]: rows [0, m) to K, [m, 2m) to V, of the first m new tokens of the batch."""
 
     collection: Operand[CollectionType]
@@ -172,15 +147,7 @@ class Iadd2mOp(Kv.Operation, name="iadd_2m", traits=[TierOne, UpdatesCache, Read
 
     contents = (Offsets("row_offsets"), Lengths("collection", ("row_offsets",)))
 
-    def verify_invariants(self) -> bool:
-        spec = verify.handle(self, self.collection, ("collection",))
-        return (
-            spec is not None
-            and not_mla(self, spec)
-            and verify.memref(self, self.kv, 2, (spec.dtype.mlir,), "kv")
-            and verify.static_dim(self, self.kv, 1, spec.row_size, "kv")
-            and offsets(self, self.row_offsets)
-        )
+    buffers = {"kv": Buffer("2 m, H * D", stored), "row_offsets": Buffer("n + 1")}
 
 
 def not_mla(op: Any, spec: CacheSpec) -> bool:
@@ -282,7 +249,7 @@ class ConvertOp(Kv.Operation, name="convert", traits=[TierOne, UpdatesCache]):
         )
 
 
-class RemapSparseIndicesOp(Kv.Operation, name="remap_sparse_indices", traits=[TierOne, ReadsMemory, WritesMemory]):
+class RemapSparseIndicesOp(WithBuffers, name="remap_sparse_indices", traits=[TierOne, ReadsMemory, WritesMemory]):
     """Encode logical tokens as page*P + slot: t < 0 stays; a page past the table or >= invalid_id gives -1.
 
     logical, out: [R, Ks] i32; row_offsets [B+1]; lookup_table [B, C] i32.
@@ -297,14 +264,16 @@ class RemapSparseIndicesOp(Kv.Operation, name="remap_sparse_indices", traits=[Ti
 
     contents = (Offsets("row_offsets", "logical"),)
 
+    buffers = {
+        "row_offsets": Buffer("B + 1"), "logical": Buffer("R, Ks"), "lookup_table": Buffer("B, C"),
+        "out": Buffer("R, Ks"),
+    }  # fmt: skip
+
     def verify_invariants(self) -> bool:
         size = verify.integer(self.page_size)
         if size is None or size < 1:
             return verify.fail(self, f"page_size must be a positive integer, got {self.page_size}")
-        return offsets(self, self.row_offsets) and all(
-            verify.memref(self, v, 2, ("i32",), n)
-            for v, n in ((self.logical, "logical"), (self.lookup_table, "lookup_table"), (self.out, "out"))
-        )
+        return self.verify_buffers()
 
 
 class CacheRowOffsetsOp(WithBuffers, name="cache_row_offsets", traits=[TierOne, ReadsMemory, WritesMemory]):

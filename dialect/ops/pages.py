@@ -7,14 +7,14 @@ from mlir import ir
 
 from .. import verify
 from ..base import Kv
-from ..buffers import Buffer, WithBuffers
+from ..buffers import FLOAT32, Buffer, WithBuffers, fit
 from ..contents import Lengths, Offsets
 from ..effects import ReadsCache, ReadsMemory, TierOne, UpdatesMemory, WritesMemory
 from ..ext import I32, Operand
 from ..layout import CacheSpec
 from ..types import CollectionType
 from .attention import page_lists
-from .operations import FLOATS, not_mla, offsets, read_as_floats, token_rows
+from .operations import FLOATS, not_mla, offsets, read_as_floats
 
 MIN_MAX, MEAN = 2, 1  # rows of a summary
 
@@ -25,14 +25,12 @@ def summarized(op: Any, spec: CacheSpec) -> bool:
         return verify.fail(op, f"needs a collection with pages, got a {spec.kind} one")
     if not read_as_floats(op, spec) or not not_mla(op, spec):
         return False
-    if not verify.memref(op, op.summaries, 5, FLOATS, "summaries"):
+    if not fit(op, {"summaries": Buffer("N, L, H, R, D", FLOATS)}, spec):
         return False
     type_ = ir.MemRefType(op.summaries.type)
     if type_.is_dynamic_dim(3) or type_.shape[3] not in (MIN_MAX, MEAN):
         return verify.fail(op, f"summaries must have 2 rows (minimum, maximum) or 1 (mean) a head, got {type_}")
-    return verify.static_dim(op, op.summaries, 2, spec.num_heads, "summaries") and verify.static_dim(
-        op, op.summaries, 4, spec.head_size, "summaries"
-    )
+    return True
 
 
 class SummarizePagesOp(Kv.Operation, name="summarize_pages", traits=[TierOne, ReadsCache, ReadsMemory, UpdatesMemory]):
@@ -85,7 +83,7 @@ class SelectPagesOp(Kv.Operation, name="select_pages", traits=[TierOne, ReadsCac
             count = verify.integer(self.operation.attributes[name])
             if count is None or count < 0:
                 return verify.fail(self, f"{name} must be 0 or more, got {self.operation.attributes[name]}")
-        if not token_rows(self, self.query, None, spec.head_size, FLOATS, "query"):
+        if not fit(self, {"query": Buffer("T, Hq, D", FLOATS)}, spec):
             return False
         query = ir.MemRefType(self.query.type)
         if query.is_dynamic_dim(1) or query.shape[1] % spec.num_heads:
@@ -120,17 +118,13 @@ class IndexScoresOp(Kv.Operation, name="index_scores", traits=[TierOne, ReadsCac
         if not read_as_floats(self, spec):
             return False
         elements = (*FLOATS, "f8E4M3FN") if spec.dtype.bits == 8 else (spec.dtype.mlir,)
-        if not token_rows(self, self.query, None, spec.head_size, elements, "query"):
+        if not fit(self, {"query": Buffer("T, Hi, D", elements)}, spec):
             return False
         query = ir.MemRefType(self.query.type)
         if query.is_dynamic_dim(1):
             return verify.fail(self, f"query must have a static number of heads in dimension 1, got {query}")
-        return (
-            verify.memref(self, self.weights, 2, ("f32",), "weights")
-            and verify.static_dim(self, self.weights, 1, query.shape[1], "weights")
-            and offsets(self, self.row_offsets)
-            and verify.memref(self, self.out, 2, ("f32",), "out")
-        )
+        buffers = {"weights": Buffer("T, Hi", FLOAT32), "row_offsets": Buffer("B + 1"), "out": Buffer("T, L", FLOAT32)}
+        return fit(self, buffers, Hi=query.shape[1])
 
 
 class SelectTokensOp(WithBuffers, name="select_tokens", traits=[TierOne, ReadsMemory, WritesMemory]):

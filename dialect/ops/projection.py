@@ -13,14 +13,15 @@ from mlir import ir
 
 from .. import verify
 from ..base import Kv
+from ..buffers import Buffer, fit, storable
 from ..contents import Counts, Lengths, Offsets
 from ..dtypes import DType, bf16, by_mlir, by_name
 from ..effects import ReadsMemory, TierOne, WritesCache, WritesMemory
-from ..ext import I32, Operand
+from ..ext import I32, Operand, in_place_of
 from ..layout import CacheSpec
 from ..types import CollectionType
-from .operations import FLOATS, not_mla, offsets, storable, token_rows
-from .rotary import freqs_table
+from .operations import FLOATS, not_mla, offsets
+from .rotary import GAMMAS, freqs_table
 from .weight_groups import FORMATS, PLAIN, PLAIN_TYPES, Groups, groups_of, packed
 
 SCALED = "f8e4m3"  # what scales go with
@@ -71,7 +72,28 @@ def bands_of(
 
 
 class _Projection(Kv.Operation):
-    """What the verifiers of both forms share."""
+    """A product into a cache, of a ragged batch or a padded one: ``extents`` says where its rows are."""
+
+    collection: Operand[CollectionType]
+    layer: Operand[I32]
+    x: Operand[Any]
+    weight: Operand[Any]
+    extents: Operand[Any]
+    query_out: Operand[Any] | None = None
+    bias: Operand[Any] | None = None
+    x_scale: Operand[Any] | None = None
+    weight_scale: Operand[Any] | None = None
+    weight_min: Operand[Any] | None = None
+    tensor_scale: Operand[Any] | None = None
+    freqs: Operand[Any] | None = None
+    q_gamma: Operand[Any] | None = None
+    k_gamma: Operand[Any] | None = None
+    index_collection: Operand[CollectionType] | None = None
+    index_query_out: Operand[Any] | None = None
+    scaling: ir.StringAttr
+    weight_format: ir.StringAttr
+    interleaved: ir.BoolAttr
+    eps: ir.FloatAttr
 
     def heads_of(self, value: ir.Value | None) -> tuple[int, int] | None:
         """Heads and head size of rows of queries, whose extents are static; None where there are none."""
@@ -223,14 +245,10 @@ class _Projection(Kv.Operation):
             return False
         if self.query_out is None:
             return verify.fail(self, "needs query_out with freqs or gammas")
-        gammas = [(v, n) for v, n in ((self.q_gamma, "q_gamma"), (self.k_gamma, "k_gamma")) if v is not None]
         return (
-            token_rows(self, self.query_out, None, spec.head_size, FLOATS, "query_out")
+            fit(self, {"query_out": Buffer("T, Hq, D", FLOATS)}, spec)
             and (self.freqs is None or freqs_table(self, self.freqs, spec.head_size))
-            and all(
-                verify.memref(self, v, 1, FLOATS, n) and verify.static_dim(self, v, 0, spec.head_size, n)
-                for v, n in gammas
-            )
+            and fit(self, GAMMAS, spec)
         )
 
 
@@ -297,26 +315,7 @@ class ProjectAppendOp(_Projection, name="project_append", traits=[TierOne, Write
     quantized x to bf16; products are multiplied by tensor_scale [1, 1].
     """
 
-    collection: Operand[CollectionType]
-    layer: Operand[I32]
-    x: Operand[Any]
-    weight: Operand[Any]
-    row_offsets: Operand[Any]
-    query_out: Operand[Any] | None = None
-    bias: Operand[Any] | None = None
-    x_scale: Operand[Any] | None = None
-    weight_scale: Operand[Any] | None = None
-    weight_min: Operand[Any] | None = None
-    tensor_scale: Operand[Any] | None = None
-    freqs: Operand[Any] | None = None
-    q_gamma: Operand[Any] | None = None
-    k_gamma: Operand[Any] | None = None
-    index_collection: Operand[CollectionType] | None = None
-    index_query_out: Operand[Any] | None = None
-    scaling: ir.StringAttr
-    weight_format: ir.StringAttr
-    interleaved: ir.BoolAttr
-    eps: ir.FloatAttr
+    row_offsets: Operand[Any] = in_place_of("extents")
 
     contents = (
         Offsets("row_offsets", "x"),
@@ -336,26 +335,7 @@ class ProjectAppendPaddedOp(
     Queries of all rows are written; keys and values of tokens t >= valid_lengths[b] are not.
     """
 
-    collection: Operand[CollectionType]
-    layer: Operand[I32]
-    x: Operand[Any]
-    weight: Operand[Any]
-    valid_lengths: Operand[Any]
-    query_out: Operand[Any] | None = None
-    bias: Operand[Any] | None = None
-    x_scale: Operand[Any] | None = None
-    weight_scale: Operand[Any] | None = None
-    weight_min: Operand[Any] | None = None
-    tensor_scale: Operand[Any] | None = None
-    freqs: Operand[Any] | None = None
-    q_gamma: Operand[Any] | None = None
-    k_gamma: Operand[Any] | None = None
-    index_collection: Operand[CollectionType] | None = None
-    index_query_out: Operand[Any] | None = None
-    scaling: ir.StringAttr
-    weight_format: ir.StringAttr
-    interleaved: ir.BoolAttr
-    eps: ir.FloatAttr
+    valid_lengths: Operand[Any] = in_place_of("extents")
 
     contents = (
         Counts("valid_lengths", (("x", 0),)),

@@ -3,29 +3,15 @@
 
 from typing import Any
 
-from mlir import ir
-
-from .. import verify
-from ..base import Kv
 from ..buffers import FLOATS, Buffer, WithBuffers
 from ..contents import Offsets
 from ..effects import ReadsMemory, TierOne, WritesMemory
 from ..ext import I32, Operand
-from .operations import offsets
 
 NUMBERS = ("f32", "f16", "bf16", "i8", "i16", "i32")
 
 
-def alike(op: Any, rank: int, elements: tuple[str, ...] | None, *names: str) -> bool:
-    """Whether operands are memrefs of a rank and one element type."""
-    first = getattr(op, names[0])
-    if not verify.memref(op, first, rank, elements, names[0]):
-        return False
-    element = (str(ir.MemRefType(first.type).element_type),)
-    return all(verify.memref(op, getattr(op, name), rank, element, name) for name in names[1:])
-
-
-class SlicedAddOp(Kv.Operation, name="sliced_add", traits=[TierOne, ReadsMemory, WritesMemory]):
+class SlicedAddOp(WithBuffers, name="sliced_add", traits=[TierOne, ReadsMemory, WritesMemory]):
     """out = a + b in rows below end, a in the others; all [rows, C], of one type. out may be a."""
 
     a: Operand[Any]
@@ -33,11 +19,10 @@ class SlicedAddOp(Kv.Operation, name="sliced_add", traits=[TierOne, ReadsMemory,
     end: Operand[I32]
     out: Operand[Any]
 
-    def verify_invariants(self) -> bool:
-        return alike(self, 2, NUMBERS, "a", "b", "out")
+    buffers = {"a": Buffer("rows, C", NUMBERS), "b": Buffer("rows, C", "a"), "out": Buffer("rows, C", "a")}
 
 
-class MergeRaggedOp(Kv.Operation, name="merge_ragged", traits=[TierOne, ReadsMemory, WritesMemory]):
+class MergeRaggedOp(WithBuffers, name="merge_ragged", traits=[TierOne, ReadsMemory, WritesMemory]):
     """Join two ragged batches sequence by sequence: sequence n of out is that of a, then that of b.
 
     a [Ta, C], b [Tb, C], out [Ta + Tb, C] of one type, a_offsets, b_offsets, out_offsets [B+1] i32; the last is
@@ -53,9 +38,10 @@ class MergeRaggedOp(Kv.Operation, name="merge_ragged", traits=[TierOne, ReadsMem
 
     contents = (Offsets("a_offsets", "a"), Offsets("b_offsets", "b"))
 
-    def verify_invariants(self) -> bool:
-        names = ("a_offsets", "b_offsets", "out_offsets")
-        return alike(self, 2, None, "a", "b", "out") and all(offsets(self, getattr(self, n), n) for n in names)
+    buffers = {
+        "a": Buffer("Ta, C", None), "b": Buffer("Tb, C", "a"), "out": Buffer("Ta + Tb, C", "a"),
+        "a_offsets": Buffer("B + 1"), "b_offsets": Buffer("B + 1"), "out_offsets": Buffer("B + 1"),
+    }  # fmt: skip
 
 
 class ShiftTokensOp(WithBuffers, name="shift_tokens", traits=[TierOne, ReadsMemory, WritesMemory]):

@@ -10,16 +10,18 @@ from typing import Any
 from mlir import ir
 
 from .. import verify
-from ..base import Kv
+from ..buffers import FLOATS, Buffer, WithBuffers, queryable, storable
 from ..contents import Counts, Lengths, Offsets
 from ..effects import ReadsMemory, TierOne, UpdatesCache, WritesCache, WritesMemory
-from ..ext import I32, Operand
+from ..ext import I32, Operand, in_place_of
 from ..layout import CacheSpec
 from ..types import CollectionType
-from .operations import FLOATS, not_mla, offsets, storable, token_rows
+from .operations import not_mla
+
+GAMMAS = {"q_gamma": Buffer("D", FLOATS), "k_gamma": Buffer("D", FLOATS)}
 
 
-class RopeAppendOp(Kv.Operation, name="rope_append", traits=[TierOne, WritesCache, ReadsMemory, WritesMemory]):
+class RopeAppendOp(WithBuffers, name="rope_append", traits=[TierOne, WritesCache, ReadsMemory, WritesMemory]):
     """Rotate query and key by position, write key and value to the cache, the query to query_out.
 
     query, query_out: [T, Hq, D]; freqs: [positions, R] f32, (cos, sin) pairs interleaved, R <= D even. interleaved
@@ -42,32 +44,19 @@ class RopeAppendOp(Kv.Operation, name="rope_append", traits=[TierOne, WritesCach
 
     contents = (Offsets("row_offsets", "query"), Lengths("collection", ("row_offsets",)))
 
-    def verify_invariants(self) -> bool:
-        spec = verify.handle(self, self.collection, ("collection",))
-        if spec is None or not not_mla(self, spec):
-            return False
-        query = FLOATS if spec.dtype.bits == 8 else (spec.dtype.mlir,)
-        if not all(
-            token_rows(self, v, None, spec.head_size, query, n)
-            for v, n in ((self.query, "query"), (self.query_out, "query_out"))
-        ):
-            return False
-        if not all(
-            token_rows(self, v, spec.num_heads, spec.head_size, storable(spec), n)
-            for v, n in ((self.key, "key"), (self.value, "value"))
-        ):
+    buffers = {
+        "query": Buffer("T, Hq, D", queryable), "query_out": Buffer("T, Hq, D", queryable),
+        "key": Buffer("T, H, D", storable), "value": Buffer("T, H, D", storable), "row_offsets": Buffer("B + 1"),
+        **GAMMAS,
+    }  # fmt: skip
+
+    def verify_buffers(self, spec: CacheSpec | None = None) -> bool:
+        assert spec is not None
+        if not not_mla(self, spec):
             return False
         if (self.q_gamma is None) != (self.k_gamma is None):
             return verify.fail(self, "takes q_gamma and k_gamma together or neither")
-        gammas = [(v, n) for v, n in ((self.q_gamma, "q_gamma"), (self.k_gamma, "k_gamma")) if v is not None]
-        return (
-            offsets(self, self.row_offsets)
-            and freqs_table(self, self.freqs, spec.head_size)
-            and all(
-                verify.memref(self, v, 1, FLOATS, n) and verify.static_dim(self, v, 0, spec.head_size, n)
-                for v, n in gammas
-            )
-        )
+        return super().verify_buffers(spec) and freqs_table(self, self.freqs, spec.head_size)
 
 
 def freqs_table(op: Any, value: ir.Value, head_size: int) -> bool:
@@ -83,67 +72,62 @@ def freqs_table(op: Any, value: ir.Value, head_size: int) -> bool:
     )
 
 
-class RopeOp(Kv.Operation, name="rope", traits=[TierOne, UpdatesCache, ReadsMemory, WritesMemory]):
+class _InPlace(WithBuffers):
+    """What rotates or normalises the keys of a cache where they are."""
+
+    def verify_buffers(self, spec: CacheSpec | None = None) -> bool:
+        assert spec is not None
+        found = rotates_in_place(self, spec) and super().verify_buffers(spec)
+        return found and (self.freqs is None or freqs_table(self, self.freqs, spec.head_size))
+
+
+class _Rope(_InPlace):
+    """Rotation of queries and of a cache's new keys; ``extents`` says where the rows of the batch are."""
+
+    collection: Operand[CollectionType]
+    layer: Operand[I32]
+    query: Operand[Any]
+    extents: Operand[Any]
+    freqs: Operand[Any]
+    query_out: Operand[Any]
+    position_ids: Operand[Any] | None = None
+    interleaved: ir.BoolAttr
+    mrope_section: ir.DenseI64ArrayAttr
+
+
+class RopeOp(_Rope, name="rope", traits=[TierOne, UpdatesCache, ReadsMemory, WritesMemory]):
     """Rotate the query to query_out and the keys of the new tokens in place; operands as kv.rope_append.
 
     Optional position_ids [sections, T] i32 with mrope_section (pairs a section) replace the positions.
     """
 
-    collection: Operand[CollectionType]
-    layer: Operand[I32]
-    query: Operand[Any]
-    row_offsets: Operand[Any]
-    freqs: Operand[Any]
-    query_out: Operand[Any]
-    position_ids: Operand[Any] | None = None
-    interleaved: ir.BoolAttr
-    mrope_section: ir.DenseI64ArrayAttr
+    row_offsets: Operand[Any] = in_place_of("extents")
 
     contents = (Offsets("row_offsets", "query"), Lengths("collection", ("row_offsets",)))
 
-    def verify_invariants(self) -> bool:
-        spec = verify.handle(self, self.collection, ("collection",))
-        return (
-            spec is not None
-            and rotates_in_place(self, spec)
-            and all(verify.memref(self, v, 3, FLOATS, n) for v, n in queries(self))
-            and offsets(self, self.row_offsets)
-            and freqs_table(self, self.freqs, spec.head_size)
-            and (self.position_ids is None or verify.memref(self, self.position_ids, 2, ("i32",), "position_ids"))
-        )
+    buffers = {
+        "query": Buffer("T, Hq, Dq", FLOATS), "query_out": Buffer("T, Hq, Dq", FLOATS),
+        "row_offsets": Buffer("B + 1"), "position_ids": Buffer("sections, T"),
+    }  # fmt: skip
 
 
-class RopePaddedOp(Kv.Operation, name="rope_padded", traits=[TierOne, UpdatesCache, ReadsMemory, WritesMemory]):
+class RopePaddedOp(_Rope, name="rope_padded", traits=[TierOne, UpdatesCache, ReadsMemory, WritesMemory]):
     """kv.rope of a padded batch: query, query_out [B, Smax, Hq, D]; tokens t >= valid_lengths[b] are skipped.
 
     Optional position_ids [sections, B, Smax] i32.
     """
 
-    collection: Operand[CollectionType]
-    layer: Operand[I32]
-    query: Operand[Any]
-    valid_lengths: Operand[Any]
-    freqs: Operand[Any]
-    query_out: Operand[Any]
-    position_ids: Operand[Any] | None = None
-    interleaved: ir.BoolAttr
-    mrope_section: ir.DenseI64ArrayAttr
+    valid_lengths: Operand[Any] = in_place_of("extents")
 
     contents = (Counts("valid_lengths", (("query", 1),)), Lengths("collection", ("valid_lengths",)))
 
-    def verify_invariants(self) -> bool:
-        spec = verify.handle(self, self.collection, ("collection",))
-        return (
-            spec is not None
-            and rotates_in_place(self, spec)
-            and all(verify.memref(self, v, 4, FLOATS, n) for v, n in queries(self))
-            and offsets(self, self.valid_lengths, "valid_lengths")
-            and freqs_table(self, self.freqs, spec.head_size)
-            and (self.position_ids is None or verify.memref(self, self.position_ids, 3, ("i32",), "position_ids"))
-        )
+    buffers = {
+        **dict.fromkeys(("query", "query_out"), Buffer("B, S, Hq, Dq", FLOATS, counted=True)),
+        "valid_lengths": Buffer("B"), "position_ids": Buffer("sections, B, S"),
+    }  # fmt: skip
 
 
-class QkNormOp(Kv.Operation, name="qk_norm", traits=[TierOne, UpdatesCache, ReadsMemory, WritesMemory]):
+class QkNormOp(_InPlace, name="qk_norm", traits=[TierOne, UpdatesCache, ReadsMemory, WritesMemory]):
     """RMS-normalise each head of the query to query_out, and of the new tokens' keys in place, in one launch.
 
     x * rsqrt(mean(x^2) + eps) * (gamma + weight_offset), gammas [D]; then, with freqs, rotated as by kv.rope. The
@@ -174,44 +158,28 @@ class QkNormOp(Kv.Operation, name="qk_norm", traits=[TierOne, UpdatesCache, Read
         Lengths("index_collection", ("row_offsets",)),
     )
 
-    def verify_invariants(self) -> bool:
-        spec = verify.handle(self, self.collection, ("collection",))
-        if spec is None or not self._heads(spec, ""):
-            return False
-        index = [getattr(self, n) for n in INDEX]
-        if all(v is None for v in index):
-            other = spec
-        elif any(v is None for v in index):
-            return verify.fail(self, f"takes {', '.join(INDEX)} together or none of them")
-        else:
-            other = verify.handle(self, self.index_collection, ("collection",))
-            if other is None or not self._heads(other, "index_"):
-                return False
-        if other.head_size != spec.head_size:
-            return verify.fail(
-                self, f"index_collection must have the collection's head size {spec.head_size}, got {other.head_size}"
-            )
-        return offsets(self, self.row_offsets) and (self.freqs is None or freqs_table(self, self.freqs, spec.head_size))
+    buffers = {
+        **dict.fromkeys(("query", "query_out"), Buffer("T, Hq, D", FLOATS)),
+        **dict.fromkeys(("index_query", "index_query_out"), Buffer("T, Hi, D", FLOATS)),
+        **GAMMAS, **{f"index_{n}": buffer for n, buffer in GAMMAS.items()}, "row_offsets": Buffer("B + 1"),
+    }  # fmt: skip
 
-    def _heads(self, spec: CacheSpec, prefix: str) -> bool:
-        """Whether the queries and gammas of one collection fit it."""
-        rows = ((getattr(self, prefix + n), prefix + n) for n in ("query", "query_out"))
-        gammas = ((getattr(self, prefix + n), prefix + n) for n in ("q_gamma", "k_gamma"))
-        return (
-            rotates_in_place(self, spec)
-            and all(token_rows(self, v, None, spec.head_size, FLOATS, n) for v, n in rows)
-            and all(
-                verify.memref(self, v, 1, FLOATS, n) and verify.static_dim(self, v, 0, spec.head_size, n)
-                for v, n in gammas
-            )
-        )
+    def verify_buffers(self, spec: CacheSpec | None = None) -> bool:
+        assert spec is not None
+        index = [getattr(self, n) for n in INDEX]
+        if len({v is None for v in index}) > 1:
+            return verify.fail(self, f"takes {', '.join(INDEX)} together or none of them")
+        if self.index_collection is not None:
+            other = verify.handle(self, self.index_collection, ("collection",))
+            if other is None or not rotates_in_place(self, other):
+                return False
+            if other.head_size != spec.head_size:
+                got = f"{spec.head_size}, got {other.head_size}"
+                return verify.fail(self, f"index_collection must have the collection's head size {got}")
+        return super().verify_buffers(spec)
 
 
 INDEX = ("index_collection", "index_query", "index_query_out", "index_q_gamma", "index_k_gamma")
-
-
-def queries(op: Any) -> tuple[tuple[ir.Value, str], ...]:
-    return ((op.query, "query"), (op.query_out, "query_out"))
 
 
 def rotates_in_place(op: Any, spec: CacheSpec) -> bool:

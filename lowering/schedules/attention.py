@@ -13,11 +13,10 @@ from kvarn.dialect.dtypes import DType, bf16, f8e4m3, f8e5m2, f16, f32
 from kvarn.dialect.layout import RAGGED, align_up, cdiv
 from kvarn.dialect.ops.terms import columns_of_term
 from kvarn.dialect.ops.tile import COLUMN_STEP
-from kvarn.dialect.schedules import NARROW_HEAD, ROW_CLASSES, TILED, written
+from kvarn.dialect.schedules import ROW_CLASSES, TILED, written
 from kvarn.dialect.shared_layout import CHUNK, SharedLayout
 from kvarn.dialect.tma_layout import joins_heads
 from kvarn.lowering.kernels.attention.case import Case
-from kvarn.lowering.kernels.attention.key_splits import LEAST_KEYS
 from kvarn.lowering.kernels.attention.softmax import modifies
 from kvarn.lowering.target import Target
 from kvarn.lowering.tiles.boxes import staged_boxes_bytes
@@ -36,32 +35,19 @@ from .limits import (
     MOST_HELD,
     MOST_OF_VALUES,
     REGISTERS_BY_MMA,
+    SHARED_COLUMNS,
+    TWO_BESIDE_THREE,
     columns_at_a_time,
     tile_registers,
 )
 from .score_arrays import reads_pairs
+from .tables import measured
 
-# Of a thread's registers for scores, weights and sums, what is chosen where weights of one tile are narrowed while
-# products read those of the tile before (H200, 8 x 4096: heads of 256 by 64 keys for 80 -1%, of 192 0%).
-BESIDE_REGISTERS = 200
 # Entries that products by mma.sync need, and one whose blocks hide one another.
 BY_MMA: dict[str, Any] = {
     "instruction": MMA, "rows": WARPGROUP_ROWS, "producer": False, "overlap": False, "ping_pong": False,
     "query_stages": 1, "persistent": False, "stored_keys": False,
 }  # fmt: skip
-MOST_KEYS_BY_MMA = 64  # keys of a tile that is chosen; half for heads whose query rows warps do not hold
-SHARED_COLUMNS = 192  # of a product that has enough of the registers with which threads of four warpgroups start
-TURNS_FROM = 128  # columns of heads above which two warpgroups over 8-bit caches start their products by turns
-MOST_CONVERTING = 2  # warpgroups that convert what lies in staging memory
-FEW_KEYS = 32  # of a tile, of which one stage is better than two of fewer
-FEW_STORED_KEYS = 64  # likewise, where keys are multiplied as they are stored, which take half the memory
-MOST_OF_THREE = 96  # keys of tiles that three warpgroups multiply as they are stored, of heads over SMALL_HEAD columns
-SMALL_HEAD = 32
-MOST_OF_FOUR = 48  # columns of heads of which four warpgroups have registers for tiles of 64 keys
-NARROW_CONVERTED = 80  # columns of heads whose keys one warpgroup converts for three that multiply
-MANY_TILES = 128  # of sequences and KV heads: one for every multiprocessor
-NARROW = 64  # columns of heads whose tiles are small enough for three warpgroups and three stages
-LEAST_LATENT_KEYS = 128  # of one of several splits of latent rows, whose keys take a multiple of others' time
 
 
 @dataclass(frozen=True)
@@ -123,7 +109,7 @@ class TileConfig:
     def most_producers(self) -> int:
         """Warpgroups for which there are registers beside those that multiply."""
         if self.consumers > 2:
-            return 2 if self.consumers == 3 and self.value_columns <= NARROW else 1
+            return 2 if self.consumers == 3 and self.value_columns <= TWO_BESIDE_THREE else 1
         return (4 if max(self.value_columns, self.keys) <= SHARED_COLUMNS else 3) - self.consumers
 
     @property
@@ -153,10 +139,9 @@ class TileConfig:
         addresses = self.case.spec.quantized or not staged_by_tma(self)
         return most - (24 if addresses else 16) * (self.consumers > 2 and self.converts)
 
-    @property
-    def least(self) -> int:
+    def least(self, target: Target) -> int:
         """Tiles of keys that one of several splits has at least."""
-        return cdiv(LEAST_LATENT_KEYS if self.case.spec.is_mla else LEAST_KEYS, self.keys)
+        return cdiv(measured("split_latent_keys" if self.case.spec.is_mla else "split_keys", target), self.keys)
 
     @property
     def columns(self) -> int:
@@ -340,9 +325,7 @@ def of_boxes(config: TileConfig) -> bool:
 
 
 def staged_by_tma(config: TileConfig) -> bool:
-    """Whether tiles are TMA boxes of elements that threads convert: not beside many copies of scales, of small granules
-    (H200, 4 x 4096 of i8, by boxes and by rows: of 8 1331 and 1362 us, of 4 1866 and 1412).
-    """
+    """Whether tiles are TMA boxes of elements that threads convert: not beside many copies of scales."""
     spec, size, several = config.case.spec, config.case.size, len(config.sections) > 1
     if not (config.staged and of_boxes(config)):
         return False
@@ -424,10 +407,11 @@ def most_rows(case: Case, schedule: Mapping[str, Any]) -> int | None:
     return schedule.get("expected_rows") if most is None else most * case.group
 
 
-def chosen(case: Case, target: Target, schedule: Mapping[str, Any], measured: bool = False) -> TileConfig:
-    """The entries that are given, then what was measured, and for the others the widest tiles that fit.
+def chosen(case: Case, target: Target, schedule: Mapping[str, Any], by_user: bool = False) -> TileConfig:
+    """The entries that are given, then those of the user's table, and for the others the widest tiles that fit.
 
-    What was ``measured`` is of a whole schedule: it does not count where it does not go with what is given.
+    The table is asked where ``by_user``. It has a whole schedule, which does not count where it does not go with what
+    is given.
 
     Raises
     ------
@@ -438,7 +422,7 @@ def chosen(case: Case, target: Target, schedule: Mapping[str, Any], measured: bo
     if case.blocks:
         given |= _of_blocks(case.blocks, given)
     invariant = bool(schedule.get("batch_invariant"))
-    if measured:
+    if by_user:
         found = {**tuned.tile_entries(target, case, schedule.get("max_queries"), invariant), **given}
         if why_not(TileConfig(case, **found), target) is None:
             given = found
@@ -452,37 +436,38 @@ def chosen(case: Case, target: Target, schedule: Mapping[str, Any], measured: bo
         if isinstance(config, str):
             raise ValueError(f"the {'block mask' if case.blocks else 'schedule'}'s {config}")
         return config
-    widest, wide, whole = max(case.size, case.value_size), dict[str, Any](), copies_by_tma(TileConfig(case))
+    widest, wide, whole = widest_of(case), dict[str, Any](), copies_by_tma(TileConfig(case))
     if whole and given.get("producer", True):
-        wide = _three_of_boxes(case, widest, few, given.get("rows", 0))
+        wide = _three_of_boxes(case, target, few, given.get("rows", 0))
     if case.query.bits == 16 and not whole:
         wide["one_wait"] = True  # who addresses or converts rows takes the registers of weights beside others
-        if widest <= NARROW and given.get("rows") is None and not (TileConfig(case).converts or modifies(case)):
-            wide["ping_pong"] = True  # H200, 4 x 4096 of bf16 heads of 64 in pages of 1: 743 us without turns, 683
-    if case.query.bits == 8:  # H200, 8 x 4096, heads of 128: 1347 us, 1372 to 1395 without turns, 4% more by two waits
+        turns = widest <= measured("row_turns_columns", target) and given.get("rows") is None
+        if turns and not (TileConfig(case).converts or modifies(case)):
+            wide["ping_pong"] = True
+    if case.query.bits == 8 and measured("one_wait_of_8_bit_queries", target):
         wide["one_wait"] = True
         wide["ping_pong"] = given.get("rows", wide.get("rows", TileConfig.rows)) == 2 * WARPGROUP_ROWS
     if TileConfig(case).converts:
         wide["stored_keys"] = given.get("stored_keys", why_not_stored(TileConfig(case)) is None)
         if given.get("producer", True):
             wide |= _converting(case, {**wide, **given}, schedule, target)
-    problem = None
-    for keys in range(_most_keys(case, {**wide, **given}), 0, -16):
+    problem, most_registers = None, measured("beside_registers", target)
+    for keys in range(_most_keys(case, target, {**wide, **given}), 0, -16):
         config = TileConfig(case, **{"keys": keys, **wide, **given})
         problem = why_not(config, target)
-        if "keys" in given or (problem is None and not (config.beside and config.registers > BESIDE_REGISTERS)):
+        if "keys" in given or (problem is None and not (config.beside and config.registers > most_registers)):
             break
     if problem is not None:
         raise ValueError(f"the {'block mask' if case.blocks else 'schedule'}'s {problem}")
     if case.score and config.converts and "keys" not in given and reads_pairs(case.score):
-        config = _with_table(config, target)
+        config = _with_table(config, target) if measured("room_for_tables", target) else config
     ahead = replace(config, query_stages=2)
     return ahead if "query_stages" not in given and why_not(ahead, target) is None else config
 
 
-def choose(case: Case, target: Target, schedule: Mapping[str, Any], measured: bool = False) -> dict[str, Any]:
+def choose(case: Case, target: Target, schedule: Mapping[str, Any], by_user: bool = False) -> dict[str, Any]:
     """The entries of :func:`chosen`, for ``select-kv-schedule`` to write."""
-    return chosen(case, target, schedule, measured).entries()
+    return chosen(case, target, schedule, by_user).entries()
 
 
 def configured(case: Case, target: Target, schedule: Mapping[str, Any]) -> TileConfig:
@@ -500,38 +485,36 @@ def configured(case: Case, target: Target, schedule: Mapping[str, Any]) -> TileC
     return config
 
 
-def _three_of_boxes(case: Case, widest: int, most: int | None, rows: int) -> dict[str, Any]:
-    """Three warpgroups that multiply, where nothing is given, for heads that TMA copies; ``most`` rows of a sequence,
-    and ``rows`` of a tile where they are given.
+def widest_of(case: Case) -> int:
+    """Columns of a key or of a value, whichever are more."""
+    return max(case.size, case.value_size)
 
-    H200, 4 x 4096 of bf16: heads of 72 632 us (752 by two warpgroups), of 80 626 (732), of 96 673 (719), by two stages;
-    but 64 new tokens over 48 x 4096 of 80 365 us for 300. Up to 64 take turns, with both products waited for at once
-    (heads of 64 512 us, 572 by two waits, 574 without turns; of 32 430, 508 and 476).
+
+def _three_of_boxes(case: Case, target: Target, most: int | None, rows: int) -> dict[str, Any]:
+    """Three warpgroups that multiply, where nothing is given, for heads that TMA copies; ``most`` rows of a sequence,
+    and ``rows`` of a tile where they are given. Narrow heads take turns, with both products waited for at once.
     """
-    plain = case.query.bits == 16 and not modifies(case)
-    if widest <= NARROW:
+    plain, widest = case.query.bits == 16 and not modifies(case), widest_of(case)
+    if widest <= measured("narrow_columns", target):
         turns = dict.fromkeys(("one_wait", "ping_pong"), True) if plain and rows != WARPGROUP_ROWS else {}
         return {"rows": 3 * WARPGROUP_ROWS, "stages": 3, **turns}
     few = most is not None and most <= ROW_CLASSES[-1]
-    return {"rows": 3 * WARPGROUP_ROWS} if widest <= NARROW_HEAD and plain and not few else {}
+    three = widest <= measured("three_warpgroups_columns", target) and plain and not few
+    return {"rows": 3 * WARPGROUP_ROWS} if three else {}
 
 
-def _most_keys(case: Case, given: Mapping[str, Any]) -> int:
-    """Keys of the widest tile that is tried.
-
-    Of 112 keys and heads of 40 or 48 addresses of three warpgroups are spilled, of 128 and heads of 32 not (H200, 4 x
-    4096 of fp8 heads of 40: by 80 keys 620 us, by 96 588, by 112 612).
-    """
+def _most_keys(case: Case, target: Target, given: Mapping[str, Any]) -> int:
+    """Keys of the widest tile that is tried: of more, addresses of three warpgroups are spilled but for small heads."""
     config = TileConfig(case, **given)
-    spilled = config.consumers > 2 and config.stored_keys and config.value_columns > SMALL_HEAD
-    return MOST_OF_THREE if spilled else TileConfig.keys
+    spilled = config.consumers > 2 and config.stored_keys
+    spilled = spilled and config.value_columns > measured("unspilled_columns", target)
+    return measured("stored_keys_of_three", target) if spilled else TileConfig.keys
 
 
 def _with_table(config: TileConfig, target: Target) -> TileConfig:
     """A schedule over a cache whose elements threads convert, with room for a table of what the score computes.
 
-    Registers are few there, and a table saves some (H200, 8 x 4096 over fp8 pages: tiles of 112 keys take 5% longer
-    than of 128 for plain causal, T5's buckets 2710 us with a table against 3154 us without).
+    Registers are few there, and a table saves some: more than tiles of fewer keys cost.
     """
     smaller = replace(config, keys=config.keys - 16)
     if config.shared_bytes + config.table_bytes <= target.shared_bytes or why_not(smaller, target) is not None:
@@ -542,51 +525,49 @@ def _with_table(config: TileConfig, target: Target) -> TileConfig:
 def _converting(case: Case, given: dict[str, Any], schedule: Mapping[str, Any], target: Target) -> dict[str, Any]:
     """Entries of caches whose elements threads convert, where nothing is given; ``schedule`` with what is promised.
 
-    Where keys are multiplied as they are stored one warpgroup copies them and converts values (heads of 96, 16 tokens
-    over 48 x 4k: 113.5 us, 121.8 by two; 4 x 4096 of 64 columns by three stages 611, 618 by two).
-    Else two convert; a third takes longer to share a tile than it saves (H200, 9 tokens over 48 x 4k: 211 against
-    184 us). Of narrow heads one converts for three who multiply (4 x 4096: heads of 64 650 us, 759 for two; of 80 774
-    and 900; of 96 998 and 958; in pages of 1, of 64 699 and 776, of 80 778 and 935), for four where keys are stored (of
-    40 528, 551 for three), and two for three with scales (of 64, granules of 16 730, 789 by one, 762 for two), unless
-    few rows are promised, which fill no 192. Two blocks of 64 rows share a multiprocessor where sequences are many (16
-    tokens over 48 x 4k: 94.6 us with keys split in two, 101.7 of one), and three where keys are stored ones and no
-    function wants registers (76.1; 85.5 by two). Wide heads that are copied row by row take turns, and narrow ones; of
-    the widest one stage is better (512: 9057 against 12522; of stored keys one of 64 5997, two of 32 6832).
+    Where keys are multiplied as they are stored one warpgroup copies them and converts values, else two convert; a
+    third takes longer to share a tile than it saves. Of narrow heads one converts for three who multiply, for four
+    where keys are stored, and two for three with scales, unless few rows are promised, which fill no 192. Two blocks of
+    64 rows share a multiprocessor where sequences are many, and three where keys are stored ones and no function wants
+    registers. Wide heads that are copied row by row take turns, and narrow ones; of the widest one stage is better.
     """
-    config, widest = TileConfig(case, rows=given.get("rows", TileConfig.rows)), max(case.size, case.value_size)
-    stored = given["stored_keys"]
+    config, widest = TileConfig(case, rows=given.get("rows", TileConfig.rows)), widest_of(case)
+    stored, narrow = given["stored_keys"], widest <= measured("narrow_columns", target)
+    few_keys = measured("one_stage_stored_keys" if stored else "one_stage_keys", target)
 
     def fits(found: dict[str, Any]) -> bool:
-        keys = FEW_STORED_KEYS if stored else FEW_KEYS
-        made = TileConfig(case, **{"keys": keys, "one_wait": True, **found, **given})
+        made = TileConfig(case, **{"keys": few_keys, "one_wait": True, **found, **given})
         return why_not(made, target) is None
 
-    three = {"rows": 3 * WARPGROUP_ROWS, "producers": 1} | ({"stages": 3} if stored and widest <= NARROW else {})
+    three = {"rows": 3 * WARPGROUP_ROWS, "producers": 1} | ({"stages": 3} if stored and narrow else {})
     plain = not (case.spec.quantized or modifies(case))
-    several = config.consumers > 1 and config.staged and widest <= NARROW
+    several = config.consumers > 1 and config.staged and narrow
     turns = {"ping_pong": True} if several and not modifies(case) else {}
     rows = most_rows(case, schedule)
     few = "rows" in given or (rows is not None and rows <= ROW_CLASSES[-1])
+    by_three = "three_warpgroups_columns" if stored else "three_converted_columns"
     four, beside_two = three | {"rows": 4 * WARPGROUP_ROWS}, three | {"producers": 2}
     for found, pays in (
-        (four, plain and stored and widest <= MOST_OF_FOUR),
-        (three, plain and widest <= (NARROW_HEAD if stored else NARROW_CONVERTED)),
+        (four, plain and stored and widest <= measured("four_warpgroups_columns", target)),
+        (three, plain and widest <= measured(by_three, target)),
         (beside_two, case.spec.quantized and turns),
     ):
         if pays and not few and fits(found):
             return found | turns
     tiles = schedule.get("max_batch", 1) * case.spec.num_heads if given.get("splits", 0) != 1 else 0
-    alone = config.consumers == 1 and not case.spec.quantized and widest <= NARROW and staged_by_tma(config)
+    alone = config.consumers == 1 and not case.spec.quantized and narrow and staged_by_tma(config)
     for blocks in (3, 2) if stored and plain else (2,):
         shared = {"occupancy": blocks, "producers": 1}
-        if alone and tiles >= blocks * MANY_TILES and fits(shared):
+        if alone and tiles >= blocks * measured("shared_blocks_tiles", target) and fits(shared):
             return shared
     if stored:
         return {"producers": 1, **turns} if fits({"producers": 1}) else {"producers": 1, "stages": 1}
     addressed = not staged_by_tma(config)
-    most = config.most_producers if not config.staged else 1 if several and addressed else MOST_CONVERTING
+    most = config.most_producers
+    if config.staged:
+        most = 1 if several and addressed else measured("converting_warpgroups", target)
     found: dict[str, Any] = {"producers": max(1, min(most, config.most_producers)), **turns}
-    if config.consumers == 2 and widest > TURNS_FROM and addressed:
+    if config.consumers == 2 and widest > measured("turns_from_columns", target) and addressed:
         found["ping_pong"] = True
     return found if fits(found) else {**found, "stages": 1}
 
@@ -608,9 +589,9 @@ def _of_blocks(tile: tuple[int, int], given: Mapping[str, Any]) -> dict[str, int
 
 def _by_mma(case: Case, target: Target, given: Mapping[str, Any]) -> TileConfig | str:
     """The entries that are given, and for the others what products by mma.sync need; or why there are none."""
-    small = max(case.size, case.value_size) <= MOST_HELD and case.query.bits == 16
+    small = widest_of(case) <= MOST_HELD and case.query.bits == 16
     small = small or TileConfig(case, **BY_MMA).beside_rows > 1
-    most, problem = MOST_KEYS_BY_MMA if small else MOST_KEYS_BY_MMA // 2, None
+    most, problem = measured("keys_by_mma", target) // (1 if small else 2), None
     for stages in (2, 1):  # one where two of the widest heads do not fit
         for keys in [given["keys"]] if "keys" in given else range(most, 0, -16):
             config = TileConfig(case, **{"keys": keys, "stages": stages, **BY_MMA, **given})

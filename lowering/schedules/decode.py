@@ -13,6 +13,7 @@ from kvarn.dialect.chips import REGISTERS, RESERVED_BYTES
 from kvarn.dialect.dtypes import DType
 from kvarn.dialect.layout import CacheSpec, align_up, cdiv
 from kvarn.dialect.shared_layout import SharedLayout
+from kvarn.lowering.kernels.attention.case import Case
 from kvarn.lowering.kernels.attention.decode.binned_sums import MOST_VALUES
 from kvarn.lowering.target import Target
 
@@ -28,21 +29,26 @@ MOST_SPLITS = MOST_VALUES  # fixed splits of a sequence
 
 
 @dataclass(frozen=True)
-class Config:
-    """What a decode kernel is specialised for."""
+class DecodeConfig:
+    """A case with the entries of its schedule.
 
-    spec: CacheSpec
-    query: DType
-    group: int
+    Attributes
+    ----------
+    case : Case
+    max_queries, max_batch : int
+        No sequence has more new tokens, and there are no more sequences.
+    warps, stages, tile, blocks, min_tiles, combine, split, early : int
+        As the schedule's entries.
+    programmatic : bool
+        Whether the kernel starts while the one before it ends.
+    pair_alignment : int
+        Bytes that two neighbouring elements of the output are aligned to.
+    padding : int
+        Shared memory that a block leaves unused.
+    """
+
+    case: Case
     max_queries: int
-    mask: str = "causal"
-    span: int = 0
-    softcap: float = 0.0
-    score: str = ""
-    alibi: bool = False
-    padded: bool = False
-    pages: bool = False
-    key_tiles: tuple[int, int] | None = None  # of a block mask: the query rows and keys of its tiles
     warps: int = 4
     stages: int = 2
     tile: int = 16
@@ -55,16 +61,10 @@ class Config:
     programmatic: bool = True
     pair_alignment: int = 4
     padding: int = 0
-    out_type: DType | None = None  # of the output; None: the query's
 
     @property
-    def out(self) -> DType:
-        return self.out_type or self.query
-
-    @property
-    def by_lists(self) -> bool:
-        """Whether lists say which tokens a sequence and KV head visits: of pages, or of a block mask's tiles."""
-        return self.pages or self.key_tiles is not None
+    def spec(self) -> CacheSpec:
+        return self.case.spec
 
     @property
     def joined(self) -> int:
@@ -73,11 +73,11 @@ class Config:
         Narrow heads fill neither what memory gives at least nor, of few query rows, the columns of a product.
         """
         spec, found = self.spec, 1
-        if self.by_lists or spec.quantized or spec.is_mla or spec.head_stride != spec.head_size:
+        if self.case.by_lists or spec.quantized or spec.is_mla or spec.head_stride != spec.head_size:
             return 1
         while spec.num_heads % (2 * found) == 0:
             stored = 2 * found * spec.head_size * spec.dtype.itemsize
-            rows = 2 * found * self.group * self.max_queries
+            rows = 2 * found * self.case.group * self.max_queries
             if (stored > SECTOR or rows > WARP_ROWS) and (stored > 2 * SECTOR or rows > COLUMNS):
                 break
             found *= 2
@@ -91,12 +91,7 @@ class Config:
     @property
     def head_rows(self) -> int:
         """Query rows of a token for one of :attr:`heads`."""
-        return self.group * self.joined
-
-    @property
-    def rank(self) -> int:
-        """Dimensions of the query and the output."""
-        return 4 if self.padded else 3
+        return self.case.group * self.joined
 
     @property
     def slices(self) -> int:
@@ -105,7 +100,7 @@ class Config:
         f32 has as many instructions again: those of half as many columns are what stays in the instruction cache.
         """
         spec, step = self.spec, 32 if self.narrow else 16
-        rows = COLUMNS if self.wide or self.group * self.max_queries <= COLUMNS else WARP_ROWS
+        rows = COLUMNS if self.wide or self.case.group * self.max_queries <= COLUMNS else WARP_ROWS
         most = (WARP_OUTPUTS // 2 if self.wide else WARP_OUTPUTS) // rows
         if spec.quantized or spec.head_size <= (256 if self.wide else most):
             return 1
@@ -331,7 +326,7 @@ class Config:
         )
 
 
-def invariant(config: Config, tile: int) -> dict[str, int]:
+def invariant(config: DecodeConfig, tile: int) -> dict[str, int]:
     """What a batch-invariant schedule fixes, given its tile, which follows from the case alone.
 
     Nothing that changes the order of a sequence's additions may follow the batch. (Who combines may.) Splits of 8 bits
@@ -341,13 +336,12 @@ def invariant(config: Config, tile: int) -> dict[str, int]:
 
 
 def problems(
-    spec: CacheSpec, query: DType, group: int, max_queries: int, target: Target, max_batch: int = 1024,
-    batch_invariant: bool = False,
-) -> list[str]:  # fmt: skip
+    case: Case, max_queries: int, target: Target, max_batch: int = 1024, batch_invariant: bool = False
+) -> list[str]:
     """Why this kernel does not take a case, one sentence each; empty when it does."""
     if target.is_host or not target.has("cp_async"):
         return [f"needs a GPU with cp.async, got {target.name}"]
-    found = []
+    spec, query, group, found = case.spec, case.query, case.group, list[str]()
     if spec.is_mla:
         found.append("needs a collection with values, got an MLA one")
     if group > WARP_ROWS or max_queries > MOST_QUERIES:
@@ -374,7 +368,7 @@ def problems(
     if spec.quantized and spec.granularity < spec.head_size and spec.granularity % DECODE_GRANULE:
         found.append(f"needs granules of a multiple of {DECODE_GRANULE}, got {spec.granularity}")
     if not found:
-        least_config = Config(spec, query, group, max_queries, stages=2, max_batch=max_batch)
+        least_config = DecodeConfig(case, max_queries, stages=2, max_batch=max_batch)
         least_config = replace(least_config, warps=least_config.slices)
         if batch_invariant:
             tile = tile_of(least_config)
@@ -391,19 +385,18 @@ def problems(
 
 
 def supports(
-    spec: CacheSpec, query: DType, group: int, max_queries: int, target: Target, max_batch: int = 1024,
-    batch_invariant: bool = False,
-) -> bool:  # fmt: skip
+    case: Case, max_queries: int, target: Target, max_batch: int = 1024, batch_invariant: bool = False
+) -> bool:
     """Whether this kernel takes a case; the others go to the general kernels."""
-    return not problems(spec, query, group, max_queries, target, max_batch, batch_invariant)
+    return not problems(case, max_queries, target, max_batch, batch_invariant)
 
 
-def warps_of(config: Config) -> int:
+def warps_of(config: DecodeConfig) -> int:
     """Warps of a block, each with rows of a KV head: the most that divide all of them, up to 4."""
     return next(w for w in (4, 3, 2, 1) if config.row_groups % w == 0 and w % config.slices == 0)
 
 
-def tile_of(config: Config) -> int:
+def tile_of(config: DecodeConfig) -> int:
     """Tokens of a tile: as many as have 4 KiB of keys, 16 (32 of 8 bits) to 64, 128 of the narrowest heads; fewer where
     pages are small.
     """
@@ -416,7 +409,7 @@ def tile_of(config: Config) -> int:
     return min(tile, 32 * config.spec.page_size) if config.spec.paged else tile
 
 
-def fitted(target: Target, config: Config, fixed: Collection[str], measured: bool = False) -> Config:
+def fitted(target: Target, config: DecodeConfig, fixed: Collection[str], measured: bool = False) -> DecodeConfig:
     """The configuration, with fewer stages, smaller tiles, fewer warps and fewer blocks as far as the target needs it.
 
     Parameters
@@ -434,7 +427,7 @@ def fitted(target: Target, config: Config, fixed: Collection[str], measured: boo
     return config if measured or "blocks" in fixed else replace(config, blocks=max(1, min(config.blocks, fits)))
 
 
-def _smaller(config: Config) -> dict[str, int]:
+def _smaller(config: DecodeConfig) -> dict[str, int]:
     """What can be less, by one step; what costs least first."""
     warps = [w for w in range(config.warps - 1, 0, -1) if config.row_groups % w == 0 and w % config.slices == 0]
     return (
@@ -444,7 +437,7 @@ def _smaller(config: Config) -> dict[str, int]:
     )
 
 
-def configured(target: Target, config: Config, schedule: Mapping[str, Any]) -> Config:
+def configured(target: Target, config: DecodeConfig, schedule: Mapping[str, Any]) -> DecodeConfig:
     """The configuration of a complete schedule, with the padding that follows from it.
 
     Raises
@@ -457,12 +450,12 @@ def configured(target: Target, config: Config, schedule: Mapping[str, Any]) -> C
     return replace(config, padding=_padding(target, config))
 
 
-def block_bytes(config: Config) -> int:
+def block_bytes(config: DecodeConfig) -> int:
     """What a block holds, with room for alignment and what the hardware keeps."""
     return _used_bytes(config) + 128 + RESERVED_BYTES
 
 
-def combine_bytes(config: Config) -> int:
+def combine_bytes(config: DecodeConfig) -> int:
     """What a block of the kernel that combines partial results holds; 0 where there is none."""
     if not config.combine:
         return 0
@@ -470,13 +463,13 @@ def combine_bytes(config: Config) -> int:
     return config.combined_bytes + counts + 128 + RESERVED_BYTES
 
 
-def _used_bytes(config: Config) -> int:
+def _used_bytes(config: DecodeConfig) -> int:
     """Shared memory of a block: its rings and, of several sequences, their tile counts and one of each warp."""
     counts = 4 * (config.max_batch + 1 + config.warps) if config.max_batch > 1 else 0
     return config.warps * config.warp_bytes + counts
 
 
-def _padding(target: Target, config: Config) -> int:
+def _padding(target: Target, config: DecodeConfig) -> int:
     """Bytes that a block leaves unused, so that no multiprocessor has room for more blocks than it is to have.
 
     The next kernel's blocks take the places that are free while this one runs. Where one more finds room, it is taken

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 """Schedules of decode attention: measured entries by batch class, and a rule for what was not measured.
 
-The figures behind the entries are in ``bench/RESULTS.md``. What they say: four warps a multiprocessor, each with two
-copies of 8 KiB in flight, reach the memory's rate with 16-bit caches; more in flight make the multiprocessors' shares
-of the memory less equal, and the slowest ends later. 8-bit caches and pages smaller than a tile have more instructions
-a byte and want eight warps; so do rows of 64 bytes, and those of 32 want twelve. Few sequences leave many partial
-results each, which a second kernel combines faster than the warp that arrives last.
+Four warps a multiprocessor, each with two copies of 8 KiB in flight, reach the memory's rate with 16-bit caches; more
+in flight make the multiprocessors' shares of the memory less equal, and the slowest ends later. 8-bit caches and pages
+smaller than a tile have more instructions a byte and want eight warps; so do rows of 64 bytes, and those of 32 want
+twelve. Few sequences leave many partial results each, which a second kernel combines faster than the warp that arrives
+last. The numbers are in ``tables``.
 """
 
 from __future__ import annotations
@@ -19,18 +19,11 @@ from kvarn.dialect import schedules
 from kvarn.lowering.target import Target
 
 from . import tuned
-from .decode import SECTOR, Config, fitted, invariant, tile_of, warps_of
-
-# Bytes of K and V that one tile of the measured shapes moves (16 tokens of 128 two-byte elements, or 32 of one byte).
-_TILE_BYTES = 8192
-# (most sequences, warps of a combine block, fewest tiles of a unit); beyond the last the kernel combines by itself. The
-# fewer units a sequence has, the fewer warps have something to load.
-_FEW = ((1, 16, 2), (4, 16, 4), (16, 4, 4))
-# Warps of a multiprocessor by the bytes of a row, where no columns are missing.
-_FULL_ROWS = {2 * SECTOR: 8, SECTOR: 12}
+from .decode import DecodeConfig, fitted, invariant, tile_of, warps_of
+from .tables import measured
 
 
-def entries(config: Config, batch_invariant: bool = False) -> dict[str, Any]:
+def entries(target: Target, config: DecodeConfig, batch_invariant: bool = False) -> dict[str, Any]:
     """The schedule of a case: of the configuration only the case is read."""
     warps = warps_of(config)
     tile = tile_of(config)
@@ -39,9 +32,9 @@ def entries(config: Config, batch_invariant: bool = False) -> dict[str, Any]:
     stage = 2 * tile * config.row_bytes
     # Tiles of less than 8 KiB need more of them in flight; of more, fewer, down to what a pipeline needs. Warps that
     # convert 8 bits have enough to do: more of them are slower.
-    wanted = (8 if busy else 4) * (1 if config.narrow else max(1, _TILE_BYTES // stage))
+    wanted = (8 if busy else 4) * (1 if config.narrow else max(1, measured("decode_tile_bytes", target) // stage))
     found = {"warps": warps, "tile": tile, "blocks": max(1, wanted // warps), "stages": 2, "combine": 0}
-    for most, combine_warps, min_tiles in _FEW:
+    for most, combine_warps, min_tiles in measured("decode_few", target):
         if config.max_batch <= most:
             found |= {"combine": combine_warps, "min_tiles": min_tiles}
             if most == 1:
@@ -55,14 +48,15 @@ def entries(config: Config, batch_invariant: bool = False) -> dict[str, Any]:
         if config.narrow and config.row_bytes == 128 and (plain or scaled):
             found["tile"] = 16  # half as much in flight
         if plain and config.stored_bytes == config.row_bytes:
-            found["blocks"] = max(found["blocks"], _FULL_ROWS.get(config.row_bytes, 0) // warps)
+            full_rows = measured("decode_full_rows", target)
+            found["blocks"] = max(found["blocks"], full_rows.get(str(config.row_bytes), 0) // warps)
     return found | invariant(config, tile) if batch_invariant else found
 
 
-def choose(target: Target, config: Config, schedule: Mapping[str, Any], measured: bool = False) -> dict[str, Any]:
+def choose(target: Target, config: DecodeConfig, schedule: Mapping[str, Any], by_user: bool = False) -> dict[str, Any]:
     """A decode's entries from the tables, as small as the target and the given entries of a schedule need them.
 
-    The user's table is asked where ``measured``: for operations that are declared to be tuned.
+    The user's table is asked where ``by_user``: for operations that are declared to be tuned.
 
     Raises
     ------
@@ -74,16 +68,16 @@ def choose(target: Target, config: Config, schedule: Mapping[str, Any], measured
     if problem is not None:
         raise ValueError(f"the schedule's {problem}")
     fixed = bool(schedule.get("batch_invariant"))
-    found = tuned.entries(target, config, fixed) if measured else {}
+    found = tuned.entries(target, config, fixed) if by_user else {}
     names = schedules.DECODE.names
     given = {name: value for name, value in schedule.items() if name in names}
-    chosen_by_table = {**entries(config, fixed), **found}
-    if config.key_tiles:  # a tile has keys of one entry of a list
-        chosen_by_table["tile"] = math.gcd(chosen_by_table["tile"], config.key_tiles[1])
+    chosen_by_table = {**entries(target, config, fixed), **found}
+    if config.case.blocks:  # a tile has keys of one entry of a list
+        chosen_by_table["tile"] = math.gcd(chosen_by_table["tile"], config.case.blocks[1])
     config = replace(config, **{**chosen_by_table, **given})
-    if config.key_tiles and config.key_tiles[1] % config.tile:
+    if config.case.blocks and config.case.blocks[1] % config.tile:
         raise ValueError(
-            f"the schedule's tile must divide the block mask's {config.key_tiles[1]} keys, got {config.tile}"
+            f"the schedule's tile must divide the block mask's {config.case.blocks[1]} keys, got {config.tile}"
         )
     # A tile decides the order of additions, which nothing of the batch may change when it is to be invariant.
     config = fitted(target, config, {*given, *(("tile",) if fixed else ())}, "blocks" in found)

@@ -12,6 +12,8 @@ from dataclasses import dataclass, field
 
 from kvarn.dialect.ops.tile import COLUMN_STEP
 
+from .tables import measured
+
 # --- heads -----------------------------------------------------------------------------------------
 
 MOST_COLUMNS = 512  # of a head
@@ -37,7 +39,7 @@ def decode_registers(held: int) -> int:
 
 BOX_ROWS = 64  # most rows of a TMA box
 ATOM_ROWS = 8  # a box that is no multiple of the swizzle's period cannot be one of several
-BOX_GRANULE = 8  # elements of a scale that is copied beside boxes, at least
+BOX_GRANULE: int = measured("box_granule")  # elements of a scale that is copied beside boxes, at least
 LEAST_LISTED = 16  # keys of a tile, which divide a page of a list
 
 # --- registers of warpgroups -----------------------------------------------------------------------
@@ -77,6 +79,8 @@ BLOCK_REGISTERS = {
     (3, 2, 1): Registers(104, {"staged": (56, 120), "addressed": (72, 112)}),
     (4, 1, 1): Registers(92, {"tma": (32, 112), "staged": (56, 104), "addressed": (64, 104)}),
 }
+SHARED_COLUMNS = 192  # of a product that has enough of the registers with which threads of four warpgroups start
+TWO_BESIDE_THREE = 64  # columns of values of which there are registers for two producers beside three that multiply
 # Of a thread for scores, weights and sums beside words of B on their way, by warpgroups whose products are mma.sync's.
 REGISTERS_BY_MMA = {1: 160, 2: 160, 3: 96}
 
@@ -101,14 +105,13 @@ def role_registers(
 
 # --- sums of 8-bit products ------------------------------------------------------------------------
 
-# Columns at a time: so many that there are registers for two such products beside scores and sums (H200, 4 x 4096:
-# heads of 128 696 us, 705 by 64 columns with more registers for these; of 256 1214, 1288; of 64 476, all at once 490).
-MOST_PROMOTED = 32
-
 
 def columns_at_a_time(columns: int) -> int:
-    """How many of a product's columns go to fresh accumulators at a time (``promote-kv-sums``)."""
-    return max(n for n in (COLUMN_STEP, MOST_PROMOTED) if columns % n == 0)
+    """How many of a product's columns go to fresh accumulators at a time (``promote-kv-sums``).
+
+    So many that there are registers for two such products beside scores and sums.
+    """
+    return max(n for n in (COLUMN_STEP, measured("promoted_columns")) if columns % n == 0)
 
 
 def columns_behind(columns: int) -> int:

@@ -27,15 +27,15 @@ from kvarn.lowering.tiles.ir import MMA, WGMMA
 
 from . import attention as tile_schedule
 from .limits import ATOM_ROWS
+from .tables import measured
 
 MOST_TILES = 16  # of a sequence whose most new tokens are known: more are found through the row offsets
 BY_MMA = {"instruction": MMA}  # of the kernel over tiles, whose entries these are; splits are kind latent's own
 OF_TILES = tuple(name for name in TILED.names if name != "splits")
 BY_WGMMA = ("rows", "tiles", "box_rows")
-SPLIT_TILES = 2  # tiles of keys that a split has at least, where the context is known to be that long
 
 
-def problems(case: Case, target: Target, row_alignment: int, listed: bool) -> list[str]:
+def problems(case: Case, target: Target, row_alignment: int) -> list[str]:
     """Why the kernels do not take a case, one sentence each; empty when they do."""
     spec, found = case.spec, []
     if not target.has("wgmma"):
@@ -47,12 +47,12 @@ def problems(case: Case, target: Target, row_alignment: int, listed: bool) -> li
         )
     if spec.dtype is not case.query and spec.dtype.bits != 8:
         found.append(f"needs a cache of the query's type or of 8 bits, got {spec.dtype.name}")
-    if spec.dtype.bits == 8 and (spec.head_size | case.rope | case.rope_start) % 16:
+    if spec.dtype.bits == 8 and (spec.head_size | case.row.rope | case.row.rope_start) % 16:
         found.append(
             f"needs 8-bit rows, and what lies in them, of multiples of 16 bytes, got {spec.head_size} bytes with bf16 "
-            f"keys from byte {case.rope_start} on"
+            f"keys from byte {case.row.rope_start} on"
         )
-    if case.rope and case.content % BOX_COLUMNS:
+    if case.row.rope and case.content % BOX_COLUMNS:
         found.append(f"needs a multiple of {BOX_COLUMNS} columns before bf16 keys, got {case.content}")
     if spec.quantized and spec.granularity < spec.head_size and spec.granularity % latent_stored.VECTOR:
         found.append(f"needs scales of a row or of a multiple of 16 elements, got one for {spec.granularity}")
@@ -64,7 +64,7 @@ def problems(case: Case, target: Target, row_alignment: int, listed: bool) -> li
     if row_alignment < 16:
         found.append(f"needs query and output rows aligned to 16 bytes, got {row_alignment}")
     if not found:
-        config = LatentConfig(case, WIDE, listed=listed)
+        config = LatentConfig(case, WIDE)
         if not fits(config, target):
             found.append(f"needs rows that fit {target.shared_bytes} bytes of shared memory thrice, got {case.size}")
     return found
@@ -77,11 +77,11 @@ def fits(c: LatentConfig, target: Target) -> bool:
     return latent_wide.shared_bytes(c) <= target.shared_bytes
 
 
-def box_rows(case: Case, query_rows: int, at: Expansion, handle: Any, listed: bool) -> int:
+def box_rows(case: Case, query_rows: int, at: Expansion, handle: Any) -> int:
     """Rows that TMA copies at a time, for blocks of so many query rows; 0 where it cannot."""
     rows = math.gcd(case.spec.page_size, KEYS) if case.spec.paged else KEYS
     swizzle = swizzle_of(LatentConfig(case, query_rows))
-    if listed or rows % ATOM_ROWS or at.why_no_tensor_map(handle, rows=rows, swizzle=swizzle) is not None:
+    if case.listed or rows % ATOM_ROWS or at.why_no_tensor_map(handle, rows=rows, swizzle=swizzle) is not None:
         return 0
     return rows
 
@@ -110,11 +110,10 @@ def choose(case: Case, at: Expansion, op: Any, by_wgmma: bool) -> dict[str, Any]
     if not by_wgmma:
         config = by_tiles(case, at.target, at.schedule)
         return {name: getattr(config, name) for name in OF_TILES}
-    listed = op.indices is not None
-    most = case.heads if listed else at.schedule.get("max_queries", 0) * case.heads
+    most = case.heads if case.listed else at.schedule.get("max_queries", 0) * case.heads
     rows = rows_of(case, most)
-    tiles = 0 if listed or cdiv(most, rows) > MOST_TILES else cdiv(most, rows)
-    copied = box_rows(case, rows, at, op.collection, listed)
+    tiles = 0 if case.listed or cdiv(most, rows) > MOST_TILES else cdiv(most, rows)
+    copied = box_rows(case, rows, at, op.collection)
     return {"instruction": WGMMA, "rows": rows, "tiles": tiles, "box_rows": copied}
 
 
@@ -128,7 +127,7 @@ def configured(case: Case, at: Expansion, op: Any) -> LatentConfig | tile_schedu
     """
     if written(at.schedule, ["instruction"])["instruction"] == WGMMA:
         entries = written(at.schedule, BY_WGMMA)
-        return LatentConfig(case, listed=op.indices is not None, parted=ends_in_combine(case, op), **entries)
+        return LatentConfig(case, parted=ends_in_combine(case, op), **entries)
     splits = min(at.schedule.get("splits", 0), MOST_SPLITS)
     return tile_schedule.configured(case, at.target, {**at.schedule, "splits": splits})
 
@@ -138,7 +137,7 @@ def launch(config: LatentConfig, at: Expansion, op: Any) -> None:
     case, one = config.case, at.constant(1)
     tokens, batch = at.dim(op.query, 0), at.dim(op.row_offsets, 0) - 1
     blocks = latent_blocks.blocks_of(config) if config.few else 1  # that leave one partial result
-    if config.listed:
+    if config.case.listed:
         tiles = needed = tokens * cdiv(case.heads, config.rows)
     elif config.tiles:
         tiles = needed = batch * config.tiles
@@ -150,8 +149,8 @@ def launch(config: LatentConfig, at: Expansion, op: Any) -> None:
         splits = at.constant(at.schedule["splits"])
     else:
         splits = (at.device("multiprocessors") // (needed * blocks)).least(at.constant(latent_combine.MOST_SPLITS))
-        longest = at.dim(op.indices, 1) if config.listed else at.field(op.collection, "max_cache_length")
-        least = SPLIT_TILES * KEYS * blocks
+        longest = at.dim(op.indices, 1) if config.case.listed else at.field(op.collection, "max_cache_length")
+        least = measured("latent_split_tiles", at.target) * KEYS * blocks
         splits = splits.least((longest + (least - 1)) // least)
         splits = splits + (one - splits.least(one))
     several = one if config.parted else (splits - 1).least(one)

@@ -24,7 +24,7 @@ from kvarn.files import read_regular
 from kvarn.lowering.kernels.attention.case import Case
 from kvarn.lowering.target import Target
 
-from .decode import Config
+from .decode import DecodeConfig
 
 VERSION = 1
 
@@ -55,11 +55,11 @@ class Key:
     batch: int
 
     @staticmethod
-    def of(target: str, config: Config) -> Key:
+    def of(target: str, config: DecodeConfig) -> Key:
         """The key of a configuration, of which only the case is read."""
         spec = config.spec
         page = spec.page_size if spec.paged else 0
-        rows = config.group * config.max_queries
+        rows = config.case.group * config.max_queries
         return Key(target, spec.dtype.name, spec.num_heads, spec.head_size, page, rows, config.max_batch)
 
 
@@ -115,7 +115,7 @@ def tile_entries(target: Target, case: Case, queries: int | None, invariant: boo
     return {name: value for name, value in found.items() if not (invariant and name == "splits")}
 
 
-def entries(target: Target, config: Config, invariant: bool = False) -> dict[str, Any]:
+def entries(target: Target, config: DecodeConfig, invariant: bool = False) -> dict[str, Any]:
     """What the user's table has for a case; nothing when it has nothing.
 
     The table goes by the batch, so of a batch-invariant schedule it only says what leaves a sequence's bits alone.

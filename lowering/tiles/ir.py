@@ -215,16 +215,23 @@ def _rewire(op: ir.Operation, values: dict[ir.Value, ir.Value]) -> None:
                 _rewire(inner.operation, values)
 
 
-def drop(value: ir.Value) -> None:
-    """Erase what computes elements that nothing asks for; without the native part, upstream does not erase kv ops."""
-    op = defining_op(value)
-    if op is None or any(True for _ in value.uses):
-        return
-    if is_elementwise(op) or op.name in ("kv.tile_broadcast", "kv.tile_ramp", "tensor.splat"):
-        operands = dict.fromkeys(op.operands)
-        op.erase()
-        for operand in operands:
-            drop(operand)
+def drop(*values: ir.Value) -> None:
+    """Erase what computes elements that nothing asks for; without the native part, upstream does not erase kv ops.
+
+    Values of one pass go to one call: what computes one may be an operand of another, and be erased with it.
+    """
+    left, erased = list(values), set[ir.Value]()
+    while left:
+        value = left.pop()
+        if value in erased:
+            continue
+        op = defining_op(value)
+        if op is None or any(True for _ in value.uses):
+            continue
+        if is_elementwise(op) or op.name in ("kv.tile_broadcast", "kv.tile_ramp", "tensor.splat"):
+            left += op.operands
+            erased.update(op.results)
+            op.erase()
 
 
 def backward(roots: list[ir.Operation], within: Callable[[ir.Operation], bool]) -> Set[ir.Operation]:

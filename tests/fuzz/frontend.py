@@ -7,13 +7,13 @@ import linecache
 import sys
 import types
 import warnings
-from collections.abc import Iterator
+from collections.abc import Generator
 
 from . import kernels
 from .loop import serve
 
 
-def outcomes() -> Iterator[str]:
+def outcomes() -> Generator[str, str, None]:
     """Send a seed, get what came of its kernel: ``ok``, ``refused``, or ``raised ...`` for what is a defect."""
     import kvarn as kv
     from kvarn.errors import KernelError

@@ -5,13 +5,13 @@ from __future__ import annotations
 
 import base64
 import io
-from collections.abc import Iterator
+from collections.abc import Generator
 
 from . import texts
 from .loop import serve
 
 
-def outcomes() -> Iterator[str]:
+def outcomes() -> Generator[str, str, None]:
     """Send a seed, get what came of its text: ``ok``, ``refused``, or ``silent`` and ``raised ...`` for defects.
 
     A text in base64 after the seed stands in the place of the seed's own.

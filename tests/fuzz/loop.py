@@ -4,14 +4,17 @@
 from __future__ import annotations
 
 import base64
+import itertools
 import os
 import select
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections import Counter
 from collections.abc import Generator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 TESTS = Path(__file__).resolve().parents[1]
@@ -25,17 +28,17 @@ def serve(outcomes: Generator[str, str, None]) -> None:
     next(outcomes)
     print("ready", file=answers, flush=True)
     for line in sys.stdin:
-        print(outcomes.send(line.strip()).replace("\n", " ")[:500], file=answers, flush=True)
+        print(outcomes.send(line.strip()).replace("\n", " ")[:1200], file=answers, flush=True)
 
 
 class Worker:
-    """A process that runs ``python -m fuzz.NAME``."""
+    """A process that runs ``python -m fuzz.NAME``, with the arguments that stand behind the name."""
 
     def __init__(self, name: str) -> None:
         environment = os.environ | {"KVARN_CACHE_SIZE": "0", "PYTHONFAULTHANDLER": "1"}
         self.log = tempfile.TemporaryFile()
         self.process = subprocess.Popen(
-            [sys.executable, "-m", f"fuzz.{name}"], cwd=TESTS, env=environment, stdin=subprocess.PIPE,
+            [sys.executable, "-m", *f"fuzz.{name}".split()], cwd=TESTS, env=environment, stdin=subprocess.PIPE,
             stdout=subprocess.PIPE, stderr=self.log,
         )  # fmt: skip
         self._answer(SECONDS)
@@ -74,26 +77,44 @@ class Worker:
         self.log.close()
 
 
-def run(name: str, first: int, seconds: float, count: int | None = None) -> list[tuple[int, str]]:
-    """Feed seeds from ``first`` on; what was neither accepted nor refused, with its seed."""
+def run(name: str, first: int, seconds: float, count: int | None = None, jobs: int = 1) -> list[tuple[int, str]]:
+    """Feed seeds from ``first`` on to ``jobs`` workers; what was neither accepted nor refused, with its seed.
+
+    ``name`` is a module of this package, with arguments behind blanks.
+    """
     found: list[tuple[int, str]] = []
     tally: Counter[str] = Counter()
-    worker, start, seed = Worker(name), time.monotonic(), first
     slowest = (0.0, first)
-    while time.monotonic() - start < seconds and (count is None or seed - first < count):
-        before = time.monotonic()
-        outcome = worker.ask(seed)
-        slowest = max(slowest, (time.monotonic() - before, seed))
-        tally[outcome.partition(" ")[0]] += 1
-        if outcome not in ("ok", "refused"):
-            found.append((seed, outcome))
-            print(f"{name} seed {seed}: {outcome}", flush=True)
-        if not worker.alive:
-            worker = Worker(name)
-        seed += 1
-    if worker.alive:
-        worker.stop()
+    start, seeds, lock = time.monotonic(), itertools.count(first), threading.Lock()
+    last = first + count if count is not None else sys.maxsize
+
+    def work() -> None:
+        nonlocal slowest
+        worker = Worker(name)
+        while time.monotonic() - start < seconds:
+            with lock:
+                seed = next(seeds)
+            if seed >= last:
+                break
+            before = time.monotonic()
+            outcome = worker.ask(seed)
+            with lock:
+                slowest = max(slowest, (time.monotonic() - before, seed))
+                tally[outcome.partition(" ")[0]] += 1
+                if outcome.partition(" ")[0] not in ("ok", "refused"):
+                    found.append((seed, outcome))
+                    print(f"{name} seed {seed}: {outcome}", flush=True)
+            if not worker.alive:
+                worker = Worker(name)
+        if worker.alive:
+            worker.stop()
+
+    with ThreadPoolExecutor(jobs) as pool:
+        for ended in [pool.submit(work) for _ in range(jobs)]:
+            ended.result()
     print(
-        f"{name}: {seed - first} seeds from {first} on: {dict(tally)}; slowest: seed {slowest[1]}, {slowest[0]:.1f} s"
+        f"{name}: {tally.total()} seeds from {first} on in {time.monotonic() - start:.0f} s by {jobs} processes: "
+        f"{dict(tally)}; slowest: seed {slowest[1]}, {slowest[0]:.1f} s",
+        flush=True,
     )
     return found

@@ -90,8 +90,8 @@ class LatentRunner(Runner):
 
 def sentinel(like: np.ndarray) -> np.ndarray:
     """An array of 0xDEADBEEF, byte by byte."""
-    pattern = np.frombuffer(bytes.fromhex("DEADBEEF"), np.uint8)
-    return np.resize(pattern, like.nbytes).view(like.dtype).reshape(like.shape)
+    words = np.full(-(-like.nbytes // 4), int.from_bytes(bytes.fromhex("DEADBEEF"), "little"), "<u4")
+    return words.view(np.uint8)[: like.nbytes].view(like.dtype).reshape(like.shape)
 
 
 def problem_of(seed: int, dtype: str = "bf16", **shape: Any) -> tuple[np.random.Generator, Problem]:

@@ -19,11 +19,12 @@ from mlir import ir
 import kvarn as kv
 from kvarn.compilation.kernel import Kernel
 from kvarn.dialect import dtypes, tma_layout
+from kvarn.dialect.latent_layout import RowFormat
 from kvarn.dialect.layout import CacheSpec, CollectionSpec
 from kvarn.emulator import Report, grid as ptx, run as emulated
 from kvarn.emulator.stream import Stream
 from kvarn.lowering.kernels.attention.arguments import AttentionArguments
-from kvarn.lowering.kernels.attention.case import Case
+from kvarn.lowering.kernels.attention.case import Case, Masking
 from kvarn.lowering.kernels.attention.kernel import attention_kernel
 from kvarn.lowering.kernels.attention.key_splits import WARPS, combine_kernel
 from kvarn.lowering.kernels.attention.specialisation import TileArguments, TileKernel
@@ -39,6 +40,14 @@ from .random_caches import Problem, random_query, stored_problem
 
 TARGET = "sm_90a"
 LAYER = 1
+
+
+@dataclass(frozen=True)
+class WithRows(Case):
+    """A case, and whether there is a sink a head and whether the log-sum-exp is wanted."""
+
+    sinks: bool = False
+    lse: bool = True
 
 
 @dataclass(frozen=True)
@@ -108,7 +117,7 @@ def _text(value: Any) -> str:
     return str(value).lower() if isinstance(value, bool) else f"{value} : i64"
 
 
-def trace(case: Case, spec: CollectionSpec, choice: Choice, prior: bool = False) -> ir.Module:
+def trace(case: WithRows, spec: CollectionSpec, choice: Choice, prior: bool = False) -> ir.Module:
     """The kernel of a case, with the schedule on it, before any pass."""
     weights = TileConfig(case, instruction=dict(choice.entries).get("instruction", WGMMA)).weights
     kernel = attention_kernel(specialised(case, choice, weights))
@@ -137,7 +146,7 @@ def _descriptor(cache: Any, choice: Choice) -> Any:
 
 
 @functools.cache
-def compiled(case: Case, spec: CollectionSpec, choice: Choice, prior: bool = False) -> Any:
+def compiled(case: WithRows, spec: CollectionSpec, choice: Choice, prior: bool = False) -> Any:
     """The kernel of a case for the target."""
     return kv.compile(
         trace(case, spec, choice, prior),
@@ -152,7 +161,7 @@ def specialised(case: Case, choice: Choice, weights: Any = None) -> TileKernel:
     return TileKernel(case, choice.rows, choice.keys, choice.threads, 1, most=choice.most, weights=weights)
 
 
-def _arguments(case: Case, spec: CollectionSpec, prior: bool) -> AttentionArguments:
+def _arguments(case: WithRows, spec: CollectionSpec, prior: bool) -> AttentionArguments:
     """The specs of the arguments that the kernel and the one that combines have."""
     rows, of_rows = kv.Buffer[case.query, case.rank], kv.Buffer[kv.f32, case.rank - 1]
     return AttentionArguments(
@@ -168,7 +177,7 @@ def _parts(choice: Choice) -> list[Any]:
 
 
 @functools.cache
-def combining(case: Case, spec: CollectionSpec, choice: Choice, prior: bool = False) -> Any:
+def combining(case: WithRows, spec: CollectionSpec, choice: Choice, prior: bool = False) -> Any:
     """The kernel that combines partial results, for the target."""
     kernel = combine_kernel(specialised(case, choice), by_name(choice.target).has("pdl"))
     given = _arguments(case, spec, prior), TileArguments(kv.i32, None, None, *_parts(choice))
@@ -205,18 +214,18 @@ def batch(
 def case_of(
     b: Batch, mask: str = "causal", span: int = 0, softcap: float = 0.0, *, sinks: bool = False, slopes: bool = False,
     lse: bool = True, padded: bool = False,
-) -> Case:  # fmt: skip
+) -> WithRows:  # fmt: skip
     """The case of a batch."""
     spec, query = b.problem.collection.cache_spec, dtypes.of(b.query.dtype)
-    return Case(
-        spec, query, query, b.query.shape[1], spec.head_size, mask=mask, span=span, softcap=softcap, sinks=sinks,
-        lse=lse, alibi=slopes, padded=padded,
+    return WithRows(
+        RowFormat(spec), query, query, b.query.shape[1], spec.head_size, Masking(mask, span), softcap, alibi=slopes,
+        padded=padded, sinks=sinks, lse=lse,
     )  # fmt: skip
 
 
 def run(
     b: Batch,
-    case: Case,
+    case: WithRows,
     choice: Choice,
     scale: float | None = None,
     order: ptx.Order | None = None,
@@ -272,10 +281,11 @@ def check(
 ) -> None:
     """The output and the log-sum-exp are the model's, whatever the hardware chooses."""
     case = case_of(b, **what)
-    spans = {"window": case.span} if case.mask == "sliding_window" else {"chunk": case.span}
+    spans = {"window": case.mask.span} if case.mask.name == "sliding_window" else {"chunk": case.mask.span}
     want, want_lse = reference.attention(
-        b.problem.collection, LAYER, b.query, b.problem.row_offsets, scale=scale, mask=case.mask, softcap=case.softcap,
-        sinks=b.sinks if case.sinks else None, alibi_slopes=b.slopes if case.alibi else None, **spans,
+        b.problem.collection, LAYER, b.query, b.problem.row_offsets, scale=scale, mask=case.mask.name,
+        softcap=case.softcap, sinks=b.sinks if case.sinks else None, alibi_slopes=b.slopes if case.alibi else None,
+        **spans,
     )  # fmt: skip
     for order in orders:
         out, lse = run(b, case, choice, scale, order)

@@ -35,6 +35,18 @@ from kvarn.ops import reads
 # --- what they compute ---------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("factor", [0.5, 0.0])
+def test_a_score_that_is_multiplied_twice(factor):
+    """One product is the other's operand: what folds both erases each once."""
+    rng, problem = problem_of(3)
+
+    def score(s, b, h, q, k):
+        return s * factor * factor
+
+    query = query_of(rng, problem, 2)
+    check(problem, query, score=score, numpy_score=score, schedule={"kind": "tile"})
+
+
 @pytest.mark.parametrize("target", ["sm_90a", "host"])
 @pytest.mark.parametrize("group", [1, 4])
 @pytest.mark.parametrize(("kind", "dtype"), [("paged", "f16"), ("paged", "bf16"), ("paged", "f8e4m3"),

@@ -108,7 +108,7 @@ def config_of(
     dtype: Any, query: Any = bf16, size: int = 64, page: int = 16, granule: int = 0, **schedule: Any
 ) -> tile_schedule.TileConfig:
     spec = CacheSpec("paged", dtype, 2, size, page, False, f32 if granule else None, granule or 1)
-    return tile_schedule.chosen(Case(spec, query, query, 8, size), by_name("sm_90a"), schedule)
+    return tile_schedule.chosen(Case.plain(spec, query, 8), by_name("sm_90a"), schedule)
 
 
 def chosen(*of: Any, **options: Any) -> bool:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -20,7 +19,8 @@ from reference.tile_attention import TARGET, Choice, batch, case_of, check, comp
 import kvarn as kv
 from kvarn.emulator import EmulationError, EmulationHazard, grid as ptx
 from kvarn.lowering import pipeline
-from kvarn.lowering.kernels.attention import partials as partial_results, softmax
+from kvarn.lowering.kernels.attention import partials as partial_results
+from kvarn.lowering.kernels.attention.case import Masking
 
 pytestmark = pytest.mark.sampled(3)
 
@@ -366,7 +366,7 @@ def test_the_trace_is_short():
 
 def named(mask: str, span: int) -> Any:
     """The mask of a case that has this one."""
-    return softmax.mask_of(SimpleNamespace(mask=mask, span=span))
+    return Masking(mask, span).function
 
 
 @pytest.mark.parametrize(

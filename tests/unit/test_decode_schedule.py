@@ -11,6 +11,7 @@ import pytest
 
 from kvarn.dialect.dtypes import bf16, f16
 from kvarn.dialect.layout import spec_of
+from kvarn.lowering.kernels.attention.case import Case
 from kvarn.lowering.schedules import decode as decode_schedule, decode_table, tuned
 from kvarn.lowering.target import Target, by_name
 
@@ -29,15 +30,16 @@ def no_table_of_the_user(monkeypatch, tmp_path):
     assert tuned.digest() == ""
 
 
-def cases(target: Target, count: int, invariant: bool = False) -> Iterator[decode_schedule.Config]:
+def cases(target: Target, count: int, invariant: bool = False) -> Iterator[decode_schedule.DecodeConfig]:
     """Random cases that the kernel takes."""
     for i in np.random.default_rng(3).permutation(len(SHAPES))[:count]:
         heads, group, size, page, queries, batch = SHAPES[i]
         for dtype, scale, granularity in TYPES:
             spec = spec_of("paged", dtype, heads, size, page_size=page, scale_dtype=scale, granularity=granularity)
             query = bf16 if dtype == "bf16" else f16
-            if decode_schedule.supports(spec, query, group, queries, target, batch, invariant):
-                yield decode_schedule.Config(spec, query, group, queries, max_batch=batch)
+            case = Case.plain(spec, query, group * heads)
+            if decode_schedule.supports(case, queries, target, batch, invariant):
+                yield decode_schedule.DecodeConfig(case, queries, max_batch=batch)
 
 
 @pytest.mark.parametrize("target", ["sm_80", "sm_90a", "sm_100a"])
@@ -71,11 +73,9 @@ def test_the_tile_of_an_invariant_schedule_is_the_same_for_every_batch():
     for config in cases(chip, 300, True):
         tiles = set()
         for batch in (1, 4, 128, 1024, 16384):
-            if decode_schedule.supports(config.spec, config.query, config.group, config.max_queries, chip, batch, True):
+            if decode_schedule.supports(config.case, config.max_queries, chip, batch, True):
                 schedule = {"max_batch": batch, "batch_invariant": True}
-                one = decode_schedule.Config(
-                    config.spec, config.query, config.group, config.max_queries, max_batch=batch
-                )
+                one = decode_schedule.DecodeConfig(config.case, config.max_queries, max_batch=batch)
                 tiles.add(decode_table.choose(chip, one, schedule)["tile"])
         assert len(tiles) == 1
 
@@ -90,7 +90,7 @@ def test_whole_rows_of_64_bytes_have_8_warps_a_multiprocessor_and_those_of_32_ha
     chip, spec = by_name("sm_90a"), spec_of("paged", dtype, 8, size, page_size=16)
     query = spec.dtype if spec.dtype.bits > 8 else bf16
     for batch in (48, 384):
-        config = decode_schedule.Config(spec, query, group, 1, max_batch=batch)
+        config = decode_schedule.DecodeConfig(Case.plain(spec, query, 8 * group), 1, max_batch=batch)
         found = decode_table.choose(chip, config, {"max_batch": batch})
         assert found["warps"] * found["blocks"] == warps
 
@@ -98,14 +98,14 @@ def test_whole_rows_of_64_bytes_have_8_warps_a_multiprocessor_and_those_of_32_ha
 @pytest.mark.parametrize(("granularity", "tile"), [(128, 32), (16, 32), (8, 16), (4, 32)])
 def test_tiles_are_halved_where_elements_have_scales_and_these_are_fewer_bytes(granularity, tile):
     spec = spec_of("paged", "i8", 8, 128, page_size=16, scale_dtype="f32", granularity=granularity)
-    config = decode_schedule.Config(spec, bf16, 4, 1, max_batch=48)
+    config = decode_schedule.DecodeConfig(Case.plain(spec, bf16, 32), 1, max_batch=48)
     assert decode_table.choose(by_name("sm_90a"), config, {"max_batch": 48})["tile"] == tile
 
 
 def test_what_is_given_stays_and_what_does_not_fit_is_refused():
     chip = by_name("sm_80")
     spec = spec_of("paged", "bf16", 16, 256, page_size=16)
-    config = decode_schedule.Config(spec, bf16, 1, 1)
+    config = decode_schedule.DecodeConfig(Case.plain(spec, bf16, 16), 1)
     found = decode_table.choose(chip, config, {"stages": 3})
     assert found["stages"] == 3
     assert found["warps"] < 4
@@ -117,5 +117,6 @@ def test_what_is_given_stays_and_what_does_not_fit_is_refused():
 
 def test_a_batch_whose_lengths_fill_shared_memory_is_no_decode():
     spec = spec_of("paged", "bf16", 8, 128, page_size=16)
-    assert decode_schedule.supports(spec, bf16, 4, 1, by_name("sm_90a"), 16384)
-    assert not decode_schedule.supports(spec, bf16, 4, 1, by_name("sm_90a"), 65536)
+    case = Case.plain(spec, bf16, 32)
+    assert decode_schedule.supports(case, 1, by_name("sm_90a"), 16384)
+    assert not decode_schedule.supports(case, 1, by_name("sm_90a"), 65536)

@@ -28,12 +28,12 @@ from kvarn.lowering import target
 from kvarn.lowering.kernels.attention import expansion as attention
 from kvarn.lowering.kernels.attention.case import Case
 from kvarn.lowering.kernels.attention.kernel import HOST_KEYS, HOST_ROWS
-from kvarn.lowering.kernels.attention.key_splits import LEAST_KEYS
 from kvarn.lowering.kernels.attention.rows import KEYS as ROW_KEYS, WARPS
 from kvarn.lowering.kernels.common import WARP
 from kvarn.lowering.kernels.mla import expansion as mla
 from kvarn.lowering.kernels.mla.common import KEYS, WIDE
 from kvarn.lowering.schedules.limits import MOST_QUERIES, WARP_ROWS
+from kvarn.lowering.schedules.tables import measured
 
 pytestmark = pytest.mark.whole
 
@@ -86,6 +86,7 @@ def functions(extent: int) -> list[Mask]:
 SCALED: dict[str, Any] = {"scale_dtype": "f32", "granularity": 32}
 OF_PAGES: dict[str, Any] = {"page_size": 16, "form": edges.of_chosen_pages}
 NARROW_DECODE = replace(DECODING, schedule={**DECODE, "tile": 32}, keys=32, dtype="f8e4m3", query="bf16")
+SPLIT_KEYS: int = measured("split_keys")
 FEW_ROWS_SPLIT = {"kind": "tile", "rows": 64, "keys": 64, "splits": 3, "max_queries": 2}
 
 # Kernels, and masks of make check; make check-all has every mask that a form takes.
@@ -135,8 +136,8 @@ VARIANTS: dict[str, tuple[Kernel, list[Mask]]] = {
     "decode without wgmma": (replace(DECODING, place=AMPERE), [NULL]),
     "split keys, tiles": (
         replace(
-            BY_TMA, schedule=FEW_ROWS_SPLIT, keys=64, group=2, most=2, page_size=64, more=edges.edges(LEAST_KEYS)[2:]
-        ), windows(LEAST_KEYS + 1),
+            BY_TMA, schedule=FEW_ROWS_SPLIT, keys=64, group=2, most=2, page_size=64, more=edges.edges(SPLIT_KEYS)[2:]
+        ), windows(SPLIT_KEYS + 1),
     ),
     "fixed splits, decode": (
         replace(DECODING, schedule={**DECODE, "batch_invariant": True, "split": 32}, more=edges.edges(32)),
@@ -173,7 +174,7 @@ LATENT = Kernel(
 def tile_by_mma(group: int, head_size: int, value_size: int, page_size: int) -> tuple[int, int]:
     """(query rows, keys) of the tiles of latent rows that a GPU without wgmma has."""
     spec = CacheSpec("paged", dtypes.bf16, 1, head_size, page_size, is_mla=True)
-    case = Case(spec, dtypes.bf16, dtypes.bf16, group, value_size, lse=True)
+    case = replace(Case.plain(spec, dtypes.bf16, group), value_size=value_size)
     return mla.block_extents(case, attention.Place(target.by_name(AMPERE.name), {}, 16))
 
 

@@ -24,6 +24,7 @@ from unit.test_mla_sparse import listed_rows, on_gpu, sparse_problem, sparse_ref
 
 import kvarn as kv
 from kvarn.dialect import dtypes, tile_layout
+from kvarn.dialect.latent_layout import RowFormat
 from kvarn.dialect.layout import CacheSpec
 from kvarn.dispatch import artifact
 from kvarn.emulator import grid as ptx
@@ -211,7 +212,7 @@ def test_no_key_is_multiplied_twice():
 )
 def test_rows_that_products_do_not_read_by_chunks_are_refused(content, rope, why):
     spec = CacheSpec("paged", dtypes.f8e4m3, num_heads=1, head_size=content + 2 * rope, page_size=16, is_mla=True)
-    case = Case(spec, dtypes.bf16, dtypes.bf16, heads=16, value_size=content, rope=rope)
+    case = Case(RowFormat(spec, rope), dtypes.bf16, dtypes.bf16, heads=16, value_size=content)
     found = problems(case, by_name("sm_80"), 16)
     assert (found == []) if why is None else why in found[0]
 

@@ -267,7 +267,7 @@ def test_tiles_follow_the_rows_that_a_collection_lets_sequences_have(dtype, new,
     query = np.empty((new, 2 * group, head_size), np.float32)
     schedule = reads.scheduled(collection, query, None)
     assert "max_queries" not in (schedule or {})
-    case = Case(spec, bf16, bf16, 2 * group, head_size)
+    case = Case.plain(spec, bf16, 2 * group)
     assert tile_schedule.chosen(case, by_name("sm_90a"), schedule or {}).rows == rows
     assert reads.scheduled(collection, query, {"batch_invariant": True}) == {"batch_invariant": True}
 
@@ -382,7 +382,7 @@ def test_more_rows_than_a_warp_has_are_tiles(group, new, batch, kind):
 
 
 def test_heads_whose_tiles_fit_no_shared_memory_are_not_for_tiles():
-    case = Case(CacheSpec("paged", kv.i8, 2, 256, 16, False, kv.f32, 256), kv.f32, kv.f32, 8, 256)
+    case = Case.plain(CacheSpec("paged", kv.i8, 2, 256, 16, False, kv.f32, 256), kv.f32, 8)
     assert tile_schedule.problems(case, by_name("sm_80"), 16) == []
     (problem,) = tile_schedule.problems(case, by_name("sm_89"), 16)
     assert problem.startswith("has none for sm_89: tiles must fit 101376 bytes of shared memory")
@@ -426,7 +426,7 @@ VALUES = {
 }  # fmt: skip
 
 
-def drawn(seed: int, count: int, config: decode_schedule.Config, target: Any) -> list[dict[str, Any]]:
+def drawn(seed: int, count: int, config: decode_schedule.DecodeConfig, target: Any) -> list[dict[str, Any]]:
     """Random decode schedules that are called legal."""
     rng, found = np.random.default_rng(seed), []
     bounds = {"kind": "decode", "max_queries": config.max_queries, "max_batch": config.max_batch}
@@ -452,9 +452,8 @@ def test_every_schedule_that_is_legal_computes_the_right_numbers(number):
     options = CASES[number]
     problem, query = problem_of(20 + number, **options)
     spec, most = problem.collection.cache_spec, int(problem.new.max())
-    config = decode_schedule.Config(
-        spec, kv.f16, 4 // spec.num_heads, 1 << (most - 1).bit_length(), max_batch=len(problem.cached)
-    )
+    case, batch = Case.plain(spec, kv.f16, 4), len(problem.cached)
+    config = decode_schedule.DecodeConfig(case, 1 << (most - 1).bit_length(), max_batch=batch)
     scale = 32**-0.5 if spec.dtype.bits > 8 else 0.0005 if spec.quantized else 0.1
     want, _ = reference.attention(problem.collection, 1, query, problem.row_offsets, scale=scale)
     for schedule in drawn(number, 2, config, by_name("sm_90a")):
@@ -471,9 +470,10 @@ def test_every_schedule_that_is_legal_is_completed_and_fits(target):
     shapes = itertools.product((1, 3, 8), (1, 4), (16, 80, 256), (1, 16), (1, 8), (1, 64, 16384))
     for seed, (heads, group, size, page, queries, batch) in enumerate(shapes):
         spec = spec_of("paged", "bf16", heads, size, page_size=page)
-        if not decode_schedule.supports(spec, bf16, group, queries, chip, batch):
+        case = Case.plain(spec, bf16, group * heads)
+        if not decode_schedule.supports(case, queries, chip, batch):
             continue
-        config = decode_schedule.Config(spec, bf16, group, queries, max_batch=batch)
+        config = decode_schedule.DecodeConfig(case, queries, max_batch=batch)
         for schedule in drawn(seed, 3, config, chip):
             whole = {**decode_table.choose(chip, config, schedule), **schedule}
             assert schedules.why_unsupported("kv.attention", whole, chip, "decode", config) is None
@@ -546,12 +546,13 @@ def test_the_verifier_wants_a_dictionary_of_every_operation():
 
 
 def test_an_illegal_entry_of_the_users_table_is_refused_with_its_file(tmp_path):
-    config = decode_schedule.Config(spec_of("paged", "bf16", 8, 128, page_size=16), bf16, 4, 1)
+    case = Case.plain(spec_of("paged", "bf16", 8, 128, page_size=16), bf16, 32)
+    config = decode_schedule.DecodeConfig(case, 1)
     path = tmp_path / "tune.json"
     with compiler.env.override(tune=path):
         tuned.save(path, [(tuned.Key.of("sm_90a", config), {"warps": 3}, 1.0)])
         with pytest.raises(ValueError, match=r"tune.json has an entry for this case whose warps must be 1, 2, 4 or 8"):
-            decode_table.choose(by_name("sm_90a"), config, {}, measured=True)
+            decode_table.choose(by_name("sm_90a"), config, {}, by_user=True)
 
 
 def test_a_kind_is_one_declaration(monkeypatch):

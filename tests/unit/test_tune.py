@@ -163,7 +163,7 @@ def test_the_search_finds_the_best_schedule_step_by_step():
     found = tune.search(CASE, SM90, measure)
     assert {name: found.schedule[name] for name in best} == best
     assert found.us == 260.0
-    assert found.builtin_us == measure({"min_tiles": 4, **decode_table.entries(CASE.config())})
+    assert found.builtin_us == measure({"min_tiles": 4, **decode_table.entries(SM90, CASE.config())})
     assert found.better
 
 
@@ -250,16 +250,16 @@ def test_what_is_given_stands_before_what_was_measured(table):
     tuned.save(table, [(PROMPTS.space.key(SM90), {"keys": 144, "stages": 2}, 9.0)])
     case = PROMPTS.space.case
     given = {"stages": 3}
-    config = tile_schedule.chosen(case, SM90, given, measured=True)
+    config = tile_schedule.chosen(case, SM90, given, by_user=True)
     assert (config.stages, config.keys) == (3, tile_schedule.chosen(case, SM90, given).keys)
-    assert tile_schedule.chosen(case, SM90, {}, measured=True).keys == 144
+    assert tile_schedule.chosen(case, SM90, {}, by_user=True).keys == 144
 
 
 def test_a_table_says_nothing_of_a_batch_invariant_schedules_splits(table):
     tuned.save(table, [(PROMPTS.space.key(SM90), {"keys": 64, "splits": 8}, 9.0)])
     case = PROMPTS.space.case
-    assert tile_schedule.chosen(case, SM90, {}, measured=True).splits == 8
-    kept = tile_schedule.chosen(case, SM90, {"batch_invariant": True}, measured=True)
+    assert tile_schedule.chosen(case, SM90, {}, by_user=True).splits == 8
+    kept = tile_schedule.chosen(case, SM90, {"batch_invariant": True}, by_user=True)
     assert (kept.keys, kept.splits) == (64, 1)
 
 

@@ -20,7 +20,7 @@ from ..base import Expansion
 from ..common import WARP, begin, starts_early
 from ..scans import warp_scan
 from .arguments import AttentionArguments
-from .case import Case, first_key, start_of
+from .case import Case, Masking, start_of
 from .chosen_pages import chosen_pages
 from .key_tiles import BY_POSITIONS, WHOLE
 from .queries import heads_of, is_padded, tiles_of
@@ -104,7 +104,7 @@ class Tiles:
         """
         b, _, row0, count = queries.tile(number, self.case.group, self.rows)
         start, num_keys = start_of(self.case, collection, collection, queries, b)
-        first = kv.i32(first_key(self.case, start + row0 // self.case.group)) // self.keys
+        first = kv.i32(self.case.mask.first(start + row0 // self.case.group)) // self.keys
         if chosen is None:
             tiles = (num_keys + (self.keys - 1)) // self.keys
         else:
@@ -194,10 +194,8 @@ def host_kernel(t: Tiles) -> Any:
 @expands("kv.block_mask")
 def expand(op: Any, at: Expansion) -> None:
     spec, host, heads = at.spec(op.collection), at.target.is_host, heads_of(op, at)
-    case = Case(
-        spec, at.dtype(op.query), at.dtype(op.query), heads, spec.head_size, mask=op.mask.value, padded=is_padded(op)
-    )
-    by_head = functions.registered(case.mask).by_head
+    plain, mask = Case.plain(spec, at.dtype(op.query), heads), Masking(op.mask.value)
+    case, by_head = replace(plain, mask=mask, padded=is_padded(op)), functions.registered(mask.name).by_head
     t = Tiles(case, op.rows.value, op.keys.value, by_head, 1 if host else WARP)
     tiles, lists = tiles_of(op, at, case.group, t.rows), at.dim(op.blocks, 1)
     a = replace(AttentionArguments.of(op), block_mask=op.blocks, keys=None)  # the op's keys are an extent of tiles

@@ -10,7 +10,7 @@ Scores are kept in base 2: the query's factor is scale * log2(e), so that one ex
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from kvarn import dsl as kv
@@ -24,22 +24,107 @@ from ..common import at_most, narrowed
 
 
 @dataclass(frozen=True)
-class Case:
-    """What an attention kernel is specialised for.
+class Masking:
+    """Which of the keys a query row sees, by their positions.
 
     Attributes
     ----------
-    spec : CacheSpec
-        Of the collection, or of the operands.
+    name : str
+        Of a mask, or of a function of positions (``NAME@DIGEST``), as in ``kv.attention``.
+    span : int
+        The window or the chunk of a mask that has one.
+    """
+
+    name: str = "causal"
+    span: int = 0
+
+    @property
+    def function(self) -> masks.Mask | functions.Registered | None:
+        """The function that was given, or that of a name; None where every key is seen."""
+        return functions.registered(self.name) if is_function(self.name) else masks.named(self.name, self.span)
+
+    @property
+    def asked(self) -> bool:
+        """Whether the function is to be asked about each key: its bounds do not tell all of it."""
+        if is_function(self.name):
+            return not functions.is_interval(self.name)
+        mask = self.function
+        return mask is not None and not mask.interval
+
+    @property
+    def has_first(self) -> bool:
+        """Whether the mask says which key is the first."""
+        mask = self.function
+        return mask is not None and mask.first is not None
+
+    def first(self, q: Any) -> Any:
+        """The first key that a query at a position, or a later one, may see, as far as the mask says."""
+        return kv.math.max(self.function.first(q), 0) if self.has_first else kv.i32(0)
+
+    def end(self, q: Any, num_keys: Any) -> Any:
+        """The end of the keys that a query at a position, or an earlier one, may see, as far as the mask says."""
+        mask = self.function
+        return num_keys if mask is None or mask.end is None else kv.math.min(num_keys, mask.end(q))
+
+    def interval(self, position: Any, num_keys: Any) -> tuple[Any, Any]:
+        """The keys that a query at an absolute position may see: (first, end); none when end <= first.
+
+        It sees all of them, unless the mask is to be asked about each (:attr:`asked`).
+        """
+        return self.first(position), self.end(position, num_keys)
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """Where the keys of a prefill's chunk over latent rows (MLA) lie: columns of a buffer, then of latent rows.
+
+    Attributes
+    ----------
+    latent : RowFormat
+        Of the rows that have the last columns of the keys.
+    nope, rope : int
+        Columns of the buffer, and those of the latent rows.
+    alignment : int
+        Bytes that rows of the buffers, and of the query and the output, are aligned to.
+    accumulate : bool
+        The output and its log-sum-exp hold a result over other keys, which the keys here are added to.
+    """
+
+    latent: RowFormat
+    nope: int
+    rope: int
+    alignment: int
+    accumulate: bool
+
+    @property
+    def first_column(self) -> int:
+        """The first of the columns of the latent rows."""
+        return self.latent.content if self.latent.rope else self.latent.spec.head_size - self.rope
+
+
+@dataclass(frozen=True)
+class Case:
+    """What an attention is, as far as kernels are specialised for it and schedules are chosen by it.
+
+    Configurations (:class:`DecodeConfig`, :class:`TileConfig`, :class:`LatentConfig`) are a case with the entries of a
+    schedule.
+
+    Attributes
+    ----------
+    row : RowFormat
+        What lies in a row of the keys: of the collection, or of the operands; of a chunk's keys, which lie in two
+        places, as if they were ragged ones of all columns.
     query, out : DType
     heads : int
         Query heads, a multiple of the KV heads.
     value_size : int
         Columns of a value; less than the head size for latent rows only.
-    rope : int
-        Columns of the query whose keys lie as bf16 behind the 8-bit ones in a latent row; 0: none do.
-    inline : int
-        Elements that share one of the scales that lie in a latent row, behind the 8-bit elements; 0: none do.
+    mask : Masking
+    softcap : float
+    score : str
+        The function that changes scores; empty: none does.
+    alibi : bool
+        Whether scores have a slope a head.
     padded : bool
         Whether the rows are those of a padded batch.
     pages : bool
@@ -48,30 +133,40 @@ class Case:
         Of a block mask (:mod:`key_tiles`) the query rows and keys of a tile.
     listed : bool
         Whether lists say which rows of the pool a query row sees.
-    mask, span, softcap, score
-        As in ``kv.attention``; no score function: empty.
-    sinks, lse, alibi : bool
-        Whether there is a sink a head, whether the log-sum-exp is wanted, and whether scores have a slope a head.
+    chunk : Chunk, optional
+        Of a prefill's chunk over latent rows.
     """
 
-    spec: CacheSpec
+    row: RowFormat
     query: DType
     out: DType
     heads: int
     value_size: int
-    mask: str = "causal"
-    span: int = 0
+    mask: Masking = field(default_factory=Masking)
     softcap: float = 0.0
     score: str = ""
-    sinks: bool = False
-    lse: bool = False
     alibi: bool = False
-    rope: int = 0
-    inline: int = 0
     padded: bool = False
     pages: bool = False
     blocks: tuple[int, int] | None = None
     listed: bool = False
+    chunk: Chunk | None = None
+
+    @property
+    def of_chunk(self) -> Chunk:
+        """The chunk of a case that has one."""
+        assert self.chunk is not None
+        return self.chunk
+
+    @staticmethod
+    def plain(spec: CacheSpec, query: DType, heads: int) -> Case:
+        """The case of a causal attention over keys and values, whose output has the query's type."""
+        return Case(RowFormat(spec), query, query, heads, spec.head_size)
+
+    @property
+    def spec(self) -> CacheSpec:
+        """Of the collection, or of the operands."""
+        return self.row.spec
 
     @property
     def rank(self) -> int:
@@ -84,11 +179,6 @@ class Case:
         return self.heads // self.spec.num_heads
 
     @property
-    def row(self) -> RowFormat:
-        """What lies in a row of the cache."""
-        return RowFormat(self.spec, self.rope, self.inline)
-
-    @property
     def size(self) -> int:
         """Columns of a query."""
         return self.row.size
@@ -99,57 +189,14 @@ class Case:
         return self.row.content
 
     @property
-    def rope_start(self) -> int:
-        """Byte of a latent row where bf16 keys start."""
-        return self.row.rope_start
-
-    @property
     def functions(self) -> bool:
         """Whether functions are to be asked at every pair of positions."""
-        return bool(self.score) or asks(self)
+        return bool(self.score) or self.mask.asked
 
     @property
-    def whole(self) -> bool:
-        """Whether the lengths count every key, and not only those of earlier steps."""
-        return not self.spec.of_cache
-
-
-def mask_of(case: Any) -> masks.Mask | functions.Registered | None:
-    """The mask of a case: the function that was given, or that of a name; None where every key is seen."""
-    return functions.registered(case.mask) if is_function(case.mask) else masks.named(case.mask, case.span)
-
-
-def asks(case: Any) -> bool:
-    """Whether the mask of a case is to be asked about each key: its bounds do not tell all of it."""
-    if is_function(case.mask):
-        return not functions.is_interval(case.mask)
-    mask = mask_of(case)
-    return mask is not None and not mask.interval
-
-
-def has_first(case: Any) -> bool:
-    """Whether the mask of a case says which key is the first."""
-    mask = mask_of(case)
-    return mask is not None and mask.first is not None
-
-
-def first_key(case: Any, q: Any) -> Any:
-    """The first key that a query at a position, or a later one, may see, as far as the mask says."""
-    return kv.math.max(mask_of(case).first(q), 0) if has_first(case) else kv.i32(0)
-
-
-def end_key(case: Any, q: Any, num_keys: Any) -> Any:
-    """The end of the keys that a query at a position, or an earlier one, may see, as far as the mask says."""
-    mask = mask_of(case)
-    return num_keys if mask is None or mask.end is None else kv.math.min(num_keys, mask.end(q))
-
-
-def interval(case: Any, position: Any, num_keys: Any) -> tuple[Any, Any]:
-    """The keys that a query at an absolute position may see: (first, end); none when end <= first.
-
-    It sees all of them, unless the mask is to be asked about each (:func:`asks`).
-    """
-    return first_key(case, position), end_key(case, position, num_keys)
+    def by_lists(self) -> bool:
+        """Whether lists say which tokens a sequence and KV head visits: of pages, or of a block mask's tiles."""
+        return self.pages or self.blocks is not None
 
 
 @kv.func
@@ -175,7 +222,7 @@ def start_of(case, source, values, queries, b):
     if case.listed:
         return kv.i32(0), queries.keys(b)
     count = source.cache_length(b)
-    if case.whole:
+    if not case.spec.of_cache:  # which have all keys, and not only those of earlier steps
         count = kv.math.min(count, values.cache_length(b))
         return count - queries.length(b), count
     return count, at_most(count + queries.new_keys(b), source.token_capacity())

@@ -13,11 +13,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from mlir import ir
-
+from kvarn.dialect.latent_layout import RowFormat
 from kvarn.dialect.ops.attention import block_tile, score_of
+from kvarn.dialect.schedules import MOST
 from kvarn.lowering.schedules import attention as tile_schedule, decode as decode_schedule
 from kvarn.lowering.schedules.limits import MOST_QUERIES, WARP_ROWS
+from kvarn.lowering.schedules.tables import by_most, measured
 from kvarn.lowering.target import Target
 from kvarn.lowering.tiles.ir import WGMMA
 
@@ -26,19 +27,10 @@ from ..base import Expansion
 from ..common import row_alignment
 from . import kernel as attention_tiles, launch as tile_launch, rows as attention_rows
 from .arguments import AttentionArguments
-from .case import Case
+from .case import Case, Masking
 from .decode import kernel as attention_decode
 from .queries import heads_of, is_padded, row_count
 
-# (most sequences, most query rows of a sequence and KV head) that count as a decode. Beside tiles by mma.sync: of many
-# sequences those read the keys of more rows once. Beside tiles by wgmma: a warp of a decode has 16 rows, and keys of
-# more are read twice (H200, 32 rows: 8 x 8k 81 against 70 us, 64 x 4k 267 against 252 us, 1 x 32k 48 against 40 us; of
-# one shorter sequence the start of a tile counts for more).
-DECODE_ROWS = ((16, 128), (1 << 31, 32))
-# Over 8-bit heads of up to 64 columns a decode converts every key once for each 16 rows, tiles by wgmma once (H200, 32
-# rows, 96 x 4k: 176 against 155 us).
-DECODE_ROWS_OF_NARROW_HEADS = ((16, 128), (1 << 31, 16))
-DECODE_ROWS_BESIDE_TILES = ((4, 32), (1 << 31, 16))
 WIDEST_ROWS = 16  # bytes that rows are aligned to where a block mask is made: those of attention may be others
 LISTED_KEYS = 64  # of a tile of a decode's block mask, at least
 
@@ -48,19 +40,14 @@ def of_operands(op: Any) -> bool:
     return op.operation.name == "kv.operand_attention"
 
 
-def pages_of(op: Any) -> list[ir.Value | None]:
-    """The lists of pages of an attention and their counts; operands have none."""
-    return [None, None] if of_operands(op) else [op.pages, op.page_counts]
-
-
 def case_of(op: Any, at: Expansion) -> Case:
     """The case of an attention."""
     spec = at.spec(op.keys if of_operands(op) else op.collection)
     return Case(
-        spec=spec, query=at.dtype(op.query), out=at.dtype(op.out), heads=heads_of(op, at),
-        value_size=spec.head_size, mask=op.mask.value, span=op.span.value, softcap=op.softcap.value,
-        score=score_of(op), sinks=op.sinks is not None, lse=op.lse is not None, alibi=op.alibi_slopes is not None,
-        padded=is_padded(op), pages=pages_of(op)[0] is not None, blocks=block_tile(op),
+        RowFormat(spec), query=at.dtype(op.query), out=at.dtype(op.out), heads=heads_of(op, at),
+        value_size=spec.head_size, mask=Masking(op.mask.value, op.span.value), softcap=op.softcap.value,
+        score=score_of(op), alibi=op.alibi_slopes is not None, padded=is_padded(op),
+        pages=getattr(op, "pages", None) is not None, blocks=block_tile(op),
     )  # fmt: skip
 
 
@@ -79,7 +66,7 @@ class Place:
 
     @property
     def max_batch(self) -> int:
-        return self.schedule.get("max_batch", decode_schedule.Config.max_batch)
+        return self.schedule.get("max_batch", decode_schedule.DecodeConfig.max_batch)
 
     @property
     def invariant(self) -> bool:
@@ -88,7 +75,7 @@ class Place:
     @property
     def sequences(self) -> int:
         """Those that the choice of a kernel goes by: a promise that nothing follows the batch holds for it too."""
-        return DECODE_ROWS[-1][0] if self.invariant else self.max_batch
+        return MOST if self.invariant else self.max_batch
 
 
 def decode_problems(case: Case, place: Place, max_batch: int) -> list[str]:
@@ -96,7 +83,7 @@ def decode_problems(case: Case, place: Place, max_batch: int) -> list[str]:
     most = place.schedule.get("max_queries")
     if most is None or place.of_operands:
         return ["needs max_queries and a collection"]
-    found = decode_schedule.problems(case.spec, case.query, case.group, most, place.target, max_batch, place.invariant)
+    found = decode_schedule.problems(case, most, place.target, max_batch, place.invariant)
     if case.blocks:
         rows, keys = case.blocks
         if rows < most * case.group:
@@ -110,11 +97,12 @@ def decode_rows(case: Case, place: Place, sequences: int) -> int:
     """The most query rows of a sequence and KV head for which a decode is taken."""
     if case.pages:  # beside it are kernels of tiles no longer than a page, or of a row at a time
         return MOST_QUERIES * WARP_ROWS
-    table = DECODE_ROWS_BESIDE_TILES if _stored_tiles(case, place) else DECODE_ROWS
-    narrow = case.spec.dtype.bits == 8 and not case.spec.quantized and case.spec.head_size <= 64
+    table = "decode_rows_beside_stored_tiles" if _stored_tiles(case, place) else "decode_rows"
+    narrow = case.spec.head_size <= measured("decode_narrow_columns", place.target)
+    narrow = narrow and case.spec.dtype.bits == 8 and not case.spec.quantized
     if narrow and tile_schedule.instruction_for(case, place.target, {}) == WGMMA:
-        table = DECODE_ROWS_OF_NARROW_HEADS
-    return next(rows for batches, rows in table if sequences <= batches)
+        table = "decode_rows_of_narrow_heads"
+    return by_most(table, place.target, sequences)
 
 
 def _stored_tiles(case: Case, place: Place) -> bool:
@@ -131,11 +119,11 @@ def few_rows(case: Case, place: Place, listed: bool = False) -> bool:
     """Whether a case counts as a decode; ``listed``: by a block mask.
 
     Functions of few query rows are for kind tile where it multiplies elements as they are stored: it asks a mask only
-    where comparisons do not tell. Measured on an H200, 64 x 4k of bf16 with 4 rows: 1.00 to 1.03 times what a plain
-    decode takes, with masks and scores that compute, and 2.0 times over pages of 8 bits, which it converts.
+    where comparisons do not tell.
     """
     most = place.schedule.get("max_queries")
-    if most is None or ((case.functions or listed) and _stored_tiles(case, place)):
+    by_tiles = (case.functions or listed) and measured("functions_by_tiles", place.target)
+    if most is None or (by_tiles and _stored_tiles(case, place)):
         return False
     return most * case.group <= decode_rows(case, place, place.sequences)
 
@@ -216,15 +204,15 @@ def block_extents(case: Case, place: Place) -> tuple[int, int]:
         raise ValueError(f"a schedule of kind tile {problem}")
     if problems:
         return of_rows
-    config = tile_schedule.chosen(case, place.target, place.schedule, measured=True)
+    config = tile_schedule.chosen(case, place.target, place.schedule, by_user=True)
     return config.rows, config.keys
 
 
 def _decode_extents(case: Case, schedule: Mapping[str, Any]) -> tuple[int, int]:
     """The rows of a sequence and KV head, and keys of whole tiles of a decode that divide a listed page."""
     most = schedule.get("max_queries", 1)
-    config = decode_schedule.Config(case.spec, case.query, case.group, most)
-    keys = max(LISTED_KEYS, schedule.get("tile", decode_schedule.tile_of(config)))
+    of_keys = decode_schedule.DecodeConfig(replace(case, pages=False), most)
+    keys = max(LISTED_KEYS, schedule.get("tile", decode_schedule.tile_of(of_keys)))
     return max(2, most * case.group), math.gcd(keys, case.spec.page_size) if case.pages else keys
 
 
@@ -246,7 +234,7 @@ def slower_than(op: Any, at: Expansion, case: Case, kind: str) -> list[str]:
 def expand(op: Any, at: Expansion) -> None:
     case, kind = case_of(op, at), at.kind
     if kind == "decode":
-        attention_decode.expand_decode(op, at)
+        attention_decode.launch(case, at, op)
     elif kind == "tile":
         tile_launch.launch(tile_schedule.configured(case, at.target, at.schedule), at, op)
     elif kind == "host" and attention_tiles.fits_host(case):  # of head size 1 there are no tiles

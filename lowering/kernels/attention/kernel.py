@@ -23,7 +23,7 @@ from kvarn.dsl.tiles import Tile
 
 from ..base import Expansion
 from .arguments import AttentionArguments
-from .case import Case, asks, has_first, mask_of
+from .case import Case
 from .key_splits import partial_row, quotient
 from .partials import LOG2E, LOWEST, finished, log_sum_exp, with_prior
 from .queries import tiles_of
@@ -56,10 +56,10 @@ def rounds(s, t):
         work = i if t.queue is None else kv.take_round(t.queue, i, units)
         split = 0 if t.splits is None else quotient(work, number_of_tiles)
         tile = work - split * number_of_tiles  # blocks that read the same keys run at one time
-        if s.chunk is None:
+        if s.case.chunk is None:
             number, head = tile // heads, tile % heads
         else:
-            number, head = tile % t.tiles, tile // t.tiles
+            number, head = tile % t.tiles, tile // t.tiles  # of a chunk one head after another
         yield Work(tile, t.tiles - 1 - number, head, split)  # the longest first
 
 
@@ -131,7 +131,7 @@ def scaled_query(s, a, rows):
 @kv.func
 def cleaned(s, v, seen):
     """Values, with zeros for those that no row sees: whatever they are, a weight of zero leaves nothing of them."""
-    if s.clean and (has_first(s.case) or asks(s.case)):
+    if s.clean and (s.case.mask.has_first or s.case.mask.asked):
         some = kv.where(seen, kv.full((s.rows, s.keys), 1), 0).max(axis=0)
         v = kv.where((some > 0)[:, None], v, 0.0)
     return v
@@ -141,7 +141,8 @@ def cleaned(s, v, seen):
 def write_result(s, a, rows, m, l, o):
     """Write the rows' result: normalised, with a sink and a result over other keys, and the log-sum-exp."""
     head, place, exists = rows.h, rows.place, rows.exists
-    prior, prior_lse = (a.out, a.lse) if s.accumulate else (a.prior, a.prior_lse)
+    accumulates = s.case.chunk is not None and s.case.chunk.accumulate
+    prior, prior_lse = (a.out, a.lse) if accumulates else (a.prior, a.prior_lse)
     before = None if prior is None else prior_lse.gather(*place, mask=exists)
     m, l, factor, of_prior = finished(m, l, None if a.sinks is None else a.sinks[head], before, kv.math.exp2)
     o = o * factor[:, None]
@@ -168,7 +169,7 @@ def write_partial(s, t, rows, tile, split, some, m, l, o):
 def attention_kernel(s: TileKernel) -> Any:
     """The kernel of a specialisation."""
     scores_read = functions.registered(s.case.score).arrays if s.case.score else 0
-    mask_of(s.case)  # one that was not given in this process is refused before anything is traced
+    _ = s.case.mask.function  # one that was not given in this process is refused before anything is traced
     options = {} if s.min_blocks is None else {"min_blocks": s.min_blocks}
 
     @kv.kernel(block=(s.threads, 1, 1), **options)

@@ -19,13 +19,12 @@ from kvarn.dialect.dtypes import f32
 from kvarn.dialect.layout import cdiv
 
 from .arguments import AttentionArguments
-from .case import Case, end_key, first_key
+from .case import Case
 from .key_tiles import KeyTiles
 from .partials import LOWEST, finished, log_sum_exp, weight, with_prior
 from .specialisation import TileArguments, TileKernel
 
 MOST_SPLITS = 32  # a lane of a warp has the m and l of each
-LEAST_KEYS = 1024  # of one of several splits: fewer take less time than the combination
 WARPS = 4
 WIDTH = 4  # elements of a row that a lane loads together
 TOGETHER = 4  # splits whose loads a warp has under way
@@ -34,8 +33,8 @@ TOGETHER = 4  # splits whose loads a warp has under way
 @kv.func
 def key_range(case: Case, keys: int, rows: int, start: Any, row0: Any, count: Any, num_keys: Any) -> tuple[Any, Any]:
     """(first, end) of the tiles of keys that the rows [row0, row0 + rows) of a sequence's ``count`` walk over."""
-    end = end_key(case, start + (kv.math.min(row0 + rows, count) - 1) // case.group, num_keys)
-    low = kv.i32(first_key(case, start + row0 // case.group)) // keys
+    end = case.mask.end(start + (kv.math.min(row0 + rows, count) - 1) // case.group, num_keys)
+    low = kv.i32(case.mask.first(start + row0 // case.group)) // keys
     return low, kv.math.max((end + (keys - 1)) // keys, low)
 
 

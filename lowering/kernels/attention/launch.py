@@ -39,8 +39,12 @@ def launch(config: TileConfig, at: Expansion, op: Any) -> None:
         filled = filled.greatest(batch_of(op, at)).greatest(at.constant(1)) * config.case.spec.num_heads
         splits = at.constant(config.splits or 1)
         if not config.splits:
-            longest, slots, least = longest_of(op, at), multiprocessors * config.occupancy, config.least * config.keys
-            splits = splits_for(filled, batch_of(op, at), longest, slots, least)
+            longest, slots, least = (
+                longest_of(op, at),
+                multiprocessors * config.occupancy,
+                config.least(at.target) * config.keys,
+            )
+            splits = splits_for(filled, batch_of(op, at), longest, slots, least, at.target)
             if config.occupancy > 1:
                 splits = splits.greatest(halved(filled, slots, longest, least))
     t = TileArguments(tiles, *descriptors(config, at, a), splits=splits)
@@ -67,9 +71,9 @@ def _launch_section(
         schedule["across"] = config.across
     by_mma = config.instruction == MMA
     s = TileKernel(
-        case, config.rows, config.keys, config.threads, config.blocks(at.target), bounded=by_mma, least=config.least,
-        looped=config.persistent or not by_mma, section=section, most=most, stored_keys=config.stored_keys,
-        weights=config.weights,
+        case, config.rows, config.keys, config.threads, config.blocks(at.target), bounded=by_mma,
+        least=config.least(at.target), looped=config.persistent or not by_mma, section=section, most=most,
+        stored_keys=config.stored_keys, weights=config.weights,
     )  # fmt: skip
     if config.narrow and a.lse is None:  # which is of weights before they were rounded
         schedule["row_sums"] = True

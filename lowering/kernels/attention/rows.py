@@ -23,7 +23,7 @@ from kvarn.lowering.host_math import exp2
 from kvarn.lowering.tiles.cache_rows import load_width, place_in_pool, read_rope, read_row
 
 from .arguments import AttentionArguments
-from .case import Case, asks, column_vectors, interval, place_of
+from .case import Case, column_vectors, place_of
 from .chosen_pages import ChosenPages, chosen_pages
 from .key_tiles import KeyTiles, TilesOfRow
 from .partials import LOWEST, NO_VALUE, finished, log_sum_exp, with_prior
@@ -98,10 +98,10 @@ def lane_sum(x: Any) -> Any:
 
 def host_kernel(case: Case) -> Any:
     """The host's kernel: a grid of (query heads, rows), one thread a block."""
-    spec, hides = case.spec, asks(case)
+    spec, hides = case.spec, case.mask.asked
     widest = load_width(spec, LANES)
     key_vectors, value_vectors = column_vectors(case.content, widest), column_vectors(case.value_size, widest)
-    rope_vectors = [(case.content + d, w) for d, w in column_vectors(case.rope, LANES)]
+    rope_vectors = [(case.content + d, w) for d, w in column_vectors(case.row.rope, LANES)]
 
     def scores_of(keys: Any, q: Any, row: Row, places: list[tuple[Any, Any]]) -> list[Any]:
         """The scores of the keys at (token, page): a sum per width of vectors, then over the lanes."""
@@ -164,7 +164,7 @@ def host_kernel(case: Case) -> Any:
         queries = a.queries(case)
         if queries.holds(number):
             b, position, num_keys = place_of(case, a.source, a.values, queries, number)
-            first, end = interval(case, position, num_keys)
+            first, end = case.mask.interval(position, num_keys)
             keys, values = a.caches(case)
             head, here = h // case.group, queries.numbered(number)
             factor = a.scale * score_unit(case)
@@ -223,9 +223,9 @@ def simt_kernel(case: Case) -> Any:
     width = lane_width(case)
     columns = case.value_size // width  # vectors of a value
     turns = cdiv(columns, 32)
-    unrolled, hides = case.content // key_width <= 32, asks(case) or case.listed
+    unrolled, hides = case.content // key_width <= 32, case.mask.asked or case.listed
 
-    rope_vectors = [(case.content + d, w) for d, w in column_vectors(case.rope, 8)]
+    rope_vectors = [(case.content + d, w) for d, w in column_vectors(case.row.rope, 8)]
 
     def product(total: Any, x: Any, y: Any) -> Any:
         """total + x . y"""
@@ -254,7 +254,7 @@ def simt_kernel(case: Case) -> Any:
             at, page, seen = place_of_key(keys, lists, b, token)
             score = row.modified(case, score_of(keys, q, b, head, at, page), token)
             seen = seen & (base + lane < end)
-            if asks(case):
+            if case.mask.asked:
                 seen = seen & row.shows(case, token)
             score = kv.where(seen, score, NO_VALUE)
             higher = kv.math.max(state[0], kv.warp_reduce(score, "max"))
@@ -286,7 +286,7 @@ def simt_kernel(case: Case) -> Any:
         kv.syncwarp()
         if exists:
             b, position, num_keys = place_of(case, a.source, a.values, queries, number)
-            first, end = interval(case, position, num_keys)
+            first, end = case.mask.interval(position, num_keys)
             keys, values = a.caches(case)
             sums = [kv.vector(f32, width) if width > 1 else kv.f32(0.0) for _ in range(turns)]
             row, q_row = Row(b, h // case.group, h, position, a.slopes, a.arrays), SharedRow(q, warp)

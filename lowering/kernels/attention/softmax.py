@@ -16,7 +16,7 @@ from kvarn.dialect.dtypes import DType, bool_, f32
 from kvarn.dsl import functions, ptx, scores, tiles
 from kvarn.dsl.values import computed_by, describe, joined, stretched
 
-from .case import Case, asks, mask_of
+from .case import Case
 from .partials import LN2, LOG2E, weight
 
 SLACK = 8.0  # how far, in powers of two, scores may exceed the running maximum before it moves: weights stay below 2^8
@@ -28,7 +28,7 @@ SLACK = 8.0  # how far, in powers of two, scores may exceed the running maximum 
 @kv.func
 def seen_by(case: Case, b: Any, h: Any, q: Any, k: Any, num_keys: Any, arrays: Any) -> Any:
     """Which keys queries see: those that the mask shows, of those that there are."""
-    exists, mask = k < num_keys, mask_of(case)
+    exists, mask = k < num_keys, case.mask.function
     if mask is None:
         return exists
     return returned("mask", "a bool", mask.function(b, h, q, k, *arrays[: mask.arrays]), bool_) & exists
@@ -37,7 +37,7 @@ def seen_by(case: Case, b: Any, h: Any, q: Any, k: Any, num_keys: Any, arrays: A
 @kv.func
 def shown(case: Case, b: Any, h: Any, q: Any, k: Any, arrays: Any) -> Any:
     """Whether the mask shows one key to one query."""
-    mask = mask_of(case)
+    mask = case.mask.function
     if mask is None:
         return True
     return returned("mask", "a bool", mask.function(b, h, q, k, *arrays[len(arrays) - mask.arrays :]), bool_)
@@ -47,7 +47,7 @@ def outer_of(case: Case) -> Any:
     """The mask of positions alone that shows all that a case's mask shows; None where it reads arrays and has none, or
     is such a mask itself.
     """
-    mask = mask_of(case)
+    mask = case.mask.function
     return mask.outer if mask is not None and mask.arrays else None
 
 
@@ -120,7 +120,7 @@ def hold(case: Case, b: Any, places: Any, k: Any, slopes: Any, arrays: Any) -> N
         for h, q in places:
             if modifies(case):
                 modified(case, kv.f32(0.0), b, h, q, k, slopes, arrays)
-            if asks(case):
+            if case.mask.asked:
                 shown(case, b, h, q, k, arrays)
 
 

@@ -14,7 +14,6 @@ from kvarn import dsl as kv
 from kvarn.lowering.tiles.cache_rows import is_in_pool
 
 from .arguments import AttentionArguments
-from .case import end_key, first_key
 from .chosen_pages import ChosenPages, chosen_pages
 from .key_splits import key_range, split_of
 from .key_tiles import BY_POSITIONS, KeyTiles
@@ -94,13 +93,13 @@ class Keys:
         if not self.s.clean and not self.s.bounded:
             return rows.num_keys
         last = (kv.math.min(rows.row0 + self.s.rows, rows.count) - 1) // self.s.case.group
-        return end_key(self.s.case, rows.start + last, rows.num_keys)
+        return self.s.case.mask.end(rows.start + last, rows.num_keys)
 
     @kv.func
     def load(self, first: Any, until: Any, at: Any, whole: Any = None, told: Any = None) -> KeyTile:
         """The tile whose keys are [first, until), at positions from ``at`` on."""
         s, rows = self.s, self.rows
-        of_row = {"rows": s.keys, "rope": s.case.rope, "inline_scales": s.case.inline}
+        of_row = {"rows": s.keys, "rope": s.case.row.rope, "inline_scales": s.case.row.inline}
         if self.a.lists is not None:
             of_row = {**of_row, "lists": self.a.lists}
         of_keys = {"columns": self.columns, "tail": "any", "descriptor": self.t.key_map, **s.of_keys, **of_row}
@@ -209,13 +208,14 @@ class ChunkKeys(Keys):
 
     @kv.func
     def tiles(self, low: Any, high: Any) -> Any:
-        s, a, rows, of_cache = self.s, self.a, self.rows, dict(self.s.chunk.of_cache)
+        s, a, rows, chunk = self.s, self.a, self.rows, self.s.case.of_chunk
+        of_latent = {"columns": chunk.rope, "first_column": chunk.first_column, "rope": chunk.latent.rope}
         for j in range(low, high):
             first = j * s.keys
             at = first + kv.tile_index(s.keys)
             row, there = self.row + at, at < rows.num_keys
-            left = a.chunk_keys.load_rows(row, rows.head, mask=there, columns=s.chunk.nope)
-            of_rows = {"rows": s.keys, "tail": "any", **of_cache}
+            left = a.chunk_keys.load_rows(row, rows.head, mask=there, columns=chunk.nope)
+            of_rows = {"rows": s.keys, "tail": "any", "dtype": s.dtype, **of_latent}
             right = self.keys.tile(rows.b, 0, self.token + first, self.token + rows.num_keys, **of_rows)
             of_values = {"columns": s.value_columns, "stored": s.values}
             v = a.chunk_values.load_rows(row, rows.head, mask=there, **of_values)
@@ -224,10 +224,10 @@ class ChunkKeys(Keys):
 
 def source_of(s: TileKernel, a: AttentionArguments, t: TileArguments, rows: Any, split: Any, columns: int) -> Keys:
     """The source of keys of a kernel's arguments, of which a product takes so many columns."""
-    if s.chunk is not None:
+    if s.case.chunk is not None:
         row, token = a.chunk_rows(rows.b)[0], a.chunk_start(rows.b)
         return ChunkKeys(s, a, t, rows, split, columns, a.collection.get_key_cache(a.layer), None, None, row, token)
-    given = s, a, t, rows, split, columns, *a.caches(s.case), first_key(s.case, rows.start + rows.row0 // s.case.group)
+    given = s, a, t, rows, split, columns, *a.caches(s.case), s.case.mask.first(rows.start + rows.row0 // s.case.group)
     if a.pages is not None:
         return PageKeys(*given, chosen_pages(a.collection, a.pages, a.page_counts))
     return Keys(*given) if a.block_mask is None else BlockKeys(*given, KeyTiles(a.block_mask, s.keys))

@@ -22,17 +22,6 @@ NARROW_WEIGHTS, NARROW_SLACK = 3.0, math.log2(448.0)
 
 
 @dataclass(frozen=True)
-class ChunkColumns:
-    """Of the keys of a prefill's chunk over latent rows (MLA): ``nope`` columns of a buffer, then columns of the rows.
-
-    ``of_cache`` says how the latter are loaded: how many, from which on, and in which type they lie.
-    """
-
-    nope: int
-    of_cache: tuple[tuple[str, Any], ...]
-
-
-@dataclass(frozen=True)
 class TileKernel:
     """What the kernel is specialised for.
 
@@ -62,10 +51,6 @@ class TileKernel:
         8-bit keys are multiplied as they are, by a query of two terms.
     weights : DType, optional
         What weights are rounded to, and values converted to; without, the query's type.
-    chunk : ChunkColumns, optional
-        Of a prefill's chunk; its tiles of rows come one head after another.
-    accumulate : bool
-        The output and its log-sum-exp hold a result over other keys, which the keys here are added to.
     """
 
     case: Case
@@ -81,8 +66,6 @@ class TileKernel:
     most: int | None = None
     stored_keys: bool = False
     weights: DType | None = None
-    chunk: ChunkColumns | None = None
-    accumulate: bool = False
 
     @property
     def first_column(self) -> int:

@@ -8,7 +8,6 @@ them is left after it.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 from kvarn import dsl as kv
@@ -17,22 +16,14 @@ from kvarn.dialect.contents import Lengths, new_tokens
 
 from ..base import Expansion
 from ..tables.indices import threads_of
-from .case import asks, first_key
+from .case import Masking
 from .chosen_pages import chosen_pages
 
 BY_ADDRESS = ("kv.attention", "kv.attention_padded", "kv.operand_attention", "kv.mla_attention")
 READS_OF = "kv.reads_of"  # of a kernel: for which operation it reads
 
 
-@dataclass(frozen=True)
-class Masked:
-    """What :func:`first_key` takes of a mask."""
-
-    mask: str
-    span: int
-
-
-def reads_kernel(kind: str, are_offsets: bool, masked: Masked, is_mla: bool, null_page: bool) -> Any:
+def reads_kernel(kind: str, are_offsets: bool, mask: Masking, is_mla: bool, null_page: bool) -> Any:
     """Of a collection's layer or of an operand; a block a sequence and head.
 
     ``null_page``: it may stand for pages that a mask hides, and is left out. Of lists of pages, what they name is read.
@@ -45,7 +36,7 @@ def reads_kernel(kind: str, are_offsets: bool, masked: Masked, is_mla: bool, nul
             count = new[b + 1] - new[b] if are_offsets else new[b]
             if (count > 0) & (b < handle.batch_size()):
                 length = handle.cache_length(b)
-                first = first_key(masked, length)
+                first = mask.first(length)
                 caches = [handle]
                 if kind == "collection":
                     caches = [handle.get_key_cache(layer)] + ([] if is_mla else [handle.get_value_cache(layer)])
@@ -89,16 +80,16 @@ def launch_reads(op: Any, at: Expansion) -> None:
             continue
         kind = "collection" if hasattr(op, "collection") else "operand"
         layer = op.layer if kind == "collection" else at.constant(0)
-        masked = Masked(verify.string(op.mask) or "", verify.integer(op.span) or 0)
+        mask = Masking(verify.string(op.mask) or "", verify.integer(op.span) or 0)
         new = getattr(op, given)
         is_padded = given.endswith("lengths")
         threads = threads_of(at)
-        kernel = reads_kernel(kind, not is_padded, masked, spec.is_mla, asks(masked) and spec.paged)
+        kernel = reads_kernel(kind, not is_padded, mask, spec.is_mla, mask.asked and spec.paged)
         at.launch(
             kernel,
             [handle, layer, new, *lists],
             (at.field(handle, "batch"), spec.num_heads, 1),
             (threads, 1, 1),
-            key=(kernel.name, kind, masked),
+            key=(kernel.name, kind, mask),
             attributes={READS_OF: {"operation": name}},
         )

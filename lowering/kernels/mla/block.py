@@ -89,7 +89,7 @@ class Block:
     def notes(self, i: Any) -> Any:
         """The notes of tile i, once they are there."""
         of_tile = i & (LISTS - 1)
-        if self.c.scaled or self.c.listed:
+        if self.c.scaled or self.c.case.listed:
             kv.mbarrier_wait(self.notes_full + of_tile * BARRIER_BYTES, (i // LISTS) & 1)
         return self.notes_at + of_tile * self.c.notes_bytes
 
@@ -105,7 +105,7 @@ class Block:
                     thread = self.warp * 32 + self.lane
                     clear_rows(self.c.box, box, 1, first - base, last - base, thread, 128)
         seen = []
-        if self.c.listed:
+        if self.c.case.listed:
             seen_at = self.seen_at + (i & (LISTS - 1)) * 8
             seen = [seen_at.load(kv.u32), (seen_at + 4).load(kv.u32)]
             some = (seen[0] & seen[1]) != 0xFFFFFFFF

@@ -18,48 +18,10 @@ from kvarn.lowering.host_math import exp2
 from kvarn.lowering.tiles.cache_rows import load_width, read, read_rope
 
 from ..attention.arguments import AttentionArguments
-from ..attention.case import Case
+from ..attention.case import Case, Chunk
 from ..attention.partials import LOG2E, LOWEST, NO_VALUE, finished, log_sum_exp
 from ..attention.rows import LANES, WARPS, lane_sum
 from ..base import Expansion
-
-
-@dataclass(frozen=True)
-class Chunk:
-    """Keys are ``nope`` columns of a chunk's buffer and the last columns of the latent rows; values a buffer's.
-
-    Rows of both buffers, and of the query and the output, are aligned to ``alignment`` bytes. With ``accumulate`` the
-    output and its log-sum-exp, over other keys, count as one key more.
-    """
-
-    case: Case
-    nope: int
-    rope: int
-    alignment: int
-    accumulate: bool
-
-    @property
-    def columns(self) -> int:
-        """Columns of the query."""
-        return self.nope + self.rope
-
-    def parts(self, widest: int) -> list[Part]:
-        """The query's columns, by what has their keys, at most ``widest`` at a time."""
-        case = self.case
-        width = min(widest, lowbit(self.rope), 8)
-        if not case.rope:  # the columns are read as those of a row are: their first one counts too
-            width = load_width(case.spec, min(width, lowbit(case.spec.head_size - self.rope) or width))
-        return [Part(True, 0, self.nope, min(widest, lowbit(self.nope))), Part(False, self.nope, self.rope, width)]
-
-    def value_width(self, widest: int) -> int:
-        """Columns of a value that are read at a time."""
-        return min(widest, lowbit(self.case.value_size))
-
-    @property
-    def lane_width(self) -> int:
-        """Columns of a value that a lane takes at a time."""
-        size = self.case.value_size
-        return min(16 // self.case.query.itemsize, lowbit(size), max(1, 1 << cdiv(size, 32).bit_length() - 1))
 
 
 @dataclass(frozen=True)
@@ -72,11 +34,19 @@ class Part:
     width: int
 
 
+def parts_of(chunk: Chunk, widest: int) -> list[Part]:
+    """The query's columns, by what has their keys, at most ``widest`` at a time."""
+    width, spec = min(widest, lowbit(chunk.rope), 8), chunk.latent.spec
+    if not chunk.latent.rope:  # the columns are read as those of a row are: their first one counts too
+        width = load_width(spec, min(width, lowbit(chunk.first_column) or width))
+    return [Part(True, 0, chunk.nope, min(widest, lowbit(chunk.nope))), Part(False, chunk.nope, chunk.rope, width)]
+
+
 class ChunkKeys:
     """The keys of a chunk that one query row sees, inside a kernel: the first ``count`` of its sequence's."""
 
     def __init__(self, chunk: Chunk, a: AttentionArguments, position: Any, b: Any, head: Any) -> None:
-        self.chunk, self.case, self.cache = chunk, chunk.case, a.collection.get_key_cache(a.layer)
+        self.chunk, self.cache = chunk, a.collection.get_key_cache(a.layer)
         self.keys, self.values, self.b, self.head = a.chunk_keys, a.chunk_values, b, head
         self.start = a.chunk_start(b)
         self.first, rows = a.chunk_rows(b)
@@ -93,11 +63,10 @@ class ChunkKeys:
         row, token, page = place
         if part.in_buffer:
             return self._load(self.keys, row, d, part.width)
-        if self.case.rope:
-            column = d + self.case.content
-            return read_rope(self.case.row, self.cache, self.b, 0, token, column, part.width, page)
-        column = d + (self.case.spec.head_size - self.chunk.rope)
-        return read(self.case.spec, self.cache, self.b, 0, token, column, part.width, page)
+        latent, column = self.chunk.latent, d + self.chunk.first_column
+        if latent.rope:
+            return read_rope(latent, self.cache, self.b, 0, token, column, part.width, page)
+        return read(latent.spec, self.cache, self.b, 0, token, column, part.width, page)
 
     def value(self, place: tuple[Any, ...], d: Any, width: int) -> Any:
         return self._load(self.values, place[0], d, width)
@@ -115,21 +84,21 @@ def keys_of(chunk: Chunk, a: AttentionArguments, queries: Any, row: Any, head: A
     return ChunkKeys(chunk, a, position, b, head)
 
 
-def launch(chunk: Chunk, at: Expansion, op: Any) -> None:
+def launch(case: Case, at: Expansion, op: Any) -> None:
     """Launch the host's or the warps' kernel over all query rows."""
-    heads, rows = chunk.case.heads, at.dim(op.query, 0)
+    heads, rows = case.heads, at.dim(op.query, 0)
     args = [AttentionArguments.of(op)]
     if at.target.is_host:
-        at.launch(host_kernel(chunk), args, (at.constant(heads), rows, 1), (1, 1, 1), key=chunk)
+        at.launch(host_kernel(case), args, (at.constant(heads), rows, 1), (1, 1, 1), key=case)
         return
     blocks = (rows * heads + (WARPS - 1)) // WARPS
-    at.launch(simt_kernel(chunk), args, (blocks, 1, 1), (32 * WARPS, 1, 1), key=chunk)
+    at.launch(simt_kernel(case), args, (blocks, 1, 1), (32 * WARPS, 1, 1), key=case)
 
 
-def host_kernel(chunk: Chunk) -> Any:
+def host_kernel(case: Case) -> Any:
     """The host's kernel: a grid of (query heads, rows), one thread a block."""
-    case, parts = chunk.case, chunk.parts(LANES)
-    width = chunk.value_width(LANES)
+    chunk = case.of_chunk
+    parts, width = parts_of(chunk, LANES), min(LANES, lowbit(case.value_size))
     value_columns = range(0, case.value_size, width)
 
     def score_of(keys: ChunkKeys, q: list[Any], place: tuple[Any, ...]) -> Any:
@@ -179,11 +148,17 @@ def host_kernel(chunk: Chunk) -> Any:
     return mla_chunk_host
 
 
-def simt_kernel(chunk: Chunk) -> Any:
+def lane_width(case: Case) -> int:
+    """Columns of a value that a lane takes at a time."""
+    size = case.value_size
+    return min(16 // case.query.itemsize, lowbit(size), max(1, 1 << cdiv(size, 32).bit_length() - 1))
+
+
+def simt_kernel(case: Case) -> Any:
     """The GPU's kernel: a warp a (row, query head), ``WARPS`` of them a block, in a linear grid."""
-    case = chunk.case
-    parts = chunk.parts(16 // max(case.spec.dtype.itemsize, 2))
-    width = chunk.lane_width
+    chunk = case.of_chunk
+    parts = parts_of(chunk, 16 // max(chunk.latent.spec.dtype.itemsize, 2))
+    width = lane_width(case)
     columns = case.value_size // width  # vectors of a value
     turns = cdiv(columns, 32)
 
@@ -205,12 +180,12 @@ def simt_kernel(chunk: Chunk) -> Any:
         lane, warp = kv.thread_id.x & 31, kv.thread_id.x >> 5
         item = kv.block_id.x * WARPS + warp
         row, h = item // case.heads, item % case.heads
-        q = kv.shared((WARPS, align_up(chunk.columns, 16)), f32)
+        q = kv.shared((WARPS, align_up(case.size, 16)), f32)
         queries = a.queries(case)
         exists = queries.holds(row)
         if exists:
             factor = a.scale * LOG2E
-            for d in range(lane, chunk.columns, 32):
+            for d in range(lane, case.size, 32):
                 q[warp, d] = kv.f32(a.query[row, h, d]) * factor
         kv.syncwarp()
         if exists:

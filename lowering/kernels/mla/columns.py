@@ -13,7 +13,6 @@ from kvarn import dsl as kv
 from kvarn.dialect.dtypes import f32
 from kvarn.lowering.tiles.ir import BARRIER_BYTES
 
-from ..attention.case import interval
 from ..attention.partials import LOG2E, LOWEST, normalizer
 from ..attention.softmax import SLACK
 from . import block_sizes as latent_blocks, stored as latent_stored
@@ -33,15 +32,15 @@ def masked(c, s, seen, start, num_keys, row0, rows, base, warp, lane):
     """Minus infinity for what a row does not see; ``seen`` are the listed keys of a tile that there are."""
     for u in kv.static(range(2)):
         at = warp * 16 + (lane >> 2) + 8 * u
-        if c.listed:
+        if c.case.listed:
             there = ((kv.where(warp < 2, seen[0], seen[1]) >> (((warp & 1) << 4) + (lane >> 2) + 8 * u)) & 1) != 0
         for n in kv.static(range(column_tiles(c))):
             for i in kv.static(range(2)):
-                if c.listed:
+                if c.case.listed:
                     shown = there
                 else:
                     row = kv.math.min(row0 + 8 * n + (lane & 3) * 2 + i, rows - 1)
-                    low, high = interval(c.case, start + row // c.case.heads, num_keys)
+                    low, high = c.case.mask.interval(start + row // c.case.heads, num_keys)
                     shown = (base + at >= low) & (base + at < high)
                 s[4 * n + 2 * u + i] = kv.where(shown, s[4 * n + 2 * u + i], float("-inf"))
 

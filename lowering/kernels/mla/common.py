@@ -16,7 +16,7 @@ from kvarn.dialect.dtypes import DType, bf16, f16, f32
 from kvarn.dialect.layout import cdiv
 from kvarn.dialect.shared_layout import SharedLayout
 
-from ..attention.case import Case, asks, interval, start_of
+from ..attention.case import Case, start_of
 from ..attention.key_tiles import KeyTiles
 from ..attention.partials import LN2
 from ..attention.queries import RaggedQueries
@@ -46,8 +46,6 @@ class LatentConfig:
         Query rows (tokens times heads) of a block.
     tiles : int
         Blocks of query rows of every sequence; 0: as many as the row offsets say.
-    listed : bool
-        Whether lists say which rows of the pool a token sees.
     box_rows : int
         Rows that TMA copies at a time; 0: threads copy, row by row.
     parted : bool
@@ -57,7 +55,6 @@ class LatentConfig:
     case: Case
     rows: int
     tiles: int = 0
-    listed: bool = False
     box_rows: int = KEYS
     parted: bool = False
 
@@ -107,7 +104,7 @@ class LatentConfig:
         Each of two warpgroups of values has whole ones. Many query rows and converted values leave no registers for it.
         """
         case, few = self.case, self.rows <= MOST_ROWS
-        whole = self.value_boxes % 4 == 0 and not (case.rope and case.content % BYTE_BOXES.columns)
+        whole = self.value_boxes % 4 == 0 and not (case.row.rope and case.content % BYTE_BOXES.columns)
         return 2 if self.stored and self.copy == "tma" and few and whole else 1
 
     @property
@@ -139,33 +136,33 @@ class LatentConfig:
     def boxes(self) -> int:
         """Boxes of a tile; of bf16 keys behind 8-bit ones of their own."""
         if self.stored:
-            return cdiv(self.case.content, BOX_COLUMNS) + cdiv(2 * self.case.rope, BOX_COLUMNS)
+            return cdiv(self.case.content, BOX_COLUMNS) + cdiv(2 * self.case.row.rope, BOX_COLUMNS)
         return cdiv(self.case.size, BOX_COLUMNS)
 
     def column(self, box: int) -> int:
         """A box's first element of the stored row."""
         behind = box - cdiv(self.case.content, BOX_COLUMNS)
-        return self.case.rope_start + behind * BOX_COLUMNS if self.stored and behind >= 0 else box * BOX_COLUMNS
+        return self.case.row.rope_start + behind * BOX_COLUMNS if self.stored and behind >= 0 else box * BOX_COLUMNS
 
     def end(self, box: int) -> int:
         """Behind the last element of the stored row that a box has columns of."""
         if not self.stored:
             return self.case.size
-        return self.case.spec.head_size if self.column(box) >= self.case.rope_start else self.case.content
+        return self.case.spec.head_size if self.column(box) >= self.case.row.rope_start else self.case.content
 
     @property
     def scaled(self) -> bool:
-        return self.case.spec.quantized or self.case.inline > 0
+        return self.case.spec.quantized or self.case.row.inline > 0
 
     @property
     def granule(self) -> int:
         """Elements of a scale."""
-        return self.case.inline or self.case.spec.granularity
+        return self.case.row.inline or self.case.spec.granularity
 
     @property
     def granules(self) -> int:
         """Scales of a row; 0 where it has one, or none."""
-        whole = not self.scaled or (not self.case.inline and self.granule >= self.case.spec.head_size)
+        whole = not self.scaled or (not self.case.row.inline and self.granule >= self.case.spec.head_size)
         return 0 if whole else cdiv(self.case.content, self.granule)
 
     @property
@@ -202,7 +199,7 @@ def place_of(c, queries, number):
     Listed, a token has tiles of its own and counts as a sequence.
     """
     heads = c.case.heads
-    if c.listed:
+    if c.case.listed:
         tiles = cdiv(heads, c.rows)
         token = queries.base(0) + number // tiles
         exists = token < queries.base(queries.sequences)
@@ -216,7 +213,7 @@ def place_of(c, queries, number):
 @kv.func
 def extents_of(c, collection, queries, indices, topk_lengths, b, token0):
     """(position of the sequence's first query, keys) of a tile: listed, the keys are the places of the list."""
-    if not c.listed:
+    if not c.case.listed:
         return start_of(c.case, collection, None, queries, b)
     count = indices.shape[1]
     if topk_lengths is not None:
@@ -271,8 +268,8 @@ def keys_of(c, start, num_keys, row0, rows, splits, split, listed=None):
     Returns (first, end, first that all see, end of those, the split's :class:`Walk`, how many tiles it has).
     """
     heads = c.case.heads
-    first, whole_end = interval(c.case, start + row0 // heads, num_keys)
-    whole_first, last = interval(c.case, start + (kv.math.min(row0 + c.rows, rows) - 1) // heads, num_keys)
+    first, whole_end = c.case.mask.interval(start + row0 // heads, num_keys)
+    whole_first, last = c.case.mask.interval(start + (kv.math.min(row0 + c.rows, rows) - 1) // heads, num_keys)
     if listed is None:
         begin, end = first // KEYS, (last + (KEYS - 1)) // KEYS
     else:
@@ -296,9 +293,9 @@ def of_functions(c, s, units, elements, b, place, start, base, arrays, whole=Fal
         at = kv.math.min(row0 + row, rows - 1)
         h, q, token = at % c.case.heads, start + at // c.case.heads, base + key
         s[k] = modified_one(c.case, s[k] * units[k], b, h, q, token, None, arrays, unit=LN2)
-        if asks(c.case) and not c.case.blocks:
+        if c.case.mask.asked and not c.case.blocks:
             s[k] = kv.where(shown(c.case, b, h, q, token, arrays), s[k], float("-inf"))
-    if asks(c.case) and c.case.blocks:
+    if c.case.mask.asked and c.case.blocks:
         if ~whole:
             for k in kv.static(range(len(s))):
                 row, key = elements[k]

@@ -82,7 +82,7 @@ class Rows:
     @kv.func
     def place(self, at: Any) -> tuple[Any, Any, Any]:
         """(token or slot, page, whether it is there) of a key; of one that is not, the place of some other."""
-        if self.c.listed:
+        if self.c.case.listed:
             slot, page, there = place_in_pool(self.cache, self.indices[self.token0, kv.math.min(at, self.last - 1)])
             return slot, page, there & (at < self.last)
         token = kv.math.max(kv.math.min(at, self.last - 1), 0)

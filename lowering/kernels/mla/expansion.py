@@ -15,7 +15,8 @@ from typing import Any
 
 from kvarn import dsl as kv
 from kvarn.dialect.dtypes import i32
-from kvarn.dialect.layout import CacheSpec, lowbit
+from kvarn.dialect.latent_layout import RowFormat
+from kvarn.dialect.layout import RAGGED, CacheSpec, OperandData, lowbit
 from kvarn.dialect.ops.attention import block_tile, score_of
 from kvarn.dialect.ops.mla import inline_content, inline_scales_of
 from kvarn.lowering.schedules import attention as tile_schedule, mla as latent_schedule
@@ -23,7 +24,7 @@ from kvarn.lowering.schedules.limits import MOST_COLUMNS
 
 from .. import expands
 from ..attention import kernel as attention_tiles, launch as tile_launch
-from ..attention.case import Case
+from ..attention.case import Case, Chunk, Masking
 from ..attention.expansion import WIDEST_ROWS, Place, launch_rows
 from ..attention.queries import RaggedQueries
 from ..base import Expansion
@@ -38,12 +39,11 @@ ROWS_TILE = (16, 32)  # query rows and keys of a tile of a block mask, of kernel
 def case_of(op: Any, at: Expansion) -> Case:
     """The case of an attention over latent rows."""
     spec, columns, inline = at.spec(op.collection), at.static_dim(op.query, 2), inline_scales_of(op)
+    rope = columns - inline_content(spec, columns, inline) if inline else spec.head_size - columns
     return Case(
-        spec=spec, query=at.dtype(op.query), out=at.dtype(op.out), heads=at.static_dim(op.query, 1),
-        value_size=op.value_size.value, mask=op.mask.value, span=op.span.value,
-        score=score_of(op), sinks=op.sinks is not None, lse=op.lse is not None, blocks=block_tile(op),
-        rope=columns - inline_content(spec, columns, inline) if inline else spec.head_size - columns, inline=inline,
-        listed=op.indices is not None,
+        RowFormat(spec, rope, inline), query=at.dtype(op.query), out=at.dtype(op.out), heads=at.static_dim(op.query, 1),
+        value_size=op.value_size.value, mask=Masking(op.mask.value, op.span.value), score=score_of(op),
+        blocks=block_tile(op), listed=op.indices is not None,
     )  # fmt: skip
 
 
@@ -58,7 +58,7 @@ def latent_problems(op: Any, at: Expansion) -> list[str]:
 def wgmma_problems(op: Any, at: Expansion) -> list[str]:
     """Why the kernels on wgmma do not take an operation, one sentence each; empty when they do."""
     case, tile = case_of(op, at), block_tile(op)
-    found = latent_schedule.problems(case, at.target, row_alignment(op), op.indices is not None)
+    found = latent_schedule.problems(case, at.target, row_alignment(op))
     if tile is not None and at.target.has("wgmma"):
         wanted = _tile_by_wgmma(case, at.schedule)
         if tile != wanted:
@@ -135,25 +135,26 @@ def expand_attention(op: Any, at: Expansion) -> None:
         launch_rows(kind, case, at, op)
 
 
-def chunk_of(op: Any, at: Expansion) -> mla_chunk.Chunk:
-    """What a prefill's chunk is."""
-    nope = at.static_dim(op.key, 2)
-    rope = at.static_dim(op.query, 2) - nope
-    case = Case(
-        spec=at.spec(op.collection), query=at.dtype(op.query), out=at.dtype(op.out), heads=at.static_dim(op.query, 1),
-        value_size=at.static_dim(op.value, 2), rope=rope if op.bf16_rope.value else 0, lse=True,
+def chunk_case(op: Any, at: Expansion) -> Case:
+    """The case of a prefill's chunk."""
+    query, nope = at.dtype(op.query), at.static_dim(op.key, 2)
+    heads, columns = (at.static_dim(op.query, dim) for dim in (1, 2))
+    rope = columns - nope
+    latent = RowFormat(at.spec(op.collection), rope if op.bf16_rope.value else 0)
+    return Case(
+        RowFormat(OperandData(RAGGED, query, heads, columns)), query, at.dtype(op.out), heads,
+        value_size=at.static_dim(op.value, 2), chunk=Chunk(latent, nope, rope, row_alignment(op), op.accumulate.value),
     )  # fmt: skip
-    return mla_chunk.Chunk(case, nope, rope, row_alignment(op), op.accumulate.value)
 
 
 def chunk_problems(op: Any, at: Expansion) -> list[str]:
     """Why the kernel over tiles does not take a prefill's chunk, one sentence each; empty when it does."""
-    return mla_chunk_tiles.problems(chunk_of(op, at), at.target)
+    return mla_chunk_tiles.problems(chunk_case(op, at), at.target)
 
 
 @expands("kv.mla_prefill_chunk")
 def expand_prefill_chunk(op: Any, at: Expansion) -> None:
-    (mla_chunk_tiles if at.kind == "tile" else mla_chunk).launch(chunk_of(op, at), at, op)
+    (mla_chunk_tiles if at.kind == "tile" else mla_chunk).launch(chunk_case(op, at), at, op)
 
 
 def decompress_kernel(spec: CacheSpec) -> Any:

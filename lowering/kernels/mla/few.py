@@ -202,7 +202,7 @@ def latent_kernel(c: LatentConfig, shared_bytes: int) -> Any:
                 kv.mbarrier_init(p_empty + n * BARRIER_BYTES, 4 * GROUPS)
                 kv.mbarrier_init(turns + n * BARRIER_BYTES, 4)
             for n in kv.static(range(LISTS)):
-                kv.mbarrier_init(notes_full + n * BARRIER_BYTES, c.scaled + (4 if c.listed else 0) or 1)
+                kv.mbarrier_init(notes_full + n * BARRIER_BYTES, c.scaled + (4 if c.case.listed else 0) or 1)
             kv.fence_mbarrier_init()
             if c.copy == "tma":
                 kv.tma.prefetch(key_map)

@@ -131,7 +131,7 @@ def produce_rows(r, rows, ring, seen_at, notes_at, full, notes_full, span, threa
             kv.mbarrier_wait(r.empty_of(barrier), parity)
             latent_copies.copy_boxes(r.c, rows, places, place, barrier, (r.order[n], 1), thread)
         slot, phase = next_tile(r, slot, phase)
-        if r.c.listed:
+        if r.c.case.listed:
             notes_of_tile = notes_full + of_tile * BARRIER_BYTES
             latent_copies.note_rows(r.c, places, seen_at + of_tile * 8, notes_of_tile, thread)
         if r.c.scaled:

@@ -11,7 +11,6 @@ from typing import Any
 
 from kvarn import dsl as kv
 
-from ..attention.case import interval
 from ..attention.partials import normalizer
 from ..attention.softmax import SLACK
 from .common import KEYS, NEVER, pack
@@ -31,13 +30,13 @@ def elements_of(warp: Any, lane: Any) -> list[tuple[Any, Any]]:
 def masked(c, s, seen, start, num_keys, row0, rows, base, warp, lane):
     """Minus infinity for what a row does not see; ``seen`` are the listed keys of a tile that there are."""
     for u in kv.static(range(2)):
-        if not c.listed:
+        if not c.case.listed:
             at = kv.math.min(row0 + warp * 16 + (lane >> 2) + 8 * u, rows - 1)
-            low, high = interval(c.case, start + at // c.case.heads, num_keys)
+            low, high = c.case.mask.interval(start + at // c.case.heads, num_keys)
         for n in kv.static(range(KEYS // 8)):
             for i in kv.static(range(2)):
                 k = 4 * n + 2 * u + i
-                if c.listed:
+                if c.case.listed:
                     shown = ((seen[n // 4] >> ((n % 4) * 8 + (lane & 3) * 2 + i)) & 1) != 0
                 else:
                     token = base + n * 8 + (lane & 3) * 2 + i

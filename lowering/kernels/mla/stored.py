@@ -106,7 +106,7 @@ def query_layout(c: LatentConfig) -> SharedLayout:
     """The query's panels: of a box of 8-bit elements, or of two boxes of bf16."""
     if c.narrow:
         return SharedLayout(c.rows, content_boxes(c) * BYTE_BOX.columns, 1, BYTE_BOX.columns)
-    panels = content_boxes(c) + cdiv(c.case.rope, 2 * ROPE_COLUMNS)
+    panels = content_boxes(c) + cdiv(c.case.row.rope, 2 * ROPE_COLUMNS)
     return SharedLayout(c.rows, panels * BYTE_BOX.columns, 2, 128)
 
 
@@ -375,7 +375,7 @@ def load_scales(c, rows, places):
         token, page, there = place
         for granule in kv.static(range(max(c.granules, 1))):
             column = granule * c.granule if c.granules else 0
-            if case.inline:
+            if case.row.inline:
                 scale = inline_scale(case.row, kv.operand(rows.cache), rows.b, 0, token, column, page)
             else:
                 scale = kv.f32(rows.cache.load_scale(rows.b, 0, token, column, page=page))

@@ -182,11 +182,11 @@ def latent_kernel(c: LatentConfig) -> Any:
                 kv.fence_proxy_async()
                 kv.named_barrier(SCORES_BARRIER, 128)
         seen = []
-        if c.listed:
+        if c.case.listed:
             stage_full, parity = seen_full
             kv.mbarrier_wait(stage_full, parity)
             seen = [seen_at.load(kv.u32), (seen_at + 4).load(kv.u32)]
-        if c.listed:
+        if c.case.listed:
             some = (seen[0] & seen[1]) != 0xFFFFFFFF
         else:
             some = (base < whole_first) | (base + KEYS > whole_end)
@@ -331,7 +331,7 @@ def latent_kernel(c: LatentConfig) -> Any:
                 kv.mbarrier_wait(barrier_of(empty, stage, g), ((i >> 1) & 1) ^ 1)
                 place = stages + (stage * TILE + groups[g][0] * BOX.bytes)
                 latent_copies.copy_boxes(c, rows, places, place, barrier_of(full, stage, g), groups[g], thread)
-                if g == LEFT and c.listed:
+                if g == LEFT and c.case.listed:
                     latent_copies.note_rows(c, places, seen_at + stage * 8, seen_full + stage * BARRIER_BYTES, thread)
 
     @kv.kernel(block=(threads_of(c), 1, 1), min_blocks=1)

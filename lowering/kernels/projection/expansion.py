@@ -18,6 +18,7 @@ from kvarn.dialect.dtypes import f8e4m3, f32
 from kvarn.dialect.ops.projection import BLOCK
 from kvarn.dialect.schedules import OPERATIONS
 from kvarn.lowering.schedules.projection import complete, few_by_wgmma
+from kvarn.lowering.schedules.tables import measured
 from kvarn.lowering.tiles.ir import MMA, WGMMA
 
 from .. import expands
@@ -37,8 +38,6 @@ from .common import Projection, Scales, divisor, finish, scaled, scaled_tile, wg
 from .groups import plain_case, with_floats, with_values
 
 HOST_ROWS, HOST_COLUMNS, HOST_STEP = 16, 64, 64  # of a tile on the host
-FEW_BY_WGMMA, FEW_BY_MMA = 32, 64  # tokens up to which kind few is the fastest (on an H200: docs/products.md)
-FEW_STORED = 256  # of a weight that is converted on its way to wgmma
 SIMT_ROWS, SIMT_WARPS = 8, 4  # tokens of a warp of the simple product, and its warps
 
 
@@ -151,11 +150,11 @@ def kind_of(op: Any, at: Expansion, case: Projection) -> str:
         return "host"
     declared = OPERATIONS[op.operation.name]
     of_whole = at.schedule.keys() <= set(declared.names(declared.kind("whole")))
-    if by_wgmma and not whole and of_whole and tokens <= projection_whole.MOST_TOKENS:
+    if by_wgmma and not whole and of_whole and tokens <= measured("projected_whole_tokens", at.target):
         return "whole"
-    best = FEW_BY_WGMMA if by_wgmma else FEW_BY_MMA
+    best = measured("projected_few_tokens", at.target)[WGMMA if by_wgmma else MMA]
     if not by_wgmma and projection_few_stored.takes(op, case, at):
-        best = FEW_STORED
+        best = measured("projected_few_stored_tokens", at.target)
     first = "few" if tokens is not None and tokens <= best else "tile"
     return next((kind for kind in (first, "tile", "few") if not why[kind]), "simt")
 

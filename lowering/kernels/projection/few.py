@@ -21,6 +21,7 @@ from kvarn.dialect.layout import align_up, cdiv
 from kvarn.dialect.ops.projection import BLOCK
 from kvarn.dialect.shared_layout import SharedLayout
 from kvarn.lowering.index import Ix
+from kvarn.lowering.schedules.tables import measured
 from kvarn.lowering.target import Target
 from kvarn.lowering.tiles.ir import BARRIERS_BYTES, SWIZZLE, WARP
 
@@ -46,8 +47,6 @@ from .common import (
 TOKENS = (8, 16, 32, 64, 128, 256)  # what max_tokens is rounded up to
 FINISH_BYTES = 12 << 10  # of blocks of the second kernel, which wait beside one of the first
 MOST_STAGES = 10
-FEWEST = 32  # tokens up to which memory is what is waited for: it gives runs of 256 bytes sooner
-RING_BYTES = 148 << 10  # where nothing is read ahead: more is no faster, or slower
 KINDS = ("query", "key", "value")
 WIDTH, TOGETHER = 4, 4  # tokens of a load of a column; partial results whose loads a thread has under way
 FINISH_THREADS = 256
@@ -105,8 +104,8 @@ class Config(Warpgroups):
             return self.given_stages
         of_one = sum(SharedLayout(n, self.step, self.case.x.itemsize, SWIZZLE).bytes for n in (self.rows, self.tokens))
         most = target.shared_bytes - BARRIERS_BYTES - FINISH_BYTES
-        if self.tokens <= FEWEST and not self.constant:
-            most = RING_BYTES
+        if self.tokens <= measured("projected_ring_tokens", target) and not self.constant:
+            most = measured("projected_ring_bytes", target)
         return min(MOST_STAGES, most // of_one)
 
 
@@ -120,7 +119,7 @@ def chosen(case: Projection, schedule: Mapping[str, Any]) -> Config:
     """
     tokens = next(n for n in TOKENS if n >= schedule["max_tokens"])
     step = 2 * SWIZZLE // case.x.itemsize
-    atoms = 2 if tokens <= FEWEST and case.scaling != "block" and case.k % step == 0 else 1
+    atoms = 2 if tokens <= measured("projected_ring_tokens") and case.scaling != "block" and case.k % step == 0 else 1
     config = Config(case, tokens, atoms=atoms)
     config = replace(config, **{name: schedule[name] for name in ("rows", "atoms") if name in schedule})
     if case.k % config.step or (case.scaling == "block" and config.atoms > 1):

@@ -21,6 +21,7 @@ from kvarn.dialect.dtypes import bf16, f8e4m3, f16, f32
 from kvarn.dialect.layout import align_up, cdiv
 from kvarn.dialect.ops.projection import BLOCK
 from kvarn.dialect.shared_layout import SharedLayout
+from kvarn.lowering.schedules.tables import measured
 from kvarn.lowering.target import Target
 from kvarn.lowering.tiles.ir import BARRIERS_BYTES, MMA, SWIZZLE, WARPGROUP, WGMMA
 
@@ -172,7 +173,7 @@ def chosen(case: Projection, target: Target, schedule: Mapping[str, Any]) -> Con
     choices = [(128, *tile) for tile in (whole if tokens is not None or "columns" in schedule else whole[:1])]
     if not whole or tokens is not None:
         narrow = (128, 64) if case.scaling == "block" else (256, *range(192, 32, -16))
-        if "fused" not in schedule:  # heads of the widest are written sooner in place (H200: 93 against 97 us)
+        if "fused" not in schedule:  # heads of the widest are written sooner in place
             narrow = [columns for columns in narrow if columns < 256 or all(columns != c for c, _ in whole)]
         choices += [(64 if (tokens or MANY) <= 64 else 128, columns, 0) for columns in narrow]
     given = {name: schedule[name] for name in ("rows", "columns", "fused") if name in schedule}
@@ -194,15 +195,18 @@ def chosen(case: Projection, target: Target, schedule: Mapping[str, Any]) -> Con
 def cycles(case: Projection, rows: int, columns: int, part: int, tokens: int) -> float:
     """About what a step of K takes, and its share of what comes after it.
 
-    The most of what multiplies and copies in one multiprocessor, 53 bytes a cycle, of what the L2 gives all of them,
-    5900, and of what memory gives of the weight, 2050: fitted to what 60 tiles took on an H200 (docs/products.md).
+    The most of what multiplies and copies in one multiprocessor, of what the L2 gives all of them, and of what memory
+    gives of the weight.
     """
+    rates = measured("projected_cycles")
     tiles = cdiv(tokens, rows) * cdiv(case.columns, columns)
     rounds = cdiv(tiles, MULTIPROCESSORS) if tokens < MANY else tiles / MULTIPROCESSORS
     copies = (rows + columns) * SWIZZLE
-    of_one = rounds * max(rows * columns / (22.8 if columns < 256 else 25.6), copies / 53)
-    after = rounds * (64 + columns * 0.45 * (part > 0))
-    return max(of_one, tiles * copies / 5900, case.columns * SWIZZLE / 2050) + after
+    of_one = rounds * max(
+        rows * columns / rates["multiply" if columns < 256 else "multiply_widest"], copies / rates["copy"]
+    )
+    after = rounds * (rates["start"] + columns * rates["fused_column"] * (part > 0))
+    return max(of_one, tiles * copies / rates["l2"], case.columns * SWIZZLE / rates["memory"]) + after
 
 
 def _chosen_by_mma(case: Projection, target: Target) -> Config:

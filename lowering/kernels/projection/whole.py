@@ -17,6 +17,7 @@ from typing import Any
 from kvarn import dsl as kv
 from kvarn.dialect.dtypes import bf16, f8e4m3, f16, f32
 from kvarn.dialect.layout import cdiv
+from kvarn.lowering.schedules.tables import measured
 
 from ..append.head_writer import HeadWriter, LoadedAngles
 from ..base import Expansion
@@ -32,8 +33,6 @@ MMA_TOKENS = (8, 16)  # of 16 bits by mma.sync: what max_tokens is rounded up to
 MMA_UNITS = 6  # at most
 MOST_UNITS = {128: 15, 192: 12, 256: 12}  # of tiles of so many tokens by wgmma: what registers hold
 FULL = 128  # tokens up to which a tile has all
-EVEN = 1.05  # of an even share is what the busiest multiprocessor may have of tiles that count as even
-MOST_TOKENS = 1024  # up to which this kind is done sooner than others (on an H200: docs/products.md)
 KINDS = ("query", "key", "value")
 
 
@@ -78,7 +77,7 @@ def even(case: Projection, tokens: int, rows: int, units: int) -> bool:
     """Whether two rounds of tiles give the busiest multiprocessor about its even share of the products."""
     rounds = rounds_of(case, tokens, rows, units)
     busiest = rounds * MULTIPROCESSORS * rows * units * UNIT / (tokens * case.columns)
-    return rounds <= 2 and busiest <= EVEN
+    return rounds <= 2 and busiest <= measured("projected_uneven")
 
 
 def tile_for(case: Projection, tokens: int, rows: int | None = None, units: int | None = None) -> tuple[int, int]:

@@ -37,7 +37,7 @@ from kvarn.lowering.schedules import (
     mla as latent_schedule,
     projection as projection_schedule,
 )
-from kvarn.lowering.schedules.decode import Config
+from kvarn.lowering.schedules.decode import DecodeConfig
 from kvarn.lowering.target import Target, by_name
 
 
@@ -65,9 +65,7 @@ def attention_entries(op: Any, at: Expansion, without: Collection[str]) -> dict[
         return {"kind": kind, **entries}
     if kind != "decode":
         return {"kind": kind}
-    config = Config(
-        case.spec, case.query, case.group, at.schedule["max_queries"], pages=case.pages, key_tiles=case.blocks
-    )
+    config = DecodeConfig(case, at.schedule["max_queries"])
     return {"kind": kind, **decode_table.choose(at.target, config, at.schedule, at.tuned)}
 
 
@@ -103,7 +101,7 @@ def chunk_entries(op: Any, at: Expansion, without: Collection[str]) -> dict[str,
         remark(op.operation, "missed", f"kind simt is slower than others: a schedule of kind tile {problem}")
     if problems:
         return {"kind": "simt"}
-    return {"kind": "tile", **mla_chunk_tiles.choose(mla.chunk_of(op, at), at.target, at.schedule)}
+    return {"kind": "tile", **mla_chunk_tiles.choose(mla.chunk_case(op, at), at.target, at.schedule)}
 
 
 # Operations whose kernel is chosen; those of the others are divided by their expansions, as ``threads`` says.

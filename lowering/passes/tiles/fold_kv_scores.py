@@ -244,7 +244,8 @@ def compute_powers(w: Weights, less: ir.Value | None = None) -> ir.Value:
     choosers, found = choosing(w.score), w.score
     inside = [op for op in choosers if op.name == "kv.tile_mask"]
     inside += [end for op in choosers if op.name == "scf.if" for end in _ends(op)]
-    for value, uses in {x: list(x.uses) for x in choices(w.score)}.items():
+    old = {x: list(x.uses) for x in choices(w.score)}
+    for value, uses in old.items():
         maker, form = defining_op(value), form_of(value).scaled(w.unit)
         offset = NOTHING if less is None else of(less) * MINUS
         with ir.InsertionPoint.after(maker), w.power.location:
@@ -255,7 +256,7 @@ def compute_powers(w: Weights, less: ir.Value | None = None) -> ir.Value:
                 owner.operands[use.operand_number] = made
         if value == w.score:  # nothing chooses
             found = made
-        drop(value)
+    drop(*old)
     return found
 
 
@@ -375,8 +376,7 @@ class Chosen:
             op = next(op for op in left if not users(op.results[0]))
             left.remove(op)
             op.erase()
-        for value in self.leaves:
-            drop(value)
+        drop(*self.leaves)
 
     def power(self) -> ir.Value:
         """The powers of two, less a number a row, of all that is chosen among."""

@@ -80,11 +80,11 @@ def sources_digest() -> str:
 
 
 def sources() -> list[Path]:
-    """The Python files that compiled code depends on."""
+    """The files that compiled code depends on: Python, and tables of what was measured."""
     package = Path(__file__).resolve().parents[1]
     files = [*package.glob("*.py")]
     for folder in ("artifact", "compilation", "dsl", "dialect", "lowering"):
-        files += (package / folder).rglob("*.py")
+        files += [path for end in ("py", "json") for path in (package / folder).rglob(f"*.{end}")]
     return sorted(files)
 
 

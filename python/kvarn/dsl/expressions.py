@@ -105,7 +105,7 @@ class Expressions:
             raise TypeError(value.reason)
         return value
 
-    def _name(self, node: ast.Name) -> Any:
+    def visit_Name(self, node: ast.Name) -> Any:
         frame = self.frames[-1]
         value = frame.locals.get(node.id, MISSING)
         if value is not MISSING and type(value) is not Undefined:
@@ -115,10 +115,10 @@ class Expressions:
         except Exception as error:
             raise self.failed(error, node) from error
 
-    def _constant(self, node: ast.Constant) -> Any:
+    def visit_Constant(self, node: ast.Constant) -> Any:
         return node.value
 
-    def _attribute(self, node: ast.Attribute) -> Any:
+    def visit_Attribute(self, node: ast.Attribute) -> Any:
         base = self.eval(node.value)
         if type(base) is _types.ModuleType:
             try:
@@ -128,12 +128,12 @@ class Expressions:
         with self.at(node):
             return getattr(base, node.attr)
 
-    def _named(self, node: ast.NamedExpr) -> Any:
+    def visit_NamedExpr(self, node: ast.NamedExpr) -> Any:
         value = self.eval(node.value)
         self.assign(node.target, value)
         return value
 
-    def _starred(self, node: ast.Starred) -> Any:
+    def visit_Starred(self, node: ast.Starred) -> Any:
         raise self.refuse(node, "* here")
 
     # --- operators ---------------------------------------------------------------------------------
@@ -143,7 +143,7 @@ class Expressions:
             _check_size(op, a, b)
         return _BINARY[type(op)][in_place and not isinstance(a, Numeric)](a, b)
 
-    def _binary(self, node: ast.BinOp) -> Any:
+    def visit_BinOp(self, node: ast.BinOp) -> Any:
         a, b = self.eval(node.left), self.eval(node.right)
         if type(a) in _PYTHON and type(b) in _PYTHON:
             try:
@@ -153,7 +153,7 @@ class Expressions:
         with self.at(node):
             return _BINARY[type(node.op)][0](a, b)
 
-    def _unary(self, node: ast.UnaryOp) -> Any:
+    def visit_UnaryOp(self, node: ast.UnaryOp) -> Any:
         x = self.eval(node.operand)
         with self.at(node):
             if isinstance(node.op, ast.Not):
@@ -165,7 +165,7 @@ class Expressions:
                 return -x
             return +x if isinstance(node.op, ast.UAdd) else ~x
 
-    def _compare(self, node: ast.Compare) -> Any:
+    def visit_Compare(self, node: ast.Compare) -> Any:
         return self._chain(node, self.eval(node.left), 0)
 
     def _chain(self, node: ast.Compare, left: Any, i: int) -> Any:
@@ -192,7 +192,7 @@ class Expressions:
             return found if isinstance(op, ast.In) else (~found if isinstance(found, Numeric) else not found)
         return a in b if isinstance(op, ast.In) else a not in b
 
-    def _bool(self, node: ast.BoolOp) -> Any:
+    def visit_BoolOp(self, node: ast.BoolOp) -> Any:
         return self._bool_from(node, 0)
 
     def _bool_from(self, node: ast.BoolOp, i: int) -> Any:
@@ -206,7 +206,7 @@ class Expressions:
             combine = control.logical_and if is_and else control.logical_or
             return combine(self, truth(value), lambda: self._bool_from(node, i + 1))
 
-    def _if(self, node: ast.IfExp) -> Any:
+    def visit_IfExp(self, node: ast.IfExp) -> Any:
         test = self.eval(node.test)
         with self.at(node):
             if isinstance(test, Vector):
@@ -228,7 +228,7 @@ class Expressions:
             self.item(base, index)
         base[index] = value
 
-    def _subscript(self, node: ast.Subscript) -> Any:
+    def visit_Subscript(self, node: ast.Subscript) -> Any:
         base, index = self.eval(node.value), self.eval(node.slice)
         if (type(base) is list or type(base) is tuple) and type(index) is int:
             try:
@@ -238,7 +238,7 @@ class Expressions:
         with self.at(node):
             return self.item(base, index)
 
-    def _slice(self, node: ast.Slice) -> slice:
+    def visit_Slice(self, node: ast.Slice) -> slice:
         return slice(*(None if part is None else self.eval(part) for part in (node.lower, node.upper, node.step)))
 
     # --- displays and comprehensions -----------------------------------------------------------------
@@ -253,17 +253,17 @@ class Expressions:
                 out.append(self.eval(n))
         return out
 
-    def _tuple(self, node: ast.Tuple) -> tuple[Any, ...]:
+    def visit_Tuple(self, node: ast.Tuple) -> tuple[Any, ...]:
         return tuple(self._elements(node.elts))
 
-    def _list(self, node: ast.List) -> list[Any]:
+    def visit_List(self, node: ast.List) -> list[Any]:
         return self._elements(node.elts)
 
-    def _set(self, node: ast.Set) -> set[Any]:
+    def visit_Set(self, node: ast.Set) -> set[Any]:
         with self.at(node):
             return set(self._elements(node.elts))
 
-    def _dict(self, node: ast.Dict) -> dict[Any, Any]:
+    def visit_Dict(self, node: ast.Dict) -> dict[Any, Any]:
         out: dict[Any, Any] = {}
         for key, value in zip(node.keys, node.values, strict=True):
             if key is None:
@@ -300,22 +300,24 @@ class Expressions:
             self.locals.pop(n, None)
         self.locals.update(saved)
 
-    def _list_comprehension(self, node: ast.ListComp | ast.GeneratorExp) -> list[Any]:
+    def visit_ListComp(self, node: ast.ListComp | ast.GeneratorExp) -> list[Any]:
         out: list[Any] = []
         self._comprehend(node.generators, lambda: out.append(self.eval(node.elt)))
         return out
 
-    def _set_comprehension(self, node: ast.SetComp) -> set[Any]:
+    visit_GeneratorExp = visit_ListComp
+
+    def visit_SetComp(self, node: ast.SetComp) -> set[Any]:
         out: set[Any] = set()
         self._comprehend(node.generators, lambda: out.add(self.eval(node.elt)))
         return out
 
-    def _dict_comprehension(self, node: ast.DictComp) -> dict[Any, Any]:
+    def visit_DictComp(self, node: ast.DictComp) -> dict[Any, Any]:
         out: dict[Any, Any] = {}
         self._comprehend(node.generators, lambda: out.__setitem__(self.eval(node.key), self.eval(node.value)))
         return out
 
-    def _joined(self, node: ast.JoinedStr) -> str:
+    def visit_JoinedStr(self, node: ast.JoinedStr) -> str:
         parts = []
         for part in node.values:
             if isinstance(part, ast.Constant):
@@ -337,7 +339,7 @@ class Expressions:
         kw = [MISSING if d is None else self.eval(d) for d in node.args.kw_defaults]
         return Closure(self, node, name, self.frames[-1], [self.eval(d) for d in node.args.defaults], kw)
 
-    def _lambda(self, node: ast.Lambda) -> Closure:
+    def visit_Lambda(self, node: ast.Lambda) -> Closure:
         return self.closure(node, "<lambda>")
 
     def call_closure(self, c: Closure, args: Any, kwargs: dict[str, Any], node: ast.AST | None) -> Any:
@@ -367,7 +369,7 @@ class Expressions:
         lookup = lookup_of(function)
         return self.inline(source.name, source.node, source.file, source.flow, variables, lookup, node, function)
 
-    def _call(self, node: ast.Call) -> Any:
+    def visit_Call(self, node: ast.Call) -> Any:
         callee = self.eval(node.func)
         if callee is static:
             self.native += 1
@@ -432,28 +434,9 @@ class Expressions:
         raise self.refuse(node, f"{what}: kernels have no generators or coroutines")
 
 
-_EXPRESSIONS: dict[type, Callable[[Any, Any], Any]] = {
-    ast.Name: Expressions._name,
-    ast.Constant: Expressions._constant,
-    ast.Attribute: Expressions._attribute,
-    ast.NamedExpr: Expressions._named,
-    ast.Starred: Expressions._starred,
-    ast.BinOp: Expressions._binary,
-    ast.UnaryOp: Expressions._unary,
-    ast.Compare: Expressions._compare,
-    ast.BoolOp: Expressions._bool,
-    ast.IfExp: Expressions._if,
-    ast.Subscript: Expressions._subscript,
-    ast.Slice: Expressions._slice,
-    ast.Tuple: Expressions._tuple,
-    ast.List: Expressions._list,
-    ast.Set: Expressions._set,
-    ast.Dict: Expressions._dict,
-    ast.ListComp: Expressions._list_comprehension,
-    ast.GeneratorExp: Expressions._list_comprehension,
-    ast.SetComp: Expressions._set_comprehension,
-    ast.DictComp: Expressions._dict_comprehension,
-    ast.JoinedStr: Expressions._joined,
-    ast.Lambda: Expressions._lambda,
-    ast.Call: Expressions._call,
-}
+def visitors(cls: type) -> dict[type, Callable[[Any, Any], Any]]:
+    """The methods of a class that are named after nodes, ``visit_Name``, by the node's class."""
+    return {getattr(ast, name[6:]): method for name, method in vars(cls).items() if name.startswith("visit_")}
+
+
+_EXPRESSIONS = visitors(Expressions)

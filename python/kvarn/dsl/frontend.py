@@ -20,6 +20,7 @@ from kvarn.errors import KernelError, SourceLocation, UnsupportedError, located
 
 from . import control
 from .control import LEFT, RESULT, RETURNED
+from .expressions import visitors
 from .loops import PASSED_THROUGH, Flow, Generator, Loops
 from .source import FunctionNode, FunctionSource, Liveness, terminates
 from .state import Undefined, items_of, truth
@@ -274,20 +275,20 @@ class Interpreter(Loops):
                     after[kind] = flag if kind not in after else after[kind] | flag
         return after
 
-    def _expression(self, node: ast.Expr) -> None:
+    def visit_Expr(self, node: ast.Expr) -> None:
         if not isinstance(node.value, ast.Constant):  # a docstring
             self.eval(node.value)
 
-    def _assign(self, node: ast.Assign) -> None:
+    def visit_Assign(self, node: ast.Assign) -> None:
         value = self.eval(node.value)
         for target in node.targets:
             self.assign(target, value)
 
-    def _annotated(self, node: ast.AnnAssign) -> None:
+    def visit_AnnAssign(self, node: ast.AnnAssign) -> None:
         if node.value is not None:
             self.assign(node.target, self.eval(node.value))
 
-    def _augmented(self, node: ast.AugAssign) -> None:
+    def visit_AugAssign(self, node: ast.AugAssign) -> None:
         target = node.target
         with self.at(node):
             if isinstance(target, ast.Name):
@@ -343,27 +344,27 @@ class Interpreter(Loops):
         else:
             self.set_item(base, index, value)
 
-    def _return(self, node: ast.Return) -> Flow:
+    def visit_Return(self, node: ast.Return) -> Flow:
         value = self.eval(node.value) if node.value is not None else None
         if value is not None:
             self.locals[RESULT] = value
         return {"return": True}
 
-    def _break(self, node: ast.Break) -> Flow:
+    def visit_Break(self, node: ast.Break) -> Flow:
         return {"break": True}
 
-    def _continue(self, node: ast.Continue) -> Flow:
+    def visit_Continue(self, node: ast.Continue) -> Flow:
         return {"continue": True}
 
-    def _pass(self, node: ast.Pass) -> None:
+    def visit_Pass(self, node: ast.Pass) -> None:
         return None
 
-    def _def(self, node: ast.FunctionDef) -> None:
+    def visit_FunctionDef(self, node: ast.FunctionDef) -> None:
         if node.decorator_list:
             raise self.refuse(node, "decorators on functions inside kernels")
         self.locals[node.name] = self.closure(node, node.name)
 
-    def _assert(self, node: ast.Assert) -> None:
+    def visit_Assert(self, node: ast.Assert) -> None:
         with self.at(node):
             test = self._test(node.test)
             if not isinstance(test, bool):
@@ -371,7 +372,7 @@ class Interpreter(Loops):
             if not test:
                 raise ValueError(f"assertion failed: {self.eval(node.msg) if node.msg else ast.unparse(node.test)}")
 
-    def _raise(self, node: ast.Raise) -> None:
+    def visit_Raise(self, node: ast.Raise) -> None:
         with self.at(node):
             error = self.eval(node.exc) if node.exc else RuntimeError("raise")
             if isinstance(error, type) and issubclass(error, BaseException):
@@ -380,13 +381,13 @@ class Interpreter(Loops):
                 raise TypeError(f"raise needs an exception, got {describe(error)}")
             raise error
 
-    def _delete(self, node: ast.Delete) -> None:
+    def visit_Delete(self, node: ast.Delete) -> None:
         for target in node.targets:
             if not isinstance(target, ast.Name):
                 raise self.refuse(node, "del of anything but a variable")
             self.locals[target.id] = Undefined(f"{target.id!r} was deleted")
 
-    def _with(self, node: ast.With) -> Flow | None:
+    def visit_With(self, node: ast.With) -> Flow | None:
         with self.at(node):
             managers = []
             for item in node.items:
@@ -407,23 +408,7 @@ class Interpreter(Loops):
         raise self.refuse(node, _REFUSED.get(type(node), type(node).__name__))
 
 
-_STATEMENTS: dict[type, Callable[..., Flow | None]] = {
-    ast.Expr: Interpreter._expression,
-    ast.Assign: Interpreter._assign,
-    ast.AnnAssign: Interpreter._annotated,
-    ast.AugAssign: Interpreter._augmented,
-    ast.For: Interpreter._for,
-    ast.While: Interpreter._while,
-    ast.Return: Interpreter._return,
-    ast.Break: Interpreter._break,
-    ast.Continue: Interpreter._continue,
-    ast.Pass: Interpreter._pass,
-    ast.FunctionDef: Interpreter._def,
-    ast.Assert: Interpreter._assert,
-    ast.Raise: Interpreter._raise,
-    ast.Delete: Interpreter._delete,
-    ast.With: Interpreter._with,
-}
+_STATEMENTS = visitors(Loops) | visitors(Interpreter)
 
 
 class _At:

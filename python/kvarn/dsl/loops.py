@@ -102,7 +102,7 @@ class Loops(Expressions):
     _guarded: Callable[..., Flow | None]
     _changed: dict[int, set[str]]
 
-    def _for(self, node: ast.For) -> Flow | None:
+    def visit_For(self, node: ast.For) -> Flow | None:
         if node.orelse:
             raise self.refuse(node, "for ... else: set a flag before break, and test it after the loop")
         before = len(self.suspended)
@@ -287,7 +287,7 @@ class Loops(Expressions):
             self._loop_target(node)
         return {"return": flag} if "return" in left else None
 
-    def _while(self, node: ast.While) -> Flow | None:
+    def visit_While(self, node: ast.While) -> Flow | None:
         if node.orelse:
             raise self.refuse(node, "while ... else: set a flag before break, and test it after the loop")
         if any(isinstance(n, ast.NamedExpr) for n in ast.walk(node.test)):

@@ -63,6 +63,18 @@ _CMPI = {"==": 0, "!=": 1, "<": 2, "<=": 3, ">": 4, ">=": 5}
 _UNSIGNED = 4  # what turns a signed ordering predicate of cmpi into the unsigned one
 
 
+_Method = Callable[[Any, Any], Any]
+
+
+def _operator(op: str) -> tuple[_Method, _Method]:
+    """The methods of an operator of Python: of the value on its left, and of the one on its right."""
+    return lambda self, other: binary(op, self, other), lambda self, other: binary(op, other, self)
+
+
+def _comparison(op: str) -> _Method:
+    return lambda self, other: compare(op, self, other)
+
+
 class Numeric:
     """What scalars and vectors share: the operators of Python.
 
@@ -84,23 +96,20 @@ class Numeric:
     nonneg: bool
     of_shape: ClassVar[Callable[..., Any]]  # makes a value with a shape for its lanes: tiles.py's class, set there
 
-    def __add__(self, other: Any) -> Any:
-        return binary("+", self, other)
-
-    def __radd__(self, other: Any) -> Any:
-        return binary("+", other, self)
-
-    def __sub__(self, other: Any) -> Any:
-        return binary("-", self, other)
-
-    def __rsub__(self, other: Any) -> Any:
-        return binary("-", other, self)
-
-    def __mul__(self, other: Any) -> Any:
-        return binary("*", self, other)
-
-    def __rmul__(self, other: Any) -> Any:
-        return binary("*", other, self)
+    __add__, __radd__ = _operator("+")
+    __sub__, __rsub__ = _operator("-")
+    __mul__, __rmul__ = _operator("*")
+    __floordiv__, __rfloordiv__ = _operator("//")
+    __mod__, __rmod__ = _operator("%")
+    __and__, __rand__ = _operator("&")
+    __or__, __ror__ = _operator("|")
+    __xor__, __rxor__ = _operator("^")
+    __lshift__, __rlshift__ = _operator("<<")
+    __rshift__, __rrshift__ = _operator(">>")
+    __eq__, __ne__ = _comparison("=="), _comparison("!=")
+    __lt__, __le__ = _comparison("<"), _comparison("<=")
+    __gt__, __ge__ = _comparison(">"), _comparison(">=")
+    __hash__ = None  # type: ignore[assignment]
 
     def __truediv__(self, other: Any) -> Any:
         return quotient(self, other)
@@ -108,50 +117,8 @@ class Numeric:
     def __rtruediv__(self, other: Any) -> Any:
         return quotient(other, self)
 
-    def __floordiv__(self, other: Any) -> Any:
-        return binary("//", self, other)
-
-    def __rfloordiv__(self, other: Any) -> Any:
-        return binary("//", other, self)
-
-    def __mod__(self, other: Any) -> Any:
-        return binary("%", self, other)
-
-    def __rmod__(self, other: Any) -> Any:
-        return binary("%", other, self)
-
     def __divmod__(self, other: Any) -> Any:
         return binary("//", self, other), binary("%", self, other)
-
-    def __and__(self, other: Any) -> Any:
-        return binary("&", self, other)
-
-    def __rand__(self, other: Any) -> Any:
-        return binary("&", other, self)
-
-    def __or__(self, other: Any) -> Any:
-        return binary("|", self, other)
-
-    def __ror__(self, other: Any) -> Any:
-        return binary("|", other, self)
-
-    def __xor__(self, other: Any) -> Any:
-        return binary("^", self, other)
-
-    def __rxor__(self, other: Any) -> Any:
-        return binary("^", other, self)
-
-    def __lshift__(self, other: Any) -> Any:
-        return binary("<<", self, other)
-
-    def __rlshift__(self, other: Any) -> Any:
-        return binary("<<", other, self)
-
-    def __rshift__(self, other: Any) -> Any:
-        return binary(">>", self, other)
-
-    def __rrshift__(self, other: Any) -> Any:
-        return binary(">>", other, self)
 
     def __pow__(self, exponent: Any) -> Any:
         if not isinstance(exponent, int) or not 1 <= exponent <= 8:
@@ -174,26 +141,6 @@ class Numeric:
 
     def __invert__(self) -> Any:
         return invert(self)
-
-    def __eq__(self, other: Any) -> Any:
-        return compare("==", self, other)
-
-    def __ne__(self, other: Any) -> Any:
-        return compare("!=", self, other)
-
-    def __lt__(self, other: Any) -> Any:
-        return compare("<", self, other)
-
-    def __le__(self, other: Any) -> Any:
-        return compare("<=", self, other)
-
-    def __gt__(self, other: Any) -> Any:
-        return compare(">", self, other)
-
-    def __ge__(self, other: Any) -> Any:
-        return compare(">=", self, other)
-
-    __hash__ = None  # type: ignore[assignment]
 
     def __bool__(self) -> bool:
         raise TypeError(

@@ -18,6 +18,7 @@ from kvarn.dialect.chips import REGISTERS
 from kvarn.lowering.kernels.attention.case import Case
 from kvarn.lowering.schedules import attention as tile_schedule, decode as decode_schedule, decode_table, tuned
 from kvarn.lowering.schedules.limits import TRIED_REGISTERS
+from kvarn.lowering.schedules.tables import measured
 from kvarn.lowering.target import Target
 
 Schedule = dict[str, int]
@@ -59,12 +60,12 @@ def _product(best: Mapping[str, int], axes: Mapping[str, Sequence[int]]) -> Iter
 class DecodeSpace:
     """Decode: the pipeline, the tile and the warps, the merge."""
 
-    config: decode_schedule.Config
+    config: decode_schedule.DecodeConfig
     kind = "decode"
     groups = 3
 
     def start(self, target: Target) -> Schedule:
-        return {"min_tiles": self.config.min_tiles, **decode_table.entries(self.config)}
+        return {"min_tiles": self.config.min_tiles, **decode_table.entries(target, self.config)}
 
     def fits(self, schedule: Mapping[str, int], target: Target) -> bool:
         """Also: so many blocks fit a multiprocessor's memory and registers."""
@@ -91,7 +92,7 @@ class DecodeSpace:
 
     def problems(self, target: Target) -> list[str]:
         c = self.config
-        return decode_schedule.problems(c.spec, c.query, c.group, c.max_queries, target, c.max_batch)
+        return decode_schedule.problems(c.case, c.max_queries, target, c.max_batch)
 
     def key(self, target: Target) -> tuned.Key:
         return tuned.Key.of(target.name, self.config)
@@ -130,7 +131,7 @@ class TileSpace:
             axes: dict[str, Sequence[Any]] = {**dict.fromkeys(flags, (False, True)), "query_stages": (1, 2)}
             if tile_schedule.TileConfig(self.case).converts:
                 axes |= {"producers": (1, 2, 3), "slots": (2, 4)}
-            by_mma = {**best, **tile_schedule.BY_MMA, "keys": min(best["keys"], tile_schedule.MOST_KEYS_BY_MMA)}
+            by_mma = {**best, **tile_schedule.BY_MMA, "keys": min(best["keys"], measured("keys_by_mma"))}
             return itertools.chain(_product(best, axes), [by_mma | {"producers": 1, "slots": 2}])
         return _product(best, {"splits": (0, 1, 2, 3, 4, 8, 16, 32)})
 

@@ -71,13 +71,15 @@ class Case:
         found = dtypes.by_name(self.dtype)
         return found if found.bits > 8 else dtypes.bf16
 
-    def config(self) -> decode_schedule.Config:
+    @property
+    def attention(self) -> attention_common.Case:
+        """The case as schedules are chosen by it."""
+        return attention_common.Case.plain(self.spec, self.query, self.query_heads)
+
+    def config(self) -> decode_schedule.DecodeConfig:
         """The case as the decode kernel sees it."""
         bounds = reads._bounds(self.new, self.batch)
-        group = self.query_heads // self.heads
-        return decode_schedule.Config(
-            self.spec, self.query, group, bounds["max_queries"], max_batch=bounds["max_batch"]
-        )
+        return decode_schedule.DecodeConfig(self.attention, bounds["max_queries"], max_batch=bounds["max_batch"])
 
     @property
     def space(self) -> Space:
@@ -85,7 +87,7 @@ class Case:
         if self.kind == "decode":
             return DecodeSpace(self.config())
         bound = reads._bounds(self.new, self.batch)["max_queries"] if self.new <= reads._FEW else 0
-        return TileSpace(attention_common.Case(self.spec, self.query, self.query, self.query_heads, self.size), bound)
+        return TileSpace(self.attention, bound)
 
     def check(self, target: Target) -> None:
         """ValueError when the kernel does not take the case."""

@@ -9,6 +9,7 @@ sequences does not matter. Every argument is checked before anything runs. After
 operation allocates nothing and can be captured in a CUDA graph.
 """
 
+from . import forms
 from .convert import convert
 from .copies import copy_pages, gather, transfer_pages
 from .drafts import commit
@@ -66,3 +67,7 @@ __all__ = [
     "summarize_pages",
     "transfer_pages",
 ]
+
+for _name in __all__:  # tuples of arguments and results are documented as they are
+    if not isinstance(globals()[_name], type):
+        forms.document(globals()[_name])

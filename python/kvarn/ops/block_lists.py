@@ -16,7 +16,7 @@ from kvarn.dsl.functions import registered
 from . import checks
 
 
-def check_blocks(seen: SimpleNamespace, name: str, title: str, tile: tuple[int, int], by_head: bool) -> None:
+def check_blocks(seen: SimpleNamespace, name: str, tile: tuple[int, int], by_head: bool) -> None:
     """What the lists of a block mask must be, of a collection and a query that were checked."""
     source, given = checks.handle_of(seen), getattr(seen, name)
     pages = seen.pages.shape if name == "blocks" and seen.pages is not None else None
@@ -24,19 +24,19 @@ def check_blocks(seen: SimpleNamespace, name: str, title: str, tile: tuple[int, 
     if pages is None and len(given.shape) == 3:  # heads may have lists each, and lists of pages be longer
         heads = given.shape[1] if given.shape[1] == source.num_heads else shape[1]
         shape = (shape[0], heads, shape[2] if name == "blocks" else max(shape[2], given.shape[2]))
-    checks.has_shape(given, shape, f"{title}: {name}")
+    checks.array(seen, name, shape)
     if math.prod(shape) >= 2**31:
         raise ValueError(
-            f"{title}: {name} must have fewer than 2**31 elements, got shape {list(shape)}: split the call"
+            f"{seen.title}: {name} must have fewer than 2**31 elements, got shape {list(shape)}: split the call"
         )
 
 
-def check_block_mask(seen: SimpleNamespace, title: str) -> None:
+def check_block_mask(seen: SimpleNamespace) -> None:
     """What the block mask of an attention must be, of a query that was checked."""
     if getattr(seen, "block_mask", None) is not None:
         by_head = registered(seen.attributes["mask"]).by_head
         tile = tuple(seen.attributes[name] for name in BLOCK_TILE)
-        check_blocks(seen, "block_mask", title, tile, by_head)
+        check_blocks(seen, "block_mask", tile, by_head)
 
 
 def blocks_shape(

@@ -8,16 +8,13 @@ import sys
 from types import SimpleNamespace
 from typing import Any
 
-from kvarn.dialect.buffers import INTEGERS, extents_of
+from kvarn.dialect.buffers import FLOATS, INTEGERS, extents_of, queryable as queryable, storable as storable
 from kvarn.dialect.dtypes import DType, bf16, f8e4m3, f32, i32
 from kvarn.dialect.layout import CacheSpec
 from kvarn.runtime import buffers
 from kvarn.runtime.allocation import empty
 from kvarn.runtime.binding import is_torch
 from kvarn.runtime.buffers import BufferView
-
-FLOATS = ("f32", "f16", "bf16")
-
 
 MASKS = ("causal", "null", "sliding_window", "chunked", "chunked_causal")
 _SPANS = {"sliding_window": "window", "chunked": "chunk", "chunked_causal": "chunk"}
@@ -97,25 +94,41 @@ def has_dtype(view: BufferView, allowed: tuple[str, ...], name: str) -> None:
         raise TypeError(f"{name} must have dtype {' or '.join(allowed)}, got {view.dtype.name}")
 
 
-def query_heads(view: BufferView, spec: CacheSpec, name: str) -> None:
+def array(
+    seen: SimpleNamespace, name: str, expected: tuple[int | str, ...], allowed: tuple[str, ...] = (), said: str = ""
+) -> None:
+    """The shape and, of other than tables, the element type of an operand that may be absent.
+
+    ``said`` is what the caller knows it by, where that is not its name.
+    """
+    view, about = getattr(seen, name, None), f"{seen.title}: {said or name}"
+    if view is not None:
+        has_shape(view, expected, about)
+        if allowed:
+            has_dtype(view, allowed, about)
+
+
+def like(seen: SimpleNamespace, name: str, other: str, said: str = "") -> None:
+    """The element type of an operand is that of another."""
+    got, wanted = getattr(seen, name).dtype, getattr(seen, other).dtype
+    if got != wanted:
+        raise TypeError(f"{seen.title}: {name} must have the dtype of {said or other}, {wanted.name}, got {got.name}")
+
+
+def together(seen: SimpleNamespace, *names: str) -> None:
+    """Operands of which one says nothing without the other."""
+    if len({getattr(seen, name) is None for name in names}) > 1:
+        raise ValueError(f"{seen.title}: {' and '.join(names)} must be given together or not at all")
+
+
+def query_heads(seen: SimpleNamespace, spec: CacheSpec) -> None:
     """The heads of a query, its last but one dimension, are whole groups of the KV heads."""
-    heads, dimension = view.shape[-2], len(view.shape) - 2
+    heads, dimension = seen.query.shape[-2], len(seen.query.shape) - 2
     if heads < 1 or heads % spec.num_heads:
         raise ValueError(
-            f"{name} must have a multiple of the {spec.num_heads} KV heads in dimension {dimension}, got {heads}"
+            f"{seen.title}: query must have a multiple of the {spec.num_heads} KV heads in dimension {dimension}, got "
+            f"{heads}"
         )
-
-
-def storable(spec: CacheSpec) -> tuple[str, ...]:
-    """Element types that an append takes: floats where it quantizes or saturates, else the storage type."""
-    if spec.quantized:
-        return FLOATS
-    return (spec.dtype.name, *FLOATS) if spec.dtype.bits == 8 else (spec.dtype.name,)
-
-
-def queryable(spec: CacheSpec) -> tuple[str, ...]:
-    """Element types of a query over a cache: its float type; any of the wide floats over 8-bit storage."""
-    return FLOATS if spec.dtype.bits == 8 else (spec.dtype.name,)
 
 
 def multiplied(spec: CacheSpec) -> tuple[str, ...]:
@@ -128,20 +141,13 @@ def outputs_of(query: DType) -> tuple[str, ...]:
     return FLOATS if query.bits == 8 else (query.name,)
 
 
-def new_tokens(view: BufferView, spec: CacheSpec, name: str) -> None:
-    """[T, H, D] that can be stored."""
-    has_shape(view, ("T", spec.num_heads, spec.head_size), name)
-    has_dtype(view, storable(spec), name)
-
-
-def same_tokens(title: str, **views: BufferView | None) -> None:
+def same_tokens(seen: SimpleNamespace, *names: str) -> None:
     """Buffers that speak of the same tokens have the same first extent."""
-    (first, reference), *rest = [(n, v) for n, v in views.items() if v is not None]
-    for name, view in rest:
-        if view.shape[0] != reference.shape[0]:
-            raise ValueError(
-                f"{title}: {name} must have the {reference.shape[0]} tokens of {first}, got {view.shape[0]}"
-            )
+    first, *rest = [n for n in names if getattr(seen, n) is not None]
+    tokens = getattr(seen, first).shape[0]
+    for name in rest:
+        if (got := getattr(seen, name).shape[0]) != tokens:
+            raise ValueError(f"{seen.title}: {name} must have the {tokens} tokens of {first}, got {got}")
 
 
 def offsets(view: BufferView, batch: int | None, name: str) -> None:
@@ -151,11 +157,12 @@ def offsets(view: BufferView, batch: int | None, name: str) -> None:
         raise ValueError(f"{name} must have at least one element, got none")
 
 
-def some_offsets(view: BufferView, batch: int, name: str) -> None:
+def some_offsets(seen: SimpleNamespace) -> None:
     """[n + 1] row offsets of some of the batch's sequences."""
-    offsets(view, None, name)
-    if view.shape[0] - 1 > batch:
-        raise ValueError(f"{name} must have at most the collection's {batch} sequences, got {view.shape[0] - 1}")
+    name, batch, got = f"{seen.title}: row_offsets", seen.collection.batch_size, seen.row_offsets.shape[0] - 1
+    offsets(seen.row_offsets, None, name)
+    if got > batch:
+        raise ValueError(f"{name} must have at most the collection's {batch} sequences, got {got}")
 
 
 def leading(seen: SimpleNamespace) -> tuple[int | str, ...]:
@@ -163,47 +170,55 @@ def leading(seen: SimpleNamespace) -> tuple[int | str, ...]:
     return (handle_of(seen).batch_size, "S") if hasattr(seen, "valid_lengths") else ("T",)
 
 
-def row_table(seen: SimpleNamespace, title: str) -> None:
-    """What says which rows of a query that was checked are tokens: row offsets, or lengths of a padded batch."""
+def row_table(seen: SimpleNamespace) -> None:
+    """What says which rows of a call are tokens: row offsets, or lengths of a padded batch."""
     batch = handle_of(seen).batch_size
     if not hasattr(seen, "valid_lengths"):
-        offsets(seen.row_offsets, batch, f"{title}: row_offsets")
+        offsets(seen.row_offsets, batch, f"{seen.title}: row_offsets")
         return
-    few_enough(seen.query.shape, f"{title}: query")
-    has_shape(seen.valid_lengths, (batch,), f"{title}: valid_lengths")
+    if hasattr(seen, "query"):
+        few_enough(seen.query.shape, f"{seen.title}: query")
+    array(seen, "valid_lengths", (batch,))
 
 
-def scales(view: BufferView | None, spec: CacheSpec, name: str) -> None:
-    """Given scales: [T, H, G] floats, for a cache that has scales."""
-    if view is None:
-        return
-    if not spec.quantized:
-        raise ValueError(f"{name} needs a collection with scales, got one without")
-    has_shape(view, ("T", spec.num_heads, spec.num_scales), name)
-    has_dtype(view, FLOATS, name)
+def without_scales(seen: SimpleNamespace, instead: str = "", spec: CacheSpec | None = None) -> None:
+    if (spec or spec_of(seen)).quantized:
+        raise ValueError(f"{seen.title}: needs a cache without scales, got one with{'; ' + instead if instead else ''}")
 
 
-def without_scales(spec: CacheSpec, title: str, instead: str = "") -> None:
-    if spec.quantized:
-        raise ValueError(f"{title}: needs a cache without scales, got one with{'; ' + instead if instead else ''}")
+def floats_in_place(seen: SimpleNamespace, spec: CacheSpec, instead: str = "") -> None:
+    """A cache's elements can be changed where they are."""
+    without_scales(seen, instead, spec)
+    if not spec.dtype.is_float:
+        raise ValueError(f"{seen.title}: needs a cache of floats, got {spec.dtype.name}")
 
 
-def read_as_floats(spec: CacheSpec, title: str) -> None:
+def read_as_floats(seen: SimpleNamespace) -> None:
+    spec = spec_of(seen)
     if not spec.dtype.is_float and not spec.quantized:
         raise TypeError(
-            f"{title}: collection must have float elements, or scales, got {spec.dtype.name} without scales"
+            f"{seen.title}: collection must have float elements, or scales, got {spec.dtype.name} without scales"
         )
 
 
-def with_values(spec: CacheSpec, title: str) -> None:
-    if spec.is_mla:
-        raise ValueError(f"{title}: needs a collection with values, got an MLA one, which has latent keys only")
+def with_values(seen: SimpleNamespace) -> None:
+    if spec_of(seen).is_mla:
+        raise ValueError(f"{seen.title}: needs a collection with values, got an MLA one, which has latent keys only")
 
 
-def rotation(view: BufferView, head_size: int, name: str) -> None:
-    """freqs_cis: [positions, R] f32, R even and at most the head size."""
-    has_shape(view, ("positions", "R"), name)
-    has_dtype(view, ("f32",), name)
+def gammas(seen: SimpleNamespace, size: int, *names: str) -> None:
+    """Weights of the norms of heads: both, or none."""
+    together(seen, *names)
+    for name in names:
+        array(seen, name, (size,), FLOATS)
+
+
+def rotation(seen: SimpleNamespace, head_size: int) -> None:
+    """freqs_cis, where they are given: [positions, R] f32, R even and at most the head size."""
+    array(seen, "freqs", ("positions", "R"), ("f32",), "freqs_cis")
+    if seen.freqs is None:
+        return
+    view, name = seen.freqs, f"{seen.title}: freqs_cis"
     size = view.shape[1]
     if not 0 < size <= head_size or size % 2:
         raise ValueError(f"{name} must have an even R in [2, {head_size}] (the head size) in dimension 1, got {size}")
@@ -224,8 +239,11 @@ def positions_cover(freqs: Any, collection: Any, title: str) -> None:
         )
 
 
-def declared(seen: SimpleNamespace) -> None:
-    """The buffers of a call are what the class of its op declares, with one extent for each name."""
+def declared(seen: SimpleNamespace, apart: bool = False) -> None:
+    """The buffers of a call are what the class of its op declares, with one extent for each name.
+
+    ``apart``: extents of the call itself are compared by the caller.
+    """
     known: dict[str, int] = {}
     spec = None
     if hasattr(seen, "collection") or hasattr(seen, "cache"):
@@ -233,15 +251,21 @@ def declared(seen: SimpleNamespace) -> None:
         known = {**extents_of(spec), "B": handle_of(seen).batch_size}
     for name, buffer in seen.buffers.items():
         view, about, elements = getattr(seen, name), f"{seen.title}: {name}", buffer.elements
+        if view is None:
+            continue
         plain = [(n.removesuffix(" + 1"), n.endswith(" + 1"), n) for n in buffer.names]
         has_shape(view, tuple(known[n] + more if n in known else title for n, more, title in plain), about)
-        known |= {n: extent - more for (n, more, _), extent in zip(plain, view.shape, strict=True)}
+        if not apart:
+            known |= {n: extent - more for (n, more, _), extent in zip(plain, view.shape, strict=True)}
         if buffer.counted:
             few_enough(view.shape, about)
         if isinstance(elements, str):
-            has_dtype(view, (getattr(seen, elements).dtype.name,), about)
-        elif elements is not INTEGERS:
-            has_dtype(view, elements if isinstance(elements, tuple) else (elements(spec).name,), about)
+            elements = (getattr(seen, elements).dtype.name,)
+        elif callable(elements):
+            found = elements(spec)
+            elements = found if isinstance(found, tuple) else (found.name,)
+        if elements is not None and elements is not INTEGERS:
+            has_dtype(view, elements, about)
 
 
 def handle_of(seen: SimpleNamespace) -> Any:

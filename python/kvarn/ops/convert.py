@@ -50,8 +50,6 @@ def convert(source: Any, destination: Any, *, schedule: Schedule = None, stream:
     source, destination : KV cache
         The same heads, head size and number of sequences; no memory in common, also where the tables name
         different pages of it. Another library's pages are caches too: ``kv.ForeignPages.flashinfer(...).key``.
-    schedule, stream
-        As of :func:`append`.
     """
     title = "kv.ops.convert"
     for name, side in (("source", source), ("destination", destination)):

@@ -32,8 +32,6 @@ def gather(
     out : array-like [R, Ns, H, D] or [R, Ns, H * D], optional
         The cache's dtype. When not given it is allocated, as [R, Ns, H, D], by the library of the cache's blocks
         (torch, CuPy or NumPy).
-    schedule, stream
-        As of :func:`append`.
 
     Returns
     -------
@@ -74,8 +72,6 @@ def copy_pages(
     source, destination : int32 or uint32 array-like [n]
         Page ``destination[i]`` becomes a copy of page ``source[i]``. Pairs with an id out of the pool are skipped. The
         order of the copies is not defined: no destination may be a source of another pair, or stand there twice.
-    schedule, stream
-        As of :func:`append`.
     """
     _COPY_PAGES((collection, source, destination), (), schedule, stream)
     ownership.copied(collection, source, destination)
@@ -113,8 +109,6 @@ def transfer_pages(
         then reads them, and the call can be captured.
     layer : int, optional
         Copy that layer only; default all.
-    schedule, stream
-        As of :func:`append`.
     """
     _transfer(source, destination, source_pages, destination_pages, layer, schedule, stream)
     ownership.copied(destination, None, destination_pages)

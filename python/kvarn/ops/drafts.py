@@ -16,12 +16,10 @@ from .checks import layer_of
 
 
 def _check_commit(seen: SimpleNamespace) -> None:
-    title, batch = "kv.ops.commit", seen.collection.batch_size
-    shape = tuple(seen.accepted.shape)
-    if len(shape) != 1:
-        checks.has_shape(seen.accepted, (batch, "M"), f"{title}: accepted")
-        checks.few_enough(shape, f"{title}: accepted")
-    checks.offsets(seen.row_offsets, batch, f"{title}: row_offsets")
+    if len(seen.accepted.shape) != 1:
+        checks.array(seen, "accepted", (seen.collection.batch_size, "M"))
+        checks.few_enough(seen.accepted.shape, f"{seen.title}: accepted")
+    checks.row_table(seen)
 
 
 _COMMIT = Operation("kv.commit", {}, _check_commit)
@@ -55,13 +53,6 @@ def commit(
         sequence b stands from ``row_offsets[b]`` on.
     row_offsets : uint32 or int32 array-like [B + 1]
         Of the step: sequence b has ``row_offsets[b + 1] - row_offsets[b]`` new tokens.
-    schedule, stream
-        As of :func:`append`.
-
-    Raises
-    ------
-    TypeError, ValueError, IndexError
-        If an argument is not as above; nothing was launched.
     """
     operands = (collection, accepted, row_offsets)
     if layer is not None:

@@ -15,21 +15,19 @@ from .checks import layer_of
 
 
 def _check_scores(seen: SimpleNamespace) -> None:
-    title, spec = "kv.ops.index_scores", checks.spec_of(seen)
+    spec = checks.spec_of(seen)
     if spec.num_heads != 1:
-        raise ValueError(f"{title}: collection must have one KV head, got {spec.num_heads}")
-    checks.read_as_floats(spec, title)
-    checks.has_shape(seen.query, ("T", "Hi", spec.head_size), f"{title}: query")
+        raise ValueError(f"{seen.title}: collection must have one KV head, got {spec.num_heads}")
+    checks.read_as_floats(seen)
     allowed = (*checks.FLOATS, "f8e4m3") if spec.dtype.bits == 8 else (spec.dtype.name,)
-    checks.has_dtype(seen.query, allowed, f"{title}: query")
-    if seen.query.shape[1] < 1:
-        raise ValueError(f"{title}: query must have heads in dimension 1, got none")
-    checks.has_shape(seen.weights, tuple(seen.query.shape[:2]), f"{title}: weights")
-    checks.has_dtype(seen.weights, ("f32",), f"{title}: weights")
-    checks.offsets(seen.row_offsets, seen.collection.batch_size, f"{title}: row_offsets")
-    checks.has_shape(seen.out, (seen.query.shape[0], "L"), f"{title}: out")
-    checks.has_dtype(seen.out, ("f32",), f"{title}: out")
-    checks.few_enough(seen.out.shape, f"{title}: out")
+    checks.array(seen, "query", ("T", "Hi", spec.head_size), allowed)
+    tokens, heads, _ = seen.query.shape
+    if heads < 1:
+        raise ValueError(f"{seen.title}: query must have heads in dimension 1, got none")
+    checks.array(seen, "weights", (tokens, heads), ("f32",))
+    checks.row_table(seen)
+    checks.array(seen, "out", (tokens, "L"), ("f32",))
+    checks.few_enough(seen.out.shape, f"{seen.title}: out")
 
 
 _SCORES = Operation(
@@ -63,19 +61,12 @@ def index_scores(
     out : f32 array-like [T, L], optional
         All L columns are written. When not given it is allocated by the query's library, with the collection's
         ``max_cache_length`` columns.
-    schedule, stream
-        As of :func:`append`.
 
     Returns
     -------
     array-like [T, L]
         ``out``. On GPUs the kernel on tensor cores takes keys of 64, 128, 192 or 256 columns; others have a thread a
         token.
-
-    Raises
-    ------
-    TypeError, ValueError, IndexError
-        If an argument is not as above; nothing was launched.
     """
     title = "kv.ops.index_scores"
     layer = layer_of(collection, layer, title)
@@ -114,18 +105,11 @@ def select_tokens(
         Where the lists go: ascending, -1 behind their ends. When not given it is allocated by the scores' library.
     counts : int32 array-like [T], optional
         Where the numbers of tokens go; likewise.
-    schedule, stream
-        As of :func:`append`.
 
     Returns
     -------
     tuple of array-like
         ``tokens`` and ``counts``. Of equal scores the first ones are chosen.
-
-    Raises
-    ------
-    TypeError, ValueError
-        If an argument is not as above; nothing was launched.
     """
     title = "kv.ops.select_tokens"
     rows = checks.shape_of(scores, f"{title}: scores", 2)[:1]

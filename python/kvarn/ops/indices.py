@@ -25,8 +25,6 @@ def cache_row_offsets(
     cache_lengths : uint32 or int32 array-like [B]
     out : uint32 or int32 array-like [B + 1], optional
         When not given it is allocated like ``row_offsets`` by its library (torch, CuPy or NumPy).
-    schedule, stream
-        As of :func:`append`.
 
     Returns
     -------
@@ -40,11 +38,10 @@ def cache_row_offsets(
 
 
 def _check_remap(seen: SimpleNamespace) -> None:
-    title = "kv.ops.remap_sparse_indices"
-    checks.has_shape(seen.logical, ("R", "Ks"), f"{title}: logical")
-    checks.has_shape(seen.out, tuple(seen.logical.shape), f"{title}: out")
-    checks.has_shape(seen.lookup_table, ("B", "columns"), f"{title}: lookup_table")
-    checks.offsets(seen.row_offsets, None, f"{title}: row_offsets")
+    checks.array(seen, "logical", ("R", "Ks"))
+    checks.array(seen, "out", tuple(seen.logical.shape))
+    checks.array(seen, "lookup_table", ("B", "columns"))
+    checks.offsets(seen.row_offsets, None, f"{seen.title}: row_offsets")
 
 
 _REMAP = Operation("kv.remap_sparse_indices", {}, _check_remap)
@@ -75,8 +72,6 @@ def remap_sparse_indices(
         The first page id that is none: a token on such a page, past the table or of no sequence gives -1.
     out : int32 array-like [R, Ks], optional
         May be ``logical`` itself. When not given it is allocated by the library of ``logical`` (torch, CuPy or NumPy).
-    schedule, stream
-        As of :func:`append`.
 
     Returns
     -------
@@ -137,8 +132,6 @@ def mla_prefill_plan(
         C, chunks to describe.
     out : MlaPrefillPlan, optional
         Where to write. When not given it is allocated by the library of ``row_offsets`` (torch, CuPy or NumPy).
-    schedule, stream
-        As of :func:`append`.
 
     Returns
     -------

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Mapping
 from types import SimpleNamespace
@@ -30,7 +31,7 @@ TITLE = "kv.ops.block_mask"
 
 
 def _check(seen: SimpleNamespace) -> None:
-    spec, c, query = checks.spec_of(seen), seen.collection, seen.query
+    spec, c = checks.spec_of(seen), seen.collection
     if spec.kind == SCALES:
         raise TypeError(f"{TITLE}: keys must be an operand of keys, got one that shows a cache's scales")
     if seen.kv_offsets is not None and not spec.of_cache:
@@ -38,25 +39,20 @@ def _check(seen: SimpleNamespace) -> None:
     padded = seen.valid_lengths is not None
     leading = (c.batch_size, "S") if padded else ("T",)
     # A query of latent rows may have other columns than a row has elements.
-    checks.has_shape(query, (*leading, "Hq", "D" if spec.is_mla else spec.head_size), f"{TITLE}: query")
-    if query.shape[-2] < 1 or query.shape[-2] % spec.num_heads:
-        raise ValueError(
-            f"{TITLE}: query must have a multiple of the {spec.num_heads} KV heads in dimension {len(leading)}, got "
-            f"{query.shape[-2]}"
-        )
-    if padded:
-        checks.has_shape(seen.valid_lengths, (c.batch_size,), f"{TITLE}: valid_lengths")
-    else:
+    checks.array(seen, "query", (*leading, "Hq", "D" if spec.is_mla else spec.head_size))
+    checks.query_heads(seen, spec)
+    checks.array(seen, "valid_lengths", (c.batch_size,))
+    if not padded:
         checks.offsets(seen.row_offsets, c.batch_size, f"{TITLE}: row_offsets")
     if seen.kv_offsets is not None:
         checks.offsets(seen.kv_offsets, c.batch_size, f"{TITLE}: kv_offsets")
     for i, name in enumerate(functions.ARRAYS):
         functions.check(getattr(seen, name), f"{TITLE}: array {i} of the mask")
-    check_pages(seen, TITLE)
+    check_pages(seen)
     tile, by_head = (seen.attributes["rows"], seen.attributes["keys"]), registered(seen.attributes["mask"]).by_head
     if seen.pages is not None and spec.page_size % tile[1]:
         raise ValueError(f"{TITLE}: keys must divide the {spec.page_size} tokens of a listed page, got {tile[1]}")
-    check_blocks(seen, "blocks", TITLE, tile, by_head)
+    check_blocks(seen, "blocks", tile, by_head)
 
 
 _ARRAYS = dict.fromkeys(functions.ARRAYS, 0)  # of any extents
@@ -199,11 +195,12 @@ def _extents_of(
 ) -> tuple[int, int]:  # fmt: skip
     """As :func:`_extents`, of what they depend on."""
     from kvarn.lowering.kernels.attention import expansion as attention
-    from kvarn.lowering.kernels.attention.case import Case
+    from kvarn.lowering.kernels.attention.case import Case, Masking
     from kvarn.lowering.kernels.mla import expansion as mla
     from kvarn.lowering.target import by_name
 
-    made = Case(spec, dtype, dtype, heads, spec.head_size, **dict(case))
+    given = dict(case)
+    made = dataclasses.replace(Case.plain(spec, dtype, heads), **{**given, "mask": Masking(given["mask"])})
     extents = mla.block_extents if spec.is_mla else attention.block_extents
     place = attention.Place(by_name(target), dict(schedule), attention.WIDEST_ROWS, of_operands)
     return extents(made, place)

@@ -22,7 +22,7 @@ _FEW = 16  # new tokens of a sequence that are known to be no more
 
 
 def _check_mla_attention(seen: SimpleNamespace) -> None:
-    spec, title = checks.spec_of(seen), "kv.ops.mla_attention"
+    spec, title = checks.spec_of(seen), seen.title
     if not spec.is_mla:
         raise ValueError(f"{title}: needs an MLA collection, got one with values; use kv.ops.attention")
     size = seen.attributes["value_size"]
@@ -38,18 +38,16 @@ def _check_mla_attention(seen: SimpleNamespace) -> None:
     widest = columns - rope if rope or inline else spec.head_size
     if size > widest:
         raise ValueError(f"{title}: value_size must be in [1, {widest}] (the row), got {size}")
-    check_rows(seen, title, columns if rope or inline else spec.head_size, size, ("f32",))
+    check_rows(seen, columns if rope or inline else spec.head_size, size, ("f32",))
     if rope or inline:  # not all of which are elements that a query of 8 bits could be multiplied by
         checks.has_dtype(seen.query, checks.queryable(spec), f"{title}: query")
-    check_ends(seen, title, size)
-    check_keys(seen, title)
-    check_block_mask(seen, title)
-    if seen.indices is not None:
-        if not spec.paged:
-            raise ValueError(f"{title}: indices needs a collection of pages, got a {spec.kind} one")
-        checks.has_shape(seen.indices, (seen.query.shape[0], "K"), f"{title}: indices")
-    if seen.topk_lengths is not None:
-        checks.has_shape(seen.topk_lengths, (seen.query.shape[0],), f"{title}: topk_lengths")
+    check_ends(seen, size)
+    check_keys(seen)
+    check_block_mask(seen)
+    if seen.indices is not None and not spec.paged:
+        raise ValueError(f"{title}: indices needs a collection of pages, got a {spec.kind} one")
+    checks.array(seen, "indices", (seen.query.shape[0], "K"))
+    checks.array(seen, "topk_lengths", (seen.query.shape[0],))
 
 
 _MLA_ATTENTION = RowsOperation(
@@ -257,26 +255,25 @@ def mla_decompress(
 
 
 def _check_mla_prefill_chunk(seen: SimpleNamespace) -> None:
-    spec, title = checks.spec_of(seen), "kv.ops.mla_prefill_chunk"
+    spec, title = checks.spec_of(seen), seen.title
     if not spec.is_mla:
         raise ValueError(f"{title}: needs an MLA collection, got one with values; use kv.ops.attention")
-    checks.has_shape(seen.query, ("T", "Hq", "Dn + R"), f"{title}: query")
+    checks.array(seen, "query", ("T", "Hq", "Dn + R"))
     tokens, heads, columns = seen.query.shape
-    checks.has_shape(seen.key, ("Tb", heads, "Dn"), f"{title}: key")
-    checks.has_shape(seen.value, (seen.key.shape[0], heads, "Dv"), f"{title}: value")
+    checks.array(seen, "key", ("Tb", heads, "Dn"))
+    checks.array(seen, "value", (seen.key.shape[0], heads, "Dv"))
     if seen.value.shape[2] < 1:
         raise ValueError(f"{title}: value must have at least one column, got none")
     problem = chunk_problem(spec, columns, seen.key.shape[2], seen.attributes["bf16_rope"])
     if problem is not None:
         raise ValueError(f"{title}: {problem}")
-    check_rows(seen, title, columns, seen.value.shape[2])
+    check_rows(seen, columns, seen.value.shape[2])
     for name in ("key", "value"):
         checks.has_dtype(getattr(seen, name), (seen.query.dtype.name,), f"{title}: {name}")
-    checks.has_shape(seen.lse, (tokens, heads), f"{title}: lse")
-    checks.has_dtype(seen.lse, ("f32",), f"{title}: lse")
+    checks.array(seen, "lse", (tokens, heads), ("f32",))
     batch = seen.collection.batch_size
     checks.offsets(seen.buffer_row_offsets, batch, f"{title}: buffer_row_offsets")
-    checks.has_shape(seen.cache_offsets, (batch,), f"{title}: cache_offsets")
+    checks.array(seen, "cache_offsets", (batch,))
 
 
 _MLA_PREFILL_CHUNK = RowsOperation(

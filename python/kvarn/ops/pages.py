@@ -14,8 +14,9 @@ from . import checks
 from .checks import layer_of
 
 
-def check_pages(seen: SimpleNamespace, title: str) -> None:
+def check_pages(seen: SimpleNamespace) -> None:
     """What lists of pages must be, of a query that was checked."""
+    title = seen.title
     if getattr(seen, "pages", None) is None:
         if getattr(seen, "page_counts", None) is not None:
             raise ValueError(f"{title}: page_counts must be None without pages, whose entries it counts")
@@ -23,30 +24,27 @@ def check_pages(seen: SimpleNamespace, title: str) -> None:
     spec, batch = checks.spec_of(seen), checks.handle_of(seen).batch_size
     if not spec.paged:
         raise ValueError(f"{title}: pages needs a collection with pages, got a {spec.kind} one")
-    checks.has_shape(seen.pages, (batch, spec.num_heads, "K"), f"{title}: pages")
+    checks.array(seen, "pages", (batch, spec.num_heads, "K"))
     if not 1 <= seen.pages.shape[2] < 2**31 // spec.page_size:
         raise ValueError(
             f"{title}: pages must have at least one entry a list, which may be -1, and fewer than 2**31 tokens, got "
             f"{seen.pages.shape[2]} entries"
         )
-    if seen.page_counts is not None:
-        checks.has_shape(seen.page_counts, (batch, spec.num_heads), f"{title}: page_counts")
+    checks.array(seen, "page_counts", (batch, spec.num_heads))
 
 
-def _check_summaries(seen: SimpleNamespace, title: str) -> None:
+def _check_summaries(seen: SimpleNamespace) -> None:
     spec, c = checks.spec_of(seen), seen.collection
     if not spec.paged:
-        raise ValueError(f"{title}: collection must have pages, got a {spec.kind} one")
-    checks.with_values(spec, title)
+        raise ValueError(f"{seen.title}: collection must have pages, got a {spec.kind} one")
+    checks.with_values(seen)
     shape = (c.num_blocks, c.num_layers, spec.num_heads, "R", spec.head_size)
-    checks.has_shape(seen.summaries, shape, f"{title}: summaries")
-    checks.has_dtype(seen.summaries, checks.FLOATS, f"{title}: summaries")
+    checks.array(seen, "summaries", shape, checks.FLOATS)
 
 
 def _check_summarize(seen: SimpleNamespace) -> None:
-    title = "kv.ops.summarize_pages"
-    _check_summaries(seen, title)
-    checks.offsets(seen.row_offsets, seen.collection.batch_size, f"{title}: row_offsets")
+    _check_summaries(seen)
+    checks.row_table(seen)
 
 
 _SUMMARIZE = Operation("kv.summarize_pages", {"summaries": 2}, _check_summarize, written=("summaries",))
@@ -75,13 +73,6 @@ def summarize_pages(
         makes what it is part of NaN.
     row_offsets : uint32 or int32 array-like [B + 1]
         New tokens of sequence b: ``row_offsets[b + 1] - row_offsets[b]``. Sequences without any are left alone.
-    schedule, stream
-        As of :func:`append`.
-
-    Raises
-    ------
-    TypeError, ValueError, IndexError
-        If an argument is not as above; nothing was launched.
     """
     title = "kv.ops.summarize_pages"
     layer = layer_of(collection, layer, title)
@@ -95,14 +86,13 @@ def _data(summaries: Any, title: str) -> Any:
 
 
 def _check_select(seen: SimpleNamespace) -> None:
-    title, spec, c = "kv.ops.select_pages", checks.spec_of(seen), seen.collection
-    _check_summaries(seen, title)
-    checks.has_shape(seen.query, ("T", "Hq", spec.head_size), f"{title}: query")
-    checks.has_dtype(seen.query, checks.FLOATS, f"{title}: query")
-    checks.query_heads(seen.query, spec, f"{title}: query")
-    checks.offsets(seen.row_offsets, c.batch_size, f"{title}: row_offsets")
-    checks.has_shape(seen.pages, (c.batch_size, spec.num_heads, "K"), f"{title}: pages")
-    checks.has_shape(seen.page_counts, (c.batch_size, spec.num_heads), f"{title}: page_counts")
+    title, spec, c = seen.title, checks.spec_of(seen), seen.collection
+    _check_summaries(seen)
+    checks.array(seen, "query", ("T", "Hq", spec.head_size), checks.FLOATS)
+    checks.query_heads(seen, spec)
+    checks.row_table(seen)
+    checks.array(seen, "pages", (c.batch_size, spec.num_heads, "K"))
+    checks.array(seen, "page_counts", (c.batch_size, spec.num_heads))
     kept = seen.attributes["first"] + seen.attributes["last"]
     if kept > seen.pages.shape[2]:
         raise ValueError(
@@ -155,19 +145,12 @@ def select_pages(
         Where the lists go: ascending, -1 behind their ends. When not given it is allocated by the query's library.
     page_counts : int32 array-like [B, H], optional
         Where their numbers of pages go; likewise.
-    schedule, stream
-        As of :func:`append`.
 
     Returns
     -------
     tuple of array-like
         ``pages`` and ``page_counts``. Of pages with equal scores the first ones are chosen; a score that is NaN is
         larger than any other. A sequence without new tokens has empty lists.
-
-    Raises
-    ------
-    TypeError, ValueError, IndexError
-        If an argument is not as above; nothing was launched.
     """
     title = "kv.ops.select_pages"
     layer = layer_of(collection, layer, title)

@@ -23,8 +23,8 @@ _MOST = 2**31 - 1
 
 
 def _check(seen: SimpleNamespace) -> None:
-    checks.has_shape(seen.lookup_table, ("B", "columns"), f"{seen.title}: lookup_table")
-    checks.has_shape(seen.lengths, ("G",), f"{seen.title}: lengths")
+    checks.array(seen, "lookup_table", ("B", "columns"))
+    checks.array(seen, "lengths", ("G",))
     (batch, columns), groups = seen.lookup_table.shape, seen.lengths.shape[0]
     if batch < 1 or groups < 1 or columns < 1:
         raise ValueError(f"{seen.title}: needs sequences, columns and groups, got {batch}, {columns} and {groups}")

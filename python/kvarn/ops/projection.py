@@ -3,9 +3,10 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Mapping
 from types import SimpleNamespace
-from typing import Any, NamedTuple
+from typing import Any
 
 from kvarn.dialect.layout import CacheSpec, cdiv
 from kvarn.dialect.ops.projection import BLOCK, SCALED, bands_of, rounded_to
@@ -16,6 +17,7 @@ from kvarn.runtime.buffers import BufferView
 
 from . import checks
 from .checks import layer_of
+from .forms import of_padded_batches
 
 
 def _packed(view: BufferView, name: str) -> None:
@@ -27,35 +29,29 @@ def _packed(view: BufferView, name: str) -> None:
         )
 
 
-def _check(seen: SimpleNamespace, title: str, rows: str) -> None:
-    spec = checks.spec_of(seen)
+def _check(seen: SimpleNamespace) -> None:
+    spec, title = checks.spec_of(seen), seen.title
+    rows = "B * S" if hasattr(seen, "valid_lengths") else "T"
     grouped = seen.attributes["scaling"] == "group"
     for name in ("x", "weight"):
-        view = getattr(seen, name)
-        checks.has_shape(view, (rows if name == "x" else "N", "K"), f"{title}: {name}")
-        if not grouped:
-            checks.has_dtype(view, (*checks.FLOATS, SCALED), f"{title}: {name}")
-        _packed(view, f"{title}: {name}")
+        checks.array(seen, name, (rows if name == "x" else "N", "K"), () if grouped else (*checks.FLOATS, SCALED))
+        _packed(getattr(seen, name), f"{title}: {name}")
     (tokens, k), (columns, _) = seen.x.shape, seen.weight.shape
     most = seen.schedule.get("max_tokens", tokens)
     if tokens > most:
         raise ValueError(f"{title}: x must have no more than the schedule's max_tokens = {most} rows, got {tokens}")
     if grouped:
-        _check_groups(seen, title)
+        _check_groups(seen)
     elif k < 1 or seen.weight.shape[1] != k:
         raise ValueError(f"{title}: weight must have the K = {k} of x, at least 1, got shape {list(seen.weight.shape)}")
-    elif seen.weight.dtype != seen.x.dtype:
-        raise TypeError(f"{title}: weight must have the dtype of x, {seen.x.dtype.name}, got {seen.weight.dtype.name}")
-    queries = {n: getattr(seen, n) for n in ("query_out", "index_query_out")}
-    for name, view in queries.items():
-        if view is not None:
-            checks.has_shape(view, (tokens, "Hq", "Dq"), f"{title}: {name}")
-            checks.has_dtype(view, checks.FLOATS, f"{title}: {name}")
-    if (seen.index_collection is None) != (seen.index_query_out is None):
-        raise ValueError(f"{title}: index_collection and index_query_out must be given together or not at all")
+    else:
+        checks.like(seen, "weight", "x")
+    for name in ("query_out", "index_query_out"):
+        checks.array(seen, name, (tokens, "Hq", "Dq"), checks.FLOATS)
+    checks.together(seen, "index_collection", "index_query_out")
     index = None
     if seen.index_collection is not None:
-        checks.with_values(spec, title)
+        checks.with_values(seen)
         index = seen.index_collection.spec.cache, tuple(seen.index_query_out.shape[1:])
         if seen.index_collection.batch_size != seen.collection.batch_size:
             raise ValueError(
@@ -68,29 +64,23 @@ def _check(seen: SimpleNamespace, title: str, rows: str) -> None:
     found = bands_of(spec, columns, query, index)
     if isinstance(found, str):
         raise ValueError(f"{title}: {found}")
-    _check_types(seen, spec, title)
-    if seen.bias is not None:
-        checks.has_shape(seen.bias, (columns,), f"{title}: bias")
-        checks.has_dtype(seen.bias, checks.FLOATS, f"{title}: bias")
+    _check_types(seen, spec)
+    checks.array(seen, "bias", (columns,), checks.FLOATS)
     if not grouped:
-        _check_scales(seen, title)
-    if (seen.q_gamma is None) != (seen.k_gamma is None):
-        raise ValueError(f"{title}: q_gamma and k_gamma must be given together or not at all")
-    if seen.freqs is None and seen.q_gamma is None:
-        return
-    checks.with_values(spec, title)
-    if seen.query_out is None:
-        raise ValueError(f"{title}: freqs_cis and gammas need queries, got a weight of keys and values alone")
-    checks.has_shape(seen.query_out, (tokens, "Hq", spec.head_size), f"{title}: query_out")
-    if seen.freqs is not None:
-        checks.rotation(seen.freqs, spec.head_size, f"{title}: freqs_cis")
-    for name in ("q_gamma", "k_gamma"):
-        if getattr(seen, name) is not None:
-            checks.has_shape(getattr(seen, name), (spec.head_size,), f"{title}: {name}")
-            checks.has_dtype(getattr(seen, name), checks.FLOATS, f"{title}: {name}")
+        _check_scales(seen)
+    checks.together(seen, "q_gamma", "k_gamma")
+    if seen.freqs is not None or seen.q_gamma is not None:
+        checks.with_values(seen)
+        if seen.query_out is None:
+            raise ValueError(f"{title}: freqs_cis and gammas need queries, got a weight of keys and values alone")
+        checks.array(seen, "query_out", (tokens, "Hq", spec.head_size))
+        checks.rotation(seen, spec.head_size)
+        checks.gammas(seen, spec.head_size, "q_gamma", "k_gamma")
+    checks.row_table(seen)
 
 
-def _check_types(seen: SimpleNamespace, spec: CacheSpec, title: str) -> None:
+def _check_types(seen: SimpleNamespace, spec: CacheSpec) -> None:
+    title = seen.title
     outs = [(n, getattr(seen, n)) for n in ("query_out", "index_query_out") if getattr(seen, n) is not None]
     rounded = rounded_to(spec, seen.x.dtype, outs[0][1].dtype if outs else None)
     for name, view in outs:
@@ -109,9 +99,9 @@ def _check_types(seen: SimpleNamespace, spec: CacheSpec, title: str) -> None:
             )
 
 
-def _check_groups(seen: SimpleNamespace, title: str) -> None:
+def _check_groups(seen: SimpleNamespace) -> None:
     """Elements with scales by groups: types that go together, one K, and scales of its groups."""
-    name, x, weight = seen.attributes["weight_format"], seen.x, seen.weight
+    title, name, x, weight = seen.title, seen.attributes["weight_format"], seen.x, seen.weight
     checks.has_dtype(weight, ("u8", "i8") if name in PACKED else PLAIN_TYPES, f"{title}: weight")
     if x.dtype.name not in checks.FLOATS:
         same = x.dtype == weight.dtype and (name == "e2m1" or (name == PLAIN and x.dtype.name == SCALED))
@@ -133,17 +123,13 @@ def _check_groups(seen: SimpleNamespace, title: str) -> None:
             found = groups_of(scale.shape, scale.dtype.name, rows, k, f"{title}: {what}")
             if isinstance(found, str):
                 raise ValueError(found)
-    if seen.weight_min is not None:
-        checks.has_shape(seen.weight_min, tuple(seen.weight_scale.shape), f"{title}: weight_min")
-        checks.has_dtype(seen.weight_min, (seen.weight_scale.dtype.name,), f"{title}: weight_min")
-    if seen.tensor_scale is not None:
-        checks.has_shape(seen.tensor_scale, (1, 1), f"{title}: tensor_scale")
-        checks.has_dtype(seen.tensor_scale, ("f32",), f"{title}: tensor_scale")
+    checks.array(seen, "weight_min", tuple(seen.weight_scale.shape), (seen.weight_scale.dtype.name,))
+    checks.array(seen, "tensor_scale", (1, 1), ("f32",))
 
 
-def _check_scales(seen: SimpleNamespace, title: str) -> None:
-    if (seen.x_scale is None) != (seen.weight_scale is None):
-        raise ValueError(f"{title}: x_scale and weight_scale must be given together or not at all")
+def _check_scales(seen: SimpleNamespace) -> None:
+    title = seen.title
+    checks.together(seen, "x_scale", "weight_scale")
     if seen.x_scale is None:
         return
     if seen.x.dtype.name != SCALED:
@@ -155,20 +141,7 @@ def _check_scales(seen: SimpleNamespace, title: str) -> None:
         "block": ((tokens, cdiv(k, BLOCK)), (cdiv(n, BLOCK), cdiv(k, BLOCK))),
     }[scaling]
     for name, shape in zip(("x_scale", "weight_scale"), wanted, strict=True):
-        checks.has_shape(getattr(seen, name), shape, f"{title}: {name}")
-        checks.has_dtype(getattr(seen, name), ("f32",), f"{title}: {name}")
-
-
-def _check_ragged(seen: SimpleNamespace) -> None:
-    title = "kv.ops.project_append"
-    _check(seen, title, "T")
-    checks.offsets(seen.row_offsets, seen.collection.batch_size, f"{title}: row_offsets")
-
-
-def _check_padded(seen: SimpleNamespace) -> None:
-    title, batch = "kv.ops.project_append_padded", seen.collection.batch_size
-    _check(seen, title, "B * S")
-    checks.has_shape(seen.valid_lengths, (batch,), f"{title}: valid_lengths")
+        checks.array(seen, name, shape, ("f32",))
 
 
 _STATIC = {
@@ -178,8 +151,9 @@ _STATIC = {
 }  # fmt: skip
 _WRITTEN = ("query_out", "index_query_out")
 _SINGLE = ("bias", "x_scale", "weight_scale", "weight_min", "tensor_scale")
-_RAGGED = Operation("kv.project_append", _STATIC, _check_ragged, _WRITTEN, single=_SINGLE)
-_PADDED = Operation("kv.project_append_padded", _STATIC, _check_padded, _WRITTEN, single=_SINGLE)
+_OPTIONAL = operator.itemgetter(*_SINGLE, "freqs_cis", "q_gamma", "k_gamma", "index_collection", "index_query_out")
+_RAGGED = Operation("kv.project_append", _STATIC, _check, _WRITTEN, single=_SINGLE)
+_PADDED = Operation("kv.project_append_padded", _STATIC, _check, _WRITTEN, single=_SINGLE)
 
 
 def project_append(
@@ -250,47 +224,18 @@ def project_append(
         The cache of an indexer's keys, for the batch of ``collection``.
     index_query_out : array-like [T, Hi, Di], optional
         With ``index_collection``.
-    schedule, stream
-        As of :func:`append`.
 
     Returns
     -------
     array-like [T, Hq, Dq] or None
         ``query_out``. Rows before the first offset and from the last on are not written.
     """
-    product = _Product(x, weight, bias, x_scale, weight_scale, weight_min, tensor_scale, weight_format)
-    heads = _Heads(
-        freqs_cis, interleaved, q_gamma, k_gamma, eps, query_out, query_size, index_collection, index_query_out
-    )
-    return _run(_RAGGED, "kv.ops.project_append", collection, layer, row_offsets, product, heads, schedule, stream)
+    return _run(_RAGGED, locals(), row_offsets)
 
 
-def project_append_padded(
-    collection: Any,
-    layer: int,
-    x: Any,
-    weight: Any,
-    valid_lengths: Any,
-    *,
-    bias: Any = None,
-    x_scale: Any = None,
-    weight_scale: Any = None,
-    weight_min: Any = None,
-    tensor_scale: Any = None,
-    weight_format: str = PLAIN,
-    freqs_cis: Any = None,
-    interleaved: bool = True,
-    q_gamma: Any = None,
-    k_gamma: Any = None,
-    eps: float = 1e-6,
-    query_out: Any = None,
-    query_size: int | None = None,
-    index_collection: Any = None,
-    index_query_out: Any = None,
-    schedule: Schedule = None,
-    stream: Any = None,
-) -> Any:
-    """:func:`project_append` of a padded batch.
+@of_padded_batches(project_append)
+def project_append_padded(given: dict[str, Any]) -> Any:
+    """:func:`project_append` of a padded batch; T is B * S.
 
     Parameters
     ----------
@@ -300,32 +245,21 @@ def project_append_padded(
         Keys and values of tokens t >= ``valid_lengths[b]`` are not written; queries of all tokens are.
     query_out, index_query_out : array-like [B, S, Hq, Dq], optional
         Contiguous.
-    collection, layer, weight, bias, x_scale, weight_scale, weight_min, tensor_scale, weight_format, freqs_cis
-        As of :func:`project_append`; T is B * S.
-    interleaved, q_gamma, k_gamma, eps, query_size, index_collection, schedule, stream
-        As of :func:`project_append`.
 
     Returns
     -------
     array-like [B, S, Hq, Dq] or None
         ``query_out``.
     """
-    title = "kv.ops.project_append_padded"
-    shape = checks.shape_of(x, f"{title}: x", 3)
-    rows = shape[0] * shape[1]
-    x = _as_rows(x, (rows, shape[2]), f"{title}: x")
-    given = query_out
-    if query_out is not None:
-        query_out = _as_queries(query_out, shape, f"{title}: query_out")
-    if index_query_out is not None:
-        index_query_out = _as_queries(index_query_out, shape, f"{title}: index_query_out")
-    product = _Product(x, weight, bias, x_scale, weight_scale, weight_min, tensor_scale, weight_format)
-    heads = _Heads(
-        freqs_cis, interleaved, q_gamma, k_gamma, eps, query_out, query_size, index_collection, index_query_out
-    )
-    found = _run(_PADDED, title, collection, layer, valid_lengths, product, heads, schedule, stream)
-    if given is not None or found is None:
-        return given
+    name, queries = f"{_PADDED.title}: ", given["query_out"]
+    shape = checks.shape_of(given["x"], name + "x", 3)
+    given["x"] = _as_rows(given["x"], (shape[0] * shape[1], shape[2]), name + "x")
+    for of_queries in ("query_out", "index_query_out"):
+        if given[of_queries] is not None:
+            given[of_queries] = _as_queries(given[of_queries], shape, name + of_queries)
+    found = _run(_PADDED, given, given["valid_lengths"])
+    if queries is not None or found is None:
+        return queries
     return found.reshape(*shape[:2], *found.shape[1:])
 
 
@@ -344,62 +278,30 @@ def _as_rows(array: Any, shape: tuple[int, ...], name: str) -> Any:
     return array.reshape(shape)
 
 
-class _Product(NamedTuple):
-    """The operands of the product, as :func:`project_append` has them."""
-
-    x: Any
-    weight: Any
-    bias: Any
-    x_scale: Any
-    weight_scale: Any
-    weight_min: Any
-    tensor_scale: Any
-    weight_format: str
-
-
-class _Heads(NamedTuple):
-    """What is done with heads, and where they go besides the cache, as :func:`project_append` has it."""
-
-    freqs: Any
-    interleaved: bool
-    q_gamma: Any
-    k_gamma: Any
-    eps: float
-    query_out: Any
-    query_size: int | None
-    index_collection: Any
-    index_query_out: Any
-
-
-def _run(
-    operation: Operation, title: str, collection: Any, layer: Any, table: Any, product: _Product, heads: _Heads,
-    schedule: Schedule, stream: Any,
-) -> Any:  # fmt: skip
-    x, weight, bias, x_scale, weight_scale, weight_min, tensor_scale, weight_format = product
-    freqs, interleaved, q_gamma, k_gamma, eps, query_out, query_size, index_collection, index_query_out = heads
-    layer = layer_of(collection, layer, title)
+def _run(operation: Operation, given: dict[str, Any], table: Any) -> Any:
+    """:func:`project_append` of arguments by name."""
+    title, collection, x, weight = operation.title, given["collection"], given["x"], given["weight"]
+    freqs, eps, query_out, weight_format = given["freqs_cis"], given["eps"], given["query_out"], given["weight_format"]
+    layer = layer_of(collection, given["layer"], title)
     if freqs is not None:
         checks.positions_cover(freqs, collection, title)
     if eps.__class__ is not float or eps - eps != 0:
         eps = checks.number(eps, "eps", title)
     if query_out is None:
-        query_out = _queries(collection, x, weight, query_size, index_collection, index_query_out, title)
+        query_out = _queries(given, title)
     if weight_format not in FORMATS:
         raise ValueError(f"{title}: weight_format must be one of {', '.join(FORMATS)}, got {weight_format!r}")
-    scaling = _scaling(x, weight, x_scale, weight_scale, weight_format, title)
-    if scaling != "group" and not (weight_min is tensor_scale is None):
+    scaling = _scaling(x, weight, given["x_scale"], given["weight_scale"], weight_format, title)
+    if scaling != "group" and not (given["weight_min"] is given["tensor_scale"] is None):
         raise ValueError(f"{title}: weight_min and tensor_scale go with scales by groups, got scales of {scaling}")
     attributes = (
         ("scaling", scaling),
         ("weight_format", weight_format),
-        ("interleaved", bool(interleaved)),
+        ("interleaved", bool(given["interleaved"])),
         ("eps", eps),
     )
-    operands = (
-        collection, layer, x, weight, table, query_out, bias, x_scale, weight_scale, weight_min, tensor_scale, freqs,
-        q_gamma, k_gamma, index_collection, index_query_out,
-    )  # fmt: skip
-    operation(operands, attributes, _scheduled(collection, x, schedule, title), stream)
+    operands = (collection, layer, x, weight, table, query_out, *_OPTIONAL(given))
+    operation(operands, attributes, _scheduled(collection, x, given["schedule"], title), given["stream"])
     return query_out
 
 
@@ -442,11 +344,10 @@ def _dtype(array: Any, name: str) -> str:
     return buffers.view(array, name=name).dtype.name
 
 
-def _queries(
-    collection: Any, x: Any, weight: Any, size: int | None, index: Any, index_query_out: Any, title: str
-) -> Any:
+def _queries(given: dict[str, Any], title: str) -> Any:
     """A new output for the queries of a weight; None where it has none."""
-    spec = collection.spec.cache
+    spec, x, weight, size = given["collection"].spec.cache, given["x"], given["weight"], given["query_size"]
+    index, index_query_out = given["index_collection"], given["index_query_out"]
     columns = checks.shape_of(weight, f"{title}: weight", 2)[0]
     rest = spec.row_size * (1 if spec.is_mla else 2)
     if index is not None and index_query_out is not None:

@@ -15,24 +15,21 @@ from . import checks
 NUMBERS = ("f32", "f16", "bf16", "i8", "u8", "i16", "u16", "i32", "u32")
 
 
-def _alike(seen: SimpleNamespace, title: str, *names: str) -> None:
+def _alike(seen: SimpleNamespace, *names: str) -> None:
     """Buffers [rows, C] of one dtype and width."""
+    checks.array(seen, names[0], ("rows", "C"))
     first = getattr(seen, names[0])
-    checks.has_shape(first, ("rows", "C"), f"{title}: {names[0]}")
     for name in names[1:]:
-        other = getattr(seen, name)
-        checks.has_shape(other, ("rows", first.shape[1]), f"{title}: {name}")
-        checks.has_dtype(other, (first.dtype.name,), f"{title}: {name}")
+        checks.array(seen, name, ("rows", first.shape[1]), (first.dtype.name,))
     if first.shape[1] < 1:
-        raise ValueError(f"{title}: {names[0]} must have at least one column, got none")
+        raise ValueError(f"{seen.title}: {names[0]} must have at least one column, got none")
 
 
 def _check_sliced_add(seen: SimpleNamespace) -> None:
-    title = "kv.ops.sliced_add"
-    _alike(seen, title, "a", "b", "out")
-    checks.has_dtype(seen.a, NUMBERS, f"{title}: a")
-    checks.has_shape(seen.out, tuple(seen.a.shape), f"{title}: out")
-    checks.has_shape(seen.b, tuple(seen.a.shape), f"{title}: b")
+    _alike(seen, "a", "b", "out")
+    checks.array(seen, "a", tuple(seen.a.shape), NUMBERS)
+    checks.array(seen, "out", tuple(seen.a.shape))
+    checks.array(seen, "b", tuple(seen.a.shape))
 
 
 _SLICED_ADD = Operation(
@@ -55,8 +52,6 @@ def sliced_add(a: Any, b: Any, end: int, out: Any = None, *, schedule: Schedule 
     out : array-like [rows, C], optional
         May be ``a`` or ``b`` itself, and shares no memory with them else. When not given it is allocated by the library
         of ``a`` (torch, CuPy or NumPy).
-    schedule, stream
-        As of :func:`append`.
 
     Returns
     -------
@@ -72,12 +67,11 @@ def sliced_add(a: Any, b: Any, end: int, out: Any = None, *, schedule: Schedule 
 
 
 def _check_merge(seen: SimpleNamespace) -> None:
-    title = "kv.ops.merge_ragged"
-    _alike(seen, title, "a", "b", "out")
-    checks.has_shape(seen.out, (seen.a.shape[0] + seen.b.shape[0], seen.a.shape[1]), f"{title}: out")
-    checks.offsets(seen.a_offsets, None, f"{title}: a_offsets")
+    _alike(seen, "a", "b", "out")
+    checks.array(seen, "out", (seen.a.shape[0] + seen.b.shape[0], seen.a.shape[1]))
+    checks.offsets(seen.a_offsets, None, f"{seen.title}: a_offsets")
     for name in ("b_offsets", "out_offsets"):
-        checks.has_shape(getattr(seen, name), tuple(seen.a_offsets.shape), f"{title}: {name}")
+        checks.array(seen, name, tuple(seen.a_offsets.shape))
 
 
 _MERGE = Operation(
@@ -113,8 +107,6 @@ def merge_ragged(
         are not written.
     out_offsets : uint32 or int32 array-like [B + 1], optional
         Likewise, like ``a_offsets``.
-    schedule, stream
-        As of :func:`append`.
 
     Returns
     -------
@@ -155,8 +147,6 @@ def shift_tokens(
         Shares no memory with the other operands, and is not ``tokens`` itself. When not given it is allocated by the
         library of ``tokens`` (torch, CuPy or NumPy).
         Tokens of no sequence are not written.
-    schedule, stream
-        As of :func:`append`.
 
     Returns
     -------
@@ -213,8 +203,6 @@ def merge_attention(
         May be ``a`` or ``b`` itself. When not given it is allocated by the library of ``a`` (torch, CuPy or NumPy).
     lse : f32 array-like [T, Hq], optional
         Neither ``a_lse`` nor ``b_lse``. Likewise.
-    schedule, stream
-        As of :func:`append`.
 
     Returns
     -------

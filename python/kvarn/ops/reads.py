@@ -22,6 +22,7 @@ from . import checks, functions, sources
 from .block_lists import check_block_mask, mask_of
 from .checks import layer_of
 from .drafts import with_tree
+from .forms import of_padded_batches, parameters_of
 from .pages import check_pages
 
 _FEW = 16  # new tokens of a sequence up to which the code depends on how many there may be
@@ -39,64 +40,52 @@ class RowsOperation(Operation):
         return dataclasses.replace(what, alignment=min(_alignment(views[n]) for n in _VECTORS if n in views)), given
 
 
-def check_rows(seen: SimpleNamespace, title: str, columns: int, value_size: int, more: tuple[str, ...] = ()) -> None:
+def check_rows(seen: SimpleNamespace, columns: int, value_size: int, more: tuple[str, ...] = ()) -> None:
     """What query, output and the table of the rows must be; ``more`` are types of an output besides the query's."""
     spec = checks.spec_of(seen)
-    checks.read_as_floats(spec, title)
-    checks.has_shape(seen.query, (*checks.leading(seen), "Hq", columns), f"{title}: query")
+    checks.read_as_floats(seen)
     narrow = checks.multiplied(spec) if more else ()  # by kernels whose output may have another type
-    checks.has_dtype(seen.query, (*checks.queryable(spec), *narrow), f"{title}: query")
-    rows, heads = tuple(seen.query.shape[:-2]), seen.query.shape[-2]
-    checks.query_heads(seen.query, spec, f"{title}: query")
-    checks.has_shape(seen.out, (*rows, heads, value_size), f"{title}: out")
-    outputs = checks.outputs_of(seen.query.dtype)
-    checks.has_dtype(seen.out, tuple(dict.fromkeys((*outputs, *more))), f"{title}: out")
-    checks.row_table(seen, title)
+    checks.array(seen, "query", (*checks.leading(seen), "Hq", columns), (*checks.queryable(spec), *narrow))
+    checks.query_heads(seen, spec)
+    outputs = dict.fromkeys((*checks.outputs_of(seen.query.dtype), *more))
+    checks.array(seen, "out", (*seen.query.shape[:-1], value_size), tuple(outputs))
+    checks.row_table(seen)
 
 
 def _check_attention(seen: SimpleNamespace) -> None:
-    spec = checks.spec_of(seen)
-    title = "kv.ops.attention_padded" if hasattr(seen, "valid_lengths") else "kv.ops.attention"
-    checks.with_values(spec, title)
-    check_rows(seen, title, spec.head_size, spec.head_size, ("f32",))
-    _check_rest(seen, title)
-    check_pages(seen, title)
-    check_block_mask(seen, title)
+    size, batch = checks.spec_of(seen).head_size, checks.handle_of(seen).batch_size
+    checks.with_values(seen)
+    check_rows(seen, size, size, ("f32",))
+    most = seen.schedule.get("max_batch", batch)
+    if most < batch:
+        raise ValueError(f"{seen.title}: the schedule's max_batch must be at least the {batch} sequences, got {most}")
+    check_ends(seen, size)
+    check_keys(seen)
+    check_pages(seen)
+    check_block_mask(seen)
 
 
-def _check_rest(seen: SimpleNamespace, title: str) -> None:
-    """What the operands that may be absent must be, of a query that was checked, and what bounds the batch."""
-    batch = checks.handle_of(seen).batch_size
-    if seen.schedule.get("max_batch", batch) < batch:
-        most = seen.schedule["max_batch"]
-        raise ValueError(f"{title}: the schedule's max_batch must be at least the {batch} sequences, got {most}")
-    check_ends(seen, title, seen.query.shape[-1])
-    check_keys(seen, title)
-
-
-def check_keys(seen: SimpleNamespace, title: str) -> None:
+def check_keys(seen: SimpleNamespace) -> None:
     """What says how many keys there are, and what functions of positions read, must be."""
     if seen.kv_offsets is not None:
-        checks.offsets(seen.kv_offsets, checks.handle_of(seen).batch_size, f"{title}: kv_offsets")
+        checks.offsets(seen.kv_offsets, checks.handle_of(seen).batch_size, f"{seen.title}: kv_offsets")
     for i, name in enumerate(functions.ARRAYS):
-        functions.check(getattr(seen, name), f"{title}: array {i} of the score and the mask")
+        functions.check(getattr(seen, name), f"{seen.title}: array {i} of the score and the mask")
 
 
-def check_ends(seen: SimpleNamespace, title: str, value_size: int) -> None:
+def check_ends(seen: SimpleNamespace, value_size: int) -> None:
     """What the operands of f32 of an attention must be, which end its rows or bend its scores."""
     rows = tuple(seen.query.shape[:-1])
     if (seen.prior is None) != (seen.prior_lse is None):
-        raise ValueError(f"{title}: prior must be an output and its log-sum-exp, got one of them")
+        raise ValueError(f"{seen.title}: prior must be an output and its log-sum-exp, got one of them")
     shapes = {"sinks": rows[-1:], "alibi_slopes": rows[-1:], "lse": rows, "prior": (*rows, value_size)}
-    for name, shape in {**shapes, "prior_lse": rows}.items():
-        view = getattr(seen, name, None)  # latent rows have no slopes
-        if view is not None:
-            checks.has_shape(view, shape, f"{title}: {name}")
-            checks.has_dtype(view, ("f32",), f"{title}: {name}")
+    for name, shape in {**shapes, "prior_lse": rows}.items():  # latent rows have no slopes
+        checks.array(seen, name, shape, ("f32",))
 
 
 def _check_operands(seen: SimpleNamespace) -> None:
-    title, spec = "kv.ops.attention", seen.keys.spec.cache
+    title = seen.title = "kv.ops.attention"
+    spec = seen.keys.spec.cache
     if seen.values.spec != seen.keys.spec:
         raise TypeError(
             f"{title}: keys and values must have the same parameters, got {spec} and {seen.values.spec.cache}"
@@ -124,13 +113,6 @@ NO_ALIAS = tuple(NoAlias(written, read) for written in ("out", "lse") for read i
 _ATTENTION = RowsOperation("kv.attention", _ROWS, _check_attention, no_alias=NO_ALIAS)
 _OPERAND_ATTENTION = RowsOperation("kv.operand_attention", _ROWS, _check_operands, no_alias=NO_ALIAS)
 _ATTENTION_PADDED = RowsOperation("kv.attention_padded", _PADDED, _check_attention, no_alias=NO_ALIAS)
-
-
-_GIVEN = (
-    "collection", "layer", "query", "row_offsets", "scale", "score", "mask", "window", "chunk", "sinks", "softcap",
-    "out", "lse", "kv_offsets", "alibi_slopes", "prior", "tree", "pages", "page_counts", "shared", "schedule",
-)  # fmt: skip
-_GIVEN_PADDED = tuple("valid_lengths" if name == "row_offsets" else name for name in _GIVEN)
 
 
 def attention(
@@ -260,11 +242,6 @@ def attention(
     array-like [T, Hq, D], or with ``return_lse`` a tuple of that and f32 [T, Hq]
         Zeros in a row that sees no key. The log-sum-exp is natural, the sink counted, and minus infinity where nothing
         is. Rows before the first offset and from the last on are not written.
-
-    Raises
-    ------
-    TypeError, ValueError, IndexError
-        If an argument is not as above; nothing was launched.
     """
     if out is None and is_torch(query.__class__) and collection.__class__ is not list and shared is None:
         out = checks.empty_result(query, "out", "kv.ops.attention")
@@ -280,59 +257,32 @@ def attention(
     return _attend(False, given, answer, return_lse, block_mask, stream)
 
 
-def attention_padded(
-    collection: Any,
-    layer: int,
-    query: Any,
-    valid_lengths: Any,
-    *,
-    scale: float | None = None,
-    score: Any = None,
-    mask: Any = "causal",
-    window: int | None = None,
-    chunk: int | None = None,
-    sinks: Any = None,
-    softcap: float | None = None,
-    out: Any = None,
-    return_lse: bool = False,
-    lse: Any = None,
-    kv_offsets: Any = None,
-    alibi_slopes: Any = None,
-    prior: Any = None,
-    tree: Any = None,
-    pages: Any = None,
-    page_counts: Any = None,
-    block_mask: BlockMask | None = None,
-    schedule: Schedule = None,
-    stream: Any = None,
-) -> Any:
+_APART = ("return_lse", "block_mask", "stream")  # what the native part does not look at
+_GIVEN = tuple(name for name in parameters_of(attention) if name not in _APART)
+_GIVEN_PADDED = tuple("valid_lengths" if name == "row_offsets" else name for name in _GIVEN)
+_OUT, _LSE = _GIVEN.index("out"), _GIVEN.index("lse")
+
+
+@of_padded_batches(attention, without=("shared",), apart=_APART, layer="int", schedule="Schedule")
+def attention_padded(given: tuple[Any, ...], return_lse: bool, block_mask: BlockMask | None, stream: Any) -> Any:
     """:func:`attention` of a padded batch.
 
     Parameters
     ----------
-    collection : KV cache collection
-        As of :func:`attention`.
-    layer : int
     query : array-like [B, S, Hq, D]
         Token t of sequence b stands at position ``cache_lengths[b] + t``. Hq a multiple of the KV heads. The cache's
         dtype, or f32, f16 or bf16 over an 8-bit cache.
     valid_lengths : uint32 or int32 array-like [B]
         New tokens of each sequence. Tokens t >= ``valid_lengths[b]`` are skipped: their query is not read, and nothing
         is written for them.
-    scale, score, mask, window, chunk, sinks, softcap
-        As of :func:`attention`.
     out : array-like [B, S, Hq, D], optional
         The query's dtype, or f32. When not given it is allocated by the query's library (torch, CuPy or NumPy), and
         holds anything where tokens are skipped.
-    return_lse : bool
-        Return the log-sum-exp too.
     lse : f32 array-like [B, S, Hq], optional
         Where it goes; allocated when it is wanted and not given.
     kv_offsets : uint32 or int32 array-like [B + 1], optional
         Cross attention: sequence b has ``cache_lengths[b] + kv_offsets[b + 1] - kv_offsets[b]`` keys. Default:
         ``cache_lengths[b] + valid_lengths[b]``.
-    alibi_slopes, pages, page_counts, block_mask, schedule, stream
-        As of :func:`attention`.
     prior : tuple of f32 array-like [B, S, Hq, D] and f32 array-like [B, S, Hq], optional
         As of :func:`attention`.
     tree : int32 array-like [B, S, W], or uint64 array-like [B, S], optional
@@ -342,17 +292,8 @@ def attention_padded(
     -------
     array-like [B, S, Hq, D], or with ``return_lse`` a tuple of that and f32 [B, S, Hq]
         As of :func:`attention`.
-
-    Raises
-    ------
-    TypeError, ValueError, IndexError
-        If an argument is not as above; nothing was launched.
     """
-    given = (
-        collection, layer, query, valid_lengths, scale, score, mask, window, chunk, sinks, softcap, out, lse,
-        kv_offsets, alibi_slopes, prior, tree, pages, page_counts, None, schedule,
-    )  # fmt: skip
-    answer = None
+    answer, out, lse = None, given[_OUT], given[_LSE]
     if out is not None and block_mask is None and not (return_lse and lse is None):
         answer = _ATTENTION_PADDED.again(given, stream)
         if answer is True:

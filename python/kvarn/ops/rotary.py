@@ -7,42 +7,23 @@ from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
-from kvarn.dialect.layout import CacheSpec
 from kvarn.dispatch import Operation, Schedule
 
 from . import checks
 from .checks import layer_of
+from .forms import of_padded_batches
+
+_INSTEAD = "rotate before quantizing, with kv.ops.rope_append"
 
 
-def _in_place(spec: CacheSpec, title: str) -> None:
-    """Keys of a cache can be changed where they are."""
-    checks.without_scales(spec, title, "rotate before quantizing, with kv.ops.rope_append")
-    if not spec.dtype.is_float:
-        raise ValueError(f"{title}: needs a cache of floats, got {spec.dtype.name}")
-
-
-def _query(seen: SimpleNamespace, shape: tuple[int | str, ...], title: str, prefix: str = "") -> None:
-    """A query and its output."""
-    query, out = (getattr(seen, prefix + n) for n in ("query", "query_out"))
-    checks.has_shape(query, shape, f"{title}: {prefix}query")
-    checks.has_dtype(query, checks.FLOATS, f"{title}: {prefix}query")
-    checks.has_shape(out, tuple(query.shape), f"{title}: {prefix}query_out")
-    if out.dtype != query.dtype:
-        raise TypeError(
-            f"{title}: {prefix}query_out must have the dtype of query, {query.dtype.name}, got {out.dtype.name}"
-        )
-
-
-def _positions(seen: SimpleNamespace, tokens: tuple[int, ...], title: str) -> None:
+def _positions(seen: SimpleNamespace, tokens: tuple[int, ...]) -> None:
     """Given positions and their sections."""
-    sections = seen.attributes["mrope_section"]
+    sections, title = seen.attributes["mrope_section"], seen.title
     if seen.position_ids is None:
         if sections:
             raise ValueError(f"{title}: mrope_section needs position_ids, got none")
         return
-    checks.has_shape(
-        seen.position_ids, (max(1, len(sections)) if sections else "sections", *tokens), f"{title}: position_ids"
-    )
+    checks.array(seen, "position_ids", (max(1, len(sections)) if sections else "sections", *tokens))
     if seen.position_ids.shape[0] < 1:
         raise ValueError(f"{title}: position_ids must have at least one section, got none")
     if sections and sum(sections) != seen.freqs.shape[1] // 2:
@@ -53,12 +34,12 @@ def _positions(seen: SimpleNamespace, tokens: tuple[int, ...], title: str) -> No
 
 
 def _check_rope(seen: SimpleNamespace) -> None:
-    spec, leading = checks.spec_of(seen), checks.leading(seen)
-    _in_place(spec, seen.title)
-    _query(seen, (*leading, "Hq", "Dq"), seen.title)
-    checks.rotation(seen.freqs, min(spec.head_size, seen.query.shape[-1]), f"{seen.title}: freqs_cis")
-    checks.row_table(seen, seen.title)
-    _positions(seen, tuple(seen.query.shape[: len(leading)]), seen.title)
+    spec = checks.spec_of(seen)
+    checks.floats_in_place(seen, spec, _INSTEAD)
+    checks.declared(seen)
+    checks.like(seen, "query_out", "query")
+    checks.rotation(seen, min(spec.head_size, seen.query.shape[-1]))
+    _positions(seen, tuple(seen.query.shape[:-2]))
 
 
 _ROPE = Operation("kv.rope", {"query": 1, "freqs": 1, "query_out": 1}, _check_rope)
@@ -99,89 +80,57 @@ def rope(
         turns all.
     query_out : array-like [T, Hq, Dq], optional
         May be ``query`` itself. When not given it is allocated by the query's library (torch, CuPy or NumPy).
-    schedule, stream
-        As of :func:`append`.
 
     Returns
     -------
     array-like [T, Hq, Dq]
         ``query_out``. Rows before the first offset and from the last on are not written.
     """
-    title = "kv.ops.rope"
-    layer = layer_of(collection, layer, title)
-    if position_ids is None:
-        checks.positions_cover(freqs_cis, collection, title)
-    elif len(checks.shape_of(position_ids, f"{title}: position_ids")) == 1:
-        position_ids = position_ids.reshape(1, -1)
-    if query_out is None:
-        query_out = checks.empty_like(query, "query_out", title)
-    operands = (collection, layer, query, row_offsets, freqs_cis, query_out, position_ids)
-    _ROPE(operands, _attributes(interleaved, mrope_section, title), schedule, stream)
-    return query_out
-
-
-def _attributes(interleaved: bool, mrope_section: Sequence[int] | None, title: str) -> tuple[tuple[str, Any], ...]:
-    sections = () if mrope_section is None else tuple(checks.count(n, "mrope_section", title) for n in mrope_section)
-    return (("interleaved", bool(interleaved)), ("mrope_section", sections))
-
-
-# --- rope_padded ---------------------------------------------------------------------------------
+    return _rope(_ROPE, locals(), row_offsets, rank=1)
 
 
 _ROPE_PADDED = Operation("kv.rope_padded", {"query": 2, "freqs": 1, "query_out": 2}, _check_rope)
 
 
-def rope_padded(
-    collection: Any,
-    layer: int,
-    query: Any,
-    valid_lengths: Any,
-    freqs_cis: Any,
-    *,
-    interleaved: bool = True,
-    position_ids: Any = None,
-    mrope_section: Sequence[int] | None = None,
-    query_out: Any = None,
-    schedule: Schedule = None,
-    stream: Any = None,
-) -> Any:
+@of_padded_batches(rope)
+def rope_padded(given: dict[str, Any]) -> Any:
     """:func:`rope` of a padded batch.
 
     Parameters
     ----------
-    collection : KV cache collection
-        Of floats, without scales; an MLA one too.
-    layer : int
     query : f32, f16 or bf16 array-like [B, S, Hq, Dq]
         Token t of sequence b stands at position ``cache_lengths[b] + t``.
     valid_lengths : uint32 or int32 array-like [B]
         Tokens t >= ``valid_lengths[b]`` are skipped: neither their query is written nor their key touched.
-    freqs_cis, interleaved, mrope_section
-        As of :func:`rope`.
     position_ids : uint32 or int32 array-like [sections, B, S] or [B, S], optional
         Rows of ``freqs_cis`` to use instead of the cache positions.
     query_out : array-like [B, S, Hq, Dq], optional
         May be ``query`` itself. When not given it is allocated by the query's library (torch, CuPy or NumPy).
-    schedule, stream
-        As of :func:`append`.
 
     Returns
     -------
     array-like [B, S, Hq, Dq]
         ``query_out``.
     """
-    title = "kv.ops.rope_padded"
-    layer = layer_of(collection, layer, title)
+    return _rope(_ROPE_PADDED, given, given["valid_lengths"], rank=2)
+
+
+def _rope(operation: Operation, given: dict[str, Any], table: Any, rank: int) -> Any:
+    """:func:`rope` of arguments by name, whose rows have so many dimensions."""
+    title, collection, freqs_cis = operation.title, given["collection"], given["freqs_cis"]
+    layer, position_ids, sections = layer_of(collection, given["layer"], title), given["position_ids"], ()
     if position_ids is None:
         checks.positions_cover(freqs_cis, collection, title)
-    else:
-        shape = checks.shape_of(position_ids, f"{title}: position_ids")
-        if len(shape) == 2:
-            position_ids = position_ids.reshape(1, *shape)
+    elif len(shape := checks.shape_of(position_ids, f"{title}: position_ids")) == rank:
+        position_ids = position_ids.reshape(1, *shape)
+    query_out = given["query_out"]
     if query_out is None:
-        query_out = checks.empty_like(query, "query_out", title)
-    operands = (collection, layer, query, valid_lengths, freqs_cis, query_out, position_ids)
-    _ROPE_PADDED(operands, _attributes(interleaved, mrope_section, title), schedule, stream)
+        query_out = checks.empty_like(given["query"], "query_out", title)
+    if given["mrope_section"] is not None:
+        sections = tuple(checks.count(n, "mrope_section", title) for n in given["mrope_section"])
+    attributes = (("interleaved", bool(given["interleaved"])), ("mrope_section", sections))
+    operands = (collection, layer, given["query"], table, freqs_cis, query_out, position_ids)
+    operation(operands, attributes, given["schedule"], given["stream"])
     return query_out
 
 
@@ -209,13 +158,13 @@ class IndexHeads(NamedTuple):
 
 
 def _check_qk_norm(seen: SimpleNamespace) -> None:
-    spec, title = checks.spec_of(seen), "kv.ops.qk_norm"
+    spec, title = checks.spec_of(seen), seen.title
     for prefix in ("", "index_"):
         collection = getattr(seen, prefix + "collection")
         if collection is None:
             continue
         found = collection.spec.cache
-        _in_place(found, title)
+        checks.floats_in_place(seen, found, _INSTEAD)
         if found.head_size != spec.head_size:
             raise ValueError(
                 f"{title}: index.collection must have the head size of the collection, {spec.head_size}, got "
@@ -226,13 +175,10 @@ def _check_qk_norm(seen: SimpleNamespace) -> None:
                 f"{title}: index.collection must have the collection's {seen.collection.batch_size} sequences, got "
                 f"{collection.batch_size}"
             )
-        _query(seen, (seen.query.shape[0] if prefix else "T", "Hq", spec.head_size), title, prefix)
-        for name in (prefix + "q_gamma", prefix + "k_gamma"):
-            checks.has_shape(getattr(seen, name), (spec.head_size,), f"{title}: {name}")
-            checks.has_dtype(getattr(seen, name), checks.FLOATS, f"{title}: {name}")
-    if seen.freqs is not None:
-        checks.rotation(seen.freqs, spec.head_size, f"{title}: freqs_cis")
-    checks.offsets(seen.row_offsets, seen.collection.batch_size, f"{title}: row_offsets")
+    checks.declared(seen)
+    for prefix in ("", "index_") if seen.index_query is not None else ("",):
+        checks.like(seen, f"{prefix}query_out", f"{prefix}query", "query")
+    checks.rotation(seen, spec.head_size)
 
 
 _QK_NORM = Operation(
@@ -285,8 +231,6 @@ def qk_norm(
     index : IndexHeads, optional
     query_out : array-like [T, Hq, D], optional
         May be ``query`` itself. When not given it is allocated by the query's library (torch, CuPy or NumPy).
-    schedule, stream
-        As of :func:`append`.
 
     Returns
     -------

@@ -13,19 +13,16 @@ from .checks import layer_of
 
 
 def _check_rms_norm(seen: SimpleNamespace) -> None:
-    spec, title = checks.spec_of(seen), "kv.ops.rms_norm"
-    checks.without_scales(spec, title)
-    if not spec.dtype.is_float:
-        raise ValueError(f"{title}: needs a cache of floats, got {spec.dtype.name}")
-    checks.has_shape(seen.gamma, ("C",), f"{title}: gamma")
-    checks.has_dtype(seen.gamma, checks.FLOATS, f"{title}: gamma")
+    spec = checks.spec_of(seen)
+    checks.floats_in_place(seen, spec)
+    checks.array(seen, "gamma", ("C",), checks.FLOATS)
     size = seen.gamma.shape[0]
     if not 0 < size <= spec.head_size and size != spec.row_size:
         raise ValueError(
-            f"{title}: gamma must have C elements, 1 <= C <= {spec.head_size} (the head size) or "
+            f"{seen.title}: gamma must have C elements, 1 <= C <= {spec.head_size} (the head size) or "
             f"C = {spec.row_size} (heads * head size), got {size}"
         )
-    checks.offsets(seen.row_offsets, seen.cache.batch_size, f"{title}: row_offsets")
+    checks.row_table(seen)
 
 
 _RMS_NORM = Operation("kv.rms_norm", {"gamma": 0}, _check_rms_norm)
@@ -61,8 +58,6 @@ def rms_norm(
     total_tokens : int, optional
         New tokens of the batch, to size the launch by; all of ``row_offsets`` is done in any case. Default: the cache's
         ``max_seq_length`` for every sequence.
-    schedule, stream
-        As of :func:`append`.
     """
     title = "kv.ops.rms_norm"
     if not hasattr(getattr(cache, "spec", None), "num_heads"):
@@ -79,16 +74,15 @@ def rms_norm(
     _RMS_NORM((cache, gamma, row_offsets, total_tokens), attributes, schedule, stream)
 
 
-def _check_radd(seen: SimpleNamespace) -> None:
-    spec, title = checks.spec_of(seen), "kv.ops.radd"
-    checks.with_values(spec, title)
-    checks.without_scales(spec, title)
-    checks.has_shape(seen.a, ("Tn", 2 * spec.row_size), f"{title}: a")
-    checks.has_dtype(seen.a, (spec.dtype.name,), f"{title}: a")
-    checks.some_offsets(seen.row_offsets, seen.collection.batch_size, f"{title}: row_offsets")
+def _check_added(seen: SimpleNamespace) -> None:
+    """What is added to keys and values as they are stored."""
+    checks.with_values(seen)
+    checks.without_scales(seen)
+    checks.declared(seen, apart=True)
+    checks.some_offsets(seen)
 
 
-_RADD = Operation("kv.radd", {"a": 1}, _check_radd)
+_RADD = Operation("kv.radd", {"a": 1}, _check_added)
 
 
 def radd(
@@ -114,8 +108,6 @@ def radd(
         The slice of the batch's offsets for its sequences; the first may be above 0.
     batch_offset : int
         The slice's first sequence.
-    schedule, stream
-        As of :func:`append`.
     """
     title = "kv.ops.radd"
     layer = layer_of(collection, layer, title)
@@ -130,14 +122,9 @@ def radd(
 
 
 def _check_iadd_2m(seen: SimpleNamespace) -> None:
-    spec, title = checks.spec_of(seen), "kv.ops.iadd_2m"
-    checks.with_values(spec, title)
-    checks.without_scales(spec, title)
-    checks.has_shape(seen.kv, ("2m", spec.row_size), f"{title}: kv")
-    checks.has_dtype(seen.kv, (spec.dtype.name,), f"{title}: kv")
+    _check_added(seen)
     if seen.kv.shape[0] % 2:
-        raise ValueError(f"{title}: kv must have an even number of rows, got {seen.kv.shape[0]}")
-    checks.some_offsets(seen.row_offsets, seen.collection.batch_size, f"{title}: row_offsets")
+        raise ValueError(f"{seen.title}: kv must have an even number of rows, got {seen.kv.shape[0]}")
 
 
 _IADD_2M = Operation("kv.iadd_2m", {"kv": 1}, _check_iadd_2m)
@@ -157,8 +144,6 @@ def iadd_2m(
         The cache's dtype: rows [0, m) are added to keys, [m, 2m) to values.
     row_offsets : uint32 or int32 array-like [n + 1]
         Offsets of the batch's first n sequences, which hold at least m tokens.
-    schedule, stream
-        As of :func:`append`.
     """
     layer = layer_of(collection, layer, "kv.ops.iadd_2m")
     _IADD_2M((collection, layer, kv, row_offsets), (), schedule, stream)
@@ -176,7 +161,5 @@ def increment_cache_lengths(
     ----------
     cache_lengths : uint32 or int32 array-like [B]
     row_offsets : uint32 or int32 array-like [B + 1]
-    schedule, stream
-        As of :func:`append`.
     """
     _INCREMENT((cache_lengths, row_offsets), (), schedule, stream)

@@ -15,26 +15,22 @@ from .checks import layer_of
 
 
 def _check_append(seen: SimpleNamespace) -> None:
-    spec, title = checks.spec_of(seen), "kv.ops.append"
+    spec, title = checks.spec_of(seen), seen.title
     if spec.is_mla and seen.value is not None:
         raise ValueError(f"{title}: value must be None for an MLA collection, which has latent keys only")
     if not spec.is_mla and seen.value is None:
         raise ValueError(f"{title}: value must be given for a collection with values, got None")
-    checks.new_tokens(seen.key, spec, f"{title}: key")
-    if seen.value is not None:
-        checks.new_tokens(seen.value, spec, f"{title}: value")
-        if seen.value.dtype != seen.key.dtype:
-            raise TypeError(
-                f"{title}: value must have the dtype of key, {seen.key.dtype.name}, got {seen.value.dtype.name}"
-            )
     if spec.is_mla and seen.value_scale is not None:
         raise ValueError(f"{title}: value_scale must be None for an MLA collection")
-    if (seen.key_scale is None) != (seen.value_scale is None) and not spec.is_mla:
-        raise ValueError(f"{title}: key_scale and value_scale must be given together or not at all")
-    checks.scales(seen.key_scale, spec, f"{title}: key_scale")
-    checks.scales(seen.value_scale, spec, f"{title}: value_scale")
-    checks.same_tokens(title, key=seen.key, value=seen.value, key_scale=seen.key_scale, value_scale=seen.value_scale)
-    checks.offsets(seen.row_offsets, seen.collection.batch_size, f"{title}: row_offsets")
+    for name in ("key_scale", "value_scale"):
+        if getattr(seen, name) is not None and not spec.quantized:
+            raise ValueError(f"{title}: {name} needs a collection with scales, got one without")
+    checks.declared(seen, apart=True)
+    if seen.value is not None:
+        checks.like(seen, "value", "key")
+    if not spec.is_mla:
+        checks.together(seen, "key_scale", "value_scale")
+    checks.same_tokens(seen, "key", "value", "key_scale", "value_scale")
 
 
 _APPEND = Operation("kv.append", {"key": 1, "value": 1, "key_scale": 1, "value_scale": 1}, _check_append)
@@ -75,11 +71,6 @@ def append(
         How the kernel divides its work; chosen when not given.
     stream : optional
         An int, or an object with ``__cuda_stream__``; default: the current stream of the arguments' library.
-
-    Raises
-    ------
-    TypeError, ValueError, IndexError
-        If an argument is not as above; nothing was launched.
     """
     layer = layer_of(collection, layer, "kv.ops.append")
     scales = () if key_scale is None and value_scale is None else (key_scale, value_scale)
@@ -90,31 +81,14 @@ def append(
 
 
 def _check_rope_append(seen: SimpleNamespace) -> None:
-    spec, title = checks.spec_of(seen), "kv.ops.rope_append"
-    checks.with_values(spec, title)
-    for name in ("key", "value"):
-        checks.new_tokens(getattr(seen, name), spec, f"{title}: {name}")
-    if seen.value.dtype != seen.key.dtype:
-        raise TypeError(
-            f"{title}: value must have the dtype of key, {seen.key.dtype.name}, got {seen.value.dtype.name}"
-        )
-    for name in ("query", "query_out"):
-        checks.has_shape(getattr(seen, name), ("T", "Hq", spec.head_size), f"{title}: {name}")
-        checks.has_dtype(getattr(seen, name), checks.queryable(spec), f"{title}: {name}")
-    checks.has_shape(seen.query_out, tuple(seen.query.shape), f"{title}: query_out")
-    if seen.query_out.dtype != seen.query.dtype:
-        raise TypeError(
-            f"{title}: query_out must have the dtype of query, {seen.query.dtype.name}, got {seen.query_out.dtype.name}"
-        )
-    if (seen.q_gamma is None) != (seen.k_gamma is None):
-        raise ValueError(f"{title}: q_gamma and k_gamma must be given together or not at all")
-    for name in ("q_gamma", "k_gamma"):
-        if getattr(seen, name) is not None:
-            checks.has_shape(getattr(seen, name), (spec.head_size,), f"{title}: {name}")
-            checks.has_dtype(getattr(seen, name), checks.FLOATS, f"{title}: {name}")
-    checks.rotation(seen.freqs, spec.head_size, f"{title}: freqs_cis")
-    checks.same_tokens(title, query=seen.query, key=seen.key, value=seen.value)
-    checks.offsets(seen.row_offsets, seen.collection.batch_size, f"{title}: row_offsets")
+    checks.with_values(seen)
+    checks.declared(seen, apart=True)
+    checks.like(seen, "value", "key")
+    checks.array(seen, "query_out", tuple(seen.query.shape))
+    checks.like(seen, "query_out", "query")
+    checks.together(seen, "q_gamma", "k_gamma")
+    checks.rotation(seen, checks.spec_of(seen).head_size)
+    checks.same_tokens(seen, "query", "key", "value")
 
 
 _ROPE_APPEND = Operation(
@@ -166,8 +140,6 @@ def rope_append(
     q_gamma, k_gamma : f32, f16 or bf16 array-like [D], optional
         Together or not at all.
     eps : float
-    schedule, stream
-        As of :func:`append`.
 
     Returns
     -------
@@ -204,8 +176,6 @@ def store_ragged(cache: Any, x: Any, row_offsets: Any, *, schedule: Schedule = N
         The cache's dtype.
     row_offsets : uint32 or int32 array-like [B + 1]
         Row i of sequence b goes to position ``cache_lengths[b] + i``.
-    schedule, stream
-        As of :func:`append`.
     """
     _STORE_RAGGED((cache, x, row_offsets), (), schedule, stream)
 
@@ -223,7 +193,5 @@ def store_padded(cache: Any, x: Any, valid_lengths: Any, *, schedule: Schedule =
         The cache's dtype. Row t of sequence b goes to position ``cache_lengths[b] + t``.
     valid_lengths : uint32 or int32 array-like [B]
         Rows t >= ``valid_lengths[b]`` are skipped, and their slots stay as they are.
-    schedule, stream
-        As of :func:`append`.
     """
     _STORE_PADDED((cache, x, valid_lengths), (), schedule, stream)

@@ -14,7 +14,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import kvarn as kv
-from kvarn.lowering.schedules.decode import COLUMNS, NEVER, Config
+from kvarn.lowering.schedules.decode import COLUMNS, NEVER, DecodeConfig
 
 from ..partials import added, finished, log_sum_exp, weight, with_prior
 from ..queries import queries_of
@@ -22,7 +22,7 @@ from .combine_fixed_splits import fixed_combining
 from .split_kv import lists_of, split_kv
 
 
-def combine_kernel(c: Config) -> Any:
+def combine_kernel(c: DecodeConfig) -> Any:
     """The combine kernel of a configuration."""
     G, NT, KS = c.head_rows, c.column_tiles, c.row_steps
     work, WARPS = split_kv(c), c.combine
@@ -109,7 +109,7 @@ def combine_kernel(c: Config) -> Any:
                 half = first + i
                 d = t * 16 + ((lane >> 2) * 2 + half if c.narrow else (lane >> 2) + 8 * half)
                 if c.joined > 1:
-                    d = d - row % G // c.group * c.spec.head_size
+                    d = d - row % G // c.case.group * c.spec.head_size
                 if (c.size % 16 == 0) & (c.joined == 1):
                     out[(*token, h, d + column0)] = element(o[i] * factor, prior, of_prior, token, h, d + column0)
                 else:
@@ -124,7 +124,7 @@ def combine_kernel(c: Config) -> Any:
         """An element of the output, of normalised values."""
         if prior is not None:
             x = with_prior(x, prior[(*token, h, d)], of_prior)
-        return c.out(x)
+        return c.case.out(x)
 
     @kv.func
     def body(
@@ -132,7 +132,7 @@ def combine_kernel(c: Config) -> Any:
         page_counts, block_mask,
     ):  # fmt: skip
         lane, warp = kv.lane_id(), kv.warp_id()
-        queries = queries_of(c.padded, extents, out, kv_offsets)
+        queries = queries_of(c.case.padded, extents, out, kv_offsets)
         batch = queries.sequences
         staged = fixed.begin(lane, warp) if c.split else kv.shared((WARPS, 8, 32), kv.f32)
         # The first kernel started when everything before it was done, so lengths and offsets may be read already.
@@ -175,9 +175,9 @@ def combine_kernel(c: Config) -> Any:
     @kv.kernel(block=(32 * WARPS, 1, 1), min_blocks=max(1, (16 if c.leaves_splits else 32) // WARPS))
     def attention_combine(
         collection: kv.KVCacheCollection, extents: kv.Buffer[kv.i32, 1], kv_offsets: kv.Optional[kv.Buffer[kv.i32, 1]],
-        out: kv.Buffer[c.out, c.rank], partials: kv.Buffer[kv.i8, 1], max_units: kv.i32,
-        sinks: kv.Optional[kv.Buffer[kv.f32, 1]], lse: kv.Optional[kv.Buffer[kv.f32, c.rank - 1]],
-        prior: kv.Optional[kv.Buffer[kv.f32, c.rank]], prior_lse: kv.Optional[kv.Buffer[kv.f32, c.rank - 1]],
+        out: kv.Buffer[c.case.out, c.case.rank], partials: kv.Buffer[kv.i8, 1], max_units: kv.i32,
+        sinks: kv.Optional[kv.Buffer[kv.f32, 1]], lse: kv.Optional[kv.Buffer[kv.f32, c.case.rank - 1]],
+        prior: kv.Optional[kv.Buffer[kv.f32, c.case.rank]], prior_lse: kv.Optional[kv.Buffer[kv.f32, c.case.rank - 1]],
         pages: kv.Optional[kv.Buffer[kv.i32, 3]], page_counts: kv.Optional[kv.Buffer[kv.i32, 2]],
         block_mask=None,
     ):  # fmt: skip

@@ -13,7 +13,7 @@ from types import SimpleNamespace
 
 import kvarn as kv
 from kvarn.dialect.layout import cdiv
-from kvarn.lowering.schedules.decode import Config
+from kvarn.lowering.schedules.decode import DecodeConfig
 
 from .binned_sums import BITS, NO_EXPONENT, add_bins, add_value, empty, factors, lowered, sum_of
 from .fixed_splits import fixed_splits, weight_sum
@@ -30,7 +30,7 @@ _EXPONENTS = 2  # of a lane: of its values, and of its sums of weights
 _NUMBERS = 3  # that are summed: the weights, two values
 
 
-def fixed_combining(c: Config, work: SimpleNamespace) -> SimpleNamespace:
+def fixed_combining(c: DecodeConfig, work: SimpleNamespace) -> SimpleNamespace:
     """The functions for a configuration and its scheduler.
 
     ``shared`` is what :func:`begin` gives: exponents of what each warp has summed, or of all; the bins.

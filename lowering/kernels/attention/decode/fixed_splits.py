@@ -19,7 +19,7 @@ from typing import Any
 
 import kvarn as kv
 from kvarn.dialect.layout import cdiv
-from kvarn.lowering.schedules.decode import Config
+from kvarn.lowering.schedules.decode import DecodeConfig
 
 from .binned_sums import (
     BITS,
@@ -38,7 +38,7 @@ from .partials import lane_sum, rows_of
 
 
 @kv.func
-def row_exponents(c: Config, m: Any, l: Any, o: Any, nt: int) -> Any:
+def row_exponents(c: DecodeConfig, m: Any, l: Any, o: Any, nt: int) -> Any:
     """The exponents of the values of a lane's two rows in a column tile, and those of their sums of weights."""
     of_values, of_weights = [], []
     for u in kv.static(range(2)):
@@ -59,7 +59,7 @@ def weight_sum(exponents: Any, sums: Any) -> Any:
     return top * BITS, lane_sum(sums * kv.ex2((exponents - top) * BITS))
 
 
-def fixed_splits(c: Config, work: SimpleNamespace, partial: SimpleNamespace) -> Any:
+def fixed_splits(c: DecodeConfig, work: SimpleNamespace, partial: SimpleNamespace) -> Any:
     """What begins a sequence and ends a split, for a configuration, its scheduler and functions of partial results.
 
     ``sums`` is the lane's part of the warp's sums, in shared memory; ``held`` what a unit remembers of a sequence:

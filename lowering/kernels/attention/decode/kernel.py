@@ -35,13 +35,13 @@ from types import SimpleNamespace
 from typing import Any
 
 import kvarn as kv
-from kvarn.dialect.ops.attention import arrays_of, block_tile, score_of
+from kvarn.dialect.ops.attention import arrays_of
 from kvarn.lowering.kernels.base import Expansion
 from kvarn.lowering.kernels.common import row_alignment
-from kvarn.lowering.schedules.decode import COLUMNS, NEVER, Config, configured
+from kvarn.lowering.schedules.decode import COLUMNS, NEVER, DecodeConfig, configured
 
-from ..case import asks, end_key, first_key, has_first, last_not_above
-from ..queries import batch_of, extents_of, heads_of, is_padded, queries_of
+from ..case import Case, last_not_above
+from ..queries import batch_of, extents_of, queries_of
 from ..softmax import array_read, arrays_read, hold, modified_one, modifies, score_unit, shown
 from .combine import combine_kernel
 from .partials import lane_sum
@@ -51,7 +51,7 @@ from .split_kv import lists_of, split_kv
 from .streaming import streaming
 
 
-def decode_kernel(c: Config) -> Any:
+def decode_kernel(c: DecodeConfig) -> Any:
     """The kernel of a configuration."""
     G, NT, TT, NS = c.head_rows, c.column_tiles, c.tile, c.stages
     NW, MT, KS = c.warps, c.tile // 16, c.row_steps
@@ -70,18 +70,18 @@ def decode_kernel(c: Config) -> Any:
     @kv.func
     def masked(s, token, b, place, keys, arrays):
         """A score, minus infinity where the query row may not see the token."""
-        seen = (token < keys) & shown(c, b, *place, token, arrays)
+        seen = (token < keys) & shown(c.case, b, *place, token, arrays)
         return kv.where(seen, s, float("-inf"))
 
     @kv.func
     def queries_held(slopes, arrays, b, head, row0, start, lane, keys):
         """(query head, position) of each of the lane's query rows, if functions are asked at every key; else none."""
         found = []
-        if modifies(c) or asks(c):
+        if modifies(c.case) or c.case.mask.asked:
             for nt in kv.static(range(NT)):
                 for u in kv.static(range(2)):
                     found.append(query_of(nt, u, lane, head, row0, start))
-            hold(c, b, found, keys, slopes, arrays)
+            hold(c.case, b, found, keys, slopes, arrays)
         return found
 
     @kv.func
@@ -143,21 +143,21 @@ def decode_kernel(c: Config) -> Any:
                 found = of_tile[nt]
                 for i in kv.static(range(4)):
                     scores.append(found[i] * scale)
-                    if modifies(c):
+                    if modifies(c.case):
                         token = stream.token_of(tile, mt * 16 + (lane >> 2) + 8 * (i // 2), tokens)
                         place = places[2 * nt + i % 2]
-                        scores[-1] = modified_one(c, scores[-1], b, *place, token, slopes, arrays)
+                        scores[-1] = modified_one(c.case, scores[-1], b, *place, token, slopes, arrays)
         # Only tiles at the ends of what rows see need the mask: every row sees [last row's first, first row's end).
-        seen_first, seen_end = first_key(c, start + c.max_queries - 1), end_key(c, start, keys)
-        if c.by_lists:
+        seen_first, seen_end = c.case.mask.first(start + c.max_queries - 1), c.case.mask.end(start, keys)
+        if c.case.by_lists:
             edge = ~stream.within(tile, tokens, lane, seen_first, seen_end)
         else:
             edge = tile * TT + TT > seen_end
-            if has_first(c):
+            if c.case.mask.has_first:
                 edge = edge | (tile * TT < seen_first)
-        if c.key_tiles:
+        if c.case.blocks:
             edge = ~stream.seen_whole(tokens, keys)
-        elif asks(c):
+        elif c.case.mask.asked:
             edge = True
         if edge:
             for mt in kv.static(range(MT)):
@@ -247,7 +247,7 @@ def decode_kernel(c: Config) -> Any:
             scales = stream.load_scales(*tile, lane, fetched.keys, fetched.first)
         fetched.tile = fetched.tile + 1
         next_tile(collection, queries, tile_indptr, fetched, end, row0)
-        if c.by_lists:
+        if c.case.by_lists:
             copied = [*copied[1:], fetched.tokens]
         fetched.pages, fetched.tokens = stream.pages_of(caches.keys, chosen, fetched.b, head, fetched.tile, lane)
         return scales, copied
@@ -263,7 +263,7 @@ def decode_kernel(c: Config) -> Any:
         prior_lse, pages, page_counts, block_mask, arrays,
     ):  # fmt: skip
         lane, warp = kv.lane_id(), kv.warp_id()
-        queries = queries_of(c.padded, extents, query, kv_offsets)
+        queries = queries_of(c.case.padded, extents, query, kv_offsets)
         batch = queries.sequences
         stages = kv.shared(NW * c.warp_bytes + c.padding, kv.u8, alignment=128)
         # What the kernels before wrote (lengths, new tokens, the query) is visible from here on.
@@ -308,7 +308,7 @@ def decode_kernel(c: Config) -> Any:
                 if ((tile + (NS - 1)) * TT > start) | (fetched.b != b):
                     kv.griddepcontrol_wait()
             fetched.pages, fetched.tokens = stream.pages_of(k_cache, chosen, fetched.b, head, fetched.tile, lane)
-            scales, copied = [kv.f32(0.0)] * stream.held_scales, [kv.i32(0)] * (NS if c.by_lists else 0)
+            scales, copied = [kv.f32(0.0)] * stream.held_scales, [kv.i32(0)] * (NS if c.case.by_lists else 0)
             for s in range(NS - 1):
                 scales, copied = prefetch(
                     caches, collection, queries, chosen, tile_indptr, fetched, end, row0, head, mine, s, scales, copied,
@@ -344,11 +344,11 @@ def decode_kernel(c: Config) -> Any:
                         kv.cp_async_wait(NS - 1)
                         kv.syncwarp()
                     here = mine + stage * c.stage_bytes
-                    tokens = copied[0] if c.by_lists else None
+                    tokens = copied[0] if c.case.by_lists else None
                     with kv.trace("products and softmax"):
                         attend(
-                            i, tokens, stages, stage, here, q, q_place, m, l, o, unit, scale * score_unit(c), lane, b,
-                            head, row0, keys, first, start, places, slopes, arrays,
+                            i, tokens, stages, stage, here, q, q_place, m, l, o, unit, scale * score_unit(c.case), lane,
+                            b, head, row0, keys, first, start, places, slopes, arrays,
                         )  # fmt: skip
                     stage = kv.where(stage == NS - 1, 0, stage + 1)
                 done, rows = b, n
@@ -392,12 +392,12 @@ def decode_kernel(c: Config) -> Any:
 
     @kv.kernel(block=(threads, 1, 1), min_blocks=c.blocks)
     def attention_decode(
-        collection: kv.KVCacheCollection, layer: kv.i32, query: kv.Buffer[c.query, c.rank],
+        collection: kv.KVCacheCollection, layer: kv.i32, query: kv.Buffer[c.case.query, c.case.rank],
         extents: kv.Buffer[kv.i32, 1], kv_offsets: kv.Optional[kv.Buffer[kv.i32, 1]], scale: kv.f32,
-        out: kv.Buffer[c.out, c.rank], partials: kv.Buffer[kv.i8, 1], counters: kv.Buffer[kv.i8, 1],
+        out: kv.Buffer[c.case.out, c.case.rank], partials: kv.Buffer[kv.i8, 1], counters: kv.Buffer[kv.i8, 1],
         sinks: kv.Optional[kv.Buffer[kv.f32, 1]],
-        lse: kv.Optional[kv.Buffer[kv.f32, c.rank - 1]], slopes: kv.Optional[kv.Buffer[kv.f32, 1]],
-        prior: kv.Optional[kv.Buffer[kv.f32, c.rank]], prior_lse: kv.Optional[kv.Buffer[kv.f32, c.rank - 1]],
+        lse: kv.Optional[kv.Buffer[kv.f32, c.case.rank - 1]], slopes: kv.Optional[kv.Buffer[kv.f32, 1]],
+        prior: kv.Optional[kv.Buffer[kv.f32, c.case.rank]], prior_lse: kv.Optional[kv.Buffer[kv.f32, c.case.rank - 1]],
         pages: kv.Optional[kv.Buffer[kv.i32, 3]], page_counts: kv.Optional[kv.Buffer[kv.i32, 2]],
         array0=None, array1=None, array2=None, array3=None, block_mask=None,
     ):  # fmt: skip
@@ -408,18 +408,20 @@ def decode_kernel(c: Config) -> Any:
     return attention_decode
 
 
-def expand_decode(op: Any, at: Expansion) -> None:
-    """Expand an attention for few query rows a sequence: the schedule's ``max_queries`` says how many tokens."""
-    spec, query, out = at.spec(op.collection), at.dtype(op.query), at.dtype(op.out)
-    aligned = row_alignment(op)
-    config = configured(at.target, Config(
-        spec, query, heads_of(op, at) // spec.num_heads, at.schedule["max_queries"], op.mask.value,
-        op.span.value, op.softcap.value, score_of(op), op.alibi_slopes is not None, is_padded(op), op.pages is not None,
-        block_tile(op),
-        programmatic=at.target.has("pdl"), out_type=out,
-        pair_alignment=max(out.itemsize, min(2 * out.itemsize, aligned)),
-    ), at.schedule)  # fmt: skip
-    if config.by_lists:  # what made the lists is the kernel before, so nothing can be read while it runs
+def launch(case: Case, at: Expansion, op: Any) -> None:
+    """Launch the kernel, and where the schedule says so the one that combines partial results."""
+    element = case.out.itemsize
+    config = configured(
+        at.target,
+        DecodeConfig(
+            case,
+            at.schedule["max_queries"],
+            programmatic=at.target.has("pdl"),
+            pair_alignment=max(element, min(2 * element, row_alignment(op))),
+        ),
+        at.schedule,
+    )
+    if case.by_lists:  # what made the lists is the kernel before, so nothing can be read while it runs
         config = replace(config, early=0)
     head_blocks = config.row_groups // config.warps
     one = at.constant(1)

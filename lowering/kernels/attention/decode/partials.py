@@ -11,7 +11,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import kvarn as kv
-from kvarn.lowering.schedules.decode import COLUMNS, Config
+from kvarn.lowering.schedules.decode import COLUMNS, DecodeConfig
 
 from ..partials import of_both
 
@@ -24,12 +24,12 @@ def lane_sum(x: Any) -> Any:
     return x
 
 
-def rows_of(c: Config, nt: int, u: int) -> range:
+def rows_of(c: DecodeConfig, nt: int, u: int) -> range:
     """Where a lane's outputs of row u of a column tile are among all that it has."""
     return range(nt * c.sum_steps * 4 + u, (nt + 1) * c.sum_steps * 4, 2)
 
 
-def partials_of(c: Config) -> SimpleNamespace:
+def partials_of(c: DecodeConfig) -> SimpleNamespace:
     """The functions for a configuration.
 
     ``place`` points to a lane's part of a partial result in the workspace.

@@ -24,12 +24,12 @@ from types import SimpleNamespace
 
 import kvarn as kv
 from kvarn.dialect.layout import cdiv
-from kvarn.lowering.schedules.decode import COLUMNS, Config
+from kvarn.lowering.schedules.decode import COLUMNS, DecodeConfig
 
 _REPRESENTABLE = -0x2000  # the bits of an f32 that tf32 has
 
 
-def products(c: Config, stream: SimpleNamespace) -> SimpleNamespace:
+def products(c: DecodeConfig, stream: SimpleNamespace) -> SimpleNamespace:
     """The functions for a configuration: those of the query, of the scores and of the values."""
     spec, G, NT, GC = c.spec, c.head_rows, c.column_tiles, c.scales
     KS, QS = c.row_steps, c.key_steps
@@ -57,7 +57,7 @@ def products(c: Config, stream: SimpleNamespace) -> SimpleNamespace:
         column = ks * (8 if c.wide else 16) + at - own * spec.head_size
         inside = (column >= 0) & (column < spec.head_size)
         found = query.load(*token, h, kv.math.max(kv.math.min(column, spec.head_size - width), 0), width=width)
-        if c.narrow and c.query is not kv.f16:
+        if c.narrow and c.case.query is not kv.f16:
             found = kv.f16(kv.f32(found))
         return kv.where(inside, kv.bitcast(found, kv.i32), 0)
 
@@ -75,7 +75,7 @@ def products(c: Config, stream: SimpleNamespace) -> SimpleNamespace:
                 return kv.i32(0)
             there = kv.math.min(column, c.size - 2) if c.size - ks * 16 < 16 else column
             pair = query.load(*token, h, there + column0, width=2)
-            if c.query is not kv.f16:
+            if c.case.query is not kv.f16:
                 pair = kv.f16(kv.f32(pair))
             word = kv.bitcast(pair, kv.i32)
             return kv.where(column < c.size, word, 0) if c.size - ks * 16 < 16 else word
@@ -101,7 +101,7 @@ def products(c: Config, stream: SimpleNamespace) -> SimpleNamespace:
             for ks in kv.static(range(QS)):
                 for u in kv.static(range(2)):
                     if c.joined > 1:
-                        word = joined_word(query, token, h, ks, u, lane, safe % G // c.group)
+                        word = joined_word(query, token, h, ks, u, lane, safe % G // c.case.group)
                     else:
                         word = query_word(query, token, h, ks, u, lane, column0)
                     word = kv.where(exists, word, 0)

@@ -6,14 +6,14 @@ from __future__ import annotations
 from types import SimpleNamespace
 
 import kvarn as kv
-from kvarn.lowering.schedules.decode import COLUMNS, NEVER, Config
+from kvarn.lowering.schedules.decode import COLUMNS, NEVER, DecodeConfig
 
 from ..partials import finished, log_sum_exp, with_prior
 from .fixed_splits import fixed_splits
 from .partials import partials_of
 
 
-def results(c: Config, work: SimpleNamespace) -> SimpleNamespace:
+def results(c: DecodeConfig, work: SimpleNamespace) -> SimpleNamespace:
     """The functions over a warp's running maxima m, sums l and outputs o, for a configuration and its scheduler.
 
     ``head`` is a KV head, ``column0`` the first of its columns and ``row0`` the first of a sequence's query rows that
@@ -36,7 +36,7 @@ def results(c: Config, work: SimpleNamespace) -> SimpleNamespace:
         if c.narrow:
             d = t * 16 + (lane >> 2) * 2 - first
             if (d >= 0) & (d < c.spec.head_size):
-                out.store(*token, h, d, value=kv.from_lanes(pair, c.out), alignment=c.pair_alignment)
+                out.store(*token, h, d, value=kv.from_lanes(pair, c.case.out), alignment=c.pair_alignment)
         else:
             for half in kv.static(range(2)):
                 d = t * 16 + (lane >> 2) + 8 * half - first
@@ -58,16 +58,16 @@ def results(c: Config, work: SimpleNamespace) -> SimpleNamespace:
         """Write a lane's two elements of a step of a row; ``t`` may be a value of the kernel."""
         token, h = place
         # Where the row's own head begins among the warp's columns, which may be several heads' or a part's.
-        first = row % G // c.group * c.spec.head_size if c.joined > 1 else -column0
+        first = row % G // c.case.group * c.spec.head_size if c.joined > 1 else -column0
         if prior is not None:
             of_pair = prior_pair(prior, token, h, t, first, lane)
             pair = [with_prior(x, y, of_prior) for x, y in zip(pair, of_pair, strict=True)]
-        pair = [c.out(x) for x in pair]
+        pair = [c.case.out(x) for x in pair]
         whole = c.size % 16 == 0 or (isinstance(t, int) and c.size - t * 16 >= 16)  # all columns of the step exist
         if c.joined > 1:
             write_own(out, token, h, t, first, pair, lane)
         elif c.narrow:  # the lane's two elements are neighbours
-            d, both = t * 16 + (lane >> 2) * 2, kv.from_lanes(pair, c.out)
+            d, both = t * 16 + (lane >> 2) * 2, kv.from_lanes(pair, c.case.out)
             if whole:
                 out.store(*token, h, d + column0, value=both, alignment=c.pair_alignment)
             else:

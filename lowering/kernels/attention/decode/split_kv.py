@@ -22,9 +22,8 @@ from typing import Any
 import kvarn as kv
 from kvarn.lowering.kernels.common import at_most
 from kvarn.lowering.kernels.scans import block_scan
-from kvarn.lowering.schedules.decode import Config
+from kvarn.lowering.schedules.decode import DecodeConfig
 
-from ..case import first_key
 from ..chosen_pages import chosen_pages
 from ..key_splits import quotient
 from ..key_tiles import KeyTiles, TilesOfSequences
@@ -42,16 +41,16 @@ class OneSequence:
         return kv.where(b > 0, self.total, 0)
 
 
-def lists_of(c: Config, collection: Any, queries: Any, pages: Any, page_counts: Any, block_mask: Any) -> Any:
+def lists_of(c: DecodeConfig, collection: Any, queries: Any, pages: Any, page_counts: Any, block_mask: Any) -> Any:
     """The lists of what each sequence and KV head visits, of a kernel's arguments; None where it visits every key."""
-    if c.key_tiles is None:
+    if c.case.blocks is None:
         return chosen_pages(collection, pages, page_counts)
-    rows, keys = c.key_tiles
+    rows, keys = c.case.blocks
     tiles = KeyTiles(block_mask, keys)
-    return TilesOfSequences(tiles, queries, c.group, rows, collection.token_capacity())
+    return TilesOfSequences(tiles, queries, c.case.group, rows, collection.token_capacity())
 
 
-def split_kv(c: Config) -> SimpleNamespace:
+def split_kv(c: DecodeConfig) -> SimpleNamespace:
     """The functions of the scheduler, for a configuration."""
     TT = c.tile
     # Whether all sequences of the same tiles are cut alike: a warp that adds sums has no registers for that.
@@ -70,12 +69,12 @@ def split_kv(c: Config) -> SimpleNamespace:
         start = collection.cache_length(b)
         n = queries.length(b)
         keys = kv.where(n > 0, at_most(start + queries.new_keys(b), collection.token_capacity()), 0)
-        return keys, kv.math.min(first_key(c, start), keys), start, n
+        return keys, kv.math.min(c.case.mask.first(start), keys), start, n
 
     @kv.func
     def first_tile(first):
         """The sequence's first tile: of lists, whose tiles lie end to end, none is left out."""
-        return 0 if c.by_lists else first // TT
+        return 0 if c.case.by_lists else first // TT
 
     @kv.func
     def tile_count(collection, queries, chosen, b):

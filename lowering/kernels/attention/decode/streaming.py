@@ -13,13 +13,13 @@ from types import SimpleNamespace
 
 import kvarn as kv
 from kvarn.dialect.layout import cdiv
-from kvarn.lowering.schedules.decode import Config
+from kvarn.lowering.schedules.decode import DecodeConfig
 
 from ..chosen_pages import NOWHERE
 from ..key_tiles import WHOLE
 
 
-def streaming(c: Config) -> SimpleNamespace:
+def streaming(c: DecodeConfig) -> SimpleNamespace:
     """The functions that fill a circular buffer, for a configuration."""
     spec, TT, GC = c.spec, c.tile, c.scales
     item = spec.dtype.itemsize
@@ -47,7 +47,7 @@ def streaming(c: Config) -> SimpleNamespace:
     @kv.func
     def first_of(tile, tokens):
         """The token that a tile's addresses begin with: of lists of pages, whose ids are known, one in such a page."""
-        if not c.key_tiles:
+        if not c.case.blocks:
             return tile * TT
         return kv.where(tokens < NOWHERE, tokens & ~WHOLE, 0)
 
@@ -66,7 +66,7 @@ def streaming(c: Config) -> SimpleNamespace:
         if chosen is None:
             return page_of(k_cache, b, tile * TT, lane), kv.i32(0)
         lists, entry, inside = chosen.of(b), (tile * TT) // chosen.unit, (tile * TT) % chosen.unit
-        if c.key_tiles:
+        if c.case.blocks:
             token = chosen.first_token(lists, head, entry, chosen.count(lists, head))
             tokens = kv.where(token < NOWHERE, token + inside, token)
             return page_of(k_cache, b, first_of(tile, tokens), lane), tokens
@@ -77,9 +77,9 @@ def streaming(c: Config) -> SimpleNamespace:
     @kv.func
     def token_of(tile, row, tokens):
         """The token of a tile's row; ``tokens`` are those that :func:`pages_of` gives."""
-        if not c.by_lists:
+        if not c.case.by_lists:
             return tile * TT + row
-        if c.key_tiles:
+        if c.case.blocks:
             return (tokens & ~WHOLE) + row
         if one_page:
             return tokens + row
@@ -89,9 +89,9 @@ def streaming(c: Config) -> SimpleNamespace:
     @kv.func
     def within(tile, tokens, lane, low, high):
         """Whether all tokens of a tile lie in [low, high); of lists of small pages, whether its whole pages do."""
-        if not c.by_lists:
+        if not c.case.by_lists:
             return (tile * TT >= low) & (tile * TT + TT <= high)
-        if c.key_tiles:
+        if c.case.blocks:
             return ((tokens & ~WHOLE) >= low) & ((tokens & ~WHOLE) + TT <= high)
         if one_page:
             return (tokens >= low) & (tokens + TT <= high)
