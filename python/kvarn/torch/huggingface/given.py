@@ -123,32 +123,42 @@ def chosen(mask: Mask | torch.Tensor | bool, indices: torch.Tensor) -> torch.Ten
     return tensor & keep if tensor.dtype == torch.bool else tensor.masked_fill(~keep, torch.finfo(tensor.dtype).min)
 
 
-def _masked(
+def _recorded(
     query: torch.Tensor,
     key: torch.Tensor,
     value: torch.Tensor,
-    mask: torch.Tensor,
-    scale: float | None,
+    mask: torch.Tensor | None,
+    named: str,
+    scale: float,
     softcap: float | None,
     sinks: torch.Tensor | None,
 ) -> torch.Tensor:
-    rows = Rows.of(query, None)
-    operands = [LayoutTensorMHAOperand(x.transpose(1, 2).contiguous()) for x in (key, value)]
-    how = read(mask, key.shape[2] - query.shape[2])
-    out = ops.attention(
-        *operands, rows.packed(query).contiguous(), rows.offsets, scale=scale, softcap=softcap, sinks=sinks, **how
-    )
-    return rows.spread(out)
+    """Attention over dense keys, with a mask that is a tensor or one by its name, window and chunk."""
+    how = {"scale": scale, "softcap": softcap, "sinks": sinks}
+    if mask is not None:
+        return _dense(query, key, value, read(mask, key.shape[2] - query.shape[2]), how)
+    name, window, chunk = named.split()
+    return _dense(query, key, value, {"mask": name, "window": int(window) or None, "chunk": int(chunk) or None}, how)
 
 
-# Where torch records, functions of positions are no part of a graph, and this is one operator of it.
-_masked_operator = torch.library.custom_op("kvarn::masked_attention", _masked, mutates_args=())
+# Where torch records this is one operator: neither functions of positions nor operands are part of a graph.
+_operator = torch.library.custom_op("kvarn::attention_of_given", _recorded, mutates_args=())
 
 
-@_masked_operator.register_fake
-def _masked_like(query: Any, key: Any, value: Any, mask: Any, scale: Any, softcap: Any, sinks: Any) -> torch.Tensor:
+@_operator.register_fake
+def _like(
+    query: torch.Tensor, key: Any, value: Any, mask: Any, named: Any, scale: Any, softcap: Any, sinks: Any
+) -> Any:
     batch, heads, tokens, size = query.shape
     return query.new_empty((batch, tokens, heads, size))
+
+
+def _dense(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, seen: dict[str, Any], how: dict[str, Any]
+) -> torch.Tensor:
+    rows = Rows.of(query, None)
+    operands = [LayoutTensorMHAOperand(x.transpose(1, 2).contiguous()) for x in (key, value)]
+    return rows.spread(ops.attention(*operands, rows.packed(query).contiguous(), rows.offsets, **seen, **how))
 
 
 # --- attention -----------------------------------------------------------------------------------
@@ -178,19 +188,36 @@ def attention(
     query, key, value = _matched(query, key, value)
     if mask is True:  # transformers' sdpa cuts what is not written yet of a static cache
         key, value = key[:, :, : query.shape[2]], value[:, :, : query.shape[2]]
+    padding, named = None, {}
     if isinstance(mask, bool):
-        out = _plain(query, key, value, None, {"mask": "causal" if mask else "null"}, how)
+        named = {"mask": "causal" if mask else "null"}
+    elif isinstance(mask, Mask) and (mask.queries, mask.keys) == (query.shape[2], key.shape[2]):
+        padding, known = _by_name(mask)
+        named = mask.named() if known else {}
+    tensor = None
+    if not named:
+        tensor = mask.tensor() if isinstance(mask, Mask) else mask
+        check_tensor(tensor, query.shape[2], key.shape[2])
+    if torch.compiler.is_compiling() or library.recording():
+        text = f"{named['mask']} {named.get('window') or 0} {named.get('chunk') or 0}" if named else ""
+        out = _operator(query, key, value, tensor, text, how["scale"], how["softcap"], how["sinks"])
+    elif padding is not None:
+        out = _ragged(query, key, value, padding, {**named, **how})
     else:
-        if isinstance(mask, Mask):
-            if tuple((mask.queries, mask.keys)) == (query.shape[2], key.shape[2]):
-                padding, named = _by_name(mask)
-                if named:
-                    return _plain(query, key, value, padding, mask.named(), how)[..., :size]
-            mask = mask.tensor()
-        check_tensor(mask, query.shape[2], key.shape[2])
-        call = _masked_operator if torch.compiler.is_compiling() or library.recording() else _masked
-        out = call(query, key, value, mask, how["scale"], how["softcap"], how["sinks"])
+        seen = named if tensor is None else read(tensor, key.shape[2] - query.shape[2])
+        out = _dense(query, key, value, seen, how)
     return out[..., :size]
+
+
+def _ragged(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, padding: torch.Tensor, how: dict[str, Any]
+) -> torch.Tensor:
+    """Attention of the tokens that are no padding to each other."""
+    rows = Rows.of(query, padding)
+    if rows.empty:
+        return query.new_zeros(query.shape).transpose(1, 2)
+    operands = [RaggedMHAOperand(rows.packed(x).contiguous(), rows.offsets) for x in (key, value)]
+    return rows.spread(ops.attention(*operands, rows.packed(query).contiguous(), rows.offsets, **how))
 
 
 def _matched(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> list[torch.Tensor]:
@@ -222,25 +249,6 @@ def _by_name(mask: Mask) -> tuple[torch.Tensor | None, bool]:
     if mask.queries != mask.keys or mask.q_offset != mask.kv_offset or mask.kv_offset:
         return None, False
     return there, not (mask.window or mask.chunk) or one_run(there)
-
-
-def _plain(
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    padding: torch.Tensor | None,
-    named: dict[str, Any],
-    how: dict[str, Any],
-) -> torch.Tensor:
-    """Attention with a mask by name."""
-    rows = Rows.of(query, padding)
-    if padding is None:
-        operands: list[Any] = [LayoutTensorMHAOperand(x.transpose(1, 2).contiguous()) for x in (key, value)]
-    else:
-        operands = [RaggedMHAOperand(rows.packed(x).contiguous(), rows.offsets) for x in (key, value)]
-    if rows.empty:
-        return query.new_zeros(query.shape).transpose(1, 2)
-    return rows.spread(ops.attention(*operands, rows.packed(query).contiguous(), rows.offsets, **named, **how))
 
 
 __all__ = ["Rows", "attention", "check_tensor", "chosen", "read"]

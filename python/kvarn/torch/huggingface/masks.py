@@ -118,35 +118,46 @@ def _tensor(arguments: dict[str, Any]) -> torch.Tensor:
 def _shape_of(function: Any) -> tuple[bool, int | None, int | None] | None:
     """Causal or not, window and chunk of a mask function of transformers; None for one that kvarn has no name for."""
     window = chunk = None
-    names = set()
+    causal = everything = False
     for part in _parts(function):
-        name = getattr(part, "__qualname__", "").partition(".")[0]
-        if name not in _KNOWN or name in names:
+        code, closed = getattr(part, "__code__", None), _closed_over(part)
+        if code is _CAUSAL:
+            causal = True
+        elif code is _EVERYTHING:
+            everything = True
+        elif code is _WINDOW and window is None and closed:
+            window = int(closed["sliding_window"])
+        elif code is _CHUNKS and chunk is None and closed:
+            chunk = int(closed["chunk_size"])
+        else:
             return None
-        names.add(name)
-        if name == "sliding_window_overlay":
-            window = int(_closed_over(part)["sliding_window"])
-        elif name == "chunked_overlay":
-            chunk = int(_closed_over(part)["chunk_size"])
-    causal = "causal_mask_function" in names
-    if (not causal and names != {"bidirectional_mask_function"}) or (window and chunk):
+    if causal == everything or (window and chunk) or (everything and (window or chunk)):
         return None
     return causal, window, chunk
 
 
-_KNOWN = {"causal_mask_function", "bidirectional_mask_function", "sliding_window_overlay", "chunked_overlay"}
+# Functions that transformers makes are known by their code.
+_CAUSAL = masking_utils.causal_mask_function.__code__
+_EVERYTHING = masking_utils.bidirectional_mask_function.__code__
+_WINDOW = masking_utils.sliding_window_overlay(1).__code__
+_CHUNKS = masking_utils.chunked_overlay(1, torch.zeros(1, dtype=torch.int64)).__code__
+_BOTH = masking_utils.and_masks().__code__
 
 
 def _closed_over(function: Any) -> dict[str, Any]:
-    cells = (c.cell_contents for c in function.__closure__ or ())
-    return dict(zip(function.__code__.co_freevars, cells, strict=True))
+    """What a function closes over; nothing of one that dynamo made while it traces, which shows nothing of itself."""
+    try:
+        cells = function.__closure__ or ()
+    except AttributeError:
+        return {}
+    return dict(zip(function.__code__.co_freevars, [c.cell_contents for c in cells], strict=True))
 
 
 def _parts(function: Any) -> list[Any]:
     """The mask functions that one is the intersection of."""
-    if getattr(function, "__qualname__", "").startswith("and_masks."):
-        (parts,) = _closed_over(function).values()
-        return [part for f in parts for part in _parts(f)]
+    if getattr(function, "__code__", None) is _BOTH:
+        found = _closed_over(function)
+        return [part for f in found["mask_functions"] for part in _parts(f)] if found else [function]
     return [function]
 
 
