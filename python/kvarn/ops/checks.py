@@ -262,7 +262,7 @@ def declared(seen: SimpleNamespace, apart: bool = False) -> None:
         if isinstance(elements, str):
             elements = (getattr(seen, elements).dtype.name,)
         elif callable(elements):
-            found = elements(spec)
+            found: DType | tuple[str, ...] = elements(spec)
             elements = found if isinstance(found, tuple) else (found.name,)
         if elements is not None and elements is not INTEGERS:
             has_dtype(view, elements, about)
