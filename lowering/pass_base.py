@@ -21,6 +21,8 @@ from typing import Any, NoReturn
 
 from mlir import ir
 
+from kvarn.dsl.intervals import counting
+
 
 class PassFailure(Exception):
     """A pass could not go on; the diagnostic has been emitted at the op's location."""
@@ -78,7 +80,7 @@ class Pass:
         """Run on a module, in the module's context."""
         given = (options if options is not None else self.options_class(),) if self.takes_options else ()
         # What a pass makes without a location of its own is the module's.
-        with module.context, module.operation.location:
+        with module.context, module.operation.location, counting(self.function):
             self.function(module, *given)
 
     def describe(self, options: Any) -> str:

@@ -44,7 +44,6 @@ from kvarn.lowering import pipeline
 from kvarn.lowering.target import by_name, of_capability
 from kvarn.runtime import buffers, contents, device, overlap, packing, quick, signatures, streams
 from kvarn.runtime.binding import HOST, ordinal_of
-from kvarn.runtime.overlap import NoAlias
 from kvarn.runtime.program import Program
 
 _REMEMBER = 4096  # signatures that an operation remembers
@@ -199,9 +198,8 @@ class _Known(NamedTuple):
     program: Any  # an OperationProgram, or an emulated one
     ordinal: int
     tails: list[tuple[int, tuple[int, ...]]]  # of each buffer: its place among operands, its fields after the address
-    checks: tuple[
-        contents.Check, ...
-    ]  # of a call's field values: that operands do not alias, what tables on the host hold
+    apart: overlap.Apart | None  # of a call's values: that what is written is not read, where something is
+    checks: tuple[contents.Check, ...]  # of a call's field values: what tables on the host hold
     rest: Callable[[Sequence[Any]], Any]  # of a call's values, those that its packed launches depend on as they are
     described: bool  # whether the addresses of buffers that TMA reads are among them
     launches: dict[Any, list[packing.Bound]]  # by stream and rest
@@ -228,8 +226,11 @@ class Operation:
         or TypeError.
     written : sequence of str
         Buffers that are written, as far as the op has them. A cache or collection is, when the op's effects say so.
-    no_alias : sequence of NoAlias
-        Operands that must not share memory.
+    in_place : sequence of (str, str)
+        What is written and may be an operand that is read, that very one. Else what is written shares no memory with
+        what is read (:class:`overlap.Apart`).
+    unread : sequence of str
+        Buffers of which only the shape and the type count.
     single : sequence of str
         Data buffers that are read element by element: how their rows are aligned does not matter.
     handles : mapping of str to sequence of str
@@ -243,9 +244,10 @@ class Operation:
         static: Mapping[str, int] | None = None,
         check: Callable[[SimpleNamespace], None] | None = None,
         written: Sequence[str] = ("out", "query_out", "lse"),
-        no_alias: Sequence[NoAlias] = (),
+        in_place: Sequence[tuple[str, str]] = (),
         single: Sequence[str] = (),
         handles: Mapping[str, Sequence[str]] | None = None,
+        unread: Sequence[str] = (),
     ) -> None:
         op_class = op_class_of(name)
         self.name, self.title = name, "kv.ops." + name.removeprefix("kv.")
@@ -259,7 +261,8 @@ class Operation:
         kinds = {**dict.fromkeys(caches, ("cache",)), **dict.fromkeys(collections, ("collection",))}
         kinds |= {**dict.fromkeys(("keys", "values"), ("operand",)), **(handles or {})}
         self._handles = {n: kinds[n] for n in self.operands if n in kinds}
-        self._written, self._no_alias, self._single = set(written), tuple(no_alias), frozenset(single)
+        self._written, self._single = set(written), frozenset(single)
+        self._in_place, self._unread = frozenset(in_place), frozenset(unread)
         if effects.writes_cache(op_class):
             self._written |= {n for n in self._handles if not n.startswith("source")}
         self._known: dict[Any, _Known] = {}
@@ -339,6 +342,8 @@ class Operation:
                 after()
                 return
             found = self._learn(signature, operands, attributes, entries)
+        if found.apart is not None:
+            found.apart(values)
         if found.checks:
             whole = list(values)
             found.complete(whole)
@@ -351,7 +356,10 @@ class Operation:
 
         def keep(bounds: list[packing.Bound], handle: int, on: Any) -> None:
             places = quick.places_of(self.operands, operands, names, given)
-            quick.remember(self._quick, key, *of_call, bounds, places, quick.context_of(on.facts, handle), on.lock)
+            meetings = found.apart.meetings(values) if found.apart is not None else ()
+            quick.remember(
+                self._quick, key, *of_call, bounds, places, quick.context_of(on.facts, handle), on.lock, meetings
+            )
 
         found.program.run(found, values, operands, stream, keep)
 
@@ -373,21 +381,27 @@ class Operation:
         others = [i for i in range(len(values)) if i not in buffers_ or i in described]
         rest = operator.itemgetter(*others) if others else _nothing
         made = self._known[signature] = _Known(
-            found, ordinal, tails, self._checks(what, given, ordinal), rest, bool(described), {}
+            found, ordinal, tails, self._apart(what, given), self._checks(what), rest, bool(described), {}
         )
         return made
 
-    def _checks(self, what: Specialisation, given: Sequence[Any], ordinal: int) -> tuple[contents.Check, ...]:
-        """What is checked at every call of a signature."""
-        at = {name: i for i, (name, _) in enumerate(what.operands)}
-        rules = [
-            (rule, at[rule.written], at[rule.read]) for rule in self._no_alias if {rule.written, rule.read} <= set(at)
+    def _apart(self, what: Specialisation, given: Sequence[Any]) -> overlap.Apart | None:
+        """The check of every call of a signature that what is written is not read; None where nothing could be."""
+        operands = [
+            (name, (type_.kind, type_.spec) if isinstance(type_, HandleType) else operand)
+            for (name, type_), operand in zip(what.operands, given, strict=True)
+            if not isinstance(type_, ScalarType)
         ]
-        found = [overlap.check_of(self.title, rule, (a, b), (given[a], given[b])) for rule, a, b in rules]
-        if what.target == "host":  # a GPU's kernels do not look either
-            handles = {n: (t.kind, t.spec) for n, t in what.operands if isinstance(t, HandleType)}
-            found += contents.checks_of(self.title, self._contents, handles, list(at))
-        return tuple(found)
+        places = [i for i, (_, type_) in enumerate(what.operands) if not isinstance(type_, ScalarType)]
+        made = overlap.Apart(self.title, operands, places, self._written, self._in_place, self._unread)
+        return made if made else None
+
+    def _checks(self, what: Specialisation) -> tuple[contents.Check, ...]:
+        """What else is checked at every call of a signature."""
+        if what.target != "host":  # a GPU's kernels do not look either
+            return ()
+        handles = {n: (t.kind, t.spec) for n, t in what.operands if isinstance(t, HandleType)}
+        return tuple(contents.checks_of(self.title, self._contents, handles, [name for name, _ in what.operands]))
 
     def specialisation(
         self,

@@ -500,7 +500,48 @@ def test_a_packed_layout_is_the_native_type():
     lengths, table = np.array([3], np.uint32), np.zeros((1, 3), np.uint32)
     native = layout.spec_of("paged", "f16", 2, 64, page_size=16)
     assert kv.ForeignPages.vllm(np.stack([half, half]), lengths, table).cache_spec == native
-    assert kv.ForeignPages.sglang((half.reshape(96, 2, 64),) * 2, lengths, table, page_size=16).cache_spec == native
+    assert (
+        kv.ForeignPages.sglang(
+            [np.zeros((96, 2, 64), np.float16) for _ in range(2)], lengths, table, page_size=16
+        ).cache_spec
+        == native
+    )
     strided = kv.ForeignPages.vllm(np.zeros((6, 2, 16, 128), np.float16), lengths, table, layout="packed")
     assert strided.cache_spec.strides == (128, 2048)
     assert layout.packed(strided.cache_spec) == native
+
+
+def pairs_that_share() -> dict[str, Any]:
+    b = np.zeros((6, 4, 2, 32), np.float32)
+    whole = np.zeros((6, 2, 4, 2, 32), np.float32)
+    rows = np.zeros((6, 4, 2, 48), np.float32)
+    return {
+        "one buffer twice": ((b, b), "NPHD"),
+        "all but one page": ((b[:5], b[1:]), "NPHD"),
+        "half a row": ((rows[..., :32], rows[..., 16:]), "NPHD"),
+        "a 2 of stride 0": (np.broadcast_to(b[:, None], (6, 2, 4, 2, 32)), "N2PHD"),
+        "a 2 of half a page": (
+            np.lib.stride_tricks.as_strided(b, (5, 2, 4, 2, 32), (1024, 512, 256, 128, 4)), "N2PHD"
+        ),
+        "heads of one another": ((whole[:, 0], whole[:, 0, :, ::-1][:, :, ::-1]), "NPHD"),
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("name", [*pairs_that_share()])
+def test_keys_and_values_that_share_bytes_are_no_pool(name):
+    data, dims = pairs_that_share()[name]
+    tables = np.zeros(1, np.uint32), np.zeros((1, 4), np.uint32)
+    with pytest.raises(ValueError, match=r"must not share memory|must not overlap"):
+        kv.ForeignPages(data, *tables, dims)
+
+
+def test_keys_and_values_between_one_another_are_a_pool():
+    tables = np.zeros(1, np.uint32), np.zeros((1, 4), np.uint32)
+    whole = np.zeros((6, 4, 2, 64), np.float32)
+    kv.ForeignPages(whole, *tables, "NPHC")
+    kv.ForeignPages((whole[..., :32], whole[..., 32:]), *tables, "NPHD")
+    kv.ForeignPages((whole[::2, ..., :32], whole[1::2, ..., :32]), *tables, "NPHD")
+    scales = np.ones((6, 4, 2, 1), np.float32)
+    keys, values = (np.zeros((6, 4, 2, 32), np.int8) for _ in range(2))
+    with pytest.raises(ValueError, match="scales and value_scales must not share memory"):
+        kv.ForeignPages((keys, values), *tables, "NPHD", scales=(scales, scales))

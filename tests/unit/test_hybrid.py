@@ -411,3 +411,26 @@ def test_no_page_is_lost_in_random_lives():
         lives.end()
         counts = {n: counts.get(n, 0) + c for n, c in lives.counts.items()}
     assert all(counts.values()), counts  # every kind of life was led
+
+
+def test_iterators_reach_every_group_as_they_do_a_single_pool():
+    m = kv.HybridKVCacheManager((group(layers, 20) for layers in ([0], [1])), prefix_caching=True)
+    m.claim("r", iter([1, 2, 3]))
+    m.claim("s", [1])
+    m.extend("r", (n for n in (4, 5)))
+    m.extend("r", np.int64(2))
+    m.realise("r", iter([6, 7]))
+    assert {g.tokens("r") for g in m.managers} == {(1, 2, 3, 4, 5, 6, 7)}
+    for name in "rs":
+        m.alloc(name)
+    made = m.runtime_inputs(iter(["r", "s"]))
+    assert [g.lookup_table.shape[0] for g in made.groups] == [2, 2]
+    m.step(iter(["r", "s"]), {"r": 7})
+    assert m.processed("r") == 7
+    m.check()
+
+
+def test_groups_are_layer_groups():
+    for groups in (["x"], [[0]], [group([0], 4), None]):
+        with pytest.raises(TypeError, match=r"groups must be kv\.LayerGroup objects, got a \w+ as group \d"):
+            kv.HybridKVCacheManager(groups)  # type: ignore[arg-type]

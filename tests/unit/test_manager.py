@@ -495,3 +495,45 @@ def test_one_path_of_a_tree_of_drafts_is_kept_also_by_forks(page_size):
     assert held("a") == [0, 1, 2, 3, 11, 14, 30, 41]
     assert held("c") == [0, 1, 2, 3, 11, 14, 30, 51]
     m.check()
+
+
+@pytest.mark.parametrize("path", [[1, 2], [], [0], [0, 1, 4], [0, 2, 3], [0, 3, 4]])
+def test_a_path_begins_with_the_tokens_that_are_no_drafts(path):
+    """Else the rows of others would be taken for those of the prompt, and shared as its pages."""
+    m = kv.PagedKVCacheManager(
+        params=kv.KVCacheStaticParams(1, 2), num_layers=1, num_pages=20, page_size=2, dtype="f32", prefix_caching=True
+    )
+    m.claim("r", [1, 2, 3])
+    m.alloc("r", num_draft=2)
+    inputs = m.runtime_inputs(["r"], num_draft=2)
+    rows = np.arange(5, dtype=np.float32)[:, None, None] * np.ones((1, 1, 2), np.float32)
+    kv.ops.append(inputs.collection, 0, rows, rows, inputs.row_offsets)
+    before = m.blocks.copy(), m.pages("r"), m.processed("r"), m.tokens("r")
+    with pytest.raises(ValueError, match="must begin with the 3 tokens that were allocated"):
+        m.commit(inputs, ["r"], {"r": iter(path)})
+    np.testing.assert_array_equal(m.blocks, before[0])
+    assert (m.pages("r"), m.processed("r"), m.tokens("r")) == before[1:]
+    with pytest.raises(ValueError, match="paths must be of requests of the step, got one of 'other'"):
+        m.commit(inputs, ["r"], {"other": [0]})
+    m.check()
+    m.extend("r", [9])
+    m.commit(inputs, iter(["r"]), {"r": iter([0, 1, 2, 4])})
+    assert m.processed("r") == 4
+    with pytest.raises(ValueError, match="must begin with the 0 tokens that were allocated"):
+        m.commit(inputs, ["r"], {"r": [0]})
+    m.claim("s", [1, 2, 3, 4])
+    assert m.alloc("s") == 2
+    m.check()
+
+
+def test_tokens_may_come_from_an_iterator():
+    m = kv.PagedKVCacheManager(params=kv.KVCacheStaticParams(1, 2), num_layers=1, num_pages=20, page_size=2)
+    m.claim("r", iter([1, 2]))
+    m.extend("r", (n for n in (3, 4)))
+    m.extend("r", 2)
+    m.realise("r", iter([5, 6]))
+    assert m.tokens("r") == (1, 2, 3, 4, 5, 6)
+    m.claim("d", iter(()), dummy=True)
+    with pytest.raises(ValueError, match="a dummy request takes no tokens"):
+        m.claim("e", iter([1]), dummy=True)
+    assert "e" not in m

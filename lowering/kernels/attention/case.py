@@ -18,9 +18,24 @@ from kvarn.dialect.dtypes import DType
 from kvarn.dialect.latent_layout import RowFormat
 from kvarn.dialect.layout import CacheSpec
 from kvarn.dialect.ops.attention import is_function
-from kvarn.dsl import functions, masks
+from kvarn.dsl import functions, intervals, masks
+from kvarn.dsl.values import wrap
 
 from ..common import at_most, narrowed
+
+
+def position(x: Any) -> Any:
+    """A position of a query or a key, as functions get it; of a query that has no key before it, it may be negative."""
+    if isinstance(x, int):
+        return x
+    most = intervals.POSITIONS[1]
+    return wrap(x.ir, x.dtype, x.lanes, (0 if x.nonneg else -most, most))
+
+
+def asked(bound: Any, q: Any) -> Any:
+    """What a mask says of a query's position, where a user's integers wrap around."""
+    with intervals.wrapping():
+        return bound(position(q))
 
 
 @dataclass(frozen=True)
@@ -59,12 +74,12 @@ class Masking:
 
     def first(self, q: Any) -> Any:
         """The first key that a query at a position, or a later one, may see, as far as the mask says."""
-        return kv.math.max(self.function.first(q), 0) if self.has_first else kv.i32(0)
+        return kv.math.max(asked(self.function.first, q), 0) if self.has_first else kv.i32(0)
 
     def end(self, q: Any, num_keys: Any) -> Any:
         """The end of the keys that a query at a position, or an earlier one, may see, as far as the mask says."""
         mask = self.function
-        return num_keys if mask is None or mask.end is None else kv.math.min(num_keys, mask.end(q))
+        return num_keys if mask is None or mask.end is None else kv.math.min(num_keys, asked(mask.end, q))
 
     def interval(self, position: Any, num_keys: Any) -> tuple[Any, Any]:
         """The keys that a query at an absolute position may see: (first, end); none when end <= first.

@@ -13,10 +13,10 @@ from typing import Any
 
 from kvarn import dsl as kv
 from kvarn.dialect.dtypes import DType, bool_, f32
-from kvarn.dsl import functions, ptx, scores, tiles
+from kvarn.dsl import functions, intervals, ptx, scores, tiles
 from kvarn.dsl.values import computed_by, describe, joined, stretched
 
-from .case import Case
+from .case import Case, position
 from .partials import LN2, LOG2E, weight
 
 SLACK = 8.0  # how far, in powers of two, scores may exceed the running maximum before it moves: weights stay below 2^8
@@ -31,7 +31,9 @@ def seen_by(case: Case, b: Any, h: Any, q: Any, k: Any, num_keys: Any, arrays: A
     exists, mask = k < num_keys, case.mask.function
     if mask is None:
         return exists
-    return returned("mask", "a bool", mask.function(b, h, q, k, *arrays[: mask.arrays]), bool_) & exists
+    with intervals.wrapping():
+        seen = mask.function(b, h, position(q), position(k), *arrays[: mask.arrays])
+    return returned("mask", "a bool", seen, bool_) & exists
 
 
 @kv.func
@@ -40,7 +42,9 @@ def shown(case: Case, b: Any, h: Any, q: Any, k: Any, arrays: Any) -> Any:
     mask = case.mask.function
     if mask is None:
         return True
-    return returned("mask", "a bool", mask.function(b, h, q, k, *arrays[len(arrays) - mask.arrays :]), bool_)
+    with intervals.wrapping():
+        seen = mask.function(b, h, position(q), position(k), *arrays[len(arrays) - mask.arrays :])
+    return returned("mask", "a bool", seen, bool_)
 
 
 def outer_of(case: Case) -> Any:
@@ -54,7 +58,9 @@ def outer_of(case: Case) -> Any:
 @kv.func
 def seen_by_positions(case: Case, b: Any, h: Any, q: Any, k: Any, num_keys: Any) -> Any:
     """Which keys queries see where the mask shows all that positions alone would."""
-    return returned("mask", "a bool", outer_of(case)(b, h, q, k), bool_) & (k < num_keys)
+    with intervals.wrapping():
+        seen = outer_of(case)(b, h, position(q), position(k))
+    return returned("mask", "a bool", seen, bool_) & (k < num_keys)
 
 
 # --- score modifications -----------------------------------------------------------------------------
@@ -72,7 +78,9 @@ def modified(case: Case, x: Any, b: Any, h: Any, q: Any, k: Any, slopes: Any, ar
         x = function(x, b, h, q, k, *own)
     if case.score:
         score = functions.registered(case.score)
-        made = returned("score", "the new score, an f32", score.function(x, b, h, q, k, *arrays[: score.arrays]), f32)
+        with intervals.wrapping():
+            made = score.function(x, b, h, position(q), position(k), *arrays[: score.arrays])
+        made = returned("score", "the new score, an f32", made, f32)
         if not isinstance(x, tiles.Tile):
             return made
         x = stretched(made, joined("a score and what its function returns:", x.shape, made.lanes))

@@ -51,7 +51,7 @@ from kvarn.lowering.tiles.ir import (
     tiled,
 )
 
-from .split_kv_loops import Bounds, Comparison, Unknown, writes_buffers
+from .split_kv_loops import Bounds, Comparison, Unknown, fits, spanned, writes_buffers
 
 P = arith.CmpIPredicate
 
@@ -129,14 +129,19 @@ def hoist(gather: ir.Operation, loop: ir.Operation) -> None:
 
 
 def _first_row(vectors: list[ir.Value], loop: ir.Operation) -> ir.Value | None:
-    """The least of the vector that a loop does not move, before the loop; None where not both are known."""
+    """The least of the vector that a loop does not move, before the loop; None where not both are known.
+
+    Nor where what is computed of them, or their difference, may wrap around: floats do not.
+    """
     makers = backward([m for m in map(defining_op, vectors) if m is not None], is_position)
     bounds, found = Bounds(loop, moving(loop, makers)), None
-    for value in vectors:
-        try:
-            low, _ = bounds.of(value)
-        except Unknown:
-            return None
+    try:
+        lows = [bounds.of(value)[0] for value in vectors]
+    except Unknown:
+        return None
+    if any(low.wraps is not None for low in lows) or not fits(spanned("-", *(low.span for low in lows))):
+        return None
+    for low in lows:
         if not low.factor and found is None:
             found = const(low.base) if isinstance(low.base, int) else low.base
     return found

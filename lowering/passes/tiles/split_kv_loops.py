@@ -18,13 +18,14 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Set
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from mlir import ir
 from mlir.dialects import arith, scf
 
 from kvarn.dialect.ops.tile import TileMaskOp
+from kvarn.dsl import intervals
 from kvarn.lowering.index import const
 from kvarn.lowering.memory_effects import may_write, writes
 from kvarn.lowering.pass_base import kv_pass
@@ -39,6 +40,11 @@ _HANDED_ON = ("kv.tile_broadcast", "tensor.splat")
 _PREDICATES = {2: P.slt, 3: P.sle, 4: P.sgt, 5: P.sge}
 _LEAST, _MOST = -(1 << 31), (1 << 31) - 1  # of an i32
 _FAR = 1 << 24  # a number from which on sums with positions may leave 32 bits
+_TILE = 1 << 12  # a number by which a loop's variable becomes a position, at most
+# Positions end near 2**30, and those of queries begin before zero where there are more of them than keys: 32 bits hold
+# the sum or difference of two and a small number.
+_POSITION = (-_FAR // 2, (1 << 30) - _FAR)
+_ANY = (_LEAST, _MOST)
 
 
 @dataclass(frozen=True)
@@ -57,47 +63,74 @@ class Unknown(Exception):
 class Linear:
     """``factor * induction variable + base``; the base is defined before the loop, or a number.
 
-    ``far``: the base may be any number, and sums with it saturate: one that stands for "no bound" must stay one. Others
-    are sums of positions and small numbers, which 32 bits hold.
+    ``span``: what elements may be. Where 32 bits may not hold what is computed of them, bounds are computed in 64, and
+    ``wraps`` says, before the loop, whether they do not: then an element has another number, and nothing is known.
     """
 
     factor: int
     base: ir.Value | int
-    far: bool = False
+    span: intervals.Interval = _POSITION
+    wraps: ir.Value | None = None
 
     @staticmethod
     def number(value: int) -> Linear:
-        return Linear(0, value, abs(value) >= _FAR)
-
-    def __add__(self, other: Linear) -> Linear:
-        far = self.far or other.far
-        return Linear(self.factor + other.factor, _arith("+", self.base, other.base, far), far)
+        return Linear(0, value, (value, value))
 
     def __sub__(self, other: Linear) -> Linear:
-        far = self.far or other.far
-        return Linear(self.factor - other.factor, _arith("-", self.base, other.base, far), far)
+        """The difference of two sides, held to 32 bits: a number that stands for "no bound" must stay one."""
+        span, wraps = spanned("-", self.span, other.span), _or(self.wraps, other.wraps)
+        return Linear(self.factor - other.factor, _arith("-", self.base, other.base, not fits(span)), span, wraps)
 
-    def scaled(self, by: int) -> Linear:
-        far = self.far or abs(by) >= _FAR
-        return Linear(self.factor * by, _arith("*", self.base, by, far), far)
+    @property
+    def far(self) -> bool:
+        return not fits(self.span)
+
+
+def spanned(op: str, a: intervals.Interval, b: intervals.Interval) -> intervals.Interval:
+    found = [_numbers(op, x, y) for x in a for y in b]
+    return min(found), max(found)
+
+
+def fits(span: intervals.Interval) -> bool:
+    """Whether 32 bits hold numbers, and those a tile further."""
+    return _LEAST + _TILE <= span[0] and span[1] <= _MOST - _TILE
+
+
+def _numbers(op: str, a: int, b: int) -> int:
+    return {"+": a + b, "-": a - b, "*": a * b}[op]
+
+
+def _or(a: ir.Value | None, b: ir.Value | None) -> ir.Value | None:
+    if a is None or b is None:
+        return b if a is None else a
+    return a if a == b else arith.ori(a, b)
 
 
 def _value(x: ir.Value | int) -> ir.Value:
     return const(min(max(x, _LEAST), _MOST)) if isinstance(x, int) else x
 
 
+def _wide(x: ir.Value | int) -> ir.Value:
+    return const(x, 64) if isinstance(x, int) else arith.extsi(ir.IntegerType.get_signless(64), x)
+
+
+def _narrow(wide: ir.Value) -> ir.Value:
+    held = arith.maxsi(arith.minsi(wide, const(_MOST, 64)), const(_LEAST, 64))
+    return arith.trunci(ir.IntegerType.get_signless(32), held)
+
+
+_OPS = {"+": arith.addi, "-": arith.subi, "*": arith.muli}
+
+
 def _arith(op: str, a: ir.Value | int, b: ir.Value | int, saturating: bool = False) -> ir.Value | int:
     """``a op b``, a number where both are; of 32 bits, or held to them."""
     if isinstance(a, int) and isinstance(b, int):
-        return {"+": a + b, "-": a - b, "*": a * b}[op]
+        return _numbers(op, a, b)
     if op in "+-" and isinstance(b, int) and b == 0:
         return a
-    made = {"+": arith.addi, "-": arith.subi, "*": arith.muli}[op]
     if not saturating:
-        return made(_value(a), _value(b))
-    i64, i32 = ir.IntegerType.get_signless(64), ir.IntegerType.get_signless(32)
-    wide = made(*(const(x, 64) if isinstance(x, int) else arith.extsi(i64, x) for x in (a, b)))
-    return arith.trunci(i32, arith.maxsi(arith.minsi(wide, const(_MOST, 64)), const(_LEAST, 64)))
+        return _OPS[op](_value(a), _value(b))
+    return _narrow(_OPS[op](_wide(a), _wide(b)))
 
 
 class Bounds:
@@ -126,9 +159,11 @@ class Bounds:
         known = constant_int(value)
         if known is not None:
             return Linear.number(known), Linear.number(known)
-        op = defining_op(value)
+        op, kind = defining_op(value), element(value) if is_tile(value) else value.type
+        if str(kind) not in ("i32", "index"):  # positions are i32
+            raise Unknown
         if not is_tile(value) and self._before(value):
-            found = Linear(0, value, op is not None and op.name == "memref.load")
+            found = Linear(0, value, _POSITION if is_near(value) else _ANY)
             return found, found
         if op is None:
             raise Unknown
@@ -153,10 +188,11 @@ class Bounds:
             scf.yield_([op.clone().result])
         with ir.InsertionPoint(branch.else_block):
             scf.yield_([const(0)])
-        return Linear(0, branch.results[0], True), Linear(0, branch.results[0], True)
+        return Linear(0, branch.results[0], _ANY), Linear(0, branch.results[0], _ANY)
 
     def _kv_tile_index(self, op: ir.Operation) -> tuple[Linear, Linear]:
-        return Linear(0, 0), Linear(0, shape(op.results[0])[0] - 1)
+        last = shape(op.results[0])[0] - 1
+        return Linear(0, 0, (0, last)), Linear(0, last, (0, last))
 
     def _kv_tile_broadcast(self, op: ir.Operation) -> tuple[Linear, Linear]:
         return self.of(op.operands[0])
@@ -165,49 +201,109 @@ class Bounds:
 
     def _arith_addi(self, op: ir.Operation) -> tuple[Linear, Linear]:
         (a, b), (c, d) = self.of(op.operands[0]), self.of(op.operands[1])
-        return a + c, b + d
+        span = intervals.either(a.span, c.span) if any(map(self._of_kernel, op.operands)) else None
+        return self._made("+", (a, c), (b, d), span)
+
+    def _of_kernel(self, value: ir.Value) -> bool:
+        """Whether a kernel itself computed a number before the loop: what it adds it to is a position again."""
+        op = defining_op(value)
+        while op is not None and op.name in _HANDED_ON:
+            value = op.operands[0]
+            op = defining_op(value)
+        return not is_tile(value) and self._before(value) and constant_int(value) is None and is_near(value)
 
     def _arith_subi(self, op: ir.Operation) -> tuple[Linear, Linear]:
         (a, b), (c, d) = self.of(op.operands[0]), self.of(op.operands[1])
-        return a - d, b - c
+        return self._made("-", (a, d), (b, c))
 
     def _arith_muli(self, op: ir.Operation) -> tuple[Linear, Linear]:
         for one, other in ((0, 1), (1, 0)):
             by = constant_int(op.operands[other])
             if by is not None and by >= 0:
                 low, high = self.of(op.operands[one])
-                return low.scaled(by), high.scaled(by)
+                number, span = Linear.number(by), None
+                # The first position of a tile, of the loop's variable: functions get positions as tiles.
+                if abs(low.factor) == 1 and not is_tile(op.result) and by <= _TILE:
+                    span = _POSITION
+                return self._made("*", (low, number), (high, number), span)
         raise Unknown
 
-    def _monotone(self, op: ir.Operation) -> tuple[Linear, Linear]:
-        """An op that keeps order in its first operand, by a positive constant: computed for both bounds."""
-        by = constant_int(op.operands[1])
-        if by is None or by < (0 if "shr" in op.name else 1):
+    def _made(
+        self,
+        op: str,
+        of_low: tuple[Linear, Linear],
+        of_high: tuple[Linear, Linear],
+        span: intervals.Interval | None = None,
+    ) -> tuple[Linear, Linear]:
+        """The bounds that elements have after an operation of both bounds, and whether one of them wraps around.
+
+        ``span``: what they may be, where that is known otherwise.
+        """
+        if span is None:
+            span = spanned(op, of_low[0].span, of_low[1].span)
+        wraps: ir.Value | None = None
+        for x in (*of_low, *of_high):
+            wraps = _or(wraps, x.wraps)
+        factors = [
+            x.factor * y.base if op == "*" else x.factor + (y.factor if op == "+" else -y.factor)
+            for x, y in (of_low, of_high)
+        ]
+        if max(map(abs, factors)) > _MOST:
             raise Unknown
-        return self._each(op, [self.of(op.operands[0])], [const(by)])
+        if fits(span):
+            bases = [_arith(op, x.base, y.base) for x, y in (of_low, of_high)]
+        else:
+            wides = [_OPS[op](_wide(x.base), _wide(y.base)) for x, y in (of_low, of_high)]
+            bases, span = [_narrow(x) for x in wides], _ANY
+            last = const(_POSITION[1]) if self.variable != self.induction else self.loop.operands[1]
+            for wide, factor, beyond, most in zip(wides, factors, (P.slt, P.sgt), (_LEAST, _MOST), strict=True):
+                # The base is at the first iterations, which count from zero on, or before them.
+                if factor and (factor < 0) == (beyond == P.slt):
+                    wide = _OPS["+"](wide, _OPS["*"](_wide(last), const(factor, 64)))
+                wraps = _or(wraps, arith.cmpi(beyond, wide, const(most, 64)))
+        low, high = (Linear(f, base, span, wraps) for f, base in zip(factors, bases, strict=True))
+        return low, high
+
+    def _monotone(self, op: ir.Operation) -> tuple[Linear, Linear]:
+        """An op that keeps order in its first operand, by a positive constant: computed for both bounds.
+
+        An unsigned one keeps it of numbers that are not negative.
+        """
+        by = constant_int(op.operands[1])
+        if by is None or not (0 <= by < 32 if "shr" in op.name else by > 0):
+            raise Unknown
+        low, high = self.of(op.operands[0])
+        if low.factor:
+            raise Unknown
+        if op.name.endswith("ui") and not is_counted(op.operands[0]):
+            wraps = _or(low.wraps, arith.cmpi(P.slt, _value(low.base), const(0)))
+            low, high = replace(low, wraps=wraps), replace(high, wraps=wraps)
+        least, most = (x >> by if "shr" in op.name else x // by for x in low.span)
+        return self._each(op, [(low, high)], [const(by)], (least, most + 1))
 
     _arith_divsi = _arith_divui = _arith_floordivsi = _arith_shrsi = _arith_shrui = _monotone
 
     def _extremum(self, op: ir.Operation) -> tuple[Linear, Linear]:
-        return self._each(op, [self.of(x) for x in op.operands], [])
+        pairs = [self.of(x) for x in op.operands]
+        return self._each(op, pairs, [], functools.reduce(intervals.either, (low.span for low, _ in pairs)))
 
     _arith_minsi = _arith_maxsi = _extremum
 
-    def _each(self, op: ir.Operation, bounds: list, others: list) -> tuple[Linear, Linear]:
+    def _each(self, op: ir.Operation, bounds: list, others: list, span: intervals.Interval) -> tuple[Linear, Linear]:
         if any(x.factor for pair in bounds for x in pair):
             raise Unknown
-        made = []
+        made, wraps = [], functools.reduce(_or, (low.wraps for low, _ in bounds))
         for side in range(2):
             operands = [_value(pair[side].base) for pair in bounds]
-            far = any(pair[side].far for pair in bounds)
-            made.append(Linear(0, ir.Operation.create(op.name, [operands[0].type], [*operands, *others]).result, far))
+            result = ir.Operation.create(op.name, [operands[0].type], [*operands, *others]).result
+            made.append(Linear(0, result, span, wraps))
         return made[0], made[1]
 
     def _arith_andi(self, op: ir.Operation) -> tuple[Linear, Linear]:
         for x in op.operands:
             mask = constant_int(x)
             if mask is not None and mask >= 0:
-                return Linear(0, 0), Linear.number(mask)
+                return Linear(0, 0, (0, mask)), Linear(0, mask, (0, mask))
         raise Unknown
 
     def _arith_remsi(self, op: ir.Operation) -> tuple[Linear, Linear]:
@@ -215,17 +311,45 @@ class Bounds:
         if by is None or by < 1:
             raise Unknown
         counts = op.name == "arith.remui" or is_counted(op.operands[0])
-        return Linear.number(0 if counts else 1 - by), Linear.number(by - 1)
+        span = 0 if counts else 1 - by, by - 1
+        return Linear(0, span[0], span), Linear(0, span[1], span)
 
     _arith_remui = _arith_remsi
 
 
 def is_counted(value: ir.Value) -> bool:
     """Whether an integer is held from zero on."""
+    op, known = defining_op(value), constant_int(value)
+    if op is None or known is not None:
+        return known is not None and known >= 0
+    if op.name == "kv.tile_index" or (op.name == "arith.remui" and (constant_int(op.operands[1]) or -1) > 0):
+        return True
+    if op.name in ("arith.maxsi", "arith.andi"):
+        return any(map(is_counted, op.operands))
+    if op.name in _HANDED_ON:
+        return is_counted(op.operands[0])
+    return False
+
+
+def is_near(value: ir.Value) -> bool:
+    """Whether a number from before a loop is no further from zero than positions are.
+
+    That is not known of what an array holds, nor of what a function makes of numbers. What a kernel itself computes of
+    its lengths and offsets is near.
+    """
     op = defining_op(value)
-    if op is None or op.name != "arith.maxsi":
-        return False
-    return any(known is not None and known >= 0 for known in map(constant_int, op.operands))
+    return op is None or (op.name != "memref.load" and not _is_any(value))
+
+
+def _is_any(value: ir.Value) -> bool:
+    op, known = defining_op(value), constant_int(value)
+    if op is None or known is not None or not op.name.startswith("arith."):
+        return known is not None and abs(known) >= _FAR
+    if intervals.ANY in op.attributes or op.name == "arith.shli":
+        return True
+    if op.name == "arith.muli" and any(abs(constant_int(x) or 0) > _TILE for x in op.operands):
+        return True
+    return any(map(_is_any, op.operands))
 
 
 def writes_buffers(op: ir.Operation) -> bool:
@@ -268,23 +392,45 @@ class Comparison:
     def strict(self) -> int:
         return 1 if self.predicate == P.slt else 0
 
+    @property
+    def wraps(self) -> ir.Value | None:
+        """Whether a side has elements that wrap around, of which nothing is known."""
+        return functools.reduce(_or, (x.wraps for x in (*self.left, *self.right)))
+
     def always(self, variable: ir.Value) -> ir.Value:
         """Whether it holds for every element of the tile of an iteration."""
+        holds, wraps = self._always(variable), self.wraps
+        return holds if wraps is None else arith.andi(holds, arith.xori(wraps, const(1, 1)))
+
+    def _always(self, variable: ir.Value) -> ir.Value:
         difference = self.right[0] - self.left[1]
-        if difference.far and difference.factor:  # the sum would leave 32 bits
-            moved = _arith("*", variable, difference.factor)
+        factor = difference.factor
+        if abs(factor) > _TILE:
+            moved = _OPS["*"](_wide(variable), const(factor, 64))
+            wide = _OPS["-"](_wide(self.right[0].base), _wide(self.left[1].base))
+            return arith.cmpi(P.sge, _OPS["+"](moved, wide), const(self.strict, 64))
+        if difference.far and factor:  # the sum would leave 32 bits
+            moved = _arith("*", variable, factor)
             return arith.cmpi(P.sge, _value(moved), _value(_arith("-", self.strict, difference.base, True)))
-        total = (
-            _arith("+", _arith("*", variable, difference.factor), difference.base)
-            if difference.factor
-            else difference.base
-        )
+        total = _arith("+", _arith("*", variable, factor), difference.base) if factor else difference.base
         return arith.cmpi(P.sge, _value(total), const(self.strict))
 
     def range(self) -> Range:
         """The iterations in which it may hold somewhere."""
+        found, wraps = self._range(), self.wraps
+        if wraps is None:
+            return found
+        low, high = (
+            None if x is None else arith.select(wraps, const(end), x)
+            for x, end in ((found.low, 0), (found.high, _MOST))
+        )
+        return Range(low, high)
+
+    def _range(self) -> Range:
         difference = self.right[1] - self.left[0]  # somewhere true only where this is at least `strict`
         by, far = abs(difference.factor), difference.far
+        if by > _TILE:
+            return self._wide_range(difference.factor)
         if difference.factor < 0:  # iterations i with by * i > base - strict see nothing
             last = _arith("-", difference.base, self.strict, far)
             return Range(high=arith.divui(arith.maxsi(_value(_arith("+", last, by, far)), const(0)), const(by)))
@@ -292,6 +438,16 @@ class Comparison:
             first = arith.maxsi(_value(_arith("-", self.strict, difference.base, far)), const(0))
             return Range(low=arith.divui(arith.addi(first, const(by - 1)), const(by)))
         return Range()
+
+    def _wide_range(self, factor: int) -> Range:
+        """The same in 64 bits, which hold the products of positions by any number."""
+        base = _OPS["-"](_wide(self.right[1].base), _wide(self.left[0].base))
+        least = const(self.strict, 64)
+        first = _OPS["+"](_OPS["-"](base, least), const(-factor, 64)) if factor < 0 else _OPS["-"](least, base)
+        first = arith.maxsi(first, const(0, 64))
+        if factor < 0:
+            return Range(high=_narrow(arith.divui(first, const(-factor, 64))))
+        return Range(low=_narrow(arith.divui(arith.addi(first, const(factor - 1, 64)), const(factor, 64))))
 
 
 @dataclass(frozen=True)

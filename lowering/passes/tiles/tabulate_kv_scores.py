@@ -247,7 +247,7 @@ def function_of(op: ir.Operation, computed: bool) -> ir.Operation | None:
 
 
 def _base(bound: Linear) -> ir.Value:
-    if bound.factor:
+    if bound.factor or bound.wraps is not None:
         raise Unknown
     return const(bound.base) if isinstance(bound.base, int) else bound.base
 

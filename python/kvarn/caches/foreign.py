@@ -9,12 +9,14 @@ A layout is a word with a letter for each dimension of a buffer, slow to fast as
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from kvarn.dialect import layout
 from kvarn.dialect.layout import PAGED
 from kvarn.runtime.buffers import BufferView, view
+from kvarn.runtime.overlap import of_buffer, share
 
 from . import checks
 from .collections import PagedKVCacheCollection
@@ -108,6 +110,7 @@ class ForeignPages(PagedKVCacheCollection):
         if found is not None:
             views |= dict(zip(("scales", "value_scales"), found.views, strict=False))
             at |= found.fields
+        _apart(views)
         most = (AS_MANY_AS_FIT if n is None else n for n in (max_seq_length, max_cache_length))
         self._bind(*with_sequences((spec, views, at), cache_lengths, lookup_table, *most, name="keys"))
 
@@ -405,6 +408,17 @@ def _same(halves: Sequence[BufferView]) -> None:
         raise ValueError(f"keys and values must have the same strides, got {key.strides} and {other.strides}")
     if (other.data - key.data) % key.dtype.itemsize:
         raise ValueError(f"keys and values must lie whole elements apart, got {key.data:#x} and {other.data:#x}")
+
+
+def _apart(views: dict[str, BufferView]) -> None:
+    """Keys, values and scales have no byte in common: what is written to one would show in another."""
+    named = [({"blocks": "keys"}.get(name, name), v, of_buffer(v)) for name, v in views.items()]
+    for (name, a, extent), (other, b, of_other) in itertools.combinations(named, 2):
+        if share(extent, of_other, b.data - a.data):
+            raise ValueError(
+                f"{name} and {other} must not share memory, got elements of {name} from {a.data:#x} on by strides "
+                f"{list(a.strides)}, and of {other} from {b.data:#x} on: give each bytes of its own"
+            )
 
 
 def _checked(key: BufferView, is_mla: bool) -> tuple[int, ...]:

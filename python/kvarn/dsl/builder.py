@@ -80,6 +80,8 @@ class _State(threading.local):
     types: Types | None = None
     trace: Any = None
     tiled: bool = False  # whether what is traced has made a tile
+    counting: bool = False  # whether code of the library counts here: see intervals.py
+    asking: bool = False  # whether a function that a user gave is asked
 
 
 state = _State()

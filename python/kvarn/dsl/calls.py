@@ -27,7 +27,6 @@ from .values import (
     common_dtype,
     constant,
     describe,
-    is_nonneg,
     number_dtype,
     plain,
 )
@@ -129,8 +128,6 @@ class RuntimeRange:
 
         start, stop, step = bound(self.start), bound(self.stop), bound(-self.step if down else self.step)
         if not down:
-            nonneg = is_nonneg(self.start) and (isinstance(self.step, int) or self.step.nonneg)
-            start = Value(start.ir, dtype, nonneg)
             return start, stop, step, lambda i: i
         count = kv_math.max((start - stop + (step - 1)) // step, 0)
         first = Value(constant(0, dtype).ir, dtype, nonneg=True)

@@ -16,6 +16,7 @@ from mlir import ir
 
 from kvarn.dialect.dtypes import DType, bool_
 
+from . import intervals
 from .builder import emit, emit_value, types
 from .state import (
     NUMBERS,
@@ -412,7 +413,7 @@ class Loop:
                 self.kinds[c.key] = LeafType(dtype)
                 raise _Again(self)
 
-        return Weak(value.ir, value.dtype, False, retype)
+        return Weak(value.ir, value.dtype, retype)
 
     def _set(self, values: list[Any]) -> None:
         self.arguments = values
@@ -530,7 +531,8 @@ def _changed(name: str, start: Any, end: Any) -> str:
 
 def for_loop(loop: Loop, start: Value, stop: Value, step: Value, body: Callable[[Value], None]) -> None:
     """scf.for over integers of one type; ``body`` gets the induction variable. ``step`` must be positive."""
-    dtype, nonneg = start.dtype, start.nonneg
+    dtype = start.dtype
+    bounds = intervals.of_loop(start.bounds, stop.bounds, step.bounds, dtype)
 
     def attempt(loop: Loop) -> list[Any]:
         inits = loop.inits()
@@ -542,7 +544,7 @@ def for_loop(loop: Loop, start: Value, stop: Value, step: Value, body: Callable[
         try:
             with ir.InsertionPoint(block):
                 loop.enter(list(block.arguments)[1:])
-                body(Value(block.arguments[0], dtype, nonneg))
+                body(Value(block.arguments[0], dtype, bounds=bounds))
                 emit("scf.yield", (), loop.leave())
         except _Again:
             op.erase()

@@ -13,8 +13,8 @@ from typing import Any
 
 from mlir import ir
 
-from . import control
-from .builder import emit
+from . import control, intervals
+from .builder import emit, types
 from .calls import Closure, RuntimeRange
 from .control import Loop
 from .state import Scope, truth
@@ -114,8 +114,10 @@ def loop(start: Any, stop: Any = None, step: Any = 1) -> Iterator[Value]:
     """
     r = RuntimeRange.of(start) if stop is None else RuntimeRange.of(start, stop, step)
     low, high, by, index = r.bounds()
-    op = emit("scf.for", (), [low.ir, high.ir, by.ir], regions=1)
+    attributes: Any = {"unsignedCmp": types().unit} if low.dtype.kind == "u" else None
+    op = emit("scf.for", (), [low.ir, high.ir, by.ir], attributes, regions=1)
     block = ir.Block.create_at_start(op.regions[0], [low.ir.type], [ir.Location.current])
     with ir.InsertionPoint(block):
-        yield index(Value(block.arguments[0], low.dtype, low.nonneg))
+        bounds = intervals.of_loop(low.bounds, high.bounds, by.bounds, low.dtype)
+        yield index(Value(block.arguments[0], low.dtype, bounds=bounds))
         emit("scf.yield")

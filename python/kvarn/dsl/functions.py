@@ -18,7 +18,7 @@ from mlir import ir
 from kvarn.dialect.dtypes import DType, i32
 from kvarn.dialect.ops.attention import is_function
 
-from . import math as kv_math, values as v
+from . import intervals, math as kv_math, values as v
 from .memory import Buffer, Shape
 
 
@@ -160,19 +160,22 @@ class Array:
         return self._buffer[tuple(self._inside(i, d) for d, i in enumerate(index))]
 
     def _inside(self, index: Any, dimension: int) -> Any:
+        """An index held to the array: in its own type, since a cast would bring another number inside."""
         index = v.plain(index)
         if isinstance(index, bool) or not isinstance(index, (int, v.Numeric)):
             raise TypeError(f"an index of an array must be an integer, got {v.describe(index)}")
+        if isinstance(index, int) and index < 0:
+            raise IndexError(f"an index of an array must not be negative, got {index}")
         if isinstance(index, v.Numeric):
             if not index.dtype.is_integer:
-                raise TypeError(f"an index of an array must be an integer, got {v.describe(index)}: write ki32(...)")
-            if index.dtype is not i32:
+                raise TypeError(f"an index of an array must be an integer, got {v.describe(index)}: write kv.i32(...)")
+            if index.dtype.bits < 32:
                 index = v.cast(index, i32)
-        elif index < 0:
-            raise IndexError(f"an index of an array must not be negative, got {index}")
         last = self.shape[dimension] - 1
-        inside = kv_math.min(index, last)
-        return inside if isinstance(index, int) or index.nonneg else kv_math.max(inside, 0)
+        if isinstance(index, int):
+            return kv_math.min(min(index, intervals.of_dtype(i32)[1]), last)
+        inside = kv_math.min(index, v.cast(last, index.dtype))
+        return v.cast(inside if index.nonneg else kv_math.max(inside, 0), i32)
 
     def __iter__(self) -> Any:
         raise TypeError("an array cannot be iterated: index it with positions")

@@ -10,6 +10,7 @@ from mlir import ir
 
 from kvarn.dialect.dtypes import bool_, f32, f64, i32, u8, u16, u32
 
+from . import intervals
 from .builder import emit, emit_value, state, types
 from .values import Numeric, Value, Vector, as_value, bitcast, cast, describe, fold, i32_value, literal, plain
 
@@ -24,15 +25,15 @@ WARP = 32
 class Dim3:
     """``.x``, ``.y``, ``.z`` of ``kv.block_id``, ``kv.thread_id``, ``kv.block_dim`` or ``kv.grid_dim``, as i32."""
 
-    __slots__ = ("_op",)
+    __slots__ = ("_most", "_op")
 
-    def __init__(self, op: str) -> None:
-        self._op = op
+    def __init__(self, op: str, x: int, other: int) -> None:
+        self._op, self._most = op, {"x": x, "y": other, "z": other}
 
     def _read(self, dimension: str) -> Value:
         t = types()
         index = emit_value(self._op, t.index, (), {"dimension": t.attribute(f"#gpu<dim {dimension}>")})
-        return Value(emit_value("arith.index_cast", t.i32, [index]), i32, nonneg=True)
+        return Value(emit_value("arith.index_cast", t.i32, [index]), i32, bounds=(0, self._most[dimension]))
 
     @property
     def x(self) -> Value:
@@ -50,8 +51,10 @@ class Dim3:
         return f"kv.{self._op[4:]}"
 
 
-block_id, thread_id = Dim3("gpu.block_id"), Dim3("gpu.thread_id")
-block_dim, grid_dim = Dim3("gpu.block_dim"), Dim3("gpu.grid_dim")
+block_id = Dim3("gpu.block_id", intervals.BLOCKS - 1, intervals.OTHER_BLOCKS - 1)
+grid_dim = Dim3("gpu.grid_dim", intervals.BLOCKS, intervals.OTHER_BLOCKS)
+thread_id = Dim3("gpu.thread_id", intervals.THREADS - 1, intervals.THREADS - 1)
+block_dim = Dim3("gpu.block_dim", intervals.THREADS, intervals.THREADS)
 
 
 def linear_thread_id() -> Value:
@@ -59,7 +62,8 @@ def linear_thread_id() -> Value:
     block = getattr(state.trace, "block", None)
     if block is not None and block[1:] == (1, 1):
         return thread_id.x
-    return thread_id.x + block_dim.x * (thread_id.y + block_dim.y * thread_id.z)
+    number = thread_id.x + block_dim.x * (thread_id.y + block_dim.y * thread_id.z)
+    return Value(number.ir, i32, bounds=(0, intervals.THREADS - 1))
 
 
 class Register(Value):
@@ -67,9 +71,9 @@ class Register(Value):
 
     __slots__ = ("_make", "_name")
 
-    def __init__(self, name: str, make: Any) -> None:
+    def __init__(self, name: str, make: Any, most: int) -> None:
         self._name, self._make = name, make
-        self.dtype, self.nonneg = i32, True
+        self.dtype, self.bounds = i32, (0, most - 1)
 
     @property
     def ir(self) -> ir.Value:  # type: ignore[override]
@@ -86,8 +90,8 @@ class Register(Value):
         return self._name
 
 
-lane_id = Register("kv.lane_id", lambda: linear_thread_id() & (WARP - 1))
-warp_id = Register("kv.warp_id", lambda: linear_thread_id() >> 5)
+lane_id = Register("kv.lane_id", lambda: linear_thread_id() & (WARP - 1), WARP)
+warp_id = Register("kv.warp_id", lambda: linear_thread_id() >> 5, intervals.THREADS // WARP)
 
 
 def barrier() -> None:
@@ -124,7 +128,7 @@ def _shuffle(mode: str, value: Any, offset: Any, width: int) -> Any:
             return emit_value("nvvm.shfl.sync", x.type, [everyone, x, *operands], attributes)
 
     if value.dtype in (f32, i32, u32) and not value.lanes:
-        return Value(exchange(value.ir), value.dtype, value.nonneg)
+        return Value(exchange(value.ir), value.dtype, bounds=value.bounds)
     bits = value.dtype.bits * max(value.lanes, 1)
     if bits % 32 == 0:
         words = bitcast(value, u32)

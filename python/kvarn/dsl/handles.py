@@ -15,6 +15,7 @@ from kvarn.dialect.dtypes import DType, bool_, f32, i32, u32
 from kvarn.dialect.layout import CONTINUOUS, DENSE, FA3, KINDS, PAGED, RAGGED, SCALES, CacheSpec
 from kvarn.dialect.members import CacheMembers, TileRows
 
+from . import intervals
 from .memory import GLOBAL, SHARED, Buffer, Pointer, _check_width
 from .tiles import Tile
 from .values import Numeric, Value, as_value, describe, i32_value, plain, wrap
@@ -106,12 +107,12 @@ class Handle(CacheMembers):
 
         Never more than there is room for, whatever the lengths in memory say.
         """
-        return Value(ops.cache_length(self.ir, i32_value(b)), i32, nonneg=True)
+        return Value(ops.cache_length(self.ir, i32_value(b)), i32, bounds=intervals.POSITIONS)
 
     def token_capacity(self) -> Value:
         """Tokens that a sequence may have, i32: what its row of the lookup table, or its region, has room for."""
         columns, slots = (Value(ops.field(self.ir, f), i32, nonneg=True) for f in ("lookup_columns", "capacity"))
-        return layout.token_capacity(self.spec, columns, slots)
+        return Value(layout.token_capacity(self.spec, columns, slots).ir, i32, bounds=intervals.POSITIONS)
 
     def cache_lengths_nd(self) -> Pointer:
         """The lengths of all sequences: a pointer to u32."""
@@ -121,12 +122,12 @@ class Handle(CacheMembers):
     def max_prompt_length(self) -> Value:
         """Longest count of new tokens in the batch, i32."""
         self._has("max_prompt_length")
-        return Value(ops.max_prompt_length(self.ir), i32, nonneg=True)
+        return Value(ops.max_prompt_length(self.ir), i32, bounds=intervals.POSITIONS)
 
     def max_context_length(self) -> Value:
         """Longest cached + new tokens in the batch, i32; S of a dense operand."""
         self._has("max_context_length")
-        return Value(ops.max_context_length(self.ir), i32, nonneg=True)
+        return Value(ops.max_context_length(self.ir), i32, bounds=intervals.POSITIONS)
 
     def empty_cache(self) -> Value:
         """Whether max_context_length is 0, bool."""

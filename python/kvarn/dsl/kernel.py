@@ -29,7 +29,7 @@ from kvarn.dialect.tma_layout import TmaSpec
 from kvarn.env import env
 from kvarn.errors import KernelError, KernelTypeError, SourceLocation, UnsupportedError, from_mlir, located
 
-from . import builder
+from . import builder, intervals
 from .builder import emit, types
 from .calls import lookup_of
 from .frontend import Interpreter
@@ -311,7 +311,7 @@ class KernelFunction:
             variables = {p.name: v for p, v in zip(self.parameters, given, strict=True)}
             builder.state.tiled = False
             try:
-                with ir.InsertionPoint(block):
+                with ir.InsertionPoint(block), intervals.counting(self.function):
                     self._run(variables, options)
                     emit("gpu.return")
                 if builder.state.tiled:

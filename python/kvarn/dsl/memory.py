@@ -17,7 +17,7 @@ from kvarn.dialect import ops
 from kvarn.dialect.dtypes import DType, bool_, i8, i32, i64, u8
 from kvarn.dialect.layout import lowbit
 
-from . import tiles
+from . import intervals, tiles
 from .builder import emit, emit_value, types
 from .values import (
     Numeric,
@@ -489,7 +489,7 @@ class Shared:
                     raise IndexError(f"index must be in [0, {extent}), got {i}")
                 known += i * stride
             elif isinstance(i, Value):
-                part = Value(i32_value(i), i32, i.nonneg) * stride
+                part = Value(i32_value(i), i32, bounds=intervals.held(*i.bounds, i32)) * stride
                 offset = part if offset is None else part + offset
             else:
                 raise TypeError(f"an index of a shared array must be an integer, got {describe(i)}")

@@ -17,7 +17,9 @@ from mlir import ir
 from kvarn.dialect import ops
 from kvarn.dialect.dtypes import DType, bf16, bool_, f8e4m3, f8e5m2, f32, i32
 
+from . import intervals
 from .builder import state
+from .intervals import Interval
 from .values import Numeric, Value, as_value, constant, describe, joined, literal, plain, stretched
 
 __all__ = ["Tile", "beside", "dot", "full", "masked", "tile_index", "two_terms"]
@@ -34,12 +36,12 @@ class Tile(Numeric):
         An extent of 1 beside another marks a vector that broadcasts along that dimension.
     """
 
-    __slots__ = ("dtype", "ir", "lanes", "nonneg")
+    __slots__ = ("bounds", "dtype", "ir", "lanes")
 
-    def __init__(self, value: ir.Value, dtype: DType, shape: Shape, nonneg: bool = False) -> None:
+    def __init__(self, value: ir.Value, dtype: DType, shape: Shape, bounds: Interval | None = None) -> None:
         self.ir, self.dtype, self.lanes = value, dtype, shape  # type: ignore[assignment]
         state.tiled = True
-        self.nonneg = nonneg or dtype.kind in "ub"
+        self.bounds = bounds or intervals.of_dtype(dtype)
 
     @property
     def shape(self) -> Shape:
@@ -56,9 +58,9 @@ class Tile(Numeric):
         """``x[:, None]`` and ``x[None, :]`` of a vector."""
         every = slice(None)
         if len(self.shape) == 1 and index == (every, None):
-            return Tile(self.ir, self.dtype, (*self.shape, 1), self.nonneg)
+            return Tile(self.ir, self.dtype, (*self.shape, 1), self.bounds)
         if len(self.shape) == 1 and index == (None, every):
-            return Tile(self.ir, self.dtype, (1, *self.shape), self.nonneg)
+            return Tile(self.ir, self.dtype, (1, *self.shape), self.bounds)
         raise TypeError(f"tiles are indexed as x[:, None] or x[None, :] of a vector only, got {describe(self)}")
 
     def __iter__(self) -> Any:
@@ -79,7 +81,10 @@ class Tile(Numeric):
     def _reduce(self, kind: str, axis: int) -> Tile:
         if len(self.shape) != 2 or 1 in self.shape or axis not in (0, 1):
             raise TypeError(f"reductions take a matrix and axis 0 or 1, got {describe(self)} and {axis!r}")
-        return Tile(ops.tile_reduce(self.ir, kind, axis), self.dtype, (self.shape[1 - axis],), self.nonneg)
+        bounds = self.bounds
+        if kind == "add" and not self.dtype.is_float:
+            bounds = intervals.held(*(x * self.shape[axis] for x in bounds), self.dtype)
+        return Tile(ops.tile_reduce(self.ir, kind, axis), self.dtype, (self.shape[1 - axis],), bounds)
 
     def __repr__(self) -> str:
         return f"<{'x'.join(map(str, self.shape))} x {self.dtype.name} tile>"
@@ -101,7 +106,7 @@ class Transposed:
 def tile_index(extent: int) -> Tile:
     """0, 1, ..., ``extent`` - 1: positions in a tile, an i32 vector."""
     _extents((extent,))
-    return Tile(ops.tile_index(extent), i32, (extent,), nonneg=True)
+    return Tile(ops.tile_index(extent), i32, (extent,), (0, extent - 1))
 
 
 def full(shape: int | Sequence[int], value: Any, dtype: DType = f32) -> Tile:

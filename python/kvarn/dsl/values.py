@@ -14,6 +14,10 @@ meet a value, whose dtype they then take. Two values mix by these rules, the sam
 An operator promotes its operands, then makes one arith op or a short sequence. Float ``+``, ``-`` and ``*`` allow
 contraction into fused multiply-adds, as GPU compilers do. Integers wrap around. Division by a positive power of two,
 and of operands known not to be negative, is a shift or an unsigned division.
+
+Integers have one value on every target, NumPy's: ``x // 0`` and ``x % 0`` are 0, the least number ``// -1`` is itself
+and ``% -1`` is 0, and a shift by a negative count or by as many bits as there are shifts every bit out. What is known
+of numbers (``intervals.py``) leaves the selects for these out.
 """
 
 from __future__ import annotations
@@ -28,7 +32,9 @@ from mlir import ir
 from kvarn.dialect import dtypes, ops
 from kvarn.dialect.dtypes import DType, bf16, bool_, f16, f32, i32, i64
 
-from .builder import Lanes, emit_value, types
+from . import intervals
+from .builder import Lanes, emit_value, state, types
+from .intervals import Interval
 
 __all__ = ["Value", "Vector", "bitcast", "cast", "from_lanes", "vector", "where"]
 
@@ -55,11 +61,10 @@ _CONTRACT = ("+", "-", "*")
 _BITWISE = ("&", "|", "^")
 # Operators whose op does not depend on the sign: (integer op, float op).
 _PLAIN = {op: (_OPS[op][1] or "", _OPS[op][0] or "") for op in ("+", "-", "*", "&", "|", "^")}
-# Operators that keep "not negative" when both operands have it. "-" and "<<" do not.
-_KEEPS_NONNEG = ("+", "*", "//", "%", "&", "|", "^", ">>", "max", "min")
 # Predicates of arith.cmpf (ordered, but une) and arith.cmpi.
 _CMPF = {"==": 1, ">": 2, ">=": 3, "<": 4, "<=": 5, "!=": 13}
 _CMPI = {"==": 0, "!=": 1, "<": 2, "<=": 3, ">": 4, ">=": 5}
+_UNSIGNED_OF = {t: DTYPES[f"u{t.bits}"] for t in dtypes.ALL if t.is_integer}
 _UNSIGNED = 4  # what turns a signed ordering predicate of cmpi into the unsigned one
 
 
@@ -84,8 +89,8 @@ class Numeric:
     dtype : DType
     lanes : int
         0 for a scalar.
-    nonneg : bool
-        Known not to be negative, which makes ``//`` and ``%`` cheap.
+    bounds : (int, int)
+        Of integers the least and the largest that it may be.
     """
 
     __slots__ = ()
@@ -93,7 +98,7 @@ class Numeric:
     ir: ir.Value
     dtype: DType
     lanes: int
-    nonneg: bool
+    bounds: Interval
     of_shape: ClassVar[Callable[..., Any]]  # makes a value with a shape for its lanes: tiles.py's class, set there
 
     __add__, __radd__ = _operator("+")
@@ -110,6 +115,11 @@ class Numeric:
     __lt__, __le__ = _comparison("<"), _comparison("<=")
     __gt__, __ge__ = _comparison(">"), _comparison(">=")
     __hash__ = None  # type: ignore[assignment]
+
+    @property
+    def nonneg(self) -> bool:
+        """Whether it is known not to be negative, which makes ``//`` and ``%`` cheap."""
+        return self.bounds[0] >= 0 and not self.dtype.is_float
 
     def __truediv__(self, other: Any) -> Any:
         return quotient(self, other)
@@ -168,12 +178,12 @@ class Numeric:
 class Value(Numeric):
     """A scalar known at run time."""
 
-    __slots__ = ("dtype", "ir", "nonneg")
+    __slots__ = ("bounds", "dtype", "ir")
     lanes = 0
 
-    def __init__(self, value: ir.Value, dtype: DType, nonneg: bool = False) -> None:
+    def __init__(self, value: ir.Value, dtype: DType, nonneg: bool = False, bounds: Interval | None = None) -> None:
         self.ir, self.dtype = value, dtype
-        self.nonneg = nonneg or dtype.kind in "ub"
+        self.bounds = bounds or _bounds(dtype, nonneg)
 
     def __repr__(self) -> str:
         return f"<{self.dtype.name} value>"
@@ -187,8 +197,10 @@ class Weak(Value):
 
     __slots__ = ("retype",)
 
-    def __init__(self, value: ir.Value, dtype: DType, nonneg: bool, retype: Callable[[DType], None]) -> None:
-        super().__init__(value, dtype, nonneg)
+    def __init__(
+        self, value: ir.Value, dtype: DType, retype: Callable[[DType], None], bounds: Interval | None = None
+    ) -> None:
+        super().__init__(value, dtype, bounds=bounds)
         self.retype = retype
 
 
@@ -196,11 +208,11 @@ class Vector(Numeric):
     """A vector of a fixed number of lanes. ``v[i]`` reads a lane; in a kernel ``v[i] = x`` rebinds ``v``: vectors
     are values, other names for the old vector keep it."""
 
-    __slots__ = ("dtype", "ir", "lanes", "nonneg")
+    __slots__ = ("bounds", "dtype", "ir", "lanes")
 
-    def __init__(self, value: ir.Value, dtype: DType, lanes: int, nonneg: bool = False) -> None:
+    def __init__(self, value: ir.Value, dtype: DType, lanes: int, bounds: Interval | None = None) -> None:
         self.ir, self.dtype, self.lanes = value, dtype, lanes
-        self.nonneg = nonneg or dtype.kind in "ub"
+        self.bounds = bounds or _bounds(dtype)
 
     def __len__(self) -> int:
         return self.lanes
@@ -219,7 +231,7 @@ class Vector(Numeric):
             return from_lanes([self[i] for i in picked], self.dtype)
         position, operands = self._position(index)
         lane = emit_value("vector.extract", types().of(self.dtype), [self.ir, *operands], {"static_position": position})
-        return Value(lane, self.dtype, self.nonneg)
+        return Value(lane, self.dtype, bounds=self.bounds)
 
     def set(self, index: Any, value: Any) -> Vector:
         """A copy with lane ``index`` replaced."""
@@ -248,16 +260,22 @@ class Vector(Numeric):
         return f"<{self.lanes} x {self.dtype.name} vector>"
 
 
-def wrap(value: ir.Value, dtype: DType, lanes: Lanes = 0, nonneg: bool = False) -> Any:
+def _bounds(dtype: DType, nonneg: bool = False) -> Interval:
+    """All numbers of a type, or those that are not negative."""
+    low, high = intervals.of_dtype(dtype)
+    return (0 if nonneg else low), high
+
+
+def wrap(value: ir.Value, dtype: DType, lanes: Lanes = 0, bounds: Interval | None = None) -> Any:
     """A Value or, with lanes, a Vector; with a shape, a Tile."""
     if isinstance(lanes, tuple):
-        return Numeric.of_shape(value, dtype, lanes, nonneg)
-    return Vector(value, dtype, lanes, nonneg) if lanes else Value(value, dtype, nonneg)
+        return Numeric.of_shape(value, dtype, lanes, bounds)
+    return Vector(value, dtype, lanes, bounds) if lanes else Value(value, dtype, bounds=bounds)
 
 
 def constant(value: Any, dtype: DType, lanes: Lanes = 0) -> Any:
     """A Python number as a runtime value of ``dtype``."""
-    return wrap(literal(value, dtype, lanes), dtype, lanes, nonneg=value >= 0)
+    return wrap(literal(value, dtype, lanes), dtype, lanes, bounds_of(value, dtype))
 
 
 def number_dtype(value: Any) -> DType:
@@ -371,7 +389,7 @@ def where(condition: Any, a: Any, b: Any) -> Any:
     if condition.lanes and condition.lanes != lanes:
         condition = broadcast(condition, lanes)
     chosen = emit_value("arith.select", types().of(dtype, lanes), [condition.ir, x, y])
-    return wrap(chosen, dtype, lanes, is_nonneg(a) and is_nonneg(b))
+    return wrap(chosen, dtype, lanes, intervals.either(bounds_of(a, dtype), bounds_of(b, dtype)))
 
 
 # --- arithmetic ------------------------------------------------------------------------------------
@@ -563,11 +581,21 @@ def broadcast(x: Any, lanes: Lanes) -> Any:
     """A vector with all lanes the scalar ``x``; a tile of ``x``, a scalar or tile, for a shape."""
     if isinstance(lanes, tuple):
         return stretched(x, lanes)
-    return Vector(emit_value("vector.broadcast", types().of(x.dtype, lanes), [x.ir]), x.dtype, lanes, x.nonneg)
+    return Vector(emit_value("vector.broadcast", types().of(x.dtype, lanes), [x.ir]), x.dtype, lanes, x.bounds)
 
 
 def is_nonneg(x: Any) -> bool:
     return x.nonneg if isinstance(x, Numeric) else x >= 0
+
+
+def bounds_of(x: Any, dtype: DType) -> Interval:
+    """The least and the largest that an operand may be, as an integer of a type that it promotes to."""
+    if isinstance(x, Numeric):
+        return x.bounds
+    if dtype.is_float:
+        return 0, 0
+    value = wrapped(int(x), dtype) if dtype is not bool_ else int(bool(x))
+    return value, value
 
 
 def _computes(what: str, dtype: DType) -> None:
@@ -579,12 +607,15 @@ def binary(op: str, a: Any, b: Any) -> Any:
     """``a op b`` for operators of Python, and ``"max"``, ``"min"``."""
     if type(a) is Value and type(b) is Value and a.dtype is b.dtype and op in _PLAIN:  # the common case, quickly
         dtype = a.dtype
-        if (dtype.kind == "i" or dtype.kind == "u") or (dtype.kind == "f" and dtype.bits > 8 and op not in _BITWISE):
-            name, attributes = _PLAIN[op][dtype.kind == "f"], None
-            if dtype.kind == "f":
-                attributes = {"fastmath": types().attribute("#arith.fastmath<contract>")}
-            nonneg = (a.nonneg and b.nonneg and op in _KEEPS_NONNEG) or (op == "&" and (a.nonneg or b.nonneg))
-            return Value(emit_value(name, a.ir.type, (a.ir, b.ir), attributes), dtype, nonneg)
+        if dtype.kind == "i" or dtype.kind == "u":
+            bounds = intervals.after(op, a.bounds, b.bounds, dtype)
+            made = emit_value(
+                _PLAIN[op][0], a.ir.type, (a.ir, b.ir), _marked(bounds) if state.asking and op == "*" else None
+            )
+            return Value(made, dtype, bounds=bounds)
+        if dtype.kind == "f" and dtype.bits > 8 and op not in _BITWISE:
+            attributes = {"fastmath": types().attribute("#arith.fastmath<contract>")}
+            return Value(emit_value(_PLAIN[op][1], a.ir.type, (a.ir, b.ir), attributes), dtype)
     for x in (a, b):  # pointers, buffers and the like define their own operators
         if not isinstance(plain(x), (Numeric, bool, int, float)):
             return NotImplemented
@@ -598,50 +629,72 @@ def binary(op: str, a: Any, b: Any) -> Any:
     if name is None:
         hint = {"/": "use // for integers, or kv.f32(x)"}.get(op, "it is for integers")
         raise TypeError(f"{op} does not take {dtype.name}: {hint}")
-    if op in ("//", "%") and dtype.kind == "i":
-        divided = _divide(op, a, b, x, y, dtype, lanes)
-        if divided is not None:
-            return divided
+    if op in ("//", "%"):
+        return _divide(op, a, b, x, y, dtype, lanes)
     attributes = (
         {"fastmath": types().attribute("#arith.fastmath<contract>")} if dtype.is_float and op in _CONTRACT else None
     )
-    nonneg = op in _KEEPS_NONNEG and not dtype.is_float and is_nonneg(a) and is_nonneg(b)
-    if op == "&" and not dtype.is_float:  # one operand suffices
-        nonneg = is_nonneg(a) or is_nonneg(b)
+    bounds = None if dtype.is_float else intervals.after(op, bounds_of(a, dtype), bounds_of(b, dtype), dtype)
+    if bounds is not None and not lanes and op == "*" and state.asking:
+        attributes = _marked(bounds)
     result = emit_value(name, types().of(dtype, lanes), [x, y], attributes)
     for one, other in ((a, b), (b, a)):  # a loop variable and a number: still open to another dtype
         if isinstance(one, Weak) and not isinstance(other, Numeric) and dtype is one.dtype:
-            return Weak(result, dtype, nonneg, one.retype)
-    return wrap(result, dtype, lanes, nonneg)
+            return Weak(result, dtype, one.retype, bounds)
+    return wrap(result, dtype, lanes, bounds)
+
+
+def _marked(bounds: Interval) -> dict[str, ir.Attribute] | None:
+    """What tells passes that a product in a function may be any number: they take those of kernels for positions."""
+    far = max(-bounds[0], bounds[1]) > intervals.POSITIONS[1] + intervals.SMALL
+    return {intervals.ANY: types().unit} if far else None
 
 
 def _divide(op: str, a: Any, b: Any, x: ir.Value, y: ir.Value, dtype: DType, lanes: Lanes) -> Any:
-    """Signed // and %, rounding down, without arith's slow general form where that is possible; else None for //."""
-    result = types().of(dtype, lanes)
-    b = plain(b)
-    if isinstance(b, int) and b == 0:
-        raise ZeroDivisionError(f"{op} by zero")
-    if isinstance(b, int) and b > 0 and b & (b - 1) == 0:
-        nonneg = is_nonneg(a)
-        if op == "%":
-            return wrap(emit_value("arith.andi", result, [x, literal(b - 1, dtype, lanes)]), dtype, lanes, True)
-        if b == 1:
-            return wrap(x, dtype, lanes, nonneg)
-        shift = literal(b.bit_length() - 1, dtype, lanes)
-        name = "arith.shrui" if nonneg else "arith.shrsi"
-        return wrap(emit_value(name, result, [x, shift]), dtype, lanes, nonneg)
-    if is_nonneg(a) and is_nonneg(b):
-        return wrap(emit_value("arith.divui" if op == "//" else "arith.remui", result, [x, y]), dtype, lanes, True)
-    if op == "//":
-        return None
-    rest = emit_value("arith.remsi", result, [x, y])
-    if isinstance(b, int) and b > 0:  # a negative rest moves up by the divisor
-        negative = wrap(rest, dtype, lanes) < 0
-        moved = emit_value("arith.addi", result, [rest, y])
-        return wrap(emit_value("arith.select", result, [negative.ir, moved, rest]), dtype, lanes, True)
-    floored = emit_value("arith.floordivsi", result, [x, y])
-    whole = emit_value("arith.muli", result, [floored, y])
-    return wrap(emit_value("arith.subi", result, [x, whole]), dtype, lanes, is_nonneg(b))
+    """// and %, rounding down, without arith's slow general form where that is possible."""
+    result, b = types().of(dtype, lanes), plain(b)
+    of_a, of_b = bounds_of(a, dtype), bounds_of(b, dtype)
+    bounds = intervals.after(op, of_a, of_b, dtype)
+
+    def made(name: str, *operands: ir.Value) -> ir.Value:
+        return emit_value(name, result, operands)
+
+    if isinstance(b, int):
+        if b == 0:
+            raise ZeroDivisionError(f"{op} by zero")
+        if b > 0 and b & (b - 1) == 0:
+            if op == "%":
+                return wrap(made("arith.andi", x, literal(b - 1, dtype, lanes)), dtype, lanes, bounds)
+            if b == 1:
+                return wrap(x, dtype, lanes, bounds)
+            name = "arith.shrui" if of_a[0] >= 0 else "arith.shrsi"
+            return wrap(made(name, x, literal(b.bit_length() - 1, dtype, lanes)), dtype, lanes, bounds)
+        if b == -1:
+            zero = literal(0, dtype, lanes)
+            return wrap(zero if op == "%" else made("arith.subi", zero, x), dtype, lanes, bounds)
+    unsigned = of_a[0] >= 0 and of_b[0] >= 0
+    by_zero = of_b[0] <= 0 <= of_b[1] and not state.counting
+    overflows = of_b[0] <= -1 <= of_b[1] and of_a[0] == intervals.of_dtype(dtype)[0] and not state.counting
+    special: ir.Value | None = None  # where a division would have no value: by 1 instead, which has no rest
+    if by_zero or overflows:
+        one, given = literal(1, dtype, lanes), wrap(y, dtype, lanes)
+        if unsigned or not overflows:
+            special = (given == 0).ir
+        else:  # 0 or -1
+            special = compare("<=", cast(wrap(made("arith.addi", y, one), dtype, lanes), _UNSIGNED_OF[dtype]), 1).ir
+        y = made("arith.select", special, one, y)
+    if unsigned:
+        found = made("arith.divui" if op == "//" else "arith.remui", x, y)
+    elif op == "//":
+        found = made("arith.floordivsi", x, y)
+    elif isinstance(b, int) and b > 0:  # a negative rest moves up by the divisor
+        rest = made("arith.remsi", x, y)
+        found = made("arith.select", (wrap(rest, dtype, lanes) < 0).ir, made("arith.addi", rest, y), rest)
+    else:
+        found = made("arith.subi", x, made("arith.muli", made("arith.floordivsi", x, y), y))
+    if special is not None and op == "//":  # by 0 it is 0, by -1 it wraps around: as the product
+        found = made("arith.select", special, made("arith.muli", x, given.ir), found)
+    return wrap(found, dtype, lanes, bounds)
 
 
 def _shift(op: str, a: Any, b: Any) -> Any:
@@ -651,17 +704,44 @@ def _shift(op: str, a: Any, b: Any) -> Any:
         a = as_value(a) if not b.lanes else constant(a, number_dtype(a), b.lanes)
     if not a.dtype.is_integer or (isinstance(b, Numeric) and not b.dtype.is_integer) or isinstance(b, float):
         raise TypeError(f"{op} needs integers, got {describe(a)} and {describe(b)}")
+    dtype, bits = a.dtype, a.dtype.bits
+    inside: Any = None
     if isinstance(b, int):
-        if not 0 <= b < a.dtype.bits:
-            raise ValueError(f"{op} of {a.dtype.name} needs a count in [0, {a.dtype.bits}), got {b}")
-        count = literal(b, a.dtype, a.lanes)
+        if not 0 <= b < bits:
+            raise ValueError(f"{op} of {dtype.name} needs a count in [0, {bits}), got {b}")
+        count, lanes = literal(b, dtype, a.lanes), a.lanes
     else:
+        if not (b.bounds[0] >= 0 and b.bounds[1] < bits) and not state.counting:
+            inside = compare("<", cast(b, _UNSIGNED_OF[b.dtype]), bits)
         if b.lanes and a.lanes != b.lanes:
             a = broadcast(a, joined(op, a.lanes, b.lanes) if isinstance(b.lanes, tuple) else b.lanes)
-        count = _operand(cast(b, a.dtype), a.dtype, a.lanes, False)
-    name = "arith.shli" if op == "<<" else "arith.shrui" if a.nonneg else "arith.shrsi"
-    shifted = emit_value(name, types().of(a.dtype, a.lanes), [a.ir, count])
-    return wrap(shifted, a.dtype, a.lanes, op == ">>" and a.nonneg)
+        lanes = a.lanes
+        count = _operand(cast(b, dtype), dtype, lanes, False)
+        inside = (
+            broadcast(inside, lanes).ir if inside is not None and inside.lanes != lanes else getattr(inside, "ir", None)
+        )
+    result, arithmetic = types().of(dtype, lanes), op == ">>" and not a.nonneg
+    if inside is not None and bits == 64 and not arithmetic:
+        # In two steps, at most 32 each: LLVM takes a select for one that PTX's shift has, whose count has 32 bits.
+        return _shifted_twice(op, a, b)
+    if inside is not None:  # a count that shifts every bit out
+        most = literal(bits - 1 if arithmetic else 0, dtype, lanes)
+        count = emit_value("arith.select", result, [inside, count, most])
+    name = "arith.shli" if op == "<<" else "arith.shrsi" if arithmetic else "arith.shrui"
+    shifted = emit_value(name, result, [a.ir, count])
+    if inside is not None and not arithmetic:
+        shifted = emit_value("arith.select", result, [inside, shifted, literal(0, dtype, lanes)])
+    return wrap(shifted, dtype, lanes, intervals.after(op, a.bounds, bounds_of(b, i64), dtype))
+
+
+def _shifted_twice(op: str, a: Any, b: Any) -> Any:
+    """A shift by any count, of which 64 and more shift every bit out."""
+    unsigned = cast(a, DTYPES["u64"])
+    count = binary("min", cast(cast(b, _UNSIGNED_OF[b.dtype]), unsigned.dtype), 64)
+    half = binary(">>", count, 1)
+    rest = count - half
+    rest = wrap(rest.ir, rest.dtype, rest.lanes, (0, 32))
+    return cast(_shift(op, _shift(op, unsigned, half), rest), a.dtype)
 
 
 def compare(op: str, a: Any, b: Any) -> Any:
@@ -695,7 +775,11 @@ def absolute(x: Numeric) -> Any:
     if x.dtype.kind in "ub":
         return x
     name = "math.absf" if x.dtype.is_float else "math.absi"
-    return wrap(emit_value(name, types().of(x.dtype, x.lanes), [x.ir]), x.dtype, x.lanes, True)
+    made = emit_value(name, types().of(x.dtype, x.lanes), [x.ir])
+    if x.dtype.is_float:
+        return wrap(made, x.dtype, x.lanes)
+    low, high = x.bounds
+    return wrap(made, x.dtype, x.lanes, intervals.held(max(low, -high, 0), max(-low, high), x.dtype, counts=True))
 
 
 def invert(x: Numeric) -> Any:
@@ -738,10 +822,10 @@ def stretched(x: Any, shape: tuple[int, ...]) -> Any:
         return x
     result = types().of(x.dtype, shape)
     if not x.lanes:
-        return wrap(emit_value("tensor.splat", result, [x.ir]), x.dtype, shape, x.nonneg)
+        return wrap(emit_value("tensor.splat", result, [x.ir]), x.dtype, shape, x.bounds)
     dimension = 0 if x.lanes[1] == 1 else 1
     made = ops.tile_broadcast(x.ir, dimension, shape[1 - dimension])
-    return wrap(made, x.dtype, shape, x.nonneg)
+    return wrap(made, x.dtype, shape, x.bounds)
 
 
 # --- conversions -------------------------------------------------------------------------------------
@@ -764,8 +848,9 @@ def cast(value: Any, dtype: DType) -> Any:
     source = value.dtype
     if source is dtype:
         return value
-    fits = dtype.bits > source.bits or (dtype.bits == source.bits and source.kind == dtype.kind)
-    return wrap(_convert(value, dtype), dtype, value.lanes, value.nonneg and dtype.is_integer and fits)
+    counted, wider = dtype.is_integer and not source.is_float, (dtype.bits, dtype.kind) >= (source.bits, source.kind)
+    bounds = intervals.held(*value.bounds, dtype) if counted and (wider or not state.counting) else None
+    return wrap(_convert(value, dtype), dtype, value.lanes, bounds)
 
 
 def _convert(value: Any, dtype: DType) -> ir.Value:

@@ -31,7 +31,8 @@ def _shift(x: np.ndarray, n: np.ndarray, left: bool) -> np.ndarray:
 
 def _divide(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     if a.dtype.kind == "i":  # towards zero
-        return np.sign(a) * np.sign(b) * (np.abs(a) // np.abs(b))
+        floored = a // b
+        return floored + ((floored * b != a) & ((a < 0) != (b < 0)) & (b != 0))
     return a // b if a.dtype.kind == "u" else a / b
 
 

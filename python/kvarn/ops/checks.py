@@ -261,8 +261,8 @@ def declared(seen: SimpleNamespace, apart: bool = False) -> None:
             few_enough(view.shape, about)
         if isinstance(elements, str):
             elements = (getattr(seen, elements).dtype.name,)
-        elif callable(elements):
-            found: DType | tuple[str, ...] = elements(spec)
+        elif elements is not None and not isinstance(elements, tuple):
+            found = elements(spec)
             elements = found if isinstance(found, tuple) else (found.name,)
         if elements is not None and elements is not INTEGERS:
             has_dtype(view, elements, about)

@@ -8,7 +8,6 @@ from typing import Any
 
 from kvarn.dialect.layout import PAGED, CacheSpec
 from kvarn.dispatch import Operation, Schedule
-from kvarn.runtime.overlap import NoAlias
 
 
 def _check_convert(seen: SimpleNamespace) -> None:
@@ -33,9 +32,7 @@ def _check_convert(seen: SimpleNamespace) -> None:
             raise ValueError(f"{title}: {name} stores {spec.dtype.name} without scales, which converts only to itself")
 
 
-_CONVERT = Operation(
-    "kv.convert", {"source": 1, "destination": 1}, _check_convert, no_alias=(NoAlias("destination", "source"),)
-)
+_CONVERT = Operation("kv.convert", {"source": 1, "destination": 1}, _check_convert)
 
 
 def convert(source: Any, destination: Any, *, schedule: Schedule = None, stream: Any = None) -> None:

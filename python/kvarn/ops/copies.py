@@ -77,7 +77,7 @@ def copy_pages(
     ownership.copied(collection, source, destination)
 
 
-_TRANSFER = Operation("kv.transfer_pages", {}, checks.declared)
+_TRANSFER = Operation("kv.transfer_pages", {}, checks.declared, in_place=(("destination_pool", "source_pool"),))
 
 
 def transfer_pages(

@@ -8,7 +8,6 @@ from typing import Any
 
 from kvarn.dialect.dtypes import f32
 from kvarn.dispatch import Operation, Schedule
-from kvarn.runtime.overlap import NoAlias
 
 from . import checks
 from .checks import layer_of
@@ -30,12 +29,7 @@ def _check_scores(seen: SimpleNamespace) -> None:
     checks.few_enough(seen.out.shape, f"{seen.title}: out")
 
 
-_SCORES = Operation(
-    "kv.index_scores",
-    {"query": 1, "weights": 1, "out": 2},
-    _check_scores,
-    no_alias=[NoAlias("out", "query"), NoAlias("out", "weights"), NoAlias("out", "row_offsets")],
-)
+_SCORES = Operation("kv.index_scores", {"query": 1, "weights": 1, "out": 2}, _check_scores)
 
 
 def index_scores(
@@ -77,13 +71,7 @@ def index_scores(
     return out
 
 
-_TOKENS = Operation(
-    "kv.select_tokens",
-    {"scores": 2},
-    checks.declared,
-    written=("tokens", "counts"),
-    no_alias=[NoAlias("tokens", "scores"), NoAlias("counts", "scores"), NoAlias("tokens", "counts")],
-)
+_TOKENS = Operation("kv.select_tokens", {"scores": 2}, checks.declared, written=("tokens", "counts"))
 
 
 def select_tokens(

@@ -44,7 +44,7 @@ def _check_remap(seen: SimpleNamespace) -> None:
     checks.offsets(seen.row_offsets, None, f"{seen.title}: row_offsets")
 
 
-_REMAP = Operation("kv.remap_sparse_indices", {}, _check_remap)
+_REMAP = Operation("kv.remap_sparse_indices", {}, _check_remap, in_place=(("out", "logical"),))
 
 
 def remap_sparse_indices(

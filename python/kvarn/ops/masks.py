@@ -20,7 +20,6 @@ from kvarn.dsl.masks import named
 from kvarn.lowering.target import of_capability
 from kvarn.runtime import buffers, device
 from kvarn.runtime.binding import HOST, ordinal_of
-from kvarn.runtime.overlap import NoAlias
 
 from . import checks, functions, mla, reads
 from .block_lists import blocks_shape, check_blocks
@@ -56,12 +55,10 @@ def _check(seen: SimpleNamespace) -> None:
 
 
 _ARRAYS = dict.fromkeys(functions.ARRAYS, 0)  # of any extents
-_LISTS = ("pages", "page_counts")
-_NO_ALIAS = [NoAlias("blocks", name) for name in ("row_offsets", "valid_lengths", *_ARRAYS, *_LISTS)]
 # Of collections, and of operands.
 _BLOCK_MASK = Operation(
     "kv.block_mask", {"query": 1, **_ARRAYS}, _check, written=("blocks",), single=("query", *_ARRAYS),
-    no_alias=_NO_ALIAS, handles={"collection": ("collection", "operand")},
+    unread=("query",), handles={"collection": ("collection", "operand")},
 )  # fmt: skip
 
 

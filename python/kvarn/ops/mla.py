@@ -17,7 +17,7 @@ from .block_lists import check_block_mask, mask_of
 from .checks import layer_of
 from .forms import parameters_of
 from .indices import MlaPrefillPlan, mla_prefill_plan
-from .reads import APART, ARRAYS, NO_ALIAS, RowsOperation, check_ends, check_keys, check_rows, prior_of, with_blocks
+from .reads import APART, ARRAYS, RowsOperation, check_ends, check_keys, check_rows, prior_of, with_blocks
 
 _FEW = 16  # new tokens of a sequence that are known to be no more
 
@@ -55,7 +55,6 @@ _MLA_ATTENTION = RowsOperation(
     "kv.mla_attention",
     {"query": 1, "out": 1, "sinks": 0, "lse": 1, "prior": 1, "prior_lse": 1, **ARRAYS},
     _check_mla_attention,
-    no_alias=NO_ALIAS,
 )
 
 

@@ -8,7 +8,6 @@ from typing import Any
 
 from kvarn.caches.summaries import PageSummaries
 from kvarn.dispatch import Operation, Schedule
-from kvarn.runtime.overlap import NoAlias
 
 from . import checks
 from .checks import layer_of
@@ -105,13 +104,7 @@ def _check_select(seen: SimpleNamespace) -> None:
         )
 
 
-_SELECT = Operation(
-    "kv.select_pages",
-    {"query": 1, "summaries": 2},
-    _check_select,
-    written=("pages", "page_counts"),
-    no_alias=[NoAlias("pages", "row_offsets"), NoAlias("page_counts", "row_offsets"), NoAlias("pages", "page_counts")],
-)
+_SELECT = Operation("kv.select_pages", {"query": 1, "summaries": 2}, _check_select, written=("pages", "page_counts"))
 
 
 def select_pages(

@@ -13,11 +13,9 @@ from kvarn.caches import PagedKVCacheCollection
 from kvarn.dialect.dtypes import i32
 from kvarn.dispatch import Operation
 from kvarn.paging.prefixes import SharedPrefixes
-from kvarn.runtime.overlap import NoAlias
 
 from . import checks
 
-_READ = ("lookup_table", "cache_lengths", "row_offsets", "sequences", "lengths")
 _WRITTEN = ("prefix_table", "prefix_lengths", "prefix_rows", "prefix_keys", "suffix_table", "suffix_lengths")
 _MOST = 2**31 - 1
 
@@ -36,9 +34,7 @@ def _shapes(batch: int, columns: int, groups: int) -> tuple[tuple[int, ...], ...
     return (groups, columns), (groups,), (groups + 1,), (groups + 1,), (batch, columns), (batch,)
 
 
-_SPLIT = Operation(
-    "kv.split_prefixes", {}, _check, written=_WRITTEN, no_alias=[NoAlias(w, r) for w in _WRITTEN for r in _READ]
-)
+_SPLIT = Operation("kv.split_prefixes", {}, _check, written=_WRITTEN)
 
 
 def plan_prefixes(

@@ -8,7 +8,6 @@ from typing import Any
 
 from kvarn.dialect import dtypes
 from kvarn.dispatch import Operation, Schedule
-from kvarn.runtime.overlap import NoAlias
 
 from . import checks
 
@@ -33,10 +32,7 @@ def _check_sliced_add(seen: SimpleNamespace) -> None:
 
 
 _SLICED_ADD = Operation(
-    "kv.sliced_add",
-    {"a": 1, "b": 1, "out": 1},
-    _check_sliced_add,
-    no_alias=(NoAlias("out", "a", same=True), NoAlias("out", "b", same=True)),
+    "kv.sliced_add", {"a": 1, "b": 1, "out": 1}, _check_sliced_add, in_place=(("out", "a"), ("out", "b"))
 )
 
 
@@ -74,13 +70,7 @@ def _check_merge(seen: SimpleNamespace) -> None:
         checks.array(seen, name, tuple(seen.a_offsets.shape))
 
 
-_MERGE = Operation(
-    "kv.merge_ragged",
-    {"a": 1, "b": 1, "out": 1},
-    _check_merge,
-    written=("out", "out_offsets"),
-    no_alias=[NoAlias(w, r) for w in ("out", "out_offsets") for r in ("a", "b", "a_offsets", "b_offsets")],
-)
+_MERGE = Operation("kv.merge_ragged", {"a": 1, "b": 1, "out": 1}, _check_merge, written=("out", "out_offsets"))
 
 
 def merge_ragged(
@@ -127,9 +117,7 @@ def merge_ragged(
 
 
 # A token moves to where another is read: not even tokens itself may be written.
-_SHIFT = Operation(
-    "kv.shift_tokens", {}, checks.declared, no_alias=[NoAlias("out", n) for n in ("tokens", "row_offsets", "bonus")]
-)
+_SHIFT = Operation("kv.shift_tokens", {}, checks.declared)
 
 
 def shift_tokens(
@@ -170,10 +158,7 @@ def _check_merge_attention(seen: SimpleNamespace) -> None:
 # Several threads read a row's logarithms.
 _MERGE_ATTENTION = Operation(
     "kv.merge_attention", {"a": 1, "a_lse": 1, "b": 1, "b_lse": 1, "out": 1, "lse": 1}, _check_merge_attention,
-    no_alias=(
-        NoAlias("out", "a", same=True), NoAlias("out", "b", same=True), NoAlias("lse", "a_lse"),
-        NoAlias("lse", "b_lse"),
-    ),
+    in_place=(("out", "a"), ("out", "b")),
 )  # fmt: skip
 
 

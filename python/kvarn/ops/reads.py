@@ -16,7 +16,6 @@ from kvarn.dialect.ops.attention import BLOCK_TILE
 from kvarn.dialect.schedules import ROW_CLASSES, row_class
 from kvarn.dispatch import FixedSchedule, Operation, Schedule, Specialisation, alignment_of
 from kvarn.runtime.binding import is_torch
-from kvarn.runtime.overlap import NoAlias
 
 from . import checks, functions, sources
 from .block_lists import check_block_mask, mask_of
@@ -109,10 +108,9 @@ def _check_operands(seen: SimpleNamespace) -> None:
 ARRAYS = dict.fromkeys(functions.ARRAYS, 0)  # of any extents
 _ROWS = {"query": 1, "out": 1, "sinks": 0, "lse": 1, "alibi_slopes": 0, "prior": 1, "prior_lse": 1, **ARRAYS}
 _PADDED = {**_ROWS, **dict.fromkeys(("query", "out", "lse", "prior", "prior_lse"), 2)}
-NO_ALIAS = tuple(NoAlias(written, read) for written in ("out", "lse") for read in ("prior", "prior_lse"))
-_ATTENTION = RowsOperation("kv.attention", _ROWS, _check_attention, no_alias=NO_ALIAS)
-_OPERAND_ATTENTION = RowsOperation("kv.operand_attention", _ROWS, _check_operands, no_alias=NO_ALIAS)
-_ATTENTION_PADDED = RowsOperation("kv.attention_padded", _PADDED, _check_attention, no_alias=NO_ALIAS)
+_ATTENTION = RowsOperation("kv.attention", _ROWS, _check_attention)
+_OPERAND_ATTENTION = RowsOperation("kv.operand_attention", _ROWS, _check_operands)
+_ATTENTION_PADDED = RowsOperation("kv.attention_padded", _PADDED, _check_attention)
 
 
 def attention(

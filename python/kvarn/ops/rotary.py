@@ -42,7 +42,8 @@ def _check_rope(seen: SimpleNamespace) -> None:
     _positions(seen, tuple(seen.query.shape[:-2]))
 
 
-_ROPE = Operation("kv.rope", {"query": 1, "freqs": 1, "query_out": 1}, _check_rope)
+_IN_PLACE = (("query_out", "query"),)
+_ROPE = Operation("kv.rope", {"query": 1, "freqs": 1, "query_out": 1}, _check_rope, in_place=_IN_PLACE)
 
 
 def rope(
@@ -89,7 +90,7 @@ def rope(
     return _rope(_ROPE, locals(), row_offsets, rank=1)
 
 
-_ROPE_PADDED = Operation("kv.rope_padded", {"query": 2, "freqs": 1, "query_out": 2}, _check_rope)
+_ROPE_PADDED = Operation("kv.rope_padded", {"query": 2, "freqs": 1, "query_out": 2}, _check_rope, in_place=_IN_PLACE)
 
 
 @of_padded_batches(rope)
@@ -189,6 +190,7 @@ _QK_NORM = Operation(
     },
     _check_qk_norm,
     written=("query_out", "index_query_out"),
+    in_place=(*_IN_PLACE, ("index_query_out", "index_query")),
 )  # fmt: skip
 
 

@@ -95,6 +95,7 @@ _ROPE_APPEND = Operation(
     "kv.rope_append",
     {"query": 1, "key": 1, "value": 1, "freqs": 1, "query_out": 1, "q_gamma": 0, "k_gamma": 0},
     _check_rope_append,
+    in_place=(("query_out", "query"),),
 )
 
 

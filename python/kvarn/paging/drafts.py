@@ -22,7 +22,7 @@ class CommitsDrafts:
     step: Callable[..., None]
 
     def commit(
-        self, inputs: RuntimeInputs, requests: Iterable[Hashable], paths: Mapping[Hashable, Sequence[int]]
+        self, inputs: RuntimeInputs, requests: Iterable[Hashable], paths: Mapping[Hashable, Iterable[int]]
     ) -> None:
         """Keep one path of each request's drafts: :func:`kv.ops.commit` over all layers, and :meth:`step`.
 
@@ -33,19 +33,31 @@ class CommitsDrafts:
         requests : iterable of hashable
             Those of the step, as in ``runtime_inputs``.
         paths : mapping
-            The new tokens of a request that stay, by their number in its step, ascending. Accepted drafts must have
-            been added with ``extend``. Without a path those stay that ``alloc`` planned.
+            The new tokens of a request that stay, by their number in its step, ascending: first all that ``alloc``
+            planned, which are no drafts. Accepted drafts must have been added with ``extend``. Without a path those
+            stay that ``alloc`` planned.
 
         Raises
         ------
         ValueError
-            If a path is not ascending within the step, or as of ``step``; nothing was moved.
+            If a path is not ascending within the step, does not begin with what is no draft, or is of a request that is
+            not of the step; or as of ``step``. Nothing was moved then.
         """
         from kvarn import ops
 
         names, batch = self._batch(requests)
+        paths = {name: list(path) for name, path in paths.items()}
+        for name in paths.keys() - set(names):
+            raise ValueError(f"paths must be of requests of the step, got one of {name!r}")
         accepted = {n: len(paths[n]) if n in paths else r.planned for n, r in zip(names, batch, strict=True)}
         lists = path_lists(names, [paths.get(n, range(accepted[n])) for n in names], inputs)
+        for name, request in zip(names, batch, strict=True):
+            own = paths.get(name, [*range(request.planned)])
+            if own[: request.planned] != [*range(request.planned)] or (own and not request.planned):
+                raise ValueError(
+                    f"the path of request {name!r} must begin with the {request.planned} tokens that were allocated, "
+                    f"which are no drafts, got {own}"
+                )
         self._accepted(names, batch, accepted)
         if inputs.collection is None or self._upload is None:
             raise ValueError("committing needs inputs with a collection: give the manager an upload for its pool")

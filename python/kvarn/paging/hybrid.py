@@ -84,6 +84,13 @@ class HybridInputs:
         return self.groups[group].collection, local
 
 
+def _once(tokens: Iterable[int] | int) -> list[int] | int:
+    """Tokens that every group can read: an iterator gives its own once."""
+    if isinstance(tokens, int):
+        return tokens
+    return int(tokens) if isinstance(tokens, np.integer) else list(tokens)
+
+
 class HybridKVCacheManager:
     """Manages the pools of a model with several kinds of layers, as one: a request has pages in each.
 
@@ -115,11 +122,14 @@ class HybridKVCacheManager:
         salt: str | bytes = b"",
         table_dtype: Any = np.uint32,
     ) -> None:
+        groups = list(groups)
         if not groups:
             raise ValueError("groups must have a group of layers, got none")
         self.prefix_caching = prefix_caching
         self.places: dict[int, tuple[int, int]] = {}
         for g, group in enumerate(groups):
+            if not isinstance(group, LayerGroup):
+                raise TypeError(f"groups must be kv.LayerGroup objects, got a {type(group).__name__} as group {g}")
             for local, layer in enumerate(group.layers):
                 if layer in self.places:
                     raise ValueError(f"layer {layer} must be in one group, got it in {self.places[layer][0]} and {g}")
@@ -168,19 +178,22 @@ class HybridKVCacheManager:
     # --- the life of a request ---
 
     def claim(
-        self, request: Hashable, tokens: Sequence[int] | int = (), *, salt: str | bytes = b"", dummy: bool = False
+        self, request: Hashable, tokens: Iterable[int] | int = (), *, salt: str | bytes = b"", dummy: bool = False
     ) -> None:
         """Begin a request."""
+        tokens = _once(tokens)
         for m in self.managers:
             m.claim(request, tokens, salt=salt, dummy=dummy)
 
-    def extend(self, request: Hashable, tokens: Sequence[int] | int) -> None:
+    def extend(self, request: Hashable, tokens: Iterable[int] | int) -> None:
         """Add tokens to a request, as sampled; an int stands for that many tokens that are not known yet."""
+        tokens = _once(tokens)
         for m in self.managers:
             m.extend(request, tokens)
 
-    def realise(self, request: Hashable, tokens: Sequence[int]) -> None:
+    def realise(self, request: Hashable, tokens: Iterable[int]) -> None:
         """Tell the first tokens that were not known."""
+        tokens = list(tokens)
         for m in self.managers:
             m.realise(request, tokens)
 

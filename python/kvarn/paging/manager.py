@@ -9,7 +9,7 @@ pool itself may be anywhere.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping
 from functools import partial
 from typing import Any
 
@@ -194,7 +194,7 @@ class PagedKVCacheManager(CommitsDrafts):
     # --- the life of a request ---
 
     def claim(
-        self, request: Hashable, tokens: Sequence[int] | int = (), *, salt: str | bytes = b"", dummy: bool = False
+        self, request: Hashable, tokens: Iterable[int] | int = (), *, salt: str | bytes = b"", dummy: bool = False
     ) -> None:
         """Begin a request.
 
@@ -217,20 +217,21 @@ class PagedKVCacheManager(CommitsDrafts):
         if request in self._requests:
             raise ValueError(f"request {request!r} must not be claimed twice; release it first")
         root = chain_root(self._salt, as_bytes(salt))
+        found = token_list(tokens)
         if dummy:
-            if isinstance(tokens, int) or len(tokens):
+            if found or isinstance(tokens, (int, np.integer)):
                 raise ValueError("a dummy request takes no tokens")
             self._requests[request] = Request([None], root, [self.null_page], dummy=True)
             return
-        self._requests[request] = Request(token_list(tokens), root)
+        self._requests[request] = Request(found, root)
 
-    def extend(self, request: Hashable, tokens: Sequence[int] | int) -> None:
+    def extend(self, request: Hashable, tokens: Iterable[int] | int) -> None:
         """Add tokens to a request, as sampled; an int stands for that many tokens that are not known yet."""
         found = self._get(request)
         if not found.dummy:
             found.tokens.extend(token_list(tokens))
 
-    def realise(self, request: Hashable, tokens: Sequence[int]) -> None:
+    def realise(self, request: Hashable, tokens: Iterable[int]) -> None:
         """Tell the first tokens that were not known.
 
         Raises
@@ -238,7 +239,7 @@ class PagedKVCacheManager(CommitsDrafts):
         ValueError
             If there are fewer such tokens.
         """
-        found = self._get(request)
+        found, tokens = self._get(request), list(tokens)
         unknown = [i for i, token in enumerate(found.tokens) if token is None]
         if len(tokens) > len(unknown):
             raise ValueError(

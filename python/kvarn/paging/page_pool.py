@@ -206,7 +206,7 @@ def as_bytes(salt: str | bytes) -> bytes:
     return salt.encode() if isinstance(salt, str) else bytes(salt)
 
 
-def token_list(tokens: Sequence[int] | int) -> list[int | None]:
+def token_list(tokens: Iterable[int] | int) -> list[int | None]:
     if isinstance(tokens, (int, np.integer)):
         return [None] * count(tokens, "tokens")
     listed = [int(token) for token in tokens]

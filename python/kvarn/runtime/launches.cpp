@@ -31,8 +31,17 @@ struct Step {
   PyObject *again;
 };
 
+// The bytes of two buffers may meet where the address of one, less that of the other (or 0), is between two numbers.
+struct Meeting {
+  uint32_t written, read;
+  int64_t low, high;
+};
+
+constexpr uint32_t Nowhere = UINT32_MAX; // in place of a buffer: the numbers are addresses
+
 struct Record {
   Vector<uint64_t> key;
+  Vector<Meeting> meetings;
   PyObject *attributes, *schedule, *lock;
   void *context;
   Vector<Step> steps;
@@ -122,6 +131,12 @@ int fire(LaunchFunction launch, const Step &step, const uint64_t *addresses) {
 }
 
 PyObject *fireAll(Table *self, const Record &record, const uint64_t *addresses) {
+  for (const Meeting &m : record.meetings) { // the long way says whether they share memory
+    uint64_t from = m.read == Nowhere ? 0 : addresses[m.read];
+    int64_t distance = static_cast<int64_t>(addresses[m.written] - from);
+    if (m.low < distance && distance < m.high)
+      Py_RETURN_NONE;
+  }
   if (record.context) {
     void *current = nullptr;
     if (self->current(&current) || current != record.context)
@@ -226,6 +241,19 @@ bool readStep(PyObject *item, Record &record) {
   return true;
 }
 
+bool readMeeting(PyObject *item, Record &record) {
+  long long written, read, low, high;
+  if (!PyTuple_Check(item) || !PyArg_ParseTuple(item, "LLLL", &written, &read, &low, &high))
+    return false;
+  constexpr long long most = static_cast<long long>(MaxOperands);
+  if (written < 0 || written >= most || read < -1 || read >= most) {
+    PyErr_SetString(PyExc_ValueError, "remember takes meetings of operands, or of one and of memory");
+    return false;
+  }
+  record.meetings.push_back({static_cast<uint32_t>(written), static_cast<uint32_t>(read), low, high});
+  return true;
+}
+
 // What goes may run Python as it does, and must find the table whole.
 void forget(Table *self) {
   Records gone;
@@ -236,11 +264,12 @@ PyObject *tableRemember(PyObject *object, PyObject *args) {
   Table *self = reinterpret_cast<Table *>(object);
   const char *key;
   Py_ssize_t size;
-  PyObject *attributes, *schedule, *context, *lock, *steps;
-  if (!PyArg_ParseTuple(args, "y#OOOOO", &key, &size, &attributes, &schedule, &context, &lock, &steps))
+  PyObject *attributes, *schedule, *context, *lock, *steps, *meetings = nullptr;
+  if (!PyArg_ParseTuple(args, "y#OOOOO|O", &key, &size, &attributes, &schedule, &context, &lock, &steps, &meetings))
     return nullptr;
-  if (size % 8 || size > static_cast<Py_ssize_t>(8 * MaxWords) || !PyList_Check(steps)) {
-    PyErr_SetString(PyExc_ValueError, "remember takes a key that launch returned, and a list of steps");
+  if (size % 8 || size > static_cast<Py_ssize_t>(8 * MaxWords) || !PyList_Check(steps) ||
+      (meetings && !PyList_Check(meetings))) {
+    PyErr_SetString(PyExc_ValueError, "remember takes a key that launch returned, and lists of steps and of meetings");
     return nullptr;
   }
   Call call;
@@ -252,6 +281,9 @@ PyObject *tableRemember(PyObject *object, PyObject *args) {
   Reference record(new Record(call.words, call.count, attributes, schedule, lock, where));
   for (Py_ssize_t i = 0; i < PyList_Size(steps); i++)
     if (!readStep(PyList_GetItem(steps, i), *record))
+      return nullptr;
+  for (Py_ssize_t i = 0; meetings && i < PyList_Size(meetings); i++)
+    if (!readMeeting(PyList_GetItem(meetings, i), *record))
       return nullptr;
   if (self->records.size() >= MaxRecords)
     forget(self);
@@ -306,7 +338,8 @@ PyMethodDef methods[] = {
      "launch(operands, attributes, schedule, generation, stream): True where it launched, the key of a call that is "
      "not known, or None where the call is not one for here."},
     {"remember", tableRemember, METH_VARARGS,
-     "remember(key, attributes, schedule, context, lock, steps): what a call of this key launches from now on."},
+     "remember(key, attributes, schedule, context, lock, steps, meetings=[]): what a call of this key launches from now "
+     "on, but where buffers meet."},
     {"clear", tableClear, METH_NOARGS, "Forget all calls."},
     {nullptr, nullptr, 0, nullptr},
 };
@@ -337,7 +370,7 @@ PyMODINIT_FUNC PyInit__launches() {
       return nullptr;
   PyObject *made = PyModule_Create(&module);
   PyObject *type = made ? PyType_FromSpec(&spec) : nullptr;
-  if (!type || PyModule_AddObject(made, "Launches", type)) {
+  if (!type || PyModule_AddIntConstant(made, "MEETINGS", 1) || PyModule_AddObject(made, "Launches", type)) {
     Py_XDECREF(type);
     Py_XDECREF(made);
     return nullptr;

@@ -3,13 +3,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from kvarn.dialect import dtypes
-from kvarn.dialect.layout import CacheSpec, cache_fields, joined
+from kvarn.dialect.layout import HANDLE_FIELDS, CacheSpec, joined
 
 from .buffers import BufferView, strided_array
 
@@ -36,13 +36,12 @@ def of_buffer(view: BufferView) -> Extent:
     return Extent((*view.shape, item), (*(s * item for s in view.strides), 1))
 
 
-def of_cache(spec: CacheSpec, fields: Sequence[int]) -> tuple[int, Extent]:
-    """The address and the memory of a cache's elements."""
-    at = dict(zip((f.name for f in cache_fields(spec)), fields, strict=True))
+def of_cache(spec: CacheSpec, at: Mapping[str, int]) -> tuple[int, Extent]:
+    """The address and the memory of the elements of a cache, or of a layer of a collection's keys, by its fields."""
     item = spec.dtype.itemsize
     dims = ((at["capacity"], (spec.token_stride,)), (spec.num_heads, (spec.head_stride,)))
     run, rest = joined(spec.head_size, dims)
-    return at["base"], Extent(
+    return at.get("base", 0), Extent(
         (at["num_blocks"], *(n for n, _ in rest), run * item),
         (at["stride0"] * item, *(s * item for _, (s,) in rest), 1),
     )
@@ -70,53 +69,157 @@ def overlaps_itself(view: BufferView) -> bool:
     return False
 
 
-Check = Callable[[Sequence[Sequence[Any]]], None]
+_TABLES = ("lengths", "offsets", "lookup_table")  # of a handle, only read
+Region = tuple[str, int, Extent]  # a name, an address, and the memory from there
 
 
-class NoAlias(NamedTuple):
-    """An operand that is written must not share memory with one that is read; it may be that very one if ``same``."""
+def regions(kind: str, spec: CacheSpec, fields: Sequence[int]) -> list[Region]:
+    """What memory a handle shows: elements first, and scales; then its lengths and its table, which are only read."""
+    at = dict(zip((f.name for f in HANDLE_FIELDS[kind](spec)), fields, strict=True))
+    of_layers = ()
+    if kind == "collection":
+        of_layers = ((1 if spec.is_mla else 2, "kv_stride"), (at["num_layers"], "layer_stride"))
+    base = "blocks" if kind == "collection" else "base"
+    _, pages = of_cache(spec, at)
+    found = [(base, at[base], _with_layers(pages, of_layers, at, "", spec.dtype.itemsize))]
+    if at.get("scales"):
+        assert spec.scale_dtype is not None
+        item = spec.scale_dtype.itemsize
+        run = at["capacity"] * spec.scales_token_stride * item
+        page = Extent((at["num_blocks"], run), (at["scales_stride0"] * item, 1))
+        found.append(("scales", at["scales"], _with_layers(page, of_layers, at, "scales_", item)))
+    batch = at["batch"]
+    for name, count in (("lengths", batch), ("offsets", batch + 1)):
+        if at.get(name):
+            found.append((name, at[name], Extent((count, 4), (4, 1))))
+    if at.get("lookup"):
+        columns, stride = (at["lookup_columns"], at["lookup_stride"]) if spec.paged else (1, 1)
+        found.append(("lookup_table", at["lookup"], Extent((batch, columns, 4), (4 * stride, 4, 1))))
+    return found
 
-    written: str
-    read: str
-    same: bool = False
+
+def _with_layers(
+    pages: Extent, of_layers: Sequence[tuple[int, str]], at: Mapping[str, int], prefix: str, item: int
+) -> Extent:
+    """A pool of all layers, of the memory of the pages of one; layers that lie in one another's place count once."""
+    known = [(n, at[prefix + stride] * item) for n, stride in of_layers if at[prefix + stride]]
+    return Extent((*(n for n, _ in known), *pages.shape), (*(s for _, s in known), *pages.strides))
 
 
-def check_of(title: str, rule: NoAlias, places: tuple[int, int], operands: tuple[Any, Any]) -> Check:
-    """A check of the field values of a call, for two operands: buffers, or a cache's handle and anything.
+Value = Any  # of a call: the address of a buffer, the fields of a handle
+
+
+# The operands, or one and None, and the numbers between which the address of the first is, less that of the second,
+# where their bytes may meet.
+Meeting = tuple[int, int | None, int, int]
+
+
+class Apart:
+    """The rule of every operation: what is written shares no memory with what is read, or is written too.
 
     Parameters
     ----------
-    places : tuple of int
-        Of the operands among the values.
-    operands : tuple
-        BufferViews, of which all but the address counts, or caches.
+    title : str
+    operands : sequence of (str, BufferView or (str, CacheSpec))
+        The name of each, and a view, of which all but the address counts, or the kind and spec of a handle.
+    places : sequence of int
+        Of the operands among the values of a call.
+    written : collection of str
+    in_place : collection of (str, str)
+        What is written and may be an operand that is read: that very one, with the same strides.
+    unread : collection of str
+        Operands of which only the shape counts.
     """
-    i, j = places
-    extents = [of_buffer(o) if isinstance(o, BufferView) else None for o in operands]
-    specs: list[Any] = [None if isinstance(o, BufferView) else o.spec for o in operands]
-    known: dict[int, bool] = {}  # by distance, of buffers
 
-    def wrong(distance: int, a: Extent, b: Extent) -> bool:
-        return share(a, b, distance) and not (rule.same and distance == 0 and a == b)
+    def __init__(
+        self,
+        title: str,
+        operands: Sequence[tuple[str, Any]],
+        places: Sequence[int],
+        written: Collection[str],
+        in_place: Collection[tuple[str, str]] = (),
+        unread: Collection[str] = (),
+    ) -> None:
+        self.title, self._operands, self._places, self._in_place = title, operands, places, in_place
+        self.pairs: list[tuple[int, int, int, int, Callable[[int], None]]] = []
+        self._handles: list[tuple[int, int]] = []  # of which one, at least, is a handle
+        self._found: dict[tuple[int, Any], list[Any]] = {}
+        of_buffers = ((i, of_buffer(o)) for i, (_, o) in enumerate(operands) if isinstance(o, BufferView))
+        self._extents = {i: (extent, extent.ends) for i, extent in of_buffers}
+        for i, (name, operand) in enumerate(operands):
+            if name not in written:
+                continue
+            for j, (other, read) in enumerate(operands):
+                if i == j or other in unread or (other in written and j < i):
+                    continue
+                if isinstance(operand, BufferView) and isinstance(read, BufferView):
+                    self.pairs.append(self._pair(i, j, (name, other) in in_place))
+                elif isinstance(operand, BufferView) or isinstance(read, BufferView) or other not in written:
+                    self._handles.append((i, j))
 
-    def check(values: Sequence[Sequence[Any]]) -> None:
-        if extents[0] is not None and extents[1] is not None:
-            distance = values[j][0] - values[i][0]
+    def __bool__(self) -> bool:
+        return bool(self.pairs or self._handles)
+
+    def _pair(self, i: int, j: int, same: bool) -> tuple[int, int, int, int, Callable[[int], None]]:
+        """The operands, the distances from the second to the first between which they may meet, and a check there."""
+        (a, (a_first, a_end)), (b, (b_first, b_end)) = self._extents[i], self._extents[j]
+        known: dict[int, bool] = {}
+
+        def check(distance: int) -> None:
             found = known.get(distance)
             if found is None:
                 if len(known) >= 1024:
                     known.clear()
-                found = known[distance] = wrong(distance, extents[0], extents[1])
-        else:
-            (x, a), (y, b) = (
-                (values[k][0], e) if e is not None else of_cache(s, values[k])
-                for k, e, s in zip(places, extents, specs, strict=True)
-            )
-            found = wrong(y - x, a, b)
-        if found:
-            raise ValueError(
-                f"{title}: {rule.written} must not share memory with {rule.read}, which is read while it is written"
-                f"{f', unless it is {rule.read} itself' if rule.same else ''}: give it memory of its own"
-            )
+                found = known[distance] = share(a, b, -distance) and not (same and distance == 0 and a == b)
+            if found:
+                self._refuse(i, self._operands[j][0], same)
 
-    return check
+        return self._places[i], self._places[j], b_first - a_end, b_end - a_first, check
+
+    def _refuse(self, i: int, read: str, same: bool) -> None:
+        raise ValueError(
+            f"{self.title}: {self._operands[i][0]} must not share memory with {read}, which is read while it is written"
+            f"{f', unless it is {read} itself' if same else ''}: give it memory of its own"
+        )
+
+    def __call__(self, values: Sequence[Value]) -> None:
+        """Check a call: of buffers the addresses, of handles the fields."""
+        for i, j, low, high, check in self.pairs:
+            if low < values[i] - values[j] < high:
+                check(values[i] - values[j])
+        for i, j in self._handles:
+            for name, at, low, high, extent in self._memory(i, values):
+                if name != self._operands[i][0]:  # a table, which nothing writes
+                    continue
+                for read, where, first, end, other in self._memory(j, values):
+                    if low < end and first < high and share(extent, other, where - at):
+                        same = (name, self._operands[j][0]) in self._in_place
+                        if not (same and where == at and extent == other):
+                            self._refuse(i, read, same)
+
+    def meetings(self, values: Sequence[Value]) -> Iterator[Meeting]:
+        """Where buffers of calls with the handles of this one may meet what they must not."""
+        yield from ((i, j, low, high) for i, j, low, high, _ in self.pairs)
+        for i, j in self._handles:
+            buffer, handle = (i, j) if i in self._extents else (j, i)
+            if buffer in self._extents:
+                _, (first, end) = self._extents[buffer]
+                for name, _, low, high, _ in self._memory(handle, values):
+                    if handle == j or name == self._operands[handle][0]:
+                        yield self._places[buffer], None, low - end, high - first
+
+    def _memory(self, i: int, values: Sequence[Value]) -> Sequence[tuple[str, int, int, int, Extent]]:
+        """What memory an operand of a call shows: names, addresses, the first bytes and the ends, extents."""
+        (name, operand), value = self._operands[i], values[self._places[i]]
+        if isinstance(operand, BufferView):
+            extent, (low, high) = self._extents[i]
+            return ((name, value, value + low, value + high, extent),)
+        found = self._found.get((i, value))
+        if found is None:
+            if len(self._found) >= 256:
+                self._found.clear()
+            found = self._found[i, value] = [
+                (f"{part} of {name}" if part in _TABLES else name, at, *(at + end for end in extent.ends), extent)
+                for part, at, extent in regions(operand[0], operand[1], value)
+            ]
+        return found

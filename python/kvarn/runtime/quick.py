@@ -16,6 +16,7 @@ from typing import Any
 
 from . import driver, signatures, streams
 from .binding import is_torch
+from .overlap import Meeting
 from .packing import Bound
 
 # As in launches.cpp.
@@ -60,6 +61,7 @@ def remember(
     places: Sequence[int | None],
     context: int = 0,
     lock: Any = None,
+    meetings: Iterable[Meeting] = (),
 ) -> None:
     """Keep the launches of a call whose key ``calls.launch`` gave.
 
@@ -78,7 +80,12 @@ def remember(
         What must be current for a launch, or 0. See :func:`context_of`.
     lock : Lock, optional
         Held while there are several launches.
+    meetings : iterable of Meeting
+        By the numbers of operands, as in ``places``: where the long way must look.
     """
+    apart = [(places[w], -1 if r is None else places[r], low, high) for w, r, low, high in meetings]
+    if apart and (any(None in one for one in apart) or not hasattr(_native, "MEETINGS")):
+        return
     steps, plain = [], driver.launch_function()
     for bound in bounds:
         packet, memory = bound.memory, bytes(bound.memory.memory)
@@ -90,7 +97,9 @@ def remember(
             return
         kernel: ctypes.c_void_p = bound.arguments[1]
         steps.append((kernel.value, memory, parameters, words, given, bound.again))
-    calls.remember(key, attributes, schedule, context, lock if len(steps) > 1 else None, steps)
+    calls.remember(
+        key, attributes, schedule, context, lock if len(steps) > 1 else None, steps, *([apart] if apart else ())
+    )
 
 
 def places_of(

@@ -1,0 +1,149 @@
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""What is known of integers while a kernel is traced: the least and the largest number that each may be.
+
+Integers wrap around, so a sum or a product is known to be between two numbers only where every one of them fits in its
+type; else it may be any number of its type. Nothing else may say that a number is not negative: unsigned divisions,
+shifts and array reads without a lower bound rest on it.
+
+Code of the library counts rows, tokens and tiles that exist, whose numbers fit: there (:func:`counting`) sums and
+products of numbers that are not negative stay so, and divisors are not zero. A function that a user gave is asked
+outside of that (:class:`wrapping`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from kvarn.dialect.dtypes import DType
+
+from .builder import state
+
+Interval = tuple[int, int]  # the least and the largest
+
+ANY = "kv.any"  # an attribute of products of a function that a user gave, which may be any number
+
+BLOCKS = 2**31 - 1  # of a grid in x; and fewer than 2^24 in y and z
+OTHER_BLOCKS = 2**24
+THREADS = 1024  # of a block
+SMALL = 2**23
+POSITIONS = (0, 2**31 - 2 * SMALL)
+"""Positions of queries and keys, lengths, and counts of tokens: caches hold at most 2**30 tokens of a sequence, and the
+rows and tiles that kernels ask about end soon after. The room above is for sums with small numbers."""
+
+
+class wrapping:
+    """Integers wrap around here, whatever code asks: for functions that a user gave."""
+
+    kernel_scope = True  # kernels may enter it
+
+    def __enter__(self) -> None:
+        self._before = state.counting, state.asking
+        state.counting, state.asking = False, True
+
+    def __exit__(self, *_: object) -> None:
+        state.counting, state.asking = self._before
+
+
+@contextmanager
+def counting(function: Callable[..., object]) -> Iterator[None]:
+    """Trace or run a function as what it is: code of the library, which counts what exists, or of a user."""
+    before = state.counting, state.asking
+    state.asking, state.counting = False, (getattr(function, "__module__", None) or "").startswith("kvarn.lowering.")
+    try:
+        yield
+    finally:
+        state.counting, state.asking = before
+
+
+def of_dtype(dtype: DType) -> Interval:
+    """All numbers of an integer type; of another type (0, 0), which nobody reads."""
+    if dtype.kind == "i":
+        return -(1 << (dtype.bits - 1)), (1 << (dtype.bits - 1)) - 1
+    return 0, ((1 << dtype.bits) - 1 if dtype.kind in "ub" else 0)
+
+
+def held(least: int, largest: int, dtype: DType, counts: bool = False) -> Interval:
+    """Numbers between two of an operation that wraps around; ``counts``: one that counted numbers stay in."""
+    low, high = of_dtype(dtype)
+    if low <= least and largest <= high:
+        return least, largest
+    return (least, high) if counts and state.counting and 0 <= least <= high else (low, high)
+
+
+def either(a: Interval, b: Interval) -> Interval:
+    return min(a[0], b[0]), max(a[1], b[1])
+
+
+def after(op: str, a: Interval, b: Interval, dtype: DType) -> Interval:
+    """What ``a op b`` may be, for operators of Python and ``"max"``, ``"min"``."""
+    found = _after(op, a, b, dtype)
+    if state.counting and found[0] >= 0 and not _counted(op, a[0] >= 0, b[0] >= 0):
+        return of_dtype(dtype)
+    return found
+
+
+def _counted(op: str, a: bool, b: bool) -> bool:
+    """Whether code of the library takes a result as not negative, by whether its operands are.
+
+    Where more is known, as of a maximum, it says so itself: the instructions that its kernels have were measured.
+    """
+    if op == "&":
+        return a or b
+    return b if op == "%" else a if op == ">>" else a and b and op not in ("-", "<<")
+
+
+def _after(op: str, a: Interval, b: Interval, dtype: DType) -> Interval:
+    if op in ("+", "-"):
+        moved = b if op == "+" else (-b[1], -b[0])
+        return held(a[0] + moved[0], a[1] + moved[1], dtype, op == "+")
+    if op == "*":
+        corners = (a[0] * b[0], a[0] * b[1], a[1] * b[0], a[1] * b[1])
+        return held(min(corners), max(corners), dtype, True)
+    if op == "max":
+        return max(a[0], b[0]), max(a[1], b[1])
+    if op == "min":
+        return min(a[0], b[0]), min(a[1], b[1])
+    if op == "//":
+        return _quotient(a, b, dtype)
+    if op == "%":
+        rest = min(b[0] + 1, 0), max(b[1] - 1, 0)
+        return (0, min(a[1], rest[1])) if a[0] >= 0 and b[0] >= 0 else rest
+    if op in ("&", "|", "^"):
+        return _bitwise(op, a, b, dtype)
+    if op in ("<<", ">>"):
+        return _shifted(op, a, b, dtype)
+    return of_dtype(dtype)
+
+
+def of_loop(start: Interval, stop: Interval, step: Interval, dtype: DType) -> Interval:
+    """What the variable of a loop may be: it ends before the step after the last one wraps around."""
+    found = start[0], max(start[0], stop[1] - 1)
+    if step[0] >= 0 and (state.counting or found[1] + step[1] <= of_dtype(dtype)[1]):
+        return found
+    return of_dtype(dtype)
+
+
+def _quotient(a: Interval, b: Interval, dtype: DType) -> Interval:
+    divisors = [d for d in (*b, -1, 1) if d and b[0] <= d <= b[1]]
+    found = [x // d for x in a for d in divisors]
+    if b[0] <= 0 <= b[1]:  # by zero it is zero
+        found.append(0)
+    return held(min(found), max(found), dtype)
+
+
+def _bitwise(op: str, a: Interval, b: Interval, dtype: DType) -> Interval:
+    if op == "&" and (a[0] >= 0 or b[0] >= 0):  # one operand suffices
+        return 0, min(x[1] for x in (a, b) if x[0] >= 0)
+    if a[0] < 0 or b[0] < 0:
+        return of_dtype(dtype)
+    return 0, (1 << max(a[1], b[1]).bit_length()) - 1
+
+
+def _shifted(op: str, a: Interval, count: Interval, dtype: DType) -> Interval:
+    if op == ">>":
+        fewest = count[0] if 0 <= count[0] < dtype.bits and count[1] < dtype.bits else 0
+        return min(a[0] >> fewest, 0) if a[0] < 0 else 0, max(a[1] >> fewest, 0)
+    if not 0 <= count[0] <= count[1] < dtype.bits:
+        return of_dtype(dtype)
+    return held(min(a[0] << c for c in count), max(a[1] << c for c in count), dtype)
