@@ -72,14 +72,14 @@ def instruction(
         return inline_asm(text, constraints, operands, effects=effects)
     count = constraints.count("=")
     made = inline_asm(text, constraints, operands, gives.mlir if count == 1 else _struct(gives, count), effects)
-    return Value(made, gives) if count == 1 else parts_of(made, count, gives)
+    return Value(made, gives) if count == 1 else _parts(made, count, gives)
 
 
 def _struct(dtype: DType, count: int) -> str:
     return f"!llvm.struct<({', '.join([dtype.mlir] * count)})>"
 
 
-def parts_of(structure: ir.Value, count: int, dtype: DType) -> list[Value]:
+def _parts(structure: ir.Value, count: int, dtype: DType) -> list[Value]:
     element = types().of(dtype)
     return [
         Value(emit_value("llvm.extractvalue", element, [structure], {"position": ir.DenseI64ArrayAttr.get([i])}), dtype)
@@ -92,7 +92,7 @@ def _registers(first: int, count: int) -> str:
     return f"{{{', '.join(f'${i}' for i in range(first, first + count))}}}"
 
 
-def word_of(value: Any, what: str = "the operand") -> ir.Value:
+def _word(value: Any, what: str = "the operand") -> ir.Value:
     """A 32-bit word: an integer, or a vector of 32 bits."""
     value = plain(value)
     if isinstance(value, int) and not isinstance(value, bool):
@@ -102,11 +102,11 @@ def word_of(value: Any, what: str = "the operand") -> ir.Value:
     return bitcast(value, i32).ir if value.dtype.mlir != "i32" or value.lanes else value.ir
 
 
-def as_f32(value: Any, what: str) -> ir.Value:
+def _float(value: Any, what: str) -> ir.Value:
     return as_value(value, f32, what).ir
 
 
-def pointer_to(pointer: Any, space: int, what: str) -> Pointer:
+def _pointer(pointer: Any, space: int, what: str) -> Pointer:
     if not isinstance(pointer, Pointer) or pointer.space != space:
         where = "shared" if space == SHARED else "device"
         raise TypeError(f"{what} must be a pointer to {where} memory, got {describe(pointer)}")
@@ -114,14 +114,14 @@ def pointer_to(pointer: Any, space: int, what: str) -> Pointer:
 
 
 def _shared(pointer: Any, what: str = "the barrier") -> ir.Value:
-    return pointer_to(pointer, SHARED, what).address().ir
+    return _pointer(pointer, SHARED, what).address().ir
 
 
 def _device(pointer: Any, what: str = "the source") -> ir.Value:
-    return pointer_to(pointer, GLOBAL, what).address().ir
+    return _pointer(pointer, GLOBAL, what).address().ir
 
 
-def one_of(value: Any, allowed: Sequence[Any], what: str) -> Any:
+def _static(value: Any, allowed: Sequence[Any], what: str) -> Any:
     if not isinstance(value, int | str) or value not in allowed:
         raise ValueError(
             f"{what} must be one of {', '.join(map(str, allowed))}, known at compile time, got {describe(value)}"
@@ -142,9 +142,9 @@ def cp_async(
     zeroed. 16-byte copies bypass L1. ``l2_prefetch`` (64, 128 or 256 bytes; 0: none) hints how much around the source
     to prefetch into the L2, ``l2_policy`` (of :func:`l2_policy`) how long to keep it there.
     """
-    one_of(bytes, (4, 8, 16), "bytes")
-    one_of(l2_prefetch, (0, 64, 128, 256), "l2_prefetch")
-    copied = [pointer_to(to, SHARED, "the destination"), pointer_to(source, GLOBAL, "the source")]
+    _static(bytes, (4, 8, 16), "bytes")
+    _static(l2_prefetch, (0, 64, 128, 256), "l2_prefetch")
+    copied = [_pointer(to, SHARED, "the destination"), _pointer(source, GLOBAL, "the source")]
     rest = [] if zero_fill_size is None else [i32_value(zero_fill_size, "zero_fill_size")]
     level = "cg" if bytes == 16 else "ca"
     if not l2_prefetch and l2_policy is None:
@@ -172,7 +172,7 @@ def l2_policy(priority: str) -> Value:
 
     ``priority`` is "evict_first", for what is read once, "evict_last" or "evict_normal".
     """
-    one_of(priority, ("evict_first", "evict_last", "evict_normal"), "priority")
+    _static(priority, ("evict_first", "evict_last", "evict_normal"), "priority")
     return instruction(f"createpolicy.fractional.L2::{priority}.b64 $0, 0f3F800000;", "=l", gives=i64)
 
 
@@ -222,7 +222,7 @@ def load_once(pointer: Pointer) -> Vector:
 
 def load_nc(pointer: Pointer, dtype: DType = i32, width: int = 4) -> Any:
     """Load through the read-only path: memory that nothing writes while the kernel runs."""
-    return pointer_to(pointer, GLOBAL, "the address").load(dtype, width, invariant=True)
+    return _pointer(pointer, GLOBAL, "the address").load(dtype, width, invariant=True)
 
 
 def unknown(x: Any) -> Value:
@@ -247,7 +247,7 @@ def ldmatrix(pointer: Pointer, num: int = 4, trans: bool = False) -> list[Value]
 
     Lane i gives the address of row i.
     """
-    one_of(num, (1, 2, 4), "num")
+    _static(num, (1, 2, 4), "num")
     t = types()
     attributes = {
         "num": t.i32_attr(num),
@@ -255,10 +255,10 @@ def ldmatrix(pointer: Pointer, num: int = 4, trans: bool = False) -> list[Value]
         "shape": t.attribute("#nvvm.ld_st_matrix_shape<m = 8, n = 8>"),
         "eltType": t.attribute("#nvvm.ld_st_matrix_elt_type<b16>"),
     }
-    operands = [pointer_to(pointer, SHARED, "the address").ir]
+    operands = [_pointer(pointer, SHARED, "the address").ir]
     if num == 1:
         return [Value(emit_value("nvvm.ldmatrix", t.i32, operands, attributes), i32)]
-    return parts_of(emit_value("nvvm.ldmatrix", t.type(_struct(i32, num)), operands, attributes), num, i32)
+    return _parts(emit_value("nvvm.ldmatrix", t.type(_struct(i32, num)), operands, attributes), num, i32)
 
 
 def stmatrix(pointer: Pointer, words: Sequence[Any], trans: bool = False) -> None:
@@ -266,9 +266,9 @@ def stmatrix(pointer: Pointer, words: Sequence[Any], trans: bool = False) -> Non
 
     Lane i gives the address of row i.
     """
-    one_of(len(words), (1, 2, 4), "the number of words")
+    _static(len(words), (1, 2, 4), "the number of words")
     shape = f"m8n8.x{len(words)}{'.trans' if trans else ''}"
-    operands = [_shared(pointer, "the address"), *(word_of(w, "a fragment") for w in words)]
+    operands = [_shared(pointer, "the address"), *(_word(w, "a fragment") for w in words)]
     text = f"stmatrix.sync.aligned.{shape}.shared.b16 [$0], {_registers(1, len(words))};"
     instruction(text, "r," * len(operands) + "~{memory}", operands)
 
@@ -277,7 +277,7 @@ def _fragments(name: str, a: Sequence[Any], b: Sequence[Any], c: Sequence[Any]) 
     """The words of A and B, and the accumulators."""
     if (len(a), len(b), len(c)) != (4, 2, 4):
         raise ValueError(f"{name} takes fragments of 4, 2 and 4, got {len(a)}, {len(b)} and {len(c)}")
-    return [word_of(w, "a fragment") for w in (*a, *b)], [as_f32(x, "an accumulator") for x in c]
+    return [_word(w, "a fragment") for w in (*a, *b)], [_float(x, "an accumulator") for x in c]
 
 
 def mma_m16n8k16(a: Sequence[Any], b: Sequence[Any], c: Sequence[Any], dtype: DType = bf16) -> list[Value]:
@@ -300,7 +300,7 @@ def mma_m16n8k16(a: Sequence[Any], b: Sequence[Any], c: Sequence[Any], dtype: DT
         "shape": t.attribute("#nvvm.shape<m = 16, n = 8, k = 16>"),
     }
     made = emit_value("nvvm.mma.sync", t.type(_struct(f32, 4)), [*words, *accumulators], attributes)
-    return parts_of(made, 4, f32)
+    return _parts(made, 4, f32)
 
 
 def mma_m16n8k8_tf32(a: Sequence[Any], b: Sequence[Any], c: Sequence[Any]) -> list[Value]:
@@ -318,7 +318,7 @@ def mma_m16n8k8_tf32(a: Sequence[Any], b: Sequence[Any], c: Sequence[Any]) -> li
 def movmatrix(word: Any) -> Value:
     """Transpose an 8x8 matrix of 16-bit elements that the warp holds, a word a lane."""
     # Marked as having effects: all lanes must run it together, so it must not move into a branch.
-    return instruction("movmatrix.sync.aligned.m8n8.trans.b16 $0, $1;", "=r,r", [word_of(word)], i32, effects=True)
+    return instruction("movmatrix.sync.aligned.m8n8.trans.b16 $0, $1;", "=r,r", [_word(word)], i32, effects=True)
 
 
 # --- words ---------------------------------------------------------------------------------------
@@ -327,18 +327,18 @@ def movmatrix(word: Any) -> Value:
 def prmt(a: Any, b: Any, selector: Any) -> Value:
     """Pick four of the eight bytes of ``a`` (0 to 3) and ``b`` (4 to 7); each hex digit of the selector names one."""
     if isinstance(selector, int):
-        return instruction(f"prmt.b32 $0, $1, $2, {selector:#x};", "=r,r,r", [word_of(a), word_of(b)], i32)
-    return instruction("prmt.b32 $0, $1, $2, $3;", "=r,r,r,r", [word_of(a), word_of(b), word_of(selector)], i32)
+        return instruction(f"prmt.b32 $0, $1, $2, {selector:#x};", "=r,r,r", [_word(a), _word(b)], i32)
+    return instruction("prmt.b32 $0, $1, $2, $3;", "=r,r,r,r", [_word(a), _word(b), _word(selector)], i32)
 
 
 def pack_bf16x2(low: Any, high: Any) -> Value:
     """Two f32, rounded to bf16, as a word."""
-    return instruction("cvt.rn.bf16x2.f32 $0, $2, $1;", "=r,f,f", [as_f32(low, "low"), as_f32(high, "high")], i32)
+    return instruction("cvt.rn.bf16x2.f32 $0, $2, $1;", "=r,f,f", [_float(low, "low"), _float(high, "high")], i32)
 
 
 def pack_f16x2(low: Any, high: Any) -> Value:
     """Two f32, rounded to f16, as a word."""
-    return instruction("cvt.rn.f16x2.f32 $0, $2, $1;", "=r,f,f", [as_f32(low, "low"), as_f32(high, "high")], i32)
+    return instruction("cvt.rn.f16x2.f32 $0, $2, $1;", "=r,f,f", [_float(low, "low"), _float(high, "high")], i32)
 
 
 def _cvt_pair(kind: str, pair: Any) -> Value:
@@ -346,7 +346,7 @@ def _cvt_pair(kind: str, pair: Any) -> Value:
     bits = value.dtype.bits * max(value.lanes, 1)
     if bits == 32:
         text = f"{{ .reg .b16 lo, hi; mov.b32 {{lo, hi}}, $1; cvt.rn.f16x2.{kind} $0, lo; }}"
-        return instruction(text, "=r,r", [word_of(value)], i32)
+        return instruction(text, "=r,r", [_word(value)], i32)
     if bits != 16:
         raise TypeError(f"a pair of 8-bit floats must be 16 bits (or the low half of a word), got {describe(value)}")
     return instruction(f"cvt.rn.f16x2.{kind} $0, $1;", "=r,h", [bitcast(value, u16).ir], i32)
@@ -354,7 +354,7 @@ def _cvt_pair(kind: str, pair: Any) -> Value:
 
 def _cvt_four(kind: str, word: Any) -> list[Value]:
     text = f"{{ .reg .b16 lo, hi; mov.b32 {{lo, hi}}, $2; cvt.rn.f16x2.{kind} $0, lo; cvt.rn.f16x2.{kind} $1, hi; }}"
-    return instruction(text, "=r,=r,r", [word_of(word)], i32)
+    return instruction(text, "=r,=r,r", [_word(word)], i32)
 
 
 def cvt_e4m3x2_to_f16x2(pair: Any) -> Value:
@@ -385,7 +385,7 @@ def cvt_e4m3x4_to_bf16x4(word: Any) -> list[Value]:
         "fma.rn.bf16x2 $0, x, $3, $4; fma.rn.bf16x2 $1, y, $3, $4; }"
     )
     factors = [literal(bits, i32, bits=True) for bits in (0x7B807B80, 0x80008000)]  # 2^120, and -0, which adds nothing
-    return instruction(text, "=&r,=&r,r,r,r", [word_of(word), *factors], i32)
+    return instruction(text, "=&r,=&r,r,r,r", [_word(word), *factors], i32)
 
 
 def cvt_e5m2x4_to_f16x4(word: Any) -> list[Value]:
@@ -400,32 +400,32 @@ def cvt_i8x4_to_f16x4(word: Any) -> list[Value]:
         "{ .reg .b32 u; xor.b32 u, $2, 0x80808080; prmt.b32 $0, u, 0x64646464, 0x4140; "
         "prmt.b32 $1, u, 0x64646464, 0x4342; sub.f16x2 $0, $0, $3; sub.f16x2 $1, $1, $3; }"
     )
-    return instruction(text, "=&r,=&r,r,r", [word_of(word), literal(0x64806480, i32, bits=True)], i32)
+    return instruction(text, "=&r,=&r,r,r", [_word(word), literal(0x64806480, i32, bits=True)], i32)
 
 
 def ex2(x: Any) -> Value:
     """2 to the x, approximate (2 ulp), subnormal results flushed to zero. f32."""
-    return instruction("ex2.approx.ftz.f32 $0, $1;", "=f,f", [as_f32(x, "x")], f32)
+    return instruction("ex2.approx.ftz.f32 $0, $1;", "=f,f", [_float(x, "x")], f32)
 
 
 def fma_rm(a: Any, b: Any, c: Any) -> Value:
     """a * b + c, rounded once, towards minus infinity. f32."""
-    return instruction("fma.rm.f32 $0, $1, $2, $3;", "=f,f,f,f", [as_f32(a, "a"), as_f32(b, "b"), as_f32(c, "c")], f32)
+    return instruction("fma.rm.f32 $0, $1, $2, $3;", "=f,f,f,f", [_float(a, "a"), _float(b, "b"), _float(c, "c")], f32)
 
 
 def lg2(x: Any) -> Value:
     """The logarithm of x to base 2, approximate (2^-22, absolute between 0.5 and 2, else relative). f32."""
-    return instruction("lg2.approx.ftz.f32 $0, $1;", "=f,f", [as_f32(x, "x")], f32)
+    return instruction("lg2.approx.ftz.f32 $0, $1;", "=f,f", [_float(x, "x")], f32)
 
 
 def rcp(x: Any) -> Value:
     """1 / x, approximate (1 ulp), subnormals flushed to zero. f32."""
-    return instruction("rcp.approx.ftz.f32 $0, $1;", "=f,f", [as_f32(x, "x")], f32)
+    return instruction("rcp.approx.ftz.f32 $0, $1;", "=f,f", [_float(x, "x")], f32)
 
 
 def tanh_approx(x: Any) -> Value:
     """tanh, approximate (relative error 2^-11). f32."""
-    return instruction("tanh.approx.f32 $0, $1;", "=f,f", [as_f32(x, "x")], f32)
+    return instruction("tanh.approx.f32 $0, $1;", "=f,f", [_float(x, "x")], f32)
 
 
 # --- threads -------------------------------------------------------------------------------------
@@ -433,7 +433,7 @@ def tanh_approx(x: Any) -> Value:
 
 def syncwarp(mask: Any = _ALL_LANES) -> None:
     """Wait for the lanes of the mask; makes their memory accesses visible to one another."""
-    emit("nvvm.bar.warp.sync", (), [word_of(mask, "the mask")])
+    emit("nvvm.bar.warp.sync", (), [_word(mask, "the mask")])
 
 
 def nanosleep(duration: int) -> None:
@@ -504,7 +504,7 @@ def load_cluster(pointer: Pointer, rank: Any, dtype: DType = f32, width: int = 1
     ``rank`` is that block's (:func:`cluster_rank`), ``width`` 1, 2 or 4: a scalar, or a list of them. What the block
     wrote is there after :func:`cluster_barrier`, and it must not end before it was read. sm_90 and later.
     """
-    one_of(width, (1, 2, 4), "width")
+    _static(width, (1, 2, 4), "width")
     if dtype.bits != 32:
         raise TypeError(f"load_cluster loads elements of 32 bits, got {dtype.name}")
     operands = [_shared(pointer, "the address"), i32_value(rank, "rank")]
@@ -519,8 +519,8 @@ def load_cluster(pointer: Pointer, rank: Any, dtype: DType = f32, width: int = 1
 
 def setmaxnreg(count: int, action: str) -> None:
     """Claim or give up registers: ``action`` is "increase" or "decrease". For a whole warp group, sm_90a and later."""
-    one_of(count, tuple(range(24, 257, 8)), "count")
-    one_of(action, ("increase", "decrease"), "action")
+    _static(count, tuple(range(24, 257, 8)), "count")
+    _static(action, ("increase", "decrease"), "action")
     attributes = {"action": types().attribute(f"#nvvm<action {action}>"), "regCount": types().i32_attr(count)}
     emit("nvvm.setmaxregister", (), (), attributes)
 

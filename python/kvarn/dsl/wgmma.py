@@ -18,7 +18,7 @@ from kvarn.dialect.dtypes import DType, f8e4m3, f32, i64
 from kvarn.dialect.shared_layout import Descriptor
 
 from .memory import SHARED, Pointer
-from .ptx import as_f32, inline_asm, one_of, parts_of, pointer_to, word_of
+from .ptx import _float, _parts, _pointer, _static, _word, inline_asm
 from .values import Value, as_value, cast, describe
 
 __all__ = ["wgmma", "wgmma_descriptor", "wgmma_start", "wgmma_wait"]
@@ -41,7 +41,7 @@ def wgmma_descriptor(tile: Pointer, leading: int = 0, stride: int = 1024) -> Val
     for name, x in (("leading", leading), ("stride", stride)):
         if isinstance(x, bool) or not isinstance(x, int) or x % 16 or not 0 <= x < 1 << 18:
             raise ValueError(f"{name} must be a multiple of 16 below 2**18, known at compile time, got {describe(x)}")
-    return descriptor_at(pointer_to(tile, SHARED, "the tile"), Descriptor(leading, stride, _SWIZZLE_128))
+    return descriptor_at(_pointer(tile, SHARED, "the tile"), Descriptor(leading, stride, _SWIZZLE_128))
 
 
 def descriptor_at(tile: Pointer, descriptor: Descriptor) -> Value:
@@ -100,7 +100,7 @@ def wgmma_wait(pending: int, *sums: Sequence[Any]) -> list[list[Value]]:
     """
     if isinstance(pending, bool) or not isinstance(pending, int) or not 0 <= pending <= 7:
         raise ValueError(f"pending must be an int from 0 to 7 known at compile time, got {describe(pending)}")
-    flat = [as_f32(x, "an element of sums") for some in sums for x in some]
+    flat = [_float(x, "an element of sums") for some in sums for x in some]
     constraints = ["=f"] * len(flat) + [str(i) for i in range(len(flat))] + ["~{memory}"]
     parts = iter(floats_of_asm(f"wgmma.wait_group.sync.aligned {pending};", constraints, flat, len(flat)))
     return [[Value(next(parts), f32) for _ in some] for some in sums]
@@ -110,7 +110,7 @@ def _product(
     d: int | Sequence[Any], a: Any, b: Any, steps: Sequence[Any], dtype: DType, trans_b: bool, trans_a: bool, wait: bool
 ) -> list[Value]:
     """A product of checked operands."""
-    one_of(dtype.name, ("f16", "bf16", "f8e4m3"), "dtype")
+    _static(dtype.name, ("f16", "bf16", "f8e4m3"), "dtype")
     if dtype is f8e4m3 and (trans_a or trans_b):
         raise ValueError("wgmma reads f8e4m3 as it lies only: trans_a and trans_b are of 16-bit elements")
     n = d if isinstance(d, int) else 2 * len(d)
@@ -124,11 +124,11 @@ def _product(
     places: list[Any] = [step if shared_a and isinstance(step, tuple) else (0, step) for step in steps]
     if not places or any(isinstance(x, bool) or not isinstance(x, int) or x % 16 for step in places for x in step):
         raise ValueError(f"steps must be multiples of 16 known at compile time, got {list(steps)}")
-    sums = [] if isinstance(d, int) else [as_f32(x, "an element of d") for x in d]
+    sums = [] if isinstance(d, int) else [_float(x, "an element of d") for x in d]
     if shared_a:
         left = as_value(a, i64, "the descriptor of A").ir
     else:
-        left = [word_of(w, "an element of a") for step in a for w in step]
+        left = [_word(w, "an element of a") for step in a for w in step]
     right = as_value(b, i64, "the descriptor of B").ir
     made = multiply(n, dtype.name.removeprefix("f8"), left, right, sums, places, trans_b, wait, trans_a)
     return [Value(x, f32) for x in made]
@@ -188,4 +188,4 @@ def floats_of_asm(text: str, constraints: Sequence[str], operands: Sequence[ir.V
     """Inline PTX that gives ``count`` f32."""
     result = "f32" if count == 1 else f"!llvm.struct<({', '.join(['f32'] * count)})>"
     made = inline_asm(text, ",".join(constraints), operands, result, effects=True)
-    return [made] if count == 1 else [x.ir for x in parts_of(made, count, f32)]
+    return [made] if count == 1 else [x.ir for x in _parts(made, count, f32)]

@@ -66,10 +66,7 @@ def count(value: Any, name: str, title: str, least: int = 0) -> int:
 
 def shape_of(array: Any, name: str, rank: int | None = None) -> tuple[int, ...]:
     """The shape of an array of the caller's, before the operation looks at it. ``name`` begins the message."""
-    try:
-        shape = getattr(array, "shape", None)
-    except RuntimeError:  # of a nested tensor, which the reader refuses
-        shape = None
+    shape = getattr(array, "shape", None)
     shape = tuple(buffers.view(array, name=name).shape if shape is None else shape)
     if rank is not None and len(shape) != rank:
         raise ValueError(f"{name} must have {rank} dimension{'s' * (rank > 1)}, got shape {list(shape)}")
@@ -264,8 +261,8 @@ def declared(seen: SimpleNamespace, apart: bool = False) -> None:
             few_enough(view.shape, about)
         if isinstance(elements, str):
             elements = (getattr(seen, elements).dtype.name,)
-        elif callable(elements):
-            found: Any = elements(spec)
+        elif elements is not None and not isinstance(elements, tuple):
+            found = elements(spec)
             elements = found if isinstance(found, tuple) else (found.name,)
         if elements is not None and elements is not INTEGERS:
             has_dtype(view, elements, about)
@@ -289,11 +286,7 @@ def empty_like(array: Any, name: str, title: str) -> Any:
     """A new contiguous array of the same shape and dtype, on the same device, of the caller's library."""
     if is_torch(array.__class__):
         torch: Any = sys.modules["torch"]
-        try:
-            return torch.empty_like(array, memory_format=torch.contiguous_format)  # new_empty takes twice as long
-        except (RuntimeError, TypeError):
-            buffers.view(array, name=f"{title}: what {name} is to be like")  # which says what is wrong with it
-            raise
+        return torch.empty_like(array, memory_format=torch.contiguous_format)  # new_empty takes twice as long
     return empty(array, shape_of(array, f"{title}: what {name} is to be like"), None, name, title)
 
 
