@@ -3,7 +3,7 @@
 
 Python numbers are computed at compile time. Accuracy is that of the target's library: on a GPU ``exp``, ``exp2``,
 ``log``, ``sin`` and so on are the precise versions; the approximate ones are among the PTX intrinsics (``kv.ex2``). Of
-tiles, and in functions of attention's scores, they are the approximate ones there, and ``tanh`` is within 1e-5 of itself.
+tiles, and in functions of attention's scores, they are the approximate ones there; ``tanh`` is within 1e-5 of itself.
 """
 
 from __future__ import annotations

@@ -185,8 +185,8 @@ def attention(
         ``"causal"`` (k <= q), ``"null"`` (every key), ``"sliding_window"`` (k <= q and q - k < window), ``"chunked"``
         (q and k in one chunk of positions), ``"chunked_causal"`` (and k <= q). ``"causal"`` with a window or a chunk
         is the causal one of these. Or ``mask(b, h, q, k, *arrays)``, which says whether a query sees a key, such as
-        those of ``kv.masks``, combined with ``&``, ``|`` and ``~``. On a GPU values of keys that only such a function hides
-        must be finite; what lies before a window of ``kv.masks`` may be anything.
+        those of ``kv.masks``, combined with ``&``, ``|`` and ``~``. On a GPU values of keys that only such a function
+        hides must be finite; what lies before a window of ``kv.masks`` may be anything.
     window, chunk : int, optional
         Positions, at least 1; for the masks that have one.
     sinks : f32 array-like [Hq], optional
