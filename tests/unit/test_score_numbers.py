@@ -47,6 +47,10 @@ def problem_for(name: str, cached: int = 40) -> tuple[Problem, np.ndarray, int]:
     return problem, query_of(rng, problem, 2), new
 
 
+def pool_of(problem: Problem) -> Any:
+    return problem.collection
+
+
 def from_array(score, b, h, q, k, z):
     return z[q, k]
 
@@ -152,7 +156,7 @@ def test_every_finite_score_of_latent_rows_has_the_weight_that_it_has_in_float64
 
 def with_keys(problem: Problem, columns: np.ndarray) -> None:
     """Make keys zeros but for their first element, which is one of some numbers; what is no token stays NaN."""
-    keys = problem.collection.blocks[:, 0]
+    keys = pool_of(problem).blocks[:, 0]
     there = ~np.isnan(keys.astype(np.float32))
     first = np.zeros(keys.shape, np.float32)
     first[..., 0] = np.resize(columns, keys.shape[:-1])
@@ -188,7 +192,7 @@ def test_products_of_latent_rows_of_any_size_have_their_weights(name):
     rng, problem = stored_problem(
         19, "paged", dtype, num_heads=1, is_mla=True, head_size=144, page_size=64, cached=cached, new=[new]
     )
-    keys = problem.collection.blocks
+    keys = pool_of(problem).blocks
     values = keys.copy()
     with_keys(problem, np.array([1.0, 0.5, -1.0, 0.0, 1.0, 0.75, -0.5]))
     keys[..., 1:128] = values[..., 1:128]  # which the query does not multiply
@@ -217,7 +221,7 @@ def test_sinks_and_prior_results_of_any_size_have_their_weight(name):
         z = np.full((68, 68), own, np.float32)
         sinks = np.array([-LARGEST, -1e9, 1e9, -np.inf], np.float32)
         prior_lse = np.resize(np.array([-1e30, 1e30, 2.0, -np.inf, -1e9, LARGEST], np.float32), rows)
-        alike = {"score": lambda x, b, h, q, k: 0.0 * x}
+        alike: dict[str, Any] = {"score": lambda x, b, h, q, k: 0.0 * x}
         values, counts = reference.function_attention(problem.collection, 1, query, problem.row_offsets, **alike)
         for given in ({"sinks": sinks}, {"prior": prior, "prior_lse": prior_lse}):
             out, _ = run(problem, query, score=(from_array, z), target=target, schedule=schedule, **given)
@@ -277,7 +281,7 @@ def test_scores_that_are_sums_of_products_have_their_weight_however_large(name, 
     """Such scores are computed with what makes weights of them, by one multiplication and addition (fold-kv-scores)."""
     target, schedule, dtype, _ = KERNELS[name]
     rng, problem = problem_of(18, "paged", dtype, cached=[150], new=[20], head_size=16)
-    keys = problem.collection.blocks[:, 0]
+    keys = pool_of(problem).blocks[:, 0]
     keys[~np.isnan(keys)] = rng.integers(-1, 2, keys[~np.isnan(keys)].shape)
     query = rng.integers(-1, 2, query_of(rng, problem, 2).shape).astype(keys.dtype)
     z = np.zeros(170, np.float32)
@@ -343,7 +347,7 @@ def test_what_a_row_does_not_see_may_be_anything(name, mask):
     target, schedule, dtype, shape = KERNELS[name]
     given, sees = MASKS[mask]
     rng, problem = problem_of(16, "paged", dtype, **{"cached": [33], "new": [9], "num_heads": 1, **shape})
-    query, blocks, table = query_of(rng, problem, 2), problem.collection.blocks, problem.collection.lookup_table
+    query, blocks, table = query_of(rng, problem, 2), pool_of(problem).blocks, pool_of(problem).lookup_table
     want, _ = run(problem, query, mask=given, target=target, schedule=schedule)
     page = blocks.shape[3]
     for token in (0, 25, 29, 34, 37, 41) if target == "host" else (29, 37):
