@@ -14,7 +14,7 @@ from typing import Any
 from kvarn import dsl as kv
 from kvarn.dialect.dtypes import DType, bool_, f32
 from kvarn.dsl import functions, intervals, ptx, scores, tiles
-from kvarn.dsl.values import computed_by, describe, joined, stretched
+from kvarn.dsl.values import computed_by, describe, joined, plain, stretched
 
 from .case import Case, position
 from .partials import LN2, LOG2E, weight
@@ -143,8 +143,10 @@ def arrays_read(*given: Any) -> list[functions.Array]:
 
 
 def returned(role: str, what: str, value: Any, dtype: DType) -> Any:
-    """What a function of positions returned, checked; a number is a constant."""
-    value = dtype(value) if isinstance(value, (bool, int, float)) else value
+    """What a function of positions returned, checked; a number is a constant, and a mask's is True or False."""
+    value = plain(value)
+    if isinstance(value, bool) or (dtype is not bool_ and isinstance(value, (int, float))):
+        value = dtype(value)
     if getattr(value, "dtype", None) is not dtype:
         raise TypeError(f"a {role} function must return {what}, got {describe(value)}")
     return value
