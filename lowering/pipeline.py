@@ -130,12 +130,12 @@ def kv_steps(target: Target, check: bool | str = False, trace: int = 0) -> list[
         _kv(f"expand-kv-operations{{{expand}}}", "tier 1 becomes kernels; what follows sees tier 2 only"),
         _kv("extract-kv-program", "the launches become data; what is left are kernels"),
     ]
-    if check:
-        reason = "on request, while accesses are as they were written and none has been moved"
-        steps.append(_kv("check-kv-access", reason, True, CHECK))
+    reason = "on request, while accesses are as they were written and none has been moved"
     if check == OWNERSHIP:
-        reason = "likewise, after what ends the kernel where it leaves the cache"
         steps.append(_kv(f"check-kv-ownership{{target={target.name}}}", reason, True, CHECK))
+        reason = "likewise, after what notes an access before it ends the kernel"
+    if check:
+        steps.append(_kv("check-kv-access", reason, True, CHECK))
     steps += [
         _upstream(
             "simplify-kernels",

@@ -5,6 +5,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from kvarn.caches.checks import count
+
 
 class BlockMask:
     """What ``kv.ops.block_mask`` made of a mask for a step: ``kv.ops.attention(..., block_mask=...)`` walks over it.
@@ -28,6 +30,18 @@ class BlockMask:
     __slots__ = ("blocks", "keys", "mask", "rows")
 
     def __init__(self, blocks: Any, rows: int, keys: int, mask: tuple[Any, ...]) -> None:
+        for name, number in (("rows", rows), ("keys", keys)):
+            if count(number, f"kv.BlockMask: {name}") < 2:
+                raise ValueError(f"kv.BlockMask: {name} must be at least 2, got {number}")
+        shape = list(getattr(blocks, "shape", ()))
+        if len(shape) != 3:
+            raise TypeError(
+                f"kv.BlockMask: blocks must be an int32 array of three dimensions, got a {type(blocks).__name__} of "
+                f"shape {shape}"
+            )
+        mask = mask if isinstance(mask, tuple) else (mask,)
+        if not mask or not callable(mask[0]):
+            raise TypeError(f"kv.BlockMask: mask must be a tuple of a function and its arrays, got {mask!r}")
         self.blocks, self.rows, self.keys, self.mask = blocks, rows, keys, mask
 
     def __repr__(self) -> str:

@@ -14,6 +14,7 @@ from kvarn.dialect import named_operands
 
 TESTS = Path(__file__).resolve().parents[1]
 TOKEN = re.compile(r"\s+|[%@!#^][\w.$-]+|\"[^\"\n]*\"|\w+|.", re.DOTALL)
+FOLDED = ("-1", "-2", "2", "5", "31", "32", "64", "2147483647", "-2147483648", "9223372036854775807")
 NUMBERS = (
     "0",
     "-1",
@@ -113,6 +114,15 @@ def number(r: random.Random, tokens: list[str]) -> None:
     _replace(r, tokens, r"\d+", NUMBERS)
 
 
+def constant(r: random.Random, tokens: list[str]) -> None:
+    """A number that another op takes: folders look at it, and some check less than verifiers do."""
+    places = [i for i, t in enumerate(tokens) if t == "constant"]
+    numbers = [next((j for j in range(i, min(i + 6, len(tokens))) if tokens[j].isdigit()), None) for i in places]
+    found = [j for j in numbers if j is not None]
+    if found:
+        tokens[r.choice(found)] = r.choice(FOLDED)
+
+
 def type_(r: random.Random, tokens: list[str]) -> None:
     _replace(r, tokens, r"[if]\d+|bf16|index|!\w+", TYPES)
 
@@ -144,8 +154,8 @@ def noise(r: random.Random, tokens: list[str]) -> None:
 
 # Those that leave the syntax whole come more often: they reach verifiers and passes.
 MUTATIONS: tuple[Callable[[random.Random, list[str]], None], ...] = (
-    drop, repeat, swap, truncate, noise, number, number, number, type_, type_, attribute, attribute, name,
-    value, value, value,
+    drop, repeat, swap, truncate, noise, number, number, number, constant, constant, type_, type_, attribute, attribute,
+    name, value, value, value,
 )  # fmt: skip
 
 

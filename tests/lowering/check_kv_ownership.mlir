@@ -13,7 +13,7 @@ gpu.module @kernels {
   // The region of the pool and the expected entries of the table are looked up once, where the handle is made. A load
   // compares, and what it finds goes with its number: the attribute says which access that is.
   // CHECK-LABEL: gpu.func @load
-  // CHECK-SAME:    attributes {kv.ownership = {"[[LOAD:[0-9]+]]" = "{{.*}}check_kv_ownership.mlir:[[@LINE+24]]:10: kv.load of kernel load|reads"}}
+  // CHECK-SAME:    attributes {kv.ownership = {"[[LOAD:[0-9]+]]" = "{{.*}}check_kv_ownership.mlir:[[@LINE+25]]:10: kv.load of kernel load|reads"}}
   // CHECK:         %[[BASE:.*]] = "kv.field"(%arg0) {field = "base"}
   // CHECK:         "kv.field"(%arg0) {field = "lookup"}
   // CHECK:         %[[VARIABLE:.*]] = llvm.mlir.addressof @_mlir_kv_ownership
@@ -22,7 +22,8 @@ gpu.module @kernels {
   // CHECK:         %[[TABLE:.*]]:2 = scf.while
   // CHECK:         %[[WATCHED:.*]] = arith.cmpi ne, %[[REGION]]#1, %c0_i64
   // CHECK:         scf.if %[[WATCHED]] {
-  // CHECK:           %[[ENTRY:.*]] = "kv.raw_page"(%arg0, %arg1, %arg3)
+  // CHECK:           %[[ENTRY:.*]] = scf.if {{.*}} -> (i32)
+  // CHECK:             "kv.raw_page"(%arg0, %arg1, %arg3)
   // CHECK:           %[[GENERATION:.*]] = llvm.load {{.*}} -> i32
   // CHECK:           %[[EXPECTED:.*]] = scf.if {{.*}} -> (i32)
   // CHECK:           } else {

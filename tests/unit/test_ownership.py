@@ -133,18 +133,21 @@ def test_a_page_that_was_looked_up_for_another_sequence_is_found():
             wrong[1, 1](cache, np.zeros(1, np.float32))
 
 
-def test_entries_outside_of_the_pool_and_the_batch_are_found_as_such(anywhere):
+@pytest.mark.parametrize("disabled", [[], ["check-kv-access"]])
+def test_entries_outside_of_the_pool_and_the_batch_are_found_as_such(anywhere, disabled):
+    """Also where KVARN_CHECK's own checks end the kernel."""
     s = Step()
-    with kv.sanitize(s.m):
+    with kv.sanitize(s.m), kv.pipeline(disable=disabled):
         s.begin("a", 4)
         cache, inputs = s.inputs("a")
-        inputs.lookup_table[0, 0] = 999_999
-        # KVARN_CHECK's own checks would end the kernel first.
-        with kv.pipeline(disable=["check-kv-access"]):
-            with reported("outside", page=999_999):
+        reach = inputs.lookup_table.shape[1] * s.m.page_size
+        for entry in (999_999, s.m.total_num_pages + 1, 2**32 - 1):
+            inputs.lookup_table[0, 0] = entry
+            with reported("outside", page=int(np.uint32(entry).astype(np.int32))):
                 write[H, D](cache, 0, 0)
-            with reported("outside", sequence=1):
-                reads(cache, 1, 0)
+        for batch, token in ((1, 0), (-1, 0), (2**31 - 1, 0), (0, reach), (0, 2**31 - 1), (0, -1)):
+            with reported("outside", sequence=batch, token=token):
+                reads(cache, batch, token)
 
 
 def test_a_store_to_a_page_that_a_fork_shares_is_found_and_to_its_copy_is_not(anywhere):

@@ -15,7 +15,7 @@ from kvarn import dsl as kv
 from kvarn.dialect.dtypes import DType, bool_, f32
 from kvarn.dialect.ops.weights import LARGEST, tile_weights
 from kvarn.dsl import functions, intervals, ptx, scores, tiles
-from kvarn.dsl.values import computed_by, describe, joined, rounded_product, stretched
+from kvarn.dsl.values import computed_by, describe, joined, plain, rounded_product, stretched
 
 from .case import Case, position
 from .partials import LN2, LOG2E, in_powers, weight
@@ -144,8 +144,10 @@ def arrays_read(*given: Any) -> list[functions.Array]:
 
 
 def returned(role: str, what: str, value: Any, dtype: DType) -> Any:
-    """What a function of positions returned, checked; a number is a constant."""
-    value = dtype(value) if isinstance(value, (bool, int, float)) else value
+    """What a function of positions returned, checked; a number is a constant, and a mask's is True or False."""
+    value = plain(value)
+    if isinstance(value, bool) or (dtype is not bool_ and isinstance(value, (int, float))):
+        value = dtype(value)
     if getattr(value, "dtype", None) is not dtype:
         raise TypeError(f"a {role} function must return {what}, got {describe(value)}")
     return value

@@ -20,6 +20,7 @@ After:   %r = <region of %k> ; %e = <what the table's entry of %b, %t must be>
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -126,18 +127,22 @@ class Access:
 
     def _compare(self, of: Watched, batch: ir.Value, token: ir.Value, head: ir.Value, page: ir.Value | None) -> None:
         spec: Any = types.spec_of(of.handle.type)
-        entry = scalar(page if page is not None else ops.raw_page(of.handle, batch, token))
-        pages = cast(_word(of.region, at.NUM_PAGES), i32)
-        known = (entry >= 0) & (entry < pages)
-        used = where(known, entry, 0)
-        state = pointer_of(_word(of.region, at.PAGES)) + cast(used, i64) * 8
-        generation, users = state.load(i32), (state + 4).load(i32)
         column, _ = layout.page_and_slot(spec, Ix(token))
         inside = (scalar(batch) >= 0) & (scalar(batch) < of.field("batch")) & (scalar(token) >= 0)
         if spec.paged:
             inside = inside & (scalar(column.value) < of.field("lookup_columns"))
         else:
             inside = inside & (scalar(token) < of.field("capacity"))
+        if page is not None:
+            entry = scalar(page)
+        else:  # of a sequence or token that does not exist nothing is read
+            raw_page = functools.partial(ops.raw_page, of.handle, batch, token)
+            entry = functional.if_(inside, lambda: scalar(raw_page()), lambda: i32(_NOWHERE))
+        pages = cast(_word(of.region, at.NUM_PAGES), i32)
+        known = (entry >= 0) & (entry < pages)
+        used = where(known, entry, 0)
+        state = pointer_of(_word(of.region, at.PAGES)) + cast(used, i64) * 8
+        generation, users = state.load(i32), (state + 4).load(i32)
         expected = self._expected(of, batch, column, inside)
         slot = self._slot(of, used, token, head)
 

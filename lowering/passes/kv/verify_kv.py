@@ -12,6 +12,8 @@ Every problem is reported at its op before the pass fails. The IR is not changed
 
 from __future__ import annotations
 
+import operator
+from collections.abc import Callable
 from typing import Any
 
 from mlir import ir
@@ -19,7 +21,7 @@ from mlir import ir
 from kvarn.dialect import effects, kv, types, verify
 from kvarn.dialect.verify import ANY_HANDLE
 from kvarn.lowering.pass_base import NoOptions, PassFailure, kv_pass
-from kvarn.lowering.rewrite import called_for_each, enclosing
+from kvarn.lowering.rewrite import called_for_each, defining_op, enclosing
 
 # What only an argument of a function or a kv op may be: handles and TMA descriptors.
 HANDLES = (*ANY_HANDLE, "tma")
@@ -32,6 +34,34 @@ _ORIGIN = "must be a function argument or the result of a kv op"
 
 def _a(kind: str | None) -> str:
     return f"an {kind}" if kind == "operand" else f"a {kind}"
+
+
+_BINARY: dict[str, Callable[[int, int], int]] = {
+    "arith.addi": operator.add, "arith.subi": operator.sub, "arith.muli": operator.mul, "arith.andi": operator.and_,
+    "arith.ori": operator.or_, "arith.xori": operator.xor, "arith.minsi": min, "arith.maxsi": max,
+}  # fmt: skip
+_CASTS = ("arith.index_cast", "arith.extsi")
+
+
+def folded(value: ir.Value, depth: int = 8) -> int | None:
+    """The number that MLIR folds a value to, of constants and what is computed of them; None where it is not known."""
+    op = defining_op(value)
+    if op is None or depth == 0:
+        return None
+    if op.name == "arith.constant":
+        attribute = op.attributes["value"]
+        return ir.IntegerAttr(attribute).value if isinstance(attribute, ir.IntegerAttr) else None
+    if op.name in _CASTS:
+        return folded(op.operands[0], depth - 1)
+    if op.name == "arith.select":
+        of = [folded(x, depth - 1) for x in op.operands]
+        return of[1] if of[1] == of[2] or of[0] else of[2] if of[0] == 0 else None
+    if op.name not in _BINARY:
+        return None
+    left, right = (folded(x, depth - 1) for x in op.operands)
+    if left is None or right is None:
+        return None
+    return (_BINARY[op.name](left, right) + 2**63) % 2**64 - 2**63
 
 
 class _Checker:
@@ -74,6 +104,8 @@ class _Checker:
             self.error(op, "must be outside kernels (gpu.func): it becomes kernels of its own")
         if op.name == "kv.tensor_map" and enclosing(op, "gpu.func") is not None:
             self.error(op, "must be outside kernels (gpu.func): the host makes a descriptor at launch, pass it on")
+        if op.name == "memref.dim":
+            self.extent(op)
         for region in op.regions:
             self.blocks(op, region)
         # A malformed result would only be reported again by the op's own verifier.
@@ -95,6 +127,12 @@ class _Checker:
         for index, type_ in enumerate(function_type.results):
             if self.kind(type_) in HANDLES:
                 self.error(op, f"cannot return {_a(self.kind(type_))} (result #{index}): it {_ORIGIN}")
+
+    def extent(self, op: ir.Operation) -> None:
+        """The index of ``memref.dim``: MLIR's verifier takes any, and its folder ends the process at some."""
+        type_, index = op.operands[0].type, folded(op.operands[1])
+        if index is not None and isinstance(type_, ir.MemRefType) and not 0 <= index < type_.rank:
+            self.error(op, f"index must be in [0, {type_.rank}), the dimensions of {type_}, got {index}")
 
     def blocks(self, op: ir.Operation, region: ir.Region) -> None:
         """Block arguments: only a function's own may be handles."""

@@ -25,7 +25,7 @@ ANY = "kv.any"  # an attribute of products of a function that a user gave, which
 
 BLOCKS = 2**31 - 1  # of a grid in x; and fewer than 2^24 in y and z
 OTHER_BLOCKS = 2**24
-THREADS = 1024  # of a block
+THREADS = 2**24  # of a block: on the host, where a device has fewer
 SMALL = 2**23
 POSITIONS = (0, 2**31 - 2 * SMALL)
 """Positions of queries and keys, lengths, and counts of tokens: caches hold at most 2**30 tokens of a sequence, and the

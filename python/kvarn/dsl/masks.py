@@ -65,30 +65,36 @@ class Mask:
         self.arrays = array_count(function, POSITIONS) if arrays is None else arrays
         self.by_head = looks_at_head(function) if by_head is None else by_head
         self.outer = outer if self.arrays else function
+        self.depth = 0  # of masks within masks
+        self.inverse: Mask | None = None  # what this was made of by ~
 
     def __call__(self, b: Any, h: Any, q: Any, k: Any, *arrays: Any) -> Any:
         return self.function(b, h, q, k, *arrays)
 
     def __and__(self, other: Any) -> Mask:
-        return _both(self, _mask(other))
+        return _Joined("&", self, _mask(other))
 
     def __rand__(self, other: Any) -> Mask:
-        return _both(_mask(other), self)
+        return _Joined("&", _mask(other), self)
 
     def __or__(self, other: Any) -> Mask:
-        return _either(self, _mask(other))
+        return _Joined("|", self, _mask(other))
 
     def __ror__(self, other: Any) -> Mask:
-        return _either(_mask(other), self)
+        return _Joined("|", _mask(other), self)
 
     def __invert__(self) -> Mask:
+        if self.inverse is not None:
+            return self.inverse
         one = self.function
 
         @func
         def inverted(b: Any, h: Any, q: Any, k: Any, *arrays: Any) -> Any:
             return ~one(b, h, q, k, *arrays)
 
-        return Mask(inverted, arrays=self.arrays, by_head=self.by_head)
+        made = Mask(inverted, arrays=self.arrays, by_head=self.by_head)
+        made.depth, made.inverse = _nested(self.depth + 1), self
+        return made
 
     def __repr__(self) -> str:
         return f"<mask {getattr(self.function, '__name__', type(self.function).__name__)}>"
@@ -129,46 +135,85 @@ def _mask(x: Any) -> Mask:
     return x if isinstance(x, Mask) else Mask(x)
 
 
-def _both(a: Mask, b: Mask) -> Mask:
-    one, other, split = a.function, b.function, a.arrays
+MOST_NESTED = 40  # masks within masks: each is a call of a function, while a kernel is traced
+
+
+def _nested(depth: int) -> int:
+    if depth > MOST_NESTED:
+        raise ValueError(
+            f"masks must not nest more than {MOST_NESTED} deep in &, | and ~: conjunctions and disjunctions of any "
+            "length are one level; write the rest as one function"
+        )
+    return depth
+
+
+class _Joined(Mask):
+    """Masks that ``&`` or ``|`` joins, any number of them: functions are made when they are asked for, by halves."""
+
+    def __init__(self, op: str, *masks: Mask) -> None:
+        parts = [p for m in masks for p in (m.parts if isinstance(m, _Joined) and m.op == op else (m,))]
+        self.op, self.parts = op, parts
+        self.arrays, self.by_head = sum(p.arrays for p in parts), any(p.by_head for p in parts)
+        self.interval = op == "&" and all(p.interval for p in parts)
+        self.depth, self.inverse = _nested(1 + max(p.depth for p in parts)), None
+
+    @functools.cached_property
+    def function(self) -> Callable[..., Any]:  # type: ignore[override]
+        return _halved([(p.function, p.arrays) for p in self.parts], _conjunction if self.op == "&" else _disjunction)[
+            0
+        ]
+
+    @functools.cached_property
+    def first(self) -> Callable[[Any], Any] | None:  # type: ignore[override]
+        known = [p.first for p in self.parts if p.first is not None and self.op == "&"]
+        return _halved(known, _folded(kv_math.max)) if known else None
+
+    @functools.cached_property
+    def end(self) -> Callable[[Any], Any] | None:  # type: ignore[override]
+        known = [p.end for p in self.parts if p.end is not None and self.op == "&"]
+        return _halved(known, _folded(kv_math.min)) if known else None
+
+    @functools.cached_property
+    def outer(self) -> Callable[..., Any] | None:  # type: ignore[override]
+        if not self.arrays:
+            return self.function
+        known = [(p.outer, 0) for p in self.parts if p.outer is not None and self.op == "&"]
+        return _halved(known, _conjunction)[0] if known else None
+
+
+def _halved(items: list[Any], join: Callable[[Any, Any], Any]) -> Any:
+    """Items joined two by two, so that few calls nest."""
+    if len(items) == 1:
+        return items[0]
+    middle = (len(items) + 1) // 2
+    return join(_halved(items[:middle], join), _halved(items[middle:], join))
+
+
+_Part = tuple[Callable[..., Any], int]  # a function, and its arrays
+
+
+def _conjunction(a: _Part, b: _Part) -> _Part:
+    (one, split), (other, rest) = a, b
 
     @func
     def both(b: Any, h: Any, q: Any, k: Any, *arrays: Any) -> Any:
         return one(b, h, q, k, *arrays[:split]) & other(b, h, q, k, *arrays[split:])
 
-    first = _of_known(_folded(kv_math.max), a.first, b.first)
-    end = _of_known(_folded(kv_math.min), a.end, b.end)
-    outer = _of_known(_conjunction, a.outer, b.outer)
-    return Mask(both, first, a.arrays + b.arrays, a.by_head or b.by_head, end, a.interval and b.interval, outer)
+    return both, split + rest
 
 
-def _conjunction(a: Any, b: Any) -> Any:
-    """Of two masks without arrays."""
-
-    @func
-    def conjunction(b_: Any, h: Any, q: Any, k: Any) -> Any:
-        return a(b_, h, q, k) & b(b_, h, q, k)
-
-    return conjunction
-
-
-def _of_known(fold: Any, a: Any, b: Any) -> Any:
-    """One bound of two, as far as they are known."""
-    return fold(a, b) if a is not None and b is not None else a or b
-
-
-def _folded(fold: Any) -> Any:
-    return lambda a, b: lambda q: fold(a(q), b(q))
-
-
-def _either(a: Mask, b: Mask) -> Mask:
-    one, other, split = a.function, b.function, a.arrays
+def _disjunction(a: _Part, b: _Part) -> _Part:
+    (one, split), (other, rest) = a, b
 
     @func
     def either(b: Any, h: Any, q: Any, k: Any, *arrays: Any) -> Any:
         return one(b, h, q, k, *arrays[:split]) | other(b, h, q, k, *arrays[split:])
 
-    return Mask(either, arrays=a.arrays + b.arrays, by_head=a.by_head or b.by_head)
+    return either, split + rest
+
+
+def _folded(fold: Any) -> Any:
+    return lambda a, b: lambda q: fold(a(q), b(q))
 
 
 # --- masks -----------------------------------------------------------------------------------------

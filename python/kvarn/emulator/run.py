@@ -21,6 +21,7 @@ from kvarn.settings import emulating, emulation
 from . import grid as ptx
 from .grid import Order
 from .memory import Field, Memory, arrays_of, fields_of
+from .ptx_parser import EmulationError
 from .report import Report
 from .stream import Launched, Stream
 
@@ -138,16 +139,21 @@ def _launch(
             str(artifact.code["ptx"]), entry.name, grid, block, values, arrays, entry.shared_bytes, order,
             entry.cluster, ptx.Around(report, parts, variables, launched),
         )  # fmt: skip
-    except ptx.EmulationError as error:
+    except EmulationError as error:
         error.kernel = error.kernel or entry.name
+        if watched:
+            ownership.after_failure(binding.HOST, error)
         raise
     if watched:
         ownership.after(binding.HOST)
 
 
 def _triple(extents: Any, what: str) -> tuple[int, int, int]:
-    found = (*(extents if isinstance(extents, tuple) else (extents,)), 1, 1)[:3]
-    if any(isinstance(n, bool) or not isinstance(n, int | np.integer) or n < 0 for n in found):
+    given = extents if isinstance(extents, tuple) else (extents,)
+    found = (*given, 1, 1)[:3]
+    if not 1 <= len(given) <= 3 or any(
+        isinstance(n, bool) or not isinstance(n, int | np.integer) or n < 0 for n in found
+    ):
         raise ValueError(f"{what} must be one to three non-negative ints, got {extents!r}")
     return tuple(int(n) for n in found)  # type: ignore[return-value]
 
@@ -326,7 +332,11 @@ def emulated(
     chosen = by_name(target)
     if chosen.is_host:
         raise ValueError("the emulator runs PTX: target must be a GPU's, such as sm_90a, got host")
-    count = multiprocessors or chosen.chip.multiprocessors  # for grids that fill the device
+    count = (
+        chosen.chip.multiprocessors if multiprocessors is None else multiprocessors
+    )  # for grids that fill the device
+    if isinstance(count, bool) or not isinstance(count, int | np.integer) or count < 1:
+        raise ValueError(f"multiprocessors must be a positive int, got {multiprocessors!r}")
     report = Report(chosen.name, races)
     stream = Stream() if chosen.has("pdl") else None
     with emulating(Emulation(chosen.name, order_of(order, seed, copies), count, report, stream)):

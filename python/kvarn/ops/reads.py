@@ -386,6 +386,8 @@ def prior_of(prior: Any, title: str) -> tuple[Any, Any]:
         return None, None
     if not isinstance(prior, (tuple, list)) or len(prior) != 2:
         raise TypeError(f"{title}: prior must be a tuple of an output and its log-sum-exp, got {type(prior).__name__}")
+    if prior[0] is None or prior[1] is None:
+        raise TypeError(f"{title}: prior must be an output and its log-sum-exp, got None in its place")
     return prior[0], prior[1]
 
 

@@ -128,7 +128,11 @@ class SharedPrefixes(NoShallowCopies):
         upload : callable, optional
             Gives the contents of a NumPy array where the pool is; default: the array itself.
         """
-        count(page_size, "page_size")
+        if count(page_size, "page_size") < 1:
+            raise ValueError("page_size must be positive, got 0")
+        for name, tokens in (("token_bytes", token_bytes), ("least", least)):
+            if tokens is not None and count(tokens, name) < 1:
+                raise ValueError(f"{name} must be positive, got {tokens}")
         if least is None:
             least = 1 if token_bytes is None else -(-WORTH // token_bytes)
         sequences, lengths = groups(lookup_table, cache_lengths, page_size, least)

@@ -170,7 +170,10 @@ class HostProgram:
             messages = entry.attributes.get("assertions", ())
             which = status.value - 1
             text = messages[which] if which < len(messages) else f"number {which}"
-            raise HostKernelError(f"kernel {entry.name!r}: assertion failed: {text}")
+            failed = HostKernelError(f"kernel {entry.name!r}: assertion failed: {text}")
+            if watched:
+                ownership.after_failure(HOST, failed)
+            raise failed
         if watched:
             ownership.after(HOST)
 

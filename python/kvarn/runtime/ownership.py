@@ -149,6 +149,14 @@ def after(ordinal: int) -> None:
         keeper.raise_violations()
 
 
+def after_failure(ordinal: int, failed: Exception) -> None:
+    """A kernel with checks was ended: what it had noted says more than what ended it."""
+    try:
+        after(ordinal)
+    except Exception as found:
+        raise found from failed
+
+
 def launching(launch: Callable[..., int], ordinal: int) -> Callable[..., int]:
     """The driver's function for launches of a kernel with checks."""
 

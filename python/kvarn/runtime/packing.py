@@ -35,6 +35,7 @@ _FORMATS = {
     "bf16": "H", "f8e4m3": "B", "f8e5m2": "B", "f8e8m0": "B", "tensormap": "128s",
 }  # fmt: skip
 _NO_CONTEXT = 201  # CUDA_ERROR_INVALID_CONTEXT
+_HOST_BLOCKS = 2**24  # of a grid, and threads of a block: more would take minutes, in which nothing can stop it
 _REMEMBER = 1024  # grids that a call remembers to have checked
 
 
@@ -148,10 +149,15 @@ def check_shape(entry: Entry, grid: Any, block: Any, shared: int, limits: device
     if min(b) < 1:
         raise ValueError(f"block of kernel {kernel!r} must be positive, got {b}")
     threads = b[0] * b[1] * b[2]
-    most = min(t for t in (entry.max_threads, most, 2**31) if t)
+    most = min(t for t in (entry.max_threads, most, _HOST_BLOCKS) if t)
     if threads > most:
         raise ValueError(
             f"block of kernel {kernel!r} must have at most {most} threads, got {b[0]}x{b[1]}x{b[2]} = {threads}"
+        )
+    if limits is None and g[0] * g[1] * g[2] > _HOST_BLOCKS:
+        raise ValueError(
+            f"grid of kernel {kernel!r} must have at most {_HOST_BLOCKS} blocks on the host, which runs one after the "
+            f"other, got {g}: let a block do more, or launch parts"
         )
     if limits is not None:
         for axis, extent, limit in zip("xyz", g, limits.max_grid, strict=True):
