@@ -150,8 +150,8 @@ class PagedCache(Cache):
         self.reset()
 
     def __getstate__(self) -> dict[str, Any]:
-        # A collection holds addresses, which a copy's memory has not.
-        return {**self.__dict__, "_collections": {}}
+        # A collection holds addresses, which a copy's memory has not; masks are of a step that is over.
+        return {**self.__dict__, "_collections": {}, "_how": []}
 
     def reset(self) -> None:
         """Forget all tokens; the memory stays."""
@@ -296,7 +296,7 @@ class PagedCache(Cache):
                 same = not self._padded if known is None else known.all() if not self._padded else known.equal(there)
                 if same and (not self._padded or not (mask.window or mask.chunk) or one_run(there)):
                     return mask.named()
-            mask = mask.tensor()
+            mask = mask.seen()
         check_tensor(mask, tokens, end, _OWN)
         if not self._padded:
             return read(mask, self._seen)
