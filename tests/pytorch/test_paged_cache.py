@@ -225,6 +225,22 @@ def test_a_step_that_fails_in_a_layer_has_not_been(llama, monkeypatch):
     torch.testing.assert_close(step(llama, cache, ids[:, 5:]), expected[:, 5:], **NEAR)
 
 
+def test_a_padded_step_that_fails_leaves_no_padding(gemma, monkeypatch):
+    ids, mask = tokens(2, 12), torch.ones(2, 12, dtype=torch.int64)
+    mask[0, 1:3] = 0  # within a window's reach, so that positions are looked up
+    expected = whole(gemma, ids, mask)
+    cache = paged(gemma)
+    step(gemma, cache, ids[:, :4], mask[:, :4])
+    padded = mask[:, :8].clone()
+    padded[1, 4:6] = 0
+    monkeypatch.setattr(cache, "_collection", lambda: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        step(gemma, cache, ids[:, 4:8], padded)
+    monkeypatch.undo()
+    found = [step(gemma, cache, ids[:, a:b], mask[:, :b]) for a, b in ((4, 8), (8, 12))]
+    torch.testing.assert_close(torch.cat(found, 1), expected[:, 4:], **NEAR)
+
+
 def test_gradients_are_refused_and_the_cache_goes_on(llama):
     ids = tokens(2, 6)
     cache = paged(llama)

@@ -182,12 +182,15 @@ def attention(
     Returns
     -------
     Tensor [B, queries, Hq, D of the values]
-        Zeros for queries that are padding.
+        Anything for queries that are padding.
     """
     size = value.shape[-1]
     query, key, value = _matched(query, key, value)
-    if mask is True:  # transformers' sdpa cuts what is not written yet of a static cache
-        key, value = key[:, :, : query.shape[2]], value[:, :, : query.shape[2]]
+    queries, keys = query.shape[2], key.shape[2]
+    if mask is True and keys > queries:  # transformers' sdpa cuts what is not written yet of a static cache
+        key, value = key[:, :, :queries], value[:, :, :queries]
+    elif mask is True and keys < queries:  # and counts keys from the first query on, not up to the last
+        mask = torch.ones((1, 1, queries, keys), dtype=torch.bool, device=key.device).tril()
     padding, named = None, {}
     if isinstance(mask, bool):
         named = {"mask": "causal" if mask else "null"}

@@ -43,6 +43,7 @@ class Mask:
         self._arguments = arguments
         self._tensor: Any = None
         self._seen: Any = None
+        self._complete: tuple[int, bool] | None = None
 
     def named(self) -> dict[str, Any]:
         """The keywords of ``kv.ops.attention``, where the queries are the last of the keys."""
@@ -55,6 +56,13 @@ class Mask:
         known = self.attention_mask[:, first:end]
         missing = end - first - known.shape[1]
         return torch.nn.functional.pad(known, (0, missing)) if missing > 0 else known
+
+    def complete(self, end: int) -> bool:
+        """Whether there is every token up to position ``end``; found out once, since the answer is on the device."""
+        if self._complete is None or self._complete[0] != end:
+            there = self.there(0, end)
+            self._complete = end, there is None or bool(there.all())
+        return self._complete[1]
 
     def tensor(self) -> torch.Tensor:
         """What eager attention adds to its scores, [B, 1, queries, keys]."""
@@ -70,7 +78,7 @@ class Mask:
         return self._seen
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("__") or name in ("_tensor", "_seen", "_arguments"):
+        if name.startswith("__") or name in ("_tensor", "_seen", "_complete", "_arguments"):
             raise AttributeError(name)
         return getattr(self.tensor(), name)
 
