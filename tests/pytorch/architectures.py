@@ -18,6 +18,7 @@ import sys
 import traceback
 import warnings
 from collections import Counter
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -68,6 +69,7 @@ SMALL: dict[str, Any] = {
 }  # fmt: skip
 # What some models need besides; the first that runs is taken.
 VARIANTS: tuple[dict[str, Any], ...] = ({}, {"num_key_value_heads": 4}, {"num_key_value_heads": 4, "head_dim": 32})
+WARM = ("LlamaForCausalLM", "GPT2LMHeadModel")
 MEMORY = 6 << 30  # what a model may take
 
 
@@ -278,11 +280,8 @@ def in_process(name: str) -> dict[str, Any]:
         os.close(reader)
         status = 1
         try:
-            torch.set_num_threads(1)
+            prepare()
             resource.setrlimit(resource.RLIMIT_AS, (_address_space() + MEMORY, resource.RLIM_INFINITY))
-            warnings.simplefilter("ignore")
-            transformers.logging.set_verbosity_error()
-            transformers.AttentionInterface.register(kvhf.NAME, counted)
             with os.fdopen(writer, "w") as out:
                 json.dump(rows(name), out)
             status = 0
@@ -297,6 +296,17 @@ def in_process(name: str) -> dict[str, Any]:
     if status or not text:
         return {f"{cache}/{padding}": (DIED, f"status {status}") for cache in CACHES for padding in PADDINGS}
     return json.loads(text)
+
+
+def prepare(names: Iterable[str] = ()) -> None:
+    """Set the process up, and run a few architectures: forks then have the kernels that most of the others call."""
+    torch.set_num_threads(1)
+    warnings.simplefilter("ignore")
+    transformers.logging.set_verbosity_error()
+    transformers.AttentionInterface.register(kvhf.NAME, counted)
+    for name in names:
+        rows(name)
+    EXPECTED.clear()
 
 
 def _address_space() -> int:
@@ -376,6 +386,7 @@ def main(argv: list[str] | None = None) -> int:
     if options.rows and options.rows.is_file():
         known = dict(json.loads(line) for line in options.rows.read_text().splitlines())
     wanted = options.name or list(architectures())
+    prepare(WARM if len(wanted) > len(WARM) else ())
     found = {}
     for name in wanted:
         found[name] = known[name] if name in known else in_process(name)

@@ -121,18 +121,20 @@ def test_a_mask_of_four_dimensions_is_read_as_it_is(llama):
 
 @pytest.mark.parametrize("how", [copy.deepcopy, lambda cache: pickle.loads(pickle.dumps(cache))])
 @pytest.mark.parametrize("before", [1, 3])
-def test_a_copy_has_pages_of_its_own(llama, how, before):
+@pytest.mark.parametrize("name", ["llama", "gemma"])
+def test_a_copy_has_pages_of_its_own(name, how, before, request):
+    model = request.getfixturevalue(name)
     ids, others = tokens(2, 14), tokens(2, 14, seed=2)
     others[:, : 6 + before] = ids[:, : 6 + before]
-    cache = paged(llama)
-    step(llama, cache, ids[:, :6])
+    cache = paged(model)
+    step(model, cache, ids[:, :6])
     for i in range(6, 6 + before):
-        step(llama, cache, ids[:, i : i + 1])
+        step(model, cache, ids[:, i : i + 1])
     twin = how(cache)
-    expected = [whole(llama, x) for x in (ids, others)]
+    expected = [whole(model, x) for x in (ids, others)]
     for i in range(6 + before, 14):  # in turns, so that either would spoil the other
         for kept, x, logits in ((cache, ids, expected[0]), (twin, others, expected[1])):
-            torch.testing.assert_close(step(llama, kept, x[:, i : i + 1])[:, 0], logits[:, i], **NEAR)
+            torch.testing.assert_close(step(model, kept, x[:, i : i + 1])[:, 0], logits[:, i], **NEAR)
     assert twin.blocks.data_ptr() != cache.blocks.data_ptr()
 
 
@@ -169,7 +171,12 @@ def test_assisted_search_and_prompt_lookup_give_the_tokens_of_greedy_search(name
     options = {"max_new_tokens": 12, "do_sample": False, "attention_mask": torch.ones_like(ids)}
     model.set_attn_implementation("eager")
     expected = model.generate(ids, **options)
-    for more in ({"assistant_model": assistant}, {"assistant_model": model}, {"prompt_lookup_num_tokens": 3}):
+    for more in (
+        {"assistant_model": assistant},
+        {"assistant_model": model},
+        {"prompt_lookup_num_tokens": 3},
+        {"assistant_early_exit": 1},
+    ):
         found = model.generate(ids, past_key_values=paged(model, 1), **options, **more)
         assert found.equal(expected), more
 
@@ -216,6 +223,22 @@ def test_a_step_that_fails_in_a_layer_has_not_been(llama, monkeypatch):
         assert cache.get_seq_length() == 5
     monkeypatch.undo()
     torch.testing.assert_close(step(llama, cache, ids[:, 5:]), expected[:, 5:], **NEAR)
+
+
+def test_a_padded_step_that_fails_leaves_no_padding(gemma, monkeypatch):
+    ids, mask = tokens(2, 12), torch.ones(2, 12, dtype=torch.int64)
+    mask[0, 1:3] = 0  # within a window's reach, so that positions are looked up
+    expected = whole(gemma, ids, mask)
+    cache = paged(gemma)
+    step(gemma, cache, ids[:, :4], mask[:, :4])
+    padded = mask[:, :8].clone()
+    padded[1, 4:6] = 0
+    monkeypatch.setattr(cache, "_collection", lambda: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        step(gemma, cache, ids[:, 4:8], padded)
+    monkeypatch.undo()
+    found = [step(gemma, cache, ids[:, a:b], mask[:, :b]) for a, b in ((4, 8), (8, 12))]
+    torch.testing.assert_close(torch.cat(found, 1), expected[:, 4:], **NEAR)
 
 
 def test_gradients_are_refused_and_the_cache_goes_on(llama):

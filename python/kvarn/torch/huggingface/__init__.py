@@ -81,7 +81,7 @@ def attention(
         if options.get("indices") is not None:
             mask = given.chosen(mask, options["indices"])
         if position_bias is not None:
-            tensor = mask.tensor() if isinstance(mask, Mask) else None if isinstance(mask, bool) else mask
+            tensor = mask.seen() if isinstance(mask, Mask) else None if isinstance(mask, bool) else mask
             mask = create_position_bias_mask(position_bias, tensor, mask is True, query, key)
         if layer is not None:
             return layer.attend(query, key, value, mask, how), None

@@ -115,7 +115,7 @@ def check_tensor(mask: Any, queries: int, keys: int, instead: str = 'use attn_im
 
 def chosen(mask: Mask | torch.Tensor | bool, indices: torch.Tensor) -> torch.Tensor:
     """The mask of queries that see only the keys ``indices``, [B, S, K], of those that a mask shows."""
-    tensor = mask.tensor() if isinstance(mask, Mask) else mask
+    tensor = mask.seen() if isinstance(mask, Mask) else mask
     if isinstance(tensor, bool) or tensor.dim() != 4:
         raise NotImplementedError('kvarn: indices need a mask of four dimensions: use attn_implementation="eager"')
     keep = torch.zeros((*indices.shape[:2], tensor.shape[-1]), dtype=torch.bool, device=indices.device)
@@ -182,21 +182,23 @@ def attention(
     Returns
     -------
     Tensor [B, queries, Hq, D of the values]
-        Zeros for queries that are padding.
+        Anything for queries that are padding.
     """
     size = value.shape[-1]
     query, key, value = _matched(query, key, value)
-    if mask is True:  # transformers' sdpa cuts what is not written yet of a static cache
-        key, value = key[:, :, : query.shape[2]], value[:, :, : query.shape[2]]
+    queries, keys = query.shape[2], key.shape[2]
+    if mask is True and keys > queries:  # transformers' sdpa cuts what is not written yet of a static cache
+        key, value = key[:, :, :queries], value[:, :, :queries]
+    elif mask is True and keys < queries:  # and counts keys from the first query on, not up to the last
+        mask = torch.ones((1, 1, queries, keys), dtype=torch.bool, device=key.device).tril()
     padding, named = None, {}
     if isinstance(mask, bool):
         named = {"mask": "causal" if mask else "null"}
     elif isinstance(mask, Mask) and (mask.queries, mask.keys) == (query.shape[2], key.shape[2]):
-        padding, known = _by_name(mask)
-        named = mask.named() if known else {}
+        padding, named = _by_name(mask)
     tensor = None
     if not named:
-        tensor = mask.tensor() if isinstance(mask, Mask) else mask
+        tensor = mask.seen() if isinstance(mask, Mask) else mask
         check_tensor(tensor, query.shape[2], key.shape[2])
     if torch.compiler.is_compiling() or library.recording():
         text = f"{named['mask']} {named.get('window') or 0} {named.get('chunk') or 0}" if named else ""
@@ -234,21 +236,22 @@ def _matched(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> lis
 _CAST = (torch.float32, torch.float16, torch.bfloat16)
 
 
-def _by_name(mask: Mask) -> tuple[torch.Tensor | None, bool]:
-    """Which tokens there are (None: all), and whether attention computes the mask by its name over these."""
+def _by_name(mask: Mask) -> tuple[torch.Tensor | None, dict[str, Any]]:
+    """Which tokens there are (None: all), and the keywords of the mask over these; none where it is not by its name."""
     end = mask.kv_offset + mask.keys
     last = mask.q_offset + mask.queries == end and not (mask.chunk and mask.kv_offset % mask.chunk)
+    named = mask.named() if last or not mask.causal else {}
     # Chunks are counted from the first token that there is, also where the keys begin later.
     there = mask.there(0 if mask.chunk else mask.kv_offset, end)
     if there is None:
-        return None, last or not mask.causal
+        return None, named
     if is_tracing(there):  # its values are not known
-        return None, False
+        return None, {}
     if there.all():
-        return None, last or not mask.causal
-    if mask.queries != mask.keys or mask.q_offset != mask.kv_offset or mask.kv_offset:
-        return None, False
-    return there, not (mask.window or mask.chunk) or one_run(there)
+        return None, named
+    if mask.queries != mask.keys or mask.q_offset or mask.kv_offset:
+        return None, {}
+    return (there, named) if not (mask.window or mask.chunk) or one_run(there) else (None, {})
 
 
 __all__ = ["Rows", "attention", "check_tensor", "chosen", "read"]

@@ -4,7 +4,8 @@
 transformers asks its attention backends to make masks, and says what each holds: a function of positions, a padding
 mask of two dimensions, and where queries and keys begin. :func:`mask` keeps that as a :class:`Mask`, from which
 attention decides what it can compute without a value a score. Where the model needs to look at the values, and for
-every function but those that kvarn knows, there is the boolean tensor that sdpa would get.
+every function but those that kvarn knows, there is the tensor that eager attention would get, which the code of every
+model can read.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from transformers import masking_utils
 class Mask:
     """What the layers of one kind see in a step.
 
-    Whatever looks at it as a tensor, of [B, 1, queries, keys] booleans, gets that tensor.
+    Whatever looks at it as a tensor gets that of eager attention, [B, 1, queries, keys]: 0 or a large negative number.
 
     Attributes
     ----------
@@ -40,7 +41,9 @@ class Mask:
         self.q_offset, self.kv_offset = arguments["q_offset"], arguments["kv_offset"]
         self.attention_mask = arguments["attention_mask"]
         self._arguments = arguments
-        self._tensor: torch.Tensor | None = None
+        self._tensor: Any = None
+        self._seen: Any = None
+        self._complete: tuple[int, bool] | None = None
 
     def named(self) -> dict[str, Any]:
         """The keywords of ``kv.ops.attention``, where the queries are the last of the keys."""
@@ -54,24 +57,52 @@ class Mask:
         missing = end - first - known.shape[1]
         return torch.nn.functional.pad(known, (0, missing)) if missing > 0 else known
 
+    def complete(self, end: int) -> bool:
+        """Whether there is every token up to position ``end``; found out once, since the answer is on the device."""
+        if self._complete is None or self._complete[0] != end:
+            there = self.there(0, end)
+            self._complete = end, there is None or bool(there.all())
+        return self._complete[1]
+
     def tensor(self) -> torch.Tensor:
-        """All values, [B, 1, queries, keys]."""
+        """What eager attention adds to its scores, [B, 1, queries, keys]."""
         if self._tensor is None:
-            self._tensor = _tensor(self._arguments)
+            self._tensor = masking_utils.eager_mask(**self._arguments)
         return self._tensor
 
+    def seen(self) -> torch.Tensor:
+        """All values as booleans, [B, 1, queries, keys]."""
+        if self._seen is None:
+            whole = {"allow_is_causal_skip": False, "allow_is_bidirectional_skip": False}
+            self._seen = masking_utils.sdpa_mask(**self._arguments, **whole)
+        return self._seen
+
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("__") or name in ("_tensor", "_arguments"):
+        if name.startswith("__") or name in ("_tensor", "_seen", "_complete", "_arguments"):
             raise AttributeError(name)
         return getattr(self.tensor(), name)
 
     def __getitem__(self, index: Any) -> torch.Tensor:
         return self.tensor()[index]
 
+    __hash__ = object.__hash__
+
     @classmethod
     def __torch_function__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         args, kwargs = pytree.tree_map(lambda x: x.tensor() if isinstance(x, Mask) else x, (args, kwargs or {}))
         return function(*args, **kwargs)
+
+
+def _operator(name: str) -> Any:
+    def call(self: Mask, *others: Any) -> Any:
+        return getattr(self.tensor(), name)(*(o.tensor() if isinstance(o, Mask) else o for o in others))
+
+    return call
+
+
+_OPERATORS = "add radd sub rsub mul rmul truediv and rand or ror xor invert neg eq ne lt le gt ge len iter bool"
+for _name in (f"__{name}__" for name in _OPERATORS.split()):
+    setattr(Mask, _name, _operator(_name))
 
 
 def mask(
@@ -93,8 +124,8 @@ def mask(
     Mask
         Of a mask that is causal, perhaps with a window or chunks, or that hides nothing but padding, where transformers
         lets its own backends go without a mask.
-    bool Tensor [B, 1, q_length, kv_length]
-        Of any other, and where positions are known on the device only, as those of static caches.
+    Tensor [B, 1, q_length, kv_length]
+        Of eager attention, of any other, and where positions are known on the device only, as those of static caches.
     """
     arguments = {
         "batch_size": batch_size, "q_length": q_length, "kv_length": kv_length, "q_offset": q_offset,
@@ -102,17 +133,10 @@ def mask(
     }  # fmt: skip
     shape = _shape_of(mask_function)
     if shape is None or isinstance(q_offset, torch.Tensor):
-        return _tensor(arguments)
+        return masking_utils.eager_mask(**arguments)
     if not (allow_is_causal_skip if shape[0] else allow_is_bidirectional_skip):
-        return _tensor(arguments)
+        return masking_utils.eager_mask(**arguments)
     return Mask(*shape, arguments)
-
-
-def _tensor(arguments: dict[str, Any]) -> torch.Tensor:
-    """The boolean mask of transformers' sdpa, whole."""
-    found = masking_utils.sdpa_mask(**arguments, allow_is_causal_skip=False, allow_is_bidirectional_skip=False)
-    assert found is not None
-    return found
 
 
 def _shape_of(function: Any) -> tuple[bool, int | None, int | None] | None:

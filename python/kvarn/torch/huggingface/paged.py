@@ -132,7 +132,9 @@ class PagedCache(Cache):
         pages = batch_size * columns if pages is None else _positive(pages, "pages")
         if pages < batch_size:
             raise ValueError(f"PagedCache: pages must be at least one for each of {batch_size} sequences, got {pages}")
-        dtype = _dtype_of(dtype or getattr(config, "dtype", None) or torch.get_default_dtype(), granularity)
+        of_model = getattr(config, "dtype", None) or torch.get_default_dtype()
+        of_model = getattr(torch, of_model, of_model) if isinstance(of_model, str) else of_model
+        dtype = _dtype_of(of_model if dtype is None else dtype, granularity)
         self.max_length, self.page_size, self.sequences = max_length, page_size, batch_size
         shape = (pages + 1, 2, len(kinds), page_size, heads, size)
         self.blocks = torch.zeros(shape, dtype=dtype, device=device)
@@ -150,8 +152,8 @@ class PagedCache(Cache):
         self.reset()
 
     def __getstate__(self) -> dict[str, Any]:
-        # A collection holds addresses, which a copy's memory has not.
-        return {**self.__dict__, "_collections": {}}
+        # A collection holds addresses, which a copy's memory has not; masks are of a step that is over.
+        return {**self.__dict__, "_collections": {}, "_how": []}
 
     def reset(self) -> None:
         """Forget all tokens; the memory stays."""
@@ -174,15 +176,18 @@ class PagedCache(Cache):
 
     def note(self, layer: int, key: torch.Tensor, value: torch.Tensor) -> None:
         """A layer's keys and values of a step, before its attention."""
-        if self._waits is not None:
+        waits = self._waits
+        if waits is not None:
+            self.failed(layer)
             raise RuntimeError(
-                f"PagedCache: no attention read the keys and values of layer {self._waits} from their pages: call "
+                f"PagedCache: no attention read the keys and values of layer {waits} from their pages: call "
                 f'model.set_attn_implementation("kvarn"). If that was called, the model changes keys after the cache, '
                 f"or has attention of its own: {_OWN}"
             )
         shape = tuple(self.blocks.shape[4:])
         for name, x in (("keys", key), ("values", value)):
             if (x.shape[1], x.shape[3]) != shape:
+                self.failed(layer)
                 raise NotImplementedError(
                     f"PagedCache: keys and values must have the {shape[0]} heads of {shape[1]} that the pages have, "
                     f"got {name} of {x.shape[1]} heads of {x.shape[3]}: {_OWN}"
@@ -235,13 +240,14 @@ class PagedCache(Cache):
             raise RuntimeError(
                 f"PagedCache: the pool of {self.blocks.shape[0] - 1} pages is full at {have} pages a sequence"
             )
-        padding = mask.there(seen, end) if isinstance(mask, Mask) else None
+        padding = mask.there(seen, end) if isinstance(mask, Mask) and not mask.complete(end) else None
         if padding is not None and padding.all():
             padding = None
         self._settle()
         self._grow(columns)
-        if padding is not None:
-            self._there[:, seen:end], self._padded = padding, True
+        self._padded = self._padded or padding is not None
+        if self._padded:
+            self._there[:, seen:end] = True if padding is None else padding
         if padding is not None or self._rows is None or self._rows.index is not None or self._rows.tokens != tokens:
             self._rows = Rows.of(query, padding)
         # Few collections serve all steps: a call of an operation looks its collection's numbers up.
@@ -293,10 +299,10 @@ class PagedCache(Cache):
         if isinstance(mask, Mask):
             if (mask.queries, mask.keys, mask.q_offset, mask.kv_offset) == (tokens, end, self._seen, 0):
                 known = mask.there(0, end)
-                same = not self._padded if known is None else known.all() if not self._padded else known.equal(there)
+                same = (known is not None and known.equal(there)) if self._padded else mask.complete(end)
                 if same and (not self._padded or not (mask.window or mask.chunk) or one_run(there)):
                     return mask.named()
-            mask = mask.tensor()
+            mask = mask.seen()
         check_tensor(mask, tokens, end, _OWN)
         if not self._padded:
             return read(mask, self._seen)
