@@ -48,7 +48,7 @@ def test_a_kernel_that_does_not_end_is_an_error(how):
     with LIMITS[how]():
         scaled[1, 32](x, 2)
         assert (x == 128).all()
-        with pytest.raises(EmulationError, match="does not end within 500 steps: steps= of kv.emulated"):
+        with pytest.raises(EmulationError, match=r"does not end within 500 steps: steps= of kv\.emulated"):
             scaled[1, 32](x, 0)
 
 
@@ -80,7 +80,15 @@ def test_a_limit_of_the_environment_is_a_positive_number(monkeypatch):
         _ = env.emulator_steps
 
 
-@pytest.mark.parametrize("how", ["emulate", "emulated"])
+def _inside(x):
+    with kv.emulated("sm_90a"):
+        scaled[1, 1024](x, 0)
+
+
+RUNS = {"emulate": lambda x: scaled.emulate(1, 1024, x, 0), "emulated": _inside}
+
+
+@pytest.mark.parametrize("how", RUNS)
 def test_an_interrupt_ends_a_kernel_at_once(how):
     x, sent = np.zeros(1024, np.int32), []
 
@@ -93,11 +101,7 @@ def test_an_interrupt_ends_a_kernel_at_once(how):
     signal.setitimer(signal.ITIMER_REAL, 0.3)
     try:
         with pytest.raises(KeyboardInterrupt):
-            if how == "emulate":
-                scaled.emulate(1, 1024, x, 0)
-            else:
-                with kv.emulated("sm_90a"):
-                    scaled[1, 1024](x, 0)
+            RUNS[how](x)
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)

@@ -34,7 +34,6 @@ from .random_inputs import InputOptions
 from .reduce import Reducer
 from .semantics import Checker, Launch, Rest, is_operation, model_of
 
-
 _STEPS = 500_000  # of the emulator, for a candidate of a reduction
 
 
