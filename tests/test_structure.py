@@ -336,6 +336,14 @@ def test_barriers_are_found(source):
     assert _barriers_of(source)
 
 
+def test_files_of_users_are_run_in_one_place():
+    """There whatever they do is told in one line."""
+    runs = ("spec_from_file_location", "exec_module", "compile(path.read")
+    library = [p for p in PYTHON if any(p.is_relative_to(folder) for folder in SOURCES.values())]
+    found = {_name(p) for p in library if any(word in p.read_text(encoding="utf-8") for word in runs)}
+    assert found == {"python/kvarn/files.py", "python/kvarn/moved.py"}  # the second runs modules of kvarn
+
+
 @pytest.mark.parametrize("stem", [path.stem for path in PASSES])
 def test_a_pass_has_a_lit_test_of_its_name(stem):
     test = ROOT / "tests" / "lowering" / f"{stem}.mlir"

@@ -34,7 +34,9 @@ def read_regular(path: str | os.PathLike[str]) -> tuple[bytes, os.stat_result]:
 
 
 def write_output(path: str | os.PathLike[str], data: str | bytes) -> None:
-    """Write what a command was asked to write: folders are made, and a file is there whole, or as it was before.
+    """Write what a user asked for: folders are made, and a file is there whole, or as it was before.
+
+    A device or a pipe stays what it is, and gets the bytes.
 
     Raises
     ------
@@ -86,14 +88,14 @@ def run_file(path: str | os.PathLike[str], name: str, beside: bool = False) -> A
         sys.modules.pop(name, None)
         if env.debug:
             traceback.print_exc()
-        raise FileError(f"{path} cannot be run: {_told(error, str(file))}") from error
+        raise FileError(f"{path} cannot be run: {told(error, str(file))}") from error
     finally:
         if beside and folder in sys.path:
             sys.path.remove(folder)
     return module
 
 
-def _told(error: BaseException, file: str) -> str:
+def told(error: BaseException, file: str) -> str:
     """What a file raised, and where, in one line."""
     if isinstance(error, SystemExit):
         return f"it ends the process, by sys.exit({'' if error.code is None else repr(error.code)})"

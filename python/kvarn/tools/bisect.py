@@ -18,6 +18,7 @@ from dataclasses import dataclass, replace
 from itertools import cycle
 from typing import Any
 
+from kvarn.env import env
 from kvarn.errors import KernelError
 from kvarn.files import write_output
 from kvarn.lowering import rewrite_counts as rewrites, runner
@@ -32,6 +33,8 @@ from .pass_options import given_name, passes_of
 from .random_inputs import InputOptions
 from .reduce import Reducer
 from .semantics import Checker, Launch, Rest, is_operation, model_of
+
+_STEPS = 500_000  # of the emulator, for a candidate of a reduction
 
 
 @dataclass(frozen=True)
@@ -172,7 +175,8 @@ def reduced(
         return bool(problem) and _kind(problem) == _kind(fault.problem)
 
     reducer = Reducer(fault.before, interesting, lambda what, count: tell(what, count, reducer.text))
-    return reducer.run()
+    with env.override(emulator_steps=min(env.emulator_steps, _STEPS)):  # a loop whose end has gone does not end
+        return reducer.run()
 
 
 def _kind(problem: str) -> str:
@@ -208,7 +212,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     add_kernel_options(parser)
     add_input_options(parser.add_argument)
     add_model_option(parser.add_argument)
-    parser.add_argument("--trusted", metavar="DIR", help="a folder with another kvarn, whose passes are trusted")
+    parser.add_argument(
+        "--trusted", type=given_name, metavar="DIR", help="a folder with another kvarn, whose passes are trusted"
+    )
     parser.add_argument(
         "--save", type=given_name, metavar="PREFIX", help="write the IR before and after the pass to PREFIX.*.mlir"
     )

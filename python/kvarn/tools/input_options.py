@@ -10,6 +10,8 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from .pass_options import given_name
+
 if TYPE_CHECKING:
     from mlir import ir
 
@@ -37,13 +39,14 @@ def add_input_options(add: Callable[..., Any]) -> None:
         "the pages and tiles of the kernel, or of numbers that are given (edges:64)",
     )
     add("--new", type=_counts, metavar="N,N", help="tokens of the step of each sequence (3,1,2), or one count for all")
-    add("--seed", type=int, default=0, help="of the random arguments (0)")
+    add("--seed", type=_seed, default=0, help="of the random arguments (0)")
 
 
 def add_model_option(add: Callable[..., Any]) -> None:
     """The option that names a model, for ``kvarn.tools.semantics.model_of``."""
     add(
         "--model",
+        type=given_name,
         metavar="FILE.py:FUNCTION",
         help="what is right: a function of the arguments by name, which changes their arrays as the kernel should",
     )
@@ -154,6 +157,12 @@ def _shapes(options: argparse.Namespace) -> dict[str, tuple[int | None, ...]]:
     named = (text.partition("=")[::2] for text in options.spec)
     specs = {name.strip(): parse_operand(rest) for name, rest in named}
     return {name: spec.extents for name, spec in specs.items() if isinstance(spec, Shaped)}
+
+
+def _seed(text: str) -> int:
+    if not re.fullmatch(r"[0-9]{1,19}", text):
+        raise argparse.ArgumentTypeError(f"must be a number of at most 19 digits, not negative, got {text!r}")
+    return int(text)
 
 
 def _extents(text: str) -> tuple[int, ...]:

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 from kvarn.env import env
+from kvarn.files import write_output
 
 from . import opt_args, opt_guard
 from .opt_args import UsageError
@@ -149,7 +150,7 @@ def _write_remarks(found: Sequence[Any], output: str | None) -> None:
         return
     suffix = Path(output).suffix
     form = {".yaml": "yaml", ".yml": "yaml", ".json": "json"}.get(suffix, "text")
-    Path(output).write_text(remarks.written(found, form), encoding="utf-8")
+    write_output(output, remarks.written(found, form))
 
 
 def _checks_of(options: argparse.Namespace, steps: Sequence[Step], rest: Any) -> Any:
@@ -293,7 +294,7 @@ def _process_all(driver: Any, options: argparse.Namespace) -> int:
         if options.output == "-":
             _write(sys.stdout.buffer, outputs.pop())
     if options.output != "-" and ok:
-        Path(options.output).write_bytes(b"".join(outputs))
+        write_output(options.output, b"".join(outputs))
     return 0 if ok else 1
 
 
@@ -350,7 +351,7 @@ def _print_dialects(driver: Any, options: argparse.Namespace) -> int:
             if options.output == "-":
                 sys.stdout.write(text)
             else:
-                Path(options.output).write_text(text, encoding="utf-8")
+                write_output(options.output, text)
             return 0
         print("Available Dialects: " + ",".join(_dialect_names(context)))
     return 0

@@ -17,6 +17,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -348,6 +349,13 @@ def command_of(command: str, timeout: float, tools: str = "") -> Interesting:
     return interesting
 
 
+def _seconds(text: str) -> float:
+    found = float(text)
+    if not 0 < found < threading.TIMEOUT_MAX:
+        raise argparse.ArgumentTypeError(f"must be a number of seconds, more than 0, got {text!r}")
+    return found
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command; 0 when there is a result, 1 when the input is of no use."""
     parser = argparse.ArgumentParser(
@@ -376,12 +384,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         "-o", dest="output", type=given_name, metavar="FILE",
         help="where to write the smallest so far, at any time, and the result; default: stdout, at the end",
     )  # fmt: skip
-    parser.add_argument("--timeout", type=float, default=60, metavar="SECONDS", help="of the command (60)")
+    parser.add_argument("--timeout", type=_seconds, default=60, metavar="SECONDS", help="of the command (60)")
     parser.add_argument("--quiet", action="store_true", help="do not say what went")
     options = parser.parse_args(argv)
     try:
         load_extensions(options)
-        text = Path(options.input).read_text(encoding="utf-8")
+        text = _read(options.input)
         with contextlib.ExitStack() as stack:
             tools = stack.enter_context(opt_server.on_path()) if "kv-opt" in options.interesting else ""
             found = _reduced(options, text, tools)
@@ -393,6 +401,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     if options.output is None:
         sys.stdout.write(found)
     return 0
+
+
+def _read(name: str) -> str:
+    try:
+        return Path(name).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ValueError(f"{name} cannot be read: {getattr(error, 'strerror', '') or error}") from None
 
 
 def _reduced(options: argparse.Namespace, text: str, tools: str) -> str:

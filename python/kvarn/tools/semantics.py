@@ -13,7 +13,6 @@ import base64
 import contextlib
 import hashlib
 import importlib
-import importlib.util
 import json
 import os
 import re
@@ -33,6 +32,7 @@ from kvarn.compilation import extensions
 from kvarn.compilation.kernel import Kernel
 from kvarn.emulator import EmulationError, Order, run
 from kvarn.emulator.report import Report
+from kvarn.files import run_file
 from kvarn.lowering import rewrite
 
 from . import random_inputs, reference_lowering as rest
@@ -349,11 +349,7 @@ def model_of(place: str | None) -> Model | None:
     file, _, name = place.rpartition(":")
     if not file or not Path(file).is_file():
         raise ValueError(f"--model takes FILE.py:FUNCTION, got {place!r}")
-    spec = importlib.util.spec_from_file_location("kvarn_model", file)
-    if spec is None or spec.loader is None:
-        raise ValueError(f"{file} is no Python file")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+    module = run_file(file, "kvarn_model", beside=True)
     if not callable(getattr(module, name, None)):
         raise ValueError(f"{file} has no function {name!r}")
     return getattr(module, name)
