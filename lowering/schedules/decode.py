@@ -12,6 +12,7 @@ from kvarn.dialect import schedules
 from kvarn.dialect.chips import REGISTERS, RESERVED_BYTES
 from kvarn.dialect.dtypes import DType
 from kvarn.dialect.layout import CacheSpec, align_up, cdiv
+from kvarn.dialect.ops.weights import LARGEST
 from kvarn.dialect.shared_layout import SharedLayout
 from kvarn.lowering.kernels.attention.case import Case
 from kvarn.lowering.kernels.attention.decode.binned_sums import MOST_VALUES
@@ -19,7 +20,7 @@ from kvarn.lowering.target import Target
 
 from .limits import DECODE_GRANULE, HELD_SCALES, MOST_COLUMNS, MOST_QUERIES, WARP_OUTPUTS, WARP_ROWS, decode_registers
 
-NEVER = -1.0e30  # a running maximum that any score exceeds, finite so that differences are
+NEVER = -LARGEST  # a running maximum that no score is below, finite so that differences are
 # The fields of a configuration that are a schedule's.
 ENTRIES = (*schedules.DECODE.names, "max_batch", "early")
 COLUMNS = 8  # query rows of one mma

@@ -29,6 +29,7 @@ BARRIER_BYTES = 8  # of an mbarrier
 BARRIERS_BYTES = 1024  # more than all barriers of a block take
 JOINED = "kv.joined"  # on products that are started, but waited for with the next
 ROW_SUMS = "kv.row_sums"  # on products with ones, of the weights that another product beside them takes
+HIDES = "kv.hides"  # on products of which B may be anything, NaN too, where A is zero; the host has them
 PROMOTED = "kv.promoted"  # on products: columns at a time that are added to the sums outside of the tensor cores
 NO_PAGE = 1 << 30  # outside of every pool: copies of it by TMA are zeros
 # Ops whose results are computed from their operands' elements at the same place.

@@ -37,3 +37,27 @@ func.func @saturated_columns(%x: tensor<64x128xf8E4M3FN, "wgmma">) {
   %0 = "kv.tile_saturated"(%x) : (tensor<64x128xf8E4M3FN, "wgmma">) -> tensor<128xi1, "rows(wgmma)">
   return
 }
+
+// -----
+
+func.func @weights_of_16_bits(%x: tensor<64x128xbf16>, %unit: tensor<64xf32>) {
+  // expected-error @below {{'kv.tile_weights' op scores must be a tile of rank 2 of f32, got tensor<64x128xbf16>}}
+  %0 = "kv.tile_weights"(%x, %unit, %unit) : (tensor<64x128xbf16>, tensor<64xf32>, tensor<64xf32>) -> tensor<64x128xbf16>
+  return
+}
+
+// -----
+
+func.func @weights_under_maxima_of_columns(%x: tensor<64x128xf32>, %unit: tensor<64xf32>, %m: tensor<128xf32>) {
+  // expected-error @below {{'kv.tile_weights' op maximum must be 64 x f32, got tensor<128xf32>}}
+  %0 = "kv.tile_weights"(%x, %unit, %m) : (tensor<64x128xf32>, tensor<64xf32>, tensor<128xf32>) -> tensor<64x128xf32>
+  return
+}
+
+// -----
+
+func.func @weights_that_are_converted(%x: tensor<64x128xf32>, %unit: tensor<64xf32>) {
+  // expected-error @below {{'kv.tile_weights' op the result must be tensor<64x128xf32>, got tensor<64x128xbf16>}}
+  %0 = "kv.tile_weights"(%x, %unit, %unit) : (tensor<64x128xf32>, tensor<64xf32>, tensor<64xf32>) -> tensor<64x128xbf16>
+  return
+}

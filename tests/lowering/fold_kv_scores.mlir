@@ -10,12 +10,13 @@
 
 gpu.module @kernels {
   // A bias of the row costs what the scale does: its sum with the maximum is one number a row. The branch has powers in
-  // place of scores; of a row that has seen nothing they are scores, and it takes the branch.
+  // place of scores; of a row whose maximum is large, or that has none, they are scores, and it takes the branch.
   // CHECK-LABEL: gpu.func @bias
   // CHECK-SAME:    (%[[S:[^:]*]]: tensor<64x64xf32, "wgmma">, %[[SCALE:[^:]*]]: f32, %[[BIAS:[^:]*]]: tensor<64xf32
   // CHECK:         scf.for %{{.*}} iter_args(%[[M:.*]] = %{{.*}}, %[[L:.*]] = %{{.*}}, %[[O:.*]] = %{{.*}}, %{{.*}} = %{{.*}})
-  // CHECK:           %[[UNSEEN:.*]] = arith.cmpf olt, %[[M]]
-  // CHECK:           %[[LESS:.*]] = arith.select %[[UNSEEN]], %{{.*}}, %[[M]]
+  // CHECK:           %[[SIZE:.*]] = math.absf %[[M]]
+  // CHECK:           %[[LARGE:.*]] = arith.cmpf ogt, %[[SIZE]]
+  // CHECK:           %[[LESS:.*]] = arith.select %[[LARGE]], %{{.*}}, %[[M]]
   // CHECK:           %[[OF_ROW:.*]] = arith.mulf %[[BIAS]], %{{.*}} fastmath<contract>
   // CHECK:           %[[ROW:.*]] = arith.subf %[[OF_ROW]], %[[LESS]] fastmath<contract>
   // CHECK:           %[[ROWS:.*]] = "kv.tile_broadcast"(%[[ROW]]) {dimension = 0 : i64}
@@ -26,16 +27,19 @@ gpu.module @kernels {
   // CHECK-NOT:       arith.{{.*}}64x64xf32
   // CHECK:           %[[P:.*]] = math.exp2 %[[Y]] : tensor<64x64xf32
   // CHECK:           %[[GROWN:.*]] = arith.cmpf ogt
-  // CHECK:           %[[ASK:.*]] = arith.ori %[[GROWN]], %[[UNSEEN]]
+  // CHECK:           %[[ASK:.*]] = arith.ori %[[GROWN]], %[[LARGE]]
   // CHECK:           %[[ANY:.*]] = "kv.warp_any"(%[[ASK]])
   // CHECK:           scf.if %[[ANY]]
   // CHECK:             %[[MOST:.*]] = "kv.tile_reduce"(%[[Y]]) {{.*}}kind = "max"
-  // CHECK:             %[[MOVES:.*]] = arith.ori %{{.*}}, %[[UNSEEN]]
+  // CHECK:             %[[MOVES:.*]] = arith.ori %{{.*}}, %[[LARGE]]
   // CHECK:             %[[SUM:.*]] = arith.addf %[[MOST]], %[[LESS]]
-  // CHECK:             %[[TOP:.*]] = arith.maxnumf %[[SUM]], %[[M]]
+  // CHECK:             %[[HELD:.*]] = arith.minnumf %[[SUM]]
+  // CHECK:             %[[TOP:.*]] = arith.maxnumf %[[HELD]], %[[M]]
   // CHECK:             %[[M2:.*]] = arith.select %[[MOVES]], %[[TOP]], %[[M]]
   // CHECK:             %[[MOVED:.*]] = arith.subf %[[M2]], %[[LESS]]
-  // CHECK:             %[[SPREAD:.*]] = "kv.tile_broadcast"(%[[MOVED]])
+  // CHECK:             %[[OF_LARGE:.*]] = arith.select %{{.*}}, %[[MOST]], %[[MOVED]]
+  // CHECK:             %[[LESS2:.*]] = arith.select %[[LARGE]], %[[M2]], %[[OF_LARGE]]
+  // CHECK:             %[[SPREAD:.*]] = "kv.tile_broadcast"(%[[LESS2]])
   // CHECK:             %[[POWER:.*]] = arith.subf %[[Y]], %[[SPREAD]]
   // CHECK:             math.exp2 %[[POWER]]
   gpu.func @bias(%s: !tile, %scale: f32, %bias: !row, %start: !row, %zero: !row, %none: !tile, %first: !weights, %n: i32, %out: memref<?x64xbf16>, %every: tensor<64xi1, "rows(wgmma)">, %at: tensor<64xi32, "rows(wgmma)">) kernel attributes {kv.tiled} {

@@ -7,6 +7,52 @@
 !weights = tensor<64x64xbf16, "wgmma">
 
 gpu.module @kernels {
+  // Weights of any finite score: where no maximum is large, of exact products; a large one takes the branch, in which it
+  // moves by what scores are.
+  // CHECK-LABEL: gpu.func @weights
+  // CHECK-SAME:    (%[[X:[^:]*]]: tensor<64x64xf32, "wgmma">
+  // CHECK:         scf.for %{{.*}} iter_args(%[[M:.*]] = %{{.*}}, %{{.*}} = %{{.*}}, %{{.*}} = %{{.*}}, %{{.*}} = %{{.*}})
+  // CHECK-NOT:       kv.tile_weights
+  // CHECK:           %[[PRODUCT:.*]] = arith.mulf %[[X]], %{{.*}} fastmath<contract>
+  // CHECK:           %[[POWER:.*]] = arith.subf %[[PRODUCT]], %{{.*}} fastmath<contract>
+  // CHECK:           math.exp2 %[[POWER]]
+  // CHECK:           %[[GROWN:.*]] = arith.cmpf ogt
+  // CHECK:           %[[SIZE:.*]] = math.absf %[[M]]
+  // CHECK:           %[[LARGE:.*]] = arith.cmpf ogt, %[[SIZE]]
+  // CHECK:           %[[ASK:.*]] = arith.ori %[[GROWN]], %[[LARGE]]
+  // CHECK:           %[[ANY:.*]] = "kv.warp_any"(%[[ASK]])
+  // CHECK:           scf.if %[[ANY]]
+  // CHECK:             %[[HIGHER:.*]] = arith.maxnumf %{{.*}}, %[[M]]
+  // CHECK:             %[[M2:.*]] = arith.select %{{.*}}, %[[HIGHER]], %[[M]]
+  // CHECK:             "kv.tile_weights"(%[[X]], %{{.*}}, %[[M2]])
+  gpu.func @weights(%x: !tile, %start: !row, %zero: !row, %none: !tile, %first: !weights, %unit: f32, %n: i32, %out: memref<?x64xbf16>, %every: tensor<64xi1, "rows(wgmma)">, %at: tensor<64xi32, "rows(wgmma)">) kernel attributes {kv.tiled} {
+    %c0 = arith.constant 0 : i32
+    %c1 = arith.constant 1 : i32
+    %slack = arith.constant dense<8.0> : !row
+    %most = arith.constant dense<3.4e38> : !row
+    %of_rows = tensor.splat %unit : !row
+    %r:4 = scf.for %j = %c0 to %n step %c1 iter_args(%m = %start, %l = %zero, %o = %none, %p = %first) -> (!row, !row, !tile, !weights) : i32 {
+      %max = "kv.tile_reduce"(%x) {axis = 1 : i64, kind = "max"} : (!tile) -> !row
+      %product = arith.mulf %max, %of_rows : !row
+      %top = arith.minnumf %product, %most : !row
+      %bound = arith.addf %m, %slack : !row
+      %above = arith.cmpf ogt, %top, %bound : !row
+      %m2 = arith.select %above, %top, %m : tensor<64xi1, "rows(wgmma)">, !row
+      %moved = arith.subf %m, %m2 : !row
+      %alpha = math.exp2 %moved : !row
+      %w = "kv.tile_weights"(%x, %of_rows, %m2) : (!tile, !row, !row) -> !tile
+      %kept = arith.mulf %l, %alpha : !row
+      %sum = "kv.tile_reduce"(%w) {axis = 1 : i64, kind = "add", kv.partial} : (!tile) -> !row
+      %l2 = arith.addf %kept, %sum : !row
+      %narrow = arith.truncf %w : !tile to !weights
+      %factors = "kv.tile_broadcast"(%alpha) {dimension = 0 : i64} : (!row) -> !tile
+      %o2 = arith.mulf %o, %factors : !tile
+      scf.yield %m2, %l2, %o2, %narrow : !row, !row, !tile, !weights
+    }
+    "kv.tile_store_rows"(%r#3, %out, %every, %at) : (!weights, memref<?x64xbf16>, tensor<64xi1, "rows(wgmma)">, tensor<64xi32, "rows(wgmma)">) -> ()
+    gpu.return
+  }
+
   // Weights with the maximum so far; what was there for warps in which a sum of weights has grown.
   // CHECK-LABEL: gpu.func @softmax
   // CHECK-SAME:    (%[[X:[^:]*]]: tensor<64x64xf32, "wgmma">

@@ -19,7 +19,10 @@ from kvarn import dsl as kv
 from kvarn.dialect.layout import cdiv
 from kvarn.dialect.shared_layout import CHUNK
 from kvarn.dsl import functions
+from kvarn.dsl.builder import types
 from kvarn.dsl.tiles import Tile
+from kvarn.lowering.rewrite import defining_op
+from kvarn.lowering.tiles.ir import HIDES
 
 from ..base import Expansion
 from .arguments import AttentionArguments
@@ -128,13 +131,9 @@ def scaled_query(s, a, rows):
     return q, factor, unit
 
 
-@kv.func
-def cleaned(s, v, seen):
-    """Values, with zeros for those that no row sees: whatever they are, a weight of zero leaves nothing of them."""
-    if s.clean and (s.case.mask.has_first or s.case.mask.asked):
-        some = kv.where(seen, kv.full((s.rows, s.keys), 1), 0).max(axis=0)
-        v = kv.where((some > 0)[:, None], v, 0.0)
-    return v
+def hide_values(o: Tile) -> None:
+    """Let the values of a product be anything where their weights are zero."""
+    defining_op(o.ir).attributes[HIDES] = types().attribute("unit")
 
 
 @kv.func
@@ -187,11 +186,12 @@ def attention_kernel(s: TileKernel) -> Any:
                 if modifies(s.case):
                     x = modified(s.case, x * factor, *at, a.slopes, arrays)
                 with kv.trace("mask"):
-                    x, seen = keys.hide(x, tile, at, arrays[scores_read:])
-                v = cleaned(s, tile.v, seen)
+                    x = keys.hide(x, tile, at, arrays[scores_read:])
                 with kv.trace("softmax"):
                     m, l, p, alpha = online_softmax(m, l, x, unit, *s.slack)
-                o = kv.dot(s.of_weights(p), v, o * alpha[:, None])
+                o = kv.dot(s.of_weights(p), tile.v, o * alpha[:, None])
+                if s.clean:
+                    hide_values(o)
             if several:
                 write_partial(s, t, rows, work.tile, work.split, first < end, m, l, o)
             elif work.split == 0:

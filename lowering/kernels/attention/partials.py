@@ -6,6 +6,11 @@ weights 2^(score - m); the values times their weights. Over no key it is (a fini
 Combining scales each by 2^(m - the maximum of all) and adds; a sink is a partial result of one score without a value.
 Normalised, a partial result is o / l and its log-sum-exp: m is then log2 of the whole sum, and l is 1.
 
+A score in powers of two is a product that is rounded once (:func:`in_powers`), wherever it is compared or subtracted:
+taken off an exact product, a maximum of 1e9 would leave 64, of 1e30 infinity. So the largest score of a row has
+weight 1 before results are normalised, and of finite scores no weight is NaN. Scores beyond 3.4e38 / log2(e) count as
+that.
+
 The functions take numbers and tiles alike. ``exp2`` is the exponential of the kernel's target.
 """
 
@@ -16,10 +21,32 @@ from collections.abc import Sequence
 from typing import Any
 
 from kvarn import dsl as kv
+from kvarn.dialect.ops.weights import LARGE, LARGEST
+from kvarn.dsl.values import rounded_product
 
 LOG2E, LN2 = math.log2(math.e), math.log(2.0)
-LOWEST = -3.0e38  # a running maximum below any score, finite so that its difference to itself is 0
+LOWEST = -LARGEST  # a running maximum that no score is below, finite so that its difference to itself is 0
 NO_VALUE = float("-inf")  # the score of a key that is not seen, the log-sum-exp of no score
+# A line that bounds scores in powers of two: below it where 1.44 times a score is within f32, and within f32 itself.
+_SLOPE, _OFFSET = 0.03125, 3.25e38
+
+
+def in_powers(score: Any) -> Any:
+    """A natural score in powers of two, rounded once: finite of a finite one; infinities and NaN stay what they are."""
+    line = score * _SLOPE
+    return kv.math.min(kv.math.max(rounded_product(score, LOG2E), line - _OFFSET), line + _OFFSET)
+
+
+@kv.func
+def are_large(maxima: Any, every: bool = True) -> Any:
+    """Whether the executing warp has a maximum whose last place is too much to be taken off an exact product.
+
+    Without ``every``, one that no score has moved yet is none of them.
+    """
+    some = kv.bool(False)
+    for m in kv.static(maxima):
+        some = some | ((kv.math.abs(m) > LARGE) if every else (kv.math.abs(m) > LARGE) & (m > LOWEST))
+    return kv.ballot(some) != 0
 
 
 def weight(m: Any, m_new: Any, exists: Any = True, exp2: Any = kv.ex2) -> Any:
@@ -56,9 +83,9 @@ def finished(m: Any, l: Any, sink: Any = None, prior: Any = None, exp2: Any = kv
     """
     factor, of_prior = kv.f32(1.0), None
     if sink is not None:
-        m, l, factor, _ = with_score(m, l, sink * LOG2E, exp2)
+        m, l, factor, _ = with_score(m, l, in_powers(sink), exp2)
     if prior is not None:
-        m, l, alpha, of_prior = with_score(m, l, prior * LOG2E, exp2)
+        m, l, alpha, of_prior = with_score(m, l, in_powers(prior), exp2)
         factor, of_prior = factor * alpha, normalizer(l, of_prior)
     return m, l, normalizer(l, factor), of_prior
 

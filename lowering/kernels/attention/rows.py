@@ -19,6 +19,7 @@ from kvarn import dsl as kv
 from kvarn.dialect.dtypes import f32
 from kvarn.dialect.layout import align_up, cdiv, lowbit
 from kvarn.dsl.builder import emit_value, types
+from kvarn.dsl.values import rounded_product
 from kvarn.lowering.host_math import exp2
 from kvarn.lowering.tiles.cache_rows import load_width, place_in_pool, read_rope, read_row
 
@@ -113,7 +114,7 @@ def host_kernel(case: Case) -> Any:
                     key = read_row(case.row, keys, b, head, token, d, w, page)
                 else:
                     key = read_rope(case.row, keys, b, head, token, d, w, page)
-                sums[w] = x * key if w not in sums else sums[w] + x * key
+                sums[w] = rounded_product(x, key) if w not in sums else sums[w] + x * key
             score = None
             for w, total in sums.items():
                 part = lane_sum(total) if w > 1 else total

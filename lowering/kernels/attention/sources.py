@@ -117,16 +117,15 @@ class Keys:
             yield self.load(first, end, first)
 
     @kv.func
-    def hide(self, x: Any, tile: KeyTile, at: tuple[Any, ...], arrays: Any) -> tuple[Any, Any]:
-        """Scores [M, N] of a tile, with those of keys that are not seen out of the sums; which keys are seen.
+    def hide(self, x: Any, tile: KeyTile, at: tuple[Any, ...], arrays: Any) -> Any:
+        """Scores [M, N] of a tile, with those of keys that are not seen out of the sums.
 
-        ``at``: (sequence, query heads, positions of queries, positions of keys). What is seen is None where only some
-        rows of a tile ask.
+        ``at``: (sequence, query heads, positions of queries, positions of keys).
         """
         seen = seen_by(self.s.case, *at, self.rows.num_keys, arrays)
         if self.a.lists is not None:
             seen = seen & self.named(tile)[None, :]
-        return kv.masked(x, seen), seen
+        return kv.masked(x, seen)
 
     @kv.func
     def named(self, tile: KeyTile) -> Any:
@@ -182,11 +181,10 @@ class BlockKeys(Keys):
             yield self.load(kv.where(there, at, 0), kv.where(there, end, 0), at, whole, told)
 
     @kv.func
-    def hide(self, x: Any, tile: KeyTile, at: tuple[Any, ...], arrays: Any) -> tuple[Any, Any]:
+    def hide(self, x: Any, tile: KeyTile, at: tuple[Any, ...], arrays: Any) -> Any:
         if self.s.clean:
-            seen = seen_by(self.s.case, *at, self.rows.num_keys, arrays)
-            return kv.masked(x, seen), seen
-        return self.hide_in_part(x, tile, at, arrays), None
+            return kv.masked(x, seen_by(self.s.case, *at, self.rows.num_keys, arrays))
+        return self.hide_in_part(x, tile, at, arrays)
 
     @kv.func
     def hide_in_part(self, x: Any, tile: KeyTile, at: tuple[Any, ...], arrays: Any) -> Any:

@@ -35,8 +35,8 @@ class TileKernel:
     min_blocks : int, optional
         Blocks that a multiprocessor is to hold.
     clean : bool
-        Values that no row of a tile sees are zeros, whatever they were: a weight of zero times NaN is NaN; and heads
-        are taken as they are. Otherwise they have columns of zeros up to whole steps of the products.
+        As on the host: products are of f32, values of a weight of zero may be anything, and heads are taken as they
+        are. Otherwise these have columns of zeros up to whole steps of the products.
     bounded : bool
         So are values past the last that a tile's last row sees, as far as the mask says.
     least : int
@@ -90,7 +90,7 @@ class TileKernel:
     @property
     def dtype(self) -> DType:
         """Of the query and the keys in their product."""
-        return f32 if self.clean and self.case.query.bits == 8 else self.case.query
+        return f32 if self.clean else self.case.query
 
     @property
     def of_weights(self) -> DType:

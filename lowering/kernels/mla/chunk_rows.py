@@ -14,12 +14,13 @@ from typing import Any
 from kvarn import dsl as kv
 from kvarn.dialect.dtypes import f32
 from kvarn.dialect.layout import align_up, cdiv, lowbit
+from kvarn.dsl.values import rounded_product
 from kvarn.lowering.host_math import exp2
 from kvarn.lowering.tiles.cache_rows import load_width, read, read_rope
 
 from ..attention.arguments import AttentionArguments
 from ..attention.case import Case, Chunk
-from ..attention.partials import LOG2E, LOWEST, NO_VALUE, finished, log_sum_exp
+from ..attention.partials import LOG2E, LOWEST, NO_VALUE, finished, in_powers, log_sum_exp
 from ..attention.rows import LANES, WARPS, lane_sum
 from ..base import Expansion
 
@@ -106,8 +107,8 @@ def host_kernel(case: Case) -> Any:
         for part in parts:
             total = None
             for d in range(0, part.columns, part.width):
-                product = next(vectors) * keys.key(place, part, d)
-                total = product if total is None else total + product
+                x, key = next(vectors), keys.key(place, part, d)
+                total = rounded_product(x, key) if total is None else total + x * key
             score = score + (lane_sum(total) if part.width > 1 else total)
         return score
 
@@ -128,7 +129,7 @@ def host_kernel(case: Case) -> Any:
             if chunk.accumulate:
                 before = a.lse[row, h]
                 if before != NO_VALUE:
-                    m, l = before * LOG2E, kv.f32(1.0)
+                    m, l = in_powers(before), kv.f32(1.0)
                     for n, d in enumerate(value_columns):
                         sums[n] = kv.f32(a.out.load(row, h, d, width=width, alignment=case.out.itemsize))
             for i in range(0, keys.count):
@@ -195,7 +196,7 @@ def simt_kernel(case: Case) -> Any:
             if chunk.accumulate:
                 before = a.lse[row, h]
                 if before != NO_VALUE:
-                    m = before * LOG2E
+                    m = in_powers(before)
                     l = kv.where(lane == 0, 1.0, kv.f32(0.0))  # the lanes' sums are added at the end
                     for n in kv.static(range(turns)):
                         d = kv.math.min(lane + 32 * n, columns - 1) * width

@@ -11,9 +11,11 @@ from typing import Any
 
 from kvarn import dsl as kv
 from kvarn.dialect.dtypes import f32
+from kvarn.dialect.ops.weights import LARGEST
+from kvarn.dsl.values import rounded_product
 from kvarn.lowering.tiles.ir import BARRIER_BYTES
 
-from ..attention.partials import LOG2E, LOWEST, normalizer
+from ..attention.partials import LOG2E, LOWEST, are_large, normalizer
 from ..attention.softmax import SLACK
 from . import block_sizes as latent_blocks, stored as latent_stored
 from .block import Block
@@ -172,8 +174,11 @@ def units_at(a, unit, n):
 
 
 @kv.func
-def exceeded(a, s, tops, unit, flags):
-    """Whether a maximum has to move, of any column: most tiles leave all as they are and need no more."""
+def exceeded(a, s, m, tops, unit, flags):
+    """Whether a maximum may have to move, of any column: most tiles leave all as they are and need no more.
+
+    Where one is large, products say how far they exceed it up to its last place only.
+    """
     over = [kv.f32(LOWEST)] * 2
     for n in kv.static(range(column_tiles(a.c))):
         units_of = units_at(a, unit, n)
@@ -181,11 +186,28 @@ def exceeded(a, s, tops, unit, flags):
             most = kv.math.max(s[4 * n + x], s[4 * n + 2 + x])
             over[x] = kv.math.max(over[x], kv.math.fma(most, units_of[x], -tops[2 * n + x]))
     mine = kv.ballot(kv.math.max(over[0], over[1]) > SLACK)
+    if are_large(m, every=False):
+        mine = mine | kv.u32(1)
     if a.lane == 0:
         (flags + a.warp * 4).store(mine)
     kv.named_barrier(SCORES_BARRIER, 128)
     found = flags.load(kv.u32, 4)
     return (found[0] | found[1] | found[2] | found[3]) != 0
+
+
+@kv.func
+def weigh(a, s, unit, m, tops):
+    """Make weights of scores: under a large maximum of products that are rounded, as the maximum is."""
+    if are_large(m, every=False):
+        for n in kv.static(range(column_tiles(a.c))):
+            units_of = units_at(a, unit, n)
+            for k in kv.static(range(4)):
+                s[4 * n + k] = kv.ex2(rounded_product(s[4 * n + k], units_of[k % 2]) - tops[2 * n + k % 2])
+    else:
+        for n in kv.static(range(column_tiles(a.c))):
+            units_of = units_at(a, unit, n)
+            for k in kv.static(range(4)):
+                s[4 * n + k] = kv.ex2(kv.math.fma(s[4 * n + k], units_of[k % 2], -tops[2 * n + k % 2]))
 
 
 @kv.func
@@ -225,23 +247,20 @@ def softmax_of(a, s, i, slot, m, tops, sums, highest):
         of_functions(c, s, units_of, elements, b, a.place, a.extents[0], base, arrays, a.span[4].whole(entry))
         unit, unit_of = kv.f32(1.0), [kv.f32(1.0)] * 2
     a.hide(s, i, slot, base, masked)
-    if exceeded(a, s, tops, unit, a.flags + which * 16):
+    if exceeded(a, s, m, tops, unit, a.flags + which * 16):
         most = top_of(c, s, a.maxima + which * (4 * width_of(c) * 4), warp, lane, owned)
         for x in kv.static(range(2)):
-            top = most[x] * unit_of[x]
+            top = kv.math.min(rounded_product(most[x], unit_of[x]), LARGEST)
             top = kv.where(top > m[x] + SLACK, top, m[x])
             alpha[x] = kv.ex2(m[x] - top)
             m[x] = top
         moved, rescale = of_all(c, m, lane), of_all(c, alpha, lane)
         for h in kv.static(range(2 * COLUMNS)):
             tops[h], sums[h] = moved[h], sums[h] * rescale[h]
-    for n in kv.static(range(COLUMNS)):
-        units_of = units_at(a, unit, n)
-        for x in kv.static(range(2)):
-            h = 2 * n + x
-            for u in kv.static(range(2)):
-                s[4 * n + 2 * u + x] = kv.ex2(kv.math.fma(s[4 * n + 2 * u + x], units_of[x], -tops[h]))
-            sums[h] = sums[h] + (s[4 * n + x] + s[4 * n + 2 + x])
+    weigh(a, s, unit, m, tops)
+    for h in kv.static(range(2 * COLUMNS)):
+        k = 4 * (h // 2) + h % 2
+        sums[h] = sums[h] + (s[k] + s[k + 2])
     if c.scaled:
         below = kv.bitcast((254 - highest[0]) << 23, f32)
         s = [s[k] * (of_rows[k // 2 % 2] * below) for k in range(len(s))]

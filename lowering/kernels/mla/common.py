@@ -32,7 +32,7 @@ BYTE_BOXES = SharedLayout(KEYS, 2 * BOX_COLUMNS, 1, 128)  # two of them, as one 
 CHUNK = 8  # elements of 16 bytes
 CONSUMERS = 256  # threads of the two warpgroups that multiply: scores, and values
 SCORES_BARRIER, CONSUMERS_BARRIER = 1, 2  # named barriers of the first of them, and of both
-NEVER = -1.0e30  # the log-sum-exp, in base 2, of no key
+NEVER = -3.402e38  # the log-sum-exp, in base 2, of no key: below that of any score
 
 
 @dataclass(frozen=True)

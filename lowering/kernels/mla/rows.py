@@ -10,8 +10,10 @@ from __future__ import annotations
 from typing import Any
 
 from kvarn import dsl as kv
+from kvarn.dialect.ops.weights import LARGEST
+from kvarn.dsl.values import rounded_product
 
-from ..attention.partials import normalizer
+from ..attention.partials import are_large, normalizer
 from ..attention.softmax import SLACK
 from .common import KEYS, NEVER, pack
 
@@ -56,16 +58,23 @@ def softmax(s, m, total, alpha, units):
         top = kv.math.max(kv.math.max(tops[0], tops[1]), kv.math.max(tops[2], tops[3]))
         for k in kv.static((1, 2)):
             top = kv.math.max(top, kv.shuffle_xor(top, k))
-        top = top * units[u]
+        top = kv.math.min(rounded_product(top, units[u]), LARGEST)
         top = kv.where(top > m[u] + SLACK, top, m[u])
         alpha[u] = kv.ex2(m[u] - top)
+        m[u] = top
+    under = [list(m), list(units)]
+    if are_large(m):
+        for i in kv.static(range(len(s))):
+            s[i] = rounded_product(s[i], units[i // 2 % 2]) - m[i // 2 % 2]
+        under[0], under[1] = [kv.f32(0.0)] * 2, [kv.f32(1.0)] * 2
+    for u in kv.static(range(2)):
+        mine = [4 * n + 2 * u + i for n in range(KEYS // 8) for i in range(2)]
         sums = [kv.f32(0.0)] * 4
         for j in kv.static(range(len(mine))):
             i = mine[j]
-            s[i] = kv.ex2(kv.math.fma(s[i], units[u], -top))
+            s[i] = kv.ex2(kv.math.fma(s[i], under[1][u], -under[0][u]))
             sums[j % 4] = sums[j % 4] + s[i]
         total[u] = total[u] * alpha[u] + ((sums[0] + sums[1]) + (sums[2] + sums[3]))
-        m[u] = top
 
 
 def packed(dtype: Any, s: list[Any]) -> list[list[Any]]:

@@ -31,8 +31,9 @@ from kvarn.lowering.index import as_index, const
 from kvarn.lowering.kernels.attention.case import column_vectors
 from kvarn.lowering.pass_base import fail, kv_pass
 from kvarn.lowering.rewrite import Rules, defining_op, ops_named, replace, walk
+from kvarn.lowering.tiles import score_weights
 from kvarn.lowering.tiles.cache_rows import load_width, place_in_pool, read_rope, read_row
-from kvarn.lowering.tiles.ir import constant_int, element, is_tile, shape, splat_of, tiled, users
+from kvarn.lowering.tiles.ir import HIDES, constant_int, element, is_tile, shape, splat_of, tiled, users
 from kvarn.lowering.tiles.threads import buffer_of
 
 LANES = 16  # elements of a row that are loaded at a time
@@ -166,6 +167,8 @@ def lower_dot(op: Any) -> ir.Value:
     with ir.InsertionPoint(block):
         x, y, z = block.arguments
         linalg.YieldOp([arith.addf(z, arith.mulf(x, y))])
+    if HIDES in op.operation.attributes:
+        product.operation.attributes[HIDES] = ir.UnitAttr.get()
     return product.results[0]
 
 
@@ -416,6 +419,7 @@ def _end(block: ir.Block) -> ir.Operation:
 @kv_pass()
 def run(module: ir.Module, options: Any) -> None:
     for function in tiled(module):
+        score_weights.expand(function, score_weights.chosen)
         fill_constants(function)
         write_in_place(function)
         found = walk(function, rules.table.__contains__)

@@ -26,7 +26,7 @@ from kvarn.lowering.host_math import exp2
 from kvarn.lowering.kernels.attention.case import column_vectors
 from kvarn.lowering.pass_base import fail, kv_pass
 from kvarn.lowering.rewrite import defining_op, functions, ops_named, walk
-from kvarn.lowering.tiles.ir import attributes_of
+from kvarn.lowering.tiles.ir import HIDES, attributes_of
 
 LANES = 16
 ROWS = 4  # rows of a product that are in registers at a time
@@ -261,8 +261,55 @@ def row_blocks(rows: int, body: Callable[[ir.Value, int], None]) -> None:
         body(index(whole), rows - whole)
 
 
-def product(a: ir.Value, b: ir.Value, c: ir.Value) -> None:
-    """c += a b: a row of b times elements of some rows of a; blocks of c stay in registers."""
+def hiding_product(a: ir.Value, b: ir.Value, c: ir.Value) -> None:
+    """c += a b, where b may be anything at zeros of a, which is not negative: nearly always that is no question."""
+    i1 = ir.IntegerType.get_signless(1)
+    zero = arith.constant(ir.F32Type.get(), 0.0)
+    hides = scf.IfOp(arith.cmpf(arith.CmpFPredicate.OEQ, scanned(a, "minnumf"), zero), [i1], has_else=True)
+    with ir.InsertionPoint(hides.then_block):
+        total = scanned(b, "add", lambda x: arith.mulf(x, splat(zero, width_of_vector(x))))
+        scf.yield_([arith.cmpf(arith.CmpFPredicate.UNO, total, total)])
+    with ir.InsertionPoint(hides.else_block):
+        scf.yield_([arith.constant(i1, 0)])
+    branch = scf.IfOp(hides.results[0], has_else=True)
+    for block, some in ((branch.then_block, True), (branch.else_block, False)):
+        with ir.InsertionPoint(block):
+            product(a, b, c, some)
+            scf.yield_([])
+
+
+def scanned(buffer: ir.Value, kind: str, of: Callable[[ir.Value], ir.Value] = lambda x: x) -> ir.Value:
+    """The elements of a tile of f32, or what ``of`` makes of them, folded: a sum (``add``) or the least."""
+    (rows, columns), type_ = extents(buffer), ir.F32Type.get()
+    fold, identity = {"add": (arith.addf, 0.0), "minnumf": (arith.minnumf, float("inf"))}[kind]
+    whole, found = columns // LANES * LANES, arith.constant(type_, identity)
+    parts = [(0, whole, LANES)] * (whole > 0) + [(whole + d, w, w) for d, w in column_vectors(columns - whole, LANES)]
+    for start, count, width in parts:
+        lanes = width if width > 1 else 0
+
+        def of_row(i: ir.Value, values: list[ir.Value], start=start, count=count, width=width, lanes=lanes) -> Any:
+            def step(j: ir.Value, values: list[ir.Value]) -> list[ir.Value]:
+                return [fold(values[0], of(load(buffer, [i, plus(j, start)], lanes)))]
+
+            return folded(count, values, width, step)
+
+        (total,) = folded(rows, [splat(arith.constant(type_, identity), lanes)], 1, of_row)
+        if lanes:
+            attributes = {"kind": attribute(f"#vector.kind<{kind}>"), "fastmath": attribute("#arith.fastmath<reassoc>")}
+            total = ir.Operation.create("vector.reduction", [type_], [total], attributes).result
+        found = fold(found, total)
+    return found
+
+
+def width_of_vector(value: ir.Value) -> int:
+    return ir.VectorType(value.type).shape[0] if isinstance(value.type, ir.VectorType) else 0
+
+
+def product(a: ir.Value, b: ir.Value, c: ir.Value, hides: bool = False) -> None:
+    """c += a b: a row of b times elements of some rows of a; blocks of c stay in registers.
+
+    ``hides``: zeros of a leave nothing of what they are multiplied by.
+    """
     (rows, depth), columns = extents(a), extents(b)[1]
 
     def block(i: ir.Value, count: int, found: list[tuple[ir.Value, int]]) -> None:
@@ -275,8 +322,12 @@ def product(a: ir.Value, b: ir.Value, c: ir.Value) -> None:
             for r in range(count):
                 x = load(a, [plus(i, r), k])
                 for n, (_, w) in enumerate(found):
-                    scaled = splat(x, w if w > 1 else 0)
-                    made.append(multiply(scaled, row_of_b[n], values[r * len(found) + n]))
+                    before = values[r * len(found) + n]
+                    total = multiply(splat(x, w if w > 1 else 0), row_of_b[n], before)
+                    if hides:
+                        zero = arith.constant(ir.F32Type.get(), 0.0)
+                        total = arith.select(arith.cmpf(arith.CmpFPredicate.UNE, x, zero), total, before)
+                    made.append(total)
             return made
 
         for value, (row, j, _) in zip(folded(depth, sums, 1, step), places, strict=True):
@@ -412,7 +463,7 @@ def lower(op: ir.Operation) -> None:
     if op.name == "linalg.matmul":
         a, b, c = nest.operands
         if nest.dims[1] == [2, 1]:
-            product(a, b, c)
+            (hiding_product if HIDES in op.attributes else product)(a, b, c)
             op.erase()
             return
         if product_of_rows(a, b, c):

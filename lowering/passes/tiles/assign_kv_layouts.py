@@ -194,6 +194,9 @@ def vectors_of(function: ir.Operation, accumulators: Accumulators) -> Vectors:
             found.run_along(op, op.operands[0], ALONE)
         elif op.name == "kv.tile_windows":
             found.run_along(op, op.operands[1], 0)
+        elif op.name == "kv.tile_weights":
+            for rows in op.operands[1:]:
+                found.run_along(op, rows, 0)
         elif op.name in ("kv.tile_gather", "kv.tile_scatter"):
             found.join(op, [v for v in (*op.operands, *op.results) if rank(v) == 1] or [op.operands[0]])
         elif is_elementwise(op) and rank(op.results[0]) == 1:

@@ -42,6 +42,7 @@ from kvarn.lowering.tiles import (
     memory as tile_memory,
     mma as tile_mma,
     products as tile_products,
+    score_weights,
 )
 from kvarn.lowering.tiles.chunks import Chunks
 from kvarn.lowering.tiles.copies import SLOTS
@@ -562,6 +563,7 @@ def annotate(function: ir.Operation) -> None:
 @kv_pass()
 def run(module: ir.Module, options: Any) -> None:
     for function in list(tiled(module)):
+        score_weights.expand(function, score_weights.guarded)
         distribution = Distribution(function)
         distribution.record()
         annotate(function)

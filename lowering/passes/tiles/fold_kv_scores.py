@@ -7,7 +7,9 @@ products that all of it is (:mod:`tiles.affine`): what is added to a row, or mul
 row. A bias that is one number a row, a temperature and a scale then cost no instruction of an element, and what is
 linear in a difference of positions one (``kv.tile_ramp``). The branch has these differences instead of scores.
 
-A row that has seen nothing has no maximum to be less than: its scores stay as they are, and its warp takes the branch.
+A row that has seen nothing has no maximum to be less than, nor has one whose maximum is large, whose last place would
+be more than its scores differ by (:mod:`tiles.score_weights`): their scores stay as they are, and the warp takes the
+branch.
 Branches that choose among scores, and masks, stay: what they choose among is computed in this form. Where one of
 them is a product and a number a row, as the bias of far keys is, what multiplies and adds stands behind the branches,
 where exponentials take longer than it does: a far tile then costs what one without a bias does. Scores that take as
@@ -31,16 +33,17 @@ from mlir import ir
 from mlir.dialects import arith, scf
 
 from kvarn.dialect.ops.tile import TileMaskOp
+from kvarn.dialect.ops.weights import LARGEST
 from kvarn.lowering.pass_base import kv_pass
 from kvarn.lowering.remarks import remark
 from kvarn.lowering.rewrite import defining_op, ops_named, walk
 from kvarn.lowering.rewrite_counts import performs
+from kvarn.lowering.tiles import score_weights
 from kvarn.lowering.tiles.affine import COLUMNS, MINUS, NOTHING, ONE, ZERO, Emitter, Form, Row, form_of, number, of
 from kvarn.lowering.tiles.fast_math import CONTRACT
 from kvarn.lowering.tiles.ir import backward, drop, element, filled, is_elementwise, rank, tiled, users
 
 LN2 = math.log(2.0)
-UNSEEN = -1.0e37  # maxima below are of rows that have seen nothing
 _CHOOSES = ("kv.tile_mask", "scf.if")
 
 
@@ -57,7 +60,8 @@ class Guess:
 
 @dataclass
 class Weights:
-    """Weights of an online softmax: ``power``, ``score * unit - maximum``, is what 2 is raised to.
+    """Weights of an online softmax: ``power``, ``score * unit - maximum``, is what 2 is raised to; or a
+    ``kv.tile_weights``, where maxima come first.
 
     ``largest`` is of the scores of a row, ``top`` the same in powers of two; without a ``guess`` maxima come first.
     """
@@ -70,6 +74,7 @@ class Weights:
 
     @property
     def scaled(self) -> ir.Value:
+        """The scores in powers of two, or of ``kv.tile_weights`` as they are."""
         return self.power.operands[0]
 
     @property
@@ -78,7 +83,20 @@ class Weights:
 
     @property
     def maximum(self) -> ir.Value:
-        return self.power.operands[1].owner.operands[0]
+        whole = self.power.name == score_weights.NAME
+        return self.power.operands[2] if whole else self.power.operands[1].owner.operands[0]
+
+
+def first_weights_of(op: ir.Operation) -> Weights | None:
+    """The weights of a ``kv.tile_weights`` whose maximum comes first; None of another."""
+    score, unit = op.operands[0], of(op.operands[1])
+    rest = [user for user in users(score) if user != op]
+    if len(rest) != 1 or not _is_largest(rest[0]) or rest[0].block != op.block or unit == ONE:
+        return None
+    products = users(rest[0].result)
+    if len(products) != 1 or products[0].name != "arith.mulf" or of(products[0].operands[1]) != unit:
+        return None
+    return Weights(op, unit, rest[0], products[0], None)
 
 
 def weights_of(exp2: ir.Operation) -> Weights | None:
@@ -89,7 +107,9 @@ def weights_of(exp2: ir.Operation) -> Weights | None:
     scaled = power.operands[0]
     unit, score = unit_of(scaled)
     again = [op for op in users(scaled) if op != power and _is_less_rows(op)]
-    known = [power, *again] if score == scaled else [defining_op(scaled)]
+    exact = [op for op in users(score) if op.name == score_weights.NAME]
+    known = [*([power, *again] if score == scaled else [defining_op(scaled)]), *exact]
+    again += exact
     rest = [op for op in users(score) if op not in known]
     if len(rest) != 1 or not _is_largest(rest[0]) or any(op not in (power, *again, *rest) for op in users(scaled)):
         return None
@@ -99,6 +119,9 @@ def weights_of(exp2: ir.Operation) -> Weights | None:
         if len(products) != 1 or products[0].name != "arith.mulf" or of(products[0].operands[1]) != unit:
             return None
         (top,) = products
+        bounds = users(top.result)
+        if len(bounds) == 1 and score_weights.product_of(bounds[0].results[0]) == top != bounds[0]:
+            (top,) = bounds
     branch = largest.parent.operation
     if largest.block == power.block:
         return None if again else Weights(power, unit, largest, top, None)
@@ -126,12 +149,14 @@ def _is_largest(op: ir.Operation) -> bool:
 
 
 def _moves(top: ir.Operation, maximum: ir.Value) -> ir.Operation | None:
-    """The select that moves a maximum to the largest score in powers of two; None where that is used otherwise."""
-    found = [op for op in users(top.result) if op.name == "arith.select"]
-    used = [op for op in users(top.result) if op.name != "arith.select" and users(op.results[0])]
-    if len(found) != 1 or used or list(found[0].operands)[1:] != [top.result, maximum]:
-        return None
-    return found[0]
+    """The select that moves a maximum to the largest score in powers of two, or to itself where that is larger; None
+    where the largest score is used otherwise.
+    """
+    used = [op for op in users(top.result) if op.name == "arith.select" or users(op.results[0])]
+    if len(used) == 1 and used[0].name == "arith.maxnumf" and used[0].operands[1] == maximum:
+        (top,), used = used, users(used[0].result)
+    alone = len(used) == 1 and used[0].name == "arith.select"
+    return used[0] if alone and list(used[0].operands)[1:] == [top.result, maximum] else None
 
 
 def unit_of(value: ir.Value) -> tuple[Row, ir.Value]:
@@ -190,7 +215,7 @@ def why_not(w: Weights) -> str | None:
         return "a branch has more than scores"
     inside = [*choosers, *(end for op in choosers if op.name == "scf.if" for end in _ends(op))]
     for op in choosers:
-        known = [*inside, w.largest, defining_op(w.scaled), *users(w.scaled)]
+        known = [*inside, w.largest, defining_op(w.scaled), *users(w.scaled), *(w.guess.powers if w.guess else ())]
         if any(user not in known for user in users(op.results[0])):
             return "scores are used for more than weights and their maximum"
     if any(defining_op(x) is None for x in choices(w.score)):
@@ -264,24 +289,36 @@ def fold(w: Weights, guess: Guess, late: bool) -> None:
     """Compute weights, and in the branch those with another maximum, of powers."""
     maximum, scaled = w.maximum, w.scaled
     with ir.InsertionPoint.at_block_begin(w.power.block), w.power.location:
-        zero, lowest = (filled(maximum.type, x) for x in (0.0, UNSEEN))
-        unseen = arith.cmpf(arith.CmpFPredicate.OLT, maximum, lowest)
-        less = arith.select(unseen, zero, maximum)
+        large = score_weights.large(maximum)
+        less = arith.select(large, filled(maximum.type, 0.0), maximum)
     chosen = Chosen(w, less) if late and is_late(w) and performs(w.power, "late") else None
     power = w.largest.operands[0] = compute_powers(w, less) if chosen is None else chosen.power()
     condition = defining_op(guess.branch.operands[0])
     with ir.InsertionPoint(condition), condition.location:
-        condition.operands[0] = arith.ori(condition.operands[0], unseen)
+        condition.operands[0] = arith.ori(condition.operands[0], large)
     with ir.InsertionPoint(guess.moves), guess.moves.location:
-        guess.moves.operands[0] = arith.ori(guess.moves.operands[0], unseen)
+        guess.moves.operands[0] = arith.ori(guess.moves.operands[0], large)
         top = arith.addf(w.largest.result, less, fastmath=CONTRACT)
+        top = arith.minnumf(top, filled(maximum.type, LARGEST))
         guess.moves.operands[1] = arith.maxnumf(top, maximum)  # of a row that sees nothing here either: what it was
     for op in guess.powers:
-        spread = defining_op(op.operands[1])
+        exact = op.name == score_weights.NAME
+        spread = None if exact else defining_op(op.operands[1])
+        moved_to = op.operands[2] if exact else spread.operands[0]
         with ir.InsertionPoint(op), op.location:
-            moved = arith.subf(spread.operands[0], less, fastmath=CONTRACT)
-            op.operands[0], op.operands[1] = power, _spread_again(spread, moved)
-        drop(spread.results[0])
+            moved = arith.subf(moved_to, less, fastmath=CONTRACT)
+            # The largest score has weight 1, however large it is.
+            moved = arith.select(score_weights.large(moved_to), w.largest.result, moved)
+            moved = arith.select(large, moved_to, moved)
+            if exact:
+                one = filled(maximum.type, 1.0)
+                op.result.replace_all_uses_with(score_weights.fused(power, one, moved))
+            else:
+                op.operands[0], op.operands[1] = power, _spread_again(spread, moved)
+        if exact:
+            op.erase()
+        else:
+            drop(spread.results[0])
     spread = w.power.operands[1]
     w.power.result.replace_all_uses_with(power)
     w.power.erase()
@@ -296,6 +333,9 @@ def scale(w: Weights) -> None:
     """Compute weights whose maximum comes first as the others of the kernel, to the bit: of scores in powers of two."""
     scaled = w.scaled
     w.power.operands[0] = w.largest.operands[0] = compute_powers(w)
+    if w.power.name == score_weights.NAME:
+        with ir.InsertionPoint(w.power), w.power.location:
+            w.power.operands[1] = filled(w.maximum.type, 1.0)
     if w.top != w.largest:
         w.top.result.replace_all_uses_with(w.largest.result)
         w.top.erase()
@@ -469,7 +509,11 @@ def _factor(product: ir.Operation, table: ir.Value) -> float | None:
 @kv_pass(Options)
 def run(module: ir.Module, options: Options) -> None:
     for function in tiled(module):
-        found = [w for w in map(weights_of, ops_named(function, "math.exp2")) if w is not None]
+        made = [
+            *map(weights_of, ops_named(function, "math.exp2")),
+            *map(first_weights_of, ops_named(function, score_weights.NAME)),
+        ]
+        found = [w for w in made if w is not None]
         guessed = [(w, w.guess) for w in found if w.guess is not None]
         for w, _ in guessed:
             for op in ops_of(w):

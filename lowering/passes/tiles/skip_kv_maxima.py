@@ -11,10 +11,13 @@ A maximum may move to a constant below the largest score, too. Maxima that move 
 weights that are converted behind a wait for products. Where sums are of rounded weights (``sum-kv-weights``), one that
 is too large is the largest of its type when it has been rounded.
 
+Of ``kv.tile_weights`` the weights with the maximum so far have its fast form (:mod:`tiles.score_weights`): a warp with
+a row whose maximum is large, or that has none, takes the branch as well.
+
 Before:  %m2 = select (max(%x) * unit > %m + 8), max(%x) * unit, %m ; %a = exp2(%m - %m2)
-         %p = exp2(%x * unit - %m2) ; %l2 = %l * %a + sum(%p)
+         %p = kv.tile_weights %x, unit, %m2 ; %l2 = %l * %a + sum(%p)
 After:   %p0 = exp2(%x * unit - %m) ; %s0 = sum(%p0) ; %l0 = %l + %s0
-         %m2, %a, %p, %l2 = scf.if (kv.warp_any %s0 > 255) { what was there } else { %m, 1, %p0, %l0 }
+         %m2, %a, %p, %l2 = scf.if (kv.warp_any %s0 > 255 or |%m| > 2^27) { what was there } else { %m, 1, %p0, %l0 }
 """
 
 from __future__ import annotations
@@ -33,6 +36,8 @@ from kvarn.lowering.pass_base import kv_pass
 from kvarn.lowering.remarks import remark
 from kvarn.lowering.rewrite import defining_op, ops_named
 from kvarn.lowering.rewrite_counts import performs
+from kvarn.lowering.tiles import score_weights
+from kvarn.lowering.tiles.affine import of
 from kvarn.lowering.tiles.ir import (
     WGMMA,
     backward,
@@ -68,6 +73,11 @@ class Softmax:
     @property
     def select(self) -> ir.Operation:
         return self.after[0]
+
+    @property
+    def guarded(self) -> bool:
+        """Whether weights with the maximum so far are those of rows only whose maximum is not large."""
+        return any(op.name == score_weights.NAME for op in self.after)
 
     @property
     def results(self) -> list[ir.Value]:
@@ -150,6 +160,11 @@ def _spreads(op: ir.Operation, factor: ir.Operation | None) -> bool:
 
 def _are_weights(op: ir.Operation | None, maximum: ir.Value, top: ir.Value) -> bool:
     """Whether an op makes 2^(y - maximum) where ``top`` is the largest y of a row."""
+    if op is not None and op.name == score_weights.NAME:
+        scores, unit, under = op.operands
+        product = score_weights.product_of(top)
+        alike = product is not None and product.name == "arith.mulf" and of(product.operands[1]) == of(unit)
+        return alike and under == maximum and _is_largest(defining_op(product.operands[0]), scores)
     difference = defining_op(op.operands[0]) if op is not None and op.name == "math.exp2" else None
     if difference is None or difference.name != "arith.subf":
         return False
@@ -163,8 +178,12 @@ def _are_weights(op: ir.Operation | None, maximum: ir.Value, top: ir.Value) -> b
         source, largest = scores.operands[0], defining_op(largest.operands[0])
     else:
         source = difference.operands[0]
-    found = largest is not None and largest.name == "kv.tile_reduce" and largest.operands[0] == source
-    return found and ir.StringAttr(largest.attributes["kind"]).value == "max"
+    return _is_largest(largest, source)
+
+
+def _is_largest(op: ir.Operation | None, tile: ir.Value) -> bool:
+    found = op is not None and op.name == "kv.tile_reduce" and op.operands[0] == tile
+    return found and ir.StringAttr(op.attributes["kind"]).value == "max"
 
 
 def _alike(a: ir.Value, b: ir.Value) -> bool:
@@ -191,7 +210,9 @@ def guess(s: Softmax) -> None:
             if op.result in same or op == defining_op(s.factor.operands[0]):
                 continue
             others = [v for v in op.operands if v not in same or same[v] != one]
-            if op.name == "kv.tile_ready" or (op.name == "arith.mulf" and len(others) == 1):
+            if op.name == score_weights.NAME:
+                same[op.result] = score_weights.fused(*op.operands[:2], kept)
+            elif op.name == "kv.tile_ready" or (op.name == "arith.mulf" and len(others) == 1):
                 (other,) = others or op.operands
                 same[op.result] = same.get(other, other)
             else:
@@ -200,6 +221,8 @@ def guess(s: Softmax) -> None:
             same[v] = _packed(same[v])
         total, rounded = same[s.total.result], s.total.name != "kv.tile_reduce"
         large = tile_saturated(total, kept) if rounded else arith.cmpf(arith.CmpFPredicate.OGT, total, most)
+        if s.guarded:
+            large = arith.ori(large, score_weights.large(kept))
         grown = WarpAnyOp(large).operation.results[0]
         branch = scf.IfOp(grown, [v.type for v in results], has_else=True)
         with ir.InsertionPoint(branch.then_block):
@@ -235,7 +258,10 @@ def _moved(s: Softmax, total: ir.Value, most: ir.Value, values: dict[ir.Value, i
     if PARTIAL in s.total.attributes:
         total = TileReduceLanesOp(total, ir.StringAttr.get("max"), total.type).operation.results[0]
     moves, top, kept = arith.cmpf(arith.CmpFPredicate.OGT, total, most), *s.select.operands[1:]
-    return arith.select(moves, values.get(top, top), kept)
+    top = values.get(top, top)
+    if s.guarded:  # of rows with a large maximum the sums say nothing
+        moves, top = arith.ori(moves, score_weights.large(kept)), arith.maxnumf(top, kept)
+    return arith.select(moves, top, kept)
 
 
 def _packed(value: ir.Value) -> ir.Value:

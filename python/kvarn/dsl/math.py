@@ -2,7 +2,8 @@
 """Mathematical functions of kernels, ``kv.math``: scalars or vectors of f32, f64, f16 or bf16, in the argument's type.
 
 Python numbers are computed at compile time. Accuracy is that of the target's library: on a GPU ``exp``, ``exp2``,
-``log``, ``sin`` and so on are the precise versions; the approximate ones are among the PTX intrinsics (``kv.ex2``).
+``log``, ``sin`` and so on are the precise versions; the approximate ones are among the PTX intrinsics (``kv.ex2``). Of
+tiles, and in functions of attention's scores, they are the approximate ones there; ``tanh`` is within 1e-5 of itself.
 """
 
 from __future__ import annotations

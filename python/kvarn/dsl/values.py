@@ -615,6 +615,14 @@ def binary(op: str, a: Any, b: Any) -> Any:
     return wrap(result, dtype, lanes, nonneg)
 
 
+def rounded_product(a: Any, b: Any) -> Any:
+    """``a * b`` of floats, rounded whatever it is added to: no part of a fused multiply-add."""
+    if not isinstance(a, Numeric) and not isinstance(b, Numeric):
+        return a * b
+    x, y, dtype, lanes = promote("*", a, b)
+    return wrap(emit_value("arith.mulf", types().of(dtype, lanes), [x, y]), dtype, lanes)
+
+
 def _divide(op: str, a: Any, b: Any, x: ir.Value, y: ir.Value, dtype: DType, lanes: Lanes) -> Any:
     """Signed // and %, rounding down, without arith's slow general form where that is possible; else None for //."""
     result = types().of(dtype, lanes)

@@ -145,10 +145,12 @@ def attention(
     """softmax(scale * Q K^T + mask) V of a step's new tokens over one layer, or over operands.
 
     The new tokens' keys and values must be stored already. Query i of sequence b stands at position
-    ``cache_lengths[b] + i``; masks compare absolute positions. What no query sees has no influence, whatever its slot
-    holds; neither have keys and finite values on a row that does not see them. (On a GPU, a value that is not finite
-    may reach rows of its sequence that are computed together with one that sees it.) Computed in f32; quantized and
-    8-bit caches are converted as they are read.
+    ``cache_lengths[b] + i``; masks compare absolute positions. Slots of no token have no influence, whatever they hold;
+    neither have keys and finite values on a row that does not see them, nor on the host a NaN or an infinity. On a GPU
+    a value that is NaN or infinite may also reach rows beside one that sees its key: those of a ``tile``, of 64 to 256
+    query rows (tokens times the group), or the new tokens of a ``decode``, as 0 times NaN is NaN; kind ``simt`` keeps
+    rows apart. The host computes in f32. On GPUs sums are of f32, and weights, and keys that are converted, of the
+    query's type: docs/operations.md has a table.
 
     Lists of collections and layers, or of keys and values, are sources of one softmax: a query attends to the keys of
     all, ``kv.ops.attention([window_cache, memory], [layer, 0], query, row_offsets)``. Each has its own lengths, kind
@@ -176,19 +178,22 @@ def attention(
         Default D ** -0.5.
     score : function, or tuple of a function and its arrays, optional
         ``score(score, b, h, q, k, *arrays)`` returns the new score, f32, of the scaled one (after softcap and slopes):
-        of sequence b, query head h, and absolute positions q and k: docs/attention-functions.md.
+        of sequence b, query head h, and absolute positions q and k: docs/attention-functions.md. Any finite score has
+        its weight: a key of -1e9 or -1e30 is hidden where the row sees another; minus infinity hides it as a mask does,
+        plus infinity and NaN make the row NaN.
     mask : str, function, or tuple of a function and its arrays
         ``"causal"`` (k <= q), ``"null"`` (every key), ``"sliding_window"`` (k <= q and q - k < window), ``"chunked"``
         (q and k in one chunk of positions), ``"chunked_causal"`` (and k <= q). ``"causal"`` with a window or a chunk
         is the causal one of these. Or ``mask(b, h, q, k, *arrays)``, which says whether a query sees a key, such as
-        those of ``kv.masks``, combined with ``&``, ``|`` and ``~``. Values of keys that only such a function hides
-        must be finite; what lies before a window of ``kv.masks`` may be anything.
+        those of ``kv.masks``, combined with ``&``, ``|`` and ``~``. On a GPU values of keys that only such a function
+        hides must be finite; what lies before a window of ``kv.masks`` may be anything.
     window, chunk : int, optional
         Positions, at least 1; for the masks that have one.
     sinks : f32 array-like [Hq], optional
         One more logit in the denominator of each head's rows.
     softcap : float, optional
-        Positive: scores become softcap * tanh(score / softcap).
+        Positive: scores become softcap * tanh(score / softcap), off by at most 1e-5 of the larger of 1 and the
+        score's size.
     out : array-like [T, Hq, D], optional
         The query's dtype, or f32. When not given it is allocated by the query's library (torch, CuPy or NumPy).
     return_lse : bool

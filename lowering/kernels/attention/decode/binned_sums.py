@@ -25,7 +25,7 @@ from kvarn.dsl.ptx import fma_rm
 BITS = 16
 MOST_VALUES = 1 << (22 - BITS)
 NO_EXPONENT = -3.0e38  # below that of any value
-LEAST_EXPONENT = -1.0e27  # of a sum that is not 0
+LEAST_EXPONENT = -2.11e37  # of a sum that is not 0: above that of no score's maximum, below that of any score's
 
 
 def empty(k: int) -> float:

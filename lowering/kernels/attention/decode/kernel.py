@@ -36,6 +36,7 @@ from typing import Any
 
 import kvarn as kv
 from kvarn.dialect.ops.attention import arrays_of
+from kvarn.dsl.values import rounded_product
 from kvarn.lowering.kernels.base import Expansion
 from kvarn.lowering.kernels.common import row_alignment
 from kvarn.lowering.schedules.decode import COLUMNS, NEVER, DecodeConfig, configured
@@ -142,7 +143,7 @@ def decode_kernel(c: DecodeConfig) -> Any:
             for nt in kv.static(range(NT)):
                 found = of_tile[nt]
                 for i in kv.static(range(4)):
-                    scores.append(found[i] * scale)
+                    scores.append(rounded_product(found[i], scale))
                     if modifies(c.case):
                         token = stream.token_of(tile, mt * 16 + (lane >> 2) + 8 * (i // 2), tokens)
                         place = places[2 * nt + i % 2]
