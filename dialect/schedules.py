@@ -229,6 +229,13 @@ def written(schedule: Values, names: Collection[str]) -> dict[str, Any]:
     return {name: schedule[name] for name in names}
 
 
+def is_of_gpus(operation: str, schedule: Any) -> bool:
+    """Whether a schedule says a kind of kernel that only GPUs have, and is legal there: it says nothing of the host."""
+    kinds = OPERATIONS[operation].kinds if operation in OPERATIONS else ()
+    of_gpus = [k.name for k in kinds if not k.on_host]
+    return schedule.get("kind") in of_gpus and why_unsupported(operation, schedule) is None
+
+
 def _why_not_kind(declared: Operation, name: Any, target: Any, here: list[Kind]) -> str | None:
     if name in [k.name for k in here]:
         return None

@@ -3,14 +3,12 @@
 
 from __future__ import annotations
 
-import importlib.util
 import re
-import sys
-import traceback
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from kvarn import files
 from kvarn.dialect import installed
 from kvarn.lowering import registry
 
@@ -67,18 +65,7 @@ def import_file(path: Path, option: str, prefix: str) -> Any:
     stem = path.stem.replace("-", "_")
     if not re.fullmatch(r"[A-Za-z]\w*", stem):
         raise PipelineError(f"{option}: a file's stem must be a name such as count_loads, got {path.stem!r}")
-    name = prefix + stem
-    spec = importlib.util.spec_from_file_location(name, path)
-    if not path.is_file() or spec is None or spec.loader is None:
-        raise PipelineError(f"{option}: expected a Python file, got {path}")
-    loaded = importlib.util.module_from_spec(spec)
-    sys.modules[name] = loaded  # for dataclasses and inspect, which look a class's module up by name
     try:
-        # From its text: cached bytecode goes by a time in seconds and the size, and an edit may change neither.
-        exec(compile(path.read_bytes(), str(path), "exec", dont_inherit=True), vars(loaded))
-    except Exception as error:
-        where = traceback.extract_tb(error.__traceback__)[-1]
-        raise PipelineError(
-            f"{option}: {path} cannot be run: {type(error).__name__}: {error} ({where.filename}:{where.lineno})"
-        ) from error
-    return loaded
+        return files.run_file(path, prefix + stem)
+    except files.FileError as error:
+        raise PipelineError(f"{option}: {error}") from error.__cause__

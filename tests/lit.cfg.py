@@ -65,7 +65,7 @@ def _kv_opt():
 
     Every call is a fork of a server that ends when lit does: most of a start are imports.
     """
-    script = here / "kv_opt_server.py"
+    script = here.parent / "python" / "kvarn" / "tools" / "opt_server.py"
     place = tempfile.mkdtemp(prefix="kv-opt-")  # sockets have short names
     lit_config.kv_opt_server = subprocess.Popen(  # noqa: F821
         [sys.executable, str(script), "serve", f"{place}/s"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
@@ -73,7 +73,7 @@ def _kv_opt():
     atexit.register(shutil.rmtree, place, ignore_errors=True)
     if lit_config.kv_opt_server.stdout.readline() != "ready\n":  # noqa: F821
         lit_config.fatal("kv-opt's server did not start")  # noqa: F821
-    return f'"{sys.executable}" -S -E "{script}" "{place}/s"'
+    return f'"{sys.executable}" -I -S "{script}" "{place}/s"'
 
 
 config.substitutions += [  # noqa: F821

@@ -70,7 +70,7 @@ ALLOWED = {
     "kvarn.env": {"now": set(), "lazy": set()},
     "kvarn.settings": {"now": {"kvarn.env"}, "lazy": {"kvarn.lowering"}},
     "kvarn.pipelines": {"now": EVERYTHING, "lazy": set()},
-    "kvarn.files": {"now": set(), "lazy": set()},
+    "kvarn.files": {"now": {"kvarn.env"}, "lazy": set()},
     "kvarn.forks": {"now": set(), "lazy": set()},
     "kvarn.moved": {"now": set(), "lazy": set()},
     "kvarn.dialect": {"now": MLIR, "lazy": set()},
@@ -311,6 +311,37 @@ def test_no_schedule_or_kernel_imports_a_pass():
         if _within(name, folders) and _within(imported, {"kvarn.lowering.passes"})
     ]
     assert not wrong, "\n".join(wrong)
+
+
+_BARRIERS = {"barrier", "named_barrier", "named_barrier_arrive", "cluster_barrier"}
+_BARRIER_OPS = ("gpu.barrier", "nvvm.barrier", "llvm.nvvm.barrier")
+
+
+def _barriers_of(source: str) -> list[str]:
+    """The barriers that a Python file emits, by function or by op."""
+    names = [n for n in ast.walk(ast.parse(source)) if isinstance(n, ast.Attribute | ast.Name | ast.Constant)]
+    words = [n.attr if isinstance(n, ast.Attribute) else n.id if isinstance(n, ast.Name) else n.value for n in names]
+    return [w for w in words if w in _BARRIERS or (isinstance(w, str) and w.startswith(_BARRIER_OPS) and " " not in w)]
+
+
+def test_code_over_tiles_emits_its_barriers_in_one_file():
+    """There a warp whose lanes left a branch at different times is made whole first."""
+    folders = [SOURCES["kvarn.lowering"] / "tiles", SOURCES["kvarn.lowering"] / "passes" / "tiles"]
+    found = {path.name for folder in folders for path in folder.glob("*.py") if _barriers_of(path.read_text())}
+    assert found == {"barriers.py"}
+
+
+@pytest.mark.parametrize("source", ["kv_gpu.barrier()", "ptx.named_barrier(1, 2)", 'emit("nvvm.barrier.arrive")'])
+def test_barriers_are_found(source):
+    assert _barriers_of(source)
+
+
+def test_files_of_users_are_run_in_one_place():
+    """There whatever they do is told in one line."""
+    runs = ("spec_from_file_location", "exec_module", "compile(path.read")
+    library = [p for p in PYTHON if any(p.is_relative_to(folder) for folder in SOURCES.values())]
+    found = {_name(p) for p in library if any(word in p.read_text(encoding="utf-8") for word in runs)}
+    assert found == {"python/kvarn/files.py", "python/kvarn/moved.py"}  # the second runs modules of kvarn
 
 
 @pytest.mark.parametrize("stem", [path.stem for path in PASSES])

@@ -151,7 +151,7 @@ def load(path: Path) -> Mapping[AnyKey, dict[str, Any]]:
         known = _read.get(str(path))
         if known is not None and known[0] == stamp:
             return known[1]
-        text = read_regular(path)[0].decode()
+        text = _decoded(path)
     except OSError:
         return {}
     found = {}
@@ -161,6 +161,13 @@ def load(path: Path) -> Mapping[AnyKey, dict[str, Any]]:
             found[key] = schedule
     _read[str(path)] = (stamp, found)
     return found
+
+
+def _decoded(path: Path) -> str:
+    try:
+        return read_regular(path)[0].decode()
+    except UnicodeDecodeError as error:
+        raise _refuse(path, f"must be text in UTF-8: {error}") from None
 
 
 def _refuse(path: Path, what: str) -> ValueError:
@@ -173,7 +180,7 @@ def _records(path: Path, text: str) -> dict[str, list[Any]]:
         return {}
     try:
         document = json.loads(text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise _refuse(path, f"must be JSON: {error}") from None
     whole = isinstance(document, dict) and document.get("version") == VERSION
     found = {kind: document.get(kind, []) for kind in KEYS} if whole else {}
@@ -210,7 +217,7 @@ def save(path: Path, found: Iterable[tuple[AnyKey, Mapping[str, int], float | No
     A None for the time takes the case's entry out.
     """
     try:
-        text = path.read_text()
+        text = _decoded(path)
     except OSError:
         text = ""
     kept = {kind: {_entry(path, kind, i, r)[0]: r for i, r in enumerate(x)} for kind, x in _records(path, text).items()}

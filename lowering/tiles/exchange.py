@@ -19,8 +19,8 @@ from kvarn.dsl import functional
 from kvarn.dsl.memory import Pointer
 from kvarn.dsl.values import Value
 
+from .barriers import sync_consumers
 from .copy_groups import AWAITED
-from .memory import sync_consumers
 from .threads import Threads, shuffled
 
 EXCHANGES = ("kv.tile_reduce", "kv.tile_reduce_lanes", "kv.tile_share")

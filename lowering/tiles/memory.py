@@ -27,6 +27,7 @@ from kvarn.dsl.values import Value, vector, where
 from kvarn.lowering.index import const
 
 from . import mma as tile_mma
+from .barriers import sync_all, sync_consumers, sync_for_products, wait_for_groups
 from .boxes import StagedBoxes, copy_boxes
 from .cache_rows import place_in_pool
 from .converted_copies import convert_rows
@@ -36,8 +37,6 @@ from .products import words
 from .threads import Threads, buffer_of, elements, from_elements, scalar, warp_of
 from .transposition import Transposition
 
-CONSUMERS_BARRIER = 1  # the named barrier of all consumers
-GROUP_BARRIER = 2  # the named barriers of the consumer warpgroups, one each
 SWIZZLE_ROWS = 8  # the period of a swizzle
 BLOCK_COLUMNS = 8  # of an accumulator, which four lanes hold of a row
 STAGINGS = ("staged", "transposed")  # how buffers are filled that have staging memory
@@ -113,7 +112,7 @@ class Stages:
 
     def acquire(self, n: Value, sleep: int = 0) -> None:
         if self.grouped:  # everybody has read what the stage had
-            kv_gpu.barrier()
+            sync_all()
             return
         stage, parity = self.stage(n)
         ptx.mbarrier_wait(self.empty + stage * BARRIER_BYTES, parity ^ 1, sleep, f"empty_{self.name}")
@@ -140,12 +139,6 @@ class Stages:
         stage, _ = self.stage(n)
         if not self.grouped:
             ptx.mbarrier_arrive(self.empty + stage * BARRIER_BYTES, threads.lane == 0)
-
-
-def wait_for_groups(pending: int) -> None:
-    """All threads see the copies by cp.async of all, each one's last ``pending`` groups left out."""
-    ptx.cp_async_wait(pending)
-    kv_gpu.barrier()
 
 
 def handle_of(value: ir.Value) -> Any:
@@ -301,31 +294,6 @@ def clear_rows(tile: Pointer, layout: SharedLayout, kept: tuple[Value, Value], t
                 (tile + layout.chunk_offset(i // chunks, i % chunks)).store(vector(i32, 4))
         threads.fence()
         sync_consumers(threads)
-
-
-def sync_consumers(threads: Threads) -> None:
-    """All consumers see what each of them wrote to shared memory."""
-    ptx.named_barrier(CONSUMERS_BARRIER, threads.consumers * WARPGROUP)
-
-
-def sync_rows(threads: Threads) -> None:
-    """Those that share rows of tiles wait for one another: a warpgroup, or all whose warps stand beside others."""
-    if threads.across > 1:
-        sync_consumers(threads)
-    else:
-        ptx.named_barrier(threads.group + GROUP_BARRIER, WARPGROUP)
-
-
-def sync_for_products(threads: Threads) -> None:
-    """What those that share rows wrote to shared memory is there for their products."""
-    threads.fence()
-    sync_rows(threads)
-
-
-def sync_group(threads: Threads) -> None:
-    """The warps of a warpgroup wait for one another."""
-    ptx.syncwarp()  # whose last stores may have parted it
-    ptx.named_barrier(threads.group + GROUP_BARRIER, WARPGROUP)
 
 
 # --- rows of buffers ---------------------------------------------------------------------------------

@@ -15,8 +15,8 @@ from kvarn.dsl.memory import Pointer
 from kvarn.dsl.values import Value, vector, where
 
 from . import two_terms
+from .barriers import sync_for_products
 from .ir import WARP
-from .memory import sync_for_products
 from .threads import Threads
 
 WARP_ROWS = 16  # of a tile of products, whose accumulators a warp holds

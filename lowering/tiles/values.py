@@ -24,6 +24,7 @@ from kvarn.lowering.pass_base import fail
 from kvarn.lowering.rewrite import Rules
 
 from . import (
+    barriers,
     exchange as tile_exchange,
     memory as tile_memory,
     mma as tile_mma,
@@ -192,7 +193,7 @@ def _share(op: Any, d: Distribution) -> ir.Value:
     tile_exchange.begin(op.operation, d.threads)
     threads = d.threads.beside(register_layout(op.operation.attributes["kv.tile"].value))
     tile_memory.stage_registers(op.source, place, layout, threads)
-    tile_memory.sync_consumers(d.threads)
+    barriers.sync_consumers(d.threads)
     return place.ir
 
 

@@ -22,9 +22,9 @@ from kvarn.dsl.memory import SHARED, Pointer
 from kvarn.dsl.values import Value, where
 from kvarn.lowering.pass_base import fail
 
+from .barriers import sync_group
 from .exchange import rows_of
 from .ir import WARPGROUP
-from .memory import sync_group
 from .threads import Threads, elements, from_elements, scalar
 
 ITEM = 4  # bytes of an element

@@ -445,6 +445,8 @@ class Operation:
         if target is None:
             target = "host" if ordinal in (None, HOST) else of_capability(*device.device(ordinal).capability).name
         problem = schedules.why_unsupported(self.name, seen.schedule, by_name(target)) if schedule else None
+        if problem is not None and by_name(target).is_host and schedules.is_of_gpus(self.name, seen.schedule):
+            schedule, seen.schedule, problem = (), {}, None  # one script runs on both
         if problem is not None:
             raise ValueError(f"{self.title}: the schedule's {problem}")
         if self._check is not None:

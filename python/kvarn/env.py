@@ -46,6 +46,12 @@ def _level(text: str) -> int:
     return int(text)
 
 
+def _count(text: str) -> int:
+    if not text.isdecimal() or not text.isascii() or int(text) < 1:
+        raise ValueError("must be a positive number")
+    return int(text)
+
+
 _UNITS = {"k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
 
 
@@ -130,6 +136,12 @@ class Environment:
         _check,
         "1 adds device-side checks, of accesses and of what tables hold, that name the op; ownership adds those of who "
         "owns the pages (kv.sanitize); may be set at any time",
+    )
+    emulator_steps = Variable[int](
+        "KVARN_EMULATOR_STEPS",
+        5_000_000,
+        _count,
+        "most steps of a launch in the emulator, blocks and turns of their threads; what takes more is an error",
     )
     reproducer = Variable[str](
         "KVARN_REPRODUCER", "", str, "file that gets the module and the pipeline when a pass fails, for kv-opt"

@@ -1,11 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""Reading files that somebody else may have put there."""
+"""Files of users: what somebody else may have put there is read, Python files are run, outputs are written."""
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import stat
+import sys
+import traceback
 from pathlib import Path
+from typing import Any
+
+from kvarn.env import env
+
+
+class FileError(ValueError):
+    """A user's file that cannot be what it is asked to be; the message is one line."""
 
 
 def read_regular(path: str | os.PathLike[str]) -> tuple[bytes, os.stat_result]:
@@ -21,3 +31,77 @@ def read_regular(path: str | os.PathLike[str]) -> tuple[bytes, os.stat_result]:
         if not stat.S_ISREG(facts.st_mode):
             raise OSError(f"{Path(path)} must be a regular file")
         return file.read(), facts
+
+
+def write_output(path: str | os.PathLike[str], data: str | bytes) -> None:
+    """Write what a user asked for: folders are made, and a file is there whole, or as it was before.
+
+    A device or a pipe stays what it is, and gets the bytes.
+
+    Raises
+    ------
+    OSError
+        With the path, also where a device takes nothing.
+    """
+    target, content = Path(path), data.encode() if isinstance(data, str) else data
+    try:
+        if target.exists() and not target.is_file():  # a device or a pipe; a folder cannot be opened
+            with target.open("wb") as file:
+                file.write(content)
+            return
+        target = target.resolve()  # of a link, what it leads to
+        target.parent.mkdir(parents=True, exist_ok=True)
+        made = target.with_name(f".{target.name}.{os.getpid()}")
+        try:
+            made.write_bytes(content)
+            if target.exists():
+                made.chmod(stat.S_IMODE(target.stat().st_mode))
+            made.replace(target)
+        except BaseException:
+            made.unlink(missing_ok=True)
+            raise
+    except OSError as error:
+        raise type(error)(f"{path} cannot be written: {error.strerror or error}") from None
+
+
+def run_file(path: str | os.PathLike[str], name: str, beside: bool = False) -> Any:
+    """The module of a user's Python file, run now under a name; with ``beside``, it may import its neighbours.
+
+    Raises
+    ------
+    FileError
+        In one line, for whatever keeps it from being one: no file, text that is no Python, an exception, an exit.
+    """
+    file = Path(path)
+    spec = importlib.util.spec_from_file_location(name, file) if file.is_file() else None
+    if spec is None:
+        raise FileError(f"expected a Python file, got {path}")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module  # for dataclasses and inspect, which look a class's module up by name
+    folder = str(file.parent.resolve())
+    if beside:
+        sys.path.insert(0, folder)
+    try:
+        # From its text: cached bytecode goes by a time in seconds and the size, and an edit may change neither.
+        exec(compile(file.read_bytes(), str(file), "exec", dont_inherit=True), vars(module))
+    except (Exception, SystemExit) as error:
+        sys.modules.pop(name, None)
+        if env.debug:
+            traceback.print_exc()
+        raise FileError(f"{path} cannot be run: {told(error, str(file))}") from error
+    finally:
+        if beside and folder in sys.path:
+            sys.path.remove(folder)
+    return module
+
+
+def told(error: BaseException, file: str) -> str:
+    """What a file raised, and where, in one line."""
+    if isinstance(error, SystemExit):
+        return f"it ends the process, by sys.exit({'' if error.code is None else repr(error.code)})"
+    if isinstance(error, SyntaxError):
+        return f"{type(error).__name__}: {error.msg} ({error.filename or file}:{error.lineno or 1})"
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [frame for frame in frames if frame.filename == file]
+    place = f" ({own[-1].filename}:{own[-1].lineno})" if own else ""
+    return f"{type(error).__name__}: {' '.join(str(error).split())}{place}"

@@ -101,6 +101,36 @@ gpu.module @kernels {
     gpu.return
   }
 
+  // A vector is computed once for each dimension that it is asked for along: a cast, what it is made of, and elements of
+  // memory. The mask and the rows of a load are of rows, whatever else they are used for.
+  // CHECK-LABEL: gpu.func @both
+  // CHECK-DAG:     arith.sitofp %{{.*}} : tensor<64xi32, "rows(wgmma)"> to tensor<64xf32, "rows(wgmma)">
+  // CHECK-DAG:     arith.sitofp %{{.*}} : tensor<64xi32, "columns(wgmma:4)"> to tensor<64xf32, "columns(wgmma:4)">
+  // CHECK-DAG:     "kv.tile_gather"({{.*}} -> tensor<64xf32, "rows(wgmma)">
+  // CHECK-DAG:     "kv.tile_gather"({{.*}} -> tensor<64xf32, "columns(wgmma:4)">
+  // CHECK-NOT:     arith.sitofp
+  // CHECK-NOT:     "kv.tile_gather"
+  // CHECK:         "kv.tile_load_rows"(%{{.*}}, %{{.*}}, %{{.*}}) : (memref<?x64xbf16>, tensor<64xi1, "rows(wgmma)">, tensor<64xi32, "rows(wgmma)">) -> tensor<64x64xbf16, "shared">
+  // CHECK:         "kv.tile_broadcast"(%{{.*}}) {dimension = 1 : i64} : (tensor<64xi1, "columns(wgmma:4)">) -> tensor<64x64xi1, "wgmma">
+  gpu.func @both(%a: memref<?x64xbf16>, %gates: memref<?xf32>, %n: i32, %out: memref<?x64xf32>) kernel attributes {kv.tiled, kv.block = array<i32: 128, 1, 1>} {
+    %at = "kv.tile_index"() : () -> tensor<64xi32>
+    %count = tensor.splat %n : tensor<64xi32>
+    %exists = arith.cmpi slt, %at, %count : tensor<64xi32>
+    %t = arith.sitofp %at : tensor<64xi32> to tensor<64xf32>
+    %g = "kv.tile_gather"(%gates, %exists, %at) : (memref<?xf32>, tensor<64xi1>, tensor<64xi32>) -> tensor<64xf32>
+    %x = "kv.tile_load_rows"(%a, %exists, %at) : (memref<?x64xbf16>, tensor<64xi1>, tensor<64xi32>) -> tensor<64x64xbf16>
+    %s = "kv.dot"(%x, %x) {transpose_b = true} : (tensor<64x64xbf16>, tensor<64x64xbf16>) -> tensor<64x64xf32>
+    %sum = arith.addf %t, %g : tensor<64xf32>
+    %rows = "kv.tile_broadcast"(%sum) {dimension = 0 : i64} : (tensor<64xf32>) -> tensor<64x64xf32>
+    %columns = "kv.tile_broadcast"(%sum) {dimension = 1 : i64} : (tensor<64xf32>) -> tensor<64x64xf32>
+    %distance = arith.subf %rows, %columns : tensor<64x64xf32>
+    %seen = "kv.tile_broadcast"(%exists) {dimension = 1 : i64} : (tensor<64xi1>) -> tensor<64x64xi1>
+    %y = arith.mulf %s, %distance : tensor<64x64xf32>
+    %z = "kv.tile_mask"(%y, %seen) : (tensor<64x64xf32>, tensor<64x64xi1>) -> tensor<64x64xf32>
+    "kv.tile_store_rows"(%z, %out, %exists, %at) : (tensor<64x64xf32>, memref<?x64xf32>, tensor<64xi1>, tensor<64xi32>) -> ()
+    gpu.return
+  }
+
   // Products by mma.sync: B in shared memory, rows of a buffer that a product takes as A in registers, in which they may
   // change their sign; and A of more columns than warps hold, or of a cache, in shared memory.
   // CHECK-LABEL: gpu.func @mma

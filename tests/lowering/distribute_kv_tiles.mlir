@@ -355,6 +355,7 @@ gpu.module @kernels {
   // CHECK:         nvvm.cp.async.shared.global
   // CHECK:         nvvm.cp.async.commit.group
   // CHECK-NEXT:    nvvm.cp.async.wait.group 0
+  // CHECK:         nvvm.bar.warp.sync
   // CHECK-NEXT:    gpu.barrier
   // CHECK-NOT:     fence.proxy
   // CHECK-COUNT-2: nvvm.ldmatrix {{.*}}layout = #nvvm.mma_layout<row>, num = 4

@@ -316,7 +316,7 @@ def test_what_does_not_fit_is_refused_by_name():
     refused(r"softcap must be positive", softcap=0.0)
     refused(r"scale must be finite", scale=float("nan"))
     refused(r"kind must be one of host, simt, tile, decode", schedule={"kind": "magic"})
-    refused(r"kind must be host on host", schedule={"kind": "tile"})
+    refused(r"kind must be host on host", schedule={"kind": "tile", "keys": -3})
 
 
 def test_an_integer_cache_needs_scales():

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import re
 from types import SimpleNamespace
 
 import numpy as np
@@ -18,7 +19,7 @@ from kvarn.lowering import pipeline, rewrite_counts
 from kvarn.lowering.rewrite import ops_named
 from kvarn.lowering.target import by_name
 from kvarn.ops import reads, writes
-from kvarn.tools import bisect, random_inputs
+from kvarn.tools import bisect, edges, kv_opt, random_inputs
 from kvarn.tools.cli import find_kernel, main
 from kvarn.tools.random_inputs import InputOptions
 from kvarn.tools.semantics import Checker, Launch, Rest, computes_narrowly
@@ -211,6 +212,118 @@ def test_the_command_names_the_pass(tmp_path, capsys):
     assert main([*command, "--model", f"{kernel}:right"]) == 0
     assert main([*command, "--model", f"{kernel}:wrong"]) == 1
     assert "the answer is wrong before any pass" in capsys.readouterr().out
+
+
+COMMAND = ["--spec", "cache=paged(f16, num_heads=2, head_size=64, page_size=16)", "--grid", "1", "--block", "16"]
+COMMAND += ["--arg", "out=16", "--target", "sm_90a", "--insert-before"]
+
+
+@pytest.fixture
+def written(tmp_path, monkeypatch):
+    """The folder of a kernel and of passes: one that is wrong, and some that end in other ways."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "kernel.py").write_text(KERNEL)
+    (tmp_path / "next_head.py").write_text(BROKEN)
+    for name, text in ENDS.items():
+        (tmp_path / f"{name}.py").write_text(f"import os, signal, sys\n\ndef run(module, options):\n    {text}\n")
+    return tmp_path
+
+
+ENDS = {"dies": "os.kill(os.getpid(), signal.SIGKILL)", "leaves": "os._exit(0)", "raises": "raise KeyError('x')"}
+
+
+@pytest.mark.parametrize(("name", "told"), [("dies", "SIGKILL"), ("leaves", "with status 0"), ("raises", "KeyError")])
+def test_a_pass_that_ends_its_process_is_named(written, capsys, name, told):
+    """As one is that raises; the command goes on and tells it."""
+    loaded = ["--load-pass", f"{name}.py", *COMMAND, f"hoist-kv-lookups={name}"]
+    assert main(["bisect", "kernel.py:double", *loaded]) == 1
+    last = [line for line in capsys.readouterr().out.splitlines() if line.startswith(f"{name} fails: ")]
+    assert len(last) == 1
+    assert told in last[0]
+
+
+def test_what_is_saved_says_what_it_is_run_on_and_can_be_made_smaller(written, capsys):
+    loaded = ["--load-pass", "next_head.py", *COMMAND, "hoist-kv-lookups=next-head"]
+    saved = ["--save", "made/found", "--reduce", "made/small.mlir"]  # in a folder that is not there yet
+    assert main(["bisect", "kernel.py:double", *loaded, *saved]) == 1
+    assert "error" not in capsys.readouterr().err
+    before, small = (written / "made" / name for name in ("found.before.mlir", "small.mlir"))
+    assert len(small.read_text()) < len(before.read_text())
+    for file in (before, small):
+        wrong = ["--load-pass=next_head.py", "--next-head", "--check-semantics-each"]
+        assert kv_opt.main([str(file), *wrong]) == 1
+        assert "pass 'next-head' changed the answer" in capsys.readouterr().err
+        assert kv_opt.main([str(file), "--hoist-kv-lookups", "--check-semantics-each"]) == 0
+        capsys.readouterr()
+
+
+# --- the lengths that are chosen ---------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("group", [1, 4, 8])
+@pytest.mark.parametrize("extents", [(16, 64, 128), (64, 128), (48, 64, 128, 192)])
+def test_lengths_are_chosen_around_the_extents_of_pages_and_tiles(extents, group):
+    shape = edges.Shape(extents, group)
+    ((lengths, new),) = edges.chosen(shape, 3)
+    assert (lengths[:3], new[:3]) == ((37, 0, 18), (3, 1, 2))
+    largest = max(extents)
+    assert {largest + d for d in (-16, -8, -1, 0, 1, 8, 16)} <= set(lengths)
+    assert all({extent - 1, extent + 1} <= set(lengths) for extent in extents)
+    passed = {(n, n + x) for n, x in zip(lengths, new, strict=True)}
+    assert (largest - 8, largest + 1) in passed, "no step passes the edge of a tile by a token"
+    assert {shape.query_tile - 1, shape.query_tile + 1} <= set(new)
+
+
+@pytest.mark.parametrize(("most_new", "most_batch"), [(1, None), (1, 4), (8, 7)])
+def test_chosen_lengths_keep_to_what_a_schedule_allows(most_new, most_batch):
+    found = edges.chosen(edges.Shape((16, 64, 128), 4, most_new, most_batch), 3)
+    assert max(x for _, new in found for x in new) <= max(most_new, 3)
+    assert max(len(lengths) for lengths, _ in found) <= (most_batch or 100)
+
+
+def test_a_kernel_has_as_many_sequences_as_it_is_launched_for():
+    found = edges.chosen(edges.Shape((16, 64, 128), operation=False), 2)
+    assert {len(lengths) for lengths, _ in found} == {2}
+
+
+def test_a_mask_that_is_16_keys_too_wide_is_found_by_itself(tmp_path, capsys):
+    """A tile of which the first row sees all but 16 keys is taken for whole: one sequence in several shows it."""
+    (tmp_path / "wide.py").write_text(WIDE)
+    command = [
+        "bisect",
+        "--op",
+        "attention",
+        "--spec",
+        "collection=paged(bf16, num_heads=1, head_size=64, page_size=16)",
+    ]
+    command += ["--spec", "query=buffer(bf16, (none, 4, 64))", "--static", "schedule={'kind': 'tile'}"]
+    command += ["--load-pass", str(tmp_path / "wide.py"), "--insert-after", "split-kv-loops=wide", "--target", "sm_90a"]
+    assert main([*command, "--save", str(tmp_path / "found")]) == 1
+    out = capsys.readouterr().out
+    assert "wide is the first pass that changed the answer" in out
+    assert "by rewrite 1 of 1: wide: loosen of 'kv.tile_mask'" in out
+    assert "tiles of 16, 64, 128" in out
+    assert re.search(r"shown by --lengths=\d+ --new=\d+\n", out)
+
+
+WIDE = """
+from mlir import ir
+from mlir.dialects import arith
+
+from kvarn.lowering.rewrite import ops_named
+from kvarn.lowering.rewrite_counts import performs
+from kvarn.lowering.tiles.ir import tiled
+
+def run(module):
+    for function in tiled(module):
+        for mask in ops_named(function, "kv.tile_mask"):
+            branch = mask.parent.operation
+            if branch.name == "scf.if" and performs(mask, "loosen"):
+                compare = branch.operands[0].owner.operands[0].owner  # the first row sees the tile's last key
+                with ir.InsertionPoint(compare), compare.location:
+                    kind = compare.operands[0].type
+                    compare.operands[0] = arith.addi(compare.operands[0], arith.constant(kind, 16))
+"""
 
 
 def test_the_ir_of_an_operation_is_what_is_dumped_first(tmp_path, monkeypatch, capsys):

@@ -64,6 +64,20 @@ def test_missing_mlir_is_broken_and_says_what_to_install(monkeypatch):
     assert not list(doctor.check_native())
 
 
+def test_file_check_is_where_tests_of_passes_look_for_it(monkeypatch, tmp_path):
+    """Beside LLVM's libraries when it is not on PATH, which no installation changes."""
+    monkeypatch.setenv("PATH", str(tmp_path))
+    found = findings(doctor.check_file_check)["FileCheck"]
+    assert found.state == doctor.OK
+    assert os.access(found.detail, os.X_OK)
+    (tmp_path / "FileCheck").write_text("#!/bin/sh\n")
+    (tmp_path / "FileCheck").chmod(0o755)
+    assert findings(doctor.check_file_check)["FileCheck"].detail == str(tmp_path / "FileCheck")
+    (tmp_path / "FileCheck").unlink()
+    monkeypatch.setattr(doctor.importlib.util, "find_spec", lambda name: None)
+    assert findings(doctor.check_file_check)["FileCheck"].state == doctor.MISSING
+
+
 def test_gpu_finding_takes_reason_and_advice_apart(monkeypatch):
     status = driver.Status(False, "no NVIDIA driver: libcuda.so.1 was not found; install the driver", bindings="13.0")
     monkeypatch.setattr(driver, "status", lambda: status)

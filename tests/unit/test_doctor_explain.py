@@ -8,11 +8,13 @@ import pytest
 
 pytest.importorskip("mlir", reason="the compiler needs the MLIR bindings")
 
+import kvarn as kv
 from kvarn import artifact as A
 from kvarn.dialect import dtypes
 from kvarn.inspect import describe, explain, stages
 from kvarn.runtime import assemble
 from kvarn.tools import cli
+from kvarn.tools.operation_source import operation_source
 
 PAGED = "paged(bf16, num_heads=8, head_size=128, page_size=16)"
 FILE = """
@@ -156,10 +158,38 @@ def test_instruction_mix_counts_what_tells():
     ptx = "\n".join([
         ".reg .b32 %r<3>;", "ld.global.v4.b32 {%r1, %r2}, [%rd1];", "@%p1 st.global.b16 [%rd1], %rs1;",
         "// ld.global.b32 %r1, [%rd1];", "add.s32 %r1, %r1, 1;", "mma.sync.aligned.m16n8k16.row.col.f32 {%f1};",
-        "LABEL:", "bar.sync 0;",
+        "LABEL:", "bar.sync 0;", "{", ".reg .pred p;", "setp.ne.b32 p, 1, 0;",
+        "wgmma.mma_async.sync.aligned.m64n8k16.f32.bf16.bf16 {%f1, %f2}, %rd1, %rd2, p, 1, 1, 0, 1;", "}",
+        "{ wgmma.fence.sync.aligned; }", "fma.rn.f32 %f1, %f1, %f1, %f1;", "ex2.approx.ftz.f32 %f1, %f1;",
+        "cvt.rn.bf16x2.f32 %r1, %f1, %f2;", "bra.uni LABEL;", "@!%p2 mbarrier.arrive.shared.b64 _, [%r1];",
+        "clz.x %r1;",
     ])  # fmt: skip
-    names = ("ld.global.v4.b32", "st.global.b16", "mma.sync.aligned.m16n8k16.row.col.f32", "bar.sync", "other")
+    names = [
+        "ld.global.v4.b32", "st.global.b16", "mma.sync.aligned.m16n8k16.row.col.f32", "bar.sync",
+        "wgmma.mma_async.sync.aligned.m64n8k16.f32.bf16.bf16", "wgmma.fence.sync.aligned",
+        "mbarrier.arrive.shared.b64", "arithmetic of integers and bits", "comparisons and selections",
+        "arithmetic of floats", "exponentials, roots and quotients", "conversions and moves", "branches", "other",
+    ]  # fmt: skip
     assert describe.instruction_mix(ptx) == Counter(names)
+
+
+def test_nothing_of_attention_over_tiles_is_other():
+    spec = ["--spec", "collection=paged(bf16, num_heads=1, head_size=64, page_size=16)"]
+    spec += ["--spec", "query=buffer(bf16, (none, 4, 64))", "--static", "schedule={'kind': 'tile'}"]
+    source = operation_source("attention", [spec[1], spec[3]], [spec[5]], "sm_90a")
+    mix = describe.instruction_mix(kv.compile(source, target="sm_90a").asm["ptx"])
+    assert any(name.startswith("wgmma.mma_async") for name in mix)
+    assert mix["other"] == 0
+
+
+def test_long_formulas_are_cut_in_text(capsysbinary):
+    spec = ["--spec", "collection=paged(bf16, num_heads=8, head_size=128, page_size=16)", "--op", "attention"]
+    status, out, _ = run(
+        capsysbinary, "explain", *spec, "--spec", "query=buffer(bf16, (none, 32, 128))", "--target", "sm_90a"
+    )
+    assert status == 0
+    assert max(map(len, out.splitlines())) < 300
+    assert "whole with --html" in out
 
 
 def test_programs_are_described_as_people_write():

@@ -49,7 +49,7 @@ def test_offsets_of_a_chunk_are_made():
     [
         ("attention", [f"collection={CACHE}"], [], r"needs query: --spec 'query=buffer\(bf16, \(none, 32, 128\)\)'"),
         ("attention", [], [], "needs collection: --spec 'collection=paged"),
-        ("zork", [], [], "an operation must be MODULE:FUNCTION or one of append, attention"),
+        ("zork", [], [], "an operation must be MODULE:FUNCTION, FILE.py:FUNCTION or one of append, attention"),
         ("append", ["zork=bf16"], [], "append takes collection, layer, key, value, row_offsets"),
         ("append", [f"collection={CACHE}"], ["key=1", "value=1"], "key: must be a NumPy array"),
         ("store_ragged", [f"cache={CACHE}", "x=buffer(bf16, 3)"], [], "a buffer must have a dtype and its extents"),

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import re
+import time
 
 import pytest
 
@@ -11,6 +12,7 @@ import kvarn as kv
 from kvarn.compilation import driver as compiler
 from kvarn.lowering import pipeline_parser, runner
 from kvarn.lowering.rewrite import walk
+from kvarn.tools import opt_server
 from kvarn.tools.reduce import Reducer, command_of, main
 
 
@@ -122,6 +124,37 @@ def test_a_command_is_given_the_file(tmp_path):
     assert not command_of("grep -q wanted", 10)("is not\n")
     assert command_of("test -s {} && true", 10)("x")
     assert not command_of("sleep 5; true", 0.2)("x")
+
+
+def test_the_smallest_so_far_is_written_at_every_step(tmp_path, text):
+    """A reduction that is stopped has its result so far; what is there is always whole."""
+    file, out, seen = tmp_path / "busy.mlir", tmp_path / "made" / "small.mlir", tmp_path / "seen"
+    file.write_text(text)
+    # The command itself looks at what is there, and writes down how long it is.
+    command = f"cat {{}} | grep -q kv.store && (wc -c < {out} || echo none) >> {seen} 2>&1"
+    assert main([str(file), f"--interesting={command}", "-o", str(out), "--quiet"]) == 0
+    sizes = [int(line) for line in seen.read_text().split() if line.isdigit()]
+    assert len(sizes) > 3
+    assert sizes == sorted(sizes, reverse=True)
+    assert sizes[-1] > out.stat().st_size
+    assert [p.name for p in out.parent.iterdir()] == ["small.mlir"]
+
+
+def test_a_kv_opt_of_the_command_is_answered_by_one_process(tmp_path, text):
+    file, out = tmp_path / "busy.mlir", tmp_path / "small.mlir"
+    file.write_text(text)
+    command = "command -v kv-opt | grep -q /kv-opt-[^/]*/kv-opt && kv-opt --canonicalize {} | grep -q kv.store"
+    assert main([str(file), f"--interesting={command}", "-o", str(out), "--quiet", "--timeout", "600"]) == 0
+    assert count(out.read_text()) < 12
+
+
+def test_a_limit_ends_what_the_command_has_started(tmp_path):
+    mark = tmp_path / "mark"
+    with opt_server.on_path() as tools:
+        slow = f"(sleep 3; touch {mark}) & kv-opt --cse - < /dev/zero; cat"
+        assert not command_of(slow, 1, tools)("x")
+    time.sleep(3)
+    assert not mark.exists()
 
 
 def test_the_command_line(tmp_path, capsys, text):

@@ -53,6 +53,16 @@ def assert_right(problem: Problem, query: np.ndarray, out: np.ndarray) -> None:
     np.testing.assert_allclose(out.astype(np.float64), want, rtol=4e-3, atol=4e-3)
 
 
+@pytest.mark.parametrize("schedule", [{"kind": "tile"}, {"kind": "simt"}, DECODE], ids=lambda s: s["kind"])
+def test_a_schedule_of_gpu_kernels_says_nothing_of_the_host(schedule):
+    """One script runs on both; what is legal nowhere is refused on both."""
+    problem, query = problem_of()
+    given = problem.collection, 1, query, problem.row_offsets
+    np.testing.assert_array_equal(kv.ops.attention(*given, schedule=schedule), kv.ops.attention(*given))
+    with pytest.raises(ValueError, match="the schedule's kind must be host on host"):
+        kv.ops.attention(*given, schedule={**schedule, "zork": 1})
+
+
 # --- what is refused -------------------------------------------------------------------------------
 
 

@@ -9,9 +9,9 @@ no other form; A in shared memory where it is loaded, in registers where it is c
 128 columns. Where the schedule says ``across``, up to so many stacks of warps stand beside one another, each with other
 columns of results, and A lies in shared memory, where it is computed too (``kv.tile_share``). Vectors along the rows
 are ``rows(wgmma)``, along the columns ``columns(wgmma:8)``, or of ``mma``; those of tables are ``spread`` over a
-warpgroup's threads. Tiles that only say which rows are loaded or stored are computed element by element where they are
-used, and take no layout of their own. Which instruction it is says the schedule's ``instruction``, or the target: wgmma
-where it has it.
+warpgroup's threads. A vector that is asked for along several is computed once for each. Tiles that only say which rows
+are loaded or stored are computed element by element where they are used, and take no layout of their own. Which
+instruction it is says the schedule's ``instruction``, or the target: wgmma where it has it.
 
 Before:  %s = "kv.dot"(%q, %k) : (tensor<128x128xbf16>, tensor<128x128xbf16>) -> tensor<128x128xf32>
 After:   %s = "kv.dot"(%q, %k) : (tensor<..., "shared">, tensor<..., "shared">) -> tensor<128x128xf32, "wgmma">
@@ -149,6 +149,71 @@ class Vectors:
 
     def layout(self, value: ir.Value) -> str:
         return self.accumulators.vector(self.dimension.get(self.find(value), 0), shape(value)[0])
+
+
+class Dimensions:
+    """Along which dimension of tiles vectors are asked for: 0 for rows, 1 for columns, ALONE for tables."""
+
+    def __init__(self, function: ir.Operation) -> None:
+        self.same = {v: handed for op in walk(function) for handed in handed_on(op) for v in handed}
+        self.asked: dict[ir.Value, int] = {}  # of vectors whose uses have been looked at
+
+    def of_use(self, op: ir.Operation, number: int) -> int | None:
+        """What an op asks of an operand; None where any will do."""
+        if op.name == "kv.tile_broadcast":
+            return ir.IntegerAttr(op.attributes["dimension"]).value
+        if op.name in ("kv.tile_load_rows", "kv.tile_store_rows", "kv.tile_windows"):
+            return 0
+        if op.name == "kv.table_store":
+            return ALONE
+        if op.name == "kv.tile_scatter" or (_is_cheap(op) and op.results[0] not in self.asked):
+            return next((d for v in op.operands if (d := self.fixed(v)) is not None), None)
+        if _is_cheap(op):
+            return self.asked[op.results[0]]
+        return self.fixed(op.operands[number])
+
+    def fixed(self, value: ir.Value, seen: set[ir.Value] | None = None) -> int | None:
+        """The dimension of a vector that cannot be computed again: a fold of a tile, also on its way through loops."""
+        seen = set() if seen is None else seen
+        if rank(value) != 1 or value in seen:
+            return None
+        seen.add(value)
+        op = defining_op(value)
+        if op is not None and op.name == "kv.tile_reduce":
+            return 1 - ir.IntegerAttr(op.attributes["axis"]).value
+        sources = self.same.get(value, ()) if op is None or op.regions else op.operands if _is_cheap(op) else ()
+        return next((d for v in sources if (d := self.fixed(v, seen)) is not None), None)
+
+
+def _is_cheap(op: ir.Operation) -> bool:
+    """Whether an op computes a vector that may as well be computed twice: arithmetic, positions, elements of memory."""
+    known = op.name in (*_LEAVES, "kv.tile_gather") or is_elementwise(op)
+    return known and len(op.results) == 1 and rank(op.results[0]) == 1
+
+
+def separate_vectors(function: ir.Operation) -> None:
+    """Compute a vector once for each dimension of tiles that it is asked for along, with what it is made of.
+
+    Users come before what they use, so that each asks for one dimension. A copy stands where the op does: of elements
+    of memory it reads what that one reads.
+    """
+    dimensions = Dimensions(function)
+    for op in reversed(walk(function)[1:]):
+        if not _is_cheap(op):
+            continue
+        asked: dict[int, list[ir.OpOperand]] = {}
+        for use in op.results[0].uses:
+            dimension = dimensions.of_use(use.owner.operation, use.operand_number)
+            if dimension is not None:
+                asked.setdefault(dimension, []).append(use)
+        for number, dimension in enumerate(sorted(asked)):
+            value = op.results[0]
+            if number:
+                with ir.InsertionPoint.after(op), op.location:
+                    value = op.clone().results[0]
+                for use in asked[dimension]:
+                    use.owner.operands[use.operand_number] = value
+            dimensions.asked[value] = dimension
 
 
 def separate_leaves(function: ir.Operation) -> None:
@@ -313,6 +378,7 @@ def run(module: ir.Module, options: Options) -> None:
             fail(function, f"across must divide the warps of products by {MMA}, got {got}")
         accumulators = Accumulators(instruction, 4 * warpgroups, across)
         shared = place_operands(function, warpgroups, accumulators)
+        separate_vectors(function)
         separate_leaves(function)
         vectors = vectors_of(function, accumulators)
         inside = walk(function)[1:]

@@ -38,6 +38,7 @@ from kvarn.lowering.index import pointer
 from kvarn.lowering.pass_base import fail, kv_pass
 from kvarn.lowering.rewrite import defining_op, enclosing, is_inside, ops_named, replace, walk
 from kvarn.lowering.tiles import (
+    barriers,
     exchange as tile_exchange,
     memory as tile_memory,
     mma as tile_mma,
@@ -269,8 +270,7 @@ class Distribution:
         place = self.allocate(layout)
         with ir.InsertionPoint(op):
             if enclosing(op, "scf.for", "scf.while") is not None:  # all have read what the last round put there
-                ptx.syncwarp()  # whose last stores may have parted it
-                tile_memory.sync_rows(self.threads)
+                barriers.sync_rows(self.threads)
             tile_memory.load_rows(op.opview, place, layout, self.threads)
             loaded = place.ir
             if held:
@@ -309,7 +309,7 @@ class Distribution:
             fail(op, f"{what}: convert, or write with scatter")
         place = free[0] if free else self.allocate(layout)
         if free:  # the warps of a warpgroup read all of its rows
-            tile_memory.sync_rows(self.threads)
+            barriers.sync_rows(self.threads)
         TileStoreSharedOp(value, place.ir)
         tile_memory.store_rows(op.opview, place, layout, self.threads)
         op.erase()
@@ -425,7 +425,7 @@ def _initialize(op: Any, d: Distribution) -> None:
             for stages in d.stages.values():
                 stages.initialize(d.threads.warps)
             ptx.fence_mbarrier_init()
-        kv_gpu.barrier()
+        barriers.sync_all()
 
 
 @RULES.lowers("kv.producer_acquire")
@@ -480,7 +480,7 @@ def _commit(op: Any, d: Distribution) -> None:
 
 @RULES.lowers("kv.copy_wait")
 def _copy_wait(op: Any, d: Distribution) -> None:
-    tile_memory.wait_for_groups(op.pending.value)
+    barriers.wait_for_groups(op.pending.value)
 
 
 @RULES.lowers("kv.consumer_wait")
@@ -510,7 +510,7 @@ def _clear(op: Any, d: Distribution) -> ir.Value:
 @RULES.lowers("kv.turn_wait")
 def _turn_wait(op: Any, d: Distribution) -> None:
     with functional.when(d.threads.group == 0) if op.groups.value == "first" else contextlib.nullcontext():
-        ptx.named_barrier(d.threads.group + _turns(d), 2 * WARPGROUP)
+        barriers.sync(barriers.turn_of(d.threads.group, d.threads), 2 * WARPGROUP)
 
 
 @RULES.lowers("kv.turn_pass")
@@ -518,12 +518,7 @@ def _turn_pass(op: Any, d: Distribution) -> None:
     last = d.threads.consumers - 1
     following = where(d.threads.group == last, 0, d.threads.group + 1)
     with functional.when(d.threads.group == last) if op.groups.value == "last" else contextlib.nullcontext():
-        ptx.named_barrier_arrive(following + _turns(d), 2 * WARPGROUP)
-
-
-def _turns(d: Distribution) -> int:
-    """The first of the named barriers for turns, one a consumer warpgroup."""
-    return tile_memory.GROUP_BARRIER + d.threads.consumers
+        barriers.arrive(barriers.turn_of(following, d.threads), 2 * WARPGROUP)
 
 
 @RULES.lowers("kv.tile_ready")

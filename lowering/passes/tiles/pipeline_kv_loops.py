@@ -42,6 +42,7 @@ from mlir.dialects import arith, scf
 
 from kvarn.dialect.ops import staging
 from kvarn.dialect.ops.sharing import add_columns
+from kvarn.lowering.memory_effects import may_write, writes
 from kvarn.lowering.pass_base import kv_pass
 from kvarn.lowering.remarks import remark
 from kvarn.lowering.rewrite import defining_op, ops_named
@@ -384,9 +385,9 @@ def _short(r: Rotation) -> bool:
 
 
 def _scalar(op: ir.Operation) -> bool:
-    """Whether an op computes a number of the whole block, or reads one of a table."""
-    known = op.name.startswith("arith.") or op.name == "memref.load"
-    return known and not isinstance(op.results[0].type, ir.RankedTensorType)
+    """Whether an op computes numbers of the whole block, or reads them, so that it may be done again."""
+    numbers = all(isinstance(v.type, ir.IntegerType | ir.IndexType | ir.FloatType) for v in op.results)
+    return len(op.results) > 0 and numbers and not (may_write(op.name) and writes(op))
 
 
 def _say_unrotated(loop: ir.Operation) -> None:

@@ -30,7 +30,7 @@ from kvarn.dialect import dtypes, layout
 from kvarn.dialect.dtypes import DType
 from kvarn.dialect.layout import CacheSpec
 from kvarn.dialect.tma_layout import TmaSpec
-from kvarn.files import read_regular
+from kvarn.files import read_regular, write_output
 
 FORMAT = "kvarn-bundle"
 VERSION = 1
@@ -131,8 +131,8 @@ def save(path: str | os.PathLike[str], artifacts: Iterable[Artifact], *, directo
         raise ValueError(
             f"artifacts of a bundle must have different targets, got {', '.join(a.target for a in artifacts)}"
         )
-    path.parent.mkdir(parents=True, exist_ok=True)
     if directory:
+        path.parent.mkdir(parents=True, exist_ok=True)
         if path.exists() and (not path.is_dir() or any(path.iterdir())):
             raise ValueError(f"{path} must be a new or empty folder; remove it first")
         manifest, files = _manifest(artifacts)
@@ -148,15 +148,7 @@ def save(path: str | os.PathLike[str], artifacts: Iterable[Artifact], *, directo
         return path
     if path.is_dir():
         raise ValueError(f"{path} is a folder; give a file name, or directory=True for a new folder")
-    handle, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
-    try:
-        with os.fdopen(handle, "wb") as f:
-            f.write(dumps(artifacts))
-        os.chmod(temporary, 0o644)
-        os.replace(temporary, path)
-    except BaseException:
-        os.unlink(temporary)
-        raise
+    write_output(path, dumps(artifacts))
     return path
 
 

@@ -93,6 +93,13 @@ def extend(extension: types.ModuleType | str | Path) -> types.ModuleType:
     return loaded
 
 
+def of_files() -> list[types.ModuleType]:
+    """The extensions that are Python files."""
+    return [
+        m for name, m in list(sys.modules.items()) if name.startswith(_EXTENSION) and isinstance(m, types.ModuleType)
+    ]
+
+
 def _is_part_of(thing: Any, module: str) -> bool:
     home = str(_home(thing))
     return home == module or home.startswith(module + ".")
@@ -397,4 +404,4 @@ def names_of(code: types.CodeType) -> set[str]:
     return found
 
 
-__all__ = ["digest_of", "extend", "identity", "is_outside", "key", "names_of", "needed", "registered"]
+__all__ = ["digest_of", "extend", "identity", "is_outside", "key", "names_of", "needed", "of_files", "registered"]

@@ -15,6 +15,8 @@ from typing import Any
 
 import numpy as np
 
+from kvarn.env import env
+
 from .block import OFFSET, RANK, WARP, Block, Wait
 from .clocks import Clocks
 from .ptx_parser import EmulationError, Instruction, Kernel
@@ -22,7 +24,7 @@ from .races import Races
 
 WARPS = ("together", "forward", "backward", "random")
 COPIES = ("late", "early", "random")
-_STEPS = 5_000_000
+MORE_STEPS = "steps= of kv.emulated and emulate, or KVARN_EMULATOR_STEPS, allow more"
 _PATIENCE = 20_000  # turns after which something lands though threads go on: they may wait in a loop of their own
 
 
@@ -38,16 +40,34 @@ class Order:
     copies : {"late", "early", "random"}
         Asynchronous copies land when nobody can go on, when they are started, or at any time in between.
     seed : int
+    steps : int, optional
+        What a launch may take at most, blocks and turns of their threads; default: ``KVARN_EMULATOR_STEPS``.
     """
 
     warps: str = "together"
     copies: str = "late"
     seed: int = 0
+    steps: int | None = None
 
     def __post_init__(self) -> None:
         for name, known in (("warps", WARPS), ("copies", COPIES)):
             if getattr(self, name) not in known:
                 raise ValueError(f"{name} must be one of {', '.join(known)}, got {getattr(self, name)!r}")
+        if self.steps is not None and (isinstance(self.steps, bool) or self.steps < 1):
+            raise ValueError(f"steps must be a positive int, got {self.steps!r}")
+
+
+class Steps:
+    """What a launch may still take: a kernel that does not end, or a grid that nobody waits for, is an error."""
+
+    def __init__(self, order: Order) -> None:
+        self.most = self.left = env.emulator_steps if order.steps is None else order.steps
+
+    def take(self, waits: Callable[[], Sequence[str]] = tuple) -> None:
+        self.left -= 1
+        if self.left < 0:
+            lines = "".join(f"\n  {line}" for line in waits())
+            raise EmulationError(f"the kernel does not end within {self.most} steps: {MORE_STEPS}{lines}")
 
 
 @dataclass(eq=False)
@@ -97,6 +117,7 @@ class Cluster:
     tell: Any = None  # gets hazards
     ahead: Any = None  # of kvarn.emulator.stream: the kernel, where others may still run
     spare: Sequence[Block] = ()  # of a cluster of the launch that has ended
+    steps: Steps = field(default_factory=lambda: Steps(Order()))
     progress: int = 0  # counts what may wake others
     under_way: list[Callable[[], None]] = field(default_factory=list)
     barriers: dict[int, Barrier] = field(default_factory=dict)
@@ -134,7 +155,8 @@ class Cluster:
     def run(self) -> None:
         """All threads to their ends."""
         last = 0  # turns since something landed
-        for _ in range(_STEPS):
+        while True:
+            self.steps.take(self.waits)
             alive = [b for b in self.blocks if not b.ended]
             if not alive:
                 self.finish()
@@ -159,7 +181,6 @@ class Cluster:
                 self.land()
             elif not self.give_up():
                 raise EmulationError(self.hang())
-        raise EmulationError("the kernel does not end" + "".join(f"\n  {line}" for line in self.waits()))
 
     def choose(self, warps: np.ndarray) -> int:
         """The warp that goes on."""

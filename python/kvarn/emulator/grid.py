@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 
 from .block import OPS, TYPES, WARP, Block, Lanes, Wait, op
-from .cluster import Cluster, Order
+from .cluster import MORE_STEPS, Cluster, Order, Steps
 from .memory import Field, Fields, Memory
 from .ptx_parser import EmulationError, Instruction, Kernel, parse, parts
 from .report import Report
@@ -104,13 +104,15 @@ def launch(
         counts = report.counts(kernel, entry)
         counts.blocks += int(np.prod(grid))
     tell = functools.partial(report.tell, kernel) if report is not None and report.races else None
-    named, spare = Fields(around.fields), ()
+    named, spare, steps = Fields(around.fields), (), Steps(order or Order())
+    if int(np.prod([int(n) for n in grid], dtype=object)) > steps.most:
+        raise EmulationError(f"a grid of {tuple(grid)} takes more than {steps.most} steps: {MORE_STEPS}")
     for z in range(0, grid[2], shape[2]):
         for y in range(0, grid[1], shape[1]):
             for x in range(0, grid[0], shape[0]):
                 blocks = Cluster(
                     kernel, memory, params, descriptors, grid, block, shape, shared_bytes, order or Order(), (x, y, z),
-                    counts=counts, fields=named, tell=tell, ahead=ahead, spare=spare,
+                    counts=counts, fields=named, tell=tell, ahead=ahead, spare=spare, steps=steps,
                 )  # fmt: skip
                 blocks.run()
                 spare = blocks.blocks

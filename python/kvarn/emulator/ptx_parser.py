@@ -25,7 +25,15 @@ _OPERAND = re.compile(r"\{[^}]*\}|\[[^\]]*\]|[^,\s][^,]*")
 
 
 class EmulationError(RuntimeError):
-    """The kernel did what no kernel may, or uses an instruction that is not known here."""
+    """The kernel did what no kernel may, or uses an instruction that is not known here.
+
+    Attributes
+    ----------
+    kernel : str
+        Its name, where it was launched by one.
+    """
+
+    kernel: str = ""
 
 
 @dataclass

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -133,10 +133,14 @@ def _launch(
             return None
         return place.stream.launch(entry.name, place.programmatic, memory, own, arrays[len(own) :], place.followed)
 
-    ptx.launch(
-        str(artifact.code["ptx"]), entry.name, grid, block, values, arrays, entry.shared_bytes, order, entry.cluster,
-        ptx.Around(report, parts, variables, launched),
-    )  # fmt: skip
+    try:
+        ptx.launch(
+            str(artifact.code["ptx"]), entry.name, grid, block, values, arrays, entry.shared_bytes, order,
+            entry.cluster, ptx.Around(report, parts, variables, launched),
+        )  # fmt: skip
+    except ptx.EmulationError as error:
+        error.kernel = error.kernel or entry.name
+        raise
     if watched:
         ownership.after(binding.HOST)
 
@@ -289,6 +293,7 @@ def emulated(
     copies: str | None = None,
     multiprocessors: int | None = None,
     races: bool = True,
+    steps: int | None = None,
 ) -> Iterator[Report]:
     """Run what this thread launches inside - kernels and ``kv.ops`` on NumPy arrays - as a GPU would, without one.
 
@@ -311,6 +316,9 @@ def emulated(
         What grids that fill the device count with; default: those of the first GPU of the architecture.
     races : bool
         Whether to look for races and reads of unwritten shared memory, which takes up to half of the time.
+    steps : int, optional
+        What a launch may take at most, blocks and turns of their threads: one that takes more is an
+        ``EmulationError``. Default: ``KVARN_EMULATOR_STEPS``, or what ``order`` says.
 
     Yields
     ------
@@ -325,7 +333,10 @@ def emulated(
     count = multiprocessors or chosen.chip.multiprocessors  # for grids that fill the device
     report = Report(chosen.name, races)
     stream = Stream() if chosen.has("pdl") else None
-    with emulating(Emulation(chosen.name, order_of(order, seed, copies), count, report, stream)):
+    chosen_order = order_of(order, seed, copies)
+    if steps is not None:
+        chosen_order = replace(chosen_order, steps=steps)
+    with emulating(Emulation(chosen.name, chosen_order, count, report, stream)):
         yield report
 
 

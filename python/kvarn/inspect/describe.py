@@ -15,11 +15,22 @@ from .stages import Stage, changed
 if TYPE_CHECKING:
     from .facts import Passport
 
-# What moves data or does matrix work; the rest of the PTX is counted as one.
+# What moves data, does matrix work or waits is counted by its whole name, the rest by what it computes.
 _TELLING = re.compile(
-    r"\b((?:ld|st)\.(?:global|shared|local|param)\S*|cp\.async\S*|ldmatrix\S*|stmatrix\S*|mma\.sync\S*|wgmma\.\S+|"
-    r"atom\.\S+|red\.\S+|bar\.sync|barrier\S*|mbarrier\S*|shfl\S*|call\S*)"
+    r"(?:ld|st)\.|ldu\.|cp\.|ldmatrix|stmatrix|movmatrix|mma\.|wgmma\.|tcgen05\.|atom\.|red\.|bar\.|barrier|mbarrier|fence|membar|"
+    r"shfl|vote|redux|call|setmaxnreg|griddepcontrol|prefetch|nanosleep|trap|elect"
 )
+_KINDS = (
+    ("exponentials, roots and quotients", re.compile(r"(ex2|lg2|rcp|rsqrt|sqrt|sin|cos|tanh|div\.\S*f\d\d)")),
+    ("comparisons and selections", re.compile(r"(setp|selp|set|slct|min|max|testp)\b")),
+    ("conversions and moves", re.compile(r"(cvt|cvta|mov|prmt|isspacep|mapa)\b")),
+    ("branches", re.compile(r"(bra|brx|ret|exit)\b")),
+    ("arithmetic of floats", re.compile(r"\w+\.(?:\S*\.)?(f16|f16x2|bf16|bf16x2|f32|f32x2|f64)\b")),
+    ("arithmetic of integers and bits", re.compile(r"\w+\.(?:\S*\.)?(u|s|b|pred)\d*\b")),
+)
+_WIDEST = 240  # characters of a line
+_COMMENT, _BRACES = re.compile(r"//.*"), re.compile(r"[{}]")
+_OPCODE = re.compile(r"(?:[$\w]+:\s*)*(?:@!?\S+\s+)?([a-z][\w.:]*)")
 
 
 def described(passport: Passport) -> Iterator[str]:
@@ -29,12 +40,17 @@ def described(passport: Passport) -> Iterator[str]:
         yield ""
         yield from describe_stages(passport.stages)
     yield ""
-    yield from describe_abi(passport.kernel.artifact)
+    yield from map(_cut, describe_abi(passport.kernel.artifact))
     yield ""
     yield from describe_code(passport)
     if passport.report is not None:
         yield ""
         yield str(passport.report)
+
+
+def _cut(line: str) -> str:
+    """A line that people read: sizes of scratch memory may be formulas of a thousand characters."""
+    return line if len(line) <= _WIDEST else f"{line[: _WIDEST - 1]}… ({len(line):,} characters, whole with --html)"
 
 
 def describe_stages(stages: Sequence[Stage]) -> Iterator[str]:
@@ -100,14 +116,15 @@ def written(expression: Any, artifact: Artifact) -> str:
 
 
 def instruction_mix(ptx: str) -> Counter[str]:
-    """Telling instructions of PTX with how often they stand there, and ``"other"`` for the rest."""
+    """How often telling instructions stand in PTX, and the others by what they compute; ``"other"`` is the rest."""
+    text = "\n".join(line for line in _COMMENT.sub("", ptx).splitlines() if not line.lstrip().startswith("."))
     found: Counter[str] = Counter()
-    for line in ptx.splitlines():
-        line = line.partition("//")[0].strip()
-        if not line.endswith(";") or line.startswith("."):
-            continue
-        telling = _TELLING.search(line)
-        found[telling[1].rstrip(";") if telling else "other"] += 1
+    for statement in _BRACES.sub(" ", text).split(";")[:-1]:
+        opcode = _OPCODE.match(statement.strip())
+        if opcode is not None:
+            name = opcode[1]
+            kind = next((kind for kind, pattern in _KINDS if pattern.match(name)), "other")
+            found[name if _TELLING.match(name) else kind] += 1
     return found
 
 

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from kvarn.tools.cli import UsageError, add_kernel_options, compile_named
 from kvarn.tools.input_options import add_input_options, values_of
+from kvarn.tools.pass_options import given_name
 
 if TYPE_CHECKING:
     from . import Passport
@@ -117,7 +118,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the command; returns the exit status."""
     parser = argparse.ArgumentParser(prog="kvarn explain", description="Report on a kernel, pass by pass.")
     add_kernel_options(parser)
-    parser.add_argument("--pass", dest="show", metavar="PASS", help="print the IR after a pass, and nothing else")
+    parser.add_argument(
+        "--pass", dest="show", type=given_name, metavar="PASS", help="print the IR after a pass, and nothing else"
+    )
     parser.add_argument(
         "--remarks-filter",
         metavar="RE",
@@ -129,13 +132,23 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--patterns", action="store_true", help="print how often each rule of each pass was applied, and nothing else"
     )
-    parser.add_argument("--diff", metavar="PASS", help="print what a pass changed in the IR, and nothing else")
-    parser.add_argument("--html", metavar="FILE", help="write a page with everything, which needs nothing else")
+    parser.add_argument(
+        "--diff", type=given_name, metavar="PASS", help="print what a pass changed in the IR, and nothing else"
+    )
+    parser.add_argument(
+        "--html", type=given_name, metavar="FILE", help="write a page with everything, which needs nothing else"
+    )
     parser.add_argument(
         "--emulate", action="store_true", help="run the kernel in the emulator on random arguments, and count"
     )
     add_input_options(parser.add_argument)
     options = parser.parse_args(argv)
+    if not options.emulate:
+        given = {"--grid": options.grid, "--lengths": options.lengths, "--new": options.new, "--seed": options.seed}
+        given |= {} if options.op else {"--arg": options.arg}
+        names = [name for name, value in given.items() if value]
+        if names:
+            raise UsageError(f"what --emulate runs is said by {', '.join(names)}: give --emulate too")
     from kvarn.lowering import remarks
 
     from . import describe

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from kvarn.artifact import Entry
 from kvarn.emulator import ptx_parser as ptx_text
+from kvarn.files import write_output
 from kvarn.runtime import assemble
 
 from . import machine, places, work
@@ -233,7 +234,7 @@ class Passport:
     def save(self, path: Any) -> Path:
         """Write the page; the path."""
         path = Path(path)
-        path.write_text(self.html(), encoding="utf-8")
+        write_output(path, self.html())
         return path
 
     def _repr_html_(self) -> str:

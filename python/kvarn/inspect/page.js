@@ -259,12 +259,18 @@
   drawPython();
   for (const pane of panes.slice(2)) draw(pane);
   // A link may name a line and a pass: #line=12&file=kernels.py&pass=lower-kv-access&diff
-  const wish = new URLSearchParams(location.hash.slice(1));
-  show(Math.max(0, D.stages.findIndex(s => s.name === wish.get("pass"))), wish.has("diff"));
-  if (wish.has("line")) {
+  // A line without a file is of the file that is shown, or else of the first that has it.
+  const follow = () => {
+    const wish = new URLSearchParams(location.hash.slice(1)), line = +wish.get("line");
+    show(Math.max(0, D.stages.findIndex(s => s.name === wish.get("pass"))), wish.has("diff"));
+    if (!wish.has("line")) return;
+    const has = n => fileRows(n).some(r => r.line === line);
     const named = D.files.findIndex(f => f.name === wish.get("file"));
-    if (named >= 0) { file = named; drawPython(); }
-    select(python, python.rows.findIndex(r => r.line === +wish.get("line")), true);
-  }
+    const found = named >= 0 ? named : D.files.length && has(file) ? file : D.files.findIndex((_, n) => has(n));
+    if (found >= 0) { file = found; drawPython(); }
+    select(python, python.rows.findIndex(r => r.line === line), true);
+  };
+  follow();
+  window.addEventListener("hashchange", follow);
   document.documentElement.dataset.ready = "yes";
 })();

@@ -27,7 +27,7 @@ from kvarn.lowering.kernels.attention import case as attention_common
 from kvarn.lowering.schedules import decode as decode_schedule, tuned
 from kvarn.lowering.target import Target, by_name
 from kvarn.ops import reads
-from kvarn.tools.pass_options import add_pass_options, passes_of
+from kvarn.tools.pass_options import add_pass_options, given_path, passes_of
 
 from .arrays import Arrays, arrays
 from .attention_problem import TOLERANCE, DecodeProblem
@@ -280,7 +280,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--page-size", **several, default=[16], help="tokens of a page (16)")
     parser.add_argument("--new", type=int, default=1, metavar="N", help="new tokens of a sequence (1)")
     parser.add_argument("--seconds", type=float, default=300, help="of the whole run (300)")
-    parser.add_argument("--output", type=Path, metavar="FILE", help="default: KVARN_TUNE")
+    parser.add_argument("--output", type=given_path, metavar="FILE", help="default: KVARN_TUNE")
     parser.add_argument("--dry-run", action="store_true", help="write nothing")
     add_pass_options(parser.add_argument)
     options = parser.parse_args(argv)

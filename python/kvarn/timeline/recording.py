@@ -22,6 +22,7 @@ import numpy as np
 import kvarn
 from kvarn import settings
 from kvarn.dialect import trace_layout as at
+from kvarn.files import write_output
 from kvarn.runtime import timeline
 from kvarn.runtime.binding import HOST
 from kvarn.runtime.host import cycles
@@ -124,7 +125,7 @@ class Timeline:
         """Write ``.svg`` as the drawing and everything else as trace events in JSON; the path."""
         found = Path(path)
         text = self.svg() if found.suffix == ".svg" else json.dumps(self.perfetto())
-        found.write_text(text, encoding="utf-8")
+        write_output(found, text)
         return found
 
 

@@ -12,18 +12,18 @@ import importlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from html import escape
-from pathlib import Path
 from typing import Any
 
 from kvarn.compilation.kernel import Kernel
 from kvarn.emulator import EmulationError
 from kvarn.emulator.report import Report
+from kvarn.files import write_output
 
 from . import random_inputs
 from .bisect import source_of
 from .cli import UsageError, add_kernel_options
 from .input_options import add_input_options, values_of
-from .pass_options import passes_of
+from .pass_options import given_name, given_path, passes_of
 from .random_inputs import Arguments, InputOptions
 from .semantics import Launch, run_artifact
 
@@ -173,15 +173,19 @@ def main(argv: Sequence[str] | None = None) -> int:
     add_kernel_options(parser)
     parser.add_argument("more", nargs="*", metavar="KERNEL", help="further kernels, or files of IR")
     add_input_options(parser.add_argument)
-    parser.add_argument("--passes", metavar="P,P", help="passes to leave out; default: all optional ones")
+    parser.add_argument(
+        "--passes", type=given_name, metavar="P,P", help="passes to leave out; default: all optional ones"
+    )
     parser.add_argument("--time", action="store_true", help="time on this machine's GPU instead of counting")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures there")
-    parser.add_argument("--plot", type=Path, metavar="FILE", help="draw the ratios there, as SVG")
+    parser.add_argument("--json", type=given_path, metavar="FILE", help="write the figures there")
+    parser.add_argument("--plot", type=given_path, metavar="FILE", help="draw the ratios there, as SVG")
     options = parser.parse_intermixed_args(argv)
     pipeline = importlib.import_module("kvarn.lowering.pipeline")
     target = options.target or "sm_90a"
     if options.time and options.target is None:
         target = importlib.import_module("kvarn.compilation.driver").default_target()
+    if options.time and not (status := importlib.import_module("kvarn.runtime.driver").status()).usable:
+        raise UsageError(f"--time needs a GPU: {status.reason}")
     if target == "host":
         raise UsageError("ablate counts or times GPU code: give a GPU target, such as --target sm_90a")
     inserted = passes_of(options)
@@ -200,9 +204,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         print("\n".join(table(f"{place} for {target}", records)), flush=True)
         found[place] = records
     if options.json is not None:
-        options.json.write_text(json.dumps(found, indent=2) + "\n")
+        write_output(options.json, json.dumps(found, indent=2) + "\n")
     if options.plot is not None:
-        options.plot.write_text(plot(found, "µs" if options.time else "instructions"), encoding="utf-8")
+        write_output(options.plot, plot(found, "µs" if options.time else "instructions"))
     return int(any(r["problem"] for records in found.values() for r in records))
 
 

@@ -7,7 +7,6 @@ import argparse
 import ast
 import hashlib
 import importlib
-import importlib.util
 import os
 import sys
 import traceback
@@ -16,7 +15,9 @@ from pathlib import Path
 from typing import Any
 
 from kvarn.env import env
-from kvarn.tools.pass_options import add_pass_options, passes_of
+from kvarn.files import run_file, write_output
+from kvarn.tools.input_options import arguments_of
+from kvarn.tools.pass_options import add_pass_options, given_name, passes_of
 
 COMMANDS = {
     "demo": ("kvarn.chat", "generate text with SmolLM2 through the paged cache"),
@@ -72,10 +73,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 1
     except KeyboardInterrupt:
         return 130
-    except (ValueError, TypeError, RuntimeError, OSError, ImportError) as e:
+    except Exception as e:
         if env.debug:
             traceback.print_exc()
         text = str(e) or type(e).__name__
+        if isinstance(e, MemoryError | OverflowError):
+            text = f"there is not enough memory: {text}"
+        elif not isinstance(e, ValueError | TypeError | RuntimeError | OSError | ImportError):
+            text = f"{type(e).__name__}: {text} (KVARN_DEBUG=1 shows where)"
         # Errors in a kernel already start with file, line and column.
         located = ": error: " in text.splitlines()[0]
         print(text if located else f"kvarn {options.command}: error: {text.removeprefix('error: ')}", file=sys.stderr)
@@ -108,14 +113,17 @@ def cache_main(argv: Sequence[str]) -> int:
 
 def add_kernel_options(parser: argparse.ArgumentParser) -> None:
     """The options that name a kernel and what it is compiled for."""
-    parser.add_argument("kernel", nargs="?", metavar="FILE.py:KERNEL", help="a @kv.kernel function of a Python file")
+    parser.add_argument(
+        "kernel", nargs="?", type=given_name, metavar="FILE.py:KERNEL", help="a @kv.kernel function of a Python file"
+    )
     parser.add_argument(
         "--op",
+        type=given_name,
         metavar="NAME",
-        help="in its place, an operation: a function of kv.ops (attention), or MODULE:FUNCTION; --spec and --static "
-        "then name its arguments: --spec 'query=buffer(bf16, (none, 32, 128))'",
+        help="in its place, an operation: a function of kv.ops (attention), MODULE:FUNCTION or FILE.py:FUNCTION; "
+        "--spec and --static then name its arguments: --spec 'query=buffer(bf16, (none, 32, 128))'",
     )
-    parser.add_argument("--target", help="sm_80, sm_90a, sm_100a or host; default: this machine's")
+    parser.add_argument("--target", type=given_name, help="sm_80, sm_90a, sm_100a or host; default: this machine's")
     parser.add_argument(
         "--spec",
         action="append",
@@ -148,13 +156,17 @@ def named(options: argparse.Namespace) -> tuple[Any, list[Any]]:
     if (options.op is None) == (options.kernel is None):
         raise UsageError("a kernel must be named, FILE.py:KERNEL, or an operation, --op attention")
     if options.op is not None:
-        source = importlib.import_module("kvarn.tools.operation_source")
-        return source.operation_source(options.op, options.spec, options.static, options.target), []
+        source, inputs = map(importlib.import_module, ("kvarn.tools.operation_source", "kvarn.tools.random_inputs"))
+        given = inputs.InputOptions(arguments_of(options), lenient=True)
+        return source.operation_source(options.op, options.spec, options.static, options.target, given), []
     if options.kernel.endswith(".mlir"):
         path = Path(options.kernel)
         if not path.is_file():
             raise UsageError(f"there is no file {options.kernel!r}")
-        return path.read_text(), []
+        try:
+            return path.read_text(encoding="utf-8"), []
+        except UnicodeDecodeError as error:
+            raise ValueError(f"{options.kernel} must be text in UTF-8: {error}") from None
     kernel = find_kernel(options.kernel)
     return kernel, complete_specs(kernel, options.spec, options.static)
 
@@ -168,8 +180,10 @@ def compile_main(argv: Sequence[str]) -> int:
     )
     add_kernel_options(parser)
     parser.add_argument("--emit", choices=STAGES, default="ptx", help="the stage to print (ptx)")
-    parser.add_argument("-o", "--output", metavar="FILE", help="write the stage there")
-    parser.add_argument("--save", metavar="FILE", help="write a bundle there, which kv.load runs without MLIR")
+    parser.add_argument("-o", "--output", type=given_name, metavar="FILE", help="write the stage there")
+    parser.add_argument(
+        "--save", type=given_name, metavar="FILE", help="write a bundle there, which kv.load runs without MLIR"
+    )
     options = parser.parse_args(argv)
     kernel = compile_named(options)
     if options.save:
@@ -185,7 +199,7 @@ def compile_main(argv: Sequence[str]) -> int:
         found = kernel.asm[options.emit]
     data = found if isinstance(found, bytes) else found.encode()
     if options.output is not None:
-        Path(options.output).write_bytes(data)
+        write_output(options.output, data)
     elif isinstance(found, bytes) and sys.stdout.isatty():
         raise UsageError(f"--emit {options.emit} is binary: give a file with -o")
     else:
@@ -200,7 +214,9 @@ def find_kernel(place: str) -> Any:
     path = Path(file)
     if not path.is_file():
         raise UsageError(f"there is no file {file!r}: give FILE.py:KERNEL")
-    module = _import_file(path)
+    # A name that no other module has, so that a file called numpy.py does no harm.
+    unique = f"kvarn_file_{path.stem}_{hashlib.sha256(str(path.resolve()).encode()).hexdigest()[:8]}"
+    module = run_file(path, unique, beside=True)
     kernels = {
         n: v
         for n, v in vars(module).items()
@@ -214,23 +230,6 @@ def find_kernel(place: str) -> Any:
             f"{file} has no kernel {name!r}: it has {have}" if name else f"{file} has {have}: name one, as {file}:NAME"
         )
     return kernels[name]
-
-
-def _import_file(path: Path) -> Any:
-    # A name that no other module has, so that a file called numpy.py does no harm.
-    name = f"kvarn_file_{path.stem}_{hashlib.sha256(str(path.resolve()).encode()).hexdigest()[:8]}"
-    spec = importlib.util.spec_from_file_location(name, path)
-    if spec is None or spec.loader is None:
-        raise UsageError(f"{path} is not a Python file")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module
-    # Files import their neighbours, as when they are run.
-    sys.path.insert(0, str(path.parent.resolve()))
-    try:
-        spec.loader.exec_module(module)
-    finally:
-        sys.path.remove(str(path.parent.resolve()))
-    return module
 
 
 def complete_specs(kernel: Any, texts: Sequence[str], statics: Sequence[str] = ()) -> list[Any]:

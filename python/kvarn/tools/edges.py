@@ -2,20 +2,27 @@
 """Lengths at which kernels go wrong: none, one, and those around multiples of a page and of a tile.
 
 The extents are read off the IR: page sizes of its caches, rows of its tiles, ``rows``, ``keys`` and ``tile`` of its
-schedules.
+schedules. Tiles appear as the IR is lowered (:func:`extents_when_lowered`).
 """
 
 from __future__ import annotations
 
+import importlib
 import itertools
 import re
 from collections.abc import Collection, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from mlir import ir
 
 from kvarn.dialect import types
-from kvarn.lowering.rewrite import walk
+from kvarn.lowering import pipeline, runner
+from kvarn.lowering.pass_base import PassFailure
+from kvarn.lowering.rewrite import kernels, walk
+
+from . import random_inputs
+from .apart import Died, apart
 
 _TILED = ("rows", "keys", "tile", "tile_rows")
 _TILE = re.compile(r"tensor<(\d+)x")
@@ -55,4 +62,108 @@ def batches(lengths: Sequence[int], size: int) -> list[tuple[int, ...]]:
     return [tuple(itertools.islice(endless, size)) for _ in range(rounds)]
 
 
-__all__ = ["around", "batches", "extents_of"]
+# --- what is run when no lengths are given -----------------------------------------------------------
+
+TILES = (64, 128)  # extents of tiles that kernels have without saying so
+_FIRST = ((37, 3), (0, 1), (18, 2))  # (cached, new) tokens of the sequences that are always there
+_LAST_STEP = "distribute-kv-tiles"  # behind it there are no tiles
+
+
+@dataclass(frozen=True)
+class Shape:
+    """What lengths are chosen by.
+
+    Attributes
+    ----------
+    extents : tuple of int
+        Tokens of pages and tiles.
+    group : int
+        Rows that a token has in a tile of queries: query heads of a KV head.
+    most_new, most_batch : int or None
+        New tokens of a sequence and sequences of a batch, at most.
+    operation : bool
+        Whether it takes any number of sequences.
+    """
+
+    extents: tuple[int, ...]
+    group: int = 1
+    most_new: int | None = None
+    most_batch: int | None = None
+    operation: bool = True
+
+    @property
+    def query_tile(self) -> int:
+        """Tokens of the largest tile of query rows."""
+        return max(self.extents) // self.group
+
+    def told(self) -> str:
+        tokens = ", ".join(map(str, self.extents))
+        return f"around pages and tiles of {tokens} tokens, and the {self.query_tile} of a tile of query rows"
+
+
+def shape_of(text: str, target: str) -> Shape:
+    """What the lengths of IR, before any pass, are chosen by."""
+    module = importlib.import_module("kvarn.compilation.driver").parse(text)
+    extents = set(extents_of(module)) | set(TILES) | set(extents_when_lowered(text, target))
+    bounds = [ir.DictAttr(op.attributes["schedule"]) for op in walk(module) if "schedule" in op.attributes]
+
+    def bound(name: str) -> int | None:
+        found = [ir.IntegerAttr(b[name]).value for b in bounds if name in b and isinstance(b[name], ir.IntegerAttr)]
+        return min(found, default=None)
+
+    whole = not any(True for _ in kernels(module))
+    return Shape(tuple(sorted(extents)), _group_of(module), bound("max_queries"), bound("max_batch"), whole)
+
+
+def extents_when_lowered(text: str, target: str) -> Sequence[int]:
+    """The extents of IR at any stage of the default pipeline, which runs in a process of its own."""
+
+    def work() -> list[int]:
+        compiler = importlib.import_module("kvarn.compilation.driver")
+        module, found = compiler.parse(text), set[int]()
+        for step in pipeline.steps(target):
+            try:
+                with compiler.diagnosed(module.context):
+                    runner.run(module, [step])
+            except (ValueError, PassFailure):
+                break
+            found |= set(extents_of(module))
+            if step.name == _LAST_STEP:
+                break
+        return sorted(found)
+
+    try:
+        return () if target == "host" else apart(work)
+    except Died:
+        return ()
+
+
+def _group_of(module: ir.Module) -> int:
+    """Heads of the rows among the buffers for one of the caches, where that is a whole number."""
+    heads = {getattr(types.spec_or_problem(v.type), "num_heads", None) for op in walk(module) for v in op.operands}
+    rows = {shape[-2] for shape in random_inputs.buffer_shapes(module).values() if len(shape) > 2}
+    found = [q // kv for q in rows for kv in heads if q and kv and q % kv == 0]
+    return max(found, default=1)
+
+
+def chosen(shape: Shape, size: int) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
+    """(cached, new) tokens of the sequences of some batches: of any number for an operation, else of ``size``."""
+    largest, *smaller = sorted(shape.extents, reverse=True)
+    near = [(largest, d) for d in (-16, -8, -1, 0, 1, 8, 16)]
+    near += [(extent, d) for extent in smaller for d in (-8, -1, 1, 16)] + [(2 * largest, d) for d in (-8, 1)]
+    # A step that begins before an edge ends a token behind it: rows of one tile then see different parts of another.
+    fresh = itertools.cycle((1, 2, 9))
+    found = {extent + d: 1 - d if d < 0 else next(fresh) for extent, d in near if extent + d > 0}
+    sequences = sorted(found.items())
+    for place, tokens in ((-2, shape.query_tile + 1), (-3, max(shape.query_tile - 1, 1))):
+        sequences[place] = sequences[place][0], tokens
+    if shape.most_new is not None:
+        sequences = [(n, min(x, shape.most_new)) for n, x in sequences]
+    if shape.operation:
+        sequences, size = [*_FIRST, *sequences], shape.most_batch or len(sequences) + len(_FIRST)
+    pairs = [sequences[i : i + size] for i in range(0, len(sequences), size)]
+    pairs[-1] = (pairs[-1] + sequences)[:size] if not shape.operation else pairs[-1]
+    return [(tuple(n for n, _ in pair), tuple(x for _, x in pair)) for pair in pairs]
+
+
+__all__ = ["Shape", "around", "batches", "chosen", "extents_of", "extents_when_lowered", "shape_of"]

@@ -4,9 +4,13 @@
 from __future__ import annotations
 
 import argparse
+import importlib
+import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
+
+from .pass_options import given_name
 
 if TYPE_CHECKING:
     from mlir import ir
@@ -35,13 +39,14 @@ def add_input_options(add: Callable[..., Any]) -> None:
         "the pages and tiles of the kernel, or of numbers that are given (edges:64)",
     )
     add("--new", type=_counts, metavar="N,N", help="tokens of the step of each sequence (3,1,2), or one count for all")
-    add("--seed", type=int, default=0, help="of the random arguments (0)")
+    add("--seed", type=_seed, default=0, help="of the random arguments (0)")
 
 
 def add_model_option(add: Callable[..., Any]) -> None:
     """The option that names a model, for ``kvarn.tools.semantics.model_of``."""
     add(
         "--model",
+        type=given_name,
         metavar="FILE.py:FUNCTION",
         help="what is right: a function of the arguments by name, which changes their arrays as the kernel should",
     )
@@ -60,7 +65,10 @@ def inputs_of(options: argparse.Namespace, module: ir.Module | None) -> list[Inp
     from . import edges
     from .random_inputs import InputOptions
 
-    lengths = options.lengths
+    lengths, record = options.lengths, _record(module)
+    if lengths is None and record:
+        found = {**record, "values": {**record["values"], **_values(options, None)["values"]}}
+        return [InputOptions(lenient=True, **({**found, "new": options.new} if options.new else found))]
     if isinstance(lengths, str):
         given = lengths.partition(":")[2]
         new = max(options.new or (1,))
@@ -75,17 +83,86 @@ def inputs_of(options: argparse.Namespace, module: ir.Module | None) -> list[Inp
     return [InputOptions(**_values(options, counts)) for counts in lengths or (None,)]
 
 
+# --- inputs that IR brings along ---------------------------------------------------------------------
+
+RECORD = "kv.inputs"  # an attribute of a module: what it is run on when nothing is said
+
+
+def recorded(
+    text: str, inputs: InputOptions, shapes: Mapping[str, Sequence[int]], launch: Any, stage: str | None
+) -> str:
+    """IR with what it is run on written into it; ``shapes`` are those of its buffers, ``stage`` what pass left it."""
+    from mlir import ir
+
+    driver = importlib.import_module("kvarn.compilation.driver")
+    module = driver.parse(text)
+    shaped = {name: "x".join(map(str, shape)) for name, shape in shapes.items()}
+    values = {**shaped, **inputs.values}
+    found = {"values": values, "lengths": inputs.lengths, "new": inputs.new, "seed": inputs.seed}
+    found |= {"grid": launch.grid, "block": launch.block, "stage": stage}
+    with module.context:
+        module.operation.attributes[RECORD] = ir.StringAttr.get(json.dumps(found))
+    return driver.with_places(module)
+
+
+def launch_of(options: argparse.Namespace, module: ir.Module | None) -> tuple[Any, Any]:
+    """(grid, block) of a kernel's launch: what was given, else what the IR says."""
+    record = _record(module, ("grid", "block"))
+    given = ((getattr(options, name), record.get(name)) for name in ("grid", "block"))
+    grid, block = (said if said is not None else None if kept is None else tuple(kept) for said, kept in given)
+    return grid, block
+
+
+def stage_of(module: ir.Module | None) -> str | None:
+    """The last pass of the pipeline that IR has seen, where it says so."""
+    return _record(module, ("stage",)).get("stage")
+
+
+def _record(module: ir.Module | None, names: Sequence[str] = ("values", "lengths", "new", "seed")) -> dict[str, Any]:
+    """Some of what a module says that it is run on; nothing where it says nothing."""
+    if module is None or RECORD not in module.operation.attributes:
+        return {}
+    try:
+        found = json.loads(str(getattr(module.operation.attributes[RECORD], "value", "")))
+        return {name: tuple(x) if isinstance(x := found[name], list) else x for name in names}
+    except (ValueError, TypeError, KeyError):
+        raise ValueError(f"{RECORD} of the module must be what kvarn bisect --save wrote") from None
+
+
 def _values(options: argparse.Namespace, lengths: tuple[int, ...] | None) -> Mapping[str, Any]:
+    given = {"lengths": lengths, "new": options.new}
+    if lengths is not None and (options.new is None or len(options.new) == 1):
+        given["new"] = (options.new or (1,)) * len(lengths)
+    made = {"values": arguments_of(options), "shapes": _shapes(options), "seed": options.seed}
+    return {**made, **{n: v for n, v in given.items() if v is not None}}
+
+
+def arguments_of(options: argparse.Namespace) -> dict[str, str]:
+    """What ``--arg`` says of arguments, by name; nothing for a command without it."""
     values = {}
-    for text in options.arg:
+    for text in getattr(options, "arg", ()):
         name, equals, value = text.partition("=")
         if not equals:
             raise ValueError(f"--arg takes NAME=VALUE, got {text!r}")
         values[name.strip()] = value.strip()
-    given = {"lengths": lengths, "new": options.new}
-    if lengths is not None and (options.new is None or len(options.new) == 1):
-        given["new"] = (options.new or (1,)) * len(lengths)
-    return {"values": values, "seed": options.seed, **{n: v for n, v in given.items() if v is not None}}
+    return values
+
+
+def _shapes(options: argparse.Namespace) -> dict[str, tuple[int | None, ...]]:
+    """The extents that ``--spec`` gives the buffers of an operation, whose IR keeps only some of them."""
+    if getattr(options, "op", None) is None:
+        return {}
+    from .specs import Shaped, parse_operand
+
+    named = (text.partition("=")[::2] for text in options.spec)
+    specs = {name.strip(): parse_operand(rest) for name, rest in named}
+    return {name: spec.extents for name, spec in specs.items() if isinstance(spec, Shaped)}
+
+
+def _seed(text: str) -> int:
+    if not re.fullmatch(r"[0-9]{1,19}", text):
+        raise argparse.ArgumentTypeError(f"must be a number of at most 19 digits, not negative, got {text!r}")
+    return int(text)
 
 
 def _extents(text: str) -> tuple[int, ...]:
@@ -108,4 +185,7 @@ def _batches(text: str) -> str | tuple[tuple[int, ...], ...]:
     return tuple(map(_counts, text.split(";")))
 
 
-__all__ = ["add_input_options", "add_model_option", "inputs_of", "values_of"]
+__all__ = [
+    "RECORD", "add_input_options", "add_model_option", "arguments_of", "inputs_of", "launch_of", "recorded",
+    "stage_of", "values_of",
+]  # fmt: skip

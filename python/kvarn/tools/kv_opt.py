@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 from kvarn.env import env
+from kvarn.files import write_output
 
 from . import opt_args, opt_guard
 from .opt_args import UsageError
@@ -146,14 +147,14 @@ def _write_remarks(found: Sequence[Any], output: str | None) -> None:
         return
     suffix = Path(output).suffix
     form = {".yaml": "yaml", ".yml": "yaml", ".json": "json"}.get(suffix, "text")
-    Path(output).write_text(remarks.written(found, form), encoding="utf-8")
+    write_output(output, remarks.written(found, form))
 
 
 def _checks_of(options: argparse.Namespace, steps: Sequence[Step], rest: Any) -> Any:
     """What is checked of the answers of a source, and how."""
     from kvarn.lowering import target as targets
 
-    from .input_options import inputs_of
+    from .input_options import inputs_of, launch_of, stage_of
     from .opt_semantics import Checks
     from .semantics import Checker, Launch, model_of
     from .stages import Stages
@@ -171,12 +172,17 @@ def _checks_of(options: argparse.Namespace, steps: Sequence[Step], rest: Any) ->
     for name in options.check_semantics_of:
         if name not in names:
             raise UsageError(f"--check-semantics-of must name a pass that runs, got {name!r}")
-    launch = Launch(options.grid, options.block)
 
-    def checker(text: str, module: Any) -> Checker:
+    said = options.stage is not None or options.start_after is not None
+
+    def checker(text: str, module: Any, stage: str | None) -> Checker:
+        launch = Launch(*launch_of(options, module))
         return Checker(text, target, rest, inputs_of(options, module), launch, model, stage)
 
-    return Checks(checker, stages, stage, tuple(options.check_semantics_of))
+    def begin(module: Any) -> str | None:
+        return stage if said else stage_of(module) or stage
+
+    return Checks(checker, stages, begin, tuple(options.check_semantics_of))
 
 
 def _settings(options: argparse.Namespace) -> Any:
@@ -285,7 +291,7 @@ def _process_all(driver: Any, options: argparse.Namespace) -> int:
         if options.output == "-":
             _write(sys.stdout.buffer, outputs.pop())
     if options.output != "-" and ok:
-        Path(options.output).write_bytes(b"".join(outputs))
+        write_output(options.output, b"".join(outputs))
     return 0 if ok else 1
 
 
@@ -342,7 +348,7 @@ def _print_dialects(driver: Any, options: argparse.Namespace) -> int:
             if options.output == "-":
                 sys.stdout.write(text)
             else:
-                Path(options.output).write_text(text, encoding="utf-8")
+                write_output(options.output, text)
             return 0
         print("Available Dialects: " + ",".join(_dialect_names(context)))
     return 0

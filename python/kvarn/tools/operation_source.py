@@ -9,13 +9,16 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import os
+import sys
 from collections.abc import Callable, Mapping, Sequence
-from types import SimpleNamespace
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 from kvarn import dispatch, ops
 from kvarn.artifact import Arg
-from kvarn.compilation import driver as compiler
+from kvarn.compilation import driver as compiler, extensions
 from kvarn.dialect import dtypes, layout
 from kvarn.errors import meant
 
@@ -39,7 +42,8 @@ def operation_source(
     Parameters
     ----------
     name : str
-        A function of ``kv.ops``, or ``MODULE:FUNCTION`` of another package.
+        A function of ``kv.ops``, ``MODULE:FUNCTION`` of another package or of the current folder, or
+        ``FILE.py:FUNCTION``, which is loaded as ``--extend FILE.py`` does.
     specs : sequence of str
         ``ARGUMENT=SPEC``: ``collection=paged(...)``, ``query=buffer(bf16, (none, 32, 128))``, whose ``none`` are the
         tokens of a step, or its sequences and their tokens.
@@ -75,13 +79,43 @@ def operation_source(
 
 
 def _function(name: str) -> Callable[..., Any]:
-    module, colon, function = name.partition(":")
-    found = getattr(importlib.import_module(module) if colon else ops, function if colon else name, None)
+    module, colon, function = name.rpartition(":")
+    found = getattr(_module(module) if colon else ops, function, None)
     if not inspect.isfunction(found):
         have = [n for n in ops.__all__ if inspect.isfunction(getattr(ops, n))]
+        if colon:
+            raise ValueError(f"{module} has no function {function!r}")
         hint = meant(name, have)
-        raise ValueError(f"an operation must be MODULE:FUNCTION or one of {', '.join(have)}, got {name!r}{hint}")
+        raise ValueError(
+            f"an operation must be MODULE:FUNCTION, FILE.py:FUNCTION or one of {', '.join(have)}, got {name!r}{hint}"
+        )
     return found
+
+
+def _module(name: str) -> Any:
+    """A module by its name or file. A file that is loaded as an extension is not loaded again under another name."""
+    if name.endswith(".py"):
+        file = Path(name).resolve()
+        loaded = next((m for m in extensions.of_files() if _file(m).resolve() == file), None)
+        return loaded or extensions.extend(Path(name))
+    loaded = next((m for m in extensions.of_files() if _file(m).stem == name), None)
+    if loaded is not None:
+        return loaded
+    folder = os.getcwd()
+    sys.path.insert(0, folder)  # as python -m does
+    try:
+        return importlib.import_module(name)
+    except ImportError as error:
+        raise ValueError(
+            f"the module of {name}:FUNCTION cannot be imported: {error}; a file is FILE.py:FUNCTION"
+        ) from None
+    finally:
+        if folder in sys.path:
+            sys.path.remove(folder)
+
+
+def _file(module: ModuleType) -> Path:
+    return Path(str(module.__file__))
 
 
 def _made(given: Mapping[str, Any], options: InputOptions) -> dict[str, Any]:

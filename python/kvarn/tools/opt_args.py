@@ -8,13 +8,14 @@ Options are taken with one dash or two, as LLVM's tools do. A flag that is no op
 from __future__ import annotations
 
 import argparse
+import re
 from collections.abc import Sequence
 from typing import Any
 
 from kvarn.dialect.chips import COMPILED_FOR
 
 from .input_options import add_input_options, add_model_option
-from .pass_options import add_pass_options
+from .pass_options import add_pass_options, given_name
 
 EMIT = ("mlir", "llvm", "ptx", "sass", "cubin", "bytecode")
 TARGETS = (*reversed(COMPILED_FOR), "host")
@@ -36,6 +37,14 @@ def _switch(text: str) -> bool:
     if text.lower() not in ("", "true", "false", "1", "0"):
         raise argparse.ArgumentTypeError(f"must be true or false, got {text!r}")
     return text.lower() in ("", "true", "1")
+
+
+def _pattern(text: str) -> str:
+    try:
+        re.compile(text)
+    except re.error as error:
+        raise argparse.ArgumentTypeError(f"must be a regular expression, got {text!r}: {error}") from None
+    return text
 
 
 _SWITCH: dict[str, Any] = {"nargs": "?", "type": _switch, "const": True, "metavar": "true|false"}
@@ -98,15 +107,22 @@ def build_parser() -> argparse.ArgumentParser:
         "--verify-diagnostics", nargs="?", const="all", choices=("all", "only-expected"), metavar="all|only-expected",
         help="compare the diagnostics with the input's expected-error {{...}} comments",
     )  # fmt: skip
-    add("--irdl-file", action="append", default=[], metavar="FILE", help="make the dialects of this IRDL file known")
+    add(
+        "--irdl-file",
+        type=given_name,
+        action="append",
+        default=[],
+        metavar="FILE",
+        help="make the dialects of this IRDL file known",
+    )
     switch("verify-roundtrip", "check that the printed module reads back as itself")
 
     add, switch = group("output")
-    add("-o", dest="output", default="-", metavar="FILE", help="file to write; default: stdout")
+    add("-o", dest="output", type=given_name, default="-", metavar="FILE", help="file to write; default: stdout")
     add("--emit", choices=EMIT, default="mlir", metavar="|".join(EMIT), help="what to write")
     switch("emit-bytecode", "the same as --emit=bytecode")
     add("--output-split-marker", default=DEFAULT_MARKER, metavar="MARKER", help="line between the chunks of the output")
-    add("--dump-dir", metavar="DIR", help="write the module after each pass to DIR/NN_pass.mlir")
+    add("--dump-dir", type=given_name, metavar="DIR", help="write the module after each pass to DIR/NN_pass.mlir")
     switch("mlir-print-op-generic", "print operations in generic form", dest="generic")
     switch("named-operands", "print operands of kv operations that may be absent, or several, by name")
     switch("mlir-print-debuginfo", "print locations", dest="debug_info")
@@ -125,19 +141,37 @@ def build_parser() -> argparse.ArgumentParser:
         ("module-scope", "print the whole module even for a nested pass"),
     ):
         switch(f"mlir-print-ir-{name}", text, dest=f"print_{name.replace('-', '_')}")
-    add("--mlir-print-ir-tree-dir", dest="print_tree", metavar="DIR", help="print into files of DIR instead of stderr")
-    add("--remarks-filter", metavar="RE", help="print what the passes whose name matches did and missed, and why")
-    add("--remarks-output", metavar="FILE", help="write these remarks there: FILE.yaml, FILE.json, or text")
+    add(
+        "--mlir-print-ir-tree-dir",
+        dest="print_tree",
+        type=given_name,
+        metavar="DIR",
+        help="print into files of DIR instead of stderr",
+    )
+    add(
+        "--remarks-filter",
+        type=_pattern,
+        metavar="RE",
+        help="print what the passes whose name matches did and missed, and why",
+    )
+    add(
+        "--remarks-output",
+        type=given_name,
+        metavar="FILE",
+        help="write these remarks there: FILE.yaml, FILE.json, or text",
+    )
     switch("mlir-timing", "print how long each pass took")
     switch("mlir-pass-statistics", "print the statistics of upstream passes", dest="statistics")
     add(
         "--mlir-generate-reproducer",
+        type=given_name,
         dest="reproducer",
         metavar="FILE",
         help="write the input with its pipeline to FILE",
     )
     add(
         "--mlir-pass-pipeline-crash-reproducer",
+        type=given_name,
         dest="crash_reproducer",
         metavar="FILE",
         help="the same, but only when a pass fails",

@@ -23,6 +23,7 @@ from mlir import ir
 
 from kvarn.compilation import stage_files
 from kvarn.dialect import kv, named_operands, reading
+from kvarn.files import write_output
 from kvarn.lowering import loading, pipeline_parser, runner
 from kvarn.lowering.passes.kv import verify_kv
 from kvarn.lowering.pipeline_parser import PipelineError, Step
@@ -396,7 +397,7 @@ def _bytecode(module: ir.Module) -> bytes:
 
 def write_reproducer(path: str, module: ir.Module, steps: Sequence[Step], verify_each: bool) -> None:
     """Write a module with the pipeline to run on it, in mlir-opt's form. OSError when it cannot be written."""
-    Path(path).write_text(stage_files.reproducer(module, steps, verify_each), encoding="utf-8")
+    write_output(path, stage_files.reproducer(module, steps, verify_each))
 
 
 def read_reproducer(text: str) -> tuple[str, bool]:

@@ -33,29 +33,30 @@ class Checks:
     Attributes
     ----------
     checker : callable
-        ``checker(text, module)``: a Checker of a source.
+        ``checker(text, module, stage)``: a Checker of a source.
     stages : Stages
-    stage : str or None
-        Where in the pipeline the source stands.
+    stage : callable
+        ``stage(module)``: where in the pipeline a source stands.
     only : tuple of str
         The passes that are checked, which must change the IR; none: every one that changes it.
     """
 
-    checker: Callable[[str, Any], Checker]
+    checker: Callable[[str, Any, str | None], Checker]
     stages: Stages
-    stage: str | None = None
+    stage: Callable[[Any], str | None]
     only: tuple[str, ...] = ()
 
     def of(self, module: ir.Module) -> Run:
         """The checks of one source, before any pass has run on it; WrongAnswer when it cannot be run."""
         text = _located(module)
         try:
-            checker = self.checker(text, module)
+            stage = self.stage(module)
+            checker = self.checker(text, module, stage)
         except (ValueError, RuntimeError) as error:
             raise WrongAnswer(f"the kernel cannot be run: {error}") from None
         if not self.only and not checker.is_own:
-            _demand(checker.problem(text, self.stage), "the answer is wrong before any pass")
-        return Run(self, checker, text, self.stage)
+            _demand(checker.problem(text, stage), "the answer is wrong before any pass")
+        return Run(self, checker, text, stage)
 
 
 @dataclass

@@ -5,14 +5,37 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
+
+
+def given_name(text: str) -> str:
+    """The type of options that take the name of a file, a folder, a pass or an operation: an empty text is none."""
+    if not text.strip():
+        raise argparse.ArgumentTypeError("must be a name, got nothing")
+    if "\0" in text:
+        raise argparse.ArgumentTypeError("must be a name without NUL bytes")
+    return text
+
+
+def given_path(text: str) -> Path:
+    """The same, as a path."""
+    return Path(given_name(text))
 
 
 def add_pass_options(add: Callable[..., Any]) -> None:
     """Add the options with a parser's (or a group's) ``add_argument``."""
-    add("--disable", action="append", default=[], metavar="PASS", help="leave an optional pass out of the pipeline")
+    add(
+        "--disable",
+        type=given_name,
+        action="append",
+        default=[],
+        metavar="PASS",
+        help="leave an optional pass out of the pipeline",
+    )
     add(
         "--load-pass",
+        type=given_name,
         action="append",
         default=[],
         metavar="FILE.py",
@@ -21,6 +44,7 @@ def add_pass_options(add: Callable[..., Any]) -> None:
     )
     add(
         "--extend",
+        type=given_name,
         action="append",
         default=[],
         metavar="MODULE|FILE.py",
@@ -63,4 +87,4 @@ def passes_of(options: argparse.Namespace) -> Mapping[str, list[str]]:
     return found
 
 
-__all__ = ["add_pass_options", "load_extensions", "passes_of"]
+__all__ = ["add_pass_options", "given_name", "given_path", "load_extensions", "passes_of"]

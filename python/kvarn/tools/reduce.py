@@ -9,11 +9,15 @@ the same type, a zero, or another argument instead.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import hashlib
+import os
 import shlex
+import signal
 import subprocess
 import sys
 import tempfile
+import threading
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -24,10 +28,12 @@ from mlir.dialects import arith
 
 from kvarn import errors
 from kvarn.compilation import driver as compiler
+from kvarn.files import write_output
 from kvarn.lowering.passes.kv import verify_kv
 from kvarn.lowering.rewrite import functions, walk
 
-from .pass_options import load_extensions
+from . import opt_server
+from .pass_options import given_name, load_extensions
 
 Interesting = Callable[[str], bool]
 Edit = Callable[[], bool]  # changes the module that it was made for; whether it did
@@ -266,7 +272,8 @@ def _drop_argument(function: ir.Operation, number: int) -> bool:
     return True
 
 
-_KEPT = ("sym_name", "function_type", "value", "gpu.kernel", "gpu.container_module", "operandSegmentSizes", "kv.args")
+_KEPT = ("sym_name", "function_type", "value", "gpu.kernel", "gpu.container_module", "operandSegmentSizes", "kv.args",
+         "kv.inputs")  # fmt: skip
 
 
 def _attributes(module: ir.Module) -> list[Edit]:
@@ -312,8 +319,12 @@ _KINDS: tuple[tuple[str, Callable[[ir.Module], list[Edit]]], ...] = (
 # --- the command --------------------------------------------------------------------------------------
 
 
-def command_of(command: str, timeout: float) -> Interesting:
-    """Whether a shell command succeeds on a file with the text: its name stands for ``{}``, else at the end."""
+def command_of(command: str, timeout: float, tools: str = "") -> Interesting:
+    """Whether a shell command succeeds on a file with the text: its name stands for ``{}``, else at the end.
+
+    ``tools`` is a folder that comes first on the command's PATH.
+    """
+    path = os.pathsep.join(filter(None, (tools, os.environ.get("PATH", os.defpath))))
 
     def interesting(text: str) -> bool:
         with tempfile.TemporaryDirectory(prefix="kv-reduce-") as folder:
@@ -321,16 +332,28 @@ def command_of(command: str, timeout: float) -> Interesting:
             file.write_text(text)
             name = shlex.quote(str(file))
             line = command.replace("{}", name) if "{}" in command else f"{command} {name}"
-            try:
-                done = subprocess.run(
-                    line, shell=True, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-                    timeout=timeout,
-                )  # fmt: skip
-            except subprocess.TimeoutExpired:
-                return False
-            return done.returncode == 0
+            nothing = subprocess.DEVNULL
+            # A session of its own, so that a limit ends what the shell has started too.
+            with subprocess.Popen(
+                line, shell=True, stdin=nothing, stdout=nothing, stderr=nothing, start_new_session=True,
+                env={**os.environ, "PATH": path},
+            ) as shell:  # fmt: skip
+                try:
+                    return shell.wait(timeout) == 0
+                except BaseException as error:
+                    os.killpg(shell.pid, signal.SIGKILL)
+                    if not isinstance(error, subprocess.TimeoutExpired):
+                        raise
+        return False
 
     return interesting
+
+
+def _seconds(text: str) -> float:
+    found = float(text)
+    if not 0 < found < threading.TIMEOUT_MAX:
+        raise argparse.ArgumentTypeError(f"must be a number of seconds, more than 0, got {text!r}")
+    return found
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -340,42 +363,72 @@ def main(argv: Sequence[str] | None = None) -> int:
         description="Make IR smaller while a command still succeeds on it.",
         epilog="example: kv-reduce big.mlir --interesting='! kv-opt --my-pass' -o small.mlir",
     )
-    parser.add_argument("input", metavar="FILE.mlir")
+    parser.add_argument("input", type=given_name, metavar="FILE.mlir")
     parser.add_argument(
         "--interesting",
+        type=given_name,
         required=True,
         metavar="CMD",
-        help="a shell command that succeeds on interesting files; the file's name is put at the end, or for {}",
+        help="a shell command that succeeds on interesting files; the file's name is put at the end, or for {}. A "
+        "kv-opt in it is answered by one process, which starts once",
     )
     parser.add_argument(
         "--extend",
+        type=given_name,
         action="append",
         default=[],
         metavar="MODULE|FILE.py",
         help="load an extension, whose operations the IR has",
     )
-    parser.add_argument("-o", dest="output", metavar="FILE", help="where to write the result; default: stdout")
-    parser.add_argument("--timeout", type=float, default=60, metavar="SECONDS", help="of the command (60)")
+    parser.add_argument(
+        "-o", dest="output", type=given_name, metavar="FILE",
+        help="where to write the smallest so far, at any time, and the result; default: stdout, at the end",
+    )  # fmt: skip
+    parser.add_argument("--timeout", type=_seconds, default=60, metavar="SECONDS", help="of the command (60)")
     parser.add_argument("--quiet", action="store_true", help="do not say what went")
     options = parser.parse_args(argv)
-
-    def tell(what: str, count: int) -> None:
-        if not options.quiet:
-            print(f"kv-reduce: {what}: {count} operations are left", file=sys.stderr)
-
-    path = Path(options.input)
     try:
         load_extensions(options)
-        text = path.read_text()
-        found = Reducer(text, command_of(options.interesting, options.timeout), tell).run()
-    except (OSError, errors.KernelError, ValueError) as error:
-        print(f"kv-reduce: error: {error}", file=sys.stderr)
+        text = _read(options.input)
+        with contextlib.ExitStack() as stack:
+            tools = stack.enter_context(opt_server.on_path()) if "kv-opt" in options.interesting else ""
+            found = _reduced(options, text, tools)
+    except (OSError, errors.KernelError, ValueError, RuntimeError) as error:
+        print(f"kv-reduce: error: {' '.join(str(error).split())}", file=sys.stderr)
         return 1
+    except KeyboardInterrupt:
+        return 130
     if options.output is None:
         sys.stdout.write(found)
-    else:
-        Path(options.output).write_text(found)
     return 0
+
+
+def _read(name: str) -> str:
+    try:
+        return Path(name).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ValueError(f"{name} cannot be read: {getattr(error, 'strerror', '') or error}") from None
+
+
+def _reduced(options: argparse.Namespace, text: str, tools: str) -> str:
+    """The result; where it is to be written, the smallest so far is there at any time."""
+
+    def tell(what: str, count: int) -> None:
+        if options.output is not None:
+            write_output(options.output, reducer.text)
+        if not options.quiet:
+            print(f"kv-reduce: {what}: {count} operations are left", file=sys.stderr, flush=True)
+
+    reducer = Reducer(text, command_of(options.interesting, options.timeout, tools), tell)
+    try:
+        found = reducer.run()
+    except KeyboardInterrupt:
+        if options.output is None:
+            sys.stdout.write(reducer.text)
+        raise
+    if options.output is not None:
+        write_output(options.output, found)
+    return found
 
 
 __all__ = ["Reducer", "command_of", "main"]

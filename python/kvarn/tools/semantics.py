@@ -11,8 +11,8 @@ from __future__ import annotations
 
 import base64
 import contextlib
+import hashlib
 import importlib
-import importlib.util
 import json
 import os
 import re
@@ -32,6 +32,7 @@ from kvarn.compilation import extensions
 from kvarn.compilation.kernel import Kernel
 from kvarn.emulator import EmulationError, Order, run
 from kvarn.emulator.report import Report
+from kvarn.files import run_file
 from kvarn.lowering import rewrite
 
 from . import random_inputs, reference_lowering as rest
@@ -169,14 +170,31 @@ class Checker:
         the host where it runs there, else in the emulator.
     after : str, optional
         The last pass of the pipeline that the IR has seen at first.
+    needed : int, optional
+        How many of the runs must be possible; the others are left out where they are not. Default: all.
+
+    Attributes
+    ----------
+    inputs : list of InputOptions
+        The runs.
+    failing : InputOptions or None
+        The run that the last problem was found in.
+    left_out : list of (InputOptions, str)
+        Runs that are not possible, and why.
     """
 
     def __init__(
         self, text: str, target: str, rest: Rest, inputs: InputOptions | Sequence[InputOptions],
-        launch: Launch = Launch(), model: Model | None = None, after: str | None = None,
+        launch: Launch = Launch(), model: Model | None = None, after: str | None = None, needed: int | None = None,
     ) -> None:  # fmt: skip
-        self.target, self._rest, self._launch = target, rest, launch
-        self._inputs = [inputs] if isinstance(inputs, InputOptions) else list(inputs)
+        self.target, self._rest, self.launch = target, rest, launch
+        self._text, self._after = text, after
+        self.inputs = [inputs] if isinstance(inputs, InputOptions) else list(inputs)
+        self.failing: InputOptions | None = None
+        self.problem_text = ""  # of that run
+        self.left_out: list[tuple[InputOptions, str]] = []
+        self._needed = len(self.inputs) if needed is None else needed
+        self._right: set[str] = set()  # digests of code that gave the answer
         compiler = importlib.import_module("kvarn.compilation.driver")
         parsed = compiler.parse(text)
         self._shapes = random_inputs.buffer_shapes(parsed)
@@ -193,21 +211,65 @@ class Checker:
                     del op.attributes["schedule"]
             try:
                 host = self._rest.lower(str(parsed), "host")
-                return [self._run(host, inputs) for inputs in self._inputs], "the host"
+                return self._answers(lambda inputs: self._run(host, inputs)), "the host"
             except RestError:
                 pass
-        first = self._rest.lower(text, self.target, after)
+        try:
+            first = self._rest.lower(text, self.target, after)
+        except RestError as error:
+            raise RestError(f"{self._before(after)} cannot be lowered by the passes that must run: {error}") from None
         if model is not None:
-            return [self._modelled(first, model, inputs) for inputs in self._inputs], "the model"
-        return [self._run(first, inputs) for inputs in self._inputs], f"{self.target} before any pass"
+            return self._answers(lambda inputs: self._modelled(first, model, inputs)), "the model"
+        try:
+            return self._answers(lambda inputs: self._run(first, inputs)), f"{self.target} before any pass"
+        except EmulationError as error:
+            raise EmulationError(
+                f"{self._before(after)}, lowered by the passes that must run, cannot be run: {_told(error)}"
+            ) from None
+
+    def _answers(self, run: Callable[[InputOptions], Answer]) -> list[Answer]:
+        """The answers of the runs; those that need not be possible, and are not, are left out."""
+        kept: list[InputOptions] = []
+        found: list[Answer] = []
+        for n, inputs in enumerate(self.inputs):
+            try:
+                found.append(run(inputs))
+                kept.append(inputs)
+            except (ValueError, RuntimeError) as error:
+                if n < self._needed:
+                    raise
+                self.left_out.append((inputs, str(error)))
+        self.inputs = kept
+        return found
+
+    def leave_out_wrong(self, text: str) -> None:
+        """Leave out the runs, of those that need not be possible, of which the IR as it is gives another answer."""
+        while self.problem(text) and self.failing in self.inputs[self._needed :]:
+            n = self.inputs.index(self.failing)
+            self.left_out.append((self.inputs.pop(n), self.problem_text))
+            self.expected.pop(n)
+
+    @staticmethod
+    def _before(after: str | None) -> str:
+        return "the IR before any pass" if after is None else f"the IR that {after} left"
+
+    def of(self, text: str, inputs: InputOptions, after: str | None) -> Checker:
+        """A checker of other IR, what ``after`` left, whose own answer is the expected one."""
+        return Checker(text, self.target, self._rest, inputs, self.launch, None, after)
 
     @property
     def is_own(self) -> bool:
         """Whether the expected answer is the IR's own, as it was at first."""
         return self.source not in ("the model", "the host")
 
+    def shapes_of(self, inputs: InputOptions) -> dict[str, tuple[int, ...]]:
+        """The extents of the buffers that a run has, by argument."""
+        artifact = self._rest.lower(self._text, self.target, self._after)
+        made = self.arguments(artifact, inputs)
+        return {name: a.shape for name, a in made.items() if isinstance(a, np.ndarray)}
+
     def arguments(self, artifact: Artifact, inputs: InputOptions | None = None) -> dict[str, Any]:
-        return random_inputs.random_arguments(artifact.args, self._shapes, inputs or self._inputs[0])
+        return random_inputs.random_arguments(artifact.args, self._shapes, inputs or self.inputs[0])
 
     def problem(self, text: str, after: str | None = None) -> str:
         """What is wrong with a stage: "" when it gives the expected answer; ``after`` as for :meth:`Rest.lower`."""
@@ -215,17 +277,22 @@ class Checker:
             artifact = self._rest.lower(text, self.target, after)
         except RestError as error:
             return f"what it left cannot be lowered: {error}"
-        for inputs, expected in zip(self._inputs, self.expected, strict=True):
+        digest = _digest(artifact)
+        if digest in self._right:  # most passes leave what is lowered to the same code
+            return ""
+        for inputs, expected in zip(self.inputs, self.expected, strict=True):
             problem = self._problem(artifact, inputs, expected)
             if problem:
+                self.failing, self.problem_text = inputs, problem
                 return f"{problem}{self._named(inputs)}"
+        self._right.add(digest)
         return ""
 
     def _problem(self, artifact: Artifact, inputs: InputOptions, expected: Answer) -> str:
         try:
             found = self._run(artifact, inputs)
         except EmulationError as error:
-            return f"what it left cannot be run: {error}"
+            return f"what it left cannot be run: {_told(error)}"
         for name, right in expected.items():
             if name not in found:
                 return f"argument {name} is gone"
@@ -237,10 +304,10 @@ class Checker:
     def _named(self, inputs: InputOptions) -> str:
         """Which run it is, where there are several."""
         counts = ",".join(map(str, inputs.lengths)), ",".join(map(str, inputs.new))
-        return f" (--lengths={counts[0]} --new={counts[1]})" if len(self._inputs) > 1 else ""
+        return f" (--lengths={counts[0]} --new={counts[1]})" if len(self.inputs) > 1 else ""
 
     def _modelled(self, artifact: Artifact, model: Model, inputs: InputOptions) -> Answer:
-        _block(artifact, self._launch)
+        _block(artifact, self.launch)
         arguments = self.arguments(artifact, inputs)
         try:
             model(arguments)
@@ -250,8 +317,29 @@ class Checker:
 
     def _run(self, artifact: Artifact, inputs: InputOptions, report: Report | None = None) -> Answer:
         arguments = self.arguments(artifact, inputs)
-        run_artifact(artifact, list(arguments.values()), self._launch, report)
+        run_artifact(artifact, list(arguments.values()), self.launch, report)
         return _copied(arguments)
+
+
+def _told(error: EmulationError) -> str:
+    return f"kernel {error.kernel}: {error}" if error.kernel else str(error)
+
+
+_PLACES = re.compile(r"^\s*(?:\.loc|\.file|//).*$|\s*//.*$|![\w.]+ = .*$|, !dbg !\d+", re.MULTILINE)
+
+
+def _digest(artifact: Artifact) -> str:
+    """Of what runs: the code without its places, and how it is launched."""
+    code = [_PLACES.sub("", x) if isinstance(x, str) else x.hex() for x in artifact.code.values()]
+    told = repr((artifact.target, artifact.entries, artifact.args, artifact.steps, artifact.workspaces, code))
+    return hashlib.sha256(told.encode()).hexdigest()
+
+
+def is_operation(text: str) -> bool:
+    """Whether IR is of a whole operation, which takes any number of sequences."""
+    module = importlib.import_module("kvarn.compilation.driver").parse(text)
+    made = "kv.program_args" in module.operation.attributes
+    return made or not any(True for _ in rewrite.kernels(module))
 
 
 def model_of(place: str | None) -> Model | None:
@@ -261,11 +349,7 @@ def model_of(place: str | None) -> Model | None:
     file, _, name = place.rpartition(":")
     if not file or not Path(file).is_file():
         raise ValueError(f"--model takes FILE.py:FUNCTION, got {place!r}")
-    spec = importlib.util.spec_from_file_location("kvarn_model", file)
-    if spec is None or spec.loader is None:
-        raise ValueError(f"{file} is no Python file")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+    module = run_file(file, "kvarn_model", beside=True)
     if not callable(getattr(module, name, None)):
         raise ValueError(f"{file} has no function {name!r}")
     return getattr(module, name)
@@ -315,4 +399,6 @@ def _copied(arguments: Mapping[str, Any]) -> Answer:
     return {name: np.array(a) for name, a in random_inputs.memory_of(arguments).items()}
 
 
-__all__ = ["Checker", "Launch", "Rest", "RestError", "computes_narrowly", "model_of", "run_artifact"]
+__all__ = [
+    "Checker", "Launch", "Rest", "RestError", "computes_narrowly", "is_operation", "model_of", "run_artifact",
+]  # fmt: skip

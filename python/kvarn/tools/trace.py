@@ -10,7 +10,10 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from kvarn.files import FileError, told, write_output
 from kvarn.timeline.recording import Timeline, tracing
+
+from .pass_options import given_name, given_path
 
 
 def table(found: Timeline, most: int = 24) -> str:
@@ -35,16 +38,18 @@ def main(argv: Sequence[str]) -> int:
         description="Run a Python program with its kernels' phases traced, and write the timeline. Phases are "
         "'with kv.trace(\"name\"):' in kernels, and the waits and copies of kernels over tiles.",
     )
-    parser.add_argument("-o", "--output", type=Path, default=Path("trace.json"), metavar="FILE",
+    parser.add_argument("-o", "--output", type=given_path, default=Path("trace.json"), metavar="FILE",
                         help="trace events, for https://ui.perfetto.dev; default: trace.json")  # fmt: skip
-    parser.add_argument("--svg", type=Path, metavar="FILE", help="a drawing of one launch")
+    parser.add_argument("--svg", type=given_path, metavar="FILE", help="a drawing of one launch")
     parser.add_argument("--launch", type=int, metavar="N", help="which launch is drawn; default: the longest")
     parser.add_argument("--rows", type=int, default=48, metavar="N", help="most warps that are drawn (48)")
     parser.add_argument("--warps", type=int, default=4096, metavar="N", help="most warps that are seen (4096)")
     parser.add_argument("--marks", type=int, default=2048, metavar="N",
                         help="marks that are kept of a warp, the last ones, a power of two (2048)")  # fmt: skip
-    parser.add_argument("--emulate", metavar="TARGET", help="run kernels in the emulator, as of sm_90a")
-    parser.add_argument("script", metavar="SCRIPT.py", help="the program")
+    parser.add_argument(
+        "--emulate", type=given_name, metavar="TARGET", help="run kernels in the emulator, as of sm_90a"
+    )
+    parser.add_argument("script", type=given_name, metavar="SCRIPT.py", help="the program")
     parser.add_argument("arguments", nargs=argparse.REMAINDER, help="its arguments")
     options = parser.parse_args(argv)
     if not Path(options.script).is_file():
@@ -59,7 +64,7 @@ def main(argv: Sequence[str]) -> int:
     found = traced.timeline
     found.save(options.output)
     if options.svg is not None:
-        options.svg.write_text(found.svg(options.rows, options.launch), encoding="utf-8")
+        write_output(options.svg, found.svg(options.rows, options.launch))
     print(table(found))
     print(f"wrote {options.output}" + (f" and {options.svg}" if options.svg is not None else ""))
     return 0
@@ -74,5 +79,7 @@ def _run(script: str, arguments: list[str]) -> None:
     except SystemExit as ended:
         if ended.code not in (None, 0):
             raise RuntimeError(f"{script} ended with {ended.code}") from None
+    except Exception as error:
+        raise FileError(f"{script} failed: {told(error, script)} (KVARN_DEBUG=1 shows more)") from error
     finally:
         sys.argv, sys.path[0] = before, path

@@ -1,12 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""kv-opt for lit tests: a process that has imported everything forks for each call, since most of a call are imports.
+"""kv-opt by a server: a process that has imported everything forks for each call, since most of a call are imports.
 
-python kv_opt_server.py serve SOCKET        until its standard input ends
-python kv_opt_server.py SOCKET ARGUMENTS    kv-opt: with this process's folder, environment and files, and its status
+For lit tests and kv-reduce. As a file, without kvarn, it is also the client:
+
+python -I -S opt_server.py serve SOCKET        until its standard input ends (with the site's packages: without -I -S)
+python -I -S opt_server.py SOCKET ARGUMENTS    kv-opt: with this process's folder, environment and files, and its status
 """
 
+import contextlib
 import json
 import os
+import select
+import signal
 import socket
 import sys
 
@@ -28,7 +33,6 @@ def serve(path: str) -> None:
     import gc
     import importlib
     import pkgutil
-    import select
 
     import kvarn.compilation.driver
     import kvarn.lowering
@@ -91,13 +95,55 @@ def _answer(connection: socket.socket, main) -> int:
         for file in (sys.stdout, sys.stderr):
             file.flush()
         os._exit(status)
+    if not _ends(child, connection):
+        return 1
     status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
     connection.sendall((status if status >= 0 else 128 - status).to_bytes(1, "little"))
     return 0
 
 
+def _ends(child: int, connection: socket.socket) -> bool:
+    """Wait for the end of a call; a caller that has gone, as after a time limit, ends it."""
+    if not hasattr(os, "pidfd_open"):
+        return True
+    ended = os.pidfd_open(child)
+    ready, _, _ = select.select([ended, connection], [], [])
+    os.close(ended)
+    if ended in ready:
+        return True
+    os.kill(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+    return False
+
+
+@contextlib.contextmanager
+def on_path():
+    """A folder with a ``kv-opt`` that a server of its own answers, to be the first of PATH."""
+    import shlex
+    import subprocess
+    import tempfile
+
+    with tempfile.TemporaryDirectory(prefix="kv-opt-") as folder:
+        place = os.path.join(folder, "s")
+        command = [sys.executable, __file__]
+        script = os.path.join(folder, "kv-opt")
+        with open(script, "w") as file:
+            file.write(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} -I -S {shlex.quote(__file__)} {place} "$@"\n')
+        os.chmod(script, 0o755)
+        pipe = subprocess.PIPE
+        with subprocess.Popen([*command, "serve", place], stdin=pipe, stdout=pipe, text=True) as server:
+            try:
+                if server.stdout is None or server.stdout.readline() != "ready\n":
+                    raise RuntimeError("the server of kv-opt did not start")
+                yield folder
+            finally:
+                if server.stdin is not None:
+                    server.stdin.close()
+
+
 if __name__ == "__main__":
     if sys.argv[1] == "serve":
+        sys.path[:] = [folder for folder in sys.path if folder != os.path.dirname(os.path.abspath(__file__))]
         serve(sys.argv[2])
     else:
         sys.exit(call(sys.argv[1], sys.argv[2:]))

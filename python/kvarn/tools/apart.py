@@ -1,0 +1,69 @@
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""Run a function in a child of this process: what ends the child, such as an assertion of MLIR, ends nothing else."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+from collections.abc import Callable
+from typing import Any
+
+
+class Died(RuntimeError):
+    """A child ended before it answered; the message says by which signal, or with which status."""
+
+
+def apart(work: Callable[[], Any]) -> Any:
+    """What ``work()`` gives, as JSON has it, from a child process; in this one where there is no ``fork``.
+
+    Raises
+    ------
+    Died
+        When the child ends without an answer. What ``work`` raises is for itself to catch.
+    """
+    if not hasattr(os, "fork"):
+        return work()
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()
+    answered, answer = os.pipe()
+    child = os.fork()
+    if child == 0:
+        _answer(work, answer)
+    os.close(answer)
+    try:
+        with os.fdopen(answered, "rb") as pipe:
+            found = pipe.read()
+        status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    except BaseException:
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+        raise
+    if status == 0 and found:
+        return json.loads(found)
+    ended = f"by {signal.Signals(-status).name}" if status < 0 else f"with status {status}"
+    raise Died(f"it ended the process {ended}")
+
+
+def _answer(work: Callable[[], Any], answer: int) -> None:
+    """In the child: write what the function gives, and end."""
+    status = 1
+    try:
+        found = json.dumps(work()).encode()
+        with os.fdopen(answer, "wb") as pipe:
+            pipe.write(found)
+        status = 0
+    except SystemExit as end:  # as the interpreter takes it, though no answer follows
+        status = end.code if isinstance(end.code, int) else int(end.code is not None)
+    except BaseException as error:
+        print(f"{type(error).__name__}: {error}", file=sys.stderr)
+    finally:
+        try:
+            for stream in (sys.stdout, sys.stderr):
+                stream.flush()
+        finally:
+            os._exit(status)
+
+
+__all__ = ["Died", "apart"]
