@@ -143,18 +143,6 @@ def test_gradients_are_refused():
         model(**inputs, use_cache=False)
 
 
-def test_masks_that_are_not_causal_are_refused():
-    from transformers import masking_utils
-
-    with pytest.raises(NotImplementedError, match="must be causal"):
-        kvhf._mask(1, 2, 2, mask_function=masking_utils.bidirectional_mask_function)
-    packed = masking_utils.packed_sequence_mask_function(torch.zeros(1, 2))
-    with pytest.raises(NotImplementedError, match="must be causal"):
-        kvhf._mask(1, 2, 2, mask_function=masking_utils.and_masks(masking_utils.causal_mask_function, packed))
-    chunked = masking_utils.chunked_causal_mask_function(4, torch.zeros(1, dtype=torch.int64))
-    assert kvhf._mask(1, 2, 2, mask_function=chunked) == kvhf.Mask(None, None, 4)
-
-
 @pytest.mark.parametrize(
     ("options", "error", "message"),
     [

@@ -1,0 +1,98 @@
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""kvarn as the attention of a Hugging Face model, over a paged cache.
+
+    import kvarn.torch.huggingface as kvhf
+    model.set_attn_implementation("kvarn")
+    model.generate(**inputs, past_key_values=kvhf.PagedCache(model.config, batch_size=4, max_length=2048))
+
+Importing the module registers ``"kvarn"`` with transformers' interfaces of attention and of its masks. Keys and values
+of a :class:`PagedCache` stay in pages: a layer's ``update`` only notes the new ones, and the attention that follows
+appends and reads them. Tokens that a 2-D attention mask leaves out are then neither stored nor computed, wherever the
+padding is. With any other cache, or none, attention runs over the keys and values as the model gives them.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from transformers import AttentionInterface, AttentionMaskInterface
+from transformers.integrations.sdpa_attention import create_position_bias_mask
+
+import kvarn.torch  # noqa: F401 (operations that torch can record)
+
+from . import given, masks
+from .masks import Mask
+from .paged import PagedCache, PagedLayer
+
+NAME = "kvarn"
+
+
+def attention(
+    module: Any,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: Any,
+    dropout: float = 0.0,
+    scaling: float | None = None,
+    **options: Any,
+) -> tuple[torch.Tensor, None]:
+    """transformers' interface of attention.
+
+    Parameters
+    ----------
+    module : Module
+        Its ``is_causal`` is looked at where neither ``is_causal`` nor a mask is given.
+    query : Tensor [B, Hq, S, D]
+    key, value : Tensor [B, H, keys, D]
+        All that there are; of a :class:`PagedCache` those of the step's new tokens.
+    attention_mask : Mask, Tensor [B, H, S, keys] or None
+        Of booleans, or of floats that are added to the scores. None: as of transformers' sdpa.
+    dropout : float
+        Must be 0.
+    scaling : float, optional
+    **options
+        ``is_causal``, ``softcap``, ``s_aux`` (sinks, [Hq]), ``position_bias`` (added to the scores, [B, Hq, S, keys])
+        and ``indices`` (keys of which a query sees those alone, [B, S, K]). The window of ``sliding_window`` is the
+        mask's, and what else there may be is not for sdpa either.
+
+    Returns
+    -------
+    tuple
+        Tensor [B, S, Hq, D], anything where the mask has no token; and None.
+    """
+    layer = getattr(key, "kvarn_layer", None)
+    try:
+        if dropout or (torch.is_grad_enabled() and query.requires_grad):
+            raise RuntimeError("kvarn: attention has no derivative: call the model under torch.no_grad(), in eval mode")
+        how: dict[str, Any] = {
+            "scale": query.shape[-1] ** -0.5 if scaling is None else scaling,
+            "softcap": options.get("softcap"),
+            "sinks": None if options.get("s_aux") is None else options["s_aux"].float(),
+        }
+        mask, causal, position_bias = attention_mask, options.get("is_causal"), options.get("position_bias")
+        if mask is None:
+            causal = getattr(module, "is_causal", True) if causal is None else causal
+            mask = bool(query.shape[2] > 1 and causal)
+        for name in ("block_indices", "sinks"):
+            if options.get(name) is not None:
+                raise NotImplementedError(f'kvarn: attention takes no {name}: use attn_implementation="eager"')
+        if options.get("indices") is not None:
+            mask = given.chosen(mask, options["indices"])
+        if position_bias is not None:
+            tensor = mask.seen() if isinstance(mask, Mask) else None if isinstance(mask, bool) else mask
+            mask = create_position_bias_mask(position_bias, tensor, mask is True, query, key)
+        if layer is not None:
+            return layer.attend(query, key, value, mask, how), None
+        return given.attention(query, key, value, mask, how), None
+    except BaseException:
+        if layer is not None:
+            layer.failed()
+        raise
+
+
+AttentionInterface.register(NAME, attention)
+AttentionMaskInterface.register(NAME, masks.mask)
+
+__all__ = ["NAME", "Mask", "PagedCache", "PagedLayer", "attention"]
