@@ -310,6 +310,12 @@ CAPS = (1e-3, 0.3, 15.9, 16.1, 50.0, 1e5, 1e18, 1e30, 3e38)
 CAPPED = {name: KERNELS[name] for name in ("host", "host, a row at a time", "tiles of f32", "a warp a row")}
 
 
+def test_a_cap_is_a_number_of_f32():
+    problem, query, _ = problem_for("host")
+    with pytest.raises(ValueError, match="softcap must be a number of f32, got 1e.39; leave it out for none"):
+        run(problem, query, softcap=1e39, target="host")
+
+
 def own_tanh(cap: float) -> Any:
     return lambda score, b, h, q, k: cap * kv.math.tanh(score * (1.0 / cap))
 
