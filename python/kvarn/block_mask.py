@@ -5,8 +5,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from kvarn.caches.checks import count
-
 
 class BlockMask:
     """What ``kv.ops.block_mask`` made of a mask for a step: ``kv.ops.attention(..., block_mask=...)`` walks over it.
@@ -30,6 +28,8 @@ class BlockMask:
     __slots__ = ("blocks", "keys", "mask", "rows")
 
     def __init__(self, blocks: Any, rows: int, keys: int, mask: tuple[Any, ...]) -> None:
+        from kvarn.caches.checks import count
+
         for name, number in (("rows", rows), ("keys", keys)):
             if count(number, f"kv.BlockMask: {name}") < 2:
                 raise ValueError(f"kv.BlockMask: {name} must be at least 2, got {number}")

@@ -143,7 +143,6 @@ EDGES = [  # (mask, of positions), each of which wraps around somewhere
 ]  # fmt: skip
 
 
-@pytest.mark.whole
 @pytest.mark.parametrize("tree", EDGES, ids=written)
 @pytest.mark.parametrize("target", ["host", "sm_90a"])
 def test_masks_that_wrap_around_are_numpys(tree, target):
@@ -167,7 +166,6 @@ INDICES = [
 ]  # fmt: skip
 
 
-@pytest.mark.whole
 @pytest.mark.parametrize("number", range(len(INDICES)))
 @pytest.mark.parametrize("target", ["host", "sm_90a"])
 def test_arrays_are_read_within_both_ends_at_indices_that_wrap_around(number, target):
