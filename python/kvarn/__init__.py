@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 """kvarn: KV-cache operations as an MLIR dialect, lowered to PTX, run on device buffers.
 
-``import kvarn as kv`` is cheap: what needs MLIR or a GPU library is imported when it is first used.
+``import kvarn as kv`` is cheap: what needs MLIR or a GPU library is imported when it is first used. A fork waits for
+imports of other threads, so that a child never finds half of one.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import importlib
 import sys
 from typing import Any
 
-from kvarn import moved
+from kvarn import forks as forks, moved
 from kvarn._version import __version__
 from kvarn.dialect import dtypes as _dtypes
 from kvarn.dialect.dtypes import *  # noqa: F403

@@ -3,15 +3,21 @@
 
 A fork copies the memory of a process and the one thread that asked for it. In the child a lock that another thread
 held stays locked, and a pool of threads has none. So a fork waits until no other thread is inside the compiler
-(``no_fork``), whose locks in C++ are out of reach; locks that are held for moments are opened in the child
-(``renewed``); and who keeps a pool of threads forgets it there, with ``os.register_at_fork``.
+(``no_fork``), whose locks in C++ are out of reach, or imports a part of kvarn, of which the child would find a half
+under the lock of a thread that it has not; locks that are held for moments are opened in the child (``renewed``); and
+who keeps a pool of threads forgets it there, with ``os.register_at_fork``.
 """
 
 from __future__ import annotations
 
+import _imp
+import concurrent.futures.thread  # noqa: F401 (this and logging take locks at a fork that imports may need: they come
 import contextlib
+import importlib
+import logging  # noqa: F401 (after what is registered here, where they have been imported before)
 import os
 import threading
+import time
 import weakref
 from collections.abc import Iterator
 from typing import Any, TypeVar
@@ -52,28 +58,76 @@ def renewed(lock: L) -> L:
     return lock
 
 
+_IMPORTED = ("kvarn", "mlir", "ml_dtypes", "numpy", "cuda")  # what kvarn imports when it is first used
+_POLL, _PATIENCE = 0.001, 60.0  # seconds
+_held = False  # whether a fork holds what imports and compilations begin under
+
+
+def _imports_of_others() -> bool:
+    """Whether another thread is importing what kvarn needs, and this thread nothing that it could wait for."""
+    locks = getattr(importlib, "_bootstrap")._module_locks  # noqa: B009 (of Python's own: there is no public way)
+    found = [(name, lock) for name, reference in list(locks.items()) if (lock := reference()) is not None]
+    mine = threading.get_ident()
+    owners = {name: getattr(lock, "owner", None) for name, lock in found}
+    if mine in owners.values():
+        return False
+    return any(owner is not None and name.partition(".")[0] in _IMPORTED for name, owner in owners.items())
+
+
 def _own() -> int:
     return int(getattr(_here, "depth", 0) > 0)
 
 
 def _before() -> None:
-    global _waiting
+    """Wait for the compiler and for imports; then hold what both begin under.
+
+    Who imports may come to wait for the compiler, and who compiles for an import: while anybody imports, a fork keeps
+    nobody from either.
+    """
+    end = time.monotonic() + _PATIENCE
+    while not _is_quiet() and time.monotonic() < end:  # a parent that waits for ever is worse than a child that does
+        time.sleep(_POLL)
+
+
+def _is_quiet() -> bool:
+    """Whether no other thread compiles or imports, and none can begin before the fork."""
+    global _held, _waiting
+    if _imports_of_others():
+        return False
     _changed.acquire()
     _waiting += 1
     try:
         while _working > _own():
-            _changed.wait()
+            if _imports_of_others():
+                break
+            _changed.wait(10 * _POLL)
+        else:
+            _imp.acquire_lock()
+            if not _imports_of_others():
+                _held = True
+                return True
+            _imp.release_lock()
     finally:
         _waiting -= 1
+    _changed.notify_all()
+    _changed.release()
+    return False
 
 
 def _in_parent() -> None:
-    _changed.notify_all()
-    _changed.release()
+    global _held
+    if _held:
+        _held = False
+        _imp.release_lock()
+        _changed.notify_all()
+        _changed.release()
 
 
 def _in_child() -> None:
-    global _changed, _waiting, _working
+    global _changed, _held, _waiting, _working
+    if _held:
+        _imp.release_lock()
+    _held = False
     _changed, _waiting, _working = threading.Condition(), 0, _own()
     for lock in list(_locks):
         lock._at_fork_reinit()

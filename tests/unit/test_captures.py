@@ -435,3 +435,40 @@ def test_scores_of_equal_values_share_a_name_in_every_process(tmp_path):
     }
     assert len(texts) == 1
     assert "@local" not in texts.pop()
+
+
+def test_no_object_is_kept_alive_by_what_reads_it(tmp_path):
+    import gc
+    import weakref
+
+    setup = "class C:\n    pass\ndef made(c):\n    @kv.kernel\n"
+    setup += "    def k(x: kv.Buffer[kv.f32, 1]):\n        x[0] = c.cap * 1.0\n    return k"
+    scope = made(tmp_path, Way(setup, "1.0", "pass"), False)
+    seen = []
+    for cap in (2.0, 5.0):
+        c = scope["C"]()
+        c.cap, c.weights = cap, np.zeros(1000)
+        seen += [weakref.ref(c), weakref.ref(c.weights)]
+        kernel = scope["made"](c)
+        assert [read(kernel) for _ in range(2)] == [cap] * 2
+    del c, kernel
+    gc.collect()
+    assert [ref() for ref in seen] == [None] * 4
+
+
+def test_a_collection_that_a_kernel_closes_over_counts_by_its_spec_and_addresses(tmp_path):
+    import gc
+    import weakref
+
+    setup = "def made(c):\n    @kv.kernel\n    def k(x: kv.Buffer[kv.f32, 1]):\n"
+    setup += "        x[0] = 1.0 * c.head_size\n    return k"
+    scope = made(tmp_path, Way(setup, "1.0", "pass"), False)
+    blocks = [np.zeros((3, 2, 1, 4, 1, size), np.float32) for size in (8, 16)]
+    tables = np.array([1], np.uint32), np.array([[0, 1, 2]], np.uint32)
+    pools = [kv.PagedKVCacheCollection(b, *tables, 1, 12) for b in blocks]
+    assert [read(scope["made"](pool)) for pool in pools for _ in range(2)] == [8.0, 8.0, 16.0, 16.0]
+    assert [read(scope["made"](pool.get_key_cache(0))) for pool in pools] == [8.0, 16.0]
+    alive = weakref.ref(blocks[0])
+    del blocks, pools
+    gc.collect()
+    assert alive() is None

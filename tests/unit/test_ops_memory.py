@@ -4,6 +4,8 @@
 from __future__ import annotations
 
 import gc
+import subprocess
+import sys
 import weakref
 
 import numpy as np
@@ -126,3 +128,52 @@ def test_programs_of_the_host_that_were_not_used_lately_are_given_up(monkeypatch
     assert len(made) == 5  # the one that is used all the time was made once
     step(2)
     assert len(made) == 6
+
+
+def test_a_kernel_keeps_the_newest_of_its_specialisations_for_the_host(monkeypatch):
+    monkeypatch.setattr(sys.modules["kvarn.dsl.kernel"], "HOST_KERNELS", 3)
+
+    @kv.kernel
+    def scaled(x: kv.Buffer[kv.f32, 1], by: int):
+        x[0] = x[0] * kv.f32(by)
+
+    x, made = np.ones(1, np.float32), []
+    for by in (2, 3, 4, 5, 6, 2):
+        x[:] = 1
+        scaled[1, 1](x, by)
+        assert x[0] == by
+        made.append(weakref.ref(list(scaled._compiled.values())[-1]))
+    gc.collect()
+    assert [ref() is None for ref in made] == [True] * 3 + [False] * 3
+
+
+MEMORY = """
+import gc
+import numpy as np
+import kvarn as kv
+
+def megabytes():
+    return int(open("/proc/self/statm").read().split()[1]) * 4096 / 1e6
+
+def appended(size):
+    lengths, table = np.array([0], np.uint32), np.array([[0]], np.uint32)
+    pool = kv.PagedKVCacheCollection(np.zeros((2, 2, 1, 16, 1, size), np.float32), lengths, table, 1, 4)
+    x = np.ones((1, 1, size), np.float32)
+    kv.ops.append(pool, 0, x, x, np.array([0, 1], np.uint32))
+
+before = 0
+for i in range(1, 25):
+    appended(8 * i)
+    if i == 8:
+        gc.collect()
+        before = megabytes()
+gc.collect()
+print((megabytes() - before) / 16)
+"""
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
+def test_a_head_size_more_costs_its_code_and_no_compiler():
+    """Of which 2 MB were kept: what the machine code of a program was made in."""
+    done = subprocess.run([sys.executable, "-c", MEMORY], capture_output=True, text=True, check=True)
+    assert float(done.stdout) < 1.7

@@ -206,3 +206,39 @@ def test_a_lock_that_another_thread_holds_is_open_in_the_child(run):
         ended.set()
     """)
     assert run(script) == ["0"]
+
+
+FIRST = """
+    from __future__ import annotations
+
+    import os, signal, sys, threading, time
+
+    import numpy as np
+    import kvarn as kv
+
+
+    def kernel(x: kv.Buffer[kv.f32, 1]):
+        x[0] = 2.0
+
+
+    def first():
+        x = np.zeros(1, np.float32)
+        kv.kernel(kernel)[1, 1](x)
+        assert x[0] == 2
+"""
+
+
+def test_a_child_forked_in_another_threads_first_call_makes_a_first_call_too(tmp_path):
+    """Nothing is imported before: the thread and the children come upon the same imports, at any point of them."""
+    rounds = textwrap.dedent("""
+        thread = threading.Thread(target=first)
+        thread.start()
+        time.sleep(float(sys.argv[1]))
+        print(*[child(first) for _ in range(4)])
+        thread.join()
+    """)
+    path = tmp_path / "first.py"
+    path.write_text(textwrap.dedent(FIRST) + textwrap.dedent(FORK).partition("def launch")[0] + rounds)
+    for delay in (0.0, 0.02, 0.05, 0.1, 0.2, 0.3, 0.5, 0.8):
+        done = subprocess.run([sys.executable, path, str(delay)], capture_output=True, text=True, timeout=200)
+        assert (done.returncode, done.stdout.split()) == (0, ["0"] * 4), done.stderr

@@ -29,6 +29,14 @@ def count(value: Any, name: str) -> int:
     return number
 
 
+def positive(value: Any, name: str) -> int:
+    """A positive 32-bit host integer."""
+    number = count(value, name)
+    if number < 1:
+        raise ValueError(f"{name} must be positive, got {number}")
+    return number
+
+
 def index(value: Any, extent: int, name: str) -> int:
     """An integer in [0, extent); a bool is refused, since ``True`` is hardly meant as layer 1."""
     if isinstance(value, bool):

@@ -54,8 +54,7 @@ class KVCacheStaticParams:
 
     def __post_init__(self) -> None:
         for name in ("num_heads", "head_size"):
-            if checks.count(getattr(self, name), name) < 1:
-                raise ValueError(f"{name} must be positive, got {getattr(self, name)}")
+            checks.positive(getattr(self, name), name)
         if self.is_mla and self.num_heads != 1:
             raise ValueError(f"num_heads of an MLA cache must be 1, got {self.num_heads}")
 
@@ -170,8 +169,7 @@ def pool_of(
         at["num_layers"], at["layer_stride"] = (0, 0) if layer < 0 else (shape[layer], strides[layer])
     checks.aligned(data, 16, "blocks")
     views, scale_dtype = {"blocks": data}, None
-    if checks.count(granularity, "quantization_granularity") < 1:
-        raise ValueError(f"quantization_granularity must be positive, got {granularity}")
+    checks.positive(granularity, "quantization_granularity")
     if scales is not None:
         buffer, strides = _scales_of(data, scales, granularity, (*names[:-1], "granules"))
         at["scales"], at["scales_stride0"] = buffer.data, strides[pages]

@@ -194,10 +194,10 @@ def digest_of(things: Iterable[tuple[str, Any]]) -> str | None:
     return hashlib.sha256("\n".join(parts).encode()).hexdigest() if parts else ""
 
 
-def sources_digest_of(functions: Iterable[types.FunctionType]) -> list[str]:
-    """Digests of the sources of functions' modules, and of what these use of their package or folder."""
+def sources_digest_of(modules: Iterable[str]) -> list[str]:
+    """Digests of the sources of modules from outside, and of what these use of their package or folder."""
     digester = _Digester()
-    return sorted({digester.module(str(_home(f))) for f in functions})
+    return sorted({digester.module(name) for name in modules if not _is_ours(name)})
 
 
 @functools.cache

@@ -17,11 +17,13 @@ from __future__ import annotations
 import ast
 import builtins
 import collections
+import contextlib
 import dis
 import functools
 import itertools
 import os
 import types
+import weakref
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
@@ -119,13 +121,13 @@ class Captured:
         Equal where nothing that is captured could be told apart, and for nothing else.
     key : hashable
         What the number stands for: tuples of values, :class:`Code`, :class:`Named` and :class:`Opaque`.
-    functions : tuple of function
-        The function and those that it reads.
+    modules : frozenset of str
+        Of the function and those that it reads.
     unnamed : str
         A value that has no name in other processes, and where it is; "" where all have one.
     """
 
-    __slots__ = ("_check", "functions", "key", "number", "unnamed")
+    __slots__ = ("_check", "key", "modules", "number", "unnamed")
     _check: Any
 
     def __init__(self, walk: _Walk, key: Hashable) -> None:
@@ -134,7 +136,8 @@ class Captured:
             if len(_keys) >= 1 << 14:
                 _keys.clear()
             number = _keys[key] = next(_numbers)
-        self.key, self.number, self.functions, self.unnamed = key, number, tuple(walk.functions), walk.unnamed
+        self.key, self.number, self.unnamed = key, number, walk.unnamed
+        self.modules = frozenset(str(f.__globals__.get("__name__")) for f in walk.functions)
         self._check = walk.check
 
     @property
@@ -325,7 +328,11 @@ class _Walk:
         """The name of an object in the check's text."""
         found = self._spots.get(id(value))
         if found is None:
-            found = self._spots[id(value)] = self._constant(value)
+            kept, call = value, ""
+            if not isinstance(value, (types.FunctionType, types.ModuleType, type)) and type(value) not in _LEAVES:
+                with contextlib.suppress(TypeError):  # of a class without weak references
+                    kept, call = weakref.ref(value), "()"  # a check keeps no object alive
+            found = self._spots[id(value)] = self._constant(kept) + call
         return found
 
     def _need(self, condition: str) -> None:
@@ -341,6 +348,10 @@ class _Walk:
             self._lines.append(f"{local} = {source}")
             self._need(f"type({local}) is FunctionType")
             return self._function(value, path, local, True)
+        if _is_handle(value):
+            self._need(f"type({source}) is {self._spot(type(value))} and {source}.spec == {self._constant(value.spec)}")
+            self._need(f"{source}.fields() == {self._constant(value.fields())}")
+            return self.value(value, path, chains)
         at = self._spot(value)
         plain = fresh and (type(value) in _LEAVES or _of_numpy(type(value)) == "generic")
         self._need(f"{source} is {at}" + f" or like({source}, {at})" * plain)
@@ -431,7 +442,7 @@ class _Walk:
     def _rewind(self, place: tuple[Any, ...]) -> None:
         lines, constants, functions, self._count, self._met, self.unnamed = place
         del self._lines[lines:], self._constants[constants:], self.functions[functions:]
-        self._spots = {i: at for i, at in self._spots.items() if int(at[1:]) < constants}
+        self._spots = {i: at for i, at in self._spots.items() if int(at[1:].removesuffix("()")) < constants}
 
     # --- values ---
 
@@ -581,7 +592,7 @@ class _Walk:
         return found
 
     def _object(self, v: Any, path: str, chains: Chains) -> Hashable:
-        cls, at = type(v), self._spot(v)
+        cls = type(v)
         if isinstance(v, OfTrace) or cls.__module__.startswith("kvarn.dsl."):
             raise Refused(
                 f"{path!r} is {v!r} of an earlier trace: a function of a kernel must not keep its values, in a list, "
@@ -590,13 +601,14 @@ class _Walk:
         again = self._again(v, chains)
         if again is not None:
             return again
+        if _is_handle(v):
+            self.unnamed = self.unnamed or f"{path!r}, a {cls.__name__}"
+            return (Named(cls, cls.__qualname__), identity(v.spec), v.fields())
+        at = self._spot(v)
         if _of_numpy(cls) == "ndarray" and (self.arrays or v.shape == ()):
             return self._array(v, path, at)
         if all(_member(cls.__mro__, n) is not _MISSING for n in ("shape", "dtype")):
             return self._refuse(v, f"an array of {cls.__module__.partition('.')[0]}", path)
-        if cls.__module__.startswith("kvarn.caches."):  # a cache, collection or operand, which does not change
-            self.unnamed = self.unnamed or f"{path!r}, a {cls.__name__}"
-            return (Named(cls, cls.__qualname__), identity(v.spec), v.fields())
         whole = BARE in chains
         if not _is_library(cls):
             self._need(f"type({at}) is {self._spot(cls)}")
@@ -685,6 +697,11 @@ class _Walk:
         if top in ("kvarn", "mlir", "numpy"):
             return self._opaque(v, path)
         return self._refuse(v, f"a {cls.__name__}", path)
+
+
+def _is_handle(v: Any) -> bool:
+    """Whether a value is a cache, a collection or an operand, which do not change."""
+    return type(v).__module__.startswith("kvarn.caches.") and hasattr(v, "fields") and hasattr(v, "spec")
 
 
 def _parts(v: Any) -> tuple[Any, ...] | None:

@@ -90,6 +90,9 @@ def _cache_spec(spec: Any) -> CacheSpec:
     return spec if isinstance(spec, CacheSpec) else spec.cache
 
 
+HOST_KERNELS = 64  # specialisations of a kernel for the host that are kept, the newest: each has its machine code
+
+
 class KernelFunction:
     """A kernel in Python, made by ``@kv.kernel``.
 
@@ -409,9 +412,11 @@ class KernelFunction:
         made_with = (settings.token(), env.check, env.target)
         found = self._compiled.get((made_with, key))
         if found is None:
-            found = self._compiled[made_with, key] = kvarn.compiler.compile(
-                self, *specs, target=target, lineinfo=emulation is not None
-            )
+            found = kvarn.compiler.compile(self, *specs, target=target, lineinfo=emulation is not None)
+            self._compiled[made_with, key] = found
+            of_host = [k for k, c in list(self._compiled.items()) if c.target == "host"]
+            for old in of_host[:-HOST_KERNELS]:  # those of GPUs are small, and a captured graph may launch them
+                self._compiled.pop(old, None)
         return found
 
     def captured(self) -> int:

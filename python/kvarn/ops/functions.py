@@ -142,8 +142,8 @@ def _digest(found: list[captures.Captured], key: Any) -> str | None:
             extensions.warn_undigestible(f"{c.unnamed}, which a function of positions reads, has no digest")
             return None
     present = [part is not None for part in key]
-    outside = [f for c in found for f in c.functions if extensions.is_outside(f)]
-    text = repr(([_plain(c.key) for c in found], present, key[-1], extensions.sources_digest_of(outside)))
+    modules = frozenset().union(*(c.modules for c in found))
+    text = repr(([_plain(c.key) for c in found], present, key[-1], extensions.sources_digest_of(modules)))
     return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:16]
 
 

@@ -31,6 +31,8 @@ class LayerGroup:
     """
 
     def __init__(self, layers: Sequence[int], blocks: Any = None, **options: Any) -> None:
+        if isinstance(layers, (str, bytes)) or not hasattr(layers, "__iter__"):
+            raise TypeError(f"layers must be a sequence of int, got {layers!r}")
         self.layers = tuple(count(layer, "layers") for layer in layers)
         if not self.layers:
             raise ValueError("a group must have a layer, got none")
@@ -126,6 +128,9 @@ class HybridKVCacheManager(NoShallowCopies):
         groups = list(groups)
         if not groups:
             raise ValueError("groups must have a group of layers, got none")
+        for group in groups:
+            if not isinstance(group, LayerGroup):
+                raise TypeError(f"groups must be LayerGroups, got a {type(group).__name__}")
         self.prefix_caching = prefix_caching
         self.places: dict[int, tuple[int, int]] = {}
         for g, group in enumerate(groups):

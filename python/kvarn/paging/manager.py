@@ -17,7 +17,7 @@ import numpy as np
 
 import kvarn
 from kvarn.caches import KVCacheStaticParams, PagedKVCacheCollection
-from kvarn.caches.checks import count
+from kvarn.caches.checks import count, positive
 from kvarn.caches.pools import pool_of
 from kvarn.dialect import layout
 from kvarn.dialect.layout import PAGED, cdiv
@@ -137,10 +137,10 @@ class PagedKVCacheManager(CommitsDrafts, NoShallowCopies):
             )
         if at["num_blocks"] < 2:
             raise ValueError(f"blocks must have a page besides the null page, got {at['num_blocks']} in all")
-        if np.dtype(table_dtype) not in (np.dtype(np.uint32), np.dtype(np.int32)):
-            raise TypeError(f"table_dtype must be uint32 or int32, got {np.dtype(table_dtype)}")
-        if max_batch_size is not None and count(max_batch_size, "max_batch_size") < 1:
-            raise ValueError(f"max_batch_size must be positive, got {max_batch_size}")
+        if not any(_is_dtype(table_dtype, d) for d in (np.uint32, np.int32)):
+            raise TypeError(f"table_dtype must be uint32 or int32, got {table_dtype!r}")
+        if max_batch_size is not None:
+            positive(max_batch_size, "max_batch_size")
         self.reach = Reach(window, chunk)
         on_numpy = all(isinstance(v.owner, np.ndarray) for v in views.values())
         self.blocks, self.scales, self.cache_spec = blocks, scales, spec
@@ -611,6 +611,13 @@ class PagedKVCacheManager(CommitsDrafts, NoShallowCopies):
         """
         for rule in broken_rules(self._pages, self._requests.values(), self.null_page):
             raise RuntimeError(rule)
+
+
+def _is_dtype(given: Any, wanted: type[np.generic]) -> bool:
+    try:
+        return given is not None and np.dtype(given) == np.dtype(wanted)
+    except TypeError:  # nothing that NumPy knows as a dtype
+        return False
 
 
 def _as_it_is(array: np.ndarray) -> np.ndarray:

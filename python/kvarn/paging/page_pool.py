@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from kvarn.caches import KVCacheStaticParams
-from kvarn.caches.checks import count
+from kvarn.caches.checks import count, positive
 from kvarn.dialect import dtypes
 from kvarn.dialect.layout import cdiv
 
@@ -30,13 +30,15 @@ def new_pool(
     """A zeroed pool of so many pages and the null page, and its scales where it has some."""
     if params is None or num_layers is None or num_pages is None:
         raise ValueError("a manager needs blocks, or params, num_layers and num_pages to allocate them")
-    if count(num_pages, "num_pages") < 1:
-        raise ValueError(f"num_pages must be positive, got {num_pages}")
+    if not isinstance(params, KVCacheStaticParams):
+        raise TypeError(f"params must be KVCacheStaticParams, got {type(params).__name__}")
+    num_pages, num_layers = positive(num_pages, "num_pages"), positive(num_layers, "num_layers")
+    page_size, granularity = positive(page_size, "page_size"), positive(granularity, "quantization_granularity")
     outer = (num_pages + 1, 1 if params.is_mla else 2, num_layers, page_size, params.num_heads)
     blocks = np.zeros((*outer, params.head_size), dtypes.of(dtype).numpy)
     if scale_dtype is None:
         return blocks, None
-    return blocks, np.zeros((*outer, cdiv(params.head_size, max(1, granularity))), dtypes.of(scale_dtype).numpy)
+    return blocks, np.zeros((*outer, cdiv(params.head_size, granularity)), dtypes.of(scale_dtype).numpy)
 
 
 class InsufficientBlocksError(RuntimeError):
@@ -71,8 +73,8 @@ class Reach:
     def __post_init__(self) -> None:
         for name in ("window", "chunk"):
             span = getattr(self, name)
-            if span is not None and count(span, name) < 1:
-                raise ValueError(f"{name} must be positive, got {span}")
+            if span is not None:
+                positive(span, name)
         if self.window is not None and self.chunk is not None:
             raise ValueError(f"layers have a window or chunks, got {self.window} and {self.chunk}")
 
@@ -203,6 +205,8 @@ def copy_on_host(blocks: np.ndarray, scales: np.ndarray | None, source: np.ndarr
 
 
 def as_bytes(salt: str | bytes) -> bytes:
+    if not isinstance(salt, (str, bytes, bytearray, memoryview)):
+        raise TypeError(f"salt must be a str or bytes, got {type(salt).__name__}")
     return salt.encode() if isinstance(salt, str) else bytes(salt)
 
 

@@ -107,9 +107,9 @@ class HostProgram:
         from kvarn.dialect import text as dialect_text
 
         self.artifact = artifact
-        self._context = ir.Context()
-        self._context.enable_multithreading(False)  # for one module; a child of a fork would wait for its threads
-        with no_fork(), self._context:
+        context = ir.Context()  # which goes with this call: 2 MB that the compiled code has no use for
+        context.enable_multithreading(False)  # for one module; a child of a fork would wait for its threads
+        with no_fork(), context:
             fatal = dialect_text.problem(text)
             if fatal is not None:
                 raise BundleError(f"host artifact {artifact.name!r} must hold MLIR: line {fatal.line}: {fatal.message}")
