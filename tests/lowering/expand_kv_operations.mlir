@@ -119,7 +119,7 @@ func.func @latent_keys(%c: !latent, %layer: i32, %k: !row, %offsets: !table) {
 // CHECK-LABEL: func.func @listed_rows
 // CHECK:         gpu.launch_func @kernels::@attention_latent_few blocks
 // CHECK:         gpu.launch_func @kernels::@attention_simt blocks
-// CHECK:       gpu.func @attention_latent_few({{.*}}name = "parts"}{{.*}}name = "indices"}, {{.*}}name = "topk_lengths"}
+// CHECK:       gpu.func @attention_latent_few({{.*}}name = "args.partials"}{{.*}}name = "args.lists"}, {{.*}}name = "args.list_counts"}
 // CHECK-NOT:     kv.load_tile
 // CHECK:         memref.load %{{.+}} : memref<?x?xi32, strided<[?, 1]>, 1>
 // CHECK:         %[[OPERAND:.+]] = "kv.make_operand"
