@@ -22,19 +22,8 @@ CODE = re.compile(r"`([^`\n]+)`")
 COMMANDS = ("compile", "explain", "ablate", "bisect", "trace", "tune", "demo", "cache", "doctor")
 NO_TORCH = ("kv.parallel", "kvarn.parallel", "kvarn.torch")
 # Operations and attributes of IR that are declared by nobody here: those of the examples, and what kernels carry.
-IR_ONLY = {
-    "same_page",
-    "page_bounds",
-    "prefetch_page",
-    "collection",
-    "irdl",
-    "args",
-    "schedule",
-    "tiled",
-    "block",
-    "cluster",
-}
-IR_ONLY |= {"max_threads", "min_blocks", "max_registers"}
+IR_ONLY = {"same_page", "page_bounds", "prefetch_page", "collection", "irdl", "args", "schedule", "tiled", "inputs"}
+IR_ONLY |= {"block", "cluster", "max_threads", "min_blocks", "max_registers"}
 
 
 def texts() -> Iterator[tuple[str, str]]:
