@@ -338,7 +338,8 @@ PyMethodDef methods[] = {
      "launch(operands, attributes, schedule, generation, stream): True where it launched, the key of a call that is "
      "not known, or None where the call is not one for here."},
     {"remember", tableRemember, METH_VARARGS,
-     "remember(key, attributes, schedule, context, lock, steps, meetings=[]): what a call of this key launches from now "
+     "remember(key, attributes, schedule, context, lock, steps, meetings=[]): what a call of this key launches from "
+     "now "
      "on, but where buffers meet."},
     {"clear", tableClear, METH_NOARGS, "Forget all calls."},
     {nullptr, nullptr, 0, nullptr},
