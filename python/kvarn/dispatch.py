@@ -366,7 +366,7 @@ class Operation:
 
     def _learn(self, signature: tuple[Any, ...], operands: Sequence[Any], attributes: Any, entries: Any) -> _Known:
         """Check a signature, get its program, and remember what its buffers' fields are besides the address."""
-        _refuse_tracing(self.title)
+        refuse_tracing(self.title)
         schedule, _ = entries or ((), ())
         emulation = settings.emulation()
         what, given = self.specialisation(operands, attributes, schedule, emulation and emulation.target)
@@ -523,7 +523,7 @@ class Operation:
         return self.specialisation(operands, attributes, ordered, target)[0]
 
 
-def _refuse_tracing(title: str) -> None:
+def refuse_tracing(title: str) -> None:
     """Refuse operands of torch.jit.trace, whose extents are tensors: the operation would not be in what is traced."""
     state = getattr(getattr(sys.modules.get("torch"), "_C", None), "_get_tracing_state", None)
     if state is not None and state() is not None:

@@ -14,7 +14,7 @@ from kvarn.caches import MHAOperand
 from kvarn.dialect.layout import DENSE, SCALES
 from kvarn.dialect.ops.attention import BLOCK_TILE
 from kvarn.dialect.schedules import ROW_CLASSES, row_class
-from kvarn.dispatch import FixedSchedule, Operation, Schedule, Specialisation, alignment_of
+from kvarn.dispatch import FixedSchedule, Operation, Schedule, Specialisation, alignment_of, refuse_tracing
 from kvarn.runtime.binding import is_torch
 
 from . import checks, functions, sources
@@ -447,6 +447,8 @@ def scheduled(collection: Any, query: Any, schedule: Schedule) -> Schedule:
     except RuntimeError:  # of a nested tensor, which the operation refuses
         shape = ()
     heads = shape[-2] if len(shape) > 2 else 0
+    if heads.__class__ is not int:
+        refuse_tracing("kv.ops.attention")
     if schedule is None:
         known = collection._own_bounds  # what they depend on does not change
         if known is None or known[0] != heads:
