@@ -59,7 +59,8 @@ SMALL: dict[str, Any] = {
     **dict.fromkeys(("pad_token_id",), 0),
     **dict.fromkeys(("bos_token_id", "decoder_start_token_id", "cls_token_id"), 1),
     **dict.fromkeys(("eos_token_id", "sep_token_id", "forced_eos_token_id"), 2),
-    "attention_window": 6, "qk_rope_head_dim": 16, "rotary_dim": 8, "is_decoder": True, "n_group": 1, "topk_group": 1,
+    "attention_window": 6, "window_size": 6, "attention_types": [[["global", "local"], 1]],
+    "qk_rope_head_dim": 16, "rotary_dim": 8, "is_decoder": True, "n_group": 1, "topk_group": 1,
     "first_k_dense_replace": 1, "dropout": 0.0, "attention_dropout": 0.0, "rotary_pct": 0.5, "index_n_heads": 4,
     "index_topk": 8, "mamba_d_state": 16, "mamba_n_heads": 8, "mamba_d_head": 16, "max_cache_len": 64,
     "mamba_d_ssm": 128, "n_shared_experts": 1, "attn_layer_indices": [1],
@@ -192,10 +193,8 @@ def generated(model: Any, cache: str, padding: str) -> torch.Tensor:
 
 def ways(cache: str, padding: str) -> list[tuple[str, int]]:
     """How a case is run: the padding, and tokens of a part of the prompt, or 0 for greedy search."""
-    if cache == "none":
-        return [(padding, TOKENS)]
-    # What follows padding has no meaning for a search.
-    return [(padding, TOKENS), (padding, 4), *([(padding, 0)] if padding != "right" else [])]
+    parts = [(padding, 4), (padding, 0)] if padding == "left" and cache != "none" else []
+    return [(padding, TOKENS), *parts]
 
 
 def run(model: Any, cache: str, way: tuple[str, int]) -> torch.Tensor:
@@ -329,7 +328,7 @@ def page(found: dict[str, dict[str, Any]]) -> str:
         "",
         f"Causal language models of transformers {transformers.__version__} that take `attn_implementation`, each tiny "
         'and with random weights: logits with `"kvarn"` against those of `"eager"`, float32 on the CPU, over a prompt '
-        f"of {TOKENS} tokens, whole and in parts of 4, and {STEPS} steps of one token, by hand and by `generate`.",
+        f"of {TOKENS} tokens and {STEPS} steps of one token; padded on the left also in parts of 4, and by `generate`.",
         "",
         "The first column is without a cache, `paged` with `PagedCache`, `own` with the cache that the model makes "
         'itself, `static` with `StaticCache` and `cache_implementation="static"`. Three marks are for prompts without '
@@ -352,14 +351,13 @@ def page(found: dict[str, dict[str, Any]]) -> str:
         cells = ["".join(marks.get(row[f"{c}/{p}"][0], row[f"{c}/{p}"][0]) for p in PADDINGS) for c in CACHES]
         why = sorted({message for outcome, message in row.values() if outcome == REFUSED})
         lines.append(f"| {name} | {' | '.join(f'`{c}`' for c in cells)} | {'; '.join(short(w) for w in why)} |")
-    missing = {name: row["not built"] for name, row in found.items() if "not built" in row}
+    missing = [name for name, row in found.items() if "not built" in row]
     if missing:
-        lines += [
-            "",
-            "Not in the table, since a tiny one is not made by making its numbers small, or it has no such setting:",
-            "",
-        ]
-        lines.append(", ".join(missing) + ".")
+        text = "Not in the table, since no tiny one was made of its configuration by making numbers small: "
+        lines += ["", text + ", ".join(missing) + "."]
+    later = [name for name in architectures() if name not in found]
+    if later:
+        lines += ["", f"Not run yet: {', '.join(later)}."]
     return "\n".join(lines) + "\n"
 
 
@@ -380,20 +378,19 @@ def main(argv: list[str] | None = None) -> int:
     if options.list:
         print("\n".join(architectures()))
         return 0
-    if options.write and options.name:
-        parser.error("--write takes all models")
-    known: dict[str, Any] = {}
+    found: dict[str, Any] = {}
     if options.rows and options.rows.is_file():
-        known = dict(json.loads(line) for line in options.rows.read_text().splitlines())
+        found = dict(json.loads(line) for line in options.rows.read_text().splitlines())
     wanted = options.name or list(architectures())
-    prepare(WARM if len(wanted) > len(WARM) else ())
-    found = {}
-    for name in wanted:
-        found[name] = known[name] if name in known else in_process(name)
-        show(name, found[name], options.why)
-        if options.rows and name not in known:
+    missing = [name for name in wanted if name not in found]
+    prepare(WARM if len(missing) > len(WARM) else ())
+    for name in missing:
+        found[name] = in_process(name)
+        if options.rows:
             with options.rows.open("a") as out:
                 out.write(json.dumps((name, found[name])) + "\n")
+        show(name, found[name], options.why)
+    found = dict(sorted(found.items(), key=lambda item: item[0].lower()))
     print(", ".join(f"{n} {outcome}" for outcome, n in sorted(counts(found).items())))
     if options.write:
         PAGE.write_text(page(found), encoding="utf-8")

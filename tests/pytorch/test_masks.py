@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import random
 from typing import Any
 
 import pytest
@@ -40,50 +39,52 @@ def exact(query: Any, key: Any, value: Any, mask: Any) -> Any:
 # --- what a mask says --------------------------------------------------------------------------------
 
 
-def functions(generator: random.Random, there: Any) -> Any:
+TOTAL = 9  # tokens so far, those of the step included
+PADDINGS = {
+    "none": [], "left": [(0, 0, 3), (1, 0, 1)], "right": [(0, 5, 8), (2, 7, 8)], "middle": [(0, 2, 4), (1, 5, 6)],
+    "both": [(0, 0, 3), (0, 5, 6), (2, 1, 2)],
+}  # fmt: skip
+# Queries, the position of the first key, and slots of a static cache after the last token.
+STEPS = {"prompt": (9, 0, 0), "token": (1, 0, 0), "part": (4, 0, 0), "sliding": (2, 4, 0), "one key": (1, 8, 0)}
+STATIC = {"static prompt": (9, 0, 3), "static token": (1, 0, 3)}
+
+
+def function_of(kind: str, there: Any) -> Any:
     """One of transformers' mask functions."""
     left = (there.cumsum(1) == 0).sum(1)
-    kind = generator.choice(["causal", "window", "window", "chunk", "all", "near", "packed", "or"])
-    causal, span = masking_utils.causal_mask_function, generator.randint(1, 6)
+    causal = masking_utils.causal_mask_function
     return {
         "causal": causal,
-        "window": masking_utils.sliding_window_causal_mask_function(span),
-        "chunk": masking_utils.chunked_causal_mask_function(span, left),
+        "window": masking_utils.sliding_window_causal_mask_function(3),
+        "chunk": masking_utils.chunked_causal_mask_function(4, left),
         "all": masking_utils.bidirectional_mask_function,
-        "near": masking_utils.sliding_window_bidirectional_mask_function(span),
+        "near": masking_utils.sliding_window_bidirectional_mask_function(2),
         "packed": masking_utils.and_masks(causal, masking_utils.packed_sequence_mask_function(there.cumsum(1) // 3)),
         "or": masking_utils.or_masks(causal, masking_utils.blockwise_overlay(there.long() * 2 - 1)),
     }[kind]
 
 
-@pytest.mark.parametrize("seed", range(150))
-def test_every_mask_that_transformers_makes_is_computed(seed):
-    generator = random.Random(seed)
-    torch.manual_seed(seed)
-    total = generator.randint(1, 14)
-    queries = generator.choice([1, total, total, generator.randint(1, total)])
-    kv_offset = generator.choice([0, 0, generator.randint(0, total - queries)])
-    keys = total - kv_offset + generator.choice([0, 0, 0, 3])  # slots of a static cache after the last token
-    there = torch.ones(3, total + 3, dtype=torch.bool)
-    there[:, total:] = False
-    for row, (first, end) in enumerate(
-        generator.choice([[], [(0, 3), (0, 1)], [(total - 2, total)], [(2, 4), (0, 2)]])
-    ):
-        there[row, max(first, 0) : min(end, total - 1)] = False
-    known = None
-    if keys + kv_offset > total or seed % 3:
-        known = generator.choice([there, there[:, :total]])
-    else:
-        there[:, :total] = True
+@pytest.mark.parametrize("step", [*STEPS, *STATIC])
+@pytest.mark.parametrize("padding", PADDINGS)
+@pytest.mark.parametrize("kind", ["causal", "window", "chunk", "all", "near", "packed", "or"])
+def test_every_mask_that_transformers_makes_is_computed(kind, padding, step):
+    torch.manual_seed(0)
+    queries, kv_offset, free = {**STEPS, **STATIC}[step]
+    keys = TOTAL - kv_offset + free
+    there = torch.ones(3, TOTAL + free, dtype=torch.bool)
+    there[:, TOTAL:] = False
+    for row, first, end in PADDINGS[padding]:
+        there[row, first:end] = False
     given: dict[str, Any] = {
-        "batch_size": 3, "q_length": queries, "kv_length": keys, "q_offset": total - queries, "kv_offset": kv_offset,
-        "mask_function": functions(generator, there), "attention_mask": known,
+        "batch_size": 3, "q_length": queries, "kv_length": keys, "q_offset": TOTAL - queries, "kv_offset": kv_offset,
+        "mask_function": function_of(kind, there),
+        "attention_mask": None if padding == "none" and not free else there[:, :TOTAL],
     }  # fmt: skip
     mask = masks.mask(**given, allow_is_bidirectional_skip=True)
     whole = masking_utils.sdpa_mask(**given, allow_is_causal_skip=False)
     query, key, value = torch.randn(3, 4, queries, 16), torch.randn(3, 2, keys, 16), torch.randn(3, 2, keys, 16)
     found, expected = attend(query, key, value, mask), exact(query, key, value, whole)
-    rows = there[:, total - queries : total] & whole[:, 0].any(-1)
+    rows = there[:, TOTAL - queries : TOTAL] & whole[:, 0].any(-1)
     torch.testing.assert_close(found[rows], expected[rows], **NEAR)
     if isinstance(mask, masks.Mask):  # other code gets the tensor
         added = masking_utils.eager_mask(**given)

@@ -292,6 +292,24 @@ def test_configurations_of_other_layers_are_refused_when_it_is_made():
             kvhf.PagedCache(config, 2, 16)
 
 
+# --- compiled ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("padded", [False, True])
+def test_a_compiled_model_appends_and_attends_to_pages(llama, padded):
+    ids, mask = tokens(2, 8), torch.ones(2, 8, dtype=torch.int64)
+    mask[0, :3] = 0
+    expected, cache = whole(llama, ids, mask if padded else None), paged(llama)
+    compiled = torch.compile(llama, backend="aot_eager", fullgraph=not padded)
+    with torch.no_grad():
+        found = [
+            compiled(ids[:, a:b], attention_mask=mask[:, :b] if padded else None, past_key_values=cache).logits
+            for a, b in ((0, 5), (5, 6), (6, 7), (7, 8))
+        ]
+    rows = mask.bool() if padded else torch.ones_like(mask).bool()
+    torch.testing.assert_close(torch.cat(found, 1)[rows], expected[rows], **NEAR)
+
+
 # --- layers that share keys ----------------------------------------------------------------------------
 
 
