@@ -6,6 +6,7 @@ Numbers a row are expressions until they are emitted: where, is decided by those
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
@@ -14,6 +15,7 @@ from mlir.dialects import arith
 
 from kvarn.dialect.ops.common import i64_attr
 from kvarn.dialect.ops.tile import TileBroadcastOp, TileRampOp
+from kvarn.dialect.ops.weights import LARGEST
 from kvarn.lowering.rewrite import defining_op
 
 from .differences import difference_of, from_base
@@ -53,7 +55,8 @@ class Row:
 
 
 def number(x: float) -> Row:
-    return Row("number", (float(x),))
+    """A number of f32: a finite one that is more than it holds counts as the largest score in powers of two."""
+    return Row("number", (min(max(float(x), -LARGEST), LARGEST) if math.isfinite(x) else float(x),))
 
 
 def of(value: ir.Value) -> Row:

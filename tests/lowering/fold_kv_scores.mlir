@@ -18,7 +18,8 @@ gpu.module @kernels {
   // CHECK:           %[[LARGE:.*]] = arith.cmpf ogt, %[[SIZE]]
   // CHECK:           %[[LESS:.*]] = arith.select %[[LARGE]], %{{.*}}, %[[M]]
   // CHECK:           %[[OF_ROW:.*]] = arith.mulf %[[BIAS]], %{{.*}} fastmath<contract>
-  // CHECK:           %[[ROW:.*]] = arith.subf %[[OF_ROW]], %[[LESS]] fastmath<contract>
+  // CHECK:           %[[HELD_ROW:.*]] = arith.select %{{.*}}, %{{.*}}, %[[OF_ROW]]
+  // CHECK:           %[[ROW:.*]] = arith.subf %[[HELD_ROW]], %[[LESS]] fastmath<contract>
   // CHECK:           %[[ROWS:.*]] = "kv.tile_broadcast"(%[[ROW]]) {dimension = 0 : i64}
   // CHECK:           %[[UNIT:.*]] = arith.mulf %[[SCALE]], %{{.*}} : f32
   // CHECK:           %[[UNITS:.*]] = tensor.splat %[[UNIT]]
@@ -188,7 +189,8 @@ gpu.module @kernels {
   // CHECK:           %[[LESS:.*]] = arith.select
   // CHECK:           %[[CHOSEN:.*]]:3 = scf.if %{{.*}} -> (tensor<64x64xf32, "wgmma">, f32, tensor<64xf32, "rows(wgmma)">)
   // CHECK:             %[[OF_ROW:.*]] = arith.mulf %[[BIAS]],
-  // CHECK:             %[[ROW:.*]] = arith.subf %[[OF_ROW]], %[[LESS]]
+  // CHECK:             %[[HELD:.*]] = arith.select %{{.*}}, %{{.*}}, %[[OF_ROW]]
+  // CHECK:             %[[ROW:.*]] = arith.subf %[[HELD]], %[[LESS]]
   // CHECK:             scf.yield %[[S]], %{{.*}}, %[[ROW]]
   // CHECK:           } else {
   // CHECK:             %[[B:.*]] = "kv.tile_windows"

@@ -30,7 +30,7 @@ import math
 from dataclasses import dataclass
 
 from mlir import ir
-from mlir.dialects import arith, scf
+from mlir.dialects import arith, math as mlir_math, scf
 
 from kvarn.dialect.ops.tile import TileMaskOp
 from kvarn.dialect.ops.weights import LARGEST
@@ -260,6 +260,23 @@ def split_logarithm(op: ir.Operation, rows: ir.Type) -> None:
         op.erase()
 
 
+def in_powers(constant: Row, unit: Row, emitter: Emitter) -> Row:
+    """What is added to the scores of a row, times the unit: of a finite number finite, at the insertion point."""
+    made = constant * unit
+    if constant.op != "of" or unit == ONE:
+        return made
+    product, number_of_row = emitter.row(made), constant.of[0]
+    if rank(product) and not rank(number_of_row):
+        number_of_row = emitter.vector(number_of_row)
+
+    def alike(x: float) -> ir.Value:
+        return filled(product.type, x) if rank(product) else arith.constant(product.type, x)
+
+    finite = arith.cmpf(arith.CmpFPredicate.OLT, mlir_math.absf(number_of_row), alike(math.inf))
+    held = arith.minnumf(arith.maxnumf(product, alike(-LARGEST)), alike(LARGEST))
+    return Row("of", (arith.select(finite, held, product),))
+
+
 # --- the pass ---------------------------------------------------------------------------------------
 
 
@@ -271,10 +288,11 @@ def compute_powers(w: Weights, less: ir.Value | None = None) -> ir.Value:
     inside += [end for op in choosers if op.name == "scf.if" for end in _ends(op)]
     old = {x: list(x.uses) for x in choices(w.score)}
     for value, uses in old.items():
-        maker, form = defining_op(value), form_of(value).scaled(w.unit)
+        maker, form = defining_op(value), form_of(value)
         offset = NOTHING if less is None else of(less) * MINUS
         with ir.InsertionPoint.after(maker), w.power.location:
-            made = emitter.tile(Form(form.terms, form.constant + offset))
+            constant = in_powers(form.constant, w.unit, emitter)
+            made = emitter.tile(Form(form.scaled(w.unit).terms, constant + offset))
         for use in uses:
             owner = use.owner.operation
             if owner in inside and (owner.name == "scf.yield" or use.operand_number == 0):
@@ -432,8 +450,10 @@ class Chosen:
         return self._found[value]
 
     def _leaf(self, value: ir.Value) -> Late:
-        form = form_of(value).scaled(self.w.unit)
-        constant = form.constant + of(self.less) * MINUS
+        form = form_of(value)
+        with ir.InsertionPoint.after(defining_op(value)), self.w.power.location:
+            constant = in_powers(form.constant, self.w.unit, self.emitter) + of(self.less) * MINUS
+        form = form.scaled(self.w.unit)
         if _is_product_of_rows(form):
             ((tile, factor),) = form.terms
             return Late(tile, factor, constant)

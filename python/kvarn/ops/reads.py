@@ -429,6 +429,8 @@ def _cap(softcap: float | None, title: str) -> float:
     cap = checks.number(softcap, "softcap", title)
     if cap <= 0:
         raise ValueError(f"{title}: softcap must be positive, got {cap}; leave it out for none")
+    if cap > 3.4028234663852886e38:
+        raise ValueError(f"{title}: softcap must be a number of f32, got {cap}; leave it out for none")
     return cap
 
 
