@@ -43,7 +43,8 @@ def _pattern(text: str) -> str:
     try:
         re.compile(text)
     except re.error as error:
-        raise argparse.ArgumentTypeError(f"must be a regular expression, got {text!r}: {error}") from None
+        problem = f"a filter of remarks must be a regular expression: {error}, got {text!r}"
+        raise argparse.ArgumentTypeError(problem) from None
     return text
 
 
