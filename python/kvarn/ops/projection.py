@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Mapping
 from types import SimpleNamespace
 from typing import Any
@@ -151,7 +150,7 @@ _STATIC = {
 }  # fmt: skip
 _WRITTEN = ("query_out", "index_query_out")
 _SINGLE = ("bias", "x_scale", "weight_scale", "weight_min", "tensor_scale")
-_OPTIONAL = operator.itemgetter(*_SINGLE, "freqs_cis", "q_gamma", "k_gamma", "index_collection", "index_query_out")
+_OPTIONAL = (*_SINGLE, "freqs_cis", "q_gamma", "k_gamma", "index_collection", "index_query_out")
 _RAGGED = Operation("kv.project_append", _STATIC, _check, _WRITTEN, single=_SINGLE)
 _PADDED = Operation("kv.project_append_padded", _STATIC, _check, _WRITTEN, single=_SINGLE)
 
@@ -300,7 +299,7 @@ def _run(operation: Operation, given: dict[str, Any], table: Any) -> Any:
         ("interleaved", bool(given["interleaved"])),
         ("eps", eps),
     )
-    operands = (collection, layer, x, weight, table, query_out, *_OPTIONAL(given))
+    operands = (collection, layer, x, weight, table, query_out, *(given[name] for name in _OPTIONAL))
     operation(operands, attributes, _scheduled(collection, x, given["schedule"], title), given["stream"])
     return query_out
 
