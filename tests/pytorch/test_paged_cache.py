@@ -255,6 +255,13 @@ def test_sequences_are_neither_copied_nor_moved(llama, name):
         getattr(paged(llama), name)(2)
 
 
+def test_keys_and_values_are_no_tensors_of_a_layer(llama):
+    cache = paged(llama)
+    for look in (lambda: cache.layers[0].keys, lambda: cache.layers[0].values, lambda: list(cache)):
+        with pytest.raises(NotImplementedError, match="lie in pages"):
+            look()
+
+
 # --- what a cache is made of -------------------------------------------------------------------------
 
 

@@ -18,6 +18,7 @@ from .given import Rows, check_tensor, read
 from .masks import Mask, one_run
 
 _OWN = "use the model's own cache (leave past_key_values out)"
+_NO_TENSORS = f"PagedCache: keys and values lie in pages, and are no tensors of a layer: {_OWN}"
 _FLOATS = (torch.float32, torch.float16, torch.bfloat16)
 _SHARES = "DummyLayer"  # a layer of transformers' caches that reads the keys of another, or has none
 _NARROW = (torch.float8_e4m3fn, torch.float8_e5m2)
@@ -32,6 +33,17 @@ class PagedLayer(CacheLayerMixin):
     def __init__(self, cache: PagedCache, number: int) -> None:
         super().__init__()
         self._cache, self._number = cache, number
+
+    @property
+    def keys(self) -> Any:
+        """Refused: keys and values are no tensors of a layer."""
+        raise NotImplementedError(_NO_TENSORS)
+
+    @keys.setter
+    def keys(self, given: Any) -> None:
+        """Nothing: transformers begins a layer with None."""
+
+    values = keys
 
     def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
         self.is_initialized = True
@@ -341,6 +353,9 @@ class PagedCache(Cache):
         self.lengths -= gone.sum(1, dtype=torch.int32)
         gone.fill_(True)
         self._seen = first
+
+    def __iter__(self) -> Any:
+        raise NotImplementedError(_NO_TENSORS)
 
     def reorder_cache(self, beam_idx: torch.Tensor) -> None:
         raise NotImplementedError("PagedCache: beams are not supported: they would share pages that are written")
