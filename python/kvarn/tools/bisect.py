@@ -170,7 +170,7 @@ def reduced(
             return False
         try:
             problem = checker.of(text, replace(inputs, lenient=True), fault.stage).problem(found.text, fault.left)
-        except (ValueError, RuntimeError):  # it cannot be run as it is
+        except Exception:  # it cannot be run as it is: what says how a program is launched may have gone
             return False
         return bool(problem) and _kind(problem) == _kind(fault.problem)
 
