@@ -10,6 +10,7 @@ process of its own.
 from __future__ import annotations
 
 import argparse
+import inspect
 import json
 import os
 import re
@@ -213,8 +214,10 @@ def _one(model: Any, cache: str, way: tuple[str, int]) -> tuple[str, str]:
     expected = _expected(model, "own" if cache == "paged" else cache, way)
     if isinstance(expected, str):
         return NOT_THERE, expected
-    if not expected.isfinite().all():
-        return NOT_THERE, "logits are not finite"
+    if not expected.isfinite().all() or not expected.any():
+        return NOT_THERE, "logits are not finite, or all 0"
+    if cache == "paged" and "past_key_values" not in inspect.signature(model.forward).parameters:
+        return NOT_THERE, "the model takes no past_key_values"
     model.set_attn_implementation(kvhf.NAME)
     CALLS.clear()
     try:

@@ -135,7 +135,8 @@ class PagedCache(Cache):
         device: Any = None,
     ) -> None:
         config = config.get_text_config(decoder=True)
-        kinds = _layers_of(config)
+        own = _layers_of(config)
+        kinds, self._windows = [type(layer) for layer in own], [getattr(x, "sliding_window", None) for x in own]
         heads, size = _heads_of(config)
         super().__init__(layers=[k() if k.__name__ == _SHARES else PagedLayer(self, i) for i, k in enumerate(kinds)])
         batch_size = _positive(batch_size, "batch_size")
@@ -226,6 +227,12 @@ class PagedCache(Cache):
             raise NotImplementedError(
                 f"PagedCache: a layer that shares keys must have the queries of the whole step, {rows.tokens} a "
                 f"sequence, got {tokens}: {_OWN}"
+            )
+        window, says = self._windows[layer], isinstance(mask, Mask) and bool(mask.window or mask.chunk)
+        if window and self._seen >= window and not says and not isinstance(mask, torch.Tensor):
+            raise NotImplementedError(
+                f"PagedCache: the model's mask must say that layer {layer} has a window: its own cache forgets all but "
+                f"{window - 1} tokens, and this one forgets none: {_OWN}"
             )
         if rows.empty:
             out = query.new_zeros((rows.batch, tokens, query.shape[1], query.shape[3]))
@@ -406,9 +413,10 @@ def _heads_of_layer(config: Any) -> tuple[Any, Any]:
     return heads, size
 
 
-def _layers_of(config: Any) -> list[type]:
-    """The classes of the layers of the model's own cache."""
-    kinds = [type(layer) for layer in DynamicCache(config=config).layers]
+def _layers_of(config: Any) -> list[Any]:
+    """The layers of the model's own cache."""
+    layers = DynamicCache(config=config).layers
+    kinds = [type(layer) for layer in layers]
     for number, kind in enumerate(kinds):
         if kind.__name__ not in ("DynamicLayer", "DynamicSlidingWindowLayer", _SHARES):
             raise ValueError(
@@ -417,7 +425,7 @@ def _layers_of(config: Any) -> list[type]:
             )
     if not kinds:
         raise ValueError(f"PagedCache: the model must have layers of attention, got {type(config).__name__}: {_OWN}")
-    return kinds
+    return list(layers)
 
 
 __all__ = ["PagedCache", "PagedLayer"]
