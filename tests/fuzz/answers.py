@@ -147,7 +147,10 @@ def _ask(made: Program, rng: random.Random, seed: int, extreme: bool) -> None:
 
 
 def tolerances(made: Program) -> tuple[float, float]:
-    """Of an output and a log-sum-exp: those of values and keys of a normal distribution, by how large these are."""
+    """Of an output and a log-sum-exp: those of values and keys of a normal distribution, by how large these are.
+
+    Scaled keys are large too, and rounded to 16 bits: their scores are, and weights differ by as much again.
+    """
     from reference.edges import LAYER
     from reference.model import read
 
@@ -157,7 +160,8 @@ def tolerances(made: Program) -> tuple[float, float]:
         found = [np.abs(read(cache, b, np.arange(n))).max() for b, n in enumerate(totals) if n]
         largest.append(max([4.0, *found]) / 4)
     out, lse = made.kernel.tolerances
-    return out * largest[-1], lse * largest[0]
+    scaled = 1 + (made.problem.collection.scales is not None)
+    return scaled * out * largest[-1], scaled * lse * largest[0]
 
 
 def outcome(seed: int, where: str, extreme: bool) -> str:
