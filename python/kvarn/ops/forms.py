@@ -38,7 +38,7 @@ def of_padded_batches(
         renamed = {n: "valid_lengths" if n == "row_offsets" else n for n in parameters_of(ragged) if n not in without}
         first, rest = list(renamed.values())[: code.co_argcount], list(renamed.values())[code.co_argcount :]
         scope: dict[str, Any] = {"run": run}
-        given = "locals()"
+        given = "{" + ", ".join(f"'{n}': {n}" for n in renamed.values()) + "}"
         if apart is not None:
             others = (renamed.get(n, "None") for n in parameters_of(ragged) if n not in apart)
             given = f"({', '.join(others)}), {', '.join(apart)}"

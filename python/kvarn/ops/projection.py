@@ -229,7 +229,30 @@ def project_append(
     array-like [T, Hq, Dq] or None
         ``query_out``. Rows before the first offset and from the last on are not written.
     """
-    return _run(_RAGGED, locals(), row_offsets)
+    given = {
+        "collection": collection,
+        "layer": layer,
+        "x": x,
+        "weight": weight,
+        "bias": bias,
+        "x_scale": x_scale,
+        "weight_scale": weight_scale,
+        "weight_min": weight_min,
+        "tensor_scale": tensor_scale,
+        "weight_format": weight_format,
+        "freqs_cis": freqs_cis,
+        "interleaved": interleaved,
+        "q_gamma": q_gamma,
+        "k_gamma": k_gamma,
+        "eps": eps,
+        "query_out": query_out,
+        "query_size": query_size,
+        "index_collection": index_collection,
+        "index_query_out": index_query_out,
+        "schedule": schedule,
+        "stream": stream,
+    }
+    return _run(_RAGGED, given, row_offsets)
 
 
 @of_padded_batches(project_append)

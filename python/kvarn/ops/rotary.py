@@ -87,7 +87,19 @@ def rope(
     array-like [T, Hq, Dq]
         ``query_out``. Rows before the first offset and from the last on are not written.
     """
-    return _rope(_ROPE, locals(), row_offsets, rank=1)
+    given = {
+        "collection": collection,
+        "layer": layer,
+        "query": query,
+        "freqs_cis": freqs_cis,
+        "interleaved": interleaved,
+        "position_ids": position_ids,
+        "mrope_section": mrope_section,
+        "query_out": query_out,
+        "schedule": schedule,
+        "stream": stream,
+    }
+    return _rope(_ROPE, given, row_offsets, rank=1)
 
 
 _ROPE_PADDED = Operation("kv.rope_padded", {"query": 2, "freqs": 1, "query_out": 2}, _check_rope, in_place=_IN_PLACE)
