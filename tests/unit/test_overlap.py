@@ -57,6 +57,21 @@ def test_every_pair_of_a_written_and_a_read_buffer_is_apart_but_for_the_document
                     apart(values)
 
 
+def test_memory_is_shared_as_numpy_finds_it():
+    rng, memory = np.random.default_rng(0), np.zeros(1 << 12, np.uint8)
+    strides = [0, 1, 2, 3, 4, 8, 12, 16, 24, 32, 40, -4, -8, -24]
+    found = []
+    for _ in range(4000):
+        rank, distance = rng.integers(1, 4), int(rng.integers(-200, 201))
+        extents = [overlap.Extent(tuple(rng.integers(1, 6, rank).tolist()), tuple(rng.choice(strides, rank).tolist()))
+                   for _ in range(2)]  # fmt: skip
+        arrays = [np.lib.stride_tricks.as_strided(memory[(1 << 11) + at :], e.shape, e.strides)
+                  for e, at in zip(extents, (0, distance), strict=True)]  # fmt: skip
+        found.append(overlap.share(*extents, distance))
+        assert found[-1] == np.shares_memory(*arrays), (extents, distance)
+    assert 0 < sum(found) < len(found)
+
+
 def test_rows_between_those_of_another_buffer_are_apart():
     memory = np.zeros((8, 2, 16), np.float32)
     even, odd = (buffers.view(memory[:, i]) for i in range(2))

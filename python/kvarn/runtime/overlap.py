@@ -6,15 +6,11 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-import numpy as np
-
-from kvarn.dialect import dtypes
 from kvarn.dialect.layout import HANDLE_FIELDS, CacheSpec, joined
 
-from .buffers import BufferView, strided_array
+from .buffers import BufferView
 
-_BYTE = dtypes.by_name("u8")
-_FAR = 1 << 48  # some address that any distance may be added to: NumPy compares addresses
+_MOST = 100_000  # distances that are looked at together
 
 
 class Extent(NamedTuple):
@@ -54,8 +50,34 @@ def share(a: Extent, b: Extent, distance: int) -> bool:
     (a_first, a_end), (b_first, b_end) = a.ends, b.ends
     if distance + b_first >= a_end or a_first >= distance + b_end:
         return False
-    first, other = (strided_array(x, *e, _BYTE, True, None) for e, x in ((a, _FAR), (b, _FAR + distance)))
-    return bool(np.shares_memory(first, other))
+    # Numbers of steps x with sum(x * stride) = distance: of a forwards, and of b from its last byte on backwards.
+    steps: dict[int, int] = {}
+    for extent, sign in ((a, 1), (b, -1)):
+        for n, stride in zip(extent.shape, extent.strides, strict=True):
+            if stride * sign < 0:
+                distance -= stride * sign * (n - 1)
+            if stride and n > 1:
+                steps[abs(stride)] = steps.get(abs(stride), 0) + n - 1
+    return _reaches(sorted(steps.items(), reverse=True), distance)
+
+
+def _reaches(steps: Sequence[tuple[int, int]], distance: int) -> bool:
+    """Whether a distance is a sum of strides, each taken at most so many times; the largest stride is first.
+
+    Strides of arrays are longer than what lies within one, or nearly: few numbers of steps leave what the others reach.
+    Strides of which that is not so count as reaching it, where more than ``_MOST`` distances would have to be tried.
+    """
+    left = {distance}
+    for i, (stride, most) in enumerate(steps):
+        within = sum(s * n for s, n in steps[i + 1 :])
+        left = {
+            d - n * stride
+            for d in left
+            for n in range(max(0, -((within - d) // stride)), min(most, d // stride) + 1)
+        }  # fmt: skip
+        if len(left) > _MOST:
+            return True
+    return 0 in left
 
 
 def overlaps_itself(view: BufferView) -> bool:
