@@ -223,7 +223,8 @@ def written(tmp_path, monkeypatch):
     """The folder of a kernel and of passes: one that is wrong, and some that end in other ways."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "kernel.py").write_text(KERNEL)
-    (tmp_path / "next_head.py").write_text(BROKEN)
+    for name in ("next_head", "head_behind"):  # a test's own: a process keeps the passes that it has loaded
+        (tmp_path / f"{name}.py").write_text(BROKEN)
     for name, text in ENDS.items():
         (tmp_path / f"{name}.py").write_text(f"import os, signal, sys\n\ndef run(module, options):\n    {text}\n")
     return tmp_path
@@ -243,16 +244,16 @@ def test_a_pass_that_ends_its_process_is_named(written, capsys, name, told):
 
 
 def test_what_is_saved_says_what_it_is_run_on_and_can_be_made_smaller(written, capsys):
-    loaded = ["--load-pass", "next_head.py", *COMMAND, "hoist-kv-lookups=next-head"]
+    loaded = ["--load-pass", "head_behind.py", *COMMAND, "hoist-kv-lookups=head-behind"]
     saved = ["--save", "made/found", "--reduce", "made/small.mlir"]  # in a folder that is not there yet
     assert main(["bisect", "kernel.py:double", *loaded, *saved]) == 1
     assert "error" not in capsys.readouterr().err
     before, small = (written / "made" / name for name in ("found.before.mlir", "small.mlir"))
     assert len(small.read_text()) < len(before.read_text())
     for file in (before, small):
-        wrong = ["--load-pass=next_head.py", "--next-head", "--check-semantics-each"]
+        wrong = ["--load-pass=head_behind.py", "--head-behind", "--check-semantics-each"]
         assert kv_opt.main([str(file), *wrong]) == 1
-        assert "pass 'next-head' changed the answer" in capsys.readouterr().err
+        assert "pass 'head-behind' changed the answer" in capsys.readouterr().err
         assert kv_opt.main([str(file), "--hoist-kv-lookups", "--check-semantics-each"]) == 0
         capsys.readouterr()
 

@@ -183,6 +183,7 @@ ENVIRONMENT = [
     Row("reproducer", of_variable("reproducer", "", "failed.mlir"), NONE),
     Row("extensions", of_variable("extensions", True, False), NONE),  # read once; what they declare counts
     Row("host_opt", of_variable("host_opt", 0, 3), NONE),
+    Row("emulator_steps", of_variable("emulator_steps", 1000, 2000), NONE),
     Row("debug", of_variable("debug", False, True), NONE),
     Row("ptxas", of_variable("ptxas", "", "/bin/ptxas"), NONE),
     Row("allow_serialized", of_variable("allow_serialized", False, True), NONE),

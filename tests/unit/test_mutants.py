@@ -34,10 +34,10 @@ def test_every_fault_fits_its_symbol():
     assert wrong == []
 
 
-def test_every_area_has_four_to_six_faults_of_at_least_40():
+def test_every_area_has_at_least_four_faults_of_at_least_40():
     counts = Counter(fault.name.partition("/")[0] for fault in FAULTS)
     assert counts.keys() == set(AREAS)
-    assert all(4 <= count <= 6 for count in counts.values()), counts
+    assert all(count >= 4 for count in counts.values()), counts
     assert counts.total() >= 40
 
 

@@ -128,9 +128,6 @@ class HybridKVCacheManager(NoShallowCopies):
         groups = list(groups)
         if not groups:
             raise ValueError("groups must have a group of layers, got none")
-        for group in groups:
-            if not isinstance(group, LayerGroup):
-                raise TypeError(f"groups must be LayerGroups, got a {type(group).__name__}")
         self.prefix_caching = prefix_caching
         self.places: dict[int, tuple[int, int]] = {}
         for g, group in enumerate(groups):
