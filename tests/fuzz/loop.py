@@ -41,7 +41,8 @@ class Worker:
             [sys.executable, "-m", *f"fuzz.{name}".split()], cwd=TESTS, env=environment, stdin=subprocess.PIPE,
             stdout=subprocess.PIPE, stderr=self.log,
         )  # fmt: skip
-        self._answer(SECONDS)
+        if (said := self._answer(SECONDS)) != "ready":
+            raise RuntimeError(f"python -m fuzz.{name} does not start: {said}")
 
     def ask(self, seed: int, text: str = "") -> str:
         """The outcome of a seed, or of a text in its place; ``died ...`` or ``hangs`` when the process is gone."""

@@ -74,7 +74,7 @@ def test_what_is_no_dtype_salt_or_params_is_refused(given, message):
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: kv.HybridKVCacheManager(["x"]), "groups must be LayerGroups, got a str"),
+        (lambda: kv.HybridKVCacheManager(["x"]), "groups must be kv.LayerGroup objects, got a str as group 0"),
         (lambda: kv.HybridKVCacheManager([]), "groups must have a group of layers, got none"),
         (lambda: kv.LayerGroup(3), "layers must be a sequence of int, got 3"),
         (lambda: kv.LayerGroup("01"), "layers must be a sequence of int, got '01'"),

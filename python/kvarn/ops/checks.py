@@ -66,8 +66,10 @@ def count(value: Any, name: str, title: str, least: int = 0) -> int:
 
 def shape_of(array: Any, name: str, rank: int | None = None) -> tuple[int, ...]:
     """The shape of an array of the caller's, before the operation looks at it. ``name`` begins the message."""
-    shape = getattr(array, "shape", None)
-    shape = tuple(buffers.view(array, name=name).shape if shape is None else shape)
+    try:
+        shape = tuple(array.shape)
+    except Exception:  # no array, or one of a library that has no shape of numbers: a nested tensor
+        shape = buffers.view(array, name=name).shape
     if rank is not None and len(shape) != rank:
         raise ValueError(f"{name} must have {rank} dimension{'s' * (rank > 1)}, got shape {list(shape)}")
     return shape
@@ -286,7 +288,11 @@ def empty_like(array: Any, name: str, title: str) -> Any:
     """A new contiguous array of the same shape and dtype, on the same device, of the caller's library."""
     if is_torch(array.__class__):
         torch: Any = sys.modules["torch"]
-        return torch.empty_like(array, memory_format=torch.contiguous_format)  # new_empty takes twice as long
+        try:
+            return torch.empty_like(array, memory_format=torch.contiguous_format)  # new_empty takes twice as long
+        except RuntimeError:  # sparse, nested or of another library: said by name
+            buffers.view(array, name=f"{title}: what {name} is to be like")
+            raise
     return empty(array, shape_of(array, f"{title}: what {name} is to be like"), None, name, title)
 
 

@@ -178,7 +178,8 @@ def mla_attention(
         if elements & (elements - 1):
             raise ValueError(f"{title}: inline_scales must be a power of two, got {elements}")
         attributes = (*attributes, ("inline_scales", elements))
-    scale = query.shape[-1] ** -0.5 if scale is None else checks.number(scale, "scale", title)
+    size = checks.shape_of(query, f"{title}: query", 3)[-1]
+    scale = size**-0.5 if scale is None else checks.number(scale, "scale", title)
     if out is None:
         out = checks.empty_result(query, "out", title, value_size)
     if return_lse and lse is None:
@@ -338,9 +339,10 @@ def mla_prefill_chunk(
     layer = layer_of(collection, layer, title)
     if accumulate and (out is None or lse is None):
         raise ValueError(f"{title}: out and lse must be given with accumulate: they hold the attention so far")
-    scale = query.shape[-1] ** -0.5 if scale is None else checks.number(scale, "scale", title)
+    tokens, heads, size = checks.shape_of(query, f"{title}: query", 3)
+    scale = size**-0.5 if scale is None else checks.number(scale, "scale", title)
     if out is None:
-        shape = (*query.shape[:2], checks.shape_of(value, f"{title}: value", 3)[2])
+        shape = (tokens, heads, checks.shape_of(value, f"{title}: value", 3)[2])
         out = checks.empty(query, shape, None, "out", title)
     if lse is None:
         lse = checks.empty_lse(query, title)

@@ -91,7 +91,11 @@ class SharedPrefixes(NoShallowCopies):
     """
 
     def __init__(self, sequences: Any, lengths: Any) -> None:
-        ends, groups = (list(getattr(x, "shape", ())) for x in (sequences, lengths))
+        try:
+            ends, groups = (list(x.shape) for x in (sequences, lengths))
+        except Exception:  # no arrays, or those of a library that have no shape of numbers
+            of = " and ".join(type(x).__name__ for x in (sequences, lengths))
+            raise TypeError(f"sequences and lengths must be arrays of shapes [G + 1] and [G], got {of}") from None
         if len(groups) != 1 or ends != [groups[0] + 1]:
             raise ValueError(f"sequences and lengths must be [G + 1] and [G], got shapes {ends} and {groups}")
         self.sequences, self.lengths = sequences, lengths
