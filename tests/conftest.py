@@ -49,6 +49,9 @@ def _sample(config, items):
     seen, left = set(), []
     cases = collections.Counter(item.nodeid.partition("[")[0] for item in items)
     for item in items:
+        if item.get_closest_marker("thorough") is not None:
+            left.append(item)
+            continue
         if item.get_closest_marker("whole") is not None:
             continue
         marker = item.get_closest_marker("sampled")

@@ -2,6 +2,7 @@
 """The rules of the tree: who may import whom, which files belong together, what every file carries."""
 
 import ast
+import functools
 import importlib
 import inspect
 import re
@@ -21,6 +22,13 @@ SOURCES = {
 FOLDERS = ("dialect", "lowering", "python", "tests", "bench", "examples")
 SPDX = "SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception"
 MOST_LINES, MOST_PARAMETERS = 1000, 10
+
+
+@functools.cache
+def _tree(path: Path) -> ast.Module:
+    """The syntax tree of a file, which many rules look at."""
+    return ast.parse(path.read_text())
+
 
 MLIR = {"mlir"}
 NUMERIC = {"numpy", "ml_dtypes"}
@@ -172,13 +180,13 @@ def _imports(name: str, path: Path) -> list[tuple[str, bool, int]]:
                     found.append((full if full in MODULES or stem == "kvarn" else stem, lazy, child.lineno))
             visit(child, lazy or isinstance(child, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)))
 
-    visit(ast.parse(path.read_text()), False)
+    visit(_tree(path), False)
     return found
 
 
 def _named(path: Path) -> list[str]:
     """Modules of the package that a file imports by a name: import_module("kvarn...")."""
-    calls = (node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Call) and node.args)
+    calls = (node for node in ast.walk(_tree(path)) if isinstance(node, ast.Call) and node.args)
     named = (ast.literal_eval(c.args[0]) for c in calls if isinstance(c.args[0], ast.Constant)
              and ast.unparse(c.func).endswith("import_module"))  # fmt: skip
     return [name for name in named if isinstance(name, str) and name.partition(".")[0] == "kvarn"]
@@ -191,6 +199,7 @@ GRAPH_FILES = MODULES | {
 }
 
 
+@functools.cache
 def _graph() -> dict[str, set[str]]:
     """Each module's imports of others, those inside functions and by name included; not those for type checkers."""
     graph = {}
@@ -282,7 +291,7 @@ def _passes() -> list[Path]:
         return isinstance(node, ast.FunctionDef) and any("kv_pass" in ast.unparse(d) for d in node.decorator_list)
 
     files = (path for path in PYTHON if path.is_relative_to(ROOT / "lowering"))
-    return [path for path in files if any(is_pass(node) for node in ast.parse(path.read_text()).body)]
+    return [path for path in files if any(is_pass(node) for node in _tree(path).body)]
 
 
 PASSES = _passes()
@@ -298,7 +307,7 @@ def test_the_folders_of_passes_hold_passes_and_nothing_else():
     assert files == PASSES
     assert len({path.stem for path in files}) == len(files)
     empty = [path for path in PYTHON if path.is_relative_to(folder) and path.name == "__init__.py"]
-    assert all(len(ast.parse(path.read_text()).body) == 1 for path in empty), "a folder of passes has code"
+    assert all(len(_tree(path).body) == 1 for path in empty), "a folder of passes has code"
 
 
 def test_no_schedule_or_kernel_imports_a_pass():
@@ -385,7 +394,7 @@ def test_a_pass_is_in_a_pipeline_and_in_the_registry(stem):
 
 @pytest.mark.parametrize("path", PASSES, ids=lambda path: path.stem)
 def test_a_pass_shows_its_before_and_after(path):
-    doc = ast.get_docstring(ast.parse(path.read_text())) or ""
+    doc = ast.get_docstring(_tree(path)) or ""
     if path.stem.startswith(("verify_", "check_")):
         assert doc
         return
@@ -447,7 +456,7 @@ def _functions(path: Path) -> list[tuple[str, ast.FunctionDef]]:
             else:
                 visit(child, names)
 
-    visit(ast.parse(path.read_text()), ())
+    visit(_tree(path), ())
     return found
 
 
@@ -480,7 +489,7 @@ def test_lowering_names_its_parameters():
 
 
 def test_a_python_file_says_what_it_is():
-    wrong = [_name(path) for path in PYTHON if not ast.get_docstring(ast.parse(path.read_text()))]
+    wrong = [_name(path) for path in PYTHON if not ast.get_docstring(_tree(path))]
     assert not wrong, "the module docstring is missing:\n" + "\n".join(wrong)
 
 
@@ -488,7 +497,7 @@ def test_a_python_file_imports_no_stars():
     package = ROOT / "python" / "kvarn"
     sums = (ROOT / "dialect" / "kv.py", package / "__init__.py", package / "dsl" / "__init__.py")  # of modules' names
     files = (path for path in PYTHON if path not in sums)
-    wrong = [_name(path) for path in files if any(map(_is_star, ast.walk(ast.parse(path.read_text()))))]
+    wrong = [_name(path) for path in files if any(map(_is_star, ast.walk(_tree(path))))]
     assert not wrong, "import * in:\n" + "\n".join(wrong)
 
 

@@ -287,6 +287,7 @@ def test_a_kernel_has_as_many_sequences_as_it_is_launched_for():
     assert {len(lengths) for lengths, _ in found} == {2}
 
 
+@pytest.mark.thorough
 def test_a_mask_that_is_16_keys_too_wide_is_found_by_itself(tmp_path, capsys):
     """A tile of which the first row sees all but 16 keys is taken for whole: one sequence in several shows it."""
     (tmp_path / "wide.py").write_text(WIDE)

@@ -104,6 +104,7 @@ def test_integers_of_either_sign_are_added(dtype, place):
     assert out.dtype == dtype
 
 
+@pytest.mark.thorough
 def test_programs_of_the_host_that_were_not_used_lately_are_given_up(monkeypatch):
     monkeypatch.setattr(dispatch, "HOST_PROGRAMS", 3)
     alive: weakref.WeakSet = weakref.WeakSet()
