@@ -98,13 +98,13 @@ def test_an_interrupt_ends_a_kernel_at_once(how):
 
     scaled.emulate(1, 1024, x, 2)  # compiled before the time runs
     before = signal.signal(signal.SIGALRM, interrupt)
-    signal.setitimer(signal.ITIMER_REAL, 0.3)
+    signal.setitimer(signal.ITIMER_REAL, 0.3, 0.5)  # again: what interrupts a destructor, Python drops
     try:
         with pytest.raises(KeyboardInterrupt):
             RUNS[how](x)
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)
-    assert time.monotonic() - sent[0] < 1
+    assert time.monotonic() - sent[-1] < 1
     scaled.emulate(1, 1024, x, 3)
     assert (x == 243).all()
