@@ -13,7 +13,7 @@ import pytest
 _STDERR = pytest.StashKey[int]()  # as it was before pytest captured it
 # One in so many cases of a suite of operations runs as GPU code in the interpreter, and on the host; of the cases of
 # any other test that has more than MANY, one in OF_MANY.
-INTERPRETED, HOSTED, MANY, OF_MANY = 12, 6, 8, 5
+INTERPRETED, HOSTED, MANY, OF_MANY = 8, 8, 8, 6
 FIRST = ("test_lint.py", "test_lit.py")  # files of pyright and of lit
 GPU_SECONDS = 120  # that a test on a GPU may take: a kernel that hangs takes everything after it along
 
