@@ -258,7 +258,7 @@ def compile_all(
 
 
 class CaseProblem(DecodeProblem):
-    """A case's data: NaN in all slots that belong to no sequence, the null page's and those past the last token."""
+    """A case's data: NaN in every slot of no sequence, in the null page, and behind the last token of a sequence."""
 
     last = 256  # tokens of long prompts, which see most
 

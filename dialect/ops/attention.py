@@ -100,11 +100,13 @@ def mask_is_valid(op: Any, functions: bool = False) -> bool:
     return True
 
 
-class _CacheAttention(Kv.Operation):
-    """Attention over a collection's layer, of a ragged batch or a padded one: ``extents`` says where its rows are."""
+class _Attention(Kv.Operation):
+    """What every form of attention takes, over keys and values in the place of ``keys`` and ``values``, with query rows
+    where ``extents`` says.
+    """
 
-    collection: Operand[CollectionType]
-    layer: Operand[I32]
+    keys: Operand[Any]
+    values: Operand[Any]
     query: Operand[Any]
     extents: Operand[Any]
     scale: Operand[F32]
@@ -119,6 +121,13 @@ class _CacheAttention(Kv.Operation):
     array1: Operand[Any] | None = None
     array2: Operand[Any] | None = None
     array3: Operand[Any] | None = None
+
+
+class _CacheAttention(_Attention):
+    """Attention over a collection's layer, of a ragged batch or a padded one."""
+
+    collection: Operand[CollectionType] = in_place_of("keys")
+    layer: Operand[I32] = in_place_of("values")
     pages: Operand[Any] | None = None
     page_counts: Operand[Any] | None = None
     block_mask: Operand[Any] | None = None
@@ -272,9 +281,7 @@ class BlockMaskOp(Kv.Operation, name="block_mask", traits=[TierOne, ReadsCache, 
         return fits or verify.fail(self, f"keys must divide a listed page's {spec.page_size} tokens, got {keys}")
 
 
-class OperandAttentionOp(
-    Kv.Operation, name="operand_attention", traits=[TierOne, ReadsCache, ReadsMemory, WritesMemory]
-):
+class OperandAttentionOp(_Attention, name="operand_attention", traits=[TierOne, ReadsCache, ReadsMemory, WritesMemory]):
     """kv.attention whose keys and values are attention operands: of caches, dense or ragged buffers.
 
     keys, values: operands with the same parameters, and not of scales. Over caches everything is as in
@@ -285,22 +292,7 @@ class OperandAttentionOp(
     (An operation of its own, since kv.attention names a layer of a collection, which operands have not.)
     """
 
-    keys: Operand[Any]
-    values: Operand[Any]
-    query: Operand[Any]
-    row_offsets: Operand[Any]
-    scale: Operand[F32]
-    out: Operand[Any]
-    sinks: Operand[Any] | None = None
-    lse: Operand[Any] | None = None
-    kv_offsets: Operand[Any] | None = None
-    alibi_slopes: Operand[Any] | None = None
-    prior: Operand[Any] | None = None
-    prior_lse: Operand[Any] | None = None
-    array0: Operand[Any] | None = None
-    array1: Operand[Any] | None = None
-    array2: Operand[Any] | None = None
-    array3: Operand[Any] | None = None
+    row_offsets: Operand[Any] = in_place_of("extents")
     block_mask: Operand[Any] | None = None
     mask: ir.StringAttr
     span: ir.IntegerAttr

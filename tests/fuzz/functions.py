@@ -82,16 +82,19 @@ class Grammar:
         """A literal of i32."""
         return str(self.random.choice(ENDS if self.extreme and self.random.random() < 0.6 else SMALL))
 
+    def element(self, kind: str, depth: int, at: str) -> str:
+        """An element of a new array: at a sequence (b) or head (h), else at any index."""
+        extent = {"b": self.batch, "h": self.heads}.get(at) or self.random.randint(1, LARGEST)
+        array = self._array((extent,), kind)
+        return f"{array}[{at or self.integer(depth - 1)}]"
+
     def integer(self, depth: int = 2) -> str:
         """An expression of i32."""
         draw = self.random.random()
         if depth == 0 or draw < 0.3:
             return self.random.choice(["q", "k", "k", "q", "h", "b", self.number()])
-        if draw < 0.4 and not self.is_full:
-            return f"{self._array((self.batch,), 'i')}[b]"
         if draw < 0.48 and not self.is_full:
-            array = self._array((self.random.randint(1, LARGEST),), "i")
-            return f"{array}[{self.integer(depth - 1)}]"
+            return self.element("i", depth, "b" if draw < 0.4 else "")
         if draw < 0.6:
             divisor = self.random.choice([1, 2, 3, 4, 7, 16, 24, 64, 100])
             return f"({self.integer(depth - 1)} {self.random.choice(['//', '%'])} {divisor})"
@@ -114,11 +117,8 @@ class Grammar:
         draw = self.random.random()
         if depth == 0 or draw < 0.2:
             return str(self.random.choice(FLOATS))
-        if draw < 0.4 and not self.is_full:
-            return f"{self._array((self.heads,), 'f')}[h]"
         if draw < 0.6 and not self.is_full:
-            array = self._array((self.random.randint(1, LARGEST),), "f")
-            return f"{array}[{self.integer(depth - 1)}]"
+            return self.element("f", depth, "h" if draw < 0.4 else "")
         if draw < 0.75:
             return f"(kv.f32(({self.integer(1)}) % 64) * 0.0625)"
         return f"kv.where({self.condition(0)}, {self.real(depth - 1)}, {self.real(depth - 1)})"

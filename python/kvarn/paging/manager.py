@@ -299,8 +299,8 @@ class PagedKVCacheManager(CommitsDrafts, NoShallowCopies):
         return self._carry_out(found, plan)
 
     def _check_alloc(self, request: Hashable, found: Request, max_new: int | None, num_draft: int) -> None:
-        if max_new is not None and count(max_new, "max_new") < 1:
-            raise ValueError(f"max_new must be positive, got {max_new}")
+        if max_new is not None:
+            positive(max_new, "max_new")
         count(num_draft, "num_draft")
         if found.processed >= len(found.tokens):
             raise ValueError(f"request {request!r} has no token to process; extend it first")

@@ -14,7 +14,7 @@ import numpy as np
 
 import kvarn
 from kvarn.caches import PagedKVCacheCollection
-from kvarn.caches.checks import count
+from kvarn.caches.checks import positive
 from kvarn.runtime.copying import NoShallowCopies
 
 # Bytes of keys and values that reading a prefix once must save to be worth its launches: an H200 reads a prefix again
@@ -132,11 +132,10 @@ class SharedPrefixes(NoShallowCopies):
         upload : callable, optional
             Gives the contents of a NumPy array where the pool is; default: the array itself.
         """
-        if count(page_size, "page_size") < 1:
-            raise ValueError("page_size must be positive, got 0")
+        positive(page_size, "page_size")
         for name, tokens in (("token_bytes", token_bytes), ("least", least)):
-            if tokens is not None and count(tokens, name) < 1:
-                raise ValueError(f"{name} must be positive, got {tokens}")
+            if tokens is not None:
+                positive(tokens, name)
         if least is None:
             least = 1 if token_bytes is None else -(-WORTH // token_bytes)
         sequences, lengths = groups(lookup_table, cache_lengths, page_size, least)
