@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 MOST = (1 << 31) - 1  # of an integer in a kernel
@@ -547,6 +547,26 @@ DECODE = Kind(
     rules=(_invariant_splits,),
     fits=_decode_fits,
 )
+# Of a batch of any numbers of new tokens, a kernel of kind decode computes the sequences of few, beside that of tiles.
+# Its entries have this before their names.
+PREFIX_OF_FEW = "few_"
+FEW = Entry(
+    "few",
+    "New tokens up to which a sequence is computed by a kernel of kind decode, beside that of the others; 0: none is.",
+    "over caches of 8 bits as many as are a decode, in batches whose sequences have less than a fourth of the longest "
+    "one's tokens on average; else 0, and where the kind or `max_queries` is given, with `batch_invariant`, and of one "
+    "sequence",
+    least=0,
+    most=8,
+)
+DIVIDED = replace(
+    TILED,
+    entries=(*TILED.entries, FEW),
+    decided=(
+        Entry("uneven", "Only a batch of uneven sequences is divided.", "where few is not given", bool),
+        *(replace(entry, name=PREFIX_OF_FEW + entry.name) for entry in (*DECODE.entries, MAX_BATCH)),
+    ),
+)
 LATENT = Kind(
     "latent",
     "64 query rows of latent keys a block on the tensor cores, or up to 32; by mma.sync where there is no wgmma",
@@ -628,7 +648,7 @@ _FIXED = Operation((PLAIN_HOST, FIXED), choice=False)
 
 OPERATIONS: dict[str, Operation] = {
     **dict.fromkeys(
-        ("kv.attention", "kv.attention_padded"), Operation((HOST, SIMT, TILED, DECODE), _OF_ROWS, tuned=True)
+        ("kv.attention", "kv.attention_padded"), Operation((HOST, SIMT, DIVIDED, DECODE), _OF_ROWS, tuned=True)
     ),
     "kv.operand_attention": Operation((HOST, SIMT, TILED), _OF_ROWS, tuned=True),
     "kv.mla_attention": Operation((HOST, SIMT, LATENT), _PROMISES),
