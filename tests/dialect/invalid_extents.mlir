@@ -1,8 +1,8 @@
 // RUN: kv-opt %s --split-input-file --verify-diagnostics
 
-// The index of memref.dim, which MLIR's folder trusts. One chunk a rule.
+// The index of memref.dim, which MLIR's folder trusts.
 
-// Rule: an index is not negative.
+// An index is not negative.
 func.func @rule(%b: memref<?x?xf32>) -> index {
   %i = arith.constant -1 : index
   // expected-error @below {{'memref.dim' op index must be in [0, 2), the dimensions of memref<?x?xf32>, got -1}}
@@ -12,7 +12,7 @@ func.func @rule(%b: memref<?x?xf32>) -> index {
 
 // -----
 
-// Rule: an index is that of a dimension.
+// An index is that of a dimension.
 func.func @rule(%b: memref<?xf32>) -> index {
   %i = arith.constant 1 : index
   // expected-error @below {{'memref.dim' op index must be in [0, 1), the dimensions of memref<?xf32>, got 1}}
@@ -22,7 +22,7 @@ func.func @rule(%b: memref<?xf32>) -> index {
 
 // -----
 
-// Rule: what constants are folded to is a constant.
+// What constants are folded to is a constant.
 func.func @rule(%b: memref<?x?xf32>, %c: i1) -> index {
   %0 = arith.constant 0 : i32
   %1 = arith.constant 1 : i32
