@@ -113,16 +113,6 @@ def test_sizes_that_are_given_are_those_of_every_command(command, size):
         assert "no pass changed the answer" in out
 
 
-def test_a_value_that_is_given_stands_for_a_size_that_is_not():
-    given = ["--spec", "factor=buffer(i32, (none,))", "--arg", "factor=2,3", *FOUND["sizes"]]
-    status, out, told = called("explain", *NAMED["file"], *SPECS, *given)
-    assert (status, told) == (0, "")
-    status, out, told = called("explain", *NAMED["file"], *SPECS, *given[:2], *FOUND["sizes"])
-    assert (status, out) == (1, "")
-    assert "argument 'factor' must be given: factor=SHAPE" in told
-    assert "--spec 'factor=buffer(i32, (8, 128))' has a shape" in told
-
-
 @pytest.mark.parametrize(
     ("name", "message"),
     [
