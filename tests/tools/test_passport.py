@@ -3,8 +3,6 @@
 
 import base64
 import gzip
-import html
-import html.parser
 import json
 import re
 from pathlib import Path
@@ -221,49 +219,10 @@ def test_a_report_of_another_kernel_is_refused(ran):
 # --- the page
 
 
-class _Checked(html.parser.HTMLParser):
-    """Refuses elements that are not closed in order, and collects what a page would fetch."""
-
-    _VOID = {"meta", "link", "img", "br", "hr", "input"}
-    _LOOSE = {"td", "th"}  # which the next cell or the row closes
-
-    def __init__(self):
-        super().__init__()
-        self.open, self.fetched, self.ids, self.headings = [], [], [], []
-
-    def handle_starttag(self, tag, attributes):
-        if tag in self._LOOSE and self.open[-1] in self._LOOSE:
-            self.open.pop()
-        if tag not in self._VOID:
-            self.open.append(tag)
-        for name, value in attributes:
-            if name in ("src", "srcset", "href", "action", "data") and not value.startswith("#"):
-                self.fetched.append(value)
-            if name == "id":
-                self.ids.append(value)
-
-    def handle_startendtag(self, tag, attributes):
-        pass  # of SVG
-
-    def handle_endtag(self, tag):
-        while self.open[-1] in self._LOOSE and tag != self.open[-1]:
-            self.open.pop()
-        assert self.open.pop() == tag
-
-    def handle_data(self, data):
-        if self.open and self.open[-1] == "h2":
-            self.headings.append(data)
-
-
-def test_the_page_is_whole_and_fetches_nothing(page):
-    checked = _Checked()
-    checked.feed(page)
-    checked.close()
-    assert checked.open == []
-    assert checked.fetched == []
-    assert len(set(checked.ids)) == len(checked.ids)
+def test_the_page_fetches_nothing_and_has_its_sections(page):
+    assert re.findall(r'(?:src|srcset|href|action|data)="(?!#)[^"]*"', page) == []
     assert not re.search(r"@import|url\(|https?://(?!www\.w3\.org)|\bfetch\(|XMLHttpRequest|\bimport\(", page)
-    assert checked.headings == [
+    assert re.findall(r"<h2[^>]*>([^<]*)", page) == [
         "Figures", "Code", "Passes", "Remarks", "Shared memory", "Traffic and arithmetic", "A run in the emulator",
         "Parameters",
     ]  # fmt: skip
@@ -297,25 +256,14 @@ def test_ir_in_text_is_its_own_source(kernel):
 
 def test_explain_runs_and_writes(tmp_path, capsys):
     file = tmp_path / "k.py"
-    file.write_text(
-        "import kvarn as kv\n\n@kv.kernel\ndef f(out: kv.Buffer[kv.f32, 1]):\n    out[kv.thread_id.x] = kv.f32(1)\n"
-    )
-    common = [
-        "explain",
-        f"{file}:f",
-        "--target",
-        "sm_80",
-        "--emulate",
-        "--grid",
-        "1",
-        "--block",
-        "32",
-        "--arg",
-        "out=32",
-    ]
+    body = "def f(out: kv.Buffer[kv.f32, 1]):\n    out[kv.thread_id.x] = kv.f32(1)  # </script><b>\n"
+    file.write_text(f"import kvarn as kv\n\n@kv.kernel\n{body}")
+    common = ["explain", f"{file}:f", *"--target sm_80 --emulate --grid 1 --block 32 --arg out=32".split()]
     assert cli.main([*common, "--html", str(tmp_path / "f.html")]) == 0
     assert capsys.readouterr().out == f"wrote {tmp_path / 'f.html'}\n"
-    assert "A run in the emulator" in (tmp_path / "f.html").read_text()
+    page = (tmp_path / "f.html").read_text()
+    assert "A run in the emulator" in page
+    assert "</script><b>" not in page, "what a user writes cannot become markup"
     assert cli.main(common) == 0
     assert "emulated for sm_80: f (1 block)" in capsys.readouterr().out
     assert cli.main([*common[:3], "host", *common[4:]]) == 2
