@@ -267,6 +267,36 @@ def fragments(x: I32):
     kv.mma_m16n8k16(f, f, [0.0] * 4)
 #   ^ expected-error {{KernelError: mma_m16n8k16 takes fragments of 4, 2 and 4, got 2, 2 and 4}}
 
+# --- names ----------------------------------------------------------------------------------------------
+
+def misspelt_function(x: F32):
+    v = kv.barier()
+#       ^ expected-error {{KernelError: module 'kvarn' has no attribute 'barier'; did you mean 'barrier'?}}
+
+def misspelt_function_of_a_module(x: F32):
+    v = kv.math.exq(x[0])
+#       ^ expected-error {{KernelError: did you mean 'exp'?}}
+
+def misspelt_attribute(x: F32):
+    v = x.shap[0]
+#       ^ expected-error {{KernelError: did you mean 'shape'?}}
+
+def attribute_of_no_like(x: F32):
+    v = kv.block_id.xx
+#       ^ expected-error {{KernelError: attribute 'xx'}}
+
+def element_of_a_read_only_buffer(x: kv.ReadOnlyBuffer[kv.f32, 1]):
+    x[0] = 1.0
+#   ^ expected-error {{KernelTypeError: what is declared kv.ReadOnlyBuffer[kv.f32, 1] is not written}}
+
+def store_to_a_read_only_buffer(x: kv.ReadOnlyBuffer[kv.f32, 1]):
+    x.store(0, value=1.0)
+#   ^ expected-error {{KernelTypeError: what is declared kv.ReadOnlyBuffer[kv.f32, 1] is not written}}
+
+def atomic_on_a_read_only_buffer(x: kv.ReadOnlyBuffer[kv.f32, 1]):
+    kv.atomic_add(x, 0, 1.0)
+#   ^ expected-error {{KernelTypeError: what is declared kv.ReadOnlyBuffer[kv.f32, 1] is not written}}
+
 # --- caches ----------------------------------------------------------------------------------------------
 
 def stored_element(cache: PAGED):
