@@ -57,7 +57,7 @@ def attention_entries(op: Any, at: Expansion, without: Collection[str]) -> dict[
         remark(op.operation, "missed", f"kind {kind} is slower than others: {why}")
     if kind == "tile":
         given = {**schedules.TILED.left_out(without), **at.schedule}
-        few, uneven = given.pop("few", None), False
+        few, uneven = given.pop("few", None), given.pop("uneven", False)
         if few is None:
             few, uneven = attention.few_queries(case, attention.Place.of(op, at)), True
         if "max_queries" not in at.schedule:
@@ -67,7 +67,7 @@ def attention_entries(op: Any, at: Expansion, without: Collection[str]) -> dict[
         why_converted = tile_schedule.why_not_stored(config) if config.converts else None
         if why_converted is not None:
             remark(op.operation, "missed", f"keys are converted before they are multiplied: {why_converted}")
-        return {"kind": kind, **entries, **(few_entries(op, case, at, few, uneven) if few else {"few": 0})}
+        return {"kind": kind, **entries, **(few_entries(op, case, at, few, uneven) if few else {})}
     if kind != "decode":
         return {"kind": kind}
     config = DecodeConfig(case, at.schedule["max_queries"])
