@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""Objects over memory whose copies may be the same memory are copied: what is written to the copy changes the original."""
+"""Objects over memory whose copies may be the same memory are copied: a write to the copy changes the original."""
 
 SYMBOL = "kvarn.runtime.copying:CopiedWhole.__reduce_ex__"
 OLD = "needs_copies(view.owner, type(self).__name__)"

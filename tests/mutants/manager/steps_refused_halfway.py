@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""Accepted tokens are checked request by request, when those before are counted: a refused step leaves other lengths."""
+"""Accepted tokens are checked request by request, when those before are counted: a refused step changes lengths."""
 
 SYMBOL = "kvarn.paging.manager:PagedKVCacheManager.step"
 OLD = "self._accepted(names, batch, accepted)"
