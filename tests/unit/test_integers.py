@@ -328,7 +328,7 @@ def test_numbers_of_a_range_that_its_type_has_not_are_refused():
 @pytest.mark.parametrize("name", ["i32", "u32", "i64", "u64"])
 def test_fields_and_rotations_of_words_are_numpys(name, target):
     """LLVM makes bfe and shf of shifts of constants."""
-    bits, signed = WIDTHS[name]
+    bits = WIDTHS[name][0]
     dtype, unsigned, numpy = getattr(kv, name), getattr(kv, f"u{bits}"), np.dtype(f"{name[0]}{bits // 8}")
 
     @kv.kernel
