@@ -425,7 +425,7 @@ class KernelFunction:
             found = captures.captured(self.function)
         except captures.Refused as error:
             raise self._error(KernelTypeError, f"{self.name}: {error}") from None
-        self._captured = found.same, found.number
+        self._captured = found.same_of(self.function), found.number
         return found.number
 
     def __getitem__(self, configuration: Any) -> Launch:
