@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from kvarn.artifact import Arg
@@ -12,6 +12,8 @@ from kvarn.dialect.layout import HANDLE_FIELDS, CacheSpec, joined
 from .buffers import BufferView
 
 _MOST = 100_000  # distances that are looked at together
+_HANDLES = 16  # of a rule, whose memory is known
+_RULES = 64  # of a kernel, by the shapes of its buffers
 
 
 class Extent(NamedTuple):
@@ -170,7 +172,10 @@ class Apart:
     ) -> None:
         self.title, self._operands, self._places, self._in_place = title, operands, places, in_place
         self._tables = tables
-        self.pairs: list[tuple[int, int, int, int, Callable[[int], None]]] = []
+        # Of two buffers their places, the distances from the second to the first between which they may meet, their
+        # numbers among the operands, and whether they may be one.
+        self.pairs: list[tuple[int, int, int, int, int, int, bool]] = []
+        self._shared: dict[tuple[int, int, int], bool] = {}  # by numbers and distance
         self._handles: list[tuple[int, int]] = []  # of which one, at least, is a handle
         self._found: dict[tuple[int, Any], list[Any]] = {}
         of_buffers = ((i, of_buffer(o)) for i, (_, o) in enumerate(operands) if isinstance(o, BufferView))
@@ -189,21 +194,21 @@ class Apart:
     def __bool__(self) -> bool:
         return bool(self.pairs or self._handles)
 
-    def _pair(self, i: int, j: int, same: bool) -> tuple[int, int, int, int, Callable[[int], None]]:
-        """The operands, the distances from the second to the first between which they may meet, and a check there."""
-        (a, (a_first, a_end)), (b, (b_first, b_end)) = self._extents[i], self._extents[j]
-        known: dict[int, bool] = {}
+    def _pair(self, i: int, j: int, same: bool) -> tuple[int, int, int, int, int, int, bool]:
+        (_, (a_first, a_end)), (_, (b_first, b_end)) = self._extents[i], self._extents[j]
+        return self._places[i], self._places[j], b_first - a_end, b_end - a_first, i, j, same
 
-        def check(distance: int) -> None:
-            found = known.get(distance)
-            if found is None:
-                if len(known) >= 1024:
-                    known.clear()
-                found = known[distance] = share(a, b, -distance) and not (same and distance == 0 and a == b)
-            if found:
-                self._refuse(i, self._operands[j][0], same)
-
-        return self._places[i], self._places[j], b_first - a_end, b_end - a_first, check
+    def _check(self, i: int, j: int, same: bool, distance: int) -> None:
+        """Refuse two buffers that may meet where they do."""
+        found = self._shared.get((i, j, distance))
+        if found is None:
+            if len(self._shared) >= 1024:
+                self._shared.clear()
+            a, b = self._extents[i][0], self._extents[j][0]
+            found = share(a, b, -distance) and not (same and distance == 0 and a == b)
+            self._shared[i, j, distance] = found
+        if found:
+            self._refuse(i, self._operands[j][0], same)
 
     def _refuse(self, i: int, read: str, same: bool) -> None:
         raise ValueError(
@@ -213,9 +218,9 @@ class Apart:
 
     def __call__(self, values: Sequence[Value]) -> None:
         """Check a call: of buffers the addresses, of handles the fields."""
-        for i, j, low, high, check in self.pairs:
-            if low < values[i] - values[j] < high:
-                check(values[i] - values[j])
+        for at, of, low, high, i, j, same in self.pairs:
+            if low < values[at] - values[of] < high:
+                self._check(i, j, same, values[at] - values[of])
         for i, j in self._handles:
             for name, at, low, high, extent in self._memory(i, values):
                 if name != self._operands[i][0]:  # a table, which nothing writes
@@ -230,7 +235,7 @@ class Apart:
 
     def meetings(self, values: Sequence[Value]) -> Iterator[Meeting]:
         """Where buffers of calls with the handles of this one may meet what they must not."""
-        yield from ((i, j, low, high) for i, j, low, high, _ in self.pairs)
+        yield from (pair[:4] for pair in self.pairs)
         for i, j in self._handles:
             buffer, handle = (i, j) if i in self._extents else (j, i)
             if buffer in self._extents:
@@ -247,7 +252,7 @@ class Apart:
             return ((name, value, value + low, value + high, extent),)
         found = self._found.get((i, value))
         if found is None:
-            if len(self._found) >= 256:
+            if len(self._found) >= _HANDLES:
                 self._found.clear()
             found = self._found[i, value] = [
                 (f"{part} of {name}" if part in _TABLES else name, at, *(at + end for end in extent.ends), extent)
@@ -281,7 +286,7 @@ class ReadOnly:
         """The rule of calls that differ in addresses only, by the field values of each argument."""
         key = tuple([v[1:] if a.kind == "buffer" else () for a, v in zip(self._args, values)])  # noqa: B905
         if key not in self._known:
-            if len(self._known) >= 256:
+            if len(self._known) >= _RULES:
                 self._known.clear()
             operands = [(self._args[i].name, self._operand(self._args[i], values[i])) for i in self._places]
             shown = {*self._read, *self._tables}
