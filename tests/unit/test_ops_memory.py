@@ -195,8 +195,17 @@ SHAPES: dict[str, Callable[[Any, int], Any]] = {
 }  # fmt: skip
 
 
-def rows(n: int, heads: int = 2) -> np.ndarray:
-    return np.ones((n, heads, 8), np.float32)
+class Watched(np.ndarray):
+    """An array that weak references may be of."""
+
+
+def rows(n: int, heads: int = 2) -> Any:
+    found = np.ones((n, heads, 8), np.float32).view(Watched)
+    made.append(weakref.ref(found))
+    return found
+
+
+made: list[Any] = []
 
 
 def offsets(n: int) -> np.ndarray:
@@ -208,6 +217,25 @@ def doubled(cache: Any, x: kv.Buffer[kv.f32, 2]):
     x[0, kv.thread_id.x] = cache.load(0, 0, 0, kv.thread_id.x) * 2.0
 
 
+def step_of(name: str, n: int) -> None:
+    """A call whose arrays have another shape for every n."""
+    pool = np.zeros((n + 16, 2, 1, 4, 2, 8), np.float32).view(Watched)
+    made.append(weakref.ref(pool))
+    lengths, table = np.zeros(1, np.uint32), np.zeros((1, 24), np.uint32)
+    SHAPES[name](kv.PagedKVCacheCollection(pool, lengths, table, 64, 96), n)
+
+
+@pytest.mark.whole
+@pytest.mark.parametrize("name", SHAPES)
+def test_no_array_is_kept_alive_by_what_is_remembered_of_its_shape(name):
+    made.clear()
+    for n in (1, 2, 3, 3, 3):
+        step_of(name, n)
+    gc.collect()
+    assert len(made) >= 10
+    assert [ref() is None for ref in made] == [True] * len(made)
+
+
 @pytest.mark.whole
 @pytest.mark.parametrize("name", SHAPES)
 def test_what_is_remembered_of_shapes_has_a_bound(name, monkeypatch):
@@ -217,18 +245,14 @@ def test_what_is_remembered_of_shapes_has_a_bound(name, monkeypatch):
     monkeypatch.setattr(overlap, "_HANDLES", 4)
     monkeypatch.setattr(overlap, "_RULES", 8)
 
-    def step(n: int) -> None:
-        pool = np.zeros((n + 16, 2, 1, 4, 2, 8), np.float32)
-        lengths, table = np.zeros(1, np.uint32), np.zeros((1, 24), np.uint32)
-        SHAPES[name](kv.PagedKVCacheCollection(pool, lengths, table, 64, 96), n)
-
-    step(1)  # compiles
+    step_of(name, 1)  # compiles
     tracemalloc.start()
     try:
         used = []
         for n in range(2, 66):
-            step(n)
+            step_of(name, n)
             if n % 32 == 1:
+                made.clear()
                 gc.collect()
                 used.append(tracemalloc.get_traced_memory()[0])
     finally:

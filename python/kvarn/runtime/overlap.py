@@ -170,8 +170,9 @@ class Apart:
         unread: Collection[str] = (),
         tables: Collection[str] = (),
     ) -> None:
-        self.title, self._operands, self._places, self._in_place = title, operands, places, in_place
-        self._tables = tables
+        self.title, self._places, self._in_place, self._tables = title, places, in_place, tables
+        # No view of a buffer, which would keep it alive.
+        self._operands = [(name, None if isinstance(o, BufferView) else o) for name, o in operands]
         # Of two buffers their places, the distances from the second to the first between which they may meet, their
         # numbers among the operands, and whether they may be one.
         self.pairs: list[tuple[int, int, int, int, int, int, bool]] = []
@@ -247,7 +248,7 @@ class Apart:
     def _memory(self, i: int, values: Sequence[Value]) -> Sequence[tuple[str, int, int, int, Extent]]:
         """What memory an operand of a call shows: names, addresses, the first bytes and the ends, extents."""
         (name, operand), value = self._operands[i], values[self._places[i]]
-        if isinstance(operand, BufferView):
+        if operand is None:
             extent, (low, high) = self._extents[i]
             return ((name, value, value + low, value + high, extent),)
         found = self._found.get((i, value))
