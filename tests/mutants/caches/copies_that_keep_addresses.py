@@ -4,4 +4,4 @@
 SYMBOL = "kvarn.runtime.copying:NoCopies.__reduce_ex__"
 OLD = "raise TypeError("
 NEW = "return super().__reduce_ex__(protocol) if protocol else str("
-CAUGHT_BY = ("tests/unit/test_copies.py::test_a_view_of_a_pool_has_no_copies",)
+CAUGHT_BY = ("tests/caches/test_copies.py::test_a_view_of_a_pool_has_no_copies",)

@@ -6,4 +6,4 @@ shows in the keys of another page.
 SYMBOL = "kvarn.caches.foreign:_apart"
 OLD = "if share("
 NEW = "if b.data == a.data and share("
-CAUGHT_BY = ("tests/unit/test_foreign.py::test_keys_and_values_that_share_bytes_are_no_pool",)
+CAUGHT_BY = ("tests/ops/test_foreign.py::test_keys_and_values_that_share_bytes_are_no_pool",)

@@ -4,4 +4,4 @@
 SYMBOL = "kvarn.dsl.calls:_counted"
 OLD = "(span - 1) // size + 1"
 NEW = "span // size + 1"
-CAUGHT_BY = ("tests/unit/test_integers.py::test_a_range_has_pythons_numbers_up_to_the_ends_of_its_type",)
+CAUGHT_BY = ("tests/dsl/test_integers.py::test_a_range_has_pythons_numbers_up_to_the_ends_of_its_type",)

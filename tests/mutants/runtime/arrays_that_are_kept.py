@@ -3,5 +3,5 @@
 
 SYMBOL = "kvarn.runtime.overlap:Apart.__init__"
 OLD = "self._operands = [(name, None if isinstance(o, BufferView) else o) for name, o in operands]"
-NEW = "self._operands, self._kept = [(name, None if isinstance(o, BufferView) else o) for name, o in operands], operands"
-CAUGHT_BY = ("tests/unit/test_ops_memory.py::test_no_array_is_kept_alive_by_what_is_remembered_of_its_shape",)
+NEW = "self._kept, self._operands = operands, [(n, None if isinstance(o, BufferView) else o) for n, o in operands]"
+CAUGHT_BY = ("tests/ops/test_ops_memory.py::test_no_array_is_kept_alive_by_what_is_remembered_of_its_shape",)
