@@ -20,9 +20,11 @@ import collections
 import contextlib
 import dis
 import functools
+import importlib
 import itertools
 import os
 import re
+import sys
 import types
 import weakref
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
@@ -150,15 +152,19 @@ class Captured:
 
     def same_of(self, function: types.FunctionType) -> Callable[[types.FunctionType], bool]:
         """:attr:`same` of the very function that was looked at, which it keeps alive: what cannot change of it is left
-        out.
+        out, and plain values count by identity.
         """
-        lines, constants = self._lines
-        cells = [f"c{len(constants) + 1 + i}" for i in range(len(function.__closure__ or ()))]
+        lines, looked = self._lines
+        constants = [*looked, function, *(function.__closure__ or ())]
         own = [
-            _CELL.sub(lambda found: cells[int(found[1])], line) for line in lines if not line.startswith(_OF_GLOBALS)
+            _CELL.sub(lambda found: f"c{len(looked) + 1 + int(found[1])}", line)
+            for line in lines
+            if not line.startswith(_OF_GLOBALS)
         ]
-        same = f"if f is not c{len(constants)}: return False"
-        return _checker([same, *own], [*constants, function, *(function.__closure__ or ())])
+        conditions = _conditions(own, constants, function)
+        if conditions is not None and _native is not None:
+            return _native(function, conditions)
+        return _checker([f"if f is not c{len(looked)}: return False", *own], constants)
 
 
 _keys: dict[Hashable, int] = {}
@@ -829,6 +835,35 @@ def _factory(lines: str, count: int) -> Callable[..., Callable[[Any], bool]]:
     scope: dict[str, Any] = dict(_HELPERS)
     exec(source, scope)
     return scope["make"]
+
+
+# Lines of a check that the native part knows.
+_ATTRIBUTE = re.compile(r"if not \((f|c\d+)\.(\w+) is c(\d+)(?: or like\([^()]*\))?\): return False")
+_ITEM = re.compile(r"if not \(c(\d+)\['(\w+)'\] is c(\d+)\): return False")
+_EMPTY = re.compile(r"if not \(not (f|c\d+)\.__dict__\): return False")
+try:
+    _native: Any = getattr(importlib.import_module("kvarn.runtime._launches"), "check", None)
+except ImportError:
+    _native = None
+
+
+def _conditions(lines: Iterable[str], constants: Sequence[Any], function: Any) -> list[tuple[Any, ...]] | None:
+    """A check as the native part takes it; None where a line of it is Python's."""
+    found: list[tuple[Any, ...]] = []
+
+    def at(name: str) -> Any:
+        return function if name == "f" else constants[int(name.removeprefix("c"))]
+
+    for line in lines:
+        if match := _ATTRIBUTE.fullmatch(line):
+            found.append((0, at(match[1]), sys.intern(match[2]), at(match[3])))
+        elif (match := _ITEM.fullmatch(line)) and type(at(match[1])) is dict:
+            found.append((1, at(match[1]), sys.intern(match[2]), at(match[3])))
+        elif match := _EMPTY.fullmatch(line):
+            found.append((2, at(match[1]), "__dict__", None))
+        else:
+            return None
+    return found
 
 
 def _checker(lines: Sequence[str], constants: Sequence[Any]) -> Callable[[Any], bool]:
