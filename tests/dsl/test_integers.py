@@ -313,6 +313,21 @@ def test_a_range_of_python_numbers_has_them_up_to_the_ends_of_its_type(target):
         assert row[: row[7]] == [*range(*case)]
 
 
+@pytest.mark.parametrize("target", ["host", "sm_90a"])
+def test_a_loop_of_a_function_without_text_ends_with_its_type(target):
+    source = """
+def kernel(x: kv.Buffer[kv.i32, 1], o: kv.Buffer[kv.i32, 1]):
+    with kv.loop(x[0], x[1], x[2]) as n:
+        o[n - x[0]] = n
+"""
+    scope: dict[str, Any] = {"kv": kv}
+    exec(source, scope)
+    top, out = 2**31 - 1, np.zeros(8, np.int32)
+    with target_of(target):
+        kv.kernel(scope["kernel"])[1, 1](np.array([top - 7, top, 3], np.int32), out)
+    assert out.tolist() == [top - 7, 0, 0, top - 4, 0, 0, top - 1, 0]
+
+
 def test_a_range_by_a_step_of_zero_has_no_numbers():
     cases = np.array([[0, 9, 0], [9, 0, 0], [-(2**31), 2**31 - 1, 0]], np.int32)
     assert not iterated("i32", cases, None).any()
