@@ -146,7 +146,8 @@ def attention(
     ``cache_lengths[b] + i``; masks compare absolute positions. Slots of no token have no influence, whatever they hold;
     neither have keys and finite values on a row that does not see them, nor on the host a NaN or an infinity. On a GPU
     a value that is NaN or infinite may also reach rows beside one that sees its key: those of a ``tile``, of 64 to 256
-    query rows (tokens times the group), or the new tokens of a ``decode``, as 0 times NaN is NaN; kind ``simt`` keeps
+    query rows (tokens times the group), or the new tokens of a ``decode``, as 0 times NaN is NaN. A key that none of
+    them sees by causality, window or chunk is not multiplied; one that only a function hides is. Kind ``simt`` keeps
     rows apart. The host computes in f32. On GPUs sums are of f32, and weights, and keys that are converted, of the
     query's type: docs/operations.md has a table.
 
