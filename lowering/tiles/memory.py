@@ -299,12 +299,12 @@ def clear_rows(tile: Pointer, layout: SharedLayout, kept: tuple[Value, Value], t
 # --- rows of buffers ---------------------------------------------------------------------------------
 
 
-def load_rows(op: Any, place: Pointer, layout: SharedLayout, threads: Threads) -> None:
-    """Those that share rows load theirs of a tile to shared memory."""
+def load_rows(op: Any, place: Pointer, layout: SharedLayout, threads: Threads, by_all: bool) -> None:
+    """Those that share rows load theirs of a tile to shared memory, or all do where it is read ``by_all``."""
     width = CHUNK // layout.itemsize
     chunks = layout.columns // width
     buffer = buffer_of(op.buffer)
-    thread, count, first, rows = threads.own_rows(layout.rows)
+    thread, count, first, rows = threads.own_rows(layout.rows, by_all)
     with functional.loop(thread, rows * chunks, count) as i:
         i = Value(i.ir, i32, nonneg=True)
         row, chunk = first + i // chunks, i % chunks
@@ -316,7 +316,7 @@ def load_rows(op: Any, place: Pointer, layout: SharedLayout, threads: Threads) -
             target.store(buffer.load(*indices, chunk * width, width=width))
         with functional.when(~(_condition(at, op.mask, row) & stored)):
             target.store(vector(buffer.dtype, width))
-    sync_for_products(threads)
+    sync_for_products(threads, by_all)
 
 
 def copy_buffer_rows(op: Any, stages: Stages, thread: Value, threads: int) -> None:

@@ -90,12 +90,13 @@ class Threads:
         """Which of the stacks beside one another the warp belongs to."""
         return self.warp >> (self.stack.bit_length() - 1)
 
-    def own_rows(self, rows: int) -> tuple[Value, int, Value | int, int]:
+    def own_rows(self, rows: int, by_all: bool = False) -> tuple[Value, int, Value | int, int]:
         """(this thread, how many there are, their first row, rows) of those that share rows of a tile.
 
-        A warpgroup has 64 rows; warps that stand beside others have all of them.
+        A warpgroup has 64 rows; warps that stand beside others have all of them, and of a tile that is read ``by_all``
+        warps every one has.
         """
-        if self.across > 1:
+        if by_all or self.across > 1:
             return self.thread, WARPGROUP * self.consumers, 0, rows
         return self.thread & (WARPGROUP - 1), WARPGROUP, self.group * WARPGROUP_ROWS, WARPGROUP_ROWS
 

@@ -14,7 +14,7 @@ from mlir import ir
 from mlir.dialects import arith, vector as mlir_vector
 
 from kvarn.dialect import ops, types
-from kvarn.dialect.dtypes import bool_, f8e4m3, f32, i32
+from kvarn.dialect.dtypes import bool_, by_mlir, f8e4m3, f32, i32
 from kvarn.dialect.ops.tile import SHARED, SHARED_TRANSPOSED, row_format
 from kvarn.dialect.shared_layout import CHUNK
 from kvarn.dsl import functional, ptx
@@ -26,6 +26,7 @@ from kvarn.lowering.rewrite import Rules
 from . import (
     barriers,
     exchange as tile_exchange,
+    fragments as tile_fragments,
     memory as tile_memory,
     mma as tile_mma,
     products as tile_products,
@@ -215,6 +216,19 @@ def _columns(op: Any, d: Distribution) -> ir.Value:
         whole.offset(op.first_column.value, 0) if transposed else whole.view(op.first_column.value, tile.shape[1])[0]
     )
     return (Pointer(op.source, SHARED_SPACE) + offset).ir
+
+
+@RULES.lowers("kv.tile_fragments")
+def _fragments(op: Any, d: Distribution) -> ir.Value:
+    stored, tile = ir.RankedTensorType(op.operation.attributes["kv.tile"].value), op.operation.results[0].type
+    dtypes = tuple(by_mlir(str(x.element_type)) for x in (stored, ir.RankedTensorType(tile)))
+    place = Pointer(op.source, SHARED_SPACE)
+    return tile_fragments.read(place, shared_layout(stored), register_layout(tile), dtypes, d.threads)
+
+
+@RULES.lowers("kv.tile_scales")
+def _scales(op: Any, d: Distribution) -> ir.Value:
+    return tile_fragments.scales(op, register_layout(op.operation.results[0].type), d.threads)
 
 
 @RULES.lowers("kv.tile_load")

@@ -7,11 +7,14 @@ everything computed from it element by element, and the vectors that meet it, fo
 no other form; A in shared memory where it is loaded, in registers where it is computed.
 ``mma.sync``: warps stacked in 16 rows each; B in shared memory; A in registers, also rows of a buffer of no more than
 128 columns. Where the schedule says ``across``, up to so many stacks of warps stand beside one another, each with other
-columns of results, and A lies in shared memory, where it is computed too (``kv.tile_share``). Vectors along the rows
-are ``rows(wgmma)``, along the columns ``columns(wgmma:8)``, or of ``mma``; those of tables are ``spread`` over a
-warpgroup's threads. A vector that is asked for along several is computed once for each. Tiles that only say which rows
-are loaded or stored are computed element by element where they are used, and take no layout of their own. Which
-instruction it is says the schedule's ``instruction``, or the target: wgmma where it has it.
+columns of results, and A lies in shared memory, where it is computed too (``kv.tile_share``). A cache's elements of 8
+bits that only A takes as 16, and no stacks beside others, stay what they are in shared memory: threads convert them on
+the way to registers (``kv.tile_fragments``), and scales of rows multiply the product.
+
+Vectors along the rows are ``rows(wgmma)``, along the columns ``columns(wgmma:8)``, or of ``mma``; those of tables are
+``spread`` over a warpgroup's threads. A vector that is asked for along several is computed once for each. Tiles that
+only say which rows are loaded or stored are computed element by element where they are used, and take no layout of
+their own. Which instruction it is says the schedule's ``instruction``, or the target: wgmma where it has it.
 
 Before:  %s = "kv.dot"(%q, %k) : (tensor<128x128xbf16>, tensor<128x128xbf16>) -> tensor<128x128xf32>
 After:   %s = "kv.dot"(%q, %k) : (tensor<..., "shared">, tensor<..., "shared">) -> tensor<128x128xf32, "wgmma">
@@ -23,22 +26,30 @@ from dataclasses import dataclass
 from typing import Any
 
 from mlir import ir
+from mlir.dialects import arith
 
+from kvarn.dialect import types
+from kvarn.dialect.ops.fragments import tile_fragments, tile_scales
 from kvarn.dialect.ops.sharing import TileShareOp
-from kvarn.dialect.ops.tile import COLUMN_STEP, SHARED, SHARED_TRANSPOSED, tile_type
+from kvarn.dialect.ops.tile import COLUMN_STEP, SHARED, SHARED_TRANSPOSED, dot, tile_broadcast, tile_type
 from kvarn.dialect.tile_layout import WARP_ROWS
 from kvarn.lowering.pass_base import fail, kv_pass
+from kvarn.lowering.remarks import remark
 from kvarn.lowering.rewrite import defining_op, ops_named, walk
 from kvarn.lowering.schedules.limits import MOST_HELD
 from kvarn.lowering.target import by_name
+from kvarn.lowering.tiles import fragments
 from kvarn.lowering.tiles.ir import (
     ACCUMULATORS,
     K_STEP_BYTES,
     MMA,
+    WARPGROUP_ROWS,
     WGMMA,
     element,
     is_elementwise,
+    is_second_operand,
     is_tile,
+    layout_of,
     rank,
     schedule_of,
     shape,
@@ -162,7 +173,9 @@ class Dimensions:
         """What an op asks of an operand; None where any will do."""
         if op.name == "kv.tile_broadcast":
             return ir.IntegerAttr(op.attributes["dimension"]).value
-        if op.name in ("kv.tile_load_rows", "kv.tile_store_rows", "kv.tile_windows"):
+        if op.name == "kv.tile_load_rows":
+            return _along(op)
+        if op.name in ("kv.tile_store_rows", "kv.tile_windows"):
             return 0
         if op.name == "kv.table_store":
             return ALONE
@@ -183,6 +196,11 @@ class Dimensions:
             return 1 - ir.IntegerAttr(op.attributes["axis"]).value
         sources = self.same.get(value, ()) if op is None or op.regions else op.operands if _is_cheap(op) else ()
         return next((d for v in sources if (d := self.fixed(v, seen)) is not None), None)
+
+
+def _along(load: ir.Operation) -> int:
+    """Along which dimension of products loaded rows run: of B along columns, where they are no rows of warpgroups."""
+    return int(is_second_operand(load.result) and shape(load.result)[0] % WARPGROUP_ROWS > 0)
 
 
 def _is_cheap(op: ir.Operation) -> bool:
@@ -255,6 +273,9 @@ def vectors_of(function: ir.Operation, accumulators: Accumulators) -> Vectors:
             found.run_along(op, op.operands[0], ir.IntegerAttr(op.attributes["dimension"]).value)
         elif op.name == "kv.tile_reduce":
             found.run_along(op, op.results[0], 1 - ir.IntegerAttr(op.attributes["axis"]).value)
+        elif op.name == "kv.tile_load_rows":
+            for rows in op.operands[1:]:
+                found.run_along(op, rows, _along(op))
         elif op.name == "kv.table_store":
             found.run_along(op, op.operands[0], ALONE)
         elif op.name == "kv.tile_windows":
@@ -297,6 +318,45 @@ def place_operands(function: ir.Operation, warpgroups: int, accumulators: Accumu
                 op.operands[0] = TileShareOp(a, tile_type(shape(a), element(a), SHARED)).operation.results[0]
             shared[op.operands[0]] = SHARED
     return shared
+
+
+def keep_stored(function: ir.Operation, instruction: str, target: str) -> None:
+    """Let tiles of 8-bit elements that products read as operand A alone be copied as they are stored.
+
+    Threads convert them on the way to registers (``kv.tile_fragments``). Scales, one of each row, multiply the results.
+    """
+    for load in ops_named(function, "kv.tile_load"):
+        op, uses = load.opview, list(load.result.uses)
+        of_a = bool(uses) and all(x.owner.operation.name == "kv.dot" and x.operand_number == 0 for x in uses)
+        if not of_a or (why := fragments.why_not(op, by_name(target), instruction == WGMMA)) is not None:
+            if of_a and types.spec_of(op.cache.type).data_dtype.bits == 8:
+                remark(load, "missed", f"tile is converted in shared memory, not by those who multiply it: {why}")
+            continue
+        spec, wanted, (rows, columns) = types.spec_of(op.cache.type), element(load.result), shape(load.result)
+        remark(load, "passed", f"tile of {rows}x{columns} is converted in registers, from {spec.data_dtype.name}")
+        with ir.InsertionPoint(load), load.location:
+            scales = None
+            if spec.quantized:
+                of_tokens = op.cache, op.batch, op.head, op.first, op.count
+                scales = tile_scales(of_tokens, op.first_column.value, rows)
+        with ir.InsertionPoint.after(load), load.location:
+            held = tile_fragments(load.result, wanted)
+        for use in uses:
+            use.owner.operands[0] = held
+            if scales is not None:
+                scale_rows(use.owner.operation, scales)
+        defining_op(held).operands[0].set_type(tile_type((rows, columns), ir.Type.parse(spec.data_dtype.mlir), SHARED))
+
+
+def scale_rows(product: ir.Operation, scales: ir.Value) -> None:
+    """Let a product's rows be multiplied by numbers, before they are added to anything."""
+    op = product.opview
+    with ir.InsertionPoint(product), product.location:
+        made = dot(op.a, op.b, transpose_b=op.transpose_b.value)
+        made = arith.mulf(made, tile_broadcast(scales, 0, shape(made)[1]))
+        made = made if op.c is None else arith.addf(op.c, made)
+    product.result.replace_all_uses_with(made)
+    product.erase()
 
 
 def _held(a: ir.Value) -> bool:
@@ -361,9 +421,11 @@ def choose_instruction(function: ir.Operation, target: str) -> str:
 
 @dataclass(frozen=True)
 class Options:
-    """target: whose instructions there are."""
+    """target: whose instructions there are; stored: whether 8-bit elements that only operand A takes stay what they
+    are in shared memory, and those who multiply convert them."""
 
     target: str = "sm_90a"
+    stored: bool = True
 
 
 @kv_pass(Options)
@@ -377,6 +439,8 @@ def run(module: ir.Module, options: Options) -> None:
             got = f"{across} of {4 * warpgroups} for {instruction}"
             fail(function, f"across must divide the warps of products by {MMA}, got {got}")
         accumulators = Accumulators(instruction, 4 * warpgroups, across)
+        if options.stored and across == 1:  # of warps beside others each would convert all that they read
+            keep_stored(function, instruction, options.target)
         shared = place_operands(function, warpgroups, accumulators)
         separate_vectors(function)
         separate_leaves(function)
@@ -386,7 +450,8 @@ def run(module: ir.Module, options: Options) -> None:
         values += [a for op in inside for r in op.regions for b in r.blocks for a in b.arguments]
         for value in values:
             if rank(value) == 2:
-                set_layout(value, shared.get(value, accumulators.tile(shape(value)[1])))
+                if layout_of(value.type) is None:
+                    set_layout(value, shared.get(value, accumulators.tile(shape(value)[1])))
             elif rank(value) == 1:
                 set_layout(value, vectors.layout(value))
 

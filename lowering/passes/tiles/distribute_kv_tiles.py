@@ -57,6 +57,7 @@ from kvarn.lowering.tiles.ir import (
     element,
     instruction_of,
     is_elementwise,
+    is_second_operand,
     is_tile,
     layout_of,
     producers_of,
@@ -266,12 +267,12 @@ class Distribution:
         held = layout_of(op.result.type) == ACCUMULATORS[MMA] and element(op.result).width == 16
         if layout_of(op.result.type) != SHARED and not held:
             fail(op, "loads rows that no product reads from shared memory: load them as elements instead")
-        layout = shared_layout(op.result.type)
+        layout, by_all = shared_layout(op.result.type), is_second_operand(op.result)
         place = self.allocate(layout)
         with ir.InsertionPoint(op):
             if enclosing(op, "scf.for", "scf.while") is not None:  # all have read what the last round put there
-                barriers.sync_rows(self.threads)
-            tile_memory.load_rows(op.opview, place, layout, self.threads)
+                barriers.sync_rows(self.threads, by_all)
+            tile_memory.load_rows(op.opview, place, layout, self.threads, by_all)
             loaded = place.ir
             if held:
                 loaded = tile_mma.loaded(place, layout, self.threads, element(op.result))
@@ -551,7 +552,7 @@ def _set_registers(op: Any, d: Distribution) -> None:
 def annotate(function: ir.Operation) -> None:
     """Keep on ops the type of the tile that their rule asks for after their operands have changed."""
     stores = "kv.tile_scatter", "kv.tile_stage", "kv.tile_store_shared", "kv.tile_store_direct"
-    for op in ops_named(function, *tile_exchange.EXCHANGES, "kv.table_store", *stores):
+    for op in ops_named(function, *tile_exchange.EXCHANGES, "kv.table_store", "kv.tile_fragments", *stores):
         op.attributes["kv.tile"] = ir.TypeAttr.get(op.operands[0].type)
 
 
