@@ -9,9 +9,16 @@ no other form; A in shared memory where it is loaded, in registers where it is c
 128 columns. Where the schedule says ``across``, up to so many stacks of warps stand beside one another, each with other
 columns of results, and A lies in shared memory, where it is computed too (``kv.tile_share``). Vectors along the rows
 are ``rows(wgmma)``, along the columns ``columns(wgmma:8)``, or of ``mma``; those of tables are ``spread`` over a
-warpgroup's threads. A vector that is asked for along several is computed once for each. Tiles that only say which rows
-are loaded or stored are computed element by element where they are used, and take no layout of their own. Which
-instruction it is says the schedule's ``instruction``, or the target: wgmma where it has it.
+warpgroup's threads.
+
+Where all products have fewer rows than the warps have in one instruction, or the schedule says ``swapped``, operands
+are swapped: of S = Q K^T the instruction computes S^T = K Q^T, whose rows are the many keys, and of O = P V it computes
+O^T = V^T P^T. Both operands lie in shared memory, weights too. Tiles stay what they are: they have the layout
+``transposed(wgmma:4)``, and their vectors ``rows(transposed(wgmma:4))``.
+
+A vector that is asked for along several is computed once for each. Tiles that only say which rows are loaded or stored
+are computed element by element where they are used, and take no layout of their own. Which instruction it is says the
+schedule's ``instruction``, or the target: wgmma where it has it.
 
 Before:  %s = "kv.dot"(%q, %k) : (tensor<128x128xbf16>, tensor<128x128xbf16>) -> tensor<128x128xf32>
 After:   %s = "kv.dot"(%q, %k) : (tensor<..., "shared">, tensor<..., "shared">) -> tensor<128x128xf32, "wgmma">
@@ -35,6 +42,8 @@ from kvarn.lowering.tiles.ir import (
     ACCUMULATORS,
     K_STEP_BYTES,
     MMA,
+    SWAPPED,
+    TRANSPOSED,
     WGMMA,
     element,
     is_elementwise,
@@ -49,6 +58,7 @@ from kvarn.lowering.tiles.ir import (
 LOADS = ("kv.tile_load", "kv.tile_load_rows")
 BESIDE = "kv.tile_beside"
 ALONE = 2  # in place of a dimension, of vectors that run along none
+ROW_STEP, MOST_SWAPPED = 8, 256  # rows of swapped operands, which are columns of an instruction
 _LEAVES = ("kv.tile_index", "tensor.splat", "arith.constant")
 
 
@@ -63,6 +73,23 @@ def wgmma_problems(a: ir.Value, b: ir.Value, transposed: bool, warpgroups: int) 
     step = K_STEP_BYTES if kind == "f8E4M3FN" else K_STEP_BYTES // 2
     if k % step or n % 8 or not 8 <= n <= 256:
         found.append(f"K must be a multiple of {step} and N one of 8 up to 256, got {k} and {n}")
+    return found
+
+
+def swapped_problems(a: ir.Value, b: ir.Value, transposed: bool, accumulators: Accumulators) -> list[str]:
+    """Why a product's operands cannot be swapped, one sentence each; empty when they can."""
+    (m, terms), (n, k) = shape(a), shape(b) if transposed else shape(b)[::-1]
+    kind, found, warps, by_wgmma = str(element(a)), [], accumulators.warps, accumulators.instruction == WGMMA
+    kinds = ("bf16", "f16", "f8E4M3FN") if by_wgmma and transposed else ("bf16", "f16")
+    if kind not in kinds or terms != k:
+        found.append(f"operands must be {' or '.join(kinds)} and share K, got {kind}, {terms} and {k}")
+    if m % ROW_STEP or m > MOST_SWAPPED:
+        found.append(f"the tile's rows must be a multiple of {ROW_STEP} up to {MOST_SWAPPED}, got {m}")
+    if n % (WARP_ROWS * warps):
+        found.append(f"the tile must have 16 columns for each of the {warps} warps, time after time, got {n}")
+    step = K_STEP_BYTES * 8 // element(a).width
+    if k % step:
+        found.append(f"K must be a multiple of {step}, got {k}")
     return found
 
 
@@ -89,12 +116,14 @@ class Accumulators:
     """How a kernel's accumulators are spread: by which instruction, over how many warps, and stacks of them.
 
     Of up to ``across`` stacks beside one another a tile has as many as its columns allow. Vectors of rows are held by
-    the threads of those with the most: each then has all rows that it has of any tile.
+    the threads of those with the most: each then has all rows that it has of any tile. ``swapped``: they are the
+    instruction's of transposed tiles.
     """
 
     instruction: str
     warps: int
     across: int = 1
+    swapped: bool = False
 
     def stacks(self, columns: int) -> int:
         """Stacks of a tile of so many columns; of fewer than two none are beside others."""
@@ -117,6 +146,8 @@ class Accumulators:
 
     def _name(self, stacks: int) -> str:
         name = ACCUMULATORS[self.instruction]
+        if self.swapped:
+            return f"{TRANSPOSED}({name}:{self.warps})"
         return name if stacks == 1 else f"{name}:{self.warps // stacks}x{stacks}"
 
 
@@ -278,9 +309,13 @@ def place_operands(function: ir.Operation, warpgroups: int, accumulators: Accumu
     for op in ops_named(function, "kv.dot"):
         a, b, transposed = op.opview.a, op.opview.b, op.opview.transpose_b.value
         of = a, b, transposed
-        by_wgmma = accumulators.instruction == WGMMA
-        for problem in wgmma_problems(*of, warpgroups) if by_wgmma else mma_problems(*of, accumulators):
-            fail(op, f"has no instruction on this target: {problem}")
+        by_wgmma, swapped = accumulators.instruction == WGMMA, accumulators.swapped
+        if swapped:
+            problems = swapped_problems(*of, accumulators)
+        else:
+            problems = wgmma_problems(*of, warpgroups) if by_wgmma else mma_problems(*of, accumulators)
+        for problem in problems:
+            fail(op, f"has no instruction on this target{' with swapped operands' if swapped else ''}: {problem}")
         maker = defining_op(b)
         if maker is None or maker.name not in (*LOADS, BESIDE):
             fail(op, "needs a loaded tile as its second operand: only those lie in shared memory")
@@ -290,9 +325,10 @@ def place_operands(function: ir.Operation, warpgroups: int, accumulators: Accumu
             shared.update(dict.fromkeys(maker.operands, SHARED))
         if shared.setdefault(b, place) != place:
             fail(op, "reads a tile of 8-bit elements along its rows and along its columns: load it once for each")
-        if by_wgmma or accumulators.across > 1 or not _held(a):
+        whole = accumulators.across > 1 or swapped  # every warp reads all of A
+        if by_wgmma or whole or not _held(a):
             shared.update(dict.fromkeys(loaded(a) or (), SHARED))
-        if accumulators.across > 1 and loaded(a) is None:
+        if whole and loaded(a) is None:
             with ir.InsertionPoint(op), op.location:
                 op.operands[0] = TileShareOp(a, tile_type(shape(a), element(a), SHARED)).operation.results[0]
             shared[op.operands[0]] = SHARED
@@ -359,6 +395,17 @@ def choose_instruction(function: ir.Operation, target: str) -> str:
     return found
 
 
+def choose_operands(function: ir.Operation, warps: int) -> bool:
+    """Whether operands are swapped: as the schedule says, else where all products have few rows; it says so then."""
+    schedule, dots = schedule_of(function), ops_named(function, "kv.dot")
+    few = [shape(op.opview.a)[0] < WARP_ROWS * warps and element(op.opview.a).width <= 16 for op in dots]
+    found = schedule.get(SWAPPED, bool(few) and all(few) and schedule.get("across", 1) == 1)
+    if found and SWAPPED not in schedule:
+        entries = {named.name: named.attr for named in ir.DictAttr(function.attributes["kv.schedule"])}
+        function.attributes["kv.schedule"] = ir.DictAttr.get({**entries, SWAPPED: ir.BoolAttr.get(True)})
+    return found
+
+
 @dataclass(frozen=True)
 class Options:
     """target: whose instructions there are."""
@@ -376,7 +423,10 @@ def run(module: ir.Module, options: Options) -> None:
         if across > 1 and (instruction != MMA or 4 * warpgroups % across):
             got = f"{across} of {4 * warpgroups} for {instruction}"
             fail(function, f"across must divide the warps of products by {MMA}, got {got}")
-        accumulators = Accumulators(instruction, 4 * warpgroups, across)
+        swapped = choose_operands(function, 4 * warpgroups)
+        if swapped and across > 1:
+            fail(function, f"swapped operands have all warps beside one another, got across {across}")
+        accumulators = Accumulators(instruction, 4 * warpgroups, across, swapped)
         shared = place_operands(function, warpgroups, accumulators)
         separate_vectors(function)
         separate_leaves(function)
