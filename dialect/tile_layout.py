@@ -177,13 +177,21 @@ def parse(text: str, shape: Sequence[int]) -> RegisterLayout:
     and ``mma:4x2`` for two stacks of 4 warps beside each other. ``rows(wgmma)`` and ``columns(wgmma:4)`` are their
     vectors, whose shape may have one dimension; ``spread:4`` is a
     vector that no tile has. Otherwise the bases stand there: ``c1 r8 / c2 c4 r1 r2 r4 / r16 r32`` has two of registers,
-    five of lanes and two of warps.
+    five of lanes and two of warps. ``transposed(mma:4)`` is the layout of a tile whose transpose has the one in
+    parentheses, and ``rows(transposed(mma:4))`` that of its rows.
     """
     return _parse(text, tuple(shape))
 
 
+_OTHER = {"rows": "columns", "columns": "rows"}
+
+
 @functools.lru_cache(1024)  # every tile of a kernel is asked for its layout, which has few
 def _parse(text: str, shape: tuple[int, ...]) -> RegisterLayout:
+    turned = re.fullmatch(r"(?:(rows|columns)\()?transposed\(([^()]*)\)(\)?)", text)
+    if turned is not None and bool(turned[1]) == bool(turned[3]):  # rows of a tile are columns of its transpose
+        inner = f"{_OTHER[turned[1]]}({turned[2]})" if turned[1] else turned[2]
+        return replace(_parse(inner, shape[::-1]).transposed, name=text)
     outer = re.fullmatch(rf"(rows|columns)\({_WITH_WARPS}\)", text)
     if outer is not None:
         what, name, warps, beside = outer.groups()

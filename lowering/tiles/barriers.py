@@ -51,21 +51,18 @@ def sync_group(threads: Threads) -> None:
     sync(threads.group + GROUP_BARRIER, WARPGROUP)
 
 
-def sync_rows(threads: Threads, by_all: bool = False) -> None:
-    """Those that share rows of tiles wait for one another: a warpgroup, or all whose warps stand beside others.
-
-    So do all where a tile is read ``by_all`` warps.
-    """
-    if by_all or threads.across > 1:
+def sync_rows(threads: Threads) -> None:
+    """Those that share rows of tiles wait for one another: a warpgroup, or all."""
+    if threads.share_all:
         sync_consumers(threads)
     else:
         sync_group(threads)
 
 
-def sync_for_products(threads: Threads, by_all: bool = False) -> None:
+def sync_for_products(threads: Threads) -> None:
     """What those that share rows wrote to shared memory is there for their products."""
     threads.fence()
-    sync_rows(threads, by_all)
+    sync_rows(threads)
 
 
 def turn_of(group: Value, threads: Threads) -> Value:

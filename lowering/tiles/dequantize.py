@@ -7,7 +7,7 @@ decode's keys is that of its conversions.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from kvarn.dialect.dtypes import DType, bf16, f8e4m3, f8e5m2, f16, f32, i8, i32
 from kvarn.dsl import ptx
@@ -36,29 +36,42 @@ def pairs_of(word: Value, stored: DType, dtype: DType) -> list[Value]:
     return [_widened(pair) for pair in found]
 
 
-def pair_of(word: Value, upper: Value, stored: DType, dtype: DType) -> Value:
-    """The two stored elements of a word's lower half, or of its ``upper`` one, as a word of two bf16 or f16, exactly.
+BytePairs = tuple[tuple[int, int], tuple[int, int]]  # which two bytes of a word, by what is known at run time
+HALVES: BytePairs = ((0, 1), (2, 3))
+EVERY_SECOND: BytePairs = ((0, 2), (1, 3))
 
-    What chooses the half is a selector of bytes, which the conversion needs anyway. Of e4m3 as bf16 as in
-    :func:`pairs_of`.
+
+def pair_of(word: Value, second: Value, pairs: BytePairs, stored: DType, dtype: DType) -> Value:
+    """Two stored elements of a word, the ``second`` of both pairs or the first, as a word of two bf16 or f16, exactly.
+
+    A selector of bytes, which the conversion needs anyway, chooses them. Of e4m3 as bf16 as in :func:`pairs_of`.
     """
+
+    def chosen(selector: Callable[[int, int], int]) -> Value:
+        return where(second, selector(*pairs[1]), selector(*pairs[0]))
+
+    def below(i: int, j: int) -> int:
+        """Bytes of the word below a byte of another."""
+        return i | 4 << 4 | j << 8 | 4 << 12
+
     if dtype is bf16 and stored is f8e4m3:  # as ptx.cvt_e4m3x4_to_bf16x4
         text = (
             "{ .reg .b32 x; prmt.b32 x, $1, 0, $2; shl.b32 x, x, 4; and.b32 x, x, 0x87F087F0; "
             "fma.rn.bf16x2 $0, x, $3, $4; }"
         )
-        factors = _word(0x7B807B80).ir, _word(0x80008000).ir
-        return Value(inline_asm(text, "=r,r,r,r,r", [word.ir, where(upper, 0xB3A2, 0x9180).ir, *factors], "i32"), i32)
+        with_signs = chosen(lambda i, j: i | (8 + i) << 4 | j << 8 | (8 + j) << 12)
+        given = [word, with_signs, _word(0x7B807B80), _word(0x80008000)]
+        return Value(inline_asm(text, "=r,r,r,r,r", [x.ir for x in given], "i32"), i32)
     if dtype is bf16 and stored is i8:
-        return _i8x2_to_bf16x2(word, where(upper, 0x4342, 0x4140))
+        return _i8x2_to_bf16x2(word, chosen(below))
     if stored is i8:  # as ptx.cvt_i8x4_to_f16x4
         text = "{ .reg .b32 x; xor.b32 x, $1, 0x80808080; prmt.b32 x, x, 0x64646464, $2; sub.f16x2 $0, x, $3; }"
-        given = [word.ir, where(upper, 0x4342, 0x4140).ir, _word(0x64806480).ir]
-        return Value(inline_asm(text, "=r,r,r,r", given, "i32"), i32)
+        given = [word, chosen(below), _word(0x64806480)]
+        return Value(inline_asm(text, "=r,r,r,r", [x.ir for x in given], "i32"), i32)
     if stored is f8e5m2:
-        found = ptx.prmt(word, 0, where(upper, 0x3424, 0x1404))
+        found = ptx.prmt(word, 0, chosen(lambda i, j: 4 | i << 4 | 4 << 8 | j << 12))
     else:
-        found = ptx.cvt_e4m3x2_to_f16x2(word >> where(upper, 16, 0))
+        found = ptx.cvt_e4m3x2_to_f16x2(ptx.prmt(word, 0, chosen(lambda i, j: i | j << 4 | 0x4400)))
     return found if dtype is f16 else _widened(found)
 
 

@@ -18,16 +18,16 @@ from kvarn.dialect.dtypes import DType, f8e4m3, f32, i32
 from kvarn.dialect.layout import CacheSpec
 from kvarn.dialect.ops.fragments import BYTES
 from kvarn.dialect.ops.tile import COLUMN_STEP, row_format
-from kvarn.dialect.register_layout import ROW, RegisterLayout
+from kvarn.dialect.register_layout import COLUMN, LANES, ROW, RegisterLayout
 from kvarn.dialect.shared_layout import CHUNK, SharedLayout
-from kvarn.dsl import math as kv_math, ptx
+from kvarn.dsl import gpu, math as kv_math, ptx
 from kvarn.dsl.memory import Pointer
-from kvarn.dsl.values import cast
+from kvarn.dsl.values import Value, cast
 from kvarn.lowering.schedules.limits import MOST_FRAGMENTS
 from kvarn.lowering.target import Target
 
 from .copies import copy_of
-from .dequantize import pair_of
+from .dequantize import EVERY_SECOND, HALVES, pair_of
 from .ir import SWIZZLE, element, shape
 from .memory import handle_of
 from .threads import Threads, from_elements, scalar
@@ -35,16 +35,20 @@ from .threads import Threads, from_elements, scalar
 ROWS_APART = 8  # of the two rows that a thread has of a fragment
 
 
-def why_not(op: Any, target: Target, by_tma: bool) -> str | None:
-    """Why a load's tile cannot be read as operand A where it was copied as it is stored; None when it can."""
-    spec, columns, first = types.spec_of(op.cache.type), shape(op.tile)[1], op.first_column.value
+def why_not(op: Any, target: Target, by_tma: bool, threads: int) -> str | None:
+    """Why a load's tile cannot be read as operand A where it was copied as it is stored; None when it can.
+
+    ``threads`` share it.
+    """
+    spec, (rows, columns), first = types.spec_of(op.cache.type), shape(op.tile), op.first_column.value
     wanted = str(element(op.tile))
     if spec.data_dtype.mlir not in BYTES or wanted not in ("bf16", "f16"):
         return f"only elements of 8 bits become others of 16 there, got {spec.data_dtype.mlir} and {wanted}"
     if spec.dtype is f8e4m3 and wanted == "f16" and not target.has("f8_convert"):
         return "the target has no instruction that converts f8e4m3 to f16"
-    if columns % COLUMN_STEP or columns > MOST_FRAGMENTS:
-        return f"threads hold up to {MOST_FRAGMENTS} columns, a multiple of {COLUMN_STEP}, got {columns}"
+    if rows % COLUMN_STEP or columns % COLUMN_STEP or rows * columns > 2 * MOST_FRAGMENTS * threads:
+        most = f"{MOST_FRAGMENTS} words of a thread, of {threads}"
+        return f"rows and columns must be multiples of {COLUMN_STEP} that fit {most}, got {rows} x {columns}"
     if not row_format(op, spec).plain:
         return "its rows have a format"
     if spec.quantized and (op.lists is not None or not one_scale(spec, first, columns)):
@@ -68,35 +72,68 @@ def one_scale(spec: CacheSpec, first_column: int, columns: int) -> bool:
 
 
 def read(
-    place: Pointer, stored: SharedLayout, layout: RegisterLayout, dtypes: tuple[DType, DType], threads: Threads
-) -> ir.Value:
-    """What a thread holds of a tile as operand A, by its layout: ``dtypes`` are (as it is stored, as it is held).
+    place: Pointer, stored: SharedLayout, tile: RegisterLayout, dtypes: tuple[DType, DType], threads: Threads,
+    transposed: bool,
+) -> ir.Value:  # fmt: skip
+    """What a thread holds of a tile as operand A: ``dtypes`` are (as it is stored, as it is held).
 
-    Of a chunk of 16 columns, a k-step, lane 4 g + c has columns 2 c, 2 c + 1, 2 c + 8 and 2 c + 9 of rows g and g + 8:
-    of its four words the halves ``c & 1`` of the words ``c >> 1`` and 2 + ``c >> 1``.
+    A's rows are the tile's or, ``transposed``, its columns. All that the warps have at a time comes before what they
+    have next; of a k-step lane 4 g + c has rows g and g + 8, columns 2 c, 2 c + 1, 2 c + 8 and 2 c + 9.
     """
-    lane, c = ptx.unknown(threads.lane), threads.lane & 3  # addresses would be held through the loop
-    row, word = layout.thread_offset(lane, threads.warp)[ROW], (c >> 1) * i32.itemsize
-    upper, place = (c & 1) == 1, place + word
-    found: list[ir.Value] = []
-    for k in range(stored.columns // CHUNK):
-        step = []
-        for down in (0, ROWS_APART):
-            at = place + (stored.chunk_offset(row, k) + down * stored.pitch)
-            step.append([pair_of((at + x).load(i32), upper, *dtypes) for x in (0, CHUNK // 2)])
-        found += [step[row][pair].ir for pair in range(2) for row in range(2)]
+    words = (_columns if transposed else _rows)(place, stored, tile, dtypes, threads)
     ptx.syncwarp()  # all lanes have read it: one says that the stage is free
-    held = from_elements(found)
-    return mlir_vector.bitcast(ir.VectorType.get([2 * len(found)], ir.Type.parse(dtypes[1].mlir)), held)
+    held = from_elements([word.ir for word in words])
+    return mlir_vector.bitcast(ir.VectorType.get([2 * len(words)], ir.Type.parse(dtypes[1].mlir)), held)
+
+
+def _rows(
+    place: Pointer, stored: SharedLayout, tile: RegisterLayout, dtypes: tuple[DType, DType], threads: Threads
+) -> list[Value]:
+    """Of a chunk of 16 columns, a k-step, a thread takes the halves ``c & 1`` of the words ``c >> 1`` and two on."""
+    lane, c = ptx.unknown(threads.lane), threads.lane & 3  # addresses would be held through the loop
+    row, place = tile.thread_offset(lane, threads.warp)[ROW], place + (c >> 1) * i32.itemsize
+    found: list[Value] = []
+    for first in range(0, tile.shape[ROW], tile.extents[ROW]):
+        for k in range(stored.columns // CHUNK):
+            at = place + (stored.chunk_offset(row, k) + first * stored.pitch)
+            step = [
+                pair_of((at + (down * stored.pitch + half)).load(i32), (c & 1) == 1, HALVES, *dtypes)
+                for half in (0, CHUNK // 2)
+                for down in (0, ROWS_APART)
+            ]
+            found += step
+    return found
+
+
+def _columns(
+    place: Pointer, stored: SharedLayout, tile: RegisterLayout, dtypes: tuple[DType, DType], threads: Threads
+) -> list[Value]:
+    """A chunk of 16 columns is a warp's rows of A, and 16 rows are a k-step.
+
+    ``ldmatrix`` transposes pairs of bytes: lane 4 g + c gets columns 2 g and 2 g + 1 of rows 2 c and 2 c + 1 of eight.
+    Those who have columns g and g + 8 of the same rows are asked for them.
+    """
+    lane, c, g = ptx.unknown(threads.lane), threads.lane & 3, threads.lane >> 2
+    asked = [((g >> 1) << 2) + c + high for high in (0, LANES // 2)]
+    found: list[Value] = []
+    for first in range(0, tile.shape[COLUMN], tile.extents[COLUMN]):
+        chunk = threads.warp + first // CHUNK
+        for row in range(0, stored.rows, LANES):
+            count = min(LANES, stored.rows - row) // ROWS_APART  # matrices
+            own = lane & (count * ROWS_APART - 1)  # of fewer than four, other lanes' addresses are not looked at
+            for word in ptx.ldmatrix(place + (stored.chunk_offset(own, chunk) + row * stored.pitch), count, trans=True):
+                others = [gpu.shuffle_idx(word, at) for at in asked]
+                found += [pair_of(other, (g & 1) == 1, EVERY_SECOND, *dtypes) for other in others]
+    return found
 
 
 def scales(op: Any, layout: RegisterLayout, threads: Threads) -> ir.Value:
-    """``kv.tile_scales``: those of a thread's rows, loaded by itself."""
-    cache, count = handle_of(op.cache), scalar(op.count)
-    own = scalar(op.first) + layout.thread_offset(threads.lane, threads.warp)[ROW]
+    """``kv.tile_scales``: those of a thread's tokens, loaded by itself."""
+    cache, count, axis = handle_of(op.cache), scalar(op.count), ROW if layout.shape[COLUMN] == 1 else COLUMN
+    own = scalar(op.first) + layout.thread_offset(threads.lane, threads.warp)[axis]
     found = []
-    for row in layout.rows_a_thread:
-        at = kv_math.max(kv_math.min(own + row, count - 1), 0)
-        place = {"b": scalar(op.batch), "h": scalar(op.head), "t": at, "d": op.first_column.value}
-        found.append(cast(cache.load_scale(**place, page=cache.page(place["b"], at)), f32).ir)
+    for place in layout.places_a_thread(axis):
+        at = kv_math.max(kv_math.min(own + place, count - 1), 0)
+        token = {"b": scalar(op.batch), "h": scalar(op.head), "t": at, "d": op.first_column.value}
+        found.append(cast(cache.load_scale(**token, page=cache.page(token["b"], at)), f32).ir)
     return from_elements(found)

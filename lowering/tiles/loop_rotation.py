@@ -67,6 +67,9 @@ def rotation_of(loop: ir.Operation) -> Rotation | None:
     # The accumulator is carried, and nothing else of the body reads it.
     if dots[0] not in needs or result not in made.yielded or len(users(result)) != 1:
         return None
+    weights = defining_op(dots[1].opview.a)
+    if weights is not None and weights.name == "kv.tile_share":  # read in shared memory, where the next ones go
+        return None
     columns = defining_op(dots[1].opview.b)
     if columns is not None and columns.name == "kv.tile_columns":  # of a tile that the first product's stage holds
         return None

@@ -32,9 +32,9 @@ from .boxes import StagedBoxes, copy_boxes
 from .cache_rows import place_in_pool
 from .converted_copies import convert_rows
 from .copies import Staging, chunks_of, fits_pages, start_chunks, why_not_by_rows
-from .ir import BARRIER_BYTES, NO_PAGE, WARP, WARPGROUP, AtPoint, users
+from .ir import BARRIER_BYTES, NO_PAGE, WARP, WARPGROUP, AtPoint, is_transposed, users
 from .products import words
-from .threads import Threads, buffer_of, elements, from_elements, scalar, warp_of
+from .threads import Threads, buffer_of, elements, from_elements, register_layout, scalar, warp_of
 from .transposition import Transposition
 
 SWIZZLE_ROWS = 8  # the period of a swizzle
@@ -299,12 +299,12 @@ def clear_rows(tile: Pointer, layout: SharedLayout, kept: tuple[Value, Value], t
 # --- rows of buffers ---------------------------------------------------------------------------------
 
 
-def load_rows(op: Any, place: Pointer, layout: SharedLayout, threads: Threads, by_all: bool) -> None:
-    """Those that share rows load theirs of a tile to shared memory, or all do where it is read ``by_all``."""
+def load_rows(op: Any, place: Pointer, layout: SharedLayout, threads: Threads) -> None:
+    """Those that share rows load theirs of a tile to shared memory."""
     width = CHUNK // layout.itemsize
     chunks = layout.columns // width
     buffer = buffer_of(op.buffer)
-    thread, count, first, rows = threads.own_rows(layout.rows, by_all)
+    thread, count, first, rows = threads.own_rows(layout.rows)
     with functional.loop(thread, rows * chunks, count) as i:
         i = Value(i.ir, i32, nonneg=True)
         row, chunk = first + i // chunks, i % chunks
@@ -316,7 +316,7 @@ def load_rows(op: Any, place: Pointer, layout: SharedLayout, threads: Threads, b
             target.store(buffer.load(*indices, chunk * width, width=width))
         with functional.when(~(_condition(at, op.mask, row) & stored)):
             target.store(vector(buffer.dtype, width))
-    sync_for_products(threads, by_all)
+    sync_for_products(threads)
 
 
 def copy_buffer_rows(op: Any, stages: Stages, thread: Value, threads: int) -> None:
@@ -378,14 +378,19 @@ def negate_rows(place: Pointer, layout: SharedLayout, threads: Threads) -> None:
 
 
 def store_rows(op: Any, place: Pointer, layout: SharedLayout, threads: Threads) -> None:
-    """Each warp writes its own 16 rows of a staged tile to a buffer."""
+    """Each warp writes its own 16 rows of a staged tile to a buffer, or all those who share its rows write them."""
     width = CHUNK // layout.itemsize
     lanes, chunks = chunks_of_lanes(layout)
     buffer, start = buffer_of(op.buffer), stored_from(op)
-    ptx.syncwarp()
-    with functional.loop(threads.lane, 16 * lanes, WARP) as i:
+    together = threads.across > 1
+    if together:
+        sync_consumers(threads)
+    else:
+        ptx.syncwarp()
+    thread, count, _, rows = threads.own_rows(layout.rows) if together else (threads.lane, WARP, 0, 16)
+    with functional.loop(thread, rows * lanes, count) as i:
         i = Value(i.ir, i32, nonneg=True)
-        row, at = threads.warp * 16 + i // lanes, AtPoint()
+        row, at = i // lanes if together else threads.warp * 16 + i // lanes, AtPoint()
         with functional.when(_condition(at, op.mask, row)):
             indices = [scalar(at(x, row.ir)) for x in op.indices]
             for first in chunks:
@@ -418,25 +423,29 @@ def rows_held(op: Any, layout: RegisterLayout, threads: Threads) -> tuple[list[i
 
 
 def store_registers(op: Any, layout: RegisterLayout, threads: Threads) -> None:
-    """Every thread writes what it holds of a tile to rows of a buffer: two neighbours of f32, or four of 16 bits."""
+    """Every thread writes what it holds of a tile to rows of a buffer: two neighbours of f32, or four of 16 bits; of a
+    transposed tile single f32, of which eight lanes have neighbours.
+    """
     buffer, values = buffer_of(op.buffer), elements(op.source)
     column, first = layout.thread_offset(threads.lane, threads.warp)[1], stored_from(op)
     rank, stored = len(list(op.indices)) // len(list(op.masks)), stored_columns(op, layout.shape[1])
     places = {layout.register_offset(r): r for r in range(layout.registers)}
     threads = threads.beside(layout)
     wide, step = buffer.dtype.bits == 32, 2 * BLOCK_COLUMNS * threads.across
+    run = 2 if (0, 1) in layout.register_bases else 1  # neighbours of a row
     for i, (row, mask) in enumerate(zip(layout.rows_a_thread, op.masks, strict=True)):
         indices = [scalar(x) for x in list(op.indices)[i * rank : (i + 1) * rank]]
         if wide:
-            pairs = [at for at in layout.columns_a_thread[::2] if at < stored]
-            written = [(column + at, [values[places[row, at + u]] for u in range(2)]) for at in pairs]
+            firsts = [at for at in layout.columns_a_thread[::run] if at < stored]
+            written = [(column + at, [values[places[row, at + u]] for u in range(run)]) for at in firsts]
         else:
             written = _fours(values, places, row, range(0, stored, step), threads)
         some = stored % step and (threads.across > 1 or not wide)
         with functional.when(_bool(mask)):
             for at, held in written:
                 with functional.when(at < stored) if some else contextlib.nullcontext():
-                    found = vector(buffer.dtype, [Value(x, buffer.dtype) for x in held])
+                    several = [Value(x, buffer.dtype) for x in held]
+                    found = vector(buffer.dtype, several) if len(several) > 1 else several[0]
                     buffer.store(*indices, at + first, value=found)
 
 
@@ -471,6 +480,33 @@ def _stored(op: Any, layout: SharedLayout, chunk: Value, end: int = 0) -> Value 
 
 def _condition(at: AtPoint, mask: ir.Value, row: Value) -> Value:
     return Value(at(mask, row.ir), bool_)
+
+
+def stage_tile(value: ir.Value, tile: ir.Type, place: Pointer, layout: SharedLayout, threads: Threads) -> None:
+    """A warp's part of an accumulator, as 16-bit elements, to shared memory."""
+    if is_transposed(tile):
+        stage_transposed(words(value), place, layout, threads)
+    else:
+        stage_registers(value, place, layout, threads.beside(register_layout(tile)))
+
+
+def stage_transposed(fragments: list[ir.Value], place: Pointer, layout: SharedLayout, threads: Threads) -> None:
+    """A warp's 16 columns of a transposed accumulator, time after time, to shared memory: all rows, 8 at a time.
+
+    A word has a column of two rows; an 8x8 block of words is transposed on its way.
+    """
+    blocks, lane, warps = layout.rows // 8, threads.lane, threads.warps
+    for r in range(layout.columns // (16 * warps)):
+        chunk = 2 * (threads.warp + r * warps)
+        for block in range(0, blocks, 2):
+            some = [scalar(w) for w in fragments[2 * (r * blocks + block) :][: 2 * min(2, blocks - block)]]
+            if threads.proxy:  # where there is wgmma there is stmatrix
+                row = (lane & 7) + (8 * (block + (lane >> 4)) if len(some) == 4 else 8 * block)
+                ptx.stmatrix(place + layout.chunk_offset(row, chunk + ((lane >> 3) & 1)), some, trans=True)
+                continue
+            for i, word in enumerate(some):
+                at = place + layout.chunk_offset((lane >> 2) + 8 * (block + i // 2), chunk + i % 2)
+                (at + (lane & 3) * 4).store(ptx.movmatrix(word))
 
 
 def stage_registers(value: ir.Value, place: Pointer, layout: SharedLayout, threads: Threads, first: int = 0) -> None:

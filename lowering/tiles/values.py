@@ -16,6 +16,7 @@ from mlir.dialects import arith, vector as mlir_vector
 from kvarn.dialect import ops, types
 from kvarn.dialect.dtypes import bool_, by_mlir, f8e4m3, f32, i32
 from kvarn.dialect.ops.tile import SHARED, SHARED_TRANSPOSED, row_format
+from kvarn.dialect.register_layout import COLUMN, ROW
 from kvarn.dialect.shared_layout import CHUNK
 from kvarn.dsl import functional, ptx
 from kvarn.dsl.memory import SHARED as SHARED_SPACE, Pointer
@@ -35,7 +36,7 @@ from . import (
 )
 from .chunks import Gather
 from .fast_math import CONTRACT, FAST
-from .ir import JOINED, PROMOTED, WARPGROUP, WARPGROUP_ROWS, filled, is_tile, layout_of
+from .ir import JOINED, PROMOTED, WARPGROUP, WARPGROUP_ROWS, filled, is_tile, is_transposed, layout_of
 from .products import Product
 from .threads import (
     elements,
@@ -44,7 +45,6 @@ from .threads import (
     from_elements,
     held_as_words,
     numbers,
-    over_lanes,
     register_layout,
     shared_layout,
     shuffled,
@@ -121,27 +121,22 @@ def _cast(op: Any, d: Distribution) -> ir.Value:
     return tile_products.narrowed(operand) if held_as_words(result.type) else ops.cast(operand, f8e4m3)
 
 
-_COMBINE = {"max": arith.maxnumf, "min": arith.minnumf, "add": arith.addf}
-
-
 @RULES.lowers("kv.tile_reduce")
 def _reduce(op: Any, d: Distribution) -> ir.Value:
-    if op.axis.value != 1:
-        fail(op, "folds columns, whose elements lie in several warps: only rows can be folded here")
     if str(ir.VectorType(op.source.type).element_type) != "f32":
         fail(op, "folds elements that are not f32: only those can be folded here, convert them first")
     layout = register_layout(op.operation.attributes["kv.tile"].value)
-    combine, rows = _COMBINE[op.kind.value], layout.row_registers
+    fold = tile_exchange.fold_of(op, op.axis.value, d.threads.beside(layout))
+    places = layout.place_registers(fold.kept)
     if WEIGHTS in op.operation.attributes:
-        return _sum_and_convert(op, d, rows, len(layout.rows_a_thread))
+        return _sum_and_convert(op, d, places, len(layout.rows_a_thread))
     parts = []
-    for row in range(len(layout.rows_a_thread)):
-        parts.append(folded(shuffled(op.source, [r for r, of in enumerate(rows) if of == row]), combine))
+    for place in range(len(layout.places_a_thread(fold.kept))):
+        parts.append(folded(shuffled(op.source, [r for r, of in enumerate(places) if of == place]), fold.combine))
     if "kv.partial" in op.operation.attributes:
         held = register_layout(op.operation.results[0].type).registers
         return from_elements(tile_exchange.among_rows(parts, held, layout, d.threads))
-    of_rows = [over_lanes(x, layout, combine) for x in parts]
-    return from_elements(d.whole_rows(op.operation, of_rows, layout, d.threads.beside(layout), combine))
+    return from_elements(d.folded(op.operation, parts, layout, fold))
 
 
 def _sum_and_convert(op: Any, d: Distribution, rows: Sequence[int], count: int) -> ir.Value:
@@ -160,9 +155,9 @@ def _sum_and_convert(op: Any, d: Distribution, rows: Sequence[int], count: int) 
 
 @RULES.lowers("kv.tile_reduce_lanes")
 def _reduce_lanes(op: Any, d: Distribution) -> ir.Value:
-    layout, combine = register_layout(op.operation.attributes["kv.tile"].value), _COMBINE[op.kind.value]
-    of_rows = [over_lanes(x, layout, combine) for x in elements(op.source)]
-    return from_elements(d.whole_rows(op.operation, of_rows, layout, d.threads, combine))
+    layout = register_layout(op.operation.attributes["kv.tile"].value)
+    fold = tile_exchange.fold_of(op, COLUMN, d.threads)
+    return from_elements(d.folded(op.operation, elements(op.source), layout, fold))
 
 
 @RULES.lowers("kv.tile_mask")
@@ -192,8 +187,8 @@ def _share(op: Any, d: Distribution) -> ir.Value:
     layout = shared_layout(op.operation.results[0].type)
     place = d.allocate(layout)
     tile_exchange.begin(op.operation, d.threads)
-    threads = d.threads.beside(register_layout(op.operation.attributes["kv.tile"].value))
-    tile_memory.stage_registers(op.source, place, layout, threads)
+    tile_memory.stage_tile(op.source, op.operation.attributes["kv.tile"].value, place, layout, d.threads)
+    d.threads.fence()
     barriers.sync_consumers(d.threads)
     return place.ir
 
@@ -223,7 +218,8 @@ def _fragments(op: Any, d: Distribution) -> ir.Value:
     stored, tile = ir.RankedTensorType(op.operation.attributes["kv.tile"].value), op.operation.results[0].type
     dtypes = tuple(by_mlir(str(x.element_type)) for x in (stored, ir.RankedTensorType(tile)))
     place = Pointer(op.source, SHARED_SPACE)
-    return tile_fragments.read(place, shared_layout(stored), register_layout(tile), dtypes, d.threads)
+    given = place, shared_layout(stored), register_layout(tile), dtypes, d.threads
+    return tile_fragments.read(*given, is_transposed(tile))
 
 
 @RULES.lowers("kv.tile_scales")
@@ -272,8 +268,11 @@ def _scatter(op: Any, d: Distribution) -> None:
     # Of the lanes, and of the warps beside one another, that hold the same elements, the first writes.
     copies = [bit for bit, basis in enumerate(layout.lane_bases) if basis == (0, 0)]
     first = (d.threads.lane & sum(1 << bit for bit in copies)) == 0
-    if d.threads.across > 1 and layout.replicas > 1 << len(copies):
+    alike = layout.replicas > 1 << len(copies)
+    if alike and d.threads.across > 1 and layout.warps_along(COLUMN) == 1:
         first = first & (d.threads.column_warp == 0)
+    if alike and d.threads.stack > 1 and (layout.warps_along(ROW), layout.warps_along(COLUMN)) == (1, d.threads.across):
+        first = first & (d.threads.row_warp == 0)
     tile_memory.scatter(op, value, first, range(layout.registers))
 
 
@@ -283,25 +282,27 @@ def _scatter(op: Any, d: Distribution) -> None:
 @RULES.lowers("kv.dot")
 def _dot(op: Any, d: Distribution) -> ir.Value:
     product = d.products[op.operation.result]
+    a, b = product.operands(op)
     if d.grouped:
-        return tile_mma.multiply(product, op.a, op.b, op.c, d.threads)
+        return tile_mma.multiply(product, a, b, op.c, d.threads)
     if PROMOTED in op.operation.attributes:
         columns = op.operation.attributes[PROMOTED].value
-        return tile_products.promoted(product, _left(op, product, d), op.b, op.c, columns)
+        return tile_products.promoted(product, _left(a, product, d), b, op.c, columns)
     return tile_products.wait(0, [_start(op, d)])[0]
 
 
 @RULES.lowers("kv.dot_start")
 def _start(op: Any, d: Distribution) -> ir.Value:
     product = d.products[op.operation.result]
-    return tile_products.start(product, _left(op, product, d), op.b, op.c, JOINED in op.operation.attributes)
+    a, b = product.operands(op)
+    return tile_products.start(product, _left(a, product, d), b, op.c, JOINED in op.operation.attributes)
 
 
-def _left(op: Any, product: Product, d: Distribution) -> ir.Value:
+def _left(a: ir.Value, product: Product, d: Distribution) -> ir.Value:
     """A: what threads hold, or where this warpgroup's rows lie."""
     if product.a is None:
-        return op.a
-    return (Pointer(op.a, SHARED_SPACE) + d.threads.group * (WARPGROUP_ROWS * product.a.pitch)).ir
+        return a
+    return (Pointer(a, SHARED_SPACE) + d.threads.group * product.row_offset(WARPGROUP_ROWS)).ir
 
 
 @RULES.lowers("kv.dot_wait")

@@ -39,6 +39,7 @@ class Case:
     head_size: int | None = None
     first_column: int = 0
     adds: bool = False
+    threads: int = 128
 
     @property
     def size(self) -> int:
@@ -89,6 +90,11 @@ def check(c: Case, stored: bool = True) -> tuple[np.ndarray, Report]:
     return found, report
 
 
+def stores_of(report: Report) -> int:
+    """Stores to shared memory."""
+    return sum(n for name, n in report.by_opcode.items() if name.startswith("st.shared"))
+
+
 WIDE, TWO = Case(), Case(rows=128, length=131)
 EDGES = {
     "tokens before the first": Case(begin=66),
@@ -125,9 +131,9 @@ def test_converting_in_registers_gives_the_same_bits_with_fewer_stores(target, e
     case = Case(target, element, dtype, length=64, begin=0)
     (found, report), (other, before) = check(case), check(case, stored=False)
     np.testing.assert_array_equal(found, other)
-    stores = [sum(n for name, n in r.by_opcode.items() if name.startswith("st.shared")) for r in (report, before)]
     converted = not (target == "sm_80" and (element, dtype) == ("f8e4m3", "f16"))  # has no instruction for it
-    assert stores[0] < stores[1] if converted else stores[0] == stores[1]
+    stores, others = stores_of(report), stores_of(before)
+    assert stores < others if converted else stores == others
 
 
 KEPT = {
@@ -151,3 +157,75 @@ def test_what_registers_do_not_take_is_converted_in_shared_memory(case):
 @pytest.mark.parametrize("rows", [64, 128])
 def test_all_warps_load_the_rows_of_the_second_operand(rows, queries):
     check(Case(element="bf16", rows=rows, columns=64, queries=queries, length=rows, begin=0))
+
+
+# --- attention of few rows ---------------------------------------------------------------------------
+
+
+def attention_kernel(rows: int, keys_of_tile: int, size: int, dtype: Any, threads: int) -> Any:
+    of_tile = {"rows": keys_of_tile, "dtype": dtype}
+
+    @kv.kernel(block=threads)
+    def attention(query: kv.Buffer[dtype, 2], keys: kv.KVCache, values: kv.KVCache, out: kv.Buffer[kv.f32, 3]):
+        h, row, count = kv.block_id.x, kv.tile_index(rows), keys.cache_length(1)
+        q = query.load_rows(row, columns=size)
+        m, s, o = kv.full(rows, -3.0e38), kv.full(rows, 0.0), kv.full((rows, size), 0.0)
+        for j in range(0, (count + (keys_of_tile - 1)) // keys_of_tile):
+            k = keys.tile(1, h, j * keys_of_tile, count, **of_tile)
+            v = values.tile(1, h, j * keys_of_tile, count, **of_tile)
+            exists = j * keys_of_tile + kv.tile_index(keys_of_tile) < count
+            x = kv.masked(kv.dot(q, k.T) * 0.05, exists[None, :])
+            top = kv.math.max(m, x.max(axis=1))
+            alpha, p = kv.math.exp2(m - top), kv.math.exp2(x - top[:, None])
+            m, s = top, s * alpha + p.sum(axis=1)
+            o = kv.dot(dtype(p), v, o * alpha[:, None])
+        out.store_rows(h, row, value=o / s[:, None])
+
+    return attention
+
+
+def attend(c: Case, stored: bool = True) -> tuple[np.ndarray, Report]:
+    """The output of ``queries`` rows over all tokens, which is that of the model, and what the emulator saw."""
+    rng, dtype = np.random.default_rng(c.length), dtypes.of(c.dtype)
+    scales = {} if c.granularity is None else {"scale_dtype": "f32", "granularity": c.granularity}
+    sizes = {"head_size": c.size, "page_size": c.page_size, "cached": [5, c.length], "new": [0, 0]}
+    caches = random_problem(rng, c.kind, c.element, **sizes, **scales).caches(LAYER)
+    query = random_values(rng, (c.queries, c.size), dtype)
+    heads, report = caches[0].spec.num_heads, Report(c.target)
+    out = np.full((heads, c.queries, c.size), np.nan, np.float32)
+    options = {} if stored else {"assign-kv-layouts": "stored=false"}
+    kernel = attention_kernel(c.queries, c.rows, c.size, dtype, c.threads)
+    made = kv.compile(kernel, kv.Buffer[dtype, 2], *caches, kv.Buffer[kv.f32, 3], target=c.target, options=options)
+    emulated.launch(made, heads, c.threads, (query, *caches, out), report=report)
+    h, t, d = np.ogrid[:heads, : c.length, : c.size]
+    keys, values = (cache.load(1, h, t, d, dtype=kv.f32).astype(np.float64) for cache in caches)
+    x = np.einsum("nd,htd->hnt", query.astype(np.float64), keys) * 0.05
+    p = np.exp2(x - x.max(axis=2, keepdims=True))
+    want = np.einsum("hnt,htd->hnd", p / p.sum(axis=2, keepdims=True), values)
+    np.testing.assert_allclose(out, want, rtol=2e-2, atol=2e-2 * np.abs(values).max())
+    report.check()
+    return out, report
+
+
+SWAPPED = Case(queries=8, length=70)
+FEW = {
+    "8 rows": SWAPPED,
+    "16 rows, 128 keys a tile": replace(SWAPPED, queries=16, rows=128, length=130),
+    "two warpgroups": replace(SWAPPED, queries=24, rows=128, threads=256),
+    "two panels of columns": replace(SWAPPED, columns=256, length=20),
+    "pages of 5": replace(SWAPPED, page_size=5),
+    "a scale a token": replace(SWAPPED, element="i8", granularity=128),
+    "f16": replace(SWAPPED, element="f8e5m2", dtype="f16"),
+    "e4m3 as f16": replace(SWAPPED, dtype="f16"),
+    "older GPUs": replace(SWAPPED, target="sm_80", columns=64),
+    "older GPUs, 128 keys a tile": replace(SWAPPED, target="sm_80", columns=64, queries=16, rows=128),
+    "older GPUs, a scale a token": replace(SWAPPED, target="sm_80", element="i8", granularity=128, queries=16),
+    "older GPUs, f16": replace(SWAPPED, target="sm_80", element="i8", dtype="f16", columns=64),
+}
+
+
+@pytest.mark.parametrize("case", FEW.values(), ids=list(FEW))
+def test_few_rows_attend_to_keys_and_values_that_are_converted_in_registers(case):
+    _, report = attend(case)
+    _, before = attend(case, stored=False)
+    assert stores_of(report) < stores_of(before)
