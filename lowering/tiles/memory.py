@@ -433,14 +433,16 @@ def store_registers(op: Any, layout: RegisterLayout, threads: Threads) -> None:
     threads = threads.beside(layout)
     wide, step = buffer.dtype.bits == 32, 2 * BLOCK_COLUMNS * threads.across
     run = 2 if (0, 1) in layout.register_bases else 1  # neighbours of a row
+    beside = min((basis[1] for basis in layout.warp_bases if basis[1]), default=0)  # columns of stacks beside others
     for i, (row, mask) in enumerate(zip(layout.rows_a_thread, op.masks, strict=True)):
         indices = [scalar(x) for x in list(op.indices)[i * rank : (i + 1) * rank]]
         if wide:
             firsts = [at for at in layout.columns_a_thread[::run] if at < stored]
             written = [(column + at, [values[places[row, at + u]] for u in range(run)]) for at in firsts]
         else:
-            written = _fours(values, places, row, range(0, stored, step), threads)
-        some = stored % step and (threads.across > 1 or not wide)
+            firsts = [at for at in layout.columns_a_thread if at < stored and at % (2 * BLOCK_COLUMNS) == 0]
+            written = _fours(values, places, row, firsts, threads, beside)
+        some = (stored % step or (beside > step and stored < layout.shape[1])) and (threads.across > 1 or not wide)
         with functional.when(_bool(mask)):
             for at, held in written:
                 with functional.when(at < stored) if some else contextlib.nullcontext():
@@ -450,9 +452,12 @@ def store_registers(op: Any, layout: RegisterLayout, threads: Threads) -> None:
 
 
 def _fours(
-    values: Sequence[ir.Value], places: dict[tuple[int, int], int], row: int, firsts: range, threads: Threads
-) -> list[tuple[Value, list[ir.Value]]]:
+    values: Sequence[ir.Value], places: dict[tuple[int, int], int], row: int, firsts: Sequence[int], threads: Threads,
+    beside: int,
+) -> list[tuple[Value, list[ir.Value]]]:  # fmt: skip
     """(column, elements) of four neighbours of 16 bits of a row, of every 16 columns.
+
+    ``beside``: how many columns a stack of warps has before the next one's.
 
     Four lanes have two elements each of 8 columns. Neighbouring lanes exchange those of one 8 for those of the next, so
     that four lanes write 32 bytes of a row, what memory takes at a time.
@@ -461,7 +466,7 @@ def _fours(
     odd, found = (lane & 1) == 1, []
     column = (lane & 1) * BLOCK_COLUMNS + ((lane >> 1) & 1) * 4
     if threads.across > 1:
-        column = column + threads.column_warp * (2 * BLOCK_COLUMNS)
+        column = column + threads.column_warp * beside
     for first in firsts:
         pairs = [[values[places[row, at + u]] for u in range(2)] for at in (first, first + BLOCK_COLUMNS)]
         low, high = (scalar(words(from_elements(pair))[0]) for pair in pairs)
@@ -515,9 +520,11 @@ def stage_registers(value: ir.Value, place: Pointer, layout: SharedLayout, threa
     if not threads.proxy:  # where there is no wgmma there may be no stmatrix
         tile_mma.store(fragments, place, layout, threads)
         return
-    row = threads.warp * 16 + (threads.lane & 15)
+    row, columns = threads.row_warp * 16 + (threads.lane & 15), layout.columns // threads.across
     high = threads.lane >> 4
-    for k in range(layout.columns // 16):
+    if threads.across > 1:  # of warpgroups, each with neighbouring columns
+        high = high + threads.column_warp * (columns // 8)
+    for k in range(columns // 16):
         chunk = high + 2 * k
         ptx.stmatrix(place + layout.chunk_offset(row, chunk), [scalar(w) for w in fragments[4 * k : 4 * k + 4]])
 

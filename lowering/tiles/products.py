@@ -124,13 +124,14 @@ def start(product: Product, a: ir.Value, b: ir.Value, c: ir.Value | None, joined
     held: Any = words(a) if product.a is None else _descriptor(a, product.a, product.transpose_a)
     right = _descriptor(b, product.b, not product.transpose_b)
     steps, sums, made = product.steps, [] if c is None else elements(c), []
+    columns = product.n // product.across
     for part, row in enumerate(product.first_rows):
         words_of_part = slice(part * 4 * len(steps), (part + 1) * 4 * len(steps))
         left = held[words_of_part] if product.a is None else held
         both = list(zip(product.moves(row), steps, strict=False))
         each = len(both) // product.terms  # terms side by side, which share B's descriptor while a register has it
         made += multiply(
-            product.n, ELEMENTS[product.element], left, right, sums[len(made) : len(made) + product.n // 2],
+            columns, ELEMENTS[product.element], left, right, sums[len(made) : len(made) + columns // 2],
             [both[i] for first in range(each) for i in range(first, len(both), each)], not product.transpose_b,
             wait=False, trans_a=product.transpose_a, dtype_b=ELEMENTS[product.element_b or product.element],
             commit=not joined and row == product.first_rows[-1],

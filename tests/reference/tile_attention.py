@@ -97,7 +97,7 @@ class Choice:
 
     @property
     def rows(self) -> int:
-        return 64 * self.consumers
+        return 64 * self.consumers // dict(self.entries).get("across", 1)
 
     @property
     def threads(self) -> int:

@@ -174,6 +174,49 @@ def test_nothing_is_written_for_sequences_without_rows():
     assert out.size == lse.size == 0
 
 
+# --- columns over warpgroups -------------------------------------------------------------------------
+
+ACROSS = Choice(consumers=2, entries=(("across", 2),))
+CP_ASYNC_ACROSS = dataclasses.replace(ACROSS, maps=False)
+WIDE: dict[str, tuple[dict[str, Any], Choice, dict[str, Any]]] = {
+    "512 columns": ({"cached": [40], "new": [5], "head_size": 512}, dataclasses.replace(ACROSS, keys=32, stages=1), {}),
+    "sequences of every length": ({**RAGGED, "head_size": 128}, ACROSS, {}),
+    "a window with slopes, sinks and a softcap": (
+        {**RAGGED, "head_size": 128},
+        dataclasses.replace(ACROSS, keys=32),
+        {"mask": "sliding_window", "span": 33, "slopes": True, "sinks": True, "softcap": 20.0},
+    ),
+    "128 rows": ({"cached": [70], "new": [40], "head_size": 128}, dataclasses.replace(ACROSS, consumers=4), {}),
+    "no producer": ({**RAGGED, "head_size": 128}, dataclasses.replace(ACROSS, producer=False, maps=False), {}),
+    "split keys": ({"cached": [260], "new": [3], "head_size": 128}, dataclasses.replace(ACROSS, splits=3), {}),
+    "a queue": (
+        {**RAGGED, "head_size": 128},
+        dataclasses.replace(ACROSS, blocks=2, queue=True, entries=(("across", 2), ("query_stages", 2))),
+        {},
+    ),
+    "8-bit elements": ({"cached": [40, 0], "new": [9, 3], "head_size": 128, "dtype": "f8e4m3"}, CP_ASYNC_ACROSS, {}),
+    "a negative scale": ({"cached": [40], "new": [9], "head_size": 256, "dtype": "f16"}, ACROSS, {"scale": -0.2}),
+    "tiles of 32 keys": ({"cached": [40], "new": [9], "head_size": 128}, dataclasses.replace(ACROSS, keys=32), {}),
+}
+
+
+@pytest.mark.parametrize("name", WIDE)
+def test_warpgroups_beside_one_another_share_the_columns_of_scores_and_sums(name):
+    sizes, choice, what = WIDE[name]
+    check(batch(**sizes), choice, orders=[None, ptx.Order("random", "random", 1)], **what)
+
+
+@pytest.mark.parametrize(
+    ("head_size", "choice", "why"),
+    [(96, ACROSS, "a power of two of columns from 64 on, got bf16 and N = 96"),
+     (128, dataclasses.replace(ACROSS, keys=48), "a power of two of columns from 16 on, got bf16 and N = 48"),
+     (128, dataclasses.replace(ACROSS, consumers=3), "across must divide the 3 warpgroups")],
+)  # fmt: skip
+def test_columns_that_warpgroups_cannot_share_are_refused(head_size, choice, why):
+    with pytest.raises(kv.KernelError, match=why):
+        check(batch([40], [9], head_size=head_size), choice)
+
+
 # --- schedules ---------------------------------------------------------------------------------------
 
 SCHEDULES = {
