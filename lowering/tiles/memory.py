@@ -17,6 +17,7 @@ from mlir.dialects import vector as mlir_vector
 from kvarn.dialect import ops, types
 from kvarn.dialect.dtypes import DType, bool_, by_mlir, i32, u32
 from kvarn.dialect.layout import cdiv
+from kvarn.dialect.ops.staging import PARTS
 from kvarn.dialect.ops.tile import TILE_COLUMN, number_of, stored_columns, stored_from
 from kvarn.dialect.register_layout import RegisterLayout
 from kvarn.dialect.shared_layout import CHUNK, SharedLayout
@@ -62,6 +63,7 @@ class Stages:
     told: bool = False  # whether copies by cp.async tell of their end themselves
     unfenced: bool = False  # whether products' view of what was written is left to those who wait for it
     grouped: bool = False  # whether threads wait for groups of copies and for one another, instead of for barriers
+    parts: int = 1  # of a tile's columns that have a barrier ``full`` each
 
     @staticmethod
     def allocate(op: Any, layout: SharedLayout, copying: int, grouped: bool, slots: int) -> Stages:
@@ -69,11 +71,12 @@ class Stages:
         count, copy = op.stages.value, op.copy.value
         dtype = by_mlir(str(ir.RankedTensorType(op.tile.value).element_type))
         tiles = Pointer(ops.alloc_shared(layout.bytes, layout.alignment), SHARED)
-        full = empty = tiles
+        full, empty, parts = tiles, tiles, number_of(op, PARTS, 1)
         if not grouped:
-            full = Pointer(ops.alloc_shared(2 * count * BARRIER_BYTES, BARRIER_BYTES), SHARED)
-            empty = full + count * BARRIER_BYTES
-        made = Stages(op.buffer_name.value, layout, count, copy, copying, dtype, tiles, full, empty, grouped=grouped)
+            full = Pointer(ops.alloc_shared((parts + 1) * count * BARRIER_BYTES, BARRIER_BYTES), SHARED)
+            empty = full + parts * count * BARRIER_BYTES
+        of_barriers = {"grouped": grouped, "parts": parts}
+        made = Stages(op.buffer_name.value, layout, count, copy, copying, dtype, tiles, full, empty, **of_barriers)
         users_of = users(op.operation.results[0])
         made.finished = any(user.name == "kv.copy_finish" for user in users_of)
         starts = [user.opview for user in users_of if user.name == "kv.copy_start"]
@@ -93,7 +96,9 @@ class Stages:
         """Set the barriers up: warps that copy fill a stage, or what tells of itself, and ``consumers`` release it."""
         for stage in range(0 if self.grouped else self.count):
             copies = 1 if self.copy == "tma" else self.copying if self.told else self.copying // WARP
-            ptx.mbarrier_init(self.full + stage * BARRIER_BYTES, copies, f"full_{self.name}[{stage}]")
+            for part in range(self.parts):
+                name = f"full_{self.name}[{stage}]" if self.parts == 1 else f"full_{self.name}[{stage}][{part}]"
+                ptx.mbarrier_init(self.full_of(stage, part), copies, name)
             ptx.mbarrier_init(self.empty + stage * BARRIER_BYTES, consumers, f"empty_{self.name}[{stage}]")
         if self.staging is not None:
             self.staging.initialize()
@@ -116,6 +121,17 @@ class Stages:
             return
         stage, parity = self.stage(n)
         ptx.mbarrier_wait(self.empty + stage * BARRIER_BYTES, parity ^ 1, sleep, f"empty_{self.name}")
+
+    def full_of(self, stage: Any, part: int = 0) -> Pointer:
+        """The barrier that tells of a stage, or of a part of its columns."""
+        first = self.full + stage * (self.parts * BARRIER_BYTES)
+        return first + part * BARRIER_BYTES if part else first
+
+    def wait_for(self, n: Value, parts: Sequence[int]) -> None:
+        """Wait for some parts of use n, whose copies are TMA's."""
+        stage, parity = self.stage(n)
+        for part in parts:
+            ptx.mbarrier_wait(self.full_of(stage, part), parity, name=f"full_{self.name}")
 
     def wait(self, n: Value) -> Pointer:
         stage, parity = self.stage(n)
@@ -200,7 +216,7 @@ def entry_of(op: Any, token: Value) -> Value:
 def copy_tile_boxes(op: Any, stages: Stages, lane: Value) -> None:
     """One warp copies a tile by TMA to its stage."""
     stage, _ = stages.stage(scalar(op.n))
-    copy_boxes(op, stages.layout, stages.tile(stage), stages.full + stage * BARRIER_BYTES, lane)
+    copy_boxes(op, stages.layout, stages.tile(stage), stages.full_of(stage), lane, parts=stages.parts)
 
 
 def start_rows(op: Any, stages: Stages, thread: Value, threads: int) -> None:
@@ -281,12 +297,17 @@ def copy_runs(op: Any, layout: SharedLayout, place: Pointer, thread: Value, thre
                 ptx.cp_async(place + layout.chunk_offset(base + row, chunk + behind), source, zero_fill_size=exists)
 
 
-def clear_rows(tile: Pointer, layout: SharedLayout, kept: tuple[Value, Value], threads: Threads) -> None:
-    """The consumers write zeros to a tile's rows outside of ``kept``, and see them all written."""
+def clear_rows(
+    tile: Pointer, layout: SharedLayout, kept: tuple[Value, Value], threads: Threads, arrive: Callable[[], None]
+) -> None:
+    """The consumers write zeros to a tile's rows outside of ``kept``, and see them all written; ``arrive`` waits for
+    what of the tile has yet to come.
+    """
     begin, end = kept
     everyone = threads.consumers * WARPGROUP
     chunks = layout.panels * (layout.pitch // CHUNK)
     with functional.when((begin > 0) | (end < layout.rows)):
+        arrive()
         spans = ((0, kv_math.min(begin, layout.rows)), (kv_math.max(end, 0), layout.rows))
         for first, last in spans:
             with functional.loop(first * chunks + threads.thread, last * chunks, everyone) as i:

@@ -36,6 +36,7 @@ from . import (
     two_term_rows as tile_terms,
     windows as tile_windows,
 )
+from .boxes import panel_bounds
 from .chunks import Gather
 from .fast_math import CONTRACT, FAST
 from .ir import JOINED, PROMOTED, WARPGROUP, WARPGROUP_ROWS, filled, is_tile, is_transposed, layout_of
@@ -298,7 +299,10 @@ def _start(op: Any, d: Distribution) -> ir.Value:
     product = d.products[op.operation.result]
     a, b = product.operands(op)
     left, right = _left(a, product, d), _right(b, product, d)
-    return tile_products.start(product, left, right, op.c, JOINED in op.operation.attributes)
+    if b not in d.parted:
+        return tile_products.start(product, left, right, op.c, JOINED in op.operation.attributes)
+    parts = panel_bounds(product.b, d.parted[b][0].parts)
+    return tile_products.start_parts(product, left, right, op.c, parts, lambda part: d.arrive(b, [part]))
 
 
 def _left(a: ir.Value, product: Product, d: Distribution) -> ir.Value:

@@ -225,6 +225,11 @@ SCHEDULES = {
     "three consumers without a producer": Choice(consumers=3, producer=False),
     "one stage": Choice(stages=1),
     "three stages": Choice(stages=3),
+    "keys in two parts": Choice(entries=(("parts", 2),)),
+    "keys in two parts, by turns": Choice(
+        consumers=2, blocks=1, queue=True, entries=(("parts", 2), ("query_stages", 2), ("ping_pong", True))
+    ),
+    "keys in two parts, no producer": Choice(producer=False, entries=(("parts", 2),)),
     "no producer": Choice(producer=False),
     "no producer, cp.async": Choice(producer=False, maps=False),
     "no overlap": Choice(entries=(("overlap", False),)),
@@ -264,7 +269,16 @@ LENGTHS: dict[str, Any] = {
 @pytest.mark.parametrize("lengths", LENGTHS)
 @pytest.mark.parametrize("name", SCHEDULES)
 def test_a_schedule_changes_no_result(name, lengths):
-    check(batch(**LENGTHS[lengths]), SCHEDULES[name])
+    wide = {"head_size": 128} if "parts" in name else {}  # of more than one swizzle atom
+    check(batch(**LENGTHS[lengths], **wide), SCHEDULES[name])
+
+
+def test_products_of_parts_begin_when_the_first_is_there():
+    b = batch(**LENGTHS["uneven"], head_size=192)
+    made = compiled(case_of(b), b.problem.collection.spec, Choice(entries=(("parts", 3),)))
+    found = " ".join(re.findall(r"wgmma\.mma_async|mbarrier\.try_wait|wgmma\.commit_group", made.asm["ptx"]))
+    part = " ".join(["wgmma.mma_async"] * 4)  # of 12 steps of K, four of each swizzle atom
+    assert " mbarrier.try_wait ".join([part] * 3) + " wgmma.commit_group" in found
 
 
 @pytest.mark.parametrize(
@@ -279,10 +293,11 @@ def test_the_order_of_warps_and_copies_changes_no_result(choice, order):
     check(batch([130], [18]), choice, orders=[order])
 
 
-def test_no_barrier_of_a_circular_buffer_can_be_left_out():
+@pytest.mark.parametrize(("head_size", "entries"), [(64, ()), (128, (("parts", 2),))], ids=["whole", "parts"])
+def test_no_barrier_of_a_circular_buffer_can_be_left_out(head_size, entries):
     """The emulator says so in program order, whether the result is right or not."""
-    b = batch(cached=[260, 3], new=[17, 2])
-    choice = Choice(consumers=2, blocks=1, entries=(("ping_pong", True),))
+    b = batch(cached=[260, 3], new=[17, 2], head_size=head_size)
+    choice = Choice(consumers=2, blocks=1, entries=(("ping_pong", True), *entries))
     text = compiled(case_of(b), b.problem.collection.spec, choice).asm["ptx"]
     waits = re.findall(r"mbarrier\.try_wait\.parity\.shared\.b64 p, \[%r\d+\], %r\d+;", text)
     assert len(waits) > 4
