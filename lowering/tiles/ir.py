@@ -157,6 +157,11 @@ def users(value: ir.Value) -> list[ir.Operation]:
     return found
 
 
+def is_second_operand(value: ir.Value) -> bool:
+    """Whether a product reads a tile as B: every warp then reads all of its rows."""
+    return any(use.owner.operation.name in ("kv.dot", "kv.dot_start") and use.operand_number == 1 for use in value.uses)
+
+
 class AtPoint:
     """Elements of tiles as scalars, at the insertion point: ``at(value, row)`` of a vector, ``at(value, row, column)``.
 

@@ -91,7 +91,8 @@ def _left(product: Product, a: ir.Value, threads: Threads) -> Callable[[int, int
     lane, layout = threads.lane, product.a
     if layout is None:
         flat = [scalar(w) for w in words(a)]
-        return lambda k, r: flat[4 * k : 4 * k + 4]
+        steps = product.k // STEP
+        return lambda k, r: flat[4 * (r * steps + k) :][:4]
     place, down = Pointer(a, SHARED), threads.stack * ROWS
     if not product.transpose_a:
         row = threads.row_warp * ROWS + ptx.unknown(lane & 15)  # addresses would be held through the loop

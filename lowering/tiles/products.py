@@ -121,10 +121,12 @@ def start(product: Product, a: ir.Value, b: ir.Value, c: ir.Value | None, joined
 
     One that is ``joined`` is waited for with the next that is started.
     """
-    left = words(a) if product.a is None else _descriptor(a, product.a, product.transpose_a)
+    held: Any = words(a) if product.a is None else _descriptor(a, product.a, product.transpose_a)
     right = _descriptor(b, product.b, not product.transpose_b)
     steps, sums, made = product.steps, [] if c is None else elements(c), []
-    for row in product.first_rows:
+    for part, row in enumerate(product.first_rows):
+        words_of_part = slice(part * 4 * len(steps), (part + 1) * 4 * len(steps))
+        left = held[words_of_part] if product.a is None else held
         both = list(zip(product.moves(row), steps, strict=False))
         each = len(both) // product.terms  # terms side by side, which share B's descriptor while a register has it
         made += multiply(

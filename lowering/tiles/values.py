@@ -14,7 +14,7 @@ from mlir import ir
 from mlir.dialects import arith, vector as mlir_vector
 
 from kvarn.dialect import ops, types
-from kvarn.dialect.dtypes import bool_, f8e4m3, f32, i32
+from kvarn.dialect.dtypes import bool_, by_mlir, f8e4m3, f32, i32
 from kvarn.dialect.ops.tile import SHARED, SHARED_TRANSPOSED, row_format
 from kvarn.dialect.register_layout import COLUMN, ROW
 from kvarn.dialect.shared_layout import CHUNK
@@ -27,6 +27,7 @@ from kvarn.lowering.rewrite import Rules
 from . import (
     barriers,
     exchange as tile_exchange,
+    fragments as tile_fragments,
     memory as tile_memory,
     mma as tile_mma,
     products as tile_products,
@@ -35,7 +36,7 @@ from . import (
 )
 from .chunks import Gather
 from .fast_math import CONTRACT, FAST
-from .ir import JOINED, PROMOTED, WARPGROUP, WARPGROUP_ROWS, filled, is_tile, layout_of
+from .ir import JOINED, PROMOTED, WARPGROUP, WARPGROUP_ROWS, filled, is_tile, is_transposed, layout_of
 from .products import Product
 from .threads import (
     elements,
@@ -210,6 +211,20 @@ def _columns(op: Any, d: Distribution) -> ir.Value:
         whole.offset(op.first_column.value, 0) if transposed else whole.view(op.first_column.value, tile.shape[1])[0]
     )
     return (Pointer(op.source, SHARED_SPACE) + offset).ir
+
+
+@RULES.lowers("kv.tile_fragments")
+def _fragments(op: Any, d: Distribution) -> ir.Value:
+    stored, tile = ir.RankedTensorType(op.operation.attributes["kv.tile"].value), op.operation.results[0].type
+    dtypes = tuple(by_mlir(str(x.element_type)) for x in (stored, ir.RankedTensorType(tile)))
+    place = Pointer(op.source, SHARED_SPACE)
+    given = place, shared_layout(stored), register_layout(tile), dtypes, d.threads
+    return tile_fragments.read(*given, is_transposed(tile))
+
+
+@RULES.lowers("kv.tile_scales")
+def _scales(op: Any, d: Distribution) -> ir.Value:
+    return tile_fragments.scales(op, register_layout(op.operation.results[0].type), d.threads)
 
 
 @RULES.lowers("kv.tile_load")

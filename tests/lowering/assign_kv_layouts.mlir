@@ -3,6 +3,7 @@
 // RUN: kv-opt %S/Inputs/observed.mlir --kv-pipeline --target=sm_90a --stop-after=assign-kv-layouts --check-semantics-of=assign-kv-layouts --grid=3 --arg=query=3x16x64 --arg=seen=3x256 --lengths=edges --model=%S/Inputs/models.py:observed -o /dev/null
 
 !cache = !kv.cache<"paged", bf16, 8 : i64, 128 : i64, false, 16 : i64, none, 1 : i64>
+!bytes = !kv.cache<"paged", i8, 8 : i64, 128 : i64, false, 16 : i64, f32, 128 : i64>
 
 gpu.module @kernels {
   // Both operands of the first product are loaded and lie in shared memory; A of the second is computed and stays in
@@ -153,6 +154,29 @@ gpu.module @kernels {
     %at = "kv.tile_index"() : () -> tensor<64xi32>
     %true = arith.constant dense<true> : tensor<64xi1>
     "kv.tile_store_rows"(%r#1, %out, %true, %at) : (tensor<64x128xf32>, memref<?x128xf32>, tensor<64xi1>, tensor<64xi32>) -> ()
+    gpu.return
+  }
+
+  // Elements of 8 bits that only A takes stay what they are in shared memory, and threads convert them; scales, one of a
+  // row, multiply the product before it is added.
+  // CHECK-LABEL: gpu.func @stored
+  // CHECK:         %[[S:.*]] = "kv.tile_scales"({{.*}} -> tensor<64xf32, "rows(wgmma)">
+  // CHECK:         %[[K:.*]] = "kv.tile_load"({{.*}} -> tensor<64x128xi8, "shared">
+  // CHECK:         %[[A:.*]] = "kv.tile_fragments"(%[[K]]) : (tensor<64x128xi8, "shared">) -> tensor<64x128xbf16, "wgmma">
+  // CHECK:         %[[P:.*]] = "kv.dot"(%[[A]], %{{.*}}) {transpose_b = true} : (tensor<64x128xbf16, "wgmma">, tensor<16x128xbf16, "shared">) -> tensor<64x16xf32, "wgmma">
+  // CHECK:         %[[F:.*]] = "kv.tile_broadcast"(%[[S]]) {dimension = 0 : i64} : (tensor<64xf32, "rows(wgmma)">) -> tensor<64x16xf32, "wgmma">
+  // CHECK:         %[[M:.*]] = arith.mulf %[[P]], %[[F]]
+  // CHECK:         arith.addf %{{.*}}, %[[M]]
+  gpu.func @stored(%c: !bytes, %i: i32, %query: memref<?x128xbf16>, %out: memref<?x16xf32>) kernel attributes {kv.tiled, kv.block = array<i32: 128, 1, 1>} {
+    %few = "kv.tile_index"() : () -> tensor<16xi32>
+    %some = arith.constant dense<true> : tensor<16xi1>
+    %at = "kv.tile_index"() : () -> tensor<64xi32>
+    %true = arith.constant dense<true> : tensor<64xi1>
+    %zeros = arith.constant dense<0.0> : tensor<64x16xf32>
+    %q = "kv.tile_load_rows"(%query, %some, %few) : (memref<?x128xbf16>, tensor<16xi1>, tensor<16xi32>) -> tensor<16x128xbf16>
+    %k = "kv.tile_load"(%c, %i, %i, %i, %i, %i) {first_column = 0 : i64, operandSegmentSizes = array<i32: 1, 1, 1, 1, 1, 1, 0, 0>, tail = "any"} : (!bytes, i32, i32, i32, i32, i32) -> tensor<64x128xbf16>
+    %s = "kv.dot"(%k, %q, %zeros) {transpose_b = true} : (tensor<64x128xbf16>, tensor<16x128xbf16>, tensor<64x16xf32>) -> tensor<64x16xf32>
+    "kv.tile_store_rows"(%s, %out, %true, %at) : (tensor<64x16xf32>, memref<?x16xf32>, tensor<64xi1>, tensor<64xi32>) -> ()
     gpu.return
   }
 

@@ -56,10 +56,12 @@ from kvarn.lowering.tiles.ir import (
     SWAPPED,
     WARP,
     WARPGROUP,
+    WARPGROUP_ROWS,
     WGMMA,
     element,
     instruction_of,
     is_elementwise,
+    is_second_operand,
     is_tile,
     is_transposed,
     layout_of,
@@ -233,11 +235,12 @@ class Distribution:
         transposed = op.transpose_b.value != (layout_of(op.b.type) == SHARED_TRANSPOSED)
         lies = self.columns_of.get(op.b, shared_layout(op.b.type))
         place = shared_layout(op.a.type) if layout_of(op.a.type) == SHARED else None
+        in_shared = layout_of(op.b.type) in IN_SHARED  # as B always is, but of swapped operands
         k, held = b.shape[1 if op.transpose_b.value else 0], register_layout(result)
         if is_transposed(result):
             return Product(
-                k, a.shape[0], str(b.element_type), held.transposed, place, True, lies, element_b=str(a.element_type),
-                transpose_a=not transposed, swapped=True,
+                k, a.shape[0], str(b.element_type), held.transposed, place, True, lies if in_shared else None,
+                element_b=str(a.element_type), transpose_a=in_shared and not transposed, swapped=True,
             )  # fmt: skip
         kind, terms = str(a.element_type), a.shape[1] // k
         return Product(k, n, kind, held, lies, transposed, place, terms, str(b.element_type))
@@ -274,9 +277,8 @@ class Distribution:
         if layout_of(op.result.type) != SHARED and not held:
             fail(op, "loads rows that no product reads from shared memory: load them as elements instead")
         layout = shared_layout(op.result.type)
-        place = self.allocate(layout)
-        second = any(user.name in _PRODUCTS and user.opview.b == op.result for user in users(op.result))
-        threads = dataclasses.replace(self.threads, whole=second and self.threads.consumers > 1)
+        place, several = self.allocate(layout), self.threads.consumers > 1 or layout.rows != WARPGROUP_ROWS
+        threads = dataclasses.replace(self.threads, whole=several and is_second_operand(op.result))
         with ir.InsertionPoint(op):
             if enclosing(op, "scf.for", "scf.while") is not None:  # all have read what the last round put there
                 barriers.sync_rows(threads)
@@ -566,7 +568,7 @@ def _set_registers(op: Any, d: Distribution) -> None:
 def annotate(function: ir.Operation) -> None:
     """Keep on ops the type of the tile that their rule asks for after their operands have changed."""
     stores = "kv.tile_scatter", "kv.tile_stage", "kv.tile_store_shared", "kv.tile_store_direct"
-    for op in ops_named(function, *tile_exchange.EXCHANGES, "kv.table_store", *stores):
+    for op in ops_named(function, *tile_exchange.EXCHANGES, "kv.table_store", "kv.tile_fragments", *stores):
         op.attributes["kv.tile"] = ir.TypeAttr.get(op.operands[0].type)
 
 

@@ -31,20 +31,18 @@ from mlir import ir
 from mlir.dialects import arith, scf
 
 from kvarn.dialect import types
-from kvarn.dialect.dtypes import f8e4m3
 from kvarn.dialect.ops import staging
 from kvarn.dialect.ops.common import i64_attr
 from kvarn.dialect.ops.sharing import atom_columns, tile_columns
-from kvarn.dialect.ops.tile import IN_SHARED, ROW_FORMAT, SHARED, SHARED_TRANSPOSED, TILE_COLUMN, row_format
+from kvarn.dialect.ops.tile import IN_SHARED, ROW_FORMAT, SHARED, TILE_COLUMN, row_format
 from kvarn.lowering.index import const
 from kvarn.lowering.pass_base import fail, kv_pass
 from kvarn.lowering.remarks import remark
 from kvarn.lowering.rewrite import defining_op, enclosing, ops_named
 from kvarn.lowering.target import Target, by_name
-from kvarn.lowering.tiles.copies import fits_pages, why_not_by_rows, why_not_staged
+from kvarn.lowering.tiles.copies import by_pages, copy_of, of_pool, why_not_by_rows, why_not_staged
 from kvarn.lowering.tiles.ir import (
     MMA,
-    SWIZZLE,
     WARPGROUP,
     WGMMA,
     constant_int,
@@ -73,34 +71,6 @@ class Options:
     stages: int | None = None
 
 
-def copy_of(op: Any, target: Target, by_tma: bool) -> str:
-    """How a load's tile is copied; ``by_tma``: where it has a descriptor, by that."""
-    spec = types.spec_of(op.cache.type)
-    if layout_of(op.tile.type) == SHARED_TRANSPOSED:
-        return "transposed"
-    stored = spec.data_dtype.mlir == str(element(op.tile)) and not spec.quantized
-    if op.descriptor is not None and by_tma:
-        return "tma" if stored else "staged"
-    if _of_pool(op):
-        whole = why_not_by_rows(spec, shape(op.tile)[1], op.first_column.value) is None
-        return "cp_async" if stored and whole and shape(op.tile)[0] <= WARPGROUP else "convert"
-    (rows, columns), page, first = shape(op.tile), spec.page_size, op.first_column.value
-    if stored and (why_not_by_rows(spec, columns, first) is None or by_pages(op, by_tma)):
-        return "cp_async"
-    converts = str(element(op.tile)) in ("bf16", "f16") and (spec.dtype is not f8e4m3 or target.has("f8_convert"))
-    if not stored and converts and why_not_staged(spec, columns, first) is None:
-        return "staged"
-    whole = columns == spec.data_size and columns * spec.data_dtype.itemsize % SWIZZLE == 0
-    paged = not page or page % rows == 0 or rows % page == 0
-    return "cp_async" if stored and whole and paged and first == 0 else "convert"
-
-
-def by_pages(op: Any, by_tma: bool) -> bool:
-    """Whether a tile that is stored as it is computed with is copied page by page, and not row by row."""
-    spec, (rows, columns) = types.spec_of(op.cache.type), shape(op.tile)
-    return op.lists is None and not by_tma and fits_pages(spec, rows, columns, op.first_column.value)
-
-
 _HOW = {
     "cp_async": "cp.async",
     "staged": "{} and conversion in shared memory",
@@ -125,20 +95,13 @@ def _say(load: ir.Operation, copy: str, stages: int) -> None:
     elif copy != "cp_async" and spec.data_dtype.mlir != str(element(op.tile)):
         why = f"{spec.data_dtype.mlir} becomes {element(op.tile)}"
         if copy == "convert":
-            other = (
-                "its rows are listed or have a format" if _of_pool(op) else "which the target has no instruction for"
-            )
+            other = "its rows are listed or have a format" if of_pool(op) else "which the target has no instruction for"
             why += f", {why_not_staged(spec, columns, first) or other}"
     elif copy != "cp_async":
         why = why_not_by_rows(spec, columns, first) or why
     elif op.lists is not None:
         why = "its rows are listed"
     remark(load, "missed", f"tile of {tile} is copied by {how}, in {stages} stages: {why}", stages=stages)
-
-
-def _of_pool(op: Any) -> bool:
-    """Whether lists say where rows are, or rows have a format of their own."""
-    return op.lists is not None or not row_format(op, types.spec_of(op.cache.type)).plain
 
 
 def name_of(op: Any, taken: set[str]) -> str:
