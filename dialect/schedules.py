@@ -385,10 +385,11 @@ SPLIT = Entry(
 )
 ROWS = Entry(
     "rows",
-    "Query rows (tokens times the group) of a block: 64 for each warpgroup that multiplies.",
+    "Query rows (tokens times the group) of a block: 64 for each warpgroup that multiplies, or fewer, which one has as "
+    "the second operand of its products.",
     "128; 192 for heads of up to 96 that TMA copies, but of 8 bits or over 64 for no few rows; 64 where no sequence "
     "has more",
-    choices=(64, 128, 192, 256),
+    choices=(8, 16, 32, 64, 128, 192, 256),
 )
 KEYS = Entry("keys", "Keys of a tile.", "the most up to 128 that fit", least=16, most=256, step=16)
 TILE_STAGES = Entry("stages", "Tiles of keys, and of values, in shared memory.", "2; 3 for heads of up to 64", most=8)

@@ -93,7 +93,12 @@ class TileConfig:
     @property
     def consumers(self) -> int:
         """Warpgroups that multiply."""
-        return self.rows // WARPGROUP_ROWS * self.beside_rows
+        return cdiv(self.rows, WARPGROUP_ROWS) * self.beside_rows
+
+    @property
+    def swapped(self) -> bool:
+        """Whether rows are so few that they are the second operand of products, whose rows are keys and columns."""
+        return self.rows < WARPGROUP_ROWS
 
     @property
     def beside_rows(self) -> int:
@@ -102,7 +107,7 @@ class TileConfig:
             return 2 if self.split_columns else 1
         columns = align_up(self.case.value_size, COLUMN_STEP)
         wide = columns > MOST_OF_VALUES and columns % (2 * COLUMN_STEP) == 0
-        return 2 if wide and self.case.query.bits == 16 else 1
+        return 2 if wide and self.case.query.bits == 16 and not self.swapped else 1
 
     @property
     def across(self) -> int:
@@ -162,6 +167,8 @@ class TileConfig:
         that one kernel would have, which read twice as much from the L2.
         """
         size = self.case.value_size
+        if self.swapped:  # whose sums are few
+            return [(0, size)]
         each = align_up(cdiv(size, cdiv(size, MOST_OF_VALUES * self.beside_rows)), COLUMN_STEP)
         return [(first, min(each, size - first)) for first in range(0, size, each)]
 
@@ -173,6 +180,8 @@ class TileConfig:
     @property
     def registers(self) -> int:
         """Registers of a thread for one tile's scores and weights, and for the sums."""
+        if self.swapped:
+            return (self.keys + self.value_columns) * self.rows // WARPGROUP + self.keys * self.rows // (2 * WARPGROUP)
         held = self.columns // 4 if self.instruction == MMA and self.holds_query else 0
         weights = self.keys * self.itemsize // 8
         if self.beside:
@@ -210,9 +219,9 @@ class TileConfig:
             keys += self.rows * f32.itemsize  # of the query
         shape = (self.value_columns, self.keys) if self.narrow else (self.keys, self.value_columns)
         values = 0 if len(self.loaded) == 1 else SharedLayout(*shape, size, SWIZZLE, self.stages).bytes
-        if self.beside_rows > 1:  # whose weights all warps read
+        if self.beside_rows > 1 or self.swapped:  # whose weights all warps read
             query += SharedLayout(self.rows, self.keys, size, SWIZZLE).bytes
-        if self.narrow:  # whose rows are too short for those of the output
+        if self.narrow or self.swapped:  # whose rows are too short for those of the output, or read by all warps
             query += SharedLayout(self.rows, self.value_columns, self.case.out.itemsize, SWIZZLE).bytes
         return query + keys + values + self.staging_bytes + BARRIERS_BYTES
 
@@ -358,16 +367,37 @@ def why_not_stored(config: TileConfig) -> str | None:
 
 def why_not_split(config: TileConfig) -> str | None:
     """Why two warpgroups cannot share columns; None where they can."""
-    if config.instruction != WGMMA or config.itemsize != 2 or config.stored_keys or config.ping_pong:
-        return "products are wgmma's, of 16-bit elements, and warpgroups take no turns"
+    if config.instruction != WGMMA or config.itemsize != 2 or config.stored_keys or config.ping_pong or config.swapped:
+        return "products are wgmma's, of 64 rows and 16-bit elements, and warpgroups take no turns"
     each = config.keys // 2, config.value_columns // 2
     if any(n & (n - 1) or n < least for n, least in zip(each, (COLUMN_STEP, SWIZZLE // 2), strict=True)):
         return f"each has a power of two of keys and of 64 or more values, got {each[0]} and {each[1]}"
     return None
 
 
+def why_not_swapped(config: TileConfig) -> str | None:
+    """Why operands of products cannot be swapped; None where they can be, or are not."""
+    if not config.swapped:
+        return None
+    if config.itemsize != 2 or config.stored_keys:
+        what = "stored_keys" if config.stored_keys else config.case.query.name
+        return f"rows of fewer than {WARPGROUP_ROWS} are of products of 16-bit elements, got {what}"
+    if config.value_columns % WARPGROUP_ROWS:
+        of = f"values of a multiple of {WARPGROUP_ROWS} columns, got {config.value_columns}"
+        return f"rows of fewer than {WARPGROUP_ROWS} need {of}"
+    if config.overlap or config.ping_pong:
+        return f"overlap and ping_pong must be false for rows of fewer than {WARPGROUP_ROWS}, got rows = {config.rows}"
+    if config.keys % WARPGROUP_ROWS:
+        got = f"got rows = {config.rows} and keys = {config.keys}"
+        return f"keys must be a multiple of {WARPGROUP_ROWS} for rows of fewer, {got}"
+    return None
+
+
 def why_not(config: TileConfig, target: Target) -> str | None:
     """Why a case cannot have some entries; None when it can."""
+    problem = why_not_swapped(config)
+    if problem is not None:
+        return problem
     if config.case.pages and (config.case.spec.page_size % config.keys or config.splits != 1):
         return (
             "keys must divide a page that is listed, and splits be 1, got keys = "
@@ -463,6 +493,8 @@ def chosen(case: Case, target: Target, schedule: Mapping[str, Any], by_user: boo
     widest, wide, whole = widest_of(case), dict[str, Any](), copies_by_tma(TileConfig(case))
     if whole and given.get("producer", True):
         wide = _three_of_boxes(case, target, few, given.get("rows", 0))
+    if given.get("rows", WARPGROUP_ROWS) < WARPGROUP_ROWS:
+        given = {"overlap": False, "ping_pong": False, "stored_keys": False, **given}
     if case.query.bits == 16 and not whole:
         wide["one_wait"] = True  # who addresses or converts rows takes the registers of weights beside others
         turns = widest <= measured("row_turns_columns", target) and given.get("rows") is None
@@ -613,8 +645,8 @@ def _of_blocks(tile: tuple[int, int], given: Mapping[str, Any]) -> dict[str, int
 
 def _by_mma(case: Case, target: Target, given: Mapping[str, Any]) -> TileConfig | str:
     """The entries that are given, and for the others what products by mma.sync need; or why there are none."""
-    small = widest_of(case) <= MOST_HELD and case.query.bits == 16
-    small = small or TileConfig(case, **BY_MMA).beside_rows > 1
+    small, config = widest_of(case) <= MOST_HELD and case.query.bits == 16, TileConfig(case, **{**BY_MMA, **given})
+    small = small or config.swapped or TileConfig(case, **BY_MMA).beside_rows > 1
     most, problem = measured("keys_by_mma", target) // (1 if small else 2), None
     for stages in (2, 1):  # one where two of the widest heads do not fit
         for keys in [given["keys"]] if "keys" in given else range(most, 0, -16):

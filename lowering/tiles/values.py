@@ -115,12 +115,15 @@ def _negate(op: Any, d: Distribution) -> ir.Value:
 
 @RULES.lowers("kv.cast")
 def _cast(op: Any, d: Distribution) -> ir.Value:
-    """Weights of 8 bits; the other casts of tiles are ops of arith."""
+    """Weights that become 8-bit elements, and 8-bit elements that become others; the other casts are ops of arith."""
     operand, result = op.operation.operands[0], op.operation.results[0]
     if not is_tile(result):
         return op.operation.clone().result  # of scalars and of the vectors that threads have: as it is
-    if str(ir.VectorType(operand.type).element_type) != "f32" or "f8E4M3FN" not in str(result.type):
-        fail(op, f"casts to {result.type}: of 8-bit elements only f32 to f8E4M3FN is there")
+    given, wanted = ir.VectorType(operand.type).element_type, ir.RankedTensorType(result.type).element_type
+    if given.width == 8 and wanted.width > 8:
+        return ops.cast(operand, by_mlir(str(wanted)))
+    if str(given) != "f32" or str(wanted) != "f8E4M3FN":
+        fail(op, f"casts to {result.type}: to 8-bit elements only f32 to f8E4M3FN is there")
     return tile_products.narrowed(operand) if held_as_words(result.type) else ops.cast(operand, f8e4m3)
 
 

@@ -381,6 +381,16 @@ gpu.module @kernels {
 // -----
 
 gpu.module @kernels {
+  gpu.func @extents_of_no_warps(%x: f32) kernel attributes {kv.tiled, kv.block = array<i32: 128, 1, 1>} {
+    // expected-error @below {{'tensor.splat' op makes a tile of 32 x 64 that the kernel's warps cannot share: wgmma needs warpgroups of 4 warps, got 2 warps}}
+    %t = tensor.splat %x : tensor<32x64xf32>
+    gpu.return
+  }
+}
+
+// -----
+
+gpu.module @kernels {
   // expected-error @below {{instruction must be one of wgmma, mma.sync, got 'fma'}}
   gpu.func @unknown() kernel attributes {kv.tiled, kv.block = array<i32: 128, 1, 1>, kv.schedule = {instruction = "fma"}} {
     gpu.return

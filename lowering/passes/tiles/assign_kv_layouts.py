@@ -39,7 +39,15 @@ from mlir.dialects import arith
 from kvarn.dialect import types
 from kvarn.dialect.ops.fragments import tile_fragments, tile_scales
 from kvarn.dialect.ops.sharing import TileShareOp, atom_columns
-from kvarn.dialect.ops.tile import COLUMN_STEP, SHARED, SHARED_TRANSPOSED, dot, tile_broadcast, tile_type
+from kvarn.dialect.ops.tile import (
+    COLUMN_STEP,
+    SHARED,
+    SHARED_TRANSPOSED,
+    dot,
+    layout_problem,
+    tile_broadcast,
+    tile_type,
+)
 from kvarn.dialect.tile_layout import GROUP_WARPS, WARP_ROWS
 from kvarn.lowering.pass_base import fail, kv_pass
 from kvarn.lowering.remarks import remark
@@ -542,6 +550,10 @@ def run(module: ir.Module, options: Options) -> None:
             if rank(value) == 2:
                 if layout_of(value.type) is None:
                     set_layout(value, shared.get(value, accumulators.tile(shape(value)[1])))
+                problem, maker = layout_problem(ir.RankedTensorType(value.type)), defining_op(value)
+                if problem is not None and maker is not None:
+                    extents = " x ".join(map(str, shape(value)))
+                    fail(maker, f"makes a tile of {extents} that the kernel's warps cannot share: {problem}")
             elif rank(value) == 1:
                 set_layout(value, vectors.layout(value))
 

@@ -12,9 +12,11 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
+from reference import tile_attention as tiles
 
 import kvarn as kv
 from kvarn.dialect import tile_layout as tl
+from kvarn.emulator.grid import Order
 
 TARGETS = ("sm_90a", "sm_80")
 BF16, F32 = ml_dtypes.bfloat16, np.float32
@@ -107,8 +109,13 @@ def test_products_of_random_extents_agree_with_numpy(target, seed):
 
 
 def attention_kernel(rows: int, keys_of_tile: int, size: int, dtype: Any = kv.bf16) -> Any:
+    """With a bias by the distance of query and key, of which a table is made (``tabulate-kv-scores``)."""
+
     @kv.kernel(block=128)
-    def attention(query: kv.Buffer[dtype, 3], keys: kv.KVCache, values: kv.KVCache, out: kv.Buffer[dtype, 3], lse: TWO):
+    def attention(
+        query: kv.Buffer[dtype, 3], keys: kv.KVCache, values: kv.KVCache, bias: kv.Buffer[kv.f32, 1],
+        out: kv.Buffer[dtype, 3], lse: TWO,
+    ):  # fmt: skip
         h, row, count = kv.block_id.x, kv.tile_index(rows), keys.cache_length(0)
         exists = row < query.shape[0]
         q = query.load_rows(row, h, mask=exists, columns=size)
@@ -118,7 +125,8 @@ def attention_kernel(rows: int, keys_of_tile: int, size: int, dtype: Any = kv.bf
             k = keys.tile(0, h, j * keys_of_tile, count, rows=keys_of_tile)
             v = values.tile(0, h, j * keys_of_tile, count, rows=keys_of_tile)
             token = (j * keys_of_tile + kv.tile_index(keys_of_tile))[None, :]
-            x = kv.masked(kv.dot(q, k.T) * (size**-0.5 * 1.4426950408889634), (token <= at) & (token < count))
+            x = kv.dot(q, k.T) * (size**-0.5 * 1.4426950408889634) + bias[kv.math.max(kv.math.min(at - token, 31), 0)]
+            x = kv.masked(x, (token <= at) & (token < count))
             top = kv.math.max(m, x.max(axis=1))
             alpha, p = kv.math.exp2(m - top), kv.math.exp2(x - top[:, None])
             m, s = top, s * alpha + p.sum(axis=1)
@@ -141,10 +149,11 @@ def attend(target: str, tile: int, keys: int, size: int, page: int, rows: int, l
     query = rng.standard_normal((rows, heads, size), F32).astype(dtype)
     out, lse = np.zeros_like(query), np.zeros((rows, heads), F32)
     kernel = attention_kernel(tile, keys, size, kv.f16 if dtype is np.float16 else kv.bf16)
-    report = emulate(target, kernel, heads, 128, query, pool.get_key_cache(0), pool.get_value_cache(0), out, lse)
+    bias = rng.standard_normal(32).astype(F32)
+    report = emulate(target, kernel, heads, 128, query, pool.get_key_cache(0), pool.get_value_cache(0), bias, out, lse)
     scores = np.einsum("qhd,khd->hqk", query.astype(float), k.astype(float)) * size**-0.5
-    seen = np.arange(length) <= length - rows + np.arange(rows)[:, None]
-    e = np.exp(np.where(seen, scores, -np.inf))
+    distance = length - rows + np.arange(rows)[:, None] - np.arange(length)
+    e = np.exp(np.where(distance >= 0, scores + bias[np.clip(distance, 0, 31)] * np.log(2), -np.inf))
     want = np.einsum("hqk,khd->qhd", e / e.sum(-1, keepdims=True), v.astype(float))
     np.testing.assert_allclose(out.astype(float), want, rtol=2e-2, atol=2e-2)
     np.testing.assert_allclose(lse, np.log2(e.sum(-1)).T, rtol=1e-3, atol=1e-3)
@@ -173,6 +182,49 @@ def test_attention_of_few_rows_takes_f16():
 def test_few_rows_take_fewer_instructions_swapped_than_as_a_whole_tile(target):
     few, whole = (attend(target, tile, 64, 128, 16, 8, 128).instructions for tile in (8, 64))
     assert few < 0.8 * whole, (few, whole)
+
+
+# Of the built-in kernel: what is given of a batch, of a schedule and of the operation.
+RAGGED: dict[str, Any] = {"cached": [100, 0, 5, 70], "new": [7, 0, 40, 1]}
+BUILT_IN: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = {
+    "no mask": (RAGGED, {"few": 8}, {"mask": "null"}),
+    "causal": (RAGGED, {"few": 32}, {}),
+    "window": (RAGGED, {"few": 16}, {"mask": "sliding_window", "span": 33}),
+    "chunks": (RAGGED, {"few": 32}, {"mask": "chunked_causal", "span": 100}),
+    "softcap, slopes, sinks": (RAGGED, {"few": 16}, {"softcap": 20.0, "slopes": True, "sinks": True}),
+    "negative scale": (RAGGED, {"few": 24}, {"scale": -0.3}),
+    "growing scores": ({"cached": [260, 130], "new": [3, 5]}, {"few": 16}, {"scale": 2.0}),
+    "group of 8": ({**RAGGED, "group": 8, "num_heads": 2}, {"few": 8}, {}),
+    "head of 128": ({**RAGGED, "head_size": 128}, {"few": 16, "keys": 128}, {}),
+    "head of 192, pages of 64": ({**RAGGED, "head_size": 192, "page_size": 64}, {"few": 8}, {}),
+    "pages of 5": ({**RAGGED, "page_size": 5}, {"few": 16, "maps": False}, {}),
+    "8 bits": ({**RAGGED, "dtype": "f8e5m2"}, {"few": 16}, {}),
+    "8 bits, scaled": (
+        {**RAGGED, "dtype": "i8", "scale_dtype": "f32", "granularity": 16}, {"few": 16, "maps": False}, {}
+    ),
+    "f16": ({**RAGGED, "dtype": "f16"}, {"few": 8}, {}),
+    "no producer": (RAGGED, {"few": 16, "producer": False}, {}),
+    "splits": ({"cached": [260, 20], "new": [4, 1]}, {"few": 16, "splits": 3, "most": 4}, {}),
+    "a queue, queries ahead": (
+        RAGGED, {"few": 16, "blocks": 2, "queue": True, "entries": (("query_stages", 2),)}, {}
+    ),
+    "one stage": (RAGGED, {"few": 32, "stages": 1}, {}),
+}  # fmt: skip
+
+
+@pytest.mark.sampled(10)
+@pytest.mark.parametrize("name", BUILT_IN)
+@pytest.mark.parametrize("target", TARGETS)
+def test_the_built_in_kernel_gives_the_answers_of_the_model_with_few_rows(target, name):
+    given, choice, operation = BUILT_IN[name]
+    if target == "sm_80":
+        choice = {**choice, "producer": False, "maps": False}
+    tiles.check(tiles.batch(**given), tiles.Choice(target=target, **choice), **operation)
+
+
+@pytest.mark.parametrize("order", [Order("backward", "late"), Order("random", "random", 1)], ids=str)
+def test_the_order_of_warps_and_copies_changes_no_result_of_few_rows(order):
+    tiles.check(tiles.batch([130], [8]), tiles.Choice(few=16), orders=[order])
 
 
 # --- layouts ---------------------------------------------------------------------------------------

@@ -13,13 +13,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+from ops.test_indexer import scores_of
+from ops.test_ops_projection import check as check_projection, exact
 from reference import block_masks, chosen_pages, edges, model
 from reference.attention_cases import assert_same_bits, sentinel
 from reference.edges import ALL
 from reference.places import Interpreted, Place, assert_close, assert_same, near
 from reference.random_caches import Problem, clone, random_problem, random_query, random_values, stored_problem
-from unit.test_indexer import scores_of
-from unit.test_ops_projection import check as check_projection, exact
 
 import kvarn as kv
 from kvarn.dialect import dtypes
@@ -352,7 +352,11 @@ def test_pages_of_every_number_are_summarized_and_chosen(place, size):
 # --- tokens that are chosen ------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("dtype", "size", "heads"), [("bf16", 64, 4), ("f32", 20, 3)], ids=["tensor cores", "threads"])
+@pytest.mark.parametrize(
+    ("dtype", "size", "heads"),
+    [("bf16", 64, 4), ("bf16", 96, 5), ("f32", 20, 3)],
+    ids=["tensor cores", "tiles", "threads"],
+)
 def test_tokens_of_every_number_are_scored(place, dtype, size, heads):
     """Keys at the edges of a warp's tokens, of a block's warps and of a block's tokens."""
     extents = (indexer.TOKENS, indexer.TOKENS * indexer.WARPS, indexer.CHUNK)
