@@ -461,7 +461,7 @@ PARTS = Entry(
     "parts",
     "Parts of the columns of a tile of keys that TMA copies: scores start when the first is there.",
     "1; of latent rows 3",
-    most=8,
+    most=9,
 )
 OCCUPANCY = Entry(
     "occupancy",

@@ -396,6 +396,8 @@ def _first_reader(tile: ir.Value) -> ir.Operation | None:
     while len(readers) == 1 and readers[0].name == "kv.tile_clear":
         tile = readers[0].result
         readers = users(tile)
+    columns = [op for op in readers if op.name == "kv.tile_columns"]  # which say where some lie, and read nothing
+    readers = [op for op in readers if op not in columns] + [user for op in columns for user in users(op.result)]
     inside = [op.operation for op in defining_op(tile).block.operations if op.operation in readers]
     if len(inside) < len(readers) or not inside or inside[0].name != "kv.dot" or inside[0].operands[1] != tile:
         return None
