@@ -105,6 +105,37 @@ def test_products_of_random_extents_agree_with_numpy(target, seed):
     rounds(target, m, n, k, d, 128 * warpgroups, int(rng.integers(1, m + 1)))
 
 
+@kv.kernel(block=128)
+def alone(x: TWO, columns: TWO):
+    """One fold in a loop, over rows of several warps: nothing else makes them wait."""
+    i, j = kv.tile_index(64), kv.tile_index(64)
+    for t in range(0, columns.shape[0]):
+        columns.scatter(t, j, value=(x[i[:, None], j[None, :]] + kv.f32(t)).max(axis=0))
+
+
+@kv.kernel(block=128)
+def beside_copies(query: ONE, keys: kv.KVCache, rows: kv.Buffer[kv.f32, 1]):
+    """One fold in a loop whose tiles are waited for, which on sm_90a makes no warp wait for another."""
+    i, largest = kv.tile_index(8), kv.full(8, -3.0e38)
+    q, count = query.load_rows(i, columns=64), keys.cache_length(0)
+    for t in range(0, count // 64):
+        largest = kv.math.max(largest, kv.dot(q, keys.tile(0, 0, t * 64, count, rows=64).T).max(axis=1))
+    rows.scatter(i, value=largest)
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_a_fold_that_is_alone_in_a_loop_waits_until_its_numbers_are_read(target):
+    rng = np.random.default_rng(0)
+    x, columns = rng.integers(-9, 9, (64, 64)).astype(F32), np.zeros((3, 64), F32)
+    emulate(target, alone, 1, 128, x, columns)
+    np.testing.assert_array_equal(columns, x.max(0) + np.arange(3)[:, None])
+    blocks = rng.integers(-3, 4, (12, 2, 1, 16, 1, 64)).astype(BF16)
+    pool = kv.PagedKVCacheCollection(blocks, np.array([192], np.uint32), np.arange(12, dtype=np.uint32)[None], 1, 192)
+    query, rows = rng.integers(-3, 4, (8, 64)).astype(BF16), np.zeros(8, F32)
+    emulate(target, beside_copies, 1, 128, query, pool.get_key_cache(0), rows)
+    np.testing.assert_array_equal(rows, (query.astype(F32) @ blocks[:, 0].reshape(192, 64).astype(F32).T).max(1))
+
+
 # --- attention -------------------------------------------------------------------------------------
 
 
