@@ -451,6 +451,18 @@ STORED_KEYS = Entry(
     "true where TMA copies such keys, without scales, to products by wgmma",
     bool,
 )
+SPLIT_COLUMNS = Entry(
+    "split_columns",
+    "Whether two warpgroups share 64 query rows, each with half of the columns of scores and of sums, by wgmma.",
+    "false; true of latent rows with more than 256 values",
+    bool,
+)
+PARTS = Entry(
+    "parts",
+    "Parts of the columns of a tile of keys that TMA copies: scores start when the first is there.",
+    "1; of latent rows 3",
+    most=8,
+)
 OCCUPANCY = Entry(
     "occupancy",
     "Blocks that share a multiprocessor, of which one works while another waits; by mma.sync as many as "
@@ -538,6 +550,8 @@ TILED = Kind(
         KEY_SPLITS,
         STORED_KEYS,
         INSTRUCTION,
+        SPLIT_COLUMNS,
+        PARTS,
     ),
     rules=(_invariant_key_splits,),
 )
@@ -632,7 +646,7 @@ OPERATIONS: dict[str, Operation] = {
         ("kv.attention", "kv.attention_padded"), Operation((HOST, SIMT, TILED, DECODE), _OF_ROWS, tuned=True)
     ),
     "kv.operand_attention": Operation((HOST, SIMT, TILED), _OF_ROWS, tuned=True),
-    "kv.mla_attention": Operation((HOST, SIMT, LATENT), _PROMISES),
+    "kv.mla_attention": Operation((HOST, SIMT, LATENT, TILED), _PROMISES),
     "kv.mla_prefill_chunk": Operation((ROWS_HOST, SIMT, TILED), _PROMISES),
     **dict.fromkeys(
         ("kv.project_append", "kv.project_append_padded"),

@@ -46,7 +46,7 @@ from .tables import measured
 # Entries that products by mma.sync need, and one whose blocks hide one another.
 BY_MMA: dict[str, Any] = {
     "instruction": MMA, "rows": WARPGROUP_ROWS, "producer": False, "overlap": False, "ping_pong": False,
-    "query_stages": 1, "persistent": False, "stored_keys": False,
+    "query_stages": 1, "persistent": False, "stored_keys": False, "split_columns": False, "parts": 1,
 }  # fmt: skip
 
 
@@ -60,9 +60,9 @@ class TileConfig:
         Query rows of a block, and keys of a tile.
     stages, query_stages : int
         Tiles of keys, and of values, in shared memory; and of query rows.
-    producer, overlap, one_wait, ping_pong, persistent, stored_keys : bool
+    producer, overlap, one_wait, ping_pong, persistent, stored_keys, split_columns : bool
         As the schedule's entries.
-    producers, slots, occupancy : int
+    producers, slots, occupancy, parts : int
         As the schedule's entries.
     splits : int
         Most blocks that share the keys of a tile; 0: what the shapes of a launch ask for
@@ -87,6 +87,8 @@ class TileConfig:
     splits: int = 0
     stored_keys: bool = False
     instruction: str = WGMMA
+    split_columns: bool = False
+    parts: int = 1
 
     @property
     def consumers(self) -> int:
@@ -101,14 +103,18 @@ class TileConfig:
     @property
     def beside_rows(self) -> int:
         """Warpgroups that share rows, each with some of the columns: where one has no registers for sums of all."""
+        if self.instruction == WGMMA:
+            return 2 if self.split_columns else 1
         columns = align_up(self.case.value_size, COLUMN_STEP)
         wide = columns > MOST_OF_VALUES and columns % (2 * COLUMN_STEP) == 0
-        return 2 if self.instruction == MMA and wide and self.case.query.bits == 16 and not self.swapped else 1
+        return 2 if wide and self.case.query.bits == 16 and not self.swapped else 1
 
     @property
     def across(self) -> int:
-        """Stacks of warps beside one another: 4 of two warps, which read the least, where the columns can be shared."""
-        return 1 if self.beside_rows == 1 else 2 if self.value_columns % (4 * COLUMN_STEP) else 4
+        """Stacks of warps beside one another: warpgroups, or 4 of two warps, which read the least, where columns do."""
+        if self.beside_rows == 1 or self.instruction == WGMMA:
+            return self.beside_rows
+        return 2 if self.value_columns % (4 * COLUMN_STEP) else 4
 
     @property
     def most_producers(self) -> int:
@@ -304,7 +310,8 @@ def problems(case: Case, target: Target, row_alignment: int, schedule: Mapping[s
         )
     if spec.dtype is not case.query and spec.dtype.bits != 8:
         found.append(f"needs a cache of the query's type or of 8 bits, got {spec.dtype.name}")
-    if spec.is_mla and (instruction != MMA or case.query is f32):
+    latent = case.value_size < case.size and spec.dtype is case.query and not spec.quantized
+    if spec.is_mla and (case.query is f32 or (instruction != MMA and not latent)):
         found.append("needs a collection with values, got an MLA one")
     sizes = case.content, case.size, case.value_size
     if any(n % 8 for n in sizes) or not 8 <= min(sizes) <= case.value_size <= MOST_COLUMNS:
@@ -358,6 +365,16 @@ def why_not_stored(config: TileConfig) -> str | None:
     return None
 
 
+def why_not_split(config: TileConfig) -> str | None:
+    """Why two warpgroups cannot share columns; None where they can."""
+    if config.instruction != WGMMA or config.itemsize != 2 or config.stored_keys or config.ping_pong or config.swapped:
+        return "products are wgmma's, of 64 rows and 16-bit elements, and warpgroups take no turns"
+    each = config.keys // 2, config.value_columns // 2
+    if any(n & (n - 1) or n < least for n, least in zip(each, (COLUMN_STEP, SWIZZLE // 2), strict=True)):
+        return f"each has a power of two of keys and of 64 or more values, got {each[0]} and {each[1]}"
+    return None
+
+
 def why_not_swapped(config: TileConfig) -> str | None:
     """Why operands of products cannot be swapped; None where they can be, or are not."""
     if not config.swapped:
@@ -400,6 +417,13 @@ def why_not(config: TileConfig, target: Target) -> str | None:
     if config.keys % (COLUMN_STEP * config.beside_rows):
         step = COLUMN_STEP * config.beside_rows
         return f"keys must be a multiple of {step} for warps that share rows, got {config.keys}"
+    if config.split_columns:
+        problem = why_not_split(config)
+        if problem is not None:
+            return f"split_columns must be false: {problem}"
+    most = cdiv(config.columns * config.itemsize, SWIZZLE) if copies_by_tma(config) else 1
+    if config.parts > most:
+        return f"parts must be up to {most}, of keys that TMA copies as they are one a swizzle atom, got {config.parts}"
     if config.narrow and config.keys % 32:
         return f"products of 8-bit weights take keys by 32, got {config.keys}"
     most = config.most_registers

@@ -8,7 +8,7 @@ nothing reads or moves one before: LLVM sees values that the wait makes. Between
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -121,21 +121,50 @@ def start(product: Product, a: ir.Value, b: ir.Value, c: ir.Value | None, joined
 
     One that is ``joined`` is waited for with the next that is started.
     """
-    held: Any = words(a) if product.a is None else _descriptor(a, product.a, product.transpose_a)
-    right = _descriptor(b, product.b, not product.transpose_b)
-    steps, sums, made = product.steps, [] if c is None else elements(c), []
+    held, right = _operands(product, a, b)
+    sums, made, columns = [] if c is None else elements(c), [], product.n // product.across
     for part, row in enumerate(product.first_rows):
-        words_of_part = slice(part * 4 * len(steps), (part + 1) * 4 * len(steps))
+        words_of_part = slice(part * 4 * len(product.steps), (part + 1) * 4 * len(product.steps))
         left = held[words_of_part] if product.a is None else held
-        both = list(zip(product.moves(row), steps, strict=False))
-        each = len(both) // product.terms  # terms side by side, which share B's descriptor while a register has it
-        made += multiply(
-            product.n, ELEMENTS[product.element], left, right, sums[len(made) : len(made) + product.n // 2],
-            [both[i] for first in range(each) for i in range(first, len(both), each)], not product.transpose_b,
-            wait=False, trans_a=product.transpose_a, dtype_b=ELEMENTS[product.element_b or product.element],
-            commit=not joined and row == product.first_rows[-1],
-        )  # fmt: skip
+        of_part = sums[len(made) : len(made) + columns // 2]
+        made += _issued(product, left, right, of_part, row, not joined and row == product.first_rows[-1])
     return from_elements(made)
+
+
+def start_parts(
+    product: Product, a: ir.Value, b: ir.Value, c: ir.Value | None, parts: Sequence[range],
+    arrive: Callable[[int], None],
+) -> ir.Value:  # fmt: skip
+    """Start a product whose B comes part by part, so many panels of K each: ``arrive`` waits for all but the first."""
+    held, right = _operands(product, a, b)
+    sums, steps = [] if c is None else elements(c), product.b.swizzle // K_STEP_BYTES  # of a panel
+    for part, panels in enumerate(parts):
+        if part:
+            arrive(part)
+        some = slice(panels.start * steps, panels.stop * steps)
+        left = held[4 * some.start : 4 * some.stop] if product.a is None else held
+        sums = _issued(product, left, right, sums, product.first_rows[0], part == len(parts) - 1, some)
+    return from_elements(sums)
+
+
+def _operands(product: Product, a: ir.Value, b: ir.Value) -> tuple[Any, ir.Value]:
+    """(words of A, or its descriptor, the descriptor of B)."""
+    held = words(a) if product.a is None else _descriptor(a, product.a, product.transpose_a)
+    return held, _descriptor(b, product.b, not product.transpose_b)
+
+
+def _issued(
+    product: Product, left: Any, right: ir.Value, sums: Sequence[ir.Value], row: int, commit: bool,
+    some: slice = slice(None),
+) -> list[ir.Value]:  # fmt: skip
+    """The accumulator of some k-steps of a product, of the rows from ``row`` on, under way."""
+    both = list(zip(product.moves(row), product.steps, strict=False))[some]
+    each = len(both) // product.terms  # terms side by side, which share B's descriptor while a register has it
+    return multiply(
+        product.n // product.across, ELEMENTS[product.element], left, right, sums,
+        [both[i] for first in range(each) for i in range(first, len(both), each)], not product.transpose_b,
+        wait=False, trans_a=product.transpose_a, dtype_b=ELEMENTS[product.element_b or product.element], commit=commit,
+    )  # fmt: skip
 
 
 def _descriptor(address: ir.Value, layout: SharedLayout, transposed: bool) -> ir.Value:

@@ -8,6 +8,7 @@ the op's results.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from mlir import ir
@@ -18,6 +19,7 @@ from kvarn.dialect.dtypes import bool_, by_mlir, f8e4m3, f32, i32
 from kvarn.dialect.ops.tile import SHARED, SHARED_TRANSPOSED, row_format
 from kvarn.dialect.register_layout import COLUMN, ROW
 from kvarn.dialect.shared_layout import CHUNK
+from kvarn.dialect.tile_layout import GROUP_WARPS
 from kvarn.dsl import functional, ptx
 from kvarn.dsl.memory import SHARED as SHARED_SPACE, Pointer
 from kvarn.dsl.values import Value, vector
@@ -34,6 +36,7 @@ from . import (
     two_term_rows as tile_terms,
     windows as tile_windows,
 )
+from .boxes import panel_bounds
 from .chunks import Gather
 from .fast_math import CONTRACT, FAST
 from .ir import JOINED, PROMOTED, WARPGROUP, WARPGROUP_ROWS, filled, is_tile, is_transposed, layout_of
@@ -298,14 +301,28 @@ def _dot(op: Any, d: Distribution) -> ir.Value:
 def _start(op: Any, d: Distribution) -> ir.Value:
     product = d.products[op.operation.result]
     a, b = product.operands(op)
-    return tile_products.start(product, _left(a, product, d), b, op.c, JOINED in op.operation.attributes)
+    left, right = _left(a, product, d), _right(b, product, d)
+    if b not in d.parted:
+        return tile_products.start(product, left, right, op.c, JOINED in op.operation.attributes)
+    parts = panel_bounds(product.b, d.parted[b][0].parts)
+    return tile_products.start_parts(product, left, right, op.c, parts, lambda part: d.arrive(b, [part]))
 
 
 def _left(a: ir.Value, product: Product, d: Distribution) -> ir.Value:
     """A: what threads hold, or where this warpgroup's rows lie."""
     if product.a is None:
         return a
-    return (Pointer(a, SHARED_SPACE) + d.threads.group * product.row_offset(WARPGROUP_ROWS)).ir
+    threads = replace(d.threads, across=product.across)
+    group = threads.group if product.across == 1 else threads.row_warp // GROUP_WARPS
+    return (Pointer(a, SHARED_SPACE) + group * product.row_offset(WARPGROUP_ROWS)).ir
+
+
+def _right(b: ir.Value, product: Product, d: Distribution) -> ir.Value:
+    """Where the columns of this warpgroup begin in B: all of them, or one of those of warpgroups beside one another."""
+    if product.across == 1:
+        return b
+    column = replace(d.threads, across=product.across).column_warp
+    return (Pointer(b, SHARED_SPACE) + column * product.column_offset(product.n // product.across)).ir
 
 
 @RULES.lowers("kv.dot_wait")

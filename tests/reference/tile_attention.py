@@ -100,7 +100,7 @@ class Choice:
 
     @property
     def rows(self) -> int:
-        return self.few or 64 * self.consumers
+        return self.few or 64 * self.consumers // dict(self.entries).get("across", 1)
 
     @property
     def threads(self) -> int:

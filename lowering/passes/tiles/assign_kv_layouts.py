@@ -7,9 +7,9 @@ everything computed from it element by element, and the vectors that meet it, fo
 no other form; A in shared memory where it is loaded, in registers where it is computed.
 ``mma.sync``: warps stacked in 16 rows each; B in shared memory; A in registers, also rows of a buffer of no more than
 128 columns. Where the schedule says ``across``, up to so many stacks of warps stand beside one another, each with other
-columns of results, and A lies in shared memory, where it is computed too (``kv.tile_share``). Vectors along the rows
-are ``rows(wgmma)``, along the columns ``columns(wgmma:8)``, or of ``mma``; those of tables are ``spread`` over a
-warpgroup's threads.
+columns of results, and A lies in shared memory, where it is computed too (``kv.tile_share``). By wgmma whole warpgroups
+do, each with the columns of one instruction. Vectors along the rows are ``rows(wgmma)``, along the columns
+``columns(wgmma:8)``, or of ``mma``; those of tables are ``spread`` over a warpgroup's threads.
 
 Where all products have fewer rows than the warps have in one instruction, or the schedule says ``swapped``, operands
 are swapped: of S = Q K^T the instruction computes S^T = K Q^T, whose rows are the many keys, and of O = P V it computes
@@ -38,7 +38,7 @@ from mlir.dialects import arith
 
 from kvarn.dialect import types
 from kvarn.dialect.ops.fragments import tile_fragments, tile_scales
-from kvarn.dialect.ops.sharing import TileShareOp
+from kvarn.dialect.ops.sharing import TileShareOp, atom_columns
 from kvarn.dialect.ops.tile import (
     COLUMN_STEP,
     SHARED,
@@ -48,7 +48,7 @@ from kvarn.dialect.ops.tile import (
     tile_broadcast,
     tile_type,
 )
-from kvarn.dialect.tile_layout import WARP_ROWS
+from kvarn.dialect.tile_layout import GROUP_WARPS, WARP_ROWS
 from kvarn.lowering.pass_base import fail, kv_pass
 from kvarn.lowering.remarks import remark
 from kvarn.lowering.rewrite import defining_op, ops_named, walk
@@ -83,17 +83,24 @@ ROW_STEP, MOST_SWAPPED = 8, 256  # rows of swapped operands, which are columns o
 _LEAVES = ("kv.tile_index", "tensor.splat", "arith.constant")
 
 
-def wgmma_problems(a: ir.Value, b: ir.Value, transposed: bool, warpgroups: int) -> list[str]:
+def wgmma_problems(a: ir.Value, b: ir.Value, transposed: bool, accumulators: Accumulators) -> list[str]:
     """Why a product cannot be wgmma's, one sentence each; empty when it can."""
-    (m, k), n = shape(a), shape(b)[0 if transposed else 1]
-    kind, found = str(element(a)), []
+    (m, k), n, across = shape(a), shape(b)[0 if transposed else 1], accumulators.across
+    kind, found, stacked = str(element(a)), [], accumulators.warps // across // GROUP_WARPS
     if kind not in ("bf16", "f16", "f8E4M3FN"):
         found.append(f"operands must be bf16, f16 or f8E4M3FN, got {kind}")
-    if m != 64 * warpgroups:
-        found.append(f"the tile must have 64 rows for each of the {warpgroups} consumer warpgroups, got {m}")
+    if m != WARPGROUP_ROWS * stacked:
+        found.append(f"the tile must have 64 rows for each of the {stacked} consumer warpgroups, got {m}")
     step = K_STEP_BYTES if kind == "f8E4M3FN" else K_STEP_BYTES // 2
-    if k % step or n % 8 or not 8 <= n <= 256:
-        found.append(f"K must be a multiple of {step} and N one of 8 up to 256, got {k} and {n}")
+    if k % step or n % 8 or not 8 <= n <= 256 * across:
+        found.append(f"K must be a multiple of {step} and N one of 8 up to {256 * across}, got {k} and {n}")
+    least = COLUMN_STEP if transposed else atom_columns(element(b))  # columns at which B may be read from
+    each = n // across
+    if across > 1 and (element(a).width != 16 or n % across or each & (each - 1) or each < least):
+        found.append(
+            f"with {across} warpgroups beside one another elements must have 16 bits, and each warpgroup a power of "
+            f"two of columns from {least} on, got {kind} and N = {n}"
+        )
     return found
 
 
@@ -147,9 +154,9 @@ class Accumulators:
     swapped: bool = False
 
     def stacks(self, columns: int) -> int:
-        """Stacks of a tile of so many columns; of fewer than two none are beside others."""
+        """Stacks of a tile of so many columns: of warps, of fewer than two none are beside others."""
         found = self.across
-        while found > 2 and columns % (COLUMN_STEP * found):
+        while self.instruction == MMA and found > 2 and columns % (COLUMN_STEP * found):
             found //= 2
         return found
 
@@ -336,7 +343,7 @@ def vectors_of(function: ir.Operation, accumulators: Accumulators) -> Vectors:
     return found
 
 
-def place_operands(function: ir.Operation, warpgroups: int, accumulators: Accumulators) -> dict[ir.Value, str]:
+def place_operands(function: ir.Operation, accumulators: Accumulators) -> dict[ir.Value, str]:
     """The layouts of the tiles that lie in shared memory: those that products read there.
 
     A of warps that stand beside others is one of them, also where it is computed: each has some of its columns.
@@ -349,7 +356,7 @@ def place_operands(function: ir.Operation, warpgroups: int, accumulators: Accumu
         if swapped:
             problems = swapped_problems(*of, accumulators)
         else:
-            problems = wgmma_problems(*of, warpgroups) if by_wgmma else mma_problems(*of, accumulators)
+            problems = (wgmma_problems if by_wgmma else mma_problems)(*of, accumulators)
         for problem in problems:
             fail(op, f"has no instruction on this target{' with swapped operands' if swapped else ''}: {problem}")
         maker = defining_op(b)
@@ -523,16 +530,16 @@ def run(module: ir.Module, options: Options) -> None:
         warpgroups = schedule_of(function).get("consumers", threads // 128)
         instruction = choose_instruction(function, options.target)
         across = schedule_of(function).get("across", 1)
-        if across > 1 and (instruction != MMA or 4 * warpgroups % across):
-            got = f"{across} of {4 * warpgroups} for {instruction}"
-            fail(function, f"across must divide the warps of products by {MMA}, got {got}")
+        stacks = warpgroups if instruction == WGMMA else 4 * warpgroups
+        if stacks % across:
+            fail(function, f"across must divide the {stacks} warpgroups by {WGMMA}, or warps by {MMA}, got {across}")
         swapped = choose_operands(function, 4 * warpgroups)
         if swapped and across > 1:
             fail(function, f"swapped operands have all warps beside one another, got across {across}")
         accumulators = Accumulators(instruction, 4 * warpgroups, across, swapped)
         if options.stored and across == 1:  # of warps beside others each would convert what all read
             keep_stored(function, accumulators, options.target)
-        shared = place_operands(function, warpgroups, accumulators)
+        shared = place_operands(function, accumulators)
         separate_vectors(function)
         separate_leaves(function)
         vectors = vectors_of(function, accumulators)

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+from collections.abc import Sequence
 from typing import Any
 
 from mlir import ir
@@ -23,6 +24,7 @@ from kvarn.dialect import ops
 from kvarn.dialect.dtypes import f32
 from kvarn.dialect.layout import lowbit
 from kvarn.dialect.ops.staging import (
+    FIRST_PART,
     PRODUCER_GROUPS,
     PRODUCER_REST,
     PRODUCER_WARPS,
@@ -112,6 +114,7 @@ class Distribution:
             across = 4 * consumers if schedule.get(SWAPPED) else schedule.get("across", 1)
             self.threads = Threads.of(consumers, producers, proxy, across)
         self.stages: dict[ir.Value, Any] = {}  # circular buffers and queues, by what stands for them
+        self.parted: dict[ir.Value, tuple[Stages, Value]] = {}  # by tile, of whose parts the first is there
         self.products: dict[ir.Value, Product] = {}  # by result: the hash of an op changes with it
         self.chunks = Chunks(function)
         self.weights: dict[ir.Value, ir.Value] = {}  # converted, by what they were
@@ -358,6 +361,12 @@ class Distribution:
         """Whether rows that the loop around an op waits for have been released where it stands."""
         return any(self.is_released(wait, op) for wait in self.waits_for_rows(op))
 
+    def arrive(self, tile: ir.Value, parts: Sequence[int] | None = None) -> None:
+        """Wait for parts of a tile whose wait was for the first alone: for all others, if none are given."""
+        if tile in self.parted:
+            stages, n = self.parted[tile]
+            stages.wait_for(n, range(1, stages.parts) if parts is None else parts)
+
     def allocate(self, layout: SharedLayout) -> Pointer:
         """Shared memory, at the kernel's start."""
         with ir.InsertionPoint.at_block_begin(self.body):
@@ -506,9 +515,16 @@ def _consumer_wait(op: Any, d: Distribution) -> ir.Value:
     if stages.grouped and stages.staging is not None and not stages.finished:
         ptx.cp_async_commit()
         tile_memory.finish_rows(stages, scalar(op.n), d.threads.thread, 0)
+    n = scalar(op.n)
     if AWAITED in op.operation.attributes:
-        return stages.tile(stages.stage(scalar(op.n))[0]).ir
-    return d.stages[op.buffer].wait(scalar(op.n)).ir
+        return stages.tile(stages.stage(n)[0]).ir
+    if stages.parts == 1:
+        return stages.wait(n).ir
+    tile, first = stages.tile(stages.stage(n)[0]).ir, FIRST_PART in op.operation.attributes
+    stages.wait_for(n, range(1 if first else stages.parts))
+    if first:
+        d.parted[tile] = stages, n
+    return tile
 
 
 @RULES.lowers("kv.consumer_release")
@@ -518,9 +534,8 @@ def _release(op: Any, d: Distribution) -> None:
 
 @RULES.lowers("kv.tile_clear")
 def _clear(op: Any, d: Distribution) -> ir.Value:
-    tile_memory.clear_rows(
-        Pointer(op.source, SHARED_SPACE), shared_layout(op.tile.type), (scalar(op.begin), scalar(op.end)), d.threads
-    )
+    layout, kept = shared_layout(op.tile.type), (scalar(op.begin), scalar(op.end))
+    tile_memory.clear_rows(Pointer(op.source, SHARED_SPACE), layout, kept, d.threads, lambda: d.arrive(op.source))
     return op.source
 
 

@@ -10,7 +10,8 @@ but where threads copy page by page or convert: those write zeros.
 Tiles that products read with rows as columns are ``transposed``: on the way through staging memory, with zeros. What
 fills that memory is TMA where there is a descriptor.
 
-Of two loads of the same tokens, where products are mma.sync's, one with all columns of the other is the only copy.
+Of two loads of the same tokens one with all columns of the other is the only copy. Where the schedule says ``parts``,
+so many parts of a tile's columns are waited for one by one, of one that TMA brings and a product reads along them.
 
 Rows of buffers (``kv.tile_load_rows``, a tile of queries) which a loop loads are copied ahead in the same manner where
 the schedule has a producer to do it. Two tiles beside one another (``kv.tile_beside``) are two copies to one stage.
@@ -35,6 +36,7 @@ from kvarn.dialect.ops import staging
 from kvarn.dialect.ops.common import i64_attr
 from kvarn.dialect.ops.sharing import atom_columns, tile_columns
 from kvarn.dialect.ops.tile import IN_SHARED, ROW_FORMAT, SHARED, TILE_COLUMN, row_format
+from kvarn.dialect.shared_layout import SharedLayout
 from kvarn.lowering.index import const
 from kvarn.lowering.pass_base import fail, kv_pass
 from kvarn.lowering.remarks import remark
@@ -42,7 +44,7 @@ from kvarn.lowering.rewrite import defining_op, enclosing, ops_named
 from kvarn.lowering.target import Target, by_name
 from kvarn.lowering.tiles.copies import by_pages, copy_of, of_pool, why_not_by_rows, why_not_staged
 from kvarn.lowering.tiles.ir import (
-    MMA,
+    SWIZZLE,
     WARPGROUP,
     WGMMA,
     constant_int,
@@ -272,17 +274,7 @@ def _has_columns_of(whole: ir.Operation, part: ir.Operation) -> bool:
         x.attributes[name] == y.attributes[name] if name in x.attributes else name not in y.attributes
         for x, y, name in ((whole, part, name) for name in ROW_FORMAT)
     )
-    by_threads = a.descriptor is None and b.descriptor is None
-    return (
-        whole.block == part.block
-        and all(tokens)
-        and a.lists == b.lists
-        and alike
-        and zeros
-        and known
-        and same
-        and by_threads
-    )
+    return whole.block == part.block and all(tokens) and a.lists == b.lists and alike and zeros and known and same
 
 
 def _tokens(load: Any) -> list[ir.Value]:
@@ -382,6 +374,34 @@ def why_not_beside(
     return None
 
 
+def part_columns(function: ir.Operation, parts: int) -> None:
+    """Let products start when the first columns of a tile are there, where boxes bring it and they read it along them.
+
+    The tile's first reader is the product, which waits for the other parts in their turn.
+    """
+    for wait in ops_named(function, "kv.consumer_wait"):
+        buffer, tile = defining_op(wait.operands[0]), wait.result
+        reader = _first_reader(tile)
+        if reader is None or ir.StringAttr(buffer.attributes["copy"]).value != "tma" or layout_of(tile.type) != SHARED:
+            continue
+        panels = SharedLayout(*shape(tile), element(tile).width // 8, SWIZZLE).panels
+        if reader.name == "kv.dot" and reader.opview.transpose_b.value and panels > 1:
+            buffer.attributes[staging.PARTS] = i64_attr(min(parts, panels))
+            wait.attributes[staging.FIRST_PART] = ir.UnitAttr.get()
+
+
+def _first_reader(tile: ir.Value) -> ir.Operation | None:
+    """The product of a tile's block that has it as B, before all else that reads it; what clears it waits by itself."""
+    readers = users(tile)
+    while len(readers) == 1 and readers[0].name == "kv.tile_clear":
+        tile = readers[0].result
+        readers = users(tile)
+    inside = [op.operation for op in defining_op(tile).block.operations if op.operation in readers]
+    if len(inside) < len(readers) or not inside or inside[0].name != "kv.dot" or inside[0].operands[1] != tile:
+        return None
+    return inside[0] if inside[0].operands[0] != tile else None
+
+
 @kv_pass(Options)
 def run(module: ir.Module, options: Options) -> None:
     for function in tiled(module):
@@ -390,13 +410,14 @@ def run(module: ir.Module, options: Options) -> None:
         taken: set[str] = set()
         for loop in ops_named(function, "scf.for") if instruction_of(function) == WGMMA else ():
             carry_rounds(loop)  # of which the phases of barriers are
-        if instruction_of(function) == MMA:  # others wait for keys and values by themselves, in turns
-            share_columns(function)
+        share_columns(function)
         for op in ops_named(function, BESIDE):
             stage_beside(op, function, stages, taken)
         for load in ops_named(function, "kv.tile_load"):
             if layout_of(load.result.type) in IN_SHARED:
                 stage(load, function, stages, by_name(options.target), taken)
+        if schedule.get("parts", 1) > 1:
+            part_columns(function, schedule["parts"])
         for load in ops_named(function, "kv.tile_load_rows") if schedule.get("producer") else ():
             loop = enclosing(load, "scf.for")
             if layout_of(load.result.type) == SHARED and loop is not None and load.block == loop.regions[0].blocks[0]:

@@ -274,7 +274,8 @@ def _packed(value: ir.Value) -> ir.Value:
 @kv_pass()
 def run(module: ir.Module, options: Any) -> None:
     for function in tiled(module):
-        if instruction_of(function) != WGMMA or schedule_of(function).get(SWAPPED):
+        schedule = schedule_of(function)
+        if instruction_of(function) != WGMMA or schedule.get(SWAPPED) or schedule.get("across", 1) > 1:
             continue  # where all warps have parts of a row, they look for its maximum together, and none may branch
         for op in ops_named(function, "arith.select"):
             found = softmax_of(op) if op.block.owner.operation.name == "scf.for" else None

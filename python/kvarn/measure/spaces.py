@@ -133,12 +133,13 @@ class TileSpace:
             rows = [n for n in schedules.ROWS.choices if n >= tile_schedule.WARPGROUP_ROWS or self._has_few_rows]
             return self._of_extents(best, {"rows": rows, "keys": keys, "stages": (1, 2, 3, 4)})
         if group == 1:
-            flags = [e.name for e in schedules.TILED.entries if e.type is bool]
+            flags = [e.name for e in schedules.TILED.entries if e.type is bool and e is not schedules.SPLIT_COLUMNS]
             axes: dict[str, Sequence[Any]] = {**dict.fromkeys(flags, (False, True)), "query_stages": (1, 2)}
             if tile_schedule.TileConfig(self.case).converts:
                 axes |= {"producers": (1, 2, 3), "slots": (2, 4)}
             by_mma = {**best, **tile_schedule.BY_MMA, "keys": min(best["keys"], measured("keys_by_mma"))}
-            return itertools.chain(_product(best, axes), [by_mma | {"producers": 1, "slots": 2}])
+            beside = ({**best, "parts": n} for n in (2, 3)), ({**best, "split_columns": True, "rows": 64},)
+            return itertools.chain(_product(best, axes), [by_mma | {"producers": 1, "slots": 2}], *beside)
         return _product(best, {"splits": (0, 1, 2, 3, 4, 8, 16, 32)})
 
     def _of_extents(self, best: Mapping[str, int], axes: Mapping[str, Sequence[int]]) -> Iterator[Schedule]:
