@@ -30,7 +30,8 @@ class Shape:
     """A cache, and queries of ``heads``; ``most``: what is promised of new tokens.
 
     Rows have ``size`` elements, the first ``value_size`` of them values; with ``rope`` the last 2 * ``rope`` bytes are
-    ``rope`` bf16. ``rows``: of a tile, where the schedule says it. ``granularity``: elements of a scale; 0: there are none; ``inline``: of one that lies in the row.
+    ``rope`` bf16. ``rows``: of a tile, where the schedule says it. ``granularity``: elements of a scale; 0: there are
+    none; ``inline``: of one that lies in the row.
     """
 
     heads: int = 16
