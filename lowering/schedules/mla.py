@@ -109,10 +109,18 @@ def by_tiles(case: Case, target: Target, schedule: Mapping[str, Any]) -> tile_sc
 
 
 def of_tiles(case: Case, target: Target, schedule: Mapping[str, Any]) -> tile_schedule.TileConfig:
-    """The configuration of the kernel over tiles by wgmma; ValueError where an entry is not legal."""
+    """The configuration of the kernel over tiles by wgmma; ValueError where an entry is not legal.
+
+    One warpgroup has all columns of few rows, with swapped operands, whose first is the tile of keys as a whole.
+    """
+    few = schedule.get("rows", WIDE) < WIDE
     split = tile_schedule.TileConfig(case, rows=WIDE, keys=schedule.get("keys", KEYS), split_columns=True)
-    wide = align_up(case.value_size, COLUMN_STEP) > MOST_OF_VALUES and tile_schedule.why_not_split(split) is None
-    parts = PARTS_OF_KEYS if tile_schedule.copies_by_tma(split) else 1
+    wide = (
+        align_up(case.value_size, COLUMN_STEP) > MOST_OF_VALUES
+        and tile_schedule.why_not_split(split) is None
+        and not few
+    )
+    parts = PARTS_OF_KEYS if tile_schedule.copies_by_tma(split) and not few else 1
     chosen = {"rows": WIDE, "keys": KEYS, "split_columns": wide, "parts": parts}
     return tile_schedule.chosen(case, target, {**chosen, **schedule, "instruction": WGMMA})
 

@@ -1,7 +1,7 @@
 // RUN: kv-opt %s --split-input-file --verify-diagnostics --distribute-kv-tiles | FileCheck %s
 // RUN: kv-opt %S/Inputs/attention.mlir --kv-pipeline --target=sm_90a --stop-after=distribute-kv-tiles --check-semantics-of=distribute-kv-tiles --lengths=edges -o /dev/null
-// RUN: kv-opt %S/Inputs/observed.mlir --kv-pipeline --target=sm_90a --stop-after=distribute-kv-tiles --check-semantics-of=distribute-kv-tiles --grid=3 --arg=query=3x16x64 --arg=seen=3x256 --lengths=edges --model=%S/Inputs/models.py:observed -o /dev/null
-// RUN: kv-opt %S/Inputs/observed.mlir --kv-pipeline --target=sm_80 --stop-after=distribute-kv-tiles --check-semantics-of=distribute-kv-tiles --grid=3 --arg=query=3x16x64 --arg=seen=3x256 --lengths=edges --model=%S/Inputs/models.py:observed -o /dev/null
+// RUN: kv-opt %S/Inputs/observed.mlir --kv-pipeline --target=sm_90a --stop-after=distribute-kv-tiles --check-semantics-of=distribute-kv-tiles --grid=3 --arg=query=3x16x64 --arg=seen=3x256 --lengths=edges:64 --model=%S/Inputs/models.py:observed -o /dev/null
+// RUN: kv-opt %S/Inputs/observed.mlir --kv-pipeline --target=sm_80 --stop-after=distribute-kv-tiles --check-semantics-of=distribute-kv-tiles --grid=3 --arg=query=3x16x64 --arg=seen=3x256 --lengths=edges:64 --model=%S/Inputs/models.py:observed -o /dev/null
 
 !tile = tensor<64x64xf32, "wgmma">
 !cache = !kv.cache<"paged", bf16, 8 : i64, 32 : i64, false, 16 : i64, none, 1 : i64>
@@ -195,7 +195,29 @@ gpu.module @kernels {
     gpu.return
   }
 
-  // The same by mma.sync: of 8 rows a fragment is two matrices; weights are transposed by movmatrix.
+  // A wait for a tile at an mbarrier makes no warp wait for the others: all have read what the fold before left when they
+  // have waited for one another.
+  // CHECK-LABEL: gpu.func @fold_beside_copies
+  // CHECK:         scf.for
+  // CHECK:           kv.barrier = "full_keys"
+  // CHECK:           nvvm.barrier
+  // CHECK:           llvm.store %{{.*}} : f32, !llvm.ptr<3>
+  // CHECK:           nvvm.barrier
+  // CHECK:           llvm.load %{{.*}} : !llvm.ptr<3> -> vector<4xf32>
+  gpu.func @fold_beside_copies(%scale: f32, %n: i32) kernel attributes {kv.tiled, kv.block = array<i32: 128, 1, 1>, kv.schedule = {instruction = "wgmma", consumers = 1 : i64, swapped = true}} {
+    %c0 = arith.constant 0 : i32
+    %c1 = arith.constant 1 : i32
+    %stages = "kv.make_stages"() {buffer_name = "keys", copy = "convert", stages = 2 : i64, tile = tensor<64x64xbf16, "shared">} : () -> !kv.stages
+    scf.for %i = %c0 to %n step %c1 : i32 {
+      %k = "kv.consumer_wait"(%stages, %i) : (!kv.stages, i32) -> tensor<64x64xbf16, "shared">
+      %x = tensor.splat %scale : tensor<8x64xf32, "transposed(wgmma:4)">
+      %m = "kv.tile_reduce"(%x) {kind = "max", axis = 1 : i64} : (tensor<8x64xf32, "transposed(wgmma:4)">) -> tensor<8xf32, "rows(transposed(wgmma:4))">
+      "kv.consumer_release"(%stages, %i) : (!kv.stages, i32) -> ()
+    }
+    gpu.return
+  }
+
+  // The same as above by mma.sync: of 8 rows a fragment is two matrices; weights are transposed by movmatrix.
   // CHECK-LABEL: gpu.func @swapped_mma
   // CHECK:         nvvm.ldmatrix {{.*}}layout = #nvvm.mma_layout<row>, num = 4
   // CHECK:         nvvm.ldmatrix {{.*}}layout = #nvvm.mma_layout<row>, num = 2
