@@ -385,10 +385,11 @@ SPLIT = Entry(
 )
 ROWS = Entry(
     "rows",
-    "Query rows (tokens times the group) of a block: 64 for each warpgroup that multiplies.",
+    "Query rows (tokens times the group) of a block: 64 for each warpgroup that multiplies, or fewer, which one has as "
+    "the second operand of its products.",
     "128; 192 for heads of up to 96 that TMA copies, but of 8 bits or over 64 for no few rows; 64 where no sequence "
     "has more",
-    choices=(64, 128, 192, 256),
+    choices=(8, 16, 32, 64, 128, 192, 256),
 )
 KEYS = Entry("keys", "Keys of a tile.", "the most up to 128 that fit", least=16, most=256, step=16)
 TILE_STAGES = Entry("stages", "Tiles of keys, and of values, in shared memory.", "2; 3 for heads of up to 64", most=8)
@@ -449,6 +450,18 @@ STORED_KEYS = Entry(
     "split in two of f8e4m3; else they are converted.",
     "true where TMA copies such keys, without scales, to products by wgmma",
     bool,
+)
+SPLIT_COLUMNS = Entry(
+    "split_columns",
+    "Whether two warpgroups share 64 query rows, each with half of the columns of scores and of sums, by wgmma.",
+    "false; true of latent rows with more than 256 values",
+    bool,
+)
+PARTS = Entry(
+    "parts",
+    "Parts of the columns of a tile of keys that TMA copies: scores start when the first is there.",
+    "1; of latent rows 3",
+    most=9,
 )
 OCCUPANCY = Entry(
     "occupancy",
@@ -537,6 +550,8 @@ TILED = Kind(
         KEY_SPLITS,
         STORED_KEYS,
         INSTRUCTION,
+        SPLIT_COLUMNS,
+        PARTS,
     ),
     rules=(_invariant_key_splits,),
 )
@@ -651,7 +666,7 @@ OPERATIONS: dict[str, Operation] = {
         ("kv.attention", "kv.attention_padded"), Operation((HOST, SIMT, DIVIDED, DECODE), _OF_ROWS, tuned=True)
     ),
     "kv.operand_attention": Operation((HOST, SIMT, TILED), _OF_ROWS, tuned=True),
-    "kv.mla_attention": Operation((HOST, SIMT, LATENT), _PROMISES),
+    "kv.mla_attention": Operation((HOST, SIMT, LATENT, TILED), _PROMISES),
     "kv.mla_prefill_chunk": Operation((ROWS_HOST, SIMT, TILED), _PROMISES),
     **dict.fromkeys(
         ("kv.project_append", "kv.project_append_padded"),

@@ -129,6 +129,8 @@ def descriptors(config: TileConfig, at: Expansion, a: AttentionArguments) -> lis
         box = math.gcd(rows, GROUP) if config.narrow and half == "value" else rows  # of what a warp transposes
         if at.why_no_tensor_map(handle, rows=box, swizzle=swizzle) is not None:
             return [None, None]
+        if config.case.spec.is_mla and half == "value":  # which are columns of the keys
+            return [*found, None]
         whose = {} if a.layer is None else {"layer": a.layer, "half": half}
         found.append(at.tensor_map(handle, rows=box, swizzle=swizzle, **whose))
     return found

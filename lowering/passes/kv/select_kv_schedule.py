@@ -91,6 +91,8 @@ def latent_entries(op: Any, at: Expansion, without: Collection[str]) -> dict[str
     kind = mla.kind_of(op, at)
     for why in mla.slower_than(op, at):
         remark(op.operation, "missed", f"kind {kind} is slower than others: {why}")
+    if kind == "tile":
+        return {"kind": kind, **latent_schedule.of_tiles(mla.case_of(op, at), at.target, at.schedule).entries()}
     if kind != "latent":
         return {"kind": kind}
     return {"kind": kind, **latent_schedule.choose(mla.case_of(op, at), at, op, not mla.wgmma_problems(op, at))}

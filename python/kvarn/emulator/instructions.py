@@ -284,6 +284,19 @@ def funnel(t: Block, i: Instruction) -> Any:
     return run
 
 
+@op("bfi")
+def insert(t: Block, i: Instruction) -> Any:
+    d, a, b, c, e = i.operands
+
+    def run(m: Lanes) -> None:
+        x, y, at, n = (t.value(r, m, np.uint32).astype(np.int64) for r in (a, b, c, e))
+        at, n = at & 0xFF, n & 0xFF
+        mask = np.where((n > 0) & (at < 32), ((1 << np.minimum(n, 32)) - 1) << np.minimum(at, 32), 0) & 0xFFFFFFFF
+        t.put(d, m, (y & ~mask | (x << np.minimum(at, 32)) & mask).astype(np.uint32))
+
+    return run
+
+
 @op("prmt")
 def permute(t: Block, i: Instruction) -> Any:
     d, a, b, s = i.operands
