@@ -29,9 +29,10 @@ BETWEEN = "kv.between"  # on exchanges between whose uses all threads wait for o
 
 def mark(op: ir.Operation) -> None:
     """Say of an exchange whether something else in its block, which comes once a use too, makes all threads wait."""
-    others = [o.operation for o in op.block.operations if o.operation != op]
-    if op.name in EXCHANGES and any(_waits_for_all(other) for other in others):
-        op.attributes[BETWEEN] = ir.UnitAttr.get()
+    if op.name in EXCHANGES:
+        others = (o.operation for o in op.block.operations if o.operation != op)
+        if any(_waits_for_all(other) for other in others):
+            op.attributes[BETWEEN] = ir.UnitAttr.get()
 
 
 def _waits_for_all(op: ir.Operation) -> bool:
