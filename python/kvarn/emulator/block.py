@@ -39,6 +39,12 @@ _least, _most, _COUNT = np.minimum.reduce, np.maximum.reduce, np.arange(64)
 _BITS = {size: np.dtype(f"u{size}") for size in (1, 2, 4, 8)}
 
 
+def aligned(address: np.ndarray, size: int) -> bool:
+    """Whether all addresses are multiples of a size."""
+    power = not size & (size - 1)  # whose multiples are told without a division
+    return not np.count_nonzero(address & address.dtype.type(size - 1) if power else address % address.dtype.type(size))
+
+
 class Wait(IntEnum):
     """Why a thread does not go on."""
 
@@ -250,7 +256,7 @@ class Block:
     def place(self, address: np.ndarray, size: int, what: str) -> np.ndarray:
         """Bytes [n, size] of this block's shared memory."""
         at = (address & np.uint64(0xFFFF_FFFF)).astype(np.int64) - self.base
-        if np.count_nonzero(at % size):
+        if not aligned(at, size):
             raise EmulationError(f"{what}: misaligned address for {size} bytes of shared memory")
         if len(at) and (_least(at) < 0 or _most(at) + size > len(self.shared)):
             raise EmulationError(f"{what}: outside the {len(self.shared)} bytes of shared memory")
@@ -323,6 +329,8 @@ class Block:
         threads = None if threads is None else threads[:, None]
         self.shared[at] = data
         self.version += 1
+        if not self.kernel.reads_async:
+            return
         if threads is None:
             self.writer[at] = 0
         else:
@@ -340,7 +348,7 @@ class Block:
         if at.min() < 0 or at.max() >= len(self.shared):
             raise EmulationError(f"{what}: outside the {len(self.shared)} bytes of shared memory")
         writer = self.writer[at]
-        if writer.any():
+        if np.count_nonzero(writer):
             unfenced = (writer > 0) & (self.written[at] == self.cluster.fences[writer - 1])
             if thread is not None:
                 unfenced &= self.written_at[at] >= self.cluster.fenced_at[self.threads[thread]]
@@ -399,7 +407,8 @@ class Block:
         """Run some threads from one instruction to a jump, a wait, or where others stand."""
         every = self.lanes[lanes]
         end = self._advance(at, stop, lanes, every)
-        self.issued[lanes] += end - at
+        if self.kernel.has_clock:
+            self.issued[lanes] += end - at
         if self.counts is not None:
             self.counts.ran(at, end, int(np.count_nonzero(np.diff(every // WARP))) + 1, len(every))
 
@@ -499,6 +508,8 @@ class Block:
 
     def warps(self, m: Lanes, what: str) -> np.ndarray:
         """The active threads as whole warps [w, 32]."""
+        if isinstance(m, slice) and self.count % WARP == 0:  # all threads
+            return self.lanes.reshape(-1, WARP)
         lanes = self.lanes[m]
         if not self.whole(lanes):
             raise EmulationError(f"{what}: needs whole warps, got {len(lanes)} threads")

@@ -308,7 +308,7 @@ def extract(t: Block, i: Instruction) -> Any:
 @op("prmt")
 def permute(t: Block, i: Instruction) -> Any:
     d, a, b, s = i.operands
-    chosen = int(s, 0) if not s.startswith("%") else -1
+    chosen = -1 if s.startswith("%") else int(t.literal(s, np.uint32))
     if chosen >= 0 and not chosen & 0x8888:  # bytes that are always the same, without signs
         first, second, put = t.reader(a, np.uint32), t.reader(b, np.uint32), t.putter(d, np.uint32)
         picked = np.array([chosen >> 4 * n & 7 for n in range(4)])
@@ -467,12 +467,20 @@ def shuffle(t: Block, i: Instruction) -> Any:
     reads, put = t.reader(a, np.uint32), t.putter(d, np.uint32)
     distance, bounds = t.reader(b, np.uint32), t.reader(c, np.uint32)
     lane = np.arange(WARP)
+    always: list[tuple[np.ndarray, np.ndarray]] = []  # where all comes from, and whether from a lane of the segment
 
     def run(m: Lanes) -> None:
         lanes = t.warps(m, i.text)
         flat = lanes.ravel()
         x = reads(flat).reshape(-1, WARP)
-        of = flat[:WARP] if constant else flat
+        source, valid = always[0] if always else sources(flat[:WARP] if constant else flat)
+        if constant and not always:
+            always.append((source, valid))
+        put(flat, (x.take(source[0], 1) if constant else np.take_along_axis(x, source, 1)).ravel())
+        if p:
+            t.put(p, flat, np.broadcast_to(valid, x.shape).ravel())
+
+    def sources(of: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         by, bound = (read(of).astype(np.int64).reshape(-1, WARP) for read in (distance, bounds))
         segment, limit = bound >> 8 & 31, bound & 31
         last = (lane & segment) | (limit & ~segment)
@@ -483,10 +491,7 @@ def shuffle(t: Block, i: Instruction) -> Any:
         else:
             source = {"bfly": lane ^ by, "down": lane + by, "idx": (lane & segment) | (by & ~segment)}[mode]
             valid = source <= last
-        source = np.where(valid, source, lane)
-        put(flat, (x.take(source[0], 1) if constant else np.take_along_axis(x, source, 1)).ravel())
-        if p:
-            t.put(p, flat, np.broadcast_to(valid, x.shape).ravel())
+        return np.where(valid, source, lane), valid
 
     return run
 

@@ -13,6 +13,7 @@ import numpy as np
 
 from kvarn.artifact import Arg
 
+from .block import aligned
 from .ptx_parser import EmulationError
 
 # What moves words of a size without a look at them.
@@ -26,6 +27,10 @@ class Marks:
         self.low, self.high = low, high
         # Pages of zeros that nothing is written to take no memory.
         self.read, self.written = np.zeros(high - low, np.uint16), np.zeros(high - low, np.uint16)
+
+    def of_words(self, size: int) -> np.ndarray:
+        """Those of reads by words of ``size`` bytes [words, size]."""
+        return self.read[: len(self.read) // size * size].reshape(-1, size)
 
     def take(self, other: Marks) -> None:
         """What others say of the same bytes."""
@@ -66,7 +71,7 @@ class Memory:
         return self.marks
 
     def _place(self, address: np.ndarray, size: int, what: str) -> tuple[np.ndarray, np.ndarray]:
-        if np.count_nonzero(address % np.uint64(size)):
+        if not aligned(address, size):
             raise EmulationError(f"{what}: misaligned address for {size} bytes")
         which = self.lows.searchsorted(address, "right").astype(np.int64) - 1
         bad = (which < 0) | (address + np.uint64(size) > self.highs[np.maximum(which, 0)])
@@ -82,7 +87,7 @@ class Memory:
             return None
         first, last = int(np.minimum.reduce(address)), int(np.maximum.reduce(address))
         which = bisect.bisect_right(self.starts, first) - 1
-        if which < 0 or last + size > self.ends[which] or np.count_nonzero(address % np.uint64(size)):
+        if which < 0 or last + size > self.ends[which] or not aligned(address, size):
             return None
         return which, (address - self.lows[which]).astype(np.int64)
 
@@ -99,12 +104,16 @@ class Memory:
         return out
 
     def _read(self, which: int, at: np.ndarray, size: int) -> np.ndarray:
-        if self.marks:
-            self.marks[which].read[at[:, None] + np.arange(size)] = self.number
         words = self._words(which, size)
-        if words is not None:
-            return words[at // size].view(np.uint8).reshape(len(at), size)
-        return self.bytes[which][at[:, None] + np.arange(size)]
+        if words is None:
+            place = at[:, None] + np.arange(size)
+            if self.marks:
+                self.marks[which].read[place] = self.number
+            return self.bytes[which][place]
+        index = at // size
+        if self.marks:
+            self.marks[which].of_words(size)[index] = self.number
+        return words[index].view(np.uint8).reshape(len(at), size)
 
     def _words(self, which: int, size: int) -> np.ndarray | None:
         """The piece's bytes as words of a size that places in it are multiples of; None where they are not."""
