@@ -14,6 +14,9 @@ NATIVE := dialect/native/effects.cpp python/kvarn/runtime/launches.cpp python/kv
 # What an installation is made from: when one of these changes, it is made again.
 INPUTS := pyproject.toml CMakeLists.txt $(NATIVE) python/kvarn/_version.py
 
+# Tests start some hundred processes: each would compile kvarn's modules, a second or two, where Python keeps nothing.
+export PYTHONDONTWRITEBYTECODE :=
+
 .DEFAULT_GOAL := help
 .PHONY: help setup check check-all check-torch test lint format demo bench fuzz mutants docs site wheels native clean
 

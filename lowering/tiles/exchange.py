@@ -39,9 +39,10 @@ def mark(op: ir.Operation, grouped: bool) -> None:
 
     Where tiles are waited for by groups of copies (``grouped``), all threads do; at an mbarrier none waits for others.
     """
-    others = [o.operation for o in op.block.operations if o.operation != op]
-    if op.name in EXCHANGES and any(_waits_for_all(other, grouped) for other in others):
-        op.attributes[BETWEEN] = ir.UnitAttr.get()
+    if op.name in EXCHANGES:
+        others = (o.operation for o in op.block.operations if o.operation != op)
+        if any(_waits_for_all(other, grouped) for other in others):
+            op.attributes[BETWEEN] = ir.UnitAttr.get()
 
 
 def _waits_for_all(op: ir.Operation, grouped: bool) -> bool:

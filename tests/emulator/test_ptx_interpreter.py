@@ -171,6 +171,31 @@ def test_the_sign_of_what_is_loaded_goes_on_in_a_wider_register(kind, element):
     np.testing.assert_array_equal(out, np.maximum(x.astype(np.int64), -(2**31) + 1))
 
 
+@pytest.mark.whole
+@pytest.mark.parametrize("literal", ["0x7771U", "0x5410", "12816", "0x9180U", "0xFEDC"])
+@pytest.mark.parametrize(
+    "instruction", ["prmt.b32 %r4, %r1, %r2, {};", "shl.b32 %r4, %r1, {};", "shr.s32 %r4, %r1, {};"]
+)
+def test_a_literal_operand_is_a_register_that_holds_it(instruction, literal):
+    literal = literal if instruction.startswith("prmt") else f"{int(literal.rstrip('U'), 0) % 41}"  # 32 bits and more
+    text = f"""
+    .visible .entry both(.param .u64 x) {{
+        ld.param.u64 %rd1, [x];
+        mov.u32 %r5, %tid.x;
+        mad.wide.u32 %rd2, %r5, 16, %rd1;
+        ld.global.v2.b32 {{%r1, %r2}}, [%rd2];
+        {instruction.format(literal)}
+        st.global.b32 [%rd2+8], %r4;
+        mov.b32 %r3, {literal};
+        {instruction.format("%r3")}
+        st.global.b32 [%rd2+12], %r4;
+        ret;
+    }}"""
+    x = np.random.default_rng(0).integers(0, 2**32, (32, 4), dtype=np.uint32)
+    ptx.launch(text, "both", (1, 1, 1), (32, 1, 1), [x.ctypes.data], [x])
+    np.testing.assert_array_equal(x[:, 2], x[:, 3])
+
+
 def test_a_field_is_inserted_at_any_bit_and_of_any_length():
     given = np.random.default_rng(0).integers(0, 2**32, (32, 4), np.uint32)
     given[:, 2:] = [(at, n) for at in (0, 3, 16, 31) for n in (0, 1, 8, 16, 29, 31, 32, 33)]
