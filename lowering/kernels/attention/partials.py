@@ -37,15 +37,20 @@ def in_powers(score: Any) -> Any:
     return kv.math.min(kv.math.max(rounded_product(score, LOG2E), line - _OFFSET), line + _OFFSET)
 
 
-@kv.func
-def are_large(maxima: Any, every: bool = True) -> Any:
-    """Whether the executing warp has a maximum whose last place is too much to be taken off an exact product.
+def is_large(m: Any) -> Any:
+    """Whether a maximum that a score has moved is too large, by its last place, to be taken off an exact product."""
+    return (kv.math.abs(m) > LARGE) & (m > LOWEST)
 
-    Without ``every``, one that no score has moved yet is none of them.
+
+@kv.func
+def are_large(maxima: Any) -> Any:
+    """Whether the executing warp has such a maximum.
+
+    Each row is still computed by its own form then: the bits of a row do not depend on other rows.
     """
     some = kv.bool(False)
     for m in kv.static(maxima):
-        some = some | ((kv.math.abs(m) > LARGE) if every else (kv.math.abs(m) > LARGE) & (m > LOWEST))
+        some = some | is_large(m)
     return kv.ballot(some) != 0
 
 
