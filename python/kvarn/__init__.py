@@ -42,7 +42,7 @@ _LAZY = {
 }  # fmt: skip
 _MODULES = {name: module for module, names in _LAZY.items() for name in names}
 # What a method of an object does in a layer above its own, which its module must not import: no public names.
-_ABOVE = {"Passport": "kvarn.inspect", "plan_prefixes": "kvarn.ops.prefixes"}
+_ABOVE = {"KernelReport": "kvarn.inspect", "Passport": "kvarn.inspect", "plan_prefixes": "kvarn.ops.prefixes"}
 _SUBMODULES = (
     "ops", "compiler", "compiled", "dispatch", "caches", "dsl", "errors", "env", "runtime", "tools", "artifact",
     "hybrid", "manager", "dialect", "lowering", "emulator", "parallel", "weights",

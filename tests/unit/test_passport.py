@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""The passport of a kernel: what its page shows is what the compiler, the assembler and the emulator say."""
+"""The report of a kernel: what its page shows is what the compiler, the assembler and the emulator say."""
 
 import base64
 import gzip
@@ -18,7 +18,7 @@ import pytest
 pytest.importorskip("mlir", reason="the compiler needs the MLIR bindings")
 
 import kvarn as kv
-from kvarn.inspect import Passport, machine, places, work
+from kvarn.inspect import KernelReport, machine, places, work
 from kvarn.runtime import assemble
 from kvarn.tools import cli
 
@@ -53,7 +53,7 @@ def kernel():
 
 @pytest.fixture(scope="module")
 def ran(kernel):
-    """The passport with a run: of 21 tokens, by one warp."""
+    """The report with a run: of 21 tokens, by one warp."""
     blocks = np.ones((4, 2, 1, 16, 2, 64), ml_dtypes.bfloat16)
     lengths, table = np.array([21], np.uint32), np.array([[2, 1]], np.uint32)
     pool = kv.PagedKVCacheCollection(blocks, lengths, table, max_seq_length=1, max_cache_length=21)
@@ -283,7 +283,7 @@ def test_the_page_is_whole_and_fetches_nothing(page):
     ]  # fmt: skip
 
 
-def test_the_data_of_the_page_is_that_of_the_passport(ran, page):
+def test_the_data_of_the_page_is_that_of_the_report(ran, page):
     data = data_of(page)
     assert [s["name"] for s in data["stages"]] == [s.name for s in ran.stages]
     before = None
@@ -359,10 +359,10 @@ def test_a_kernel_for_the_host_has_a_page():
 
 
 def test_ir_in_text_is_its_own_source(kernel):
-    passport = kv.compile(kernel.asm["kv"], target="sm_90a").explain()
-    assert passport.sources["-"] == kernel.asm["kv"].split("\n")
-    number = next(n for n, line in enumerate(passport.sources["-"], 1) if "kv.load" in line)
-    assert any("ld.global" in text for text in codes(passport.ptx, number, "-"))
+    report = kv.compile(kernel.asm["kv"], target="sm_90a").explain()
+    assert report.sources["-"] == kernel.asm["kv"].split("\n")
+    number = next(n for n, line in enumerate(report.sources["-"], 1) if "kv.load" in line)
+    assert any("ld.global" in text for text in codes(report.ptx, number, "-"))
 
 
 def test_explain_runs_and_writes(tmp_path, capsys):
@@ -460,5 +460,5 @@ def test_in_a_browser_lines_find_each_other_by_mouse_and_keys(page, ran, tmp_pat
         assert not any("STG" in text or "MUL" in text for text in said["exact"])
 
 
-def test_a_passport_says_whose_it_is(kernel):
-    assert repr(Passport(kernel)) == "<passport of staged for sm_90a>"
+def test_a_kernel_report_names_its_kernel(kernel):
+    assert repr(KernelReport(kernel)) == "<report of staged for sm_90a>"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""The passport of a kernel: everything that is known of it, from the Python line to the machine code, without a GPU.
+"""The report of a kernel: everything that is known of it, from the Python line to the machine code, without a GPU.
 
 ``kernel.explain()`` makes one, ``kvarn explain`` prints it or writes it as a page. Modules: ``facts`` (the object),
 ``stages`` (the pipeline, watched), ``places`` (code by lines, with their source), ``shared`` (shared memory), ``work``
@@ -9,6 +9,14 @@ shown, as HTML and as text).
 
 from __future__ import annotations
 
-from .facts import Passport
+from typing import Any
 
-__all__ = ["Passport"]
+from kvarn import moved
+
+from .facts import KernelReport
+
+__all__ = ["KernelReport"]
+
+
+def __getattr__(name: str) -> Any:
+    return moved.renamed(__name__, name, {"Passport": KernelReport})

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""The passport of a kernel as text: a line a pass, the parameters, the mix of instructions, the assembler's figures."""
+"""The report of a kernel as text: a line a pass, the parameters, the mix of instructions, the assembler's figures."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from kvarn.artifact import Artifact
 from .stages import Stage, changed
 
 if TYPE_CHECKING:
-    from .facts import Passport
+    from .facts import KernelReport
 
 # What moves data, does matrix work or waits is counted by its whole name, the rest by what it computes.
 _TELLING = re.compile(
@@ -33,19 +33,19 @@ _COMMENT, _BRACES = re.compile(r"//.*"), re.compile(r"[{}]")
 _OPCODE = re.compile(r"(?:[$\w]+:\s*)*(?:@!?\S+\s+)?([a-z][\w.:]*)")
 
 
-def described(passport: Passport) -> Iterator[str]:
+def described(report: KernelReport) -> Iterator[str]:
     """The whole report, by lines."""
-    yield f"{passport.kernel.name} for {passport.kernel.target}"
-    if passport.stages:
+    yield f"{report.kernel.name} for {report.kernel.target}"
+    if report.stages:
         yield ""
-        yield from describe_stages(passport.stages)
+        yield from describe_stages(report.stages)
     yield ""
-    yield from map(_cut, describe_abi(passport.kernel.artifact))
+    yield from map(_cut, describe_abi(report.kernel.artifact))
     yield ""
-    yield from describe_code(passport)
-    if passport.report is not None:
+    yield from describe_code(report)
+    if report.report is not None:
         yield ""
-        yield str(passport.report)
+        yield str(report.report)
 
 
 def _cut(line: str) -> str:
@@ -133,9 +133,9 @@ def sorted_mix(mix: Mapping[str, int]) -> list[tuple[str, int]]:
     return sorted(mix.items(), key=lambda item: (item[0] == "other", -item[1], item[0]))
 
 
-def describe_code(passport: Passport) -> Iterator[str]:
+def describe_code(report: KernelReport) -> Iterator[str]:
     """Sizes, the instruction mix and the assembler's figures."""
-    artifact = passport.kernel.artifact
+    artifact = report.kernel.artifact
     if artifact.target == "host":
         yield "target host: the CPU's JIT compiles it on the first run"
         return
@@ -143,13 +143,13 @@ def describe_code(passport: Passport) -> Iterator[str]:
     yield f"PTX ISA {artifact.isa} for {artifact.target}: {mix.total()} instructions"
     for name, count in sorted_mix(mix):
         yield f"  {count:5d}  {name}"
-    if passport.no_figures:
-        yield f"registers and spills: {passport.no_figures}"
+    if report.no_figures:
+        yield f"registers and spills: {report.no_figures}"
         return
-    for name, figures in passport.assembled.kernels.items():
+    for name, figures in report.assembled.kernels.items():
         yield (
             f"{name}: {figures.registers} registers, {figures.spill_stores} + {figures.spill_loads} bytes spilled "
-            f"and reloaded, {figures.shared_bytes} bytes of static shared memory ({passport.assembled.tool})"
+            f"and reloaded, {figures.shared_bytes} bytes of static shared memory ({report.assembled.tool})"
         )
 
 

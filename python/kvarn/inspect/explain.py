@@ -21,11 +21,11 @@ from kvarn.tools.input_options import add_input_options, values_of
 from kvarn.tools.pass_options import given_name
 
 if TYPE_CHECKING:
-    from . import Passport
+    from . import KernelReport
 
 
-def passport_of(options: argparse.Namespace) -> Passport:
-    """The passport of what the options name."""
+def report_of(options: argparse.Namespace) -> KernelReport:
+    """The report of what the options name."""
     kernel = compile_named(options)
     return kernel.explain(report=emulated(kernel, options) if options.emulate else None, threads=threads_of(options))
 
@@ -153,18 +153,18 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     from . import describe
 
-    passport = passport_of(options)
+    report = report_of(options)
     if options.html:
-        print(f"wrote {passport.save(options.html)}")
+        print(f"wrote {report.save(options.html)}")
         return 0
     if options.patterns:
-        print("\n".join(describe.describe_patterns(passport.run.rewrites)))
+        print("\n".join(describe.describe_patterns(report.run.rewrites)))
         return 0
     if options.remarks_filter is not None or options.remarks is not None:
-        found = remarks.filtered(passport.remarks, options.remarks_filter or "")
+        found = remarks.filtered(report.remarks, options.remarks_filter or "")
         print(remarks.written(found, options.remarks or "text"), end="")
         return 0
-    stages = passport.stages
+    stages = report.stages
     names = [s.name for s in stages]
     for wanted in filter(None, (options.show, options.diff)):
         if wanted not in names:
@@ -177,5 +177,5 @@ def main(argv: Sequence[str] | None = None) -> int:
         before, after = stages[i - 1].text if i else "", stages[i].text
         sys.stdout.writelines(difference(before, after, options.diff))
         return 0
-    print(f"{passport}\n")
+    print(f"{report}\n")
     return 0

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""The passport of a kernel as an object; its parts are made when they are asked for."""
+"""The report of a kernel as an object; its parts are made when they are asked for."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from kvarn.emulator.report import Counts
 
 
-class Passport:
+class KernelReport:
     """Everything that is known of a compiled kernel.
 
     ``str()`` is a report, :meth:`html` a page; a notebook shows the page.
@@ -223,7 +223,7 @@ class Passport:
         return "\n".join(described(self))
 
     def __repr__(self) -> str:
-        return f"<passport of {self.kernel.name} for {self.kernel.target}>"
+        return f"<report of {self.kernel.name} for {self.kernel.target}>"
 
     def html(self) -> str:
         """The page: one file that needs nothing else."""
@@ -265,4 +265,4 @@ def assembler_remarks(of: Any) -> Iterator[tuple[str, str]]:
     yield from (("analysis", line.strip()) for line in made.log.splitlines() if "warning" in line.lower())
 
 
-__all__ = ["Passport", "assembler_remarks"]
+__all__ = ["KernelReport", "assembler_remarks"]
