@@ -98,7 +98,7 @@ def routes(stream: int) -> dict[str, Callable[[], Any]]:
     prepared = cached.prepare(grid, block, keys, values, q, out, 0.1)
     # What nothing can go below: the driver's function, called with everything packed.
     prepared(stream)
-    quick, launch = prepared._frozen.parts
+    quick, launch = prepared._prepared.parts
     found: dict[str, Callable[[], Any]] = {
         "prepared: the driver's part": lambda: launch(*quick[stream]),
         "prepared, stream given": lambda: prepared(stream),

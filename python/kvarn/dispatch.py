@@ -90,7 +90,7 @@ class OperationProgram(Program):
             known.complete(values)
             with on.lock:
                 for call, shape, flat in self._plan(on, values, 0):
-                    call.fire(shape, flat, 0)
+                    call.launch(shape, flat, 0)
             return
         if stream is None:
             handle = streams.current_stream(operands, ordinal)
@@ -104,12 +104,12 @@ class OperationProgram(Program):
             launches = known.launches.get(key)
             if launches is None:
                 launches = self._bind_launches(on, known, key, values)
-            for launch, arguments, words, moves, again, _ in launches:
+            for launch, arguments, words, moves, after_failure, _ in launches:
                 for word, i in moves:
                     words[word] = values[i]
                 code = launch(*arguments)
                 if code:
-                    again(code)
+                    after_failure(code)
         finally:
             lock.release()
             if before is not None:
@@ -340,7 +340,7 @@ class Operation:
                 self(operands, attributes, schedule, stream, now=True)
                 after()
                 return
-            found = self._learn(signature, operands, attributes, entries)
+            found = self._specialise(signature, operands, attributes, entries)
         if found.apart is not None:
             found.apart(values)
         if found.checks:
@@ -362,7 +362,7 @@ class Operation:
 
         found.program.run(found, values, operands, stream, keep)
 
-    def _learn(self, signature: tuple[Any, ...], operands: Sequence[Any], attributes: Any, entries: Any) -> _Known:
+    def _specialise(self, signature: tuple[Any, ...], operands: Sequence[Any], attributes: Any, entries: Any) -> _Known:
         """Check a new signature, get its program, and cache its buffers' fields other than the address."""
         refuse_tracing(self.title)
         schedule, _ = entries or ((), ())

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""What a child of ``os.fork`` finds, whatever other threads did at that moment.
+"""Safety of ``os.fork`` while other threads run.
 
-A fork copies the memory of a process and the one thread that asked for it. In the child a lock that another thread
-held stays locked, and a pool of threads has none. So a fork waits until no other thread is inside the compiler
-(``no_fork``), whose locks in C++ are out of reach, or imports a part of kvarn, of which the child would find a half
-under the lock of a thread that it has not; locks that are held for moments are opened in the child (``renewed``); and
-who keeps a pool of threads forgets it there, with ``os.register_at_fork``.
+A fork copies the process's memory and only the calling thread: a lock held by another thread stays locked in the child,
+and thread pools have no threads there. Therefore a fork waits while another thread is inside the compiler
+(``no_fork``), whose C++ locks cannot be reinitialised, or imports a part of kvarn, which the child would see half done;
+short-lived locks are reinitialised in the child (``reinit_after_fork``); and owners of thread pools drop them there,
+with ``os.register_at_fork``.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def no_fork() -> Iterator[None]:
                 _changed.notify_all()
 
 
-def renewed(lock: L) -> L:
+def reinit_after_fork(lock: L) -> L:
     """The lock, which is open in a child whoever held it; what it guards must be usable half done."""
     _locks.add(lock)
     return lock

@@ -469,7 +469,7 @@ def test_rows_of_a_watched_collection_that_name_one_page_share_it():
 
 def test_nothing_is_checked_outside_and_nothing_is_left_behind():
     s = Step()
-    before = len(ownership.registry(HOST).keepers)
+    before = len(ownership.registry(HOST).states)
     with kv.sanitize(s.m):
         s.begin("a", 4)
         cache, _ = s.inputs("a")
@@ -477,7 +477,7 @@ def test_nothing_is_checked_outside_and_nothing_is_left_behind():
             reads(cache, 0, 0)
     reads(cache, 0, 0)
     assert s.m._watcher is None
-    assert len(ownership.registry(HOST).keepers) == before
+    assert len(ownership.registry(HOST).states) == before
     with kv.pipeline(check="ownership"):
         reads(cache, 0, 0)  # with the checks, of a pool that nobody watches
 
@@ -497,7 +497,7 @@ def test_watching_may_begin_in_the_middle_of_requests():
 
 def test_the_environment_watches_every_manager_as_long_as_it_lives(monkeypatch):
     monkeypatch.setenv("KVARN_CHECK", "ownership")
-    before = len(ownership.registry(HOST).keepers)
+    before = len(ownership.registry(HOST).states)
     s = Step()
     s.begin("a", 4)
     cache, _ = s.inputs("a")
@@ -505,7 +505,7 @@ def test_the_environment_watches_every_manager_as_long_as_it_lives(monkeypatch):
         reads(cache, 0, 0)
     del s, cache, _
     gc.collect()
-    assert len(ownership.registry(HOST).keepers) == before
+    assert len(ownership.registry(HOST).states) == before
     monkeypatch.setenv("KVARN_CHECK", "sometimes")
     with pytest.raises(ValueError, match="KVARN_CHECK must be 1, 0 or ownership, got 'sometimes'"):
         _ = env.check

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""New arrays beside those of the caller, of the caller's library: torch, CuPy or NumPy."""
+"""Allocation of arrays by the caller's library: torch, CuPy or NumPy."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from .binding import is_torch
 
 
 def empty(beside: Any, shape: tuple[int, ...], dtype: DType | None, name: str, title: str) -> Any:
-    """A new array of ``beside``'s library and device: torch, CuPy or NumPy. ``dtype`` None: that of ``beside``."""
+    """A new array of ``beside``'s library, on its device; ``dtype`` defaults to that of ``beside``."""
     return _allocated("empty", beside, shape, dtype, name, title)
 
 
 def zeros(beside: Any, shape: tuple[int, ...], dtype: DType | None, name: str, title: str) -> Any:
-    """As :func:`empty`, of zeros."""
+    """Like :func:`empty`, filled with zeros."""
     return _allocated("zeros", beside, shape, dtype, name, title)
 
 
@@ -30,7 +30,7 @@ def _allocated(make: str, beside: Any, shape: tuple[int, ...], dtype: DType | No
         try:
             return getattr(beside, f"new_{make}")(shape, **options)
         except (RuntimeError, TypeError):
-            buffers.view(beside, name=f"{title}: what {name} is allocated beside")  # which says what is wrong with it
+            buffers.view(beside, name=f"{title}: what {name} is allocated beside")  # raises a specific error
             raise
     if library == "cupy":
         cupy = sys.modules["cupy"]
@@ -40,7 +40,7 @@ def _allocated(make: str, beside: Any, shape: tuple[int, ...], dtype: DType | No
         import numpy as np
 
         return getattr(np, make)(shape, beside.dtype if dtype is None else dtype.numpy)
-    raise TypeError(f"{title}: {name} must be given: nothing is known of how to allocate a {type(beside).__qualname__}")
+    raise TypeError(f"{title}: {name} must be given: a {type(beside).__qualname__} cannot be allocated")
 
 
 __all__ = ["empty", "zeros"]

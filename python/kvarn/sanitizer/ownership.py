@@ -275,7 +275,7 @@ class _Watched:
 
     # --- violations ---
 
-    def complain(self, found: Sequence[Sequence[int]]) -> list[int]:
+    def take_violations(self, found: Sequence[Sequence[int]]) -> list[int]:
         registry, taken = ownership.registry(self.ordinal), []
         for i, words in enumerate(found):
             region = registry.region_at(words[at.REGION])
