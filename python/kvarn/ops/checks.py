@@ -233,7 +233,7 @@ def positions_cover(freqs: Any, collection: Any, title: str) -> None:
     """Check that the table of angles has a row for every position of the step."""
     try:
         positions = freqs.shape[0]
-    except (AttributeError, IndexError):
+    except (AttributeError, IndexError, RuntimeError):
         positions = shape_of(freqs, f"{title}: freqs_cis", 2)[0]
     if positions < collection.max_cache_length:
         raise ValueError(
@@ -291,10 +291,15 @@ def empty_like(array: Any, name: str, title: str) -> Any:
         torch: Any = sys.modules["torch"]
         try:
             return torch.empty_like(array, memory_format=torch.contiguous_format)  # faster than new_empty
-        except RuntimeError:  # sparse, nested or of another library: refused by name below
-            buffers.view(array, name=f"{title}: the array that {name} is allocated like")
+        except RuntimeError:
+            refuse_unlike(array, name, title)
             raise
     return empty(array, shape_of(array, f"{title}: the array that {name} is allocated like"), None, name, title)
+
+
+def refuse_unlike(array: Any, name: str, title: str) -> None:
+    """Raise for a sparse or nested tensor, or one of another library, like which torch cannot allocate an output."""
+    buffers.view(array, name=f"{title}: the array that {name} is allocated like")
 
 
 def empty_result(query: Any, name: str, title: str, columns: int | None = None) -> Any:
@@ -313,7 +318,11 @@ def empty_lse(query: Any, title: str) -> Any:
     """A new f32 buffer with one number per row and head, on the query's device."""
     library = type(query).__module__.partition(".")[0]
     if library == "torch":
-        return query.new_empty(query.shape[:-1], dtype=sys.modules["torch"].float32)
+        try:
+            return query.new_empty(query.shape[:-1], dtype=sys.modules["torch"].float32)
+        except RuntimeError:
+            refuse_unlike(query, "lse", title)
+            raise
     return empty(query, tuple(query.shape[:-1]), f32, "lse", title)
 
 
