@@ -146,7 +146,7 @@ _compiling = threading.Lock()
 
 def program(what: Specialisation) -> OperationProgram:
     """The program of a specialisation: from memory, the disk cache or the compiler."""
-    key = what, env.check, settings.token()
+    key = what, env.check, settings.specialisation_key()
     found = _programs.get(key)
     if found is None:
         with forks.no_fork(), _compiling:
@@ -296,7 +296,7 @@ class Operation:
         calls = self._quick
         if calls is None:
             return None
-        generation = settings.plain()
+        generation = settings.generation()
         if generation is None:
             return None
         if stream is not None and stream.__class__ is not int:
@@ -328,7 +328,7 @@ class Operation:
             if answer is True:
                 return
             unknown = (self.operands, operands, answer) if answer else None
-        signature, values = signatures.signed(operands, (attributes, entries, settings.token(), env.check))
+        signature, values = signatures.signed(operands, (attributes, entries, settings.specialisation_key(), env.check))
         try:
             found = self._known.get(signature)
         except TypeError:  # an unhashable entry of the schedule: the check below names it

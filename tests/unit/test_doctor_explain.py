@@ -151,7 +151,7 @@ def test_unknown_targets_and_files_are_errors(file, capsysbinary):
 def test_changes_are_listed_largest_first():
     before, after = Counter(a=5, b=2, c=1), Counter(b=4, c=1, d=1)
     assert stages.change(before, after) == "-5 a, +2 b, +1 d"
-    assert stages.change(Counter(), Counter({f"op{i}": 1 for i in range(9)})).endswith("and 3 kinds more")
+    assert stages.change(Counter(), Counter({f"op{i}": 1 for i in range(9)})).endswith("and 3 more kinds")
 
 
 def test_instruction_mix_counts_what_tells():

@@ -228,7 +228,7 @@ def test_counts_of_a_run_stand_at_their_lines(ran, page):
 
 def test_a_report_of_another_kernel_is_refused(ran):
     other = kv.compile(staged, kv.CacheSpec("paged", kv.f16, 2, 64, 16), kv.Buffer[kv.f32, 1], target="sm_90a")
-    with pytest.raises(ValueError, match="must be of runs of staged as it was compiled"):
+    with pytest.raises(ValueError, match="must be of runs of this staged"):
         other.explain(ran.report).html()
 
 

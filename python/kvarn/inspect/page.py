@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""The page of a report: one HTML file with its style and its script in it, which fetches nothing.
+"""The page of a kernel report: one HTML file with its style and script, which loads nothing else.
 
-Tables and drawings are HTML. Code - sources, IR after each pass, PTX, machine code - is data of the page, compressed,
-from which the script makes the rows that are looked at.
+Tables and drawings are HTML. Code (sources, IR after each pass, PTX, machine code) is compressed data in the page, from
+which the script builds the visible rows.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from .stages import changed
 if TYPE_CHECKING:
     from .facts import KernelReport
 
-_AROUND = 4  # lines of a source that are shown around those that code was made from
+_AROUND = 4  # context lines of a source around the lines from which code was made
 FRAME_HEIGHT = 900  # pixels of the page in a notebook
 
 
@@ -54,7 +54,7 @@ def page(report: KernelReport) -> str:
 
 
 def framed(report: KernelReport) -> str:
-    """The page in a frame of its own, as a notebook shows it: neither's style reaches the other."""
+    """The page in an iframe, as notebooks display it, which isolates both style sheets."""
     return (
         f'<iframe srcdoc="{escape(page(report))}" title="{escape(report.kernel.name)}" '
         f'style="width:100%;height:{FRAME_HEIGHT}px;border:0" sandbox="allow-scripts"></iframe>'
@@ -69,7 +69,7 @@ def _file(name: str) -> str:
 
 
 class _Table:
-    """Things by number, each once."""
+    """Numbers distinct items."""
 
     def __init__(self) -> None:
         self.items: list[Any] = []
@@ -83,14 +83,14 @@ class _Table:
 
 
 def code_of(report: KernelReport) -> dict[str, Any]:
-    """What the script works on.
+    """The data of the script.
 
     Returns
     -------
     dict
-        ``files`` (name, the end of the path, and ``lines``: number and text, None where some are left out), ``chains``
-        (lists of file number and line, innermost first), ``texts`` (lines of IR, each once), ``stages`` (name, reason,
-        and ``rows`` of text and chain; None when nothing changed), ``ptx`` and ``sass`` (rows of text, chain, and the
+        ``files`` (name, the end of the path, and ``lines``: number and text, None for omitted ones), ``chains``
+        (lists of file number and line, innermost first), ``texts`` (distinct lines of IR), ``stages`` (name, reason,
+        and ``rows`` of text and chain; None if nothing changed), ``ptx`` and ``sass`` (rows of text, chain, and the
         line number of the PTX), ``runs`` (executions by warps, by line number of the PTX).
     """
     chains, texts, files = _Table(), _Table(), list(report.sources)
@@ -131,7 +131,7 @@ def code_of(report: KernelReport) -> dict[str, Any]:
 
 
 def _shown(text: Sequence[str], used: set[int]) -> Iterator[list[Any] | None]:
-    """The lines of a source near those that are used; None for what is left out between."""
+    """The lines of a source near the used ones; None for each omitted range."""
     kept = sorted({n for u in used for n in range(u - _AROUND, u + _AROUND + 1) if 1 <= n <= len(text)})
     before = kept[0] if kept else 0
     for n in kept:
@@ -163,7 +163,7 @@ def _short(file: str) -> str:
 
 
 def _link(numbers: Mapping[str, int], file: str, line: int | str, text: str) -> str:
-    """A text that leads to a line of a source, where the page has the source."""
+    """A link to a line of a source, if the page contains the source."""
     if file not in numbers:
         return escape(text)
     return f'<a href="#code" data-place="{numbers[file]}:{line}">{escape(text)}</a>'
@@ -184,11 +184,11 @@ def _sections(report: KernelReport) -> Iterator[tuple[str, str, str]]:
     yield "parameters", "Parameters", f"<pre>{escape(abi)}</pre>{_mix(report)}"
 
 
-_EXPLORER = """<p class="hint">Click a line: the others that come from it, or that it comes from, light up. <kbd>↑</kbd>
-<kbd>↓</kbd> move, <kbd>←</kbd> <kbd>→</kbd> change the column, <kbd>n</kbd> <kbd>p</kbd> go to the next linked line,
-<kbd>[</kbd> <kbd>]</kbd> to another pass, <kbd>d</kbd> shows what the pass changed, <kbd>1</kbd> to <kbd>4</kbd> hide a
-column, <kbd>Esc</kbd> lets go.</p>
-<div id="panes"></div><noscript><p class="problem">The code is shown by a script, which is off here.</p></noscript>"""
+_EXPLORER = """<p class="hint">Click a line to highlight the lines that come from it or that it comes from.
+<kbd>↑</kbd> <kbd>↓</kbd> move, <kbd>←</kbd> <kbd>→</kbd> change the column, <kbd>n</kbd> <kbd>p</kbd> go to the next
+linked line, <kbd>[</kbd> <kbd>]</kbd> to another pass, <kbd>d</kbd> shows the changes of the pass, <kbd>1</kbd> to
+<kbd>4</kbd> hide a column, <kbd>Esc</kbd> clears the selection.</p>
+<div id="panes"></div><noscript><p class="problem">The code needs JavaScript.</p></noscript>"""
 
 
 def _facts(report: KernelReport) -> Iterator[str]:
@@ -214,7 +214,7 @@ def _figures(report: KernelReport) -> Iterator[str]:
         cards = []
         of = report.figures_of(entry)
         if of is not None:
-            cards.append(_card("registers", str(of.registers), "a thread, of 255", of.registers / 255))
+            cards.append(_card("registers", str(of.registers), "per thread, of 255", of.registers / 255))
             spilled = of.spill_stores + of.spill_loads
             cards.append(
                 _card("spills", f"{spilled:,}", "bytes stored and loaded", 1.0 if spilled else 0.0, spilled > 0)
@@ -222,9 +222,9 @@ def _figures(report: KernelReport) -> Iterator[str]:
         static = of.shared_bytes if of is not None else 0
         most = machine.by_name(report.kernel.target).shared_bytes
         total = entry.shared_bytes + static
-        cards.append(_card("shared memory", f"{total:,}", f"bytes a block, of {most:,}", total / most))
+        cards.append(_card("shared memory", f"{total:,}", f"bytes per block, of {most:,}", total / most))
         threads = report.threads_of(entry)
-        cards.append(_card("threads", f"{threads:,}" if threads else "any", "a block" if threads else "number a block"))
+        cards.append(_card("threads", f"{threads:,}" if threads else "any", "per block"))
         found = report.occupancy(entry)
         if found is not None:
             text = f"{found.blocks} block{'s' * (found.blocks != 1)} on a multiprocessor, limit: {found.limit}"
@@ -236,11 +236,11 @@ def _figures(report: KernelReport) -> Iterator[str]:
 
 
 def _by_threads(report: KernelReport, entry: Any, of: Any) -> str:
-    """Occupancy for several block sizes, when the kernel takes any."""
+    """Occupancy for several block sizes, for a kernel that takes any."""
     bytes = of.shared_bytes + entry.shared_bytes
     each = [machine.occupancy(report.kernel.target, n, of.registers, bytes) for n in (32, 64, 128, 256, 512, 1024)]
     rows = [[f"{o.threads}", f"{o.blocks}", f"{o.share:.0%}", o.limit if o.blocks else "does not fit"] for o in each]
-    return _table(("threads a block", "blocks on a multiprocessor", "occupancy", "limit"), rows, numbers=3)
+    return _table(("threads per block", "blocks per multiprocessor", "occupancy", "limit"), rows, numbers=3)
 
 
 def _card(name: str, value: str, note: str, share: float | None = None, bad: bool = False) -> str:
@@ -252,7 +252,7 @@ def _card(name: str, value: str, note: str, share: float | None = None, bad: boo
 
 
 def _passes(report: KernelReport) -> Iterator[str]:
-    """A row a pass; a click shows what it changed."""
+    """One row per pass; a click shows its changes."""
     stages = report.stages
     slowest = max(s.seconds for s in stages) or 1
     largest = max(s.counts.total() for s in stages)
@@ -271,7 +271,7 @@ def _passes(report: KernelReport) -> Iterator[str]:
     rest = report.run.seconds - sum(s.seconds for s in stages)
     if report.kernel.target != "host":
         yield f"<tr><td>to PTX, by LLVM<td class=n>{rest * 1e3:.1f}<td class=n><td></tr>"
-    yield f"<tr><td>together<td class=n>{report.run.seconds * 1e3:.1f}<td class=n><td></tr></tbody></table>"
+    yield f"<tr><td>total<td class=n>{report.run.seconds * 1e3:.1f}<td class=n><td></tr></tbody></table>"
 
 
 def _bar(share: float) -> str:
@@ -309,12 +309,12 @@ def _shared(report: KernelReport) -> Iterator[str]:
             anchors.append(f"{b.bytes:,} bytes at {b.offset:,}; used by {names}{', …' * (len(places) > 6)}")
         yield f"<h3>{escape(entry.name)}</h3>" if len(report.entries) > 1 else ""
         yield _table(("offset", "bytes", "aligned to", "uses", "allocated by"), rows, numbers=4, raw=True)
-        yield "<p>From the first use to the last, in the order of the program; a use in a loop lasts as long as it.</p>"
+        yield "<p>From the first to the last use, in program order; a use in a loop lasts for the whole loop.</p>"
         yield figures.lifetimes(blocks, anchors)
 
 
 def _work(report: KernelReport) -> Iterator[str]:
-    """The roofline, the loops, what a token of each cache costs."""
+    """The roofline, the loops, and the memory per token of each cache."""
     if report.kernel.target == "host":
         return
     numbers = {PurePath(file).name: n for n, file in reversed([*enumerate(report.sources)])}
@@ -341,20 +341,20 @@ def _work(report: KernelReport) -> Iterator[str]:
             points.append(figures.Point(f"{name} as it ran", done.intensity, done.tensor > 0, True))
     yield figures.roofline(roofs, points)
     yield (
-        "<p>Small points are loops, an iteration at a time as the PTX has it, at the rate that the roof allows; a "
-        "large point is the run in the emulator. Bytes are those that threads ask for: what the caches spare is not "
-        f"known before a GPU runs it. Roofs are data-sheet figures{_others(roofs)}.</p>"
+        "<p>Small points are loops: one iteration of the PTX, at the attainable rate of the roofline. A large point is "
+        "the run in the emulator. Bytes are those that threads request: cache hits are unknown without a GPU. Peak "
+        f"rates are data-sheet figures{_others(roofs)}.</p>"
     )
-    head = ("of a warp, an iteration", "instructions", "bytes read", "written", "operations", "in tensor cores",
-            "operations a byte", "bound by")  # fmt: skip
+    head = ("per warp and iteration", "instructions", "bytes read", "written", "operations", "in tensor cores",
+            "operations per byte", "bound by")  # fmt: skip
     yield _table(head, rows, numbers=-7, raw=True)
     unknown = sum(loop.work.unknown for loops, _ in report.loops.values() for loop in loops)
     unknown += sum(outside.unknown for _, outside in report.loops.values())
     if unknown:
-        yield f"<p>{unknown} copies have a size that the PTX does not say: their bytes are not counted above.</p>"
+        yield f"<p>{unknown} copies have a size that the PTX does not state; their bytes are not counted above.</p>"
     tokens = list(_tokens(report))
     if tokens:
-        yield _table(("cache", "bytes a token", "sectors of 32 bytes", "a page"), tokens, numbers=-3)
+        yield _table(("cache", "bytes per token", "sectors of 32 bytes", "page"), tokens, numbers=-3)
 
 
 def _others(roofs: Sequence[Gpu]) -> str:
@@ -375,7 +375,7 @@ def _worked(done: work.Work, roof: Gpu) -> list[str]:
 
 
 def _tokens(report: KernelReport) -> Iterator[list[str]]:
-    """What a token of each cache argument is in memory."""
+    """The memory per token of each cache argument."""
     for arg in dict.fromkeys(a for entry in report.entries for a in entry.args if a.kind in ("cache", "collection")):
         spec: Any = arg.spec
         halves = 2 if arg.kind == "collection" and not spec.is_mla else 1
@@ -388,7 +388,7 @@ def _tokens(report: KernelReport) -> Iterator[list[str]]:
 
 
 def _run(report: KernelReport) -> Iterator[str]:
-    """What the emulator counted."""
+    """The emulator's counts."""
     run = report.report
     if run is None:
         return
