@@ -81,7 +81,7 @@ def test_an_example_is_a_program(tmp_path):
         [sys.executable, ROOT / "examples" / "scale_keys.py"], capture_output=True, text=True, cwd=tmp_path
     )
     assert done.returncode == 0, done.stderr
-    assert done.stdout.startswith("scale_keys: as NumPy has it. Its PTX begins\n//")
+    assert done.stdout.startswith("scale_keys: equal to NumPy. Its PTX begins\n//")
 
 
 def test_patterns_of_mlir_rewrite_kv_ops():
