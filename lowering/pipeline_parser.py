@@ -52,7 +52,8 @@ class Step:
     optional : bool
         Whether a target's pipeline gives a correct program without it.
     purpose : {"transform", "check", "instrumentation"}
-        What it is in the pipeline for. An optional transform changes some program (tests/unit/test_optional_passes.py).
+        What it is in the pipeline for. An optional transform changes some program
+        (tests/lowering/test_optional_passes.py).
     upstream : bool
         Whether it is MLIR's.
     group : str or None

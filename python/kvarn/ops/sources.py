@@ -125,5 +125,6 @@ def _attention_shared(
 
 def _unrounded(query: Any, title: str, value_size: int | None = None) -> Any:
     """A new f32 output, to be combined with another source; by default with the query's columns."""
-    columns = query.shape[-1] if value_size is None else value_size
-    return checks.empty(query, (*query.shape[:-1], columns), f32, "the result between two sources", title)
+    *rows, size = checks.shape_of(query, f"{title}: query")
+    columns = size if value_size is None else value_size
+    return checks.empty(query, (*rows, columns), f32, "the result between two sources", title)

@@ -413,7 +413,7 @@ def test_the_model_finds_what_numpy_indexing_finds(word, half, pages, page_size,
     lengths = np.array([pages * page_size], np.uint32)
     one = data[0] if half == "pair" else data
     if min(pages, page_size) > 1 and one.strides[dims.index("N")] % one.strides[dims.index("P")]:
-        with pytest.raises(ValueError, match="keys: the stride of pages must be a multiple of"):  # rows would have no numbers
+        with pytest.raises(ValueError, match="keys: the stride of pages must be a multiple of"):  # rows need numbers
             kv.ForeignPages(data, lengths, table, dims)
         return
     made = kv.ForeignPages(data, lengths, table, dims)
