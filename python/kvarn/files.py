@@ -64,8 +64,8 @@ def write_output(path: str | os.PathLike[str], data: str | bytes) -> None:
         raise type(error)(f"{path} cannot be written: {error.strerror or error}") from None
 
 
-def run_file(path: str | os.PathLike[str], name: str, beside: bool = False) -> Any:
-    """Run a user's Python file as a module of the given name; with ``beside`` it may import files of its folder.
+def run_file(path: str | os.PathLike[str], name: str, import_folder: bool = False) -> Any:
+    """Run a Python file as a module of the given name; with ``import_folder``, it can import files of its folder.
 
     Raises
     ------
@@ -79,7 +79,7 @@ def run_file(path: str | os.PathLike[str], name: str, beside: bool = False) -> A
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module  # for dataclasses and inspect, which look up a class's module by name
     folder = str(file.parent.resolve())
-    if beside:
+    if import_folder:
         sys.path.insert(0, folder)
     try:
         # Compiled from source: cached bytecode is checked by time in seconds and size, which an edit may not change.
@@ -88,14 +88,14 @@ def run_file(path: str | os.PathLike[str], name: str, beside: bool = False) -> A
         sys.modules.pop(name, None)
         if env.debug:
             traceback.print_exc()
-        raise FileError(f"{path} cannot be run: {told(error, str(file))}") from error
+        raise FileError(f"{path} cannot be run: {error_line(error, str(file))}") from error
     finally:
-        if beside and folder in sys.path:
+        if import_folder and folder in sys.path:
             sys.path.remove(folder)
     return module
 
 
-def told(error: BaseException, file: str) -> str:
+def error_line(error: BaseException, file: str) -> str:
     """The exception of a file and its location, in one line."""
     if isinstance(error, SystemExit):
         return f"it ends the process, by sys.exit({'' if error.code is None else repr(error.code)})"

@@ -76,7 +76,7 @@ def test_pages_that_were_handed_out_again_are_found_in_a_step_of_before(anywhere
         s.begin("old", 5)
         stale = s.fill("old")
         s.m.release("old")
-        with reported("released", "page 0 belongs to nobody", request="old"):
+        with reported("released", "page 0 belongs to no request", request="old"):
             reads(stale, 0, 2)
         s.begin("new", 5)
         s.fill("new")

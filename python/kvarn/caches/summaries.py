@@ -54,8 +54,8 @@ class PageSummaries(NoShallowCopies):
         shape = (collection.num_blocks, collection.num_layers, spec.num_heads, KINDS[kind], spec.head_size)
         if data is None:
             blocks = getattr(collection, "blocks", None)
-            beside = blocks[0] if isinstance(blocks, (list, tuple)) else blocks
-            data = allocation.zeros(beside, shape, bf16 if spec.dtype.bits == 8 else spec.dtype, "data", title)
+            like = blocks[0] if isinstance(blocks, (list, tuple)) else blocks
+            data = allocation.zeros(like, shape, bf16 if spec.dtype.bits == 8 else spec.dtype, "data", title)
         elif tuple(data.shape) != shape:
             raise ValueError(f"{title}: data must have shape {list(shape)}, got {list(data.shape)}")
         self.kind, self.data = kind, data

@@ -483,7 +483,7 @@ class _Walk:
             return self._opaque(v, path)
         if not self.arrays and getattr(v, "shape", ()) != ():
             raise Refused(
-                f"{path!r} is an array, which must be a parameter and stand beside the function: (function, array)"
+                f"{path!r} is an array, which must be a parameter, given with the function as (function, array)"
             )
         raise Refused(
             f"{path!r} is {what}, which can change without being seen: read what is needed of it into numbers, strings "

@@ -327,20 +327,20 @@ def empty_lse(query: Any, title: str) -> Any:
 
 
 def lists(
-    beside: Any, of: tuple[int, ...], entries: int | None, given: Any, counts: Any, name: str, title: str
+    like: Any, of: tuple[int, ...], entries: int | None, given: Any, counts: Any, name: str, title: str
 ) -> tuple[Any, Any]:
     """The outputs for selected indices (one list per element of shape ``of``) and for their counts.
 
-    Lists that are not ``given`` have ``entries`` entries (the caller's count), and are allocated on the device of
-    ``beside``, like ``counts``.
+    Lists that are not ``given`` have ``entries`` entries (the caller's count), and are allocated like the
+    array ``like``; so is ``counts``.
     """
     if given is None:
         if entries is None:
             raise ValueError(f"{title}: count must be given where {name} is not")
-        given = empty(beside, (*of, count(entries, "count", title, 1)), i32, name, title)
+        given = empty(like, (*of, count(entries, "count", title, 1)), i32, name, title)
     elif entries is not None:
         raise ValueError(f"{title}: count must be None where {name} is given, whose extent it is, got {entries!r}")
-    return given, empty(beside, of, i32, "counts", title) if counts is None else counts
+    return given, empty(like, of, i32, "counts", title) if counts is None else counts
 
 
 def masked(mask: str, window: Any, chunk: Any, title: str) -> tuple[tuple[str, Any], ...]:

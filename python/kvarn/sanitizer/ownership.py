@@ -88,7 +88,7 @@ class Violation:
         who = f"sequence {self.sequence}" + (f" (request {self.request!r})" if self.request is not None else "")
         where = f"page {self.page}, slot {self.slot}"
         owners = " and ".join(repr(o) for o in self.owners)
-        owned = f"page {self.page} belongs to {owners or 'nobody'}"
+        owned = f"page {self.page} belongs to {owners or 'no request'}"
         has = "it has no page there" if self.expected_page is None else f"its page there is {self.expected_page}"
         why = {
             "unwritten": f"which was not written since the page was allocated ({owned})",

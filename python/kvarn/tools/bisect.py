@@ -256,13 +256,13 @@ def _chosen(options: argparse.Namespace, module: Any, text: str, target: str) ->
     counts = edges.chosen(shape, len(first.lengths))
     if options.new is not None:  # of all sequences, or of those of the first batch
         counts = [(lengths, tuple(x for _, x in zip(lengths, cycle(options.new)))) for lengths, _ in counts]
-    return shape.told(), [replace(first, lengths=lengths, new=new) for lengths, new in counts]
+    return shape.describe(), [replace(first, lengths=lengths, new=new) for lengths, new in counts]
 
 
-def _covered(checker: Checker, told: str) -> Iterator[str]:
+def _covered(checker: Checker, choice: str) -> Iterator[str]:
     """The runs, and the automatically chosen runs that are not possible."""
-    if told:
-        yield f"lengths are chosen {told}:"
+    if choice:
+        yield f"lengths are chosen {choice}:"
     for inputs in checker.inputs:
         yield f"  {_counts(inputs)}"
     for inputs, why in checker.left_out:

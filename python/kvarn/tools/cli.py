@@ -216,7 +216,7 @@ def find_kernel(place: str) -> Any:
         raise UsageError(f"there is no file {file!r}: give FILE.py:KERNEL")
     # A unique module name, so that a file called numpy.py does no harm.
     unique = f"kvarn_file_{path.stem}_{hashlib.sha256(str(path.resolve()).encode()).hexdigest()[:8]}"
-    module = run_file(path, unique, beside=True)
+    module = run_file(path, unique, import_folder=True)
     kernels = {
         n: v
         for n, v in vars(module).items()

@@ -96,7 +96,7 @@ class Shape:
         """Tokens of the largest tile of query rows."""
         return max(self.extents) // self.group
 
-    def told(self) -> str:
+    def describe(self) -> str:
         tokens = ", ".join(map(str, self.extents))
         return f"near multiples of pages and tiles ({tokens} tokens) and of query tiles ({self.query_tile} tokens)"
 

@@ -331,8 +331,8 @@ _PLACES = re.compile(r"^\s*(?:\.loc|\.file|//).*$|\s*//.*$|![\w.]+ = .*$|, !dbg 
 def _digest(artifact: Artifact) -> str:
     """A digest of code without locations, and of its launch parameters."""
     code = [_PLACES.sub("", x) if isinstance(x, str) else x.hex() for x in artifact.code.values()]
-    told = repr((artifact.target, artifact.entries, artifact.args, artifact.steps, artifact.workspaces, code))
-    return hashlib.sha256(told.encode()).hexdigest()
+    identity = repr((artifact.target, artifact.entries, artifact.args, artifact.steps, artifact.workspaces, code))
+    return hashlib.sha256(identity.encode()).hexdigest()
 
 
 def is_operation(text: str) -> bool:
@@ -349,7 +349,7 @@ def model_of(place: str | None) -> Model | None:
     file, _, name = place.rpartition(":")
     if not file or not Path(file).is_file():
         raise ValueError(f"--model takes FILE.py:FUNCTION, got {place!r}")
-    module = run_file(file, "kvarn_model", beside=True)
+    module = run_file(file, "kvarn_model", import_folder=True)
     if not callable(getattr(module, name, None)):
         raise ValueError(f"{file} has no function {name!r}")
     return getattr(module, name)

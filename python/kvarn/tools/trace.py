@@ -10,7 +10,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from kvarn.files import FileError, told, write_output
+from kvarn.files import FileError, error_line, write_output
 from kvarn.timeline.recording import Timeline, tracing
 
 from .pass_options import given_name, given_path
@@ -80,6 +80,6 @@ def _run(script: str, arguments: list[str]) -> None:
         if ended.code not in (None, 0):
             raise RuntimeError(f"{script} ended with {ended.code}") from None
     except Exception as error:
-        raise FileError(f"{script} failed: {told(error, script)} (KVARN_DEBUG=1 shows more)") from error
+        raise FileError(f"{script} failed: {error_line(error, script)} (KVARN_DEBUG=1 shows more)") from error
     finally:
         sys.argv, sys.path[0] = before, path
