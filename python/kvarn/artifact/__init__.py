@@ -61,6 +61,8 @@ class Arg:
         Alignment of the first element's address, in bytes; 0 means the element's size.
     written : bool
         Whether the kernel may write through it.
+    read_only : bool
+        Whether the code takes what it shows for memory that nothing writes while the kernel runs.
     table_alignment : int
         Alignment of every row of a cache's lookup table, in bytes; 0 means none.
     """
@@ -73,6 +75,7 @@ class Arg:
     alignment: int = 0
     written: bool = False
     table_alignment: int = 0
+    read_only: bool = False
 
     def __post_init__(self) -> None:
         if self.kind not in KINDS:

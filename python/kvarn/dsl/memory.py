@@ -222,7 +222,8 @@ class Buffer(OfTrace):
 class ReadOnlyBuffer(Buffer):
     """Annotation of an array argument that nothing writes while the kernel runs: ``kv.ReadOnlyBuffer[kv.f32, 2]``.
 
-    Its loads take the read-only path (``ld.global.nc``) even if the kernel writes other buffers.
+    Its loads take the read-only path (``ld.global.nc``) even if the kernel writes other buffers. A launch is refused if
+    a written argument shares its memory.
     """
 
     __slots__ = ()

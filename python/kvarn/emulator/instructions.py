@@ -132,7 +132,7 @@ _UNARY: dict[str, Callable[[Any], Any]] = {
     "ex2": np.exp2, "lg2": np.log2, "tanh": np.tanh, "sin": np.sin, "cos": np.cos,
     "not": np.invert,
     "popc": lambda x: np.array([bin(v).count("1") for v in x], np.uint32),
-    "clz": lambda x: np.array([32 - int(v).bit_length() for v in x], np.uint32),
+    "clz": lambda x: np.array([8 * x.itemsize - int(v).bit_length() for v in x], np.uint32),
 }  # fmt: skip
 
 
@@ -259,13 +259,40 @@ def _convert_pair(t: Block, i: Instruction) -> Any:
 @op("bfe")
 def extract(t: Block, i: Instruction) -> Any:
     dtype, (d, a, b, c) = _type(i), i.operands
+    bits = 8 * np.dtype(dtype).itemsize
 
     def run(m: Lanes) -> None:
-        x, at, n = (t.value(r, m, np.uint32).astype(np.int64) for r in (a, b, c))
-        field_ = (x >> at) & ((1 << n) - 1)
-        if dtype is np.int32:
-            field_ = np.where((n > 0) & (field_ >> np.maximum(n - 1, 0) & 1 == 1), field_ - (1 << n), field_)
-        t.put(d, m, field_.astype(np.int32).view(np.uint32))
+        at, n = (t.value(r, m, np.uint32) & 255 for r in (b, c))
+        left = (bits - np.minimum(n, bits)).astype(np.uint32)
+        field_ = _shift(_shift(_shift(t.value(a, m, dtype), at, False), left, True), left, False)
+        t.put(d, m, np.where(n > 0, field_, 0).astype(dtype))
+
+    return run
+
+
+@op("shf")
+def funnel(t: Block, i: Instruction) -> Any:
+    d, low, high, count = i.operands
+    left, wraps = i.name[1] == "l", "wrap" in i.name
+
+    def run(m: Lanes) -> None:
+        x, y, n = (t.value(r, m, np.uint32).astype(np.uint64) for r in (low, high, count))
+        n = n & np.uint64(31) if wraps else np.minimum(n, np.uint64(32))
+        both = x | y << np.uint64(32)
+        t.put(d, m, (both << n >> np.uint64(32) if left else both >> n).astype(np.uint32))
+
+    return run
+
+
+@op("bfi")
+def insert(t: Block, i: Instruction) -> Any:
+    d, a, b, c, e = i.operands
+
+    def run(m: Lanes) -> None:
+        x, y, at, n = (t.value(r, m, np.uint32).astype(np.int64) for r in (a, b, c, e))
+        at, n = at & 0xFF, n & 0xFF
+        mask = np.where((n > 0) & (at < 32), ((1 << np.minimum(n, 32)) - 1) << np.minimum(at, 32), 0) & 0xFFFFFFFF
+        t.put(d, m, (y & ~mask | (x << np.minimum(at, 32)) & mask).astype(np.uint32))
 
     return run
 

@@ -22,6 +22,7 @@ from kvarn.artifact import Arg, Artifact
 from . import device as devices, quick, signatures, streams
 from .binding import HOST, Binder, make_binder
 from .copying import NoCopies
+from .overlap import Meeting, ReadOnly
 from .packing import Address, Bound, Call, HostExecutor, Place, PreparedCall, PreparedHostCall
 
 _REMEMBER = 256  # packed calls cached per launcher
@@ -71,6 +72,7 @@ class _Known(NamedTuple):
 
     ordinal: int
     bounds: dict[int, Bound]
+    meetings: tuple[Meeting, ...]
 
     def launch(self, args: Sequence[Any], firsts: Sequence[Any], stream: Any) -> Bound | None:
         """Launch with these first values; the packed launch, or None if none is available."""
@@ -81,6 +83,10 @@ class _Known(NamedTuple):
         bound = self.bounds.pop(stream, None)  # removed while in use; a concurrent thread packs its own
         if bound is None:
             return None
+        for i, j, low, high in self.meetings:
+            if low < firsts[i] - (0 if j is None else firsts[j]) < high:  # the full path checks whether they overlap
+                self.bounds[stream] = bound
+                return None
         launch, arguments, words, moves, after_failure, _ = bound
         for word, i in moves:
             words[word] = firsts[i]
@@ -144,6 +150,8 @@ class Launcher:
             raise ValueError(f"artifact {artifact.name!r} is a program, which computes its grids: use Program")
         self.artifact, self.entry, self._executor = artifact, artifact.entry(), executor
         self._binders = Binders(self.entry.name, self.entry.args, artifact.target)
+        self._read_only = ReadOnly(self.entry.name, self.entry.args)
+        self._apart = bool(self._read_only)
         self._shared = self.entry.shared_bytes
         self._calls: dict[int, Call] = {}
         # Cached launches differ in buffer addresses only; a signature contains the low four bits of each.
@@ -187,9 +195,10 @@ class Launcher:
         bound = None if known is None else known.launch(args, firsts, stream)
         if bound is not None:
             if missed is not None:
-                quick.remember(calls, missed, grid, block, (bound,), range(len(firsts)))
+                places = range(len(firsts))
+                quick.remember(calls, missed, grid, block, (bound,), places, meetings=known.meetings)
             return
-        values, ordinal = self._binders.bind(args)
+        values, ordinal = self._bind(args)
         call = self._calls.get(ordinal) or self._place(ordinal)
         shape = call.shape(grid, block, self._shared)
         if stream is None:
@@ -207,6 +216,13 @@ class Launcher:
             call.launch(shape, flat, handle)
         finally:
             devices.unbind(before)
+
+    def _bind(self, args: Sequence[Any]) -> tuple[list[tuple[Any, ...]], int]:
+        """Field values of each argument, and their device, after all checks."""
+        values, ordinal = self._binders.bind(args)
+        if self._apart:
+            self._read_only(values)
+        return values, ordinal
 
     def _sign(self, grid: Any, block: Any, args: tuple[Any, ...]) -> tuple[Any, list[Any]]:
         """The signature of a call, which excludes buffer addresses, or None; and each argument's first value."""
@@ -229,14 +245,16 @@ class Launcher:
         marked = []
         for i, (arg, value) in enumerate(zip(self.entry.args, values, strict=True)):
             marked += value if arg.kind != "buffer" else (Address.of(value[0], i), *value[1:])
-        known = self._known.setdefault(signature, _Known(ordinal, {}))
+        rule = self._read_only.of(values) if self._apart else None
+        meetings = () if rule is None else tuple(rule.meetings(self._read_only.flat(values)))
+        known = self._known.setdefault(signature, _Known(ordinal, {}, meetings))
         bound = call.bound(shape, marked, handle)
         if bound is not None and (handle > streams.LAST_SPECIAL or call.device.alone):
             known.bounds[handle] = bound
 
     def prepare(self, grid: Any, block: Any, *args: Any) -> PreparedLaunch:
         """Check and bind once, for many launches. Parameters as in a call."""
-        values, ordinal = self._binders.bind(args)
+        values, ordinal = self._bind(args)
         call = self._calls.get(ordinal) or self._place(ordinal)
         shape = call.shape(grid, block, self._shared)
         return PreparedLaunch(call, call.prepare(shape, list(chain.from_iterable(values))), args, ordinal)
