@@ -229,7 +229,7 @@ def test_a_hang_names_the_barrier_and_the_line():
         kv.mbarrier_wait(bar.ptr(0), 0)  # hangs
         x[kv.thread_id.x] = kv.f32(1)
 
-    with pytest.raises(EmulationError, match=r"no warp can go on") as error:
+    with pytest.raises(EmulationError, match=r"no warp can continue") as error:
         waits.emulate(1, 32, np.zeros(32, np.float32))
     text = str(error.value)
     assert "waits at both (at kv_shared)" in text
