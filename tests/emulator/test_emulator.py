@@ -253,7 +253,7 @@ def test_an_operation_that_reads_early_is_held_to_what_its_schedule_promises(ear
         kv.ops.append(collection, 0, key, value, offsets)
         kv.ops.attention(collection, 0, query, offsets, schedule=schedule)
         lengthen[1, 1](collection.cache_lengths, 0)
-        message = "reads collection.cache_lengths at .*, which kernel lengthen ahead of it writes"
+        message = "reads collection.cache_lengths at .*, which kernel lengthen before it writes"
         with pytest.raises(EmulationError, match=message) if early else contextlib.nullcontext():
             kv.ops.attention(collection, 0, query, offsets, schedule=schedule)
 

@@ -196,7 +196,8 @@ class Launcher:
         if bound is not None:
             if missed is not None:
                 places = range(len(firsts))
-                quick.remember(calls, missed, grid, block, (bound,), places, meetings=known.meetings)
+                meetings = known.meetings if known is not None else ()
+                quick.remember(calls, missed, grid, block, (bound,), places, meetings=meetings)
             return
         values, ordinal = self._bind(args)
         call = self._calls.get(ordinal) or self._place(ordinal)
