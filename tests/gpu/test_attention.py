@@ -409,7 +409,7 @@ def test_latent_rows(dtype, schedule):
         out = kv.ops.mla_attention(
             collection_on_gpu(problem), 1, to_gpu(query), to_gpu(problem.row_offsets), value_size=512, schedule=schedule
         )
-        want, _ = reference.mla_attention(problem.collection, 1, query, problem.row_offsets, value_size=512)
+        want, _ = reference.attention(problem.collection, 1, query, problem.row_offsets, value_size=512)
         assert_close(numbers(out), want, TOLERANCE[dtypes.of(query.dtype).name])
 
 

@@ -33,7 +33,7 @@ def attend(problem, query, layer, value_size):
 def test_latent_rows_with_one_scale_a_token(dtype, size, value_size):
     rng, problem = unit.latent_problem(3, dtype="f8e4m3", scale_dtype="f32", head_size=size)
     query = random_values(rng, (problem.tokens, 16, size), dtypes.of(dtype))
-    want, _ = reference.mla_attention(problem.collection, 0, query, problem.row_offsets, value_size=value_size)
+    want, _ = reference.attention(problem.collection, 0, query, problem.row_offsets, value_size=value_size)
     np.testing.assert_allclose(attend(problem, query, 0, value_size), want, rtol=0, atol=TOLERANCE[dtype])
 
 
@@ -46,7 +46,7 @@ def test_a_query_of_8_bits_over_rows_of_them(heads, new, page_size, unrounded):
         15, dtype="f8e4m3", head_size=576, page_size=page_size, cached=[700, 0, 64, 63], new=new
     )
     query = random_values(rng, (problem.tokens, heads, 576), dtypes.f8e4m3)
-    want, _ = reference.mla_attention(problem.collection, 1, query, problem.row_offsets, value_size=512)
+    want, _ = reference.attention(problem.collection, 1, query, problem.row_offsets, value_size=512)
     out = PLACE.put(np.zeros((*query.shape[:2], 512), np.float32)) if unrounded else None
     out = kv.ops.mla_attention(
         PLACE.collection(problem.collection), 1, PLACE.put(query), PLACE.put(problem.row_offsets), out=out,
@@ -131,7 +131,7 @@ def test_every_way_to_lay_out_the_work_gives_attention(page_size, heads, new, sp
     shape = {"head_size": 576, "page_size": page_size, "cached": [700, 0, 64, 63], "new": new}
     rng, problem = unit.latent_problem(13, dtype="bf16", **shape)
     query = random_values(rng, (problem.tokens, heads, 576), dtypes.bf16)
-    want, _ = reference.mla_attention(problem.collection, 1, query, problem.row_offsets, value_size=512)
+    want, _ = reference.attention(problem.collection, 1, query, problem.row_offsets, value_size=512)
     out = kv.ops.mla_attention(
         PLACE.collection(problem.collection), 1, PLACE.put(query), PLACE.put(problem.row_offsets),
         schedule={"kind": "latent"} | ({"splits": splits} if splits else {}),
@@ -144,7 +144,7 @@ def test_a_block_of_many_tiles_gives_attention(dtype):
     shape = {"head_size": 576, "page_size": 64, "cached": [2500, 2040], "new": [1, 1]}
     rng, problem = unit.latent_problem(14, dtype=dtype, **shape)
     query = random_values(rng, (problem.tokens, 128, 576), dtypes.bf16)
-    want, _ = reference.mla_attention(problem.collection, 1, query, problem.row_offsets, value_size=512)
+    want, _ = reference.attention(problem.collection, 1, query, problem.row_offsets, value_size=512)
     out = kv.ops.mla_attention(
         PLACE.collection(problem.collection), 1, PLACE.put(query), PLACE.put(problem.row_offsets),
         schedule={"kind": "latent", "splits": 1},

@@ -66,7 +66,7 @@ def test_a_bias_by_distance_buckets_and_a_document_mask_over_every_cache(target,
         return (k <= q) & (ids[b, q] == ids[b, k])
 
     out, _ = run(problem, query, score=(t5, bias, buckets), mask=(kv.masks.causal & document, ids), target=target)
-    want, _ = reference.function_attention(
+    want, _ = reference.attention(
         problem.collection, 1, query, problem.row_offsets, score=numpy_score, mask=numpy_mask
     )
     tolerance = 2e-2 if dtype == "bf16" else 4e-3

@@ -74,7 +74,7 @@ class Shape:
         out = on_gpu(problem, query, self.value_size, schedule, order, mask, span, target=self.target)
         if stored is not None:
             return out.astype(np.float64), rope_reference(problem, query, stored, columns - self.rope)
-        want, _ = reference.mla_attention(
+        want, _ = reference.attention(
             problem.collection, 1, query, problem.row_offsets, value_size=self.value_size, mask=mask, window=span,
             chunk=span,
         )  # fmt: skip

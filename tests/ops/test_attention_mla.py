@@ -34,7 +34,7 @@ def test_values_are_the_first_columns_of_the_keys(dtype, kind, head_size, value_
     wide = dtypes.of(dtype) if dtypes.of(dtype).bits > 8 else dtypes.f32
     query = random_values(rng, (problem.tokens, heads, head_size), wide)
     out = kv.ops.mla_attention(problem.collection, 1, query, problem.row_offsets, value_size=value_size)
-    want, _ = reference.mla_attention(problem.collection, 1, query, problem.row_offsets, value_size=value_size)
+    want, _ = reference.attention(problem.collection, 1, query, problem.row_offsets, value_size=value_size)
     tolerance = {"bf16": 1.6e-2, "f16": 2e-3}.get(dtype, 3e-5)
     np.testing.assert_allclose(out.astype(np.float64), want, rtol=tolerance, atol=tolerance)
 
@@ -45,7 +45,7 @@ def test_the_masks_and_the_scale_are_those_of_attention():
     for options in ({"mask": "null"}, {"window": 5}, {"mask": "chunked", "chunk": 8}, {"scale": 0.5}):
         out = kv.ops.mla_attention(problem.collection, 0, query, problem.row_offsets, value_size=16, **options)
         named = {"mask": "sliding_window", **options} if "window" in options else options
-        want, _ = reference.mla_attention(problem.collection, 0, query, problem.row_offsets, value_size=16, **named)
+        want, _ = reference.attention(problem.collection, 0, query, problem.row_offsets, value_size=16, **named)
         np.testing.assert_allclose(out, want, rtol=3e-5, atol=3e-5)
 
 
@@ -53,7 +53,7 @@ def test_latent_rows_with_one_scale_a_token():
     rng, problem = latent_problem(3, dtype="f8e4m3", scale_dtype="f32", head_size=32)
     query = random_values(rng, (problem.tokens, 2, 32), dtypes.f32)
     out = kv.ops.mla_attention(problem.collection, 0, query, problem.row_offsets, value_size=24)
-    want, _ = reference.mla_attention(problem.collection, 0, query, problem.row_offsets, value_size=24)
+    want, _ = reference.attention(problem.collection, 0, query, problem.row_offsets, value_size=24)
     np.testing.assert_allclose(out, want, rtol=1e-4, atol=1e-4)
 
 
@@ -105,7 +105,7 @@ def test_a_query_of_8_bits_over_rows_of_them():
     query = random_values(rng, (problem.tokens, 3, 96), dtypes.f8e4m3)
     call = (problem.collection, 1, query, problem.row_offsets)
     out = kv.ops.mla_attention(*call, value_size=64)
-    want, _ = reference.mla_attention(*call, value_size=64)
+    want, _ = reference.attention(*call, value_size=64)
     assert out.dtype == dtypes.bf16.numpy
     np.testing.assert_allclose(out.astype(np.float64), want, rtol=1.6e-2, atol=1.6e-2)
     unrounded = kv.ops.mla_attention(*call, value_size=64, out=np.empty(out.shape, np.float32))
@@ -218,7 +218,7 @@ def test_the_latent_kernel_shares_rows_among_heads(dtype, head_size, value_size,
     query = random_values(rng, (problem.tokens, 16, head_size), dtypes.of("bf16" if dtype == "f8e4m3" else dtype))
     schedule = {"kind": "latent"} | ({"splits": splits} if splits else {})
     out = on_gpu(problem, query, value_size, schedule, mask=mask[0], span=mask[1])
-    want, _ = reference.mla_attention(
+    want, _ = reference.attention(
         problem.collection, 1, query, problem.row_offsets, value_size=value_size, mask=mask[0], window=mask[1],
         chunk=mask[1],
     )  # fmt: skip

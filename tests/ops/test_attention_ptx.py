@@ -414,7 +414,7 @@ def test_latent_rows(quantized):
     attributes = (("value_size", 64), ("mask", "causal"), ("span", 0))
     operands = (problem.collection, 1, query, problem.row_offsets, 0.1, out)
     emulated.run(mla._MLA_ATTENTION, operands, attributes)
-    want, _ = reference.mla_attention(problem.collection, 1, query, problem.row_offsets, value_size=64, scale=0.1)
+    want, _ = reference.attention(problem.collection, 1, query, problem.row_offsets, value_size=64, scale=0.1)
     np.testing.assert_allclose(out, want, rtol=4e-3, atol=4e-3)
 
 

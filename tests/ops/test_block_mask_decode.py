@@ -30,7 +30,7 @@ def made(problem: Problem, query: np.ndarray, mask: Any, **options: Any) -> tupl
 
 
 def expected(problem: Problem, query: np.ndarray, mask: Any, score: Any = None) -> tuple[np.ndarray, np.ndarray]:
-    return reference.function_attention(problem.collection, 1, query, problem.row_offsets, mask=mask, score=score)
+    return reference.attention(problem.collection, 1, query, problem.row_offsets, mask=mask, score=score)
 
 
 def assert_near(found: Any, want: Any, tolerance: float = 4e-3) -> None:

@@ -42,7 +42,7 @@ def model(
     problem: Problem, query: np.ndarray, size: int = 16, row_offsets: Any = None, **functions: Any
 ) -> tuple[np.ndarray, np.ndarray]:
     rows = problem.row_offsets if row_offsets is None else row_offsets
-    return reference.function_attention(problem.collection, 1, query, rows, value_size=size, **functions)
+    return reference.attention(problem.collection, 1, query, rows, value_size=size, **functions)
 
 
 @pytest.mark.parametrize(

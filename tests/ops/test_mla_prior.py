@@ -65,7 +65,7 @@ def test_every_kernel_of_latent_rows_ends_with_sinks_and_a_prior_result(kernel, 
     query = random_query(rng, problem, 8)
     sinks = rng.standard_normal(8).astype(np.float32)
     prior = prior_of(rng, (*query.shape[:2], 128))
-    want = reference.mla_attention(problem.collection, 1, query, problem.row_offsets, value_size=128)
+    want = reference.attention(problem.collection, 1, query, problem.row_offsets, value_size=128)
     found = emulate(problem, query, out, *KERNELS[kernel], sinks, prior)
     close(found, combined(*with_sinks(*want, sinks), *prior), 4e-3)
 
@@ -112,7 +112,7 @@ def test_a_window_and_a_compressed_latent_cache_are_one_softmax(place):
         [place.collection(c), place.collection(recent.collection)], [1, 1], place.put(query), place.put(offsets),
         value_size=128, sinks=place.put(sinks), indices=[indices, None], window=[None, 6], out=out, lse=lse,
     )  # fmt: skip
-    of_recent = reference.mla_attention(
+    of_recent = reference.attention(
         recent.collection, 1, query, offsets, value_size=128, mask="sliding_window", window=6
     )
     of_chosen = listed_model(c, query, [[8, 0, 3], [8, 1], [0, 1]], [0, 0, 1])

@@ -96,7 +96,7 @@ def test_every_finite_score_has_the_weight_that_it_has_in_float64(name):
     found = tables(new, 68, 40)
     for z in found if target == "host" or new > 4 else found[::3]:
         got = run(problem, query, score=(from_array, z), target=target, schedule=schedule)
-        want = reference.function_attention(
+        want = reference.attention(
             problem.collection, 1, query, problem.row_offsets, score=lambda x, b, h, q, k, z=z: z[q, k].astype(float)
         )
         assert_right(name, got, want)
@@ -116,7 +116,7 @@ def test_minus_infinity_hides_a_key_and_what_else_is_no_number_makes_its_row_non
     assert np.isnan(out[2:4].astype(np.float32)).all()
     assert not np.isfinite(lse[2:4]).any()
     of_reference = np.where(np.isnan(z) | np.isposinf(z), 0.0, z).astype(float)
-    want = reference.function_attention(
+    want = reference.attention(
         problem.collection, 1, query, problem.row_offsets, score=lambda x, b, h, q, k: of_reference[q, k]
     )
     finite = [1, *range(4, new)]
@@ -219,7 +219,7 @@ def test_products_of_any_size_have_the_weights_that_they_have_in_float64(name):
     query[:] = 0
     query[..., 0] = np.resize(SCALED, (new, 4)).astype(query.dtype)
     out, lse = run(problem, query, target=target, schedule=schedule)
-    want, wanted_lse = reference.function_attention(problem.collection, 1, query, problem.row_offsets)
+    want, wanted_lse = reference.attention(problem.collection, 1, query, problem.row_offsets)
     tolerance = 1e-4 if dtype == "f32" else 2e-2
     np.testing.assert_allclose(out.astype(np.float64), want, rtol=tolerance, atol=tolerance)
     np.testing.assert_allclose(lse, wanted_lse, rtol=1e-5, atol=2e-3)
@@ -264,7 +264,7 @@ def test_sinks_and_prior_results_of_any_size_have_their_weight(name):
         sinks = np.array([-LARGEST, -1e9, 1e9, -np.inf], np.float32)
         prior_lse = np.resize(np.array([-1e30, 1e30, 2.0, -np.inf, -1e9, LARGEST], np.float32), rows)
         alike: dict[str, Any] = {"score": lambda x, b, h, q, k: 0.0 * x}
-        values, counts = reference.function_attention(problem.collection, 1, query, problem.row_offsets, **alike)
+        values, counts = reference.attention(problem.collection, 1, query, problem.row_offsets, **alike)
         for given in ({"sinks": sinks}, {"prior": prior, "prior_lse": prior_lse}):
             out, _ = run(problem, query, score=(from_array, z), target=target, schedule=schedule, **given)
             other = np.broadcast_to(sinks, rows) if "sinks" in given else prior_lse
@@ -302,7 +302,7 @@ def test_partial_results_of_any_size_have_their_weight(name):
             out, _ = run(
                 problem, query, score=(lambda x, b, h, q, k, z: z[k], table), target="sm_90a", schedule=SPLIT[name]
             )
-            want, _ = reference.function_attention(
+            want, _ = reference.attention(
                 problem.collection, 1, query, problem.row_offsets,
                 score=lambda x, b, h, q, k, z=table: z[k].astype(float) + 0 * x,
             )  # fmt: skip
@@ -338,7 +338,7 @@ def test_scores_that_are_sums_of_products_have_their_weight_however_large(name, 
 
     given = schedule and {**schedule, "keys": 64}
     out, lse = run(problem, query, score=(function, z), target=target, schedule=given)
-    want, wanted_lse = reference.function_attention(problem.collection, 1, query, problem.row_offsets, score=score)
+    want, wanted_lse = reference.attention(problem.collection, 1, query, problem.row_offsets, score=score)
     np.testing.assert_allclose(out.astype(np.float64), want, rtol=4e-3, atol=4e-3)
     # What is linear in a distance is computed from where a tile begins: within 1e-5 of the slope.
     lse, wanted_lse = (np.clip(x.astype(np.float64), -COUNTED, COUNTED) for x in (lse, wanted_lse))

@@ -18,6 +18,7 @@ from kvarn.caches import PagedKVCacheCollection
 from kvarn.dialect import dtypes
 
 from . import attention as reference
+from .case import sentinel
 from .kinds import schedule_for
 from .places import Place, bits
 from .random_caches import Problem, clone, random_query, random_values, stored_problem
@@ -83,15 +84,9 @@ class LatentRunner(Runner):
         kv.ops.mla_attention(*operands, value_size=self.value_size(operands[0].head_size), **options)
 
     def reference(self, problem: Problem, query: np.ndarray, layer: int, **options: Any) -> np.ndarray:
-        return reference.mla_attention(
+        return reference.attention(
             problem.collection, layer, query, problem.row_offsets, value_size=self.value_size(query.shape[2]), **options
         )[0]
-
-
-def sentinel(like: np.ndarray) -> np.ndarray:
-    """An array of 0xDEADBEEF, byte by byte."""
-    words = np.full(-(-like.nbytes // 4), int.from_bytes(bytes.fromhex("DEADBEEF"), "little"), "<u4")
-    return words.view(np.uint8)[: like.nbytes].view(like.dtype).reshape(like.shape)
 
 
 def problem_of(seed: int, dtype: str = "bf16", **shape: Any) -> tuple[np.random.Generator, Problem]:

@@ -46,7 +46,7 @@ def run(problem: Problem, query: np.ndarray, *, score: Any = None, mask: Any = "
 
 def check(problem: Problem, query: np.ndarray, numpy_score: Any = None, numpy_mask: Any = None, **options: Any) -> None:
     out, lse = run(problem, query, **options)
-    want, want_lse = reference.function_attention(
+    want, want_lse = reference.attention(
         problem.collection, 1, query, problem.row_offsets, score=numpy_score, mask=numpy_mask
     )
     np.testing.assert_allclose(out.astype(np.float64), want, rtol=4e-3, atol=4e-3)
