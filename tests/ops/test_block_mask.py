@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 from reference import attention as reference, block_masks
-from reference.attention_cases import assert_same_bits, sentinel
 from reference.attention_functions import document, problem_of, query_of, t5, t5_buckets
 from reference.block_masks import CASES
+from reference.case import assert_same_bits, sentinel
 from reference.operands import dense_parts, ragged_parts
 from reference.places import Place
 from reference.random_caches import Problem

@@ -12,7 +12,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from ops.test_mla_prefill import buffer_of, chunks_of, dense, prefill
 from reference import attention as reference, edges
 from reference.case import (
     CAUSAL,
@@ -30,6 +29,7 @@ from reference.case import (
     sentinel,
 )
 from reference.edges import ALL, Kernel, masks
+from reference.mla_prefill import buffer_of, chunks_of, dense, prefill
 from reference.operands import dense_parts, ragged_parts
 from reference.places import Interpreted, Place
 from reference.random_caches import random_query

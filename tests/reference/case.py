@@ -15,6 +15,7 @@ from itertools import pairwise
 from typing import Any
 
 import numpy as np
+import pytest
 
 import kvarn as kv
 from kvarn.dialect import dtypes
@@ -84,7 +85,12 @@ class Form:
         """What a call leaves, ragged."""
         if case.around:
             return self._surrounded(case, place)
-        return case.launch(place, case.operation, case.source(place), case.query_rows, case.offsets)
+        more = self.more(case)
+        return case.launch(place, case.operation, case.source(place), case.query_rows, case.offsets, **more)
+
+    def more(self, case: Case) -> dict[str, Any]:
+        """What the call is given besides."""
+        return {}
 
     def _surrounded(self, case: Case, place: Place) -> Rows:
         """The same, with rows of no sequence before and after, which no call writes."""
@@ -101,6 +107,9 @@ class Form:
     def want(self, case: Case) -> Rows:
         """What the model finds."""
         return case.model()
+
+
+RAGGED = Form()
 
 
 @dataclass(frozen=True)
@@ -131,8 +140,11 @@ class OfOperands(Form):
         return case.launch(place, kv.ops.attention, made, case.query_rows, case.offsets)
 
 
+@dataclass(frozen=True)
 class WithPrior(Form):
     """Beside a result over other keys, of which every third row has none."""
+
+    beside: Form = RAGGED
 
     def prior(self, case: Case) -> Rows:
         rng = np.random.default_rng(case.seed + 1)
@@ -141,12 +153,11 @@ class WithPrior(Form):
         prior[::3], lse[::3] = np.nan, -np.inf
         return prior, lse
 
-    def run(self, case: Case, place: Place) -> Rows:
-        more = {"prior": self.prior(case)}
-        return case.launch(place, case.operation, case.source(place), case.query_rows, case.offsets, **more)
+    def more(self, case: Case) -> dict[str, Any]:
+        return {**self.beside.more(case), "prior": self.prior(case)}
 
     def want(self, case: Case) -> Rows:
-        return combined(*case.model(), *self.prior(case))
+        return combined(*self.beside.want(case), *self.prior(case))
 
 
 class OfTwoSources(Form):
@@ -192,13 +203,18 @@ class OfChosenPages(Form):
     counted: bool = True  # whether lists have counts; else -1 is behind their entries
 
     def lists(self, case: Case) -> tuple[np.ndarray, np.ndarray]:
-        return chosen_pages.random_lists(np.random.default_rng(case.seed + 2), case.problem, self.share)
+        lists, counts = chosen_pages.random_lists(np.random.default_rng(case.seed + 2), case.problem, self.share)
+        if self.share == 0:  # of pages that there are, and none counts
+            return np.zeros_like(lists), np.resize(np.array([0, -3], np.int32), counts.shape)
+        return lists, counts
 
-    def run(self, case: Case, place: Place) -> Rows:
+    def more(self, case: Case) -> dict[str, Any]:
         lists, counts = self.lists(case)
-        more = {"pages": lists if self.counted else chosen_pages.uncounted(lists, counts)}
-        more |= {"page_counts": counts} if self.counted else {}
-        return case.launch(place, case.operation, case.source(place), case.query_rows, case.offsets, **more)
+        return (
+            {"pages": lists, "page_counts": counts}
+            if self.counted
+            else {"pages": chosen_pages.uncounted(lists, counts)}
+        )
 
     def want(self, case: Case) -> Rows:
         options = {name: x for name, x in case.options().items() if name != "scale"}
@@ -208,7 +224,48 @@ class OfChosenPages(Form):
         )
 
 
-RAGGED = Form()
+@dataclass(frozen=True)
+class Listed(Form):
+    """Latent rows that each query row lists, in any order, beside numbers that name no row of the pool."""
+
+    picks: int = 40
+    counted: bool = True
+
+    def lists(self, case: Case) -> tuple[np.ndarray, np.ndarray, list[np.ndarray]]:
+        """Encoded rows [T, picks], how many count, and which tokens [picks] these are, or -1."""
+        c, rng = case.problem.collection, np.random.default_rng(case.seed + 3)
+        page, rows = c.page_size, c.num_blocks * c.page_size
+        encoded = rng.choice(
+            np.array([-1, -1, -2, rows, rows + 5, 2**31 - 1, -(2**31)]), (len(case.query_rows), self.picks)
+        )
+        tokens = []
+        for b, (cached, new) in enumerate(zip(case.cached, case.new, strict=True)):
+            for _ in range(new):
+                found = np.full(self.picks, -1)
+                picked = rng.permutation(cached + new)[: self.picks]
+                found[: len(picked)] = np.where(rng.random(len(picked)) < 0.2, -1, picked)
+                at, seen = len(tokens), found >= 0
+                encoded[at, seen] = c.lookup_table[b, found[seen] // page].astype(int) * page + found[seen] % page
+                tokens.append(found)
+        counts = np.full(len(tokens), self.picks + 100)
+        if self.counted:
+            counts = np.resize(rng.permutation([self.picks + 100, 3, self.picks, 0, -4, self.picks // 2]), len(tokens))
+        for found, n in zip(tokens, counts.tolist(), strict=True):
+            found[max(0, n) :] = -1
+        return encoded.astype(np.int32), counts.astype(np.int32), tokens
+
+    def more(self, case: Case) -> dict[str, Any]:
+        encoded, counts, _ = self.lists(case)
+        return {"mask": None, "indices": encoded, **({"topk_lengths": counts} if self.counted else {})}
+
+    def want(self, case: Case) -> Rows:
+        _, _, tokens = self.lists(case)
+
+        def seen(b: int, h: Any, q: np.ndarray, k: np.ndarray) -> np.ndarray:
+            first = int(case.offsets[b]) - case.cached[b]
+            return np.stack([np.isin(k, tokens[first + row]) for row in q[:, 0].tolist()])
+
+        return replace(case, mask=Mask("listed", {"mask": "null"}, seen)).model()
 
 
 def failures(problem: Problem, found: Rows, want: Rows, most: tuple[float, float]) -> list[str]:
@@ -219,7 +276,7 @@ def failures(problem: Problem, found: Rows, want: Rows, most: tuple[float, float
         got = got.astype(np.float64)
         with np.errstate(invalid="ignore"):
             near = np.abs(got - wanted) <= tolerance * (1 + np.abs(wanted))
-        off = np.where(np.isneginf(wanted), ~np.isneginf(got), ~near)
+        off = np.where(np.isneginf(wanted), ~np.isneginf(got), ~near) & (tolerance < np.inf)
         for b, (begin, end) in enumerate(pairwise(offsets)):
             if off[begin:end].any():
                 row, *at = (int(i) for i in np.argwhere(off[begin:end])[0])
@@ -262,6 +319,8 @@ class Case:
         Keys of each sequence besides the cached ones: by default its new tokens.
     spread : float
         Of the query's elements.
+    logarithms : bool
+        Whether the log-sum-exp is wanted.
     around : int
         Rows of no sequence before the first and after the last.
     form : Form
@@ -294,6 +353,7 @@ class Case:
     score: tuple[Any, Any] | None = None
     keys: Sequence[int] | None = None
     spread: float = 1.0
+    logarithms: bool = True
     around: int = 0
     form: Form = RAGGED
     schedule: Mapping[str, Any] = field(default_factory=dict)
@@ -316,7 +376,8 @@ class Case:
         heads = self.heads * self.group
         query = random_values(rng, (problem.tokens, heads, columns), self.query_type, self.spread)
         sinks, slopes = rng.standard_normal((2, heads)).astype(np.float32)
-        return problem, query, sinks, -np.abs(slopes) / 8 if self.slopes is True else np.float32(self.slopes or 0)
+        given: Any = -np.abs(slopes) / 8 if self.slopes is True else self.slopes or 0.0
+        return problem, query, sinks, np.asarray(given, np.float32)
 
     @cached_property
     def problem(self) -> Problem:
@@ -401,8 +462,9 @@ class Case:
         lse = put(sentinel(np.zeros(query.shape[:-1], np.float32)))
         options = {"schedule": self.scheduled(), **self.options(), **more}
         options = {name: put(x) for name, x in options.items() if x is not None}
+        options |= {"lse": lse} if self.logarithms else {}
         with place.active():
-            operation(*source, put(query), put(extents), out=out, lse=lse, **options)
+            operation(*source, put(query), put(extents), out=out, **options)
         return place.get(out), place.get(lse)
 
     # --- what it should be
@@ -426,24 +488,33 @@ class Case:
 
     def tolerances(self, place: Place) -> tuple[float, float]:
         """Of an output and of a log-sum-exp, by the elements of both, and by what products round."""
-        query, on_host = self.query_type.name, place.name == "host"
-        out = {"f32": 2e-5, "f16": 4e-3, "bf16": 2e-2, "f8e4m3": 2e-2 if on_host else 8e-2}[query]
+        query, on_host, on_gpu = self.query_type.name, place.name == "host", place.name == "torch"
+        out = {"f32": 2e-5, "f16": 4e-3, "bf16": 2e-2, "f8e4m3": 2e-2 if on_host or self.value_size else 8e-2}[query]
         if query == "f32":
-            return (1e-4, 1e-3) if self.scales or self.rope or self.inline_scales else (out, 2e-5)
-        converted = query != self.dtype and self.schedule.get("kind") in ("tile", "latent", None) and not on_host
-        return out, 2e-2 if converted else 1e-3 if self.scales or query != self.dtype else 2e-4
+            return (1e-4, 1e-3) if self.scales or self.rope or self.inline_scales or on_gpu else (out, 2e-5)
+        of_products = self.schedule.get("kind") in ("tile", "latent", None) and not on_host
+        converted = of_products and (query != self.dtype or (query == "f8e4m3" and self.value_size > 0))
+        return out, 2e-2 if converted else 1e-3 if self.scales or query != self.dtype or on_gpu else 2e-4
 
     def failures(self, place: Place) -> list[str]:
         """The sequences whose rows are not the model's, with the first such row of each."""
         want, (out, lse) = self.want(), self.tolerances(place)
         # Values with scales may be large: what is rounded is as large as the largest.
         largest = max(1.0, np.abs(want[0]).max(initial=0)) if self.scales else 1.0
-        return failures(self.problem, self.run(place), want, (out * largest, lse))
+        return failures(self.problem, self.run(place), want, (out * largest, lse if self.logarithms else np.inf))
 
     def check(self, place: Place) -> None:
         """The output and the log-sum-exp are the model's."""
         said = self.failures(place)
         assert not said, f"{len(said)} sequences differ: " + "; ".join(said[:6])
+
+
+def assert_same_bits(found: Any, want: Any) -> None:
+    """Two arrays, or all of two tuples, are the same, NaN and all."""
+    found, want = ([x] if isinstance(x, np.ndarray) else x for x in (found, want))
+    for got, wanted in zip(found, want, strict=True):
+        wrong = np.argwhere(bits(got) != bits(wanted))
+        assert not len(wrong), f"{got[tuple(wrong[0])]} is not {wanted[tuple(wrong[0])]} at {wrong[0]} of {got.shape}"
 
 
 # --- tables ------------------------------------------------------------------------------------------
@@ -455,6 +526,10 @@ KERNELS: dict[str, tuple[Place, dict[str, Any]]] = {
     "tile": (Interpreted("sm_90a"), {"kind": "tile"}),
     "mma": (Interpreted("sm_80"), {"kind": "tile"}),
     "decode": (Interpreted("sm_90a"), {"kind": "decode"}),
+    "simt-sm_80": (Interpreted("sm_80"), {"kind": "simt"}),
+    "decode-sm_80": (Interpreted("sm_80"), {"kind": "decode"}),
+    "decode-sm_100a": (Interpreted("sm_100a"), {"kind": "decode"}),
+    "mma-sm_100a": (Interpreted("sm_100a"), {"kind": "tile"}),
     "latent": (Interpreted("sm_90a"), {"kind": "latent"}),
     "latent-mma": (Interpreted("sm_80"), {"kind": "latent"}),
 }
@@ -462,7 +537,10 @@ KERNELS: dict[str, tuple[Place, dict[str, Any]]] = {
 
 @dataclass(frozen=True)
 class Row:
-    """A case, the rule or the bug that it holds, and the kernels that it is for, names of ``KERNELS``."""
+    """A case, the rule or the bug that it holds, and the kernels that it is for.
+
+    ``kernels`` are names of ``KERNELS``: those that make check tries, a bar, and those of make check-all and a GPU.
+    """
 
     rule: str
     kernels: str
@@ -473,12 +551,29 @@ class Row:
         place, schedule = KERNELS[kernel]
         return place, replace(self.case, schedule={**schedule, **self.case.schedule} if kernel != "host" else {})
 
+    def check(self, kernel: str) -> None:
+        """What the kernel gives is the model's."""
+        place, case = self.on(kernel)
+        case.check(place)
+
+
+def on(kernel: str, cached: Sequence[int], new: Sequence[int], **case: Any) -> tuple[Place, Case]:
+    """Where a kernel of ``KERNELS`` runs, and a case with its schedule."""
+    return row("", kernel, cached, new, **case).on(kernel)
+
 
 def row(rule: str, kernels: str, cached: Sequence[int], new: Sequence[int], **case: Any) -> Row:
     """A row of a table."""
     return Row(rule, kernels, Case(cached=cached, new=new, **case))
 
 
-def by_kernel(*tables: Sequence[Row]) -> dict[str, tuple[Row, str]]:
-    """Each row with each of its kernels, by the name of a test."""
-    return {f"{x.rule}: {kernel}": (x, kernel) for table in tables for x in table for kernel in x.kernels.split()}
+def rows(table: Sequence[Row]) -> Any:
+    """Parametrizes ``test(row, kernel)`` by the rows of a table, each with its kernels; make check has those first."""
+    made = []
+    for x in table:
+        first, _, rest = x.kernels.partition("|")
+        made += [pytest.param(x, kernel, id=f"{x.rule}: {kernel}") for kernel in first.split()]
+        made += [
+            pytest.param(x, kernel, id=f"{x.rule}: {kernel}", marks=pytest.mark.thorough) for kernel in rest.split()
+        ]
+    return pytest.mark.parametrize(("row", "kernel"), made)

@@ -21,7 +21,7 @@ def store_latent_rows(rng: np.random.Generator, problem: Problem, layer: int, ro
     for b, n in enumerate(problem.cached + problem.new):
         keys = random_values(rng, (n, rope), dtypes.bf16).view(np.uint8).reshape(n, 2 * rope)
         scales = rng.uniform(0.5, 2.0, (n, (size - content) // 4)).astype(np.float32).view(np.uint8)
-        ends = np.concatenate([scales.reshape(n, -1), keys], 1).view(eight)
+        ends = np.concatenate([scales.reshape(n, size - content), keys], 1).view(eight)
         for t in range(n):
             cache.store(b, 0, t, content + np.arange(ends.shape[1]), ends[t])
     return content + rope
