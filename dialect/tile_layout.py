@@ -16,7 +16,7 @@ from .layout import lowbit
 from .register_layout import COLUMN, LANE_BITS, LANES, ROW, Basis, RegisterLayout, swapped
 
 WARP_ROWS = 16  # of an accumulator, mma.sync's and wgmma's alike
-WARP_COLUMNS = 16  # that a warp beside others has of an accumulator before the next one's follow
+WARP_COLUMNS = 16  # that a warp beside others has of an accumulator of mma.sync before the next one's follow
 GROUP_WARPS = 4  # of a warpgroup
 
 # --- instances -----------------------------------------------------------------------------------
@@ -34,20 +34,24 @@ _LANES_BY_PAIRS: tuple[Basis, ...] = ((0, 2), (0, 4), (1, 0), (2, 0), (4, 0))  #
 _LANES_BY_FOURS: tuple[Basis, ...] = ((0, 4), (0, 8), (1, 0), (2, 0), (4, 0))
 
 
-def accumulator(rows: int, columns: int, warps: int, name: str = "", across: int = 1) -> RegisterLayout:
+def accumulator(
+    rows: int, columns: int, warps: int, name: str = "", across: int = 1, run: int = WARP_COLUMNS
+) -> RegisterLayout:
     """The f32 accumulators of wgmma m64nNk16, and of mma.sync m16n8k16, with warps stacked in rows of 16.
 
     Registers 4t to 4t + 3 are those of columns 8t to 8t + 7: with g = lane / 4 and c = lane % 4, (g, 2c), (g, 2c + 1),
     (g + 8, 2c) and (g + 8, 2c + 1). Four warps make up a warpgroup's 64 rows. ``across`` stacks of ``warps`` warps
-    stand beside one another, each with every ``across``-th 16 columns: t counts the columns of a stack.
+    stand beside one another, each with ``run`` columns before the next one's follow: t counts the columns of a stack.
     """
     warp_bases, odd = _row_warps(warps)
     registers: tuple[Basis, ...] = ((0, 1), (8, 0))
     if across > 1:
         if odd > 1 or across & (across - 1):
             raise ValueError(f"warps beside others must be powers of two, got {warps}x{across}")
-        registers += ((0, 8),)
-        warp_bases += tuple((0, WARP_COLUMNS << bit) for bit in range(across.bit_length() - 1))
+        if run < 8 or run & (run - 1):
+            raise ValueError(f"columns of warps beside others must be a power of two from 8 on, got {run}")
+        registers += tuple((0, 8 << bit) for bit in range((run // 8).bit_length() - 1))
+        warp_bases += tuple((0, run << bit) for bit in range(across.bit_length() - 1))
     return RegisterLayout((rows, columns), registers, _LANES_BY_PAIRS, warp_bases, (odd, 1, 1), name=name)
 
 
@@ -133,10 +137,12 @@ def _short(name: str, rows: int, warps: int) -> str:
     return name if rows == warps * WARP_ROWS else f"{name}:{warps}"
 
 
-def _wgmma(rows: int, columns: int, warps: int) -> RegisterLayout:
+def _wgmma(rows: int, columns: int, warps: int, across: int = 1) -> RegisterLayout:
+    """Of warpgroups beside one another each has the columns of one instruction, which are neighbours."""
     if warps % 4:
         raise ValueError(f"wgmma needs warpgroups of 4 warps, got {warps} warps")
-    return accumulator(rows, columns, warps, _short("wgmma", rows, warps))
+    name = _short("wgmma", rows, warps) if across == 1 else f"wgmma:{warps}x{across}"
+    return accumulator(rows, columns, warps, name, across, columns // across)
 
 
 def _mma(rows: int, columns: int, warps: int, across: int = 1) -> RegisterLayout:
@@ -161,12 +167,12 @@ _WITH_WARPS = r"(\w+)(?::(\d+)(?:x(\d+))?)?"  # a name, warps in a stack, stacks
 def named(name: str, shape: tuple[int, int], warps: int, across: int = 1) -> RegisterLayout:
     """The layout of a name of ``NAMES``: accumulators of wgmma and mma.sync, their A and mma.sync's B by bits.
 
-    ``across`` stacks of so many warps stand beside one another, for accumulators of mma.sync.
+    ``across`` stacks of so many warps stand beside one another, for accumulators.
     """
     if name not in _NAMED:
         raise ValueError(f"a layout must be one of {', '.join(NAMES)}, got {name!r}")
-    if across > 1 and name != "mma":
-        raise ValueError(f"warps stand beside others in accumulators of mma.sync, mma:{warps}x{across}, got {name!r}")
+    if across > 1 and name not in ("mma", "wgmma"):
+        raise ValueError(f"warps stand beside others in accumulators, mma:{warps}x{across}, got {name!r}")
     return _NAMED[name][0](*shape, warps, **({"across": across} if across > 1 else {}))
 
 
@@ -174,16 +180,24 @@ def parse(text: str, shape: Sequence[int]) -> RegisterLayout:
     """The layout of a tile of a shape whose text (``str(layout)``) this is.
 
     Names stand for themselves, with the number of warps where it is not one for every 16 rows: ``wgmma``, ``mma:4``,
-    and ``mma:4x2`` for two stacks of 4 warps beside each other. ``rows(wgmma)`` and ``columns(wgmma:4)`` are their
-    vectors, whose shape may have one dimension; ``spread:4`` is a
-    vector that no tile has. Otherwise the bases stand there: ``c1 r8 / c2 c4 r1 r2 r4 / r16 r32`` has two of registers,
-    five of lanes and two of warps.
+    and ``mma:4x2`` or ``wgmma:4x2`` for two stacks of 4 warps beside each other. ``rows(wgmma)`` and
+    ``columns(wgmma:4)`` are their vectors, whose shape may have one dimension; ``spread:4`` is a vector that no tile
+    has. Otherwise the bases stand there: ``c1 r8 / c2 c4 r1 r2 r4 / r16 r32`` has two of registers,
+    five of lanes and two of warps. ``transposed(mma:4)`` is the layout of a tile whose transpose has the one in
+    parentheses, and ``rows(transposed(mma:4))`` that of its rows.
     """
     return _parse(text, tuple(shape))
 
 
+_OTHER = {"rows": "columns", "columns": "rows"}
+
+
 @functools.lru_cache(1024)  # every tile of a kernel is asked for its layout, which has few
 def _parse(text: str, shape: tuple[int, ...]) -> RegisterLayout:
+    turned = re.fullmatch(r"(?:(rows|columns)\()?transposed\(([^()]*)\)(\)?)", text)
+    if turned is not None and bool(turned[1]) == bool(turned[3]):  # rows of a tile are columns of its transpose
+        inner = f"{_OTHER[turned[1]]}({turned[2]})" if turned[1] else turned[2]
+        return replace(_parse(inner, shape[::-1]).transposed, name=text)
     outer = re.fullmatch(rf"(rows|columns)\({_WITH_WARPS}\)", text)
     if outer is not None:
         what, name, warps, beside = outer.groups()

@@ -30,6 +30,7 @@ from .tile import (
     verify_rows,
 )
 
+PARTS, FIRST_PART = "parts", "first_part"  # attributes of a buffer, and of a wait for one of its tiles
 COPIES = ("tma", "cp_async", "staged", "transposed", "convert")
 LANES = 32  # of a warp
 WARPGROUP_WARPS = 4
@@ -69,6 +70,9 @@ class MakeStagesOp(Kv.Operation, name="make_stages", traits=[AllocatesShared]):
     convert them), ``transposed`` (likewise, for a tile whose columns are its rows there, with tokens in the order in
     which products take weights of 8 bits) or ``convert`` (through registers): by all producer threads, counted in
     arrivals.
+
+    With an attribute ``parts`` (i64), of boxes by ``tma``, as many parts of the columns have a barrier ``full`` each,
+    whole swizzle atoms of 128 bytes.
     """
 
     buffer_name: ir.StringAttr

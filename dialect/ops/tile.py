@@ -294,7 +294,8 @@ class TileLoadOp(Kv.Operation, name="tile_load", traits=[_LoadsRows]):
 
     Operands: cache, batch, head, first token; begin and count, between which tokens exist and matter. Attributes:
     first_column, of the head dimension; tail, what rows of other tokens hold: ``zero``, or ``any`` where nothing
-    depends on them. Result: tensor<rows x columns x T>; columns past the head, up to whole 16, are zeros.
+    depends on them. Result: tensor<rows x columns x T>; columns past the head, up to whole 16, are zeros. In shared
+    memory passes may let it have the elements of a quantized cache as they are stored (``kv.tile_scales``).
     Preconditions: first is a multiple of the tile's rows or of the page size, whichever is less. A descriptor, if there
     is one, is a tensor map of the same head rows, for passes that copy by TMA.
 
@@ -329,7 +330,7 @@ class TileLoadOp(Kv.Operation, name="tile_load", traits=[_LoadsRows]):
         if not (verify_columns(self, spec, tile) and verify.one_of(self, "tail", TAILS)):
             return False
         element = str(tile.element_type)
-        if spec.quantized and element == spec.dtype.mlir:
+        if spec.quantized and element == spec.dtype.mlir and layout_of(tile) != SHARED:
             return verify.fail(self, f"dequantizes, so the tile must not have the storage type {element}")
         return element == spec.data_dtype.mlir or verify.scalar_float(self, element, "the tile's element")
 
@@ -359,17 +360,18 @@ def verify_columns(op: Any, spec: CacheSpec, tile: ir.RankedTensorType, converte
             f"columns must lie in the head's {row.size}, rounded up to whole {step}, got {columns} "
             f"from {op.first_column} on",
         )
-    if not _is_float(tile.element_type):
+    element = str(tile.element_type)
+    as_stored = element == spec.data_dtype.mlir and (not spec.quantized or layout_of(tile) == SHARED)
+    if not _is_float(tile.element_type) and not (as_stored and layout_of(tile) == SHARED):
         return verify.fail(op, f"the tile must have a float element type, got {tile.element_type}")
     if op.descriptor is None:
         return True
     if types.type_name(op.descriptor.type) != "tma":
         return verify.fail(op, f"descriptor must be of type !kv.tma, got {op.descriptor.type}")
-    stored = spec.data_dtype.mlir == str(tile.element_type) and not spec.quantized
     if op.lists is not None or not row.plain:
         return verify.fail(op, "takes a descriptor of tokens in their order, as they are stored, got lists or a format")
-    converts = converted and spec.data_dtype.bits == 8 and str(tile.element_type) in ("bf16", "f16")
-    if not (stored or converts):
+    converts = converted and spec.data_dtype.bits == 8 and element in ("bf16", "f16")
+    if not (as_stored or converts):
         return verify.fail(
             op, f"a descriptor copies elements as they are stored, {spec.data_dtype.mlir} without scales, got {tile}"
         )

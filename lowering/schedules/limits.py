@@ -19,6 +19,7 @@ from .tables import measured
 MOST_COLUMNS = 512  # of a head
 MOST_OF_VALUES = 256  # columns of values that the registers of a warpgroup have sums of
 MOST_HELD = 128  # columns of rows of a buffer that warps hold in registers as operand A of mma.sync
+MOST_FRAGMENTS = 64  # registers of a thread for what it converts of one operand A
 
 # --- decode ----------------------------------------------------------------------------------------
 

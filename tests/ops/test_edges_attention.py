@@ -102,9 +102,21 @@ NARROW_DECODE = DECODING.but(schedule={**DECODE, "tile": 32}, keys=32, dtype="f8
 SPLIT_KEYS: int = measured("split_keys")
 FEW_ROWS_SPLIT = {"kind": "tile", "rows": 64, "keys": 64, "splits": 3, "max_queries": 2}
 
+# Sequences of up to 4 new tokens by a kernel of kind decode, the others by tiles: rows are those of 4 tokens.
+DIVIDED = BY_TMA.but(schedule={**TILE, "few": 4}, rows=4 * 4)
+DIVIDED_SPLITS = {"kind": "tile", "rows": 64, "keys": 64, "splits": 3, "few": 4}
+
 # Kernels, and masks of make check; make check-all has every mask that a form takes.
 VARIANTS: dict[str, tuple[Kernel, list[Mask]]] = {
     "tiles by cp.async": (BY_CP_ASYNC, [NULL, *windows(17)]),
+    "few rows by a decode, others by tiles": (DIVIDED, [CAUSAL, *windows(17)]),
+    "few rows by a decode, others by tiles, fp8": (DIVIDED.but(dtype="f8e4m3"), [CAUSAL]),
+    "few rows by a decode, others by tiles of splits": (
+        DIVIDED.but(schedule=DIVIDED_SPLITS, keys=64, more=(3 * SPLIT_KEYS,)), [NULL],
+    ),
+    "few rows by a decode, others by mma.sync": (DIVIDED.but(place=AMPERE), [NULL]),
+    "few rows by a decode, others by tiles, padded": (DIVIDED.but(form=Padded()), [NULL]),
+    "few rows by a decode, others by tiles, keys of others": (DIVIDED.but(own_keys=True), [NULL]),
     "padded, tiles": (BY_TMA.but(form=Padded()), [NULL]),
     "padded, host": (ON_HOST.but(form=Padded()), [NULL, *windows(33)]),
     "padded, decode": (DECODING.but(form=Padded()), windows(17)),

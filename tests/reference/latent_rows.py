@@ -136,6 +136,23 @@ BY_WGMMA = [
         {"max_queries": 2}))),
 ]  # fmt: skip
 
+BY_TILES = [
+    row("by tiles, 128 values", "tile", *BATCH, **wide()),
+    row("by tiles, 512 values", "tile", [130, 0], [2, 1], **wide(**sizes(576, 512))),
+    row("by tiles, 512 values, heads over two blocks", "| tile", [30], [1], **few(**sizes(576, 512, 72))),
+    row("by tiles, pages of 5", "| tile", *BATCH, **wide(page_size=5)),
+    row("by tiles of 16 rows, 512 values", "| tile", [130, 0], [2, 1],
+        **wide(**sizes(576, 512), schedule={"max_queries": 4, "rows": 16})),
+    row("by tiles of 8 rows, pages of 5", "tile", *BATCH,
+        **wide(group=8, page_size=5, schedule={"max_queries": 4, "rows": 8})),
+    row("by tiles of 32 rows, partial results", "| tile", *BATCH,
+        **wide(schedule={"max_queries": 4, "splits": 3, "rows": 32})),
+    row("by tiles, partial results", "tile", *BATCH, **wide(schedule={"max_queries": 4, "splits": 3})),
+    row("by tiles, window, f16", "| tile", *BATCH, **F16, **wide(mask=window(70), page_size=16)),
+    row("by tiles, continuous, four boxes of values", "| tile", *BATCH, **wide(**sizes(288, 256), kind="continuous")),
+    row("by tiles, 384 values in two kernels", "| tile", [70], [2], **wide(**sizes(448, 384))),
+]  # fmt: skip
+
 # --- by mma.sync -------------------------------------------------------------------------------------
 
 WIDE, SMALL = sizes(576, 512), sizes(144, 128)
@@ -239,6 +256,6 @@ FUNCTIONS = [
 ]  # fmt: skip
 
 TABLES: dict[str, list[Row]] = {
-    "by rows": BY_ROWS, "by wgmma": BY_WGMMA, "by mma.sync": BY_MMA, "lists": LISTS, "prior": PRIOR,
+    "by rows": BY_ROWS, "by wgmma": [*BY_WGMMA, *BY_TILES], "by mma.sync": BY_MMA, "lists": LISTS, "prior": PRIOR,
     "functions": FUNCTIONS,
 }  # fmt: skip

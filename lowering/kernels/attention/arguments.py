@@ -8,7 +8,7 @@ from typing import Any
 
 from kvarn import dsl as kv
 
-from .case import Case, caches_of, start_of
+from .case import Case, Division, caches_of, start_of
 from .queries import Queries, extents_of, queries_of
 from .softmax import arrays_read
 
@@ -42,6 +42,8 @@ class AttentionArguments:
         Of a launch: partial results, and how many of them there are.
     max_units : i32
         Of a launch: work units that a batch is cut into, at most.
+    few : i32
+        Of a launch that divides a batch: new tokens up to which a kernel of kind decode has a sequence.
     key_map : TMA descriptor
         Of a launch: of latent rows.
     sinks, slopes : f32 [Hq]
@@ -76,6 +78,7 @@ class AttentionArguments:
     partials: Any = None
     counters: Any = None
     max_units: Any = None
+    few: Any = None
     key_map: Any = None
     sinks: Any = None
     lse: Any = None
@@ -118,10 +121,14 @@ class AttentionArguments:
         """The arrays of the functions, as these read them."""
         return arrays_read(self.array0, self.array1, self.array2, self.array3)
 
-    def queries(self, case: Case, most: int | None = None) -> Queries:
-        """Where the query rows of the sequences lie; no sequence has more than ``most``."""
-        rows = self.out if self.query is None else self.query
-        return queries_of(case.padded, self.extents, rows, self.kv_offsets, self.lists, self.list_counts, most)
+    def queries(self, case: Case, most: int | None = None, many: bool = True) -> Queries:
+        """Where the query rows of the sequences lie; no sequence has more than ``most``.
+
+        ``many``: of a batch that is divided, which sequences the kernel has.
+        """
+        rows, lists = self.out if self.query is None else self.query, (self.lists, self.list_counts)
+        division = None if self.few is None else Division(self.few, many)
+        return queries_of(case.padded, self.extents, rows, self.kv_offsets, *lists, most, division)
 
     def caches(self, case: Case) -> tuple[Any, Any]:
         """Where keys and values come from."""

@@ -8,14 +8,18 @@ case fits it, else tile where the case fits it, else simt. ``select-kv-schedule`
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from mlir.dialects import arith
+
 from kvarn.dialect.latent_layout import RowFormat
 from kvarn.dialect.ops.attention import block_tile, score_of
 from kvarn.dialect.schedules import MOST
+from kvarn.lowering.index import Ix, const
 from kvarn.lowering.schedules import attention as tile_schedule, decode as decode_schedule
 from kvarn.lowering.schedules.limits import MOST_QUERIES, WARP_ROWS
 from kvarn.lowering.schedules.tables import by_most, measured
@@ -29,7 +33,7 @@ from . import kernel as attention_tiles, launch as tile_launch, rows as attentio
 from .arguments import AttentionArguments
 from .case import Case, Masking
 from .decode import kernel as attention_decode
-from .queries import heads_of, is_padded, row_count
+from .queries import batch_of, heads_of, is_padded, row_count
 
 WIDEST_ROWS = 16  # bytes that rows are aligned to where a block mask is made: those of attention may be others
 LISTED_KEYS = 64  # of a tile of a decode's block mask, at least
@@ -78,9 +82,12 @@ class Place:
         return MOST if self.invariant else self.max_batch
 
 
-def decode_problems(case: Case, place: Place, max_batch: int) -> list[str]:
-    """Why the decode kernel does not take a case, one sentence each; empty when it does."""
-    most = place.schedule.get("max_queries")
+def decode_problems(case: Case, place: Place, max_batch: int, most: int | None = None) -> list[str]:
+    """Why the decode kernel does not take a case, one sentence each; empty when it does.
+
+    ``most``: new tokens of a sequence, where it is not the schedule's ``max_queries`` that says them.
+    """
+    most = place.schedule.get("max_queries") if most is None else most
     if most is None or place.of_operands:
         return ["needs max_queries and a collection"]
     found = decode_schedule.problems(case, most, place.target, max_batch, place.invariant)
@@ -126,6 +133,36 @@ def few_rows(case: Case, place: Place, listed: bool = False) -> bool:
     if most is None or (by_tiles and _stored_tiles(case, place)):
         return False
     return most * case.group <= decode_rows(case, place, place.sequences)
+
+
+def few_queries(case: Case, place: Place) -> int:
+    """New tokens up to which a sequence is for a kernel of kind decode, where another has the others; 0: none is.
+
+    Of a batch whose sequences have any number of new tokens. One sequence tells by its rows which kernel is best.
+    """
+    told = "max_queries" in place.schedule or "kind" in place.schedule or place.invariant
+    alone = place.schedule.get("max_batch", 1) == 1
+    converted = case.spec.dtype.bits == 8  # others are read at the memory's rate by tiles too
+    if told or alone or not converted or not place.target.has("pdl") or place.of_operands or case.blocks:
+        return 0
+    if case.functions and measured("functions_by_tiles", place.target) and _stored_tiles(case, place):
+        return 0
+    most = min(decode_rows(case, place, place.sequences) // case.group, MOST_QUERIES)
+    return most if most and not decode_problems(case, place, place.max_batch, most) else 0
+
+
+def few_of_launch(op: Any, at: Expansion) -> Ix | None:
+    """New tokens up to which a launch gives a sequence to a kernel of kind decode; None where none ever does.
+
+    Of a schedule that was chosen, 0 unless the sequences have less than a fourth of the longest one's new tokens, on
+    average: it is not worth a look at a batch of prompts.
+    """
+    few = at.schedule.get("few", 0)
+    if not few or not at.schedule["uneven"]:
+        return at.constant(few) if few else None
+    longest = at.field(op.collection, "max_seq_length").wide * batch_of(op, at)
+    uneven = (row_count(op.query, at).wide * 4).below(longest)
+    return Ix(arith.select(uneven, const(few), const(0)))
 
 
 def kind_of(op: Any, at: Expansion, case: Case) -> str:
@@ -236,7 +273,9 @@ def expand(op: Any, at: Expansion) -> None:
     if kind == "decode":
         attention_decode.launch(case, at, op)
     elif kind == "tile":
-        tile_launch.launch(tile_schedule.configured(case, at.target, at.schedule), at, op)
+        config, few = tile_schedule.configured(case, at.target, at.schedule), few_of_launch(op, at)
+        beside = None if few is None else functools.partial(attention_decode.launch, case, at, op, few)
+        tile_launch.launch(config, at, op, few, beside)
     elif kind == "host" and attention_tiles.fits_host(case):  # of head size 1 there are no tiles
         attention_tiles.launch_host(case, at, op)
     else:

@@ -17,7 +17,7 @@ from kvarn.dialect.layout import cdiv
 
 from ..base import Expansion
 from ..common import at_most
-from .case import sequence_of_query, tile_count, tile_place
+from .case import Division, sequence_of_query, tile_count, tile_place
 
 
 @dataclass(frozen=True)
@@ -25,13 +25,15 @@ class RaggedQueries:
     """Rows end to end: those of sequence b are [offsets[b], offsets[b + 1]).
 
     Offsets are held to the ``rows`` of the buffers: none leads out of them. A sequence that ends before it begins is
-    empty. ``most``: no sequence has more rows, which makes tiles easier to number.
+    empty. ``most``: no sequence has more rows, which makes tiles easier to number. ``division``: which sequences have
+    rows, all without one.
     """
 
     offsets: Any
     rows: Any
     kv_offsets: Any = None
     most: int | None = None
+    division: Division | None = None
 
     @property
     def sequences(self) -> Any:
@@ -39,7 +41,8 @@ class RaggedQueries:
 
     def length(self, b: Any) -> Any:
         """Rows of a sequence."""
-        return kv.math.max(self.base(b + 1) - self.base(b), 0)
+        rows = kv.math.max(self.base(b + 1) - self.base(b), 0)
+        return rows if self.division is None else self.division.kept(rows)
 
     def new_keys(self, b: Any) -> Any:
         """Keys of a sequence after its cached ones: as many as rows, or what offsets of their own say."""
@@ -74,7 +77,8 @@ class RaggedQueries:
     def tile(self, number: Any, group: int, size: int) -> tuple[Any, Any, Any, Any]:
         """As :func:`tile_place`, with the base of the sequence; where none has more rows, each has as many tiles."""
         if self.most is None:
-            return tile_place(self.offsets, self.rows, number, group, size)
+            b, base, row0, count = tile_place(self.offsets, self.rows, number, group, size)
+            return b, base, row0, count if self.division is None else self.division.kept(count, group)
         tiles = cdiv(self.most * group, size)
         b = number // tiles
         return b, self.base(b), (number % tiles) * size, self.length(b) * group
@@ -127,13 +131,15 @@ class PaddedQueries:
     lengths: Any
     width: Any
     kv_offsets: Any = None
+    division: Division | None = None
 
     @property
     def sequences(self) -> Any:
         return self.lengths.shape[0]
 
     def length(self, b: Any) -> Any:
-        return kv.math.clamp(self.lengths[b], 0, self.width)
+        rows = kv.math.clamp(self.lengths[b], 0, self.width)
+        return rows if self.division is None else self.division.kept(rows)
 
     def new_keys(self, b: Any) -> Any:
         return new_keys(self, b)
@@ -184,17 +190,18 @@ def new_keys(queries: Queries, b: Any) -> Any:
 
 def queries_of(
     padded: bool, extents: Any, rows: Any, kv_offsets: Any = None, lists: Any = None, counts: Any = None,
-    most: int | None = None,
+    most: int | None = None, division: Division | None = None,
 ) -> Queries:  # fmt: skip
     """The queries of a kernel: ``extents`` are row offsets or valid lengths, ``rows`` a buffer with their rows.
 
     With ``lists``, and their ``counts``, each row sees what its list says. ``most``: no sequence has more rows.
+    ``division``: which sequences the kernel has.
     """
     if lists is not None:
         return ListedQueries(extents, rows.shape[0], lists=lists, counts=counts)
     if padded:
-        return PaddedQueries(extents, rows.shape[1], kv_offsets)
-    return RaggedQueries(extents, rows.shape[0], kv_offsets, most)
+        return PaddedQueries(extents, rows.shape[1], kv_offsets, division)
+    return RaggedQueries(extents, rows.shape[0], kv_offsets, most, division)
 
 
 # --- outside kernels -------------------------------------------------------------------------------

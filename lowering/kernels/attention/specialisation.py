@@ -51,6 +51,8 @@ class TileKernel:
         8-bit keys are multiplied as they are, by a query of two terms.
     weights : DType, optional
         What weights are rounded to, and values converted to; without, the query's type.
+    overlaps : bool
+        Whether the target starts a kernel while the one before it runs.
     """
 
     case: Case
@@ -66,6 +68,7 @@ class TileKernel:
     most: int | None = None
     stored_keys: bool = False
     weights: DType | None = None
+    overlaps: bool = False
 
     @property
     def first_column(self) -> int:
