@@ -361,7 +361,7 @@ def test_mla_attention_is_attention_with_a_prefix_as_value():
     p = random_problem(rng(11), "paged", "f32", num_heads=1, head_size=24, is_mla=True, cached=[20, 0], new=[3, 2])
     fill_cached(rng(12), p, p.cached + p.new)
     query = rng(13).standard_normal((p.tokens, 6, 24))
-    out, lse = att.mla_attention(p.collection, 1, query, p.row_offsets, value_size=16, scale=0.3)
+    out, lse = att.attention(p.collection, 1, query, p.row_offsets, value_size=16, scale=0.3)
     two = random_problem(rng(5), "paged", "f32", num_heads=1, head_size=24, cached=[20, 0], new=[3, 2])
     for b, n in ((0, 23), (1, 2)):
         rows = model.read(p.collection.get_key_cache(1), b, np.arange(n)).astype(np.float32)

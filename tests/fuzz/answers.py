@@ -10,15 +10,16 @@ from __future__ import annotations
 import random
 import sys
 from collections.abc import Generator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
-from .functions import Function, draw
+from .functions import draw
 from .loop import serve
 
 COUNTED = 2.2e38
+CROSS = "cross attention"  # a form: sequences have keys of a number of their own
 PLACES = ("host", "sm_80", "sm_90a", "gpu")
 SEQUENCES = 20  # of a batch, at least
 QUERIES = {
@@ -42,14 +43,10 @@ def place_of(name: str) -> Any:
 
 @dataclass
 class Program:
-    """Attention of a random form: the kernel, its batch, what it is asked, and a line that says so."""
+    """Attention of a random form: where it runs, the case, and a line that says so."""
 
-    kernel: Any
-    problem: Any
-    numbers: np.random.Generator
-    given: dict[str, Any]
-    seen: Any
-    score: Any
+    place: Any
+    case: Any
     text: str
 
 
@@ -80,9 +77,8 @@ def schedule_of(rng: random.Random, where: str, latent: bool, most: int) -> dict
 
 def program(seed: int, where: str, extreme: bool) -> Program:
     """The program of a seed."""
-    from reference import edges
+    from reference import case as cases
     from reference.operands import dense_parts, ragged_parts
-    from reference.random_caches import stored_problem
 
     from kvarn.dialect import dtypes
 
@@ -93,58 +89,52 @@ def program(seed: int, where: str, extreme: bool) -> Program:
     kind = "paged" if latent or stored == "i8" or rng.random() < 0.75 else rng.choice(["continuous", "fa3"])
     size = rng.choice([64, 96, 576] if latent else SIZES)
     page, group = rng.choice(PAGES), rng.choice([1, 2, 3, 4] if small else [1, 2, 3, 4, 5, 8, 16])
-    shape: dict[str, Any] = {"num_heads": 1 if latent or small else rng.choice([1, 1, 2, 3])}
+    heads, scales = 1 if latent or small else rng.choice([1, 1, 2, 3]), None
     if kind == "paged" and not latent and dtypes.by_name(stored).bits == 8 and (stored == "i8" or rng.random() < 0.5):
-        shape |= {"scale_dtype": rng.choice(["f32", "f16", "bf16"]), "granularity": rng.choice([size, 32, 16, 4])}
-    whole_granules = size % shape.get("granularity", 1) == 0  # which scales beside a buffer have
-    operands = [edges.of_operands(dense_parts), edges.of_operands(ragged_parts)] if whole_granules else []
-    forms = [
-        edges.padded, edges.of_others, *operands, edges.with_prior, edges.of_two_sources,
-    ]  # fmt: skip
-    form = edges.latent if latent else rng.choice([*[edges.ragged] * 4, *forms])
+        scales = rng.choice(["f32", "f16", "bf16"]), rng.choice([size, 32, 16, 4])
+    whole_granules = scales is None or size % scales[1] == 0  # which scales beside a buffer have
+    operands = [cases.OfOperands(dense_parts), cases.OfOperands(ragged_parts)] if whole_granules else []
+    forms = [cases.Padded(), CROSS, *operands, cases.WithPrior(), cases.OfTwoSources()]
+    form = cases.RAGGED if latent else rng.choice([*[cases.RAGGED] * 4, *forms])
     most = rng.choice([1, 3]) if rng.random() < 0.4 else 9 if small else 200
-    kernel = edges.Kernel(
-        place_of(where), schedule_of(rng, where, latent, most), 16, 64, dtype=stored,
-        query=rng.choice(QUERIES.get(stored, ["bf16", "f16"])), group=group, head_size=size, page_size=page, kind=kind,
-        shape=shape, form=form, value_size=size - 64 if size == 576 else size - 32 if latent else 0,
-    )  # fmt: skip
     cached, new = lengths(rng, page, small, most)
-    whole = {"head_size": size, "page_size": page, "is_mla": latent, **shape}
-    numbers, problem = stored_problem(seed, kind, stored, cached=cached, new=new, **whole)
-    made = Program(
-        kernel, problem, numbers, {}, None, None,
-        f"{kind} {stored} query {kernel.query} size {size} page {page} heads {shape} x {group} up to {most} new "
-        f"{form.__qualname__} {kernel.schedule}",
+    made = cases.Case(
+        cached=cached, new=new, dtype=stored, query=rng.choice(QUERIES.get(stored, ["bf16", "f16"])), group=group,
+        head_size=size, page_size=page, kind=kind, heads=heads, scales=scales,
+        form=cases.RAGGED if form is CROSS else form, seed=seed, schedule=schedule_of(rng, where, latent, most),
+        keys=[rng.randint(0, n) for n in new] if form is CROSS else None,
+        value_size=size - 64 if size == 576 else size - 32 if latent else 0,
     )  # fmt: skip
-    _ask(made, rng, seed, extreme)
-    return made
+    text = (
+        f"{kind} {stored} query {made.query} size {size} page {page} heads {heads} scales {scales} x {group} up to "
+        f"{most} new {form} {made.schedule}"
+    )
+    asked, said = _asked(made, rng, seed, extreme)
+    return Program(place_of(where), replace(made, **asked), text + said)
 
 
-def _ask(made: Program, rng: random.Random, seed: int, extreme: bool) -> None:
-    """Draw a mask, and a score where the form takes one."""
-    from reference import edges
+def _asked(made: Any, rng: random.Random, seed: int, extreme: bool) -> tuple[dict[str, Any], str]:
+    """A mask, and a score where the form takes one."""
+    from reference import case as cases, edges
 
-    batch, form = len(made.problem.new), made.kernel.form
-    heads = made.kernel.group * made.problem.collection.num_heads
+    batch, heads = len(made.new), made.group * made.heads
+    asked: dict[str, Any] = {}
     if rng.random() < (0.85 if extreme else 0.5):
         mask = draw(seed, "mask", batch, heads, extreme)
-        made.given["mask"], made.seen = mask, mask.evaluated
-        made.text += f" mask({mask.text})"
+        asked["mask"] = cases.Mask(mask.text, {"mask": (mask.traced, *mask.arrays)}, mask.evaluated)
     else:
         span = rng.choice([1, 15, 16, 17, 33, 64, 100, edges.MOST if extreme else 128])
         name = rng.choice(["causal", "null", "sliding_window", "chunked", "chunked_causal"])
-        of_name = edges.named(name, None if name in ("causal", "null") else span)
-        made.given |= of_name.options
-        made.seen = of_name.seen
-        made.text += f" {of_name.name}"
-    if form in (edges.ragged, edges.padded, edges.latent) and rng.random() < 0.6:
+        asked["mask"] = cases.named(name, None if name in ("causal", "null") else span)
+    text, alone = f" mask({asked['mask'].name})", type(made.form) is cases.Form and made.keys is None
+    if (alone or isinstance(made.form, cases.Padded)) and rng.random() < 0.6:
         score = draw(seed + 1, "score", batch, heads, extreme)
-        made.given["score"], made.score = score, score.evaluated
-        made.text += f" score({score.text})"
-    elif form in (edges.ragged, edges.padded) and rng.random() < 0.4:
-        cap = rng.choice([1.0, 20.0, 1e5 if extreme else 50.0])
-        made.given["softcap"], made.score = cap, lambda s, b, h, q, k: cap * np.tanh(s / cap)
-        made.text += f" softcap {cap}"
+        asked["score"] = (score.traced, *score.arrays), score.evaluated
+        text += f" score({score.text})"
+    elif (alone or isinstance(made.form, cases.Padded)) and not made.value_size and rng.random() < 0.4:
+        asked["softcap"] = rng.choice([1.0, 20.0, 1e5 if extreme else 50.0])
+        text += f" softcap {asked['softcap']}"
+    return asked, text
 
 
 def tolerances(made: Program) -> tuple[float, float]:
@@ -152,16 +142,15 @@ def tolerances(made: Program) -> tuple[float, float]:
 
     Scaled keys are large too, and rounded to 16 bits: their scores are, and weights differ by as much again.
     """
-    from reference.edges import LAYER
+    from reference.case import LAYER
     from reference.model import read
 
-    largest = []
-    for cache in made.problem.caches(LAYER):
-        totals = made.problem.cached + made.problem.new
-        found = [np.abs(read(cache, b, np.arange(n))).max() for b, n in enumerate(totals) if n]
+    largest, problem = [], made.case.problem
+    for cache in problem.caches(LAYER):
+        found = [np.abs(read(cache, b, np.arange(n))).max() for b, n in enumerate(problem.cached + problem.new) if n]
         largest.append(max([4.0, *found]) / 4)
-    out, lse = made.kernel.tolerances
-    scaled = 1 + (made.problem.collection.scales is not None)
+    out, lse = made.case.tolerances(made.place)
+    scaled = 1 + (made.case.scales is not None)
     return scaled * out * largest[-1], scaled * lse * largest[0]
 
 
@@ -172,38 +161,20 @@ def counted(lse: np.ndarray) -> np.ndarray:
 
 def outcome(seed: int, where: str, extreme: bool) -> str:
     """What came of a program: ``ok``, ``refused ...``, ``wrong ...`` or ``raised ...``."""
-    from reference import edges
-    from reference.random_caches import random_query
+    from reference.case import failures
 
     import kvarn as kv
 
     made = program(seed, where, extreme)
-    kernel, problem = made.kernel, made.problem
-
-    class Call(edges.Call):
-        def poisoned(self, query: np.ndarray | None = None) -> dict[str, Any]:
-            found = super().poisoned(query)
-            return found if kernel.schedule else {**found, "schedule": None}
-
-        def want(self, layer: int = edges.LAYER, **more: Any) -> edges.Rows:
-            return super().want(layer, **more, **({"score": made.score} if made.score else {}))
-
-    query = random_query(made.numbers, problem, kernel.group * problem.collection.num_heads, kernel.query)
-    options = {
-        name: (x.traced, *map(kernel.place.put, x.arrays)) if isinstance(x, Function) else x
-        for name, x in made.given.items()
-    }
-    no_mask: Any = None
-    call = Call(kernel, no_mask, made.numbers, problem, query, options, made.seen)
     try:
-        with kernel.place.active(), np.errstate(all="ignore"):
-            found, want = kernel.form(call)
+        with np.errstate(all="ignore"):
+            found, want = made.case.run(made.place), made.case.want()
     except (ValueError, TypeError, NotImplementedError, kv.KernelError) as error:
         return f"refused {type(error).__name__}: {error} | {made.text}"
     except Exception as error:
         return f"raised {type(error).__name__}: {error} | {made.text}"
     found, want = ((out, counted(lse)) for out, lse in (found, want))
-    said = edges.failures(problem, found, want, tolerances(made))
+    said = failures(made.case.problem, found, want, tolerances(made))
     return f"wrong {len(said)}: {said[0]} | {made.text}" if said else "ok"
 
 

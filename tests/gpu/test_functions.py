@@ -41,7 +41,7 @@ def test_a_bias_by_distance_and_documents(
         score=(t5, place.put(bias), place.put(buckets)),
         mask=(kv.masks.sliding_window(200) & document, place.put(ids)), schedule=schedule,
     )  # fmt: skip
-    want, _ = reference.function_attention(
+    want, _ = reference.attention(
         problem.collection, 1, query, problem.row_offsets,
         score=lambda x, b, h, q, k: x + bias[h, buckets[np.clip(q - k, 0, 39)]],
         mask=lambda b, h, q, k: (k <= q) & (q - k < 200) & (ids[b, q] == ids[b, k]),
@@ -124,7 +124,7 @@ def test_a_decode_by_a_block_mask_in_a_graph(
         out.fill_(float("nan"))
         graph.replay()
         torch.cuda.synchronize()
-        want, _ = reference.function_attention(
+        want, _ = reference.attention(
             problem.collection, 1, query, problem.row_offsets,
             mask=lambda b, h, q, k: (k <= q) & (ids[b, q] == ids[b, k]),
         )  # fmt: skip
@@ -147,7 +147,7 @@ def test_latent_rows_by_a_block_mask(place: Torch, kind: str, dtype: str, shape:
     c, q, offsets = place.collection(problem.collection), place.put(query), place.put(problem.row_offsets)
     made = kv.ops.block_mask(c, q, offsets, (kv.masks.causal & document, place.put(ids)))
     out = kv.ops.mla_attention(c, 1, q, offsets, value_size=128, block_mask=made)
-    want, _ = reference.function_attention(
+    want, _ = reference.attention(
         problem.collection, 1, query, problem.row_offsets, value_size=128,
         mask=lambda b, h, q, k: (k <= q) & (ids[b, q] == ids[b, k]),
     )  # fmt: skip

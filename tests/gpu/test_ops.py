@@ -19,42 +19,19 @@ pytestmark = pytest.mark.gpu
 SUITES = (
     "ops.test_ops_append", "ops.test_ops_rope", "ops.test_ops_rotary", "ops.test_ops_copies",
     "ops.test_ops_convert", "ops.test_ops_transfer", "ops.test_ops_ragged", "ops.test_ops_updates",
-    "ops.test_ops_edges", "ops.test_shared_prefixes", "ops.test_sources",
-    "ops.test_mla_prior", "ops.test_ops_projection", "ops.test_ops_projection_groups",
-    "ops.test_ops_projection_whole", "ops.test_attention_narrow", "ops.test_attention_stored_keys",
+    "ops.test_ops_edges", "ops.test_shared_prefixes", "ops.test_attention_operands",
+    "ops.test_mla", "ops.test_ops_projection", "ops.test_ops_projection_groups",
+    "ops.test_ops_projection_whole", "ops.test_attention_8_bits",
     "ops.test_attention_pages", "ops.test_page_choice", "ops.test_ops_drafts", "ops.test_indexer",
     "ops.test_block_mask",
 )  # fmt: skip
-# What makes places of its own is not for a GPU.
-NOT_HERE = (
-    "test_slices_of_a_fused_projection_are_taken_as_they_are",
-    "test_copy_pages_of_a_pool_whose_layers_lie_apart",
-    # What is refused before a device is looked at.
-    "test_what_does_not_fit_is_refused_by_name",
-    "test_commit_says_what_is_wrong_before_it_runs",
-    # What names kinds of kernels that sm_90a has for other shapes only.
-    "test_few_tokens_by_mma_read_the_weight_as_it_is",
-    # What needs no device.
-    "test_the_output_of_8_bit_queries_is_bf16_by_default",
-    "test_8_bit_queries_need_a_cache_of_their_type_without_scales",
-    "test_keys_are_multiplied_as_stored_where_boxes_of_8_bit_floats_meet_bf16",
-    "test_stored_keys_are_refused_where_products_cannot_take_them",
-    "test_a_lane_has_the_weights_of_the_tokens_that_it_multiplies",
-    "test_every_kernel_of_latent_rows_ends_with_sinks_and_a_prior_result",
-    "test_listed_rows_end_alike",
-    "test_every_kind_and_schedule_gives_the_same",
-    "test_no_order_of_warps_shows_in_what_is_chosen",
-    "test_runs_are_joined_only_when_both_sides_go_on",
-    "test_the_mask_is_not_asked_about_tiles_that_are_seen_whole",
-    "test_tiles_that_attention_does_not_have_are_refused",
-    "test_a_weight_of_gptq_is_taken_as_its_words_say",
-    "test_a_tensor_of_gguf_has_the_values_that_gguf_says",
-)
+# What names kinds of kernels that sm_90a has for other shapes only.
+NOT_HERE = ("test_few_tokens_by_mma_read_the_weight_as_it_is",)
 
 
 def _for_a_gpu(name: str, test: Any) -> bool:
-    """Whether a test of a suite is one for a real GPU too: not what stands in for the driver."""
-    return name.startswith("test_") and name not in NOT_HERE and "stand_in" not in inspect.signature(test).parameters
+    """Whether a test of a suite is for any place, a real GPU too."""
+    return name.startswith("test_") and name not in NOT_HERE and "place" in inspect.signature(test).parameters
 
 
 pytest.register_assert_rewrite(*SUITES)

@@ -89,7 +89,7 @@ def test_prefixes_of_latent_rows_in_a_graph(dtype):
     rng, problem = shared_problem(groups, behind, [1] * batch, dtype=dtype, page=page, size=576, heads=1, is_mla=True)
     c, query = problem.collection, random_query(rng, problem, 16, "bf16" if dtype == "f8e4m3" else None)
     at, shared = place.collection(c), kv.SharedPrefixes(*map(place.put, groups_of(groups, page)))
-    model = functools.partial(reference.mla_attention, value_size=512)
+    model = functools.partial(reference.attention, value_size=512)
     replay = replays(place, problem, at, query, shared, 512, kv.ops.mla_attention, model)
     c.cache_lengths[:] -= c.cache_lengths % 7 == 3
     at.cache_lengths.copy_(place.put(np.array(c.cache_lengths)))

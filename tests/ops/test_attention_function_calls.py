@@ -132,13 +132,13 @@ def test_code_of_the_page_runs(tmp_path):
     with kv.emulated("sm_90a"):
         found = runpy.run_path(str(tmp_path / "page.py"))
     pool, bias, buckets, ids = (found[name] for name in ("pool", "bias", "buckets", "documents"))
-    want, _ = reference.function_attention(
+    want, _ = reference.attention(
         pool, 0, found["query"], found["offsets"],
         score=lambda x, b, h, q, k: x + bias[h, buckets[np.maximum(q - k, 0)]],
         mask=lambda b, h, q, k: (k <= q) & (ids[b, q] == ids[b, k]),
     )  # fmt: skip
     np.testing.assert_allclose(found["out"].astype(np.float64), want, rtol=4e-3, atol=4e-3)
-    want, _ = reference.function_attention(
+    want, _ = reference.attention(
         pool, 0, found["query"], found["offsets"],
         mask=lambda b, h, q, k: (k <= q) & (q - k < 24) & ((q - k) % 3 == 0),
     )  # fmt: skip

@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 import pytest
 from reference import attention as reference, emulated
-from reference.attention_cases import assert_same_bits
 from reference.attention_functions import (
     LENGTHS,
     check,
@@ -26,6 +25,7 @@ from reference.attention_functions import (
     t5,
     t5_buckets,
 )  # fmt: skip
+from reference.case import assert_same_bits
 from reference.random_caches import Problem
 
 import kvarn as kv
@@ -66,9 +66,7 @@ def test_a_bias_by_distance_buckets_and_a_document_mask_over_every_cache(target,
         return (k <= q) & (ids[b, q] == ids[b, k])
 
     out, _ = run(problem, query, score=(t5, bias, buckets), mask=(kv.masks.causal & document, ids), target=target)
-    want, _ = reference.function_attention(
-        problem.collection, 1, query, problem.row_offsets, score=numpy_score, mask=numpy_mask
-    )
+    want, _ = reference.attention(problem.collection, 1, query, problem.row_offsets, score=numpy_score, mask=numpy_mask)
     tolerance = 2e-2 if dtype == "bf16" else 4e-3
     np.testing.assert_allclose(out.astype(np.float64), want, rtol=tolerance, atol=tolerance)
 

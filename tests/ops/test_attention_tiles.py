@@ -22,151 +22,105 @@ from kvarn.lowering import pipeline
 from kvarn.lowering.kernels.attention import partials as partial_results
 from kvarn.lowering.kernels.attention.case import Masking
 
-pytestmark = pytest.mark.sampled(3)
+pytestmark = pytest.mark.whole
 
 RAGGED: dict[str, Any] = {"cached": [100, 0, 5, 70], "new": [7, 0, 40, 1]}  # one empty, one longer than a tile of keys
 LONG: dict[str, Any] = {"cached": [260], "new": [33]}
 CP_ASYNC = Choice(maps=False)
+ALONE, THREE_COPY = Choice(maps=False, producer=False), Choice(maps=False, producers=3)  # who copies row by row
+QUEUE_OF_TWO = Choice(consumers=2, producers=2, blocks=2, queue=True)
+NO_PRODUCER = Choice(producer=False)
+
+
+def mma(**given: Any) -> Choice:
+    """Products by mma.sync: copies in groups that the whole block waits for."""
+    return Choice(**{"target": "sm_80", "producer": False, "maps": False, **given})
+
+
+def scaled(dtype: str, granularity: int, scale: str = "f32") -> dict[str, Any]:
+    return {"dtype": dtype, "scale_dtype": scale, "granularity": granularity}
 
 
 # --- cases -------------------------------------------------------------------------------------------
 
+WAYS: dict[str, tuple[Choice, dict[str, Any]]] = {
+    "96 columns by TMA": (Choice(), {**RAGGED, "head_size": 96}),
+    "pages of a tile by TMA": (Choice(), {**RAGGED, "head_size": 128, "page_size": 64}),
+    "pages of two tiles by TMA": (Choice(), {**RAGGED, "page_size": 128}),
+    "continuous by TMA": (Choice(), {**RAGGED, "head_size": 128, "kind": "continuous"}),
+    "FlashAttention 3 by TMA": (Choice(), {**RAGGED, "kind": "fa3"}),
+    "pages of a tile by cp.async": (CP_ASYNC, {**RAGGED, "head_size": 96, "page_size": 64}),
+    "continuous by cp.async": (CP_ASYNC, {**RAGGED, "kind": "continuous"}),
+    "FlashAttention 3 by cp.async": (CP_ASYNC, {**RAGGED, "kind": "fa3"}),
+    "groups of three in a padded batch": (Choice(), {**RAGGED, "group": 3, "num_heads": 2}),
+    "groups of eight": (Choice(), {**RAGGED, "group": 8}),
+    # Rows that come one by one from pages of any size.
+    "pages of 5": (CP_ASYNC, {"page_size": 5}),
+    "pages of 7, f16, three producers": (THREE_COPY, {"dtype": "f16", "page_size": 7, "head_size": 80}),
+    "pages of 1, no producer": (ALONE, {"page_size": 1}),
+    "pages of 48": (CP_ASYNC, {"page_size": 48, "head_size": 96}),
+    "8-bit pages of 5, three producers": (THREE_COPY, {"dtype": "f8e4m3", "page_size": 5, "head_size": 128}),
+    "8-bit pages of 1, no producer": (ALONE, {"dtype": "f8e5m2", "page_size": 1, "head_size": 80}),
+    "granules of 4 in pages of 7": (CP_ASYNC, {**scaled("i8", 4), "page_size": 7}),
+    "granules of 8 in pages of 48, three producers": (THREE_COPY, {**scaled("f8e4m3", 8), "page_size": 48}),
+    "granules of 48, no producer": (ALONE, {**scaled("i8", 48), "head_size": 96}),
+    "scales of f16": (CP_ASYNC, {**scaled("f8e4m3", 16, "f16")}),
+    # Boxes of 8-bit elements, converted by all who copy.
+    "boxes of 128": (Choice(), {"dtype": "f8e4m3", "head_size": 128}),
+    "boxes of f8e5m2, three producers": (Choice(producers=3), {"dtype": "f8e5m2", "page_size": 64}),
+    "boxes of 80, two of each, a queue": (QUEUE_OF_TWO, {"dtype": "f8e4m3", "head_size": 80, "page_size": 8}),
+    "boxes of 192, no producer": (NO_PRODUCER, {"dtype": "f8e4m3", "head_size": 192}),
+    "boxes of a scale a head": (Choice(), {**scaled("i8", 64), "page_size": 32}),
+    "boxes of granules of 32, three producers": (Choice(producers=3), {**scaled("f8e4m3", 32), "head_size": 128}),
+    "boxes of granules of 4, two of each, a queue": (QUEUE_OF_TWO, {**scaled("i8", 4), "head_size": 48}),
+    "boxes of granules of 8, no producer": (NO_PRODUCER, {**scaled("f8e4m3", 8), "head_size": 96}),
+    # Heads within 16 bytes of their neighbours come by boxes of tokens.
+    "heads of 72 bytes": (QUEUE_OF_TWO, {"dtype": "f8e4m3", "head_size": 72, "num_heads": 2, "group": 2}),
+    "heads of 120 bytes": (NO_PRODUCER, {"dtype": "f8e5m2", "head_size": 120, "num_heads": 2, "group": 2}),
+    "heads of 8 bytes": (QUEUE_OF_TWO, {**scaled("i8", 8), "head_size": 8, "num_heads": 4, "group": 2}),
+    "heads of 136 bytes": (NO_PRODUCER, {**scaled("f8e4m3", 136), "head_size": 136, "num_heads": 2, "group": 2}),
+    "three warpgroups multiply what one converts": (
+        Choice(consumers=3, blocks=2, queue=True), {"dtype": "f8e4m3", "cached": [170, 0]}),
+    "three warpgroups, scaled": (
+        Choice(consumers=3, blocks=2, queue=True), {**scaled("f8e4m3", 16), "cached": [170, 0]}),
+    # Heads of no whole steps have columns of zeros.
+    "heads of 24": (Choice(), {"dtype": "f16", "head_size": 24}),
+    "heads of 120 by cp.async": (CP_ASYNC, {"head_size": 120}),
+    "heads of 136": (Choice(), {"head_size": 136}),
+    "8-bit heads of 8 by cp.async": (CP_ASYNC, {"dtype": "f8e4m3", "head_size": 8}),
+    "query rows that warps cannot hold": (mma(keys=32), {"head_size": 144, "group": 2, "cached": [70], "new": [19]}),
+}  # fmt: skip
 
-@pytest.mark.parametrize(
-    ("mask", "span"),
-    [
-        ("null", 0),
-        ("causal", 0),
-        ("sliding_window", 33),
-        ("sliding_window", 1),
-        ("chunked", 24),
-        ("chunked_causal", 100),
-    ],
-)
-def test_every_mask_leaves_the_keys_of_the_model(mask, span):
-    check(batch(**RAGGED), Choice(), mask=mask, span=span)
 
-
-@pytest.mark.parametrize(
-    ("head_size", "kind", "page_size", "maps"),
-    [
-        (64, "paged", 8, True), (96, "paged", 16, True), (128, "paged", 64, True), (64, "paged", 128, True),
-        (128, "continuous", 16, True), (64, "fa3", 16, True), (64, "paged", 8, False), (96, "paged", 64, False),
-        (64, "continuous", 16, False), (64, "fa3", 16, False),
-    ],
-)  # fmt: skip
-def test_every_cache_is_read_by_tma_and_without(head_size, kind, page_size, maps):
-    check(batch(**RAGGED, head_size=head_size, kind=kind, page_size=page_size), Choice(maps=maps))
+@pytest.mark.parametrize("name", WAYS)
+def test_tiles_come_in_every_way(name):
+    choice, given = WAYS[name]
+    check(batch(**{"cached": [170, 0], "new": [19, 3], **given}), choice, padded="padded" in name)
 
 
 @pytest.mark.parametrize(
     ("dtype", "granularity"), [("f8e5m2", None), ("f8e4m3", 64), ("f8e4m3", 16), ("i8", 32)], ids=str
 )
 def test_elements_of_8_bits_are_converted_and_scaled(dtype, granularity):
-    quantized = {} if granularity is None else {"scale_dtype": "f32", "granularity": granularity}
-    check(batch([40, 0], [9, 3], dtype=dtype, **quantized), CP_ASYNC)
+    check(batch([40, 0], [9, 3], **({"dtype": dtype} if granularity is None else scaled(dtype, granularity))), CP_ASYNC)
 
 
 @pytest.mark.parametrize(
-    ("dtype", "page_size", "head_size", "quantized"),
-    [("bf16", 5, 64, {}), ("f16", 7, 80, {}), ("bf16", 1, 64, {}), ("bf16", 48, 96, {}), ("f8e4m3", 5, 128, {}),
-     ("f8e5m2", 1, 80, {}), ("i8", 7, 64, {"scale_dtype": "f32", "granularity": 4}),
-     ("f8e4m3", 48, 64, {"scale_dtype": "f32", "granularity": 8}),
-     ("i8", 16, 96, {"scale_dtype": "f32", "granularity": 48}),
-     ("f8e4m3", 16, 64, {"scale_dtype": "f16", "granularity": 16})],
-)  # fmt: skip
-@pytest.mark.parametrize("producers", [1, 3, 0], ids=["producer", "three producers", "no producer"])
-def test_rows_come_one_by_one_from_pages_of_any_size(dtype, page_size, head_size, quantized, producers):
-    b = batch([70, 0], [19, 3], dtype=dtype, page_size=page_size, head_size=head_size, **quantized)
-    check(b, Choice(maps=False, producer=producers > 0, producers=max(1, producers)))
-
-
-@pytest.mark.parametrize(
-    ("dtype", "head_size", "page_size", "quantized"),
-    [("f8e4m3", 128, 16, {}), ("f8e5m2", 64, 64, {}), ("f8e4m3", 80, 8, {}), ("f8e4m3", 192, 16, {}),
-     ("i8", 64, 32, {"scale_dtype": "f32", "granularity": 64}),
-     ("f8e4m3", 128, 16, {"scale_dtype": "f32", "granularity": 32}),
-     ("i8", 48, 16, {"scale_dtype": "f32", "granularity": 4}),
-     ("f8e4m3", 96, 16, {"scale_dtype": "f32", "granularity": 8})],
-)  # fmt: skip
-@pytest.mark.parametrize(
-    "choice",
-    [Choice(), Choice(producers=3), Choice(consumers=2, producers=2, blocks=2, queue=True),
-     Choice(producer=False)],
-    ids=["producer", "three producers", "two of each, a queue", "no producer"],
-)  # fmt: skip
-def test_boxes_of_8_bit_elements_are_converted_by_all_who_copy(dtype, head_size, page_size, quantized, choice):
-    check(batch([170, 0], [19, 3], dtype=dtype, head_size=head_size, page_size=page_size, **quantized), choice)
-
-
-@pytest.mark.parametrize(
-    ("dtype", "head_size", "num_heads", "quantized"),
-    [("f8e4m3", 72, 2, {}), ("f8e5m2", 120, 2, {}), ("i8", 8, 4, {"scale_dtype": "f32", "granularity": 8}),
-     ("f8e4m3", 136, 2, {"scale_dtype": "f32", "granularity": 136})],
-)  # fmt: skip
-@pytest.mark.parametrize(
-    "choice",
-    [Choice(consumers=2, producers=2, blocks=2, queue=True), Choice(producer=False)],
-    ids=["producers", "no producer"],
+    ("maps", "elements"), [(True, {"dtype": "f8e4m3"}), (False, scaled("f8e4m3", 32))], ids=["tma", "cp.async, scaled"]
 )
-def test_heads_within_16_bytes_of_their_neighbours_come_by_boxes_of_tokens(
-    dtype, head_size, num_heads, quantized, choice
-):
-    sizes = {"head_size": head_size, "num_heads": num_heads, "group": 2}
-    check(batch([170, 0], [19, 3], dtype=dtype, **sizes, **quantized), choice)
-
-
-@pytest.mark.parametrize("maps", [True, False], ids=["tma", "cp.async"])
-@pytest.mark.parametrize("quantized", [{}, {"scale_dtype": "f32", "granularity": 32}], ids=["plain", "scaled"])
-def test_more_tiles_are_on_their_way_than_are_converted(quantized, maps):
-    b = batch([300, 20, 0, 150], [3, 5, 0, 9], dtype="f8e4m3", head_size=64, page_size=32, **quantized)
+def test_more_tiles_are_on_their_way_than_are_converted(elements, maps):
+    b = batch([300, 20, 0, 150], [3, 5, 0, 9], page_size=32, **elements)
     check(b, Choice(maps=maps, keys=32, producers=2, blocks=2, queue=True, entries=(("slots", 4),)))
 
 
-@pytest.mark.parametrize("quantized", [{}, {"scale_dtype": "f32", "granularity": 16}], ids=["plain", "scaled"])
-def test_three_warpgroups_multiply_what_one_converts(quantized):
-    check(
-        batch([170, 0], [19, 3], dtype="f8e4m3", head_size=64, **quantized), Choice(consumers=3, blocks=2, queue=True)
-    )
-
-
-@pytest.mark.parametrize(
-    ("dtype", "head_size", "maps"),
-    [("bf16", 8, True), ("f16", 24, True), ("bf16", 72, True), ("bf16", 120, False), ("bf16", 136, True),
-     ("f8e4m3", 8, False), ("f8e4m3", 72, False), ("f8e5m2", 120, False)],
-)  # fmt: skip
-def test_heads_of_no_whole_steps_have_columns_of_zeros(dtype, head_size, maps):
-    check(batch([70, 0], [19, 3], dtype=dtype, head_size=head_size), Choice(maps=maps))
-
-
-@pytest.mark.parametrize(("group", "padded"), [(1, False), (3, True), (8, False)])
-def test_rows_are_tokens_times_the_group(group, padded):
-    check(batch(**RAGGED, group=group, num_heads=2), Choice(), padded=padded)
-
-
-def test_scores_are_modified_in_the_order_of_the_model():
-    check(batch(**RAGGED), Choice(), softcap=20.0, slopes=True, sinks=True)
-
-
-@pytest.mark.parametrize("what", ["softcap", "slopes", "sinks"])
-def test_each_modification_stands_alone(what):
-    check(batch([40], [9]), Choice(), **{what: 5.0 if what == "softcap" else True})
-
-
-@pytest.mark.parametrize("scale", [-0.3, 0.0, 2.0])
-def test_a_scale_may_have_any_sign(scale):
-    check(batch([40], [9]), Choice(), scale=scale)
-
-
 # Scores of 20 powers of two and more above one another: weights of f16 would be infinite with the first maximum.
-@pytest.mark.parametrize("entries", [(), (("overlap", False),), (("one_wait", False),)], ids=str)
-@pytest.mark.parametrize("dtype", ["bf16", "f16", "f8e5m2"])
+@pytest.mark.parametrize(
+    ("dtype", "entries"),
+    [("bf16", ()), ("f16", ()), ("f8e5m2", ()), ("f16", (("overlap", False),)), ("bf16", (("one_wait", False),))],
+    ids=str,
+)
 def test_a_maximum_moves_where_later_scores_are_larger(dtype, entries):
     check(batch([260, 130], [33, 5], dtype=dtype), Choice(consumers=2, entries=entries), scale=2.0)
-
-
-def test_a_query_may_be_of_f16():
-    check(batch([40], [9], dtype="f16"), Choice())
 
 
 def test_nothing_is_written_for_sequences_without_rows():
@@ -178,7 +132,7 @@ def test_nothing_is_written_for_sequences_without_rows():
 
 ACROSS = Choice(consumers=2, entries=(("across", 2),))
 CP_ASYNC_ACROSS = dataclasses.replace(ACROSS, maps=False)
-WIDE: dict[str, tuple[dict[str, Any], Choice, dict[str, Any]]] = {
+ACROSS_ROWS: dict[str, tuple[dict[str, Any], Choice, dict[str, Any]]] = {
     "512 columns": ({"cached": [40], "new": [5], "head_size": 512}, dataclasses.replace(ACROSS, keys=32, stages=1), {}),
     "sequences of every length": ({**RAGGED, "head_size": 128}, ACROSS, {}),
     "a window with slopes, sinks and a softcap": (
@@ -200,9 +154,9 @@ WIDE: dict[str, tuple[dict[str, Any], Choice, dict[str, Any]]] = {
 }
 
 
-@pytest.mark.parametrize("name", WIDE)
+@pytest.mark.parametrize("name", ACROSS_ROWS)
 def test_warpgroups_beside_one_another_share_the_columns_of_scores_and_sums(name):
-    sizes, choice, what = WIDE[name]
+    sizes, choice, what = ACROSS_ROWS[name]
     check(batch(**sizes), choice, orders=[None, ptx.Order("random", "random", 1)], **what)
 
 
@@ -245,11 +199,22 @@ SCHEDULES = {
     "a queue of three blocks": Choice(blocks=3, queue=True, entries=(("query_stages", 2),)),
     "a queue, cp.async": Choice(maps=False, blocks=2, queue=True),
     "a queue that nobody reads": Choice(blocks=2, queue=True, producer=False),
+    "mma.sync": mma(),
+    "mma.sync, one stage": mma(stages=1),
+    "mma.sync, three stages": mma(stages=3),
+    "mma.sync, two warpgroups": mma(consumers=2),
+    "mma.sync, three warpgroups": mma(consumers=3, keys=32),
+    "mma.sync, tiles of 16 keys": mma(keys=16),
+    "mma.sync, tiles of 96 keys": mma(keys=96),
+    "mma.sync, persistent blocks": mma(blocks=2),
+    "mma.sync, split keys": mma(splits=3),
+    "mma.sync, copies when they are needed": mma(options=(("pipeline-kv-loops", "copies=false"),)),
+    "mma.sync, no pass that may be left out": mma(disable=("split-kv-loops", "pipeline-kv-loops", "skip-kv-rescales")),
+    "mma.sync of a target with more": mma(target="sm_90a", maps=True, entries=(("instruction", "mma.sync"),)),
 }
 
 
-@pytest.mark.parametrize("producer", [True, False], ids=["producer", "no producer"])
-@pytest.mark.parametrize("page_size", [5, 64])
+@pytest.mark.parametrize(("page_size", "producer"), [(5, True), (64, False)])
 def test_rows_of_a_tile_need_be_no_multiple_of_a_page(page_size, producer):
     check(batch([260, 3], [17, 2], page_size=page_size), Choice(keys=96, maps=False, producer=producer))
 
@@ -260,37 +225,50 @@ def test_few_rows_are_one_tile_of_every_sequence(splits):
 
 
 # Tiles of 64 keys: one, two, an odd number, and of a sequence without rows none; and uneven ends behind many.
-LENGTHS: dict[str, Any] = {
-    "one, two, three, none": {"cached": [20, 100, 150, 90], "new": [5, 7, 9, 0]},
-    "uneven": {"cached": [260, 3], "new": [17, 2]},
-}
+LENGTHS = ([20, 100, 150, 90], [5, 7, 9, 0]), ([260, 3], [17, 2])
 
 
-@pytest.mark.parametrize("lengths", LENGTHS)
-@pytest.mark.parametrize("name", SCHEDULES)
-def test_a_schedule_changes_no_result(name, lengths):
+@pytest.mark.parametrize(("name", "of"), [(name, i % 2) for i, name in enumerate(SCHEDULES)])
+def test_a_schedule_changes_no_result(name, of):
     wide = {"head_size": 128} if "parts" in name else {}  # of more than one swizzle atom
-    check(batch(**LENGTHS[lengths], **wide), SCHEDULES[name])
+    check(batch(*LENGTHS[of], **wide), SCHEDULES[name])
 
 
 def test_products_of_parts_begin_when_the_first_is_there():
-    b = batch(**LENGTHS["uneven"], head_size=192)
+    b = batch(*LENGTHS[1], head_size=192)
     made = compiled(case_of(b), b.problem.collection.spec, Choice(entries=(("parts", 3),)))
     found = " ".join(re.findall(r"wgmma\.mma_async|mbarrier\.try_wait|wgmma\.commit_group", made.asm["ptx"]))
     part = " ".join(["wgmma.mma_async"] * 4)  # of 12 steps of K, four of each swizzle atom
     assert " mbarrier.try_wait ".join([part] * 3) + " wgmma.commit_group" in found
 
 
-@pytest.mark.parametrize(
-    "choice",
-    [Choice(consumers=2), Choice(maps=False, blocks=1), Choice(blocks=2, queue=True, entries=(("query_stages", 2),))],
-    ids=["tma", "persistent cp.async", "queue"],
-)
-@pytest.mark.parametrize(
-    "order", [ptx.Order("forward", "early"), ptx.Order("backward", "late"), ptx.Order("random", "random", 1)], ids=str
-)
-def test_the_order_of_warps_and_copies_changes_no_result(choice, order):
-    check(batch([130], [18]), choice, orders=[order])
+@pytest.mark.parametrize("name", ["mma.sync", "mma.sync, one stage", "mma.sync, tiles of 16 keys"])
+def test_a_schedule_of_mma_changes_no_result_of_scaled_elements(name):
+    check(batch(*LENGTHS[1], page_size=8, **scaled("i8", 16)), SCHEDULES[name])
+
+
+ORDERS = {"forward": ptx.Order("forward", "early"), "backward": ptx.Order("backward", "late"),
+          "random": ptx.Order("random", "random", 1)}  # fmt: skip
+ORDERED = [
+    ("backward", Choice(consumers=2), {}),
+    ("random", Choice(consumers=2), {}),
+    ("forward", Choice(maps=False, blocks=1), {}),
+    ("random", Choice(maps=False, blocks=1), {}),
+    ("backward", Choice(blocks=2, queue=True, entries=(("query_stages", 2),)), {}),
+    ("random", CP_ASYNC, {"dtype": "f8e4m3"}),
+    ("backward", CP_ASYNC, {"page_size": 5}),
+    ("backward", Choice(maps=False, consumers=2, blocks=1, stages=1), {"dtype": "f8e4m3"}),
+    ("random", Choice(maps=False, producers=2, blocks=2, queue=True), {"page_size": 5}),
+    ("backward", Choice(maps=False, producers=2, blocks=2, queue=True), {"dtype": "f8e4m3"}),
+    ("backward", mma(), {"dtype": "f8e5m2"}),
+    ("random", mma(stages=3, blocks=1), {"page_size": 5}),
+    ("forward", mma(consumers=2, stages=1), {"page_size": 5}),
+]
+
+
+@pytest.mark.parametrize(("order", "choice", "given"), ORDERED, ids=str)
+def test_the_order_of_warps_and_copies_changes_no_result(order, choice, given):
+    check(batch([260, 0, 3], [18, 2, 5], **given), choice, orders=[ORDERS[order]])
 
 
 @pytest.mark.parametrize(("head_size", "entries"), [(64, ()), (128, (("parts", 2),))], ids=["whole", "parts"])
@@ -329,19 +307,6 @@ def test_a_hang_names_the_barrier_of_the_circular_buffer():
     assert re.search(r"waits at empty_[\w.]+\[\d\] \(at kv_shared", str(error.value))
 
 
-@pytest.mark.parametrize(
-    "choice",
-    [Choice(maps=False), Choice(maps=False, consumers=2, blocks=1, stages=1),
-     Choice(maps=False, producers=2, blocks=2, queue=True)], ids=str,
-)  # fmt: skip
-@pytest.mark.parametrize(
-    "order", [ptx.Order("forward", "early"), ptx.Order("backward", "late"), ptx.Order("random", "random", 1)], ids=str
-)
-@pytest.mark.parametrize(("dtype", "page_size"), [("f8e4m3", 16), ("bf16", 5)])
-def test_the_order_of_copies_by_rows_changes_no_result(dtype, page_size, choice, order):
-    check(batch([260, 0, 3], [18, 2, 5], dtype=dtype, page_size=page_size), choice, orders=[order])
-
-
 # --- passes ------------------------------------------------------------------------------------------
 
 TILE_PASSES = (
@@ -358,7 +323,7 @@ def test_these_are_the_optional_passes_over_tiles():
     of_functions = ("narrow-kv-tiles", "tabulate-kv-scores", "reverse-kv-loops", "fold-kv-scores", "start-kv-rounds")
     for name in of_functions:  # test_attention_functions.py
         found.remove(name)
-    for name in ("promote-kv-sums", "sum-kv-weights"):  # test_attention_narrow.py
+    for name in ("promote-kv-sums", "sum-kv-weights"):  # test_attention_8_bits.py
         found.remove(name)
     assert tuple(found) == TILE_PASSES
 
@@ -375,8 +340,7 @@ def test_every_optional_pass_changes_the_code_and_no_result(name):
     check(b, without)
 
 
-@pytest.mark.parametrize("name", TILE_PASSES)
-@pytest.mark.parametrize("dtype", ["bf16", "f8e4m3"])
+@pytest.mark.parametrize(("name", "dtype"), [(x, ("bf16", "f8e4m3")[i % 2]) for i, x in enumerate(TILE_PASSES)])
 def test_every_optional_pass_may_be_left_out_without_tma(name, dtype):
     check(batch([70], [18], dtype=dtype), dataclasses.replace(WHOLE, maps=False, disable=(name,)))
 

@@ -108,7 +108,7 @@ def test_a_tree_goes_with_a_window_a_score_and_other_masks(anywhere):
         row = np.clip(problem.row_offsets[b].astype(np.int64) + q - start[b], 0, len(bits) - 1)
         return (q - k < window) & (k <= q) & ((k < start[b]) | (bits[row, token] != 0))
 
-    want, _ = reference.function_attention(
+    want, _ = reference.attention(
         problem.collection, 1, query, problem.row_offsets, mask=seen,
         score=lambda x, b, h, q, k: x + slopes[h] * (k - q),
     )  # fmt: skip

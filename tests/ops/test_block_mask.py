@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 from reference import attention as reference, block_masks
-from reference.attention_cases import assert_same_bits, sentinel
 from reference.attention_functions import document, problem_of, query_of, t5, t5_buckets
 from reference.block_masks import CASES
+from reference.case import assert_same_bits, sentinel
 from reference.operands import dense_parts, ragged_parts
 from reference.places import Place
 from reference.random_caches import Problem
@@ -84,7 +84,7 @@ def test_attention_by_a_block_mask_is_that_by_its_mask_bit_for_bit(place, kind, 
     want, want_lse = attended(place, given, score=score, mask=mask, schedule=schedule)
     assert_same_bits(out, want)
     assert_same_bits(lse, want_lse)
-    model_out, _ = reference.function_attention(
+    model_out, _ = reference.attention(
         problem.collection, 1, query, problem.row_offsets, mask=model(ids),
         score=lambda x, b, h, q, k: x + bias[h, buckets[np.clip(q - k, 0, 19)]],
     )  # fmt: skip
@@ -156,7 +156,7 @@ def test_keys_are_split_by_the_tiles_that_are_listed(place):
     schedule = {} if place.name == "host" else {"splits": 2, "max_queries": 1}
     block_mask, given, _ = made(place, problem, query, (document, ids), schedule=schedule)
     out, _ = attended(place, given, block_mask=block_mask, schedule=schedule)
-    want, _ = reference.function_attention(
+    want, _ = reference.attention(
         problem.collection, 1, query, problem.row_offsets, mask=lambda b, h, q, k: ids[b, q] == ids[b, k]
     )
     np.testing.assert_allclose(out.astype(np.float64), want, rtol=4e-3, atol=4e-3)
@@ -381,7 +381,7 @@ def test_what_neither_tiles_nor_decodes_take_is_visited_a_row_at_a_time(size, sc
         block_mask = kv.ops.block_mask(given[0], *given[2:], mask, schedule=schedule)
         assert (block_mask.rows, block_mask.keys) == (16, 32)
         out, _ = attended(Place(), given, block_mask=block_mask, schedule=schedule)
-    want, _ = reference.function_attention(
+    want, _ = reference.attention(
         problem.collection, 1, query, problem.row_offsets,
         mask=lambda b, h, q, k: (k <= q) & (ids[b, q] == ids[b, k]),
     )  # fmt: skip

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 from reference import attention as reference
-from reference.attention_cases import assert_same_bits
 from reference.attention_functions import document, problem_of, query_of, t5, t5_buckets
 from reference.block_masks import CASES
+from reference.case import assert_same_bits
 from reference.random_caches import Problem
 
 import kvarn as kv
@@ -30,7 +30,7 @@ def made(problem: Problem, query: np.ndarray, mask: Any, **options: Any) -> tupl
 
 
 def expected(problem: Problem, query: np.ndarray, mask: Any, score: Any = None) -> tuple[np.ndarray, np.ndarray]:
-    return reference.function_attention(problem.collection, 1, query, problem.row_offsets, mask=mask, score=score)
+    return reference.attention(problem.collection, 1, query, problem.row_offsets, mask=mask, score=score)
 
 
 def assert_near(found: Any, want: Any, tolerance: float = 4e-3) -> None:

@@ -51,7 +51,7 @@ def attended(place: Any, problem: Problem, query: np.ndarray, size: int, **optio
 
 
 def model(problem: Problem, query: np.ndarray, size: int, ids: np.ndarray, score: Any = None) -> tuple[Any, Any]:
-    return reference.function_attention(
+    return reference.attention(
         problem.collection, 1, query, problem.row_offsets, value_size=size, score=score,
         mask=lambda b, h, q, k: (k <= q) & (ids[b, q] == ids[b, k]),
     )  # fmt: skip
@@ -130,7 +130,7 @@ def test_trees_of_drafts_and_masks_without_arrays_have_block_masks_over_latent_r
         own = k - starts[b]
         return (own < 0) | ((bits[first[b] + q - starts[b], 0] >> np.clip(own, 0, 31)) & 1 != 0)
 
-    want = reference.function_attention(problem.collection, 1, query, first, value_size=16, mask=numpy_tree)
+    want = reference.attention(problem.collection, 1, query, first, value_size=16, mask=numpy_tree)
     close(attended(place, problem, query, 16, block_mask=of_tree), want, 4e-3)
     close(attended(place, problem, query, 16, block_mask=window), attended(place, problem, query, 16, window=20), 4e-3)
 

@@ -316,7 +316,7 @@ def test_latent_rows_are_appended_and_attended(place, name, new, size, value_siz
     query = random_values(rng, (problem.tokens, 4, size), dtypes.bf16)
     out = place.put(np.zeros((problem.tokens, 4, value_size), dtypes.bf16.numpy))
     kv.ops.mla_attention(pool, 0, place.put(query), place.put(problem.row_offsets), value_size=value_size, out=out)
-    wanted, _ = reference.mla_attention(c, 0, query, problem.row_offsets, value_size=value_size)
+    wanted, _ = reference.attention(c, 0, query, problem.row_offsets, value_size=value_size)
     np.testing.assert_allclose(place.get(out).astype(np.float64), wanted, rtol=2e-2, atol=2e-2)
 
 

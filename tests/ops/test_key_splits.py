@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""Attention over tiles whose keys are split among blocks, run by the PTX interpreter: the partial results combined.
+"""Attention over tiles whose keys are split among blocks: roundings, and the splits that a schedule chooses.
 
-What holds no token is NaN, and so is every partial result that is not written.
+Rows are in ``reference.attention_rows``. What holds no token is NaN, and every partial result that is not written too.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from reference.attention_rows import SPLIT
 from reference.tile_attention import Choice, batch, case_of, check, run
 
 from bench import static
@@ -20,51 +21,16 @@ from kvarn.lowering.kernels.attention import key_splits
 from kvarn.lowering.target import by_name
 from kvarn.runtime.expressions import compile_expressions
 
-pytestmark = pytest.mark.sampled(4)
-
-# Tiles of 32 keys: 12 of them, none, one that is not split, and four whose last has one key, of which rows see few.
-RAGGED: dict[str, Any] = {"cached": [360, 0, 5, 0], "new": [7, 0, 3, 97]}
-THREE = Choice(keys=32, splits=3)
+pytestmark = pytest.mark.whole
 
 
-@pytest.mark.parametrize(
-    ("mask", "span"),
-    [
-        ("null", 0),
-        ("causal", 0),
-        ("sliding_window", 150),
-        ("sliding_window", 1),
-        ("chunked", 96),
-        ("chunked_causal", 64),
-    ],
-)
-def test_every_mask_leaves_the_keys_of_the_model(mask, span):
-    check(batch(**RAGGED), THREE, mask=mask, span=span)
-
-
-@pytest.mark.parametrize("splits", [2, 5, 32])
+@pytest.mark.parametrize("splits", [2, 5])
 def test_splits_change_roundings_only(splits):
-    b = batch(**RAGGED)
+    b = batch(*SPLIT)
     case = case_of(b)
     whole, parts = (run(b, case, Choice(keys=32, splits=n)) for n in (1, splits))
     np.testing.assert_allclose(parts[1], whole[1], rtol=1e-5, atol=1e-5)
     np.testing.assert_allclose(parts[0].astype(np.float32), whole[0].astype(np.float32), rtol=2e-2, atol=4e-3)
-
-
-@pytest.mark.parametrize("what", ["sinks", "slopes", "softcap"])
-def test_the_combination_ends_as_a_tile_does(what):
-    check(batch(**RAGGED), THREE, **{what: 5.0 if what == "softcap" else True})
-
-
-@pytest.mark.parametrize(("group", "padded", "heads"), [(1, False, 2), (3, True, 2), (8, False, 1)])
-def test_rows_are_tokens_times_the_group(group, padded, heads):
-    check(batch([200, 0, 30], [9, 0, 40], group=group, num_heads=heads), THREE, padded=padded)
-
-
-@pytest.mark.parametrize(("head_size", "dtype"), [(80, "bf16"), (128, "f16"), (192, "bf16"), (256, "bf16")])
-def test_values_of_every_width_are_combined(head_size, dtype):
-    maps = head_size % 64 == 0
-    check(batch([130], [9], head_size=head_size, dtype=dtype), Choice(keys=32, splits=4, maps=maps))
 
 
 @pytest.mark.parametrize("order", [ptx.Order("backward", "late"), ptx.Order("random", "random", 1)], ids=str)
@@ -73,12 +39,7 @@ def test_the_order_of_warps_and_copies_changes_no_result(order):
 
 
 def test_fewer_blocks_than_splits_take_them_in_turn():
-    check(batch(**RAGGED), Choice(keys=32, splits=3, blocks=2))
-
-
-def test_nothing_is_written_for_sequences_without_rows():
-    out, lse = run(b := batch([99, 300], [0, 0]), case_of(b), THREE)
-    assert out.size == lse.size == 0
+    check(batch(*SPLIT), Choice(keys=32, splits=3, blocks=2))
 
 
 def test_a_sequence_is_the_same_bits_whatever_else_is_in_the_batch():

@@ -13,10 +13,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from reference.attention_cases import queries, sentinel
+from reference.case import sentinel
 from reference.kinds import MMA
 from reference.places import Place, bits
-from reference.random_caches import fill_cached, random_problem, random_values
+from reference.random_caches import fill_cached, random_problem, random_query, random_values
 
 import kvarn as kv
 from kvarn.caches import PagedKVCacheCollection
@@ -102,7 +102,7 @@ def check_writes(pools: Pools) -> None:
 def check_reads(pools: Pools, kinds: list[dict[str, Any] | None]) -> None:
     """Attention of every kind, and rows gathered."""
     place, problem = pools.place, pools.problem
-    query = queries(pools.rng, problem, 4)
+    query = random_query(pools.rng, problem, 4)
     for kind in kinds:
         outs = []
         for collection, layer in ((pools.near, 0), (pools.far, LAYER)):
@@ -128,7 +128,7 @@ def check_reads(pools: Pools, kinds: list[dict[str, Any] | None]) -> None:
 def check_listed(pools: Pools, kinds: list[dict[str, Any] | None]) -> None:
     """Attention over latent rows that are listed by their places in the pool."""
     place, problem = pools.place, pools.problem
-    query = queries(pools.rng, problem, 4)
+    query = random_query(pools.rng, problem, 4)
     lengths = np.repeat(problem.cached + problem.new, problem.new)[:, None]
     tokens = np.array([0, 1, 18, 40, 60], np.int32)
     tokens = place.put(np.where(tokens < lengths, tokens, -1).astype(np.int32))

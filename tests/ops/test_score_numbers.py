@@ -10,11 +10,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from ops.test_mla_functions import attend, model
 from reference import attention as reference
 from reference.attention_functions import problem_of, query_of, run
+from reference.case import Case
 from reference.places import Interpreted, Place
-from reference.random_caches import Problem, random_query, stored_problem
+from reference.random_caches import Problem, random_query
 
 import kvarn as kv
 
@@ -96,7 +96,7 @@ def test_every_finite_score_has_the_weight_that_it_has_in_float64(name):
     found = tables(new, 68, 40)
     for z in found if target == "host" or new > 4 else found[::3]:
         got = run(problem, query, score=(from_array, z), target=target, schedule=schedule)
-        want = reference.function_attention(
+        want = reference.attention(
             problem.collection, 1, query, problem.row_offsets, score=lambda x, b, h, q, k, z=z: z[q, k].astype(float)
         )
         assert_right(name, got, want)
@@ -116,7 +116,7 @@ def test_minus_infinity_hides_a_key_and_what_else_is_no_number_makes_its_row_non
     assert np.isnan(out[2:4].astype(np.float32)).all()
     assert not np.isfinite(lse[2:4]).any()
     of_reference = np.where(np.isnan(z) | np.isposinf(z), 0.0, z).astype(float)
-    want = reference.function_attention(
+    want = reference.attention(
         problem.collection, 1, query, problem.row_offsets, score=lambda x, b, h, q, k: of_reference[q, k]
     )
     finite = [1, *range(4, new)]
@@ -135,17 +135,23 @@ LATENTS: dict[str, tuple[Any, str, int, Any, int]] = {
 }
 
 
+def latent_case(name: str, **more: Any) -> tuple[Place, Case]:
+    """Where a kernel runs, and a case of its rows."""
+    place, dtype, heads, schedule, new = LATENTS[name]
+    given = {
+        "cached": [40], "new": [new], "dtype": dtype, "query": "f16" if dtype == "f8e4m3" else "", "group": heads,
+        "head_size": 144, "value_size": 128, "page_size": 64, "schedule": schedule or {}, "seed": 13, **more,
+    }  # fmt: skip
+    return place, Case(**given)
+
+
 @pytest.mark.parametrize("name", LATENTS)
 def test_every_finite_score_of_latent_rows_has_the_weight_that_it_has_in_float64(name):
-    place, dtype, heads, schedule, new = LATENTS[name]
-    rng, problem = stored_problem(
-        13, "paged", dtype, num_heads=1, is_mla=True, head_size=144, page_size=64, cached=[40], new=[new]
-    )
-    query = query_of(rng, problem, heads)
-    found = tables(new, 68, 40)
-    for z in found[:: 2 if new > 4 else 9]:
-        out, lse = attend(place, problem, query, size=128, schedule=schedule, score=(from_array, z))
-        want, wanted_lse = model(problem, query, 128, score=lambda x, b, h, q, k, z=z: z[q, k].astype(float))
+    new = LATENTS[name][-1]
+    for z in tables(new, 68, 40)[:: 2 if new > 4 else 9]:
+        scores = (from_array, z), lambda x, b, h, q, k, z=z: z[q, k].astype(float)
+        place, case = latent_case(name, score=scores)
+        (out, lse), (want, wanted_lse) = case.run(place), case.want()
         np.testing.assert_allclose(out.astype(np.float64), want, rtol=2e-2, atol=8e-3)
         held = np.clip(wanted_lse, -COUNTED, COUNTED)
         np.testing.assert_allclose(np.clip(lse.astype(np.float64), -COUNTED, COUNTED), held, rtol=1e-5, atol=8e-3)
@@ -179,15 +185,10 @@ def test_a_row_has_the_same_bits_whatever_the_scores_of_other_rows_are(name):
 
 @pytest.mark.parametrize("name", LATENTS)
 def test_a_latent_row_has_the_same_bits_whatever_the_scores_of_other_rows_are(name):
-    place, dtype, heads, schedule, new = LATENTS[name]
-    rng, problem = stored_problem(
-        13, "paged", dtype, num_heads=1, is_mla=True, head_size=144, page_size=64, cached=[40], new=[new]
-    )
-    query = query_of(rng, problem, heads)
-    found = [
-        attend(place, problem, query, size=128, schedule=schedule, score=(from_array, z))
-        for z in with_other_rows(40, new)
-    ]
+    found = []
+    for z in with_other_rows(40, LATENTS[name][-1]):
+        place, case = latent_case(name, score=((from_array, z), None))
+        found.append(case.run(place))
     for got in found[1:]:
         for x, want in zip(got, found[0], strict=True):
             np.testing.assert_array_equal(x[::3], want[::3])
@@ -219,7 +220,7 @@ def test_products_of_any_size_have_the_weights_that_they_have_in_float64(name):
     query[:] = 0
     query[..., 0] = np.resize(SCALED, (new, 4)).astype(query.dtype)
     out, lse = run(problem, query, target=target, schedule=schedule)
-    want, wanted_lse = reference.function_attention(problem.collection, 1, query, problem.row_offsets)
+    want, wanted_lse = reference.attention(problem.collection, 1, query, problem.row_offsets)
     tolerance = 1e-4 if dtype == "f32" else 2e-2
     np.testing.assert_allclose(out.astype(np.float64), want, rtol=tolerance, atol=tolerance)
     np.testing.assert_allclose(lse, wanted_lse, rtol=1e-5, atol=2e-3)
@@ -228,21 +229,17 @@ def test_products_of_any_size_have_the_weights_that_they_have_in_float64(name):
 @pytest.mark.parametrize("name", LATENTS)
 def test_products_of_latent_rows_of_any_size_have_their_weights(name):
     """Few rows see one tile: several are combined by log-sum-exps, whose last place is more than the log of a sum."""
-    place, dtype, heads, schedule, new = LATENTS[name]
-    dtype = {"f16": "bf16"}.get(dtype, dtype)
-    cached = [300 if new > 4 else 40]
-    rng, problem = stored_problem(
-        19, "paged", dtype, num_heads=1, is_mla=True, head_size=144, page_size=64, cached=cached, new=[new]
-    )
-    keys = pool_of(problem).blocks
+    _, dtype, heads, _, new = LATENTS[name]
+    more = {"dtype": {"f16": "bf16"}.get(dtype, dtype), "query": "", "cached": [300 if new > 4 else 40]}
+    place, case = latent_case(name, **more, seed=19)
+    keys = pool_of(case.problem).blocks
     values = keys.copy()
-    with_keys(problem, np.array([1.0, 0.5, -1.0, 0.0, 1.0, 0.75, -0.5]))
+    with_keys(case.problem, np.array([1.0, 0.5, -1.0, 0.0, 1.0, 0.75, -0.5]))
     keys[..., 1:128] = values[..., 1:128]  # which the query does not multiply
-    query = random_query(rng, problem, heads)
+    query = case.query_rows
     query[:] = 0
     query[..., 0] = np.resize(SCALED, (new, heads)).astype(query.dtype)
-    out, lse = attend(place, problem, query, size=128, schedule=schedule)
-    want, wanted_lse = model(problem, query, 128)
+    (out, lse), (want, wanted_lse) = case.run(place), case.want()
     np.testing.assert_allclose(out.astype(np.float64), want, rtol=3e-2, atol=2e-2)
     np.testing.assert_allclose(lse, wanted_lse, rtol=1e-5, atol=8e-3)
 
@@ -264,7 +261,7 @@ def test_sinks_and_prior_results_of_any_size_have_their_weight(name):
         sinks = np.array([-LARGEST, -1e9, 1e9, -np.inf], np.float32)
         prior_lse = np.resize(np.array([-1e30, 1e30, 2.0, -np.inf, -1e9, LARGEST], np.float32), rows)
         alike: dict[str, Any] = {"score": lambda x, b, h, q, k: 0.0 * x}
-        values, counts = reference.function_attention(problem.collection, 1, query, problem.row_offsets, **alike)
+        values, counts = reference.attention(problem.collection, 1, query, problem.row_offsets, **alike)
         for given in ({"sinks": sinks}, {"prior": prior, "prior_lse": prior_lse}):
             out, _ = run(problem, query, score=(from_array, z), target=target, schedule=schedule, **given)
             other = np.broadcast_to(sinks, rows) if "sinks" in given else prior_lse
@@ -302,7 +299,7 @@ def test_partial_results_of_any_size_have_their_weight(name):
             out, _ = run(
                 problem, query, score=(lambda x, b, h, q, k, z: z[k], table), target="sm_90a", schedule=SPLIT[name]
             )
-            want, _ = reference.function_attention(
+            want, _ = reference.attention(
                 problem.collection, 1, query, problem.row_offsets,
                 score=lambda x, b, h, q, k, z=table: z[k].astype(float) + 0 * x,
             )  # fmt: skip
@@ -338,7 +335,7 @@ def test_scores_that_are_sums_of_products_have_their_weight_however_large(name, 
 
     given = schedule and {**schedule, "keys": 64}
     out, lse = run(problem, query, score=(function, z), target=target, schedule=given)
-    want, wanted_lse = reference.function_attention(problem.collection, 1, query, problem.row_offsets, score=score)
+    want, wanted_lse = reference.attention(problem.collection, 1, query, problem.row_offsets, score=score)
     np.testing.assert_allclose(out.astype(np.float64), want, rtol=4e-3, atol=4e-3)
     # What is linear in a distance is computed from where a tile begins: within 1e-5 of the slope.
     lse, wanted_lse = (np.clip(x.astype(np.float64), -COUNTED, COUNTED) for x in (lse, wanted_lse))

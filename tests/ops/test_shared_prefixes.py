@@ -71,7 +71,7 @@ def test_a_shared_prefix_of_latent_rows_changes_roundings_only(place, dtype, siz
     query = random_query(rng, problem, 4)
     options = {"value_size": value_size, "mask": mask}
     found = [attend_latents(place, p, query, groups_of(MIXED), **options) for p in (problem, permuted(problem))]
-    want = reference.mla_attention(
+    want = reference.attention(
         problem.collection, LAYER, query, problem.row_offsets, value_size=value_size, mask=mask or "causal"
     )
     close(found[0], want, TOLERANCE[dtype])
@@ -87,7 +87,7 @@ def test_latent_prefixes_end_with_sinks_and_a_prior_result(place):
         place, problem, query, groups_of([(2, 3), (1, 0)]), value_size=16, sinks=sinks,
         prior=tuple(map(place.put, prior)),
     )  # fmt: skip
-    want = reference.mla_attention(problem.collection, LAYER, query, problem.row_offsets, value_size=16)
+    want = reference.attention(problem.collection, LAYER, query, problem.row_offsets, value_size=16)
     want = combined(*want, np.zeros_like(want[0]), np.broadcast_to(sinks, want[1].shape))
     close(found, combined(*want, *prior), TOLERANCE["f32"])
 
@@ -109,7 +109,7 @@ def test_a_manager_of_latent_rows_finds_the_requests_that_share():
     query = np.random.default_rng(2).standard_normal((int(inputs.row_offsets[-1]), 4, 24)).astype(np.float32)
     call = (inputs.collection, 0, query, inputs.row_offsets)
     found = kv.ops.mla_attention(*call, value_size=16, shared=shared, return_lse=True)
-    close(found, reference.mla_attention(*call, value_size=16), TOLERANCE["f32"])
+    close(found, reference.attention(*call, value_size=16), TOLERANCE["f32"])
     for options, wrong in (({"indices": np.zeros((3, 2), np.int32)}, "indices"), ({"window": 3}, "window"),
                            ({"score": kv.scores.softcap(2.0)}, "score")):  # fmt: skip
         with pytest.raises(ValueError, match=f"mla_attention: {wrong} must be None with shared prefixes"):

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from kvarn.caches import KVCacheCollection
+from kvarn.dialect import dtypes
 
 from .model import read
 
@@ -94,8 +95,9 @@ def dense_attention(
 
 def attention(
     collection: KVCacheCollection, layer: int, query: Any, row_offsets: Any, *, scale: float | None = None,
-    mask: str = "causal", window: int | None = None, chunk: int | None = None, sinks: Any = None, softcap: float = 0.0,
-    kv_offsets: Any = None, alibi_slopes: Any = None,
+    mask: Any = None, window: int | None = None, chunk: int | None = None, sinks: Any = None, softcap: float = 0.0,
+    kv_offsets: Any = None, alibi_slopes: Any = None, score: Any = None, value_size: int | None = None,
+    inline_scales: int = 0,
 ) -> tuple[np.ndarray, np.ndarray]:  # fmt: skip
     """softmax(scale * Q K^T + mask) V of the new tokens over one layer, whose K and V are already in the cache.
 
@@ -105,8 +107,9 @@ def attention(
     row_offsets : array-like [B+1]
     scale : float, optional
         Default D ** -0.5.
-    mask : str
-        One of ``MASKS``; ``window`` and ``chunk`` are its span.
+    mask : str or callable, optional
+        One of ``MASKS``, by default causal, of which ``window`` and ``chunk`` are the span; or ``mask(b, h, q, k)``
+        over h [Hq, 1, 1], q [m, 1] and k [n].
     sinks : array-like [Hq], optional
         One more logit in each row's denominator.
     softcap : float
@@ -115,6 +118,12 @@ def attention(
         Cross attention: a sequence has cache_length + kv_offsets[b+1] - kv_offsets[b] keys; default, of row_offsets.
     alibi_slopes : array-like [Hq], optional
         slope * (key's position - query's) is added to the scores.
+    score : callable, optional
+        ``score(x, b, h, q, k)`` of scores x [Hq, m, n], which it replaces.
+    value_size : int, optional
+        Of latent rows: values are their first columns.
+    inline_scales : int
+        Of latent rows: elements of each scale that the row has in it; :func:`latent_rows`.
 
     Returns
     -------
@@ -122,12 +131,63 @@ def attention(
         float64 out [T, Hq, D], zeros in a row that sees no key; float64 log-sum-exp [T, Hq] (natural, the sink
         counted), minus infinity there.
     """
-    key_cache, value_cache = collection.get_key_cache(layer), collection.get_value_cache(layer)
-    return _over_sequences(
-        key_cache, lambda b, t: read(value_cache, b, t), key_cache.head_size, query, row_offsets, kv_offsets,
-        key_cache.head_size**-0.5 if scale is None else scale, mask, window if mask == "sliding_window" else chunk,
-        softcap, sinks, alibi_slopes,
-    )  # fmt: skip
+    keys = collection.get_key_cache(layer)
+    values = None if value_size else collection.get_value_cache(layer)
+    query, offsets = np.asarray(query).astype(np.float64), np.asarray(row_offsets).astype(np.int64)
+    keys_of = offsets if kv_offsets is None else np.asarray(kv_offsets).astype(np.int64)
+    heads, columns = query.shape[1:]
+    out, lse = np.zeros((*query.shape[:2], value_size or columns)), np.full(query.shape[:2], -np.inf)
+    h = np.arange(heads)[:, None, None]
+    slopes = None if alibi_slopes is None else np.asarray(alibi_slopes, np.float64)[:, None, None]
+    span = window if mask == "sliding_window" else chunk
+    for b, (begin, end) in enumerate(pairwise(offsets)):
+        if begin == end:
+            continue
+        start = int(keys.cache_length(b))
+        q, k = start + np.arange(end - begin)[:, None], np.arange(start + keys_of[b + 1] - keys_of[b])
+        seen = mask(b, h, q, k) if callable(mask) else visible(mask or "causal", q[:, 0], k, span)
+        seen = np.broadcast_to(seen, (heads, len(q), len(k)))
+        if values is not None:
+            key, value = read(keys, b, k), read(values, b, k)
+        else:
+            key = latent_rows(keys, b, k, columns, inline_scales)
+            value = key[..., :value_size]
+        # A key that no row sees may be anything, even NaN: 0 * NaN would show in the sums.
+        key, value = (np.where(seen.any((0, 1))[:, None, None], x, 0.0) for x in (key, value))
+        key, value = (np.repeat(x, heads // x.shape[1], axis=1) for x in (key, value))
+        x = np.einsum("mhd,nhd->hmn", query[begin:end], key) * (columns**-0.5 if scale is None else scale)
+        x = softcap * np.tanh(x / softcap) if softcap else x
+        x = x if slopes is None else x + slopes * (k - q)
+        x = x if score is None else np.broadcast_to(score(x, b, h, q, k), x.shape)
+        sink = None if sinks is None else np.broadcast_to(np.asarray(sinks, np.float64)[:, None], x.shape[:2])
+        weights, found = softmax_rows(x, seen, sink)
+        out[begin:end], lse[begin:end] = np.einsum("hmn,nhd->mhd", weights, value), found.T
+    return out, lse
+
+
+def latent_rows(cache: Any, b: int, t: Any, columns: int, inline_scales: int = 0) -> np.ndarray:
+    """Latent rows of tokens, float64 [n, 1, columns].
+
+    Rows with more bytes than columns end in bf16 keys, which a scale of the row multiplies as well; with
+    ``inline_scales`` float32 scales are before these, each of so many 8-bit elements.
+    """
+    if inline_scales == 0 and columns == cache.head_size:
+        return read(cache, b, t)
+    # size = content + 4 * content / inline_scales + 2 * rope, columns = content + rope
+    share = 4 / inline_scales if inline_scales else 0.0
+    content = round((2 * columns - cache.head_size) / (1 - share))
+    load = cache.load_raw if cache.quantization_enabled else cache.load
+    raw = np.asarray(load(b, 0, t[:, None], np.arange(cache.head_size))).view(np.uint8)
+    values = raw[:, :content].copy().view(cache.dtype.numpy).astype(np.float64)
+    rest = raw[:, content:].copy()
+    if inline_scales:
+        scales, rest = np.split(rest, [4 * content // inline_scales], 1)
+        values = values * np.repeat(scales.copy().view(np.float32).astype(np.float64), inline_scales, 1)
+    keys = rest.copy().view(dtypes.bf16.numpy).astype(np.float64).reshape(len(rest), columns - content)
+    row = np.concatenate([values, keys], 1)
+    if cache.scale_dtype is not None:
+        row = row * np.asarray(cache.load_scale(b, 0, t[:, None], 0)).astype(np.float64)
+    return row[:, None]
 
 
 def padded(rows: np.ndarray, row_offsets: Any, width: int, fill: Any) -> np.ndarray:
@@ -137,81 +197,3 @@ def padded(rows: np.ndarray, row_offsets: Any, width: int, fill: Any) -> np.ndar
     for b, (begin, end) in enumerate(pairwise(offsets)):
         found[b, : end - begin] = rows[begin:end]
     return found
-
-
-def mla_attention(
-    collection: KVCacheCollection, layer: int, query: Any, row_offsets: Any, *, value_size: int = 512,
-    scale: float | None = None, mask: str = "causal", window: int | None = None, chunk: int | None = None,
-) -> tuple[np.ndarray, np.ndarray]:  # fmt: skip
-    """Attention over latent rows: scores with the whole row [D], values its first ``value_size`` columns.
-
-    query: [T, Hq, D]. Returns float64 out [T, Hq, value_size] and log-sum-exp [T, Hq]. ``scale`` defaults to D ** -0.5.
-    """
-    cache = collection.get_key_cache(layer)
-    return _over_sequences(
-        cache, lambda b, t: read(cache, b, t)[..., :value_size], value_size, query, row_offsets, None,
-        cache.head_size**-0.5 if scale is None else scale, mask, window if mask == "sliding_window" else chunk,
-        0.0, None,
-    )  # fmt: skip
-
-
-def _over_sequences(
-    key_cache: Any, values: Any, value_size: int, query: Any, row_offsets: Any, kv_offsets: Any, scale: float,
-    mask: str, span: int | None, softcap: float, sinks: Any, alibi_slopes: Any = None,
-) -> tuple[np.ndarray, np.ndarray]:  # fmt: skip
-    query = np.asarray(query).astype(np.float64)
-    offsets = np.asarray(row_offsets).astype(np.int64)
-    keys_of = offsets if kv_offsets is None else np.asarray(kv_offsets).astype(np.int64)
-    out = np.zeros((*query.shape[:2], value_size))
-    lse = np.full(query.shape[:2], -np.inf)
-    for b in range(len(offsets) - 1):
-        rows = slice(offsets[b], offsets[b + 1])
-        start = int(key_cache.cache_length(b))
-        num_keys = start + int(keys_of[b + 1] - keys_of[b])
-        if rows.start == rows.stop:
-            continue
-        position, t = start + np.arange(rows.stop - rows.start), np.arange(num_keys)
-        seen = visible(mask, position, t, span)
-        key = read(key_cache, b, t)
-        # What no row sees must not matter, and 0 * NaN would.
-        key = np.where(seen.any(0)[:, None, None], key, 0.0)
-        slopes = np.zeros(query.shape[1]) if alibi_slopes is None else np.asarray(alibi_slopes, np.float64)
-        bias = slopes[:, None, None] * (t - position[:, None])
-        out[rows], lse[rows] = dense_attention(query[rows], key, values(b, t), seen, scale, softcap, sinks, bias)
-    return out, lse
-
-
-def function_attention(
-    collection: KVCacheCollection, layer: int, query: Any, row_offsets: Any, *, score: Any = None, mask: Any = None,
-    scale: float | None = None, value_size: int | None = None, kv_offsets: Any = None,
-) -> tuple[np.ndarray, np.ndarray]:  # fmt: skip
-    """Attention with a score and a mask that are functions over NumPy arrays.
-
-    ``score(x, b, h, q, k)`` with x [Hq, m, n] and ``mask(b, h, q, k)`` take h [Hq, 1, 1], q [m, 1] and k [n]; without a
-    mask, it is causal. ``value_size``: of latent rows, whose first columns are the values. Returns float64 out
-    [T, Hq, D] and log-sum-exp [T, Hq].
-    """
-    keys = collection.get_key_cache(layer)
-    values = keys if value_size else collection.get_value_cache(layer)
-    query, offsets = np.asarray(query).astype(np.float64), np.asarray(row_offsets).astype(np.int64)
-    heads, size = query.shape[1:]
-    keys_of = offsets if kv_offsets is None else np.asarray(kv_offsets).astype(np.int64)
-    out, lse, h = (
-        np.zeros((*query.shape[:2], value_size or size)),
-        np.full(query.shape[:2], -np.inf),
-        np.arange(heads)[:, None, None],
-    )
-    for b, (begin, end) in enumerate(pairwise(offsets)):
-        if begin == end:
-            continue
-        start = int(keys.cache_length(b))
-        q, k = start + np.arange(end - begin)[:, None], np.arange(start + keys_of[b + 1] - keys_of[b])
-        key, value = (np.repeat(read(cache, b, k), heads // keys.num_heads, axis=1) for cache in (keys, values))
-        x = np.einsum("mhd,nhd->hmn", query[begin:end], key) * (size**-0.5 if scale is None else scale)
-        x = x if score is None else np.broadcast_to(score(x, b, h, q, k), x.shape)
-        seen = np.broadcast_to(k <= q if mask is None else mask(b, h, q, k), x.shape)
-        weights, found = softmax_rows(x, seen)
-        # A key that no row sees may be anything, even NaN: leave it out of the sum.
-        value = np.where(seen.any((0, 1))[:, None, None], value[..., : value_size or size], 0.0)
-        out[begin:end], lse[begin:end] = np.einsum("hmn,nhd->mhd", weights, value), found.T
-    return out, lse

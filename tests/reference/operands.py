@@ -188,6 +188,11 @@ def _sequences(problem: Problem, layer: int) -> list[list[list[np.ndarray]]]:
     return [[_stored(cache, b, int(n)) for b, n in enumerate(totals)] for cache in problem.caches(layer)]
 
 
+def cache_parts(problem: Problem, layer: int) -> Parts:
+    """The caches themselves, of NumPy buffers."""
+    return [(KVCacheMHAOperand, (cache,)) for cache in problem.caches(layer)]
+
+
 def dense_parts(problem: Problem, layer: int) -> Parts:
     """The tokens in [B, S, H, D] buffers that have room for more, which is poison, with lengths."""
     lengths, found = (problem.cached + problem.new).astype(np.uint32), []
