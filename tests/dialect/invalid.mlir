@@ -294,7 +294,7 @@ func.func @rule(%i: i32) {
 !region = !kv.cache<"continuous", bf16, 8 : i64, 128 : i64, false, 0 : i64, none, 1 : i64>
 // Rule: load_pages reads a row of the table.
 func.func @rule(%c: !region, %i: i32) {
-  // expected-error @below {{'kv.load_pages' op needs a paged cache, whose table has one row a sequence}}
+  // expected-error @below {{'kv.load_pages' op needs a paged cache, whose table has one row per sequence}}
   %0 = "kv.load_pages"(%c, %i, %i) {count = 4 : i64} : (!region, i32, i32) -> vector<4xi32>
   return
 }
@@ -372,7 +372,7 @@ func.func @rule(%b: i32, %i: i32) {
 
 // Rule: a buffer has dimensions.
 func.func @rule(%b: memref<f32>) {
-  // expected-error @below {{'kv.buffer_address' op takes one index a dimension and at least one, got none for memref<f32>}}
+  // expected-error @below {{'kv.buffer_address' op takes one index per dimension and at least one, got none for memref<f32>}}
   %0 = "kv.buffer_address"(%b) : (memref<f32>) -> !llvm.ptr<1>
   return
 }

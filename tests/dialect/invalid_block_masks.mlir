@@ -110,7 +110,7 @@ func.func @rule(%c: !pool, %q: !rows, %b: memref<?x?xi32>, %o: memref<?xi32>) {
 !rows = memref<?x16x128xbf16>
 // Rule: the extents of tiles belong to a block mask.
 func.func @rule(%c: !pool, %i: i32, %q: !rows, %o: memref<?xi32>, %s: f32) {
-  // expected-error @below {{'kv.attention' op block_rows needs block_mask, whose tiles it is of}}
+  // expected-error @below {{'kv.attention' op block_rows needs block_mask}}
   "kv.attention"(collection = %c, layer = %i, query = %q, row_offsets = %o, scale = %s, out = %q)
     {mask = "f@01", block_rows = 64 : i64, block_keys = 32 : i64, span = 0 : i64, softcap = 0.0 : f32}
     : (!pool, i32, !rows, memref<?xi32>, f32, !rows) -> ()

@@ -16,7 +16,7 @@ func.func @rule(%a: !pool, %b: !other, %ids: memref<?xi32>) {
 !pool = !kv.collection<"fa3", bf16, 8 : i64, 128 : i64, false, 16 : i64, none, 1 : i64>
 // Rule: layers of an fa3 pool share its pages.
 func.func @rule(%a: !pool, %ids: memref<?xi32>, %layer: i32) {
-  // expected-error @below {{'kv.transfer_pages' op takes no layer for fa3 pools, whose layers share the pages}}
+  // expected-error @below {{'kv.transfer_pages' op takes no layer for fa3 pools, since all layers share their pages}}
   "kv.transfer_pages"(%a, %a, %ids, %ids, %layer) : (!pool, !pool, memref<?xi32>, memref<?xi32>, i32) -> ()
   return
 }

@@ -144,7 +144,7 @@ func.func @rule(%c: !pool, %i: i32, %q: memref<?x16x192xbf16>, %k: memref<?x16x1
 !pool = !kv.collection<"paged", bf16, 1 : i64, 576 : i64, true, 64 : i64, none, 1 : i64>
 // Rule: bf16 columns stand in 8-bit rows.
 func.func @rule(%c: !pool, %i: i32, %q: memref<?x16x192xbf16>, %k: memref<?x16x128xbf16>, %v: memref<?x16x96xbf16>, %o: memref<?xi32>, %s: f32, %out: memref<?x16x96xbf16>, %l: memref<?x16xf32>) {
-  // expected-error @below {{'kv.mla_prefill_chunk' op bf16_rope needs 8-bit rows of at most one scale, whose last 128 bytes follow an even number of others: got rows of 576 bf16 with 0 scales}}
+  // expected-error @below {{'kv.mla_prefill_chunk' op bf16_rope needs 8-bit rows of at most one scale, whose last 128 bytes follow an even number of other bytes, got rows of 576 bf16 with 0 scales}}
   "kv.mla_prefill_chunk"(%c, %i, %q, %o, %k, %v, %o, %o, %s, %out, %l) {accumulate = false, bf16_rope = true}
     : (!pool, i32, memref<?x16x192xbf16>, memref<?xi32>, memref<?x16x128xbf16>, memref<?x16x96xbf16>, memref<?xi32>, memref<?xi32>, f32, memref<?x16x96xbf16>, memref<?x16xf32>) -> ()
   return
@@ -224,7 +224,7 @@ func.func @rule(%c: !pool, %i: i32, %q: memref<?x16x576xbf16>, %o: memref<?xi32>
 !pool = !kv.collection<"paged", bf16, 1 : i64, 576 : i64, true, 64 : i64, none, 1 : i64>
 // Rule: arrays belong to functions.
 func.func @rule(%c: !pool, %i: i32, %q: memref<?x16x576xbf16>, %o: memref<?xi32>, %s: f32, %out: memref<?x16x512xbf16>, %x: memref<?x?xi32>) {
-  // expected-error @below {{'kv.mla_attention' op arrays must be those of a score or mask that is a function, got neither}}
+  // expected-error @below {{'kv.mla_attention' op arrays need a score or mask that is a function, got neither}}
   "kv.mla_attention"(collection = %c, layer = %i, query = %q, row_offsets = %o, scale = %s, out = %out, array0 = %x)
     {value_size = 512 : i64, mask = "causal", span = 0 : i64}
     : (!pool, i32, memref<?x16x576xbf16>, memref<?xi32>, f32, memref<?x16x512xbf16>, memref<?x?xi32>) -> ()

@@ -189,7 +189,7 @@ func.func @rule(%c: !pool, %i: i32, %q: memref<?x32x128xbf16>, %k: memref<?x8x12
 !pool = !kv.collection<"paged", bf16, 8 : i64, 128 : i64, false, 16 : i64, none, 1 : i64>
 // Rule: queries are normed with keys or not at all.
 func.func @rule(%c: !pool, %i: i32, %q: memref<?x32x128xbf16>, %k: memref<?x8x128xbf16>, %o: memref<?xi32>, %f: memref<?x128xf32>, %g: memref<128xf32>) {
-  // expected-error @below {{'kv.rope_append' op takes q_gamma and k_gamma together or neither}}
+  // expected-error @below {{'kv.rope_append' op takes both q_gamma and k_gamma, or neither}}
   "kv.rope_append"(collection = %c, layer = %i, query = %q, key = %k, value = %k, row_offsets = %o, freqs = %f,
       query_out = %q, q_gamma = %g)
     {interleaved = true, eps = 1.0e-6 : f32}

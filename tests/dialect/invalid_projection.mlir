@@ -102,7 +102,7 @@ func.func @rule(%c: !pool, %i: i32, %x: memref<?x64xbf16>, %w: memref<6144x64xbf
 !pool = !kv.collection<"paged", bf16, 8 : i64, 128 : i64, false, 16 : i64, none, 1 : i64>
 // Rule: gammas come in pairs.
 func.func @rule(%c: !pool, %i: i32, %x: memref<?x64xbf16>, %w: memref<6144x64xbf16>, %o: memref<?xi32>, %q: memref<?x32x128xbf16>, %g: memref<128xf32>) {
-  // expected-error @below {{'kv.project_append' op takes q_gamma and k_gamma together or neither}}
+  // expected-error @below {{'kv.project_append' op takes both q_gamma and k_gamma, or neither}}
   "kv.project_append"(collection = %c, layer = %i, x = %x, weight = %w, row_offsets = %o, query_out = %q,
       q_gamma = %g)
     {scaling = "none", weight_format = "plain", interleaved = true, eps = 1.0e-6 : f32}
@@ -139,7 +139,7 @@ func.func @rule(%c: !latent, %i: i32, %x: memref<?x64xbf16>, %w: memref<1152x64x
 !pool = !kv.collection<"paged", bf16, 8 : i64, 128 : i64, false, 16 : i64, none, 1 : i64>
 // Rule: an indexer has queries and keys.
 func.func @rule(%c: !pool, %i: i32, %x: memref<?x64xbf16>, %w: memref<6144x64xbf16>, %o: memref<?xi32>, %q: memref<?x32x128xbf16>, %n: !pool) {
-  // expected-error @below {{'kv.project_append' op takes index_collection and index_query_out together or neither}}
+  // expected-error @below {{'kv.project_append' op takes both index_collection and index_query_out, or neither}}
   "kv.project_append"(collection = %c, layer = %i, x = %x, weight = %w, row_offsets = %o, query_out = %q,
       index_collection = %n)
     {scaling = "none", weight_format = "plain", interleaved = true, eps = 1.0e-6 : f32}

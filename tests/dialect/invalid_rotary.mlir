@@ -107,7 +107,7 @@ func.func @rule(%c: !fp8_pool, %i: i32, %q: memref<?x32x128xbf16>, %o: memref<?x
 !pool = !kv.collection<"paged", bf16, 8 : i64, 128 : i64, false, 16 : i64, none, 1 : i64>
 // Rule: index heads are whole or not there.
 func.func @rule(%c: !pool, %i: i32, %q: memref<?x32x128xbf16>, %o: memref<?xi32>, %g: memref<128xf32>) {
-  // expected-error @below {{'kv.qk_norm' op takes index_collection, index_query, index_query_out, index_q_gamma, index_k_gamma together or none of them}}
+  // expected-error @below {{'kv.qk_norm' op takes index_collection, index_query, index_query_out, index_q_gamma, index_k_gamma together, or none of them}}
   "kv.qk_norm"(collection = %c, layer = %i, query = %q, row_offsets = %o, query_out = %q, q_gamma = %g, k_gamma = %g,
       index_collection = %c)
     {interleaved = true, eps = 1.0e-6 : f32, weight_offset = 0.0 : f32}

@@ -47,7 +47,7 @@ func.func @rule(%x: tensor<64x128xbf16, "shared">) {
 
 // Rule: they start where a swizzle atom does.
 func.func @rule(%x: tensor<64x128xbf16, "shared">) {
-  // expected-error @below {{'kv.tile_columns' op columns must start at a multiple of 64 and lie in the operand's 128, got 64 from 32 : i64 on}}
+  // expected-error @below {{'kv.tile_columns' op columns must start at a multiple of 64 and be within the operand's 128, got 64 from 32 : i64 on}}
   %0 = "kv.tile_columns"(%x) {first_column = 32 : i64} : (tensor<64x128xbf16, "shared">) -> tensor<64x64xbf16, "shared">
   return
 }
@@ -56,7 +56,7 @@ func.func @rule(%x: tensor<64x128xbf16, "shared">) {
 
 // Rule: they are columns of the tile.
 func.func @rule(%x: tensor<64x128xbf16, "shared">) {
-  // expected-error @below {{'kv.tile_columns' op columns must start at a multiple of 64 and lie in the operand's 128, got 128 from 64 : i64 on}}
+  // expected-error @below {{'kv.tile_columns' op columns must start at a multiple of 64 and be within the operand's 128, got 128 from 64 : i64 on}}
   %0 = "kv.tile_columns"(%x) {first_column = 64 : i64} : (tensor<64x128xbf16, "shared">) -> tensor<64x128xbf16, "shared">
   return
 }
@@ -74,7 +74,7 @@ func.func @rule(%x: tensor<64x128xf8E4M3FN, "shared(transposed)">) {
 
 // Rule: of a tile that lies transposed they start at a multiple of 8.
 func.func @rule(%x: tensor<64x128xf8E4M3FN, "shared(transposed)">) {
-  // expected-error @below {{'kv.tile_columns' op columns must start at a multiple of 8 and lie in the operand's 128, got 64 from 4 : i64 on}}
+  // expected-error @below {{'kv.tile_columns' op columns must start at a multiple of 8 and be within the operand's 128, got 64 from 4 : i64 on}}
   %0 = "kv.tile_columns"(%x) {first_column = 4 : i64} : (tensor<64x128xf8E4M3FN, "shared(transposed)">) -> tensor<64x64xf8E4M3FN, "shared(transposed)">
   return
 }
@@ -92,7 +92,7 @@ func.func @rule(%x: tensor<64x64xbf16, "wgmma">, %y: tensor<64x32xf32, "wgmma">)
 
 // Rule: what is added too.
 func.func @rule(%x: tensor<64x64xf32, "wgmma">, %y: tensor<64x32xf32, "shared">) {
-  // expected-error @below {{'kv.tile_add_columns' op what is added must be a tile of rank 2 of f32 in registers, got tensor<64x32xf32, "shared">}}
+  // expected-error @below {{'kv.tile_add_columns' op the added tile must be a tile of rank 2 of f32 in registers, got tensor<64x32xf32, "shared">}}
   %0 = "kv.tile_add_columns"(%x, %y) {first_column = 0 : i64} : (tensor<64x64xf32, "wgmma">, tensor<64x32xf32, "shared">) -> tensor<64x64xf32, "wgmma">
   return
 }
@@ -101,7 +101,7 @@ func.func @rule(%x: tensor<64x64xf32, "wgmma">, %y: tensor<64x32xf32, "shared">)
 
 // Rule: it has the same rows.
 func.func @rule(%x: tensor<64x64xf32, "wgmma">, %y: tensor<128x32xf32, "wgmma">) {
-  // expected-error @below {{'kv.tile_add_columns' op what is added must have the operand's rows and layout, got tensor<64x64xf32, "wgmma"> and tensor<128x32xf32, "wgmma">}}
+  // expected-error @below {{'kv.tile_add_columns' op the added tile needs the operand's rows and layout, got tensor<64x64xf32, "wgmma"> and tensor<128x32xf32, "wgmma">}}
   %0 = "kv.tile_add_columns"(%x, %y) {first_column = 0 : i64} : (tensor<64x64xf32, "wgmma">, tensor<128x32xf32, "wgmma">) -> tensor<64x64xf32, "wgmma">
   return
 }
@@ -110,7 +110,7 @@ func.func @rule(%x: tensor<64x64xf32, "wgmma">, %y: tensor<128x32xf32, "wgmma">)
 
 // Rule: it is added to columns that there are.
 func.func @rule(%x: tensor<64x64xf32, "wgmma">, %y: tensor<64x32xf32, "wgmma">) {
-  // expected-error @below {{'kv.tile_add_columns' op columns must start at a multiple of 8 and lie in the operand's 64, got 32 from 40 : i64 on}}
+  // expected-error @below {{'kv.tile_add_columns' op columns must start at a multiple of 8 and be within the operand's 64, got 32 from 40 : i64 on}}
   %0 = "kv.tile_add_columns"(%x, %y) {first_column = 40 : i64} : (tensor<64x64xf32, "wgmma">, tensor<64x32xf32, "wgmma">) -> tensor<64x64xf32, "wgmma">
   return
 }
@@ -128,7 +128,7 @@ func.func @rule(%x: tensor<64x64xf32, "wgmma">, %y: tensor<64x32xf32, "wgmma">) 
 
 // Rule: tiles that stand beside one another have rank 2.
 func.func @rule(%l: tensor<64xbf16>, %r: tensor<32x16xbf16>) {
-  // expected-error @below {{'kv.tile_beside' op takes and makes tiles of rank 2, got tensor<64xbf16> and tensor<32x16xbf16>}}
+  // expected-error @below {{'kv.tile_beside' op needs tiles of rank 2, got tensor<64xbf16> and tensor<32x16xbf16>}}
   %0 = "kv.tile_beside"(%l, %r) : (tensor<64xbf16>, tensor<32x16xbf16>) -> tensor<32x80xbf16>
   return
 }

@@ -78,7 +78,7 @@ func.func @rule(%c: !pool, %i: i32, %d: !map) {
 // Rule: a copy's columns lie in the head.
 func.func @rule(%c: !cache, %i: i32, %d: !map) {
   %b = "kv.make_stages"() {buffer_name = "keys", copy = "tma", stages = 2 : i64, tile = !tile} : () -> !kv.stages
-  // expected-error @below {{'kv.copy_start' op columns must lie in the head's 128, rounded up to whole 16, got 128 from 8 : i64 on}}
+  // expected-error @below {{'kv.copy_start' op columns must be within the head's 128, rounded up to whole 16, got 128 from 8 : i64 on}}
   "kv.copy_start"(buffer = %b, n = %i, cache = %c, batch = %i, head = %i, first = %i, count = %i, descriptor = %d) {first_column = 8 : i64} : (!kv.stages, i32, !cache, i32, i32, i32, i32, !map) -> ()
   return
 }
@@ -117,7 +117,7 @@ func.func @rule(%c: !cache, %i: i32, %d: !map) {
 // Rule: only a copy by TMA or cp.async has its pages looked up before.
 func.func @rule(%c: !cache, %i: i32, %d: !map) {
   %b = "kv.make_stages"() {buffer_name = "keys", copy = "convert", stages = 2 : i64, tile = !tile} : () -> !kv.stages
-  // expected-error @below {{'kv.copy_start' op takes pages for a buffer that is filled by tma or cp_async, got convert}}
+  // expected-error @below {{'kv.copy_start' op takes pages only for a buffer that is filled by tma or cp_async, got convert}}
   "kv.copy_start"(buffer = %b, n = %i, cache = %c, batch = %i, head = %i, first = %i, count = %i, pages = %i) {first_column = 0 : i64} : (!kv.stages, i32, !cache, i32, i32, i32, i32, i32) -> ()
   return
 }
@@ -130,7 +130,7 @@ func.func @rule(%c: !cache, %i: i32, %d: !map) {
 // Rule: a copy does not convert by TMA.
 func.func @rule(%c: !fp8, %i: i32, %d: !map) {
   %b = "kv.make_stages"() {buffer_name = "keys", copy = "tma", stages = 2 : i64, tile = !tile} : () -> !kv.stages
-  // expected-error @below {{'kv.copy_start' op a descriptor copies elements as they are stored, f8E4M3FN without scales, got tensor<64x128xbf16, "shared">}}
+  // expected-error @below {{'kv.copy_start' op a descriptor copies elements without conversion, f8E4M3FN without scales, got tensor<64x128xbf16, "shared">}}
   "kv.copy_start"(buffer = %b, n = %i, cache = %c, batch = %i, head = %i, first = %i, count = %i, descriptor = %d) {first_column = 0 : i64} : (!kv.stages, i32, !fp8, i32, i32, i32, i32, !map) -> ()
   return
 }
@@ -260,7 +260,7 @@ func.func @rule(%x: tensor<64x64xf32, "wgmma">) {
 
 // Rule: columns are those of the tile.
 func.func @rule(%x: tensor<64x64xbf16, "wgmma">) {
-  // expected-error @below {{'kv.tile_stage' op columns must lie in the tile's 64, got 48 from 32 on}}
+  // expected-error @below {{'kv.tile_stage' op columns must be in the tile's 64, got 48 from 32 on}}
   %p = "kv.tile_stage"(%x) {first_column = 32 : i64, columns = 48 : i64} : (tensor<64x64xbf16, "wgmma">) -> !llvm.ptr<3>
   return
 }
@@ -571,7 +571,7 @@ func.func @rule() {
 !tile = tensor<64x128xf8E4M3FN, "shared(transposed)">
 // Rule: a tile with tokens as columns is transposed on its way.
 func.func @rule() {
-  // expected-error @below {{'kv.make_stages' op copy "transposed" goes with the layout "shared(transposed)"}}
+  // expected-error @below {{'kv.make_stages' op copy "transposed" needs the layout "shared(transposed)"}}
   %b = "kv.make_stages"() {buffer_name = "values", copy = "tma", stages = 2 : i64, tile = !tile} : () -> !kv.stages
   return
 }

@@ -157,7 +157,7 @@ func.func @rule(%x: tensor<64x128xbf16>) {
 
 // Rule: numbers are reduced.
 func.func @rule(%x: tensor<64x128xi1>) {
-  // expected-error @below {{'kv.tile_reduce' op the operand must have numbers as elements, got i1}}
+  // expected-error @below {{'kv.tile_reduce' op the operand must have numeric elements, got i1}}
   %0 = "kv.tile_reduce"(%x) {kind = "max", axis = 1 : i64} : (tensor<64x128xi1>) -> tensor<64xi1>
   return
 }
@@ -349,7 +349,7 @@ func.func @rule(%c: !cache, %i: i32) {
 !cache = !kv.cache<"paged", bf16, 8 : i64, 128 : i64, false, 16 : i64, none, 1 : i64>
 // Rule: columns lie in the head.
 func.func @rule(%c: !cache, %i: i32) {
-  // expected-error @below {{'kv.tile_load' op columns must lie in the head's 128, rounded up to whole 16, got 128 from 64 : i64 on}}
+  // expected-error @below {{'kv.tile_load' op columns must be within the head's 128, rounded up to whole 16, got 128 from 64 : i64 on}}
   %0 = "kv.tile_load"(%c, %i, %i, %i, %i, %i) {first_column = 64 : i64, operandSegmentSizes = array<i32: 1, 1, 1, 1, 1, 1, 0, 0>, tail = "zero"} : (!cache, i32, i32, i32, i32, i32) -> tensor<64x128xbf16>
   return
 }
@@ -359,7 +359,7 @@ func.func @rule(%c: !cache, %i: i32) {
 !cache = !kv.cache<"paged", bf16, 8 : i64, 128 : i64, false, 16 : i64, none, 1 : i64>
 // Rule: no column is negative.
 func.func @rule(%c: !cache, %i: i32) {
-  // expected-error @below {{'kv.tile_load' op columns must lie in the head's 128, rounded up to whole 16, got 128 from -64 : i64 on}}
+  // expected-error @below {{'kv.tile_load' op columns must be within the head's 128, rounded up to whole 16, got 128 from -64 : i64 on}}
   %0 = "kv.tile_load"(%c, %i, %i, %i, %i, %i) {first_column = -64 : i64, operandSegmentSizes = array<i32: 1, 1, 1, 1, 1, 1, 0, 0>, tail = "zero"} : (!cache, i32, i32, i32, i32, i32) -> tensor<64x128xbf16>
   return
 }
@@ -389,7 +389,7 @@ func.func @rule(%c: !cache, %i: i32) {
 !cache = !kv.cache<"continuous", bf16, 8 : i64, 128 : i64, false, 0 : i64, none, 1 : i64>
 // Rule: lists name rows of pages.
 func.func @rule(%c: !cache, %i: i32, %lists: memref<?x?xi32>) {
-  // expected-error @below {{'kv.tile_load' op lists say where tokens of a paged cache are, got}}
+  // expected-error @below {{'kv.tile_load' op lists need a paged cache, got}}
   %0 = "kv.tile_load"(%c, %i, %i, %i, %i, %i, %lists) {first_column = 0 : i64, operandSegmentSizes = array<i32: 1, 1, 1, 1, 1, 1, 0, 1>, tail = "zero"} : (!cache, i32, i32, i32, i32, i32, memref<?x?xi32>) -> tensor<64x128xbf16>
   return
 }
@@ -409,7 +409,7 @@ func.func @rule(%c: !cache, %i: i32, %lists: memref<?x?xi64>) {
 !cache = !kv.cache<"paged", bf16, 8 : i64, 128 : i64, false, 16 : i64, none, 1 : i64>
 // Rule: keys of bf16 lie behind elements of 8 bits.
 func.func @rule(%c: !cache, %i: i32) {
-  // expected-error @below {{'kv.tile_load' op rope and inline_scales are of 8-bit rows with room for them, got}}
+  // expected-error @below {{'kv.tile_load' op rope and inline_scales need large enough 8-bit rows, got}}
   %0 = "kv.tile_load"(%c, %i, %i, %i, %i, %i) {first_column = 0 : i64, operandSegmentSizes = array<i32: 1, 1, 1, 1, 1, 1, 0, 0>, rope = 16 : i64, tail = "zero"} : (!cache, i32, i32, i32, i32, i32) -> tensor<64x112xbf16>
   return
 }
@@ -452,7 +452,7 @@ func.func @rule(%c: !cache, %i: i32, %d: !ragged) {
 !map = !kv.tma<"tiled", bf16, array<i64: 1, 16, 1, 64>, array<i64: 16, 1, 128>, 128 : i64>
 // Rule: a descriptor does not convert.
 func.func @rule(%c: !cache, %i: i32, %d: !map) {
-  // expected-error @below {{'kv.tile_load' op a descriptor copies elements as they are stored, bf16 without scales, got tensor<64x128xf16>}}
+  // expected-error @below {{'kv.tile_load' op a descriptor copies elements without conversion, bf16 without scales, got tensor<64x128xf16>}}
   %0 = "kv.tile_load"(%c, %i, %i, %i, %i, %i, %d) {first_column = 0 : i64, operandSegmentSizes = array<i32: 1, 1, 1, 1, 1, 1, 1, 0>, tail = "zero"} : (!cache, i32, i32, i32, i32, i32, !map) -> tensor<64x128xf16>
   return
 }
@@ -463,7 +463,7 @@ func.func @rule(%c: !cache, %i: i32, %d: !map) {
 !map = !kv.tma<"tiled", bf16, array<i64: 1, 16, 1, 64>, array<i64: 16, 1, 128>, 128 : i64>
 // Rule: a descriptor does not dequantize to f32.
 func.func @rule(%c: !fp8, %i: i32, %d: !map) {
-  // expected-error @below {{'kv.tile_load' op a descriptor copies elements as they are stored, f8E4M3FN without scales, got tensor<64x128xf32>}}
+  // expected-error @below {{'kv.tile_load' op a descriptor copies elements without conversion, f8E4M3FN without scales, got tensor<64x128xf32>}}
   %0 = "kv.tile_load"(%c, %i, %i, %i, %i, %i, %d) {first_column = 0 : i64, operandSegmentSizes = array<i32: 1, 1, 1, 1, 1, 1, 1, 0>, tail = "zero"} : (!fp8, i32, i32, i32, i32, i32, !map) -> tensor<64x128xf32>
   return
 }

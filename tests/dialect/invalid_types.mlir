@@ -32,7 +32,7 @@ func.func private @type(!kv.cache<"paged", bf16, 8 : i64, 128 : i64, true, 16 : 
 
 // -----
 
-// expected-error @below {{'func.func' op argument #0 has a malformed type: is_mla must be false for an fa3 cache, whose blocks always hold K and V; got !kv.cache<"fa3", bf16, 1 : i64, 128 : i64, true, 16 : i64, none, 1 : i64>}}
+// expected-error @below {{'func.func' op argument #0 has a malformed type: is_mla must be false for an fa3 cache, whose blocks always contain K and V; got !kv.cache<"fa3", bf16, 1 : i64, 128 : i64, true, 16 : i64, none, 1 : i64>}}
 func.func private @type(!kv.cache<"fa3", bf16, 1 : i64, 128 : i64, true, 16 : i64, none, 1 : i64>)
 
 // -----
@@ -182,7 +182,7 @@ func.func private @type(!kv.cache<"paged", bf16, 8 : i64, 128 : i64, false, arra
 
 // -----
 
-// expected-error @below {{'func.func' op argument #0 has a malformed type: strides must be those of tokens and heads, from 1 to 2^31 - 1, got (0, 128)}}
+// expected-error @below {{'func.func' op argument #0 has a malformed type: strides must be two, of tokens and heads, from 1 to 2^31 - 1, got (0, 128)}}
 func.func private @type(!kv.cache<"paged", bf16, 8 : i64, 128 : i64, false, array<i64: 16, 0, 128>, none, 1 : i64>)
 
 // -----

@@ -15,7 +15,7 @@
 // One sequence: a merge kernel; entries that are given stay.
 // CHECK-LABEL: func.func @one_sequence
 // CHECK:         schedule = {blocks = 1 : i64, combine = 16 : i64, kind = "decode", max_batch = 1 : i64, max_queries = 1 : i64, min_tiles = 2 : i64, split = 0 : i64, stages = 4 : i64, tile = 16 : i64, warps = 4 : i64}
-// REFUSED: 'kv.attention' op cannot be scheduled for host: the schedule's entry 'stages' is of kernels of kind tile or decode: a host kernel of this operation has kind, max_queries, max_batch, batch_invariant, early
+// REFUSED: 'kv.attention' op cannot be scheduled for host: the schedule's entry 'stages' is only for kernels of kind tile or decode: a host kernel of this operation has kind, max_queries, max_batch, batch_invariant, early
 // The user's table has an entry for it too, which gives way to what the operation says.
 // TUNED-LABEL: func.func @one_sequence
 // TUNED:         schedule = {blocks = 3 : i64, combine = 8 : i64, {{.*}}min_tiles = 2 : i64, {{.*}}stages = 4 : i64
@@ -146,7 +146,7 @@ func.func @complete(%c: !pool, %layer: i32, %q: !rows, %offsets: !table, %scale:
 
 // What is legal depends on the case: three warps cannot share eight heads.
 func.func @rule(%c: !pool, %layer: i32, %q: !rows, %offsets: !table, %scale: f32, %out: !rows) {
-  // expected-error @below {{'kv.attention' op cannot be scheduled for sm_90a: the schedule's warps must be 1, 2, 4 or 8, a divisor of the 8 warps that have a token's query rows, got 3}}
+  // expected-error @below {{'kv.attention' op cannot be scheduled for sm_90a: the schedule's warps must be 1, 2, 4 or 8, a divisor of the 8 warps that a token's query rows need, got 3}}
   "kv.attention"(collection = %c, layer = %layer, query = %q, row_offsets = %offsets, scale = %scale, out = %out) {mask = "causal", span = 0 : i64, softcap = 0.0 : f32, schedule = {max_queries = 1 : i64, warps = 3 : i64}} : (!pool, i32, !rows, !table, f32, !rows) -> ()
   return
 }
@@ -159,7 +159,7 @@ func.func @rule(%c: !pool, %layer: i32, %q: !rows, %offsets: !table, %scale: f32
 
 // An entry that the chosen kernel does not have is not passed over.
 func.func @rule(%c: !pool, %layer: i32, %q: !rows, %offsets: !table, %scale: f32, %out: !rows) {
-  // expected-error @below {{'kv.attention' op cannot be scheduled for sm_90a: the schedule's entry 'blocks' is of kernels of kind decode: a tile kernel of this operation has kind, max_queries, max_batch, batch_invariant, early, expected_rows, rows, keys, stages, query_stages, producer, producers, slots, overlap, one_wait, ping_pong, occupancy, persistent}}
+  // expected-error @below {{'kv.attention' op cannot be scheduled for sm_90a: the schedule's entry 'blocks' is only for kernels of kind decode: a tile kernel of this operation has kind, max_queries, max_batch, batch_invariant, early, expected_rows, rows, keys, stages, query_stages, producer, producers, slots, overlap, one_wait, ping_pong, occupancy, persistent}}
   "kv.attention"(collection = %c, layer = %layer, query = %q, row_offsets = %offsets, scale = %scale, out = %out) {mask = "causal", span = 0 : i64, softcap = 0.0 : f32, schedule = {blocks = 3 : i64}} : (!pool, i32, !rows, !table, f32, !rows) -> ()
   return
 }

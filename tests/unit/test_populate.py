@@ -138,7 +138,7 @@ def test_a_tile_of_an_odd_number_of_rows_has_no_halves():
         flat().populate(0, 0, 25, pair_cta=True)
     with pytest.raises(ValueError, match="must have a divisor of parts and a part of them, got 2 of 2"):
         flat().populate(0, 0, 64).value_copies(2, 2)
-    with pytest.raises(ValueError, match="parts of a value tile must be whole pages or lie in one, got 24 rows of 16"):
+    with pytest.raises(ValueError, match="parts of a value tile must be whole pages or be in one, got 24 rows of 16"):
         pool(16).populate(0, 0, 48).value_copies(0, 2)
 
 
