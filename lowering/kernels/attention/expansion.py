@@ -97,7 +97,7 @@ def decode_rows(case: Case, place: Place, sequences: int) -> int:
     """The most query rows of a sequence and KV head for which a decode is taken."""
     if case.pages:  # beside it are kernels of tiles no longer than a page, or of a row at a time
         return MOST_QUERIES * WARP_ROWS
-    table = "decode_rows_beside_stored_tiles" if _stored_tiles(case, place) else "decode_rows"
+    table = "decode_rows_beside_unconverted_tiles" if _stored_tiles(case, place) else "decode_rows"
     narrow = case.spec.head_size <= measured("decode_narrow_columns", place.target)
     narrow = narrow and case.spec.dtype.bits == 8 and not case.spec.quantized
     if narrow and tile_schedule.instruction_for(case, place.target, {}) == WGMMA:
