@@ -197,9 +197,7 @@ def simt_kernel(case: Case) -> Any:
                 before = a.lse[row, h]
                 if before != NO_VALUE:
                     m = in_powers(before)
-                    l = kv.where(
-                        lane == 0, 1.0, kv.f32(0.0)
-                    )  # lane 0 alone starts with the prior's sum; the lanes' sums are added at the end
+                    l = kv.where(lane == 0, 1.0, kv.f32(0.0))  # the lanes' sums are added at the end
                     for n in kv.static(range(turns)):
                         d = kv.math.min(lane + 32 * n, columns - 1) * width
                         sums[n] = kv.f32(a.out.load(row, h, d, width=width, alignment=case.out.itemsize))

@@ -104,7 +104,7 @@ class Config(Warpgroups):
             return self.given_stages
         of_one = sum(SharedLayout(n, self.step, self.case.x.itemsize, SWIZZLE).bytes for n in (self.rows, self.tokens))
         most = target.shared_bytes - BARRIERS_BYTES - FINISH_BYTES
-        if self.tokens <= measured("projected_bandwidth_tokens", target) and not self.constant:
+        if self.tokens <= measured("projected_bound_tokens", target) and not self.constant:
             most = measured("projected_stage_bytes", target)
         return min(MOST_STAGES, most // of_one)
 
@@ -119,9 +119,7 @@ def chosen(case: Projection, schedule: Mapping[str, Any]) -> Config:
     """
     tokens = next(n for n in TOKENS if n >= schedule["max_tokens"])
     step = 2 * SWIZZLE // case.x.itemsize
-    atoms = (
-        2 if tokens <= measured("projected_bandwidth_tokens") and case.scaling != "block" and case.k % step == 0 else 1
-    )
+    atoms = 2 if tokens <= measured("projected_bound_tokens") and case.scaling != "block" and case.k % step == 0 else 1
     config = Config(case, tokens, atoms=atoms)
     config = replace(config, **{name: schedule[name] for name in ("rows", "atoms") if name in schedule})
     if case.k % config.step or (case.scaling == "block" and config.atoms > 1):
