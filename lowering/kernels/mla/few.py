@@ -177,7 +177,7 @@ def latent_kernel(c: LatentConfig, shared_bytes: int) -> Any:
         notes_full = turns + 2 * BARRIER_BYTES
         thread, lane = kv.thread_id.x, kv.thread_id.x & 31
         role = kv.shuffle_idx(thread >> 7, 0)
-        # One thread initialises all: with a barrier per lane, ptxas makes a loop over lanes, with a fence per iteration.
+        # One thread initialises all: with a barrier per lane, ptxas loops over lanes, with a fence per iteration.
         if thread == 0:
             for n in kv.static(range(RING)):
                 kv.mbarrier_init(full + n * BARRIER_BYTES, c.arrivals)
