@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""kv.radd, kv.iadd_2m: adding to cached tokens; kv.increment_cache_lengths, between steps."""
+"""kv.radd and kv.iadd_2m: add to cached tokens; kv.increment_cache_lengths, between steps."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def add_to(cache: Any, b: Any, h: Any, t: Any, d: Any, x: Any) -> None:
 
 
 def add_kernel(spec: CacheSpec, work: Work, rows: Rows, name: str, stacked: bool) -> Any:
-    """Rows hold keys and values side by side, or ``stacked``: all keys, then all values."""
+    """Rows have keys and values side by side or, if ``stacked``, all keys come before all values."""
     vectors, width = spec.head_size // rows.width, rows.width
 
     def kernel(collection, layer: kv.i32, a, row_offsets, batch_offset: kv.i32):
