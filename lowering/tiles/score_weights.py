@@ -4,8 +4,9 @@
 The exact form needs a product, a difference and what holds products within f32. Where a maximum is moderate, one
 multiplication and subtraction that is rounded once does: it takes the maximum off the exact product, so that weights
 are off by one factor a row, of half a unit in the last place of the maximum. Where a maximum is :func:`large` that
-factor could be anything up to infinity. So a warp takes the exact form where one of its rows has a large maximum, or
-none yet. Where branches do not pay, on the host, each element has one of both.
+factor could be anything up to infinity. So a warp branches to the exact form where one of its rows has a large maximum,
+or none yet, and there too each row is computed by its own form: the bits of a row do not depend on other rows. Where
+branches do not pay, on the host, both forms are computed and each element takes one.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ NAME = "kv.tile_weights"
 
 
 def large(maximum: ir.Value) -> ir.Value:
-    """Which rows have a maximum whose last place is too much for the fast form; one that has none has such a one."""
+    """Where a maximum is too large for the fast form, by its last place. The one of a row that saw no score yet is."""
     return arith.cmpf(arith.CmpFPredicate.OGT, mlir_math.absf(maximum), filled(maximum.type, LARGE))
 
 
@@ -64,24 +65,28 @@ def powers(scores: ir.Value, unit: ir.Value, maximum: ir.Value) -> ir.Value:
     return arith.addf(less, less)
 
 
-def chosen(scores: ir.Value, unit: ir.Value, maximum: ir.Value) -> ir.Value:
-    """The weights of any rows, each by its own form."""
+def powers_by_row(scores: ir.Value, unit: ir.Value, maximum: ir.Value) -> ir.Value:
+    """What 2 is raised to, by the form of each row: its bits do not depend on the maxima of other rows."""
     emitter = Emitter(maximum.type, scores.type)
     under = emitter.spread(of(maximum))
     less = mlir_math.fma(scores, emitter.spread(of(unit)), arith.negf(under))
-    limit = filled(scores.type, LARGE)
-    is_large = arith.cmpf(arith.CmpFPredicate.OGT, mlir_math.absf(under), limit)
-    return mlir_math.exp2(arith.select(is_large, powers(scores, unit, maximum), less))
+    return arith.select(large(under), powers(scores, unit, maximum), less)
+
+
+def chosen(scores: ir.Value, unit: ir.Value, maximum: ir.Value) -> ir.Value:
+    """The weights of any rows, both forms computed."""
+    return mlir_math.exp2(powers_by_row(scores, unit, maximum))
 
 
 def guarded(scores: ir.Value, unit: ir.Value, maximum: ir.Value) -> ir.Value:
-    """The weights by the fast form, of what a branch has made of scores where a row of the warp needs the exact one."""
+    """The weights of any rows, the exact form computed in a branch that a warp takes where one of its rows needs it."""
     if of(unit) == ONE:
         return fused(scores, unit, maximum)
     some = WarpAnyOp(large(maximum)).operation.results[0]
     branch = scf.IfOp(some, [scores.type, unit.type, maximum.type], has_else=True)
     with ir.InsertionPoint(branch.then_block):
-        scf.yield_([powers(scores, unit, maximum), filled(unit.type, 1.0), filled(maximum.type, 0.0)])
+        less = powers_by_row(scores, unit, maximum)
+        scf.yield_([less, filled(unit.type, 1.0), filled(maximum.type, 0.0)])
     with ir.InsertionPoint(branch.else_block):
         scf.yield_([scores, unit, maximum])
     return fused(*branch.results)

@@ -18,6 +18,7 @@ import numpy as np
 from .functions import Function, draw
 from .loop import serve
 
+COUNTED = 2.2e38
 PLACES = ("host", "sm_80", "sm_90a", "gpu")
 SEQUENCES = 20  # of a batch, at least
 QUERIES = {
@@ -164,6 +165,11 @@ def tolerances(made: Program) -> tuple[float, float]:
     return scaled * out * largest[-1], scaled * lse * largest[0]
 
 
+def counted(lse: np.ndarray) -> np.ndarray:
+    """Numbers, those further from 0 than 2.2e38 as that: a score beyond counts as one of 2.2e38 to 2.4e38."""
+    return np.where(np.isfinite(lse), np.clip(lse, -COUNTED, COUNTED), lse)
+
+
 def outcome(seed: int, where: str, extreme: bool) -> str:
     """What came of a program: ``ok``, ``refused ...``, ``wrong ...`` or ``raised ...``."""
     from reference import edges
@@ -196,6 +202,7 @@ def outcome(seed: int, where: str, extreme: bool) -> str:
         return f"refused {type(error).__name__}: {error} | {made.text}"
     except Exception as error:
         return f"raised {type(error).__name__}: {error} | {made.text}"
+    found, want = ((out, counted(lse)) for out, lse in (found, want))
     said = edges.failures(problem, found, want, tolerances(made))
     return f"wrong {len(said)}: {said[0]} | {made.text}" if said else "ok"
 

@@ -172,7 +172,7 @@ def program(seed: int) -> str:
             _written(changed)
         except (ValueError, SyntaxError, RecursionError, TypeError, AttributeError):
             continue
-        body = changed
+        body = changed or body
     return _written(body)
 
 

@@ -22,6 +22,7 @@ from .loop import serve
 SECONDS = 30.0  # that a call may take
 INNER = ("block_mask",)  # samples that call what is inside of an operation, behind its checks
 COMPUTED = ("merge_attention", "merge_ragged", "sliced_add", "select_tokens", "index_scores", "select_pages")
+POOLS = ("blocks", "latent")
 CLEAR = ("TypeError", "ValueError", "BufferError", "NotImplementedError", "KernelError", "OwnershipError", "CacheError")
 
 
@@ -166,6 +167,8 @@ def call(seed: int, tell: Callable[[str], Any]) -> str:
     for of in rng.sample(sorted(set(asked.asked)), rng.choice([1, 1, 2]) if len(set(asked.asked)) > 1 else 1):
         how = rng.choice([*keep, *change])
         if how in ("freed", "short") and name in COMPUTED:  # torch itself reads it
+            return "refused"
+        if how == "short" and of not in POOLS:  # the storages of pools alone are looked at, when a collection is made
             return "refused"
         changes.append(f"{of} {how}")
         kept = kept and how in keep

@@ -100,7 +100,8 @@ KINDS = {
 
 
 # Kinds of tensors that have memory and are not strided: these are tried at some of the entries.
-OTHER, SOME = ("meta", "sparse", "compressed", "mkldnn", "nested", "jagged"), ("query", "key", "blocks", "buffer")
+OTHER = ("meta", "sparse", "compressed", "mkldnn", "nested", "jagged")
+SOME = ("query", "query of lse", "freqs", "key", "blocks", "buffer")
 LATER = ("freed later", "moved later", "operand freed later")
 
 
@@ -139,9 +140,12 @@ def entries():
         call(make())  # so that the second is like one before
         return call
 
+    spare = torch.zeros(N, P, H, D)
     ints = functools.partial(torch.zeros, dtype=torch.int32)
     attention = functools.partial(kv.ops.attention, good, 0)
     yield "query", lambda: torch.ones(B, H, D), warm(lambda x: attention(x, offsets), lambda: query)
+    yield "query of lse", lambda: torch.ones(B, H, D), lambda x: attention(x, offsets, return_lse=True)
+    yield "freqs", lambda: torch.ones(8, D), lambda x: kv.ops.rope(good, 0, query, offsets, x)
     yield "offsets", lambda: ints(3), warm(lambda x: attention(query, x), lambda: offsets)
     yield "out", lambda: torch.ones(B, H, D), warm(lambda x: attention(query, offsets, out=x), query.clone)
     yield "key", lambda: torch.ones(B, H, D), warm(lambda x: kv.ops.append(good, 0, x, query, offsets), query.clone)
@@ -156,7 +160,7 @@ def entries():
     yield "lengths", lambda: ints(B), lambda x: used(collection(lengths=x))
     yield "table", lambda: ints(B, 2), lambda x: used(collection(table=x))
     yield "pages", lambda: torch.zeros(N, 2, P, H, D), lambda x: used(kv.ForeignPages.flashinfer(x, *tables))
-    yield "half", lambda: torch.zeros(N, P, H, D), lambda x: used(kv.ForeignPages.flashinfer((x, x), *tables))
+    yield "half", lambda: torch.zeros(N, P, H, D), lambda x: used(kv.ForeignPages.flashinfer((x, spare), *tables))
     yield "operand", lambda: torch.zeros(B, 4, H, D), lambda x: kv.LayoutTensorMHAOperand(x)
     yield "buffer", lambda: torch.zeros(4), warm(lambda x: kernel[1, 1](x), lambda: torch.zeros(4))
     yield "compiled", lambda: torch.zeros(4), warm(lambda x: compiled.launch(1, 1, x), lambda: torch.zeros(4))
@@ -248,6 +252,31 @@ def test_a_collection_whose_memory_has_gone_since_is_refused(entry):
     (found,) = [o for o in outcomes() if o[:2] == [entry, "ok"]]
     assert found[2] == "ValueError"
     assert "memory" in found[3]
+
+
+@pytest.mark.parametrize("name", ["blocks", "scales", "foreign pages", "keys"])
+def test_a_pool_that_is_longer_than_its_storage_is_refused(name):
+    torch = pytest.importorskip("torch")
+    import kvarn as kv
+
+    tables = torch.tensor([3, 2], dtype=torch.int32), torch.tensor([[0, 2], [1, 2]], dtype=torch.int32)
+
+    def short(*shape):
+        whole = torch.zeros(*shape)
+        whole.untyped_storage().resize_(whole.untyped_storage().nbytes() - 4)
+        return whole
+
+    blocks = torch.zeros(N, 2, 1, P, H, D)
+    calls = {
+        "blocks": lambda: kv.PagedKVCacheCollection(short(N, 2, 1, P, H, D), *tables, 1, 8),
+        "scales": lambda: kv.PagedKVCacheCollection(
+            blocks.to(torch.int8), *tables, 1, 8, scales=short(N, 2, 1, P, H, 1), quantization_granularity=D
+        ),
+        "foreign pages": lambda: kv.ForeignPages.flashinfer(short(N, 2, P, H, D), *tables),
+        "keys": lambda: kv.ForeignPages.flashinfer((short(N, P, H, D), torch.zeros(N, P, H, D)), *tables),
+    }
+    with pytest.raises(ValueError, match="must lie within its storage, got shape"):
+        calls[name]()
 
 
 def test_a_function_that_torch_jit_traces_is_refused():

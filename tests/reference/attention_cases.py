@@ -172,7 +172,7 @@ def poisoned_tails(run: Runner, kind: str, dtype: str, head_size: int, new: Sequ
 def garbage_queries(
     run: Runner, kind: str, dtype: str, group: int, widths: Sequence[int], seeds: Sequence[int], head_size: int = 64
 ) -> None:
-    """Speculative rows of NaN: the first row of each sequence keeps its bits."""
+    """Speculative rows of NaN, and of finite numbers of any size: the first row of each sequence keeps its bits."""
     for width in widths:
         for seed in seeds:
             rng, problem = problem_of(
@@ -181,12 +181,15 @@ def garbage_queries(
             )  # fmt: skip
             query = queries(rng, problem, group)
             clean = run(kind, problem.collection, query, problem.row_offsets)
-            garbage = query.copy()
-            garbage.reshape(3, width, group, head_size)[:, 1:] = np.nan
-            got = run(kind, problem.collection, garbage, problem.row_offsets)
             assert_finite(clean)
-            assert_same_bits(got[::width], clean[::width])
-            assert np.isnan(got.reshape(3, width, -1)[:, 1:].astype(np.float32)).all(), "NaN asked, NaN answered"
+            for rest in (np.nan, 1e19):
+                garbage = query.copy()
+                garbage.reshape(3, width, group, head_size)[:, 1:] = rest
+                got = run(kind, problem.collection, garbage, problem.row_offsets)
+                assert_same_bits(got[::width], clean[::width])
+                if np.isnan(rest):
+                    others = got.reshape(3, width, -1)[:, 1:].astype(np.float32)
+                    assert np.isnan(others).all(), "NaN asked, NaN answered"
 
 
 def rng_lengths(seed: int) -> list[int]:

@@ -151,6 +151,48 @@ def test_every_finite_score_of_latent_rows_has_the_weight_that_it_has_in_float64
         np.testing.assert_allclose(np.clip(lse.astype(np.float64), -COUNTED, COUNTED), held, rtol=1e-5, atol=8e-3)
 
 
+# --- rows by themselves -------------------------------------------------------------------------------------------
+
+
+def with_other_rows(first: int, new: int) -> list[np.ndarray]:
+    """Scores whose every third row is the same: large enough that another form of weights has other bits."""
+    own = (3e4 + np.random.default_rng(7).standard_normal((68, 68))).astype(np.float32)
+    found = [own]
+    for rest in (1e30, -np.inf, np.nan):
+        z = own.copy()
+        z[[first + i for i in range(new) if i % 3]] = rest
+        found.append(z)
+    return found
+
+
+@pytest.mark.parametrize("name", KERNELS)
+def test_a_row_has_the_same_bits_whatever_the_scores_of_other_rows_are(name):
+    target, schedule, _, _ = KERNELS[name]
+    problem, query, new = problem_for(name)
+    found = [
+        run(problem, query, score=(from_array, z), target=target, schedule=schedule) for z in with_other_rows(40, new)
+    ]
+    for got in found[1:]:
+        for x, want in zip(got, found[0], strict=True):
+            np.testing.assert_array_equal(x[::3], want[::3])
+
+
+@pytest.mark.parametrize("name", LATENTS)
+def test_a_latent_row_has_the_same_bits_whatever_the_scores_of_other_rows_are(name):
+    place, dtype, heads, schedule, new = LATENTS[name]
+    rng, problem = stored_problem(
+        13, "paged", dtype, num_heads=1, is_mla=True, head_size=144, page_size=64, cached=[40], new=[new]
+    )
+    query = query_of(rng, problem, heads)
+    found = [
+        attend(place, problem, query, size=128, schedule=schedule, score=(from_array, z))
+        for z in with_other_rows(40, new)
+    ]
+    for got in found[1:]:
+        for x, want in zip(got, found[0], strict=True):
+            np.testing.assert_array_equal(x[::3], want[::3])
+
+
 # --- products, sinks and partial results as large ---------------------------------------------------------------
 
 

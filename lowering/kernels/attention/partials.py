@@ -37,15 +37,20 @@ def in_powers(score: Any) -> Any:
     return kv.math.min(kv.math.max(rounded_product(score, LOG2E), line - _OFFSET), line + _OFFSET)
 
 
-@kv.func
-def are_large(maxima: Any, every: bool = True) -> Any:
-    """Whether the warp has a maximum so large that its rounding error exceeds what weights may be off by.
+def is_large(m: Any) -> Any:
+    """Whether a maximum that a score has moved is too large for its rounding error to be subtracted with it."""
+    return (kv.math.abs(m) > LARGE) & (m > LOWEST)
 
-    Without ``every``, initial maxima that no score has replaced yet do not count.
+
+@kv.func
+def are_large(maxima: Any) -> Any:
+    """Whether the warp has such a maximum.
+
+    Even then, each row uses the form for its own maximum: the bits of a row do not depend on other rows.
     """
     some = kv.bool(False)
     for m in kv.static(maxima):
-        some = some | ((kv.math.abs(m) > LARGE) if every else (kv.math.abs(m) > LARGE) & (m > LOWEST))
+        some = some | is_large(m)
     return kv.ballot(some) != 0
 
 

@@ -15,7 +15,7 @@ from kvarn.dialect.ops.weights import LARGEST
 from kvarn.dsl.values import rounded_product
 from kvarn.lowering.tiles.ir import BARRIER_BYTES
 
-from ..attention.partials import LOG2E, LOWEST, are_large, normalizer
+from ..attention.partials import LOG2E, LOWEST, are_large, is_large, normalizer
 from ..attention.softmax import SLACK
 from . import block_sizes as latent_blocks, stored as latent_stored
 from .block import Block
@@ -186,7 +186,7 @@ def exceeded(a, s, m, tops, unit, flags):
             most = kv.math.max(s[4 * n + x], s[4 * n + 2 + x])
             over[x] = kv.math.max(over[x], kv.math.fma(most, units_of[x], -tops[2 * n + x]))
     mine = kv.ballot(kv.math.max(over[0], over[1]) > SLACK)
-    if are_large(m, every=False):
+    if are_large(m):
         mine = mine | kv.u32(1)
     if a.lane == 0:
         (flags + a.warp * 4).store(mine)
@@ -198,11 +198,14 @@ def exceeded(a, s, m, tops, unit, flags):
 @kv.func
 def weigh(a, s, unit, m, tops):
     """Make weights of scores: under a large maximum of products that are rounded, as the maximum is."""
-    if are_large(m, every=False):
+    if are_large(m):
         for n in kv.static(range(column_tiles(a.c))):
             units_of = units_at(a, unit, n)
             for k in kv.static(range(4)):
-                s[4 * n + k] = kv.ex2(rounded_product(s[4 * n + k], units_of[k % 2]) - tops[2 * n + k % 2])
+                top = tops[2 * n + k % 2]
+                exact = rounded_product(s[4 * n + k], units_of[k % 2]) - top
+                fused = kv.math.fma(s[4 * n + k], units_of[k % 2], -top)
+                s[4 * n + k] = kv.ex2(kv.where(is_large(top), exact, fused))
     else:
         for n in kv.static(range(column_tiles(a.c))):
             units_of = units_at(a, unit, n)
@@ -251,7 +254,8 @@ def softmax_of(a, s, i, slot, m, tops, sums, highest):
         most = top_of(c, s, a.maxima + which * (4 * width_of(c) * 4), warp, lane, owned)
         for x in kv.static(range(2)):
             top = kv.math.min(rounded_product(most[x], unit_of[x]), LARGEST)
-            top = kv.where(top > m[x] + SLACK, top, m[x])
+            moves = kv.where(is_large(m[x]), top > m[x] + SLACK, kv.math.fma(most[x], unit_of[x], -m[x]) > SLACK)
+            top = kv.where(moves, top, m[x])
             alpha[x] = kv.ex2(m[x] - top)
             m[x] = top
         moved, rescale = of_all(c, m, lane), of_all(c, alpha, lane)

@@ -13,7 +13,7 @@ from kvarn import dsl as kv
 from kvarn.dialect.ops.weights import LARGEST
 from kvarn.dsl.values import rounded_product
 
-from ..attention.partials import are_large, normalizer
+from ..attention.partials import are_large, is_large, normalizer
 from ..attention.softmax import SLACK
 from .common import KEYS, NEVER, pack
 
@@ -64,9 +64,12 @@ def softmax(s, m, total, alpha, units):
         m[u] = top
     under = [list(m), list(units)]
     if are_large(m):
+        large = [is_large(m[u]) for u in range(2)]
         for i in kv.static(range(len(s))):
-            s[i] = rounded_product(s[i], units[i // 2 % 2]) - m[i // 2 % 2]
-        under[0], under[1] = [kv.f32(0.0)] * 2, [kv.f32(1.0)] * 2
+            u = i // 2 % 2
+            s[i] = kv.where(large[u], rounded_product(s[i], units[u]) - m[u], s[i])
+        under[0] = [kv.where(large[u], 0.0, m[u]) for u in range(2)]
+        under[1] = [kv.where(large[u], 1.0, units[u]) for u in range(2)]
     for u in kv.static(range(2)):
         mine = [4 * n + 2 * u + i for n in range(KEYS // 8) for i in range(2)]
         sums = [kv.f32(0.0)] * 4

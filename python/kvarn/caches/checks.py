@@ -11,6 +11,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from kvarn.dialect import dtypes, layout
+from kvarn.runtime.binding import is_torch
 from kvarn.runtime.buffers import BufferView, view
 
 _MAX_I32 = 2**31 - 1
@@ -50,6 +51,25 @@ def index(value: Any, extent: int, name: str) -> int:
     return number
 
 
+def pool_view(obj: Any, name: str) -> BufferView:
+    """View a pool, which lies within its storage: ``untyped_storage().resize_`` may have made a tensor's shorter."""
+    buffer = view(obj, name=name)
+    if is_torch(type(obj)):
+        _within_storage(obj, name)
+    return buffer
+
+
+def _within_storage(tensor: Any, name: str) -> None:
+    storage = tensor.untyped_storage()
+    last = sum((extent - 1) * stride for extent, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    end = tensor.data_ptr() - storage.data_ptr() + (last + 1) * tensor.element_size()
+    if end > storage.nbytes() and tensor.numel():
+        raise ValueError(
+            f"{name} must lie within its storage, got shape {list(tensor.shape)}, which needs {end} bytes, over a "
+            f"storage of {storage.nbytes()}: it has been resized since; make another tensor"
+        )
+
+
 def pool(
     obj: Any, name: str, dims: Sequence[str], outer: int, row_major: bool = True, empty: bool = False
 ) -> tuple[BufferView, tuple[int, ...]]:
@@ -74,7 +94,7 @@ def pool(
     tuple of (BufferView, tuple of int)
         Dimensions of extent 1 get the stride that a packed buffer would have: theirs says nothing.
     """
-    buffer = view(obj, name=name)
+    buffer = pool_view(obj, name)
     wanted = f"[{', '.join(dims)}]"
     if buffer.rank != len(dims):
         raise ValueError(f"{name} must have {len(dims)} dimensions {wanted}, got shape {tuple(buffer.shape)}")

@@ -323,10 +323,10 @@ def _halves(data: Any, dims: str) -> list[tuple[tuple[BufferView, str], str]]:
         if set(dims) & {"2", "C"}:
             raise ValueError(f"dims of a pair of keys and values have no 2 and no C, got {dims!r}")
         return [
-            ((_of_dims(view(x, name=name), dims, name), dims), name)
+            ((_of_dims(checks.pool_view(x, name), dims, name), dims), name)
             for x, name in zip(data, ("keys", "values"), strict=True)
         ]
-    whole = _of_dims(view(data, name="data"), dims, "data")
+    whole = _of_dims(checks.pool_view(data, "data"), dims, "data")
     if "C" in dims:
         axis = dims.index("C")
         if whole.shape[axis] % 2:

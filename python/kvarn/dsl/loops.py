@@ -83,7 +83,7 @@ class _Attempt:
 
     def __init__(self, scope: Expressions) -> None:
         self._before, self._block = Snapshot(scope), ir.InsertionPoint.current.block
-        self._made = len(list(self._block.operations))
+        self._made = len(self._block.operations)
 
     def undo(self) -> None:
         self._before.restore()
@@ -295,6 +295,8 @@ class Loops(Expressions):
                 node.test, ":= in the condition of a while: assign before the loop and at the end of its body"
             )
         first = self._static_test(node)
+        if first is False:
+            return None
         if first is not None:
             attempt = _Attempt(self)
             try:

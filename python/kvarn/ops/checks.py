@@ -232,7 +232,7 @@ def positions_cover(freqs: Any, collection: Any, title: str) -> None:
     """The table of angles has a row for every position of the step."""
     try:
         positions = freqs.shape[0]
-    except (AttributeError, IndexError):
+    except (AttributeError, IndexError, RuntimeError):
         positions = shape_of(freqs, f"{title}: freqs_cis", 2)[0]
     if positions < collection.max_cache_length:
         raise ValueError(
@@ -290,10 +290,15 @@ def empty_like(array: Any, name: str, title: str) -> Any:
         torch: Any = sys.modules["torch"]
         try:
             return torch.empty_like(array, memory_format=torch.contiguous_format)  # new_empty takes twice as long
-        except RuntimeError:  # sparse, nested or of another library: said by name
-            buffers.view(array, name=f"{title}: what {name} is to be like")
+        except RuntimeError:
+            refuse_unlike(array, name, title)
             raise
     return empty(array, shape_of(array, f"{title}: what {name} is to be like"), None, name, title)
+
+
+def refuse_unlike(array: Any, name: str, title: str) -> None:
+    """Say by name that a tensor is sparse, nested or of another library, of which torch makes none like it."""
+    buffers.view(array, name=f"{title}: what {name} is to be like")
 
 
 def empty_result(query: Any, name: str, title: str, columns: int | None = None) -> Any:
@@ -312,7 +317,11 @@ def empty_lse(query: Any, title: str) -> Any:
     """A new f32 buffer of a number a row and head, of the query's library and device."""
     library = type(query).__module__.partition(".")[0]
     if library == "torch":
-        return query.new_empty(query.shape[:-1], dtype=sys.modules["torch"].float32)
+        try:
+            return query.new_empty(query.shape[:-1], dtype=sys.modules["torch"].float32)
+        except RuntimeError:
+            refuse_unlike(query, "lse", title)
+            raise
     return empty(query, tuple(query.shape[:-1]), f32, "lse", title)
 
 
