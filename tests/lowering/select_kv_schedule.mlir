@@ -177,8 +177,8 @@ func.func @rule(%c: !pool, %layer: i32, %q: !rows, %offsets: !table, %scale: f32
 // CHECK:         kind = "simt"
 // CHECK:         kind = "tile"
 // CHECK:         kind = "simt"
-// REMARK:      remark: missed: kind simt is slower than others: a kernel of kind decode needs a head size of a multiple of 8 up to 512, got 20 [select-kv-schedule]
-// REMARK:      remark: missed: kind simt is slower than others: a kernel of kind tile needs a head size of a multiple of 8 up to 512, got 20
+// REMARK:      remark: missed: kind simt is not the fastest: a kernel of kind decode needs a head size of a multiple of 8 up to 512, got 20 [select-kv-schedule]
+// REMARK:      remark: missed: kind simt is not the fastest: a kernel of kind tile needs a head size of a multiple of 8 up to 512, got 20
 // REMARK-NOT:  remark:
 func.func @slower(%c: !pool, %s: !small, %layer: i32, %q: !rows, %w: !whole, %offsets: !table, %scale: f32, %out: !rows, %to: !whole) {
   "kv.attention"(collection = %c, layer = %layer, query = %q, row_offsets = %offsets, scale = %scale, out = %out) {kv.row_alignment = 16 : i64, mask = "causal", span = 0 : i64, softcap = 0.0 : f32, schedule = {max_queries = 1 : i64}} : (!pool, i32, !rows, !table, f32, !rows) -> ()
@@ -216,7 +216,7 @@ func.func @stored_keys(%c: !pool, %layer: i32, %q: !rows, %h: !halves, %offsets:
 // So it is with latent rows.
 // CHECK-LABEL: func.func @slower_latent
 // CHECK:         schedule = {kind = "simt"}
-// REMARK:      remark: missed: kind simt is slower than others: that of kind latent on wgmma needs a query of bf16, f16 or f8e4m3 and an output of its type or f32, got f32 and f32
+// REMARK:      remark: missed: kind simt is not the fastest: that of kind latent on wgmma needs a query of bf16, f16 or f8e4m3 and an output of its type or f32, got f32 and f32
 func.func @slower_latent(%c: !rows, %layer: i32, %q: !queries, %offsets: !table, %scale: f32, %out: !values) {
   "kv.mla_attention"(collection = %c, layer = %layer, query = %q, row_offsets = %offsets, scale = %scale, out = %out) {kv.row_alignment = 16 : i64, value_size = 512 : i64, mask = "causal", span = 0 : i64} : (!rows, i32, !queries, !table, f32, !values) -> ()
   return

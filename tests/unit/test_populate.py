@@ -246,7 +246,7 @@ def test_a_broken_promise_is_named_when_checks_are_on():
     assert out[0] == cache.row_idx(0, 896)
     for base, sentence in (
         (64, "kv.populate: the base must be a multiple of the promised alignment 128"),
-        (1024, "kv.populate: the 8 entries from the column on must lie in the lookup table: pad its columns"),
+        (1024, "kv.populate: the 8 entries from the column up must be in the lookup table: pad its columns"),
     ):
         with pytest.raises(HostKernelError, match=re.escape(sentence)):
             checked[1, 1](cache, out, base)
