@@ -301,7 +301,7 @@ def problems(case: Case, target: Target, row_alignment: int, schedule: Mapping[s
     if any(n % 8 for n in sizes) or not 8 <= min(sizes) <= case.value_size <= MOST_COLUMNS:
         found.append(f"needs a head size of a multiple of 8 up to {MOST_COLUMNS}, got {spec.head_size}")
     if case.pages and spec.page_size % LEAST_LISTED:
-        found.append(f"takes lists of pages of a multiple of {LEAST_LISTED} tokens, got {spec.page_size}")
+        found.append(f"needs listed pages of a multiple of {LEAST_LISTED} tokens, got {spec.page_size}")
     if row_alignment < 16:
         found.append(f"needs query and output rows aligned to 16 bytes, got {row_alignment}")
     if not found and instruction == MMA:
@@ -341,11 +341,11 @@ def why_not_stored(config: TileConfig) -> str | None:
     case = config.case
     if config.instruction != WGMMA or case.query is not bf16 or case.spec.dtype not in (f8e4m3, f8e5m2):
         got = f"{case.query.name} over {case.spec.dtype.name} by {config.instruction}"
-        return f"a query of bf16 over keys of f8e4m3 or f8e5m2 has terms for products by wgmma, got {got}"
+        return f"unconverted keys need a bf16 query over f8e4m3 or f8e5m2 keys by wgmma, got {got}"
     if case.spec.quantized:
-        return f"scales of granules of {case.spec.granularity} multiply keys before products do"
+        return f"keys are scaled before their products, by granules of {case.spec.granularity}"
     if not staged_by_tma(config):
-        return "products read keys where TMA boxes put them, and these come otherwise"
+        return "unconverted keys need TMA boxes, which do not copy this cache"
     return None
 
 
@@ -353,7 +353,7 @@ def why_not(config: TileConfig, target: Target) -> str | None:
     """Why a case cannot have some of the entries; None when it can."""
     if config.case.pages and (config.case.spec.page_size % config.keys or config.splits != 1):
         return (
-            "keys must divide a page that is listed, and splits be 1, got keys = "
+            "lists of pages need keys that divide a page, and splits = 1, got keys = "
             f"{config.keys}, splits = {config.splits} and pages of {config.case.spec.page_size} tokens"
         )
     if config.stored_keys:
@@ -361,7 +361,7 @@ def why_not(config: TileConfig, target: Target) -> str | None:
         if problem is not None:
             return f"stored_keys must be false: {problem}"
     if config.instruction == MMA and config.occupancy > 1:
-        return f"occupancy must be 1 for products by mma.sync, whose registers decide it, got {config.occupancy}"
+        return f"occupancy must be 1 by mma.sync, where registers decide it, got {config.occupancy}"
     if config.shared_bytes > config.most_shared_bytes(target):
         return (
             f"tiles must fit {config.most_shared_bytes(target)} bytes of shared memory, got {config.shared_bytes} for "
@@ -371,34 +371,32 @@ def why_not(config: TileConfig, target: Target) -> str | None:
         step = COLUMN_STEP * config.beside_rows
         return f"keys must be a multiple of {step} for warps that share rows, got {config.keys}"
     if config.narrow and config.keys % 32:
-        return f"products of 8-bit weights take keys by 32, got {config.keys}"
+        return f"keys must be a multiple of 32 for 8-bit queries, got {config.keys}"
     most = config.most_registers
     if config.instruction == MMA:
         for name in ("producer", "overlap", "ping_pong"):
             if getattr(config, name):
-                return f"{name} must be false for products by mma.sync, which nothing runs beside"
+                return f"{name} must be false by mma.sync, whose products are synchronous"
     if config.registers > most:
         return (
             f"scores and sums must fit {most} registers of a thread with rows = {config.rows}, got {config.registers} "
             f"for keys = {config.keys} and values of {config.case.value_size} columns"
         )
     if config.ping_pong and config.consumers < 2:
-        return f"ping_pong takes turns between warpgroups: rows must be {2 * WARPGROUP_ROWS} or more, got {config.rows}"
+        return f"ping_pong needs two consumer warpgroups: rows must be {2 * WARPGROUP_ROWS} or more, got {config.rows}"
     if config.query_stages > 1 and not (config.producer and config.persistent):
-        return "query_stages of 2 need a producer that is a tile ahead: producer and persistent must be true"
+        return "query_stages of 2 need a producer of a persistent kernel: producer and persistent must be true"
     if config.slots > SLOTS and not (config.staged and config.producer):
-        return f"slots of more than {SLOTS} are of 8-bit elements that a producer converts, got slots = {config.slots}"
+        return f"slots over {SLOTS} need a producer that converts 8-bit elements, got slots = {config.slots}"
     several = config.converts or config.case.spec.kind == RAGGED
     if config.producers > 1 and not (several and config.producers <= config.most_producers):
         most, of = max(config.most_producers, 1), config.case.spec.dtype.name
-        why = f"up to {most} beside rows = {config.rows}, got producers = {config.producers} and a cache of {of}"
-        return f"producers of more than 1 convert 8-bit elements or copy ragged rows, {why}"
+        why = f"up to {most} with rows = {config.rows}, got producers = {config.producers} and a cache of {of}"
+        return f"producers over 1 need 8-bit elements to convert or ragged rows to copy, {why}"
     copied = copies_by_tma(config) or config.staged or config.instruction == MMA
-    limit = WARPGROUP_ROWS * (
-        2 if not copied else 3 if config.narrow else 4
-    )  # warpgroups that load rows by themselves have no registers left
+    limit = WARPGROUP_ROWS * (2 if not copied else 3 if config.narrow else 4)  # loads take registers
     if config.rows > limit:
-        why = "for queries of 8 bits" if copied else "of a cache that neither TMA copies nor staging memory takes"
+        why = "for queries of 8 bits" if copied else "for a cache that TMA does not copy, and without staging"
         return f"rows must be up to {limit} {why}, got rows = {config.rows}"
     return None
 

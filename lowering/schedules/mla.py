@@ -50,7 +50,7 @@ def problems(case: Case, target: Target, row_alignment: int) -> list[str]:
         found.append(f"needs a cache of the query's type or of 8 bits, got {spec.dtype.name}")
     if spec.dtype.bits == 8 and (spec.head_size | case.row.rope | case.row.rope_start) % 16:
         found.append(
-            f"needs 8-bit rows, and what lies in them, of multiples of 16 bytes, got {spec.head_size} bytes with bf16 "
+            f"needs 8-bit rows with all parts at multiples of 16 bytes, got {spec.head_size} bytes with bf16 "
             f"keys from byte {case.row.rope_start} on"
         )
     if case.row.rope and case.content % BOX_COLUMNS:
@@ -67,7 +67,9 @@ def problems(case: Case, target: Target, row_alignment: int) -> list[str]:
     if not found:
         config = LatentConfig(case, WIDE)
         if not fits(config, target):
-            found.append(f"needs rows that fit {target.shared_bytes} bytes of shared memory thrice, got {case.size}")
+            found.append(
+                f"needs the query and two tiles to fit {target.shared_bytes} bytes of shared memory, got {case.size}"
+            )
     return found
 
 

@@ -198,7 +198,7 @@ func.func @slower(%c: !pool, %s: !small, %layer: i32, %q: !rows, %w: !whole, %of
 // CHECK-LABEL: func.func @stored_keys
 // CHECK:         stored_keys = true
 // CHECK:         stored_keys = false
-// REMARK:      remark: missed: keys are converted before they are multiplied: a query of bf16 over keys of f8e4m3 or f8e5m2 has terms for products by wgmma, got f16 over f8e4m3 by wgmma
+// REMARK:      remark: missed: keys are converted before they are multiplied: unconverted keys need a bf16 query over f8e4m3 or f8e5m2 keys by wgmma, got f16 over f8e4m3 by wgmma
 // REMARK-NOT:  remark:
 func.func @stored_keys(%c: !pool, %layer: i32, %q: !rows, %h: !halves, %offsets: !table, %scale: f32, %out: !rows, %to: !halves) {
   "kv.attention"(collection = %c, layer = %layer, query = %q, row_offsets = %offsets, scale = %scale, out = %out) {kv.row_alignment = 16 : i64, mask = "causal", span = 0 : i64, softcap = 0.0 : f32} : (!pool, i32, !rows, !table, f32, !rows) -> ()

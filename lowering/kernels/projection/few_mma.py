@@ -84,7 +84,7 @@ def problems(case: Projection, stored: Stored, target: Target, alignment: int) -
     if not target.has("mma_bf16"):
         return [f"needs a GPU, got {target.name}"]
     if case.scaling == "block":
-        found.append("by mma.sync needs scales of rows or groups, got those of blocks")
+        found.append("by mma.sync needs scales per row or group, got scales per block")
     if case.x not in WITHIN:
         found.append(f"needs products of bf16 or f16, got {case.x.name}")
     elif case.x is f16 and stored.dtype.name.startswith("f8") and not target.has("f8_convert"):

@@ -416,9 +416,7 @@ def to_the_stack(function: ir.Operation) -> None:
             size *= n
         bytes_ += size * max(8, width_of(type_.element_type)) // 8
         if bytes_ > STACK:
-            fail(
-                op, f"brings the kernel's tiles to {bytes_} bytes: the host's stack has {STACK}; use smaller tiles"
-            )
+            fail(op, f"brings the kernel's tiles to {bytes_} bytes: the host's stack has {STACK}; use smaller tiles")
         with ir.InsertionPoint.at_block_begin(start), op.location:
             made = memref.alloca(type_, [], [], alignment=64)
         op.results[0].replace_all_uses_with(made)
