@@ -229,7 +229,7 @@ def begin(early: bool) -> None:
 
 
 @kv.func
-def holds(cache: Any, position: Any) -> Any:
+def in_range(cache: Any, position: Any) -> Any:
     """Whether a sequence has room for a position, as far as is known without the lookup table.
 
     A continuous cache's region alone decides, so nothing is read for other positions, whose stores are dropped.

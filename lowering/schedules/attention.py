@@ -36,7 +36,7 @@ from .limits import (
     MOST_OF_VALUES,
     REGISTERS_BY_MMA,
     SHARED_COLUMNS,
-    TWO_BESIDE_THREE,
+    TWO_PRODUCERS_COLUMNS,
     columns_at_a_time,
     tile_registers,
 )
@@ -91,10 +91,10 @@ class TileConfig:
     @property
     def consumers(self) -> int:
         """Consumer warpgroups."""
-        return self.rows // WARPGROUP_ROWS * self.beside_rows
+        return self.rows // WARPGROUP_ROWS * self.column_groups
 
     @property
-    def beside_rows(self) -> int:
+    def column_groups(self) -> int:
         """Warpgroups that share rows and divide the output columns, where one has too few registers for all of them."""
         columns = align_up(self.case.value_size, COLUMN_STEP)
         wide = columns > MOST_OF_VALUES and columns % (2 * COLUMN_STEP) == 0
@@ -103,13 +103,13 @@ class TileConfig:
     @property
     def across(self) -> int:
         """Stacks of warps that divide the columns: 4 of two warps, which read the least B, if columns allow."""
-        return 1 if self.beside_rows == 1 else 2 if self.value_columns % (4 * COLUMN_STEP) else 4
+        return 1 if self.column_groups == 1 else 2 if self.value_columns % (4 * COLUMN_STEP) else 4
 
     @property
     def most_producers(self) -> int:
         """The most producer warpgroups for which registers are left."""
         if self.consumers > 2:
-            return 2 if self.consumers == 3 and self.value_columns <= TWO_BESIDE_THREE else 1
+            return 2 if self.consumers == 3 and self.value_columns <= TWO_PRODUCERS_COLUMNS else 1
         return (4 if max(self.value_columns, self.keys) <= SHARED_COLUMNS else 3) - self.consumers
 
     @property
@@ -156,7 +156,7 @@ class TileConfig:
         share the scores would have half the rows per block, and read keys and values from the L2 twice as often.
         """
         size = self.case.value_size
-        each = align_up(cdiv(size, cdiv(size, MOST_OF_VALUES * self.beside_rows)), COLUMN_STEP)
+        each = align_up(cdiv(size, cdiv(size, MOST_OF_VALUES * self.column_groups)), COLUMN_STEP)
         return [(first, min(each, size - first)) for first in range(0, size, each)]
 
     @property
@@ -167,12 +167,12 @@ class TileConfig:
     @property
     def registers(self) -> int:
         """Registers per thread for a tile's scores and weights, and for the accumulators."""
-        held = self.columns // 4 if self.instruction == MMA and self.holds_query else 0
+        held = self.columns // 4 if self.instruction == MMA and self.query_in_registers else 0
         weights = self.keys * self.itemsize // 8
         if self.beside:
             weights *= 2
         fresh = columns_at_a_time(self.value_columns) // 2 if self.narrow else 0
-        return (self.keys // 2 + weights + self.value_columns // 2 + fresh) // self.beside_rows + held
+        return (self.keys // 2 + weights + self.value_columns // 2 + fresh) // self.column_groups + held
 
     @property
     def beside(self) -> bool:
@@ -180,7 +180,7 @@ class TileConfig:
         return self.instruction == WGMMA and self.overlap and not self.one_wait
 
     @property
-    def holds_query(self) -> bool:
+    def query_in_registers(self) -> bool:
         """Whether warps have their query rows in registers as operand A of mma.sync."""
         return self.columns <= MOST_HELD and self.case.query.bits == 16
 
@@ -204,7 +204,7 @@ class TileConfig:
             keys += self.rows * f32.itemsize  # of the query's units
         shape = (self.value_columns, self.keys) if self.narrow else (self.keys, self.value_columns)
         values = 0 if len(self.loaded) == 1 else SharedLayout(*shape, size, SWIZZLE, self.stages).bytes
-        if self.beside_rows > 1:  # for the weights, which all warps read
+        if self.column_groups > 1:  # for the weights, which all warps read
             query += SharedLayout(self.rows, self.keys, size, SWIZZLE).bytes
         if self.narrow:  # for the output, whose rows are longer than those of the query
             query += SharedLayout(self.rows, self.value_columns, self.case.out.itemsize, SWIZZLE).bytes
@@ -367,8 +367,8 @@ def why_not(config: TileConfig, target: Target) -> str | None:
             f"tiles must fit {config.most_shared_bytes(target)} bytes of shared memory, got {config.shared_bytes} for "
             f"rows = {config.rows}, keys = {config.keys}, stages = {config.stages}"
         )
-    if config.keys % (COLUMN_STEP * config.beside_rows):
-        step = COLUMN_STEP * config.beside_rows
+    if config.keys % (COLUMN_STEP * config.column_groups):
+        step = COLUMN_STEP * config.column_groups
         return f"keys must be a multiple of {step} for warps that share rows, got {config.keys}"
     if config.narrow and config.keys % 32:
         return f"keys must be a multiple of 32 for 8-bit queries, got {config.keys}"
@@ -592,7 +592,7 @@ def _of_blocks(tile: tuple[int, int], given: Mapping[str, Any]) -> dict[str, int
 def _by_mma(case: Case, target: Target, given: Mapping[str, Any]) -> TileConfig | str:
     """The given entries completed for products by mma.sync, or the reason why that is impossible."""
     small = widest_of(case) <= MOST_HELD and case.query.bits == 16
-    small = small or TileConfig(case, **BY_MMA).beside_rows > 1
+    small = small or TileConfig(case, **BY_MMA).column_groups > 1
     most, problem = measured("keys_by_mma", target) // (1 if small else 2), None
     for stages in (2, 1):  # one stage where two of the widest heads do not fit
         for keys in [given["keys"]] if "keys" in given else range(most, 0, -16):

@@ -18,7 +18,15 @@ from kvarn.lowering.kernels.attention.case import Case
 from kvarn.lowering.kernels.attention.decode.binned_sums import MOST_VALUES
 from kvarn.lowering.target import Target
 
-from .limits import DECODE_GRANULE, HELD_SCALES, MOST_COLUMNS, MOST_QUERIES, WARP_OUTPUTS, WARP_ROWS, decode_registers
+from .limits import (
+    DECODE_GRANULE,
+    MOST_COLUMNS,
+    MOST_QUERIES,
+    REGISTER_SCALES,
+    WARP_OUTPUTS,
+    WARP_ROWS,
+    decode_registers,
+)
 
 NEVER = -LARGEST  # below every score, and finite so that differences with it are finite
 # The configuration fields that are schedule entries.
@@ -184,14 +192,14 @@ class DecodeConfig:
         return cdiv(self.row_steps, self.halves)
 
     @property
-    def leaves_splits(self) -> bool:
+    def stores_splits(self) -> bool:
         """Whether fixed splits are stored one by one: where a work unit has a single split, as with one sequence."""
         return bool(self.split and self.combine and self.max_batch == 1)
 
     @property
     def sum_bytes(self) -> int:
         """Shared memory of the bins to which a warp adds its fixed splits."""
-        if not self.split or self.leaves_splits:
+        if not self.split or self.stores_splits:
             return 0
         return self.column_tiles * (self.sum_steps * self.bins + 1 + cdiv(2 * self.bins, 4)) * 512
 
@@ -293,7 +301,7 @@ class DecodeConfig:
         """
         if not self.split:
             return self.column_tiles * (self.sum_steps + 1)
-        if self.leaves_splits:
+        if self.stores_splits:
             return self.column_tiles * (self.sum_steps + 2)
         if self.combine:
             return self.column_tiles * (self.sum_steps * self.bins + 2 * cdiv(2 + self.bins, 4))
@@ -374,8 +382,10 @@ def problems(
         if batch_invariant:
             tile = tile_of(least_config)
             least_config = replace(least_config, tile=tile, **invariant(least_config, tile))
-        if least_config.scales > 2 * HELD_SCALES and not least_config.scales_copied:
-            found.append(f"needs at most {HELD_SCALES} scales of a token that are not f32, got {least_config.scales}")
+        if least_config.scales > 2 * REGISTER_SCALES and not least_config.scales_copied:
+            found.append(
+                f"needs at most {REGISTER_SCALES} scales of a token that are not f32, got {least_config.scales}"
+            )
         least = block_bytes(least_config)
         if least > target.shared_bytes:
             found.append(

@@ -25,7 +25,7 @@ MOST_HELD = 128  # of query rows that warps have in registers as operand A of mm
 MOST_QUERIES = 8  # the most new tokens of a sequence that is a decode
 WARP_ROWS = 16  # the most query rows per warp of a decode; several warps share a head with more
 WARP_OUTPUTS = 2560  # accumulator elements per warp of a decode, over all its query rows
-HELD_SCALES = 64  # the most scales of a token that a lane has in registers on their way to shared memory
+REGISTER_SCALES = 64  # the most scales of a token that a lane has in registers on their way to shared memory
 TRIED_REGISTERS = 96  # per thread of a decode: the tuner tries nothing with fewer
 DECODE_GRANULE = 4  # elements of a row that a lane of a decode multiplies per step, and so the fewest per scale
 
@@ -80,7 +80,7 @@ BLOCK_REGISTERS = {
     (4, 1, 1): Registers(92, {"tma": (32, 112), "staged": (56, 104), "addressed": (64, 104)}),
 }
 SHARED_COLUMNS = 192  # of a product for which four warpgroups' initial registers suffice
-TWO_BESIDE_THREE = 64  # of values that leave registers for two producers beside three consumers
+TWO_PRODUCERS_COLUMNS = 64  # of values that leave registers for two producers beside three consumers
 # Registers per thread for scores, weights and accumulators, besides fragments of B, by number of mma.sync warpgroups.
 REGISTERS_BY_MMA = {1: 160, 2: 160, 3: 96}
 

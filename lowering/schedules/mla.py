@@ -130,7 +130,7 @@ def configured(case: Case, at: Expansion, op: Any) -> LatentConfig | tile_schedu
     """
     if written(at.schedule, ["instruction"])["instruction"] == WGMMA:
         entries = written(at.schedule, BY_WGMMA)
-        return LatentConfig(case, parted=ends_in_combine(case, op), **entries)
+        return LatentConfig(case, always_partial=ends_in_combine(case, op), **entries)
     splits = min(at.schedule.get("splits", 0), MOST_SPLITS)
     return tile_schedule.configured(case, at.target, {**at.schedule, "splits": splits})
 
@@ -156,14 +156,16 @@ def launch(config: LatentConfig, at: Expansion, op: Any) -> None:
         least = measured("latent_split_tiles", at.target) * KEYS * blocks
         splits = splits.least((longest + (least - 1)) // least)
         splits = splits + (one - splits.least(one))
-    several = one if config.parted else (splits - 1).least(one)
+    several = one if config.always_partial else (splits - 1).least(one)
     parts = at.workspace((several * tiles).wide * splits * config.part_bytes + 16)  # with many tiles more than 2 GiB
     key_map = (
         at.tensor_map(op.collection, rows=config.box_rows, swizzle=swizzle_of(config), layer=op.layer, half="key")
         if config.copy == "tma"
         else None
     )
-    a = AttentionArguments.of(op).without("sinks", "lse", "prior", "prior_lse", *(["out"] if config.parted else []))
+    a = AttentionArguments.of(op).without(
+        "sinks", "lse", "prior", "prior_lse", *(["out"] if config.always_partial else [])
+    )
     a = replace(a, partials=parts, key_map=key_map)
     if config.few:
         kernel, threads = latent_few.latent_kernel(config, at.target.shared_bytes), latent_blocks.threads_of(config)

@@ -21,7 +21,7 @@ from ..common import (
     begin,
     converted,
     head_and_lane,
-    holds,
+    in_range,
     row_alignment,
     sequence_of,
     single,
@@ -47,7 +47,7 @@ def copy_kernel(spec: CacheSpec, work: Work, rows: Rows, halves: int, early: boo
             b, inside, i = sequence_of(row_offsets, token, key.shape[0])
             if inside:
                 position = collection.cache_length(b) + i
-                if holds(collection, position):
+                if in_range(collection, position):
                     for n in kv.static(range(halves)):
                         caches[n].store(b, h, position, d, single(converted(loaded[n], spec.dtype)))
                     for item in range(first + work.step, work.items, work.step):
@@ -144,7 +144,7 @@ def padded_kernel(spec: CacheSpec, work: Work, rows: Rows) -> Any:
         if (b < x.shape[0]) & (first < work.items):
             if t < valid_lengths[b]:
                 position = cache.cache_length(b) + t
-                if holds(cache, position):
+                if in_range(cache, position):
                     for item in range(first, work.items, work.step):
                         h, d = item // vectors, item % vectors * width
                         cache.store(b, h, position, d, single(rows.load(x, b, t, h, d)))

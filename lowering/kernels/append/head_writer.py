@@ -136,7 +136,7 @@ class HeadWriter:
         """Angles for an item of a head, loaded now if it has at most one unit."""
         rotation, per_head = self.rotations[kind != "query"], self.items.query if kind == "query" else self.items.key
         ahead = rotation.paired and rotation.turning and rotation.units <= per_head
-        if kind == "key" and self.quantizer is not None and self.quantizer.chunks == 1 and self.quantizer.holds:
+        if kind == "key" and self.quantizer is not None and self.quantizer.chunks == 1 and self.quantizer.in_registers:
             return LoadedAngles(rotation.angles_of_chunk(self.quantizer.first(part), self.quantizer.width, angles))
         if kind == "value" or not ahead or (kind == "key" and self.quantizer is not None):
             return angles

@@ -36,7 +36,7 @@ class Quantizer:
         """The quantizer for a cache; ``width`` divides head size and granularity."""
         group = Group.dividing(at, spec.granularity // width)
         found = Quantizer(spec, width, group, at.target.is_host)
-        return found if found.holds else Quantizer(spec, width, Group(1), at.target.is_host)
+        return found if found.in_registers else Quantizer(spec, width, Group(1), at.target.is_host)
 
     @property
     def chunks(self) -> int:
@@ -44,7 +44,7 @@ class Quantizer:
         return self.spec.granularity // self.width // self.group.lanes
 
     @property
-    def holds(self) -> bool:
+    def in_registers(self) -> bool:
         """Whether a thread keeps its chunks in registers from computing the scale until writing."""
         return self.spec.head_size % self.spec.granularity == 0 and self.chunks <= _HELD
 
@@ -57,7 +57,7 @@ class Quantizer:
     def read(self, read: Callable[[Any, int], Any], part: Any) -> list[Any]:
         """The chunks of thread ``part`` of a head, if they are kept; ``read(d, n)`` gives n f32 elements."""
         first, step = self.first(part), self.group.lanes * self.width
-        return [read(first + k * step, self.width) for k in kv.static(range(self.chunks if self.holds else 0))]
+        return [read(first + k * step, self.width) for k in kv.static(range(self.chunks if self.in_registers else 0))]
 
     @kv.func
     def first(self, part: Any) -> Any:
@@ -74,7 +74,7 @@ class Quantizer:
         Every thread of a warp must call it; threads that are not ``active`` write nothing.
         """
         first, step, own = self.first(part), self.group.lanes * self.width, known is None
-        if self.holds:
+        if self.in_registers:
             if own:
                 largest = abs(held[0])
                 for x in held[1:]:

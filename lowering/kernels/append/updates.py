@@ -10,7 +10,7 @@ from kvarn.dialect.layout import CacheSpec
 
 from .. import expands
 from ..base import Expansion
-from ..common import Rows, Work, converted, holds, row_alignment, sequence_of, single, vector_width
+from ..common import Rows, Work, converted, in_range, row_alignment, sequence_of, single, vector_width
 
 # --- radd, iadd_2m ---------------------------------------------------------------------------------
 
@@ -41,7 +41,7 @@ def add_kernel(spec: CacheSpec, work: Work, rows: Rows, name: str, stacked: bool
             if inside & (b < collection.batch_size()):
                 position = collection.cache_length(b) + i
                 keys, values = collection.get_key_cache(layer), collection.get_value_cache(layer)
-                if holds(collection, position):
+                if in_range(collection, position):
                     for item in range(first, work.items, work.step):
                         h, d = item // vectors, item % vectors * width
                         column = item * width

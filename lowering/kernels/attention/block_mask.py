@@ -52,7 +52,7 @@ class Tiles:
         return self.case.spec.page_size // self.keys
 
     @kv.func
-    def asked(self, row0: Any, count: Any) -> tuple[Any, Any]:
+    def rows_to_evaluate(self, row0: Any, count: Any) -> tuple[Any, Any]:
         """(first, end) of the rows for which the mask is evaluated, or of the tokens if heads do not matter."""
         end = kv.math.min(row0 + self.rows, count)
         if self.by_head:
@@ -76,24 +76,24 @@ class Tiles:
     def state(self, b: Any, head: Any, start: Any, row0: Any, count: Any, num_keys: Any, tile: Any, arrays: Any) -> Any:
         """The state of a key tile: 0, SEEN, or SEEN with WHOLE or BY_POSITIONS."""
         lane = kv.lane_id() if self.lanes > 1 else kv.i32(0)
-        row, end = self.asked(row0, count)
+        row, end = self.rows_to_evaluate(row0, count)
         some, whole = kv.bool(False), tile * self.keys + self.keys <= num_keys
         outer = outer_of(self.case)
-        told = kv.bool(outer is not None)
-        while (row < end) & ~(some & ~whole & ~told):
+        by_positions = kv.bool(outer is not None)
+        while (row < end) & ~(some & ~whole & ~by_positions):
             h, q = self.position(head, start, row)
-            mine, all_of_mine, told_of_mine = kv.bool(False), kv.bool(True), kv.bool(True)
+            mine, all_of_mine, mine_by_positions = kv.bool(False), kv.bool(True), kv.bool(True)
             for i in range(lane, self.keys, self.lanes):
                 k = tile * self.keys + i
                 seen = shown(self.case, b, h, q, k, arrays) & (k < num_keys)
                 mine, all_of_mine = mine | seen, all_of_mine & seen
                 if outer is not None:
-                    told_of_mine = told_of_mine & (seen | ~(outer(b, h, q, k) & (k < num_keys)))
+                    mine_by_positions = mine_by_positions & (seen | ~(outer(b, h, q, k) & (k < num_keys)))
             if outer is not None:
-                told = told & ~self.any_lane(~told_of_mine)
+                by_positions = by_positions & ~self.any_lane(~mine_by_positions)
             some, whole = some | self.any_lane(mine), whole & ~self.any_lane(~all_of_mine)
             row = row + 1
-        part = kv.where(told, kv.i32(SEEN + BY_POSITIONS), SEEN)
+        part = kv.where(by_positions, kv.i32(SEEN + BY_POSITIONS), SEEN)
         return kv.where(some, kv.where(whole, SEEN + WHOLE, part), 0)
 
     @kv.func

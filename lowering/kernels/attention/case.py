@@ -32,7 +32,7 @@ def position(x: Any) -> Any:
     return wrap(x.ir, x.dtype, x.lanes, (0 if x.nonneg else -most, most))
 
 
-def asked(bound: Any, q: Any) -> Any:
+def bound_at(bound: Any, q: Any) -> Any:
     """A mask's bound for a query position; the user's integer arithmetic may wrap around."""
     with intervals.wrapping():
         return bound(position(q))
@@ -59,7 +59,7 @@ class Masking:
         return functions.registered(self.name) if is_function(self.name) else masks.named(self.name, self.span)
 
     @property
-    def asked(self) -> bool:
+    def evaluated(self) -> bool:
         """Whether the function must be evaluated for each key, since the bounds are not the whole mask."""
         if is_function(self.name):
             return not functions.is_interval(self.name)
@@ -74,17 +74,17 @@ class Masking:
 
     def first(self, q: Any) -> Any:
         """The first key that a query at position q, or a later one, may attend to under the mask."""
-        return kv.math.max(asked(self.function.first, q), 0) if self.has_first else kv.i32(0)
+        return kv.math.max(bound_at(self.function.first, q), 0) if self.has_first else kv.i32(0)
 
     def end(self, q: Any, num_keys: Any) -> Any:
         """The end of the keys that a query at position q, or an earlier one, may attend to under the mask."""
         mask = self.function
-        return num_keys if mask is None or mask.end is None else kv.math.min(num_keys, asked(mask.end, q))
+        return num_keys if mask is None or mask.end is None else kv.math.min(num_keys, bound_at(mask.end, q))
 
     def interval(self, position: Any, num_keys: Any) -> tuple[Any, Any]:
         """The bounds of the keys of a query at an absolute position: (first, end), empty if end <= first.
 
-        The query attends to all keys between them, unless the function must be evaluated (:attr:`asked`).
+        The query attends to all keys between them, unless the function must be evaluated (:attr:`evaluated`).
         """
         return self.first(position), self.end(position, num_keys)
 
@@ -206,7 +206,7 @@ class Case:
     @property
     def functions(self) -> bool:
         """Whether a mask or score function is evaluated for pairs of positions."""
-        return bool(self.score) or self.mask.asked
+        return bool(self.score) or self.mask.evaluated
 
     @property
     def by_lists(self) -> bool:

@@ -49,12 +49,12 @@ class Work:
 
 
 @kv.func
-def rounds(s, t):
+def work_items(s, t):
     """The work items of this block, in order."""
     heads = s.case.spec.num_heads
     number_of_tiles = t.tiles * heads
     units = number_of_tiles if t.splits is None else number_of_tiles * t.splits
-    last_unit, step = (units, kv.grid_dim.x) if s.looped else (kv.block_id.x + 1, 1)
+    last_unit, step = (units, kv.grid_dim.x) if s.persistent else (kv.block_id.x + 1, 1)
     for i in range(kv.block_id.x, last_unit, step):
         work = i if t.queue is None else kv.take_round(t.queue, i, units)
         split = 0 if t.splits is None else quotient(work, number_of_tiles)
@@ -174,7 +174,7 @@ def attention_kernel(s: TileKernel) -> Any:
     @kv.kernel(block=(s.threads, 1, 1), **options)
     def attention(a: AttentionArguments, t: TileArguments):
         queries, arrays = a.queries(s.case, s.most), a.arrays
-        for work in rounds(s, t):
+        for work in work_items(s, t):
             rows = rows_of(s, a, queries, work)
             q, factor, unit = scaled_query(s, a, rows)
             keys = source_of(s, a, t, rows, work.split, q.shape[1] // (2 if s.stored_keys else 1))
@@ -190,7 +190,7 @@ def attention_kernel(s: TileKernel) -> Any:
                 with kv.trace("softmax"):
                     m, l, p, alpha = online_softmax(m, l, x, unit, *s.slack)
                 o = kv.dot(s.of_weights(p), tile.v, o * alpha[:, None])
-                if s.clean:
+                if s.on_host:
                     hide_values(o)
             if several:
                 write_partial(s, t, rows, work.tile, work.split, first < end, m, l, o)
@@ -227,6 +227,6 @@ def launch_host(case: Case, at: Expansion, op: Any) -> None:
     """Launch the kernel on the host, where a block has one thread."""
     rows, keys = case.blocks or (host_rows(case, at.schedule), host_keys(case))
     tiles = tiles_of(op, at, case.group, rows)
-    kernel = attention_kernel(TileKernel(case, rows, keys, threads=1, clean=True))
+    kernel = attention_kernel(TileKernel(case, rows, keys, threads=1, on_host=True))
     args = [AttentionArguments.of(op), TileArguments(tiles)]
     at.launch(kernel, args, (tiles * case.spec.num_heads, 1, 1), (1, 1, 1), key=(case, rows, keys))

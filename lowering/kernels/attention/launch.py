@@ -73,7 +73,7 @@ def _launch_section(
     by_mma = config.instruction == MMA
     s = TileKernel(
         case, config.rows, config.keys, config.threads, config.blocks(at.target), bounded=by_mma,
-        least=config.least(at.target), looped=config.persistent or not by_mma, section=section, most=most,
+        least=config.least(at.target), persistent=config.persistent or not by_mma, section=section, most=most,
         stored_keys=config.stored_keys, weights=config.weights,
     )  # fmt: skip
     if config.narrow and a.lse is None:  # lse needs the weights before rounding

@@ -57,7 +57,7 @@ class RaggedQueries:
         """The leading buffer indices of a row by its number; the row may belong to no sequence."""
         return (row,)
 
-    def holds(self, row: Any) -> Any:
+    def in_range(self, row: Any) -> Any:
         """Whether a row of the buffers belongs to a sequence."""
         return (row >= self.base(0)) & (row < self.base(self.sequences))
 
@@ -147,7 +147,7 @@ class PaddedQueries:
     def numbered(self, row: Any) -> tuple[Any, ...]:
         return (row // self.width, row % self.width)
 
-    def holds(self, row: Any) -> Any:
+    def in_range(self, row: Any) -> Any:
         """For a row past the last sequence, the last sequence's length is used."""
         b, last = row // self.width, self.sequences - 1
         return (b <= last) & (row % self.width < self.lengths[kv.math.min(b, last)])

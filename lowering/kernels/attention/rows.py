@@ -99,7 +99,7 @@ def lane_sum(x: Any) -> Any:
 
 def host_kernel(case: Case) -> Any:
     """The host's kernel: a grid of (query heads, rows) with one thread per block."""
-    spec, hides = case.spec, case.mask.asked
+    spec, hides = case.spec, case.mask.evaluated
     widest = load_width(spec, LANES)
     key_vectors, value_vectors = column_vectors(case.content, widest), column_vectors(case.value_size, widest)
     rope_vectors = [(case.content + d, w) for d, w in column_vectors(case.row.rope, LANES)]
@@ -163,7 +163,7 @@ def host_kernel(case: Case) -> Any:
     def attention_host(a: AttentionArguments):
         h, number = kv.block_id.x, kv.block_id.y
         queries = a.queries(case)
-        if queries.holds(number):
+        if queries.in_range(number):
             b, position, num_keys = place_of(case, a.source, a.values, queries, number)
             first, end = case.mask.interval(position, num_keys)
             keys, values = a.caches(case)
@@ -224,7 +224,7 @@ def simt_kernel(case: Case) -> Any:
     width = lane_width(case)
     columns = case.value_size // width  # vectors per value
     turns = cdiv(columns, 32)
-    unrolled, hides = case.content // key_width <= 32, case.mask.asked or case.listed
+    unrolled, hides = case.content // key_width <= 32, case.mask.evaluated or case.listed
 
     rope_vectors = [(case.content + d, w) for d, w in column_vectors(case.row.rope, 8)]
 
@@ -255,7 +255,7 @@ def simt_kernel(case: Case) -> Any:
             at, page, seen = place_of_key(keys, lists, b, token)
             score = row.modified(case, score_of(keys, q, b, head, at, page), token)
             seen = seen & (base + lane < end)
-            if case.mask.asked:
+            if case.mask.evaluated:
                 seen = seen & row.shows(case, token)
             score = kv.where(seen, score, NO_VALUE)
             higher = kv.math.max(state[0], kv.warp_reduce(score, "max"))
@@ -279,7 +279,7 @@ def simt_kernel(case: Case) -> Any:
         number, h = item // case.heads, item % case.heads
         q = kv.shared((WARPS, align_up(case.size, 16)), f32)
         queries = a.queries(case)
-        exists, here = queries.holds(number), queries.numbered(number)
+        exists, here = queries.in_range(number), queries.numbered(number)
         if exists:
             factor = a.scale * score_unit(case)
             for d in range(lane, case.size, 32):

@@ -121,7 +121,7 @@ def modified_one(
     return in_powers(made)
 
 
-def hold(case: Case, b: Any, places: Any, k: Any, slopes: Any, arrays: Any) -> None:
+def hoist_query_reads(case: Case, b: Any, places: Any, k: Any, slopes: Any, arrays: Any) -> None:
     """Hoist the array reads that depend only on a query's (head, position) out of the loop over keys.
 
     ``k`` is an arbitrary key position: code that depends on it is dead.
@@ -130,7 +130,7 @@ def hold(case: Case, b: Any, places: Any, k: Any, slopes: Any, arrays: Any) -> N
         for h, q in places:
             if modifies(case):
                 modified(case, kv.f32(0.0), b, h, q, k, slopes, arrays)
-            if case.mask.asked:
+            if case.mask.evaluated:
                 shown(case, b, h, q, k, arrays)
 
 

@@ -25,15 +25,15 @@ from .specialisation import TileArguments, TileKernel
 class KeyTile:
     """A tile of keys [N, D] and of values [N, V], with the positions [N] of the keys.
 
-    ``whole``: no element is masked. ``told``: the mask's conditions on positions alone decide. Both are known only with
-    a block mask.
+    ``whole``: no element is masked. ``by_positions``: the mask's conditions on positions alone decide. Both come from a
+    block mask.
     """
 
     k: Any
     v: Any
     at: Any
     whole: Any = None
-    told: Any = None
+    by_positions: Any = None
 
 
 @dataclass(frozen=True)
@@ -90,13 +90,13 @@ class Keys:
     def end(self) -> Any:
         """The end of the keys whose values are read: values past it are zeros."""
         rows = self.rows
-        if not self.s.clean and not self.s.bounded:
+        if not self.s.on_host and not self.s.bounded:
             return rows.num_keys
         last = (kv.math.min(rows.row0 + self.s.rows, rows.count) - 1) // self.s.case.group
         return self.s.case.mask.end(rows.start + last, rows.num_keys)
 
     @kv.func
-    def load(self, first: Any, until: Any, at: Any, whole: Any = None, told: Any = None) -> KeyTile:
+    def load(self, first: Any, until: Any, at: Any, whole: Any = None, by_positions: Any = None) -> KeyTile:
         """The tile with the keys [first, until), at positions from ``at`` up."""
         s, rows = self.s, self.rows
         of_row = {"rows": s.keys, "rope": s.case.row.rope, "inline_scales": s.case.row.inline}
@@ -106,7 +106,7 @@ class Keys:
         of_values = {"begin": self.begin, "descriptor": self.t.value_map, **s.of_values, **of_row}
         k = self.keys.tile(rows.b, rows.head, first, until, **of_keys)
         v = self.values.tile(rows.b, rows.head, first, until, **of_values)
-        return KeyTile(k, v, at + kv.tile_index(s.keys), whole, told)
+        return KeyTile(k, v, at + kv.tile_index(s.keys), whole, by_positions)
 
     @kv.func
     def tiles(self, low: Any, high: Any) -> Any:
@@ -177,12 +177,12 @@ class BlockKeys(Keys):
         for j in range(low, high):
             entry = self.blocks.entry(self.rows.number, self.rows.head, j)
             at, there, whole = self.blocks.of(entry, self.rows.num_keys)
-            told = has_outer and (entry & BY_POSITIONS) != 0
-            yield self.load(kv.where(there, at, 0), kv.where(there, end, 0), at, whole, told)
+            by_positions = has_outer and (entry & BY_POSITIONS) != 0
+            yield self.load(kv.where(there, at, 0), kv.where(there, end, 0), at, whole, by_positions)
 
     @kv.func
     def hide(self, x: Any, tile: KeyTile, at: tuple[Any, ...], arrays: Any) -> Any:
-        if self.s.clean:
+        if self.s.on_host:
             return kv.masked(x, seen_by(self.s.case, *at, self.rows.num_keys, arrays))
         return self.hide_in_part(x, tile, at, arrays)
 
@@ -190,7 +190,7 @@ class BlockKeys(Keys):
     def hide_in_part(self, x: Any, tile: KeyTile, at: tuple[Any, ...], arrays: Any) -> Any:
         """As :meth:`hide`, for tiles that are not whole."""
         if ~tile.whole:
-            if tile.told:
+            if tile.by_positions:
                 x = kv.masked(x, seen_by_positions(self.s.case, *at, self.rows.num_keys))
             else:
                 x = kv.masked(x, seen_by(self.s.case, *at, self.rows.num_keys, arrays))

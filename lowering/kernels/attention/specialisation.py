@@ -58,10 +58,10 @@ class TileKernel:
     keys: int
     threads: int
     min_blocks: int | None = None
-    clean: bool = False
+    on_host: bool = False
     bounded: bool = False
     least: int = 1
-    looped: bool = True
+    persistent: bool = True
     section: tuple[int, int] | None = None
     most: int | None = None
     stored_keys: bool = False
@@ -80,17 +80,17 @@ class TileKernel:
     @property
     def query_columns(self) -> int:
         """Columns of a tile of query rows or keys."""
-        return self.case.size if self.clean else align_up(self.case.size, COLUMN_STEP)
+        return self.case.size if self.on_host else align_up(self.case.size, COLUMN_STEP)
 
     @property
     def value_columns(self) -> int:
         """Columns of a tile of values and of the accumulators."""
-        return self.values if self.clean else align_up(self.values, COLUMN_STEP)
+        return self.values if self.on_host else align_up(self.values, COLUMN_STEP)
 
     @property
     def dtype(self) -> DType:
         """The type of query and keys in their product."""
-        return f32 if self.clean else self.case.query
+        return f32 if self.on_host else self.case.query
 
     @property
     def of_weights(self) -> DType:
@@ -100,7 +100,7 @@ class TileKernel:
     @property
     def slack(self) -> tuple[float, float]:
         """(power of two by which scores may exceed the running maximum, power that a new maximum's weight gets)."""
-        return (SLACK, 0.0) if self.clean or self.case.query.bits > 8 else (NARROW_SLACK, NARROW_WEIGHTS)
+        return (SLACK, 0.0) if self.on_host or self.case.query.bits > 8 else (NARROW_SLACK, NARROW_WEIGHTS)
 
     @property
     def aligned(self) -> bool:

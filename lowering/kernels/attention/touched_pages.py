@@ -85,7 +85,7 @@ def launch_reads(op: Any, at: Expansion) -> None:
         new = getattr(op, given)
         is_padded = given.endswith("lengths")
         threads = threads_of(at)
-        kernel = reads_kernel(kind, not is_padded, mask, spec.is_mla, mask.asked and spec.paged)
+        kernel = reads_kernel(kind, not is_padded, mask, spec.is_mla, mask.evaluated and spec.paged)
         at.launch(
             kernel,
             [handle, layer, new, *lists],

@@ -18,7 +18,7 @@ from .. import expands
 from ..append.append import halves_of
 from ..attention.queries import RaggedQueries
 from ..base import Expansion
-from ..common import THREADS, holds, single, vector_width
+from ..common import THREADS, in_range, single, vector_width
 from .convert import stored
 
 TOGETHER = 4  # tokens that a thread has in flight
@@ -59,7 +59,7 @@ def commit_kernel(spec: CacheSpec, threads: int, blocks: int, width: int, one_la
                     at = start + kv.where(moved[n], numbers[n], 0)
                     held.append(cache.load_scale(b, h, at, d) if scaled else stored(cache, b, h, at, d, width))
                 for n in kv.static(range(TOGETHER)):
-                    if moved[n] & holds(cache, start + i + n):
+                    if moved[n] & in_range(cache, start + i + n):
                         if scaled:
                             cache.store_scale(b, h, start + i + n, d, held[n])
                         else:

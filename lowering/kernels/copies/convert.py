@@ -17,7 +17,7 @@ from kvarn.lowering.index import Ix
 from .. import expands
 from ..append.quantize import Quantizer
 from ..base import Expansion
-from ..common import CachedHead, Work, as_vector, converted, head_and_lane, holds, single, vector_width, whole_warps
+from ..common import CachedHead, Work, as_vector, converted, head_and_lane, in_range, single, vector_width, whole_warps
 
 TOKENS = 64  # the most per block
 
@@ -51,7 +51,7 @@ class StoredHead(CachedHead):
 def exists(cache: Any, b: Any, t: Any) -> Any:
     """Whether a token has a slot: the table names a page of the pool, or the region is long enough."""
     page = cache.raw_page(b, t)
-    return holds(cache, t) & (page >= 0) & (page < cache.field("num_blocks"))
+    return in_range(cache, t) & (page >= 0) & (page < cache.field("num_blocks"))
 
 
 def convert_kernel(source_spec: CacheSpec, spec: CacheSpec, work: Work, width: int, quantizer: Quantizer | None) -> Any:

@@ -13,7 +13,7 @@ from kvarn.lowering.index import Ix
 
 from .. import expands
 from ..base import Expansion
-from ..common import BYTES, THREADS, Rows, Work, begin, holds, row_alignment, sequence_of, starts_early, vector_width
+from ..common import BYTES, THREADS, Rows, Work, begin, in_range, row_alignment, sequence_of, starts_early, vector_width
 from .convert import stored
 
 # Slots of a gather that a thread has in flight, and threads per block; more of either is slower, since DRAM then
@@ -36,7 +36,7 @@ def gather_kernel(spec: CacheSpec, work: Work, rows: Rows, together: int, early:
         r = kv.where(ok, r, 0)
         b, inside, _ = sequence_of(row_offsets, r, token_ids.shape[0])
         t = token_ids[r, j]
-        ok = ok & inside & holds(cache, t)
+        ok = ok & inside & in_range(cache, t)
         return r, j, kv.where(ok, b, 0), kv.where(ok, t, 0), ok
 
     @kv.kernel

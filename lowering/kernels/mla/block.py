@@ -132,7 +132,7 @@ class Block:
         return weights, self.factors + which * (latent_blocks.width_of(self.c) * 4), self.p_full + which * BARRIER_BYTES
 
     @kv.func
-    def hand_on(self, p_full: Any) -> None:
+    def publish(self, p_full: Any) -> None:
         """Signal the values warpgroups that a warp's weights and factors are stored."""
         kv.fence_proxy_async()
         kv.syncwarp()

@@ -14,7 +14,7 @@ SMALL_BYTES = 6144  # upper bound of maxima, factors, sums and barriers
 # than start TMA copies; if keys and values have several scales. Then more for scores: :func:`few_for_values`.
 REGISTERS, NOTED, SEVERAL = (120, 184, 24), (112, 184, 32), (136, 176, 24)
 MORE, MORE_NOTED = (152, 168, 24), (144, 168, 32)
-HELD = (136, 176, 24)  # if most of the query is in registers: :func:`holds_query`
+HELD = (136, 176, 24)  # if most of the query is in registers: :func:`query_in_registers`
 TILES = 4  # the most tiles in the ring
 LISTS = 8  # tiles whose list entries and scales are stored: more than the ring has
 
@@ -48,7 +48,7 @@ def registers_of(c: LatentConfig) -> tuple[int, int, int] | None:
         return MORE if c.copy == "tma" else MORE_NOTED
     if c.granules:
         return SEVERAL
-    if holds_query(c):
+    if query_in_registers(c):
         return HELD
     return REGISTERS if c.copy == "tma" else NOTED
 
@@ -58,7 +58,7 @@ def few_for_values(c: LatentConfig) -> bool:
     return c.stored and (c.case.functions or (c.granules > 0 and latent_stored.direct(c)))
 
 
-def holds_query(c: LatentConfig) -> bool:
+def query_in_registers(c: LatentConfig) -> bool:
     """Whether scores has most of an 8-bit query in registers; values then loads later, which takes fewer registers."""
     return c.narrow and c.copy == "tma" and latent_stored.upright(c) and not c.case.functions
 
@@ -78,7 +78,7 @@ def width_of(c: LatentConfig) -> int:
     return 8 * owners_of(c)
 
 
-def takes_turns(c: LatentConfig) -> bool:
+def alternates(c: LatentConfig) -> bool:
     """Whether values waits with a tile until the next tile's keys are multiplied, so that the products do not compete.
 
     With many query rows both roles need the tensor cores, and only values can use them during a softmax. With several

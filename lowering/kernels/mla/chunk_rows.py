@@ -116,7 +116,7 @@ def host_kernel(case: Case) -> Any:
     def mla_chunk_host(a: AttentionArguments):
         h, row = kv.block_id.x, kv.block_id.y
         queries = a.queries(case)
-        if queries.holds(row):
+        if queries.in_range(row):
             keys = keys_of(chunk, a, queries, row, h)
             factor = a.scale * LOG2E
             q = [
@@ -183,7 +183,7 @@ def simt_kernel(case: Case) -> Any:
         row, h = item // case.heads, item % case.heads
         q = kv.shared((WARPS, align_up(case.size, 16)), f32)
         queries = a.queries(case)
-        exists = queries.holds(row)
+        exists = queries.in_range(row)
         if exists:
             factor = a.scale * LOG2E
             for d in range(lane, case.size, 32):

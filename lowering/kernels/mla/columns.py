@@ -273,13 +273,13 @@ def softmax_of(a, s, i, slot, m, tops, sums, highest):
     store_weights(a, s, weights)
     if warp == 0:
         (factors + owned * 4).store(kv.vector(f32, alpha))
-    a.hand_on(p_full)
+    a.publish(p_full)
 
 
 @kv.func
 def give_turn(a, i):
     """Let values multiply tile i: the next tile's keys are multiplied, and its softmax follows."""
-    if latent_blocks.takes_turns(a.c):
+    if latent_blocks.alternates(a.c):
         kv.mbarrier_arrive(a.turns + (i & 1) * BARRIER_BYTES, (a.lane == 0) & (i >= 0))
 
 

@@ -56,7 +56,7 @@ class LatentConfig:
     rows: int
     tiles: int = 0
     box_rows: int = KEYS
-    parted: bool = False
+    always_partial: bool = False
 
     @property
     def part(self) -> DType:
@@ -223,7 +223,7 @@ def tile_of(c, a, queries, b, place, extents, splits):
     _, token0, row0, rows = place
     if extents is None:
         extents = extents_of(c, a, queries, b, token0)
-    listed = walk_of(c, a.block_mask, queries, b, row0)
+    listed = lists_of_rows(c, a.block_mask, queries, b, row0)
     span = keys_of(c, *extents, row0, rows, splits, kv.block_id.y, listed)
     return Tile(b, place, extents, span, splits)
 
@@ -258,7 +258,7 @@ def extents_of(c, a, queries, b, token0):
 
 
 @dataclass(frozen=True)
-class Walk:
+class SplitTiles:
     """The key tiles of a split: from tile ``begin`` up, or the entries of a block mask's list from there up.
 
     ``lists`` are the block mask's lists, ``number`` is the tile of query rows, which attends to keys up to ``last``.
@@ -289,7 +289,7 @@ class Walk:
         return False if self.lists is None else self.lists.of(entry, self.last)[2]
 
 
-def walk_of(c: LatentConfig, block_mask: Any, queries: Any, b: Any, row0: Any) -> Any:
+def lists_of_rows(c: LatentConfig, block_mask: Any, queries: Any, b: Any, row0: Any) -> Any:
     """The lists of a kernel's block mask, and the number of the tile of rows in it; None without a block mask."""
     if block_mask is None:
         return None
@@ -301,7 +301,7 @@ def walk_of(c: LatentConfig, block_mask: Any, queries: Any, b: Any, row0: Any) -
 def keys_of(c, start, num_keys, row0, rows, splits, split, listed=None):
     """The key tiles of a tile of rows for one split, and the keys that some rows or all rows attend to.
 
-    Returns (first, end, first key for all rows, end for all rows, the split's :class:`Walk`, its number of tiles).
+    Returns (first, end, first key for all rows, end for all rows, its :class:`SplitTiles`, its number of tiles).
     """
     heads = c.case.heads
     first, whole_end = c.case.mask.interval(start + row0 // heads, num_keys)
@@ -312,7 +312,7 @@ def keys_of(c, start, num_keys, row0, rows, splits, split, listed=None):
         begin, end = kv.i32(0), listed[0].count(listed[1], 0)
     share = (kv.math.max(end - begin, 0) + (splits - 1)) // splits
     begin = begin + split * share
-    walk = Walk(begin, last, *(listed or ()))
+    walk = SplitTiles(begin, last, *(listed or ()))
     return first, last, whole_first, whole_end, walk, kv.math.min(end, begin + share) - begin
 
 
@@ -330,9 +330,9 @@ def of_functions(c, s, units, elements, b, place, start, base, arrays, whole=Fal
         at = kv.math.min(row0 + row, rows - 1)
         h, q, token = at % c.case.heads, start + at // c.case.heads, base + key
         s[k] = modified_one(c.case, s[k] * units[k], b, h, q, token, None, arrays, unit=LN2)
-        if c.case.mask.asked and not c.case.blocks:
+        if c.case.mask.evaluated and not c.case.blocks:
             s[k] = kv.where(shown(c.case, b, h, q, token, arrays), s[k], float("-inf"))
-    if c.case.mask.asked and c.case.blocks:
+    if c.case.mask.evaluated and c.case.blocks:
         if ~whole:
             for k in kv.static(range(len(s))):
                 row, key = elements[k]
@@ -398,14 +398,14 @@ def part_of_query(case: Case) -> DType:
     return bf16 if case.out is f32 else case.out
 
 
-def alone(c: LatentConfig, splits: Any) -> Any:
+def writes_results(c: LatentConfig, splits: Any) -> Any:
     """Whether a block writes the final results of its rows."""
-    return False if c.parted else splits == 1
+    return False if c.always_partial else splits == 1
 
 
-def in_parts(c: LatentConfig, splits: Any) -> Any:
+def writes_partials(c: LatentConfig, splits: Any) -> Any:
     """Whether a block stores partial results."""
-    return True if c.parted else splits > 1
+    return True if c.always_partial else splits > 1
 
 
 def part_of(c: LatentConfig, parts: Any, number: Any, splits: Any, split: Any, row: Any) -> Any:
@@ -426,7 +426,7 @@ def write_rows(c, vector, parts, out, place, row, column, splits, split):
     number, token0, row0, rows = place
     at = row0 + row
     if at < rows:
-        if alone(c, splits):
+        if writes_results(c, splits):
             out.store(token0 + at // c.case.heads, at % c.case.heads, column, value=vector)
         else:
             (part_of(c, parts, number, splits, split, row) + column * c.part.itemsize).store(vector)

@@ -172,7 +172,7 @@ def decompress_kernel(spec: CacheSpec) -> Any:
         item = kv.block_id.x * kv.block_dim.x + kv.thread_id.x
         row, d = item // columns, item % columns * width
         rows = RaggedQueries(row_offsets, out.shape[0])
-        if rows.holds(row):
+        if rows.in_range(row):
             b = rows.sequence(row)
             token = rows.token(b, row) + cache_offsets[b]
             if spec.quantized:

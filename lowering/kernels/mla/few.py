@@ -54,8 +54,8 @@ def latent_kernel(c: LatentConfig, shared_bytes: int) -> Any:
     halves_of = [k_steps[:2], k_steps[2:]]
     CONSUMERS, GROUPS, PAIR = latent_blocks.consumers_of(c), latent_blocks.value_groups(c), latent_blocks.blocks_of(c)
     MINE = c.value_boxes // GROUPS  # boxes per values warpgroup
-    STEPS, TURNS = latent_blocks.value_steps(c), latent_blocks.takes_turns(c)
-    LATE = latent_blocks.holds_query(c)  # values are loaded after the products before them have started
+    STEPS, TURNS = latent_blocks.value_steps(c), latent_blocks.alternates(c)
+    LATE = latent_blocks.query_in_registers(c)  # values are loaded after the products before them have started
     registers, launched = latent_blocks.registers_of(c), REGISTERS // latent_blocks.threads_of(c) // 8 * 8
 
     @kv.func

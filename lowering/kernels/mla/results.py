@@ -14,7 +14,7 @@ from kvarn.dialect.dtypes import f32
 from ..attention.partials import normalizer, weight
 from . import stored as latent_stored
 from .block_sizes import blocks_of, consumers_of
-from .common import CHUNK, NEVER, LatentConfig, in_parts, lse_of, pack, write_rows
+from .common import CHUNK, NEVER, LatentConfig, lse_of, pack, write_rows, writes_partials
 
 PAD = 16  # padding bytes between rows
 
@@ -56,7 +56,7 @@ def write_own(c, ring, ends, parts, out, place, splits, split, some, thread):
             row, column = place_of(thread + n * threads, chunks, count)
             vector = kv.where(some, found[n], c.part(kv.vector(f32, CHUNK)))
             write_rows(c, vector, parts, out, place, row, column, splits, split)
-    if in_parts(c, splits):
+    if writes_partials(c, splits):
         if thread < c.rows:
             lse_of(c, parts, kv.grid_dim.x, place[0], splits, split, thread).store((ends + thread * 4).load(kv.f32))
 
@@ -86,7 +86,7 @@ def combine_in_cluster(c, ring, ends, rank, parts, out, place, splits, split, th
         both = [kv.where(a == 0.0, 0.0, x[k]) * a + kv.where(b == 0.0, 0.0, y[k]) * b for k in range(CHUNK)]
         vector = c.part(kv.vector(f32, [v * inverse for v in both]))
         write_rows(c, vector, parts, out, place, row, column, splits, split)
-        if in_parts(c, splits):
+        if writes_partials(c, splits):
             if column == 0:
                 lse = kv.where(total == 0.0, NEVER, top + kv.math.log2(total))
                 lse_of(c, parts, kv.grid_dim.x, place[0], splits, split, row).store(lse)

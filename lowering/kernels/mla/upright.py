@@ -21,7 +21,7 @@ from .ring import next_tile
 
 def held_boxes(c: LatentConfig) -> int:
     """Boxes whose query columns are in registers: as many as there are registers for."""
-    if latent_blocks.holds_query(c):
+    if latent_blocks.query_in_registers(c):
         return 8
     return 6 if c.copy == "tma" and not c.scaled else 4
 
@@ -76,7 +76,7 @@ def softmax_of(a, s, i, slot, units, m, total, highest):
     weights, factors, p_full = a.weights_of(i)
     latent_rows.store_weights(latent_blocks.weights_layout_of(c), words, weights, a.warp, a.lane)
     latent_rows.store_factors(alpha, factors, a.warp, a.lane)
-    a.hand_on(p_full)
+    a.publish(p_full)
 
 
 def units_of(a: Block) -> list[Any]:

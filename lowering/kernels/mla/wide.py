@@ -41,10 +41,8 @@ from .common import (
     SCORES_BARRIER,
     WIDE,
     LatentConfig,
-    alone,
     clear_rows,
     extents_of,
-    in_parts,
     load_query,
     lse_of,
     of_functions,
@@ -53,6 +51,8 @@ from .common import (
     queries_of,
     tile_of,
     write_rows,
+    writes_partials,
+    writes_results,
 )
 
 STAGES = 2
@@ -169,7 +169,7 @@ def latent_kernel(c: LatentConfig) -> Any:
                 o[i] = o[i] * alpha[i // 2 % 2]
 
     @kv.func
-    def hand_on(at, p, alpha, warp, lane):
+    def publish(at, p, alpha, warp, lane):
         """Store weights and factors to shared memory for the other warpgroup."""
         latent_rows.store_weights(WEIGHTS, p, at.weights, warp, lane)
         latent_rows.store_factors(alpha, at.factors, warp, lane)
@@ -199,7 +199,7 @@ def latent_kernel(c: LatentConfig) -> Any:
     def write_nothing(a, t, thread):
         """Write the result of a tile of rows that attends to no key."""
         splits, split = t.splits, kv.block_id.y
-        if alone(c, splits):
+        if writes_results(c, splits):
             for i in range(thread, WIDE * (V // CHUNK), CONSUMERS):
                 row, column = i // (V // CHUNK), i % (V // CHUNK) * CHUNK
                 write_rows(c, c.part(kv.vector(f32, CHUNK)), a.partials, a.out, t.place, row, column, splits, split)
@@ -251,7 +251,7 @@ def latent_kernel(c: LatentConfig) -> Any:
             rescaled(o, alpha)
             start_values(o, p, tile_before, value_steps)
             kv.mbarrier_wait(at.p_empty, i & 1)
-            hand_on(at, p, alpha, warp, lane)
+            publish(at, p, alpha, warp, lane)
             s = KEYS
             with kv.trace("multiply"):
                 for g in kv.static(range(len(groups))):
@@ -271,7 +271,7 @@ def latent_kernel(c: LatentConfig) -> Any:
         tile = at.stages + ((tiles - 1) & 1) * TILE
         start_values(o, p, tile, value_steps)
         kv.mbarrier_wait(at.p_empty, tiles & 1)
-        hand_on(at, p, alpha, warp, lane)
+        publish(at, p, alpha, warp, lane)
         release(at.turns + ((tiles - 1) & 1) * BARRIER_BYTES, lane)
         o = kv.wgmma_wait(0, o)[0]
         inverse, splits = [kv.f32(0.0)] * 2, t.splits
@@ -282,7 +282,7 @@ def latent_kernel(c: LatentConfig) -> Any:
             inverse[u] = normalizer(total[u])
             if (lane & 3) == 0:
                 (at.ends + row * 4).store(inverse[u])
-                if in_parts(c, splits):
+                if writes_partials(c, splits):
                     lse = kv.where(total[u] == 0.0, NEVER, m[u] + kv.math.log2(total[u]))
                     lse_of(c, a.partials, kv.grid_dim.x, t.place[0], splits, kv.block_id.y, row).store(lse)
         kv.named_barrier(CONSUMERS_BARRIER, CONSUMERS)  # the query has been read: its memory is free

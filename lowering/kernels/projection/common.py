@@ -32,7 +32,7 @@ from ..common import (
     StoredHead,
     Work,
     head_and_lane,
-    holds,
+    in_range,
     most_lanes,
     row_alignment,
     sequence_of,
@@ -298,7 +298,7 @@ def finish_kernel(
             # Pages are looked up during the product kernel, which has itself waited for all earlier kernels.
             b, inside, i = place_of(case.padded, a.table, token, tokens)
             position = to.collection.cache_length(b) + i
-            kept = inside & holds(to.collection, position)
+            kept = inside & in_range(to.collection, position)
             if early:
                 kv.griddepcontrol_wait()
             angles = Angles(to.freqs, rows, (position,))
@@ -445,7 +445,7 @@ def look_up(case: Projection, to: Destination, table: Any, token: Any, tokens: A
     b, inside, i = place_of(case.padded, table, own, tokens)
     position = to.collection.cache_length(b) + i
     flags = kv.where((token < tokens) & (inside | case.padded), QUERY, 0)
-    flags = flags + kv.where((token < tokens) & inside & holds(to.collection, position), KEPT, 0)
+    flags = flags + kv.where((token < tokens) & inside & in_range(to.collection, position), KEPT, 0)
     page = to.cache("key").raw_page(b, position)
     return [kv.i32(b), kv.i32(position), page, kv.i32(flags)]
 

@@ -27,7 +27,7 @@ from kvarn.lowering.tiles.ir import BARRIERS_BYTES, SWIZZLE, WARP
 
 from ..append.head_writer import HeadWriter
 from ..base import Expansion
-from ..common import CachedHead, Head, StoredHead, as_vector, begin, holds, starts_early
+from ..common import CachedHead, Head, StoredHead, as_vector, begin, in_range, starts_early
 from ..rope.rotation import Angles
 from .common import (
     ProductArguments,
@@ -197,7 +197,7 @@ def finish_kernel(config: Config, bands: Written, writer: HeadWriter, early: boo
     case, M, threads = config.case, config.rows, FINISH_THREADS
     group = tokens_of_block(config, bands)
     pitch = align_up(max(b.size for b in (bands.query, bands.key) if b is not None), 8) + 8  # no bank conflicts
-    rounds = {kind: cdiv(align_up(group * getattr(writer.items, kind), WARP), threads) for kind in KINDS}
+    waves = {kind: cdiv(align_up(group * getattr(writer.items, kind), WARP), threads) for kind in KINDS}
     kinds = [kind for kind in KINDS if getattr(bands, kind) is not None]
 
     @kv.func
@@ -236,7 +236,7 @@ def finish_kernel(config: Config, bands: Written, writer: HeadWriter, early: boo
             if (number >= first) & (number < first + band.heads):
                 head, per_head = number - first, getattr(writer.items, kind)
                 places = []
-                for n in kv.static(range(rounds[kind])):  # looked up while the products are still under way
+                for n in kv.static(range(waves[kind])):  # looked up while the products are still under way
                     item = n * threads + kv.thread_id.x
                     local, part = kv.math.min(item // per_head, group - 1), item % per_head
                     active = (item < group * per_head) & (token0 + local < a.tokens)
@@ -248,7 +248,7 @@ def finish_kernel(config: Config, bands: Written, writer: HeadWriter, early: boo
                         places.append((local, part, token, b, position, active & (inside | case.padded), None, at))
                     else:
                         cache = to.cache(kind)
-                        kept = active & inside & holds(to.collection, position)
+                        kept = active & inside & in_range(to.collection, position)
                         places.append((local, part, token, b, position, kept, cache.raw_page(b, position), at))
                 if early:
                     kv.griddepcontrol_wait()

@@ -267,11 +267,11 @@ def kernel_of(config: Config, epilogues: tuple[Epilogue, ...], early: bool) -> A
         per_head = getattr(writer.items, kind)
         heads, total = epilogue.items(band, per_head)
         head0 = (of.column0 - band.first) // band.size
-        rounds = total // WARP
-        together = math.gcd(rounds, MOST_TOGETHER // (1 if writer.plain(kind) else 2))
+        waves = total // WARP
+        together = math.gcd(waves, MOST_TOGETHER // (1 if writer.plain(kind) else 2))
         cache = to.cache(kind) if kind != "query" else None
         weights = writer.weights(kind, gamma, lane % per_head) if WARP % per_head == 0 else None
-        for start in range(0, rounds, together):
+        for start in range(0, waves, together):
             places = []
             for n in kv.static(range(together)):  # lookups of several items are in flight together
                 item = (start + n) * WARP + lane
@@ -338,7 +338,7 @@ def kernel_of(config: Config, epilogues: tuple[Epilogue, ...], early: bool) -> A
         empty = full + stages * BARRIER_BYTES
         staged = empty + stages * BARRIER_BYTES
         read = staged + CONSUMERS * BARRIER_BYTES
-        told = read + CONSUMERS * BARRIER_BYTES
+        looked_up = read + CONSUMERS * BARRIER_BYTES
         lane, warp = kv.thread_id.x % WARP, kv.shuffle_idx(kv.thread_id.x // WARP, 0)
         tokens, row_tiles = a.x.shape[0], a.row_tiles
         if kv.thread_id.x == 0:
@@ -348,7 +348,7 @@ def kernel_of(config: Config, epilogues: tuple[Epilogue, ...], early: bool) -> A
             for n in kv.static(range(CONSUMERS)):
                 kv.mbarrier_init(staged + n * BARRIER_BYTES, WARPS // CONSUMERS, f"full_products[{n}]")
                 kv.mbarrier_init(read + n * BARRIER_BYTES, WARPS // CONSUMERS, f"empty_products[{n}]")
-            kv.mbarrier_init(told, WRITERS, "full_places")
+            kv.mbarrier_init(looked_up, WRITERS, "full_places")
             kv.fence_mbarrier_init()
         prefetch_maps(a.x_map, a.weight_map)
         kv.barrier()
@@ -378,7 +378,7 @@ def kernel_of(config: Config, epilogues: tuple[Epilogue, ...], early: bool) -> A
                 if unit + kv.grid_dim.x < row_tiles * panels:
                     kv.mbarrier_arrive(staged + group * BARRIER_BYTES, lane == 0)
                 else:  # nothing is left to multiply: each warp writes its own tokens
-                    kv.mbarrier_wait(told, 0, name="places of the last tile")
+                    kv.mbarrier_wait(looked_up, 0, name="places of the last tile")
                     write_rows(a, warp, tile, panel, tokens, known, products, lane)
         else:
             kv.setmaxnreg(registers[1], "decrease")
@@ -399,7 +399,7 @@ def kernel_of(config: Config, epilogues: tuple[Epilogue, ...], early: bool) -> A
                             kv.mbarrier_arrive(read + group * BARRIER_BYTES, lane == 0)
                         phase = phase ^ 1
                     else:
-                        kv.mbarrier_arrive(told, lane == 0)
+                        kv.mbarrier_arrive(looked_up, lane == 0)
 
     return project_append
 

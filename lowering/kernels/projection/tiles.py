@@ -200,12 +200,12 @@ def cycles(case: Projection, rows: int, columns: int, part: int, tokens: int) ->
     """
     rates = measured("projected_cycles")
     tiles = cdiv(tokens, rows) * cdiv(case.columns, columns)
-    rounds = cdiv(tiles, MULTIPROCESSORS) if tokens < MANY else tiles / MULTIPROCESSORS
+    waves = cdiv(tiles, MULTIPROCESSORS) if tokens < MANY else tiles / MULTIPROCESSORS
     copies = (rows + columns) * SWIZZLE
-    of_one = rounds * max(
+    of_one = waves * max(
         rows * columns / rates["multiply" if columns < 256 else "multiply_widest"], copies / rates["copy"]
     )
-    after = rounds * (rates["start"] + columns * rates["fused_column"] * (part > 0))
+    after = waves * (rates["start"] + columns * rates["fused_column"] * (part > 0))
     return max(of_one, tiles * copies / rates["l2"], case.columns * SWIZZLE / rates["memory"]) + after
 
 

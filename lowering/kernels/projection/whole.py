@@ -69,16 +69,16 @@ def by_mma(case: Projection, tokens: int) -> bool:
     return case.x is not f8e4m3 and tokens <= MMA_TOKENS[-1]
 
 
-def rounds_of(case: Projection, tokens: int, rows: int, units: int) -> int:
+def waves_of(case: Projection, tokens: int, rows: int, units: int) -> int:
     """Tiles of the busiest multiprocessor."""
     return cdiv(cdiv(tokens, rows) * cdiv(case.columns // UNIT, units), MULTIPROCESSORS)
 
 
 def even(case: Projection, tokens: int, rows: int, units: int) -> bool:
     """Whether in two waves of tiles the busiest multiprocessor gets about the average share of the products."""
-    rounds = rounds_of(case, tokens, rows, units)
-    busiest = rounds * MULTIPROCESSORS * rows * units * UNIT / (tokens * case.columns)
-    return rounds <= 2 and busiest <= measured("projected_uneven")
+    waves = waves_of(case, tokens, rows, units)
+    busiest = waves * MULTIPROCESSORS * rows * units * UNIT / (tokens * case.columns)
+    return waves <= 2 and busiest <= measured("projected_uneven")
 
 
 def tile_for(case: Projection, tokens: int, rows: int | None = None, units: int | None = None) -> tuple[int, int]:
@@ -94,10 +94,10 @@ def tile_for(case: Projection, tokens: int, rows: int | None = None, units: int 
 
     def order(choice: tuple[int, int]) -> tuple[float, ...]:
         r, u = choice
-        rounds = rounds_of(case, tokens, r, u)
+        waves = waves_of(case, tokens, r, u)
         if tokens <= FULL:
-            return rounds * u, rounds
-        return not even(case, tokens, r, u), cycles(case, r, u * UNIT, 0, tokens), rounds * (r + u * UNIT)
+            return waves * u, waves
+        return not even(case, tokens, r, u), cycles(case, r, u * UNIT, 0, tokens), waves * (r + u * UNIT)
 
     return min(choices, key=order)
 
@@ -206,7 +206,7 @@ class Units:
         return rotation.lanes if rotation.turning else 0
 
     @kv.func
-    def keep_angles(self, place: Any, unit: Any, freqs: Any, position: Any) -> None:
+    def store_angles(self, place: Any, unit: Any, freqs: Any, position: Any) -> None:
         """Store the result of :meth:`angles` to shared memory, ANGLE_BYTES of it."""
         for cos, sin in kv.static(self.angles(unit, freqs, position)):
             place.store(cos)
@@ -214,7 +214,7 @@ class Units:
             place = place + 2 * self.angle_lanes * 4
 
     @kv.func
-    def kept_angles(self, place: Any) -> list[Any]:
+    def stored_angles(self, place: Any) -> list[Any]:
         """The stored result of :meth:`angles`."""
         lanes, found = self.angle_lanes, []
         for part in kv.static(range(self.parts("key") if lanes else 0)):

@@ -104,7 +104,7 @@ def kernel_of(config: Config, units: Units, early: bool) -> Any:
     pitch = U * UNIT + HALF  # elements per token of the products in shared memory, free of bank conflicts
     parts = U * (N // COLUMNS) * EACH
     writers = config.writers * WARP
-    rounds = cdiv(N * U, writers)
+    waves = cdiv(N * U, writers)
 
     @kv.func
     def all_arrive():
@@ -199,7 +199,7 @@ def kernel_of(config: Config, units: Units, early: bool) -> Any:
         known[3] = kv.where((own < U) & (unit < units.count), known[3], 0)
         unit = kv.math.min(unit, units.count - 1)
         pages[item] = known[2]
-        units.keep_angles(angles.ptr() + item * ANGLE_BYTES, unit, to.freqs, known[1])
+        units.store_angles(angles.ptr() + item * ANGLE_BYTES, unit, to.freqs, known[1])
         return kv.math.min(token, tokens - 1), kv.math.min(own, U - 1), unit, known
 
     @kv.func
@@ -208,7 +208,7 @@ def kernel_of(config: Config, units: Units, early: bool) -> Any:
         token, own, unit, known = held
         item = kv.thread_id.x - W * WARP + n * writers
         known = [known[0], known[1], pages[item], known[3]]
-        found = units.kept_angles(angles.ptr() + item * ANGLE_BYTES)
+        found = units.stored_angles(angles.ptr() + item * ANGLE_BYTES)
         place = item % N * pitch + own * UNIT
         units.write(to, products.ptr(), place, unit, token, known, found)
 
@@ -218,8 +218,8 @@ def kernel_of(config: Config, units: Units, early: bool) -> Any:
         products = kv.shared(N * pitch, case.rounded, alignment=16)
         # Looked-up data is kept in shared memory: the compiler would move loads to registers after the wait for the
         # products.
-        pages = kv.shared(rounds * writers, i32, alignment=16)
-        angles = kv.shared(rounds * writers * UNIT, f32, alignment=16)
+        pages = kv.shared(waves * writers, i32, alignment=16)
+        angles = kv.shared(waves * writers * UNIT, f32, alignment=16)
         lane, warp = kv.thread_id.x % WARP, kv.shuffle_idx(kv.thread_id.x // WARP, 0)
         tokens = a.x.shape[0]
         if warp < W:
@@ -230,12 +230,12 @@ def kernel_of(config: Config, units: Units, early: bool) -> Any:
         else:
             begin(early)
             held = []
-            for n in kv.static(range(rounds)):
+            for n in kv.static(range(waves)):
                 held.append(prepare(a.to, a.table, tokens, pages, angles, n))
             all_arrive()
             add(array, products, tokens, a.scales)
             all_arrive()
-            for n in kv.static(range(rounds)):
+            for n in kv.static(range(waves)):
                 write(a.to, products, pages, angles, held[n], n)
 
     return project_whole

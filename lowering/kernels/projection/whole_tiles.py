@@ -42,7 +42,7 @@ WARP_ROWS = 16
 KNOWN_BYTES = 16  # what is stored per token: its sequence, position, page and flags
 AHEAD = 1024  # bytes of a row to prefetch to the L2 before the previous kernel ends, if one tile has all tokens
 KEPT_TOKENS = 64  # tokens up to which their angles are in shared memory, too
-COPIERS = 3  # warps: two for the weight, one for tokens
+COPY_WARPS = 3  # warps: two for the weight, one for tokens
 TOGETHER = 4  # units of a thread whose angles are loaded at one time
 
 
@@ -81,28 +81,28 @@ class Config:
         return self.consumers * self.together_rows * WARPGROUP_ROWS
 
     @property
-    def claims(self) -> bool:
+    def reallocates_registers(self) -> bool:
         """Whether consumer warps take over registers of other warps: for many accumulators, or fresh ones besides."""
         return self.together_rows > 1 or (self.case.x is f8e4m3 and self.rows > WARPGROUP_ROWS and self.tokens > FULL)
 
     @property
-    def lookers(self) -> int:
+    def lookup_warps(self) -> int:
         """Warps that look up tokens: with a thread per token if one tile has all of them, for its end waits."""
         return cdiv(self.tile_rows, WARP) if self.tokens <= FULL else 1
 
     @property
     def threads(self) -> int:
-        return WARPGROUP * self.consumers + WARP * (COPIERS + self.lookers)
+        return WARPGROUP * self.consumers + WARP * (COPY_WARPS + self.lookup_warps)
 
     @property
-    def keeps_angles(self) -> bool:
+    def stores_angles(self) -> bool:
         """Whether angles are stored in shared memory before the products are complete."""
         return self.tokens <= KEPT_TOKENS
 
     @property
     def known_bytes(self) -> int:
         """Bytes of the stored token data of a tile."""
-        return self.tile_rows * (KNOWN_BYTES + (self.units * ANGLE_BYTES if self.keeps_angles else 0))
+        return self.tile_rows * (KNOWN_BYTES + (self.units * ANGLE_BYTES if self.stores_angles else 0))
 
     @property
     def pitch(self) -> int:
@@ -237,7 +237,7 @@ def kernel_of(config: Config, units: Units, early: bool) -> Any:
     def ask_ahead(weight, number):
         """Prefetch the block's first reads to the L2 while earlier kernels end."""
         _, first = tile_of(kv.block_id.x, 1)
-        for u in range(number, U, config.lookers):
+        for u in range(number, U, config.lookup_warps):
             if kv.elect():
                 for column in kv.static(units.columns(unit_at(first, u))):
                     for i in kv.static(range(HALF)):
@@ -251,14 +251,14 @@ def kernel_of(config: Config, units: Units, early: bool) -> Any:
         for number in range(kv.block_id.x, tiles_of(tokens), kv.grid_dim.x):
             first, first_unit = tile_of(number, tokens)
             kv.mbarrier_wait(known_empty + slot * BARRIER_BYTES, phase, name="an empty table of tokens")
-            for row in range(warp * WARP + lane, M, config.lookers * WARP):
+            for row in range(warp * WARP + lane, M, config.lookup_warps * WARP):
                 found = look_up(case, a.to, a.table, first + row, tokens)
                 at = known + slot * config.known_bytes
                 (at + row * KNOWN_BYTES).store(kv.vector(i32, found))
-                if config.keeps_angles:
+                if config.stores_angles:
                     for u in kv.static(range(U)):
                         place = at + M * KNOWN_BYTES + (row * U + u) * ANGLE_BYTES
-                        units.keep_angles(place, unit_at(first_unit, u), a.to.freqs, found[1])
+                        units.store_angles(place, unit_at(first_unit, u), a.to.freqs, found[1])
                 elif a.to.freqs is not None:
                     angle = kv.math.min(kv.math.max(found[1], 0), a.to.freqs.shape[0] - 1)
                     kv.cp_async_bulk_prefetch(a.to.freqs.address(angle, 0), turned * a.to.freqs.dtype.itemsize)
@@ -304,18 +304,18 @@ def kernel_of(config: Config, units: Units, early: bool) -> Any:
     @kv.func
     def write(a, products, known, row0, some, token0, first, tokens, warp, lane):
         """Write the heads of a warp's rows, one unit of a token per thread at a time."""
-        rounds, P = cdiv(WARP_ROWS * len(some), WARP), len(some)
-        for start in kv.static(range(0, rounds, TOGETHER)):
+        waves, P = cdiv(WARP_ROWS * len(some), WARP), len(some)
+        for start in kv.static(range(0, waves, TOGETHER)):
             held = []
-            for n in kv.static(range(start, min(start + TOGETHER, rounds))):  # angle loads are in flight together
+            for n in kv.static(range(start, min(start + TOGETHER, waves))):  # angle loads are in flight together
                 item = n * WARP + lane
                 row, own = kv.math.min(item // P, WARP_ROWS - 1), item % P
                 words = (known + (row0 + row) * KNOWN_BYTES).load(i32, 4)
                 flags = kv.where((item < WARP_ROWS * P) & (first + some[0] + own < units.count), words[3], 0)
                 unit = unit_at(first, some[0] + own)
-                if config.keeps_angles:
+                if config.stores_angles:
                     place = known + M * KNOWN_BYTES + ((row0 + row) * U + some[0] + own) * ANGLE_BYTES
-                    found = units.kept_angles(place)
+                    found = units.stored_angles(place)
                 else:
                     found = units.angles(unit, a.to.freqs, words[1])
                 held.append((row, own, unit, [words[0], words[1], words[2], flags], found))
@@ -341,11 +341,11 @@ def kernel_of(config: Config, units: Units, early: bool) -> Any:
                 kv.mbarrier_init(full + n * BARRIER_BYTES, 3, f"full[{n}]")
                 kv.mbarrier_init(empty + n * BARRIER_BYTES, consumers, f"empty[{n}]")
             for n in kv.static(range(2)):
-                kv.mbarrier_init(known_full + n * BARRIER_BYTES, config.lookers, f"full_known[{n}]")
+                kv.mbarrier_init(known_full + n * BARRIER_BYTES, config.lookup_warps, f"full_known[{n}]")
                 kv.mbarrier_init(known_empty + n * BARRIER_BYTES, consumers, f"empty_known[{n}]")
             kv.fence_mbarrier_init()
         kv.barrier()
-        if config.claims:
+        if config.reallocates_registers:
             if warp < consumers:
                 kv.setmaxnreg(232, "increase")
             else:
@@ -379,8 +379,8 @@ def kernel_of(config: Config, units: Units, early: bool) -> Any:
         if warp == consumers + 2:
             begin(early)
             copy_tokens(a.x_map, array, full, empty, tokens)
-        if warp >= consumers + COPIERS:
-            number = warp - (consumers + COPIERS)
+        if warp >= consumers + COPY_WARPS:
+            number = warp - (consumers + COPY_WARPS)
             if config.tokens <= FULL and early and not config.constant:
                 ask_ahead(a.weight, number)
             begin(early)

@@ -24,7 +24,7 @@ from ..common import (
     Work,
     converted,
     head_and_lane,
-    holds,
+    in_range,
     most_lanes,
     row_alignment,
     sequence_of,
@@ -156,7 +156,7 @@ class Turning:
         """
         angles = Angles(a.freqs, self.rows, self.positions(position, a.position_ids, row), self.sections)
         keys = a.collection.get_key_cache(a.layer)
-        kept = holds(a.collection, position)
+        kept = in_range(a.collection, position)
         items = self.items
         for item in range(first, self.work.items, self.work.step):
             if item < items.first_key:

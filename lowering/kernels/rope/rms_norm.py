@@ -22,7 +22,7 @@ from ..common import (
     Work,
     converted,
     head_and_lane,
-    holds,
+    in_range,
     inverse_rms,
     row_alignment,
     sequence_of,
@@ -78,7 +78,7 @@ def rms_norm_kernel(
                 b, inside, i = sequence_of(row_offsets, first_token + n)
                 if inside:
                     position = cache.cache_length(b) + i
-                    if holds(cache, position):
+                    if in_range(cache, position):
                         for item in range(first, work.items, work.step):
                             h, lane, active = head_and_lane(item, heads, group.lanes)
                             whole = (

@@ -34,7 +34,7 @@ from ..common import (
     begin,
     converted,
     head_and_lane,
-    holds,
+    in_range,
     most_lanes,
     row_alignment,
     sequence_of,
@@ -59,7 +59,7 @@ def rope_append_kernel(work: Work, writer: HeadWriter, early: bool) -> Any:
                 position = collection.cache_length(b) + i
                 keys, values = collection.get_key_cache(layer), collection.get_value_cache(layer)
                 angles = Angles(freqs, rows, (position,))
-                kept = holds(collection, position)
+                kept = in_range(collection, position)
                 for item in range(first, work.items, work.step):
                     if item < items.first_key:
                         h, part, active = head_and_lane(item, items.query_heads, items.query)
@@ -192,7 +192,7 @@ def rope_together_kernel(spec: CacheSpec, work: Work, q: Turns, k: Turns, v: Sha
                 angles = Angles(freqs, rows, (position,))
                 _, part, _ = q.share.place(thread, 0)
                 angle = q.rotation.angles_of(q.unit(part), angles) if alike else None
-                if holds(collection, position):
+                if in_range(collection, position):
                     for n in kv.static(range(v.rounds)):
                         h, part, exists = v.place(thread, n)
                         if exists:

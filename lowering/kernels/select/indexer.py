@@ -81,7 +81,7 @@ def on_tensor_cores(c: Case, target: Target) -> bool:
 def seen_tokens(collection: Any, queries: Any, row: Any) -> tuple[Any, Any]:
     """(sequence, number of visible tokens) of a query row; 0 tokens for a row of no sequence."""
     b, seen = kv.i32(0), kv.i32(0)
-    if queries.holds(row):
+    if queries.in_range(row):
         b = queries.sequence(row)
         seen = at_most(collection.cache_length(b) + queries.token(b, row) + 1, collection.token_capacity())
     return b, seen

@@ -128,7 +128,7 @@ def combine_kernel(c: DecodeConfig) -> Any:
             x = with_prior(x, prior[(*token, h, d)], of_prior)
         return c.case.out(x)
 
-    @kv.kernel(block=(32 * WARPS, 1, 1), min_blocks=max(1, (16 if c.leaves_splits else 32) // WARPS))
+    @kv.kernel(block=(32 * WARPS, 1, 1), min_blocks=max(1, (16 if c.stores_splits else 32) // WARPS))
     def attention_combine(a: AttentionArguments):
         lane, warp = kv.lane_id(), kv.warp_id()
         queries = queries_of(c.case.padded, a.extents, a.out, a.kv_offsets)

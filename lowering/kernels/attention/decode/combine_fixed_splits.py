@@ -44,7 +44,7 @@ def fixed_combining(c: DecodeConfig, work: SimpleNamespace) -> SimpleNamespace:
     def begin(lane, warp):
         """Allocate shared memory for the warps' sums."""
         exponents = kv.shared((WARPS, _EXPONENTS, 32), kv.f32)
-        if c.leaves_splits:
+        if c.stores_splits:
             if warp == 0:
                 for i in kv.static(range(_EXPONENTS)):
                     exponents[0, i, lane] = kv.bitcast(ordered(kv.bitcast(kv.f32(NO_EXPONENT), kv.i32)), kv.f32)
@@ -97,12 +97,12 @@ def fixed_combining(c: DecodeConfig, work: SimpleNamespace) -> SimpleNamespace:
         return own, bins
 
     @kv.func
-    def those_from(units, tile_indptr, b, base, lane, warp):
+    def units_from(units, tile_indptr, b, base, lane, warp):
         """This warp's next units from ``base`` up, as bits of words: the units with a sum of the sequence, and the
         units that do not start within it.
         """
         each, count = splits_of(tile_indptr, b)
-        return sums.those_of(units, tile_indptr, b, each, count, base + warp + lane * WARPS)[:2]
+        return sums.units_with_splits(units, tile_indptr, b, each, count, base + warp + lane * WARPS)[:2]
 
     @kv.func
     def of_sums(units, partials, tile_indptr, b, own_part, place, left, warp):
@@ -132,7 +132,7 @@ def fixed_combining(c: DecodeConfig, work: SimpleNamespace) -> SimpleNamespace:
                             bins[i : i + K] = add_bins(bins[i : i + K], theirs[i : i + K])
                 own = tops
                 if base + WARPS * UNITS <= left.last:
-                    there, begin = those_from(units, tile_indptr, b, base + WARPS * UNITS, lane, warp)
+                    there, begin = units_from(units, tile_indptr, b, base + WARPS * UNITS, lane, warp)
         return own, bins
 
     @kv.func
@@ -175,16 +175,16 @@ def fixed_combining(c: DecodeConfig, work: SimpleNamespace) -> SimpleNamespace:
 
         Both units are the same if one unit has the whole sequence.
         """
-        if c.leaves_splits:
+        if c.stores_splits:
             left.last = splits_of(tile_indptr, b)[1]
         else:
             left.first, left.last = work.units_of(units, tile_indptr, b)
             each, count = splits_of(tile_indptr, b)
             for base in range(left.first, left.last + 1, 32):
-                _, begin, end = sums.those_of(units, tile_indptr, b, each, count, base + lane)
+                _, begin, end = sums.units_with_splits(units, tile_indptr, b, each, count, base + lane)
                 if (begin & end) != 0:
                     left.last = left.first
-            left.there, left.begin = those_from(units, tile_indptr, b, left.first, lane, warp)
+            left.there, left.begin = units_from(units, tile_indptr, b, left.first, lane, warp)
 
     @kv.func
     def gather(shared, units, partials, tile_indptr, b, own_part, place, left, warp):
@@ -193,7 +193,7 @@ def fixed_combining(c: DecodeConfig, work: SimpleNamespace) -> SimpleNamespace:
         ``own_part`` is the part that the block combines, ``place`` is (column tile, step of the head, query row).
         """
         (exponents, staged), lane = shared, own_part.lane
-        if c.leaves_splits:
+        if c.stores_splits:
             _, bins = of_splits(exponents, partials, b, own_part, place, left.last, warp)
         else:
             own, bins = of_sums(units, partials, tile_indptr, b, own_part, place, left, warp)
@@ -202,7 +202,7 @@ def fixed_combining(c: DecodeConfig, work: SimpleNamespace) -> SimpleNamespace:
         for i in kv.static(range(_NUMBERS * K)):
             staged[warp, i, lane] = bins[i]
         kv.barrier()
-        if c.leaves_splits:
+        if c.stores_splits:
             for i in range(warp, _NUMBERS * K, WARPS):
                 nothing = kv.where(i % K == 0, empty(0), empty(1))
                 if K > 2:
@@ -218,7 +218,7 @@ def fixed_combining(c: DecodeConfig, work: SimpleNamespace) -> SimpleNamespace:
         """(maximum, sum of weights, one of two values) of a lane's row over all warps' sums."""
         exponents, staged = shared
         first = [0, K + half * K]  # the first bins of the weights and of the value
-        if c.leaves_splits:
+        if c.stores_splits:
             tops = [kv.bitcast(ordered(kv.bitcast(exponents[0, i, lane], kv.i32)), kv.f32) for i in range(_EXPONENTS)]
             bins = [staged[WARPS, at + k, lane] for at in first for k in range(K)]
         else:

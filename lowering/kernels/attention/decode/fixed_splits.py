@@ -222,7 +222,7 @@ def fixed_splits(c: DecodeConfig, work: SimpleNamespace, partial: SimpleNamespac
             store_weights(sums, nt, new)
 
     @kv.func
-    def leave_sum(place, sums, row0, n, lane):
+    def store_sum(place, sums, row0, n, lane):
         """Copy the sums of existing rows to the workspace."""
         for nt in kv.static(range(NT)):
             if partial.rows_here(nt, row0, n, lane):
@@ -233,7 +233,7 @@ def fixed_splits(c: DecodeConfig, work: SimpleNamespace, partial: SimpleNamespac
                     store(place, nt, KS * K + i, load(sums, nt, KS * K + i))
 
     @kv.func
-    def leave_rows(place, sums, row0, n, lane):
+    def store_rows(place, sums, row0, n, lane):
         """Store the sums in the layout of the combine kernel: per row (exponent of the values, exponent of the weights;
         bins of the weights); then, per step of the head and bin, the two values of each row.
         """
@@ -269,7 +269,7 @@ def fixed_splits(c: DecodeConfig, work: SimpleNamespace, partial: SimpleNamespac
         return [sum_of(values_at(fours, j)) for j in range(4)]
 
     @kv.func
-    def leave_split(place, m, l, o, row0, n, lane):
+    def store_split(place, m, l, o, row0, n, lane):
         """Store a split's partial result in the layout of the combine kernel: per row (exponent of the values, exponent
         of the weights; sum of weights); then, per step of the head, the two values of each row.
         """
@@ -292,7 +292,7 @@ def fixed_splits(c: DecodeConfig, work: SimpleNamespace, partial: SimpleNamespac
         held.count = work.split_count(tile_indptr, b, held.each)
         held.own = work.split_of(tile_indptr, b, batch_tile, held.each)
         held.split = held.own
-        if not c.leaves_splits:
+        if not c.stores_splits:
             clear(sums)
 
     @kv.func
@@ -304,8 +304,8 @@ def fixed_splits(c: DecodeConfig, work: SimpleNamespace, partial: SimpleNamespac
         """
         (b, n), (held, more) = of, split
         whole, sums, part, row0, lane = kv.bool(False), own.sums, own.part, own.row0, own.lane
-        if c.leaves_splits:
-            leave_split(work.slot_of(a.partials, b * c.most_splits + held.split, part, lane), m, l, o, row0, n, lane)
+        if c.stores_splits:
+            store_split(work.slot_of(a.partials, b * c.most_splits + held.split, part, lane), m, l, o, row0, n, lane)
         else:
             with kv.trace("add split"):
                 add_split(sums, m, l, o)
@@ -314,13 +314,13 @@ def fixed_splits(c: DecodeConfig, work: SimpleNamespace, partial: SimpleNamespac
                 whole = taken == held.count
                 if ~whole:
                     if c.combine:
-                        leave_rows(work.fixed_partial_of(a.partials, unit, held.own, part, lane), sums, row0, n, lane)
+                        store_rows(work.fixed_partial_of(a.partials, unit, held.own, part, lane), sums, row0, n, lane)
                     else:
                         whole = last(units, a, tile_indptr, b, own, n, unit, held, taken)
         return whole
 
     @kv.func
-    def those_of(units, tile_indptr, b, each, count, r):
+    def units_with_splits(units, tile_indptr, b, each, count, r):
         """32 work units, one per lane, as bits of words: units with splits of a sequence, units that do not start
         within it, and units that do not end before its end.
         """
@@ -349,14 +349,14 @@ def fixed_splits(c: DecodeConfig, work: SimpleNamespace, partial: SimpleNamespac
         arrived = partial.arrived(counter, lane)
         if arrived != others:  # another warp is still working: publish this part, then check again
             with kv.trace("leave sum"):
-                leave_sum(work.fixed_partial_of(a.partials, unit, held.own, part, lane), sums, row0, n, lane)
-                arrived = partial.tell(counter, taken, lane)
+                store_sum(work.fixed_partial_of(a.partials, unit, held.own, part, lane), sums, row0, n, lane)
+                arrived = partial.publish(counter, taken, lane)
         if arrived == others:
-            partial.begin_again(counter, lane)
+            partial.reset_counter(counter, lane)
             holder = partial.holder(row0, n, lane)
             first, more = work.first_unit_of(units, tile_indptr, b), kv.bool(True)
             while more:
-                bits, begin, end = those_of(units, tile_indptr, b, held.each, held.count, first + lane)
+                bits, begin, end = units_with_splits(units, tile_indptr, b, held.each, held.count, first + lane)
                 more = end == 0
                 found = SimpleNamespace(first=first, others=bits & ~kv.ballot(first + lane == unit), begin=begin)
                 while found.others != 0:
@@ -365,4 +365,6 @@ def fixed_splits(c: DecodeConfig, work: SimpleNamespace, partial: SimpleNamespac
                 first = first + 32
         return arrived == others
 
-    return SimpleNamespace(begin=begin, finish=finish, weights_of=weights_of, values_of=values_of, those_of=those_of)
+    return SimpleNamespace(
+        begin=begin, finish=finish, weights_of=weights_of, values_of=values_of, units_with_splits=units_with_splits
+    )

@@ -44,7 +44,7 @@ from kvarn.lowering.schedules.decode import COLUMNS, NEVER, DecodeConfig, config
 from ..arguments import AttentionArguments
 from ..case import Case, last_not_above
 from ..queries import batch_of, queries_of
-from ..softmax import array_read, hold, modified_one, modifies, score_unit, shown
+from ..softmax import array_read, hoist_query_reads, modified_one, modifies, score_unit, shown
 from .combine import combine_kernel
 from .partials import lane_sum
 from .products import products
@@ -76,15 +76,15 @@ def decode_kernel(c: DecodeConfig) -> Any:
         return kv.where(seen, s, float("-inf"))
 
     @kv.func
-    def queries_held(slopes, arrays, b, head, row0, start, lane, keys):
+    def query_positions(slopes, arrays, b, head, row0, start, lane, keys):
         """(query head, position) of each of the lane's query rows, if functions are evaluated per key; otherwise
         none."""
         found = []
-        if modifies(c.case) or c.case.mask.asked:
+        if modifies(c.case) or c.case.mask.evaluated:
             for nt in kv.static(range(NT)):
                 for u in kv.static(range(2)):
                     found.append(query_of(nt, u, lane, head, row0, start))
-            hold(c.case, b, found, keys, slopes, arrays)
+            hoist_query_reads(c.case, b, found, keys, slopes, arrays)
         return found
 
     @kv.func
@@ -120,7 +120,7 @@ def decode_kernel(c: DecodeConfig) -> Any:
             unit[0], unit[1] = unit_of, 1.0 / unit_of
 
     @kv.func
-    def sharers(stages, number, mt):
+    def score_exchange(stages, number, mt):
         """(memory of the first of the warps that share a head, offset in it of a stage's scores of a row tile, this
         warp's number among them).
         """
@@ -144,7 +144,7 @@ def decode_kernel(c: DecodeConfig) -> Any:
         for mt in kv.static(range(MT)):
             of_tile = multiply.scores(q, q_place, stage, mt, of_keys, lane)
             if c.slices > 1:
-                of_tile = multiply.whole_scores(of_tile, *sharers(stages, number, mt), lane)
+                of_tile = multiply.whole_scores(of_tile, *score_exchange(stages, number, mt), lane)
             for nt in kv.static(range(NT)):
                 found = of_tile[nt]
                 for i in kv.static(range(4)):
@@ -163,7 +163,7 @@ def decode_kernel(c: DecodeConfig) -> Any:
                 edge = edge | (tile * TT < seen_first)
         if c.case.blocks:
             edge = ~stream.seen_whole(tokens, keys)
-        elif c.case.mask.asked:
+        elif c.case.mask.evaluated:
             edge = True
         if edge:
             for mt in kv.static(range(MT)):
@@ -331,7 +331,7 @@ def decode_kernel(c: DecodeConfig) -> Any:
                     q = multiply.query(a.query, queries, b, head, row0, n, lane, q_place, column0)
                 m, l, o = [kv.f32(NEVER)] * (2 * NT), [kv.f32(0.0)] * (2 * NT), [kv.f32(0.0)] * (4 * NT * KS)
                 unit = [kv.f32(2.0**-100), kv.f32(2.0**100)]
-                places = queries_held(*functions, b, head, row0, start, lane, keys)
+                places = query_positions(*functions, b, head, row0, start, lane, keys)
                 split_end = kv.math.min(batch_tile + held.each, until) if c.split else until
                 split_last = kv.math.min(tile + (split_end - batch_tile), last)
                 for i in range(tile, split_last):
@@ -366,7 +366,7 @@ def decode_kernel(c: DecodeConfig) -> Any:
                 # A warp without rows of the sequence stores nothing, and no warp waits for it.
                 if row0 < rows * G:
                     with kv.trace("combine and write"):
-                        m, l, o = results_of.shared_out(m, l, o, lane)
+                        m, l, o = results_of.redistributed(m, l, o, lane)
                         if c.split:
                             whole = results_of.finish_fixed(
                                 units, a, tile_indptr, (done, rows), own, r, (held, more), m, l, o
@@ -413,7 +413,7 @@ def launch(case: Case, at: Expansion, op: Any) -> None:
     max_units = max_units + (one - max_units.least(one))  # where the heads alone are more blocks than scheduled
     batch = batch_of(op, at)
     partial_results = max_units * 2
-    if config.leaves_splits:
+    if config.stores_splits:
         partial_results = batch * config.most_splits
     partials = at.workspace(partial_results * (config.row_groups * config.quads * 512))
     counters = at.workspace(batch * (4 * config.row_groups), zeroed=True)

@@ -47,7 +47,7 @@ def partials_of(c: DecodeConfig) -> SimpleNamespace:
         return t + kv.where((lane & 2) != 0, KS, 0) if c.halves > 1 else t
 
     @kv.func
-    def shared_out(m, l, o, lane):
+    def redistributed(m, l, o, lane):
         """A partial result whose columns are redistributed: a lane without rows takes half of a neighbour's columns."""
         if c.halves == 1:
             return m, l, o
@@ -79,7 +79,7 @@ def partials_of(c: DecodeConfig) -> SimpleNamespace:
         (place + (nt * (KS + 1) + KS) * 512).store(four)
 
     @kv.func
-    def leave(place, m, l, o, row0, n, lane):
+    def store_existing(place, m, l, o, row0, n, lane):
         """Store a partial result for the existing rows."""
         for nt in kv.static(range(NT)):
             if rows_here(nt, row0, n, lane):
@@ -124,7 +124,7 @@ def partials_of(c: DecodeConfig) -> SimpleNamespace:
         return kv.shuffle_idx(found, 0)
 
     @kv.func
-    def tell(counter, count, lane):
+    def publish(counter, count, lane):
         """Publish parts in the workspace; returns the count of parts published before."""
         kv.syncwarp()
         found = kv.i32(0)
@@ -133,13 +133,13 @@ def partials_of(c: DecodeConfig) -> SimpleNamespace:
         return kv.shuffle_idx(found, 0)
 
     @kv.func
-    def begin_again(counter, lane):
+    def reset_counter(counter, lane):
         """Reset the counter for the next launch; afterwards all lanes may read the other warps' parts."""
         kv.syncwarp()
         if lane == 0:
             counter.store(kv.i32(0))
 
     return SimpleNamespace(
-        first_row=first_row, step_of=step_of, shared_out=shared_out, rows_here=rows_here, holder=holder, leave=leave,
-        load=load, add=add, arrived=arrived, tell=tell, begin_again=begin_again,
+        first_row=first_row, step_of=step_of, redistributed=redistributed, rows_here=rows_here, holder=holder, load=load,
+        store_existing=store_existing, add=add, arrived=arrived, publish=publish, reset_counter=reset_counter,
     )  # fmt: skip

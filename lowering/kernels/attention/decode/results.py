@@ -162,7 +162,7 @@ def results(c: DecodeConfig, work: SimpleNamespace) -> SimpleNamespace:
         if first != last:
             place = work.partial_of(units, a.partials, tile_indptr, b, own.part, unit, lane)
             if c.combine:
-                partial.leave(place, m, l, o, row0, n, lane)
+                partial.store_existing(place, m, l, o, row0, n, lane)
             else:
                 others = last - first  # the number of other units with parts of the sequence
                 counter = a.counters.address(0) + (b * c.row_groups + own.part) * 4
@@ -170,11 +170,11 @@ def results(c: DecodeConfig, work: SimpleNamespace) -> SimpleNamespace:
                 # The last warp starts from its own result if its unit is the first.
                 if (arrived != others) | (unit > first):
                     begin = first
-                    partial.leave(place, m, l, o, row0, n, lane)
+                    partial.store_existing(place, m, l, o, row0, n, lane)
                     if arrived != others:  # another warp is still working: publish this part, then check again
-                        arrived = partial.tell(counter, 1, lane)
+                        arrived = partial.publish(counter, 1, lane)
                 if arrived == others:
-                    partial.begin_again(counter, lane)
+                    partial.reset_counter(counter, lane)
                     whole = kv.bool(True)
                     if begin == first:
                         for x, nothing in kv.static(((m, NEVER), (l, 0.0), (o, 0.0))):
@@ -185,6 +185,6 @@ def results(c: DecodeConfig, work: SimpleNamespace) -> SimpleNamespace:
 
     fixed = fixed_splits(c, work, partial)
     return SimpleNamespace(
-        shared_out=partial.shared_out, write_out=write_out, finish=finish, begin_fixed=fixed.begin,
+        redistributed=partial.redistributed, write_out=write_out, finish=finish, begin_fixed=fixed.begin,
         finish_fixed=fixed.finish, write_sums=write_sums,
     )  # fmt: skip
