@@ -140,6 +140,7 @@ def partials_of(c: DecodeConfig) -> SimpleNamespace:
             counter.store(kv.i32(0))
 
     return SimpleNamespace(
-        first_row=first_row, step_of=step_of, redistributed=redistributed, rows_here=rows_here, holder=holder, load=load,
-        store_existing=store_existing, add=add, arrived=arrived, publish=publish, reset_counter=reset_counter,
+        first_row=first_row, step_of=step_of, redistributed=redistributed, rows_here=rows_here, holder=holder,
+        load=load, store_existing=store_existing, add=add, arrived=arrived, publish=publish,
+        reset_counter=reset_counter,
     )  # fmt: skip
