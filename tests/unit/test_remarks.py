@@ -67,7 +67,7 @@ def test_what_a_kernel_writes_it_does_not_read_by_the_read_only_path():
         (Choice(), {}, ("split-kv-loops", "passed", "tiles that the mask does not touch are not masked")),
         (Choice(), {}, ("pipeline-kv-loops", "passed", "runs beside the next one's first")),
         (Choice(), {}, ("skip-kv-rescales", "passed", "rescale is skipped where no maximum moved")),
-        (Choice(), {}, ("defer-kv-reductions", "passed", "lanes sum up after the loop")),
+        (Choice(), {}, ("defer-kv-reductions", "passed", "lanes are summed after the loop")),
     ],
     ids=lambda x: x[0] + x[2][:12] if isinstance(x, tuple) else "",
 )  # fmt: skip
