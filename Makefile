@@ -38,10 +38,10 @@ setup: $(VENV)/.installed ## set up .venv: kvarn (editable) and everything the o
 check: setup ## lint, type check, and every test, lit's included (ARGS="-k paged" picks some)
 	@$(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder $(ARGS)
 
-check-all: setup ## what check does, with every case of the tests of which it takes a sample
-	@KVARN_TEST_ALL=1 $(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder $(ARGS)
+check-all: setup ## what check does, every case of sampled tests, and the tests of bench and release
+	@KVARN_TEST_ALL=1 $(BIN)/python -m pytest tests bench/tests release/tests -n $(JOBS) --dist loadfile --no-loadscope-reorder $(ARGS)
 
-test: setup ## the tests without the linters, one process (ARGS="tests/unit -x")
+test: setup ## the tests without the linters, one process (ARGS="tests/dsl -x")
 	@$(BIN)/python -m pytest --ignore tests/test_lint.py $(ARGS)
 
 lint: setup ## ruff (rules and format), clang-format and pyright

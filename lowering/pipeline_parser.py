@@ -52,7 +52,7 @@ class Step:
     optional : bool
         Whether a target's pipeline is correct without it.
     purpose : {"transform", "check", "instrumentation"}
-        Its purpose in the pipeline. An optional transform changes some program (tests/unit/test_optional_passes.py).
+        Its purpose. An optional transform changes some program (tests/lowering/test_optional_passes.py).
     upstream : bool
         Whether it is a step of MLIR's passes.
     group : str or None

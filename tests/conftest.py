@@ -56,9 +56,10 @@ def _sample(config, items):
             continue
         marker = item.get_closest_marker("sampled")
         name = item.nodeid.partition("[")[0]
-        placed = "place" in getattr(item, "fixturenames", ()) and "/unit/" in name
+        here = "/gpu/" not in name and "/pytorch/" not in name
+        placed = here and "place" in getattr(item, "fixturenames", ())
         interpreted = placed and "[sm_90a" in item.nodeid
-        if marker is not None or placed or (cases[name] > MANY and "/unit/" in name):
+        if marker is not None or placed or (here and cases[name] > MANY):
             usual = INTERPRETED if interpreted else HOSTED if placed else OF_MANY
             one_in = marker.args[0] if marker is not None else usual
             test = name + "[sm_90a" * interpreted
@@ -98,7 +99,7 @@ def _private_cache(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("KVARN_CACHE_DIR", str(folder))
         if "KVARN_HOST_OPT" not in os.environ and not os.environ.get("KVARN_TEST_ALL"):
-            patch.setenv("KVARN_HOST_OPT", "0")  # kernels run once: tests/unit/test_host_code.py compares the levels
+            patch.setenv("KVARN_HOST_OPT", "0")  # kernels run once: tests/ops/test_host_code.py compares the levels
         yield
 
 

@@ -551,9 +551,10 @@ def test_the_kernel_language_has_every_ptx_intrinsic():
 
 def test_a_place_and_a_stored_problem_are_made_in_one_way():
     """Suites that run on the host, in the interpreter and on a GPU share a fixture; problems come from one function."""
-    tests = {_name(path): path.read_text() for path in PYTHON if path.is_relative_to(ROOT / "tests" / "unit")}
+    alike = [path for path in PYTHON if path.is_relative_to(ROOT / "tests")]
+    tests = {_name(p): p.read_text() for p in alike if p.parent.name not in ("reference", "gpu", "pytorch", "tests")}
     made = [name for name, text in tests.items() if re.search(r"^def (place|stored_problem)\(", text, re.M)]
-    alone = [f"tests/unit/test_{name}.py" for name in ("bounds", "launch_maps", "tma_copies")]
+    alone = [f"tests/{name}.py" for name in ("caches/test_tma_copies", "ops/test_bounds", "runtime/test_launch_maps")]
     assert made == alone, "the others take the fixture of tests/conftest.py"
     filled = [
         name for name, text in tests.items() if re.search(r"= random_problem\(.*\n +fill_cached\(rng, problem, ", text)

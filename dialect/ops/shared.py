@@ -34,6 +34,9 @@ class _StoresTile(EffectModel):
     effects = (Effect(READ, MEMORY), Effect(WRITE, ELEMENTS))
 
 
+MOST_BYTES = 1 << 20  # of one allocation: more than the shared memory of any GPU
+
+
 class AllocSharedOp(Kv.Operation, name="alloc_shared", traits=[AllocatesShared]):
     """A block of shared memory that lives as long as the thread block.
 
@@ -46,10 +49,10 @@ class AllocSharedOp(Kv.Operation, name="alloc_shared", traits=[AllocatesShared])
 
     def verify_invariants(self) -> bool:
         size, alignment = verify.integer(self.bytes), verify.integer(self.alignment)
-        if size is None or size < 1:
-            return verify.fail(self, f"bytes must be a positive integer, got {self.bytes}")
-        if alignment is None or alignment < 1 or alignment & (alignment - 1):
-            return verify.fail(self, f"alignment must be a power of two, got {self.alignment}")
+        if size is None or not 1 <= size <= MOST_BYTES:
+            return verify.fail(self, f"bytes must be an integer in [1, {MOST_BYTES}], got {self.bytes}")
+        if alignment is None or not 1 <= alignment <= MOST_BYTES or alignment & (alignment - 1):
+            return verify.fail(self, f"alignment must be a power of two up to {MOST_BYTES}, got {self.alignment}")
         got = self.operation.results[0].type
         return str(got) == "!llvm.ptr<3>" or verify.fail(self, f"result must be !llvm.ptr<3>, got {got}")
 

@@ -202,8 +202,17 @@ func.func @rule(%x: index) {
 
 // Rule: a shared block has bytes.
 func.func @rule() {
-  // expected-error @below {{'kv.alloc_shared' op bytes must be a positive integer, got 0 : i64}}
+  // expected-error @below {{'kv.alloc_shared' op bytes must be an integer in [1, 1048576], got 0 : i64}}
   %0 = "kv.alloc_shared"() {bytes = 0 : i64, alignment = 16 : i64} : () -> !llvm.ptr<3>
+  return
+}
+
+// -----
+
+// Rule: a shared block is within what a GPU may have.
+func.func @rule() {
+  // expected-error @below {{'kv.alloc_shared' op bytes must be an integer in [1, 1048576], got 9223372036854775807 : i64}}
+  %0 = "kv.alloc_shared"() {bytes = 9223372036854775807 : i64, alignment = 16 : i64} : () -> !llvm.ptr<3>
   return
 }
 
@@ -211,7 +220,7 @@ func.func @rule() {
 
 // Rule: alignments are powers of two.
 func.func @rule() {
-  // expected-error @below {{'kv.alloc_shared' op alignment must be a power of two, got 24 : i64}}
+  // expected-error @below {{'kv.alloc_shared' op alignment must be a power of two up to 1048576, got 24 : i64}}
   %0 = "kv.alloc_shared"() {bytes = 16 : i64, alignment = 24 : i64} : () -> !llvm.ptr<3>
   return
 }

@@ -154,10 +154,10 @@ def _numpy() -> types.SimpleNamespace:
     """The part of ``kvarn`` that texts call, over arrays."""
 
     def where(condition: Any, a: Any, b: Any) -> Any:
-        return np.where(condition, np.asarray(a, np.float64), np.asarray(b, np.float64))
+        return np.where(condition, f32(a), f32(b))
 
     def f32(x: Any) -> Any:
-        return np.float64(np.float32(x)) if np.ndim(x) == 0 else np.asarray(x).astype(np.float32).astype(np.float64)
+        return np.asarray(x).astype(np.float32)
 
     return types.SimpleNamespace(where=where, f32=f32, math=types.SimpleNamespace(tanh=np.tanh))
 
@@ -186,6 +186,7 @@ def draw(seed: int, kind: str, batch: int, heads: int, extreme: bool) -> Functio
     def evaluated(*operands: Any) -> Any:
         arrays = [_Arrays(a) for a in grammar.arrays]
         first, last = operands[:-4], operands[-4:]
+        first = tuple(np.asarray(s, np.float32) for s in first)  # scores, which are computed in f32
         with np.errstate(all="ignore"):
             return plain(*first, *(np.asarray(x, np.int32) for x in last), *arrays)
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""What the suites of tests/unit that are run here as well find in place of the host."""
+"""What the suites of the other folders that are run here as well find in place of the host."""
 
 import pytest
 from reference import places

@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 """Robustness of attention on a GPU: every case of ``reference.attention_cases`` for every kernel that takes it.
 
-``"auto"`` is the choice of the operation: decode for few queries, else tiles, else simt. The groups that the cases
-belong to are listed in tests/unit/test_robustness_index.py.
+``"auto"`` is the choice of the operation: decode for few queries, else tiles, else simt.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""Robustness of look-ups, accesses and stores on a GPU, over torch tensors: the suites of tests/unit."""
+"""Robustness of look-ups, accesses and stores on a GPU, over torch tensors: suites of tests/ops and tests/caches."""
 
 from __future__ import annotations
 

@@ -125,5 +125,7 @@ def _attention_shared(
 
 def _unrounded(query: Any, title: str, value_size: int | None = None) -> Any:
     """A new output in f32, for what another source is combined with; of as many columns as the query by default."""
-    columns = query.shape[-1] if value_size is None else value_size
-    return checks.empty(query, (*query.shape[:-1], columns), f32, "what lies between two sources", title)
+    *rows, size = checks.shape_of(query, f"{title}: query")
+    return checks.empty(
+        query, (*rows, size if value_size is None else value_size), f32, "what lies between two sources", title
+    )

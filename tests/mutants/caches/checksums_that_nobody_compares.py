@@ -4,4 +4,4 @@
 SYMBOL = "kvarn.artifact.bundle:_read"
 OLD = 'if hashlib.sha256(code).hexdigest() != facts["sha256"]:'
 NEW = "if False:"
-CAUGHT_BY = ("tests/unit/test_artifact.py::test_damaged_bundles_are_refused",)
+CAUGHT_BY = ("tests/compilation/test_artifact.py::test_damaged_bundles_are_refused",)

@@ -6,4 +6,4 @@ under KVARN_CHECK.
 SYMBOL = "kvarn.compilation.driver:key_of"
 OLD = '"check": settings.check, '
 NEW = ""
-CAUGHT_BY = ("tests/unit/test_keys.py::test_settings_are_part_of_the_keys",)
+CAUGHT_BY = ("tests/compilation/test_keys.py::test_settings_are_part_of_the_keys",)

@@ -4,4 +4,4 @@
 SYMBOL = "kvarn.compilation.disk_cache:CompileCache._clean_up"
 OLD = "sorted(files)"
 NEW = "sorted(files, reverse=True)"
-CAUGHT_BY = ("tests/unit/test_cache.py::test_least_recently_used_goes_first",)
+CAUGHT_BY = ("tests/compilation/test_cache.py::test_least_recently_used_goes_first",)

@@ -4,4 +4,4 @@
 SYMBOL = "kvarn.caches.model:HostModel._write"
 OLD = 'page < self._at["num_blocks"]'
 NEW = 'page <= self._at["num_blocks"]'
-CAUGHT_BY = ("tests/unit/test_caches.py::test_store_through_a_page_out_of_range_is_dropped",)
+CAUGHT_BY = ("tests/caches/test_caches.py::test_store_through_a_page_out_of_range_is_dropped",)

@@ -7,6 +7,6 @@ SYMBOL = "kvarn.caches.checks:table_covers"
 OLD = "columns * page_size < max_cache_length"
 NEW = "(columns + 1) * page_size < max_cache_length"
 CAUGHT_BY = (
-    "tests/unit/test_caches_checks.py::test_paged_collection_refuses",
-    "tests/unit/test_caches_checks.py::test_the_other_kinds_refuse",
+    "tests/caches/test_caches_checks.py::test_paged_collection_refuses",
+    "tests/caches/test_caches_checks.py::test_the_other_kinds_refuse",
 )

@@ -4,4 +4,4 @@
 SYMBOL = "kvarn.dialect.layout:scale_offset"
 OLD = "dim // spec.granularity"
 NEW = "-(-dim // spec.granularity)"
-CAUGHT_BY = ("tests/unit/test_caches.py::test_scale_index_is_a_floor_and_views_do_not_alias",)
+CAUGHT_BY = ("tests/caches/test_caches.py::test_scale_index_is_a_floor_and_views_do_not_alias",)

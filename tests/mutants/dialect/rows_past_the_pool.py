@@ -5,6 +5,6 @@ SYMBOL = "kvarn.dialect.layout:num_rows"
 OLD = "(num_blocks - 1)"
 NEW = "num_blocks"
 CAUGHT_BY = (
-    "tests/unit/test_launch_tensormap.py::test_rows_of_a_tile_are_the_layouts_rows",
-    "tests/unit/test_members.py::test_num_kv_rows_spans_the_view",
+    "tests/runtime/test_launch_tensormap.py::test_rows_of_a_tile_are_the_layouts_rows",
+    "tests/caches/test_members.py::test_num_kv_rows_spans_the_view",
 )

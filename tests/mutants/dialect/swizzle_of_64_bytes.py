@@ -4,4 +4,4 @@
 SYMBOL = "kvarn.dialect.shared_layout:SharedLayout._swizzled"
 OLD = "64: 1,"
 NEW = "64: 0,"
-CAUGHT_BY = ("tests/unit/test_shared_layout.py::test_a_swizzled_tile_is_what_tma_writes",)
+CAUGHT_BY = ("tests/dialect/test_shared_layout.py::test_a_swizzled_tile_is_what_tma_writes",)

@@ -6,4 +6,4 @@ given caches that must not be written.
 SYMBOL = "kvarn.dialect.effects:UpdatesCache"
 OLD = "Effect(READ, CACHE), Effect(WRITE, CACHE)"
 NEW = "Effect(READ, CACHE),"
-CAUGHT_BY = ("tests/unit/test_effects.py::test_every_operation_of_tier_one_writes_something",)
+CAUGHT_BY = ("tests/dialect/test_effects.py::test_every_operation_of_tier_one_writes_something",)

@@ -5,5 +5,5 @@ SYMBOL = "kvarn.emulator.cluster:Cluster.finish"
 OLD = "b.bytes or b.pending != b.count"
 NEW = "b.bytes"
 CAUGHT_BY = (
-    "tests/unit/test_ptx_interpreter_barriers.py::test_a_hang_names_the_mbarrier_its_phase_and_what_is_missing",
+    "tests/emulator/test_ptx_interpreter_barriers.py::test_a_hang_names_the_mbarrier_its_phase_and_what_is_missing",
 )

@@ -4,4 +4,4 @@
 SYMBOL = "kvarn.emulator.tma:places"
 OLD = "(i >= 0) & (i < extent)"
 NEW = "(i < extent)"
-CAUGHT_BY = ("tests/unit/test_tma_copies.py::test_what_lies_out_of_bounds_is_zeros",)
+CAUGHT_BY = ("tests/caches/test_tma_copies.py::test_what_lies_out_of_bounds_is_zeros",)

@@ -4,4 +4,4 @@
 SYMBOL = "kvarn.emulator.races:Races._check_write"
 OLD = "if late.any():"
 NEW = "if False:"
-CAUGHT_BY = ("tests/unit/test_emulator.py::test_overwriting_what_others_still_read_is_a_race",)
+CAUGHT_BY = ("tests/emulator/test_emulator.py::test_overwriting_what_others_still_read_is_a_race",)

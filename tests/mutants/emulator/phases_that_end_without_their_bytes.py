@@ -6,4 +6,4 @@ to fill.
 SYMBOL = "kvarn.emulator.cluster:Cluster.arrive"
 OLD = "b.pending == 0 and b.bytes == 0"
 NEW = "b.pending == 0"
-CAUGHT_BY = ("tests/unit/test_ptx_interpreter_barriers.py::test_a_bulk_copy_counts_bytes",)
+CAUGHT_BY = ("tests/emulator/test_ptx_interpreter_barriers.py::test_a_bulk_copy_counts_bytes",)

@@ -5,5 +5,5 @@ SYMBOL = "kvarn.emulator.block:Block.read_async"
 OLD = "if unfenced.any():"
 NEW = "if False:"
 CAUGHT_BY = (
-    "tests/unit/test_ptx_interpreter_wgmma.py::test_what_ordinary_stores_wrote_needs_a_proxy_fence_of_the_writer",
+    "tests/emulator/test_ptx_interpreter_wgmma.py::test_what_ordinary_stores_wrote_needs_a_proxy_fence_of_the_writer",
 )

@@ -4,4 +4,4 @@
 SYMBOL = "kvarn.emulator.barriers:_flush"
 OLD = "while len(groups) > keep:"
 NEW = "while groups and len(groups) >= keep:"
-CAUGHT_BY = ("tests/unit/test_ptx_interpreter.py::test_a_missing_wait_shows",)
+CAUGHT_BY = ("tests/emulator/test_ptx_interpreter.py::test_a_missing_wait_shows",)

@@ -4,4 +4,4 @@
 SYMBOL = "kvarn.lowering.kernels.attention.key_splits:key_range"
 OLD = "(end + (keys - 1)) // keys"
 NEW = "(end + (keys - 2)) // keys"
-CAUGHT_BY = ("tests/unit/test_key_splits.py::test_every_mask_leaves_the_keys_of_the_model",)
+CAUGHT_BY = ("tests/ops/test_key_splits.py::test_every_mask_leaves_the_keys_of_the_model",)

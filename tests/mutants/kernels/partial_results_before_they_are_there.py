@@ -6,4 +6,4 @@ may read what was in the workspace before.
 SYMBOL = "kvarn.lowering.kernels.attention.key_splits:combine_kernel"
 OLD = "        if programmatic:"
 NEW = "        if False:"
-CAUGHT_BY = ("tests/unit/test_key_splits.py::test_splits_change_roundings_only",)
+CAUGHT_BY = ("tests/ops/test_key_splits.py::test_splits_change_roundings_only",)

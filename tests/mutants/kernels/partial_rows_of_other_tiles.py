@@ -6,4 +6,4 @@ another.
 SYMBOL = "kvarn.lowering.kernels.attention.key_splits:partial_row"
 OLD = "tile * max_splits + split"
 NEW = "split * max_splits + tile"
-CAUGHT_BY = ("tests/unit/test_key_splits.py::test_splits_change_roundings_only",)
+CAUGHT_BY = ("tests/ops/test_key_splits.py::test_splits_change_roundings_only",)

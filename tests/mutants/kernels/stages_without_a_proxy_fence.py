@@ -4,4 +4,4 @@
 SYMBOL = "kvarn.lowering.tiles.memory:Stages.wait"
 OLD = "ptx.fence_proxy_async()"
 NEW = "pass"
-CAUGHT_BY = ("tests/unit/test_attention_tiles.py::test_elements_of_8_bits_are_converted_and_scaled",)
+CAUGHT_BY = ("tests/ops/test_attention_tiles.py::test_elements_of_8_bits_are_converted_and_scaled",)

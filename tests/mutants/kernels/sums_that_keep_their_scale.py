@@ -6,4 +6,4 @@ later scores are larger.
 SYMBOL = "kvarn.lowering.kernels.attention.softmax:online_softmax"
 OLD = "l * alpha + p.sum(axis=1)"
 NEW = "l + p.sum(axis=1)"
-CAUGHT_BY = ("tests/unit/test_attention_tiles.py::test_a_maximum_moves_where_later_scores_are_larger",)
+CAUGHT_BY = ("tests/ops/test_attention_tiles.py::test_a_maximum_moves_where_later_scores_are_larger",)

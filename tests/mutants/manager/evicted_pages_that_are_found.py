@@ -4,4 +4,4 @@
 SYMBOL = "kvarn.paging.page_pool:PagePool.take"
 OLD = "self.forget(page)"
 NEW = "pass"
-CAUGHT_BY = ("tests/unit/test_manager.py::test_evicted_content_is_forgotten",)
+CAUGHT_BY = ("tests/caches/test_manager.py::test_evicted_content_is_forgotten",)

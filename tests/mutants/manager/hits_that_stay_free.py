@@ -4,4 +4,4 @@
 SYMBOL = "kvarn.paging.page_pool:PagePool.share"
 OLD = "del self.free[page]"
 NEW = "pass"
-CAUGHT_BY = ("tests/unit/test_manager.py::test_released_pages_stay_cached_until_evicted_least_recent_first",)
+CAUGHT_BY = ("tests/caches/test_manager.py::test_released_pages_stay_cached_until_evicted_least_recent_first",)

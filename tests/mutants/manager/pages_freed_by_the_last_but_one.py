@@ -6,4 +6,4 @@ reads.
 SYMBOL = "kvarn.paging.page_pool:PagePool.drop"
 OLD = "self.references[page] == 0"
 NEW = "self.references[page] <= 1"
-CAUGHT_BY = ("tests/unit/test_manager.py::test_fork_copies_on_write",)
+CAUGHT_BY = ("tests/caches/test_manager.py::test_fork_copies_on_write",)

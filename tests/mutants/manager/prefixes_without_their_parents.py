@@ -6,4 +6,4 @@ beginning.
 SYMBOL = "kvarn.paging.page_pool:chain"
 OLD = "digest + packed.tobytes()"
 NEW = "packed.tobytes()"
-CAUGHT_BY = ("tests/unit/test_manager.py::test_prefix_is_reused_and_leaves_a_token",)
+CAUGHT_BY = ("tests/caches/test_manager.py::test_prefix_is_reused_and_leaves_a_token",)

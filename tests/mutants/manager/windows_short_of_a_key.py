@@ -5,5 +5,5 @@ SYMBOL = "kvarn.paging.page_pool:Reach.behind"
 OLD = "position - self.window + 1"
 NEW = "position - self.window + 2"
 CAUGHT_BY = (
-    "tests/unit/test_hybrid.py::test_pages_behind_a_window_are_given_back_and_their_entries_name_the_null_page",
+    "tests/caches/test_hybrid.py::test_pages_behind_a_window_are_given_back_and_their_entries_name_the_null_page",
 )

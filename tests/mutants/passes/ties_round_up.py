@@ -4,4 +4,4 @@
 SYMBOL = "kvarn.lowering.passes.backend.lower_kv_casts:narrow_from_f32"
 OLD = "(1 << (dropped - 1)) - 1"
 NEW = "1 << (dropped - 1)"
-CAUGHT_BY = ("tests/unit/test_dsl_values.py::test_cast_to_8_bits_rounds_to_the_nearest_and_from_halfway_to_even",)
+CAUGHT_BY = ("tests/dsl/test_dsl_values.py::test_cast_to_8_bits_rounds_to_the_nearest_and_from_halfway_to_even",)

@@ -4,4 +4,4 @@
 SYMBOL = "kvarn.lowering.passes.host.vectorize_kv_tiles:lower"
 OLD = "(hiding_product if HIDES in op.attributes else product)(a, b, c)"
 NEW = "product(a, b, c)"
-CAUGHT_BY = ("tests/unit/test_score_numbers.py::test_what_a_row_does_not_see_may_be_anything",)
+CAUGHT_BY = ("tests/ops/test_score_numbers.py::test_what_a_row_does_not_see_may_be_anything",)

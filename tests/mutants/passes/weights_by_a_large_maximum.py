@@ -4,4 +4,4 @@
 SYMBOL = "kvarn.lowering.passes.tiles.skip_kv_maxima:guess"
 OLD = "large = arith.ori(large, score_weights.large(kept))"
 NEW = "large = large"
-CAUGHT_BY = ("tests/unit/test_score_numbers.py::test_every_finite_score_has_the_weight_that_it_has_in_float64",)
+CAUGHT_BY = ("tests/ops/test_score_numbers.py::test_every_finite_score_has_the_weight_that_it_has_in_float64",)

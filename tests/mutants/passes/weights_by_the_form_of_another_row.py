@@ -4,4 +4,4 @@
 SYMBOL = "kvarn.lowering.tiles.score_weights:powers_by_row"
 OLD = "return arith.select(large(under), powers(scores, unit, maximum), less)"
 NEW = "return powers(scores, unit, maximum)"
-CAUGHT_BY = ("tests/unit/test_score_numbers.py::test_a_row_has_the_same_bits_whatever_the_scores_of_other_rows_are",)
+CAUGHT_BY = ("tests/ops/test_score_numbers.py::test_a_row_has_the_same_bits_whatever_the_scores_of_other_rows_are",)

@@ -6,4 +6,4 @@ is taken.
 SYMBOL = "kvarn.runtime.overlap:Extent.ends"
 OLD = "sum(s for s in spans if s < 0)"
 NEW = "0"
-CAUGHT_BY = ("tests/unit/test_ops_memory.py::test_sums_go_where_a_summand_is_or_apart_from_both",)
+CAUGHT_BY = ("tests/ops/test_ops_memory.py::test_sums_go_where_a_summand_is_or_apart_from_both",)

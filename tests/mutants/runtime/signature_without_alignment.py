@@ -4,4 +4,4 @@
 SYMBOL = "kvarn.runtime.signatures:_sign_other"
 OLD = "view.data & 15"
 NEW = "0"
-CAUGHT_BY = ("tests/unit/test_signatures.py::test_calls_that_differ_have_signatures_that_differ",)
+CAUGHT_BY = ("tests/runtime/test_signatures.py::test_calls_that_differ_have_signatures_that_differ",)

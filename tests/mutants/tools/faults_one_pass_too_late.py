@@ -4,4 +4,4 @@
 SYMBOL = "kvarn.tools.bisect:first_fault"
 OLD = "checker.problem(found.text, after)"
 NEW = "checker.problem(text, after)"
-CAUGHT_BY = ("tests/unit/test_bisect.py::test_a_fault_planted_in_a_pass_is_found",)
+CAUGHT_BY = ("tests/tools/test_bisect.py::test_a_fault_planted_in_a_pass_is_found",)

@@ -6,4 +6,4 @@ NaN.
 SYMBOL = "kvarn.tools.random_inputs:difference"
 OLD = "np.isnan(x) & np.isnan(y)"
 NEW = "np.isnan(y)"
-CAUGHT_BY = ("tests/unit/test_bisect.py::test_a_difference_is_told_and_a_rounding_is_none",)
+CAUGHT_BY = ("tests/tools/test_bisect.py::test_a_difference_is_told_and_a_rounding_is_none",)

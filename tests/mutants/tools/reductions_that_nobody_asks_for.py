@@ -4,4 +4,4 @@
 SYMBOL = "kvarn.tools.reduce:Reducer._try"
 OLD = "if text == self.text or not self._asks(text):"
 NEW = "if text == self.text:"
-CAUGHT_BY = ("tests/unit/test_reduce.py::test_what_the_command_does_not_look_at_goes",)
+CAUGHT_BY = ("tests/tools/test_reduce.py::test_what_the_command_does_not_look_at_goes",)

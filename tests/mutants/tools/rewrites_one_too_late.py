@@ -4,4 +4,4 @@
 SYMBOL = "kvarn.tools.bisect:_narrowed"
 OLD = "while high - low > 1:"
 NEW = "while high - low > 2:"
-CAUGHT_BY = ("tests/unit/test_bisect.py::test_the_rewrite_that_does_it_is_found",)
+CAUGHT_BY = ("tests/tools/test_bisect.py::test_the_rewrite_that_does_it_is_found",)

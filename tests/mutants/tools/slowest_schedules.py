@@ -4,4 +4,4 @@
 SYMBOL = "kvarn.measure.tune:search"
 OLD = "us < best_us"
 NEW = "us > best_us"
-CAUGHT_BY = ("tests/unit/test_tune.py::test_the_search_finds_the_best_schedule_step_by_step",)
+CAUGHT_BY = ("tests/tools/test_tune.py::test_the_search_finds_the_best_schedule_step_by_step",)

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 """Calls like one before, by the native part: they do, and refuse, what the way through Python does.
 
-Not collected by itself: tests/unit/test_launch.py runs it on the fake driver, with a native part.
+Not collected by itself: tests/runtime/test_launch.py runs it on the fake driver, with a native part.
 """
 
 import contextlib

@@ -3,7 +3,7 @@
 
 There are three. ``compile`` is the disk cache's; ``program`` is that of a program or kernel in memory; ``launch`` is a
 call's signature, under which its checks and its program are remembered (what the native part keeps is compared with
-that in tests/unit/fake_cuda/warm.py). A row has two states, and says which keys
+that in tests/runtime/fake_cuda/warm.py). A row has two states, and says which keys
 differ between them; the others are equal. The keys are those that calls look up: nothing is compiled.
 
 The tables are whole: a field of a setting or of an argument, a variable of the environment, or a part of the compile

@@ -10,11 +10,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+from ops.test_mla_functions import attend, model
 from reference import attention as reference
 from reference.attention_functions import problem_of, query_of, run
 from reference.places import Interpreted, Place
 from reference.random_caches import Problem, random_query, stored_problem
-from unit.test_mla_functions import attend, model
 
 import kvarn as kv
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 """Programs: their steps and scratch memory; TMA descriptors as arguments.
 
-Not collected by itself: tests/unit/test_launch.py runs it on the fake driver.
+Not collected by itself: tests/runtime/test_launch.py runs it on the fake driver.
 """
 
 import ctypes

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 """What a launch packs, and what it refuses before anything runs.
 
-Not collected by itself: tests/unit/test_launch.py runs it on the fake driver.
+Not collected by itself: tests/runtime/test_launch.py runs it on the fake driver.
 """
 
 import struct

@@ -13,13 +13,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+from ops.test_indexer import scores_of
+from ops.test_ops_projection import check as check_projection, exact
 from reference import block_masks, chosen_pages, edges, model
 from reference.attention_cases import assert_same_bits, sentinel
 from reference.edges import ALL
 from reference.places import Interpreted, Place, assert_close, assert_same, near
 from reference.random_caches import Problem, clone, random_problem, random_query, random_values, stored_problem
-from unit.test_indexer import scores_of
-from unit.test_ops_projection import check as check_projection, exact
 
 import kvarn as kv
 from kvarn.dialect import dtypes

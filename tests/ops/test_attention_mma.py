@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 """Attention over tiles with products by mma.sync, run by the PTX interpreter.
 
-tests/unit/test_attention_ptx.py has its cases; here are its schedules: copies in groups that the whole block waits for.
+tests/ops/test_attention_ptx.py has its cases; here are its schedules: copies in groups that the whole block waits for.
 """
 
 from __future__ import annotations

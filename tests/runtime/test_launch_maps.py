@@ -8,9 +8,9 @@ import dataclasses
 
 import numpy as np
 import pytest
+from caches.test_tma_copies import HEADS, bits, pool
 from reference import launch_maps, places
 from reference.launch_maps import copies, copy_boxes, copy_by_lanes, expected
-from unit.test_tma_copies import HEADS, bits, pool
 
 import kvarn as kv
 from kvarn.dialect import tma_layout

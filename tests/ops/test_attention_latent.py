@@ -8,9 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from reference import attention as reference
-from reference.random_caches import random_values
-from unit.test_attention_mla import (
+from ops.test_attention_mla import (
     latent_problem,
     on_gpu,
     rope_reference,
@@ -18,6 +16,8 @@ from unit.test_attention_mla import (
     store_rope_keys,
     store_scaled_rows,
 )
+from reference import attention as reference
+from reference.random_caches import random_values
 
 from kvarn.dialect import dtypes
 from kvarn.emulator import grid as ptx

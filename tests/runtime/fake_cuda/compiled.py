@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 """Compiled kernels on the fake driver: the parameters that the code takes are those that the loader packs.
 
-Not collected by itself: tests/unit/test_launch.py runs it in a process of its own.
+Not collected by itself: tests/runtime/test_launch.py runs it in a process of its own.
 """
 
 import numpy as np

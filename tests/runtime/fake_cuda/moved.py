@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 """Launches like one before whose buffers lie elsewhere: on every route they get the addresses of now.
 
-Not collected by itself: tests/unit/test_launch.py runs it on the fake driver, with and without a native part. The fake
-driver's descriptors begin with the address of what they describe, so that those are looked into as well.
+Not collected by itself: tests/runtime/test_launch.py runs it on the fake driver, with and without a native part. The
+fake driver's descriptors begin with the address of what they describe, so that those are looked into as well.
 """
 
 import numpy as np

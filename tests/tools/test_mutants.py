@@ -11,7 +11,7 @@ from mutants.copies import Copy
 from mutants.faults import AREAS, ROOT, Fault, faults
 
 FAULTS = faults()
-TEST = "tests/unit/test_mutants_toy.py::test_two_is_even"
+TEST = "tests/tools/test_mutants_toy.py::test_two_is_even"
 TOY = """
 from kvarn.dialect.layout import cdiv
 
@@ -59,13 +59,13 @@ def test_a_fault_is_caught_or_survives_and_one_that_does_not_import_says_nothing
         return Fault("toy", "kvarn.dialect.layout:cdiv", "(a + (b - 1)) // b", new, (test,))
 
     copy = Copy(tmp_path)
-    (copy.root / "tests/unit/test_mutants_toy.py").write_text(TOY)
+    (copy.root / "tests/tools/test_mutants_toy.py").write_text(TOY)
     assert with_fault(copy, planted("a // b")) == ("caught", f"by {TEST}")
     assert with_fault(copy, planted("-(-a // b)"))[0] == "SURVIVED"
     assert with_fault(copy, planted("(a + (c - 1)) // b"))[0] == "BROKEN"
     assert with_fault(copy, planted("(a + (b - 1)) /// b"))[0] == "BROKEN"
     assert without_faults(copy, [planted("a // b")]) == {}
-    (copy.root / "tests/unit/test_mutants_toy.py").write_text(TOY.replace("== 2", "== 3"))
+    (copy.root / "tests/tools/test_mutants_toy.py").write_text(TOY.replace("== 2", "== 3"))
     gone = TEST + "_and_more"
     assert without_faults(copy, [planted("b"), planted("b", gone)]) == {
         TEST: "fails without the fault too",

@@ -8,8 +8,8 @@ import re
 
 import numpy as np
 import pytest
+from caches.test_tma_copies import latent, pool
 from reference import tma_kernels as kernels
-from unit.test_tma_copies import latent, pool
 
 import kvarn as kv
 from kvarn import artifact as A

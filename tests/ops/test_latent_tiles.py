@@ -13,14 +13,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+from ops.test_attention_latent import Shape
+from ops.test_attention_mla import latent_problem, store_scaled_rows
+from ops.test_mla_functions import attend, model
+from ops.test_mla_sparse import listed_rows, on_gpu, sparse_problem, sparse_reference
 from reference.attention_functions import t5_buckets
 from reference.places import Interpreted
 from reference.random_caches import random_values
 from reference.shared_prefixes import close
-from unit.test_attention_latent import Shape
-from unit.test_attention_mla import latent_problem, store_scaled_rows
-from unit.test_mla_functions import attend, model
-from unit.test_mla_sparse import listed_rows, on_gpu, sparse_problem, sparse_reference
 
 import kvarn as kv
 from kvarn.dialect import dtypes, tile_layout

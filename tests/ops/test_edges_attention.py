@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from ops.test_mla_prefill import buffer_of, chunks_of, dense, prefill
 from reference import attention as reference, edges
 from reference.attention_cases import sentinel
 from reference.edges import ALL, Kernel, Mask, masks, named
@@ -19,7 +20,6 @@ from reference.operands import dense_parts, ragged_parts
 from reference.places import Interpreted, Place
 from reference.random_caches import random_query
 from reference.shared_prefixes import groups_of, shared_problem
-from unit.test_mla_prefill import buffer_of, chunks_of, dense, prefill
 
 import kvarn as kv
 from kvarn.dialect import dtypes

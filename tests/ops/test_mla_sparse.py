@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+from ops.test_attention_mla import SENTINEL, latent_problem, store_rope_keys
 from reference import attention as reference, emulated
 from reference.random_caches import Problem, random_values
-from unit.test_attention_mla import SENTINEL, latent_problem, store_rope_keys
 
 import kvarn as kv
 from kvarn.dialect import dtypes
