@@ -220,8 +220,7 @@ def _rest(text: str, at: int, title: str) -> _Rest:
 def named(text: str) -> str:
     """The generic form with operand names added to the operations that have ``operandSegmentSizes``.
 
-    An operation that does not match its declaration stays unchanged. :func:`positional` is the inverse, up to
-    whitespace.
+    An operation that does not match its declaration stays unchanged. :func:`positional` is the inverse.
     """
     classes = {c.OPERATION_NAME: operand_fields(c) for c in Kv.operations}
     edits: list[Edit] = []

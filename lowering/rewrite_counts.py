@@ -8,8 +8,7 @@ An optional pass calls :func:`performs` before each change:
 
 Outside of :func:`collect` the answer is true, at the cost of a call. Inside, every rewrite is counted, and rewrites
 beyond a limit are refused, so that bisection finds the rewrite that breaks a kernel (``kv-opt --kv-bisect-limit``).
-Rules of lowerings are counted by :class:`~kvarn.lowering.rewrite.Rules`, but never refused, since lowering must be
-complete.
+Rules of lowerings are counted by :class:`~kvarn.lowering.rewrite.Rules` and never refused.
 """
 
 from __future__ import annotations

@@ -166,8 +166,7 @@ class AttentionOp(_CacheAttention, name="attention", traits=[TierOne, ReadsCache
     covers the function's code and everything that it captures, so that the compile cache can tell functions apart by
     the IR alone; the function itself is known only to the process that defined it, which expands the op. (The IR cannot
     contain the traced function, whose tile sizes depend on the schedule.) The functions read array0 to array3, the
-    score function's arrays first. They are separate optional operands because all values of a variadic operand have one
-    type.
+    score function's arrays first. They are separate operands, since a variadic one has a single type.
 
     pages [B, H, K] i32, for collections with pages: the queries of a KV head attend only to tokens of the pages in its
     list, and only as far as the mask allows. An entry is a column of the sequence's row of the lookup table, in any

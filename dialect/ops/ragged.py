@@ -25,8 +25,7 @@ class SlicedAddOp(WithBuffers, name="sliced_add", traits=[TierOne, ReadsMemory, 
 class MergeRaggedOp(WithBuffers, name="merge_ragged", traits=[TierOne, ReadsMemory, WritesMemory]):
     """Join two ragged batches sequence by sequence: sequence n of out is sequence n of a, then of b.
 
-    a [Ta, C], b [Tb, C], out [Ta + Tb, C] of one type; a_offsets, b_offsets, out_offsets [B+1] i32. out_offsets is
-    written.
+    a [Ta, C], b [Tb, C], out [Ta + Tb, C] of one type; a_offsets, b_offsets, out_offsets [B+1] i32. (written).
     """
 
     a: Operand[Any]

@@ -43,8 +43,7 @@ class TileShareOp(Kv.Operation, name="tile_share", traits=[Synchronizes]):
 class TileColumnsOp(Kv.Operation, name="tile_columns", traits=[Pure]):
     """A view of some columns of a tile in shared memory, such as MLA values, which are columns of the keys.
 
-    Attribute: first_column, a multiple of a swizzle atom's 128 bytes, or of 8 in a transposed tile. Result: a tile of
-    the same rows.
+    Attribute: first_column, a multiple of a swizzle atom's 128 bytes, or of 8 in a transposed tile. Same rows.
     """
 
     source: Operand[Any]

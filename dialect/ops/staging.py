@@ -374,8 +374,7 @@ class TileStageOp(Kv.Operation, name="tile_stage", traits=[Synchronizes]):
 class TileStoreDirectOp(Kv.Operation, name="tile_store_direct", traits=[WritesMemory]):
     """Write a thread's elements of a tile to rows of a buffer, with vector stores of neighbouring elements.
 
-    Operands: source, a tile in registers; buffer; masks, one per row of the thread, which enable the writes; indices,
-    row by row.
+    Operands: source, a tile in registers; buffer; masks, one per row of the thread, enable writes; indices, row by row.
     """
 
     source: Operand[Any]
@@ -537,8 +536,7 @@ class SetRegistersOp(Kv.Operation, name="set_registers", traits=[Synchronizes]):
 class TurnWaitOp(Kv.Operation, name="turn_wait", traits=[Synchronizes]):
     """Ping-pong: wait for this consumer warpgroup's turn to start products, which the previous warpgroup passes on.
 
-    Attribute ``groups``: ``all`` in a loop; ``first`` after it, where only the first warpgroup takes the remaining
-    turn.
+    Attribute ``groups``: ``all`` in a loop; ``first`` after it, where the first warpgroup takes the last turn.
     """
 
     groups: ir.StringAttr
@@ -550,8 +548,7 @@ class TurnWaitOp(Kv.Operation, name="turn_wait", traits=[Synchronizes]):
 class TurnPassOp(Kv.Operation, name="turn_pass", traits=[Synchronizes]):
     """Ping-pong: pass the turn to the next consumer warpgroup.
 
-    Attribute ``groups``: ``all`` in a loop; ``last`` before it, where the last warpgroup gives the first its first
-    turn.
+    Attribute ``groups``: ``all`` in a loop; ``last`` before it, where the last warpgroup starts the first.
     """
 
     groups: ir.StringAttr

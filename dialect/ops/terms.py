@@ -21,8 +21,7 @@ class TileTermsOp(Kv.Operation, name="tile_terms", traits=[Pure]):
     row's largest, whose error is 2^-17 of it. Columns past the source's are zeros; an optional ``shift`` of 0 or 8
     moves the source's columns up and puts zeros before them. A product of ``terms`` with K columns is the sum of both
     products (``kv.dot``). The source is a loaded tile in shared memory with no other use, and the terms overwrite it.
-    GPUs only. Results: tensor<M x 2K x f8E4M3FN> with K the source's columns rounded up to a multiple of 32;
-    tensor<Mxf32>.
+    GPUs only. Results: tensor<M x 2K x f8E4M3FN>, K the columns rounded up to 32; tensor<Mxf32>.
     """
 
     source: Operand[Any]

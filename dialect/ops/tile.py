@@ -466,8 +466,7 @@ def _vectors(op: Any, values: Sequence[ir.Value], shape: Sequence[int]) -> bool:
 class TileGatherOp(Kv.Operation, name="tile_gather", traits=[ReadsMemory]):
     """Elements of a buffer, one for every element of index tiles: buffer[i0[..], i1[..], ...].
 
-    Operands: buffer of rank r; mask, a tile of i1: where it is false the result is 0 and nothing is read; indices, r
-    tiles of i32.
+    Operands: buffer of rank r; mask, a tile of i1: where false, the result is 0; indices, r tiles of i32.
     """
 
     buffer: Operand[Any]

@@ -53,8 +53,7 @@ class TileWeightsOp(Kv.Operation, name="tile_weights", traits=[Pure]):
 class TileOnesOp(Kv.Operation, name="tile_ones", traits=[Pure]):
     """A tile of ones in shared memory: as B of a product, it sums the rows of A.
 
-    All threads of the block fill it before the roles diverge. The result is a tile of f8E4M3FN with the layout
-    ``shared``.
+    All threads fill it before roles diverge. The result is a tile of f8E4M3FN with the layout ``shared``.
     """
 
     tile: Result[Any]

@@ -196,8 +196,7 @@ def sequence_of(offsets: Any, row: Any, rows: Any = None) -> tuple[Any, Any, Any
     """The sequence of a row of a ragged batch: (b, whether it has one, its number in the sequence).
 
     b is the largest with offsets[b] <= row, so that empty sequences are skipped. ``rows``, an estimate of the batch's
-    row count, starts the search where an even batch would have the row, so that one lookup suffices, also for a decode
-    step.
+    row count, starts the search where an even batch would have the row, so that one lookup often suffices.
     """
     low, high = kv.i32(0), offsets.shape[0] - 1
     if rows is not None:

@@ -410,8 +410,7 @@ def most_rows(case: Case, schedule: Mapping[str, Any]) -> int | None:
 def chosen(case: Case, target: Target, schedule: Mapping[str, Any], by_user: bool = False) -> TileConfig:
     """The given entries, then those of the user's tuning table, and for the rest the largest tiles that fit.
 
-    The table is read if ``by_user``. It has whole schedules, and is ignored if its schedule conflicts with a given
-    entry.
+    The table is read if ``by_user``. It has whole schedules, and is ignored on a conflict with a given entry.
 
     Raises
     ------
@@ -530,8 +529,7 @@ def _converting(case: Case, given: dict[str, Any], schedule: Mapping[str, Any], 
     would take longer to share a tile than it saves. Narrow heads have one producer for three consumers, or for four
     with unconverted keys, and two for three with scales; but not if few rows are promised, which do not fill tiles of
     192. With many sequences two blocks of 64 rows share a multiprocessor, or three with unconverted keys and no score
-    function. Wide heads that are copied row by row use ping-pong, and so do narrow heads; the widest heads have one
-    stage.
+    function. Wide heads that are copied row by row use ping-pong, and so do narrow heads; the widest have one stage.
     """
     config, widest = TileConfig(case, rows=given.get("rows", TileConfig.rows)), widest_of(case)
     stored, narrow = given["stored_keys"], widest <= measured("narrow_columns", target)

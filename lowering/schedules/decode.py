@@ -18,15 +18,7 @@ from kvarn.lowering.kernels.attention.case import Case
 from kvarn.lowering.kernels.attention.decode.binned_sums import MOST_VALUES
 from kvarn.lowering.target import Target
 
-from .limits import (
-    DECODE_GRANULE,
-    MOST_COLUMNS,
-    MOST_QUERIES,
-    REGISTER_SCALES,
-    WARP_OUTPUTS,
-    WARP_ROWS,
-    decode_registers,
-)
+from .limits import DECODE_GRANULE, MOST_COLUMNS, MOST_QUERIES, MOST_SCALES, WARP_OUTPUTS, WARP_ROWS, decode_registers
 
 NEVER = -LARGEST  # below every score, and finite so that differences with it are finite
 # The configuration fields that are schedule entries.
@@ -382,10 +374,8 @@ def problems(
         if batch_invariant:
             tile = tile_of(least_config)
             least_config = replace(least_config, tile=tile, **invariant(least_config, tile))
-        if least_config.scales > 2 * REGISTER_SCALES and not least_config.scales_copied:
-            found.append(
-                f"needs at most {REGISTER_SCALES} scales of a token that are not f32, got {least_config.scales}"
-            )
+        if least_config.scales > 2 * MOST_SCALES and not least_config.scales_copied:
+            found.append(f"needs at most {MOST_SCALES} scales of a token that are not f32, got {least_config.scales}")
         least = block_bytes(least_config)
         if least > target.shared_bytes:
             found.append(

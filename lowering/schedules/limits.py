@@ -25,7 +25,7 @@ MOST_HELD = 128  # of query rows that warps have in registers as operand A of mm
 MOST_QUERIES = 8  # the most new tokens of a sequence that is a decode
 WARP_ROWS = 16  # the most query rows per warp of a decode; several warps share a head with more
 WARP_OUTPUTS = 2560  # accumulator elements per warp of a decode, over all its query rows
-REGISTER_SCALES = 64  # the most scales of a token that a lane has in registers on their way to shared memory
+MOST_SCALES = 64  # the most scales of a token that a lane has in registers on their way to shared memory
 TRIED_REGISTERS = 96  # per thread of a decode: the tuner tries nothing with fewer
 DECODE_GRANULE = 4  # elements of a row that a lane of a decode multiplies per step, and so the fewest per scale
 

@@ -67,9 +67,7 @@ def problems(case: Case, target: Target, row_alignment: int) -> list[str]:
     if not found:
         config = LatentConfig(case, WIDE)
         if not fits(config, target):
-            found.append(
-                f"needs the query and two tiles to fit {target.shared_bytes} bytes of shared memory, got {case.size}"
-            )
+            found.append(f"needs query and two tiles in {target.shared_bytes} bytes of shared memory, got {case.size}")
     return found
 
 
@@ -130,7 +128,7 @@ def configured(case: Case, at: Expansion, op: Any) -> LatentConfig | tile_schedu
     """
     if written(at.schedule, ["instruction"])["instruction"] == WGMMA:
         entries = written(at.schedule, BY_WGMMA)
-        return LatentConfig(case, always_partial=ends_in_combine(case, op), **entries)
+        return LatentConfig(case, partial=ends_in_combine(case, op), **entries)
     splits = min(at.schedule.get("splits", 0), MOST_SPLITS)
     return tile_schedule.configured(case, at.target, {**at.schedule, "splits": splits})
 
@@ -156,16 +154,14 @@ def launch(config: LatentConfig, at: Expansion, op: Any) -> None:
         least = measured("latent_split_tiles", at.target) * KEYS * blocks
         splits = splits.least((longest + (least - 1)) // least)
         splits = splits + (one - splits.least(one))
-    several = one if config.always_partial else (splits - 1).least(one)
+    several = one if config.partial else (splits - 1).least(one)
     parts = at.workspace((several * tiles).wide * splits * config.part_bytes + 16)  # with many tiles more than 2 GiB
     key_map = (
         at.tensor_map(op.collection, rows=config.box_rows, swizzle=swizzle_of(config), layer=op.layer, half="key")
         if config.copy == "tma"
         else None
     )
-    a = AttentionArguments.of(op).without(
-        "sinks", "lse", "prior", "prior_lse", *(["out"] if config.always_partial else [])
-    )
+    a = AttentionArguments.of(op).without("sinks", "lse", "prior", "prior_lse", *(["out"] if config.partial else []))
     a = replace(a, partials=parts, key_map=key_map)
     if config.few:
         kernel, threads = latent_few.latent_kernel(config, at.target.shared_bytes), latent_blocks.threads_of(config)

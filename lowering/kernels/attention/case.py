@@ -121,8 +121,7 @@ class Chunk:
 class Case:
     """The properties of an attention that kernels are specialised for and schedules depend on.
 
-    Configurations (:class:`DecodeConfig`, :class:`TileConfig`, :class:`LatentConfig`) are a case with the entries of a
-    schedule.
+    Configurations (:class:`DecodeConfig`, :class:`TileConfig`, :class:`LatentConfig`) add a schedule.
 
     Attributes
     ----------

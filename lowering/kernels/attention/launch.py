@@ -27,8 +27,7 @@ from .split_counts import halved, longest_of, splits_for
 def launch(config: TileConfig, at: Expansion, op: Any) -> None:
     """Launch the attention kernel and, where keys are split, the combine kernel."""
     a = AttentionArguments.of(op)
-    # Block masks fix the numbering of tiles, and with lists each row is a sequence: max_queries does not apply to
-    # either.
+    # Block masks fix the numbering of tiles, and with lists each row is a sequence: max_queries does not apply.
     numbered = config.case.padded or a.block_mask is not None or a.lists is not None
     most = None if numbered else at.schedule.get("max_queries")
     tiles, multiprocessors = tiles_of(op, at, config.case.group, config.rows, most), at.device("multiprocessors")

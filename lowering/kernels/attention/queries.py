@@ -188,8 +188,7 @@ def queries_of(
 ) -> Queries:  # fmt: skip
     """The queries of a kernel: ``extents`` are row offsets or valid lengths, ``rows`` is a buffer of query rows.
 
-    With ``lists`` and their ``counts``, each row attends to the pool rows in its list. ``most`` bounds a sequence's
-    rows.
+    With ``lists`` and their ``counts``, each row attends to the pool rows in its list. ``most``: a bound of rows.
     """
     if lists is not None:
         return ListedQueries(extents, rows.shape[0], lists=lists, counts=counts)

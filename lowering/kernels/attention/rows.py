@@ -6,8 +6,7 @@ bounds. They support every cache kind, element type, head size, page size and ma
 first columns of the keys), and lists of pool rows.
 
 On the host one thread has a row and processes eight keys at a time, whose scores are independent and share one vector
-exp2. On a GPU one warp has a row: for the scores each lane has one key, for the values each lane has some columns of
-all keys.
+exp2. On a GPU one warp has a row: for the scores each lane has one key, for the values some columns of all keys.
 """
 
 from __future__ import annotations

@@ -25,8 +25,7 @@ from .specialisation import TileArguments, TileKernel
 class KeyTile:
     """A tile of keys [N, D] and of values [N, V], with the positions [N] of the keys.
 
-    ``whole``: no element is masked. ``by_positions``: the mask's conditions on positions alone decide. Both come from a
-    block mask.
+    ``whole``: no element is masked. ``by_positions``: the mask's conditions on positions alone decide. For block masks.
     """
 
     k: Any

@@ -56,7 +56,7 @@ class LatentConfig:
     rows: int
     tiles: int = 0
     box_rows: int = KEYS
-    always_partial: bool = False
+    partial: bool = False
 
     @property
     def part(self) -> DType:
@@ -400,12 +400,12 @@ def part_of_query(case: Case) -> DType:
 
 def writes_results(c: LatentConfig, splits: Any) -> Any:
     """Whether a block writes the final results of its rows."""
-    return False if c.always_partial else splits == 1
+    return False if c.partial else splits == 1
 
 
 def writes_partials(c: LatentConfig, splits: Any) -> Any:
     """Whether a block stores partial results."""
-    return True if c.always_partial else splits > 1
+    return True if c.partial else splits > 1
 
 
 def part_of(c: LatentConfig, parts: Any, number: Any, splits: Any, split: Any, row: Any) -> Any:

@@ -421,8 +421,7 @@ def promoted(sums: Any, a: Any, b: Any, dtype: DType, moved: tuple[int, int] = (
 
     Tensor cores keep about 13 bits of a sum: enough for the products of one atom, but a bias over all of K. So the
     products of an atom use fresh accumulators, which are added in f32: for all columns, or for as many as leave
-    registers for two such products, since ptxas adds one during the next. The operands are ``moved`` bytes after ``a``
-    and ``b``.
+    registers for two such products, since ptxas adds one during the next. Operands are ``moved`` bytes on.
     """
     sums, columns = list(sums), 2 * len(sums)
     together = columns if columns <= PROMOTED else LEAST_PROMOTED

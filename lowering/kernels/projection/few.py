@@ -202,8 +202,7 @@ def finish_kernel(config: Config, bands: Written, writer: HeadWriter, early: boo
 
     @kv.func
     def gather(array, band, head, token0, a):
-        """Add the partial results of a head of the block's tokens into rows of shared memory, WIDTH of a column per
-        thread."""
+        """Add a head's partial results into rows of shared memory, WIDTH of a column per thread."""
         for i in range(kv.thread_id.x, band.size * (group // WIDTH), threads):
             d, local = i // (group // WIDTH), i % (group // WIDTH) * WIDTH
             column = band.first + head * band.size + d

@@ -205,8 +205,7 @@ def product_kernel(config: Config, stages: int, early: bool) -> Any:
             begin(early)
             multiply(weight, tokens, (low, high), partials, scales, minima, warp, lane)
         if warp == WARPS:
-            # The weight's copies do not wait: the token kernel has waited for all earlier kernels, and does not write
-            # the weight.
+            # The weight's copies do not wait: the token kernel has waited already and does not write it.
             of_weight = lambda i: (i // steps * few.rows, i % steps)  # noqa: E731
             copy(weight_map, weight, stages, weight_tile, (low, high), of_weight)
         if warp == WARPS + 1:

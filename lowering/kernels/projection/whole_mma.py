@@ -216,8 +216,7 @@ def kernel_of(config: Config, units: Units, early: bool) -> Any:
     def project_whole(a: ProductArguments):
         array = kv.shared(parts * W * WARP, f32, alignment=16)
         products = kv.shared(N * pitch, case.rounded, alignment=16)
-        # Looked-up data is kept in shared memory: the compiler would move loads to registers after the wait for the
-        # products.
+        # Looked-up data is kept in shared memory: loads to registers would move after the products.
         pages = kv.shared(waves * writers, i32, alignment=16)
         angles = kv.shared(waves * writers * UNIT, f32, alignment=16)
         lane, warp = kv.thread_id.x % WARP, kv.shuffle_idx(kv.thread_id.x // WARP, 0)

@@ -28,8 +28,7 @@ Write = Callable[[Any, Any], None]
 class Angles:
     """Cosines and sines of a token, from ``freqs`` [positions, R]: pairs (cos, sin).
 
-    ``positions`` has one position, clamped to the table, or one per section; ``sections`` is the number of pairs of
-    each.
+    ``positions`` has one position, clamped to the table, or one per section; ``sections`` counts the pairs of each.
     """
 
     freqs: Any

@@ -3,8 +3,7 @@
 
 Scores use tensor cores. A block has a query row and :data:`CHUNK` tokens. The row's heads are in shared memory,
 converted once; a warp multiplies 32 keys at a time by eight heads after another (:mod:`row_products`): product, scale
-of the token, relu, weight of the head, sum. 8-bit keys are converted to f16 in pairs, which makes products of 8-bit
-numbers exact.
+of the token, relu, weight of the head, sum. 8-bit keys are converted to f16 in pairs, for exact products.
 
 Cases that these kernels do not support use one thread per token, as on the host.
 """

@@ -2,8 +2,7 @@
 """kv.summarize_pages and kv.select_pages.
 
 Summaries. A group of threads has a page and KV head, and reads the keys of all valid tokens, whichever step wrote them.
-A page is always summarized from its tokens, never from its old summary, so that a call may be repeated and a page
-reused.
+Summaries never depend on old ones, so that a call may be repeated and a page reused.
 
 The selection is two kernels, so that many blocks score one long sequence. The first computes per page an upper bound of
 the scores of its keys: q+ . max + q- . min, with the positive and negative parts of every query row, on tensor cores if
@@ -57,8 +56,7 @@ def rounded(x: Any, dtype: DType, up: bool) -> Any:
     word = kv.bitcast(y, kv.i16)
     back = kv.f32(y)
     wrong = back < x if up else back > x
-    # The neighbour in the direction: one bit pattern up or down, depending on the sign; after zero, the smallest
-    # number.
+    # The neighbour in the direction: one bit pattern up or down by sign; after zero, the smallest number.
     away = 1 if up else -1
     step = kv.where(back > 0.0, away, -away)
     moved = kv.where(back == 0.0, 1 if up else -0x7FFF, word + kv.i16(step))
@@ -125,8 +123,7 @@ def expand_summarize_pages(op: Any, at: Expansion) -> None:
 class Scores:
     """The computation of the pages' scores, by ``lanes`` threads per page.
 
-    ``group`` query heads share a KV head; summaries have ``rows`` rows. ``early``: kernels wait for previous ones
-    (PDL).
+    ``group`` query heads share a KV head; summaries have ``rows`` rows. ``early``: kernels use PDL.
     """
 
     spec: CacheSpec

@@ -81,8 +81,7 @@ def plan_kernel(buffer_tokens: int) -> Any:
         if n <= batch:
             start = cached_before(row_offsets, cache_lengths, n)
             for c in range(buffer_lengths.shape[0]):
-                # Chunk c has tokens [at, at + buffer_tokens) of the batch, in 64 bits, since it may start far past the
-                # end.
+                # Chunk c has tokens [at, at + buffer_tokens) of the batch, in 64 bits: it may start far past the end.
                 at = kv.i64(c) * buffer_tokens
                 before = kv.i32(kv.math.clamp(start - at, 0, buffer_tokens))
                 buffer_row_offsets[c, n] = before

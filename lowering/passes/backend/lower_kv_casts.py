@@ -4,8 +4,7 @@
 sm_89 and later convert pairs in hardware (``cvt.rn.f16x2.e4m3x2``, ``cvt.rn.satfinite.e4m3x2.f32``). Elsewhere, and on
 the host, integer arithmetic on whole vectors gives the same results: conversion to an 8-bit float rounds to nearest
 even and saturates; NaN stays NaN. f16 represents every 8-bit float exactly, so widening goes through f16. An e8m0 scale
-is a power of two: widening puts its byte into f32's exponent, narrowing rounds up, so that no quantized value exceeds
-the range.
+is a power of two: widening puts its byte into f32's exponent, narrowing rounds up to keep quantized values in range.
 
 Before:  %y = "kv.cast"(%x) : vector<8xf8E4M3FN> -> vector<8xf32>
 After:   four cvt.rn.f16x2.e4m3x2, then arith.extf (with hardware = false: shifts, masks and one multiplication)

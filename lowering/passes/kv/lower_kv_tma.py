@@ -2,8 +2,7 @@
 """Lower TMA copies and their mbarriers to PTX instructions.
 
 A load becomes one instruction per column chunk. The instructions are inline PTX: one form serves plain loads, gathers,
-CTA pairs and multicasts. The descriptor is a field of the kernel's argument (``kv.field``), which ``flatten-kv-types``
-lowers.
+CTA pairs and multicasts. The descriptor is a ``kv.field``, which ``flatten-kv-types`` lowers.
 
 Before:  "kv.tma_load"(%map, %tile, %barrier, %page, %slot, %head, %column) {smem_rows = 64, cta_group = 1, ...}
 After:   %m = "kv.field"(%map) {field = "value"}

@@ -205,8 +205,7 @@ class Bounds:
         return self._made("+", (a, c), (b, d), span)
 
     def _of_kernel(self, value: ir.Value) -> bool:
-        """Whether the kernel itself computed a number before the loop, so that its sums with positions are
-        positions."""
+        """Whether the kernel computed a number before the loop, so that sums with it are positions."""
         op = defining_op(value)
         while op is not None and op.name in _HANDED_ON:
             value = op.operands[0]

@@ -64,8 +64,7 @@ def add_value(bins: Sequence[Any], x: Any, by: Sequence[Any]) -> list[Any]:
     taken, before = rest, rest
     for k in kv.static(range(len(bins))):
         if k == 2:
-            # If the value starts below the first bin, it contributes its own leading part, not the remainder of a
-            # rounding.
+            # A value that starts below the first bin contributes its own leading part, not the remainder of a rounding.
             first = by[0] != 0.0
             rest = fma_rm(x, kv.where(first, 0.0, by[2]), kv.where(first, before, 0.0) - taken)
         elif k == 1:

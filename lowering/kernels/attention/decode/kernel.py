@@ -77,8 +77,7 @@ def decode_kernel(c: DecodeConfig) -> Any:
 
     @kv.func
     def query_positions(slopes, arrays, b, head, row0, start, lane, keys):
-        """(query head, position) of each of the lane's query rows, if functions are evaluated per key; otherwise
-        none."""
+        """(query head, position) of each of the lane's query rows; none unless functions are evaluated per key."""
         found = []
         if modifies(c.case) or c.case.mask.evaluated:
             for nt in kv.static(range(NT)):
@@ -111,8 +110,7 @@ def decode_kernel(c: DecodeConfig) -> Any:
 
     @kv.func
     def follow_scales(stage, o, unit, lane):
-        """Make unit[0] a power of two that is at least every scale of V so far, unit[1] its inverse; o is in this
-        unit."""
+        """Make unit[0] a power of two >= every scale of V so far, unit[1] its inverse; o is in this unit."""
         top = stream.largest_scale(stage, 1, lane)
         if top > unit[0]:
             unit_of = unit_above(top)
@@ -239,8 +237,7 @@ def decode_kernel(c: DecodeConfig) -> Any:
         after it.
 
         ``held`` is (scales of the previous tile, which are stored now; tokens of list tiles in flight, oldest first);
-        returns the new state. Code that does not run ``often`` is kept short, since fetching it takes longer than
-        running it.
+        returns the new state. Code that does not run ``often`` is kept short, since its fetch dominates.
         """
         (chosen, tile_indptr, end), (scales, copied), lane = lists, held, own.lane
         if stream.held_scales:

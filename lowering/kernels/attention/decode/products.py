@@ -42,8 +42,7 @@ def products(c: DecodeConfig, stream: SimpleNamespace) -> SimpleNamespace:
         return min(ks // GS, max(GC, 1) - 1)
 
     def chunk_offset(row, chunk, first):
-        """Byte of chunk ``first`` + ``chunk`` of a row: in wide rows a constant distance from one of a few
-        addresses."""
+        """Byte of chunk ``first`` + ``chunk`` of a row, at a constant distance from one of a few addresses."""
         if c.wide or c.query_in_shared:
             return shared_offset(row, first % 8 + chunk) + first // 8 * 128
         return shared_offset(row, first + chunk)

@@ -58,8 +58,7 @@ def results(c: DecodeConfig, work: SimpleNamespace) -> SimpleNamespace:
     def write_pair(a, place, row, t, column0, pair, of_prior, lane):
         """Write a lane's two elements of a step of a row; ``t`` may be a run-time value."""
         out, prior, (token, h) = a.out, a.prior, place
-        # The first of the row's own columns among the warp's columns, which may be those of several heads or of a
-        # slice.
+        # The first of the row's own columns among the warp's columns, of several heads or a slice.
         first = row % G // c.case.group * c.spec.head_size if c.joined > 1 else -column0
         if prior is not None:
             of_pair = prior_pair(prior, token, h, t, first, lane)

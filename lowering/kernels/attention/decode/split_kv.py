@@ -74,8 +74,7 @@ def lists_of(c: DecodeConfig, a: Any, queries: Any) -> Any:
 def split_kv(c: DecodeConfig) -> SimpleNamespace:
     """The functions of the scheduler, for a configuration."""
     TT = c.tile
-    # Whether sequences of equal length are split alike; a warp that adds sums of fixed splits has no registers for
-    # that.
+    # Whether sequences of equal length are split alike; a warp that adds sums of fixed splits lacks the registers.
     ALIKE = c.max_batch > 1 and not (c.split and not c.combine)
 
     @kv.func
@@ -140,8 +139,7 @@ def split_kv(c: DecodeConfig) -> SimpleNamespace:
 
         If all sequences have equally many tiles, using slightly fewer units may split no sequence, or all alike, so
         that no block waits at the end for its neighbour's partial result. In a ``period`` of tiles, which is one of
-        these sequences or groups of sequences, or the whole batch, the first ``longer`` units have one tile more than
-        ``each``.
+        these sequences or groups of sequences, or the whole batch, the first ``longer`` units have ``each`` + 1 tiles.
         """
         count = kv.math.max(kv.math.min(max_units, quotient(total, c.min_tiles)), 1)
         if c.max_batch > 1:
