@@ -228,7 +228,7 @@ class Operation(ir.OpView):
         cls.dialect.declare(cls)
 
     def verify_invariants(self) -> bool:
-        """Check what IRDL cannot say; emit an error on the op and return False when it does not hold."""
+        """Check what IRDL cannot say; where it fails, emit an error on the op and return False."""
         return True
 
 

@@ -18,7 +18,7 @@ class RowFormat:
     ----------
     spec : CacheSpec
     rope : int
-        Columns whose keys are stored as bf16 behind the 8-bit elements; 0 without.
+        Columns whose keys are stored as bf16 after the 8-bit elements; 0 without.
     inline : int
         Elements per f32 scale, for scales that are stored between the 8-bit elements and the bf16 keys; 0 without.
     """

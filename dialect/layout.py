@@ -150,7 +150,7 @@ class CacheSpec:
 
     @property
     def of_cache(self) -> bool:
-        """Whether a cache with a lookup table is behind it."""
+        """Whether the operand is a cache, with a lookup table."""
         return self.kind not in (DENSE, RAGGED)
 
 
@@ -200,7 +200,7 @@ def scales_data(spec: CacheSpec) -> OperandData:
     return OperandData(**{**vars(spec), "kind": SCALES})
 
 
-# Methods (and the ops behind them) that a kind of operand does not have, and the reason for the message.
+# Methods (and their ops) that a kind of operand does not have, and the reason for the message.
 _LACKS = {
     SCALES: {
         "load_raw": "the scales are the data: use kv.load",
@@ -471,7 +471,7 @@ def tma_row(spec: CacheSpec, encoded: Any, stride0: Any) -> Any:
 
 
 def effective_page(tile_rows: int, page_size: int) -> int:
-    """Rows of one sub-tile: the tile when a page holds it whole, else the page."""
+    """Rows of one sub-tile: the tile if a page contains all of it, otherwise the page."""
     return tile_rows if page_size <= 0 or page_size >= tile_rows else page_size
 
 

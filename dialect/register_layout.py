@@ -203,7 +203,7 @@ class RegisterLayout:
     def column_of(self, register: Any, lane: Any, warp: Any) -> Any:
         return total([self.thread_move(lane, warp, COLUMN), self.register_offset(register)[COLUMN]])
 
-    # --- what a thread holds -------------------------------------------------------------------------
+    # --- the elements of a thread --------------------------------------------------------------------
 
     @cached_property
     def _element_order(self) -> tuple[tuple[int, int], ...]:

@@ -313,7 +313,7 @@ def ragged(spec: CacheSpec, rows: int, depth: int | None = None, swizzle: str = 
 
 
 def rope_width(spec: CacheSpec, padded_depth: int) -> int:
-    """bf16 elements behind the 8-bit content of a row; ValueError for a cache that cannot have them."""
+    """bf16 elements after the 8-bit content of a row; ValueError for a cache that cannot have them."""
     _refuse_kind(spec, "a rope TMA tile")
     if spec.dtype.bits != 8:
         raise ValueError(f"a rope part behind the content needs an 8-bit cache, got {spec.dtype.name}")

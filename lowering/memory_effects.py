@@ -92,7 +92,7 @@ def writes(op: ir.Operation) -> Writes:
             continue
         targets = _targets(op, effect)
         resources[effect.resource] += targets
-        # The written cache is not an operand: it is behind a descriptor or a pointer.
+        # The written cache is not an operand: the op reaches it by a descriptor or a pointer.
         everything |= effect.resource != MEMORY and not any(map(_is_handle, targets))
         everything |= effect.resource == MEMORY and any(map(_is_device_pointer, targets))
     return Writes(

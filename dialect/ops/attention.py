@@ -161,7 +161,7 @@ class AttentionOp(_CacheAttention, name="attention", traits=[TierOne, ReadsCache
     be f8e4m3 too, with an output of f16, bf16 or f32; an integer cache needs scales. The schedule entry max_queries
     bounds the new tokens of every sequence.
 
-    The mask may also be a function of (b, h, q, k, *arrays), written ``NAME@DIGEST``; the attribute score, likewise, is
+    The mask may also be a function of (b, h, q, k, *arrays), written ``NAME@DIGEST``; the attribute score too is
     a function of (score, b, h, q, k, *arrays), whose score is scaled and has softcap and slopes applied. The digest
     covers the function's code and everything that it captures, so that the compile cache can tell functions apart by
     the IR alone; the function itself is known only to the process that defined it, which expands the op. (The IR cannot

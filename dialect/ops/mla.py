@@ -24,7 +24,7 @@ def is_latent(op: Any, spec: CacheSpec) -> bool:
 
 
 def rope_columns(spec: CacheSpec, columns: int) -> int:
-    """The number of a query's columns that multiply the bf16 keys behind 8-bit latent rows of D bytes; 0 if impossible.
+    """The number of a query's columns that multiply the bf16 keys after 8-bit latent rows of D bytes; 0 if impossible.
 
     The query then has C + R columns and the row C + 2 R bytes, with C even and at most one scale.
     """

@@ -80,7 +80,7 @@ BLOCK_REGISTERS = {
     (4, 1, 1): Registers(92, {"tma": (32, 112), "staged": (56, 104), "addressed": (64, 104)}),
 }
 SHARED_COLUMNS = 192  # of a product for which four warpgroups' initial registers suffice
-TWO_PRODUCERS_COLUMNS = 64  # of values that leave registers for two producers beside three consumers
+TWO_PRODUCERS_COLUMNS = 64  # most value columns with two producers and three consumers
 # Registers per thread for scores, weights and accumulators, besides fragments of B, by number of mma.sync warpgroups.
 REGISTERS_BY_MMA = {1: 160, 2: 160, 3: 96}
 

@@ -134,7 +134,7 @@ class LatentConfig:
 
     @property
     def boxes(self) -> int:
-        """Boxes per tile; bf16 keys behind 8-bit elements have boxes of their own."""
+        """Boxes per tile; bf16 keys after 8-bit elements have boxes of their own."""
         if self.stored:
             return cdiv(self.case.content, BOX_COLUMNS) + cdiv(2 * self.case.row.rope, BOX_COLUMNS)
         return cdiv(self.case.size, BOX_COLUMNS)

@@ -240,7 +240,7 @@ def bytes_before(c: LatentConfig, box: int) -> int:
 def start_direct(c: LatentConfig, sums: Any, tile: Any, place: Any, box: int, held: Any = ()) -> Any:
     """Start the products of a box of unconverted keys at ``place``, added to ``sums`` unless None.
 
-    ``held`` are the query's words of the first k-steps, where they are in registers.
+    ``held`` are the query's words of the first k-steps, if they stay in registers.
     """
     panel, query_steps = query_place(c, box)
     rows_at = tile + panel * query_layout(c).panel_bytes

@@ -6,7 +6,7 @@ would need as many accumulators each, and splitting the rows would leave product
 
 1. The *producer* copies tiles of 64 keys into two stages, in the order in which their boxes become free.
 2. *Scores* has the left output columns. For tile i it starts O += P V of tile i - 1, whose weights are still in
-   registers, and passes the weights to the other warpgroup through shared memory; behind it in the queue it starts
+   registers, and passes the weights to the other warpgroup through shared memory; after that product it starts
    Q K^T of tile i, box by box as they arrive. Then it computes the softmax of tile i, the only time when this warpgroup
    has no product in flight.
 3. *Values* has the right output columns: it waits for weights and factors, then accumulates. With many tiles it waits

@@ -46,7 +46,7 @@ from .groups import computed_with
 MANY = 1 << 16  # tokens, if their number is not known
 FEW = 256  # tokens up to which several blocks write the heads of one token
 STEPS_OF_ATOM = [0, 32, 64, 96]  # byte offsets of a swizzle atom's k-steps
-PROMOTED, LEAST_PROMOTED = 192, 64  # columns of an 8-bit product added at a time: of so many, or of more
+PROMOTED, LEAST_PROMOTED = 192, 64  # 8-bit products of up to 192 columns are added at once; others by 64
 
 
 @dataclass(frozen=True)
@@ -420,8 +420,8 @@ def promoted(sums: Any, a: Any, b: Any, dtype: DType, moved: tuple[int, int] = (
     """The sums plus 8-bit products of one swizzle atom of K, times ``factor`` (per row of two, or per column) if any.
 
     Tensor cores keep about 13 bits of a sum: enough for the products of one atom, but a bias over all of K. So the
-    products of an atom use fresh accumulators, which are added in f32: for all columns, or for as many as leave
-    registers for two such products, since ptxas adds one during the next. Operands are ``moved`` bytes on.
+    products of an atom use fresh accumulators, which are added in f32: all columns at once, or as many as leave
+    registers for two products, since ptxas adds one while the next runs. Operands start ``moved`` bytes later.
     """
     sums, columns = list(sums), 2 * len(sums)
     together = columns if columns <= PROMOTED else LEAST_PROMOTED
