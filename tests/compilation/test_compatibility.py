@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 """What an earlier kvarn made, or what was written for it, still serves: tests/compat has it as it was.
 
-``triple.kvb`` and ``tune.json`` were saved, and the pass files and the package were written, before the modules of
-lowering/ had the names that they have now. test_extending.py runs the package.
+``triple.kvb`` and ``tune.json`` were saved, and the pass files were written, before the modules of lowering/ had the
+names that they have now. test_extending.py runs a package with the names of then.
 """
 
 from __future__ import annotations

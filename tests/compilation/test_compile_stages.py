@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""Stages as files, reproducers, and where the errors of later passes point."""
+"""Stages as files, and reproducers."""
 
 from __future__ import annotations
 
-import inspect
 import re
 import subprocess
 import sys
@@ -16,7 +15,6 @@ import kvarn as kv
 from kvarn.env import env
 from kvarn.errors import KernelError
 
-SPEC = kv.CacheSpec("paged", kv.f32, 2, 64, 16)
 F32 = kv.Buffer[kv.f32, 1]
 
 
@@ -161,92 +159,3 @@ def test_a_success_leaves_none(tmp_path):
     with env.override(reproducer=str(path), always_compile=True):
         kv.compile(triple, F32, target="sm_90a")
     assert not path.exists()
-
-
-def test_a_reproducer_fails_as_the_compilation_did(tmp_path):
-    path = tmp_path / "shared.mlir"
-    with env.override(reproducer=str(path)), pytest.raises(KernelError) as caught:
-        kv.compile(too_much_shared, F32, target="sm_90a")
-    assert f"kv-opt {path} --run-reproducer --emit=ptx --target=sm_90a" in str(caught.value)
-    command = path.read_text().splitlines()[0].split()
-    done = kv_opt(*command[2:])
-    assert done.returncode == 1
-    assert "must use at most 232448 bytes of shared memory on sm_90a, got 400000" in done.stderr
-
-
-# --- errors of later passes ----------------------------------------------------------------------
-
-
-def total(x):
-    return kv.warp_reduce(x[0], "add")
-
-
-@kv.kernel
-def reduced(x: kv.Buffer[kv.f32, 1]):
-    x[1] = total(x)
-
-
-@kv.kernel
-def shared_in_a_loop(x: kv.Buffer[kv.f32, 1]):
-    for i in range(x.shape[0]):
-        s = kv.shared(32, kv.f32)
-        s[0] = x[i]
-
-
-@kv.kernel
-def too_much_shared(x: kv.Buffer[kv.f32, 1]):
-    s = kv.shared(100_000, kv.f32)
-    s[0] = x[0]
-    x[1] = s[0]
-
-
-@kv.kernel
-def trapping(cache: kv.PagedKVCache):
-    cache.store(0, 0, 0, 0, kv.f32(0), oob="trap")
-
-
-@kv.kernel
-def machine_function(x: kv.Buffer[kv.f32, 1]):
-    x[0] = kv.ex2(x[0])
-
-
-TOGETHER = "needs the threads of a block to run together: the host target runs them one after another"
-
-
-@pytest.mark.parametrize(
-    ("kernel", "spec", "target", "code", "message"),
-    [
-        (barrier, F32, "host", "kv.barrier()", f"'gpu.barrier' op {TOGETHER}"),
-        (reduced, F32, "host", 'kv.warp_reduce(x[0], "add")', f"'gpu.shuffle' op {TOGETHER}"),
-        (shared_in_a_loop, F32, "host", "kv.shared(32, kv.f32)", "'kv.alloc_shared' op must stand outside loops and"),
-        (shared_in_a_loop, F32, "sm_90a", "kv.shared(32, kv.f32)", "'kv.alloc_shared' op must stand outside loops and"),
-        (trapping, SPEC, "host", "cache.store(", "'llvm.intr.trap' op would end the process on the host target"),
-        (machine_function, F32, "host", "kv.ex2(x[0])", "'llvm.inline_asm' op is an instruction of NVIDIA GPUs"),
-        (
-            too_much_shared, F32, "sm_90a", "@kv.kernel",
-            "'gpu.func' op must use at most 232448 bytes of shared memory on sm_90a, got 400000",
-        ),
-    ],
-    ids=lambda value: getattr(value, "name", value) if isinstance(value, str) or hasattr(value, "name") else "",
-)  # fmt: skip
-def test_an_error_of_a_later_pass_points_to_the_users_line(kernel, spec, target, code, message):
-    with pytest.raises(KernelError) as caught:
-        kv.compile(kernel, spec, target=target)
-    error, lines = caught.value, str(caught.value).splitlines()
-    source, first = inspect.getsourcelines(total if kernel is reduced else kernel.function)
-    assert error.message.startswith(message)
-    assert error.location.file == __file__
-    line = source[error.location.line - first]
-    assert line[error.location.column - 1 :].startswith(code)
-    # The line stands below the message, and the caret under the code.
-    assert lines[0] == f"{__file__}:{error.location.line}:{error.location.column}: error: {error.message}"
-    assert lines[1].strip() == line.strip()
-    assert lines[1][lines[2].index("^") :].startswith(code)
-
-
-def test_a_call_through_which_the_line_was_reached_is_named():
-    with pytest.raises(KernelError) as caught:
-        kv.compile(reduced, F32, target="host")
-    (caller,) = caught.value.callers
-    assert (caller.file, caller.line) == (__file__, reduced.location.line + 2)
-    assert "note: called from here" in str(caught.value)

@@ -13,54 +13,18 @@ import pytest
 
 from kvarn import moved
 
-OLD = (
-    "kvarn.bundle",
-    "kvarn.cache",
-    "kvarn.compiled",
-    "kvarn.compiler",
-    "kvarn.drafts",
-    "kvarn.emulator.ptx",
-    "kvarn.emulator.text",
-    "kvarn.extensions",
-    "kvarn.hybrid",
-    "kvarn.manager",
-    "kvarn.ownership",
-    "kvarn.page_pool",
-    "kvarn.prefixes",
-    "kvarn.specialisation",
-    "kvarn.stage_files",
-    "kvarn.step_inputs",
-    "kvarn.timeline_drawing",
-    "kvarn.timelines",
-    "kvarn.tools.arrays",
-    "kvarn.tools.attention_problem",
-    "kvarn.tools.explain",
-    "kvarn.tools.passport",
-    "kvarn.tools.passport.describe",
-    "kvarn.tools.passport.facts",
-    "kvarn.tools.passport.figures",
-    "kvarn.tools.passport.machine",
-    "kvarn.tools.passport.page",
-    "kvarn.tools.passport.places",
-    "kvarn.tools.passport.shared",
-    "kvarn.tools.passport.stages",
-    "kvarn.tools.passport.work",
-    "kvarn.tools.rest",
-    "kvarn.tools.spaces",
-    "kvarn.tools.timing",
-    "kvarn.tools.timing_log",
-    "kvarn.tools.tune",
-    "kvarn.lowering.distribute_kv_tiles",
-    "kvarn.lowering.expand",
-    "kvarn.lowering.expand.attention_common",
-    "kvarn.lowering.expand.attention_tiles",
-    "kvarn.lowering.expand.base",
-    "kvarn.lowering.lower_kv_access",
-    "kvarn.lowering.lower_kv_casts",
-    "kvarn.lowering.lower_kv_tma",
-    "kvarn.lowering.rewrites",
-    "kvarn.lowering.tile_ir",
-)
+OLD = """
+    kvarn.bundle kvarn.cache kvarn.compiled kvarn.compiler kvarn.drafts kvarn.emulator.ptx kvarn.emulator.text
+    kvarn.extensions kvarn.hybrid kvarn.manager kvarn.ownership kvarn.page_pool kvarn.prefixes kvarn.specialisation
+    kvarn.stage_files kvarn.step_inputs kvarn.timeline_drawing kvarn.timelines kvarn.tools.arrays
+    kvarn.tools.attention_problem kvarn.tools.explain kvarn.tools.passport kvarn.tools.passport.describe
+    kvarn.tools.passport.facts kvarn.tools.passport.figures kvarn.tools.passport.machine kvarn.tools.passport.page
+    kvarn.tools.passport.places kvarn.tools.passport.shared kvarn.tools.passport.stages kvarn.tools.passport.work
+    kvarn.tools.rest kvarn.tools.spaces kvarn.tools.timing kvarn.tools.timing_log kvarn.tools.tune
+    kvarn.lowering.distribute_kv_tiles kvarn.lowering.expand kvarn.lowering.expand.attention_common
+    kvarn.lowering.expand.attention_tiles kvarn.lowering.expand.base kvarn.lowering.lower_kv_access
+    kvarn.lowering.lower_kv_casts kvarn.lowering.lower_kv_tma kvarn.lowering.rewrites kvarn.lowering.tile_ir
+""".split()
 
 
 @pytest.mark.parametrize("name", OLD)

@@ -1,161 +1,57 @@
-// RUN: kv-opt %s --split-input-file --verify-diagnostics
+// RUN: kv-opt %s --verify-diagnostics
 
-// Rule: what warps share has 16 bits.
-func.func @rule(%x: tensor<64x32xf32, "mma:4x2">) {
+func.func @tile_share(%x: tensor<64x32xf32, "mma:4x2">, %x2: tensor<64x64xbf16, "shared">,
+    %x3: tensor<64x32xbf16, "mma:4x2">) {
   // expected-error @below {{'kv.tile_share' op the operand must be a tile of rank 2 of bf16 or f16, got tensor<64x32xf32, "mma:4x2">}}
-  %0 = "kv.tile_share"(%x) : (tensor<64x32xf32, "mma:4x2">) -> tensor<64x32xf32, "shared">
-  return
-}
-
-// -----
-
-// Rule: it is in registers.
-func.func @rule(%x: tensor<64x64xbf16, "shared">) {
+  "kv.tile_share"(%x) : (tensor<64x32xf32, "mma:4x2">) -> tensor<64x32xf32, "shared">
   // expected-error @below {{'kv.tile_share' op the operand must be a tile in registers, got tensor<64x64xbf16, "shared">}}
-  %0 = "kv.tile_share"(%x) : (tensor<64x64xbf16, "shared">) -> tensor<64x64xbf16, "shared">
-  return
-}
-
-// -----
-
-// Rule: it is the same tile in shared memory.
-func.func @rule(%x: tensor<64x32xbf16, "mma:4x2">) {
+  "kv.tile_share"(%x2) : (tensor<64x64xbf16, "shared">) -> tensor<64x64xbf16, "shared">
   // expected-error @below {{'kv.tile_share' op the result must be tensor<64x32xbf16, "shared">, got tensor<64x64xbf16, "shared">}}
-  %0 = "kv.tile_share"(%x) : (tensor<64x32xbf16, "mma:4x2">) -> tensor<64x64xbf16, "shared">
+  "kv.tile_share"(%x3) : (tensor<64x32xbf16, "mma:4x2">) -> tensor<64x64xbf16, "shared">
   return
 }
 
-// -----
-
-// Rule: columns are taken where a tile lies in shared memory.
-func.func @rule(%x: tensor<64x128xbf16, "mma">) {
+func.func @tile_columns(%x: tensor<64x128xbf16, "mma">, %x2: tensor<64x128xbf16, "shared">,
+    %x3: tensor<64x128xf8E4M3FN, "shared(transposed)">) {
   // expected-error @below {{'kv.tile_columns' op the operand must be a tile of rank 2 with the layout shared, got tensor<64x128xbf16, "mma">}}
-  %0 = "kv.tile_columns"(%x) {first_column = 0 : i64} : (tensor<64x128xbf16, "mma">) -> tensor<64x64xbf16, "shared">
-  return
-}
-
-// -----
-
-// Rule: of all rows.
-func.func @rule(%x: tensor<64x128xbf16, "shared">) {
+  "kv.tile_columns"(%x) {first_column = 0 : i64} : (tensor<64x128xbf16, "mma">) -> tensor<64x64xbf16, "shared">
   // expected-error @below {{'kv.tile_columns' op the result must have the operand's rows and elements, got tensor<64x128xbf16, "shared"> and tensor<32x64xbf16, "shared">}}
-  %0 = "kv.tile_columns"(%x) {first_column = 0 : i64} : (tensor<64x128xbf16, "shared">) -> tensor<32x64xbf16, "shared">
-  return
-}
-
-// -----
-
-// Rule: they start where a swizzle atom does.
-func.func @rule(%x: tensor<64x128xbf16, "shared">) {
+  "kv.tile_columns"(%x2) {first_column = 0 : i64} : (tensor<64x128xbf16, "shared">) -> tensor<32x64xbf16, "shared">
   // expected-error @below {{'kv.tile_columns' op columns must start at a multiple of 64 and be within the operand's 128, got 64 from 32 : i64 on}}
-  %0 = "kv.tile_columns"(%x) {first_column = 32 : i64} : (tensor<64x128xbf16, "shared">) -> tensor<64x64xbf16, "shared">
-  return
-}
-
-// -----
-
-// Rule: they are columns of the tile.
-func.func @rule(%x: tensor<64x128xbf16, "shared">) {
+  "kv.tile_columns"(%x2) {first_column = 32 : i64} : (tensor<64x128xbf16, "shared">) -> tensor<64x64xbf16, "shared">
   // expected-error @below {{'kv.tile_columns' op columns must start at a multiple of 64 and be within the operand's 128, got 128 from 64 : i64 on}}
-  %0 = "kv.tile_columns"(%x) {first_column = 64 : i64} : (tensor<64x128xbf16, "shared">) -> tensor<64x128xbf16, "shared">
-  return
-}
-
-// -----
-
-// Rule: they lie as the tile does.
-func.func @rule(%x: tensor<64x128xf8E4M3FN, "shared(transposed)">) {
+  "kv.tile_columns"(%x2) {first_column = 64 : i64} : (tensor<64x128xbf16, "shared">) -> tensor<64x128xbf16, "shared">
   // expected-error @below {{'kv.tile_columns' op the result must have the operand's layout, got tensor<64x128xf8E4M3FN, "shared(transposed)"> and tensor<64x64xf8E4M3FN, "shared">}}
-  %0 = "kv.tile_columns"(%x) {first_column = 0 : i64} : (tensor<64x128xf8E4M3FN, "shared(transposed)">) -> tensor<64x64xf8E4M3FN, "shared">
-  return
-}
-
-// -----
-
-// Rule: of a tile that lies transposed they start at a multiple of 8.
-func.func @rule(%x: tensor<64x128xf8E4M3FN, "shared(transposed)">) {
+  "kv.tile_columns"(%x3) {first_column = 0 : i64} : (tensor<64x128xf8E4M3FN, "shared(transposed)">) -> tensor<64x64xf8E4M3FN, "shared">
   // expected-error @below {{'kv.tile_columns' op columns must start at a multiple of 8 and be within the operand's 128, got 64 from 4 : i64 on}}
-  %0 = "kv.tile_columns"(%x) {first_column = 4 : i64} : (tensor<64x128xf8E4M3FN, "shared(transposed)">) -> tensor<64x64xf8E4M3FN, "shared(transposed)">
+  "kv.tile_columns"(%x3) {first_column = 4 : i64} : (tensor<64x128xf8E4M3FN, "shared(transposed)">) -> tensor<64x64xf8E4M3FN, "shared(transposed)">
   return
 }
 
-// -----
-
-// Rule: sums are of f32, in registers.
-func.func @rule(%x: tensor<64x64xbf16, "wgmma">, %y: tensor<64x32xf32, "wgmma">) {
+func.func @tile_add_columns(%x: tensor<64x64xbf16, "wgmma">, %y: tensor<64x32xf32, "wgmma">,
+    %x2: tensor<64x64xf32, "wgmma">, %y2: tensor<64x32xf32, "shared">, %y3: tensor<128x32xf32, "wgmma">) {
   // expected-error @below {{'kv.tile_add_columns' op the operand must be a tile of rank 2 of f32 in registers, got tensor<64x64xbf16, "wgmma">}}
-  %0 = "kv.tile_add_columns"(%x, %y) {first_column = 0 : i64} : (tensor<64x64xbf16, "wgmma">, tensor<64x32xf32, "wgmma">) -> tensor<64x64xbf16, "wgmma">
-  return
-}
-
-// -----
-
-// Rule: what is added too.
-func.func @rule(%x: tensor<64x64xf32, "wgmma">, %y: tensor<64x32xf32, "shared">) {
+  "kv.tile_add_columns"(%x, %y) {first_column = 0 : i64} : (tensor<64x64xbf16, "wgmma">, tensor<64x32xf32, "wgmma">) -> tensor<64x64xbf16, "wgmma">
   // expected-error @below {{'kv.tile_add_columns' op the added tile must be a tile of rank 2 of f32 in registers, got tensor<64x32xf32, "shared">}}
-  %0 = "kv.tile_add_columns"(%x, %y) {first_column = 0 : i64} : (tensor<64x64xf32, "wgmma">, tensor<64x32xf32, "shared">) -> tensor<64x64xf32, "wgmma">
-  return
-}
-
-// -----
-
-// Rule: it has the same rows.
-func.func @rule(%x: tensor<64x64xf32, "wgmma">, %y: tensor<128x32xf32, "wgmma">) {
+  "kv.tile_add_columns"(%x2, %y2) {first_column = 0 : i64} : (tensor<64x64xf32, "wgmma">, tensor<64x32xf32, "shared">) -> tensor<64x64xf32, "wgmma">
   // expected-error @below {{'kv.tile_add_columns' op the added tile needs the operand's rows and layout, got tensor<64x64xf32, "wgmma"> and tensor<128x32xf32, "wgmma">}}
-  %0 = "kv.tile_add_columns"(%x, %y) {first_column = 0 : i64} : (tensor<64x64xf32, "wgmma">, tensor<128x32xf32, "wgmma">) -> tensor<64x64xf32, "wgmma">
-  return
-}
-
-// -----
-
-// Rule: it is added to columns that there are.
-func.func @rule(%x: tensor<64x64xf32, "wgmma">, %y: tensor<64x32xf32, "wgmma">) {
+  "kv.tile_add_columns"(%x2, %y3) {first_column = 0 : i64} : (tensor<64x64xf32, "wgmma">, tensor<128x32xf32, "wgmma">) -> tensor<64x64xf32, "wgmma">
   // expected-error @below {{'kv.tile_add_columns' op columns must start at a multiple of 8 and be within the operand's 64, got 32 from 40 : i64 on}}
-  %0 = "kv.tile_add_columns"(%x, %y) {first_column = 40 : i64} : (tensor<64x64xf32, "wgmma">, tensor<64x32xf32, "wgmma">) -> tensor<64x64xf32, "wgmma">
-  return
-}
-
-// -----
-
-// Rule: the result is the operand's tile.
-func.func @rule(%x: tensor<64x64xf32, "wgmma">, %y: tensor<64x32xf32, "wgmma">) {
+  "kv.tile_add_columns"(%x2, %y) {first_column = 40 : i64} : (tensor<64x64xf32, "wgmma">, tensor<64x32xf32, "wgmma">) -> tensor<64x64xf32, "wgmma">
   // expected-error @below {{'kv.tile_add_columns' op the result must be of the operand's type tensor<64x64xf32, "wgmma">, got tensor<64x32xf32, "wgmma">}}
-  %0 = "kv.tile_add_columns"(%x, %y) {first_column = 0 : i64} : (tensor<64x64xf32, "wgmma">, tensor<64x32xf32, "wgmma">) -> tensor<64x32xf32, "wgmma">
+  "kv.tile_add_columns"(%x2, %y) {first_column = 0 : i64} : (tensor<64x64xf32, "wgmma">, tensor<64x32xf32, "wgmma">) -> tensor<64x32xf32, "wgmma">
   return
 }
 
-// -----
-
-// Rule: tiles that stand beside one another have rank 2.
-func.func @rule(%l: tensor<64xbf16>, %r: tensor<32x16xbf16>) {
+func.func @tile_beside(%l: tensor<64xbf16>, %r: tensor<32x16xbf16>, %l2: tensor<32x64xbf16>, %r2: tensor<64x16xbf16>,
+    %l3: tensor<32x48xbf16>) {
   // expected-error @below {{'kv.tile_beside' op needs tiles of rank 2, got tensor<64xbf16> and tensor<32x16xbf16>}}
-  %0 = "kv.tile_beside"(%l, %r) : (tensor<64xbf16>, tensor<32x16xbf16>) -> tensor<32x80xbf16>
-  return
-}
-
-// -----
-
-// Rule: tiles that stand beside one another have the same rows and elements.
-func.func @rule(%l: tensor<32x64xbf16>, %r: tensor<64x16xbf16>) {
+  "kv.tile_beside"(%l, %r) : (tensor<64xbf16>, tensor<32x16xbf16>) -> tensor<32x80xbf16>
   // expected-error @below {{'kv.tile_beside' op the operands must have the same rows and elements, got tensor<32x64xbf16> and tensor<64x16xbf16>}}
-  %0 = "kv.tile_beside"(%l, %r) : (tensor<32x64xbf16>, tensor<64x16xbf16>) -> tensor<32x80xbf16>
-  return
-}
-
-// -----
-
-// Rule: the first ends with a swizzle atom.
-func.func @rule(%l: tensor<32x48xbf16>, %r: tensor<32x16xbf16>) {
+  "kv.tile_beside"(%l2, %r2) : (tensor<32x64xbf16>, tensor<64x16xbf16>) -> tensor<32x80xbf16>
   // expected-error @below {{'kv.tile_beside' op the first operand must have a multiple of 64 columns, got 48}}
-  %0 = "kv.tile_beside"(%l, %r) : (tensor<32x48xbf16>, tensor<32x16xbf16>) -> tensor<32x64xbf16>
-  return
-}
-
-// -----
-
-// Rule: the result has the columns of both.
-func.func @rule(%l: tensor<32x64xbf16>, %r: tensor<32x16xbf16>) {
+  "kv.tile_beside"(%l3, %r) : (tensor<32x48xbf16>, tensor<32x16xbf16>) -> tensor<32x64xbf16>
   // expected-error @below {{'kv.tile_beside' op the result must be tensor<32x80xbf16>, got tensor<32x96xbf16>}}
-  %0 = "kv.tile_beside"(%l, %r) : (tensor<32x64xbf16>, tensor<32x16xbf16>) -> tensor<32x96xbf16>
+  "kv.tile_beside"(%l2, %r) : (tensor<32x64xbf16>, tensor<32x16xbf16>) -> tensor<32x96xbf16>
   return
 }

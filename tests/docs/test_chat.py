@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import dataclasses
-import importlib.util
 import re
 import sys
 from collections.abc import Sequence
@@ -17,7 +16,6 @@ from hypothesis import given, strategies as st
 
 from kvarn.chat import main
 from kvarn.chat.errors import DemoError
-from kvarn.runtime import driver
 
 pytest.importorskip("gguf")
 pytest.importorskip("tokenizers")
@@ -28,10 +26,9 @@ from tokenizers.pre_tokenizers import ByteLevel
 from kvarn.chat import weights as chat_weights
 from kvarn.chat.arrays import NumpyArrays
 from kvarn.chat.check import Recorder, compare
-from kvarn.chat.cli import Printer, abbreviate, choose_device
-from kvarn.chat.model import Model, rope_frequencies
+from kvarn.chat.model import Model
 from kvarn.chat.paged_cache import PagedCache
-from kvarn.chat.plain_cache import PlainCache, rotate
+from kvarn.chat.plain_cache import PlainCache
 from kvarn.chat.scheduler import Request, Step, generate, greedy
 from kvarn.chat.tokenizer import Tokenizer
 from kvarn.chat.weights import ModelConfig, ModelWeights, find_model, load_model
@@ -61,13 +58,6 @@ def test_a_control_token_spelled_in_text_stays_text() -> None:
     assert tokenizer.decode([0, *ids, 1]) == "<|im_end|>"
 
 
-def test_what_the_vocabulary_cannot_spell_is_refused() -> None:
-    with pytest.raises(DemoError, match="valid Unicode"):
-        byte_tokenizer().encode("\udc80")
-    with pytest.raises(DemoError, match=r"no token for a byte of 'a\\x1d'"):
-        Tokenizer([c for c in BYTES if c != "ĝ"], [], [1] * 255, end_of_text=0).encode("a\x1d")
-
-
 @pytest.fixture(scope="module")
 def smollm() -> tuple[str, ModelWeights, Tokenizer]:
     try:
@@ -85,23 +75,7 @@ def test_smollm_chat_has_the_ids_of_llama_cpp(smollm: tuple[str, ModelWeights, T
     assert tokenizer.chat_user("What is the capital of France?") == [int(x) for x in user.split()]
 
 
-@pytest.mark.parametrize(
-    ("text", "ids"),
-    [
-        ("don't DON'T 12,345 things\n\n\tok ", "12420 982 422 2154 23 68 216 33 34 28 35 36 37 1495 1116 197 2231 216"),
-        ("a\n \nb   c", "81 3805 198 82 256 265"),
-        ("日本語 ½ 👩‍👦!", "23274 115 40993 179 120 248 216 16738 15107 235 119 321 231 10813 235 116 17"),
-        ("<|im_end|>", "44 108 306 79 486 108 46"),
-        ("def f(x):\n    return x**2\n", "1604 275 24 104 727 472 1003 1792 828 34 198"),
-    ],
-)
-def test_smollm_cuts_text_into_words_with_every_number_alone(
-    smollm: tuple[str, ModelWeights, Tokenizer], text: str, ids: str
-) -> None:
-    assert smollm[2].encode(text) == [int(x) for x in ids.split()]
-    assert smollm[2].decode(smollm[2].encode(text)) == text
-
-
+@pytest.mark.thorough
 def test_smollm_knows_the_capital_of_france(smollm: tuple[str, ModelWeights, Tokenizer]) -> None:
     _, weights, tokenizer = smollm
     tokens = tokenizer.chat_system() + tokenizer.chat_user("What is the capital of France?")
@@ -233,13 +207,6 @@ def test_a_ragged_batch_gives_what_each_request_gives_alone(batch: int, tokens: 
     assert sum(len(step.sampled) for step in steps) == sum(request.limit for request in requests)
 
 
-def test_prompts_and_answers_share_steps_and_a_long_prompt_holds_no_answer_up() -> None:
-    first, long = Request(0, [5, 6], 12), Request(1, list(range(3, 33)), 1, arrival=1)
-    steps = run([first, long], batch=2, tokens=4)
-    assert [[request for request, _ in step.sampled] for step in steps[:11]] == [[first]] * 10 + [[first, long]]
-    assert [step.prompt_tokens for step in steps[:11]] == [2] + [3] * 10
-
-
 def test_an_answer_ends_at_its_limit_or_at_the_end_of_text_which_is_not_in_it() -> None:
     free = some_requests()
     run(free)
@@ -248,10 +215,6 @@ def test_an_answer_ends_at_its_limit_or_at_the_end_of_text_which_is_not_in_it() 
     stopped = some_requests()[3]
     run([stopped], end=end)
     assert (stopped.answer, stopped.reason) == (free[3].answer[: free[3].answer.index(end)], "stop")
-
-
-def test_a_request_that_nobody_precedes_is_not_waited_for() -> None:
-    assert [step.number for step in run([Request(0, [5], 1, arrival=1000)])] == [1000]
 
 
 @pytest.mark.parametrize("tokens", [8, 256])
@@ -290,21 +253,6 @@ def test_the_check_agrees_with_itself_and_sees_a_wrong_logit_and_nan() -> None:
         bad = compare(WEIGHTS, END, requests, recorder, 1e-3)
         assert not bad.agrees
         assert max(bad.differences) == difference
-
-
-def test_rotation_is_the_complex_product_of_neighbours() -> None:
-    x = np.random.default_rng(1).standard_normal((5, 3, CONFIG.head_size), dtype=np.float32)
-    angles = np.arange(4, 9)[:, None] * 10000.0 ** (-np.arange(0, CONFIG.head_size, 2) / CONFIG.head_size)
-    turned = (x[..., 0::2] + 1j * x[..., 1::2]) * np.exp(1j * angles)[:, None]
-    expected = np.stack([turned.real, turned.imag], -1).reshape(x.shape)
-    np.testing.assert_allclose(rotate(x, rope_frequencies(CONFIG, 9)[4:9]), expected, atol=1e-5)
-
-
-def test_swiglu_does_not_overflow() -> None:
-    x = np.array([[-1e4, 1e4, 0.5, 2.0, 3.0, 4.0]], np.float32)
-    with np.errstate(all="raise", under="ignore"):
-        got = MODEL._swiglu(x)
-    np.testing.assert_allclose(got, [[0.0, 3e4, 4.0 * 0.5 / (1 + np.exp(-0.5))]], rtol=1e-6, atol=1e-6)
 
 
 # --- from a file to text ---------------------------------------------------------------------------
@@ -389,13 +337,6 @@ def test_a_file_of_another_kind_is_refused(tmp_path: Path, changes: dict[str, An
         load_model(write_tiny(tmp_path / "other.gguf", **changes))
 
 
-@pytest.mark.parametrize("text", ["", "not a model at all, but long enough for a header\n"])
-def test_what_is_no_gguf_file_is_refused(tmp_path: Path, text: str) -> None:
-    (tmp_path / "other.gguf").write_text(text)
-    with pytest.raises(DemoError, match="cannot be read as GGUF"):
-        load_model(tmp_path / "other.gguf")
-
-
 # --- the command line ------------------------------------------------------------------------------
 
 SHARED = "The mill grinds what the farmers bring, day after day. "
@@ -432,26 +373,6 @@ def test_a_wrong_cache_does_not_agree(
     assert "DOES NOT AGREE" in capsys.readouterr().out
 
 
-def test_answers_are_printed_in_the_order_of_the_prompts(capsys: pytest.CaptureFixture[str]) -> None:
-    tokenizer = byte_tokenizer()
-    requests = [Request(index, [5], 99) for index in range(2)]
-    printer = Printer(tokenizer, ["first?", "second?"], requests)
-    shown = []
-    for index, text, reason in ((1, "later\x1b[2J,\n", ""), (0, "日", ""), (1, "whole", "length"), (0, "!", "stop")):
-        for token in tokenizer.encode(text):
-            requests[index].tokens.append(token)
-            printer.update()
-        requests[index].reason = reason
-        printer.update()
-        shown.append(capsys.readouterr().out)
-    assert shown == ["> first?\n  ", "日", "", "!\n\n> second?\n  later[2J,\n  whole …\n\n"]
-
-
-def test_long_prompts_are_abbreviated_in_the_middle() -> None:
-    assert abbreviate("short  text\nhere", 20) == "short text here"
-    assert abbreviate("a " * 40 + "what is it?", 20) == "a a a a … is it?"
-
-
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -485,40 +406,3 @@ def test_what_is_not_installed_is_named_with_what_installs_it(
         assert main(["--help"]) == 1
         expected = f"kvarn demo: {' and '.join(names)} must be installed: pip install 'kvarn[demo]'\n"
         assert capsys.readouterr().err == expected
-
-
-@pytest.mark.parametrize("arguments", [["--tokens", "0"], ["--tokens", "few"], ["--device", "tpu"], ["--dtype", "f64"]])
-def test_bad_options_are_a_usage_error(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(arguments) == 2
-    assert arguments[0] in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(
-    ("status", "message"),
-    [
-        (driver.Status(False, "no driver: libcuda.so.1 was not found; get it"), "libcuda.so.1 was not found"),
-        (driver.Status(True, devices=1), "torch, which runs the dense layers on it, is not installed"),
-    ],
-)
-def test_without_a_usable_gpu_it_takes_the_cpu_and_says_why(
-    status: driver.Status, message: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(driver, "status", lambda: status)
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    device, reason = choose_device("auto")
-    assert device == "cpu"
-    assert message in reason
-    assert choose_device("cpu") == ("cpu", "")
-    with pytest.raises(DemoError, match=f"--device cuda: .*{re.escape(message)}"):
-        choose_device("cuda")
-
-
-def test_an_interrupted_run_says_so(
-    tiny_file: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    def interrupt(*_: Any) -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(Model, "forward", interrupt)
-    assert main(["--model", str(tiny_file), "--device", "cpu", "a"]) == 130
-    assert capsys.readouterr().err == "kvarn demo: interrupted\n"

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import contextlib
 import signal
-import time
 
 import numpy as np
 import pytest
@@ -93,7 +92,7 @@ def test_an_interrupt_ends_a_kernel_at_once(how):
     x, sent = np.zeros(1024, np.int32), []
 
     def interrupt(number, frame):
-        sent.append(time.monotonic())
+        sent.append(number)
         raise KeyboardInterrupt
 
     scaled.emulate(1, 1024, x, 2)  # compiled before the time runs
@@ -105,6 +104,6 @@ def test_an_interrupt_ends_a_kernel_at_once(how):
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)
-    assert time.monotonic() - sent[-1] < 1
+    assert len(sent) < 4, "the timer goes on until the kernel has ended"
     scaled.emulate(1, 1024, x, 3)
     assert (x == 243).all()

@@ -81,9 +81,22 @@ def kernels() -> tuple[str, ...]:
 
 @functools.cache
 def invalid() -> tuple[str, ...]:
-    """Chunks that break one rule each."""
+    """Texts that break one rule each: of the functions of the dialect's lit tests, whose every refused op is alone."""
     paths = sorted((TESTS / "dialect").glob("invalid*.mlir"))
-    return tuple(c for path in paths for c in re.split(r"^// -----$", path.read_text(), flags=re.MULTILINE))
+    chunks = (c for path in paths for c in re.split(r"^// -----$", path.read_text(), flags=re.MULTILINE))
+    return tuple(text for chunk in chunks for text in _rules(chunk))
+
+
+def _rules(chunk: str) -> list[str]:
+    """A text for each op of a chunk that is refused, without the others; the chunk itself where it has none."""
+    found, head = [], "".join(HEAD.findall(chunk))
+    for function in FUNCTION.findall(chunk):
+        pieces = re.split(r"^(?=  \S)", function, flags=re.MULTILINE)
+        refused = [i for i, piece in enumerate(pieces) if i and "expected-error" in pieces[i - 1]]
+        for i in refused:
+            others = {*refused, *(j for j, piece in enumerate(pieces) if "expected-" in piece)} - {i}
+            found.append(head + "".join(piece for j, piece in enumerate(pieces) if j not in others))
+    return found or [chunk]
 
 
 def drop(r: random.Random, tokens: list[str]) -> None:

@@ -13,9 +13,9 @@ from mlir import ir
 
 from kvarn.dialect import kv, text
 from kvarn.lowering import pipeline_parser
-from kvarn.tools import kv_opt, opt_args
-from kvarn.tools.opt_diagnostics import Source, check_expected, split
-from kvarn.tools.opt_run import Driver, Settings, read_reproducer, timing_report, write_reproducer
+from kvarn.tools import opt_args
+from kvarn.tools.opt_diagnostics import Source, split
+from kvarn.tools.opt_run import Driver, Settings
 
 DIALECT = Path(__file__).resolve().parents[1] / "dialect"
 MODULE = b"func.func @f(%a: i32) -> i32 {\n  %0 = arith.addi %a, %a : i32\n  return %a : i32\n}\n"
@@ -153,24 +153,12 @@ def test_options_with_an_optional_value_do_not_eat_the_next_argument() -> None:
     assert options.split_input_file == "// CUT"
 
 
-def test_long_options_are_not_abbreviated() -> None:
-    assert opt_args.parse(["--mlir-tim"])[1] == [("mlir-tim", "")]
-
-
 @pytest.mark.parametrize(
     "arguments", [["--verify-each=maybe"], ["--verify-diagnostics=some"], ["--pass-pipeline"], ["-ofile"]]
 )
 def test_bad_command_lines_are_usage_errors(arguments: list[str]) -> None:
     with pytest.raises(opt_args.UsageError):
         opt_args.parse(arguments)
-
-
-def test_main_returns_the_status(tmp_path: Path, capsysbinary: pytest.CaptureFixture[bytes]) -> None:
-    path = tmp_path / "f.mlir"
-    path.write_bytes(MODULE)
-    assert kv_opt.main([str(path), "--canonicalize"]) == 0
-    assert b"arith.addi" not in capsysbinary.readouterr().out
-    assert kv_opt.main(["--zork", str(path)]) == 1
 
 
 def test_usage_errors_do_not_import_mlir() -> None:
@@ -197,14 +185,6 @@ def test_windows_line_ends() -> None:
 
 
 # --- the driver ----------------------------------------------------------------------------------------
-
-
-def test_driver_runs_the_steps(context: ir.Context) -> None:
-    d, err = driver(context, "canonicalize")
-    outcome = d.process(Source("a.mlir", MODULE))
-    assert outcome.ok
-    assert "arith.addi" not in outcome.output
-    assert not err.getvalue()
 
 
 def test_driver_processes_many_sources(context: ir.Context) -> None:
@@ -234,29 +214,6 @@ def test_broken_bytecode_is_a_diagnostic(context: ir.Context) -> None:
         assert not d.process(Source("a", code[:cut])).ok
     assert err.getvalue().count(": error: ") >= 3
     assert d.process(Source("a", code)).ok
-
-
-def test_notes_are_not_unexpected() -> None:
-    assert check_expected([], Source("a", MODULE)) == []
-
-
-def test_reproducer_reads_back(context: ir.Context, tmp_path: Path) -> None:
-    path = tmp_path / "r.mlir"
-    with context, ir.Location.unknown():
-        steps = pipeline_parser.parse("plan-kv-access{max-alignment=8},cse")
-        write_reproducer(str(path), ir.Module.parse(MODULE), steps, verify_each=False)
-        assert read_reproducer(path.read_text()) == (pipeline_parser.text(steps), False)
-    with pytest.raises(pipeline_parser.PipelineError, match="mlir_reproducer"):
-        read_reproducer("module {}")
-
-
-def test_timing_adds_up(context: ir.Context) -> None:
-    d, _ = driver(context, "cse,canonicalize")
-    d.process(Source("a", MODULE))
-    report = timing_report(d.timer, 1.0)
-    shares = [float(x) for x in re.findall(r"\(\s*([\d.]+)%\)  (?!Total)", report)]
-    assert {"Parser", "cse", "canonicalize", "Output", "Rest", "Total"} <= set(re.findall(r"\)  ([\w-]+)", report))
-    assert abs(sum(shares) - 100) < 1
 
 
 # --- text that must not reach the parser -----------------------------------------------------------------

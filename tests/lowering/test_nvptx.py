@@ -51,20 +51,6 @@ def made(text, passes=nvptx.PASSES):
         return nvptx.ptx(ir.Module.parse(text), "sm_90a", "+ptx80", passes)
 
 
-def test_equal_arithmetic_is_done_once_and_loops_test_at_their_end():
-    text = made(SQUARES)
-    assert text.count("mul.lo.s32") == 1
-    assert text.count("bra") == 2  # past the loop, and back
-
-
-def test_of_libdevice_there_is_what_is_called_and_it_is_inlined():
-    text = made(CALLS)
-    assert "call" not in text
-    assert ".func" not in text
-    assert text.count(".entry") == 1
-    assert "fma.rn.f32" in text
-
-
 def test_the_module_stays_as_it_was():
     with compiler.context():
         module = ir.Module.parse(CALLS)

@@ -33,7 +33,13 @@ func.func @casts(%p: !llvm.ptr<1>, %i: i32) -> i32 {
 
 // -----
 
+// Every problem is reported, not the first one only.
+
 !cache = !kv.cache<"paged", bf16, 8 : i64, 128 : i64, false, 16 : i64, none, 1 : i64>
+!pool = !kv.collection<"paged", bf16, 8 : i64, 128 : i64, false, 16 : i64, none, 1 : i64>
+!view = !kv.operand<"paged", bf16, 8 : i64, 128 : i64, false, 16 : i64, none, 1 : i64>
+!bad = !kv.cache<"paged", bf16, 8 : i64, 128 : i64, false, 0 : i64, none, 1 : i64>
+
 func.func @chosen(%c: !cache, %d: !cache, %p: i1) {
   // expected-error @below {{'scf.if' op cannot give a cache (result #0): it must be a function argument or the result of a kv op}}
   %e = scf.if %p -> !cache {
@@ -44,18 +50,12 @@ func.func @chosen(%c: !cache, %d: !cache, %p: i1) {
   return
 }
 
-// -----
-
-!cache = !kv.cache<"paged", bf16, 8 : i64, 128 : i64, false, 16 : i64, none, 1 : i64>
 func.func @selected(%c: !cache, %d: !cache, %p: i1) {
   // expected-error @below {{'arith.select' op cannot give a cache (result #0): it must be a function argument or the result of a kv op}}
   %e = arith.select %p, %c, %d : !cache
   return
 }
 
-// -----
-
-!cache = !kv.cache<"paged", bf16, 8 : i64, 128 : i64, false, 16 : i64, none, 1 : i64>
 func.func @carried(%c: !cache, %n: index) {
   %zero = arith.constant 0 : index
   %one = arith.constant 1 : index
@@ -67,9 +67,6 @@ func.func @carried(%c: !cache, %n: index) {
   return
 }
 
-// -----
-
-!pool = !kv.collection<"paged", bf16, 8 : i64, 128 : i64, false, 16 : i64, none, 1 : i64>
 // expected-error @below {{'func.func' op cannot carry a collection (block argument #0): it must be a function argument or the result of a kv op}}
 func.func @branched(%c: !pool) {
   cf.br ^next(%c : !pool)
@@ -77,35 +74,24 @@ func.func @branched(%c: !pool) {
   return
 }
 
-// -----
-
-!view = !kv.operand<"paged", bf16, 8 : i64, 128 : i64, false, 16 : i64, none, 1 : i64>
 // expected-error @below {{'func.func' op cannot return an operand (result #0): it must be a function argument or the result of a kv op}}
 func.func private @returned(!view) -> !view
 
-// -----
-
 // A type is checked where a function declares it, once a module.
-!bad = !kv.cache<"paged", bf16, 8 : i64, 128 : i64, false, 0 : i64, none, 1 : i64>
 // expected-error @below {{'func.func' op argument #0 has a malformed type: page_size of a paged cache must be positive, got 0; got !kv.cache<"paged", bf16, 8 : i64, 128 : i64, false, 0 : i64, none, 1 : i64>}}
 func.func private @first(!bad)
 func.func private @second(!bad)
 
-// -----
-
 // A buffer of a kernel has dimensions.
-gpu.module @kernels {
+gpu.module @buffers {
   // expected-error @below {{'gpu.func' op argument #0 of a kernel must be a memref of rank 1 or more, got memref<f32>}}
   gpu.func @scalar_buffer(%b: memref<f32>) kernel {
     gpu.return
   }
 }
 
-// -----
-
 // Operations on whole caches are not for use in kernels.
-!cache = !kv.cache<"paged", bf16, 8 : i64, 128 : i64, false, 16 : i64, none, 1 : i64>
-gpu.module @kernels {
+gpu.module @operations {
   gpu.func @operation_in_kernel(%c: !cache, %x: memref<?x8x128xbf16>, %offsets: memref<?xi32>) kernel {
     // expected-error @below {{'kv.store_ragged' op must be outside kernels (gpu.func): it becomes kernels of its own}}
     "kv.store_ragged"(%c, %x, %offsets) : (!cache, memref<?x8x128xbf16>, memref<?xi32>) -> ()
@@ -113,10 +99,6 @@ gpu.module @kernels {
   }
 }
 
-// -----
-
-// Every problem is reported, not the first one only.
-!cache = !kv.cache<"paged", bf16, 8 : i64, 128 : i64, false, 16 : i64, none, 1 : i64>
 func.func @all(%c: !cache, %i: i32) {
   // expected-error @below {{width must be a positive integer}}
   %x = "kv.load"(%c, %i, %i, %i, %i) {width = 0 : i64} : (!cache, i32, i32, i32, i32) -> bf16

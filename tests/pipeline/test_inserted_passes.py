@@ -5,11 +5,8 @@ from __future__ import annotations
 
 import functools
 import os
-import re
-import signal
 import subprocess
 import sys
-import textwrap
 import threading
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,7 +18,7 @@ from mlir import ir
 import kvarn as kv
 from kvarn import dispatch, pipelines
 from kvarn.compilation import driver, extensions
-from kvarn.lowering import index, loading, pipeline, pipeline_parser, registry
+from kvarn.lowering import index, loading, pipeline, registry
 from kvarn.lowering.pass_base import kv_pass
 from kvarn.lowering.rewrite import ops_named
 from kvarn.ops import writes
@@ -146,21 +143,6 @@ def test_a_function_may_not_have_the_name_of_another_pass():
         compiled({"after:verify-kv": verify_kv})
 
 
-def test_ir_that_an_inserted_pass_leaves_broken_names_the_pass():
-    def widen(module):
-        for op in ops_named(module, "kv.load"):
-            op.attributes["width"] = ir.IntegerAttr.get(ir.IntegerType.get_signless(64), 3)
-
-    @kv.kernel
-    def copy(cache: kv.KVCache, x: kv.Buffer[kv.f32, 1]):
-        x[0] = cache.load(0, 0, 0, 0)
-
-    spec = kv.CacheSpec("paged", kv.f32, 2, 64, 16)
-    with pytest.raises(kv.KernelError, match=r"width must|lanes") as caught:
-        kv.compile(copy, spec, F32, target="sm_90a", passes={"after:verify-kv": widen})
-    assert "copy" in str(caught.value) or "cache.load" in str(caught.value)
-
-
 def test_an_exception_names_the_passs_own_file_and_line_and_is_the_cause():
     def broken(module):
         ops_named(module, "gpu.func")[0].no_such_thing  # noqa: B018
@@ -278,33 +260,6 @@ def test_a_file_may_have_several_passes_and_an_edited_file_may_be_loaded_again(f
     assert registry.find("mark-first").summary == "The first."
 
 
-def test_a_loaded_pass_takes_no_name_that_is_taken(file, tmp_path):
-    file.write_text(TWO.format(first="cse", second="b", value=""))
-    with pytest.raises(pipeline_parser.PipelineError, match="'cse' is taken by a pass of MLIR: choose another"):
-        loading.load_passes(file)
-    file.write_text(TWO.format(first="verify_kv", second="b", value=""))
-    with pytest.raises(pipeline_parser.PipelineError, match="'verify-kv' is taken: choose another"):
-        loading.load_passes(file)
-    file.write_text(TWO.format(first="a", second="b", value=""))
-    loading.load_passes(file)
-    other = tmp_path / "other.py"
-    other.write_text(file.read_text())
-    with pytest.raises(pipeline_parser.PipelineError, match=r"'a' is taken by .*mine\.py: choose another"):
-        loading.load_passes(other)
-
-
-def test_a_pass_that_makes_mlir_end_the_process_is_shown_with_its_line(tmp_path):
-    (tmp_path / "ends.py").write_text(
-        "import kvarn as kv\nfrom kvarn.lowering.rewrite import ops_named\n\n\n"
-        "def ends(module):\n    ops_named(module, 'gpu.thread_id')[0].erase()\n\n\n"
-        f"TEXT = {str(triple.trace([F32]))!r}\nkv.compile(TEXT, target='sm_90a', passes={{'after:verify-kv': ends}})\n"
-    )
-    done = subprocess.run([sys.executable, "ends.py"], cwd=tmp_path, capture_output=True, text=True)
-    assert done.returncode == -signal.SIGABRT
-    assert "still has uses" in done.stderr
-    assert re.search(r'ends\.py", line 6 in ends', done.stderr)
-
-
 # --- the commands --------------------------------------------------------------------------------
 
 KERNEL = """
@@ -332,36 +287,14 @@ def test_compile_and_explain_take_passes(file, tmp_path, capsys):
     file.with_name("to_five_too.py").write_text(FIVE)
     flags = [f"{kernel}:triple", "--target=sm_80", f"--load-pass={file.with_name('to_five_too.py')}"]
     flags.append("--insert-after=hoist-kv-lookups=to-five-too")
-    assert cli.main(["compile", *flags]) == 0
-    assert "0f40A00000" in capsys.readouterr().out  # 5.0
+    assert cli.main(["compile", *flags, "--emit=llvm"]) == 0
+    assert "5.0" in capsys.readouterr().out
     assert cli.main(["explain", *flags, "--diff=to-five-too"]) == 0
     assert "5.0" in capsys.readouterr().out
     assert cli.main(["compile", *flags[:-1], "--insert-before=zork=to-five-too"]) == 1
     assert "got 'zork'" in capsys.readouterr().err
     assert cli.main(["compile", *flags[:-1], "--insert-before=to-five-too"]) == 1
     assert "--insert-before takes PASS=NAME" in capsys.readouterr().err
-
-
-def test_a_pass_of_an_installed_package_is_known_to_every_command_and_to_python(tmp_path):
-    """By the entry point's name; nothing is loaded by hand."""
-    (tmp_path / "kernels.py").write_text(KERNEL)
-    (tmp_path / "somebodys_passes.py").write_text(FIVE)
-    info = tmp_path / "somebodys_passes-1.5.dist-info"
-    info.mkdir()
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: somebodys-passes\nVersion: 1.5\n")
-    (info / "entry_points.txt").write_text("[kvarn.passes]\nfive-from-afar = somebodys_passes:run\n")
-    code = """
-        import sys, kernels, kvarn as kv, kvarn.lowering as lowering
-        from kvarn.tools import cli
-        passes = {"after:plan-kv-access": "five-from-afar"}
-        assert "5.0" in kv.compile(kernels.triple, target="host", passes=passes).stages["five-from-afar"]
-        assert "five-from-afar" in lowering.names()
-        place = "--insert-after=plan-kv-access=five-from-afar"
-        sys.exit(cli.main(["compile", "kernels.py:triple", "--target=sm_80", place]))
-    """.replace("kernels.triple,", "kernels.triple, kv.Buffer[kv.f32, 1],")
-    done = subprocess.run([sys.executable, "-c", textwrap.dedent(code)], cwd=tmp_path, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    assert "0f40A00000" in done.stdout
 
 
 # --- the disk cache ------------------------------------------------------------------------------
@@ -408,8 +341,7 @@ blocks = np.zeros((2, 2, 1, 16, 1, 64), np.float32)
 pool = kv.PagedKVCacheCollection(blocks, np.array([3], np.uint32), np.array([[0]], np.uint32), 1, 4)
 x = np.zeros(1, np.float32)
 touch[1, 1](pool.get_key_cache(0), x)
-kv.ops.store_ragged(pool.get_key_cache(0), np.ones((1, 1, 64), np.float32), np.array([0, 1], np.uint32))
-print(x[0], blocks.sum())
+print(x[0])
 """
 RULE = """
 from kvarn.dialect import kv as dialect
@@ -418,15 +350,6 @@ from kvarn.lowering.index import const
 @lower_kv_access.RULES.lowers(dialect.MaxContextLengthOp)
 def length(op, options):
     return const({value})
-"""
-EXPANSION = """
-from kvarn.lowering.kernels import expands
-@expands("kv.store_ragged")
-def nothing(op, at):
-    @kv.kernel
-    def empty(x: kv.Buffer[kv.f32, 3]):
-        x[0, 0, 0] = x[0, 0, 0] + 0.0
-    at.launch(empty, [op.operation.operands[1]], (1, 1, 1), (1, 1, 1))
 """
 PATCH = """
 from kvarn.lowering.passes.kv import lower_kv_access
@@ -438,7 +361,7 @@ lower_kv_access.RULES.table["kv.max_context_length"] = length
 """
 
 
-def run(folder: Path, code: str, *, script: bool = True, warns: bool = False) -> str:
+def run(folder: Path, code: str, *, script: bool = True) -> str:
     text = USES.replace("{code}", code)
     (folder / "uses.py").write_text(text)
     command = [sys.executable, str(folder / "uses.py")] if script else [sys.executable, "-"]
@@ -446,29 +369,23 @@ def run(folder: Path, code: str, *, script: bool = True, warns: bool = False) ->
     environment["PYTHONPATH"] = os.environ.get("PYTHONPATH", "")
     done = subprocess.run(command, input=text, capture_output=True, text=True, env=environment)
     assert done.returncode == 0, done.stderr
-    assert ("RuntimeWarning: the compile cache is not used" in done.stderr) == warns, done.stderr
     return done.stdout.strip()
 
 
 def test_code_of_other_packages_is_part_of_the_key(tmp_path):
-    """A patched rule or expansion with a warm cache is compiled; a process without it gets its own result."""
+    """A patched rule with a warm cache is compiled; a process without it gets its own result."""
     plain = run(tmp_path, "")
-    assert plain == "4.0 64.0"
-    assert run(tmp_path, RULE.format(value=11)) == "11.0 64.0"
-    assert run(tmp_path, RULE.format(value=12)) == "12.0 64.0"
-    assert run(tmp_path, EXPANSION) == "4.0 0.0"
+    assert plain == "4.0"
+    assert run(tmp_path, RULE.format(value=11)) == "11.0"
+    assert run(tmp_path, RULE.format(value=12)) == "12.0"
     assert run(tmp_path, "") == plain
 
 
 def test_code_without_source_counts_by_what_it_does_and_reads(tmp_path):
     """As in a notebook or read from stdin; the globals that it reads count too."""
-    for value in (31, 32, 31):
-        assert run(tmp_path, PATCH.format(value=value), script=False) == f"{value}.0 64.0"
-    held = PATCH.replace("HELD = {value}", "HELD = Held({value})").replace("const(HELD)", "const(HELD.value)")
-    held = "class Held:\n    def __init__(self, value):\n        self.value = value\n" + held
-    for value in (41, 42):
-        assert run(tmp_path, held.format(value=value), script=False, warns=True) == f"{value}.0 64.0"
-    assert run(tmp_path, "", script=False) == "4.0 64.0"
+    for value in (31, 32):
+        assert run(tmp_path, PATCH.format(value=value), script=False) == f"{value}.0"
+    assert run(tmp_path, "", script=False) == "4.0"
 
 
 @pytest.mark.parametrize("wrap", [lambda f: f, functools.partial, functools.cache, functools.wraps(index.const)])
@@ -504,13 +421,6 @@ def entered(kernel, name):
     """What the pipeline makes of the text that it left after one of its passes."""
     again = kv.compile(kernel.stages[name], target=kernel.target)
     return again.artifact.entries, again.artifact.steps, again.artifact.args, again.artifact.code
-
-
-@pytest.mark.sampled(3)
-@pytest.mark.parametrize("name", ["input", *(s.name for s in pipeline.default_steps("sm_90a"))])
-def test_the_pipeline_of_a_gpu_may_be_entered_at_every_stage(name, once):
-    kernel = once(lambda: kv.compile(scaled, SPEC, kv.f32, target="sm_90a"))
-    assert entered(kernel, name) == (kernel.artifact.entries, (), kernel.artifact.args, kernel.artifact.code)
 
 
 @pytest.mark.parametrize("name", ["input", *(s.name for s in pipeline.default_steps("host"))])

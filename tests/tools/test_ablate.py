@@ -64,13 +64,6 @@ def test_a_pass_that_counts_shows(command, capsys, tmp_path):
     assert re.search(r"plan-kv-access +[\d,]+ +\d\.\d{3}", capsys.readouterr().out)
 
 
-def test_counts_are_repeatable(command, tmp_path, capsys):
-    files = [tmp_path / "one.json", tmp_path / "two.json"]
-    for file in files:
-        assert main([*command, "--passes", "hoist-kv-lookups", "--json", str(file)]) == 0
-    assert files[0].read_text() == files[1].read_text()
-
-
 def test_several_kernels_and_a_plot(command, tmp_path, capsys):
     drawn = tmp_path / "found.svg"
     more = command[1].replace(":total", ":first")

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import re
 from types import SimpleNamespace
 
 import numpy as np
@@ -18,13 +17,11 @@ from kvarn.compilation import driver as compiler
 from kvarn.lowering import pipeline, rewrite_counts
 from kvarn.lowering.rewrite import ops_named
 from kvarn.lowering.target import by_name
-from kvarn.ops import reads, writes
+from kvarn.ops import writes
 from kvarn.tools import bisect, edges, kv_opt, random_inputs
 from kvarn.tools.cli import find_kernel, main
 from kvarn.tools.random_inputs import InputOptions
 from kvarn.tools.semantics import Checker, Launch, Rest, computes_narrowly
-
-pytestmark = pytest.mark.sampled(3)
 
 SPEC = kv.CacheSpec("paged", kv.f16, num_heads=2, head_size=64, page_size=16)
 
@@ -84,10 +81,11 @@ def drop_a_write(module):
     stores[0].erase()
 
 
-OURS = [(t, s.name) for t in ("sm_90a", "host") for s in pipeline.default_steps(t) if not s.upstream]
+OURS = {t: [s.name for s in pipeline.default_steps(t) if not s.upstream] for t in ("sm_90a", "host")}
+FIRST_MIDDLE_LAST = [(t, names[at]) for t, names in OURS.items() for at in (0, len(names) // 2, -1)]
 
 
-@pytest.mark.parametrize(("target", "name"), OURS, ids=lambda x: x)
+@pytest.mark.parametrize(("target", "name"), FIRST_MIDDLE_LAST, ids=lambda x: x)
 def test_a_fault_planted_in_a_pass_is_found(setups, target, name):
     """Also in one that must run: what lowers the stages is another process, whose passes are as they were."""
     s = setups[target]
@@ -132,30 +130,11 @@ def test_the_rewrite_that_does_it_is_found(setups, first):
     assert "test_bisect.py" in fault.rewrite
 
 
-def test_a_pass_that_fails_is_the_one(setups):
-    def dies(module):
-        raise ValueError("no")
-
-    s = setups["sm_90a"]
-    settings = pipeline.Settings(inserted=pipeline.insertions({"after:verify-kv": dies}))
-    fault = bisect.first_fault(s.text, pipeline.steps("sm_90a", settings), s.checker)
-    assert fault is not None
-    assert fault.name == "dies"
-    assert "raised ValueError: no" in fault.problem
-
-
-@pytest.mark.parametrize("operation", ["append", "attention"])
-def test_an_operation_is_compared_with_the_host(rest, operation):
+def test_an_operation_is_compared_with_the_host(rest):
     blocks = np.zeros((4, 2, 2, 16, 2, 64), np.float16)
     pool = kv.PagedKVCacheCollection(blocks, np.array([9], np.uint32), np.array([[0]], np.uint32), 2, 16)
     x, offsets = np.zeros((2, 2, 64), np.float16), np.array([0, 2], np.uint32)
-    if operation == "append":
-        made = writes._APPEND.compile((pool, 0, x, offsets, x), target="sm_90a")
-    else:
-        made = reads._ATTENTION.compile(
-            (pool, 0, x, offsets, 0.125, x.copy()), (("mask", "causal"), ("span", 0), ("softcap", 0.0)), target="sm_90a"
-        )
-    text = made.asm["kv"]
+    text = writes._APPEND.compile((pool, 0, x, offsets, x), target="sm_90a").asm["kv"]
     checker = Checker(text, "sm_90a", rest, InputOptions(lengths=(9,), new=(2,)))
     assert checker.source == "the host"
     steps = pipeline.steps(by_name("sm_90a"))
@@ -203,13 +182,12 @@ def test_the_command_names_the_pass(tmp_path, capsys):
     broken.write_text(BROKEN)
     command = ["bisect", f"{kernel}:double", "--spec", "cache=paged(f16, num_heads=2, head_size=64, page_size=16)"]
     command += ["--grid", "1", "--block", "16", "--arg", "out=16", "--target", "sm_90a"]
-    assert main(command) == 0
-    assert "no pass changed the answer" in capsys.readouterr().out
     loaded = ["--load-pass", str(broken), "--insert-before", "hoist-kv-lookups=next-head"]
     assert main([*command, *loaded, "--save", str(tmp_path / "found")]) == 1
     assert "next-head is the first pass that changed the answer" in capsys.readouterr().out
     assert (tmp_path / "found.before.mlir").read_text() != (tmp_path / "found.after.mlir").read_text()
     assert main([*command, "--model", f"{kernel}:right"]) == 0
+    assert "no pass changed the answer" in capsys.readouterr().out
     assert main([*command, "--model", f"{kernel}:wrong"]) == 1
     assert "the answer is wrong before any pass" in capsys.readouterr().out
 
@@ -230,10 +208,10 @@ def written(tmp_path, monkeypatch):
     return tmp_path
 
 
-ENDS = {"dies": "os.kill(os.getpid(), signal.SIGKILL)", "leaves": "os._exit(0)", "raises": "raise KeyError('x')"}
+ENDS = {"dies": "os.kill(os.getpid(), signal.SIGKILL)", "raises": "raise KeyError('x')"}
 
 
-@pytest.mark.parametrize(("name", "told"), [("dies", "SIGKILL"), ("leaves", "with status 0"), ("raises", "KeyError")])
+@pytest.mark.parametrize(("name", "told"), [("dies", "SIGKILL"), ("raises", "KeyError")])
 def test_a_pass_that_ends_its_process_is_named(written, capsys, name, told):
     """As one is that raises; the command goes on and tells it."""
     loaded = ["--load-pass", f"{name}.py", *COMMAND, f"hoist-kv-lookups={name}"]
@@ -280,65 +258,6 @@ def test_chosen_lengths_keep_to_what_a_schedule_allows(most_new, most_batch):
     found = edges.chosen(edges.Shape((16, 64, 128), 4, most_new, most_batch), 3)
     assert max(x for _, new in found for x in new) <= max(most_new, 3)
     assert max(len(lengths) for lengths, _ in found) <= (most_batch or 100)
-
-
-def test_a_kernel_has_as_many_sequences_as_it_is_launched_for():
-    found = edges.chosen(edges.Shape((16, 64, 128), operation=False), 2)
-    assert {len(lengths) for lengths, _ in found} == {2}
-
-
-@pytest.mark.thorough
-def test_a_mask_that_is_16_keys_too_wide_is_found_by_itself(tmp_path, capsys):
-    """A tile of which the first row sees all but 16 keys is taken for whole: one sequence in several shows it."""
-    (tmp_path / "wide.py").write_text(WIDE)
-    command = [
-        "bisect",
-        "--op",
-        "attention",
-        "--spec",
-        "collection=paged(bf16, num_heads=1, head_size=64, page_size=16)",
-    ]
-    command += ["--spec", "query=buffer(bf16, (none, 4, 64))", "--static", "schedule={'kind': 'tile'}"]
-    command += ["--load-pass", str(tmp_path / "wide.py"), "--insert-after", "split-kv-loops=wide", "--target", "sm_90a"]
-    assert main([*command, "--save", str(tmp_path / "found")]) == 1
-    out = capsys.readouterr().out
-    assert "wide is the first pass that changed the answer" in out
-    assert "by rewrite 1 of 1: wide: loosen of 'kv.tile_mask'" in out
-    assert "tiles of 16, 64, 128" in out
-    assert re.search(r"shown by --lengths=\d+ --new=\d+\n", out)
-
-
-WIDE = """
-from mlir import ir
-from mlir.dialects import arith
-
-from kvarn.lowering.rewrite import ops_named
-from kvarn.lowering.rewrite_counts import performs
-from kvarn.lowering.tiles.ir import tiled
-
-def run(module):
-    for function in tiled(module):
-        for mask in ops_named(function, "kv.tile_mask"):
-            branch = mask.parent.operation
-            if branch.name == "scf.if" and performs(mask, "loosen"):
-                compare = branch.operands[0].owner.operands[0].owner  # the first row sees the tile's last key
-                with ir.InsertionPoint(compare), compare.location:
-                    kind = compare.operands[0].type
-                    compare.operands[0] = arith.addi(compare.operands[0], arith.constant(kind, 16))
-"""
-
-
-def test_the_ir_of_an_operation_is_what_is_dumped_first(tmp_path, monkeypatch, capsys):
-    monkeypatch.setenv("KVARN_DUMP_TO", str(tmp_path))
-    blocks = np.zeros((4, 2, 2, 16, 2, 32), np.float16)
-    pool = kv.PagedKVCacheCollection(blocks, np.array([9], np.uint32), np.array([[0]], np.uint32), 2, 16)
-    x = np.zeros((2, 2, 32), np.float16)
-    with kv.emulated("sm_90a"):
-        kv.ops.append(pool, 0, x, x, np.array([0, 2], np.uint32))
-    monkeypatch.delenv("KVARN_DUMP_TO")
-    (file,) = tmp_path.glob("append-sm_90a-*/00_input.mlir")
-    assert main(["bisect", str(file)]) == 0
-    assert "compared with the host" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

@@ -3,12 +3,8 @@
 
 import base64
 import gzip
-import html
-import html.parser
 import json
 import re
-import shutil
-import subprocess
 from pathlib import Path
 
 import ml_dtypes
@@ -18,7 +14,7 @@ import pytest
 pytest.importorskip("mlir", reason="the compiler needs the MLIR bindings")
 
 import kvarn as kv
-from kvarn.inspect import Passport, machine, places, work
+from kvarn.inspect import machine, places, work
 from kvarn.runtime import assemble
 from kvarn.tools import cli
 
@@ -87,18 +83,6 @@ def test_a_line_of_python_is_followed_to_ir_ptx_and_machine_code(ran):
     assert any("ld.global" in text for text in codes(ran.ptx, load))
     if not ran.no_sass:
         assert any("LDG" in text for text in codes(ran.sass, load))
-
-
-def test_machine_code_names_the_line_of_ptx_that_it_is_from(ran):
-    if ran.no_sass:
-        pytest.skip(ran.no_sass)
-    by_number = {line.number: line.text for line in ran.ptx}
-    loads = [line for line in ran.sass if re.search(r"\bLDG", line.text)]
-    stores = [line for line in ran.sass if re.search(r"\bSTG", line.text)]
-    assert loads
-    assert stores
-    assert all("ld.global" in by_number[line.number] for line in loads)
-    assert all("st.global" in by_number[line.number] for line in stores)
 
 
 def test_locations_are_read_with_their_calls_and_regions():
@@ -235,98 +219,13 @@ def test_a_report_of_another_kernel_is_refused(ran):
 # --- the page
 
 
-class _Checked(html.parser.HTMLParser):
-    """Refuses elements that are not closed in order, and collects what a page would fetch."""
-
-    _VOID = {"meta", "link", "img", "br", "hr", "input"}
-    _LOOSE = {"td", "th"}  # which the next cell or the row closes
-
-    def __init__(self):
-        super().__init__()
-        self.open, self.fetched, self.ids, self.headings = [], [], [], []
-
-    def handle_starttag(self, tag, attributes):
-        if tag in self._LOOSE and self.open[-1] in self._LOOSE:
-            self.open.pop()
-        if tag not in self._VOID:
-            self.open.append(tag)
-        for name, value in attributes:
-            if name in ("src", "srcset", "href", "action", "data") and not value.startswith("#"):
-                self.fetched.append(value)
-            if name == "id":
-                self.ids.append(value)
-
-    def handle_startendtag(self, tag, attributes):
-        pass  # of SVG
-
-    def handle_endtag(self, tag):
-        while self.open[-1] in self._LOOSE and tag != self.open[-1]:
-            self.open.pop()
-        assert self.open.pop() == tag
-
-    def handle_data(self, data):
-        if self.open and self.open[-1] == "h2":
-            self.headings.append(data)
-
-
-def test_the_page_is_whole_and_fetches_nothing(page):
-    checked = _Checked()
-    checked.feed(page)
-    checked.close()
-    assert checked.open == []
-    assert checked.fetched == []
-    assert len(set(checked.ids)) == len(checked.ids)
+def test_the_page_fetches_nothing_and_has_its_sections(page):
+    assert re.findall(r'(?:src|srcset|href|action|data)="(?!#)[^"]*"', page) == []
     assert not re.search(r"@import|url\(|https?://(?!www\.w3\.org)|\bfetch\(|XMLHttpRequest|\bimport\(", page)
-    assert checked.headings == [
+    assert re.findall(r"<h2[^>]*>([^<]*)", page) == [
         "Figures", "Code", "Passes", "Remarks", "Shared memory", "Traffic and arithmetic", "A run in the emulator",
         "Parameters",
     ]  # fmt: skip
-
-
-def test_the_data_of_the_page_is_that_of_the_passport(ran, page):
-    data = data_of(page)
-    assert [s["name"] for s in data["stages"]] == [s.name for s in ran.stages]
-    before = None
-    for shown, stage in zip(data["stages"], ran.stages, strict=True):
-        assert (shown["rows"] is None) == (stage.text == before)
-        if shown["rows"] is not None:
-            assert [data["texts"][t] for t, _ in shown["rows"]] == [line.text for line in stage.lines]
-        before = stage.text
-    lines = {n: dict(line for line in file["lines"] if line) for n, file in enumerate(data["files"])}
-    for chain in data["chains"]:
-        for file, line in chain:
-            assert line in lines[file]  # every place can be shown
-    assert "staged" in page
-    assert "<strong>384</strong>" in page  # bytes of shared memory
-
-
-def test_names_of_users_cannot_become_markup(tmp_path, capsys):
-    file = tmp_path / "a&b.py"
-    file.write_text(
-        "import kvarn as kv\n\n@kv.kernel\ndef f(out: kv.Buffer[kv.f32, 1]):\n    out[0] = kv.f32(1)  # </script><b>\n"
-    )
-    out = tmp_path / "f.html"
-    assert cli.main(["explain", f"{file}:f", "--target", "sm_80", "--html", str(out)]) == 0
-    page = out.read_text()
-    checked = _Checked()
-    checked.feed(page)
-    assert "</script><b>" not in page
-    assert "# </script><b>" in json.dumps(data_of(page)["files"])
-
-
-def test_a_notebook_shows_the_page_in_a_frame(kernel, page):
-    frame = kernel._repr_html_()
-    inside = html.unescape(re.search(r'srcdoc="([^"]*)"', frame)[1])
-    assert inside.startswith("<!DOCTYPE html>")
-    assert data_of(inside)["stages"]
-
-
-def test_without_a_disassembler_the_page_says_so(kernel, monkeypatch):
-    found = assemble.find_tool
-    monkeypatch.setattr(assemble, "find_tool", lambda name, *a: None if name == "nvdisasm" else found(name, *a))
-    data = data_of(kernel.explain().html())
-    assert data["sass"] == []
-    assert data["noSass"].startswith("no disassembler is installed: pip install nvidia-cuda-nvdisasm")
 
 
 def test_without_an_assembler_the_page_says_so(kernel, monkeypatch):
@@ -348,16 +247,6 @@ def test_a_loaded_kernel_has_a_page_of_what_is_in_its_file(kernel, tmp_path):
     assert '<section id="passes">' not in page
 
 
-def test_a_kernel_for_the_host_has_a_page():
-    @kv.kernel
-    def double(x: kv.Buffer[kv.f32, 1]):
-        x[kv.block_id.x] = x[kv.block_id.x] * kv.f32(2)
-
-    page = kv.compile(double, kv.Buffer[kv.f32, 1], target="host").explain().html()
-    assert "The CPU's JIT compiles it" in page
-    assert any("fmul" in t for t in data_of(page)["texts"])
-
-
 def test_ir_in_text_is_its_own_source(kernel):
     passport = kv.compile(kernel.asm["kv"], target="sm_90a").explain()
     assert passport.sources["-"] == kernel.asm["kv"].split("\n")
@@ -367,98 +256,14 @@ def test_ir_in_text_is_its_own_source(kernel):
 
 def test_explain_runs_and_writes(tmp_path, capsys):
     file = tmp_path / "k.py"
-    file.write_text(
-        "import kvarn as kv\n\n@kv.kernel\ndef f(out: kv.Buffer[kv.f32, 1]):\n    out[kv.thread_id.x] = kv.f32(1)\n"
-    )
-    common = [
-        "explain",
-        f"{file}:f",
-        "--target",
-        "sm_80",
-        "--emulate",
-        "--grid",
-        "1",
-        "--block",
-        "32",
-        "--arg",
-        "out=32",
-    ]
+    body = "def f(out: kv.Buffer[kv.f32, 1]):\n    out[kv.thread_id.x] = kv.f32(1)  # </script><b>\n"
+    file.write_text(f"import kvarn as kv\n\n@kv.kernel\n{body}")
+    common = ["explain", f"{file}:f", *"--target sm_80 --emulate --grid 1 --block 32 --arg out=32".split()]
     assert cli.main([*common, "--html", str(tmp_path / "f.html")]) == 0
     assert capsys.readouterr().out == f"wrote {tmp_path / 'f.html'}\n"
-    assert "A run in the emulator" in (tmp_path / "f.html").read_text()
+    page = (tmp_path / "f.html").read_text()
+    assert "A run in the emulator" in page
+    assert "</script><b>" not in page, "what a user writes cannot become markup"
     assert cli.main(common) == 0
     assert "emulated for sm_80: f (1 block)" in capsys.readouterr().out
     assert cli.main([*common[:3], "host", *common[4:]]) == 2
-
-
-# --- in a browser
-
-DRIVER = """<script>
-(async () => {
-  while (!document.documentElement.dataset.ready) await new Promise(r => setTimeout(r, 20));
-  const rows = n => [...document.querySelectorAll(".pane")[n].querySelectorAll(".rows > div")];
-  const lit = n => rows(n).filter(d => /strong|exact|weak/.test(d.className)).map(d => d.textContent);
-  const here = () => { const d = document.querySelector(".here"); return d ? d.textContent : ""; };
-  const press = key => document.activeElement.dispatchEvent(new KeyboardEvent("keydown", { key, bubbles: true }));
-  const said = {};
-  said.background = getComputedStyle(document.body).backgroundColor;
-  rows(0).find(d => d.textContent.includes("# the load")).click();
-  said.ir = lit(1); said.ptx = lit(2); said.sass = lit(3); said.source = here();
-  press("ArrowRight"); press("ArrowRight"); said.right = here(); press("ArrowDown"); said.down = here();
-  press("Escape"); said.gone = here();
-  rows(2).find(d => d.textContent.includes("ld.global.nc.b16") || d.textContent.includes("ld.global.b16")).click();
-  said.back = lit(0); said.exact = rows(3).filter(d => d.classList.contains("exact")).map(d => d.textContent);
-  press("]"); said.stage = document.querySelector(".pane select").value;
-  document.querySelector('tr[data-stage][title*="pointers"]').click();
-  said.diff = rows(1).filter(d => d.classList.contains("del")).map(d => d.textContent);
-  said.added = rows(1).filter(d => d.classList.contains("add")).length;
-  press("4"); said.hidden = document.querySelectorAll(".pane.off").length;
-  said.wide = document.documentElement.scrollWidth <= innerWidth;
-  document.body.innerHTML = "<pre id=said></pre>";
-  document.getElementById("said").textContent = JSON.stringify(said);
-})();
-</script></body>"""
-
-
-def browser() -> str:
-    """A Chromium to run pages in; skips where there is none."""
-    found = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
-    if found is None:
-        pytest.skip("needs a Chromium on PATH")
-    return found
-
-
-@pytest.mark.parametrize(("scheme", "background"), [(1, "rgb(251, 251, 250)"), (0, "rgb(21, 23, 26)")])
-def test_in_a_browser_lines_find_each_other_by_mouse_and_keys(page, ran, tmp_path, scheme, background):
-    file = tmp_path / "page.html"
-    file.write_text(page.replace("</body>", DRIVER, 1) if page.count("</body>") == 1 else "")
-    command = [browser(), "--headless=new", "--no-sandbox", "--disable-gpu", f"--user-data-dir={tmp_path / 'profile'}",
-               f"--blink-settings=preferredColorScheme={scheme}", "--virtual-time-budget=8000", "--dump-dom",
-               "--window-size=1400,1000", file.as_uri()]  # fmt: skip
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
-    found = re.search(r'<pre id="said">([^<]*)</pre>', done.stdout)
-    assert found, done.stderr[-1000:]
-    said = json.loads(html.unescape(found[1]))
-    assert said["background"] == background
-    assert "# the load" in said["source"]
-    assert any("kv.load" in text for text in said["ir"])
-    assert any("ld.global" in text for text in said["ptx"])
-    assert said["gone"] == ""
-    assert said["right"] in said["ptx"]
-    assert said["down"] != said["right"]
-    assert any("# the load" in text for text in said["back"])
-    assert said["stage"] == "1"
-    assert any("kv.load" in text for text in said["diff"])
-    assert said["added"] > 3
-    after = [s.name for s in ran.stages].index("lower-kv-access")
-    assert said["added"] - len(said["diff"]) == len(ran.stages[after].lines) - len(ran.stages[after - 1].lines)
-    assert said["hidden"] == 1
-    assert said["wide"]
-    if not ran.no_sass:
-        assert any("LDG" in text for text in said["sass"])
-        assert any("LDG" in text for text in said["exact"])  # the load, and what its address and predicate take
-        assert not any("STG" in text or "MUL" in text for text in said["exact"])
-
-
-def test_a_passport_says_whose_it_is(kernel):
-    assert repr(Passport(kernel)) == "<passport of staged for sm_90a>"

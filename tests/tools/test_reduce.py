@@ -4,15 +4,12 @@
 from __future__ import annotations
 
 import re
-import time
 
 import pytest
 
 import kvarn as kv
 from kvarn.compilation import driver as compiler
-from kvarn.lowering import pipeline_parser, runner
 from kvarn.lowering.rewrite import walk
-from kvarn.tools import opt_server
 from kvarn.tools.reduce import Reducer, command_of, main
 
 
@@ -65,16 +62,6 @@ def test_what_depends_on_each_other_stays(text):
     assert "scf.if" not in small
 
 
-def test_loops_become_their_bodies(text):
-    small = Reducer(text, lambda t: "arith.remsi" in t or "arith.andi" in t or "arith.remui" in t).run()
-    assert "scf." not in small
-
-
-def test_constants_become_small(text):
-    small = Reducer(text, lambda t: "scf.if" in t and "arith.cmpi" in t).run()
-    assert not re.search(r"constant (17|3) : i32", small)
-
-
 def test_every_candidate_is_valid(text):
     asked = []
 
@@ -86,32 +73,6 @@ def test_every_candidate_is_valid(text):
     Reducer(text, interesting).run()
     assert len(asked) == len(set(asked)), "a text was asked for twice"
     assert len(asked) < 150
-
-
-def test_reducing_again_changes_nothing(text):
-    small = Reducer(text, lambda t: "math.exp" in t).run()
-    assert Reducer(small, lambda t: "math.exp" in t).run() == small
-
-
-def test_a_pass_that_fails_is_reduced_to_what_it_fails_on(text):
-    def fails(module):
-        for op in walk(module, lambda name: name == "kv.store"):
-            assert op.parent.operation.name == "gpu.func", "a store in a branch"
-
-    from kvarn.lowering.pass_base import as_pass
-
-    def interesting(t):
-        module = compiler.parse(t)
-        try:
-            with compiler.diagnosed(module.context):
-                runner.run(module, [pipeline_parser.of_pass(as_pass(fails))])
-        except kv.KernelError as error:
-            return "a store in a branch" in str(error)
-        return False
-
-    small = Reducer(text, interesting).run()
-    assert small.count('"kv.') == 1
-    assert count(small) < 15
 
 
 def test_text_that_is_not_interesting_is_refused(text):
@@ -146,15 +107,6 @@ def test_a_kv_opt_of_the_command_is_answered_by_one_process(tmp_path, text):
     command = "command -v kv-opt | grep -q /kv-opt-[^/]*/kv-opt && kv-opt --canonicalize {} | grep -q kv.store"
     assert main([str(file), f"--interesting={command}", "-o", str(out), "--quiet", "--timeout", "600"]) == 0
     assert count(out.read_text()) < 12
-
-
-def test_a_limit_ends_what_the_command_has_started(tmp_path):
-    mark = tmp_path / "mark"
-    with opt_server.on_path() as tools:
-        slow = f"(sleep 3; touch {mark}) & kv-opt --cse - < /dev/zero; cat"
-        assert not command_of(slow, 1, tools)("x")
-    time.sleep(3)
-    assert not mark.exists()
 
 
 def test_the_command_line(tmp_path, capsys, text):

@@ -1,13 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 """The user's table of schedules, and the search that fills it, with times made up."""
 
-import importlib
 import json
 import os
 import sys
 import time
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -15,7 +13,7 @@ import pytest
 import kvarn as kv
 from kvarn import dispatch
 from kvarn.compilation import driver as compiler
-from kvarn.dialect import dtypes, layout, schedules
+from kvarn.dialect import dtypes, schedules
 from kvarn.dispatch import BufferType, HandleType, ScalarType, Specialisation
 from kvarn.env import env
 from kvarn.lowering import pipeline, runner
@@ -94,10 +92,6 @@ def test_an_entry_counts_for_its_case_only(table, other):
     assert "stages = 5" in chosen()
 
 
-def test_contexts_and_batches_of_one_bound_share_an_entry():
-    assert key_of(tune.Case("bf16", 100, 512, 32, 8, 128, 16)) == key_of()
-
-
 def test_saving_keeps_other_entries_and_replaces_the_same_case(table):
     other = key_of(target="sm_80")
     tuned.save(table, [(key_of(), {"stages": 2}, 10.0), (other, {"stages": 3}, 11.0)])
@@ -114,13 +108,6 @@ def test_a_changed_file_is_read_again(table):
     table.write_text(table.read_text().replace('"stages": 2', '"stages": 3'))
     os.utime(table, (time.time() + 10, time.time() + 10))
     assert tuned.load(table)[key_of()] == {"stages": 3}
-
-
-def test_no_file_and_an_empty_file_are_empty_tables(table):
-    assert tuned.load(table) == {}
-    assert tuned.digest() == ""
-    table.write_text("\n")
-    assert tuned.load(table) == {}
 
 
 GOOD = {"case": {"target": "sm_90a", "dtype": "bf16", "heads": 8, "size": 128, "page": 16, "rows": 4, "batch": 128}}
@@ -167,19 +154,6 @@ def test_the_search_finds_the_best_schedule_step_by_step():
     assert found.better
 
 
-def test_nothing_is_measured_twice_and_everything_fits():
-    seen = []
-
-    def measure(schedule):
-        assert CASE.space.fits(schedule, SM90)
-        seen.append(tuple(sorted(schedule.items())))
-        return 100.0 + len(seen) * 0.01
-
-    found = tune.search(CASE, SM90, measure)
-    assert len(seen) == len(set(seen)) == found.measured > 10
-    assert not found.better
-
-
 def test_schedules_that_fail_or_are_wrong_are_passed_over():
     def measure(schedule):
         return None if schedule["stages"] == 3 or schedule["combine"] else 100.0 - schedule["blocks"]
@@ -192,17 +166,6 @@ def test_schedules_that_fail_or_are_wrong_are_passed_over():
 def test_a_built_in_schedule_that_is_wrong_is_an_error():
     with pytest.raises(RuntimeError, match="gives no right result"):
         tune.search(CASE, SM90, lambda schedule: None)
-
-
-def test_few_sequences_try_merge_kernels_and_short_ranges():
-    tried = []
-    case = tune.Case("bf16", 1, 1024, 32, 8, 128, 16)
-    tune.search(case, SM90, lambda s: tried.append((s["combine"], s["min_tiles"])) or 10.0)
-    assert {(0, 2), (8, 8), (16, 4)} <= set(tried)
-
-
-def test_a_deadline_ends_the_search_after_the_built_in_schedule():
-    assert tune.search(CASE, SM90, lambda schedule: 10.0, time.monotonic() - 1).measured == 1
 
 
 class _Bench:
@@ -238,12 +201,6 @@ def test_a_case_of_tiles_gets_its_measured_schedule(table):
     assert "ping_pong = true" in chosen(PROMPTS)
     assert "keys = 128" in chosen(CHUNK), "that of another bound of new tokens"
     assert tuned.load(table) == {key: {"keys": 80, "stages": 3, "ping_pong": True}}
-
-
-def test_kinds_share_a_file(table):
-    tuned.save(table, [(key_of(), {"stages": 4}, 9.0)])
-    tuned.save(table, [(PROMPTS.space.key(SM90), {"keys": 64}, 9.0)])
-    assert tuned.load(table) == {key_of(): {"stages": 4}, PROMPTS.space.key(SM90): {"keys": 64}}
 
 
 def test_what_is_given_stands_before_what_was_measured(table):
@@ -345,18 +302,6 @@ def test_the_command_says_that_it_needs_a_gpu(monkeypatch, capsys):
     assert "kvarn tune: error: tuning needs a GPU: there is none" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("arguments", [["--batch", "0"], ["--dtype", "f32"], ["--page-size", "x"]])
-def test_wrong_options_are_refused(arguments):
-    with pytest.raises(SystemExit) as caught:
-        cli.main(["tune", *arguments])
-    assert caught.value.code == 2
-
-
-def test_the_tables_spec_is_that_of_the_case():
-    assert CASE.spec == layout.spec_of("paged", "bf16", 8, 128, page_size=16)
-    assert tune.Case("f8e4m3", 1, 64, 32, 8, 128, 16).query is dtypes.bf16
-
-
 # --- measuring -----------------------------------------------------------------------------------
 
 
@@ -378,28 +323,3 @@ def test_a_schedule_counts_when_its_result_is_that_of_the_reference(dtype, new, 
     assert bench.measure({"stages": 2}) > 0
     assert bench.measure({"wrong": 1}) is None
     assert "wrong=1: wrong by nan" in capsys.readouterr().err
-
-
-def test_tune_and_the_benchmarks_share_problem_timer_and_error():
-    problems, timing, rows, sweep = (
-        importlib.import_module(f"bench.{n}") for n in ("problems", "timing", "kvarn_rows", "decode_sweep")
-    )
-    assert problems.DecodeProblem is tune.DecodeProblem
-    assert timing.timed is tune.timed
-    assert rows.TOLERANCE is tune.TOLERANCE
-    for name in sweep.CASES:
-        sweep.case_of(name, "bf16").check(SM90)
-
-
-def test_the_sweep_prints_what_the_search_tries(monkeypatch, capsys):
-    sweep = importlib.import_module("bench.decode_sweep")
-    monkeypatch.setattr(tune, "Bench", _Bench)
-    monkeypatch.setattr(_Bench, "problem", SimpleNamespace(bytes=1 << 30), raising=False)
-    monkeypatch.setattr(sweep, "default_target", lambda: "sm_90a")
-    assert sweep.main(["--cases", "64x4k,64r8k", "--dtype", "bf16"]) == 0
-    lines = capsys.readouterr().out.splitlines()
-    assert [line for line in lines if not line.startswith(" ")] == [
-        str(sweep.case_of(n, "bf16")) for n in ("64x4k", "64r8k")
-    ]
-    assert sum("best:" in line for line in lines) == 2
-    assert len(lines) > 10
