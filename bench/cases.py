@@ -265,6 +265,16 @@ RANGE = (
     Row("range_pf_p4", "prefill 8 × 4096 causal, page 4", replace(_PROMPTS, page=4)),
     Row("range_pf_16_over_100k", "prefill 16 over 100k", Prefill(((16, 100_000 + 16),))),
     Row("range_pf_8x64_over_8k", "prefill 8 × 64 over 8k", Prefill(((64, 8192 + 64),) * 8)),
+    *(
+        Row(f"range_mixed_{name}{suffix}", f"{what}, one batch{', fp8' * (suffix != '')}", Prefill(lengths), dtype)
+        for suffix, dtype in (("", "bf16"), ("_fp8", _FP8))
+        for name, what, lengths in (
+            ("62_2", "62 decodes at 4k and 2 prompts of 4k", ((1, 4096),) * 62 + ((4065, 4065),) * 2),
+            ("60_1", "60 decodes at 4k and a prompt of 2k", ((1, 4096),) * 60 + ((2048, 2048),)),
+            ("120_4", "120 decodes at 2k and 4 prompts of 500", ((1, 2048),) * 120 + ((500, 500),) * 4),
+            ("30_1", "30 decodes at 8k and 64 over 8k", ((1, 8192),) * 30 + ((64, 8256),)),
+        )
+    ),
     Row("range_window", "decode bf16 64 × 4k, window 1024", replace(_LONG, window=1024)),
     Row("range_prefix", "decode bf16 64 × 8k of one prefix", Decode(64, 8192 + 256, prefix=8192)),
     Row("range_prefix_b16", "decode bf16 16 × 2k of one prefix", Decode(16, 2048 + 256, prefix=2048)),

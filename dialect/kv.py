@@ -18,6 +18,7 @@ from .ops.access import *  # noqa: F403  the classes and wrappers of every group
 from .ops.addressing import *  # noqa: F403
 from .ops.attention import *  # noqa: F403
 from .ops.drafts import *  # noqa: F403
+from .ops.fragments import *  # noqa: F403
 from .ops.metadata import *  # noqa: F403
 from .ops.mla import *  # noqa: F403
 from .ops.operations import *  # noqa: F403

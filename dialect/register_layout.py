@@ -159,6 +159,15 @@ class RegisterLayout:
         """Threads that have the same element."""
         return self.threads * self.registers // (self.shape[ROW] * self.shape[COLUMN])
 
+    @cached_property
+    def transposed(self) -> RegisterLayout:
+        """The layout of the transposed tile: every thread holds what it held, in the same registers."""
+        rows, columns, copies = self.groups
+        return RegisterLayout(
+            self.shape[::-1], swapped(self.register_bases), swapped(self.lane_bases), swapped(self.warp_bases),
+            (columns, rows, copies), not self.columns_first,
+        )  # fmt: skip
+
     # --- where an element is -------------------------------------------------------------------------
 
     def register_offset(self, register: Any) -> tuple[Any, Any]:
@@ -218,6 +227,14 @@ class RegisterLayout:
     def columns_a_thread(self) -> tuple[int, ...]:
         """The distinct columns of a thread's registers, relative to its first; as in ``tile_layout.column_vector``."""
         return tuple(dict.fromkeys(column for _, column in self._element_order))
+
+    def places_a_thread(self, axis: int) -> tuple[int, ...]:
+        """The rows or columns of a thread's registers, each once, from its first."""
+        return self.rows_a_thread if axis == ROW else self.columns_a_thread
+
+    def place_registers(self, axis: int) -> tuple[int, ...]:
+        """For every register which of :meth:`places_a_thread` it has."""
+        return self.row_registers if axis == ROW else self.column_registers
 
     @cached_property
     def row_registers(self) -> tuple[int, ...]:

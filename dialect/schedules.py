@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 MOST = (1 << 31) - 1  # largest integer entry: kernels have 32-bit integers
@@ -388,9 +388,10 @@ SPLIT = Entry(
 )
 ROWS = Entry(
     "rows",
-    "Query rows (tokens times the group) per block: 64 for each consumer warpgroup.",
+    "Query rows (tokens times the group) per block: 64 for each consumer warpgroup, or fewer, which are then operand B "
+    "of the products.",
     "chosen by the model: 64 if no sequence has more, 192 or 256 for small heads, otherwise 128",
-    choices=(64, 128, 192, 256),
+    choices=(8, 16, 32, 64, 128, 192, 256),
 )
 KEYS = Entry("keys", "Keys per tile.", "the most that fit, up to 128; fewer by `mma.sync`", least=16, most=256, step=16)
 TILE_STAGES = Entry(
@@ -452,6 +453,18 @@ STORED_KEYS = Entry(
     "Whether f8e4m3 and f8e5m2 keys are multiplied unconverted, by a bf16 query that is split into two f8e4m3 terms.",
     "true if TMA copies such keys, they have no scales, and the instruction is `wgmma`",
     bool,
+)
+SPLIT_COLUMNS = Entry(
+    "split_columns",
+    "Whether two warpgroups share 64 query rows, each with half of the columns of scores and of sums, by wgmma.",
+    "false; true of latent rows with more than 256 values",
+    bool,
+)
+PARTS = Entry(
+    "parts",
+    "Parts of the columns of a tile of keys that TMA copies: scores start when the first is there.",
+    "1; of latent rows 3",
+    most=9,
 )
 OCCUPANCY = Entry(
     "occupancy",
@@ -536,6 +549,8 @@ TILED = Kind(
         KEY_SPLITS,
         STORED_KEYS,
         INSTRUCTION,
+        SPLIT_COLUMNS,
+        PARTS,
     ),
     rules=(_invariant_key_splits,),
 )
@@ -545,6 +560,26 @@ DECODE = Kind(
     (WARPS, STAGES, TILE, BLOCKS, MIN_TILES, COMBINE, SPLIT),
     rules=(_invariant_splits,),
     fits=_decode_fits,
+)
+# Of a batch of any numbers of new tokens, a kernel of kind decode computes the sequences of few, beside that of tiles.
+# Its entries have this before their names.
+PREFIX_OF_FEW = "few_"
+FEW = Entry(
+    "few",
+    "New tokens up to which a sequence is computed by a kernel of kind decode, beside that of the others; 0: none is.",
+    "over caches of 8 bits as many as are a decode, in batches whose sequences have less than a fourth of the longest "
+    "one's tokens on average; else 0, and where the kind or `max_queries` is given, with `batch_invariant`, and of one "
+    "sequence",
+    least=0,
+    most=8,
+)
+DIVIDED = replace(
+    TILED,
+    entries=(*TILED.entries, FEW),
+    decided=(
+        Entry("uneven", "Only a batch of uneven sequences is divided.", "where few is not given", bool),
+        *(replace(entry, name=PREFIX_OF_FEW + entry.name) for entry in (*DECODE.entries, MAX_BATCH)),
+    ),
 )
 LATENT = Kind(
     "latent",
@@ -627,10 +662,10 @@ _FIXED = Operation((PLAIN_HOST, FIXED), choice=False)
 
 OPERATIONS: dict[str, Operation] = {
     **dict.fromkeys(
-        ("kv.attention", "kv.attention_padded"), Operation((HOST, SIMT, TILED, DECODE), _OF_ROWS, tuned=True)
+        ("kv.attention", "kv.attention_padded"), Operation((HOST, SIMT, DIVIDED, DECODE), _OF_ROWS, tuned=True)
     ),
     "kv.operand_attention": Operation((HOST, SIMT, TILED), _OF_ROWS, tuned=True),
-    "kv.mla_attention": Operation((HOST, SIMT, LATENT), _PROMISES),
+    "kv.mla_attention": Operation((HOST, SIMT, LATENT, TILED), _PROMISES),
     "kv.mla_prefill_chunk": Operation((ROWS_HOST, SIMT, TILED), _PROMISES),
     **dict.fromkeys(
         ("kv.project_append", "kv.project_append_padded"),

@@ -16,7 +16,7 @@ from .layout import lowbit
 from .register_layout import COLUMN, LANE_BITS, LANES, ROW, Basis, RegisterLayout, swapped
 
 WARP_ROWS = 16  # rows per warp of an accumulator of mma.sync or wgmma
-WARP_COLUMNS = 16  # columns of an accumulator that a warp has at a time, where stacks of warps share its columns
+WARP_COLUMNS = 16  # adjacent columns of a warp, where stacks of warps share the columns of an accumulator of mma.sync
 GROUP_WARPS = 4  # warps per warpgroup
 
 # --- instances -----------------------------------------------------------------------------------
@@ -34,20 +34,25 @@ _LANES_BY_PAIRS: tuple[Basis, ...] = ((0, 2), (0, 4), (1, 0), (2, 0), (4, 0))  #
 _LANES_BY_FOURS: tuple[Basis, ...] = ((0, 4), (0, 8), (1, 0), (2, 0), (4, 0))
 
 
-def accumulator(rows: int, columns: int, warps: int, name: str = "", across: int = 1) -> RegisterLayout:
+def accumulator(
+    rows: int, columns: int, warps: int, name: str = "", across: int = 1, run: int = WARP_COLUMNS
+) -> RegisterLayout:
     """The f32 accumulators of wgmma m64nNk16, and of mma.sync m16n8k16, with warps stacked in rows of 16.
 
     Registers 4t to 4t + 3 are in columns 8t to 8t + 7: with g = lane / 4 and c = lane % 4, they are at (g, 2c),
     (g, 2c + 1), (g + 8, 2c) and (g + 8, 2c + 1). A warpgroup's four warps have 64 rows. With ``across`` stacks of
-    ``warps`` warps, the stacks share the columns: each has every ``across``-th 16, and t counts the columns of a stack.
+    ``warps`` warps, the stacks share the columns: each has ``run`` adjacent columns before those of the next stack, and
+    t counts the columns of a stack.
     """
     warp_bases, odd = _row_warps(warps)
     registers: tuple[Basis, ...] = ((0, 1), (8, 0))
     if across > 1:
         if odd > 1 or across & (across - 1):
             raise ValueError(f"warps of stacks that share columns must be powers of two, got {warps}x{across}")
-        registers += ((0, 8),)
-        warp_bases += tuple((0, WARP_COLUMNS << bit) for bit in range(across.bit_length() - 1))
+        if run < 8 or run & (run - 1):
+            raise ValueError(f"adjacent columns of a stack must be a power of two, 8 or more, got {run}")
+        registers += tuple((0, 8 << bit) for bit in range((run // 8).bit_length() - 1))
+        warp_bases += tuple((0, run << bit) for bit in range(across.bit_length() - 1))
     return RegisterLayout((rows, columns), registers, _LANES_BY_PAIRS, warp_bases, (odd, 1, 1), name=name)
 
 
@@ -133,10 +138,12 @@ def _short(name: str, rows: int, warps: int) -> str:
     return name if rows == warps * WARP_ROWS else f"{name}:{warps}"
 
 
-def _wgmma(rows: int, columns: int, warps: int) -> RegisterLayout:
+def _wgmma(rows: int, columns: int, warps: int, across: int = 1) -> RegisterLayout:
+    """Of warpgroups beside one another each has the columns of one instruction, which are neighbours."""
     if warps % 4:
         raise ValueError(f"wgmma needs warpgroups of 4 warps, got {warps} warps")
-    return accumulator(rows, columns, warps, _short("wgmma", rows, warps))
+    name = _short("wgmma", rows, warps) if across == 1 else f"wgmma:{warps}x{across}"
+    return accumulator(rows, columns, warps, name, across, columns // across)
 
 
 def _mma(rows: int, columns: int, warps: int, across: int = 1) -> RegisterLayout:
@@ -161,29 +168,37 @@ _WITH_WARPS = r"(\w+)(?::(\d+)(?:x(\d+))?)?"  # a name, warps per stack, stacks
 def named(name: str, shape: tuple[int, int], warps: int, across: int = 1) -> RegisterLayout:
     """The layout with one of the ``NAMES``: accumulators of wgmma and mma.sync, operand A, and mma.sync's B.
 
-    ``across`` stacks of ``warps`` warps share the columns, for accumulators of mma.sync only.
+    ``across`` stacks of ``warps`` warps share the columns, for accumulators only.
     """
     if name not in _NAMED:
         raise ValueError(f"a layout must be one of {', '.join(NAMES)}, got {name!r}")
-    if across > 1 and name != "mma":
-        raise ValueError(f"warps share columns only in accumulators of mma.sync, mma:{warps}x{across}, got {name!r}")
+    if across > 1 and name not in ("mma", "wgmma"):
+        raise ValueError(f"warps share columns only in accumulators, mma:{warps}x{across}, got {name!r}")
     return _NAMED[name][0](*shape, warps, **({"across": across} if across > 1 else {}))
 
 
 def parse(text: str, shape: Sequence[int]) -> RegisterLayout:
     """The layout of a tile of the given shape from its text (``str(layout)``).
 
-    A name is followed by the number of warps where it is not one per 16 rows: ``wgmma``, ``mma:4``, and ``mma:4x2`` for
-    two stacks of 4 warps that share the columns. ``rows(wgmma)`` and ``columns(wgmma:4)`` are the vectors of such
-    tiles,
-    whose shape may have one dimension; ``spread:4`` is a vector of no tile. Otherwise the text lists the bases:
-    ``c1 r8 / c2 c4 r1 r2 r4 / r16 r32`` has two of registers, five of lanes and two of warps.
+    A name is followed by the number of warps where it is not one per 16 rows: ``wgmma``, ``mma:4``, and ``mma:4x2`` or
+    ``wgmma:4x2`` for two stacks of 4 warps that share the columns. ``rows(wgmma)`` and ``columns(wgmma:4)`` are the
+    vectors of such tiles, whose shape may have one dimension; ``spread:4`` is a vector of no tile. Otherwise the text
+    lists the bases: ``c1 r8 / c2 c4 r1 r2 r4 / r16 r32`` has two of registers, five of lanes and two of warps.
+    ``transposed(mma:4)`` is the layout of a tile whose transpose has the layout in parentheses, and
+    ``rows(transposed(mma:4))`` that of its rows.
     """
     return _parse(text, tuple(shape))
 
 
+_OTHER = {"rows": "columns", "columns": "rows"}
+
+
 @functools.lru_cache(1024)  # every use of a tile in a kernel asks for its layout, and a kernel has few distinct ones
 def _parse(text: str, shape: tuple[int, ...]) -> RegisterLayout:
+    turned = re.fullmatch(r"(?:(rows|columns)\()?transposed\(([^()]*)\)(\)?)", text)
+    if turned is not None and bool(turned[1]) == bool(turned[3]):  # rows of a tile are columns of its transpose
+        inner = f"{_OTHER[turned[1]]}({turned[2]})" if turned[1] else turned[2]
+        return replace(_parse(inner, shape[::-1]).transposed, name=text)
     outer = re.fullmatch(rf"(rows|columns)\({_WITH_WARPS}\)", text)
     if outer is not None:
         what, name, warps, beside = outer.groups()

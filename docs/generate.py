@@ -170,7 +170,8 @@ def dialect() -> str:
         "mla": "Latent rows (MLA)", "ragged": "Ragged batches", "pages": "Chosen pages", "drafts": "Drafts",
         "metadata": "Handles and their fields", "addressing": "Addresses", "access": "Accesses",
         "shared": "Tiles and shared memory", "tile": "Tile values", "staging": "Asynchrony of tile kernels",
-        "sharing": "Tiles that warps share", "tables": "Tables of functions", "tma": "Copies by TMA",
+        "sharing": "Tiles that warps share", "fragments": "Operand A of 8-bit elements",
+        "tables": "Tables of functions", "tma": "Copies by TMA",
         "weights": "Weights of 8 bits", "trace": "Marks in time",
     }  # fmt: skip
     for stem, title in titles.items():

@@ -76,7 +76,7 @@ class Pass:
     def options(self, text: dict[str, str] | None = None) -> Any:
         """Options from the strings of a pipeline; ValueError for an unknown name or an illegal value."""
         fields = {f.name.replace("_", "-"): f for f in dataclasses.fields(self.options_class)}
-        hints = typing.get_type_hints(self.options_class)
+        hints = typing.get_type_hints(self.options_class) if text else {}
         values = {}
         for key, value in (text or {}).items():
             field = fields.get(key.replace("_", "-"))

@@ -127,7 +127,9 @@ class Rules:
         The resulting ops may be kv ops, to which kvarn's rules then apply as to those of the kernel.
         """
         rules = self.outside
-        for _ in range(_MOST_ROUNDS if rules else 0):
+        if not rules:  # a walk takes a call into Python per op
+            return
+        for _ in range(_MOST_ROUNDS):
             found = walk(root, rules.__contains__)
             if not found:
                 return

@@ -7,6 +7,7 @@ import functools
 import gc
 import os
 import zlib
+from typing import Any
 
 import pytest
 
@@ -15,6 +16,7 @@ _STDERR = pytest.StashKey[int]()  # as it was before pytest captured it
 # any other test that has more than MANY, one in OF_MANY.
 INTERPRETED, HOSTED, MANY, OF_MANY = 8, 8, 8, 6
 FIRST = ("test_lint.py", "test_lit.py")  # files of pyright and of lit
+OF_PROCESSES = 8  # as many others a test takes of a file that starts processes
 GPU_SECONDS = 120  # that a test on a GPU may take: a kernel that hangs takes everything after it along
 
 
@@ -38,7 +40,9 @@ def pytest_collection_modifyitems(config, items):
     _sample(config, items)
     # Files go to workers in this order (make check: --no-loadscope-reorder): what is long and one test goes first, then
     # by the number of tests, so that no worker has a long file left when the other is done.
-    sizes = collections.Counter(item.path for item in items)
+    sizes = collections.Counter[Any]()
+    for item in items:
+        sizes[item.path] += OF_PROCESSES if hasattr(getattr(item, "module", None), "subprocess") else 1
     items.sort(key=lambda item: (item.path.name not in FIRST, -sizes[item.path], item.path))
 
 

@@ -9,7 +9,10 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
-SOURCES = ("dialect/native/effects.cpp", "python/kvarn/runtime/launches.cpp", "python/kvarn/runtime/operands.h")
+SOURCES = (
+    "dialect/native/effects.cpp", "python/kvarn/runtime/launches.cpp", "python/kvarn/runtime/operands.h",
+    "python/kvarn/runtime/checks.h",
+)  # fmt: skip
 COMMANDS = {
     "lint": ("ruff", ["check", "--quiet", "."]),
     "format": ("ruff", ["format", "--check", "--quiet", "."]),

@@ -30,6 +30,7 @@ from .tile import (
     verify_rows,
 )
 
+PARTS, FIRST_PART = "parts", "first_part"  # attributes of a buffer, and of a wait for one of its tiles
 COPIES = ("tma", "cp_async", "staged", "transposed", "convert")
 LANES = 32  # per warp
 WARPGROUP_WARPS = 4
@@ -69,6 +70,9 @@ class MakeStagesOp(Kv.Operation, name="make_stages", traits=[AllocatesShared]):
     ``cp_async``, ``convert`` (through registers), ``staged`` (8-bit elements are first copied by TMA or cp.async to
     staging memory, from which threads convert them), ``transposed`` (the same, for a tile whose columns are rows in the
     staging memory, with tokens in the order in which products take 8-bit weights).
+
+    An attribute ``parts`` (i64), of boxes by ``tma``: the columns are copied in that many parts of whole swizzle atoms
+    of 128 bytes, with one ``full`` barrier each.
     """
 
     buffer_name: ir.StringAttr

@@ -295,7 +295,8 @@ class TileLoadOp(Kv.Operation, name="tile_load", traits=[_LoadsRows]):
 
     Operands: cache, batch, head, first token; begin and count, the range of tokens that exist and matter. Attributes:
     first_column, of the head dimension; tail, the value of rows outside the range: ``zero``, or ``any`` where nothing
-    depends on them. Result: tensor<rows x columns x T>; columns past the head, up to a multiple of 16, are zeros.
+    depends on them. Result: tensor<rows x columns x T>; columns past the head, up to a multiple of 16, are zeros. In
+    shared memory passes may keep the elements of a quantized cache as they are stored (``kv.tile_scales``).
     Preconditions: first is a multiple of the smaller of the tile's rows and the page size. An optional descriptor is a
     TMA descriptor of the same head's rows, for passes that copy by TMA.
 
@@ -330,7 +331,7 @@ class TileLoadOp(Kv.Operation, name="tile_load", traits=[_LoadsRows]):
         if not (verify_columns(self, spec, tile) and verify.one_of(self, "tail", TAILS)):
             return False
         element = str(tile.element_type)
-        if spec.quantized and element == spec.dtype.mlir:
+        if spec.quantized and element == spec.dtype.mlir and layout_of(tile) != SHARED:
             return verify.fail(self, f"dequantizes, so the tile must not have the storage type {element}")
         return element == spec.data_dtype.mlir or verify.scalar_float(self, element, "the tile's element")
 
@@ -360,17 +361,18 @@ def verify_columns(op: Any, spec: CacheSpec, tile: ir.RankedTensorType, converte
             f"columns must be within the head's {row.size}, rounded up to whole {step}, got {columns} "
             f"from {op.first_column} on",
         )
-    if not _is_float(tile.element_type):
+    element = str(tile.element_type)
+    as_stored = element == spec.data_dtype.mlir and (not spec.quantized or layout_of(tile) == SHARED)
+    if not _is_float(tile.element_type) and not (as_stored and layout_of(tile) == SHARED):
         return verify.fail(op, f"the tile must have a float element type, got {tile.element_type}")
     if op.descriptor is None:
         return True
     if types.type_name(op.descriptor.type) != "tma":
         return verify.fail(op, f"descriptor must be of type !kv.tma, got {op.descriptor.type}")
-    stored = spec.data_dtype.mlir == str(tile.element_type) and not spec.quantized
     if op.lists is not None or not row.plain:
         return verify.fail(op, "takes a descriptor only without lists and row formats")
-    converts = converted and spec.data_dtype.bits == 8 and str(tile.element_type) in ("bf16", "f16")
-    if not (stored or converts):
+    converts = converted and spec.data_dtype.bits == 8 and element in ("bf16", "f16")
+    if not (as_stored or converts):
         return verify.fail(
             op, f"a descriptor copies elements without conversion, {spec.data_dtype.mlir} without scales, got {tile}"
         )

@@ -46,7 +46,7 @@ from .tables import measured
 # Entries that products by mma.sync require, with non-persistent blocks that hide each other's latencies.
 BY_MMA: dict[str, Any] = {
     "instruction": MMA, "rows": WARPGROUP_ROWS, "producer": False, "overlap": False, "ping_pong": False,
-    "query_stages": 1, "persistent": False, "stored_keys": False,
+    "query_stages": 1, "persistent": False, "stored_keys": False, "split_columns": False, "parts": 1,
 }  # fmt: skip
 
 
@@ -60,9 +60,9 @@ class TileConfig:
         Query rows per block, and keys per tile.
     stages, query_stages : int
         Stages of keys and of values, and of query rows.
-    producer, overlap, one_wait, ping_pong, persistent, stored_keys : bool
+    producer, overlap, one_wait, ping_pong, persistent, stored_keys, split_columns : bool
         The schedule's entries.
-    producers, slots, occupancy : int
+    producers, slots, occupancy, parts : int
         The schedule's entries.
     splits : int
         The most splits of the keys of a tile of query rows; 0: the number follows from a launch's shapes
@@ -87,23 +87,34 @@ class TileConfig:
     splits: int = 0
     stored_keys: bool = False
     instruction: str = WGMMA
+    split_columns: bool = False
+    parts: int = 1
 
     @property
     def consumers(self) -> int:
         """Consumer warpgroups."""
-        return self.rows // WARPGROUP_ROWS * self.column_groups
+        return cdiv(self.rows, WARPGROUP_ROWS) * self.column_groups
+
+    @property
+    def swapped(self) -> bool:
+        """Whether rows are too few for operand A: they are operand B of products with rows of keys and columns."""
+        return self.rows < WARPGROUP_ROWS
 
     @property
     def column_groups(self) -> int:
         """Warpgroups that share rows and divide the output columns, where one has too few registers for all of them."""
+        if self.instruction == WGMMA:
+            return 2 if self.split_columns else 1
         columns = align_up(self.case.value_size, COLUMN_STEP)
         wide = columns > MOST_OF_VALUES and columns % (2 * COLUMN_STEP) == 0
-        return 2 if self.instruction == MMA and wide and self.case.query.bits == 16 else 1
+        return 2 if wide and self.case.query.bits == 16 and not self.swapped else 1
 
     @property
     def across(self) -> int:
-        """Stacks of warps that divide the columns: 4 of two warps, which read the least B, if columns allow."""
-        return 1 if self.column_groups == 1 else 2 if self.value_columns % (4 * COLUMN_STEP) else 4
+        """Stacks of warps that divide the columns: warpgroups, or if possible 4 of two warps, for the least B."""
+        if self.column_groups == 1 or self.instruction == WGMMA:
+            return self.column_groups
+        return 2 if self.value_columns % (4 * COLUMN_STEP) else 4
 
     @property
     def most_producers(self) -> int:
@@ -156,6 +167,8 @@ class TileConfig:
         share the scores would have half the rows per block, and read keys and values from the L2 twice as often.
         """
         size = self.case.value_size
+        if self.swapped:  # few accumulators
+            return [(0, size)]
         each = align_up(cdiv(size, cdiv(size, MOST_OF_VALUES * self.column_groups)), COLUMN_STEP)
         return [(first, min(each, size - first)) for first in range(0, size, each)]
 
@@ -167,6 +180,8 @@ class TileConfig:
     @property
     def registers(self) -> int:
         """Registers per thread for a tile's scores and weights, and for the accumulators."""
+        if self.swapped:
+            return (self.keys + self.value_columns) * self.rows // WARPGROUP + self.keys * self.rows // (2 * WARPGROUP)
         held = self.columns // 4 if self.instruction == MMA and self.query_in_registers else 0
         weights = self.keys * self.itemsize // 8
         if self.beside:
@@ -204,9 +219,9 @@ class TileConfig:
             keys += self.rows * f32.itemsize  # of the query's units
         shape = (self.value_columns, self.keys) if self.narrow else (self.keys, self.value_columns)
         values = 0 if len(self.loaded) == 1 else SharedLayout(*shape, size, SWIZZLE, self.stages).bytes
-        if self.column_groups > 1:  # for the weights, which all warps read
+        if self.column_groups > 1 or self.swapped:  # for the weights, which all warps read
             query += SharedLayout(self.rows, self.keys, size, SWIZZLE).bytes
-        if self.narrow:  # for the output, whose rows are longer than those of the query
+        if self.narrow or self.swapped:  # for the output, whose rows are longer than the query's, or read by all warps
             query += SharedLayout(self.rows, self.value_columns, self.case.out.itemsize, SWIZZLE).bytes
         return query + keys + values + self.staging_bytes + BARRIERS_BYTES
 
@@ -295,7 +310,8 @@ def problems(case: Case, target: Target, row_alignment: int, schedule: Mapping[s
         )
     if spec.dtype is not case.query and spec.dtype.bits != 8:
         found.append(f"needs a cache of the query's type or of 8 bits, got {spec.dtype.name}")
-    if spec.is_mla and (instruction != MMA or case.query is f32):
+    latent = case.value_size < case.size and spec.dtype is case.query and not spec.quantized
+    if spec.is_mla and (case.query is f32 or (instruction != MMA and not latent)):
         found.append("needs a collection with values, got an MLA one")
     sizes = case.content, case.size, case.value_size
     if any(n % 8 for n in sizes) or not 8 <= min(sizes) <= case.value_size <= MOST_COLUMNS:
@@ -349,8 +365,39 @@ def why_not_stored(config: TileConfig) -> str | None:
     return None
 
 
+def why_not_split(config: TileConfig) -> str | None:
+    """Why two warpgroups cannot share columns; None where they can."""
+    if config.instruction != WGMMA or config.itemsize != 2 or config.stored_keys or config.ping_pong or config.swapped:
+        return "products are wgmma's, of 64 rows and 16-bit elements, and warpgroups take no turns"
+    each = config.keys // 2, config.value_columns // 2
+    if any(n & (n - 1) or n < least for n, least in zip(each, (COLUMN_STEP, SWIZZLE // 2), strict=True)):
+        return f"each has a power of two of keys and of 64 or more values, got {each[0]} and {each[1]}"
+    return None
+
+
+def why_not_swapped(config: TileConfig) -> str | None:
+    """Why operands of products cannot be swapped; None where they can be, or are not."""
+    if not config.swapped:
+        return None
+    if config.itemsize != 2 or config.stored_keys:
+        what = "stored_keys" if config.stored_keys else config.case.query.name
+        return f"rows of fewer than {WARPGROUP_ROWS} are of products of 16-bit elements, got {what}"
+    if config.value_columns % WARPGROUP_ROWS:
+        of = f"values of a multiple of {WARPGROUP_ROWS} columns, got {config.value_columns}"
+        return f"rows of fewer than {WARPGROUP_ROWS} need {of}"
+    if config.overlap or config.ping_pong:
+        return f"overlap and ping_pong must be false for rows of fewer than {WARPGROUP_ROWS}, got rows = {config.rows}"
+    if config.keys % WARPGROUP_ROWS:
+        got = f"got rows = {config.rows} and keys = {config.keys}"
+        return f"keys must be a multiple of {WARPGROUP_ROWS} for rows of fewer, {got}"
+    return None
+
+
 def why_not(config: TileConfig, target: Target) -> str | None:
     """Why a case cannot have some of the entries; None when it can."""
+    problem = why_not_swapped(config)
+    if problem is not None:
+        return problem
     if config.case.pages and (config.case.spec.page_size % config.keys or config.splits != 1):
         return (
             "lists of pages need keys that divide a page, and splits = 1, got keys = "
@@ -370,6 +417,13 @@ def why_not(config: TileConfig, target: Target) -> str | None:
     if config.keys % (COLUMN_STEP * config.column_groups):
         step = COLUMN_STEP * config.column_groups
         return f"keys must be a multiple of {step} for warps that share rows, got {config.keys}"
+    if config.split_columns:
+        problem = why_not_split(config)
+        if problem is not None:
+            return f"split_columns must be false: {problem}"
+    most = cdiv(config.columns * config.itemsize, SWIZZLE) if copies_by_tma(config) else 1
+    if config.parts > most:
+        return f"parts must be up to {most}, of keys that TMA copies as they are one a swizzle atom, got {config.parts}"
     if config.narrow and config.keys % 32:
         return f"keys must be a multiple of 32 for 8-bit queries, got {config.keys}"
     most = config.most_registers
@@ -438,6 +492,8 @@ def chosen(case: Case, target: Target, schedule: Mapping[str, Any], by_user: boo
     widest, wide, whole = widest_of(case), dict[str, Any](), copies_by_tma(TileConfig(case))
     if whole and given.get("producer", True):
         wide = _three_of_boxes(case, target, few, given.get("rows", 0))
+    if given.get("rows", WARPGROUP_ROWS) < WARPGROUP_ROWS:
+        given = {"overlap": False, "ping_pong": False, "stored_keys": False, **given}
     if case.query.bits == 16 and not whole:
         wide["one_wait"] = True  # addressing and conversion take the registers that overlapped weights would need
         turns = widest <= measured("row_ping_pong_columns", target) and given.get("rows") is None
@@ -589,8 +645,8 @@ def _of_blocks(tile: tuple[int, int], given: Mapping[str, Any]) -> dict[str, int
 
 def _by_mma(case: Case, target: Target, given: Mapping[str, Any]) -> TileConfig | str:
     """The given entries completed for products by mma.sync, or the reason why that is impossible."""
-    small = widest_of(case) <= MOST_HELD and case.query.bits == 16
-    small = small or TileConfig(case, **BY_MMA).column_groups > 1
+    small, config = widest_of(case) <= MOST_HELD and case.query.bits == 16, TileConfig(case, **{**BY_MMA, **given})
+    small = small or config.swapped or TileConfig(case, **BY_MMA).column_groups > 1
     most, problem = measured("keys_by_mma", target) // (1 if small else 2), None
     for stages in (2, 1):  # one stage where two of the widest heads do not fit
         for keys in [given["keys"]] if "keys" in given else range(most, 0, -16):

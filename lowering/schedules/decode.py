@@ -451,6 +451,13 @@ def configured(target: Target, config: DecodeConfig, schedule: Mapping[str, Any]
     return replace(config, padding=_padding(target, config))
 
 
+def entries_of_few(schedule: Mapping[str, Any]) -> dict[str, Any]:
+    """The schedule of the sequences of few new tokens, where another kernel has the others of the batch."""
+    prefix = schedules.PREFIX_OF_FEW
+    of_few = {name.removeprefix(prefix): value for name, value in schedule.items() if name.startswith(prefix)}
+    return of_few | ({"early": schedule["early"]} if "early" in schedule else {})
+
+
 def block_bytes(config: DecodeConfig) -> int:
     """Shared memory of a block, including alignment and the hardware's reserved bytes."""
     return _used_bytes(config) + 128 + RESERVED_BYTES

@@ -19,6 +19,7 @@ from .tables import measured
 MOST_COLUMNS = 512  # of a head
 MOST_OF_VALUES = 256  # of values for which a warpgroup has accumulator registers
 MOST_HELD = 128  # of query rows that warps have in registers as operand A of mma.sync
+MOST_FRAGMENTS = 64  # registers per thread for the converted elements of one operand A
 
 # --- decode ----------------------------------------------------------------------------------------
 

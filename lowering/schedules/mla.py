@@ -10,6 +10,7 @@ from typing import Any
 
 from kvarn.dialect.dtypes import bf16, f8e4m3, f16, f32
 from kvarn.dialect.layout import align_up, cdiv
+from kvarn.dialect.ops.tile import COLUMN_STEP
 from kvarn.dialect.schedules import TILED, written
 from kvarn.lowering.kernels.attention.arguments import AttentionArguments
 from kvarn.lowering.kernels.attention.case import Case, tile_count
@@ -27,9 +28,10 @@ from kvarn.lowering.target import Target
 from kvarn.lowering.tiles.ir import MMA, WGMMA
 
 from . import attention as tile_schedule
-from .limits import ATOM_ROWS
+from .limits import ATOM_ROWS, MOST_OF_VALUES
 from .tables import measured
 
+PARTS_OF_KEYS = 3  # parts of a tile of latent rows that scores wait for one by one
 MOST_TILES = 16  # per sequence with a known bound of new tokens: more are found through the row offsets
 BY_MMA = {"instruction": MMA}  # of the kernel over tiles; entry splits belongs to kind latent
 OF_TILES = tuple(name for name in TILED.names if name != "splits")
@@ -104,6 +106,23 @@ def by_tiles(case: Case, target: Target, schedule: Mapping[str, Any]) -> tile_sc
     if "splits" in given:
         given["splits"] = min(given["splits"], MOST_SPLITS)
     return tile_schedule.chosen(case, target, given)
+
+
+def of_tiles(case: Case, target: Target, schedule: Mapping[str, Any]) -> tile_schedule.TileConfig:
+    """The configuration of the kernel over tiles by wgmma; ValueError where an entry is not legal.
+
+    One warpgroup has all columns of few rows, with swapped operands, whose first is the tile of keys as a whole.
+    """
+    few = schedule.get("rows", WIDE) < WIDE
+    split = tile_schedule.TileConfig(case, rows=WIDE, keys=schedule.get("keys", KEYS), split_columns=True)
+    wide = (
+        align_up(case.value_size, COLUMN_STEP) > MOST_OF_VALUES
+        and tile_schedule.why_not_split(split) is None
+        and not few
+    )
+    parts = PARTS_OF_KEYS if tile_schedule.copies_by_tma(split) and not few else 1
+    chosen = {"rows": WIDE, "keys": KEYS, "split_columns": wide, "parts": parts}
+    return tile_schedule.chosen(case, target, {**chosen, **schedule, "instruction": WGMMA})
 
 
 def choose(case: Case, at: Expansion, op: Any, by_wgmma: bool) -> dict[str, Any]:

@@ -52,8 +52,8 @@ def sync_group(threads: Threads) -> None:
 
 
 def sync_rows(threads: Threads) -> None:
-    """Those that share rows of tiles wait for one another: a warpgroup, or all whose warps stand beside others."""
-    if threads.across > 1:
+    """Those that share rows of tiles wait for one another: a warpgroup, or all."""
+    if threads.share_all:
         sync_consumers(threads)
     else:
         sync_group(threads)

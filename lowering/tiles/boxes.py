@@ -12,6 +12,7 @@ its first column at the ninth of staging memory, and what is converted of 16 byt
 from __future__ import annotations
 
 import contextlib
+import itertools
 from typing import Any
 
 from kvarn.dialect import ops, types
@@ -36,21 +37,26 @@ def boxes_of(op: Any, layout: SharedLayout) -> int:
 
 
 def copy_boxes(
-    op: Any, layout: SharedLayout, place: Pointer, full: Pointer, lane: Value, warp: Value | None = None, warps: int = 1
-) -> None:
+    op: Any, layout: SharedLayout, place: Pointer, full: Pointer, lane: Value, warp: Value | None = None,
+    warps: int = 1, parts: int = 1,
+) -> None:  # fmt: skip
     """Copy a tile: lane i the box of tokens first + i * box rows, in all swizzle atoms of columns.
 
     Of ``existing`` ones, those with tokens: rows out of bounds take a copy longer than others.
 
-    With ``warps`` of them warp w has the boxes w, w + warps and so on: an SM takes some 50 ns for each of a warp.
+    With ``warps`` of them warp w has the boxes w, w + warps and so on: an SM takes some 50 ns for each of a warp. Each
+    of ``parts`` of the columns has a barrier, one after the other from ``full`` on.
     """
     map = tma.TensorMap(op.descriptor, types.tma_spec_of(op.descriptor.type))
     rows, boxes = map.rows, boxes_of(op, layout)
     if "existing" in op.operation.attributes:
         boxes = kv_math.max(kv_math.min((scalar(op.count) - scalar(op.first) + (rows - 1)) // rows, boxes), 0)
     own = boxes if warp is None else (boxes - 1 - warp) // warps + 1
+    bounds = panel_bounds(layout, parts)
+    barriers = [full + part * BARRIER_BYTES if part else full for part in range(parts)]
     with functional.when(lane == 0):
-        ptx.mbarrier_arrive_expect_tx(full, own * (layout.panels * map.box_bytes))
+        for part, panels in enumerate(bounds):
+            ptx.mbarrier_arrive_expect_tx(barriers[part], own * (len(panels) * map.box_bytes))
     ptx.syncwarp()
     # Of one box an elected thread's: under a condition on the lane ptxas makes a loop over lanes, of some 60 cycles.
     single = boxes_of(op, layout) == 1
@@ -63,9 +69,17 @@ def copy_boxes(
         head, first_column = scalar(op.head), op.first_column.value
         if map.spec.form == "token":
             head, first_column = 0, column_of_token(op) // CHUNK * CHUNK
-        for panel in range(layout.panels):
-            coordinates = (page, slot, head, first_column + panel * layout.panel_columns)
-            tma.load_box(map, coordinates, place + layout.box_offset(panel, at * rows), full)
+        for part, panels in enumerate(bounds):
+            for panel in panels:
+                coordinates = (page, slot, head, first_column + panel * layout.panel_columns)
+                to = place + layout.box_offset(panel, at * rows)
+                tma.load_box(map, coordinates, to, barriers[part])
+
+
+def panel_bounds(layout: SharedLayout, parts: int) -> list[range]:
+    """The panels of each of so many parts of a tile's columns."""
+    firsts = [layout.panels * part // parts for part in range(parts + 1)]
+    return [range(*both) for both in itertools.pairwise(firsts)]
 
 
 def column_of_token(op: Any) -> Value:

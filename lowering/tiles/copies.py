@@ -14,13 +14,15 @@ from typing import Any
 from kvarn.dialect import ops, types
 from kvarn.dialect.dtypes import DType, f8e4m3, f8e5m2, f32, i8, i32
 from kvarn.dialect.layout import CacheSpec, align_up, cdiv
+from kvarn.dialect.ops.tile import SHARED_TRANSPOSED, row_format
 from kvarn.dialect.shared_layout import CHUNK, SharedLayout
 from kvarn.dsl import functional, math as kv_math, ptx
 from kvarn.dsl.memory import GLOBAL, SHARED, Pointer
 from kvarn.dsl.values import Value, vector, where
+from kvarn.lowering.target import Target
 
 from .dequantize import converted
-from .ir import WARPGROUP
+from .ir import SWIZZLE, WARPGROUP, element, layout_of, shape
 from .threads import scalar
 
 SLOTS = 2  # tiles of a buffer in staging memory, where a schedule does not say more
@@ -86,6 +88,48 @@ def staging_bytes(spec: CacheSpec, rows: int, columns: int, threads: int, slots:
     unit = row_unit(spec, columns)
     chunks = align_up(rows * cdiv(columns * spec.dtype.itemsize, unit), threads)
     return slots * chunks * (unit + 4 * scales_of(spec, unit))
+
+
+# --- how a load's tile is copied --------------------------------------------------------------------
+
+
+def copy_of(op: Any, target: Target, by_tma: bool, elements: str | None = None) -> str:
+    """How a load's tile is copied; ``by_tma``: where it has a descriptor, by that.
+
+    ``elements``: the type that the tile is to have, where it is not the one that it has.
+    """
+    spec, elements = types.spec_of(op.cache.type), elements or str(element(op.tile))
+    if layout_of(op.tile.type) == SHARED_TRANSPOSED:
+        return "transposed"
+    stored = spec.data_dtype.mlir == elements  # those of a quantized cache have their scales elsewhere
+    if op.descriptor is not None and by_tma:
+        return "tma" if stored else "staged"
+    if of_pool(op):
+        whole = why_not_by_rows(spec, shape(op.tile)[1], op.first_column.value) is None
+        return "cp_async" if stored and whole and shape(op.tile)[0] <= WARPGROUP else "convert"
+    (rows, columns), page, first = shape(op.tile), spec.page_size, op.first_column.value
+    if stored and (why_not_by_rows(spec, columns, first) is None or by_pages(op, by_tma)):
+        return "cp_async"
+    converts = elements in ("bf16", "f16") and (spec.dtype is not f8e4m3 or target.has("f8_convert"))
+    if not stored and converts and why_not_staged(spec, columns, first) is None:
+        return "staged"
+    whole = columns == spec.data_size and columns * spec.data_dtype.itemsize % SWIZZLE == 0
+    paged = not page or page % rows == 0 or rows % page == 0
+    return "cp_async" if stored and whole and paged and first == 0 else "convert"
+
+
+def by_pages(op: Any, by_tma: bool) -> bool:
+    """Whether a tile that is stored as it is computed with is copied page by page, and not row by row."""
+    spec, (rows, columns) = types.spec_of(op.cache.type), shape(op.tile)
+    return op.lists is None and not by_tma and fits_pages(spec, rows, columns, op.first_column.value)
+
+
+def of_pool(op: Any) -> bool:
+    """Whether lists say where rows are, or rows have a format of their own."""
+    return op.lists is not None or not row_format(op, types.spec_of(op.cache.type)).plain
+
+
+# --- chunks ------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)

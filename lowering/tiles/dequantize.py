@@ -7,12 +7,12 @@ decode's keys is that of its conversions.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from kvarn.dialect.dtypes import DType, bf16, f8e4m3, f8e5m2, f16, f32, i8, i32
 from kvarn.dsl import ptx
 from kvarn.dsl.ptx import inline_asm
-from kvarn.dsl.values import Value, bitcast, cast, literal
+from kvarn.dsl.values import Value, bitcast, cast, literal, where
 
 _HIGH_HALVES = 0x7632  # of two words
 _HIGH_HALF = -0x10000
@@ -33,18 +33,64 @@ def pairs_of(word: Value, stored: DType, dtype: DType) -> list[Value]:
         found = ptx.cvt_e4m3x4_to_f16x4(word)
     if dtype is f16:
         return found
-    wide = [cast(bitcast(pair, f16), f32) for pair in found]  # whose high halves have all digits
-    return [ptx.prmt(*(bitcast(x[i], i32) for i in range(2)), _HIGH_HALVES) for x in wide]
+    return [_widened(pair) for pair in found]
 
 
-def _i8x2_to_bf16x2(word: Value, selector: int) -> Value:
+BytePairs = tuple[tuple[int, int], tuple[int, int]]  # which two bytes of a word, by what is known at run time
+HALVES: BytePairs = ((0, 1), (2, 3))
+EVERY_SECOND: BytePairs = ((0, 2), (1, 3))
+
+
+def pair_of(word: Value, second: Value, pairs: BytePairs, stored: DType, dtype: DType) -> Value:
+    """Two stored elements of a word, the ``second`` of both pairs or the first, as a word of two bf16 or f16, exactly.
+
+    A selector of bytes, which the conversion needs anyway, chooses them. Of e4m3 as bf16 as in :func:`pairs_of`.
+    """
+
+    def chosen(selector: Callable[[int, int], int]) -> Value:
+        return where(second, selector(*pairs[1]), selector(*pairs[0]))
+
+    def below(i: int, j: int) -> int:
+        """Bytes of the word below a byte of another."""
+        return i | 4 << 4 | j << 8 | 4 << 12
+
+    if dtype is bf16 and stored is f8e4m3:  # as ptx.cvt_e4m3x4_to_bf16x4
+        text = (
+            "{ .reg .b32 x; prmt.b32 x, $1, 0, $2; shl.b32 x, x, 4; and.b32 x, x, 0x87F087F0; "
+            "fma.rn.bf16x2 $0, x, $3, $4; }"
+        )
+        with_signs = chosen(lambda i, j: i | (8 + i) << 4 | j << 8 | (8 + j) << 12)
+        given = [word, with_signs, _word(0x7B807B80), _word(0x80008000)]
+        return Value(inline_asm(text, "=r,r,r,r,r", [x.ir for x in given], "i32"), i32)
+    if dtype is bf16 and stored is i8:
+        return _i8x2_to_bf16x2(word, chosen(below))
+    if stored is i8:  # as ptx.cvt_i8x4_to_f16x4
+        text = "{ .reg .b32 x; xor.b32 x, $1, 0x80808080; prmt.b32 x, x, 0x64646464, $2; sub.f16x2 $0, x, $3; }"
+        given = [word, chosen(below), _word(0x64806480)]
+        return Value(inline_asm(text, "=r,r,r,r", [x.ir for x in given], "i32"), i32)
+    if stored is f8e5m2:
+        found = ptx.prmt(word, 0, chosen(lambda i, j: 4 | i << 4 | 4 << 8 | j << 12))
+    else:
+        found = ptx.cvt_e4m3x2_to_f16x2(ptx.prmt(word, 0, chosen(lambda i, j: i | j << 4 | 0x4400)))
+    return found if dtype is f16 else _widened(found)
+
+
+def _widened(pair: Value) -> Value:
+    """Two f16, of as few digits as a bf16 has, as two bf16."""
+    wide = cast(bitcast(pair, f16), f32)  # whose high halves have all digits
+    return ptx.prmt(*(bitcast(wide[i], i32) for i in range(2)), _HIGH_HALVES)
+
+
+def _i8x2_to_bf16x2(word: Value, selector: int | Value) -> Value:
     """Two bytes, chosen with the byte 0x43 above each, which makes a bf16 of 128 or more of them, as two bf16."""
+    chosen = hex(selector) if isinstance(selector, int) else "$2"
+    given = [word.ir] if isinstance(selector, int) else [word.ir, selector.ir]
     # 128 + x's low seven bits, minus 128, or of a negative x 256: x's bit of 128 is the lowest of the exponent.
     text = (
-        f"{{ .reg .b32 x, s, c; prmt.b32 x, $1, 0x43434343, {selector:#x}; and.b32 s, x, 0xFF80FF80; "
+        f"{{ .reg .b32 x, s, c; prmt.b32 x, $1, 0x43434343, {chosen}; and.b32 s, x, 0xFF80FF80; "
         "and.b32 x, x, 0xFF7FFF7F; mov.b32 c, 0xBF80BF80; fma.rn.bf16x2 $0, s, c, x; }"
     )
-    return Value(inline_asm(text, "=r,r", [word.ir], "i32"), i32)
+    return Value(inline_asm(text, "=r" + ",r" * len(given), given, "i32"), i32)
 
 
 def times(pairs: Sequence[Value], scale: Value, dtype: DType) -> list[Value]:

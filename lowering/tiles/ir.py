@@ -22,6 +22,8 @@ from kvarn.lowering.rewrite import defining_op, enclosing, kernels, ops_named, w
 WARP, WARPGROUP = 32, 128
 WGMMA, MMA = "wgmma", "mma.sync"  # instructions of products, as schedules name them
 ACCUMULATORS = {WGMMA: "wgmma", MMA: "mma"}  # the layout of results, by instruction
+TRANSPOSED = "transposed"  # of a layout: that of the transpose is the one inside
+SWAPPED = "swapped"  # of a schedule: accumulators are transposed, and the few rows of A are products' second operand
 WARPGROUP_ROWS = 64  # of an accumulator
 K_STEP_BYTES = 32  # of a row of A that an instruction takes
 SWIZZLE = TILE_SWIZZLE
@@ -73,6 +75,11 @@ def producers_of(schedule: dict[str, Any]) -> int:
 
 def is_tile(value: ir.Value) -> bool:
     return isinstance(value.type, ir.RankedTensorType)
+
+
+def is_transposed(type_: ir.Type) -> bool:
+    """Whether a tile lies in registers as an accumulator whose operands were swapped."""
+    return (layout_of(type_) or "").startswith(f"{TRANSPOSED}(")
 
 
 def rank(value: ir.Value) -> int:
@@ -148,6 +155,11 @@ def users(value: ir.Value) -> list[ir.Operation]:
         if owner not in found:
             found.append(owner)
     return found
+
+
+def is_second_operand(value: ir.Value) -> bool:
+    """Whether a product reads a tile as B: every warp then reads all of its rows."""
+    return any(use.owner.operation.name in ("kv.dot", "kv.dot_start") and use.operand_number == 1 for use in value.uses)
 
 
 class AtPoint:
@@ -273,6 +285,6 @@ def score_of(gather: ir.Operation) -> ir.Operation:
 __all__ = [
     "BARRIERS_BYTES", "BARRIER_BYTES", "MMA", "NO_PAGE", "SWIZZLE", "WARP", "WARPGROUP", "WARPGROUP_ROWS", "WGMMA",
     "AtPoint", "attributes_of", "backward", "cloned", "constant_int", "drop", "element", "filled", "instruction_of",
-    "is_elementwise", "is_position", "is_tile", "layout_of", "producers_of", "rank", "schedule_of", "shape", "splat_of",
-    "tile_of", "tile_type", "tiled", "users", "with_layout",
+    "is_elementwise", "is_position", "is_tile", "is_transposed", "layout_of", "producers_of", "rank", "schedule_of",
+    "shape", "splat_of", "tile_of", "tile_type", "tiled", "users", "with_layout",
 ]  # fmt: skip

@@ -13,10 +13,11 @@ from mlir import ir
 
 from kvarn.lowering.rewrite import defining_op, walk
 
+from .copy_groups import AWAITED
 from .ir import ROW_SUMS, backward, element, rank, users
 
 NARROWS = ("arith.truncf", "kv.cast")  # weights to the element type of products
-WAITS = ("kv.consumer_wait", "kv.tile_clear")
+WAITS = ("kv.consumer_wait", "kv.tile_clear", "kv.tile_columns")  # for a tile, and what is made of it in place
 _WRITES = ("memref.store", "kv.tile_scatter", "kv.tile_store_rows", "kv.store_tile")
 
 
@@ -67,10 +68,35 @@ def rotation_of(loop: ir.Operation) -> Rotation | None:
     # The accumulator is carried, and nothing else of the body reads it.
     if dots[0] not in needs or result not in made.yielded or len(users(result)) != 1:
         return None
-    columns = defining_op(dots[1].opview.b)
-    if columns is not None and columns.name == "kv.tile_columns":  # of a tile that the first product's stage holds
+    weights = defining_op(dots[1].opview.a)
+    if weights is not None and weights.name == "kv.tile_share":  # read in shared memory, where the next ones go
         return None
-    return made
+    return made if _separates_stages(made) else None
+
+
+def _separates_stages(r: Rotation) -> bool:
+    """Let the second product wait for columns of the first one's tile by itself, with nothing left to wait for.
+
+    False where the buffer has one stage: the next tile comes beside the second product.
+    """
+    columns = defining_op(r.second.opview.b)
+    if columns is None or columns.name != "kv.tile_columns":
+        return True
+    wait = defining_op(columns.operands[0])
+    while wait is not None and wait.name != "kv.consumer_wait":
+        wait = defining_op(wait.operands[0]) if wait.name in WAITS else None
+    if wait is None or ir.IntegerAttr(defining_op(wait.operands[0]).attributes["stages"]).value < 2:
+        return False
+    if len(users(columns.result)) > 1:
+        return False
+    with ir.InsertionPoint(r.second), r.second.location:
+        again = wait.clone()
+        again.attributes[AWAITED] = ir.UnitAttr.get()
+        copy = columns.clone()
+        copy.operands[0] = again.result
+    r.second.operands[1] = copy.result
+    columns.erase()
+    return True
 
 
 def of_tile(r: Rotation, tile: ir.Value) -> list[ir.Operation]:

@@ -17,6 +17,7 @@ from mlir.dialects import vector as mlir_vector
 from kvarn.dialect import ops, types
 from kvarn.dialect.dtypes import DType, bool_, by_mlir, i32, u32
 from kvarn.dialect.layout import cdiv
+from kvarn.dialect.ops.staging import PARTS
 from kvarn.dialect.ops.tile import TILE_COLUMN, number_of, stored_columns, stored_from
 from kvarn.dialect.register_layout import RegisterLayout
 from kvarn.dialect.shared_layout import CHUNK, SharedLayout
@@ -32,9 +33,9 @@ from .boxes import StagedBoxes, copy_boxes
 from .cache_rows import place_in_pool
 from .converted_copies import convert_rows
 from .copies import Staging, chunks_of, fits_pages, start_chunks, why_not_by_rows
-from .ir import BARRIER_BYTES, NO_PAGE, WARP, WARPGROUP, AtPoint, users
+from .ir import BARRIER_BYTES, NO_PAGE, WARP, WARPGROUP, AtPoint, is_transposed, users
 from .products import words
-from .threads import Threads, buffer_of, elements, from_elements, scalar, warp_of
+from .threads import Threads, buffer_of, elements, from_elements, register_layout, scalar, warp_of
 from .transposition import Transposition
 
 SWIZZLE_ROWS = 8  # the period of a swizzle
@@ -62,6 +63,7 @@ class Stages:
     told: bool = False  # whether copies by cp.async tell of their end themselves
     unfenced: bool = False  # whether products' view of what was written is left to those who wait for it
     grouped: bool = False  # whether threads wait for groups of copies and for one another, instead of for barriers
+    parts: int = 1  # of a tile's columns that have a barrier ``full`` each
 
     @staticmethod
     def allocate(op: Any, layout: SharedLayout, copying: int, grouped: bool, slots: int) -> Stages:
@@ -69,11 +71,12 @@ class Stages:
         count, copy = op.stages.value, op.copy.value
         dtype = by_mlir(str(ir.RankedTensorType(op.tile.value).element_type))
         tiles = Pointer(ops.alloc_shared(layout.bytes, layout.alignment), SHARED)
-        full = empty = tiles
+        full, empty, parts = tiles, tiles, number_of(op, PARTS, 1)
         if not grouped:
-            full = Pointer(ops.alloc_shared(2 * count * BARRIER_BYTES, BARRIER_BYTES), SHARED)
-            empty = full + count * BARRIER_BYTES
-        made = Stages(op.buffer_name.value, layout, count, copy, copying, dtype, tiles, full, empty, grouped=grouped)
+            full = Pointer(ops.alloc_shared((parts + 1) * count * BARRIER_BYTES, BARRIER_BYTES), SHARED)
+            empty = full + parts * count * BARRIER_BYTES
+        of_barriers = {"grouped": grouped, "parts": parts}
+        made = Stages(op.buffer_name.value, layout, count, copy, copying, dtype, tiles, full, empty, **of_barriers)
         users_of = users(op.operation.results[0])
         made.finished = any(user.name == "kv.copy_finish" for user in users_of)
         starts = [user.opview for user in users_of if user.name == "kv.copy_start"]
@@ -93,7 +96,9 @@ class Stages:
         """Set the barriers up: warps that copy fill a stage, or what tells of itself, and ``consumers`` release it."""
         for stage in range(0 if self.grouped else self.count):
             copies = 1 if self.copy == "tma" else self.copying if self.told else self.copying // WARP
-            ptx.mbarrier_init(self.full + stage * BARRIER_BYTES, copies, f"full_{self.name}[{stage}]")
+            for part in range(self.parts):
+                name = f"full_{self.name}[{stage}]" if self.parts == 1 else f"full_{self.name}[{stage}][{part}]"
+                ptx.mbarrier_init(self.full_of(stage, part), copies, name)
             ptx.mbarrier_init(self.empty + stage * BARRIER_BYTES, consumers, f"empty_{self.name}[{stage}]")
         if self.staging is not None:
             self.staging.initialize()
@@ -116,6 +121,17 @@ class Stages:
             return
         stage, parity = self.stage(n)
         ptx.mbarrier_wait(self.empty + stage * BARRIER_BYTES, parity ^ 1, sleep, f"empty_{self.name}")
+
+    def full_of(self, stage: Any, part: int = 0) -> Pointer:
+        """The barrier that tells of a stage, or of a part of its columns."""
+        first = self.full + stage * (self.parts * BARRIER_BYTES)
+        return first + part * BARRIER_BYTES if part else first
+
+    def wait_for(self, n: Value, parts: Sequence[int]) -> None:
+        """Wait for some parts of use n, whose copies are TMA's."""
+        stage, parity = self.stage(n)
+        for part in parts:
+            ptx.mbarrier_wait(self.full_of(stage, part), parity, name=f"full_{self.name}")
 
     def wait(self, n: Value) -> Pointer:
         stage, parity = self.stage(n)
@@ -200,7 +216,7 @@ def entry_of(op: Any, token: Value) -> Value:
 def copy_tile_boxes(op: Any, stages: Stages, lane: Value) -> None:
     """One warp copies a tile by TMA to its stage."""
     stage, _ = stages.stage(scalar(op.n))
-    copy_boxes(op, stages.layout, stages.tile(stage), stages.full + stage * BARRIER_BYTES, lane)
+    copy_boxes(op, stages.layout, stages.tile(stage), stages.full_of(stage), lane, parts=stages.parts)
 
 
 def start_rows(op: Any, stages: Stages, thread: Value, threads: int) -> None:
@@ -281,12 +297,17 @@ def copy_runs(op: Any, layout: SharedLayout, place: Pointer, thread: Value, thre
                 ptx.cp_async(place + layout.chunk_offset(base + row, chunk + behind), source, zero_fill_size=exists)
 
 
-def clear_rows(tile: Pointer, layout: SharedLayout, kept: tuple[Value, Value], threads: Threads) -> None:
-    """The consumers write zeros to a tile's rows outside of ``kept``, and see them all written."""
+def clear_rows(
+    tile: Pointer, layout: SharedLayout, kept: tuple[Value, Value], threads: Threads, arrive: Callable[[], None]
+) -> None:
+    """The consumers write zeros to a tile's rows outside of ``kept``, and see them all written; ``arrive`` waits for
+    what of the tile has yet to come.
+    """
     begin, end = kept
     everyone = threads.consumers * WARPGROUP
     chunks = layout.panels * (layout.pitch // CHUNK)
     with functional.when((begin > 0) | (end < layout.rows)):
+        arrive()
         spans = ((0, kv_math.min(begin, layout.rows)), (kv_math.max(end, 0), layout.rows))
         for first, last in spans:
             with functional.loop(first * chunks + threads.thread, last * chunks, everyone) as i:
@@ -378,14 +399,19 @@ def negate_rows(place: Pointer, layout: SharedLayout, threads: Threads) -> None:
 
 
 def store_rows(op: Any, place: Pointer, layout: SharedLayout, threads: Threads) -> None:
-    """Each warp writes its own 16 rows of a staged tile to a buffer."""
+    """Each warp writes its own 16 rows of a staged tile to a buffer, or all those who share its rows write them."""
     width = CHUNK // layout.itemsize
     lanes, chunks = chunks_of_lanes(layout)
     buffer, start = buffer_of(op.buffer), stored_from(op)
-    ptx.syncwarp()
-    with functional.loop(threads.lane, 16 * lanes, WARP) as i:
+    together = threads.across > 1
+    if together:
+        sync_consumers(threads)
+    else:
+        ptx.syncwarp()
+    thread, count, _, rows = threads.own_rows(layout.rows) if together else (threads.lane, WARP, 0, 16)
+    with functional.loop(thread, rows * lanes, count) as i:
         i = Value(i.ir, i32, nonneg=True)
-        row, at = threads.warp * 16 + i // lanes, AtPoint()
+        row, at = i // lanes if together else threads.warp * 16 + i // lanes, AtPoint()
         with functional.when(_condition(at, op.mask, row)):
             indices = [scalar(at(x, row.ir)) for x in op.indices]
             for first in chunks:
@@ -418,32 +444,41 @@ def rows_held(op: Any, layout: RegisterLayout, threads: Threads) -> tuple[list[i
 
 
 def store_registers(op: Any, layout: RegisterLayout, threads: Threads) -> None:
-    """Every thread writes what it holds of a tile to rows of a buffer: two neighbours of f32, or four of 16 bits."""
+    """Every thread writes what it holds of a tile to rows of a buffer: two neighbours of f32, or four of 16 bits; of a
+    transposed tile single f32, of which eight lanes have neighbours.
+    """
     buffer, values = buffer_of(op.buffer), elements(op.source)
     column, first = layout.thread_offset(threads.lane, threads.warp)[1], stored_from(op)
     rank, stored = len(list(op.indices)) // len(list(op.masks)), stored_columns(op, layout.shape[1])
     places = {layout.register_offset(r): r for r in range(layout.registers)}
     threads = threads.beside(layout)
     wide, step = buffer.dtype.bits == 32, 2 * BLOCK_COLUMNS * threads.across
+    run = 2 if (0, 1) in layout.register_bases else 1  # neighbours of a row
+    beside = min((basis[1] for basis in layout.warp_bases if basis[1]), default=0)  # columns of stacks beside others
     for i, (row, mask) in enumerate(zip(layout.rows_a_thread, op.masks, strict=True)):
         indices = [scalar(x) for x in list(op.indices)[i * rank : (i + 1) * rank]]
         if wide:
-            pairs = [at for at in layout.columns_a_thread[::2] if at < stored]
-            written = [(column + at, [values[places[row, at + u]] for u in range(2)]) for at in pairs]
+            firsts = [at for at in layout.columns_a_thread[::run] if at < stored]
+            written = [(column + at, [values[places[row, at + u]] for u in range(run)]) for at in firsts]
         else:
-            written = _fours(values, places, row, range(0, stored, step), threads)
-        some = stored % step and (threads.across > 1 or not wide)
+            firsts = [at for at in layout.columns_a_thread if at < stored and at % (2 * BLOCK_COLUMNS) == 0]
+            written = _fours(values, places, row, firsts, threads, beside)
+        some = (stored % step or (beside > step and stored < layout.shape[1])) and (threads.across > 1 or not wide)
         with functional.when(_bool(mask)):
             for at, held in written:
                 with functional.when(at < stored) if some else contextlib.nullcontext():
-                    found = vector(buffer.dtype, [Value(x, buffer.dtype) for x in held])
+                    several = [Value(x, buffer.dtype) for x in held]
+                    found = vector(buffer.dtype, several) if len(several) > 1 else several[0]
                     buffer.store(*indices, at + first, value=found)
 
 
 def _fours(
-    values: Sequence[ir.Value], places: dict[tuple[int, int], int], row: int, firsts: range, threads: Threads
-) -> list[tuple[Value, list[ir.Value]]]:
+    values: Sequence[ir.Value], places: dict[tuple[int, int], int], row: int, firsts: Sequence[int], threads: Threads,
+    beside: int,
+) -> list[tuple[Value, list[ir.Value]]]:  # fmt: skip
     """(column, elements) of four neighbours of 16 bits of a row, of every 16 columns.
+
+    ``beside``: how many columns a stack of warps has before the next one's.
 
     Four lanes have two elements each of 8 columns. Neighbouring lanes exchange those of one 8 for those of the next, so
     that four lanes write 32 bytes of a row, what memory takes at a time.
@@ -452,7 +487,7 @@ def _fours(
     odd, found = (lane & 1) == 1, []
     column = (lane & 1) * BLOCK_COLUMNS + ((lane >> 1) & 1) * 4
     if threads.across > 1:
-        column = column + threads.column_warp * (2 * BLOCK_COLUMNS)
+        column = column + threads.column_warp * beside
     for first in firsts:
         pairs = [[values[places[row, at + u]] for u in range(2)] for at in (first, first + BLOCK_COLUMNS)]
         low, high = (scalar(words(from_elements(pair))[0]) for pair in pairs)
@@ -473,15 +508,44 @@ def _condition(at: AtPoint, mask: ir.Value, row: Value) -> Value:
     return Value(at(mask, row.ir), bool_)
 
 
+def stage_tile(value: ir.Value, tile: ir.Type, place: Pointer, layout: SharedLayout, threads: Threads) -> None:
+    """A warp's part of an accumulator, as 16-bit elements, to shared memory."""
+    if is_transposed(tile):
+        stage_transposed(words(value), place, layout, threads)
+    else:
+        stage_registers(value, place, layout, threads.beside(register_layout(tile)))
+
+
+def stage_transposed(fragments: list[ir.Value], place: Pointer, layout: SharedLayout, threads: Threads) -> None:
+    """A warp's 16 columns of a transposed accumulator, time after time, to shared memory: all rows, 8 at a time.
+
+    A word has a column of two rows; an 8x8 block of words is transposed on its way.
+    """
+    blocks, lane, warps = layout.rows // 8, threads.lane, threads.warps
+    for r in range(layout.columns // (16 * warps)):
+        chunk = 2 * (threads.warp + r * warps)
+        for block in range(0, blocks, 2):
+            some = [scalar(w) for w in fragments[2 * (r * blocks + block) :][: 2 * min(2, blocks - block)]]
+            if threads.proxy:  # where there is wgmma there is stmatrix
+                row = (lane & 7) + (8 * (block + (lane >> 4)) if len(some) == 4 else 8 * block)
+                ptx.stmatrix(place + layout.chunk_offset(row, chunk + ((lane >> 3) & 1)), some, trans=True)
+                continue
+            for i, word in enumerate(some):
+                at = place + layout.chunk_offset((lane >> 2) + 8 * (block + i // 2), chunk + i % 2)
+                (at + (lane & 3) * 4).store(ptx.movmatrix(word))
+
+
 def stage_registers(value: ir.Value, place: Pointer, layout: SharedLayout, threads: Threads, first: int = 0) -> None:
     """A warp's 16 rows of an accumulator, as 16-bit elements, to shared memory: columns from a first on."""
     fragments = words(value)[first // 4 :]
     if not threads.proxy:  # where there is no wgmma there may be no stmatrix
         tile_mma.store(fragments, place, layout, threads)
         return
-    row = threads.warp * 16 + (threads.lane & 15)
+    row, columns = threads.row_warp * 16 + (threads.lane & 15), layout.columns // threads.across
     high = threads.lane >> 4
-    for k in range(layout.columns // 16):
+    if threads.across > 1:  # of warpgroups, each with neighbouring columns
+        high = high + threads.column_warp * (columns // 8)
+    for k in range(columns // 16):
         chunk = high + 2 * k
         ptx.stmatrix(place + layout.chunk_offset(row, chunk), [scalar(w) for w in fragments[4 * k : 4 * k + 4]])
 

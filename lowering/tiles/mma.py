@@ -11,6 +11,7 @@ an accumulator's registers are A: a lane's two neighbours. Fragments come by ord
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 from mlir import ir
@@ -18,6 +19,7 @@ from mlir.dialects import arith, vector
 
 from kvarn.dialect.dtypes import by_mlir, f32, i32
 from kvarn.dialect.ops.tile import COLUMN_STEP as STEP  # of a product's K, and of its N by one ldmatrix
+from kvarn.dialect.register_layout import ROW
 from kvarn.dialect.shared_layout import SharedLayout
 from kvarn.dialect.tile_layout import WARP_ROWS
 from kvarn.dsl import ptx
@@ -28,6 +30,7 @@ from .products import Product, words
 from .threads import Threads, elements, from_elements, scalar
 
 ROWS = WARP_ROWS  # of a warp's fragment of A
+COLUMNS = 8  # of a fragment of B
 STEP_F32 = 8  # of K by one instruction of tf32
 REPRESENTABLE = -0x2000  # the bits of an f32 that tf32 has
 TOGETHER_F32 = 4  # fragments of B whose products are added up beside one another
@@ -50,7 +53,7 @@ def multiply(product: Product, a: ir.Value, b: ir.Value, c: ir.Value | None, thr
     tile, threads = Pointer(b, SHARED), replace(threads, across=product.across)
     if c is None:
         zero = arith.constant(ir.F32Type.get(), 0.0)
-        sums = [Value(zero, f32)] * (_stacks(product.a, threads) * product.n // (2 * threads.across))
+        sums = [Value(zero, f32)] * product.accumulator.registers
     else:
         sums = [Value(x, f32) for x in elements(c)]
     take = _of_f32 if product.element == "f32" else _of_16_bits
@@ -61,14 +64,8 @@ def multiply(product: Product, a: ir.Value, b: ir.Value, c: ir.Value | None, thr
 def _of_16_bits(product: Product, a: ir.Value, tile: Pointer, sums: list[Value], threads: Threads) -> None:
     """Add a product to ``sums``, what a thread holds of the accumulator."""
     dtype, lane, layout, across = by_mlir(product.element), threads.lane, product.b, threads.across
-    stacks, steps = _stacks(product.a, threads), product.n // (STEP * across)  # of rows and columns of this warp
-    if product.a is None:
-        flat = [scalar(w) for w in words(a)]
-        left = [flat[4 * k : 4 * k + 4] for k in range(product.k // STEP)]
-    else:
-        left = None
-        row = threads.row_warp * ROWS + ptx.unknown(lane & 15)  # addresses would be held through the loop
-        rows = product.a.steps(Pointer(a, SHARED), row, lane >> 4)
+    stacks, blocks = product.accumulator.repetitions[ROW], product.n // (COLUMNS * across)  # of this warp
+    left = _left(product, a, threads)
     if product.transpose_b:  # rows of the tile are columns of the product: two of its fragments of 8, both halves of k
         row = (lane & 7) + (lane >> 4) * 8
         first = layout.steps(tile, row if across == 1 else row + threads.column_warp * STEP, (lane >> 3) & 1)
@@ -76,24 +73,34 @@ def _of_16_bits(product: Product, a: ir.Value, tile: Pointer, sums: list[Value],
         high = lane >> 4
         first = layout.steps(tile, lane & 15, high if across == 1 else high + threads.column_warp * 2, across)
     for k in range(product.k // STEP):
-        if left is not None:
-            own = [left[k]]
-        else:
-            own = [ptx.ldmatrix(product.a.step(rows, k, r * ROWS * threads.stack)) for r in range(stacks)]
-        for n in range(steps):
+        own = [left(k, r) for r in range(stacks)]
+        for n, block in enumerate(range(0, blocks, 2)):
+            several = min(2, blocks - block)
             if product.transpose_b:
-                w = ptx.ldmatrix(layout.step(first, k, n * STEP * across))
+                w = ptx.ldmatrix(layout.step(first, k, n * STEP * across), 2 * several)
             else:
-                w = ptx.ldmatrix(layout.step(first, n, k * STEP, across), trans=True)
+                w = ptx.ldmatrix(layout.step(first, n, k * STEP, across), 2 * several, trans=True)
             for r in range(stacks):
-                for half in range(2):
-                    at = 8 * (r * steps + n) + 4 * half
+                for half in range(several):
+                    at = 4 * (r * blocks + block + half)
                     sums[at : at + 4] = ptx.mma_m16n8k16(own[r], w[2 * half : 2 * half + 2], sums[at : at + 4], dtype)
 
 
-def _stacks(a: SharedLayout | None, threads: Threads) -> int:
-    """How many times the warps of a stack have other rows of a tile, which lies in shared memory if it is several."""
-    return 1 if a is None else a.rows // (ROWS * threads.stack)
+def _left(product: Product, a: ir.Value, threads: Threads) -> Callable[[int, int], list[Value]]:
+    """A's fragment of a k-step, and of one of the times that the warps have other rows of the tile."""
+    lane, layout = threads.lane, product.a
+    if layout is None:
+        flat = [scalar(w) for w in words(a)]
+        steps = product.k // STEP
+        return lambda k, r: flat[4 * (r * steps + k) :][:4]
+    place, down = Pointer(a, SHARED), threads.stack * ROWS
+    if not product.transpose_a:
+        row = threads.row_warp * ROWS + ptx.unknown(lane & 15)  # addresses would be held through the loop
+        rows = layout.steps(place, row, lane >> 4)
+        return lambda k, r: ptx.ldmatrix(layout.step(rows, k, r * down))
+    row, own = ptx.unknown((lane & 7) + (lane >> 4) * 8), threads.row_warp * 2 + ((lane >> 3) & 1)
+    columns = layout.steps(place, row, own, threads.stack)
+    return lambda k, r: ptx.ldmatrix(layout.step(columns, r, k * STEP, threads.stack), trans=True)
 
 
 def _of_f32(product: Product, a: ir.Value, tile: Pointer, sums: list[Value], threads: Threads) -> None:

@@ -8,13 +8,15 @@ nothing reads or moves one before: LLVM sees values that the wait makes. Between
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from mlir import ir
 from mlir.dialects import arith, vector
 
-from kvarn.dialect.shared_layout import SharedLayout
+from kvarn.dialect.register_layout import COLUMN, ROW, RegisterLayout
+from kvarn.dialect.shared_layout import CHUNK, SharedLayout
 from kvarn.dsl.memory import SHARED, Pointer
 from kvarn.dsl.ptx import inline_asm
 from kvarn.dsl.wgmma import descriptor_at, floats_of_asm, multiply
@@ -30,28 +32,57 @@ NEVER = "0x7fbadbad"  # a signalling NaN, which arithmetic does not make
 
 @dataclass(frozen=True)
 class Product:
-    """What a product is specialised for: its extents, element type, and the layouts of what lies in shared memory.
+    """What a product is specialised for: its extents, element type, and the layouts of what lies where.
 
-    ``transpose_b``: the rows of B's tile as it lies there are the product's columns. ``a`` is None where A is in
-    registers. ``across`` stacks of warps share the columns of the result. A has ``terms`` of ``k`` columns. ``element``
-    is A's, ``element_b`` that of B.
+    A, B and the accumulator are the instruction's: of a tile whose layout is transposed the operands are ``swapped``.
+    ``transpose_b``: the rows of B's tile as it lies in shared memory are the product's columns; ``transpose_a``: the
+    columns of A's are its rows. ``a`` is None where A is in registers. A has ``terms`` of ``k`` columns. ``element`` is
+    A's, ``element_b`` that of B.
     """
 
     k: int
     n: int
     element: str
+    accumulator: RegisterLayout
     b: SharedLayout
     transpose_b: bool
     a: SharedLayout | None
-    across: int = 1
     terms: int = 1
     element_b: str = ""
+    transpose_a: bool = False
+    swapped: bool = False
+
+    @property
+    def across(self) -> int:
+        """Stacks of warps that share the columns of the result."""
+        return self.accumulator.warps_along(COLUMN)
+
+    @property
+    def first_rows(self) -> range:
+        """The rows with which the parts of the product begin of which every warp has 16 rows, or a warpgroup 64."""
+        return range(0, self.accumulator.shape[ROW], self.accumulator.extents[ROW])
+
+    def operands(self, op: Any) -> tuple[ir.Value, ir.Value]:
+        """A and B of a product of tiles, in the instruction's order."""
+        return (op.b, op.a) if self.swapped else (op.a, op.b)
+
+    def row_offset(self, row: int) -> int:
+        """Byte of A's first element of a row, a multiple of 64, in shared memory."""
+        assert self.a is not None
+        return self.a.chunk_offset(0, row * self.a.itemsize // CHUNK) if self.transpose_a else row * self.a.pitch
 
     @property
     def steps(self) -> list[int]:
         """Byte of B's part of every k-step."""
         every = self.b.k_steps() if self.transpose_b else self.b.row_steps()
         return every[: self.k * self.b.itemsize // K_STEP_BYTES] * self.terms
+
+    def moves(self, row: int) -> list[int]:
+        """Byte of A's part of every k-step, of the rows from one of ``first_rows`` on."""
+        if self.a is None:
+            return [0] * len(self.steps)
+        every, first = self.a.row_steps() if self.transpose_a else self.a.k_steps(), self.row_offset(row)
+        return [first + move for move in every]
 
     def column_offset(self, column: int) -> int:
         """Byte of B's first element of a column."""
@@ -90,18 +121,50 @@ def start(product: Product, a: ir.Value, b: ir.Value, c: ir.Value | None, joined
 
     One that is ``joined`` is waited for with the next that is started.
     """
-    left = words(a) if product.a is None else _descriptor(a, product.a, False)
-    right = _descriptor(b, product.b, not product.transpose_b)
-    steps = product.steps
-    moves = [0] * len(steps) if product.a is None else product.a.k_steps()
-    both = list(zip(moves, steps, strict=False))
-    each = len(both) // product.terms  # terms side by side, which share B's descriptor while a register has it
-    made = multiply(
-        product.n, ELEMENTS[product.element], left, right, [] if c is None else elements(c),
-        [both[i] for first in range(each) for i in range(first, len(both), each)], not product.transpose_b, wait=False,
-        dtype_b=ELEMENTS[product.element_b or product.element], commit=not joined,
-    )  # fmt: skip
+    held, right = _operands(product, a, b)
+    sums, made, columns = [] if c is None else elements(c), [], product.n // product.across
+    for part, row in enumerate(product.first_rows):
+        words_of_part = slice(part * 4 * len(product.steps), (part + 1) * 4 * len(product.steps))
+        left = held[words_of_part] if product.a is None else held
+        of_part = sums[len(made) : len(made) + columns // 2]
+        made += _issued(product, left, right, of_part, row, not joined and row == product.first_rows[-1])
     return from_elements(made)
+
+
+def start_parts(
+    product: Product, a: ir.Value, b: ir.Value, c: ir.Value | None, parts: Sequence[range],
+    arrive: Callable[[int], None],
+) -> ir.Value:  # fmt: skip
+    """Start a product whose B comes part by part, so many panels of K each: ``arrive`` waits for all but the first."""
+    held, right = _operands(product, a, b)
+    sums, steps = [] if c is None else elements(c), product.b.swizzle // K_STEP_BYTES  # of a panel
+    for part, panels in enumerate(parts):
+        if part:
+            arrive(part)
+        some = slice(panels.start * steps, panels.stop * steps)
+        left = held[4 * some.start : 4 * some.stop] if product.a is None else held
+        sums = _issued(product, left, right, sums, product.first_rows[0], part == len(parts) - 1, some)
+    return from_elements(sums)
+
+
+def _operands(product: Product, a: ir.Value, b: ir.Value) -> tuple[Any, ir.Value]:
+    """(words of A, or its descriptor, the descriptor of B)."""
+    held = words(a) if product.a is None else _descriptor(a, product.a, product.transpose_a)
+    return held, _descriptor(b, product.b, not product.transpose_b)
+
+
+def _issued(
+    product: Product, left: Any, right: ir.Value, sums: Sequence[ir.Value], row: int, commit: bool,
+    some: slice = slice(None),
+) -> list[ir.Value]:  # fmt: skip
+    """The accumulator of some k-steps of a product, of the rows from ``row`` on, under way."""
+    both = list(zip(product.moves(row), product.steps, strict=False))[some]
+    each = len(both) // product.terms  # terms side by side, which share B's descriptor while a register has it
+    return multiply(
+        product.n // product.across, ELEMENTS[product.element], left, right, sums,
+        [both[i] for first in range(each) for i in range(first, len(both), each)], not product.transpose_b,
+        wait=False, trans_a=product.transpose_a, dtype_b=ELEMENTS[product.element_b or product.element], commit=commit,
+    )  # fmt: skip
 
 
 def _descriptor(address: ir.Value, layout: SharedLayout, transposed: bool) -> ir.Value:

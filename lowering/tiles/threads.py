@@ -10,7 +10,7 @@ from mlir import ir
 from mlir.dialects import arith, vector
 
 from kvarn.dialect import tile_layout
-from kvarn.dialect.dtypes import by_mlir, f32, i32
+from kvarn.dialect.dtypes import by_mlir, i32
 from kvarn.dialect.ops.tile import SHARED_TRANSPOSED
 from kvarn.dialect.register_layout import COLUMN, RegisterLayout
 from kvarn.dialect.shared_layout import SharedLayout
@@ -40,6 +40,8 @@ class Threads:
     across : int
         Stacks of warps that stand beside one another, and share the columns of tiles; of a kernel the most that any
         tile has (:meth:`beside`).
+    whole : bool
+        Whether each of several warpgroups reads all rows of a tile in shared memory, as of a product's second operand.
     """
 
     consumers: int
@@ -51,6 +53,7 @@ class Threads:
     group: Value
     proxy: bool = True
     across: int = 1
+    whole: bool = False
 
     @staticmethod
     def of(consumers: int, producers: int, proxy: bool = True, across: int = 1) -> Threads:
@@ -76,6 +79,11 @@ class Threads:
         return replace(self, across=layout.warps_along(COLUMN))
 
     @property
+    def share_all(self) -> bool:
+        """Whether all warps share the rows of tiles, not those of a warpgroup its own."""
+        return self.across > 1 or self.whole
+
+    @property
     def stack(self) -> int:
         """Warps that have other rows than one another."""
         return self.warps // self.across
@@ -93,9 +101,9 @@ class Threads:
     def own_rows(self, rows: int) -> tuple[Value, int, Value | int, int]:
         """(this thread, how many there are, their first row, rows) of those that share rows of a tile.
 
-        A warpgroup has 64 rows; warps that stand beside others have all of them.
+        A warpgroup has 64 rows; all warps have all of them where they stand beside others, or tiles are read ``whole``.
         """
-        if self.across > 1:
+        if self.share_all:
             return self.thread, WARPGROUP * self.consumers, 0, rows
         return self.thread & (WARPGROUP - 1), WARPGROUP, self.group * WARPGROUP_ROWS, WARPGROUP_ROWS
 
@@ -187,16 +195,6 @@ def folded(value: ir.Value, combine: Callable[[ir.Value, ir.Value], ir.Value]) -
             value = from_elements([*elements(value), rest])
             lanes += 1
     return vector.extract(value, [], [0])
-
-
-def over_lanes(value: ir.Value, layout: RegisterLayout, combine: Callable[[ir.Value, ir.Value], ir.Value]) -> ir.Value:
-    """Fold over the lanes that hold other columns of the same row."""
-    for bit, (row, _) in enumerate(layout.lane_bases):
-        if row:
-            continue
-        distance = 1 << bit
-        value = combine(value, gpu.shuffle_xor(Value(value, f32), distance).ir)
-    return value
 
 
 def warp_of(thread: Value) -> Value:

@@ -8,15 +8,18 @@ the op's results.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from mlir import ir
 from mlir.dialects import arith, vector as mlir_vector
 
 from kvarn.dialect import ops, types
-from kvarn.dialect.dtypes import bool_, f8e4m3, f32, i32
+from kvarn.dialect.dtypes import bool_, by_mlir, f8e4m3, f32, i32
 from kvarn.dialect.ops.tile import SHARED, SHARED_TRANSPOSED, row_format
+from kvarn.dialect.register_layout import COLUMN, ROW
 from kvarn.dialect.shared_layout import CHUNK
+from kvarn.dialect.tile_layout import GROUP_WARPS
 from kvarn.dsl import functional, ptx
 from kvarn.dsl.memory import SHARED as SHARED_SPACE, Pointer
 from kvarn.dsl.values import Value, vector
@@ -26,15 +29,17 @@ from kvarn.lowering.rewrite import Rules
 from . import (
     barriers,
     exchange as tile_exchange,
+    fragments as tile_fragments,
     memory as tile_memory,
     mma as tile_mma,
     products as tile_products,
     two_term_rows as tile_terms,
     windows as tile_windows,
 )
+from .boxes import panel_bounds
 from .chunks import Gather
 from .fast_math import CONTRACT, FAST
-from .ir import JOINED, PROMOTED, WARPGROUP, WARPGROUP_ROWS, filled, is_tile, layout_of
+from .ir import JOINED, PROMOTED, WARPGROUP, WARPGROUP_ROWS, filled, is_tile, is_transposed, layout_of
 from .products import Product
 from .threads import (
     elements,
@@ -43,7 +48,6 @@ from .threads import (
     from_elements,
     held_as_words,
     numbers,
-    over_lanes,
     register_layout,
     shared_layout,
     shuffled,
@@ -111,36 +115,34 @@ def _negate(op: Any, d: Distribution) -> ir.Value:
 
 @RULES.lowers("kv.cast")
 def _cast(op: Any, d: Distribution) -> ir.Value:
-    """Weights of 8 bits; the other casts of tiles are ops of arith."""
+    """Weights that become 8-bit elements, and 8-bit elements that become others; the other casts are ops of arith."""
     operand, result = op.operation.operands[0], op.operation.results[0]
     if not is_tile(result):
         return op.operation.clone().result  # of scalars and of the vectors that threads have: as it is
-    if str(ir.VectorType(operand.type).element_type) != "f32" or "f8E4M3FN" not in str(result.type):
-        fail(op, f"casts to {result.type}: of 8-bit elements only f32 to f8E4M3FN is there")
+    given, wanted = ir.VectorType(operand.type).element_type, ir.RankedTensorType(result.type).element_type
+    if given.width == 8 and wanted.width > 8:
+        return ops.cast(operand, by_mlir(str(wanted)))
+    if str(given) != "f32" or str(wanted) != "f8E4M3FN":
+        fail(op, f"casts to {result.type}: to 8-bit elements only f32 to f8E4M3FN is there")
     return tile_products.narrowed(operand) if held_as_words(result.type) else ops.cast(operand, f8e4m3)
-
-
-_COMBINE = {"max": arith.maxnumf, "min": arith.minnumf, "add": arith.addf}
 
 
 @RULES.lowers("kv.tile_reduce")
 def _reduce(op: Any, d: Distribution) -> ir.Value:
-    if op.axis.value != 1:
-        fail(op, "folds columns, whose elements lie in several warps: only rows can be folded here")
     if str(ir.VectorType(op.source.type).element_type) != "f32":
         fail(op, "folds elements that are not f32: only those can be folded here, convert them first")
     layout = register_layout(op.operation.attributes["kv.tile"].value)
-    combine, rows = _COMBINE[op.kind.value], layout.row_registers
+    fold = tile_exchange.fold_of(op, op.axis.value, d.threads.beside(layout))
+    places = layout.place_registers(fold.kept)
     if WEIGHTS in op.operation.attributes:
-        return _sum_and_convert(op, d, rows, len(layout.rows_a_thread))
+        return _sum_and_convert(op, d, places, len(layout.rows_a_thread))
     parts = []
-    for row in range(len(layout.rows_a_thread)):
-        parts.append(folded(shuffled(op.source, [r for r, of in enumerate(rows) if of == row]), combine))
+    for place in range(len(layout.places_a_thread(fold.kept))):
+        parts.append(folded(shuffled(op.source, [r for r, of in enumerate(places) if of == place]), fold.combine))
     if "kv.partial" in op.operation.attributes:
         held = register_layout(op.operation.results[0].type).registers
         return from_elements(tile_exchange.among_rows(parts, held, layout, d.threads))
-    of_rows = [over_lanes(x, layout, combine) for x in parts]
-    return from_elements(d.whole_rows(op.operation, of_rows, layout, d.threads.beside(layout), combine))
+    return from_elements(d.folded(op.operation, parts, layout, fold))
 
 
 def _sum_and_convert(op: Any, d: Distribution, rows: Sequence[int], count: int) -> ir.Value:
@@ -159,9 +161,9 @@ def _sum_and_convert(op: Any, d: Distribution, rows: Sequence[int], count: int) 
 
 @RULES.lowers("kv.tile_reduce_lanes")
 def _reduce_lanes(op: Any, d: Distribution) -> ir.Value:
-    layout, combine = register_layout(op.operation.attributes["kv.tile"].value), _COMBINE[op.kind.value]
-    of_rows = [over_lanes(x, layout, combine) for x in elements(op.source)]
-    return from_elements(d.whole_rows(op.operation, of_rows, layout, d.threads, combine))
+    layout = register_layout(op.operation.attributes["kv.tile"].value)
+    fold = tile_exchange.fold_of(op, COLUMN, d.threads)
+    return from_elements(d.folded(op.operation, elements(op.source), layout, fold))
 
 
 @RULES.lowers("kv.tile_mask")
@@ -191,8 +193,8 @@ def _share(op: Any, d: Distribution) -> ir.Value:
     layout = shared_layout(op.operation.results[0].type)
     place = d.allocate(layout)
     tile_exchange.begin(op.operation, d.threads)
-    threads = d.threads.beside(register_layout(op.operation.attributes["kv.tile"].value))
-    tile_memory.stage_registers(op.source, place, layout, threads)
+    tile_memory.stage_tile(op.source, op.operation.attributes["kv.tile"].value, place, layout, d.threads)
+    d.threads.fence()
     barriers.sync_consumers(d.threads)
     return place.ir
 
@@ -215,6 +217,20 @@ def _columns(op: Any, d: Distribution) -> ir.Value:
         whole.offset(op.first_column.value, 0) if transposed else whole.view(op.first_column.value, tile.shape[1])[0]
     )
     return (Pointer(op.source, SHARED_SPACE) + offset).ir
+
+
+@RULES.lowers("kv.tile_fragments")
+def _fragments(op: Any, d: Distribution) -> ir.Value:
+    stored, tile = ir.RankedTensorType(op.operation.attributes["kv.tile"].value), op.operation.results[0].type
+    dtypes = tuple(by_mlir(str(x.element_type)) for x in (stored, ir.RankedTensorType(tile)))
+    place = Pointer(op.source, SHARED_SPACE)
+    given = place, shared_layout(stored), register_layout(tile), dtypes, d.threads
+    return tile_fragments.read(*given, is_transposed(tile))
+
+
+@RULES.lowers("kv.tile_scales")
+def _scales(op: Any, d: Distribution) -> ir.Value:
+    return tile_fragments.scales(op, register_layout(op.operation.results[0].type), d.threads)
 
 
 @RULES.lowers("kv.tile_load")
@@ -258,8 +274,11 @@ def _scatter(op: Any, d: Distribution) -> None:
     # Of the lanes, and of the warps beside one another, that hold the same elements, the first writes.
     copies = [bit for bit, basis in enumerate(layout.lane_bases) if basis == (0, 0)]
     first = (d.threads.lane & sum(1 << bit for bit in copies)) == 0
-    if d.threads.across > 1 and layout.replicas > 1 << len(copies):
+    alike = layout.replicas > 1 << len(copies)
+    if alike and d.threads.across > 1 and layout.warps_along(COLUMN) == 1:
         first = first & (d.threads.column_warp == 0)
+    if alike and d.threads.stack > 1 and (layout.warps_along(ROW), layout.warps_along(COLUMN)) == (1, d.threads.across):
+        first = first & (d.threads.row_warp == 0)
     tile_memory.scatter(op, value, first, range(layout.registers))
 
 
@@ -269,25 +288,41 @@ def _scatter(op: Any, d: Distribution) -> None:
 @RULES.lowers("kv.dot")
 def _dot(op: Any, d: Distribution) -> ir.Value:
     product = d.products[op.operation.result]
+    a, b = product.operands(op)
     if d.grouped:
-        return tile_mma.multiply(product, op.a, op.b, op.c, d.threads)
+        return tile_mma.multiply(product, a, b, op.c, d.threads)
     if PROMOTED in op.operation.attributes:
         columns = op.operation.attributes[PROMOTED].value
-        return tile_products.promoted(product, _left(op, product, d), op.b, op.c, columns)
+        return tile_products.promoted(product, _left(a, product, d), b, op.c, columns)
     return tile_products.wait(0, [_start(op, d)])[0]
 
 
 @RULES.lowers("kv.dot_start")
 def _start(op: Any, d: Distribution) -> ir.Value:
     product = d.products[op.operation.result]
-    return tile_products.start(product, _left(op, product, d), op.b, op.c, JOINED in op.operation.attributes)
+    a, b = product.operands(op)
+    left, right = _left(a, product, d), _right(b, product, d)
+    if b not in d.partial_tiles:
+        return tile_products.start(product, left, right, op.c, JOINED in op.operation.attributes)
+    parts = panel_bounds(product.b, d.partial_tiles[b][0].parts)
+    return tile_products.start_parts(product, left, right, op.c, parts, lambda part: d.arrive(b, [part]))
 
 
-def _left(op: Any, product: Product, d: Distribution) -> ir.Value:
+def _left(a: ir.Value, product: Product, d: Distribution) -> ir.Value:
     """A: what threads hold, or where this warpgroup's rows lie."""
     if product.a is None:
-        return op.a
-    return (Pointer(op.a, SHARED_SPACE) + d.threads.group * (WARPGROUP_ROWS * product.a.pitch)).ir
+        return a
+    threads = replace(d.threads, across=product.across)
+    group = threads.group if product.across == 1 else threads.row_warp // GROUP_WARPS
+    return (Pointer(a, SHARED_SPACE) + group * product.row_offset(WARPGROUP_ROWS)).ir
+
+
+def _right(b: ir.Value, product: Product, d: Distribution) -> ir.Value:
+    """Where the columns of this warpgroup begin in B: all of them, or one of those of warpgroups beside one another."""
+    if product.across == 1:
+        return b
+    column = replace(d.threads, across=product.across).column_warp
+    return (Pointer(b, SHARED_SPACE) + column * product.column_offset(product.n // product.across)).ir
 
 
 @RULES.lowers("kv.dot_wait")

@@ -20,7 +20,6 @@ from kvarn.dialect.register_layout import RegisterLayout
 from kvarn.dsl import functional
 from kvarn.dsl.memory import SHARED, Pointer
 from kvarn.dsl.values import Value, where
-from kvarn.lowering.pass_base import fail
 
 from .barriers import sync_group
 from .exchange import rows_of
@@ -58,18 +57,19 @@ def bytes_of(length: int) -> int:
 
 @dataclass(frozen=True)
 class Windows:
-    """Where a thread's rows of a tile begin in shared memory, for those who read its elements."""
+    """Where a thread's rows of a tile begin in shared memory, for those who read its elements: ``run`` at a time."""
 
     rows: Sequence[Pointer]
     layout: RegisterLayout
+    run: int
 
     def lanes(self, wanted: Sequence[int]) -> ir.Value:
-        """A vector of some of the thread's elements: whole pairs of neighbours."""
+        """A vector of some of the thread's elements: whole pairs of neighbours, or single ones."""
         found = []
-        for register in wanted[::PAIR]:
+        for register in wanted[:: self.run]:
             _, column = self.layout.register_offset(register)
-            loaded = (self.rows[self.layout.row_registers[register]] + ITEM * column).load(f32, PAIR)
-            found += [loaded[0].ir, loaded[1].ir]
+            place = self.rows[self.layout.row_registers[register]] + ITEM * column
+            found += [place.load(f32).ir] if self.run == 1 else [x.ir for x in place.load(f32, self.run)]
         return from_elements(found)
 
 
@@ -97,15 +97,14 @@ def store(op: Any, vector: RegisterLayout, threads: Threads) -> None:
 
 def windows(op: Any, layout: RegisterLayout, threads: Threads) -> Windows:
     """Where the windows of a thread's rows begin."""
-    if not layout.register_bases or layout.register_bases[0] != (0, 1):
-        fail(op, f"needs a layout in which threads hold pairs of columns, got {layout}")
+    run = PAIR if layout.register_bases[:1] == ((0, 1),) else 1
     length = op.length.value
     mine, second = _of_group(op.place, length, threads), ITEM * length
     column, rows = layout.thread_offset(threads.lane, threads.warp)[1], []
     for start in map(scalar, elements(rows_of(op.starts, layout, threads))):
         odd = start & 1
         rows.append(mine + (ITEM * (start - odd + column) + where(odd == 1, second + PAIR * ITEM, 0)))
-    return Windows(rows, layout)
+    return Windows(rows, layout, run)
 
 
 def _of_group(place: ir.Value, length: int, threads: Threads) -> Pointer:

@@ -47,7 +47,7 @@ from kvarn.runtime import buffers, contents, device, overlap, packing, quick, si
 from kvarn.runtime.binding import HOST, ordinal_of
 from kvarn.runtime.program import Program
 
-_REMEMBER = 4096  # signatures that an operation remembers
+_REMEMBER = 1024  # signatures that an operation remembers: each has some 2 to 20 KiB, and takes 0.3 ms to learn
 _LAUNCHES = 512  # packed launches that a signature remembers: one a layer, stream and size of the cache
 
 Schedule = Mapping[str, Any] | None
@@ -267,6 +267,7 @@ class Operation:
         if effects.writes_cache(op_class):
             self._written |= {n for n in self._handles if not n.startswith("source")}
         self._known: dict[Any, _Known] = {}
+        self._checks_of: weakref.WeakKeyDictionary[Any, tuple[contents.Check, ...]] = weakref.WeakKeyDictionary()
         self._quick: Any = None  # calls that the native part launches
         _operations.add(self)
 
@@ -383,7 +384,7 @@ class Operation:
         others = [i for i in range(len(values)) if i not in buffers_ or i in described]
         rest = operator.itemgetter(*others) if others else _nothing
         made = self._known[signature] = _Known(
-            found, ordinal, tails, self._apart(what, given), self._checks(what), rest, bool(described), {}
+            found, ordinal, tails, self._apart(what, given), self._checks(what, found), rest, bool(described), {}
         )
         return made
 
@@ -398,10 +399,16 @@ class Operation:
         made = overlap.Apart(self.title, operands, places, self._written, self._in_place, self._unread)
         return made if made else None
 
-    def _checks(self, what: Specialisation) -> tuple[contents.Check, ...]:
-        """What else is checked at every call of a signature."""
+    def _checks(self, what: Specialisation, program: Any) -> tuple[contents.Check, ...]:
+        """What else is checked at every call of a program."""
         if what.target != "host":  # a GPU's kernels do not look either
             return ()
+        found = self._checks_of.get(program)
+        if found is None:
+            found = self._checks_of[program] = self._made_checks(what)
+        return found
+
+    def _made_checks(self, what: Specialisation) -> tuple[contents.Check, ...]:
         handles = {n: (t.kind, t.spec) for n, t in what.operands if isinstance(t, HandleType)}
         return tuple(contents.checks_of(self.title, self._contents, handles, [name for name, _ in what.operands]))
 

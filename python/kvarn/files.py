@@ -13,6 +13,8 @@ from typing import Any
 
 from kvarn.env import env
 
+MOST_BYTES = 1 << 30  # of a file that is read whole: no bundle of ours comes near
+
 
 class FileError(ValueError):
     """A user's file that cannot be what it is asked to be; the message is one line."""
@@ -24,12 +26,15 @@ def read_regular(path: str | os.PathLike[str]) -> tuple[bytes, os.stat_result]:
     Raises
     ------
     OSError
-        At once for anything else: a link is not followed, and nothing waits for the writer of a FIFO.
+        At once for anything else, and for a file of more than ``MOST_BYTES``: a link is not followed, and nothing waits
+        for the writer of a FIFO.
     """
     with open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
         facts = os.fstat(file.fileno())
         if not stat.S_ISREG(facts.st_mode):
             raise OSError(f"{Path(path)} must be a regular file")
+        if facts.st_size > MOST_BYTES:
+            raise OSError(f"{Path(path)} must have at most {MOST_BYTES} bytes, got {facts.st_size}")
         return file.read(), facts
 
 

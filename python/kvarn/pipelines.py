@@ -32,6 +32,11 @@ def extended(
     """The current settings with more passes, passes left out and options; see :func:`pipeline`."""
     if check not in (None, False, True, OWNERSHIP):
         raise ValueError(f'check must be True, False or "{OWNERSHIP}", got {check!r}')
+    for name, text in (options or {}).items():
+        if not isinstance(name, str) or not isinstance(text, str):
+            raise TypeError(
+                f'options must be text by the name of a pass, as "read-only=false", got {text!r} of {name!r}'
+            )
     outer = current()
     inserted = insertions(passes, outer.inserted) if passes else ()
     return dataclasses.replace(

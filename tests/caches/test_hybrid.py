@@ -434,3 +434,28 @@ def test_groups_are_layer_groups():
     for groups in (["x"], [[0]], [group([0], 4), None]):
         with pytest.raises(TypeError, match=r"groups must be kv\.LayerGroup objects, got a \w+ as group \d"):
             kv.HybridKVCacheManager(groups)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("kind", ["single", "hybrid"])
+@pytest.mark.parametrize(
+    ("requests", "accepted", "message"),
+    [
+        (["a", "b"], {"b": 9}, "accepted tokens of request 'b' must be at most 3, got 9"),
+        (["a", "b", "c"], None, "'c' must be claimed first"),
+        (["a", "b", "a"], None, "differ from one another"),
+    ],
+)
+def test_a_step_that_is_refused_leaves_every_request_as_it_was(kind, requests, accepted, message):
+    single = kv.PagedKVCacheManager(params=TINY, num_layers=1, num_pages=20, page_size=4, dtype="i32", window=2)
+    m: Any = single if kind == "single" else kv.HybridKVCacheManager([group([0], 20), group([1], 20, window=2)])
+    for name in "ab":
+        m.claim(name, [1, 2, 3])
+        m.alloc(name, num_draft=5)
+    for _ in range(2):
+        with pytest.raises(ValueError, match=message):
+            m.step(requests, accepted)
+        assert [(m.processed(name), m.active(name)) for name in "ab"] == [(0, 3)] * 2
+        m.check()
+    m.step(["a", "b"], {"b": 2})
+    assert [m.processed(name) for name in "ab"] == [3, 2]
+    m.check()

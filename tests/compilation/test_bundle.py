@@ -131,6 +131,16 @@ def test_a_bundle_that_claims_to_be_huge_is_not_unpacked(tmp_path, monkeypatch):
         z.writestr("manifest.json", bytes(100_000))
     with pytest.raises(BundleError, match="at most 1000 bytes, got 100000"):
         bundle.load(tmp_path / "bomb")
+    with (tmp_path / "huge").open("wb") as file:
+        file.truncate(1 << 40)  # of which nothing is there
+    with pytest.raises(BundleError, match="at most 1000 bytes, got 1099511627776"):
+        bundle.load(tmp_path / "huge")
+    monkeypatch.undo()
+    folder = program().save(tmp_path / "folder", directory=True)
+    with (folder / "llvm").open("wb") as file:
+        file.truncate(1 << 40)
+    with pytest.raises(BundleError, match=r"llvm must be a file.* of at most 1073741824 bytes"):
+        bundle.load(folder)
 
 
 @pytest.mark.parametrize(("code", "message"), [

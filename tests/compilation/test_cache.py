@@ -70,7 +70,7 @@ def test_what_is_no_file_is_a_miss_at_once(cache, make):
     assert cache.info().bytes < 1 << 20
 
 
-def test_a_kernel_compiles_where_its_entry_is_a_fifo_or_nonsense(tmp_path, monkeypatch):
+def test_a_kernel_compiles_where_its_entry_is_a_fifo_or_nonsense_or_huge(tmp_path, monkeypatch):
     kernel = """module attributes {gpu.container_module} { gpu.module @kernels {
         gpu.func @f(%x: memref<?xf32, strided<[1]>, 1>) kernel { gpu.return } } }"""
     monkeypatch.setenv("KVARN_CACHE_DIR", str(tmp_path))
@@ -85,6 +85,11 @@ def test_a_kernel_compiles_where_its_entry_is_a_fifo_or_nonsense(tmp_path, monke
     path.unlink()
     os.mkfifo(path)
     assert kv.compile(kernel, target="sm_80").asm["ptx"] == wanted
+    path.unlink(missing_ok=True)
+    with path.open("wb") as file:
+        file.truncate(1 << 40)  # of which nothing is there
+    assert kv.compile(kernel, target="sm_80").asm["ptx"] == wanted
+    assert path.read_bytes() == entry
     os.mkfifo(tmp_path / "tune.json")
     assert tuned.digest() == ""
     assert not tuned.load(tmp_path / "tune.json")

@@ -19,7 +19,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-EXAMPLES = ("scale_keys", "copy_convert", "rms_norm_keys")
+EXAMPLES = ("scale_keys", "copy_convert", "rms_norm_keys", "observed_tokens")
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").rglob("*.md"))]
 _FENCE = re.compile(r"^```([^\n]*)\n(.*?)^```$", re.S | re.M)
 

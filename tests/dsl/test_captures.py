@@ -1,8 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 """Code is never kept when what it reads has changed: of kernels, scores and masks, in every way of reading."""
 
+import gc
 import itertools
+import sys
 import textwrap
+import weakref
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
@@ -472,3 +475,75 @@ def test_a_collection_that_a_kernel_closes_over_counts_by_its_spec_and_addresses
     del blocks, pools
     gc.collect()
     assert alive() is None
+
+
+# --- the check before every launch -------------------------------------------------------------------
+
+_launches: Any = sys.modules.get("kvarn.runtime._launches")
+native_check = pytest.mark.skipif(not hasattr(_launches, "check"), reason="the native part is not there, or is older")
+
+
+@native_check
+def test_the_native_check_is_of_a_function_and_what_stands_where_it_stood():
+    class Holder:
+        value = marker = object()
+
+    def function(): ...
+
+    space = {"name": marker_of(Holder)}
+    same = _launches.check(
+        function,
+        [(0, Holder, "value", Holder.marker), (1, space, "name", Holder.marker), (2, function, "__dict__", None)],
+    )
+    assert same(function)
+    assert not same(lambda: 0)
+    function.more = 1  # type: ignore[attr-defined]
+    assert not same(function)
+    del function.more  # type: ignore[attr-defined]
+    assert same(function)
+    Holder.value = object()
+    assert not same(function)
+    del Holder.value
+    assert not same(function)
+    Holder.value = Holder.marker
+    assert same(function)
+    del space["name"]
+    assert not same(function)
+    for wrong in ([(3, space, "name", None)], [(1, function, "name", None)], [0], [(0, space, 1, None)], ()):
+        with pytest.raises((TypeError, ValueError)):
+            _launches.check(function, wrong)
+
+
+def marker_of(holder: Any) -> Any:
+    return holder.marker
+
+
+@native_check
+def test_the_native_check_is_garbage_with_what_it_holds():
+    def function(): ...
+
+    space: dict[str, Any] = {"function": function}
+    space["check"] = _launches.check(function, [(1, space, "function", function)])
+    assert space["check"](function)
+    gone = weakref.ref(function)
+    del space, function
+    gc.collect()
+    assert gone() is None
+
+
+def test_a_kernel_over_an_equal_number_of_another_object_is_the_same_kernel(monkeypatch):
+    def make(by: float) -> Any:
+        @kv.kernel
+        def scaled(x: kv.Buffer[kv.f32, 1]):
+            x[0] = x[0] * by
+
+        return scaled
+
+    x, kernels = np.ones(1, np.float32), [make(float(text)) for text in ("1.5", "1.5")]
+    for _ in range(3):
+        for kernel in kernels:
+            kernel[1, 1](x)
+    assert x[0] == np.float32(1.5) ** 6
+    monkeypatch.setattr(captures, "captured", None)  # by now the check says so
+    for kernel in kernels:
+        kernel[1, 1](x)

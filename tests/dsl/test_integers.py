@@ -225,3 +225,139 @@ def test_intervals_hold_every_result():
             found = expected((op, "x", "y"), {"x": x, "y": y})
             assert low <= found.min(), (op, a, b)
             assert found.max() <= high, (op, a, b)
+
+
+# --- ranges ------------------------------------------------------------------------------------------
+
+
+def ranges_of(name: str, steps: list[int] | None = None) -> np.ndarray:
+    """Starts, stops and steps at the ends of a type, of ranges that have few numbers."""
+    bits, signed = WIDTHS[name]
+    low, high = (-(2 ** (bits - 1)), 2 ** (bits - 1) - 1) if signed else (0, 2**bits - 1)
+    ends = sorted({low, low + 1, low + 5, high // 2, high - 4, high - 1, high, *((-3, -1, 1, 0) if signed else (2,))})
+    sizes = [1, 2, 7, high // 2 + 1, high - 1, high]
+    steps = steps or [*sizes, *([-s for s in sizes] + [low] if signed else [])]
+    found = [(a, b, s) for a in ends for b in ends for s in steps if (b - a) // s <= 6]
+    return np.array(found, np.dtype(f"{'i' if signed else 'u'}{bits // 8}"))
+
+
+def iterated(name: str, cases: np.ndarray, step: int | None) -> np.ndarray:
+    """How many numbers, and the sum of each times how many came before, by a for, one that break leaves, kv.for_."""
+    dtype = getattr(kv, name)
+
+    @kv.kernel
+    def kernel(x: kv.Buffer[dtype, 2], o: kv.Buffer[dtype, 3]):
+        i = kv.block_id.x
+        start, stop, by = x[i, 0], x[i, 1], x[i, 2] if step is None else step
+        count, total = dtype(0), dtype(0)
+        for n in range(start, stop, by):
+            count += 1
+            total += n * count
+        o[i, 0, 0], o[i, 0, 1] = count, total
+        count, total = dtype(0), dtype(0)
+        for n in range(start, stop, by):
+            count += 1
+            total += n * count
+            if count > 20:
+                break
+        o[i, 1, 0], o[i, 1, 1] = count, total
+        count, total = kv.for_(
+            start, stop, by, body=lambda n, c, t: (c + 1, t + n * (c + 1)), init=(dtype(0), dtype(0))
+        )
+        o[i, 2, 0], o[i, 2, 1] = count, total
+
+    out = np.zeros((len(cases), 3, 2), cases.dtype)
+    kernel[len(cases), 1](cases, out)
+    return out
+
+
+@pytest.mark.parametrize("target", ["host", "sm_90a"])
+@pytest.mark.parametrize("name", ["i32", "u32", "i64", "u64"])
+@pytest.mark.parametrize("step", [None, 1, 7, 2**30, 2**31 - 1, -1, -7, -(2**31)])
+def test_a_range_has_pythons_numbers_up_to_the_ends_of_its_type(name, step, target):
+    bits, signed = WIDTHS[name]
+    if (step or 1) < 0 and not signed:
+        with pytest.raises(kv.KernelError, match=f"a range of {name} cannot go down"):
+            iterated(name, np.zeros((1, 3), ranges_of(name).dtype), step)
+        return
+    cases = ranges_of(name, [step] if step else None)
+    if target != "host":
+        cases = np.random.default_rng(bits).permutation(cases)[:48]
+    with target_of(target):
+        out = iterated(name, cases, step)
+    wrap = lambda n: (n + (1 << (bits - 1)) * signed) % (1 << bits) - (1 << (bits - 1)) * signed  # noqa: E731
+    for case, row in zip(cases, out.tolist(), strict=True):
+        numbers = range(*map(int, case))
+        want = [len(numbers), wrap(sum(n * (i + 1) for i, n in enumerate(numbers)))]
+        assert row == [want] * 3, (case, want)
+
+
+@pytest.mark.parametrize("target", ["host", "sm_90a"])
+def test_a_range_of_python_numbers_has_them_up_to_the_ends_of_its_type(target):
+    top = 2**31 - 1
+    cases = [(0, top, 2**30), (top - 5, top, 3), (top, -top - 1, -top), (5, top + 5, 2**30), (top - 1, top, 7)]
+
+    @kv.kernel
+    def kernel(o: kv.Buffer[kv.i64, 2]):
+        for c in kv.static(range(len(cases))):
+            count = kv.i32(0)
+            for n in range(*cases[c]):
+                o[c, count] = kv.i64(n)
+                count += 1
+            o[c, 7] = kv.i64(count)
+
+    out = np.zeros((len(cases), 8), np.int64)
+    with target_of(target):
+        kernel[1, 1](out)
+    for case, row in zip(cases, out.tolist(), strict=True):
+        assert row[: row[7]] == [*range(*case)]
+
+
+@pytest.mark.parametrize("target", ["host", "sm_90a"])
+def test_a_loop_of_a_function_without_text_ends_with_its_type(target):
+    source = """
+def kernel(x: kv.Buffer[kv.i32, 1], o: kv.Buffer[kv.i32, 1]):
+    with kv.loop(x[0], x[1], x[2]) as n:
+        o[n - x[0]] = n
+"""
+    scope: dict[str, Any] = {"kv": kv}
+    exec(source, scope)
+    top, out = 2**31 - 1, np.zeros(8, np.int32)
+    with target_of(target):
+        kv.kernel(scope["kernel"])[1, 1](np.array([top - 7, top, 3], np.int32), out)
+    assert out.tolist() == [top - 7, 0, 0, top - 4, 0, 0, top - 1, 0]
+
+
+def test_a_range_by_a_step_of_zero_has_no_numbers():
+    cases = np.array([[0, 9, 0], [9, 0, 0], [-(2**31), 2**31 - 1, 0]], np.int32)
+    assert not iterated("i32", cases, None).any()
+
+
+def test_numbers_of_a_range_that_its_type_has_not_are_refused():
+    for step in (2**31, -(2**31) - 1):
+        with pytest.raises(kv.KernelError, match=r"does not fit|out of range|must be"):
+            iterated("i32", np.zeros((1, 3), np.int32), step)
+
+
+@pytest.mark.parametrize("target", ["host", "sm_90a"])
+@pytest.mark.parametrize("name", ["i32", "u32", "i64", "u64"])
+def test_fields_and_rotations_of_words_are_numpys(name, target):
+    """LLVM makes bfe and shf of shifts of constants."""
+    bits = WIDTHS[name][0]
+    dtype, unsigned, numpy = getattr(kv, name), getattr(kv, f"u{bits}"), np.dtype(f"{name[0]}{bits // 8}")
+
+    @kv.kernel
+    def kernel(x: kv.Buffer[dtype, 1], o: kv.Buffer[dtype, 2]):
+        i = kv.thread_id.x
+        v = x[i]
+        o[0, i], o[1, i] = (v >> 5) & 0x3FF, (v << 7) >> (bits - 9)
+        w = unsigned(v)
+        o[2, i], o[3, i] = dtype((w << 13) | (w >> (bits - 13))), v << (bits - 1)
+
+    x = np.random.default_rng(bits).integers(*intervals.of_dtype(dtype), 32, numpy, endpoint=True)
+    out = np.zeros((4, 32), numpy)
+    with target_of(target):
+        kernel[1, 32](x, out)
+    w = x.view(f"u{bits // 8}")
+    want = (x >> 5) & 0x3FF, (x << 7) >> (bits - 9), (w << 13) | (w >> (bits - 13)), x << (bits - 1)
+    np.testing.assert_array_equal(out, np.stack([r.view(numpy) for r in want]))

@@ -171,6 +171,60 @@ def test_the_sign_of_what_is_loaded_goes_on_in_a_wider_register(kind, element):
     np.testing.assert_array_equal(out, np.maximum(x.astype(np.int64), -(2**31) + 1))
 
 
+@pytest.mark.whole
+@pytest.mark.parametrize("literal", ["0x7771U", "0x5410", "12816", "0x9180U", "0xFEDC"])
+@pytest.mark.parametrize(
+    "instruction", ["prmt.b32 %r4, %r1, %r2, {};", "shl.b32 %r4, %r1, {};", "shr.s32 %r4, %r1, {};"]
+)
+def test_a_literal_operand_is_a_register_that_holds_it(instruction, literal):
+    literal = literal if instruction.startswith("prmt") else f"{int(literal.rstrip('U'), 0) % 41}"  # 32 bits and more
+    text = f"""
+    .visible .entry both(.param .u64 x) {{
+        ld.param.u64 %rd1, [x];
+        mov.u32 %r5, %tid.x;
+        mad.wide.u32 %rd2, %r5, 16, %rd1;
+        ld.global.v2.b32 {{%r1, %r2}}, [%rd2];
+        {instruction.format(literal)}
+        st.global.b32 [%rd2+8], %r4;
+        mov.b32 %r3, {literal};
+        {instruction.format("%r3")}
+        st.global.b32 [%rd2+12], %r4;
+        ret;
+    }}"""
+    x = np.random.default_rng(0).integers(0, 2**32, (32, 4), dtype=np.uint32)
+    ptx.launch(text, "both", (1, 1, 1), (32, 1, 1), [x.ctypes.data], [x])
+    np.testing.assert_array_equal(x[:, 2], x[:, 3])
+
+
+def test_a_field_is_inserted_at_any_bit_and_of_any_length():
+    given = np.random.default_rng(0).integers(0, 2**32, (32, 4), np.uint32)
+    given[:, 2:] = [(at, n) for at in (0, 3, 16, 31) for n in (0, 1, 8, 16, 29, 31, 32, 33)]
+    out = np.zeros(32, np.uint32)
+    text = """
+.version 8.0
+.target sm_90a
+.address_size 64
+.visible .entry k(.param .u64 x, .param .u64 out)
+{
+  mov.u32 %tid, %tid.x;
+  ld.param.u64 %x, [x];
+  ld.param.u64 %out, [out];
+  mul.wide.u32 %at, %tid, 16;
+  add.s64 %from, %x, %at;
+  mul.wide.u32 %to, %tid, 4;
+  add.s64 %mine, %out, %to;
+  ld.global.v4.u32 {%r1, %r2, %r3, %r4}, [%from];
+  bfi.b32 %r5, %r1, %r2, %r3, %r4;
+  st.global.u32 [%mine], %r5;
+  ret;
+}
+"""
+    ptx.launch(text, "k", (1, 1, 1), (32, 1, 1), [given.ctypes.data, out.ctypes.data], [given, out])
+    for found, (field, into, at, n) in zip(out.tolist(), given.tolist(), strict=True):
+        bits = [into >> i & 1 if not at <= i < at + n else field >> (i - at) & 1 for i in range(32)]
+        assert found == sum(bit << i for i, bit in enumerate(bits)), (at, n)
+
+
 def test_an_instruction_of_a_form_that_is_not_known_is_named():
     @kv.kernel
     def double(x, y):

@@ -8,7 +8,7 @@ import pytest
 torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.gpu
 
-SUITE = "unit.test_foreign"
+SUITE = "ops.test_foreign"
 # What does not look at the place.
 NOT_HERE = (
     "test_the_model_finds_what_numpy_indexing_finds",

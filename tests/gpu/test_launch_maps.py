@@ -13,7 +13,7 @@ from kvarn.runtime.program import Program
 torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.gpu
 
-SUITE = "unit.test_launch_maps"
+SUITE = "runtime.test_launch_maps"
 pytest.register_assert_rewrite(SUITE)
 suite = importlib.import_module(SUITE)
 NAMES = [n for n, f in vars(suite).items() if n.startswith("test_") and "place" in f.__code__.co_varnames]

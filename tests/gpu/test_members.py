@@ -12,12 +12,12 @@ torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.gpu
 
 
-SUITE = "unit.test_members"
+SUITE = "caches.test_members"
 pytest.register_assert_rewrite(SUITE)
 suite = importlib.import_module(SUITE)
 globals().update({n: f for n, f in vars(suite).items() if n.startswith("test_")})
 
-populate = importlib.import_module("unit.test_populate")
+populate = importlib.import_module("caches.test_populate")
 
 
 @pytest.mark.parametrize(("tile", "page_size", "alignment", "table"), populate.SHAPES)

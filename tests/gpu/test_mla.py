@@ -14,10 +14,10 @@ from kvarn.dialect import dtypes
 torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.gpu
 
-unit = importlib.import_module("unit.test_attention_mla")
-functions = importlib.import_module("unit.test_mla_functions")
-sparse = importlib.import_module("unit.test_mla_sparse")
-prefill = importlib.import_module("unit.test_mla_prefill")
+unit = importlib.import_module("ops.test_attention_mla")
+functions = importlib.import_module("ops.test_mla_functions")
+sparse = importlib.import_module("ops.test_mla_sparse")
+prefill = importlib.import_module("ops.test_mla_prefill")
 PLACE = places.Torch()
 TOLERANCE = {"f32": 2e-4, "bf16": 2e-2}
 

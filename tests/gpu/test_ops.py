@@ -17,13 +17,13 @@ pytestmark = pytest.mark.gpu
 
 
 SUITES = (
-    "unit.test_ops_append", "unit.test_ops_rope", "unit.test_ops_rotary", "unit.test_ops_copies",
-    "unit.test_ops_convert", "unit.test_ops_transfer", "unit.test_ops_ragged", "unit.test_ops_updates",
-    "unit.test_ops_edges", "unit.test_shared_prefixes", "unit.test_sources",
-    "unit.test_mla_prior", "unit.test_ops_projection", "unit.test_ops_projection_groups",
-    "unit.test_ops_projection_whole", "unit.test_attention_narrow", "unit.test_attention_stored_keys",
-    "unit.test_attention_pages", "unit.test_page_choice", "unit.test_ops_drafts", "unit.test_indexer",
-    "unit.test_block_mask",
+    "ops.test_ops_append", "ops.test_ops_rope", "ops.test_ops_rotary", "ops.test_ops_copies",
+    "ops.test_ops_convert", "ops.test_ops_transfer", "ops.test_ops_ragged", "ops.test_ops_updates",
+    "ops.test_ops_edges", "ops.test_shared_prefixes", "ops.test_sources",
+    "ops.test_mla_prior", "ops.test_ops_projection", "ops.test_ops_projection_groups",
+    "ops.test_ops_projection_whole", "ops.test_attention_narrow", "ops.test_attention_stored_keys",
+    "ops.test_attention_pages", "ops.test_page_choice", "ops.test_ops_drafts", "ops.test_indexer",
+    "ops.test_block_mask",
 )  # fmt: skip
 # What makes places of its own is not for a GPU.
 NOT_HERE = (

@@ -13,7 +13,7 @@ from kvarn.runtime import device
 torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.gpu
 
-SUITE = "unit.test_tma_copies"
+SUITE = "caches.test_tma_copies"
 # Gathers and pairs are of sm_100a; orders and mistakes are the interpreter's.
 NOT_HERE = ("gather", "pair", "mistakes", "tile_after_tile")
 pytest.register_assert_rewrite(SUITE)

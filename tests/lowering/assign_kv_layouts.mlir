@@ -1,7 +1,9 @@
 // RUN: kv-opt %s --split-input-file --verify-diagnostics --assign-kv-layouts | FileCheck %s
 // RUN: kv-opt %S/Inputs/attention.mlir --kv-pipeline --target=sm_90a --stop-after=assign-kv-layouts --check-semantics-of=assign-kv-layouts --lengths=edges -o /dev/null
+// RUN: kv-opt %S/Inputs/observed.mlir --kv-pipeline --target=sm_90a --stop-after=assign-kv-layouts --check-semantics-of=assign-kv-layouts --grid=3 --arg=query=3x16x64 --arg=seen=3x256 --lengths=edges:64 --model=%S/Inputs/models.py:observed -o /dev/null
 
 !cache = !kv.cache<"paged", bf16, 8 : i64, 128 : i64, false, 16 : i64, none, 1 : i64>
+!bytes = !kv.cache<"paged", i8, 8 : i64, 128 : i64, false, 16 : i64, f32, 128 : i64>
 
 gpu.module @kernels {
   // Both operands of the first product are loaded and lie in shared memory; A of the second is computed and stays in
@@ -69,6 +71,86 @@ gpu.module @kernels {
     gpu.return
   }
 
+  // By wgmma warpgroups stand beside one another.
+  // CHECK-LABEL: gpu.func @beside_wgmma
+  // CHECK:         "kv.dot"({{.*}} : (tensor<64x128xbf16, "shared">, tensor<32x128xbf16, "shared">) -> tensor<64x32xf32, "wgmma:4x2">
+  // CHECK:         "kv.tile_reduce"({{.*}} -> tensor<64xf32, "rows(wgmma:4x2)">
+  // CHECK:         %[[A:.*]] = "kv.tile_share"(%{{.*}}) : (tensor<64x32xbf16, "wgmma:4x2">) -> tensor<64x32xbf16, "shared">
+  // CHECK:         "kv.dot"(%[[A]], {{.*}} -> tensor<64x128xf32, "wgmma:4x2">
+  gpu.func @beside_wgmma(%c: !cache, %i: i32, %query: memref<?x128xbf16>, %out: memref<?x128xf32>, %n: i32) kernel attributes {kv.tiled, kv.block = array<i32: 256, 1, 1>, kv.schedule = {consumers = 2 : i64, across = 2 : i64}} {
+    %at = "kv.tile_index"() : () -> tensor<64xi32>
+    %keys = "kv.tile_index"() : () -> tensor<32xi32>
+    %count = tensor.splat %n : tensor<32xi32>
+    %true = arith.constant dense<true> : tensor<64xi1>
+    %q = "kv.tile_load_rows"(%query, %true, %at) : (memref<?x128xbf16>, tensor<64xi1>, tensor<64xi32>) -> tensor<64x128xbf16>
+    %k = "kv.tile_load"(%c, %i, %i, %i, %i, %i) {first_column = 0 : i64, operandSegmentSizes = array<i32: 1, 1, 1, 1, 1, 1, 0, 0>, tail = "any"} : (!cache, i32, i32, i32, i32, i32) -> tensor<32x128xbf16>
+    %s = "kv.dot"(%q, %k) {transpose_b = true} : (tensor<64x128xbf16>, tensor<32x128xbf16>) -> tensor<64x32xf32>
+    %exist = arith.cmpi slt, %keys, %count : tensor<32xi32>
+    %seen = "kv.tile_broadcast"(%exist) {dimension = 1 : i64} : (tensor<32xi1>) -> tensor<64x32xi1>
+    %x = "kv.tile_mask"(%s, %seen) : (tensor<64x32xf32>, tensor<64x32xi1>) -> tensor<64x32xf32>
+    %m = "kv.tile_reduce"(%x) {kind = "max", axis = 1 : i64} : (tensor<64x32xf32>) -> tensor<64xf32>
+    %ms = "kv.tile_broadcast"(%m) {dimension = 0 : i64} : (tensor<64xf32>) -> tensor<64x32xf32>
+    %y = arith.subf %x, %ms : tensor<64x32xf32>
+    %p = arith.truncf %y : tensor<64x32xf32> to tensor<64x32xbf16>
+    %o = "kv.dot"(%p, %k) {transpose_b = false} : (tensor<64x32xbf16>, tensor<32x128xbf16>) -> tensor<64x128xf32>
+    "kv.tile_store_rows"(%o, %out, %true, %at) : (tensor<64x128xf32>, memref<?x128xf32>, tensor<64xi1>, tensor<64xi32>) -> ()
+    gpu.return
+  }
+
+  // Fewer rows than warps have of an instruction: the operands are swapped. Rows and weights, which every warp reads, lie
+  // in shared memory; tiles and their vectors are transposed, and the schedule says it.
+  // CHECK-LABEL: gpu.func @few_rows
+  // CHECK-SAME:    kv.schedule = {instruction = "wgmma", swapped = true}
+  // CHECK:         "kv.tile_index"() : () -> tensor<16xi32, "rows(transposed(wgmma:4))">
+  // CHECK:         "kv.tile_index"() : () -> tensor<64xi32, "columns(transposed(wgmma:4))">
+  // CHECK:         "kv.tile_load_rows"({{.*}} -> tensor<16x128xbf16, "shared">
+  // CHECK:         "kv.dot"({{.*}} : (tensor<16x128xbf16, "shared">, tensor<64x128xbf16, "shared">) -> tensor<16x64xf32, "transposed(wgmma:4)">
+  // CHECK:         "kv.tile_reduce"({{.*}} -> tensor<16xf32, "rows(transposed(wgmma:4))">
+  // CHECK:         %[[A:.*]] = "kv.tile_share"({{.*}} : (tensor<16x64xbf16, "transposed(wgmma:4)">) -> tensor<16x64xbf16, "shared">
+  // CHECK:         "kv.dot"(%[[A]], {{.*}} -> tensor<16x128xf32, "transposed(wgmma:4)">
+  gpu.func @few_rows(%c: !cache, %i: i32, %query: memref<?x128xbf16>, %out: memref<?x128xf32>, %n: i32) kernel attributes {kv.tiled, kv.block = array<i32: 128, 1, 1>} {
+    %at = "kv.tile_index"() : () -> tensor<16xi32>
+    %keys = "kv.tile_index"() : () -> tensor<64xi32>
+    %count = tensor.splat %n : tensor<64xi32>
+    %true = arith.constant dense<true> : tensor<16xi1>
+    %q = "kv.tile_load_rows"(%query, %true, %at) : (memref<?x128xbf16>, tensor<16xi1>, tensor<16xi32>) -> tensor<16x128xbf16>
+    %k = "kv.tile_load"(%c, %i, %i, %i, %i, %i) {first_column = 0 : i64, operandSegmentSizes = array<i32: 1, 1, 1, 1, 1, 1, 0, 0>, tail = "any"} : (!cache, i32, i32, i32, i32, i32) -> tensor<64x128xbf16>
+    %s = "kv.dot"(%q, %k) {transpose_b = true} : (tensor<16x128xbf16>, tensor<64x128xbf16>) -> tensor<16x64xf32>
+    %exist = arith.cmpi slt, %keys, %count : tensor<64xi32>
+    %seen = "kv.tile_broadcast"(%exist) {dimension = 1 : i64} : (tensor<64xi1>) -> tensor<16x64xi1>
+    %x = "kv.tile_mask"(%s, %seen) : (tensor<16x64xf32>, tensor<16x64xi1>) -> tensor<16x64xf32>
+    %m = "kv.tile_reduce"(%x) {kind = "max", axis = 1 : i64} : (tensor<16x64xf32>) -> tensor<16xf32>
+    %ms = "kv.tile_broadcast"(%m) {dimension = 0 : i64} : (tensor<16xf32>) -> tensor<16x64xf32>
+    %y = arith.subf %x, %ms : tensor<16x64xf32>
+    %p = arith.truncf %y : tensor<16x64xf32> to tensor<16x64xbf16>
+    %o = "kv.dot"(%p, %k) {transpose_b = false} : (tensor<16x64xbf16>, tensor<64x128xbf16>) -> tensor<16x128xf32>
+    "kv.tile_store_rows"(%o, %out, %true, %at) : (tensor<16x128xf32>, memref<?x128xf32>, tensor<16xi1>, tensor<16xi32>) -> ()
+    gpu.return
+  }
+
+  // The same by mma.sync, and of as many rows as warps have where the schedule says so.
+  // CHECK-LABEL: gpu.func @swapped
+  // CHECK:         "kv.dot"({{.*}} : (tensor<64x128xbf16, "shared">, tensor<64x128xbf16, "shared">) -> tensor<64x64xf32, "transposed(mma:4)">
+  gpu.func @swapped(%c: !cache, %i: i32, %query: memref<?x128xbf16>, %out: memref<?x128xf32>, %n: i32) kernel attributes {kv.tiled, kv.block = array<i32: 128, 1, 1>, kv.schedule = {instruction = "mma.sync", swapped = true}} {
+    %at = "kv.tile_index"() : () -> tensor<64xi32>
+    %keys = "kv.tile_index"() : () -> tensor<64xi32>
+    %count = tensor.splat %n : tensor<64xi32>
+    %true = arith.constant dense<true> : tensor<64xi1>
+    %q = "kv.tile_load_rows"(%query, %true, %at) : (memref<?x128xbf16>, tensor<64xi1>, tensor<64xi32>) -> tensor<64x128xbf16>
+    %k = "kv.tile_load"(%c, %i, %i, %i, %i, %i) {first_column = 0 : i64, operandSegmentSizes = array<i32: 1, 1, 1, 1, 1, 1, 0, 0>, tail = "any"} : (!cache, i32, i32, i32, i32, i32) -> tensor<64x128xbf16>
+    %s = "kv.dot"(%q, %k) {transpose_b = true} : (tensor<64x128xbf16>, tensor<64x128xbf16>) -> tensor<64x64xf32>
+    %exist = arith.cmpi slt, %keys, %count : tensor<64xi32>
+    %seen = "kv.tile_broadcast"(%exist) {dimension = 1 : i64} : (tensor<64xi1>) -> tensor<64x64xi1>
+    %x = "kv.tile_mask"(%s, %seen) : (tensor<64x64xf32>, tensor<64x64xi1>) -> tensor<64x64xf32>
+    %m = "kv.tile_reduce"(%x) {kind = "max", axis = 1 : i64} : (tensor<64x64xf32>) -> tensor<64xf32>
+    %ms = "kv.tile_broadcast"(%m) {dimension = 0 : i64} : (tensor<64xf32>) -> tensor<64x64xf32>
+    %y = arith.subf %x, %ms : tensor<64x64xf32>
+    %p = arith.truncf %y : tensor<64x64xf32> to tensor<64x64xbf16>
+    %o = "kv.dot"(%p, %k) {transpose_b = false} : (tensor<64x64xbf16>, tensor<64x128xbf16>) -> tensor<64x128xf32>
+    "kv.tile_store_rows"(%o, %out, %true, %at) : (tensor<64x128xf32>, memref<?x128xf32>, tensor<64xi1>, tensor<64xi32>) -> ()
+    gpu.return
+  }
+
   // What loops and branches hand on keeps its layout: carried vectors of rows, and a loaded tile whose sign may change.
   // CHECK-LABEL: gpu.func @handed_on
   // CHECK:         scf.if %{{.*}} -> (tensor<64x128xbf16, "shared">)
@@ -98,6 +180,29 @@ gpu.module @kernels {
     %at = "kv.tile_index"() : () -> tensor<64xi32>
     %true = arith.constant dense<true> : tensor<64xi1>
     "kv.tile_store_rows"(%r#1, %out, %true, %at) : (tensor<64x128xf32>, memref<?x128xf32>, tensor<64xi1>, tensor<64xi32>) -> ()
+    gpu.return
+  }
+
+  // Elements of 8 bits that only A takes stay what they are in shared memory, and threads convert them; scales, one of a
+  // row, multiply the product before it is added.
+  // CHECK-LABEL: gpu.func @stored
+  // CHECK:         %[[S:.*]] = "kv.tile_scales"({{.*}} -> tensor<64xf32, "rows(wgmma)">
+  // CHECK:         %[[K:.*]] = "kv.tile_load"({{.*}} -> tensor<64x128xi8, "shared">
+  // CHECK:         %[[A:.*]] = "kv.tile_fragments"(%[[K]]) : (tensor<64x128xi8, "shared">) -> tensor<64x128xbf16, "wgmma">
+  // CHECK:         %[[P:.*]] = "kv.dot"(%[[A]], %{{.*}}) {transpose_b = true} : (tensor<64x128xbf16, "wgmma">, tensor<16x128xbf16, "shared">) -> tensor<64x16xf32, "wgmma">
+  // CHECK:         %[[F:.*]] = "kv.tile_broadcast"(%[[S]]) {dimension = 0 : i64} : (tensor<64xf32, "rows(wgmma)">) -> tensor<64x16xf32, "wgmma">
+  // CHECK:         %[[M:.*]] = arith.mulf %[[P]], %[[F]]
+  // CHECK:         arith.addf %{{.*}}, %[[M]]
+  gpu.func @stored(%c: !bytes, %i: i32, %query: memref<?x128xbf16>, %out: memref<?x16xf32>) kernel attributes {kv.tiled, kv.block = array<i32: 128, 1, 1>} {
+    %few = "kv.tile_index"() : () -> tensor<16xi32>
+    %some = arith.constant dense<true> : tensor<16xi1>
+    %at = "kv.tile_index"() : () -> tensor<64xi32>
+    %true = arith.constant dense<true> : tensor<64xi1>
+    %zeros = arith.constant dense<0.0> : tensor<64x16xf32>
+    %q = "kv.tile_load_rows"(%query, %some, %few) : (memref<?x128xbf16>, tensor<16xi1>, tensor<16xi32>) -> tensor<16x128xbf16>
+    %k = "kv.tile_load"(%c, %i, %i, %i, %i, %i) {first_column = 0 : i64, operandSegmentSizes = array<i32: 1, 1, 1, 1, 1, 1, 0, 0>, tail = "any"} : (!bytes, i32, i32, i32, i32, i32) -> tensor<64x128xbf16>
+    %s = "kv.dot"(%k, %q, %zeros) {transpose_b = true} : (tensor<64x128xbf16>, tensor<16x128xbf16>, tensor<64x16xf32>) -> tensor<64x16xf32>
+    "kv.tile_store_rows"(%s, %out, %true, %at) : (tensor<64x16xf32>, memref<?x16xf32>, tensor<64xi1>, tensor<64xi32>) -> ()
     gpu.return
   }
 
@@ -199,9 +304,33 @@ gpu.module @kernels {
 !cache = !kv.cache<"paged", bf16, 8 : i64, 128 : i64, false, 16 : i64, none, 1 : i64>
 gpu.module @kernels {
   gpu.func @rows(%c: !cache, %i: i32) kernel attributes {kv.tiled, kv.block = array<i32: 384, 1, 1>, kv.schedule = {consumers = 2 : i64, producer = true}} {
+    %k = "kv.tile_load"(%c, %i, %i, %i, %i, %i) {first_column = 0 : i64, operandSegmentSizes = array<i32: 1, 1, 1, 1, 1, 1, 0, 0>, tail = "any"} : (!cache, i32, i32, i32, i32, i32) -> tensor<192x128xbf16>
+    // expected-error @below {{'kv.dot' op has no instruction on this target: the tile must have 64 rows for each of the 2 consumer warpgroups, got 192}}
+    %s = "kv.dot"(%k, %k) {transpose_b = true} : (tensor<192x128xbf16>, tensor<192x128xbf16>) -> tensor<192x192xf32>
+    gpu.return
+  }
+}
+
+// -----
+
+!cache = !kv.cache<"paged", bf16, 8 : i64, 128 : i64, false, 16 : i64, none, 1 : i64>
+gpu.module @kernels {
+  gpu.func @few_rows(%c: !cache, %i: i32, %q: tensor<12x128xbf16>) kernel attributes {kv.tiled, kv.block = array<i32: 128, 1, 1>} {
     %k = "kv.tile_load"(%c, %i, %i, %i, %i, %i) {first_column = 0 : i64, operandSegmentSizes = array<i32: 1, 1, 1, 1, 1, 1, 0, 0>, tail = "any"} : (!cache, i32, i32, i32, i32, i32) -> tensor<64x128xbf16>
-    // expected-error @below {{'kv.dot' op has no instruction on this target: the tile must have 64 rows for each of the 2 consumer warpgroups, got 64}}
-    %s = "kv.dot"(%k, %k) {transpose_b = true} : (tensor<64x128xbf16>, tensor<64x128xbf16>) -> tensor<64x64xf32>
+    // expected-error @below {{'kv.dot' op has no instruction on this target with swapped operands: the tile's rows must be a multiple of 8 up to 256, got 12}}
+    %s = "kv.dot"(%q, %k) {transpose_b = true} : (tensor<12x128xbf16>, tensor<64x128xbf16>) -> tensor<12x64xf32>
+    gpu.return
+  }
+}
+
+// -----
+
+!cache = !kv.cache<"paged", bf16, 8 : i64, 128 : i64, false, 16 : i64, none, 1 : i64>
+gpu.module @kernels {
+  gpu.func @few_keys(%c: !cache, %i: i32, %q: tensor<16x128xbf16>) kernel attributes {kv.tiled, kv.block = array<i32: 256, 1, 1>} {
+    %k = "kv.tile_load"(%c, %i, %i, %i, %i, %i) {first_column = 0 : i64, operandSegmentSizes = array<i32: 1, 1, 1, 1, 1, 1, 0, 0>, tail = "any"} : (!cache, i32, i32, i32, i32, i32) -> tensor<64x128xbf16>
+    // expected-error @below {{'kv.dot' op has no instruction on this target with swapped operands: the tile must have 16 columns for each of the 8 warps, time after time, got 64}}
+    %s = "kv.dot"(%q, %k) {transpose_b = true} : (tensor<16x128xbf16>, tensor<64x128xbf16>) -> tensor<16x64xf32>
     gpu.return
   }
 }
@@ -271,6 +400,16 @@ gpu.module @kernels {
     %m = "kv.tile_reduce"(%x) {kind = "max", axis = 1 : i64} : (tensor<64x64xf32>) -> tensor<64xf32>
     // expected-error @below {{'kv.tile_broadcast' op meets vectors that run along different dimensions of tiles: compute it once for each}}
     %y = "kv.tile_broadcast"(%m) {dimension = 1 : i64} : (tensor<64xf32>) -> tensor<64x64xf32>
+    gpu.return
+  }
+}
+
+// -----
+
+gpu.module @kernels {
+  gpu.func @extents_of_no_warps(%x: f32) kernel attributes {kv.tiled, kv.block = array<i32: 128, 1, 1>} {
+    // expected-error @below {{'tensor.splat' op makes a tile of 32 x 64 that the kernel's warps cannot share: wgmma needs warpgroups of 4 warps, got 2 warps}}
+    %t = tensor.splat %x : tensor<32x64xf32>
     gpu.return
   }
 }

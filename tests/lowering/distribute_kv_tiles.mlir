@@ -1,5 +1,7 @@
 // RUN: kv-opt %s --split-input-file --verify-diagnostics --distribute-kv-tiles | FileCheck %s
 // RUN: kv-opt %S/Inputs/attention.mlir --kv-pipeline --target=sm_90a --stop-after=distribute-kv-tiles --check-semantics-of=distribute-kv-tiles --lengths=edges -o /dev/null
+// RUN: kv-opt %S/Inputs/observed.mlir --kv-pipeline --target=sm_90a --stop-after=distribute-kv-tiles --check-semantics-of=distribute-kv-tiles --grid=3 --arg=query=3x16x64 --arg=seen=3x256 --lengths=edges:64 --model=%S/Inputs/models.py:observed -o /dev/null
+// RUN: kv-opt %S/Inputs/observed.mlir --kv-pipeline --target=sm_80 --stop-after=distribute-kv-tiles --check-semantics-of=distribute-kv-tiles --grid=3 --arg=query=3x16x64 --arg=seen=3x256 --lengths=edges:64 --model=%S/Inputs/models.py:observed -o /dev/null
 
 !tile = tensor<64x64xf32, "wgmma">
 !cache = !kv.cache<"paged", bf16, 8 : i64, 32 : i64, false, 16 : i64, none, 1 : i64>
@@ -122,6 +124,129 @@ gpu.module @kernels {
   gpu.func @cast_of_a_vector(%x: vector<8xf32>, %out: !llvm.ptr<1>) kernel attributes {kv.tiled, kv.block = array<i32: 128, 1, 1>, kv.schedule = {consumers = 1 : i64}} {
     %y = "kv.cast"(%x) : (vector<8xf32>) -> vector<8xf8E4M3FN>
     llvm.store %x, %out : vector<8xf32>, !llvm.ptr<1>
+    gpu.return
+  }
+
+  // Columns are folded in registers, over the eight lanes and over the four warps that have other rows of them. Each
+  // shuffle leaves a lane half of its columns: 8, 4 and 2 of 16 go. Two are stored, and every thread takes those it has.
+  // CHECK-LABEL: gpu.func @columns
+  // CHECK:         %[[FOLDED:.*]] = "kv.alloc_shared"() {alignment = 16 : i64, bytes = 1024 : i64}
+  // CHECK-COUNT-14: gpu.shuffle  xor
+  // CHECK-NOT:     gpu.shuffle
+  // CHECK:         nvvm.barrier
+  // CHECK-COUNT-2: llvm.store %{{.*}} : f32, !llvm.ptr<3>
+  // CHECK-NOT:     llvm.store
+  // CHECK:         nvvm.barrier
+  // CHECK-COUNT-16: llvm.load %{{.*}} : !llvm.ptr<3> -> vector<4xf32>
+  // CHECK-COUNT-16: memref.store
+  // CHECK:         gpu.return
+  gpu.func @columns(%scale: f32, %out: memref<?xf32>) kernel attributes {kv.tiled, kv.block = array<i32: 128, 1, 1>, kv.schedule = {consumers = 1 : i64}} {
+    %every = arith.constant dense<true> : tensor<64xi1, "columns(wgmma:4)">
+    %at = "kv.tile_index"() : () -> tensor<64xi32, "columns(wgmma:4)">
+    %x = tensor.splat %scale : tensor<64x64xf32, "wgmma">
+    %m = "kv.tile_reduce"(%x) {kind = "max", axis = 0 : i64} : (tensor<64x64xf32, "wgmma">) -> tensor<64xf32, "columns(wgmma:4)">
+    "kv.tile_scatter"(%m, %out, %every, %at) : (tensor<64xf32, "columns(wgmma:4)">, memref<?xf32>, tensor<64xi1, "columns(wgmma:4)">, tensor<64xi32, "columns(wgmma:4)">) -> ()
+    gpu.return
+  }
+
+  // Swapped operands: keys are the instruction's rows, the 8 rows its columns. The largest of a row is folded over lanes
+  // and warps, the sum of a column over two lane bits alone. Weights go to shared memory with their rows as rows, for a
+  // product that reads the keys' columns as its rows; the result by the same way to memory.
+  // CHECK-LABEL: gpu.func @swapped
+  // CHECK:         wgmma.mma_async.sync.aligned.m64n8k16.f32.bf16.bf16 {$0, $1, $2, $3}, a, b, no, 1, 1, 0, 0;
+  // CHECK:         arith.maxnumf
+  // CHECK-COUNT-3: gpu.shuffle  xor
+  // CHECK-NOT:     gpu.shuffle
+  // CHECK:         nvvm.barrier
+  // CHECK-COUNT-2: llvm.load %{{.*}} : !llvm.ptr<3> -> vector<4xf32>
+  // CHECK:         arith.subf
+  // CHECK-COUNT-4: gpu.shuffle  xor
+  // CHECK-NOT:     nvvm.barrier
+  // CHECK-COUNT-2: memref.store
+  // CHECK:         stmatrix.sync.aligned.m8n8.x2.trans
+  // CHECK-NEXT:    nvvm.fence.proxy
+  // CHECK:         nvvm.barrier
+  // CHECK:         wgmma.mma_async.sync.aligned.m64n8k16.f32.bf16.bf16 {$0, $1, $2, $3}, a, b, no, 1, 1, 1, 0;
+  // CHECK:         nvvm.barrier
+  // CHECK:         stmatrix.sync.aligned.m8n8.x2.trans
+  // CHECK:         nvvm.barrier
+  // CHECK:         scf.for
+  // CHECK:           vector.store {{.*}} : memref<?x64xbf16>, vector<8xbf16>
+  gpu.func @swapped(%scale: f32, %n: i32, %query: memref<?x64xbf16>, %out: memref<?x64xbf16>, %sums: memref<?xf32>) kernel attributes {kv.tiled, kv.block = array<i32: 128, 1, 1>, kv.schedule = {instruction = "wgmma", consumers = 1 : i64, swapped = true}} {
+    %c0 = arith.constant 0 : i32
+    %stages = "kv.make_stages"() {buffer_name = "keys", copy = "convert", stages = 2 : i64, tile = tensor<64x64xbf16, "shared">} : () -> !kv.stages
+    %every = arith.constant dense<true> : tensor<8xi1, "rows(transposed(wgmma:4))">
+    %at = "kv.tile_index"() : () -> tensor<8xi32, "rows(transposed(wgmma:4))">
+    %tokens = arith.constant dense<true> : tensor<64xi1, "columns(transposed(wgmma:4))">
+    %token = "kv.tile_index"() : () -> tensor<64xi32, "columns(transposed(wgmma:4))">
+    %q = "kv.tile_load_rows"(%query, %every, %at) : (memref<?x64xbf16>, tensor<8xi1, "rows(transposed(wgmma:4))">, tensor<8xi32, "rows(transposed(wgmma:4))">) -> tensor<8x64xbf16, "shared">
+    %k = "kv.consumer_wait"(%stages, %c0) : (!kv.stages, i32) -> tensor<64x64xbf16, "shared">
+    %s = "kv.dot"(%q, %k) {transpose_b = true} : (tensor<8x64xbf16, "shared">, tensor<64x64xbf16, "shared">) -> tensor<8x64xf32, "transposed(wgmma:4)">
+    %m = "kv.tile_reduce"(%s) {kind = "max", axis = 1 : i64} : (tensor<8x64xf32, "transposed(wgmma:4)">) -> tensor<8xf32, "rows(transposed(wgmma:4))">
+    %ms = "kv.tile_broadcast"(%m) {dimension = 0 : i64} : (tensor<8xf32, "rows(transposed(wgmma:4))">) -> tensor<8x64xf32, "transposed(wgmma:4)">
+    %y = arith.subf %s, %ms : tensor<8x64xf32, "transposed(wgmma:4)">
+    %t = "kv.tile_reduce"(%y) {kind = "add", axis = 0 : i64} : (tensor<8x64xf32, "transposed(wgmma:4)">) -> tensor<64xf32, "columns(transposed(wgmma:4))">
+    "kv.tile_scatter"(%t, %sums, %tokens, %token) : (tensor<64xf32, "columns(transposed(wgmma:4))">, memref<?xf32>, tensor<64xi1, "columns(transposed(wgmma:4))">, tensor<64xi32, "columns(transposed(wgmma:4))">) -> ()
+    %p = arith.truncf %y : tensor<8x64xf32, "transposed(wgmma:4)"> to tensor<8x64xbf16, "transposed(wgmma:4)">
+    %a = "kv.tile_share"(%p) : (tensor<8x64xbf16, "transposed(wgmma:4)">) -> tensor<8x64xbf16, "shared">
+    %o = "kv.dot"(%a, %k) {transpose_b = false} : (tensor<8x64xbf16, "shared">, tensor<64x64xbf16, "shared">) -> tensor<8x64xf32, "transposed(wgmma:4)">
+    %r = arith.truncf %o : tensor<8x64xf32, "transposed(wgmma:4)"> to tensor<8x64xbf16, "transposed(wgmma:4)">
+    "kv.tile_store_rows"(%r, %out, %every, %at) : (tensor<8x64xbf16, "transposed(wgmma:4)">, memref<?x64xbf16>, tensor<8xi1, "rows(transposed(wgmma:4))">, tensor<8xi32, "rows(transposed(wgmma:4))">) -> ()
+    gpu.return
+  }
+
+  // A wait for a tile at an mbarrier makes no warp wait for the others: all have read what the fold before left when they
+  // have waited for one another.
+  // CHECK-LABEL: gpu.func @fold_beside_copies
+  // CHECK:         scf.for
+  // CHECK:           kv.barrier = "full_keys"
+  // CHECK:           nvvm.barrier
+  // CHECK:           llvm.store %{{.*}} : f32, !llvm.ptr<3>
+  // CHECK:           nvvm.barrier
+  // CHECK:           llvm.load %{{.*}} : !llvm.ptr<3> -> vector<4xf32>
+  gpu.func @fold_beside_copies(%scale: f32, %n: i32) kernel attributes {kv.tiled, kv.block = array<i32: 128, 1, 1>, kv.schedule = {instruction = "wgmma", consumers = 1 : i64, swapped = true}} {
+    %c0 = arith.constant 0 : i32
+    %c1 = arith.constant 1 : i32
+    %stages = "kv.make_stages"() {buffer_name = "keys", copy = "convert", stages = 2 : i64, tile = tensor<64x64xbf16, "shared">} : () -> !kv.stages
+    scf.for %i = %c0 to %n step %c1 : i32 {
+      %k = "kv.consumer_wait"(%stages, %i) : (!kv.stages, i32) -> tensor<64x64xbf16, "shared">
+      %x = tensor.splat %scale : tensor<8x64xf32, "transposed(wgmma:4)">
+      %m = "kv.tile_reduce"(%x) {kind = "max", axis = 1 : i64} : (tensor<8x64xf32, "transposed(wgmma:4)">) -> tensor<8xf32, "rows(transposed(wgmma:4))">
+      "kv.consumer_release"(%stages, %i) : (!kv.stages, i32) -> ()
+    }
+    gpu.return
+  }
+
+  // The same as above by mma.sync: of 8 rows a fragment is two matrices; weights are transposed by movmatrix.
+  // CHECK-LABEL: gpu.func @swapped_mma
+  // CHECK:         nvvm.ldmatrix {{.*}}layout = #nvvm.mma_layout<row>, num = 4
+  // CHECK:         nvvm.ldmatrix {{.*}}layout = #nvvm.mma_layout<row>, num = 2
+  // CHECK:         nvvm.mma.sync
+  // CHECK-COUNT-2: movmatrix.sync.aligned.m8n8.trans.b16
+  // CHECK:         nvvm.barrier
+  // CHECK:         nvvm.ldmatrix {{.*}}layout = #nvvm.mma_layout<col>, num = 4
+  // CHECK:         nvvm.ldmatrix {{.*}}layout = #nvvm.mma_layout<row>, num = 2
+  // CHECK:         nvvm.mma.sync
+  gpu.func @swapped_mma(%scale: f32, %n: i32, %query: memref<?x64xbf16>, %out: memref<?x64xbf16>, %sums: memref<?xf32>) kernel attributes {kv.tiled, kv.block = array<i32: 128, 1, 1>, kv.schedule = {instruction = "mma.sync", consumers = 1 : i64, swapped = true}} {
+    %c0 = arith.constant 0 : i32
+    %stages = "kv.make_stages"() {buffer_name = "keys", copy = "convert", stages = 2 : i64, tile = tensor<64x64xbf16, "shared">} : () -> !kv.stages
+    %every = arith.constant dense<true> : tensor<8xi1, "rows(transposed(mma:4))">
+    %at = "kv.tile_index"() : () -> tensor<8xi32, "rows(transposed(mma:4))">
+    %tokens = arith.constant dense<true> : tensor<64xi1, "columns(transposed(mma:4))">
+    %token = "kv.tile_index"() : () -> tensor<64xi32, "columns(transposed(mma:4))">
+    %q = "kv.tile_load_rows"(%query, %every, %at) : (memref<?x64xbf16>, tensor<8xi1, "rows(transposed(mma:4))">, tensor<8xi32, "rows(transposed(mma:4))">) -> tensor<8x64xbf16, "shared">
+    %k = "kv.consumer_wait"(%stages, %c0) : (!kv.stages, i32) -> tensor<64x64xbf16, "shared">
+    %s = "kv.dot"(%q, %k) {transpose_b = true} : (tensor<8x64xbf16, "shared">, tensor<64x64xbf16, "shared">) -> tensor<8x64xf32, "transposed(mma:4)">
+    %m = "kv.tile_reduce"(%s) {kind = "max", axis = 1 : i64} : (tensor<8x64xf32, "transposed(mma:4)">) -> tensor<8xf32, "rows(transposed(mma:4))">
+    %ms = "kv.tile_broadcast"(%m) {dimension = 0 : i64} : (tensor<8xf32, "rows(transposed(mma:4))">) -> tensor<8x64xf32, "transposed(mma:4)">
+    %y = arith.subf %s, %ms : tensor<8x64xf32, "transposed(mma:4)">
+    %t = "kv.tile_reduce"(%y) {kind = "add", axis = 0 : i64} : (tensor<8x64xf32, "transposed(mma:4)">) -> tensor<64xf32, "columns(transposed(mma:4))">
+    "kv.tile_scatter"(%t, %sums, %tokens, %token) : (tensor<64xf32, "columns(transposed(mma:4))">, memref<?xf32>, tensor<64xi1, "columns(transposed(mma:4))">, tensor<64xi32, "columns(transposed(mma:4))">) -> ()
+    %p = arith.truncf %y : tensor<8x64xf32, "transposed(mma:4)"> to tensor<8x64xbf16, "transposed(mma:4)">
+    %a = "kv.tile_share"(%p) : (tensor<8x64xbf16, "transposed(mma:4)">) -> tensor<8x64xbf16, "shared">
+    %o = "kv.dot"(%a, %k) {transpose_b = false} : (tensor<8x64xbf16, "shared">, tensor<64x64xbf16, "shared">) -> tensor<8x64xf32, "transposed(mma:4)">
+    %r = arith.truncf %o : tensor<8x64xf32, "transposed(mma:4)"> to tensor<8x64xbf16, "transposed(mma:4)">
+    "kv.tile_store_rows"(%r, %out, %every, %at) : (tensor<8x64xbf16, "transposed(mma:4)">, memref<?x64xbf16>, tensor<8xi1, "rows(transposed(mma:4))">, tensor<8xi32, "rows(transposed(mma:4))">) -> ()
     gpu.return
   }
 
@@ -452,17 +577,6 @@ gpu.module @kernels {
   // CHECK:         "kv.tile_index"
   gpu.func @plain() kernel {
     %at = "kv.tile_index"() : () -> tensor<64xi32>
-    gpu.return
-  }
-}
-
-// -----
-
-gpu.module @kernels {
-  gpu.func @columns(%out: memref<?xf32>) kernel attributes {kv.tiled, kv.block = array<i32: 128, 1, 1>, kv.schedule = {consumers = 1 : i64}} {
-    %x = arith.constant dense<2.0> : tensor<64x64xf32, "wgmma">
-    // expected-error @below {{'kv.tile_reduce' op folds columns, whose elements lie in several warps: only rows can be folded here}}
-    %m = "kv.tile_reduce"(%x) {kind = "max", axis = 0 : i64} : (tensor<64x64xf32, "wgmma">) -> tensor<64xf32, "columns(wgmma:4)">
     gpu.return
   }
 }

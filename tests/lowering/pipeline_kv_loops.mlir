@@ -87,10 +87,17 @@ gpu.module @kernels {
     gpu.return
   }
 
-  // Values that are columns of the keys' tile are there for one iteration only: both products stay in theirs.
+  // Values that are columns of the keys' tile: the second product waits for nothing, and its stage is released behind it.
   // CHECK-LABEL: gpu.func @columns
-  // CHECK-NOT:     kv.dot_start
-  // CHECK:         gpu.return
+  // CHECK:         %[[KEYS:.*]] = "kv.make_stages"
+  // CHECK:         scf.for %[[I:.*]] = %{{.*}} iter_args
+  // CHECK:           %[[K:.*]] = "kv.consumer_wait"(%[[KEYS]], %[[I]]) : (
+  // CHECK:           "kv.dot_start"(%{{.*}}, %[[K]]) {transpose_b = true}
+  // CHECK:           %[[BEFORE:.*]] = "kv.consumer_wait"(%[[KEYS]], %[[N:.*]]) {kv.awaited}
+  // CHECK:           %[[V:.*]] = "kv.tile_columns"(%[[BEFORE]]) {first_column = 0 : i64}
+  // CHECK:           "kv.dot_start"(%{{.*}}, %[[V]], %{{.*}}) {transpose_b = false}
+  // CHECK:           "kv.dot_wait"(%{{.*}}) {pending = 0 : i64}
+  // CHECK:           "kv.consumer_release"(%[[KEYS]], %[[N]])
   gpu.func @columns(%n: i32, %q: !q, %zero: !sums, %rows: memref<?x128xf32>, %every: tensor<128xi1, "rows(wgmma)">, %at: tensor<128xi32, "rows(wgmma)">) kernel attributes {kv.tiled, kv.block = array<i32: 384, 1, 1>, kv.schedule = {consumers = 2 : i64}} {
     %keys = "kv.make_stages"() {buffer_name = "keys", copy = "tma", stages = 2 : i64, tile = !tile} : () -> !kv.stages
     %c0 = arith.constant 0 : i32

@@ -9,7 +9,7 @@
 gpu.module @kernels {
   // Nothing writes a bf16 cache here: the read-only path, 16 bytes.
   // CHECK-LABEL: gpu.func @only_reads
-  // CHECK-SAME:    kv.read_only_args = array<i64: 1>
+  // CHECK-SAME:    kv.read_only_args = array<i64: 0, 1>
   // CHECK:         "kv.load"{{.*}} {kv.alignment = 16 : i64, kv.read_only, width = 8 : i64}
   // LESS-LABEL:  gpu.func @only_reads
   // LESS-NOT:      read_only

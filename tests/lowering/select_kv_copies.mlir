@@ -197,6 +197,30 @@ gpu.module @kernels {
     gpu.return
   }
 
+  // Parts of the columns of a tile that TMA brings, where the first product reads it along them; of one copy with values,
+  // which are cleared with it, whatever brings it.
+  // CHECK-LABEL: gpu.func @parts
+  // CHECK:         %[[KEYS:.*]] = "kv.make_stages"() {buffer_name = "tile", copy = "tma", parts = 2 : i64, stages = 2 : i64
+  // CHECK-NOT:     "kv.make_stages"
+  // CHECK:           %[[TILE:.*]] = "kv.consumer_wait"(%[[KEYS]], %{{.*}}) {first_part}
+  // CHECK:           %[[CLEAR:.*]] = "kv.tile_clear"(%[[TILE]],
+  // CHECK:           %[[PART:.*]] = "kv.tile_columns"(%[[CLEAR]]) {first_column = 64 : i64}
+  // CHECK:           "kv.dot"(%{{.*}}, %[[CLEAR]])
+  // CHECK:           "kv.dot"(%{{.*}}, %[[PART]])
+  // CHECK:           "kv.consumer_release"(%[[KEYS]],
+  gpu.func @parts(%c: !cache, %b: i32, %begin: i32, %n: i32, %q: !tile, %m: !map) kernel attributes {kv.tiled, kv.block = array<i32: 128, 1, 1>, kv.schedule = {parts = 4 : i64}} {
+    %c1 = arith.constant 1 : i32
+    %c0 = arith.constant 0 : i32
+    scf.for %j = %c0 to %n step %c1 : i32 {
+      %k = "kv.tile_load"(%c, %b, %b, %j, %c0, %n, %m) {first_column = 0 : i64, operandSegmentSizes = array<i32: 1, 1, 1, 1, 1, 1, 1, 0>, tail = "any"} : (!cache, i32, i32, i32, i32, i32, !map) -> !tile
+      %v = "kv.tile_load"(%c, %b, %b, %j, %begin, %n) {first_column = 64 : i64, operandSegmentSizes = array<i32: 1, 1, 1, 1, 1, 1, 0, 0>, tail = "zero"} : (!cache, i32, i32, i32, i32, i32) -> tensor<64x64xbf16, "shared">
+      %s = "kv.dot"(%q, %k) {transpose_b = true} : (!tile, !tile) -> !acc
+      %p = arith.truncf %s : !acc to tensor<64x64xbf16, "wgmma">
+      %o = "kv.dot"(%p, %v) {transpose_b = false} : (tensor<64x64xbf16, "wgmma">, tensor<64x64xbf16, "shared">) -> !acc
+    }
+    gpu.return
+  }
+
   // Rows of the pool that lists name: entries are read in the place of pages, and what they name no row for comes as
   // zeros. Rows in which bf16 lie are converted by the threads that load them, listed or not.
   // CHECK-LABEL: gpu.func @lists

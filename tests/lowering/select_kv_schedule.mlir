@@ -194,6 +194,19 @@ func.func @slower(%c: !pool, %s: !small, %layer: i32, %q: !rows, %w: !whole, %of
 !halves = memref<?x32x64xf16, strided<[?, ?, 1]>, 1>
 !table = memref<?xi32, strided<[1]>, 1>
 
+// A batch of any numbers of new tokens: those of few go to a decode, where the launch sees that the batch is uneven.
+// CHECK-LABEL: func.func @mixed
+// CHECK:         few = 4 : i64, few_blocks = {{.*}}few_max_batch = 128 : i64, {{.*}}kind = "tile", {{.*}}uneven = true
+// CHECK:         few = 2 : i64, {{.*}}uneven = false
+// CHECK-NOT:     uneven
+// CHECK:         return
+func.func @mixed(%c: !pool, %layer: i32, %q: !rows, %offsets: !table, %scale: f32, %out: !rows) {
+  "kv.attention"(collection = %c, layer = %layer, query = %q, row_offsets = %offsets, scale = %scale, out = %out) {kv.row_alignment = 16 : i64, mask = "causal", span = 0 : i64, softcap = 0.0 : f32, schedule = {max_batch = 128 : i64}} : (!pool, i32, !rows, !table, f32, !rows) -> ()
+  "kv.attention"(collection = %c, layer = %layer, query = %q, row_offsets = %offsets, scale = %scale, out = %out) {kv.row_alignment = 16 : i64, mask = "causal", span = 0 : i64, softcap = 0.0 : f32, schedule = {few = 2 : i64, max_batch = 128 : i64}} : (!pool, i32, !rows, !table, f32, !rows) -> ()
+  "kv.attention"(collection = %c, layer = %layer, query = %q, row_offsets = %offsets, scale = %scale, out = %out) {kv.row_alignment = 16 : i64, mask = "causal", span = 0 : i64, softcap = 0.0 : f32, schedule = {few = 0 : i64, max_batch = 128 : i64}} : (!pool, i32, !rows, !table, f32, !rows) -> ()
+  return
+}
+
 // 8-bit keys are multiplied as they are stored by a query of bf16, or a remark says why they are converted.
 // CHECK-LABEL: func.func @stored_keys
 // CHECK:         stored_keys = true

@@ -8,6 +8,7 @@ import, or its tests do not end.
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import queue
 import sys
 import tempfile
@@ -16,7 +17,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from .copies import Copy
-from .faults import AREAS, Fault, faults
+from .faults import AREAS, OF_TORCH, Fault, faults
 from .picked import named
 
 
@@ -63,6 +64,10 @@ def main() -> int:
     chosen = [f for f in faults() if not options.name or {f.name, f.name.partition("/")[0]} & set(options.name)]
     if not chosen:
         parser.error("no fault has such a name")
+    if importlib.util.find_spec("transformers") is None:
+        everything, chosen = chosen, [f for f in chosen if not f.name.startswith(f"{OF_TORCH}/")]
+        if len(chosen) < len(everything):
+            print(f"{len(everything) - len(chosen)} faults of {OF_TORCH} are left out: try them with VENV=.venv-torch")
     started, results = time.monotonic(), []
     with tempfile.TemporaryDirectory(prefix="kvarn-mutants-") as folder, ThreadPoolExecutor(options.jobs) as pool:
         copies: queue.SimpleQueue[Copy] = queue.SimpleQueue()

@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-AREAS = ("dialect", "passes", "kernels", "runtime", "caches", "manager", "emulator", "tools")
+AREAS = ("dialect", "passes", "kernels", "runtime", "caches", "manager", "emulator", "tools", "pytorch")
+OF_TORCH = "pytorch"  # the area whose tests need torch and transformers
 LIT = (".mlir", ".test")
 
 

@@ -211,6 +211,17 @@ def test_an_error_inside_of_a_function_has_its_line():
     assert f"{__file__}:" in refusal(score=crooked)
 
 
+def test_a_mistake_in_a_function_is_told_at_its_file_whatever_is_known_of_its_text():
+    pair = (lambda s, b, h, q, k: s + b, lambda s, b, h, q, k: s + h)  # on one line
+    line = sys._getframe().f_lineno - 1
+    assert re.search(rf"{re.escape(__file__)}:{line}:\d+: error: \+ of f32 and i32", refusal(score=pair[1]))
+    scope: dict[str, Any] = {}
+    exec(compile("def made(s, b, h, q, k):\n    return s + b", "generated.py", "exec"), scope)
+    assert "generated.py:2:1: error: + of f32 and i32" in refusal(score=scope["made"])
+    for options in ({"score": lambda s, b, h, q, k: (s, s)}, {"mask": lambda b, h, q, k: q}):
+        assert re.search(rf"must return .*, got .* from <lambda> of {re.escape(__file__)}:\d+", refusal(**options))
+
+
 def test_a_window_beside_a_function_is_refused():
     with pytest.raises(ValueError, match="window and chunk must be None for a mask that is a function"):
         reads._modified(None, kv.masks.causal, 4, None, None, "kv.ops.attention")

@@ -30,7 +30,8 @@ class Shape:
     """A cache, and queries of ``heads``; ``most``: what is promised of new tokens.
 
     Rows have ``size`` elements, the first ``value_size`` of them values; with ``rope`` the last 2 * ``rope`` bytes are
-    ``rope`` bf16. ``granularity``: elements of a scale; 0: there are none; ``inline``: of one that lies in the row.
+    ``rope`` bf16. ``rows``: of a tile, where the schedule says it. ``granularity``: elements of a scale; 0: there are
+    none; ``inline``: of one that lies in the row.
     """
 
     heads: int = 16
@@ -49,6 +50,8 @@ class Shape:
     cached: tuple[int, ...] = (130, 0, 61, 7, 0)
     new: tuple[int, ...] = (2, 1, 3, 0, 0)
     target: str = "sm_90a"
+    by: str = "latent"
+    rows: int = 0
 
     def run(self, seed: int, order: ptx.Order | None = None) -> tuple[np.ndarray, np.ndarray]:
         """(output, what it should be)."""
@@ -60,11 +63,13 @@ class Shape:
         scales_in_rows = (self.size - 2 * self.rope) // (self.inline + 4) * 4 if self.inline else 0
         columns = self.size - self.rope - scales_in_rows
         query = random_values(rng, (problem.tokens, self.heads, columns), dtypes.of(self.query), self.spread)
-        schedule: dict[str, Any] = {"kind": "latent"}
+        schedule: dict[str, Any] = {"kind": self.by}
         if self.most:
             schedule["max_queries"] = self.most
         if self.splits:
             schedule["splits"] = self.splits
+        if self.rows:
+            schedule["rows"] = self.rows
         mask, span = self.mask
         if self.inline:
             stored = store_scaled_rows(rng, problem, columns - self.rope, self.rope, self.inline)
@@ -106,6 +111,19 @@ CASES = {
     "window, pages of 4": Shape(mask=("sliding_window", 70), page_size=4),
     "chunks": Shape(mask=("chunked_causal", 48)),
     "no mask": Shape(mask=("null", 0)),
+    "by tiles, 128 values": Shape(by="tile"),
+    "by tiles, 512 values": Shape(size=576, value_size=512, cached=(130, 0), new=(2, 1), by="tile"),
+    "by tiles, 512 values, heads over two blocks": Shape(
+        heads=72, size=576, value_size=512, cached=(30,), most=1, new=(1,), by="tile"
+    ),
+    "by tiles, pages of 5": Shape(page_size=5, by="tile"),
+    "by tiles of 16 rows, 512 values": Shape(size=576, value_size=512, cached=(130, 0), new=(2, 1), by="tile", rows=16),
+    "by tiles of 8 rows, pages of 5": Shape(heads=8, page_size=5, by="tile", rows=8),
+    "by tiles of 32 rows, partial results": Shape(splits=3, by="tile", rows=32),
+    "by tiles, partial results": Shape(splits=3, by="tile"),
+    "by tiles, window, f16": Shape(mask=("sliding_window", 70), dtype="f16", query="f16", page_size=16, by="tile"),
+    "by tiles, continuous, four boxes of values": Shape(kind="continuous", size=288, value_size=256, by="tile"),
+    "by tiles, 384 values in two kernels": Shape(size=448, value_size=384, cached=(70,), new=(2,), by="tile"),
     "few rows": Shape(**ONE),
     "8 rows": Shape(heads=5, **ONE),
     "24 rows": Shape(heads=20, **ONE),

@@ -174,6 +174,49 @@ def test_nothing_is_written_for_sequences_without_rows():
     assert out.size == lse.size == 0
 
 
+# --- columns over warpgroups -------------------------------------------------------------------------
+
+ACROSS = Choice(consumers=2, entries=(("across", 2),))
+CP_ASYNC_ACROSS = dataclasses.replace(ACROSS, maps=False)
+WIDE: dict[str, tuple[dict[str, Any], Choice, dict[str, Any]]] = {
+    "512 columns": ({"cached": [40], "new": [5], "head_size": 512}, dataclasses.replace(ACROSS, keys=32, stages=1), {}),
+    "sequences of every length": ({**RAGGED, "head_size": 128}, ACROSS, {}),
+    "a window with slopes, sinks and a softcap": (
+        {**RAGGED, "head_size": 128},
+        dataclasses.replace(ACROSS, keys=32),
+        {"mask": "sliding_window", "span": 33, "slopes": True, "sinks": True, "softcap": 20.0},
+    ),
+    "128 rows": ({"cached": [70], "new": [40], "head_size": 128}, dataclasses.replace(ACROSS, consumers=4), {}),
+    "no producer": ({**RAGGED, "head_size": 128}, dataclasses.replace(ACROSS, producer=False, maps=False), {}),
+    "split keys": ({"cached": [260], "new": [3], "head_size": 128}, dataclasses.replace(ACROSS, splits=3), {}),
+    "a queue": (
+        {**RAGGED, "head_size": 128},
+        dataclasses.replace(ACROSS, blocks=2, queue=True, entries=(("across", 2), ("query_stages", 2))),
+        {},
+    ),
+    "8-bit elements": ({"cached": [40, 0], "new": [9, 3], "head_size": 128, "dtype": "f8e4m3"}, CP_ASYNC_ACROSS, {}),
+    "a negative scale": ({"cached": [40], "new": [9], "head_size": 256, "dtype": "f16"}, ACROSS, {"scale": -0.2}),
+    "tiles of 32 keys": ({"cached": [40], "new": [9], "head_size": 128}, dataclasses.replace(ACROSS, keys=32), {}),
+}
+
+
+@pytest.mark.parametrize("name", WIDE)
+def test_warpgroups_beside_one_another_share_the_columns_of_scores_and_sums(name):
+    sizes, choice, what = WIDE[name]
+    check(batch(**sizes), choice, orders=[None, ptx.Order("random", "random", 1)], **what)
+
+
+@pytest.mark.parametrize(
+    ("head_size", "choice", "why"),
+    [(96, ACROSS, "a power of two of columns from 64 on, got bf16 and N = 96"),
+     (128, dataclasses.replace(ACROSS, keys=48), "a power of two of columns from 16 on, got bf16 and N = 48"),
+     (128, dataclasses.replace(ACROSS, consumers=3), "across must divide the 3 warpgroups")],
+)  # fmt: skip
+def test_columns_that_warpgroups_cannot_share_are_refused(head_size, choice, why):
+    with pytest.raises(kv.KernelError, match=why):
+        check(batch([40], [9], head_size=head_size), choice)
+
+
 # --- schedules ---------------------------------------------------------------------------------------
 
 SCHEDULES = {
@@ -182,6 +225,11 @@ SCHEDULES = {
     "three consumers without a producer": Choice(consumers=3, producer=False),
     "one stage": Choice(stages=1),
     "three stages": Choice(stages=3),
+    "keys in two parts": Choice(entries=(("parts", 2),)),
+    "keys in two parts, by turns": Choice(
+        consumers=2, blocks=1, queue=True, entries=(("parts", 2), ("query_stages", 2), ("ping_pong", True))
+    ),
+    "keys in two parts, no producer": Choice(producer=False, entries=(("parts", 2),)),
     "no producer": Choice(producer=False),
     "no producer, cp.async": Choice(producer=False, maps=False),
     "no overlap": Choice(entries=(("overlap", False),)),
@@ -221,7 +269,16 @@ LENGTHS: dict[str, Any] = {
 @pytest.mark.parametrize("lengths", LENGTHS)
 @pytest.mark.parametrize("name", SCHEDULES)
 def test_a_schedule_changes_no_result(name, lengths):
-    check(batch(**LENGTHS[lengths]), SCHEDULES[name])
+    wide = {"head_size": 128} if "parts" in name else {}  # of more than one swizzle atom
+    check(batch(**LENGTHS[lengths], **wide), SCHEDULES[name])
+
+
+def test_products_of_parts_begin_when_the_first_is_there():
+    b = batch(**LENGTHS["uneven"], head_size=192)
+    made = compiled(case_of(b), b.problem.collection.spec, Choice(entries=(("parts", 3),)))
+    found = " ".join(re.findall(r"wgmma\.mma_async|mbarrier\.try_wait|wgmma\.commit_group", made.asm["ptx"]))
+    part = " ".join(["wgmma.mma_async"] * 4)  # of 12 steps of K, four of each swizzle atom
+    assert " mbarrier.try_wait ".join([part] * 3) + " wgmma.commit_group" in found
 
 
 @pytest.mark.parametrize(
@@ -236,10 +293,11 @@ def test_the_order_of_warps_and_copies_changes_no_result(choice, order):
     check(batch([130], [18]), choice, orders=[order])
 
 
-def test_no_barrier_of_a_circular_buffer_can_be_left_out():
+@pytest.mark.parametrize(("head_size", "entries"), [(64, ()), (128, (("parts", 2),))], ids=["whole", "parts"])
+def test_no_barrier_of_a_circular_buffer_can_be_left_out(head_size, entries):
     """The emulator says so in program order, whether the result is right or not."""
-    b = batch(cached=[260, 3], new=[17, 2])
-    choice = Choice(consumers=2, blocks=1, entries=(("ping_pong", True),))
+    b = batch(cached=[260, 3], new=[17, 2], head_size=head_size)
+    choice = Choice(consumers=2, blocks=1, entries=(("ping_pong", True), *entries))
     text = compiled(case_of(b), b.problem.collection.spec, choice).asm["ptx"]
     waits = re.findall(r"mbarrier\.try_wait\.parity\.shared\.b64 p, \[%r\d+\], %r\d+;", text)
     assert len(waits) > 4

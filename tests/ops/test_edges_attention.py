@@ -89,9 +89,21 @@ NARROW_DECODE = replace(DECODING, schedule={**DECODE, "tile": 32}, keys=32, dtyp
 SPLIT_KEYS: int = measured("split_keys")
 FEW_ROWS_SPLIT = {"kind": "tile", "rows": 64, "keys": 64, "splits": 3, "max_queries": 2}
 
+# Sequences of up to 4 new tokens by a kernel of kind decode, the others by tiles: rows are those of 4 tokens.
+DIVIDED = replace(BY_TMA, schedule={**TILE, "few": 4}, rows=4 * 4)
+DIVIDED_SPLITS = {"kind": "tile", "rows": 64, "keys": 64, "splits": 3, "few": 4}
+
 # Kernels, and masks of make check; make check-all has every mask that a form takes.
 VARIANTS: dict[str, tuple[Kernel, list[Mask]]] = {
     "tiles by cp.async": (BY_CP_ASYNC, [NULL, *windows(17)]),
+    "few rows by a decode, others by tiles": (DIVIDED, [CAUSAL, *windows(17)]),
+    "few rows by a decode, others by tiles, fp8": (replace(DIVIDED, dtype="f8e4m3"), [CAUSAL]),
+    "few rows by a decode, others by tiles of splits": (
+        replace(DIVIDED, schedule=DIVIDED_SPLITS, keys=64, more=(3 * SPLIT_KEYS,)), [NULL],
+    ),
+    "few rows by a decode, others by mma.sync": (replace(DIVIDED, place=AMPERE), [NULL]),
+    "few rows by a decode, others by tiles, padded": (replace(DIVIDED, form=edges.padded), [NULL]),
+    "few rows by a decode, others by tiles, keys of others": (replace(DIVIDED, form=edges.of_others), [NULL]),
     "padded, tiles": (replace(BY_TMA, form=edges.padded), [NULL]),
     "padded, host": (replace(ON_HOST, form=edges.padded), [NULL, *windows(33)]),
     "padded, decode": (replace(DECODING, form=edges.padded), windows(17)),

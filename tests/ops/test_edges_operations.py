@@ -352,7 +352,11 @@ def test_pages_of_every_number_are_summarized_and_chosen(place, size):
 # --- tokens that are chosen ------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("dtype", "size", "heads"), [("bf16", 64, 4), ("f32", 20, 3)], ids=["tensor cores", "threads"])
+@pytest.mark.parametrize(
+    ("dtype", "size", "heads"),
+    [("bf16", 64, 4), ("bf16", 96, 5), ("f32", 20, 3)],
+    ids=["tensor cores", "tiles", "threads"],
+)
 def test_tokens_of_every_number_are_scored(place, dtype, size, heads):
     """Keys at the edges of a warp's tokens, of a block's warps and of a block's tokens."""
     extents = (indexer.TOKENS, indexer.TOKENS * indexer.WARPS, indexer.CHUNK)

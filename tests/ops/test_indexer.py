@@ -20,6 +20,8 @@ SHAPES: dict[str, Any] = {
     "fp8, bf16 queries": ("f8e4m3", "bf16", 8, {"head_size": 64, "page_size": 4}),
     "bf16": ("bf16", "bf16", 3, {"head_size": 64}),
     "int8": ("i8", "f16", 9, {"head_size": 64, "scale_dtype": "f16"}),
+    "bf16, heads of 96": ("bf16", "bf16", 11, {"head_size": 96}),
+    "int8, bf16 queries, heads of 96": ("i8", "bf16", 9, {"head_size": 96, "scale_dtype": "f32", "page_size": 5}),
     "f32, of any size": ("f32", "f32", 5, {"head_size": 20, "page_size": 5}),
     "fp8, f32 queries, granules": ("f8e4m3", "f32", 4, {"head_size": 64, "scale_dtype": "f32", "granularity": 32}),
 }

@@ -7,6 +7,7 @@ stacks than those of the scores where tiles of keys are short, as on sm_80.
 
 from __future__ import annotations
 
+import itertools
 import re
 from dataclasses import replace
 from typing import Any
@@ -217,8 +218,10 @@ def test_rows_that_products_do_not_read_by_chunks_are_refused(content, rope, why
     assert (found == []) if why is None else why in found[0]
 
 
-@pytest.mark.parametrize("name", ["mma:4x2", "mma:2x4"])
-@pytest.mark.parametrize("columns", [64, 192])
+@pytest.mark.parametrize(
+    ("name", "columns"),
+    [("mma:4x2", 64), ("mma:4x2", 192), ("mma:2x4", 64), ("mma:2x4", 192), ("wgmma:4x2", 64), ("wgmma:4x2", 512)],
+)
 def test_warps_beside_one_another_hold_every_element_once(name, columns):
     layout = tile_layout.parse(name, (64, columns))
     held = [layout.position(r, lane, w) for w in range(8) for lane in range(32) for r in range(layout.registers)]
@@ -229,7 +232,14 @@ def test_warps_beside_one_another_hold_every_element_once(name, columns):
     assert rows.replicas == 4 * int(name[-1])
 
 
+def test_each_warpgroup_beside_another_has_the_columns_of_one_instruction():
+    both, one = (tile_layout.parse(name, (64, n)) for name, n in (("wgmma:4x2", 128), ("wgmma", 64)))
+    for warp, lane, r in itertools.product(range(8), range(32), range(one.registers)):
+        row, column = one.position(r, lane, warp % 4)
+        assert both.position(r, lane, warp) == (row, column + 64 * (warp // 4))
+
+
 @pytest.mark.parametrize("name", ["wgmma:4x2", "mma:3x2", "mma:4x3"])
-def test_only_powers_of_two_of_warps_of_mma_sync_stand_beside_one_another(name):
+def test_only_powers_of_two_of_warps_and_of_their_columns_stand_beside_one_another(name):
     with pytest.raises(ValueError, match="warps"):
         tile_layout.parse(name, (192, 96))

@@ -6,7 +6,10 @@ from __future__ import annotations
 import gc
 import subprocess
 import sys
+import tracemalloc
 import weakref
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,7 +18,7 @@ from reference.random_caches import random_problem
 
 import kvarn as kv
 from kvarn import dispatch
-from kvarn.runtime import host
+from kvarn.runtime import binding, host, launch, overlap, packing, signatures
 
 OFFSETS = np.array([0, 3, 4], np.uint32)
 
@@ -178,3 +181,80 @@ def test_a_head_size_more_costs_its_code_and_no_compiler():
     """Of which 2 MB were kept: what the machine code of a program was made in."""
     done = subprocess.run([sys.executable, "-c", MEMORY], capture_output=True, text=True, check=True)
     assert float(done.stdout) < 1.7
+
+
+SHAPES: dict[str, Callable[[Any, int], Any]] = {
+    "append": lambda c, n: kv.ops.append(c, 0, rows(n), rows(n), offsets(n)),
+    "attention": lambda c, n: kv.ops.attention(c, 0, rows(n, 4), offsets(n), out=rows(n, 4)),
+    "gather": lambda c, n: kv.ops.gather(c.get_key_cache(0), np.zeros((1, n), np.int32), offsets(1), rows(n)[None]),
+    "store_ragged": lambda c, n: kv.ops.store_ragged(c.get_key_cache(0), rows(n), offsets(n)),
+    "qk_norm": lambda c, n: kv.ops.qk_norm(c, 0, rows(n, 4), offsets(n), rows(1)[0, 0], rows(1)[0, 0]),
+    "merge_attention": lambda c, n: kv.ops.merge_attention(*2 * (rows(n), rows(n)[:, :2, 0].copy())),
+    "sliced_add": lambda c, n: kv.ops.sliced_add(rows(n)[:, 0], rows(n)[:, 0], n),
+    "a kernel": lambda c, n: doubled[1, 8](c.get_key_cache(0), rows(n)[:, 0]),
+}  # fmt: skip
+
+
+class Watched(np.ndarray):
+    """An array that weak references may be of."""
+
+
+def rows(n: int, heads: int = 2) -> Any:
+    found = np.ones((n, heads, 8), np.float32).view(Watched)
+    made.append(weakref.ref(found))
+    return found
+
+
+made: list[Any] = []
+
+
+def offsets(n: int) -> np.ndarray:
+    return np.array([0, n], np.uint32)
+
+
+@kv.kernel
+def doubled(cache: Any, x: kv.Buffer[kv.f32, 2]):
+    x[0, kv.thread_id.x] = cache.load(0, 0, 0, kv.thread_id.x) * 2.0
+
+
+def step_of(name: str, n: int) -> None:
+    """A call whose arrays have another shape for every n."""
+    pool = np.zeros((n + 16, 2, 1, 4, 2, 8), np.float32).view(Watched)
+    made.append(weakref.ref(pool))
+    lengths, table = np.zeros(1, np.uint32), np.zeros((1, 24), np.uint32)
+    SHAPES[name](kv.PagedKVCacheCollection(pool, lengths, table, 64, 96), n)
+
+
+@pytest.mark.whole
+@pytest.mark.parametrize("name", SHAPES)
+def test_no_array_is_kept_alive_by_what_is_remembered_of_its_shape(name):
+    made.clear()
+    for n in (1, 2, 3, 3, 3):
+        step_of(name, n)
+    gc.collect()
+    assert len(made) >= 10
+    assert [ref() is None for ref in made] == [True] * len(made)
+
+
+@pytest.mark.whole
+@pytest.mark.parametrize("name", SHAPES)
+def test_what_is_remembered_of_shapes_has_a_bound(name, monkeypatch):
+    """Shapes behind the last that is remembered cost nothing more, whatever memory their arrays have."""
+    for module in (dispatch, binding, launch, packing, signatures):
+        monkeypatch.setattr(module, "_REMEMBER", 8)
+    monkeypatch.setattr(overlap, "_HANDLES", 4)
+    monkeypatch.setattr(overlap, "_RULES", 8)
+
+    step_of(name, 1)  # compiles
+    tracemalloc.start()
+    try:
+        used = []
+        for n in range(2, 66):
+            step_of(name, n)
+            if n % 32 == 1:
+                made.clear()
+                gc.collect()
+                used.append(tracemalloc.get_traced_memory()[0])
+    finally:
+        tracemalloc.stop()
+    assert (used[1] - used[0]) / 32 < 900  # of a shape more; those that are remembered have 2,000 to 9,000 bytes

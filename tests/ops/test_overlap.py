@@ -151,3 +151,89 @@ def test_regions_of_a_quantized_collection_are_its_pool_its_scales_and_its_table
         at, extent = found[name]
         assert at == view.data
         assert extent.ends == (0, np.asarray(array).nbytes)
+
+
+# --- kernels -----------------------------------------------------------------------------------------
+
+
+@kv.kernel
+def of_types(x: kv.Buffer[kv.i32, 1], y: kv.Buffer[kv.f32, 1]):
+    i = kv.thread_id.x
+    before = x[i]
+    y[i] = 3.0
+    y[i + 8] = kv.f32(before)
+
+
+@kv.kernel
+def of_one_type(x: kv.Buffer[kv.f32, 1], y: kv.Buffer[kv.f32, 1]):
+    i = kv.thread_id.x
+    before = x[i]
+    y[i] = 3.0
+    y[i + 8] = before
+
+
+@kv.kernel
+def declared_so(x: kv.ReadOnlyBuffer[kv.f32, 1], y: kv.Buffer[kv.f32, 1]):
+    y[kv.thread_id.x] = x[kv.thread_id.x] * 2.0
+
+
+@kv.kernel
+def of_a_cache(cache: Any, y: kv.Buffer[kv.f32, 1], n: kv.Buffer[kv.i32, 1]):
+    i = kv.thread_id.x
+    y[i] = kv.f32(cache.load(0, 0, 0, i))
+    n[i] = kv.i32(cache.cache_length(0))
+
+
+@kv.kernel
+def into_a_cache(cache: Any, x: kv.ReadOnlyBuffer[kv.f32, 1]):
+    i = kv.thread_id.x
+    cache.store(0, 0, 0, i, x[i])
+
+
+def kernel_calls() -> dict[str, tuple[Any, tuple[Any, ...], str]]:
+    """Kernels, arguments, and what must not share memory with what; "" where nothing is wrong."""
+    memory = np.zeros(64, np.float32)
+    numbers, pool = memory.view(np.int32), np.zeros((4, 4, 1, 8), np.float32)
+    lengths, own, table = np.zeros(8, np.int32), np.zeros(8, np.int32), np.zeros((1, 8), np.int32)
+    cache, flat = cast(Any, kv.PagedKVCache)(pool, lengths[:1], table, 4, 16), pool.reshape(-1)
+    return {
+        "one memory of two types": (of_types, (numbers, memory), "y x"),
+        "half of it": (of_types, (numbers[8:24], memory[:16]), "y x"),
+        "the other half": (of_types, (numbers[16:32], memory[:16]), ""),
+        "one memory of one type": (of_one_type, (memory, memory), ""),
+        "a step of one type": (of_one_type, (memory[4:], memory[:32]), ""),
+        "what is declared so": (declared_so, (memory, memory), "y x"),
+        "what is declared so, in part": (declared_so, (memory[8:24], memory[:16]), "y x"),
+        "what is declared so, apart": (declared_so, (memory[16:24], memory[:16]), ""),
+        "a cache": (of_a_cache, (cache, memory, own), ""),
+        "elements of a cache": (of_a_cache, (cache, flat[-8:], own), "y cache"),
+        "lengths of a cache": (of_a_cache, (cache, memory, lengths), "n lengths of cache"),
+        "a table of a cache": (of_a_cache, (cache, memory, table[0]), "n lookup_table of cache"),
+        "into a cache": (into_a_cache, (cache, memory), ""),
+        "of the cache itself": (into_a_cache, (cache, flat[:8]), "cache x"),
+    }
+
+
+@pytest.mark.parametrize("target", ["host", "sm_90a"])
+@pytest.mark.parametrize("name", [*kernel_calls()])
+def test_a_kernel_writes_nothing_that_its_code_takes_for_read_only(name, target):
+    kernel, args, shared = kernel_calls()[name]
+    place = contextlib.nullcontext() if target == "host" else kv.emulated(target)
+    written, _, read = shared.partition(" ")
+    how = f"{written} must not share memory with {read}, which the code takes for memory that nothing writes"
+    with place:
+        for _ in range(2):
+            with pytest.raises(ValueError, match=how) if shared else contextlib.nullcontext():
+                kernel[1, 8](*args)
+    if target == "host":
+        made = kernel.compiled_for(args)
+        with pytest.raises(ValueError, match=how) if shared else contextlib.nullcontext():
+            made.prepare(1, 8, *args)
+
+
+def test_code_that_takes_nothing_for_read_only_may_write_it():
+    memory = np.zeros(64, np.float32)
+    with kv.pipeline(options={"plan-kv-access": "read-only=false"}):
+        of_types[1, 8](memory.view(np.int32), memory)
+    assert memory[:8].tolist() == [3.0] * 8
+    assert memory[8:16].tolist() == [0.0] * 8

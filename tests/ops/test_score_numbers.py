@@ -414,6 +414,21 @@ def test_what_a_row_does_not_see_may_be_anything(name, mask):
                 assert not np.isfinite(out[seen].astype(np.float32)).any(-1).all()
 
 
+@pytest.mark.parametrize("mask", ["window", "chunk"])
+@pytest.mark.parametrize("name", [name for name, (target, *_) in KERNELS.items() if target != "host"])
+def test_a_key_that_no_row_sees_by_a_bound_is_not_multiplied(name, mask):
+    """On a GPU: keys before the window or the chunk of the first row, in its tile of keys and in others."""
+    target, schedule, dtype, shape = KERNELS[name]
+    rng, problem = problem_of(16, "paged", dtype, **{"cached": [133], "new": [3], "num_heads": 1, **shape})
+    query, blocks, table = query_of(rng, problem, 2), pool_of(problem).blocks, pool_of(problem).lookup_table
+    given = {"window": kv.masks.sliding_window(8), "chunk": kv.masks.chunked_causal(21)}[mask]  # from keys 126 on
+    want, _ = run(problem, query, mask=given, target=target, schedule=schedule)
+    for token in (0, 64, 120, 125):
+        blocks[table[0, token // blocks.shape[3]], 1, 1, token % blocks.shape[3]] = np.nan
+    out, _ = run(problem, query, mask=given, target=target, schedule=schedule)
+    np.testing.assert_array_equal(out, want)
+
+
 @pytest.mark.parametrize(
     ("dtype", "query_type", "scaled"),
     [("bf16", "bf16", False), ("f16", "f16", False), ("f8e4m3", "f32", False), ("f8e4m3", "bf16", False),

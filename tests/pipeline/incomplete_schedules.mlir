@@ -20,7 +20,7 @@ func.func @no_kind(%c: !pool, %layer: i32, %q: !rows, %o: !table, %s: f32) {
 !table = memref<?xi32, strided<[1]>, 1>
 
 func.func @tiles(%c: !pool, %layer: i32, %q: !rows, %o: !table, %s: f32) {
-  // expected-error @below {{the schedule must have keys, stages, query_stages, producer, producers, slots, overlap, one_wait, ping_pong, occupancy, persistent, splits, stored_keys, instruction, which select-kv-schedule chooses: run it before}}
+  // expected-error @below {{the schedule must have keys, stages, query_stages, producer, producers, slots, overlap, one_wait, ping_pong, occupancy, persistent, splits, stored_keys, instruction, split_columns, parts, which select-kv-schedule chooses: run it before}}
   "kv.attention"(collection = %c, layer = %layer, query = %q, row_offsets = %o, scale = %s, out = %q) {mask = "causal", span = 0 : i64, softcap = 0.0 : f32, schedule = {kind = "tile", rows = 64 : i64}} : (!pool, i32, !rows, !table, f32, !rows) -> ()
   return
 }

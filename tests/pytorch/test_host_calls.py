@@ -4,10 +4,13 @@
 from __future__ import annotations
 
 import gc
+import weakref
 
 import pytest
 
 torch = pytest.importorskip("torch", reason="torch is not installed (make check-torch)")
+
+from reference.torch_samples import SAMPLES, Data  # noqa: E402
 
 import kvarn as kv  # noqa: E402
 
@@ -86,3 +89,14 @@ def test_a_negative_view_is_refused(device):
     assert negative.is_neg()
     with pytest.raises((TypeError, ValueError), match="a"):
         kv.ops.sliced_add(negative, negative, 8, torch.empty(8, 1, device=device))
+
+
+@pytest.mark.parametrize("name", SAMPLES)
+def test_no_tensor_is_kept_alive_by_what_is_remembered_of_its_shape(name, device):
+    for _ in range(3):
+        tensors = Data(device).tensors()
+        alive = {n: weakref.ref(x) for n, x in tensors.items()}
+        SAMPLES[name](tensors)
+        del tensors
+        gc.collect()
+        assert [n for n, ref in alive.items() if ref() is not None] == []

@@ -58,6 +58,8 @@ class Choice:
     ----------
     consumers : int
         Warpgroups of 64 query rows.
+    few : int
+        Query rows of the one warpgroup that multiplies, where these are fewer.
     keys : int
         Keys of a tile.
     producer, maps : bool
@@ -81,6 +83,7 @@ class Choice:
     """
 
     consumers: int = 1
+    few: int = 0
     keys: int = 64
     producer: bool = True
     producers: int = 1
@@ -97,7 +100,7 @@ class Choice:
 
     @property
     def rows(self) -> int:
-        return 64 * self.consumers
+        return self.few or 64 * self.consumers // dict(self.entries).get("across", 1)
 
     @property
     def threads(self) -> int:

@@ -228,7 +228,11 @@ FIRST = """
 """
 
 
-def test_a_child_forked_in_another_threads_first_call_makes_a_first_call_too(tmp_path):
+DELAYS = [0.02, 0.2, 0.5, *(pytest.param(x, marks=pytest.mark.thorough) for x in (0.0, 0.05, 0.1, 0.3, 0.8))]
+
+
+@pytest.mark.parametrize("delay", DELAYS)
+def test_a_child_forked_in_another_threads_first_call_makes_a_first_call_too(tmp_path, delay):
     """Nothing is imported before: the thread and the children come upon the same imports, at any point of them."""
     rounds = textwrap.dedent("""
         thread = threading.Thread(target=first)
@@ -239,6 +243,5 @@ def test_a_child_forked_in_another_threads_first_call_makes_a_first_call_too(tmp
     """)
     path = tmp_path / "first.py"
     path.write_text(textwrap.dedent(FIRST) + textwrap.dedent(FORK).partition("def launch")[0] + rounds)
-    for delay in (0.0, 0.02, 0.05, 0.1, 0.2, 0.3, 0.5, 0.8):
-        done = subprocess.run([sys.executable, path, str(delay)], capture_output=True, text=True, timeout=200)
-        assert (done.returncode, done.stdout.split()) == (0, ["0"] * 4), done.stderr
+    done = subprocess.run([sys.executable, path, str(delay)], capture_output=True, text=True, timeout=200)
+    assert (done.returncode, done.stdout.split()) == (0, ["0"] * 4), done.stderr

@@ -250,8 +250,16 @@ def test_the_search_over_tiles_measures_legal_schedules_once(case):
     assert found.measured == len(seen) - 1 == len({tuple(sorted(s.items())) for s in seen})
     for name in schedules.TILED.names:
         converts = tile_schedule.TileConfig(case.space.case).converts
-        of_bytes = ("producers", "slots", "stored_keys")
-        assert len({s[name] for s in seen}) > 1 or (name in of_bytes and not converts), name
+        of_bytes, as_stored = ("producers", "slots", "stored_keys"), ("split_columns", "parts")
+        assert len({s[name] for s in seen}) > 1 or name in (as_stored if converts else of_bytes), name
+
+
+@pytest.mark.parametrize(("new", "few"), [(1, True), (8, True), (9, False)])
+def test_tiles_of_few_rows_are_tried_where_sequences_have_few(new, few):
+    space = tune.Case("bf16", 8, 4096, 32, 8, 128, 16, new, kind="tile").space
+    rows = {found["rows"] for found in space.variations(space.start(SM90), 0) if space.fits(found, SM90)}
+    assert (rows & {8, 16, 32} == {8, 16, 32}) == few
+    assert few or not rows & {8, 16, 32}
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from typing import Any
 
 from kvarn import dsl as kv
 
-from .case import Case, caches_of, start_of
+from .case import Case, Division, caches_of, start_of
 from .queries import Queries, extents_of, queries_of
 from .softmax import arrays_read
 
@@ -42,6 +42,8 @@ class AttentionArguments:
         Of a launch: the partial results, and a count of the finished ones.
     max_units : i32
         Of a launch: the most work units of a batch.
+    few : i32
+        Of a launch that divides a batch: the most new tokens of the sequences that a kernel of kind decode has.
     key_map : TMA descriptor
         Of a launch: a descriptor of the latent rows.
     sinks, slopes : f32 [Hq]
@@ -76,6 +78,7 @@ class AttentionArguments:
     partials: Any = None
     counters: Any = None
     max_units: Any = None
+    few: Any = None
     key_map: Any = None
     sinks: Any = None
     lse: Any = None
@@ -118,10 +121,14 @@ class AttentionArguments:
         """The arrays, in the form that functions read."""
         return arrays_read(self.array0, self.array1, self.array2, self.array3)
 
-    def queries(self, case: Case, most: int | None = None) -> Queries:
-        """The query rows of the sequences, which have at most ``most`` rows each."""
-        rows = self.out if self.query is None else self.query
-        return queries_of(case.padded, self.extents, rows, self.kv_offsets, self.lists, self.list_counts, most)
+    def queries(self, case: Case, most: int | None = None, many: bool = True) -> Queries:
+        """The query rows of the sequences, which have at most ``most`` rows each.
+
+        ``many``: which sequences the kernel has, in a launch that divides the batch.
+        """
+        rows, lists = self.out if self.query is None else self.query, (self.lists, self.list_counts)
+        division = None if self.few is None else Division(self.few, many)
+        return queries_of(case.padded, self.extents, rows, self.kv_offsets, *lists, most, division)
 
     def caches(self, case: Case) -> tuple[Any, Any]:
         """The sources of keys and values."""

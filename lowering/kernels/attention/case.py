@@ -213,6 +213,27 @@ class Case:
         return self.pages or self.blocks is not None
 
 
+@dataclass(frozen=True)
+class Division:
+    """Which sequences of a batch a kernel has, by their new tokens; to it the others have no rows.
+
+    Attributes
+    ----------
+    few : i32
+        New tokens up to which a sequence is one of few.
+    many : bool
+        Whether the kernel has the others.
+    """
+
+    few: Any
+    many: bool
+
+    def kept(self, rows: Any, group: int = 1) -> Any:
+        """The rows of a sequence: tokens, or each a ``group`` of them."""
+        few = rows <= self.few * group
+        return kv.where(few, 0, rows) if self.many else kv.where(few, rows, 0)
+
+
 @kv.func
 def last_not_above(table, count, value):
     """The largest i < count with table[i] <= value, for an ascending table; 0 if there is none."""

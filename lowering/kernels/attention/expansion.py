@@ -8,14 +8,18 @@ otherwise tile if it supports the case, otherwise simt. ``select-kv-schedule`` c
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from mlir.dialects import arith
+
 from kvarn.dialect.latent_layout import RowFormat
 from kvarn.dialect.ops.attention import block_tile, score_of
 from kvarn.dialect.schedules import MOST
+from kvarn.lowering.index import Ix, const
 from kvarn.lowering.schedules import attention as tile_schedule, decode as decode_schedule
 from kvarn.lowering.schedules.limits import MOST_QUERIES, WARP_ROWS
 from kvarn.lowering.schedules.tables import by_most, measured
@@ -29,7 +33,7 @@ from . import kernel as attention_tiles, launch as tile_launch, rows as attentio
 from .arguments import AttentionArguments
 from .case import Case, Masking
 from .decode import kernel as attention_decode
-from .queries import heads_of, is_padded, row_count
+from .queries import batch_of, heads_of, is_padded, row_count
 
 WIDEST_ROWS = 16  # row alignment in bytes when a block mask is made: the attention's own is not known then
 LISTED_KEYS = 64  # keys per tile of a decode's block mask, at least
@@ -78,9 +82,12 @@ class Place:
         return MOST if self.invariant else self.max_batch
 
 
-def decode_problems(case: Case, place: Place, max_batch: int) -> list[str]:
-    """Why the decode kernel does not support a case, one sentence per reason; empty if it does."""
-    most = place.schedule.get("max_queries")
+def decode_problems(case: Case, place: Place, max_batch: int, most: int | None = None) -> list[str]:
+    """Why the decode kernel does not support a case, one sentence per reason; empty if it does.
+
+    ``most``: the most new tokens of a sequence, if not the schedule's ``max_queries``.
+    """
+    most = place.schedule.get("max_queries") if most is None else most
     if most is None or place.of_operands:
         return ["needs max_queries and a collection"]
     found = decode_schedule.problems(case, most, place.target, max_batch, place.invariant)
@@ -126,6 +133,36 @@ def few_rows(case: Case, place: Place, listed: bool = False) -> bool:
     if most is None or (by_tiles and _stored_tiles(case, place)):
         return False
     return most * case.group <= decode_rows(case, place, place.sequences)
+
+
+def few_queries(case: Case, place: Place) -> int:
+    """The most new tokens of sequences that a kernel of kind decode has, beside a kernel for the others; 0: none.
+
+    For batches whose sequences have any number of new tokens; with one sequence its rows decide the kernel.
+    """
+    fixed = "max_queries" in place.schedule or "kind" in place.schedule or place.invariant
+    single = place.schedule.get("max_batch", 1) == 1
+    converted = case.spec.dtype.bits == 8  # others are read at the memory's rate by tiles too
+    if fixed or single or not converted or not place.target.has("pdl") or place.of_operands or case.blocks:
+        return 0
+    if case.functions and measured("functions_by_tiles", place.target) and _stored_tiles(case, place):
+        return 0
+    most = min(decode_rows(case, place, place.sequences) // case.group, MOST_QUERIES)
+    return most if most and not decode_problems(case, place, place.max_batch, most) else 0
+
+
+def few_of_launch(op: Any, at: Expansion) -> Ix | None:
+    """The most new tokens of sequences that a launch gives to a kernel of kind decode; None if none ever does.
+
+    With a chosen schedule, 0 unless the sequences have on average less than a fourth of the longest one's new tokens:
+    for a batch of prompts the second kernel is not worth its launch.
+    """
+    few = at.schedule.get("few", 0)
+    if not few or not at.schedule["uneven"]:
+        return at.constant(few) if few else None
+    longest = at.field(op.collection, "max_seq_length").wide * batch_of(op, at)
+    uneven = (row_count(op.query, at).wide * 4).below(longest)
+    return Ix(arith.select(uneven, const(few), const(0)))
 
 
 def kind_of(op: Any, at: Expansion, case: Case) -> str:
@@ -236,7 +273,9 @@ def expand(op: Any, at: Expansion) -> None:
     if kind == "decode":
         attention_decode.launch(case, at, op)
     elif kind == "tile":
-        tile_launch.launch(tile_schedule.configured(case, at.target, at.schedule), at, op)
+        config, few = tile_schedule.configured(case, at.target, at.schedule), few_of_launch(op, at)
+        beside = None if few is None else functools.partial(attention_decode.launch, case, at, op, few)
+        tile_launch.launch(config, at, op, few, beside)
     elif kind == "host" and attention_tiles.fits_host(case):  # there are no tiles of head size 1
         attention_tiles.launch_host(case, at, op)
     else:

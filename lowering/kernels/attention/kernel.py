@@ -174,6 +174,8 @@ def attention_kernel(s: TileKernel) -> Any:
     @kv.kernel(block=(s.threads, 1, 1), **options)
     def attention(a: AttentionArguments, t: TileArguments):
         queries, arrays = a.queries(s.case, s.most), a.arrays
+        if a.few is not None and s.overlaps:  # the kernel of the other sequences runs where this one leaves room
+            kv.griddepcontrol_launch_dependents()
         for work in work_items(s, t):
             rows = rows_of(s, a, queries, work)
             q, factor, unit = scaled_query(s, a, rows)

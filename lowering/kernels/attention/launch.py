@@ -4,11 +4,13 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 from kvarn.dialect.dtypes import f32
 from kvarn.dialect.ops.attention import ARRAYS
+from kvarn.lowering.index import Ix
 from kvarn.lowering.schedules.attention import TileConfig, copies_by_tma, staged_by_tma
 from kvarn.lowering.schedules.limits import columns_at_a_time, columns_behind
 from kvarn.lowering.tiles.boxes import swizzle_of_boxes
@@ -24,19 +26,30 @@ from .specialisation import TileArguments, TileKernel
 from .split_counts import halved, longest_of, splits_for
 
 
-def launch(config: TileConfig, at: Expansion, op: Any) -> None:
-    """Launch the attention kernel and, where keys are split, the combine kernel."""
-    a = AttentionArguments.of(op)
+def launch(
+    config: TileConfig, at: Expansion, op: Any, few: Ix | None = None, beside: Callable[[], None] | None = None
+) -> None:
+    """Launch the attention kernel and, where keys are split, the combine kernel.
+
+    With ``few``, only over sequences of more than ``few`` new tokens; ``beside`` launches the kernel of the others,
+    which runs on multiprocessors as this one leaves them.
+    """
+    a = replace(AttentionArguments.of(op), few=few)
     # Block masks fix the numbering of tiles, and with lists each row is a sequence: max_queries does not apply.
     numbered = config.case.padded or a.block_mask is not None or a.lists is not None
     most = None if numbered else at.schedule.get("max_queries")
     tiles, multiprocessors = tiles_of(op, at, config.case.group, config.rows, most), at.device("multiprocessors")
     splits = None
     if config.splits != 1:
-        # A lower bound of the tiles that contain rows.
+        # A lower bound of the tiles that contain rows. In a divided batch most sequences are assumed to have few rows,
+        # one each, and so no tile.
         rows = at.dim(op.query, 0) * (at.dim(op.query, 1) if config.case.padded else at.constant(1))
+        batch = batch_of(op, at)
+        if few is not None:
+            none = few.least(1) * batch
+            rows, batch = rows.greatest(none) - none, batch - none
         filled = tiles if config.case.padded else ((rows * config.case.group + (config.rows - 1)) // config.rows)
-        filled = filled.greatest(batch_of(op, at)).greatest(at.constant(1)) * config.case.spec.num_heads
+        filled = filled.greatest(batch).greatest(at.constant(1)) * config.case.spec.num_heads
         splits = at.constant(config.splits or 1)
         if not config.splits:
             longest, slots, least = (
@@ -49,7 +62,8 @@ def launch(config: TileConfig, at: Expansion, op: Any) -> None:
                 splits = splits.greatest(halved(filled, slots, longest, least))
     t = TileArguments(tiles, *descriptors(config, at, a), splits=splits)
     for section in config.sections:
-        _launch_section(config, section, at, a, t, most)
+        last = section == config.sections[-1]
+        _launch_section(config, section, at, a, t, most, beside if last else None)
 
 
 def _launch_section(
@@ -59,8 +73,9 @@ def _launch_section(
     a: AttentionArguments,
     t: TileArguments,
     most: int | None,
+    beside: Callable[[], None] | None,
 ) -> None:
-    """Launch the kernel for one section of the value columns; sequences have at most ``most`` new tokens."""
+    """Launch the kernel for one section of the value columns, of at most ``most`` new tokens, then ``beside``."""
     case, tiles, multiprocessors, splits = config.case, t.tiles, at.device("multiprocessors"), t.splits
     spare = config.most_shared_bytes(at.target) - config.shared_bytes
     schedule = {"consumers": config.consumers, "spare": max(spare, 0), **config.entries()}
@@ -73,7 +88,7 @@ def _launch_section(
     s = TileKernel(
         case, config.rows, config.keys, config.threads, config.blocks(at.target), bounded=by_mma,
         least=config.least(at.target), persistent=config.persistent or not by_mma, section=section, most=most,
-        stored_keys=config.stored_keys, weights=config.weights,
+        stored_keys=config.stored_keys, weights=config.weights, overlaps=at.target.has("pdl"),
     )  # fmt: skip
     if config.narrow and a.lse is None:  # lse needs the weights before rounding
         schedule["row_sums"] = True
@@ -91,8 +106,10 @@ def _launch_section(
         blocks = units_of_all.least(at_once) if config.persistent else units_of_all
     if config.persistent and config.producer:
         t = replace(t, queue=at.workspace(4, zeroed=True))
-    key, kernel = (config, section, most), attention_kernel(s)
+    key, kernel = (config, section, most, a.few is None), attention_kernel(s)
     at.launch(kernel, [a, t], (blocks, 1, 1), (config.threads, 1, 1), key=key, attributes={"kv.schedule": schedule})
+    if beside is not None:
+        beside()
     if several is None:
         return
     a = a.without("query", "scale", "slopes", "pages", "page_counts", *ARRAYS)
@@ -112,6 +129,8 @@ def descriptors(config: TileConfig, at: Expansion, a: AttentionArguments) -> lis
         box = math.gcd(rows, GROUP) if config.narrow and half == "value" else rows  # the rows that one warp transposes
         if at.why_no_tensor_map(handle, rows=box, swizzle=swizzle) is not None:
             return [None, None]
+        if config.case.spec.is_mla and half == "value":  # which are columns of the keys
+            return [*found, None]
         whose = {} if a.layer is None else {"layer": a.layer, "half": half}
         found.append(at.tensor_map(handle, rows=box, swizzle=swizzle, **whose))
     return found

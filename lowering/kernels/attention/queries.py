@@ -17,7 +17,7 @@ from kvarn.dialect.layout import cdiv
 
 from ..base import Expansion
 from ..common import at_most
-from .case import sequence_of_query, tile_count, tile_place
+from .case import Division, sequence_of_query, tile_count, tile_place
 
 
 @dataclass(frozen=True)
@@ -25,13 +25,15 @@ class RaggedQueries:
     """Ragged rows: sequence b has the rows [offsets[b], offsets[b + 1]).
 
     Offsets are clamped to the ``rows`` of the buffers. A sequence that ends before its start is empty. ``most``: the
-    most rows of any sequence, if known, which simplifies the numbering of tiles.
+    most rows of any sequence, if known, which simplifies the numbering of tiles. ``division``: which sequences have
+    rows; all do without it.
     """
 
     offsets: Any
     rows: Any
     kv_offsets: Any = None
     most: int | None = None
+    division: Division | None = None
 
     @property
     def sequences(self) -> Any:
@@ -39,7 +41,8 @@ class RaggedQueries:
 
     def length(self, b: Any) -> Any:
         """Rows of a sequence."""
-        return kv.math.max(self.base(b + 1) - self.base(b), 0)
+        rows = kv.math.max(self.base(b + 1) - self.base(b), 0)
+        return rows if self.division is None else self.division.kept(rows)
 
     def new_keys(self, b: Any) -> Any:
         """Keys of a sequence after its cached ones: as many as it has rows, unless kv_offsets are given."""
@@ -74,7 +77,8 @@ class RaggedQueries:
     def tile(self, number: Any, group: int, size: int) -> tuple[Any, Any, Any, Any]:
         """As :func:`tile_place`, with the base of the sequence; with ``most``, sequences have equally many tiles."""
         if self.most is None:
-            return tile_place(self.offsets, self.rows, number, group, size)
+            b, base, row0, count = tile_place(self.offsets, self.rows, number, group, size)
+            return b, base, row0, count if self.division is None else self.division.kept(count, group)
         tiles = cdiv(self.most * group, size)
         b = number // tiles
         return b, self.base(b), (number % tiles) * size, self.length(b) * group
@@ -127,13 +131,15 @@ class PaddedQueries:
     lengths: Any
     width: Any
     kv_offsets: Any = None
+    division: Division | None = None
 
     @property
     def sequences(self) -> Any:
         return self.lengths.shape[0]
 
     def length(self, b: Any) -> Any:
-        return kv.math.clamp(self.lengths[b], 0, self.width)
+        rows = kv.math.clamp(self.lengths[b], 0, self.width)
+        return rows if self.division is None else self.division.kept(rows)
 
     def new_keys(self, b: Any) -> Any:
         return new_keys(self, b)
@@ -184,17 +190,18 @@ def new_keys(queries: Queries, b: Any) -> Any:
 
 def queries_of(
     padded: bool, extents: Any, rows: Any, kv_offsets: Any = None, lists: Any = None, counts: Any = None,
-    most: int | None = None,
+    most: int | None = None, division: Division | None = None,
 ) -> Queries:  # fmt: skip
     """The queries of a kernel: ``extents`` are row offsets or valid lengths, ``rows`` is a buffer of query rows.
 
     With ``lists`` and their ``counts``, each row attends to the pool rows in its list. ``most``: a bound of rows.
+    ``division``: which sequences the kernel has.
     """
     if lists is not None:
         return ListedQueries(extents, rows.shape[0], lists=lists, counts=counts)
     if padded:
-        return PaddedQueries(extents, rows.shape[1], kv_offsets)
-    return RaggedQueries(extents, rows.shape[0], kv_offsets, most)
+        return PaddedQueries(extents, rows.shape[1], kv_offsets, division)
+    return RaggedQueries(extents, rows.shape[0], kv_offsets, most, division)
 
 
 # --- outside of kernels ----------------------------------------------------------------------------

@@ -34,7 +34,7 @@ def seen_by(case: Case, b: Any, h: Any, q: Any, k: Any, num_keys: Any, arrays: A
         return exists
     with intervals.wrapping():
         seen = mask.function(b, h, position(q), position(k), *arrays[: mask.arrays])
-    return returned("mask", "a bool", seen, bool_) & exists
+    return returned("mask", "a bool", seen, bool_, mask.function) & exists
 
 
 @kv.func
@@ -45,7 +45,7 @@ def shown(case: Case, b: Any, h: Any, q: Any, k: Any, arrays: Any) -> Any:
         return True
     with intervals.wrapping():
         seen = mask.function(b, h, position(q), position(k), *arrays[len(arrays) - mask.arrays :])
-    return returned("mask", "a bool", seen, bool_)
+    return returned("mask", "a bool", seen, bool_, mask.function)
 
 
 def outer_of(case: Case) -> Any:
@@ -62,7 +62,7 @@ def seen_by_positions(case: Case, b: Any, h: Any, q: Any, k: Any, num_keys: Any)
     """Which keys the queries attend to, under the mask's conditions on positions alone."""
     with intervals.wrapping():
         seen = outer_of(case)(b, h, position(q), position(k))
-    return returned("mask", "a bool", seen, bool_) & (k < num_keys)
+    return returned("mask", "a bool", seen, bool_, outer_of(case)) & (k < num_keys)
 
 
 # --- score modifications -----------------------------------------------------------------------------
@@ -82,7 +82,7 @@ def modified(case: Case, x: Any, b: Any, h: Any, q: Any, k: Any, slopes: Any, ar
         score = functions.registered(case.score)
         with intervals.wrapping():
             made = score.function(x, b, h, position(q), position(k), *arrays[: score.arrays])
-        made = returned("score", "the new score, an f32", made, f32)
+        made = returned("score", "the new score, an f32", made, f32, score.function)
         if not isinstance(x, tiles.Tile):
             return made
         x = stretched(made, joined("a score and what its function returns:", x.shape, made.lanes))
@@ -144,13 +144,15 @@ def arrays_read(*given: Any) -> list[functions.Array]:
     return [array_read(a) for a in given if a is not None]
 
 
-def returned(role: str, what: str, value: Any, dtype: DType) -> Any:
+def returned(role: str, what: str, value: Any, dtype: DType, function: Any) -> Any:
     """What a function of positions returned, checked; a number becomes a constant, a mask's must be True or False."""
     value = plain(value)
     if isinstance(value, bool) or (dtype is not bool_ and isinstance(value, (int, float))):
         value = dtype(value)
     if getattr(value, "dtype", None) is not dtype:
-        raise TypeError(f"a {role} function must return {what}, got {describe(value)}")
+        code = getattr(function, "__code__", None)
+        where = "" if code is None else f" from {function.__name__} of {code.co_filename}:{code.co_firstlineno}"
+        raise TypeError(f"a {role} function must return {what}, got {describe(value)}{where}")
     return value
 
 

@@ -51,6 +51,8 @@ class TileKernel:
         Whether 8-bit keys are multiplied without conversion, by a query of two terms.
     weights : DType, optional
         The type of rounded weights and converted values; by default the query's.
+    overlaps : bool
+        Whether the target can start a kernel while the previous one runs.
     """
 
     case: Case
@@ -66,6 +68,7 @@ class TileKernel:
     most: int | None = None
     stored_keys: bool = False
     weights: DType | None = None
+    overlaps: bool = False
 
     @property
     def first_column(self) -> int:

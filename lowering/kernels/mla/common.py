@@ -48,7 +48,7 @@ class LatentConfig:
         Tiles of query rows per sequence; 0: from the row offsets.
     box_rows : int
         Rows per TMA box; 0: threads copy row by row.
-    parted : bool
+    partial : bool
         Whether even a single split stores a partial result, since the combine kernel has more to do than combining.
     """
 

@@ -21,6 +21,7 @@ from kvarn.dialect.ops.attention import block_tile, score_of
 from kvarn.dialect.ops.mla import inline_content, inline_scales_of
 from kvarn.lowering.schedules import attention as tile_schedule, mla as latent_schedule
 from kvarn.lowering.schedules.limits import MOST_COLUMNS
+from kvarn.lowering.tiles.ir import WGMMA
 
 from .. import expands
 from ..attention import kernel as attention_tiles, launch as tile_launch
@@ -100,11 +101,24 @@ def tile_problems(op: Any, at: Expansion) -> list[str]:
     return found
 
 
+def tiled_problems(op: Any, at: Expansion) -> list[str]:
+    """Why the kernel over tiles does not take an operation by wgmma, one sentence each; empty when it does."""
+    case = case_of(op, at)
+    found = tile_schedule.problems(case, at.target, row_alignment(op), {"instruction": WGMMA})
+    if case.listed or case.blocks:
+        found.append("takes neither lists of rows nor block masks of latent rows")
+    return found
+
+
 def kind_of(op: Any, at: Expansion) -> str:
     """The schedule's kind, or the choice for the target; ValueError if the given kind does not support the case."""
     kind = at.schedule.get("kind")
     if at.target.is_host or kind == "simt":
         return kind or "host"
+    if kind == "tile":
+        for problem in tiled_problems(op, at):
+            raise ValueError(f"a schedule of kind tile {problem}")
+        return kind
     problems = latent_problems(op, at)
     for problem in problems if kind == "latent" else ():
         raise ValueError(f"a schedule of kind latent {problem}")
@@ -129,6 +143,8 @@ def expand_attention(op: Any, at: Expansion) -> None:
             latent_schedule.launch(config, at, op)
         else:
             tile_launch.launch(config, at, op)
+    elif kind == "tile":
+        tile_launch.launch(tile_schedule.configured(case, at.target, at.schedule), at, op)
     elif kind == "host" and attention_tiles.fits_host(case):
         attention_tiles.launch_host(case, at, op)
     else:

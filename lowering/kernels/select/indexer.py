@@ -5,62 +5,33 @@ Scores use tensor cores. A block has a query row and :data:`CHUNK` tokens. The r
 converted once; a warp multiplies 32 keys at a time by eight heads after another (:mod:`row_products`): product, scale
 of the token, relu, weight of the head, sum. 8-bit keys are converted to f16 in pairs, for exact products.
 
-Cases that these kernels do not support use one thread per token, as on the host.
+Other cases use tiles (:mod:`indexer_tiles`), or one thread per token, as on the host.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 from kvarn import dsl as kv
-from kvarn.dialect.dtypes import DType, bf16, f8e4m3, f16, f32, i8, i32
-from kvarn.dialect.layout import CacheSpec, cdiv, lowbit
+from kvarn.dialect.dtypes import bf16, f8e4m3, f16, f32, i8, i32
+from kvarn.dialect.layout import lowbit
 from kvarn.lowering.target import Target
 from kvarn.lowering.tiles.cache_rows import load_width, read
 
 from .. import expands
 from ..attention.queries import RaggedQueries
 from ..base import Expansion
-from ..common import BYTES, WARP, Rows, as_vector, at_most, begin, row_alignment, starts_early
-from . import row_products
+from ..common import BYTES, WARP, Rows, as_vector, begin, row_alignment, starts_early
+from . import indexer_tiles, row_products
+from .indexer_case import CHUNK, UNSEEN, Case, relu, seen_tokens
 from .row_products import TILE_ROWS, RowProducts
 from .top_k import chooser, key_of
 
-CHUNK = 1024  # tokens per block
 WARPS = 8
 TOKENS = 32  # tokens that a warp processes at a time: two tiles of an mma
 OPERAND_BYTES = 32 << 10  # the most shared memory of a row's heads
 THREADS = 128  # per block of the kernel without tensor cores
 CHOOSING = 1024  # per block of the selection
-UNSEEN = float("-inf")
-
-
-@dataclass(frozen=True)
-class Case:
-    """What the kernels are specialised for: the keys, the query, its heads, the alignment of its rows.
-
-    ``early``: kernels wait for the previous ones themselves (PDL).
-    """
-
-    spec: CacheSpec
-    query: DType
-    heads: int
-    alignment: int
-    early: bool
-
-    @property
-    def size(self) -> int:
-        return self.spec.head_size
-
-    @property
-    def narrow(self) -> bool:
-        """Whether keys are 8-bit."""
-        return self.spec.dtype.bits == 8
-
-    @property
-    def head_tiles(self) -> int:
-        return cdiv(self.heads, TILE_ROWS)
 
 
 def on_tensor_cores(c: Case, target: Target) -> bool:
@@ -74,22 +45,6 @@ def on_tensor_cores(c: Case, target: Target) -> bool:
         and c.head_tiles * TILE_ROWS * c.size * 2 <= OPERAND_BYTES
         and c.alignment >= min(BYTES, 4 * c.query.itemsize)
     )
-
-
-@kv.func
-def seen_tokens(collection: Any, queries: Any, row: Any) -> tuple[Any, Any]:
-    """(sequence, number of visible tokens) of a query row; 0 tokens for a row of no sequence."""
-    b, seen = kv.i32(0), kv.i32(0)
-    if queries.in_range(row):
-        b = queries.sequence(row)
-        seen = at_most(collection.cache_length(b) + queries.token(b, row) + 1, collection.token_capacity())
-    return b, seen
-
-
-@kv.func
-def relu(x: Any) -> Any:
-    """max(x, 0), but NaN for NaN."""
-    return kv.where(x < 0.0, 0.0, x)
 
 
 # --- on tensor cores -------------------------------------------------------------------------------
@@ -208,6 +163,9 @@ def expand_index_scores(op: Any, at: Expansion) -> None:
     heads, early = at.static_dim(op.query, 1), starts_early(at)
     case = Case(at.spec(op.collection), at.dtype(op.query), heads, row_alignment(op), early)
     tensor = on_tensor_cores(case, at.target)
+    if not tensor and indexer_tiles.takes(case, at.target):
+        indexer_tiles.launch(case, at, op)
+        return
     per_block = CHUNK if tensor else 1 if at.target.is_host else THREADS
     chunks = (at.dim(op.out, 1) + (per_block - 1)) // per_block
     args = [op.collection, op.layer, op.query, op.weights, op.row_offsets, op.out, chunks]

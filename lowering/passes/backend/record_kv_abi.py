@@ -106,6 +106,8 @@ def kernel_record(function: ir.Operation) -> dict[str, Any]:
         args[i]["table_alignment"] = alignment
     for i in integers("kv.written", ir.DenseI64ArrayAttr):
         args[i]["written"] = True
+    for i in integers("kv.read_only_args", ir.DenseI64ArrayAttr):
+        args[i]["read_only"] = True
     extra: dict[str, Any] = {}
     if "kv.assertions" in attributes:
         extra["assertions"] = [ir.StringAttr(a).value for a in ir.ArrayAttr(attributes["kv.assertions"])]

@@ -57,16 +57,33 @@ def attention_entries(op: Any, at: Expansion, without: Collection[str]) -> dict[
         remark(op.operation, "missed", f"kind {kind} is not the fastest: {why}")
     if kind == "tile":
         given = {**schedules.TILED.left_out(without), **at.schedule}
+        few, uneven = given.pop("few", None), given.pop("uneven", False)
+        if few is None:
+            few, uneven = attention.few_queries(case, attention.Place.of(op, at)), True
+        if "max_queries" not in at.schedule:
+            given.pop("max_batch", None)  # which says how many sequences there are of few tokens
         entries = tile_schedule.choose(case, at.target, given, at.tuned)
         config = tile_schedule.TileConfig(case, **entries)
         why_converted = tile_schedule.why_not_stored(config) if config.converts else None
         if why_converted is not None:
             remark(op.operation, "missed", f"keys are converted before they are multiplied: {why_converted}")
-        return {"kind": kind, **entries}
+        return {"kind": kind, **entries, **(few_entries(op, case, at, few, uneven) if few else {})}
     if kind != "decode":
         return {"kind": kind}
     config = DecodeConfig(case, at.schedule["max_queries"])
     return {"kind": kind, **decode_table.choose(at.target, config, at.schedule, at.tuned)}
+
+
+def few_entries(op: Any, case: Any, at: Expansion, few: int, uneven: bool) -> dict[str, Any]:
+    """The schedule of the sequences of up to ``few`` new tokens, beside that of the others.
+
+    ``uneven``: not every batch is divided.
+    """
+    for problem in attention.decode_problems(case, attention.Place.of(op, at), at.schedule.get("max_batch", 1024), few):
+        raise ValueError(f"the schedule's few asks for a kernel of kind decode, which {problem}")
+    given = {name: at.schedule[name] for name in ("max_batch", "batch_invariant") if name in at.schedule}
+    found = decode_table.choose(at.target, DecodeConfig(case, few), given, at.tuned)
+    return {"few": few, "uneven": uneven} | {schedules.PREFIX_OF_FEW + name: value for name, value in found.items()}
 
 
 def latent_entries(op: Any, at: Expansion, without: Collection[str]) -> dict[str, Any]:
@@ -74,6 +91,8 @@ def latent_entries(op: Any, at: Expansion, without: Collection[str]) -> dict[str
     kind = mla.kind_of(op, at)
     for why in mla.slower_than(op, at):
         remark(op.operation, "missed", f"kind {kind} is not the fastest: {why}")
+    if kind == "tile":
+        return {"kind": kind, **latent_schedule.of_tiles(mla.case_of(op, at), at.target, at.schedule).entries()}
     if kind != "latent":
         return {"kind": kind}
     return {"kind": kind, **latent_schedule.choose(mla.case_of(op, at), at, op, not mla.wgmma_problems(op, at))}

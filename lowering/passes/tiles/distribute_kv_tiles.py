@@ -13,7 +13,8 @@ After:   %x = arith.addf %a, %b : vector<64xf32> ; vector.shuffle, arith.maxnumf
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
+import dataclasses
+from collections.abc import Sequence
 from typing import Any
 
 from mlir import ir
@@ -21,7 +22,9 @@ from mlir.dialects import scf
 
 from kvarn.dialect import ops
 from kvarn.dialect.dtypes import f32
+from kvarn.dialect.layout import lowbit
 from kvarn.dialect.ops.staging import (
+    FIRST_PART,
     PRODUCER_GROUPS,
     PRODUCER_REST,
     PRODUCER_WARPS,
@@ -29,8 +32,8 @@ from kvarn.dialect.ops.staging import (
     TileStoreSharedOp,
 )
 from kvarn.dialect.ops.tile import IN_SHARED, SHARED, SHARED_TRANSPOSED
-from kvarn.dialect.register_layout import COLUMN, RegisterLayout
-from kvarn.dialect.shared_layout import SharedLayout
+from kvarn.dialect.register_layout import RegisterLayout
+from kvarn.dialect.shared_layout import CHUNK, SharedLayout
 from kvarn.dsl import functional, gpu as kv_gpu, ptx
 from kvarn.dsl.memory import SHARED as SHARED_SPACE, Pointer
 from kvarn.dsl.values import Value, where
@@ -48,16 +51,21 @@ from kvarn.lowering.tiles import (
 from kvarn.lowering.tiles.chunks import Chunks
 from kvarn.lowering.tiles.copies import SLOTS
 from kvarn.lowering.tiles.copy_groups import AWAITED
+from kvarn.lowering.tiles.exchange import Fold
 from kvarn.lowering.tiles.ir import (
     ACCUMULATORS,
     MMA,
+    SWAPPED,
     WARP,
     WARPGROUP,
+    WARPGROUP_ROWS,
     WGMMA,
     element,
     instruction_of,
     is_elementwise,
+    is_second_operand,
     is_tile,
+    is_transposed,
     layout_of,
     producers_of,
     rank,
@@ -102,9 +110,11 @@ class Distribution:
         consumers = schedule.get("consumers", block // WARPGROUP - producers)
         self.body = function.regions[0].blocks[0]
         with ir.InsertionPoint.at_block_begin(self.body), function.location:
-            proxy, across = instruction_of(function) == WGMMA, schedule.get("across", 1)
+            proxy = instruction_of(function) == WGMMA
+            across = 4 * consumers if schedule.get(SWAPPED) else schedule.get("across", 1)
             self.threads = Threads.of(consumers, producers, proxy, across)
         self.stages: dict[ir.Value, Any] = {}  # circular buffers and queues, by what stands for them
+        self.partial_tiles: dict[ir.Value, tuple[Stages, Value]] = {}  # by tile, of whose parts the first is there
         self.products: dict[ir.Value, Product] = {}  # by result: the hash of an op changes with it
         self.chunks = Chunks(function)
         self.weights: dict[ir.Value, ir.Value] = {}  # converted, by what they were
@@ -157,7 +167,7 @@ class Distribution:
                 self.products[op.result] = self.product(op.opview)
             if op.name in ("kv.tile_columns", "kv.tile_terms"):
                 self.columns_of[op.results[0]] = shared_layout(op.operands[0].type)
-            tile_exchange.mark(op)
+            tile_exchange.mark(op, self.grouped)
         for op in ops_named(self.function, "kv.tile_ready"):
             self.convert_with_sums(defining_op(op.operands[0]), op)
         if self.threads.first and not any(ROLES in op.attributes for op in self.ops()):
@@ -174,19 +184,17 @@ class Distribution:
                     op.erase()
         self.sink()
 
-    def whole_rows(
-        self, op: ir.Operation, values: list[ir.Value], layout: RegisterLayout, threads: Threads,
-        combine: Callable[[ir.Value, ir.Value], ir.Value],
-    ) -> list[ir.Value]:  # fmt: skip
-        """Numbers of rows that threads have of a layout, folded over the warps beside one another, for a result."""
-        if threads.across == 1:
-            return values
+    def folded(self, op: ir.Operation, values: list[ir.Value], layout: RegisterLayout, fold: Fold) -> list[ir.Value]:
+        """Numbers of a thread's places of a layout, folded over lanes and warps, for the result of a reduction."""
+        lanes = fold.over_lanes(values, layout)
+        if fold.warps == 1:
+            return lanes.values
         with ir.InsertionPoint.at_block_begin(self.body):
-            row_bytes = f32.itemsize * threads.across
-            place = Pointer(ops.alloc_shared(layout.shape[0] * row_bytes, row_bytes), SHARED_SPACE)
-        tile_exchange.begin(op, threads)
-        layouts = layout, register_layout(op.results[0].type)
-        return tile_exchange.folded_over_warps(values, layouts, place, combine, threads)
+            place_bytes = f32.itemsize * fold.warps
+            alignment = min(lowbit(place_bytes), CHUNK)
+            place = Pointer(ops.alloc_shared(layout.shape[fold.kept] * place_bytes, alignment), SHARED_SPACE)
+        tile_exchange.begin(op, fold.threads)
+        return fold.over_warps(lanes, (layout, register_layout(op.results[0].type)), place)
 
     def convert_with_sums(self, conversion: ir.Operation | None, ready: ir.Operation) -> None:
         """Let weights be summed up and converted at the same time, where they are to be ready in few bits."""
@@ -225,15 +233,20 @@ class Distribution:
         return not self.threads.proxy
 
     def product(self, op: Any) -> Product:
-        a, b = ir.RankedTensorType(op.a.type), ir.RankedTensorType(op.b.type)
+        a, b, result = (ir.RankedTensorType(x.type) for x in (op.a, op.b, op.operation.results[0]))
         n = b.shape[0 if op.transpose_b.value else 1]
         transposed = op.transpose_b.value != (layout_of(op.b.type) == SHARED_TRANSPOSED)
         lies = self.columns_of.get(op.b, shared_layout(op.b.type))
         place = shared_layout(op.a.type) if layout_of(op.a.type) == SHARED else None
-        across = register_layout(op.operation.results[0].type).warps_along(COLUMN)
-        k = b.shape[1 if op.transpose_b.value else 0]
+        in_shared = layout_of(op.b.type) in IN_SHARED  # as B always is, but of swapped operands
+        k, held = b.shape[1 if op.transpose_b.value else 0], register_layout(result)
+        if is_transposed(result):
+            return Product(
+                k, a.shape[0], str(b.element_type), held.transposed, place, True, lies if in_shared else None,
+                element_b=str(a.element_type), transpose_a=in_shared and not transposed, swapped=True,
+            )  # fmt: skip
         kind, terms = str(a.element_type), a.shape[1] // k
-        return Product(k, n, kind, lies, transposed, place, across, terms, str(b.element_type))
+        return Product(k, n, kind, held, lies, transposed, place, terms, str(b.element_type))
 
     def visit(self, op: ir.Operation) -> None:
         rule = RULES.table.get(op.name)
@@ -267,15 +280,17 @@ class Distribution:
         if layout_of(op.result.type) != SHARED and not held:
             fail(op, "loads rows that no product reads from shared memory: load them as elements instead")
         layout = shared_layout(op.result.type)
-        place = self.allocate(layout)
+        place, several = self.allocate(layout), self.threads.consumers > 1 or layout.rows != WARPGROUP_ROWS
+        threads = dataclasses.replace(self.threads, whole=several and is_second_operand(op.result))
         with ir.InsertionPoint(op):
             if enclosing(op, "scf.for", "scf.while") is not None:  # all have read what the last round put there
-                barriers.sync_rows(self.threads)
-            tile_memory.load_rows(op.opview, place, layout, self.threads)
+                barriers.sync_rows(threads)
+            tile_memory.load_rows(op.opview, place, layout, threads)
             loaded = place.ir
             if held:
-                loaded = tile_mma.loaded(place, layout, self.threads, element(op.result))
-        self.staged.append((layout, place))
+                loaded = tile_mma.loaded(place, layout, threads, element(op.result))
+        if not threads.whole:  # which other warpgroups may be reading yet
+            self.staged.append((layout, place))
         op.result.replace_all_uses_with(loaded)
         op.erase()
 
@@ -288,15 +303,17 @@ class Distribution:
     def store_rows(self, op: ir.Operation) -> None:
         """Through shared memory, where rows of the query were until they were read: every warp has its own there.
 
-        Rows of f32 go from registers: four lanes have 32 bytes of a row, which is what memory takes at a time. So do
-        those of 16 bits where the next rows of the query are on their way already, or warps have parts of rows.
+        Rows of f32 go from registers: four lanes, or eight of a transposed tile, have 32 bytes of a row, which is what
+        memory takes at a time. So do those of 16 bits where the next rows of the query are on their way already, or
+        warps have parts of rows; but not of a transposed tile, whose lanes have columns.
         """
         value = op.opview.value
         tile = ir.RankedTensorType(value.type)
         layout = shared_layout(value.type)
         free = [p for held, p in self.staged if held.bytes >= layout.bytes and held.rows == layout.rows]
         free += self.waited_for(op, layout)
-        if str(tile.element_type) == "f32" or self.threads.across > 1 or (self.released(op) and not free):
+        parts = self.threads.across > 1 or (self.released(op) and not free)
+        if str(tile.element_type) == "f32" or (parts and not is_transposed(tile)):
             held = tile_memory.rows_held(op.opview, register_layout(value.type), self.threads)
             made = TileStoreDirectOp(value, op.opview.buffer, *held)
             for name in ("stored", "first_column"):
@@ -308,7 +325,7 @@ class Distribution:
             what = f"stores rows of bf16, f16 or f32 on this target, got {tile.element_type}"
             fail(op, f"{what}: convert, or write with scatter")
         place = free[0] if free else self.allocate(layout)
-        if free:  # the warps of a warpgroup read all of its rows
+        if free or is_transposed(tile):  # those who share rows read all of them
             barriers.sync_rows(self.threads)
         TileStoreSharedOp(value, place.ir)
         tile_memory.store_rows(op.opview, place, layout, self.threads)
@@ -344,6 +361,12 @@ class Distribution:
         """Whether rows that the loop around an op waits for have been released where it stands."""
         return any(self.is_released(wait, op) for wait in self.waits_for_rows(op))
 
+    def arrive(self, tile: ir.Value, parts: Sequence[int] | None = None) -> None:
+        """Wait for parts of a tile whose wait was for the first alone: for all others, if none are given."""
+        if tile in self.partial_tiles:
+            stages, n = self.partial_tiles[tile]
+            stages.wait_for(n, range(1, stages.parts) if parts is None else parts)
+
     def allocate(self, layout: SharedLayout) -> Pointer:
         """Shared memory, at the kernel's start."""
         with ir.InsertionPoint.at_block_begin(self.body):
@@ -355,13 +378,16 @@ class Distribution:
 
 @RULES.lowers("kv.tile_store_shared")
 def _store_shared(op: Any, d: Distribution) -> None:
-    layout = shared_layout(op.operation.attributes["kv.tile"].value)
-    tile_memory.stage_registers(op.source, Pointer(op.place, SHARED_SPACE), layout, d.threads)
+    tile = op.operation.attributes["kv.tile"].value
+    tile_memory.stage_tile(op.source, tile, Pointer(op.place, SHARED_SPACE), shared_layout(tile), d.threads)
 
 
 @RULES.lowers("kv.tile_stage")
 def _stage(op: Any, d: Distribution) -> ir.Value:
-    layout = tile_memory.columns_of(shared_layout(op.operation.attributes["kv.tile"].value), op.columns.value)
+    tile = op.operation.attributes["kv.tile"].value
+    if is_transposed(tile):
+        fail(op, "stages rows that no warp has whole: of products with so few rows write the elements with scatter")
+    layout = tile_memory.columns_of(shared_layout(tile), op.columns.value)
     if layout not in d.places:
         d.places[layout] = d.allocate(layout)
     return tile_memory.stage_columns(op, d.places[layout], layout, d.threads)
@@ -489,9 +515,16 @@ def _consumer_wait(op: Any, d: Distribution) -> ir.Value:
     if stages.grouped and stages.staging is not None and not stages.finished:
         ptx.cp_async_commit()
         tile_memory.finish_rows(stages, scalar(op.n), d.threads.thread, 0)
+    n = scalar(op.n)
     if AWAITED in op.operation.attributes:
-        return stages.tile(stages.stage(scalar(op.n))[0]).ir
-    return d.stages[op.buffer].wait(scalar(op.n)).ir
+        return stages.tile(stages.stage(n)[0]).ir
+    if stages.parts == 1:
+        return stages.wait(n).ir
+    tile, first = stages.tile(stages.stage(n)[0]).ir, FIRST_PART in op.operation.attributes
+    stages.wait_for(n, range(1 if first else stages.parts))
+    if first:
+        d.partial_tiles[tile] = stages, n
+    return tile
 
 
 @RULES.lowers("kv.consumer_release")
@@ -501,9 +534,8 @@ def _release(op: Any, d: Distribution) -> None:
 
 @RULES.lowers("kv.tile_clear")
 def _clear(op: Any, d: Distribution) -> ir.Value:
-    tile_memory.clear_rows(
-        Pointer(op.source, SHARED_SPACE), shared_layout(op.tile.type), (scalar(op.begin), scalar(op.end)), d.threads
-    )
+    layout, kept = shared_layout(op.tile.type), (scalar(op.begin), scalar(op.end))
+    tile_memory.clear_rows(Pointer(op.source, SHARED_SPACE), layout, kept, d.threads, lambda: d.arrive(op.source))
     return op.source
 
 
@@ -551,7 +583,7 @@ def _set_registers(op: Any, d: Distribution) -> None:
 def annotate(function: ir.Operation) -> None:
     """Keep on ops the type of the tile that their rule asks for after their operands have changed."""
     stores = "kv.tile_scatter", "kv.tile_stage", "kv.tile_store_shared", "kv.tile_store_direct"
-    for op in ops_named(function, *tile_exchange.EXCHANGES, "kv.table_store", *stores):
+    for op in ops_named(function, *tile_exchange.EXCHANGES, "kv.table_store", "kv.tile_fragments", *stores):
         op.attributes["kv.tile"] = ir.TypeAttr.get(op.operands[0].type)
 
 

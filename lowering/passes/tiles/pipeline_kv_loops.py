@@ -396,9 +396,12 @@ def _say_unrotated(loop: ir.Operation) -> None:
     dots = [op for op in ops if op.name == "kv.dot" and ROW_SUMS not in op.attributes]
     if not dots:
         return
+    shared = [op for op in dots if (made := defining_op(op.opview.a)) is not None and made.name == "kv.tile_share"]
     why = (
         f"it has {len(dots)} products, not two"
         if len(dots) != 2
+        else "weights are read in shared memory, where the next iteration's go"
+        if shared
         else "the second product does not add to a tile that only it changes"
     )
     remark(loop, "missed", f"products of iterations do not overlap: {why}", products=len(dots))

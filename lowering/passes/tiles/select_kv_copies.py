@@ -10,7 +10,8 @@ but where threads copy page by page or convert: those write zeros.
 Tiles that products read with rows as columns are ``transposed``: on the way through staging memory, with zeros. What
 fills that memory is TMA where there is a descriptor.
 
-Of two loads of the same tokens, where products are mma.sync's, one with all columns of the other is the only copy.
+Of two loads of the same tokens one with all columns of the other is the only copy. Where the schedule says ``parts``,
+so many parts of a tile's columns are waited for one by one, of one that TMA brings and a product reads along them.
 
 Rows of buffers (``kv.tile_load_rows``, a tile of queries) which a loop loads are copied ahead in the same manner where
 the schedule has a producer to do it. Two tiles beside one another (``kv.tile_beside``) are two copies to one stage.
@@ -31,19 +32,18 @@ from mlir import ir
 from mlir.dialects import arith, scf
 
 from kvarn.dialect import types
-from kvarn.dialect.dtypes import f8e4m3
 from kvarn.dialect.ops import staging
 from kvarn.dialect.ops.common import i64_attr
 from kvarn.dialect.ops.sharing import atom_columns, tile_columns
-from kvarn.dialect.ops.tile import IN_SHARED, ROW_FORMAT, SHARED, SHARED_TRANSPOSED, TILE_COLUMN, row_format
+from kvarn.dialect.ops.tile import IN_SHARED, ROW_FORMAT, SHARED, TILE_COLUMN, row_format
+from kvarn.dialect.shared_layout import SharedLayout
 from kvarn.lowering.index import const
 from kvarn.lowering.pass_base import fail, kv_pass
 from kvarn.lowering.remarks import remark
 from kvarn.lowering.rewrite import defining_op, enclosing, ops_named
 from kvarn.lowering.target import Target, by_name
-from kvarn.lowering.tiles.copies import fits_pages, why_not_by_rows, why_not_staged
+from kvarn.lowering.tiles.copies import by_pages, copy_of, of_pool, why_not_by_rows, why_not_staged
 from kvarn.lowering.tiles.ir import (
-    MMA,
     SWIZZLE,
     WARPGROUP,
     WGMMA,
@@ -73,34 +73,6 @@ class Options:
     stages: int | None = None
 
 
-def copy_of(op: Any, target: Target, by_tma: bool) -> str:
-    """How a load's tile is copied; ``by_tma``: where it has a descriptor, by that."""
-    spec = types.spec_of(op.cache.type)
-    if layout_of(op.tile.type) == SHARED_TRANSPOSED:
-        return "transposed"
-    stored = spec.data_dtype.mlir == str(element(op.tile)) and not spec.quantized
-    if op.descriptor is not None and by_tma:
-        return "tma" if stored else "staged"
-    if _of_pool(op):
-        whole = why_not_by_rows(spec, shape(op.tile)[1], op.first_column.value) is None
-        return "cp_async" if stored and whole and shape(op.tile)[0] <= WARPGROUP else "convert"
-    (rows, columns), page, first = shape(op.tile), spec.page_size, op.first_column.value
-    if stored and (why_not_by_rows(spec, columns, first) is None or by_pages(op, by_tma)):
-        return "cp_async"
-    converts = str(element(op.tile)) in ("bf16", "f16") and (spec.dtype is not f8e4m3 or target.has("f8_convert"))
-    if not stored and converts and why_not_staged(spec, columns, first) is None:
-        return "staged"
-    whole = columns == spec.data_size and columns * spec.data_dtype.itemsize % SWIZZLE == 0
-    paged = not page or page % rows == 0 or rows % page == 0
-    return "cp_async" if stored and whole and paged and first == 0 else "convert"
-
-
-def by_pages(op: Any, by_tma: bool) -> bool:
-    """Whether a tile that is stored as it is computed with is copied page by page, and not row by row."""
-    spec, (rows, columns) = types.spec_of(op.cache.type), shape(op.tile)
-    return op.lists is None and not by_tma and fits_pages(spec, rows, columns, op.first_column.value)
-
-
 _HOW = {
     "cp_async": "cp.async",
     "staged": "{} and conversion in shared memory",
@@ -125,20 +97,13 @@ def _say(load: ir.Operation, copy: str, stages: int) -> None:
     elif copy != "cp_async" and spec.data_dtype.mlir != str(element(op.tile)):
         why = f"{spec.data_dtype.mlir} becomes {element(op.tile)}"
         if copy == "convert":
-            other = (
-                "its rows are listed or have a format" if _of_pool(op) else "which the target has no instruction for"
-            )
+            other = "its rows are listed or have a format" if of_pool(op) else "which the target has no instruction for"
             why += f", {why_not_staged(spec, columns, first) or other}"
     elif copy != "cp_async":
         why = why_not_by_rows(spec, columns, first) or why
     elif op.lists is not None:
         why = "its rows are listed"
     remark(load, "missed", f"tile of {tile} is copied by {how}, in {stages} stages: {why}", stages=stages)
-
-
-def _of_pool(op: Any) -> bool:
-    """Whether lists say where rows are, or rows have a format of their own."""
-    return op.lists is not None or not row_format(op, types.spec_of(op.cache.type)).plain
 
 
 def name_of(op: Any, taken: set[str]) -> str:
@@ -309,17 +274,7 @@ def _has_columns_of(whole: ir.Operation, part: ir.Operation) -> bool:
         x.attributes[name] == y.attributes[name] if name in x.attributes else name not in y.attributes
         for x, y, name in ((whole, part, name) for name in ROW_FORMAT)
     )
-    by_threads = a.descriptor is None and b.descriptor is None
-    return (
-        whole.block == part.block
-        and all(tokens)
-        and a.lists == b.lists
-        and alike
-        and zeros
-        and known
-        and same
-        and by_threads
-    )
+    return whole.block == part.block and all(tokens) and a.lists == b.lists and alike and zeros and known and same
 
 
 def _tokens(load: Any) -> list[ir.Value]:
@@ -419,6 +374,36 @@ def why_not_beside(
     return None
 
 
+def part_columns(function: ir.Operation, parts: int) -> None:
+    """Let products start when the first columns of a tile are there, where boxes bring it and they read it along them.
+
+    The tile's first reader is the product, which waits for the other parts in their turn.
+    """
+    for wait in ops_named(function, "kv.consumer_wait"):
+        buffer, tile = defining_op(wait.operands[0]), wait.result
+        reader = _first_reader(tile)
+        if reader is None or ir.StringAttr(buffer.attributes["copy"]).value != "tma" or layout_of(tile.type) != SHARED:
+            continue
+        panels = SharedLayout(*shape(tile), element(tile).width // 8, SWIZZLE).panels
+        if reader.name == "kv.dot" and reader.opview.transpose_b.value and panels > 1:
+            buffer.attributes[staging.PARTS] = i64_attr(min(parts, panels))
+            wait.attributes[staging.FIRST_PART] = ir.UnitAttr.get()
+
+
+def _first_reader(tile: ir.Value) -> ir.Operation | None:
+    """The product of a tile's block that has it as B, before all else that reads it; what clears it waits by itself."""
+    readers = users(tile)
+    while len(readers) == 1 and readers[0].name == "kv.tile_clear":
+        tile = readers[0].result
+        readers = users(tile)
+    columns = [op for op in readers if op.name == "kv.tile_columns"]  # which say where some lie, and read nothing
+    readers = [op for op in readers if op not in columns] + [user for op in columns for user in users(op.result)]
+    inside = [op.operation for op in defining_op(tile).block.operations if op.operation in readers]
+    if len(inside) < len(readers) or not inside or inside[0].name != "kv.dot" or inside[0].operands[1] != tile:
+        return None
+    return inside[0] if inside[0].operands[0] != tile else None
+
+
 @kv_pass(Options)
 def run(module: ir.Module, options: Options) -> None:
     for function in tiled(module):
@@ -427,13 +412,14 @@ def run(module: ir.Module, options: Options) -> None:
         taken: set[str] = set()
         for loop in ops_named(function, "scf.for") if instruction_of(function) == WGMMA else ():
             carry_rounds(loop)  # of which the phases of barriers are
-        if instruction_of(function) == MMA:  # others wait for keys and values by themselves, in turns
-            share_columns(function)
+        share_columns(function)
         for op in ops_named(function, BESIDE):
             stage_beside(op, function, stages, taken)
         for load in ops_named(function, "kv.tile_load"):
             if layout_of(load.result.type) in IN_SHARED:
                 stage(load, function, stages, by_name(options.target), taken)
+        if schedule.get("parts", 1) > 1:
+            part_columns(function, schedule["parts"])
         for load in ops_named(function, "kv.tile_load_rows") if schedule.get("producer") else ():
             loop = enclosing(load, "scf.for")
             if layout_of(load.result.type) == SHARED and loop is not None and load.block == loop.regions[0].blocks[0]:

@@ -39,6 +39,7 @@ from kvarn.lowering.rewrite_counts import performs
 from kvarn.lowering.tiles import score_weights
 from kvarn.lowering.tiles.affine import of
 from kvarn.lowering.tiles.ir import (
+    SWAPPED,
     WGMMA,
     backward,
     cloned,
@@ -46,6 +47,7 @@ from kvarn.lowering.tiles.ir import (
     filled,
     instruction_of,
     rank,
+    schedule_of,
     splat_of,
     tiled,
     users,
@@ -272,8 +274,9 @@ def _packed(value: ir.Value) -> ir.Value:
 @kv_pass()
 def run(module: ir.Module, options: Any) -> None:
     for function in tiled(module):
-        if instruction_of(function) != WGMMA:
-            continue
+        schedule = schedule_of(function)
+        if instruction_of(function) != WGMMA or schedule.get(SWAPPED) or schedule.get("across", 1) > 1:
+            continue  # where all warps have parts of a row, they look for its maximum together, and none may branch
         for op in ops_named(function, "arith.select"):
             found = softmax_of(op) if op.block.owner.operation.name == "scf.for" else None
             if isinstance(found, str):

@@ -61,6 +61,8 @@ class Arg:
         Bytes that the first element's address must be a multiple of; 0 asks for the element's own size.
     written : bool
         Whether the kernel may write through it.
+    read_only : bool
+        Whether the code takes what it shows for memory that nothing writes while the kernel runs.
     table_alignment : int
         Bytes that every row of a cache's lookup table must start at a multiple of; 0 asks for nothing.
     """
@@ -73,6 +75,7 @@ class Arg:
     alignment: int = 0
     written: bool = False
     table_alignment: int = 0
+    read_only: bool = False
 
     def __post_init__(self) -> None:
         if self.kind not in KINDS:

@@ -30,12 +30,11 @@ from kvarn.dialect import dtypes, layout
 from kvarn.dialect.dtypes import DType
 from kvarn.dialect.layout import CacheSpec
 from kvarn.dialect.tma_layout import TmaSpec
-from kvarn.files import read_regular, write_output
+from kvarn.files import MOST_BYTES, read_regular, write_output
 
 FORMAT = "kvarn-bundle"
 VERSION = 1
-# What no bundle of ours comes near; reading one that claims more would take its time or its stack.
-MOST_BYTES = 1 << 30
+# What no bundle of ours comes near, as MOST_BYTES; reading one that claims more would take its time or its stack.
 _MOST_MANIFEST = 16 << 20
 _MOST_DEPTH = 64
 _MOST_ITEMS = 4096  # variants, entries, steps, arguments
@@ -180,6 +179,8 @@ def load(path: str | os.PathLike[str]) -> tuple[Artifact, ...]:
     """
     path = Path(path)
     if not path.is_dir():
+        if path.stat().st_size > MOST_BYTES:
+            raise BundleError(f"{path} must have at most {MOST_BYTES} bytes, got {path.stat().st_size}")
         return loads(path.read_bytes(), str(path))
 
     def file(name: str) -> bytes | None:
@@ -188,7 +189,8 @@ def load(path: str | os.PathLike[str]) -> tuple[Artifact, ...]:
         except FileNotFoundError:
             return None
         except OSError as e:
-            raise BundleError(f"{path} is damaged: {name} must be a file, not a link or a folder: {e}") from None
+            what = f"{name} must be a file, not a link or a folder, of at most {MOST_BYTES} bytes"
+            raise BundleError(f"{path} is damaged: {what}: {e}") from None
 
     return _read(file, str(path))
 

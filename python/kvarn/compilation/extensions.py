@@ -13,6 +13,7 @@ import dataclasses
 import functools
 import hashlib
 import importlib
+import operator
 import sys
 import types
 import warnings
@@ -163,24 +164,48 @@ _INERT = frozenset(
 )
 
 
-def _foreign(module: str, members: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+def _foreign(place: str, members: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
     """What is from outside in a module of kvarn, in its classes and in its tables of rules."""
-    # Whenever something is compiled, every value of every module passes here: it is written to be fast.
-    for name, v in list(members.items()):
-        kind = type(v)
-        if kind is types.FunctionType:
-            if not _is_ours(v.__globals__.get("__name__")):
-                yield f"{module}.{name}", v
-        elif kind in _INERT or name.startswith("__"):
+    # Whenever something is compiled, every value of every module passes here: only what changed is looked at.
+    names, values = list(members), list(members.values())
+    known = _looked.get(place)
+    if known is None or known.names != names or not all(map(operator.is_, known.values, values)):
+        known = _looked[place] = _look(place, names, values)
+    yield from known.outside
+    for inner, held in known.holders:
+        yield from _foreign(inner, held.table if type(held) is Rules else vars(held))
+
+
+@dataclasses.dataclass
+class _Looked:
+    """The members of a module, class or table when they were last looked at."""
+
+    names: list[str]
+    values: list[Any]
+    outside: list[tuple[str, Any]]
+    holders: list[tuple[str, Any]]  # classes and tables among them, which change by themselves
+
+
+_looked: dict[str, _Looked] = {}
+
+
+def _look(place: str, names: list[str], values: list[Any]) -> _Looked:
+    of_module, of_rules = place in sys.modules, place.endswith(":")
+    found = _Looked(names, values, [], [])
+    for name, v in zip(names, values, strict=True):
+        kind, at = type(v), f"{place} {name}" if of_rules else f"{place}.{name}"
+        if kind is types.FunctionType or of_rules:
+            if is_outside(v):
+                found.outside.append((at, v))
+        elif not of_module or kind in _INERT or name.startswith("__"):
             continue
         elif kind is Rules:
-            yield from ((f"{module}.{name}: {op}", f) for op, f in v.table.items() if is_outside(f))
-        elif isinstance(v, type) and v.__module__ == module:
-            for member, value in list(vars(v).items()):
-                if type(value) is types.FunctionType and is_outside(value):
-                    yield f"{module}.{name}.{member}", value
+            found.holders.append((f"{at}:", v))
+        elif isinstance(v, type) and v.__module__ == place:
+            found.holders.append((at, v))
         elif callable(v) and is_outside(v):
-            yield f"{module}.{name}", v
+            found.outside.append((at, v))
+    return found
 
 
 def digest_of(things: Iterable[tuple[str, Any]]) -> str | None:

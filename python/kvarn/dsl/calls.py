@@ -12,12 +12,14 @@ from typing import TYPE_CHECKING, Any
 
 from kvarn.dialect.dtypes import DType, bool_, f32, i32, i64
 
-from . import math as kv_math
+from . import intervals, math as kv_math
+from .builder import state
 from .handles import PAGED, SCALES, Cache, annotation_of, matches, operand
 from .memory import Buffer
 from .source import FunctionNode, FunctionSource, Liveness, flow_of, source_of
 from .state import items_of, truth
 from .values import (
+    DTYPES,
     Numeric,
     Value,
     Vector,
@@ -29,6 +31,7 @@ from .values import (
     describe,
     number_dtype,
     plain,
+    where,
 )
 
 __all__ = ["func", "intrinsic", "static"]
@@ -128,18 +131,49 @@ class RuntimeRange:
         def bound(x: Any) -> Value:
             return cast(x, dtype) if isinstance(x, Value) else constant(x, dtype)
 
-        start, stop, step = bound(self.start), bound(self.stop), bound(-self.step if down else self.step)
-        if not down:
+        start, stop = bound(self.start), bound(self.stop)
+        if down and state.counting:
+            step = bound(-self.step)
+            count = kv_math.max((start - stop + (step - 1)) // step, 0)
+            first = Value(constant(0, dtype).ir, dtype, nonneg=True)
+            return first, count, constant(1, dtype), lambda i: start - i * step
+        step = bound(self.step)
+        if intervals.ends(start.bounds, stop.bounds, step.bounds, dtype):
             return start, stop, step, lambda i: i
-        count = kv_math.max((start - stop + (step - 1)) // step, 0)
-        first = Value(constant(0, dtype).ir, dtype, nonneg=True)
-        return first, count, constant(1, dtype), lambda i: start - i * step
+        return _counted(start, stop, step)
 
     def __iter__(self) -> Iterator[Any]:
         raise TypeError("a range of values of the kernel can only be the range of a for statement")
 
     def __len__(self) -> int:
         raise TypeError("the length of a range of values of the kernel is not known at compile time")
+
+
+def _counted(start: Value, stop: Value, step: Value) -> tuple[Value, Value, Value, Callable[[Value], Value]]:
+    """The loop of a range whose variable could pass the end of its type: over the numbers of the iterations."""
+    dtype, (least, largest) = start.dtype, step.bounds
+    unsigned = DTYPES[f"u{dtype.bits}"]
+    if least >= 0:
+        some, span, size = start < stop, stop - start, step
+    elif largest <= 0:
+        some, span, size = stop < start, start - stop, 0 - step
+    else:
+        up = step > 0
+        some = (up & (start < stop)) | ((step < 0) & (stop < start))
+        span, size = where(up, stop - start, start - stop), where(up, step, 0 - step)
+    if least == 0:
+        some = some & (step > 0)
+    span, size = cast(span, unsigned), cast(size, unsigned)  # the distance, and the step's size, also of 2**31
+    if least > 0 or largest < 0:
+        size = Value(size.ir, unsigned, bounds=(1, intervals.of_dtype(unsigned)[1]))
+    count = where(some, (span - 1) // size + 1, constant(0, unsigned))
+    (low, high), (first, last) = start.bounds, stop.bounds
+    within = low if least >= 0 else min(low, first + 1), high if largest <= 0 else max(high, last - 1)
+
+    def number(i: Value) -> Value:
+        return Value((start + cast(i, dtype) * step).ir, dtype, bounds=within)
+
+    return constant(0, unsigned), count, constant(1, unsigned), number
 
 
 @dataclass(eq=False)

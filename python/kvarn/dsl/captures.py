@@ -20,11 +20,14 @@ import collections
 import contextlib
 import dis
 import functools
+import importlib
 import itertools
 import os
+import re
+import sys
 import types
 import weakref
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from kvarn.dialect.dtypes import DType
@@ -127,8 +130,7 @@ class Captured:
         A value that has no name in other processes, and where it is; "" where all have one.
     """
 
-    __slots__ = ("_check", "key", "modules", "number", "unnamed")
-    _check: Any
+    __slots__ = ("_lines", "_same", "key", "modules", "number", "unnamed")
 
     def __init__(self, walk: _Walk, key: Hashable) -> None:
         number = _keys.get(key)
@@ -138,14 +140,31 @@ class Captured:
             number = _keys[key] = next(_numbers)
         self.key, self.number, self.unnamed = key, number, walk.unnamed
         self.modules = frozenset(str(f.__globals__.get("__name__")) for f in walk.functions)
-        self._check = walk.check
+        self._lines: tuple[list[str], list[Any]] = walk.lines
+        self._same: Callable[[types.FunctionType], bool] | None = None
 
     @property
     def same(self) -> Callable[[types.FunctionType], bool]:
         """``same(function)``: whether a function of this code captures what this one did."""
-        if self._check.__class__ is tuple:  # made when it is first of use
-            self._check = _checker(*self._check)
-        return self._check
+        if self._same is None:  # made when it is first of use
+            self._same = _checker(*self._lines)
+        return self._same
+
+    def same_of(self, function: types.FunctionType) -> Callable[[types.FunctionType], bool]:
+        """:attr:`same` of the very function that was looked at, which it keeps alive: what cannot change of it is left
+        out, and plain values count by identity.
+        """
+        lines, looked = self._lines
+        constants = [*looked, function, *(function.__closure__ or ())]
+        own = [
+            _CELL.sub(lambda found: f"c{len(looked) + 1 + int(found[1])}", line)
+            for line in lines
+            if not line.startswith(_OF_GLOBALS)
+        ]
+        conditions = _conditions(own, constants, function)
+        if conditions is not None and _native is not None:
+            return _native(function, conditions)
+        return _checker([f"if f is not c{len(looked)}: return False", *own], constants)
 
 
 _keys: dict[Hashable, int] = {}
@@ -312,8 +331,9 @@ class _Walk:
         self._promised = False
 
     @property
-    def check(self) -> tuple[str, tuple[Any, ...]]:
-        return "\n".join(self._lines), tuple(self._constants)
+    def lines(self) -> tuple[list[str], list[Any]]:
+        """The check: its text, and its constants."""
+        return self._lines, self._constants
 
     def root(self, function: types.FunctionType) -> Hashable:
         return self._function(function, function.__name__, "f", True)
@@ -329,7 +349,7 @@ class _Walk:
         found = self._spots.get(id(value))
         if found is None:
             kept, call = value, ""
-            if not isinstance(value, (types.FunctionType, types.ModuleType, type)) and type(value) not in _LEAVES:
+            if not isinstance(value, _KEPT) and type(value) not in _LEAVES:
                 with contextlib.suppress(TypeError):  # of a class without weak references
                     kept, call = weakref.ref(value), "()"  # a check keeps no object alive
             found = self._spots[id(value)] = self._constant(kept) + call
@@ -724,6 +744,9 @@ def _parts(v: Any) -> tuple[Any, ...] | None:
     return (inner,) if isinstance(inner, types.FunctionType) else None
 
 
+_KEPT = (types.FunctionType, types.ModuleType, types.CodeType, type)  # what checks keep alive; code is kept anyway
+_OF_GLOBALS = "if not (f.__globals__ "
+_CELL = re.compile(r"\bf\.__closure__\[(\d+)\]")
 _BUILTINS = dict(vars(builtins))
 _MARKS = ("__kv_func__", "__kv_intrinsic__")
 _PLAIN = (bool, int, float, str, bytes, complex)
@@ -814,8 +837,37 @@ def _factory(lines: str, count: int) -> Callable[..., Callable[[Any], bool]]:
     return scope["make"]
 
 
-def _checker(lines: str, constants: tuple[Any, ...]) -> Callable[[Any], bool]:
-    return _factory(lines, len(constants))(*constants)
+# Lines of a check that the native part knows.
+_ATTRIBUTE = re.compile(r"if not \((f|c\d+)\.(\w+) is c(\d+)(?: or like\([^()]*\))?\): return False")
+_ITEM = re.compile(r"if not \(c(\d+)\['(\w+)'\] is c(\d+)\): return False")
+_EMPTY = re.compile(r"if not \(not (f|c\d+)\.__dict__\): return False")
+try:
+    _native: Any = getattr(importlib.import_module("kvarn.runtime._launches"), "check", None)
+except ImportError:
+    _native = None
+
+
+def _conditions(lines: Iterable[str], constants: Sequence[Any], function: Any) -> list[tuple[Any, ...]] | None:
+    """A check as the native part takes it; None where a line of it is Python's."""
+    found: list[tuple[Any, ...]] = []
+
+    def at(name: str) -> Any:
+        return function if name == "f" else constants[int(name.removeprefix("c"))]
+
+    for line in lines:
+        if match := _ATTRIBUTE.fullmatch(line):
+            found.append((0, at(match[1]), sys.intern(match[2]), at(match[3])))
+        elif (match := _ITEM.fullmatch(line)) and type(at(match[1])) is dict:
+            found.append((1, at(match[1]), sys.intern(match[2]), at(match[3])))
+        elif match := _EMPTY.fullmatch(line):
+            found.append((2, at(match[1]), "__dict__", None))
+        else:
+            return None
+    return found
+
+
+def _checker(lines: Sequence[str], constants: Sequence[Any]) -> Callable[[Any], bool]:
+    return _factory("\n".join(lines), len(constants))(*constants)
 
 
 __all__ = ["Captured", "Code", "Named", "Opaque", "Refused", "captured", "value_key"]

@@ -19,6 +19,7 @@ from mlir import ir
 from kvarn.errors import KernelError, SourceLocation, UnsupportedError, located
 
 from . import control
+from .calls import NATIVE_PACKAGES
 from .control import LEFT, RESULT, RETURNED
 from .expressions import visitors
 from .loops import PASSED_THROUGH, Flow, Generator, Loops
@@ -429,7 +430,21 @@ class _At:
         node, self._frame.node = self._frame.node, self._outer
         if kind is None or issubclass(kind, (KernelError, *PASSED_THROUGH)) or not issubclass(kind, Exception):
             return
-        raise located(error, _place(self._frame, node), self._interpreter.callers()) from error
+        place, callers = _place(self._frame, node), self._interpreter.callers()
+        inner = _called(traceback)
+        raise located(error, inner or place, [place, *callers] if inner else callers) from error
+
+
+def _called(traceback: Any) -> SourceLocation | None:
+    """Where an error was in a function that ran as it is, such as one without text, called by what is interpreted."""
+    found = None
+    while traceback is not None:
+        frame = traceback.tb_frame
+        name = frame.f_globals.get("__name__", "")
+        if name == "__main__" or name.partition(".")[0] not in NATIVE_PACKAGES:
+            found = SourceLocation(frame.f_code.co_filename, traceback.tb_lineno, 1)
+        traceback = traceback.tb_next
+    return found
 
 
 def _place(frame: Frame, node: ast.AST) -> SourceLocation:

@@ -116,12 +116,17 @@ def _after(op: str, a: Interval, b: Interval, dtype: DType) -> Interval:
     return of_dtype(dtype)
 
 
+def ends(start: Interval, stop: Interval, step: Interval, dtype: DType) -> bool:
+    """Whether the variable of a loop that goes up is behind the last number before it passes the end of its type."""
+    if state.counting:
+        return True
+    return step[0] > 0 and (step[1] == 1 or max(start[0], stop[1] - 1) + step[1] <= of_dtype(dtype)[1])
+
+
 def of_loop(start: Interval, stop: Interval, step: Interval, dtype: DType) -> Interval:
-    """What the variable of a loop may be: it ends before the step after the last one wraps around."""
+    """What the variable of a loop may be, whose numbers fit its type up to the step after the last one."""
     found = start[0], max(start[0], stop[1] - 1)
-    if step[0] >= 0 and (state.counting or found[1] + step[1] <= of_dtype(dtype)[1]):
-        return found
-    return of_dtype(dtype)
+    return found if step[0] >= 0 and ends(start, stop, step, dtype) else of_dtype(dtype)
 
 
 def _quotient(a: Interval, b: Interval, dtype: DType) -> Interval:

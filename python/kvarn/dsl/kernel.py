@@ -425,7 +425,9 @@ class KernelFunction:
             found = captures.captured(self.function)
         except captures.Refused as error:
             raise self._error(KernelTypeError, f"{self.name}: {error}") from None
-        self._captured = found.same, found.number
+        # What is equal and another object at every launch is compared by value from the second time on.
+        same = found.same if found.number == self._captured[1] else found.same_of(self.function)
+        self._captured = same, found.number
         return found.number
 
     def __getitem__(self, configuration: Any) -> Launch:

@@ -222,7 +222,8 @@ class Buffer(OfTrace):
 class ReadOnlyBuffer(Buffer):
     """Annotation of an array argument that nothing writes while the kernel runs: ``kv.ReadOnlyBuffer[kv.f32, 2]``.
 
-    Its loads take the read-only path (``ld.global.nc``), whatever else the kernel writes.
+    Its loads take the read-only path (``ld.global.nc``), whatever else the kernel writes. A launch in which another
+    argument that is written shares its memory is refused.
     """
 
     __slots__ = ()

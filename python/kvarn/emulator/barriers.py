@@ -33,7 +33,7 @@ def barrier(t: Block, i: Instruction) -> Any:
     number, *rest = i.operands
 
     def run(m: Lanes) -> None:
-        lanes = np.arange(t.count)[m]
+        lanes = t.lanes[m]
         numbers = t.value(number, m, np.uint32)
         threads = t.value(rest[0], m, np.uint32) if rest else None
         for n in np.unique(numbers):
@@ -89,7 +89,7 @@ def _cluster_barrier(t: Block, i: Instruction) -> Any:
         c.open_barrier()
 
     def wait(m: Lanes) -> None:
-        c, lanes = t.cluster, np.arange(t.count)[m]
+        c, lanes = t.cluster, t.lanes[m]
         early = lanes[c.arrived[t.threads[lanes]] > c.opened]
         if len(early):
             t.stop(early, Wait.CLUSTER)
@@ -119,7 +119,7 @@ def mbarrier(t: Block, i: Instruction) -> Any:
         warps = None if t.clocks is None else t.clocks.of(t.threads[m])
         for n, a in enumerate(address.tolist()):
             _check_place(t, i, a, remote)
-            lane, given = np.arange(t.count)[m][n], int(rest[0][n]) if rest else 1
+            lane, given = t.lanes[m][n], int(rest[0][n]) if rest else 1
             if a >> RANK == t.rank:
                 _touch(t, i, a, lane, kind in ("init", "inval"))
             else:
@@ -186,11 +186,12 @@ def _wait(t: Block, i: Instruction) -> Any:
     ops = i.operands
 
     def run(m: Lanes) -> None:
-        c, lanes = t.cluster, np.arange(t.count)[m]
+        c, lanes = t.cluster, t.lanes[m]
         address = t.address(ops[1], m).astype(np.int64) & 0xFFFF_FFFF
         parity = t.value(ops[2], m, np.uint32).astype(np.int64) & 1
         done = np.zeros(len(lanes), bool)
-        for a, p in np.unique(np.stack([address, parity], 1), axis=0).tolist():
+        pairs = address * 2 + parity
+        for a, p in [divmod(int(pair), 2) for pair in np.unique(pairs)] if len(pairs) else ():
             _check_place(t, i, a, False)
             mine = (address == a) & (parity == p)
             _touch(t, i, a, lanes[mine][0], False)
@@ -283,7 +284,7 @@ def copy_async(t: Block, i: Instruction) -> Any:
             rest.pop()  # how long the L2 keeps it changes no result
 
         def start(m: Lanes) -> None:
-            to, source, lanes = t.address(a, m), t.address(b, m), np.arange(t.count)[m]
+            to, source, lanes = t.address(a, m), t.address(b, m), t.lanes[m]
             counts = t.value(rest[0], m, np.uint32) if rest else np.full(len(to), int(size))
             for bytes in np.unique(counts[counts > 0]):
                 t.note("global", source[counts == bytes], int(bytes), i, lanes[counts == bytes], False)
@@ -302,7 +303,7 @@ def copy_async(t: Block, i: Instruction) -> Any:
     if kind == "commit_group":
 
         def commit(m: Lanes) -> None:
-            for lane in np.arange(t.count)[m]:
+            for lane in t.lanes[m]:
                 t.groups[lane].append(t.pending[lane])
                 t.pending[lane] = []
 
@@ -310,7 +311,7 @@ def copy_async(t: Block, i: Instruction) -> Any:
 
     def wait(m: Lanes) -> None:
         keep = int(i.operands[0]) if kind == "wait_group" else 0
-        _flush(t, np.arange(t.count)[m].tolist(), keep, kind == "wait_all")
+        _flush(t, t.lanes[m].tolist(), keep, kind == "wait_all")
 
     return wait
 
@@ -321,7 +322,7 @@ def _report_copies(t: Block, i: Instruction) -> Any:
 
     def run(m: Lanes) -> None:
         c = t.cluster
-        for lane, a in zip(np.arange(t.count)[m].tolist(), t.address(i.operands[0], m).tolist(), strict=True):
+        for lane, a in zip(t.lanes[m].tolist(), t.address(i.operands[0], m).tolist(), strict=True):
             a &= 0xFFFF_FFFF
             _check_place(t, i, a, False)
             c.barrier(a, i.text).pending += extra
@@ -355,7 +356,7 @@ def store_async(t: Block, i: Instruction) -> Any:
     def run(m: Lanes) -> None:
         columns = [t.value(r, m, kind) for r in parts(d)]
         data = np.ascontiguousarray(np.stack(columns, 1)).view(np.uint8).reshape(len(columns[0]), -1)
-        barriers, lanes = t.address(bar, m).astype(np.int64) & 0xFFFF_FFFF, np.arange(t.count)[m]
+        barriers, lanes = t.address(bar, m).astype(np.int64) & 0xFFFF_FFFF, t.lanes[m]
         for n, (address, b) in enumerate(zip(t.address(a, m), barriers.tolist(), strict=True)):
             if int(address) >> RANK != b >> RANK:
                 raise EmulationError(f"{i.text}: the barrier must lie in the block that is written")

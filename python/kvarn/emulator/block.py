@@ -34,8 +34,15 @@ TYPES = {
 Lanes = Any  # the active threads: an index array, or a slice for all
 _BANK = 128  # registers that are made at once
 _UNWRITTEN = 0xFFFF_FFFF_FFFF_FFFF  # a register that nothing was written to
+_least, _most, _COUNT = np.minimum.reduce, np.maximum.reduce, np.arange(64)
 # By bytes: what holds the bits of an element.
 _BITS = {size: np.dtype(f"u{size}") for size in (1, 2, 4, 8)}
+
+
+def aligned(address: np.ndarray, size: int) -> bool:
+    """Whether all addresses are multiples of a size."""
+    power = not size & (size - 1)  # whose multiples are told without a division
+    return not np.count_nonzero(address & address.dtype.type(size - 1) if power else address % address.dtype.type(size))
 
 
 class Wait(IntEnum):
@@ -50,7 +57,8 @@ class Wait(IntEnum):
     REGISTERS = 6  # for registers that others have to give up
 
 
-_GOES, _AT_WARP, _AT_BLOCK = Wait.NONE, Wait.WARP, Wait.BLOCK  # Python takes its time to look a member up
+# As numbers: NumPy takes as long to find that a member is one as to compare an array.
+_GOES, _AT_WARP, _AT_BLOCK = int(Wait.NONE), int(Wait.WARP), int(Wait.BLOCK)
 
 
 class _Registers:
@@ -90,7 +98,10 @@ class Block:
         self.registers: dict[str, np.ndarray] = {}
         self.file = _Registers(self.count)
         self.views: dict[tuple[str, type], np.ndarray] = {}  # of operands, as elements of a type; to read only
-        self.threads = rank * 1024 + np.arange(self.count)  # numbers in the cluster
+        self.places: dict[str, np.ndarray] = {}  # of symbols that addresses name
+        self.lanes = np.arange(self.count)
+        self.lanes.flags.writeable = False
+        self.threads = rank * 1024 + self.lanes  # numbers in the cluster
         self.tracked = kernel.tracked
         self.tracked_bits = np.full((len(self.tracked), self.count), _UNWRITTEN, np.uint64)
         self.registers |= {name: self.tracked_bits[n] for name, n in self.tracked.items()}
@@ -134,18 +145,32 @@ class Block:
         self.wait = np.zeros(self.count, np.int8)
         self.which = np.zeros(self.count, np.int64)  # the barrier that a thread waits at
         self.ended = self.stopped = False
-        self.at = 0  # the instruction that runs
+        self.at = self.began = 0  # the instruction that runs, and the first that its threads ran without a pause
 
     # --- values
 
     def value(self, operand: str, m: Lanes, dtype: type) -> np.ndarray:
         """An operand of the active threads, not to be written to; what a later :meth:`put` writes may show in it."""
-        view = self.views.get((operand, dtype))
-        if view is None:
-            view = self.views[operand, dtype] = self._view(operand, dtype)
+        view = self.view(operand, dtype)
         if self.products is not None and operand in self.products.flying:
             self.products.check_read(operand, m)
         return view[m].astype(bool) if dtype is np.bool_ else view[m]
+
+    def reader(self, operand: str, dtype: type) -> Callable[[Lanes], np.ndarray]:
+        """What gives the :meth:`value` of an operand, for an instruction that may run often."""
+        if operand in self.tracked:
+            return lambda m: self.value(operand, m, dtype)
+        view = self.view(operand, dtype)
+        if dtype is np.bool_:
+            return lambda m: view[m].astype(bool)
+        return view.__getitem__
+
+    def view(self, operand: str, dtype: type) -> np.ndarray:
+        """An operand of all threads, to read only."""
+        found = self.views.get((operand, dtype))
+        if found is None:
+            found = self.views[operand, dtype] = self._view(operand, dtype)
+        return found
 
     def _view(self, operand: str, dtype: type) -> np.ndarray:
         """An operand of all threads, as elements of a type (predicates: as the bits of their registers)."""
@@ -202,27 +227,40 @@ class Block:
             self.products.note_write(operand, m, bits.astype(np.uint64))
         self.register(operand)[m] = bits
 
+    def putter(self, operand: str, dtype: Any) -> Callable[[Lanes, np.ndarray], None]:
+        """What does :meth:`put` with elements of a type, for an instruction that may run often."""
+        if operand == "_" or operand in self.tracked:
+            return lambda m, array: self.put(operand, m, array)
+        register, kind = self.register(operand), np.dtype(dtype)
+        if kind.kind in "ub":
+            return register.__setitem__
+        bits = _BITS[kind.itemsize]
+
+        def write(m: Lanes, array: np.ndarray) -> None:
+            register[m] = array.view(bits)
+
+        return write
+
     def address(self, operand: str, m: Lanes) -> np.ndarray:
         """Addresses that an operand gives, of the active threads."""
         base, offset = self.kernel.addresses.get(operand) or self.kernel.address(operand)
-        if base in self.kernel.shared:
-            found = np.full(self.count, self.kernel.shared[base] + self.base, np.uint64)[m]
-        elif base in self.kernel.symbols:
-            found = np.full(self.count, self.kernel.symbols[base], np.uint64)[m]
-        else:
-            found = self.registers[base][m]
-        return found + offset
+        found = self.registers.get(base)
+        if found is None:
+            found = self.places.get(base)
+            if found is None:
+                found = self.places[base] = np.full(self.count, self.literal(base, np.uint64))
+        return found[m] + offset
 
     # --- memory
 
     def place(self, address: np.ndarray, size: int, what: str) -> np.ndarray:
         """Bytes [n, size] of this block's shared memory."""
         at = (address & np.uint64(0xFFFF_FFFF)).astype(np.int64) - self.base
-        if (at % size).any():
+        if not aligned(at, size):
             raise EmulationError(f"{what}: misaligned address for {size} bytes of shared memory")
-        if ((at < 0) | (at + size > len(self.shared))).any():
+        if len(at) and (_least(at) < 0 or _most(at) + size > len(self.shared)):
             raise EmulationError(f"{what}: outside the {len(self.shared)} bytes of shared memory")
-        return at[:, None] + np.arange(size)
+        return at[:, None] + _COUNT[:size] if size <= len(_COUNT) else at[:, None] + np.arange(size)
 
     def place_own(self, address: np.ndarray, size: int, what: str) -> np.ndarray:
         """Bytes [n, size] of a thread's own memory. Its address is the same number in every thread."""
@@ -291,6 +329,8 @@ class Block:
         threads = None if threads is None else threads[:, None]
         self.shared[at] = data
         self.version += 1
+        if not self.kernel.reads_async:
+            return
         if threads is None:
             self.writer[at] = 0
         else:
@@ -308,7 +348,7 @@ class Block:
         if at.min() < 0 or at.max() >= len(self.shared):
             raise EmulationError(f"{what}: outside the {len(self.shared)} bytes of shared memory")
         writer = self.writer[at]
-        if writer.any():
+        if np.count_nonzero(writer):
             unfenced = (writer > 0) & (self.written[at] == self.cluster.fences[writer - 1])
             if thread is not None:
                 unfenced &= self.written_at[at] >= self.cluster.fenced_at[self.threads[thread]]
@@ -332,59 +372,64 @@ class Block:
 
     def turn(self) -> bool:
         """Run some threads for a while; whether any could."""
-        n = len(self.kernel.code)
-        running = self.pc < n
-        if not running.any():
+        n, wait, pc = len(self.kernel.code), self.wait, self.pc
+        running = pc < n
+        if not np.count_nonzero(running):
             self.ended = True
             return False
-        if (self.wait == _AT_WARP).any() and self.release(running):
-            return True
-        ready = running & (self.wait == _GOES)
-        if not ready.any():
-            if ((self.wait == _AT_BLOCK) | ~running).all():
-                if self.clocks is not None:
-                    self.clocks.synchronize(self.clocks.warps_of(self, running))
-                self.wait[:] = _GOES
-                self.cluster.progress += 1
+        ready = running
+        if np.count_nonzero(wait):
+            if np.count_nonzero(wait == _AT_WARP) and self.release(running):
                 return True
-            return False
+            ready = running & (wait == _GOES)
+            if not np.count_nonzero(ready):
+                if np.count_nonzero((wait == _AT_BLOCK) | ~running) == self.count:
+                    if self.clocks is not None:
+                        self.clocks.synchronize(self.clocks.warps_of(self, running))
+                    wait[:] = _GOES
+                    self.cluster.progress += 1
+                    return True
+                return False
         if self.order.warps != "together":
             warps = np.flatnonzero(np.bincount(np.flatnonzero(ready) // WARP))
-            ready &= np.arange(self.count) // WARP == self.cluster.choose(warps)
-        here = int(self.pc[ready].min())
-        mask = ready & (self.pc == here)
-        others = self.pc[ready & ~mask]
-        stop = int(others.min()) if len(others) else n
+            ready = ready & (self.lanes // WARP == self.cluster.choose(warps))
+        at = pc[ready]
+        here = int(_least(at))
+        first = at == here
+        together = np.count_nonzero(first)
+        stop = n if together == len(at) else int(_least(at[~first]))
         if self.order.warps == "random":
             stop = min(stop, here + int(self.cluster.random.integers(1, 64)))
-        self.advance(here, stop, slice(None) if mask.all() else np.flatnonzero(mask))
+        self.advance(here, stop, slice(None) if together == self.count else np.flatnonzero(ready)[first])
         return True
 
     def advance(self, at: int, stop: int, lanes: Lanes) -> None:
         """Run some threads from one instruction to a jump, a wait, or where others stand."""
-        every = np.arange(self.count)[lanes]
-        self.issued[lanes] -= at
+        every = self.lanes[lanes]
         end = self._advance(at, stop, lanes, every)
-        self.issued[lanes] += end
+        if self.kernel.has_clock:
+            self.issued[lanes] += end - at
         if self.counts is not None:
             self.counts.ran(at, end, int(np.count_nonzero(np.diff(every // WARP))) + 1, len(every))
 
     def clock(self, m: Lanes) -> np.ndarray:
         """Instructions that each thread has issued: the emulator's time."""
-        return self.issued[m] + self.at
+        return self.issued[m] + (self.at - self.began)
 
     def _advance(self, at: int, stop: int, lanes: Lanes, every: np.ndarray) -> int:
         """The instruction after the last one that was run."""
         code, kinds, compiled, whole = self.kernel.code, self.kernel.kinds, self.compiled, None
-        i = code[at]
+        i, self.began = code[at], at
         try:
             while at < stop:
                 i, kind, active = code[at], kinds[at], lanes
                 if kind & GUARDED:
                     name, negated = i.guard  # type: ignore[misc]
-                    active = every[self.registers[name][lanes].astype(bool) ^ negated]
+                    bits = self.registers[name][lanes]
+                    taken = bits == 0 if negated else bits != 0
+                    active = lanes if np.count_nonzero(taken) == len(every) else every[taken]
                     if self.counts is not None:
-                        self._note_guard(at, i, every, active)
+                        self._note_guard(at, i, every, every if active is lanes else active)
                 if kind & JUMP:
                     self.pc[lanes] = at + 1
                     self.pc[active] = self.kernel.labels[i.operands[0]] if i.name[0] == "bra" else len(code)
@@ -393,7 +438,7 @@ class Block:
                     whole = self.whole(every) if whole is None else whole
                     if not whole:
                         self.pc[lanes] = at
-                        self.wait[lanes] = Wait.WARP
+                        self.wait[lanes] = _AT_WARP
                         return at
                 if active is lanes or len(active):
                     self.at = at
@@ -436,7 +481,7 @@ class Block:
     def release(self, running: np.ndarray) -> bool:
         """Let the warps go on of which all threads wait before the same instruction."""
         full = np.full(self.warp_count * WARP, -1)
-        full[: self.count] = np.where(self.wait == Wait.WARP, self.pc, -1)
+        full[: self.count] = np.where(self.wait == _AT_WARP, self.pc, -1)
         at, alive = full.reshape(-1, WARP), np.zeros(self.warp_count * WARP, bool)
         alive[: self.count] = running
         alive = alive.reshape(-1, WARP)
@@ -449,7 +494,7 @@ class Block:
         lanes = (np.flatnonzero(together & (first == where))[:, None] * WARP + np.arange(WARP)).ravel()
         if not running[lanes].all():
             raise EmulationError(f"{i.text}: some threads of the warp have ended ({i.where})")
-        self.wait[lanes] = Wait.NONE
+        self.wait[lanes] = _GOES
         self.advance(where, where + 1, lanes)
         return True
 
@@ -458,12 +503,14 @@ class Block:
         """Whether threads, in order, are whole warps."""
         if len(lanes) % WARP:
             return False
-        rows = lanes.reshape(-1, WARP)
-        return bool((rows[:, 0] % WARP == 0).all() and (rows[:, -1] - rows[:, 0] == WARP - 1).all())
+        first = lanes[::WARP]
+        return not np.count_nonzero(first % WARP) and not np.count_nonzero(lanes[WARP - 1 :: WARP] - first != WARP - 1)
 
     def warps(self, m: Lanes, what: str) -> np.ndarray:
         """The active threads as whole warps [w, 32]."""
-        lanes = np.arange(self.count)[m]
+        if isinstance(m, slice) and self.count % WARP == 0:  # all threads
+            return self.lanes.reshape(-1, WARP)
+        lanes = self.lanes[m]
         if not self.whole(lanes):
             raise EmulationError(f"{what}: needs whole warps, got {len(lanes)} threads")
         return lanes.reshape(-1, WARP)

@@ -45,7 +45,7 @@ class Clocks:
         return threads // 1024 * self.per_block + threads % 1024 // WARP
 
     def warps_of(self, block: Block, lanes: Any) -> np.ndarray:
-        return np.unique(self.of(block.threads[lanes]))
+        return np.flatnonzero(np.bincount(self.of(block.threads[lanes])))
 
     def synchronize(self, warps: np.ndarray) -> None:
         """Warps that all wait for each other go on."""

@@ -187,7 +187,7 @@ class Cluster:
     def choose(self, warps: np.ndarray) -> int:
         """The warp that goes on."""
         if self.order.warps == "random":
-            return int(self.random.choice(warps))
+            return int(warps[self.random.integers(len(warps))])
         return int(warps[0 if self.order.warps == "forward" else -1])
 
     # --- what is under way
@@ -294,7 +294,7 @@ class Cluster:
         if rank >= len(self.blocks):
             raise EmulationError(f"{what}: the cluster has no block {rank}")
         found = self.blocks[rank]
-        if not self.over and not (found.pc < len(self.kernel.code)).any():
+        if not self.over and not np.count_nonzero(found.pc < len(self.kernel.code)):
             raise EmulationError(f"{what}: block {rank} of the cluster has ended, and its shared memory with it")
         return found
 

@@ -69,8 +69,14 @@ def _put_halves(t: Block, operand: str, m: Lanes, halves: np.ndarray) -> None:
 def _packed(t: Block, i: Instruction, f: Callable[..., Any]) -> Any:
     """An operation on both halves of a word."""
     half, wide = _HALVES[i.name[-1]]
-    d, *given = i.operands
-    return lambda m: _put_halves(t, d, m, f(*(_halves(t, g, m, half).astype(wide) for g in given)).astype(half))
+    word = _unsigned(2 * np.dtype(half).itemsize)
+    put, given = t.putter(i.operands[0], word), [t.reader(o, word) for o in i.operands[1:]]
+
+    def run(m: Lanes) -> None:
+        halves = [np.ascontiguousarray(read(m)).view(half).astype(wide) for read in given]
+        put(m, f(*halves).astype(half).view(word))
+
+    return run
 
 
 _BINARY: dict[str, Callable[[Any, Any], Any]] = {
@@ -88,11 +94,15 @@ def binary(t: Block, i: Instruction) -> Any:
     if i.name[-1] in _HALVES:
         return _packed(t, i, _BINARY[i.name[0]])
     f, dtype = _BINARY[i.name[0]], _type(i)
-    second = np.uint32 if i.name[0] in ("shl", "shr") else dtype
+    shifts = i.name[0] in ("shl", "shr")
     d, a, b = i.operands
+    x, y, put = t.reader(a, dtype), t.reader(b, np.uint32 if shifts else dtype), t.putter(d, dtype)
     if "relu" in i.name:
-        return lambda m: t.put(d, m, np.maximum(f(t.value(a, m, dtype), t.value(b, m, second)), 0).astype(dtype))
-    return lambda m: t.put(d, m, f(t.value(a, m, dtype), t.value(b, m, second)).astype(dtype))
+        return lambda m: put(m, np.maximum(f(x(m), y(m)), 0).astype(dtype, copy=False))
+    if shifts and b.isdecimal() and int(b) < 8 * np.dtype(dtype).itemsize:
+        shift, by = np.left_shift if i.name[0] == "shl" else np.right_shift, dtype(int(b))
+        return lambda m: put(m, shift(x(m), by))
+    return lambda m: put(m, f(x(m), y(m)).astype(dtype, copy=False))
 
 
 @op("mul", "mad", "fma")
@@ -113,16 +123,20 @@ def multiply(t: Block, i: Instruction) -> Any:
 
         return high
 
+    put, fused, down = t.putter(d, result), i.name[0] == "fma", "rm" in i.name
+    x, y, z = t.reader(a, dtype), t.reader(b, dtype), t.reader(c[0], result) if c else None
+
     def run(m: Lanes) -> None:
-        if i.name[0] == "fma":  # rounded once
-            x = t.value(a, m, dtype).astype(np.float64) * t.value(b, m, dtype) + t.value(c[0], m, dtype)
-            if "rm" in i.name:  # downwards
-                near = x.astype(dtype)
-                x = np.where(near > x, np.nextafter(near, dtype(-np.inf)), near)
+        if fused:  # rounded once
+            assert z is not None
+            found = x(m).astype(np.float64) * y(m) + z(m)
+            if down:
+                near = found.astype(dtype)
+                found = np.where(near > found, np.nextafter(near, dtype(-np.inf)), near)
         else:
-            x = t.value(a, m, dtype).astype(result) * t.value(b, m, dtype).astype(result)
-            x = x + t.value(c[0], m, result) if c else x
-        t.put(d, m, x.astype(result))
+            found = x(m).astype(result, copy=False) * y(m).astype(result, copy=False)
+            found = found if z is None else found + z(m)
+        put(m, found.astype(result, copy=False))
 
     return run
 
@@ -132,7 +146,7 @@ _UNARY: dict[str, Callable[[Any], Any]] = {
     "ex2": np.exp2, "lg2": np.log2, "tanh": np.tanh, "sin": np.sin, "cos": np.cos,
     "not": np.invert,
     "popc": lambda x: np.array([bin(v).count("1") for v in x], np.uint32),
-    "clz": lambda x: np.array([32 - int(v).bit_length() for v in x], np.uint32),
+    "clz": lambda x: np.array([8 * x.itemsize - int(v).bit_length() for v in x], np.uint32),
 }  # fmt: skip
 
 
@@ -142,8 +156,9 @@ def unary(t: Block, i: Instruction) -> Any:
         return _packed(t, i, {"neg": np.negative, "abs": np.abs}[i.name[0]])
     dtype, (d, a) = _type(i), i.operands
     f, result = _UNARY[i.name[0]], np.uint32 if i.name[0] in ("popc", "clz") else dtype
+    read, put = t.reader(a, dtype), t.putter(d, result)
     # NumPy rounds functions of elements that lie side by side as it does not round those of others.
-    return lambda m: t.put(d, m, f(np.ascontiguousarray(t.value(a, m, dtype))).astype(result))
+    return lambda m: put(m, f(np.ascontiguousarray(read(m))).astype(result, copy=False))
 
 
 _COMPARISONS: dict[str, Callable[[Any, Any], Any]] = {
@@ -160,20 +175,22 @@ def compare(t: Block, i: Instruction) -> Any:
     dtype, f, (d, a, b, *more) = _type(i), _COMPARISONS[i.name[1]], i.operands
     if more:
         raise EmulationError(f"unknown form: {i.text}")
-    ordered_ne = i.name[1] == "ne" and np.dtype(dtype).kind == "f"
+    first, second, put = t.reader(a, dtype), t.reader(b, dtype), t.putter(d, np.bool_)
+    if i.name[1] != "ne" or np.dtype(dtype).kind != "f":
+        return lambda m: put(m, f(first(m), second(m)))
 
-    def run(m: Lanes) -> None:
-        x, y = t.value(a, m, dtype), t.value(b, m, dtype)
-        found = f(x, y)
-        t.put(d, m, found & ~(np.isnan(x) | np.isnan(y)) if ordered_ne else found)
+    def ordered(m: Lanes) -> None:
+        x, y = first(m), second(m)
+        put(m, f(x, y) & ~(np.isnan(x) | np.isnan(y)))
 
-    return run
+    return ordered
 
 
 @op("selp")
 def select(t: Block, i: Instruction) -> Any:
     dtype, (d, a, b, p) = _type(i), i.operands
-    return lambda m: t.put(d, m, np.where(t.value(p, m, np.uint64) != 0, t.value(a, m, dtype), t.value(b, m, dtype)))
+    x, y, chooses, put = t.reader(a, dtype), t.reader(b, dtype), t.reader(p, np.uint64), t.putter(d, dtype)
+    return lambda m: put(m, np.where(chooses(m) != 0, x(m), y(m)))
 
 
 @op("mov", "cvta")
@@ -185,7 +202,8 @@ def move(t: Block, i: Instruction) -> Any:
         return lambda m: _move_tracked(t, d, a, m, _type(i))
     if a == "%clock64":
         return lambda m: t.put(d, m, t.clock(m))
-    return lambda m: t.put(d, m, t.value(a, m, _type(i)))
+    read, put = t.reader(a, _type(i)), t.putter(d, _type(i))
+    return lambda m: put(m, read(m))
 
 
 def _move_tracked(t: Block, d: str, a: str, m: Lanes, dtype: type) -> None:
@@ -200,16 +218,27 @@ def _repack(t: Block, d: str, a: str, size: int) -> Any:
     """A vector of registers from one of twice the width, or back."""
     to, source = _parts(d), _parts(a)
     wide, narrow = _unsigned(size), _unsigned(size // max(len(to), len(source)))
+    if len(source) > 1:
+        reads, put = [t.reader(r, narrow) for r in source], t.putter(to[0], wide)
+        return lambda m: put(m, _side_by_side([read(m) for read in reads]).view(wide)[:, 0])
+    read, puts = t.reader(source[0], wide), [t.putter(r, narrow) for r in to]
 
     def run(m: Lanes) -> None:
-        if len(source) > 1:
-            t.put(to[0], m, np.stack([t.value(r, m, narrow) for r in source], 1).view(wide)[:, 0])
-            return
-        columns = np.ascontiguousarray(t.value(source[0], m, wide)).view(narrow).reshape(-1, len(to))
-        for n, r in enumerate(to):
-            t.put(r, m, columns[:, n])
+        columns = np.ascontiguousarray(read(m)).view(narrow).reshape(-1, len(to))
+        for n, put in enumerate(puts):
+            put(m, columns[:, n])
 
     return run
+
+
+def _side_by_side(columns: list[np.ndarray]) -> np.ndarray:
+    """Arrays [n] of one type as the columns of one."""
+    if len(columns) == 1:
+        return np.ascontiguousarray(columns[0])[:, None]
+    found = np.empty((len(columns[0]), len(columns)), columns[0].dtype)
+    for n, column in enumerate(columns):
+        found[:, n] = column
+    return found
 
 
 @op("cvt")
@@ -220,10 +249,16 @@ def convert(t: Block, i: Instruction) -> Any:
     (d, a), from_type, to_type = i.operands, TYPES[source], TYPES[to]
     integral = {"rni": np.rint, "rzi": np.trunc, "rmi": np.floor, "rpi": np.ceil}
     rounding = next((integral[p] for p in i.name if p in integral), None)
+    read, saturates = t.reader(a, from_type), "sat" in i.name and np.dtype(from_type).kind == "f"
+    # A narrow result lies in a wider register, its sign extended.
+    put = t.putter(d, np.int32 if to_type is np.int8 else to_type)
+    if rounding is None and not saturates:
+        kept = np.int32 if to_type is np.int8 else to_type
+        return lambda m: put(m, read(m).astype(to_type).astype(kept, copy=False))
 
     def run(m: Lanes) -> None:
-        x = t.value(a, m, from_type)
-        if "sat" in i.name and x.dtype.kind == "f":
+        x = read(m)
+        if saturates:
             x = np.where(np.isnan(x), 0, np.clip(x, 0, 1)).astype(x.dtype)
         if rounding is not None:
             x = rounding(x)
@@ -231,8 +266,7 @@ def convert(t: Block, i: Instruction) -> Any:
                 info = np.iinfo(to_type)
                 x = np.clip(np.nan_to_num(x.astype(np.float64), posinf=info.max, neginf=info.min), info.min, info.max)
         y = x.astype(to_type)
-        # A narrow result lies in a wider register, its sign extended.
-        t.put(d, m, y.astype(np.int32) if y.dtype == np.int8 else y.view(f"u{y.dtype.itemsize}"))
+        put(m, y.astype(np.int32) if to_type is np.int8 else y)
 
     return run
 
@@ -244,14 +278,15 @@ def _convert_pair(t: Block, i: Instruction) -> Any:
     half, known = _CONVERTED[to]
     if source not in known:
         raise KeyError(source)
-    limit = float(ml_dtypes.finfo(half).max) if to[0] == "e" else np.inf
+    limit = float(ml_dtypes.finfo(half).max) if to[0] == "e" else None
+    floats = [t.reader(g, np.float32) for g in reversed(given)] if source == "f32" else []
 
     def run(m: Lanes) -> None:
-        if source == "f32":
-            pairs = np.stack([t.value(g, m, np.float32) for g in reversed(given)], 1).ravel()
+        if floats:
+            pairs = _side_by_side([read(m) for read in floats]).ravel()
         else:
             pairs = _halves(t, given[0], m, _CONVERTED[source][0]).astype(np.float32)
-        _put_halves(t, d, m, np.clip(pairs, -limit, limit).astype(half))
+        _put_halves(t, d, m, (pairs if limit is None else np.clip(pairs, -limit, limit)).astype(half))
 
     return run
 
@@ -259,13 +294,40 @@ def _convert_pair(t: Block, i: Instruction) -> Any:
 @op("bfe")
 def extract(t: Block, i: Instruction) -> Any:
     dtype, (d, a, b, c) = _type(i), i.operands
+    bits = 8 * np.dtype(dtype).itemsize
 
     def run(m: Lanes) -> None:
-        x, at, n = (t.value(r, m, np.uint32).astype(np.int64) for r in (a, b, c))
-        field_ = (x >> at) & ((1 << n) - 1)
-        if dtype is np.int32:
-            field_ = np.where((n > 0) & (field_ >> np.maximum(n - 1, 0) & 1 == 1), field_ - (1 << n), field_)
-        t.put(d, m, field_.astype(np.int32).view(np.uint32))
+        at, n = (t.value(r, m, np.uint32) & 255 for r in (b, c))
+        left = (bits - np.minimum(n, bits)).astype(np.uint32)
+        field_ = _shift(_shift(_shift(t.value(a, m, dtype), at, False), left, True), left, False)
+        t.put(d, m, np.where(n > 0, field_, 0).astype(dtype))
+
+    return run
+
+
+@op("shf")
+def funnel(t: Block, i: Instruction) -> Any:
+    d, low, high, count = i.operands
+    left, wraps = i.name[1] == "l", "wrap" in i.name
+
+    def run(m: Lanes) -> None:
+        x, y, n = (t.value(r, m, np.uint32).astype(np.uint64) for r in (low, high, count))
+        n = n & np.uint64(31) if wraps else np.minimum(n, np.uint64(32))
+        both = x | y << np.uint64(32)
+        t.put(d, m, (both << n >> np.uint64(32) if left else both >> n).astype(np.uint32))
+
+    return run
+
+
+@op("bfi")
+def insert(t: Block, i: Instruction) -> Any:
+    d, a, b, c, e = i.operands
+
+    def run(m: Lanes) -> None:
+        x, y, at, n = (t.value(r, m, np.uint32).astype(np.int64) for r in (a, b, c, e))
+        at, n = at & 0xFF, n & 0xFF
+        mask = np.where((n > 0) & (at < 32), ((1 << np.minimum(n, 32)) - 1) << np.minimum(at, 32), 0) & 0xFFFFFFFF
+        t.put(d, m, (y & ~mask | (x << np.minimum(at, 32)) & mask).astype(np.uint32))
 
     return run
 
@@ -273,6 +335,16 @@ def extract(t: Block, i: Instruction) -> Any:
 @op("prmt")
 def permute(t: Block, i: Instruction) -> Any:
     d, a, b, s = i.operands
+    chosen = -1 if s.startswith("%") else int(t.literal(s, np.uint32))
+    if chosen >= 0 and not chosen & 0x8888:  # bytes that are always the same, without signs
+        first, second, put = t.reader(a, np.uint32), t.reader(b, np.uint32), t.putter(d, np.uint32)
+        picked = np.array([chosen >> 4 * n & 7 for n in range(4)])
+
+        def pick(m: Lanes) -> None:
+            both = _side_by_side([first(m), second(m)]).view(np.uint8)
+            put(m, both.take(picked, 1).view(np.uint32)[:, 0])
+
+        return pick
 
     def run(m: Lanes) -> None:
         x, y, select_ = (t.value(r, m, np.uint32).astype(np.uint64) for r in (a, b, s))
@@ -299,14 +371,15 @@ def load(t: Block, i: Instruction) -> Any:
         if inner not in t.params:  # what a call gave
             return lambda m: t.put(d, m, t.value(inner, m, _unsigned(size)))
         return lambda m: t.put(d, m, np.full(t.count, t.params[inner] & ((1 << 8 * size) - 1), f"u{size}")[m])
-    space = i.space
+    # In a register that is wider, the sign goes on.
+    space, kind, signed = i.space, _unsigned(size), dtype in (np.int8, np.int16, np.int32)
+    puts = [t.putter(r, np.int64 if signed else kind) for r in to]
 
     def run(m: Lanes) -> None:
-        data = t.read(space, t.address(a, m), size * len(to), i, np.arange(t.count)[m]).reshape(-1, len(to), size)
-        for n, r in enumerate(to):
-            found = np.ascontiguousarray(data[:, n]).view(f"u{size}")[:, 0]
-            # In a register that is wider, the sign goes on.
-            t.put(r, m, found.view(dtype).astype(np.int64) if dtype in (np.int8, np.int16, np.int32) else found)
+        data = np.ascontiguousarray(t.read(space, t.address(a, m), size * len(to), i, t.lanes[m]))
+        columns = data.view(dtype).astype(np.int64) if signed else data.view(kind)
+        for n, put in enumerate(puts):
+            put(m, columns[:, n])
 
     return run
 
@@ -319,10 +392,11 @@ def store(t: Block, i: Instruction) -> Any:
     if i.name[1] == "param":  # of a call
         return lambda m: t.put(a.strip("[] "), m, t.value(d, m, kind))
 
+    reads = [t.reader(r, kind) for r in _parts(d)]
+
     def run(m: Lanes) -> None:
-        columns = [t.value(r, m, kind) for r in _parts(d)]
-        data = np.ascontiguousarray(np.stack(columns, 1)).view(np.uint8).reshape(len(columns[0]), -1)
-        t.write(space, t.address(a, m), data, i, np.arange(t.count)[m])
+        data = _side_by_side([read(m) for read in reads]).view(np.uint8)
+        t.write(space, t.address(a, m), data, i, t.lanes[m])
 
     return run
 
@@ -416,13 +490,26 @@ def shuffle(t: Block, i: Instruction) -> Any:
     mode = i.name[2]
     d, a, b, c = i.operands[:4]
     d, _, p = d.partition("|")
+    constant = not b.startswith("%") and not c.startswith("%")  # every warp then takes the same lanes
+    reads, put = t.reader(a, np.uint32), t.putter(d, np.uint32)
+    distance, bounds = t.reader(b, np.uint32), t.reader(c, np.uint32)
+    lane = np.arange(WARP)
+    always: list[tuple[np.ndarray, np.ndarray]] = []  # where all comes from, and whether from a lane of the segment
 
     def run(m: Lanes) -> None:
         lanes = t.warps(m, i.text)
         flat = lanes.ravel()
-        x = t.value(a, flat, np.uint32).reshape(-1, WARP)
-        by, bound = (t.value(r, flat, np.uint32).astype(np.int64).reshape(-1, WARP) for r in (b, c))
-        lane, segment, limit = np.arange(WARP), bound >> 8 & 31, bound & 31
+        x = reads(flat).reshape(-1, WARP)
+        source, valid = always[0] if always else sources(flat[:WARP] if constant else flat)
+        if constant and not always:
+            always.append((source, valid))
+        put(flat, (x.take(source[0], 1) if constant else np.take_along_axis(x, source, 1)).ravel())
+        if p:
+            t.put(p, flat, np.broadcast_to(valid, x.shape).ravel())
+
+    def sources(of: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        by, bound = (read(of).astype(np.int64).reshape(-1, WARP) for read in (distance, bounds))
+        segment, limit = bound >> 8 & 31, bound & 31
         last = (lane & segment) | (limit & ~segment)
         by = by & 31
         if mode == "up":
@@ -431,10 +518,7 @@ def shuffle(t: Block, i: Instruction) -> Any:
         else:
             source = {"bfly": lane ^ by, "down": lane + by, "idx": (lane & segment) | (by & ~segment)}[mode]
             valid = source <= last
-        source = np.where(valid, source, lane)
-        t.put(d, flat, np.take_along_axis(x, source, 1).ravel())
-        if p:
-            t.put(p, flat, valid.ravel())
+        return np.where(valid, source, lane), valid
 
     return run
 
@@ -467,7 +551,7 @@ def atomic(t: Block, i: Instruction) -> Any:
     size = np.dtype(dtype).itemsize
 
     def run(m: Lanes) -> None:
-        values, where, lanes = t.value(b, m, dtype), t.address(a, m), np.arange(t.count)[m]
+        values, where, lanes = t.value(b, m, dtype), t.address(a, m), t.lanes[m]
         old = np.empty(len(values), dtype)
         for n in range(len(values)):  # one thread after another
             old[n : n + 1] = t.read(space, where[n : n + 1], size, i, lanes[n : n + 1]).view(dtype)[:, 0]

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import bisect
 import ctypes
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,7 +13,11 @@ import numpy as np
 
 from kvarn.artifact import Arg
 
+from .block import aligned
 from .ptx_parser import EmulationError
+
+# What moves words of a size without a look at them.
+_WORDS = {2: np.uint16, 4: np.uint32, 8: np.uint64, 16: np.complex128}
 
 
 class Marks:
@@ -22,6 +27,10 @@ class Marks:
         self.low, self.high = low, high
         # Pages of zeros that nothing is written to take no memory.
         self.read, self.written = np.zeros(high - low, np.uint16), np.zeros(high - low, np.uint16)
+
+    def of_words(self, size: int) -> np.ndarray:
+        """Those of reads by words of ``size`` bytes [words, size]."""
+        return self.read[: len(self.read) // size * size].reshape(-1, size)
 
     def take(self, other: Marks) -> None:
         """What others say of the same bytes."""
@@ -44,7 +53,9 @@ class Memory:
                 merged.append([low, high])
         self.lows = np.array([m[0] for m in merged], np.uint64)
         self.highs = np.array([m[1] for m in merged], np.uint64)
+        self.starts, self.ends = [m[0] for m in merged], [m[1] for m in merged]
         self.bytes = [np.ctypeslib.as_array((ctypes.c_uint8 * (h - lo)).from_address(lo)) for lo, h in merged]
+        self.words: dict[tuple[int, int], np.ndarray] = {}  # the same memory, by piece and bytes of a word
         self.number, self.marks = 0, list[Marks]()
 
     def note(self, number: int, earlier: Sequence[Marks]) -> list[Marks]:
@@ -60,9 +71,9 @@ class Memory:
         return self.marks
 
     def _place(self, address: np.ndarray, size: int, what: str) -> tuple[np.ndarray, np.ndarray]:
-        if (address % np.uint64(size)).any():
+        if not aligned(address, size):
             raise EmulationError(f"{what}: misaligned address for {size} bytes")
-        which = np.searchsorted(self.lows, address, "right").astype(np.int64) - 1
+        which = self.lows.searchsorted(address, "right").astype(np.int64) - 1
         bad = (which < 0) | (address + np.uint64(size) > self.highs[np.maximum(which, 0)])
         if bad.any():
             raise EmulationError(
@@ -70,33 +81,65 @@ class Memory:
             )
         return which, (address - self.lows[which]).astype(np.int64)
 
+    def _one(self, address: np.ndarray, size: int) -> tuple[int, np.ndarray] | None:
+        """The piece that all of an access's bytes lie in, and where in it; None where they do not, or misaligned."""
+        if not len(address):
+            return None
+        first, last = int(np.minimum.reduce(address)), int(np.maximum.reduce(address))
+        which = bisect.bisect_right(self.starts, first) - 1
+        if which < 0 or last + size > self.ends[which] or not aligned(address, size):
+            return None
+        return which, (address - self.lows[which]).astype(np.int64)
+
     def read(self, address: np.ndarray, size: int, what: str) -> np.ndarray:
         """Bytes [n, size]."""
+        one = self._one(address, size)
+        if one is not None:
+            return self._read(*one, size)
         which, at = self._place(address, size, what)
-        first = which[0] if len(which) else 0
-        if (which == first).all():
-            return self._read(first, at[:, None] + np.arange(size))
         out = np.empty((len(address), size), np.uint8)
         for w in np.unique(which):
             mine = which == w
-            out[mine] = self._read(w, at[mine][:, None] + np.arange(size))
+            out[mine] = self._read(int(w), at[mine], size)
         return out
 
-    def _read(self, which: int, at: np.ndarray) -> np.ndarray:
+    def _read(self, which: int, at: np.ndarray, size: int) -> np.ndarray:
+        words = self._words(which, size)
+        if words is None:
+            place = at[:, None] + np.arange(size)
+            if self.marks:
+                self.marks[which].read[place] = self.number
+            return self.bytes[which][place]
+        index = at // size
         if self.marks:
-            self.marks[which].read[at] = self.number
-        return self.bytes[which][at]
+            self.marks[which].of_words(size)[index] = self.number
+        return words[index].view(np.uint8).reshape(len(at), size)
+
+    def _words(self, which: int, size: int) -> np.ndarray | None:
+        """The piece's bytes as words of a size that places in it are multiples of; None where they are not."""
+        found = self.words.get((which, size))
+        if found is None and size in _WORDS and self.starts[which] % size == 0:
+            data = self.bytes[which]
+            found = self.words[which, size] = data[: len(data) // size * size].view(_WORDS[size])
+        return found
 
     def write(self, address: np.ndarray, data: np.ndarray, what: str) -> None:
         """Write bytes [n, size]."""
         size = data.shape[1]
+        one = self._one(address, size)
+        if one is not None:
+            self._write(*one, data)
+            return
         which, at = self._place(address, size, what)
         for w in np.unique(which):
             mine = which == w
-            place = at[mine][:, None] + np.arange(size)
-            self.bytes[w][place] = data[mine]
-            if self.marks:
-                self.marks[w].written[place] = self.number
+            self._write(int(w), at[mine], data[mine])
+
+    def _write(self, which: int, at: np.ndarray, data: np.ndarray) -> None:
+        place = at[:, None] + np.arange(data.shape[1])
+        self.bytes[which][place] = data
+        if self.marks:
+            self.marks[which].written[place] = self.number
 
 
 def _span(a: np.ndarray) -> tuple[int, int]:

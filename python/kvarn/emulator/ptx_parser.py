@@ -97,6 +97,16 @@ class Kernel:
                 found = min(found, _NARROW.get(i.name[-1][1:], 4))
         return found
 
+    @functools.cached_property
+    def reads_async(self) -> bool:
+        """Whether the asynchronous proxy reads shared memory: products of warpgroups, and bulk copies from there."""
+        return any(i.name[0] == "wgmma" or (i.name[0] == "cp" and "bulk" in i.name) for i in self.code)
+
+    @functools.cached_property
+    def has_clock(self) -> bool:
+        """Whether it looks at the time."""
+        return any("%clock64" in i.operands for i in self.code)
+
     def address(self, operand: str) -> tuple[str, np.uint64]:
         """What an operand ``[base+offset]`` says, remembered."""
         base, sign, offset = operand.strip("[]").strip().partition("+")

@@ -13,7 +13,7 @@ import numpy as np
 import kvarn
 from kvarn.artifact import Artifact, Entry, Step
 from kvarn.dialect import chips
-from kvarn.runtime import binding, buffers, ownership, timeline
+from kvarn.runtime import binding, buffers, overlap, ownership, timeline
 from kvarn.runtime.expressions import compile_expressions, compile_step
 from kvarn.runtime.program import Program
 from kvarn.settings import emulating, emulation
@@ -82,8 +82,10 @@ def launch(
         raise TypeError(f"kernel {made.name!r} takes {len(entry.args)} arguments ({expected}), got {len(args)}")
     values: list[Any] = []
     parts: list[Field] = []
+    every: list[tuple[Any, ...]] = []
     for arg, given in zip(entry.args, args, strict=True):
         if arg.kind == "tensormap":
+            every.append((given,))
             if given.spec != arg.spec:
                 raise ValueError(f"argument {arg.name!r} of {made.name} must be a descriptor {arg.spec}")
             values.append(given.description)
@@ -92,9 +94,13 @@ def launch(
         if ordinal is not None and ordinal != binding.HOST:
             raise ValueError(f"argument {arg.name!r} of {made.name} must lie in host memory to be emulated")
         parts += fields_of(arg, fields)
+        every.append(fields)
         bound = dict(zip((f.name for f in arg.fields), fields, strict=True))
         here = [p for p in entry.params if entry.args[p.arg] is arg]
         values += [_bits(bound[p.field], p.type) for p in here]
+    read_only = overlap.ReadOnly(made.name, entry.args)
+    if read_only:
+        read_only(every)
     grid, block = _triple(grid, "grid"), _triple(entry.block if block is None else block, "block")
     if entry.block is not None and block != entry.block:
         raise ValueError(f"{made.name} was compiled for a block of {entry.block}, got {block}")

@@ -113,6 +113,11 @@ class TileSpace:
     def _given(self) -> dict[str, int]:
         return {"max_queries": self.queries} if self.queries else {}
 
+    @property
+    def _has_few_rows(self) -> bool:
+        """Whether no sequence's rows fill half a tile of a warpgroup."""
+        return 0 < 2 * self.queries * self.case.group <= tile_schedule.WARPGROUP_ROWS
+
     def start(self, target: Target) -> Schedule:
         return tile_schedule.chosen(self.case, target, self._given()).entries()
 
@@ -125,14 +130,16 @@ class TileSpace:
     def variations(self, best: Mapping[str, int], group: int) -> Iterator[Schedule]:
         if group == 0:
             keys = sorted({32, 48, 64, 80, 96, 112, 128, 144, 160, 176, best["keys"]})
-            return self._of_extents(best, {"rows": schedules.ROWS.choices, "keys": keys, "stages": (1, 2, 3, 4)})
+            rows = [n for n in schedules.ROWS.choices if n >= tile_schedule.WARPGROUP_ROWS or self._has_few_rows]
+            return self._of_extents(best, {"rows": rows, "keys": keys, "stages": (1, 2, 3, 4)})
         if group == 1:
-            flags = [e.name for e in schedules.TILED.entries if e.type is bool]
+            flags = [e.name for e in schedules.TILED.entries if e.type is bool and e is not schedules.SPLIT_COLUMNS]
             axes: dict[str, Sequence[Any]] = {**dict.fromkeys(flags, (False, True)), "query_stages": (1, 2)}
             if tile_schedule.TileConfig(self.case).converts:
                 axes |= {"producers": (1, 2, 3), "slots": (2, 4)}
             by_mma = {**best, **tile_schedule.BY_MMA, "keys": min(best["keys"], measured("keys_by_mma"))}
-            return itertools.chain(_product(best, axes), [by_mma | {"producers": 1, "slots": 2}])
+            beside = ({**best, "parts": n} for n in (2, 3)), ({**best, "split_columns": True, "rows": 64},)
+            return itertools.chain(_product(best, axes), [by_mma | {"producers": 1, "slots": 2}], *beside)
         return _product(best, {"splits": (0, 1, 2, 3, 4, 8, 16, 32)})
 
     def _of_extents(self, best: Mapping[str, int], axes: Mapping[str, Sequence[int]]) -> Iterator[Schedule]:
@@ -142,6 +149,7 @@ class TileSpace:
         fewer = {name: sorted({best[name], 1}, reverse=True) for name in ("query_stages", "producers")}
         for found in _product(best, axes):
             found["ping_pong"] = bool(found["ping_pong"]) and found["rows"] > tile_schedule.WARPGROUP_ROWS
+            found["overlap"] = bool(found["overlap"]) and found["rows"] >= tile_schedule.WARPGROUP_ROWS
             found["occupancy"] = best["occupancy"] if found["rows"] == 64 else 1
             yield from _product(found, fewer | ({"occupancy": (1, 2)} if found["rows"] == 64 else {}))
 

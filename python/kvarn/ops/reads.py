@@ -13,7 +13,7 @@ from kvarn.block_mask import BlockMask
 from kvarn.caches import MHAOperand
 from kvarn.dialect.layout import DENSE, SCALES
 from kvarn.dialect.ops.attention import BLOCK_TILE
-from kvarn.dialect.schedules import ROW_CLASSES, row_class
+from kvarn.dialect.schedules import row_class
 from kvarn.dispatch import FixedSchedule, Operation, Schedule, Specialisation, alignment_of, refuse_tracing
 from kvarn.runtime.binding import is_torch
 
@@ -146,7 +146,8 @@ def attention(
     ``cache_lengths[b] + i``; masks compare absolute positions. Slots of no token have no influence, whatever they hold;
     neither have keys and finite values on a row that does not see them, nor on the host a NaN or an infinity. On a GPU
     a value that is NaN or infinite may also reach rows beside one that sees its key: those of a ``tile``, of 64 to 256
-    query rows (tokens times the group), or the new tokens of a ``decode``, as 0 times NaN is NaN; kind ``simt`` keeps
+    query rows (tokens times the group), or the new tokens of a ``decode``, as 0 times NaN is NaN. A key that none of
+    them sees by causality, window or chunk is not multiplied; one that only a function hides is. Kind ``simt`` keeps
     rows apart. The host computes in f32. On GPUs sums are of f32, and weights, and keys that are converted, of the
     query's type: docs/operations.md has a table.
 
@@ -471,15 +472,16 @@ def _with_bounds(collection: Any, heads: int, schedule: Schedule) -> Schedule:
     elif collection.max_seq_length > FEW and not (schedule and "max_queries" in schedule):
         spec = collection.cache_spec
         rows = row_class(collection.max_seq_length * (heads // spec.num_heads), spec.head_size)
-        if rows is None:
+        divides = spec.dtype.bits == 8 or (schedule and "few" in schedule)
+        known = _expected(rows, collection.batch_size if divides else None)
+        if not known:
             return schedule
-        known = EXPECTED[rows]
     else:
         known = _bounds(min(collection.max_seq_length, FEW), collection.batch_size)
     return known if schedule is None else {**known, **schedule}
 
 
-_ONE_QUERY, EXPECTED = FixedSchedule(max_queries=1), {n: FixedSchedule(expected_rows=n) for n in ROW_CLASSES}
+_ONE_QUERY = FixedSchedule(max_queries=1)
 
 
 def _bounds(queries: int, batch: int) -> FixedSchedule:
@@ -488,5 +490,19 @@ def _bounds(queries: int, batch: int) -> FixedSchedule:
 
 @functools.cache
 def _fixed_bounds(queries: int, batch: int) -> FixedSchedule:
-    most = next((n for n in (1, 4, 8, 16, 128, 1024) if batch <= n), 1 << max(batch - 1, 0).bit_length())
-    return FixedSchedule(max_queries=1 << max(queries - 1, 0).bit_length(), max_batch=most)
+    return FixedSchedule(max_queries=1 << max(queries - 1, 0).bit_length(), max_batch=_batch_class(batch))
+
+
+@functools.cache
+def _expected(rows: int | None, batch: int | None) -> FixedSchedule:
+    """The bounds of a batch that may have many new tokens, of up to ``rows`` query rows of a sequence and KV head.
+
+    ``batch``: the sequences, where a kernel of its own has those of few new tokens.
+    """
+    of_rows = {} if rows is None else {"expected_rows": rows}
+    return FixedSchedule(**of_rows, **({} if batch is None else {"max_batch": _batch_class(batch)}))
+
+
+def _batch_class(batch: int) -> int:
+    """Up to how many sequences code is compiled for: few numbers, so that few programs serve all batches."""
+    return next((n for n in (1, 4, 8, 16, 128, 1024) if batch <= n), 1 << max(batch - 1, 0).bit_length())

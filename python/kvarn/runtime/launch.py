@@ -23,6 +23,7 @@ from kvarn.artifact import Arg, Artifact
 from . import device as devices, quick, signatures, streams
 from .binding import HOST, Binder, make_binder
 from .copying import NoCopies
+from .overlap import Meeting, ReadOnly
 from .packing import Address, Bound, Call, Frozen, HostExecutor, HostFrozen, Place
 
 _REMEMBER = 256  # packed calls that a launcher keeps
@@ -72,6 +73,7 @@ class _Known(NamedTuple):
 
     ordinal: int
     bounds: dict[int, Bound]
+    meetings: tuple[Meeting, ...]
 
     def launch(self, args: Sequence[Any], firsts: Sequence[Any], stream: Any) -> Bound | None:
         """Launch with these first values; the packed launch, or None where there is none to be had."""
@@ -82,6 +84,10 @@ class _Known(NamedTuple):
         bound = self.bounds.pop(stream, None)  # taken out while it is used: another thread takes the long way
         if bound is None:
             return None
+        for i, j, low, high in self.meetings:
+            if low < firsts[i] - (0 if j is None else firsts[j]) < high:  # the long way says whether they share memory
+                self.bounds[stream] = bound
+                return None
         launch, arguments, words, moves, again, _ = bound
         for word, i in moves:
             words[word] = firsts[i]
@@ -143,6 +149,8 @@ class Launcher:
             raise ValueError(f"artifact {artifact.name!r} is a program, which knows its grids: use Program")
         self.artifact, self.entry, self._executor = artifact, artifact.entry(), executor
         self._binders = Binders(self.entry.name, self.entry.args, artifact.target)
+        self._read_only = ReadOnly(self.entry.name, self.entry.args)
+        self._apart = bool(self._read_only)
         self._shared = self.entry.shared_bytes
         self._calls: dict[int, Call] = {}
         # Calls as before, of which only the addresses of buffers differ. A signature holds their last four bits.
@@ -186,9 +194,10 @@ class Launcher:
         bound = None if known is None else known.launch(args, firsts, stream)
         if bound is not None:
             if missed is not None:
-                quick.remember(calls, missed, grid, block, (bound,), range(len(firsts)))
+                places = range(len(firsts))
+                quick.remember(calls, missed, grid, block, (bound,), places, meetings=known.meetings)
             return
-        values, ordinal = self._binders.bind(args)
+        values, ordinal = self._bind(args)
         call = self._calls.get(ordinal) or self._place(ordinal)
         shape = call.shape(grid, block, self._shared)
         if stream is None:
@@ -206,6 +215,13 @@ class Launcher:
             call.fire(shape, flat, handle)
         finally:
             devices.unbind(before)
+
+    def _bind(self, args: Sequence[Any]) -> tuple[list[tuple[Any, ...]], int]:
+        """Field values of each argument, and their device, after all checks."""
+        values, ordinal = self._binders.bind(args)
+        if self._apart:
+            self._read_only(values)
+        return values, ordinal
 
     def _sign(self, grid: Any, block: Any, args: tuple[Any, ...]) -> tuple[Any, list[Any]]:
         """What a call depends on besides the addresses of buffers, or None; and each argument's first value."""
@@ -228,14 +244,16 @@ class Launcher:
         marked = []
         for i, (arg, value) in enumerate(zip(self.entry.args, values, strict=True)):
             marked += value if arg.kind != "buffer" else (Address.of(value[0], i), *value[1:])
-        known = self._known.setdefault(signature, _Known(ordinal, {}))
+        rule = self._read_only.of(values) if self._apart else None
+        meetings = () if rule is None else tuple(rule.meetings(self._read_only.flat(values)))
+        known = self._known.setdefault(signature, _Known(ordinal, {}, meetings))
         bound = call.bound(shape, marked, handle)
         if bound is not None and (handle > streams.LAST_SPECIAL or call.device.alone):
             known.bounds[handle] = bound
 
     def prepare(self, grid: Any, block: Any, *args: Any) -> PreparedLaunch:
         """Check and bind once, for many launches. Parameters as for a call."""
-        values, ordinal = self._binders.bind(args)
+        values, ordinal = self._bind(args)
         call = self._calls.get(ordinal) or self._place(ordinal)
         shape = call.shape(grid, block, self._shared)
         return PreparedLaunch(call, call.freeze(shape, list(chain.from_iterable(values))), args, ordinal)

@@ -7,6 +7,7 @@
 // by DLPack's exchange table (__dlpack_c_exchange_api__ of their class), which makes no object. The stable ABI of
 // Python 3.10 makes one build serve every later Python; there are no headers of CUDA, whose two functions come as
 // addresses.
+#include "checks.h"
 #include "operands.h"
 
 #include <new>
@@ -356,7 +357,16 @@ PyType_Slot slots[] = {
 
 PyType_Spec spec = {"kvarn.runtime._launches.Launches", sizeof(Table), 0, Py_TPFLAGS_DEFAULT, slots};
 
-PyModuleDef module = {PyModuleDef_HEAD_INIT, "_launches", nullptr, -1, nullptr, nullptr, nullptr, nullptr, nullptr};
+PyMethodDef functions[] = {
+    {"check", makeCheck, METH_VARARGS,
+     "check(function, conditions): a callable that says of a function whether it is this one and all conditions hold. "
+     "A "
+     "condition is (0, object, name, value) of an attribute, (1, dict, name, value) of an item, or (2, object, name, "
+     "None) of an attribute that is an empty dict."},
+    {nullptr, nullptr, 0, nullptr},
+};
+
+PyModuleDef module = {PyModuleDef_HEAD_INIT, "_launches", nullptr, -1, functions, nullptr, nullptr, nullptr, nullptr};
 
 } // namespace
 
@@ -372,7 +382,10 @@ PyMODINIT_FUNC PyInit__launches() {
       return nullptr;
   PyObject *made = PyModule_Create(&module);
   PyObject *type = made ? PyType_FromSpec(&spec) : nullptr;
-  if (!type || PyModule_AddIntConstant(made, "MEETINGS", 1) || PyModule_AddObject(made, "Launches", type)) {
+  if (type && !checkType)
+    checkType = reinterpret_cast<PyTypeObject *>(PyType_FromSpec(&checkSpec));
+  if (!type || !checkType || PyModule_AddIntConstant(made, "MEETINGS", 1) ||
+      PyModule_AddObject(made, "Launches", type)) {
     Py_XDECREF(type);
     Py_XDECREF(made);
     return nullptr;

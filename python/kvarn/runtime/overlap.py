@@ -3,14 +3,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from kvarn.artifact import Arg
 from kvarn.dialect.layout import HANDLE_FIELDS, CacheSpec, joined
 
 from .buffers import BufferView
 
 _MOST = 100_000  # distances that are looked at together
+_HANDLES = 16  # of a rule, whose memory is known
+_RULES = 64  # of a kernel, by the shapes of its buffers
 
 
 class Extent(NamedTuple):
@@ -151,7 +154,11 @@ class Apart:
         What is written and may be an operand that is read: that very one, with the same strides.
     unread : collection of str
         Operands of which only the shape counts.
+    tables : collection of str
+        Handles of which only the lengths, offsets and tables are read.
     """
+
+    why, instead = "which is read while it is written", "give it memory of its own"
 
     def __init__(
         self,
@@ -161,9 +168,15 @@ class Apart:
         written: Collection[str],
         in_place: Collection[tuple[str, str]] = (),
         unread: Collection[str] = (),
+        tables: Collection[str] = (),
     ) -> None:
-        self.title, self._operands, self._places, self._in_place = title, operands, places, in_place
-        self.pairs: list[tuple[int, int, int, int, Callable[[int], None]]] = []
+        self.title, self._places, self._in_place, self._tables = title, places, in_place, tables
+        # No view of a buffer, which would keep it alive.
+        self._operands = [(name, None if isinstance(o, BufferView) else o) for name, o in operands]
+        # Of two buffers their places, the distances from the second to the first between which they may meet, their
+        # numbers among the operands, and whether they may be one.
+        self.pairs: list[tuple[int, int, int, int, int, int, bool]] = []
+        self._shared: dict[tuple[int, int, int], bool] = {}  # by numbers and distance
         self._handles: list[tuple[int, int]] = []  # of which one, at least, is a handle
         self._found: dict[tuple[int, Any], list[Any]] = {}
         of_buffers = ((i, of_buffer(o)) for i, (_, o) in enumerate(operands) if isinstance(o, BufferView))
@@ -182,38 +195,40 @@ class Apart:
     def __bool__(self) -> bool:
         return bool(self.pairs or self._handles)
 
-    def _pair(self, i: int, j: int, same: bool) -> tuple[int, int, int, int, Callable[[int], None]]:
-        """The operands, the distances from the second to the first between which they may meet, and a check there."""
-        (a, (a_first, a_end)), (b, (b_first, b_end)) = self._extents[i], self._extents[j]
-        known: dict[int, bool] = {}
+    def _pair(self, i: int, j: int, same: bool) -> tuple[int, int, int, int, int, int, bool]:
+        (_, (a_first, a_end)), (_, (b_first, b_end)) = self._extents[i], self._extents[j]
+        return self._places[i], self._places[j], b_first - a_end, b_end - a_first, i, j, same
 
-        def check(distance: int) -> None:
-            found = known.get(distance)
-            if found is None:
-                if len(known) >= 1024:
-                    known.clear()
-                found = known[distance] = share(a, b, -distance) and not (same and distance == 0 and a == b)
-            if found:
-                self._refuse(i, self._operands[j][0], same)
-
-        return self._places[i], self._places[j], b_first - a_end, b_end - a_first, check
+    def _check(self, i: int, j: int, same: bool, distance: int) -> None:
+        """Refuse two buffers that may meet where they do."""
+        found = self._shared.get((i, j, distance))
+        if found is None:
+            if len(self._shared) >= 1024:
+                self._shared.clear()
+            a, b = self._extents[i][0], self._extents[j][0]
+            found = share(a, b, -distance) and not (same and distance == 0 and a == b)
+            self._shared[i, j, distance] = found
+        if found:
+            self._refuse(i, self._operands[j][0], same)
 
     def _refuse(self, i: int, read: str, same: bool) -> None:
         raise ValueError(
-            f"{self.title}: {self._operands[i][0]} must not share memory with {read}, which is read while it is written"
-            f"{f', unless it is {read} itself' if same else ''}: give it memory of its own"
+            f"{self.title}: {self._operands[i][0]} must not share memory with {read}, {self.why}"
+            f"{f', unless it is {read} itself' if same else ''}: {self.instead}"
         )
 
     def __call__(self, values: Sequence[Value]) -> None:
         """Check a call: of buffers the addresses, of handles the fields."""
-        for i, j, low, high, check in self.pairs:
-            if low < values[i] - values[j] < high:
-                check(values[i] - values[j])
+        for at, of, low, high, i, j, same in self.pairs:
+            if low < values[at] - values[of] < high:
+                self._check(i, j, same, values[at] - values[of])
         for i, j in self._handles:
             for name, at, low, high, extent in self._memory(i, values):
                 if name != self._operands[i][0]:  # a table, which nothing writes
                     continue
                 for read, where, first, end, other in self._memory(j, values):
+                    if read in self._tables:  # the elements of a handle, whose tables have names of their own
+                        continue
                     if low < end and first < high and share(extent, other, where - at):
                         same = (name, self._operands[j][0]) in self._in_place
                         if not (same and where == at and extent == other):
@@ -221,27 +236,88 @@ class Apart:
 
     def meetings(self, values: Sequence[Value]) -> Iterator[Meeting]:
         """Where buffers of calls with the handles of this one may meet what they must not."""
-        yield from ((i, j, low, high) for i, j, low, high, _ in self.pairs)
+        yield from (pair[:4] for pair in self.pairs)
         for i, j in self._handles:
             buffer, handle = (i, j) if i in self._extents else (j, i)
             if buffer in self._extents:
                 _, (first, end) = self._extents[buffer]
                 for name, _, low, high, _ in self._memory(handle, values):
-                    if handle == j or name == self._operands[handle][0]:
+                    if name not in self._tables if handle == j else name == self._operands[handle][0]:
                         yield self._places[buffer], None, low - end, high - first
 
     def _memory(self, i: int, values: Sequence[Value]) -> Sequence[tuple[str, int, int, int, Extent]]:
         """What memory an operand of a call shows: names, addresses, the first bytes and the ends, extents."""
         (name, operand), value = self._operands[i], values[self._places[i]]
-        if isinstance(operand, BufferView):
+        if operand is None:
             extent, (low, high) = self._extents[i]
             return ((name, value, value + low, value + high, extent),)
         found = self._found.get((i, value))
         if found is None:
-            if len(self._found) >= 256:
+            if len(self._found) >= _HANDLES:
                 self._found.clear()
             found = self._found[i, value] = [
                 (f"{part} of {name}" if part in _TABLES else name, at, *(at + end for end in extent.ends), extent)
                 for part, at, extent in regions(operand[0], operand[1], value)
             ]
         return found
+
+
+class ReadOnly:
+    """The rule of every kernel: what its code takes for read-only is not written through another argument.
+
+    Loads of such memory go by the read-only path of a GPU, and before or after any store: those of
+    ``kv.ReadOnlyBuffer``, of elements of a type that the kernel writes nowhere, and of lengths and tables of caches. Of
+    other arguments the code takes nothing for granted: they may share memory, as in CUDA.
+    """
+
+    def __init__(self, name: str, args: Sequence[Arg]) -> None:
+        self._title, self._args = f"kernel {name!r}", tuple(args)
+        self._written = {a.name for a in args if a.written}
+        self._read = [a.name for a in args if a.read_only and not a.written]
+        self._tables = [a.name for a in args if a.kind in HANDLE_FIELDS and a.name not in self._read]
+        self._places = [i for i, a in enumerate(args) if a.kind == "buffer" or a.kind in HANDLE_FIELDS]
+        self._known: dict[Any, Apart | None] = {}
+        self._last: Any = None  # a call that was good
+
+    def __bool__(self) -> bool:
+        buffers = {a.name for a in self._args if a.kind == "buffer"}
+        return bool(self._written and self._read) or bool(self._written & buffers and self._tables)
+
+    def of(self, values: Sequence[tuple[Any, ...]]) -> Apart | None:
+        """The rule of calls that differ in addresses only, by the field values of each argument."""
+        key = tuple([v[1:] if a.kind == "buffer" else () for a, v in zip(self._args, values)])  # noqa: B905
+        if key not in self._known:
+            if len(self._known) >= _RULES:
+                self._known.clear()
+            operands = [(self._args[i].name, self._operand(self._args[i], values[i])) for i in self._places]
+            shown = {*self._read, *self._tables}
+            unread = [name for name, _ in operands if name not in shown]
+            made = _OfKernel(self._title, operands, self._places, self._written, (), unread, self._tables)
+            self._known[key] = made if made else None
+        return self._known[key]
+
+    @staticmethod
+    def _operand(arg: Arg, values: tuple[Any, ...]) -> Any:
+        if arg.kind != "buffer":
+            return arg.kind, arg.spec
+        assert arg.dtype is not None
+        shape, strides = values[1 : 1 + arg.rank], (*values[1 + arg.rank :], 1)
+        return BufferView(values[0], shape, strides, arg.dtype, ("cpu", 0), False, None)
+
+    def flat(self, values: Sequence[tuple[Any, ...]]) -> list[Value]:
+        """The values of a call as :class:`Apart` takes them."""
+        return [v if a.kind in HANDLE_FIELDS else v[0] for a, v in zip(self._args, values)]  # noqa: B905
+
+    def __call__(self, values: Sequence[tuple[Any, ...]]) -> None:
+        """Check a call."""
+        if values == self._last:
+            return
+        rule = self.of(values)
+        if rule is not None:
+            rule(self.flat(values))
+        self._last = values
+
+
+class _OfKernel(Apart):
+    why = "which the code takes for memory that nothing writes"
+    instead = "give it memory of its own, or annotate both as kv.Buffer of one type"

@@ -71,6 +71,24 @@ def biased(
     out.store_rows(b, row, value=kv.bf16(o / kv.math.max(s, kv.full(64, 1.0e-30))[:, None]))
 
 
+@kv.kernel(block=128)
+def observed(query: kv.Buffer[kv.bf16, 3], keys: kv.KVCache, seen: kv.Buffer[kv.f32, 2]):
+    b, row, token = kv.block_id.x, kv.tile_index(16), kv.tile_index(64)
+    count = keys.cache_length(b)
+    q = query.load_rows(b, row, columns=64)
+    largest, total = kv.full(16, -3.0e38), kv.full(16, 0.0)
+    for j in range(0, (count + 63) // 64):
+        k = keys.tile(b, 0, j * 64, count, rows=64)
+        x = kv.masked(kv.dot(q, k.T) * 0.125, (j * 64 + token < count)[None, :])
+        top = kv.math.max(largest, x.max(axis=1))
+        total = total * kv.math.exp(largest - top) + kv.math.exp(x - top[:, None]).sum(axis=1)
+        largest = top
+    for j in range(0, (count + 63) // 64):
+        x = kv.dot(q, keys.tile(b, 0, j * 64, count, rows=64).T) * 0.125
+        weights = kv.math.exp(x - largest[:, None]) / total[:, None]
+        seen.scatter(b, j * 64 + token, value=weights.sum(axis=0), mask=j * 64 + token < count)
+
+
 _TWO = kv.CacheSpec("paged", kv.bf16, num_heads=2, head_size=64, page_size=16)
 _ONE = kv.CacheSpec("paged", kv.bf16, num_heads=1, head_size=64, page_size=16)
 _RECORDS = kv.CacheSpec("paged", kv.f8e4m3, num_heads=2, head_size=64, page_size=16)
@@ -80,5 +98,6 @@ SPECS = {
     rescale: (kv.CollectionSpec(_RECORDS), kv.i32, kv.Buffer[kv.f32, 1], kv.Buffer[kv.f32, 2]),
     rows: (_TWO, kv.Buffer[kv.i32, 2]),
     largest_keys: (_TWO, tma_layout.tiled(_TWO, 16), kv.Buffer[kv.f32, 2]),
+    observed: (_ROWS, _ONE, kv.Buffer[kv.f32, 2]),
     biased: (_ROWS, _ONE, _ONE, kv.Buffer[kv.f32, 1], _ROWS),
 }

@@ -42,6 +42,17 @@ def biased(arguments: dict[str, Any]) -> None:
             out[b] = (weights @ v / weights.sum(1, keepdims=True)).astype(out.dtype)
 
 
+def observed(arguments: dict[str, Any]) -> None:
+    """What 16 rows' attention weights add up to for every token of a sequence."""
+    query, keys, seen = (arguments[name] for name in ("query", "keys", "seen"))
+    for b, length in enumerate(np.asarray(keys.cache_lengths).tolist()):
+        if length:
+            k = keys.load(b, 0, np.arange(length)[:, None], np.arange(64), dtype=np.float32)
+            scores = query[b].astype(np.float32) @ k.T / 8
+            weights = np.exp(scores - scores.max(1, keepdims=True))
+            seen[b, :length] = (weights / weights.sum(1, keepdims=True)).sum(0)
+
+
 def largest_keys(arguments: dict[str, Any]) -> None:
     """The largest key of the first head of every sequence, column by column."""
     cache, out = arguments["cache"], arguments["out"]

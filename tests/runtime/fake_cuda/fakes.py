@@ -140,6 +140,15 @@ class Tensor:
     def is_neg(self):
         return self.negated
 
+    def numel(self):
+        return self.array.size
+
+    def element_size(self):
+        return self.array.itemsize
+
+    def untyped_storage(self):
+        return types.SimpleNamespace(data_ptr=self.data_ptr, nbytes=lambda: self.array.nbytes)
+
 
 Tensor.__module__ = "torch"
 

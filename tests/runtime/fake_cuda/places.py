@@ -305,6 +305,22 @@ def test_a_call_like_one_before_packs_its_own_addresses_and_numbers():
     assert len(launches()) == 24
 
 
+def test_a_call_like_one_before_writes_nothing_that_the_code_takes_for_read_only():
+    y = A.Arg("y", "buffer", dtypes.f32, 2, read_only=True)
+    launcher, (a, b) = Launcher(kernel([X, y])), (tensor((4, 8)) for _ in range(2))
+    below = tensor((4, 8))
+    below._data = a.data_ptr() - 16
+    for repeat in range(4):  # the third call with a signature is packed by the second
+        launcher(1, 32, a, b)
+        assert len(launches()) == repeat + 1
+        for read in (a, below):
+            with pytest.raises(ValueError, match="kernel 'k': x must not share memory with y, which the code takes"):
+                launcher(1, 32, a, read)
+        assert len(launches()) == repeat + 1
+    with pytest.raises(ValueError, match="x must not share memory with y"):
+        launcher.prepare(1, 32, a, below)
+
+
 def test_remembered_calls_are_one_threads_at_a_time():
     entry = kernel([X])
     launcher, tensors = Launcher(entry), [tensor((4, 8)) for _ in range(4)]

@@ -18,7 +18,6 @@ from kvarn.lowering.schedules.decode import COLUMNS, NEVER, DecodeConfig
 
 from ..arguments import AttentionArguments
 from ..partials import added, finished, log_sum_exp, weight, with_prior
-from ..queries import queries_of
 from .combine_fixed_splits import fixed_combining
 from .split_kv import Own, lists_of, split_kv
 
@@ -131,7 +130,7 @@ def combine_kernel(c: DecodeConfig) -> Any:
     @kv.kernel(block=(32 * WARPS, 1, 1), min_blocks=max(1, (16 if c.stores_splits else 32) // WARPS))
     def attention_combine(a: AttentionArguments):
         lane, warp = kv.lane_id(), kv.warp_id()
-        queries = queries_of(c.case.padded, a.extents, a.out, a.kv_offsets)
+        queries = a.queries(c.case, many=False)
         collection = a.collection
         batch = queries.sequences
         staged = fixed.begin(lane, warp) if c.split else kv.shared((WARPS, 8, 32), kv.f32)

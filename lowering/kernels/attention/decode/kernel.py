@@ -37,13 +37,14 @@ from typing import Any
 import kvarn as kv
 from kvarn.dialect.ops.attention import ARRAYS
 from kvarn.dsl.values import rounded_product
+from kvarn.lowering.index import Ix
 from kvarn.lowering.kernels.base import Expansion
 from kvarn.lowering.kernels.common import row_alignment
-from kvarn.lowering.schedules.decode import COLUMNS, NEVER, DecodeConfig, configured
+from kvarn.lowering.schedules.decode import COLUMNS, NEVER, DecodeConfig, configured, entries_of_few
 
 from ..arguments import AttentionArguments
 from ..case import Case, last_not_above
-from ..queries import batch_of, queries_of
+from ..queries import batch_of
 from ..softmax import array_read, hoist_query_reads, modified_one, modifies, score_unit, shown
 from .combine import combine_kernel
 from .partials import lane_sum
@@ -262,11 +263,13 @@ def decode_kernel(c: DecodeConfig) -> Any:
     def attention_decode(a: AttentionArguments):
         lane, warp = kv.lane_id(), kv.warp_id()
         collection, functions = a.collection, (array_read(a.slopes), a.arrays)
-        queries = queries_of(c.case.padded, a.extents, a.query, a.kv_offsets)
+        queries = a.queries(c.case, many=False)
         batch = queries.sequences
         stages = kv.shared(NW * c.warp_bytes + c.padding, kv.u8, alignment=128)
         # From here on, the writes of earlier kernels (lengths, new tokens, the query) are visible.
-        if c.programmatic and not c.early:
+        if c.programmatic and a.few is not None:
+            kv.griddepcontrol_launch_dependents()
+        elif c.programmatic and not c.early:
             start_next()
         chosen = lists_of(c, a, queries)
         tile_indptr, total = work.count_tiles(collection, queries, chosen, batch, NW)
@@ -385,40 +388,49 @@ def decode_kernel(c: DecodeConfig) -> Any:
         else:
             if c.programmatic and c.early:
                 start_next()
+        if c.programmatic and a.few is not None:
+            # The kernel ahead has other sequences, and started when all before it had ended. Whoever waits for this
+            # kernel waits for both.
+            kv.griddepcontrol_wait()
 
     return attention_decode
 
 
-def launch(case: Case, at: Expansion, op: Any) -> None:
-    """Launch the kernel and, by the schedule, the combine kernel."""
-    element = case.out.itemsize
+def launch(case: Case, at: Expansion, op: Any, few: Ix | None = None) -> None:
+    """Launch the kernel and, by the schedule, the combine kernel.
+
+    With ``few``, only over sequences of at most ``few`` new tokens (0: none); another kernel has the others.
+    """
+    element, divides = case.out.itemsize, few is not None
     config = configured(
         at.target,
         DecodeConfig(
             case,
-            at.schedule["max_queries"],
+            at.schedule["few" if divides else "max_queries"],
             programmatic=at.target.has("pdl"),
             pair_alignment=max(element, min(2 * element, row_alignment(op))),
         ),
-        at.schedule,
+        entries_of_few(at.schedule) if divides else at.schedule,
     )
-    if case.by_lists:  # the previous kernel wrote the lists, so nothing can be read before it ends
+    if case.by_lists or divides:  # the previous kernel wrote the lists, so nothing can be read before it ends
         config = replace(config, early=0)
     head_blocks = config.row_groups // config.warps
     one = at.constant(1)
     max_units = at.device("multiprocessors") * config.blocks // head_blocks
     max_units = max_units + (one - max_units.least(one))  # where the heads alone are more blocks than scheduled
     batch = batch_of(op, at)
+    blocks = max_units * head_blocks if few is None else few.least(1) * max_units * head_blocks
     partial_results = max_units * 2
     if config.stores_splits:
         partial_results = batch * config.most_splits
     partials = at.workspace(partial_results * (config.row_groups * config.quads * 512))
     counters = at.workspace(batch * (4 * config.row_groups), zeroed=True)
-    a = replace(AttentionArguments.of(op), partials=partials, counters=counters)
+    a = replace(AttentionArguments.of(op), partials=partials, counters=counters, few=few)
     threads, early = (config.warps * 32, 1, 1), config.programmatic
-    at.launch(decode_kernel(config), [a], (max_units * head_blocks, 1, 1), threads, key=config, programmatic=early)
+    at.launch(decode_kernel(config), [a], (blocks, 1, 1), threads, key=(config, divides), programmatic=early)
     if config.combine:
-        blocks = batch * (config.row_groups * config.column_tiles * config.row_steps * config.row_blocks)
+        outputs = config.row_groups * config.column_tiles * config.row_steps * config.row_blocks
+        blocks = batch * outputs if few is None else few.least(1) * batch * outputs
         left = replace(a, max_units=max_units).without("layer", "query", "scale", "counters", "slopes", *ARRAYS)
         threads = (32 * config.combine, 1, 1)
-        at.launch(combine_kernel(config), [left], (blocks, 1, 1), threads, key=config, programmatic=early)
+        at.launch(combine_kernel(config), [left], (blocks, 1, 1), threads, key=(config, divides), programmatic=early)
