@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""The buffers of an operation: extents and element types, said once for its verifier and for the check of a call.
+"""Buffer operands of an operation: extents and element types, declared once for the verifier and for run-time checks.
 
     class StoreRaggedOp(WithBuffers, name="store_ragged", ...):
         buffers = {"x": Buffer("T, H, D", stored), "row_offsets": Buffer("B + 1")}
 
-``H``, ``D`` and ``scales`` are the heads, the head size and the scales of a head of the operation's cache, if it has
-one, and ``B`` its sequences. Other names are extents of a call, whose buffers must agree on them. In IR all but those
-of the cache's type may be anything, and an optional operand that is not there is no buffer.
+``H``, ``D`` and ``scales`` are the heads, the head size and the scales per head of the operation's cache, if it has
+one, and ``B`` its sequences. Every other name is an extent that a call's buffers must agree on. The verifier checks
+only the extents that the cache's type fixes, and skips an optional operand that is absent.
 """
 
 from collections.abc import Callable, Mapping
@@ -20,18 +20,18 @@ from .base import Kv
 from .dtypes import DType, by_name
 from .layout import CacheSpec
 
-INTEGERS = ("i32",)  # of tables; in a call they may be unsigned
+INTEGERS = ("i32",)  # element types of tables; a call may pass unsigned ones
 FLOAT32 = ("f32",)
 FLOATS = ("f32", "f16", "bf16")
 
 
 @dataclass(frozen=True)
 class Buffer:
-    """What a buffer must be: its extents by name, and its elements.
+    """What a buffer must be: its extents by name, and its element type.
 
-    ``elements`` are names of types, the name of a buffer that has the same, or a function of the cache's spec that
-    gives a type or names of dtypes; None: any. Kernels count the rows of the first two dimensions in 32 bits where they
-    are ``counted``.
+    ``elements`` lists type names, or is the name of a buffer of the same type, or a function from the cache's spec to a
+    type or to dtype names; None allows any type. ``counted`` marks buffers whose rows, in the first two dimensions,
+    kernels count in 32 bits.
     """
 
     extents: str
@@ -44,24 +44,24 @@ class Buffer:
 
 
 def stored(spec: CacheSpec) -> DType:
-    """The type of what a cache stores."""
+    """The storage type of the cache."""
     return spec.dtype
 
 
 def storable(spec: CacheSpec) -> tuple[str, ...]:
-    """Element types that an append takes: floats where it quantizes or saturates, else the storage type."""
+    """Element types that an append takes: floats where it quantizes or saturates, otherwise the storage type only."""
     if spec.quantized:
         return FLOATS
     return (spec.dtype.name, *FLOATS) if spec.dtype.bits == 8 else (spec.dtype.name,)
 
 
 def queryable(spec: CacheSpec) -> tuple[str, ...]:
-    """Element types of a query over a cache: its float type; any of the wide floats over 8-bit storage."""
+    """Element types of a query: the cache's own float type, or any of bf16, f16 and f32 over 8-bit storage."""
     return FLOATS if spec.dtype.bits == 8 else (spec.dtype.name,)
 
 
 def extents_of(spec: CacheSpec | None) -> dict[str, int]:
-    """The extents that a cache's type says."""
+    """The extents that a cache's type fixes."""
     if spec is None:
         return {}
     found = {"H": spec.num_heads, "D": spec.head_size, "H * D": spec.row_size, "2 * H * D": 2 * spec.row_size}
@@ -69,7 +69,7 @@ def extents_of(spec: CacheSpec | None) -> dict[str, int]:
 
 
 def fit(op: Any, buffers: Mapping[str, Buffer], spec: CacheSpec | None = None, **extents: int) -> bool:
-    """Whether the operands of these names are as declared, for an op whose cache has this spec, and known extents."""
+    """Whether the named operands match their declarations, given the spec of the op's cache and known extents."""
     known = {**extents_of(spec), **extents}
     for name, buffer in buffers.items():
         value, elements = getattr(op, name), buffer.elements
@@ -92,7 +92,7 @@ def fit(op: Any, buffers: Mapping[str, Buffer], spec: CacheSpec | None = None, *
 class WithBuffers(Kv.Operation):
     """An operation that declares its buffers, and has at most one cache or collection."""
 
-    buffers = {}  # by operand; an annotation would make it a field
+    buffers = {}  # by operand name; without an annotation, which would make it a field
 
     def verify_invariants(self) -> bool:
         handle = next((n for n in ("collection", "cache") if hasattr(type(self), n)), None)
@@ -100,5 +100,5 @@ class WithBuffers(Kv.Operation):
         return (handle is None or spec is not None) and self.verify_buffers(spec)
 
     def verify_buffers(self, spec: CacheSpec | None = None) -> bool:
-        """Whether the buffers are as declared."""
+        """Whether the buffers match their declarations."""
         return fit(self, self.buffers, spec)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""Every fact of every chip: what a multiprocessor holds, how many there are, and how fast its GPUs are.
+"""Facts about each chip: what a multiprocessor can hold, how many there are, and the data sheet rates of its GPUs.
 
-Data alone, so that the runtime and the emulator read it without MLIR. What the instructions of a chip need is in
-``lowering/target.py``, which reads this.
+This is data only, so that the runtime and the emulator read it without MLIR. ``lowering/target.py`` reads it and adds
+which instructions a chip has.
 """
 
 from __future__ import annotations
@@ -10,24 +10,24 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 WARP = 32
-REGISTERS = 65536  # of a multiprocessor, of 32 bits
-RESERVED_BYTES = 1024  # of shared memory, which the hardware keeps of each block
-# Of a multiprocessor of Hopper, in a clock.
-BYTE_PRODUCTS = 4096  # multiplications of 8 bits in tensor cores
+REGISTERS = 65536  # 32-bit registers of a multiprocessor
+RESERVED_BYTES = 1024  # shared memory per block that the hardware keeps for itself
+# Rates per clock of one Hopper multiprocessor.
+BYTE_PRODUCTS = 4096  # 8-bit multiplications in tensor cores
 EXPONENTIALS = 16
 
 
 @dataclass(frozen=True)
 class Gpu:
-    """A GPU's rates on its data sheet, dense.
+    """A GPU's dense peak rates, from its data sheet.
 
     Attributes
     ----------
     name : str
     bandwidth : float
-        Bytes a second of device memory.
+        Bytes per second of device memory.
     vector, tensor : float
-        Operations a second: float32 outside of tensor cores, and bf16 in them.
+        Operations per second: float32 outside of tensor cores, and bf16 in them.
     """
 
     name: str
@@ -47,11 +47,11 @@ class Chip:
     shared_bytes : int
         Largest dynamic shared memory of a block.
     warps, blocks : int
-        Most that a multiprocessor holds.
+        The most of each that a multiprocessor can hold.
     multiprocessors : int
-        Of the first of ``gpus``.
+        Multiprocessors of the first of ``gpus``.
     gpus : tuple of Gpu
-        The one that figures are drawn for first.
+        The first is the one that figures are drawn for.
     """
 
     sm: int
@@ -75,4 +75,4 @@ CHIPS = {
 }
 HOPPER = CHIPS[90]
 HOPPER_L2_BYTES = 50 << 20
-COMPILED_FOR = ("sm_100a", "sm_90a", "sm_80")  # the GPU targets that are chosen by themselves, best first
+COMPILED_FOR = ("sm_100a", "sm_90a", "sm_80")  # GPU targets that may be chosen by default, best first

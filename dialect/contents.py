@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""What must hold of the contents of an operation's tables: offsets that ascend, counts and lengths that fit.
+"""Rules for the contents of an operation's tables: offsets ascend, counts and lengths fit their buffers.
 
-A tier-1 op lists these rules in its class attribute ``contents``. On the host they are checked before a launch
-(``kvarn.contents``), on a GPU on request by kernels that run before the op's own
-(``lowering/kernels/tables/contents.py``). Nothing depends on them for safety: kernels stay inside their memory whatever
-their tables hold.
+A fused operation lists these rules in its class attribute ``contents``. The host checks them before a launch
+(``kvarn.contents``); a GPU checks them on request, in kernels that run before the op's own
+(``lowering/kernels/tables/contents.py``). Memory safety does not depend on them: kernels stay inside their memory
+whatever their tables contain.
 
     class AppendOp(Kv.Operation, name="append", ...):
         contents = (Offsets("row_offsets", "key"), Lengths("collection", "row_offsets"))
@@ -15,9 +15,10 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Offsets:
-    """The operand ``name`` [n + 1] holds row offsets: not negative, not descending, at most the rows of ``rows``.
+    """The operand ``name`` [n + 1] contains row offsets: not negative, not descending, at most the rows of ``rows``.
 
-    ``rows`` None: how many rows there are is not known. ``from_first``: row 0 is the one of the first offset.
+    With ``rows`` None the number of rows is not checked. With ``from_first``, row 0 of the buffer is the row that the
+    first offset names.
     """
 
     name: str
@@ -27,7 +28,7 @@ class Offsets:
 
 @dataclass(frozen=True)
 class Counts:
-    """The operand ``name`` [n] holds counts: not negative, at most the product of some extents, (buffer, dimension)."""
+    """The operand ``name`` [n] contains counts: not negative, at most the product of extents (buffer, dimension)."""
 
     name: str
     most: tuple[tuple[str, int], ...] = ()
@@ -35,11 +36,12 @@ class Counts:
 
 @dataclass(frozen=True)
 class Lengths:
-    """Cached and new tokens of a sequence fit its row of the lookup table, or its region, of the operand ``handle``.
+    """Cached and new tokens of a sequence fit its row of the lookup table, or its region, in the operand ``handle``.
 
-    ``new`` names offsets or counts of new tokens, or several of which the first that is there counts; empty: there are
-    none. Sequences without new tokens are then not looked at. ``first`` names the number of the first sequence that
-    ``new`` speaks of. Of dense and ragged operands their own lengths or offsets are meant, which count all tokens.
+    ``new`` names the offsets or counts of new tokens; of several names, the first operand that is present counts.
+    Sequences without new tokens are not checked. An empty ``new`` means that the op adds no tokens. ``first`` names the
+    operand with the number of the first sequence that ``new`` covers. A dense or ragged operand is checked by its own
+    lengths or offsets, which count all tokens.
     """
 
     handle: str
@@ -51,5 +53,5 @@ Rule = Offsets | Counts | Lengths
 
 
 def new_tokens(rule: Lengths, there: dict[str, int]) -> str | None:
-    """Which operand says how many new tokens there are, of those that are there."""
+    """The operand with the number of new tokens, among those that are present; None without one."""
     return next((n for n in rule.new if n in there), None)

@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""Memory effects of the kv operations, and their other traits: all that a pass may know of an op without its name.
+"""Memory effects and other traits of the kv operations: all that a pass needs to know of an op without its name.
 
 Each model is named in an op's ``traits``. On MLIR 22.1 Python cannot attach interfaces: the native
 library does it from :func:`table`; without it upstream passes leave the kv ops alone, which is safe.
 
-Resources: ``cache`` is the contents of pages and scales, ``elements`` and ``scales`` its parts; ``table`` the lookup
-table and the lengths, which nothing in a kernel writes; ``memory`` everything else, as far as the op has it among its
-operands. Since no kv op writes ``table``, its readers are declared without effects: they may be merged, moved and
-dropped like arithmetic. An op that declares no model reads and writes everything.
+Resources: ``cache`` is the contents of pages and scales, with the parts ``elements`` and ``scales``; ``table`` is the
+lookup table and the lengths, which nothing in a kernel writes; ``memory`` is everything else that an operand points
+to. Since no kv op writes ``table``, ops that only read it are declared without effects: passes may merge, move and drop
+them like arithmetic. An op that declares no model reads and writes everything.
 """
 
 from typing import Any, NamedTuple
@@ -34,33 +34,33 @@ class EffectModel:
 
 
 class Pure(EffectModel):
-    """No effect, and safe to run where the program would not have: may be merged, hoisted, dropped."""
+    """No effect, and safe to run where the program would not run it: passes may merge, hoist and drop it."""
 
     speculatable = True
 
 
 class TierOne:
-    """An operation on whole caches, which stands outside kernels and becomes kernels of its own."""
+    """A fused operation on whole caches: it is outside of kernels, and its expansion launches kernels."""
 
 
 class LooksUpPage:
-    """Uses the page of a token: its fields are cache, batch and token first, and last, optional, page.
+    """Looks up the page of a token. Its first fields are cache, batch and token; the last one, optional, is the page.
 
-    Passes give it the page once it has been looked up. One that has effects on contents and the fields head and dim is
-    an access, with a result or the field value: it gets an alignment, the read-only path and checks.
+    Passes fill in the page once it has been looked up. An op that also has effects on contents and the fields head and
+    dim is an access, with a result or the field value: passes give it an alignment, the read-only path and checks.
     """
 
 
 class GivesAddress:
-    """Its result points into what its first operand shows, and may be written through."""
+    """The result points into what the first operand shows, and may be written through."""
 
 
 class ViewsHandle:
-    """Its result shows what its first operand does: a layer of a collection, a cache as an operand."""
+    """The result shows the same memory as the first operand: a layer of a collection, a cache as an operand."""
 
 
 class ReadsCache(EffectModel):
-    """Reads cache contents: dropped when unused, merged when no write lies between, never speculated."""
+    """Reads cache contents: dropped when unused, merged when no write is between, never speculated."""
 
     effects = (Effect(READ, CACHE),)
 
@@ -72,19 +72,19 @@ class WritesCache(EffectModel):
 
 
 class WritesElements(EffectModel):
-    """Writes elements of a cache, no scales."""
+    """Writes elements of a cache, but no scales."""
 
     effects = (Effect(WRITE, ELEMENTS),)
 
 
 class ReadsScales(EffectModel):
-    """Reads scales, no elements."""
+    """Reads scales, but no elements."""
 
     effects = (Effect(READ, SCALES),)
 
 
 class WritesScales(EffectModel):
-    """Writes scales, no elements."""
+    """Writes scales, but no elements."""
 
     effects = (Effect(WRITE, SCALES),)
 
@@ -114,7 +114,7 @@ class UpdatesMemory(EffectModel):
 
 
 class AllocatesShared(EffectModel):
-    """Allocates shared memory: each execution is its own block, so equal ones are not merged."""
+    """Allocates shared memory. Each execution is a separate allocation, so equal ops are not merged."""
 
     effects = (Effect(ALLOCATE, MEMORY),)
 
@@ -142,7 +142,7 @@ def table(dialect: type) -> dict[str, OpEffects]:
 
 
 def writes_cache(op_class: type) -> bool:
-    """Whether an op writes contents of a cache, for all that it says."""
+    """Whether an op may write contents of a cache; true for an op that declares no effects."""
     declared = of_class(op_class)
     return declared is None or any(e.kind == WRITE and e.resource != MEMORY for e in declared.effects)
 
@@ -151,7 +151,7 @@ _classes: tuple[int, dict[str, Any]] = (0, {})
 
 
 def class_of(op_name: str) -> Any:
-    """The class of a kv op by its name; None for what is no op of the dialect."""
+    """The class of a kv op by its name; None for a name outside of the dialect."""
     global _classes
     generation, found = _classes
     if generation != Kv.generation:
@@ -161,17 +161,17 @@ def class_of(op_name: str) -> Any:
 
 
 def has(op_name: str, trait: type) -> bool:
-    """Whether the op of a name declares a trait; no for what is no op of the dialect."""
+    """Whether the op with this name declares a trait; false for a name outside of the dialect."""
     return trait in getattr(class_of(op_name), "TRAITS", ())
 
 
 def acts_on_scales_only(op_name: str) -> bool:
-    """Whether all that an op reads or writes of a cache are its scales."""
+    """Whether an op reads or writes scales of a cache and nothing else of it."""
     declared = of_class(class_of(op_name))
     touched = {e.resource for e in declared.effects} - {MEMORY} if declared is not None else set()
     return touched == {SCALES}
 
 
 def tier_one() -> tuple[str, ...]:
-    """The names of the operations that stand outside kernels."""
+    """The names of the fused operations, which are outside of kernels."""
     return tuple(c.OPERATION_NAME for c in Kv.operations if TierOne in c.TRAITS)

@@ -29,7 +29,7 @@ os.register_at_fork(after_in_child=_lock._at_fork_reinit)  # type: ignore[attr-d
 
 
 class Specifier:
-    """What a field's default says: keyword-only, inferred result, default value, whose place it takes."""
+    """What a field's default says: keyword-only, inferred result, default value, the base's field that it replaces."""
 
     def __init__(
         self,
@@ -53,12 +53,12 @@ def result(*, infer_type: bool = False, default_factory: Callable[[], Any] | Non
 
 
 def in_place_of(name: str) -> Any:
-    """A field in the place of one of a base, which is no operation itself: what forms of one operation differ in."""
+    """A field that replaces the base's field of this name: it differs among forms that share an abstract base."""
     return Specifier(place=name)
 
 
 def infer_result() -> Any:
-    """A result whose type its constraint fixes: the builder does not ask for it."""
+    """A result whose type is fixed by its constraint, so the builder does not ask for it."""
     return Specifier(infer=True)
 
 
@@ -95,7 +95,7 @@ class _Field:
 
 
 def exact_type(constraint: Any) -> Callable[[], ir.Type] | None:
-    """A maker of the one type that satisfies a constraint, or None when several do."""
+    """A function that makes the one type that satisfies a constraint, or None when several do."""
     origin, args = typing.get_origin(constraint), typing.get_args(constraint)
     if origin is None:
         return None
@@ -228,12 +228,12 @@ class Operation(ir.OpView):
         cls.dialect.declare(cls)
 
     def verify_invariants(self) -> bool:
-        """Check what IRDL cannot say; emit an error on the op and return False when it does not hold."""
+        """Check what IRDL cannot say; where it fails, emit an error on the op and return False."""
         return True
 
 
 def _accessor(fields: list[_Field], index: int) -> Callable[[Any], Any]:
-    """Reader of the index-th operand or result field; at most the segments attribute tells where it is."""
+    """A reader of the index-th operand or result field; it reads the segment sizes only where they are needed."""
     field = fields[index]
     flexible = [i for i, f in enumerate(fields) if f.optional or f.variadic]
 
@@ -262,7 +262,7 @@ def operand_fields(op_class: type[Operation]) -> list[_Field]:
 
 
 def is_segmented(fields: Sequence[_Field]) -> bool:
-    """Whether operations with such operands carry ``operandSegmentSizes``: their number alone leaves it open."""
+    """Whether operations with these operands carry ``operandSegmentSizes``: the operand count alone is ambiguous."""
     return sum(f.optional or f.variadic for f in fields) > 1
 
 
@@ -343,8 +343,8 @@ class Dialect:
     DIALECT_NAMESPACE: str = ""
     operations: list[type[Operation]]
     types: list[type[Type]]
-    generation = 0  # how often an operation has been declared: contexts that were loaded before lack the last ones
-    listeners: list[Callable[[type[Operation]], None]]  # are told of every declared operation
+    generation = 0  # incremented per declared operation: a context that was loaded earlier lacks the newer operations
+    listeners: list[Callable[[type[Operation]], None]]  # called with every operation that is declared
     _registered: Any = None
     _bound: set[type[Operation]]
 
@@ -357,9 +357,9 @@ class Dialect:
 
     @classmethod
     def declare(cls, op_class: type[Operation]) -> None:
-        """Add an operation; one of the same class in the same module, as a notebook's cell makes it again, replaces it.
+        """Add an operation. It replaces one of the same class name and module, as a rerun notebook cell declares.
 
-        TypeError when the name is another's.
+        TypeError when another module has declared the operation.
         """
         place = (op_class.__module__, op_class.__qualname__)
         for i, other in enumerate(cls.operations):
@@ -411,7 +411,7 @@ class Dialect:
                     PassManager.parse("builtin.module(canonicalize,cse)").run(module.operation)
                 irdl.load_dialects(module)
             if cls._registered is None:
-                # Two subclasses of a process-wide registry: names bind once, contexts come and go.
+                # One class per process: the bindings register a dialect's class for the life of the process.
                 cls._registered = type(
                     cls.DIALECT_NAMESPACE, (ir.Dialect,), {"DIALECT_NAMESPACE": cls.DIALECT_NAMESPACE}
                 )
@@ -442,7 +442,7 @@ def _define_operation(dialect: type[Dialect], op_class: type[Operation]) -> None
             )
 
 
-# --- aliases that LLVM 23 spells IntegerType[32] and so on ------------------------------------------
+# --- aliases that LLVM 23 writes as IntegerType[32] and so on ------------------------------------------
 I1 = _types.GenericAlias(ir.IntegerType, (1,))
 I32 = _types.GenericAlias(ir.IntegerType, (32,))
 I64 = _types.GenericAlias(ir.IntegerType, (64,))

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 """Extensions of other packages: found by the entry point group ``kvarn.extensions``, loaded before the first context.
 
-An entry names a module, whose import declares what it adds (operations, rules, expansions, kinds of caches), or
-``module:function``, a function without parameters that does. ``KVARN_EXTENSIONS=0`` leaves all of them out.
+An entry names a module, whose import declares the operations, rules, expansions and cache kinds that it adds, or
+``module:function``, a function without parameters that declares them. ``KVARN_EXTENSIONS=0`` skips all extensions.
 """
 
 from __future__ import annotations
@@ -16,25 +16,25 @@ from typing import Any
 from kvarn.env import env
 
 GROUP = "kvarn.extensions"
-given: dict[str, None] = {}  # what `kvarn.extend` was given, in order, as --extend takes it
+given: dict[str, None] = {}  # arguments of `kvarn.extend`, in order, in the form that --extend takes
 _lock = threading.RLock()
 os.register_at_fork(after_in_child=_lock._at_fork_reinit)  # type: ignore[attr-defined]
 _loaded = False
 
 
 class ExtensionError(RuntimeError):
-    """An extension that cannot be loaded."""
+    """An extension failed to load."""
 
 
 def load() -> None:
-    """Load the extensions of installed packages, once; ExtensionError, each time, when one of them fails."""
+    """Load the extensions of installed packages, once. When one of them fails, every call raises ExtensionError."""
     global _loaded
     if _loaded or not env.extensions:
         return
     with _lock:
         if _loaded:
             return
-        _loaded = True  # before its modules run, which may ask for a context
+        _loaded = True  # set before the modules run, since they may ask for a context
         for entry in entries():
             try:
                 found = entry.load()
@@ -53,7 +53,7 @@ def entries() -> list[Any]:
     """The entry points, in the order of their names."""
     if not any(map(_may_have_some, sys.path)):
         return []
-    import importlib.metadata  # takes 50 ms, more than looking for its need
+    import importlib.metadata  # imported here: it takes 50 ms, more than the check of whether it is needed
 
     return sorted(importlib.metadata.entry_points(group=GROUP), key=lambda e: e.name)
 
@@ -63,7 +63,7 @@ def _may_have_some(folder: str) -> bool:
     try:
         infos = [Path(e.path) for e in os.scandir(folder or ".") if e.name.endswith((".dist-info", ".egg-info"))]
     except NotADirectoryError:
-        return True  # an archive
+        return True  # a zip archive: not searched
     except OSError:
         return False
     for info in infos:

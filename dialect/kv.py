@@ -68,7 +68,7 @@ def make_context() -> ir.Context:
     emitted to a handler they are not left over. The handler stores them on ``context_diagnostics(context)``.
     """
     context = ir.Context()
-    # Threads of its own gain nothing on modules of one or two kernels, and a child of a fork would wait for them.
+    # Modules of one or two kernels gain nothing from a thread pool, and a forked child would wait for its threads.
     context.enable_multithreading(False)
     context.emit_error_diagnostics = True
     found: list[tuple[str, str, ir.Location]] = []
@@ -86,18 +86,19 @@ def make_context() -> ir.Context:
 
 
 def is_current(context: ir.Context) -> bool:
-    """Whether a context of :func:`load` has every operation that has been declared; one that lacks some stays so."""
+    """Whether a context of :func:`load` has every declared operation; one that lacks some is never updated."""
     return context.__dict__.get(_GENERATION) == Kv.generation
 
 
 _GENERATION = "kvarn_generation"
-_DIAGNOSTICS = "kvarn_diagnostics"  # kept on the context itself: they go with it
+_DIAGNOSTICS = "kvarn_diagnostics"  # attribute of the context: freed with it
 
 
 def context_diagnostics(context: ir.Context) -> list[tuple[str, str, ir.Location]]:
     """Diagnostics (severity, message, location) of a context of :func:`make_context`; the caller clears the list.
 
-    Locations keep their context alive: one whose list is not cleared is not freed. Of any other context, an empty list.
+    Locations keep their context alive: a context whose list is not cleared is never freed. Other contexts have no list,
+    and get an empty one.
     """
     return context.__dict__.setdefault(_DIAGNOSTICS, [])
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""What lies in a latent row besides its elements: scales of them, and keys of bf16 for the last query columns."""
+"""The format of a latent row: 8-bit or 16-bit elements, scales within the row, bf16 keys for the last query columns."""
 
 from __future__ import annotations
 
@@ -7,20 +7,20 @@ from dataclasses import dataclass
 
 from .layout import CacheSpec
 
-SCALE_BYTES = 4  # of a scale that lies in a latent row
+SCALE_BYTES = 4  # bytes of a scale within a latent row
 
 
 @dataclass(frozen=True)
 class RowFormat:
-    """The columns of a row of a cache, in which scales and bf16 keys may lie.
+    """The format of a cache's rows, which may contain scales and bf16 keys besides elements.
 
     Attributes
     ----------
     spec : CacheSpec
     rope : int
-        Columns whose keys lie as bf16 behind the 8-bit ones; 0: none do.
+        Columns whose keys are stored as bf16 after the 8-bit elements; 0 without.
     inline : int
-        Elements that share one of the f32 scales that lie between these and the 8-bit elements; 0: none do.
+        Elements per f32 scale, for scales that are stored between the 8-bit elements and the bf16 keys; 0 without.
     """
 
     spec: CacheSpec
@@ -29,7 +29,7 @@ class RowFormat:
 
     @property
     def plain(self) -> bool:
-        """Whether a row is elements of the cache and nothing else."""
+        """Whether a row consists of elements of the cache only."""
         return not (self.rope or self.inline)
 
     @property
@@ -39,11 +39,11 @@ class RowFormat:
 
     @property
     def content(self) -> int:
-        """Columns that are elements of the cache."""
+        """Columns that are stored as elements of the cache."""
         stored = self.spec.data_size - 2 * self.rope
         return stored * self.inline // (self.inline + SCALE_BYTES) if self.inline else stored
 
     @property
     def rope_start(self) -> int:
-        """Byte of a row where bf16 keys start."""
+        """Byte offset in a row of the first bf16 key."""
         return self.spec.head_size - 2 * self.rope

@@ -1,12 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 """The layout of every cache kind: static parameters, runtime fields, index formulas.
 
-Pure Python, and the one place that knows a stride. The verifiers, the passes, the NumPy model and the
-loader read it. The formulas use ``+ * // %`` only, so that they work on ints, on NumPy arrays and on
-the values of a kernel alike. Strides and offsets count elements.
+Pure Python, and the only place where strides are computed. The verifiers, the passes, the NumPy model and the loader
+read it. The formulas use ``+ * // %`` only, so that they work on ints, on NumPy arrays and on values of a kernel.
+Strides and offsets count elements.
 
-Formulas: the cache semantics of paged, continuous-batching and FA3-fallback caches, with
-``stride0`` (elements from one page to the next) always a run-time value, since the layer count is.
+``stride0`` (elements from one page to the next) is always a run-time value, since it depends on the layer count.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from .page_orders import added, reserved
 
 PAGED, CONTINUOUS, FA3 = "paged", "continuous", "fa3"
 KINDS = (PAGED, CONTINUOUS, FA3)
-# What an attention operand may show besides a cache: a cache's scales, dense [B, S, H, D], ragged [tokens, H, D].
+# What an attention operand may be besides a cache: a cache's scales, dense [B, S, H, D], ragged [tokens, H, D].
 SCALES, DENSE, RAGGED = "scales", "dense", "ragged"
 OPERAND_KINDS = (*KINDS, SCALES, DENSE, RAGGED)
 reserved.update(OPERAND_KINDS)
@@ -36,7 +35,7 @@ def cdiv(a: Any, b: Any) -> Any:
 
 
 def align_up(x: int, multiple: int) -> int:
-    """The least multiple of ``multiple`` that is not below ``x``."""
+    """``x`` rounded up to a multiple of ``multiple``."""
     return cdiv(x, multiple) * multiple
 
 
@@ -56,7 +55,7 @@ class CacheSpec:
         Storage type.
     num_heads, head_size : int
         KV heads H and head size D.
-    page_size : int
+    Tokens per page P; 0 for a continuous cache.
         Tokens a page P; 0 for a continuous cache.
     is_mla : bool
         One latent head and no value half.
@@ -66,8 +65,8 @@ class CacheSpec:
         Consecutive elements of the head dimension that share one scale.
     strides : tuple of (int, int), optional
         Elements from one token slot of a page to the next, and from one head to the next. None: packed, tokens before
-        heads (H*D and D), which is also what a paged cache's own strides become when they say that. Other layouts, such
-        as heads before tokens or keys and values in one row, are for paged caches. Scales are packed in any case.
+        heads (H*D and D); explicit strides of a packed cache are normalized to None. Other layouts, such as heads
+        before tokens or keys and values in one row, need a paged cache. Scales are always packed.
     """
 
     kind: str
@@ -98,12 +97,12 @@ class CacheSpec:
 
     @property
     def num_scales(self) -> int:
-        """G, the scales of one token and head: cdiv(D, granularity)."""
+        """G, the scales per token and head: cdiv(D, granularity)."""
         return cdiv(self.head_size, self.granularity)
 
     @property
     def row_size(self) -> int:
-        """Elements of one token: H*D."""
+        """Elements per token: H*D."""
         return self.num_heads * self.head_size
 
     @property
@@ -118,7 +117,7 @@ class CacheSpec:
 
     @property
     def page_span(self) -> int:
-        """Elements from the first of a page to behind its last, those of others between them counted."""
+        """Elements from a page's first to its last, including elements of other views in between."""
         return (self.page_size - 1) * self.token_stride + (self.num_heads - 1) * self.head_stride + self.head_size
 
     @property
@@ -132,7 +131,7 @@ class CacheSpec:
 
     @property
     def paged(self) -> bool:
-        """Whether tokens are found through (sequence, page) entries of the lookup table."""
+        """Whether tokens are found through the lookup table's entry of their sequence and page."""
         return self.kind not in (CONTINUOUS, DENSE, RAGGED)
 
     @property
@@ -141,35 +140,35 @@ class CacheSpec:
 
     @property
     def data_dtype(self) -> DType:
-        """Type of what a load reads and a block pointer points at."""
+        """Type of what a load reads and a block pointer points to."""
         return self.dtype
 
     @property
     def data_size(self) -> int:
-        """How many of them one token and head have."""
+        """Data elements per token and head."""
         return self.head_size
 
     @property
     def of_cache(self) -> bool:
-        """Whether there is a cache behind it, with a lookup table."""
+        """Whether the operand is a cache, with a lookup table."""
         return self.kind not in (DENSE, RAGGED)
 
 
 @dataclass(frozen=True)
 class OperandData(CacheSpec):
-    """The static parameters of what an attention operand shows when that is not a cache's elements.
+    """The static parameters of an attention operand that is not a cache.
 
-    Kind ``"scales"``: the parameters of a quantized cache, whose scales are the data. ``"dense"`` and ``"ragged"``:
-    those of the buffer, with page size 0. The index formulas below serve them as they are: a sequence of a dense
-    operand is a page of S slots, and its number the page's; a row of a ragged one is a page of one slot, and the first
-    row of a sequence stands for the page of all its tokens.
+    Kind ``"scales"`` has the parameters of a quantized cache, whose scales are the data. ``"dense"`` and ``"ragged"``
+    have those of the buffer, with page size 0, and use the same index formulas: a sequence of a dense operand is a page
+    of S slots; a row of a ragged operand is a page of one slot, and a sequence's first row serves as the page number of
+    all its tokens.
     """
 
     kinds: ClassVar[tuple[str, ...]] = (SCALES, DENSE, RAGGED)
 
     @property
     def quantized(self) -> bool:
-        """Whether loads dequantize: scales are data of their own right."""
+        """Whether loads dequantize. Loads of a scales operand do not, since the scales are the data."""
         return self.scale_dtype is not None and self.kind != SCALES
 
     @property
@@ -182,12 +181,12 @@ class OperandData(CacheSpec):
 
 
 def run_of(spec: CacheSpec) -> int:
-    """Elements of a head that lie together."""
+    """Contiguous elements of a head."""
     return added[spec.kind].run(spec) if spec.kind in added else spec.head_size
 
 
 def packed(spec: CacheSpec) -> CacheSpec:
-    """The spec with packed tokens and heads: what caches have in common whose pages can be copied to each other."""
+    """The spec with packed tokens and heads; caches with equal packed specs can copy pages to each other."""
     return spec if spec.strides is None else replace(spec, strides=None)
 
 
@@ -201,7 +200,7 @@ def scales_data(spec: CacheSpec) -> OperandData:
     return OperandData(**{**vars(spec), "kind": SCALES})
 
 
-# Methods (and the ops behind them) that an operand of a kind does not have, and what to say of it.
+# Methods (and their ops) that a kind of operand does not have, and the reason for the message.
 _LACKS = {
     SCALES: {
         "load_raw": "the scales are the data: use kv.load",
@@ -224,22 +223,22 @@ _LACKS = {
 
 
 def operand_lacks(kind: str, method: str) -> str | None:
-    """Why an operand of a kind has no answer to a method (an op's name without ``kv.``); None when it has one."""
+    """Why a kind of operand does not have a method (an op's name without ``kv.``); None when it has it."""
     return _LACKS.get(kind, {}).get(method)
 
 
 def scale_type(spec: CacheSpec) -> DType:
-    """Type of what ``load_scale`` gives: the data's where an operand has no scales of its own, and so gives zeros."""
+    """Type of what ``load_scale`` gives: the data's type where an operand has no scales, and zeros are loaded."""
     return spec.scale_dtype or spec.dtype
 
 
 def loads_no_scales(spec: CacheSpec) -> bool:
-    """Whether ``load_scale`` gives zeros: that of operands does, but for caches and dense buffers with scales."""
+    """Whether ``load_scale`` gives zeros: for every operand except caches and dense buffers with scales."""
     return spec.kind in (SCALES, RAGGED) or (spec.kind == DENSE and not spec.quantized)
 
 
 def spec_problems(spec: CacheSpec) -> list[str]:
-    """What is wrong with a spec, one sentence each; empty when it is right."""
+    """What is wrong with a spec, one sentence per problem; empty when it is legal."""
     found = []
     order = None if isinstance(spec, OperandData) else added.get(spec.kind)
     if spec.kind not in spec.kinds and order is None:
@@ -262,7 +261,7 @@ def spec_problems(spec: CacheSpec) -> list[str]:
     if spec.is_mla and spec.num_heads != 1:
         found.append(f"num_heads of an MLA cache must be 1, got {spec.num_heads}")
     if spec.is_mla and spec.kind == FA3:
-        found.append("is_mla must be false for an fa3 cache, whose blocks always hold K and V")
+        found.append("is_mla must be false for an fa3 cache, whose blocks always contain K and V")
     if spec.kind == SCALES and spec.scale_dtype is None:
         found.append("a scales operand must have a scale type, got none")
     if spec.scale_dtype is not None:
@@ -281,19 +280,19 @@ def spec_problems(spec: CacheSpec) -> list[str]:
 
 
 def element_alignment(dtype: DType, head_size: int) -> int:
-    """Elements that strides and first elements are a multiple of, so that heads are read as vectors: 16 bytes or less.
+    """Elements that all strides and first elements must be a multiple of, so that heads are read as vectors.
 
-    The largest power of two that divides the head size in bytes, at most 16, over the bytes of an element.
+    The largest power of two that divides the head size in bytes, at most 16, divided by the bytes of an element.
     """
     return max(min(16, lowbit(head_size * dtype.itemsize)) // dtype.itemsize, 1)
 
 
 def _stride_problems(spec: CacheSpec) -> list[str]:
-    """What is wrong with a spec's strides of tokens and heads."""
+    """What is wrong with a spec's token and head strides."""
     if spec.kind not in (PAGED, SCALES):
         return [f"strides need a paged cache, got a {spec.kind} one, whose tokens are packed"]
     if len(spec.strides or ()) != 2 or not all(isinstance(s, int) and 0 < s <= _MAX_I32 for s in spec.strides or ()):
-        return [f"strides must be those of tokens and heads, from 1 to 2^31 - 1, got {spec.strides}"]
+        return [f"strides must be two, of tokens and heads, from 1 to 2^31 - 1, got {spec.strides}"]
     multiple = element_alignment(spec.dtype, spec.head_size)
     if any(s % multiple for s in spec.strides or ()):
         return [
@@ -397,13 +396,13 @@ def page_and_slot(spec: CacheSpec, token: Any) -> tuple[Any, Any]:
     return (token // spec.page_size, token % spec.page_size) if spec.paged else (0, token)
 
 
-# Kernels count tokens in 32 bits. Half of what these count leaves room to add a step's tokens to a position, and to
-# step past the end of a loop.
+# Kernels count tokens in 32 bits. Half of that range leaves room to add a step's tokens to a position, and for a loop
+# variable to step past its end.
 MAX_TOKENS = 2**30
 
 
 def token_capacity(spec: CacheSpec, lookup_columns: Any, slots: Any) -> Any:
-    """Tokens that a sequence may have: what its row of the table names, or what its region holds.
+    """The most tokens of a sequence: what its row of the table can name, or what its region has room for.
 
     At most :data:`MAX_TOKENS`, which is checked when a cache is made.
     """
@@ -413,7 +412,7 @@ def token_capacity(spec: CacheSpec, lookup_columns: Any, slots: Any) -> Any:
 def element_offset(spec: CacheSpec, block: Any, slot: Any, head: Any, dim: Any, stride0: Any) -> Any:
     """Element of (page, slot, head, dim) from the view's base: E = blk*stride0 + s*ts + h*hs + d.
 
-    ts and hs are the spec's strides of tokens and heads: H*D and D when packed. Kinds of other packages have formulas.
+    ts and hs are the spec's token and head strides: H*D and D when packed. Added kinds have their own formulas.
     """
     if spec.kind in added:
         return block * stride0 + added[spec.kind].element(spec, slot, head, dim)
@@ -421,18 +420,18 @@ def element_offset(spec: CacheSpec, block: Any, slot: Any, head: Any, dim: Any, 
 
 
 def joined(run: int, dims: Sequence[tuple[int, tuple[int, ...]]]) -> tuple[int, list[tuple[int, tuple[int, ...]]]]:
-    """Dimensions around ``run`` contiguous elements, with those that continue the run in every layout made part of it.
+    """Merge into a contiguous run every dimension that continues it in all layouts.
 
     Parameters
     ----------
     run : int
     dims : sequence of (extent, strides)
-        A stride for each layout.
+        One stride per layout.
 
     Returns
     -------
     tuple
-        The elements that lie together in all layouts; the dimensions left, the fastest of the first layout first.
+        The contiguous elements in all layouts; the remaining dimensions, the fastest of the first layout first.
     """
     left = sorted(((n, s) for n, s in dims if n != 1), key=lambda dim: dim[1][0])
     while True:
@@ -444,12 +443,12 @@ def joined(run: int, dims: Sequence[tuple[int, tuple[int, ...]]]) -> tuple[int, 
 
 
 def scale_offset(spec: CacheSpec, block: Any, slot: Any, head: Any, dim: Any, stride0: Any) -> Any:
-    """Scale of (page, slot, head, dim) from the scales' base; the granule index is a floor."""
+    """Scale of (page, slot, head, dim) from the scales' base; the granule index is dim // granularity."""
     return block * stride0 + slot * spec.scales_token_stride + head * spec.num_scales + dim // spec.granularity
 
 
 def row_stride(spec: CacheSpec, stride0: Any) -> Any:
-    """S, rows from one page to the next; a row is one token stride: of a packed cache a slot of H*D elements."""
+    """Rows from one page to the next. A row is one token stride: H*D elements in a packed cache."""
     return stride0 // spec.token_stride
 
 
@@ -472,17 +471,17 @@ def tma_row(spec: CacheSpec, encoded: Any, stride0: Any) -> Any:
 
 
 def effective_page(tile_rows: int, page_size: int) -> int:
-    """Rows of one sub-tile: the tile when a page holds it whole, else the page."""
+    """Rows of one sub-tile: the tile if a page contains all of it, otherwise the page."""
     return tile_rows if page_size <= 0 or page_size >= tile_rows else page_size
 
 
 def populate_pages(tile_rows: int, page_size: int) -> int:
-    """Sub-tiles, and so entries of the rows value, of a tile."""
+    """Sub-tiles per tile, which is the number of entries of the rows value."""
     return tile_rows // effective_page(tile_rows, page_size)
 
 
 def populate_problems(tile_rows: int, page_size: int, base_alignment: int | None, pair_cta: bool = False) -> list[str]:
-    """What is wrong with the static parameters of a populate; empty when they are right."""
+    """What is wrong with the static parameters of a populate; empty when they are legal."""
     found = []
     if tile_rows < 1:
         return [f"tile rows must be positive, got {tile_rows}"]
@@ -508,7 +507,7 @@ def populate_problems(tile_rows: int, page_size: int, base_alignment: int | None
 def populate_chunk(tile_rows: int, page_size: int, base_alignment: int | None) -> int:
     """Table entries that one vector load of a populate reads; 1 for a scalar one.
 
-    min(lowbit(pages), lowbit(base_alignment // P), 8): each chunk is then aligned to its own size.
+    min(lowbit(pages), lowbit(base_alignment // P), 8), so that each chunk is aligned to its own size.
     """
     pages = populate_pages(tile_rows, page_size)
     if pages == 1:
@@ -520,14 +519,14 @@ def populate_chunk(tile_rows: int, page_size: int, base_alignment: int | None) -
 class TileCopy(NamedTuple):
     """Consecutive rows of a tile that one copy moves."""
 
-    entry: int  # of the populated rows: the page
-    skipped: int  # rows of the page before the first
-    at: int  # row of the copied (sub-)tile that the first becomes
+    entry: int  # the page, as an index of the populated rows
+    skipped: int  # rows of the page before the first copied row
+    at: int  # destination row, in the copied (sub-)tile, of the first copied row
     rows: int
 
 
 def key_copies(tile_rows: int, page_size: int, pair_cta: bool = False, is_leader: bool = True) -> tuple[TileCopy, ...]:
-    """What a CTA copies of a key tile: all of it; of a pair, the leader the first half and its peer the second."""
+    """What a CTA copies of a key tile: all of it; in a CTA pair, the leader copies the first half of it."""
     pages, half = populate_pages(tile_rows, page_size), tile_rows // 2
     peer = pair_cta and not is_leader
     return _copies_of(
@@ -539,17 +538,17 @@ def key_copies(tile_rows: int, page_size: int, pair_cta: bool = False, is_leader
 
 
 def value_copies(tile_rows: int, page_size: int, part: int = 0, parts: int = 1) -> tuple[TileCopy, ...]:
-    """What a CTA copies of one of the equal parts that a value tile is divided into along its rows."""
+    """What a CTA copies of one of ``parts`` equal parts of a value tile along its rows."""
     if parts < 1 or tile_rows % parts or not 0 <= part < parts:
         raise ValueError(
             f"a value tile of {tile_rows} rows must have a divisor of parts and a part of them, got {part} of {parts}"
         )
     pages, rows = populate_pages(tile_rows, page_size), tile_rows // parts
     if page_size > 0 and rows % effective_page(rows, page_size):
-        raise ValueError(f"parts of a value tile must be whole pages or lie in one, got {rows} rows of {page_size}")
+        raise ValueError(f"parts of a value tile must be whole pages or be in one, got {rows} rows of {page_size}")
     if pages >= parts:
         return _copies_of(rows, page_size, part * (pages // parts), 0)
-    # Several parts lie in one page.
+    # Several parts are in one page.
     per_page = parts // pages
     return _copies_of(rows, page_size, part // per_page, part % per_page * rows)
 
@@ -562,8 +561,8 @@ def _copies_of(rows: int, page_size: int, entry: int, skipped: int) -> tuple[Til
 def lookup_columns(tokens: int, page_size: int) -> int:
     """Padded columns of a lookup table for sequences of up to ``tokens``: align_up(pages, 8) + 16.
 
-    Rows of a multiple of 8 entries keep every 8-entry vector load 32-byte aligned; the 16 extra ones
-    let a tile's over-read stay in the row.
+    Rows of a multiple of 8 entries keep every 8-entry vector load 32-byte aligned; the 16 extra entries let a load of a
+    whole tile's entries run past the last page without leaving the row.
     """
     return align_up(cdiv(tokens, page_size), 8) + 16
 
@@ -576,12 +575,12 @@ def spec_of(kind: str, dtype: Any, num_heads: int, head_size: int, **rest: Any) 
     )
 
 
-# --- what stands for a collection or an operand when a kernel is specialised ---------------------
+# --- specs of collections and operands, in place of the values when a kernel is specialised -----------
 
 
 @dataclass(frozen=True)
 class CollectionSpec:
-    """The static parameters of a collection: those of the caches that it hands out."""
+    """The static parameters of a collection, which are those of its caches."""
 
     cache: CacheSpec
 

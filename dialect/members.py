@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""Members that the host-side caches and their handles in kernels have in common: what follows from static parameters.
+"""Members that host-side caches and their handles in kernels share: everything that follows from static parameters.
 
 Pure Python, as ``layout``. A class that mixes `SpecMembers` in sets ``_spec``.
 """
@@ -43,17 +43,17 @@ class SpecMembers:
 
     @property
     def page_size(self) -> int:
-        """Tokens of a page; 0 when continuous."""
+        """Tokens per page; 0 when continuous."""
         return self._spec.page_size
 
     @property
     def quantization_granularity(self) -> int:
-        """Consecutive elements of a head that share a scale."""
+        """Consecutive elements of a head that share one scale."""
         return self._spec.granularity
 
 
 class CacheMembers(SpecMembers):
-    """Static parameters of caches and collections besides."""
+    """Static parameters that only caches and collections have."""
 
     __slots__ = ()
 
@@ -64,12 +64,12 @@ class CacheMembers(SpecMembers):
 
     @property
     def head_dim_granularity(self) -> int:
-        """G: scales of one token and head."""
+        """G: scales per token and head."""
         return self._spec.num_scales
 
 
 class TileRows(Generic[RowT]):
-    """Where the pages of a tile of tokens begin, in rows: what ``populate`` gives, on the host and in kernels."""
+    """The first rows of a token tile's pages: what ``populate`` gives, on the host and in kernels."""
 
     __slots__ = ()
     tile_rows: int
@@ -79,12 +79,12 @@ class TileRows(Generic[RowT]):
 
     @property
     def num_pages(self) -> int:
-        """Pages, each with a first row, that the tile lies in."""
+        """Pages that the tile spans."""
         return layout.populate_pages(self.tile_rows, self.page_size)
 
     @property
     def eff_page(self) -> int:
-        """Rows of one sub-tile."""
+        """Rows per sub-tile."""
         return layout.effective_page(self.tile_rows, self.page_size)
 
     @property
@@ -93,14 +93,14 @@ class TileRows(Generic[RowT]):
         return 2 if self.pair_cta else 1
 
     def key_copies(self) -> list[tuple[RowT, int, int]]:
-        """What this CTA copies of the tile as keys: (first row, row of its own tile, rows) of each copy.
+        """What this CTA copies of a key tile: (first row, row in its own tile, number of rows) per copy.
 
-        Of a pair the leader copies the first half of the tile and its peer the second.
+        In a CTA pair the leader copies the first half of the tile and its peer the second.
         """
         return self._placed(layout.key_copies(self.tile_rows, self.page_size, self.pair_cta, self.is_leader))
 
     def value_copies(self, part: int = 0, parts: int = 1) -> list[tuple[RowT, int, int]]:
-        """What a CTA copies of the tile as values, of one of some equal parts; as ``key_copies``."""
+        """What a CTA copies of one of ``parts`` equal parts of a value tile, in the format of ``key_copies``."""
         return self._placed(layout.value_copies(self.tile_rows, self.page_size, part, parts))
 
     def _placed(self, copies: tuple[layout.TileCopy, ...]) -> list[tuple[RowT, int, int]]:

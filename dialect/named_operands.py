@@ -1,15 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""Operations in text with their operands by name: what MLIR's parser takes of it, and the way back.
+"""Operations in text with operands by name: translation to the positional form that MLIR parses, and back.
 
-Operations that are declared through IRDL have the generic form only, in which an operand is its place, and counts of
-operands, ``operandSegmentSizes``, say which optional ones are there. With names both follow from the declaration:
+Operations that are declared through IRDL have the generic form only: an operand is identified by its position, and
+``operandSegmentSizes`` says which optional operands are present. With names both follow from the declaration:
 
     "kv.append"(collection = %c, layer = %l, key = %k, row_offsets = %o, value = %v) : (...) -> ()
     "kv.tma_load_box"(map = %m, destination = %d, barrier = %b, coordinates = [%x, %y]) {...} : (...) -> ()
 
-Names may stand in any order, and the types in theirs. An optional operand that is not there is left out; a variadic one
-is a list in brackets, left out or empty when it has no values. Every operation of kv may be written so, those of
-extensions too; an operation has names for all of its operands or for none.
+Operands may be written in any order, with the types in the same order. An absent optional operand is left out; a
+variadic operand is a list in brackets, which may be empty or left out. Every operation of kv, including those of
+extensions, may be written this way; an operation has names for all of its operands or for none.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _LITERAL = re.compile(r'"(?:[^"\\\n]|\\.)*"|//[^\n]*')  # strings, among them th
 _OPERATION = re.compile(r'"([A-Za-z_][\w$]*(?:\.[\w$-]+)+)"\s*\(', re.ASCII)
 _NAME = re.compile(r"[A-Za-z_]\w*", re.ASCII)
 _VALUE = re.compile(r"%(?:\d+|[A-Za-z_$.-][\w$.-]*)(?:#\d+)?", re.ASCII)
-# Some names; where values without come first, reading them says what is wrong.
+# An operand list with a name in it. Unnamed values before the name match too, so that parsing reports the mixture.
 _NAMED = re.compile(rf"{_OPERATION.pattern}\s*(?:{_VALUE.pattern}\s*,\s*)*{_NAME.pattern}\s*=", re.ASCII)
 _SPACE = re.compile(r"\s*")
 _BRACKETS = re.compile(rf"{_LITERAL.pattern}|->|>=|<=|[()\[\]{{}}<>,]")
@@ -36,7 +36,7 @@ _SIZES_ENTRY = re.compile(rf'"?{SIZES}"?\s*=\s*array<i32(?::([^<>]*))?>')
 
 
 class Mistake(ValueError):
-    """Operands that cannot be read: the offset in the text, and what is wrong there."""
+    """Operands that cannot be parsed: the offset in the text, and the message."""
 
     def __init__(self, offset: int, message: str) -> None:
         super().__init__(message)
@@ -61,25 +61,26 @@ class _Group(NamedTuple):
 
 
 class _Rest(NamedTuple):
-    """What follows the operands of an operation: its attributes between the braces, if there are any, and the types."""
+    """What follows an operation's operands: the attributes in braces, if there are any, and the types."""
 
     attributes: Span | None
     entries: list[Span]  # of the attributes
-    parenthesis: int  # before the types
+    parenthesis: int  # offset of the one before the types
     types: list[Span]
 
 
 Edit = tuple[int, int, str]
 
 
-# --- names to places -------------------------------------------------------------------------------
+# --- names to positions ----------------------------------------------------------------------------
 
 
 def positional(text: str) -> str:
-    """The text in MLIR's generic form; the same object where no operation has named operands.
+    """The text in MLIR's generic form; the same object when no operation has named operands.
 
-    Lines stay where they are, and columns up to the attributes of an operation, or to its first operand where names
-    are in another order than the declaration's. Raises :class:`Mistake`.
+    Line numbers do not change. Columns do not change either before an operation's attributes, or, where names are not
+    in
+    the declaration's order, before its first operand. Raises :class:`Mistake`.
     """
     plain = _without_comments(text)
     if _NAMED.search(plain) is None:
@@ -130,7 +131,7 @@ def _without_names(text: str, match: re.Match[str]) -> list[Edit]:
 
 
 def _groups(text: str, at: int) -> tuple[list[_Group], list[int], int]:
-    """The named operands from an offset on, the commas between them, and the offset behind the closing parenthesis."""
+    """The named operands from an offset on, the commas between them, and the offset after the closing parenthesis."""
     groups: list[_Group] = []
     separators: list[int] = []
     while True:
@@ -169,7 +170,7 @@ def _list(text: str, opening: int) -> tuple[list[Span], int]:
 
 
 def _check(title: str, fields: Sequence[Any], groups: Sequence[_Group], text: str, offset: int) -> None:
-    """Hold names and counts of values to the declaration."""
+    """Check names and value counts against the declaration."""
     known = {f.name: f for f in fields}
     seen: set[str] = set()
     for group in groups:
@@ -198,7 +199,7 @@ def _legal(fields: Sequence[Any]) -> str:
 
 
 def _rest(text: str, at: int, title: str) -> _Rest:
-    """The attributes and the types of operands of an operation, from the end of its operands on."""
+    """An operation's attributes and operand types, parsed from the end of its operands."""
     start = _skip(text, at)
     attributes, entries = None, []
     if text.startswith("{", start):
@@ -213,13 +214,13 @@ def _rest(text: str, at: int, title: str) -> _Rest:
     return _Rest(attributes, entries, opening, _enclosed(text, opening)[1])
 
 
-# --- places to names -------------------------------------------------------------------------------
+# --- positions to names ----------------------------------------------------------------------------
 
 
 def named(text: str) -> str:
-    """A text in generic form with names for the operands of the operations that have ``operandSegmentSizes``.
+    """The generic form with operand names added to the operations that have ``operandSegmentSizes``.
 
-    What does not fit a declaration stays as it is. :func:`positional` is the inverse, up to space.
+    An operation that does not match its declaration stays unchanged. :func:`positional` is the inverse.
     """
     classes = {c.OPERATION_NAME: operand_fields(c) for c in Kv.operations}
     edits: list[Edit] = []
@@ -228,7 +229,7 @@ def named(text: str) -> str:
         if is_segmented(fields := classes.get(match[1], [])):
             try:
                 edits += _with_names(plain, match, fields)
-            except Mistake:  # not of generic form
+            except Mistake:  # not in generic form
                 continue
     return _edited(text, edits)
 
@@ -267,12 +268,12 @@ def _with_names(text: str, match: re.Match[str], fields: Sequence[Any]) -> list[
 
 
 def _without_comments(text: str) -> str:
-    """The text with spaces for its comments, so that offsets are those of the text."""
+    """The text with comments replaced by spaces, so that offsets stay valid."""
     return _LITERAL.sub(lambda m: " " * len(m[0]) if m[0].startswith("//") else m[0], text)
 
 
 def _operations(text: str, pattern: re.Pattern[str]) -> Iterator[re.Match[str]]:
-    """Operations that match a pattern; what stands within strings is none."""
+    """Operations that match a pattern, outside of string literals."""
     for literal in _LITERAL.finditer(text):
         found = pattern.match(text, literal.start())
         if found is not None:
@@ -280,7 +281,7 @@ def _operations(text: str, pattern: re.Pattern[str]) -> Iterator[re.Match[str]]:
 
 
 def _enclosed(text: str, opening: int) -> tuple[int, list[Span]]:
-    """The offset of the bracket that closes one, and what is between them, at its commas and without space around."""
+    """The offset of the closing bracket, and the stripped spans between commas inside the brackets."""
     depth, start, parts = 0, opening + 1, []
     for match in _BRACKETS.finditer(text, opening):
         if match[0] in ("(", "[", "{", "<"):
@@ -311,7 +312,7 @@ def _expect(pattern: re.Pattern[str], text: str, at: int, message: str) -> Any:
 
 
 def _symbol(symbol: str, text: str, at: int, message: str) -> int:
-    """The offset of a symbol that has to come next."""
+    """The offset of a symbol that must come next."""
     at = _skip(text, at)
     if not text.startswith(symbol, at):
         raise Mistake(at, message)
@@ -323,7 +324,7 @@ def _blank(start: int, end: int) -> Edit:
 
 
 def _edited(text: str, edits: Sequence[Edit]) -> str:
-    """The text with some spans replaced, which do not overlap."""
+    """The text with non-overlapping spans replaced."""
     parts, at = [], 0
     for start, end, replacement in sorted(edits, key=lambda e: e[:2]):
         parts += [text[at:start], replacement]

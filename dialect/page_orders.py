@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""Kinds of caches that other packages add: pages whose elements lie in an order of their own.
+"""Cache kinds that other packages add: pages with another order of elements.
 
-``kvarn.dialect.layout`` asks the formulas here for such a kind. Accesses and look-ups take it; what moves rows or tiles
-refuses it (``kvarn.dialect.verify.added_kinds``).
+``kvarn.dialect.layout`` calls the formulas here for such a kind. Element accesses and lookups support added kinds;
+ops that move rows or tiles refuse them (``kvarn.dialect.verify.added_kinds``).
 """
 
 from __future__ import annotations
@@ -17,17 +17,18 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class PageOrder:
-    """A kind of paged caches whose elements lie in another order inside a page of P * H * D elements.
+    """A kind of paged cache with another order of the P * H * D elements of a page.
 
     Attributes
     ----------
     name : str
         The kind, as in ``CacheSpec(name, ...)``.
     element : callable
-        ``element(spec, slot, head, dim)``, the offset in the page, by ``+ * // %`` only, as all formulas here.
+        ``element(spec, slot, head, dim)``, the offset in the page. It may use ``+ * // %`` only, as all formulas here.
     run : callable
-        ``run(spec)``, the elements of a head that lie together, which a vector does not cross. Runs begin at multiples
-        of it in ``dim`` and in memory.
+        ``run(spec)``, the number of contiguous elements of a head, which a vector does not cross. Runs begin at
+        multiples
+        of this number, in ``dim`` and in memory.
     problem : callable, optional
         ``problem(spec)``, what is wrong with a spec, or None.
     """
@@ -39,9 +40,9 @@ class PageOrder:
 
 
 added: dict[str, PageOrder] = {}
-reserved: set[str] = set()  # names of kinds of our own: layout.py, which asks this module, puts them here
-listeners: list[Callable[[PageOrder], None]] = []  # are told of every kind that is added
-# The ops that know nothing of the order of a page's elements, or ask the formulas here; others refuse added kinds.
+reserved: set[str] = set()  # names of the built-in kinds, added by layout.py, which imports this module
+listeners: list[Callable[[PageOrder], None]] = []  # called with every kind that is added
+# The ops that do not depend on the order of a page's elements, or ask the formulas here; other ops refuse added kinds.
 ADDED_TAKE = frozenset({
     "cache_length", "cache_lengths", "field", "is_empty", "load", "load_pages", "max_context_length",
     "max_prompt_length", "page", "raw_page", "store",
@@ -49,7 +50,7 @@ ADDED_TAKE = frozenset({
 
 
 def add_kind(order: PageOrder) -> PageOrder:
-    """Make a kind known; one of the same package, edited, takes its place. ValueError when the name is another's."""
+    """Register a kind, in place of an old one of the same package; ValueError if another package has the name."""
     other = added.get(order.name)
     if order.name in reserved or (other is not None and other.element.__module__ != order.element.__module__):
         raise ValueError(f"kind {order.name!r} is taken: choose another name")

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""How text and bytecode become modules: whoever is given IR reads it here.
+"""Parses text and bytecode into modules: the one entry point for IR from users.
 
-Text is looked over first, for what MLIR's parser does not survive, and operations whose operands have names are put
-into the generic form, which is the one that the parser knows.
+The text is first checked for input that MLIR's parser does not survive, and operations with named operands are
+translated to the generic form, which is all that the parser accepts.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ _BYTECODE = b"ML\xefR"
 
 
 class TextError(ValueError):
-    """Text that does not get as far as MLIR's parser; ``problem`` says where, and what is wrong."""
+    """Text that is refused before MLIR's parser sees it; ``problem`` has the place and the message."""
 
     def __init__(self, problem: text.Problem) -> None:
         super().__init__(problem.message)
@@ -23,28 +23,27 @@ class TextError(ValueError):
 
 
 def parse(data: bytes, context: ir.Context, path: str | None = None) -> ir.Module:
-    """The module of some text or bytecode.
+    """The module of text or bytecode.
 
     Parameters
     ----------
     data : bytes
     context : mlir.ir.Context
     path : str, optional
-        The file that holds just these bytes, by whose name locations go where operations are written as MLIR reads
-        them.
+        The file with these bytes. Locations use its name, unless named operands had to be translated first.
 
     Raises
     ------
     TextError
-        When it must not reach the parser, or names operands that there are not.
+        When the text must not reach the parser, or names operands that do not exist.
     mlir.ir.MLIRError
-        When MLIR refuses it; diagnostics have the lines of the text.
+        When MLIR refuses it; its diagnostics have line numbers of the original text.
     """
     if not data.startswith(_BYTECODE):
         found = text.problem(data)
         if found is not None:
             raise TextError(found)
-        plain = data.decode("latin-1")  # a character a byte, in which columns count
+        plain = data.decode("latin-1")  # one character per byte, so that columns count bytes
         try:
             generic = named_operands.positional(plain)
         except named_operands.Mistake as mistake:

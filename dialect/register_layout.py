@@ -1,15 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""The layout of a tile in the registers of a thread block, as bases: who holds which element.
+"""The layout of a tile in the registers of a thread block, as bases: which thread has which element.
 
-Pure Python, as ``layout``. The formulas use ``+ - * // % ^ >> & <<`` only and take ints, arrays and values of a kernel
-or of a pass alike. One class says it all, a linear layout over F2 (Zhou et al., "Linear Layouts", 2025; Triton's
-``LinearLayout``): every bit of a register's, a lane's and a warp's number moves an element by one basis (row, column).
-Here a basis is a power of two along one axis, or (0, 0) where what differs in that bit holds the same elements, and no
-two are alike. So the position of an element is a *sum* of what its register says, known to the compiler, and of what
-lane and warp say. Bases span an atom whose extents are powers of two; groups of warps and repetitions of registers
-cover the rest of the tile, for head sizes such as 80, 96, 112 and 192.
+Pure Python, as ``layout``. The formulas use ``+ - * // % ^ >> & <<`` only, so that they work on ints, arrays and values
+of a kernel or a pass alike. The one class is a linear layout over F2 (Zhou et al., "Linear Layouts", 2025; Triton's
+``LinearLayout``): every bit of the register, lane and warp number moves an element by one basis (row, column).
+Here a basis is a power of two along one axis, or (0, 0) where threads that differ in that bit have the same elements,
+and no two other bases are equal. So an element's position is the *sum* of an offset that depends on the register, which
+the compiler knows, and one that depends on lane and warp. Bases span an atom whose extents are powers of two; groups of
+warps and repetitions of registers cover the rest of the tile, for head sizes such as 80, 96, 112 and 192.
 
-``tile_layout`` has the layouts that there are, by name.
+``tile_layout`` has the named layouts.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Basis = tuple[int, int]
 
 
 def total(terms: Iterable[Any]) -> Any:
-    """The sum of what is not 0."""
+    """The sum of the terms that are not the constant 0."""
     found = None
     for term in terms:
         if not (isinstance(term, int) and term == 0):
@@ -34,19 +34,19 @@ def total(terms: Iterable[Any]) -> Any:
 
 
 def times(x: Any, factor: int) -> Any:
-    """A multiple, which for 1 is the number itself."""
+    """``x * factor``; ``x`` itself for a factor of 1."""
     return x if factor == 1 else x * factor
 
 
 def bits_of(x: Any, first: int, count: int | None = None) -> Any:
-    """``count`` bits of a number from bit ``first`` on; all of them without a count."""
+    """``count`` bits of a number from bit ``first`` up; all remaining bits without a count."""
     x = x >> first if first else x
     return x if count is None else x & ((1 << count) - 1)
 
 
 @cache
 def _moves(bases: tuple[Basis, ...], axis: int) -> tuple[tuple[int, int, int], ...]:
-    """(first bit, bits, log2 of the distance of the first) of runs of bases that double along an axis."""
+    """(first bit, number of bits, log2 of the first distance) of each run of bases that double along an axis."""
     runs: list[tuple[int, int, int]] = []
     for bit, basis in enumerate(bases):
         if not basis[axis]:
@@ -61,7 +61,7 @@ def _moves(bases: tuple[Basis, ...], axis: int) -> tuple[tuple[int, int, int], .
 
 
 def _forward(x: Any, bases: tuple[Basis, ...], axis: int, bounded: bool) -> Any:
-    """How far the bits of a number move along an axis; ``bounded`` when it has no more bits than bases."""
+    """The distance that the bits of a number move along an axis; ``bounded`` when it has no more bits than bases."""
     return total(
         times(bits_of(x, first, None if bounded and first + count == len(bases) else count), 1 << to)
         for first, count, to in _moves(bases, axis)
@@ -75,21 +75,22 @@ def swapped(bases: tuple[Basis, ...]) -> tuple[Basis, ...]:
 
 @dataclass(frozen=True)
 class RegisterLayout:
-    """Which element of a tile a register of a lane of a warp holds.
+    """Which element of a tile each register of each lane of each warp has.
 
     Parameters
     ----------
     shape : (int, int)
         Rows and columns of the tile.
     register_bases, lane_bases, warp_bases : tuple of (int, int)
-        Where bit i of a number moves an element to. Registers have no (0, 0): what a thread holds, it holds once.
+        Where bit i of the number moves an element to. Registers have no (0, 0): a thread has each element once.
     groups : (int, int, int)
-        Warps beyond the bits of ``warp_bases``: how many times the atom stands along rows, then along columns, and how
-        many times all that is held over.
+        Repetitions by warps beyond the bits of ``warp_bases``: of the atom along rows, of the atom along columns, and
+        of
+        the whole tile in further warps (replicas).
     columns_first : bool
-        Whether registers count repetitions of the atom along columns first.
+        Whether registers number the atom's repetitions along columns before those along rows.
     name : str
-        What ``tile_layout.parse`` finds it by, when it is not the bases.
+        The name that ``tile_layout.parse`` knows the layout by; without one, the bases are written.
     """
 
     shape: tuple[int, int]
@@ -109,7 +110,7 @@ class RegisterLayout:
         if any(basis[ROW] and basis[COLUMN] for basis in bases):
             raise ValueError(f"a basis must move along one axis, got {bases}")
         if (0, 0) in self.register_bases:
-            raise ValueError("a thread must hold an element once, got a basis (0, 0) of registers")
+            raise ValueError("a thread must have each element once, got a register basis (0, 0)")
         if len(self.lane_bases) != LANE_BITS:
             raise ValueError(f"a warp must have {LANE_BITS} bases of lanes, got {len(self.lane_bases)}")
         if min(self.groups) < 1:
@@ -132,17 +133,17 @@ class RegisterLayout:
 
     @cached_property
     def extents(self) -> tuple[int, int]:
-        """Rows and columns that all threads cover with one atom each."""
+        """Rows and columns that all threads together cover with one atom per thread."""
         return self.atom[ROW] * self.groups[ROW], self.atom[COLUMN] * self.groups[COLUMN]
 
     @cached_property
     def repetitions(self) -> tuple[int, int]:
-        """How many atoms a thread has along rows and along columns."""
+        """Atoms per thread along rows and along columns."""
         return self.shape[ROW] // self.extents[ROW], self.shape[COLUMN] // self.extents[COLUMN]
 
     @cached_property
     def registers(self) -> int:
-        """Elements that a thread holds."""
+        """Elements per thread."""
         return (1 << len(self.register_bases)) * self.repetitions[ROW] * self.repetitions[COLUMN]
 
     @cached_property
@@ -155,7 +156,7 @@ class RegisterLayout:
 
     @property
     def replicas(self) -> int:
-        """How many threads hold the same element."""
+        """Threads that have the same element."""
         return self.threads * self.registers // (self.shape[ROW] * self.shape[COLUMN])
 
     @cached_property
@@ -170,7 +171,7 @@ class RegisterLayout:
     # --- where an element is -------------------------------------------------------------------------
 
     def register_offset(self, register: Any) -> tuple[Any, Any]:
-        """(row, column) of a register of thread 0: what to add to :meth:`thread_offset`."""
+        """(row, column) of a register of thread 0, to be added to :meth:`thread_offset`."""
         bits = len(self.register_bases)
         along = [_forward(register, self.register_bases, axis, self.repetitions == (1, 1)) for axis in (ROW, COLUMN)]
         if self.repetitions == (1, 1):
@@ -189,7 +190,7 @@ class RegisterLayout:
         return row, column
 
     def thread_move(self, lane: Any, warp: Any, axis: int) -> Any:
-        """One of the two of :meth:`thread_offset`."""
+        """One of the two numbers of :meth:`thread_offset`."""
         alone = self.groups == (1, 1, 1)
         terms = [_forward(lane, self.lane_bases, axis, True), _forward(warp, self.warp_bases, axis, alone)]
         if self.groups[axis] > 1:
@@ -211,7 +212,7 @@ class RegisterLayout:
     def column_of(self, register: Any, lane: Any, warp: Any) -> Any:
         return total([self.thread_move(lane, warp, COLUMN), self.register_offset(register)[COLUMN]])
 
-    # --- what a thread holds -------------------------------------------------------------------------
+    # --- the elements of a thread --------------------------------------------------------------------
 
     @cached_property
     def _element_order(self) -> tuple[tuple[int, int], ...]:
@@ -219,12 +220,12 @@ class RegisterLayout:
 
     @cached_property
     def rows_a_thread(self) -> tuple[int, ...]:
-        """The rows of a thread's registers, each once, from its first; as in ``tile_layout.row_vector``."""
+        """The distinct rows of a thread's registers, relative to its first; as in ``tile_layout.row_vector``."""
         return tuple(dict.fromkeys(row for row, _ in self._element_order))
 
     @cached_property
     def columns_a_thread(self) -> tuple[int, ...]:
-        """The columns of a thread's registers, each once, from its first; as in ``tile_layout.column_vector``."""
+        """The distinct columns of a thread's registers, relative to its first; as in ``tile_layout.column_vector``."""
         return tuple(dict.fromkeys(column for _, column in self._element_order))
 
     def places_a_thread(self, axis: int) -> tuple[int, ...]:
@@ -237,22 +238,22 @@ class RegisterLayout:
 
     @cached_property
     def row_registers(self) -> tuple[int, ...]:
-        """For every register the one of ``tile_layout.row_vector`` that has its row."""
+        """For every register, the register of ``tile_layout.row_vector`` with the same row."""
         return tuple(self.rows_a_thread.index(row) for row, _ in self._element_order)
 
     @cached_property
     def column_registers(self) -> tuple[int, ...]:
-        """For every register the one of ``tile_layout.column_vector`` that has its column."""
+        """For every register, the register of ``tile_layout.column_vector`` with the same column."""
         return tuple(self.columns_a_thread.index(column) for _, column in self._element_order)
 
     def warps_along(self, axis: int) -> int:
-        """How many warps an axis is cut among: a reduction along it goes through shared memory if not 1."""
+        """The number of warps that share an axis: unless it is 1, a reduction along it needs shared memory."""
         return (1 << sum(1 for basis in self.warp_bases if basis[axis])) * self.groups[axis]
 
     # --- text ----------------------------------------------------------------------------------------
 
     def __str__(self) -> str:
-        """The name, or the bases: of registers, lanes and warps, then groups when there are any."""
+        """The name, or the bases of registers, lanes and warps, then the groups if there are any."""
         if self.name:
             return self.name
         parts = [

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""What a schedule may say: for every operation its kinds of kernels, and for every kind its entries.
+"""The legal schedules: the kinds of kernels of every operation, and the entries of every kind.
 
-The verifier, ``select-kv-schedule``, ``kv.ops``, ``kvarn tune`` and the documentation ask :func:`why_unsupported` or
-read the declarations. The more the caller knows (the target, the kind, the case that a kernel is compiled for), the
-more is checked. A sentence continues "the schedule's": "tile must be 16, 32, 64 or 128, got 24".
+The verifier, ``select-kv-schedule``, ``kv.ops``, ``kvarn tune`` and the documentation call :func:`why_unsupported` or
+read the declarations. The more the caller knows (target, kind, the case that a kernel is specialised for), the more is
+checked. A message continues "the schedule's": "tile must be 16, 32, 64 or 128, got 24".
 
-A new kind of kernel is a :class:`Kind` here, and its name in the operations that have it.
+To add a kind of kernel, add a :class:`Kind` here, and add it to the operations that have it.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-MOST = (1 << 31) - 1  # of an integer in a kernel
+MOST = (1 << 31) - 1  # largest integer entry: kernels have 32-bit integers
 Values = Mapping[str, Any]
-# (case, target, entries) -> what is wrong, or None. The case is what the kind's kernel is specialised for.
+# (case, target, entries) -> what is wrong, or None. The case is what the kernel of this kind is specialised for.
 Rule = Callable[[Any, Any, Values], "str | None"]
 
 
@@ -29,19 +29,19 @@ class Entry:
     ----------
     name : str
     doc : str
-        One sentence for who sets it.
+        One sentence on what the entry does, for the user who sets it.
     default : str
-        What holds without it, in words.
+        The value without it: a rule in one line.
     type : type
         int, bool (0 and 1 are taken too) or str.
     least, most, step : int
-        Bounds of an integer, and what it is a multiple of.
+        Bounds of an integer, and the number that it must be a multiple of.
     choices : tuple
-        The legal values, where they are few.
+        The legal values, where there are few.
     limit : callable, optional
-        ``limit(case)``: (the values that a case allows besides, why these); None where all are.
+        ``limit(case)``: (the values that a case allows, the reason as a clause); None where all values are legal.
     carried_out_by : str
-        The pass without which a true entry has no meaning: where it is left out, false is chosen.
+        The pass that implements a true entry: in a pipeline without this pass the entry becomes false.
     """
 
     name: str
@@ -57,7 +57,7 @@ class Entry:
 
     @property
     def legal(self) -> str:
-        """The legal values in words."""
+        """The legal values, as text."""
         if self.type is bool:
             return "true or false"
         if self.choices:
@@ -67,7 +67,7 @@ class Entry:
         return f"an integer of {self.least} or more" if self.most == MOST else f"in [{self.least}, {self.most}]"
 
     def why_not(self, value: Any) -> str | None:
-        """Why a value is not legal in any case; None when it is in some."""
+        """Why a value is illegal in every case; None when some case allows it."""
         if self.type is bool:
             right = isinstance(value, int) and value in (0, 1)
         elif self.choices:
@@ -77,7 +77,7 @@ class Entry:
         return None if right else f"{self.name} must be {self.legal}, got {value!r}"
 
     def why_not_here(self, value: Any, case: Any) -> str | None:
-        """Why a value that is legal in some case is not in this one; None when it is."""
+        """Why a value that some case allows is illegal in this case; None when it is legal."""
         limits = self.limit(case) if self.limit is not None else None
         if limits is None or value in limits[0]:
             return None
@@ -93,17 +93,17 @@ class Kind:
     name : str
         The schedule's ``kind``.
     doc : str
-        What the kernel does, in one clause.
+        What the kernel does, as one clause.
     entries : tuple of Entry
-        Those that this kind has besides the operation's.
+        The entries of this kind, besides those of the operation.
     decided : tuple of Entry
-        Those that ``select-kv-schedule`` writes for the expansion to read, and that nobody sets.
+        Entries that ``select-kv-schedule`` writes for the expansion, and that users cannot set.
     on_host : bool
-        Whether it runs on the host target, and there only.
+        Whether it runs on the host target, and only there.
     rules : tuple of callable
-        ``rule(entries)``: what is wrong with entries together, in any case; None for nothing.
+        ``rule(entries)``: why entries are illegal together, in any case; None when they are legal.
     fits : callable, optional
-        What is wrong with the entries together in one case.
+        Why entries are illegal together in one case.
     """
 
     name: str
@@ -119,15 +119,15 @@ class Kind:
         return tuple(entry.name for entry in self.entries)
 
     def left_out(self, passes: Collection[str]) -> dict[str, Any]:
-        """The entries that have no meaning where some passes do not run."""
+        """The entries that have no effect without certain passes, with the value false."""
         return {entry.name: False for entry in self.entries if entry.carried_out_by and entry.carried_out_by in passes}
 
 
 @dataclass(frozen=True)
 class Operation:
-    """The kinds of kernels of an operation, and the entries that all of them have.
+    """The kinds of kernels of an operation, and the entries that all of its kinds share.
 
-    ``choice`` says whether ``kind`` is an entry of its own; ``tuned``, whether the table of ``kvarn tune`` counts.
+    ``choice`` says whether ``kind`` is itself an entry; ``tuned``, whether the table of ``kvarn tune`` applies.
     """
 
     kinds: tuple[Kind, ...]
@@ -139,20 +139,20 @@ class Operation:
         return next(kind for kind in self.kinds if kind.name == name)
 
     def names(self, kind: Kind) -> tuple[str, ...]:
-        """Names of all entries that a schedule of a kind may have."""
+        """Names of all entries that a schedule of this kind may have."""
         return (*(("kind",) if self.choice else ()), *(entry.name for entry in self.entries), *kind.names)
 
     def entries_of(self, kind: Kind) -> dict[str, Entry]:
         return {entry.name: entry for entry in (*self.entries, *kind.entries)}
 
 
-# --- the one question ------------------------------------------------------------------------------
+# --- whether a schedule is legal -------------------------------------------------------------------
 
 
 def why_unsupported(
     operation: str, schedule: Any, target: Any = None, kind: str | None = None, case: Any = None, decided: bool = False
 ) -> str | None:
-    """Why a schedule of an operation is not legal, a sentence that continues "the schedule's"; None when it is.
+    """Why a schedule of an operation is illegal, as a clause that continues "the schedule's"; None when it is legal.
 
     Parameters
     ----------
@@ -161,15 +161,15 @@ def why_unsupported(
     schedule : mapping
         Entries as Python values.
     target : Target, optional
-        Without it, what some target takes is legal.
+        Without it, a schedule is legal that some target allows.
     kind : str, optional
-        The kind of kernel that was chosen. Without it, what some kind takes is legal.
+        The kind of kernel that was chosen. Without it, a schedule is legal that some kind allows.
     case : optional
-        What the kernel is specialised for, as the kind's rules read it (decode: its ``Config``); with kind and target.
+        What the rules of the kind read (decode: its ``Config``); needs target and kind.
     decided : bool
-        Whether a schedule that says its kind may have what ``select-kv-schedule`` writes besides: that of an op may.
+        Whether a schedule with a kind may have the entries that only ``select-kv-schedule`` writes: an op's may.
     """
-    if operation not in OPERATIONS:  # of another package: its expansion says what it takes
+    if operation not in OPERATIONS:  # of another package, whose expansion checks it
         return None
     declared = OPERATIONS[operation]
     if not isinstance(schedule, Mapping):
@@ -199,7 +199,7 @@ def why_unsupported(
             return f"entry {name!r} is unknown: {_what_has(declared, wanted)}{hint}"
     problems = [_why_not_of(declared, k, schedule) for k in wanted]
     if None not in problems:
-        # The kind that has most of the entries is the one that was meant.
+        # The kind that shares most entries with the schedule is probably the one that was meant.
         shared = [sum(name in declared.names(k) for name in schedule) for k in wanted]
         return problems[shared.index(max(shared))]
     if case is None:
@@ -214,7 +214,7 @@ def why_unsupported(
 
 
 def written(schedule: Values, names: Collection[str]) -> dict[str, Any]:
-    """Some entries of a schedule that ``select-kv-schedule`` has written.
+    """The values of named entries of a schedule that ``select-kv-schedule`` has completed.
 
     Raises
     ------
@@ -230,7 +230,7 @@ def written(schedule: Values, names: Collection[str]) -> dict[str, Any]:
 
 
 def is_of_gpus(operation: str, schedule: Any) -> bool:
-    """Whether a schedule says a kind of kernel that only GPUs have, and is legal there: it says nothing of the host."""
+    """Whether a schedule names a kind that only GPUs have and is legal there; the host ignores such a schedule."""
     kinds = OPERATIONS[operation].kinds if operation in OPERATIONS else ()
     of_gpus = [k.name for k in kinds if not k.on_host]
     return schedule.get("kind") in of_gpus and why_unsupported(operation, schedule) is None
@@ -245,12 +245,12 @@ def _why_not_kind(declared: Operation, name: Any, target: Any, here: list[Kind])
 
 
 def _why_not_of(declared: Operation, kind: Kind, schedule: Values) -> str | None:
-    """Why entries are not those of a kind, whatever the case."""
+    """Why the entries do not belong to a kind, whatever the case."""
     names, entries = declared.names(kind), declared.entries_of(kind)
     for name in schedule:
         if name not in names:
             others = _one_of(k.name for k in declared.kinds if name in k.names)
-            return f"entry {name!r} is of kernels of kind {others}: {_what_has(declared, [kind])}"
+            return f"entry {name!r} is only for kernels of kind {others}: {_what_has(declared, [kind])}"
     for name, value in schedule.items():
         problem = entries[name].why_not(value) if name in entries else None
         if problem is not None:
@@ -259,7 +259,7 @@ def _why_not_of(declared: Operation, kind: Kind, schedule: Values) -> str | None
 
 
 def _what_has(declared: Operation, kinds: list[Kind]) -> str:
-    """Which entries are legal for one of some kinds."""
+    """The names of the legal entries of a kind, or of several kinds, as text."""
     names = dict.fromkeys(name for kind in kinds for name in declared.names(kind))
     who = f"a {kinds[0].name} kernel of this operation has" if len(kinds) == 1 else "kernels of this operation have"
     return f"{who} {', '.join(names) if names else 'none'}"
@@ -273,75 +273,75 @@ def _one_of(values: Iterable[Any]) -> str:
 
 # --- entries ---------------------------------------------------------------------------------------
 
-NARROW_HEAD = 96  # elements up to which three warpgroups multiply the tiles of many rows, or two those of few
-ROW_CLASSES = (64, 512)  # that tiles of 64 rows hold, and of which tiles of 192 would leave too many empty
+NARROW_HEAD = 96  # head size up to which three warpgroups share a tile of many query rows, and two one of few
+ROW_CLASSES = (64, 512)  # rows that fit one tile of 64, and rows that would leave too much of 192-row tiles empty
 
 
 def row_class(rows: int, head_size: int) -> int | None:
-    """The class of so many query rows of a sequence and KV head, the most that it has; None of many.
+    """The upper bound of the class that a count of query rows per sequence and KV head is in; None above all classes.
 
-    Tiles of attention depend on it, and so few classes keep programs few.
+    Tile sizes of attention depend on the class, so that few classes keep the number of compiled programs small.
     """
     classes = ROW_CLASSES if head_size <= NARROW_HEAD else ROW_CLASSES[:1]
     return next((most for most in classes if rows <= most), None)
 
 
-# What the caller knows of its batches, and promises: every kernel takes it.
+# What the caller knows of its batches and promises: every kernel accepts these entries.
 MAX_QUERIES = Entry(
     "max_queries",
-    "No sequence has more new tokens: promised by the caller. Few of them are a decode.",
-    "the collection's `max_seq_length`, rounded up, when it is 16 or less; else no bound",
+    "The most new tokens of any sequence, which the caller promises. Few query rows are read by the decode kernel.",
+    "the collection's `max_seq_length`, rounded up, if it is 16 or less; otherwise no bound",
 )
 MAX_TOKENS = Entry(
     "max_tokens",
-    "There are no more rows of tokens: promised by the caller.",
-    "those of x on a GPU, rounded up to 8, 16, 32, 64, 96, 128, 192, 256, 384, 512, 768 or 1024, where they are no "
-    "more; else no bound",
+    "The most tokens (rows of x), which the caller promises.",
+    "on a GPU, the rows of x rounded up to 8, 16, 32, 64, 96, 128, 192, 256, 384, 512, 768 or 1024; otherwise no bound",
 )
 MAX_BATCH = Entry(
-    "max_batch", "There are no more sequences.", "those of the collection, rounded up, on a GPU; else 1024"
+    "max_batch", "The most sequences: a promise.", "on a GPU, the collection's sequences, rounded up; otherwise 1024"
 )
 EXPECTED_ROWS = Entry(
     "expected_rows",
-    "Query rows (new tokens times the group) that a sequence and KV head has at most, as far as the caller knows, who "
-    "promises nothing: tiles are those that are best for so many.",
-    "of more than 16 new tokens on a GPU, the collection's `max_seq_length` times the group, rounded up to 64, or to "
-    "512 for heads of up to 96; without a bound where they are more, and with `batch_invariant`",
+    "The most query rows (new tokens times the group) to expect per sequence and KV head. It selects tile sizes and is "
+    "not a promise: more rows are computed correctly.",
+    "on a GPU with more than 16 new tokens, the collection's `max_seq_length` times the group, rounded up to 64, or to "
+    "512 for heads of up to 96; otherwise, and with `batch_invariant`, no bound",
 )
 BATCH_INVARIANT = Entry(
     "batch_invariant",
-    "A sequence's result does not depend, bit for bit, on what else is in the batch: kept by the kernel, or refused.",
+    "Whether a sequence's result must not depend, in any bit, on the rest of the batch. A kernel that cannot guarantee "
+    "it is refused.",
     "false",
     bool,
 )
 EARLY = Entry(
     "early",
-    "The kernel before writes no cached token, no length and no table: promised by the caller. A decode on a "
-    "target with programmatic launches may then read those while that kernel ends; nothing else changes.",
+    "The caller promises that the kernel before writes no cached tokens, lengths or tables. With programmatic "
+    "dependent launch (PDL), a decode then reads them before that kernel has ended.",
     "false",
     bool,
 )
 EARLY_WEIGHT = Entry(
     "early",
-    "The kernel before does not write the weight: promised by the caller. On a target with programmatic launches it is "
-    "then read while that kernel ends; nothing else changes.",
+    "The caller promises that the kernel before does not write the weight. With programmatic dependent launch (PDL), "
+    "the weight is then read before that kernel has ended.",
     "false",
     bool,
 )
-THREADS = Entry("threads", "Threads of a block.", "256; 128 for `gather`", least=32, most=1024, step=32)
+THREADS = Entry("threads", "Threads per block.", "256; 128 for `gather`", least=32, most=1024, step=32)
 
 
 def _warps_of(case: Any) -> tuple[tuple[int, ...], str]:
-    """A warp has up to 16 query rows of a KV head, or of some of its columns; blocks of a range share all evenly."""
+    """A warp has up to 16 query rows of a KV head, or some of its columns; a work unit's blocks share them evenly."""
     total, together = case.row_groups, case.slices
-    most = min(total, WARPS.most, 15 * together if together > 1 else total)  # they have a named barrier
+    most = min(total, WARPS.most, 15 * together if together > 1 else total)  # each group has a named barrier
     legal = tuple(n for n in range(together, most + 1, together) if total % n == 0)
-    multiple = f" and a multiple of the {together} that share a head's columns" if together > 1 else ""
-    return legal, f", a divisor of the {total} warps that have a token's query rows{multiple}"
+    multiple = f" and a multiple of the {together} warps that share a head's columns" if together > 1 else ""
+    return legal, f", a divisor of the {total} warps that a token's query rows need{multiple}"
 
 
 def _tiles_of(case: Any) -> tuple[tuple[int, ...], str] | None:
-    """The lanes of a warp look up a tile's pages, one each."""
+    """Each lane of a warp looks up one page of a tile."""
     if not case.spec.paged:
         return None
     most = 32 * case.spec.page_size
@@ -350,105 +350,108 @@ def _tiles_of(case: Any) -> tuple[tuple[int, ...], str] | None:
 
 WARPS = Entry(
     "warps",
-    "Warps of a block, each with up to 16 query rows of a KV head; 2 or 4 of them share the columns of a wide one.",
-    "the most of 4, 3, 2 and 1 that divide the warps of a token's query rows",
+    "Warps per block. Each has up to 16 query rows of a KV head; 2 or 4 warps share the columns of a wide head.",
+    "the largest of 4, 3, 2 and 1 that divides the number of warps that a token's query rows need",
     most=32,
     limit=_warps_of,
 )
 STAGES = Entry(
-    "stages", "Tiles that a warp has in shared memory, all but one of them in flight.", "2", least=2, most=16
+    "stages", "Stages of a warp's circular buffer: one is read while the others are copied.", "2", least=2, most=16
 )
 TILE = Entry(
     "tile",
-    "Tokens that a warp takes at a time.",
-    "what 4 KiB of keys are, from 16 tokens to 64; 128 of heads of up to 16 bytes",
+    "Tokens per tile, which a warp multiplies at a time.",
+    "the tokens in 4 KiB of keys, but 16 to 64; 128 for heads of up to 16 bytes",
     choices=(16, 32, 64, 128),
     limit=_tiles_of,
 )
 BLOCKS = Entry(
-    "blocks", "Blocks of a multiprocessor for which the batch is cut.", "what keeps 4 or 8 warps busy", most=32
+    "blocks",
+    "Blocks per multiprocessor, among which the split-KV scheduler divides the batch.",
+    "chosen by the model: 4 to 12 warps per multiprocessor",
+    most=32,
 )
-MIN_TILES = Entry("min_tiles", "Tiles that a partition of the keys has at least.", "4; 2 for one sequence")
+MIN_TILES = Entry("min_tiles", "The fewest tiles of keys in a work unit.", "4; 2 for one sequence")
 COMBINE = Entry(
     "combine",
-    "Warps of a block of the kernel that combines partial results; 0: the last decode block to arrive combines them.",
-    "16 for up to 4 sequences, else 0",
+    "Warps per block of the kernel that combines partial results; 0: a sequence's last decode block combines them.",
+    "16 for up to 4 sequences, 4 for up to 16, otherwise 0",
     least=0,
     most=32,
 )
 SPLIT = Entry(
     "split",
-    "Tokens of a sequence's splits, at least, where it has more than 32 of up to 64; its own length alone decides. "
-    "0: the batch is cut evenly.",
-    "0; 64 with `batch_invariant`, of 8 bits 128, two tiles where these are more",
+    "Tokens per fixed split, whose bounds depend on the sequence's own length alone: fewer where the sequence has less "
+    "than half of the most splits (up to 64), more where it would exceed them. 0: the batch is divided evenly.",
+    "0; with `batch_invariant` 64, or 128 for 8-bit caches, but at least two tiles",
     least=0,
 )
 ROWS = Entry(
     "rows",
-    "Query rows (tokens times the group) of a block: 64 for each warpgroup that multiplies, or fewer, which one has as "
-    "the second operand of its products.",
-    "128; 192 for heads of up to 96 that TMA copies, but of 8 bits or over 64 for no few rows; 64 where no sequence "
-    "has more",
+    "Query rows (tokens times the group) per block: 64 for each consumer warpgroup, or fewer, which are then operand B "
+    "of the products.",
+    "chosen by the model: 64 if no sequence has more, 192 or 256 for small heads, otherwise 128",
     choices=(8, 16, 32, 64, 128, 192, 256),
 )
-KEYS = Entry("keys", "Keys of a tile.", "the most up to 128 that fit", least=16, most=256, step=16)
-TILE_STAGES = Entry("stages", "Tiles of keys, and of values, in shared memory.", "2; 3 for heads of up to 64", most=8)
+KEYS = Entry("keys", "Keys per tile.", "the most that fit, up to 128; fewer by `mma.sync`", least=16, most=256, step=16)
+TILE_STAGES = Entry(
+    "stages", "Stages of the circular buffers of keys and of values.", "by the model: 2, or 1 or 3", most=8
+)
 QUERY_STAGES = Entry(
     "query_stages",
-    "Tiles of query rows in shared memory: with two the producer loads the next one ahead.",
-    "2 where they fit",
+    "Stages of query rows in shared memory. With two, the producer loads the next tile of rows ahead.",
+    "2 if they fit",
     most=2,
 )
 INSTRUCTION = Entry(
     "instruction",
-    "Of products: `wgmma` (sm_90a), or `mma.sync` (every GPU, f32 too), which nothing runs beside.",
-    "`wgmma` where the target has it, of queries that are not f32",
+    "The instruction of both products: asynchronous `wgmma` (sm_90a), or synchronous `mma.sync` (every GPU, also f32).",
+    "`wgmma` if the target has it and the query is not f32",
     str,
     choices=("wgmma", "mma.sync"),
 )
 PRODUCER = Entry(
     "producer",
-    "Whether a warpgroup of its own copies (`specialize-kv-warps`).",
+    "Whether a producer warpgroup makes the copies (`specialize-kv-warps`).",
     "true",
     bool,
     carried_out_by="specialize-kv-warps",
 )
 PRODUCERS = Entry(
     "producers",
-    "Warpgroups of the producer; more than one where they convert what they copy.",
-    "1; 2 where 8-bit keys are converted, by 64 rows or of heads over 64; 3 where loaded, by 64 rows",
+    "Producer warpgroups; more than one only if they convert 8-bit elements or copy ragged rows.",
+    "chosen by the model: 1, or 2 or 3 where 8-bit elements are converted",
     most=3,
 )
 SLOTS = Entry(
     "slots",
-    "Tiles of 8-bit elements in shared memory that are still to be converted, of keys and of values.",
+    "Staging tiles in shared memory for 8-bit elements before their conversion, for keys and for values.",
     "2",
     choices=(2, 4),
 )
 OVERLAP = Entry(
     "overlap",
-    "Whether the products of one tile are under way during the softmax of the next (`pipeline-kv-loops`).",
+    "Whether the products of one tile run during the softmax of the next (`pipeline-kv-loops`).",
     "true",
     bool,
 )
 PING_PONG = Entry(
     "ping_pong",
-    "Whether the warpgroups that multiply start their products by turns.",
-    "false; true of two for 8-bit queries, and for heads over 128, or up to 64 without scales, in 8-bit caches",
+    "Whether consumer warpgroups take turns: one starts its products while another computes its softmax.",
+    "chosen by the model: true for small heads, 8-bit queries and some 8-bit caches",
     bool,
 )
 ONE_WAIT = Entry(
     "one_wait",
-    "Whether both products of an iteration are waited for before the softmax, whose weights then take half "
-    "the registers (`pipeline-kv-loops`); else that of the values is under way during it.",
-    "false; true of 8-bit queries, and of caches that no TMA boxes copy as they are",
+    "Whether the softmax waits for both products of an iteration, which halves the registers of its weights; otherwise "
+    "the product of the values runs during the softmax (`pipeline-kv-loops`).",
+    "true for 8-bit queries, small heads, and caches that TMA boxes do not copy unconverted; otherwise false",
     bool,
 )
 STORED_KEYS = Entry(
     "stored_keys",
-    "Whether keys of f8e4m3 and f8e5m2 are multiplied as they are stored, by a query of bf16 that is "
-    "split in two of f8e4m3; else they are converted.",
-    "true where TMA copies such keys, without scales, to products by wgmma",
+    "Whether f8e4m3 and f8e5m2 keys are multiplied unconverted, by a bf16 query that is split into two f8e4m3 terms.",
+    "true if TMA copies such keys, they have no scales, and the instruction is `wgmma`",
     bool,
 )
 SPLIT_COLUMNS = Entry(
@@ -465,30 +468,29 @@ PARTS = Entry(
 )
 OCCUPANCY = Entry(
     "occupancy",
-    "Blocks that share a multiprocessor, of which one works while another waits; by mma.sync as many as "
-    "registers and shared memory allow.",
-    "1; of many sequences, 64 rows and heads of up to 64 over 8-bit caches by TMA, no scales: 2, with stored keys 3",
+    "Blocks per multiprocessor, which hide each other's latencies. By `mma.sync` registers and shared memory decide.",
+    "1; 2 or 3 for 64 rows of many sequences and heads of up to 64 over 8-bit caches that TMA copies",
     most=3,
 )
 PERSISTENT = Entry(
     "persistent",
-    "Whether there is a block a multiprocessor that takes tile after tile, or a block a tile.",
-    "true",
+    "Whether the kernel is persistent, with blocks that take one tile after another, or has one block per tile.",
+    "true by `wgmma`, false by `mma.sync`",
     bool,
 )
 SPLITS = Entry(
     "splits",
-    "Partial results of a tile of query rows: blocks that share its keys; with up to 32 rows on sm_90a, pairs of them. "
-    "By mma.sync at most, up to 32, of 128 keys or more each.",
-    "what fills the device, up to 64 (16 by mma.sync)",
+    "Splits of the keys of a tile of query rows, with one partial result each. A split has one block; two on sm_90a "
+    "with up to 32 rows. By `mma.sync` this is an upper bound of at most 32, with 128 or more keys per split.",
+    "as many as fill the device, up to 64 (16 by `mma.sync`)",
     most=64,
 )
 
 KEY_SPLITS = Entry(
     "splits",
-    "Blocks that share the keys of a tile of query rows, at most; 1024 keys or more each. Their partial results are "
-    "combined by a second kernel.",
-    "0: what the shapes ask for, up to 16, 1 where tiles of rows fill the device; 1 with `batch_invariant`",
+    "The most splits of the keys of a tile of query rows, with 1024 or more keys each. A second kernel combines their "
+    "partial results. 0: the number follows from the shapes of the launch.",
+    "0: up to 16, and 1 if the tiles of rows fill the device; 1 with `batch_invariant`",
     least=0,
     most=32,
 )
@@ -502,21 +504,18 @@ def _invariant_splits(schedule: Values) -> str | None:
 
 def _invariant_key_splits(schedule: Values) -> str | None:
     if schedule.get("batch_invariant") and schedule.get("splits", 1) == 0:
-        return "batch_invariant needs splits that no batch chooses: give their number, or 1, got splits = 0"
+        return "batch_invariant needs splits that do not depend on the batch: give their number, or 1, got splits = 0"
     return None
 
 
 def _invariant_latent(schedule: Values) -> str | None:
     if schedule.get("batch_invariant") and "splits" not in schedule:
-        return (
-            "batch_invariant cannot be kept by a latent kernel whose number of splits follows the batch: give splits, "
-            "or kind simt"
-        )
+        return "batch_invariant needs splits that do not depend on the batch, got none: give splits, or kind simt"
     return None
 
 
 def _decode_fits(case: Any, target: Any, schedule: Values) -> str | None:
-    """Whether some choice of the entries that are not given fits the target's shared memory."""
+    """Why no choice of the missing entries fits the target's shared memory; None when one does."""
     least, what = case.least_bytes(schedule)
     if least <= target.shared_bytes:
         return None
@@ -529,11 +528,11 @@ def _decode_fits(case: Any, target: Any, schedule: Values) -> str | None:
 # --- kinds -----------------------------------------------------------------------------------------
 
 HOST = Kind("host", "tiles of up to 16 query rows as vector loops, on the host", on_host=True)
-ROWS_HOST = Kind("host", "one thread a query row and head, on the host", on_host=True)
-SIMT = Kind("simt", "a warp a query row and head; takes every case, on every GPU")
+ROWS_HOST = Kind("host", "one thread per query row and head, on the host", on_host=True)
+SIMT = Kind("simt", "one warp per query row and head; supports every case, on every GPU")
 TILED = Kind(
     "tile",
-    "tiles by wgmma and TMA, overlapped by passes; by mma.sync and cp.async where there is no wgmma",
+    "tiles by wgmma and TMA, which passes overlap; by mma.sync and cp.async on targets without wgmma",
     (
         ROWS,
         KEYS,
@@ -557,7 +556,7 @@ TILED = Kind(
 )
 DECODE = Kind(
     "decode",
-    "few query rows a sequence, at the rate of the memory",
+    "few query rows per sequence, limited by memory bandwidth",
     (WARPS, STAGES, TILE, BLOCKS, MIN_TILES, COMBINE, SPLIT),
     rules=(_invariant_splits,),
     fits=_decode_fits,
@@ -584,75 +583,75 @@ DIVIDED = replace(
 )
 LATENT = Kind(
     "latent",
-    "64 query rows of latent keys a block on the tensor cores, or up to 32; by mma.sync where there is no wgmma",
+    "64 query rows per block over latent keys, or 8 to 32; by mma.sync on targets without wgmma",
     (SPLITS,),
     decided=(
         *(entry for entry in TILED.entries if entry not in (ROWS, KEY_SPLITS)),
-        Entry("rows", "Query rows of a block.", "64; those of a sequence where few", least=8, most=64, step=8),
-        Entry("tiles", "Blocks of query rows of every sequence; 0: row offsets say how many.", "0", least=0, most=16),
-        Entry("box_rows", "Rows that TMA copies at a time; 0: threads copy, row by row.", "64", least=0, most=64),
+        Entry("rows", "Query rows per block.", "64; fewer if a sequence has few", least=8, most=64, step=8),
+        Entry("tiles", "Tiles of query rows per sequence; 0: from the row offsets.", "0", least=0, most=16),
+        Entry("box_rows", "Rows per TMA box; 0: threads copy row by row.", "64", least=0, most=64),
     ),
     rules=(_invariant_latent,),
 )
 PROJECTED_HOST = Kind("host", "tiles of 16 tokens as vector loops, on the host", on_host=True)
-PROJECTED_SIMT = Kind("simt", "a warp a column of 8 tokens; takes every case, on every GPU")
+PROJECTED_SIMT = Kind("simt", "one warp per column of 8 tokens; supports every case, on every GPU")
 PROJECTED = Kind(
     "tile",
-    "tiles of up to 128 tokens by wgmma and TMA, written to the cache as they are done; by mma.sync, through memory, "
-    "where there is no wgmma",
+    "tiles of up to 128 tokens by wgmma and TMA, whose epilogue writes the cache; without wgmma, by mma.sync, and a "
+    "second kernel writes the cache",
     (
-        Entry("rows", "Tokens of a tile: 64 for each warpgroup.", "128; 64 of few tokens", choices=(64, 128)),
+        Entry("rows", "Tokens per tile: 64 for each warpgroup.", "128; 64 for few tokens", choices=(64, 128)),
         Entry(
             "columns",
-            "Columns of a tile: rows of the weight.",
-            "256, or fewer for whole heads and for few tokens",
+            "Columns per tile, which are rows of the weight.",
+            "256; fewer to have whole heads, and for few tokens",
             least=48,
             most=256,
             step=16,
         ),
-        Entry("fused", "Heads are written as tiles are done, not by another kernel.", "of more than 1024 tokens", bool),
-        Entry("stages", "Steps of K in shared memory.", "as many as fit, up to 12", least=2, most=12),
+        Entry("fused", "Whether the epilogue writes the cache, not a second kernel.", "true over 1024 tokens", bool),
+        Entry("stages", "Stages of k-steps in shared memory.", "as many as fit, up to 12", least=2, most=12),
     ),
 )
 PROJECTED_FEW = Kind(
     "few",
-    "up to 256 tokens, at the rate at which memory gives the weight: by wgmma, or by mma.sync, converted in registers, "
-    "where there is none or the weight has scales by groups",
+    "up to 256 tokens, limited by reading the weight: by wgmma; by mma.sync with conversion in registers on targets "
+    "without wgmma and for weights with group scales",
     (
-        Entry("rows", "By wgmma, rows of the weight of a tile: 64 for each warpgroup.", "128", choices=(64, 128)),
-        Entry("stages", "By wgmma, steps of K in shared memory.", "as many as fit, up to 10", least=2, most=12),
-        Entry("atoms", "By wgmma, runs of 128 bytes of a row that are read at a time.", "1", choices=(1, 2, 4)),
+        Entry("rows", "By wgmma, rows of the weight per tile: 64 for each warpgroup.", "128", choices=(64, 128)),
+        Entry("stages", "By wgmma, stages of k-steps in shared memory.", "as many as fit, up to 10", least=2, most=12),
+        Entry("atoms", "By wgmma, swizzle atoms (128 bytes) of a row per k-step.", "1", choices=(1, 2, 4)),
     ),
     decided=(INSTRUCTION,),
 )
 PROJECTED_WHOLE = Kind(
     "whole",
-    "one kernel whose blocks have all of K of their columns, and write them: by mma.sync up to 16 tokens of bf16 or "
-    "f16, else by wgmma; without norms, scales of caches and scales by groups",
+    "one kernel whose blocks multiply all of K and write the cache: by mma.sync for up to 16 tokens of bf16 or f16, "
+    "otherwise by wgmma; no norms, cache scales or group scales",
     (
-        Entry("units", "Columns of a tile, by 16.", "as many as give all multiprocessors evenly", least=1, most=16),
+        Entry("units", "Columns per tile, in units of 16.", "the even share of a multiprocessor", least=1, most=16),
         Entry(
             "rows",
-            "By wgmma, tokens of a tile.",
-            "128; of more, also 192 and 256 of 16 bits",
+            "By wgmma, tokens per tile.",
+            "128; for more tokens of 16 bits also 192 and 256",
             choices=(64, 128, 192, 256),
         ),
         Entry(
             "atoms",
-            "By wgmma, runs of 128 bytes of a row that are read at a time.",
-            "2 of few tokens, else 1",
+            "By wgmma, swizzle atoms (128 bytes) of a row per k-step.",
+            "2 for few tokens, otherwise 1",
             choices=(1, 2, 4),
         ),
-        Entry("stages", "By wgmma, steps of K in shared memory.", "as many as fit, up to 12", least=2, most=12),
+        Entry("stages", "By wgmma, stages of k-steps in shared memory.", "as many as fit, up to 12", least=2, most=12),
     ),
     decided=(
-        Entry("runs", "By mma.sync, accesses of 16 bytes of a row that a thread has under way.", "2", most=2),
+        Entry("runs", "By mma.sync, 16-byte loads of a row that a thread has in flight.", "2", most=2),
         Entry("warps", "By mma.sync, warps that multiply.", "16", most=16),
     ),
 )
-PLAIN_HOST = Kind("host", "one thread a token", on_host=True)
+PLAIN_HOST = Kind("host", "one thread per token", on_host=True)
 PLAIN = Kind("simt", "the threads of a block share tokens", (THREADS,))
-FIXED = Kind("simt", "a division of the work that nothing changes")
+FIXED = Kind("simt", "a fixed division of the work")
 
 # --- operations ------------------------------------------------------------------------------------
 
@@ -694,7 +693,7 @@ OPERATIONS: dict[str, Operation] = {
     ),
 }  # fmt: skip
 
-# The passes without which some entry has no meaning.
+# The passes without which some entry has no effect.
 CARRYING = {e.carried_out_by for o in OPERATIONS.values() for k in o.kinds for e in k.entries if e.carried_out_by}
-# The operations that read the user's table of schedules: it is part of the key under which their code is kept.
+# The operations that read the user's tuning table, which is therefore part of their key in the compile cache.
 TUNED = {name for name, found in OPERATIONS.items() if found.tuned}

@@ -1,16 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""The layout of a tile in shared memory: swizzles, row pitches, what descriptors and TMA boxes say of them.
+"""The layout of a tile in shared memory: swizzles, row pitches, wgmma descriptors and TMA boxes.
 
-Pure Python, as ``layout``. The formulas use ``+ - * // % ^ >> & <<`` only and take ints, arrays and values of a kernel
-or of a pass alike. Offsets are bytes from the tile's first; rows and columns count elements of the tile.
+Pure Python, as ``layout``. The formulas use ``+ - * // % ^ >> & <<`` only, so that they work on ints, arrays and values
+of a kernel or a pass alike. Offsets are bytes from the tile's start; rows and columns count elements of the tile.
 
-A row is cut into *panels* of ``pitch`` bytes, one swizzle atom wide unless a pitch is given: panel p of a tile of r
-rows lies at ``p * r * pitch``, and in it one line of ``pitch`` bytes follows the other. So TMA writes boxes and wgmma
-reads operands. With a pitch of a whole row or more there is one panel: rows one after the other.
+A row is cut into *panels* of ``pitch`` bytes, one swizzle atom wide unless a pitch is given. In a tile of r rows, panel
+p starts at ``p * r * pitch`` and consists of r lines of ``pitch`` bytes. This is how TMA writes boxes and wgmma reads
+operands. With a pitch of at least a whole row there is one panel, of consecutive rows.
 
-Swizzling moves 16-byte chunks: chunk bits are flipped by line bits, such that chunk c of eight consecutive lines lies
-in eight different sets of four banks. For a pitch of one atom these are the address bits that TMA flips: bits 4 to 6 by
-bits 7 to 9 (128 bytes), bits 4 and 5 by 7 and 8 (64 bytes), bit 4 by bit 7 (32 bytes).
+Swizzling permutes 16-byte chunks: it flips chunk bits by line bits, so that chunk c of eight consecutive lines is in
+eight different groups of four banks. With a pitch of one atom, the address bits are those that TMA flips: bits 4 to 6
+by bits 7 to 9 (128 bytes), bits 4 and 5 by 7 and 8 (64 bytes), bit 4 by bit 7 (32 bytes).
 """
 
 from __future__ import annotations
@@ -21,20 +21,20 @@ from typing import Any, NamedTuple
 
 from .layout import align_up, cdiv
 
-CHUNK = 16  # bytes that swizzles move as one, and the widest access of a thread
+CHUNK = 16  # bytes that swizzles move as one unit, and the widest access of a thread
 BANKS, BANK_BYTES = 32, 4
 SWIZZLES = (0, 32, 64, 128)
-_K_STEP_BYTES = 32  # of every operand, what one k-step of wgmma reads of a row
+_K_STEP_BYTES = 32  # bytes of a row that one k-step of wgmma reads, for every operand type
 _ROWS_A_STEP = 16
 _DESCRIPTOR_CODES = {0: 0, 128: 1, 64: 2, 32: 3}
 
 
 class Descriptor(NamedTuple):
-    """What a wgmma matrix descriptor says besides the tile's address."""
+    """The fields of a wgmma matrix descriptor besides the tile's address."""
 
-    leading: int  # bytes: K-major, not used with a swizzle; transposed, from one swizzle atom of columns to the next
+    leading: int  # bytes: unused when K-major with a swizzle; transposed, from one swizzle atom of columns to the next
     stride: int  # bytes from eight rows to the next eight
-    swizzle: int  # code of bits 62 and 63: 0 none, 1 of 128 bytes, 2 of 64, 3 of 32
+    swizzle: int  # code of bits 62 and 63: 0 none, 1 for 128 bytes, 2 for 64, 3 for 32
 
     @property
     def bits(self) -> int:
@@ -42,12 +42,12 @@ class Descriptor(NamedTuple):
         return self.leading >> 4 << 16 | self.stride >> 4 << 32 | self.swizzle << 62
 
 
-TILE_SWIZZLE = 128  # bytes: of the tiles of kernels over tiles, which wgmma and TMA take as they are
+TILE_SWIZZLE = 128  # bytes: of tile-level kernels, whose tiles wgmma and TMA access directly
 
 
 @dataclass(frozen=True)
 class SharedLayout:
-    """Where the elements of a tile lie in shared memory.
+    """The offset of each element of a tile in shared memory.
 
     Parameters
     ----------
@@ -57,9 +57,9 @@ class SharedLayout:
     swizzle : {0, 32, 64, 128}
         Bytes of the swizzle atom; 0 for none.
     stages : int
-        Tiles of a circular buffer, one after the other.
+        Tiles of a circular buffer, stored consecutively.
     pitch : int
-        Bytes from one line of a panel to the next; 0 stands for the swizzle atom, or for whole rows without one.
+        Bytes from one line of a panel to the next; 0 means the swizzle atom, or a whole row without a swizzle.
     """
 
     rows: int
@@ -90,9 +90,9 @@ class SharedLayout:
 
     @classmethod
     def whole_rows(cls, rows: int, columns: int, itemsize: int) -> SharedLayout:
-        """Rows one after the other, such that ldmatrix has no bank conflicts.
+        """Consecutive rows without bank conflicts for ldmatrix.
 
-        Rows of a multiple of 128 bytes are swizzled; others lie an odd number of chunks apart.
+        Rows of a multiple of 128 bytes are swizzled; others are padded to an odd number of chunks.
         """
         size = align_up(columns * itemsize, CHUNK)
         swizzle = 0 if size % 128 else 128
@@ -114,12 +114,12 @@ class SharedLayout:
 
     @property
     def panel_columns(self) -> int:
-        """Columns of a panel, those of the last one that do not exist counted."""
+        """Columns per panel, including columns past the end of the last panel's rows."""
         return self.pitch // self.itemsize
 
     @property
     def alignment(self) -> int:
-        """Bytes that the tile's address must be a multiple of: the swizzle's period, and 128 for TMA."""
+        """Alignment of the tile's address in bytes: the period of the swizzle, at least 128 for TMA."""
         return max(128, 8 * self.swizzle)
 
     @property
@@ -134,32 +134,32 @@ class SharedLayout:
         return self.stages * self.stage_bytes
 
     def stage_offset(self, stage: Any) -> Any:
-        """Byte of a stage's tile."""
+        """Byte offset of a stage's tile."""
         return stage * self.stage_bytes
 
     # --- elements ------------------------------------------------------------------------------------
 
     def chunk_offset(self, row: Any, chunk: Any) -> Any:
-        """Byte of a 16-byte chunk of a row."""
+        """Byte offset of a 16-byte chunk of a row."""
         if self.panels == 1:
             return row * self.pitch + (self._swizzled(row, chunk) << 4)
         chunks = self.pitch // CHUNK
         power = chunks & (chunks - 1) == 0
         panel = chunk >> (chunks.bit_length() - 1) if power else chunk // chunks
         start = panel * self.panel_bytes + row * self.pitch
-        # The pattern starts anew in a panel when lines before it are whole periods.
+        # The swizzle pattern restarts in each panel when the lines of the panels before are whole periods.
         line = row if self.rows % 8 == 0 else row + panel * self.rows
         return start + (self._swizzled(line, chunk & (chunks - 1) if power else chunk % chunks) << 4)
 
     def _swizzled(self, line: Any, chunk: Any) -> Any:
-        """Where in its line a chunk lies."""
+        """The position of a chunk in its line."""
         if not self.swizzle:
             return chunk
-        shift = {128: 0, 64: 1, 32: 2}[self.swizzle]  # log2 of the lines that make up 128 bytes
+        shift = {128: 0, 64: 1, 32: 2}[self.swizzle]  # log2 of the number of lines in 128 bytes
         return chunk ^ ((line >> shift if shift else line) & (self.swizzle // CHUNK - 1))
 
     def offset(self, row: Any, column: Any) -> Any:
-        """Byte of an element."""
+        """Byte offset of an element."""
         columns = CHUNK // self.itemsize
         if columns == 1:
             return self.chunk_offset(row, column)
@@ -167,17 +167,17 @@ class SharedLayout:
         return chunk + (column & (columns - 1)) * self.itemsize
 
     def view(self, first_column: int, columns: int) -> tuple[int, SharedLayout]:
-        """(byte of its first element, layout) of some columns of every row.
+        """(byte offset, layout) of a view of some columns of every row.
 
         Raises
         ------
         ValueError
-            If the swizzle of the columns is not that of a tile that starts there.
+            If a tile that starts at the first column would have another swizzle pattern.
         """
         unit = self.panel_columns if self.panels > 1 else (self.swizzle or CHUNK) // self.itemsize
         if first_column % unit or not 0 <= first_column < first_column + columns <= self.columns:
             raise ValueError(
-                f"a view must start at a multiple of {unit} columns and lie in the tile's {self.columns}, "
+                f"a view must start at a multiple of {unit} columns and be within the tile's {self.columns}, "
                 f"got {columns} columns from {first_column}"
             )
         if self.panels > 1 and self.rows % 8:
@@ -187,16 +187,17 @@ class SharedLayout:
     # --- ldmatrix --------------------------------------------------------------------------------------
 
     def steps(self, tile: Any, row: Any, high: Any, every: int = 1) -> list[Any]:
-        """What :meth:`step` takes: pointers to a row's chunks 2 ``every`` k + ``high``, of one period of the swizzle.
+        """Pointers for :meth:`step`: to chunks 2 ``every`` k + ``high`` of a row, for one period of the swizzle.
 
-        ``high`` is less than 2 ``every``, a power of two. The chunks that follow are constant distances from these,
-        which keeps addresses out of registers.
+        ``high`` is less than 2 ``every``, which is a power of two. Later chunks are at constant distances from these,
+        so that
+        addresses need few registers.
         """
         count = max(1, self.swizzle // (_K_STEP_BYTES * every))
         return [tile + self.chunk_offset(row, 2 * every * k + high) for k in range(count)]
 
     def step(self, pointers: list[Any], k: int, rows: int = 0, every: int = 1) -> Any:
-        """Pointer to chunk 2 ``every`` k + high, ``rows`` (a multiple of 8) further down."""
+        """Pointer to chunk 2 ``every`` k + high, ``rows`` rows (a multiple of 8) further down."""
         first = k % len(pointers)
         return pointers[first] + self.chunk_offset(0, 2 * every * (k - first)) + rows * self.pitch
 
@@ -213,50 +214,50 @@ class SharedLayout:
         return None
 
     def descriptor(self, transposed: bool = False) -> Descriptor:
-        """How wgmma reads the tile: its columns are the product's k (K-major), or its rows are (transposed).
+        """The wgmma descriptor: the tile's columns are the product's k (K-major), or its rows are (transposed).
 
         Raises
         ------
         ValueError
-            If it cannot.
+            If wgmma cannot read the tile.
         """
         problem = self.why_no_descriptor(transposed)
         if problem is not None:
             raise ValueError(problem)
-        # Without a swizzle the two 16-byte halves of a k-step are panels of their own.
+        # Without a swizzle the two 16-byte halves of a k-step are separate panels.
         leading = self.panel_bytes if transposed or not self.swizzle else 0
         return Descriptor(leading, 8 * self.pitch, _DESCRIPTOR_CODES[self.swizzle])
 
     def k_steps(self) -> list[int]:
-        """Byte of every 32 bytes of a row: what a K-major descriptor's address moves by, a k-step each."""
+        """Byte offsets that advance a K-major descriptor's address, one per k-step of 32 bytes of a row."""
         return [self.chunk_offset(0, 2 * k) for k in range(cdiv(self.row_bytes, _K_STEP_BYTES))]
 
     def row_steps(self) -> list[int]:
-        """Byte of every 16 rows: what a transposed descriptor's address moves by, a k-step each."""
+        """Byte offsets that advance a transposed descriptor's address, one per k-step of 16 rows."""
         return [k * _ROWS_A_STEP * self.pitch for k in range(cdiv(self.rows, _ROWS_A_STEP))]
 
     # --- TMA -----------------------------------------------------------------------------------------
 
     @property
     def tma(self) -> bool:
-        """Whether TMA writes it so: with a swizzle, lines are one atom apart."""
+        """Whether TMA can write this layout: with a swizzle, lines must be one atom apart."""
         return self.swizzle in (0, self.pitch)
 
     @property
     def box_columns(self) -> int:
-        """Columns of a TMA box: a panel's, or all of them where one panel has room to spare."""
+        """Columns of a TMA box: those of a panel, or of the whole row where the panel is padded."""
         return self.panel_columns if self.panels > 1 or self.swizzle else self.columns
 
     def box_offset(self, panel: Any, first_row: Any = 0) -> Any:
-        """Where a TMA box of a panel goes whose first row is the tile's ``first_row``; a multiple of 128 bytes."""
+        """Byte offset of a TMA box of a panel that starts at row ``first_row`` of the tile; a multiple of 128 bytes."""
         return panel * self.panel_bytes + first_row * self.pitch
 
 
 def wavefronts(addresses: Sequence[int], width: int) -> int:
-    """Passes through shared memory of one access of a warp: ``width`` bytes at the address of every active lane.
+    """Passes through shared memory that one access of a warp takes: ``width`` bytes at every active lane's address.
 
-    Accesses of 8 bytes are made for half a warp at a time, of 16 bytes for a quarter. In one pass a bank gives one
-    word, to all who ask for it.
+    8-byte accesses are issued per half warp, 16-byte accesses per quarter. In one pass a bank delivers one word, to all
+    lanes that ask for it.
     """
     lanes = {4: 32, 8: 16, 16: 8}[max(width, BANK_BYTES)]
     total = 0
@@ -272,5 +273,5 @@ def wavefronts(addresses: Sequence[int], width: int) -> int:
 
 
 def bank_conflicts(addresses: Sequence[int], width: int) -> int:
-    """Passes of an access (:func:`wavefronts`) beyond those that its width needs: 0 without conflicts."""
+    """Passes of an access (:func:`wavefronts`) beyond those that its width requires: 0 without conflicts."""
     return wavefronts(addresses, width) - cdiv(len(addresses) * max(width, BANK_BYTES), BANKS * BANK_BYTES)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""What to look for in MLIR text before MLIR parses it: input on which the parser of 22.1 ends the process."""
+"""Checks of MLIR text before MLIR parses it, for input that crashes the parser of 22.1."""
 
 from __future__ import annotations
 
@@ -8,26 +8,26 @@ import re
 from collections.abc import Iterator
 from typing import NamedTuple
 
-# An op name with nothing after the dialect's: "kv."(...) creates an operation of no dialect, a fatal error.
+# An op name with nothing after the dialect prefix: "kv."(...) is a fatal error.
 _NAMELESS = re.compile(rb'"[A-Za-z_][\w$-]*\."(?=\s*\()')
-# Address spaces that LLVM has no room for: an assertion, when the module is translated.
+# Address spaces that are too large for LLVM: an assertion failure when the module is translated.
 _SPACE = re.compile(rb"(?:\bptr<|\bmemref<(?:[^<>]|<[^<>]*>)*?,)\s*(-\d+|0x[0-9A-Fa-f]+|\d{8,})\s*(?::\s*\w+\s*)?>")
 _MOST_SPACES = 1 << 24
-# Brackets within brackets, as deep as no IR is: the parser, and whoever walks over what it makes, uses up the stack.
+# Brackets nested deeper than in any real IR: the recursive parser, or code that visits its result, overflows the stack.
 MOST_NESTED = 300
 _IGNORED = re.compile(rb'"(?:[^"\\\n]|\\.)*"|//[^\n]*|->|>=|<=')
 _STEPS = {**dict.fromkeys(b"([{<", 1), **dict.fromkeys(b")]}>", -1)}
 _NO_BRACKET = bytes(set(range(256)) - _STEPS.keys())
 _SIGNS = re.compile(rb"(?:-\s*){1000}")
-# An array attribute of indices is an assertion; one of elements that Python has no class for, a TypeError of whoever
-# reads it. The element type may be an alias.
+# An array attribute of index elements is an assertion failure; one of an element type that has no Python class is a
+# TypeError in code that reads it. The element type may be an alias.
 _ARRAY = re.compile(rb"(?<![\w.])(?:builtin\.)?array\s*<\s*(!?[\w$.-]+)\s*(?=[>:])")
 _ALIAS = re.compile(rb"(![\w$.-]+)\s*=\s*([\w$.-]+)")
 _ARRAY_ELEMENTS = ("i1", "i8", "i16", "i32", "i64", "f32", "f64")
 
 
 class Problem(NamedTuple):
-    """A place in the text (line and column count from 1) and what is wrong there."""
+    """A position in the text (line and column count from 1) and the message."""
 
     line: int
     column: int
@@ -40,7 +40,7 @@ class Problem(NamedTuple):
 
 
 def problem(text: bytes | str) -> Problem | None:
-    """The first place in the text that must not reach the parser, or None. Comments are left alone."""
+    """The first problem that the parser would not survive, or None. Comments are ignored."""
     data = text.encode("utf-8", "surrogatepass") if isinstance(text, str) else text
     aliases = dict(_ALIAS.findall(data))
     elements = [name.encode() for name in _ARRAY_ELEMENTS]
@@ -61,7 +61,7 @@ def problem(text: bytes | str) -> Problem | None:
             text = f"address space must be in [0, {_MOST_SPACES}), got {match.group(1).decode()}"
             return Problem.at(data, match.start(1), text)
     if (match := _SIGNS.search(data)) is not None:
-        return Problem(data.count(b"\n", 0, match.start()) + 1, 1, "more than 1000 signs stand in a row")
+        return Problem(data.count(b"\n", 0, match.start()) + 1, 1, "more than 1000 consecutive minus signs")
     return _nested(data)
 
 
@@ -71,7 +71,7 @@ def _nested(data: bytes) -> Problem | None:
     def depths(text: bytes) -> Iterator[int]:
         return itertools.accumulate(map(_STEPS.__getitem__, text.translate(None, _NO_BRACKET)))
 
-    if max(depths(data.replace(b"->", b"")), default=0) <= MOST_NESTED:  # quick, strings and comments not left out
+    if max(depths(data.replace(b"->", b"")), default=0) <= MOST_NESTED:  # quick: strings and comments count too
         return None
     plain = _IGNORED.sub(lambda m: b" " * len(m.group()), data)
     deep = next((i for i, depth in enumerate(depths(plain)) if depth > MOST_NESTED), None)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""The layouts of tiles in registers that instructions ask for, by name.
+"""The named register layouts of tiles: those that instructions require, and the vectors that reductions leave.
 
-Accumulators and operands of wgmma and mma.sync, and what reductions leave. Pure Python, as ``layout``; the formulas
-take ints, arrays and values alike, as those of ``register_layout``, whose class is found here too.
+Accumulators and operands of wgmma and mma.sync. Pure Python, as ``layout``; the formulas work on ints, arrays and
+values alike, as in ``register_layout``, whose class is exported here too.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ from dataclasses import replace
 from .layout import lowbit
 from .register_layout import COLUMN, LANE_BITS, LANES, ROW, Basis, RegisterLayout, swapped
 
-WARP_ROWS = 16  # of an accumulator, mma.sync's and wgmma's alike
-WARP_COLUMNS = 16  # that a warp beside others has of an accumulator of mma.sync before the next one's follow
-GROUP_WARPS = 4  # of a warpgroup
+WARP_ROWS = 16  # rows per warp of an accumulator of mma.sync or wgmma
+WARP_COLUMNS = 16  # adjacent columns of a warp, where stacks of warps share the columns of an accumulator of mma.sync
+GROUP_WARPS = 4  # warps per warpgroup
 
 # --- instances -----------------------------------------------------------------------------------
 
 
 def _row_warps(warps: int) -> tuple[tuple[Basis, ...], int]:
-    """Bases of warps stacked in rows of 16, and how often those have to stand for a number that is no power of two."""
+    """Bases of warps stacked in rows of 16, and the number of repetitions when it is not a power of two."""
     if warps < 1:
         raise ValueError(f"warps must be positive, got {warps}")
     power = lowbit(warps)
@@ -39,24 +39,25 @@ def accumulator(
 ) -> RegisterLayout:
     """The f32 accumulators of wgmma m64nNk16, and of mma.sync m16n8k16, with warps stacked in rows of 16.
 
-    Registers 4t to 4t + 3 are those of columns 8t to 8t + 7: with g = lane / 4 and c = lane % 4, (g, 2c), (g, 2c + 1),
-    (g + 8, 2c) and (g + 8, 2c + 1). Four warps make up a warpgroup's 64 rows. ``across`` stacks of ``warps`` warps
-    stand beside one another, each with ``run`` columns before the next one's follow: t counts the columns of a stack.
+    Registers 4t to 4t + 3 are in columns 8t to 8t + 7: with g = lane / 4 and c = lane % 4, they are at (g, 2c),
+    (g, 2c + 1), (g + 8, 2c) and (g + 8, 2c + 1). A warpgroup's four warps have 64 rows. With ``across`` stacks of
+    ``warps`` warps, the stacks share the columns: each has ``run`` adjacent columns before those of the next stack, and
+    t counts the columns of a stack.
     """
     warp_bases, odd = _row_warps(warps)
     registers: tuple[Basis, ...] = ((0, 1), (8, 0))
     if across > 1:
         if odd > 1 or across & (across - 1):
-            raise ValueError(f"warps beside others must be powers of two, got {warps}x{across}")
+            raise ValueError(f"warps of stacks that share columns must be powers of two, got {warps}x{across}")
         if run < 8 or run & (run - 1):
-            raise ValueError(f"columns of warps beside others must be a power of two from 8 on, got {run}")
+            raise ValueError(f"adjacent columns of a stack must be a power of two, 8 or more, got {run}")
         registers += tuple((0, 8 << bit) for bit in range((run // 8).bit_length() - 1))
         warp_bases += tuple((0, run << bit) for bit in range(across.bit_length() - 1))
     return RegisterLayout((rows, columns), registers, _LANES_BY_PAIRS, warp_bases, (odd, 1, 1), name=name)
 
 
 def operand_a(rows: int, columns: int, bits: int, warps: int) -> RegisterLayout:
-    """A from registers, of wgmma and mma.sync: k-steps of 16 columns (16 bits, as an accumulator) or 32 (8 bits)."""
+    """Operand A in registers, for wgmma and mma.sync: k-steps of 16 columns (16 bits) or 32 (8 bits)."""
     if bits == 16:
         if columns % 16:
             raise ValueError(f"columns must be k-steps of 16, got {columns}")
@@ -71,7 +72,7 @@ def operand_a(rows: int, columns: int, bits: int, warps: int) -> RegisterLayout:
 
 
 def operand_b_mma(rows: int, columns: int, bits: int, warps: int) -> RegisterLayout:
-    """B [k, n] of mma.sync m16n8k16 (16 bits) or m16n8k32 (8 bits), in every warp: k-step by k-step, n 8 by 8."""
+    """B [k, n] of mma.sync m16n8k16 (16 bits) or m16n8k32 (8 bits), replicated in every warp; 8 of n per step."""
     if bits not in (8, 16):
         raise ValueError(f"bits of B must be 8 or 16, got {bits}")
     if warps < 1:
@@ -85,12 +86,12 @@ def operand_b_mma(rows: int, columns: int, bits: int, warps: int) -> RegisterLay
 
 
 def row_vector(layout: RegisterLayout) -> RegisterLayout:
-    """The layout of what a reduction along columns leaves: one column, whose rows are where the tile has them."""
+    """The layout of a reduction's result along columns: one column, with each row where the tile has it."""
     return _vector(layout, ROW, "rows")
 
 
 def column_vector(layout: RegisterLayout) -> RegisterLayout:
-    """The layout of what a reduction along rows leaves: one row, whose columns are where the tile has them."""
+    """The layout of a reduction's result along rows: one row, with each column where the tile has it."""
     return _vector(layout, COLUMN, "columns")
 
 
@@ -100,7 +101,7 @@ def _vector(layout: RegisterLayout, axis: int, what: str) -> RegisterLayout:
 
     other = layout.groups[1 - axis]
     if axis == COLUMN and other > 1 and layout.groups[COLUMN] > 1:
-        raise ValueError(f"groups of warps must lie along one axis, got {layout.groups}")
+        raise ValueError(f"groups of warps must be along one axis, got {layout.groups}")
     extent = layout.shape[axis]
     vector = RegisterLayout(
         (extent, 1) if axis == ROW else (1, extent),
@@ -120,7 +121,7 @@ def _vector(layout: RegisterLayout, axis: int, what: str) -> RegisterLayout:
 
 
 def spread(extent: int, warps: int) -> RegisterLayout:
-    """A vector over the threads of a warpgroup, one element after the other; every warpgroup holds all of it."""
+    """A vector that is distributed over the threads of a warpgroup in order; every warpgroup has a copy."""
     if warps % GROUP_WARPS:
         raise ValueError(f"a vector is spread over warpgroups of {GROUP_WARPS} warps, got {warps} warps")
     return RegisterLayout(
@@ -133,7 +134,7 @@ def spread(extent: int, warps: int) -> RegisterLayout:
 
 
 def _short(name: str, rows: int, warps: int) -> str:
-    """A name with its warps, unless there is one for every 16 rows."""
+    """The name with the number of warps, which is left out when there is one warp per 16 rows."""
     return name if rows == warps * WARP_ROWS else f"{name}:{warps}"
 
 
@@ -150,7 +151,7 @@ def _mma(rows: int, columns: int, warps: int, across: int = 1) -> RegisterLayout
     return accumulator(rows, columns, warps, name, across)
 
 
-# Layouts by name: the constructor, and the rows and columns of the least tile of a warp.
+# Layouts by name: the constructor, and the rows and columns of a warp's smallest tile.
 _NAMED: dict[str, tuple[Callable[..., RegisterLayout], tuple[int, int]]] = {
     "wgmma": (_wgmma, (16, 8)),
     "mma": (_mma, (16, 8)),
@@ -160,31 +161,31 @@ _NAMED: dict[str, tuple[Callable[..., RegisterLayout], tuple[int, int]]] = {
     "b8": (lambda rows, columns, warps: operand_b_mma(rows, columns, 8, warps), (32, 8)),
 }
 NAMES = tuple(_NAMED)
-_STACKED = ("wgmma", "mma", "a16", "a8")  # whose warps are stacked in rows
-_WITH_WARPS = r"(\w+)(?::(\d+)(?:x(\d+))?)?"  # a name, warps in a stack, stacks beside one another
+_STACKED = ("wgmma", "mma", "a16", "a8")  # names whose warps are stacked in rows
+_WITH_WARPS = r"(\w+)(?::(\d+)(?:x(\d+))?)?"  # a name, warps per stack, stacks
 
 
 def named(name: str, shape: tuple[int, int], warps: int, across: int = 1) -> RegisterLayout:
-    """The layout of a name of ``NAMES``: accumulators of wgmma and mma.sync, their A and mma.sync's B by bits.
+    """The layout with one of the ``NAMES``: accumulators of wgmma and mma.sync, operand A, and mma.sync's B.
 
-    ``across`` stacks of so many warps stand beside one another, for accumulators.
+    ``across`` stacks of ``warps`` warps share the columns, for accumulators only.
     """
     if name not in _NAMED:
         raise ValueError(f"a layout must be one of {', '.join(NAMES)}, got {name!r}")
     if across > 1 and name not in ("mma", "wgmma"):
-        raise ValueError(f"warps stand beside others in accumulators, mma:{warps}x{across}, got {name!r}")
+        raise ValueError(f"warps share columns only in accumulators, mma:{warps}x{across}, got {name!r}")
     return _NAMED[name][0](*shape, warps, **({"across": across} if across > 1 else {}))
 
 
 def parse(text: str, shape: Sequence[int]) -> RegisterLayout:
-    """The layout of a tile of a shape whose text (``str(layout)``) this is.
+    """The layout of a tile of the given shape from its text (``str(layout)``).
 
-    Names stand for themselves, with the number of warps where it is not one for every 16 rows: ``wgmma``, ``mma:4``,
-    and ``mma:4x2`` or ``wgmma:4x2`` for two stacks of 4 warps beside each other. ``rows(wgmma)`` and
-    ``columns(wgmma:4)`` are their vectors, whose shape may have one dimension; ``spread:4`` is a vector that no tile
-    has. Otherwise the bases stand there: ``c1 r8 / c2 c4 r1 r2 r4 / r16 r32`` has two of registers,
-    five of lanes and two of warps. ``transposed(mma:4)`` is the layout of a tile whose transpose has the one in
-    parentheses, and ``rows(transposed(mma:4))`` that of its rows.
+    A name is followed by the number of warps where it is not one per 16 rows: ``wgmma``, ``mma:4``, and ``mma:4x2`` or
+    ``wgmma:4x2`` for two stacks of 4 warps that share the columns. ``rows(wgmma)`` and ``columns(wgmma:4)`` are the
+    vectors of such tiles, whose shape may have one dimension; ``spread:4`` is a vector of no tile. Otherwise the text
+    lists the bases: ``c1 r8 / c2 c4 r1 r2 r4 / r16 r32`` has two of registers, five of lanes and two of warps.
+    ``transposed(mma:4)`` is the layout of a tile whose transpose has the layout in parentheses, and
+    ``rows(transposed(mma:4))`` that of its rows.
     """
     return _parse(text, tuple(shape))
 
@@ -192,7 +193,7 @@ def parse(text: str, shape: Sequence[int]) -> RegisterLayout:
 _OTHER = {"rows": "columns", "columns": "rows"}
 
 
-@functools.lru_cache(1024)  # every tile of a kernel is asked for its layout, which has few
+@functools.lru_cache(1024)  # every use of a tile in a kernel asks for its layout, and a kernel has few distinct ones
 def _parse(text: str, shape: tuple[int, ...]) -> RegisterLayout:
     turned = re.fullmatch(r"(?:(rows|columns)\()?transposed\(([^()]*)\)(\)?)", text)
     if turned is not None and bool(turned[1]) == bool(turned[3]):  # rows of a tile are columns of its transpose

@@ -1,12 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""What a kernel knows of a TMA descriptor: box, tile and swizzle, coordinates, places in shared memory.
+"""What a kernel knows of a TMA descriptor: box, tile, swizzle, coordinates, offsets in shared memory.
 
-Pure Python, as ``layout``: the verifiers, the passes, the descriptors' host side and the emulation that tests compare
-with all read it. The formulas use ``+ - * // % ^ >> &`` only and take ints, arrays and values of a kernel alike.
-Boxes and tiles are listed slow to fast, as shapes are written, coordinates fast to slow, as instructions take them.
+Pure Python, as ``layout``: the verifiers, the passes, the host code that builds descriptors and the tests' emulation
+all read it. The formulas use ``+ - * // % ^ >> &`` only and take ints, arrays and values of a kernel alike.
+Boxes and tiles are listed slowest dimension first, as shapes are written; coordinates fastest first, as in PTX.
 
-A *copy* is one instruction and moves one box. A box is at most one swizzle granule wide, so a tile takes a copy a
-column chunk; chunk j of a tile of r rows lies r * (granule bytes) * j bytes into it.
+A *copy* is one instruction, which moves one box. A box is at most one swizzle granule wide, so a tile takes one copy
+per
+column chunk; chunk j of a tile of r rows starts r * (granule bytes) * j bytes into it.
 """
 
 from __future__ import annotations
@@ -27,10 +28,10 @@ SWIZZLE_BYTES = {"none": 16, "32B": 32, "64B": 64, "128B": 128}
 DTYPES = (
     "f32", "f16", "bf16", "f64", "i32", "i64", "u32", "u64", "i16", "u16", "i8", "u8", "f8e4m3", "f8e5m2", "f8e8m0",
 )  # fmt: skip
-FIELDS = (Field("value", "tensormap", "TMA descriptor, passed by value"),)  # the run-time parts of one
+FIELDS = (Field("value", "tensormap", "TMA descriptor, passed by value"),)  # the run-time parts of a descriptor
 LARGEST_BOX = 256  # elements in each dimension
 ROWS_A_GATHER = 4
-# What a load takes besides its barrier and place, in order, by form and rank of the box.
+# Coordinates of a load, by form and rank of the box; the barrier and the destination come besides.
 _COORDINATES = {
     ("tiled", 4): ("page", "slot", "head", "column"),
     ("tiled", 3): ("row", "head", "column"),
@@ -66,10 +67,10 @@ class TmaSpec:
         The constructor that made it.
     dtype : DType
     box : tuple of int
-        What one copy moves (one row of it, for the gathers), slow to fast. A box of rank 4 of a "tiled" or "rope"
-        descriptor has pages and slots in dimensions of their own; of rank 3, rows.
+        What one copy moves (for the gathers, one row of it), slowest dimension first. A box of rank 4 of a "tiled" or
+        "rope" descriptor has separate dimensions for pages and slots; one of rank 3 has rows.
     tile : tuple of int
-        The tile in shared memory that the copies of one load make up: rows first, columns last.
+        The tile in shared memory that the copies of one load fill: rows first, columns last.
     swizzle : {"none", "32B", "64B", "128B"}
     """
 
@@ -82,7 +83,7 @@ class TmaSpec:
     def __post_init__(self) -> None:
         for name in ("box", "tile"):
             object.__setattr__(self, name, tuple(getattr(self, name)))
-        # MLIR integers have no sign, and copies do not care.
+        # MLIR integers have no sign, and copies do not depend on it.
         object.__setattr__(self, "dtype", dtypes.by_mlir(self.dtype.mlir))
         for problem in spec_problems(self):
             raise ValueError(f"{problem}")
@@ -106,7 +107,7 @@ class TmaSpec:
 
     @property
     def copy_bytes(self) -> int:
-        """Bytes that one copy transfers, those filled with zeros included: what a barrier has to expect of it."""
+        """Bytes that one copy transfers, zero fill included, which is what the barrier must expect."""
         return self.rows * self.row_bytes
 
     @property
@@ -121,22 +122,22 @@ class TmaSpec:
 
     @property
     def alignment(self) -> int:
-        """Bytes that the tile's place in shared memory must be a multiple of: the pattern's period, at least 128."""
+        """Alignment in bytes of the tile's address in shared memory: the period of the swizzle, at least 128."""
         return shared_layout(self).alignment
 
     @property
     def paged(self) -> bool:
-        """Whether coordinates are page and slot, not a row."""
+        """Whether the coordinates are page and slot instead of a row."""
         return self.form in ("tiled", "token", "rope") and len(self.box) == 4
 
     @property
     def coordinates(self) -> tuple[str, ...]:
-        """Names of what a load takes, in order."""
+        """Names of a load's coordinates, in order."""
         return _COORDINATES[self.form, len(self.box)]
 
 
 def box_problems(dtype: DType, box: Sequence[int], swizzle: str) -> list[str]:
-    """What the hardware refuses in a box."""
+    """Why the hardware refuses a box, one sentence per problem."""
     found = []
     if dtype.name not in DTYPES:
         found.append(f"dtype must be one of {', '.join(DTYPES)}, got {dtype.name}")
@@ -156,7 +157,7 @@ def box_problems(dtype: DType, box: Sequence[int], swizzle: str) -> list[str]:
 
 
 def spec_problems(spec: TmaSpec) -> list[str]:
-    """What is wrong with a spec, one sentence each; empty when it is right."""
+    """What is wrong with a spec, one sentence per problem; empty when it is legal."""
     if spec.form not in FORMS:
         return [f"form must be one of {', '.join(FORMS)}, got {spec.form}"]
     ranks = [rank for form, rank in _COORDINATES if form == spec.form]
@@ -192,7 +193,7 @@ def spec_problems(spec: TmaSpec) -> list[str]:
 
 
 def _kind_problem(spec: CacheSpec, what: str, paged: bool = False) -> str | None:
-    """Why a kind of cache or operand has no such tile; None when it has. ``paged``: of pages and slots, not of rows."""
+    """Why a kind of cache or operand has no such tile; None when it has. ``paged``: coordinates are page and slot."""
     if what.startswith("a rope"):
         return None if spec.kind == PAGED else f"{what} needs a paged cache, got {spec.kind}"
     if spec.kind not in (FA3, SCALES) or (spec.kind == FA3 and paged):
@@ -215,7 +216,7 @@ def _columns(dtype: DType, columns: int, swizzle: str, name: str) -> int:
 
 
 def _depth(spec: CacheSpec, depth: int | None, swizzle: str) -> tuple[int, int]:
-    """(elements of a head that one load copies, by default the padded head size; elements of a granule)."""
+    """(elements of a head that one load copies, by default the padded head size; elements per granule)."""
     depth = padded_depth(spec.dtype, swizzle, spec.head_size) if depth is None else depth
     return depth, _columns(spec.dtype, depth, swizzle, "depth")
 
@@ -234,18 +235,18 @@ def tiled(
     ----------
     spec : CacheSpec
     rows : int
-        Tokens of a tile; they divide the page size, so that a box does not cross a page.
+        Tokens per tile, a divisor of the page size, so that a box does not cross a page.
     depth : int, optional
         Elements of the head that one load copies, a multiple of the granule; by default the head size, padded.
     swizzle : {"none", "32B", "64B", "128B"}
     paged : bool, optional
-        Pages and slots in dimensions of their own (rank 4) rather than rows (rank 3); by default for caches. Only then
-        nothing but the view's own pages can be loaded, and rows beyond 2**31 be reached.
+        Whether pages and slots are separate dimensions (rank 4) instead of rows (rank 3); by default for caches. Only
+        with separate dimensions are loads outside of the view's own pages impossible, and rows beyond 2**31 reachable.
 
     Raises
     ------
     ValueError
-        If the cache, or the hardware, cannot.
+        If the cache or the hardware does not allow it.
     """
     paged = _is_paged(spec, paged)
     _refuse_kind(spec, "a TMA tile", paged)
@@ -267,17 +268,17 @@ def _is_paged(spec: CacheSpec, paged: bool | None) -> bool:
 
 
 def joins_heads(spec: CacheSpec) -> bool:
-    """Whether tokens of 8-bit elements are rows of a descriptor, but their heads, of odd multiples of 8, are not."""
+    """Whether 8-bit tokens can be rows of a descriptor but single heads, of an odd multiple of 8 bytes, cannot."""
     packed = spec.of_cache and spec.strides is None and spec.dtype.bits == 8
     return packed and spec.head_size % 16 == 8 and spec.row_size % 16 == 0
 
 
 def token(spec: CacheSpec, rows: int, depth: int | None = None, swizzle: str = "128B") -> TmaSpec:
-    """Rows of whole tokens, of which a load copies columns from a multiple of 16 bytes on: of any head, with what is
-    beside it in its first or its last 16 bytes.
+    """Rows of whole tokens, for heads that do not start at a multiple of 16 bytes.
 
-    Coordinates are page, slot, 0 and the column among those of all heads: the hardware refuses a column that is no
-    multiple of 16 bytes, so that a head of 72 elements of 8 bits may start at the ninth column of its tile.
+    Coordinates are page, slot, 0 and a column of the token, which the hardware requires to be a multiple of 16 bytes. A
+    load of one head therefore includes up to 8 columns of its neighbours: a head of 72 8-bit elements may start at the
+    ninth column of its tile.
     """
     _refuse_kind(spec, "a TMA tile", True)
     _rows_of_page(spec, rows)
@@ -291,13 +292,13 @@ def token(spec: CacheSpec, rows: int, depth: int | None = None, swizzle: str = "
 
 
 def launch_tile(spec: CacheSpec, rows: int, columns: int | None = None, swizzle: str = "128B") -> TmaSpec:
-    """The tile of a descriptor that a program makes at launch (``kv.tensor_map``): of pages and slots where there are.
+    """The tile of a descriptor that the runtime makes at launch (``kv.tensor_map``): paged where the cache is.
 
-    Of heads that are no rows of a descriptor it is one of tokens.
+    Heads that cannot be rows of a descriptor get a tile of whole tokens (:func:`token`).
 
-    All that a descriptor asks of memory besides is held by every cache and operand: its address is a multiple of 16
-    bytes, and its strides are multiples of one token's elements. So that a tile exists says that every launch can have
-    its descriptor; ValueError says why there is none.
+    Every cache and operand satisfies a descriptor's other requirements: its address is a multiple of 16 bytes, and its
+    strides are multiples of one token's elements. So if this tile exists, every launch can build its descriptor;
+    ValueError says why there is none.
     """
     if joins_heads(spec):
         return token(spec, rows, columns, swizzle)
@@ -305,14 +306,14 @@ def launch_tile(spec: CacheSpec, rows: int, columns: int | None = None, swizzle:
 
 
 def ragged(spec: CacheSpec, rows: int, depth: int | None = None, swizzle: str = "128B") -> TmaSpec:
-    """Rows of one head of which a load copies the first n: what ``create_ragged_tma_tile`` makes."""
+    """Rows of one head, of which a load copies the first n: what ``create_ragged_tma_tile`` makes."""
     _refuse_kind(spec, "a ragged TMA tile")
     depth, g = _depth(spec, depth, swizzle)
     return TmaSpec("ragged", spec.dtype, (1, 1, rows, g), (rows, depth), swizzle)
 
 
 def rope_width(spec: CacheSpec, padded_depth: int) -> int:
-    """bf16 elements behind the content of a row; ValueError for a cache that has no such part."""
+    """bf16 elements after the 8-bit content of a row; ValueError for a cache that cannot have them."""
     _refuse_kind(spec, "a rope TMA tile")
     if spec.dtype.bits != 8:
         raise ValueError(f"a rope part behind the content needs an 8-bit cache, got {spec.dtype.name}")
@@ -360,7 +361,7 @@ def gather4(
     dtype: DType | None = None,
     swizzle: str = "none",
 ) -> TmaSpec:
-    """Four arbitrary rows a copy: what ``create_gather4_tma_tile`` makes. sm_100a.
+    """Four arbitrary rows per copy: what ``create_gather4_tma_tile`` makes. sm_100a only.
 
     Parameters
     ----------
@@ -371,7 +372,7 @@ def gather4(
     row_pitch : int, optional
         Elements from one row to the next, in ``dtype``; the cache's, which is the default.
     dtype : DType, optional
-        What to load the rows as: i64 over an fp8 row makes one linear box of it.
+        The type to load the rows as: with i64, an fp8 row is one linear box.
     """
     _refuse_kind(spec, "a gather4 TMA tile")
     if spec.strides is not None and spec.num_heads > 1:
@@ -389,7 +390,7 @@ def gather4(
 
 
 def rope_gather4(spec: CacheSpec, padded_depth: int, rope: int, height: int = 4, swizzle: str = "none") -> TmaSpec:
-    """Four arbitrary rows of the bf16 rope part a copy: what ``create_rope_gather4_tma_tile`` makes. sm_100a."""
+    """Four arbitrary rows of the bf16 rope part per copy: what ``create_rope_gather4_tma_tile`` makes. sm_100a only."""
     most = rope_width(spec, padded_depth)
     if not 0 < rope <= most:
         raise ValueError(f"rope must be from 1 to {most} bf16 elements, got {rope}")
@@ -397,27 +398,27 @@ def rope_gather4(spec: CacheSpec, padded_depth: int, rope: int, height: int = 4,
 
 
 def scale(dtype: DType, count: int) -> TmaSpec:
-    """``count`` scales of a row of them: what ``create_scale_tma_tile`` makes."""
+    """``count`` consecutive scales: what ``create_scale_tma_tile`` makes."""
     return TmaSpec("scale", dtype, (1, count), (1, count))
 
 
-# --- coordinates and places ------------------------------------------------------------------------
+# --- coordinates and offsets -----------------------------------------------------------------------
 
 
 def copy_coordinates(spec: TmaSpec, given: Sequence[Any], chunk: int) -> list[Any]:
-    """Coordinates of one copy of a load, fast to slow, as the instruction takes them.
+    """Coordinates of one copy of a load, fastest first, as the instruction takes them.
 
     Parameters
     ----------
     given : sequence
-        What the load takes, in the order of ``spec.coordinates``.
+        The coordinates of the load, in the order of ``spec.coordinates``.
     chunk : int
-        Which column chunk, from 0 to ``spec.copies`` - 1.
+        The column chunk, from 0 to ``spec.copies`` - 1.
 
     Returns
     -------
     list
-        For the gathers the column, then four rows.
+        For the gathers, the column, then four rows.
     """
     *rest, column = given
     column = column + chunk * spec.box[-1]
@@ -425,39 +426,40 @@ def copy_coordinates(spec: TmaSpec, given: Sequence[Any], chunk: int) -> list[An
         return [column, *rest]
     if spec.form == "ragged":
         row, valid, head = rest
-        # The base lies BM rows early and BM is a dimension of its own: line i of the box is row + i, and lines from
-        # valid on fall out of that dimension.
+        # The base is BM rows early and BM is a separate dimension: line i of the box is row + i, and lines from valid
+        # on
+        # are out of bounds in that dimension, so that the hardware fills them with zeros.
         return [column, spec.rows - valid, head, row + valid]
     return [column, *reversed(rest)]
 
 
 def shared_offset(spec: TmaSpec, row: Any, column: Any, rows: int | None = None) -> Any:
-    """Byte of an element in the tile.
+    """Byte offset of an element in the tile.
 
     Parameters
     ----------
     row, column : int, array or value
-        In the tile: row below ``rows``, column below ``spec.tile[-1]``.
+        Position in the tile: row below ``rows``, column below ``spec.tile[-1]``.
     rows : int, optional
-        Rows of the tile in shared memory, which several loads may make up; by default those of the descriptor's tile.
+        Rows of the tile in shared memory, which several loads may fill; by default those of the descriptor's tile.
     """
     return shared_layout(spec, rows).offset(row, column)
 
 
 def shared_layout(spec: TmaSpec, rows: int | None = None) -> SharedLayout:
-    """How the tile lies in shared memory, of ``rows`` rows: a box's columns are a panel of it."""
+    """The shared-memory layout of a tile of ``rows`` rows; a box's columns are one panel."""
     swizzle = 0 if spec.swizzle == "none" else SWIZZLE_BYTES[spec.swizzle]
     rows = spec.tile[0] if rows is None else rows
     return SharedLayout(rows, spec.tile[-1], spec.dtype.itemsize, swizzle, pitch=spec.row_bytes)
 
 
 def tile_loads(spec: TmaSpec, tile_rows: int) -> int:
-    """Loads that make up a tile of so many rows."""
+    """Loads that fill a tile of ``tile_rows`` rows."""
     return cdiv(tile_rows, spec.rows)
 
 
 def tile_problems(spec: TmaSpec, cache: CacheSpec, tile_rows: int, smem_rows: int) -> list[str]:
-    """What is wrong with loading a tile of a cache's tokens with a descriptor; empty when it is right."""
+    """What is wrong with loading a tile of a cache's tokens with a descriptor; empty when it is legal."""
     if spec.form not in ("tiled", "rope"):
         return [f"takes a descriptor of the form tiled or rope, got {spec.form}: use kv.tma_load"]
     problem = _kind_problem(cache, "a rope TMA tile" if spec.form == "rope" else "a TMA tile", spec.paged)

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 """The types of the kv dialect, and their translation to and from specs.
 
-A type holds static parameters only; pointers, strides and lengths are the value's run-time fields
+A type has static parameters only; pointers, strides and lengths are the value's run-time fields
 (``layout.cache_fields``), which ``flatten-kv-types`` turns into kernel parameters.
 """
 
@@ -18,7 +18,7 @@ from .tma_layout import TmaSpec
 
 
 class _Handle(Kv.Type):
-    """The parameters of all handles: those of a ``CacheSpec``."""
+    """The parameters that all handles share: those of a ``CacheSpec``."""
 
     kind: ir.StringAttr
     element: ir.TypeAttr
@@ -39,7 +39,7 @@ class CollectionType(_Handle, name="collection"):
 
 
 class CacheType(_Handle, name="cache"):
-    """One layer's K or V: the parameters of the collection that it is a view of."""
+    """One layer's K or V. The parameters are those of its collection."""
 
 
 class OperandType(_Handle, name="operand"):
@@ -50,18 +50,19 @@ class OperandType(_Handle, name="operand"):
 
 
 class RowsType(Kv.Type, name="rows"):
-    """Row indices of a tile's pages: what ``kv.populate`` gives. ``!kv.rows<tile_rows, page_size>``."""
+    """Row indices of the pages of a tile: the result of ``kv.populate``. ``!kv.rows<tile_rows, page_size>``."""
 
     tile_rows: ir.IntegerAttr
     page_size: ir.IntegerAttr
 
 
 class TmaType(Kv.Type, name="tma"):
-    """A tensor-map descriptor built on the host, a grid constant of the kernel.
+    """A TMA descriptor that the host builds; it is a grid constant of the kernel.
 
     ``!kv.tma<form, element, box, tile, swizzle>``: form is the constructor (tiled, ragged, rope, gather4,
-    rope_gather4, scale), box the extents of one copy and tile those of what one load makes up in shared memory, slowest
-    first, swizzle in bytes (16 is none). See ``tma_layout.TmaSpec``.
+    rope_gather4, scale), box the extents that one copy moves, tile the extents in shared memory that one load fills
+    (both
+    slowest dimension first), swizzle in bytes (16 means none). See ``tma_layout.TmaSpec``.
     """
 
     form: ir.StringAttr
@@ -184,7 +185,7 @@ def spec_of(type_: ir.Type) -> CacheSpec:
 
 
 def type_problem(type_: ir.Type) -> str | None:
-    """What is wrong with the parameters of a kv type, or None; IRDL checks their number only."""
+    """What is wrong with the parameters of a kv type, or None; IRDL itself checks only their number."""
     name, text = type_name(type_), str(type_)
     if name in _SPEC_TYPES:
         spec = spec_or_problem(type_)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""Checks that verifiers share. Each emits an error "op: what must hold, got value" and returns False.
+"""Checks that verifiers share. Each emits an error "op: what must be true, got value" and returns False.
 
-``verify-kv`` runs the ops' ``verify_invariants`` on MLIR 22.1, where IRDL knows constraints of single
-types and attributes only.
+On MLIR 22.1 IRDL can only constrain single types and attributes; ``verify-kv`` checks the rest by running the ops'
+``verify_invariants``.
 """
 
 from typing import Any
@@ -40,7 +40,7 @@ def handle(op: Any, value: ir.Value, kinds: tuple[str, ...] = CACHE_LIKE) -> Cac
 
 
 def added_kinds(op: Any) -> bool:
-    """Whether an op takes the handles of other packages' kinds that it is given. Their own ops say so themselves."""
+    """Whether an op supports its operands of added cache kinds. Ops of other packages check this themselves."""
     name = op.operation.name.removeprefix("kv.")
     for value in op.operation.operands if page_orders.added else ():
         if types.type_name(value.type) not in ANY_HANDLE:
@@ -55,12 +55,12 @@ def added_kinds(op: Any) -> bool:
         if name in ("load", "store"):
             lanes = element_and_width(op.out.type if name == "load" else op.value.type)[1]
             if not lanes or run % lanes:
-                return fail(op, f"width must divide {run}, what lies together in a {spec.kind} cache, got {lanes}")
+                return fail(op, f"width must divide {run}, the contiguous elements of a {spec.kind} cache, got {lanes}")
     return True
 
 
 def integer(attribute: ir.Attribute) -> int | None:
-    """The value of an integer attribute; None for another attribute, and for one of more bits than MLIR reads."""
+    """The value of an integer attribute; None for other attributes, and for integers too wide for the bindings."""
     if not isinstance(attribute, ir.IntegerAttr):
         return None
     type_ = attribute.type
@@ -76,13 +76,13 @@ def boolean(attribute: ir.Attribute) -> bool | None:
 
 
 class _Unread(str):
-    """The text of an attribute that is no string, as messages show it."""
+    """The text of a non-string attribute, for messages."""
 
     __repr__ = str.__str__
 
 
 def python_values(dictionary: ir.Attribute) -> dict[str, Any]:
-    """A dictionary attribute with strings, numbers and bools as Python values, and the text of other attributes."""
+    """A dictionary attribute as Python values; attributes other than strings, numbers and bools become text."""
     found: dict[str, Any] = {}
     for named in ir.DictAttr(dictionary):
         value = named.attr
@@ -97,7 +97,7 @@ def python_values(dictionary: ir.Attribute) -> dict[str, Any]:
 
 
 def schedule(op: Any) -> bool:
-    """Whether the schedule of an operation, if it has one, is legal for some target and case."""
+    """Whether the operation's schedule, if it has one, is legal for some target and case."""
     attributes, name = op.operation.attributes, op.operation.name
     if "schedule" not in attributes or name not in schedules.OPERATIONS:
         return True
@@ -108,7 +108,7 @@ def schedule(op: Any) -> bool:
 
 
 def element_and_width(type_: ir.Type) -> tuple[str, int]:
-    """(MLIR element type, lanes) of a scalar or 1-D vector type; lanes 0 when it is neither."""
+    """(MLIR element type, lanes) of a scalar or 1-D vector type; lanes is 0 for other types."""
     if isinstance(type_, ir.VectorType):
         vector = ir.VectorType(type_)
         lanes = vector.shape[0] if vector.rank == 1 else 0
@@ -117,7 +117,7 @@ def element_and_width(type_: ir.Type) -> tuple[str, int]:
 
 
 def element_and_shape(type_: ir.Type) -> tuple[str, Any]:
-    """As :func:`element_and_width`; of a tile its shape stands for the lanes."""
+    """As :func:`element_and_width`, but with a tile's shape in place of the lanes."""
     if isinstance(type_, ir.RankedTensorType):
         tile = ir.RankedTensorType(type_)
         return str(tile.element_type), tuple(tile.shape)
@@ -125,7 +125,7 @@ def element_and_shape(type_: ir.Type) -> tuple[str, Any]:
 
 
 def width(op: Any, spec: CacheSpec, value: ir.Value, extent: int, what: str) -> int | None:
-    """The op's ``width``, checked against its value's lanes and the extent it runs over; None after an error."""
+    """The op's ``width``, checked against its value's lanes and the extent that it spans; None after an error."""
     count = integer(op.width)
     if count is None or count < 1:
         fail(op, f"width must be a positive integer, got {op.width}")
@@ -140,7 +140,7 @@ def width(op: Any, spec: CacheSpec, value: ir.Value, extent: int, what: str) -> 
 
 
 def scalar_float(op: Any, text: str, what: str) -> bool:
-    """Whether a type's text is a float that a load may convert to."""
+    """Whether a type, given as text, is a float that a load can convert to."""
     try:
         if dtypes.by_mlir(text).is_float:
             return True
@@ -174,7 +174,7 @@ def memref(op: Any, value: ir.Value, rank: int, elements: tuple[str, ...] | None
 
 
 def static_dim(op: Any, value: ir.Value, dim: int, size: int, name: str) -> bool:
-    """Whether a memref's dimension is dynamic or the given size."""
+    """Whether a memref's dimension is dynamic or has the given size."""
     type_ = ir.MemRefType(value.type)
     if type_.is_dynamic_dim(dim) or type_.shape[dim] == size:
         return True

@@ -297,7 +297,7 @@ def schedules() -> str:
         for kind in kinds:
             if kind.decided:
                 names = ", ".join(f"`{entry.name}`" for entry in kind.decided)
-                out.append(f"`select-kv-schedule` writes for kind `{kind.name}`, and nobody sets: {names}.\n")
+                out.append(f"For kind `{kind.name}`, only `select-kv-schedule` may write: {names}.\n")
     return "\n".join(out)
 
 

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""How accesses of a kernel touch memory: what ``plan-kv-access`` decides, and writes onto each of them.
+"""How a kernel's accesses are made: the decisions of ``plan-kv-access``, written onto each access.
 
-Operations of other packages become accesses later, by their rules. What is decided for these stays on the kernel, in
-``kv.access_plan``, until ``lower-kv-access`` has applied the rules and written the plan onto what they made.
+Ops of other packages become accesses only later, by their rules. The plan for these stays on the kernel, as
+``kv.access_plan``, until ``lower-kv-access`` has applied the rules and annotated the resulting accesses.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from kvarn.dialect.ops.common import i64_attr
 from . import memory_effects
 from .remarks import remark
 
-WIDEST = 16  # bytes of an access
+WIDEST = 16  # bytes of the widest access
 _ATTRIBUTE = "kv.access_plan"
 
 
@@ -34,12 +34,12 @@ class Written:
 
 
 def alignment(width: int, extent: int, itemsize: int, limit: int) -> int:
-    """Bytes that an access of ``width`` of ``extent`` elements is aligned to."""
+    """Alignment in bytes of an access of ``width`` of ``extent`` elements."""
     return min(layout.lowbit(math.gcd(width, extent) * itemsize), limit)
 
 
 def written_elements(found: Sequence[ir.Operation]) -> Written | None:
-    """What a kernel's ops write; None: anything may be written."""
+    """What a kernel's ops write; None if they may write anything."""
     caches, scales, buffers = set(), set(), set()
     for op in found:
         written = memory_effects.writes(op)
@@ -55,7 +55,7 @@ def written_elements(found: Sequence[ir.Operation]) -> Written | None:
 
 
 def is_access(name: str) -> bool:
-    """Whether an op reads or writes elements, or scales, of a cache at a page, which is what gets a plan."""
+    """Whether an op reads or writes elements, or scales, of a page of a cache, and so gets a plan."""
     found = effects.class_of(name) if effects.has(name, LooksUpPage) else None
     declared = None if found is None else effects.of_class(found)
     if declared is None or not {"head", "dim"} <= {f.name for f in found.FIELDS}:
@@ -65,21 +65,21 @@ def is_access(name: str) -> bool:
 
 @dataclass(frozen=True)
 class Plan:
-    """What decides about each access of a kernel.
+    """The decisions for all accesses of a kernel.
 
     Attributes
     ----------
     max_alignment : int
-        Bytes.
+        In bytes.
     written : Written or None
-        None: nothing may be read by the read-only path.
+        None: no access may use the read-only path.
     """
 
     max_alignment: int
     written: Written | None
 
     def leave_on(self, function: ir.Operation) -> None:
-        """Keep the plan on a kernel, for accesses that are made later."""
+        """Store the plan on a kernel, for accesses that are made later."""
         fields: dict[str, ir.Attribute] = {"max_alignment": i64_attr(self.max_alignment)}
         if self.written is not None:
             for name in ("caches", "scales"):
@@ -89,7 +89,7 @@ class Plan:
 
     @staticmethod
     def taken_from(function: ir.Operation) -> Plan | None:
-        """The plan that was left on a kernel, which loses it; None where there is none."""
+        """Remove the stored plan from a kernel and return it; None without one."""
         if _ATTRIBUTE not in function.attributes:
             return None
         fields = ir.DictAttr(function.attributes[_ATTRIBUTE])
@@ -109,7 +109,7 @@ class Plan:
         only_scales = effects.acts_on_scales_only(op.name)
         of_scales = only_scales or spec.kind == layout.SCALES
         if layout.loads_no_scales(spec) and only_scales:
-            return  # zeros
+            return  # the result is zeros
         dtype, extent = (spec.scale_dtype, spec.num_scales) if of_scales else (spec.dtype, layout.run_of(spec))
         value = op.results[0] if len(op.results) else op.opview.value
         width = verify.element_and_width(value.type)[1]
@@ -128,7 +128,7 @@ class Plan:
 
 
 def _say_width(op: ir.Operation, width: int, itemsize: int, bytes_: int, extent: int, what: str) -> None:
-    """A remark on how wide an access will be."""
+    """A remark on the width of an access."""
     whole = width * itemsize
     verb = "load" if len(op.results) else "store"
     numbers = {"bytes": whole, "access_bytes": bytes_}

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""What keeps an access inside the memory that a handle names, whatever lengths, tables and offsets hold.
+"""Bounds that keep an access inside a handle's memory, whatever lengths, tables and offsets contain.
 
-A table entry is held to the pool where it is read (``kv.page``), and a slot of a paged cache lies in its page. The
-token of a continuous cache, of a dense or of a ragged operand is its slot: that is what is held here, and how many
-tokens a sequence may have.
+A table entry is clamped to the pool where it is read (``kv.page``), and a slot of a paged cache is always within its
+page. The token of a continuous cache, a dense or a ragged operand is its slot: this file bounds such slots, and the
+number of tokens of a sequence.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from .index import Ix
 
 
 def token_capacity(handle: ir.Value) -> Ix:
-    """Tokens that a sequence of a cache may have."""
+    """The most tokens of a sequence of a cache."""
     columns, slots = (Ix(ops.field(handle, name)) for name in ("lookup_columns", "capacity"))
     return layout.token_capacity(types.spec_of(handle.type), columns, slots)
 
 
 def slots_after(cache: ir.Value, page: ir.Value) -> Ix | None:
-    """Slots that a token may have in a page, or from a ragged operand's row on; None where it cannot leave its page."""
+    """Slots of a page, or from a ragged operand's row up; None if a slot is always within its page."""
     spec = types.spec_of(cache.type)
     if spec.paged:
         return None
@@ -32,13 +32,13 @@ def slots_after(cache: ir.Value, page: ir.Value) -> Ix | None:
 
 
 def slot_of(cache: ir.Value, page: ir.Value, token: ir.Value, clamp: bool) -> Ix:
-    """The slot of a token in its page; the last one for a token past it."""
+    """The slot of a token in its page; past the end, the last slot."""
     _, slot = layout.page_and_slot(types.spec_of(cache.type), Ix(token))
     slots = slots_after(cache, page) if clamp else None
     return slot if slots is None else slot.least(slots - 1)
 
 
 def in_pool(cache: ir.Value, page: ir.Value, token: ir.Value) -> ir.Value:
-    """Whether a token is one of the pool, i1, by its raw table entry: what is not is not written."""
+    """Whether a token is in the pool, i1, by its raw table entry; stores to other tokens are dropped."""
     inside, slots = Ix(page).below(Ix(ops.field(cache, "num_blocks"))), slots_after(cache, page)
     return inside if slots is None else arith.andi(inside, Ix(token).below(slots))

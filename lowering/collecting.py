@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""What passes say of themselves, kept by whoever asks for it in a thread."""
+"""Collection of what passes report, per thread."""
 
 from __future__ import annotations
 
@@ -10,27 +10,27 @@ from typing import Generic, Protocol, TypeVar
 
 
 class Kept(Protocol):
-    """What a thread's passes add to."""
+    """A collection that a thread's passes add to."""
 
-    inside: str  # the pass that runs
+    inside: str  # the running pass
 
 
 T = TypeVar("T", bound=Kept)
 
 
 class Collector(Generic[T]):
-    """One kind of what passes say: of each thread what keeps it, if anything does."""
+    """One kind of report: the collection of each thread that has one."""
 
     def __init__(self) -> None:
         self._local = threading.local()
 
     def current(self) -> T | None:
-        """What keeps it in this thread."""
+        """This thread's collection, if any."""
         return getattr(self._local, "kept", None)
 
     @contextlib.contextmanager
     def collect(self, kept: T) -> Iterator[T]:
-        """Keep what this thread's passes say."""
+        """Collect the reports of this thread's passes."""
         before, self._local.kept = self.current(), kept
         try:
             yield kept
@@ -39,7 +39,7 @@ class Collector(Generic[T]):
 
     @contextlib.contextmanager
     def within(self, pass_name: str) -> Iterator[None]:
-        """What is said is this pass's."""
+        """Attribute reports to this pass."""
         found = self.current()
         if found is None:
             yield

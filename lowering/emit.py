@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""From a lowered module to text: LLVM IR and PTX. The last step of the GPU pipeline; the module stays as it is."""
+"""From a lowered module to text, LLVM IR or PTX: the last step of the GPU pipeline. The module does not change."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ _VERSION = re.compile(r"^\.version (\d+)\.(\d+)$", re.M)
 
 
 def required_isa(ptx: str, target: Target) -> tuple[int, int]:
-    """The lowest PTX ISA that the text needs: its target's own, or that of a newer instruction in it."""
+    """The lowest PTX ISA that the text needs: the target's own, or that of a newer instruction in the text."""
     later = (isa for chip, mark, isa in LATER_ISA_MARKS if chip == target.name and mark in ptx)
     return max([target.isa, *(isa for mark, isa in ISA_MARKS if mark in ptx), *later])
 
 
 def isa_for(module: ir.Module, target: Target) -> tuple[int, int]:
-    """The PTX ISA to generate code with: the target's own, or that of an op; PassFailure for an op it does not have."""
+    """The PTX ISA for code generation: the target's, or that of an op; PassFailure for an op that the target lacks."""
     highest = target.isa
     for op in walk(module, OP_NEEDS.__contains__):
         if op.name == "nvvm.fence.proxy" and "alias" in str(op.attributes["kind"]):
-            continue  # the one proxy that older chips have
+            continue  # the proxy that older chips have, too
         chip, isa = OP_NEEDS[op.name]
         if not runs(target, chip):
             fail(op, f"needs {chip} or later, got target {target.name}")
@@ -38,7 +38,7 @@ def isa_for(module: ir.Module, target: Target) -> tuple[int, int]:
     return highest
 
 
-# What LLVM asserts of casts and MLIR's verifiers do not: how the bits of source and result compare.
+# Bit widths that LLVM asserts for casts, which MLIR's verifiers do not check.
 _CASTS: dict[str, tuple[str, str, Callable[[int, int], bool]]] = {
     "llvm.trunc": ("int", "int", operator.gt), "llvm.zext": ("int", "int", operator.lt),
     "llvm.sext": ("int", "int", operator.lt), "llvm.fptrunc": ("float", "float", operator.gt),
@@ -49,13 +49,13 @@ _CASTS: dict[str, tuple[str, str, Callable[[int, int], bool]]] = {
 }  # fmt: skip
 _ALIGNED = frozenset(["llvm.load", "llvm.store", "llvm.alloca", "llvm.atomicrmw", "llvm.cmpxchg", "llvm.mlir.global"])
 _MOST_ALIGNMENT = 1 << 32
-_TYPED = ("elem_type", "global_type")  # attributes that hold a type of memory
+_TYPED = ("elem_type", "global_type")  # attributes with a type of memory
 
 
 def check_translatable(module: ir.Module) -> None:
-    """Refuse what ends the process when MLIR translates it to LLVM IR, and what no verifier looks at.
+    """Refuse IR that crashes MLIR's translation to LLVM IR and that no verifier refuses.
 
-    For IR that was written by hand: what the passes make is right.
+    Only IR that was written by hand can be wrong here.
 
     Raises
     ------
@@ -87,7 +87,7 @@ def check_translatable(module: ir.Module) -> None:
 
 
 def _translates(type_: ir.Type) -> bool:
-    """Whether a type is one of LLVM IR, or of the LLVM dialect, which has verified what is in it."""
+    """Whether a type is one of LLVM IR, or one of the LLVM dialect, which verifies it itself."""
     element = ir.VectorType(type_).element_type if isinstance(type_, ir.VectorType) else type_
     if isinstance(element, ir.IntegerType):
         return element.is_signless
@@ -107,12 +107,12 @@ def _kind_and_bits(type_: ir.Type) -> tuple[str, int]:
     return ("ptr" if str(element).startswith("!llvm.ptr") else "other"), 0
 
 
-# Gives functions what LLVM needs to write ``.loc`` lines, and no more: the code stays the same.
+# Adds what LLVM needs for ``.loc`` lines, and no more: the code does not change.
 _LINES = "builtin.module(ensure-debug-info-scope-on-llvm-func{emission-kind=DebugDirectivesOnly})"
 
 
 def ptx(module: ir.Module, target: Target, lineinfo: bool = False) -> str:
-    """PTX of a module in the LLVM dialect, with ``.loc`` lines of its source on request; the module stays as it was."""
+    """PTX of a module in the LLVM dialect, with ``.loc`` lines on request; the module does not change."""
     with module.context, ir.Location.unknown():
         if not in_modules(module, "gpu.module"):
             raise ValueError("the module has no gpu.module to emit")
@@ -126,13 +126,13 @@ def ptx(module: ir.Module, target: Target, lineinfo: bool = False) -> str:
 
 
 def llvm_ir(module: ir.Module) -> str:
-    """LLVM IR of a module in the LLVM dialect, a GPU module's contents lifted out."""
+    """LLVM IR of a module in the LLVM dialect, with the contents of a GPU module at the top level."""
     with module.context, ir.Location.unknown():
         return llvm.translate_module_to_llvmir(_flat(module).operation)
 
 
 def _flat(module: ir.Module) -> ir.Module:
-    """A copy with the contents of a GPU module, when there is one, as its own."""
+    """A copy of the module, with the contents of its GPU module, if any, at the top level."""
     flat = ir.Module.create()
     scopes = in_modules(module, "gpu.module")
     source = scopes[0].regions[0].blocks[0] if scopes else module.body

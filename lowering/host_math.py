@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""Functions of the host target that stay in vector registers: the C library's are calls, made lane by lane."""
+"""Math functions of the host target that stay in vector registers; those of the C library are calls per lane."""
 
 from __future__ import annotations
 
@@ -17,5 +17,5 @@ def exp2(x: Any) -> Any:
     p = f * 1.5403530e-4 + 1.3333558e-3
     for c in (9.6181291e-3, 5.5504109e-2, 2.4022651e-1, 6.9314718e-1, 1.0):
         p = p * f + c
-    half = kv.bitcast((kv.i32(whole) + 126) << 23, f32)  # 2 ** 128 is no f32, its half is
+    half = kv.bitcast((kv.i32(whole) + 126) << 23, f32)  # 2 ** 128 is no f32, but half of it is
     return kv.where(x < -125.0, 0.0, kv.where(x == x, (p + p) * half, x))

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 """Index arithmetic for lowerings: non-negative integers with Python's operators.
 
-``Ix`` wraps an i32 or i64 value and folds what is constant, so that the formulas of ``dialect.layout`` can be
-written once and give short code. Operands are non-negative by the dialect's contracts: division and remainder
-are unsigned, shifts and masks for powers of two. Mixing widths extends to 64 bits.
+``Ix`` wraps an i32 or i64 value and folds constants, so that the formulas of ``dialect.layout`` can be written once and
+give short code. Operands are non-negative by the dialect's contracts: division and remainder are unsigned, and shifts
+and masks for powers of two. Mixed widths are extended to 64 bits.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def as_index(value: ir.Value) -> ir.Value:
 
 
 class Ix:
-    """An index: an MLIR value of 32 or 64 bits. See the module."""
+    """A 32-bit or 64-bit MLIR value as an index (see the module)."""
 
     __slots__ = ("bits", "value")
 
@@ -124,7 +124,7 @@ def offset(base: ir.Value, index: Ix, element: ir.Type) -> ir.Value:
 
 
 def load(address: ir.Value, type_: ir.Type, alignment: int, invariant: bool = False) -> ir.Value:
-    """``llvm.load``; an invariant one becomes a load through the read-only path."""
+    """``llvm.load``; an invariant load uses the read-only path."""
     return llvm.load(type_, address, alignment=alignment, invariant=invariant or None)
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""Passes of users' files: ``kv-opt --load-pass=FILE.py``, ``kvarn compile --load-pass FILE.py``."""
+"""Passes from users' files: ``kv-opt --load-pass=FILE.py``, ``kvarn compile --load-pass FILE.py``."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from kvarn.lowering import registry
 from .pass_base import Pass, as_pass
 from .pipeline_parser import PipelineError, Step
 
-_MODULE = "kvarn_user_pass_"  # what the module of a file is called, before its stem
+_MODULE = "kvarn_user_pass_"  # prefix of the module name of a file, before its stem
 
 
 def load_passes(path: str | Path) -> list[Pass]:
-    """Register the passes of a Python file: every function that it decorates with ``kv_pass``, and its own.
+    """Register the passes of a Python file: every function decorated with ``kv_pass``, and the file's own.
 
-    A file's own pass is ``run``, or the function that has the name of the file. It is named by the file's stem with
-    ``-`` for ``_``, another function by its own name. A file that is loaded again takes the place of what it was, and
-    of an installed package's pass of the name, with a warning. Raises :class:`PipelineError`.
+    A file's own pass is ``run``, or the function with the name of the file. Its name is the file's stem with ``-`` for
+    ``_``; other passes have the names of their functions. A file that is loaded again replaces its old passes, and
+    replaces an installed package's pass of the same name with a warning. Raises :class:`PipelineError`.
     """
     path = Path(path)
     loaded = import_file(path, "--load-pass", _MODULE)
@@ -45,7 +45,7 @@ def load_passes(path: str | Path) -> list[Pass]:
 
 
 def passes_in(loaded: Any) -> list[Any]:
-    """The functions of a module that it decorates with ``kv_pass``."""
+    """The functions of a module that are decorated with ``kv_pass``."""
     return [
         f for f in vars(loaded).values() if hasattr(f, "kv_pass") and getattr(f, "__module__", "") == loaded.__name__
     ]
@@ -61,7 +61,7 @@ def flags(steps: Iterable[Step]) -> str:
 
 
 def import_file(path: Path, option: str, prefix: str) -> Any:
-    """The module of a file, run now and named by a prefix and its stem; PipelineError, which begins with ``option``."""
+    """The module of a file, run now, named by a prefix and its stem; PipelineError with ``option`` in front."""
     stem = path.stem.replace("-", "_")
     if not re.fullmatch(r"[A-Za-z]\w*", stem):
         raise PipelineError(f"{option}: a file's stem must be a name such as count_loads, got {path.stem!r}")

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""What an op of a kernel may write: from what kv ops declare, and from what is known of MLIR's own dialects.
+"""What an op in a kernel may write, by the declared effects of kv ops and by rules for MLIR's own dialects.
 
-An op of another dialect, and a kv op without declared effects, that has a handle, a buffer or a pointer into device
-memory among its operands may write all that there is: nothing is known of it. So may a call, and a store through a
-pointer, which may lead into any cache or buffer. Inline assembly is taken at its text's word.
+An op of another dialect, or a kv op without declared effects, may write anything if one of its operands is a handle, a
+buffer or a pointer to device memory. So may a call, and a store through a pointer, which may point into any cache or
+buffer. Inline assembly is judged by its text.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from kvarn.dialect import effects, types
 from kvarn.dialect.effects import CACHE, ELEMENTS, MEMORY, SCALES, WRITE
 from kvarn.dialect.verify import ANY_HANDLE
 
-# Ops of MLIR that write memory, and the operand that says where.
+# Ops of MLIR that write memory, and the index of the operand that they write to.
 _BUFFER_WRITES = {
     "memref.store": 1, "memref.atomic_rmw": 1, "memref.generic_atomic_rmw": 0, "memref.copy": 1, "vector.store": 1,
     "vector.maskedstore": 0, "vector.scatter": 0, "vector.compressstore": 0, "vector.transfer_write": 1,
@@ -30,12 +30,12 @@ _POINTER_WRITES = {
 }  # fmt: skip
 _CALLS = ("func.call", "func.call_indirect", "llvm.call", "llvm.invoke", "llvm.call_intrinsic")
 _ASSEMBLY = "llvm.inline_asm"
-# Stores and atomics on memory that is not shared, and bulk copies out of shared memory.
+# Stores and atomics outside of shared memory, and bulk copies from shared memory.
 _ASSEMBLY_WRITES = re.compile(r"\b(?:st|red|atom|multimem)\.(?!\S*shared)|\.global\.shared|\breduce\.async")
 _ASSEMBLY_READS = re.compile(r"\b(?:ld|cp\.async|prefetch)\.")
 _POINTER_READS = ("llvm.load", "nvvm.cp.async.shared.global", "nvvm.prefetch")
 _NVVM_WRITES = (".global.shared", ".reduce")
-# Dialects of which every other op writes nothing but, at most, shared memory.
+# Dialects whose other ops write nothing but, at most, shared memory.
 _KNOWN = frozenset({
     "affine", "arith", "builtin", "cf", "complex", "func", "gpu", "index", "llvm", "math", "memref", "nvgpu", "nvvm",
     "scf", "ub", "vector",
@@ -46,7 +46,7 @@ _HANDLES = (*ANY_HANDLE, "tma")
 
 @dataclass(frozen=True)
 class Writes:
-    """What an op may write: handles whose ``elements`` or ``scales`` it writes, ``buffers``, or ``everything``."""
+    """What an op may write: the ``elements`` or ``scales`` of handles, ``buffers``, or ``everything``."""
 
     everything: bool = False
     elements: tuple[ir.Value, ...] = ()
@@ -58,7 +58,7 @@ class Writes:
 
 
 def may_write(name: str) -> bool:
-    """Whether an op of this name may write: what `writes` is to be asked of."""
+    """Whether an op of this name may write, so that :func:`writes` must be called on it."""
     if name in _BUFFER_WRITES or name in _POINTER_WRITES or name in _CALLS or name == _ASSEMBLY:
         return True
     dialect = name.partition(".")[0]
@@ -72,11 +72,11 @@ def may_write(name: str) -> bool:
 
 
 def writes(op: ir.Operation) -> Writes:
-    """What an op writes, as far as it can be told."""
+    """What an op may write."""
     name, operands = op.name, list(op.operands)
     if name in _BUFFER_WRITES:
         target = operands[_BUFFER_WRITES[name]]
-        return Writes(buffers=(target,) if isinstance(target.type, ir.MemRefType) else ())  # else it is of a tensor
+        return Writes(buffers=(target,) if isinstance(target.type, ir.MemRefType) else ())  # or a tensor
     if name in _POINTER_WRITES:
         return Writes(everything=_is_device_pointer(operands[_POINTER_WRITES[name]]))
     if name == _ASSEMBLY:
@@ -92,7 +92,7 @@ def writes(op: ir.Operation) -> Writes:
             continue
         targets = _targets(op, effect)
         resources[effect.resource] += targets
-        # A cache that is not among the operands: it is behind a descriptor, or a pointer.
+        # The written cache is not an operand: the op reaches it by a descriptor or a pointer.
         everything |= effect.resource != MEMORY and not any(map(_is_handle, targets))
         everything |= effect.resource == MEMORY and any(map(_is_device_pointer, targets))
     return Writes(
@@ -104,7 +104,7 @@ def writes(op: ir.Operation) -> Writes:
 
 
 def _targets(op: ir.Operation, effect: effects.Effect) -> Sequence[ir.Value]:
-    """The operands that an effect acts on: the one that it names, else all."""
+    """The operands that an effect acts on: the named one, otherwise all."""
     if effect.operand is None:
         return list(op.operands)
     found = getattr(op.opview, effect.operand)
@@ -112,12 +112,12 @@ def _targets(op: ir.Operation, effect: effects.Effect) -> Sequence[ir.Value]:
 
 
 def exposes(name: str) -> bool:
-    """Whether an op of this name may write, or gives an address that may be written through."""
+    """Whether an op of this name may write, or returns an address that may be written through."""
     return effects.has(name, effects.GivesAddress) or may_write(name)
 
 
 def exposed(op: ir.Operation) -> list[ir.Value]:
-    """The handles and buffers that an op may write, or through an address that it gives may be written."""
+    """The handles and buffers that an op may write, or whose addresses it returns may be written through."""
     if effects.has(op.name, effects.GivesAddress):
         return [op.operands[0]] if any(map(_may_be_written_through, op.results)) else []
     if not may_write(op.name):
@@ -128,7 +128,7 @@ def exposed(op: ir.Operation) -> list[ir.Value]:
 
 
 def _may_be_written_through(address: ir.Value) -> bool:
-    """Whether an address may reach what writes: unless loads and copies out of device memory are all that use it."""
+    """Whether an address may reach a write: unless all of its uses are loads and copies from device memory."""
     for use in address.uses:
         op = use.owner.operation
         if op.name == "llvm.getelementptr":
@@ -136,7 +136,7 @@ def _may_be_written_through(address: ir.Value) -> bool:
                 return True
         elif op.name == _ASSEMBLY:
             text = ir.StringAttr(op.attributes["asm_string"]).value
-            # What an instruction gives could be the address in another form.
+            # A result could be the address in another form.
             gives = any(str(r.type) == "i64" or str(r.type).startswith("!llvm.") for r in op.results)
             if gives or _ASSEMBLY_READS.search(text) is None or _ASSEMBLY_WRITES.search(text) is not None:
                 return True
@@ -154,7 +154,7 @@ def _is_device_pointer(value: ir.Value) -> bool:
     return text.startswith("!llvm.ptr") and text not in (
         "!llvm.ptr<3>",
         "!llvm.ptr<7>",
-    )  # shared: a block's, a cluster's
+    )  # shared memory of the block or cluster
 
 
 def _reaches_memory(value: ir.Value) -> bool:

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""LLVM's back end for NVIDIA GPUs, by its C API: functions of the LLVM dialect become PTX.
+"""LLVM's back end for NVIDIA GPUs through its C API: functions of the LLVM dialect become PTX.
 
-MLIR's own way there, ``gpu-module-to-binary``, offers LLVM's pipelines for what a C++ compiler writes, -O1 to -O3.
-What arrives here has no calls, no structures and no variables in memory, has been canonicalized, merged and hoisted
-by MLIR's passes, and goes on to ptxas: :data:`PASSES` are those that still find something. The functions are in the
-libraries that MLIR's bindings have loaded.
+MLIR's own pass for this, ``gpu-module-to-binary``, runs LLVM's pipelines for code from C++ compilers, -O1 to -O3. The
+code here has no calls, structures or variables in memory, MLIR's passes have canonicalized, merged and hoisted it, and
+ptxas follows: :data:`PASSES` are the passes that still have an effect. The functions are in the libraries that MLIR's
+bindings have loaded.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ from kvarn.dialect import native
 from .pass_base import PassFailure
 
 _COMBINE = "instcombine<no-verify-fixpoint>"
-# In the words of opt -passes=, for every function.
+# In the syntax of opt -passes=, for every function.
 PASSES = ",".join(
     [
         "early-cse",
-        "speculative-execution<only-if-divergent-target>",  # short branches to selects
+        "speculative-execution<only-if-divergent-target>",  # short branches become selects
         "simplifycfg",
         _COMBINE,
-        "loop-mssa(loop-rotate,licm)",  # ptxas unrolls loops that test at their head, four times
-        "loop(indvars,loop-deletion,loop-unroll-full)",  # loops of one iteration, which MLIR does not recognise
+        "loop-mssa(loop-rotate,licm)",  # ptxas unrolls loops with the test at their head four times
+        "loop(indvars,loop-deletion,loop-unroll-full)",  # loops with one iteration, which MLIR does not recognise
         "sccp,bdce",
         "early-cse",
         _COMBINE,
@@ -40,16 +40,16 @@ PASSES = ",".join(
         "simplifycfg<hoist-common-insts;sink-common-insts;speculate-blocks;simplify-cond-branch>",
     ]
 )
-_INLINE = "always-inline,globaldce,nvvm-reflect"  # of what is linked from libdevice
+_INLINE = "always-inline,globaldce,nvvm-reflect"  # for functions linked from libdevice
 
 _TRIPLE = b"nvptx64-nvidia-cuda"
-_CODE_LEVEL = 3  # the code generator's, LLVMCodeGenLevelAggressive
+_CODE_LEVEL = 3  # of the code generator: LLVMCodeGenLevelAggressive
 _ASSEMBLY_FILE, _LINK_ONCE_ODR, _ERROR = 0, 3, 0  # of LLVMCodeGenFileType, LLVMLinkage, LLVMDiagnosticSeverity
 
 _P, _TEXT, _INT, _SIZE = ctypes.c_void_p, ctypes.c_char_p, ctypes.c_int, ctypes.c_size_t
 _OUT = ctypes.POINTER(_P)
 _HANDLER = ctypes.CFUNCTYPE(None, _P, _P)
-# What each function returns, then what it takes.
+# The result type of each function, then its parameter types.
 _FUNCTIONS: dict[str, tuple[Any, ...]] = {
     "LLVMContextCreate": (_P,), "LLVMContextDispose": (None, _P),
     "LLVMContextSetDiagnosticHandler": (None, _P, _HANDLER, _P),
@@ -72,14 +72,14 @@ _FUNCTIONS: dict[str, tuple[Any, ...]] = {
 
 
 def library() -> str:
-    """The file of MLIR and LLVM that the bindings have loaded."""
+    """The library file with MLIR and LLVM that the bindings have loaded."""
     bindings = importlib.import_module("mlir._mlir_libs._mlir")
     return str(Path(str(bindings.__file__)).with_name("libMLIRPythonCAPI.so"))
 
 
 @functools.cache
 def _translate() -> Any:
-    """MLIR's translation of a module into an LLVM context. It calls handlers of diagnostics in Python: with the GIL."""
+    """MLIR's translation of a module to an LLVM context, called with the GIL since it calls diagnostic handlers."""
     function = ctypes.PyDLL(library()).mlirTranslateModuleToLLVMIR
     function.restype, function.argtypes = _P, [_P, _P]
     return function
@@ -87,7 +87,7 @@ def _translate() -> Any:
 
 @functools.cache
 def _llvm() -> ctypes.CDLL:
-    """MLIR's library, which the bindings have loaded, and LLVM's, which it depends on."""
+    """The library of MLIR that the bindings have loaded, which includes LLVM's functions."""
     loaded = ctypes.CDLL(library())
     for name, (result, *arguments) in _FUNCTIONS.items():
         function = getattr(loaded, name)
@@ -98,12 +98,12 @@ def _llvm() -> ctypes.CDLL:
 
 
 def ptx(module: ir.Module, chip: str, features: str, passes: str = PASSES) -> str:
-    """PTX of the functions of a module, which stays as it was.
+    """PTX of the functions of a module, which does not change.
 
     Parameters
     ----------
     module : mlir.ir.Module
-        Functions and globals of the LLVM dialect, in no ``gpu.module``.
+        Functions and globals of the LLVM dialect, not in a ``gpu.module``.
     chip, features : str
         Such as ``"sm_90a"`` and ``"+ptx80"``.
     passes : str
@@ -119,7 +119,7 @@ def ptx(module: ir.Module, chip: str, features: str, passes: str = PASSES) -> st
     llvm, errors, message, buffer = _llvm(), [], _P(), _P()
 
     @_HANDLER
-    def report(diagnostic: int, _: int) -> None:  # without a handler LLVM ends the process at an error
+    def report(diagnostic: int, _: int) -> None:  # without a handler LLVM ends the process on an error
         if llvm.LLVMGetDiagInfoSeverity(diagnostic) == _ERROR:
             errors.append(_text(llvm.LLVMGetDiagInfoDescription(diagnostic), llvm.LLVMDisposeMessage))
 
@@ -160,7 +160,7 @@ def ptx(module: ir.Module, chip: str, features: str, passes: str = PASSES) -> st
 
 
 def _text(message: int | None, dispose: Any) -> str:
-    """A message of LLVM's, which is given back to it."""
+    """A message of LLVM's, which is then freed."""
     if message is None:
         return "it does not say why"
     found = ctypes.string_at(message).decode(errors="replace")
@@ -186,7 +186,7 @@ def _functions(module: int | None) -> Iterator[tuple[bytes, int]]:
 
 
 def _link_libdevice(module: int, context: int) -> None:
-    """Add the functions of libdevice that a module calls. MLIR's library holds it, as bitcode."""
+    """Link the functions of libdevice that a module calls; MLIR's library contains libdevice as bitcode."""
     llvm, library = _llvm(), _P()
     size = _SIZE.in_dll(llvm, "_mlir_embedded_libdevice_size").value
     bitcode = ctypes.addressof(ctypes.c_char.in_dll(llvm, "_mlir_embedded_libdevice"))
@@ -195,6 +195,6 @@ def _link_libdevice(module: int, context: int) -> None:
         raise PassFailure("LLVM does not read the libdevice of MLIR's library")
     for _, function in _functions(library.value):
         if not llvm.LLVMIsDeclaration(function):
-            llvm.LLVMSetLinkage(function, _LINK_ONCE_ODR)  # only what is called is read and linked
+            llvm.LLVMSetLinkage(function, _LINK_ONCE_ODR)  # only called functions are read and linked
     if llvm.LLVMLinkModules2(module, library):
         raise PassFailure("LLVM does not link libdevice")

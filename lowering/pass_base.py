@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""What a pass is: a function decorated with :func:`kv_pass`; a file of one pass calls it ``run``.
+"""The definition of a pass: a function decorated with :func:`kv_pass`; a file with one pass calls it ``run``.
 
-The name of a file's ``run`` is the file's stem with ``-`` for ``_``, that of another function its own. Options are the
+The name of a file's ``run`` is the file's stem with ``-`` for ``_``; another function's is its own. Options are the
 fields of a frozen dataclass, written ``pass-name{field=value other-field=value}`` in a pipeline. The function takes
-``(module)`` or ``(module, options)`` and changes the module in place. A pass that meets IR it cannot handle calls
-:func:`fail`, which reports at the op's location.
+``(module)`` or ``(module, options)`` and changes the module in place. For IR that it cannot handle it calls
+:func:`fail`, which reports an error at the op's location.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from kvarn.dsl.intervals import counting
 
 
 class PassFailure(Exception):
-    """A pass could not go on; the diagnostic has been emitted at the op's location."""
+    """A pass failed; the diagnostic has been emitted at the op's location."""
 
 
-_RAISED = "Exception raised in callback:"  # how MLIR begins what it makes of an exception in a callback
+_RAISED = "Exception raised in callback:"  # prefix of MLIR's error for an exception in a callback
 
 
 def is_interrupt(error: BaseException) -> bool:
-    """Whether an exception is Ctrl-C, or what MLIR makes of one that comes in a callback of a walk."""
+    """Whether an exception is Ctrl-C, or MLIR's error for Ctrl-C in a callback of a walk."""
     if isinstance(error, KeyboardInterrupt):
         return True
     return isinstance(error, RuntimeError) and str(error).startswith(_RAISED) and "KeyboardInterrupt" in str(error)
@@ -40,11 +40,11 @@ def is_interrupt(error: BaseException) -> bool:
 
 @dataclass(frozen=True)
 class NoOptions:
-    """Options of a pass that has none."""
+    """Options of a pass without any."""
 
 
 class PassHandle(NoOptions):
-    """What a pass without options gets as its second argument, when it takes one: a way to fail."""
+    """The second argument of a pass without options: a way to fail."""
 
     def __init__(self) -> None:
         object.__setattr__(self, "failed", False)
@@ -58,7 +58,7 @@ class PassHandle(NoOptions):
 
 @dataclass(frozen=True)
 class Pass:
-    """A pass: its name, its options class, and the function that does it."""
+    """A pass: its name, its options class, and its function."""
 
     name: str
     function: Callable[..., None]
@@ -70,11 +70,11 @@ class Pass:
 
     @functools.cached_property
     def takes_options(self) -> bool:
-        """Whether the function takes a second argument; TypeError for one that cannot be a pass."""
+        """Whether the function takes a second argument; TypeError if it cannot be a pass."""
         return _takes_options(self.name, self.function)
 
     def options(self, text: dict[str, str] | None = None) -> Any:
-        """Options from the strings of a pipeline; ValueError for an unknown name or a bad value."""
+        """Options from the strings of a pipeline; ValueError for an unknown name or an illegal value."""
         fields = {f.name.replace("_", "-"): f for f in dataclasses.fields(self.options_class)}
         hints = typing.get_type_hints(self.options_class) if text else {}
         values = {}
@@ -89,12 +89,12 @@ class Pass:
     def run(self, module: ir.Module, options: Any = None) -> None:
         """Run on a module, in the module's context."""
         given = (options if options is not None else self.options_class(),) if self.takes_options else ()
-        # What a pass makes without a location of its own is the module's.
+        # Ops that a pass makes without a location get the module's.
         with module.context, module.operation.location, counting(self.function):
             self.function(module, *given)
 
     def describe(self, options: Any) -> str:
-        """The pass with its options, as a pipeline writes it."""
+        """The pass with its options, as in a pipeline."""
         parts = []
         for f in dataclasses.fields(options):
             value = getattr(options, f.name)
@@ -120,7 +120,7 @@ def _parse(pass_name: str, key: str, value: str, hint: Any) -> Any:
 def _takes_options(name: str, function: Callable[..., None]) -> bool:
     try:
         signature = inspect.signature(function)
-    except ValueError:  # a builtin, which does not say
+    except ValueError:  # a builtin without a signature
         return True
     for arguments in ((None, None), (None,)):
         try:
@@ -142,7 +142,7 @@ def kv_pass(options_class: type = NoOptions) -> Callable[[Callable[..., None]], 
 
 
 def as_pass(function: Callable[..., None], name: str = "", options_class: type = NoOptions) -> Pass:
-    """The pass that a function is: as its decorator says, or by its own name and the first line of its docstring."""
+    """The pass of a function: by its decorator, or by its own name and the first line of its docstring."""
     declared: Pass | None = getattr(function, "kv_pass", None)
     if declared is not None:
         return dataclasses.replace(declared, name=name or declared.name)
@@ -158,12 +158,12 @@ def as_pass(function: Callable[..., None], name: str = "", options_class: type =
 
 
 def blame(error: Exception, what: str, location: ir.Location) -> None:
-    """Say of an exception what in a pass raised it, and for which op: the diagnostic will be there."""
+    """Record which part of a pass raised an exception, and for which op, for the diagnostic."""
     error.kv_raised_by = (what, location)  # type: ignore[attr-defined]
 
 
 def blamed(error: BaseException, location: ir.Location) -> tuple[str, ir.Location]:
-    """What :func:`blame` said of an exception, with a comma before it; nothing, and the location given, by default."""
+    """The record of :func:`blame`, with a comma before it; by default nothing, and the given location."""
     what, at = getattr(error, "kv_raised_by", ("", location))
     return f", {what}," if what else "", at
 

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""The pipelines: which passes run in which order, and why each stands where it does.
+"""The pipelines: which passes run in which order, and why.
 
-A step is one of our passes with its options, or upstream passes that run together under a name of their own. Every
-option of an upstream pass is spelled out, since defaults move between LLVM releases. A step that is not optional is
-part of the program's meaning, or of what a later step relies on.
+A step is a kv pass with its options, or a named group of upstream passes. All options of upstream passes are written
+out, since their defaults change between LLVM releases. A step that is not optional is needed for a correct program, or
+by a later step.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from .pass_base import as_pass
 from .pipeline_parser import CHECK, INSTRUMENTATION, TRANSFORM, Step
 from .target import Target, by_name
 
-# Upstream passes that stand in several places.
+# Upstream passes that occur in several places.
 _CANONICALIZE = (
     "canonicalize{max-iterations=10 max-num-rewrites=-1 region-simplify=normal test-convergence=false top-down=true}"
 )
@@ -33,12 +33,12 @@ _VECTORS = (
     "enable-arm-sve=false enable-x86vector=false force-32bit-vector-indices=true reassociate-fp-reductions=false "
     "use-vector-alignment=false vector-contract-lowering=dot vector-transpose-lowering=eltwise}"
 )
-# cse first: what lowering leaves is mostly repeated constants and addresses, on which canonicalize takes seconds.
+# cse first: lowering leaves mostly repeated constants and addresses, on which canonicalize would take seconds.
 _SIMPLIFY = f"cse,{_CANONICALIZE},cse,loop-invariant-code-motion"
 
 
 def _kv(text: str, reason: str, optional: bool = False, purpose: str = TRANSFORM) -> Step:
-    """A pass of ours, ``name{options}``."""
+    """A kv pass, ``name{options}``."""
     return Step(text.partition("{")[0], text, reason, optional, purpose)
 
 
@@ -48,14 +48,14 @@ def _upstream(name: str, text: str, reason: str, optional: bool = False) -> Step
 
 @dataclass(frozen=True)
 class Insertion:
-    """Steps to run beside a step of a target's pipeline: ``after`` it, else before it."""
+    """Steps to run next to a step of a target's pipeline: after it if ``after``, otherwise before it."""
 
     beside: str
     after: bool
     steps: tuple[Step, ...]
 
     def into(self, pipeline: Sequence[Step]) -> list[Step]:
-        """A pipeline with the steps in their place; ValueError when it does not have that place."""
+        """A pipeline with the steps inserted; ValueError if it lacks the step to insert at."""
         place = next((i for i, s in enumerate(pipeline) if s.name == self.beside), None)
         if place is None:
             where = "after" if self.after else "before"
@@ -70,7 +70,7 @@ class Insertion:
 
 
 def insertions(passes: Mapping[str, Any], outer: Sequence[Insertion] = ()) -> tuple[Insertion, ...]:
-    """The insertions that a mapping of places to passes asks for, besides outer ones; see ``kv.pipeline``."""
+    """The insertions for a mapping of positions to passes, after outer ones; see ``kv.pipeline``."""
     found: list[Insertion] = []
     for place, what in passes.items():
         where, _, beside = place.partition(":")
@@ -82,12 +82,12 @@ def insertions(passes: Mapping[str, Any], outer: Sequence[Insertion] = ()) -> tu
     names += [s.name for i in (*outer, *found) for s in i.steps]
     for insertion in found:
         if insertion.beside not in names:
-            raise ValueError(f"a pass can run beside one of {', '.join(names)}, got {insertion.beside!r}")
+            raise ValueError(f"a pass can run before or after one of {', '.join(names)}, got {insertion.beside!r}")
     return tuple(found)
 
 
 def _steps_of(what: Any) -> list[Step]:
-    """The steps of a pass given by name, with or without options, or as a function."""
+    """The steps of a pass that is given by name, with or without options, or as a function."""
     if isinstance(what, str):
         with ir.Context():
             return pipeline_parser.parse(what)
@@ -98,11 +98,11 @@ def _steps_of(what: Any) -> list[Step]:
 
 @dataclass(frozen=True)
 class Settings:
-    """What a compilation may change of a pipeline.
+    """What a compilation may change in a pipeline.
 
-    Steps to leave out, options by pass name, checks of every cache access (``"ownership"``: of who owns its page too),
-    passes that run beside others, the last pass that the IR has seen already (what is left of the pipeline runs), and
-    the marks that a warp keeps of its phases, where launches are traced.
+    Disabled steps, options by pass name, checks of every cache access (``"ownership"``: also of page ownership), passes
+    inserted next to others, the last pass that the IR has already been through (the rest of the pipeline runs), and the
+    trace marks per warp, where launches are traced.
     """
 
     disable: frozenset[str] = frozenset()
@@ -120,112 +120,107 @@ class Settings:
 
 
 def kv_steps(target: Target, check: bool | str = False, trace: int = 0) -> list[Step]:
-    """From kv IR to upstream dialects; ``trace`` marks of phases are kept of a warp."""
+    """From kv IR to upstream dialects; ``trace`` is the number of trace marks per warp."""
     hardware = "true" if target.has("f8_convert") else "false"
     expand = f"target={target.name}" + (" check=true" if check else "")
     expand += " ownership=true" if check == OWNERSHIP else ""
     steps = [
-        _kv("verify-kv", "before anything else: the passes trust what the verifiers promise", purpose=CHECK),
+        _kv("verify-kv", "first: all other passes rely on the verifiers", purpose=CHECK),
         _kv(f"select-kv-schedule{{target={target.name}}}", "before the expansions, which read the schedules"),
-        _kv(f"expand-kv-operations{{{expand}}}", "tier 1 becomes kernels; what follows sees tier 2 only"),
-        _kv("extract-kv-program", "the launches become data; what is left are kernels"),
+        _kv(f"expand-kv-operations{{{expand}}}", "fused operations become kernels and launches"),
+        _kv("extract-kv-program", "launches become data, so that only kernels are left"),
     ]
-    reason = "on request, while accesses are as they were written and none has been moved"
+    reason = "on request, before any pass moves an access"
     if check == OWNERSHIP:
         steps.append(_kv(f"check-kv-ownership{{target={target.name}}}", reason, True, CHECK))
-        reason = "likewise, after what notes an access before it ends the kernel"
+        reason = "on request, after check-kv-ownership: an assertion ends the kernel"
     if check:
         steps.append(_kv("check-kv-access", reason, True, CHECK))
     steps += [
-        _upstream(
-            "simplify-kernels",
-            _SIMPLIFY,
-            "operands of look-ups move out of loops first, so that the look-ups can follow",
-            True,
-        ),
-        _kv("split-kv-loops", "while masks are comparisons of positions", True),
-        _kv("narrow-kv-tiles", "after the split, which moves what masks read to where they are needed", True),
+        _upstream("simplify-kernels", _SIMPLIFY, "operands of lookups must leave loops first", True),
+        _kv("split-kv-loops", "while masks are still comparisons of positions", True),
+        _kv("narrow-kv-tiles", "after the split, which moves masks' reads to the parts that need them", True),
         *(_host_tiles() if target.is_host else _gpu_tiles(target, trace)),
-        _kv("lower-kv-tiles", "tiles become accesses and look-ups that the next passes hoist and vectorise"),
-        _kv(f"expand-kv-tma{{target={target.name}}}", "as the tiles; and what the target does not have ends here"),
-        _kv("hoist-kv-lookups", "after simplification, while look-ups are still ops that can be recognised", True),
+        _kv("lower-kv-tiles", "tiles become accesses and lookups, which the next passes hoist and vectorize"),
+        _kv(f"expand-kv-tma{{target={target.name}}}", "tiles become loads; other targets are refused"),
+        _kv("hoist-kv-lookups", "after simplification, while lookups are still ops", True),
         _kv("vectorize-kv-lookups", "before lowering, which has only the scalar form of a populate", True),
-        _kv("plan-kv-access", "last of the kv level: it sees every access and every write of the kernel", True),
+        _kv("plan-kv-access", "last of the kv level: it sees every access of the kernel", True),
         *_marks(target, trace),
-        _kv(f"lower-kv-access{{target={target.name}}}", "accesses become pointers; handles are asked for fields"),
-        _kv("lower-kv-tma", "after the plan and the record of what is written, which look at the copies"),
+        _kv(f"lower-kv-access{{target={target.name}}}", "accesses become loads and stores"),
+        _kv("lower-kv-tma", "after the plan and the record of writes, which read the copies"),
         *(
-            [_kv("check-kv-waits", "on request, when every wait is there", True, CHECK)]
+            [_kv("check-kv-waits", "on request, when all waits exist", True, CHECK)]
             if check and not target.is_host
             else []
         ),
-        _kv(f"lower-kv-casts{{hardware={hardware}}}", "after the accesses, whose conversions it lowers too"),
-        _kv("lower-kv-buffers", "after the plan, which says which buffers are read-only"),
+        _kv(f"lower-kv-casts{{hardware={hardware}}}", "after the accesses, since it also lowers their conversions"),
+        _kv("lower-kv-buffers", "after the plan, which marks read-only buffers"),
     ]
     if target.is_host:
         steps += [
-            _kv("flatten-kv-types", "when nothing but kv.field asks for handles"),
-            _kv("map-gpu-to-host", "after flattening: it copies the flat signature; before anything lowers gpu ops"),
+            _kv("flatten-kv-types", "when only kv.field uses handles"),
+            _kv("map-gpu-to-host", "after flattening, whose signature it copies; before gpu ops are lowered"),
             _upstream(
-                "bufferize-tiles", _TENSORS_TO_MEMORY, "the only memrefs are tiles' when all others are pointers"
+                "bufferize-tiles", _TENSORS_TO_MEMORY, "when buffers are pointers, so that all memrefs are tiles"
             ),
-            _kv("vectorize-kv-tiles", "when tiles lie in memory, and before upstream lowers vectors"),
+            _kv("vectorize-kv-tiles", "when tiles are in memory, and before upstream lowers vectors"),
         ]
     else:
         steps += [
-            _kv("allocate-kv-shared", "before flattening, in the order that the kernel allocates"),
-            _kv("flatten-kv-types", "when nothing but kv.field asks for handles"),
+            _kv("allocate-kv-shared", "before flattening, in the kernel's order of allocations"),
+            _kv("flatten-kv-types", "when only kv.field uses handles"),
         ]
     return [
         *steps,
-        _kv("check-kv-lowered", "no kv op may reach the upstream tail", purpose=CHECK),
-        _kv(f"record-kv-abi{{target={target.name}}}", "the tail drops the attributes that the record is made from"),
+        _kv("check-kv-lowered", "no kv op may reach the upstream passes", purpose=CHECK),
+        _kv(f"record-kv-abi{{target={target.name}}}", "upstream passes drop the attributes that it records"),
     ]
 
 
 def _marks(target: Target, trace: int) -> list[Step]:
-    """What makes marks of phases, on request."""
-    reason = "when nothing moves any more what stands between marks, and what they write is no write of the kernel's"
+    """The lowering of trace marks, on request."""
+    reason = "when no pass moves ops across marks; after the plan, which ignores their stores"
     step = _kv(f"lower-kv-trace{{target={target.name} marks={trace}}}", reason, purpose=INSTRUMENTATION)
     return [step] if trace else []
 
 
 def _phases(trace: int) -> list[Step]:
-    """What says where phases begin and end, on request."""
-    reason = "on request, when waits and copies stand where they stay"
+    """The insertion of trace marks, on request."""
+    reason = "on request, when waits and copies no longer move"
     return [_kv("trace-kv-phases", reason, True, INSTRUMENTATION)] if trace else []
 
 
 def _gpu_tiles(target: Target, trace: int) -> list[Step]:
-    """From tiles to what threads hold of them."""
+    """From tiles to the vectors of each thread."""
     return [
-        _kv("tabulate-kv-scores", "after what is far has left, and before layouts, which tables have too", True),
-        _kv("reverse-kv-loops", "after what looks at the order of tiles, and before copies have one", True),
-        _kv(f"assign-kv-layouts{{target={target.name}}}", "before the copies, which products in shared memory decide"),
-        _kv(f"select-kv-copies{{target={target.name}}}", "once it is known which tiles lie in shared memory"),
-        _kv("specialize-kv-warps", "copies are ops now, and no loop carries what they wait for yet", True),
-        _kv("promote-kv-sums", "before the rotation, which starts what is added elsewhere in another order", True),
-        _kv("sum-kv-weights", "after it: of products that are added elsewhere; before sums are left to threads", True),
-        _kv("defer-kv-reductions", "before the rotation, which splits the loop's body", True),
-        _kv("pipeline-kv-loops", "after the copies left: what is rotated are products and their waits", True),
-        _kv("queue-kv-rounds", "after the roles have loops of their own, and nothing looks at those any more", True),
-        _kv("skip-kv-maxima", "after the rotation, whose first iteration has no maximum yet", True),
-        _kv("fold-kv-scores", "after scores are no more needed for every maximum", True),
-        _kv("skip-kv-rescales", "after the rotation, which moves the rescale", True),
-        _kv("simplify-kv-tiles", "what the passes over tiles left over, before every op becomes many", True),
-        _kv("start-kv-rounds", "after the clean-up, which would merge what rounds compute again", True),
+        _kv("tabulate-kv-scores", "after far tiles are constants, and before layouts", True),
+        _kv("reverse-kv-loops", "after the passes that depend on the order of tiles", True),
+        _kv(f"assign-kv-layouts{{target={target.name}}}", "before the copies, which depend on products' operands"),
+        _kv(f"select-kv-copies{{target={target.name}}}", "when layouts say which tiles are in shared memory"),
+        _kv("specialize-kv-warps", "when copies are ops, and before loops carry their waits", True),
+        _kv("promote-kv-sums", "before the pipelining, which changes the order of products", True),
+        _kv("sum-kv-weights", "after the promotion, whose sums it extends", True),
+        _kv("defer-kv-reductions", "before the pipelining, which splits the loop's body", True),
+        _kv("pipeline-kv-loops", "after copies have moved to the producer", True),
+        _kv("queue-kv-rounds", "when roles have their own loops", True),
+        _kv("skip-kv-maxima", "after the pipelining, whose peeled first iteration has no maximum", True),
+        _kv("fold-kv-scores", "when not every maximum needs the scores", True),
+        _kv("skip-kv-rescales", "after the pipelining, which moves the rescale", True),
+        _kv("simplify-kv-tiles", "cleans up after the tile passes, before every op becomes many", True),
+        _kv("start-kv-rounds", "after the clean-up, which would merge recomputed values", True),
         *_phases(trace),
-        _kv("distribute-kv-tiles", "the last that sees tiles: threads, vectors and instructions from here on"),
+        _kv("distribute-kv-tiles", "last of the tile passes: tiles become vectors per thread"),
     ]
 
 
 def _host_tiles() -> list[Step]:
-    """From tiles to tensors of upstream's."""
-    return [_kv("lower-kv-tiles-to-linalg", "while tiles are values, which upstream fuses and finds memory for")]
+    """From tiles to upstream's tensors."""
+    return [_kv("lower-kv-tiles-to-linalg", "while tiles are values, which upstream fuses and bufferizes")]
 
 
-# Fused first, so that positions, masks and what is computed once need no memory. Nothing yields what it allocates:
-# what loops carry is written in place.
+# Elementwise ops are fused first, so that positions, masks and intermediate values need no memory. No block yields a
+# tile that it allocates, since loop-carried tiles are updated in place.
 _TENSORS_TO_MEMORY = (
     "convert-elementwise-to-linalg,linalg-fuse-elementwise-ops,"
     f"{_CANONICALIZE},cse,eliminate-empty-tensors,"
@@ -236,7 +231,7 @@ _TENSORS_TO_MEMORY = (
     f"{_CANONICALIZE},cse"
 )
 _ADDRESSES = _upstream(
-    "simplify-addresses", _SIMPLIFY, "addresses are plain arithmetic now: merge and hoist them", True
+    "simplify-addresses", _SIMPLIFY, "when addresses are plain arithmetic: merge and hoist them", True
 )
 
 
@@ -255,9 +250,9 @@ def gpu_tail() -> list[Step]:
             "convert-nvvm-to-llvm,"
             "reconcile-unrealized-casts,"
             f"{_CANONICALIZE},cse)",
-            "vectors before convert-gpu-to-nvvm, which takes the scalars and the function",
+            "vectors first, since convert-gpu-to-nvvm converts the rest",
         ),
-        _kv("mark-kv-grid-constants", "last: functions of the gpu dialect refuse the marks or lose them"),
+        _kv("mark-kv-grid-constants", "last, since functions of the gpu dialect refuse or lose the marks"),
     ]
 
 
@@ -272,7 +267,7 @@ def host_tail() -> list[Step]:
             "expand-strided-metadata,lower-affine,"
             "finalize-memref-to-llvm{index-bitwidth=64 use-aligned-alloc=false use-generic-functions=false},"
             "convert-math-to-llvm{approximate-log1p=true},convert-math-to-libm,"
-            # Calls of libm are made lane by lane, with vector ops.
+            # libm functions are called lane by lane, through vector ops.
             f"{_VECTORS},"
             "arith-expand{include-bf16=false include-f8e8m0=false include-f4e2m1=false},"
             "convert-arith-to-llvm{index-bitwidth=64},convert-index-to-llvm{index-bitwidth=64},"
@@ -286,25 +281,25 @@ def host_tail() -> list[Step]:
 
 
 def default_steps(target: str | Target, check: bool | str = False, trace: int = 0) -> list[Step]:
-    """The whole pipeline of a target up to the LLVM dialect, as it is; ValueError for an unknown target."""
+    """A target's whole default pipeline up to the LLVM dialect; ValueError for an unknown target."""
     chosen = by_name(target)
     return [*kv_steps(chosen, check, trace), *(host_tail() if chosen.is_host else gpu_tail())]
 
 
 def optional() -> tuple[str, ...]:
-    """The names of the steps, of any target, that may be left out."""
+    """The names of the optional steps of all targets."""
     steps = [s for target in ("sm_90a", "host") for s in default_steps(target, OWNERSHIP, 1)]
     return tuple(dict.fromkeys(s.name for s in steps if s.optional))
 
 
 def steps(target: str | Target, settings: Settings | None = None) -> list[Step]:
-    """The whole pipeline of a target up to the LLVM dialect, with a compilation's settings applied.
+    """A target's whole pipeline up to the LLVM dialect, with a compilation's settings applied.
 
     Raises
     ------
     ValueError
-        For an unknown target; for a step to configure, to stand beside or to start after that the pipeline does not
-        have, and one to leave out that must run.
+        For an unknown target; for a step to configure, insert at or start after that the pipeline does not have; and
+        for a step to disable that is not optional.
     """
     chosen, settings = by_name(target), settings or Settings()
     found = default_steps(chosen, settings.check, settings.trace)
@@ -335,7 +330,7 @@ def steps(target: str | Target, settings: Settings | None = None) -> list[Step]:
 
 
 def _configured(step: Step, options: Mapping[str, str]) -> Step:
-    """A step with the options that a compilation gives it over its own; ValueError for those that it does not have."""
+    """A step with a compilation's options over its own; ValueError for options that it does not have."""
     if step.name not in options:
         return step
     if step.upstream:

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""Textual pipelines in which kv passes and upstream passes mix.
+"""Textual pipelines that mix kv passes and upstream passes.
 
-MLIR's own pipeline parser does not know Python passes, so the text is split into steps at its top level: each
-is one kv pass, one upstream pass (or pipeline), or one upstream pass inside the anchors that it is nested in.
-``gpu.module(a,b),c`` is three steps. ``runner`` runs every step in a ``PassManager`` of its own on the whole module,
-which is what lets a driver look at the module between any two passes.
+MLIR's pipeline parser does not know Python passes, so the text is split into steps at its top level: each is one kv
+pass, one upstream pass (or pipeline), or one upstream pass inside the anchors that it is nested in.
+``gpu.module(a,b),c`` is three steps. ``runner`` runs every step in its own ``PassManager`` on the whole module, so that
+a driver can inspect the module between any two passes.
 
     steps = parse("builtin.module(verify-kv,lower-kv-access{clamp=false},cse)")
     runner.run(module, steps)
@@ -34,34 +34,33 @@ _RESTRICTED = re.compile(r"restricted to '([^']+)' on a PassManager intended to 
 
 
 class PipelineError(ValueError):
-    """A pipeline that cannot be parsed: what is wrong, and where."""
+    """A pipeline that cannot be parsed: the problem, and its position."""
 
 
 @dataclass(frozen=True)
 class Step:
-    """One step of a pipeline: a pass of Python, or upstream passes that run together.
+    """One step of a pipeline: a Python pass, or upstream passes that run together.
 
     Attributes
     ----------
     name : str
-        The pass's name on a command line; of upstream passes that run together, what stop points and dumps call them.
+        The pass's name on a command line; for a group of upstream passes, its name in stop points and dumps.
     text : str
-        The step as a pipeline writes it inside ``builtin.module(...)``.
+        The step as written inside ``builtin.module(...)``.
     reason : str
-        Why it stands where it does, in a target's pipeline.
+        Why it is at its position in a target's pipeline.
     optional : bool
-        Whether a target's pipeline gives a correct program without it.
+        Whether a target's pipeline is correct without it.
     purpose : {"transform", "check", "instrumentation"}
-        What it is in the pipeline for. An optional transform changes some program
-        (tests/lowering/test_optional_passes.py).
+        Its purpose. An optional transform changes some program (tests/lowering/test_optional_passes.py).
     upstream : bool
-        Whether it is MLIR's.
+        Whether it is a step of MLIR's passes.
     group : str or None
-        The step of a target's pipeline that this one is a part of.
+        The step of a target's pipeline that this one is part of.
     ends_group : bool
         Whether it is the last of its group.
     given : Pass or None
-        The pass itself, where it is not one that is found by name.
+        The pass itself, if it cannot be found by name.
     """
 
     name: str
@@ -76,7 +75,7 @@ class Step:
 
     @functools.cached_property
     def kv(self) -> Pass | None:
-        """The pass of Python that the step runs, imported now; None for upstream's."""
+        """The Python pass of the step, imported now; None for upstream passes."""
         if self.upstream:
             return None
         found = self.given or find(self.name)
@@ -86,17 +85,17 @@ class Step:
 
     @functools.cached_property
     def options(self) -> Any:
-        """The options of the pass; ValueError for those that it does not have."""
+        """The options of the pass; ValueError for unknown ones."""
         assert self.kv is not None
         return self.kv.options(split_options(_braced(self.text)))
 
     @property
     def title(self) -> str:
-        """The class-like name of a kv pass, as banners write it: LowerKvAccess."""
+        """The class-like name of a kv pass for banners: LowerKvAccess."""
         return "".join(word.capitalize() for word in self.name.split("-"))
 
     def split(self) -> list[Step]:
-        """The passes of the step one by one, every option spelled out. Needs a current context."""
+        """The passes of the step one by one, with all options. Needs a current context."""
         if self.upstream:
             parts = parse(self.text)
             return [dataclasses.replace(step, group=self.name, ends_group=step is parts[-1]) for step in parts]
@@ -105,7 +104,7 @@ class Step:
 
 
 def of_pass(found: Pass, options: str = "") -> Step:
-    """The step of a pass that is at hand; PipelineError for options that it does not have."""
+    """The step of a given pass; PipelineError for unknown options."""
     step = Step(found.name, f"{found.name}{{{options}}}" if options else found.name, given=found)
     try:
         step.options  # noqa: B018
@@ -115,13 +114,13 @@ def of_pass(found: Pass, options: str = "") -> Step:
 
 
 def with_options(step: Step, given: Mapping[str, str]) -> str:
-    """The text of a step of ours with more options, or others; ValueError for those that it does not have."""
+    """The text of a kv step with added or changed options; ValueError for unknown ones."""
     assert step.kv is not None
     return step.kv.describe(step.kv.options({**split_options(_braced(step.text)), **given}))
 
 
 def _braced(text: str) -> str:
-    """The options of a pass's text: what stands between its braces."""
+    """The options in a pass's text, without the braces."""
     return text.partition("{")[2].removesuffix("}")
 
 
@@ -138,7 +137,7 @@ class _Element:
 
 
 def parse(pipeline: str) -> list[Step]:
-    """The steps of a pipeline, with or without the ``builtin.module(...)`` around it.
+    """The steps of a pipeline, with or without ``builtin.module(...)`` around it.
 
     Needs a current context. Raises :class:`PipelineError`.
     """
@@ -152,7 +151,7 @@ def parse(pipeline: str) -> list[Step]:
 
 
 def flag(name: str, options: str = "") -> list[Step]:
-    """The step of a command-line flag ``--name=options``: a pass that runs on another op is nested for the user."""
+    """The step of a command-line flag ``--name=options``; a pass on another op is nested automatically."""
     step_options = options.strip()
     if step_options.startswith("{") and step_options.endswith("}"):
         step_options = step_options[1:-1]
@@ -160,12 +159,12 @@ def flag(name: str, options: str = "") -> list[Step]:
 
 
 def text(steps: Sequence[Step]) -> str:
-    """The pipeline of some steps, every option spelled out."""
+    """The pipeline of some steps, with all options."""
     return f"{ANCHOR}({','.join(step.text for step in steps)})"
 
 
 class _Reader:
-    """Splits a pipeline's text; knows brackets, quotes and nothing of passes."""
+    """Splits a pipeline's text by brackets and quotes; it knows nothing of passes."""
 
     def __init__(self, source: str) -> None:
         self.source, self.position = source, 0
@@ -208,7 +207,7 @@ class _Reader:
         return _Element(match.group(), self.options(), None)
 
     def options(self) -> str:
-        """The text between balanced braces, or nothing."""
+        """The text between balanced braces, or an empty one."""
         if not self.at("{"):
             return ""
         start, depth, quote = self.position, 1, ""
@@ -268,7 +267,7 @@ def _nested(body: str, anchors: Sequence[str]) -> str:
 
 
 def find(name: str) -> Pass | None:
-    """The kv pass of a name, or None; a pass module that cannot be imported is a :class:`PipelineError`."""
+    """The kv pass with a name, or None; PipelineError if the pass's module cannot be imported."""
     try:
         return registry.find(name)
     except (ImportError, AttributeError, ValueError) as error:
@@ -276,7 +275,7 @@ def find(name: str) -> Pass | None:
 
 
 def _upstream(body: str, name: str, nest: bool) -> str:
-    """An upstream element as MLIR prints it; PipelineError when MLIR does not take it."""
+    """An upstream element as MLIR prints it; PipelineError if MLIR refuses it."""
     manager = PassManager(ANCHOR)
     try:
         manager.add(body)

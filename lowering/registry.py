@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""The passes by name: ours, users' and other packages'.
+"""The passes by name: kvarn's, users' and other packages'.
 
-Passes of other packages join through the entry point group ``kvarn.passes``: the entry's name is the pass's name,
-its value a module with a ``run`` function decorated with ``kvarn.lowering.pass_base.kv_pass`` (or a plain
-``run(module)`` or ``run(module, pass_)`` function). A name that is taken is an error that names both packages.
+Passes of other packages join through the entry point group ``kvarn.passes``: the entry's name is the pass's name, its
+value a module with a function ``run`` decorated with ``kvarn.lowering.pass_base.kv_pass`` (or a plain ``run(module)``
+or ``run(module, pass_)``). If a name is taken, an error names both packages.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from mlir.passmanager import PassManager
 from . import passes
 from .pass_base import Pass, as_pass
 
-# In pipeline order; pipeline.py says why each stands where it does. The last is of no pipeline of ours.
+# In pipeline order; pipeline.py has the reasons. The last one is in no built-in pipeline.
 NAMES = (
     "verify-kv",
     "select-kv-schedule",
@@ -71,23 +71,23 @@ NAMES = (
     "index-kv-loops",
 )
 
-# Passes that earlier versions had, and what does their work now. For one release such a name changes nothing.
+# Passes of earlier versions, and their replacements. For one release such a name is accepted and ignored.
 DELETED: dict[str, str] = {}
 
-_extra: dict[str, Pass] = {}  # of users' files and modules, and of packages once they are imported
+_extra: dict[str, Pass] = {}  # of users' files and modules, and of packages once imported
 _of_packages: dict[str, Pass] = {}
 
 
 def register(found: Pass, in_place: bool = False) -> Pass:
-    """Make a user's pass known by its name; an edited version of it, from the same file, takes its place.
+    """Register a user's pass by its name; a pass from the same file, such as an edited version, is replaced.
 
-    ``in_place``: so may one take the place of an installed package's pass, with a warning. ValueError when the name is
-    that of another pass: kvarn's, MLIR's, a package's or one of another file.
+    ``in_place`` also allows replacing an installed package's pass, with a warning. ValueError if another pass has the
+    name: kvarn's, MLIR's, a package's or one from another file.
     """
     check_name(found.name)
     other = _extra.get(found.name)
     if other is not None and other is _of_packages.get(found.name):
-        other = None  # what `find` imported
+        other = None  # imported earlier by `find`
     if other is not None and _origin(other) != _origin(found):
         raise ValueError(f"pass name {found.name!r} is taken by {_origin(other)[0]}: choose another")
     entry = _entry_points().get(found.name)
@@ -101,7 +101,7 @@ def register(found: Pass, in_place: bool = False) -> Pass:
 
 
 def check_name(name: str) -> None:
-    """ValueError for a name that a user's pass cannot have: of a pass of kvarn or MLIR, or none that can be written."""
+    """ValueError for a name that a user's pass cannot have: a name of kvarn's or MLIR's passes, or an invalid one."""
     if name in NAMES:
         raise ValueError(f"pass name {name!r} is taken: choose another")
     if not re.fullmatch(r"[A-Za-z][\w-]*", name):
@@ -111,7 +111,7 @@ def check_name(name: str) -> None:
 
 
 def deleted(name: str) -> bool:
-    """Whether a name is that of a pass that there is no more; a DeprecationWarning to the caller of kvarn says so."""
+    """Whether a name is that of a deleted pass; if so, the caller of kvarn gets a DeprecationWarning."""
     if name not in DELETED or name in names():
         return False
     level, frame, ours = 1, sys._getframe(), ("kvarn", "contextlib", "dataclasses")
@@ -128,12 +128,12 @@ def _is_upstream(name: str) -> bool:
         try:
             PassManager("builtin.module").add(name)
         except ValueError as error:
-            return "does not refer to a registered pass" not in str(error)  # else: one with another anchor
+            return "does not refer to a registered pass" not in str(error)  # otherwise it is a pass with another anchor
     return True
 
 
 def _origin(found: Pass) -> tuple[str, str]:
-    """Where a pass comes from: its file and its name there, which stay when it is edited."""
+    """The origin of a pass: its file and its name in the file, which do not change when it is edited."""
     code = getattr(found.function, "__code__", None)
     module = getattr(found.function, "__module__", "")
     file = "" if code is None or code.co_filename.startswith("<") else code.co_filename
@@ -146,7 +146,7 @@ def _package(entry: Any) -> str:
 
 @functools.cache
 def _entry_points() -> dict[str, Any]:
-    import importlib.metadata  # takes 10 ms, which only other packages' passes are worth
+    import importlib.metadata  # imported here: it takes 10 ms, and only other packages' passes need it
 
     found: dict[str, Any] = {}
     for entry in importlib.metadata.entry_points(group="kvarn.passes"):
@@ -158,25 +158,25 @@ def _entry_points() -> dict[str, Any]:
 
 
 def names() -> tuple[str, ...]:
-    """All pass names: ours in pipeline order, then others."""
+    """All pass names: kvarn's in pipeline order, then the others."""
     return tuple(dict.fromkeys((*NAMES, *_entry_points(), *_extra)))
 
 
 @functools.cache
 def _modules() -> dict[str, str]:
-    """Modules of our passes by their names, which are the stems of their files."""
+    """Modules of kvarn's passes by their names, which follow from the stems of their files."""
     folders = [f"{__package__}.passes.{folder.name}" for folder in pkgutil.iter_modules(passes.__path__)]
     files = [(f, m.name) for f in folders for m in pkgutil.iter_modules(importlib.import_module(f).__path__)]
     return {stem.replace("_", "-"): f"{folder}.{stem}" for folder, stem in files}
 
 
 def module_of(name: str) -> str:
-    """The module of one of our passes: ``split-kv-loops`` is ``kvarn.lowering.passes.tiles.split_kv_loops``."""
+    """The module of one of kvarn's passes: ``split-kv-loops`` is ``kvarn.lowering.passes.tiles.split_kv_loops``."""
     return _modules()[name]
 
 
 def find(name: str) -> Pass | None:
-    """The pass of a name, imported now; None when there is none."""
+    """The pass with a name, imported now; None if there is none."""
     if name in NAMES:
         return importlib.import_module(module_of(name)).run.kv_pass
     if name in _extra:

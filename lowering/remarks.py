@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""What passes did, did not do, and why: remarks, as LLVM has them.
+"""Remarks, as in LLVM: what passes did, did not do, and why.
 
     remark(op, "missed", f"stays in the loop: its token changes in it", loops=2)
 
-Outside of :func:`collect` a remark costs a call. Its place is the op's, so that it names the line of the kernel.
+Outside of :func:`collect` a remark costs one call. Its location is the op's, so that it names the line of the kernel.
 """
 
 from __future__ import annotations
@@ -31,15 +31,15 @@ class Remark:
     ----------
     pass_name : str
     kind : {"passed", "missed", "analysis"}
-        Something was done; something was not, for the reason that the message gives; something to know.
+        Something was done; something was not, for the reason in the message; information.
     op : str
         The operation's name.
     message : str
     location : SourceLocation or None
     values : tuple of (str, int, float or str)
-        The numbers of the message by name.
+        The numbers of the message, by name.
     count : int
-        How often it was made at its place.
+        How often it was made at its location.
     """
 
     pass_name: str
@@ -57,27 +57,27 @@ class Remark:
 
 
 class Remarks:
-    """Remarks in the order in which they were made, equal ones once."""
+    """Remarks in order, equal ones once."""
 
     def __init__(self) -> None:
-        self.inside = ""  # the pass that runs
+        self.inside = ""  # the running pass
         self._found: dict[Remark, int] = {}
 
     def add(self, made: Remark) -> None:
         self._found[made] = self._found.get(made, 0) + 1
 
     def matching(self, pattern: str = "") -> list[Remark]:
-        """Those that :func:`filtered` leaves, each with its count."""
+        """The remarks that :func:`filtered` selects, each with its count."""
         return filtered((replace(r, count=count) for r, count in self._found.items()), pattern)
 
 
 def filtered(remarks: Iterable[Remark], pattern: str) -> list[Remark]:
-    """Those whose pass, or pass and kind such as ``hoist-kv-lookups:missed``, a regular expression finds.
+    """The remarks whose pass, or pass and kind such as ``hoist-kv-lookups:missed``, matches a regular expression.
 
     Raises
     ------
     ValueError
-        For what is no regular expression.
+        For an invalid regular expression.
     """
     try:
         compiled = re.compile(pattern)
@@ -91,17 +91,17 @@ current, within = _collector.current, _collector.within
 
 
 def collect() -> contextlib.AbstractContextManager[Remarks]:
-    """Keep the remarks of this thread's passes."""
+    """Collect the remarks of this thread's passes."""
     return _collector.collect(Remarks())
 
 
 def remark(op: Any, kind: str, message: str, **values: Any) -> None:
-    """Say what a pass did at an op, or why it did not.
+    """Report what a pass did at an op, or why it did not.
 
     Parameters
     ----------
     op : operation
-        Its name and its place.
+        Provides name and location.
     kind : {"passed", "missed", "analysis"}
     message : str
     values
@@ -110,7 +110,7 @@ def remark(op: Any, kind: str, message: str, **values: Any) -> None:
     Raises
     ------
     ValueError
-        For another kind, or an op that was erased; whether or not anybody listens.
+        For another kind, or an erased op, even outside of :func:`collect`.
     """
     if kind not in KINDS:
         raise ValueError(f"kind of a remark must be one of {', '.join(KINDS)}, got {kind!r}")

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""Rewriting ops by rules: one function per op class, dispatched by op name, loud when a rule is missing.
+"""Rewriting of ops by rules: one function per op class, dispatched by op name; a missing rule is an error.
 
-Rules run with the insertion point before the op and inside its location, so that whatever they make
-carries the user's line. A rule returns the values that replace the op's results.
+Rules run with the insertion point before the op and with its location, so that the ops that they make have the user's
+line. A rule returns the values that replace the op's results.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ _MOST_ROUNDS = 16  # of rules of other packages that make ops with such rules
 
 
 def walk(root: Any, match: Callable[[str], bool] | None = None) -> list[ir.Operation]:
-    """All ops under (and with) ``root``, or those whose name matches, outer before inner, in program order.
+    """All ops under (and with) ``root``, or those with a matching name, outer before inner, in program order.
 
-    Every op costs a call into Python: a pass that looks for several things takes them from one walk.
+    Every op costs a call into Python: a pass that looks for several kinds of ops should walk once.
     """
     found: list[ir.Operation] = []
     advance = ir.WalkResult.ADVANCE
@@ -43,7 +43,7 @@ def walk(root: Any, match: Callable[[str], bool] | None = None) -> list[ir.Opera
 
 
 def called_for_each(root: Any, visit: Callable[[ir.Operation], ir.WalkResult]) -> None:
-    """Call ``visit`` with every op under (and with) ``root``, outer before inner. Ctrl-C in it stays one."""
+    """Call ``visit`` with every op under (and with) ``root``, outer before inner. Ctrl-C in it stays Ctrl-C."""
     try:
         root.operation.walk(visit, ir.WalkOrder.PRE_ORDER)
     except RuntimeError as error:
@@ -66,7 +66,7 @@ _MODULES = ("gpu.module", "builtin.module")
 
 
 def in_modules(root: Any, *names: str) -> list[ir.Operation]:
-    """Ops of the given names that stand in a module itself, or in a module in it. Looks into nothing else."""
+    """Ops with these names that are directly in a module, or in a module in it; other regions are not searched."""
     found: list[ir.Operation] = []
     for region in root.operation.regions:
         for block in region.blocks:
@@ -85,17 +85,17 @@ def functions(root: Any) -> list[ir.Operation]:
 
 
 def kernels(module: ir.Module) -> Iterator[ir.Operation]:
-    """Every ``gpu.func`` with the ``gpu.kernel`` attribute, and host functions made of one."""
+    """Every ``gpu.func`` with the attribute ``gpu.kernel``, and host functions made from one."""
     yield from filter(is_kernel, functions(module))
 
 
 def is_kernel(function: ir.Operation) -> bool:
-    """Whether a function is a kernel, or the host function made of one."""
+    """Whether a function is a kernel, or a host function made from one."""
     return "gpu.kernel" in function.attributes or "kv.host_kernel" in function.attributes
 
 
 def is_flat(function: ir.Operation) -> bool:
-    """Whether a kernel has no handles or buffers any more: the pipeline was entered after ``flatten-kv-types``."""
+    """Whether a kernel has no handles or buffers, since the pipeline was entered after ``flatten-kv-types``."""
     return "kv.params" in function.attributes
 
 
@@ -122,9 +122,9 @@ class Rules:
         return {name: rule for name, rule in self.table.items() if not rule.__module__.startswith("kvarn.")}
 
     def apply_outside(self, root: Any, *args: Any) -> None:
-        """Apply the rules of other packages, until no op is left that has one.
+        """Apply the rules of other packages until no op with such a rule is left.
 
-        What they make may be kv ops, which the rules of kvarn then find beside those of the kernel.
+        The resulting ops may be kv ops, to which kvarn's rules then apply as to those of the kernel.
         """
         rules = self.outside
         if not rules:  # a walk takes a call into Python per op
@@ -152,7 +152,7 @@ class Rules:
             replace(op, values)
 
     def knows(self, name: str) -> bool:
-        """Whether `apply` looks at ops of a name: those with a rule, and all of kv."""
+        """Whether `apply` visits ops with this name: those with a rule, and all kv ops."""
         return name in self.table or name.startswith("kv.")
 
     def apply(
@@ -162,10 +162,10 @@ class Rules:
         leave: Callable[[str], bool] | None = None,
         found: Sequence[ir.Operation] | None = None,
     ) -> int:
-        """Apply to every op that has a rule, and fail on a kv op that has none unless ``leave`` takes its name.
+        """Apply the rules to all ops that have one, and fail on other kv ops unless ``leave`` accepts their name.
 
-        ``found`` are the ops to apply to, in program order, where the caller has them, and has called
-        :meth:`apply_outside`. Returns the number rewritten.
+        ``found`` are the ops to rewrite, in program order, from a caller that has called :meth:`apply_outside`. Returns
+        the number of rewritten ops.
         """
         count = 0
         if found is None:
@@ -182,7 +182,7 @@ class Rules:
 
 
 def erase_unused(ops: Iterable[ir.Operation]) -> None:
-    """Erase ops of one result each, given in their order, that nobody uses, and what only they used."""
+    """Erase ops of one result each, given in order, if they are unused, and then the ops that only they used."""
     for op in reversed(list(ops)):
         if not any(True for _ in op.results[0].uses):
             op.erase()
@@ -199,7 +199,7 @@ def replace(op: ir.Operation, values: Sequence[ir.Value] | ir.Value | None) -> N
 
 
 def enclosing(op: ir.Operation, *names: str) -> ir.Operation | None:
-    """The nearest op around ``op`` with one of the names."""
+    """The innermost op around ``op`` with one of the names."""
     parent = op.parent
     while parent is not None:
         operation = parent.operation
@@ -210,7 +210,7 @@ def enclosing(op: ir.Operation, *names: str) -> ir.Operation | None:
 
 
 def is_inside(op: ir.Operation, outer: ir.Operation) -> bool:
-    """Whether an op is ``outer`` or stands in one of its regions."""
+    """Whether an op is ``outer`` or within one of its regions."""
     at: ir.Operation | None = op
     while at is not None and at != outer:
         at = at.parent.operation if at.parent is not None else None

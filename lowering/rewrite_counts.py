@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""Rewrites that passes do, counted by pass and rule, and a limit on them.
+"""Counts of passes' rewrites by pass and rule, with an optional limit.
 
-A pass that may be left out asks :func:`performs` before each thing that it changes:
+An optional pass calls :func:`performs` before each change:
 
     if loop is not None and performs(op, "hoist"):
         op.move_before(loop)
 
-Outside of :func:`collect` the answer is yes, at the cost of a call. Inside, every rewrite is counted, and those beyond
-a limit are refused: which rewrite breaks a kernel is then a matter of halving (``kv-opt --kv-bisect-limit``). Rules of
-lowerings are counted by :class:`~kvarn.lowering.rewrite.Rules` and never refused, since the code would not be whole.
+Outside of :func:`collect` the answer is true, at the cost of a call. Inside, every rewrite is counted, and rewrites
+beyond a limit are refused, so that bisection finds the rewrite that breaks a kernel (``kv-opt --kv-bisect-limit``).
+Rules of lowerings are counted by :class:`~kvarn.lowering.rewrite.Rules` and never refused.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ from .collecting import Collector
 
 @dataclass
 class Rewrites:
-    """What passes did inside a :func:`collect`.
+    """The rewrites inside a :func:`collect`.
 
     Attributes
     ----------
     limit : int or None
-        Rewrites that are allowed, of those that may be refused.
+        The most rewrites to allow, of those that can be refused.
     counts : Counter
         By (pass, rule).
     asked, refused : int
-        Rewrites that could have been refused, and that were.
+        Rewrites that could have been refused, and that were refused.
     last : str
-        The last one that was allowed: its pass, rule, op and location.
+        The last allowed rewrite: its pass, rule, op and location.
     """
 
     limit: int | None = None
@@ -42,7 +42,7 @@ class Rewrites:
     asked: int = 0
     refused: int = 0
     last: str = ""
-    inside: str = ""  # the pass that runs
+    inside: str = ""  # the running pass
 
 
 _collector: Collector[Rewrites] = Collector()
@@ -55,7 +55,7 @@ def collect(limit: int | None = None) -> contextlib.AbstractContextManager[Rewri
 
 
 def performs(op: Any, rule: str) -> bool:
-    """Whether to do a rewrite at an op: counts it when so."""
+    """Whether to do a rewrite at an op; if so, it is counted."""
     found = current()
     if found is None:
         return True
@@ -71,7 +71,7 @@ def performs(op: Any, rule: str) -> bool:
 
 
 def done(rule: str) -> None:
-    """Count a rewrite that must be."""
+    """Count a rewrite that cannot be refused."""
     found = current()
     if found is not None:
         found.counts[found.inside, rule] += 1

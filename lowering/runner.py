@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""Runs the steps of a pipeline: the one place where a pass is called.
+"""Runs the steps of a pipeline: the only place where passes are called.
 
-Every step, Python's or upstream's, runs in a ``PassManager`` of its own on the whole module. An exception of a pass in
-Python never crosses MLIR's frames: it becomes a diagnostic that names the pass's own file and line, and a
-:class:`PassError` whose cause it is.
+Every step, Python's or upstream's, runs in its own ``PassManager`` on the whole module. An exception of a Python pass
+never crosses MLIR's C++ frames: it becomes a diagnostic with the pass's own file and line, and the cause of a
+:class:`PassError`.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ Observer = Callable[[str, ir.Module], None]
 
 
 class PassError(PassFailure):
-    """A pass failed. Its diagnostics have been emitted; ``step`` is where."""
+    """A pass failed. Its diagnostics have been emitted; ``step`` is the failed step."""
 
     def __init__(self, step: Step, message: str) -> None:
         super().__init__(message)
@@ -45,14 +45,14 @@ def run(
     ------
     PassFailure
         When a pass fails; its diagnostics have been emitted.
-    mlir.ir.MLIRError
+    When the module is invalid before upstream passes run on it.
         When the module is not valid before upstream passes run on it.
     """
     with module.context:
         verified = True
         for step in steps:
-            # What our passes made is verified, once; what upstream passes make of it is trusted. Verifying after each
-            # of them takes as long as the passes.
+            # The result of kvarn's passes is verified once; that of upstream passes is trusted, since verifying after
+            # each of them would take as long as the passes.
             if step.upstream and not verified:
                 module.operation.verify()
             run_step(step, module, verify=False)
@@ -66,7 +66,7 @@ def run(
 
 
 def check(step: Step, module: ir.Module) -> None:
-    """Verify what a pass of somebody else's has left; PassError names it."""
+    """Verify the result of a pass of another package; PassError names the pass."""
     try:
         module.operation.verify()
     except ir.MLIRError as error:  # pyright: ignore[reportAttributeAccessIssue]
@@ -90,9 +90,9 @@ def run_step(
     verify : bool
         Whether MLIR verifies the module after the pass.
     configure : callable, optional
-        Gets the step's ``PassManager`` before it runs, to turn printing or statistics on.
+        Called with the step's ``PassManager`` before it runs, to turn on printing or statistics.
     tracebacks : bool
-        Whether the error for an exception in a kv pass shows the whole way to where it was raised.
+        Whether the error for an exception in a kv pass includes the whole traceback.
 
     Raises
     ------
@@ -121,7 +121,7 @@ def run_step(
 
 
 class _Call:
-    """The function that MLIR calls for a pass in Python. It never raises: no exception may cross the C++ frames."""
+    """The function that MLIR calls for a Python pass. It never raises: no exception may cross the C++ frames."""
 
     def __init__(self, step: Step, module: ir.Module, tracebacks: bool) -> None:
         self.step, self.module, self.tracebacks = step, module, tracebacks
@@ -152,13 +152,13 @@ class _Call:
 
 @contextlib.contextmanager
 def _shown(step: Step) -> Iterator[None]:
-    """Should MLIR end the process, let stderr say where in a pass of somebody else's: it cannot be caught."""
+    """If MLIR ends the process, stderr shows where in another package's pass: it cannot be caught."""
     if step.name in registry.NAMES or faulthandler.is_enabled():
         yield
         return
     try:
         faulthandler.enable()
-    except (RuntimeError, ValueError, OSError):  # a stderr that is no file
+    except (RuntimeError, ValueError, OSError):  # stderr is no file
         yield
         return
     try:
@@ -168,7 +168,7 @@ def _shown(step: Step) -> Iterator[None]:
 
 
 def _place(error: BaseException) -> str:
-    """`` (file:line)``: the innermost line of code of a user's that an exception went through, else where it began."""
+    """`` (file:line)``: the innermost line of user code that an exception passed through, or where it was raised."""
     place, found = error.__traceback__, None
     last = None
     while place is not None:

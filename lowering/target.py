@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""What each target can do, as passes and the compiler ask: what its chip holds is in ``dialect/chips.py``.
+"""What each target can do, for passes and the compiler; facts about its chip are in ``dialect/chips.py``.
 
-``isa`` is the lowest PTX version that the target itself needs; a kernel that uses more says so through ``FEATURES``.
+``isa`` is the lowest PTX version of the target itself; instructions that need a later one are in ``ISA_MARKS``.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Target:
 
     @property
     def chip(self) -> Chip:
-        """What its multiprocessors hold, and how many there are: of a GPU."""
+        """A GPU's chip: what its multiprocessors can hold, and how many there are."""
         return CHIPS[self.sm]
 
     @property
@@ -51,11 +51,11 @@ class Target:
         return feature in self.features
 
     def blocks_of(self, shared_bytes: int) -> int:
-        """Blocks of so much shared memory that a multiprocessor has room for."""
+        """Blocks with this much shared memory that fit a multiprocessor."""
         return (self.shared_bytes + RESERVED_BYTES) // (shared_bytes + RESERVED_BYTES)
 
     def shared_bytes_of(self, blocks: int) -> int:
-        """Shared memory of each of the blocks that share a multiprocessor."""
+        """Shared memory for each of ``blocks`` blocks that share a multiprocessor."""
         return (self.shared_bytes + RESERVED_BYTES) // blocks - RESERVED_BYTES
 
 
@@ -77,7 +77,7 @@ TARGETS = {
 
 
 def by_name(name: str | Target) -> Target:
-    """The target of a name; ValueError that lists the known ones."""
+    """The target with a name; ValueError with the known names otherwise."""
     if isinstance(name, Target):
         return name
     if name not in TARGETS:
@@ -90,14 +90,14 @@ def of_capability(major: int, minor: int) -> Target:
     sm = 10 * major + minor
     exact = [t for t in TARGETS.values() if t.sm == sm]
     if exact:
-        return exact[-1]  # the architecture-specific form, where there is one
+        return exact[-1]  # the architecture-specific form, if there is one
     older = [t for t in TARGETS.values() if not t.is_host and t.sm < sm and not t.name.endswith("a")]
     if not older:
         raise ValueError(f"the device must have compute capability 8.0 or later, got {major}.{minor}")
     return max(older, key=lambda t: t.sm)
 
 
-# PTX ISA that an instruction needs beyond its chip's own, by a text that marks it in the PTX.
+# Instructions that need a later PTX ISA than the chip itself, by a text that identifies them in the PTX.
 ISA_MARKS = (
     ("cvt.rn.f16x2.e4m3x2", (7, 8)),
     ("cvt.rn.satfinite.e4m3x2", (7, 8)),
@@ -120,10 +120,10 @@ ISA_MARKS = (
     ("wgmma.", (8, 0)),
 )
 
-# The same, of what a chip got with a later ISA than those after it: (chip, mark, PTX ISA).
+# The same for features that an older chip got in a later ISA: (chip, mark, PTX ISA).
 LATER_ISA_MARKS = (("sm_89", "e4m3x2", (8, 1)), ("sm_89", "e5m2x2", (8, 1)))
 
-# Ops that LLVM would end the process on where it has no instruction for them: (lowest chip, PTX ISA).
+# Ops on which LLVM ends the process if it has no instruction for them: (lowest chip, PTX ISA).
 OP_NEEDS = {
     "nvvm.cluster.arrive": ("sm_90", (7, 8)),
     "nvvm.cluster.arrive.relaxed": ("sm_90", (8, 0)),
@@ -137,5 +137,5 @@ OP_NEEDS = {
 
 
 def runs(target: Target, chip: str) -> bool:
-    """Whether a target has the instructions of a chip, those of its own ("a") only for targets that have theirs."""
+    """Whether a target has a chip's instructions; those of an "a" chip only if the target has them."""
     return target.sm >= int(chip[3:].rstrip("a")) and (not chip.endswith("a") or target.name.endswith("a"))

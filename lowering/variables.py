@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""Variables of kernels' modules, by which the runtime tells code that is loaded where its records lie.
+"""Module variables of kernels, through which the runtime tells loaded code the addresses of its records.
 
-A record names its kernel, or its access, by a number; which text that stands for is an attribute of the kernel, of
-which the runtime learns when it loads the code.
+A record identifies its kernel, or its access, by a number; an attribute of the kernel maps the numbers to texts, which
+the runtime reads when it loads the code.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from .rewrite import enclosing
 
 
 def declare_variable(function: ir.Operation, name: str) -> None:
-    """A variable of 8 bytes in a kernel's module, 0 until somebody sets it: one for all kernels of the module."""
+    """Declare an 8-byte variable in a kernel's module, 0 until it is set; all kernels of the module share it."""
     scope = enclosing(function, "gpu.module")
     if scope is None:
         return
@@ -38,18 +38,18 @@ def declare_variable(function: ir.Operation, name: str) -> None:
 
 
 def variable(name: str) -> Value:
-    """What a variable of the kernel's module holds, i64."""
+    """The value of a variable of the kernel's module, i64."""
     symbol = llvm.mlir_addressof(pointer(1), ir.FlatSymbolRefAttr.get(name))
     return Pointer(symbol, 1).load(i64)
 
 
 def number_of(text: str) -> int:
-    """The number that stands for a text in records: of 56 bits, in every process and module the same."""
+    """The 56-bit number for a text in records, the same in every process and module."""
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:7], "little")
 
 
 def note_texts(function: ir.Operation, name: str, texts: Mapping[int, str]) -> None:
-    """Put the texts of a kernel's numbers into its attribute ``kv.<name>``."""
+    """Store the texts of a kernel's numbers in its attribute ``kv.<name>``."""
     with ir.Location.unknown():
         described = {str(number): ir.StringAttr.get(text) for number, text in texts.items()}
         function.attributes[f"kv.{name}"] = ir.DictAttr.get(described)

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""Loader of the native part: effects and speculation for the ops that Python declares.
+"""Loader of the native library, which attaches effects and speculatability to ops that Python declares.
 
-The library is optional. Without it the upstream passes leave the kv ops alone (no CSE, no dead code
-elimination, no hoisting of them), which is safe; :func:`available` says why it is not there.
+The library is optional. Without it the upstream passes do not transform the kv ops (no CSE, no dead code elimination,
+no hoisting), which is safe; :func:`available` says why it is missing.
 
-It is C++ against the MLIR of one release of the bindings and is refused beside any other. It is loaded
-with ``RTLD_LOCAL``, as everything here: the bindings export over a hundred thousand LLVM symbols, which
-must not meet the LLVM of another package in the same process.
+It is C++ code against the MLIR of one release of the bindings, and any other release is refused. It is loaded with
+``RTLD_LOCAL``: the bindings export over a hundred thousand LLVM symbols, which must not be mixed with the LLVM of
+another package in the same process.
 """
 
 import ctypes
@@ -35,7 +35,7 @@ _EQUALITY_NOT_PATCHED = 6
 
 
 class EffectLike(Protocol):
-    """One effect: ``kind`` read, write, allocate or free; ``resource`` of the dialect's; operand index."""
+    """One effect: ``kind`` is read, write, allocate or free; ``resource`` is one of the dialect's; operand index."""
 
     @property
     def kind(self) -> str: ...
@@ -46,7 +46,7 @@ class EffectLike(Protocol):
 
 
 class EffectsLike(Protocol):
-    """The effects of one op, and whether it may run where the program would not have run it."""
+    """The effects of one op, and whether it may be speculated."""
 
     @property
     def effects(self) -> Sequence[EffectLike]: ...
@@ -61,7 +61,7 @@ class _Native(NamedTuple):
 
 @functools.lru_cache(maxsize=1)
 def _native() -> _Native:
-    # An editable install has the sources in one folder of the package's path and the library in another.
+    # An editable install has the sources in one folder of the package's path and the built library in another.
     candidates = [Path(folder) / LIBRARY for folder in __path__]
     found = [path for path in candidates if path.is_file()]
     if not found:
@@ -96,7 +96,7 @@ def _native() -> _Native:
 
 
 def available() -> str | None:
-    """None when the native part can be used, else the reason why not (one line, for people)."""
+    """None when the native library can be used, else the reason in one line."""
     return _native().reason
 
 
@@ -109,13 +109,13 @@ def attach(context: ir.Context, effects: Mapping[str, EffectsLike]) -> bool:
         A context in which the operations' dialect is loaded, and in which no pass is running.
     effects : mapping
         Operation name (``"kv.load"``) to its effects, as :func:`kvarn.dialect.effects.table` gives it.
-        An operation that is not named keeps unknown effects. An effect's ``operand`` is an operand's
+        Ops that are not in the mapping keep unknown effects. An effect's ``operand`` is an operand's
         index, or None for the whole resource. An allocation is taken to be the operation's results.
 
     Returns
     -------
     bool
-        False when the native part is not available (:func:`available` says why); nothing was done.
+        False when the native library is not available (:func:`available` says why) and nothing was done.
 
     Raises
     ------
@@ -137,7 +137,7 @@ def attach(context: ir.Context, effects: Mapping[str, EffectsLike]) -> bool:
 
 
 def _encode(name: str, declared: EffectsLike) -> tuple[list[Any], int, bool]:
-    """Three C arrays (kinds, operands, resources), their length, and the speculation flag."""
+    """The C arrays of kinds, operands and resources, their length, and the speculation flag."""
     kinds, operands, resources = [], [], []
     for effect in declared.effects:
         if effect.kind not in _KINDS:

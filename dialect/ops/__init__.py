@@ -1,11 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""The operations of the kv dialect: their classes, and wrapper functions of the same name.
+"""The operations of the kv dialect: their classes, and wrapper functions with the same names.
 
-Tier 2, used inside kernels: :mod:`metadata`, :mod:`addressing`, :mod:`access`, :mod:`tiles`, :mod:`tma`; over values
-of the whole block :mod:`tile` and :mod:`terms`, and what passes make of those :mod:`staging`, :mod:`tables` and
-:mod:`weights`.
-Tier 1, used outside kernels: :mod:`operations`, :mod:`rotary`, :mod:`attention`, :mod:`mla`, :mod:`pages`,
-:mod:`drafts`, :mod:`ragged`.
+Used inside kernels: :mod:`metadata`, :mod:`addressing`, :mod:`access`, :mod:`shared`, :mod:`tma`; over tiles of the
+whole block :mod:`tile` and :mod:`terms`, which passes lower to :mod:`staging`, :mod:`tables` and :mod:`weights`.
+Fused operations, used outside of kernels: :mod:`operations`, :mod:`rotary`, :mod:`attention`, :mod:`mla`,
+:mod:`projection`, :mod:`pages`, :mod:`drafts`, :mod:`ragged`.
 """
 
 from .access import cast, load, load_raw, load_scale, store, store_scale

@@ -21,7 +21,7 @@ OOB = ("drop", "trap", "unchecked")
 
 
 class _Access(Kv.Operation):
-    """An access to consecutive elements, or scales, of a token and head."""
+    """An access to consecutive elements, or scales, of one token and head."""
 
     cache: Operand[Any]
     batch: Operand[I32]
@@ -33,10 +33,9 @@ class _Access(Kv.Operation):
 class LoadOp(_Access, name="load", traits=[LooksUpPage, ReadsCache]):
     """Read ``width`` elements, dequantized: the stored value times its scale when the cache has scales.
 
-    The result's element type is the storage type, or a float type to convert to; a quantized cache needs
-    a float other than the storage type. All lanes of a quantized load share one granule. A page id out of
-    range reads the null page. The elements of an operand that shows scales are the scales, from granule
-    dim // granularity on.
+    The result's element type is the storage type, or a float type to convert to; a quantized cache needs a float type
+    other than the storage type. All lanes of a quantized load share one granule. An out-of-range page id reads the null
+    page. For a scales operand the elements are the scales, from granule dim // granularity up.
     """
 
     page: Operand[I32] | None = None
@@ -67,7 +66,7 @@ class LoadOp(_Access, name="load", traits=[LooksUpPage, ReadsCache]):
 
 
 class LoadRawOp(_Access, name="load_raw", traits=[LooksUpPage, ReadsCache]):
-    """Read ``width`` stored values of a quantized cache, as they are."""
+    """Read ``width`` stored values of a quantized cache, without dequantization."""
 
     page: Operand[I32] | None = None
     width: ir.IntegerAttr
@@ -102,10 +101,10 @@ class StoreOp(_Access, name="store", traits=[LooksUpPage, WritesElements]):
 
 
 class LoadScaleOp(_Access, name="load_scale", traits=[LooksUpPage, ReadsScales]):
-    """Read ``width`` consecutive scales from granule dim // granularity on.
+    """Read ``width`` consecutive scales from granule dim // granularity up.
 
-    Zeros from an operand that shows scales, from a ragged one, and from a dense one without scales (of its element
-    type): the interface of operands has it so.
+    The result is zero for scales operands, ragged operands, and dense operands without scales (in their element type):
+    kernels may call it on every operand.
     """
 
     page: Operand[I32] | None = None
@@ -123,7 +122,7 @@ class LoadScaleOp(_Access, name="load_scale", traits=[LooksUpPage, ReadsScales])
 
 
 class StoreScaleOp(_Access, name="store_scale", traits=[LooksUpPage, WritesScales]):
-    """Write a scalar or vector of scales from granule dim // granularity on; ``oob`` as in kv.store."""
+    """Write a scalar or vector of scales from granule dim // granularity up; ``oob`` as in kv.store."""
 
     value: Operand[Any]
     page: Operand[I32] | None = None
@@ -137,10 +136,10 @@ class StoreScaleOp(_Access, name="store_scale", traits=[LooksUpPage, WritesScale
 
 
 class CastOp(Kv.Operation, name="cast", traits=[Pure]):
-    """Convert between element types, lane by lane, when one side is an 8-bit float or an 8-bit integer. Of tiles too.
+    """Convert scalars, vectors or tiles where one element type is an 8-bit float or an 8-bit integer.
 
-    To an 8-bit type: rounds to nearest even and saturates to the largest finite value. Other conversions
-    are arith's.
+    A conversion to an 8-bit type rounds to nearest even and saturates to the largest finite value. Other conversions
+    are ops of arith.
     """
 
     value: Operand[Any]

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""Operations that find where a token lives: pages, rows, pointers.
+"""Operations that compute where a token is: pages, rows, pointers.
 
-They read the lookup table only, which nothing in a kernel writes: all are pure. Indices into the table
-are clamped to it and page ids to the pool's last page (the null page), so that they may be computed
-early, out of loops and branches, without a fault.
+They read only the lookup table, which nothing in a kernel writes, so all are pure. Table indices are clamped to the
+table and page ids to the pool's last page (the null page), so that passes may move the ops out of loops and branches
+without a fault.
 """
 
 from typing import Any
@@ -22,8 +22,8 @@ from .metadata import OfRows, rows_cache
 class PageOp(Kv.Operation, name="page", traits=[Pure]):
     """Physical page of a token: LUT[b, t // P] (LUT[b] when continuous), clamped to the pool.
 
-    Accesses take its result as their optional ``page`` operand, so that one look-up serves many. Of a dense operand it
-    is the sequence, of a ragged one the sequence's first row.
+    Accesses take the result as their optional ``page`` operand, so that one lookup serves several accesses. The page of
+    a dense operand is the sequence, that of a ragged operand the sequence's first row.
     """
 
     cache: Operand[Any]
@@ -36,7 +36,7 @@ class PageOp(Kv.Operation, name="page", traits=[Pure]):
 
 
 class RawPageOp(Kv.Operation, name="raw_page", traits=[Pure]):
-    """Entry of the lookup table for a token, not clamped to the pool: what a store tests before it writes."""
+    """Entry of the lookup table for a token, not clamped to the pool; a store tests it before it writes."""
 
     cache: Operand[Any]
     batch: Operand[I32]
@@ -65,9 +65,9 @@ class TmaRowOp(OfRows, name="tma_row", traits=[Pure]):
 class PopulateOp(Kv.Operation, name="populate", traits=[Pure]):
     """First rows of a tile's pages: rows[i] = row_index(b, base + i * min(P, tile_rows)).
 
-    Attributes: tile_rows, the value tile's rows; base_alignment, a promise that base is a multiple of it
-    (0 stands for tile_rows); pair_cta, is_leader, which half of the rows of K a CTA of a pair copies.
-    Preconditions: with several pages a tile, base is a multiple of base_alignment and that of P.
+    Attributes: tile_rows, the rows of a value tile; base_alignment, a promised divisor of base (0 means tile_rows);
+    pair_cta and is_leader, which half of K's rows a CTA of a pair copies. Preconditions: with several pages per tile,
+    base is a multiple of base_alignment, which is a multiple of P.
     """
 
     cache: Operand[Any]
@@ -94,11 +94,11 @@ class PopulateOp(Kv.Operation, name="populate", traits=[Pure]):
 
 
 class LoadPagesOp(Kv.Operation, name="load_pages", traits=[Pure]):
-    """``count`` consecutive entries of a sequence's table row from ``column`` on, in vector loads of up to four.
+    """``count`` consecutive entries of a sequence's table row from ``column`` up, in vector loads of up to four.
 
-    Attribute count: 1, 2, 4 or 8. Preconditions: column is a multiple of count, and rows of the table start at
-    multiples of as many bytes as a load has. A load that would begin past the row's columns reads its last entries;
-    what the entries name is not clamped: the table's padding names the null page.
+    Attribute count: 1, 2, 4 or 8. Preconditions: column is a multiple of count, and every table row is aligned to the
+    size of a load. A load that would start past the row's columns reads the row's last entries instead. The entries are
+    not clamped to the pool: the table's padding names the null page.
     """
 
     cache: Operand[Any]
@@ -112,7 +112,7 @@ class LoadPagesOp(Kv.Operation, name="load_pages", traits=[Pure]):
         if spec is None:
             return False
         if not spec.paged:
-            return verify.fail(self, "needs a paged cache, whose table has one row a sequence")
+            return verify.fail(self, "needs a paged cache, whose table has one row per sequence")
         count = verify.integer(self.count)
         if count not in (1, 2, 4, 8):
             return verify.fail(self, f"count must be 1, 2, 4 or 8, got {self.count}")
@@ -121,7 +121,7 @@ class LoadPagesOp(Kv.Operation, name="load_pages", traits=[Pure]):
 
 
 class MakeRowsOp(Kv.Operation, name="make_rows", traits=[Pure]):
-    """A ``!kv.rows`` of its first rows, one a page."""
+    """A ``!kv.rows`` from the first row of each page."""
 
     firsts: list[Operand[I32]]
     rows: Result[Any]
@@ -149,10 +149,10 @@ class GetRowOp(Kv.Operation, name="get_row", traits=[Pure]):
 
 
 class BlockPtrOp(Kv.Operation, name="block_ptr", traits=[LooksUpPage, GivesAddress, Pure]):
-    """Address of (b, t, h, d): ``tile`` tokens from t follow it a token stride apart, H*D where packed.
+    """Address of (b, t, h, d); ``tile`` tokens from t up follow at the token stride, which is H*D when packed.
 
-    Attribute: tile, which divides the page size (ignored without pages). Precondition: t is a multiple of tile. Of an
-    operand that shows scales, the address of the scale, and the token stride is H*G.
+    Attribute: tile, a divisor of the page size (ignored without pages). Precondition: t is a multiple of tile. For a
+    scales operand the result is the address of the scale, with a token stride of H*G.
     """
 
     cache: Operand[Any]
@@ -177,9 +177,9 @@ class BlockPtrOp(Kv.Operation, name="block_ptr", traits=[LooksUpPage, GivesAddre
 
 
 class ScaleBlockPtrOp(Kv.Operation, name="scale_block_ptr", traits=[LooksUpPage, GivesAddress, Pure]):
-    """Address of the scale of (b, t, h, d): granule d // granularity. Needs a quantized cache or dense operand.
+    """Address of the scale of (b, t, h, d), at granule d // granularity. Needs a quantized cache or dense operand.
 
-    Null for an operand that shows scales, and for a ragged one.
+    The result is null for scales operands and ragged operands.
     """
 
     cache: Operand[Any]
@@ -199,7 +199,7 @@ class ScaleBlockPtrOp(Kv.Operation, name="scale_block_ptr", traits=[LooksUpPage,
 
 
 class ScalesBaseOp(Kv.Operation, name="scales_base", traits=[GivesAddress, Pure]):
-    """First scale of the cache's view; null when it has none, and for an operand that shows no cache's elements."""
+    """First scale of the cache's view; null without scales, and for operands other than caches."""
 
     cache: Operand[Any]
     pointer: Result[Any]
@@ -218,7 +218,7 @@ class BufferAddressOp(Kv.Operation, name="buffer_address", traits=[GivesAddress,
     def verify_invariants(self) -> bool:
         buffer = self.operation.operands[0]
         if len(self.operation.operands) == 1:
-            return verify.fail(self, f"takes one index a dimension and at least one, got none for {buffer.type}")
+            return verify.fail(self, f"takes one index per dimension and at least one, got none for {buffer.type}")
         is_buffer = verify.memref(self, buffer, len(self.operation.operands) - 1, None, "buffer")
         return is_buffer and verify.global_pointer(self)
 
@@ -236,7 +236,7 @@ def page(cache: ir.Value, batch: Any, token: Any) -> ir.Value:
 
 
 def raw_page(cache: ir.Value, batch: Any, token: Any) -> ir.Value:
-    """Lookup-table entry of a token as it stands, i32."""
+    """Lookup-table entry of a token, not clamped, i32."""
     return RawPageOp(cache, as_i32(batch), as_i32(token)).operation.results[0]
 
 
@@ -264,7 +264,7 @@ def populate(
     Raises
     ------
     ValueError
-        When tile rows, page size and alignment do not fit together.
+        When tile rows, page size and alignment are incompatible.
     """
     spec = types.spec_of(cache.type)
     for problem in layout.populate_problems(tile_rows, spec.page_size, base_alignment, pair_cta):
@@ -281,7 +281,7 @@ def get_row(rows: ir.Value, offset: Any) -> ir.Value:
 
 
 def load_pages(cache: ir.Value, batch: Any, column: Any, count: int) -> ir.Value:
-    """``count`` table entries from a column on, vector<count x i32>."""
+    """``count`` table entries from ``column`` up, vector<count x i32>."""
     result = ir.VectorType.get([count], ir.IntegerType.get_signless(32))
     return LoadPagesOp(cache, as_i32(batch), as_i32(column), i64_attr(count), result).operation.results[0]
 

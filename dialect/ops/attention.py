@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""Tier 1: attention over caches.
+"""Fused attention over caches.
 
-Query row i of sequence b stands at position cache_length(b) + i; masks speak of absolute positions, and a
-key at or past the visible tokens is never seen. Masked scores are minus infinity: a row that sees no key
-gives zeros (and a log-sum-exp of minus infinity).
+Query row i of sequence b is at position cache_length(b) + i; masks use absolute positions, and no row attends to a key
+at or past the sequence's length. Masked scores are minus infinity: a row that attends to no key gives zeros (and a
+log-sum-exp of minus infinity).
 """
 
 import re
@@ -23,39 +23,39 @@ from ..types import CollectionType
 from .operations import FLOATS, not_mla, offsets, read_as_floats
 
 MASKS = ("causal", "null", "sliding_window", "chunked", "chunked_causal")
-FUNCTION = re.compile(r"\w+@\w+")  # the name of a function of positions, which the process that gave it keeps
+FUNCTION = re.compile(r"\w+@\w+")  # a function of positions by its name; the process that defined it has the code
 ARRAYS = ("array0", "array1", "array2", "array3")
 BLOCK_TILE = ("block_rows", "block_keys")  # the attributes of an attention with a block mask
 ARRAY_ELEMENTS = ("f32", "f16", "bf16", "i32", "i8")
-ROWS = {3: "T", 4: "B, S"}  # the extents of rows of a ragged batch and of a padded one, by the dimensions of a query
-BLOCKS = Buffer("tiles, heads, most")  # of a block mask: numbers of tiles, behind how many there are
+ROWS = {3: "T", 4: "B, S"}  # the row dimensions of a ragged batch and of a padded one, by the rank of the query
+BLOCKS = Buffer("tiles, heads, most")  # of a block mask: a count of key tiles, then their numbers
 
 
 def is_function(name: str | None) -> bool:
-    """Whether a mask is a function's name, and not one of :data:`MASKS`."""
+    """Whether a mask is the name of a function, not one of :data:`MASKS`."""
     return name is not None and FUNCTION.fullmatch(name) is not None
 
 
 def score_of(op: Any) -> str:
-    """The name of the function that changes an attention's scores; empty where there is none."""
+    """The name of the function that changes an attention's scores; empty without one."""
     attributes = op.operation.attributes
     return verify.string(attributes["score"]) or "" if "score" in attributes else ""
 
 
 def arrays_of(op: Any) -> list[ir.Value | None]:
-    """The arrays that an attention's functions read, first those of the score's."""
+    """The arrays that an attention's functions read; those of the score function come first."""
     return [getattr(op, name) for name in ARRAYS]
 
 
 def functions_fit(op: Any) -> bool:
-    """Whether the score is a function's name, and the arrays are what functions may read."""
+    """Whether the score is the name of a function, and the arrays have types that functions may read."""
     attributes = op.operation.attributes
     if "score" in attributes and not is_function(verify.string(attributes["score"])):
         return verify.fail(op, f"score must be the name of a function, NAME@DIGEST, got {attributes['score']}")
     arrays = arrays_of(op)
     given = [a is not None for a in arrays]
     if any(given) and "score" not in attributes and not is_function(verify.string(op.mask)):
-        return verify.fail(op, "arrays must be those of a score or mask that is a function, got neither")
+        return verify.fail(op, "arrays need a score or mask that is a function, got neither")
     if given != sorted(given, reverse=True):
         return verify.fail(op, f"arrays must be given from array0 on, got one after {ARRAYS[given.index(False)]}")
     for name, array in zip(ARRAYS, arrays, strict=True):
@@ -69,7 +69,7 @@ def functions_fit(op: Any) -> bool:
 
 
 def block_tile(op: Any) -> tuple[int, int] | None:
-    """The extents of an attention's block mask's tiles, query rows and keys; None where it has none."""
+    """The tile extents of an attention's block mask, (query rows, keys); None without a block mask."""
     attributes = op.operation.attributes
     if "block_rows" not in attributes:
         return None
@@ -77,7 +77,7 @@ def block_tile(op: Any) -> tuple[int, int] | None:
 
 
 def _tile_extents(op: Any, names: tuple[str, str]) -> bool:
-    """Whether the extents of tiles are there, 2 or more."""
+    """Whether the tile extents are present and at least 2."""
     attributes = op.operation.attributes
     for name in names:
         extent = verify.integer(attributes[name]) if name in attributes else None
@@ -89,7 +89,7 @@ def _tile_extents(op: Any, names: tuple[str, str]) -> bool:
 
 
 def mask_is_valid(op: Any, functions: bool = False) -> bool:
-    """Whether mask is known and its window or chunk is given where the mask needs one."""
+    """Whether the mask is known, and has a span (window or chunk) if it needs one."""
     if functions and is_function(verify.string(op.mask)):
         return True
     if not verify.one_of(op, "mask", MASKS):
@@ -101,8 +101,8 @@ def mask_is_valid(op: Any, functions: bool = False) -> bool:
 
 
 class _Attention(Kv.Operation):
-    """What every form of attention takes, over keys and values in the place of ``keys`` and ``values``, with query rows
-    where ``extents`` says.
+    """The operands that all forms of attention share. Subclasses declare ``keys`` and ``values``; ``extents`` names the
+    operand with the batch's row offsets or lengths.
     """
 
     keys: Operand[Any]
@@ -124,7 +124,7 @@ class _Attention(Kv.Operation):
 
 
 class _CacheAttention(_Attention):
-    """Attention over a collection's layer, of a ragged batch or a padded one."""
+    """Attention over one layer of a collection, for a ragged or a padded batch."""
 
     collection: Operand[CollectionType] = in_place_of("keys")
     layer: Operand[I32] = in_place_of("values")
@@ -136,7 +136,7 @@ class _CacheAttention(_Attention):
     softcap: ir.FloatAttr
 
     def verify_form(self, extents: str, rank: int) -> bool:
-        """Whether the operands fit, where the rows' extents are an operand of this name."""
+        """Whether the operands are legal; ``extents`` is the operand with the row offsets or lengths."""
         spec = verify.handle(self, self.collection, ("collection",))
         return (
             spec is not None
@@ -151,31 +151,31 @@ class _CacheAttention(_Attention):
 class AttentionOp(_CacheAttention, name="attention", traits=[TierOne, ReadsCache, ReadsMemory, WritesMemory]):
     """softmax(scale * Q K^T + mask) V over one layer; query, out: [T, Hq, D], Hq a multiple of H.
 
-    Attributes: mask (causal, null, sliding_window, chunked, chunked_causal), span (window or chunk width), softcap (0:
-    none; else scores become softcap * tanh(score / softcap)). Optional operands: sinks [Hq] f32, one more logit in
-    each row's denominator; lse [T, Hq] f32, the log-sum-exp out; kv_offsets [B+1], cross attention: sequence b has
-    cache_length(b) + kv_offsets[b+1] - kv_offsets[b] keys; alibi_slopes [Hq] f32: slope * (key's position - query's)
-    is added to every score, after the softcap; prior [T, Hq, D] and prior_lse [T, Hq] f32, the result of the same
-    queries over other keys, which is combined with that over these. The query has the cache's float type, or
-    f16/bf16/f32 over an 8-bit cache, and the output the query's type or f32. Over f8e4m3 without scales the query may
-    be f8e4m3 too, and the output f16, bf16 or f32; an integer cache needs scales. The schedule's entry max_queries
+    Attributes: mask (causal, null, sliding_window, chunked, chunked_causal), span (width of the window or chunk),
+    softcap (0: none; otherwise scores become softcap * tanh(score / softcap)). Optional operands: sinks [Hq] f32, an
+    extra logit in each row's denominator; lse [T, Hq] f32, the log-sum-exp output; kv_offsets [B+1], cross attention:
+    sequence b has cache_length(b) + kv_offsets[b+1] - kv_offsets[b] keys; alibi_slopes [Hq] f32: slope * (key position
+    - query position) is added to every score after the softcap; prior [T, Hq, D] and prior_lse [T, Hq] f32, the result
+    of the same queries over other keys, which is combined with this one. The query has the cache's float type, or
+    f16/bf16/f32 over an 8-bit cache; the output has the query's type or f32. Over f8e4m3 without scales the query may
+    be f8e4m3 too, with an output of f16, bf16 or f32; an integer cache needs scales. The schedule entry max_queries
     bounds the new tokens of every sequence.
 
-    A mask ``NAME@DIGEST`` is a function of (b, h, q, k, *arrays), and so is the attribute score, where it is there, of
-    (score, b, h, q, k, *arrays): of the scaled score, after softcap and slopes. Such a string stands for the function's
-    code and all that it closes over, so that caches of compiled code tell functions apart by the IR alone; the
-    function itself is kept by the process that gave it, which expands the op. (A traced function in the IR would need
-    tiles of a size that only a schedule decides.) array0 to array3 are what they read, the score's first. They are
-    optional operands of their own, since values of one variadic operand would have to have one type.
+    The mask may also be a function of (b, h, q, k, *arrays), written ``NAME@DIGEST``; the attribute score too is
+    a function of (score, b, h, q, k, *arrays), whose score is scaled and has softcap and slopes applied. The digest
+    covers the function's code and everything that it captures, so that the compile cache can tell functions apart by
+    the IR alone; the function itself is known only to the process that defined it, which expands the op. (The IR cannot
+    contain the traced function, whose tile sizes depend on the schedule.) The functions read array0 to array3, the
+    score function's arrays first. They are separate operands, since a variadic one has a single type.
 
-    pages [B, H, K] i32, over collections with pages: a sequence's queries of a KV head then see tokens of the pages
-    that it lists and no other, as far as the mask lets them. A page is a column of the sequence's row of the lookup
-    table, in any order; negative ones and those past the row name nothing, and one that is listed twice counts twice.
-    page_counts [B, H] i32: how many entries of a list count, from the first on; at most K do.
+    pages [B, H, K] i32, for collections with pages: the queries of a KV head attend only to tokens of the pages in its
+    list, and only as far as the mask allows. An entry is a column of the sequence's row of the lookup table, in any
+    order; negative and out-of-range entries are ignored, and a page that is listed twice counts twice. page_counts
+    [B, H] i32: the number of entries of a list that are valid, at most K.
 
-    block_mask, with a mask that is a function: what kv.block_mask wrote for the same mask, arrays,
-    queries and lengths, and with the attributes block_rows and block_keys, the extents of its tiles. Tiles that it does
-    not list are not visited; the mask is not asked about tiles that it calls whole.
+    block_mask, for a mask that is a function: the output of kv.block_mask for the same mask, arrays, queries and
+    lengths; the attributes block_rows and block_keys are the extents of its tiles. Tiles that it does not list are
+    skipped; the mask is not evaluated in tiles that it marks as whole.
     """
 
     row_offsets: Operand[Any] = in_place_of("extents")
@@ -195,8 +195,8 @@ class AttentionPaddedOp(
 ):
     """kv.attention of a padded batch: query, out [B, Smax, Hq, D]; tokens t >= valid_lengths[b] are skipped.
 
-    Token t of sequence b stands at position cache_length(b) + t. lse: [B, Smax, Hq]. Everything else is as in
-    kv.attention, where sequence b has valid_lengths[b] new tokens.
+    Token t of sequence b is at position cache_length(b) + t. lse: [B, Smax, Hq]. Everything else is as in kv.attention
+    with valid_lengths[b] new tokens of sequence b.
     """
 
     valid_lengths: Operand[Any] = in_place_of("extents")
@@ -212,18 +212,18 @@ class AttentionPaddedOp(
 
 
 class BlockMaskOp(Kv.Operation, name="block_mask", traits=[TierOne, ReadsCache, ReadsMemory, WritesMemory]):
-    """Which tiles of keys each tile of query rows sees by a mask that is a function: what attention walks over.
+    """The tiles of keys that each tile of query rows attends to under a mask function; attention visits only those.
 
-    collection: one, of latent rows too, or an operand of keys, of which the lengths count. query: [T, Hq, D] with
-    row_offsets, or [B, S, Hq, D] with valid_lengths, of which only the extents are read; kv_offsets, mask and
-    array0 to array3 as in kv.attention. A tile of query rows is ``rows`` of one KV head (tokens times its query
-    heads, as attention numbers them), one of keys is ``keys`` tokens. blocks: i32 [tiles, 1 or H, 1 + most],
-    written: for each tile of rows, and KV head, how many tiles of keys it sees anything in, and then these in
-    ascending order, each as twice its number, plus 1 where every row of the tile sees every key of it. Where the
-    mask depends on the query head blocks have H in dimension 1, else 1 will do.
+    collection: a collection, also of latent rows, or an operand of keys; only its lengths are read. query: [T, Hq, D]
+    with row_offsets, or [B, S, Hq, D] with valid_lengths; only its extents are read. kv_offsets, mask and array0 to
+    array3 are as in kv.attention. A tile of query rows has ``rows`` rows of one KV head (tokens times its query heads,
+    in the order of attention), a tile of keys has ``keys`` tokens. The output blocks, i32 [tiles, 1 or H, 1 + most],
+    has per tile of rows and KV head the number of key tiles that are not fully masked, then the tiles in ascending
+    order, each as twice its number, plus 1 if no element of it is masked. Dimension 1 must be H if the mask depends on
+    the query head, and may be 1 otherwise.
 
-    pages and page_counts, as in kv.attention: only tiles of these pages are listed, in the lists' order, for each KV
-    head. keys divides the page size.
+    pages and page_counts are as in kv.attention: per KV head, only tiles of these pages are listed, in the order of the
+    list. keys divides the page size.
     """
 
     collection: Operand[Any]
@@ -282,14 +282,14 @@ class BlockMaskOp(Kv.Operation, name="block_mask", traits=[TierOne, ReadsCache, 
 
 
 class OperandAttentionOp(_Attention, name="operand_attention", traits=[TierOne, ReadsCache, ReadsMemory, WritesMemory]):
-    """kv.attention whose keys and values are attention operands: of caches, dense or ragged buffers.
+    """kv.attention whose keys and values are attention operands: caches, dense or ragged buffers.
 
-    keys, values: operands with the same parameters, and not of scales. Over caches everything is as in
-    kv.attention. Dense and ragged operands hold every key, the step's own too: sequence b has cache_length(b) keys,
-    its queries are the last ones, so that query i of n stands at position cache_length(b) - n + i; kv_offsets is
-    refused. block_mask is as in kv.attention, of the keys' operand.
+    keys, values: operands of equal parameters, other than scales. Over caches everything is as in kv.attention. Dense
+    and ragged operands contain all keys, including those of the step: sequence b has cache_length(b) keys, and its n
+    queries are the last ones, so that query i is at position cache_length(b) - n + i; kv_offsets is refused. block_mask
+    is as in kv.attention, for the operand of keys.
 
-    (An operation of its own, since kv.attention names a layer of a collection, which operands have not.)
+    (This is a separate operation because kv.attention takes a layer of a collection, which operands do not have.)
     """
 
     row_offsets: Operand[Any] = in_place_of("extents")
@@ -321,14 +321,14 @@ class OperandAttentionOp(_Attention, name="operand_attention", traits=[TierOne, 
 
 
 def stored_elements(spec: CacheSpec) -> tuple[str, ...]:
-    """What a query may be of besides floats: the cache's elements, where products take both as they are."""
+    """Element types of a query besides floats: the cache's own, where products take both unconverted."""
     return (spec.dtype.mlir,) if spec.dtype is f8e4m3 and not spec.quantized else ()
 
 
 def _attends(op: Any, spec: CacheSpec, rank: int = 3) -> bool:
-    """Whether the query, the output and the rest of an attention fit the keys and values.
+    """Whether query, output and the other operands of an attention match the keys and values.
 
-    The last two of ``rank`` dimensions are heads and elements, those before them number the rows.
+    The last two of ``rank`` dimensions are heads and elements; the dimensions before them number the rows.
     """
     if not read_as_floats(op, spec):
         return False
@@ -354,20 +354,20 @@ def _attends(op: Any, spec: CacheSpec, rank: int = 3) -> bool:
 
 
 def _chosen_pages(op: Any, spec: CacheSpec) -> bool:
-    """Whether the lists of pages, where there are, fit the collection and the mask."""
+    """Whether the page lists, if any, match the collection and the mask."""
     if op.pages is None:
-        return op.page_counts is None or verify.fail(op, "page_counts needs pages, whose entries it counts")
+        return op.page_counts is None or verify.fail(op, "page_counts needs pages")
     if not spec.paged:
         return verify.fail(op, f"pages needs a collection with pages, got a {spec.kind} one")
     return page_lists(op, spec)
 
 
 def listed_tiles(op: Any) -> bool:
-    """Whether the block mask, where there is one, fits the mask, and its tiles' extents are there."""
+    """Whether the block mask, if any, matches the mask and has its tile extents."""
     attributes = op.operation.attributes
     if op.block_mask is None:
         given = [name for name in BLOCK_TILE if name in attributes]
-        return not given or verify.fail(op, f"{given[0]} needs block_mask, whose tiles it is of")
+        return not given or verify.fail(op, f"{given[0]} needs block_mask")
     if not is_function(verify.string(op.mask)):
         return verify.fail(op, f"block_mask needs a mask that is a function, got {op.mask}")
     if getattr(op, "pages", None) is not None:
@@ -376,12 +376,12 @@ def listed_tiles(op: Any) -> bool:
 
 
 def page_lists(op: Any, spec: CacheSpec) -> bool:
-    """Whether pages is [B, H, K] and page_counts, where it is there, [B, H], both i32."""
+    """Whether pages is [B, H, K] i32 and page_counts, if present, [B, H] i32."""
     return fit(op, {"pages": Buffer("B, H, K"), "page_counts": Buffer("B, H")}, spec)
 
 
 def rows_end(op: Any, rank: int, heads: int, value_size: int) -> bool:
-    """Whether the sinks, the log-sum-exp and the result over other keys fit an output's rows."""
+    """Whether sinks, log-sum-exp and prior results match the rows of an output."""
     if (op.prior is None) != (op.prior_lse is None):
         return verify.fail(op, "prior and prior_lse must both be given or neither, got one")
     per_row = Buffer(f"{ROWS[rank]}, Hq", FLOAT32)

@@ -8,12 +8,12 @@ from mlir.dialects import arith
 
 
 def as_i32(value: Any) -> ir.Value:
-    """An i32 value: itself, or a constant of a Python int."""
+    """An i32 value: the value itself, or a constant from a Python int."""
     if isinstance(value, int):
         return arith.constant(ir.IntegerType.get_signless(32), value)
     return value
 
 
 def i64_attr(value: int) -> ir.IntegerAttr:
-    """An i64 attribute of a Python int."""
+    """An i64 attribute from a Python int."""
     return ir.IntegerAttr.get(ir.IntegerType.get_signless(64), value)

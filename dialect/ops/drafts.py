@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""Tier 1: what speculative decoding does to the caches after a step."""
+"""Fused operation for speculative decoding: the cache update after verification."""
 
 from typing import Any
 
@@ -15,12 +15,12 @@ from .operations import offsets
 
 
 class CommitOp(Kv.Operation, name="commit", traits=[TierOne, UpdatesCache, ReadsMemory]):
-    """Move the accepted tokens of a step together: new token i of a sequence becomes a copy of accepted token i.
+    """Compact the accepted tokens of a step: new token i of a sequence becomes a copy of its accepted token i.
 
-    The step's n tokens of sequence b, row_offsets[b + 1] - row_offsets[b], lie at cache_length(b) and on. accepted
-    [B, M] i32 lists those that stay by their number in the step, in ascending order; [T] i32: the list of sequence b
-    stands from row_offsets[b] on. A list ends before its first entry outside of [0, n). Keys, values and scales move as
-    they are stored, of one layer or, without that operand, of all layers. Nothing else is written.
+    The step's n tokens of sequence b, n = row_offsets[b + 1] - row_offsets[b], start at position cache_length(b).
+    accepted [B, M] i32 lists the tokens to keep by their number in the step, in ascending order; [T] i32 has the list
+    of sequence b from row_offsets[b] up. A list ends before its first entry outside of [0, n). Keys, values and scales
+    are copied without conversion, in one layer or, without that operand, in all layers. Nothing else is written.
     """
 
     collection: Operand[CollectionType]

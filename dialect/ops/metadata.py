@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""Operations that make handles and read their run-time fields. All are pure.
+"""Operations that make handles and read their run-time fields. All of them are pure.
 
 The lookup table and the lengths never change while a kernel runs, so reading them is pure too.
 """
@@ -19,7 +19,7 @@ from .common import as_i32
 
 
 class _Make(Kv.Operation):
-    """The run-time fields that collections and caches have, behind the first element of what they show."""
+    """The run-time fields that collections and caches share; a subclass declares the pointer to the first element."""
 
     first: Operand[Any]
     stride0: Operand[I64]
@@ -37,9 +37,9 @@ class _Make(Kv.Operation):
 class MakeCollectionOp(_Make, name="make_collection", traits=[Pure]):
     """Make a collection from its run-time fields, in the order of ``layout.collection_fields``.
 
-    Operands: one a field (``!llvm.ptr<1>``, i32 or i64); those of the scales for a quantized collection only.
-    Result: the collection. No effects. (Each field is an operand of its own: on MLIR 22.1 the values of one
-    variadic operand all have one type.)
+    Operands: one per field (``!llvm.ptr<1>``, i32 or i64); those of the scales only for a quantized collection.
+    Result: the collection. No effects. (Each field is a separate operand because all values of a variadic operand have
+    one type on MLIR 22.1.)
     """
 
     blocks: Operand[Any] = in_place_of("first")
@@ -130,7 +130,7 @@ def _view_matches(op: Any, value: bool) -> bool:
 class MakeOperandOp(Kv.Operation, name="make_operand", traits=[ViewsHandle, Pure]):
     """A cache as a read-only operand of an attention kernel; with a result of kind "scales", the cache's scales.
 
-    No effects. (IRDL keeps types and operations in one symbol table, where ``operand`` is the type.)
+    No effects. (IRDL has one symbol table for types and operations, and ``operand`` is the name of the type.)
     """
 
     cache: Operand[Any]
@@ -148,10 +148,10 @@ class MakeOperandOp(Kv.Operation, name="make_operand", traits=[ViewsHandle, Pure
 
 
 class BufferOperandOp(Kv.Operation, name="buffer_operand", traits=[ViewsHandle, Pure]):
-    """The rows of a matrix as a dense operand of one sequence: [T, H * D] as T tokens of H heads of D elements.
+    """A matrix [T, H * D] as a dense operand of one sequence, with T tokens of H heads of D elements.
 
-    So a tile of some rows and of D of the columns is one of a head's tokens, and copied like one. Operand: a buffer of
-    rank 2 whose rows lie one behind the other, of H * D contiguous elements each (precondition). No effects.
+    So a tile of some rows and D columns is a tile of one head's tokens, and is copied like one. Operand: a buffer of
+    rank 2 with contiguous rows of H * D elements (precondition). No effects.
     """
 
     buffer: Operand[Any]
@@ -193,7 +193,7 @@ class FieldOp(Kv.Operation, name="field", traits=[Pure]):
 
 
 class DeviceAttributeOp(Kv.Operation, name="device_attribute", traits=[Pure]):
-    """A fact of the device that a program runs on, used outside kernels.
+    """A property of the device that a program runs on, used outside of kernels.
 
     Attribute attribute: ``multiprocessors``, ``shared_bytes`` or ``l2_bytes``.
     """
@@ -206,7 +206,7 @@ class DeviceAttributeOp(Kv.Operation, name="device_attribute", traits=[Pure]):
 
 
 class OfHandle(Kv.Operation):
-    """An operation on a handle of any kind, which has no rules but that it is one."""
+    """An operation on any kind of handle, without further rules."""
 
     cache: Operand[Any]
 
@@ -215,9 +215,9 @@ class OfHandle(Kv.Operation):
 
 
 class CacheLengthOp(OfHandle, name="cache_length", traits=[Pure]):
-    """Tokens of a sequence cached before this step: cache_lengths[b]. batch in [0, B).
+    """Tokens of a sequence that were cached before this step: cache_lengths[b]. batch is in [0, B).
 
-    Of a dense or ragged operand, all tokens of the sequence: lengths[b] or S, offsets[b + 1] - offsets[b].
+    For a dense or ragged operand, all tokens of the sequence: lengths[b] or S, offsets[b + 1] - offsets[b].
     """
 
     batch: Operand[I32]
@@ -242,19 +242,19 @@ class MaxPromptLengthOp(OfHandle, name="max_prompt_length", traits=[Pure]):
 
 
 class MaxContextLengthOp(OfHandle, name="max_context_length", traits=[Pure]):
-    """The field max_cache_length: the longest cached + new tokens in the batch. S of a dense operand."""
+    """The field max_cache_length: the longest cached + new tokens in the batch. For a dense operand, S."""
 
     length: Result[I32] = infer_result()
 
 
 class IsEmptyOp(OfHandle, name="is_empty", traits=[Pure]):
-    """max_cache_length == 0. The field counts the step's new tokens: with any, a cache is not empty."""
+    """max_cache_length == 0. The field includes the step's new tokens: with any, the cache is not empty."""
 
     empty: Result[I1] = infer_result()
 
 
 def rows_cache(op: Any) -> Any:
-    """The spec of the op's cache when its kind has rows; None after an error."""
+    """The spec of the op's cache if its kind has rows; None after an error."""
     spec = verify.handle(op, op.operation.operands[0])
     if spec is not None and spec.kind == FA3:
         verify.fail(op, "needs a paged or continuous cache: an fa3 cache has no rows")
@@ -274,7 +274,7 @@ class OfRows(Kv.Operation):
 class NumRowsOp(OfRows, name="num_rows", traits=[Pure]):
     """Rows that the cache's view spans, (N-1)*S + P. An fa3 cache has no rows.
 
-    Of a dense operand (B-1)*S' + S, S' rows from sequence to sequence; of a ragged one its rows.
+    For a dense operand (B-1)*S' + S, with S' rows from one sequence to the next; for a ragged operand its rows.
     """
 
     rows: Result[I32] = infer_result()
@@ -284,13 +284,13 @@ class NumRowsOp(OfRows, name="num_rows", traits=[Pure]):
 
 
 def make_collection(spec: Any, fields: Sequence[ir.Value]) -> ir.Value:
-    """A collection of a ``CacheSpec`` from its run-time fields."""
+    """A collection from its ``CacheSpec`` and run-time fields."""
     named = dict(zip((f.name for f in layout.collection_fields(spec)), fields, strict=True))
     return MakeCollectionOp(**named, collection=types.collection_type(spec)).operation.results[0]
 
 
 def make_cache(spec: Any, fields: Sequence[ir.Value]) -> ir.Value:
-    """A cache of a ``CacheSpec`` from its run-time fields."""
+    """A cache from its ``CacheSpec`` and run-time fields."""
     named = dict(zip((f.name for f in layout.cache_fields(spec)), fields, strict=True))
     return MakeCacheOp(**named, cache=types.cache_type(spec)).operation.results[0]
 
@@ -325,7 +325,7 @@ def field(handle: ir.Value, name: str) -> ir.Value:
 
 
 def device_attribute(name: str) -> ir.Value:
-    """A fact of the device that the program will run on, i32."""
+    """A property of the device that the program will run on, i32."""
     return DeviceAttributeOp(ir.StringAttr.get(name)).operation.results[0]
 
 
@@ -360,7 +360,7 @@ def num_rows(cache: ir.Value) -> ir.Value:
 
 
 def buffer_operand(buffer: ir.Value, heads: int, size: int) -> ir.Value:
-    """The rows of a buffer [T, heads * size] as a dense operand of one sequence."""
+    """A buffer [T, heads * size] as a dense operand of one sequence."""
     element = dtypes.by_mlir(str(ir.MemRefType(buffer.type).element_type))
     view = types.operand_type(OperandData(DENSE, element, heads, size))
     return BufferOperandOp(buffer, view).operation.results[0]

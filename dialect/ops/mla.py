@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""Tier 1: attention over latent rows (MLA), and what a prefill of decompressed chunks needs."""
+"""Fused attention over latent rows (MLA), and the operations of a prefill over decompressed chunks."""
 
 from typing import Any
 
@@ -16,7 +16,7 @@ from ..types import CollectionType
 from .attention import functions_fit, listed_tiles, mask_is_valid, rows_end, score_of, stored_elements
 from .operations import FLOATS, read_as_floats
 
-LEAST_INLINE = 16  # elements of a scale that lies in a row: as many as a kernel reads at a time
+LEAST_INLINE = 16  # elements per scale within a row, at least: as many as a kernel reads at a time
 
 
 def is_latent(op: Any, spec: CacheSpec) -> bool:
@@ -24,9 +24,9 @@ def is_latent(op: Any, spec: CacheSpec) -> bool:
 
 
 def rope_columns(spec: CacheSpec, columns: int) -> int:
-    """How many of a query's columns meet bf16 keys behind the 8-bit ones of a latent row of D bytes; 0: none may.
+    """The number of a query's columns that multiply the bf16 keys after 8-bit latent rows of D bytes; 0 if impossible.
 
-    The query then has C + R columns and the row C + 2 R bytes, C even, and at most one scale.
+    The query then has C + R columns and the row C + 2 R bytes, with C even and at most one scale.
     """
     rope = spec.head_size - columns
     content = columns - rope
@@ -35,17 +35,17 @@ def rope_columns(spec: CacheSpec, columns: int) -> int:
 
 
 def inline_scales_of(op: Any) -> int:
-    """Elements that share one of the scales that lie in latent rows; 0: none do."""
+    """Elements per scale, for scales within latent rows; 0 without."""
     attributes = op.operation.attributes
     return verify.integer(attributes["inline_scales"]) or 0 if "inline_scales" in attributes else 0
 
 
 def inline_content(spec: CacheSpec, columns: int, elements: int) -> int:
-    """Columns C of a query that meet 8-bit elements, where rows have their scales in them; 0: it cannot be.
+    """The number C of a query's columns that multiply 8-bit elements, for rows with scales in them; 0 if impossible.
 
-    A row is C elements, an f32 scale for every ``elements`` of them, and R bf16, for a query of C + R columns.
+    A row has C elements, an f32 scale per ``elements`` of them, and R bf16 keys, for a query of C + R columns.
     """
-    scaled = 2 * columns - spec.head_size  # C less the bytes of its scales
+    scaled = 2 * columns - spec.head_size  # C less the bytes of the scales
     fits = spec.is_mla and spec.dtype.bits == 8 and spec.dtype.is_float and not spec.quantized and scaled > 0
     if not fits or elements < LEAST_INLINE or elements & (elements - 1) or scaled % (elements - 4):
         return 0
@@ -54,7 +54,7 @@ def inline_content(spec: CacheSpec, columns: int, elements: int) -> int:
 
 
 def latent_columns(op: Any, spec: Any, value_size: int) -> int:
-    """Columns that a query over latent rows must have: a row's, or its own when the last ones meet bf16 keys."""
+    """Columns that a query over latent rows must have: those of a row, or its own if the last are bf16."""
     query = op.query.type
     if not isinstance(query, ir.MemRefType) or ir.MemRefType(query).rank != 3 or ir.MemRefType(query).is_dynamic_dim(2):
         return spec.head_size
@@ -66,29 +66,29 @@ def latent_columns(op: Any, spec: Any, value_size: int) -> int:
 
 
 class MlaAttentionOp(Kv.Operation, name="mla_attention", traits=[TierOne, ReadsCache, ReadsMemory, WritesMemory]):
-    """Attention over latent rows: scores with the whole row, values its first value_size columns.
+    """Attention over latent rows: scores use the whole row, values are its first value_size columns.
 
-    query: [T, Hq, D]; out: [T, Hq, value_size]; mask as in kv.attention. Over an 8-bit cache the query may have
-    R columns less than a row has bytes: the last R of the query then meet bf16 keys in the last 2 R bytes of a row,
-    which share the row's one scale. 640 bytes are 512 columns and 64 of them.
+    query: [T, Hq, D]; out: [T, Hq, value_size]; mask as in kv.attention. Over an 8-bit cache the query may have R
+    columns fewer than a row has bytes: its last R columns then multiply the bf16 keys in the last 2 R bytes of the row,
+    which share the row's one scale. A row of 640 bytes has 512 8-bit columns and 64 bf16 columns.
 
-    The attribute inline_scales, where it is there, says how many elements share one of the f32 scales that lie between
-    the 8-bit elements and the bf16 keys of a row; those keys have no scale then. 656 bytes with inline_scales = 128 are
-    512 columns, 4 scales and 64 columns.
+    The optional attribute inline_scales is the number of elements per f32 scale, for scales that are stored in the row
+    between the 8-bit elements and the bf16 keys; these keys then have no scale. A row of 656 bytes with inline_scales =
+    128 has 512 columns, 4 scales and 64 columns.
 
-    Over rows of f8e4m3 without scales and bf16 keys the query may be f8e4m3 too, and the output f16, bf16 or f32.
+    Over rows of f8e4m3 without scales or bf16 keys the query may be f8e4m3 too, with an output of f16, bf16 or f32.
 
-    Optional operands, over paged collections: indices [T, K] i32, rows of the pool as page * page_size + slot. A query
-    row then sees the rows that it lists and no other, negative ones and those outside the pool excepted, and the mask
-    is null. topk_lengths [T] i32: how many of a row's indices count, from the first on; at most K do.
+    Optional operands for paged collections: indices [T, K] i32, rows of the pool as page * page_size + slot. A query
+    row then attends to exactly the rows in its list, except negative and out-of-range ones; the mask must be null.
+    topk_lengths [T] i32: the number of a row's indices that are valid, at most K.
 
-    sinks [Hq] f32, lse [T, Hq] f32, prior [T, Hq, value_size] f32 and prior_lse [T, Hq] f32 are those of kv.attention;
-    the output may be f32. So are the attribute score, a mask that is a function, and array0 to array3, which they read;
-    not with indices, whose rows have no positions.
+    sinks [Hq] f32, lse [T, Hq] f32, prior [T, Hq, value_size] f32 and prior_lse [T, Hq] f32 are as in kv.attention; the
+    output may be f32. The attribute score, a mask function, and their operands array0 to array3 are too, but are
+    refused with indices, whose rows have no positions.
 
-    kv_offsets [B+1], not with indices: sequence b has cache_length(b) + kv_offsets[b+1] - kv_offsets[b] keys.
+    kv_offsets [B+1], refused with indices: sequence b has cache_length(b) + kv_offsets[b+1] - kv_offsets[b] keys.
 
-    block_mask and the attributes block_rows and block_keys are those of kv.attention, with a mask that is a function.
+    block_mask and the attributes block_rows and block_keys are as in kv.attention, for a mask function.
     """
 
     collection: Operand[CollectionType]
@@ -135,7 +135,7 @@ class MlaAttentionOp(Kv.Operation, name="mla_attention", traits=[TierOne, ReadsC
             )
         elements = FLOATS if spec.dtype.bits == 8 else (spec.dtype.mlir,)
         columns = latent_columns(self, spec, size)
-        packed = columns != spec.head_size or inline_scales_of(self)  # rows that are not of one element type
+        packed = columns != spec.head_size or inline_scales_of(self)  # rows with more than one element type
         stored = () if packed else stored_elements(spec)
         query = Buffer("T, Hq, C", (*elements, *stored))
         out = Buffer("T, Hq, V", tuple(dict.fromkeys((*elements, "f32"))))
@@ -150,7 +150,7 @@ class MlaAttentionOp(Kv.Operation, name="mla_attention", traits=[TierOne, ReadsC
         )
 
     def _lists(self, spec: CacheSpec) -> bool:
-        """Whether the lists of rows, where there are any, fit."""
+        """Whether the lists of rows, if any, are legal."""
         if self.indices is None:
             return self.topk_lengths is None or verify.fail(self, "topk_lengths needs indices")
         if not spec.paged:
@@ -214,15 +214,15 @@ class MlaDecompressOp(WithBuffers, name="mla_decompress", traits=[TierOne, Reads
 class MlaPrefillChunkOp(
     Kv.Operation, name="mla_prefill_chunk", traits=[TierOne, ReadsCache, ReadsMemory, WritesMemory]
 ):
-    """Causal attention over one chunk of decompressed keys, which end in columns of the latent rows.
+    """Causal attention over one chunk of decompressed keys, whose last columns are columns of the latent rows.
 
     query: [T, Hq, Dn + R]; key: [Tb, Hq, Dn] and value: [Tb, Hq, Dv], of the query's type; out: [T, Hq, Dv]; lse:
     [T, Hq] f32, the log-sum-exp out. Rows buffer_row_offsets[b] to buffer_row_offsets[b + 1] of key and value are
-    sequence b's tokens from cache_offsets[b] on, as in kv.mla_decompress; the last R columns of a token's key are those
+    sequence b's tokens from cache_offsets[b] up, as in kv.mla_decompress; the last R columns of a token's key are those
     of its latent row, or with bf16_rope the bf16 values in its last 2 R bytes, which share the row's one scale. Query i
-    of sequence b stands at position cache_length(b) + i.
+    of sequence b is at position cache_length(b) + i.
 
-    With accumulate, out and lse hold the attention over other keys, and that over theirs and these is left there.
+    With accumulate, out and lse contain the result over other keys on entry, and the combined result afterwards.
     """
 
     collection: Operand[CollectionType]
@@ -266,7 +266,7 @@ class MlaPrefillChunkOp(
         )
 
     def _fits(self, spec: CacheSpec) -> bool:
-        """Whether heads and columns agree, and the latent rows have those that the keys end in."""
+        """Whether heads and columns agree, and the latent rows have the columns that complete the keys."""
         for name, dims in (("query", (1, 2)), ("key", (2,)), ("value", (2,))):
             for dim in dims:
                 if ir.MemRefType(getattr(self, name).type).is_dynamic_dim(dim):
@@ -278,7 +278,7 @@ class MlaPrefillChunkOp(
 
 
 def chunk_problem(spec: CacheSpec, columns: int, nope: int, bf16_rope: bool) -> str | None:
-    """Why keys of so many columns cannot end in columns of the latent rows; None when they can."""
+    """Why the last columns of keys of this width cannot be columns of the latent rows; None when they can."""
     rope = columns - nope
     if nope < 1 or not 0 < rope <= spec.head_size:
         return (
@@ -289,6 +289,6 @@ def chunk_problem(spec: CacheSpec, columns: int, nope: int, bf16_rope: bool) -> 
         scales = spec.num_scales if spec.quantized else 0
         return (
             f"bf16_rope needs 8-bit rows of at most one scale, whose last {2 * rope} bytes follow an even number of "
-            f"others: got rows of {spec.head_size} {spec.dtype.mlir} with {scales} scales"
+            f"other bytes, got rows of {spec.head_size} {spec.dtype.mlir} with {scales} scales"
         )
     return None

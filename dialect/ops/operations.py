@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""Tier 1: whole operations on caches, used outside kernels; the write and copy family.
+"""Fused write and copy operations on whole caches, used outside of kernels.
 
-All are destination-style on memrefs. T is the new tokens of the batch, H the KV heads, D the head size, B
-the sequences; ``row_offsets`` [B+1] delimit the sequences' rows. Token i of sequence b goes to, or stands
-at, position cache_length(b) + i. A ``schedule`` attribute, optional, says how the op is expanded; passes
-and tuners set it. None of them changes the cache lengths.
+All are destination-style on memrefs. T is the number of new tokens in the batch, H the KV heads, D the head size, B
+the sequences; ``row_offsets`` [B+1] delimit the sequences' rows. Token i of sequence b is at position
+cache_length(b) + i. The optional attribute ``schedule`` says how the op is expanded; passes and tuners set it. No
+operation changes the cache lengths.
 """
 
 from typing import Any
@@ -28,9 +28,9 @@ def offsets(op: Any, value: ir.Value, name: str = "row_offsets") -> bool:
 class AppendOp(WithBuffers, name="append", traits=[TierOne, WritesCache, ReadsMemory]):
     """Write the new tokens' keys and values. key, value: [T, H, D].
 
-    A cache with scales quantizes: one scale a granule, its largest magnitude over the storage type's largest
-    finite value, or the given scales [T, H, G]. An 8-bit cache without scales has unit scale: floats are
-    converted, saturating. An MLA collection has no value: the key alone is written and value is absent.
+    A cache with scales quantizes with one scale per granule: its largest magnitude divided by the storage type's
+    largest finite value, or the given scales [T, H, G]. An 8-bit cache without scales has scale 1: floats are converted
+    with saturation. An MLA collection has no values: only the key is written, and value is absent.
     """
 
     collection: Operand[CollectionType]
@@ -70,7 +70,7 @@ class StoreRaggedOp(WithBuffers, name="store_ragged", traits=[TierOne, WritesCac
 
 
 class StorePaddedOp(WithBuffers, name="store_padded", traits=[TierOne, WritesCache, ReadsMemory]):
-    """Write x [B, Smax, H, D] to the new tokens; tokens t >= valid_lengths[b] are skipped."""
+    """Write x [B, Smax, H, D] to the new tokens; tokens t >= valid_lengths[b] are not written."""
 
     cache: Operand[Any]
     x: Operand[Any]
@@ -113,7 +113,7 @@ class RmsNormOp(Kv.Operation, name="rms_norm", traits=[TierOne, UpdatesCache, Re
 
 
 class _Addition(WithBuffers):
-    """What is added to keys and values."""
+    """Addition to cached keys and values."""
 
     def verify_buffers(self, spec: CacheSpec | None = None) -> bool:
         assert spec is not None
@@ -123,7 +123,7 @@ class _Addition(WithBuffers):
 class RaddOp(_Addition, name="radd", traits=[TierOne, UpdatesCache, ReadsMemory]):
     """Add a [Tn, 2*H*D] (K half, V half) to the tokens of a slice of the batch.
 
-    row_offsets is the slice of the batch's offsets (its first may be > 0); batch_offset the slice's first sequence.
+    row_offsets is the slice of the batch's offsets (it may start above 0), batch_offset the slice's first sequence.
     """
 
     collection: Operand[CollectionType]
@@ -196,9 +196,9 @@ class CopyPagesOp(WithBuffers, name="copy_pages", traits=[TierOne, UpdatesCache,
 class TransferPagesOp(WithBuffers, name="transfer_pages", traits=[TierOne, UpdatesCache, ReadsMemory]):
     """Copy pages from one pool to another: page destination_pages[i] = page source_pages[i].
 
-    The pools are of the same type but for the strides of tokens and heads.
-    K and V and scales, of one layer or, without that operand, of all layers. source_pages, destination_pages: [n]
-    i32; pairs with an id outside of its pool are skipped. Layers of an fa3 pool share its pages: they have no layer.
+    The pools have the same type except for the strides of tokens and heads. K, V and scales are copied, of one layer
+    or, without that operand, of all layers. source_pages, destination_pages: [n] i32; pairs with an id outside of its
+    pool are skipped. fa3 pools take no layer, since all layers share their pages.
     """
 
     source_pool: Operand[CollectionType]
@@ -221,14 +221,14 @@ class TransferPagesOp(WithBuffers, name="transfer_pages", traits=[TierOne, Updat
                 f"got {self.source_pool.type} and {self.destination_pool.type}",
             )
         if self.layer is not None and source.kind == FA3:
-            return verify.fail(self, "takes no layer for fa3 pools, whose layers share the pages")
+            return verify.fail(self, "takes no layer for fa3 pools, since all layers share their pages")
         return self.verify_buffers()
 
 
 class ConvertOp(Kv.Operation, name="convert", traits=[TierOne, UpdatesCache]):
-    """Copy every cached token of one cache to the same positions of another, converting kind, layout and dtype.
+    """Copy every cached token of one cache to the same position of another, converting kind, layout and dtype.
 
-    A token whose page one of the tables does not name is skipped.
+    Tokens without a page in one of the tables are skipped.
     """
 
     source: Operand[Any]
@@ -250,7 +250,7 @@ class ConvertOp(Kv.Operation, name="convert", traits=[TierOne, UpdatesCache]):
 
 
 class RemapSparseIndicesOp(WithBuffers, name="remap_sparse_indices", traits=[TierOne, ReadsMemory, WritesMemory]):
-    """Encode logical tokens as page*P + slot: t < 0 stays; a page past the table or >= invalid_id gives -1.
+    """Encode logical tokens as page*P + slot: a negative t stays; a page past the table or >= invalid_id gives -1.
 
     logical, out: [R, Ks] i32; row_offsets [B+1]; lookup_table [B, C] i32.
     """
@@ -289,13 +289,14 @@ class CacheRowOffsetsOp(WithBuffers, name="cache_row_offsets", traits=[TierOne, 
 
 
 class SplitPrefixesOp(WithBuffers, name="split_prefixes", traits=[TierOne, ReadsMemory, WritesMemory]):
-    """Tables of a batch whose sequences share prefixes: of the prefixes, and of what follows them. All are i32.
+    """Tables for a batch whose sequences share prefixes: one set for the prefixes, one for the suffixes. All are i32.
 
-    Group g has the sequences [sequences[g], sequences[g+1]) of lookup_table [B, columns] and cache_lengths [B], the
-    first group also those before, the last one those after. They share lengths[g] // page_size pages: prefix_table
-    [G, columns] has those of the first sequence, prefix_lengths [G] their tokens, prefix_rows [G+1] the offsets of a
-    group's rows, of row_offsets [B+1], and prefix_keys [G+1] zeros: offsets of no new keys. suffix_table [B, columns]
-    has the pages behind, suffix_lengths [B] the cached tokens in them.
+    Group g has the sequences [sequences[g], sequences[g+1]) of lookup_table [B, columns] and cache_lengths [B];
+    sequences before the first group belong to it, those after the last group to the last. The sequences of a group
+    share lengths[g] // page_size pages. Written for the prefixes: prefix_table [G, columns], the pages of the group's
+    first sequence; prefix_lengths [G], the tokens in them; prefix_rows [G+1], the groups' offsets in the rows of
+    row_offsets [B+1]; prefix_keys [G+1], zeros, since a prefix has no new keys. Written for the suffixes: suffix_table
+    [B, columns], the remaining pages; suffix_lengths [B], the cached tokens in them.
     """
 
     lookup_table: Operand[Any]

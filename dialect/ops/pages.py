@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""Tier 1: which pages or tokens of a sequence a query is to see: what they are chosen by, and the choice."""
+"""Fused operations that select the pages or tokens that a query attends to, and that compute the selection's inputs."""
 
 from typing import Any
 
@@ -16,11 +16,11 @@ from ..types import CollectionType
 from .attention import page_lists
 from .operations import FLOATS, not_mla, offsets, read_as_floats
 
-MIN_MAX, MEAN = 2, 1  # rows of a summary
+MIN_MAX, MEAN = 2, 1  # rows per summary
 
 
 def summarized(op: Any, spec: CacheSpec) -> bool:
-    """Whether a collection has pages and keys of its own, and summaries [N, L, H, R, D] are theirs."""
+    """Whether a collection has pages and keys, and summaries [N, L, H, R, D] match it."""
     if not spec.paged:
         return verify.fail(op, f"needs a collection with pages, got a {spec.kind} one")
     if not read_as_floats(op, spec) or not not_mla(op, spec):
@@ -34,11 +34,11 @@ def summarized(op: Any, spec: CacheSpec) -> bool:
 
 
 class SummarizePagesOp(Kv.Operation, name="summarize_pages", traits=[TierOne, ReadsCache, ReadsMemory, UpdatesMemory]):
-    """Summarize the keys of the pages that the step's new tokens lie in, new and cached tokens of them.
+    """Summarize the keys of all pages that contain new tokens of the step, including the cached tokens in them.
 
-    summaries: [N, L, H, R, D] of floats, by pages of the pool: R = 2 rows, the least and the largest element of any
-    key, rounded outwards; or R = 1, the mean key. Of a page only tokens below cache_length(b) + new tokens count. A NaN
-    makes what it is part of NaN. Pages outside the pool are not written.
+    summaries: [N, L, H, R, D] of floats, indexed by the pool's pages: R = 2 rows, the smallest and the largest value
+    per element over all keys, rounded outwards; or R = 1, the mean key. Only tokens below cache_length(b) + new tokens
+    count. A NaN in a key makes the elements that it contributes to NaN. Pages outside the pool are not written.
     """
 
     collection: Operand[CollectionType]
@@ -54,13 +54,13 @@ class SummarizePagesOp(Kv.Operation, name="summarize_pages", traits=[TierOne, Re
 
 
 class SelectPagesOp(Kv.Operation, name="select_pages", traits=[TierOne, ReadsCache, ReadsMemory, WritesMemory]):
-    """Choose up to K pages of each sequence and KV head by the largest score that a key in them may have.
+    """Select up to K pages per sequence and KV head, by an upper bound of the score of any key in a page.
 
-    query: [T, Hq, D] floats; summaries as of kv.summarize_pages; pages: [B, H, K] i32, written: columns of the
-    sequence's row of the lookup table, ascending, -1 behind the last; page_counts: [B, H] i32, written: how many there
-    are. A page's score is the largest over the sequence's queries and the KV head's query heads of sum_d
-    max(q_d min_d, q_d max_d), or of q . mean; ties go to the lower page, NaN counts as the largest. The first ``first``
-    and the last ``last`` pages of a sequence are always among them. A sequence without new tokens has none.
+    query: [T, Hq, D] floats; summaries as in kv.summarize_pages; pages: [B, H, K] i32, written: columns of the
+    sequence's row of the lookup table, ascending, then -1; page_counts: [B, H] i32, written: the number of selected
+    pages. A page's score is the maximum over the sequence's queries and the KV head's query heads of sum_d max(q_d
+    min_d, q_d max_d), or of q . mean; ties go to the lower page, NaN counts as the largest. The first ``first`` and the
+    last ``last`` pages of a sequence are always selected. A sequence without new tokens selects none.
     """
 
     collection: Operand[CollectionType]
@@ -92,12 +92,12 @@ class SelectPagesOp(Kv.Operation, name="select_pages", traits=[TierOne, ReadsCac
 
 
 class IndexScoresOp(Kv.Operation, name="index_scores", traits=[TierOne, ReadsCache, ReadsMemory, WritesMemory]):
-    """An indexer's scores of tokens: out[t, s] = sum_h weights[t, h] * relu(query[t, h] . key[s]).
+    """Scores of tokens for sparse attention: out[t, s] = sum_h weights[t, h] * relu(query[t, h] . key[s]).
 
-    collection: keys of one head, such as an MLA one's; query: [T, Hi, D] in its float type, over 8-bit keys f8e4m3,
-    f16, bf16 or f32; weights: [T, Hi] f32; out: [T, L] f32. Query row i of sequence b sees the tokens s up to its
-    position, cache_length(b) + i; others are minus infinity. All columns are written, also in rows of no sequence,
-    which see nothing.
+    collection: keys of one head, such as those of MLA; query: [T, Hi, D] of its float type, over 8-bit keys f8e4m3,
+    f16, bf16 or f32; weights: [T, Hi] f32; out: [T, L] f32. Query row i of sequence b scores the tokens up to its
+    position, cache_length(b) + i; the other columns are minus infinity. All columns are written, also in rows that
+    belong to no sequence, which score no token.
     """
 
     collection: Operand[CollectionType]
@@ -128,7 +128,7 @@ class IndexScoresOp(Kv.Operation, name="index_scores", traits=[TierOne, ReadsCac
 
 
 class SelectTokensOp(WithBuffers, name="select_tokens", traits=[TierOne, ReadsMemory, WritesMemory]):
-    """Choose up to K columns of each row by the largest scores: ascending, -1 behind the last.
+    """Select up to K columns of each row by the largest scores: ascending, then -1.
 
     scores: [T, L] f32; tokens: [T, K] i32 and counts: [T] i32, both written. Ties go to the lower column, NaN counts
     as the largest, and minus infinity is never chosen.

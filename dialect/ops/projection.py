@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""Tier 1: products whose columns are queries, and keys and values that go straight into a cache.
+"""Fused projections: products whose columns are queries, and keys and values that are written to a cache.
 
-C = x weight^T, [rows, N], a row a token. Its columns are bands, one behind the other, in whole heads: of queries, keys,
-values and, with an index collection, of its queries and keys. Rotation, norms and quantization as in :mod:`rotary` and
-:mod:`operations`.
+C = x weight^T, [rows, N], with one row per token. Its columns form bands of whole heads, in this order: queries, keys,
+values and, with an index collection, the indexer's queries and keys. Rotation, norms and quantization are as in
+:mod:`rotary` and :mod:`operations`.
 """
 
 from dataclasses import dataclass
@@ -24,15 +24,15 @@ from .operations import FLOATS, not_mla, offsets
 from .rotary import GAMMAS, freqs_table
 from .weight_groups import FORMATS, PLAIN, PLAIN_TYPES, Groups, groups_of, packed
 
-SCALED = "f8e4m3"  # what scales go with
+SCALED = "f8e4m3"  # the element type of x and weight that scales need
 SCALED_MLIR = "f8E4M3FN"
 SCALINGS = ("none", "tensor", "row", "block", "group")
-BLOCK = 128  # elements of K, and rows of the weight, that share a scale where scales are of blocks
+BLOCK = 128  # elements of K, and rows of the weight, per scale with scaling block
 
 
 @dataclass(frozen=True)
 class Band:
-    """Columns of a product that are heads of one kind, from column ``first`` on."""
+    """Columns of a product that are heads of one kind, from column ``first`` up."""
 
     kind: str
     first: int
@@ -47,15 +47,15 @@ class Band:
 def bands_of(
     spec: CacheSpec, columns: int, query: tuple[int, int] | None, index: tuple[CacheSpec, tuple[int, int]] | None
 ) -> list[Band] | str:
-    """The bands of a product of so many columns, or what is wrong with it.
+    """The bands of a product with ``columns`` columns, or what is wrong with it.
 
-    ``query``: heads and their size; ``index``: the spec of an index collection, heads and size of its queries.
+    ``query``: (heads, head size); ``index``: the spec of an index collection, and (heads, head size) of its queries.
     """
     wanted: list[tuple[str, int, int]] = []
     if query is not None:
         wanted.append(("query", *query))
     wanted.append(("key", spec.num_heads, spec.head_size))
-    # Without queries there may be keys alone.
+    # Without queries the weight may have columns for keys only.
     if not spec.is_mla and not (query is None and index is None and columns == spec.row_size):
         wanted.append(("value", spec.num_heads, spec.head_size))
     if index is not None:
@@ -72,7 +72,7 @@ def bands_of(
 
 
 class _Projection(Kv.Operation):
-    """A product into a cache, of a ragged batch or a padded one: ``extents`` says where its rows are."""
+    """A product into a cache; ``extents`` names the operand with the batch's row offsets or lengths."""
 
     collection: Operand[CollectionType]
     layer: Operand[I32]
@@ -96,7 +96,7 @@ class _Projection(Kv.Operation):
     eps: ir.FloatAttr
 
     def heads_of(self, value: ir.Value | None) -> tuple[int, int] | None:
-        """Heads and head size of rows of queries, whose extents are static; None where there are none."""
+        """(heads, head size) of a query operand with static extents; None without one."""
         if value is None:
             return None
         shape = ir.MemRefType(value.type).shape
@@ -129,7 +129,7 @@ class _Projection(Kv.Operation):
         )
 
     def _verify_elements(self) -> bool:
-        """x and weight have one K, and types that go together."""
+        """Whether x and weight have the same K and compatible types."""
         grouped = self.scaling.value == "group"
         elements = (*FLOATS, SCALED_MLIR)
         of_x = (*elements, "i8") if grouped else elements
@@ -166,7 +166,7 @@ class _Projection(Kv.Operation):
     def _verify_bands(self, spec: CacheSpec, columns: int) -> bool:
         index = None
         if (self.index_collection is None) != (self.index_query_out is None):
-            return verify.fail(self, "takes index_collection and index_query_out together or neither")
+            return verify.fail(self, "takes both index_collection and index_query_out, or neither")
         if self.index_collection is not None:
             other = verify.handle(self, self.index_collection, ("collection",))
             if other is None or not not_mla(self, spec):
@@ -182,7 +182,7 @@ class _Projection(Kv.Operation):
         )
 
     def _verify_types(self, spec: CacheSpec, element: str) -> bool:
-        """Products are rounded to one type, which every band can take."""
+        """Whether all bands accept the type that products are rounded to."""
         rounded = rounding_of(self).mlir
         outs = [(v, n) for v, n in ((self.query_out, "query_out"), (self.index_query_out, "index_query_out")) if v]
         for value, name in outs:
@@ -236,9 +236,9 @@ class _Projection(Kv.Operation):
         )
 
     def _verify_turns(self, spec: CacheSpec) -> bool:
-        """Rotation and norms are of heads as the cache has them."""
+        """Whether rotation and norms match the cache's head size."""
         if (self.q_gamma is None) != (self.k_gamma is None):
-            return verify.fail(self, "takes q_gamma and k_gamma together or neither")
+            return verify.fail(self, "takes both q_gamma and k_gamma, or neither")
         if self.freqs is None and self.q_gamma is None:
             return True
         if not not_mla(self, spec):
@@ -253,12 +253,12 @@ class _Projection(Kv.Operation):
 
 
 def quantized_x(op: Any) -> bool:
-    """Whether the rows of tokens, with scaling group, have scales of their own."""
+    """Whether x is quantized too, with group scales of its own."""
     return str(ir.MemRefType(op.x.type).element_type) not in FLOATS
 
 
 def k_of(op: Any, buffer: ir.Value) -> int:
-    """Elements of a row of x or of the weight: of packed ones two a byte."""
+    """Elements per row of x or of the weight, counting two per byte if packed."""
     type_ = ir.MemRefType(buffer.type)
     return type_.shape[1] * (2 if packed(op.weight_format.value) and str(type_.element_type) == "i8" else 1)
 
@@ -279,7 +279,7 @@ def groups_in(op: Any, name: str) -> Groups | str:
 
 
 def rounded_to(spec: CacheSpec, x: DType, out: DType | None) -> DType:
-    """What products are rounded to: the type of the queries, else of a float cache, else of x, else bf16."""
+    """The type that products are rounded to: that of the queries, or of a float cache, or of x, or bf16."""
     if out is not None:
         return out
     if not spec.quantized and spec.dtype.name in FLOATS:
@@ -288,7 +288,7 @@ def rounded_to(spec: CacheSpec, x: DType, out: DType | None) -> DType:
 
 
 def rounding_of(op: Any) -> DType:
-    """What the products of an op, whose element types are those that it takes, are rounded to."""
+    """The type that an op's products are rounded to."""
     spec = verify.handle(op, op.collection, ("collection",))
     assert spec is not None
     out = op.query_out if op.query_out is not None else op.index_query_out
@@ -302,17 +302,17 @@ def _element(value: ir.Value) -> DType:
 class ProjectAppendOp(_Projection, name="project_append", traits=[TierOne, WritesCache, ReadsMemory, WritesMemory]):
     """Multiply the new tokens by a weight; write queries to query_out, keys and values to the cache.
 
-    x: [T, K]; weight: [N, K] of x's type; rows of x and weight lie one behind the other (precondition). C = x weight^T
-    in f32, times scales; plus bias [N]; rounded to the type of query_out. Its columns are, in this order, queries
-    [T, Hq, Dq], keys (D of an MLA collection), values and, with an index collection, index queries and its keys.
-    Without query_out the first are left out, and N = H * D leaves the values out too. freqs and gammas as of
-    kv.rope_append; neither is of an index collection. scaling: ``tensor``, x_scale and weight_scale [1, 1] f32;
+    x: [T, K]; weight: [N, K] of x's type; both have contiguous rows (precondition). C = x weight^T in f32, times
+    scales, plus bias [N], rounded to the type of query_out. Its columns are, in this order, queries [T, Hq, Dq], keys
+    (only D columns for an MLA collection), values and, with an index collection, index queries and index keys. Without
+    query_out there are no query columns, and N = H * D leaves out the values too. freqs and gammas are as in
+    kv.rope_append; they do not apply to an index collection. scaling: ``tensor``, x_scale and weight_scale [1, 1] f32;
     ``row``, [T, 1] and [N, 1]; ``block``, [T, ceil(K / 128)] and [ceil(N / 128), ceil(K / 128)].
 
-    ``group``: the weight's elements, 8-bit ones or by weight_format of 4 bits in bytes [N, K / 2], have the scales of
-    groups of K, weight_scale [N, K / g] or as sm_100 has them, minus weight_min of the same type (``weight_groups``).
-    x is of floats, or of the weight's elements with an x_scale of its own. Values are rounded to x's type, of a
-    quantized x to bf16; products are multiplied by tensor_scale [1, 1].
+    ``group``: the weight's elements, 8-bit or by weight_format 4-bit in bytes [N, K / 2], have scales per group of K,
+    weight_scale [N, K / g] or in the layout of sm_100, and optional minima weight_min of the same type, which are
+    subtracted (``weight_groups``). x is of floats, or of the weight's element type with an x_scale of its own. Weights
+    are rounded to x's type, or to bf16 for a quantized x; products are multiplied by tensor_scale [1, 1].
     """
 
     row_offsets: Operand[Any] = in_place_of("extents")
@@ -330,9 +330,9 @@ class ProjectAppendOp(_Projection, name="project_append", traits=[TierOne, Write
 class ProjectAppendPaddedOp(
     _Projection, name="project_append_padded", traits=[TierOne, WritesCache, ReadsMemory, WritesMemory]
 ):
-    """kv.project_append of a padded batch: x [B * S, K], query_out [B * S, Hq, Dq], S rows a sequence.
+    """kv.project_append for a padded batch: x [B * S, K], query_out [B * S, Hq, Dq], with S rows per sequence.
 
-    Queries of all rows are written; keys and values of tokens t >= valid_lengths[b] are not.
+    All query rows are written; keys and values of tokens t >= valid_lengths[b] are not.
     """
 
     valid_lengths: Operand[Any] = in_place_of("extents")

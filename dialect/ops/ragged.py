@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""Tier 1: operations on ragged batches that stand beside the caches of a step. They touch no cache."""
+"""Fused operations on the ragged tensors of a step, which access no cache."""
 
 from typing import Any
 
@@ -12,7 +12,7 @@ NUMBERS = ("f32", "f16", "bf16", "i8", "i16", "i32")
 
 
 class SlicedAddOp(WithBuffers, name="sliced_add", traits=[TierOne, ReadsMemory, WritesMemory]):
-    """out = a + b in rows below end, a in the others; all [rows, C], of one type. out may be a."""
+    """out = a + b in rows below end, out = a in the others; all [rows, C] of one type. out may be a."""
 
     a: Operand[Any]
     b: Operand[Any]
@@ -23,10 +23,9 @@ class SlicedAddOp(WithBuffers, name="sliced_add", traits=[TierOne, ReadsMemory, 
 
 
 class MergeRaggedOp(WithBuffers, name="merge_ragged", traits=[TierOne, ReadsMemory, WritesMemory]):
-    """Join two ragged batches sequence by sequence: sequence n of out is that of a, then that of b.
+    """Join two ragged batches sequence by sequence: sequence n of out is sequence n of a, then of b.
 
-    a [Ta, C], b [Tb, C], out [Ta + Tb, C] of one type, a_offsets, b_offsets, out_offsets [B+1] i32; the last is
-    written too.
+    a [Ta, C], b [Tb, C], out [Ta + Tb, C] of one type; a_offsets, b_offsets, out_offsets [B+1] i32. (written).
     """
 
     a: Operand[Any]
@@ -58,10 +57,10 @@ class ShiftTokensOp(WithBuffers, name="shift_tokens", traits=[TierOne, ReadsMemo
 
 
 class MergeAttentionOp(WithBuffers, name="merge_attention", traits=[TierOne, ReadsMemory, WritesMemory]):
-    """Join attention of the same queries over two sets of keys: out = softmax-weighted mean, lse = log of both sums.
+    """Combine attention of the same queries over two sets of keys: out is the weighted mean, lse the log of both sums.
 
     a, b, out: [T, Hq, D] of one float type; a_lse, b_lse, lse: [T, Hq] f32, natural logarithms. out may be a or b.
-    Rows that saw no key in either give zeros and minus infinity.
+    Rows that attend to no key in either input give zeros and minus infinity.
     """
 
     a: Operand[Any]

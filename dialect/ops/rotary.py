@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""Tier 1: rotary embedding and RMS norm of queries and keys.
+"""Fused rotary embedding and RMS norm of queries and keys.
 
-Conventions as in :mod:`operations`. freqs is [positions, R] f32, (cos, sin) pairs interleaved, R even; interleaved
-rotates pairs (2k, 2k+1) of the last R dims of a head, else pairs (k, k + R/2) of the first R. The other dims stay.
+Conventions as in :mod:`operations`. freqs is [positions, R] f32 with interleaved (cos, sin) pairs, R even. The
+attribute interleaved rotates pairs (2k, 2k+1) of the last R dims of a head; without it, pairs (k, k + R/2) of the first
+R. The other dims are not changed.
 """
 
 from typing import Any
@@ -24,9 +25,9 @@ GAMMAS = {"q_gamma": Buffer("D", FLOATS), "k_gamma": Buffer("D", FLOATS)}
 class RopeAppendOp(WithBuffers, name="rope_append", traits=[TierOne, WritesCache, ReadsMemory, WritesMemory]):
     """Rotate query and key by position, write key and value to the cache, the query to query_out.
 
-    query, query_out: [T, Hq, D]; freqs: [positions, R] f32, (cos, sin) pairs interleaved, R <= D even. interleaved
-    rotates pairs (2k, 2k+1) of the last R dims, else pairs (k, k + R/2) of the first R. Optional q_gamma, k_gamma
-    [D]: RMS norm with eps before the rotation. Quantizes as kv.append does.
+    query, query_out: [T, Hq, D]; freqs: [positions, R] f32, interleaved (cos, sin) pairs, R <= D even. interleaved
+    rotates pairs (2k, 2k+1) of the last R dims; without it, pairs (k, k + R/2) of the first R. Optional q_gamma,
+    k_gamma [D]: RMS norm with eps before the rotation. Quantization is as in kv.append.
     """
 
     collection: Operand[CollectionType]
@@ -55,7 +56,7 @@ class RopeAppendOp(WithBuffers, name="rope_append", traits=[TierOne, WritesCache
         if not not_mla(self, spec):
             return False
         if (self.q_gamma is None) != (self.k_gamma is None):
-            return verify.fail(self, "takes q_gamma and k_gamma together or neither")
+            return verify.fail(self, "takes both q_gamma and k_gamma, or neither")
         return super().verify_buffers(spec) and freqs_table(self, self.freqs, spec.head_size)
 
 
@@ -73,7 +74,7 @@ def freqs_table(op: Any, value: ir.Value, head_size: int) -> bool:
 
 
 class _InPlace(WithBuffers):
-    """What rotates or normalises the keys of a cache where they are."""
+    """An operation that rotates or normalises the keys of a cache in place."""
 
     def verify_buffers(self, spec: CacheSpec | None = None) -> bool:
         assert spec is not None
@@ -82,7 +83,7 @@ class _InPlace(WithBuffers):
 
 
 class _Rope(_InPlace):
-    """Rotation of queries and of a cache's new keys; ``extents`` says where the rows of the batch are."""
+    """Rotation of queries and of a cache's new keys; ``extents`` names the operand with the row offsets or lengths."""
 
     collection: Operand[CollectionType]
     layer: Operand[I32]
@@ -96,9 +97,9 @@ class _Rope(_InPlace):
 
 
 class RopeOp(_Rope, name="rope", traits=[TierOne, UpdatesCache, ReadsMemory, WritesMemory]):
-    """Rotate the query to query_out and the keys of the new tokens in place; operands as kv.rope_append.
+    """Rotate the query to query_out and the keys of the new tokens in place; operands as in kv.rope_append.
 
-    Optional position_ids [sections, T] i32 with mrope_section (pairs a section) replace the positions.
+    The optional position_ids [sections, T] i32 with mrope_section (pairs per section) replace the positions.
     """
 
     row_offsets: Operand[Any] = in_place_of("extents")
@@ -112,7 +113,7 @@ class RopeOp(_Rope, name="rope", traits=[TierOne, UpdatesCache, ReadsMemory, Wri
 
 
 class RopePaddedOp(_Rope, name="rope_padded", traits=[TierOne, UpdatesCache, ReadsMemory, WritesMemory]):
-    """kv.rope of a padded batch: query, query_out [B, Smax, Hq, D]; tokens t >= valid_lengths[b] are skipped.
+    """kv.rope for a padded batch: query, query_out [B, Smax, Hq, D]; tokens t >= valid_lengths[b] are not written.
 
     Optional position_ids [sections, B, Smax] i32.
     """
@@ -130,9 +131,9 @@ class RopePaddedOp(_Rope, name="rope_padded", traits=[TierOne, UpdatesCache, Rea
 class QkNormOp(_InPlace, name="qk_norm", traits=[TierOne, UpdatesCache, ReadsMemory, WritesMemory]):
     """RMS-normalise each head of the query to query_out, and of the new tokens' keys in place, in one launch.
 
-    x * rsqrt(mean(x^2) + eps) * (gamma + weight_offset), gammas [D]; then, with freqs, rotated as by kv.rope. The
-    index operands, all or none, are the query and collection of an indexer whose heads have the same size: its
-    keys are normalised and rotated too.
+    x * rsqrt(mean(x^2) + eps) * (gamma + weight_offset), gammas [D]; with freqs, followed by the rotation of kv.rope.
+    The index operands, all or none, are the query and collection of an indexer with the same head size, which are
+    normalised and rotated too.
     """
 
     collection: Operand[CollectionType]
@@ -168,7 +169,7 @@ class QkNormOp(_InPlace, name="qk_norm", traits=[TierOne, UpdatesCache, ReadsMem
         assert spec is not None
         index = [getattr(self, n) for n in INDEX]
         if len({v is None for v in index}) > 1:
-            return verify.fail(self, f"takes {', '.join(INDEX)} together or none of them")
+            return verify.fail(self, f"takes {', '.join(INDEX)} together, or none of them")
         if self.index_collection is not None:
             other = verify.handle(self, self.index_collection, ("collection",))
             if other is None or not rotates_in_place(self, other):
@@ -183,7 +184,7 @@ INDEX = ("index_collection", "index_query", "index_query_out", "index_q_gamma", 
 
 
 def rotates_in_place(op: Any, spec: CacheSpec) -> bool:
-    """Whether the keys of a collection can be changed where they are."""
+    """Whether the keys of a collection can be updated in place."""
     if spec.quantized:
         return verify.fail(op, "needs a cache without scales: rotate before quantizing with kv.rope_append")
     return spec.dtype.is_float or verify.fail(op, f"needs a cache of floats, got element type {spec.dtype.mlir}")

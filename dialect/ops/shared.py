@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""Operations on tiles in shared memory: allocate, copy tokens in through the page table, copy out.
+"""Operations on tiles in shared memory that threads address: allocate, copy tokens in through the page table, copy out.
 
-A tile is ``tile_rows`` tokens of one head, a row after the other: row i at byte i * pitch, where pitch is at
-least the row's head_size * element size bytes. With swizzle 128 the 16-byte chunk c of row i lies at chunk c ^ (i % 8)
-(of every group of eight), which keeps ``ldmatrix`` free of bank conflicts; a pitch of an odd number of chunks does
-the same for rows that are no multiple of 128 bytes. With swizzle 128 and a pitch of 128, wider rows are cut into panels
-of 128 bytes, which follow one another at tile_rows * 128 bytes: what ``wgmma`` reads.
+A tile is ``tile_rows`` tokens of one head: row i starts at byte i * pitch, where pitch is at least the row's
+head_size * element size bytes. With swizzle 128, the 16-byte chunk c of row i is stored at chunk c ^ (i % 8) (of every
+group of eight), which avoids bank conflicts of ``ldmatrix``; a pitch of an odd number of chunks does the same for rows
+that are no multiple of 128 bytes. With swizzle 128 and a pitch of 128, wider rows are cut into panels of 128 bytes, one
+panel after the other at tile_rows * 128 bytes, as ``wgmma`` reads them.
 """
 
 from collections.abc import Sequence
@@ -19,7 +19,7 @@ from ..effects import ELEMENTS, MEMORY, READ, WRITE, AllocatesShared, Effect, Ef
 from ..ext import I32, Operand, Result
 from .common import as_i32, i64_attr
 
-_MOST_BYTES = 1 << 18  # of a tile: no GPU has as much shared memory
+_MOST_BYTES = 1 << 18  # of a tile; more than any GPU's shared memory
 
 
 class _LoadsTile(EffectModel):
@@ -58,13 +58,13 @@ class AllocSharedOp(Kv.Operation, name="alloc_shared", traits=[AllocatesShared])
 
 
 class LoadTileOp(Kv.Operation, name="load_tile", traits=[_LoadsTile]):
-    """Copy the tokens [base, base + tile_rows) of a head to shared memory; a thread copies its share.
+    """Copy the tokens [base, base + tile_rows) of a head to shared memory; each thread copies its share.
 
-    Operands: cache, batch, head, base token; valid, how many of the tokens exist (the rest of the tile is
-    zero-filled); destination in shared memory, aligned to 16 bytes; thread in [0, num_threads).
-    Attributes: tile_rows; num_threads; pitch, bytes from row to row; swizzle, 0 or 128; mode, ``async`` (cp.async:
-    the caller commits and waits) or ``sync``. The storage row must be a multiple of 16 bytes. Preconditions: base is a
-    multiple of tile_rows or of the page size, whichever is less. Every page of the tile is looked up once.
+    Operands: cache, batch, head, base token; valid, the number of tokens that exist (the rest of the tile is
+    zero-filled); destination in shared memory, aligned to 16 bytes; thread in [0, num_threads). Attributes: tile_rows;
+    num_threads; pitch, bytes from row to row; swizzle, 0 or 128; mode, ``async`` (cp.async: the caller commits and
+    waits) or ``sync``. The storage row must be a multiple of 16 bytes. Precondition: base is a multiple of the smaller
+    of tile_rows and the page size. Each page of the tile is looked up once.
     """
 
     cache: Operand[Any]
@@ -85,9 +85,9 @@ class LoadTileOp(Kv.Operation, name="load_tile", traits=[_LoadsTile]):
 
 
 class StoreTileOp(Kv.Operation, name="store_tile", traits=[_StoresTile]):
-    """Copy a tile from shared memory to the tokens [base, base + valid) of a head; the mirror of kv.load_tile.
+    """Copy a tile from shared memory to the tokens [base, base + valid) of a head; the inverse of kv.load_tile.
 
-    Pages out of range are not written. mode must be ``sync``.
+    Out-of-range pages are not written. mode must be ``sync``.
     """
 
     cache: Operand[Any]
@@ -149,7 +149,7 @@ def _tile_problems(op: Any, pointer: int, modes: tuple[str, ...], kinds: tuple[s
 
 
 def alloc_shared(bytes: int, alignment: int = 16) -> ir.Value:
-    """A block of ``bytes`` of shared memory."""
+    """An allocation of ``bytes`` of shared memory."""
     return AllocSharedOp(i64_attr(bytes), i64_attr(alignment), ir.Type.parse("!llvm.ptr<3>")).operation.results[0]
 
 
@@ -176,7 +176,7 @@ def store_tile(
     cache: ir.Value, place: Sequence[Any], source: ir.Value, thread: Any, *,
     tile_rows: int, num_threads: int, pitch: int | None = None, swizzle: int = 0,
 ) -> None:  # fmt: skip
-    """Copy this thread's share of a tile of shared memory to tokens of the cache; ``place`` as of :func:`load_tile`."""
+    """Copy this thread's share of a tile from shared memory to the cache; ``place`` as in :func:`load_tile`."""
     batch, head, base, valid = map(as_i32, place)
     StoreTileOp(
         cache, batch, head, base, valid, source, as_i32(thread),

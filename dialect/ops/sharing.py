@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""Tiles in shared memory that warps share: what several warps compute of one tile, columns of what lies there, and
-columns of two places beside one another.
+"""Tiles in shared memory that several warps access: tiles shared from registers, views of columns, joined columns.
 
-But for the last, ``assign-kv-layouts`` and ``select-kv-copies`` make them; kernels may be written with them too.
+``assign-kv-layouts`` and ``select-kv-copies`` make all of them except ``kv.tile_beside``; kernels may use them too.
 """
 
 from typing import Any
@@ -18,14 +17,14 @@ from .common import i64_attr
 from .staging import Synchronizes
 from .tile import IN_SHARED, SHARED, layout_of, same_type, tile_of, tile_type
 
-LINES = 8  # columns of an accumulator, and rows of shared memory that a swizzle's period has
+LINES = 8  # columns of an accumulator, and rows in a swizzle's period
 
 
 class TileShareOp(Kv.Operation, name="tile_share", traits=[Synchronizes]):
-    """A tile that threads hold, in shared memory: all warps have read what was there, and all see it afterwards.
+    """Copy a tile from registers to shared memory, after all warps have read the previous one.
 
-    For products whose warps stand beside one another: each needs all columns of A. Operand: a tile of 16-bit elements
-    in registers. Result: the tile with the layout ``shared``, valid until it is shared again.
+    For products whose warps share the output columns, so that each warp needs all columns of A. Operand: a tile of
+    16-bit elements in registers. Result: the tile with the layout ``shared``, valid until the next share.
     """
 
     source: Operand[Any]
@@ -42,10 +41,9 @@ class TileShareOp(Kv.Operation, name="tile_share", traits=[Synchronizes]):
 
 
 class TileColumnsOp(Kv.Operation, name="tile_columns", traits=[Pure]):
-    """Some columns of a tile in shared memory, where they are: values that are columns of the keys.
+    """A view of some columns of a tile in shared memory, such as MLA values, which are columns of the keys.
 
-    Attribute: first_column, a multiple of the 128 bytes of a swizzle atom, or of 8 where the tile lies transposed.
-    Result: a tile of the same rows.
+    Attribute: first_column, a multiple of a swizzle atom's 128 bytes, or of 8 in a transposed tile. Same rows.
     """
 
     source: Operand[Any]
@@ -68,18 +66,18 @@ class TileColumnsOp(Kv.Operation, name="tile_columns", traits=[Pure]):
         if first is None or first < 0 or first % atom or first + tile.shape[1] > source.shape[1]:
             return verify.fail(
                 self,
-                f"columns must start at a multiple of {atom} and lie in the operand's {source.shape[1]}, got "
+                f"columns must start at a multiple of {atom} and be within the operand's {source.shape[1]}, got "
                 f"{tile.shape[1]} from {self.first_column} on",
             )
         return True
 
 
 class TileBesideOp(Kv.Operation, name="tile_beside", traits=[Pure]):
-    """The columns of two loaded tiles beside one another, of as many rows: keys that end in columns of other rows.
+    """The columns of two loaded tiles side by side: keys whose last columns come from other rows.
 
-    Operands: rows of a buffer (``kv.tile_load_rows``), whole 128 bytes each, and tokens of a cache (``kv.tile_load``),
-    which may start at any; nothing else reads either. Both are copied to one tile in shared memory. The second operand
-    of products by wgmma, on GPUs whose kernels have a producer.
+    Operands: rows of a buffer (``kv.tile_load_rows``) of a multiple of 128 bytes, and tokens of a cache
+    (``kv.tile_load``), from any column up; both have the same number of rows and no other use. Both are copied to one
+    tile in shared memory. Only as the second operand of products by wgmma, on GPUs whose kernels have a producer.
     """
 
     left: Operand[Any]
@@ -89,7 +87,7 @@ class TileBesideOp(Kv.Operation, name="tile_beside", traits=[Pure]):
     def verify_invariants(self) -> bool:
         left, right, tile = (tile_of(x) for x in (self.left, self.right, self.operation.results[0]))
         if any(type_ is None or type_.rank != 2 for type_ in (left, right, tile)):
-            return verify.fail(self, f"takes and makes tiles of rank 2, got {self.left.type} and {self.right.type}")
+            return verify.fail(self, f"needs tiles of rank 2, got {self.left.type} and {self.right.type}")
         assert left is not None
         assert right is not None
         if left.shape[0] != right.shape[0] or left.element_type != right.element_type:
@@ -105,9 +103,9 @@ class TileBesideOp(Kv.Operation, name="tile_beside", traits=[Pure]):
 
 
 class TileAddColumnsOp(Kv.Operation, name="tile_add_columns", traits=[Pure]):
-    """Sums with a tile added to some of their columns, by ordinary additions of f32.
+    """Add a tile to some columns of an accumulator, by ordinary f32 additions.
 
-    Operands: a tile of f32 in registers, and one of the same rows and as many columns or fewer. Attribute:
+    Operands: a tile of f32 in registers, and a tile of the same rows with at most as many columns. Attribute:
     first_column, a multiple of 8. The result has the first operand's type.
     """
 
@@ -118,42 +116,42 @@ class TileAddColumnsOp(Kv.Operation, name="tile_add_columns", traits=[Pure]):
 
     def verify_invariants(self) -> bool:
         source, added = tile_of(self.source), tile_of(self.added)
-        for what, type_ in (("the operand", source), ("what is added", added)):
+        for what, type_ in (("the operand", source), ("the added tile", added)):
             if type_ is None or type_.rank != 2 or str(type_.element_type) != "f32" or layout_of(type_) in IN_SHARED:
                 return verify.fail(self, f"{what} must be a tile of rank 2 of f32 in registers, got {type_}")
         assert source is not None
         assert added is not None
         if source.shape[0] != added.shape[0] or layout_of(source) != layout_of(added):
-            return verify.fail(self, f"what is added must have the operand's rows and layout, got {source} and {added}")
+            return verify.fail(self, f"the added tile needs the operand's rows and layout, got {source} and {added}")
         first = verify.integer(self.first_column)
         if first is None or first < 0 or first % LINES or first + added.shape[1] > source.shape[1]:
             return verify.fail(
                 self,
-                f"columns must start at a multiple of {LINES} and lie in the operand's {source.shape[1]}, got "
+                f"columns must start at a multiple of {LINES} and be within the operand's {source.shape[1]}, got "
                 f"{added.shape[1]} from {self.first_column} on",
             )
         return same_type(self, self.source)
 
 
 def atom_columns(element: ir.Type) -> int:
-    """Columns of a swizzle atom of tiles in shared memory."""
+    """Columns per swizzle atom of tiles in shared memory."""
     return 8 * TILE_SWIZZLE // element.width
 
 
 def tile_columns(source: ir.Value, first_column: int, columns: int) -> ir.Value:
-    """Columns of a tile in shared memory."""
+    """A view of columns of a tile in shared memory."""
     type_ = ir.RankedTensorType(source.type)
     result = tile_type([type_.shape[0], columns], type_.element_type, layout_of(type_))
     return TileColumnsOp(source, i64_attr(first_column), result).operation.results[0]
 
 
 def tile_beside(left: ir.Value, right: ir.Value) -> ir.Value:
-    """The columns of two loaded tiles beside one another."""
+    """The columns of two loaded tiles side by side."""
     a, b = (ir.RankedTensorType(x.type) for x in (left, right))
     result = tile_type([a.shape[0], a.shape[1] + b.shape[1]], a.element_type)
     return TileBesideOp(left, right, result).operation.results[0]
 
 
 def add_columns(source: ir.Value, added: ir.Value, first_column: int) -> ir.Value:
-    """Sums with a tile added to their columns from ``first_column`` on."""
+    """``source`` with ``added`` added to its columns from ``first_column`` up."""
     return TileAddColumnsOp(source, added, i64_attr(first_column), source.type).operation.results[0]

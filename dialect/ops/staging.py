@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""Asynchrony of tile kernels: circular buffers of tiles in shared memory, products in flight, roles of warps.
+"""Asynchrony of tile kernels: circular buffers of tiles in shared memory, products in flight, warp roles.
 
-What passes make of ``kv.tile_load`` and ``kv.dot``; kernels may be written with them too. A *stages* value is a
-circular buffer: ``stages`` tiles, and for each a ``full`` and an ``empty`` barrier with the buffer's name. Use ``n``
-(0, 1, 2, ...) has stage n % stages; producers acquire it, copy, and the barrier ``full`` tells consumers, who release
-it.
+Passes make these from ``kv.tile_load`` and ``kv.dot``; kernels may use them too. A *stages* value is a circular buffer:
+``stages`` tiles, each with a ``full`` and an ``empty`` mbarrier named after the buffer. Use ``n`` (0, 1, 2, ...) is in
+stage n % stages: the producer acquires the stage and copies, ``full`` signals the consumers, and the consumers release
+the stage through ``empty``.
 """
 
 from collections.abc import Sequence
@@ -32,28 +32,28 @@ from .tile import (
 
 PARTS, FIRST_PART = "parts", "first_part"  # attributes of a buffer, and of a wait for one of its tiles
 COPIES = ("tma", "cp_async", "staged", "transposed", "convert")
-LANES = 32  # of a warp
+LANES = 32  # per warp
 WARPGROUP_WARPS = 4
 PRODUCER_WARPS = tuple(f"producer_warp_{i}" for i in range(4))
-PRODUCER_REST = {f"producer_warps_from_{i}": i for i in (1, 2, 3)}  # by role its first warp
+PRODUCER_REST = {f"producer_warps_from_{i}": i for i in (1, 2, 3)}  # the first warp of each role
 PRODUCER_GROUPS = tuple(f"producer_group_{i}" for i in range(2))
 ROLES = ("producer", *PRODUCER_WARPS, *PRODUCER_REST, *PRODUCER_GROUPS, "consumer")
 
 
 class Synchronizes(EffectModel):
-    """Waits for or signals other threads: nothing moves across it."""
+    """Waits for or signals other threads: no op moves across it."""
 
     effects = (Effect(READ, MEMORY), Effect(WRITE, MEMORY))
 
 
 class _Copies(EffectModel):
-    """Reads a cache into shared memory."""
+    """Copies from a cache to shared memory."""
 
     effects = (Effect(READ, CACHE), Effect(WRITE, MEMORY))
 
 
 class _CopiesRows(EffectModel):
-    """Reads a buffer into shared memory."""
+    """Copies from a buffer to shared memory."""
 
     effects = (Effect(READ, MEMORY), Effect(WRITE, MEMORY))
 
@@ -63,16 +63,16 @@ class StagesType(Kv.Type, name="stages"):
 
 
 class MakeStagesOp(Kv.Operation, name="make_stages", traits=[AllocatesShared]):
-    """Allocate a circular buffer and initialise its barriers, at the kernel's start.
+    """Allocate a circular buffer and initialise its mbarriers, at the kernel's start.
 
-    Attributes: name, of the barriers too; stages; tile, the type of one tile; copy, how it is filled: ``tma`` (one
-    warp, counted in bytes), ``cp_async``, ``staged`` (8-bit elements by TMA or cp.async to memory from which threads
-    convert them), ``transposed`` (likewise, for a tile whose columns are its rows there, with tokens in the order in
-    which products take weights of 8 bits) or ``convert`` (through registers): by all producer threads, counted in
-    arrivals.
+    Attributes: name, also of the barriers; stages; tile, the type of one tile; copy, how it is filled: ``tma`` (one
+    warp copies, and the barrier counts bytes); or by all producer threads, with a barrier that counts arrivals:
+    ``cp_async``, ``convert`` (through registers), ``staged`` (8-bit elements are first copied by TMA or cp.async to
+    staging memory, from which threads convert them), ``transposed`` (the same, for a tile whose columns are rows in the
+    staging memory, with tokens in the order in which products take 8-bit weights).
 
-    With an attribute ``parts`` (i64), of boxes by ``tma``, as many parts of the columns have a barrier ``full`` each,
-    whole swizzle atoms of 128 bytes.
+    An attribute ``parts`` (i64), of boxes by ``tma``: the columns are copied in that many parts of whole swizzle atoms
+    of 128 bytes, with one ``full`` barrier each.
     """
 
     buffer_name: ir.StringAttr
@@ -94,11 +94,11 @@ class MakeStagesOp(Kv.Operation, name="make_stages", traits=[AllocatesShared]):
             return False
         if (layout_of(tile) == SHARED_TRANSPOSED) == (self.copy.value == "transposed"):
             return True
-        return verify.fail(self, f'copy "transposed" goes with the layout "{SHARED_TRANSPOSED}", got {self.tile}')
+        return verify.fail(self, f'copy "transposed" needs the layout "{SHARED_TRANSPOSED}", got {self.tile}')
 
 
 def _tile_in(op: Any) -> ir.RankedTensorType | None:
-    """The type of the tiles in an op's buffer; None after an error."""
+    """The type of the tiles in the op's circular buffer; None after an error."""
     made = op.buffer.owner
     if isinstance(made, ir.Block) or made.name != "kv.make_stages":
         verify.fail(op, "must name a buffer by the kv.make_stages that makes it: passes look at it there")
@@ -115,7 +115,7 @@ def _in_shared(op: Any, value: ir.Value, what: str) -> bool:
 
 
 def _only_waited_for(op: Any, value: ir.Value, what: str) -> bool:
-    """Whether a product in flight is named by one ``kv.dot_wait`` and nothing else."""
+    """Whether one ``kv.dot_wait`` is the only use of a product in flight."""
     names = [use.owner.operation.name for use in value.uses]
     if names == ["kv.dot_wait"]:
         return True
@@ -124,23 +124,23 @@ def _only_waited_for(op: Any, value: ir.Value, what: str) -> bool:
 
 
 class ProducerAcquireOp(Kv.Operation, name="producer_acquire", traits=[Synchronizes]):
-    """Wait until the consumers have released the tile of use ``n - stages``."""
+    """Wait on ``empty`` until the consumers have released the tile of use ``n - stages``."""
 
     buffer: Operand[StagesType]
     n: Operand[I32]
 
 
 class CopyStartOp(Kv.Operation, name="copy_start", traits=[_Copies]):
-    """Start the copy of ``kv.tile_load``'s tile to the stage of use ``n``; its barrier ``full`` tells when it is there.
+    """Start the copy of ``kv.tile_load``'s tile to the stage of use ``n``; the barrier ``full`` signals its completion.
 
-    Operands and attributes as ``kv.tile_load``; rows past ``count`` hold anything, but those of a tile with a
-    ``begin``, which ``transposed`` copies take, are zeros before it and from ``count`` on. A buffer that is filled by
-    ``tma`` needs the descriptor; pages, of ``kv.tile_pages`` with the descriptor's box as step or, by ``cp_async``, of
-    ``kv.tile_row_pages``, are looked up by the copy without. One that is ``staged`` or ``transposed`` has both, or
-    threads copy its rows.
+    Operands and attributes are as in ``kv.tile_load``. Rows past ``count`` are undefined, except in a tile with
+    ``begin`` (``transposed`` copies only), whose rows before ``begin`` and from ``count`` up are zeros. A buffer that
+    is filled by ``tma`` needs the descriptor. Optional pages are those of ``kv.tile_pages`` with the descriptor's box
+    as step or, for ``cp_async``, of ``kv.tile_row_pages``; without them the copy looks the pages up. A ``staged`` or
+    ``transposed`` buffer has descriptor and pages, or neither: threads then copy its rows.
 
-    With an attribute ``tile_column`` (i64) it fills the columns of a tile from there on, and stands behind the
-    ``kv.copy_rows_start`` that fills those before: its barrier tells of both.
+    With the attribute ``tile_column`` (i64) it fills the tile's columns from there up, after the ``kv.copy_rows_start``
+    that fills the columns before; ``full`` then signals both copies.
     """
 
     buffer: Operand[StagesType]
@@ -164,7 +164,7 @@ class CopyStartOp(Kv.Operation, name="copy_start", traits=[_Copies]):
         if not verify_columns(self, spec, tile, copy == "staged"):
             return False
         if (self.lists is not None or not row_format(self, spec).plain) and copy not in ("cp_async", "convert"):
-            return verify.fail(self, f"takes lists and formats of rows by cp_async and convert, got {copy}")
+            return verify.fail(self, f"lists and row formats need copies by cp_async or convert, got {copy}")
         if copy not in ("transposed", "staged") and (copy == "tma") != (self.descriptor is not None):
             return verify.fail(
                 self, f"needs a descriptor for a buffer that is filled by tma, and for no other, got {copy}"
@@ -178,16 +178,16 @@ class CopyStartOp(Kv.Operation, name="copy_start", traits=[_Copies]):
             return verify.fail(self, f"needs a descriptor and pages, or neither, for a buffer that is filled by {copy}")
         if self.pages is None or staged or copy in ("tma", "cp_async"):
             return True
-        return verify.fail(self, f"takes pages for a buffer that is filled by tma or cp_async, got {copy}")
+        return verify.fail(self, f"takes pages only for a buffer that is filled by tma or cp_async, got {copy}")
 
 
 class CopyRowsStartOp(Kv.Operation, name="copy_rows_start", traits=[_CopiesRows]):
-    """Start the copy of ``kv.tile_load_rows``'s tile to the stage of use ``n``; its barrier tells when it is there.
+    """Start the copy of ``kv.tile_load_rows``'s tile to the stage of use ``n``; the barrier signals its completion.
 
-    Operands: the circular buffer, filled by ``cp_async``, and the use; the rest as of ``kv.tile_load_rows``. With an
-    attribute ``columns`` (i64) it fills those first ones of the tile, and a ``kv.copy_start`` the others, perhaps by
-    ``convert``.
-    With a unit attribute ``tells`` threads do not wait for their copies, which tell the barrier themselves.
+    Operands: the circular buffer, filled by ``cp_async``, and the use; the rest as in ``kv.tile_load_rows``. With the
+    attribute ``columns`` (i64) it fills the first ``columns`` columns of the tile, and a ``kv.copy_start`` the others,
+    possibly by ``convert``. With the unit attribute ``tells`` threads do not wait for their copies: the copies
+    themselves arrive on the barrier.
     """
 
     buffer: Operand[StagesType]
@@ -207,10 +207,10 @@ class CopyRowsStartOp(Kv.Operation, name="copy_rows_start", traits=[_CopiesRows]
 
 
 class CopyFinishOp(Kv.Operation, name="copy_finish", traits=[Synchronizes]):
-    """Finish the copy of use ``n`` and tell its barrier ``full``, while ``pending`` later copies of this thread go on.
+    """Wait for this thread's copies of use ``n`` and arrive on ``full``, while ``pending`` later copies continue.
 
-    For buffers that are filled by ``cp_async``, ``staged`` or ``transposed``. Of one that no ``kv.copy_finish`` names,
-    ``kv.copy_start`` finishes its own.
+    For buffers that are filled by ``cp_async``, ``staged`` or ``transposed``. Without a ``kv.copy_finish`` for a
+    buffer, ``kv.copy_start`` finishes its own copies.
     """
 
     buffer: Operand[StagesType]
@@ -230,16 +230,16 @@ class CopyFinishOp(Kv.Operation, name="copy_finish", traits=[Synchronizes]):
 
 
 class CopyCommitOp(Kv.Operation, name="copy_commit", traits=[Synchronizes]):
-    """End a group of copies by cp.async of this thread: those that it started since the group before, perhaps none.
+    """Close a cp.async group of this thread: the copies that it has started since the previous group, possibly none.
 
-    Of kernels whose products are mma.sync's, whose buffers have no barriers.
+    For kernels with products by mma.sync, whose buffers have no mbarriers.
     """
 
 
 class CopyWaitOp(Kv.Operation, name="copy_wait", traits=[Synchronizes]):
-    """Wait until all groups of copies but every thread's last ``pending`` are there, and for all threads of the block.
+    """Wait for all of this thread's cp.async groups except the last ``pending``, then synchronise the block.
 
-    So everybody sees what anybody has copied, and nobody still reads what was copied before.
+    Afterwards every thread sees all of the block's copies, and no thread still reads what these overwrite.
     """
 
     pending: ir.IntegerAttr
@@ -252,7 +252,7 @@ class CopyWaitOp(Kv.Operation, name="copy_wait", traits=[Synchronizes]):
 
 
 class ConsumerWaitOp(Kv.Operation, name="consumer_wait", traits=[Synchronizes]):
-    """Wait for the tile of use ``n``: a tile in shared memory, to be read until ``kv.consumer_release``."""
+    """Wait on ``full`` for use ``n``; the result is the tile in shared memory, valid until ``kv.consumer_release``."""
 
     buffer: Operand[StagesType]
     n: Operand[I32]
@@ -266,14 +266,14 @@ class ConsumerWaitOp(Kv.Operation, name="consumer_wait", traits=[Synchronizes]):
 
 
 class ConsumerReleaseOp(Kv.Operation, name="consumer_release", traits=[Synchronizes]):
-    """These threads have read the tile of use ``n``."""
+    """Arrive on ``empty``: these threads have read the tile of use ``n``."""
 
     buffer: Operand[StagesType]
     n: Operand[I32]
 
 
 class TileClearOp(Kv.Operation, name="tile_clear", traits=[Synchronizes]):
-    """Zeros in the rows of a tile in shared memory outside of [begin, end), which may exceed the tile; the tile."""
+    """Zero the rows of a tile in shared memory outside of [begin, end), which may exceed the tile."""
 
     source: Operand[Any]
     begin: Operand[I32]
@@ -285,9 +285,9 @@ class TileClearOp(Kv.Operation, name="tile_clear", traits=[Synchronizes]):
 
 
 class TilePagesOp(Kv.Operation, name="tile_pages", traits=[Pure]):
-    """The pages of a tile of ``rows`` tokens from ``first`` on: lane i of a warp has that of tokens first + i * step.
+    """The pages of a tile of ``rows`` tokens from ``first`` up: lane i has the page of token first + i * step.
 
-    Lanes with no token below ``count`` have a page outside of every pool. Operands as of ``kv.tile_load``.
+    Lanes without a token below ``count`` have a page id outside of every pool. Operands as in ``kv.tile_load``.
     """
 
     cache: Operand[Any]
@@ -310,11 +310,11 @@ class TilePagesOp(Kv.Operation, name="tile_pages", traits=[Pure]):
 
 
 class TileRowPagesOp(Kv.Operation, name="tile_row_pages", traits=[Pure]):
-    """The pages of the rows that each of the warps copies: lane i has that of the warp's row i.
+    """The pages of the rows that each copying warp copies: lane i has the page of the warp's row i.
 
-    A tile of ``rows`` tokens from ``first`` on is cut into as many runs as warps copy, of 32 rows at most each. Lanes
-    past a run have the page of some token below ``count``. Operands as of ``kv.tile_load``; with ``lists`` a lane has
-    the entry of its row's token instead, -1 where there is none.
+    A tile of ``rows`` tokens from ``first`` up is cut into one run per copying warp, of at most 32 rows. Lanes past the
+    run have the page of some token below ``count``. Operands as in ``kv.tile_load``; with ``lists`` a lane has the list
+    entry of its row's token instead, or -1 without one.
     """
 
     cache: Operand[Any]
@@ -336,7 +336,7 @@ class TileRowPagesOp(Kv.Operation, name="tile_row_pages", traits=[Pure]):
 
 
 class TileStoreSharedOp(Kv.Operation, name="tile_store_shared", traits=[Synchronizes]):
-    """Write this warp's rows of a tile in registers to shared memory, laid out as tiles in shared memory are."""
+    """Write this warp's rows of a tile from registers to shared memory, in the layout of tiles in shared memory."""
 
     source: Operand[Any]
     place: Operand[Any]
@@ -350,10 +350,10 @@ class TileStoreSharedOp(Kv.Operation, name="tile_store_shared", traits=[Synchron
 
 
 class TileStageOp(Kv.Operation, name="tile_stage", traits=[Synchronizes]):
-    """A copy of some columns of a tile in shared memory, laid out as tiles there are: warps read the rows they held.
+    """Copy some columns of a tile from registers to shared memory; each warp then reads back the rows that it wrote.
 
-    Operand: a tile of 16-bit elements. Attributes: the first column, and how many; multiples of 16. Result: where they
-    lie, until as many columns are put there again.
+    Operand: a tile of 16-bit elements. Attributes: first_column and columns, multiples of 16. Result: a pointer to the
+    copy, in the layout of tiles in shared memory; valid until as many columns are copied again.
     """
 
     source: Operand[Any]
@@ -370,16 +370,15 @@ class TileStageOp(Kv.Operation, name="tile_stage", traits=[Synchronizes]):
             got = f"{self.first_column} and {self.columns}"
             return verify.fail(self, f"first_column and columns must be multiples of 16, got {got}")
         if first + columns > type_.shape[1]:
-            return verify.fail(self, f"columns must lie in the tile's {type_.shape[1]}, got {columns} from {first} on")
+            return verify.fail(self, f"columns must be in the tile's {type_.shape[1]}, got {columns} from {first} on")
         got = self.operation.results[0].type
         return str(got) == "!llvm.ptr<3>" or verify.fail(self, f"the result must be !llvm.ptr<3>, got {got}")
 
 
 class TileStoreDirectOp(Kv.Operation, name="tile_store_direct", traits=[WritesMemory]):
-    """Write the elements of a tile that a thread holds to rows of a buffer, neighbours in a row together.
+    """Write a thread's elements of a tile to rows of a buffer, with vector stores of neighbouring elements.
 
-    Operands: source, tile in registers; buffer; masks, whether each of the thread's rows is written; indices, of one
-    row after the other.
+    Operands: source, a tile in registers; buffer; masks, one per row of the thread, enable writes; indices, row by row.
     """
 
     source: Operand[Any]
@@ -397,7 +396,7 @@ class TileStoreDirectOp(Kv.Operation, name="tile_store_direct", traits=[WritesMe
 
 
 class DotStartOp(Kv.Operation, name="dot_start", traits=[Synchronizes]):
-    """Start ``kv.dot``: the result is in flight, and only ``kv.dot_wait`` may name it."""
+    """Start ``kv.dot``: the result is in flight, and its only use is a ``kv.dot_wait``."""
 
     a: Operand[Any]
     b: Operand[Any]
@@ -411,12 +410,12 @@ class DotStartOp(Kv.Operation, name="dot_start", traits=[Synchronizes]):
 
 
 class DotWaitOp(Kv.Operation, name="dot_wait", traits=[Synchronizes]):
-    """Wait until at most ``pending`` products are in flight; owns all that are, in the order in which they started.
+    """Wait until at most ``pending`` products are in flight. Its operands are all products in flight, in start order.
 
-    The results are the operands: those of the last ``pending`` are still in flight.
+    The results are the operands; the last ``pending`` results are still in flight.
     """
 
-    # Two fields, not one of many: IRDL on MLIR 22.1 gives the values of one field one type.
+    # Two fields instead of a variadic one, whose values would all have one type on MLIR 22.1.
     older: Operand[Any]
     newer: Operand[Any] | None = None
     pending: ir.IntegerAttr
@@ -440,7 +439,7 @@ class DotWaitOp(Kv.Operation, name="dot_wait", traits=[Synchronizes]):
 
 
 class TileReadyOp(Kv.Operation, name="tile_ready", traits=[Synchronizes]):
-    """A tile that has been computed when this is passed, not where it is first used: work that fills a wait."""
+    """A tile that must be computed at this point, not at its first use: work that fills a wait."""
 
     source: Operand[Any]
     tile: Result[Any]
@@ -456,14 +455,15 @@ class TileReadyOp(Kv.Operation, name="tile_ready", traits=[Synchronizes]):
 
 
 class QueueType(Kv.Type, name="queue"):
-    """Numbers that a block takes from a counter in device memory, on their way to the roles that read them."""
+    """Work items that a block takes from a counter in device memory and hands to the roles that read them."""
 
 
 class TakeRoundOp(Kv.Operation, name="take_round", traits=[Pure]):
-    """The number that a round of a loop has, of a loop from a block's number up to ``count`` by the number of blocks.
+    """The work item of an iteration of a loop from the block's number up to ``count``, by the number of blocks.
 
-    Any block may take any round: every number below ``count`` is that of one round of one block. It is the loop's own
-    unless a pass lets blocks take them from the counter, four bytes at the start of a buffer that holds 0.
+    Any block may process any work item: every number below ``count`` occurs in one iteration of one block. The result
+    is the loop's own number, unless a pass makes blocks take numbers from the counter, four bytes at the start of a
+    zero-initialised buffer.
     """
 
     counter: Operand[Any]
@@ -476,7 +476,7 @@ class TakeRoundOp(Kv.Operation, name="take_round", traits=[Pure]):
 
 
 class MakeQueueOp(Kv.Operation, name="make_queue", traits=[AllocatesShared]):
-    """Allocate a queue of numbers in shared memory, which ``readers`` warps read, and initialise its barriers."""
+    """Allocate a queue of work items in shared memory for ``readers`` warps, and initialise its mbarriers."""
 
     counter: Operand[Any]
     readers: ir.IntegerAttr
@@ -490,9 +490,9 @@ class MakeQueueOp(Kv.Operation, name="make_queue", traits=[AllocatesShared]):
 
 
 class QueueFetchOp(Kv.Operation, name="queue_fetch", traits=[Synchronizes]):
-    """The block's first thread takes the number of use ``n`` from the counter: ``count`` and more when there is none.
+    """The block's first thread takes the work item of use ``n`` from the counter; ``count`` or more: none is left.
 
-    Every block fetches once more than it finds numbers below ``count``; the last of these fetches resets the counter.
+    Every block fetches until it gets such a number; the last of these fetches in the grid resets the counter.
     """
 
     queue: Operand[QueueType]
@@ -501,7 +501,7 @@ class QueueFetchOp(Kv.Operation, name="queue_fetch", traits=[Synchronizes]):
 
 
 class QueueNextOp(Kv.Operation, name="queue_next", traits=[Synchronizes]):
-    """The number of use ``n``, for the warps of a reader; each use is read once."""
+    """The work item of use ``n``, for the warps of a reader; each reader reads each use once."""
 
     queue: Operand[QueueType]
     n: Operand[I32]
@@ -509,10 +509,12 @@ class QueueNextOp(Kv.Operation, name="queue_next", traits=[Synchronizes]):
 
 
 class IsRoleOp(Kv.Operation, name="is_role", traits=[Pure]):
-    """Whether this thread has a role: ``producer`` (the first warpgroups of the block, as many as the schedule says),
-    ``producer_warp_0`` to ``producer_warp_3`` (a warp of the first one), ``producer_warps_from_1`` and so on (the warps
-    of all of them from one on), ``producer_group_0`` and ``producer_group_1`` (one of its warpgroups), or
-    ``consumer`` (the other warpgroups). The same for all threads of a warp.
+    """Whether this thread has a role, which all threads of a warp share.
+
+    Roles: ``producer``, the block's first warpgroups, as many as the schedule says; ``consumer``, the other warpgroups;
+    and parts of the producer: ``producer_warp_0`` to ``producer_warp_3``, one warp of the first warpgroup;
+    ``producer_warps_from_1`` and so on, all of the producer's warps from that one up; ``producer_group_0`` and
+    ``producer_group_1``, one warpgroup.
     """
 
     role: ir.StringAttr
@@ -523,7 +525,7 @@ class IsRoleOp(Kv.Operation, name="is_role", traits=[Pure]):
 
 
 class SetRegistersOp(Kv.Operation, name="set_registers", traits=[Synchronizes]):
-    """Give this warpgroup's threads ``count`` registers each (``setmaxnreg``), more or fewer than it had."""
+    """Set the registers of this warpgroup's threads to ``count`` each (``setmaxnreg``)."""
 
     count: ir.IntegerAttr
     action: ir.StringAttr
@@ -536,10 +538,9 @@ class SetRegistersOp(Kv.Operation, name="set_registers", traits=[Synchronizes]):
 
 
 class TurnWaitOp(Kv.Operation, name="turn_wait", traits=[Synchronizes]):
-    """Wait for this consumer warpgroup's turn to start products (ping-pong); the one before passes it on.
+    """Ping-pong: wait for this consumer warpgroup's turn to start products, which the previous warpgroup passes on.
 
-    Attribute ``groups``: ``all`` in a loop; ``first`` behind it, where only the first warpgroup takes the turn that is
-    left.
+    Attribute ``groups``: ``all`` in a loop; ``first`` after it, where the first warpgroup takes the last turn.
     """
 
     groups: ir.StringAttr
@@ -549,10 +550,9 @@ class TurnWaitOp(Kv.Operation, name="turn_wait", traits=[Synchronizes]):
 
 
 class TurnPassOp(Kv.Operation, name="turn_pass", traits=[Synchronizes]):
-    """Give the turn to the next consumer warpgroup.
+    """Ping-pong: pass the turn to the next consumer warpgroup.
 
-    Attribute ``groups``: ``all`` in a loop; ``last`` before it, where the last warpgroup gives the first its first
-    turn.
+    Attribute ``groups``: ``all`` in a loop; ``last`` before it, where the last warpgroup starts the first.
     """
 
     groups: ir.StringAttr
@@ -577,17 +577,17 @@ def make_stages(name: str, stages: int, tile: ir.Type, copy: str) -> ir.Value:
 
 
 def take_round(counter: ir.Value, round: ir.Value, count: ir.Value) -> ir.Value:
-    """The number of a round."""
+    """The work item of an iteration."""
     return TakeRoundOp(counter, round, count).operation.results[0]
 
 
 def make_queue(counter: ir.Value, readers: int) -> ir.Value:
-    """A queue of numbers from a counter."""
+    """A queue of work items from a counter."""
     return MakeQueueOp(counter, i64_attr(readers), ir.Type.parse("!kv.queue")).operation.results[0]
 
 
 def dot_wait(products: Sequence[ir.Value], pending: int = 0) -> list[ir.Value]:
-    """The products, one or two, of which all but the last ``pending`` are complete."""
+    """The one or two products, of which all but the last ``pending`` are complete."""
     older, *newer = products
     made = DotWaitOp(
         older,
@@ -600,6 +600,6 @@ def dot_wait(products: Sequence[ir.Value], pending: int = 0) -> list[ir.Value]:
 
 
 def tile_stage(source: ir.Value, first_column: int, columns: int) -> ir.Value:
-    """Where a copy of some columns of a tile lies in shared memory."""
+    """A pointer to a shared-memory copy of some columns of a tile."""
     place = ir.Type.parse("!llvm.ptr<3>")
     return TileStageOp(source, i64_attr(first_column), i64_attr(columns), place).operation.results[0]

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""Tables: what a function of a difference of positions has for all that a tile may have, in shared memory.
+"""Tables in shared memory of a function of a position difference, for all differences that occur in a tile.
 
-What ``tabulate-kv-scores`` makes of scores; kernels may be written with them too.
+``tabulate-kv-scores`` makes them from scores; kernels may use them too.
 """
 
 from typing import Any
@@ -17,15 +17,15 @@ from .tile import tile_of
 
 
 class _ReadsTable(EffectModel):
-    """Reads shared memory that the kernel writes."""
+    """Reads shared memory that the kernel has written."""
 
     effects = (Effect(READ, MEMORY),)
 
 
 class MakeTableOp(Kv.Operation, name="make_table", traits=[AllocatesShared]):
-    """Allocate shared memory for vectors of so many f32, one a warpgroup, at the kernel's start: tables of functions.
+    """Allocate shared memory at the kernel's start for tables of functions: one f32 vector of ``length`` per warpgroup.
 
-    Attribute: length. Result: where it lies.
+    Attribute: length. Result: a pointer to the table.
     """
 
     length: ir.IntegerAttr
@@ -36,10 +36,10 @@ class MakeTableOp(Kv.Operation, name="make_table", traits=[AllocatesShared]):
 
 
 class TableStoreOp(Kv.Operation, name="table_store", traits=[Synchronizes]):
-    """Write a vector of f32 to a table: a warpgroup has read what was there, and sees it all afterwards.
+    """Write a vector of f32 to a warpgroup's table, with a barrier before and after.
 
-    Element n of the vector goes to ``n // span * pitch + n % span``, where ``n % span`` is below ``pitch``, and nowhere
-    else. Attributes: length, the table's; span, pitch.
+    Element n of the vector is written to ``n // span * pitch + n % span`` if ``n % span`` is below ``pitch``; other
+    elements are dropped. Attributes: length, the table's; span, pitch.
     """
 
     source: Operand[Any]
@@ -63,11 +63,11 @@ class TableStoreOp(Kv.Operation, name="table_store", traits=[Synchronizes]):
 
 
 class TileWindowsOp(Kv.Operation, name="tile_windows", traits=[_ReadsTable]):
-    """A tile whose rows are windows of a table: element (i, j) is its element ``starts[i] + j``.
+    """A tile whose rows are windows of a table: element (i, j) is the table's element ``starts[i] + j``.
 
-    So is any function of a difference of positions, which takes few values in a tile, repeated along its diagonals:
-    each is computed once. Operands: place, of a table; starts, one i32 a row, from which on the table has as many
-    elements as the tile has columns. Attribute: length, the table's.
+    Any function of a position difference has this form: its few distinct values repeat along the tile's diagonals, and
+    each is computed once. Operands: place, of a table; starts, one i32 per row, from which the table has at least as
+    many elements as the tile has columns. Attribute: length, the table's.
     """
 
     place: Operand[Any]
@@ -91,7 +91,7 @@ class TileWindowsOp(Kv.Operation, name="tile_windows", traits=[_ReadsTable]):
 
 
 def _table_length(op: Any) -> bool:
-    """Whether a table's length is one that a warpgroup's threads hold evenly."""
+    """Whether a table's length is a multiple of a warpgroup's threads."""
     length, threads = verify.integer(op.length), LANES * WARPGROUP_WARPS
     good = length is not None and length > 0 and length % threads == 0
     return good or verify.fail(op, f"length must be a positive multiple of {threads}, got {op.length}")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""Tiles as sums of two terms of 8 bits, for products with 8-bit tiles as they are stored."""
+"""Tiles as sums of two 8-bit terms, for products with 8-bit tiles that are not converted."""
 
 from typing import Any
 
@@ -15,14 +15,13 @@ from .tile import BYTE_STEP, tile_of, tile_type
 
 
 class TileTermsOp(Kv.Operation, name="tile_terms", traits=[Pure]):
-    """A tile of bf16 as the sum of two of f8e4m3, which stand beside one another, times a power of two a row.
+    """A bf16 tile as the sum of two f8e4m3 terms, stored side by side, times one power of two per row.
 
-    ``source[i, j] = units[i] * (terms[i, j] + terms[i, K + j])``, exactly but for elements below 2^-9 of the row's
-    largest, whose error is 2^-17 of that; columns past the source's are zeros, and before it the ``shift``, 0 or 8, by
-    which all stand further on. A product of ``terms`` with K columns
-    is the sum of both products (``kv.dot``). The source is a loaded tile in shared memory, and the terms lie where it
-    did: nothing else may read it. GPUs only. Results: tensor<M x 2K x f8E4M3FN> with K the source's columns rounded up
-    to a multiple of 32; tensor<Mxf32>.
+    ``source[i, j] = units[i] * (terms[i, j] + terms[i, K + j])``. This is exact except for elements below 2^-9 of the
+    row's largest, whose error is 2^-17 of it. Columns past the source's are zeros; an optional ``shift`` of 0 or 8
+    moves the source's columns up and puts zeros before them. A product of ``terms`` with K columns is the sum of both
+    products (``kv.dot``). The source is a loaded tile in shared memory with no other use, and the terms overwrite it.
+    GPUs only. Results: tensor<M x 2K x f8E4M3FN>, K the columns rounded up to 32; tensor<Mxf32>.
     """
 
     source: Operand[Any]
@@ -46,12 +45,12 @@ class TileTermsOp(Kv.Operation, name="tile_terms", traits=[Pure]):
 
 
 def columns_of_term(columns: int) -> int:
-    """Columns of each of the two terms of a tile of so many."""
+    """Columns of each of the two terms of a tile with ``columns`` columns."""
     return align_up(columns, BYTE_STEP)
 
 
 def tile_terms(source: ir.Value, shift: Any = None) -> tuple[ir.Value, ir.Value]:
-    """(both terms beside one another, a power of two a row) of a tile of bf16."""
+    """(both terms side by side, one power of two per row) of a bf16 tile."""
     rows, columns = ir.RankedTensorType(source.type).shape
     terms = tile_type([rows, 2 * columns_of_term(columns)], ir.Float8E4M3FNType.get())
     units = tile_type([rows], ir.F32Type.get())

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""Operations on tile values: builtin tensors that a whole thread block holds, or the warps of one role of it.
+"""Operations on tile values: builtin tensors distributed over a thread block, or over the warps of one role.
 
-A tile is ``tensor<MxNxT>``, a row or column vector ``tensor<MxT>``. Upstream arith, math, scf and ``tensor.splat`` work
-on them; the operations here are what those lack. A tile without an encoding has no layout yet; passes write layouts by
-name (``dialect.tile_layout``), and on the host there never is one. What one thread holds is a ``vector``, so that the
-two levels never look alike.
+A tile is ``tensor<MxNxT>``, a row or column vector ``tensor<MxT>``. Upstream arith, math, scf and ``tensor.splat``
+apply to them; the operations here are those that upstream lacks. A tile without an encoding has no layout yet; passes
+assign layouts by name (``dialect.tile_layout``), except on the host, which has none. One thread's elements are a
+``vector``, so that the two levels have different types.
 """
 
 from collections.abc import Sequence
@@ -24,11 +24,11 @@ from .common import as_i32, i64_attr
 
 KINDS = ("max", "min", "add")
 TAILS = ("zero", "any")
-ROW_FORMAT = ("rope", "inline_scales")  # attributes that say what lies in rows besides elements
-TILE_COLUMN = "tile_column"  # of a copy: the first column of a tile that it fills
-COLUMN_STEP = 16  # heads are rounded up to whole steps of products, with columns of zeros
-BYTE_STEP = 32  # likewise, of products of 8-bit elements
-# The layouts of tiles in shared memory, by rows and with their columns as rows; the others are of registers.
+ROW_FORMAT = ("rope", "inline_scales")  # attributes that say what a row contains besides elements
+TILE_COLUMN = "tile_column"  # of a copy: the first tile column that it fills
+COLUMN_STEP = 16  # heads are padded with zero columns to whole k-steps of products
+BYTE_STEP = 32  # the same for products of 8-bit elements
+# The layouts of tiles in shared memory: row by row, and transposed. All other layouts are of registers.
 SHARED, SHARED_TRANSPOSED = "shared", "shared(transposed)"
 IN_SHARED = (SHARED, SHARED_TRANSPOSED)
 
@@ -40,7 +40,7 @@ class _LoadsRows(EffectModel):
 
 
 def tile_of(value: ir.Value) -> ir.RankedTensorType | None:
-    """The tensor type of a tile of rank 1 or 2 and static shape; None of anything else."""
+    """The tensor type of a tile of rank 1 or 2 with static shape; None for other values."""
     if not isinstance(value.type, ir.RankedTensorType):
         return None
     type_ = ir.RankedTensorType(value.type)
@@ -48,13 +48,13 @@ def tile_of(value: ir.Value) -> ir.RankedTensorType | None:
 
 
 def tile_type(shape: Sequence[int], element: ir.Type, layout: str | None = None) -> ir.RankedTensorType:
-    """The type of a tile; ``layout`` names how it is spread, None while that is open."""
+    """The type of a tile; ``layout`` is the name of its layout, None before one is assigned."""
     encoding = ir.StringAttr.get(layout, element.context) if layout else None
     return ir.RankedTensorType.get_unchecked(list(shape), element, encoding, element.context)
 
 
 def layout_of(type_: ir.Type) -> str | None:
-    """The name of a tile type's layout; None while it has none."""
+    """The name of a tile type's layout; None before one is assigned."""
     encoding = ir.RankedTensorType(type_).encoding
     return ir.StringAttr(encoding).value if encoding is not None else None
 
@@ -77,7 +77,7 @@ def _tile(op: Any, value: ir.Value, what: str, rank: int | None = None) -> ir.Ra
 
 
 def layout_problem(type_: ir.RankedTensorType) -> str | None:
-    """What is wrong with a tile type's layout; None where it has a good one, or none yet."""
+    """What is wrong with a tile type's layout; None for a legal layout, and for a tile without one."""
     if type_.encoding is None:
         return None
     if not isinstance(type_.encoding, ir.StringAttr):
@@ -91,7 +91,7 @@ def layout_problem(type_: ir.RankedTensorType) -> str | None:
 
 
 def _is_float(element: ir.Type) -> bool:
-    """Whether an element type is one of the floats that kernels have."""
+    """Whether an element type is one of the floats of kernels."""
     try:
         return by_mlir(str(element)).is_float
     except ValueError:
@@ -99,7 +99,7 @@ def _is_float(element: ir.Type) -> bool:
 
 
 class TileIndexOp(Kv.Operation, name="tile_index", traits=[Pure]):
-    """The numbers 0, 1, 2, ... as a vector: positions in a tile, to be compared and computed with.
+    """The numbers 0, 1, 2, ... as a vector: positions within a tile.
 
     Result: tensor<Nxi32>.
     """
@@ -118,7 +118,7 @@ class TileIndexOp(Kv.Operation, name="tile_index", traits=[Pure]):
 class TileBroadcastOp(Kv.Operation, name="tile_broadcast", traits=[Pure]):
     """A vector repeated along the other dimension of a tile.
 
-    Attribute ``dimension``: the one that the vector runs along, 0 (a value a row) or 1 (a value a column).
+    Attribute ``dimension``: the dimension that the vector spans, 0 (one value per row) or 1 (one value per column).
     """
 
     source: Operand[Any]
@@ -144,8 +144,8 @@ class TileBroadcastOp(Kv.Operation, name="tile_broadcast", traits=[Pure]):
 class TileRampOp(Kv.Operation, name="tile_ramp", traits=[Pure]):
     """A tile whose rows are straight lines: element (i, j) is ``start[i] + j * step[i]``.
 
-    So is what is linear in a difference of positions. ``fold-kv-scores`` makes it; GPUs only. Operands: start and step,
-    one f32 a row. Result: a tile of f32.
+    Any function that is linear in a position difference has this form. ``fold-kv-scores`` makes it; GPUs only.
+    Operands: start and step, one f32 per row. Result: a tile of f32.
     """
 
     start: Operand[Any]
@@ -168,10 +168,10 @@ class TileRampOp(Kv.Operation, name="tile_ramp", traits=[Pure]):
 
 
 class TileReduceOp(Kv.Operation, name="tile_reduce", traits=[Pure]):
-    """The largest, the least or the sum of the elements of every row (axis 1) or column (axis 0).
+    """The maximum, minimum or sum of the elements of every row (axis 1) or column (axis 0).
 
-    Attributes: kind, ``max`` and ``min`` (a NaN gives way, as in ``arith.maxnumf``) or ``add`` (in any order); axis,
-    the dimension that goes.
+    Attributes: kind, ``max`` or ``min`` (ignoring NaN, as ``arith.maxnumf``) or ``add`` (in any order); axis, the
+    dimension that is reduced.
     """
 
     source: Operand[Any]
@@ -185,7 +185,7 @@ class TileReduceOp(Kv.Operation, name="tile_reduce", traits=[Pure]):
         if source is None or result is None or not verify.one_of(self, "kind", KINDS):
             return False
         if str(source.element_type) == "i1":
-            return verify.fail(self, f"the operand must have numbers as elements, got {source.element_type}")
+            return verify.fail(self, f"the operand must have numeric elements, got {source.element_type}")
         axis = verify.integer(self.axis)
         if axis not in (0, 1):
             return verify.fail(self, f"axis must be 0 or 1, got {self.axis}")
@@ -197,10 +197,10 @@ class TileReduceOp(Kv.Operation, name="tile_reduce", traits=[Pure]):
 
 
 class TileMaskOp(Kv.Operation, name="tile_mask", traits=[Pure]):
-    """Scores where the mask holds, minus infinity elsewhere.
+    """The scores where the mask is true, minus infinity elsewhere.
 
-    Contract: an iteration of the innermost loop around it whose mask holds nowhere does not change what the loop
-    carries, as in a softmax, so that passes may leave it out. Operands: scores, a float tile; mask, i1 of its shape.
+    Contract: an iteration of the innermost enclosing loop whose mask is all false does not change the loop's carried
+    values, as in a softmax, so that passes may skip it. Operands: scores, a float tile; mask, i1 of its shape.
     """
 
     scores: Operand[Any]
@@ -217,9 +217,9 @@ class TileMaskOp(Kv.Operation, name="tile_mask", traits=[Pure]):
 
 
 class WarpAnyOp(Kv.Operation, name="warp_any", traits=[Pure]):
-    """Whether a mask holds for any row of the executing warp: may differ from warp to warp. Needs a layout.
+    """Whether a mask is true for any row of the executing warp; the result may differ between warps. Needs a layout.
 
-    What a branch on it does must be the same whether it is taken or not for rows where the mask does not hold.
+    A branch on it must give the same result, taken or not, for rows whose mask is false.
     """
 
     mask: Operand[Any]
@@ -231,7 +231,7 @@ class WarpAnyOp(Kv.Operation, name="warp_any", traits=[Pure]):
 
 
 class TileReduceLanesOp(Kv.Operation, name="tile_reduce_lanes", traits=[Pure]):
-    """Finish a reduction over the lanes of a row that ``kv.tile_reduce`` with ``kv.partial`` left to each thread."""
+    """Finish a reduction of ``kv.tile_reduce`` with ``kv.partial`` over the lanes that share a row."""
 
     source: Operand[Any]
     kind: ir.StringAttr
@@ -245,9 +245,10 @@ class TileReduceLanesOp(Kv.Operation, name="tile_reduce_lanes", traits=[Pure]):
 class DotOp(Kv.Operation, name="dot", traits=[Pure]):
     """C + A B, accumulated in f32.
 
-    Operands: a tensor<MxKxT>; b tensor<KxNxT>, or tensor<NxKxT> with ``transpose_b``; c tensor<MxNxf32>, zeros without.
-    The result is tensor<MxNxf32>. Passes choose the instruction and where A lies. With ``transpose_b`` an A of
-    f8E4M3FN may have 2K columns, two terms (``kv.tile_terms``) of which each is multiplied, and B be of f8E5M2.
+    Operands: a tensor<MxKxT>; b tensor<KxNxT>, or tensor<NxKxT> with ``transpose_b``; c tensor<MxNxf32>, or zeros
+    without. The result is tensor<MxNxf32>. Passes choose the instruction and where A is read from. With
+    ``transpose_b``, A of f8E4M3FN may have 2K columns, which are two terms (``kv.tile_terms``) that both multiply B,
+    and B may be f8E5M2.
     """
 
     a: Operand[Any]
@@ -261,13 +262,13 @@ class DotOp(Kv.Operation, name="dot", traits=[Pure]):
 
 
 def same_type(op: Any, value: ir.Value) -> bool:
-    """Whether an op's one result has the type of one of its operands."""
+    """Whether an op's only result has the type of one of its operands."""
     got = op.operation.results[0].type
     return got == value.type or verify.fail(op, f"the result must be of the operand's type {value.type}, got {got}")
 
 
 def verify_dot(op: Any, a: ir.Value, b: ir.Value, c: ir.Value | None) -> bool:
-    """Whether the shapes and element types of a product fit; shared with its asynchronous form."""
+    """Whether shapes and element types of a product match; also for its asynchronous form."""
     left, right = _tile(op, a, "a", 2), _tile(op, b, "b", 2)
     result = _tile(op, op.operation.results[0], "the result", 2)
     if left is None or right is None or result is None:
@@ -292,22 +293,22 @@ def verify_dot(op: Any, a: ir.Value, b: ir.Value, c: ir.Value | None) -> bool:
 class TileLoadOp(Kv.Operation, name="tile_load", traits=[_LoadsRows]):
     """The tokens [first, first + rows) of a head of a cache or operand, dequantized: stored elements, or another float.
 
-    Operands: cache, batch, head, first token; begin and count, between which tokens exist and matter. Attributes:
-    first_column, of the head dimension; tail, what rows of other tokens hold: ``zero``, or ``any`` where nothing
-    depends on them. Result: tensor<rows x columns x T>; columns past the head, up to whole 16, are zeros. In shared
-    memory passes may let it have the elements of a quantized cache as they are stored (``kv.tile_scales``).
-    Preconditions: first is a multiple of the tile's rows or of the page size, whichever is less. A descriptor, if there
-    is one, is a tensor map of the same head rows, for passes that copy by TMA.
+    Operands: cache, batch, head, first token; begin and count, the range of tokens that exist and matter. Attributes:
+    first_column, of the head dimension; tail, the value of rows outside the range: ``zero``, or ``any`` where nothing
+    depends on them. Result: tensor<rows x columns x T>; columns past the head, up to a multiple of 16, are zeros. In
+    shared memory passes may keep the elements of a quantized cache as they are stored (``kv.tile_scales``).
+    Preconditions: first is a multiple of the smaller of the tile's rows and the page size. An optional descriptor is a
+    TMA descriptor of the same head's rows, for passes that copy by TMA.
 
-    Unit attributes: constant, kernels ahead that are still under way write nothing of the tile, so a copy need not wait
-    for them; existing, boxes of the descriptor that have no token are not copied: their rows keep what was there;
-    aligned, with a descriptor of tokens whose elements come as they are stored, the tile starts at the multiple of 16
-    bytes of a token in which the head does, and has columns of the neighbours on either side in place of zeros.
+    Unit attributes: constant, earlier kernels that are still running do not write the tile, so a copy need not wait for
+    them; existing, boxes of the descriptor without any existing token are not copied, and their rows keep their old
+    contents; aligned, with a descriptor of tokens without conversion, the tile starts at the multiple of 16 bytes at or
+    below the head's first, and contains columns of the neighbouring heads in place of zeros.
 
-    Of a paged cache, lists may say where tokens are: a buffer [B, K] of rows of the pool, page * page_size + slot, with
-    a row a batch entry. Tokens whose entry names no row of the pool are zeros, whatever tail says. With the attributes
-    ``rope`` and ``inline_scales`` (i64) columns are those of keys in whose rows bf16 and scales lie, as in
-    ``kv.mla_attention``.
+    For a paged cache, lists may name the tokens: a buffer [B, K] of rows of the pool, page * page_size + slot, with one
+    row per batch entry. Tokens whose entry names no row of the pool are zeros, whatever tail says. With the attributes
+    ``rope`` and ``inline_scales`` (i64), rows contain bf16 keys and scales as in ``kv.mla_attention``, and columns are
+    columns of keys.
     """
 
     cache: Operand[Any]
@@ -336,20 +337,20 @@ class TileLoadOp(Kv.Operation, name="tile_load", traits=[_LoadsRows]):
 
 
 def row_format(op: Any, spec: CacheSpec) -> RowFormat:
-    """What lies in the rows of a load's cache, or of a copy's."""
+    """The row format of a load's cache, or of a copy's."""
     return RowFormat(spec, *(number_of(op, name, 0) for name in ROW_FORMAT))
 
 
 def verify_columns(op: Any, spec: CacheSpec, tile: ir.RankedTensorType, converted: bool = True) -> bool:
-    """Whether a tile's columns are those of a head, and its descriptor's boxes make it up; shared with its copy.
+    """Whether a tile's columns are legal for the head, and whole boxes of its descriptor; also for copies.
 
-    ``converted``: elements of 8 bits may become 16 on their way from where the descriptor's boxes come to.
+    ``converted``: 8-bit elements may become 16-bit on the way from where the descriptor's boxes are copied to.
     """
     first, row = verify.integer(op.first_column), row_format(op, spec)
     if not row.plain and (not spec.of_cache or spec.data_dtype.bits != 8 or row.content < 1):
-        return verify.fail(op, f"rope and inline_scales are of 8-bit rows with room for them, got {op.cache.type}")
+        return verify.fail(op, f"rope and inline_scales need large enough 8-bit rows, got {op.cache.type}")
     if op.lists is not None and (not spec.paged or not spec.of_cache):
-        return verify.fail(op, f"lists say where tokens of a paged cache are, got {op.cache.type}")
+        return verify.fail(op, f"lists need a paged cache, got {op.cache.type}")
     if op.lists is not None and not verify.memref(op, op.lists, 2, ("i32",), "lists"):
         return False
     step = BYTE_STEP if str(tile.element_type) == spec.data_dtype.mlir and spec.data_dtype.bits == 8 else COLUMN_STEP
@@ -357,7 +358,7 @@ def verify_columns(op: Any, spec: CacheSpec, tile: ir.RankedTensorType, converte
     if first is None or first < 0 or not 0 < columns <= align_up(row.size, step) - first:
         return verify.fail(
             op,
-            f"columns must lie in the head's {row.size}, rounded up to whole {step}, got {columns} "
+            f"columns must be within the head's {row.size}, rounded up to whole {step}, got {columns} "
             f"from {op.first_column} on",
         )
     element = str(tile.element_type)
@@ -369,11 +370,11 @@ def verify_columns(op: Any, spec: CacheSpec, tile: ir.RankedTensorType, converte
     if types.type_name(op.descriptor.type) != "tma":
         return verify.fail(op, f"descriptor must be of type !kv.tma, got {op.descriptor.type}")
     if op.lists is not None or not row.plain:
-        return verify.fail(op, "takes a descriptor of tokens in their order, as they are stored, got lists or a format")
+        return verify.fail(op, "takes a descriptor only without lists and row formats")
     converts = converted and spec.data_dtype.bits == 8 and element in ("bf16", "f16")
     if not (as_stored or converts):
         return verify.fail(
-            op, f"a descriptor copies elements as they are stored, {spec.data_dtype.mlir} without scales, got {tile}"
+            op, f"a descriptor copies elements without conversion, {spec.data_dtype.mlir} without scales, got {tile}"
         )
     box = types.tma_spec_of(op.descriptor.type)
     aligned = "aligned" in op.operation.attributes
@@ -386,11 +387,11 @@ def verify_columns(op: Any, spec: CacheSpec, tile: ir.RankedTensorType, converte
 
 
 class TileLoadRowsOp(Kv.Operation, name="tile_load_rows", traits=[ReadsMemory]):
-    """Rows of a buffer, one for every element of index vectors.
+    """Rows of a buffer, one for every element of the index vectors.
 
     Operands: buffer of rank r; mask tensor<Mxi1>, which rows exist (the others are zeros); indices, r - 1 vectors
-    tensor<Mxi32>. Result: tensor<MxDxT> with the buffer's element type: buffer[i0[m], i1[m], ..., 0:D]. With an
-    attribute ``stored`` (i64, up to D) columns from there on are zeros and are not read.
+    tensor<Mxi32>. Result: tensor<MxDxT> with the buffer's element type: buffer[i0[m], i1[m], ..., 0:D]. With the
+    attribute ``stored`` (i64, up to D), columns from there up are zeros and are not read.
     """
 
     buffer: Operand[Any]
@@ -404,8 +405,10 @@ class TileLoadRowsOp(Kv.Operation, name="tile_load_rows", traits=[ReadsMemory]):
 
 
 class TileStoreRowsOp(Kv.Operation, name="tile_store_rows", traits=[WritesMemory]):
-    """Write rows of a buffer, the mirror of ``kv.tile_load_rows``: rows whose mask is false are not written, nor are
-    columns from ``stored`` on. The tile's first column is the buffer's ``first_column``, 0 where it is not said.
+    """Write rows of a buffer, the inverse of ``kv.tile_load_rows``.
+
+    Rows with a false mask are not written, nor are columns from ``stored`` up. The tile's first column is the buffer's
+    ``first_column``, 0 by default.
     """
 
     value: Operand[Any]
@@ -422,7 +425,7 @@ class TileStoreRowsOp(Kv.Operation, name="tile_store_rows", traits=[WritesMemory
 
 
 def verify_rows(op: Any, buffer: ir.Value, tile: ir.RankedTensorType) -> bool:
-    """Whether a buffer, an op's row indices and their mask fit a tile of its rows."""
+    """Whether a buffer, the row indices and the mask of an op match a tile of the buffer's rows."""
     indices = list(op.indices)
     if not verify.memref(op, buffer, len(indices) + 1, (str(tile.element_type),), "the buffer"):
         return False
@@ -434,23 +437,23 @@ def verify_rows(op: Any, buffer: ir.Value, tile: ir.RankedTensorType) -> bool:
 
 
 def stored_columns(op: Any, columns: int) -> int:
-    """The columns of a tile of rows that its buffer has, of so many."""
+    """How many of a row tile's columns are in the buffer."""
     return number_of(op, "stored", columns)
 
 
 def stored_from(op: Any) -> int:
-    """The column of a buffer's rows where a tile of rows starts."""
+    """The column of the buffer's rows at which a row tile starts."""
     return number_of(op, "first_column", 0)
 
 
 def number_of(op: Any, name: str, default: int) -> int:
-    """An attribute that an op may have."""
+    """The value of an optional integer attribute."""
     attributes = op.operation.attributes
     return ir.IntegerAttr(attributes[name]).value if name in attributes else default
 
 
 def _vectors(op: Any, values: Sequence[ir.Value], shape: Sequence[int]) -> bool:
-    """Whether a mask and indices have a shape, and elements i1 and i32."""
+    """Whether a mask and indices have the given shape, and element types i1 and i32."""
     for i, value in enumerate(values):
         type_ = _tile(op, value, "an index" if i else "the mask")
         if type_ is None:
@@ -465,8 +468,7 @@ def _vectors(op: Any, values: Sequence[ir.Value], shape: Sequence[int]) -> bool:
 class TileGatherOp(Kv.Operation, name="tile_gather", traits=[ReadsMemory]):
     """Elements of a buffer, one for every element of index tiles: buffer[i0[..], i1[..], ...].
 
-    Operands: buffer of rank r; mask, tile of i1: where false the result is 0 and nothing is read; indices, r tiles of
-    i32.
+    Operands: buffer of rank r; mask, a tile of i1: where false, the result is 0; indices, r tiles of i32.
     """
 
     buffer: Operand[Any]
@@ -484,7 +486,7 @@ class TileGatherOp(Kv.Operation, name="tile_gather", traits=[ReadsMemory]):
 
 
 class TileScatterOp(Kv.Operation, name="tile_scatter", traits=[WritesMemory]):
-    """Write elements of a buffer, the mirror of ``kv.tile_gather``. Two elements with one index: either is written."""
+    """Write elements of a buffer, the inverse of ``kv.tile_gather``. For equal indices, either element is written."""
 
     value: Operand[Any]
     buffer: Operand[Any]
@@ -509,14 +511,14 @@ def tile_index(extent: int) -> ir.Value:
 
 
 def tile_broadcast(source: ir.Value, dimension: int, extent: int) -> ir.Value:
-    """A vector along ``dimension``, repeated ``extent`` times along the other."""
+    """A vector along ``dimension``, repeated ``extent`` times along the other dimension."""
     type_ = ir.RankedTensorType(source.type)
     shape = [type_.shape[0], extent] if dimension == 0 else [extent, type_.shape[0]]
     return TileBroadcastOp(source, i64_attr(dimension), tile_type(shape, type_.element_type)).operation.results[0]
 
 
 def tile_reduce(source: ir.Value, kind: str, axis: int) -> ir.Value:
-    """Fold a tile along an axis."""
+    """Reduce a tile along an axis."""
     type_ = ir.RankedTensorType(source.type)
     result = tile_type([type_.shape[1 - axis]], type_.element_type)
     return TileReduceOp(source, ir.StringAttr.get(kind), i64_attr(axis), result).operation.results[0]
@@ -530,13 +532,13 @@ def dot(a: ir.Value, b: ir.Value, c: ir.Value | None = None, transpose_b: bool =
 
 
 def tile_mask(scores: ir.Value, mask: ir.Value) -> ir.Value:
-    """Scores, minus infinity where the mask does not hold."""
+    """The scores where the mask is true, minus infinity elsewhere."""
     return TileMaskOp(scores, mask, scores.type).operation.results[0]
 
 
 @dataclass(frozen=True)
 class TileRows:
-    """Which rows and columns a tile of a cache has, and how they are read: the options of ``cache.tile``."""
+    """The rows and columns of a cache tile, and how they are read: the options of ``cache.tile``."""
 
     rows: int
     columns: int | None = None
@@ -583,7 +585,7 @@ def tile_load(cache: ir.Value, batch: Any, head: Any, first: Any, begin: Any, co
 def tile_load_rows(
     buffer: ir.Value, indices: Sequence[ir.Value], mask: ir.Value, columns: int, stored: int | None = None
 ) -> ir.Value:
-    """Rows of a buffer as a tile, whose columns from ``stored`` on are zeros."""
+    """Rows of a buffer as a tile, whose columns from ``stored`` up are zeros."""
     rows = ir.RankedTensorType(mask.type).shape[0]
     result = tile_type([rows, columns], ir.MemRefType(buffer.type).element_type)
     op = TileLoadRowsOp(buffer, mask, list(indices), result).operation
@@ -596,7 +598,7 @@ def tile_store_rows(
     value: ir.Value, buffer: ir.Value, indices: Sequence[ir.Value], mask: ir.Value, stored: int | None = None,
     first_column: int = 0,
 ) -> None:  # fmt: skip
-    """Write a tile, or its columns before ``stored``, to rows of a buffer from a column on."""
+    """Write a tile, or its columns before ``stored``, to rows of a buffer, from ``first_column`` up."""
     op = TileStoreRowsOp(value, buffer, mask, list(indices)).operation
     if first_column:
         op.attributes["first_column"] = i64_attr(first_column)

@@ -1,16 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""Copies by the tensor memory accelerator (TMA): boxes of a cache to shared memory, announced by an mbarrier.
+"""Copies by the tensor memory accelerator (TMA): boxes of a cache to shared memory, signalled by an mbarrier.
 
-A descriptor (``!kv.tma``) is built on the host by a cache's ``create_*_tile`` methods and says what may be reached; an
-op here says where in it. A *load* copies one box of rows in all its column chunks: one instruction a chunk, chunk j
-at byte j * smem_rows * row bytes. One thread starts a load for all. It reports its bytes to a barrier (8 bytes of
-shared memory): one thread expects exactly the bytes that will come (``kv.tma_expect``) before it starts the copies,
-and every reader waits for the barrier's phase (``kv.tma_wait``). Coordinates out of the descriptor's bounds give zeros,
-whose bytes count.
+A descriptor (``!kv.tma``) is built on the host by a cache's ``create_*_tile`` methods and bounds what can be reached;
+the coordinates of an op select a box in it. A *load* copies one box of rows in all its column chunks, with one
+instruction per chunk; chunk j goes to byte j * smem_rows * row bytes. One thread starts the load. The load reports its
+bytes to an mbarrier (8 bytes of shared memory): one thread expects exactly the bytes to come (``kv.tma_expect``) before
+it starts the copies, and every reader waits for the barrier's phase (``kv.tma_wait``). Out-of-bounds coordinates give
+zeros, whose bytes count.
 
-The descriptor of a built-in operation's kernel is made by the host at launch: ``kv.tensor_map``, outside kernels.
+For kernels of fused operations the host makes the descriptor at launch: ``kv.tensor_map``, outside of kernels.
 
-Targets: sm_90 and later; the gathers and ``cta_group = 2`` are of sm_100a.
+Targets: sm_90 and later; the gathers and ``cta_group = 2`` need sm_100a.
 """
 
 from collections.abc import Sequence
@@ -30,7 +30,7 @@ HALVES = ("key", "value")
 
 
 class _Loads(EffectModel):
-    """Reads a cache, writes shared memory and its barrier."""
+    """Reads a cache, writes shared memory and its mbarrier."""
 
     effects = (Effect(READ, CACHE), Effect(READ, MEMORY), Effect(WRITE, MEMORY))
 
@@ -42,13 +42,13 @@ class _Stores(EffectModel):
 
 
 class TensorMapOp(Kv.Operation, name="tensor_map", traits=[Pure]):
-    """The descriptor of a cache's, a collection's or an operand's tiles, made at launch. Outside kernels only.
+    """A TMA descriptor for tiles of a cache, collection or operand, made at launch. Outside of kernels only.
 
-    Operands: handle; layer, i32, of a collection only. Attribute half: ``key`` or ``value`` of a collection, and
-    ``key`` of what has no halves. Result: the descriptor, whose type says the tile: form ``tiled``, coordinates page,
-    slot, head, column (row, head, column of a ragged operand), one box a column chunk; or form ``token`` of heads that
-    start at odd multiples of 8 bytes, with the columns of all heads. What lies past the head size,
-    a page's slots or the pool's pages is zeros. A launch takes it as a kernel's argument. No effects.
+    Operands: handle; layer, i32, for a collection only. Attribute half: ``key`` or ``value`` of a collection; ``key``
+    for other handles. Result: the descriptor, whose type defines the tile: form ``tiled``, with coordinates page, slot,
+    head, column (for a ragged operand row, head, column) and one box per column chunk; or form ``token``, for heads
+    that start at odd multiples of 8 bytes, with the columns of all heads. Elements past the head size, a page's slots
+    or the pool's pages are zeros. A launch passes it as a kernel's argument. No effects.
     """
 
     handle: Operand[Any]
@@ -86,13 +86,13 @@ class TmaLoadOp(Kv.Operation, name="tma_load", traits=[_Loads]):
     """Start one load of a descriptor: its box of rows, in all column chunks, to shared memory.
 
     Operands: map; destination and barrier in shared memory; coordinates, by the descriptor's form: page, slot, head,
-    column (``tiled`` and ``rope`` with pages), row, head, column (without), row, valid, head, column (``ragged``: rows
-    from valid on are zeros), row0 to row3, column (``gather4``, ``rope_gather4``), line, column (``scale``).
-    Attributes: smem_rows, rows of the tile in shared memory, which several loads may make up; cta_group, 1, or 2 for a
-    CTA pair, whose barrier is then that of the pair's first CTA, at the same place; multicast, a mask of the cluster's
-    CTAs that get the box and the barrier's count, 0 for this one alone.
-    Preconditions: the destination is a multiple of 128 bytes, and of the swizzle pattern's period if the tile is to
-    be read by ``shared_offset``; the barrier expects the load's bytes; one thread runs it.
+    column (``tiled`` and ``rope`` with pages); row, head, column (without pages); row, valid, head, column (``ragged``:
+    rows from valid up are zeros); row0 to row3, column (``gather4``, ``rope_gather4``); line, column (``scale``).
+    Attributes: smem_rows, rows of the tile in shared memory, which several loads may fill; cta_group, 1, or 2 for a CTA
+    pair, whose barrier is the first CTA's at the same offset; multicast, a mask of the cluster's CTAs that receive the
+    box and the barrier's count, 0 for this CTA only.
+    Preconditions: the destination is a multiple of 128 bytes, and of the swizzle's period if the tile is read through
+    ``shared_offset``; the barrier expects the load's bytes; one thread executes it.
     """
 
     map: Operand[Any]
@@ -112,13 +112,12 @@ class TmaLoadOp(Kv.Operation, name="tma_load", traits=[_Loads]):
 
 
 class TmaLoadBoxOp(Kv.Operation, name="tma_load_box", traits=[_Loads]):
-    """Start one copy of a descriptor: one box (four rows, of a gather), one column chunk, to shared memory.
+    """Start one copy of a descriptor: one box (for a gather, four rows) of one column chunk, to shared memory.
 
-    Operands: map; destination and barrier in shared memory; policy, an i64 that says how long the L2 keeps what is
-    read (``kv.l2_policy``), or none; coordinates as of kv.tma_load, any column. Several threads may start boxes of
-    their own on one barrier. Attributes cta_group and multicast as of kv.tma_load.
-    Preconditions: the destination is a multiple of 128 bytes; the barrier expects the box's bytes
-    (rows * box columns * element bytes, those of zeros included).
+    Operands: map; destination and barrier in shared memory; policy, an optional i64 that sets how long the L2 retains
+    the data (``kv.l2_policy``); coordinates as in kv.tma_load, with any column. Several threads may start their own
+    boxes on one barrier. Attributes cta_group and multicast as in kv.tma_load. Preconditions: the destination is a
+    multiple of 128 bytes; the barrier expects the box's bytes (rows * box columns * element bytes, zero fill included).
     """
 
     map: Operand[Any]
@@ -138,14 +137,14 @@ class TmaLoadBoxOp(Kv.Operation, name="tma_load_box", traits=[_Loads]):
 
 
 class TmaLoadTileOp(Kv.Operation, name="tma_load_tile", traits=[_Loads]):
-    """Start the loads of the tokens [base, base + tile_rows) of a head, found through the page table.
+    """Start the loads of the tokens [base, base + tile_rows) of a head, looked up in the page table.
 
-    Operands: map, of the form ``tiled`` or ``rope``; cache, whose table is read; batch, head, base token; valid, how
-    many of the tokens exist; column, the first; destination and barrier in shared memory. Attributes: tile_rows, a
-    multiple of the box's rows; smem_rows, cta_group and multicast as of kv.tma_load; beyond, what becomes of boxes
-    in which no token exists: ``zero`` fills them with zeros, ``skip`` starts no load for them (expect their bytes in
-    the first case only). A box in which some token exists is loaded whole. Preconditions: base is a multiple of the
-    box's rows; the map is one of this cache; as kv.tma_load.
+    Operands: map, of the form ``tiled`` or ``rope``; cache, whose table is read; batch, head, base token; valid, the
+    number of tokens that exist; column, the first; destination and barrier in shared memory. Attributes: tile_rows, a
+    multiple of the box's rows; smem_rows, cta_group and multicast as in kv.tma_load; beyond, for boxes without any
+    existing token: ``zero`` fills them with zeros, ``skip`` starts no load (the barrier must then not expect their
+    bytes). A box with at least one existing token is loaded whole. Preconditions: base is a multiple of the box's rows;
+    the map is one of this cache; otherwise as in kv.tma_load.
     """
 
     map: Operand[Any]
@@ -176,10 +175,10 @@ class TmaLoadTileOp(Kv.Operation, name="tma_load_tile", traits=[_Loads]):
 class TmaStoreOp(Kv.Operation, name="tma_store", traits=[_Stores]):
     """Start one store of a descriptor's box of rows, in all column chunks, from shared memory.
 
-    Operands: map, of the form ``tiled`` or ``ragged`` (rows from valid on are not written); source in shared memory;
-    coordinates as of kv.tma_load. Attribute smem_rows as there. What is out of bounds is not written.
-    Preconditions: the source's writers have fenced for asynchronous copies (``kv.fence_proxy_async``) before a barrier;
-    the thread that starts it waits for it before the source is written again.
+    Operands: map, of the form ``tiled`` or ``ragged`` (rows from valid up are not written); source in shared memory;
+    coordinates and attribute smem_rows as in kv.tma_load. Out-of-bounds elements are not written. Preconditions: the
+    threads that wrote the source executed ``kv.fence_proxy_async`` before a barrier; the thread that starts the store
+    waits for it before the source is overwritten.
     """
 
     map: Operand[Any]
@@ -198,9 +197,9 @@ class TmaStoreOp(Kv.Operation, name="tma_store", traits=[_Stores]):
 
 
 class TmaWaitStoresOp(Kv.Operation, name="tma_wait_stores", traits=[UpdatesMemory]):
-    """Wait until at most ``pending`` of the stores that this thread started are under way.
+    """Wait until at most ``pending`` of this thread's stores are in flight.
 
-    Attributes: pending; read, whether it is enough that their sources have been read.
+    Attributes: pending; read, whether to wait only until the sources have been read.
     """
 
     pending: ir.IntegerAttr
@@ -213,7 +212,7 @@ class TmaWaitStoresOp(Kv.Operation, name="tma_wait_stores", traits=[UpdatesMemor
 
 
 class TmaPrefetchOp(Kv.Operation, name="tma_prefetch", traits=[UpdatesMemory]):
-    """Fetch the descriptor itself into the cache that copies read it from."""
+    """Prefetch the descriptor itself into the cache that copies read it from."""
 
     map: Operand[Any]
 
@@ -222,9 +221,9 @@ class TmaPrefetchOp(Kv.Operation, name="tma_prefetch", traits=[UpdatesMemory]):
 
 
 class TmaInitBarrierOp(Kv.Operation, name="tma_init_barrier", traits=[UpdatesMemory]):
-    """Set up a barrier (8 bytes of shared memory) for ``arrivals`` arrivals a phase, and let copies see it.
+    """Initialise an mbarrier (8 bytes of shared memory) for ``arrivals`` arrivals per phase, visible to copies.
 
-    One thread does it, before a barrier of the block; ``kv.tma_expect`` is one arrival.
+    One thread executes it, before a barrier of the block; ``kv.tma_expect`` is one arrival.
     """
 
     barrier: Operand[Any]
@@ -237,10 +236,10 @@ class TmaInitBarrierOp(Kv.Operation, name="tma_init_barrier", traits=[UpdatesMem
 
 
 class TmaExpectOp(Kv.Operation, name="tma_expect", traits=[UpdatesMemory]):
-    """Expect the bytes of ``loads`` loads of a descriptor at a barrier, exactly.
+    """Expect exactly the bytes of ``loads`` loads of a descriptor at an mbarrier.
 
-    Operands: map, barrier, loads. Attribute arrive: whether this is also this thread's arrival. A barrier that
-    waits for loads of several descriptors expects each, and arrives with the last.
+    Operands: map, barrier, loads. Attribute arrive: whether this is also the thread's arrival. For loads of several
+    descriptors on one barrier, expect each of them, and arrive with the last.
     """
 
     map: Operand[Any]
@@ -256,7 +255,7 @@ class TmaExpectOp(Kv.Operation, name="tma_expect", traits=[UpdatesMemory]):
 
 
 class TmaWaitOp(Kv.Operation, name="tma_wait", traits=[UpdatesMemory]):
-    """Wait until the barrier's phase of a parity (0 for the first, then by turns) is complete."""
+    """Wait until the mbarrier's phase with this parity (0 for the first phase, then alternating) is complete."""
 
     barrier: Operand[Any]
     parity: Operand[I32]
@@ -318,7 +317,7 @@ def _group(op: Any) -> bool:
 
 
 def tensor_map(handle: ir.Value, spec: TmaSpec, layer: Any = None, half: str = "key") -> ir.Value:
-    """The descriptor of tiles of a handle, made at launch."""
+    """A descriptor for tiles of a handle, made at launch."""
     made = TensorMapOp(
         handle=handle,
         layer=None if layer is None else as_i32(layer),
@@ -379,17 +378,17 @@ def tma_prefetch(map: ir.Value) -> None:
 
 
 def tma_init_barrier(barrier: ir.Value, arrivals: int = 1) -> None:
-    """Set up a barrier."""
+    """Initialise an mbarrier."""
     TmaInitBarrierOp(barrier, i64_attr(arrivals))
 
 
 def tma_expect(map: ir.Value, barrier: ir.Value, loads: Any = 1, arrive: bool = True) -> None:
-    """Expect the bytes of loads at a barrier."""
+    """Expect the bytes of loads at an mbarrier."""
     TmaExpectOp(map, barrier, as_i32(loads), ir.BoolAttr.get(arrive))
 
 
 def tma_wait(barrier: ir.Value, parity: Any) -> None:
-    """Wait for a barrier's phase."""
+    """Wait for an mbarrier's phase."""
     TmaWaitOp(barrier, as_i32(parity))
 
 

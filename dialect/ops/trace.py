@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""Marks in time: where a phase of a kernel begins and ends, for the timeline of a launch."""
+"""Trace marks: the beginning and the end of a kernel's phases, for the timeline of a launch."""
 
 from mlir import ir
 
@@ -11,16 +11,16 @@ EDGES = ("begin", "end")
 
 
 class _Marks(EffectModel):
-    """Stays between what it was written between, as far as that has effects of its own."""
+    """Keeps its order relative to every op with effects."""
 
     effects = (Effect(WRITE, MEMORY),)
 
 
 class TraceMarkOp(Kv.Operation, name="trace_mark", traits=[_Marks]):
-    """The phase ``label`` of this warp begins or ends here.
+    """Mark the beginning or the end of the phase ``label`` for this warp.
 
-    Attributes: label; edge, ``begin`` or ``end``. The warp's first thread notes the time, if it comes here. The kernel
-    language makes the op only where launches are traced.
+    Attributes: label; edge, ``begin`` or ``end``. The warp's first thread records the time, if it executes the op. The
+    kernel language emits the op only where launches are traced.
     """
 
     label: ir.StringAttr
@@ -33,5 +33,5 @@ class TraceMarkOp(Kv.Operation, name="trace_mark", traits=[_Marks]):
 
 
 def trace_mark(label: str, edge: str) -> None:
-    """``kv.trace_mark``: a phase begins or ends."""
+    """``kv.trace_mark``: the beginning or the end of a phase."""
     TraceMarkOp(ir.StringAttr.get(label), ir.StringAttr.get(edge))

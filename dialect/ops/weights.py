@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""Weights of a softmax: how they are made of scores; of 8 bits, what sums up their rows, and whether one is too large.
+"""Weights of a softmax: how they follow from scores and, for 8-bit weights, their row sums and saturation.
 
-``kv.tile_weights`` says what a weight is, of every finite score. The others are what passes make of the sums and maxima
-of an online softmax (``sum-kv-weights``, ``skip-kv-maxima``).
+``kv.tile_weights`` defines a weight for every finite score. Passes make the others from the sums and maxima of an
+online softmax (``sum-kv-weights``, ``skip-kv-maxima``).
 """
 
 from typing import Any
@@ -16,21 +16,21 @@ from ..ext import Operand, Result
 from .tile import IN_SHARED, SHARED, layout_of, tile_of, tile_type
 
 COLUMNS = 8  # of the narrowest product
-LARGE = 2.0**27  # a maximum from which weights by a fused multiply-add would be off by 2^8: f16 could not hold them
-LARGEST = 3.4e38  # of a score in powers of two, and of its negative: what would be more is that
+LARGE = 2.0**27  # from this maximum up, a fused multiply-add would put weights off by 2^8, which f16 has no range for
+LARGEST = 3.4e38  # bound on the magnitude of a score in powers of two: beyond it, scores are clamped to it
 
 
 class TileWeightsOp(Kv.Operation, name="tile_weights", traits=[Pure]):
-    """The weights of scores under a maximum a row: 2^(score * unit - maximum), where products are rounded once.
+    """The weights of scores under a row maximum: 2^(score * unit - maximum), with a rounded product.
 
-    Exactly 1 where the product is the maximum: a difference of the exact product to a rounded maximum would be up to
-    half a unit in the last place of the maximum, which is 64 of 1e9. Products of finite scores beyond +-3.4e38 are
-    that, so every finite score has a weight under the maximum of its row, and no difference is NaN. Minus infinity has
-    the weight 0; plus infinity and NaN make weights that are no numbers. A maximum of less than 2^27 may be taken off
-    the exact product: all weights of a row are then off by one factor between 1/16 and 16, which a normalisation takes
-    out.
+    A weight is exactly 1 where the product equals the maximum: the difference of an exact product and a rounded maximum
+    could be half a unit in the last place of the maximum, which is 64 at 1e9. Products of finite scores are clamped to
+    +-3.4e38, so every finite score has a weight under its row's maximum, and no difference is NaN. Minus infinity has
+    weight 0; plus infinity and NaN give weights of infinity or NaN. An implementation may subtract a maximum below 2^27
+    from the exact product: all weights of a row then differ by one common factor between 1/16 and 16, which the
+    softmax's normalisation removes.
 
-    Operands: scores, a tile of f32; unit, positive, and maximum, one f32 a row. Result: a tile of the scores' type.
+    Operands: scores, a tile of f32; unit, positive, and maximum, one f32 per row. Result: a tile of the scores' type.
     """
 
     scores: Operand[Any]
@@ -51,9 +51,9 @@ class TileWeightsOp(Kv.Operation, name="tile_weights", traits=[Pure]):
 
 
 class TileOnesOp(Kv.Operation, name="tile_ones", traits=[Pure]):
-    """A tile in shared memory of which every element is 1: as B of a product, what sums up the rows of A.
+    """A tile of ones in shared memory: as B of a product, it sums the rows of A.
 
-    All threads of the block fill it, before roles part. The result is a tile of f8E4M3FN with the layout ``shared``.
+    All threads fill it before roles diverge. The result is a tile of f8E4M3FN with the layout ``shared``.
     """
 
     tile: Result[Any]
@@ -67,10 +67,10 @@ class TileOnesOp(Kv.Operation, name="tile_ones", traits=[Pure]):
 
 
 class TileSaturatedOp(Kv.Operation, name="tile_saturated", traits=[Pure]):
-    """Of every row, whether an element that this thread holds is the largest of its type, 448: it may have been larger.
+    """Per row, whether an element in this thread's registers is the largest of its type, 448, and may have saturated.
 
-    Operand: a tile of f8E4M3FN in registers, none of whose elements is negative. Result: tensor<Mxi1>. Threads that
-    share a row may differ: for ``kv.warp_any``.
+    Operand: a tile of f8E4M3FN in registers without negative elements. Result: tensor<Mxi1>. Threads that share a row
+    may have different results; use ``kv.warp_any`` on them.
     """
 
     source: Operand[Any]
@@ -94,12 +94,12 @@ def tile_ones(rows: int, columns: int) -> ir.Value:
 
 
 def tile_saturated(source: ir.Value, like: ir.Value) -> ir.Value:
-    """Which rows of a tile have an element that is the largest of its type; with the layout of a vector of rows."""
+    """The rows of a tile with an element that is the largest of its type; the result has ``like``'s layout."""
     of_rows = ir.RankedTensorType(like.type)
     mask = tile_type(list(of_rows.shape), ir.IntegerType.get_signless(1), layout_of(of_rows))
     return TileSaturatedOp(source, mask).operation.results[0]
 
 
 def tile_weights(scores: ir.Value, unit: ir.Value, maximum: ir.Value) -> ir.Value:
-    """The weights of a tile of scores; ``unit`` and ``maximum`` have a number a row."""
+    """The weights of a tile of scores; ``unit`` and ``maximum`` have one number per row."""
     return TileWeightsOp(scores, unit, maximum, scores.type).operation.results[0]

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""Expansions of tier-1 operations: each writes its kernels in the DSL and launches them from the operation's place.
+"""Expansions of fused operations: each writes its kernels in the DSL and launches them in place of the operation.
 
-An expansion is a function ``expand(op, at)`` declared with :func:`expands`; ``at`` is the :class:`Expansion` that
-traces kernels and records launches. Modules are imported when their operation is met.
+An expansion is a function ``expand(op, at)`` that is declared with :func:`expands`; ``at`` is the :class:`Expansion`,
+which traces kernels and records launches. A module is imported when its operation is first expanded.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _found: dict[str, Callable[..., None]] = {}
 
 
 def expands(*op_names: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Declare the expansion of operations."""
+    """Declare the expansion of one or more operations."""
 
     def declare(function: Callable[..., None]) -> Callable[..., None]:
         settings.declared(function)
@@ -55,7 +55,7 @@ def expansion(op_name: str) -> Callable[[Any, Any], None] | None:
 
 
 def found() -> Mapping[str, Callable[..., None]]:
-    """The expansions that have been imported or declared."""
+    """The expansions that have been imported or declared so far."""
     return _found
 
 

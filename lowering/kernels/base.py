@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""What an expansion works with: the operation's operands, its schedule, and launches of traced kernels."""
+"""The context of an expansion: the operation's operands, its schedule, and launches of traced kernels."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from kvarn.dsl.identity import identity
 from kvarn.lowering.index import Ix, const
 from kvarn.lowering.target import Target
 
-_THREADS_WITH_ALL_REGISTERS = 256  # of a block whose threads have up to 255 registers each: the default is no more
+_THREADS_WITH_ALL_REGISTERS = 256  # threads per block with up to 255 registers each: no default block is larger
 
 
 class Expansion:
-    """The place of one tier-1 operation.
+    """The context in which one fused operation is expanded.
 
     Attributes
     ----------
@@ -39,7 +39,7 @@ class Expansion:
 
     @property
     def tuned(self) -> bool:
-        """Whether the user's table of measured schedules counts, as the operation's declaration says."""
+        """Whether the user's tuning table applies, by the operation's declaration."""
         return self.op.operation.name in schedules.TUNED
 
     @property
@@ -63,7 +63,7 @@ class Expansion:
         return Ix(arith.index_cast(ir.IntegerType.get_signless(32), extent))
 
     def static_dim(self, buffer: ir.Value, index: int) -> int:
-        """Extent of a dimension that the type fixes; ValueError for a dynamic one."""
+        """Extent of a static dimension; ValueError for a dynamic one."""
         type_ = ir.MemRefType(buffer.type)
         if type_.is_dynamic_dim(index):
             raise ValueError(f"dimension {index} must be static, got {type_}")
@@ -83,15 +83,15 @@ class Expansion:
         return Ix(ops.field(handle, name))
 
     def device(self, name: str) -> Ix:
-        """A fact of the device: ``multiprocessors``, ``shared_bytes``, ``l2_bytes``."""
+        """A property of the device: ``multiprocessors``, ``shared_bytes``, ``l2_bytes``."""
         return Ix(ops.device_attribute(name))
 
     def workspace(
         self, count: Ix | int, zeroed: bool = False, *, dtype: dtypes.DType = dtypes.i8, columns: int | None = None
     ) -> ir.Value:
-        """Scratch memory of the program: ``count`` elements, by default bytes, or rows of ``columns`` elements.
+        """Scratch memory of the program: ``count`` elements, bytes by default, or rows of ``columns`` elements.
 
-        ``zeroed``: filled with zeros once, before its first use.
+        ``zeroed``: filled with zeros once, before the first use.
         """
         size = count if isinstance(count, Ix) else self.constant(count)
         extent = arith.index_cast(ir.IndexType.get(), size.value)
@@ -106,7 +106,7 @@ class Expansion:
     def why_no_tensor_map(
         self, handle: ir.Value, *, rows: int, columns: int | None = None, swizzle: str = "128B"
     ) -> str | None:
-        """Why ``tensor_map`` has nothing to give for these arguments; None when every launch will have a descriptor."""
+        """Why ``tensor_map`` is impossible with these arguments; None when every launch can make the descriptor."""
         if not self.target.has("tma"):
             return f"the tensor memory accelerator is of sm_90 and later, got target {self.target.name}"
         try:
@@ -125,32 +125,32 @@ class Expansion:
         layer: Any = None,
         half: str = "key",
     ) -> ir.Value:
-        """A TMA descriptor of a handle's tiles, for an argument that is a ``kv.TensorMap``. The runtime makes it.
+        """A TMA descriptor of a handle's tiles, made by the runtime, for a ``kv.TensorMap`` parameter.
 
         Parameters
         ----------
         handle : value
             A cache, collection or attention operand of the program.
         rows : int
-            Tokens of a box, at most 256; they divide the page size.
+            Tokens per box, at most 256; a divisor of the page size.
         columns : int, optional
             Elements of a head that ``kv.tma.load`` copies, a multiple of the swizzle's bytes; by default the head size,
-            rounded up. What lies past the head is zeros.
+            rounded up. Columns past the head are zeros.
         swizzle : {"none", "32B", "64B", "128B"}
         layer : i32 value of the program
-            Of a collection.
+            The layer of a collection.
         half : {"key", "value"}
-            Of a collection.
+            The half of a collection.
 
         Returns
         -------
         ir.Value
-            Coordinates are page, slot, head, column; of a ragged operand row, head, column.
+            The descriptor. Coordinates are page, slot, head, column; for a ragged operand row, head, column.
 
         Raises
         ------
         ValueError
-            If there is no such descriptor: see ``why_no_tensor_map``.
+            If there is no such descriptor (``why_no_tensor_map``).
         """
         spec = tma_layout.launch_tile(self.spec(handle), rows, columns, swizzle)
         return ops.tensor_map(handle, spec, layer.value if isinstance(layer, Ix) else layer, half)
@@ -168,20 +168,20 @@ class Expansion:
         programmatic: bool = False,
         attributes: Mapping[str, Mapping[str, Any]] | None = None,
     ) -> None:
-        """Trace a kernel for the arguments' types and launch it.
+        """Trace a kernel for the types of its arguments and launch it.
 
         Parameters
         ----------
         kernel : kv.kernel function
         args : values
-            Handles, buffers, descriptors and scalars, one a parameter; None for one that is absent, the Python value of
-            a static one, and for a struct an instance of its class whose fields are these.
+            Handles, buffers, descriptors and scalars, one per parameter; None for an absent one, a Python value for a
+            static one, and for a struct parameter an instance of its class.
         grid : 3 extents
         block : 3 int
         key : hashable, optional
-            What tells this specialisation of the kernel from others of the same operation.
+            Distinguishes this specialisation of the kernel from others of the same operation.
         programmatic : bool
-            The kernel waits for the one before it by itself (``griddepcontrol``), so that it may start early.
+            The kernel itself waits for the one before it (``griddepcontrol``), so that it may start early.
         attributes : mapping, optional
             Dictionaries of entries for the kernel's function, such as ``kv.schedule``.
         """
@@ -208,7 +208,7 @@ class Expansion:
             launched.operation.attributes["kv.programmatic"] = ir.UnitAttr.get()
 
     def _trace(self, kernel: Any, specs: list[Any], key: Any) -> str:
-        """The symbol of a kernel traced for specs, traced once."""
+        """The symbol of a kernel for these specs, traced at most once."""
         wanted = (_kernel_identity(kernel), identity((*specs, key)))
         if wanted not in self._traced:
             taken = set(self._traced.values())
@@ -229,7 +229,7 @@ class Expansion:
 
 
 def _kernel_identity(kernel: Any) -> Any:
-    """What tells a kernel from another: its code and what it closes over; itself when that cannot be compared."""
+    """A key for a kernel: its code and captured values, or the kernel itself when those cannot be compared."""
     cells = [c.cell_contents for c in kernel.function.__closure__ or ()]
     try:
         return kernel.function.__code__, identity(cells)
@@ -247,7 +247,7 @@ def attribute_of(value: Any) -> ir.Attribute:
 
 
 def _spec(type_: ir.Type) -> Any:
-    """The DSL spec of an argument's type."""
+    """The DSL spec for an argument of this type."""
     from kvarn.dsl import Buffer
 
     if isinstance(type_, ir.MemRefType):

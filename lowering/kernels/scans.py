@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""What the threads of a warp or a block find together."""
+"""Prefix sums over the threads of a warp or block."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from kvarn import dsl as kv
 
 @kv.func
 def warp_scan(x: Any) -> Any:
-    """The sum of the values of this lane and those before it, of an i32 a lane."""
+    """The inclusive prefix sum of one i32 per lane."""
     lane = kv.lane_id()
     for k in kv.static((1, 2, 4, 8, 16)):
         y = kv.shuffle_up(x, k)
@@ -20,9 +20,9 @@ def warp_scan(x: Any) -> Any:
 
 @kv.func
 def block_scan(x: Any, sums: Any, warps: int) -> tuple[Any, Any]:
-    """(sum of the values of this thread and those before it, sum of all), of an i32 a thread of ``warps`` warps.
+    """(inclusive prefix sum, sum of all) of one i32 per thread of ``warps`` warps.
 
-    ``sums`` is shared memory of an i32 a warp, free before and after.
+    ``sums`` is shared memory with one i32 per warp, unused before and after.
     """
     lane, warp = kv.lane_id(), kv.warp_id()
     x = warp_scan(x)

@@ -36,14 +36,14 @@ from .limits import (
     MOST_OF_VALUES,
     REGISTERS_BY_MMA,
     SHARED_COLUMNS,
-    TWO_BESIDE_THREE,
+    TWO_PRODUCERS_COLUMNS,
     columns_at_a_time,
     tile_registers,
 )
 from .score_arrays import reads_pairs
 from .tables import measured
 
-# Entries that products by mma.sync need, and one whose blocks hide one another.
+# Entries that products by mma.sync require, with non-persistent blocks that hide each other's latencies.
 BY_MMA: dict[str, Any] = {
     "instruction": MMA, "rows": WARPGROUP_ROWS, "producer": False, "overlap": False, "ping_pong": False,
     "query_stages": 1, "persistent": False, "stored_keys": False, "split_columns": False, "parts": 1,
@@ -57,18 +57,18 @@ class TileConfig:
     Attributes
     ----------
     rows, keys : int
-        Query rows of a block, and keys of a tile.
+        Query rows per block, and keys per tile.
     stages, query_stages : int
-        Tiles of keys, and of values, in shared memory; and of query rows.
+        Stages of keys and of values, and of query rows.
     producer, overlap, one_wait, ping_pong, persistent, stored_keys, split_columns : bool
-        As the schedule's entries.
+        The schedule's entries.
     producers, slots, occupancy, parts : int
-        As the schedule's entries.
+        The schedule's entries.
     splits : int
-        Most blocks that share the keys of a tile; 0: what the shapes of a launch ask for
+        The most splits of the keys of a tile of query rows; 0: the number follows from a launch's shapes
         (:mod:`attention.split_counts`).
     instruction : {"wgmma", "mma.sync"}
-        Of the products.
+        The instruction of the products.
     """
 
     case: Case
@@ -92,17 +92,17 @@ class TileConfig:
 
     @property
     def consumers(self) -> int:
-        """Warpgroups that multiply."""
-        return cdiv(self.rows, WARPGROUP_ROWS) * self.beside_rows
+        """Consumer warpgroups."""
+        return cdiv(self.rows, WARPGROUP_ROWS) * self.column_groups
 
     @property
     def swapped(self) -> bool:
-        """Whether rows are so few that they are the second operand of products, whose rows are keys and columns."""
+        """Whether rows are too few for operand A: they are operand B of products with rows of keys and columns."""
         return self.rows < WARPGROUP_ROWS
 
     @property
-    def beside_rows(self) -> int:
-        """Warpgroups that share rows, each with some of the columns: where one has no registers for sums of all."""
+    def column_groups(self) -> int:
+        """Warpgroups that share rows and divide the output columns, where one has too few registers for all of them."""
         if self.instruction == WGMMA:
             return 2 if self.split_columns else 1
         columns = align_up(self.case.value_size, COLUMN_STEP)
@@ -111,16 +111,16 @@ class TileConfig:
 
     @property
     def across(self) -> int:
-        """Stacks of warps beside one another: warpgroups, or 4 of two warps, which read the least, where columns do."""
-        if self.beside_rows == 1 or self.instruction == WGMMA:
-            return self.beside_rows
+        """Stacks of warps that divide the columns: warpgroups, or if possible 4 of two warps, for the least B."""
+        if self.column_groups == 1 or self.instruction == WGMMA:
+            return self.column_groups
         return 2 if self.value_columns % (4 * COLUMN_STEP) else 4
 
     @property
     def most_producers(self) -> int:
-        """Warpgroups for which there are registers beside those that multiply."""
+        """The most producer warpgroups for which registers are left."""
         if self.consumers > 2:
-            return 2 if self.consumers == 3 and self.value_columns <= TWO_BESIDE_THREE else 1
+            return 2 if self.consumers == 3 and self.value_columns <= TWO_PRODUCERS_COLUMNS else 1
         return (4 if max(self.value_columns, self.keys) <= SHARED_COLUMNS else 3) - self.consumers
 
     @property
@@ -128,20 +128,20 @@ class TileConfig:
         return WARPGROUP * (self.consumers + (self.producers if self.producer else 0))
 
     def blocks(self, target: Target) -> int:
-        """Blocks that a multiprocessor's registers are shared by: those of small tiles by mma.sync hide one another."""
+        """Blocks that share a multiprocessor's registers: small tiles by mma.sync hide each other's latencies."""
         if self.instruction != MMA:
             return self.occupancy
-        # Of a thread with addresses and words of B; f32 besides in two parts.
+        # Registers of a thread including addresses and fragments of B; f32 has two fragments.
         whole = self.registers * 8 // 5 if self.itemsize < 4 else self.registers + 72
         return max(1, min(REGISTERS // (self.threads * whole), target.blocks_of(self.shared_bytes)))
 
     def most_shared_bytes(self, target: Target) -> int:
-        """Shared memory of each of the blocks of a multiprocessor."""
+        """Shared memory for each of the multiprocessor's blocks."""
         return target.shared_bytes_of(self.blocks(target))
 
     @property
     def most_registers(self) -> int:
-        """Registers of a thread that multiplies for scores, weights and sums."""
+        """Registers of a consumer thread that are available for scores, weights and accumulators."""
         if self.instruction == MMA:
             return REGISTERS_BY_MMA.get(self.consumers, 0)
         most = tile_registers(self.consumers, self.producers, self.occupancy)
@@ -151,62 +151,62 @@ class TileConfig:
         return most - (24 if addresses else 16) * (self.consumers > 2 and self.converts)
 
     def least(self, target: Target) -> int:
-        """Tiles of keys that one of several splits has at least."""
+        """The fewest tiles of keys per split, if there is more than one split."""
         return cdiv(measured("split_latent_keys" if self.case.spec.is_mla else "split_keys", target), self.keys)
 
     @property
     def columns(self) -> int:
-        """Columns of keys in whole steps of the products; those past the head are zeros."""
+        """Columns of keys, padded to whole k-steps with zero columns."""
         return align_up(self.case.size, COLUMN_STEP)
 
     @property
     def sections(self) -> list[tuple[int, int]]:
-        """(first, how many) columns of values of the kernels that share a case: one, of wide heads two.
+        """(first column, number of columns) of the values that each kernel computes: one kernel, or two for wide heads.
 
-        Each has all scores, and so nothing but registers to share: three products for two, beside the 64 rows a block
-        that one kernel would have, which read twice as much from the L2.
+        Each kernel computes all scores, so the kernels need three products in place of two. One kernel whose warpgroups
+        share the scores would have half the rows per block, and read keys and values from the L2 twice as often.
         """
         size = self.case.value_size
-        if self.swapped:  # whose sums are few
+        if self.swapped:  # few accumulators
             return [(0, size)]
-        each = align_up(cdiv(size, cdiv(size, MOST_OF_VALUES * self.beside_rows)), COLUMN_STEP)
+        each = align_up(cdiv(size, cdiv(size, MOST_OF_VALUES * self.column_groups)), COLUMN_STEP)
         return [(first, min(each, size - first)) for first in range(0, size, each)]
 
     @property
     def value_columns(self) -> int:
-        """Columns of a section of values, likewise."""
+        """Columns of a section of values, padded to whole k-steps."""
         return align_up(self.sections[0][1], COLUMN_STEP)
 
     @property
     def registers(self) -> int:
-        """Registers of a thread for one tile's scores and weights, and for the sums."""
+        """Registers per thread for a tile's scores and weights, and for the accumulators."""
         if self.swapped:
             return (self.keys + self.value_columns) * self.rows // WARPGROUP + self.keys * self.rows // (2 * WARPGROUP)
-        held = self.columns // 4 if self.instruction == MMA and self.holds_query else 0
+        held = self.columns // 4 if self.instruction == MMA and self.query_in_registers else 0
         weights = self.keys * self.itemsize // 8
         if self.beside:
             weights *= 2
         fresh = columns_at_a_time(self.value_columns) // 2 if self.narrow else 0
-        return (self.keys // 2 + weights + self.value_columns // 2 + fresh) // self.beside_rows + held
+        return (self.keys // 2 + weights + self.value_columns // 2 + fresh) // self.column_groups + held
 
     @property
     def beside(self) -> bool:
-        """Whether weights are narrowed while products read those of the tile before."""
+        """Whether the weights of one tile are converted while products read the weights of the tile before."""
         return self.instruction == WGMMA and self.overlap and not self.one_wait
 
     @property
-    def holds_query(self) -> bool:
-        """Whether warps hold their query rows in registers, where products are mma.sync's."""
+    def query_in_registers(self) -> bool:
+        """Whether warps have their query rows in registers as operand A of mma.sync."""
         return self.columns <= MOST_HELD and self.case.query.bits == 16
 
     @property
     def itemsize(self) -> int:
-        """Bytes of an element that products read."""
+        """Bytes per element of the products' operands."""
         return self.case.query.itemsize
 
     @property
     def narrow(self) -> bool:
-        """Whether products read 8-bit elements, which take values transposed."""
+        """Whether the operands of products are 8-bit elements, which need transposed values."""
         return self.itemsize == 1
 
     @property
@@ -216,18 +216,18 @@ class TileConfig:
         keys = SharedLayout(self.keys, self.columns, size, SWIZZLE, self.stages).bytes
         if self.stored_keys:
             keys = SharedLayout(self.keys, columns_of_term(self.columns), 1, SWIZZLE, self.stages).bytes
-            keys += self.rows * f32.itemsize  # of the query
+            keys += self.rows * f32.itemsize  # of the query's units
         shape = (self.value_columns, self.keys) if self.narrow else (self.keys, self.value_columns)
         values = 0 if len(self.loaded) == 1 else SharedLayout(*shape, size, SWIZZLE, self.stages).bytes
-        if self.beside_rows > 1 or self.swapped:  # whose weights all warps read
+        if self.column_groups > 1 or self.swapped:  # for the weights, which all warps read
             query += SharedLayout(self.rows, self.keys, size, SWIZZLE).bytes
-        if self.narrow or self.swapped:  # whose rows are too short for those of the output, or read by all warps
+        if self.narrow or self.swapped:  # for the output, whose rows are longer than the query's, or read by all warps
             query += SharedLayout(self.rows, self.value_columns, self.case.out.itemsize, SWIZZLE).bytes
         return query + keys + values + self.staging_bytes + BARRIERS_BYTES
 
     @property
     def staging_bytes(self) -> int:
-        """Shared memory of tiles of 8-bit elements on their way to what products read."""
+        """Shared memory of the staging tiles of 8-bit elements."""
         if self.narrow:
             return staged_layout(SharedLayout(self.value_columns, self.keys, 1)).bytes
         if not self.staged:
@@ -239,22 +239,22 @@ class TileConfig:
 
     @property
     def table_bytes(self) -> int:
-        """Shared memory of a table of what a score computes of distances and heads (``tabulate-kv-scores``)."""
+        """Shared memory of the table of a score function of distances and heads (``tabulate-kv-scores``)."""
         group = min(self.case.group, self.rows)
         _, length = extents(cdiv(self.rows - 1, self.case.group) + self.keys, group)
         return bytes_of(length) * self.consumers
 
     @property
     def converts(self) -> bool:
-        """Whether threads convert 8-bit elements to what products take."""
+        """Whether threads convert 8-bit elements to the operand type."""
         return not self.narrow and self.case.spec.dtype.bits == 8
 
     @property
     def weights(self) -> DType:
-        """What weights are rounded to, and values converted to: of floats of 8 bits f16, which has them all.
+        """The type of weights and converted values: f16 for 8-bit floats, all of which it represents exactly.
 
-        e4m3 become f16 by an instruction a pair, bf16 by four; of weights f16 keeps three bits more. These are 2^8 at
-        most, and what is less than 2^-24 is lost beside a weight of 1.
+        A pair of e4m3 converts to f16 in one instruction, to bf16 in four, and f16 weights have three more bits of
+        precision. Weights are at most 2^8; those below 2^-24 are negligible beside a weight of 1.
         """
         spec, query = self.case.spec, self.case.query
         exact = spec.dtype in (f8e4m3, f8e5m2) and not spec.quantized
@@ -262,19 +262,19 @@ class TileConfig:
 
     @property
     def staged(self) -> bool:
-        """Whether these come to staging memory as they are stored."""
+        """Whether 8-bit elements are copied unconverted to staging memory first."""
         if not self.converts or self.case.listed or not self.case.row.plain:
             return False
         return all(why_not_staged(self.case.spec, columns) is None for columns in self.loaded)
 
     @property
     def loaded(self) -> tuple[int, ...]:
-        """Columns of the tiles that come from the cache: of keys, and of values where they are not columns of these."""
+        """Columns of the tiles that are copied: of keys, and of values unless these are columns of the keys."""
         return (self.columns,) if self.case.spec.is_mla else (self.columns, self.value_columns)
 
     @property
     def box_rows(self) -> int:
-        """Rows of a page that one TMA copy transfers."""
+        """Rows per TMA box."""
         if not self.case.spec.paged:
             return math.gcd(self.keys, BOX_ROWS)
         return math.gcd(self.case.spec.page_size, self.keys, BOX_ROWS)
@@ -284,12 +284,12 @@ class TileConfig:
 
 
 def instruction_for(case: Case, target: Target, schedule: Mapping[str, Any]) -> str:
-    """The instruction of products: what a schedule says, else the target's best for the query's type."""
+    """The instruction of the products: the schedule's, or the target's best for the query's type."""
     return schedule.get("instruction", WGMMA if target.has("wgmma") and case.query is not f32 else MMA)
 
 
 def problems(case: Case, target: Target, row_alignment: int, schedule: Mapping[str, Any] | None = None) -> list[str]:
-    """Why the kernel does not take a case with a schedule's instruction, one sentence each; empty when it does."""
+    """Why the kernel does not support a case with the schedule's instruction; empty if it does."""
     spec, found = case.spec, []
     instruction = instruction_for(case, target, schedule or {})
     if target.is_host or not target.has("wgmma" if instruction == WGMMA else "mma_bf16"):
@@ -317,17 +317,17 @@ def problems(case: Case, target: Target, row_alignment: int, schedule: Mapping[s
     if any(n % 8 for n in sizes) or not 8 <= min(sizes) <= case.value_size <= MOST_COLUMNS:
         found.append(f"needs a head size of a multiple of 8 up to {MOST_COLUMNS}, got {spec.head_size}")
     if case.pages and spec.page_size % LEAST_LISTED:
-        found.append(f"takes lists of pages of a multiple of {LEAST_LISTED} tokens, got {spec.page_size}")
+        found.append(f"needs listed pages of a multiple of {LEAST_LISTED} tokens, got {spec.page_size}")
     if row_alignment < 16:
         found.append(f"needs query and output rows aligned to 16 bytes, got {row_alignment}")
     if not found and instruction == MMA:
-        config = _by_mma(case, target, {"splits": 1})  # which lists of pages need
+        config = _by_mma(case, target, {"splits": 1})  # as lists of pages require
         found += [f"has none for {target.name}: {config}"] if isinstance(config, str) else []
     return found
 
 
 def copies_by_tma(config: TileConfig) -> bool:
-    """Whether tiles of the cache are whole TMA boxes of elements as they are stored."""
+    """Whether tiles of the cache are whole TMA boxes and need no conversion."""
     spec = config.case.spec
     return spec.dtype is config.case.query and not spec.quantized and of_boxes(config)
 
@@ -341,27 +341,27 @@ def of_boxes(config: TileConfig) -> bool:
 
 
 def staged_by_tma(config: TileConfig) -> bool:
-    """Whether tiles are TMA boxes of elements that threads convert: not beside many copies of scales."""
+    """Whether TMA copies whole boxes for threads to convert; not with scales that would need many small copies."""
     spec, size, several = config.case.spec, config.case.size, len(config.sections) > 1
     if not (config.staged and of_boxes(config)):
         return False
-    if joins_heads(spec):  # boxes have 8 columns of the next head or of the one before
+    if joins_heads(spec):  # boxes include 8 columns of a neighbouring head
         return not several and (not spec.quantized or spec.granularity >= size)
     if size % CHUNK or row_unit(spec, size) != CHUNK:
         return False
-    return not spec.quantized or (spec.granularity >= BOX_GRANULE and not several)  # scales are of whole heads
+    return not spec.quantized or (spec.granularity >= BOX_GRANULE and not several)  # scales cover whole heads
 
 
 def why_not_stored(config: TileConfig) -> str | None:
-    """Why keys are not multiplied as they are stored; None where they can be."""
+    """Why keys cannot be multiplied unconverted; None when they can."""
     case = config.case
     if config.instruction != WGMMA or case.query is not bf16 or case.spec.dtype not in (f8e4m3, f8e5m2):
         got = f"{case.query.name} over {case.spec.dtype.name} by {config.instruction}"
-        return f"a query of bf16 over keys of f8e4m3 or f8e5m2 has terms for products by wgmma, got {got}"
+        return f"unconverted keys need a bf16 query over f8e4m3 or f8e5m2 keys by wgmma, got {got}"
     if case.spec.quantized:
-        return f"scales of granules of {case.spec.granularity} multiply keys before products do"
+        return f"keys are scaled before their products, by granules of {case.spec.granularity}"
     if not staged_by_tma(config):
-        return "products read keys where TMA boxes put them, and these come otherwise"
+        return "unconverted keys need TMA boxes, which do not copy this cache"
     return None
 
 
@@ -394,13 +394,13 @@ def why_not_swapped(config: TileConfig) -> str | None:
 
 
 def why_not(config: TileConfig, target: Target) -> str | None:
-    """Why a case cannot have some entries; None when it can."""
+    """Why a case cannot have some of the entries; None when it can."""
     problem = why_not_swapped(config)
     if problem is not None:
         return problem
     if config.case.pages and (config.case.spec.page_size % config.keys or config.splits != 1):
         return (
-            "keys must divide a page that is listed, and splits be 1, got keys = "
+            "lists of pages need keys that divide a page, and splits = 1, got keys = "
             f"{config.keys}, splits = {config.splits} and pages of {config.case.spec.page_size} tokens"
         )
     if config.stored_keys:
@@ -408,14 +408,14 @@ def why_not(config: TileConfig, target: Target) -> str | None:
         if problem is not None:
             return f"stored_keys must be false: {problem}"
     if config.instruction == MMA and config.occupancy > 1:
-        return f"occupancy must be 1 for products by mma.sync, whose registers decide it, got {config.occupancy}"
+        return f"occupancy must be 1 by mma.sync, where registers decide it, got {config.occupancy}"
     if config.shared_bytes > config.most_shared_bytes(target):
         return (
             f"tiles must fit {config.most_shared_bytes(target)} bytes of shared memory, got {config.shared_bytes} for "
             f"rows = {config.rows}, keys = {config.keys}, stages = {config.stages}"
         )
-    if config.keys % (COLUMN_STEP * config.beside_rows):
-        step = COLUMN_STEP * config.beside_rows
+    if config.keys % (COLUMN_STEP * config.column_groups):
+        step = COLUMN_STEP * config.column_groups
         return f"keys must be a multiple of {step} for warps that share rows, got {config.keys}"
     if config.split_columns:
         problem = why_not_split(config)
@@ -425,52 +425,51 @@ def why_not(config: TileConfig, target: Target) -> str | None:
     if config.parts > most:
         return f"parts must be up to {most}, of keys that TMA copies as they are one a swizzle atom, got {config.parts}"
     if config.narrow and config.keys % 32:
-        return f"products of 8-bit weights take keys by 32, got {config.keys}"
+        return f"keys must be a multiple of 32 for 8-bit queries, got {config.keys}"
     most = config.most_registers
     if config.instruction == MMA:
         for name in ("producer", "overlap", "ping_pong"):
             if getattr(config, name):
-                return f"{name} must be false for products by mma.sync, which nothing runs beside"
+                return f"{name} must be false by mma.sync, whose products are synchronous"
     if config.registers > most:
         return (
             f"scores and sums must fit {most} registers of a thread with rows = {config.rows}, got {config.registers} "
             f"for keys = {config.keys} and values of {config.case.value_size} columns"
         )
     if config.ping_pong and config.consumers < 2:
-        return f"ping_pong takes turns between warpgroups: rows must be {2 * WARPGROUP_ROWS} or more, got {config.rows}"
+        return f"ping_pong needs two consumer warpgroups: rows must be {2 * WARPGROUP_ROWS} or more, got {config.rows}"
     if config.query_stages > 1 and not (config.producer and config.persistent):
-        return "query_stages of 2 need a producer that is a tile ahead: producer and persistent must be true"
+        return "query_stages of 2 need a producer of a persistent kernel: producer and persistent must be true"
     if config.slots > SLOTS and not (config.staged and config.producer):
-        return f"slots of more than {SLOTS} are of 8-bit elements that a producer converts, got slots = {config.slots}"
+        return f"slots over {SLOTS} need a producer that converts 8-bit elements, got slots = {config.slots}"
     several = config.converts or config.case.spec.kind == RAGGED
     if config.producers > 1 and not (several and config.producers <= config.most_producers):
         most, of = max(config.most_producers, 1), config.case.spec.dtype.name
-        why = f"up to {most} beside rows = {config.rows}, got producers = {config.producers} and a cache of {of}"
-        return f"producers of more than 1 convert 8-bit elements or copy ragged rows, {why}"
+        why = f"up to {most} with rows = {config.rows}, got producers = {config.producers} and a cache of {of}"
+        return f"producers over 1 need 8-bit elements to convert or ragged rows to copy, {why}"
     copied = copies_by_tma(config) or config.staged or config.instruction == MMA
-    limit = WARPGROUP_ROWS * (2 if not copied else 3 if config.narrow else 4)  # who loads rows has no registers
+    limit = WARPGROUP_ROWS * (2 if not copied else 3 if config.narrow else 4)  # loads take registers
     if config.rows > limit:
-        why = "for queries of 8 bits" if copied else "of a cache that neither TMA copies nor staging memory takes"
+        why = "for queries of 8 bits" if copied else "for a cache that TMA does not copy, and without staging"
         return f"rows must be up to {limit} {why}, got rows = {config.rows}"
     return None
 
 
 def most_rows(case: Case, schedule: Mapping[str, Any]) -> int | None:
-    """Query rows that a sequence and KV head has at most, as is promised or expected; None where nothing is."""
+    """The most query rows per sequence and KV head that the schedule promises or expects; None without a bound."""
     most = schedule.get("max_queries")
     return schedule.get("expected_rows") if most is None else most * case.group
 
 
 def chosen(case: Case, target: Target, schedule: Mapping[str, Any], by_user: bool = False) -> TileConfig:
-    """The entries that are given, then those of the user's table, and for the others the widest tiles that fit.
+    """The given entries, then those of the user's tuning table, and for the rest the largest tiles that fit.
 
-    The table is asked where ``by_user``. It has a whole schedule, which does not count where it does not go with what
-    is given.
+    The table is read if ``by_user``. It has whole schedules, and is ignored on a conflict with a given entry.
 
     Raises
     ------
     ValueError
-        If what is given does not fit.
+        If the given entries do not fit.
     """
     given = {name: schedule[name] for name in TILED.names if name in schedule}
     if case.blocks:
@@ -496,8 +495,8 @@ def chosen(case: Case, target: Target, schedule: Mapping[str, Any], by_user: boo
     if given.get("rows", WARPGROUP_ROWS) < WARPGROUP_ROWS:
         given = {"overlap": False, "ping_pong": False, "stored_keys": False, **given}
     if case.query.bits == 16 and not whole:
-        wide["one_wait"] = True  # who addresses or converts rows takes the registers of weights beside others
-        turns = widest <= measured("row_turns_columns", target) and given.get("rows") is None
+        wide["one_wait"] = True  # addressing and conversion take the registers that overlapped weights would need
+        turns = widest <= measured("row_ping_pong_columns", target) and given.get("rows") is None
         if turns and not (TileConfig(case).converts or modifies(case)):
             wide["ping_pong"] = True
     if case.query.bits == 8 and measured("one_wait_of_8_bit_queries", target):
@@ -507,7 +506,7 @@ def chosen(case: Case, target: Target, schedule: Mapping[str, Any], by_user: boo
         wide["stored_keys"] = given.get("stored_keys", why_not_stored(TileConfig(case)) is None)
         if given.get("producer", True):
             wide |= _converting(case, {**wide, **given}, schedule, target)
-    problem, most_registers = None, measured("beside_registers", target)
+    problem, most_registers = None, measured("overlapped_weight_registers", target)
     for keys in range(_most_keys(case, target, {**wide, **given}), 0, -16):
         config = TileConfig(case, **{"keys": keys, **wide, **given})
         problem = why_not(config, target)
@@ -532,7 +531,7 @@ def configured(case: Case, target: Target, schedule: Mapping[str, Any]) -> TileC
     Raises
     ------
     ValueError
-        If an entry is missing, or what is there does not fit.
+        If an entry is missing, or the entries do not fit.
     """
     config = TileConfig(case, **written(schedule, TILED.names))
     problem = why_not(config, target)
@@ -542,13 +541,14 @@ def configured(case: Case, target: Target, schedule: Mapping[str, Any]) -> TileC
 
 
 def widest_of(case: Case) -> int:
-    """Columns of a key or of a value, whichever are more."""
+    """The larger of a key's columns and a value's columns."""
     return max(case.size, case.value_size)
 
 
 def _three_of_boxes(case: Case, target: Target, most: int | None, rows: int) -> dict[str, Any]:
-    """Three warpgroups that multiply, where nothing is given, for heads that TMA copies; ``most`` rows of a sequence,
-    and ``rows`` of a tile where they are given. Narrow heads take turns, with both products waited for at once.
+    """Entries for three consumer warpgroups, unless given, for heads that TMA copies.
+
+    ``most`` bounds the rows of a sequence; ``rows`` are those of a tile, 0 if not given. Narrow heads use ping-pong.
     """
     plain, widest = case.query.bits == 16 and not modifies(case), widest_of(case)
     if widest <= measured("narrow_columns", target):
@@ -560,7 +560,7 @@ def _three_of_boxes(case: Case, target: Target, most: int | None, rows: int) -> 
 
 
 def _most_keys(case: Case, target: Target, given: Mapping[str, Any]) -> int:
-    """Keys of the widest tile that is tried: of more, addresses of three warpgroups are spilled but for small heads."""
+    """Keys of the largest tile to try: above it, the addresses of three warpgroups spill, except for small heads."""
     config = TileConfig(case, **given)
     spilled = config.consumers > 2 and config.stored_keys
     spilled = spilled and config.value_columns > measured("unspilled_columns", target)
@@ -568,9 +568,9 @@ def _most_keys(case: Case, target: Target, given: Mapping[str, Any]) -> int:
 
 
 def _with_table(config: TileConfig, target: Target) -> TileConfig:
-    """A schedule over a cache whose elements threads convert, with room for a table of what the score computes.
+    """A schedule over a cache that threads convert, with shared memory for a table of the score function.
 
-    Registers are few there, and a table saves some: more than tiles of fewer keys cost.
+    Registers are scarce there, and the table saves more of them than tiles of fewer keys cost.
     """
     smaller = replace(config, keys=config.keys - 16)
     if config.shared_bytes + config.table_bytes <= target.shared_bytes or why_not(smaller, target) is not None:
@@ -579,13 +579,13 @@ def _with_table(config: TileConfig, target: Target) -> TileConfig:
 
 
 def _converting(case: Case, given: dict[str, Any], schedule: Mapping[str, Any], target: Target) -> dict[str, Any]:
-    """Entries of caches whose elements threads convert, where nothing is given; ``schedule`` with what is promised.
+    """Entries for caches whose 8-bit elements threads convert, unless given; ``schedule`` has the caller's promises.
 
-    Where keys are multiplied as they are stored one warpgroup copies them and converts values, else two convert; a
-    third takes longer to share a tile than it saves. Of narrow heads one converts for three who multiply, for four
-    where keys are stored, and two for three with scales, unless few rows are promised, which fill no 192. Two blocks of
-    64 rows share a multiprocessor where sequences are many, and three where keys are stored ones and no function wants
-    registers. Wide heads that are copied row by row take turns, and narrow ones; of the widest one stage is better.
+    With unconverted keys one producer warpgroup copies them and converts values; otherwise two convert, since a third
+    would take longer to share a tile than it saves. Narrow heads have one producer for three consumers, or for four
+    with unconverted keys, and two for three with scales; but not if few rows are promised, which do not fill tiles of
+    192. With many sequences two blocks of 64 rows share a multiprocessor, or three with unconverted keys and no score
+    function. Wide heads that are copied row by row use ping-pong, and so do narrow heads; the widest have one stage.
     """
     config, widest = TileConfig(case, rows=given.get("rows", TileConfig.rows)), widest_of(case)
     stored, narrow = given["stored_keys"], widest <= measured("narrow_columns", target)
@@ -623,13 +623,13 @@ def _converting(case: Case, given: dict[str, Any], schedule: Mapping[str, Any], 
     if config.staged:
         most = 1 if several and addressed else measured("converting_warpgroups", target)
     found: dict[str, Any] = {"producers": max(1, min(most, config.most_producers)), **turns}
-    if config.consumers == 2 and widest > measured("turns_from_columns", target) and addressed:
+    if config.consumers == 2 and widest > measured("ping_pong_from_columns", target) and addressed:
         found["ping_pong"] = True
     return found if fits(found) else {**found, "stages": 1}
 
 
 def _of_blocks(tile: tuple[int, int], given: Mapping[str, Any]) -> dict[str, int]:
-    """The entries that a block mask's extents are; ValueError where no kernel or not the schedule has them."""
+    """The entries that a block mask's tile extents fix; ValueError where kernel or schedule conflicts."""
     found = dict(zip(("rows", "keys"), tile, strict=True))
     legal = {entry.name: entry for entry in TILED.entries}
     for name, extent in found.items():
@@ -644,11 +644,11 @@ def _of_blocks(tile: tuple[int, int], given: Mapping[str, Any]) -> dict[str, int
 
 
 def _by_mma(case: Case, target: Target, given: Mapping[str, Any]) -> TileConfig | str:
-    """The entries that are given, and for the others what products by mma.sync need; or why there are none."""
+    """The given entries completed for products by mma.sync, or the reason why that is impossible."""
     small, config = widest_of(case) <= MOST_HELD and case.query.bits == 16, TileConfig(case, **{**BY_MMA, **given})
-    small = small or config.swapped or TileConfig(case, **BY_MMA).beside_rows > 1
+    small = small or config.swapped or TileConfig(case, **BY_MMA).column_groups > 1
     most, problem = measured("keys_by_mma", target) // (1 if small else 2), None
-    for stages in (2, 1):  # one where two of the widest heads do not fit
+    for stages in (2, 1):  # one stage where two of the widest heads do not fit
         for keys in [given["keys"]] if "keys" in given else range(most, 0, -16):
             config = TileConfig(case, **{"keys": keys, "stages": stages, **BY_MMA, **given})
             problem = why_not(config, target)

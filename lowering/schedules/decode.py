@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""The schedule of decode attention: what a kernel is specialised for, and how it is chosen."""
+"""The schedule of decode attention: what a kernel is specialised for, and the shared memory and legality of entries."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from kvarn.lowering.kernels.attention.case import Case
 from kvarn.lowering.kernels.attention.decode.binned_sums import MOST_VALUES
 from kvarn.lowering.target import Target
 
-from .limits import DECODE_GRANULE, HELD_SCALES, MOST_COLUMNS, MOST_QUERIES, WARP_OUTPUTS, WARP_ROWS, decode_registers
+from .limits import DECODE_GRANULE, MOST_COLUMNS, MOST_QUERIES, MOST_SCALES, WARP_OUTPUTS, WARP_ROWS, decode_registers
 
-NEVER = -LARGEST  # a running maximum that no score is below, finite so that differences are
-# The fields of a configuration that are a schedule's.
+NEVER = -LARGEST  # below every score, and finite so that differences with it are finite
+# The configuration fields that are schedule entries.
 ENTRIES = (*schedules.DECODE.names, "max_batch", "early")
-COLUMNS = 8  # query rows of one mma
-LEAST_TILE = 16  # tokens: a step of the products
-SECTOR = 32  # bytes that memory gives at least
-MOST_SPLITS = MOST_VALUES  # fixed splits of a sequence
+COLUMNS = 8  # query rows per mma
+LEAST_TILE = 16  # tokens per k-step of the second product
+SECTOR = 32  # bytes per memory transaction
+MOST_SPLITS = MOST_VALUES  # fixed splits per sequence
 
 
 @dataclass(frozen=True)
@@ -37,15 +37,15 @@ class DecodeConfig:
     ----------
     case : Case
     max_queries, max_batch : int
-        No sequence has more new tokens, and there are no more sequences.
+        The most new tokens of a sequence, and the most sequences.
     warps, stages, tile, blocks, min_tiles, combine, split, early : int
-        As the schedule's entries.
+        The schedule's entries.
     programmatic : bool
-        Whether the kernel starts while the one before it ends.
+        Whether the kernel starts early (PDL).
     pair_alignment : int
-        Bytes that two neighbouring elements of the output are aligned to.
+        Alignment in bytes of two neighbouring elements of the output.
     padding : int
-        Shared memory that a block leaves unused.
+        Shared memory that a block leaves unused (:func:`_padding`).
     """
 
     case: Case
@@ -69,9 +69,9 @@ class DecodeConfig:
 
     @property
     def joined(self) -> int:
-        """Neighbouring KV heads that a warp takes as one, with zeros in a query row where columns are another's.
+        """Neighbouring KV heads that a warp treats as one; a query row is zero in the columns of other heads.
 
-        Narrow heads fill neither what memory gives at least nor, of few query rows, the columns of a product.
+        A single narrow head does not fill a memory sector or, with few query rows, the columns of a product.
         """
         spec, found = self.spec, 1
         if self.case.by_lists or spec.quantized or spec.is_mla or spec.head_stride != spec.head_size:
@@ -86,19 +86,19 @@ class DecodeConfig:
 
     @property
     def heads(self) -> int:
-        """KV heads, those that are joined as one."""
+        """KV heads, counting joined heads once."""
         return self.spec.num_heads // self.joined
 
     @property
     def head_rows(self) -> int:
-        """Query rows of a token for one of :attr:`heads`."""
+        """Query rows per token for one of :attr:`heads`."""
         return self.case.group * self.joined
 
     @property
     def slices(self) -> int:
-        """Warps that share the columns of a wide head: as many as leave each the outputs that it has registers for.
+        """Warps that share the columns of a wide head: the fewest that have registers for their outputs.
 
-        f32 has as many instructions again: those of half as many columns are what stays in the instruction cache.
+        f32 needs twice the instructions, so half as many columns per warp stay in the instruction cache.
         """
         spec, step = self.spec, 32 if self.narrow else 16
         rows = COLUMNS if self.wide or self.case.group * self.max_queries <= COLUMNS else WARP_ROWS
@@ -110,149 +110,149 @@ class DecodeConfig:
 
     @property
     def size(self) -> int:
-        """Elements of one of :attr:`heads` that a warp has."""
+        """Elements of one of :attr:`heads` per warp."""
         return self.spec.head_size * self.joined // self.slices
 
     @property
     def columns(self) -> int:
-        """The head size in whole copies of ldmatrix; columns that do not exist are zeros."""
+        """The columns in whole ldmatrix copies; padding columns are zeros."""
         return align_up(self.size, 32 if self.narrow else 16)
 
     @property
     def row_steps(self) -> int:
-        """Steps of 16 elements of the output."""
+        """16-element steps of the output's columns."""
         return cdiv(self.size, 16)
 
     @property
     def key_steps(self) -> int:
-        """Steps of the first product along the head: 16 elements each, of f32 8."""
+        """k-steps of the first product along the head: 16 elements each, or 8 of f32."""
         return cdiv(self.size, 8 if self.wide else 16)
 
     @property
     def step_bytes(self) -> int:
-        """Bytes of a key that a step of the first product takes."""
+        """Bytes of a key per k-step of the first product."""
         return 16 if self.narrow else 32
 
     @property
     def narrow(self) -> bool:
-        """Whether the cache holds 8-bit elements."""
+        """Whether the cache has 8-bit elements."""
         return self.spec.dtype.bits == 8
 
     @property
     def wide(self) -> bool:
-        """Whether the cache holds f32."""
+        """Whether the cache has f32 elements."""
         return self.spec.dtype.bits == 32
 
     @property
     def query_in_shared(self) -> bool:
-        """Whether the query rows lie in shared memory: those of wide heads would take too many registers."""
+        """Whether the query rows are in shared memory: those of wide heads would take too many registers."""
         return self.columns * (4 if self.wide else 1) > 256
 
     @property
     def warp_rows(self) -> int:
-        """Query rows of a warp, at most: where heads are wide there are registers for the sums of 8."""
+        """The most query rows per warp: wide heads leave registers for the accumulators of 8."""
         return COLUMNS if self.columns * (2 if self.wide else 1) > 256 else WARP_ROWS
 
     @property
     def scales(self) -> int:
-        """Scales of a token and head; 0 without."""
+        """Scales per token and head; 0 without."""
         return self.spec.num_scales if self.spec.quantized else 0
 
     @property
     def split_tiles(self) -> int:
-        """Tiles of a fixed split, at least, where a sequence has more than half of the most."""
+        """Tiles per fixed split, unless the sequence has less than half of the most splits."""
         return max(self.split // self.tile, 1)
 
     @property
     def most_splits(self) -> int:
-        """Fixed splits of a sequence: as many as one alone needs to be work for a device, whose heads are too."""
+        """The most fixed splits per sequence: enough for one sequence with all of its heads to fill a device."""
         return max(8, min(MOST_SPLITS, 512 // self.spec.num_heads))
 
     @property
     def bins(self) -> int:
-        """Bins of the sums that fixed splits are added to: as many as have the precision of the values."""
+        """Bins of the sums of fixed splits: as many as preserve the precision of the values."""
         return 3 if self.wide else 2
 
     @property
     def halves(self) -> int:
-        """Lanes that share the columns of a partial result's row: two where half of the lanes would have no rows."""
+        """Lanes that share the columns of a partial result's row: two if half of the lanes would have none."""
         return 2 if self.rows <= COLUMNS // 2 else 1
 
     @property
     def sum_steps(self) -> int:
-        """Steps of the output that a lane has of a partial result."""
+        """Steps of the output in a lane's part of a partial result."""
         return cdiv(self.row_steps, self.halves)
 
     @property
-    def leaves_splits(self) -> bool:
-        """Whether fixed splits are left one by one: where a work unit has one of them, as it does of one sequence."""
+    def stores_splits(self) -> bool:
+        """Whether fixed splits are stored one by one: where a work unit has a single split, as with one sequence."""
         return bool(self.split and self.combine and self.max_batch == 1)
 
     @property
     def sum_bytes(self) -> int:
-        """Shared memory of the sums that a warp adds fixed splits to."""
-        if not self.split or self.leaves_splits:
+        """Shared memory of the bins to which a warp adds its fixed splits."""
+        if not self.split or self.stores_splits:
             return 0
         return self.column_tiles * (self.sum_steps * self.bins + 1 + cdiv(2 * self.bins, 4)) * 512
 
     @property
     def rows(self) -> int:
-        """Query rows of a sequence and KV head, at most."""
+        """The most query rows per sequence and KV head."""
         return self.head_rows * self.max_queries
 
     @property
     def parts(self) -> int:
-        """Warps that share a KV head's rows, each with up to ``warp_rows`` of them."""
+        """Warps that share a KV head's rows, with up to ``warp_rows`` rows each."""
         return cdiv(self.rows, self.warp_rows)
 
     @property
     def row_groups(self) -> int:
-        """Warps that it takes to have all rows of a token."""
+        """Warps that all rows of one token need."""
         return self.heads * self.parts * self.slices
 
     @property
     def column_tiles(self) -> int:
-        """Tiles of 8 query rows that a warp has."""
+        """Tiles of 8 query rows per warp."""
         return cdiv(min(self.rows, self.warp_rows), COLUMNS)
 
     @property
     def row_bytes(self) -> int:
-        """Bytes of a token in shared memory, columns that do not exist counted."""
+        """Bytes of a token in shared memory, including padding columns."""
         return self.columns * self.spec.dtype.itemsize
 
     @property
     def stored_bytes(self) -> int:
-        """Bytes in the cache of a token and one of :attr:`heads`, as far as a warp has them."""
+        """Bytes in the cache of one warp's columns of a token of one of :attr:`heads`."""
         return self.size * self.spec.dtype.itemsize
 
     @property
     def scaled_elements(self) -> bool:
-        """Whether elements are multiplied by their scales: where those of a step of the products have several."""
+        """Whether every element is multiplied by its scale, since the elements of a k-step have several scales."""
         return self.scales > 1 and self.spec.granularity % 16 != 0
 
     @property
     def scales_copied(self) -> bool:
-        """Whether scales are copied to shared memory as they are; others are converted on their way."""
+        """Whether scales are copied unconverted to shared memory; otherwise they are converted through registers."""
         return self.scales > 0 and self.spec.scale_dtype is kv.f32 and self.scales % 4 == 0
 
     @property
     def scale_pitch(self) -> int:
-        """Bytes from token to token of the scales that are copied, without bank conflicts."""
+        """Bytes from token to token of the copied scales, free of bank conflicts."""
         return 4 * self.scales + 16
 
     @property
     def l2_prefetch(self) -> int:
-        """Bytes that a copy prefetches to the L2: where rows end in the middle of a line, another warp has the rest."""
+        """Bytes that a copy prefetches to the L2: where rows end within a line, another warp reads the rest of it."""
         return 128 if self.stored_bytes % 128 else 0
 
     @property
     def reads_once(self) -> bool:
-        """Whether a row of the cache is read by one warp only."""
+        """Whether only one warp reads a row of the cache."""
         return self.parts == 1
 
     @property
     def tile_layout(self) -> SharedLayout:
-        """How a tile of K or V lies in shared memory, a token a row."""
+        """The shared-memory layout of a tile of K or V, one row per token."""
         return SharedLayout.whole_rows(self.tile, self.row_bytes, 1)
 
     @property
@@ -262,7 +262,7 @@ class DecodeConfig:
 
     @property
     def half_stage(self) -> int:
-        """Bytes of one tile of K, or of V."""
+        """Bytes of one tile of K or V."""
         return self.tile * self.pitch
 
     @property
@@ -277,23 +277,23 @@ class DecodeConfig:
 
     @property
     def score_bytes(self) -> int:
-        """Shared memory of the scores that a warp gives to those that have other columns, a place for each stage."""
+        """Shared memory of the scores that warps with other columns of the same rows exchange, one buffer per stage."""
         return self.stages * self.tile * self.column_tiles * 32 if self.slices > 1 else 0
 
     @property
     def warp_bytes(self) -> int:
-        """Shared memory of a warp: stages, query rows that are not in registers, scores for others, sums of splits."""
+        """Shared memory of a warp: stages, query rows that are not in registers, exchanged scores, sums of splits."""
         return self.stages * self.stage_bytes + self.query_bytes + self.score_bytes + self.sum_bytes
 
     @property
     def quads(self) -> int:
-        """Four-float parts of one lane's partial result: output, then (max, max, sum, sum), for each column tile.
+        """float4 vectors of a lane's partial result: the output, then (max, max, sum, sum), per column tile.
 
-        Of a fixed split that a second kernel adds, exponents too; of sums of fixed splits, bins of all, and exponents.
+        A fixed split that a second kernel adds also has exponents; a sum of fixed splits has bins, and exponents.
         """
         if not self.split:
             return self.column_tiles * (self.sum_steps + 1)
-        if self.leaves_splits:
+        if self.stores_splits:
             return self.column_tiles * (self.sum_steps + 2)
         if self.combine:
             return self.column_tiles * (self.sum_steps * self.bins + 2 * cdiv(2 + self.bins, 4))
@@ -301,13 +301,13 @@ class DecodeConfig:
 
     @property
     def row_blocks(self) -> int:
-        """Blocks of the combine kernel that share an output tile: of fixed splits each has every second query row."""
+        """Blocks of the combine kernel per output tile: with fixed splits two, with alternate query rows."""
         return 2 if self.split and self.halves == 1 else 1
 
     @property
     def combined_bytes(self) -> int:
-        """Shared memory of the combine kernel's warps: (max, sum, two outputs) of two rows; of fixed splits three sums
-        in bins, of each warp and of all, and two exponents.
+        """Shared memory of the combine kernel's warps: (max, sum, two outputs) of two rows; with fixed splits, three
+        sums in bins per warp and in total, and two exponents.
         """
         return 128 * (self.combine * (3 * self.bins + 2) + 3 * self.bins if self.split else 8 * self.combine)
 
@@ -316,8 +316,8 @@ class DecodeConfig:
         return kv.f16 if self.narrow else self.spec.dtype
 
     def least_bytes(self, schedule: Mapping[str, Any]) -> tuple[int, str]:
-        """Shared memory of the largest block, and what it is of, where what a schedule leaves open is least."""
-        # Nothing of the batch may decide the tile of a batch-invariant schedule, so nothing makes it smaller either.
+        """(bytes, name) of the largest block, with the smallest possible values of the missing entries."""
+        # The tile of a batch-invariant schedule must not depend on the batch, so nothing makes it smaller either.
         open_ = {"warps": self.slices, "stages": 2, "tile": tile_of(self) if schedule.get("batch_invariant") else 16}
         if schedule.get("batch_invariant"):
             open_ |= invariant(self, open_["tile"])
@@ -328,10 +328,10 @@ class DecodeConfig:
 
 
 def invariant(config: DecodeConfig, tile: int) -> dict[str, int]:
-    """What a batch-invariant schedule fixes, given its tile, which follows from the case alone.
+    """The entries that a batch-invariant schedule fixes, given its tile, which follows from the case alone.
 
-    Nothing that changes the order of a sequence's additions may follow the batch. (Who combines may.) Splits of 8 bits
-    are longer: adding one takes as long as of 16 bits, and reading it half as long.
+    Nothing that changes the order of a sequence's additions may depend on the batch; which warp combines may. 8-bit
+    splits are longer: adding one takes as long as with 16 bits, and reading it half as long.
     """
     return {"split": max(128 if config.narrow else 64, 2 * tile)}
 
@@ -339,7 +339,7 @@ def invariant(config: DecodeConfig, tile: int) -> dict[str, int]:
 def problems(
     case: Case, max_queries: int, target: Target, max_batch: int = 1024, batch_invariant: bool = False
 ) -> list[str]:
-    """Why this kernel does not take a case, one sentence each; empty when it does."""
+    """Why this kernel does not support a case, one sentence per reason; empty if it does."""
     if target.is_host or not target.has("cp_async"):
         return [f"needs a GPU with cp.async, got {target.name}"]
     spec, query, group, found = case.spec, case.query, case.group, list[str]()
@@ -365,7 +365,7 @@ def problems(
         )
     if spec.head_size % 8 or not 8 <= spec.head_size <= MOST_COLUMNS:
         found.append(f"needs a head size of a multiple of 8 up to {MOST_COLUMNS}, got {spec.head_size}")
-    # The elements that a lane has of a row in one step are multiplied by one scale.
+    # The elements of a row that a lane multiplies in one step share one scale.
     if spec.quantized and spec.granularity < spec.head_size and spec.granularity % DECODE_GRANULE:
         found.append(f"needs granules of a multiple of {DECODE_GRANULE}, got {spec.granularity}")
     if not found:
@@ -374,8 +374,8 @@ def problems(
         if batch_invariant:
             tile = tile_of(least_config)
             least_config = replace(least_config, tile=tile, **invariant(least_config, tile))
-        if least_config.scales > 2 * HELD_SCALES and not least_config.scales_copied:
-            found.append(f"needs at most {HELD_SCALES} scales of a token that are not f32, got {least_config.scales}")
+        if least_config.scales > 2 * MOST_SCALES and not least_config.scales_copied:
+            found.append(f"needs at most {MOST_SCALES} scales of a token that are not f32, got {least_config.scales}")
         least = block_bytes(least_config)
         if least > target.shared_bytes:
             found.append(
@@ -388,17 +388,17 @@ def problems(
 def supports(
     case: Case, max_queries: int, target: Target, max_batch: int = 1024, batch_invariant: bool = False
 ) -> bool:
-    """Whether this kernel takes a case; the others go to the general kernels."""
+    """Whether this kernel supports a case; other cases use the general kernels."""
     return not problems(case, max_queries, target, max_batch, batch_invariant)
 
 
 def warps_of(config: DecodeConfig) -> int:
-    """Warps of a block, each with rows of a KV head: the most that divide all of them, up to 4."""
+    """Warps per block: the largest count up to 4 that divides the warps of a token's rows."""
     return next(w for w in (4, 3, 2, 1) if config.row_groups % w == 0 and w % config.slices == 0)
 
 
 def tile_of(config: DecodeConfig) -> int:
-    """Tokens of a tile: as many as have 4 KiB of keys, 16 (32 of 8 bits) to 64, 128 of the narrowest heads; fewer where
+    """Tokens per tile: those in 4 KiB of keys, but 16 (8-bit: 32) to 64, or 128 for the narrowest heads; fewer where
     pages are small.
     """
     if config.stored_bytes <= 16:
@@ -411,14 +411,14 @@ def tile_of(config: DecodeConfig) -> int:
 
 
 def fitted(target: Target, config: DecodeConfig, fixed: Collection[str], measured: bool = False) -> DecodeConfig:
-    """The configuration, with fewer stages, smaller tiles, fewer warps and fewer blocks as far as the target needs it.
+    """The configuration with stages, tiles, warps and blocks reduced until it fits the target.
 
     Parameters
     ----------
     fixed : names
-        Entries that stay as they are: so few of them that something fits (``schedules.why_unsupported``).
+        Entries that are not reduced; the other ones suffice to make it fit (``schedules.why_unsupported``).
     measured : bool
-        Whether the blocks are known to be right for the rest as it is.
+        Whether the number of blocks was measured for the configuration as given.
     """
     while block_bytes(config) > target.shared_bytes:
         smaller = _smaller(config)
@@ -429,7 +429,7 @@ def fitted(target: Target, config: DecodeConfig, fixed: Collection[str], measure
 
 
 def _smaller(config: DecodeConfig) -> dict[str, int]:
-    """What can be less, by one step; what costs least first."""
+    """The entries that can be reduced by one step, cheapest first."""
     warps = [w for w in range(config.warps - 1, 0, -1) if config.row_groups % w == 0 and w % config.slices == 0]
     return (
         ({"stages": config.stages - 1} if config.stages > 2 else {})
@@ -439,7 +439,7 @@ def _smaller(config: DecodeConfig) -> dict[str, int]:
 
 
 def configured(target: Target, config: DecodeConfig, schedule: Mapping[str, Any]) -> DecodeConfig:
-    """The configuration of a complete schedule, with the padding that follows from it.
+    """The configuration of a complete schedule, with its padding.
 
     Raises
     ------
@@ -459,12 +459,12 @@ def entries_of_few(schedule: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def block_bytes(config: DecodeConfig) -> int:
-    """What a block holds, with room for alignment and what the hardware keeps."""
+    """Shared memory of a block, including alignment and the hardware's reserved bytes."""
     return _used_bytes(config) + 128 + RESERVED_BYTES
 
 
 def combine_bytes(config: DecodeConfig) -> int:
-    """What a block of the kernel that combines partial results holds; 0 where there is none."""
+    """Shared memory of a block of the combine kernel; 0 without one."""
     if not config.combine:
         return 0
     counts = 4 * (config.max_batch + 1 + config.combine) if config.max_batch > 1 else 0
@@ -472,15 +472,15 @@ def combine_bytes(config: DecodeConfig) -> int:
 
 
 def _used_bytes(config: DecodeConfig) -> int:
-    """Shared memory of a block: its rings and, of several sequences, their tile counts and one of each warp."""
+    """Shared memory that a block uses: its warps' buffers and, for several sequences, tile counts and one per warp."""
     counts = 4 * (config.max_batch + 1 + config.warps) if config.max_batch > 1 else 0
     return config.warps * config.warp_bytes + counts
 
 
 def _padding(target: Target, config: DecodeConfig) -> int:
-    """Bytes that a block leaves unused, so that no multiprocessor has room for more blocks than it is to have.
+    """Bytes that a block leaves unused, so that no multiprocessor has room for more blocks than scheduled.
 
-    The next kernel's blocks take the places that are free while this one runs. Where one more finds room, it is taken
-    by some multiprocessors and not by others, and the next kernel's blocks meet there two by two.
+    The next kernel's blocks start in free slots while this kernel runs. With room for one extra block, some
+    multiprocessors would start it and others not, and the next kernel's blocks would be unevenly distributed.
     """
     return max(0, target.shared_bytes_of(config.blocks + 1) + 32 - _used_bytes(config)) // 16 * 16

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""Schedules of decode attention: measured entries by batch class, and a rule for what was not measured.
+"""Schedules of decode attention: measured entries by batch class, and a rule for the other cases.
 
-Four warps a multiprocessor, each with two copies of 8 KiB in flight, reach the memory's rate with 16-bit caches; more
-in flight make the multiprocessors' shares of the memory less equal, and the slowest ends later. 8-bit caches and pages
-smaller than a tile have more instructions a byte and want eight warps; so do rows of 64 bytes, and those of 32 want
-twelve. Few sequences leave many partial results each, which a second kernel combines faster than the warp that arrives
-last. The numbers are in ``tables``.
+Four warps per multiprocessor with two 8 KiB copies in flight each reach the memory bandwidth with 16-bit caches; more
+in flight makes the multiprocessors' shares of the bandwidth less equal, and the slowest ends later. 8-bit caches and
+pages smaller than a tile need more instructions per byte and use eight warps, as do rows of 64 bytes; rows of 32 bytes
+use twelve. Few sequences leave many partial results each, which a second kernel combines faster than the last warp to
+finish. The numbers are in ``tables``.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from .tables import measured
 
 
 def entries(target: Target, config: DecodeConfig, batch_invariant: bool = False) -> dict[str, Any]:
-    """The schedule of a case: of the configuration only the case is read."""
+    """The chosen entries of a case; of the configuration only the case is read."""
     warps = warps_of(config)
     tile = tile_of(config)
     small_pages = config.spec.paged and config.spec.page_size < 16
     busy = config.narrow or small_pages or config.column_tiles > 1
     stage = 2 * tile * config.row_bytes
-    # Tiles of less than 8 KiB need more of them in flight; of more, fewer, down to what a pipeline needs. Warps that
-    # convert 8 bits have enough to do: more of them are slower.
+    # Tiles below 8 KiB need more copies in flight; larger tiles fewer, down to what a pipeline needs. Warps that
+    # convert 8 bits are busy already: more warps are slower.
     wanted = (8 if busy else 4) * (1 if config.narrow else max(1, measured("decode_tile_bytes", target) // stage))
     found = {"warps": warps, "tile": tile, "blocks": max(1, wanted // warps), "stages": 2, "combine": 0}
     for most, combine_warps, min_tiles in measured("decode_few", target):
@@ -43,10 +43,10 @@ def entries(target: Target, config: DecodeConfig, batch_invariant: bool = False)
     else:
         usual = config.column_tiles == 1 and not (small_pages or batch_invariant)
         plain = usual and not config.scales
-        # Where scales take as much as the elements, there is room for half the blocks: half as much in flight already.
+        # Scales as large as the elements leave room for half the blocks, which halves the bytes in flight already.
         scaled = usual and config.scaled_elements and config.scales_copied and 4 * config.scales < config.row_bytes
         if config.narrow and config.row_bytes == 128 and (plain or scaled):
-            found["tile"] = 16  # half as much in flight
+            found["tile"] = 16  # halves the bytes in flight
         if plain and config.stored_bytes == config.row_bytes:
             full_rows = measured("decode_full_rows", target)
             found["blocks"] = max(found["blocks"], full_rows.get(str(config.row_bytes), 0) // warps)
@@ -54,14 +54,14 @@ def entries(target: Target, config: DecodeConfig, batch_invariant: bool = False)
 
 
 def choose(target: Target, config: DecodeConfig, schedule: Mapping[str, Any], by_user: bool = False) -> dict[str, Any]:
-    """A decode's entries from the tables, as small as the target and the given entries of a schedule need them.
+    """The entries of a decode from the tables, reduced as far as the target and the given entries require.
 
-    The user's table is asked where ``by_user``: for operations that are declared to be tuned.
+    The user's tuning table is read if ``by_user``, for operations that are declared as tuned.
 
     Raises
     ------
     ValueError
-        If what is given is not legal for the case.
+        If a given entry is illegal for the case.
     """
     config = replace(config, max_batch=schedule.get("max_batch", config.max_batch))
     problem = schedules.why_unsupported("kv.attention", schedule, target, "decode", config)
@@ -72,13 +72,13 @@ def choose(target: Target, config: DecodeConfig, schedule: Mapping[str, Any], by
     names = schedules.DECODE.names
     given = {name: value for name, value in schedule.items() if name in names}
     chosen_by_table = {**entries(target, config, fixed), **found}
-    if config.case.blocks:  # a tile has keys of one entry of a list
+    if config.case.blocks:  # a tile must not cross an entry of a block mask's list
         chosen_by_table["tile"] = math.gcd(chosen_by_table["tile"], config.case.blocks[1])
     config = replace(config, **{**chosen_by_table, **given})
     if config.case.blocks and config.case.blocks[1] % config.tile:
         raise ValueError(
             f"the schedule's tile must divide the block mask's {config.case.blocks[1]} keys, got {config.tile}"
         )
-    # A tile decides the order of additions, which nothing of the batch may change when it is to be invariant.
+    # The tile fixes the order of additions, which must not depend on the batch if the result is to be invariant.
     config = fitted(target, config, {*given, *(("tile",) if fixed else ())}, "blocks" in found)
     return {name: getattr(config, name) for name in (*names, "max_batch")}

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""What is legal: registers, columns, rows and boxes, as schedules, passes, the tuner and texts of errors ask.
+"""Legality limits: registers, columns, rows and boxes, for schedules, passes, the tuner and error texts.
 
-A limit stands here once. What a chip has is in ``lowering/target.py``; what a tile's layout, its staging memory or an
-instruction has is in ``lowering/tiles/``. What is *chosen* within the limits is in the schedules beside this file.
+Each limit is defined once. Facts of chips are in ``lowering/target.py``; limits of a tile's layout, its staging memory
+or an instruction are in ``lowering/tiles/``. The choice among legal schedules is in the other files of this folder.
 """
 
 from __future__ import annotations
@@ -17,43 +17,43 @@ from .tables import measured
 # --- heads -----------------------------------------------------------------------------------------
 
 MOST_COLUMNS = 512  # of a head
-MOST_OF_VALUES = 256  # columns of values that the registers of a warpgroup have sums of
-MOST_HELD = 128  # columns of rows of a buffer that warps hold in registers as operand A of mma.sync
-MOST_FRAGMENTS = 64  # registers of a thread for what it converts of one operand A
+MOST_OF_VALUES = 256  # of values for which a warpgroup has accumulator registers
+MOST_HELD = 128  # of query rows that warps have in registers as operand A of mma.sync
+MOST_FRAGMENTS = 64  # registers per thread for the converted elements of one operand A
 
 # --- decode ----------------------------------------------------------------------------------------
 
-MOST_QUERIES = 8  # new tokens of a sequence that still count as a decode
-WARP_ROWS = 16  # most query rows of a warp of a decode; a head with more is shared by several
-WARP_OUTPUTS = 2560  # that a warp of a decode has registers for, of all its query rows
-HELD_SCALES = 64  # scales of a tile's token that a lane has on their way to shared memory, at most
-TRIED_REGISTERS = 96  # of a thread of a decode: the tuner tries nothing with fewer
-DECODE_GRANULE = 4  # elements that a lane of a decode has of a row in one step, and so of a scale at least
+MOST_QUERIES = 8  # the most new tokens of a sequence that is a decode
+WARP_ROWS = 16  # the most query rows per warp of a decode; several warps share a head with more
+WARP_OUTPUTS = 2560  # accumulator elements per warp of a decode, over all its query rows
+MOST_SCALES = 64  # the most scales of a token that a lane has in registers on their way to shared memory
+TRIED_REGISTERS = 96  # per thread of a decode: the tuner tries nothing with fewer
+DECODE_GRANULE = 4  # elements of a row that a lane of a decode multiplies per step, and so the fewest per scale
 
 
 def decode_registers(held: int) -> int:
-    """Registers of a thread of a decode whose warp holds so many columns of all query rows."""
+    """Registers per thread of a decode whose warp has accumulators of ``held`` columns over all query rows."""
     return 168 if held <= 128 else 255
 
 
 # --- copies ----------------------------------------------------------------------------------------
 
-BOX_ROWS = 64  # most rows of a TMA box
-ATOM_ROWS = 8  # a box that is no multiple of the swizzle's period cannot be one of several
-BOX_GRANULE: int = measured("box_granule")  # elements of a scale that is copied beside boxes, at least
-LEAST_LISTED = 16  # keys of a tile, which divide a page of a list
+BOX_ROWS = 64  # the most rows of a TMA box
+ATOM_ROWS = 8  # a tile of several boxes needs boxes of whole swizzle periods
+BOX_GRANULE: int = measured("box_granule")  # the fewest elements per scale for scales that are copied alongside boxes
+LEAST_LISTED = 16  # keys per tile, a divisor of a listed page
 
 # --- registers of warpgroups -----------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Registers:
-    """Registers of a thread, for one way to share a block among warpgroups.
+    """Registers per thread, for one division of a block into consumers and producers.
 
     Attributes
     ----------
     tiles : int
-        Of a consumer for scores, weights and sums: the rest of what it has is for addresses.
+        For a consumer's scores, weights and accumulators; its other registers are for addresses.
     roles : mapping
         (of the producer, of a consumer) by how tiles are copied: ``tma``, by ``rows`` that the producer addresses,
         ``staged`` tiles that it converts or ``transposed`` ones; ``addressed``: staged rows or scales that it addresses
@@ -80,16 +80,16 @@ BLOCK_REGISTERS = {
     (3, 2, 1): Registers(104, {"staged": (56, 120), "addressed": (72, 112)}),
     (4, 1, 1): Registers(92, {"tma": (32, 112), "staged": (56, 104), "addressed": (64, 104)}),
 }
-SHARED_COLUMNS = 192  # of a product that has enough of the registers with which threads of four warpgroups start
-TWO_BESIDE_THREE = 64  # columns of values of which there are registers for two producers beside three that multiply
-# Of a thread for scores, weights and sums beside words of B on their way, by warpgroups whose products are mma.sync's.
+SHARED_COLUMNS = 192  # of a product for which four warpgroups' initial registers suffice
+TWO_PRODUCERS_COLUMNS = 64  # most value columns with two producers and three consumers
+# Registers per thread for scores, weights and accumulators, besides fragments of B, by number of mma.sync warpgroups.
 REGISTERS_BY_MMA = {1: 160, 2: 160, 3: 96}
 
 
 def tile_registers(consumers: int, producers: int, occupancy: int) -> int:
-    """Registers of a consumer's thread for scores, weights and sums; 0 where a block is shared in no such way."""
+    """Registers per consumer thread for scores, weights and accumulators; 0 for an unsupported division of a block."""
     found = BLOCK_REGISTERS.get((consumers, producers, occupancy))
-    if found is None and occupancy == 1:  # of more producers than that there are registers for
+    if found is None and occupancy == 1:  # more producers than there are registers for
         found = BLOCK_REGISTERS[consumers, 1, 1]
     return found.tiles if found is not None else 0
 
@@ -97,7 +97,7 @@ def tile_registers(consumers: int, producers: int, occupancy: int) -> int:
 def role_registers(
     consumers: int, producers: int, occupancy: int, copies: str, addressed: bool
 ) -> tuple[int, int] | None:
-    """(of the producer's threads, of the consumers'); None where all keep what they start with."""
+    """(registers per producer thread, per consumer thread); None where all threads keep their initial number."""
     found = BLOCK_REGISTERS.get((consumers, producers, occupancy))
     if found is None:
         return None
@@ -108,14 +108,14 @@ def role_registers(
 
 
 def columns_at_a_time(columns: int) -> int:
-    """How many of a product's columns go to fresh accumulators at a time (``promote-kv-sums``).
+    """The number of a product's columns that use fresh accumulators at a time (``promote-kv-sums``).
 
-    So many that there are registers for two such products beside scores and sums.
+    The largest for which two such products fit the registers beside scores and accumulators.
     """
     return max(n for n in (COLUMN_STEP, measured("promoted_columns")) if columns % n == 0)
 
 
 def columns_behind(columns: int) -> int:
-    """How many of a product's columns come behind the scores of the next tile, in registers that are free by then."""
+    """The number of a product's columns that are computed after the next tile's scores."""
     step = columns_at_a_time(columns)
     return step if columns > step else 0

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""Attention over latent rows on Hopper's tensor cores: what the kernels take, which of them is chosen, the launches."""
+"""Attention over latent rows: what the kernels support, the choice among them, and their launches."""
 
 from __future__ import annotations
 
@@ -31,15 +31,15 @@ from . import attention as tile_schedule
 from .limits import ATOM_ROWS, MOST_OF_VALUES
 from .tables import measured
 
-PARTS_OF_KEYS = 3  # of a tile of latent rows, of which scores wait for one by one
-MOST_TILES = 16  # of a sequence whose most new tokens are known: more are found through the row offsets
-BY_MMA = {"instruction": MMA}  # of the kernel over tiles, whose entries these are; splits are kind latent's own
+PARTS_OF_KEYS = 3  # parts of a tile of latent rows that scores wait for one by one
+MOST_TILES = 16  # per sequence with a known bound of new tokens: more are found through the row offsets
+BY_MMA = {"instruction": MMA}  # of the kernel over tiles; entry splits belongs to kind latent
 OF_TILES = tuple(name for name in TILED.names if name != "splits")
 BY_WGMMA = ("rows", "tiles", "box_rows")
 
 
 def problems(case: Case, target: Target, row_alignment: int) -> list[str]:
-    """Why the kernels do not take a case, one sentence each; empty when they do."""
+    """Why the kernels by wgmma do not support a case, one sentence per reason; empty if they do."""
     spec, found = case.spec, []
     if not target.has("wgmma"):
         return [f"needs a GPU with wgmma, got {target.name}"]
@@ -52,7 +52,7 @@ def problems(case: Case, target: Target, row_alignment: int) -> list[str]:
         found.append(f"needs a cache of the query's type or of 8 bits, got {spec.dtype.name}")
     if spec.dtype.bits == 8 and (spec.head_size | case.row.rope | case.row.rope_start) % 16:
         found.append(
-            f"needs 8-bit rows, and what lies in them, of multiples of 16 bytes, got {spec.head_size} bytes with bf16 "
+            f"needs 8-bit rows with all parts at multiples of 16 bytes, got {spec.head_size} bytes with bf16 "
             f"keys from byte {case.row.rope_start} on"
         )
     if case.row.rope and case.content % BOX_COLUMNS:
@@ -69,19 +69,19 @@ def problems(case: Case, target: Target, row_alignment: int) -> list[str]:
     if not found:
         config = LatentConfig(case, WIDE)
         if not fits(config, target):
-            found.append(f"needs rows that fit {target.shared_bytes} bytes of shared memory thrice, got {case.size}")
+            found.append(f"needs query and two tiles in {target.shared_bytes} bytes of shared memory, got {case.size}")
     return found
 
 
 def fits(c: LatentConfig, target: Target) -> bool:
-    """Whether two tiles of keys and the query have room in shared memory."""
+    """Whether the query and the required stages of keys fit shared memory."""
     if c.few:
         return latent_blocks.ring_boxes(c, target.shared_bytes) >= 2 * c.slots
     return latent_wide.shared_bytes(c) <= target.shared_bytes
 
 
 def box_rows(case: Case, query_rows: int, at: Expansion, handle: Any) -> int:
-    """Rows that TMA copies at a time, for blocks of so many query rows; 0 where it cannot."""
+    """Rows per TMA box, for blocks of ``query_rows``; 0 where TMA cannot copy."""
     rows = math.gcd(case.spec.page_size, KEYS) if case.spec.paged else KEYS
     swizzle = swizzle_of(LatentConfig(case, query_rows))
     if case.listed or rows % ATOM_ROWS or at.why_no_tensor_map(handle, rows=rows, swizzle=swizzle) is not None:
@@ -94,14 +94,14 @@ def swizzle_of(c: LatentConfig) -> str:
 
 
 def rows_of(case: Case, most: int) -> int:
-    """Query rows of a block, of a sequence's ``most``; 0: any number."""
+    """Query rows per block, for at most ``most`` rows per sequence; 0 means no bound."""
     few = WIDE if case.spec.dtype.bits == 8 else MOST_ROWS
     rows = align_up(most, 8) if 0 < most <= few else WIDE
     return WIDE if latent_stored.upright(LatentConfig(case, rows)) else rows
 
 
 def by_tiles(case: Case, target: Target, schedule: Mapping[str, Any]) -> tile_schedule.TileConfig:
-    """The configuration of the kernel over tiles by mma.sync; ValueError where a block mask or entry is not legal."""
+    """The configuration of the kernel over tiles by mma.sync; ValueError for an illegal block mask or entry."""
     given = {**schedule, **BY_MMA}
     if "splits" in given:
         given["splits"] = min(given["splits"], MOST_SPLITS)
@@ -126,7 +126,7 @@ def of_tiles(case: Case, target: Target, schedule: Mapping[str, Any]) -> tile_sc
 
 
 def choose(case: Case, at: Expansion, op: Any, by_wgmma: bool) -> dict[str, Any]:
-    """The entries of the kernels on wgmma, or of the kernel over tiles, for a case and what the schedule promises."""
+    """The entries of the kernels by wgmma, or of the kernel over tiles, for a case and the schedule's promises."""
     if not by_wgmma:
         config = by_tiles(case, at.target, at.schedule)
         return {name: getattr(config, name) for name in OF_TILES}
@@ -138,25 +138,25 @@ def choose(case: Case, at: Expansion, op: Any, by_wgmma: bool) -> dict[str, Any]
 
 
 def configured(case: Case, at: Expansion, op: Any) -> LatentConfig | tile_schedule.TileConfig:
-    """The configuration of a complete schedule: of a kernel on wgmma, or of the kernel over tiles.
+    """The configuration of a complete schedule, of a kernel by wgmma or of the kernel over tiles.
 
     Raises
     ------
     ValueError
-        If an entry is missing, or what is there does not fit.
+        If an entry is missing, or the entries do not fit.
     """
     if written(at.schedule, ["instruction"])["instruction"] == WGMMA:
         entries = written(at.schedule, BY_WGMMA)
-        return LatentConfig(case, parted=ends_in_combine(case, op), **entries)
+        return LatentConfig(case, partial=ends_in_combine(case, op), **entries)
     splits = min(at.schedule.get("splits", 0), MOST_SPLITS)
     return tile_schedule.configured(case, at.target, {**at.schedule, "splits": splits})
 
 
 def launch(config: LatentConfig, at: Expansion, op: Any) -> None:
-    """Launch the kernel, and where keys are split the one that combines."""
+    """Launch the attention kernel and, where keys are split, the combine kernel."""
     case, one = config.case, at.constant(1)
     tokens, batch = at.dim(op.query, 0), at.dim(op.row_offsets, 0) - 1
-    blocks = latent_blocks.blocks_of(config) if config.few else 1  # that leave one partial result
+    blocks = latent_blocks.blocks_of(config) if config.few else 1  # blocks per partial result
     if config.case.listed:
         tiles = needed = tokens * cdiv(case.heads, config.rows)
     elif config.tiles:
@@ -173,20 +173,20 @@ def launch(config: LatentConfig, at: Expansion, op: Any) -> None:
         least = measured("latent_split_tiles", at.target) * KEYS * blocks
         splits = splits.least((longest + (least - 1)) // least)
         splits = splits + (one - splits.least(one))
-    several = one if config.parted else (splits - 1).least(one)
-    parts = at.workspace((several * tiles).wide * splits * config.part_bytes + 16)  # of many tiles more than 2 GiB
+    several = one if config.partial else (splits - 1).least(one)
+    parts = at.workspace((several * tiles).wide * splits * config.part_bytes + 16)  # with many tiles more than 2 GiB
     key_map = (
         at.tensor_map(op.collection, rows=config.box_rows, swizzle=swizzle_of(config), layer=op.layer, half="key")
         if config.copy == "tma"
         else None
     )
-    a = AttentionArguments.of(op).without("sinks", "lse", "prior", "prior_lse", *(["out"] if config.parted else []))
+    a = AttentionArguments.of(op).without("sinks", "lse", "prior", "prior_lse", *(["out"] if config.partial else []))
     a = replace(a, partials=parts, key_map=key_map)
     if config.few:
         kernel, threads = latent_few.latent_kernel(config, at.target.shared_bytes), latent_blocks.threads_of(config)
     else:
         kernel, threads = latent_wide.latent_kernel(config), latent_wide.threads_of(config)
-    for waits, launched in ((False, one - several), (True, several)):  # long ones gain nothing by an early start
+    for waits, launched in ((False, one - several), (True, several)):  # long kernels gain nothing from an early start
         extents = tiles * launched, splits * blocks, 1
         at.launch(kernel, [a], extents, (threads, 1, 1), key=config, programmatic=waits)
     blocks, columns = latent_combine.grid(config, tiles, splits)

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""Schedules of products into caches: the entries of each kind of kernel, and who reads them.
+"""Schedules of projections: the entries of each kind of kernel, and the expansions that read them.
 
-Which entries a kind has is declared in ``dialect/schedules.py``; what is fast is said by the files of the kernels
-(``chosen``). ``select-kv-schedule`` writes what :func:`choose` gives; expansions ask :func:`complete`, and nothing is
-left to choose. By mma.sync a kernel over tiles has no entries: one division of the work fits a target.
+``dialect/schedules.py`` declares a kind's entries; ``chosen`` in the kernels' files selects their values.
+``select-kv-schedule`` writes the result of :func:`choose`, and expansions only read it through :func:`complete`. Tile
+kernels by mma.sync have no entries: each target has one division of the work.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ FEW_BY_WGMMA = ("rows", "atoms", "stages")
 
 
 def few_by_wgmma(case: Projection, target: Target) -> bool:
-    """Whether products of few tokens are wgmma's: of a weight with scales by groups they are mma.sync's everywhere."""
+    """Whether products of few tokens use wgmma: not with group scales, which use mma.sync on every target."""
     return target.has("wgmma") and case.scaling != "group"
 
 
 def choose(op: Any, case: Projection, at: Expansion, kind: str) -> dict[str, Any]:
-    """The entries of a kind, those that the schedule gives among them.
+    """The entries of a kind, including those that the schedule gives.
 
     Raises
     ------
     ValueError
-        If what is given does not fit.
+        If the given entries do not fit.
     """
     if kind == "whole":
         if whole.by_mma(case, at.schedule["max_tokens"]):
@@ -58,7 +58,7 @@ def choose(op: Any, case: Projection, at: Expansion, kind: str) -> dict[str, Any
 
 
 def complete(case: Projection, at: Expansion) -> Mapping[str, Any]:
-    """The schedule, in which all entries of its kind stand.
+    """The schedule, checked to have all entries of its kind.
 
     Raises
     ------
@@ -77,7 +77,7 @@ def complete(case: Projection, at: Expansion) -> Mapping[str, Any]:
 
 
 def _of_tiles(case: Projection, target: Target) -> tuple[str, ...]:
-    """Entries of a kernel over tiles, whose operands are a case's or its values."""
+    """Entries of the tile kernel whose operands are those of the case, after dequantization of group scales."""
     return () if tiles.instruction_for(plain_case(case), target) == MMA else PROJECTED.names
 
 

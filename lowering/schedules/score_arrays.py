@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""What a score function reads of its arrays, asked of the function alone before a schedule is chosen.
+"""How a score function reads its arrays, determined from the function alone before a schedule is chosen.
 
-It is traced once for a tile of two by two: what it reads by query and key at once is a tile, which may become a table
-(``tabulate-kv-scores``); what it reads by one of them, or by the head, is a vector.
+The function is traced once for a tile of two by two. An array that is read by query and key at once gives a tile, which
+may become a table (``tabulate-kv-scores``); one that is read by only one of them, or by the head, gives a vector.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ def _reads_pairs(function: Any, elements: tuple[tuple[DType, int], ...]) -> bool
     try:
         module = scores.trace([kv.i32, kv.i32, kv.i32, *arrays])
     except (KernelError, TypeError, ValueError, IndexError, AttributeError):
-        return True  # what is wrong is said where the call's kernel is traced
+        return True  # errors are reported when the call's kernel is traced
     return any(rank(op.results[0]) == 2 for op in ops_named(module, "kv.tile_gather"))
 
 
 def reads_pairs(name: str) -> bool:
-    """Whether the score function of a name may read an array by query and key at once."""
+    """Whether a score function, given by name, may read an array by query and key at once."""
     known = functions.known(name)
     if known is None or len(known.elements) != known.arrays:
         return True

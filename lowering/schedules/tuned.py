@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""The user's table of schedules: what ``kvarn tune`` measured on the machine at hand.
+"""The user's tuning table: the schedules that ``kvarn tune`` has measured on this machine.
 
 A JSON file, ``KVARN_TUNE`` or ``tune.json`` in the cache folder, with a list of entries for each kind of kernel. An
 entry counts for one case exactly (:class:`Key`, :class:`TileKey`); what the file does not have is left to the built-in
@@ -31,19 +31,19 @@ VERSION = 1
 
 @dataclass(frozen=True)
 class Key:
-    """A case of decode attention.
+    """The key of a case of decode attention.
 
     Attributes
     ----------
     target : str
     dtype : str
-        Of the cache.
+        Type of the cache.
     heads, size, page : int
-        KV heads, head size, tokens of a page (0: not paged).
+        KV heads, head size, tokens per page (0: not paged).
     rows : int
-        Query rows of a sequence and KV head: the group times the most new tokens.
+        Query rows per sequence and KV head: the group times the most new tokens.
     batch : int
-        The schedule's bound of the sequences.
+        The schedule's bound on the number of sequences.
     """
 
     target: str
@@ -56,7 +56,7 @@ class Key:
 
     @staticmethod
     def of(target: str, config: DecodeConfig) -> Key:
-        """The key of a configuration, of which only the case is read."""
+        """The key of a configuration; only its case is read."""
         spec = config.spec
         page = spec.page_size if spec.paged else 0
         rows = config.case.group * config.max_queries
@@ -65,17 +65,17 @@ class Key:
 
 @dataclass(frozen=True)
 class TileKey:
-    """A case of attention over tiles.
+    """The key of a case of attention over tiles.
 
     Attributes
     ----------
     target : str
     dtype, query : str
-        Of the cache, and of the query.
+        Types of the cache and of the query.
     heads, size, page, group : int
-        KV heads, head size, tokens of a page (0: not paged), query heads of a KV head.
+        KV heads, head size, tokens per page (0: not paged), query heads per KV head.
     queries : int
-        The schedule's bound of a sequence's new tokens; 0: none.
+        The schedule's bound on a sequence's new tokens; 0: none.
     """
 
     target: str
@@ -99,7 +99,7 @@ class TileKey:
 
 AnyKey = Key | TileKey
 KEYS: dict[str, type[AnyKey]] = {"decode": Key, "tile": TileKey}
-# What a table may say, by kind: fixed splits of a decode are the caller's.
+# The entries that a table may have, by kind; only callers may set the fixed splits of a decode.
 ENTRIES = {
     "decode": {entry.name: entry for entry in schedules.DECODE.entries if entry is not schedules.SPLIT},
     "tile": {entry.name: entry for entry in schedules.TILED.entries},
@@ -107,23 +107,23 @@ ENTRIES = {
 
 
 def tile_entries(target: Target, case: Case, queries: int | None, invariant: bool = False) -> dict[str, Any]:
-    """What the user's table has for a case of attention over tiles; nothing when it has nothing.
+    """The table's entries for a case of attention over tiles; empty without any.
 
-    Of a batch-invariant schedule it says nothing of splits, which only the caller may.
+    A batch-invariant schedule does not take splits from the table, since only callers may set them.
     """
     found = load(env.tune).get(TileKey.of(target.name, case, queries), {})
     return {name: value for name, value in found.items() if not (invariant and name == "splits")}
 
 
 def entries(target: Target, config: DecodeConfig, invariant: bool = False) -> dict[str, Any]:
-    """What the user's table has for a case; nothing when it has nothing.
+    """The table's entries for a case of decode; empty without any.
 
-    The table goes by the batch, so of a batch-invariant schedule it only says what leaves a sequence's bits alone.
+    The table depends on the batch, so a batch-invariant schedule takes only the entries that do not change result bits.
 
     Raises
     ------
     ValueError
-        If the file is there but is no table, or what it has is not legal.
+        If the file is not a table, or its entries are illegal.
     """
     found = load(env.tune).get(Key.of(target.name, config), {})
     problem = schedules.why_unsupported("kv.attention", found, target, schedules.DECODE.name, config)
@@ -144,7 +144,7 @@ _read: dict[str, tuple[tuple[int, int], dict[AnyKey, dict[str, Any]]]] = {}  # b
 
 
 def load(path: Path) -> Mapping[AnyKey, dict[str, Any]]:
-    """The schedules of a file by case; empty when there is no file, or nothing in it."""
+    """The schedules of a file by case; empty without a file or entries."""
     try:
         status = path.stat()
         stamp = (status.st_mtime_ns, status.st_size)
@@ -212,9 +212,9 @@ def _entry(path: Path, kind: str, number: int, record: Any) -> tuple[AnyKey, dic
 
 
 def save(path: Path, found: Iterable[tuple[AnyKey, Mapping[str, int], float | None]]) -> None:
-    """Add entries (case, schedule, microseconds) to a file, in place of older ones of the same cases.
+    """Add entries (case, schedule, microseconds) to a file, replacing those of the same cases.
 
-    A None for the time takes the case's entry out.
+    A time of None removes the case's entry.
     """
     try:
         text = _decoded(path)
@@ -229,7 +229,7 @@ def save(path: Path, found: Iterable[tuple[AnyKey, Mapping[str, int], float | No
             ordered = dict(sorted(schedule.items()))
             of_kind[key] = {"case": dataclasses.asdict(key), "schedule": ordered, "us": round(us, 2)}
     path.parent.mkdir(parents=True, exist_ok=True)
-    # Renamed into place: a compilation at the same time sees the old table or the new one.
+    # Renamed into place, so that a concurrent compilation sees either the old table or the new one.
     handle, name = tempfile.mkstemp(dir=path.parent, prefix=".tune-")
     with os.fdopen(handle, "w") as file:
         json.dump({"version": VERSION, **{kind: list(x.values()) for kind, x in kept.items()}}, file, indent=1)

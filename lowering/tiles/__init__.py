@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""What passes over tiles share: their IR, layouts, copies, memory and products."""
+"""What the tile passes share: IR helpers, layouts, copies, memory and products."""

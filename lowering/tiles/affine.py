@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""Tiles as sums of products, each of a tile and of one number a row: for fold-kv-scores.
+"""Tiles as sums of products, each of a tile and a number per row: for fold-kv-scores.
 
-Numbers a row are expressions until they are emitted: where, is decided by those who ask.
+Numbers per row are expressions; the caller decides where they are emitted.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from .differences import difference_of, from_base
 from .fast_math import CONTRACT
 from .ir import filled, is_tile, rank, splat_of, splat_tile, users
 
-COLUMNS = "columns"  # in place of a tile: the number of the column
+COLUMNS = "columns"  # in place of a tile: the column's index
 
 
 @dataclass(frozen=True)
 class Row:
-    """A number a row: ``op`` is "number" (of Python), "nothing", "of" (a scalar or a vector of f32), "count" (two i32,
-    the first less the second), "+" or "*" (of two others).
+    """A number per row: ``op`` is "number" (a Python number), "nothing", "of" (a scalar or vector of f32), "count" (two
+    i32, the first minus the second), "+" or "*" (of two rows).
     """
 
     op: str
@@ -50,17 +50,17 @@ class Row:
 
     @property
     def is_scalar(self) -> bool:
-        """Whether it is one number for all rows, and no expression."""
+        """Whether it is a single number or value for all rows, not an expression."""
         return self.op == "number" or (self.op == "of" and not rank(self.of[0]))
 
 
 def number(x: float) -> Row:
-    """A number of f32: a finite one that is more than it holds counts as the largest score in powers of two."""
+    """An f32 number; a finite number beyond f32's range becomes the largest score in powers of two."""
     return Row("number", (min(max(float(x), -LARGEST), LARGEST) if math.isfinite(x) else float(x),))
 
 
 def of(value: ir.Value) -> Row:
-    """That of a scalar or of a vector along the rows; of a constant its number."""
+    """The row of a scalar or of a vector along the rows; a constant becomes a number."""
     op = defining_op(value)
     if op is not None and op.name == "tensor.splat":
         return of(op.operands[0])
@@ -71,12 +71,12 @@ def of(value: ir.Value) -> Row:
 
 
 ZERO, ONE, MINUS = number(0.0), number(1.0), number(-1.0)
-NOTHING = Row("nothing", ())  # 0, which is added nevertheless: products are rounded as beside another number
+NOTHING = Row("nothing", ())  # 0 that is really added, so that products are rounded as with another addend
 
 
 @dataclass(frozen=True)
 class Form:
-    """``sum(coefficient * tile) + constant``; ``cost``: instructions of each element that it replaces."""
+    """``sum(coefficient * tile) + constant``; ``cost``: instructions per element that it replaces."""
 
     terms: tuple[tuple[ir.Value | str, Row], ...]
     constant: Row = ZERO
@@ -97,7 +97,7 @@ class Form:
 
 
 def form_of(value: ir.Value) -> Form:
-    """The form of a tile of f32: itself where nothing else is known."""
+    """The form of a tile of f32; the tile itself if nothing else is known."""
     op, opaque = defining_op(value), Form(((value, ONE),))
     if op is None:
         return opaque
@@ -121,7 +121,7 @@ def form_of(value: ir.Value) -> Form:
     if op.name == "arith.mulf":
         for one, other in ((0, 1), (1, 0)):
             factor, rest = form_of(op.operands[one]), form_of(op.operands[other])
-            # A product of a sum may cancel what products of its parts do not; positions are near to one another.
+            # A product of a sum may cancel where the sum of products would not; positions are close to each other.
             if not factor.terms and (rest.is_ramp or (len(rest.terms) == 1 and rest.constant == ZERO)):
                 return replace(rest.scaled(factor.constant), cost=rest.cost + 1)
     return opaque
@@ -133,7 +133,7 @@ def _is_product(value: ir.Value) -> bool:
 
 
 def _difference(op: ir.Operation) -> Form:
-    """That of floats of a query's position and of keys', or the other way round, counted from one number."""
+    """The form of the difference of a query's and keys' float positions, in either order, with a common origin."""
     found, constant = [], ZERO
     for value, sign in zip(op.operands, (ONE, MINUS), strict=True):
         spread = defining_op(value)
@@ -149,7 +149,7 @@ def _difference(op: ir.Operation) -> Form:
 
 
 class Emitter:
-    """Makes rows, and tiles of forms, at the insertion point."""
+    """Emits rows, and tiles of forms, at the insertion point."""
 
     def __init__(self, rows: ir.Type, tile: ir.Type):
         self.rows, self.tile_type = rows, tile
@@ -173,7 +173,7 @@ class Emitter:
         return op(*made, fastmath=CONTRACT)
 
     def vector(self, value: ir.Value) -> ir.Value:
-        """A vector along the rows, of a scalar or of one."""
+        """A vector along the rows, from a scalar or a vector."""
         if not rank(value):
             return splat_tile(self.rows, value)
         if value.type != self.rows:
@@ -181,7 +181,7 @@ class Emitter:
         return value
 
     def spread(self, row: Row) -> ir.Value:
-        """The tile that repeats a row."""
+        """The tile that repeats a row's numbers."""
         if row.op in ("number", "nothing"):
             return filled(self.tile_type, row.of[0] if row.of else 0.0)
         made = self.row(row)
@@ -190,7 +190,7 @@ class Emitter:
         return TileBroadcastOp(self.vector(made), i64_attr(0), self.tile_type).operation.results[0]
 
     def tile(self, form: Form) -> ir.Value:
-        """A form's tile: one multiplication and addition an element for each term."""
+        """A form's tile: one multiply-add per element and term."""
         terms = dict(form.terms)
         step = terms.pop(COLUMNS, None)
         if step is not None:

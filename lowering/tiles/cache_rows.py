@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""How kernels read a cache: elements with their scales, rows in which scales and bf16 keys lie, rows of the pool."""
+"""How kernels read a cache: scaled elements, rows that contain scales and bf16 keys, rows of the pool."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from kvarn.dialect.layout import RAGGED, CacheSpec, lowbit
 
 
 def load_width(spec: CacheSpec, widest: int) -> int:
-    """The widest load that :func:`read` takes: one that whole granules make up, or that lies in one."""
+    """The widest load of :func:`read`: whole granules, or a part of one granule."""
     g = spec.granularity
     if not spec.quantized or g >= spec.head_size or (g == lowbit(g) and spec.kind != RAGGED):
-        return widest  # the scales of a ragged operand are read with its elements, never by themselves
+        return widest  # scales of a ragged operand are read together with its elements
     return min(widest, lowbit(g))
 
 
 def read(spec: CacheSpec, cache: Any, b: Any, head: Any, token: Any, dim: Any, width: int, page: Any = None) -> Any:
     """``width`` elements of a token as f32, dequantized: a vector, or a scalar for width 1.
 
-    Where granules are narrower than the load, the scales are loaded as a vector too and spread over the lanes.
+    If granules are narrower than the load, the scales are loaded as a vector, too, and broadcast to their lanes.
     """
     g = spec.granularity
     at = {"b": b, "h": head, "t": token, "d": dim, "page": page}  # caches and operands order them differently
@@ -36,7 +36,7 @@ def read(spec: CacheSpec, cache: Any, b: Any, head: Any, token: Any, dim: Any, w
 
 
 def read_row(row: RowFormat, cache: Any, b: Any, head: Any, token: Any, dim: Any, width: int, page: Any = None) -> Any:
-    """As :func:`read`, with the scale that lies in the row, where there is one."""
+    """As :func:`read`, with the scale that is stored in the row, if there is one."""
     found = read(row.spec, cache, b, head, token, dim, width, page)
     if not row.inline:
         return found
@@ -44,14 +44,14 @@ def read_row(row: RowFormat, cache: Any, b: Any, head: Any, token: Any, dim: Any
 
 
 def inline_scale(row: RowFormat, cache: Any, b: Any, head: Any, token: Any, dim: Any, page: Any) -> Any:
-    """The f32 of a latent row that its element ``dim`` is to be multiplied by."""
+    """The f32 scale of a latent row for its element ``dim``."""
     at = row.content + dim // row.inline * SCALE_BYTES
     pointer = cache.block_paged_ptr(b, token, head, at, page=page)
     return pointer.load(f32, alignment=min(SCALE_BYTES, lowbit(row.content), lowbit(row.spec.head_size)))
 
 
 def read_rope(row: RowFormat, cache: Any, b: Any, head: Any, token: Any, column: int, width: int, page: Any) -> Any:
-    """Keys of the query's columns from ``column`` on, stored as bf16 in the bytes after the content, as f32."""
+    """Keys of the query's columns from ``column`` up, stored as bf16 after the content, as f32."""
     byte = row.rope_start + 2 * (column - row.content)
     at = cache.block_paged_ptr(b, token, head, byte, page=page)
     found = kv.f32(
@@ -61,12 +61,12 @@ def read_rope(row: RowFormat, cache: Any, b: Any, head: Any, token: Any, column:
 
 
 def is_in_pool(cache: Any, encoded: Any) -> Any:
-    """Whether there is such a row of the pool; of a tile of numbers whether there are."""
+    """Whether the pool has this row; element by element for a tile."""
     page = encoded // cache.spec.page_size
     return (encoded >= 0) & (page < cache.field("num_blocks"))
 
 
 def place_in_pool(cache: Any, encoded: Any) -> tuple[Any, Any, Any]:
-    """(slot, page, whether there is one) of a row of the pool, page * page_size + slot; row 0 stands for no other."""
+    """(slot, page, whether it exists) of a row of the pool, page * page_size + slot; row 0 replaces a missing one."""
     size, there = cache.spec.page_size, is_in_pool(cache, encoded)
     return kv.where(there, encoded % size, 0), kv.where(there, encoded // size, 0), there

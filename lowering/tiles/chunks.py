@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""Compute long chains of a tile a few registers at a time: for distribute-kv-tiles.
+"""Compute long chains of tile ops a few registers at a time: for distribute-kv-tiles.
 
-What a thread holds of a tile of scores is 64 registers. A mask or a score that is a chain of many ops, each on all of
-them, would hold 64 numbers, addresses or predicates for every op: more than there are beside the accumulators, and the
-assembler does not reorder that much. So the ops from which masked scores, and scores that read arrays, are computed are
-made anew for 8 registers after the other.
+A thread has 64 elements of a tile of scores. A mask or a score that is a chain of many ops on all of them would need 64
+registers for every op: more than are left by the accumulators, and the assembler does not reorder that much. So the
+ops that compute masked scores, and scores that read arrays, are emitted for 8 registers after another.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ _COMPUTED = ("llvm.call_intrinsic",)
 
 @dataclass(frozen=True)
 class Gather:
-    """A gather that is left to those who need its elements."""
+    """A gather that its users emit where they need its elements."""
 
     buffer: ir.Value
     mask: ir.Value
@@ -38,11 +37,11 @@ class Gather:
 
 
 class Chunks:
-    """The ops of a kernel whose results are computed in chunks, and the gathers that wait for them."""
+    """The ops of a kernel whose results are computed in chunks, and the deferred gathers."""
 
     def __init__(self, function: ir.Operation):
         self.deferred: dict[ir.Value, Gather | Windows] = {}
-        self.roots: set[ir.Value] = set()  # tiles before they are distributed
+        self.roots: set[ir.Value] = set()  # tiles before distribution
         self.waiting: set[ir.Value] = set()
         for op in ops_named(function, "kv.tile_mask", *_READ):
             if rank(op.results[0]) == 2:
@@ -51,11 +50,11 @@ class Chunks:
     def _add(self, root: ir.Operation) -> None:
         block = root.block
         if root.name in _READ:
-            return  # nothing is computed of it here
+            return  # nothing is computed from it here
         if root.name != "kv.tile_mask":
             following = users(root.results[0])
             if any(user.name == "kv.tile_mask" and user.block == block for user in following):
-                return  # the mask's
+                return  # it belongs to the mask
         cone = backward([root], lambda op: op.block == block and (is_elementwise(op) or op.name in _TILES))
         escaping = [op for op in cone if op != root and any(user not in cone for user in users(op.results[0]))]
         outside = backward(escaping, cone.__contains__) if escaping else set()
@@ -65,20 +64,20 @@ class Chunks:
         }
 
     def defer(self, read: Gather | Windows, type_: ir.Type) -> ir.Value:
-        """A stand-in for the elements of a tile that is read where they are needed, of this type."""
+        """A placeholder for the elements of a tile that is read where they are needed, of this type."""
         stand_in = ub.PoisonOp(type_).result
         self.deferred[stand_in] = read
         return stand_in
 
     def computed(self, value: ir.Value) -> ir.Value:
-        """A vector, computed chunk by chunk at the insertion point."""
+        """A vector, computed in chunks at the insertion point."""
         made = ub.PoisonOp(value.type).result
         for lanes, part in self.parts(value):
             made = vector.insert_strided_slice(part, made, [lanes.start], [1])
         return made
 
     def parts(self, value: ir.Value) -> Iterator[tuple[range, ir.Value]]:
-        """The lanes of a vector a few at a time: (which, they), computed at the insertion point when asked for."""
+        """The lanes of a vector, a few at a time: (indices, values), computed at the insertion point on demand."""
         lanes = ir.VectorType(value.type).shape[0]
         parts = _Parts(self, ir.InsertionPoint.current.block)
         for start in range(0, lanes, CHUNK):
@@ -87,7 +86,7 @@ class Chunks:
 
 
 class _Parts:
-    """Some lanes of vectors, computed from the lanes that they need of others of the block."""
+    """Some lanes of vectors, computed from the lanes that they need of other vectors in the block."""
 
     def __init__(self, chunks: Chunks, block: ir.Block):
         self.chunks, self.block = chunks, block
@@ -119,7 +118,7 @@ class _Parts:
             if op.name == "vector.shuffle" and op.operands[0] == op.operands[1]:
                 mask = list(ir.DenseI64ArrayAttr(op.attributes["mask"]))
                 source = [mask[i] for i in lanes]
-                if str(type_.element_type) != "i1":  # numbers of rows and columns are few; predicates are fewer
+                if str(type_.element_type) != "i1":  # row and column numbers are few, predicates fewer
                     return vector.shuffle(op.operands[0], op.operands[1], source)
                 needed = tuple(sorted(set(source)))
                 return shuffled(self.of(op.operands[0], needed), [needed.index(i) for i in source])

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""Tiles of caches that come to shared memory through registers, converted on the way: for distribute-kv-tiles.
+"""Tiles of caches that are copied to shared memory through registers, with conversion: for distribute-kv-tiles.
 
-A thread has chunks of 16 bytes of what products read, several under way at a time: elements with their scales, and in
-rows that end in keys of bf16 those.
+A thread has 16-byte chunks of the products' operands, several in flight at a time: elements with their scales, and the
+bf16 keys of rows that contain them.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ from kvarn.dsl.values import Value, cast, vector, where
 from .cache_rows import load_width, place_in_pool, read_rope, read_row
 from .threads import scalar
 
-TOGETHER = 3  # chunks of a thread that are under way at a time
-BESIDE = 4  # likewise, of columns beside those of another copy: of whose tiles there are few
+TOGETHER = 3  # chunks of a thread that are in flight at a time
+BESIDE = 4  # the same for columns next to another copy's, which have few chunks
 
-Load = Callable[[Any, Any, Value], Any]  # (token, its page or None, column): a chunk
+Load = Callable[[Any, Any, Value], Any]  # (token, its page or None, column) to a chunk
 
 
 def convert_rows(
     op: Any, cache: Any, layout: SharedLayout, tile: Pointer, dtype: DType, thread: Value, threads: int,
     entry_of: Callable[[Any, Value], Value],
 ) -> None:  # fmt: skip
-    """Threads load the tile of a ``kv.copy_start``, convert it and store it; rows past the end are zeros.
+    """Load the tile of a ``kv.copy_start``, convert it and store it; rows past the end are zeros.
 
     ``entry_of`` (op, token) reads the copy's lists.
     """
@@ -75,7 +75,7 @@ def convert_rows(
         many = max(m for m in range(1, (BESIDE if before else TOGETHER) + 1) if of_thread % m == 0)
         with functional.loop(0, of_thread, many) as s:
             numbers = [thread + (s + u) * threads for u in range(many)]
-            if total % threads:  # past the last chunk the last again, which does no harm
+            if total % threads:  # past the last chunk, the last one is copied again, which is harmless
                 numbers = [kv_math.min(n, total - 1) for n in numbers]
             some([Value(n.ir, i32, nonneg=True) for n in numbers], columns, load)
 
@@ -83,7 +83,7 @@ def convert_rows(
 def read_columns(
     row: RowFormat, cache: Any, b: Value, head: Value, token: Any, column: Value, width: int, page: Any
 ) -> Any:
-    """Elements of a token with all their scales, as f32: as many as loads take at a time."""
+    """Elements of a token with all their scales, as f32, as many as one load takes."""
     own = load_width(row.spec, width)
     parts = [read_row(row, cache, b, head, token, column + at, own, page) for at in range(0, width, own)]
     return parts[0] if own == width else vector(f32, [x for part in parts for x in (list(part) if own > 1 else [part])])
@@ -92,7 +92,7 @@ def read_columns(
 def dequantized(
     cache: Any, b: Value, head: Value, token: Value, column: Value, width: int, dtype: DType, page: Any = None
 ) -> Any:
-    """Elements of a token with their scales: one scale for all of them, or a vector of scales spread over the lanes."""
+    """Elements of a token with their scales: one for all of them, or a vector of scales broadcast to their lanes."""
     spec = cache.spec
     place = {"b": b, "h": head, "t": token, "d": column}  # caches and operands order them differently
     if page is not None:

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""Copies ahead of their use where threads wait for groups of cp.async and for one another: for pipeline-kv-loops.
+"""Software pipelining of copies by cp.async groups and block barriers: for pipeline-kv-loops.
 
-So do kernels whose products are mma.sync's, which no producer feeds. In iteration i of a loop the block waits once for
-all of its tiles; by then everybody has read those of iteration i - 1, whose stages the copies of iteration i + lead
-take, lead being the stages but one. They start behind the first product, so that it need not wait for page lookups.
+It serves kernels with products by mma.sync, which have no producer. In iteration i the block waits once for all of its
+tiles; by then every thread has read the tiles of iteration i - 1, whose stages the copies of iteration i + lead reuse
+(lead is the number of stages minus one). They start after the first product, so that it does not wait for page lookups.
 
 Before:  scf.for %i { kv.producer_acquire ; kv.copy_start %k, %i ; %t = kv.consumer_wait ; kv.dot ... }
 After:   kv.copy_wait ; scf.if { kv.copy_start %k, first } ; kv.copy_commit
@@ -25,12 +25,12 @@ from kvarn.lowering.rewrite import defining_op
 from .copies import SLOTS
 from .ir import backward, cloned
 
-AWAITED = "kv.awaited"  # on waits for tiles that a kv.copy_wait before has waited for
+AWAITED = "kv.awaited"  # on waits for tiles that an earlier kv.copy_wait has waited for
 _LOOKUPS = ("kv.tile_row_pages",)
 
 
 def prefetch_groups(loop: ir.Operation) -> None:
-    """Let a loop's copies start some iterations ahead."""
+    """Make a loop's copies start some iterations ahead."""
     block = loop.regions[0].blocks[0]
     lower, upper, step = list(loop.operands)[:3]
     ops = [op.operation for op in block.operations][:-1]
@@ -46,9 +46,9 @@ def prefetch_groups(loop: ir.Operation) -> None:
     if lead < 1:
         why = "its buffers have one stage"
     elif any(op.regions for op in needed):
-        why = "where tiles lie is decided in branches"
+        why = "the tiles' addresses are computed in branches"
     elif any(v in list(block.arguments)[1:] for op in needed for v in op.operands):
-        why = "where tiles lie depends on what the loop carries"
+        why = "the tiles' addresses depend on loop-carried values"
     if why is not None:
         remark(loop, "missed", f"copies do not start ahead of their use: {why}")
         return
@@ -66,7 +66,7 @@ def prefetch_groups(loop: ir.Operation) -> None:
         return arith.addi(index, arith.muli(step, const(count))) if count else index
 
     def start(index: ir.Value, values: dict[ir.Value, ir.Value] | None) -> None:
-        """Start the copies of an iteration, where there is one; ``values`` are its lookups."""
+        """Start the copies of an iteration, if it exists; ``values`` are its lookups."""
         branch = scf.IfOp(arith.cmpi(arith.CmpIPredicate.slt, index, upper))
         with ir.InsertionPoint(branch.then_block):
             emit(ordered if values is None else [op for op in ordered if op not in early], index, values)
@@ -74,7 +74,7 @@ def prefetch_groups(loop: ir.Operation) -> None:
         staging.CopyCommitOp()
 
     with ir.InsertionPoint(loop), loop.location:
-        staging.CopyWaitOp(i64_attr(0))  # what the loop before had there has been read
+        staging.CopyWaitOp(i64_attr(0))  # the previous loop's tiles have been read
         for i in range(lead):
             start(ahead(lower, i), None)
     with ir.InsertionPoint.at_block_begin(block), loop.location:
@@ -85,7 +85,7 @@ def prefetch_groups(loop: ir.Operation) -> None:
             staging.CopyFinishOp(copy.operands[0], found.get(copy.operands[1], copy.operands[1]), i64_attr(lead - 1))
         staging.CopyWaitOp(i64_attr(lead - 1))
         later = ahead(block.arguments[0], lead)
-        last = arith.minsi(later, arith.subi(upper, step))  # nothing is looked up past the end of a list of tiles
+        last = arith.minsi(later, arith.subi(upper, step))  # no lookups past the end of a list of tiles
         values = emit([op for op in ordered if op in early], last)
     product = next((op for op in ops if op.name == "kv.dot"), ops[-1])
     with ir.InsertionPoint.after(product), loop.location:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""Tiles that are differences of a query's and a key's position, however a mask or score function wrote them."""
+"""Tiles that are differences of a query's and a key's position, however a mask or score function expresses them."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from .ir import element
 
 @dataclass(frozen=True)
 class Difference:
-    """``query - key`` of a tile, or the other way round: a vector along the rows, less ``first`` plus the column."""
+    """``query - key`` of a tile, or the reverse: a vector along the rows, and ``first`` plus the column."""
 
     query: ir.Value
     first: ir.Value
     negative: bool
-    number: bool  # of f32
+    number: bool  # whether it is f32
 
 
 def _repeated(value: ir.Value) -> tuple[int, ir.Value] | None:
@@ -31,7 +31,7 @@ def _repeated(value: ir.Value) -> tuple[int, ir.Value] | None:
 
 
 def _first_of(vector: ir.Value) -> ir.Value | None:
-    """The number from which a vector counts its elements, one by one; None of another vector."""
+    """The number from which a vector counts up by one per element; None for another vector."""
     op = defining_op(vector)
     if op is None or op.name != "arith.addi":
         return None
@@ -43,7 +43,7 @@ def _first_of(vector: ir.Value) -> ir.Value | None:
 
 
 def from_base(vector: ir.Value) -> tuple[ir.Value, ir.Value] | None:
-    """(positions, number) of a vector of floats that are positions less a number."""
+    """(positions, number) of a vector of floats that are positions minus a number."""
     op = defining_op(vector)
     inner = defining_op(op.operands[0]) if op is not None and op.name == "arith.sitofp" else None
     start = defining_op(inner.operands[1]) if inner is not None and inner.name == "arith.subi" else None
@@ -53,7 +53,7 @@ def from_base(vector: ir.Value) -> tuple[ir.Value, ir.Value] | None:
 
 
 def difference_of(value: ir.Value) -> Difference | None:
-    """The difference that a tile is; None of another tile."""
+    """The difference that a tile is; None for another tile."""
     op = defining_op(value)
     if op is None or op.name not in ("arith.subi", "arith.subf"):
         return None

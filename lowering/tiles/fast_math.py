@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""Functions of tiles by the fast instructions: for distribute-kv-tiles.
+"""Math functions of tiles by approximate instructions: for distribute-kv-tiles.
 
-Two units in the last place of what is computed in base 2; weights are rounded to 16 bits next. tanh is within 1e-5 of
-itself. What is no number of a tile is the library's.
+Results are within two units in the last place of base 2; weights are rounded to 16 bits next. tanh has a relative error
+of 1e-5. Functions of values outside of tiles use the library.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ LOG2E, CONTRACT = math.log2(math.e), arith.FastMathFlags.contract
 
 
 def _fast_exp2(x: ir.Value) -> ir.Value:
-    # By name: convert-gpu-to-nvvm takes the op for a call of the library's exact function.
+    # By intrinsic name: convert-gpu-to-nvvm would turn the op into a call of the library's exact function.
     return ptx.intrinsic("llvm.exp2", [x.type], [x], "afn").result
 
 

@@ -111,10 +111,10 @@ def _columns(
     """A chunk of 16 columns is a warp's rows of A, and 16 rows are a k-step.
 
     ``ldmatrix`` transposes pairs of bytes: lane 4 g + c gets columns 2 g and 2 g + 1 of rows 2 c and 2 c + 1 of eight.
-    Those who have columns g and g + 8 of the same rows are asked for them.
+    The lanes that have columns g and g + 8 of the same rows send them.
     """
     lane, c, g = ptx.unknown(threads.lane), threads.lane & 3, threads.lane >> 2
-    asked = [((g >> 1) << 2) + c + high for high in (0, LANES // 2)]
+    lanes = [((g >> 1) << 2) + c + high for high in (0, LANES // 2)]
     found: list[Value] = []
     for first in range(0, tile.shape[COLUMN], tile.extents[COLUMN]):
         chunk = threads.warp + first // CHUNK
@@ -122,7 +122,7 @@ def _columns(
             count = min(LANES, stored.rows - row) // ROWS_APART  # matrices
             own = lane & (count * ROWS_APART - 1)  # of fewer than four, other lanes' addresses are not looked at
             for word in ptx.ldmatrix(place + (stored.chunk_offset(own, chunk) + row * stored.pitch), count, trans=True):
-                others = [gpu.shuffle_idx(word, at) for at in asked]
+                others = [gpu.shuffle_idx(word, at) for at in lanes]
                 found += [pair_of(other, (g & 1) == 1, EVERY_SECOND, *dtypes) for other in others]
     return found
 

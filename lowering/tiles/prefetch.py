@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""Copies and page lookups of a loop, started some iterations before their use: for pipeline-kv-loops.
+"""Copies and page lookups of a loop that start some iterations before their use: for pipeline-kv-loops.
 
-Where consumers copy, the copy of iteration i + stages starts when iteration i has released its stage. A producer ends a
-copy by cp.async when it has started one or two more, and looks a tile's pages up one iteration before its copy.
+If consumers copy, the copy of iteration i + stages starts when iteration i has released its stage. A producer finishes
+a cp.async copy after it has started one or two more, and looks up a tile's pages one iteration before its copy.
 """
 
 from __future__ import annotations
@@ -56,14 +56,14 @@ def prefetch_copies(loop: ir.Operation) -> None:
         acquire.erase()
 
 
-# Copies that go on while an earlier one is finished, by how buffers are filled; of staged ones all but one slot's.
+# Copies that stay in flight while an earlier one is finished, by how buffers are filled; all slots but one if staged.
 LAG = {"cp_async": 1, "staged": 2, "transposed": 2}
 
 
 def finish_later(loop: ir.Operation, slots: int) -> None:
-    """Let a producer's copies by cp.async end while later ones go on: each is finished one or two copies later.
+    """Let a producer's cp.async copies overlap: each is finished after one or two later copies have started.
 
-    What is converted on the way needs its stage only then, and may be under way before consumers have released it.
+    Converted copies need their stage only when they finish, so they may be in flight before consumers have released it.
     """
     block = loop.regions[0].blocks[0]
     lower, upper, step = list(loop.operands)[:3]
@@ -77,9 +77,9 @@ def finish_later(loop: ir.Operation, slots: int) -> None:
         return
     kind, k = kinds.pop(), len(copies)
     if kind == "cp_async" and any(copy.opview.pages is not None for copy in copies):
-        return  # which tell of their end themselves
+        return  # their completion is signalled by the copies themselves
     stages = min(ir.IntegerAttr(defining_op(copy.operands[0]).attributes["stages"]).value for copy in copies)
-    # The one stage of a buffer is only free when consumers have what would be finished after it.
+    # The only stage of a buffer is free only after consumers have the tile that would be finished later.
     if (kind == "cp_async" and stages < 2) or not performs(loop, "finish"):
         return
     lag, first = (slots - 1) * k if kind == "staged" else min(LAG[kind], k), block.arguments[0]
@@ -121,7 +121,7 @@ def finish_later(loop: ir.Operation, slots: int) -> None:
 
 
 def prefetch_lookups(loop: ir.Operation) -> None:
-    """Carry the pages of an iteration's tiles, looked up in the one before: its waits hide their latency."""
+    """Carry the pages of an iteration's tiles, looked up in the previous one, whose waits hide the latency."""
     block = loop.regions[0].blocks[0]
     ops = [op.operation for op in block.operations][:-1]
     lookups = [op for op in ops if op.name in LOOKUPS]

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""What becomes of ``kv.tile_weights``: the weights of scores under a maximum, of every finite score.
+"""The lowering of ``kv.tile_weights``: the weights of all finite scores under a maximum.
 
-The exact form needs a product, a difference and what holds products within f32. Where a maximum is moderate, one
-multiplication and subtraction that is rounded once does: it takes the maximum off the exact product, so that weights
-are off by one factor a row, of half a unit in the last place of the maximum. Where a maximum is :func:`large` that
-factor could be anything up to infinity. So a warp branches to the exact form where one of its rows has a large maximum,
-or none yet, and there too each row is computed by its own form: the bits of a row do not depend on other rows. Where
-branches do not pay, on the host, both forms are computed and each element takes one.
+The exact form needs a product, a difference and clamps of the product to f32's range. For a moderate maximum one fused
+multiply-subtract suffices: it subtracts the maximum from the exact product, so that all weights of a row are off by one
+factor, due to half a unit in the last place of the maximum. For a :func:`large` maximum that factor is unbounded. So a
+warp branches to the exact form if one of its rows has a large maximum, or none yet; even there each row uses its own
+form, so that the bits of a row do not depend on other rows. Where branches do not pay off, on the host, both forms are
+computed and each element selects one.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ NAME = "kv.tile_weights"
 
 
 def large(maximum: ir.Value) -> ir.Value:
-    """Where a maximum is too large for the fast form, by its last place. The one of a row that saw no score yet is."""
+    """Where a maximum is too large for the fast form, by its last place; also the initial maximum of a row."""
     return arith.cmpf(arith.CmpFPredicate.OGT, mlir_math.absf(maximum), filled(maximum.type, LARGE))
 
 
 def product_of(top: ir.Value) -> ir.Operation | None:
-    """The op whose result a largest score in powers of two is, but for the bound of such scores."""
+    """The product of which a largest score in powers of two is the clamped result."""
     op = defining_op(top)
     bounded = op is not None and op.name == "arith.minnumf" and splat_of(op.operands[1]) is not None
     return defining_op(op.operands[0]) if bounded and op is not None else op
@@ -43,14 +43,14 @@ def product_of(top: ir.Value) -> ir.Operation | None:
 def fused(scores: ir.Value, unit: ir.Value, maximum: ir.Value) -> ir.Value:
     """The weights of rows whose maximum is not large."""
     emitter, factor = Emitter(maximum.type, scores.type), of(unit)
-    if factor == ONE:  # scores may be products, which are not to be taken apart
+    if factor == ONE:  # scores may be products, which must not be contracted
         return mlir_math.exp2(arith.subf(scores, emitter.spread(of(maximum))))
     powers = arith.mulf(scores, emitter.spread(factor), fastmath=CONTRACT)
     return mlir_math.exp2(arith.subf(powers, emitter.spread(of(maximum)), fastmath=CONTRACT))
 
 
 def powers(scores: ir.Value, unit: ir.Value, maximum: ir.Value) -> ir.Value:
-    """What 2 is raised to: of any rows. Half of it is computed, of which no product is more than f32 holds."""
+    """The exponents of 2 for any rows. They are computed from half of the product, which cannot overflow f32."""
     emitter = Emitter(maximum.type, scores.type)
 
     def repeated(rows: ir.Value) -> ir.Value:
@@ -66,7 +66,7 @@ def powers(scores: ir.Value, unit: ir.Value, maximum: ir.Value) -> ir.Value:
 
 
 def powers_by_row(scores: ir.Value, unit: ir.Value, maximum: ir.Value) -> ir.Value:
-    """What 2 is raised to, by the form of each row: its bits do not depend on the maxima of other rows."""
+    """The exponents of 2, by the form of each row, so that a row's bits do not depend on the maxima of other rows."""
     emitter = Emitter(maximum.type, scores.type)
     under = emitter.spread(of(maximum))
     less = mlir_math.fma(scores, emitter.spread(of(unit)), arith.negf(under))
@@ -74,12 +74,12 @@ def powers_by_row(scores: ir.Value, unit: ir.Value, maximum: ir.Value) -> ir.Val
 
 
 def chosen(scores: ir.Value, unit: ir.Value, maximum: ir.Value) -> ir.Value:
-    """The weights of any rows, both forms computed."""
+    """The weights of any rows, with both forms computed."""
     return mlir_math.exp2(powers_by_row(scores, unit, maximum))
 
 
 def guarded(scores: ir.Value, unit: ir.Value, maximum: ir.Value) -> ir.Value:
-    """The weights of any rows, the exact form computed in a branch that a warp takes where one of its rows needs it."""
+    """The weights of any rows, with the exact form in a branch for warps in which a row needs it."""
     if of(unit) == ONE:
         return fused(scores, unit, maximum)
     some = WarpAnyOp(large(maximum)).operation.results[0]
@@ -93,7 +93,7 @@ def guarded(scores: ir.Value, unit: ir.Value, maximum: ir.Value) -> ir.Value:
 
 
 def expand(function: ir.Operation, form: Callable[[ir.Value, ir.Value, ir.Value], ir.Value]) -> None:
-    """Replace the op wherever a kernel has it."""
+    """Replace the op throughout a kernel."""
     for op in ops_named(function, NAME):
         with ir.InsertionPoint(op), op.location:
             op.result.replace_all_uses_with(form(*op.operands))

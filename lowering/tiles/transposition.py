@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""Tiles of 8-bit elements with their columns as rows, as products take values. For distribute-kv-tiles.
+"""Tiles of 8-bit elements, transposed for products with values: for distribute-kv-tiles.
 
-wgmma reads 8-bit operands along the product's inner extent alone, which for values are tokens. So each warp that copies
-loads groups of 16 rows into staging memory, by TMA or cp.async, and transposes its own once they are there:
+wgmma reads 8-bit operands only along the product's k dimension, which for values is the tokens. So each copying warp
+loads groups of 16 rows into staging memory, by TMA or cp.async, and transposes its own groups when they have arrived:
 ``ldmatrix`` transposes pairs of bytes, byte permutations separate the pairs, ``stmatrix`` writes rows of 16 tokens
 (FlashAttention-3, arXiv 2407.08608, section 3.3). No warp waits for another.
 
 The halves of a group are interleaved: byte 4 t + i of a group is token 2 t + (i & 1) + 8 * (i >> 1). A lane of an
-accumulator holds the weights of just these four, so that weights need not move between lanes.
+accumulator has the weights of exactly these four tokens, so that weights need not move between lanes.
 """
 
 from __future__ import annotations
@@ -33,20 +33,20 @@ BOUNDS_BYTES = 8
 
 
 def staged_layout(layout: SharedLayout) -> SharedLayout:
-    """Staging memory of a tile whose transpose has a layout: rows as the cache has them."""
+    """The staging memory of a tile whose transpose has this layout: rows as in the cache."""
     return SharedLayout(layout.columns, layout.rows, layout.itemsize, SWIZZLE, SLOTS)
 
 
 class Transposition:
-    """The staging memory of a buffer, and how its tiles come from there."""
+    """The staging memory of a buffer, and the transposition of its tiles."""
 
     def __init__(self, op: Any, layout: SharedLayout, threads: int) -> None:
-        """``op``: the ``kv.copy_start`` that fills the buffer, whose tiles have a layout."""
+        """``op`` is the ``kv.copy_start`` that fills the buffer, whose tiles have the layout."""
         self.layout, self.staged, self.warps = layout, staged_layout(layout), threads // WARP
         self.by_tma = op.descriptor is not None
         self.memory = Pointer(ops.alloc_shared(self.staged.bytes, self.staged.alignment), SHARED)
         self.barriers = Pointer(ops.alloc_shared(SLOTS * self.warps * BARRIER_BYTES, BARRIER_BYTES), SHARED)
-        # Of each warp and slot where the sequence begins and ends in the tile: whoever finishes a copy does not know.
+        # Per warp and slot, the bounds of the sequence in the tile, for the finish of the copy.
         self.bounds = Pointer(ops.alloc_shared(SLOTS * self.warps * BOUNDS_BYTES, BOUNDS_BYTES), SHARED)
 
     @property
@@ -54,7 +54,7 @@ class Transposition:
         return self.staged.rows // GROUP
 
     def initialize(self) -> None:
-        """Set the barriers up, of each warp and slot one."""
+        """Initialise the mbarriers, one per warp and slot."""
         for i in range(SLOTS * self.warps if self.by_tma else 0):
             ptx.mbarrier_init(self.barriers + i * BARRIER_BYTES, 1)
 
@@ -67,7 +67,7 @@ class Transposition:
         (self.start_boxes if self.by_tma else self.start_rows)(op, n, warp, lane)
 
     def start_boxes(self, op: Any, n: Value, warp: Value, lane: Value) -> None:
-        """By TMA, a lane a box."""
+        """By TMA, one box per lane."""
         map = tma.TensorMap(op.descriptor, types.tma_spec_of(op.descriptor.type))
         spec, boxes = types.spec_of(op.cache.type), GROUP // map.rows
         slot = n & (SLOTS - 1)
@@ -78,7 +78,7 @@ class Transposition:
         ptx.syncwarp()
         row = (warp + lane // boxes * self.warps) * GROUP + lane % boxes * map.rows
         token = Value((scalar(op.first) + row).ir, i32, nonneg=True)
-        page = gpu.shuffle_idx(scalar(op.pages), row // map.rows & (WARP - 1))  # looked up a tile ahead
+        page = gpu.shuffle_idx(scalar(op.pages), row // map.rows & (WARP - 1))  # looked up one tile ahead
         with functional.when(lane < own * boxes):
             for panel in range(self.staged.panels):
                 column = op.first_column.value + panel * self.staged.panel_columns
@@ -86,7 +86,7 @@ class Transposition:
                 tma.load_box(map, coordinates, place + self.staged.box_offset(panel, row), full)
 
     def start_rows(self, op: Any, n: Value, warp: Value, lane: Value) -> None:
-        """By cp.async, a chunk of a row a lane: neighbouring lanes have neighbouring chunks."""
+        """By cp.async, one chunk of a row per lane: neighbouring lanes have neighbouring chunks."""
         chunks = self.staged.row_bytes // CHUNK
         place = self.memory + self.staged.stage_offset(n & (SLOTS - 1))
         first, last = scalar(op.first), kv_math.max(scalar(op.count) - 1, 0)
@@ -103,7 +103,7 @@ class Transposition:
         ptx.cp_async_commit()
 
     def finish(self, n: Value, thread: Value, pending: int, tile: Pointer, dtype: DType) -> None:
-        """Wait for a warp's groups of use n and write their transposes, rows outside of the sequence as zeros."""
+        """Wait for a warp's groups of use n and store their transposes, with zeros for rows outside of the sequence."""
         warp, lane = warp_of(thread), thread & (WARP - 1)
         slot = n & (SLOTS - 1)
         if self.by_tma:
@@ -120,10 +120,10 @@ class Transposition:
             lambda: self.transpose_whole(place, tile, warp, lane),
             lambda: self.transpose_parts(place, tile, warp, lane, (begin, end)),
         )
-        ptx.syncwarp()  # before what this warp copies next to the slot
+        ptx.syncwarp()  # before the warp's next copy to the slot
 
     def transpose_whole(self, place: Pointer, tile: Pointer, warp: Value, lane: Value) -> None:
-        """A warp's groups of a tile whose rows are all of the sequence: what addresses differ by is known."""
+        """Transpose a warp's groups of a tile that is entirely in the sequence: address distances are constant."""
         rounds, some = divmod(self.groups, self.warps)
         self.transpose(place, tile, warp, lane, range(rounds))
         if some:
@@ -131,7 +131,7 @@ class Transposition:
                 self.transpose(place, tile, warp, lane, [rounds])
 
     def transpose_parts(self, place: Pointer, tile: Pointer, warp: Value, lane: Value, bounds: Any) -> None:
-        """Of another tile, with zeros outside of the sequence."""
+        """Transpose another tile's groups, with zeros outside of the sequence."""
         with functional.loop(warp, self.groups, self.warps) as group:
             group = Value(group.ir, i32, nonneg=True)
             begin, end = (x - group * GROUP for x in bounds)
@@ -140,13 +140,13 @@ class Transposition:
     def transpose(
         self, place: Pointer, tile: Pointer, first: Value, lane: Value, rounds: Sequence[int], keep: Value | None = None
     ) -> None:
-        """The groups ``first + i * warps`` for i in rounds: 32 columns at a time, loads ahead of stores.
+        """Transpose the groups ``first + i * warps`` for i in rounds: 32 columns at a time, loads before stores.
 
-        A lane has four tokens of a column, of which it keeps those that ``keep`` has bits of.
+        A lane has four tokens of a column, of which it keeps those with a bit in ``keep``.
         """
         row, chunks = first * GROUP + (lane & 15), range(0, self.staged.row_bytes // CHUNK, 2)
-        # Of eight rows that are written at once the first four are even columns and the others odd ones, or the other
-        # way around: rows of even columns alone would be in half of the banks, twice.
+        # Of eight rows that are written at once, four are even columns and four odd ones: rows of even columns alone
+        # would use half of the banks twice.
         first_even, odd = lane < 16, ((lane >> 2) ^ (lane >> 3)) & 1
         selectors = where(first_even, 0x6420, 0x7531), where(first_even, 0x7531, 0x6420)
         column = (lane >> 4) * CHUNK + (lane & 7) * 2 + odd
@@ -154,7 +154,7 @@ class Transposition:
         targets = {i: tile + self.layout.chunk_offset(column, first + i * self.warps) for i in rounds}
         units = [(i, c) for i in rounds for c in chunks]
         for some in (units[at : at + TOGETHER] for at in range(0, len(units), TOGETHER)):
-            # Rows that are multiples of 8 apart are swizzled alike.
+            # Rows at distances that are multiples of 8 have the same swizzle.
             loaded = [
                 ptx.ldmatrix(sources[c] + self.staged.chunk_offset(i * self.warps * GROUP, 0), trans=True)
                 for i, c in some
@@ -167,12 +167,12 @@ class Transposition:
                 ptx.stmatrix(targets[i] + self.layout.chunk_offset(c * CHUNK, 0), kept)
 
     def of_warp(self, memory: Pointer, slot: Value, warp: Value) -> Pointer:
-        """The 8 bytes that a warp has for a slot."""
+        """The 8 bytes of a warp for a slot."""
         return memory + (slot * self.warps + warp) * BARRIER_BYTES
 
 
 def _kept(lane: Value, begin: Value, end: Value) -> Value:
-    """The mask of a lane's four bytes whose tokens of a group lie in [begin, end)."""
+    """The mask of a lane's four bytes whose tokens are in [begin, end)."""
     kept: Any = 0
     for i in range(4):
         token = (lane & 3) * 2 + ((i & 1) + 8 * (i >> 1))

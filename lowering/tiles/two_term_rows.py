@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""Rows of a tile of bf16 in shared memory as two terms of 8 bits, in its place: for distribute-kv-tiles.
+"""Rows of a bf16 tile in shared memory, replaced by two 8-bit terms: for distribute-kv-tiles.
 
-Panels of both tiles are the same lines of 128 bytes, so that a row stays in its line: lanes that share it have all
-read before one writes.
+Panels of both tiles have the same lines of 128 bytes, so a row stays in its line: the lanes that share it all read
+before one of them writes.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ from .barriers import sync_for_products
 from .ir import WARP
 from .threads import Threads
 
-WARP_ROWS = 16  # of a tile of products, whose accumulators a warp holds
-TOGETHER = 16  # columns of a lane: 16 bytes of each term
+WARP_ROWS = 16  # rows per warp of a tile of products
+TOGETHER = 16  # columns per lane: 16 bytes of each term
 
 
 def split_rows(
     place: Pointer, layout: SharedLayout, units: Pointer, threads: Threads, shift: Value | None
 ) -> list[Value]:
-    """Write both terms of a tile in its place, each warp of its 16 rows; the powers of two of this thread's two rows.
+    """Replace a tile by its two terms, each warp for its 16 rows; returns the units of this thread's two rows.
 
-    ``units``: shared memory for one f32 a row; ``shift``: columns by which all stand further on, a multiple of 8.
+    ``units``: shared memory for one f32 per row; ``shift``: columns by which the tile is moved up, a multiple of 8.
     """
     columns = columns_of_term(layout.columns)
     terms = SharedLayout(layout.rows, 2 * columns, 1, layout.swizzle)

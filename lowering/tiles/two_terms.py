@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""Query rows as sums of two of e4m3, for products with 8-bit keys as they are stored.
+"""Query rows as sums of two e4m3 terms, for products with unconverted 8-bit keys.
 
-A bf16 has 8 bits of significand, and an e4m3 has 4: a row, times a power of two, is the sum of two rows of e4m3,
-exactly but for elements below 2^-9 of the row's largest, whose error is 2^-17 of that. Both products together cost what
-one of bf16 would, and no key is converted.
+A bf16 has 8 bits of significand, an e4m3 has 4: a row, times a power of two, is the sum of two e4m3 rows, exactly
+except for elements below 2^-9 of the row's largest, whose error is 2^-17 of it. Both products together cost as much as
+one of bf16, and no key is converted.
 
-Written with the functions of the kernel language, which make ops in a pass as in a kernel.
+Written with functions of the kernel language, which emit ops in a pass as they do in a kernel.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from kvarn.dsl import math, ptx
 from kvarn.dsl.ptx import inline_asm
 from kvarn.dsl.values import Value, bitcast
 
-TOP = 7  # the largest element of a row becomes 2^TOP to 2^(TOP + 1): e4m3 ends at 448
+TOP = 7  # the largest element of a row is scaled to 2^TOP to 2^(TOP + 1); e4m3's maximum is 448
 LEAST_BITS = 41  # of the exponent of a row's largest element, so that all powers of two are normal
 
 
 def word(text: str, constraints: str, operands: Sequence[Any]) -> Value:
-    """A word that inline PTX makes."""
+    """A word from inline PTX."""
     return Value(inline_asm(text, constraints, [x.ir for x in operands], "i32"), i32)
 
 
@@ -44,9 +44,9 @@ def largest(dtype: DType, words: Sequence[Any]) -> Any:
 
 
 def powers_of(most: Any, top: int = TOP) -> tuple[Any, Any]:
-    """(what a row is multiplied by, what that is to be multiplied by): powers of two, of a row's largest magnitude.
+    """(factor of a row, inverse factor), powers of two, from the row's largest magnitude.
 
-    The largest element becomes 2^top to 2^(top + 1).
+    The largest element is scaled to 2^top to 2^(top + 1).
     """
     bits = math.max(bitcast(most, i32) >> 23, LEAST_BITS)
     return bitcast((2 * 127 + top - bits) << 23, f32), bitcast((bits - top) << 23, f32)
@@ -59,9 +59,9 @@ def scaled(words: Sequence[Any], factor: Any) -> list[Any]:
 
 
 def terms_of(words: Sequence[Any]) -> tuple[list[Any], list[Any]]:
-    """Words of e4m3 whose sum an even number of words of bf16 is, times the power of two: the first, the second.
+    """The e4m3 words whose sum an even number of words of scaled bf16 is: the first terms, the second terms.
 
-    The first has the upper four bits of the significand, the second those that are left.
+    The first term has the upper four bits of the significand, the second the rest.
     """
     first, second = [], []
     for held in words:
@@ -73,7 +73,7 @@ def terms_of(words: Sequence[Any]) -> tuple[list[Any], list[Any]]:
 
 
 def _bytes_of(pairs: Sequence[Any]) -> list[Any]:
-    """Words of four e4m3, of two pairs of f16 each."""
+    """Words of four e4m3, from two pairs of f16 each."""
     text = [f"cvt.rn.satfinite.e4m3x2.f16x2 {to}, ${number};" for to, number in (("a", 1), ("b", 2))]
     joined = f"{{ .reg .b16 a, b; {' '.join(text)} mov.b32 $0, {{a, b}}; }}"
     return [word(joined, "=r,r,r", pairs[i : i + 2]) for i in range(0, len(pairs), 2)]

@@ -302,9 +302,9 @@ def _start(op: Any, d: Distribution) -> ir.Value:
     product = d.products[op.operation.result]
     a, b = product.operands(op)
     left, right = _left(a, product, d), _right(b, product, d)
-    if b not in d.parted:
+    if b not in d.partial_tiles:
         return tile_products.start(product, left, right, op.c, JOINED in op.operation.attributes)
-    parts = panel_bounds(product.b, d.parted[b][0].parts)
+    parts = panel_bounds(product.b, d.partial_tiles[b][0].parts)
     return tile_products.start_parts(product, left, right, op.c, parts, lambda part: d.arrive(b, [part]))
 
 

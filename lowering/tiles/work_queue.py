@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""Queues of the tiles that persistent blocks take, in shared memory. For distribute-kv-tiles."""
+"""Queues of work items for persistent blocks, in shared memory: for distribute-kv-tiles."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from kvarn.dsl.values import Value
 from .ir import BARRIER_BYTES
 from .threads import buffer_of
 
-QUEUE_SLOTS = 2  # as slots and parities are computed
+QUEUE_SLOTS = 2  # a power of two, for slots and parities
 
 
 @dataclass
 class Queue:
-    """Numbers on their way from a counter to the roles of a block: slots with barriers ``full`` and ``empty``."""
+    """Work items on the way from a counter to the roles of a block: slots with mbarriers ``full`` and ``empty``."""
 
     counter: Pointer
     readers: int
@@ -42,7 +42,7 @@ class Queue:
             ptx.mbarrier_init(self.empty + slot * BARRIER_BYTES, self.readers)
 
     def fetch(self, n: Value, count: Value) -> None:
-        """Take the next number: what one thread does. The counter wraps when every block has asked in vain once."""
+        """Take the next work item, by one thread. The counter wraps to 0 when every block has fetched in vain once."""
         slot, parity = n & 1, (n >> 1) & 1
         ptx.mbarrier_wait(self.empty + slot * BARRIER_BYTES, parity ^ 1, name="empty_queue")
         taken = self.counter.atomic("inc", count - 1)

@@ -227,8 +227,8 @@ def test_checked_kernels_say_when_an_access_leaves_an_operand():
 
     out = np.zeros(1, np.float32)
     for operand, last, tokens in (
-        (dense(), (1, 5, 1, 15), "the token must lie in the sequence's block"),
-        (ragged(), (1, 6, 1, 15), "the token must lie in the sequence's rows"),
+        (dense(), (1, 5, 1, 15), "the token must be in the sequence's region"),
+        (ragged(), (1, 6, 1, 15), "the token must be in the sequence's rows"),
         (KVCacheScalesMHAOperand(quantized_cache()), (1, 7, 1, 15), "the token's page must be in the pool|lookup"),
     ):
         made = kv.compile(read, operand, *[kv.i32] * 4, kv.Buffer[kv.f32, 1], target="host", check=True)

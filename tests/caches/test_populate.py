@@ -138,7 +138,7 @@ def test_a_tile_of_an_odd_number_of_rows_has_no_halves():
         flat().populate(0, 0, 25, pair_cta=True)
     with pytest.raises(ValueError, match="must have a divisor of parts and a part of them, got 2 of 2"):
         flat().populate(0, 0, 64).value_copies(2, 2)
-    with pytest.raises(ValueError, match="parts of a value tile must be whole pages or lie in one, got 24 rows of 16"):
+    with pytest.raises(ValueError, match="parts of a value tile must be whole pages or be in one, got 24 rows of 16"):
         pool(16).populate(0, 0, 48).value_copies(0, 2)
 
 
@@ -246,7 +246,7 @@ def test_a_broken_promise_is_named_when_checks_are_on():
     assert out[0] == cache.row_idx(0, 896)
     for base, sentence in (
         (64, "kv.populate: the base must be a multiple of the promised alignment 128"),
-        (1024, "kv.populate: the 8 entries from the column on must lie in the lookup table: pad its columns"),
+        (1024, "kv.populate: the 8 entries from the column up must be in the lookup table: pad its columns"),
     ):
         with pytest.raises(HostKernelError, match=re.escape(sentence)):
             checked[1, 1](cache, out, base)

@@ -322,7 +322,7 @@ def test_what_is_not_a_kernel():
     [
         ((0, 2, 0), "kv.load: the head must be in [0, 2)"),
         ((2, 0, 0), "kv.load: the sequence must be in the batch"),
-        ((0, 0, 32), "kv.load: the token must lie in the lookup table"),
+        ((0, 0, 32), "kv.load: the token must be in the lookup table"),
         ((1, 1, 17), "kv.load: the token's page must be in the pool"),
     ],
 )

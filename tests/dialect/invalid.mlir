@@ -110,7 +110,7 @@ func.func @get_row_and_make_rows(%c: i32, %i: i32) {
 }
 
 func.func @load_pages(%c: !region, %i: i32, %c2: !cache) {
-  // expected-error @below {{'kv.load_pages' op needs a paged cache, whose table has one row a sequence}}
+  // expected-error @below {{'kv.load_pages' op needs a paged cache, whose table has one row per sequence}}
   "kv.load_pages"(%c, %i, %i) {count = 4 : i64} : (!region, i32, i32) -> vector<4xi32>
   // expected-error @below {{'kv.load_pages' op count must be 1, 2, 4 or 8, got 3 : i64}}
   "kv.load_pages"(%c2, %i, %i) {count = 3 : i64} : (!cache, i32, i32) -> vector<3xi32>
@@ -138,7 +138,7 @@ func.func @scale_block_ptr(%c: !cache, %i: i32) {
 func.func @buffer_address(%b: i32, %i: i32, %b2: memref<f32>, %b3: memref<?x?xf32>) {
   // expected-error @below {{'kv.buffer_address' op buffer must be a memref of rank 1, got i32}}
   "kv.buffer_address"(%b, %i) : (i32, i32) -> !llvm.ptr<1>
-  // expected-error @below {{'kv.buffer_address' op takes one index a dimension and at least one, got none for memref<f32>}}
+  // expected-error @below {{'kv.buffer_address' op takes one index per dimension and at least one, got none for memref<f32>}}
   "kv.buffer_address"(%b2) : (memref<f32>) -> !llvm.ptr<1>
   // expected-error @below {{'kv.buffer_address' op buffer must be a memref of rank 1, got memref<?x?xf32>}}
   "kv.buffer_address"(%b3, %i) : (memref<?x?xf32>, i32) -> !llvm.ptr<1>

@@ -14,7 +14,7 @@ func.func @attention(%c: !pool, %i: i32, %q: !rows, %o: memref<?xi32>, %s: f32, 
   "kv.attention"(collection = %c, layer = %i, query = %q, row_offsets = %o, scale = %s, out = %q)
     {mask = "document@", span = 0 : i64, softcap = 0.0 : f32}
     : (!pool, i32, !rows, memref<?xi32>, f32, !rows) -> ()
-  // expected-error @below {{'kv.attention' op arrays must be those of a score or mask that is a function, got neither}}
+  // expected-error @below {{'kv.attention' op arrays need a score or mask that is a function, got neither}}
   "kv.attention"(collection = %c, layer = %i, query = %q, row_offsets = %o, scale = %s, out = %q, array0 = %a)
     {mask = "causal", span = 0 : i64, softcap = 0.0 : f32}
     : (!pool, i32, !rows, memref<?xi32>, f32, !rows, memref<?xf32>) -> ()

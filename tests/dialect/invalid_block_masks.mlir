@@ -55,7 +55,7 @@ func.func @block_mask(%c: !pool, %q: !rows, %b: memref<?x?x?xi32>, %o: memref<?x
 
 func.func @attention(%c: !pool, %i: i32, %q: !rows, %o: memref<?xi32>, %s: f32, %b: memref<?x?x?xi32>,
     %p: memref<?x8x?xi32>, %b2: memref<?x?x?xi64>) {
-  // expected-error @below {{'kv.attention' op block_rows needs block_mask, whose tiles it is of}}
+  // expected-error @below {{'kv.attention' op block_rows needs block_mask}}
   "kv.attention"(collection = %c, layer = %i, query = %q, row_offsets = %o, scale = %s, out = %q)
     {mask = "f@01", block_rows = 64 : i64, block_keys = 32 : i64, span = 0 : i64, softcap = 0.0 : f32}
     : (!pool, i32, !rows, memref<?xi32>, f32, !rows) -> ()

@@ -13,7 +13,7 @@ func.func @transfer_pages(%a: !pool, %b: !other, %ids: memref<?xi32>, %a2: !fa3_
     %ids32: memref<?xi32>) {
   // expected-error @below {{'kv.transfer_pages' op pools must be of the same type but for strides, got !kv.collection<"paged", bf16, 8 : i64, 128 : i64, false, 16 : i64, none, 1 : i64> and !kv.collection<"paged", bf16, 8 : i64, 128 : i64, false, 32 : i64, none, 1 : i64>}}
   "kv.transfer_pages"(%a, %b, %ids, %ids) : (!pool, !other, memref<?xi32>, memref<?xi32>) -> ()
-  // expected-error @below {{'kv.transfer_pages' op takes no layer for fa3 pools, whose layers share the pages}}
+  // expected-error @below {{'kv.transfer_pages' op takes no layer for fa3 pools, since all layers share their pages}}
   "kv.transfer_pages"(%a2, %a2, %ids, %ids, %layer) : (!fa3_pool, !fa3_pool, memref<?xi32>, memref<?xi32>, i32) -> ()
   // expected-error @below {{'kv.transfer_pages' op source_pages must have element type i32, got i64}}
   "kv.transfer_pages"(%a, %a, %ids2, %ids32) : (!pool, !pool, memref<?xi64>, memref<?xi32>) -> ()

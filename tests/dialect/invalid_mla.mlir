@@ -46,7 +46,7 @@ func.func @mla_attention(%c: !latent, %i: i32, %q: memref<?x16x576xbf16>, %o: me
   "kv.mla_attention"(collection = %c2, layer = %i, query = %q, row_offsets = %o, scale = %s, out = %out, indices = %x, kv_offsets = %o)
     {value_size = 512 : i64, mask = "null", span = 0 : i64}
     : (!pool, i32, memref<?x16x576xbf16>, memref<?xi32>, f32, memref<?x16x512xbf16>, memref<?x?xi32>, memref<?xi32>) -> ()
-  // expected-error @below {{'kv.mla_attention' op arrays must be those of a score or mask that is a function, got neither}}
+  // expected-error @below {{'kv.mla_attention' op arrays need a score or mask that is a function, got neither}}
   "kv.mla_attention"(collection = %c2, layer = %i, query = %q, row_offsets = %o, scale = %s, out = %out, array0 = %x)
     {value_size = 512 : i64, mask = "causal", span = 0 : i64}
     : (!pool, i32, memref<?x16x576xbf16>, memref<?xi32>, f32, memref<?x16x512xbf16>, memref<?x?xi32>) -> ()
@@ -91,7 +91,7 @@ func.func @mla_prefill_chunk_2(%c: !pool, %i: i32, %q: memref<?x16x192xbf16>, %k
   // expected-error @below {{'kv.mla_prefill_chunk' op value must have a static dimension 2, got a dynamic one}}
   "kv.mla_prefill_chunk"(%c, %i, %q, %o, %k, %v2, %o, %o, %s, %out2, %l) {accumulate = false, bf16_rope = false}
     : (!pool, i32, memref<?x16x192xbf16>, memref<?xi32>, memref<?x16x128xbf16>, memref<?x16x?xbf16>, memref<?xi32>, memref<?xi32>, f32, memref<?x16x96xbf16>, memref<?x16xf32>) -> ()
-  // expected-error @below {{'kv.mla_prefill_chunk' op bf16_rope needs 8-bit rows of at most one scale, whose last 128 bytes follow an even number of others: got rows of 576 bf16 with 0 scales}}
+  // expected-error @below {{'kv.mla_prefill_chunk' op bf16_rope needs 8-bit rows of at most one scale, whose last 128 bytes follow an even number of other bytes, got rows of 576 bf16 with 0 scales}}
   "kv.mla_prefill_chunk"(%c, %i, %q, %o, %k, %v, %o, %o, %s, %out2, %l) {accumulate = false, bf16_rope = true}
     : (!pool, i32, memref<?x16x192xbf16>, memref<?xi32>, memref<?x16x128xbf16>, memref<?x16x96xbf16>, memref<?xi32>, memref<?xi32>, f32, memref<?x16x96xbf16>, memref<?x16xf32>) -> ()
   // expected-error @below {{'kv.mla_prefill_chunk' op bf16_rope must be true or false, got 1 : i64}}

@@ -82,7 +82,7 @@ func.func @rope_append(%c: !pool, %i: i32, %q: memref<?x32x128xbf16>, %k: memref
       query_out = %q)
     {interleaved = true, eps = 1.0e-6 : f32}
     : (!pool, i32, memref<?x32x128xbf16>, memref<?x8x128xbf16>, memref<?x8x128xbf16>, memref<?xi32>, memref<?x128xbf16>, memref<?x32x128xbf16>) -> ()
-  // expected-error @below {{'kv.rope_append' op takes q_gamma and k_gamma together or neither}}
+  // expected-error @below {{'kv.rope_append' op takes both q_gamma and k_gamma, or neither}}
   "kv.rope_append"(collection = %c, layer = %i, query = %q, key = %k, value = %k, row_offsets = %o, freqs = %f5,
       query_out = %q, q_gamma = %g)
     {interleaved = true, eps = 1.0e-6 : f32}

@@ -13,7 +13,7 @@
 
 func.func @attention(%c: !pool, %i: i32, %q: !rows, %o: memref<?xi32>, %s: f32, %n: memref<?x8xi32>, %c2: !continuous,
     %p: memref<?x8x?xi32>, %p2: memref<?x?xi32>, %p3: memref<?x8x?xi64>, %p4: memref<?x32x?xi32>, %n2: memref<?xi32>) {
-  // expected-error @below {{'kv.attention' op page_counts needs pages, whose entries it counts}}
+  // expected-error @below {{'kv.attention' op page_counts needs pages}}
   "kv.attention"(collection = %c, layer = %i, query = %q, row_offsets = %o, scale = %s, out = %q, page_counts = %n)
     {mask = "causal", span = 0 : i64, softcap = 0.0 : f32}
     : (!pool, i32, !rows, memref<?xi32>, f32, !rows, memref<?x8xi32>) -> ()

@@ -42,7 +42,7 @@ func.func @project_append(%c: !pool, %i: i32, %x: memref<?x64xbf16>, %w: memref<
   "kv.project_append"(collection = %c, layer = %i, x = %x, weight = %w4, row_offsets = %o, query_out = %q)
     {scaling = "column", weight_format = "plain", interleaved = true, eps = 1.0e-6 : f32}
     : (!pool, i32, memref<?x64xbf16>, memref<6144x64xbf16>, memref<?xi32>, memref<?x32x128xbf16>) -> ()
-  // expected-error @below {{'kv.project_append' op takes q_gamma and k_gamma together or neither}}
+  // expected-error @below {{'kv.project_append' op takes both q_gamma and k_gamma, or neither}}
   "kv.project_append"(collection = %c, layer = %i, x = %x, weight = %w4, row_offsets = %o, query_out = %q,
       q_gamma = %g)
     {scaling = "none", weight_format = "plain", interleaved = true, eps = 1.0e-6 : f32}
@@ -66,7 +66,7 @@ func.func @project_append_2(%c: !latent, %i: i32, %x: memref<?x64xbf16>, %w: mem
   "kv.project_append"(collection = %c, layer = %i, x = %x, weight = %w, row_offsets = %o, query_out = %q, freqs = %f)
     {scaling = "none", weight_format = "plain", interleaved = true, eps = 1.0e-6 : f32}
     : (!latent, i32, memref<?x64xbf16>, memref<1152x64xbf16>, memref<?xi32>, memref<?x1x576xbf16>, memref<?x64xf32>) -> ()
-  // expected-error @below {{'kv.project_append' op takes index_collection and index_query_out together or neither}}
+  // expected-error @below {{'kv.project_append' op takes both index_collection and index_query_out, or neither}}
   "kv.project_append"(collection = %c2, layer = %i, x = %x, weight = %w2, row_offsets = %o, query_out = %q2,
       index_collection = %n)
     {scaling = "none", weight_format = "plain", interleaved = true, eps = 1.0e-6 : f32}

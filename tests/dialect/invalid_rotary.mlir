@@ -46,7 +46,7 @@ func.func @qk_norm(%c: !pool, %i: i32, %q: memref<?x32x64xbf16>, %o: memref<?xi3
   "kv.qk_norm"(collection = %c2, layer = %i, query = %q2, row_offsets = %o, query_out = %q2, q_gamma = %g, k_gamma = %g)
     {interleaved = true, eps = 1.0e-6 : f32, weight_offset = 0.0 : f32}
     : (!fp8_pool, i32, memref<?x32x128xbf16>, memref<?xi32>, memref<?x32x128xbf16>, memref<128xf32>, memref<128xf32>) -> ()
-  // expected-error @below {{'kv.qk_norm' op takes index_collection, index_query, index_query_out, index_q_gamma, index_k_gamma together or none of them}}
+  // expected-error @below {{'kv.qk_norm' op takes index_collection, index_query, index_query_out, index_q_gamma, index_k_gamma together, or none of them}}
   "kv.qk_norm"(collection = %c, layer = %i, query = %q2, row_offsets = %o, query_out = %q2, q_gamma = %g, k_gamma = %g,
       index_collection = %c)
     {interleaved = true, eps = 1.0e-6 : f32, weight_offset = 0.0 : f32}

@@ -17,13 +17,13 @@ func.func @tile_columns(%x: tensor<64x128xbf16, "mma">, %x2: tensor<64x128xbf16,
   "kv.tile_columns"(%x) {first_column = 0 : i64} : (tensor<64x128xbf16, "mma">) -> tensor<64x64xbf16, "shared">
   // expected-error @below {{'kv.tile_columns' op the result must have the operand's rows and elements, got tensor<64x128xbf16, "shared"> and tensor<32x64xbf16, "shared">}}
   "kv.tile_columns"(%x2) {first_column = 0 : i64} : (tensor<64x128xbf16, "shared">) -> tensor<32x64xbf16, "shared">
-  // expected-error @below {{'kv.tile_columns' op columns must start at a multiple of 64 and lie in the operand's 128, got 64 from 32 : i64 on}}
+  // expected-error @below {{'kv.tile_columns' op columns must start at a multiple of 64 and be within the operand's 128, got 64 from 32 : i64 on}}
   "kv.tile_columns"(%x2) {first_column = 32 : i64} : (tensor<64x128xbf16, "shared">) -> tensor<64x64xbf16, "shared">
-  // expected-error @below {{'kv.tile_columns' op columns must start at a multiple of 64 and lie in the operand's 128, got 128 from 64 : i64 on}}
+  // expected-error @below {{'kv.tile_columns' op columns must start at a multiple of 64 and be within the operand's 128, got 128 from 64 : i64 on}}
   "kv.tile_columns"(%x2) {first_column = 64 : i64} : (tensor<64x128xbf16, "shared">) -> tensor<64x128xbf16, "shared">
   // expected-error @below {{'kv.tile_columns' op the result must have the operand's layout, got tensor<64x128xf8E4M3FN, "shared(transposed)"> and tensor<64x64xf8E4M3FN, "shared">}}
   "kv.tile_columns"(%x3) {first_column = 0 : i64} : (tensor<64x128xf8E4M3FN, "shared(transposed)">) -> tensor<64x64xf8E4M3FN, "shared">
-  // expected-error @below {{'kv.tile_columns' op columns must start at a multiple of 8 and lie in the operand's 128, got 64 from 4 : i64 on}}
+  // expected-error @below {{'kv.tile_columns' op columns must start at a multiple of 8 and be within the operand's 128, got 64 from 4 : i64 on}}
   "kv.tile_columns"(%x3) {first_column = 4 : i64} : (tensor<64x128xf8E4M3FN, "shared(transposed)">) -> tensor<64x64xf8E4M3FN, "shared(transposed)">
   return
 }
@@ -32,11 +32,11 @@ func.func @tile_add_columns(%x: tensor<64x64xbf16, "wgmma">, %y: tensor<64x32xf3
     %x2: tensor<64x64xf32, "wgmma">, %y2: tensor<64x32xf32, "shared">, %y3: tensor<128x32xf32, "wgmma">) {
   // expected-error @below {{'kv.tile_add_columns' op the operand must be a tile of rank 2 of f32 in registers, got tensor<64x64xbf16, "wgmma">}}
   "kv.tile_add_columns"(%x, %y) {first_column = 0 : i64} : (tensor<64x64xbf16, "wgmma">, tensor<64x32xf32, "wgmma">) -> tensor<64x64xbf16, "wgmma">
-  // expected-error @below {{'kv.tile_add_columns' op what is added must be a tile of rank 2 of f32 in registers, got tensor<64x32xf32, "shared">}}
+  // expected-error @below {{'kv.tile_add_columns' op the added tile must be a tile of rank 2 of f32 in registers, got tensor<64x32xf32, "shared">}}
   "kv.tile_add_columns"(%x2, %y2) {first_column = 0 : i64} : (tensor<64x64xf32, "wgmma">, tensor<64x32xf32, "shared">) -> tensor<64x64xf32, "wgmma">
-  // expected-error @below {{'kv.tile_add_columns' op what is added must have the operand's rows and layout, got tensor<64x64xf32, "wgmma"> and tensor<128x32xf32, "wgmma">}}
+  // expected-error @below {{'kv.tile_add_columns' op the added tile needs the operand's rows and layout, got tensor<64x64xf32, "wgmma"> and tensor<128x32xf32, "wgmma">}}
   "kv.tile_add_columns"(%x2, %y3) {first_column = 0 : i64} : (tensor<64x64xf32, "wgmma">, tensor<128x32xf32, "wgmma">) -> tensor<64x64xf32, "wgmma">
-  // expected-error @below {{'kv.tile_add_columns' op columns must start at a multiple of 8 and lie in the operand's 64, got 32 from 40 : i64 on}}
+  // expected-error @below {{'kv.tile_add_columns' op columns must start at a multiple of 8 and be within the operand's 64, got 32 from 40 : i64 on}}
   "kv.tile_add_columns"(%x2, %y) {first_column = 40 : i64} : (tensor<64x64xf32, "wgmma">, tensor<64x32xf32, "wgmma">) -> tensor<64x64xf32, "wgmma">
   // expected-error @below {{'kv.tile_add_columns' op the result must be of the operand's type tensor<64x64xf32, "wgmma">, got tensor<64x32xf32, "wgmma">}}
   "kv.tile_add_columns"(%x2, %y) {first_column = 0 : i64} : (tensor<64x64xf32, "wgmma">, tensor<64x32xf32, "wgmma">) -> tensor<64x32xf32, "wgmma">
@@ -45,7 +45,7 @@ func.func @tile_add_columns(%x: tensor<64x64xbf16, "wgmma">, %y: tensor<64x32xf3
 
 func.func @tile_beside(%l: tensor<64xbf16>, %r: tensor<32x16xbf16>, %l2: tensor<32x64xbf16>, %r2: tensor<64x16xbf16>,
     %l3: tensor<32x48xbf16>) {
-  // expected-error @below {{'kv.tile_beside' op takes and makes tiles of rank 2, got tensor<64xbf16> and tensor<32x16xbf16>}}
+  // expected-error @below {{'kv.tile_beside' op needs tiles of rank 2, got tensor<64xbf16> and tensor<32x16xbf16>}}
   "kv.tile_beside"(%l, %r) : (tensor<64xbf16>, tensor<32x16xbf16>) -> tensor<32x80xbf16>
   // expected-error @below {{'kv.tile_beside' op the operands must have the same rows and elements, got tensor<32x64xbf16> and tensor<64x16xbf16>}}
   "kv.tile_beside"(%l2, %r2) : (tensor<32x64xbf16>, tensor<64x16xbf16>) -> tensor<32x80xbf16>

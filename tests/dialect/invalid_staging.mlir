@@ -24,7 +24,7 @@ func.func @make_stages() {
   "kv.make_stages"() {buffer_name = "keys", copy = "tma", stages = 2 : i64, tile = memref<64x128xbf16>} : () -> !kv.stages
   // expected-error @below {{'kv.make_stages' op copy must be one of tma, cp_async, staged, transposed, convert, got "bulk"}}
   "kv.make_stages"() {buffer_name = "keys", copy = "bulk", stages = 2 : i64, tile = !tile} : () -> !kv.stages
-  // expected-error @below {{'kv.make_stages' op copy "transposed" goes with the layout "shared(transposed)"}}
+  // expected-error @below {{'kv.make_stages' op copy "transposed" needs the layout "shared(transposed)"}}
   "kv.make_stages"() {buffer_name = "values", copy = "tma", stages = 2 : i64, tile = !transposed} : () -> !kv.stages
   return
 }
@@ -33,7 +33,7 @@ func.func @copy_start(%c: !pool, %i: i32, %d: !map, %c2: !cache, %c3: !fp8, %b4:
   %b = "kv.make_stages"() {buffer_name = "keys", copy = "tma", stages = 2 : i64, tile = !tile} : () -> !kv.stages
   // expected-error @below {{'kv.copy_start' op operand must be of type !kv.cache or !kv.operand, got !kv.collection<"paged", bf16, 8 : i64, 128 : i64, false, 16 : i64, none, 1 : i64>}}
   "kv.copy_start"(buffer = %b, n = %i, cache = %c, batch = %i, head = %i, first = %i, count = %i, descriptor = %d) {first_column = 0 : i64} : (!kv.stages, i32, !pool, i32, i32, i32, i32, !map) -> ()
-  // expected-error @below {{'kv.copy_start' op columns must lie in the head's 128, rounded up to whole 16, got 128 from 8 : i64 on}}
+  // expected-error @below {{'kv.copy_start' op columns must be within the head's 128, rounded up to whole 16, got 128 from 8 : i64 on}}
   "kv.copy_start"(buffer = %b, n = %i, cache = %c2, batch = %i, head = %i, first = %i, count = %i, descriptor = %d) {first_column = 8 : i64} : (!kv.stages, i32, !cache, i32, i32, i32, i32, !map) -> ()
   // expected-error @below {{'kv.copy_start' op needs a descriptor for a buffer that is filled by tma, and for no other, got tma}}
   "kv.copy_start"(buffer = %b, n = %i, cache = %c2, batch = %i, head = %i, first = %i, count = %i) {first_column = 0 : i64} : (!kv.stages, i32, !cache, i32, i32, i32, i32) -> ()
@@ -41,9 +41,9 @@ func.func @copy_start(%c: !pool, %i: i32, %d: !map, %c2: !cache, %c3: !fp8, %b4:
   // expected-error @below {{'kv.copy_start' op needs a descriptor for a buffer that is filled by tma, and for no other, got cp_async}}
   "kv.copy_start"(buffer = %b2, n = %i, cache = %c2, batch = %i, head = %i, first = %i, count = %i, descriptor = %d) {first_column = 0 : i64} : (!kv.stages, i32, !cache, i32, i32, i32, i32, !map) -> ()
   %b3 = "kv.make_stages"() {buffer_name = "keys", copy = "convert", stages = 2 : i64, tile = !tile} : () -> !kv.stages
-  // expected-error @below {{'kv.copy_start' op takes pages for a buffer that is filled by tma or cp_async, got convert}}
+  // expected-error @below {{'kv.copy_start' op takes pages only for a buffer that is filled by tma or cp_async, got convert}}
   "kv.copy_start"(buffer = %b3, n = %i, cache = %c2, batch = %i, head = %i, first = %i, count = %i, pages = %i) {first_column = 0 : i64} : (!kv.stages, i32, !cache, i32, i32, i32, i32, i32) -> ()
-  // expected-error @below {{'kv.copy_start' op a descriptor copies elements as they are stored, f8E4M3FN without scales, got tensor<64x128xbf16, "shared">}}
+  // expected-error @below {{'kv.copy_start' op a descriptor copies elements without conversion, f8E4M3FN without scales, got tensor<64x128xbf16, "shared">}}
   "kv.copy_start"(buffer = %b, n = %i, cache = %c3, batch = %i, head = %i, first = %i, count = %i, descriptor = %d) {first_column = 0 : i64} : (!kv.stages, i32, !fp8, i32, i32, i32, i32, !map) -> ()
   // expected-error @below {{'kv.copy_start' op must name a buffer by the kv.make_stages that makes it: passes look at it there}}
   "kv.copy_start"(buffer = %b4, n = %i, cache = %c2, batch = %i, head = %i, first = %i, count = %i, descriptor = %d) {first_column = 0 : i64} : (!kv.stages, i32, !cache, i32, i32, i32, i32, !map) -> ()
@@ -95,7 +95,7 @@ func.func @tile_store_shared(%x: !tile, %p: !llvm.ptr<3>, %x2: !acc, %p2: !llvm.
 func.func @tile_stage(%x: tensor<64x64xf32, "wgmma">, %x2: tensor<64x64xbf16, "wgmma">) {
   // expected-error @below {{'kv.tile_stage' op the operand must be a tile of rank 2 of bf16 or f16, got tensor<64x64xf32, "wgmma">}}
   "kv.tile_stage"(%x) {first_column = 0 : i64, columns = 64 : i64} : (tensor<64x64xf32, "wgmma">) -> !llvm.ptr<3>
-  // expected-error @below {{'kv.tile_stage' op columns must lie in the tile's 64, got 48 from 32 on}}
+  // expected-error @below {{'kv.tile_stage' op columns must be in the tile's 64, got 48 from 32 on}}
   "kv.tile_stage"(%x2) {first_column = 32 : i64, columns = 48 : i64} : (tensor<64x64xbf16, "wgmma">) -> !llvm.ptr<3>
   // expected-error @below {{'kv.tile_stage' op first_column and columns must be multiples of 16, got 8 : i64 and 32 : i64}}
   "kv.tile_stage"(%x2) {first_column = 8 : i64, columns = 32 : i64} : (tensor<64x64xbf16, "wgmma">) -> !llvm.ptr<3>

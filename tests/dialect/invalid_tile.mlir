@@ -64,7 +64,7 @@ func.func @tile_reduce(%x: tensor<64x128xf32>, %x2: tensor<64x128xbf16>, %x3: te
   "kv.tile_reduce"(%x) {kind = "add", axis = 0 : i64} : (tensor<64x128xf32>) -> tensor<64xf32>
   // expected-error @below {{'kv.tile_reduce' op the result must be 64 x bf16, got tensor<64xf32>}}
   "kv.tile_reduce"(%x2) {kind = "add", axis = 1 : i64} : (tensor<64x128xbf16>) -> tensor<64xf32>
-  // expected-error @below {{'kv.tile_reduce' op the operand must have numbers as elements, got i1}}
+  // expected-error @below {{'kv.tile_reduce' op the operand must have numeric elements, got i1}}
   "kv.tile_reduce"(%x3) {kind = "max", axis = 1 : i64} : (tensor<64x128xi1>) -> tensor<64xi1>
   // expected-error @below {{'kv.tile_reduce' op the operand must be a tile of rank 2, got tensor<64xf32>}}
   "kv.tile_reduce"(%x4) {kind = "max", axis = 0 : i64} : (tensor<64xf32>) -> tensor<64xf32>
@@ -128,19 +128,19 @@ func.func @tile_load(%c: !pool, %i: i32, %c2: !cache, %c3: !continuous, %lists: 
   "kv.tile_load"(%c, %i, %i, %i, %i, %i) {first_column = 0 : i64, operandSegmentSizes = array<i32: 1, 1, 1, 1, 1, 1, 0, 0>, tail = "zero"} : (!pool, i32, i32, i32, i32, i32) -> tensor<64x128xbf16>
   // expected-error @below {{'kv.tile_load' op the result must be a tile of rank 2, got tensor<128xbf16>}}
   "kv.tile_load"(%c2, %i, %i, %i, %i, %i) {first_column = 0 : i64, operandSegmentSizes = array<i32: 1, 1, 1, 1, 1, 1, 0, 0>, tail = "zero"} : (!cache, i32, i32, i32, i32, i32) -> tensor<128xbf16>
-  // expected-error @below {{'kv.tile_load' op columns must lie in the head's 128, rounded up to whole 16, got 128 from 64 : i64 on}}
+  // expected-error @below {{'kv.tile_load' op columns must be within the head's 128, rounded up to whole 16, got 128 from 64 : i64 on}}
   "kv.tile_load"(%c2, %i, %i, %i, %i, %i) {first_column = 64 : i64, operandSegmentSizes = array<i32: 1, 1, 1, 1, 1, 1, 0, 0>, tail = "zero"} : (!cache, i32, i32, i32, i32, i32) -> tensor<64x128xbf16>
-  // expected-error @below {{'kv.tile_load' op columns must lie in the head's 128, rounded up to whole 16, got 128 from -64 : i64 on}}
+  // expected-error @below {{'kv.tile_load' op columns must be within the head's 128, rounded up to whole 16, got 128 from -64 : i64 on}}
   "kv.tile_load"(%c2, %i, %i, %i, %i, %i) {first_column = -64 : i64, operandSegmentSizes = array<i32: 1, 1, 1, 1, 1, 1, 0, 0>, tail = "zero"} : (!cache, i32, i32, i32, i32, i32) -> tensor<64x128xbf16>
   // expected-error @below {{'kv.tile_load' op the tile must have a float element type, got i8}}
   "kv.tile_load"(%c2, %i, %i, %i, %i, %i) {first_column = 0 : i64, operandSegmentSizes = array<i32: 1, 1, 1, 1, 1, 1, 0, 0>, tail = "zero"} : (!cache, i32, i32, i32, i32, i32) -> tensor<64x128xi8>
   // expected-error @below {{'kv.tile_load' op tail must be one of zero, any, got "keep"}}
   "kv.tile_load"(%c2, %i, %i, %i, %i, %i) {first_column = 0 : i64, operandSegmentSizes = array<i32: 1, 1, 1, 1, 1, 1, 0, 0>, tail = "keep"} : (!cache, i32, i32, i32, i32, i32) -> tensor<64x128xbf16>
-  // expected-error @below {{'kv.tile_load' op lists say where tokens of a paged cache are, got}}
+  // expected-error @below {{'kv.tile_load' op lists need a paged cache, got}}
   "kv.tile_load"(%c3, %i, %i, %i, %i, %i, %lists) {first_column = 0 : i64, operandSegmentSizes = array<i32: 1, 1, 1, 1, 1, 1, 0, 1>, tail = "zero"} : (!continuous, i32, i32, i32, i32, i32, memref<?x?xi32>) -> tensor<64x128xbf16>
   // expected-error @below {{'kv.tile_load' op lists must have element type i32, got i64}}
   "kv.tile_load"(%c2, %i, %i, %i, %i, %i, %lists2) {first_column = 0 : i64, operandSegmentSizes = array<i32: 1, 1, 1, 1, 1, 1, 0, 1>, tail = "zero"} : (!cache, i32, i32, i32, i32, i32, memref<?x?xi64>) -> tensor<64x128xbf16>
-  // expected-error @below {{'kv.tile_load' op rope and inline_scales are of 8-bit rows with room for them, got}}
+  // expected-error @below {{'kv.tile_load' op rope and inline_scales need large enough 8-bit rows, got}}
   "kv.tile_load"(%c2, %i, %i, %i, %i, %i) {first_column = 0 : i64, operandSegmentSizes = array<i32: 1, 1, 1, 1, 1, 1, 0, 0>, rope = 16 : i64, tail = "zero"} : (!cache, i32, i32, i32, i32, i32) -> tensor<64x112xbf16>
   // expected-error @below {{'kv.tile_load' op descriptor must be of type !kv.tma, got i32}}
   "kv.tile_load"(%c2, %i, %i, %i, %i, %i, %i) {first_column = 0 : i64, operandSegmentSizes = array<i32: 1, 1, 1, 1, 1, 1, 1, 0>, tail = "zero"} : (!cache, i32, i32, i32, i32, i32, i32) -> tensor<64x128xbf16>
@@ -148,9 +148,9 @@ func.func @tile_load(%c: !pool, %i: i32, %c2: !cache, %c3: !continuous, %lists: 
   "kv.tile_load"(%c2, %i, %i, %i, %i, %i, %d) {first_column = 0 : i64, operandSegmentSizes = array<i32: 1, 1, 1, 1, 1, 1, 1, 0>, tail = "zero"} : (!cache, i32, i32, i32, i32, i32, !map) -> tensor<72x128xbf16>
   // expected-error @below {{'kv.tile_load' op the tile must be whole boxes of a tiled descriptor, got 64 rows and !kv.tma<"ragged", bf16, array<i64: 1, 1, 16, 64>, array<i64: 16, 128>, 128 : i64>}}
   "kv.tile_load"(%c2, %i, %i, %i, %i, %i, %d2) {first_column = 0 : i64, operandSegmentSizes = array<i32: 1, 1, 1, 1, 1, 1, 1, 0>, tail = "zero"} : (!cache, i32, i32, i32, i32, i32, !ragged) -> tensor<64x128xbf16>
-  // expected-error @below {{'kv.tile_load' op a descriptor copies elements as they are stored, bf16 without scales, got tensor<64x128xf16>}}
+  // expected-error @below {{'kv.tile_load' op a descriptor copies elements without conversion, bf16 without scales, got tensor<64x128xf16>}}
   "kv.tile_load"(%c2, %i, %i, %i, %i, %i, %d) {first_column = 0 : i64, operandSegmentSizes = array<i32: 1, 1, 1, 1, 1, 1, 1, 0>, tail = "zero"} : (!cache, i32, i32, i32, i32, i32, !map) -> tensor<64x128xf16>
-  // expected-error @below {{'kv.tile_load' op a descriptor copies elements as they are stored, f8E4M3FN without scales, got tensor<64x128xf32>}}
+  // expected-error @below {{'kv.tile_load' op a descriptor copies elements without conversion, f8E4M3FN without scales, got tensor<64x128xf32>}}
   "kv.tile_load"(%c4, %i, %i, %i, %i, %i, %d) {first_column = 0 : i64, operandSegmentSizes = array<i32: 1, 1, 1, 1, 1, 1, 1, 0>, tail = "zero"} : (!fp8, i32, i32, i32, i32, i32, !map) -> tensor<64x128xf32>
   return
 }

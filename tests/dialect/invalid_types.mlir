@@ -14,7 +14,7 @@ func.func private @page_size_paged_cache(!kv.cache<"paged", bf16, 8 : i64, 128 :
 func.func private @page_size_continuous_cache(!kv.cache<"continuous", bf16, 8 : i64, 128 : i64, false, 16 : i64, none, 1 : i64>)
 // expected-error @below {{'func.func' op argument #0 has a malformed type: num_heads of an MLA cache must be 1, got 8; got !kv.cache<"paged", bf16, 8 : i64, 128 : i64, true, 16 : i64, none, 1 : i64>}}
 func.func private @num_heads_mla_cache(!kv.cache<"paged", bf16, 8 : i64, 128 : i64, true, 16 : i64, none, 1 : i64>)
-// expected-error @below {{'func.func' op argument #0 has a malformed type: is_mla must be false for an fa3 cache, whose blocks always hold K and V; got !kv.cache<"fa3", bf16, 1 : i64, 128 : i64, true, 16 : i64, none, 1 : i64>}}
+// expected-error @below {{'func.func' op argument #0 has a malformed type: is_mla must be false for an fa3 cache, whose blocks always contain K and V; got !kv.cache<"fa3", bf16, 1 : i64, 128 : i64, true, 16 : i64, none, 1 : i64>}}
 func.func private @is_mla(!kv.cache<"fa3", bf16, 1 : i64, 128 : i64, true, 16 : i64, none, 1 : i64>)
 // expected-error @below {{'func.func' op argument #0 has a malformed type: scales need a paged cache, got a continuous one; got !kv.cache<"continuous", i8, 8 : i64, 128 : i64, false, 0 : i64, f32, 32 : i64>}}
 func.func private @scales(!kv.cache<"continuous", i8, 8 : i64, 128 : i64, false, 0 : i64, f32, 32 : i64>)
@@ -74,7 +74,7 @@ func.func private @page_2(!kv.cache<"paged", bf16, 8 : i64, 128 : i64, false, ar
 func.func private @strides(!kv.cache<"paged", bf16, 8 : i64, 128 : i64, false, array<i64: 16, 130, 2080>, none, 1 : i64>)
 // expected-error @below {{'func.func' op argument #0 has a malformed type: heads of a page must not overlap: a stride must be at least 2048, got (128, 1920)}}
 func.func private @heads_page(!kv.cache<"paged", bf16, 8 : i64, 128 : i64, false, array<i64: 16, 128, 1920>, none, 1 : i64>)
-// expected-error @below {{'func.func' op argument #0 has a malformed type: strides must be those of tokens and heads, from 1 to 2^31 - 1, got (0, 128)}}
+// expected-error @below {{'func.func' op argument #0 has a malformed type: strides must be two, of tokens and heads, from 1 to 2^31 - 1, got (0, 128)}}
 func.func private @strides_2(!kv.cache<"paged", bf16, 8 : i64, 128 : i64, false, array<i64: 16, 0, 128>, none, 1 : i64>)
 // expected-error @below {{'func.func' op argument #0 has a malformed type: strides need a paged cache, got a continuous one, whose tokens are packed}}
 func.func private @strides_3(!kv.cache<"continuous", bf16, 8 : i64, 128 : i64, false, array<i64: 0, 128, 2048>, none, 1 : i64>)

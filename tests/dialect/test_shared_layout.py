@@ -149,7 +149,7 @@ def test_a_descriptor_is_what_the_instruction_takes():
         (lambda: SharedLayout(64, 128, 2).descriptor(), "16 bytes apart, got 256"),
         (lambda: SharedLayout(64, 64, 1, 64).descriptor(True), "16-bit tiles, got swizzle 64 and itemsize 1"),
         (lambda: SharedLayout(64, 128, 2, 128).view(32, 32), "must start at a multiple of 64 columns"),
-        (lambda: SharedLayout(64, 128, 2, 128).view(64, 128), "lie in the tile's 128, got 128 columns from 64"),
+        (lambda: SharedLayout(64, 128, 2, 128).view(64, 128), "be within the tile's 128, got 128 columns from 64"),
         (lambda: SharedLayout(4, 128, 2, 128).view(64, 64), "needs a multiple of 8 rows, got 4"),
     ],
 )  # fmt: skip

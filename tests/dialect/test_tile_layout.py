@@ -268,8 +268,8 @@ def test_named_layouts_and_their_vectors_carry_their_names():
         (lambda: tl.parse("c1 / c2 c4 r1 r2 r4 / r8 / two", (64, 64)), "groups of warps must be such as 3x1x1"),
         (lambda: tl.parse("c1 / c2 c4 r1 r2 / r4", (64, 64)), "must have 5 bases of lanes, got 4"),
         (lambda: tl.parse("c1 c1 / c2 c4 r1 r2 r4 / r8", (64, 64)), "each once"),
-        (lambda: tl.parse("- c1 / c2 c4 r1 r2 r4 / r8", (64, 64)), "hold an element once"),
-        (lambda: tl.column_vector(tl.parse("c1 / c2 c4 r1 r2 r4 / r8 / 2x2x1", (64, 64))), "must lie along one axis"),
+        (lambda: tl.parse("- c1 / c2 c4 r1 r2 r4 / r8", (64, 64)), "have each element once"),
+        (lambda: tl.column_vector(tl.parse("c1 / c2 c4 r1 r2 r4 / r8 / 2x2x1", (64, 64))), "must be along one axis"),
         (lambda: tl.RegisterLayout((4, 4), ((1, 1),), ((0, 0),) * 5), "a basis must move along one axis"),
     ],
 )

@@ -436,8 +436,8 @@ def reduced(x: F32):
 def shared_in_a_loop(x: F32):
     for i in range(x.shape[0]):
         s = kv.shared(32, kv.f32)
-#           ^ expected-error@host {{KernelError: 'kv.alloc_shared' op must stand outside loops and}}
-#           ^ expected-error@sm_90a {{KernelError: 'kv.alloc_shared' op must stand outside loops and}}
+#           ^ expected-error@host {{KernelError: 'kv.alloc_shared' op must be outside loops and}}
+#           ^ expected-error@sm_90a {{KernelError: 'kv.alloc_shared' op must be outside loops and}}
         s[0] = x[i]
 
 def too_much_shared(x: F32):

@@ -41,7 +41,7 @@ gpu.module @kernels {
     %c0 = arith.constant 0 : index
     %c1 = arith.constant 1 : index
     scf.for %i = %c0 to %n step %c1 {
-      // expected-error @below {{must stand outside loops and branches}}
+      // expected-error @below {{must be outside loops and branches}}
       %a = "kv.alloc_shared"() {bytes = 16 : i64, alignment = 16 : i64} : () -> !llvm.ptr<3>
     }
     gpu.return

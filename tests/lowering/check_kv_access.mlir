@@ -18,7 +18,7 @@ gpu.module @kernels {
   // CHECK:         %[[COLUMN:.*]] = arith.shrui %arg3, %c4_i32
   // CHECK:         %[[COLUMNS:.*]] = "kv.field"(%arg0) {field = "lookup_columns"}
   // CHECK:         %[[IN_TABLE:.*]] = arith.cmpi ult, %[[COLUMN]], %[[COLUMNS]]
-  // CHECK:         cf.assert %[[IN_TABLE]], "{{.*}}: kv.load: the token must lie in the lookup table"
+  // CHECK:         cf.assert %[[IN_TABLE]], "{{.*}}: kv.load: the token must be in the lookup table"
   // CHECK:         %[[PAGE:.*]] = "kv.raw_page"(%arg0, %arg1, %arg3)
   // CHECK:         %[[PAGES:.*]] = "kv.field"(%arg0) {field = "num_blocks"}
   // CHECK:         %[[IN_POOL:.*]] = arith.cmpi ult, %[[PAGE]], %[[PAGES]]
@@ -47,7 +47,7 @@ gpu.module @kernels {
   // CHECK-LABEL: gpu.func @continuous
   // CHECK:         %[[CAPACITY:.*]] = "kv.field"(%arg0) {field = "capacity"}
   // CHECK:         %[[INSIDE:.*]] = arith.cmpi ult, %arg1, %[[CAPACITY]]
-  // CHECK:         cf.assert %[[INSIDE]], "{{.*}}: kv.load: the token must lie in the sequence's block"
+  // CHECK:         cf.assert %[[INSIDE]], "{{.*}}: kv.load: the token must be in the sequence's region"
   gpu.func @continuous(%c: !flat, %b: i32, %out: !llvm.ptr<1>) kernel {
     %v = "kv.load"(%c, %b, %b, %b, %b) {width = 8 : i64} : (!flat, i32, i32, i32, i32) -> vector<8xbf16>
     llvm.store %v, %out : vector<8xbf16>, !llvm.ptr<1>
@@ -62,7 +62,7 @@ gpu.module @kernels {
   // FOLDED:         kv.load_scale: the sequence must be in the batch
   // FOLDED-NOT:     the head must be
   // FOLDED-NOT:     granule
-  // FOLDED:         kv.load_scale: the token must lie in the lookup table
+  // FOLDED:         kv.load_scale: the token must be in the lookup table
   gpu.func @scale(%c: !quant, %b: i32, %out: !llvm.ptr<1>) kernel {
     %h = arith.constant 7 : i32
     %d = arith.constant 64 : i32
@@ -79,7 +79,7 @@ gpu.module @kernels {
   // CHECK:         %[[END:.*]] = arith.addi %arg2, %[[COUNT]]
   // CHECK:         %[[LAST:.*]] = arith.subi %[[END]], %c1_i32
   // CHECK:         arith.select %[[NONE]], %{{.*}}, %[[LAST]]
-  // CHECK:         cf.assert %{{.*}}, "{{.*}}: kv.load_tile: the token must lie in the lookup table"
+  // CHECK:         cf.assert %{{.*}}, "{{.*}}: kv.load_tile: the token must be in the lookup table"
   // CHECK:         "kv.load_tile"
   gpu.func @tile(%c: !paged, %b: i32, %base: i32, %valid: i32, %thread: i32) kernel {
     %s = "kv.alloc_shared"() {bytes = 4096 : i64, alignment = 128 : i64} : () -> !llvm.ptr<3>
@@ -105,12 +105,12 @@ gpu.module @kernels {
   // CHECK:         cf.assert %[[WHOLE]], "{{.*}}: kv.populate: the base must be a multiple of the promised alignment 128"
   // CHECK:         %[[LAST:.*]] = arith.addi %{{.*}}, %c8_i64
   // CHECK:         %[[INSIDE:.*]] = arith.cmpi ule, %[[LAST]], %{{.*}}
-  // CHECK:         cf.assert %[[INSIDE]], "{{.*}}: kv.populate: the 8 entries from the column on must lie in the lookup table: pad its columns"
+  // CHECK:         cf.assert %[[INSIDE]], "{{.*}}: kv.populate: the 8 entries from the column up must be in the lookup table: pad its columns"
   // CHECK:         "kv.populate"
-  // CHECK:         cf.assert %{{.*}}, "{{.*}}: kv.populate: the token must lie in the lookup table"
+  // CHECK:         cf.assert %{{.*}}, "{{.*}}: kv.populate: the token must be in the lookup table"
   // CHECK:         "kv.populate"
   // CHECK:         cf.assert %{{.*}}, "{{.*}}: kv.load_pages: the column must be a multiple of 4"
-  // CHECK:         cf.assert %{{.*}}, "{{.*}}: kv.load_pages: the 4 entries from the column on must lie in the lookup table: pad its columns"
+  // CHECK:         cf.assert %{{.*}}, "{{.*}}: kv.load_pages: the 4 entries from the column up must be in the lookup table: pad its columns"
   // CHECK:         "kv.load_pages"
   gpu.func @populate(%c: !paged, %b: i32, %base: i32, %out: !llvm.ptr<1>) kernel {
     %r = "kv.populate"(%c, %b, %base) {tile_rows = 128 : i64, base_alignment = 0 : i64, pair_cta = false, is_leader = true} : (!paged, i32, i32) -> !kv.rows<128 : i64, 16 : i64>

@@ -15,7 +15,7 @@
 // One sequence: a merge kernel; entries that are given stay.
 // CHECK-LABEL: func.func @one_sequence
 // CHECK:         schedule = {blocks = 1 : i64, combine = 16 : i64, kind = "decode", max_batch = 1 : i64, max_queries = 1 : i64, min_tiles = 2 : i64, split = 0 : i64, stages = 4 : i64, tile = 16 : i64, warps = 4 : i64}
-// REFUSED: 'kv.attention' op cannot be scheduled for host: the schedule's entry 'stages' is of kernels of kind tile or decode: a host kernel of this operation has kind, max_queries, max_batch, batch_invariant, early
+// REFUSED: 'kv.attention' op cannot be scheduled for host: the schedule's entry 'stages' is only for kernels of kind tile or decode: a host kernel of this operation has kind, max_queries, max_batch, batch_invariant, early
 // The user's table has an entry for it too, which gives way to what the operation says.
 // TUNED-LABEL: func.func @one_sequence
 // TUNED:         schedule = {blocks = 3 : i64, combine = 8 : i64, {{.*}}min_tiles = 2 : i64, {{.*}}stages = 4 : i64
@@ -146,7 +146,7 @@ func.func @complete(%c: !pool, %layer: i32, %q: !rows, %offsets: !table, %scale:
 
 // What is legal depends on the case: three warps cannot share eight heads.
 func.func @rule(%c: !pool, %layer: i32, %q: !rows, %offsets: !table, %scale: f32, %out: !rows) {
-  // expected-error @below {{'kv.attention' op cannot be scheduled for sm_90a: the schedule's warps must be 1, 2, 4 or 8, a divisor of the 8 warps that have a token's query rows, got 3}}
+  // expected-error @below {{'kv.attention' op cannot be scheduled for sm_90a: the schedule's warps must be 1, 2, 4 or 8, a divisor of the 8 warps that a token's query rows need, got 3}}
   "kv.attention"(collection = %c, layer = %layer, query = %q, row_offsets = %offsets, scale = %scale, out = %out) {mask = "causal", span = 0 : i64, softcap = 0.0 : f32, schedule = {max_queries = 1 : i64, warps = 3 : i64}} : (!pool, i32, !rows, !table, f32, !rows) -> ()
   return
 }
@@ -159,7 +159,7 @@ func.func @rule(%c: !pool, %layer: i32, %q: !rows, %offsets: !table, %scale: f32
 
 // An entry that the chosen kernel does not have is not passed over.
 func.func @rule(%c: !pool, %layer: i32, %q: !rows, %offsets: !table, %scale: f32, %out: !rows) {
-  // expected-error @below {{'kv.attention' op cannot be scheduled for sm_90a: the schedule's entry 'blocks' is of kernels of kind decode: a tile kernel of this operation has kind, max_queries, max_batch, batch_invariant, early, expected_rows, rows, keys, stages, query_stages, producer, producers, slots, overlap, one_wait, ping_pong, occupancy, persistent}}
+  // expected-error @below {{'kv.attention' op cannot be scheduled for sm_90a: the schedule's entry 'blocks' is only for kernels of kind decode: a tile kernel of this operation has kind, max_queries, max_batch, batch_invariant, early, expected_rows, rows, keys, stages, query_stages, producer, producers, slots, overlap, one_wait, ping_pong, occupancy, persistent}}
   "kv.attention"(collection = %c, layer = %layer, query = %q, row_offsets = %offsets, scale = %scale, out = %out) {mask = "causal", span = 0 : i64, softcap = 0.0 : f32, schedule = {blocks = 3 : i64}} : (!pool, i32, !rows, !table, f32, !rows) -> ()
   return
 }
@@ -177,8 +177,8 @@ func.func @rule(%c: !pool, %layer: i32, %q: !rows, %offsets: !table, %scale: f32
 // CHECK:         kind = "simt"
 // CHECK:         kind = "tile"
 // CHECK:         kind = "simt"
-// REMARK:      remark: missed: kind simt is slower than others: a kernel of kind decode needs a head size of a multiple of 8 up to 512, got 20 [select-kv-schedule]
-// REMARK:      remark: missed: kind simt is slower than others: a kernel of kind tile needs a head size of a multiple of 8 up to 512, got 20
+// REMARK:      remark: missed: kind simt is not the fastest: a kernel of kind decode needs a head size of a multiple of 8 up to 512, got 20 [select-kv-schedule]
+// REMARK:      remark: missed: kind simt is not the fastest: a kernel of kind tile needs a head size of a multiple of 8 up to 512, got 20
 // REMARK-NOT:  remark:
 func.func @slower(%c: !pool, %s: !small, %layer: i32, %q: !rows, %w: !whole, %offsets: !table, %scale: f32, %out: !rows, %to: !whole) {
   "kv.attention"(collection = %c, layer = %layer, query = %q, row_offsets = %offsets, scale = %scale, out = %out) {kv.row_alignment = 16 : i64, mask = "causal", span = 0 : i64, softcap = 0.0 : f32, schedule = {max_queries = 1 : i64}} : (!pool, i32, !rows, !table, f32, !rows) -> ()
@@ -211,7 +211,7 @@ func.func @mixed(%c: !pool, %layer: i32, %q: !rows, %offsets: !table, %scale: f3
 // CHECK-LABEL: func.func @stored_keys
 // CHECK:         stored_keys = true
 // CHECK:         stored_keys = false
-// REMARK:      remark: missed: keys are converted before they are multiplied: a query of bf16 over keys of f8e4m3 or f8e5m2 has terms for products by wgmma, got f16 over f8e4m3 by wgmma
+// REMARK:      remark: missed: keys are converted before they are multiplied: unconverted keys need a bf16 query over f8e4m3 or f8e5m2 keys by wgmma, got f16 over f8e4m3 by wgmma
 // REMARK-NOT:  remark:
 func.func @stored_keys(%c: !pool, %layer: i32, %q: !rows, %h: !halves, %offsets: !table, %scale: f32, %out: !rows, %to: !halves) {
   "kv.attention"(collection = %c, layer = %layer, query = %q, row_offsets = %offsets, scale = %scale, out = %out) {kv.row_alignment = 16 : i64, mask = "causal", span = 0 : i64, softcap = 0.0 : f32} : (!pool, i32, !rows, !table, f32, !rows) -> ()
@@ -229,7 +229,7 @@ func.func @stored_keys(%c: !pool, %layer: i32, %q: !rows, %h: !halves, %offsets:
 // So it is with latent rows.
 // CHECK-LABEL: func.func @slower_latent
 // CHECK:         schedule = {kind = "simt"}
-// REMARK:      remark: missed: kind simt is slower than others: that of kind latent on wgmma needs a query of bf16, f16 or f8e4m3 and an output of its type or f32, got f32 and f32
+// REMARK:      remark: missed: kind simt is not the fastest: that of kind latent on wgmma needs a query of bf16, f16 or f8e4m3 and an output of its type or f32, got f32 and f32
 func.func @slower_latent(%c: !rows, %layer: i32, %q: !queries, %offsets: !table, %scale: f32, %out: !values) {
   "kv.mla_attention"(collection = %c, layer = %layer, query = %q, row_offsets = %offsets, scale = %scale, out = %out) {kv.row_alignment = 16 : i64, value_size = 512 : i64, mask = "causal", span = 0 : i64} : (!rows, i32, !queries, !table, f32, !values) -> ()
   return

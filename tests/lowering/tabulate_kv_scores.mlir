@@ -27,7 +27,7 @@ gpu.module @kernels {
   // FEW-LABEL:   gpu.func @by_head(
   // FEW-NOT:       kv.tile_windows
   // FEW:         gpu.return
-  // SAYS-DAG:    is computed once for each distance and head
+  // SAYS-DAG:    is computed once per distance and head
   // READ-LABEL:  gpu.func @by_head(
   // READ:          kv.make_table
   // READ:        gpu.return

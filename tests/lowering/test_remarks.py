@@ -47,8 +47,8 @@ def test_a_narrow_access_says_why():
 
 def test_a_lookup_says_whether_it_left_the_loop():
     found = remarks_of(copies, spec(), spec(), 8)
-    assert ("hoist-kv-lookups", "missed", "look-up stays in its loop: the token changes in it") in found  # of the load
-    assert ("hoist-kv-lookups", "passed", "look-up moved out of 1 loop") in found  # of the store
+    assert ("hoist-kv-lookups", "missed", "lookup stays in its loop: the token changes in it") in found  # of the load
+    assert ("hoist-kv-lookups", "passed", "lookup moved out of 1 loop") in found  # of the store
     assert not [r for r in remarks_of(copies, spec(), spec(), 8, disable=["hoist-kv-lookups"]) if "hoist" in r[0]]
 
 
@@ -67,7 +67,7 @@ def test_what_a_kernel_writes_it_does_not_read_by_the_read_only_path():
         (Choice(), {}, ("split-kv-loops", "passed", "tiles that the mask does not touch are not masked")),
         (Choice(), {}, ("pipeline-kv-loops", "passed", "runs beside the next one's first")),
         (Choice(), {}, ("skip-kv-rescales", "passed", "rescale is skipped where no maximum moved")),
-        (Choice(), {}, ("defer-kv-reductions", "passed", "lanes sum up after the loop")),
+        (Choice(), {}, ("defer-kv-reductions", "passed", "lanes are summed after the loop")),
     ],
     ids=lambda x: x[0] + x[2][:12] if isinstance(x, tuple) else "",
 )  # fmt: skip

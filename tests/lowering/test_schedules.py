@@ -73,7 +73,7 @@ def test_a_schedule_of_gpu_kernels_says_nothing_of_the_host(schedule):
         ({"tile": 40}, "tile must be 16, 32, 64 or 128, got 40"),
         ({"tile": 7}, "tile must be 16, 32, 64 or 128, got 7"),
         ({"tile": True}, "tile must be 16, 32, 64 or 128, got True"),
-        ({"warps": 3}, "warps must be 1, 2 or 4, a divisor of the 4 warps that have a token's query rows, got 3"),
+        ({"warps": 3}, "warps must be 1, 2 or 4, a divisor of the 4 warps that a token's query rows need, got 3"),
         ({"warps": 8}, "warps must be 1, 2 or 4, a divisor"),
         ({"warps": 2.0}, r"warps must be in \[1, 32\], got 2.0"),
         ({"min_tiles": 0}, "min_tiles must be an integer of 1 or more, got 0"),
@@ -117,7 +117,7 @@ def test_kernels_without_entries_refuse_them(kind, entry):
 
 def test_an_entry_of_a_kernel_that_is_not_chosen_is_refused():
     problem, query = problem_of(new=[40, 3])
-    with pytest.raises(ValueError, match="entry 'blocks' is of kernels of kind decode: a tile kernel"):
+    with pytest.raises(ValueError, match="entry 'blocks' is only for kernels of kind decode: a tile kernel"):
         on_gpu(problem, query, {"blocks": 3})
 
 
@@ -326,7 +326,7 @@ def test_batch_invariance_is_kept_over_latent_rows(schedule):
 
 
 def test_batch_invariance_is_refused_where_splits_follow_the_batch():
-    with pytest.raises(ValueError, match="batch_invariant cannot be kept by a latent kernel whose number of splits"):
+    with pytest.raises(ValueError, match="batch_invariant needs splits that do not depend on the batch, got none"):
         latent_run({"batch_invariant": True})(*latent_problem())
 
 
@@ -581,7 +581,9 @@ def test_a_kind_is_one_declaration(monkeypatch):
     assert why({"kind": "magic", "lines": 64}) is None
     assert why({"lines": 64}) is None
     assert why({"kind": "magic", "lines": 63}) == "lines must be 64 or 128, got 63"
-    assert str(why({"kind": "decode", "lines": 64})).startswith("entry 'lines' is of kernels of kind magic: a decode ")
+    assert str(why({"kind": "decode", "lines": 64})).startswith(
+        "entry 'lines' is only for kernels of kind magic: a decode "
+    )
     assert str(why({"kind": "magic", "linez": 64})).endswith("did you mean 'lines'?")
     assert str(why({"tile": 16, "lines": 64})).startswith("entry")
 

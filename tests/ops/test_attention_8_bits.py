@@ -122,7 +122,7 @@ def test_warpgroups_take_turns_where_products_take_no_longer_than_the_exponentia
 def test_rows_of_a_tile_are_as_many_as_registers_beside_the_copies_hold():
     with pytest.raises(ValueError, match="rows must be up to 192 for queries of 8 bits, got rows = 256"):
         config_of(f8e4m3, f8e4m3, rows=256, keys=32)
-    with pytest.raises(ValueError, match="rows must be up to 128 of a cache that neither TMA copies"):
+    with pytest.raises(ValueError, match="rows must be up to 128 for a cache that TMA does not copy"):
         config_of(bf16, page=1, rows=192, keys=32)
 
 
@@ -140,10 +140,10 @@ def test_blocks_share_a_multiprocessor_where_there_are_as_many_tiles_for_each(op
 @pytest.mark.parametrize(
     ("case", "message"),
     [
-        ({"dtype": i8}, "stored_keys must be false: a query of bf16 over keys of f8e4m3 or f8e5m2 has terms"),
-        ({"dtype": f8e4m3, "query": f16}, "has terms for products by wgmma, got f16 over f8e4m3 by wgmma"),
-        ({"dtype": f8e4m3, "granule": 16}, "scales of granules of 16 multiply keys before products do"),
-        ({"dtype": f8e4m3, "page": 1}, "products read keys where TMA boxes put them, and these come otherwise"),
+        ({"dtype": i8}, "stored_keys must be false: unconverted keys need a bf16 query over f8e4m3 or f8e5m2"),
+        ({"dtype": f8e4m3, "query": f16}, "keys by wgmma, got f16 over f8e4m3 by wgmma"),
+        ({"dtype": f8e4m3, "granule": 16}, "keys are scaled before their products, by granules of 16"),
+        ({"dtype": f8e4m3, "page": 1}, "unconverted keys need TMA boxes, which do not copy this cache"),
     ],
     ids=str,
 )

@@ -144,7 +144,7 @@ def test_splits_that_follow_the_shapes_of_a_batch_are_not_batch_invariant():
         "kv.attention", {"kind": "tile", "batch_invariant": True, "splits": 0}, by_name("sm_90a")
     )
     assert why is not None
-    assert "splits that no batch chooses" in why
+    assert "splits that do not depend on the batch" in why
 
 
 def test_rows_of_few_new_tokens_are_a_warpgroups():

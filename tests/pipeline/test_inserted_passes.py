@@ -120,7 +120,7 @@ def test_an_inserted_pass_can_be_left_out_and_run_twice():
     [
         ({"hoist-kv-lookups": to_five}, 'must be "after:PASS" or "before:PASS", got \'hoist-kv-lookups\''),
         ({"after:": to_five}, 'must be "after:PASS" or "before:PASS"'),
-        ({"after:zork": to_five}, "a pass can run beside one of verify-kv, .*got 'zork'"),
+        ({"after:zork": to_five}, "a pass can run before or after one of verify-kv, .*got 'zork'"),
         ({"after:allocate-kv-shared": to_five}, "a pass can run after one of .*got 'allocate-kv-shared'"),
         ({"after:verify-kv": lambda module: None}, "pass name must be letters.*got '<lambda>'"),
         ({"after:verify-kv": "zork"}, "'zork' does not refer to a registered pass"),

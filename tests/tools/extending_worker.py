@@ -278,7 +278,9 @@ def what_does_not_know_its_order_refuses_such_a_kind():
 
     with pytest.raises(kv.KernelError, match=r"'kv\.block_ptr' op cannot take a split_keys cache: the order"):
         kv.compile(tile, *specs, target="sm_90a")
-    with pytest.raises(kv.KernelError, match="width must divide 8, what lies together in a split_keys cache, got 16"):
+    with pytest.raises(
+        kv.KernelError, match="width must divide 8, the contiguous elements of a split_keys cache, got 16"
+    ):
         kv.compile(wide, *specs, target="sm_90a")
     with pytest.raises(ValueError, match="'kv\\.store_ragged' op cannot take a split_keys cache"):
         kv.ops.store_ragged(keys, np.zeros((1, 2, 64), np.float16), np.array([0, 1, 1, 1], np.uint32))

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""New tokens into a cache, and additions to tokens that it has."""
+"""Append of new tokens to a cache, and additions to cached tokens."""

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""kv.append, kv.store_ragged and kv.store_padded: rows of new tokens into their slots.
+"""kv.append, kv.store_ragged and kv.store_padded: copy rows of new tokens to their slots.
 
-One thread moves one vector of a token, of K and of V alike: the sequence is searched and the page looked up once for
-both. Where the cache quantizes, a group of threads has one granule and finds its largest magnitude together.
+One thread copies one vector of a token for both K and V: it searches the sequence and looks up the page once for both.
+If the cache quantizes, a group of threads has one granule and computes its largest magnitude together.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from ..common import (
     begin,
     converted,
     head_and_lane,
-    holds,
+    in_range,
     row_alignment,
     sequence_of,
     single,
@@ -33,7 +33,7 @@ from .quantize import Quantizer
 
 
 def copy_kernel(spec: CacheSpec, work: Work, rows: Rows, halves: int, early: bool, name: str = "append") -> Any:
-    """Rows of the storage type, or converted to it, to keys (and values)."""
+    """Rows of the storage type, or converted to it, are written to keys (and values)."""
     vectors, width = spec.head_size // rows.width, rows.width
 
     def kernel(collection, layer: kv.i32, row_offsets, key, value):
@@ -41,13 +41,13 @@ def copy_kernel(spec: CacheSpec, work: Work, rows: Rows, halves: int, early: boo
         caches = halves_of(collection, layer, halves)
         token, first = work.place()
         if (token < key.shape[0]) & (first < work.items):
-            # The first item is on its way while the token's sequence and page are looked up.
+            # The first item is in flight while the token's sequence and page are looked up.
             h, d = first // vectors, first % vectors * width
             loaded = [rows.load(x, token, h, d) for x in (key, value)[:halves]]
             b, inside, i = sequence_of(row_offsets, token, key.shape[0])
             if inside:
                 position = collection.cache_length(b) + i
-                if holds(collection, position):
+                if in_range(collection, position):
                     for n in kv.static(range(halves)):
                         caches[n].store(b, h, position, d, single(converted(loaded[n], spec.dtype)))
                     for item in range(first + work.step, work.items, work.step):
@@ -62,7 +62,7 @@ def copy_kernel(spec: CacheSpec, work: Work, rows: Rows, halves: int, early: boo
 
 @kv.func
 def halves_of(handle: Any, layer: Any, halves: int) -> list[Any]:
-    """The caches that a kernel writes: a cache alone, or a collection's keys and, with two halves, values."""
+    """The caches that a kernel writes: a single cache, or a collection's keys and, with two halves, values."""
     if handle.what == "cache":
         return [handle]
     if halves == 1:
@@ -71,7 +71,7 @@ def halves_of(handle: Any, layer: Any, halves: int) -> list[Any]:
 
 
 def quantize_kernel(work: Work, rows: Rows, quantizer: Quantizer, halves: int, given: bool, early: bool) -> Any:
-    """Rows of floats to a cache with scales, by granules."""
+    """Rows of floats are quantized by granules and written to a cache with scales."""
     heads = quantizer.spec.num_heads
 
     @kv.kernel
@@ -102,7 +102,7 @@ def quantize_kernel(work: Work, rows: Rows, quantizer: Quantizer, halves: int, g
 def append(op: Any, at: Expansion) -> None:
     spec, dtype = at.spec(op.collection), at.dtype(op.key)
     halves = 1 if op.value is None else 2
-    value = op.key if op.value is None else op.value  # an MLA collection has none: the kernel does not look at it
+    value = op.key if op.value is None else op.value  # a placeholder that is not read for an MLA collection
     tokens = at.dim(op.key, 0)
     if spec.quantized:
         extents = (spec.head_size, spec.granularity)
@@ -134,7 +134,7 @@ def store_ragged(op: Any, at: Expansion) -> None:
 
 
 def padded_kernel(spec: CacheSpec, work: Work, rows: Rows) -> Any:
-    """Padded rows of the storage type to one cache; a "token" of the work is a row of the padded batch."""
+    """Padded rows of the storage type are written to one cache; a "token" of the work is a row of the padded batch."""
     vectors, width = spec.head_size // rows.width, rows.width
 
     @kv.kernel
@@ -144,7 +144,7 @@ def padded_kernel(spec: CacheSpec, work: Work, rows: Rows) -> Any:
         if (b < x.shape[0]) & (first < work.items):
             if t < valid_lengths[b]:
                 position = cache.cache_length(b) + t
-                if holds(cache, position):
+                if in_range(cache, position):
                     for item in range(first, work.items, work.step):
                         h, d = item // vectors, item % vectors * width
                         cache.store(b, h, position, d, single(rows.load(x, b, t, h, d)))

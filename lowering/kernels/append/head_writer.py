@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""How heads of new tokens are written: queries to their output, keys and values to a cache.
+"""Writes heads of new tokens: queries to their output, keys and values to a cache.
 
-Normalised, rotated, converted or quantized on the way, by threads that share a token's heads. Where the heads
-come from is the kernel's: rows of buffers (kv.rope_append), or products (kv.project_append).
+Heads are normalised, rotated, converted or quantized on the way, by threads that share a token's heads. The kernel
+provides the heads: from buffers (kv.rope_append), or from products (kv.project_append).
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from .quantize import Quantizer
 
 @dataclass(frozen=True)
 class TokenItems:
-    """The items of a token (see ``common.Work``): of its query heads, then of its key heads, then of its value heads.
+    """The items of a token (see ``common.Work``): of its query heads, then its key heads, then its value heads.
 
-    ``query``, ``key`` and ``value`` are the items of one head; each kind begins at a multiple of ``multiple``.
+    ``query``, ``key`` and ``value`` are items per head; the items of each kind start at a multiple of ``multiple``.
     """
 
     query: int
@@ -47,7 +47,7 @@ class TokenItems:
 
 @dataclass(frozen=True)
 class Norm:
-    """RMS norm of a head before its rotation, by a group of threads; ``eps`` None: there is none."""
+    """RMS norm of a head before its rotation, by a group of threads; ``eps`` None means no norm."""
 
     eps: float | None
     size: int
@@ -57,7 +57,7 @@ class Norm:
 
     @kv.func
     def of(self, head: Any, gamma: Any, lane: Any) -> Any:
-        """A head, normalised when there is an eps. Every thread of a warp comes here."""
+        """A head, normalised if there is an eps. Every thread of a warp must call it."""
         if self.eps is None:
             return head
         scale = inverse_rms(head, self.size, self.rows.width, self.eps, self.group, lane)
@@ -65,20 +65,20 @@ class Norm:
 
     @kv.func
     def of_vectors(self, vectors: list[Any], dims: list[Any], counts: Any, gamma: Any) -> list[Any]:
-        """The vectors of a head that a thread has, from ``dims`` on, normalised; ``counts``: whether it has any."""
+        """A thread's vectors of a head, from ``dims`` up, normalised; ``counts``: whether it has any."""
         if self.eps is None:
             return vectors
         return self.by(vectors, self.weights(dims, gamma, len(vectors[0])), counts)
 
     @kv.func
     def weights(self, dims: list[Any], gamma: Any, width: int) -> list[Any]:
-        """What vectors of ``width`` elements from ``dims`` on are multiplied by."""
+        """The factors of vectors of ``width`` elements from ``dims`` up."""
         weights = [kv.f32(self.rows.load(gamma, d, width=width)) for d in dims]
         return [w + self.weight_offset for w in weights] if self.weight_offset else weights
 
     @kv.func
     def by(self, vectors: list[Any], weights: list[Any], counts: Any) -> list[Any]:
-        """The vectors of a head that a thread has, normalised, times weights; ``counts``: whether it has any."""
+        """A thread's vectors of a head, normalised, times weights; ``counts``: whether it has any."""
         total = kv.f32(0.0)
         for x in kv.static(vectors):
             total = total + (x * x).reduce("add")
@@ -89,7 +89,7 @@ class Norm:
 
 @kv.func
 def turn(rotation: Rotation, first: Any, step: int, angles: Angles, source: Any, target: Any) -> None:
-    """Rotate every ``step``-th unit of a head from the first on."""
+    """Rotate every ``step``-th unit of a head from the first up."""
     if step == rotation.units:
         rotation.unit(first, angles, source.read, target.write)
     else:
@@ -99,29 +99,29 @@ def turn(rotation: Rotation, first: Any, step: int, angles: Angles, source: Any,
 
 @dataclass(frozen=True)
 class LoadedAngles:
-    """The (cosines, sines) of one unit, loaded before they are asked for."""
+    """The (cosines, sines) of one unit, loaded ahead of their use."""
 
     found: tuple[Any, Any]
 
     @kv.func
     def of(self, pair: Any, n: int) -> tuple[Any, Any]:
-        """They themselves."""
+        """The loaded (cosines, sines)."""
         return self.found
 
 
 @dataclass(frozen=True)
 class HeadWriter:
-    """Writes heads by items; every thread of a warp comes to each, and those that are not ``active`` write nothing.
+    """Writes heads by items; every thread of a warp must call it, and threads that are not ``active`` write nothing.
 
     Attributes
     ----------
     spec : CacheSpec
-        Of the cache.
+        The spec of the cache.
     rotations : (Rotation, Rotation)
-        Of queries and keys.
+        The rotations of queries and of keys.
     norms : (Norm, Norm)
     quantizer : Quantizer or None
-        None: a cache without scales.
+        None for a cache without scales.
     """
 
     spec: CacheSpec
@@ -133,10 +133,10 @@ class HeadWriter:
 
     @kv.func
     def angles_of(self, kind: str, angles: Angles, part: Any) -> Any:
-        """Angles for an item of a head, loaded now where it has one unit at most."""
+        """Angles for an item of a head, loaded now if it has at most one unit."""
         rotation, per_head = self.rotations[kind != "query"], self.items.query if kind == "query" else self.items.key
         ahead = rotation.paired and rotation.turning and rotation.units <= per_head
-        if kind == "key" and self.quantizer is not None and self.quantizer.chunks == 1 and self.quantizer.holds:
+        if kind == "key" and self.quantizer is not None and self.quantizer.chunks == 1 and self.quantizer.in_registers:
             return LoadedAngles(rotation.angles_of_chunk(self.quantizer.first(part), self.quantizer.width, angles))
         if kind == "value" or not ahead or (kind == "key" and self.quantizer is not None):
             return angles
@@ -147,7 +147,7 @@ class HeadWriter:
         return (kind == "query" or self.quantizer is None) and (kind == "value" or self.norms[0].eps is None)
 
     def by_vectors(self, kind: str) -> bool:
-        """Whether an item is a unit of a head that is normalised, both vectors of which a thread loads once."""
+        """Whether an item is a unit of a normalised head, whose two vectors a thread loads once."""
         rotation, per_head = self.rotations[kind != "query"], getattr(self.items, kind)
         whole = rotation.paired and rotation.units <= per_head
         return (
@@ -156,7 +156,7 @@ class HeadWriter:
 
     @kv.func
     def weights(self, kind: str, gamma: Any, part: Any) -> Any:
-        """What the elements of an item are multiplied by when they are normalised, loaded now; None: as they come."""
+        """The norm's factors of an item's elements, loaded now; None if they are loaded later."""
         if not self.by_vectors(kind):
             return None
         which = kind != "query"
@@ -181,7 +181,7 @@ class HeadWriter:
     def query(
         self, head: Any, target: Any, angles: Angles, gamma: Any, part: Any, active: Any, weights: Any = None
     ) -> None:
-        """An item of a query's head to ``target``; ``weights`` as of :meth:`weights`."""
+        """Write an item of a query's head to ``target``; ``weights`` is the result of :meth:`weights`."""
         if weights is not None:
             self.normal_unit(0, head, target, angles, part, active, weights)
             return
@@ -193,7 +193,7 @@ class HeadWriter:
     def key(
         self, head: Any, target: CachedHead, angles: Angles, gamma: Any, part: Any, active: Any, weights: Any = None
     ) -> None:
-        """An item of a key's head to the cache; ``weights`` as of :meth:`weights`."""
+        """Write an item of a key's head to the cache; ``weights`` is the result of :meth:`weights`."""
         if weights is not None:
             self.normal_unit(1, head, target, angles, part, active, weights)
             return
@@ -207,7 +207,7 @@ class HeadWriter:
 
     @kv.func
     def value(self, head: Any, target: CachedHead, part: Any, active: Any) -> None:
-        """An item of a value's head to the cache."""
+        """Write an item of a value's head to the cache."""
         if self.quantizer is None:
             if active:
                 d = part * self.rows.width
@@ -218,6 +218,6 @@ class HeadWriter:
 
     @kv.func
     def quantize(self, read: Any, target: CachedHead, part: Any, active: Any) -> None:
-        """An item of a head whose elements ``read`` gives, to a cache with scales."""
+        """Write an item of a head, whose elements ``read`` gives, to a cache with scales."""
         held = self.quantizer.read(read, part)
         self.quantizer.write(target.cache, target.b, target.head, target.position, part, active, held, read)

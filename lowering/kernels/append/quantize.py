@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""Quantizing granules of a head: the scale, and the stored values under it."""
+"""Quantization of the granules of a head: the scale, and the stored values."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from kvarn.dialect.layout import CacheSpec
 from ..base import Expansion
 from ..common import Group, converted, single
 
-_HELD = 16  # most chunks that a thread keeps in registers
-_SMALLEST = 2.0**-127  # the least scale whose reciprocal is finite
+_HELD = 16  # the most chunks that a thread has in registers
+_SMALLEST = 2.0**-127  # the smallest scale with a finite reciprocal
 
 
 @dataclass(frozen=True)
 class Quantizer:
     """How the granules of a cache are written: by a group of threads each, in chunks of ``width`` elements.
 
-    ``divides``: whether the target's own division is used. GPUs have a slow one; there the quotient is the product
-    with the reciprocal, corrected once, which rounds as the division does.
+    ``divides``: whether to use the target's division. It is slow on GPUs, which multiply by the reciprocal and correct
+    the quotient once, with the same rounding as the division.
     """
 
     spec: CacheSpec
@@ -33,31 +33,31 @@ class Quantizer:
 
     @staticmethod
     def of(spec: CacheSpec, width: int, at: Expansion) -> Quantizer:
-        """The quantizer of a cache; ``width`` divides head size and granularity."""
+        """The quantizer for a cache; ``width`` divides head size and granularity."""
         group = Group.dividing(at, spec.granularity // width)
         found = Quantizer(spec, width, group, at.target.is_host)
-        return found if found.holds else Quantizer(spec, width, Group(1), at.target.is_host)
+        return found if found.in_registers else Quantizer(spec, width, Group(1), at.target.is_host)
 
     @property
     def chunks(self) -> int:
-        """Chunks of a granule that a thread has."""
+        """Chunks of a granule per thread."""
         return self.spec.granularity // self.width // self.group.lanes
 
     @property
-    def holds(self) -> bool:
-        """Whether a thread keeps its chunks in registers between finding the scale and writing."""
+    def in_registers(self) -> bool:
+        """Whether a thread keeps its chunks in registers from computing the scale until writing."""
         return self.spec.head_size % self.spec.granularity == 0 and self.chunks <= _HELD
 
     @property
     def threads(self) -> int:
-        """Threads of a head."""
+        """Threads per head."""
         return self.spec.num_scales * self.group.lanes
 
     @kv.func
     def read(self, read: Callable[[Any, int], Any], part: Any) -> list[Any]:
-        """The chunks of thread ``part`` of a head, as far as they are held; ``read(d, n)`` gives n f32 elements."""
+        """The chunks of thread ``part`` of a head, if they are kept; ``read(d, n)`` gives n f32 elements."""
         first, step = self.first(part), self.group.lanes * self.width
-        return [read(first + k * step, self.width) for k in kv.static(range(self.chunks if self.holds else 0))]
+        return [read(first + k * step, self.width) for k in kv.static(range(self.chunks if self.in_registers else 0))]
 
     @kv.func
     def first(self, part: Any) -> Any:
@@ -69,12 +69,12 @@ class Quantizer:
         self, cache: Any, b: Any, h: Any, position: Any, part: Any, active: Any, held: list[Any],
         read: Callable[[Any, int], Any], known: Any = None,
     ) -> None:  # fmt: skip
-        """Write what thread ``part`` of a head has, and the scale: the granule's own or, when given, ``known``.
+        """Write the chunks of thread ``part`` of a head, and the scale: the granule's own or, if given, ``known``.
 
-        Every thread of a warp comes here; those that are not ``active`` write nothing.
+        Every thread of a warp must call it; threads that are not ``active`` write nothing.
         """
         first, step, own = self.first(part), self.group.lanes * self.width, known is None
-        if self.holds:
+        if self.in_registers:
             if own:
                 largest = abs(held[0])
                 for x in held[1:]:
@@ -87,7 +87,7 @@ class Quantizer:
                     cache.store(b, h, position, first + k * step, single(self.stored(held[k], scale, inverse, own)))
                 if part % self.group.lanes == 0:
                     cache.store_scale(b, h, position, first, in_cache)
-        elif active:  # one thread a granule, which may be a short one at the head's end
+        elif active:  # one thread per granule, which may be a short one at the head's end
             stop = kv.math.min(first + self.spec.granularity, self.spec.head_size)
             if own:
                 most = kv.vector(kv.f32, self.width)
@@ -107,19 +107,19 @@ class Quantizer:
 
     @kv.func
     def stored(self, x: Any, scale: Any, inverse: Any, own: bool) -> Any:
-        """f32 elements over a scale, in the storage type; with the granule's own scale no quotient overflows."""
+        """f32 elements divided by a scale, in the storage type; with the granule's own scale no quotient overflows."""
         if self.divides:
             return converted(x / scale, self.spec.dtype)
         quotient = x * inverse
         corrected = kv.math.fma(kv.math.fma(-quotient, scale, x), inverse, quotient)
-        if not own:  # an infinite quotient saturates; it has no rest to correct it by
+        if not own:  # an infinite quotient saturates; it has no remainder for a correction
             corrected = kv.where(abs(quotient) < 1e30, corrected, quotient)
         return converted(corrected, self.spec.dtype)
 
 
 @kv.func
 def stored_scale(scale: Any, dtype: DType) -> tuple[Any, Any]:
-    """A scale as it is stored, in f32 and in its type; a scale of zero, which dequantizes nothing, becomes one."""
+    """A scale as it is stored, in f32 and in its type; a zero scale, which cannot dequantize, becomes one."""
     rounded = kv.f32(dtype(kv.where(scale == 0.0, 1.0, scale)))
     rounded = kv.where(rounded == 0.0, 1.0, rounded)
     return rounded, dtype(rounded)

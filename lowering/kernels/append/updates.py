@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""kv.radd, kv.iadd_2m: adding to cached tokens; kv.increment_cache_lengths, between steps."""
+"""kv.radd and kv.iadd_2m: add to cached tokens; kv.increment_cache_lengths, between steps."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from kvarn.dialect.layout import CacheSpec
 
 from .. import expands
 from ..base import Expansion
-from ..common import Rows, Work, converted, holds, row_alignment, sequence_of, single, vector_width
+from ..common import Rows, Work, converted, in_range, row_alignment, sequence_of, single, vector_width
 
 # --- radd, iadd_2m ---------------------------------------------------------------------------------
 
@@ -28,7 +28,7 @@ def add_to(cache: Any, b: Any, h: Any, t: Any, d: Any, x: Any) -> None:
 
 
 def add_kernel(spec: CacheSpec, work: Work, rows: Rows, name: str, stacked: bool) -> Any:
-    """Rows hold keys and values side by side, or ``stacked``: all keys, then all values."""
+    """Rows have keys and values side by side or, if ``stacked``, all keys come before all values."""
     vectors, width = spec.head_size // rows.width, rows.width
 
     def kernel(collection, layer: kv.i32, a, row_offsets, batch_offset: kv.i32):
@@ -41,7 +41,7 @@ def add_kernel(spec: CacheSpec, work: Work, rows: Rows, name: str, stacked: bool
             if inside & (b < collection.batch_size()):
                 position = collection.cache_length(b) + i
                 keys, values = collection.get_key_cache(layer), collection.get_value_cache(layer)
-                if holds(collection, position):
+                if in_range(collection, position):
                     for item in range(first, work.items, work.step):
                         h, d = item // vectors, item % vectors * width
                         column = item * width

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""The arguments of attention kernels, as one struct: an operation's operands outside of a kernel, its values inside."""
+"""The arguments of attention kernels as one struct: an operation's operands outside of a kernel, its values inside."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from .case import Case, Division, caches_of, start_of
 from .queries import Queries, extents_of, queries_of
 from .softmax import arrays_read
 
-# The operands of operations that have another name than the arguments.
+# Operands whose names differ from those of the arguments.
 _OPERANDS = {
     "slopes": "alibi_slopes", "lists": "indices", "list_counts": "topk_lengths", "chunk_keys": "key",
     "chunk_values": "value", "chunk_offsets": "buffer_row_offsets", "chunk_starts": "cache_offsets",
@@ -21,10 +21,10 @@ _OPERANDS = {
 
 @dataclass(frozen=True)
 class AttentionArguments:
-    """What an attention reads and writes. An operand that an operation does not have is None, and no kernel's argument.
+    """What an attention reads and writes. A field is None, and no kernel argument, if the operation lacks the operand.
 
-    T query rows of Hq heads in a ragged batch of B sequences, or B x S in a padded one; D columns of a query, V of a
-    value; H KV heads.
+    T query rows of Hq heads in a ragged batch of B sequences, or B x S in a padded one; D query columns, V value
+    columns; H KV heads.
 
     Attributes
     ----------
@@ -35,35 +35,35 @@ class AttentionArguments:
     extents : i32 [B + 1] or [B]
         Row offsets of a ragged batch, valid lengths of a padded one.
     kv_offsets : i32 [B + 1]
-        Of a sequence's new keys, where they are not as many as its query rows.
+        Offsets of a sequence's new keys, if their number differs from that of its query rows.
     scale : f32
     out : [T, Hq, V] or [B, S, Hq, V]
     partials, counters : i8 [bytes]
-        Of a launch: partial results, and how many of them there are.
+        Of a launch: the partial results, and a count of the finished ones.
     max_units : i32
-        Of a launch: work units that a batch is cut into, at most.
+        Of a launch: the most work units of a batch.
     few : i32
-        Of a launch that divides a batch: new tokens up to which a kernel of kind decode has a sequence.
+        Of a launch that divides a batch: the most new tokens of the sequences that a kernel of kind decode has.
     key_map : TMA descriptor
-        Of a launch: of latent rows.
+        Of a launch: a descriptor of the latent rows.
     sinks, slopes : f32 [Hq]
-        A logit without a value per head; ALiBi's slope per head.
+        An extra logit per head; the ALiBi slope per head.
     lse, prior_lse : f32 [T, Hq] or [B, S, Hq]
-        Natural log-sum-exp: the result's; that of a result over other keys.
+        Natural log-sum-exp of the result, and of a result over other keys.
     prior : f32, as ``out``
         A normalised result over other keys.
     pages, page_counts : i32 [B, H, K], i32 [B, H]
-        Which pages a sequence and KV head sees (:mod:`chosen_pages`).
+        Lists of pages per sequence and KV head (:mod:`chosen_pages`).
     array0, ..., array3
-        What the functions of the score and of the mask read, first the score's.
+        The arrays of the score function, then of the mask function.
     lists, list_counts : i32 [T, K], i32 [T]
-        Rows of the pool that a query row sees.
+        Lists of pool rows per query row.
     block_mask : i32 [tiles, 1 or H, 1 + most]
-        Tiles of keys that a tile of query rows sees (:mod:`key_tiles`); what ``kv.block_mask`` writes.
+        Lists of key tiles per tile of query rows (:mod:`key_tiles`), written by ``kv.block_mask``.
     chunk_keys, chunk_values : [rows, Hq, columns], [rows, Hq, V]
-        Decompressed keys, but for their last columns, and values of a prefill's chunk over latent rows.
+        Decompressed keys, without their last columns, and values of an MLA prefill's chunk.
     chunk_offsets, chunk_starts : i32 [B + 1], i32 [B]
-        Of a sequence, its rows in these buffers, and the token that the first of them is.
+        A sequence's rows in these buffers, and the token of the first row.
     """
 
     collection: Any = None
@@ -101,47 +101,47 @@ class AttentionArguments:
 
     @staticmethod
     def of(op: Any) -> AttentionArguments:
-        """The operands of an attention over a collection, over operands, over latent rows, or over a chunk of these."""
+        """The operands of an attention over a collection, operands, latent rows or an MLA chunk."""
         given = {f.name: getattr(op, _OPERANDS.get(f.name, f.name), None) for f in fields(AttentionArguments)}
         return AttentionArguments(**{**given, "extents": extents_of(op)})
 
     def without(self, *names: str) -> AttentionArguments:
-        """The arguments of a kernel that does not read these."""
+        """The arguments of a kernel that does not read these fields."""
         return replace(self, **dict.fromkeys(names))
 
     # --- inside kernels ----------------------------------------------------------------------------
 
     @property
     def source(self) -> Any:
-        """What lengths are asked of: the collection or the keys' operand."""
+        """The handle that lengths are read from: the collection or the key operand."""
         return self.collection or self.keys
 
     @property
     def arrays(self) -> list[Any]:
-        """The arrays of the functions, as these read them."""
+        """The arrays, in the form that functions read."""
         return arrays_read(self.array0, self.array1, self.array2, self.array3)
 
     def queries(self, case: Case, most: int | None = None, many: bool = True) -> Queries:
-        """Where the query rows of the sequences lie; no sequence has more than ``most``.
+        """The query rows of the sequences, which have at most ``most`` rows each.
 
-        ``many``: of a batch that is divided, which sequences the kernel has.
+        ``many``: which sequences the kernel has, in a launch that divides the batch.
         """
         rows, lists = self.out if self.query is None else self.query, (self.lists, self.list_counts)
         division = None if self.few is None else Division(self.few, many)
         return queries_of(case.padded, self.extents, rows, self.kv_offsets, *lists, most, division)
 
     def caches(self, case: Case) -> tuple[Any, Any]:
-        """Where keys and values come from."""
+        """The sources of keys and values."""
         return caches_of(case, self.collection, self.layer, self.keys, self.values)
 
     def chunk_rows(self, b: Any) -> tuple[Any, Any]:
-        """(first row, rows) of a sequence in the buffers of a chunk: no offset leads out of them."""
+        """(first row, rows) of a sequence in a chunk's buffers, clamped to the buffers."""
         held = kv.math.min(self.chunk_keys.shape[0], self.chunk_values.shape[0])
         first = kv.math.clamp(self.chunk_offsets[b], 0, held)
         return first, kv.math.clamp(self.chunk_offsets[b + 1], first, held) - first
 
     def chunk_start(self, b: Any) -> Any:
-        """The token that the first row of a sequence's chunk is."""
+        """The token of the first row of a sequence's chunk."""
         return kv.math.max(self.chunk_starts[b], 0)
 
     def start(self, case: Case, queries: Queries, b: Any) -> tuple[Any, Any]:

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""kv.block_mask: which tiles of keys a tile of query rows sees, by asking the mask about every pair of positions.
+"""kv.block_mask: the key tiles that a tile of query rows attends to, found by evaluating the mask for every pair.
 
-Two kernels. In the first a warp has a tile of rows and of keys, a lane some of the keys, and asks row by row, until it
-knows that some are seen and some are not. What it finds goes to the place of the tile in the list. In the second a warp
-moves what is seen of a list together, in place. On the host one thread does both.
+There are two kernels. In the first, a warp has one tile of rows and keys and a lane some of the keys; the warp
+evaluates the mask row by row until it has found both an unmasked and a masked element, and writes the result at the
+tile's position of the list. In the second, a warp compacts a list in place. On the host one thread does both.
 """
 
 from __future__ import annotations
@@ -26,19 +26,18 @@ from .key_tiles import BY_POSITIONS, WHOLE
 from .queries import heads_of, is_padded, tiles_of
 from .softmax import outer_of, shown
 
-WARPS = 4  # of a block
-CHUNK = 8  # tiles of keys of a block
-SEEN = 2  # with WHOLE or BY_POSITIONS: what the first kernel finds of a tile; 0: nothing is seen
+WARPS = 4  # per block
+CHUNK = 8  # key tiles per block
+SEEN = 2  # what the first kernel stores for a tile, possibly with WHOLE or BY_POSITIONS; 0: all masked
 
 
 @dataclass(frozen=True)
 class Tiles:
-    """What the kernels are specialised for: a case, of which the mask and the heads count, and the tiles' extents.
+    """What the kernels are specialised for: a case, of which they read mask and heads, and the tiles' extents.
 
-    Tiles of keys are numbered as they lie in the sequence, or, where lists say which pages there are, one page of the
-    list after the other.
+    Key tiles are numbered along the sequence or, with lists of pages, along the pages of the list.
 
-    ``by_head``: the mask depends on the query head. ``lanes`` threads have a tile.
+    ``by_head``: the mask depends on the query head. ``lanes`` threads share a tile.
     """
 
     case: Case
@@ -49,12 +48,12 @@ class Tiles:
 
     @property
     def per_page(self) -> int:
-        """Tiles of a page of a list."""
+        """Key tiles per listed page."""
         return self.case.spec.page_size // self.keys
 
     @kv.func
-    def asked(self, row0: Any, count: Any) -> tuple[Any, Any]:
-        """(first, end) of what the mask is asked about of a tile: its rows, or its tokens where heads do not count."""
+    def rows_to_evaluate(self, row0: Any, count: Any) -> tuple[Any, Any]:
+        """(first, end) of the rows for which the mask is evaluated, or of the tokens if heads do not matter."""
         end = kv.math.min(row0 + self.rows, count)
         if self.by_head:
             return row0, end
@@ -62,7 +61,7 @@ class Tiles:
 
     @kv.func
     def position(self, head: Any, start: Any, row: Any) -> tuple[Any, Any]:
-        """(query head, absolute position) of one of these; heads that do not count are 0."""
+        """(query head, absolute position) of such a row or token; the head is 0 if the mask does not depend on it."""
         if self.by_head:
             return head * self.case.group + row % self.case.group, start + row // self.case.group
         return kv.i32(0), start + row
@@ -75,32 +74,32 @@ class Tiles:
 
     @kv.func
     def state(self, b: Any, head: Any, start: Any, row0: Any, count: Any, num_keys: Any, tile: Any, arrays: Any) -> Any:
-        """What is seen of a tile of keys: 0, SEEN, or SEEN and WHOLE or BY_POSITIONS."""
+        """The state of a key tile: 0, SEEN, or SEEN with WHOLE or BY_POSITIONS."""
         lane = kv.lane_id() if self.lanes > 1 else kv.i32(0)
-        row, end = self.asked(row0, count)
+        row, end = self.rows_to_evaluate(row0, count)
         some, whole = kv.bool(False), tile * self.keys + self.keys <= num_keys
         outer = outer_of(self.case)
-        told = kv.bool(outer is not None)
-        while (row < end) & ~(some & ~whole & ~told):
+        by_positions = kv.bool(outer is not None)
+        while (row < end) & ~(some & ~whole & ~by_positions):
             h, q = self.position(head, start, row)
-            mine, all_of_mine, told_of_mine = kv.bool(False), kv.bool(True), kv.bool(True)
+            mine, all_of_mine, mine_by_positions = kv.bool(False), kv.bool(True), kv.bool(True)
             for i in range(lane, self.keys, self.lanes):
                 k = tile * self.keys + i
                 seen = shown(self.case, b, h, q, k, arrays) & (k < num_keys)
                 mine, all_of_mine = mine | seen, all_of_mine & seen
                 if outer is not None:
-                    told_of_mine = told_of_mine & (seen | ~(outer(b, h, q, k) & (k < num_keys)))
+                    mine_by_positions = mine_by_positions & (seen | ~(outer(b, h, q, k) & (k < num_keys)))
             if outer is not None:
-                told = told & ~self.any_lane(~told_of_mine)
+                by_positions = by_positions & ~self.any_lane(~mine_by_positions)
             some, whole = some | self.any_lane(mine), whole & ~self.any_lane(~all_of_mine)
             row = row + 1
-        part = kv.where(told, kv.i32(SEEN + BY_POSITIONS), SEEN)
+        part = kv.where(by_positions, kv.i32(SEEN + BY_POSITIONS), SEEN)
         return kv.where(some, kv.where(whole, SEEN + WHOLE, part), 0)
 
     @kv.func
     def extent(self, collection: Any, queries: Any, number: Any, head: Any, chosen: Any) -> tuple[Any, ...]:
-        """(sequence, position of its first query, first row, rows, keys, the first tile of keys that is seen, the end
-        of those that are looked at) of a tile of rows; without rows there are none.
+        """(sequence, position of its first query, first row, rows, keys, first key tile, end of the key tiles to
+        evaluate) of a tile of rows; without rows there are no key tiles.
         """
         b, _, row0, count = queries.tile(number, self.case.group, self.rows)
         start, num_keys = start_of(self.case, collection, collection, queries, b)
@@ -113,14 +112,14 @@ class Tiles:
 
     @kv.func
     def tile(self, chosen: Any, b: Any, head: Any, i: Any) -> Any:
-        """The number of a tile of keys in its sequence."""
+        """The number of a key tile in its sequence."""
         if chosen is None:
             return i
         return chosen.first_token_of(b, head, i // self.per_page) // self.keys + i % self.per_page
 
 
 def ask_kernel(t: Tiles, early: bool) -> Any:
-    """Asks about tiles: a list has ``chunks`` blocks, of :data:`CHUNK` tiles each."""
+    """The kernel that evaluates tiles: each list has ``chunks`` blocks of :data:`CHUNK` tiles."""
 
     @kv.kernel(block=(WARPS * WARP, 1, 1))
     def ask_block_mask(a: AttentionArguments, chunks: kv.i32):
@@ -143,7 +142,7 @@ def ask_kernel(t: Tiles, early: bool) -> Any:
 
 
 def list_kernel(t: Tiles, early: bool) -> Any:
-    """Moves what is seen together: a warp has a list."""
+    """The kernel that compacts lists: one warp per list."""
 
     @kv.kernel(block=(WARPS * WARP, 1, 1))
     def list_block_mask(a: AttentionArguments):
@@ -159,7 +158,7 @@ def list_kernel(t: Tiles, early: bool) -> Any:
                 i, found = first + lane, kv.i32(0)
                 if i < end:
                     found = blocks[number, head, 1 + i]
-                # Behind it all lanes have read, and entries move to their own places or before.
+                # After the scan all lanes have read their entries, and entries move down or stay.
                 last = warp_scan(kv.where(found != 0, 1, 0))
                 if found != 0:
                     blocks[number, head, listed + last] = t.tile(chosen, b, head, i) * 2 + (found & ~SEEN)
@@ -171,7 +170,7 @@ def list_kernel(t: Tiles, early: bool) -> Any:
 
 
 def host_kernel(t: Tiles) -> Any:
-    """A thread has a list."""
+    """The host's kernel: one thread per list."""
 
     @kv.kernel
     def block_mask(a: AttentionArguments):
@@ -198,7 +197,7 @@ def expand(op: Any, at: Expansion) -> None:
     case, by_head = replace(plain, mask=mask, padded=is_padded(op)), functions.registered(mask.name).by_head
     t = Tiles(case, op.rows.value, op.keys.value, by_head, 1 if host else WARP)
     tiles, lists = tiles_of(op, at, case.group, t.rows), at.dim(op.blocks, 1)
-    a = replace(AttentionArguments.of(op), block_mask=op.blocks, keys=None)  # the op's keys are an extent of tiles
+    a = replace(AttentionArguments.of(op), block_mask=op.blocks, keys=None)  # the op's attribute keys is a tile extent
     if host:
         at.launch(host_kernel(t), [a], (lists, tiles, 1), (1, 1, 1), key=t)
         return

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""What the attention kernels share: the case they are specialised for, and the keys that a query row sees.
+"""What the attention kernels share: the case that they are specialised for, and the keys of each query row.
 
-A mask has bounds, [first, end) of each row, clipped to the keys that exist. The simple kernels never touch a key
-outside them; the tiled ones test against them in tiles that they cut. Where they do not tell all of a mask, it is asked
-about each key between them.
+A mask has bounds, the keys [first, end) of each row, clipped to the sequence's keys. The row kernels never read a key
+outside of the bounds; the tile kernels compare positions with them in tiles that a bound cuts. Where the bounds are not
+the whole mask, the mask function is also evaluated for every key between them.
 
-Scores are kept in base 2: the query's factor is scale * log2(e), so that one exp2 a score suffices.
+Scores are computed in base 2: the query is scaled by scale * log2(e), so that one exp2 per score suffices.
 """
 
 from __future__ import annotations
@@ -25,29 +25,29 @@ from ..common import at_most, narrowed
 
 
 def position(x: Any) -> Any:
-    """A position of a query or a key, as functions get it; of a query that has no key before it, it may be negative."""
+    """A query's or key's position as functions get it; a query without any key before it may have a negative one."""
     if isinstance(x, int):
         return x
     most = intervals.POSITIONS[1]
     return wrap(x.ir, x.dtype, x.lanes, (0 if x.nonneg else -most, most))
 
 
-def asked(bound: Any, q: Any) -> Any:
-    """What a mask says of a query's position, where a user's integers wrap around."""
+def bound_at(bound: Any, q: Any) -> Any:
+    """A mask's bound for a query position; the user's integer arithmetic may wrap around."""
     with intervals.wrapping():
         return bound(position(q))
 
 
 @dataclass(frozen=True)
 class Masking:
-    """Which of the keys a query row sees, by their positions.
+    """Which keys a query row attends to, by positions.
 
     Attributes
     ----------
     name : str
-        Of a mask, or of a function of positions (``NAME@DIGEST``), as in ``kv.attention``.
+        The name of a mask, or of a function of positions (``NAME@DIGEST``), as in ``kv.attention``.
     span : int
-        The window or the chunk of a mask that has one.
+        The window or chunk of a mask that has one.
     """
 
     name: str = "causal"
@@ -55,12 +55,12 @@ class Masking:
 
     @property
     def function(self) -> masks.Mask | functions.Registered | None:
-        """The function that was given, or that of a name; None where every key is seen."""
+        """The mask function, given by the user or built in; None where every key is attended to."""
         return functions.registered(self.name) if is_function(self.name) else masks.named(self.name, self.span)
 
     @property
-    def asked(self) -> bool:
-        """Whether the function is to be asked about each key: its bounds do not tell all of it."""
+    def evaluated(self) -> bool:
+        """Whether the function must be evaluated for each key, since the bounds are not the whole mask."""
         if is_function(self.name):
             return not functions.is_interval(self.name)
         mask = self.function
@@ -68,41 +68,41 @@ class Masking:
 
     @property
     def has_first(self) -> bool:
-        """Whether the mask says which key is the first."""
+        """Whether the mask bounds the first key."""
         mask = self.function
         return mask is not None and mask.first is not None
 
     def first(self, q: Any) -> Any:
-        """The first key that a query at a position, or a later one, may see, as far as the mask says."""
-        return kv.math.max(asked(self.function.first, q), 0) if self.has_first else kv.i32(0)
+        """The first key that a query at position q, or a later one, may attend to under the mask."""
+        return kv.math.max(bound_at(self.function.first, q), 0) if self.has_first else kv.i32(0)
 
     def end(self, q: Any, num_keys: Any) -> Any:
-        """The end of the keys that a query at a position, or an earlier one, may see, as far as the mask says."""
+        """The end of the keys that a query at position q, or an earlier one, may attend to under the mask."""
         mask = self.function
-        return num_keys if mask is None or mask.end is None else kv.math.min(num_keys, asked(mask.end, q))
+        return num_keys if mask is None or mask.end is None else kv.math.min(num_keys, bound_at(mask.end, q))
 
     def interval(self, position: Any, num_keys: Any) -> tuple[Any, Any]:
-        """The keys that a query at an absolute position may see: (first, end); none when end <= first.
+        """The bounds of the keys of a query at an absolute position: (first, end), empty if end <= first.
 
-        It sees all of them, unless the mask is to be asked about each (:attr:`asked`).
+        The query attends to all keys between them, unless the function must be evaluated (:attr:`evaluated`).
         """
         return self.first(position), self.end(position, num_keys)
 
 
 @dataclass(frozen=True)
 class Chunk:
-    """Where the keys of a prefill's chunk over latent rows (MLA) lie: columns of a buffer, then of latent rows.
+    """The keys of an MLA prefill's chunk: columns of a buffer, followed by columns of latent rows.
 
     Attributes
     ----------
     latent : RowFormat
-        Of the rows that have the last columns of the keys.
+        The format of the rows with the last columns of the keys.
     nope, rope : int
-        Columns of the buffer, and those of the latent rows.
+        Columns from the buffer, and from the latent rows.
     alignment : int
-        Bytes that rows of the buffers, and of the query and the output, are aligned to.
+        Row alignment in bytes of the buffers, the query and the output.
     accumulate : bool
-        The output and its log-sum-exp hold a result over other keys, which the keys here are added to.
+        Whether output and log-sum-exp contain a result over other keys, with which this one is combined.
     """
 
     latent: RowFormat
@@ -113,43 +113,42 @@ class Chunk:
 
     @property
     def first_column(self) -> int:
-        """The first of the columns of the latent rows."""
+        """The first key column that is in the latent rows."""
         return self.latent.content if self.latent.rope else self.latent.spec.head_size - self.rope
 
 
 @dataclass(frozen=True)
 class Case:
-    """What an attention is, as far as kernels are specialised for it and schedules are chosen by it.
+    """The properties of an attention that kernels are specialised for and schedules depend on.
 
-    Configurations (:class:`DecodeConfig`, :class:`TileConfig`, :class:`LatentConfig`) are a case with the entries of a
-    schedule.
+    Configurations (:class:`DecodeConfig`, :class:`TileConfig`, :class:`LatentConfig`) add a schedule.
 
     Attributes
     ----------
     row : RowFormat
-        What lies in a row of the keys: of the collection, or of the operands; of a chunk's keys, which lie in two
-        places, as if they were ragged ones of all columns.
+        The format of a key's row, in the collection or operand. The keys of a chunk, which are in two places, are
+        described as if they were ragged rows with all columns.
     query, out : DType
     heads : int
         Query heads, a multiple of the KV heads.
     value_size : int
-        Columns of a value; less than the head size for latent rows only.
+        Columns of a value; fewer than the head size only for latent rows.
     mask : Masking
     softcap : float
     score : str
-        The function that changes scores; empty: none does.
+        The name of the score function; empty without one.
     alibi : bool
-        Whether scores have a slope a head.
+        Whether scores have a slope per head.
     padded : bool
-        Whether the rows are those of a padded batch.
+        Whether the query rows are a padded batch.
     pages : bool
-        Whether lists say which pages a sequence and KV head sees (:mod:`chosen_pages`).
+        Whether each sequence and KV head has a list of pages (:mod:`chosen_pages`).
     blocks : tuple of int, optional
-        Of a block mask (:mod:`key_tiles`) the query rows and keys of a tile.
+        Query rows and keys per tile of a block mask (:mod:`key_tiles`).
     listed : bool
-        Whether lists say which rows of the pool a query row sees.
+        Whether each query row has a list of pool rows.
     chunk : Chunk, optional
-        Of a prefill's chunk over latent rows.
+        The chunk, for an MLA prefill's chunk.
     """
 
     row: RowFormat
@@ -169,28 +168,28 @@ class Case:
 
     @property
     def of_chunk(self) -> Chunk:
-        """The chunk of a case that has one."""
+        """The chunk of a case, which must have one."""
         assert self.chunk is not None
         return self.chunk
 
     @staticmethod
     def plain(spec: CacheSpec, query: DType, heads: int) -> Case:
-        """The case of a causal attention over keys and values, whose output has the query's type."""
+        """The case of a causal attention over keys and values with an output of the query's type."""
         return Case(RowFormat(spec), query, query, heads, spec.head_size)
 
     @property
     def spec(self) -> CacheSpec:
-        """Of the collection, or of the operands."""
+        """The spec of the collection or the operands."""
         return self.row.spec
 
     @property
     def rank(self) -> int:
-        """Dimensions of the query and the output."""
+        """Rank of the query and the output."""
         return 4 if self.padded else 3
 
     @property
     def group(self) -> int:
-        """Query heads of one KV head."""
+        """Query heads per KV head."""
         return self.heads // self.spec.num_heads
 
     @property
@@ -200,17 +199,17 @@ class Case:
 
     @property
     def content(self) -> int:
-        """Columns of a query whose keys are elements of the cache."""
+        """Query columns that multiply elements of the cache."""
         return self.row.content
 
     @property
     def functions(self) -> bool:
-        """Whether functions are to be asked at every pair of positions."""
-        return bool(self.score) or self.mask.asked
+        """Whether a mask or score function is evaluated for pairs of positions."""
+        return bool(self.score) or self.mask.evaluated
 
     @property
     def by_lists(self) -> bool:
-        """Whether lists say which tokens a sequence and KV head visits: of pages, or of a block mask's tiles."""
+        """Whether lists name the tokens that a sequence and KV head visits, by pages or by tiles of a block mask."""
         return self.pages or self.blocks is not None
 
 
@@ -237,7 +236,7 @@ class Division:
 
 @kv.func
 def last_not_above(table, count, value):
-    """The largest i < count with table[i] <= value, where the entries of table ascend; 0 when there is none."""
+    """The largest i < count with table[i] <= value, for an ascending table; 0 if there is none."""
     return narrowed(table, kv.i32(0), count, value)[0]
 
 
@@ -249,16 +248,16 @@ def sequence_of_query(row_offsets, row):
 
 @kv.func
 def start_of(case, source, values, queries, b):
-    """(absolute position of its first query, keys) of a sequence; ``source`` is the collection or the keys' operand.
+    """(absolute position of its first query, keys) of a sequence; ``source``: the collection or key operand.
 
-    A cache's lengths count the keys of earlier steps, and the step's follow them. Those of dense and ragged operands
-    count all keys, of which the last are the queries' own; values that are fewer end them, as they end their buffer.
-    No length and no offset makes them more than there is room for. Keys of lists are numbered as the lists have them.
+    A cache's lengths count the keys of earlier steps; the step's keys follow them. Lengths of dense and ragged operands
+    count all keys, and the last ones belong to the queries; fewer values than keys reduce the number, as the values'
+    buffer ends. All counts are clamped to the buffers. Keys in lists are numbered by their list index.
     """
     if case.listed:
         return kv.i32(0), queries.keys(b)
     count = source.cache_length(b)
-    if not case.spec.of_cache:  # which have all keys, and not only those of earlier steps
+    if not case.spec.of_cache:  # operands contain all keys, including the step's
         count = kv.math.min(count, values.cache_length(b))
         return count - queries.length(b), count
     return count, at_most(count + queries.new_keys(b), source.token_capacity())
@@ -276,9 +275,9 @@ def place_of(case, source, values, queries, row):
 def tile_place(row_offsets, tokens, number, group, size):
     """(sequence, its first token, first row of the tile in the sequence, rows of the sequence) of a tile of rows.
 
-    A row is a token and a query head of one KV head. Sequence b owns the tiles of ``size`` rows from
-    ``(row_offsets[b] - row_offsets[0]) * group // size + b`` on, one more than it may need: the first row of a tile
-    that is not needed lies at or past the rows of its sequence. Offsets are held to the batch's ``tokens``.
+    A row is a token and a query head of one KV head. Sequence b has the tiles of ``size`` rows from number
+    ``(row_offsets[b] - row_offsets[0]) * group // size + b`` up, which is one more than it may need: the first row of a
+    superfluous tile is at or past the end of the sequence's rows. Offsets are clamped to the batch's ``tokens``.
     """
     origin = at_most(row_offsets[0], tokens)
     low, high = kv.i32(0), row_offsets.shape[0] - 1
@@ -290,17 +289,17 @@ def tile_place(row_offsets, tokens, number, group, size):
             high = middle
     token = at_most(row_offsets[low], tokens)
     row = (number - (((token - origin) * group) // size + low)) * size
-    end = row_offsets[kv.math.min(low + 1, row_offsets.shape[0] - 1)]  # of no sequences there is one offset
+    end = row_offsets[kv.math.min(low + 1, row_offsets.shape[0] - 1)]  # an empty batch has one offset
     return low, token, row, (at_most(end, tokens) - token) * group
 
 
 def tile_count(tokens: Any, batch: Any, group: int, size: int) -> Any:
-    """Tiles that :func:`tile_place` numbers."""
+    """The number of tiles that :func:`tile_place` numbers."""
     return (tokens * group) // size + batch
 
 
 def caches_of(case: Case, collection: Any, layer: Any, keys: Any, values: Any) -> tuple[Any, Any]:
-    """Where keys and values come from: operands, or a layer's caches, one and the same for latent rows."""
+    """The caches or operands of keys and values; for latent rows both are the same."""
     if collection is None:
         return keys, values
     keys = collection.get_key_cache(layer)
@@ -308,7 +307,7 @@ def caches_of(case: Case, collection: Any, layer: Any, keys: Any, values: Any) -
 
 
 def column_vectors(size: int, widest: int) -> list[tuple[int, int]]:
-    """Cut [0, size) into (start, width), widths powers of two, the widest first; a start is a multiple of its width."""
+    """Cut [0, size) into (start, width) pieces, power-of-two widths, widest first; widths divide starts."""
     found, at = [], 0
     while at < size:
         width = min(widest, 1 << (size - at).bit_length() - 1)

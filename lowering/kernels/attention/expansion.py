@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 """Expand ``kv.attention``, ``kv.attention_padded`` and ``kv.operand_attention``: choose a kernel and launch it.
 
-The kinds of kernels are declared in ``dialect/schedules.py``. Without a kind in the schedule, :func:`kind_of` takes
-decode where ``max_queries`` (no sequence has more new tokens) times the group is few rows (:func:`decode_rows`) and the
-case fits it, else tile where the case fits it, else simt. ``select-kv-schedule`` asks it, once.
+``dialect/schedules.py`` declares the kinds of kernels. Unless the schedule gives a kind, :func:`kind_of` chooses decode
+if a sequence's query rows (``max_queries`` times the group) are few (:func:`decode_rows`) and decode supports the case,
+otherwise tile if it supports the case, otherwise simt. ``select-kv-schedule`` calls it once per operation.
 """
 
 from __future__ import annotations
@@ -35,17 +35,17 @@ from .case import Case, Masking
 from .decode import kernel as attention_decode
 from .queries import batch_of, heads_of, is_padded, row_count
 
-WIDEST_ROWS = 16  # bytes that rows are aligned to where a block mask is made: those of attention may be others
-LISTED_KEYS = 64  # of a tile of a decode's block mask, at least
+WIDEST_ROWS = 16  # row alignment in bytes when a block mask is made: the attention's own is not known then
+LISTED_KEYS = 64  # keys per tile of a decode's block mask, at least
 
 
 def of_operands(op: Any) -> bool:
-    """Whether keys and values are operands, and not a collection's layer."""
+    """Whether keys and values are operands instead of a collection's layer."""
     return op.operation.name == "kv.operand_attention"
 
 
 def case_of(op: Any, at: Expansion) -> Case:
-    """The case of an attention."""
+    """The case of an attention operation."""
     spec = at.spec(op.keys if of_operands(op) else op.collection)
     return Case(
         RowFormat(spec), query=at.dtype(op.query), out=at.dtype(op.out), heads=heads_of(op, at),
@@ -57,7 +57,7 @@ def case_of(op: Any, at: Expansion) -> Case:
 
 @dataclass(frozen=True)
 class Place:
-    """What decides on a kernel beside the case: ``of_operands``, whether keys and values are operands."""
+    """What the choice of a kernel depends on besides the case; ``of_operands``: keys and values are operands."""
 
     target: Target
     schedule: Mapping[str, Any]
@@ -78,14 +78,14 @@ class Place:
 
     @property
     def sequences(self) -> int:
-        """Those that the choice of a kernel goes by: a promise that nothing follows the batch holds for it too."""
+        """The number of sequences that the choice may depend on; batch invariance forbids depending on the batch."""
         return MOST if self.invariant else self.max_batch
 
 
 def decode_problems(case: Case, place: Place, max_batch: int, most: int | None = None) -> list[str]:
-    """Why the decode kernel does not take a case, one sentence each; empty when it does.
+    """Why the decode kernel does not support a case, one sentence per reason; empty if it does.
 
-    ``most``: new tokens of a sequence, where it is not the schedule's ``max_queries`` that says them.
+    ``most``: the most new tokens of a sequence, if not the schedule's ``max_queries``.
     """
     most = place.schedule.get("max_queries") if most is None else most
     if most is None or place.of_operands:
@@ -101,10 +101,10 @@ def decode_problems(case: Case, place: Place, max_batch: int, most: int | None =
 
 
 def decode_rows(case: Case, place: Place, sequences: int) -> int:
-    """The most query rows of a sequence and KV head for which a decode is taken."""
-    if case.pages:  # beside it are kernels of tiles no longer than a page, or of a row at a time
+    """The most query rows per sequence and KV head for which decode is chosen."""
+    if case.pages:  # the alternatives are tiles no longer than a page, or one row at a time
         return MOST_QUERIES * WARP_ROWS
-    table = "decode_rows_beside_stored_tiles" if _stored_tiles(case, place) else "decode_rows"
+    table = "decode_rows_beside_unconverted_tiles" if _stored_tiles(case, place) else "decode_rows"
     narrow = case.spec.head_size <= measured("decode_narrow_columns", place.target)
     narrow = narrow and case.spec.dtype.bits == 8 and not case.spec.quantized
     if narrow and tile_schedule.instruction_for(case, place.target, {}) == WGMMA:
@@ -113,9 +113,9 @@ def decode_rows(case: Case, place: Place, sequences: int) -> int:
 
 
 def _stored_tiles(case: Case, place: Place) -> bool:
-    """Whether kind tile takes a case, and multiplies elements as they are stored by wgmma.
+    """Whether kind tile supports a case and multiplies stored elements by wgmma without conversion.
 
-    The lines between kernels were measured beside wgmma.
+    The measured thresholds between kernels assume wgmma.
     """
     stored = case.spec.dtype is case.query and not case.spec.quantized
     by_wgmma = stored and tile_schedule.instruction_for(case, place.target, {}) == WGMMA
@@ -123,10 +123,10 @@ def _stored_tiles(case: Case, place: Place) -> bool:
 
 
 def few_rows(case: Case, place: Place, listed: bool = False) -> bool:
-    """Whether a case counts as a decode; ``listed``: by a block mask.
+    """Whether a case counts as a decode; ``listed``: it has a block mask.
 
-    Functions of few query rows are for kind tile where it multiplies elements as they are stored: it asks a mask only
-    where comparisons do not tell.
+    Mask and score functions of few query rows use kind tile where it needs no conversion: that kind evaluates a mask
+    function only where comparisons of positions do not decide.
     """
     most = place.schedule.get("max_queries")
     by_tiles = (case.functions or listed) and measured("functions_by_tiles", place.target)
@@ -136,14 +136,14 @@ def few_rows(case: Case, place: Place, listed: bool = False) -> bool:
 
 
 def few_queries(case: Case, place: Place) -> int:
-    """New tokens up to which a sequence is for a kernel of kind decode, where another has the others; 0: none is.
+    """The most new tokens of sequences that a kernel of kind decode has, beside a kernel for the others; 0: none.
 
-    Of a batch whose sequences have any number of new tokens. One sequence tells by its rows which kernel is best.
+    For batches whose sequences have any number of new tokens; with one sequence its rows decide the kernel.
     """
-    told = "max_queries" in place.schedule or "kind" in place.schedule or place.invariant
-    alone = place.schedule.get("max_batch", 1) == 1
+    fixed = "max_queries" in place.schedule or "kind" in place.schedule or place.invariant
+    single = place.schedule.get("max_batch", 1) == 1
     converted = case.spec.dtype.bits == 8  # others are read at the memory's rate by tiles too
-    if told or alone or not converted or not place.target.has("pdl") or place.of_operands or case.blocks:
+    if fixed or single or not converted or not place.target.has("pdl") or place.of_operands or case.blocks:
         return 0
     if case.functions and measured("functions_by_tiles", place.target) and _stored_tiles(case, place):
         return 0
@@ -152,10 +152,10 @@ def few_queries(case: Case, place: Place) -> int:
 
 
 def few_of_launch(op: Any, at: Expansion) -> Ix | None:
-    """New tokens up to which a launch gives a sequence to a kernel of kind decode; None where none ever does.
+    """The most new tokens of sequences that a launch gives to a kernel of kind decode; None if none ever does.
 
-    Of a schedule that was chosen, 0 unless the sequences have less than a fourth of the longest one's new tokens, on
-    average: it is not worth a look at a batch of prompts.
+    With a chosen schedule, 0 unless the sequences have on average less than a fourth of the longest one's new tokens:
+    for a batch of prompts the second kernel is not worth its launch.
     """
     few = at.schedule.get("few", 0)
     if not few or not at.schedule["uneven"]:
@@ -166,12 +166,12 @@ def few_of_launch(op: Any, at: Expansion) -> Ix | None:
 
 
 def kind_of(op: Any, at: Expansion, case: Case) -> str:
-    """The schedule's kind, which takes the case, or the choice for the target.
+    """The schedule's kind, checked to support the case, or the choice for the target.
 
     Raises
     ------
     ValueError
-        If the kind that is given does not take the case, or none can keep what the schedule promises.
+        If the given kind does not support the case, or no kind satisfies the schedule's promises.
     """
     place = Place.of(op, at)
     if case.blocks:
@@ -200,7 +200,7 @@ def kind_of(op: Any, at: Expansion, case: Case) -> str:
 
 
 def _kind_with_blocks(case: Case, place: Place) -> str:
-    """The kind of an attention with a block mask, which all kernels take."""
+    """The kind of an attention with a block mask, which every kind supports."""
     kind = place.schedule.get("kind")
     if place.target.is_host or kind == "simt":
         return kind or "host"
@@ -217,12 +217,12 @@ def _kind_with_blocks(case: Case, place: Place) -> str:
 
 
 def block_extents(case: Case, place: Place) -> tuple[int, int]:
-    """(query rows, keys) of a tile of an attention, which are those of its block mask.
+    """(query rows, keys) of an attention's tiles, which its block mask must use.
 
     Raises
     ------
     ValueError
-        If the kind that is given does not take the case, or the schedule does not fit.
+        If the given kind does not support the case, or the schedule does not fit.
     """
     if place.target.is_host:
         return attention_tiles.host_rows(case, place.schedule), attention_tiles.host_keys(case)
@@ -246,7 +246,7 @@ def block_extents(case: Case, place: Place) -> tuple[int, int]:
 
 
 def _decode_extents(case: Case, schedule: Mapping[str, Any]) -> tuple[int, int]:
-    """The rows of a sequence and KV head, and keys of whole tiles of a decode that divide a listed page."""
+    """(rows of a sequence and KV head, keys) of a decode's block mask; keys are tiles that divide a page."""
     most = schedule.get("max_queries", 1)
     of_keys = decode_schedule.DecodeConfig(replace(case, pages=False), most)
     keys = max(LISTED_KEYS, schedule.get("tile", decode_schedule.tile_of(of_keys)))
@@ -254,7 +254,7 @@ def _decode_extents(case: Case, schedule: Mapping[str, Any]) -> tuple[int, int]:
 
 
 def slower_than(op: Any, at: Expansion, case: Case, kind: str) -> list[str]:
-    """Why a kernel of this kind was chosen where another would be faster, one sentence each; empty for the fastest."""
+    """Why a faster kind was not chosen, one sentence per reason; empty for the fastest kind."""
     if at.target.is_host or "kind" in at.schedule:
         return []
     place, most, found = Place.of(op, at), at.schedule.get("max_queries"), []
@@ -276,14 +276,14 @@ def expand(op: Any, at: Expansion) -> None:
         config, few = tile_schedule.configured(case, at.target, at.schedule), few_of_launch(op, at)
         beside = None if few is None else functools.partial(attention_decode.launch, case, at, op, few)
         tile_launch.launch(config, at, op, few, beside)
-    elif kind == "host" and attention_tiles.fits_host(case):  # of head size 1 there are no tiles
+    elif kind == "host" and attention_tiles.fits_host(case):  # there are no tiles of head size 1
         attention_tiles.launch_host(case, at, op)
     else:
         launch_rows(kind, case, at, op)
 
 
 def launch_rows(kind: str, case: Case, at: Expansion, op: Any) -> None:
-    """Launch the host's or the warps' kernel over all query rows."""
+    """Launch the host's or the simt kernel over all query rows."""
     rows, args = row_count(op.query, at), [AttentionArguments.of(op)]
     if kind == "host":
         at.launch(attention_rows.host_kernel(case), args, (at.constant(case.heads), rows, 1), (1, 1, 1), key=case)

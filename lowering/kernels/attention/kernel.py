@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""Attention over tiles: the one kernel for every cache kind, operand, mask and score modification.
+"""Attention over tiles: one kernel for every cache kind, operand, mask and score modification.
 
-A tile is ``rows`` query rows (tokens times the group) of one KV head, whose keys come in tiles of ``keys`` keys from a
-source (:mod:`attention.sources`). A block takes one tile of rows after the other: with as many blocks as tiles each has
-one, with fewer they are persistent. Where few rows see many keys, the keys of a tile of rows are split among several
-blocks, whose partial results key_splits.py combines. What is written here is the algorithm; which tiles are masked or
-left out, what copies, what multiplies, what overlaps is decided by the passes from split-kv-loops to
-distribute-kv-tiles, by the schedule.
+A tile is ``rows`` query rows (tokens times the group) of one KV head; a source (:mod:`attention.sources`) delivers its
+keys in tiles of ``keys`` keys. A block processes one tile of rows after another: exactly one if there are as many
+blocks as tiles, otherwise the blocks are persistent. Where few rows attend to many keys, several blocks split the keys
+of a tile of rows, and key_splits.py combines their partial results. This file is the algorithm; the passes from
+split-kv-loops to distribute-kv-tiles decide, by the schedule, which tiles are masked or skipped, and how copies,
+products and the softmax are executed and overlapped.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ from .softmax import modified, modifies, online_softmax
 from .sources import source_of
 from .specialisation import TileArguments, TileKernel
 
-# Query rows and keys of a tile on the host: what stays in its first caches.
+# Query rows and keys per tile on the host: small enough for the L1 cache.
 HOST_ROWS, HOST_KEYS = 16, 32
 
 
 @dataclass(frozen=True)
 class Work:
-    """What a block does at a time: a split of the keys of the tile ``tile`` of all, the ``number``-th of a KV head."""
+    """A work item: a split of the keys of tile ``tile`` over all heads, which is tile ``number`` of a KV head."""
 
     tile: Any
     number: Any
@@ -49,20 +49,20 @@ class Work:
 
 
 @kv.func
-def rounds(s, t):
-    """The work of this block, one after the other."""
+def work_items(s, t):
+    """The work items of this block, in order."""
     heads = s.case.spec.num_heads
     number_of_tiles = t.tiles * heads
     units = number_of_tiles if t.splits is None else number_of_tiles * t.splits
-    last_unit, step = (units, kv.grid_dim.x) if s.looped else (kv.block_id.x + 1, 1)
+    last_unit, step = (units, kv.grid_dim.x) if s.persistent else (kv.block_id.x + 1, 1)
     for i in range(kv.block_id.x, last_unit, step):
         work = i if t.queue is None else kv.take_round(t.queue, i, units)
         split = 0 if t.splits is None else quotient(work, number_of_tiles)
-        tile = work - split * number_of_tiles  # blocks that read the same keys run at one time
+        tile = work - split * number_of_tiles  # blocks that read the same keys run at the same time
         if s.case.chunk is None:
             number, head = tile // heads, tile % heads
         else:
-            number, head = tile % t.tiles, tile // t.tiles  # of a chunk one head after another
+            number, head = tile % t.tiles, tile // t.tiles  # within a chunk, head by head
         yield Work(tile, t.tiles - 1 - number, head, split)  # the longest first
 
 
@@ -73,17 +73,17 @@ class QueryRows:
     Attributes
     ----------
     number, head : i32
-        The tile's number and the KV head.
+        The tile's number, and the KV head.
     b, row0, count : i32
         The sequence, the tile's first row in it, and its rows.
     start, num_keys : i32
-        The absolute position of the sequence's first query, and its keys; none for a tile without rows.
+        The absolute position of the sequence's first query, and its keys; 0 for a tile without rows.
     exists : bool [M]
-        Which rows there are; others repeat one that is there.
+        Which rows exist; the others repeat an existing row.
     h, at : i32 [M]
         Query heads and absolute positions.
     place : tuple
-        Where the rows lie in the query, the output and the log-sum-exp.
+        The rows' indices in the query, the output and the log-sum-exp.
     """
 
     number: Any
@@ -101,7 +101,7 @@ class QueryRows:
 
 @kv.func
 def rows_of(s, a, queries, work):
-    """The query rows of a block's work."""
+    """The query rows of a work item."""
     group = s.case.group
     b, base, row0, count = queries.tile(work.number, group, s.rows)
     start, num_keys = a.start(s.case, queries, b)
@@ -115,11 +115,11 @@ def rows_of(s, a, queries, work):
 
 @kv.func
 def scaled_query(s, a, rows):
-    """(query rows, what a score is multiplied by before functions change it, the unit of scores in powers of two)."""
+    """(query rows, factor of a score before functions modify it, factor that makes scores powers of two)."""
     q = a.query.load_rows(*rows.place, mask=rows.exists, columns=s.query_columns, stored=s.case.size)
     if s.dtype is not s.case.query:
         q = s.dtype(q)
-    if a.scale < 0.0:  # maxima are found before scores are scaled, and masks hide before that too
+    if a.scale < 0.0:  # maxima and masks precede the scale
         q = -q
     positive = kv.math.max(kv.math.abs(a.scale), 1.0e-30)
     unit, factor = kv.f32(LOG2E) if modifies(s.case) else positive * LOG2E, positive
@@ -132,13 +132,13 @@ def scaled_query(s, a, rows):
 
 
 def hide_values(o: Tile) -> None:
-    """Let the values of a product be anything where their weights are zero."""
+    """Declare that values are undefined where their weights are zero."""
     defining_op(o.ir).attributes[HIDES] = types().attribute("unit")
 
 
 @kv.func
 def write_result(s, a, rows, m, l, o):
-    """Write the rows' result: normalised, with a sink and a result over other keys, and the log-sum-exp."""
+    """Write the normalised rows, combined with a sink and a prior result, and the log-sum-exp."""
     head, place, exists = rows.h, rows.place, rows.exists
     accumulates = s.case.chunk is not None and s.case.chunk.accumulate
     prior, prior_lse = (a.out, a.lse) if accumulates else (a.prior, a.prior_lse)
@@ -158,7 +158,7 @@ def write_result(s, a, rows, m, l, o):
 
 @kv.func
 def write_partial(s, t, rows, tile, split, some, m, l, o):
-    """Leave a split's partial result where the combination finds it; ``some``: whether it has any key."""
+    """Store a split's partial result for the combine kernel; ``some``: whether the split has any key."""
     slot, written = partial_row(tile, t.splits, split, s.rows) + kv.tile_index(s.rows), rows.exists & some
     t.partials.store_rows(slot, value=o, mask=written)
     t.ends.scatter(slot, 0, value=m, mask=written)
@@ -166,17 +166,17 @@ def write_partial(s, t, rows, tile, split, some, m, l, o):
 
 
 def attention_kernel(s: TileKernel) -> Any:
-    """The kernel of a specialisation."""
+    """The kernel for a specialisation."""
     scores_read = functions.registered(s.case.score).arrays if s.case.score else 0
-    _ = s.case.mask.function  # one that was not given in this process is refused before anything is traced
+    _ = s.case.mask.function  # refuses a function that this process does not know before anything is traced
     options = {} if s.min_blocks is None else {"min_blocks": s.min_blocks}
 
     @kv.kernel(block=(s.threads, 1, 1), **options)
     def attention(a: AttentionArguments, t: TileArguments):
         queries, arrays = a.queries(s.case, s.most), a.arrays
-        if a.few is not None and s.overlaps:  # the kernel of the other sequences takes what this one leaves free
+        if a.few is not None and s.overlaps:  # the kernel of the other sequences runs where this one leaves room
             kv.griddepcontrol_launch_dependents()
-        for work in rounds(s, t):
+        for work in work_items(s, t):
             rows = rows_of(s, a, queries, work)
             q, factor, unit = scaled_query(s, a, rows)
             keys = source_of(s, a, t, rows, work.split, q.shape[1] // (2 if s.stored_keys else 1))
@@ -192,7 +192,7 @@ def attention_kernel(s: TileKernel) -> Any:
                 with kv.trace("softmax"):
                     m, l, p, alpha = online_softmax(m, l, x, unit, *s.slack)
                 o = kv.dot(s.of_weights(p), tile.v, o * alpha[:, None])
-                if s.clean:
+                if s.on_host:
                     hide_values(o)
             if several:
                 write_partial(s, t, rows, work.tile, work.split, first < end, m, l, o)
@@ -206,7 +206,7 @@ def attention_kernel(s: TileKernel) -> Any:
 
 
 def host_keys(case: Case) -> int:
-    """Keys of a tile on the host: of lists of pages as many as divide a page; 0 where no extent of a tile does."""
+    """Keys per tile on the host; with lists of pages a divisor of the page size; 0 if no tile extent fits."""
     if not case.pages:
         return HOST_KEYS
     page = case.spec.page_size
@@ -215,20 +215,20 @@ def host_keys(case: Case) -> int:
 
 
 def host_rows(case: Case, schedule: Mapping[str, Any]) -> int:
-    """Query rows of a tile on the host: of the fewest tiles that hold a sequence's rows, the smallest."""
+    """Query rows per tile on the host: the smallest that gives the fewest tiles per sequence."""
     total = max(1, schedule.get("max_queries", HOST_ROWS) * case.group)
     return max(2, cdiv(total, cdiv(total, HOST_ROWS)))
 
 
 def fits_host(case: Case) -> bool:
-    """Whether the case is one of tiles: their extents are at least 2."""
+    """Whether the case has tiles, whose extents are at least 2."""
     return min(case.size, case.value_size) >= 2 and host_keys(case) > 0
 
 
 def launch_host(case: Case, at: Expansion, op: Any) -> None:
-    """Launch the kernel on the host, where a block is one thread."""
+    """Launch the kernel on the host, where a block has one thread."""
     rows, keys = case.blocks or (host_rows(case, at.schedule), host_keys(case))
     tiles = tiles_of(op, at, case.group, rows)
-    kernel = attention_kernel(TileKernel(case, rows, keys, threads=1, clean=True))
+    kernel = attention_kernel(TileKernel(case, rows, keys, threads=1, on_host=True))
     args = [AttentionArguments.of(op), TileArguments(tiles)]
     at.launch(kernel, args, (tiles * case.spec.num_heads, 1, 1), (1, 1, 1), key=(case, rows, keys))

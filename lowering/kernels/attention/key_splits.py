@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""Key splits of attention over tiles: how the keys of a tile of query rows are cut, and what combines the results.
+"""Key splits of attention over tiles: how the keys of a tile of query rows are split, and the combine kernel.
 
-A tile's split s has the tiles of keys from ``first + s * each`` on; of a block mask, those at such places of its list.
-How many splits a tile has follows from the keys that its own rows see, or that are listed, and from the schedule's
-bound alone: nothing else of the batch moves a cut, and where the bound is given (not chosen by the shapes of a batch),
-a sequence's result is the same bit for bit in every batch.
+Split s of a tile of query rows has the tiles of keys from ``first + s * each`` up; with a block mask, the entries at
+those positions of its list. The number of splits follows from the keys that the tile's own rows attend to (or from the
+list) and from the schedule's bound. If the schedule gives the bound, instead of the shapes of a launch, a sequence's
+result is therefore the same, bit for bit, in every batch.
 
-A split leaves its rows' sums o unnormalised in f32, and m and l, the maximum in powers of two and the sum of weights
-over it. The combination adds them in the order of the splits, a warp a row.
+A split stores its unnormalised output o in f32, its maximum m in powers of two and its sum of weights l. The combine
+kernel adds the splits in order, one warp per row.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ from .key_tiles import KeyTiles
 from .partials import LOWEST, finished, log_sum_exp, weight, with_prior
 from .specialisation import TileArguments, TileKernel
 
-MOST_SPLITS = 32  # a lane of a warp has the m and l of each
+MOST_SPLITS = 32  # one lane of a warp has the m and l of each
 WARPS = 4
-WIDTH = 4  # elements of a row that a lane loads together
-TOGETHER = 4  # splits whose loads a warp has under way
+WIDTH = 4  # elements of a row per load of a lane
+TOGETHER = 4  # splits whose loads a warp has in flight
 
 
 @kv.func
 def key_range(case: Case, keys: int, rows: int, start: Any, row0: Any, count: Any, num_keys: Any) -> tuple[Any, Any]:
-    """(first, end) of the tiles of keys that the rows [row0, row0 + rows) of a sequence's ``count`` walk over."""
+    """The range of key tiles for rows [row0, row0 + rows) of a sequence's ``count`` rows, as (first, end)."""
     end = case.mask.end(start + (kv.math.min(row0 + rows, count) - 1) // case.group, num_keys)
     low = kv.i32(case.mask.first(start + row0 // case.group)) // keys
     return low, kv.math.max((end + (keys - 1)) // keys, low)
@@ -40,20 +40,20 @@ def key_range(case: Case, keys: int, rows: int, start: Any, row0: Any, count: An
 
 @kv.func
 def quotient(a: Any, b: Any) -> Any:
-    """``a // b`` of numbers that are not negative: fewer instructions, for every tile of rows."""
+    """``a // b`` of non-negative numbers, in fewer instructions than signed division."""
     return kv.i32(kv.u32(a) // kv.u32(b))
 
 
 @kv.func
 def split_tiles(least: int, low: Any, high: Any, max_splits: Any) -> Any:
-    """Tiles of keys of each split of [low, high): ``least`` or more, or all of them."""
+    """Key tiles per split of [low, high): at least ``least``, or all of them."""
     tiles = high - low
     return kv.where(tiles < 2 * least, tiles, kv.math.max(quotient(tiles + (max_splits - 1), max_splits), least))
 
 
 @kv.func
 def split_of(least: int, low: Any, high: Any, max_splits: Any, split: Any) -> tuple[Any, Any, Any]:
-    """(first tile, end, whether there are other splits) of a split of tiles of keys [low, high)."""
+    """(first tile, end, whether there are other splits) of a split of the key tiles [low, high)."""
     each = split_tiles(least, low, high, max_splits)
     first = kv.math.min(low + split * each, high)
     return first, kv.math.min(first + each, high), high - low > each
@@ -66,10 +66,10 @@ def partial_row(tile: Any, max_splits: Any, split: Any, rows: int) -> Any:
 
 
 def combine_kernel(s: TileKernel, programmatic: bool = True) -> Any:
-    """The kernel that combines the partial results of a kernel over tiles.
+    """The kernel that combines the partial results of a tile kernel.
 
-    A warp has a row. Rows of tiles that were not split are written already. ``programmatic``: it may be launched while
-    the kernel before it ends.
+    Each warp has one row. Rows of tiles with a single split are already in the output. ``programmatic``: the kernel may
+    be launched before the previous one ends (PDL).
     """
     case, rows, keys, least, most = s.case, s.rows, s.keys, s.least, s.most
     FIRST, V = s.first_column, s.values
@@ -77,7 +77,7 @@ def combine_kernel(s: TileKernel, programmatic: bool = True) -> Any:
 
     @kv.func
     def weights_of(ends, row, num_splits, lane):
-        """(m, l) of a row, and of the lane's split the weight: 2 to the power of its m, less the row's."""
+        """(m, l) of a row, and the weight of the lane's split: 2^(its m - the row's m)."""
         mine, total = kv.f32(LOWEST), kv.f32(0.0)
         if lane < num_splits:
             mine, total = ends[row + lane * rows, 0], ends[row + lane * rows, 1]
@@ -94,7 +94,7 @@ def combine_kernel(s: TileKernel, programmatic: bool = True) -> Any:
         number, head = tiles - 1 - tile // case.spec.num_heads, tile % case.spec.num_heads
         b, base, row0, count = queries.tile(number, case.group, rows)
         if programmatic:
-            kv.griddepcontrol_wait()  # what the kernel before wrote is there, lengths of a sequence are from before
+            kv.griddepcontrol_wait()  # partial results are visible from here on; the lengths are older
         if row0 + r < count:
             start, num_keys = a.start(case, queries, b)
             if a.block_mask is None:

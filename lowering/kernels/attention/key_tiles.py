@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""Block masks as attention reads them: the tiles of keys that a tile of query rows sees, listed.
+"""Block masks in the attention kernels: the list of key tiles for each tile of query rows.
 
-What is listed was computed from the mask, once a step (:mod:`block_mask`). A list of another step gives other results,
-and touches nothing that there is not: tiles past the keys are none.
+The lists were computed from the mask, once per step (:mod:`block_mask`). A stale list gives wrong results, but no
+out-of-bounds access: tiles past the keys are ignored.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from kvarn import dsl as kv
 
 from .chosen_pages import NOWHERE
 
-WHOLE = 1  # of an entry: every row of the tile sees every key; above it is the tile's number
-# Of an entry that is not whole: every row sees all that the mask's parts without arrays show it.
+WHOLE = 1  # flag of an entry: nothing in the tile is masked; the bits above are the tile's number
+# Flag of an entry that is not whole: the mask's conditions on positions alone decide.
 BY_POSITIONS = 1 << 30
 
 
@@ -28,22 +28,22 @@ class KeyTiles:
 
     @kv.func
     def count(self, tile: Any, head: Any) -> Any:
-        """Tiles of keys that a tile of query rows of a KV head walks over."""
+        """Key tiles in the list of a tile of query rows and a KV head."""
         return kv.math.clamp(self.blocks[tile, self._list(head), 0], 0, self.blocks.shape[2] - 1)
 
     @kv.func
     def at(self, tile: Any, head: Any, i: Any, num_keys: Any) -> tuple[Any, Any, Any]:
-        """(first token, whether there is such a key, whether all of the tile is seen) of entry i."""
+        """(first token, whether the tile has keys, whether nothing in it is masked) of entry i."""
         return self.of(self.entry(tile, head, i), num_keys)
 
     @kv.func
     def entry(self, tile: Any, head: Any, i: Any) -> Any:
-        """Entry i of a list, whose last stands for those behind it."""
+        """Entry i of a list; past the end, the last entry."""
         return self.blocks[tile, self._list(head), kv.math.min(i + 1, self.blocks.shape[2] - 1)]
 
     @kv.func
     def of(self, entry: Any, num_keys: Any) -> tuple[Any, Any, Any]:
-        """As :meth:`at`, of an entry that was read."""
+        """As :meth:`at`, for an entry that was read."""
         first = ((entry & ~BY_POSITIONS) >> 1) * self.keys
         there = kv.u32(first) < kv.u32(num_keys)
         whole = there & ((entry & WHOLE) != 0) & (first + self.keys <= num_keys)
@@ -59,15 +59,15 @@ class KeyTiles:
         return found
 
     def _list(self, head: Any) -> Any:
-        """Masks that do not depend on the head have one list for all."""
+        """The index of a head's list: masks that do not depend on the head have one list."""
         return kv.math.min(head, self.blocks.shape[1] - 1)
 
 
 @dataclass(frozen=True)
 class TilesOfSequences:
-    """The lists of a batch of which every sequence has one tile of query rows: lists as :class:`ChosenPages` are.
+    """The lists of a batch with one tile of query rows per sequence, with the interface of :class:`ChosenPages`.
 
-    ``rows``: of a tile, at least as many as a sequence has. ``capacity``: tokens that a sequence has room for.
+    ``rows``: of a tile, at least as many as a sequence has. ``capacity``: the most tokens of a sequence.
     """
 
     tiles: KeyTiles
@@ -78,12 +78,12 @@ class TilesOfSequences:
 
     @property
     def unit(self) -> int:
-        """Tokens of an entry."""
+        """Tokens per entry."""
         return self.tiles.keys
 
     @kv.func
     def of(self, b: Any) -> Any:
-        """What the lists of a sequence are found by."""
+        """The index of a sequence's lists."""
         return self.queries.first_tile(b, self.group, self.rows)
 
     @kv.func
@@ -96,7 +96,7 @@ class TilesOfSequences:
 
     @kv.func
     def first_token(self, tile: Any, head: Any, entry: Any, count: Any) -> Any:
-        """The first token of an entry, plus :data:`WHOLE` where it is seen whole; past all tokens behind the list."""
+        """The first token of an entry, plus :data:`WHOLE` if nothing is masked; past all tokens after the list."""
         found = kv.i32(NOWHERE)
         if entry < count:
             first, there, whole = self.tiles.at(tile, head, entry, self.capacity)
@@ -106,7 +106,7 @@ class TilesOfSequences:
 
 @dataclass(frozen=True)
 class TilesOfRow:
-    """The lists of one query row, whose tile is ``number``; as :class:`ChosenPages` are asked."""
+    """The lists of one query row in the tile ``number``, with the interface of :class:`ChosenPages`."""
 
     tiles: KeyTiles
     number: Any
@@ -114,7 +114,7 @@ class TilesOfRow:
 
     @property
     def unit(self) -> int:
-        """Tokens of an entry."""
+        """Tokens per entry."""
         return self.tiles.keys
 
     @kv.func

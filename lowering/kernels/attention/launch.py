@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""Launches of attention over tiles: blocks, splits, memory of partial results and descriptors, by a schedule."""
+"""Launches of attention over tiles: grid, splits, partial results and descriptors, by a schedule."""
 
 from __future__ import annotations
 
@@ -29,20 +29,20 @@ from .split_counts import halved, longest_of, splits_for
 def launch(
     config: TileConfig, at: Expansion, op: Any, few: Ix | None = None, beside: Callable[[], None] | None = None
 ) -> None:
-    """Launch the kernel and, where keys are split, the one that combines their partial results.
+    """Launch the attention kernel and, where keys are split, the combine kernel.
 
-    With ``few``, over the sequences of more new tokens than that; ``beside`` launches the kernel of the others, which
-    takes multiprocessors as this one leaves them.
+    With ``few``, only over sequences of more than ``few`` new tokens; ``beside`` launches the kernel of the others,
+    which runs on multiprocessors as this one leaves them.
     """
     a = replace(AttentionArguments.of(op), few=few)
-    # A block mask has numbered tiles of rows, whatever is promised; lists have rows for sequences.
+    # Block masks fix the numbering of tiles, and with lists each row is a sequence: max_queries does not apply.
     numbered = config.case.padded or a.block_mask is not None or a.lists is not None
     most = None if numbered else at.schedule.get("max_queries")
     tiles, multiprocessors = tiles_of(op, at, config.case.group, config.rows, most), at.device("multiprocessors")
     splits = None
     if config.splits != 1:
-        # Rows fill no fewer tiles than this, and every sequence of a batch has one. Of a batch that is divided most
-        # sequences are taken to be of few rows, one each: these have no tile.
+        # A lower bound of the tiles that contain rows. In a divided batch most sequences are assumed to have few rows,
+        # one each, and so no tile.
         rows = at.dim(op.query, 0) * (at.dim(op.query, 1) if config.case.padded else at.constant(1))
         batch = batch_of(op, at)
         if few is not None:
@@ -75,7 +75,7 @@ def _launch_section(
     most: int | None,
     beside: Callable[[], None] | None,
 ) -> None:
-    """Launch the kernel of some columns of values, of ``most`` query tokens of a sequence at most, and ``beside``."""
+    """Launch the kernel for one section of the value columns, of at most ``most`` new tokens, then ``beside``."""
     case, tiles, multiprocessors, splits = config.case, t.tiles, at.device("multiprocessors"), t.splits
     spare = config.most_shared_bytes(at.target) - config.shared_bytes
     schedule = {"consumers": config.consumers, "spare": max(spare, 0), **config.entries()}
@@ -87,13 +87,13 @@ def _launch_section(
     by_mma = config.instruction == MMA
     s = TileKernel(
         case, config.rows, config.keys, config.threads, config.blocks(at.target), bounded=by_mma,
-        least=config.least(at.target), looped=config.persistent or not by_mma, section=section, most=most,
+        least=config.least(at.target), persistent=config.persistent or not by_mma, section=section, most=most,
         stored_keys=config.stored_keys, weights=config.weights, overlaps=at.target.has("pdl"),
     )  # fmt: skip
-    if config.narrow and a.lse is None:  # which is of weights before they were rounded
+    if config.narrow and a.lse is None:  # lse needs the weights before rounding
         schedule["row_sums"] = True
     if section[0] > 0:
-        a = a.without("lse")  # which the first of several writes
+        a = a.without("lse")  # the first section writes it
     units, at_once = tiles * case.spec.num_heads, multiprocessors * config.occupancy
     blocks = units.least(at_once) if config.persistent else units
     several = None
@@ -119,14 +119,14 @@ def _launch_section(
 
 
 def descriptors(config: TileConfig, at: Expansion, a: AttentionArguments) -> list[Any]:
-    """Tensor maps of keys and values; None where copies by TMA cannot be."""
+    """TMA descriptors of keys and values; None where TMA cannot copy them."""
     rows, staged, found = config.box_rows, staged_by_tma(config), []
     if not (copies_by_tma(config) or staged):
         return [None, None]
     for handle, half in ((a.collection or a.keys, "key"), (a.collection or a.values, "value")):
         as_stored = not staged or (config.stored_keys and half == "key")
         swizzle = f"{SWIZZLE if as_stored else swizzle_of_boxes(config.case.spec)}B"
-        box = math.gcd(rows, GROUP) if config.narrow and half == "value" else rows  # of what a warp transposes
+        box = math.gcd(rows, GROUP) if config.narrow and half == "value" else rows  # the rows that one warp transposes
         if at.why_no_tensor_map(handle, rows=box, swizzle=swizzle) is not None:
             return [None, None]
         if config.case.spec.is_mla and half == "value":  # which are columns of the keys

@@ -1,17 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""Partial results of attention, and how they are combined: the arithmetic of every kernel that has several.
+"""Partial results of attention and their combination: the arithmetic of every kernel that splits keys.
 
-The partial result of a query row over some keys is (m, l, o): a maximum of its scores, in powers of two; the sum of the
-weights 2^(score - m); the values times their weights. Over no key it is (a finite maximum below any score, 0, 0).
-Combining scales each by 2^(m - the maximum of all) and adds; a sink is a partial result of one score without a value.
-Normalised, a partial result is o / l and its log-sum-exp: m is then log2 of the whole sum, and l is 1.
+The partial result of a query row over some keys is (m, l, o): the maximum of its scores, in powers of two; the sum of
+the weights 2^(score - m); the values times their weights. Over no keys it is (a finite maximum below any score, 0, 0).
+Combining partial results scales each by 2^(m - overall maximum) and adds them; a sink is a partial result of one score
+without a value. Normalised, a partial result is o / l with its log-sum-exp: m is log2 of the whole sum, and l is 1.
 
 A score in powers of two is a product that is rounded once (:func:`in_powers`), wherever it is compared or subtracted:
-taken off an exact product, a maximum of 1e9 would leave 64, of 1e30 infinity. So the largest score of a row has
-weight 1 before results are normalised, and of finite scores no weight is NaN. Scores beyond 3.4e38 / log2(e) count as
-that.
+the difference of an exact product and a rounded maximum of 1e9 could be 64, of 1e30 infinity. With rounding, the
+largest score of a row has weight 1 before normalisation, and finite scores give no NaN weight. Scores beyond
+3.4e38 / log2(e) are clamped to it.
 
-The functions take numbers and tiles alike. ``exp2`` is the exponential of the kernel's target.
+The functions work on numbers and tiles alike. ``exp2`` is the exponential of the kernel's target.
 """
 
 from __future__ import annotations
@@ -25,28 +25,28 @@ from kvarn.dialect.ops.weights import LARGE, LARGEST
 from kvarn.dsl.values import rounded_product
 
 LOG2E, LN2 = math.log2(math.e), math.log(2.0)
-LOWEST = -LARGEST  # a running maximum that no score is below, finite so that its difference to itself is 0
-NO_VALUE = float("-inf")  # the score of a key that is not seen, the log-sum-exp of no score
-# A line that bounds scores in powers of two: below it where 1.44 times a score is within f32, and within f32 itself.
+LOWEST = -LARGEST  # the initial running maximum: below every score, and finite so that m - m is 0
+NO_VALUE = float("-inf")  # the score of a masked key, and the log-sum-exp of no keys
+# Scores in powers of two are clamped to score * _SLOPE +- _OFFSET, which is finite, and beyond them where they are.
 _SLOPE, _OFFSET = 0.03125, 3.25e38
 
 
 def in_powers(score: Any) -> Any:
-    """A natural score in powers of two, rounded once: finite of a finite one; infinities and NaN stay what they are."""
+    """A natural score in powers of two, rounded once; finite scores stay finite, infinities and NaN stay themselves."""
     line = score * _SLOPE
     return kv.math.min(kv.math.max(rounded_product(score, LOG2E), line - _OFFSET), line + _OFFSET)
 
 
 def is_large(m: Any) -> Any:
-    """Whether a maximum that a score has moved is too large, by its last place, to be taken off an exact product."""
+    """Whether a maximum that a score has moved is too large for its rounding error to be subtracted with it."""
     return (kv.math.abs(m) > LARGE) & (m > LOWEST)
 
 
 @kv.func
 def are_large(maxima: Any) -> Any:
-    """Whether the executing warp has such a maximum.
+    """Whether the warp has such a maximum.
 
-    Each row is still computed by its own form then: the bits of a row do not depend on other rows.
+    Even then, each row uses the form for its own maximum: the bits of a row do not depend on other rows.
     """
     some = kv.bool(False)
     for m in kv.static(maxima):
@@ -55,34 +55,34 @@ def are_large(maxima: Any) -> Any:
 
 
 def weight(m: Any, m_new: Any, exists: Any = True, exp2: Any = kv.ex2) -> Any:
-    """What a partial result of maximum ``m`` is multiplied by under another maximum; 0 of one that does not exist."""
+    """The factor of a partial result of maximum ``m`` under the maximum ``m_new``; 0 if it does not exist."""
     found = exp2(m - m_new)
     return found if exists is True else kv.where(exists, found, 0.0)
 
 
 def added(sums: Sequence[Any], values: Sequence[Any], weights: Sequence[Any]) -> list[Any]:
-    """``sums`` plus a partial result's ``values``; these have the weights in turn."""
+    """``sums`` plus a partial result's ``values``, the values multiplied by the weights, which repeat cyclically."""
     return [kv.math.fma(x, weights[i % len(weights)], s) for i, (s, x) in enumerate(zip(sums, values, strict=True))]
 
 
 def of_both(
     m: Any, sums: Sequence[Any], other: Any, values: Sequence[Any], exp2: Any = kv.ex2
 ) -> tuple[Any, list[Any]]:
-    """(m, sums) of a row after two partial results of it, one after the other: of m and sums, and other and values."""
+    """(m, sums) of two partial results (m, sums) and (other, values) of one row."""
     m_new = kv.math.max(m, other)
     alpha, beta = weight(m, m_new, exp2=exp2), weight(other, m_new, exp2=exp2)
     return m_new, added([s * alpha for s in sums], values, [beta])
 
 
 def with_score(m: Any, l: Any, score: Any, exp2: Any = kv.ex2) -> tuple[Any, Any, Any, Any]:
-    """(m, l, weight of what there was, weight of the score) after one more score, in base 2."""
+    """(m, l, factor of the old sums, weight of the score) after adding one score, in base 2."""
     m_new = kv.math.max(m, score)
     alpha, beta = weight(m, m_new, exp2=exp2), weight(score, m_new, exp2=exp2)
     return m_new, kv.math.fma(l, alpha, beta), alpha, beta
 
 
 def finished(m: Any, l: Any, sink: Any = None, prior: Any = None, exp2: Any = kv.ex2) -> tuple[Any, Any, Any, Any]:
-    """What becomes of a row after its last key: (m, l, factor of its values' sums, factor of the prior result's row).
+    """The end of a row: (m, l, factor of the values' sums, factor of the prior result's row).
 
     ``sink``: the logit of its head; ``prior``: the log-sum-exp of a normalised result over other keys.
     """
@@ -96,15 +96,15 @@ def finished(m: Any, l: Any, sink: Any = None, prior: Any = None, exp2: Any = kv
 
 
 def with_prior(o: Any, prior: Any, of_prior: Any) -> Any:
-    """Normalised values plus those of a prior result, which may be anything where their factor is 0."""
+    """Normalised values plus those of a prior result, which may be undefined where its factor is 0."""
     return kv.math.fma(kv.where(of_prior == 0.0, 0.0, prior), of_prior, o)
 
 
 def normalizer(l: Any, factor: Any = 1.0) -> Any:
-    """``factor / l``: 0 where nothing was seen, NaN of NaN."""
+    """``factor / l``; 0 if no key was attended to, NaN for NaN."""
     return kv.where(l == 0.0, 0.0, factor / l)
 
 
 def log_sum_exp(m: Any, l: Any) -> Any:
-    """The natural log-sum-exp of a base-2 maximum and the sum over it: minus infinity of nothing, NaN of NaN."""
+    """The natural log-sum-exp of a base-2 maximum and its sum: minus infinity over no keys, NaN for NaN."""
     return kv.where(l == 0.0, NO_VALUE, (m + kv.math.log2(l)) * LN2)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""Where the query rows of a batch's sequences lie, for the attention kernels: end to end, or padded to one width.
+"""The query rows of a batch's sequences in the attention kernels' buffers: ragged, or padded to one width.
 
-Every kernel asks the same questions of either form, and is traced for one: a ragged batch pays nothing for the other.
-Buffers of a ragged batch are [T, heads, ...], those of a padded one [B, S, heads, ...].
+Both forms have the same interface, and a kernel is traced for one of them, so that the other costs nothing.
+Buffers of a ragged batch are [T, heads, ...], those of a padded batch [B, S, heads, ...].
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from .case import Division, sequence_of_query, tile_count, tile_place
 
 @dataclass(frozen=True)
 class RaggedQueries:
-    """Rows end to end: those of sequence b are [offsets[b], offsets[b + 1]).
+    """Ragged rows: sequence b has the rows [offsets[b], offsets[b + 1]).
 
-    Offsets are held to the ``rows`` of the buffers: none leads out of them. A sequence that ends before it begins is
-    empty. ``most``: no sequence has more rows, which makes tiles easier to number. ``division``: which sequences have
-    rows, all without one.
+    Offsets are clamped to the ``rows`` of the buffers. A sequence that ends before its start is empty. ``most``: the
+    most rows of any sequence, if known, which simplifies the numbering of tiles. ``division``: which sequences have
+    rows; all do without it.
     """
 
     offsets: Any
@@ -45,23 +45,23 @@ class RaggedQueries:
         return rows if self.division is None else self.division.kept(rows)
 
     def new_keys(self, b: Any) -> Any:
-        """Keys of a sequence after its cached ones: as many as rows, or what offsets of their own say."""
+        """Keys of a sequence after its cached ones: as many as it has rows, unless kv_offsets are given."""
         return new_keys(self, b)
 
     def base(self, b: Any) -> Any:
-        """What :meth:`at` finds the rows of a sequence by: the first of them."""
+        """The first row of a sequence, for :meth:`at`."""
         return at_most(self.offsets[b], self.rows)
 
     def at(self, base: Any, t: Any) -> tuple[Any, ...]:
-        """The leading indices of a sequence's row t in the buffers."""
+        """The leading buffer indices of row t of a sequence."""
         return (base + t,)
 
     def numbered(self, row: Any) -> tuple[Any, ...]:
-        """The leading indices of a row of the buffers, which may be one of no sequence."""
+        """The leading buffer indices of a row by its number; the row may belong to no sequence."""
         return (row,)
 
-    def holds(self, row: Any) -> Any:
-        """Whether a row of the buffers is one of a sequence."""
+    def in_range(self, row: Any) -> Any:
+        """Whether a row of the buffers belongs to a sequence."""
         return (row >= self.base(0)) & (row < self.base(self.sequences))
 
     @kv.func
@@ -70,12 +70,12 @@ class RaggedQueries:
         return sequence_of_query(self.offsets, row)
 
     def token(self, b: Any, row: Any) -> Any:
-        """Which of its sequence's rows a row is."""
+        """The number of a row within its sequence."""
         return row - self.base(b)
 
     @kv.func
     def tile(self, number: Any, group: int, size: int) -> tuple[Any, Any, Any, Any]:
-        """As :func:`tile_place`, with the base of the sequence; where none has more rows, each has as many tiles."""
+        """As :func:`tile_place`, with the base of the sequence; with ``most``, sequences have equally many tiles."""
         if self.most is None:
             b, base, row0, count = tile_place(self.offsets, self.rows, number, group, size)
             return b, base, row0, count if self.division is None else self.division.kept(count, group)
@@ -93,9 +93,9 @@ class RaggedQueries:
 
 @dataclass(frozen=True)
 class ListedQueries(RaggedQueries):
-    """Rows end to end, each of which counts as a sequence: its keys are the rows of the pool that its list names.
+    """Ragged rows with lists: each row counts as a sequence whose keys are the pool rows in its list.
 
-    ``lists`` [T, K], of which the first ``counts`` [T] count; None: all of them.
+    ``lists`` is [T, K], of which the first ``counts`` [T] entries are valid; without counts, all are.
     """
 
     lists: Any = None
@@ -116,7 +116,7 @@ class ListedQueries(RaggedQueries):
 
     @kv.func
     def tile(self, number: Any, group: int, size: int) -> tuple[Any, Any, Any, Any]:
-        """As :func:`tile_place`, with the row in the place of the sequence."""
+        """As :func:`tile_place`, with the row in place of the sequence."""
         tiles = cdiv(group, size)
         row = self.base(0) + number // tiles
         exists = row < self.base(self.sequences)
@@ -126,7 +126,7 @@ class ListedQueries(RaggedQueries):
 
 @dataclass(frozen=True)
 class PaddedQueries:
-    """Rows padded to one width: those of sequence b are the first lengths[b] of its ``width``."""
+    """Padded rows: sequence b has the first lengths[b] of ``width`` rows."""
 
     lengths: Any
     width: Any
@@ -153,8 +153,8 @@ class PaddedQueries:
     def numbered(self, row: Any) -> tuple[Any, ...]:
         return (row // self.width, row % self.width)
 
-    def holds(self, row: Any) -> Any:
-        """Also of a row past the last, which has the last one's length."""
+    def in_range(self, row: Any) -> Any:
+        """For a row past the last sequence, the last sequence's length is used."""
         b, last = row // self.width, self.sequences - 1
         return (b <= last) & (row % self.width < self.lengths[kv.math.min(b, last)])
 
@@ -175,7 +175,7 @@ class PaddedQueries:
         return b * self.tiles(group, size)
 
     def tiles(self, group: int, size: int) -> Any:
-        """Tiles of a sequence."""
+        """Tiles per sequence."""
         return (self.width * group + (size - 1)) // size
 
 
@@ -192,9 +192,9 @@ def queries_of(
     padded: bool, extents: Any, rows: Any, kv_offsets: Any = None, lists: Any = None, counts: Any = None,
     most: int | None = None, division: Division | None = None,
 ) -> Queries:  # fmt: skip
-    """The queries of a kernel: ``extents`` are row offsets or valid lengths, ``rows`` a buffer with their rows.
+    """The queries of a kernel: ``extents`` are row offsets or valid lengths, ``rows`` is a buffer of query rows.
 
-    With ``lists``, and their ``counts``, each row sees what its list says. ``most``: no sequence has more rows.
+    With ``lists`` and their ``counts``, each row attends to the pool rows in its list. ``most``: a bound of rows.
     ``division``: which sequences the kernel has.
     """
     if lists is not None:
@@ -204,11 +204,11 @@ def queries_of(
     return RaggedQueries(extents, rows.shape[0], kv_offsets, most, division)
 
 
-# --- outside kernels -------------------------------------------------------------------------------
+# --- outside of kernels ----------------------------------------------------------------------------
 
 
 def is_padded(op: Any) -> bool:
-    """Whether an attention, or what is of its rows, takes a padded batch."""
+    """Whether an attention, or an operation on its rows, has a padded batch."""
     return getattr(op, "valid_lengths", None) is not None
 
 
@@ -223,7 +223,7 @@ def heads_of(op: Any, at: Expansion) -> int:
 
 
 def batch_of(op: Any, at: Expansion) -> Any:
-    """The sequences of an attention."""
+    """Sequences of an attention."""
     if has_lists(op):
         return at.dim(op.query, 0)
     count = at.dim(extents_of(op), 0)
@@ -231,18 +231,18 @@ def batch_of(op: Any, at: Expansion) -> Any:
 
 
 def has_lists(op: Any) -> bool:
-    """Whether lists say which rows of the pool a query row of an attention sees."""
+    """Whether an attention has lists of the pool rows that each query row attends to."""
     return getattr(op, "indices", None) is not None
 
 
 def row_count(query: ir.Value, at: Expansion) -> Any:
-    """The rows of a query, those of no sequence too."""
+    """Rows of a query, including those of no sequence."""
     rows = at.dim(query, 0)
     return rows * at.dim(query, 1) if ir.MemRefType(query.type).rank == 4 else rows
 
 
 def tiles_of(op: Any, at: Expansion, group: int, size: int, most: int | None = None) -> Any:
-    """Tiles that the kernels' ``tile`` numbers, of sequences that have no more than ``most`` rows."""
+    """The number of tiles that the kernels' ``tile`` numbers, for sequences of at most ``most`` rows."""
     if is_padded(op):
         return batch_of(op, at) * ((at.dim(op.query, 1) * group + (size - 1)) // size)
     if has_lists(op):

@@ -1,13 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""Attention one query row at a time: for what the tiled kernels do not take, on the host (columns alone) and on GPUs.
+"""Attention one query row at a time, for cases that the tile kernels do not support: on the host, and on every GPU.
 
-Both make one pass over the row's keys with a running maximum and sum, in f32, and read no key outside the row's
-interval. They serve every cache kind, element type, head size, page size and mask, latent rows (whose values are the
-first columns of the keys), and rows of the pool that lists name.
+Both kernels make one pass over the row's keys with an online softmax in f32, and read no key outside of the row's
+bounds. They support every cache kind, element type, head size, page size and mask, latent rows (whose values are the
+first columns of the keys), and lists of pool rows.
 
-On the host a thread has a row to itself and takes eight keys at a time, so that their scores are independent and one
-vector exp2 serves them. On a GPU a warp has it: for the scores each lane takes a key, for the values each lane
-takes some columns of all keys.
+On the host one thread has a row and processes eight keys at a time, whose scores are independent and share one vector
+exp2. On a GPU one warp has a row: for the scores each lane has one key, for the values some columns of all keys.
 """
 
 from __future__ import annotations
@@ -30,24 +29,24 @@ from .key_tiles import KeyTiles, TilesOfRow
 from .partials import LOWEST, NO_VALUE, finished, log_sum_exp, with_prior
 from .softmax import FAST, modified_one, score_unit, shown
 
-LANES = 16  # f32 lanes of a host vector: one AVX-512 register, two of AVX2
-KEYS = 8  # keys that the host takes at a time
-WARPS = 4  # rows of a block on a GPU
+LANES = 16  # f32 lanes of a host vector: one AVX-512 register, or two of AVX2
+KEYS = 8  # keys that the host processes at a time
+WARPS = 4  # query rows per block on a GPU
 
 
 @dataclass(frozen=True)
 class Row:
-    """A query row and what its scores are made with.
+    """A query row and the parameters of its scores.
 
     Attributes
     ----------
     b, head, h : i32
-        Its sequence, KV head and query head.
+        The sequence, KV head and query head.
     position : i32
-        Absolute.
+        The absolute position.
     slopes : f32 [Hq] or None
     arrays : list
-        What the functions of the score and of the mask read.
+        The arrays that the score and mask functions read.
     """
 
     b: Any
@@ -58,17 +57,17 @@ class Row:
     arrays: list[Any]
 
     def modified(self, case: Case, score: Any, token: Any, by: Any = FAST) -> Any:
-        """The score of a key after all that changes it; ``by``: what functions are computed by."""
+        """The score of a key after all modifications; ``by`` implements the functions' math."""
         return modified_one(case, score, self.b, self.h, self.position, token, self.slopes, self.arrays, by)
 
     def shows(self, case: Case, token: Any) -> Any:
-        """Whether the function of the mask shows a key."""
+        """Whether the mask function allows a key."""
         return shown(case, self.b, self.h, self.position, token, self.arrays)
 
 
 @dataclass(frozen=True)
 class SharedRow:
-    """The elements of a warp's query row: its row of an array in shared memory."""
+    """The elements of a warp's query row, in its row of a shared-memory array."""
 
     array: Any
     warp: Any
@@ -77,7 +76,7 @@ class SharedRow:
 def visited_of(
     case: Case, a: AttentionArguments, queries: Any, place: tuple[Any, Any, Any], num_keys: Any
 ) -> ChosenPages | TilesOfRow | None:
-    """What a query row at (sequence, row, query head) visits, where lists say so; None where it visits every key."""
+    """The list that a query row at (sequence, row, query head) visits; None where it visits every key."""
     if a.block_mask is None:
         return chosen_pages(a.source, a.pages, a.page_counts)
     (b, row, h), (rows, keys) = place, case.blocks
@@ -98,14 +97,14 @@ def lane_sum(x: Any) -> Any:
 
 
 def host_kernel(case: Case) -> Any:
-    """The host's kernel: a grid of (query heads, rows), one thread a block."""
-    spec, hides = case.spec, case.mask.asked
+    """The host's kernel: a grid of (query heads, rows) with one thread per block."""
+    spec, hides = case.spec, case.mask.evaluated
     widest = load_width(spec, LANES)
     key_vectors, value_vectors = column_vectors(case.content, widest), column_vectors(case.value_size, widest)
     rope_vectors = [(case.content + d, w) for d, w in column_vectors(case.row.rope, LANES)]
 
     def scores_of(keys: Any, q: Any, row: Row, places: list[tuple[Any, Any]]) -> list[Any]:
-        """The scores of the keys at (token, page): a sum per width of vectors, then over the lanes."""
+        """The scores of the keys at (token, page): partial sums per vector lane, then the sum over the lanes."""
         b, head, found = row.b, row.head, []
         for token, page in places:
             sums: dict[int, Any] = {}
@@ -125,9 +124,9 @@ def host_kernel(case: Case) -> Any:
     def take(
         keys: Any, values: Any, q: Any, row: Row, places: list[tuple[Any, Any]], state: list[Any], sums: list[Any]
     ) -> None:
-        """Fold the keys at (token, page) into the state (maximum, denominator) and the weighted sums of values."""
+        """Add the keys at (token, page) to the state (maximum, denominator) and to the weighted sums of values."""
         b, head, count, scores = row.b, row.head, len(places), scores_of(keys, q, row, places)
-        if isinstance(values, kv.Operand):  # of a collection, one table serves both
+        if isinstance(values, kv.Operand):  # keys and values of a collection share one lookup table
             places = [(t, values.page(b, t)) for t, _ in places]
         top = kv.math.max(state[0], *scores)
         alpha = exp2(state[0] - top)
@@ -141,7 +140,7 @@ def host_kernel(case: Case) -> Any:
 
     @kv.func
     def take_all(keys, values, q, row, first, end, state, sums, lists):
-        """Fold the keys [first, end) into the state and the sums: those that there are and are shown, one at a time."""
+        """Add the keys [first, end), except missing and masked ones, to the state and the sums, one at a time."""
         if lists is not None:
             for t in range(first, end):
                 slot, page, there = place_in_pool(keys, lists[row.b, t])
@@ -163,7 +162,7 @@ def host_kernel(case: Case) -> Any:
     def attention_host(a: AttentionArguments):
         h, number = kv.block_id.x, kv.block_id.y
         queries = a.queries(case)
-        if queries.holds(number):
+        if queries.in_range(number):
             b, position, num_keys = place_of(case, a.source, a.values, queries, number)
             first, end = case.mask.interval(position, num_keys)
             keys, values = a.caches(case)
@@ -200,7 +199,7 @@ def host_kernel(case: Case) -> Any:
 
 @kv.func
 def place_of_key(cache, lists, b, token):
-    """(token or slot, page, whether there is one) of a key: a sequence's token, or the row that its list names."""
+    """(token or slot, page, whether it exists) of a key: a sequence's token, or the pool row in its list."""
     if lists is not None:
         return place_in_pool(cache, lists[b, token])
     return token, cache.page(b, token), True
@@ -210,7 +209,7 @@ def place_of_key(cache, lists, b, token):
 
 
 def lane_width(case: Case) -> int:
-    """Columns that a lane takes at a time for the values: few enough that all lanes have some, at most 16 bytes."""
+    """Columns of the values per access of a lane: few enough for all lanes to have some, at most 16 bytes."""
     widest = min(
         16 // case.spec.dtype.itemsize, lowbit(case.value_size), max(1, 1 << cdiv(case.value_size, 32).bit_length() - 1)
     )
@@ -218,13 +217,13 @@ def lane_width(case: Case) -> int:
 
 
 def simt_kernel(case: Case) -> Any:
-    """The GPU's kernel: a warp a (row, query head), ``WARPS`` of them a block, in a linear grid."""
+    """The GPU's kernel: one warp per (row, query head), ``WARPS`` per block, in a linear grid."""
     spec = case.spec
     key_width = load_width(spec, min(16 // spec.dtype.itemsize, lowbit(case.content)))
     width = lane_width(case)
-    columns = case.value_size // width  # vectors of a value
+    columns = case.value_size // width  # vectors per value
     turns = cdiv(columns, 32)
-    unrolled, hides = case.content // key_width <= 32, case.mask.asked or case.listed
+    unrolled, hides = case.content // key_width <= 32, case.mask.evaluated or case.listed
 
     rope_vectors = [(case.content + d, w) for d, w in column_vectors(case.row.rope, 8)]
 
@@ -236,7 +235,7 @@ def simt_kernel(case: Case) -> Any:
 
     @kv.func
     def score_of(keys, q, b, head, token, page):
-        """This lane's key against the query row in shared memory."""
+        """The score of this lane's key with the query row in shared memory."""
         total = kv.f32(0.0)
         for d in range(0 if unrolled else kv.i32(0), case.content, key_width):
             key = read_row(case.row, keys, b, head, token, d, key_width, page)
@@ -248,14 +247,14 @@ def simt_kernel(case: Case) -> Any:
 
     @kv.func
     def take_all(keys, values, q, row, lane, first, end, state, sums, lists):
-        """Fold the keys [first, end) into the state (maximum, this lane's sum) and the weighted sums of values."""
+        """Add the keys [first, end) to the state (maximum, this lane's sum) and to the weighted sums of values."""
         b, head = row.b, row.head
         for base in range(first, end, 32):
             token = kv.math.min(base + lane, end - 1)
             at, page, seen = place_of_key(keys, lists, b, token)
             score = row.modified(case, score_of(keys, q, b, head, at, page), token)
             seen = seen & (base + lane < end)
-            if case.mask.asked:
+            if case.mask.evaluated:
                 seen = seen & row.shows(case, token)
             score = kv.where(seen, score, NO_VALUE)
             higher = kv.math.max(state[0], kv.warp_reduce(score, "max"))
@@ -266,7 +265,7 @@ def simt_kernel(case: Case) -> Any:
                 sums[n] = sums[n] * alpha
             for i in range(0, kv.math.min(end - base, 32)):
                 share = kv.shuffle_idx(weight, i)
-                if (share != 0.0) if hides else True:  # a value that is hidden may be anything
+                if (share != 0.0) if hides else True:  # a masked value may be undefined
                     at, page, _ = place_of_key(values, lists, b, base + i)
                     for n in kv.static(range(turns)):
                         d = kv.math.min(lane + 32 * n, columns - 1) * width
@@ -279,7 +278,7 @@ def simt_kernel(case: Case) -> Any:
         number, h = item // case.heads, item % case.heads
         q = kv.shared((WARPS, align_up(case.size, 16)), f32)
         queries = a.queries(case)
-        exists, here = queries.holds(number), queries.numbered(number)
+        exists, here = queries.in_range(number), queries.numbered(number)
         if exists:
             factor = a.scale * score_unit(case)
             for d in range(lane, case.size, 32):

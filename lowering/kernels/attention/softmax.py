@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""Attention's arithmetic over tiles, each step once: masks, score modifications, online softmax, the end of a row.
+"""The arithmetic of attention over tiles: masks, score modifications, online softmax, the end of a row.
 
 Masks and modifications are functions of (sequence, query head, query position, key position), absolute positions,
 traced over tiles: a mask ``mask(b, h, q, k) -> bool``, a modification ``score(x, b, h, q, k) -> x`` of the scaled
-score. The built-in ones have the form of those that a call gives.
+score. Built-in and user functions have the same form.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ SLACK = 8.0  # how far, in powers of two, scores may exceed the running maximum 
 
 @kv.func
 def seen_by(case: Case, b: Any, h: Any, q: Any, k: Any, num_keys: Any, arrays: Any) -> Any:
-    """Which keys queries see: those that the mask shows, of those that there are."""
+    """Which keys the queries attend to: existing keys that the mask allows."""
     exists, mask = k < num_keys, case.mask.function
     if mask is None:
         return exists
@@ -39,7 +39,7 @@ def seen_by(case: Case, b: Any, h: Any, q: Any, k: Any, num_keys: Any, arrays: A
 
 @kv.func
 def shown(case: Case, b: Any, h: Any, q: Any, k: Any, arrays: Any) -> Any:
-    """Whether the mask shows one key to one query."""
+    """Whether the mask allows one key for one query."""
     mask = case.mask.function
     if mask is None:
         return True
@@ -49,8 +49,9 @@ def shown(case: Case, b: Any, h: Any, q: Any, k: Any, arrays: Any) -> Any:
 
 
 def outer_of(case: Case) -> Any:
-    """The mask of positions alone that shows all that a case's mask shows; None where it reads arrays and has none, or
-    is such a mask itself.
+    """A mask on positions alone that allows everything that the case's mask allows.
+
+    None if there is none, or if the case's mask depends on positions alone itself.
     """
     mask = case.mask.function
     return mask.outer if mask is not None and mask.arrays else None
@@ -58,7 +59,7 @@ def outer_of(case: Case) -> Any:
 
 @kv.func
 def seen_by_positions(case: Case, b: Any, h: Any, q: Any, k: Any, num_keys: Any) -> Any:
-    """Which keys queries see where the mask shows all that positions alone would."""
+    """Which keys the queries attend to, under the mask's conditions on positions alone."""
     with intervals.wrapping():
         seen = outer_of(case)(b, h, position(q), position(k))
     return returned("mask", "a bool", seen, bool_, outer_of(case)) & (k < num_keys)
@@ -68,13 +69,13 @@ def seen_by_positions(case: Case, b: Any, h: Any, q: Any, k: Any, num_keys: Any)
 
 
 def modifies(case: Case) -> bool:
-    """Whether anything changes a case's scores."""
+    """Whether scores are modified."""
     return bool(case.softcap or case.alibi or case.score)
 
 
 @kv.func
 def modified(case: Case, x: Any, b: Any, h: Any, q: Any, k: Any, slopes: Any, arrays: Any) -> Any:
-    """Scaled scores after all that changes them: what has a name, and then the function that was given."""
+    """Scaled scores after all modifications: softcap and slopes, then the score function."""
     for function, own in kv.static(scores.named(case.softcap, slopes)):
         x = function(x, b, h, q, k, *own)
     if case.score:
@@ -88,7 +89,7 @@ def modified(case: Case, x: Any, b: Any, h: Any, q: Any, k: Any, slopes: Any, ar
     return x
 
 
-# A GPU's instructions for what functions compute: within 2^-21 where results are about 1, tanh within 1e-5 of itself.
+# A GPU's fast math for score functions: within 2^-21 for results near 1; tanh with a relative error of 1e-5.
 FAST = MappingProxyType(
     {
         "exp2": kv.ex2,
@@ -102,16 +103,16 @@ FAST = MappingProxyType(
 
 
 def score_unit(case: Case) -> float:
-    """What a query's factor is multiplied by, so that one exp2 a score suffices where nothing changes scores."""
+    """The factor of the query that makes scores powers of two, where no modification needs natural scores."""
     return 1.0 if modifies(case) else LOG2E
 
 
 def modified_one(
     case: Case, x: Any, b: Any, h: Any, q: Any, k: Any, slopes: Any, arrays: Any, by: Any = FAST, unit: float = 1.0
 ) -> Any:
-    """One score in powers of two, after all that changes it; ``x`` has a factor of :func:`score_unit`, or 1 / unit.
+    """One modified score in powers of two; ``x`` is scaled by :func:`score_unit`, or by 1 / ``unit``.
 
-    ``by``: what functions are computed by. (Of tiles, passes choose fast instructions.)
+    ``by`` implements the functions' math. (For tiles, passes choose fast instructions.)
     """
     if not modifies(case):
         return x
@@ -120,31 +121,31 @@ def modified_one(
     return in_powers(made)
 
 
-def hold(case: Case, b: Any, places: Any, k: Any, slopes: Any, arrays: Any) -> None:
-    """Read what functions, which a loop over keys asks, read of queries at (head, position) alone: there it is held.
+def hoist_query_reads(case: Case, b: Any, places: Any, k: Any, slopes: Any, arrays: Any) -> None:
+    """Hoist the array reads that depend only on a query's (head, position) out of the loop over keys.
 
-    ``k`` is any key: what is computed of it is dead code.
+    ``k`` is an arbitrary key position: code that depends on it is dead.
     """
     with functions.held():
         for h, q in places:
             if modifies(case):
                 modified(case, kv.f32(0.0), b, h, q, k, slopes, arrays)
-            if case.mask.asked:
+            if case.mask.evaluated:
                 shown(case, b, h, q, k, arrays)
 
 
 def array_read(given: Any) -> functions.Array | None:
-    """An array of a kernel's functions, of its argument; None where there is none."""
+    """A kernel argument as an array of the functions; None for an absent one."""
     return None if given is None else functions.Array(given)
 
 
 def arrays_read(*given: Any) -> list[functions.Array]:
-    """The arrays of a kernel's functions, of its arguments."""
+    """The kernel arguments as arrays of the functions."""
     return [array_read(a) for a in given if a is not None]
 
 
 def returned(role: str, what: str, value: Any, dtype: DType, function: Any) -> Any:
-    """What a function of positions returned, checked; a number is a constant, and a mask's is True or False."""
+    """What a function of positions returned, checked; a number becomes a constant, a mask's must be True or False."""
     value = plain(value)
     if isinstance(value, bool) or (dtype is not bool_ and isinstance(value, (int, float))):
         value = dtype(value)
@@ -160,12 +161,12 @@ def returned(role: str, what: str, value: Any, dtype: DType, function: Any) -> A
 
 @kv.func
 def online_softmax(m: Any, l: Any, x: Any, unit: Any, slack: float = SLACK, above: float = 0.0) -> Any:
-    """One tile of an online softmax in base 2: (m, l, weights, what earlier sums are to be multiplied by).
+    """One tile of an online softmax in base 2: (m, l, weights, factor of the earlier sums).
 
-    ``x`` times ``unit`` (positive, one for all or one a row) are scores in powers of two. The maximum stays while no
-    score exceeds it by ``slack``, which keeps weights small enough and most rescales away; it moves to ``above`` powers
-    below the highest score, so that weights are larger by so much: where they are of few bits, fewer of them become
-    zeros. Which weight a score has under a maximum says ``kv.tile_weights``: of any finite score.
+    ``x`` times ``unit`` (positive, one for all rows or one per row) are scores in powers of two. The maximum stays
+    while no score exceeds it by ``slack``, which bounds the weights and avoids most rescales. When it moves, it becomes
+    the highest score minus ``above``, so that low-precision weights are larger and fewer become zeros.
+    ``kv.tile_weights`` defines the weight of every finite score.
     """
     of_rows = unit if isinstance(unit, tiles.Tile) else kv.full(m.shape, unit)
     top = kv.math.min(rounded_product(x.max(axis=1), of_rows), LARGEST)

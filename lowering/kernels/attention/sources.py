@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""Where attention over tiles gets its tiles of keys: a whole sequence, listed pages, blocks of a mask, an MLA chunk.
+"""The sources of key tiles for attention over tiles: a whole sequence, listed pages, a block mask, an MLA chunk.
 
-A source is asked for the tiles that some query rows walk over (:meth:`Keys.part`, for one of several splits), gives
-them one by one (:meth:`Keys.tiles`), and hides the scores of keys that are not seen (:meth:`Keys.hide`).
+A source knows which tiles some query rows visit (:meth:`Keys.part`, for one of several splits), loads them one by one
+(:meth:`Keys.tiles`), and masks the scores (:meth:`Keys.hide`).
 """
 
 from __future__ import annotations
@@ -23,22 +23,21 @@ from .specialisation import TileArguments, TileKernel
 
 @dataclass(frozen=True)
 class KeyTile:
-    """Tiles of keys [N, D] and values [N, V] and the positions [N] of the keys.
+    """A tile of keys [N, D] and of values [N, V], with the positions [N] of the keys.
 
-    ``whole``: every row sees every key. ``told``: every row sees what positions alone show it. Both are known of the
-    blocks of a mask only.
+    ``whole``: no element is masked. ``by_positions``: the mask's conditions on positions alone decide. For block masks.
     """
 
     k: Any
     v: Any
     at: Any
     whole: Any = None
-    told: Any = None
+    by_positions: Any = None
 
 
 @dataclass(frozen=True)
 class Keys:
-    """All keys of a sequence, in order; the others are kinds of it.
+    """All keys of a sequence, in order; the base of the other sources.
 
     Attributes
     ----------
@@ -46,15 +45,15 @@ class Keys:
     a : AttentionArguments
     t : TileArguments
     rows : attention_tiles.QueryRows
-        That walk over the keys.
+        The query rows that visit the keys.
     split : i32
-        Which of ``t.splits`` this is.
+        The index of this split, out of ``t.splits``.
     columns : int
-        Of a tile of keys.
+        Columns per key tile.
     keys, values : caches or operands
-        That tiles are loaded from.
+        The source of the tiles.
     begin : i32
-        The first key that any of the rows may see.
+        The first key that any of the rows may attend to.
     """
 
     s: TileKernel
@@ -69,18 +68,18 @@ class Keys:
 
     @kv.func
     def count(self) -> Any:
-        """Tiles that the rows walk over."""
+        """Tiles that the rows visit."""
         return (self.rows.num_keys + (self.s.keys - 1)) // self.s.keys
 
     @kv.func
     def range(self) -> tuple[Any, Any]:
-        """[first, end) of the tiles, without those before and behind all that the rows see."""
+        """[first, end) of the tiles, without those that all rows mask at either end."""
         rows = self.rows
         return key_range(self.s.case, self.s.keys, self.s.rows, rows.start, rows.row0, rows.count, rows.num_keys)
 
     @kv.func
     def part(self) -> tuple[Any, Any, Any]:
-        """(first, end, whether there are other splits) of the tiles of this split."""
+        """(first, end, whether there are other splits) of this split's tiles."""
         if self.t.splits is None:
             return 0, self.count(), False
         low, high = self.range()
@@ -90,14 +89,14 @@ class Keys:
     def end(self) -> Any:
         """The end of the keys whose values are read: values past it are zeros."""
         rows = self.rows
-        if not self.s.clean and not self.s.bounded:
+        if not self.s.on_host and not self.s.bounded:
             return rows.num_keys
         last = (kv.math.min(rows.row0 + self.s.rows, rows.count) - 1) // self.s.case.group
         return self.s.case.mask.end(rows.start + last, rows.num_keys)
 
     @kv.func
-    def load(self, first: Any, until: Any, at: Any, whole: Any = None, told: Any = None) -> KeyTile:
-        """The tile whose keys are [first, until), at positions from ``at`` on."""
+    def load(self, first: Any, until: Any, at: Any, whole: Any = None, by_positions: Any = None) -> KeyTile:
+        """The tile with the keys [first, until), at positions from ``at`` up."""
         s, rows = self.s, self.rows
         of_row = {"rows": s.keys, "rope": s.case.row.rope, "inline_scales": s.case.row.inline}
         if self.a.lists is not None:
@@ -106,11 +105,11 @@ class Keys:
         of_values = {"begin": self.begin, "descriptor": self.t.value_map, **s.of_values, **of_row}
         k = self.keys.tile(rows.b, rows.head, first, until, **of_keys)
         v = self.values.tile(rows.b, rows.head, first, until, **of_values)
-        return KeyTile(k, v, at + kv.tile_index(s.keys), whole, told)
+        return KeyTile(k, v, at + kv.tile_index(s.keys), whole, by_positions)
 
     @kv.func
     def tiles(self, low: Any, high: Any) -> Any:
-        """The tiles [low, high), one after the other."""
+        """The tiles [low, high) in order."""
         end = self.end()
         for j in range(low, high):
             first = j * self.s.keys
@@ -118,7 +117,7 @@ class Keys:
 
     @kv.func
     def hide(self, x: Any, tile: KeyTile, at: tuple[Any, ...], arrays: Any) -> Any:
-        """Scores [M, N] of a tile, with those of keys that are not seen out of the sums.
+        """The scores [M, N] of a tile with minus infinity for masked keys.
 
         ``at``: (sequence, query heads, positions of queries, positions of keys).
         """
@@ -129,14 +128,14 @@ class Keys:
 
     @kv.func
     def named(self, tile: KeyTile) -> Any:
-        """Which keys of a tile are rows of the pool, where lists name them."""
+        """Whether each key of a tile is a valid pool row, where lists name the keys."""
         lists, count, at = self.a.lists, self.rows.num_keys, tile.at
         return is_in_pool(self.keys, lists.gather(self.rows.b, kv.math.min(at, count - 1), mask=at < count))
 
 
 @dataclass(frozen=True)
 class PageKeys(Keys):
-    """The keys of the pages that lists name, ``chosen``."""
+    """The keys of listed pages, ``chosen``."""
 
     chosen: ChosenPages
 
@@ -159,7 +158,7 @@ class PageKeys(Keys):
 
 @dataclass(frozen=True)
 class BlockKeys(Keys):
-    """The keys of the tiles that a block mask lists, ``blocks``."""
+    """The keys of the tiles in a block mask, ``blocks``."""
 
     blocks: KeyTiles
 
@@ -177,20 +176,20 @@ class BlockKeys(Keys):
         for j in range(low, high):
             entry = self.blocks.entry(self.rows.number, self.rows.head, j)
             at, there, whole = self.blocks.of(entry, self.rows.num_keys)
-            told = has_outer and (entry & BY_POSITIONS) != 0
-            yield self.load(kv.where(there, at, 0), kv.where(there, end, 0), at, whole, told)
+            by_positions = has_outer and (entry & BY_POSITIONS) != 0
+            yield self.load(kv.where(there, at, 0), kv.where(there, end, 0), at, whole, by_positions)
 
     @kv.func
     def hide(self, x: Any, tile: KeyTile, at: tuple[Any, ...], arrays: Any) -> Any:
-        if self.s.clean:
+        if self.s.on_host:
             return kv.masked(x, seen_by(self.s.case, *at, self.rows.num_keys, arrays))
         return self.hide_in_part(x, tile, at, arrays)
 
     @kv.func
     def hide_in_part(self, x: Any, tile: KeyTile, at: tuple[Any, ...], arrays: Any) -> Any:
-        """As :meth:`hide`, of tiles that are not seen whole."""
+        """As :meth:`hide`, for tiles that are not whole."""
         if ~tile.whole:
-            if tile.told:
+            if tile.by_positions:
                 x = kv.masked(x, seen_by_positions(self.s.case, *at, self.rows.num_keys))
             else:
                 x = kv.masked(x, seen_by(self.s.case, *at, self.rows.num_keys, arrays))
@@ -199,7 +198,7 @@ class BlockKeys(Keys):
 
 @dataclass(frozen=True)
 class ChunkKeys(Keys):
-    """The keys of a prefill's chunk: rows of a buffer from ``row`` on, and columns of latent rows from ``token`` on."""
+    """The keys of an MLA prefill's chunk: rows of a buffer from ``row`` up, latent rows from ``token`` up."""
 
     row: Any
     token: Any
@@ -221,7 +220,7 @@ class ChunkKeys(Keys):
 
 
 def source_of(s: TileKernel, a: AttentionArguments, t: TileArguments, rows: Any, split: Any, columns: int) -> Keys:
-    """The source of keys of a kernel's arguments, of which a product takes so many columns."""
+    """The source of keys for a kernel's arguments; products read ``columns`` columns of a key."""
     if s.case.chunk is not None:
         row, token = a.chunk_rows(rows.b)[0], a.chunk_start(rows.b)
         return ChunkKeys(s, a, t, rows, split, columns, a.collection.get_key_cache(a.layer), None, None, row, token)

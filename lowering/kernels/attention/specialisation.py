@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""What the kernel of attention over tiles is specialised for, and what a launch of it has besides the operands."""
+"""What the tile kernel of attention is specialised for, and the arguments of its launch besides the operands."""
 
 from __future__ import annotations
 
@@ -15,44 +15,44 @@ from kvarn.dialect.tma_layout import joins_heads
 from .case import Case
 from .softmax import SLACK
 
-# Of weights of 8 bits, which end at 2^-9 and at 448: powers of two that the largest are moved to, so that fewer of the
-# others become zeros, and from which on they are moved. Of equal scores a thread's 32 to 48 weights of a row stay below
-# the second together, or skip-kv-maxima would look for a maximum in every tile.
+# For 8-bit weights, whose range is 2^-9 to 448: the power of two that a new maximum's weight gets, so that fewer small
+# weights become zero, and the power above which the maximum moves. With equal scores, the 32 to 48 weights of a row in
+# one thread must sum to less than the second, or skip-kv-maxima would compute a maximum in every tile.
 NARROW_WEIGHTS, NARROW_SLACK = 3.0, math.log2(448.0)
 
 
 @dataclass(frozen=True)
 class TileKernel:
-    """What the kernel is specialised for.
+    """What the tile kernel is specialised for.
 
     Attributes
     ----------
     case : Case
     rows, keys : int
-        Query rows and keys of a tile.
+        Query rows and keys per tile.
     threads : int
-        Of a block.
+        Threads per block.
     min_blocks : int, optional
-        Blocks that a multiprocessor is to hold.
+        Blocks per multiprocessor that registers must allow.
     clean : bool
-        As on the host: products are of f32, values of a weight of zero may be anything, and heads are taken as they
-        are. Otherwise these have columns of zeros up to whole steps of the products.
+        As on the host: products are in f32, masked values may be undefined, and heads are not padded. Otherwise values
+        are defined and heads are padded with zero columns to whole k-steps.
     bounded : bool
-        So are values past the last that a tile's last row sees, as far as the mask says.
+        Whether values past the last key that the mask allows for a tile's last row may be undefined, too.
     least : int
-        Tiles of keys that each of several splits has, at least.
+        The fewest key tiles per split, if there are several splits.
     looped : bool
-        A block may take several tiles of rows; else there are as many blocks as tiles.
+        Whether a block may process several tiles of rows; otherwise there is one block per tile.
     section : tuple of int, optional
-        (first, how many) columns of values, and of the output, that this kernel has; without, all of them.
+        (first, number of) value and output columns of this kernel; all of them by default.
     most : int, optional
-        No sequence has more query tokens.
+        The most new tokens of a sequence, if known.
     stored_keys : bool
-        8-bit keys are multiplied as they are, by a query of two terms.
+        Whether 8-bit keys are multiplied without conversion, by a query of two terms.
     weights : DType, optional
-        What weights are rounded to, and values converted to; without, the query's type.
+        The type of rounded weights and converted values; by default the query's.
     overlaps : bool
-        Whether the target starts a kernel while the one before it runs.
+        Whether the target can start a kernel while the previous one runs.
     """
 
     case: Case
@@ -60,10 +60,10 @@ class TileKernel:
     keys: int
     threads: int
     min_blocks: int | None = None
-    clean: bool = False
+    on_host: bool = False
     bounded: bool = False
     least: int = 1
-    looped: bool = True
+    persistent: bool = True
     section: tuple[int, int] | None = None
     most: int | None = None
     stored_keys: bool = False
@@ -77,65 +77,65 @@ class TileKernel:
 
     @property
     def values(self) -> int:
-        """Columns of the values."""
+        """Number of value columns."""
         return self.case.value_size if self.section is None else self.section[1]
 
     @property
     def query_columns(self) -> int:
-        """Columns of a tile of query rows and of keys."""
-        return self.case.size if self.clean else align_up(self.case.size, COLUMN_STEP)
+        """Columns of a tile of query rows or keys."""
+        return self.case.size if self.on_host else align_up(self.case.size, COLUMN_STEP)
 
     @property
     def value_columns(self) -> int:
-        """Columns of a tile of values and of the sums."""
-        return self.values if self.clean else align_up(self.values, COLUMN_STEP)
+        """Columns of a tile of values and of the accumulators."""
+        return self.values if self.on_host else align_up(self.values, COLUMN_STEP)
 
     @property
     def dtype(self) -> DType:
-        """Of the query and the keys in their product."""
-        return f32 if self.clean else self.case.query
+        """The type of query and keys in their product."""
+        return f32 if self.on_host else self.case.query
 
     @property
     def of_weights(self) -> DType:
-        """Of the weights and the values in their product."""
+        """The type of weights and values in their product."""
         return self.weights or self.dtype
 
     @property
     def slack(self) -> tuple[float, float]:
-        """(powers of two that scores may exceed the running maximum by, those that the largest is moved to)."""
-        return (SLACK, 0.0) if self.clean or self.case.query.bits > 8 else (NARROW_SLACK, NARROW_WEIGHTS)
+        """(power of two by which scores may exceed the running maximum, power that a new maximum's weight gets)."""
+        return (SLACK, 0.0) if self.on_host or self.case.query.bits > 8 else (NARROW_SLACK, NARROW_WEIGHTS)
 
     @property
     def aligned(self) -> bool:
-        """Whether 8-bit keys of several heads are read in one box."""
+        """Whether one box reads 8-bit keys of several heads."""
         return self.stored_keys and joins_heads(self.case.spec)
 
     @property
     def of_keys(self) -> dict[str, Any]:
-        """How a tile of keys is loaded."""
+        """Load options of a key tile."""
         return {"dtype": self.case.spec.dtype, "aligned": self.aligned} if self.stored_keys else {"dtype": self.dtype}
 
     @property
     def of_values(self) -> dict[str, Any]:
-        """How a tile of values is loaded."""
+        """Load options of a value tile."""
         return {"columns": self.value_columns, "first_column": self.first_column, "dtype": self.of_weights}
 
 
 @dataclass(frozen=True)
 class TileArguments:
-    """What a launch over tiles has besides the operation's operands; what it does not need is None.
+    """The arguments of a launch over tiles besides the operation's operands; unneeded ones are None.
 
     Attributes
     ----------
     tiles : i32
-        Tiles of query rows, of all sequences.
+        Tiles of query rows over all sequences.
     key_map, value_map : TMA descriptor
     partials, ends : f32 [rows, V], f32 [rows, 2]
-        Partial results of splits: sums, and (m, l) of each.
+        Partial results of splits: outputs, and (m, l).
     splits : i32
-        Splits of the keys of a tile, at most.
+        The most splits per tile.
     queue : i8 [4]
-        The counter that persistent blocks take tiles from.
+        The counter from which persistent blocks take tiles.
     """
 
     tiles: Any

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""How many splits of the keys of its tiles a launch of attention over tiles asks for: by shapes, on the host."""
+"""The number of key splits for a launch of attention over tiles, computed on the host from the shapes."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ from .queries import has_lists
 
 
 def splits_for(tiles: Ix, batch: Ix, longest: Ix, multiprocessors: Ix, least_keys: int, target: Target) -> Ix:
-    """Splits of the keys of each of so many tiles of rows, at most: 1 where the tiles fill the device.
+    """The most splits per tile of query rows; 1 if the tiles fill the device.
 
-    What a launch knows: the shapes, and ``longest``, the keys that no sequence has more of. A multiprocessor takes one
-    tile at a time; tiles cut s-fold take ceil(s * tiles / multiprocessors) rounds of 1/s, and some time besides to
-    write, read and combine partial results, more the more there are. So one round is best where it is nearly full (s =
-    multiprocessors / tiles), else two.
+    The launch knows the shapes and ``longest``, a bound on the keys of any sequence. A multiprocessor processes one
+    tile at a time; with s splits per tile, a device needs ceil(s * tiles / multiprocessors) waves, each of 1/s of a
+    tile's time, plus the time for writing, reading and combining partial results, which grows with their number. So one
+    wave is best if it is nearly full (s = multiprocessors / tiles), otherwise two.
 
-    More tiles than that are cut for another reason: of several sequences one may be much longer than the others, and
-    its tiles alone would be at work in the end. Splits of ``long_split_keys`` bound what is waited for. Each costs a
-    look even where nobody is as long, which is why there are no more than ``long_split_units`` a multiprocessor.
+    With more tiles than that, splits serve another purpose: one of several sequences may be much longer than the
+    others, and its tiles would run alone at the end. Splits of ``long_split_keys`` bound that tail. Even an empty split
+    costs a check, so there are at most ``long_split_units`` per multiprocessor.
 
-    ``least_keys``: of a split, at least. How long the keys of a tile are is known on the device alone, where one with
-    few of them has fewer splits.
+    ``least_keys`` is the minimum per split. The number of keys of a tile is known only on the device, where a tile with
+    few keys uses fewer splits.
     """
     one, (units, long) = Ix(const(1)), (measured(name, target) for name in ("long_split_units", "long_split_keys"))
 
@@ -45,9 +45,9 @@ def splits_for(tiles: Ix, batch: Ix, longest: Ix, multiprocessors: Ix, least_key
 
 
 def halved(tiles: Ix, slots: Ix, longest: Ix, least_keys: int) -> Ix:
-    """Splits of the keys of tiles that several blocks of a multiprocessor take: 2 where rounds of halves are fewer.
+    """The number of splits where several blocks share a multiprocessor: 2 if waves of halves take less time.
 
-    384 tiles for 264 blocks are two rounds of tiles, the second of which is half empty, or three of halves.
+    384 tiles on 264 blocks take two waves, the second half empty, or three waves of half tiles.
     """
     once, twice = ((tiles * s + (slots - 1)) // slots for s in (1, 2))
     fewer = arith.select(twice.below(once * 2), const(2), const(1))
@@ -55,7 +55,7 @@ def halved(tiles: Ix, slots: Ix, longest: Ix, least_keys: int) -> Ix:
 
 
 def longest_of(op: Any, at: Expansion) -> Ix:
-    """Keys that no sequence has more of, as the collection or the operand says: kernels do not rely on it."""
+    """A bound on the keys of any sequence, from the collection or operand; kernels do not rely on it."""
     if has_lists(op):
         return at.dim(op.indices, 1)
     handle = op.keys if op.operation.name == "kv.operand_attention" else op.collection

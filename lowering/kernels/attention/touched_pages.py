@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""A kernel that reads what an attention operation will read, launched before it where owners of pages are checked.
+"""A kernel that reads the keys and values of an attention, launched before it where page ownership is checked.
 
-Attention takes keys and values through addresses and descriptors, which ``check-kv-ownership`` does not see. This
-kernel loads an element of every token and head that some query may see; the pass checks those loads, and nothing of
-them is left after it.
+Attention reads keys and values through addresses and descriptors, which ``check-kv-ownership`` does not see. This
+kernel loads one element per token and head that some query may attend to; the pass adds checks to the loads, which are
+then dead and removed.
 """
 
 from __future__ import annotations
@@ -20,13 +20,14 @@ from .case import Masking
 from .chosen_pages import chosen_pages
 
 BY_ADDRESS = ("kv.attention", "kv.attention_padded", "kv.operand_attention", "kv.mla_attention")
-READS_OF = "kv.reads_of"  # of a kernel: for which operation it reads
+READS_OF = "kv.reads_of"  # attribute of a kernel: the operation whose reads it repeats
 
 
 def reads_kernel(kind: str, are_offsets: bool, mask: Masking, is_mla: bool, null_page: bool) -> Any:
-    """Of a collection's layer or of an operand; a block a sequence and head.
+    """The kernel for a collection's layer or an operand, with one block per sequence and head.
 
-    ``null_page``: it may stand for pages that a mask hides, and is left out. Of lists of pages, what they name is read.
+    ``null_page``: skip the null page, which may stand for pages that a mask hides. With lists of pages, only their
+    pages are read.
     """
 
     @kv.kernel
@@ -65,10 +66,10 @@ def reads_kernel(kind: str, are_offsets: bool, mask: Masking, is_mla: bool, null
 
 
 def launch_reads(op: Any, at: Expansion) -> None:
-    """Launch the reads of an operation whose kernels read by address, of each cache that it reads."""
+    """Launch the reads for each cache of an operation whose kernels read through addresses."""
     name = op.operation.name
     if name not in BY_ADDRESS or getattr(op, "indices", None) is not None:
-        return  # rows of the pool are not known by sequence and token
+        return  # the sequence and token of a pool row are not known
     lists = [getattr(op, n, None) for n in ("pages", "page_counts")]
     for rule in type(op).contents:
         if not isinstance(rule, Lengths):
@@ -84,7 +85,7 @@ def launch_reads(op: Any, at: Expansion) -> None:
         new = getattr(op, given)
         is_padded = given.endswith("lengths")
         threads = threads_of(at)
-        kernel = reads_kernel(kind, not is_padded, mask, spec.is_mla, mask.asked and spec.paged)
+        kernel = reads_kernel(kind, not is_padded, mask, spec.is_mla, mask.evaluated and spec.paged)
         at.launch(
             kernel,
             [handle, layer, new, *lists],

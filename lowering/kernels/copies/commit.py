@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""kv.commit: the accepted tokens of a step, together.
+"""kv.commit: compact the accepted tokens of a step.
 
-A thread has a few columns of one head, of all the tokens of a sequence in turn: the list ascends, so that what is
-written lies at or before what is still to be read, and no thread waits for another.
+A thread has a few columns of one head, for all tokens of a sequence in order. The list is ascending, so a token is
+never written after the position that is read next, and threads need no synchronisation.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from .. import expands
 from ..append.append import halves_of
 from ..attention.queries import RaggedQueries
 from ..base import Expansion
-from ..common import THREADS, holds, single, vector_width
+from ..common import THREADS, in_range, single, vector_width
 from .convert import stored
 
-TOGETHER = 4  # tokens that a thread has under way
+TOGETHER = 4  # tokens that a thread has in flight
 
 
 @kv.func
 def listed(accepted: Any, queries: Any, b: Any, i: Any, count: Any) -> Any:
-    """Entry i of a sequence's list; -1 where it has none."""
+    """Entry i of a sequence's list; -1 past its end."""
     found = kv.i32(-1)
     if accepted.rank == 2:
         if i < accepted.shape[1]:
@@ -39,13 +39,13 @@ def listed(accepted: Any, queries: Any, b: Any, i: Any, count: Any) -> Any:
 
 
 def commit_kernel(spec: CacheSpec, threads: int, blocks: int, width: int, one_layer: bool) -> Any:
-    """``blocks`` of ``threads`` share the columns of a sequence's token in one layer."""
+    """``blocks`` of ``threads`` threads share the columns of a sequence's token in one layer."""
     per_head = spec.head_size // width
     vectors, scales = spec.num_heads * per_head, spec.num_heads * spec.num_scales if spec.quantized else 0
 
     @kv.func
     def move(caches, accepted, queries, b, start, count, h, d, scaled):
-        """Move what a thread has of each accepted token."""
+        """Move a thread's columns of each accepted token."""
         i, more = kv.i32(0), count > 0
         while more:
             numbers = [listed(accepted, queries, b, i + n, count) for n in range(TOGETHER)]
@@ -59,7 +59,7 @@ def commit_kernel(spec: CacheSpec, threads: int, blocks: int, width: int, one_la
                     at = start + kv.where(moved[n], numbers[n], 0)
                     held.append(cache.load_scale(b, h, at, d) if scaled else stored(cache, b, h, at, d, width))
                 for n in kv.static(range(TOGETHER)):
-                    if moved[n] & holds(cache, start + i + n):
+                    if moved[n] & in_range(cache, start + i + n):
                         if scaled:
                             cache.store_scale(b, h, start + i + n, d, held[n])
                         else:

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""kv.convert: the cached tokens of a cache into another, of any kind and layout.
+"""kv.convert: copy the cached tokens of a cache to another, of any kind and layout.
 
-Blocks of a sequence take its tokens in turn, as many as it has. Where element types are the same, and nothing is
-quantized, stored values are moved as they are; else they pass through f32.
+Blocks of a sequence loop over its tokens. Stored values are copied without conversion if the element types are equal
+and neither cache is quantized; otherwise they pass through f32.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from kvarn.lowering.index import Ix
 from .. import expands
 from ..append.quantize import Quantizer
 from ..base import Expansion
-from ..common import CachedHead, Work, as_vector, converted, head_and_lane, holds, single, vector_width, whole_warps
+from ..common import CachedHead, Work, as_vector, converted, head_and_lane, in_range, single, vector_width, whole_warps
 
-TOKENS = 64  # of a block, at most
+TOKENS = 64  # the most per block
 
 
 @kv.func
 def stored(cache: Any, b: Any, h: Any, t: Any, d: Any, width: int) -> Any:
-    """Stored values as they are, always a vector."""
+    """Stored values without conversion, always as a vector."""
     if cache.quantization_enabled:
         x = cache.load_quantized(b, h, t, d, width=width)
     else:
@@ -34,7 +34,7 @@ def stored(cache: Any, b: Any, h: Any, t: Any, d: Any, width: int) -> Any:
 
 @dataclass(frozen=True)
 class StoredHead(CachedHead):
-    """One head of a cached token, also as it is stored."""
+    """One head of a cached token, with access to stored values."""
 
     @kv.func
     def stored(self, d: Any, n: int) -> Any:
@@ -51,11 +51,11 @@ class StoredHead(CachedHead):
 def exists(cache: Any, b: Any, t: Any) -> Any:
     """Whether a token has a slot: the table names a page of the pool, or the region is long enough."""
     page = cache.raw_page(b, t)
-    return holds(cache, t) & (page >= 0) & (page < cache.field("num_blocks"))
+    return in_range(cache, t) & (page >= 0) & (page < cache.field("num_blocks"))
 
 
 def convert_kernel(source_spec: CacheSpec, spec: CacheSpec, work: Work, width: int, quantizer: Quantizer | None) -> Any:
-    """``spec``: of the destination; with a ``quantizer`` where that has scales."""
+    """``spec`` is the destination's, and ``quantizer`` is given if it has scales."""
     per_head = spec.head_size // width if quantizer is None else quantizer.threads
     exact = source_spec.dtype is spec.dtype and not source_spec.quantized
 

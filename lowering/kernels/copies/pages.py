@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""kv.gather, kv.copy_pages and kv.transfer_pages: tokens out of a cache, pages within and between pools."""
+"""kv.gather, kv.copy_pages and kv.transfer_pages: copy tokens out of a cache, or pages within and between pools."""
 
 from __future__ import annotations
 
@@ -13,30 +13,30 @@ from kvarn.lowering.index import Ix
 
 from .. import expands
 from ..base import Expansion
-from ..common import BYTES, THREADS, Rows, Work, begin, holds, row_alignment, sequence_of, starts_early, vector_width
+from ..common import BYTES, THREADS, Rows, Work, begin, in_range, row_alignment, sequence_of, starts_early, vector_width
 from .convert import stored
 
-# Slots of a gather that a thread has under way, and threads of its blocks: measured; more of either reads and writes
-# DRAM in longer turns, and is slower.
+# Slots of a gather that a thread has in flight, and threads per block; more of either is slower, since DRAM then
+# alternates between longer runs of reads and writes.
 TOGETHER, GATHER_THREADS = 4, 64
 
 # --- gather ----------------------------------------------------------------------------------------
 
 
 def gather_kernel(spec: CacheSpec, work: Work, rows: Rows, together: int, early: bool) -> Any:
-    """A "token" of the work is one (row, place) of token_ids; a thread looks ``together`` of them up at a time."""
+    """A "token" of the work is one (row, column) of token_ids; a thread looks up ``together`` of them at a time."""
     vectors, width = spec.head_size // rows.width, rows.width
 
     @kv.func
     def found(cache, token_ids, row_offsets, slot):
-        """(row, place, sequence, position, whether there is something to copy) of a slot; zeros where there is not."""
+        """(row, column, sequence, position, whether there is a token to copy) of a slot; zeros if not."""
         per_row = token_ids.shape[1]
         r, j = slot // per_row, slot % per_row
         ok = r < token_ids.shape[0]
         r = kv.where(ok, r, 0)
         b, inside, _ = sequence_of(row_offsets, r, token_ids.shape[0])
         t = token_ids[r, j]
-        ok = ok & inside & holds(cache, t)
+        ok = ok & inside & in_range(cache, t)
         return r, j, kv.where(ok, b, 0), kv.where(ok, t, 0), ok
 
     @kv.kernel
@@ -72,11 +72,11 @@ def gather(op: Any, at: Expansion) -> None:
 
 # --- copy_pages, transfer_pages --------------------------------------------------------------------
 
-UNROLL = 4  # accesses of a thread under way
+UNROLL = 4  # accesses that a thread has in flight
 
 
 def word(bytes_: int) -> tuple[DType, int]:
-    """What to copy memory with that is a multiple of so many bytes, and starts at one: an element type and lanes."""
+    """(element type, lanes) for copying memory whose address and size are multiples of ``bytes_``."""
     size = min(lowbit(bytes_), BYTES)
     return {16: (kv.u32, 4), 8: (kv.u32, 2), 4: (kv.u32, 1), 2: (kv.u16, 1), 1: (kv.u8, 1)}[size]
 
@@ -99,7 +99,7 @@ def copy_bytes(target: Any, source: Any, count: Any, unit: tuple[DType, int], th
 
 @kv.func
 def copy_heads(target: Any, source: Any, to: CacheSpec, of: CacheSpec, threads: int) -> None:
-    """Copy a page whose heads do not all lie together, by the threads of a block."""
+    """Copy a page whose heads are not contiguous, by the threads of a block."""
     item = of.dtype.itemsize
     run, dims = joined(
         of.head_size,
@@ -107,11 +107,11 @@ def copy_heads(target: Any, source: Any, to: CacheSpec, of: CacheSpec, threads: 
     )
     dtype, lanes = word(of.head_size * item)
     size = dtype.itemsize * lanes
-    words = run * item // size  # of a run
+    words = run * item // size  # per run
     count = words * math.prod(n for n, _ in dims)
 
     def places(index):
-        """(from, to) of a word of the page, in bytes."""
+        """(source, destination) of a word of the page, in bytes."""
         n, (first, second) = index // words, [kv.i64(index % words * size)] * 2
         for extent, (of_step, to_step) in dims:
             at, n = n % extent, n // extent
@@ -134,9 +134,9 @@ def copy_heads(target: Any, source: Any, to: CacheSpec, of: CacheSpec, threads: 
 def copy_page(
     to: CacheSpec, spec: CacheSpec, source: Any, destination: Any, a: Any, b: Any, half: Any, layer: Any, threads: int
 ) -> None:
-    """Copy one layer's keys or values, and their scales, of page ``a`` of a pool to page ``b`` of another or the same.
+    """Copy one layer's keys or values, with their scales, of page ``a`` of a pool to page ``b`` of another or the same.
 
-    Nothing is done when one of the pages is not there. ``to`` is the destination's spec, ``spec`` the source's.
+    Nothing is copied if one of the pages does not exist. ``to`` is the destination's spec, ``spec`` the source's.
     """
     if (a >= 0) & (a < source.field("num_blocks")) & (b >= 0) & (b < destination.field("num_blocks")):
         slots = kv.i64(source.field("capacity"))
@@ -204,7 +204,7 @@ def transfer_kernel(spec: CacheSpec, to: CacheSpec, threads: int, one_layer: boo
 
 
 def parts(at: Expansion, pool: Any, pairs: Ix, one_layer: bool = False) -> Ix:
-    """Blocks of a copy of so many pairs of pages."""
+    """Blocks for copying ``pairs`` pairs of pages."""
     spec = at.spec(pool)
     count = pairs * spec.kv_dim
     return count if one_layer or spec.kind == FA3 else count * at.field(pool, "num_layers")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""kv.sliced_add, kv.merge_ragged, kv.shift_tokens and kv.merge_attention: batches beside the caches."""
+"""kv.sliced_add, kv.merge_ragged, kv.shift_tokens and kv.merge_attention: operations on ragged tensors."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def sliced_add_kernel(work: Work, rows: Rows, dtype: DType) -> Any:
 
 
 def rows_of(at: Expansion, buffer: Any) -> tuple[Rows, Work]:
-    """How the rows of a buffer [rows, C] are read, and divided."""
+    """How the rows of a buffer [rows, C] are accessed, and divided among threads."""
     columns = at.static_dim(buffer, 1)
     rows = Rows(vector_width(columns, types=(at.dtype(buffer),)), row_alignment(at.op))
     return rows, Work.of(at, columns // rows.width)
@@ -56,7 +56,7 @@ def sliced_add(op: Any, at: Expansion) -> None:
 
 
 def merge_kernel(work: Work, rows: Rows) -> Any:
-    """A "token" of the work is a row of a, then of b; the first threads write the offsets too."""
+    """A "token" of the work is a row of a, then of b; the first threads also write the offsets."""
 
     @kv.kernel
     def merge_ragged(a, a_offsets, b, b_offsets, out, out_offsets):
@@ -89,7 +89,7 @@ def merge_kernel(work: Work, rows: Rows) -> Any:
 @expands("kv.merge_ragged")
 def merge_ragged(op: Any, at: Expansion) -> None:
     rows, work = rows_of(at, op.a)
-    blocks = work.blocks(at.dim(op.a, 0) + at.dim(op.b, 0)) + 1  # one for the offsets of batches without rows
+    blocks = work.blocks(at.dim(op.a, 0) + at.dim(op.b, 0)) + 1  # one more, for the offsets of empty batches
     args = [op.a, op.a_offsets, op.b, op.b_offsets, op.out, op.out_offsets]
     at.launch(merge_kernel(work, rows), args, (blocks, 1, 1), (work.threads, 1, 1))
 
@@ -118,11 +118,11 @@ def expand_shift_tokens(op: Any, at: Expansion) -> None:
 
 # --- merge_attention -------------------------------------------------------------------------------
 
-_LEAST = -3e38  # below the logarithm of any sum; keeps differences of minus infinities from being NaN
+_LEAST = -3e38  # below the logarithm of any sum, and finite, so that differences of log-sum-exps of no keys are not NaN
 
 
 def merge_attention_kernel(work: Work, rows: Rows, heads: int, dtype: DType) -> Any:
-    """A "token" of the work is one head of a query; its threads share the weights. The first writes the logarithm."""
+    """A "token" of the work is one head of a query; its threads share the weights. The first writes the log-sum-exp."""
 
     @kv.kernel
     def merge_attention(a, a_lse, b, b_lse, out, lse):
@@ -136,7 +136,7 @@ def merge_attention_kernel(work: Work, rows: Rows, heads: int, dtype: DType) -> 
             scale = normalizer(total)
             for item in range(first, work.items, work.step):
                 d = item * rows.width
-                # A set without keys has no output to speak of: its weight is zero, its rows may be anything.
+                # The output over a set without keys may be undefined: its weight is zero.
                 of_a = kv.where(from_a > 0.0, kv.f32(rows.load(a, t, h, d)), 0.0)
                 of_b = kv.where(from_b > 0.0, kv.f32(rows.load(b, t, h, d)), 0.0)
                 rows.store(out, t, h, d, value=converted((of_a * from_a + of_b * from_b) * scale, dtype))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""A block of the kernel over latent rows with swapped operands: where what lies, and what its roles share."""
+"""A block of the latent kernel with swapped operands: shared memory, barriers and work item of its roles."""
 
 from __future__ import annotations
 
@@ -18,24 +18,25 @@ from .ring import Ring
 
 @dataclass(frozen=True)
 class Block:
-    """Addresses in shared memory, barriers among them, and what a block takes.
+    """Addresses and barriers in shared memory, and the block's work item.
 
     Attributes
     ----------
     q_tile, units :
-        The query, and what makes base-2 scores of products, a query row's each.
+        The query, and per query row the factor that makes products powers of two.
     weights, factors, p_full, p_empty :
-        Two places for a tile's weights, and what sums are multiplied by before it is added.
+        Two buffers of a tile's weights and of the factors of the accumulators, with their barriers.
     final, ends :
-        What makes a result of sums, and log-sum-exps.
+        Per row: the factor of the final accumulators, and the log-sum-exp.
     maxima, sums_at, flags :
-        What warps of scores exchange where query rows are columns.
+        Exchanged between the scores warps where query rows are columns.
     seen_at, notes_at, notes_full :
-        Which listed keys of the last tiles there are, and their scales.
+        Which listed keys of the last tiles exist; the tiles' scale notes, and the notes' barriers.
     span, place, extents :
-        Of :func:`~.latent_common.keys_of`, :func:`~.latent_common.place_of` and :func:`~.latent_common.extents_of`.
+        Results of :func:`~.latent_common.keys_of`, :func:`~.latent_common.place_of`,
+        :func:`~.latent_common.extents_of`.
     functions : tuple
-        (sequence, arrays that functions of positions read).
+        (sequence, arrays that the functions read).
     """
 
     c: LatentConfig
@@ -67,12 +68,12 @@ class Block:
 
     @property
     def by_row(self) -> bool:
-        """Whether a query row has a unit of its own."""
+        """Whether each query row has its own unit."""
         return self.c.stored and not self.c.narrow
 
     @kv.func
     def box(self, j: int, slot: Any, phase: Any) -> Any:
-        """Where box j of a tile lies, whose first slot is given: once it is there."""
+        """Wait for box j of a tile, whose first slot is given; returns its address."""
         place, barrier, parity = latent_ring.at(self.r, self.ring, self.full, slot, phase, self.r.place_of(j))
         if self.c.part_of(j) == 0:
             latent_copies.wait_for(self.c, barrier, parity)
@@ -80,14 +81,14 @@ class Block:
 
     @kv.func
     def release_rest(self, slot: Any) -> None:
-        """Give back the boxes of a tile that are no values."""
+        """Release the boxes of a tile that are no values."""
         for j in kv.static(range(self.r.rest)):
             _, barrier, _ = latent_ring.at(self.r, self.full, self.full, slot, kv.i32(0), j)
             latent_ring.release(self.r.empty_of(barrier), self.lane)
 
     @kv.func
     def notes(self, i: Any) -> Any:
-        """The notes of tile i, once they are there."""
+        """Wait for the scale notes of tile i; returns their address."""
         of_tile = i & (LISTS - 1)
         if self.c.scaled or self.c.case.listed:
             kv.mbarrier_wait(self.notes_full + of_tile * BARRIER_BYTES, (i // LISTS) & 1)
@@ -95,11 +96,11 @@ class Block:
 
     @kv.func
     def hide(self, s: Any, i: Any, slot: Any, base: Any, masked: Any) -> None:
-        """Take what rows do not see out of a tile's scores, by ``masked``, and what no row sees out of its values."""
+        """Mask a tile's scores by ``masked``, and zero its values for keys that no row attends to."""
         first, last, whole_first, whole_end, _, _ = self.span
-        if self.c.copy == "tma" and self.c.case.spec.dtype is not i8:  # which has no NaN
+        if self.c.copy == "tma" and self.c.case.spec.dtype is not i8:  # i8 has no NaN
             if (base < first) | (base + KEYS > last):
-                kv.named_barrier(SCORES_BARRIER, 128)  # all of them have multiplied the keys
+                kv.named_barrier(SCORES_BARRIER, 128)  # all scores warps have multiplied the keys
                 for n in kv.static(range(self.c.value_slots)):
                     box = latent_ring.at(self.r, self.ring, self.ring, slot, kv.i32(0), self.r.rest + n)[0]
                     thread = self.warp * 32 + self.lane
@@ -116,7 +117,7 @@ class Block:
 
     @kv.func
     def change_of(self, notes: Any, highest: Any) -> Any:
-        """What sums are multiplied by as the power of two above all scales, ``highest``, is raised to a tile's."""
+        """The factor of the accumulators when ``highest``, the power of two above all scales so far, rises."""
         above = kv.math.max(highest[0], notes.load(kv.i32))
         change = kv.bitcast(kv.math.max(127 + highest[0] - above, 0) << 23, f32)
         highest[0] = above
@@ -124,15 +125,15 @@ class Block:
 
     @kv.func
     def weights_of(self, i: Any) -> tuple[Any, Any, Any]:
-        """(weights, factors, their barrier) of tile i, once their place is free."""
+        """(weights, factors, their barrier) of tile i, after their buffer is free."""
         which = i & 1
         kv.mbarrier_wait(self.p_empty + which * BARRIER_BYTES, ((i >> 1) & 1) ^ 1)
         weights = self.weights + which * latent_blocks.weights_layout_of(self.c).bytes
         return weights, self.factors + which * (latent_blocks.width_of(self.c) * 4), self.p_full + which * BARRIER_BYTES
 
     @kv.func
-    def hand_on(self, p_full: Any) -> None:
-        """Tell values that a warp's weights and factors lie there."""
+    def publish(self, p_full: Any) -> None:
+        """Signal the values warpgroups that a warp's weights and factors are stored."""
         kv.fence_proxy_async()
         kv.syncwarp()
         latent_ring.release(p_full, self.lane)

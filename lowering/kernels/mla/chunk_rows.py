@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""MLA attention of a prefill's chunk, one query row at a time: decompressed keys that end in columns of latent rows.
+"""MLA attention of a prefill's chunk, one query row at a time: keys from a buffer, completed by latent columns.
 
-The kernels are as those of ``attention.rows``: one pass over a row's keys with a running maximum and sum, in f32; on
-the host a thread has a row, on a GPU a warp, whose lanes take a key each for the scores and some columns of all keys
-for the values.
+The kernels resemble those of ``attention.rows``: one pass over a row's keys with an online softmax in f32. On the host
+a thread has a row. On a GPU a warp has a row: for the scores each lane has one key, for the values each lane has some
+columns of all keys.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from ..base import Expansion
 
 @dataclass(frozen=True)
 class Part:
-    """Columns of the query, from ``start`` on, whose keys lie in the buffer, or in latent rows, ``width`` at a time."""
+    """Query columns from ``start`` up whose keys are in the buffer or in latent rows, processed ``width`` at a time."""
 
     in_buffer: bool
     start: int
@@ -36,15 +36,15 @@ class Part:
 
 
 def parts_of(chunk: Chunk, widest: int) -> list[Part]:
-    """The query's columns, by what has their keys, at most ``widest`` at a time."""
+    """The query's columns, by the source of their keys, at most ``widest`` at a time."""
     width, spec = min(widest, lowbit(chunk.rope), 8), chunk.latent.spec
-    if not chunk.latent.rope:  # the columns are read as those of a row are: their first one counts too
+    if not chunk.latent.rope:  # the first column counts for the alignment, too
         width = load_width(spec, min(width, lowbit(chunk.first_column) or width))
     return [Part(True, 0, chunk.nope, min(widest, lowbit(chunk.nope))), Part(False, chunk.nope, chunk.rope, width)]
 
 
 class ChunkKeys:
-    """The keys of a chunk that one query row sees, inside a kernel: the first ``count`` of its sequence's."""
+    """The keys of a chunk that one query row attends to: the first ``count`` of its sequence's keys."""
 
     def __init__(self, chunk: Chunk, a: AttentionArguments, position: Any, b: Any, head: Any) -> None:
         self.chunk, self.cache = chunk, a.collection.get_key_cache(a.layer)
@@ -54,13 +54,13 @@ class ChunkKeys:
         self.count = kv.math.min(rows, position + 1 - self.start)
 
     def place(self, i: Any) -> tuple[tuple[Any, ...], Any]:
-        """Where the i-th key is, and whether there is one: it is not read else."""
+        """The address of the i-th key, and whether it exists; a missing key is not read."""
         at = kv.math.min(i, self.count - 1)
         token = self.start + at
         return (self.first + at, token, self.cache.page(self.b, token)), i < self.count
 
     def key(self, place: tuple[Any, ...], part: Part, d: Any) -> Any:
-        """Keys of a part's columns from ``d`` on, as f32."""
+        """Keys in a part's columns from ``d`` up, as f32."""
         row, token, page = place
         if part.in_buffer:
             return self._load(self.keys, row, d, part.width)
@@ -79,14 +79,14 @@ class ChunkKeys:
 
 @kv.func
 def keys_of(chunk: Chunk, a: AttentionArguments, queries: Any, row: Any, head: Any) -> ChunkKeys:
-    """The keys of a chunk that a query row sees."""
+    """The keys of a chunk that a query row attends to."""
     b = queries.sequence(row)
     position = a.collection.cache_length(b) + queries.token(b, row)
     return ChunkKeys(chunk, a, position, b, head)
 
 
 def launch(case: Case, at: Expansion, op: Any) -> None:
-    """Launch the host's or the warps' kernel over all query rows."""
+    """Launch the host's or the simt kernel over all query rows."""
     heads, rows = case.heads, at.dim(op.query, 0)
     args = [AttentionArguments.of(op)]
     if at.target.is_host:
@@ -97,7 +97,7 @@ def launch(case: Case, at: Expansion, op: Any) -> None:
 
 
 def host_kernel(case: Case) -> Any:
-    """The host's kernel: a grid of (query heads, rows), one thread a block."""
+    """The host's kernel: a grid of (query heads, rows) with one thread per block."""
     chunk = case.of_chunk
     parts, width = parts_of(chunk, LANES), min(LANES, lowbit(case.value_size))
     value_columns = range(0, case.value_size, width)
@@ -116,7 +116,7 @@ def host_kernel(case: Case) -> Any:
     def mla_chunk_host(a: AttentionArguments):
         h, row = kv.block_id.x, kv.block_id.y
         queries = a.queries(case)
-        if queries.holds(row):
+        if queries.in_range(row):
             keys = keys_of(chunk, a, queries, row, h)
             factor = a.scale * LOG2E
             q = [
@@ -150,22 +150,22 @@ def host_kernel(case: Case) -> Any:
 
 
 def lane_width(case: Case) -> int:
-    """Columns of a value that a lane takes at a time."""
+    """Columns of the values per access of a lane."""
     size = case.value_size
     return min(16 // case.query.itemsize, lowbit(size), max(1, 1 << cdiv(size, 32).bit_length() - 1))
 
 
 def simt_kernel(case: Case) -> Any:
-    """The GPU's kernel: a warp a (row, query head), ``WARPS`` of them a block, in a linear grid."""
+    """The GPU's kernel: one warp per (row, query head), ``WARPS`` per block, in a linear grid."""
     chunk = case.of_chunk
     parts = parts_of(chunk, 16 // max(chunk.latent.spec.dtype.itemsize, 2))
     width = lane_width(case)
-    columns = case.value_size // width  # vectors of a value
+    columns = case.value_size // width  # vectors per value
     turns = cdiv(columns, 32)
 
     @kv.func
     def score_of(keys, q, warp, place):
-        """This lane's key against the query row in shared memory."""
+        """The score of this lane's key with the query row in shared memory."""
         total = kv.f32(0.0)
         for part in kv.static(parts):
             unrolled = part.columns // part.width <= 32
@@ -183,7 +183,7 @@ def simt_kernel(case: Case) -> Any:
         row, h = item // case.heads, item % case.heads
         q = kv.shared((WARPS, align_up(case.size, 16)), f32)
         queries = a.queries(case)
-        exists = queries.holds(row)
+        exists = queries.in_range(row)
         if exists:
             factor = a.scale * LOG2E
             for d in range(lane, case.size, 32):

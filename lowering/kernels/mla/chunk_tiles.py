@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""MLA attention of a prefill's chunk by the kernel over tiles: keys of a buffer beside columns of the latent rows.
+"""MLA attention of a prefill's chunk by the kernel over tiles: keys from a buffer, completed by latent columns.
 
-A tile is ``rows`` query tokens of one head; a block's tiles come one head after another, of each the longest first. The
-producer's threads copy keys and values row by row by cp.async, for the buffers may be slices of one, and the last
-columns of the keys from the pages. By wgmma.
+A tile is ``rows`` query tokens of one head; a block's work items are ordered by head, the longest first within a head.
+The producer's threads copy keys and values row by row by cp.async, since the buffers may be slices of one tensor, and
+the last key columns from the cache's pages. Products are by wgmma.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from ..attention.queries import tiles_of
 from ..attention.specialisation import TileArguments, TileKernel
 from ..base import Expansion
 
-FIXED = {"producer": True, "instruction": WGMMA, "splits": 1}  # of a schedule
+FIXED = {"producer": True, "instruction": WGMMA, "splits": 1}  # schedule entries that a chunk fixes
 
 
 def problems(case: Case, target: Target) -> list[str]:
-    """Why the kernel does not take a chunk, one sentence each; empty when it does."""
+    """Why the kernel does not support a chunk, one sentence per reason; empty if it does."""
     if not target.has("wgmma"):
         return [f"needs a GPU with {WGMMA}, got {target.name}"]
     if case.query is f32:
@@ -50,7 +50,7 @@ def problems(case: Case, target: Target) -> list[str]:
 
 
 def config_of(case: Case, target: Target, schedule: Mapping[str, Any]) -> tile_schedule.TileConfig:
-    """The entries that are given, and the best for the others; ValueError where what is given does not fit."""
+    """The given entries, completed by the best ones; ValueError if the given entries do not fit."""
     for name, value in FIXED.items():
         if schedule.get(name, value) != value:
             raise ValueError(f"the schedule's {name} must be {value} for a prefill's chunk, got {schedule[name]}")

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 """Scores of latent rows with query rows as columns: S^T = K Q^T, and a softmax over lanes and warps.
 
-Of a tile's keys a warp has 16 and a thread two, of every eight query rows two: element 4 n + 2 u + i of a thread is
-that of key ``16 warp + lane / 4 + 8 u`` and row ``8 n + 2 (lane % 4) + i``. Of what is folded it *owns* two columns.
+Of a tile's 64 keys a warp has 16 and a thread two; of every eight query rows a thread has two: its element 4 n + 2 u +
+i is at key ``16 warp + lane / 4 + 8 u`` and row ``8 n + 2 (lane % 4) + i``. Of the reduced columns a thread *owns* two.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def owned_by(c: LatentConfig, lane: Any) -> Any:
 
 @kv.func
 def masked(c, s, seen, start, num_keys, row0, rows, base, warp, lane):
-    """Minus infinity for what a row does not see; ``seen`` are the listed keys of a tile that there are."""
+    """Minus infinity for masked keys; ``seen`` are the bits of the listed keys of a tile that exist."""
     for u in kv.static(range(2)):
         at = warp * 16 + (lane >> 2) + 8 * u
         if c.case.listed:
@@ -49,9 +49,9 @@ def masked(c, s, seen, start, num_keys, row0, rows, base, warp, lane):
 
 @kv.func
 def folded(c, values, lane):
-    """The largest, over the lanes that have the same columns, of a thread's own two columns.
+    """The maxima of a thread's own two columns over the lanes with the same columns.
 
-    At first lanes exchange halves of their columns, until two are left.
+    The lanes first exchange halves of their columns, until two are left per lane.
     """
     found = values + [kv.f32(LOWEST)] * (2 * owners_of(c) - len(values))
     for k in kv.static((16, 8, 4)):
@@ -68,14 +68,14 @@ def folded(c, values, lane):
 
 @kv.func
 def of_all(c, own, lane):
-    """What the owners of a thread's columns have."""
+    """For a thread's columns, the values of their owners."""
     lanes = 32 // owners_of(c)
     return [kv.shuffle_idx(own[x], (n * lanes) | (lane & 3)) for n in range(column_tiles(c)) for x in range(2)]
 
 
 @kv.func
 def top_of(c, s, maxima, warp, lane, owned):
-    """The largest score of each of the two columns that a thread owns, over all keys of the tile."""
+    """The maximum score of each of a thread's own two columns, over all keys of the tile."""
     most = [kv.math.max(s[4 * (h // 2) + h % 2], s[4 * (h // 2) + 2 + h % 2]) for h in range(2 * column_tiles(c))]
     most = folded(c, most, lane)
     (maxima + (warp * width_of(c) + owned) * 4).store(kv.vector(f32, most))
@@ -91,22 +91,22 @@ def top_of(c, s, maxima, warp, lane, owned):
 
 
 def key_steps(c: LatentConfig, box: int) -> list[tuple[int, int]]:
-    """Bytes of the 16-column steps of a box of 16-bit elements, in the keys and in the query."""
+    """Byte offsets of the 16-column k-steps of a box of 16-bit elements, in the keys and in the query."""
     return [(32 * k, 32 * k) for k in range(min(4, c.case.size // 16 - 4 * box))]
 
 
 def at_once(c: LatentConfig) -> bool:
-    """Whether all keys of a tile can be under way: not those that are converted, nor many sums of many query rows."""
+    """Whether all keys of a tile are multiplied at once: not converted keys, nor many sums of many query rows."""
     return not c.stored or (latent_stored.direct(c) and not (c.rows > latent_blocks.MOST_ROWS and c.granules))
 
 
 @kv.func
 def start_keys(a, slot, phase):
-    """S^T of a tile under way, in the parts that are to be added."""
+    """Start the products S^T of a tile; returns the partial sums that are to be added."""
     c, under_way = a.c, []
     for group in kv.static(latent_stored.groups_of(c, a.r.order) if c.stored else [a.r.order]):
         s = None
-        if c.stored and latent_stored.one_sum(c) and under_way:  # of another kind of product, which must be done
+        if c.stored and latent_stored.one_sum(c) and under_way:  # a product of another kind must be complete
             s, under_way = kv.wgmma_wait(0, *under_way)[0], []
         for j in kv.static(group):
             box = a.box(j, slot, phase)
@@ -122,7 +122,7 @@ def start_keys(a, slot, phase):
 
 @kv.func
 def finished_keys(a, under_way, i):
-    """S^T of tile i, which is under way."""
+    """S^T of tile i, whose products are in flight."""
     c, under_way = a.c, kv.wgmma_wait(0, *under_way)
     if len(under_way) == 1:
         return under_way[0]
@@ -134,13 +134,13 @@ def finished_keys(a, under_way, i):
 
 @kv.func
 def multiply_groups(a, i, slot, phase):
-    """S^T of tile i, a group at a time: for more there are no registers."""
+    """S^T of tile i, one group at a time, for lack of registers."""
     s, notes = None, a.notes(i)
     for group in kv.static(latent_stored.groups_of(a.c, a.r.order)):
         sums = None
         for j in kv.static(group):
             sums = latent_stored.start_direct(a.c, sums, a.q_tile, a.box(j, slot, phase), j)
-        before = [] if s is None else [s]  # through the wait: else LLVM adds all at the end
+        before = [] if s is None else [s]  # passed through the wait: otherwise LLVM would add all groups at the end
         sums, *before = kv.wgmma_wait(0, sums, *before)
         s = latent_stored.added(a.c, before[0] if before else None, sums, group[0], notes, a.warp, a.lane)
     return s
@@ -148,7 +148,7 @@ def multiply_groups(a, i, slot, phase):
 
 @kv.func
 def multiply_converted(a, i, slot, phase):
-    """The same of keys that are converted; what is converted next is loaded before a wait."""
+    """The same for converted keys; the next ones are loaded before a wait."""
     c, order, s, notes = a.c, a.r.order, a.c.rows, a.notes(i)
     words = latent_stored.load_keys(c, a.box(order[0], slot, phase), order[0], a.warp, a.lane)
     for n in kv.static(range(c.boxes)):
@@ -167,7 +167,7 @@ def multiply_converted(a, i, slot, phase):
 
 @kv.func
 def units_at(a, unit, n):
-    """What makes base-2 scores of products, of a thread's two columns of a column tile."""
+    """The factors that make products powers of two, for a thread's two columns of a column tile."""
     if a.by_row and not a.c.case.functions:
         return (a.units + (8 * n + (a.lane & 3) * 2) * 4).load(kv.f32, 2)
     return [unit] * 2
@@ -175,9 +175,9 @@ def units_at(a, unit, n):
 
 @kv.func
 def exceeded(a, s, m, tops, unit, flags):
-    """Whether a maximum may have to move, of any column: most tiles leave all as they are and need no more.
+    """Whether the maximum of any column may have to move: after most tiles none does, and no more is computed.
 
-    Where one is large, products say how far they exceed it up to its last place only.
+    Under a large maximum, products exceed it only up to its last place.
     """
     over = [kv.f32(LOWEST)] * 2
     for n in kv.static(range(column_tiles(a.c))):
@@ -197,7 +197,7 @@ def exceeded(a, s, m, tops, unit, flags):
 
 @kv.func
 def weigh(a, s, unit, m, tops):
-    """Make weights of scores: under a large maximum of products that are rounded, as the maximum is."""
+    """Turn scores into weights; under a large maximum the products are rounded, as the maximum is."""
     if are_large(m):
         for n in kv.static(range(column_tiles(a.c))):
             units_of = units_at(a, unit, n)
@@ -215,7 +215,7 @@ def weigh(a, s, unit, m, tops):
 
 @kv.func
 def store_weights(a, s, weights):
-    """Weights, transposed, to shared memory."""
+    """Store the transposed weights to shared memory."""
     c, lane, layout = a.c, a.lane, latent_blocks.weights_layout_of(a.c)
     for n in kv.static(range(0, column_tiles(c), 2)):
         pairs = range(n, min(n + 2, column_tiles(c)))
@@ -226,7 +226,7 @@ def store_weights(a, s, weights):
 
 @kv.func
 def softmax_of(a, s, i, slot, m, tops, sums, highest):
-    """The softmax of tile i, whose weights it hands on."""
+    """The softmax of tile i; it passes the weights on."""
     c, case, warp, lane, entry = a.c, a.c.case, a.warp, a.lane, a.span[4].entry(i)
     which, notes, COLUMNS = i & 1, a.notes(i), column_tiles(c)
     owned = owned_by(c, lane)  # the first of two columns
@@ -273,19 +273,19 @@ def softmax_of(a, s, i, slot, m, tops, sums, highest):
     store_weights(a, s, weights)
     if warp == 0:
         (factors + owned * 4).store(kv.vector(f32, alpha))
-    a.hand_on(p_full)
+    a.publish(p_full)
 
 
 @kv.func
 def give_turn(a, i):
-    """Let values multiply tile i: the keys of the one behind it are multiplied, a softmax is to come."""
-    if latent_blocks.takes_turns(a.c):
+    """Let values multiply tile i: the next tile's keys are multiplied, and its softmax follows."""
+    if latent_blocks.alternates(a.c):
         kv.mbarrier_arrive(a.turns + (i & 1) * BARRIER_BYTES, (a.lane == 0) & (i >= 0))
 
 
 @kv.func
 def scores(a: Block):
-    """The role of scores: all tiles' weights, and what makes a result of sums."""
+    """The scores role: the weights of all tiles, then the factors of the final accumulators."""
     tiles, columns = a.span[5], 2 * column_tiles(a.c)
     m, highest = [kv.f32(LOWEST)] * 2, [kv.i32(1)]
     tops, sums = [kv.f32(LOWEST)] * columns, [kv.f32(0.0)] * columns
@@ -311,7 +311,7 @@ def scores(a: Block):
 
 @kv.func
 def store_ends(c, m, sums, factor, sums_at, final, ends, warp, lane):
-    """What makes a result of sums, and log-sum-exps in base 2; ``factor``: of all weights."""
+    """Store the factors of the final accumulators and base-2 log-sum-exps; ``factor`` applies to all weights."""
     owned = owned_by(c, lane)
     for k in kv.static((4, 8, 16)):
         sums = [x + kv.shuffle_xor(x, k) for x in sums]

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""Combine the partial results of the kernels over latent rows.
+"""The kernel that combines the partial results of the latent kernels.
 
-Partial results are normalized rows in the query's type and their log-sum-exps: a fourth of what f32 would be to write
-and read, and rounded as the output is. Sinks and a result over other keys are combined with them here. Few splits: a
-warp a row. Many: a block a row and 128 columns, each warp every fourth split, all loads at a time.
+Partial results are normalised rows in the query's type with their log-sum-exps, half the traffic of f32, and
+rounded like the output. Sinks and a prior result are added here. With few splits, a warp combines a row. With many, a
+block combines 128 columns of a row: each warp has every fourth split, and all loads are in flight at once.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ MANY = 8  # splits from which a block has a row
 
 
 def grid(c: LatentConfig, tiles: Any, splits: Any) -> tuple[Any, Any]:
-    """Blocks, of the host's values, for tiles of query rows."""
+    """(rows of blocks, columns of blocks) on the host for some tiles of query rows."""
     many = (splits // MANY).least(1)  # 0 or 1
     rows, columns = tiles * c.rows, c.case.value_size // COLUMNS
     return (rows // WARPS) * (many * (WARPS - 1) + 1), many * (columns - 1) + 1
@@ -32,14 +32,14 @@ def grid(c: LatentConfig, tiles: Any, splits: Any) -> tuple[Any, Any]:
 
 @dataclass(frozen=True)
 class Results:
-    """What is written, and what is combined with partial results: None what an operation does not have.
+    """The outputs, and what is combined with the partial results; None for absent operands.
 
     Attributes
     ----------
     out, lse : [T, Hq, V], f32 [T, Hq]
     sinks : f32 [Hq]
     prior, prior_lse : f32 [T, Hq, V], f32 [T, Hq]
-        A result over other keys, and its natural log-sum-exp.
+        A prior result, and its natural log-sum-exp.
     """
 
     out: Any
@@ -50,7 +50,7 @@ class Results:
 
 
 def combine_kernel(c: LatentConfig) -> Any:
-    """The kernel that combines the partial results of a configuration."""
+    """The combine kernel for a configuration."""
     case, heads = c.case, c.case.heads
 
     @kv.func
@@ -67,7 +67,7 @@ def combine_kernel(c: LatentConfig) -> Any:
 
     @kv.func
     def factor_of(parts, tiles, number, splits, s, row, m):
-        """What a partial result is multiplied by: 0 of one that nothing was written to."""
+        """The factor of a partial result; 0 for one that was never written."""
         lse = lse_of(c, parts, tiles, number, splits, s, row).load(f32)
         return weight(lse, m, lse != NEVER)
 
@@ -77,7 +77,7 @@ def combine_kernel(c: LatentConfig) -> Any:
 
     @kv.func
     def factors_of(to: Results, m, l, token, h, writes):
-        """(factor of the sums, factor of the prior result) of a row; ``writes``: its log-sum-exp."""
+        """(factor of the sums, factor of the prior result) of a row; ``writes``: store its log-sum-exp."""
         before = None if to.prior is None else to.prior_lse[token, h]
         m, l, factor, of_prior = finished(m, l, None if to.sinks is None else to.sinks[h], before)
         if to.lse is not None:
@@ -94,7 +94,7 @@ def combine_kernel(c: LatentConfig) -> Any:
 
     @kv.func
     def few_splits(to: Results, parts, place, tiles, number, row, splits, lane):
-        """A warp has a row."""
+        """Combine a row in one warp."""
         _, token0, row0, _ = place
         m, l = m_of(parts, tiles, number, splits, row, lane), kv.f32(0.0)
         chunks = range(case.value_size // COLUMNS)
@@ -112,9 +112,9 @@ def combine_kernel(c: LatentConfig) -> Any:
 
     @kv.func
     def loaded(parts, tiles, number, splits, row, column, warp, lane):
-        """(log-sum-exps of the splits, of which a lane has every 32nd, its columns of each fourth split of the warp).
+        """(the splits' log-sum-exps, every 32nd per lane; the lane's columns of every fourth split, per warp).
 
-        All loads are under way at once; of splits that there are not the last one is loaded.
+        All loads are in flight at once; past the last split, the last one is loaded again.
         """
         ends, found = [], []
         for first in kv.static(range(0, MOST_SPLITS, 32)):
@@ -127,7 +127,7 @@ def combine_kernel(c: LatentConfig) -> Any:
 
     @kv.func
     def many_splits(to: Results, place, row, ends, found, sums_at, column, warp, lane):
-        """A block has 128 columns of a row."""
+        """Combine 128 columns of a row in one block."""
         _, token0, row0, _ = place
         m = ends[0]
         for end in kv.static(ends[1:]):
@@ -159,7 +159,7 @@ def combine_kernel(c: LatentConfig) -> Any:
         sums_at = kv.shared((WARPS, COLUMNS), f32)
         lane, warp = kv.thread_id.x & 31, kv.thread_id.x >> 5
         to = Results(out, sinks, lse, prior, prior_lse)
-        kv.griddepcontrol_launch_dependents()  # of the next layer, which takes whole multiprocessors
+        kv.griddepcontrol_launch_dependents()  # for the next layer's kernel, whose blocks need whole multiprocessors
         queries = queries_of(out, row_offsets)
         if splits < MANY:
             item = kv.block_id.x * WARPS + warp

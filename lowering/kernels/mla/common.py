@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""What the kernels of attention over latent rows share: what a block takes, who copies, what is cleared, what is left.
+"""What the kernels of attention over latent rows share: work items, visible keys, the query, and stored results.
 
-Keys and values are one tile of :data:`KEYS` tokens in shared memory, in boxes of 64 columns, which are swizzle atoms of
-their own: what TMA writes and wgmma reads, as keys and, transposed, as values. A producer copies boxes ahead; whoever
-reads them gives them back.
+Keys and values are one tile of :data:`KEYS` tokens in shared memory, as boxes of 64 columns, each of which is a swizzle
+atom: TMA writes them, and wgmma reads them as keys and, transposed, as values. A producer copies boxes ahead; the
+consumers release them.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ from ..attention.partials import LN2
 from ..attention.queries import RaggedQueries
 from ..attention.softmax import modified_one, shown
 
-KEYS = 64  # of a tile
-WIDE = 64  # query rows of a block, or fewer with swapped operands
-MOST_ROWS = 32  # of those, where keys have 16 bits
+KEYS = 64  # tokens per tile
+WIDE = 64  # query rows per block; fewer with swapped operands
+MOST_ROWS = 32  # query rows per block with swapped operands and 16-bit keys
 BOX_COLUMNS = 64
 BOX = SharedLayout(KEYS, BOX_COLUMNS, 2, 128)
-BYTE_BOX = SharedLayout(KEYS, BOX_COLUMNS, 1, 64)  # of rows of 8 bits
-BYTE_BOXES = SharedLayout(KEYS, 2 * BOX_COLUMNS, 1, 128)  # two of them, as one copy
-CHUNK = 8  # elements of 16 bytes
-CONSUMERS = 256  # threads of the two warpgroups that multiply: scores, and values
-SCORES_BARRIER, CONSUMERS_BARRIER = 1, 2  # named barriers of the first of them, and of both
-NEVER = -3.402e38  # the log-sum-exp, in base 2, of no key: below that of any score
+BYTE_BOX = SharedLayout(KEYS, BOX_COLUMNS, 1, 64)  # of 8-bit rows
+BYTE_BOXES = SharedLayout(KEYS, 2 * BOX_COLUMNS, 1, 128)  # two of them in one copy
+CHUNK = 8  # elements of a 16-byte chunk
+CONSUMERS = 256  # threads of the two consumer warpgroups: scores, and values
+SCORES_BARRIER, CONSUMERS_BARRIER = 1, 2  # named barriers of the scores warpgroup, and of both consumers
+NEVER = -3.402e38  # the base-2 log-sum-exp of no keys: below every score
 
 
 @dataclass(frozen=True)
@@ -43,49 +43,49 @@ class LatentConfig:
     ----------
     case : Case
     rows : int
-        Query rows (tokens times heads) of a block.
+        Query rows (tokens times heads) per block.
     tiles : int
-        Blocks of query rows of every sequence; 0: as many as the row offsets say.
+        Tiles of query rows per sequence; 0: from the row offsets.
     box_rows : int
-        Rows that TMA copies at a time; 0: threads copy, row by row.
-    parted : bool
-        Whether all results are partial ones, of one split too: where the combination does more than to combine them.
+        Rows per TMA box; 0: threads copy row by row.
+    partial : bool
+        Whether even a single split stores a partial result, since the combine kernel has more to do than combining.
     """
 
     case: Case
     rows: int
     tiles: int = 0
     box_rows: int = KEYS
-    parted: bool = False
+    partial: bool = False
 
     @property
     def part(self) -> DType:
-        """The type of the rows of a partial result."""
+        """The element type of a partial result."""
         return part_of_query(self.case)
 
     @property
     def narrow(self) -> bool:
-        """Whether the query has 8 bits, as the rows have: products take both as they are."""
+        """Whether the query is 8-bit like the rows, so that products read both unconverted."""
         return self.case.query.bits == 8
 
     @property
     def products(self) -> DType:
-        """What is multiplied: of 8-bit rows, weights and values."""
+        """The type of products with 8-bit rows: that of weights and converted values."""
         return f16 if self.stored else self.case.query
 
     @property
     def stored(self) -> bool:
-        """Whether rows are of 8 bits, and lie as they are in shared memory (:mod:`mla.stored`)."""
+        """Whether rows are 8-bit, and unconverted in shared memory (:mod:`mla.stored`)."""
         return self.case.spec.dtype.bits == 8
 
     @property
     def few(self) -> bool:
-        """Whether the kernel with swapped operands takes the case."""
+        """Whether the case uses the kernel with swapped operands."""
         return self.stored or self.rows < WIDE
 
     @property
     def copy(self) -> str:
-        """What the producer does: ``"tma"`` or ``"rows"``."""
+        """How the producer copies: ``"tma"`` or ``"rows"``."""
         return "tma" if self.box_rows else "rows"
 
     @property
@@ -94,14 +94,14 @@ class LatentConfig:
 
     @property
     def arrivals(self) -> int:
-        """Of a box's barrier: of a thread that expects bytes, or of all threads."""
+        """Arrivals on a box's barrier: of one thread that expects bytes, or of all producer threads."""
         return 1 if self.copy == "tma" else 128
 
     @property
     def together(self) -> int:
-        """Boxes that are copied as one: TMA takes its time for each 64 bytes of a row as for 128.
+        """Boxes per copy: two 64-byte boxes take TMA as long as one.
 
-        Each of two warpgroups of values has whole ones. Many query rows and converted values leave no registers for it.
+        Each of two value warpgroups needs whole copies. Many query rows with converted values have no registers for it.
         """
         case, few = self.case, self.rows <= MOST_ROWS
         whole = self.value_boxes % 4 == 0 and not (case.row.rope and case.content % BYTE_BOXES.columns)
@@ -109,23 +109,23 @@ class LatentConfig:
 
     @property
     def box(self) -> SharedLayout:
-        """What is copied as one."""
+        """The layout of one copy."""
         if self.stored:
             return BYTE_BOXES if self.together > 1 else BYTE_BOX
         return BOX
 
     def part_of(self, box: int) -> int:
-        """Which of the boxes that were copied as one a box is."""
+        """The index of a box within its copy."""
         return (box - self.value_boxes * (box >= self.value_boxes)) % self.together
 
     @property
     def slots(self) -> int:
-        """Copies of a tile."""
+        """Copies per tile."""
         return self.rest_slots + self.value_slots
 
     @property
     def rest_slots(self) -> int:
-        """Copies of what is no value."""
+        """Copies per tile of boxes that are no values."""
         return cdiv(self.boxes - self.value_boxes, self.together)
 
     @property
@@ -134,18 +134,18 @@ class LatentConfig:
 
     @property
     def boxes(self) -> int:
-        """Boxes of a tile; of bf16 keys behind 8-bit ones of their own."""
+        """Boxes per tile; bf16 keys after 8-bit elements have boxes of their own."""
         if self.stored:
             return cdiv(self.case.content, BOX_COLUMNS) + cdiv(2 * self.case.row.rope, BOX_COLUMNS)
         return cdiv(self.case.size, BOX_COLUMNS)
 
     def column(self, box: int) -> int:
-        """A box's first element of the stored row."""
+        """The first element of the stored row in a box."""
         behind = box - cdiv(self.case.content, BOX_COLUMNS)
         return self.case.row.rope_start + behind * BOX_COLUMNS if self.stored and behind >= 0 else box * BOX_COLUMNS
 
     def end(self, box: int) -> int:
-        """Behind the last element of the stored row that a box has columns of."""
+        """The end of a box's elements in the stored row."""
         if not self.stored:
             return self.case.size
         return self.case.spec.head_size if self.column(box) >= self.case.row.rope_start else self.case.content
@@ -156,18 +156,18 @@ class LatentConfig:
 
     @property
     def granule(self) -> int:
-        """Elements of a scale."""
+        """Elements per scale."""
         return self.case.row.inline or self.case.spec.granularity
 
     @property
     def granules(self) -> int:
-        """Scales of a row; 0 where it has one, or none."""
+        """Scales per row; 0 for rows with at most one."""
         whole = not self.scaled or (not self.case.row.inline and self.granule >= self.case.spec.head_size)
         return 0 if whole else cdiv(self.case.content, self.granule)
 
     @property
     def notes_head(self) -> int:
-        """Bytes before the rests of scales of a tile's notes: the exponent above all, and a factor a row."""
+        """Bytes of a tile's scale notes before the remainders: the common exponent, and one factor per row."""
         return 16 + 4 * KEYS
 
     @property
@@ -180,7 +180,7 @@ class LatentConfig:
 
     @property
     def part_bytes(self) -> int:
-        """A block's partial result: normalized rows in the query's type, and a log-sum-exp each."""
+        """Bytes of a block's partial result: normalised rows in the query's type, and one log-sum-exp each."""
         return self.rows * (self.case.value_size * self.part.itemsize + 4)
 
 
@@ -189,12 +189,12 @@ def pack(dtype: DType, a: Any, b: Any) -> Any:
     return kv.pack_f16x2(a, b) if dtype is f16 else kv.pack_bf16x2(a, b)
 
 
-# --- what a block takes ----------------------------------------------------------------------------
+# --- work items ------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Tile:
-    """What a block has: a tile of query rows, and a split of the keys that they see.
+    """A work item: a tile of query rows, and a split of the keys that they attend to.
 
     Attributes
     ----------
@@ -205,9 +205,9 @@ class Tile:
     extents : tuple of i32
         (position of the sequence's first query, its keys).
     span : tuple
-        As :func:`keys_of` gives it.
+        The result of :func:`keys_of`.
     splits : i32
-        Blocks that have splits of the keys.
+        The number of splits.
     """
 
     b: Any
@@ -219,11 +219,11 @@ class Tile:
 
 @kv.func
 def tile_of(c, a, queries, b, place, extents, splits):
-    """The tile of a block whose rows exist; ``extents`` are those that are known before, or None."""
+    """A block's work item, whose rows exist; ``extents`` are passed if they are known already, otherwise None."""
     _, token0, row0, rows = place
     if extents is None:
         extents = extents_of(c, a, queries, b, token0)
-    listed = walk_of(c, a.block_mask, queries, b, row0)
+    listed = lists_of_rows(c, a.block_mask, queries, b, row0)
     span = keys_of(c, *extents, row0, rows, splits, kv.block_id.y, listed)
     return Tile(b, place, extents, span, splits)
 
@@ -232,7 +232,7 @@ def tile_of(c, a, queries, b, place, extents, splits):
 def place_of(c, queries, number):
     """(sequence, its first token, first row of the tile in the sequence, rows of the sequence) of a tile of rows.
 
-    Listed, a token has tiles of its own and counts as a sequence.
+    With lists, each token has its own tiles and counts as a sequence.
     """
     heads = c.case.heads
     if c.case.listed:
@@ -248,7 +248,7 @@ def place_of(c, queries, number):
 
 @kv.func
 def extents_of(c, a, queries, b, token0):
-    """(position of the sequence's first query, keys) of a tile: listed, the keys are the places of the list."""
+    """(position of the sequence's first query, keys) of a tile; with lists, the keys are the list entries."""
     if not c.case.listed:
         return start_of(c.case, a.collection, None, queries, b)
     count = a.lists.shape[1]
@@ -258,10 +258,10 @@ def extents_of(c, a, queries, b, token0):
 
 
 @dataclass(frozen=True)
-class Walk:
-    """The tiles of keys that a split takes: from tile ``begin`` on, or those of a block mask's list from there on.
+class SplitTiles:
+    """The key tiles of a split: from tile ``begin`` up, or the entries of a block mask's list from there up.
 
-    ``lists`` are those, and ``number`` is that of the tile of query rows, which sees keys up to ``last``.
+    ``lists`` are the block mask's lists, ``number`` is the tile of query rows, which attends to keys up to ``last``.
     """
 
     begin: Any
@@ -271,26 +271,26 @@ class Walk:
 
     @kv.func
     def entry(self, i: Any) -> Any:
-        """What tells of tile i: of a list, to be read ahead."""
+        """The list entry of tile i, for prefetching; without lists, i itself."""
         if self.lists is None:
             return self.begin + i
         return self.lists.entry(self.number, 0, self.begin + i)
 
     @kv.func
     def base(self, entry: Any) -> Any:
-        """The first key of a tile; past all keys where there is none."""
+        """The first key of a tile; past all keys if there is none."""
         if self.lists is None:
             return entry * KEYS
         return self.lists.of(entry, self.last)[0]
 
     @kv.func
     def whole(self, entry: Any) -> Any:
-        """Whether a list says that every row sees all of a tile."""
+        """Whether, by the list, nothing is masked in a tile."""
         return False if self.lists is None else self.lists.of(entry, self.last)[2]
 
 
-def walk_of(c: LatentConfig, block_mask: Any, queries: Any, b: Any, row0: Any) -> Any:
-    """The lists of a kernel's block mask, and which of them a tile of rows has; None where there is none."""
+def lists_of_rows(c: LatentConfig, block_mask: Any, queries: Any, b: Any, row0: Any) -> Any:
+    """The lists of a kernel's block mask, and the number of the tile of rows in it; None without a block mask."""
     if block_mask is None:
         return None
     rows, keys = c.case.blocks
@@ -299,9 +299,9 @@ def walk_of(c: LatentConfig, block_mask: Any, queries: Any, b: Any, row0: Any) -
 
 @kv.func
 def keys_of(c, start, num_keys, row0, rows, splits, split, listed=None):
-    """The keys of a tile of rows, of which blocks take tiles: those that some row sees, and those that all see.
+    """The key tiles of a tile of rows for one split, and the keys that some rows or all rows attend to.
 
-    Returns (first, end, first that all see, end of those, the split's :class:`Walk`, how many tiles it has).
+    Returns (first, end, first key for all rows, end for all rows, its :class:`SplitTiles`, its number of tiles).
     """
     heads = c.case.heads
     first, whole_end = c.case.mask.interval(start + row0 // heads, num_keys)
@@ -312,15 +312,16 @@ def keys_of(c, start, num_keys, row0, rows, splits, split, listed=None):
         begin, end = kv.i32(0), listed[0].count(listed[1], 0)
     share = (kv.math.max(end - begin, 0) + (splits - 1)) // splits
     begin = begin + split * share
-    walk = Walk(begin, last, *(listed or ()))
+    walk = SplitTiles(begin, last, *(listed or ()))
     return first, last, whole_first, whole_end, walk, kv.math.min(end, begin + share) - begin
 
 
 @kv.func
 def of_functions(c, s, units, elements, b, place, start, base, arrays, whole=False):
-    """Scores in powers of two after the function that was given, minus infinity where one hides a key.
+    """Scores in powers of two after the score function, minus infinity where the mask function hides a key.
 
-    ``units`` makes base-2 scores of products; ``elements``: the row and the key of a score, in its tile. Of a tile that
+    ``units`` makes products powers of two; ``elements`` are the (row, key) of the scores in the tile. The mask is not
+    evaluated in a tile that is known to be ``whole``.
     is known to be seen ``whole`` the mask is not asked.
     """
     _, _, row0, rows = place
@@ -329,9 +330,9 @@ def of_functions(c, s, units, elements, b, place, start, base, arrays, whole=Fal
         at = kv.math.min(row0 + row, rows - 1)
         h, q, token = at % c.case.heads, start + at // c.case.heads, base + key
         s[k] = modified_one(c.case, s[k] * units[k], b, h, q, token, None, arrays, unit=LN2)
-        if c.case.mask.asked and not c.case.blocks:
+        if c.case.mask.evaluated and not c.case.blocks:
             s[k] = kv.where(shown(c.case, b, h, q, token, arrays), s[k], float("-inf"))
-    if c.case.mask.asked and c.case.blocks:
+    if c.case.mask.evaluated and c.case.blocks:
         if ~whole:
             for k in kv.static(range(len(s))):
                 row, key = elements[k]
@@ -345,9 +346,9 @@ def of_functions(c, s, units, elements, b, place, start, base, arrays, whole=Fal
 
 @kv.func
 def load_query(c, a, tile, layout, place, thread, threads):
-    """Query rows to shared memory, for products; rows past the last repeat it, and are not written back.
+    """Copy query rows to shared memory; rows past the last repeat it, and are not written back.
 
-    Maxima are found before scores are scaled, so that a negative scale changes the query's sign.
+    Maxima are found before scores are scaled, so a negative scale negates the query.
     """
     _, token0, row0, rows = place
     heads, elements = c.case.heads, 16 // c.case.query.itemsize
@@ -373,7 +374,7 @@ def load_query(c, a, tile, layout, place, thread, threads):
 
 @kv.func
 def clear_rows(layout, place, boxes, begin, end, thread, threads):
-    """Zeros in the rows outside of [begin, end) of boxes side by side: a weight of zero times NaN is NaN."""
+    """Zero the rows outside of [begin, end) in adjacent boxes: a weight of zero times NaN would be NaN."""
     for low, high in kv.static(((kv.i32(0), kv.math.min(begin, KEYS)), (kv.math.max(end, 0), kv.i32(KEYS)))):
         of_row, chunks = layout.pitch // 16, boxes * (layout.pitch // 16)
         for i in range(low * chunks + thread, high * chunks, threads):
@@ -382,50 +383,50 @@ def clear_rows(layout, place, boxes, begin, end, thread, threads):
             (place + at).store(kv.vector(kv.i32, 4))
 
 
-# --- what is left ----------------------------------------------------------------------------------
+# --- results ---------------------------------------------------------------------------------------
 
 
 def ends_in_combine(case: Case, op: Any) -> bool:
-    """Whether a row's result needs more than its keys, which the kernel that combines partial results gives it."""
+    """Whether a row's result depends on more than its keys, which the combine kernel then adds."""
     return case.out is not part_of_query(case) or any(x is not None for x in (op.sinks, op.lse, op.prior))
 
 
 def part_of_query(case: Case) -> DType:
-    """The type of the rows of a partial result: the query's, or of one of 8 bits the output's where that has 16."""
+    """The element type of a partial result: the query's, or for an 8-bit query the output's if that is 16-bit."""
     if case.query.bits != 8:
         return case.query
     return bf16 if case.out is f32 else case.out
 
 
-def alone(c: LatentConfig, splits: Any) -> Any:
-    """Whether a block writes its rows' results."""
-    return False if c.parted else splits == 1
+def writes_results(c: LatentConfig, splits: Any) -> Any:
+    """Whether a block writes the final results of its rows."""
+    return False if c.partial else splits == 1
 
 
-def in_parts(c: LatentConfig, splits: Any) -> Any:
-    """Whether a block leaves partial results."""
-    return True if c.parted else splits > 1
+def writes_partials(c: LatentConfig, splits: Any) -> Any:
+    """Whether a block stores partial results."""
+    return True if c.partial else splits > 1
 
 
 def part_of(c: LatentConfig, parts: Any, number: Any, splits: Any, split: Any, row: Any) -> Any:
-    """Where a row of a partial result lies."""
+    """The address of a row of a partial result."""
     pitch = c.case.value_size * c.part.itemsize
     return parts.address(0) + kv.i64((number * splits + split) * c.rows + row) * pitch
 
 
 def lse_of(c: LatentConfig, parts: Any, tiles: Any, number: Any, splits: Any, split: Any, row: Any) -> Any:
-    """Where its log-sum-exp, in base 2, lies: behind all rows."""
+    """The address of its base-2 log-sum-exp, after all rows."""
     behind = kv.i64(tiles * splits * c.rows) * (c.case.value_size * c.part.itemsize)
     return parts.address(0) + (behind + kv.i64((number * splits + split) * c.rows + row) * 4)
 
 
 @kv.func
 def write_rows(c, vector, parts, out, place, row, column, splits, split):
-    """Write 8 columns of a tile's row to where it belongs: the output, or a split's partial result."""
+    """Write 8 columns of a tile's row to the output, or to a split's partial result."""
     number, token0, row0, rows = place
     at = row0 + row
     if at < rows:
-        if alone(c, splits):
+        if writes_results(c, splits):
             out.store(token0 + at // c.case.heads, at % c.case.heads, column, value=vector)
         else:
             (part_of(c, parts, number, splits, split, row) + column * c.part.itemsize).store(vector)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""Producers of the kernels over latent rows: tiles of keys into the boxes of shared memory.
+"""Producers of the latent kernels: they copy tiles of keys into boxes of shared memory.
 
-By TMA one warp copies, each lane the rows of a tile that lie in one page. Without, every thread of a warpgroup copies
-16 bytes of some rows by ``cp.async``: rows that a list names, pages of any size. What does not exist is zeros then.
+With TMA one warp copies, and each lane has the rows of a tile in one page. Without TMA every thread of a warpgroup
+copies 16-byte chunks of some rows by ``cp.async``, for listed rows and pages of any size; missing rows become zeros.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ THREADS = 128  # that copy rows
 
 
 def lanes_of(c: LatentConfig) -> int:
-    """Threads beside each other that copy one row of a box."""
+    """Adjacent threads that copy one row of a box."""
     return c.box.pitch // 16
 
 
 def turns_of(c: LatentConfig) -> int:
-    """Rows of a tile that a thread takes."""
+    """Rows of a tile per thread."""
     return KEYS * lanes_of(c) // THREADS
 
 
@@ -36,9 +36,9 @@ def turns_of(c: LatentConfig) -> int:
 
 @kv.func
 def boxes_by_tma(c, key_map, cache, place, barrier, pages, base, boxes, lane):
-    """One warp copies some boxes of a tile to ``place`` on: each lane segments, rows that lie in one page.
+    """Copy some boxes of a tile to ``place`` by one warp; each lane copies its segments, the rows in one page.
 
-    ``boxes`` are (first, how many); ``pages`` holds in lane i the page of the i-th segment of the tile.
+    ``boxes`` are (first, number); lane i has the page of the tile's i-th segment in ``pages``.
     """
     first, count = boxes
     rows = key_map.rows
@@ -58,7 +58,7 @@ def boxes_by_tma(c, key_map, cache, place, barrier, pages, base, boxes, lane):
 
 @kv.func
 def pages_of(key_map, cache, b, base, last, lane):
-    """The page of each lane's segment of a tile; past the last key one outside of every pool."""
+    """The page of each lane's segment of a tile; past the last key, a page outside of every pool."""
     token = base + lane * key_map.rows
     page = cache.page(b, kv.math.max(kv.math.min(token, last - 1), 0))
     return kv.where((token < last) & (lane < KEYS // key_map.rows), page, NO_PAGE)
@@ -69,7 +69,7 @@ def pages_of(key_map, cache, b, base, last, lane):
 
 @dataclass(frozen=True)
 class Rows:
-    """Where the rows of tiles lie that threads copy: a sequence's tokens, or the places of a token's list."""
+    """The source of rows that threads copy: a sequence's tokens, or the entries of a token's list."""
 
     c: LatentConfig
     cache: Any
@@ -81,7 +81,7 @@ class Rows:
 
     @kv.func
     def place(self, at: Any) -> tuple[Any, Any, Any]:
-        """(token or slot, page, whether it is there) of a key; of one that is not, the place of some other."""
+        """(token or slot, page, whether it exists) of a key; for a missing key, the address of another one."""
         if self.c.case.listed:
             slot, page, there = place_in_pool(self.cache, self.indices[self.token0, kv.math.min(at, self.last - 1)])
             return slot, page, there & (at < self.last)
@@ -90,26 +90,26 @@ class Rows:
 
 
 def row_of(c: LatentConfig, thread: Any, turn: int) -> Any:
-    """The row of a tile that a thread copies in a turn: a warp has 16 of them."""
-    rows = 32 // lanes_of(c)  # of a warp and turn
+    """The row of a tile that a thread copies in a round of copies; a warp copies 16 rows."""
+    rows = 32 // lanes_of(c)  # rows per warp and round
     return (thread >> 5) * 16 + turn * rows + (thread & 31) // lanes_of(c)
 
 
 @kv.func
 def places_of(c, rows, base, thread):
-    """The places of the rows that a thread copies of a tile."""
+    """The addresses of the rows of a tile that a thread copies."""
     return [rows.place(base + row_of(c, thread, turn)) for turn in range(turns_of(c))]
 
 
 @kv.func
 def copy_boxes(c, rows, places, place, barrier, boxes, thread):
-    """Start copying this thread's chunks of some boxes of a tile to ``place`` on; ``barrier`` learns when it is done.
+    """Start copying this thread's chunks of some boxes of a tile to ``place``; ``barrier`` signals completion.
 
-    Whose products read them waits for the barrier and orders the copies before them (:func:`wait_for`).
+    The warps whose products read them wait for the barrier, with a fence (:func:`wait_for`).
     """
     first, count = boxes
     lane, chunk = thread & (lanes_of(c) - 1), 16 // c.case.spec.dtype.itemsize
-    source = kv.operand(rows.cache)  # whose pointers are for reading
+    source = kv.operand(rows.cache)  # its pointers are read-only
     for turn in kv.static(range(turns_of(c))):
         token, page, there = places[turn]
         row = row_of(c, thread, turn)
@@ -127,7 +127,7 @@ def copy_boxes(c, rows, places, place, barrier, boxes, thread):
 
 @kv.func
 def wait_for(c, barrier, phase):
-    """Wait for boxes that products are to read."""
+    """Wait for boxes that products will read."""
     kv.mbarrier_wait(barrier, phase)
     if c.copy == "rows":
         kv.fence_proxy_async()
@@ -135,10 +135,10 @@ def wait_for(c, barrier, phase):
 
 @kv.func
 def note_rows(c, places, seen_at, barrier, thread):
-    """Write which rows of a tile there are, a bit each; each warp arrives at ``barrier``."""
+    """Store which rows of a tile exist, one bit each; each warp arrives on ``barrier``."""
     word, lanes = kv.u32(0), lanes_of(c)
     for turn in kv.static(range(turns_of(c))):
-        bits = kv.ballot(places[turn][2])  # lanes beside each other have one row
+        bits = kv.ballot(places[turn][2])  # adjacent lanes share a row
         for row in kv.static(range(32 // lanes)):
             bit = (bits >> (row * (lanes - 1))) & (1 << row)
             word = word | (bit << (turn * (32 // lanes)))

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 """Expand ``kv.mla_attention``, ``kv.mla_prefill_chunk`` and ``kv.mla_decompress``.
 
-Latent rows are keys whose first ``value_size`` columns are the values. On a GPU with wgmma the kernels of
-``mla.wide`` and ``mla.few`` take the shapes that they know; other shapes and other GPUs have the kernel over
-tiles, with products by mma.sync, which is the host's too. The row kernels of ``attention.rows`` take everything. A
-prefill's chunk has that of ``mla.chunk_tiles`` on wgmma, and those of ``mla.chunk_rows`` for every other.
+Latent rows are keys whose first ``value_size`` columns are the values. On GPUs with wgmma the kernels of ``mla.wide``
+and ``mla.few`` run the shapes that they support. Other shapes and other GPUs use the kernel over tiles, with products
+by mma.sync; so does the host. The row kernels of ``attention.rows`` support everything. A prefill's chunk uses
+``mla.chunk_tiles`` if wgmma is available, and ``mla.chunk_rows`` otherwise.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from . import chunk_rows as mla_chunk, chunk_tiles as mla_chunk_tiles
 from .common import KEYS, LatentConfig
 
 THREADS = 128
-ROWS_TILE = (16, 32)  # query rows and keys of a tile of a block mask, of kernels of a row at a time
+ROWS_TILE = (16, 32)  # query rows and keys per tile of a block mask, for kernels that process one row at a time
 
 
 def case_of(op: Any, at: Expansion) -> Case:
@@ -49,15 +49,15 @@ def case_of(op: Any, at: Expansion) -> Case:
 
 
 def latent_problems(op: Any, at: Expansion) -> list[str]:
-    """Why no kernel over tiles of latent rows takes an operation, one sentence each; empty when one does.
+    """Why no tile kernel over latent rows supports an operation, one sentence per reason; empty if one does.
 
-    On a GPU with wgmma its kernels come first, and that over tiles by mma.sync takes what it does of the rest.
+    On GPUs with wgmma the wgmma kernels are tried first, then the tile kernel by mma.sync.
     """
     return wgmma_problems(op, at) and tile_problems(op, at)
 
 
 def wgmma_problems(op: Any, at: Expansion) -> list[str]:
-    """Why the kernels on wgmma do not take an operation, one sentence each; empty when they do."""
+    """Why the kernels by wgmma do not support an operation, one sentence per reason; empty if they do."""
     case, tile = case_of(op, at), block_tile(op)
     found = latent_schedule.problems(case, at.target, row_alignment(op))
     if tile is not None and at.target.has("wgmma"):
@@ -68,15 +68,15 @@ def wgmma_problems(op: Any, at: Expansion) -> list[str]:
 
 
 def _tile_by_wgmma(case: Case, schedule: Mapping[str, Any]) -> tuple[int, int]:
-    """Query rows and keys of a tile of the kernels on wgmma."""
+    """Query rows and keys per tile of the kernels by wgmma."""
     return latent_schedule.rows_of(case, schedule.get("max_queries", 0) * case.heads), KEYS
 
 
 def block_extents(case: Case, place: Place) -> tuple[int, int]:
-    """(query rows, keys) of the tiles of a block mask of an attention over latent rows.
+    """(query rows, keys) per tile of a block mask for an attention over latent rows.
 
-    Without wgmma they are those of the kernel over tiles, which follow from the rows' columns. Kernels of a row at a
-    time take any.
+    Without wgmma they are those of the kernel over tiles, which follow from the number of columns. Kernels that process
+    one row at a time accept any.
     """
     if place.target.is_host or place.schedule.get("kind") == "simt":
         return ROWS_TILE
@@ -90,7 +90,7 @@ def block_extents(case: Case, place: Place) -> tuple[int, int]:
 
 
 def tile_problems(op: Any, at: Expansion) -> list[str]:
-    """Why the kernel over tiles does not take an operation by mma.sync, one sentence each; empty when it does."""
+    """Why the kernel over tiles by mma.sync does not support an operation; empty if it does."""
     case = case_of(op, at)
     found = tile_schedule.problems(case, at.target, row_alignment(op), latent_schedule.BY_MMA)
     if not found and case.blocks:
@@ -111,7 +111,7 @@ def tiled_problems(op: Any, at: Expansion) -> list[str]:
 
 
 def kind_of(op: Any, at: Expansion) -> str:
-    """The schedule's kind, which takes the case, or the choice for the target; ValueError where it does not."""
+    """The schedule's kind, or the choice for the target; ValueError if the given kind does not support the case."""
     kind = at.schedule.get("kind")
     if at.target.is_host or kind == "simt":
         return kind or "host"
@@ -126,7 +126,7 @@ def kind_of(op: Any, at: Expansion) -> str:
 
 
 def slower_than(op: Any, at: Expansion) -> list[str]:
-    """Why a kernel of its kind was chosen where another would be faster, one sentence each; empty for the fastest."""
+    """Why a faster kind was not chosen, one sentence per reason; empty for the fastest kind."""
     if at.target.is_host or "kind" in at.schedule:
         return []
     if at.target.has("wgmma"):
@@ -164,7 +164,7 @@ def chunk_case(op: Any, at: Expansion) -> Case:
 
 
 def chunk_problems(op: Any, at: Expansion) -> list[str]:
-    """Why the kernel over tiles does not take a prefill's chunk, one sentence each; empty when it does."""
+    """Why the kernel over tiles does not support a prefill's chunk, one sentence per reason; empty if it does."""
     return mla_chunk_tiles.problems(chunk_case(op, at), at.target)
 
 
@@ -174,7 +174,7 @@ def expand_prefill_chunk(op: Any, at: Expansion) -> None:
 
 
 def decompress_kernel(spec: CacheSpec) -> Any:
-    """Copies latent rows, a thread a vector of at most 16 bytes; rows that belong to no sequence stay as they are."""
+    """Copies latent rows, one vector of at most 16 bytes per thread; rows of no sequence are not written."""
     width = min(16 // spec.dtype.itemsize, lowbit(spec.head_size))
     columns = spec.head_size // width
 
@@ -188,7 +188,7 @@ def decompress_kernel(spec: CacheSpec) -> Any:
         item = kv.block_id.x * kv.block_dim.x + kv.thread_id.x
         row, d = item // columns, item % columns * width
         rows = RaggedQueries(row_offsets, out.shape[0])
-        if rows.holds(row):
+        if rows.in_range(row):
             b = rows.sequence(row)
             token = rows.token(b, row) + cache_offsets[b]
             if spec.quantized:

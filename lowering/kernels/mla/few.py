@@ -1,20 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""Attention over latent rows with swapped operands: up to 32 query rows a block, or 64 over rows of 8 bits.
+"""Attention over latent rows with swapped operands: up to 32 query rows per block, or 64 over 8-bit rows.
 
-Products have at least 64 rows, so keys are the rows: S^T = K Q^T, O^T += V^T P^T, with query rows as columns. V^T is
-the keys' tile read transposed, P^T lies in shared memory with a row a query row. Keys and values are operand A: rows of
-8 bits are converted on the way from shared memory to its registers (:mod:`mla.stored`). Where keys need not be, and
-query rows are as many as a product has, scores are S = Q K^T: a softmax of rows (:mod:`mla.upright`) takes less
-than one of columns (:mod:`mla.columns`), over all warps.
+A wgmma product has at least 64 rows, which few query rows would leave mostly empty. So keys are the rows: S^T = K Q^T,
+O^T += V^T P^T, with query rows as columns. V^T is the key tile read transposed; P^T is in shared memory with one row
+per query row. Keys and values are operand A, and 8-bit rows are converted on the way from shared memory to its
+registers (:mod:`mla.stored`). If keys need no conversion and query rows fill a product, scores are S = Q K^T, whose
+softmax along rows (:mod:`mla.upright`) is cheaper than one along columns over all warps (:mod:`mla.columns`). Roles:
 
-- The *producer* copies boxes of 64 keys and 64 columns, or two at a time, into a ring of as many as fit.
-- *Scores* multiplies box by box as they arrive; a softmax of columns folds them over lanes, and over warps through
-  shared memory. Weights and factors go to one of two places.
-- *Values* adds, and gives the boxes back: from 33 query rows on two warpgroups with half of the columns each.
+1. The *producer* copies boxes of 64 keys and 64 columns, one or two per copy, into a ring with as many as fit.
+2. *Scores* (one warpgroup) multiplies box by box as they arrive. Its softmax along columns reduces over lanes, and over
+   warps through shared memory. It stores weights and factors in one of two buffers.
+3. *Values* multiplies weights and values, and releases the boxes; from 33 query rows up it has two warpgroups with half
+   of the columns each.
 
-With few query rows neither has to hurry: both wait for the memory. Two blocks, a cluster, share the keys of a tile of
-query rows and combine results in distributed shared memory; where more do, pairs leave partial results. With many,
-a block has a split of its own, and where scores are S^T, they and values take turns on the tensor cores.
+With few query rows both roles wait for memory. Two blocks of a cluster share the keys of a tile of query rows and
+combine their results through distributed shared memory; with more splits, the pairs store partial results. With many
+query rows each block has its own split, and where scores are S^T, scores and values alternate on the tensor cores.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ from .ring import Ring, next_tile
 
 
 def latent_kernel(c: LatentConfig, shared_bytes: int) -> Any:
-    """The kernel of a configuration: a block a tile of query rows and half of a split of their keys."""
+    """The kernel for a configuration: one block per tile of query rows and half of a split of their keys."""
     dtype, N, UPRIGHT = c.products, c.rows, c.stored and latent_stored.upright(c)
     COLUMNS, WIDTH = latent_blocks.column_tiles(c), latent_blocks.width_of(c)
     r = Ring(c, latent_blocks.ring_boxes(c, shared_bytes))
@@ -52,14 +53,14 @@ def latent_kernel(c: LatentConfig, shared_bytes: int) -> Any:
     value_steps = [] if c.stored else list(zip(BOX.row_steps(), k_steps, strict=True))
     halves_of = [k_steps[:2], k_steps[2:]]
     CONSUMERS, GROUPS, PAIR = latent_blocks.consumers_of(c), latent_blocks.value_groups(c), latent_blocks.blocks_of(c)
-    MINE = c.value_boxes // GROUPS  # boxes of a warpgroup of values
-    STEPS, TURNS = latent_blocks.value_steps(c), latent_blocks.takes_turns(c)
-    LATE = latent_blocks.holds_query(c)  # values are loaded behind the start of the products before them
+    MINE = c.value_boxes // GROUPS  # boxes per values warpgroup
+    STEPS, TURNS = latent_blocks.value_steps(c), latent_blocks.alternates(c)
+    LATE = latent_blocks.query_in_registers(c)  # values are loaded after the products before them have started
     registers, launched = latent_blocks.registers_of(c), REGISTERS // latent_blocks.threads_of(c) // 8 * 8
 
     @kv.func
     def take_registers(role):
-        """Give or take registers for a role: 0 scores, 1 values, 2 the producer."""
+        """Reallocate registers for a role: 0 scores, 1 values, 2 the producer."""
         if registers is not None and registers[role] != launched:
             kv.setmaxnreg(registers[role], "increase" if registers[role] > launched else "decrease")
 
@@ -71,7 +72,7 @@ def latent_kernel(c: LatentConfig, shared_bytes: int) -> Any:
 
     @kv.func
     def value_box(a, j, half, slot, phase):
-        """(place, barrier) of box j of a warpgroup's values, whose first half waits until it is there."""
+        """(address, barrier) of box j of a warpgroup's values; its first half waits for the box."""
         place, barrier, parity = latent_ring.at(r, a.ring, a.full, slot, phase, j // c.together)
         if half == 0 and c.part_of(j) == 0:
             kv.mbarrier_wait(barrier, parity)
@@ -85,9 +86,9 @@ def latent_kernel(c: LatentConfig, shared_bytes: int) -> Any:
 
     @kv.func
     def add_stored(a, o, p, i, slot, phase, group):
-        """O^T plus a tile's values, of a warpgroup's boxes; what is multiplied next is loaded before a wait.
+        """O^T plus the products of a tile's 8-bit values in a warpgroup's boxes; the next half is loaded before a wait.
 
-        But not where there are several scales a row: registers do not suffice.
+        With several scales per row it is loaded later, for lack of registers.
         """
         words, notes = None, a.notes_at + (i & (LISTS - 1)) * NOTES
         if c.granules:
@@ -114,7 +115,7 @@ def latent_kernel(c: LatentConfig, shared_bytes: int) -> Any:
 
     @kv.func
     def add(a, o, p, slot, phase):
-        """The same of values of 16 bits."""
+        """The same for 16-bit values."""
         for j in kv.static(range(MINE)):
             box, _ = value_box(a, j, 0, slot, phase)
             if c.copy == "rows":
@@ -176,7 +177,8 @@ def latent_kernel(c: LatentConfig, shared_bytes: int) -> Any:
         notes_full = turns + 2 * BARRIER_BYTES
         thread, lane = kv.thread_id.x, kv.thread_id.x & 31
         role = kv.shuffle_idx(thread >> 7, 0)
-        if thread == 0:  # alone: of barriers a lane has each, ptxas makes a loop over lanes, with a fence in each turn
+        # One thread initialises all: with a barrier per lane, ptxas loops over lanes, with a fence per iteration.
+        if thread == 0:
             for n in kv.static(range(RING)):
                 kv.mbarrier_init(full + n * BARRIER_BYTES, c.arrivals)
                 kv.mbarrier_init(empty + n * BARRIER_BYTES, 4)
@@ -192,11 +194,11 @@ def latent_kernel(c: LatentConfig, shared_bytes: int) -> Any:
         kv.barrier()
         rank = kv.cluster_rank() if PAIR > 1 else kv.i32(0)
         splits, split, number = kv.grid_dim.y // PAIR, kv.block_id.y // PAIR, kv.grid_dim.x - 1 - kv.block_id.x
-        kv.griddepcontrol_wait()  # what lies before is of this kernel alone
+        kv.griddepcontrol_wait()  # everything before belongs to this kernel alone
         queries, arrays = queries_of(args.query, args.extents, args.kv_offsets), args.arrays
         b, token0, row0, rows = place_of(c, queries, number)
         place, some = (number, token0, row0, rows), kv.bool(False)
-        # Where a block's sequence is known its length is read with its offsets.
+        # If a block's sequence is known, its length is read together with its offsets.
         extents = extents_of(c, args, queries, b, token0) if c.tiles else None
         if row0 < rows:
             cache = args.collection.get_key_cache(args.layer)
@@ -257,6 +259,6 @@ def latent_kernel(c: LatentConfig, shared_bytes: int) -> Any:
                             c, ring, ends, args.partials, args.out, place, splits, split, some, thread
                         )
         if PAIR > 1:
-            kv.cluster_barrier()  # no block ends while the other reads its memory
+            kv.cluster_barrier()  # no block exits while the other reads its memory
 
     return attention_latent_few

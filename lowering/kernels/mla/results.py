@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""Results of the kernel over latent rows with swapped operands: from the sums of warpgroups to rows of the output.
+"""Results of the latent kernel with swapped operands: from the warpgroups' accumulators to rows of the output.
 
-They lie in shared memory where the keys were: as f32 where two blocks combine theirs, else as they are written.
+They go through shared memory, in place of the keys: as f32 if two blocks combine theirs, otherwise in the output type.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from kvarn.dialect.dtypes import f32
 from ..attention.partials import normalizer, weight
 from . import stored as latent_stored
 from .block_sizes import blocks_of, consumers_of
-from .common import CHUNK, NEVER, LatentConfig, in_parts, lse_of, pack, write_rows
+from .common import CHUNK, NEVER, LatentConfig, lse_of, pack, write_rows, writes_partials
 
-PAD = 16  # bytes between rows
+PAD = 16  # padding bytes between rows
 
 
 def pitch_of(c: LatentConfig) -> int:
@@ -26,7 +26,7 @@ def pitch_of(c: LatentConfig) -> int:
 
 @kv.func
 def put_columns(c, place, o, inverse, box, warp, lane):
-    """A box's columns of the result to shared memory: for another block to combine as f32, else as written."""
+    """Store a box's columns of the result to shared memory: f32 for another block to combine, or the output type."""
     for n in kv.static(range(c.rows // 8)):
         for x in kv.static(range(2)):
             row = place + (8 * n + (lane & 3) * 2 + x) * pitch_of(c)
@@ -45,7 +45,7 @@ def put_columns(c, place, o, inverse, box, warp, lane):
 
 @kv.func
 def write_own(c, ring, ends, parts, out, place, splits, split, some, thread):
-    """The block's result, written; ``some``: whether it saw keys."""
+    """Write the block's result; ``some``: whether it has any keys."""
     chunks, threads = c.case.value_size // CHUNK, consumers_of(c)
     count, found = c.rows * chunks, []
     for first in kv.static(range(0, count, threads)):
@@ -56,20 +56,20 @@ def write_own(c, ring, ends, parts, out, place, splits, split, some, thread):
             row, column = place_of(thread + n * threads, chunks, count)
             vector = kv.where(some, found[n], c.part(kv.vector(f32, CHUNK)))
             write_rows(c, vector, parts, out, place, row, column, splits, split)
-    if in_parts(c, splits):
+    if writes_partials(c, splits):
         if thread < c.rows:
             lse_of(c, parts, kv.grid_dim.x, place[0], splits, split, thread).store((ends + thread * 4).load(kv.f32))
 
 
 def place_of(i: Any, chunks: int, count: int) -> tuple[Any, Any]:
-    """(row, first column) of chunk i of a result; of one that there is not, of the last."""
+    """(row, first column) of chunk i of a result; past the end, of the last chunk."""
     i = kv.math.min(i, count - 1)
     return i // chunks, i % chunks * CHUNK
 
 
 @kv.func
 def combine_in_cluster(c, ring, ends, rank, parts, out, place, splits, split, thread):
-    """Half of the columns of both blocks' results, combined and written."""
+    """Combine half of the columns of both blocks' results, and write them."""
     half = c.case.value_size // 2
     chunks = half // CHUNK
     for i in range(thread, c.rows * chunks, consumers_of(c)):
@@ -86,7 +86,7 @@ def combine_in_cluster(c, ring, ends, rank, parts, out, place, splits, split, th
         both = [kv.where(a == 0.0, 0.0, x[k]) * a + kv.where(b == 0.0, 0.0, y[k]) * b for k in range(CHUNK)]
         vector = c.part(kv.vector(f32, [v * inverse for v in both]))
         write_rows(c, vector, parts, out, place, row, column, splits, split)
-        if in_parts(c, splits):
+        if writes_partials(c, splits):
             if column == 0:
                 lse = kv.where(total == 0.0, NEVER, top + kv.math.log2(total))
                 lse_of(c, parts, kv.grid_dim.x, place[0], splits, split, row).store(lse)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""The circular buffer of the kernel over latent rows with swapped operands, and the producers that fill it.
+"""The circular buffer of the latent kernel with swapped operands, and the producers that fill it.
 
-A slot has a box of 64 keys and 64 columns, and two barriers: ``full`` and ``empty``. The boxes of a tile come in one
-order; those that are no values first, since they are read first and for the last time.
+A slot has a box of 64 keys and 64 columns, and two mbarriers: ``full`` and ``empty``. The boxes of a tile are in a
+fixed order, those that are no values first, since they are released first.
 """
 
 from __future__ import annotations
@@ -28,31 +28,31 @@ class Ring:
 
     @property
     def whole(self) -> bool:
-        """Whether a tile's slots lie side by side, each tile's as far from its first one's."""
+        """Whether a tile's slots are contiguous, at constant distances from its first slot."""
         return self.slots % self.c.slots == 0
 
     def place_of(self, box: int) -> int:
-        """Which of a tile's slots a box is in."""
+        """The index among a tile's slots of a box."""
         values = self.c.value_boxes
         return (box - values) // self.c.together if box >= values else self.c.rest_slots + box // self.c.together
 
     def empty_of(self, full: Any) -> Any:
-        """The barrier of a slot that is given back, of which that is given that says it is full."""
+        """The ``empty`` barrier of a slot, given its ``full`` barrier."""
         return full + self.slots * BARRIER_BYTES
 
     @property
     def rest(self) -> int:
-        """Slots of a tile that hold no values."""
+        """Slots per tile that have no values."""
         return self.c.rest_slots
 
     @property
     def order(self) -> list[int]:
-        """The boxes of a tile."""
+        """The boxes of a tile in order."""
         return [*range(self.c.value_boxes, self.c.boxes), *range(self.c.value_boxes)]
 
 
 def at(r: Ring, ring: Any, barriers: Any, slot: Any, phase: Any, count: int) -> tuple[Any, Any, Any]:
-    """(place, barrier, phase) of a slot ``count`` behind another of its tile."""
+    """(address, barrier, phase) of the slot ``count`` after another of its tile."""
     if not r.whole:
         slot, phase = advance(r.slots, slot, phase, count)
         count = 0
@@ -61,12 +61,12 @@ def at(r: Ring, ring: Any, barriers: Any, slot: Any, phase: Any, count: int) -> 
 
 
 def behind(r: Ring, slot: Any, phase: Any, count: Any) -> tuple[Any, Any]:
-    """(slot, phase) of a slot ``count`` behind another of its tile."""
+    """(slot, phase) of the slot ``count`` after another of its tile."""
     return (slot + count, phase) if r.whole else advance(r.slots, slot, phase, count)
 
 
 def next_tile(r: Ring, slot: Any, phase: Any) -> tuple[Any, Any]:
-    """(slot, phase) of the first slot of the tile behind."""
+    """(slot, phase) of the next tile's first slot."""
     return advance(r.slots, slot, phase, r.c.slots)
 
 
@@ -77,7 +77,7 @@ def release(barrier, lane):
 
 @kv.func
 def note(r, notes_at, notes_full, scales, i, lane):
-    """A warp writes the scales of tile i, behind its boxes: what was there is read."""
+    """Store the scales of tile i by one warp, after its boxes have arrived; the old notes have been read by then."""
     latent_stored.write_notes(r.c, notes_at + (i & (LISTS - 1)) * r.c.notes_bytes, scales, lane)
     release(notes_full + (i & (LISTS - 1)) * BARRIER_BYTES, lane)
 
@@ -101,7 +101,7 @@ def produce_by_tma(r, key_map, cache, ring, full, span, b, lane):
 
 @kv.func
 def produce_notes(r, rows, notes_at, full, notes_full, span, lane):
-    """A warp beside that of the copies: once a tile's first box is there, what lay where its notes go is read."""
+    """Store scale notes in a separate warp, once a tile's first box has arrived and its old notes were read."""
     walk, tiles = span[4], span[5]
     following = latent_stored.places_of(rows, walk.base(walk.entry(0)), lane)
     slot, phase = kv.i32(0), kv.i32(0)

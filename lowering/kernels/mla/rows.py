@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""Scores of latent rows with query rows as rows: what is hidden, the softmax, where the weights lie.
+"""Scores of latent rows with query rows as rows: masks, softmax, and the stores of weights.
 
-Of 64 rows a warp has 16 and a thread two, of every eight keys two: element 4 n + 2 u + i of a thread is that of row
-``16 warp + lane / 4 + 8 u`` and key ``8 n + 2 (lane % 4) + i``. So a maximum takes two shuffles, and no other warp.
+Of 64 rows a warp has 16 and a thread two; of every eight keys a thread has two: its element 4 n + 2 u + i is at row
+``16 warp + lane / 4 + 8 u`` and key ``8 n + 2 (lane % 4) + i``. So a maximum takes two shuffles within a warp.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from .common import KEYS, NEVER, pack
 
 
 def row_of(warp: Any, lane: Any, u: int) -> Any:
-    """A thread's upper or lower row."""
+    """A thread's upper (u = 0) or lower (u = 1) row."""
     return warp * 16 + (lane >> 2) + 8 * u
 
 
@@ -30,7 +30,7 @@ def elements_of(warp: Any, lane: Any) -> list[tuple[Any, Any]]:
 
 @kv.func
 def masked(c, s, seen, start, num_keys, row0, rows, base, warp, lane):
-    """Minus infinity for what a row does not see; ``seen`` are the listed keys of a tile that there are."""
+    """Minus infinity for masked keys; ``seen`` are the bits of the listed keys of a tile that exist."""
     for u in kv.static(range(2)):
         if not c.case.listed:
             at = kv.math.min(row0 + warp * 16 + (lane >> 2) + 8 * u, rows - 1)
@@ -48,9 +48,9 @@ def masked(c, s, seen, start, num_keys, row0, rows, base, warp, lane):
 
 @kv.func
 def softmax(s, m, total, alpha, units):
-    """One tile of an online softmax, a thread's two rows; ``s`` becomes weights.
+    """One tile of an online softmax for a thread's two rows; ``s`` becomes the weights.
 
-    ``units`` makes base-2 scores of a row's products.
+    ``units`` makes the rows' products powers of two.
     """
     for u in kv.static(range(2)):
         mine = [4 * n + 2 * u + i for n in range(KEYS // 8) for i in range(2)]
@@ -81,13 +81,13 @@ def softmax(s, m, total, alpha, units):
 
 
 def packed(dtype: Any, s: list[Any]) -> list[list[Any]]:
-    """Weights of 16 bits as operand A, a step of 16 keys each."""
+    """16-bit weights as operand A, in k-steps of 16 keys."""
     return [[pack(dtype, s[8 * k + i], s[8 * k + i + 1]) for i in (0, 2, 4, 6)] for k in range(KEYS // 16)]
 
 
 @kv.func
 def store_weights(layout, words, weights, warp, lane):
-    """Weights to shared memory, a row a query row: four matrices at a time, of a warp's upper and lower rows."""
+    """Store weights to shared memory, one row per query row: four matrices at a time, upper and lower rows."""
     row = warp * 16 + (lane & 15)
     for k in kv.static(range(len(words))):
         kv.stmatrix(weights + layout.chunk_offset(row, 2 * k + (lane >> 4)), words[k])
@@ -95,7 +95,7 @@ def store_weights(layout, words, weights, warp, lane):
 
 @kv.func
 def store_factors(alpha, factors, warp, lane):
-    """What sums are multiplied by before a tile is added, for those who have them."""
+    """Store the factors of the accumulators for the warps that have these."""
     if (lane & 3) == 0:
         for u in kv.static(range(2)):
             (factors + row_of(warp, lane, u) * 4).store(alpha[u])
@@ -103,7 +103,7 @@ def store_factors(alpha, factors, warp, lane):
 
 @kv.func
 def store_ends(m, total, factor, final, ends, warp, lane):
-    """What makes a result of sums, and log-sum-exps in base 2; ``factor``: of all weights."""
+    """Store the factors of the final accumulators and base-2 log-sum-exps; ``factor`` applies to all weights."""
     for u in kv.static(range(2)):
         for k in kv.static((1, 2)):
             total[u] = total[u] + kv.shuffle_xor(total[u], k)

@@ -1,23 +1,23 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""Latent rows of 8 bits in the kernel with swapped operands: they stay as they are stored until a product takes them.
+"""8-bit latent rows in the kernel with swapped operands: they are converted in registers, or not at all.
 
-Tiles of keys lie in shared memory as bytes, half of what converted ones would be, written once by the copies and never
-by a conversion. Keys, and values transposed, are operand A.
+Tiles of keys are in shared memory as bytes, half the size of converted ones: copies write them once, and no conversion
+writes shared memory. Keys, and values transposed, are operand A.
 
-- *Keys* of e4m3 are multiplied as they are, with query rows that are sums of two of e4m3 (:mod:`two_terms`): both
-  products together cost what one of bf16 would. Products of 8 bits keep about 14 bits of a sum: up
-  to 32 query rows, and where there are several scales a row, f32 adds what they make of :data:`TOGETHER` boxes. With
-  more query rows and at most one scale, query rows are the rows of scores (:func:`upright`): a warp has all of a row.
-- A query of e4m3 is multiplied as it is, too: half of the products. Weights are not e4m3, since products of 8 bits
-  lose what is small beside a sum, and the sums of values go over all keys.
+- *Keys* of e4m3 are multiplied unconverted, by query rows that are sums of two e4m3 terms (:mod:`two_terms`); both
+  products together cost as much as one of bf16. 8-bit products keep about 14 bits of a sum, so up to 32 query rows, or
+  with several scales per row, f32 adds the partial sums of :data:`TOGETHER` boxes. With more query rows and at most one
+  scale, the query rows are the rows of scores (:func:`upright`), so that one warp has a whole row.
+- A query of e4m3 is multiplied unconverted, in half as many products. Weights are not e4m3, since the sums of values
+  go over all keys, and 8-bit products lose small addends.
 - Other keys, and those of an f16 query, are converted on the way to the registers of operand A. A thread loads 16 bytes
-  of a row, and the query's columns lie in the order that this gives.
-- *Values* are too: ``ldmatrix`` transposes pairs of bytes, two columns by two keys in a word. f16 holds every 8-bit
-  element. Even columns are a fragment's upper rows, odd ones the lower.
+  of a row, and the query's columns are permuted accordingly.
+- *Values* are converted too: ``ldmatrix`` transposes pairs of bytes, so that a word has two columns by two keys. f16
+  represents every 8-bit element exactly. Even columns are a fragment's upper rows, odd columns the lower.
 
-Scales of rows multiply scores and weights. Weights are f16: a power of two that is above all scales so far is taken
-out, and the accumulators are rescaled when it moves. Of several scales a row, each is split in the row's power of two
-and a rest below 1, which multiplies elements. The producer writes both for each tile (:func:`write_notes`).
+Row scales multiply scores and weights. Weights are f16: they are divided by a power of two above all scales so far, and
+the accumulators are rescaled when it rises. Several scales per row are each split into the row's power of two and a
+remainder below 1, which multiplies elements. The producer stores both per tile (:func:`write_notes`).
 """
 
 from __future__ import annotations
@@ -35,15 +35,15 @@ from kvarn.lowering.tiles.cache_rows import inline_scale
 from ..attention.partials import LOG2E
 from .common import BYTE_BOX, KEYS, MOST_ROWS, LatentConfig, pack
 
-VECTOR = 16  # bytes of a row of a box that a thread loads; scales are of multiples of it
-ROPE_COLUMNS = 32  # bf16 columns of a box
-TOGETHER = 2  # boxes of keys that products of 8 bits sum up
-TOP = 14  # the query's largest element of a row is 2^TOP to 2^(TOP + 1), of f16
-ROWS_TOGETHER = 6  # of the query whose loads a warp has under way
+VECTOR = 16  # bytes of a box's row per load of a thread; a scale covers a multiple of it
+ROPE_COLUMNS = 32  # bf16 columns per box
+TOGETHER = 2  # boxes of keys whose 8-bit products are summed by the tensor cores
+TOP = 14  # for f16, a query row is scaled so that its largest element is from 2^TOP to 2^(TOP + 1)
+ROWS_TOGETHER = 6  # query rows whose loads a warp has in flight
 
 
 def direct(c: LatentConfig) -> bool:
-    """Whether keys are multiplied as they are stored."""
+    """Whether keys are multiplied without conversion."""
     case = c.case
     if c.narrow:
         return True
@@ -51,26 +51,26 @@ def direct(c: LatentConfig) -> bool:
 
 
 def one_sum(c: LatentConfig) -> bool:
-    """Whether all boxes of keys are summed by products: with many query rows, where no scales come between.
+    """Whether the tensor cores sum all boxes of keys: with many query rows and no scales between boxes.
 
-    Of a query of 8 bits they always are: what it was rounded from has lost more.
+    With an 8-bit query always: its own rounding has lost more.
     """
     return c.narrow or (c.rows > MOST_ROWS and not c.granules)
 
 
 def upright(c: LatentConfig) -> bool:
-    """Whether scores have query rows as rows, where there are enough for a product that reads keys as they lie.
+    """Whether query rows are the rows of scores: if they fill a product whose operand B is unconverted keys.
 
-    Not where sums are scaled key by key between products.
+    Not if sums are scaled key by key between products.
     """
     return direct(c) and not c.granules and c.rows > MOST_ROWS
 
 
 def groups_of(c: LatentConfig, order: list[int]) -> list[list[int]]:
-    """Boxes, in the order in which they come, that products of 8 bits sum up, or of bf16: under one scale."""
+    """Boxes in copy order, grouped by what products sum: 8-bit boxes, or bf16 boxes, under one scale."""
 
     def kind(box: int) -> Any:
-        """What boxes that are summed have in common."""
+        """The property that boxes of one group share."""
         return is_rope(c, box), box * BYTE_BOX.columns // c.granule if c.granules and not is_rope(c, box) else 0
 
     found: list[list[int]] = []
@@ -84,12 +84,12 @@ def groups_of(c: LatentConfig, order: list[int]) -> list[list[int]]:
 
 
 def rope_type(c: LatentConfig) -> DType:
-    """What keys that are stored as bf16 are multiplied as."""
+    """The type in which keys that are stored as bf16 are multiplied."""
     return bf16 if c.case.query is bf16 else f16
 
 
 def product_type(c: LatentConfig, box: int) -> DType:
-    """What a box's keys are multiplied as."""
+    """The type in which a box's keys are multiplied."""
     return rope_type(c) if is_rope(c, box) else f16
 
 
@@ -103,7 +103,7 @@ def is_rope(c: LatentConfig, box: int) -> bool:
 
 
 def query_layout(c: LatentConfig) -> SharedLayout:
-    """The query's panels: of a box of 8-bit elements, or of two boxes of bf16."""
+    """The layout of the query's panels: one per box of 8-bit elements, or per two boxes of bf16."""
     if c.narrow:
         return SharedLayout(c.rows, content_boxes(c) * BYTE_BOX.columns, 1, BYTE_BOX.columns)
     panels = content_boxes(c) + cdiv(c.case.row.rope, 2 * ROPE_COLUMNS)
@@ -111,7 +111,7 @@ def query_layout(c: LatentConfig) -> SharedLayout:
 
 
 def query_place(c: LatentConfig, box: int) -> tuple[int, list[int]]:
-    """(panel, bytes of the steps) of the query's columns that a box of keys is multiplied with."""
+    """(panel, byte offsets of the k-steps) of the query columns that multiply a box of keys."""
     if not is_rope(c, box):
         return box, [32 * k for k in range(4)]
     n = box - content_boxes(c)
@@ -123,9 +123,10 @@ def query_place(c: LatentConfig, box: int) -> tuple[int, list[int]]:
 
 @kv.func
 def load_query(c, a, tile, units, place, warp, lane, warps):
-    """Query rows as the products take them; in ``units`` what makes base-2 scores of products.
+    """Store query rows in the layout of the products, and in ``units`` the factors that make products powers of two.
 
-    A warp has some rows at a time; rows past the last repeat it. The scale's sign is the query's: maxima are of scores.
+    A warp stores several rows at a time; rows past the last repeat it. A negative scale negates the query, since maxima
+    are of unscaled scores.
     """
     _, token0, row0, rows = place
     case, turns = c.case, cdiv(query_layout(c).columns // 8, 32)
@@ -141,7 +142,7 @@ def load_query(c, a, tile, units, place, warp, lane, warps):
                 found = [*found, [kv.where(exists, words[k], 0) for k in range(4)]]
         found = [found[n * turns : (n + 1) * turns] for n in range(together)]
         tops = [two_terms.largest(case.query, [word for words in row for word in words]) for row in found]
-        tops = [kv.warp_reduce(top, "max") for top in tops]  # side by side: each is a chain of shuffles
+        tops = [kv.warp_reduce(top, "max") for top in tops]  # interleaved: each reduction is a chain of shuffles
         for n in kv.static(range(together)):
             row = first + n * warps
             if row < c.rows:
@@ -150,7 +151,7 @@ def load_query(c, a, tile, units, place, warp, lane, warps):
 
 
 def query_column(c: LatentConfig, chunk: Any) -> tuple[Any, Any]:
-    """(first of the 8 columns of the query of a chunk of its panels, whether they exist)."""
+    """(first of the 8 query columns of a chunk of its panels, whether they exist)."""
     first_rope = content_boxes(c) * (BYTE_BOX.columns // 8)
     behind = chunk >= first_rope
     column = kv.where(behind, c.case.content + (chunk - first_rope) * 8, chunk * 8)
@@ -159,7 +160,7 @@ def query_column(c: LatentConfig, chunk: Any) -> tuple[Any, Any]:
 
 @kv.func
 def store_row(c, tile, units, row, found, top_of_row, scale, lane):
-    """A row of the query, of which a lane has every 32nd chunk, times a power of two and the scale's sign."""
+    """Store a query row, of which a lane has every 32nd chunk, times a power of two and the scale's sign."""
     layout, top = query_layout(c), two_terms.TOP if direct(c) else TOP
     first_rope = content_boxes(c) * (BYTE_BOX.columns // 8)
     factor, unit = two_terms.powers_of(top_of_row, top)
@@ -184,7 +185,7 @@ def store_row(c, tile, units, row, found, top_of_row, scale, lane):
 
 @kv.func
 def store_terms(c, tile, row, chunk, words):
-    """8 columns of the query that are multiplied with 8-bit keys as they are stored: each the sum of two e4m3."""
+    """Store 8 query columns for unconverted 8-bit keys, as sums of two e4m3 terms."""
     layout, panel, n, terms = query_layout(c), chunk // 8, chunk % 8, two_terms.terms_of(words)
     for term in kv.static(range(2)):
         of_row = layout.chunk_offset(row, panel * 8 + n // 2 + 4 * term)
@@ -193,7 +194,7 @@ def store_terms(c, tile, row, chunk, words):
 
 @kv.func
 def store_content(c, tile, row, chunk, x):
-    """8 columns of the query that are multiplied with 8-bit keys, in the order of the keys' fragments."""
+    """Store 8 query columns for converted 8-bit keys, in the order of the keys' fragments."""
     layout, panel, n = query_layout(c), chunk // 8, chunk % 8
     for k in kv.static(range(2)):
         for odd in kv.static(range(2)):
@@ -203,7 +204,7 @@ def store_content(c, tile, row, chunk, x):
 
 @kv.func
 def store_rope(c, tile, row, chunk, x):
-    """8 columns of the query that are multiplied with converted bf16 keys."""
+    """Store 8 query columns for converted bf16 keys."""
     layout, panel, n = query_layout(c), chunk // 8, chunk % 8
     for k in kv.static(range(4)):
         to = layout.chunk_offset(row, panel * 8 + n // 4 * 4 + k) + n % 4 * 4
@@ -220,7 +221,7 @@ def halves(dtype: DType, word: Any) -> tuple[Any, Any]:
         return first, second
     if dtype is f8e5m2:
         return kv.prmt(word, kv.i32(0), 0x2404), word & kv.i32(0xFF00FF00 - (1 << 32))
-    signless = word ^ kv.i32(0x80808080 - (1 << 32))  # x + 128 below the byte 0x64 is the f16 1024 + 128 + x
+    signless = word ^ kv.i32(0x80808080 - (1 << 32))  # byte x + 128 under the byte 0x64 is the f16 1024 + 128 + x
     first, second = (kv.prmt(signless, kv.i32(0x64646464), selector) for selector in (0x4240, 0x4341))
     offset = kv.i32(0x64806480)
     return tuple(two_terms.word("sub.f16x2 $0, $1, $2;", "=r,r,r", [x, offset]) for x in (first, second))
@@ -232,14 +233,14 @@ def times(words: Any, factors: Any) -> list[Any]:
 
 
 def bytes_before(c: LatentConfig, box: int) -> int:
-    """Bytes of a row before those of a box, of what was copied with it."""
+    """Bytes of a row before those of a box, within its copy."""
     return c.part_of(box) * BYTE_BOX.pitch
 
 
 def start_direct(c: LatentConfig, sums: Any, tile: Any, place: Any, box: int, held: Any = ()) -> Any:
-    """Start the products of a box of keys, as it is stored at ``place``, added to ``sums``, which may be None.
+    """Start the products of a box of unconverted keys at ``place``, added to ``sums`` unless None.
 
-    ``held`` are the words of the first steps of the query, where they are in registers.
+    ``held`` are the query's words of the first k-steps, if they stay in registers.
     """
     panel, query_steps = query_place(c, box)
     rows_at = tile + panel * query_layout(c).panel_bytes
@@ -264,7 +265,7 @@ def start_direct(c: LatentConfig, sums: Any, tile: Any, place: Any, box: int, he
 
 @kv.func
 def added(c, s, sums, box, notes, warp, lane):
-    """Scores plus those of a group of boxes, times what its scale has behind the row's factor."""
+    """Scores plus those of a group of boxes, times the group's scale relative to the row's factor."""
     row, factors = warp * 16 + (lane >> 2), [kv.f32(1.0)] * 2
     if c.granules:
         factors = [inverse_at(notes, row + 8 * u) for u in range(2)]
@@ -285,7 +286,7 @@ def load_keys(c, place, box, warp, lane):
 
 @kv.func
 def key_steps(c, box, words, notes, warp, lane):
-    """Operand A of the products of a box of keys, a step of 16 columns each."""
+    """Operand A for the products of a box of keys, in k-steps of 16 columns."""
     case = c.case
     if is_rope(c, box):
         return rope_steps(c, words, notes, warp, lane)
@@ -306,7 +307,7 @@ def key_steps(c, box, words, notes, warp, lane):
 
 @kv.func
 def rope_steps(c, words, notes, warp, lane):
-    """Operand A of keys that are stored as bf16: where only others are scaled, divided by the row's factor."""
+    """Operand A for keys stored as bf16, divided by the row's factor if only other keys have scales."""
     found = [[words[u][k] for k in range(4)] for u in range(2)]
     row = warp * 16 + (lane >> 2)
     for u in kv.static(range(2)):
@@ -331,7 +332,7 @@ def load_values(c, place, box, half, warp, lane):
 
 @kv.func
 def value_steps(c, box, half, words, notes, warp, lane):
-    """Operand A of the products of half of a box's keys, a step of 16 each: columns in the order of ``column_of``."""
+    """Operand A for half of a box's keys, in k-steps of 16 keys; columns are in the order of ``column_of``."""
     steps = []
     for k in kv.static(range(HALF // 16)):
         first, second = halves(c.case.spec.dtype, words[2 * k]), halves(c.case.spec.dtype, words[2 * k + 1])
@@ -345,7 +346,7 @@ def value_steps(c, box, half, words, notes, warp, lane):
 
 
 def column_of(box: int, warp: Any, lane: Any) -> Any:
-    """The first of the two columns of the output, beside each other, that a thread has sums of."""
+    """The first of the two adjacent output columns of a thread's accumulators."""
     return box * BYTE_BOX.columns + warp * 16 + (lane >> 2) * 2
 
 
@@ -353,24 +354,24 @@ def column_of(box: int, warp: Any, lane: Any) -> Any:
 
 
 def factor_at(row: Any) -> Any:
-    """Byte of a tile's notes where a row's factor lies."""
+    """Byte offset of a row's factor in a tile's notes."""
     return 16 + row * 4
 
 
 def inverse_at(notes: Any, row: Any) -> Any:
-    """1 by a row's factor, where that is a power of two."""
+    """The inverse of a row's factor, which is a power of two."""
     return kv.bitcast(kv.i32(254 << 23) - (notes + factor_at(row)).load(kv.i32), f32)
 
 
 def rest_at(c: LatentConfig, notes: Any, box: int, vector: Any, row: Any) -> Any:
-    """Where the rest of the scale of 16 bytes of a row of a box lies."""
+    """The address of the scale remainder for 16 bytes of a row of a box."""
     granule = kv.math.min((box * BYTE_BOX.columns + vector * VECTOR) // c.granule, c.granules - 1)
     return notes + (c.notes_head + (granule * KEYS + row) * 2)
 
 
 @kv.func
 def load_scales(c, rows, places):
-    """The scales of the rows of a tile that a lane has; of one that is not there 0."""
+    """The scales of a lane's rows of a tile; 0 for a missing row."""
     case, found = c.case, []
     for place in kv.static(places):
         token, page, there = place
@@ -386,15 +387,16 @@ def load_scales(c, rows, places):
 
 @kv.func
 def places_of(rows, base, lane):
-    """The places of the two rows of a tile that a lane has."""
+    """The addresses of a lane's two rows of a tile."""
     return [rows.place(base + 32 * half + lane) for half in range(2)]
 
 
 @kv.func
 def write_notes(c, notes, scales, lane):
-    """A warp writes a tile's factors: the exponent of a power of two above all, one a row, rests of several scales.
+    """Store a tile's scale notes by one warp: the common exponent, one factor per row, remainders of several scales.
 
-    The exponent is as f32 has it, biased; a row's factor is its scale, or a power of two above its scales.
+    The exponent is that of a power of two above all scales, biased as in f32; a row's factor is its scale, or a power
+    of two above its scales.
     """
     count, most = max(c.granules, 1), kv.i32(1)
     for half in kv.static(range(2)):

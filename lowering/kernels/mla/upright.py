@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""Scores of latent rows with query rows as rows: S = Q K^T, whose softmax is of warps.
+"""Scores of latent rows with query rows as rows: S = Q K^T, with a softmax within warps.
 
-Products of 64 rows and 64 columns read as much shared memory as there is time for, which values needs, too: of some
+Products of 64 rows and 64 columns read shared memory at the full rate, which the values role needs, too. So for some
 boxes the query, or its first term, stays in registers.
 """
 
@@ -20,18 +20,18 @@ from .ring import next_tile
 
 
 def held_boxes(c: LatentConfig) -> int:
-    """Boxes of whose columns the query is in registers: as many as there are registers for."""
-    if latent_blocks.holds_query(c):
+    """Boxes whose query columns are in registers: as many as there are registers for."""
+    if latent_blocks.query_in_registers(c):
         return 8
     return 6 if c.copy == "tma" and not c.scaled else 4
 
 
 @kv.func
 def held_query(a):
-    """The query as operand A, or its first term: the words of the steps of some boxes."""
+    """The query, or its first term, as operand A: the words of the k-steps of some boxes."""
     c, row, found = a.c, a.warp * 16 + (a.lane & 15), {}
     layout = latent_stored.query_layout(c)
-    of_panel = layout.panel_bytes // layout.rows // 16  # chunks of a panel's row
+    of_panel = layout.panel_bytes // layout.rows // 16  # chunks per panel row
     for box in kv.static(range(min(held_boxes(c), latent_stored.content_boxes(c)))):
         chunks = [box * of_panel + 2 * k + (a.lane >> 4) for k in range(2)]
         found[box] = [kv.ldmatrix(a.q_tile + layout.chunk_offset(row, chunk)) for chunk in chunks]
@@ -40,11 +40,11 @@ def held_query(a):
 
 @kv.func
 def multiply(a, held, slot, phase):
-    """The scores of a tile whose first slot is given."""
+    """The scores of a tile, given its first slot."""
     s, groups = None, latent_stored.groups_of(a.c, a.r.order)
     for group in kv.static(groups):
         if s is not None:
-            s = kv.wgmma_wait(0, s)[0]  # of another kind of product, which must be done
+            s = kv.wgmma_wait(0, s)[0]  # a product of another kind must be complete
         for j in kv.static(group):
             s = latent_stored.start_direct(a.c, s, a.q_tile, a.box(j, slot, phase), j, held.get(j, []))
     return kv.wgmma_wait(0, s)[0]
@@ -52,7 +52,7 @@ def multiply(a, held, slot, phase):
 
 @kv.func
 def softmax_of(a, s, i, slot, units, m, total, highest):
-    """The softmax of tile i, whose weights it hands on."""
+    """The softmax of tile i; it passes the weights on."""
     c, entry, notes, alpha = a.c, a.span[4].entry(i), a.notes(i), [kv.f32(1.0)] * 2
     base, of_keys, change = a.span[4].base(entry), [], kv.f32(1.0)
     if c.scaled:
@@ -76,11 +76,11 @@ def softmax_of(a, s, i, slot, units, m, total, highest):
     weights, factors, p_full = a.weights_of(i)
     latent_rows.store_weights(latent_blocks.weights_layout_of(c), words, weights, a.warp, a.lane)
     latent_rows.store_factors(alpha, factors, a.warp, a.lane)
-    a.hand_on(p_full)
+    a.publish(p_full)
 
 
 def units_of(a: Block) -> list[Any]:
-    """What makes base-2 scores of products, of a thread's two rows."""
+    """The factors that make products powers of two, for a thread's two rows."""
     if a.by_row:
         return [(a.units + latent_rows.row_of(a.warp, a.lane, u) * 4).load(kv.f32) for u in range(2)]
     return [kv.math.max(kv.math.abs(a.scale), 1.0e-30) * LOG2E] * 2
@@ -88,7 +88,7 @@ def units_of(a: Block) -> list[Any]:
 
 @kv.func
 def scores(a: Block):
-    """The role of scores: all tiles' weights, and what makes a result of sums."""
+    """The scores role: the weights of all tiles, then the factors of the final accumulators."""
     units, held = units_of(a), held_query(a)
     m, total, highest = [kv.f32(LOWEST)] * 2, [kv.f32(0.0)] * 2, [kv.i32(1)]
     slot, phase = kv.i32(0), kv.i32(0)

@@ -1,17 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""Attention over latent rows, 64 query rows a block: the columns of the output over two warpgroups.
+"""Attention over latent rows with 64 query rows per block, whose output columns two warpgroups share.
 
-512 columns of f32 for 64 rows are 256 registers of every thread of a warpgroup: two warpgroups share them.
+512 f32 columns of 64 rows would take 256 registers per thread of one warpgroup. Splitting the keys between warpgroups
+would need as many accumulators each, and splitting the rows would leave products half empty. Roles:
 
-- The *producer* copies tiles of 64 keys into two stages, in the order in which they become free.
-- *Scores* has the left columns. For tile i it starts O += P V of tile i - 1, its weights still in registers, and hands
-  them to the other warpgroup through shared memory; right behind it in the queue Q K^T of tile i starts, box by box as
-  they arrive. Then the softmax of tile i: the only time when this warpgroup has no product under way.
-- *Values* has the right columns: it waits for weights and factors, and adds. Where there are many tiles it waits until
-  Q K^T of the next tile has been started, and so adds during that softmax and not against those products.
+1. The *producer* copies tiles of 64 keys into two stages, in the order in which their boxes become free.
+2. *Scores* has the left output columns. For tile i it starts O += P V of tile i - 1, whose weights are still in
+   registers, and passes the weights to the other warpgroup through shared memory; after that product it starts
+   Q K^T of tile i, box by box as they arrive. Then it computes the softmax of tile i, the only time when this warpgroup
+   has no product in flight.
+3. *Values* has the right output columns: it waits for weights and factors, then accumulates. With many tiles it waits
+   until Q K^T of the next tile has started, so that its products overlap that softmax instead of those products.
 
-Barriers of a stage: ``full`` and ``empty`` for the left boxes, the right ones and those that are no values. Weights
-have ``p_full`` and ``p_empty``.
+A stage has ``full`` and ``empty`` mbarriers for the left boxes, for the right boxes and for those that are no values.
+Weights have ``p_full`` and ``p_empty``.
 """
 
 from __future__ import annotations
@@ -39,10 +41,8 @@ from .common import (
     SCORES_BARRIER,
     WIDE,
     LatentConfig,
-    alone,
     clear_rows,
     extents_of,
-    in_parts,
     load_query,
     lse_of,
     of_functions,
@@ -51,46 +51,48 @@ from .common import (
     queries_of,
     tile_of,
     write_rows,
+    writes_partials,
+    writes_results,
 )
 
 STAGES = 2
-LONG = 32  # tiles from which it pays that values waits for its turn
-OF_BOX = 32  # sums of a thread for a box of columns
-# Registers of a thread of the producer, of scores, of values: together those that the block starts with.
+LONG = 32  # tiles from which waiting for its turn pays off for the values role
+OF_BOX = 32  # accumulators per thread for a box of columns
+# Registers per thread of producer, scores and values; their sum is what the block starts with.
 REGISTERS = {"tma": (24, 240, 240), "rows": (40, 232, 232)}
 WEIGHTS = SharedLayout(WIDE, KEYS, 2, 128)
-WIDEST = 4  # boxes of a product: 256 columns
+WIDEST = 4  # boxes per product: 256 columns
 
 
 def groups_of(c: LatentConfig) -> list[tuple[int, int]]:
-    """(first, how many) boxes that share barriers: those that are no values, the left ones of the values, the right."""
+    """(first, number) of boxes that share barriers: those that are no values, the left values, the right values."""
     left = c.value_boxes // 2
     rest = c.boxes - c.value_boxes
     return ([(c.value_boxes, rest)] if rest else []) + [(0, left), (left, c.value_boxes - left)]
 
 
 def threads_of(c: LatentConfig) -> int:
-    """The producer's warpgroups, scores, values."""
+    """Threads of the producer's warpgroups, scores and values."""
     return align_up(32 * c.producer_warps, 128) + CONSUMERS
 
 
 def shared_bytes(c: LatentConfig) -> int:
-    """Query, stages, weights, a factor and an end a row, barriers, and which keys of a stage there are."""
+    """Bytes of the query, stages, weights, one factor and one end per row, barriers, and the bits of existing keys."""
     return (1 + STAGES) * c.boxes * BOX.bytes + WEIGHTS.bytes + 2 * 4 * WIDE + 18 * BARRIER_BYTES + 8 * STAGES
 
 
 @dataclass(frozen=True)
 class Memory:
-    """Where in shared memory a block has what.
+    """Addresses of a block's shared memory.
 
     Attributes
     ----------
     q_tile, stages, weights : pointers
-        The query, whose place the output's columns take, tiles of keys, and a tile's weights.
+        The query, which the output's columns replace, tiles of keys, and a tile's weights.
     factors, ends : pointers
-        A number a row each: what sums are multiplied by, and in the end.
+        One number per row: the factor of the accumulators, during the loop and at the end.
     seen_at : pointer
-        Which keys of a stage there are, of lists.
+        With lists, which keys of a stage exist.
     full, empty, p_full, p_empty, seen_full, turns : pointers
         Barriers.
     """
@@ -110,9 +112,9 @@ class Memory:
 
 
 def latent_kernel(c: LatentConfig) -> Any:
-    """The kernel of a configuration: a block a tile of query rows and split of their keys.
+    """The kernel for a configuration: one block per tile of query rows and split of their keys.
 
-    The roles are given ``at``, the block's memory, the arguments ``a`` and the tile ``t`` of query rows.
+    The roles get ``at``, the block's shared memory, the arguments ``a`` and the work item ``t``.
     """
     case, dtype, V = c.case, c.case.query, c.case.value_size
     groups = groups_of(c)
@@ -126,7 +128,7 @@ def latent_kernel(c: LatentConfig) -> Any:
         return barriers + (stage * (len(groups) * BARRIER_BYTES) + group * BARRIER_BYTES)
 
     def key_steps(group: int) -> list[tuple[int, int]]:
-        """Bytes of the 16-column steps of a group's boxes, in the query and in the keys."""
+        """Byte offsets of the 16-column k-steps of a group's boxes, in the query and in the keys."""
         first, count = groups[group]
         return [(x, x) for x in query_layout.k_steps()[4 * first : min(4 * (first + count), case.size // 16)]]
 
@@ -136,7 +138,7 @@ def latent_kernel(c: LatentConfig) -> Any:
 
     @kv.func
     def start_values(o, weights, boxes, steps):
-        """O + P V under way, for the columns of some boxes."""
+        """Start O += P V for the columns of some boxes."""
         count = len(o) // OF_BOX
         products = cdiv(count, WIDEST)
         for n in kv.static(range(products)):
@@ -147,7 +149,7 @@ def latent_kernel(c: LatentConfig) -> Any:
 
     @kv.func
     def weights_of(at, a, t, s, i, entry, unit, sums, warp, lane):
-        """The softmax of tile i: weights as operand A. ``sums``: (m, total, alpha) of rows."""
+        """The softmax of tile i: weights as operand A. ``sums`` is (m, total, alpha) of the rows."""
         walk = t.span[4]
         base = walk.base(entry)
         if case.functions:
@@ -161,14 +163,14 @@ def latent_kernel(c: LatentConfig) -> Any:
 
     @kv.func
     def rescaled(o, alpha):
-        """Sums times their factors, in warps where a maximum moved."""
+        """Accumulators times their factors, in warps where a maximum has moved."""
         if kv.ballot((alpha[0] != 1.0) | (alpha[1] != 1.0)) != 0:
             for i in kv.static(range(len(o))):
                 o[i] = o[i] * alpha[i // 2 % 2]
 
     @kv.func
-    def hand_on(at, p, alpha, warp, lane):
-        """Weights and factors to shared memory, for the other warpgroup."""
+    def publish(at, p, alpha, warp, lane):
+        """Store weights and factors to shared memory for the other warpgroup."""
         latent_rows.store_weights(WEIGHTS, p, at.weights, warp, lane)
         latent_rows.store_factors(alpha, at.factors, warp, lane)
         kv.fence_proxy_async()
@@ -177,7 +179,7 @@ def latent_kernel(c: LatentConfig) -> Any:
 
     @kv.func
     def write_columns(a, t, o, inverse, staging, first_column, warp, lane):
-        """A warpgroup's columns through shared memory, where every warp has its own rows."""
+        """Write a warpgroup's columns through shared memory, where every warp has its own rows."""
         for k in kv.static(range(len(o) // 8)):
             words = [
                 pack(dtype, o[8 * k + i] * inverse[i // 2 % 2], o[8 * k + i + 1] * inverse[i // 2 % 2])
@@ -195,9 +197,9 @@ def latent_kernel(c: LatentConfig) -> Any:
 
     @kv.func
     def write_nothing(a, t, thread):
-        """The result of a tile of rows that sees no key."""
+        """Write the result of a tile of rows that attends to no key."""
         splits, split = t.splits, kv.block_id.y
-        if alone(c, splits):
+        if writes_results(c, splits):
             for i in range(thread, WIDE * (V // CHUNK), CONSUMERS):
                 row, column = i // (V // CHUNK), i % (V // CHUNK) * CHUNK
                 write_rows(c, c.part(kv.vector(f32, CHUNK)), a.partials, a.out, t.place, row, column, splits, split)
@@ -207,11 +209,11 @@ def latent_kernel(c: LatentConfig) -> Any:
 
     @kv.func
     def visible(at, t, s, i, base, warp, lane):
-        """Take what rows do not see out of a tile's scores, and what no row sees out of its values."""
+        """Mask a tile's scores, and zero its values for keys that no row attends to."""
         (first, last, whole_first, whole_end, _, _), stage = t.span, i & 1
         if c.copy == "tma":
             if (base < first) | (base + KEYS > last):
-                kv.named_barrier(SCORES_BARRIER, 128)  # all of them have multiplied the keys
+                kv.named_barrier(SCORES_BARRIER, 128)  # all scores warps have multiplied the keys
                 tile = at.stages + stage * TILE
                 clear_rows(BOX, tile, c.value_boxes, first - base, last - base, warp * 32 + lane, 128)
                 kv.fence_proxy_async()
@@ -249,7 +251,7 @@ def latent_kernel(c: LatentConfig) -> Any:
             rescaled(o, alpha)
             start_values(o, p, tile_before, value_steps)
             kv.mbarrier_wait(at.p_empty, i & 1)
-            hand_on(at, p, alpha, warp, lane)
+            publish(at, p, alpha, warp, lane)
             s = KEYS
             with kv.trace("multiply"):
                 for g in kv.static(range(len(groups))):
@@ -258,7 +260,7 @@ def latent_kernel(c: LatentConfig) -> Any:
                     if g == RIGHT:
                         release(at.turns + before * BARRIER_BYTES, lane)
                     if g == 0:
-                        o, s = kv.wgmma_wait(1, o, s)  # O + P V is done
+                        o, s = kv.wgmma_wait(1, o, s)  # O + P V is complete
                         release(barrier_of(at.empty, before, LEFT), lane)
                 s = kv.wgmma_wait(0, s)[0]
             for g in kv.static(range(LEFT)):
@@ -269,7 +271,7 @@ def latent_kernel(c: LatentConfig) -> Any:
         tile = at.stages + ((tiles - 1) & 1) * TILE
         start_values(o, p, tile, value_steps)
         kv.mbarrier_wait(at.p_empty, tiles & 1)
-        hand_on(at, p, alpha, warp, lane)
+        publish(at, p, alpha, warp, lane)
         release(at.turns + ((tiles - 1) & 1) * BARRIER_BYTES, lane)
         o = kv.wgmma_wait(0, o)[0]
         inverse, splits = [kv.f32(0.0)] * 2, t.splits
@@ -280,10 +282,10 @@ def latent_kernel(c: LatentConfig) -> Any:
             inverse[u] = normalizer(total[u])
             if (lane & 3) == 0:
                 (at.ends + row * 4).store(inverse[u])
-                if in_parts(c, splits):
+                if writes_partials(c, splits):
                     lse = kv.where(total[u] == 0.0, NEVER, m[u] + kv.math.log2(total[u]))
                     lse_of(c, a.partials, kv.grid_dim.x, t.place[0], splits, kv.block_id.y, row).store(lse)
-        kv.named_barrier(CONSUMERS_BARRIER, CONSUMERS)  # the query is read: its place is free
+        kv.named_barrier(CONSUMERS_BARRIER, CONSUMERS)  # the query has been read: its memory is free
         with kv.trace("write"):
             write_columns(a, t, o, inverse, at.q_tile, 0, warp, lane)
 
@@ -373,11 +375,11 @@ def latent_kernel(c: LatentConfig) -> Any:
                 kv.tma.prefetch(a.key_map)
         kv.barrier()
         splits, number = kv.grid_dim.y, kv.grid_dim.x - 1 - kv.block_id.x
-        kv.griddepcontrol_wait()  # what lies before is of this kernel alone
+        kv.griddepcontrol_wait()  # everything before belongs to this kernel alone
         queries = queries_of(a.query, a.extents, a.kv_offsets)
         b, token0, row0, rows = place_of(c, queries, number)
         place = (number, token0, row0, rows)
-        # Where a block's sequence is known its length is read with its offsets.
+        # If a block's sequence is known, its length is read together with its offsets.
         extents = extents_of(c, a, queries, b, token0) if c.tiles else None
         if row0 < rows:
             cache = a.collection.get_key_cache(a.layer)

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""Products of new tokens with a weight whose columns go to queries and a cache."""
+"""Products of new tokens with a weight, whose columns are queries, keys and values."""

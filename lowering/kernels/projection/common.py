@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""What the kernels of kv.project_append share: the case, the bands of columns, scales, and the kernel that finishes.
+"""What the kernels of kv.project_append share: the case, bands of columns, scales, and the finishing kernel.
 
 :class:`Projection` is what a kernel is specialised for. :func:`finish` launches the kernel that writes the heads of
-products that another kernel left in a workspace.
+products that another kernel has stored in a workspace.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from ..common import (
     StoredHead,
     Work,
     head_and_lane,
-    holds,
+    in_range,
     most_lanes,
     row_alignment,
     sequence_of,
@@ -43,10 +43,10 @@ from ..common import (
 from ..rope.rotation import Angles, Rotation
 from .groups import computed_with
 
-MANY = 1 << 16  # tokens, where their number is not known
-FEW = 256  # tokens up to which several blocks write the heads of one
-STEPS_OF_ATOM = [0, 32, 64, 96]  # bytes of a row that steps of a product lie after the first
-PROMOTED, LEAST_PROMOTED = 192, 64  # columns of 8-bit products at a time that are added in f32: of so many, and of more
+MANY = 1 << 16  # tokens, if their number is not known
+FEW = 256  # tokens up to which several blocks write the heads of one token
+STEPS_OF_ATOM = [0, 32, 64, 96]  # byte offsets of a swizzle atom's k-steps
+PROMOTED, LEAST_PROMOTED = 192, 64  # 8-bit products of up to 192 columns are added at once; others by 64
 
 
 @dataclass(frozen=True)
@@ -56,13 +56,13 @@ class Projection:
     Attributes
     ----------
     x, rounded : DType
-        Of the operands; what products are rounded to.
+        The type of the operands; the type that products are rounded to.
     k : int
     bands : tuple of Band
     spec, index : CacheSpec
-        Of the cache and, or None, of the indexer's.
+        The specs of the cache and of the indexer's cache (or None).
     scaling : str
-        ``total`` of the values of elements with scales by groups: one number times all products.
+        As in the operation; ``total`` after dequantization of group scales, if one number multiplies all products.
     bias, padded : bool
     total : bool
         Whether there is such a number.
@@ -106,7 +106,7 @@ class Projection:
 
 @dataclass(frozen=True)
 class Destination:
-    """Where heads are written and with what: an indexer's are neither rotated nor normalised.
+    """Where heads are written and with what parameters; an indexer's are neither rotated nor normalised.
 
     Attributes
     ----------
@@ -114,9 +114,9 @@ class Destination:
     query_out : [T, Hq, Dq]
         None without queries.
     freqs : f32 [positions, Dr]
-        Cosines and sines; None where nothing is rotated.
+        Cosines and sines; None without rotation.
     q_gamma, k_gamma : f32 [D]
-        None where nothing is normalised.
+        None without norms.
     """
 
     collection: Any
@@ -127,23 +127,23 @@ class Destination:
     k_gamma: Any = None
 
     def gamma(self, kind: str) -> Any:
-        """Of the heads of a kind."""
+        """The gamma of a kind of heads."""
         return self.q_gamma if kind == "query" else self.k_gamma
 
     def cache(self, kind: str) -> Any:
-        """The cache of keys or of values."""
+        """The cache of keys or values."""
         return (self.collection.get_key_cache if kind == "key" else self.collection.get_value_cache)(self.layer)
 
 
 @dataclass(frozen=True)
 class Scales:
-    """What products are multiplied by, and what is added to them; None what an operation does not have.
+    """The factors of products, and the bias; None for absent operands.
 
     Attributes
     ----------
     bias : [N]
     x_scale, weight_scale : f32
-        [1, 1] both, [T, 1] and [N, 1], or of blocks of 128 (:attr:`Projection.scaling`).
+        [1, 1] both, [T, 1] and [N, 1], or per block of 128 (:attr:`Projection.scaling`).
     """
 
     bias: Any = None
@@ -157,18 +157,18 @@ class Scales:
 
 @dataclass(frozen=True)
 class ProductArguments:
-    """What kernels of products read and write; what one does not have is None, and no argument.
+    """What product kernels read and write; an absent field is None, and no kernel argument.
 
     Attributes
     ----------
     to, index : Destination
-        Of the cache's own heads, and of an indexer's.
+        For the cache's heads, and for an indexer's.
     x, weight : [T, K], [N, K]
     x_map, weight_map : tensor maps of these
     products : [panels * T, width]
         Rounded products, in panels of columns.
     partials : f32 [(blocks + tiles) * rows, columns]
-        Partial results of ``blocks``.
+        Partial results of ``blocks`` blocks.
     tokens, blocks, row_tiles : i32
     table : i32 [B + 1] or [B]
         Row offsets, or valid lengths of a padded batch.
@@ -192,7 +192,7 @@ class ProductArguments:
 
 @dataclass(frozen=True)
 class Written:
-    """The bands that one collection and one output take: the cache's own, or the indexer's."""
+    """The bands of one collection and its query output: the cache's own, or the indexer's."""
 
     spec: CacheSpec
     query: Band | None
@@ -212,13 +212,13 @@ class Written:
         return found
 
     def destination(self, of: Any) -> Destination:
-        """The operands, of an operation or of a kernel, with which they are written."""
+        """The destination in an operation's operands or a kernel's arguments."""
         if self.own:
             return Destination(of.collection, of.layer, of.query_out, of.freqs, of.q_gamma, of.k_gamma)
         return Destination(of.index_collection, of.layer, of.index_query_out)
 
     def writer(self, op: Any, at: Expansion, rounded: DType, *extents: int) -> HeadWriter:
-        """How the heads are written; ``extents`` are what accesses of products must divide besides."""
+        """The head writer; ``extents`` further restrict the width of accesses to products."""
         eps = op.eps.value if self.own and op.q_gamma is not None else None
         types = (rounded, self.spec.dtype)
         most = min(most_lanes(types), *(e & -e for e in extents)) if extents else most_lanes(types)
@@ -247,7 +247,7 @@ class Written:
 
 @kv.func
 def place_of(padded: bool, table: Any, row: Any, rows: Any) -> tuple[Any, Any, Any]:
-    """(sequence, whether the row is a token of it, its place among the new tokens) of a row of the batch."""
+    """(sequence, whether the row is a token of it, its number among the new tokens) of a row of the batch."""
     if not padded:
         return sequence_of(table, row, rows)
     width = kv.math.max(rows // kv.math.max(table.shape[0], 1), 1)
@@ -270,7 +270,7 @@ class ProductHead(StoredHead):
 
     @kv.func
     def load(self, d: Any, n: int) -> Any:
-        """n elements from dim d on, as they are stored."""
+        """n elements from dim d up, without conversion."""
         column = self.first + d
         panel = column // self.width
         return self.rows.load(self.products, panel * self.tokens + self.token, column - panel * self.width, width=n)
@@ -279,7 +279,7 @@ class ProductHead(StoredHead):
 def finish_kernel(
     case: Projection, bands: Written, work: Work, writer: HeadWriter, width: int, early: bool, blocks: int
 ) -> Any:
-    """Products in a workspace to where they belong; ``blocks`` share the items of a token."""
+    """The kernel that writes the heads of products in a workspace; ``blocks`` share the items of a token."""
     items, rows = writer.items, writer.rows
 
     @kv.func
@@ -289,16 +289,16 @@ def finish_kernel(
     @kv.kernel
     def project_finish(a: ProductArguments):
         to, products, tokens = a.to, a.products, a.tokens
-        if early:  # the kernel before has waited for all others, and the next one waits for this
+        if early:  # the previous kernel has waited for all others, and the next one waits for this
             kv.griddepcontrol_launch_dependents()
         token, first = work.place()
         if blocks > 1:
             token, first = kv.block_id.x // blocks, kv.block_id.x % blocks * work.threads + kv.thread_id.x
         if (token < tokens) & (first < work.items):
-            # Places are looked up while the products are still under way: the kernel before has waited for all others.
+            # Pages are looked up during the product kernel, which has itself waited for all earlier kernels.
             b, inside, i = place_of(case.padded, a.table, token, tokens)
             position = to.collection.cache_length(b) + i
-            kept = inside & holds(to.collection, position)
+            kept = inside & in_range(to.collection, position)
             if early:
                 kv.griddepcontrol_wait()
             angles = Angles(to.freqs, rows, (position,))
@@ -327,7 +327,7 @@ def finish_kernel(
 
 @kv.func
 def scaled(case: Projection, c: Any, row: Any, column: Any, scales: Scales) -> Any:
-    """A product times its scales, plus the bias. Scales of blocks were in it before: they change along K."""
+    """A product times its scales, plus the bias. Block scales are applied earlier, since they change along K."""
     if case.scaling == "row":
         c = c * (scales.x_scale[row, 0] * scales.weight_scale[column, 0])
     elif case.scaling == "tensor":
@@ -341,7 +341,7 @@ def scaled(case: Projection, c: Any, row: Any, column: Any, scales: Scales) -> A
 
 @kv.func
 def scaled_tile(case: Projection, c: Any, row: Any, exists: Any, column: Any, scales: Scales) -> Any:
-    """As :func:`scaled`, of a tile: ``row`` and ``column`` are vectors of numbers."""
+    """As :func:`scaled`, for a tile: ``row`` and ``column`` are vectors of numbers."""
     if case.scaling == "row":
         c = c * scales.x_scale.gather(row, 0, mask=exists)[:, None] * scales.weight_scale.gather(column, 0)[None, :]
     elif case.scaling == "tensor":
@@ -371,14 +371,14 @@ class Warpgroups:
 
 
 def wgmma_problems(case: Projection, target: Target, alignment: int) -> list[str]:
-    """Why kernels by wgmma do not take a case, one sentence each; empty when they do."""
+    """Why kernels by wgmma do not support a case, one sentence per reason; empty if they do."""
     if not target.has("wgmma"):
         return [f"needs a GPU with wgmma, got {target.name}"]
     return operand_problems(case, alignment, (bf16, f16, f8e4m3))
 
 
 def operand_problems(case: Projection, alignment: int, types: tuple[DType, ...]) -> list[str]:
-    """Why the operands are none that tiles take, of some types, one sentence each; empty when they are."""
+    """Why tiles cannot have the operands, given the supported types, one sentence per reason; empty if they can."""
     found = []
     if case.x not in types:
         *most, last = (dtype.name for dtype in types)
@@ -392,7 +392,7 @@ def operand_problems(case: Projection, alignment: int, types: tuple[DType, ...])
 
 
 def operand_maps(op: Any, at: Expansion, step: int, x_rows: int, weight_rows: int) -> list[Any]:
-    """The tensor maps of x and of the weight: boxes of so many rows and ``step`` elements of K."""
+    """The TMA descriptors of x and of the weight: boxes of these rows and ``step`` elements of K."""
     steps = at.static_dim(op.x, 1) // step
     return [
         at.tensor_map(ops.buffer_operand(buffer, steps, step), rows=rows)
@@ -402,14 +402,14 @@ def operand_maps(op: Any, at: Expansion, step: int, x_rows: int, weight_rows: in
 
 @kv.func
 def prefetch_maps(*maps: Any) -> None:
-    """Fetch tensor maps ahead of their first use; no kernel writes them."""
+    """Prefetch TMA descriptors, which no kernel writes."""
     if kv.thread_id.x == 0:
         for map in kv.static(maps):
             kv.tma.prefetch(map)
 
 
 def promotion(case: Projection, columns: int) -> dict[str, int]:
-    """The schedule's entry of a kernel over tiles whose products of 8 bits are added in f32, as :func:`promoted`."""
+    """The schedule entry of a tile kernel whose 8-bit products are added in f32, as in :func:`promoted`."""
     if case.x is not f8e4m3 or case.scaling == "block":
         return {}
     return {"promote": columns if columns <= LEAST_PROMOTED else columns_at_a_time(columns)}
@@ -417,11 +417,11 @@ def promotion(case: Projection, columns: int) -> dict[str, int]:
 
 @kv.func
 def promoted(sums: Any, a: Any, b: Any, dtype: DType, moved: tuple[int, int] = (0, 0), factor: Any = None) -> list[Any]:
-    """The sums, plus 8-bit products of one swizzle atom of K, times ``factor`` (of one of two rows, a column) if any.
+    """The sums plus 8-bit products of one swizzle atom of K, times ``factor`` (per row of two, or per column) if any.
 
-    Tensor cores keep some 13 bits of a sum: of an atom's products that is enough, of all of K it is a bias. So these go
-    to fresh accumulators and are added in f32: of all columns, or of so many that registers hold two such products,
-    since ptxas adds one up while the next is under way. The operands lie ``moved`` bytes after ``a`` and ``b``.
+    Tensor cores keep about 13 bits of a sum: enough for the products of one atom, but a bias over all of K. So the
+    products of an atom use fresh accumulators, which are added in f32: all columns at once, or as many as leave
+    registers for two products, since ptxas adds one while the next runs. Operands start ``moved`` bytes later.
     """
     sums, columns = list(sums), 2 * len(sums)
     together = columns if columns <= PROMOTED else LEAST_PROMOTED
@@ -439,12 +439,12 @@ QUERY, KEPT = 1, 2  # flags of a token: it has queries; its keys and values are 
 
 @kv.func
 def look_up(case: Projection, to: Destination, table: Any, token: Any, tokens: Any) -> list[Any]:
-    """[sequence, position, page, flags] of a token; one that is none has no flags."""
+    """[sequence, position, page, flags] of a token; a row that is no token has no flags."""
     own = kv.math.min(token, tokens - 1)
     b, inside, i = place_of(case.padded, table, own, tokens)
     position = to.collection.cache_length(b) + i
     flags = kv.where((token < tokens) & (inside | case.padded), QUERY, 0)
-    flags = flags + kv.where((token < tokens) & inside & holds(to.collection, position), KEPT, 0)
+    flags = flags + kv.where((token < tokens) & inside & in_range(to.collection, position), KEPT, 0)
     page = to.cache("key").raw_page(b, position)
     return [kv.i32(b), kv.i32(position), page, kv.i32(flags)]
 
@@ -455,17 +455,17 @@ def divisor(n: int, most: int) -> int:
 
 
 def table_of(op: Any, case: Projection) -> ir.Value:
-    """What says where the sequences' tokens are."""
+    """The operand with the row offsets or valid lengths."""
     return op.valid_lengths if case.padded else op.row_offsets
 
 
 def finish(op: Any, case: Projection, at: Expansion, products: ir.Value, width: int) -> None:
-    """Launch what writes products of a workspace."""
+    """Launch the kernel that writes products from a workspace."""
     tokens, early = at.dim(op.x, 0), starts_early(at)
     for bands in Written.all_of(case):
         writer = bands.writer(op, at, case.rounded, width)
         work = Work.of(at, writer.items.all)
-        # Of few tokens a thread has one item: what it would wait for several is what the kernel takes.
+        # With few tokens a thread has one item: latency, not throughput, is what the kernel takes.
         few = early and work.tokens == 1 and at.schedule.get("max_tokens", MANY) <= FEW
         blocks = cdiv(work.items, work.threads) if few else 1
         kernel = finish_kernel(case, bands, work, writer, width, early, blocks)
@@ -475,5 +475,5 @@ def finish(op: Any, case: Projection, at: Expansion, products: ir.Value, width: 
 
 
 def constant_weight(op: Any, at: Expansion) -> bool:
-    """Whether the weight is promised to be there before the kernels ahead have ended: not one that a kernel wrote."""
+    """Whether the weight may be read before earlier kernels end: by promise, and not if one of our kernels wrote it."""
     return bool(at.schedule.get("early")) and starts_early(at) and op.weight == at.op.weight

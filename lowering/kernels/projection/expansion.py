@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""kv.project_append and kv.project_append_padded: products, and their columns written as what they are.
+"""kv.project_append and kv.project_append_padded: products whose columns are written to queries and a cache.
 
-A product kernel computes C = x weight^T, and its heads go through one :class:`HeadWriter`: to the queries' output and
-to the cache. Of many tokens (projection/heads.py), and by kind ``whole``, one kernel does both; otherwise products,
-rounded, stand in a workspace between the two.
+A product kernel computes C = x weight^T, and a :class:`HeadWriter` writes its heads to the query output and the cache.
+For many tokens (projection/heads.py) and for kind ``whole`` one kernel does both; otherwise rounded products go through
+a workspace.
 """
 
 from __future__ import annotations
@@ -38,14 +38,14 @@ from .common import Projection, Scales, divisor, finish, scaled, scaled_tile, wg
 from .groups import plain_case, with_floats, with_values
 
 HOST_ROWS, HOST_COLUMNS, HOST_STEP = 16, 64, 64  # of a tile on the host
-SIMT_ROWS, SIMT_WARPS = 8, 4  # tokens of a warp of the simple product, and its warps
+SIMT_ROWS, SIMT_WARPS = 8, 4  # tokens per warp of the simt product, and warps per block
 
 
 # --- products into a workspace -------------------------------------------------------------------------
 
 
 def host_kernel(case: Projection, columns: int, step: int) -> Any:
-    """The product as a kernel over tiles of HOST_ROWS x ``columns``, ``step`` elements of K at a time."""
+    """The product as a tile kernel with tiles of HOST_ROWS x ``columns``, ``step`` elements of K at a time."""
     M, N = HOST_ROWS, columns
     element = f32 if case.x.bits == 8 else case.x
 
@@ -70,7 +70,7 @@ def host_kernel(case: Projection, columns: int, step: int) -> Any:
 
 
 def simt_kernel(case: Projection, lanes: int, rows: Rows) -> Any:
-    """The product by single multiplications: ``lanes`` threads share a column of SIMT_ROWS tokens. Takes every case."""
+    """The product by scalar multiplications, for every case: ``lanes`` threads share a column of SIMT_ROWS tokens."""
     width = rows.width
     group = Group(lanes)
 
@@ -101,7 +101,7 @@ def simt_kernel(case: Projection, lanes: int, rows: Rows) -> Any:
 
 
 def products_of(op: Any, case: Projection, at: Expansion) -> tuple[ir.Value, int]:
-    """Launch the product into a workspace; it, and the columns of its panels."""
+    """Launch the product into a workspace; returns the workspace and the columns per panel."""
     tokens = at.dim(op.x, 0)
     scales = Scales.of(op)
     columns = divisor(math.gcd(*(b.size for b in case.bands)), HOST_COLUMNS)
@@ -124,12 +124,12 @@ def products_of(op: Any, case: Projection, at: Expansion) -> tuple[ir.Value, int
 
 
 def kind_of(op: Any, at: Expansion, case: Projection) -> str:
-    """The schedule's kind, which takes the case, or the choice for the target.
+    """The schedule's kind, checked to support the case, or the choice for the target.
 
     Raises
     ------
     ValueError
-        If the kind that is given does not take the case.
+        If the given kind does not support the case.
     """
     kind, tokens = at.schedule.get("kind"), at.schedule.get("max_tokens")
     alignment, by_wgmma = row_alignment(op), few_by_wgmma(case, at.target)
@@ -160,7 +160,7 @@ def kind_of(op: Any, at: Expansion, case: Projection) -> str:
 
 
 def launch_few(op: Any, case: Projection, at: Expansion) -> None:
-    """Launch the product of few tokens with a weight that is converted in registers, and the kernel that finishes."""
+    """Launch the product of few tokens with a weight that is converted in registers, and the finishing kernel."""
     config, given = projection_few_mma.chosen(op, case, at), op
     op, scales, minima = projection_few_mma.converted(op, config, at)
     if at.schedule["instruction"] == WGMMA:

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""kv.project_append of few tokens, at the rate at which memory gives the weight: kind ``few``.
+"""kv.project_append for few tokens, limited by reading the weight: kind ``few``.
 
-The weight is the operand with many rows: a tile is 128 of its rows times all tokens, C^T = weight x^T, which wgmma
-takes from 8 tokens up. Tiles times steps of K are cut into one even part for each block, wherever tiles end
-(stream-K), so that every multiprocessor reads the same share. What a block has of a tile is a partial result in f32; a
-second kernel adds those of a head, in the order of K, and writes the head.
+The product is C^T = weight x^T: a tile is 128 rows of the weight times all tokens, of which wgmma needs only 8, so no
+rows of the product are wasted. One block per tile would load the multiprocessors unevenly, so stream-K divides all
+tiles' k-steps evenly among the blocks, wherever tiles end. A block's part of a tile is a partial result in f32; a
+second kernel adds a head's partial results in the order of K, and writes the head.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from kvarn.lowering.tiles.ir import BARRIERS_BYTES, SWIZZLE, WARP
 
 from ..append.head_writer import HeadWriter
 from ..base import Expansion
-from ..common import CachedHead, Head, StoredHead, as_vector, begin, holds, starts_early
+from ..common import CachedHead, Head, StoredHead, as_vector, begin, in_range, starts_early
 from ..rope.rotation import Angles
 from .common import (
     ProductArguments,
@@ -45,10 +45,10 @@ from .common import (
 )
 
 TOKENS = (8, 16, 32, 64, 128, 256)  # what max_tokens is rounded up to
-FINISH_BYTES = 12 << 10  # of blocks of the second kernel, which wait beside one of the first
+FINISH_BYTES = 12 << 10  # shared memory for blocks of the second kernel, which wait next to a block of the first
 MOST_STAGES = 10
 KINDS = ("query", "key", "value")
-WIDTH, TOGETHER = 4, 4  # tokens of a load of a column; partial results whose loads a thread has under way
+WIDTH, TOGETHER = 4, 4  # tokens per load of a column; partial results whose loads a thread has in flight
 FINISH_THREADS = 256
 
 
@@ -59,15 +59,15 @@ class Config(Warpgroups):
     Attributes
     ----------
     tokens : int
-        Columns of a product: there are no more tokens.
+        Columns of a product, which bound the number of tokens.
     rows : int
-        Rows of the weight of a tile.
+        Rows of the weight per tile.
     atoms : int
-        Swizzle atoms of a row that a step of K has: what is read of it at one time.
+        Swizzle atoms of a row per k-step.
     step_of : int
-        Elements of K of a step where it has no atoms; 0 where it has.
+        Elements of K per k-step if it is not a number of atoms; otherwise 0.
     constant : bool
-        Whether no kernel writes the weight that may still be under way: it is read before those ahead have ended.
+        Whether the weight may be read before earlier kernels end.
     """
 
     case: Projection
@@ -80,14 +80,14 @@ class Config(Warpgroups):
 
     @property
     def registers(self) -> int | None:
-        """Most registers of a thread, where so few do that blocks of the second kernel find room beside one."""
+        """A limit of registers per thread that leaves room for a block of the second kernel; None without one."""
         if self.tokens > 128 or (self.case.scaling == "block" and self.tokens > 32):
             return None
         return 96 if self.tokens == 128 else 80
 
     @property
     def step(self) -> int:
-        """Elements of K of a step."""
+        """Elements of K per k-step."""
         return self.step_of or self.atoms * SWIZZLE // self.case.x.itemsize
 
     @property
@@ -99,27 +99,27 @@ class Config(Warpgroups):
         return cdiv(self.case.columns, self.rows)
 
     def stages(self, target: Target) -> int:
-        """Steps of K that are in shared memory."""
+        """Stages of k-steps in shared memory."""
         if self.given_stages:
             return self.given_stages
         of_one = sum(SharedLayout(n, self.step, self.case.x.itemsize, SWIZZLE).bytes for n in (self.rows, self.tokens))
         most = target.shared_bytes - BARRIERS_BYTES - FINISH_BYTES
-        if self.tokens <= measured("projected_ring_tokens", target) and not self.constant:
-            most = measured("projected_ring_bytes", target)
+        if self.tokens <= measured("projected_bound_tokens", target) and not self.constant:
+            most = measured("projected_stage_bytes", target)
         return min(MOST_STAGES, most // of_one)
 
 
 def chosen(case: Projection, schedule: Mapping[str, Any]) -> Config:
-    """The entries that are given, and for the others what is fast.
+    """The given entries, completed by fast ones.
 
     Raises
     ------
     ValueError
-        If what is given does not fit.
+        If the given entries do not fit.
     """
     tokens = next(n for n in TOKENS if n >= schedule["max_tokens"])
     step = 2 * SWIZZLE // case.x.itemsize
-    atoms = 2 if tokens <= measured("projected_ring_tokens") and case.scaling != "block" and case.k % step == 0 else 1
+    atoms = 2 if tokens <= measured("projected_bound_tokens") and case.scaling != "block" and case.k % step == 0 else 1
     config = Config(case, tokens, atoms=atoms)
     config = replace(config, **{name: schedule[name] for name in ("rows", "atoms") if name in schedule})
     if case.k % config.step or (case.scaling == "block" and config.atoms > 1):
@@ -133,7 +133,7 @@ def chosen(case: Projection, schedule: Mapping[str, Any]) -> Config:
 
 
 def product_kernel(config: Config, early: bool) -> Any:
-    """Partial results: those of block i and tile p in the rows from (i + p) * ``rows`` on."""
+    """The product kernel. Block i's partial result of tile p is in the rows from (i + p) * ``rows`` up."""
     case, M, N, steps = config.case, config.rows, config.tokens, config.steps
 
     options: dict[str, Any] = {"max_registers": config.registers} if config.registers else {"min_blocks": 1}
@@ -168,41 +168,41 @@ def product_kernel(config: Config, early: bool) -> Any:
 
 @kv.func
 def part_of(config: Config, block: Any, blocks: Any) -> Any:
-    """The first of the steps of all tiles that a block has."""
+    """The first k-step, counted over all tiles, of a block."""
     return block * (config.tiles * config.steps) // blocks
 
 
 @kv.func
 def block_of(config: Config, step: Any, blocks: Any) -> Any:
-    """The block that has a step."""
+    """The block that has a k-step."""
     return ((step + 1) * blocks - 1) // (config.tiles * config.steps)
 
 
 @dataclass(frozen=True)
 class SharedRow(StoredHead):
-    """One head of a token in shared memory, elements of what products are rounded to."""
+    """One head of a token in shared memory, in the type that products are rounded to."""
 
     array: Any
     first: Any
 
     @kv.func
     def load(self, d: Any, n: int) -> Any:
-        """n elements from dim d on, as they are stored."""
+        """n elements from dim d up, without conversion."""
         place = self.array.ptr() + (self.first + d) * self.array.dtype.itemsize
         return as_vector(place.load(self.array.dtype, n))
 
 
 def finish_kernel(config: Config, bands: Written, writer: HeadWriter, early: bool) -> Any:
-    """Blocks (head, group of tokens) add partial results, in f32, and write the head."""
+    """Adds the partial results of a head in f32 and writes it: one block per (head, group of tokens)."""
     case, M, threads = config.case, config.rows, FINISH_THREADS
     group = tokens_of_block(config, bands)
     pitch = align_up(max(b.size for b in (bands.query, bands.key) if b is not None), 8) + 8  # no bank conflicts
-    rounds = {kind: cdiv(align_up(group * getattr(writer.items, kind), WARP), threads) for kind in KINDS}
+    waves = {kind: cdiv(align_up(group * getattr(writer.items, kind), WARP), threads) for kind in KINDS}
     kinds = [kind for kind in KINDS if getattr(bands, kind) is not None]
 
     @kv.func
     def gather(array, band, head, token0, a):
-        """A head of the block's tokens, rounded, as rows of shared memory; a thread has WIDTH of a column."""
+        """Add a head's partial results into rows of shared memory, WIDTH of a column per thread."""
         for i in range(kv.thread_id.x, band.size * (group // WIDTH), threads):
             d, local = i // (group // WIDTH), i % (group // WIDTH) * WIDTH
             column = band.first + head * band.size + d
@@ -235,7 +235,7 @@ def finish_kernel(config: Config, bands: Written, writer: HeadWriter, early: boo
             if (number >= first) & (number < first + band.heads):
                 head, per_head = number - first, getattr(writer.items, kind)
                 places = []
-                for n in kv.static(range(rounds[kind])):  # looked up while the products are still under way
+                for n in kv.static(range(waves[kind])):  # looked up while the products are still under way
                     item = n * threads + kv.thread_id.x
                     local, part = kv.math.min(item // per_head, group - 1), item % per_head
                     active = (item < group * per_head) & (token0 + local < a.tokens)
@@ -247,7 +247,7 @@ def finish_kernel(config: Config, bands: Written, writer: HeadWriter, early: boo
                         places.append((local, part, token, b, position, active & (inside | case.padded), None, at))
                     else:
                         cache = to.cache(kind)
-                        kept = active & inside & holds(to.collection, position)
+                        kept = active & inside & in_range(to.collection, position)
                         places.append((local, part, token, b, position, kept, cache.raw_page(b, position), at))
                 if early:
                     kv.griddepcontrol_wait()
@@ -268,7 +268,7 @@ def finish_kernel(config: Config, bands: Written, writer: HeadWriter, early: boo
 
 
 def tokens_of_block(config: Config, bands: Written) -> int:
-    """Tokens of a block of the second kernel: as many as make work for its threads."""
+    """Tokens per block of the second kernel: as many as occupy its threads."""
     return min(config.tokens, 16)
 
 
@@ -293,7 +293,7 @@ def launch(op: Any, config: Config, at: Expansion) -> None:
 
 
 def finish_partials(op: Any, config: Config, at: Expansion, partials: ir.Value, blocks: Ix) -> None:
-    """Launch what adds the partial results of so many blocks and writes heads."""
+    """Launch the kernel that adds ``blocks`` blocks' partial results and writes heads."""
     case, early, tokens = config.case, starts_early(at), at.dim(op.x, 0)
     for bands in Written.all_of(case):
         writer = bands.writer(op, at, case.rounded)

@@ -1,12 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""kv.project_append of few tokens by mma.sync, over a weight as it is stored: kind ``few`` where wgmma does not fit.
+"""kv.project_append for few tokens by mma.sync, over an unconverted weight: kind ``few`` where wgmma does not apply.
 
-As by wgmma (projection/few.py) the weight has the rows, tiles of it times steps of K are cut into one even part a
-block, and a second kernel adds partial results and writes heads. A thread loads 16 bytes of each of two rows, those of
-the next steps while it multiplies, and makes fragments of operand A of them in registers: elements of 4 and 8 bits are
-converted there. Which elements of K a step of the products has does not matter as long as both operands agree, so a
-thread's are neighbours: what it loads needs no exchange, and lies in few groups. Tokens come to shared memory by
-cp.async.
+As in projection/few.py, the weight has the rows, stream-K divides the tiles' k-steps evenly among blocks, and a second
+kernel adds partial results and writes heads. A thread loads 16 bytes of each of two rows, those of the next steps while
+it multiplies, and converts 8-bit and 4-bit elements in registers to fragments of operand A. Any permutation of K is
+correct if both operands share it, so a thread's elements are neighbours: its loads need no exchange, and its elements
+are in few scale groups. cp.async copies the tokens to shared memory.
 """
 
 from __future__ import annotations
@@ -30,13 +29,13 @@ from .tiles import multiplied_by_mma
 
 WARPS = 8
 THREADS = WARPS * WARP
-ROWS = 16  # of a warp
-LANES = 4  # that share rows
-COLUMNS = 8  # of a product
-MOST_TOKENS = 64  # of a block
-TOGETHER = 2  # steps whose loads are under way at a time
-BLOCKS = 2  # of a multiprocessor
-# The types of scales that another has exactly.
+ROWS = 16  # per warp
+LANES = 4  # lanes that share rows
+COLUMNS = 8  # per product
+MOST_TOKENS = 64  # per block
+TOGETHER = 2  # steps whose loads are in flight at a time
+BLOCKS = 2  # per multiprocessor
+# The types of scales that a type represents exactly.
 WITHIN = {bf16: (bf16, f8e4m3, f8e8m0), f16: (f16, f8e4m3)}
 
 
@@ -53,12 +52,12 @@ class Config:
 
     @property
     def elements(self) -> int:
-        """Neighbours in a row that a thread converts in a step."""
+        """Neighbouring elements of a row that a thread converts per step."""
         return elements_of(self.stored)
 
     @property
     def tokens(self) -> int:
-        """Of a block."""
+        """Tokens per block."""
         return min(self.few.tokens, MOST_TOKENS)
 
     @property
@@ -75,17 +74,17 @@ def stored_weight(op: Any, at: Expansion, case: Projection) -> Stored:
 
 
 def multiplied(case: Projection) -> Projection:
-    """The case of the products: of values of groups, and of bf16 for f8e4m3."""
+    """The case of the products: after dequantization of group scales, and in bf16 for f8e4m3."""
     return multiplied_by_mma(plain_case(case))
 
 
 def problems(case: Projection, stored: Stored, target: Target, alignment: int) -> list[str]:
-    """Why the kernel does not take a case, one sentence each; empty when it does."""
+    """Why the kernel does not support a case, one sentence per reason; empty if it does."""
     case, each, found = multiplied(case), elements_of(stored), []
     if not target.has("mma_bf16"):
         return [f"needs a GPU, got {target.name}"]
     if case.scaling == "block":
-        found.append("by mma.sync needs scales of rows or groups, got those of blocks")
+        found.append("by mma.sync needs scales per row or group, got scales per block")
     if case.x not in WITHIN:
         found.append(f"needs products of bf16 or f16, got {case.x.name}")
     elif case.x is f16 and stored.dtype.name.startswith("f8") and not target.has("f8_convert"):
@@ -118,7 +117,7 @@ def chosen(op: Any, case: Projection, at: Expansion) -> Config:
 
 @kv.func
 def factors_of(config: Config, scales: Any, minima: Any, row: Any, d: Any) -> tuple[list[Any], list[Any]]:
-    """The scales and the minima of a thread's elements of a row from d on, as they are stored."""
+    """The scales and minima of a thread's elements of a row from d up, without conversion."""
     groups, of_groups, lows = config.stored.groups, [], []
     for i in kv.static(range(max(config.elements // groups.size, 1) if scales is not None else 0)):
         place = groups.index(row, d // groups.size + i)
@@ -152,22 +151,22 @@ def weight_pairs(config: Config, words: Any, scales: Any, lows: Any) -> list[Any
 
 
 def product_kernel(config: Config, early: bool) -> Any:
-    """Partial results, as those of kind ``few``: block i's of tile p in the rows from (i + p) * ``rows`` on."""
+    """Partial results as in kind ``few``: block i's of tile p in the rows from (i + p) * ``rows`` up."""
     few, stored, E, N = config.few, config.stored, config.elements, config.tokens
     steps, columns, STEP = few.steps, few.case.columns, few.step
-    CHUNKS = STEP * few.case.x.itemsize // BYTES  # of a token in a step
-    OWN = CHUNKS // LANES  # chunks of a token that belong to a thread's elements
-    HALF = N * TOGETHER * CHUNKS  # chunks in shared memory that are multiplied, while others arrive
+    CHUNKS = STEP * few.case.x.itemsize // BYTES  # per token and step
+    OWN = CHUNKS // LANES  # chunks of a token that a thread's elements need
+    HALF = N * TOGETHER * CHUNKS  # chunks in shared memory that are multiplied while others arrive
 
     @kv.func
     def chunk_at(half, step, token, chunk):
-        """Where a token's chunk of a step lies: no bank conflicts, of eight lanes' loads or of a store."""
+        """The address of a token's chunk of a step, without bank conflicts for eight lanes' loads and for stores."""
         turned = chunk ^ (chunk >> 3) ^ ((token & 1) * (2 if CHUNKS == 16 else 1))
         return ((half * TOGETHER + step) * N + token) * CHUNKS + turned
 
     @kv.func
     def start(x, array, half, token0, first, last):
-        """Copies of the tokens' elements of some steps; zeros of steps from ``last`` on."""
+        """Copy the tokens' elements of some steps; steps from ``last`` up are zeros."""
         for i in kv.static(range(cdiv(HALF, THREADS))):
             c = i * THREADS + kv.thread_id.x
             chunk, step, token = c % CHUNKS, c // CHUNKS % TOGETHER, c // (CHUNKS * TOGETHER)
@@ -182,7 +181,7 @@ def product_kernel(config: Config, early: bool) -> Any:
 
     @kv.func
     def arrive(array, half):
-        """Wait for the copies of a thread, and put their elements into the order of the weight's."""
+        """Wait for a thread's copies, and permute their elements like those of the weight."""
         kv.cp_async_wait(0)
         for i in kv.static(range(cdiv(HALF, THREADS) if stored.packed else 0)):
             c = i * THREADS + kv.thread_id.x
@@ -194,7 +193,7 @@ def product_kernel(config: Config, early: bool) -> Any:
 
     @kv.func
     def loaded(weight, scales, minima, rows, first, last, t):
-        """What a thread has of some steps: of each step and row words, scales and minima."""
+        """A thread's part of some steps: words, scales and minima per step and row."""
         found = []
         for step in kv.static(range(TOGETHER)):
             d = kv.math.min(first + step, last - 1) * STEP + t * E
@@ -217,8 +216,8 @@ def product_kernel(config: Config, early: bool) -> Any:
             row0 = p * few.rows + warp * ROWS + g
             rows = [kv.math.min(row0 + 8 * r, columns - 1) for r in range(2)]
             accumulators = [kv.f32(0.0)] * (4 * (N // COLUMNS))
-            own = [chunk_at(0, 0, g, t * OWN + c) * BYTES for c in range(OWN)]  # of eight tokens in the first step
-            kv.barrier()  # the tile before may still be multiplied
+            own = [chunk_at(0, 0, g, t * OWN + c) * BYTES for c in range(OWN)]  # for eight tokens in the first step
+            kv.barrier()  # the previous tile may still be read
             start(x, array, 0, token0, first, last)
             held = loaded(weight, scales, minima, rows, first, last, t)
             for j in range(first, last, TOGETHER):
@@ -256,15 +255,14 @@ def product_kernel(config: Config, early: bool) -> Any:
 
 
 def converted(op: Any, config: Config, at: Expansion) -> tuple[Any, Any, Any]:
-    """The operation over tokens that the product takes, converted where they have 8 or 4 bits, and the weight's scales
-    and minima by groups."""
+    """The operation with tokens converted from 8 or 4 bits, and the weight's group scales and minima."""
     if op.scaling.value == "group":
         return with_values(op, at, "x"), op.weight_scale, op.weight_min
     return (op if at.dtype(op.x) is config.few.case.x else with_floats(op, at, "x")), None, None
 
 
 def launch(op: Any, given: Any, config: Config, scales: Any, minima: Any, at: Expansion) -> None:
-    """Launch the product and the kernel that finishes; ``op`` has the converted tokens, ``given`` the stored weight."""
+    """Launch the product and the finishing kernel; ``op`` has the converted tokens, ``given`` the stored weight."""
     few, early = config.few, starts_early(at)
     tokens = at.dim(op.x, 0)
     blocks = (at.device("multiprocessors") * BLOCKS).least(at.constant(few.tiles * few.steps))

@@ -1,12 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""kv.project_append of some tokens by wgmma, a weight converted on its way: kind ``few`` from 64 tokens on.
+"""kv.project_append by wgmma with a weight that is converted in registers: kind ``few`` from 64 tokens up.
 
-The weight has the rows, as in the other kernels of this kind, and tiles of it times steps of K are cut into one even
-part a block. Rows come as they are stored, by TMA, to a circular buffer; eight warps load 16 bytes of two of their 16
-rows, and make the fragments of operand A of them in registers: each element of a tile is converted once, and what is
-multiplied is never written. Which elements of K a step of the products has does not matter as long as both operands
-agree: a thread's are neighbours, and :func:`permute_kernel` writes the tokens in that order before, once for all
-blocks, so that TMA copies them too.
+The weight has the rows, and stream-K divides the tiles' k-steps evenly among blocks, as in the other kernels of this
+kind. TMA copies unconverted rows to a circular buffer; eight warps load 16 bytes of two of their 16 rows and convert
+them in registers to fragments of operand A, so that each element is converted once, and no converted element is written
+to memory. Any permutation of K is correct if both operands share it: a thread's elements are neighbours, and
+:func:`permute_kernel` first writes the tokens in the same order, once for all blocks, so that TMA copies them too.
 """
 
 from __future__ import annotations
@@ -28,32 +27,32 @@ from .common import STEPS_OF_ATOM, Projection, prefetch_maps
 from .few import FINISH_BYTES, finish_partials, part_of
 from .few_mma import COLUMNS, LANES, ROWS, WARPS, Config as OfMma, factors_of, problems, stored_weight, weight_pairs
 
-MOST_TOKENS = 128  # of a block, whose sums leave registers for what is converted
-PANELS, STAGES = 8, 10  # most panels of tokens, and tiles of the weight, in shared memory
+MOST_TOKENS = 128  # per block, whose accumulators leave registers for the conversion
+PANELS, STAGES = 8, 10  # the most panels of tokens, and stages of the weight, in shared memory
 PANELS_BYTES = 110 << 10
-LEAST_TOKENS = 64  # before which the order of tokens takes longer than it saves
-RUNS = SWIZZLE // (LANES * BYTES)  # of a row in a tile: four lanes' 16 bytes
-PRODUCER_WARPS = 2  # of the weight, and of the tokens
-REGISTERS = 152  # of a thread, which leave those of a block of the second kernel
+LEAST_TOKENS = 64  # with fewer, the permutation takes longer than it saves
+RUNS = SWIZZLE // (LANES * BYTES)  # runs of a row in a tile: the 16 bytes of each of four lanes
+PRODUCER_WARPS = 2  # for the weight, and for the tokens
+REGISTERS = 152  # per thread, which leave registers for a block of the second kernel
 
 
 @dataclass(frozen=True)
 class Config(OfMma):
-    """As of mma.sync; a step of K is what 128 bytes of a row have."""
+    """As for mma.sync; a k-step has the elements in 128 bytes of a row."""
 
     @property
     def tokens(self) -> int:
-        """Of a block."""
+        """Tokens per block."""
         return min(self.few.tokens, MOST_TOKENS)
 
     @property
     def weight(self) -> SharedLayout:
-        """A tile of the weight, as bytes."""
+        """The layout of a tile of the weight, as bytes."""
         return SharedLayout(self.few.rows, SWIZZLE, 1, SWIZZLE)
 
     @property
     def panel(self) -> SharedLayout:
-        """Elements of 128 bytes of all tokens."""
+        """The layout of a panel: 128 bytes of every token."""
         size = self.dtype.itemsize
         return SharedLayout(self.tokens, SWIZZLE // size, size, SWIZZLE)
 
@@ -67,14 +66,14 @@ class Config(OfMma):
         return self.few.step * self.dtype.itemsize // SWIZZLE
 
     def stages(self, target: Target) -> int:
-        """Tiles of the weight in shared memory."""
+        """Stages of the weight in shared memory."""
         left = target.shared_bytes - BARRIERS_BYTES - FINISH_BYTES - self.panels * self.panel.bytes
         return min(STAGES, left // self.weight.bytes)
 
 
 @dataclass(frozen=True)
 class CircularBuffer:
-    """Stages in shared memory, and an mbarrier for each that is full and each that is empty: pointers to the first."""
+    """Stages in shared memory, each with a ``full`` and an ``empty`` mbarrier: pointers to the first of each."""
 
     array: Any
     full: Any
@@ -82,10 +81,10 @@ class CircularBuffer:
 
 
 def permute_kernel(config: Config, early: bool) -> Any:
-    """Tokens with their elements of K in the order of products' steps; a thread has as many as lanes have in two."""
-    E = config.elements  # of a lane in a run
+    """Copies tokens with K in the order of the products' k-steps; a thread has the elements of two lanes."""
+    E = config.elements  # per lane and run
     chunk = BYTES // config.dtype.itemsize
-    chunks = E // chunk  # of a lane in a run
+    chunks = E // chunk  # per lane and run
 
     @kv.kernel
     def permute(x: kv.Buffer[config.dtype, 2], out: kv.Buffer[config.dtype, 2]):
@@ -106,7 +105,7 @@ def permute_kernel(config: Config, early: bool) -> Any:
 
 
 def product_kernel(config: Config, stages: int, early: bool) -> Any:
-    """Partial results: those of block i and tile p in the rows from (i + p) * ``rows`` on."""
+    """Partial results: block i's of tile p in the rows from (i + p) * ``rows`` up."""
     few, N = config.few, config.tokens
     steps, columns, panels, E = few.steps, few.case.columns, config.panels, config.elements
     weight_tile, panel_tile = config.weight, config.panel
@@ -124,7 +123,7 @@ def product_kernel(config: Config, stages: int, early: bool) -> Any:
 
     @kv.func
     def multiply(weight, tokens, part, partials, scales, minima, warp, lane):
-        """The products of a block's part of the steps, with tiles of the weight and panels of tokens as they arrive."""
+        """The products of a block's range of k-steps, as stages of the weight and panels of tokens arrive."""
         low, high = part
         g, t = lane // LANES, lane % LANES
         row0 = warp * ROWS + g
@@ -167,7 +166,7 @@ def product_kernel(config: Config, stages: int, early: bool) -> Any:
 
     @kv.func
     def copy(map, to, count, layout, part, place_of):
-        """A warp copies boxes ``part`` to a circular buffer of ``count``; ``place_of``: the row and run of one."""
+        """Copy the boxes of ``part`` by one warp to a ring of ``count`` stages; ``place_of``: a box's row and run."""
         slot, phase = kv.i32(0), kv.i32(1)
         for i in range(*part):
             row, run = place_of(i)
@@ -206,7 +205,7 @@ def product_kernel(config: Config, stages: int, early: bool) -> Any:
             begin(early)
             multiply(weight, tokens, (low, high), partials, scales, minima, warp, lane)
         if warp == WARPS:
-            # It does not wait: the kernel ahead, of tokens, has waited for all others, and does not write the weight.
+            # The weight's copies do not wait: the token kernel has waited already and does not write it.
             of_weight = lambda i: (i // steps * few.rows, i % steps)  # noqa: E731
             copy(weight_map, weight, stages, weight_tile, (low, high), of_weight)
         if warp == WARPS + 1:
@@ -219,7 +218,7 @@ def product_kernel(config: Config, stages: int, early: bool) -> Any:
 
 
 def takes(op: Any, case: Projection, at: Expansion) -> bool:
-    """Whether the kernel takes a case: wgmma is there, and rows of the weight are whole runs of 128 bytes."""
+    """Whether the kernel supports a case: wgmma is available, and rows of the weight are whole runs of 128 bytes."""
     stored = stored_weight(op, at, case)
     k = at.static_dim(op.weight, 1) * stored.dtype.itemsize
     if not at.target.has("wgmma") or k % SWIZZLE or problems(case, stored, at.target, row_alignment(op)):
@@ -229,23 +228,23 @@ def takes(op: Any, case: Projection, at: Expansion) -> bool:
 
 
 def chosen(op: Any, case: Projection, of_mma: OfMma, at: Expansion) -> Config | None:
-    """The configuration of a case; None where mma.sync is to take it: few tokens, or what this kernel does not take."""
+    """The configuration of a case; None if mma.sync is used, for few tokens or an unsupported case."""
     if of_mma.few.tokens < LEAST_TOKENS or not takes(op, case, at):
         return None
     return configured(op, of_mma, at)
 
 
 def configured(op: Any, of_mma: OfMma, at: Expansion) -> Config:
-    """The configuration of a case that the kernel takes."""
+    """The configuration of a supported case."""
     runs = at.static_dim(op.weight, 1) * of_mma.stored.dtype.itemsize // SWIZZLE
     return Config(replace(of_mma.few, step_of=of_mma.few.case.k // runs), of_mma.stored)
 
 
 def launch(op: Any, given: Any, config: Config, scales: Any, minima: Any, at: Expansion) -> None:
-    """Launch all kernels; ``given`` has the weight as it is stored, ``op`` the tokens that are multiplied."""
+    """Launch all kernels; ``given`` has the stored weight, ``op`` the tokens that are multiplied."""
     few, early = config.few, starts_early(at)
     tokens, k = at.dim(op.x, 0), few.case.k
-    # Rows that no token has may hold anything, but they are there: rows out of bounds take the copies longer.
+    # Rows past the tokens are allocated, though undefined: copies of out-of-bounds rows take longer.
     permuted = at.workspace(few.tokens, dtype=config.dtype, columns=k)
     at.launch(
         permute_kernel(config, early), [op.x, permuted], (tokens, 1, 1), (THREADS, 1, 1), key=(config, "permute"),

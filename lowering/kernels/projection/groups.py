@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""Products of operands whose elements have scales by groups of K: what they are, and their values in a workspace.
+"""Operands with scales per group of K: their formats, and their dequantized values in a workspace.
 
-:func:`dequantized` writes the values of the weight, and of quantized rows of tokens, in the type that is computed with;
-then every kernel of products takes them. Few tokens have a kernel that reads the weight as it is stored
-(projection/few_mma.py).
+:func:`dequantized` writes the values of the weight, and of quantized tokens, in the type of the products, which every
+product kernel can then read. For few tokens a kernel reads the unconverted weight instead (projection/few_mma.py).
 """
 
 from __future__ import annotations
@@ -28,19 +27,19 @@ MOST = 8  # elements that a thread converts at a time
 
 @dataclass(frozen=True)
 class Stored:
-    """Elements with scales by groups, as an operand has them.
+    """The format of an operand with group scales.
 
     Attributes
     ----------
     format : str
-        Of ``weight_groups.FORMATS``.
+        One of ``weight_groups.FORMATS``.
     dtype, scale : DType
-        Of the buffer, and of the scales; None without.
+        The types of the buffer and of the scales (None without).
     k : int
-        Elements of a row.
+        Elements per row.
     groups : Groups
     minimum : bool
-        Whether the groups have minima.
+        Whether groups have minima.
     """
 
     format: str
@@ -52,7 +51,7 @@ class Stored:
 
     @staticmethod
     def of(op: Any, at: Expansion, name: str) -> Stored:
-        """That of ``x`` or ``weight`` of an operation."""
+        """The format of ``x`` or ``weight`` of an operation."""
         groups = groups_in(op, name)
         assert isinstance(groups, Groups), groups
         minimum = name == "weight" and op.weight_min is not None
@@ -66,7 +65,7 @@ class Stored:
 
 @kv.func
 def values_of(stored: Stored, held: Any) -> list[Any]:
-    """Elements in order, each as f32, of a vector of what a buffer has."""
+    """The elements of a vector of buffer values, in order, each as f32."""
     if not stored.packed:
         return [kv.f32(held[i]) for i in range(held.lanes)]
     found = []
@@ -79,20 +78,20 @@ def values_of(stored: Stored, held: Any) -> list[Any]:
 
 @kv.func
 def _of_four_bits(weight_format: str, n: Any) -> Any:
-    """The f32 of 4 bits, which are an i32 of 0 to 15."""
+    """The f32 value of 4 bits, given as an i32 from 0 to 15."""
     if weight_format == "uint4":
         return kv.f32(n)
     if weight_format == "uint4b8":
         return kv.f32(n - 8)
     if weight_format == "int4":
         return kv.f32((n ^ 8) - 8)
-    m = n & 7  # up to 2 in steps of a half, then 3, 4 and 6
+    m = n & 7  # up to 2 in steps of one half, then 3, 4 and 6
     magnitude = kv.where(m <= 4, kv.f32(m) * 0.5, kv.where(m == 7, kv.f32(6.0), kv.f32(m - 2)))
     return kv.where(n >= 8, -magnitude, magnitude)
 
 
 def dequantize_kernel(stored: Stored, dtype: DType, alignment: int) -> Any:
-    """A block a row: its values, rounded to ``dtype``."""
+    """Writes the values of the rows, one block per row, rounded to ``dtype``."""
     width = math.gcd(MOST, stored.groups.size)
     of_buffer = Rows(width // 2 if stored.packed else width, alignment)
     of_out = Rows(width, 16)
@@ -115,7 +114,7 @@ def dequantize_kernel(stored: Stored, dtype: DType, alignment: int) -> Any:
 
 
 class WithOperands:
-    """An operation with some operands in others' places."""
+    """An operation with some operands replaced."""
 
     def __init__(self, op: Any, others: Mapping[str, Any]) -> None:
         self._op, self._others = op, others
@@ -125,19 +124,19 @@ class WithOperands:
 
 
 def computed_with(op: Any, at: Expansion) -> DType:
-    """The type of the values that are multiplied."""
+    """The type of the values in products."""
     return bf16 if quantized_x(op) else at.dtype(op.x)
 
 
 def plain_case(case: Any) -> Any:
-    """The case of the products of values, which are then multiplied by one number, if any; a case without groups."""
+    """The case after dequantization of group scales, with one number for all products if there is one."""
     return case if case.scaling != "group" else replace(case, scaling="total" if case.total else "none")
 
 
 def with_values(op: Any, at: Expansion, *names: str) -> WithOperands:
-    """Launch what writes the values of ``x`` and ``weight``, as named; the operation that has them as operands.
+    """Launch the dequantization of the named operands, ``x`` or ``weight``; returns the operation with the values.
 
-    ``weight_scale`` is then the one number that products are multiplied by.
+    Its ``weight_scale`` is the one number that multiplies the products, if any.
     """
     others: dict[str, Any] = {"x_scale": None, "weight_scale": op.tensor_scale}
     for name in names:
@@ -149,13 +148,13 @@ def with_values(op: Any, at: Expansion, *names: str) -> WithOperands:
 
 
 def plain_weight(op: Any, at: Expansion) -> Stored:
-    """A weight, and rows of tokens like it, without scales by groups."""
+    """The format of a weight, and of matching tokens, without group scales."""
     k = at.static_dim(op.weight, 1)
     return Stored(PLAIN, at.dtype(op.weight), None, k, Groups(1, k, False))
 
 
 def with_floats(op: Any, at: Expansion, *names: str) -> WithOperands:
-    """Launch what writes operands of f8e4m3 as bf16, which has them exactly; their scales stay what they are."""
+    """Launch the conversion of the named f8e4m3 operands to bf16, which is exact; their scales do not change."""
     stored = plain_weight(op, at)
     return WithOperands(op, {name: _written(op, at, name, stored, bf16, None, None) for name in names})
 

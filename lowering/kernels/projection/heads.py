@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""kv.project_append of many tokens by wgmma: whole heads of a tile are written while the next tile is multiplied.
+"""kv.project_append for many tokens by wgmma, with an epilogue that writes whole heads during the next tile.
 
-A block takes tile after tile. Two warpgroups multiply 64 tokens each by all columns of a tile, and put what they have,
-rounded, into shared memory; four other warps normalise, rotate, quantize and write it, so that the tensor cores wait
-for no head. Operands come by TMA, an elected thread each. Products of 8 bits are added up in f32 every 128 elements of
-K, some columns at a time: tensor cores keep some 13 bits of a sum, and what a block's scales change is added alike.
+A block processes one tile after another. If the consumers wrote the heads themselves, the tensor cores would idle
+meanwhile. So two consumer warpgroups multiply 64 tokens each by all columns of a tile, and store the rounded products
+in shared memory; four epilogue warps normalise, rotate, quantize and write them. One elected thread copies each operand
+by TMA. 8-bit products are added in f32 every 128 elements of K, some columns at a time, since tensor cores keep about
+13 bits of a sum; block scales are applied in the same additions.
 """
 
 from __future__ import annotations
@@ -41,18 +42,18 @@ from .common import (
 )
 
 CONSUMERS = 2  # warpgroups
-ROWS = CONSUMERS * WARPGROUP_ROWS  # tokens of a tile
+ROWS = CONSUMERS * WARPGROUP_ROWS  # tokens per tile
 WARPS = CONSUMERS * WARPGROUP // WARP
-WRITERS = 3  # warps of a warpgroup, one of which copies
+WRITERS = 3  # epilogue warps of a warpgroup, one of which copies
 THREADS = (CONSUMERS + 1) * WARPGROUP
-# Of a thread that multiplies and of others; of 8 bits whose heads are as they are those with which ptxas spills no sums
-# in the loop over K.
+# Registers per consumer thread, and per other thread; for 8-bit products as many as keep ptxas from spilling
+# accumulators in the loop over K.
 REGISTERS, REGISTERS_8 = (184, 136), (192, 120)
 WARP_ROWS = 16
-KNOWN_BYTES = 16  # of what is known of a token: its sequence, position, page and flags
+KNOWN_BYTES = 16  # what is stored per token: its sequence, position, page and flags
 MOST_STAGES = 6
-MOST_TOGETHER = 4  # items of a thread whose angles and pages are looked up at one time: of heads as they are, else half
-RASTER = 16  # tiles of tokens that share a tile of columns while it is in the L2 cache
+MOST_TOGETHER = 4  # items of a thread that are looked up at one time; half as many if heads are transformed
+RASTER = 16  # tiles of tokens that share a tile of columns while it is in the L2
 
 
 @dataclass(frozen=True)
@@ -62,9 +63,9 @@ class Config:
     Attributes
     ----------
     columns, part : int
-        Of a tile, and of its parts: whole heads of one band.
+        Columns per tile, and per part of it: whole heads of one band.
     stages : int
-        Steps of K in shared memory.
+        Stages of k-steps in shared memory.
     """
 
     case: Projection
@@ -74,7 +75,7 @@ class Config:
 
     @property
     def step(self) -> int:
-        """Elements of K of a step: what a swizzle atom holds."""
+        """Elements of K per k-step: one swizzle atom."""
         return SWIZZLE // self.case.x.itemsize
 
     @property
@@ -91,7 +92,7 @@ class Config:
 
     @property
     def pitch(self) -> int:
-        """Elements of a token's columns in shared memory: no bank conflicts."""
+        """Elements per token of the products in shared memory, free of bank conflicts."""
         return self.columns + 8
 
     @property
@@ -100,12 +101,12 @@ class Config:
 
 
 def chosen(case: Projection, target: Target, columns: int, part: int, stages: int | None) -> Config:
-    """The configuration of tiles of so many columns, with the stages that fit, or those that are given.
+    """The configuration of tiles of ``columns`` columns, with the given number of stages, or as many as fit.
 
     Raises
     ------
     ValueError
-        If they do not fit.
+        If the stages do not fit.
     """
     for n in [stages] if stages else range(MOST_STAGES, 1, -1):
         config = Config(case, columns, part, n)
@@ -118,7 +119,7 @@ def chosen(case: Projection, target: Target, columns: int, part: int, stages: in
 
 @dataclass(frozen=True)
 class Staged(StoredHead):
-    """One head of a token of a tile in shared memory, elements of what products are rounded to."""
+    """One head of a token of a tile in shared memory, in the type that products are rounded to."""
 
     row: Any
     first: Any
@@ -126,13 +127,13 @@ class Staged(StoredHead):
 
     @kv.func
     def load(self, d: Any, n: int) -> Any:
-        """n elements from dim d on, as they are stored."""
+        """n elements from dim d up, without conversion."""
         return as_vector((self.row + (self.first + d) * self.dtype.itemsize).load(self.dtype, n))
 
 
 @dataclass(frozen=True)
 class Epilogue:
-    """How the warps write the heads of a tile: bands of one collection, ``columns`` of a tile at a time."""
+    """How the epilogue writes the heads of a tile: bands of one collection, ``columns`` of a tile at a time."""
 
     bands: Written
     writer: HeadWriter
@@ -140,14 +141,14 @@ class Epilogue:
 
     @kv.func
     def items(self, band: Band, per_head: int) -> tuple[int, int]:
-        """(heads of a tile, items of all of a warp's tokens): whole warps of them."""
+        """(heads per tile, items for all of a warp's tokens, in whole warps)."""
         heads = self.columns // band.size
         return heads, align_up(WARP_ROWS * heads * per_head, WARP)
 
 
 @kv.func
 def raster(unit: Any, row_tiles: Any, panels: int) -> tuple[Any, Any]:
-    """(tile of tokens, tile of columns): RASTER tiles of tokens go through all columns together."""
+    """(tile of tokens, tile of columns) of a work item: RASTER tiles of tokens visit all columns together."""
     group = unit // (RASTER * panels)
     inside = unit - group * (RASTER * panels)
     high = kv.math.min(row_tiles - group * RASTER, RASTER)
@@ -157,17 +158,17 @@ def raster(unit: Any, row_tiles: Any, panels: int) -> tuple[Any, Any]:
 
 @dataclass(frozen=True)
 class Part:
-    """The part of a tile that a warp writes: WARP_ROWS tokens, the columns of whole heads.
+    """A warp's part of a tile in the epilogue: WARP_ROWS tokens, and the columns of whole heads.
 
     Attributes
     ----------
     row0, token0 : i32
-        Its first token in the tile, and the tile's first one in the batch, which has ``tokens``.
+        Its first token in the tile, and the tile's first token in the batch, which has ``tokens``.
     column0 : i32
     first : int
         Its first column in the weight, and in the tile.
     known, products : pointers
-        Into shared memory: what is known of the tile's tokens, and its products.
+        Shared memory: the stored token data, and the products.
     """
 
     row0: Any
@@ -180,7 +181,7 @@ class Part:
 
 
 def kernel_of(config: Config, epilogues: tuple[Epilogue, ...], early: bool) -> Any:
-    """The kernel. ``epilogues``: of the cache and, with an indexer, of its cache."""
+    """The kernel. ``epilogues``: of the cache and, with an indexer, of the indexer's cache."""
     case, N, stages, pitch = config.case, config.columns, config.stages, config.pitch
     steps, panels = config.steps, config.panels
     pack = kv.pack_bf16x2 if case.rounded is bf16 else kv.pack_f16x2
@@ -190,7 +191,7 @@ def kernel_of(config: Config, epilogues: tuple[Epilogue, ...], early: bool) -> A
 
     @kv.func
     def copy(x_map, weight_map, array, full, empty, row_tiles):
-        """A box of each operand a step: one thread's, which has nothing else to do."""
+        """Copy one box of each operand per k-step; run by one thread that does nothing else."""
         slot, phase = kv.i32(0), kv.i32(1)
         for unit in range(kv.block_id.x, row_tiles * panels, kv.grid_dim.x):
             tile, panel = raster(unit, row_tiles, panels)
@@ -206,7 +207,7 @@ def kernel_of(config: Config, epilogues: tuple[Epilogue, ...], early: bool) -> A
 
     @kv.func
     def block_scales(j, rows, panel, scales):
-        """What products of step j are multiplied by: of a thread's rows, and of columns by BLOCK."""
+        """The factors of the products of k-step j: per row of a thread, and per BLOCK columns."""
         if case.scaling != "block":
             return []
         of_rows = [scales.x_scale[row, j] for row in rows]
@@ -214,7 +215,7 @@ def kernel_of(config: Config, epilogues: tuple[Epilogue, ...], early: bool) -> A
 
     @kv.func
     def multiply(sums, place, group, scales):
-        """The sums, plus the products of a stage."""
+        """The sums plus the products of a stage."""
         a = kv.wgmma_descriptor(place + group * (WARPGROUP_ROWS * SWIZZLE))
         b = kv.wgmma_descriptor(place + ROWS * SWIZZLE)
         if case.x is f8e4m3:
@@ -224,7 +225,7 @@ def kernel_of(config: Config, epilogues: tuple[Epilogue, ...], early: bool) -> A
 
     @kv.func
     def stage(products, sums, rows, column0, scales, warp, lane):
-        """A warp's rows of a finished tile, rounded, to shared memory."""
+        """Store a warp's rows of a finished tile, rounded, to shared memory."""
         matrix = lane // 8
         row = warp * WARP_ROWS + matrix % 2 * 8 + lane % 8
         place = products + (row * pitch + matrix // 2 * 8) * 2
@@ -260,19 +261,19 @@ def kernel_of(config: Config, epilogues: tuple[Epilogue, ...], early: bool) -> A
 
     @kv.func
     def write(epilogue, kind, of: Part, to: Destination, lane):
-        """The heads of one kind that a part of a tile has, of WARP_ROWS tokens."""
+        """Write the heads of one kind in a part of a tile, for WARP_ROWS tokens."""
         writer, bands, gamma, row0 = epilogue.writer, epilogue.bands, to.gamma(kind), of.row0
         band = getattr(bands, kind)
         per_head = getattr(writer.items, kind)
         heads, total = epilogue.items(band, per_head)
         head0 = (of.column0 - band.first) // band.size
-        rounds = total // WARP
-        together = math.gcd(rounds, MOST_TOGETHER // (1 if writer.plain(kind) else 2))
+        waves = total // WARP
+        together = math.gcd(waves, MOST_TOGETHER // (1 if writer.plain(kind) else 2))
         cache = to.cache(kind) if kind != "query" else None
         weights = writer.weights(kind, gamma, lane % per_head) if WARP % per_head == 0 else None
-        for start in range(0, rounds, together):
+        for start in range(0, waves, together):
             places = []
-            for n in kv.static(range(together)):  # what is looked up for some of the items comes at one time
+            for n in kv.static(range(together)):  # lookups of several items are in flight together
                 item = (start + n) * WARP + lane
                 local = kv.math.min(item // (heads * per_head), WARP_ROWS - 1)
                 rest = item - local * (heads * per_head)
@@ -296,13 +297,13 @@ def kernel_of(config: Config, epilogues: tuple[Epilogue, ...], early: bool) -> A
 
     @kv.func
     def known_of(known, row):
-        """What is known of a token of the tile."""
+        """The stored data of a token of the tile."""
         words = (known + row * KNOWN_BYTES).load(i32, 4)
         return [words[n] for n in range(4)]
 
     @kv.func
     def look_up_rows(a, first, step, tile, tokens, known, lane):
-        """Put what is known of the tokens of a warp, WARP_ROWS in turn, into shared memory, of either collection."""
+        """Look up a warp's tokens, WARP_ROWS at a time, and store their data to shared memory."""
         for own in range(first, WARPS, step):
             row = own * WARP_ROWS + lane % WARP_ROWS
             for n in kv.static(range(len(epilogues))):
@@ -313,7 +314,7 @@ def kernel_of(config: Config, epilogues: tuple[Epilogue, ...], early: bool) -> A
 
     @kv.func
     def write_rows(a, own, tile, panel, tokens, known, products, lane):
-        """All heads of WARP_ROWS tokens of a tile."""
+        """Write all heads of WARP_ROWS tokens of a tile."""
         for first in kv.static(range(0, N, config.part)):
             for n in kv.static(range(len(epilogues))):
                 epilogue, to = epilogues[n], a.index if n else a.to
@@ -337,7 +338,7 @@ def kernel_of(config: Config, epilogues: tuple[Epilogue, ...], early: bool) -> A
         empty = full + stages * BARRIER_BYTES
         staged = empty + stages * BARRIER_BYTES
         read = staged + CONSUMERS * BARRIER_BYTES
-        told = read + CONSUMERS * BARRIER_BYTES
+        looked_up = read + CONSUMERS * BARRIER_BYTES
         lane, warp = kv.thread_id.x % WARP, kv.shuffle_idx(kv.thread_id.x // WARP, 0)
         tokens, row_tiles = a.x.shape[0], a.row_tiles
         if kv.thread_id.x == 0:
@@ -347,7 +348,7 @@ def kernel_of(config: Config, epilogues: tuple[Epilogue, ...], early: bool) -> A
             for n in kv.static(range(CONSUMERS)):
                 kv.mbarrier_init(staged + n * BARRIER_BYTES, WARPS // CONSUMERS, f"full_products[{n}]")
                 kv.mbarrier_init(read + n * BARRIER_BYTES, WARPS // CONSUMERS, f"empty_products[{n}]")
-            kv.mbarrier_init(told, WRITERS, "full_places")
+            kv.mbarrier_init(looked_up, WRITERS, "full_places")
             kv.fence_mbarrier_init()
         prefetch_maps(a.x_map, a.weight_map)
         kv.barrier()
@@ -377,7 +378,7 @@ def kernel_of(config: Config, epilogues: tuple[Epilogue, ...], early: bool) -> A
                 if unit + kv.grid_dim.x < row_tiles * panels:
                     kv.mbarrier_arrive(staged + group * BARRIER_BYTES, lane == 0)
                 else:  # nothing is left to multiply: each warp writes its own tokens
-                    kv.mbarrier_wait(told, 0, name="places of the last tile")
+                    kv.mbarrier_wait(looked_up, 0, name="places of the last tile")
                     write_rows(a, warp, tile, panel, tokens, known, products, lane)
         else:
             kv.setmaxnreg(registers[1], "decrease")
@@ -398,7 +399,7 @@ def kernel_of(config: Config, epilogues: tuple[Epilogue, ...], early: bool) -> A
                             kv.mbarrier_arrive(read + group * BARRIER_BYTES, lane == 0)
                         phase = phase ^ 1
                     else:
-                        kv.mbarrier_arrive(told, lane == 0)
+                        kv.mbarrier_arrive(looked_up, lane == 0)
 
     return project_append
 

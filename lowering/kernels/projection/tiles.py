@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""kv.project_append over tiles of tokens and columns: which, and the kernel whose products go through a workspace.
+"""kv.project_append over tiles of tokens and columns: the choice of tiles, and the kernel that uses a workspace.
 
-Of many tokens a tile has whole heads, which one kernel multiplies and writes (projection/heads.py). Where heads are not
-whole in a tile, or narrower tiles fill the device better, products go to a workspace, and another kernel writes the
-heads. A block takes tile after tile of 128 tokens and up to 256 columns; operands come by TMA, a warp each, as many
-steps of K ahead as there are stages. So products go where they are mma.sync's: on GPUs without wgmma, and of f32. There
-all threads copy by cp.async, and a block has one tile; f8e4m3 is written as bf16 before.
+For many tokens a tile has whole heads, which one kernel multiplies and writes (projection/heads.py). If a tile has no
+whole heads, or narrower tiles fill the device better, products go to a workspace, and another kernel writes the heads.
+A block processes one tile after another, of 128 tokens and up to 256 columns; one warp per operand copies by TMA, as
+many k-steps ahead as there are stages. Products by mma.sync, on GPUs without wgmma and for f32, use a workspace too:
+all threads copy by cp.async, a block has one tile, and f8e4m3 is first converted to bf16.
 """
 
 from __future__ import annotations
@@ -44,12 +44,12 @@ from .common import (
 )
 from .heads import raster
 
-MULTIPROCESSORS = HOPPER.multiprocessors  # for which tiles are chosen
+MULTIPROCESSORS = HOPPER.multiprocessors  # of the device that tiles are chosen for
 MOST_STAGES = 12
-MOST_REGISTERS = 128  # which leave those of a block of the second kernel
-FINISH_BYTES = 4 << 10  # of shared memory, which blocks of the second kernel have at least
+MOST_REGISTERS = 128  # per thread, which leave registers for a block of the second kernel
+FINISH_BYTES = 4 << 10  # shared memory that is left for a block of the second kernel
 COLUMNS_BY_MMA = 128
-BOX = 32  # tokens of a box at least, where a tile is never full
+BOX = 32  # the fewest tokens per box, for tiles that are never full
 
 
 @dataclass(frozen=True)
@@ -59,14 +59,14 @@ class Config(Warpgroups):
     Attributes
     ----------
     rows, columns : int
-        Tokens and columns of a tile.
+        Tokens and columns per tile.
     stages : int
-        Steps of K in shared memory.
+        Stages of k-steps in shared memory.
     instruction : {"wgmma", "mma.sync"}
     constant : bool
-        As of ``projection_few.Config``.
+        As in ``projection_few.Config``.
     most : int
-        Tokens, where one tile has all; else 0.
+        The number of tokens, if one tile has all of them; otherwise 0.
     """
 
     case: Projection
@@ -83,29 +83,29 @@ class Config(Warpgroups):
 
     @property
     def registers(self) -> int | None:
-        """Most registers of a thread, where blocks of the second kernel then find room beside one, and wait there.
+        """A limit of registers per thread that leaves room for a block of the second kernel, which waits there.
 
-        Products of 8 bits are sooner done with all of them (measured).
+        8-bit products are faster with all registers.
         """
         beside = self.instruction == WGMMA and self.columns <= 192 and self.case.x.bits == 16
         return MOST_REGISTERS if beside else None
 
     @property
     def box(self) -> int:
-        """Tokens of a box: rows out of bounds take copies longer, so a tile that is never full has boxes to leave out.
+        """Tokens per box. A tile that is never full has several boxes, since out-of-bounds rows take copies longer.
 
-        Where it may be, it is one box: four of 32 rows took 128 tokens 7% longer.
+        A tile that may be full has one box, which is faster than several.
         """
         return math.gcd(self.rows, align_up(self.most or self.rows, BOX))
 
     @property
     def shifts(self) -> bool:
-        """Whether the last tile begins earlier instead: its heads are another kernel's, which writes each once."""
+        """Whether the last tile starts earlier, to be full: only if another kernel writes the heads, each once."""
         return not self.most and self.instruction == WGMMA
 
     @property
     def step(self) -> int:
-        """Elements of K of a step: what a swizzle atom holds."""
+        """Elements of K per k-step: one swizzle atom."""
         return SWIZZLE // self.case.x.itemsize
 
     @property
@@ -119,7 +119,7 @@ class Config(Warpgroups):
 
 
 def problems(case: Projection, target: Target, alignment: int) -> list[str]:
-    """Why the kernel does not take a case, one sentence each; empty when it does."""
+    """Why the kernel does not support a case, one sentence per reason; empty if it does."""
     if instruction_for(case, target) == MMA:
         return mma_problems(case, target, alignment)
     found = wgmma_problems(case, target, alignment)
@@ -134,19 +134,19 @@ def instruction_for(case: Projection, target: Target) -> str:
 
 
 def mma_problems(case: Projection, target: Target, alignment: int) -> list[str]:
-    """Why products by mma.sync do not take a case, one sentence each; empty when they do."""
+    """Why products by mma.sync do not support a case, one sentence per reason; empty if they do."""
     if not target.has("mma_bf16"):
         return [f"needs a GPU, got {target.name}"]
     return operand_problems(multiplied_by_mma(case), alignment, (bf16, f16, f32))
 
 
 def multiplied_by_mma(case: Projection) -> Projection:
-    """The case as mma.sync has it: f8e4m3 is converted before."""
+    """The case of products by mma.sync: f8e4m3 is converted to bf16."""
     return replace(case, x=bf16) if case.x is f8e4m3 else case
 
 
 def whole_tiles(case: Projection) -> list[tuple[int, int]]:
-    """Columns of tiles with whole heads, the widest first, and of the parts of each that are written together."""
+    """(columns per tile, columns per part that is written together) of tiles with whole heads, the widest first."""
     found = []
     for columns in (128, 64) if case.scaling == "block" else (256, 192, 128, 64):
         for part in (columns // 2, columns):
@@ -160,12 +160,12 @@ def whole_tiles(case: Projection) -> list[tuple[int, int]]:
 def chosen(case: Projection, target: Target, schedule: Mapping[str, Any]) -> Config | projection_heads.Config:
     """The widest tiles that the bands allow, and the stages that fit.
 
-    With at most ``max_tokens`` tokens, other tiles where the device is done with all sooner, see :func:`cycles`.
+    With at most ``max_tokens`` tokens, other tiles if the device finishes sooner with them (:func:`cycles`).
 
     Raises
     ------
     ValueError
-        If the rows and columns that are given have no two stages.
+        If the given rows and columns leave no room for two stages.
     """
     if instruction_for(case, target) == MMA:
         return _chosen_by_mma(case, target)
@@ -173,7 +173,7 @@ def chosen(case: Projection, target: Target, schedule: Mapping[str, Any]) -> Con
     choices = [(128, *tile) for tile in (whole if tokens is not None or "columns" in schedule else whole[:1])]
     if not whole or tokens is not None:
         narrow = (128, 64) if case.scaling == "block" else (256, *range(192, 32, -16))
-        if "fused" not in schedule:  # heads of the widest are written sooner in place
+        if "fused" not in schedule:  # in-place writes of the widest heads are faster
             narrow = [columns for columns in narrow if columns < 256 or all(columns != c for c, _ in whole)]
         choices += [(64 if (tokens or MANY) <= 64 else 128, columns, 0) for columns in narrow]
     given = {name: schedule[name] for name in ("rows", "columns", "fused") if name in schedule}
@@ -193,24 +193,24 @@ def chosen(case: Projection, target: Target, schedule: Mapping[str, Any]) -> Con
 
 
 def cycles(case: Projection, rows: int, columns: int, part: int, tokens: int) -> float:
-    """About what a step of K takes, and its share of what comes after it.
+    """A model of the cycles of a k-step, including its share of what follows the loop over K.
 
-    The most of what multiplies and copies in one multiprocessor, of what the L2 gives all of them, and of what memory
-    gives of the weight.
+    The maximum of the time that a multiprocessor multiplies and copies, that the L2 delivers to all multiprocessors,
+    and that memory delivers the weight.
     """
     rates = measured("projected_cycles")
     tiles = cdiv(tokens, rows) * cdiv(case.columns, columns)
-    rounds = cdiv(tiles, MULTIPROCESSORS) if tokens < MANY else tiles / MULTIPROCESSORS
+    waves = cdiv(tiles, MULTIPROCESSORS) if tokens < MANY else tiles / MULTIPROCESSORS
     copies = (rows + columns) * SWIZZLE
-    of_one = rounds * max(
+    of_one = waves * max(
         rows * columns / rates["multiply" if columns < 256 else "multiply_widest"], copies / rates["copy"]
     )
-    after = rounds * (rates["start"] + columns * rates["fused_column"] * (part > 0))
+    after = waves * (rates["start"] + columns * rates["fused_column"] * (part > 0))
     return max(of_one, tiles * copies / rates["l2"], case.columns * SWIZZLE / rates["memory"]) + after
 
 
 def _chosen_by_mma(case: Projection, target: Target) -> Config:
-    """Tiles of which a thread holds 64 sums, and the stages of which two blocks share a multiprocessor's memory."""
+    """Tiles with 64 accumulators per thread, and as many stages as let two blocks share a multiprocessor."""
     shape = {"columns": COLUMNS_BY_MMA, "instruction": MMA}
     for stages in (3, 2, 1):
         config = Config(case, stages=stages, **shape)
@@ -220,7 +220,7 @@ def _chosen_by_mma(case: Projection, target: Target) -> Config:
 
 
 def kernel_of(config: Config, early: bool) -> Any:
-    """Products, rounded, to a workspace."""
+    """Rounded products to a workspace."""
     case, M, N, STEP = config.case, config.rows, config.columns, config.step
     panels, steps = cdiv(case.columns, N), case.k // STEP
 
@@ -248,7 +248,7 @@ def kernel_of(config: Config, early: bool) -> Any:
                 b = right.tile(
                     0, j, panel * N, case.columns, rows=N, tail="any", descriptor=weight_map, constant=config.constant
                 )
-                if case.scaling == "block":  # which a step of K has, and a tile's columns share
+                if case.scaling == "block":  # one scale per k-step and tile of columns
                     block = j * STEP // BLOCK
                     of_rows = scales.x_scale.gather(row, block, mask=row < tokens)
                     scale = of_rows * scales.weight_scale[panel * N // BLOCK, block]
@@ -265,7 +265,7 @@ def kernel_of(config: Config, early: bool) -> Any:
 
 
 def launch(op: Any, config: Config, at: Expansion) -> None:
-    """Launch the kernel, and what writes heads from the workspace."""
+    """Launch the kernel, and the one that writes heads from the workspace."""
     config = replace(config, constant=constant_weight(op, at))
     case, early = config.case, starts_early(at)
     tokens, panels = at.dim(op.x, 0), cdiv(case.columns, config.columns)

@@ -1,12 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""kv.project_append in one kernel whose blocks have all of K of their columns: kind ``whole``.
+"""kv.project_append in one kernel whose blocks multiply all of K for their columns: kind ``whole``.
 
-Where heads are neither normalised nor quantized a column needs only the one that it is rotated with. So columns go in
-units of 16: 8 of a head and the 8 that they are turned with, or their neighbours. A block has some units, reads their
-rows of the weight once, and writes what they give to queries and cache by itself: no partial result leaves it, no
-workspace, and no other kernel. As many units a block as make even rounds of the device may belong to several heads.
+Splitting K (stream-K) needs partial results in a workspace, and a second kernel. If heads are neither normalised nor
+quantized, a column depends only on the column that it is rotated with. So columns form units of 16: 8 columns of a head
+with the 8 that they are rotated with, or with their neighbours. A block has some units, reads their rows of the weight
+once, and writes the results to queries and cache itself. The number of units per block, which may belong to several
+heads, gives all multiprocessors equally many.
 
-Up to 16 tokens are multiplied by mma.sync (projection/whole_mma.py), more by wgmma (projection/whole_tiles.py).
+Up to 16 tokens use mma.sync (projection/whole_mma.py), more tokens wgmma (projection/whole_tiles.py).
 """
 
 from __future__ import annotations
@@ -26,18 +27,18 @@ from ..rope.rotation import Angles
 from .common import KEPT, QUERY, Destination, Projection, Written, operand_problems
 from .tiles import MULTIPROCESSORS, cycles
 
-HALF = 8  # columns that lie together
+HALF = 8  # contiguous columns
 UNIT = 2 * HALF
-ANGLE_BYTES = UNIT * 4  # of a unit of a token: as many cosines and sines as it has columns
-MMA_TOKENS = (8, 16)  # of 16 bits by mma.sync: what max_tokens is rounded up to
+ANGLE_BYTES = UNIT * 4  # per unit of a token: as many cosines and sines as columns
+MMA_TOKENS = (8, 16)  # what max_tokens is rounded up to, for 16-bit products by mma.sync
 MMA_UNITS = 6  # at most
-MOST_UNITS = {128: 15, 192: 12, 256: 12}  # of tiles of so many tokens by wgmma: what registers hold
-FULL = 128  # tokens up to which a tile has all
+MOST_UNITS = {128: 15, 192: 12, 256: 12}  # by tokens per tile, for wgmma: limited by registers
+FULL = 128  # tokens up to which one tile has all of them
 KINDS = ("query", "key", "value")
 
 
 def problems(op: Any, case: Projection, at: Expansion) -> list[str]:
-    """Why the kernel does not take a case, one sentence each; empty when it does."""
+    """Why the kernel does not support a case, one sentence per reason; empty if it does."""
     if not at.target.has("mma_bf16"):
         return [f"needs a GPU, got {at.target.name}"]
     tokens = at.schedule.get("max_tokens")
@@ -64,26 +65,27 @@ def problems(op: Any, case: Projection, at: Expansion) -> list[str]:
 
 
 def by_mma(case: Projection, tokens: int) -> bool:
-    """Whether products of at most ``tokens`` are mma.sync's."""
+    """Whether products of at most ``tokens`` tokens use mma.sync."""
     return case.x is not f8e4m3 and tokens <= MMA_TOKENS[-1]
 
 
-def rounds_of(case: Projection, tokens: int, rows: int, units: int) -> int:
+def waves_of(case: Projection, tokens: int, rows: int, units: int) -> int:
     """Tiles of the busiest multiprocessor."""
     return cdiv(cdiv(tokens, rows) * cdiv(case.columns // UNIT, units), MULTIPROCESSORS)
 
 
 def even(case: Projection, tokens: int, rows: int, units: int) -> bool:
-    """Whether two rounds of tiles give the busiest multiprocessor about its even share of the products."""
-    rounds = rounds_of(case, tokens, rows, units)
-    busiest = rounds * MULTIPROCESSORS * rows * units * UNIT / (tokens * case.columns)
-    return rounds <= 2 and busiest <= measured("projected_uneven")
+    """Whether in two waves of tiles the busiest multiprocessor gets about the average share of the products."""
+    waves = waves_of(case, tokens, rows, units)
+    busiest = waves * MULTIPROCESSORS * rows * units * UNIT / (tokens * case.columns)
+    return waves <= 2 and busiest <= measured("projected_uneven")
 
 
 def tile_for(case: Projection, tokens: int, rows: int | None = None, units: int | None = None) -> tuple[int, int]:
-    """(tokens, units) of a tile, those that are given or with which the device is done soonest.
+    """(tokens, units) per tile: the given ones, or those with which the device finishes soonest.
 
-    Up to FULL tokens that is where multiprocessors read evenly of the weight; beyond, even tiles that take the fewest
+    Up to FULL tokens these distribute the reads of the weight evenly; beyond, they are even tiles with the fewest
+    ``projection_tiles.cycles``, and among them those that copy least. 8-bit operands have tiles of FULL tokens.
     ``projection_tiles.cycles``, and of those the ones that copy least. Operands of 8 bits have tiles of FULL tokens.
     """
     heights = [rows] if rows else [FULL] if tokens <= FULL or case.x is f8e4m3 else list(MOST_UNITS)
@@ -92,19 +94,19 @@ def tile_for(case: Projection, tokens: int, rows: int | None = None, units: int 
 
     def order(choice: tuple[int, int]) -> tuple[float, ...]:
         r, u = choice
-        rounds = rounds_of(case, tokens, r, u)
+        waves = waves_of(case, tokens, r, u)
         if tokens <= FULL:
-            return rounds * u, rounds
-        return not even(case, tokens, r, u), cycles(case, r, u * UNIT, 0, tokens), rounds * (r + u * UNIT)
+            return waves * u, waves
+        return not even(case, tokens, r, u), cycles(case, r, u * UNIT, 0, tokens), waves * (r + u * UNIT)
 
     return min(choices, key=order)
 
 
 @dataclass(frozen=True)
 class UnitHead(StoredHead):
-    """The columns of a token that a unit has, in shared memory, elements of what products are rounded to.
+    """The columns of a token in a unit, in shared memory, in the type that products are rounded to.
 
-    The two halves are of the head's dims ``starts``.
+    The two halves are at the head's dims ``starts``.
     """
 
     array: Any
@@ -114,14 +116,14 @@ class UnitHead(StoredHead):
 
     @kv.func
     def load(self, d: Any, n: int) -> Any:
-        """n elements from dim d on, as they are stored."""
+        """n elements from dim d up, without conversion."""
         place = self.first + kv.where(d == self.starts[0], 0, HALF)
         return as_vector((self.array + place * self.dtype.itemsize).load(self.dtype, n))
 
 
 @dataclass(frozen=True)
 class Units:
-    """Where units lie, and how they are written: those of queries, of keys and of values, one head after the other."""
+    """The positions of units, and how they are written: units of queries, of keys and of values, head by head."""
 
     case: Projection
     bands: Written
@@ -129,7 +131,7 @@ class Units:
 
     @property
     def count(self) -> int:
-        """Of all columns."""
+        """Units over all columns."""
         return self.case.columns // UNIT
 
     @property
@@ -141,12 +143,12 @@ class Units:
         return kind != "value" and not self.writer.rotations[kind != "query"].interleaved
 
     def parts(self, kind: str) -> int:
-        """Items of a unit, as the writer has them."""
+        """Items per unit, as the writer divides it."""
         return 1 if self.joined(kind) else 2
 
     @kv.func
     def split(self, kind: str, unit: Any) -> tuple[Any, Any, Any]:
-        """(whether a unit is of a kind, its head, its number in the head)."""
+        """(whether a unit is of a kind, its head, its number within the head)."""
         first = 0
         for other in self.kinds[: self.kinds.index(kind)]:
             band = getattr(self.bands, other)
@@ -158,7 +160,7 @@ class Units:
 
     @kv.func
     def starts(self, kind: str, number: Any) -> tuple[Any, Any]:
-        """The dims that the halves of a head's unit start at."""
+        """The dims at which the halves of a head's unit start."""
         if kind == "value":
             return number * UNIT, number * UNIT + HALF
         rotation = self.writer.rotations[kind != "query"]
@@ -169,7 +171,7 @@ class Units:
 
     @kv.func
     def number(self, unit: Any) -> Any:
-        """A unit's number in its head."""
+        """A unit's number within its head."""
         found = kv.i32(0)
         for kind in self.kinds:
             mine, _, number = self.split(kind, unit)
@@ -178,7 +180,7 @@ class Units:
 
     @kv.func
     def columns(self, unit: Any) -> list[Any]:
-        """The columns that the halves of a unit start at."""
+        """The columns at which the halves of a unit start."""
         found = [kv.i32(0), kv.i32(0)]
         for kind in self.kinds:
             band = getattr(self.bands, kind)
@@ -189,7 +191,7 @@ class Units:
 
     @kv.func
     def angles(self, unit: Any, freqs: Any, position: Any) -> list[Any]:
-        """(cosines, sines) of the items of a unit, queries' or keys': those of both turn alike."""
+        """(cosines, sines) of the items of a unit of queries or keys, which are rotated alike."""
         rotation, found = self.writer.rotations[1], []
         if rotation.turning:
             at, number = Angles(freqs, self.writer.rows, (position,)), self.number(unit)
@@ -199,21 +201,21 @@ class Units:
 
     @property
     def angle_lanes(self) -> int:
-        """Cosines of an item; 0 where nothing turns."""
+        """Cosines per item; 0 without rotation."""
         rotation = self.writer.rotations[1]
         return rotation.lanes if rotation.turning else 0
 
     @kv.func
-    def keep_angles(self, place: Any, unit: Any, freqs: Any, position: Any) -> None:
-        """Put what :meth:`angles` gives into shared memory, ANGLE_BYTES of it."""
+    def store_angles(self, place: Any, unit: Any, freqs: Any, position: Any) -> None:
+        """Store the result of :meth:`angles` to shared memory, ANGLE_BYTES of it."""
         for cos, sin in kv.static(self.angles(unit, freqs, position)):
             place.store(cos)
             (place + self.angle_lanes * 4).store(sin)
             place = place + 2 * self.angle_lanes * 4
 
     @kv.func
-    def kept_angles(self, place: Any) -> list[Any]:
-        """What :meth:`keep_angles` has put there."""
+    def stored_angles(self, place: Any) -> list[Any]:
+        """The stored result of :meth:`angles`."""
         lanes, found = self.angle_lanes, []
         for part in kv.static(range(self.parts("key") if lanes else 0)):
             at = place + part * 2 * lanes * 4
@@ -224,7 +226,7 @@ class Units:
     def write(
         self, to: Destination, source: Any, place: Any, unit: Any, token: Any, known: list[Any], angles: list[Any]
     ) -> None:  # fmt: skip
-        """Write a unit of a token whose columns lie from ``place`` on in shared memory, at ``source``."""
+        """Write a unit of a token, whose columns are in shared memory at ``source``, from ``place`` up."""
         b, position, page, flags = known
         for kind in kv.static(self.kinds):
             mine, head, number = self.split(kind, unit)
@@ -245,6 +247,6 @@ class Units:
 
 
 def units_of(op: Any, at: Expansion, case: Projection) -> Units:
-    """The units of a call without an indexer, whose columns are of one kind of bands, and who writes them."""
+    """The units of a call without an indexer, and their writers."""
     (bands,) = Written.all_of(case)
     return Units(case, bands, bands.writer(op, at, case.rounded))

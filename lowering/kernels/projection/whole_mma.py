@@ -1,10 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""kv.project_append of up to 16 tokens in one kernel, by mma.sync: kind ``whole`` at the rate at which memory reads.
+"""kv.project_append for up to 16 tokens in one kernel by mma.sync: kind ``whole``, limited by memory bandwidth.
 
-Warps share K. A unit is operand A of mma.sync as it comes from memory: lane group g has row g of both halves of it.
-Which elements of K a step of the products has does not matter as long as both operands agree, so a lane's are 16 bytes
-that lie together. Nothing of operands goes through shared memory, as each element of either is multiplied by one warp
-of the block. Other warps look up places and angles meanwhile; they write heads when the warps' accumulators are added.
+Warps divide K. Operands bypass shared memory, since only one warp of the block multiplies each element:
+
+1. A unit is operand A of mma.sync in the order of memory: lane group g has row g of both of its halves. Any permutation
+   of K is correct if both operands share it, so a lane's elements are 16 contiguous bytes.
+2. Meanwhile the writer warps look up pages and angles.
+3. The warps' accumulators are added through shared memory, and the writer warps write the heads.
 """
 
 from __future__ import annotations
@@ -23,13 +25,13 @@ from ..common import BYTES, begin, starts_early
 from .common import ProductArguments, Projection, Scales, constant_weight, look_up, scaled, table_of
 from .whole import ANGLE_BYTES, HALF, MMA_TOKENS, UNIT, Units, tile_for, units_of
 
-LANES = 4  # that share a row
-COLUMNS = 8  # tokens of a product
-EACH = UNIT * COLUMNS // WARP  # accumulators of a thread, of a unit and a product's tokens
-# Words of operands and accumulators that a thread may hold, for so many warps that multiply and runs under way.
+LANES = 4  # lanes that share a row
+COLUMNS = 8  # tokens per product
+EACH = UNIT * COLUMNS // WARP  # accumulators per thread, for a unit and a product's tokens
+# (words of operands and accumulators per thread at most, multiplying warps, runs in flight).
 HELD = ((64, 16, 2), (68, 16, 1), (100, 12, 1), (140, 8, 1))
-MOST_WRITERS = 4  # warps
-ALL = 1  # the named barrier that all threads wait at, on either way through the kernel
+MOST_WRITERS = 4  # in warps
+ALL = 1  # a named barrier at which all threads wait, in either role
 
 
 @dataclass(frozen=True)
@@ -39,15 +41,15 @@ class Config:
     Attributes
     ----------
     tokens : int
-        There are no more.
+        An upper bound of the tokens.
     units : int
-        Of 16 columns, of a block.
+        Units of 16 columns per block.
     runs : int
-        Accesses of 16 bytes of a row that a thread has under way.
+        16-byte loads of a row that a thread has in flight.
     warps : int
-        That multiply.
+        Warps that multiply.
     constant : bool
-        As of ``projection_few.Config``.
+        As in ``projection_few.Config``.
     """
 
     case: Projection
@@ -59,7 +61,7 @@ class Config:
 
     @property
     def step(self) -> int:
-        """Elements of K of a step of a warp."""
+        """Elements of K per step of a warp."""
         return self.runs * LANES * BYTES // self.case.x.itemsize
 
     @property
@@ -77,7 +79,7 @@ class Config:
 
 
 def chosen(case: Projection, schedule: Mapping[str, Any]) -> Config:
-    """As many units a block as make the most even rounds of the device, and loads under way as registers allow."""
+    """The units per block that load the device most evenly, and as many loads in flight as registers allow."""
     tokens = next(n for n in MMA_TOKENS if n >= schedule["max_tokens"])
     _, units = tile_for(case, tokens, units=schedule.get("units"))
     of_tokens = tokens // COLUMNS
@@ -96,13 +98,13 @@ def configured(case: Projection, schedule: Mapping[str, Any]) -> Config:
 
 
 def kernel_of(config: Config, units: Units, early: bool) -> Any:
-    """The kernel: warps that multiply, then those that write."""
+    """The kernel: warps that multiply, then warps that write."""
     case, U, N, W, RUNS = config.case, config.units, config.tokens, config.warps, config.runs
-    of_row = case.k * case.x.itemsize // BYTES  # accesses of a row
-    pitch = U * UNIT + HALF  # of a token's columns in shared memory: no bank conflicts
+    of_row = case.k * case.x.itemsize // BYTES  # 16-byte accesses per row
+    pitch = U * UNIT + HALF  # elements per token of the products in shared memory, free of bank conflicts
     parts = U * (N // COLUMNS) * EACH
     writers = config.writers * WARP
-    rounds = cdiv(N * U, writers)
+    waves = cdiv(N * U, writers)
 
     @kv.func
     def all_arrive():
@@ -111,7 +113,7 @@ def kernel_of(config: Config, units: Units, early: bool) -> Any:
 
     @kv.func
     def words_of(operand, place, j, run, constant):
-        """16 bytes of a row in step j; ``place`` is where a lane's first ones lie, by 16 bytes."""
+        """16 bytes of a row in step j; ``place`` is a lane's first position, in units of 16 bytes."""
         offset = kv.i64(place + j * (RUNS * LANES) + run * LANES) * BYTES
         place = operand.address(0, 0) + offset
         found = kv.load_once(place) if constant else place.load(i32, 4)
@@ -119,7 +121,7 @@ def kernel_of(config: Config, units: Units, early: bool) -> Any:
 
     @kv.func
     def add_unit(sums, a, b, run, u):
-        """The accumulators, plus the products of a unit's words of a run."""
+        """The accumulators plus the products of a unit's words of a run."""
         sums = list(sums)
         for n in kv.static(range(N // COLUMNS)):
             at, of_x = (u * (N // COLUMNS) + n) * EACH, (run * (N // COLUMNS) + n) * 4
@@ -133,7 +135,7 @@ def kernel_of(config: Config, units: Units, early: bool) -> Any:
 
     @kv.func
     def multiply(x, weight, array, warp, lane):
-        """A warp's share of K of all units; its accumulators to shared memory."""
+        """Multiply a warp's share of K for all units, and store its accumulators to shared memory."""
         g, t = lane // LANES, lane % LANES
         rows = []
         for u in kv.static(range(U)):
@@ -173,7 +175,7 @@ def kernel_of(config: Config, units: Units, early: bool) -> Any:
 
     @kv.func
     def add(array, products, tokens, scales):
-        """The sums of the warps' accumulators, in their order, rounded, as rows of tokens."""
+        """Add the warps' accumulators in order, and store the rounded sums as rows of tokens."""
         for e in range(kv.thread_id.x, parts * WARP, config.threads):
             i, lane = e // WARP, e % WARP
             total = kv.f32(0.0)
@@ -189,7 +191,7 @@ def kernel_of(config: Config, units: Units, early: bool) -> Any:
 
     @kv.func
     def prepare(to, table, tokens, pages, angles, n):
-        """What a thread of those that write knows of its n-th unit of a token."""
+        """Look up the data of a writer thread's n-th unit of a token."""
         item = kv.thread_id.x - W * WARP + n * writers
         own, token = item // N, item % N
         known = look_up(case, to, table, token, tokens)
@@ -197,7 +199,7 @@ def kernel_of(config: Config, units: Units, early: bool) -> Any:
         known[3] = kv.where((own < U) & (unit < units.count), known[3], 0)
         unit = kv.math.min(unit, units.count - 1)
         pages[item] = known[2]
-        units.keep_angles(angles.ptr() + item * ANGLE_BYTES, unit, to.freqs, known[1])
+        units.store_angles(angles.ptr() + item * ANGLE_BYTES, unit, to.freqs, known[1])
         return kv.math.min(token, tokens - 1), kv.math.min(own, U - 1), unit, known
 
     @kv.func
@@ -206,7 +208,7 @@ def kernel_of(config: Config, units: Units, early: bool) -> Any:
         token, own, unit, known = held
         item = kv.thread_id.x - W * WARP + n * writers
         known = [known[0], known[1], pages[item], known[3]]
-        found = units.kept_angles(angles.ptr() + item * ANGLE_BYTES)
+        found = units.stored_angles(angles.ptr() + item * ANGLE_BYTES)
         place = item % N * pitch + own * UNIT
         units.write(to, products.ptr(), place, unit, token, known, found)
 
@@ -214,9 +216,9 @@ def kernel_of(config: Config, units: Units, early: bool) -> Any:
     def project_whole(a: ProductArguments):
         array = kv.shared(parts * W * WARP, f32, alignment=16)
         products = kv.shared(N * pitch, case.rounded, alignment=16)
-        # What is looked up waits there: loads into registers would be moved behind the wait for the products.
-        pages = kv.shared(rounds * writers, i32, alignment=16)
-        angles = kv.shared(rounds * writers * UNIT, f32, alignment=16)
+        # Looked-up data is kept in shared memory: loads to registers would move after the products.
+        pages = kv.shared(waves * writers, i32, alignment=16)
+        angles = kv.shared(waves * writers * UNIT, f32, alignment=16)
         lane, warp = kv.thread_id.x % WARP, kv.shuffle_idx(kv.thread_id.x // WARP, 0)
         tokens = a.x.shape[0]
         if warp < W:
@@ -227,12 +229,12 @@ def kernel_of(config: Config, units: Units, early: bool) -> Any:
         else:
             begin(early)
             held = []
-            for n in kv.static(range(rounds)):
+            for n in kv.static(range(waves)):
                 held.append(prepare(a.to, a.table, tokens, pages, angles, n))
             all_arrive()
             add(array, products, tokens, a.scales)
             all_arrive()
-            for n in kv.static(range(rounds)):
+            for n in kv.static(range(waves)):
                 write(a.to, products, pages, angles, held[n], n)
 
     return project_whole
@@ -243,7 +245,7 @@ def launch(op: Any, config: Config, at: Expansion) -> None:
     config = replace(config, constant=constant_weight(op, at))
     case, early = config.case, starts_early(at)
     units = units_of(op, at, case)
-    some = at.dim(op.x, 0).least(at.constant(1))  # without tokens nothing is launched
+    some = at.dim(op.x, 0).least(at.constant(1))  # nothing is launched without tokens
     to, scales = units.bands.destination(op), Scales(op.bias, weight_scale=op.weight_scale)
     a = ProductArguments(to, x=op.x, weight=op.weight, table=table_of(op, case), scales=scales)
     grid = (some * cdiv(units.count, config.units), 1, 1)

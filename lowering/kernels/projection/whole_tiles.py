@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 """kv.project_append in one kernel by wgmma: kind ``whole`` where mma.sync has too few registers.
 
-Blocks have units of 16 columns and all of K of them, as in projection/whole.py. Tokens are operand A, 64 rows of a
-warpgroup; the rows of the weight are operand B, as they come: boxes of 8 rows are swizzle atoms, so a tile of units is
-made of boxes from anywhere. Heads are written by all warps when the last step of K is multiplied.
+Blocks have units of 16 columns, and all of K for them, as in projection/whole.py. Tokens are operand A, 64 rows per
+warpgroup; rows of the weight are operand B without conversion. Boxes of 8 rows are swizzle atoms, so a tile can consist
+of units from anywhere in the weight. After the last k-step all warps write heads.
 """
 
 from __future__ import annotations
@@ -34,21 +34,21 @@ from .common import (
 )
 from .whole import ANGLE_BYTES, FULL, HALF, UNIT, Units, tile_for, units_of
 
-RASTER = 2048  # tokens whose tiles go through all columns together: what the L2 holds of them
-BOX = 32  # tokens of a box at most: those without any are left out
+RASTER = 2048  # tokens whose tiles visit all columns together, so that they stay in the L2
+BOX = 32  # the most tokens per box; boxes without tokens are skipped
 TOKENS = (8, 16, 32, 64, 128)  # what max_tokens is rounded up to
 MOST_STAGES = 12
 WARP_ROWS = 16
-KNOWN_BYTES = 16  # of what is known of a token: its sequence, position, page and flags
-AHEAD = 1024  # bytes of a row that are asked for in the L2 while the kernel before ends, where a tile has all tokens
-KEPT_TOKENS = 64  # up to which its angles are in shared memory too
-COPIERS = 3  # warps: two of the weight, one of tokens
+KNOWN_BYTES = 16  # what is stored per token: its sequence, position, page and flags
+AHEAD = 1024  # bytes of a row to prefetch to the L2 before the previous kernel ends, if one tile has all tokens
+KEPT_TOKENS = 64  # tokens up to which their angles are in shared memory, too
+COPY_WARPS = 3  # warps: two for the weight, one for tokens
 TOGETHER = 4  # units of a thread whose angles are loaded at one time
 
 
 @dataclass(frozen=True)
 class Config:
-    """As of ``projection_whole.Config``; ``atoms``: swizzle atoms of a row that a step of K has."""
+    """As ``projection_whole.Config``; ``atoms``: swizzle atoms of a row per k-step."""
 
     case: Projection
     tokens: int
@@ -81,42 +81,42 @@ class Config:
         return self.consumers * self.together_rows * WARPGROUP_ROWS
 
     @property
-    def claims(self) -> bool:
-        """Whether warps that multiply take registers of others: for many sums, and for fresh accumulators beside."""
+    def reallocates_registers(self) -> bool:
+        """Whether consumer warps take over registers of other warps: for many accumulators, or fresh ones besides."""
         return self.together_rows > 1 or (self.case.x is f8e4m3 and self.rows > WARPGROUP_ROWS and self.tokens > FULL)
 
     @property
-    def lookers(self) -> int:
-        """Warps that look up places: a thread a token where one tile has all, whose end would wait for them."""
+    def lookup_warps(self) -> int:
+        """Warps that look up tokens: with a thread per token if one tile has all of them, for its end waits."""
         return cdiv(self.tile_rows, WARP) if self.tokens <= FULL else 1
 
     @property
     def threads(self) -> int:
-        return WARPGROUP * self.consumers + WARP * (COPIERS + self.lookers)
+        return WARPGROUP * self.consumers + WARP * (COPY_WARPS + self.lookup_warps)
 
     @property
-    def keeps_angles(self) -> bool:
-        """Whether angles wait in shared memory for the products."""
+    def stores_angles(self) -> bool:
+        """Whether angles are stored in shared memory before the products are complete."""
         return self.tokens <= KEPT_TOKENS
 
     @property
     def known_bytes(self) -> int:
-        """Of what is known of the tokens of a tile."""
-        return self.tile_rows * (KNOWN_BYTES + (self.units * ANGLE_BYTES if self.keeps_angles else 0))
+        """Bytes of the stored token data of a tile."""
+        return self.tile_rows * (KNOWN_BYTES + (self.units * ANGLE_BYTES if self.stores_angles else 0))
 
     @property
     def pitch(self) -> int:
-        """Elements of a token's columns in shared memory: no bank conflicts."""
+        """Elements per token of the products in shared memory, free of bank conflicts."""
         return self.together * UNIT + HALF
 
     @property
     def box(self) -> int:
-        """Tokens of a box."""
+        """Tokens per box."""
         return min(self.tokens, BOX)
 
     @property
     def x_bytes(self) -> int:
-        """Of a swizzle atom of all tokens."""
+        """Bytes of a swizzle atom of all tokens."""
         return self.tile_rows * SWIZZLE
 
     @property
@@ -125,7 +125,7 @@ class Config:
 
     @property
     def moves(self) -> list[tuple[int, int]]:
-        """Of every step of a stage's products, how many bytes its operands lie after the first."""
+        """Byte offsets of the operands of each k-step in a stage, relative to the first."""
         return [(n * self.x_bytes + s, n * self.weight_bytes + s) for n in range(self.atoms) for s in STEPS_OF_ATOM]
 
     @property
@@ -134,12 +134,12 @@ class Config:
 
 
 def chosen(case: Projection, schedule: Any, target: Target) -> Config:
-    """The tiles of :func:`tile_for`, and the stages that fit.
+    """The tiles of :func:`tile_for`, with as many stages as fit.
 
     Raises
     ------
     ValueError
-        If the stages that are given, or two, do not fit.
+        If the given stages, or two, do not fit.
     """
     tokens = next((n for n in TOKENS if n >= schedule["max_tokens"]), schedule["max_tokens"])
     rows, units = tile_for(case, tokens, schedule.get("rows"), schedule.get("units"))
@@ -157,7 +157,7 @@ def chosen(case: Projection, schedule: Any, target: Target) -> Config:
 
 
 def kernel_of(config: Config, units: Units, early: bool) -> Any:
-    """The kernel: consumers, two warps that copy the weight, one for tokens, and one that looks up places."""
+    """The kernel: consumers, two warps that copy the weight, one for tokens, and warps that look up tokens."""
     case, U, M, box = config.case, config.units, config.tile_rows, config.box
     R = config.together_rows
     stages, pitch, atoms = config.stages, config.pitch, config.atoms
@@ -169,7 +169,7 @@ def kernel_of(config: Config, units: Units, early: bool) -> Any:
 
     @kv.func
     def tile_of(number, tokens):
-        """(first token, first unit) of a tile: those of the same columns follow one another, of so many tokens each."""
+        """(first token, first unit) of a tile; tiles of the same columns are consecutive, within RASTER tokens."""
         row_tiles = (tokens + (M - 1)) // M
         if config.tokens <= RASTER:
             group = number // row_tiles
@@ -190,7 +190,7 @@ def kernel_of(config: Config, units: Units, early: bool) -> Any:
 
     @kv.func
     def copy_weight(map, array, full, empty, tokens, half):
-        """The boxes of eight rows that are a half of their units: one thread's, which has nothing else to do."""
+        """Copy the boxes of eight rows that are one half of the units; run by one thread that does nothing else."""
         slot, phase = kv.i32(0), kv.i32(1)
         for number in range(kv.block_id.x, tiles_of(tokens), kv.grid_dim.x):
             _, first = tile_of(number, tokens)
@@ -199,7 +199,7 @@ def kernel_of(config: Config, units: Units, early: bool) -> Any:
                 low, high = units.columns(unit_at(first, u))
                 rows.append(kv.where(half == 0, low, high))
             if not config.constant:
-                begin(early)  # of a block's first tile; where its rows are is known before
+                begin(early)  # for a block's first tile, after its rows have been located
             for j in range(0, config.steps):
                 kv.mbarrier_wait(empty + slot * BARRIER_BYTES, phase, name="an empty stage")
                 barrier, to = full + slot * BARRIER_BYTES, array + slot * config.stage_bytes
@@ -215,7 +215,7 @@ def kernel_of(config: Config, units: Units, early: bool) -> Any:
 
     @kv.func
     def copy_tokens(map, array, full, empty, tokens):
-        """Boxes of tokens; those without any are left out."""
+        """Copy boxes of tokens; boxes without tokens are skipped."""
         slot, phase = kv.i32(0), kv.i32(1)
         for number in range(kv.block_id.x, tiles_of(tokens), kv.grid_dim.x):
             first, _ = tile_of(number, tokens)
@@ -235,9 +235,9 @@ def kernel_of(config: Config, units: Units, early: bool) -> Any:
 
     @kv.func
     def ask_ahead(weight, number):
-        """Ask for what the block reads first in the L2 while the kernels ahead end, before which nobody reads it."""
+        """Prefetch the block's first reads to the L2 while earlier kernels end."""
         _, first = tile_of(kv.block_id.x, 1)
-        for u in range(number, U, config.lookers):
+        for u in range(number, U, config.lookup_warps):
             if kv.elect():
                 for column in kv.static(units.columns(unit_at(first, u))):
                     for i in kv.static(range(HALF)):
@@ -246,19 +246,19 @@ def kernel_of(config: Config, units: Units, early: bool) -> Any:
 
     @kv.func
     def prepare(a, tokens, known, known_full, known_empty, warp, lane):
-        """What is known of a tile's tokens to shared memory; their angles too, or to the L2."""
+        """Look up a tile's tokens and store their data to shared memory; store or prefetch their angles, too."""
         slot, phase = kv.i32(0), kv.i32(1)
         for number in range(kv.block_id.x, tiles_of(tokens), kv.grid_dim.x):
             first, first_unit = tile_of(number, tokens)
             kv.mbarrier_wait(known_empty + slot * BARRIER_BYTES, phase, name="an empty table of tokens")
-            for row in range(warp * WARP + lane, M, config.lookers * WARP):
+            for row in range(warp * WARP + lane, M, config.lookup_warps * WARP):
                 found = look_up(case, a.to, a.table, first + row, tokens)
                 at = known + slot * config.known_bytes
                 (at + row * KNOWN_BYTES).store(kv.vector(i32, found))
-                if config.keeps_angles:
+                if config.stores_angles:
                     for u in kv.static(range(U)):
                         place = at + M * KNOWN_BYTES + (row * U + u) * ANGLE_BYTES
-                        units.keep_angles(place, unit_at(first_unit, u), a.to.freqs, found[1])
+                        units.store_angles(place, unit_at(first_unit, u), a.to.freqs, found[1])
                 elif a.to.freqs is not None:
                     angle = kv.math.min(kv.math.max(found[1], 0), a.to.freqs.shape[0] - 1)
                     kv.cp_async_bulk_prefetch(a.to.freqs.address(angle, 0), turned * a.to.freqs.dtype.itemsize)
@@ -268,7 +268,7 @@ def kernel_of(config: Config, units: Units, early: bool) -> Any:
 
     @kv.func
     def multiply(sums, place, group):
-        """The accumulators, plus the products of a stage."""
+        """The accumulators plus the products of a stage."""
         b = kv.wgmma_descriptor(place + atoms * config.x_bytes)
         found, size = [], U * UNIT // 2
         for r in kv.static(range(R)):
@@ -286,7 +286,7 @@ def kernel_of(config: Config, units: Units, early: bool) -> Any:
 
     @kv.func
     def stage(a, products, sums, some, first, token0, tokens, warp, lane):
-        """A warp's rows of a finished tile, the first that of ``token0``, rounded, to shared memory."""
+        """Store a warp's rows of a finished tile, from ``token0`` up, rounded, to shared memory."""
         g, t = lane // 4, lane % 4
         row = warp * WARP_ROWS + g
         for u in kv.static(some):
@@ -303,19 +303,19 @@ def kernel_of(config: Config, units: Units, early: bool) -> Any:
 
     @kv.func
     def write(a, products, known, row0, some, token0, first, tokens, warp, lane):
-        """The heads of a warp's rows, a unit of a token by each thread at a time."""
-        rounds, P = cdiv(WARP_ROWS * len(some), WARP), len(some)
-        for start in kv.static(range(0, rounds, TOGETHER)):
+        """Write the heads of a warp's rows, one unit of a token per thread at a time."""
+        waves, P = cdiv(WARP_ROWS * len(some), WARP), len(some)
+        for start in kv.static(range(0, waves, TOGETHER)):
             held = []
-            for n in kv.static(range(start, min(start + TOGETHER, rounds))):  # angles come at one time
+            for n in kv.static(range(start, min(start + TOGETHER, waves))):  # angle loads are in flight together
                 item = n * WARP + lane
                 row, own = kv.math.min(item // P, WARP_ROWS - 1), item % P
                 words = (known + (row0 + row) * KNOWN_BYTES).load(i32, 4)
                 flags = kv.where((item < WARP_ROWS * P) & (first + some[0] + own < units.count), words[3], 0)
                 unit = unit_at(first, some[0] + own)
-                if config.keeps_angles:
+                if config.stores_angles:
                     place = known + M * KNOWN_BYTES + ((row0 + row) * U + some[0] + own) * ANGLE_BYTES
-                    found = units.kept_angles(place)
+                    found = units.stored_angles(place)
                 else:
                     found = units.angles(unit, a.to.freqs, words[1])
                 held.append((row, own, unit, [words[0], words[1], words[2], flags], found))
@@ -341,11 +341,11 @@ def kernel_of(config: Config, units: Units, early: bool) -> Any:
                 kv.mbarrier_init(full + n * BARRIER_BYTES, 3, f"full[{n}]")
                 kv.mbarrier_init(empty + n * BARRIER_BYTES, consumers, f"empty[{n}]")
             for n in kv.static(range(2)):
-                kv.mbarrier_init(known_full + n * BARRIER_BYTES, config.lookers, f"full_known[{n}]")
+                kv.mbarrier_init(known_full + n * BARRIER_BYTES, config.lookup_warps, f"full_known[{n}]")
                 kv.mbarrier_init(known_empty + n * BARRIER_BYTES, consumers, f"empty_known[{n}]")
             kv.fence_mbarrier_init()
         kv.barrier()
-        if config.claims:
+        if config.reallocates_registers:
             if warp < consumers:
                 kv.setmaxnreg(232, "increase")
             else:
@@ -367,7 +367,7 @@ def kernel_of(config: Config, units: Units, early: bool) -> Any:
                     of_tile = known + known_slot * config.known_bytes
                     mine = sums[r * (U * UNIT // 2) : (r + 1) * (U * UNIT // 2)]
                     for some in kv.static(parts):
-                        kv.syncwarp()  # those before are written
+                        kv.syncwarp()  # the warp's earlier rows have been written
                         stage(a, products, mine, some, first, token0 + row0, tokens, warp, lane)
                         kv.syncwarp()
                         write(a, products, of_tile, row0, some, token0 + row0, first, tokens, warp, lane)
@@ -379,8 +379,8 @@ def kernel_of(config: Config, units: Units, early: bool) -> Any:
         if warp == consumers + 2:
             begin(early)
             copy_tokens(a.x_map, array, full, empty, tokens)
-        if warp >= consumers + COPIERS:
-            number = warp - (consumers + COPIERS)
+        if warp >= consumers + COPY_WARPS:
+            number = warp - (consumers + COPY_WARPS)
             if config.tokens <= FULL and early and not config.constant:
                 ask_ahead(a.weight, number)
             begin(early)

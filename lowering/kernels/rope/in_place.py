@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""kv.rope, kv.rope_padded and kv.qk_norm: queries, and keys that already stand in the cache, normalised and rotated.
+"""kv.rope, kv.rope_padded and kv.qk_norm: queries, and keys in the cache, are normalised and rotated.
 
-The heads of a token's query and key are one sequence of items, which the threads of a block share. Without a norm a
-item is one unit of a rotation, and the dims of a key that do not turn stay as they are; with one, the threads of a
-group first find their head's mean square together, all of them before the first of them writes.
+The heads of a token's query and key are one sequence of items, which the threads of a block share. Without a norm an
+item is one unit of a rotation, and dims of a key that are not rotated are not touched; with a norm, the threads of a
+group first compute their head's mean square, and all of them have read it before any of them writes.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from ..common import (
     Work,
     converted,
     head_and_lane,
-    holds,
+    in_range,
     most_lanes,
     row_alignment,
     sequence_of,
@@ -36,22 +36,22 @@ from .rotation import Angles, Rotation
 
 @dataclass(frozen=True)
 class PaddedHead(Head):
-    """One head of a token of a padded buffer [B, Smax, heads, size]; the token is (sequence, place)."""
+    """One head of a token in a padded buffer [B, Smax, heads, size]; the token is (sequence, number)."""
 
     @kv.func
     def read(self, d: Any, n: int) -> Any:
-        """n elements from dim d on, f32."""
+        """n elements from dim d up, as f32."""
         return kv.f32(self.rows.load(self.buffer, *self.token, self.head, d, width=n))
 
     @kv.func
     def write(self, d: Any, x: Any) -> None:
-        """Put f32 elements from dim d on, converted."""
+        """Write f32 elements from dim d up, converted."""
         self.rows.store(self.buffer, *self.token, self.head, d, value=converted(x, self.buffer.dtype))
 
 
 @dataclass(frozen=True)
 class Arguments:
-    """What the kernels read and write; None what one of them does not have.
+    """What the kernels read and write; None for absent operands.
 
     Attributes
     ----------
@@ -78,7 +78,7 @@ class Arguments:
 
 @dataclass(frozen=True)
 class IndexHeads:
-    """What is an indexer's own of :class:`Arguments`."""
+    """The fields of :class:`Arguments` that an indexer has for itself."""
 
     collection: Any
     query: Any
@@ -87,26 +87,26 @@ class IndexHeads:
     k_gamma: Any
 
     def beside(self, a: Arguments) -> Arguments:
-        """The arguments with these heads in the place of the attention's."""
+        """The arguments with the indexer's heads in place of the attention's."""
         return replace(a, **{f.name: getattr(self, f.name) for f in fields(self)})
 
 
 @dataclass(frozen=True)
 class Turning:
-    """How the heads of a token are done.
+    """How the heads of a token are processed.
 
     Attributes
     ----------
     work : Work
     items : TokenItems
-        Without values.
+        Items per token, without values.
     rows : Rows
-        Of queries, gammas and angles.
+        Access to queries, gammas and angles.
     rotations, norms : of queries, of keys
     given : bool
-        Positions come from position_ids.
+        Whether positions come from position_ids.
     sections : tuple of int
-        Pairs that each row of position_ids turns.
+        Pairs that each row of position_ids rotates.
     """
 
     work: Work
@@ -122,11 +122,11 @@ class Turning:
         at: Expansion, collection: Any, query: Any, freqs: Any, *, interleaved: bool, eps: float | None = None,
         weight_offset: float = 0.0, given: bool = False, sections: tuple[int, ...] = (),
     ) -> Turning:  # fmt: skip
-        """For the operands of an operation; freqs None: nothing is rotated, eps None: nothing is normalised."""
+        """For the operands of an operation; without rotation freqs is None, without norm eps is None."""
         spec, rank = at.spec(collection), len(query.type.shape)
         query_heads, query_size = at.static_dim(query, rank - 2), at.static_dim(query, rank - 1)
         types = (at.dtype(query), spec.dtype)
-        # Sections divide the pairs anywhere: each pair finds its own.
+        # Section bounds may be at any pair, so each pair looks up its own section.
         most = most_lanes(types) if len(sections) < 2 else (2 if interleaved else 1)
         turned = 0 if freqs is None else at.static_dim(freqs, 1)
         rotations = tuple(Rotation.of(size, turned, interleaved, most) for size in (query_size, spec.head_size))
@@ -141,7 +141,7 @@ class Turning:
 
     @kv.func
     def positions(self, position: Any, position_ids: Any, row: tuple[Any, ...]) -> tuple[Any, ...]:
-        """Rows of the table of angles for a token: one, or one a section."""
+        """Rows of the table of angles for a token: one, or one per section."""
         if not self.given:
             return (position,)
         return tuple(position_ids[(s, *row)] for s in range(max(1, len(self.sections))))
@@ -150,13 +150,13 @@ class Turning:
     def token(
         self, a: Arguments, b: Any, position: Any, row: tuple[Any, ...], source: Any, target: Any, first: Any
     ) -> None:
-        """This thread's items of one token; ``source`` and ``target`` give the query's heads by number.
+        """Process this thread's items of one token; ``source`` and ``target`` give the query's heads by number.
 
-        ``row``: where its entries of position_ids are.
+        ``row`` is the index of its entries in position_ids.
         """
         angles = Angles(a.freqs, self.rows, self.positions(position, a.position_ids, row), self.sections)
         keys = a.collection.get_key_cache(a.layer)
-        kept = holds(a.collection, position)
+        kept = in_range(a.collection, position)
         items = self.items
         for item in range(first, self.work.items, self.work.step):
             if item < items.first_key:
@@ -176,7 +176,7 @@ class Turning:
 
     @kv.func
     def ragged(self, a: Arguments) -> None:
-        """This thread's token of a ragged batch."""
+        """Process this thread's token of a ragged batch."""
         token, first = self.work.place()
         if (token < a.query.shape[0]) & (first < self.work.items):
             b, inside, i = sequence_of(a.lengths, token)
@@ -193,7 +193,7 @@ class Turning:
 
     @kv.func
     def padded(self, a: Arguments) -> None:
-        """This thread's token of a padded batch."""
+        """Process this thread's token of a padded batch."""
         row, first = self.work.place()
         b, t = row // a.query.shape[1], row % a.query.shape[1]
         if (b < a.query.shape[0]) & (first < self.work.items):
@@ -229,13 +229,13 @@ def rope_padded_kernel(turning: Turning) -> Any:
 
 
 def launch_rope(op: Any, at: Expansion, make: Any, lengths: Any, tokens: Any) -> None:
-    """Launch a kernel of :func:`rope_kernel` or :func:`rope_padded_kernel` for so many tokens."""
+    """Launch a kernel from :func:`rope_kernel` or :func:`rope_padded_kernel` for ``tokens`` tokens."""
     given = op.position_ids is not None
     turning = Turning.of(
         at, op.collection, op.query, op.freqs, interleaved=op.interleaved.value, given=given,
         sections=tuple(op.mrope_section),
     )  # fmt: skip
-    ids = op.position_ids if given else op.freqs  # not looked at without
+    ids = op.position_ids if given else op.freqs  # a placeholder that is not read
     args = Arguments(op.collection, op.layer, op.query, lengths, op.freqs, op.query_out, ids)
     at.launch(make(turning), [args], (turning.work.blocks(tokens), 1, 1), (turning.work.threads, 1, 1))
 
@@ -262,7 +262,7 @@ def qk_norm_kernel(turning: Turning) -> Any:
 
 
 def dual_kernel(turning: Turning, index: Turning) -> Any:
-    """Blocks of the second row of the grid do the index heads."""
+    """Blocks of the second row of the grid process the index heads."""
 
     @kv.kernel
     def qk_norm_dual(a: Arguments, heads: IndexHeads):
@@ -278,7 +278,7 @@ def dual_kernel(turning: Turning, index: Turning) -> Any:
 def qk_norm(op: Any, at: Expansion) -> None:
     options = {"interleaved": op.interleaved.value, "eps": op.eps.value, "weight_offset": op.weight_offset.value}
     main = Turning.of(at, op.collection, op.query, op.freqs, **options)
-    freqs = op.q_gamma if op.freqs is None else op.freqs  # not looked at without
+    freqs = op.q_gamma if op.freqs is None else op.freqs  # a placeholder that is not read
     args = Arguments(
         op.collection, op.layer, op.query, op.row_offsets, freqs, op.query_out, q_gamma=op.q_gamma, k_gamma=op.k_gamma
     )

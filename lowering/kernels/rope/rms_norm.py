@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""kv.rms_norm: the new tokens of one cache normalised in place, by heads or by whole rows.
+"""kv.rms_norm: the new tokens of one cache are normalised in place, by head or by whole row.
 
-The count of new tokens is on the device only: blocks take tokens in turn, up to the last offset, whatever their number.
+Only the device knows the number of new tokens: a fixed grid of blocks loops over the tokens up to the last offset.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from ..common import (
     Work,
     converted,
     head_and_lane,
-    holds,
+    in_range,
     inverse_rms,
     row_alignment,
     sequence_of,
@@ -30,7 +30,7 @@ from ..common import (
     whole_warps,
 )
 
-MOST_BLOCKS = 1 << 16  # the count of tokens is an upper bound, often a far one
+MOST_BLOCKS = 1 << 16  # the host knows only an upper bound of the tokens, often a loose one
 
 
 @dataclass(frozen=True)
@@ -43,13 +43,13 @@ class CachedRow:
 
     @kv.func
     def read(self, d: Any, n: int) -> Any:
-        """n elements from element d on, f32."""
+        """n elements from element d up, as f32."""
         size = self.cache.head_size
         return CachedHead(self.cache, self.b, self.position, d // size).read(d % size, n)
 
     @kv.func
     def write(self, d: Any, x: Any) -> None:
-        """Put f32 elements from element d on, converted."""
+        """Write f32 elements from element d up, converted."""
         size = self.cache.head_size
         CachedHead(self.cache, self.b, self.position, d // size).write(d % size, x)
 
@@ -64,7 +64,7 @@ def rms_norm_kernel(
     weight_offset: float,
     multiply_before_cast: bool,
 ) -> Any:
-    """A group normalises one head, or with ``size`` above the head size one row."""
+    """A group normalises one head or, with ``size`` above the head size, one row."""
     heads = 1 if size > spec.head_size else spec.num_heads
 
     @kv.kernel
@@ -72,13 +72,13 @@ def rms_norm_kernel(
         start, first = work.place()
         if first < work.items:
             first_token, end = row_offsets[0], row_offsets[row_offsets.shape[0] - 1]
-            # As many as all sequences have room for, and no more than 32 bits count with a step added.
+            # The most tokens that the sequences have room for, and no more than 32 bits count with a step added.
             room = kv.math.min(kv.i64(cache.batch_size()) * kv.i64(cache.token_capacity()), MAX_TOKENS)
             for n in range(start, kv.math.min(end - first_token, kv.i32(room)), kv.grid_dim.x * work.tokens):
                 b, inside, i = sequence_of(row_offsets, first_token + n)
                 if inside:
                     position = cache.cache_length(b) + i
-                    if holds(cache, position):
+                    if in_range(cache, position):
                         for item in range(first, work.items, work.step):
                             h, lane, active = head_and_lane(item, heads, group.lanes)
                             whole = (

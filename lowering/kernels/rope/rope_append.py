@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""kv.rope_append: rotary embedding of query and key, with the append of key and value.
+"""kv.rope_append: rotary embedding of query and key, and the append of key and value.
 
-There are two kernels. One loads all that a thread has of a token, then looks up the token's place and the angles, which
-are the same for all its heads, and then rotates and writes: whatever waits for memory waits together. The other takes
-item after item, in a loop: on the host, where heads are quantized, and where a thread would have too many items.
+There are two kernels. One loads all of a thread's vectors of a token, then looks up the token's slot and the angles,
+which all heads share, then rotates and writes, so that all memory latencies overlap. The other processes one item after
+another in a loop: on the host, for quantized heads, and where a thread would have too many items.
 
-An item is a unit of a rotated head or a vector of a value; where heads are normalised or quantized a group of threads
-shares one.
+An item is a unit of a rotated head or a vector of a value; a group of threads shares the item where heads are
+normalised or quantized.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from ..common import (
     begin,
     converted,
     head_and_lane,
-    holds,
+    in_range,
     most_lanes,
     row_alignment,
     sequence_of,
@@ -59,7 +59,7 @@ def rope_append_kernel(work: Work, writer: HeadWriter, early: bool) -> Any:
                 position = collection.cache_length(b) + i
                 keys, values = collection.get_key_cache(layer), collection.get_value_cache(layer)
                 angles = Angles(freqs, rows, (position,))
-                kept = holds(collection, position)
+                kept = in_range(collection, position)
                 for item in range(first, work.items, work.step):
                     if item < items.first_key:
                         h, part, active = head_and_lane(item, items.query_heads, items.query)
@@ -78,13 +78,13 @@ def rope_append_kernel(work: Work, writer: HeadWriter, early: bool) -> Any:
 
 # --- all items of a token at once ---------------------------------------------------------------------
 
-MOST_WORDS = 96  # registers that a thread may keep of what it has loaded
-ROUNDS = 2  # units of the query that a thread has, where there are threads enough
+MOST_WORDS = 96  # registers per thread for loaded vectors
+ROUNDS = 2  # units of the query per thread, where there are enough threads
 
 
 @dataclass(frozen=True)
 class Share:
-    """Heads of a kind that ``width`` threads share: ``per_head`` of them have one head, an item each."""
+    """Heads of a kind, divided among ``width`` threads: ``per_head`` threads per head, with one item each."""
 
     heads: int
     per_head: int
@@ -92,12 +92,12 @@ class Share:
 
     @property
     def rounds(self) -> int:
-        """Items of a thread."""
+        """Items per thread."""
         return cdiv(self.heads * self.per_head, self.width)
 
     @kv.func
     def place(self, thread: Any, n: int) -> tuple[Any, Any, Any]:
-        """(head, part of it, whether there is one) of a thread's n-th item; past the end the last head again."""
+        """(head, part of it, whether it exists) of a thread's n-th item; past the end, the last head again."""
         if self.width % self.per_head == 0:
             h, part = thread // self.per_head + n * (self.width // self.per_head), thread % self.per_head
         else:
@@ -118,12 +118,12 @@ class Turns:
 
     @kv.func
     def unit(self, part: Any) -> Any:
-        """The unit of a part of a head: a group that normalises may have threads without one."""
+        """The unit of a part of a head; in a group that normalises, some threads may have none."""
         return part if self.share.per_head == self.rotation.units else kv.math.min(part, self.rotation.units - 1)
 
     @kv.func
     def fetch(self, buffer: Any, token: Any, thread: Any) -> list[Any]:
-        """Load the thread's units of a token, as they are stored."""
+        """Load the thread's units of a token, without conversion."""
         found = []
         for n in kv.static(range(self.share.rounds)):
             h, part, _ = self.share.place(thread, n)
@@ -133,9 +133,9 @@ class Turns:
 
     @kv.func
     def finish(self, fetched: list[Any], angles: Angles, angle: Any, gamma: Any, target: Any, thread: Any) -> None:
-        """Normalise, rotate and write what was fetched; ``target`` is the first head.
+        """Normalise, rotate and write the loaded units; ``target`` is the first head.
 
-        ``angle`` are the angles of the thread's units where these are the same of every head, else None.
+        ``angle`` are the angles of the thread's units if these are the same for every head, otherwise None.
         """
         for n in kv.static(range(self.share.rounds)):
             h, part, exists = self.share.place(thread, n)
@@ -152,16 +152,16 @@ class Turns:
 def together(
     at: Expansion, spec: CacheSpec, query_heads: int, turns: Turns, types: tuple[DType, ...]
 ) -> tuple[Work, Turns, Turns, Share] | None:
-    """How the threads of a block do tokens at once, each all that it has of one: for query, key and value.
+    """How a block's threads process query, key and value of tokens, each thread all of its items at once.
 
-    ``turns`` says how a head is rotated, ``types`` what query and key are. None where the loop is to do it.
+    ``turns`` describes the rotation of a head, ``types`` are those of query and key. None where the loop is used.
     """
     per_head, units = turns.share.per_head, turns.rotation.units
     if at.target.is_host or spec.quantized or not turns.rotation.paired or per_head < units:
         return None
     most = at.schedule.get("threads", THREADS)
     width = min(align_up(cdiv(query_heads * per_head, ROUNDS), WARP), most)
-    even = align_up(width, math.lcm(per_head, WARP))  # where a thread has the same part of every head
+    even = align_up(width, math.lcm(per_head, WARP))  # for a thread to have the same part of every head
     width = even if even <= most else width
     query, key = (replace(turns, share=Share(heads, per_head, width)) for heads in (query_heads, spec.num_heads))
     value = Share(spec.num_heads, spec.head_size // turns.rows.width, width)
@@ -172,7 +172,7 @@ def together(
 
 
 def rope_together_kernel(spec: CacheSpec, work: Work, q: Turns, k: Turns, v: Share, rows: Rows, early: bool) -> Any:
-    """:func:`together` gives the arguments."""
+    """The kernel for the result of :func:`together`."""
     alike = v.width % q.share.per_head == 0
 
     @kv.kernel
@@ -192,7 +192,7 @@ def rope_together_kernel(spec: CacheSpec, work: Work, q: Turns, k: Turns, v: Sha
                 angles = Angles(freqs, rows, (position,))
                 _, part, _ = q.share.place(thread, 0)
                 angle = q.rotation.angles_of(q.unit(part), angles) if alike else None
-                if holds(collection, position):
+                if in_range(collection, position):
                     for n in kv.static(range(v.rounds)):
                         h, part, exists = v.place(thread, n)
                         if exists:
@@ -213,13 +213,12 @@ def rope_append(op: Any, at: Expansion) -> None:
     quantizer = None
     if spec.quantized:
         quantizer = Quantizer.of(spec, rotation.chunk_width(spec.granularity, most=most_lanes(types)), at)
-    # A head's threads: one a unit; a group, where they normalise together; the quantizer's, which normalise for each
-    # granule.
+    # Threads per head: one per unit; a group where they normalise together; for a quantizer, the threads of a granule.
     group = Group.covering(at, rotation.units)
     norm = Norm(eps, spec.head_size, rows, group)
     of_head = rotation.units if eps is None else group.lanes
     early, query_heads = starts_early(at), at.static_dim(op.query, 1)
-    gammas = [op.freqs, op.freqs] if eps is None else [op.q_gamma, op.k_gamma]  # not looked at without normalisation
+    gammas = [op.freqs, op.freqs] if eps is None else [op.q_gamma, op.k_gamma]  # not read without norms
     args = [op.collection, op.layer, op.query, op.key, op.value, op.row_offsets, op.freqs, op.query_out, *gammas]
     at_once = together(at, spec, query_heads, Turns(Share(query_heads, of_head, WARP), rotation, rows, norm), types)
     if at_once is not None:

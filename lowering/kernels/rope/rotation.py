@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 """Rotary embedding of one head, in f32.
 
-By units, which can be done in place and in any order: a *turning* unit holds the real and the imaginary parts of
-``lanes`` pairs, a *plain* unit as many elements outside of the rotated dims (half as many where those are odd in
-number). Interleaved pairs (2k, 2k+1) of the last R dims lie together, split pairs (k, k + R/2) of the first R apart.
-Or by chunks of consecutive dims, which read their pairs' other parts.
+The rotation is divided into units, which can be computed in place and in any order: a *turning* unit has the real and
+imaginary parts of ``lanes`` pairs, a *plain* unit as many elements outside of the rotated dims (half as many if their
+number is odd). Interleaved pairs (2k, 2k+1) of the last R dims are adjacent, split pairs (k, k + R/2) of the first R
+dims are not. It can also be divided into chunks of consecutive dims, which read the other parts of their pairs.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from kvarn.dialect.layout import lowbit
 
 from ..common import Rows
 
-# (dim, n) to n f32 elements from a dim on.
+# Maps (dim, n) to n f32 elements from dim up.
 Read = Callable[[Any, int], Any]
 Write = Callable[[Any, Any], None]
 
@@ -28,8 +28,7 @@ Write = Callable[[Any, Any], None]
 class Angles:
     """Cosines and sines of a token, from ``freqs`` [positions, R]: pairs (cos, sin).
 
-    Positions out of the table are brought into it.
-    ``positions`` has one, or one for each section of pairs, ``sections`` how many pairs each turns.
+    ``positions`` has one position, clamped to the table, or one per section; ``sections`` counts the pairs of each.
     """
 
     freqs: Any
@@ -39,7 +38,7 @@ class Angles:
 
     @kv.func
     def of(self, pair: Any, n: int) -> tuple[Any, Any]:
-        """Those of n pairs from a pair on, all of one section."""
+        """The cosines and sines of n pairs from ``pair`` up, all in one section."""
         position, end = self.positions[0], 0
         for s in kv.static(range(1, len(self.positions))):
             end += self.sections[s - 1]
@@ -56,12 +55,12 @@ class Rotation:
     Attributes
     ----------
     size : int
-        Elements of a head.
+        Elements per head.
     turned : int
         R, rotated dims.
     interleaved : bool
     lanes : int
-        Of a vector of real or imaginary parts: half of a unit.
+        Elements in a vector of real or imaginary parts: half of a unit.
     """
 
     size: int
@@ -71,8 +70,8 @@ class Rotation:
 
     @staticmethod
     def of(size: int, turned: int, interleaved: bool, most: int) -> Rotation:
-        """The rotation with the widest units that fit: accesses of at most ``most`` elements. None is one of 0 dims."""
-        if interleaved:  # both parts are one access of twice the lanes
+        """The rotation with the widest units, for accesses of at most ``most`` elements; or a rotation of 0 dims."""
+        if interleaved:  # one access has both parts, and twice the lanes
             lanes = max(1, min(lowbit(math.gcd(size, turned)), most) // 2)
         else:
             lanes = min(lowbit(math.gcd(size, turned // 2)), most)
@@ -87,22 +86,22 @@ class Rotation:
 
     @property
     def turning(self) -> int:
-        """Turning units of a head."""
+        """Turning units per head."""
         return self.turned // 2 // self.lanes
 
     @property
     def paired(self) -> bool:
-        """Whether plain units are as long as turning ones: all but heads of an odd size have a rotation that is."""
+        """Whether plain units are as long as turning ones: possible for every head of even size."""
         return (self.size - self.turned) % (2 * self.lanes) == 0
 
     @property
     def units(self) -> int:
-        """Units of a head; the turning ones come first."""
+        """Units per head; the turning units come first."""
         return self.turning + (self.size - self.turned) // (self.lanes * (2 if self.paired else 1))
 
     @kv.func
     def unit(self, number: Any, angles: Angles, read: Read, write: Write) -> None:
-        """Do one unit."""
+        """Process one unit."""
         if self.paired:
             self.put(number, self.turn(number, self.angles_of(number, angles), self.fetch(number, read)), write)
         elif self.turning == 0:
@@ -115,23 +114,23 @@ class Rotation:
 
     @kv.func
     def fetch(self, number: Any, read: Read) -> list[Any]:
-        """The vectors of a unit of a paired rotation: one of all its pairs, or their real and their imaginary parts."""
+        """The vectors of a unit of a paired rotation: one with its pairs, or one of real and one of imaginary parts."""
         return [read(d, self.width) for d in self.starts(number)]
 
     @kv.func
     def put(self, number: Any, vectors: list[Any], write: Write) -> None:
-        """Write what :func:`fetch` has read."""
+        """Write the vectors of :func:`fetch`."""
         for d, x in kv.static(list(zip(self.starts(number), vectors, strict=True))):
             write(d, x)
 
     @property
     def width(self) -> int:
-        """Elements of a vector of a unit."""
+        """Elements per vector of a unit."""
         return 2 * self.lanes if self.interleaved else self.lanes
 
     @kv.func
     def starts(self, number: Any) -> list[Any]:
-        """The dims that the vectors of a unit start at."""
+        """The dims at which the vectors of a unit start."""
         n, whole = self.lanes, self.turning == self.units
         if self.interleaved:
             d = number * (2 * n)
@@ -146,7 +145,7 @@ class Rotation:
 
     @kv.func
     def angles_of(self, number: Any, angles: Angles) -> tuple[Any, Any] | None:
-        """(cosines, sines) of a unit; those of another where it does not turn."""
+        """(cosines, sines) of a unit; for a plain unit, those of another."""
         if self.turning == 0:
             return None
         turning = number if self.turning == self.units else kv.math.min(number, self.turning - 1)
@@ -154,7 +153,7 @@ class Rotation:
 
     @kv.func
     def turn(self, number: Any, angle: tuple[Any, Any] | None, vectors: list[Any]) -> list[Any]:
-        """The f32 vectors of a unit, rotated where it turns."""
+        """The f32 vectors of a unit, rotated if it is a turning one."""
         if angle is None:
             return vectors
         cos, sin = angle
@@ -168,7 +167,7 @@ class Rotation:
 
     @kv.func
     def _turn_odd(self, number: Any, angles: Angles, read: Read, write: Write) -> None:
-        """One pair of a head of an odd size."""
+        """Process one pair of a head of odd size."""
         cos, sin = angles.of(number, 1)
         d = self.first + number * 2 if self.interleaved else number
         e = d + (1 if self.interleaved else self.turned // 2)
@@ -177,7 +176,7 @@ class Rotation:
         write(e, re * sin + im * cos)
 
     def chunk_width(self, *extents: int, most: int) -> int:
-        """Elements of a chunk that divides the extents and lies inside or outside of the rotated dims."""
+        """Elements of a chunk that divides the extents and is entirely inside or outside of the rotated dims."""
         if self.interleaved:
             width = min(lowbit(math.gcd(self.size, self.turned, *extents)), most)
         else:
@@ -186,7 +185,7 @@ class Rotation:
 
     @kv.func
     def chunk(self, d: Any, width: int, angles: Angles, read: Read) -> Any:
-        """The rotated elements of dims [d, d + width), d a multiple of the width."""
+        """The rotated elements of dims [d, d + width); d is a multiple of width."""
         x = read(d, width)
         if self.turned == 0:
             return x
@@ -198,7 +197,7 @@ class Rotation:
 
     @kv.func
     def angles_of_chunk(self, d: Any, width: int, angles: Any) -> tuple[Any, Any] | None:
-        """(cosines, sines) of a chunk; those of another where it does not turn."""
+        """(cosines, sines) of a chunk; outside of the rotated dims, those of another."""
         if self.turned == 0:
             return None
         place = kv.math.min(kv.math.max(d - self.first, 0), self.turned - width)
@@ -237,13 +236,13 @@ def odd(x: Any) -> Any:
 
 
 def alternate(a: Any, b: Any) -> Any:
-    """Lanes of two vectors in turn."""
+    """Lanes of two vectors, alternating."""
     return kv.vector(a.dtype, [lane for pair in zip(a, b, strict=True) for lane in pair])
 
 
 @dataclass(frozen=True)
 class TurnedHead:
-    """A head as rotation gives it, by chunks."""
+    """A head after rotation, read by chunks."""
 
     rotation: Rotation
     angles: Angles
@@ -251,5 +250,5 @@ class TurnedHead:
 
     @kv.func
     def read(self, d: Any, n: int) -> Any:
-        """n elements from dim d on, f32; d a multiple of n."""
+        """n elements from dim d up, as f32; d is a multiple of n."""
         return self.rotation.chunk(d, n, self.angles, self.head.read)

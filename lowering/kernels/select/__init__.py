@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""Choices: pages and tokens by their scores."""
+"""Selection of pages and tokens by their scores."""

@@ -1,12 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""kv.index_scores and kv.select_tokens: an indexer's scores of cached tokens, and the choice by them.
+"""kv.index_scores and kv.select_tokens: an indexer's scores of cached tokens, and the selection by them.
 
-Scores on tensor cores. A block has a query row and :data:`CHUNK` tokens. The row's heads lie in shared memory,
-converted once; a warp multiplies 32 keys at a time with them (:mod:`row_products`), eight heads after eight: products,
-scale of the token, relu, weight of the head, sum. 8-bit keys become f16 in pairs, so that products of 8-bit numbers are
-exact.
+Scores use tensor cores. A block has a query row and :data:`CHUNK` tokens. The row's heads are in shared memory,
+converted once; a warp multiplies 32 keys at a time by eight heads after another (:mod:`row_products`): product, scale
+of the token, relu, weight of the head, sum. 8-bit keys are converted to f16 in pairs, for exact products.
 
-What this kernel does not take goes over tiles (:mod:`indexer_tiles`), or has a thread a token, as on the host.
+Other cases use tiles (:mod:`indexer_tiles`), or one thread per token, as on the host.
 """
 
 from __future__ import annotations
@@ -29,14 +28,14 @@ from .row_products import TILE_ROWS, RowProducts
 from .top_k import chooser, key_of
 
 WARPS = 8
-TOKENS = 32  # of a warp at a time: two tiles of an mma
-OPERAND_BYTES = 32 << 10  # of a row's heads in shared memory, at most
-THREADS = 128  # of a block of the kernel without tensor cores
-CHOOSING = 1024  # threads of a block that chooses
+TOKENS = 32  # tokens that a warp processes at a time: two tiles of an mma
+OPERAND_BYTES = 32 << 10  # the most shared memory of a row's heads
+THREADS = 128  # per block of the kernel without tensor cores
+CHOOSING = 1024  # per block of the selection
 
 
 def on_tensor_cores(c: Case, target: Target) -> bool:
-    """Whether the kernel on tensor cores takes a case."""
+    """Whether the tensor-core kernel supports a case."""
     spec = c.spec
     return (
         row_products.takes(c.size, target)
@@ -57,7 +56,7 @@ def tensor_kernel(c: Case) -> Any:
 
     @kv.func
     def four_of_query(state, head, d):
-        """Four columns of a head; zeros past the last one. ``state`` is (query, row)."""
+        """Four columns of a head; zeros past the last head. ``state`` is (query, row)."""
         x = kv.f32(load.load(state[0], state[1], kv.math.min(head, c.heads - 1), d))
         return kv.where(head < c.heads, x, kv.vector(f32, 4))
 
@@ -68,9 +67,9 @@ def tensor_kernel(c: Case) -> Any:
 
     @kv.func
     def scores(keys, b, first, last, operand, weights, lane):
-        """The sums of a warp's 32 tokens from ``first`` on, where none is past ``last``: by tile and half.
+        """The sums of a warp's 32 tokens from ``first`` up, at most ``last``, by tile and half.
 
-        Every lane has those of its tokens' quarter of the heads.
+        Every lane has the sums over its quarter of the heads.
         """
         a, scales = [], []
         for mt in kv.static(range(2)):
@@ -119,7 +118,7 @@ def tensor_kernel(c: Case) -> Any:
                 for i in kv.static(range(4)):
                     for distance in kv.static((1, 2)):
                         sums[i] = sums[i] + kv.shuffle_xor(sums[i], distance)
-                # A quarter of the lanes has each of the four; tokens follow the lanes once they are exchanged.
+                # Each quarter of the lanes has one of the four sums; after the exchange, tokens are in lane order.
                 mine = kv.shuffle_idx(sums[0], (lane & 7) * 4)
                 for i in kv.static(range(1, 4)):
                     mine = kv.where(lane >> 3 == i, kv.shuffle_idx(sums[i], (lane & 7) * 4), mine)
@@ -130,7 +129,7 @@ def tensor_kernel(c: Case) -> Any:
     return index_scores
 
 
-# --- a thread a token ------------------------------------------------------------------------------
+# --- one thread per token --------------------------------------------------------------------------
 
 
 def plain_kernel(c: Case, threads: int) -> Any:
@@ -177,24 +176,24 @@ def expand_index_scores(op: Any, at: Expansion) -> None:
         at.launch(plain_kernel(case, per_block), args, blocks, (per_block, 1, 1), key=case)
 
 
-# --- the choice ------------------------------------------------------------------------------------
+# --- the selection ---------------------------------------------------------------------------------
 
 
 @kv.func
 def score_key(state: Any, i: Any) -> Any:
-    """The key of a score: ``state`` begins with (scores, row)."""
+    """The key of a score; ``state`` starts with (scores, row)."""
     score = state[0][state[1], i]
     return kv.where(score == UNSEEN, kv.u32(0), key_of(score))
 
 
 @kv.func
 def put_token(state: Any, place: Any, i: Any) -> None:
-    """Put a token into the list of the row: ``state`` is (scores, row, lists)."""
+    """Write a token to the row's list; ``state`` is (scores, row, lists)."""
     state[2][state[1], place] = i
 
 
 def choose_kernel(threads: int, early: bool) -> Any:
-    """A block chooses for a row. ``early``: it waits for the kernels ahead of it."""
+    """The selection with one block per row. ``early``: it waits for the previous kernels itself (PDL)."""
     choose = chooser(threads, score_key, put_token)
 
     @kv.kernel(block=(threads, 1, 1))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""What the kernels of kv.index_scores share: the case, the tokens that a row sees, the function of a product."""
+"""Shared by the kernels of kv.index_scores: the case, the visible tokens of a row, the activation."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from kvarn.dialect.layout import CacheSpec, cdiv
 from ..common import at_most
 from .row_products import TILE_ROWS
 
-CHUNK = 1024  # tokens of a block
+CHUNK = 1024  # tokens per block
 UNSEEN = float("-inf")
 
 
@@ -21,7 +21,7 @@ UNSEEN = float("-inf")
 class Case:
     """What the kernels are specialised for: the keys, the query, its heads, the alignment of its rows.
 
-    ``early``: kernels wait for those ahead of them.
+    ``early``: kernels wait for the previous ones themselves (PDL).
     """
 
     spec: CacheSpec
@@ -36,7 +36,7 @@ class Case:
 
     @property
     def narrow(self) -> bool:
-        """Whether keys have 8 bits."""
+        """Whether keys are 8-bit."""
         return self.spec.dtype.bits == 8
 
     @property
@@ -46,9 +46,9 @@ class Case:
 
 @kv.func
 def seen_tokens(collection: Any, queries: Any, row: Any) -> tuple[Any, Any]:
-    """(sequence, how many tokens a query row sees); none in a row of no sequence."""
+    """(sequence, number of visible tokens) of a query row; 0 tokens for a row of no sequence."""
     b, seen = kv.i32(0), kv.i32(0)
-    if queries.holds(row):
+    if queries.in_range(row):
         b = queries.sequence(row)
         seen = at_most(collection.cache_length(b) + queries.token(b, row) + 1, collection.token_capacity())
     return b, seen
@@ -56,5 +56,5 @@ def seen_tokens(collection: Any, queries: Any, row: Any) -> tuple[Any, Any]:
 
 @kv.func
 def relu(x: Any) -> Any:
-    """What is not negative, and NaN."""
+    """max(x, 0), but NaN for NaN."""
     return kv.where(x < 0.0, 0.0, x)

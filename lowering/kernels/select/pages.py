@@ -1,15 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 """kv.summarize_pages and kv.select_pages.
 
-Summaries. A group of threads has a page and KV head, and reads its keys from the first to the last token that counts,
-whatever wrote them. Pages are summarized from their tokens each time: nothing depends on what a summary was before, so
-that a call may be repeated and a page used again.
+Summaries. A group of threads has a page and KV head, and reads the keys of all valid tokens, whichever step wrote them.
+Summaries never depend on old ones, so that a call may be repeated and a page reused.
 
-The choice is two kernels, so that the scores of one long sequence are the work of many blocks. The first gives each
-page the largest score that a key within its summary may have: q+ . max + q- . min, of the positive and the negative
-parts of every query row, on tensor cores where they take it (:mod:`row_products`); else eight lanes share a page and
-have some columns of the query rows in registers. The second finds the largest ones (:mod:`choice`). On the host one
-thread does both.
+The selection is two kernels, so that many blocks score one long sequence. The first computes per page an upper bound of
+the scores of its keys: q+ . max + q- . min, with the positive and negative parts of every query row, on tensor cores if
+possible (:mod:`row_products`); otherwise eight lanes share a page, with some columns of the query rows in registers.
+The second selects the largest scores (:mod:`top_k`). On the host one thread does both.
 """
 
 from __future__ import annotations
@@ -32,16 +30,16 @@ from . import row_products
 from .row_products import TILE_ROWS, RowProducts
 from .top_k import ALWAYS, chooser, key_of
 
-LANES = 8  # of a page in the choice
+LANES = 8  # lanes per page without tensor cores
 ROWS = 4  # query rows that a lane has in registers at a time
-CHUNK = 64  # pages of a block
-WARPS = 4  # of a block that scores or summarizes
-THREADS = 256  # of a block that chooses
+CHUNK = 64  # pages per block
+WARPS = 4  # per block of the scores and of the summaries
+THREADS = 256  # per block of the selection
 
 
 @kv.func
 def tokens_of(collection: Any, b: Any, new: Any) -> tuple[Any, Any]:
-    """(cached tokens, cached and new tokens) of a sequence, within what there is room for."""
+    """(cached tokens, cached and new tokens) of a sequence, clamped to its capacity."""
     start = collection.cache_length(b)
     return start, at_most(start + kv.math.max(new, 0), collection.token_capacity())
 
@@ -51,14 +49,14 @@ def tokens_of(collection: Any, b: Any, new: Any) -> tuple[Any, Any]:
 
 @kv.func
 def rounded(x: Any, dtype: DType, up: bool) -> Any:
-    """A vector of f32 in another type, rounded up or down."""
+    """A vector of f32 converted to another type, rounded up or down."""
     y = dtype(x)
     if dtype is f32:
         return y
     word = kv.bitcast(y, kv.i16)
     back = kv.f32(y)
     wrong = back < x if up else back > x
-    # The neighbour in the direction: away from zero on its side, towards it on the other; zero's is the least number.
+    # The neighbour in the direction: one bit pattern up or down by sign; after zero, the smallest number.
     away = 1 if up else -1
     step = kv.where(back > 0.0, away, -away)
     moved = kv.where(back == 0.0, 1 if up else -0x7FFF, word + kv.i16(step))
@@ -66,7 +64,7 @@ def rounded(x: Any, dtype: DType, up: bool) -> Any:
 
 
 def summarize_kernel(spec: CacheSpec, dtype: DType, rows: int, alignment: int, lanes: int, early: bool) -> Any:
-    """``lanes`` threads have a KV head of a page; ``slots`` of them stand for the pages that a sequence may touch."""
+    """One group of ``lanes`` threads per KV head of a page, for ``slots`` pages per sequence."""
     P, H, D = spec.page_size, spec.num_heads, spec.head_size
     width = load_width(spec, min(lowbit(D), 4))
     store = Rows(width, alignment)
@@ -79,7 +77,7 @@ def summarize_kernel(spec: CacheSpec, dtype: DType, rows: int, alignment: int, l
             high, total = low, low
             for token in range(first + 1, end):
                 x = as_vector(read(spec, keys, b, h, token, d, width, place))
-                low = kv.where((x < low) | (x != x), x, low)  # NaN stays, which min and max would drop
+                low = kv.where((x < low) | (x != x), x, low)  # keeps NaN, which min and max would drop
                 high = kv.where((x > high) | (x != x), x, high)
                 total = total + x
             if rows == MIN_MAX:
@@ -123,9 +121,9 @@ def expand_summarize_pages(op: Any, at: Expansion) -> None:
 
 @dataclass(frozen=True)
 class Scores:
-    """How the scores of pages are computed, for a case: by ``lanes`` threads a page.
+    """The computation of the pages' scores, by ``lanes`` threads per page.
 
-    ``group`` query heads share a KV head; summaries have ``rows`` rows. ``early``: kernels wait for those ahead.
+    ``group`` query heads share a KV head; summaries have ``rows`` rows. ``early``: kernels use PDL.
     """
 
     spec: CacheSpec
@@ -144,17 +142,17 @@ class Scores:
 
     @property
     def width(self) -> int:
-        """Columns of one load."""
+        """Columns per load."""
         return min(lowbit(self.spec.head_size), BYTES // self.stored.itemsize)
 
     @property
     def turns(self) -> int:
-        """Loads of a thread that cover a row."""
+        """Loads per thread that cover a row."""
         return cdiv(self.spec.head_size, self.lanes * self.width)
 
     @kv.func
     def columns(self, lane: Any, turn: int) -> tuple[Any, Any]:
-        """(the first column of a load, whether there is one): the last columns stand for those that are none."""
+        """(first column of a load, whether it exists); past the end, the last columns are loaded again."""
         d = (turn * self.lanes + lane) * self.width
         if (turn + 1) * self.lanes * self.width <= self.spec.head_size:
             return d, True
@@ -162,7 +160,7 @@ class Scores:
 
     @kv.func
     def query_rows(self, query: Any, base: Any, head: Any, first: Any, last: Any, lane: Any) -> Any:
-        """Query rows from ``first`` on, at most the row ``last``: (positive parts, negative parts) by row and turn."""
+        """Query rows from ``first`` up, clamped to ``last``: (positive parts, negative parts) by row and load."""
         load, nothing, found = Rows(self.width, self.alignment), kv.vector(f32, self.width), []
         for r in kv.static(range(self.together)):
             row, parts = kv.math.min(first + r, last), []
@@ -179,7 +177,7 @@ class Scores:
 
     @kv.func
     def summary(self, summaries: Any, place: Any, layer: Any, head: Any, lane: Any) -> Any:
-        """A thread's columns of a page's summary, by turn: (largest, smallest), or the mean."""
+        """A thread's columns of a page's summary, by load: (largest, smallest), or the mean."""
         load, found = Rows(self.width, self.alignment), []
         for turn in kv.static(range(self.turns)):
             d, _ = self.columns(lane, turn)
@@ -188,7 +186,7 @@ class Scores:
 
     @kv.func
     def largest(self, q: Any, summary: Any) -> Any:
-        """The largest of the rows' scores of a page, in every thread of the page."""
+        """The maximum of the rows' scores of a page, in every thread of the page."""
         best = kv.f32(0.0)
         for r in kv.static(range(self.together)):
             total = kv.vector(f32, self.width)
@@ -204,19 +202,19 @@ class Scores:
 
 @kv.func
 def larger(a: Any, b: Any) -> Any:
-    """The larger of two scores; NaN where one is."""
+    """The larger of two scores; NaN if either is NaN."""
     return kv.where((b > a) | (b != b), b, a)
 
 
 @kv.func
 def page_key(score: Any, page: Any, pages: Any, first: int, last: int) -> Any:
-    """The key of a page's score: of pages that are always chosen the largest one."""
+    """The key of a page's score; pages that are always selected have the largest key."""
     return kv.where((page < first) | (page >= pages - last), kv.u32(ALWAYS), key_of(score))
 
 
 @kv.func
 def pages_of(collection: Any, queries: Any, b: Any) -> Any:
-    """The pages of a sequence; none of one without new tokens."""
+    """The pages of a sequence; 0 without new tokens."""
     _, end = tokens_of(collection, b, queries.length(b))
     pages = (end + (collection.page_size - 1)) // collection.page_size
     return kv.where(queries.length(b) > 0, pages, 0)
@@ -224,12 +222,12 @@ def pages_of(collection: Any, queries: Any, b: Any) -> Any:
 
 @kv.func
 def list_at(collection: Any, b: Any, h: Any) -> Any:
-    """Where the keys of a sequence and KV head stand."""
+    """The index of the keys of a sequence and KV head."""
     return (b * collection.num_heads + h) * collection.field("lookup_columns")
 
 
 def score_kernel(c: Scores, first: int, last: int) -> Any:
-    """A block has :data:`CHUNK` pages of a sequence and KV head, a warp as many at a time as it has groups of lanes."""
+    """One block per :data:`CHUNK` pages of a sequence and KV head; a warp scores a page per group of lanes."""
     at_a_time = WARPS * WARP // LANES
     turns = CHUNK // at_a_time
 
@@ -260,7 +258,7 @@ def score_kernel(c: Scores, first: int, last: int) -> Any:
 
 
 def on_tensor_cores(c: Scores, target: Target) -> bool:
-    """Whether the scores come from tensor cores."""
+    """Whether tensor cores compute the scores."""
     return (
         row_products.takes(c.spec.head_size, target)
         and c.stored in (bf16, f16)
@@ -270,16 +268,16 @@ def on_tensor_cores(c: Scores, target: Target) -> bool:
 
 
 def tensor_score_kernel(c: Scores, first: int, last: int) -> Any:
-    """A block has :data:`CHUNK` pages of a sequence and KV head, a warp 16 of them, and eight query rows at a time.
+    """One block per :data:`CHUNK` pages of a sequence and KV head; a warp has 16 pages, and eight query rows at a time.
 
-    Positive and negative parts of the query are tiles of their own.
+    Positive and negative parts of the query are separate tiles.
     """
     products = RowProducts(c.spec.head_size, c.rows, c.stored)
     load, itemsize = Rows(4, c.alignment), c.stored.itemsize
 
     @kv.func
     def four_of_query(state, row, d):
-        """Four columns of a query row, the last one again past the end; of the second tile the negative parts."""
+        """Four columns of a query row, clamped to the last row; in the second tile, their negative parts."""
         query, base, head, begin_row, end_row = state
         r = kv.math.min(begin_row + row % TILE_ROWS, end_row - 1)
         q, nothing = kv.f32(load.load(query, base + r // c.group, head * c.group + r % c.group, d)), kv.vector(f32, 4)
@@ -298,7 +296,7 @@ def tensor_score_kernel(c: Scores, first: int, last: int) -> Any:
         if chunk < pages:
             k_cache, summary = collection.get_key_cache(layer), []
             mine = chunk + kv.warp_id() * 16 + (lane >> 2)
-            for r in kv.static(reversed(range(c.rows))):  # the largest, which the positive parts multiply, first
+            for r in kv.static(reversed(range(c.rows))):  # first the maxima, which the positive parts multiply
                 halves = []
                 for half in kv.static(range(2)):
                     page = kv.math.min(mine + 8 * half, pages - 1)
@@ -330,24 +328,24 @@ def tensor_score_kernel(c: Scores, first: int, last: int) -> Any:
     return score_pages
 
 
-# --- the choice ------------------------------------------------------------------------------------
+# --- the selection ---------------------------------------------------------------------------------
 
 
 @kv.func
 def stored_key(state: Any, page: Any) -> Any:
-    """The key of a page: ``state`` is (keys, where the list's begin, ...)."""
+    """The key of a page; ``state`` is (keys, index of the list's first key, ...)."""
     return kv.u32(state[0][state[1] + page])
 
 
 @kv.func
 def put_page(state: Any, place: Any, page: Any) -> None:
-    """Put a page into its list: ``state`` ends with (lists, sequence, KV head)."""
+    """Write a page to its list; ``state`` ends with (lists, sequence, KV head)."""
     state[2][state[3], state[4], place] = page
 
 
 @kv.func
 def finish_list(out: Any, counts: Any, b: Any, h: Any, chosen: Any, threads: int) -> None:
-    """Behind the pages of a list nothing is named."""
+    """Fill the rest of a list with -1."""
     for i in range(chosen + kv.thread_id.x, out.shape[2], threads):
         out[b, h, i] = -1
     if kv.thread_id.x == 0:
@@ -355,7 +353,7 @@ def finish_list(out: Any, counts: Any, b: Any, h: Any, chosen: Any, threads: int
 
 
 def choose_kernel(c: Scores) -> Any:
-    """A block chooses for a sequence and KV head."""
+    """The selection with one block per sequence and KV head."""
     choose = chooser(THREADS, stored_key, put_page)
 
     @kv.kernel(block=(THREADS, 1, 1))
@@ -370,7 +368,7 @@ def choose_kernel(c: Scores) -> Any:
 
 
 def host_kernel(c: Scores, first: int, last: int) -> Any:
-    """A thread scores and chooses for a sequence and KV head."""
+    """Scores and selection with one thread per sequence and KV head."""
     choose = chooser(1, stored_key, put_page)
 
     @kv.kernel

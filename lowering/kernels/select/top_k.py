@@ -1,11 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""The largest of many numbers, by the threads of a block, or by one on the host; as those that sort nothing find them.
+"""Selection of the K largest of many numbers by a block, or by one thread on the host, without sorting them.
 
-Numbers are keys: unsigned integers that are as the numbers are ordered, 0 for what is never chosen. The K-th largest is
-found by its bits, eleven at a time from the highest on: a histogram in shared memory of the keys that have the bits
-found so far says which come next. Then the block walks over the keys once more and puts down, in their order, those
-that are larger, and of those that equal it the first ones, as many as are wanted. Only integers are counted, so that no
-order of threads shows in what is chosen.
+Numbers are represented by keys: unsigned integers in the same order, 0 for numbers that are never selected. The K-th
+largest key is found eleven bits at a time, from the top: a histogram in shared memory of the keys that match the bits
+so far determines the next ones. A second pass writes the larger keys in order, and as many of the keys equal to the
+K-th as are needed, the first ones. Only integers are counted, so the result does not depend on thread order.
 """
 
 from __future__ import annotations
@@ -19,21 +18,21 @@ from kvarn.dialect.dtypes import i32
 from ..common import WARP
 from ..scans import block_scan
 
-DIGITS = ((21, 11), (10, 11), (0, 10))  # (shift, bits), the highest first
+DIGITS = ((21, 11), (10, 11), (0, 10))  # (shift, bits), from the top
 BINS = 1 << 11
-ALWAYS, NOT_A_NUMBER = 0xFFFFFFFF, 0xFFFFFFFE  # keys of what is chosen first of all, and of NaN
+ALWAYS, NOT_A_NUMBER = 0xFFFFFFFF, 0xFFFFFFFE  # keys of numbers that are always selected, and of NaN
 
 
 @kv.func
 def key_of(score: Any) -> Any:
-    """An f32 as a key: zeros are one, whatever their sign; NaN is larger than any number."""
+    """The key of an f32: both zeros are equal, and NaN is larger than any number."""
     bits = kv.bitcast(kv.where(score == 0.0, 0.0, score), kv.u32)
     key = kv.where(bits >= 0x80000000, ~bits, bits | kv.u32(0x80000000))
     return kv.where(score != score, kv.u32(NOT_A_NUMBER), key)
 
 
 def chooser(threads: int, key_at: Callable[..., Any], put: Callable[..., Any]) -> Any:
-    """A function ``choose(state, count, most)`` of a block of ``threads``, which gives how many it chose.
+    """A function ``choose(state, count, most)`` for a block of ``threads``, which returns the number of selected ones.
 
     Parameters
     ----------
@@ -42,7 +41,7 @@ def chooser(threads: int, key_at: Callable[..., Any], put: Callable[..., Any]) -
     key_at : kv.func
         ``key_at(state, i)``, the key of number i.
     put : kv.func
-        ``put(state, place, i)``: number i is the ``place``-th that is chosen.
+        ``put(state, place, i)``, which writes number i as the ``place``-th selected one.
     """
     per_thread = BINS // threads
     warps = threads // WARP
@@ -60,7 +59,7 @@ def chooser(threads: int, key_at: Callable[..., Any], put: Callable[..., Any]) -
 
     @kv.func
     def counted(state, count, shift, bits, prefix, bins):
-        """A histogram of a digit of the keys whose higher digits are ``prefix``."""
+        """A histogram of one digit, over the keys whose higher digits are ``prefix``."""
         tid = kv.thread_id.x
         for i in range(tid, BINS, threads):
             bins[i] = 0
@@ -80,14 +79,14 @@ def chooser(threads: int, key_at: Callable[..., Any], put: Callable[..., Any]) -
 
     @kv.func
     def threshold(state, count, most, bins, sums, found):
-        """(the key of the last that is chosen, how many of those that equal it are); (0, 0) where all are."""
+        """(the smallest selected key, how many equal to it are selected); (0, 0) if all are selected."""
         tid, prefix, left = kv.thread_id.x, kv.u32(0), most
-        if tid == 0:  # what is found of fewer numbers than are wanted
+        if tid == 0:  # the result for fewer numbers than wanted
             found[0], found[1] = 0, 0
         for shift, bits in kv.static(DIGITS):
             if left > 0:
                 counted(state, count, shift, bits, prefix, bins)
-                mine, first = i32(0), BINS - 1 - tid * per_thread  # bins from the largest digit down
+                mine, first = i32(0), BINS - 1 - tid * per_thread  # from the largest digit down
                 for k in range(per_thread):
                     mine = mine + bins[first - k]
                 upto, all_ = scan(mine, sums)
@@ -100,7 +99,7 @@ def chooser(threads: int, key_at: Callable[..., Any], put: Callable[..., Any]) -
                         before = before + here
                 barrier()
                 prefix, left = (prefix << bits) | kv.u32(found[0]), found[1]
-                if shift == DIGITS[0][0]:  # all of them where there are no more
+                if shift == DIGITS[0][0]:  # there are no more numbers than wanted
                     enough = all_ > most
                     prefix, left = kv.where(enough, prefix, 0), kv.where(enough, left, 0)
         return prefix, left

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""Tables of a step: offsets, indices, prefixes, and checks of what tables hold."""
+"""Tables of a step: offsets, indices, prefixes, and checks of tables' contents."""

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""Kernels that check what an operation's tables hold, launched before its own on request (``KVARN_CHECK=1``).
+"""Kernels that check the contents of an operation's tables, launched before it on request (``KVARN_CHECK=1``).
 
-The rules are those of ``dialect.contents``, as ``runtime/contents.py`` checks them on the host: one kernel a rule, a
-thread an entry. What does not hold ends the kernel with a message that names the operation and the operand.
+The rules are those of ``dialect.contents``, which ``runtime/contents.py`` checks on the host: one kernel per rule, one
+thread per entry. A violation ends the kernel with a message that names the operation and the operand.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from .indices import threads_of
 
 @kv.func
 def entry() -> Any:
-    """The entry of a thread."""
+    """This thread's entry."""
     return kv.block_id.x * kv.block_dim.x + kv.thread_id.x
 
 
 @kv.func
 def at_most(x: Any, bound: Any) -> Any:
-    """Whether an entry lies in [0, bound]."""
+    """Whether an entry is in [0, bound]."""
     return kv.u32(x) <= kv.u32(bound)
 
 
@@ -38,7 +38,7 @@ def offsets_kernel(where: str, from_first: bool) -> Any:
         if i < offsets.shape[0]:
             first = offsets[0] if from_first else kv.i32(0)
             kv.device_assert(offsets[i] >= 0, f"{where} must not be negative")
-            kv.device_assert(at_most(offsets[i] - first, rows), f"{where} must end within the rows that there are")
+            kv.device_assert(at_most(offsets[i] - first, rows), f"{where} must not exceed the number of rows")
             if i > 0:
                 kv.device_assert(offsets[i - 1] <= offsets[i], f"{where} must not descend")
 
@@ -50,13 +50,13 @@ def counts_kernel(where: str) -> Any:
     def check_counts(counts, most: kv.i32):
         i = entry()
         if i < counts.shape[0]:
-            kv.device_assert(at_most(counts[i], most), f"{where} must not be negative, nor more than there is room for")
+            kv.device_assert(at_most(counts[i], most), f"{where} must not be negative, nor exceed the buffer")
 
     return check_counts
 
 
 def lengths_kernel(where: str, are_offsets: bool) -> Any:
-    """Of a cache or collection; ``new`` absent: there are no new tokens, and every sequence is looked at."""
+    """For a cache or collection; without ``new`` there are no new tokens, and every sequence is checked."""
 
     @kv.kernel
     def check_lengths(handle, new: kv.Optional[kv.Buffer[kv.i32, 1]], first: kv.i32):
@@ -78,7 +78,7 @@ def lengths_kernel(where: str, are_offsets: bool) -> Any:
 
 
 def operand_kernel(where: str, kind: str) -> Any:
-    """Of a dense operand, which may have lengths, or of a ragged one, which has offsets."""
+    """For a dense operand, which may have lengths, or a ragged operand, which has offsets."""
 
     @kv.kernel
     def check_operand(x):
@@ -99,7 +99,7 @@ def operand_kernel(where: str, kind: str) -> Any:
 
 
 def launch_checks(op: Any, at: Expansion) -> None:
-    """Launch a kernel for each of the rules of an operation that has any."""
+    """Launch one kernel per rule of an operation."""
     name = op.operation.name
     for rule in getattr(type(op), "contents", ()):
         checked = getattr(op, rule.handle if isinstance(rule, Lengths) else rule.name)
@@ -124,7 +124,7 @@ def _most(op: Any, at: Expansion, rule: Counts) -> Any:
 def _launch_lengths(op: Any, at: Expansion, rule: Lengths, where: str) -> None:
     handle = getattr(op, rule.handle)
     if isinstance(handle.type, ir.MemRefType):
-        return  # pages of another library: their lengths are an operand of their own
+        return  # pages of another library, whose lengths are a separate operand
     kind, sequences = at.spec(handle).kind, at.field(handle, "batch")
     if kind in (DENSE, RAGGED):
         _launch(at, operand_kernel(where, kind), sequences, [handle])

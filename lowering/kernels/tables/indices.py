@@ -13,7 +13,7 @@ from ..common import sequence_of
 
 
 def threads_of(at: Expansion, threads: int = 256) -> int:
-    """Threads of a block of an element-wise kernel; fewer on the host, whose workers share blocks."""
+    """Threads per block of an element-wise kernel; fewer on the host, whose worker threads share blocks."""
     return 64 if at.target.is_host else threads
 
 
@@ -43,7 +43,7 @@ def expand_cache_row_offsets(op: Any, at: Expansion) -> None:
 def remap_kernel(page_size: int) -> Any:
     @kv.kernel
     def remap_sparse_indices(logical, row_offsets, lookup_table, invalid_id: kv.i32, out):
-        # A row's places are counted by its blocks, so that their product with the rows cannot overflow.
+        # The grid has whole blocks per row, since the product of rows and columns may overflow.
         per_row = (logical.shape[1] + kv.block_dim.x - 1) // kv.block_dim.x
         row = kv.block_id.x // per_row
         k = kv.block_id.x % per_row * kv.block_dim.x + kv.thread_id.x
@@ -81,8 +81,7 @@ def plan_kernel(buffer_tokens: int) -> Any:
         if n <= batch:
             start = cached_before(row_offsets, cache_lengths, n)
             for c in range(buffer_lengths.shape[0]):
-                # Chunk c holds tokens [at, at + buffer_tokens) of all: 64 bits, since chunks may reach far past the
-                # end.
+                # Chunk c has tokens [at, at + buffer_tokens) of the batch, in 64 bits: it may start far past the end.
                 at = kv.i64(c) * buffer_tokens
                 before = kv.i32(kv.math.clamp(start - at, 0, buffer_tokens))
                 buffer_row_offsets[c, n] = before

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""kv.split_prefixes: tables of the prefixes that sequences share, and of what follows them."""
+"""kv.split_prefixes: tables of the prefixes that sequences share, and of the suffixes."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from .indices import threads_of
 
 @dataclass(frozen=True)
 class Batch:
-    """B sequences, and G groups of them that share a prefix; all i32.
+    """B sequences, and G groups of sequences that share a prefix; all i32.
 
     Attributes
     ----------
     lookup_table, cache_lengths : [B, P], [B]
     row_offsets : [B + 1]
     sequences : [G + 1]
-        The first sequence of each group, and the end of the last.
+        The first sequence of each group, and the end of the last group.
     lengths : [G]
-        Tokens of each prefix.
+        Tokens per prefix.
     """
 
     lookup_table: Any
@@ -43,7 +43,7 @@ class Prefixes:
     ----------
     table, lengths : [G, P], [G]
     rows, keys : [G + 1]
-        Offsets of the groups' query rows, and of their new keys, of which there are none.
+        Offsets of the groups' query rows, and of their new keys, which are none.
     """
 
     table: Any
@@ -54,14 +54,14 @@ class Prefixes:
 
 @dataclass(frozen=True)
 class Suffixes:
-    """Tables of what follows the prefixes: i32 [B, P] and [B]."""
+    """Tables of the suffixes: i32 [B, P] and [B]."""
 
     table: Any
     lengths: Any
 
 
 def split_kernel(page_size: int) -> Any:
-    """A block a sequence, then a block a group and one for the end of the offsets."""
+    """One block per sequence, then one per group, and one for the end of the offsets."""
 
     @kv.func
     def shared_pages(lengths, columns, g):
@@ -69,7 +69,7 @@ def split_kernel(page_size: int) -> Any:
 
     @kv.func
     def copy_pages(target, row, source, b, first):
-        """The row's pages from ``first`` on; past the table, the last one again."""
+        """Copy a row's pages from ``first`` up; past the table, the last page again."""
         last = source.shape[1] - 1
         for c in range(kv.thread_id.x, source.shape[1], kv.block_dim.x):
             target[row, c] = source[b, kv.math.min(c + first, last)]
@@ -84,7 +84,7 @@ def split_kernel(page_size: int) -> Any:
             if kv.thread_id.x == 0:
                 suffix.lengths[row] = kv.math.max(of.cache_lengths[row] - pages * page_size, 0)
         else:
-            # The first group begins with the batch and the last one ends with it, whatever the offsets say.
+            # The first group starts at sequence 0 and the last group ends with the batch, whatever the offsets say.
             g, first = row - batch, kv.i32(0)
             if g > 0:
                 first = kv.where(g == groups, batch, kv.math.clamp(of.sequences[g], 0, batch))

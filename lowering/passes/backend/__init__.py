@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""Passes from what is left of kv to the LLVM dialect, and what is recorded of a kernel on the way."""
+"""Passes from the remaining kv ops to the LLVM dialect, and the records of a kernel's ABI."""

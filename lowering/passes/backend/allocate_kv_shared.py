@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""Lay the shared-memory blocks of a kernel out in one dynamic block.
+"""Lay out a kernel's shared-memory allocations in one dynamic array.
 
-One external array of the kernel's module stands for the dynamic shared memory; each allocation becomes an offset in
-it, at its alignment: the strictest first and in program order, so that nothing is lost between them. Allocations whose
-uses do not overlap are not packed together: a kernel that wants to reuse memory allocates once. The total is recorded
-as ``kv.shared_bytes``; the loader passes it at launch.
+An external array of the kernel's module is the dynamic shared memory; each allocation becomes an offset in it, in the
+order of decreasing alignment and then program order, so that no padding is needed. Allocations with disjoint lifetimes
+do not share memory: a kernel that wants to reuse memory allocates once. The total is recorded as ``kv.shared_bytes``,
+which the loader passes at launch.
 
 Before:  %p = "kv.alloc_shared"() {bytes = 4096, alignment = 128}
 After:   %s = llvm.mlir.addressof @kv_shared ; %p = llvm.getelementptr %s[offset]
@@ -26,7 +26,7 @@ SYMBOL = "kv_shared"
 
 
 def declare(scope: ir.Operation, alignment: int) -> None:
-    """Declare the dynamic shared array at the start of a kernel's module, aligned as the strictest allocation asks."""
+    """Declare the dynamic shared array at the start of a kernel's module, with the largest alignment needed."""
     block = scope.regions[0].blocks[0]
     for op in block.operations:
         operation = op.operation
@@ -41,19 +41,19 @@ def declare(scope: ir.Operation, alignment: int) -> None:
 
 
 def check_outermost(op: ir.Operation) -> None:
-    """Refuse an allocation in a loop or branch; ``map-gpu-to-host`` does so too, so that both targets take the same."""
+    """Refuse an allocation in a loop or branch; ``map-gpu-to-host`` does so, too, so that targets agree."""
     if enclosing(op, "scf.for", "scf.while", "scf.if", "scf.parallel") is not None:
-        fail(op, "must stand outside loops and branches: shared memory lives as long as the thread block")
+        fail(op, "must be outside loops and branches: shared memory lives as long as the thread block")
 
 
 def offsets(function: ir.Operation) -> tuple[list[tuple[ir.Operation, int]], int]:
-    """Where each allocation of a kernel begins in its dynamic shared memory, and the bytes of all."""
+    """(allocation, offset) of a kernel's dynamic shared memory, and the total bytes."""
     total, found = 0, []
     for op in sorted(ops_named(function, "kv.alloc_shared"), key=_alignment, reverse=True):
         start = layout.align_up(total, _alignment(op))
         total = start + ir.IntegerAttr(op.attributes["bytes"]).value
         found.append((op, start))
-    # Whole 16 bytes: LLVM may widen the last load of a block to what its alignment allows.
+    # Rounded to 16 bytes: LLVM may widen the last load of an allocation up to its alignment.
     return found, layout.align_up(total, 16)
 
 
@@ -67,7 +67,7 @@ def run(module: ir.Module, options: Any) -> None:
     for function in kernels(module):
         found, total = offsets(function)
         if not found and "kv.shared_bytes" in function.attributes:
-            continue  # allocated already: the pipeline was entered after this pass
+            continue  # already allocated: the pipeline was entered after this pass
         for op, start in found:
             scope = enclosing(op, "gpu.module")
             if scope is None:

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""Check that no kv op or type is left, nor what tiles become: after this pass of ours the upstream tail takes over.
+"""Check that no kv ops, kv types or tile ops are left before the upstream part of the pipeline.
 
-Without it, an op that no pass knows would come out of the tail as an error far from its cause.
+Otherwise an op that no pass lowered would fail in an upstream pass, far from the cause.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from mlir import ir
 from kvarn.lowering.pass_base import PassFailure, kv_pass
 from kvarn.lowering.rewrite import functions, walk
 
-# The tail lowers none of these.
+# Prefixes of ops that no upstream pass of the tail lowers.
 _OURS = ("kv.", "tensor.", "linalg.", "bufferization.", "memref.alloc")
-# What may have a kv type without being a kv op: other ops are refused one by verify-kv.
+# Non-kv ops that may have kv types; verify-kv refuses all others.
 _CASTS = ("builtin.unrealized_conversion_cast",)
 
 
@@ -36,7 +36,7 @@ def run(module: ir.Module, options: Any) -> None:
 
 
 def refuse_types(op: ir.Operation, types: list[ir.Type]) -> None:
-    """Fail at an op that gives a value of a kv type."""
+    """Fail at an op with a value of a kv type."""
     for type_ in types:
         if str(type_).startswith("!kv."):
             op.location.emit_error(f"'{op.name}' op still has a value of type {type_}")

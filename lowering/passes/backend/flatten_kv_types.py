@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""Turn handles and buffers of kernel signatures into pointers and integers, and write the ABI record.
+"""Turn handles and buffers in kernel signatures into pointers and integers, and record the ABI.
 
-Every argument becomes the fields that ``dialect.layout`` lists for it, in order; ``kv.field`` is answered from them,
-through views (``kv.key_cache`` adds layer * layer_stride to the base) and makers. The record ``kv.params`` on the
-function says, parameter by parameter, which argument and field it is: the loader binds by it.
+Every argument becomes the fields that ``dialect.layout`` lists for it, in order; ``kv.field`` is replaced by them,
+through views (``kv.key_cache`` adds layer * layer_stride to the base) and makers. The function attribute ``kv.params``
+lists the argument and field of each parameter, by which the loader binds them.
 
 Before:  gpu.func @k(%c: !kv.cache<"paged", ...>, %alpha: f32) { %p = "kv.field"(%c) {field = "base"} ... }
 After:   gpu.func @k(%base: !llvm.ptr<1>, %stride0: i64, ..., %alpha: f32) attributes {kv.params = [...]} { ... }
@@ -35,7 +35,7 @@ def is_handle(type_: ir.Type) -> bool:
 
 
 class Resolver:
-    """Answers fields of handles in one function."""
+    """Resolves fields of handles in one function."""
 
     def __init__(self, parameters: dict[int, dict[str, ir.Value]]):
         self.parameters = parameters
@@ -60,10 +60,10 @@ class Resolver:
         fail(op, f"reads field {name} of a handle made by {maker.name}")
 
     def field_of_rows(self, op: ir.Operation, buffer: ir.Value, name: str) -> ir.Value:
-        """A field of a buffer's rows as a dense operand: one sequence that has them all."""
+        """A field of a buffer's rows as a dense operand, which has one sequence with all of them."""
         if name == "base":
             return self.field(op, buffer, "data")
-        if name == "stride0":  # nothing lies in another sequence
+        if name == "stride0":  # there is no other sequence
             return const(0, 64)
         if name == "capacity":
             return arith.trunci(ir.IntegerType.get_signless(32), self.field(op, buffer, "shape0"))
@@ -72,7 +72,7 @@ class Resolver:
         return const(1)  # num_blocks and batch
 
     def view_field(self, op: ir.Operation, view: ir.Operation, name: str) -> ir.Value:
-        """A field of one layer's K or V, from the collection's."""
+        """A field of one layer's K or V, from the fields of the collection."""
         collection, layer = view.operands[0], Ix(view.operands[1])
         spec = types.spec_of(collection.type)
         is_value = view.name == "kv.value_cache"
@@ -96,10 +96,10 @@ class Resolver:
 
 
 def parameter_types(type_: ir.Type) -> list[tuple[str, ir.Type, str]]:
-    """(field, MLIR type, ABI type) of the parameters that an argument becomes."""
+    """(field, MLIR type, ABI type) of the parameters of an argument."""
     if is_handle(type_):
         return [(f.name, types.field_type(f), f.type) for f in types.fields_of(type_)]
-    if str(type_) == "i1":  # a bool is a byte in memory
+    if str(type_) == "i1":  # a bool is one byte in memory
         return [("value", ir.IntegerType.get_signless(8), "i8")]
     return [("value", type_, str(type_))]
 

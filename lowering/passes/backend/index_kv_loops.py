@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""Give loops over 32-bit integers an index of type index, which upstream's passes over scf.for need.
+"""Give loops over 32-bit integers an induction variable of type index, which upstream's scf.for passes need.
 
-Kernels count in i32, and so do their loops; scf-for-loop-peeling, scf-parallel-loop-tiling and the affine passes take
-index only. No pipeline runs this: it is for pipelines of one's own, before such passes, with lower-affine after them.
-The values that the body sees, and how the bounds are compared, stay as they are.
+Loops of kernels are over i32, but scf-for-loop-peeling, scf-parallel-loop-tiling and the affine passes support only
+index. No built-in pipeline runs this pass: insert it before such passes, with lower-affine after them. The values in
+the body and the comparison of the bounds do not change.
 
 Before:  scf.for %i = %a to %b step %c : i32 { use(%i) }
 After:   scf.for %n = index(%a) to index(%b) step index(%c) { %i = arith.index_cast %n : index to i32 ; use(%i) }
@@ -39,7 +39,7 @@ def _index(loop: ir.Operation) -> None:
 
 @kv_pass(NoOptions)
 def run(module: ir.Module, options: Any) -> None:
-    """Change every loop whose bounds are integers."""
+    """Change every loop with integer bounds."""
     for loop in ops_named(module, "scf.for"):
         if isinstance(loop.operands[0].type, ir.IntegerType):
             _index(loop)

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""Lower accesses to buffer arguments (memrefs of the kernel) to pointers, with the plan's alignment and read-only path.
+"""Lower accesses to buffer arguments (memrefs of the kernel) to pointers, with planned alignment and read-only path.
 
-Buffers are accessed with upstream ops (``memref.load``, ``vector.store``, ``memref.dim``, ``memref.atomic_rmw``);
-the last dimension is contiguous, the other strides are run-time fields. Addresses are 64-bit. The alignment that
-a buffer's accesses rely on is recorded for the loader, which checks pointers and strides against it.
+Buffers are accessed by upstream ops (``memref.load``, ``vector.store``, ``memref.dim``, ``memref.atomic_rmw``); the
+last dimension is contiguous, the other strides are run-time fields. Addresses are 64-bit. The alignment that a buffer's
+accesses assume is recorded for the loader, which checks pointers and strides against it.
 
 Before:  %v = vector.load %x[%i, %j] {alignment = 16} : memref<?x?xbf16, strided<[?, 1]>, 1>, vector<8xbf16>
 After:   %a = llvm.getelementptr %data[%i * %stride0 + %j] ; %v = llvm.load %a {alignment = 16} : vector<8xbf16>
@@ -37,7 +37,7 @@ _ACCESSES = (
 
 
 class Buffers:
-    """The buffer arguments of one kernel: which are read-only, and the alignment that each is used with."""
+    """The buffer arguments of one kernel: which are read-only, and the alignment that accesses to each assume."""
 
     def __init__(self, function: ir.Operation):
         arguments = list(function.regions[0].blocks[0].arguments) if len(function.regions[0].blocks) else []
@@ -66,7 +66,7 @@ def as_i64(index: ir.Value) -> Ix:
 
 
 def address(buffer: ir.Value, indices: Sequence[ir.Value]) -> ir.Value:
-    """data + sum(index_i * stride_i) elements."""
+    """The address ``sum(index_i * stride_i)`` elements after the data pointer."""
     total = as_i64(indices[-1])
     for i, index in enumerate(indices[:-1]):
         total = total + as_i64(index) * Ix(ops.field(buffer, f"stride{i}"))
@@ -78,14 +78,14 @@ def element_of(buffer: ir.Value) -> dtypes.DType:
 
 
 def alignment_of(op: ir.Operation, dtype: dtypes.DType) -> int:
-    """The access's own alignment attribute, else one element."""
+    """The access's alignment attribute, or one element."""
     if "alignment" in op.attributes:
         return min(ir.IntegerAttr(op.attributes["alignment"]).value, 16)
     return dtype.itemsize
 
 
 def lower(op: ir.Operation, buffers: Buffers) -> ir.Value | None:
-    """Rewrite one access; the replacement of its result, when it has one."""
+    """Rewrite one access; returns the replacement of its result, if it has one."""
     is_write = op.name in ("memref.store", "vector.store")
     at = 1 if is_write or op.name == "memref.atomic_rmw" else 0
     buffer, indices = op.operands[at], list(op.operands)[at + 1 :]

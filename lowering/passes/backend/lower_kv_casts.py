@@ -1,11 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 """Lower conversions to and from 8-bit types.
 
-Hopper and later convert pairs in hardware (``cvt.rn.f16x2.e4m3x2``, ``cvt.rn.satfinite.e4m3x2.f32``). Elsewhere,
-and on the host, the same results come from integer arithmetic on whole vectors: to an 8-bit float, round to
-nearest even and saturate; NaN stays NaN. Every 8-bit float is exact in f16, so widening goes through f16. An e8m0
-scale is a power of two: reading one puts its byte into f32's exponent, writing rounds up, so that no quantized
-value exceeds the range.
+sm_89 and later convert pairs in hardware (``cvt.rn.f16x2.e4m3x2``, ``cvt.rn.satfinite.e4m3x2.f32``). Elsewhere, and on
+the host, integer arithmetic on whole vectors gives the same results: conversion to an 8-bit float rounds to nearest
+even and saturates; NaN stays NaN. f16 represents every 8-bit float exactly, so widening goes through f16. An e8m0 scale
+is a power of two: widening puts its byte into f32's exponent, narrowing rounds up to keep quantized values in range.
 
 Before:  %y = "kv.cast"(%x) : vector<8xf8E4M3FN> -> vector<8xf32>
 After:   four cvt.rn.f16x2.e4m3x2, then arith.extf (with hardware = false: shifts, masks and one multiplication)
@@ -36,7 +35,7 @@ class Options:
 
 @dataclass(frozen=True)
 class Float8:
-    """What the conversions need to know of an 8-bit float."""
+    """The parameters of an 8-bit float that conversions need."""
 
     ptx: str
     mantissa: int
@@ -58,7 +57,7 @@ FORMATS = {"f8E4M3FN": Float8("e4m3", 3, 7, 448.0, 0x7F), "f8E5M2": Float8("e5m2
 
 
 def like(value: ir.Value, element: str) -> ir.Type:
-    """A scalar or vector type of another element, of the shape of a value."""
+    """A scalar or vector type with the shape of a value and another element type."""
     type_ = ir.Type.parse(element)
     return ir.VectorType.get(ir.VectorType(value.type).shape, type_) if isinstance(value.type, ir.VectorType) else type_
 
@@ -92,11 +91,11 @@ def widen_to_f16(value: ir.Value, source: str) -> ir.Value:
     bytes_ = as_bytes(value)
     wide = arith.extui(like(value, "i16"), bytes_)
     t = wide.type
-    if source == "f8E5M2":  # the top byte of an f16
+    if source == "f8E5M2":  # the upper byte of an f16
         return arith.bitcast(like(value, "f16"), arith.shli(wide, splat(t, 8)))
     sign = arith.shli(arith.andi(wide, splat(t, 0x80)), splat(t, 8))
     magnitude = arith.andi(wide, splat(t, 0x7F))
-    # Sharing f16's 5-bit exponent field, the value is 2^-8 of what it should be, subnormals included.
+    # In f16's 5-bit exponent field the value is 2^-8 of the right one, also for subnormals.
     small = arith.bitcast(like(value, "f16"), arith.shli(magnitude, splat(t, 7)))
     scaled = arith.bitcast(t, arith.mulf(small, splat(small.type, 256.0)))
     is_nan = arith.cmpi(arith.CmpIPredicate.eq, magnitude, splat(t, 0x7F))
@@ -104,7 +103,7 @@ def widen_to_f16(value: ir.Value, source: str) -> ir.Value:
 
 
 def narrow_from_f32(value: ir.Value, target: str) -> ir.Value:
-    """f32 rounded to an 8-bit float, to nearest even, saturating."""
+    """f32 rounded to an 8-bit float, to nearest even, with saturation."""
     form = FORMATS[target]
     bits = arith.bitcast(like(value, "i32"), value)
     t, f = bits.type, value.type
@@ -137,7 +136,7 @@ def e8m0_to_f32(value: ir.Value) -> ir.Value:
 
 
 def f32_to_e8m0(value: ir.Value) -> ir.Value:
-    """The least power of two that is not below the magnitude; at most 2^127."""
+    """The smallest power of two that is not below the magnitude; at most 2^127."""
     bits = arith.andi(arith.bitcast(like(value, "i32"), value), splat(like(value, "i32"), 0x7FFFFFFF))
     t = bits.type
     up = arith.shrui(arith.addi(bits, splat(t, 0x7FFFFF)), splat(t, 23))
@@ -167,7 +166,7 @@ def inline(result: str, operands: list[ir.Value], text: str, constraints: str) -
 
 
 def pairs(value: ir.Value) -> list[tuple[ir.Value, ir.Value]]:
-    """The lanes two by two; a last odd lane is paired with itself."""
+    """The lanes in pairs; an odd last lane is paired with itself."""
     lanes = lanes_of(value)
     return [(lanes[i], lanes[min(i + 1, len(lanes) - 1)]) for i in range(0, len(lanes), 2)]
 
@@ -183,7 +182,7 @@ def joined(lanes: list[ir.Value], type_: ir.Type) -> ir.Value:
 
 
 def hardware_widen(value: ir.Value, source: str) -> ir.Value:
-    """8-bit floats to f16, a pair an instruction."""
+    """8-bit floats to f16, one instruction per pair."""
     result, count = like(value, "f16"), len(lanes_of(value))
     i8x2, f16x2 = ir.VectorType.get([2], ir.Type.parse("i8")), ir.VectorType.get([2], ir.Type.parse("f16"))
     bytes_, out = as_bytes(value), []
@@ -200,7 +199,7 @@ def hardware_widen(value: ir.Value, source: str) -> ir.Value:
 
 
 def hardware_narrow(value: ir.Value, target: str) -> ir.Value:
-    """f32 to 8-bit floats, a pair an instruction, saturating."""
+    """f32 to 8-bit floats with saturation, one instruction per pair."""
     i8x2, out = ir.VectorType.get([2], ir.Type.parse("i8")), []
     for low, high in pairs(value):
         text = f"cvt.rn.satfinite.{FORMATS[target].ptx}x2.f32 $0, $2, $1;"

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""Pass TMA descriptors by value: mark the parameters that are descriptors, once kernels are LLVM functions.
+"""Pass TMA descriptors by value: mark descriptor parameters as grid constants, after conversion to LLVM functions.
 
-``record-kv-abi`` takes what is known of parameters off the functions; the numbers of the descriptors reach this pass
-as an attribute of their own. Marked, a parameter is 128 bytes of the kernel's parameter space, which copies read where
-they are. Functions of the gpu dialect refuse the one mark and lose the other when they are converted.
+``record-kv-abi`` removes parameter attributes from functions, and leaves the indices of descriptors in an attribute for
+this pass. A marked parameter is 128 bytes of the kernel's parameter space, which copies read in place. Functions of the
+gpu dialect cannot have one of the marks, and lose the other in the conversion.
 
 Before:  llvm.func @k(%m: !llvm.ptr) attributes {tensormap_params = array<i32: 0>}
 After:   llvm.func @k(%m: !llvm.ptr {llvm.align = 64, llvm.byval = !llvm.array<16 x i64>, nvvm.grid_constant})

@@ -1,11 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""Record how kernels are launched, and take the attributes off that only our passes know.
+"""Record how kernels are launched, and remove the attributes that only kvarn's passes know.
 
-What the passes left on a kernel - its arguments and parameters, what it writes, its block and shared memory - becomes
-one JSON text, ``kv.abi`` on the module, together with the program of ``extract-kv-program``: it survives the upstream
-tail, which drops or refuses the attributes, and is all that the compiler needs for an artifact. Bounds of a launch are
-translated to NVVM's attributes. A module that has a record keeps it, so that the pipeline may be entered after this
-pass.
+The attributes that passes have left on a kernel (arguments and parameters, written arguments, block, shared memory)
+become one JSON text, ``kv.abi`` on the module, together with the program of ``extract-kv-program``. It survives the
+upstream passes, which drop or refuse the attributes, and is all that the compiler needs for an artifact. Launch bounds
+become NVVM's attributes. An existing record is kept, so that the pipeline may be entered after this pass.
 
 Before:  gpu.func @k(%p: !llvm.ptr<1>, %n: i64) attributes {kv.arg_types = [memref<?xf32>], kv.params = [...],
            kv.block = array<i32: 128, 1, 1>, kv.written = array<i64: 0>}
@@ -34,7 +33,7 @@ ATTRIBUTE = "kv.abi"
 
 @dataclass(frozen=True)
 class Options:
-    """target: whose limits a kernel must keep to."""
+    """target: the target whose limits apply to kernels."""
 
     target: str = "sm_90a"
 
@@ -58,7 +57,7 @@ def set_launch_bounds(function: ir.Operation) -> None:
 
 
 def argument(type_: ir.Type, described: ir.DictAttr | None, index: int) -> dict[str, Any]:
-    """What the loader must know of an argument, from its type and what the front end said of it."""
+    """The loader's description of an argument, from its type and the front end's description."""
     found: dict[str, Any] = {"name": ir.StringAttr(described["name"]).value if described is not None else f"arg{index}"}
     if isinstance(type_, ir.MemRefType):
         memref = ir.MemRefType(type_)
@@ -69,14 +68,14 @@ def argument(type_: ir.Type, described: ir.DictAttr | None, index: int) -> dict[
         return found | {"kind": "tensormap", "type": str(type_)}
     if kind in ("cache", "collection", "operand"):
         spec = types.spec_of(type_)
-        # Pools start at a multiple of 16 bytes, a layer of one at a multiple of its rows.
+        # Pools start at multiples of 16 bytes, layers at multiples of their rows.
         alignment = min(16, layout.lowbit(spec.head_size * spec.dtype.itemsize))
         return found | {"kind": kind, "type": str(type_), "alignment": alignment}
     return found | {"kind": "scalar", "dtype": _dtype(str(type_), described).name}
 
 
 def _dtype(element: str, described: ir.DictAttr | None) -> dtypes.DType:
-    """The dtype of an MLIR element type, with the sign that the front end's description keeps."""
+    """The dtype of an MLIR element type, with the sign from the front end's description."""
     if described is not None and "dtype" in described and ir.StringAttr(described["dtype"]).value:
         return dtypes.by_name(ir.StringAttr(described["dtype"]).value)
     return dtypes.by_mlir(element)
@@ -89,7 +88,7 @@ def arguments(types_: Sequence[ir.Type], described: ir.Attribute | None) -> list
 
 
 def kernel_record(function: ir.Operation) -> dict[str, Any]:
-    """The record of one kernel; ValueError or KeyError for attributes that no pass of ours left."""
+    """The record of one kernel; ValueError or KeyError for malformed attributes."""
     attributes = function.attributes
 
     def number(name: str) -> int:
@@ -133,7 +132,7 @@ def kernel_record(function: ir.Operation) -> dict[str, Any]:
 
 
 def program_record(module: ir.Module) -> dict[str, Any] | None:
-    """What ``extract-kv-program`` left, with its arguments described; taken off the module."""
+    """The program of ``extract-kv-program``, with its arguments described; removes it from the module."""
     attributes = module.operation.attributes
     if "kv.program" not in attributes:
         return None
@@ -147,10 +146,10 @@ def program_record(module: ir.Module) -> dict[str, Any] | None:
 
 
 def record_kernel(function: ir.Operation, target: Target) -> dict[str, Any]:
-    """The record of a kernel, whose attributes it takes; fails on one that cannot be launched on the target."""
+    """The record of a kernel; removes its attributes, and fails if the target cannot launch the kernel."""
     try:
         record = kernel_record(function)
-    except (ValueError, KeyError, IndexError) as error:  # written by hand, or left by somebody else's pass
+    except (ValueError, KeyError, IndexError) as error:  # attributes written by hand, or left by another package's pass
         fail(function, f"must have arguments that can be passed to it: {error}")
     if record["shared_bytes"] > target.shared_bytes:
         most = f"{target.shared_bytes} bytes of shared memory on {target.name}"

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""Turn tiles into tensors of upstream's: what kernels over tiles compute on the host, where no thread shares a block.
+"""Turn tiles into upstream tensor operations, for tile kernels on the host, where a block has one thread.
 
-Arithmetic on tiles is arith and math on tensors already and stays. Positions, broadcasts and reductions
-become ``linalg.generic``, products ``linalg.matmul`` in f32, and what reads or writes memory loops over rows: of a
-cache by page, with one look-up a page and none past the tokens that exist, converting as it loads; of a buffer under
-its mask. What a loop carries is written where it was, so that no iteration needs memory of its own. Nothing here knows
-about layouts, which the host does not have.
+Arithmetic on tiles is already arith and math on tensors, and stays. Positions, broadcasts and reductions become
+``linalg.generic``, products become ``linalg.matmul`` in f32, and memory accesses become loops over rows: for a cache
+page by page, with one lookup per page and none past the existing tokens, converting as they load; for a buffer under
+its mask. Loop-carried tiles are updated in place, so that iterations need no memory of their own. There are no layouts
+on the host.
 
 Before:  %x = "kv.dot"(%q, %k) {transpose_b = true} : (tensor<16x64xbf16>, tensor<64x64xbf16>) -> tensor<16x64xf32>
 After:   %a = arith.extf %q : tensor<16x64xbf16> to tensor<16x64xf32>
@@ -36,8 +36,8 @@ from kvarn.lowering.tiles.cache_rows import load_width, place_in_pool, read_rope
 from kvarn.lowering.tiles.ir import HIDES, constant_int, element, is_tile, shape, splat_of, tiled, users
 from kvarn.lowering.tiles.threads import buffer_of
 
-LANES = 16  # elements of a row that are loaded at a time
-# By kind of reduction: the op of floats and of integers.
+LANES = 16  # elements of a row per load
+# By kind of reduction: the op for floats and for integers.
 _FOLDS = {"max": (arith.maxnumf, arith.maxsi), "min": (arith.minnumf, arith.minsi), "add": (arith.addf, arith.addi)}
 rules = Rules()
 
@@ -56,7 +56,7 @@ def filled(type_: ir.Type, value: ir.Value) -> ir.Value:
 
 
 def projected(rank: int, *kept: int) -> ir.AffineMap:
-    """The map of an operand that has only some of the dimensions of a loop nest."""
+    """The map of an operand that depends on only some of a loop nest's dimensions."""
     return ir.AffineMap.get(rank, 0, [ir.AffineDimExpr.get(d) for d in kept])
 
 
@@ -64,7 +64,7 @@ def generic(
     type_: ir.Type, inputs: Sequence[ir.Value], maps: Sequence[ir.AffineMap], body: Callable[..., ir.Value],
     into: ir.Value | None = None, reduced: int | None = None,
 ) -> ir.Value:  # fmt: skip
-    """A ``linalg.generic`` of one result; ``reduced`` is the dimension that a reduction into ``into`` leaves out."""
+    """A ``linalg.generic`` with one result; ``reduced`` is the dimension that is reduced into ``into``."""
     rank = ir.RankedTensorType(type_).rank + (reduced is not None)
     output = projected(rank, *(d for d in range(rank) if d != reduced))
     into = empty(type_) if into is None else into
@@ -90,7 +90,7 @@ def elementwise(type_: ir.Type, value: ir.Value, body: Callable[[ir.Value], ir.V
 
 
 def widened(value: ir.Value) -> ir.Value:
-    """A float tile as f32, converted where it was made, which may be outside of a loop."""
+    """A float tile as f32, converted where it was made, possibly outside of a loop."""
     if str(element(value)) == "f32":
         return value
     source = by_mlir(str(element(value)))
@@ -177,9 +177,9 @@ def lower_dot(op: Any) -> ir.Value:
 
 @contextmanager
 def loop(count: Any, tile: ir.Value | None = None, first: Any = 0) -> Iterator[tuple[Value, list[ir.Value]]]:
-    """A loop over i32 from ``first`` to ``count``: yields (variable, [tile]), whose entry at the end is carried on.
+    """A loop over i32 from ``first`` to ``count``; yields (variable, [tile]), and carries the list's final entry.
 
-    Afterwards the list holds the loop's result.
+    After the loop the list has its result.
     """
     low, high = (const(x) if isinstance(x, int) else x for x in (first, count))
     made = scf.ForOp(low, high, const(1), [] if tile is None else [tile])
@@ -191,7 +191,7 @@ def loop(count: Any, tile: ir.Value | None = None, first: Any = 0) -> Iterator[t
 
 
 def inserted(value: ir.Value, tile: ir.Value, *at: ir.Value) -> ir.Value:
-    """A tile with a scalar or some elements of a row written at a place."""
+    """A tile with a scalar, or some elements of a row, written at an index."""
     if isinstance(value.type, ir.VectorType):
         rank = ir.RankedTensorType(tile.type).rank
         return vector.transfer_write(tile.type, value, tile, list(at), ir.AffineMap.get_minor_identity(rank, 1), [True])
@@ -205,7 +205,7 @@ def zeros(type_: ir.Type, width: int) -> ir.Value:
 
 
 def tokens_a_page(spec: CacheSpec, rows: int) -> int:
-    """Rows of a tile that one look-up serves: its tokens lie in one page, by the alignment of its first token."""
+    """Rows of a tile that share a lookup: by the alignment of the first token, they are in one page."""
     if not spec.paged:
         return rows
     size = min(rows, spec.page_size)
@@ -219,8 +219,8 @@ def lower_load(op: Any) -> ir.Value:
     rows, columns = shape(op.tile)
     dtype, first_column, of_row = by_mlir(str(element(op.tile))), op.first_column.value, row_format(op, spec)
     if first_column + columns > of_row.size:
-        fail(op.operation, f"has columns past the head's {of_row.size}: the host takes heads as they are")
-    # Products take f32: what only they read is converted once, when it is loaded.
+        fail(op.operation, f"has columns past the head's {of_row.size}: the host does not pad heads")
+    # Products take f32: tiles that only products read are converted once, when they are loaded.
     widen = not str(dtype.mlir) == "f32" and dtype.is_float and all(u.name == "kv.dot" for u in users(op.tile))
     kept = by_mlir("f32") if widen else dtype
     type_ = ir.RankedTensorType.get([rows, columns], types.element_type(kept))
@@ -230,7 +230,7 @@ def lower_load(op: Any) -> ir.Value:
     found = column_vectors(of_elements, widest)
     behind = [(of_elements + at, width) for at, width in column_vectors(columns - of_elements, LANES // 2)]
     exist = arith.maxsi(arith.minsi((count - first).ir, const(rows)), const(0))
-    # The first row that matters.
+    # The first row of the valid range.
     low = None
     if constant_int(op.begin) != 0:
         low = arith.maxsi(arith.minsi(arith.subi(op.begin, first.ir), exist), const(0))
@@ -281,7 +281,7 @@ def _round(op: Any, *_: Any) -> ir.Value:
 
 def _require_stored(op: Any) -> None:
     if "stored" in op.operation.attributes:
-        fail(op.operation, "has columns that its buffer has not: the host takes rows as they are")
+        fail(op.operation, "has columns past the rows of its buffer: the host does not pad rows")
 
 
 @rules.lowers("kv.tile_load_rows")
@@ -371,7 +371,7 @@ def lower_scatter(op: Any) -> None:
 
 
 def fill_constants(function: ir.Operation) -> None:
-    """Constant tiles of one element become fills: a constant tensor would be an array in the program."""
+    """Replace splat constants of tiles by fills: a constant tensor would be an array in the program."""
     for op in ops_named(function, "arith.constant"):
         if is_tile(op.results[0]):
             splat = splat_of(op.results[0])
@@ -382,11 +382,11 @@ def fill_constants(function: ir.Operation) -> None:
 
 
 def write_in_place(function: ir.Operation) -> None:
-    """What a loop carries is written to where it was, so that every iteration uses the same memory."""
+    """Write loop-carried tiles in place, so that all iterations use the same memory."""
     for op in ops_named(function, "scf.for", "scf.while"):
         body = op.regions[-1].blocks[0]
         arguments: list[Any] = list(body.arguments)[1:]
-        if op.name == "scf.while":  # what the condition hands on is what was carried, where tiles are concerned
+        if op.name == "scf.while":  # for tiles, the condition passes on the carried values
             before = op.regions[0].blocks[0]
             handed = list(_end(before).operands)[1:]
             arguments = [body.arguments[handed.index(x)] if x in handed else x for x in before.arguments]
@@ -396,7 +396,7 @@ def write_in_place(function: ir.Operation) -> None:
                 if is_tile(value) and len(list(value.uses)) > 1:
                     op.operands[i] = copied(value)
         with ir.InsertionPoint(end), op.location:
-            for i, value in enumerate(end.operands):  # what changes places is read before anything is written
+            for i, value in enumerate(end.operands):  # tiles that swap are all read before any is written
                 if is_tile(value) and value != arguments[i] and isinstance(value.owner, ir.Block):
                     end.operands[i] = copied(value)
             for i, value in enumerate(end.operands):
@@ -407,7 +407,7 @@ def write_in_place(function: ir.Operation) -> None:
 
 
 def copied(value: ir.Value) -> ir.Value:
-    """A tile with memory of its own."""
+    """A copy of a tile in its own memory."""
     segments = {"operandSegmentSizes": ir.DenseI32ArrayAttr.get([0, 1, 0])}
     return ir.Operation.create("bufferization.alloc_tensor", [value.type], [value], segments).result
 

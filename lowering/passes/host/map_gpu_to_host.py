@@ -1,12 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""Turn kernels into host functions that run their grid and block in loops.
+"""Turn kernels into host functions that loop over grid and block.
 
-``@k`` becomes a function of (status, grid x y z, block x y z, first block, last block, the kernel's parameters): it
-runs the linear block ids [first, last), so that a caller may share a grid among threads. The threads of a block run one
-after another, x fastest (of a kernel over tiles, which belong to the block, there is one); what needs them to run
-together (barriers, shuffles, asynchronous copies, mma) is refused by name. Shared memory is an array on the stack that
-the blocks use in turn. A failed assertion does not end the process: its number is stored to ``status``, and the caller
-raises.
+``@k`` becomes a function of (status, grid x y z, block x y z, first block, last block, the kernel's parameters). It
+runs the linear block ids [first, last), so that a caller may divide a grid among threads. The threads of a block run
+one after another, x fastest (tile kernels have one thread per block); ops that need concurrent threads (barriers,
+shuffles, asynchronous copies, mma) are refused by name. Shared memory is an array on the stack that all blocks reuse. A
+failed assertion does not end the process: its number is stored to ``status``, and the caller raises.
 
 Before:  gpu.func @k(%p: !llvm.ptr<1>) kernel { %i = gpu.thread_id x ... }
 After:   func.func @k(%status: !llvm.ptr, %gx: i32, ..., %last: i64, %p: !llvm.ptr<1>) {
@@ -40,7 +39,7 @@ _DIMENSIONS = ("x", "y", "z")
 
 
 def refuse_what_needs_a_gpu(function: ir.Operation) -> None:
-    """Name the first op that needs threads that run together, or the hardware."""
+    """Report the first op that needs concurrent threads or GPU hardware."""
     for op in walk(function, lambda name: True):
         if op.name in _TOGETHER:
             fail(op, "needs the threads of a block to run together: the host target runs them one after another")
@@ -51,7 +50,7 @@ def refuse_what_needs_a_gpu(function: ir.Operation) -> None:
 
 
 class HostFunction:
-    """The host function of one kernel, with its loops built and the kernel's body moved in."""
+    """The host function of one kernel, with its loops, and the kernel's body in them."""
 
     def __init__(self, module: ir.Module, kernel: ir.Operation):
         self.kernel = kernel
@@ -110,7 +109,7 @@ class HostFunction:
             op.move_before(end)
 
     def replace_ids(self) -> None:
-        """Answer thread, block, lane and warp queries from the loops."""
+        """Replace thread, block, lane and warp ids by loop variables."""
         values = {
             "gpu.thread_id": self.thread_ids,
             "gpu.block_id": self.block_ids,
@@ -131,7 +130,7 @@ class HostFunction:
                 op.erase()
 
     def place_shared(self) -> None:
-        """One stack array for each block of shared memory."""
+        """Allocate one stack array per allocation of shared memory."""
         for op in ops_named(self.function, "kv.alloc_shared"):
             size, alignment = (ir.IntegerAttr(op.attributes[n]).value for n in ("bytes", "alignment"))
             with ir.InsertionPoint(self.first_op.owner), op.location:
@@ -142,7 +141,7 @@ class HostFunction:
             op.erase()
 
     def report_assertions(self) -> None:
-        """Store the number of a failed assertion to the status; the messages are kept on the function."""
+        """Store the number of a failed assertion to the status; the function's attributes have the messages."""
         messages = []
         for number, op in enumerate(ops_named(self.function, "cf.assert")):
             text = ir.StringAttr(op.attributes["msg"]).value
@@ -154,7 +153,7 @@ class HostFunction:
                 failed = arith.xori(op.operands[0], arith.constant(ir.IntegerType.get_signless(1), 1))
                 branch = scf.IfOp(failed)
                 with ir.InsertionPoint(branch.then_block):
-                    # The first failure is kept: what comes after it is often its consequence.
+                    # The first failure is reported: later ones are often its consequences.
                     before = llvm.load(i32(), self.status, alignment=4)
                     none = arith.cmpi(arith.CmpIPredicate.eq, before, const(0))
                     llvm.store(arith.select(none, const(number + 1), before), self.status, alignment=4)
@@ -164,7 +163,7 @@ class HostFunction:
             self.function.attributes["kv.assertions"] = ir.ArrayAttr.get(messages)
 
     def print_through_libc(self, module: ir.Module) -> None:
-        """gpu.printf becomes a call of the C library's printf."""
+        """Replace gpu.printf by a call of the C library's printf."""
         for number, op in enumerate(ops_named(self.function, "gpu.printf")):
             text = ir.StringAttr(op.attributes["format"]).value
             data = text.encode() + b"\0"
@@ -190,9 +189,9 @@ class HostFunction:
 
 
 def widen_half_fma(function: ir.Operation) -> None:
-    """f16 ``math.fma`` in f32: LLVM would call a conversion from f64, which the JIT does not have.
+    """Compute f16 ``math.fma`` in f32: LLVM would call a conversion from f64, which the JIT lacks.
 
-    The product is exact in f32 and the sum is rounded there, then to f16.
+    The product is exact in f32; the sum is rounded to f32, then to f16.
     """
     for op in ops_named(function, "math.fma"):
         narrow = op.results[0].type
@@ -201,7 +200,7 @@ def widen_half_fma(function: ir.Operation) -> None:
         with ir.InsertionPoint(op), op.location:
             f32 = ir.F32Type.get()
             wide = f32
-            if isinstance(narrow, ir.ShapedType):  # a vector, or a tile
+            if isinstance(narrow, ir.ShapedType):  # a vector or a tile
                 kind = ir.VectorType if isinstance(narrow, ir.VectorType) else ir.RankedTensorType
                 wide = kind.get(ir.ShapedType(narrow).shape, f32)
             made = math.fma(*(arith.extf(wide, v) for v in op.operands))

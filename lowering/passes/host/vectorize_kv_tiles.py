@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""Turn linalg on tiles in memory into loops over rows with vectors: what runs fast on the host.
+"""Turn linalg on tiles in memory into loops over rows with vector operations.
 
-Upstream has made ``linalg.generic`` and ``linalg.matmul`` on static memory of what a kernel computes with tiles.
-Rows become loops and the last dimension vectors; what is the same for a row is computed once for it. Products keep
-blocks of rows and columns in registers, and sums along rows of both operands end in one tree for 16 of them. Tiles move
-to the stack, once for all iterations; a tile of bools has a byte for each. Upstream's ``affine-super-vectorize`` leaves
-reductions and products as they are, which is where attention's time goes.
+The input is ``linalg.generic`` and ``linalg.matmul`` on static memory, which upstream has made from tile operations.
+Rows become loops, and the last dimension becomes vectors; values that are uniform over a row are computed once per row.
+Products keep blocks of rows and columns in registers; sums over rows of both operands end in one reduction tree for 16
+sums. Tiles move to the stack, allocated once for all iterations; a tile of bools has one byte per element. Upstream's
+``affine-super-vectorize`` does not vectorize reductions and products, which dominate attention.
 
 Before:  linalg.generic ins(%x, %m : memref<16x64xf32>, memref<16xf32>) outs(%x) { arith.subf }
 After:   scf.for %i = 0 to 16 { %s = memref.load %m[%i]; scf.for %j = 0 to 64 step 16 {
@@ -30,8 +30,8 @@ from kvarn.lowering.tiles.ir import HIDES, attributes_of
 
 LANES = 16
 ROWS = 4  # rows of a product that are in registers at a time
-STACK = 1 << 20  # bytes of tiles that a kernel may have: threads have stacks of a few MiB
-# By the op that folds: (kind of vector.reduction, what does not change it).
+STACK = 1 << 20  # the most bytes of tiles per kernel: threads have stacks of a few MiB
+# By the reducing op: (kind of vector.reduction, neutral element).
 _FOLDS: dict[str, tuple[str, Callable[[ir.Type], Any]]] = {
     "arith.addf": ("add", lambda t: 0.0),
     "arith.maxnumf": ("maxnumf", lambda t: float("-inf")),
@@ -64,7 +64,7 @@ def attribute(text: str) -> ir.Attribute:
 
 
 def for_each(count: int, step: int, body: Callable[[ir.Value], None]) -> None:
-    """``body(i)`` for i in range(0, count, step), as a loop where there is more than one."""
+    """``body(i)`` for i in range(0, count, step); a loop if there is more than one iteration."""
     if count <= step:
         if count > 0:
             body(index(0))
@@ -76,7 +76,7 @@ def for_each(count: int, step: int, body: Callable[[ir.Value], None]) -> None:
 
 
 def folded(extent: int, start: list[ir.Value], step: int, body: Callable[..., list[ir.Value]]) -> list[ir.Value]:
-    """What ``body(i, values)`` makes of values over range(0, extent, step)."""
+    """The result of repeating ``values = body(i, values)`` over range(0, extent, step)."""
     if extent <= step:
         return body(index(0), start) if extent > 0 else start
     loop = scf.ForOp(index(0), index(extent), index(step), start)
@@ -93,7 +93,7 @@ def plus(base: ir.Value, offset: int) -> ir.Value:
 
 
 class Nest:
-    """A ``linalg`` op as a nest of loops: the last dimension in vectors, the others one by one."""
+    """A ``linalg`` op as a loop nest: the last dimension in vectors, the others one by one."""
 
     def __init__(self, op: ir.Operation):
         self.op = op
@@ -115,7 +115,7 @@ class Nest:
         return self.block.arguments[len(self.operands) - 1]
 
     def fold(self) -> ir.Operation:
-        """The op that combines the accumulator with what is new."""
+        """The op that combines the accumulator with a new value."""
         op = defining_op(self.end.operands[0])
         if op is None or op.name not in _FOLDS or self.accumulator not in list(op.operands):
             fail(self.op, "must reduce by a sum, a maximum or a minimum")
@@ -172,7 +172,7 @@ class Nest:
         store(value, output, [at[d] for d in self.dims[-1]])
 
     def _payload(self, at: list[ir.Value], width: int, accumulator: ir.Value | None) -> ir.Value:
-        """The body for the elements at a place: vectors of ``width`` (0: scalars), scalars where all lanes are one."""
+        """The body for the elements at an index, in vectors of ``width`` (0: scalars); uniform values are scalars."""
         values: dict[ir.Value, ir.Value] = {}
         for i, operand in enumerate(self.operands):
             argument = self.block.arguments[i]
@@ -226,7 +226,7 @@ def element(type_: ir.Type) -> ir.Type:
 
 
 def load(buffer: ir.Value, at: Sequence[ir.Value], width: int = 0, wanted: ir.Type | None = None) -> ir.Value:
-    """Elements of a tile in memory: a scalar or a vector; i1, where that is wanted, of bytes."""
+    """Elements of a tile in memory: a scalar or a vector; for i1, converted from bytes."""
     type_ = ir.MemRefType(buffer.type).element_type
     value = vector.load(vector_of(width, type_), buffer, list(at)) if width else memref.load(buffer, list(at))
     if wanted is None or wanted == type_:
@@ -262,7 +262,7 @@ def row_blocks(rows: int, body: Callable[[ir.Value, int], None]) -> None:
 
 
 def hiding_product(a: ir.Value, b: ir.Value, c: ir.Value) -> None:
-    """c += a b, where b may be anything at zeros of a, which is not negative: nearly always that is no question."""
+    """c += a b for non-negative a, where b may be undefined at zeros of a; the common case costs only a check."""
     i1 = ir.IntegerType.get_signless(1)
     zero = arith.constant(ir.F32Type.get(), 0.0)
     hides = scf.IfOp(arith.cmpf(arith.CmpFPredicate.OEQ, scanned(a, "minnumf"), zero), [i1], has_else=True)
@@ -279,7 +279,7 @@ def hiding_product(a: ir.Value, b: ir.Value, c: ir.Value) -> None:
 
 
 def scanned(buffer: ir.Value, kind: str, of: Callable[[ir.Value], ir.Value] = lambda x: x) -> ir.Value:
-    """The elements of a tile of f32, or what ``of`` makes of them, folded: a sum (``add``) or the least."""
+    """The elements of an f32 tile, or their images under ``of``, reduced: a sum (``add``) or the minimum."""
     (rows, columns), type_ = extents(buffer), ir.F32Type.get()
     fold, identity = {"add": (arith.addf, 0.0), "minnumf": (arith.minnumf, float("inf"))}[kind]
     whole, found = columns // LANES * LANES, arith.constant(type_, identity)
@@ -308,7 +308,7 @@ def width_of_vector(value: ir.Value) -> int:
 def product(a: ir.Value, b: ir.Value, c: ir.Value, hides: bool = False) -> None:
     """c += a b: a row of b times elements of some rows of a; blocks of c stay in registers.
 
-    ``hides``: zeros of a leave nothing of what they are multiplied by.
+    ``hides``: zeros of a cancel whatever they are multiplied by.
     """
     (rows, depth), columns = extents(a), extents(b)[1]
 
@@ -345,13 +345,13 @@ def product(a: ir.Value, b: ir.Value, c: ir.Value, hides: bool = False) -> None:
 
 
 def product_of_rows(a: ir.Value, b: ir.Value, c: ir.Value) -> bool:
-    """c += a b^T for whole vectors along the rows; False, and nothing, where the extents do not fit."""
+    """c += a b^T for whole vectors along the rows; returns False, and emits nothing, if the extents do not fit."""
     (rows, depth), columns = extents(a), extents(b)[0]
     if depth % LANES or columns % LANES:
         return False
 
     def block(i: ir.Value, count: int) -> None:
-        # LANES sums at a time: count rows by `width` columns, of three rows as of four.
+        # LANES sums at a time: ``count`` rows by ``width`` columns, the same for three rows as for four.
         width = LANES // (1 << (count - 1).bit_length())
 
         def columns_from(j: ir.Value) -> None:
@@ -378,7 +378,7 @@ def product_of_rows(a: ir.Value, b: ir.Value, c: ir.Value) -> bool:
 
 
 def lane_sums(values: list[ir.Value]) -> ir.Value:
-    """The sums of the lanes of LANES vectors, a lane each: a tree that adds even and odd lanes of two at a time."""
+    """The sums of LANES vectors' lanes, one per lane: a tree that adds even and odd lanes of two vectors at a time."""
     even, odd = list(range(0, 2 * LANES, 2)), list(range(1, 2 * LANES, 2))
     while len(values) > 1:
         values = [
@@ -392,7 +392,7 @@ def lane_sums(values: list[ir.Value]) -> ir.Value:
 
 
 def memrefs(function: ir.Operation) -> list[ir.Value]:
-    """All memrefs of a function: its tiles."""
+    """All memrefs of a function, which are its tiles."""
     found = []
     for op in walk(function, lambda name: True):
         found += [r for r in op.results if isinstance(r.type, ir.MemRefType)]
@@ -403,22 +403,20 @@ def memrefs(function: ir.Operation) -> list[ir.Value]:
 
 
 def to_the_stack(function: ir.Operation) -> None:
-    """Move what bufferization allocated to the function's start."""
+    """Move the allocations of bufferization to stack allocations at the function's start."""
     bytes_, start = 0, function.regions[0].blocks[0]
     for op in ops_named(function, "memref.alloc"):
         type_ = ir.MemRefType(op.results[0].type)
         for use in op.results[0].uses:
             owner = use.owner.operation
             if owner.name == "scf.condition" or (owner.name == "scf.yield" and owner.parent.name != "scf.if"):
-                fail(op, "is a tile that a while loop carries: use a for loop, whose tiles are written in place")
+                fail(op, "is a tile carried by a while loop: use a for loop, which updates tiles in place")
         size = 1
         for n in type_.shape:
             size *= n
         bytes_ += size * max(8, width_of(type_.element_type)) // 8
         if bytes_ > STACK:
-            fail(
-                op, f"takes the tiles of the kernel to {bytes_} bytes: the host has room for {STACK}; use smaller ones"
-            )
+            fail(op, f"brings the kernel's tiles to {bytes_} bytes: the host's stack has {STACK}; use smaller tiles")
         with ir.InsertionPoint.at_block_begin(start), op.location:
             made = memref.alloca(type_, [], [], alignment=64)
         op.results[0].replace_all_uses_with(made)
@@ -430,7 +428,7 @@ def width_of(type_: ir.Type) -> int:
 
 
 def widen_bools(function: ir.Operation) -> None:
-    """Give tiles of bools a byte for each: vectors and scalars would lie differently in bits."""
+    """Give tiles of bools one byte per element: vectors and scalars would have different bit layouts."""
     with function.location:
         byte = ir.IntegerType.get_signless(8)
     for value in memrefs(function):
@@ -440,7 +438,7 @@ def widen_bools(function: ir.Operation) -> None:
 
 
 def lower_access(op: ir.Operation) -> None:
-    """Accesses of rows and elements that the lowering of tiles made."""
+    """Lower accesses of rows and elements that the lowering of tiles has made."""
     reads = op.name in ("memref.load", "vector.transfer_read")
     buffer = op.operands[0 if reads else 1]
     if not isinstance(buffer.type, ir.MemRefType):

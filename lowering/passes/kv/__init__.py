@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""Passes over operations on caches: checks, schedules, expansions, look-ups, accesses."""
+"""Passes over operations on caches: checks, schedules, expansions, lookups, accesses."""

@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""Check, when a kernel runs, that every access to a cache stays inside it.
+"""Check at run time that every access to a cache is in bounds.
 
-Asserts before each access that the sequence is in the batch, the head and dim in the cache, the token in the sequence's
-row of the lookup table (in its block, when continuous) and the token's page in the pool; tiles and look-ups of lengths
-have the part of it that applies. A populate's promise about its base is checked, and that the entries it reads are the
-table's. What is known at compile time is decided by canonicalize. Addresses (``kv.block_ptr``)
-are not checked: what is read through them is not known here.
+Inserts assertions before each access: the sequence is in the batch, head and dim are in the cache, the token is in the
+sequence's row of the lookup table (or its region, when continuous), and the token's page is in the pool. Tiles and
+lookups of lengths get the assertions that apply to them; a populate's promised alignment and the table entries that it
+reads are checked, too. Canonicalization removes assertions that are decided at compile time. Addresses
+(``kv.block_ptr``) are not checked, since the accesses through them are not known here.
 
-Off by default: without it a page outside the pool is never written to, and reading one reads the null page. It stands
-first of the passes that see accesses, so that they are checked where the user wrote them, under the same conditions.
+The pass is off by default: even without it no page outside the pool is written, and reads of one read the null page. It
+runs before all passes that move accesses, so that accesses are checked where the user wrote them.
 
 Before:  %x = "kv.load"(%k, %b, %h, %t, %d) {width = 8} : ...
 After:   %ok = arith.cmpi ult, %b, <batch> ; cf.assert %ok, "k.py:10:9: kv.load: the sequence must be in the batch"
@@ -57,12 +57,12 @@ class _Checks:
         self.need(Ix(self.op.head).below(heads), f"the head must be in [0, {heads})")
 
     def accessed(self) -> ir.Value:
-        """What is read or written."""
+        """The value that is read or written."""
         results = self.op.operation.results
         return results[0] if len(results) else self.op.value
 
     def dims(self) -> None:
-        """The first dim and the lanes after it; of an operand of scales, the granules."""
+        """The first dim and the lanes after it; for a scales operand, the granules."""
         if self.spec.kind == layout.SCALES:
             self.granules()
             return
@@ -78,16 +78,16 @@ class _Checks:
         self.need(granule.below(last + 1), f"the dim must be in granule [0, {last}] for {lanes} scales")
 
     def token(self, token: ir.Value) -> None:
-        """In the row of the lookup table, or in the block of a continuous cache."""
+        """The token is in the row of the lookup table, or in the region of a continuous cache."""
         spec = self.spec
         if spec.kind == layout.RAGGED:
             length = ops.cache_length(self.op.cache, self.op.batch)
-            self.need(Ix(token).below(Ix(length)), "the token must lie in the sequence's rows")
+            self.need(Ix(token).below(Ix(length)), "the token must be in the sequence's rows")
         elif spec.paged:
             inside = (Ix(token) // spec.page_size).below(self.field("lookup_columns"))
-            self.need(inside, "the token must lie in the lookup table")
+            self.need(inside, "the token must be in the lookup table")
         else:
-            self.need(Ix(token).below(self.field("capacity")), "the token must lie in the sequence's block")
+            self.need(Ix(token).below(self.field("capacity")), "the token must be in the sequence's region")
 
     def page(self) -> None:
         given = self.op.page
@@ -95,7 +95,7 @@ class _Checks:
         self.need(Ix(entry).below(self.field("num_blocks")), "the token's page must be in the pool")
 
     def tile(self) -> None:
-        """The last token of a tile that exists."""
+        """The last existing token of a tile."""
         op = self.op
         count = Ix(op.valid).least(Ix(const(op.tile_rows.value)))
         none = arith.cmpi(arith.CmpIPredicate.eq, count.value, const(0))
@@ -103,7 +103,7 @@ class _Checks:
         self.token(arith.select(none, const(0), last))
 
     def populate(self) -> None:
-        """The promise about the base, and the table's entries that a tile reads."""
+        """The promised alignment of the base, and the table entries that a tile reads."""
         op, page_size = self.op, self.spec.page_size
         pages = layout.populate_pages(op.tile_rows.value, page_size)
         alignment = op.base_alignment.value or op.tile_rows.value
@@ -115,11 +115,11 @@ class _Checks:
         self.entries(Ix(op.base) // page_size, pages)
 
     def entries(self, column: Ix, count: int) -> None:
-        """Entries of a sequence's row of the table from a column on."""
+        """``count`` entries of a sequence's row of the table from ``column`` up."""
         inside = arith.cmpi(
             arith.CmpIPredicate.ule, (column.wide + count).value, self.field("lookup_columns").wide.value
         )
-        self.need(inside, f"the {count} entries from the column on must lie in the lookup table: pad its columns")
+        self.need(inside, f"the {count} entries from the column up must be in the lookup table: pad its columns")
 
     def load_pages(self) -> None:
         column, count = Ix(self.op.column), self.op.count.value
@@ -134,7 +134,7 @@ RULES: dict[str, Callable[[_Checks], None]] = {}
 
 
 def checks(*op_classes: Any) -> Callable[[Callable[[_Checks], None]], Callable[[_Checks], None]]:
-    """Declare the checks of ops that are no accesses at a page, after that of their sequence."""
+    """Declare the checks of ops that do not access a page; they follow the check of the sequence."""
 
     def declare(rule: Callable[[_Checks], None]) -> Callable[[_Checks], None]:
         RULES.update((c.OPERATION_NAME, rule) for c in op_classes)
@@ -145,7 +145,7 @@ def checks(*op_classes: Any) -> Callable[[Callable[[_Checks], None]], Callable[[
 
 @checks(kv.CacheLengthOp)
 def of_length(found: _Checks) -> None:
-    """Nothing but the sequence."""
+    """Only the sequence."""
 
 
 @checks(kv.PopulateOp)
@@ -165,7 +165,7 @@ def of_tile(found: _Checks) -> None:
 
 
 def of_access(found: _Checks) -> None:
-    """Of whatever reads or writes contents at a page."""
+    """Ops that read or write contents of a page."""
     found.head()
     (found.granules if effects.acts_on_scales_only(found.op.operation.name) else found.dims)()
     found.token(found.op.token)
@@ -173,7 +173,7 @@ def of_access(found: _Checks) -> None:
 
 
 def rule_of(name: str) -> Callable[[_Checks], None] | None:
-    """The checks of an op, by what it declares; None for one that needs none."""
+    """The checks of an op, by its declared traits; None for an op without any."""
     return RULES.get(name) or (of_access if is_access(name) else None)
 
 

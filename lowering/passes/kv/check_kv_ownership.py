@@ -1,16 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""Check, when a kernel runs, every access to a cache against who owns the page and what was written to it.
+"""Check at run time that every access to a cache uses a page that its sequence owns, and reads what was written.
 
-The record that accesses are held to is kept beside the pool (``kvarn.sanitizer.ownership``, laid out by
-``dialect.ownership_layout``); the kernel finds it through a variable of its module, once a handle, by the addresses of
-the handle's pool and lookup table. A pool that nobody watches is not checked. Each access asks whether its page is the
-one that the sequence has at this moment and that somebody uses, a store whether nobody else reads the page, a load
-whether the slot was written since the page was handed out. What does not hold is written down, with the access, the
-sequence, the token and the page, and the kernel goes on; a store that is right notes the slot as written.
+The host maintains the ownership records of a pool (``kvarn.sanitizer.ownership``; their layout is
+``dialect.ownership_layout``). The kernel finds them through a module variable, once per handle, by the addresses of the
+handle's pool and lookup table; unwatched pools are not checked. An access requires that its page is the one that the
+sequence has now, and that the page is in use; a store also that no other sequence reads the page; a load also that the
+slot has been written since the page was handed out. Violations are recorded with the access, sequence, token and page,
+and the kernel continues; a legal store marks the slot as written.
 
-Tokens of tiles are shared among the threads of a block. A load or store through an address, in a kernel of a user's, is
-held to the sequence that the address was asked for (``kv.block_ptr``), at the token and head where it is by now.
-Addresses that a loop carries, asynchronous copies and copies by descriptor are not checked.
+The threads of a block divide the tokens of a tile. A load or store through an address, in a user's kernel, is checked
+against the sequence of the ``kv.block_ptr`` that made the address, at the token and head that it points to now.
+Loop-carried addresses, asynchronous copies and copies by descriptor are not checked.
 
 Before:  %x = "kv.load"(%k, %b, %h, %t, %d) {width = 8} : ...
 After:   %r = <region of %k> ; %e = <what the table's entry of %b, %t must be>
@@ -47,10 +47,10 @@ from .lower_kv_access import in_page
 
 _TILES = {c.OPERATION_NAME for c in (kv.LoadTileOp, kv.StoreTileOp, kv.TileLoadOp)}
 _WATCHED = layout.KINDS
-_BY_ADDRESS = {"llvm.load": 0, "llvm.store": 1, "llvm.atomicrmw": 0}  # and the operand that is the address
+_BY_ADDRESS = {"llvm.load": 0, "llvm.store": 1, "llvm.atomicrmw": 0}  # the index of the address operand
 _ADDRESSES = {c.OPERATION_NAME for c in (kv.BlockPtrOp, kv.ScaleBlockPtrOp)}
-_PROGRAM = "kv.program"  # of a module of operations: their kernels may read what they do not use
-_NOWHERE = -1  # the token of an address that has left its page
+_PROGRAM = "kv.program"  # of a module of fused operations: their kernels may read elements that they do not use
+_NOWHERE = -1  # the token of an address outside of its page
 
 
 def is_checked(name: str) -> bool:
@@ -58,16 +58,16 @@ def is_checked(name: str) -> bool:
 
 
 def _word(base: Any, index: int) -> Value:
-    """Word ``index`` of a record at an address."""
+    """Word ``index`` of the record at an address."""
     return (pointer_of(base) + 8 * index).load(i64)
 
 
-# --- what is known of a handle -------------------------------------------------------------------
+# --- the records of a handle -------------------------------------------------------------------
 
 
 @dataclass
 class Watched:
-    """A handle's region and lookup table: addresses of their records, 0 where nobody watches."""
+    """A handle's region and lookup table: addresses of their records, 0 if unwatched."""
 
     handle: ir.Value
     of_scales: bool
@@ -80,7 +80,7 @@ class Watched:
 
 
 def _find(first: Value, count: Value, words: int, address: Value) -> Value:
-    """The record of ``count`` from ``first`` on whose range holds an address, or 0."""
+    """The record, of ``count`` from ``first`` up, whose range includes an address, or 0."""
 
     def step(i: Any, found: Any) -> Any:
         record = first + i * (8 * words)
@@ -92,7 +92,7 @@ def _find(first: Value, count: Value, words: int, address: Value) -> Value:
 
 
 def watched(handle: ir.Value, of_scales: bool, registry: Callable[[], Value]) -> Watched:
-    """Look a handle up, where it is made."""
+    """Look up a handle's records where the handle is made."""
     names = ("scales" if of_scales else "base", "lookup")
     place = defining_op(handle)
     owner = ir.BlockArgument(handle).owner if place is None else None
@@ -115,7 +115,7 @@ def watched(handle: ir.Value, of_scales: bool, registry: Callable[[], Value]) ->
 
 @dataclass
 class Access:
-    """An op that reads or writes at (sequence, token, head), and the number that its violations carry."""
+    """An op that reads or writes at (sequence, token, head), and its number in recorded violations."""
 
     number: int
     writes: bool
@@ -135,7 +135,7 @@ class Access:
             inside = inside & (scalar(token) < of.field("capacity"))
         if page is not None:
             entry = scalar(page)
-        else:  # of a sequence or token that does not exist nothing is read
+        else:  # nothing is read for a sequence or token that does not exist
             raw_page = functools.partial(ops.raw_page, of.handle, batch, token)
             entry = functional.if_(inside, lambda: scalar(raw_page()), lambda: i32(_NOWHERE))
         pages = cast(_word(of.region, at.NUM_PAGES), i32)
@@ -167,7 +167,7 @@ class Access:
                 slot.store(generation)
 
     def _expected(self, of: Watched, batch: ir.Value, column: Ix, inside: Value) -> Value:
-        """The page that the entry of a sequence and column must name."""
+        """The page that the table entry of a sequence and column must name."""
 
         def read() -> Value:
             spec: Any = types.spec_of(of.handle.type)
@@ -181,7 +181,7 @@ class Access:
         return functional.if_((of.table != 0) & inside, read, lambda: i32(at.NO_PAGE))
 
     def _slot(self, of: Watched, page: Value, token: ir.Value, head: ir.Value) -> Pointer:
-        """Where it says in which generation the head's row of a token was written."""
+        """The address of the generation in which the head's row of a token was last written."""
         spec: Any = types.spec_of(of.handle.type)
         dtype = spec.scale_dtype if of.of_scales else spec.dtype
         base, stride = ("scales", "scales_stride0") if of.of_scales else ("base", "stride0")
@@ -234,7 +234,7 @@ class Kernel:
                 self._each(op, access, of)
 
     def check_address(self, op: ir.Operation) -> None:
-        """A load or store through an address, where it is known what the address was asked for."""
+        """Check a load or store through an address whose ``kv.block_ptr`` is known."""
         address = op.operands[_BY_ADDRESS[op.name]]
         origin = defining_op(address)
         while origin is not None and origin.name == "llvm.getelementptr":
@@ -261,11 +261,11 @@ class Kernel:
         return self._handles[key]
 
     def _number(self, op: ir.Operation, what_it_is: str, writes: bool, of_scales: bool) -> int:
-        """The number of an access, which its text makes."""
+        """The number of an access; equal descriptions share a number."""
         places = source_locations(op.location)
         what = f"{'writes' if writes else 'reads'}{' the scales of' if of_scales else ''}"
         title = f"{f'{places[0]}: ' if places else ''}{what_it_is} of kernel {self.name}"
-        if READS_OF in self.function.attributes:  # of an operation that reads by address
+        if READS_OF in self.function.attributes:  # repeats the reads of an operation that reads through addresses
             title = ir.StringAttr(ir.DictAttr(self.function.attributes[READS_OF])["operation"]).value
         text = f"{title}|{what}"
         number = number_of(text)
@@ -277,7 +277,7 @@ class Kernel:
         if op.name not in _TILES:
             access.check(of, found.batch, found.token, found.head, found.page)
             return
-        first, step = i32(0), i32(1)  # on the host one thread does what a block does
+        first, step = i32(0), i32(1)  # on the host one thread processes the whole block's share
         if not self.on_host:
             first, step = gpu.linear_thread_id(), gpu.block_dim.x * gpu.block_dim.y * gpu.block_dim.z
         if op.name == kv.TileLoadOp.OPERATION_NAME:
@@ -293,7 +293,7 @@ class Kernel:
 
 
 def _place(asked: Any, spec: Any, of_scales: bool, address: ir.Value) -> tuple[Value, Value]:
-    """The token and the head at an address that was made of one of a token's page; no token where it has left it."""
+    """The token and head of an address derived from one of a token's page; no token if it has left the page."""
     formula = layout.scale_offset if of_scales else layout.element_offset
     dtype = spec.scale_dtype if of_scales else spec.dtype
     of_token, of_head = (formula(spec, 0, *one, 0, 0) * dtype.itemsize for one in ((1, 0), (0, 1)))
@@ -311,7 +311,7 @@ def _place(asked: Any, spec: Any, of_scales: bool, address: ir.Value) -> tuple[V
 
 @dataclass(frozen=True)
 class Options:
-    """target: which one the kernels are for."""
+    """target: the target of the kernels."""
 
     target: str = "sm_90a"
 
@@ -321,7 +321,7 @@ def run(module: ir.Module, options: Options) -> None:
     read_before = any(READS_OF in function.attributes for function in kernels(module))
     for function in kernels(module):
         kernel = Kernel(function, by_name(options.target).is_host)
-        # What reads for an operation's kernels covers their tiles, whose loops other passes take apart.
+        # The kernel of touched pages covers the tiles of its operation, whose loops other passes transform.
         found = walk(function, is_access if read_before else is_checked)
         by_address = [] if _PROGRAM in module.operation.attributes else walk(function, _BY_ADDRESS.__contains__)
         for op in found:

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""Check, when a kernel runs, that no wait for a barrier in shared memory lasts for ever.
+"""Check at run time that no wait on an mbarrier lasts forever.
 
-A copy that never comes, a stage that nobody gives back: such a kernel hangs, and says nothing. Under ``KVARN_CHECK`` a
-wait that has lasted some seconds ends the kernel instead, with the name of the barrier and the line of the kernel. How
-long it has lasted is looked at only when a look at the barrier was in vain.
+A kernel whose copy never arrives, or whose stage is never released, hangs without a message. Under ``KVARN_CHECK`` a
+wait of several seconds ends the kernel instead, with the name of the barrier and the line of the kernel. The time is
+read only after a failed test of the barrier.
 
 Before:  scf.while { scf.condition(<mbarrier.try_wait>) } do { scf.yield } attributes {kv.barrier = "full_keys"}
 After:   %start = <globaltimer>
@@ -22,12 +22,12 @@ from kvarn.errors import source_locations
 from kvarn.lowering.pass_base import kv_pass
 from kvarn.lowering.rewrite import kernels, ops_named
 
-BARRIER = "kv.barrier"  # on a loop that waits: what for
+BARRIER = "kv.barrier"  # attribute of a waiting loop: the barrier's name
 
 
 @dataclass(frozen=True)
 class Options:
-    """seconds: that a wait may last."""
+    """seconds: the longest wait."""
 
     seconds: int = 10
 

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""Expand tier-1 operations into kernels of tier 2 and launches of them.
+"""Expand fused operations into kernels and launches of them.
 
-Each operation's expansion (``lowering/kernels``) is written in the DSL; the kernels go to ``gpu.module @kernels``, the
-launches stay where the operation was. A schedule attribute on the operation chooses among variants; where it is
-silent the expansion chooses for the target. On request kernels that check what the operation's tables hold
-(``lowering/kernels/tables/contents``) are launched before its own.
+Each operation's expansion (``lowering/kernels``) is written in the DSL; the kernels go to ``gpu.module @kernels``, and
+the launches replace the operation. The schedule attribute chooses among variants; for missing entries the expansion
+chooses by target. On request, kernels that check the contents of the operations' tables
+(``lowering/kernels/tables/contents``) are launched first.
 
 Before:  func.func @append(%c: !kv.collection<...>, ...) { "kv.append"(%c, %layer, %k, %off, %v) ... }
 After:   func.func @append(...) { gpu.launch_func @kernels::@append blocks in (...) threads in (...) args(...) }
@@ -28,8 +28,8 @@ from kvarn.lowering.target import by_name
 
 @dataclass(frozen=True)
 class Options:
-    """target: which one the kernels are for. check: what the operations' tables hold is checked before they run.
-    ownership: what attention will read is read before it, for ``check-kv-ownership``."""
+    """target: the target of the kernels. check: also launch checks of the tables' contents. ownership: also launch
+    reads of what attention will read, for ``check-kv-ownership``."""
 
     target: str = "sm_90a"
     check: bool = False
@@ -37,7 +37,7 @@ class Options:
 
 
 def kernel_module(module: ir.Module) -> ir.Operation:
-    """``gpu.module @kernels``, made when the module has none."""
+    """``gpu.module @kernels``, which is created if it does not exist."""
     for op in ops_named(module, "gpu.module"):
         return op
     module.operation.attributes["gpu.container_module"] = ir.UnitAttr.get()

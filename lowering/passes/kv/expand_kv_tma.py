@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""Expand tiles that the tensor memory accelerator copies into its loads; refuse what the target does not have.
+"""Expand tiles that TMA copies into loads of boxes; refuse copies that the target does not support.
 
-A tile of tokens becomes one load a box of rows: its page is looked up (clamped, as every look-up), and a box in which
-no token exists gets a coordinate that is out of bounds whole, which fills it with zeros, or is left out.
+A tile of tokens becomes one load per box of rows. The page is looked up (and clamped, like every lookup); a box without
+any existing token gets an out-of-bounds coordinate, so that TMA fills it with zeros, or is not loaded.
 
 Before:  "kv.tma_load_tile"(%map, %k, %b, %h, %base, %valid, %column, %tile, %barrier) {tile_rows = 64, ...}
 After:   %p = "kv.page"(%k, %b, %base) ; %q = arith.select %exists, %p, %c-1
@@ -32,18 +32,18 @@ _TILE = "kv.tma_load_tile"
 
 @dataclass(frozen=True)
 class Options:
-    """target: what the copies are for."""
+    """target: the target of the copies."""
 
     target: str = "sm_90a"
 
 
 def is_copy(name: str) -> bool:
-    """Whether an op is one of the accelerator's; ``kv.tma_row`` is a look-up that every target has."""
+    """Whether an op copies by TMA; ``kv.tma_row`` is a lookup, which every target supports."""
     return name.startswith("kv.tma_") and name != "kv.tma_row"
 
 
 def refuse(op: ir.Operation, target: Target) -> None:
-    """Fail at an op that the target does not have."""
+    """Fail at an op that the target does not support."""
     if target.is_host:
         fail(op, "is a copy by the tensor memory accelerator of sm_90 and later: the host target has none")
     if not target.has("tma"):
@@ -57,7 +57,7 @@ def refuse(op: ir.Operation, target: Target) -> None:
 
 
 def refuse_descriptors(function: ir.Operation, target: Target) -> None:
-    """Fail at a kernel that takes a descriptor, though it may not use it."""
+    """Fail at a kernel with a descriptor argument, even if it is not used."""
     for number, argument in enumerate(function.regions[0].blocks[0].arguments):
         if types.type_name(argument.type) == "tma":
             what = f"argument #{number} is a TMA descriptor"
@@ -65,11 +65,11 @@ def refuse_descriptors(function: ir.Operation, target: Target) -> None:
 
 
 def tile_coordinates(op: Any, spec: TmaSpec, token: Ix, exists: ir.Value | None) -> list[ir.Value]:
-    """Coordinates of the box that starts at a token; out of bounds whole where no token of it exists."""
+    """Coordinates of the box that starts at a token; out of bounds if no token of it exists."""
     cache = types.spec_of(op.cache.type)
     if spec.paged:
         _, slot = layout.page_and_slot(cache, token)
-        # A page's box is one page, so one before the first is out of bounds.
+        # A box of a page is within that page, so page -1 is out of bounds.
         page = ops.page(op.cache, op.batch, token.value)
         found, outside = [page, slot.value], -1
     else:
@@ -80,10 +80,10 @@ def tile_coordinates(op: Any, spec: TmaSpec, token: Ix, exists: ir.Value | None)
 
 
 def expand_tile(op: Any) -> None:
-    """One ``kv.tma_load`` a box of rows."""
+    """One ``kv.tma_load`` per box of rows."""
     spec = types.tma_spec_of(op.map.type)
     for first in range(0, op.tile_rows.value, spec.rows):
-        exists = arith.cmpi(arith.CmpIPredicate.slt, const(first), op.valid)  # what is left may be less than nothing
+        exists = arith.cmpi(arith.CmpIPredicate.slt, const(first), op.valid)  # op.valid may be negative
         skip = op.beyond.value == "skip"
 
         def load(first: int = first, exists: ir.Value | None = None if skip else exists) -> None:

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 """Turn the host function of an expanded operation into data: launches with expressions of the arguments.
 
-The loader runs a program without MLIR, so grids, scalars and workspace sizes become the expressions of an artifact
-(``["mul", ["arg", 2, "shape0"], 8]``), and descriptors what the loader makes them of (``["tensor_map", 0, "key",
-layer]``, or ``["tensor_map", 0, "rows", heads, size]`` of a buffer's rows). They are read back from the arith ops that
-the expansion made; anything else in the function is refused by name. The result is the module's ``kv.program``
-attribute, as JSON; the function goes.
+The loader runs a program without MLIR, so grids, scalars and workspace sizes become expressions of an artifact
+(``["mul", ["arg", 2, "shape0"], 8]``), and descriptors become what the loader makes them from (``["tensor_map", 0,
+"key", layer]``, or ``["tensor_map", 0, "rows", heads, size]`` for a buffer's rows). They are derived from the arith ops
+that the expansion has made; any other op in the function is an error. The result is the module's attribute
+``kv.program``, as JSON; the function is removed.
 
 Before:  func.func @append(...) { %g = <ceil(T / 8)> ; gpu.launch_func @kernels::@append blocks in (%g, ...) args(...) }
 After:   module attributes {kv.program = "{\\"steps\\": [{\\"entry\\": \\"append\\", \\"grid\\": [...], ...}]}"}
@@ -41,7 +41,7 @@ class Extractor:
         self.workspaces: dict[Any, dict[str, Any]] = {}
 
     def argument(self, value: ir.Value) -> int | None:
-        """The number of the function argument that a value is, through casts."""
+        """The index of the function argument that a value is, possibly through casts."""
         op = defining_op(value)
         while op is not None and op.name == "memref.cast":
             value = op.operands[0]
@@ -49,7 +49,7 @@ class Extractor:
         return None if op is not None else ir.BlockArgument(value).arg_number
 
     def expression(self, value: ir.Value, user: ir.Operation) -> Any:
-        """A value as an artifact's expression."""
+        """A value as an expression of an artifact."""
         op = defining_op(value)
         if op is None:
             return ["arg", ir.BlockArgument(value).arg_number, "value"]
@@ -95,7 +95,7 @@ class Extractor:
         return number
 
     def operand(self, value: ir.Value, user: ir.Operation) -> Any:
-        """A launch's operand: an argument whole, a workspace, a descriptor made at launch, or a scalar's expression."""
+        """A launch operand: a whole argument, a workspace, a descriptor made at launch, or a scalar expression."""
         number = self.argument(value)
         if number is not None:
             return ["arg", number]
@@ -118,7 +118,7 @@ class Extractor:
         return self.expression(value, user)
 
     def workspace(self, op: ir.Operation) -> str:
-        """The name of a workspace, whose size is noted the first time."""
+        """The name of a workspace; its size is recorded the first time."""
         key = hash(op.results[0])
         if key not in self.workspaces:
             type_ = ir.MemRefType(op.results[0].type)

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""Look each page up once: give every access its page as a value, merge equal look-ups, move them out of loops.
+"""Look up each page once: give every access its page as a value, merge equal lookups, move lookups out of loops.
 
-K and V of a collection share one lookup table, so look-ups are keyed by the root collection (or cache), not by
-the cache. A look-up is clamped to the table and the pool, which makes it safe to run early, also for a loop that
-runs zero times. Loads take the clamped page (``kv.page``), stores the raw entry (``kv.raw_page``), which they test.
+K and V of a collection share one lookup table, so lookups are keyed by the root collection (or cache). A lookup is
+clamped to the table and the pool, so that it may run early, even before a loop that runs zero times. Loads use the
+clamped page (``kv.page``), stores the raw entry (``kv.raw_page``), which they test.
 
 Before:  scf.for %h ... { "kv.load"(%k, %b, %h, %t, %d) ; "kv.load"(%v, %b, %h, %t, %d) }
 After:   %p = "kv.page"(%k, %b, %t)
@@ -30,26 +30,26 @@ _LOOPS = ("scf.for", "scf.while", "scf.parallel")
 
 @dataclass(frozen=True)
 class Options:
-    """merge: one look-up for equal ones of a block. hoist: move look-ups out of loops."""
+    """merge: merge equal lookups of a block. hoist: move lookups out of loops."""
 
     merge: bool = True
     hoist: bool = True
 
 
 def root(handle: ir.Value) -> ir.Value:
-    """The value whose lookup table a cache or operand reads: its collection, when it is a view of one."""
+    """The value that owns a handle's lookup table: the collection of a view, otherwise the handle itself."""
     op = defining_op(handle)
     while op is not None and effects.has(op.name, effects.ViewsHandle):
         shown = op.operands[0]
         if types.type_name(shown.type) == "collection" and types.spec_of(shown.type).kind == FA3:
-            return handle  # an fa3 layer has a table of its own
+            return handle  # every layer of an fa3 collection has its own table
         handle = shown
         op = defining_op(handle)
     return handle
 
 
 def attach_pages(function: ir.Operation) -> list[ir.Operation]:
-    """Give every access without a page a look-up right before it; returns all look-ups, in order."""
+    """Give every access without a page a lookup right before it; returns all lookups, in order."""
     found = []
     for op in kv_ops(function):
         if op.name in _LOOKUPS:
@@ -64,7 +64,7 @@ def attach_pages(function: ir.Operation) -> list[ir.Operation]:
         with ir.InsertionPoint(op), op.location:
             page = lookup(view.cache, view.batch, view.token)
             found.append(page.owner)
-            # Operands of a built op cannot grow: build its twin with the page at the end.
+            # Operands cannot be added to an existing op: replace it by a copy with the page at the end.
             twin = ir.Operation.create(
                 op.name,
                 results=[r.type for r in op.results],
@@ -89,11 +89,11 @@ def _outside(value: ir.Value, loop: ir.Operation) -> bool:
     return True
 
 
-_PARTS = ("cache", "sequence", "token")  # operands of look-ups
+_PARTS = ("cache", "sequence", "token")  # operands of lookups
 
 
 def hoist(lookup: ir.Operation) -> None:
-    """Move a look-up out of every loop that its operands do not change in, through the branches between."""
+    """Move a lookup out of every loop in which its operands do not change, and out of the branches in between."""
     target, around, loops = None, lookup.parent, 0
     while around is not None and around.operation.name.startswith("scf."):
         operation = around.operation
@@ -102,18 +102,18 @@ def hoist(lookup: ir.Operation) -> None:
             if target is None:
                 verb = "change" if len(changing) > 1 else "changes"
                 what = " and the ".join(changing)
-                remark(lookup, "missed", f"look-up stays in its loop: the {what} {verb} in it")
+                remark(lookup, "missed", f"lookup stays in its loop: the {what} {verb} in it")
             break
         if operation.name in _LOOPS:
             target, loops = operation, loops + 1
         around = operation.parent
     if target is not None and performs(lookup, "hoist"):
         lookup.move_before(target)
-        remark(lookup, "passed", f"look-up moved out of {loops} loop{'s' * (loops > 1)}", loops=loops)
+        remark(lookup, "passed", f"lookup moved out of {loops} loop{'s' * (loops > 1)}", loops=loops)
 
 
 def merge(lookups: list[ir.Operation]) -> None:
-    """Keep the first of equal look-ups of a block."""
+    """Merge the equal lookups of a block into the first."""
     seen: dict[Any, ir.Operation] = {}
     for op in lookups:
         block = op.block
@@ -122,7 +122,7 @@ def merge(lookups: list[ir.Operation]) -> None:
         if first is None:
             seen[key] = op
         elif first.block == block and performs(op, "merge"):
-            remark(op, "passed", "look-up of a page that the block has already looked up")
+            remark(op, "passed", "lookup of a page that the block has already looked up")
             op.results[0].replace_all_uses_with(first.results[0])
             op.erase()
 
@@ -139,5 +139,5 @@ def run(module: ir.Module, options: Options) -> None:
 
 
 def sorted_in_program_order(function: ir.Operation) -> list[ir.Operation]:
-    """The function's look-ups as they stand now."""
+    """The function's lookups in their current order."""
     return [op for op in kv_ops(function) if op.name in _LOOKUPS]

@@ -1,13 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 """Lower cache accesses and addressing to pointer arithmetic, ``llvm.load`` and ``llvm.store``.
 
-Offsets follow ``dialect.layout``: page * stride0 is a 64-bit product, what lies inside a page is 32-bit when it fits.
+Offsets follow ``dialect.layout``: page * stride0 is a 64-bit product, offsets within a page are 32-bit if they fit.
 A store tests its raw table entry against the pool (``oob = "drop"``); a load's page was clamped by ``kv.page``. Slots
-of a page lie in it; those of a continuous cache, a dense or a ragged operand are any token: a load's is clamped, a
-store's tested. Lengths are held to what a sequence's row of the table, or its region, has room for: loops over them
-end there, whatever they say.
-Quantized loads multiply by their scale. Casts, handles' fields and populates without vector loads stay for the
-passes after (``kv.cast``, ``kv.field``) or are lowered here in scalar form.
+of a page are within it; slots of a continuous cache, a dense or a ragged operand are arbitrary tokens, which loads
+clamp and stores test. Lengths are clamped to the capacity of a sequence's table row or region, so that loops over them
+end there, whatever values are in memory. Quantized loads multiply by their scale. Casts and fields of handles are left
+to later passes (``kv.cast``, ``kv.field``); a populate without vector loads is lowered here in scalar form.
 
 Before:  %v = "kv.load"(%k, %b, %h, %t, %d, %p) {width = 8, kv.alignment = 16} : vector<8xbf16>
 After:   %e = <page * stride0 + slot * token stride + h * head stride + d>
@@ -38,18 +37,18 @@ from .expand_kv_tma import is_copy
 from .hoist_kv_lookups import root
 
 RULES = Rules()
-# What this pass leaves to the passes after it.
+# Ops that later passes lower.
 _LATER = ("kv.field", "kv.cast", "kv.alloc_shared", "kv.make_collection", "kv.make_cache", "kv.make_operand",
           "kv.buffer_operand", "kv.key_cache", "kv.value_cache", "kv.buffer_address")  # fmt: skip
 
-_ROWS = ("kv.populate", "kv.make_rows")  # what makes rows, now or when it is lowered
+_ROWS = ("kv.populate", "kv.make_rows")  # ops that make rows
 
 
 @dataclass(frozen=True)
 class Options:
-    """target: which one the code is for, which rules of other packages may ask.
+    """target: the target of the code, for the rules of other packages.
 
-    clamp: keep table indices, page ids and slots of loads, and lengths, in range (otherwise they are trusted).
+    clamp: clamp table indices, page ids, slots of loads, and lengths (otherwise they are trusted).
     """
 
     target: str = "sm_90a"
@@ -57,7 +56,7 @@ class Options:
 
 
 def storage_type(dtype: dtypes.DType, lanes: int) -> ir.Type:
-    """The LLVM type that ``lanes`` elements are loaded as: 8-bit floats as integers, bytes in words of four."""
+    """The LLVM type for loading ``lanes`` elements: 8-bit floats as integers, bytes in words of four."""
     if dtype.bits == 8:
         if lanes % 4 == 0:
             return i32() if lanes == 4 else ir.VectorType.get([lanes // 4], i32())
@@ -68,12 +67,12 @@ def storage_type(dtype: dtypes.DType, lanes: int) -> ir.Type:
 
 
 def gep_type(dtype: dtypes.DType) -> ir.Type:
-    """The element type that pointer arithmetic counts in."""
+    """The element type of pointer arithmetic."""
     return ir.IntegerType.get_signless(8) if dtype.bits == 8 else types.element_type(dtype)
 
 
 def from_storage(value: ir.Value, type_: ir.Type) -> ir.Value:
-    """A loaded value as the dialect's type."""
+    """A loaded value in the dialect's type."""
     if value.type == type_:
         return value
     lanes = verify.element_and_width(type_)[1]
@@ -84,7 +83,7 @@ def from_storage(value: ir.Value, type_: ir.Type) -> ir.Value:
 
 
 def to_storage(value: ir.Value, dtype: dtypes.DType) -> ir.Value:
-    """A value of the dialect's type as the LLVM type that is stored."""
+    """A value of the dialect's type in the LLVM type of stores."""
     lanes = verify.element_and_width(value.type)[1]
     target = storage_type(dtype, lanes)
     if value.type == target:
@@ -100,7 +99,7 @@ def to_storage(value: ir.Value, dtype: dtypes.DType) -> ir.Value:
 
 
 def raw_entry(cache: ir.Value, batch: ir.Value, token: ir.Value, clamp: bool) -> ir.Value:
-    """The table entry of a token; -1 (no page) when sequence or column lie outside the table."""
+    """The table entry of a token; -1 (no page) for a sequence or column outside of the table."""
     spec = types.spec_of(cache.type)
     if not spec.of_cache:
         return buffer_entry(cache, spec, batch, clamp)
@@ -117,7 +116,7 @@ def raw_entry(cache: ir.Value, batch: ir.Value, token: ir.Value, clamp: bool) ->
 
 
 def buffer_entry(cache: ir.Value, spec: CacheSpec, batch: ir.Value, clamp: bool) -> ir.Value:
-    """What stands for the table entry of an operand without a table: the sequence, or its first row."""
+    """The replacement of the table entry for an operand without a table: the sequence, or its first row."""
     inside = Ix(batch).below(Ix(ops.field(cache, "batch")))
     entry = batch
     if spec.kind == RAGGED:
@@ -137,7 +136,7 @@ def lower_page(op: Any, options: Options) -> ir.Value:
 
 
 def clamped_page(cache: ir.Value, batch: ir.Value, token: ir.Value, options: Options) -> ir.Value:
-    """The page of a token, the last page of the pool when the table names none."""
+    """The page of a token; the pool's last page if the table names none."""
     entry = raw_entry(cache, batch, token, options.clamp)
     if not options.clamp:
         return entry
@@ -145,7 +144,7 @@ def clamped_page(cache: ir.Value, batch: ir.Value, token: ir.Value, options: Opt
 
 
 def in_page(spec: CacheSpec, slot: Ix, head: ir.Value, dim: ir.Value, of_scales: bool) -> Ix:
-    """Offset inside a page; 32-bit when a whole page fits, else 64-bit."""
+    """Offset within a page; 32-bit if a whole page fits, otherwise 64-bit."""
     formula = layout.scale_offset if of_scales else layout.element_offset
     fits = spec.paged and spec.page_span < 2**31
     h, d, zero = Ix(head), Ix(dim), Ix(const(0))
@@ -155,7 +154,7 @@ def in_page(spec: CacheSpec, slot: Ix, head: ir.Value, dim: ir.Value, of_scales:
 
 
 def element_address(op: Any, page: ir.Value, clamp: bool, of_scales: bool = False) -> ir.Value:
-    """Address of (page, token % P, head, dim) of an access op; the data of an operand of scales are the scales."""
+    """Address of (page, token % P, head, dim) of an access op; for a scales operand, of the scale."""
     spec = types.spec_of(op.cache.type)
     of_scales = of_scales or spec.kind == SCALES
     slot = slot_of(op.cache, page, op.token, clamp)
@@ -170,7 +169,7 @@ def page_of(op: Any, options: Options) -> ir.Value:
 
 
 def planned(op: Any, dtype: dtypes.DType) -> tuple[int, bool]:
-    """(alignment, read-only) that the plan pass chose; one element and no without it."""
+    """(alignment, read-only) from the plan pass; without it, (one element, false)."""
     attributes = op.operation.attributes
     bytes_ = attributes["kv.alignment"].value if "kv.alignment" in attributes else dtype.itemsize
     return bytes_, "kv.read_only" in attributes
@@ -200,7 +199,7 @@ def lower_load(op: Any, options: Options) -> ir.Value:
     value = read(op, options)
     if not spec.quantized:
         return convert(value, result)
-    # One scale serves all lanes. The product is made in the scale's type, or f32 where that cannot multiply.
+    # One scale serves all lanes. The product is computed in the scale's type, or in f32 if that type has no products.
     alignment, read_only = spec.scale_dtype.itemsize, "kv.scales_read_only" in op.operation.attributes
     address = element_address(op, page_of(op, options), options.clamp, of_scales=True)
     scale = from_storage(
@@ -221,7 +220,7 @@ def scaled(value: ir.Value, scale: ir.Value, result: ir.Type) -> ir.Value:
 
 
 def convert(value: ir.Value, result: ir.Type) -> ir.Value:
-    """Convert between element types: arith where it can, ``kv.cast`` for 8-bit types."""
+    """Convert between element types: by arith where possible, by ``kv.cast`` for 8-bit types."""
     if value.type == result:
         return value
     source = dtypes.by_mlir(verify.element_and_width(value.type)[0])
@@ -257,7 +256,7 @@ def zeros(type_: ir.Type) -> ir.Value:
 
 
 def write(op: Any, of_scales: bool) -> None:
-    """Store an access's value, under its out-of-bounds rule."""
+    """Store an access's value, subject to its out-of-bounds rule."""
     spec = types.spec_of(op.cache.type)
     dtype = spec.scale_dtype if of_scales else spec.dtype
     rule = op.oob.value
@@ -344,7 +343,7 @@ def lower_num_rows(op: Any, options: Options) -> ir.Value:
 
 @RULES.lowers("kv.populate")
 def lower_populate(op: Any, options: Options) -> ir.Value:
-    """The definition itself: rows[i] = row_index(b, base + i * page)."""
+    """The definition of populate: rows[i] = row_index(b, base + i * page)."""
     spec = types.spec_of(op.cache.type)
     tile = op.tile_rows.value
     step = layout.effective_page(tile, spec.page_size)
@@ -355,14 +354,14 @@ def lower_populate(op: Any, options: Options) -> ir.Value:
 
 
 def table_alignment(count: int) -> int:
-    """Bytes that a load of so many table entries is aligned to: 8 entries are two loads of four."""
+    """Alignment in bytes of a load of ``count`` table entries: 8 entries are two loads of four."""
     return 4 * min(count, 4)
 
 
 @RULES.lowers("kv.load_pages")
 def lower_load_pages(op: Any, options: Options) -> ir.Value:
     count, batch, column = op.count.value, Ix(op.batch), Ix(op.column)
-    # 32 bytes in one load exist from sm_100 on; two of 16 serve every target.
+    # One load of 32 bytes needs sm_100; two of 16 bytes work on every target.
     width = min(count, 4)
     if options.clamp:
         batch = batch.least(Ix(ops.field(op.cache, "batch")) - 1)
@@ -370,7 +369,7 @@ def lower_load_pages(op: Any, options: Options) -> ir.Value:
     row = batch.wide * Ix(ops.field(op.cache, "lookup_stride"))
     type_, loads = ir.VectorType.get([width], i32()), []
     for first in range(0, count, width):
-        # Each begins in the row: a row whose columns are a multiple of 4 and none of 8 has only one of a last two.
+        # Each load must start within the row: a row of 4 (mod 8) columns has only one of the last two loads.
         at = (column + first).least(last) if options.clamp else column + first
         address = offset(ops.field(op.cache, "lookup"), row + at.wide, i32())
         if width == 1:
@@ -411,7 +410,7 @@ def lower_cache_length(op: Any, options: Options) -> ir.Value:
 
 
 def ragged_length(op: Any) -> ir.Value:
-    """offsets[b + 1] - offsets[b], both held to the buffer's rows and to their order: no length leads out of it."""
+    """offsets[b + 1] - offsets[b], with both clamped to the buffer's rows and to ascending order."""
     offsets, rows = ops.field(op.cache, "offsets"), Ix(ops.field(op.cache, "num_blocks"))
     at = Ix(op.batch).wide
     first, end = (Ix(load(offset(offsets, at + i, i32()), i32(), 4, invariant=True)).least(rows) for i in range(2))
@@ -419,7 +418,7 @@ def ragged_length(op: Any) -> ir.Value:
 
 
 def dense_length(op: Any) -> ir.Value:
-    """lengths[b], at most S; S where there are no lengths."""
+    """lengths[b], at most S; S without lengths."""
     lengths, extent = ops.field(op.cache, "lengths"), Ix(ops.field(op.cache, "capacity"))
     given = llvm.icmp(llvm.ICmpPredicate.ne, lengths, llvm.mlir_zero(pointer()))
     branch = scf.IfOp(given, [i32()], has_else=True)
@@ -452,9 +451,9 @@ def lower_is_empty(op: Any, options: Options) -> ir.Value:
 
 
 def record_written(function: ir.Operation, writers: Sequence[ir.Operation]) -> None:
-    """List the arguments that the kernel may write, in ``kv.written``: the loader refuses read-only buffers there.
+    """List the arguments that the kernel may write, in ``kv.written``; the loader refuses read-only buffers for them.
 
-    An address may be written through, so asking for one counts.
+    An address may be written through, so making one counts as a write.
     """
     if "kv.written" in function.attributes:
         return
@@ -470,9 +469,9 @@ def record_written(function: ir.Operation, writers: Sequence[ir.Operation]) -> N
 
 
 def record_tables(function: ir.Operation, loads: Sequence[ir.Operation]) -> None:
-    """List the bytes that rows of each argument's lookup table must be aligned to, in ``kv.table_alignments``.
+    """List the alignment in bytes of each argument's lookup table rows, in ``kv.table_alignments``.
 
-    The loader refuses tables that vector loads would misread.
+    The loader refuses tables that are not aligned for the kernel's vector loads.
     """
     found: dict[int, int] = {}
     for op in loads:
@@ -487,7 +486,7 @@ def record_tables(function: ir.Operation, loads: Sequence[ir.Operation]) -> None
 
 
 def plan_made(plan: Plan | None, found: Sequence[ir.Operation]) -> None:
-    """Plan the accesses that rules of other packages made, as those of the kernel were; None: by no plan."""
+    """Plan the accesses made by rules of other packages like those of the kernel; None: there is no plan."""
     for op in found:
         if plan is not None and is_access(op.name) and "kv.alignment" not in op.attributes:
             plan.apply_to(op)
@@ -502,7 +501,7 @@ def run(module: ir.Module, options: Options) -> None:
         if is_kernel(function):
             record_written(function, [op for op in inside if writer(op.name)])
         plan = Plan.taken_from(function)
-        if RULES.outside:  # an op of another package writes what it declares, whatever its rule makes of it
+        if RULES.outside:  # whatever an outside rule emits, the op writes what it declares
             RULES.apply_outside(function, options)
             inside = walk(function, RULES.knows)
             plan_made(plan, inside)
@@ -513,7 +512,7 @@ def run(module: ir.Module, options: Options) -> None:
     later = {*_LATER, "kv.make_rows", *(op.name for op in found if is_copy(op.name))}
     RULES.apply(module, options, leave=later.__contains__, found=found)
     if has_rows:
-        # Rows were read through their maker; drop the makers, and populates' leftovers.
+        # All reads of rows have been replaced: erase the ops that made them, and the rest of populates.
         for op in _dead_rows(module):
             op.erase()
 

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""Lower tile copies between pages and shared memory to 16-byte copies, one look-up a page.
+"""Lower tile copies between pages and shared memory to 16-byte copies, with one lookup per page.
 
-A thread copies chunks ``thread + i * num_threads``, so that neighbouring threads touch neighbouring addresses. Inside a
-page the rows are consecutive: one address is made a page and the others are constant distances from it. A whole tile
-is copied without predicates; a partial one asks for 0 bytes of the rows that do not exist, which fills them with zeros.
+A thread copies the chunks ``thread + i * num_threads``, so that neighbouring threads access neighbouring addresses.
+Rows are contiguous within a page: one address per page is computed, and the others are at constant distances. A full
+tile is copied without predicates; a partial tile copies 0 bytes for missing rows, which cp.async fills with zeros.
 
 Before:  "kv.load_tile"(%k, %b, %h, %base, %valid, %dst, %thread) {tile_rows = 16, mode = "async", ...}
 After:   %p = "kv.page"(%k, %b, %base) ; %a = "kv.block_ptr"(%k, %b, %row, %h, %d, %p)
@@ -26,7 +26,7 @@ from kvarn.lowering.rewrite import ops_named, replace
 
 
 def moved(base: ir.Value, distance: Any) -> ir.Value:
-    """An address ``distance`` bytes after another."""
+    """The address ``distance`` bytes after another."""
     byte = ir.IntegerType.get_signless(8)
     if isinstance(distance, int):
         if distance == 0:
@@ -48,19 +48,19 @@ class Tile:
         self.page_rows = layout.effective_page(self.rows, self.spec.page_size)
         self.pages: dict[int, tuple[ir.Value, ir.Value]] = {}
         self.valid = Ix(op.valid)
-        if not self.spec.paged:  # a page ends where the table says, or the copy would leave the sequence's region
+        if not self.spec.paged:  # without pages the copy must end at the sequence's region
             slots = slots_after(op.cache, ops.page(op.cache, op.batch, op.base))
             assert slots is not None
             self.valid = self.valid.least(slots - slots.least(Ix(op.base)))
 
     @property
     def count(self) -> int:
-        """Chunks of one thread, the last ones perhaps beyond the tile."""
+        """Chunks per thread; the last ones may be past the tile."""
         return layout.cdiv(self.rows * self.chunks, self.threads)
 
     @property
     def uniform(self) -> bool:
-        """Whether a thread keeps its column, and its rows of one turn stay in one page."""
+        """Whether a thread keeps its column, and all threads' rows of one iteration are in one page."""
         if self.threads % self.chunks:
             return False
         return self.page_rows % (self.threads // self.chunks) == 0
@@ -93,14 +93,14 @@ class Tile:
 
 
 def inside_tile(tile: Tile, i: int, row: Ix) -> ir.Value | None:
-    """Whether the i-th chunk lies in the tile; None when it always does."""
+    """Whether the i-th chunk is in the tile; None if it always is."""
     if (i + 1) * tile.threads <= tile.rows * tile.chunks:
         return None
     return row.below(tile.rows)
 
 
 def guarded(condition: ir.Value | None, body: Any) -> None:
-    """Emit a body under a condition, or as it is."""
+    """Emit a body, under a condition if there is one."""
     if condition is None:
         body()
         return
@@ -132,7 +132,7 @@ def copy_in(tile: Tile, whole: bool) -> None:
                 value = arith.select(exists, value, zero)
             llvm.store(value, target, alignment=CHUNK)
 
-        # A page made inside a guard does not serve the next one.
+        # A page that was looked up inside a guard cannot be used by the next chunk.
         condition = inside_tile(tile, i, row)
         if condition is not None:
             tile.pages.clear()
@@ -140,7 +140,7 @@ def copy_in(tile: Tile, whole: bool) -> None:
 
 
 def copy_out(tile: Tile) -> None:
-    """This thread's copies from shared memory to the tokens that exist and whose page does."""
+    """This thread's copies from shared memory to existing tokens on existing pages."""
     op = tile.op
     for i in range(tile.count):
         row, column = tile.place(i)

@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""Lower copies by the tensor memory accelerator, and their barriers, to its instructions.
+"""Lower TMA copies and their mbarriers to PTX instructions.
 
-A load becomes one instruction a column chunk. The instructions are inline PTX: the one form serves plain loads,
-gathers, CTA pairs and multicasts. The descriptor is a field of the kernel's argument (``kv.field``), which stays for
-``flatten-kv-types``.
+A load becomes one instruction per column chunk. The instructions are inline PTX: one form serves plain loads, gathers,
+CTA pairs and multicasts. The descriptor is a ``kv.field``, which ``flatten-kv-types`` lowers.
 
 Before:  "kv.tma_load"(%map, %tile, %barrier, %page, %slot, %head, %column) {smem_rows = 64, cta_group = 1, ...}
 After:   %m = "kv.field"(%map) {field = "value"}
@@ -31,7 +30,7 @@ from kvarn.lowering.rewrite import Rules, walk
 from .lower_kv_tiles import moved
 
 RULES = Rules()
-# The barrier of a pair is that of its first CTA, whose addresses have this bit of the CTA's number clear.
+# The barrier of a CTA pair is that of its first CTA, in whose shared addresses this bit of the CTA number is zero.
 _FIRST_OF_PAIR = -(1 << 24) - 1
 
 
@@ -46,12 +45,12 @@ def _address(pointer: ir.Value) -> ir.Value:
 
 
 def _descriptor(map: ir.Value) -> ir.Value:
-    """The descriptor's address, of the parameter that it is passed in."""
+    """The address of the descriptor in the parameter that it is passed in."""
     return ops.field(map, "value")
 
 
 def load_text(spec: TmaSpec, pair: bool, multicast: bool, policy: bool = False) -> str:
-    """The instruction of one copy, with its operands' places."""
+    """The instruction of one copy, with placeholders for its operands."""
     gather = spec.form in GATHERS
     mode = "tile::gather4" if gather else "tile"
     parts = ["cp.async.bulk.tensor", f"{len(spec.box)}d", "shared::cluster", "global", mode]
@@ -64,13 +63,13 @@ def load_text(spec: TmaSpec, pair: bool, multicast: bool, policy: bool = False) 
 
 
 def chunk_coordinates(spec: TmaSpec, given: Sequence[ir.Value], chunk: int) -> list[ir.Value]:
-    """The formula of ``tma_layout`` on values."""
+    """The formula of ``tma_layout``, applied to values."""
     found = tma_layout.copy_coordinates(spec, [Signed(v) for v in given], chunk)
     return [c.value for c in found]
 
 
 class Signed(Ix):
-    """An i32 coordinate, which may be negative: only sums and differences are used of it."""
+    """A signed i32 coordinate, of which only sums and differences are computed."""
 
     __slots__ = ()
 
@@ -98,7 +97,7 @@ def lower_load_box(op: Any) -> None:
 
 
 def load_chunks(op: Any, spec: TmaSpec, places: Sequence[int], policy: ir.Value | None = None) -> None:
-    """The copies of the first column chunks of a load, each to its byte of the destination."""
+    """The copies of the first column chunks of a load, each to its offset in the destination."""
     pair, mask = op.cta_group.value == 2, op.multicast.value
     text = load_text(spec, pair, bool(mask), policy is not None)
     descriptor, barrier = _descriptor(op.map), _address(op.barrier)

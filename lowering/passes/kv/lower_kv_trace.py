@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""Lower marks of phases to stores of the time; without ``marks``, drop them.
+"""Lower trace marks to stores of the time; without ``marks``, drop them.
 
-Dropped they are first of all, so that a kernel with ``with kv.trace(...)`` is the kernel without, to the byte. Kept,
-they are lowered late, when nothing moves any more what stands between them. The first thread of each warp takes a
-record of the buffer when the kernel begins, if launches are traced and there is one left; a mark stores the clock and
-the label's number to the next place of the record's ring (``dialect.trace_layout``). How many marks there were is kept
-in a register on a GPU, in the record on the host.
+Marks are dropped before any other pass, so that a kernel with ``with kv.trace(...)`` is byte-identical to one without.
+Otherwise they are lowered late, after all passes that move ops across them. The first thread of each warp takes a
+record of the buffer when the kernel starts, if launches are traced and a record is left; a mark stores the clock and
+the label's number to the next entry of the record's ring (``dialect.trace_layout``). The count of marks is in a
+register on a GPU, and in the record on the host.
 
 Before:  "kv.trace_mark"() {label = "softmax", edge = "begin"}
 After:   scf.if <this thread has a record> { llvm.store <clock << 16 | number>, <place in the ring> }
@@ -32,7 +32,7 @@ from kvarn.lowering.variables import declare_variable, note_texts, number_of, va
 
 @dataclass(frozen=True)
 class Options:
-    """target: which one the kernels are for. marks: of a warp's ring, a power of two; 0 drops the marks."""
+    """target: the target of the kernels. marks: size of a warp's ring, a power of two; 0 drops the marks."""
 
     target: str = "sm_90a"
     marks: int = 0
@@ -70,7 +70,7 @@ class Traced:
         return pointer_of(self.record) + 8 * index
 
     def _begin(self) -> Value:
-        """The address of this thread's record; 0 for a thread that has none."""
+        """The address of this thread's record; 0 for a thread without one."""
         if not self.on_host:
             one = emit_value("arith.constant", types().i32, (), {"value": types().attribute("1 : i32")})
             counter = emit_value("llvm.alloca", types().pointers[0], [one], {"elem_type": ir.TypeAttr.get(types().i32)})
@@ -97,7 +97,7 @@ class Traced:
 
     def _take(self, buffer: Value) -> Value:
         found = pointer_of(buffer)
-        fits = (found + 8 * at.MARKS).load(i64) == self.ring  # a buffer for kernels of other rings is not for this one
+        fits = (found + 8 * at.MARKS).load(i64) == self.ring  # a buffer with rings of another size is not used
         n = (found + 8 * at.TAKEN).atomic("add", i64(1))
         first = buffer + 8 * at.RECORDS + n * (8 * at.record_words(self.ring))
         return where(fits & (n < (found + 8 * at.CAPACITY).load(i64)), first, i64(0))
@@ -107,7 +107,7 @@ class Traced:
         self._word(ns).store(self._clock() if self.on_host else ptx.globaltimer())
 
     def _special(self, register: str) -> Value:
-        # Memory is not touched, but accesses are not to be moved to the other side.
+        # The clobber keeps memory accesses from moving across the read; memory itself is not touched.
         return Value(ptx.inline_asm(f"mov.u64 $0, {register};", "=l,~{memory}", (), "i64", effects=True), i64)
 
     def _clock(self) -> Value:

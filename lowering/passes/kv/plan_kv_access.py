@@ -1,15 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""Decide how each access touches memory: its alignment, and whether it may use the read-only path.
+"""Decide how each access is made: its alignment, and whether it may use the read-only path.
 
 Alignment: dim is a multiple of width by the dialect's contract, rows and pages are whole multiples of the head, and
-bases are 16-byte aligned (the loader checks), so an access is aligned to the largest power of two that divides both
-width and head size in bytes, up to 16. Scales are alike, with those of a token and head in the place of its elements.
-Read-only: a kernel in which no op writes caches of that storage type reads them through ``ld.global.nc``; buffers
-are read-only when nothing in the kernel writes a buffer of their element type, or when they are declared so. The loader
-refuses to write either through another argument (``kv.read_only_args``). What an op writes is what it declares
-(``memory_effects``): one of which nothing is known, on a handle, writes everything. Without this pass accesses are
-aligned to one element and use the ordinary path. Operations of other packages whose rules will make accesses get their
-plan by ``kv.access_plan`` of the kernel (``access_plan``).
+bases are 16-byte aligned (the loader checks them), so an access is aligned to the largest power of two that divides
+both width and head size in bytes, up to 16. The same holds for scales, with the scales of a token and head in place of
+its elements. Read-only: if no op of a kernel writes caches of a storage type, the kernel reads them by
+``ld.global.nc``; a buffer is read-only if no op writes a buffer of its element type, or if it is declared read-only.
+The loader refuses to write either through another argument (``kv.read_only_args``). Writes are those that ops declare
+(``memory_effects``); an op on a handle without declared effects writes everything. Without this pass accesses are
+aligned to one element and use the ordinary path. Ops of other packages, whose rules will emit accesses, get their plan
+from the kernel's ``kv.access_plan`` (``access_plan``).
 
 Before:  "kv.load"(%k, %b, %h, %t, %d, %p) {width = 8}
 After:   "kv.load"(%k, %b, %h, %t, %d, %p) {width = 8, kv.alignment = 16, kv.read_only}
@@ -35,7 +35,7 @@ from . import lower_kv_access
 
 @dataclass(frozen=True)
 class Options:
-    """read_only: use the read-only path where it is allowed. max_alignment: bytes; 16 is the widest access."""
+    """read_only: use the read-only path where it is allowed. max_alignment: in bytes; 16 is the widest access."""
 
     read_only: bool = True
     max_alignment: int = 16
@@ -60,8 +60,9 @@ def run(module: ir.Module, options: Options) -> None:
 
 
 def mark_read_only(function: ir.Operation, written: Written | None) -> None:
-    """List the buffers and handles that the kernel's code takes for read-only in ``kv.read_only_args``; None: anything
-    may be written, and only those are that are declared so.
+    """List the buffers and handles that the kernel's code reads as read-only in ``kv.read_only_args``.
+
+    With None, anything may be written, and only those declared read-only are listed.
     """
     if not len(function.regions[0].blocks):
         return

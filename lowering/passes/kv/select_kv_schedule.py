@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""Choose the schedules of tier-1 operations, whole: entries that are given stay, and are legal or refused.
+"""Complete the schedules of fused operations: given entries stay if they are legal, otherwise the pass fails.
 
-A researcher or a tuner sets entries of the ``schedule`` attribute; this pass decides the rest from the operation, the
-target and the tables alone: the user's (``kvarn tune``), then the built-in one. What may be said is declared in
-``dialect/schedules.py``. The expansions read what stands here, and choose nothing of it again.
+Users and tuners set entries of the ``schedule`` attribute; this pass decides the rest from the operation, the target
+and the tables: the user's (``kvarn tune``), then the built-in one. ``dialect/schedules.py`` declares the legal entries.
+The expansions read the completed schedule, and decide nothing again.
 
 Before:  "kv.attention"(...) {schedule = {max_queries = 1, max_batch = 16}, ...}
 After:   "kv.attention"(...) {schedule = {kind = "decode", max_queries = 1, max_batch = 16, stages = 2, ...}, ...}
@@ -43,7 +43,7 @@ from kvarn.lowering.target import Target, by_name
 
 @dataclass(frozen=True)
 class Options:
-    """target: which one the schedules are for; without: passes, by commas, that will not run."""
+    """target: the target of the schedules. without: comma-separated passes that will not run."""
 
     target: str = "sm_90a"
     without: str = ""
@@ -54,7 +54,7 @@ def attention_entries(op: Any, at: Expansion, without: Collection[str]) -> dict[
     case = attention.case_of(op, at)
     kind = attention.kind_of(op, at, case)
     for why in attention.slower_than(op, at, case, kind):
-        remark(op.operation, "missed", f"kind {kind} is slower than others: {why}")
+        remark(op.operation, "missed", f"kind {kind} is not the fastest: {why}")
     if kind == "tile":
         given = {**schedules.TILED.left_out(without), **at.schedule}
         few, uneven = given.pop("few", None), given.pop("uneven", False)
@@ -90,7 +90,7 @@ def latent_entries(op: Any, at: Expansion, without: Collection[str]) -> dict[str
     """The schedule of an attention over latent rows."""
     kind = mla.kind_of(op, at)
     for why in mla.slower_than(op, at):
-        remark(op.operation, "missed", f"kind {kind} is slower than others: {why}")
+        remark(op.operation, "missed", f"kind {kind} is not the fastest: {why}")
     if kind == "tile":
         return {"kind": kind, **latent_schedule.of_tiles(mla.case_of(op, at), at.target, at.schedule).entries()}
     if kind != "latent":
@@ -104,7 +104,7 @@ def projection_entries(op: Any, at: Expansion, without: Collection[str]) -> dict
     kind = projection.kind_of(op, at, case)
     if kind == "simt":
         for why in projection_tiles.problems(projection_groups.plain_case(case), at.target, row_alignment(op)):
-            remark(op.operation, "missed", f"kind {kind} is slower than others: a schedule of kind tile {why}")
+            remark(op.operation, "missed", f"kind {kind} is not the fastest: a schedule of kind tile {why}")
     return {"kind": kind, **projection_schedule.choose(op, case, at, kind)}
 
 
@@ -117,13 +117,13 @@ def chunk_entries(op: Any, at: Expansion, without: Collection[str]) -> dict[str,
         for problem in problems:
             raise ValueError(f"a schedule of kind tile {problem}")
     for problem in problems:
-        remark(op.operation, "missed", f"kind simt is slower than others: a schedule of kind tile {problem}")
+        remark(op.operation, "missed", f"kind simt is not the fastest: a schedule of kind tile {problem}")
     if problems:
         return {"kind": "simt"}
     return {"kind": "tile", **mla_chunk_tiles.choose(mla.chunk_case(op, at), at.target, at.schedule)}
 
 
-# Operations whose kernel is chosen; those of the others are divided by their expansions, as ``threads`` says.
+# Operations with a choice of kernels; the others have only entries such as ``threads``, which their expansions read.
 CHOICES: dict[str, Callable[[Any, Expansion, Collection[str]], dict[str, Any]]] = {
     "kv.attention": attention_entries,
     "kv.attention_padded": attention_entries,
@@ -136,12 +136,12 @@ CHOICES: dict[str, Callable[[Any, Expansion, Collection[str]], dict[str, Any]]] 
 
 
 def chosen(op: ir.Operation, target: Target, without: Collection[str] = ()) -> dict[str, Any]:
-    """The entries that are decided for an operation, where some passes will not run.
+    """The entries that the pass decides for an operation, if the passes ``without`` do not run.
 
     Raises
     ------
     ValueError
-        If what is given is not legal.
+        If a given entry is illegal.
     """
     at = Expansion(op.opview, op, target, {})
     _require(op.name, at.schedule, target)

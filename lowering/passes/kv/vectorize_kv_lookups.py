@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""Read the pages of a ``kv.populate`` with vector loads of the lookup table.
+"""Look up the pages of a ``kv.populate`` by vector loads of the lookup table.
 
-A tile of several pages reads chunks of min(lowbit(pages), lowbit(base_alignment / P), 8) entries, each aligned to
-its size, and multiplies by the row stride S lane by lane: base is a multiple of P, so no slot is added. A tile inside
-one page reads one entry, and adds the slot only when the alignment does not rule it out.
+A tile of several pages loads chunks of min(lowbit(pages), lowbit(base_alignment / P), 8) entries, each aligned to its
+size, and multiplies them by the row stride S lane by lane; base is a multiple of P, so no slot is added. A tile within
+one page loads one entry, and adds the slot unless the alignment makes it 0.
 
 Before:  %r = "kv.populate"(%k, %b, %base) {tile_rows = 128, base_alignment = 0, ...} : !kv.rows<128, 16>
 After:   %p = "kv.load_pages"(%k, %b, %column) {count = 8} : vector<8xi32>
@@ -27,7 +27,7 @@ from kvarn.lowering.rewrite_counts import performs
 
 @dataclass(frozen=True)
 class Options:
-    """max_chunk: largest number of entries of one load (1 keeps the loads scalar)."""
+    """max_chunk: the most entries per load (1 keeps the loads scalar)."""
 
     max_chunk: int = 8
 

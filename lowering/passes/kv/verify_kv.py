@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""Check the kv ops of a module: each op's verifier, the kv types, and where handles may come from.
+"""Check the kv ops of a module: each op's verifier, the kv types, and the origin of handles.
 
-On MLIR 22.1 the ops of a Python-declared dialect have no verifier of their own beyond IRDL's, so this pass
-runs their ``verify_invariants``. It also checks what no single op can see: a handle (a value of type
-``!kv.cache``, ``!kv.collection``, ``!kv.operand`` or ``!kv.tma``) is an argument of a function or the result of a kv
-op, never a loop-carried value, a branch's argument or the result of ``scf.if`` - so that every pass can find a
-handle's run-time fields by looking at the one op, or the one argument, that makes it.
+On MLIR 22.1 ops of a Python-declared dialect have no verifier beyond IRDL's, so this pass runs their
+``verify_invariants``. It also checks a rule that no single op can: a handle (a value of type ``!kv.cache``,
+``!kv.collection``, ``!kv.operand`` or ``!kv.tma``) is a function argument or the result of a kv op, never a
+loop-carried value, a branch's argument or the result of ``scf.if``, so that every pass finds a handle's run-time fields
+at the one op, or argument, that makes it.
 
 Every problem is reported at its op before the pass fails. The IR is not changed.
 """
@@ -23,11 +23,11 @@ from kvarn.dialect.verify import ANY_HANDLE
 from kvarn.lowering.pass_base import NoOptions, PassFailure, kv_pass
 from kvarn.lowering.rewrite import called_for_each, defining_op, enclosing
 
-# What only an argument of a function or a kv op may be: handles and TMA descriptors.
+# Types of values that only function arguments and kv ops may be: handles and TMA descriptors.
 HANDLES = (*ANY_HANDLE, "tma")
-# Ops whose region's first block holds a function's arguments.
+# Ops with a region whose first block has a function's arguments.
 FUNCTIONS = ("func.func", "gpu.func", "llvm.func")
-# Ops other than kv ones that may make a handle: passes leave casts behind while they change types.
+# Ops other than kv ones that may make a handle: passes leave casts while they change types.
 MAKERS = ("builtin.unrealized_conversion_cast",)
 _ORIGIN = "must be a function argument or the result of a kv op"
 
@@ -44,7 +44,7 @@ _CASTS = ("arith.index_cast", "arith.extsi")
 
 
 def folded(value: ir.Value, depth: int = 8) -> int | None:
-    """The number that MLIR folds a value to, of constants and what is computed of them; None where it is not known."""
+    """The number that MLIR folds a value to, from constants and arithmetic on them; None if it is not constant."""
     op = defining_op(value)
     if op is None or depth == 0:
         return None
@@ -65,7 +65,7 @@ def folded(value: ir.Value, depth: int = 8) -> int | None:
 
 
 class _Checker:
-    """Walks a module once; ``problems`` counts the errors emitted."""
+    """Visits a module once; ``problems`` counts the errors emitted."""
 
     def __init__(self) -> None:
         self.problems = 0
@@ -77,13 +77,13 @@ class _Checker:
         self.problems += 1
 
     def kind(self, type_: ir.Type) -> str | None:
-        """``types.type_name``, remembered: most values share few types."""
+        """``types.type_name``, cached, since most values share few types."""
         if type_ not in self._kinds:
             self._kinds[type_] = types.type_name(type_)
         return self._kinds[type_]
 
     def well_formed(self, op: ir.Operation, type_: ir.Type, what: str) -> None:
-        """Report a kv type with wrong parameters, once a module."""
+        """Report a kv type with wrong parameters, once per module."""
         if self.kind(type_) is None or type_ in self._reported:
             return
         problem = types.type_problem(type_)
@@ -108,7 +108,7 @@ class _Checker:
             self.extent(op)
         for region in op.regions:
             self.blocks(op, region)
-        # A malformed result would only be reported again by the op's own verifier.
+        # The op's own verifier would report a malformed result again.
         if own and self.problems == before:
             self.invariants(op)
         return ir.WalkResult.ADVANCE
@@ -129,13 +129,13 @@ class _Checker:
                 self.error(op, f"cannot return {_a(self.kind(type_))} (result #{index}): it {_ORIGIN}")
 
     def extent(self, op: ir.Operation) -> None:
-        """The index of ``memref.dim``: MLIR's verifier takes any, and its folder ends the process at some."""
+        """The index of ``memref.dim``: MLIR's verifier accepts any number, and its folder crashes on some."""
         type_, index = op.operands[0].type, folded(op.operands[1])
         if index is not None and isinstance(type_, ir.MemRefType) and not 0 <= index < type_.rank:
             self.error(op, f"index must be in [0, {type_.rank}), the dimensions of {type_}, got {index}")
 
     def blocks(self, op: ir.Operation, region: ir.Region) -> None:
-        """Block arguments: only a function's own may be handles."""
+        """Block arguments: only those of functions may be handles."""
         for number, block in enumerate(region.blocks):
             if number == 0 and op.name in FUNCTIONS:
                 continue
@@ -146,7 +146,7 @@ class _Checker:
                     self.error(op, f"cannot carry {kind} ({where} argument #{index}): it {_ORIGIN}")
 
     def invariants(self, op: ir.Operation) -> None:
-        """Run the verifier of a kv op, and turn what it did not foresee into an error too."""
+        """Run the verifier of a kv op; an unexpected exception becomes an error, too."""
         view = op.opview
         if not isinstance(view, kv.Kv.Operation):
             self.error(op, "is not an operation of the kv dialect")
@@ -161,7 +161,7 @@ class _Checker:
 
 
 def count_problems(module: Any) -> int:
-    """Check a module (or any op) and emit an error for each problem; their number."""
+    """Check a module (or any op), emit an error for each problem, and return their number."""
     checker = _Checker()
     called_for_each(module, checker.visit)
     return checker.problems

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""Passes over kernels that are written over tiles."""
+"""Passes over tile kernels."""

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""Leave sums that a loop carries to each thread, and fold them over the lanes of a row once, behind the loop.
+"""Keep sums that a loop carries as partial sums per thread, and reduce them over a row's lanes once, after the loop.
 
-A carried vector that starts as zeros and becomes ``itself * factor + sum of a tile's rows`` is linear in the sums:
-every thread may keep those of its own columns, since the factors are the same for all of them.
+A carried vector that starts as zeros and becomes ``itself * factor + sum of a tile's rows`` is linear in the sums: each
+thread may keep the sums of its own columns, since all of them have the same factors.
 
 Before:  scf.for iter_args(%l = 0) { %l2 = %l * %alpha + kv.tile_reduce %p {kind = "add", axis = 1} ; yield %l2 }
 After:   scf.for iter_args(%l = 0) { ... kv.tile_reduce %p {kv.partial} ... } ; kv.tile_reduce_lanes %l {kind = "add"}
@@ -23,7 +23,7 @@ from kvarn.lowering.tiles.ir import rank, splat_of, tiled, users
 
 
 def sum_of(loop: ir.Operation, number: int) -> ir.Operation | None:
-    """The reduction whose sums a carried vector collects; None when it does something else."""
+    """The reduction whose sums a carried vector accumulates; None for any other vector."""
     block = loop.regions[0].blocks[0]
     carried, init = block.arguments[1 + number], loop.operands[3 + number]
     start = splat_of(init)
@@ -58,7 +58,7 @@ def run(module: ir.Module, options: Any) -> None:
                 found = sum_of(loop, number)
                 if found is None or not performs(found, "defer"):
                     continue
-                remark(found, "passed", "lanes sum up after the loop")
+                remark(found, "passed", "lanes are summed after the loop")
                 found.attributes["kv.partial"] = ir.UnitAttr.get()
                 result = loop.results[number]
                 uses = list(result.uses)

@@ -114,7 +114,7 @@ class Distribution:
             across = 4 * consumers if schedule.get(SWAPPED) else schedule.get("across", 1)
             self.threads = Threads.of(consumers, producers, proxy, across)
         self.stages: dict[ir.Value, Any] = {}  # circular buffers and queues, by what stands for them
-        self.parted: dict[ir.Value, tuple[Stages, Value]] = {}  # by tile, of whose parts the first is there
+        self.partial_tiles: dict[ir.Value, tuple[Stages, Value]] = {}  # by tile, of whose parts the first is there
         self.products: dict[ir.Value, Product] = {}  # by result: the hash of an op changes with it
         self.chunks = Chunks(function)
         self.weights: dict[ir.Value, ir.Value] = {}  # converted, by what they were
@@ -363,8 +363,8 @@ class Distribution:
 
     def arrive(self, tile: ir.Value, parts: Sequence[int] | None = None) -> None:
         """Wait for parts of a tile whose wait was for the first alone: for all others, if none are given."""
-        if tile in self.parted:
-            stages, n = self.parted[tile]
+        if tile in self.partial_tiles:
+            stages, n = self.partial_tiles[tile]
             stages.wait_for(n, range(1, stages.parts) if parts is None else parts)
 
     def allocate(self, layout: SharedLayout) -> Pointer:
@@ -523,7 +523,7 @@ def _consumer_wait(op: Any, d: Distribution) -> ir.Value:
     tile, first = stages.tile(stages.stage(n)[0]).ir, FIRST_PART in op.operation.attributes
     stages.wait_for(n, range(1 if first else stages.parts))
     if first:
-        d.parted[tile] = stages, n
+        d.partial_tiles[tile] = stages, n
     return tile
 
 

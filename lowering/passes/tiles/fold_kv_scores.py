@@ -1,19 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""Compute weights from products: what changes scores and is a number a row costs one multiplication and addition.
+"""Compute weights directly from products: per-row score modifications then cost one fused multiply-add per element.
 
-Where weights begin with the maximum so far (``skip-kv-maxima``), only the branch that looks for another maximum needs
-scores themselves. So what is computed is not the score, then that times a number, less the maximum, but the sum of
-products that all of it is (:mod:`tiles.affine`): what is added to a row, or multiplies it, is computed once for the
-row. A bias that is one number a row, a temperature and a scale then cost no instruction of an element, and what is
-linear in a difference of positions one (``kv.tile_ramp``). The branch has these differences instead of scores.
+If weights start from the current maximum (``skip-kv-maxima``), only the branch that looks for a new maximum needs the
+scores themselves. So instead of the score, times a unit, minus the maximum, the pass computes the equivalent sum of
+products (:mod:`tiles.affine`): factors and addends that are uniform over a row are combined once per row. A bias per
+row, a temperature and a scale then cost no instruction per element, and a function that is linear in a position
+difference costs one (``kv.tile_ramp``). The branch gets these differences instead of scores.
 
-A row that has seen nothing has no maximum to be less than, nor has one whose maximum is large, whose last place would
-be more than its scores differ by (:mod:`tiles.score_weights`): their scores stay as they are, and the warp takes the
-branch.
-Branches that choose among scores, and masks, stay: what they choose among is computed in this form. Where one of
-them is a product and a number a row, as the bias of far keys is, what multiplies and adds stands behind the branches,
-where exponentials take longer than it does: a far tile then costs what one without a bias does. Scores that take as
-many instructions in this form stay as they are.
+
+A row that has attended to no key has no maximum to subtract; for a row with a large maximum, the rounding error of the
+maximum would exceed its score differences (:mod:`tiles.score_weights`). Their scores stay as they are, and the warp
+takes the branch. Branches and masks that select among scores stay, and select among the new form. If one of the scores
+is a product plus a number per row, such as the bias of far keys, its multiply-add moves after the branches, where it is
+hidden by the exponentials: a far tile then costs as much as one without a bias. Scores that would take as many
+instructions in the new form stay unchanged.
 
 Before:  %x = %s * scale + kv.tile_broadcast %bias ; %p = exp2(%x * unit - kv.tile_broadcast %m)
          scf.if %any { %top = max(%x) * unit ; ... exp2(%x * unit - kv.tile_broadcast %m2) }
@@ -49,8 +49,8 @@ _CHOOSES = ("kv.tile_mask", "scf.if")
 
 @dataclass
 class Guess:
-    """Where weights began with the maximum so far: ``branch`` looks for another, ``moves`` the maximum to it, and
-    computes ``powers`` again.
+    """Where weights start from the current maximum: ``branch`` looks for a new one, ``moves`` selects it, and the
+    branch recomputes ``powers``.
     """
 
     branch: ir.Operation
@@ -60,10 +60,11 @@ class Guess:
 
 @dataclass
 class Weights:
-    """Weights of an online softmax: ``power``, ``score * unit - maximum``, is what 2 is raised to; or a
-    ``kv.tile_weights``, where maxima come first.
+    """Weights of an online softmax: ``power``, the exponent ``score * unit - maximum``, or a ``kv.tile_weights`` whose
+    maximum is computed first.
 
-    ``largest`` is of the scores of a row, ``top`` the same in powers of two; without a ``guess`` maxima come first.
+    ``largest`` is the maximum of a row's scores, ``top`` the same in powers of two; there is no ``guess`` if the
+    maximum is computed first.
     """
 
     power: ir.Operation
@@ -74,7 +75,7 @@ class Weights:
 
     @property
     def scaled(self) -> ir.Value:
-        """The scores in powers of two, or of ``kv.tile_weights`` as they are."""
+        """The scores in powers of two, or unscaled for ``kv.tile_weights``."""
         return self.power.operands[0]
 
     @property
@@ -88,7 +89,7 @@ class Weights:
 
 
 def first_weights_of(op: ir.Operation) -> Weights | None:
-    """The weights of a ``kv.tile_weights`` whose maximum comes first; None of another."""
+    """The weights of a ``kv.tile_weights`` whose maximum is computed first; None otherwise."""
     score, unit = op.operands[0], of(op.operands[1])
     rest = [user for user in users(score) if user != op]
     if len(rest) != 1 or not _is_largest(rest[0]) or rest[0].block != op.block or unit == ONE:
@@ -100,7 +101,7 @@ def first_weights_of(op: ir.Operation) -> Weights | None:
 
 
 def weights_of(exp2: ir.Operation) -> Weights | None:
-    """The weights that an op makes; None of another op, and of scores that are used for more than weights."""
+    """The weights that an op computes; None for another op, or if the scores have other uses."""
     power = defining_op(exp2.operands[0])
     if rank(exp2.result) != 2 or power is None or not _is_less_rows(power):
         return None
@@ -135,7 +136,7 @@ def weights_of(exp2: ir.Operation) -> Weights | None:
 
 
 def _is_less_rows(op: ir.Operation) -> bool:
-    """Whether an op takes one number a row off a tile."""
+    """Whether an op subtracts one number per row from a tile."""
     spread = defining_op(op.operands[1]) if op.name == "arith.subf" and rank(op.result) == 2 else None
     return (
         spread is not None
@@ -149,8 +150,9 @@ def _is_largest(op: ir.Operation) -> bool:
 
 
 def _moves(top: ir.Operation, maximum: ir.Value) -> ir.Operation | None:
-    """The select that moves a maximum to the largest score in powers of two, or to itself where that is larger; None
-    where the largest score is used otherwise.
+    """The select that moves a maximum to the largest score in powers of two, or keeps it if that is larger.
+
+    None if the largest score has other uses.
     """
     used = [op for op in users(top.result) if op.name == "arith.select" or users(op.results[0])]
     if len(used) == 1 and used[0].name == "arith.maxnumf" and used[0].operands[1] == maximum:
@@ -160,7 +162,7 @@ def _moves(top: ir.Operation, maximum: ir.Value) -> ir.Operation | None:
 
 
 def unit_of(value: ir.Value) -> tuple[Row, ir.Value]:
-    """(the number by which all elements are multiplied, what is multiplied)."""
+    """(the common factor of all elements, the tile that it multiplies)."""
     op = defining_op(value)
     if op is not None and op.name == "arith.mulf":
         form = form_of(op.operands[1])
@@ -171,7 +173,7 @@ def unit_of(value: ir.Value) -> tuple[Row, ir.Value]:
 
 @dataclass(frozen=True)
 class Options:
-    """late: multiply and add to scores that are one product a row behind the branches that choose among scores."""
+    """late: move multiply-adds that are uniform over rows after the branches that select among scores."""
 
     late: bool = True
 
@@ -180,14 +182,14 @@ class Options:
 
 
 def choices(value: ir.Value) -> list[ir.Value]:
-    """What a tile of scores is, by branches and masks: tiles of their own, each once."""
+    """The tiles among which branches and masks select a tile of scores, each once."""
     op = defining_op(value)
     chosen = [value] if op is None or op.name not in _CHOOSES else [x for v in chosen_by(op) for x in choices(v)]
     return list(dict.fromkeys(chosen))
 
 
 def chosen_by(op: ir.Operation) -> list[ir.Value]:
-    """The scores that a mask or the sides of a branch have."""
+    """The scores that a mask or the sides of a branch yield."""
     return [op.operands[0]] if op.name == "kv.tile_mask" else [end.operands[0] for end in _ends(op)]
 
 
@@ -196,7 +198,7 @@ def _ends(branch: ir.Operation) -> list[ir.Operation]:
 
 
 def choosing(value: ir.Value) -> list[ir.Operation]:
-    """The branches and masks that choose what a tile of scores is, each once."""
+    """The branches and masks that select a tile of scores, each once."""
     op = defining_op(value)
     if op is None or op.name not in _CHOOSES:
         return []
@@ -204,22 +206,22 @@ def choosing(value: ir.Value) -> list[ir.Operation]:
 
 
 def saved(form: Form) -> int:
-    """Instructions of an element that a form saves of those of a power: more than one for each term."""
+    """Instructions per element that a form saves over computing the power; each term costs one more."""
     return form.cost + 1 - max(len(form.terms), 1)
 
 
 def why_not(w: Weights) -> str | None:
-    """Why weights stay as they are."""
+    """Why weights stay unchanged."""
     choosers = choosing(w.score)
     if any(op.name == "scf.if" and len(op.results) > 1 for op in choosers):
-        return "a branch has more than scores"
+        return "a branch yields more than scores"
     inside = [*choosers, *(end for op in choosers if op.name == "scf.if" for end in _ends(op))]
     for op in choosers:
         known = [*inside, w.largest, defining_op(w.scaled), *users(w.scaled), *(w.guess.powers if w.guess else ())]
         if any(user not in known for user in users(op.results[0])):
-            return "scores are used for more than weights and their maximum"
+            return "scores have uses besides weights and their maximum"
     if any(defining_op(x) is None for x in choices(w.score)):
-        return "scores are handed on"
+        return "scores have other uses"
     if w.guess is None:
         return None
     gains = [saved(form_of(x)) for x in choices(w.score)]
@@ -235,7 +237,7 @@ def ops_of(w: Weights) -> list[ir.Operation]:
 
 
 def make_ramp(op: ir.Operation, rows: ir.Type) -> None:
-    """Compute what is linear in a difference of positions by one instruction, if an op is the last of its chain."""
+    """Compute a chain that is linear in a position difference by one instruction, at the last op of the chain."""
     known = is_elementwise(op) and rank(op.results[0]) == 2 and str(element(op.results[0])) == "f32"
     form = form_of(op.results[0]) if known else Form(())
     if not form.terms or not form.is_ramp or form.cost < 2:
@@ -250,7 +252,7 @@ def make_ramp(op: ir.Operation, rows: ir.Type) -> None:
 
 
 def split_logarithm(op: ir.Operation, rows: ir.Type) -> None:
-    """Make a natural logarithm one of base 2, which is an instruction, times a number."""
+    """Split a natural logarithm into one of base 2, which is an instruction, and a factor."""
     if op.name == "math.log":
         type_ = op.results[0].type
         with ir.InsertionPoint(op), op.location:
@@ -261,7 +263,7 @@ def split_logarithm(op: ir.Operation, rows: ir.Type) -> None:
 
 
 def in_powers(constant: Row, unit: Row, emitter: Emitter) -> Row:
-    """What is added to the scores of a row, times the unit: of a finite number finite, at the insertion point."""
+    """A row's addend times the unit, finite for finite numbers, emitted at the insertion point."""
     made = constant * unit
     if constant.op != "of" or unit == ONE:
         return made
@@ -281,7 +283,7 @@ def in_powers(constant: Row, unit: Row, emitter: Emitter) -> Row:
 
 
 def compute_powers(w: Weights, less: ir.Value | None = None) -> ir.Value:
-    """Have branches and masks choose among powers of two, less a number a row, in place of scores; those."""
+    """Make branches and masks select among powers of two, minus a number per row; returns the result."""
     emitter = Emitter(w.maximum.type, w.score.type)
     choosers, found = choosing(w.score), w.score
     inside = [op for op in choosers if op.name == "kv.tile_mask"]
@@ -297,14 +299,14 @@ def compute_powers(w: Weights, less: ir.Value | None = None) -> ir.Value:
             owner = use.owner.operation
             if owner in inside and (owner.name == "scf.yield" or use.operand_number == 0):
                 owner.operands[use.operand_number] = made
-        if value == w.score:  # nothing chooses
+        if value == w.score:  # nothing selects
             found = made
     drop(*old)
     return found
 
 
 def fold(w: Weights, guess: Guess, late: bool) -> None:
-    """Compute weights, and in the branch those with another maximum, of powers."""
+    """Compute the weights, and in the branch those under a new maximum, from powers."""
     maximum, scaled = w.maximum, w.scaled
     with ir.InsertionPoint.at_block_begin(w.power.block), w.power.location:
         large = score_weights.large(maximum)
@@ -318,7 +320,7 @@ def fold(w: Weights, guess: Guess, late: bool) -> None:
         guess.moves.operands[0] = arith.ori(guess.moves.operands[0], large)
         top = arith.addf(w.largest.result, less, fastmath=CONTRACT)
         top = arith.minnumf(top, filled(maximum.type, LARGEST))
-        guess.moves.operands[1] = arith.maxnumf(top, maximum)  # of a row that sees nothing here either: what it was
+        guess.moves.operands[1] = arith.maxnumf(top, maximum)  # a row without keys here keeps its maximum
     for op in guess.powers:
         exact = op.name == score_weights.NAME
         spread = None if exact else defining_op(op.operands[1])
@@ -348,7 +350,7 @@ def fold(w: Weights, guess: Guess, late: bool) -> None:
 
 
 def scale(w: Weights) -> None:
-    """Compute weights whose maximum comes first as the others of the kernel, to the bit: of scores in powers of two."""
+    """Compute weights whose maximum comes first bit-identically to the other weights: from scores in powers of two."""
     scaled = w.scaled
     w.power.operands[0] = w.largest.operands[0] = compute_powers(w)
     if w.power.name == score_weights.NAME:
@@ -367,12 +369,12 @@ def _spread_again(spread: ir.Operation, rows: ir.Value) -> ir.Value:
     return copy.result
 
 
-# --- branches whose scores are one product a row ----------------------------------------------------
+# --- branches with scores that are one product per row -----------------------------------------------
 
 
 @dataclass
 class Late:
-    """Powers that are still to be multiplied and added to, by a number a row: ``tile * factor + constant``."""
+    """Powers whose multiply-add by numbers per row is still pending: ``tile * factor + constant``."""
 
     tile: ir.Value
     factor: Row
@@ -380,8 +382,8 @@ class Late:
 
 
 def is_late(w: Weights) -> bool:
-    """Whether branches choose among scores of which some are one product a row: what multiplies and adds can wait until
-    one is chosen, and stand between the exponentials then, which it takes no time beside.
+    """Whether branches select among scores of which some are one product per row: then the multiply-add can follow the
+    selection, where exponentials hide it.
     """
     choosers = any(op.name == "scf.if" for op in choosing(w.score))
     return choosers and any(_is_product_of_rows(form_of(x)) for x in choices(w.score))
@@ -392,7 +394,7 @@ def _is_product_of_rows(form: Form) -> bool:
 
 
 def is_positive(row: Row) -> bool:
-    """Whether a number a row is known to be above zero."""
+    """Whether a number per row is known to be positive."""
     if row.op == "number":
         return row.of[0] > 0
     if row.op in ("*", "+"):
@@ -407,7 +409,7 @@ def _positive(value: ir.Value) -> bool:
     if op.name == "arith.constant" or op.name == "tensor.splat":
         found = of(value)
         return found.op == "number" and found.of[0] > 0 if op.name == "arith.constant" else _positive(op.operands[0])
-    if op.name == "kv.tile_terms":  # whose units are powers of two
+    if op.name == "kv.tile_terms":  # its units are powers of two
         return value == op.results[1]
     if op.name == "arith.mulf":
         return all(map(_positive, op.operands))
@@ -420,7 +422,7 @@ def _positive(value: ir.Value) -> bool:
 
 
 class Chosen:
-    """Makes branches and masks choose among what :class:`Late` multiplies and adds to."""
+    """Makes branches and masks select among the tiles of :class:`Late`."""
 
     def __init__(self, w: Weights, less: ir.Value) -> None:
         self.w, self.less, self.emitter = w, less, Emitter(w.maximum.type, w.score.type)
@@ -428,7 +430,7 @@ class Chosen:
         self._found: dict[ir.Value, Late] = {}
 
     def erase_old(self) -> None:
-        """Erase the branches and masks that chose among scores, those first that none asks for, and these."""
+        """Erase the branches and masks that selected among scores, unused ones first."""
         left = list(self.choosers)
         while left:
             op = next(op for op in left if not users(op.results[0]))
@@ -437,7 +439,7 @@ class Chosen:
         drop(*self.leaves)
 
     def power(self) -> ir.Value:
-        """The powers of two, less a number a row, of all that is chosen among."""
+        """The powers of two, minus a number per row, of everything that is selected from."""
         late = self.of(self.w.score)
         with ir.InsertionPoint.after(defining_op(late.tile)), self.w.power.location:
             return self.emitter.tile(Form(((late.tile, late.factor),), late.constant))
@@ -469,7 +471,7 @@ class Chosen:
         return Late(masked, late.factor, late.constant)
 
     def _chosen(self, branch: ir.Operation) -> Late:
-        """A branch with the numbers of its rows beside the tile, where they are not the same."""
+        """A branch that also yields its rows' numbers if the sides differ in them."""
         sides = [self.of(end.operands[0]) for end in _ends(branch)]
         differ = [name for name in ("factor", "constant") if len({getattr(side, name) for side in sides}) > 1]
         found: list[list[ir.Value]] = []
@@ -493,7 +495,7 @@ class Chosen:
 
 
 def scale_tables(function: ir.Operation) -> None:
-    """Multiply what a table holds, where all that is read of it is multiplied by one number."""
+    """Scale a table's contents instead of its reads, if all reads are multiplied by the same number."""
     for table in ops_named(function, "kv.make_table"):
         using = users(table.result)
         stores = [op for op in using if op.name == "kv.table_store"]
@@ -513,14 +515,14 @@ def scale_tables(function: ir.Operation) -> None:
 
 
 def _windows(product: ir.Operation, table: ir.Value) -> ir.Value:
-    """The operand of a product that is read of a table."""
+    """The operand of a product that is read from a table."""
     makers = [(x, defining_op(x)) for x in product.operands]
     read = [(x, m) for x, m in makers if m is not None and m.name == "kv.tile_windows"]
     return next(x for x, m in read if m.operands[0] == table)
 
 
 def _factor(product: ir.Operation, table: ir.Value) -> float | None:
-    """The number by which what is read of a table is multiplied."""
+    """The number that multiplies the read of a table."""
     others = [x for x in product.operands if x != _windows(product, table)]
     found = form_of(others[0]) if others else Form((), NOTHING)
     return found.constant.of[0] if not found.terms and found.constant.op == "number" else None
@@ -538,15 +540,15 @@ def run(module: ir.Module, options: Options) -> None:
         for w, _ in guessed:
             for op in ops_of(w):
                 split_logarithm(op, w.maximum.type)
-        for op in walk(function)[1:] if guessed else ():  # also where maxima come first
+        for op in walk(function)[1:] if guessed else ():  # also if maxima come first
             make_ramp(op, guessed[0][0].maximum.type)
         folded = False
         for w, guess in guessed:
             why = why_not(w)
             if why is not None:
-                remark(w.power, "missed", f"weights are computed of scores: {why}")
+                remark(w.power, "missed", f"weights are computed from scores: {why}")
             elif performs(w.power, "fold"):
-                remark(w.power, "passed", "weights are computed of products")
+                remark(w.power, "passed", "weights are computed directly from products")
                 fold(w, guess, options.late)
                 folded = True
         for w in found if folded else ():

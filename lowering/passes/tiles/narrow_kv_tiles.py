@@ -1,17 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""Compute of numbers and vectors what does not need whole tiles: what scores and masks read and convert.
+"""Compute scalars and vectors instead of whole tiles where scores and masks do not need tiles.
 
-*Hoist.* A gather of a vector whose indices a loop does not change is read before the loop.
+*Hoist.* A gather of a vector with loop-invariant indices moves before the loop.
 
-*Distances.* The float of a difference of positions is a difference of floats, of a vector each: positions are counted
-from the first query row of the tile, so that it is as exact as the one of the difference.
+*Distances.* The conversion of a position difference to float becomes a difference of converted vectors, with positions
+counted from the tile's first query row, so that the result is equally exact.
 
-Where a list says which tiles there are, their places are what these look at in place of the loop's variable.
+If a list names the key tiles, their positions take the place of the loop's variable here.
 
-*Far tiles.* An index that is held to the end of an array (``min``), or a ``where`` over a comparison of positions, is
-the same for every element of tiles that are far enough. There a branch computes the score with that index: the gathers
-then have a number or a vector as their index, which is all that they read. So a bias by distance costs its gathers in
-the tiles near the diagonal alone, and an array need be no longer than the farthest distance that it tells apart.
+*Far tiles.* An index that is clamped to the end of an array (``min``), or a ``where`` on a position comparison, is
+uniform in tiles that are far enough from the diagonal. A branch for these tiles computes the score with that index: its
+gathers have a scalar or vector index, and read only that. So a bias by distance gathers only in the tiles near the
+diagonal, and an array need not be longer than the largest distance that it distinguishes.
 
 Before:  scf.for %j { %i = min(%q - %k, 127) ; %bias = kv.tile_gather %table, %h, %i ; %y = %x + %bias }
 After:   %far = kv.tile_gather %table, %h, 127 : tensor<64xf32>
@@ -58,7 +58,7 @@ P = arith.CmpIPredicate
 
 @dataclass(frozen=True)
 class Options:
-    """hoist: read before a loop what it does not change; distances: convert positions and not their differences; far:
+    """hoist: move loop-invariant reads before loops; distances: convert positions instead of their differences; far:
     split far tiles from near ones."""
 
     hoist: bool = True
@@ -76,22 +76,21 @@ def _has_iterations(loop: ir.Operation) -> ir.Value:
 
 
 def _and_iterates(mask: ir.Value, loop: ir.Operation) -> ir.Value:
-    """The mask of a vector that is read before a loop, of nothing where the loop has no iteration."""
+    """The mask of a vector that is read before a loop, false if the loop has no iteration."""
     some = splat_tile(mask.type, _has_iterations(loop))
     return arith.andi(mask, some)
 
 
 def _may_trap(op: ir.Operation) -> bool:
-    """Whether an op divides by what may be zero where no iteration would divide."""
+    """Whether an op divides by a number that may be zero where no iteration would divide."""
     divides = any(word in op.name for word in ("div", "rem")) and not op.name.endswith("f")
     return divides and constant_int(op.operands[1]) in (None, 0)
 
 
 def moving(loop: ir.Operation, ops: Iterable[ir.Operation]) -> ir.Value | None:
-    """The one number that the loop's body computes and its variable does not tell by which ops move; None: there is
-    none, or several.
+    """The only number that the loop's body computes other than from its variable, and that ops depend on, or None.
 
-    It is where tiles lie that a list names, in ascending order.
+    It is the position of a tile in an ascending list.
     """
     with ir.InsertionPoint(loop), loop.location:
         bounds, unknown = Bounds(loop), set()
@@ -109,7 +108,7 @@ def moving(loop: ir.Operation, ops: Iterable[ir.Operation]) -> ir.Value | None:
 
 
 def hoist(gather: ir.Operation, loop: ir.Operation) -> None:
-    """Move a gather, and what its indices are computed from, before a loop; it reads where there is an iteration."""
+    """Move a gather, with the computation of its indices, before a loop; it reads only if there is an iteration."""
     block = gather.block
     needed = backward([gather], lambda op: op.block == block and is_position(op))
     inputs = {v for op in needed for v in op.operands if defining_op(v) not in needed}
@@ -122,16 +121,16 @@ def hoist(gather: ir.Operation, loop: ir.Operation) -> None:
             op.move_before(loop)
     with ir.InsertionPoint(gather), gather.location:
         gather.operands[1] = _and_iterates(gather.opview.mask, loop)
-    remark(gather, "passed", "what an array holds for the rows is read before the loop")
+    remark(gather, "passed", "an array's elements for the rows are read before the loop")
 
 
 # --- distances ---------------------------------------------------------------------------------------
 
 
 def _first_row(vectors: list[ir.Value], loop: ir.Operation) -> ir.Value | None:
-    """The least of the vector that a loop does not move, before the loop; None where not both are known.
+    """The minimum of the loop-invariant vector, computed before the loop; None unless both vectors are known.
 
-    Nor where what is computed of them, or their difference, may wrap around: floats do not.
+    None also if numbers computed from them, or their difference, may wrap around, which floats do not.
     """
     makers = backward([m for m in map(defining_op, vectors) if m is not None], is_position)
     bounds, found = Bounds(loop, moving(loop, makers)), None
@@ -148,7 +147,7 @@ def _first_row(vectors: list[ir.Value], loop: ir.Operation) -> ir.Value | None:
 
 
 def convert_positions(op: ir.Operation, loop: ir.Operation) -> None:
-    """Replace a conversion of ``a - b``, one along the rows and one along the columns, by two of vectors."""
+    """Replace a conversion of ``a - b``, one along rows and one along columns, by conversions of two vectors."""
     difference = defining_op(op.operands[0])
     sides = (
         [] if difference is None or difference.name != "arith.subi" else [defining_op(v) for v in difference.operands]
@@ -177,7 +176,7 @@ def convert_positions(op: ir.Operation, loop: ir.Operation) -> None:
 
 @dataclass(frozen=True)
 class Edge:
-    """A tile that is one number, or one of two tiles, wherever ``holds`` says so of an iteration."""
+    """A tile that is uniform, or one of two tiles, in the iterations where ``holds`` is true."""
 
     found: ir.Value
     value: ir.Value
@@ -188,7 +187,7 @@ class Edge:
 
 
 def edge_of(op: ir.Operation, bounds: Bounds) -> Edge | None:
-    """Whether an op makes a tile that is simpler far from where a loop ends; None of any other op."""
+    """Whether an op makes a tile that is simpler far from the loop's end; None for any other op."""
     try:
         if op.name in ("arith.minsi", "arith.maxsi"):
             for one, other in ((0, 1), (1, 0)):
@@ -197,7 +196,7 @@ def edge_of(op: ir.Operation, bounds: Bounds) -> Edge | None:
                     continue
                 of, (low, high) = bounds.of(op.operands[one]), bounds.of(end)
                 least = op.name == "arith.minsi"
-                # The end is reached where the loop begins: an index falls from it, or rises to it.
+                # The end of the range is at the first iteration: the index falls from it, or rises to it.
                 if of[0].factor == of[1].factor and (of[0].factor < 0 if least else of[0].factor > 0):
                     pair = ((low, high), of) if least else (of, (low, high))
                     return Edge(op.results[0], end, Comparison(P.sle, *pair))
@@ -206,7 +205,7 @@ def edge_of(op: ir.Operation, bounds: Bounds) -> Edge | None:
             known = None if condition is None else Comparison.known(condition, bounds)
             if known is not None:
                 rises = known.right[0].factor - known.left[0].factor
-                if rises > 0:  # it holds near the end: far from it never
+                if rises > 0:  # true near the end, never far from it
                     never = Comparison(P.sle if known.strict else P.slt, known.right, known.left)
                     return Edge(op.results[0], op.operands[2], never)
                 if rises < 0:
@@ -217,7 +216,7 @@ def edge_of(op: ir.Operation, bounds: Bounds) -> Edge | None:
 
 
 def scalar_of(value: ir.Value) -> ir.Value | None:
-    """The number that a tile repeats; None of other tiles."""
+    """The scalar that a tile repeats; None for other tiles."""
     op = defining_op(value)
     if op is not None and op.name == "tensor.splat":
         return op.operands[0]
@@ -228,10 +227,10 @@ def scalar_of(value: ir.Value) -> ir.Value | None:
 
 
 class Narrowed:
-    """What tiles hold as the smallest of a number, a vector (by its dimension) and a tile.
+    """The contents of tiles in the smallest form: a scalar, a vector (with its dimension) or a tile.
 
-    Made at the insertion point, or before the loop what the loop does not change. ``instead`` has the values that stand
-    for others, ``within`` the ops that may be made anew.
+    Values are made at the insertion point, loop-invariant ones before the loop. ``instead`` maps values to
+    replacements, ``within`` has the ops that may be duplicated.
     """
 
     def __init__(self, loop: ir.Operation, instead: dict[ir.Value, ir.Value], within: set[ir.Operation]):
@@ -240,7 +239,7 @@ class Narrowed:
         self._found: dict[ir.Value, tuple[Any, ir.Value]] = {}
 
     def of(self, value: ir.Value) -> tuple[Any, ir.Value]:
-        """(None, 0, 1 or "tile"; the number, the vector along that dimension or the tile)."""
+        """(None, 0, 1 or "tile"; the scalar, the vector along that dimension, or the tile)."""
         if value not in self._found:
             self._found[value] = self._compute(value)
         return self._found[value]
@@ -252,7 +251,7 @@ class Narrowed:
         return ir.InsertionPoint(self.loop) if all(_before(v, self.loop) for v in needed) else ir.InsertionPoint.current
 
     def _as(self, found: tuple[Any, ir.Value], form: Any, like: ir.Value) -> ir.Value:
-        """A value in a form that is at least as large as its own; ``like`` has the tile's extents."""
+        """A value in a form at least as large as its own; ``like`` has the tile's extents."""
         own, value = found
         if own == form:
             return value
@@ -280,7 +279,7 @@ class Narrowed:
         return self._again(op, value) if op in self.within else ("tile", value)
 
     def _again(self, op: ir.Operation, value: ir.Value) -> tuple[Any, ir.Value]:
-        """An op on the smaller operands."""
+        """An op applied to the smaller operands."""
         buffers = list(op.operands)[:1] if op.name == "kv.tile_gather" else []
         parts = [self.of(x) for x in list(op.operands)[len(buffers) :]]
         forms = {form for form, _ in parts if form is not None}
@@ -312,7 +311,7 @@ class Narrowed:
 
 
 def split_far(loop: ir.Operation, score: ir.Operation) -> None:
-    """Compute a score in a branch of its own where an edge makes its gathers smaller."""
+    """Compute a score in a separate branch where an edge makes its gathers smaller."""
     block = score.block
     cone = backward([score], lambda op: op.block == block and (is_position(op) or op.name == "kv.tile_gather"))
     with ir.InsertionPoint(loop), score.location:
@@ -342,7 +341,7 @@ def split_far(loop: ir.Operation, score: ir.Operation) -> None:
             scf.yield_([values[score.results[0]]])
     score.results[0].replace_all_uses_with(branch.results[0])
     erase_unused(near)
-    remark(loop, "passed", "in tiles far from the end arrays are read once for a row", edges=len(edges))
+    remark(loop, "passed", "in tiles far from the end arrays are read once per row", edges=len(edges))
 
 
 @kv_pass(Options)

@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""Add products of 8-bit tiles to the sums that a loop carries outside of the tensor cores, in f32.
+"""Add 8-bit products to the sums that a loop carries outside of the tensor cores, in f32.
 
-Tensor cores align what they add to the largest exponent, of 32 products and the sum so far, and cut off what is below
-2^-13 of it. Of a sum over a tile of 128 keys that is 2^-10 of it at most; of one over a whole context it is a bias that
-grows with it: of values that are all 1, 0.943 are left after 4096 keys and 0.47 after 65536. So a tile's products go to
-fresh accumulators, ``columns`` columns at a time, which are added to the sums by ordinary additions.
+Tensor cores align their addends, 32 products and the previous sum, to the largest exponent, and drop bits below 2^-13
+of it. Over a tile of 128 keys the error is at most 2^-10; over a whole context it is a bias that grows with its length:
+a sum of ones keeps 0.943 of its value after 4096 keys, and 0.47 after 65536. So a tile's products use fresh
+accumulators, ``columns`` columns at a time, which ordinary additions add to the sums.
 
-What the schedule's ``promote`` says is done: attention over 8-bit tiles asks for it, whose weights are all positive.
-The attribute is for ``pipeline-kv-loops``, which decides what runs beside the additions, and ``distribute-kv-tiles``.
+The schedule's ``promote`` enables it: attention over 8-bit tiles sets it, since its weights are all positive.
+``pipeline-kv-loops`` reads the attribute to overlap the additions, and ``distribute-kv-tiles`` to lower them.
 
 Before:  scf.for iter_args(%o) { kv.dot %p, %v, %o : tensor<128x128xf8E4M3FN>, ... }
 After:   scf.for iter_args(%o) { kv.dot %p, %v, %o {kv.promoted = 64} }
@@ -31,7 +31,7 @@ from kvarn.lowering.tiles.ir import PROMOTED, WGMMA, element, instruction_of, sc
 
 
 def start_columns(dot: ir.Operation, a: ir.Value, b: ir.Value, first: int, columns: int) -> ir.Value:
-    """Some columns of a product under way, in fresh accumulators."""
+    """Start some columns of a product, in fresh accumulators."""
     result = ir.RankedTensorType(dot.result.type)
     type_ = tile_type([result.shape[0], columns], result.element_type, layout_of(result))
     if columns < result.shape[1]:
@@ -41,7 +41,7 @@ def start_columns(dot: ir.Operation, a: ir.Value, b: ir.Value, first: int, colum
 
 @dataclass(frozen=True)
 class Options:
-    """columns: of a product at a time, a multiple of 16 that divides them or all; 0: none (default: the schedule's)."""
+    """columns: of a product at a time, all or a divisor that is a multiple of 16; 0: none (default: the schedule's)."""
 
     columns: int | None = None
 

@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""Let blocks take their rounds from a queue, so that none is left with long ones when the others are done.
+"""Let blocks take work items from a queue, so that no block has long items left when the others are done.
 
-A loop whose rounds ``kv.take_round`` numbers is shared by blocks in turns: block i takes i, i + blocks, and so on.
-Where rounds take different times (causal tiles of a prompt, sequences of all lengths) some blocks end late. With a
-queue, a counter in device memory, a block takes the next number when it is ready for one: a thread of the producer
-fetches it, a round ahead or, of the last ones, when its last copy is under way; all roles read it. The counter is 0
-again when all blocks have asked.
+The iterations of a loop with ``kv.take_round`` are divided among blocks: block i takes i, i + blocks, and so on. If
+work items take different times (causal tiles of a prompt, sequences of all lengths), some blocks end late. With a
+queue, a counter in device memory, a block takes the next item when it is ready for one: a thread of the producer
+fetches its number one iteration ahead (near the end, when its last copy has started), and all roles read it. The
+counter is 0 again after all blocks have fetched.
 
-Kernels without a producer keep their turns.
+Kernels without a producer keep the static division.
 
 Before:  scf.for %i = %block to %n step %blocks { %t = kv.take_round %counter, %i, %n ; ... }        (in every role)
 After:   scf.while (%t = %block, %use = 0) { scf.condition %t < %n }
@@ -29,13 +29,13 @@ from kvarn.lowering.tiles.ir import producers_of, schedule_of, tiled
 
 from .specialize_kv_warps import ROLES
 
-WARPS = 4  # of a warpgroup
-# Of these roles a block has one: its first thread fetches.
+WARPS = 4  # per warpgroup
+# Exactly one of these roles is in a block: its first thread fetches.
 FETCHERS = {"producer", staging.PRODUCER_WARPS[0], staging.PRODUCER_GROUPS[0]}
 
 
 def role_of(loop: ir.Operation) -> str:
-    """The role that runs a loop, "" where all threads do."""
+    """The role that runs a loop; "" if all threads do."""
     branch, inside = enclosing(loop, "scf.if"), loop
     while branch is not None:
         condition = defining_op(branch.operands[0])
@@ -53,7 +53,7 @@ def _within(op: ir.Operation, region: ir.Region) -> bool:
 
 
 def warps_of(role: str, consumers: int, producers: int = 1) -> int:
-    """How many warps have a role."""
+    """The number of warps of a role."""
     if role == "consumer":
         return WARPS * consumers
     if role in staging.PRODUCER_REST:
@@ -64,9 +64,9 @@ def warps_of(role: str, consumers: int, producers: int = 1) -> int:
 
 
 def ends_soon(number: ir.Value, count: ir.Value, blocks: ir.Value) -> ir.Value:
-    """Whether the last rounds are near, which are fetched late: a block that has much to do leaves them to others.
+    """Whether the last work items are near, which are fetched late so that busy blocks leave them to others.
 
-    Four rounds of all blocks: of few rows a sequence has up to as many numbers without rows as with them.
+    Near means four items per block: with few query rows, a sequence has up to as many items without rows as with rows.
     """
     return arith.cmpi(arith.CmpIPredicate.sge, arith.addi(number, arith.muli(blocks, const(4))), count)
 
@@ -79,7 +79,7 @@ def fetch_if(condition: ir.Value, queue: ir.Value, use: ir.Value, count: ir.Valu
 
 
 def take(loop: ir.Operation, round_: ir.Operation, queue: ir.Value, fetches: bool) -> None:
-    """Replace one role's loop by one that takes numbers from the queue."""
+    """Replace a role's loop by one that takes work items from the queue."""
     block = loop.regions[0].blocks[0]
     lower, upper, step = list(loop.operands)[:3]
     inits = list(loop.operands)[3:]

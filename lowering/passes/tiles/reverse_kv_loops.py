@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""Walk from the last keys to the first where scores are computed of the distance of a query and a key.
+"""Iterate from the last keys to the first if scores depend on the distance of query and key.
 
-Such scores mostly fall with the distance: from the first keys to the last a row's largest score would grow from tile to
-tile, and every time a maximum would be looked for and sums rescaled (``skip-kv-maxima``, ``skip-kv-rescales``). From
-the last keys on the first maximum stays.
+Such scores usually fall with the distance: from the first keys to the last, a row's largest score would grow from tile
+to tile, and each tile would look for a maximum and rescale (``skip-kv-maxima``, ``skip-kv-rescales``). From the last
+keys up, the first maximum stays.
 
-What a table has (``tabulate-kv-scores``) is left in its order: that of the last keys is made during products, and would
-be waited for in the first tile.
+Loops with a table (``tabulate-kv-scores``) keep their order: the table of the last keys is made during products, and
+the first tile would wait for it.
 
 Before:  scf.for %j = %low to %high { ... %j * 128 ... }
 After:   scf.for %i = %low to %high { %j = %low + %high - 1 - %i ; ... %j * 128 ... }
@@ -39,7 +39,7 @@ def is_distance(op: ir.Operation) -> bool:
 
 
 def reverse(loop: ir.Operation) -> None:
-    """Let the body see the variable of the iteration that is as far from the end as this from the begin."""
+    """Replace the variable in the body by that of the iteration at the mirrored position."""
     body = loop.regions[0].blocks[0]
     variable = body.arguments[0]
     lower, upper = list(loop.operands)[:2]
@@ -52,7 +52,7 @@ def reverse(loop: ir.Operation) -> None:
 
 @dataclass(frozen=True)
 class Options:
-    """every: reverse every loop over tiles of keys, to see what the order costs."""
+    """every: reverse every loop over key tiles, to measure the effect of the order."""
 
     every: bool = False
 
@@ -66,6 +66,6 @@ def run(module: ir.Module, options: Options) -> None:
                 continue
             by_distance = any(map(is_distance, ops_named(loop, "arith.subf", "arith.sitofp")))
             if (by_distance or options.every) and performs(loop, "reverse"):
-                why = "scores are computed of distances" if by_distance else "every loop is asked for"
-                remark(loop, "passed", f"from the last keys to the first: {why}")
+                why = "scores depend on distances" if by_distance else "the option every is set"
+                remark(loop, "passed", f"iterates from the last keys to the first: {why}")
                 reverse(loop)

@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""Clean up between the passes over tiles: upstream's cse, canonicalize and loop-invariant code motion.
+"""Clean up between the tile passes: upstream's cse, canonicalize and loop-invariant code motion.
 
-Only where a module computes with tiles: other kernels have been cleaned up and would pay for it again.
+Runs only on modules with tiles; other kernels have been cleaned up already.
 
-*Masks.* Where a column must lie below a bound of its row and below a number that is the same for every row, the
-smaller of both is the row's bound: one comparison an element in place of two, in each tile that has to be masked.
+*Masks.* If a column must be below a bound per row and below a number that is the same for all rows, the minimum of both
+becomes the row's bound: one comparison per element instead of two, in each masked tile.
 
-*Branches.* Positions that one branch alone asks for are computed in it. LLVM moves them there only where the branch
-follows at once, and so those of masks would be computed for every tile (60 instructions of an iteration's 700).
+*Branches.* Positions that only one branch uses are computed in it. LLVM moves them only into a branch that follows
+directly, so those of masks would be computed for every tile (60 of an iteration's 700 instructions).
 
 Before:  %k1 = arith.muli %j, %c128 ; %k2 = arith.muli %j, %c128 ; uses of %k1 and %k2
          (%column <= kv.tile_broadcast %bound) and kv.tile_broadcast (%column < %n)
@@ -42,7 +42,7 @@ _LOWEST = -(2**31)
 
 
 class OfRows(NamedTuple):
-    """``columns <= bounds``, of a number a column and one a row; ``op`` compares all elements."""
+    """``columns <= bounds``, with a number per column and per row; ``op`` compares all elements."""
 
     op: ir.Operation
     columns: ir.Value
@@ -57,7 +57,7 @@ class OfAll(NamedTuple):
 
 
 def broadcast(value: ir.Value, dimension: int) -> ir.Value | None:
-    """The vector that a tile repeats; None where it is another."""
+    """The vector that a tile repeats; None for other tiles."""
     op = defining_op(value)
     if op is None or op.name != "kv.tile_broadcast" or op.opview.dimension.value != dimension:
         return None
@@ -90,7 +90,7 @@ def of_all(value: ir.Value) -> OfAll | None:
 
 
 def conditions(mask: ir.Value) -> list[ir.Value]:
-    """The masks that must all hold where one does."""
+    """The masks whose conjunction a mask is."""
     op = defining_op(mask)
     if op is None or op.name != "arith.andi":
         return [mask]
@@ -98,7 +98,7 @@ def conditions(mask: ir.Value) -> list[ir.Value]:
 
 
 def join_bounds(mask: ir.Operation) -> None:
-    """Compare the columns of a mask once, where they are compared with a bound of the row and with a number."""
+    """Compare a mask's columns once if they are compared with both a bound per row and a number."""
     parts = conditions(mask.operands[1])
     for one in parts:
         all_ = of_all(one)
@@ -123,7 +123,7 @@ def join_bounds(mask: ir.Operation) -> None:
 
 
 def within(op: ir.Operation, block: ir.Block) -> ir.Operation | None:
-    """The op of a block that is an op, or has it in a region; None of one outside."""
+    """The op of a block that is, or contains, an op; None for an op outside of the block."""
     while not op.name.endswith(".func"):
         if op.block == block:
             return op
@@ -132,7 +132,7 @@ def within(op: ir.Operation, block: ir.Block) -> ir.Operation | None:
 
 
 def sink(op: ir.Operation) -> None:
-    """Move positions into the branch that alone asks for them."""
+    """Move positions into the only branch that uses them."""
     if op.name == "arith.constant" or not is_position(op) or len(op.results) != 1:
         return
     result = op.results[0]

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""Leave out the rescale of an accumulator where no row of the warp needs it.
+"""Skip the rescale of an accumulator if no row of the warp needs it.
 
-Running maxima rarely move after the first tiles, and the factors that follow from them are then exactly 1. A product of
-an accumulator and a factor a row goes into a branch that a warp takes only where one of its rows has another factor.
+Running maxima rarely move after the first tiles, and then the factors are exactly 1. The product of an accumulator and
+a factor per row moves into a branch that a warp takes only if one of its rows has a factor other than 1.
 
 Before:  %o2 = arith.mulf %o, (kv.tile_broadcast %alpha)
 After:   %o2 = scf.if (kv.warp_any %alpha != 1) { arith.mulf %o, (kv.tile_broadcast %alpha) } else { %o }
@@ -23,11 +23,11 @@ from kvarn.lowering.rewrite import defining_op, enclosing, ops_named
 from kvarn.lowering.rewrite_counts import performs
 from kvarn.lowering.tiles.ir import cloned, filled, rank, splat_of, tiled
 
-_FACTORS = ("math.exp2", "math.exp")  # 1 wherever what they take is 0: a maximum that did not move
+_FACTORS = ("math.exp2", "math.exp")  # give 1 for 0, which is the difference if a maximum did not move
 
 
 def factor_of(op: ir.Operation) -> tuple[ir.Value, ir.Operation] | None:
-    """(the tile, the broadcast of the factors) of a rescale; None of another product."""
+    """(the tile, the broadcast of the factors) of a rescale; None for other products."""
     if rank(op.result) != 2 or enclosing(op, "scf.for") is None:
         return None
     for one, other in ((0, 1), (1, 0)):
@@ -35,7 +35,7 @@ def factor_of(op: ir.Operation) -> tuple[ir.Value, ir.Operation] | None:
         if spread is None or spread.name != "kv.tile_broadcast":
             continue
         made = defining_op(spread.operands[0])
-        while made is not None and made.name == "kv.tile_ready":  # of a loop that was rotated
+        while made is not None and made.name == "kv.tile_ready":  # in a pipelined loop
             made = defining_op(made.operands[0])
         factors = made is not None and (made.name in _FACTORS or known(spread.operands[0]) is not None)
         if ir.IntegerAttr(spread.attributes["dimension"]).value == 0 and factors:
@@ -44,7 +44,7 @@ def factor_of(op: ir.Operation) -> tuple[ir.Value, ir.Operation] | None:
 
 
 def known(factors: ir.Value) -> ir.Value | None:
-    """The condition of the warps that have other factors than 1, where a branch on it makes them."""
+    """The condition that a warp has factors other than 1, if a branch on it computes them."""
     made = defining_op(factors)
     if made is None or made.name != "scf.if":
         return None
@@ -75,7 +75,7 @@ def run(module: ir.Module, options: Any) -> None:
                 branch = scf.IfOp(moved, [op.result.type], has_else=True)
                 with ir.InsertionPoint(branch.then_block):
                     if known(factors) is not None:
-                        ptx.syncwarp()  # else ptxas makes predicates of a branch that is decided long before
+                        ptx.syncwarp()  # otherwise ptxas predicates a branch whose condition is known early
                     values: dict[ir.Value, ir.Value] = {}
                     cloned(spread, values)
                     scf.yield_([cloned(op, values).result])

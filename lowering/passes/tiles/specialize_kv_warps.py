@@ -1,15 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""Give the copies to warps of their own: a producer warpgroup runs ahead of the consumers as far as stages are free.
+"""Warp specialization: a producer warpgroup copies ahead of the consumers, as far as stages are free.
 
-What starts copies is taken out of the kernel together with what it needs (loops without what they carry, branches,
-scalars), and put into a branch that only the first warpgroup takes; the others keep the rest, tiles before the loop and
-all that follows it included. Barriers of the circular buffers are all that they share. Registers go from the producer,
-which needs few, to the consumers (``setmaxnreg``). A schedule whose ``registers`` are false leaves them as they are.
-Schedules without a producer, and copies whose addresses depend on
-what a loop carries, stay as they are.
+Copies are taken out of the kernel with everything that they need (loops without their carried values, branches,
+scalars), and put into a branch that only the first warpgroups take. The other warpgroups keep the rest, including tiles
+before the loop and everything after it. The roles share only the mbarriers of the circular buffers. Registers move from
+the producer, which needs few, to the consumers (``setmaxnreg``), unless the schedule's ``registers`` is false.
+Schedules without a producer, and copies whose addresses depend on loop-carried values, are not changed.
 
-Where the kernel waits for those ahead of it first (``griddepcontrol``), a warp whose copies are all of ``constant``
-tiles does not: its stages are full when the others go on.
+If the kernel starts with a wait for earlier kernels (``griddepcontrol``), a warp that copies only ``constant`` tiles
+does not wait: its stages are full when the others continue.
 
 Before:  scf.for ... { kv.producer_acquire ; kv.copy_start ; %k = kv.consumer_wait ; ... }
 After:   scf.if (kv.is_role "producer") { kv.set_registers 40 ; scf.for ... { kv.producer_acquire ; kv.copy_start } }
@@ -32,7 +31,7 @@ from kvarn.lowering.rewrite import defining_op, is_inside, ops_named, walk
 from kvarn.lowering.schedules.limits import role_registers
 from kvarn.lowering.tiles.ir import backward, cloned, is_position, is_tile, producers_of, schedule_of, tiled
 
-ROLES = "kv.roles"  # on the branch whose first side only the producer takes
+ROLES = "kv.roles"  # on the branch that separates the producer from the consumers
 BEFORE_WAITING = (
     "arith.", "gpu.", "memref.dim", "tensor.splat", "kv.make_stages", "kv.buffer_operand", "kv.tile_index",
     "kv.tile_broadcast",
@@ -41,19 +40,19 @@ PRODUCERS = ("kv.producer_acquire", "kv.copy_start", "kv.copy_rows_start")
 
 
 def reads_scalars(op: ir.Operation) -> bool:
-    """Whether an op is a branch that only reads and computes numbers, which every role may do for itself."""
+    """Whether an op is a branch that only reads and computes scalars, which every role may do itself."""
     if op.name != "scf.if" or not len(op.results) or not all(isinstance(v.type, ir.IntegerType) for v in op.results):
         return False
     return all(x.name.startswith("arith.") or x.name in ("memref.load", "scf.yield") for x in walk(op)[1:])
 
 
 class Slice:
-    """Copies of some ops and of what they need, in their loops and branches."""
+    """Copies of some ops and of everything that they need, in their loops and branches."""
 
     def __init__(self, roots: list[ir.Operation], top: ir.Operation):
         self.needed: set[ir.Operation] = set()
-        self.kept: dict[ir.Value, list[int]] = {}  # by induction variable: what the copy of a loop carries
-        self.carried = False  # whether something is needed that only the consumers have
+        self.kept: dict[ir.Value, list[int]] = {}  # by induction variable: the values that the copied loop carries
+        self.carried = False  # whether a needed value exists only in consumers
         stack = list(roots)
         while stack:
             op = stack.pop()
@@ -63,7 +62,7 @@ class Slice:
             parent = op.parent.operation
             if op != top and parent not in self.needed:
                 stack.append(parent)
-            # Of a loop the bounds, of a branch the condition; of anything else with regions, everything in it.
+            # Loops need their bounds, branches their condition, other ops with regions everything in them.
             values = list(op.operands)[:3] if op.name == "scf.for" else list(op.operands)
             if op.regions and (op.name not in ("scf.for", "scf.if") or reads_scalars(op)):
                 values += [v for x in walk(op)[1:] for v in x.operands]
@@ -89,7 +88,7 @@ class Slice:
                     stack.append(maker)
 
     def operands(self, op: ir.Operation) -> list[ir.Value]:
-        """What the copy of an op takes: of a loop, its bounds and what it still carries."""
+        """The operands of a copied op; for a loop, its bounds and the values that it still carries."""
         if op.name != "scf.for":
             return list(op.operands)
         kept = self.kept.get(op.regions[0].blocks[0].arguments[0], [])
@@ -126,13 +125,13 @@ class Slice:
 
 
 def copied_by(op: ir.Operation) -> str:
-    """How the buffer that an op names is filled."""
+    """How the op's circular buffer is filled."""
     buffer = op if op.name == "kv.make_stages" else defining_op(op.operands[0])
     return ir.StringAttr(buffer.attributes["copy"]).value if buffer is not None else ""
 
 
 def divided(roots: list[ir.Operation]) -> dict[str, list[ir.Operation]] | None:
-    """The acquisitions and copies of each role among the producer's warps; None when there are too few warps."""
+    """The acquires and copies of each role among the producer's warps; None if there are too few warps."""
     by_tma: dict[ir.Value, list[ir.Operation]] = {}
     rest = []
     for op in roots:
@@ -148,11 +147,10 @@ def divided(roots: list[ir.Operation]) -> dict[str, list[ir.Operation]] | None:
 
 
 def by_buffers(roots: list[ir.Operation]) -> dict[str, list[ir.Operation]]:
-    """The acquisitions and copies of two warpgroups of a producer, each with a buffer that it fills by converting.
+    """The acquires and copies of two producer warpgroups, each with its own buffer that it fills by converting.
 
-    One waits for boxes, another converts: together, they would wait and convert for every tile one after the other.
-    Without boxes there is more to do than to wait for. What else is copied is the second's, of whose tiles the first is
-    needed later.
+    So one warpgroup can wait for boxes while the other converts. Without boxes there is more to do than waiting. All
+    other copies go to the second warpgroup, whose tiles are needed later.
     """
     copies = [op.opview for op in roots if op.name == "kv.copy_start"]
     staged = list(dict.fromkeys(op.operands[0] for op in roots if copied_by(op) == "staged"))
@@ -163,13 +161,13 @@ def by_buffers(roots: list[ir.Operation]) -> dict[str, list[ir.Operation]]:
 
 
 def _addresses(copy: ir.Operation) -> bool:
-    """Whether threads make addresses of what a copy to staging memory takes: of rows, or of scales."""
+    """Whether threads compute addresses for a copy to staging memory: of rows, or of scales."""
     op = copy.opview
     return op.descriptor is None or types.spec_of(op.cache.type).quantized
 
 
 def top_level(function: ir.Operation, op: ir.Operation) -> ir.Operation:
-    """The op of the function's first block that an op lies in."""
+    """The op of the function's first block that is, or contains, an op."""
     body = function.regions[0].blocks[0]
     while op.block != body:
         op = op.parent.operation
@@ -179,7 +177,7 @@ def top_level(function: ir.Operation, op: ir.Operation) -> ir.Operation:
 def of_consumers(top: ir.Operation, asked: set[ir.Value]) -> list[ir.Operation]:
     """The ops of the function's first block that only consumers run: tiles before ``top``, it, and all after it.
 
-    Positions, and scalars spread over a tile, stay where they are when copies ask for them: which rows to copy.
+    Positions, and scalars broadcast to tiles, stay in place if copies use them, as the rows to copy.
     """
     shared = backward([op for op in map(defining_op, asked) if op is not None and is_position(op)], is_position)
     body = [op.operation for op in top.block.operations]
@@ -203,7 +201,7 @@ def is_role(role: str) -> ir.Value:
 
 
 def waits_before(top: ir.Operation) -> list[ir.Operation]:
-    """The griddepcontrol ops of the function's first block before ``top``, if nothing reads memory after the first."""
+    """The griddepcontrol ops before ``top`` in the function's first block, if no op after the first reads memory."""
     found: list[ir.Operation] = []
     for op in (x.operation for x in top.block.operations):
         if op == top:
@@ -226,24 +224,24 @@ def run(module: ir.Module, options: Any) -> None:
         how = "tma" if kinds <= {"tma"} else next((x for x in ("staged", "transposed") if x in kinds), "rows")
         tops = {top_level(function, op) for op in roots}
         if len(tops) > 1:
-            remark(function, "missed", f"no producer: tiles are loaded in {len(tops)} places, one after another")
+            remark(function, "missed", f"no producer: {len(tops)} separate loops load tiles")
             continue
         top = tops.pop()
-        # By TMA one warp a buffer starts copies, so that none waits for another's stage; rows are copied by the others.
-        # Where two warpgroups convert, each has a buffer.
+        # By TMA one warp per buffer copies, so that none waits for another's stage; the other warps copy rows. If two
+        # warpgroups convert, each has a buffer.
         groups = kinds == {"staged"} and producers_of(schedule) == len(staging.PRODUCER_GROUPS)
         shares = divided(roots) if "tma" in kinds else by_buffers(roots) if groups else {"producer": roots}
         if shares is None:
-            remark(function, "missed", "no producer: there are more circular buffers than warps that copy")
+            remark(function, "missed", "no producer: more circular buffers than copying warps")
             continue
         copies = {role: Slice(share, top) for role, share in shares.items()}
         if any(x.carried for x in copies.values()):
-            remark(function, "missed", "no producer: where tiles lie depends on what consumers compute")
+            remark(function, "missed", "no producer: the tiles' addresses depend on consumers' results")
             continue
         moved = of_consumers(top, {v for x in copies.values() for op in x.needed for v in x.operands(op)})
         made = {v for op in moved[: moved.index(top)] for v in op.results}
         if any(v in made for x in copies.values() for op in x.needed for v in x.operands(op)):
-            remark(function, "missed", "no producer: where tiles lie depends on tiles before the loop")
+            remark(function, "missed", "no producer: the tiles' addresses depend on tiles before the loop")
             continue
         addressed = how == "staged" and any(map(_addresses, ops_named(function, "kv.copy_start")))
         shared_by = schedule.get("consumers", 2), producers_of(schedule), schedule.get("occupancy", 1)

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""Leave out tiles that no row sees, and masks where every row sees the whole tile.
+"""Skip tiles that are fully masked, and omit the mask in tiles where nothing is masked.
 
-Works on comparisons of positions: the mask of a ``kv.tile_mask`` is taken apart into comparisons, and of each the
-bounds of both sides over the tile are computed as scalars. Where a side grows with the loop's variable, the comparison
-bounds the iterations that see anything (a contract of ``kv.tile_mask``), and the loop's range shrinks to those that
-every part of a conjunction allows, and any part of a disjunction. Where every part of a conjunction holds for the
-whole tile, and of a disjunction one part, a branch leaves the mask out, with all that it reads. A part of which nothing
-is known, such as an equality or what a mask reads at its positions, restricts nothing and never holds for a whole tile.
+The pass analyses position comparisons: the mask of a ``kv.tile_mask`` is split into its comparisons, and for each the
+bounds of both sides over the tile are computed as scalars. If a side is linear in the loop's variable, the comparison
+bounds the iterations that are not fully masked (by the contract of ``kv.tile_mask``), and the loop's range shrinks to
+the intersection over a conjunction's parts, or the union over a disjunction's. If all parts of a conjunction, or one
+part of a disjunction, are true in the whole tile, a branch omits the mask and everything that it reads. Parts that are
+not understood, such as equalities or array reads, restrict nothing and are never true in a whole tile.
 
 Before:  scf.for %j = %c0 to %n {
            %k = %j * 128 + kv.tile_index ; %seen = arith.cmpi sle, %k, %q ; kv.tile_mask %x, %seen }
@@ -39,32 +39,32 @@ _MIRRORED = {P.slt: P.sgt, P.sle: P.sge, P.sgt: P.slt, P.sge: P.sle}
 _HANDED_ON = ("kv.tile_broadcast", "tensor.splat")
 _PREDICATES = {2: P.slt, 3: P.sle, 4: P.sgt, 5: P.sge}
 _LEAST, _MOST = -(1 << 31), (1 << 31) - 1  # of an i32
-_FAR = 1 << 24  # a number from which on sums with positions may leave 32 bits
-_TILE = 1 << 12  # a number by which a loop's variable becomes a position, at most
-# Positions end near 2**30, and those of queries begin before zero where there are more of them than keys: 32 bits hold
-# the sum or difference of two and a small number.
+_FAR = 1 << 24  # numbers from here on may overflow 32 bits when positions are added
+_TILE = 1 << 12  # the largest factor of a loop's variable in a position
+# Positions end near 2**30, and positions of queries start below zero if there are more queries than keys: 32 bits
+# suffice for the sum or difference of two positions and a small number.
 _POSITION = (-_FAR // 2, (1 << 30) - _FAR)
 _ANY = (_LEAST, _MOST)
 
 
 @dataclass(frozen=True)
 class Options:
-    """skip: leave out tiles that no row sees; unmask: leave out masks where all is seen."""
+    """skip: skip fully masked tiles; unmask: omit masks where nothing is masked."""
 
     skip: bool = True
     unmask: bool = True
 
 
 class Unknown(Exception):
-    """Nothing is known of a value's bounds."""
+    """A value's bounds are unknown."""
 
 
 @dataclass(frozen=True)
 class Linear:
-    """``factor * induction variable + base``; the base is defined before the loop, or a number.
+    """``factor * induction variable + base``; the base is a number, or a value defined before the loop.
 
-    ``span``: what elements may be. Where 32 bits may not hold what is computed of them, bounds are computed in 64, and
-    ``wraps`` says, before the loop, whether they do not: then an element has another number, and nothing is known.
+    ``span`` is the range of the elements. If computed elements may overflow 32 bits, bounds are computed in 64 bits,
+    and ``wraps`` is the condition, before the loop, that they do: then elements are different, and nothing is known.
     """
 
     factor: int
@@ -77,7 +77,7 @@ class Linear:
         return Linear(0, value, (value, value))
 
     def __sub__(self, other: Linear) -> Linear:
-        """The difference of two sides, held to 32 bits: a number that stands for "no bound" must stay one."""
+        """The difference of two sides, clamped to 32 bits, so that a number that means "no bound" stays one."""
         span, wraps = spanned("-", self.span, other.span), _or(self.wraps, other.wraps)
         return Linear(self.factor - other.factor, _arith("-", self.base, other.base, not fits(span)), span, wraps)
 
@@ -92,7 +92,7 @@ def spanned(op: str, a: intervals.Interval, b: intervals.Interval) -> intervals.
 
 
 def fits(span: intervals.Interval) -> bool:
-    """Whether 32 bits hold numbers, and those a tile further."""
+    """Whether 32 bits suffice for these numbers plus a tile."""
     return _LEAST + _TILE <= span[0] and span[1] <= _MOST - _TILE
 
 
@@ -123,7 +123,7 @@ _OPS = {"+": arith.addi, "-": arith.subi, "*": arith.muli}
 
 
 def _arith(op: str, a: ir.Value | int, b: ir.Value | int, saturating: bool = False) -> ir.Value | int:
-    """``a op b``, a number where both are; of 32 bits, or held to them."""
+    """``a op b``, a number if both are; in 32 bits, or clamped to them."""
     if isinstance(a, int) and isinstance(b, int):
         return _numbers(op, a, b)
     if op in "+-" and isinstance(b, int) and b == 0:
@@ -134,10 +134,10 @@ def _arith(op: str, a: ir.Value | int, b: ir.Value | int, saturating: bool = Fal
 
 
 class Bounds:
-    """The least and the largest element of integer tiles, as :class:`Linear` of one loop's variable.
+    """The minimum and the maximum of integer tiles, as :class:`Linear` in a loop's variable.
 
-    What it makes goes to the current insertion point, which is before the loop. ``moving``: a number of the loop's body
-    in place of its induction variable, such as the place of a tile that a list names.
+    Values are emitted at the current insertion point, before the loop. ``moving`` is a number of the loop's body that
+    replaces the induction variable, such as the position of a tile in a list.
     """
 
     def __init__(self, loop: ir.Operation, moving: ir.Value | None = None):
@@ -146,7 +146,7 @@ class Bounds:
         self._found: dict[ir.Value, tuple[Linear, Linear]] = {}
 
     def of(self, value: ir.Value) -> tuple[Linear, Linear]:
-        """(low, high) of a scalar or a tile; Unknown when it cannot be told."""
+        """(low, high) of a scalar or a tile; Unknown if they cannot be determined."""
         if value not in self._found:
             self._found[value] = self._compute(value)
         return self._found[value]
@@ -173,12 +173,12 @@ class Bounds:
         return rule(op)
 
     def _before(self, value: ir.Value) -> bool:
-        """Whether a value is there before the loop."""
+        """Whether a value is defined before the loop."""
         maker = defining_op(value) or ir.BlockArgument(value).owner.owner.operation
         return not is_inside(maker, self.loop)
 
     def _memref_load(self, op: ir.Operation) -> tuple[Linear, Linear]:
-        """A number that every iteration reads and none writes: read before the loop, where there is an iteration."""
+        """A number that every iteration reads and none writes: read before the loop, if there is an iteration."""
         same = op.parent.operation == self.loop and all(map(self._before, op.operands))
         if not same or any(map(writes_buffers, walk(self.loop)[1:])):
             raise Unknown
@@ -205,7 +205,7 @@ class Bounds:
         return self._made("+", (a, c), (b, d), span)
 
     def _of_kernel(self, value: ir.Value) -> bool:
-        """Whether a kernel itself computed a number before the loop: what it adds it to is a position again."""
+        """Whether the kernel computed a number before the loop, so that sums with it are positions."""
         op = defining_op(value)
         while op is not None and op.name in _HANDED_ON:
             value = op.operands[0]
@@ -222,7 +222,7 @@ class Bounds:
             if by is not None and by >= 0:
                 low, high = self.of(op.operands[one])
                 number, span = Linear.number(by), None
-                # The first position of a tile, of the loop's variable: functions get positions as tiles.
+                # The first position of a tile, from the loop's variable: functions get positions as tiles.
                 if abs(low.factor) == 1 and not is_tile(op.result) and by <= _TILE:
                     span = _POSITION
                 return self._made("*", (low, number), (high, number), span)
@@ -235,9 +235,9 @@ class Bounds:
         of_high: tuple[Linear, Linear],
         span: intervals.Interval | None = None,
     ) -> tuple[Linear, Linear]:
-        """The bounds that elements have after an operation of both bounds, and whether one of them wraps around.
+        """The bounds after an operation on both bounds, including the condition that one of them wraps around.
 
-        ``span``: what they may be, where that is known otherwise.
+        ``span`` is the range of the elements, if it is known otherwise.
         """
         if span is None:
             span = spanned(op, of_low[0].span, of_low[1].span)
@@ -257,7 +257,7 @@ class Bounds:
             bases, span = [_narrow(x) for x in wides], _ANY
             last = const(_POSITION[1]) if self.variable != self.induction else self.loop.operands[1]
             for wide, factor, beyond, most in zip(wides, factors, (P.slt, P.sgt), (_LEAST, _MOST), strict=True):
-                # The base is at the first iterations, which count from zero on, or before them.
+                # The bound is at the first iterations, which start at zero or below.
                 if factor and (factor < 0) == (beyond == P.slt):
                     wide = _OPS["+"](wide, _OPS["*"](_wide(last), const(factor, 64)))
                 wraps = _or(wraps, arith.cmpi(beyond, wide, const(most, 64)))
@@ -265,9 +265,9 @@ class Bounds:
         return low, high
 
     def _monotone(self, op: ir.Operation) -> tuple[Linear, Linear]:
-        """An op that keeps order in its first operand, by a positive constant: computed for both bounds.
+        """An op that is monotone in its first operand, with a positive constant: applied to both bounds.
 
-        An unsigned one keeps it of numbers that are not negative.
+        An unsigned op is monotone for non-negative numbers.
         """
         by = constant_int(op.operands[1])
         if by is None or not (0 <= by < 32 if "shr" in op.name else by > 0):
@@ -318,7 +318,7 @@ class Bounds:
 
 
 def is_counted(value: ir.Value) -> bool:
-    """Whether an integer is held from zero on."""
+    """Whether an integer is known to be non-negative."""
     op, known = defining_op(value), constant_int(value)
     if op is None or known is not None:
         return known is not None and known >= 0
@@ -332,10 +332,10 @@ def is_counted(value: ir.Value) -> bool:
 
 
 def is_near(value: ir.Value) -> bool:
-    """Whether a number from before a loop is no further from zero than positions are.
+    """Whether a number from before a loop has at most the magnitude of positions.
 
-    That is not known of what an array holds, nor of what a function makes of numbers. What a kernel itself computes of
-    its lengths and offsets is near.
+    Array elements, and results of functions of scalars, are not known to be. Numbers that a kernel computes from its
+    own lengths and offsets are.
     """
     op = defining_op(value)
     return op is None or (op.name != "memref.load" and not _is_any(value))
@@ -353,7 +353,7 @@ def _is_any(value: ir.Value) -> bool:
 
 
 def writes_buffers(op: ir.Operation) -> bool:
-    """Whether an op may write a buffer: another name may be for the same memory."""
+    """Whether an op may write a buffer; names may alias."""
     if not may_write(op.name):
         return False
     found = writes(op)
@@ -370,7 +370,7 @@ class Comparison:
 
     @staticmethod
     def known(op: ir.Operation, bounds: Bounds) -> Comparison | None:
-        """That of an op; None of an op that is no comparison, or of which nothing is known."""
+        """The comparison of an op; None for other ops, and for unknown bounds."""
         if op.name != "arith.cmpi":
             return None
         try:
@@ -394,11 +394,11 @@ class Comparison:
 
     @property
     def wraps(self) -> ir.Value | None:
-        """Whether a side has elements that wrap around, of which nothing is known."""
+        """Whether elements of a side wrap around, so that nothing is known."""
         return functools.reduce(_or, (x.wraps for x in (*self.left, *self.right)))
 
     def always(self, variable: ir.Value) -> ir.Value:
-        """Whether it holds for every element of the tile of an iteration."""
+        """Whether it is true for all elements of an iteration's tile."""
         holds, wraps = self._always(variable), self.wraps
         return holds if wraps is None else arith.andi(holds, arith.xori(wraps, const(1, 1)))
 
@@ -409,14 +409,14 @@ class Comparison:
             moved = _OPS["*"](_wide(variable), const(factor, 64))
             wide = _OPS["-"](_wide(self.right[0].base), _wide(self.left[1].base))
             return arith.cmpi(P.sge, _OPS["+"](moved, wide), const(self.strict, 64))
-        if difference.far and factor:  # the sum would leave 32 bits
+        if difference.far and factor:  # the sum may overflow 32 bits
             moved = _arith("*", variable, factor)
             return arith.cmpi(P.sge, _value(moved), _value(_arith("-", self.strict, difference.base, True)))
         total = _arith("+", _arith("*", variable, factor), difference.base) if factor else difference.base
         return arith.cmpi(P.sge, _value(total), const(self.strict))
 
     def range(self) -> Range:
-        """The iterations in which it may hold somewhere."""
+        """The iterations in which it may be true for some element."""
         found, wraps = self._range(), self.wraps
         if wraps is None:
             return found
@@ -427,20 +427,20 @@ class Comparison:
         return Range(low, high)
 
     def _range(self) -> Range:
-        difference = self.right[1] - self.left[0]  # somewhere true only where this is at least `strict`
+        difference = self.right[1] - self.left[0]  # some element is true only if this is at least `strict`
         by, far = abs(difference.factor), difference.far
         if by > _TILE:
             return self._wide_range(difference.factor)
-        if difference.factor < 0:  # iterations i with by * i > base - strict see nothing
+        if difference.factor < 0:  # iterations i with by * i > base - strict are fully masked
             last = _arith("-", difference.base, self.strict, far)
             return Range(high=arith.divui(arith.maxsi(_value(_arith("+", last, by, far)), const(0)), const(by)))
-        if difference.factor > 0:  # iterations i with by * i < strict - base see nothing
+        if difference.factor > 0:  # iterations i with by * i < strict - base are fully masked
             first = arith.maxsi(_value(_arith("-", self.strict, difference.base, far)), const(0))
             return Range(low=arith.divui(arith.addi(first, const(by - 1)), const(by)))
         return Range()
 
     def _wide_range(self, factor: int) -> Range:
-        """The same in 64 bits, which hold the products of positions by any number."""
+        """The same in 64 bits, which suffice for products of positions and any number."""
         base = _OPS["-"](_wide(self.right[1].base), _wide(self.left[0].base))
         least = const(self.strict, 64)
         first = _OPS["+"](_OPS["-"](base, least), const(-factor, 64)) if factor < 0 else _OPS["-"](least, base)
@@ -452,7 +452,7 @@ class Comparison:
 
 @dataclass(frozen=True)
 class Range:
-    """The iterations that a mask may see something in: from ``low`` to before ``high``; None: not known."""
+    """The iterations that a mask may not fully mask: from ``low`` to before ``high``; None: unknown."""
 
     low: ir.Value | None = None
     high: ir.Value | None = None
@@ -473,7 +473,7 @@ def _of_both(op: Any, a: ir.Value | None, b: ir.Value | None) -> ir.Value | None
 
 
 def range_of(mask: ir.Value, bounds: Bounds, within: Range) -> Range:
-    """Where in a range a mask may see something, as far as comparisons tell: its other parts may hold everywhere."""
+    """The part of a range that a mask may not fully mask, by its comparisons; other parts count as true."""
     op = defining_op(mask)
     if op is None:
         return within
@@ -489,20 +489,20 @@ def range_of(mask: ir.Value, bounds: Bounds, within: Range) -> Range:
 
 
 def narrow(loop: ir.Operation, mask: ir.Value, bounds: Bounds) -> None:
-    """Shrink a loop of step 1 to the iterations that see something."""
+    """Shrink a loop of step 1 to the iterations that are not fully masked."""
     found = range_of(mask, bounds, Range(loop.operands[0], loop.operands[1]))
     loop.operands[0], loop.operands[1] = found.low, found.high
 
 
 @dataclass(frozen=True)
 class Whole:
-    """What must hold for every element of a tile to be seen: all of the parts, or any of them."""
+    """The conditions for an unmasked tile: all of the parts, or any of them."""
 
     parts: tuple[Comparison | Whole, ...]
     every: bool = True
 
     def holds(self, variable: ir.Value) -> ir.Value:
-        """Whether it does, at the insertion point."""
+        """Whether they are true, at the insertion point."""
         found: ir.Value | None = None
         for part in self.parts:
             one = part.always(variable) if isinstance(part, Comparison) else part.holds(variable)
@@ -511,7 +511,7 @@ class Whole:
 
 
 def whole_of(mask: ir.Value, bounds: Bounds) -> Comparison | Whole | None:
-    """When a mask shows every element of a tile, as far as comparisons tell; None when they never do."""
+    """The condition that a mask is true in a whole tile, by its comparisons; None if it never is."""
     op = defining_op(mask)
     if op is None:
         return None
@@ -528,7 +528,7 @@ def whole_of(mask: ir.Value, bounds: Bounds) -> Comparison | Whole | None:
 
 
 def conditions(mask: ir.Value) -> list[ir.Operation | None]:
-    """What makes the conditions that a mask joins; None for one that is handed in."""
+    """The ops of a mask's conditions; None for one that is a block argument."""
     op = defining_op(mask)
     if op is not None and op.name in (*_HANDED_ON, "arith.andi", "arith.ori"):
         return [found for x in op.operands for found in conditions(x)]
@@ -536,13 +536,13 @@ def conditions(mask: ir.Value) -> list[ir.Operation | None]:
 
 
 def joined(mask: ir.Value) -> list[ir.Value]:
-    """The masks that a conjunction joins; itself alone of another."""
+    """The masks of a conjunction; a mask of another form alone."""
     op = defining_op(mask)
     return [mask] if op is None or op.name != "arith.andi" else [x for v in op.operands for x in joined(v)]
 
 
 def divide(op: ir.Operation, bounds: Bounds) -> Comparison | Whole | None:
-    """Mask by what is not known first, so that this op has what comparisons tell; when that shows the whole tile."""
+    """Mask by unknown parts first, so that this op has only comparisons; returns their condition for a whole tile."""
     parts = joined(op.operands[1])
     known = [v for v in parts if whole_of(v, bounds) is not None]
     rest = [v for v in parts if v not in known]
@@ -556,7 +556,7 @@ def divide(op: ir.Operation, bounds: Bounds) -> Comparison | Whole | None:
 
 
 def guard(op: ir.Operation, variable: ir.Value, seen: Comparison | Whole) -> None:
-    """Leave a mask out where the whole tile is seen; its parts move into the other branch."""
+    """Omit a mask where the whole tile is unmasked; its parts move into the other branch."""
     scores, mask = op.operands
     with ir.InsertionPoint(op), op.location:
         whole = Whole((seen,)).holds(variable)
@@ -572,7 +572,7 @@ def guard(op: ir.Operation, variable: ir.Value, seen: Comparison | Whole) -> Non
             scf.yield_([cloned(op, values).result])
     op.result.replace_all_uses_with(branch.results[0])
     op.erase()
-    # What only the mask used would be merged with the copies, and computed where it is not needed.
+    # Ops that only the mask used would be merged with the copies, and computed where they are not needed.
     erase_unused(sorted(parts, key=_order(parts)))
 
 
@@ -581,7 +581,7 @@ def _positional(op: ir.Operation) -> bool:
 
 
 def _order(ops: Set[ir.Operation]):
-    """A key that sorts ops so that operands come first."""
+    """A sort key that puts operands first."""
     depth: dict[ir.Operation, int] = {}
 
     def of(op: ir.Operation) -> int:
@@ -605,7 +605,7 @@ def run(module: ir.Module, options: Options) -> None:
                 bounds = Bounds(loop)
                 seen, parts = whole_of(mask, bounds), conditions(mask)
                 compared = sum(x is not None and Comparison.known(x, bounds) is not None for x in parts)
-                # Where a branch leaves it out, what a mask hides may be seen.
+                # If a branch omits the mask, masked keys may be visible.
                 always, step = op.parent.operation == loop, constant_int(loop.operands[2])
                 if options.skip and always and step == 1 and performs(loop, "narrow"):
                     narrow(loop, mask, bounds)

@@ -1,17 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""Let rounds start soon: read before waiting, and compute numbers again that a warp has no registers for.
+"""Start work items earlier: read before waiting, and recompute scalars for which a warp has no registers.
 
-A block that takes one tile of query rows after the other (``queue-kv-rounds``) starts each with a chain of reads that
-wait for one another: the number of the round, its sequence, what a list says. No product is under way meanwhile.
+A persistent block (``queue-kv-rounds``) starts each work item with a chain of dependent reads: the item's number, its
+sequence, an entry of a list. No product is in flight meanwhile.
 
-*Numbers.* What one instruction computes of a kernel's arguments is kept for all rounds in registers that a warp has 63
-of. ptxas puts what they have no room for to memory, and whoever starts a round reads it back before the rest of the
-chain. Where a role uses more than ``most`` such numbers, each round computes them again where it needs them.
+*Numbers.* Scalars that one instruction computes from kernel arguments are kept for all work items in uniform registers,
+of which a warp has 63. ptxas spills the rest to memory, and each work item reloads them before the rest of its chain.
+If a role uses more than ``most`` such scalars, each work item recomputes them where it needs them.
 
-*Reads.* What a round reads behind the wait for its query rows, and needs these not, is read before it, as soon as its
-place is known: how many tiles a list has, beside the search for the sequence, and the bias of far keys. By default it
-is done where rounds use so many numbers and query rows are split into terms (``kv.tile_terms``), behind whose barrier
-these reads come otherwise.
+*Reads.* Reads of a work item after the wait for its query rows, which do not depend on these, move before the wait, as
+soon as their addresses are known: the number of tiles in a list next to the search for the sequence, and the bias of
+far keys. By default this applies if work items use many such scalars and query rows are split into terms
+(``kv.tile_terms``), whose barrier otherwise precedes the reads.
 
 Before:  %last = arith.subi %extent, %c1
          scf.while (%round) { %b = scf.while { ... } ; %q = kv.consumer_wait %rows ; %t = kv.tile_terms %q
@@ -43,15 +43,15 @@ _EXTENTS = ("memref.dim", "arith.index_cast", "arith.constant")
 
 @dataclass(frozen=True)
 class Options:
-    """reads: read before rounds wait (default: where query rows are split into terms and rounds use many numbers);
-    most: numbers of arguments that a role's rounds may keep in registers."""
+    """reads: read before work items wait (default: if query rows are split into terms and work items use many scalars);
+    most: scalars of arguments that a role's work items may keep in registers."""
 
     reads: bool | None = None
     most: int = 4
 
 
 def rounds(function: ir.Operation) -> list[ir.Block]:
-    """The bodies of the loops that take their rounds from a queue, one of each role."""
+    """The bodies of the loops that take work items from a queue, one per role."""
     loops = ops_named(function, "scf.while")
     bodies = [loop.regions[1].blocks[0] for loop in loops]
     return [body for body in bodies if any(op.operation.name == "kv.queue_next" for op in body.operations)]
@@ -65,7 +65,7 @@ def ops_of(block: ir.Block) -> list[ir.Operation]:
 
 
 def moves(op: ir.Operation) -> bool:
-    """Whether an op only reads and computes, and so may stand before a wait."""
+    """Whether an op only reads and computes, so that it may precede a wait."""
     if op.name == "scf.if":
         return len(op.results) > 0 and all(x.name == "scf.yield" or moves(x) for x in walk(op)[1:])
     return op.name in READS or op.name.startswith(("arith.", "memref.dim", "tensor.splat")) or is_position(op)
@@ -76,7 +76,7 @@ def reads(op: ir.Operation) -> bool:
 
 
 def ahead_of(wait: ir.Operation) -> list[ir.Operation]:
-    """What stands behind a wait, does not need it, and may stand before it: up to what multiplies."""
+    """The ops after a wait that do not depend on it and may precede it, up to the first product."""
     ops, needs, found = ops_of(wait.block), {wait}, []
     for op in ops[ops.index(wait) + 1 :]:
         if any(x.name in _PRODUCTS for x in walk(op)):
@@ -91,14 +91,14 @@ def ahead_of(wait: ir.Operation) -> list[ir.Operation]:
 
 
 def raise_read(read: ir.Operation) -> None:
-    """Move a read, with what its place is computed from, right behind the last op that it needs or that may write."""
+    """Move a read, with the computation of its address, after the last op that it depends on or that may write."""
     ops = ops_of(read.block)
     inside = set(ops)
     needed = backward([read], lambda op: op in inside and moves(op) and not reads(op))
     anchors = {defining_op(v) for op in needed for x in walk(op) for v in x.operands} - needed
     anchors |= {op for op in ops[: ops.index(read)] if any(may_write(x.name) and writes(x) for x in walk(op))}
     first = 1 + max((ops.index(op) for op in anchors if op in inside), default=-1)
-    while moves(ops[first]) and ops[first] != read:  # beside other reads
+    while moves(ops[first]) and ops[first] != read:  # next to other reads
         first += 1
     for op in ops[first + 1 :]:
         if op in needed:
@@ -106,7 +106,7 @@ def raise_read(read: ir.Operation) -> None:
 
 
 def read_ahead(body: ir.Block) -> None:
-    """Read before a round waits for its rows."""
+    """Read before a work item waits for its rows."""
     wait = next((op for op in ops_of(body) if op.name == "kv.consumer_wait"), None)
     found = [] if wait is None else ahead_of(wait)
     if wait is None or not any(map(reads, found)) or not performs(wait, "read ahead"):
@@ -122,20 +122,20 @@ def read_ahead(body: ir.Block) -> None:
 
 
 def hidden(x: ir.Value) -> ir.Value:
-    """An i32 or an f32 that LLVM cannot tell from others: what is computed of it is computed where it stands."""
+    """An opaque i32 or f32 for LLVM, so that values computed from it are computed in place."""
     kind = "f" if isinstance(x.type, ir.F32Type) else "r"
     return inline_asm("mov.b32 $0, $1;", f"={kind},{kind}", [x], str(x.type), effects=True)
 
 
 class Numbers:
-    """The numbers of a kernel's arguments that its rounds use, and where."""
+    """The scalars of a kernel's arguments that its work items use, and their uses."""
 
     def __init__(self, function: ir.Operation) -> None:
         self.top = function.regions[0].blocks[0]
         self.order = ops_of(self.top)
 
     def slice_of(self, value: ir.Value) -> set[ir.Operation]:
-        """The ops that compute such a number; none of another value."""
+        """The ops that compute such a scalar; empty for another value."""
         maker = defining_op(value)
         if maker is None or maker.block != self.top or maker.name not in _NUMBERS:
             return set()
@@ -145,11 +145,11 @@ class Numbers:
         return needed if all(op.name in (*_NUMBERS, *_EXTENTS) for op in needed) else set()
 
     def used(self, body: ir.Block) -> set[ir.Value]:
-        """Those that a round uses."""
+        """The scalars that a work item uses."""
         return {v for op in ops_of(body) for x in walk(op) for v in x.operands if self.slice_of(v)}
 
     def again(self, value: ir.Value) -> ir.Value:
-        """One, computed again at the insertion point of what LLVM cannot take for the arguments."""
+        """A scalar, recomputed at the insertion point from opaque copies of the arguments."""
         values: dict[ir.Value, ir.Value] = {}
         needed = self.slice_of(value)
         for op in self.order:
@@ -164,7 +164,7 @@ class Numbers:
 
 
 def parts_of(body: ir.Block) -> Iterator[list[ir.Operation]]:
-    """A round's ops: before its loop over keys, that loop with the branch that it is in, and behind it."""
+    """A work item's ops: before its loop over keys, the loop with its branch, and after it."""
     part: list[ir.Operation] = []
     for op in ops_of(body):
         if any(x.name == "scf.for" for x in walk(op)):
@@ -177,7 +177,7 @@ def parts_of(body: ir.Block) -> Iterator[list[ir.Operation]]:
 
 
 def compute_again(body: ir.Block, numbers: Numbers) -> None:
-    """Have each part of a round compute the numbers that it uses."""
+    """Make each part of a work item recompute the scalars that it uses."""
     for part in parts_of(body):
         made: dict[ir.Value, ir.Value] = {}
         for op in part:

@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""Sum up weights of 8 bits by the tensor cores, beside the product that they are for.
+"""Sum 8-bit weights by the tensor cores, next to the product that uses them.
 
-An online softmax adds up the weights of a row, one addition an element, and the product next to it rounds them to 8
-bits first. A product of the rounded weights with ones is their sum, at a sixteenth of the cost of the values' product.
-And it is the sum of what values are multiplied by: e4m3 has fewer numbers the larger they are, so that the sum of
-rounded weights is 0.9993 of what it was.
+An online softmax sums the weights of a row with one addition per element, and then rounds them to 8 bits for the
+product. A product of the rounded weights with ones is their sum, at a sixteenth of the cost of the values' product. It
+is also the sum of the numbers that multiply the values: e4m3 is coarser for larger numbers, so that the sum of the
+rounded weights is 0.9993 of the sum of the exact ones.
 
-The schedule's ``row_sums`` asks for it, where the sums are for nothing else: a logarithm of them is of what weights
-were. Every thread of a row gets the whole sum. Products whose sums are added outside of the tensor cores
-(``promote-kv-sums``) have this one in front of them, whose sums are added likewise.
+The schedule's ``row_sums`` enables it if the sums have no other use: a log-sum-exp needs the exact weights. Every
+thread of a row gets the whole sum. If products are added outside of the tensor cores (``promote-kv-sums``), this one
+precedes them and is added in the same way.
 
 Before:  scf.for iter_args(%l, %o) { %l2 = %l * %alpha + kv.tile_reduce %p {kind = "add"}
          %p8 = kv.cast %p ; kv.dot %p8, %v, %o * %alpha {kv.promoted = 64} }
@@ -37,7 +37,7 @@ from .defer_kv_reductions import sum_of
 
 
 def sum_beside(dot: ir.Operation) -> ir.Operation | None:
-    """The sum of a product's weights, before they were rounded, that its loop collects; None when there is none."""
+    """The sum of a product's exact weights that its loop accumulates; None if there is none."""
     loop, narrowed = enclosing(dot, "scf.for"), defining_op(dot.opview.a)
     if loop is None or dot.block != loop.regions[0].blocks[0] or narrowed is None or narrowed.name != "kv.cast":
         return None
@@ -46,7 +46,7 @@ def sum_beside(dot: ir.Operation) -> ir.Operation | None:
 
 
 def by_product(dot: ir.Operation, total: ir.Operation, ones: ir.Value) -> None:
-    """Replace a sum of weights by the sum that a product of the rounded ones with ``ones`` has."""
+    """Replace a sum of weights by the product of the rounded weights with ``ones``."""
     weights, (old,) = dot.opview.a, users(total.result)
     kept = next(x for x in old.operands if x != total.result)
     type_ = ir.RankedTensorType(dot.result.type)
@@ -54,7 +54,7 @@ def by_product(dot: ir.Operation, total: ir.Operation, ones: ir.Value) -> None:
         of_rows = tile_type([type_.shape[0], COLUMNS], type_.element_type, layout_of(type_))
         product = DotOp(weights, ones, ir.BoolAttr.get(True), of_rows)
         product.operation.attributes[ROW_SUMS] = ir.UnitAttr.get()
-        # Columns are alike: a thread takes one of those that it has.
+        # All columns are equal: a thread takes one of its own.
         one = TileReduceOp(product.operation.results[0], ir.StringAttr.get("max"), i64_attr(1), total.result.type)
         one.operation.attributes["kv.partial"] = ir.UnitAttr.get()
         whole = arith.addf(kept, one.operation.results[0], fastmath=arith.FastMathFlags.contract)
@@ -78,4 +78,4 @@ def run(module: ir.Module, options: Any) -> None:
                 with ir.InsertionPoint.at_block_begin(function.regions[0].blocks[0]), function.location:
                     ones[keys] = tile_ones(COLUMNS, keys)
             by_product(dot, total, ones[keys])
-            remark(dot, "passed", "weights are summed up by the tensor cores")
+            remark(dot, "passed", "weights are summed by the tensor cores")

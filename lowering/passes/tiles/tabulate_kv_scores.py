@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""Compute once what a tile of scores repeats along its diagonals: functions of the distance of a query and a key.
+"""Compute functions of the distance of query and key once per distance, since they repeat along a tile's diagonals.
 
-A tile of 128 query rows (32 tokens of 4 heads) and 128 keys has 16384 elements and 159 distances. What is computed of a
-difference of positions, and of a head, is made for each distance and head, spread over a warpgroup's threads, and the
-tile's rows are windows of that (``kv.tile_windows``). So is what reads arrays; what only computes is faster for every
-element, whose tiles have more keys where no table takes memory.
+A tile of 128 query rows (32 tokens of 4 heads) and 128 keys has 16384 elements and 159 distances. A function of a
+position difference and a head is computed per distance and head, distributed over a warpgroup's threads, and the tile's
+rows become windows of this table (``kv.tile_windows``). This applies to functions that read arrays; pure arithmetic is
+faster per element, since without a table's memory tiles have more keys.
 
-Which distances and heads a tile may have is known of the ops that compute positions, up to an upper bound of their
-number (:func:`spread_of`); the first and the last are bounds that the kernel computes before the loop. What is between
-may be none of the tile's, so arrays are read by distances only at indices that are held to their extents.
+The distances and heads that a tile may have follow from the ops that compute positions, up to an upper bound of their
+number (:func:`spread_of`); the kernel computes the first and the last before the loop. A number between these may not
+occur in the tile, so arrays are indexed by distances only if the index is clamped to their extents.
 
 Before:  %d = %q - %k ; %i = kv.tile_gather %buckets, %d ; %bias = kv.tile_gather %table, %h, %i : tensor<128x128xf32>
          %y = %x + %bias
@@ -61,15 +61,15 @@ from kvarn.lowering.tiles.windows import bytes_of, extents, span_of
 
 from .split_kv_loops import Bounds, Linear, Unknown, is_counted, writes_buffers
 
-SAVES = 4  # elements of a warpgroup's rows for each one that is computed, at least
+SAVES = 4  # the fewest elements of a warpgroup's rows per table element
 DISTANCE, HEAD = "distance", "head"
 _COMPUTED = ("math.", "arith.div", "arith.rem")
 
 
 @dataclass(frozen=True)
 class Options:
-    """most: bytes of shared memory for all tables of a kernel, where its schedule leaves as many; computed: also what
-    reads no array, but has functions or divisions."""
+    """most: bytes of shared memory for all tables of a kernel, if its schedule leaves as many; computed: also functions
+    that read no array, but have math functions or divisions."""
 
     most: int = 32768
     computed: bool = False
@@ -79,16 +79,16 @@ class Impossible(Exception):
     """Why a tile is no function of a distance and a head."""
 
 
-# --- how many values an index may have ----------------------------------------------------------------
+# --- the number of values of an index -----------------------------------------------------------------
 
 
 def spread_of(value: ir.Value) -> int:
-    """How far the largest element of an i32 vector may be from the least; Impossible where that cannot be told."""
+    """An upper bound of an i32 vector's maximum minus its minimum; Impossible if there is none."""
     op = defining_op(value)
     if not is_tile(value) or constant_int(value) is not None:
         return 0
     if op is None:
-        raise Impossible("a position that the kernel hands on")
+        raise Impossible("a position that is a block argument")
     if op.name == "tensor.splat":
         return 0
     if op.name == "kv.tile_index":
@@ -118,7 +118,7 @@ def _known(value: ir.Value) -> int | None:
 
 
 def head_of(vector: ir.Value) -> ir.Value:
-    """Of an i32 vector, what it is computed from by numbers alone and has no more values."""
+    """The i32 vector from which a vector is computed by scalars alone, with as many values."""
     found = _known(vector)
     while found is not None:
         op = defining_op(vector)
@@ -130,21 +130,21 @@ def head_of(vector: ir.Value) -> ir.Value:
     return vector
 
 
-# --- what is a function of a distance -----------------------------------------------------------------
+# --- functions of a distance --------------------------------------------------------------------------
 
 
 class Scan:
-    """Whether tiles are functions of one distance and one head, which it finds."""
+    """The analysis whether tiles are functions of one distance and one head, which it finds."""
 
     def __init__(self) -> None:
         self.difference: Difference | None = None
         self.head: ir.Value | None = None
-        self.reads = self.computes = False  # arrays; by what costs more than additions and products
+        self.reads = self.computes = False  # arrays; expensive arithmetic
         self._found: dict[ir.Value, frozenset[str]] = {}
 
     @property
     def positions(self) -> list[ir.Value]:
-        """The vectors along the rows of which they are."""
+        """The vectors along the rows on which the tiles depend."""
         given = [] if self.difference is None else [self.difference.query]
         return given if self.head is None else [*given, self.head]
 
@@ -157,7 +157,7 @@ class Scan:
     def _tile(self, value: ir.Value) -> frozenset[str]:
         op = defining_op(value)
         if op is None:
-            raise Impossible("a tile that is handed on")
+            raise Impossible("a tile that is a block argument")
         if _is_number(value):
             return frozenset()
         difference = difference_of(value)
@@ -169,14 +169,14 @@ class Scan:
             return frozenset((DISTANCE,))
         if op.name == "kv.tile_broadcast":
             if ir.IntegerAttr(op.attributes["dimension"]).value == 1:
-                raise Impossible("what is computed of the key alone")
+                raise Impossible("a function of the key alone")
             return self.of(op.operands[0])
         return self._computed(op)
 
     def _vector(self, value: ir.Value) -> frozenset[str]:
         op = defining_op(value)
         if op is None:
-            raise Impossible("a vector that is handed on")
+            raise Impossible("a vector that is a block argument")
         if _is_number(value):
             return frozenset()
         if str(element(value)) == "i32" and _known(value) is not None:
@@ -196,7 +196,7 @@ class Scan:
         if gathers:
             for index, needs in zip(operands[1:], found[1:], strict=True):
                 if DISTANCE in needs and not _held(index):
-                    raise Impossible("an index by distance that is not held to the array")
+                    raise Impossible("an index by distance that is not clamped to the array")
         needs = frozenset().union(*found)
         if rank(op.results[0]) == 2:
             self.reads |= gathers
@@ -205,13 +205,13 @@ class Scan:
 
 
 def _is_number(value: ir.Value) -> bool:
-    """Whether a tile or a vector repeats one number."""
+    """Whether a tile or a vector repeats one scalar."""
     op = defining_op(value)
     return op is not None and (op.name == "tensor.splat" or splat_of(value) is not None)
 
 
 def _held(index: ir.Value) -> bool:
-    """Whether an index is held between two numbers."""
+    """Whether an index is clamped between two numbers."""
     names, op = set(), defining_op(index)
     while op is not None and op.name in ("arith.minsi", "arith.maxsi") and any(map(_is_number, op.operands)):
         names.add(op.name)
@@ -220,7 +220,7 @@ def _held(index: ir.Value) -> bool:
 
 
 def scanned(op: ir.Operation, computed: bool) -> Scan | None:
-    """What an op's tile is a function of; None where it is none of a distance, or costs too little."""
+    """What an op's tile is a function of; None if it is no function of a distance, or too cheap."""
     scan = Scan()
     try:
         scan.of(op.results[0])
@@ -230,7 +230,7 @@ def scanned(op: ir.Operation, computed: bool) -> Scan | None:
 
 
 def function_of(op: ir.Operation, computed: bool) -> ir.Operation | None:
-    """The last op of a chain from here on whose numbers are still a function of a distance and a head."""
+    """The last op of a chain from here that is still a function of a distance and a head."""
     found = None
     while rank(op.results[0]) == 2 and scanned(op, computed) is not None:
         if str(element(op.results[0])) == "f32":
@@ -252,7 +252,7 @@ def _base(bound: Linear) -> ir.Value:
 
 
 class Table:
-    """The elements of a function for every distance and head of a tile, made where the function stands."""
+    """The elements of a function for every distance and head of a tile, computed in place of the function."""
 
     def __init__(self, loop: ir.Operation, scan: Scan, tile: ir.Value) -> None:
         assert scan.difference is not None
@@ -264,11 +264,11 @@ class Table:
         self.span = span_of(self.pitch, self.heads)
         self.elements = self.length if self.span == self.pitch else self.heads * self.span
         self.loop, self.columns = loop, columns
-        self.zero: ir.Value | None = None  # what keeps a table in its loop
+        self.zero: ir.Value | None = None  # keeps a table in its loop
         self._made: dict[ir.Value, ir.Value] = {}
 
     def bound(self) -> None:
-        """Compute, before the loop, between which numbers positions and heads lie; Unknown where nothing tells."""
+        """Compute the ranges of positions and heads before the loop; Unknown if they have none."""
         bounds = Bounds(self.loop)
         self.low, self.high = map(_base, bounds.of(self.difference.query))
         self.last = arith.addi(arith.subi(self.high, self.low), const(self.columns - 1))
@@ -277,7 +277,7 @@ class Table:
             self.last_head = arith.subi(last, self.first_head)
 
     def starts(self) -> ir.Value:
-        """Where the windows of the rows begin: of a query before the last distances are shorter."""
+        """The first elements of the rows' windows; later queries' windows start at longer distances."""
         query = self.difference.query
         found = arith.subi(splat_tile(query.type, self.high), query)
         if self.head is None:
@@ -286,7 +286,7 @@ class Table:
         return arith.addi(arith.muli(number, splat_tile(query.type, const(self.pitch))), found)
 
     def of(self, value: ir.Value) -> ir.Value:
-        """A vector of the table: the elements of a tile, or of a vector along its rows."""
+        """A vector of the table, for a tile or for a vector along its rows."""
         if value not in self._made:
             self._made[value] = self._compute(value)
         return self._made[value]
@@ -299,14 +299,14 @@ class Table:
         return self._type(ir.IntegerType.get_signless(32))
 
     def _place(self, divided: bool) -> ir.Value:
-        """The number of a head, or of a distance in its window, of every element."""
+        """Each element's head number, or the number of its distance in the window."""
         index = TileIndexOp(self._numbers).operation.results[0]
         if self.head is not None:
             index = (arith.divui if divided else arith.remui)(index, splat_tile(self._numbers, const(self.span)))
         return index if self.zero is None else arith.addi(index, splat_tile(self._numbers, self.zero))
 
     def _distance(self) -> ir.Value:
-        """Query less key: those of a window fall from the largest on."""
+        """Query minus key: within a window they fall from the largest."""
         place = arith.minsi(self._place(divided=False), splat_tile(self._numbers, self.last))
         largest = arith.subi(self.high, self.difference.first)
         return arith.subi(splat_tile(self._numbers, largest), place)
@@ -339,7 +339,7 @@ class Table:
 
 
 def tabulate(function: ir.Operation, loop: ir.Operation, op: ir.Operation, table: Table) -> bool:
-    """Put windows of a table in the place of a tile; False where bounds are not known."""
+    """Replace a tile by windows of a table; False if bounds are unknown."""
     tile = op.results[0]
     try:
         with ir.InsertionPoint(loop), op.location:
@@ -358,10 +358,10 @@ def tabulate(function: ir.Operation, loop: ir.Operation, op: ir.Operation, table
 
 
 def store(loop: ir.Operation, op: ir.Operation, table: Table, place: ir.Value) -> None:
-    """Make the table of an op's tile: where the op stands, or before the branch in which it does.
+    """Make the table of an op's tile: in place of the op, or before the branch that contains it.
 
-    Of what a branch of the loop's body computes, its tile alone waits for products: ``pipeline-kv-loops`` moves what
-    stands before it.
+    In a branch of the loop's body, the tile waits for products, but the table need not: ``pipeline-kv-loops`` moves ops
+    before the branch.
     """
     body, branch = loop.regions[0].blocks[0], op.parent.operation
     if op.block == body:
@@ -384,19 +384,19 @@ def store(loop: ir.Operation, op: ir.Operation, table: Table, place: ir.Value) -
 
 def make(table: Table, tile: ir.Value, place: ir.Value) -> None:
     """Compute a table at the insertion point, in a loop or its branch, and store it."""
-    # Else what is of heads or places alone is computed before the loop, and held in registers that there are not.
+    # Opaque, since otherwise loop-invariant parts would move before the loop into registers that are not available.
     table.zero = ptx.unknown(Value(const(0), i32)).ir
     span, pitch = (table.elements,) * 2 if table.span == table.pitch else (table.span, table.pitch)
     TableStoreOp(table.of(tile), place, *map(i64_attr, (table.length, span, pitch)))
 
 
 def makes_tables(op: ir.Operation) -> bool:
-    """Whether an op, or one within it, makes a table."""
+    """Whether an op makes a table, or contains an op that does."""
     return any(x.name == "kv.table_store" for x in walk(op))
 
 
 def meanwhile(ops: list[ir.Operation]) -> list[ir.Operation]:
-    """Of ops behind the first product of a loop, those that make tables, which need no product."""
+    """The ops after the first product of a loop that make tables, which need no product."""
     stores = [op for op in ops if makes_tables(op)]
     needed = backward(stores, set(ops).__contains__)
     return [op for op in ops if op in needed]
@@ -408,8 +408,8 @@ def _is_before(value: ir.Value, loop: ir.Operation) -> bool:
 
 
 def functions(function: ir.Operation, computed: bool) -> list[tuple[ir.Operation, ir.Operation]]:
-    """(op, its loop) of the tiles of a kernel that are functions of a distance and a head, of positions that the loop
-    does not compute.
+    """(op, its loop) for a kernel's tiles that are functions of a distance and a head, of positions that the loop does
+    not compute.
     """
     found: dict[ir.Value, tuple[ir.Operation, ir.Operation]] = {}
     for op in walk(function)[1:]:
@@ -435,19 +435,19 @@ def run(module: ir.Module, options: Options) -> None:
         left, made = min(options.most, schedule.get("spare", options.most)), []
         for op, loop in functions(function, computed):
             scan = scanned(op, computed)
-            if scan is None:  # of another that has a table now
+            if scan is None:  # another tile with a table now includes it
                 continue
             table = Table(loop, scan, op.results[0])
             rows, needed = min(WARPGROUP_ROWS, shape(op.results[0])[0]), bytes_of(table.length) * groups
             if table.length * SAVES > rows * table.columns or needed > left:
-                why = f"{table.heads} x {table.distances} elements of a tile, {needed} bytes where {left} are left"
-                remark(op, "missed", f"is computed for every element: there are {why}")
+                why = f"{table.heads} x {table.distances} elements, {needed} bytes where {left} are left"
+                remark(op, "missed", f"is computed for every element: a table has {why}")
                 continue
             if not performs(op, "tabulate") or not tabulate(function, loop, op, table):
                 continue
             made.append(op)
             left -= needed
             sizes = {"distances": table.distances, "heads": table.heads}
-            remark(op, "passed", "is computed once for each distance and head", **sizes)
+            remark(op, "passed", "is computed once per distance and head", **sizes)
         needed_by = backward(made, lambda op: op.name == "kv.tile_gather" or is_position(op))
         erase_unused(op for op in walk(function) if op in needed_by)

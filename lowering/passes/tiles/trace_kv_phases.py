@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""Mark what warps of kernels over tiles wait for, copy and start, for the timeline of a launch.
+"""Mark the waits, copies and products of a tile kernel's warps, for the timeline of a launch.
 
-Marks that a kernel over tiles has of its own stand where it was written; schedules are made by passes. This one comes
-after them: every wait, copy and product of circular buffers, turns and queues becomes a phase, with the buffer's name.
-What lies between the waits of a consumer is its arithmetic, of which the kernel's own marks say more.
+Marks that a tile kernel contains are where they were written, but passes make the schedule. This pass runs after them:
+every wait, copy and product of circular buffers, ping-pong and queues becomes a phase with the buffer's name. Between
+its waits a consumer computes, which the kernel's own marks describe.
 
 Before:  %k = "kv.consumer_wait"(%buffer, %n)
 After:   kv.trace_mark "wait for keys" begin ; %k = "kv.consumer_wait"(%buffer, %n) ; kv.trace_mark "wait for keys" end
@@ -19,7 +19,7 @@ from kvarn.dialect import kv, ops, verify
 from kvarn.lowering.pass_base import kv_pass
 from kvarn.lowering.rewrite import kernels, walk
 
-# What a phase is called, where {} is the buffer.
+# The names of phases, with {} for the buffer.
 PHASES = {
     c.OPERATION_NAME: text
     for c, text in (

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""The combine kernel of decode attention's partial results, for batches of few sequences.
+"""The kernel that combines decode attention's partial results, for batches of few sequences.
 
-A block takes one tile of the output (16 elements of the head dimension, the 8 query rows of a column tile) of one
-sequence and KV head. Its ``combine`` warps share the partial results, combine them online, and stage what each has in
-shared memory; those of fixed splits are summed in bins, as the first kernel does (:mod:`combine_fixed_splits`): which
-of them combines changes no bit. Sequences of one work unit were written by the first kernel, but for fixed splits of
-one sequence, which are left one by one.
+A block has one tile of the output (16 elements of the head dimension, the 8 query rows of a column tile) of one
+sequence and KV head. Its ``combine`` warps divide the partial results, combine their shares online, and exchange the
+results through shared memory. Fixed splits are summed in bins as in the first kernel (:mod:`combine_fixed_splits`), so
+that it does not matter for any bit which kernel combines. The first kernel has already written sequences of a single
+work unit, except for the fixed splits of a single sequence, which are stored one by one.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from .split_kv import Own, lists_of, split_kv
 
 
 def combine_kernel(c: DecodeConfig) -> Any:
-    """The combine kernel of a configuration."""
+    """The combine kernel for a configuration."""
     G, NT, KS = c.head_rows, c.column_tiles, c.row_steps
     work, WARPS = split_kv(c), c.combine
-    TOGETHER = 4  # splits whose loads a warp has under way
+    TOGETHER = 4  # splits whose loads a warp has in flight
     fixed = fixed_combining(c, work)
 
     @kv.func
@@ -36,7 +36,7 @@ def combine_kernel(c: DecodeConfig) -> Any:
 
     @kv.func
     def held_by(t, lane):
-        """(the lane that left what a lane combines of a step, which of its own steps that is)."""
+        """(the lane that stored the part of a step that a lane combines, the index of the step in that lane)."""
         if c.halves == 1:
             return lane, t
         other = t >= c.sum_steps
@@ -44,9 +44,9 @@ def combine_kernel(c: DecodeConfig) -> Any:
 
     @kv.func
     def fetch(units, partials, tile_indptr, b, own, tile, r, last):
-        """Load every ``WARPS``-th split from r on, ``TOGETHER`` of them: (maximum, maximum, sum, sum) and outputs.
+        """Load ``TOGETHER`` splits, every ``WARPS``-th from r up: (maximum, maximum, sum, sum) and outputs.
 
-        Where there are no more it is the last one again.
+        Past the last split, the last one is loaded again.
         """
         (nt, t), found = tile, []
         lane, t = held_by(t, own.lane)
@@ -78,7 +78,7 @@ def combine_kernel(c: DecodeConfig) -> Any:
 
     @kv.func
     def sums_of(staged, count, lane, u):
-        """(maximum, sum, outputs) of row u after the first ``count`` that are staged, each warp's."""
+        """(maximum, sum, outputs) of row u, combined over the first ``count`` warps in shared memory."""
         top = kv.f32(NEVER)
         for w in range(0, count, 4):
             for j in kv.static(range(4)):
@@ -94,8 +94,9 @@ def combine_kernel(c: DecodeConfig) -> Any:
 
     @kv.func
     def finish(a, queries, b, own, n, tile, column, first, found):
-        """Write the rows of a column of a tile: each lane its own elements. ``found`` is (maximum, sum of weights,
-        values): both values of a lane, or one, the ``first``-th.
+        """Write the rows of a tile's column, each lane its own elements.
+
+        ``found`` is (maximum, sum of weights, values): both values of a lane, or one of them, number ``first``.
         """
         (top, weights, o), (nt, t), lane, column0 = found, tile, own.lane, own.column0
         row = own.row0 + nt * COLUMNS + column
@@ -121,19 +122,19 @@ def combine_kernel(c: DecodeConfig) -> Any:
 
     @kv.func
     def element(x, prior, of_prior, token, h, d):
-        """An element of the output, of normalised values."""
+        """An element of the output from normalised values."""
         if prior is not None:
             x = with_prior(x, prior[(*token, h, d)], of_prior)
         return c.case.out(x)
 
-    @kv.kernel(block=(32 * WARPS, 1, 1), min_blocks=max(1, (16 if c.leaves_splits else 32) // WARPS))
+    @kv.kernel(block=(32 * WARPS, 1, 1), min_blocks=max(1, (16 if c.stores_splits else 32) // WARPS))
     def attention_combine(a: AttentionArguments):
         lane, warp = kv.lane_id(), kv.warp_id()
         queries = a.queries(c.case, many=False)
         collection = a.collection
         batch = queries.sequences
         staged = fixed.begin(lane, warp) if c.split else kv.shared((WARPS, 8, 32), kv.f32)
-        # The first kernel started when everything before it was done, so lengths and offsets may be read already.
+        # The first kernel started after everything before it was done, so lengths and offsets may be read already.
         chosen = lists_of(c, a, queries)
         tile_indptr, total = work.count_tiles(collection, queries, chosen, batch, WARPS)
         units = work.work_units(a.max_units, total, tile_indptr, batch)
@@ -149,7 +150,7 @@ def combine_kernel(c: DecodeConfig) -> Any:
                 fixed.find(left, units, tile_indptr, b, lane, warp)
             else:
                 left.first, left.last = work.units_of(units, tile_indptr, b)
-        # Every block waits, so that this kernel ends after the first one, whatever there is to combine.
+        # Every block waits, even without work, so that this kernel ends after the first one.
         if c.programmatic:
             with kv.trace("wait for partial results"):
                 kv.griddepcontrol_wait()

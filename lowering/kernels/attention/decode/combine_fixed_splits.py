@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""How the combine kernel adds what decode attention has left of fixed splits: in bins, like its warps do.
+"""The combine kernel's sums of fixed splits: in bins, as in decode attention's own warps.
 
-That is the splits of one sequence one by one, and of several the sums of work units: the splits can be so short that
-the units are even. A lane has a query row and two of its values, of which the block's warps add some splits or sums
-each; then two warps add what all have, a value each. Of one sequence there are many warps: they agree on exponents
-before they add, so that adding their bins takes no more than adding numbers, each bin by a warp of its own.
+With one sequence it adds the splits one by one, with several the sums of work units: splits may be so short that all
+units are equally long. A lane has a query row and two of its values, for which each of the block's warps adds some
+splits or sums; then two warps add the warps' results, one value each. One sequence has many splits per block, so the
+warps first agree on exponents; adding bins then takes no longer than adding numbers, with one warp per bin.
 """
 
 from __future__ import annotations
@@ -22,29 +22,29 @@ from .partials import partials_of
 
 @kv.func
 def ordered(bits):
-    """The bits of a float as an integer of the same order; of such an integer, the bits."""
+    """The bits of a float as an integer with the same order, and back."""
     return bits ^ ((bits >> 31) & 0x7FFFFFFF)
 
 
-_EXPONENTS = 2  # of a lane: of its values, and of its sums of weights
-_NUMBERS = 3  # that are summed: the weights, two values
+_EXPONENTS = 2  # per lane: of its values, and of its sums of weights
+_NUMBERS = 3  # summed numbers per lane: the weights, two values
 
 
 def fixed_combining(c: DecodeConfig, work: SimpleNamespace) -> SimpleNamespace:
     """The functions for a configuration and its scheduler.
 
-    ``shared`` is what :func:`begin` gives: exponents of what each warp has summed, or of all; the bins.
+    ``shared`` is the result of :func:`begin`: exponents of each warp's sums or of all, and the bins.
     """
     K, WARPS = c.bins, c.combine
-    EACH = cdiv(c.most_splits, WARPS)  # splits of a warp, whose loads all are under way together
-    UNITS = 4  # units of a warp, whose sums' loads are
+    EACH = cdiv(c.most_splits, WARPS)  # splits per warp, whose loads are all in flight
+    UNITS = 4  # units per warp whose loads are in flight
     KS, sums = c.sum_steps, fixed_splits(c, work, partials_of(c))
 
     @kv.func
     def begin(lane, warp):
-        """Shared memory for what the warps have summed, before any warp is there."""
+        """Allocate shared memory for the warps' sums."""
         exponents = kv.shared((WARPS, _EXPONENTS, 32), kv.f32)
-        if c.leaves_splits:
+        if c.stores_splits:
             if warp == 0:
                 for i in kv.static(range(_EXPONENTS)):
                     exponents[0, i, lane] = kv.bitcast(ordered(kv.bitcast(kv.f32(NO_EXPONENT), kv.i32)), kv.f32)
@@ -53,7 +53,7 @@ def fixed_combining(c: DecodeConfig, work: SimpleNamespace) -> SimpleNamespace:
 
     @kv.func
     def agreed(exponents, own, lane):
-        """The largest exponents of all warps'."""
+        """The largest exponents over all warps."""
         for i in kv.static(range(_EXPONENTS)):
             bits = ordered(kv.bitcast(own[i], kv.i32))
             exponents.ptr(0, i, lane).atomic("max", bits, scope="block")
@@ -62,9 +62,10 @@ def fixed_combining(c: DecodeConfig, work: SimpleNamespace) -> SimpleNamespace:
 
     @kv.func
     def row_of(which, t, lane):
-        """(row of the two that a lane has in a partial result, the lane that left it, which of that one's steps).
+        """(which of a lane's two rows in a partial result, the lane that stored it, the index of the step in that
+        lane).
 
-        Of a block ``which`` has one of the rows, unless two lanes share the columns of each.
+        Block number ``which`` has one of the rows, unless two lanes share the columns of each row.
         """
         if c.row_blocks > 1:
             return which, lane, t
@@ -73,7 +74,7 @@ def fixed_combining(c: DecodeConfig, work: SimpleNamespace) -> SimpleNamespace:
 
     @kv.func
     def of_splits(exponents, partials, b, own_part, place, count, warp):
-        """The exponents that all warps have agreed on, and the bins of this warp's splits of a sequence."""
+        """The exponents that all warps agree on, and the bins of this warp's splits of a sequence."""
         (nt, t, which), part, lane = place, own_part.part, own_part.lane
         u, holder, t = row_of(which, t, lane)
         held, own, bins = [], [kv.f32(NO_EXPONENT)] * _EXPONENTS, no_bins()
@@ -96,12 +97,12 @@ def fixed_combining(c: DecodeConfig, work: SimpleNamespace) -> SimpleNamespace:
         return own, bins
 
     @kv.func
-    def those_from(units, tile_indptr, b, base, lane, warp):
-        """Of this warp's next units from ``base`` on, as bits of words: those that have left a sum of a sequence, and
-        those that do not begin inside it.
+    def units_from(units, tile_indptr, b, base, lane, warp):
+        """This warp's next units from ``base`` up, as bits of words: the units with a sum of the sequence, and the
+        units that do not start within it.
         """
         each, count = splits_of(tile_indptr, b)
-        return sums.those_of(units, tile_indptr, b, each, count, base + warp + lane * WARPS)[:2]
+        return sums.units_with_splits(units, tile_indptr, b, each, count, base + warp + lane * WARPS)[:2]
 
     @kv.func
     def of_sums(units, partials, tile_indptr, b, own_part, place, left, warp):
@@ -114,7 +115,7 @@ def fixed_combining(c: DecodeConfig, work: SimpleNamespace) -> SimpleNamespace:
             for base in range(left.first, left.last + 1, WARPS * UNITS):
                 held, tops, below = [], own, kv.bool(False)
                 for j in kv.static(range(UNITS)):
-                    r = kv.math.min(base + warp + j * WARPS, left.last)  # which may have left nothing
+                    r = kv.math.min(base + warp + j * WARPS, left.last)  # a unit that may have stored nothing
                     found = loaded(partials, part, r, begin & (1 << j), u, nt, t, holder)
                     held.append(((there & (1 << j)) != 0, *found))
                 for exists, of_it, _ in kv.static(held):
@@ -122,7 +123,7 @@ def fixed_combining(c: DecodeConfig, work: SimpleNamespace) -> SimpleNamespace:
                 for exists, of_it, _ in kv.static(held):
                     below = below | (exists & ((of_it[0] != tops[0]) | (of_it[1] != tops[1])))
                 bins = lowered_by(bins, own, tops)
-                alike = kv.ballot(below) == 0  # nearly always
+                alike = kv.ballot(below) == 0  # nearly always true
                 for exists, of_it, theirs in kv.static(held):
                     if exists:
                         if ~alike:
@@ -131,12 +132,12 @@ def fixed_combining(c: DecodeConfig, work: SimpleNamespace) -> SimpleNamespace:
                             bins[i : i + K] = add_bins(bins[i : i + K], theirs[i : i + K])
                 own = tops
                 if base + WARPS * UNITS <= left.last:
-                    there, begin = those_from(units, tile_indptr, b, base + WARPS * UNITS, lane, warp)
+                    there, begin = units_from(units, tile_indptr, b, base + WARPS * UNITS, lane, warp)
         return own, bins
 
     @kv.func
     def loaded(partials, part, r, begins, u, nt, t, holder):
-        """(exponents, bins) of a row's step in what a unit has left."""
+        """(exponents, bins) of a row's step as a unit stored them."""
         fours = cdiv(_EXPONENTS + K, 4)
         of = work.fixed_partial_of(partials, r, kv.where(begins != 0, 0, 1), part, holder)
         of, ends, values = of + nt * ((KS * K + 2 * fours) * 512), [], []
@@ -155,7 +156,7 @@ def fixed_combining(c: DecodeConfig, work: SimpleNamespace) -> SimpleNamespace:
 
     @kv.func
     def lowered_by(bins, before, tops):
-        """The bins of numbers whose exponents become more: the first one's are those of weights."""
+        """The bins after their numbers' exponents are increased; the first number is the sum of weights."""
         found = []
         for i in kv.static(range(_NUMBERS)):
             of = 0 if i else 1
@@ -164,34 +165,35 @@ def fixed_combining(c: DecodeConfig, work: SimpleNamespace) -> SimpleNamespace:
 
     @kv.func
     def splits_of(tile_indptr, b):
-        """(tiles of a split, splits) of a sequence."""
+        """(tiles per split, splits) of a sequence."""
         each = work.tiles_of_split(tile_indptr, b)
         return each, work.split_count(tile_indptr, b, each)
 
     @kv.func
     def find(left, units, tile_indptr, b, lane, warp):
-        """Find what is left of a sequence that has tiles: from the ``first`` to the ``last`` split, or unit; of units
-        both the same, where one has it all.
+        """Find the partial results of a sequence with tiles: the ``first`` to the ``last`` split, or unit.
+
+        Both units are the same if one unit has the whole sequence.
         """
-        if c.leaves_splits:
+        if c.stores_splits:
             left.last = splits_of(tile_indptr, b)[1]
         else:
             left.first, left.last = work.units_of(units, tile_indptr, b)
             each, count = splits_of(tile_indptr, b)
             for base in range(left.first, left.last + 1, 32):
-                _, begin, end = sums.those_of(units, tile_indptr, b, each, count, base + lane)
+                _, begin, end = sums.units_with_splits(units, tile_indptr, b, each, count, base + lane)
                 if (begin & end) != 0:
                     left.last = left.first
-            left.there, left.begin = those_from(units, tile_indptr, b, left.first, lane, warp)
+            left.there, left.begin = units_from(units, tile_indptr, b, left.first, lane, warp)
 
     @kv.func
     def gather(shared, units, partials, tile_indptr, b, own_part, place, left, warp):
-        """Sum this warp's share of what is left of a sequence, for all warps to see.
+        """Sum this warp's share of a sequence's partial results and publish it to all warps.
 
-        ``own_part`` is the part that the block combines, ``place`` (column tile, step of the head, query row).
+        ``own_part`` is the part that the block combines, ``place`` is (column tile, step of the head, query row).
         """
         (exponents, staged), lane = shared, own_part.lane
-        if c.leaves_splits:
+        if c.stores_splits:
             _, bins = of_splits(exponents, partials, b, own_part, place, left.last, warp)
         else:
             own, bins = of_sums(units, partials, tile_indptr, b, own_part, place, left, warp)
@@ -200,7 +202,7 @@ def fixed_combining(c: DecodeConfig, work: SimpleNamespace) -> SimpleNamespace:
         for i in kv.static(range(_NUMBERS * K)):
             staged[warp, i, lane] = bins[i]
         kv.barrier()
-        if c.leaves_splits:
+        if c.stores_splits:
             for i in range(warp, _NUMBERS * K, WARPS):
                 nothing = kv.where(i % K == 0, empty(0), empty(1))
                 if K > 2:
@@ -213,10 +215,10 @@ def fixed_combining(c: DecodeConfig, work: SimpleNamespace) -> SimpleNamespace:
 
     @kv.func
     def combined(shared, half, lane):
-        """(maximum, sum of weights, one of two values) of a lane's row, of all warps' sums."""
+        """(maximum, sum of weights, one of two values) of a lane's row over all warps' sums."""
         exponents, staged = shared
-        first = [0, K + half * K]  # where the bins of the weights, and those of the value, begin
-        if c.leaves_splits:
+        first = [0, K + half * K]  # the first bins of the weights and of the value
+        if c.stores_splits:
             tops = [kv.bitcast(ordered(kv.bitcast(exponents[0, i, lane], kv.i32)), kv.f32) for i in range(_EXPONENTS)]
             bins = [staged[WARPS, at + k, lane] for at in first for k in range(K)]
         else:
@@ -226,7 +228,7 @@ def fixed_combining(c: DecodeConfig, work: SimpleNamespace) -> SimpleNamespace:
 
     @kv.func
     def all_bins(exponents, staged, first, lane):
-        """The exponents and bins of two numbers, those that begin at ``first``, of all warps' sums."""
+        """The exponents and bins of two numbers over all warps' sums; their bins start at ``first``."""
         of, tops, below = [], [kv.f32(NO_EXPONENT)] * _EXPONENTS, kv.bool(False)
         for w in kv.static(range(WARPS)):
             of.append([exponents[w, i, lane] for i in range(_EXPONENTS)])

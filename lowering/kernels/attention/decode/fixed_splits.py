@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""Fixed splits of decode attention: a sequence's result is that of its splits, whoever has which of them.
+"""Fixed splits of decode attention: a sequence's result does not depend on how its splits are divided among units.
 
-The splits follow from a sequence's length alone, and their partial results are summed in bins (:mod:`binned_sums`), so
-that it changes no bit which of them are added first. A warp keeps the bins of its sequence in shared memory and adds to
-them whenever a split ends: a sequence in one work unit never leaves the multiprocessor, and where a unit begins or ends
-inside a sequence it leaves one sum, as units of an even division leave one partial result. The warp that finds itself
-last adds the others' to its own.
+The splits follow from the sequence's length alone, and their partial results are summed in bins (:mod:`binned_sums`),
+so that the order of additions changes no bit. A warp has the bins of its sequence in shared memory and adds each split
+as it ends: a sequence within one work unit never leaves the multiprocessor; a unit that starts or ends within a
+sequence stores one sum, as units of an even division store one partial result. The last warp to finish a sequence adds
+the other warps' sums to its own.
 
-Of batches of few sequences a second kernel adds the sums that units leave; of one sequence, whose units have a split
-each, it adds the splits themselves (:mod:`decode.combine`).
+For batches of few sequences a second kernel adds the units' sums; for one sequence, whose units have one split each, it
+adds the splits themselves (:mod:`decode.combine`).
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def row_exponents(c: DecodeConfig, m: Any, l: Any, o: Any, nt: int) -> Any:
 
 @kv.func
 def weight_sum(exponents: Any, sums: Any) -> Any:
-    """(maximum, sum) of a row's weights, of its lanes' sums; the maximum is no score, but one that none exceeds."""
+    """(maximum, sum) of a row's weights over its lanes; the maximum is an upper bound, not necessarily a score."""
     top = exponents
     for k in kv.static((4, 8, 16)):
         top = kv.math.max(top, kv.shuffle_xor(top, k))
@@ -60,20 +60,20 @@ def weight_sum(exponents: Any, sums: Any) -> Any:
 
 
 def fixed_splits(c: DecodeConfig, work: SimpleNamespace, partial: SimpleNamespace) -> Any:
-    """What begins a sequence and ends a split, for a configuration, its scheduler and functions of partial results.
+    """The start of a sequence and the end of a split, for a configuration, its scheduler and its partial results.
 
-    ``held`` is what a unit remembers of a sequence: tiles of a split (``each``), splits (``count``), the first that it
-    has (``own``), the one that it is at (``split``); ``sums`` is the lane's part of the warp's, in shared memory.
+    ``held`` is a unit's state of a sequence: tiles per split (``each``), splits (``count``), its first split (``own``),
+    its current split (``split``); ``sums`` is the lane's part of the warp's sums, in shared memory.
     """
     NT, KS, K = c.column_tiles, c.sum_steps, c.bins
-    # Sums, and steps of the head of each, whose loads are under way together.
+    # Steps of the head and sums whose loads are in flight at the same time.
     STEPS = KS if KS <= 8 else math.gcd(KS, 4)
     TOGETHER = 4 if STEPS <= 4 else 2
     WIDE = math.gcd(KS, 2)
-    ENDS = 1 + cdiv(2 * K, 4)  # fours beside the values: exponents, and bins of the sums of weights
+    ENDS = 1 + cdiv(2 * K, 4)  # float4 vectors besides the values: exponents, and bins of the sums of weights
 
-    # A sum of a column tile: for each step of the head its bins, four values each; the exponents of the values and of
-    # the sums of weights of two rows; the bins of the latter, two by two.
+    # Layout of a column tile's sum: for each step of the head the bins, four values each; the exponents of the values
+    # and of the sums of weights, for two rows; the bins of these sums, two per vector.
 
     def four_at(place, nt, i):
         return place + (nt * (KS * K + ENDS) + i) * 512
@@ -89,7 +89,7 @@ def fixed_splits(c: DecodeConfig, work: SimpleNamespace, partial: SimpleNamespac
 
     @kv.func
     def load_weights(place, nt):
-        """Of each of two rows the bins of the sum of weights."""
+        """The bins of the sum of weights, for each of two rows."""
         pairs = []
         for i in kv.static(range(ENDS - 1)):
             four = load(place, nt, KS * K + 1 + i)
@@ -108,11 +108,12 @@ def fixed_splits(c: DecodeConfig, work: SimpleNamespace, partial: SimpleNamespac
         """The bins of value j of a step."""
         return [four[j] for four in fours]
 
-    # What is not done for every split is short code, whose loading takes longer than it runs: loops over the steps.
+    # Code that does not run for every split is kept short by loops over the steps: fetching unrolled code would take
+    # longer than running it.
 
     @kv.func
     def clear(sums):
-        """Begin the sums of a sequence."""
+        """Clear the sums for a new sequence."""
         for nt in kv.static(range(NT)):
             for t in range(KS):
                 for k in kv.static(range(K)):
@@ -122,7 +123,7 @@ def fixed_splits(c: DecodeConfig, work: SimpleNamespace, partial: SimpleNamespac
 
     @kv.func
     def lower(sums, nt, by):
-        """Make the exponents of a column tile's sums so much more."""
+        """Increase the exponents of a column tile's sums."""
         for t in range(KS):
             fours = [load(sums, nt, t * K + k) for k in range(K)]
             new = [lowered(values_at(fours, j), by[j % 2]) for j in range(4)]
@@ -133,7 +134,7 @@ def fixed_splits(c: DecodeConfig, work: SimpleNamespace, partial: SimpleNamespac
 
     @kv.func
     def risen(sums, nt, exponents):
-        """The exponents of a column tile's sums where they are to have others added, of these exponents."""
+        """The exponents of a column tile's sums after adding numbers with these exponents."""
         before = load(sums, nt, KS * K)
         found = [kv.math.max(x, y) for x, y in zip(before, exponents, strict=True)]
         rises = kv.bool(False)
@@ -146,7 +147,7 @@ def fixed_splits(c: DecodeConfig, work: SimpleNamespace, partial: SimpleNamespac
 
     @kv.func
     def add_split(sums, m, l, o):
-        """Add a split's partial result, of which l are the sums of lanes."""
+        """Add a split's partial result; l has one sum per lane."""
         for nt in kv.static(range(NT)):
             own = row_exponents(c, m, l, o, nt)
             of_sum = risen(sums, nt, own)
@@ -164,12 +165,12 @@ def fixed_splits(c: DecodeConfig, work: SimpleNamespace, partial: SimpleNamespac
 
     @kv.func
     def load_steps(places, nt, first, count):
-        """The bins of some steps of the sums at some places."""
+        """The bins of some steps of the sums at some addresses."""
         return [[[load(place, nt, (first + i) * K + k) for k in range(K)] for i in range(count)] for place in places]
 
     @kv.func
     def add_alike(sums, nt, first, loaded, exist):
-        """Add steps of sums of the same exponents, those that exist."""
+        """Add steps of sums with equal exponents, if they exist."""
         mine = load_steps([sums], nt, first, len(loaded[0]))[0]
         for others, there in kv.static(zip(loaded, exist, strict=True)):
             if there:
@@ -193,9 +194,9 @@ def fixed_splits(c: DecodeConfig, work: SimpleNamespace, partial: SimpleNamespac
 
     @kv.func
     def add_sums(sums, places, exist):
-        """Add the sums that other warps have left, those that exist; where one does not, its place is another's."""
+        """Add the sums that other warps have stored, if they exist; a missing one has the address of another."""
         for nt in kv.static(range(NT)):
-            # Each wait for the memory takes about a microsecond: all loads are under way before one is needed.
+            # A memory access takes about a microsecond, so all loads are started before the first is needed.
             theirs = [load(place, nt, KS * K) for place in places]
             weights = [load_weights(place, nt) for place in places]
             loaded = load_steps(places, nt, 0, STEPS)
@@ -208,7 +209,7 @@ def fixed_splits(c: DecodeConfig, work: SimpleNamespace, partial: SimpleNamespac
             below = kv.bool(False)
             for e, four in kv.static(zip(exist, by, strict=True)):
                 below = below | (e & ((four[0] != 0.0) | (four[1] != 0.0)))
-            if kv.ballot(below) == 0:  # nearly always
+            if kv.ballot(below) == 0:  # nearly always true
                 add_alike(sums, nt, 0, loaded, exist)
                 for first in range(STEPS, KS, STEPS):
                     add_alike(sums, nt, first, load_steps(places, nt, first, STEPS), exist)
@@ -221,8 +222,8 @@ def fixed_splits(c: DecodeConfig, work: SimpleNamespace, partial: SimpleNamespac
             store_weights(sums, nt, new)
 
     @kv.func
-    def leave_sum(place, sums, row0, n, lane):
-        """Copy the sums to the workspace, those of rows that there are."""
+    def store_sum(place, sums, row0, n, lane):
+        """Copy the sums of existing rows to the workspace."""
         for nt in kv.static(range(NT)):
             if partial.rows_here(nt, row0, n, lane):
                 for i in range(0, KS * K, WIDE * K):
@@ -232,9 +233,9 @@ def fixed_splits(c: DecodeConfig, work: SimpleNamespace, partial: SimpleNamespac
                     store(place, nt, KS * K + i, load(sums, nt, KS * K + i))
 
     @kv.func
-    def leave_rows(place, sums, row0, n, lane):
-        """Leave the sums as the kernel that adds them has them: of a row after the other (exponent of the values, of
-        the weights; the bins of the latter); then, for each step of the head and bin, the two values of each row.
+    def store_rows(place, sums, row0, n, lane):
+        """Store the sums in the layout of the combine kernel: per row (exponent of the values, exponent of the weights;
+        bins of the weights); then, per step of the head and bin, the two values of each row.
         """
         fours = cdiv(2 + K, 4)
         for nt in kv.static(range(NT)):
@@ -254,7 +255,7 @@ def fixed_splits(c: DecodeConfig, work: SimpleNamespace, partial: SimpleNamespac
 
     @kv.func
     def weights_of(sums, nt):
-        """Of each of two rows of a column tile the maximum, the sum over the lanes, and what its values are times."""
+        """For each of a column tile's two rows: the maximum, the sum over the lanes, the factor of the values."""
         exponents, weights, found = load(sums, nt, KS * K), load_weights(sums, nt), []
         for u in kv.static(range(2)):
             m, l = weight_sum(exponents[2 + u], sum_of(weights[u]))
@@ -268,9 +269,9 @@ def fixed_splits(c: DecodeConfig, work: SimpleNamespace, partial: SimpleNamespac
         return [sum_of(values_at(fours, j)) for j in range(4)]
 
     @kv.func
-    def leave_split(place, m, l, o, row0, n, lane):
-        """Leave a split's partial result as the kernel that adds it has it: of a row after the other (exponent of the
-        values, of the weights; sum of weights); then, for each step of the head, the two values of each row.
+    def store_split(place, m, l, o, row0, n, lane):
+        """Store a split's partial result in the layout of the combine kernel: per row (exponent of the values, exponent
+        of the weights; sum of weights); then, per step of the head, the two values of each row.
         """
         for nt in kv.static(range(NT)):
             if partial.rows_here(nt, row0, n, lane):
@@ -286,25 +287,25 @@ def fixed_splits(c: DecodeConfig, work: SimpleNamespace, partial: SimpleNamespac
 
     @kv.func
     def begin(held, sums, tile_indptr, b, batch_tile):
-        """Remember a sequence of which a tile is the unit's first, and begin its sums."""
+        """Start a sequence with a tile of the unit, and clear its sums."""
         held.each = work.tiles_of_split(tile_indptr, b)
         held.count = work.split_count(tile_indptr, b, held.each)
         held.own = work.split_of(tile_indptr, b, batch_tile, held.each)
         held.split = held.own
-        if not c.leaves_splits:
+        if not c.stores_splits:
             clear(sums)
 
     @kv.func
     def finish(units, a, tile_indptr, of, own, unit, split, m, l, o):
-        """Whether this warp has the sums of a whole sequence, after one of its splits; if not, it has left its part.
+        """Finish a split: whether this warp has the sums of the whole sequence; if not, it has stored its part.
 
-        ``of`` is the sequence: b, and its query tokens; ``unit`` the work unit, and ``split`` (what it remembers of the
-        sequence, whether splits of it are to come).
+        ``of`` is the sequence: b, and its query tokens; ``unit`` is the work unit, and ``split`` is (the unit's state
+        of the sequence, whether more of its splits follow).
         """
         (b, n), (held, more) = of, split
         whole, sums, part, row0, lane = kv.bool(False), own.sums, own.part, own.row0, own.lane
-        if c.leaves_splits:
-            leave_split(work.slot_of(a.partials, b * c.most_splits + held.split, part, lane), m, l, o, row0, n, lane)
+        if c.stores_splits:
+            store_split(work.slot_of(a.partials, b * c.most_splits + held.split, part, lane), m, l, o, row0, n, lane)
         else:
             with kv.trace("add split"):
                 add_split(sums, m, l, o)
@@ -313,25 +314,25 @@ def fixed_splits(c: DecodeConfig, work: SimpleNamespace, partial: SimpleNamespac
                 whole = taken == held.count
                 if ~whole:
                     if c.combine:
-                        leave_rows(work.fixed_partial_of(a.partials, unit, held.own, part, lane), sums, row0, n, lane)
+                        store_rows(work.fixed_partial_of(a.partials, unit, held.own, part, lane), sums, row0, n, lane)
                     else:
                         whole = last(units, a, tile_indptr, b, own, n, unit, held, taken)
         return whole
 
     @kv.func
-    def those_of(units, tile_indptr, b, each, count, r):
-        """Of 32 work units, one a lane, as bits of words: those that have splits of a sequence, those that do not begin
-        inside it, and those that do not end before it does.
+    def units_with_splits(units, tile_indptr, b, each, count, r):
+        """32 work units, one per lane, as bits of words: units with splits of a sequence, units that do not start
+        within it, and units that do not end before its end.
         """
         split, until = [work.split_at(units, tile_indptr, b, r + x, each, count) for x in range(2)]
         return kv.ballot(split < until), kv.ballot(split == 0), kv.ballot(until == count)
 
     @kv.func
     def next_sums(partials, part, found, holder):
-        """Where the next sums of those that ``found`` has are, and whether they exist; the first one does."""
+        """The next units in ``found``: the addresses of their sums, and whether they exist; the first one does."""
         places, exist, first = [], [], found.others & (0 - found.others)
         for _ in kv.static(range(TOGETHER)):
-            bit = found.others & (0 - found.others)  # the lowest
+            bit = found.others & (0 - found.others)  # the lowest bit
             found.others = found.others ^ bit
             exist.append(bit != 0)
             bit = kv.where(bit != 0, bit, first)
@@ -342,20 +343,20 @@ def fixed_splits(c: DecodeConfig, work: SimpleNamespace, partial: SimpleNamespac
 
     @kv.func
     def last(units, a, tile_indptr, b, own, n, unit, held, taken):
-        """Whether this warp is the last to end with a sequence, of which it has no more: then it adds the others'."""
+        """Whether this warp is the last to finish a sequence; then it adds the other warps' sums."""
         others, sums, part, row0, lane = held.count - taken, own.sums, own.part, own.row0, own.lane
         counter = a.counters.address(0) + (b * c.row_groups + part) * 4
         arrived = partial.arrived(counter, lane)
-        if arrived != others:  # somebody is still at work: tell of this part, and look again
+        if arrived != others:  # another warp is still working: publish this part, then check again
             with kv.trace("leave sum"):
-                leave_sum(work.fixed_partial_of(a.partials, unit, held.own, part, lane), sums, row0, n, lane)
-                arrived = partial.tell(counter, taken, lane)
+                store_sum(work.fixed_partial_of(a.partials, unit, held.own, part, lane), sums, row0, n, lane)
+                arrived = partial.publish(counter, taken, lane)
         if arrived == others:
-            partial.begin_again(counter, lane)
+            partial.reset_counter(counter, lane)
             holder = partial.holder(row0, n, lane)
             first, more = work.first_unit_of(units, tile_indptr, b), kv.bool(True)
             while more:
-                bits, begin, end = those_of(units, tile_indptr, b, held.each, held.count, first + lane)
+                bits, begin, end = units_with_splits(units, tile_indptr, b, held.each, held.count, first + lane)
                 more = end == 0
                 found = SimpleNamespace(first=first, others=bits & ~kv.ballot(first + lane == unit), begin=begin)
                 while found.others != 0:
@@ -364,4 +365,6 @@ def fixed_splits(c: DecodeConfig, work: SimpleNamespace, partial: SimpleNamespac
                 first = first + 32
         return arrived == others
 
-    return SimpleNamespace(begin=begin, finish=finish, weights_of=weights_of, values_of=values_of, those_of=those_of)
+    return SimpleNamespace(
+        begin=begin, finish=finish, weights_of=weights_of, values_of=values_of, units_with_splits=units_with_splits
+    )

@@ -1,31 +1,31 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""Decode attention: few query rows a sequence, read at the rate of the memory.
+"""Decode attention: few query rows per sequence, limited by memory bandwidth.
 
-Work. Every sequence's visible keys are cut into tiles of ``tile`` tokens; the tiles of the whole batch, laid end to
-end, are cut into work units, one a block (:mod:`decode.split_kv`). The schedule is made on the device from the cache
-lengths, so that one captured graph serves every batch of a shape class and a ragged batch is as even as a uniform one.
-A block's warps take up to 16 query rows of one KV head each and share nothing: neighbouring blocks read the other heads
-of the same tokens, which keeps DRAM pages open. Heads with more rows are read by several warps, from the L2. Of heads
-wider than a warp has registers for, two or four warps have some columns each: each finds the part of a tile's scores
-that its columns give, adds the others' from shared memory, and goes on as if the head were its own.
+Tiles of 64 or more query rows would leave most of an MMA empty, and one block per sequence and head leaves the device
+unevenly loaded. This kernel keeps only enough copies in flight to reach the memory bandwidth, and balances the batch:
 
-Streaming. A warp copies its tiles through a private circular buffer of ``stages`` cp.async stages
-(:mod:`decode.streaming`), which goes on into the next sequence without a gap; the page ids of the next tile are
-prefetched, so that no copy waits for the table. What is read once leaves the L2 first, which keeps tables and partial
-results there. Scores are K Q^T with the query rows of the group in the 8 columns of m16n8k16; the probabilities turn
-into the second product's operand with movmatrix; the output is V^T P^T, so that maxima and sums stay in the lanes that
-need them. Softmax is online, in base 2.
+1. Split-KV scheduler (:mod:`decode.split_kv`). The sequences' visible keys are cut into tiles of ``tile`` tokens; the
+   tiles of the whole batch, in order, are divided into work units, one per group of blocks. The device computes this
+   from the cache lengths, so that one captured graph serves all batches of a shape, ragged or not.
+2. Warps. Each warp has up to 16 query rows of one KV head and works alone; neighbouring blocks read the other heads
+   of the same tokens, which keeps DRAM pages open. Heads with more rows are read by several warps, through the L2. Two
+   or four warps share a head that is too wide for one warp's registers: each computes the scores of its own columns,
+   adds the other warps' from shared memory, and continues with identical scores.
+3. Copies (:mod:`decode.streaming`). A warp copies tiles through its own circular buffer of ``stages`` cp.async stages,
+   which continues into the next sequence without a gap; page ids are prefetched one tile ahead. Keys and values that
+   only one warp reads are evicted from the L2 first, so that tables and partial results stay in it.
+4. Products (:mod:`decode.products`). Scores are K Q^T by m16n8k16, with the group's query rows as the 8 columns;
+   movmatrix turns the weights into the operand of V^T P^T, so that maxima and sums stay in the lanes that need them.
+   The softmax is online, in base 2.
+5. Combination. A sequence within one work unit is written at once. Otherwise each unit stores a partial result in the
+   workspace, and the last warp to finish (an atomic counter per sequence and head) combines them in the units' order
+   (:mod:`decode.results`; fixed splits: :mod:`decode.fixed_splits`). Batches of few sequences have many partial results
+   each, which a second kernel combines, with a block per 16 elements of the head; it is launched early (PDL) and waits
+   on the device for the first kernel.
 
-Combining. A sequence inside one work unit is written at once. Otherwise each unit leaves a partial result in the
-workspace, and the warp that finds itself last (an atomic counter a sequence and head) combines them in the units' order
-(:mod:`decode.results`; where splits are fixed, :mod:`decode.fixed_splits`). Batches of few sequences have many partial
-results each: there a second kernel combines them, with a block for every 16 elements of the head, launched
-programmatically so that it waits on the device when the first ends.
-
-8-bit elements are converted to f16 in pairs. K's bytes keep their order in a register, which permutes the head
-dimension inside each 16; the query is read with the same permutation. Scales of K multiply the scores; those of V
-multiply the probabilities, over the largest power of two of those met so far, which keeps them in f16's range. Where 16
-elements have several scales, elements are multiplied by them, K's over such a power of two of the tile.
+8-bit elements are converted to f16 in pairs (:mod:`decode.products`). K's scales multiply the scores; V's multiply the
+weights, divided by the largest power of two so far, which keeps them in f16's range. Where 16 elements have several
+scales, the scales multiply the elements, K's divided by such a power of two of the tile.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ from kvarn.lowering.schedules.decode import COLUMNS, NEVER, DecodeConfig, config
 from ..arguments import AttentionArguments
 from ..case import Case, last_not_above
 from ..queries import batch_of
-from ..softmax import array_read, hold, modified_one, modifies, score_unit, shown
+from ..softmax import array_read, hoist_query_reads, modified_one, modifies, score_unit, shown
 from .combine import combine_kernel
 from .partials import lane_sum
 from .products import products
@@ -55,10 +55,10 @@ from .streaming import streaming
 
 
 def decode_kernel(c: DecodeConfig) -> Any:
-    """The kernel of a configuration."""
+    """The kernel for a configuration."""
     G, NT, TT, NS = c.head_rows, c.column_tiles, c.tile, c.stages
     NW, MT, KS = c.warps, c.tile // 16, c.row_steps
-    HG = c.row_groups // NW  # blocks that share a work unit, each with other heads
+    HG = c.row_groups // NW  # blocks per work unit, each with other heads
     threads, GC = 32 * NW, c.scales
     work = split_kv(c)
     stream, results_of = streaming(c), results(c, work)
@@ -66,25 +66,25 @@ def decode_kernel(c: DecodeConfig) -> Any:
 
     @kv.func
     def query_of(nt, i, lane, head, row0, start):
-        """(query head, position) of the query row that one of the lane's scores is of."""
+        """(query head, position) of the query row of one of the lane's scores."""
         row = row0 + nt * COLUMNS + (lane & 3) * 2 + i % 2
         return head * G + row % G, start + row // G
 
     @kv.func
     def masked(s, token, b, place, keys, arrays):
-        """A score, minus infinity where the query row may not see the token."""
+        """A score; minus infinity where the query row may not attend to the token."""
         seen = (token < keys) & shown(c.case, b, *place, token, arrays)
         return kv.where(seen, s, float("-inf"))
 
     @kv.func
-    def queries_held(slopes, arrays, b, head, row0, start, lane, keys):
-        """(query head, position) of each of the lane's query rows, if functions are asked at every key; else none."""
+    def query_positions(slopes, arrays, b, head, row0, start, lane, keys):
+        """(query head, position) of each of the lane's query rows; none unless functions are evaluated per key."""
         found = []
-        if modifies(c.case) or c.case.mask.asked:
+        if modifies(c.case) or c.case.mask.evaluated:
             for nt in kv.static(range(NT)):
                 for u in kv.static(range(2)):
                     found.append(query_of(nt, u, lane, head, row0, start))
-            hold(c.case, b, found, keys, slopes, arrays)
+            hoist_query_reads(c.case, b, found, keys, slopes, arrays)
         return found
 
     @kv.func
@@ -99,19 +99,19 @@ def decode_kernel(c: DecodeConfig) -> Any:
 
     @kv.func
     def unit_above(top):
-        """The power of two that a scale does not exceed."""
+        """The smallest power of two that is at least a scale."""
         above = (kv.bitcast(top, kv.i32) + 0x7FFFFF) & 0x7F800000
         return kv.bitcast(kv.math.min(above, 0x7E800000), kv.f32)
 
     @kv.func
     def unit_of_keys(stage, lane):
-        """A power of two that no scale of a tile of K exceeds, and its inverse."""
+        """A power of two that is at least every scale of a tile of K, and its inverse."""
         unit = unit_above(kv.math.max(stream.largest_scale(stage, 0, lane), 2.0**-100))
         return unit, kv.bitcast(0x7F000000 - kv.bitcast(unit, kv.i32), kv.f32)
 
     @kv.func
     def follow_scales(stage, o, unit, lane):
-        """Make unit[0] a power of two that no scale of V met so far exceeds, unit[1] its inverse; o is in this unit."""
+        """Make unit[0] a power of two >= every scale of V so far, unit[1] its inverse; o is in this unit."""
         top = stream.largest_scale(stage, 1, lane)
         if top > unit[0]:
             unit_of = unit_above(top)
@@ -119,9 +119,9 @@ def decode_kernel(c: DecodeConfig) -> Any:
             unit[0], unit[1] = unit_of, 1.0 / unit_of
 
     @kv.func
-    def sharers(stages, number, mt):
-        """(memory of the first of the warps that share a head, where in it scores of a stage's row tile go, which one
-        this warp is).
+    def score_exchange(stages, number, mt):
+        """(memory of the first of the warps that share a head, offset in it of a stage's scores of a row tile, this
+        warp's number among them).
         """
         slice = kv.warp_id() % c.slices
         place = c.stages * c.stage_bytes + c.query_bytes
@@ -129,11 +129,11 @@ def decode_kernel(c: DecodeConfig) -> Any:
 
     @kv.func
     def attend(a, own, here, query, m, l, o, unit, of, functions):
-        """One tile, which is ``here``: (its number, tokens, all stages, its own number and itself); scores, online
-        softmax, weighted values.
+        """Process one tile: scores, online softmax, weighted values.
 
-        ``query`` is the query and where it lies, ``of`` the sequence: b, keys, the first that is seen, position of its
-        first query, places of the lane's rows; ``functions`` (slopes, arrays). Changes m, l, o and unit.
+        ``here`` is (the tile's number, its tokens, all stages, the stage's number and address), ``query`` the query and
+        its address, ``of`` the sequence: b, keys, first visible key, position of its first query, rows' (head,
+        position); ``functions`` is (slopes, arrays). Changes m, l, o and unit.
         """
         (tile, tokens, stages, number, stage), (q, q_place), (b, keys, _, start, places) = here, query, of
         scale, (slopes, arrays) = a.scale * score_unit(c.case), functions
@@ -143,7 +143,7 @@ def decode_kernel(c: DecodeConfig) -> Any:
         for mt in kv.static(range(MT)):
             of_tile = multiply.scores(q, q_place, stage, mt, of_keys, lane)
             if c.slices > 1:
-                of_tile = multiply.whole_scores(of_tile, *sharers(stages, number, mt), lane)
+                of_tile = multiply.whole_scores(of_tile, *score_exchange(stages, number, mt), lane)
             for nt in kv.static(range(NT)):
                 found = of_tile[nt]
                 for i in kv.static(range(4)):
@@ -152,7 +152,7 @@ def decode_kernel(c: DecodeConfig) -> Any:
                         token = stream.token_of(tile, mt * 16 + (lane >> 2) + 8 * (i // 2), tokens)
                         place = places[2 * nt + i % 2]
                         scores[-1] = modified_one(c.case, scores[-1], b, *place, token, slopes, arrays)
-        # Only tiles at the ends of what rows see need the mask: every row sees [last row's first, first row's end).
+        # Only tiles at the ends of the bounds need the mask: all rows attend to [last row's first, first row's end).
         seen_first, seen_end = c.case.mask.first(start + c.max_queries - 1), c.case.mask.end(start, keys)
         if c.case.by_lists:
             edge = ~stream.within(tile, tokens, lane, seen_first, seen_end)
@@ -162,7 +162,7 @@ def decode_kernel(c: DecodeConfig) -> Any:
                 edge = edge | (tile * TT < seen_first)
         if c.case.blocks:
             edge = ~stream.seen_whole(tokens, keys)
-        elif c.case.mask.asked:
+        elif c.case.mask.evaluated:
             edge = True
         if edge:
             for mt in kv.static(range(MT)):
@@ -191,7 +191,7 @@ def decode_kernel(c: DecodeConfig) -> Any:
                         scores[slot] = kv.ex2(scores[slot] - top)
                         total = total + scores[slot]
                 l[2 * nt + u] = total
-        # Maxima rarely change after the first tiles; the output is scaled only where one did.
+        # Maxima rarely change after the first tiles; the output is rescaled only where one did.
         changed = alphas[0] != 1.0
         for x in kv.static(range(1, 2 * NT)):
             changed = changed | (alphas[x] != 1.0)
@@ -208,12 +208,12 @@ def decode_kernel(c: DecodeConfig) -> Any:
 
     @kv.func
     def segment(collection, queries, tile_indptr, b, batch_tile, end, row0):
-        """What of sequence b lies in [batch_tile, end): its extent, and the sequence's tiles from ``tile`` to ``last``.
+        """The part of sequence b in [batch_tile, end): its extent, and the sequence's tiles from ``tile`` to ``last``.
 
-        A warp without rows of the sequence has no tiles of it either.
+        A warp without rows of the sequence has no tiles of it.
         """
         keys, first, start, n = work.extent(collection, queries, b)
-        base = work.first_tile(first) - tile_indptr[b]  # tile of the sequence = base + tile of the batch
+        base = work.first_tile(first) - tile_indptr[b]  # sequence tile = base + batch tile
         until = kv.math.min(end, tile_indptr[b + 1])
         last = base + until
         if c.parts > 1:
@@ -222,7 +222,7 @@ def decode_kernel(c: DecodeConfig) -> Any:
 
     @kv.func
     def next_tile(collection, queries, tile_indptr, fetched, end, row0):
-        """Where a sequence ends, go on with the next one of the work unit that this warp has tiles of."""
+        """At the end of a sequence, continue with the work unit's next sequence in which this warp has tiles."""
         if c.max_batch > 1:
             while (fetched.tile >= fetched.last) & (fetched.until < end):
                 b = work.sequence_from(tile_indptr, fetched.b, fetched.until)
@@ -234,11 +234,11 @@ def decode_kernel(c: DecodeConfig) -> Any:
 
     @kv.func
     def prefetch(caches, a, queries, lists, fetched, mine, stage, held, own, often=True):
-        """Start copying the work unit's next tile into a stage, whatever its sequence, and look up the pages after it.
+        """Start copying the work unit's next tile, of any sequence, into a stage, and look up the pages of the tile
+        after it.
 
-        ``held`` are (scales of the tile before, which are stored now; tokens of the tiles of lists that are on their
-        way, the first in front); gives those of this one, and what they are now. What is not done ``often`` is short
-        code, whose loading takes longer than it runs.
+        ``held`` is (scales of the previous tile, which are stored now; tokens of list tiles in flight, oldest first);
+        returns the new state. Code that does not run ``often`` is kept short, since its fetch dominates.
         """
         (chosen, tile_indptr, end), (scales, copied), lane = lists, held, own.lane
         if stream.held_scales:
@@ -266,7 +266,7 @@ def decode_kernel(c: DecodeConfig) -> Any:
         queries = a.queries(c.case, many=False)
         batch = queries.sequences
         stages = kv.shared(NW * c.warp_bytes + c.padding, kv.u8, alignment=128)
-        # What the kernels before wrote (lengths, new tokens, the query) is visible from here on.
+        # From here on, the writes of earlier kernels (lengths, new tokens, the query) are visible.
         if c.programmatic and a.few is not None:
             kv.griddepcontrol_launch_dependents()
         elif c.programmatic and not c.early:
@@ -274,11 +274,11 @@ def decode_kernel(c: DecodeConfig) -> Any:
         chosen = lists_of(c, a, queries)
         tile_indptr, total = work.count_tiles(collection, queries, chosen, batch, NW)
 
-        # Values lie as far from their keys everywhere: K and V share pages and strides.
+        # The distance from a key to its value is constant: K and V share pages and strides.
         k_cache, v_cache = collection.get_key_cache(a.layer), collection.get_value_cache(a.layer)
         first_page = kv.i32(0)
         k_address, v_address = [x.block_paged_ptr(0, 0, 0, page=first_page).address() for x in (k_cache, v_cache)]
-        # Rows that no other warp reads leave the L2 first: tables, lengths and partial results stay.
+        # Rows that no other warp reads are evicted from the L2 first: tables, lengths and partial results stay.
         policy = kv.l2_policy("evict_first") if c.reads_once else None
         part = (kv.block_id.x % HG) * NW + warp
         head, row0, column0 = work.place_of(part)
@@ -307,7 +307,7 @@ def decode_kernel(c: DecodeConfig) -> Any:
             if c.parts > 1:
                 next_tile(collection, queries, tile_indptr, fetched, end, row0)
             if c.programmatic and c.early:
-                # Cached tokens may be read already; new ones are only there when the kernel before has ended.
+                # Cached tokens may be read already; new tokens are visible only after the previous kernel has ended.
                 if ((tile + (NS - 1)) * TT > start) | (fetched.b != b):
                     kv.griddepcontrol_wait()
             fetched.pages, fetched.tokens = stream.pages_of(k_cache, chosen, fetched.b, head, fetched.tile, lane)
@@ -319,7 +319,7 @@ def decode_kernel(c: DecodeConfig) -> Any:
             if c.programmatic and c.early:
                 start_next()
             q, q_place = multiply.empty_query(), mine + c.stages * c.stage_bytes
-            taken = kv.i32(0)  # splits that this work unit has had of the sequence
+            taken = kv.i32(0)  # splits of the sequence that this work unit has finished
             held, own = SimpleNamespace(), replace(own, sums=q_place + (c.query_bytes + c.score_bytes + lane * 16))
             if c.split:
                 results_of.begin_fixed(held, own.sums, tile_indptr, b, batch_tile)
@@ -331,7 +331,7 @@ def decode_kernel(c: DecodeConfig) -> Any:
                     q = multiply.query(a.query, queries, b, head, row0, n, lane, q_place, column0)
                 m, l, o = [kv.f32(NEVER)] * (2 * NT), [kv.f32(0.0)] * (2 * NT), [kv.f32(0.0)] * (4 * NT * KS)
                 unit = [kv.f32(2.0**-100), kv.f32(2.0**100)]
-                places = queries_held(*functions, b, head, row0, start, lane, keys)
+                places = query_positions(*functions, b, head, row0, start, lane, keys)
                 split_end = kv.math.min(batch_tile + held.each, until) if c.split else until
                 split_last = kv.math.min(tile + (split_end - batch_tile), last)
                 for i in range(tile, split_last):
@@ -359,14 +359,14 @@ def decode_kernel(c: DecodeConfig) -> Any:
                         keys, first, start, n, tile, last, until = segment(
                             collection, queries, tile_indptr, b, batch_tile, end, row0
                         )
-                if not c.split:  # weights of fixed splits stay those of lanes until all are added
+                if not c.split:  # weights of fixed splits are summed over lanes only after all splits
                     add_lanes(l)
                 if GC:
                     rescale(o, unit[0])
-                # A warp without rows of the sequence leaves nothing, and nobody waits for it.
+                # A warp without rows of the sequence stores nothing, and no warp waits for it.
                 if row0 < rows * G:
                     with kv.trace("combine and write"):
-                        m, l, o = results_of.shared_out(m, l, o, lane)
+                        m, l, o = results_of.redistributed(m, l, o, lane)
                         if c.split:
                             whole = results_of.finish_fixed(
                                 units, a, tile_indptr, (done, rows), own, r, (held, more), m, l, o
@@ -397,9 +397,9 @@ def decode_kernel(c: DecodeConfig) -> Any:
 
 
 def launch(case: Case, at: Expansion, op: Any, few: Ix | None = None) -> None:
-    """Launch the kernel, and where the schedule says so the one that combines partial results.
+    """Launch the kernel and, by the schedule, the combine kernel.
 
-    With ``few``, over the sequences of as many new tokens at most, beside a kernel that has the others; of 0, none.
+    With ``few``, only over sequences of at most ``few`` new tokens (0: none); another kernel has the others.
     """
     element, divides = case.out.itemsize, few is not None
     config = configured(
@@ -412,18 +412,16 @@ def launch(case: Case, at: Expansion, op: Any, few: Ix | None = None) -> None:
         ),
         entries_of_few(at.schedule) if divides else at.schedule,
     )
-    if case.by_lists or divides:  # what made the lists is the kernel before, so nothing can be read while it runs
+    if case.by_lists or divides:  # the previous kernel wrote the lists, so nothing can be read before it ends
         config = replace(config, early=0)
     head_blocks = config.row_groups // config.warps
     one = at.constant(1)
     max_units = at.device("multiprocessors") * config.blocks // head_blocks
-    max_units = max_units + (
-        one - max_units.least(one)
-    )  # where the heads alone are more blocks than the device is to have
+    max_units = max_units + (one - max_units.least(one))  # where the heads alone are more blocks than scheduled
     batch = batch_of(op, at)
     blocks = max_units * head_blocks if few is None else few.least(1) * max_units * head_blocks
     partial_results = max_units * 2
-    if config.leaves_splits:
+    if config.stores_splits:
         partial_results = batch * config.most_splits
     partials = at.workspace(partial_results * (config.row_groups * config.quads * 512))
     counters = at.workspace(batch * (4 * config.row_groups), zeroed=True)

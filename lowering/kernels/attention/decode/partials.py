@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""A warp's partial result (m, l, o) in memory, as its lanes hold it, and who is the last of a sequence to leave one.
+"""A warp's partial result (m, l, o) in memory, in the lanes' layout, and the detection of a sequence's last warp.
 
-Of few query rows half of the lanes have none. They take half of their neighbours' columns when a split ends, so that
-all lanes have something to add, to leave and to write.
+With few query rows half of the lanes have none. They take half of their neighbours' columns when a split ends, so that
+all lanes take part in adding, storing and writing.
 """
 
 from __future__ import annotations
@@ -18,21 +18,21 @@ from ..partials import of_both
 
 @kv.func
 def lane_sum(x: Any) -> Any:
-    """The sum over the lanes that have the same rows, every fourth."""
+    """The sum over the lanes with the same rows, which are every fourth lane."""
     for k in kv.static((4, 8, 16)):
         x = x + kv.shuffle_xor(x, k)
     return x
 
 
 def rows_of(c: DecodeConfig, nt: int, u: int) -> range:
-    """Where a lane's outputs of row u of a column tile are among all that it has."""
+    """The indices of a lane's outputs of row u of a column tile."""
     return range(nt * c.sum_steps * 4 + u, (nt + 1) * c.sum_steps * 4, 2)
 
 
 def partials_of(c: DecodeConfig) -> SimpleNamespace:
     """The functions for a configuration.
 
-    ``place`` points to a lane's part of a partial result in the workspace.
+    ``place`` is the address of a lane's part of a partial result in the workspace.
     """
     NT, KS = c.column_tiles, c.sum_steps
 
@@ -43,12 +43,12 @@ def partials_of(c: DecodeConfig) -> SimpleNamespace:
 
     @kv.func
     def step_of(t, lane):
-        """The step of the output that is a lane's step t; of an odd number it may be behind the last."""
+        """The output step that is a lane's step t; with an odd number of steps it may be past the last."""
         return t + kv.where((lane & 2) != 0, KS, 0) if c.halves > 1 else t
 
     @kv.func
-    def shared_out(m, l, o, lane):
-        """A result whose columns all lanes share: of what a neighbour has, a lane without rows has half."""
+    def redistributed(m, l, o, lane):
+        """A partial result whose columns are redistributed: a lane without rows takes half of a neighbour's columns."""
         if c.halves == 1:
             return m, l, o
         other, found = (lane & 2) != 0, []
@@ -67,7 +67,7 @@ def partials_of(c: DecodeConfig) -> SimpleNamespace:
 
     @kv.func
     def holder(row0, n, lane):
-        """The lane whose part a lane reads: without rows, which nobody wrote, its neighbour's, already read."""
+        """The lane whose part a lane reads: a lane without rows reads its neighbour's part."""
         return kv.where(rows_here(0, row0, n, lane), lane, lane & ~(3 // c.halves))
 
     @kv.func
@@ -79,15 +79,15 @@ def partials_of(c: DecodeConfig) -> SimpleNamespace:
         (place + (nt * (KS + 1) + KS) * 512).store(four)
 
     @kv.func
-    def leave(place, m, l, o, row0, n, lane):
-        """Leave a partial result of the rows that there are."""
+    def store_existing(place, m, l, o, row0, n, lane):
+        """Store a partial result for the existing rows."""
         for nt in kv.static(range(NT)):
             if rows_here(nt, row0, n, lane):
                 store(place, m, l, o, nt)
 
     @kv.func
     def load(place):
-        """A partial result: (m, l, o)."""
+        """A stored partial result: (m, l, o)."""
         m, l, o = [], [], []
         for nt in kv.static(range(NT)):
             for t in kv.static(range(KS)):
@@ -100,7 +100,7 @@ def partials_of(c: DecodeConfig) -> SimpleNamespace:
 
     @kv.func
     def add(before, m, l, o):
-        """Make m, l and o those of a partial result before and their own."""
+        """Combine an earlier partial result into m, l and o."""
         before_m, before_l, before_o = before
         for nt in kv.static(range(NT)):
             for u in kv.static(range(2)):
@@ -117,15 +117,15 @@ def partials_of(c: DecodeConfig) -> SimpleNamespace:
 
     @kv.func
     def arrived(counter, lane):
-        """What the others have told of a sequence, whose results may then be read."""
+        """The count of parts that other warps have published for a sequence; they may be read afterwards."""
         found = kv.i32(0)
         if lane == 0:
             found = counter.load(kv.i32, order="acquire")
         return kv.shuffle_idx(found, 0)
 
     @kv.func
-    def tell(counter, count, lane):
-        """Tell of results that lie in the workspace; what the others had told before."""
+    def publish(counter, count, lane):
+        """Publish parts in the workspace; returns the count of parts published before."""
         kv.syncwarp()
         found = kv.i32(0)
         if lane == 0:
@@ -133,13 +133,14 @@ def partials_of(c: DecodeConfig) -> SimpleNamespace:
         return kv.shuffle_idx(found, 0)
 
     @kv.func
-    def begin_again(counter, lane):
-        """Leave the counter for the next launch; what the others left may be read by all lanes."""
+    def reset_counter(counter, lane):
+        """Reset the counter for the next launch; afterwards all lanes may read the other warps' parts."""
         kv.syncwarp()
         if lane == 0:
             counter.store(kv.i32(0))
 
     return SimpleNamespace(
-        first_row=first_row, step_of=step_of, shared_out=shared_out, rows_here=rows_here, holder=holder, leave=leave,
-        load=load, add=add, arrived=arrived, tell=tell, begin_again=begin_again,
+        first_row=first_row, step_of=step_of, redistributed=redistributed, rows_here=rows_here, holder=holder,
+        load=load, store_existing=store_existing, add=add, arrived=arrived, publish=publish,
+        reset_counter=reset_counter,
     )  # fmt: skip

@@ -1,21 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""The products of decode attention: how a warp multiplies a tile of K with its query rows, and V with their weights.
+"""The products of decode attention: a warp's multiplication of a tile of K with its query rows, and of V with weights.
 
-Scores are K Q^T with the query rows of the group in the 8 columns of an mma; the weights turn into the second product's
-operand with movmatrix; the output is V^T P^T. Head sizes that are no whole steps of the products have zeros in the
-columns that are missing: in shared memory those of K, in registers those of the query.
+Scores are K Q^T with the query rows of the group in the 8 columns of an mma; movmatrix turns the weights into the
+second product's operand; the output is V^T P^T. Head sizes are padded to whole k-steps with zeros: in shared memory in
+the columns of K, in registers in those of the query.
 
-16-bit elements are multiplied as they are (m16n8k16).
+16-bit elements are multiplied without conversion (m16n8k16).
 
 8-bit elements are converted to f16 in pairs. K's bytes keep their order in a register, which permutes the head
-dimension inside each 16; the query is read with the same permutation. Rows of the output are then even and odd
-elements. Where the 16 elements of a step are of several granules of scales, elements are multiplied by their scales,
-over a power of two (of a tile's for K, of those met so far for V); else the scales of K multiply the scores, and those
-of V the weights.
+dimension within each 16; the query is read with the same permutation. Rows of the output are then even and odd
+elements. If the 16 elements of a k-step have several scales, each element is multiplied by its scale, divided by a
+power of two (of the tile for K, of all scales so far for V); otherwise K's scales multiply the scores, and V's scales
+the weights.
 
-f32 elements are multiplied as two numbers of tf32 each, what is representable and the rest, in three products
-(m16n8k8): all but what is below f32's own rounding. V's fragments are loaded word by word, the tokens of a step in the
-order in which the transposed weights have them.
+f32 elements are split into two tf32 numbers, the rounded value and the remainder, and multiplied in three products
+(m16n8k8), which is exact up to f32's own rounding. V's fragments are loaded word by word, with the tokens of a k-step
+in the order of the transposed weights.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ import kvarn as kv
 from kvarn.dialect.layout import cdiv
 from kvarn.lowering.schedules.decode import COLUMNS, DecodeConfig
 
-_REPRESENTABLE = -0x2000  # the bits of an f32 that tf32 has
+_REPRESENTABLE = -0x2000  # mask of the bits of an f32 that tf32 has
 
 
 def products(c: DecodeConfig, stream: SimpleNamespace) -> SimpleNamespace:
@@ -35,14 +35,14 @@ def products(c: DecodeConfig, stream: SimpleNamespace) -> SimpleNamespace:
     KS, QS = c.row_steps, c.key_steps
     shared_offset = stream.shared_offset
     SCALED = c.scaled_elements
-    GS = spec.granularity // 16 if GC > 1 and not SCALED else KS  # steps of a granule
+    GS = spec.granularity // 16 if GC > 1 and not SCALED else KS  # steps per granule
 
     def granule_of(ks):
-        """The granule of a step's elements; past the last there are zeros."""
+        """The granule of a step's elements; steps past the last granule are zeros."""
         return min(ks // GS, max(GC, 1) - 1)
 
     def chunk_offset(row, chunk, first):
-        """Byte of a row's chunk ``first`` + ``chunk``: in wide rows a constant distance from one of few addresses."""
+        """Byte of chunk ``first`` + ``chunk`` of a row, at a constant distance from one of a few addresses."""
         if c.wide or c.query_in_shared:
             return shared_offset(row, first % 8 + chunk) + first // 8 * 128
         return shared_offset(row, first + chunk)
@@ -51,7 +51,7 @@ def products(c: DecodeConfig, stream: SimpleNamespace) -> SimpleNamespace:
 
     @kv.func
     def joined_word(query, token, h, ks, u, lane, own):
-        """:func:`query_word` of joined heads: zeros in the columns of others than the row's own."""
+        """:func:`query_word` of joined heads: zero in the columns of other heads than the row's own."""
         width = 1 if c.wide else 2
         at = 4 * u + (lane & 3) if c.wide else (lane & 3) * 4 + 2 * u if c.narrow else (lane & 3) * 2 + 8 * u
         column = ks * (8 if c.wide else 16) + at - own * spec.head_size
@@ -63,7 +63,7 @@ def products(c: DecodeConfig, stream: SimpleNamespace) -> SimpleNamespace:
 
     @kv.func
     def query_word(query, token, h, ks, u, lane, column0):
-        """Word u of a step's fragment of a query row from ``column0`` on, zeros in columns that do not exist."""
+        """Word u of a step's fragment of a query row from ``column0`` up; zero in padding columns."""
         if c.wide:
             column = ks * 8 + 4 * u + (lane & 3)
             if ks * 8 + 4 * u >= c.size:
@@ -88,7 +88,7 @@ def products(c: DecodeConfig, stream: SimpleNamespace) -> SimpleNamespace:
     def query(query, queries, b, head, row0, n, lane, place, column0):
         """The query rows as the second operand of the first product: [column tile][2 * step + word].
 
-        Of wide heads they lie in shared memory, at ``place``.
+        For wide heads they are in shared memory, at ``place``.
         """
         found = []
         for nt in kv.static(range(NT)):
@@ -118,7 +118,7 @@ def products(c: DecodeConfig, stream: SimpleNamespace) -> SimpleNamespace:
 
     @kv.func
     def empty_query():
-        """What stands for the query rows before there are any."""
+        """Placeholder for the query rows before the first sequence."""
         return [[kv.i32(0)] * (0 if c.query_in_shared else 2 * QS) for _ in range(NT)]
 
     @kv.func
@@ -142,7 +142,7 @@ def products(c: DecodeConfig, stream: SimpleNamespace) -> SimpleNamespace:
 
     @kv.func
     def key_fragments(stage, mt, k, lane):
-        """K as the first operand of the first product, the 32 bytes from 32 k on: one or two steps of 4 words."""
+        """K as the first operand of the first product, for the 32 bytes from 32 k up: one or two steps of 4 words."""
         row = mt * 16 + (lane & 7) + ((lane >> 3) & 1) * 8
         loaded = kv.ldmatrix(stage + chunk_offset(row, lane >> 4, 2 * k))
         if not c.narrow:
@@ -152,7 +152,7 @@ def products(c: DecodeConfig, stream: SimpleNamespace) -> SimpleNamespace:
 
     @kv.func
     def value_fragments(stage, mt, t, lane):
-        """V transposed as the first operand of the second product: one or two head-size steps of 4 words."""
+        """V transposed as the first operand of the second product: one or two steps of the head size, 4 words each."""
         base = stage + c.half_stage
         if c.narrow:
             row = mt * 16 + (lane & 7) + ((lane >> 3) & 1) * 8
@@ -164,7 +164,7 @@ def products(c: DecodeConfig, stream: SimpleNamespace) -> SimpleNamespace:
 
     @kv.func
     def wide_value_fragment(stage, first, t, lane):
-        """8 tokens of V transposed, from ``first`` on: token 2 (lane % 4) and the next, elements lane / 4 and + 8."""
+        """V transposed for 8 tokens from ``first`` up: token 2 (lane % 4) and the next, elements lane / 4 and + 8."""
         base, found = stage + c.half_stage, []
         for u in kv.static(range(2)):
             for v in kv.static(range(2)):
@@ -175,7 +175,7 @@ def products(c: DecodeConfig, stream: SimpleNamespace) -> SimpleNamespace:
 
     @kv.func
     def parts(words):
-        """f32 words as (what tf32 represents of each, the rest)."""
+        """f32 words as (tf32 part, remainder) each."""
         high = [w & _REPRESENTABLE for w in words]
         return high, [
             kv.bitcast(kv.bitcast(w, kv.f32) - kv.bitcast(x, kv.f32), kv.i32) for w, x in zip(words, high, strict=True)
@@ -183,7 +183,7 @@ def products(c: DecodeConfig, stream: SimpleNamespace) -> SimpleNamespace:
 
     @kv.func
     def multiplied(a, b, sums):
-        """sums + a @ b; of f32, a and b are :func:`parts`."""
+        """sums + a @ b; for f32, a and b are :func:`parts`."""
         if c.wide:
             for x, y in ((a[1], b[0]), (a[0], b[1]), (a[0], b[0])):  # the smallest first
                 sums = kv.mma_m16n8k8_tf32(x, y, sums)
@@ -192,7 +192,7 @@ def products(c: DecodeConfig, stream: SimpleNamespace) -> SimpleNamespace:
 
     @kv.func
     def granule_scale(stage, half, ks, element, token):
-        """The scale of the granule that an element of a step is of, of K or of V; past the last there are zeros."""
+        """The scale of a step's element, of K or V; zero past the last granule."""
         size = spec.granularity
         granule = ks * (16 // size) + element // size if 16 % size == 0 else (ks * 16 + element) // size
         if ks * 16 + 16 > GC * size:
@@ -208,7 +208,7 @@ def products(c: DecodeConfig, stream: SimpleNamespace) -> SimpleNamespace:
 
     @kv.func
     def scaled_keys(fragment, stage, mt, ks, unit, lane):
-        """K's fragment of a step times its scales: a lane has four columns of two rows, which are of one granule."""
+        """K's fragment of a step times its scales: a lane has four columns of two rows, within one granule."""
         pairs = []
         for half in kv.static(range(2)):
             token = mt * 16 + 8 * half + (lane >> 2)
@@ -218,7 +218,7 @@ def products(c: DecodeConfig, stream: SimpleNamespace) -> SimpleNamespace:
 
     @kv.func
     def scaled_values(fragment, stage, mt, ks, unit, lane):
-        """V's transposed fragment of a step times its scales: a lane has two neighbours of four tokens."""
+        """V's transposed fragment of a step times its scales: a lane has two neighbouring elements of four tokens."""
         pairs = []
         for half in kv.static(range(2)):
             token = mt * 16 + 8 * half + (lane & 3) * 2
@@ -230,12 +230,12 @@ def products(c: DecodeConfig, stream: SimpleNamespace) -> SimpleNamespace:
 
     @kv.func
     def scale_of(stage, which, mt, half, lane):
-        """A scale of the token that a lane's scores 2 * half and 2 * half + 1 of a row tile belong to."""
+        """A scale of the token of a lane's scores 2 * half and 2 * half + 1 in a row tile."""
         return stream.scale_at(stage, which, mt * 16 + 8 * half + (lane >> 2)).load(kv.f32)
 
     @kv.func
     def scores(q, place, stage, mt, unit, lane):
-        """K Q^T of 16 tokens, K's scales counted: [column tile][4]."""
+        """K Q^T for 16 tokens, including K's scales: [column tile][4]."""
         a = []
         if not c.query_in_shared:
             loads = cdiv(QS * c.step_bytes, 32)
@@ -246,7 +246,7 @@ def products(c: DecodeConfig, stream: SimpleNamespace) -> SimpleNamespace:
 
     @kv.func
     def score_tile(a, q, place, stage, mt, nt, unit, lane):
-        """K Q^T of 16 tokens and 8 rows: of the fragments that are given, or that are loaded one by one."""
+        """K Q^T for 16 tokens and 8 rows, from given fragments, or from fragments that are loaded one by one."""
         found = [kv.f32(0.0)] * 4
         both, held = [[kv.f32(0.0)] * 4, [kv.f32(0.0)] * 4], []
         for ks in kv.static(range(QS)):
@@ -277,10 +277,10 @@ def products(c: DecodeConfig, stream: SimpleNamespace) -> SimpleNamespace:
 
     @kv.func
     def whole_scores(found, stages, place, slice, lane):
-        """Scores of all columns of a head, of those that each of the warps that share it has found: [column tile][4].
+        """Scores over all columns of a head, summed over the warps that share it: [column tile][4].
 
-        ``stages`` is the first warp's memory, in which ``place`` is where it gives scores, each time another. All add
-        the same numbers in the same order, so that what they make of the scores is the same.
+        ``stages`` is the first warp's memory, ``place`` the offset for this exchange; consecutive exchanges use
+        different offsets. All warps add the same numbers in the same order, so that their softmaxes are identical.
         """
         own = stages + (slice * c.warp_bytes + place + lane * 16)
         for nt in kv.static(range(NT)):
@@ -304,7 +304,7 @@ def products(c: DecodeConfig, stream: SimpleNamespace) -> SimpleNamespace:
 
     @kv.func
     def weights(p, stage, unit, g, mt, lane):
-        """16 tokens' weights as the second operand of the second product, with V's scales where elements have none."""
+        """The weights of 16 tokens as the second operand of the second product, with V's per-token scales."""
         if GC and not SCALED:
             scales = [scale_of(stage, GC + g, mt, half, lane) * unit[1] for half in range(2)]
             p = [p[i] * scales[i // 2] for i in range(4)]
@@ -312,14 +312,14 @@ def products(c: DecodeConfig, stream: SimpleNamespace) -> SimpleNamespace:
 
     @kv.func
     def wide_weights(p):
-        """8 tokens' weights of f32 likewise, by halves of words: (token 2 (lane % 4), the next), as :func:`parts`."""
+        """The f32 weights of 8 tokens, by halves of words: (token 2 (lane % 4), the next), as :func:`parts`."""
         bits = [kv.bitcast(x, kv.i32) for x in p]
         low, high = [kv.movmatrix(kv.prmt(bits[0], bits[1], selector)) for selector in (0x5410, 0x7632)]
         return parts([kv.prmt(low, high, 0x5410), kv.prmt(low, high, 0x7632)])
 
     @kv.func
     def add_values(p, stage, mt, o, unit, lane):
-        """o += V^T P^T of 16 tokens; ``p`` is [column tile][4]."""
+        """o += V^T P^T for 16 tokens; ``p`` is [column tile][4]."""
         if c.wide:
             for half in kv.static(range(2)):
                 b = [wide_weights(p[nt][2 * half : 2 * half + 2]) for nt in range(NT)]
@@ -334,7 +334,7 @@ def products(c: DecodeConfig, stream: SimpleNamespace) -> SimpleNamespace:
         for t in kv.static(range(cdiv(KS, step))):
             for u in kv.static(range(min(step, KS - t * step))):
                 ks = t * step + u
-                if ks % GS == 0:  # a granule begins: the first of all, or one with its own scales
+                if ks % GS == 0:  # a new granule: the first, or one with its own scales
                     b = [weights(p[nt], stage, unit, granule_of(ks), mt, lane) for nt in range(NT)]
                 if u == 0:
                     fragments = value_fragments(stage, mt, t, lane)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""What decode attention does with a split's result: writes it, leaves it as a partial result, or combines."""
+"""The end of a decode split: write its result, store it as a partial result, or combine partial results."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ from .partials import partials_of
 def results(c: DecodeConfig, work: SimpleNamespace) -> SimpleNamespace:
     """The functions over a warp's running maxima m, sums l and outputs o, for a configuration and its scheduler.
 
-    ``a`` has what is read and written, ``own`` is what the warp has of a sequence b of n query tokens.
+    ``a`` are the kernel's arguments, ``own`` describes the warp's part of a sequence b of n query tokens.
     """
     G, NT, KS = c.head_rows, c.column_tiles, c.row_steps
-    # Partial results whose loads are under way together: what registers allow.
+    # Partial results whose loads are in flight together, as registers allow.
     TOGETHER = max(1, min(8, 32 // (c.sum_steps * NT))) if c.blocks * c.warps <= 8 else 1
     partial = partials_of(c)
 
     @kv.func
     def prior_pair(prior, token, h, t, first, lane):
-        """A lane's two elements of a step of the output in a prior result; for those of no head some others."""
+        """A lane's two elements of a step in a prior result; arbitrary for columns of no head."""
         ds = [t * 16 + ((lane >> 2) * 2 + half if c.narrow else (lane >> 2) + 8 * half) for half in range(2)]
         return [prior[(*token, h, kv.math.max(kv.math.min(d - first, c.spec.head_size - 1), 0))] for d in ds]
 
     @kv.func
     def write_own(out, token, h, t, first, pair, lane):
-        """Write a lane's two elements of a step, of joined heads, where they are of the row's own head."""
+        """Write a lane's two elements of a step of joined heads, if they belong to the row's own head."""
         if c.narrow:
             d = t * 16 + (lane >> 2) * 2 - first
             if (d >= 0) & (d < c.spec.head_size):
@@ -44,8 +44,9 @@ def results(c: DecodeConfig, work: SimpleNamespace) -> SimpleNamespace:
 
     @kv.func
     def row_of(a, queries, b, head, row, n, m, l):
-        """((token, query head) of a row, its maximum and sum with what else counts, factors of its values and of those
-        of a prior result); of one that does not exist those of the first.
+        """((token, query head) of a row, final maximum and sum, factors of its values and of those of a prior result).
+
+        For a missing row, those of the first row.
         """
         row = kv.where(row < n * G, row, 0)
         token, h = queries.at(queries.base(b), row // G), head * G + row % G
@@ -55,15 +56,15 @@ def results(c: DecodeConfig, work: SimpleNamespace) -> SimpleNamespace:
 
     @kv.func
     def write_pair(a, place, row, t, column0, pair, of_prior, lane):
-        """Write a lane's two elements of a step of a row; ``t`` may be a value of the kernel."""
+        """Write a lane's two elements of a step of a row; ``t`` may be a run-time value."""
         out, prior, (token, h) = a.out, a.prior, place
-        # Where the row's own head begins among the warp's columns, which may be several heads' or a part's.
+        # The first of the row's own columns among the warp's columns, of several heads or a slice.
         first = row % G // c.case.group * c.spec.head_size if c.joined > 1 else -column0
         if prior is not None:
             of_pair = prior_pair(prior, token, h, t, first, lane)
             pair = [with_prior(x, y, of_prior) for x, y in zip(pair, of_pair, strict=True)]
         pair = [c.case.out(x) for x in pair]
-        whole = c.size % 16 == 0 or (isinstance(t, int) and c.size - t * 16 >= 16)  # all columns of the step exist
+        whole = c.size % 16 == 0 or (isinstance(t, int) and c.size - t * 16 >= 16)  # without padding columns
         if c.joined > 1:
             write_own(out, token, h, t, first, pair, lane)
         elif c.narrow:  # the lane's two elements are neighbours
@@ -78,7 +79,7 @@ def results(c: DecodeConfig, work: SimpleNamespace) -> SimpleNamespace:
             out[(*token, h, d)] = pair[0]
             if whole:
                 out[(*token, h, d + 8)] = pair[1]
-            elif not isinstance(t, int):  # a head of a multiple of 8 columns ends in the middle of its last step
+            elif not isinstance(t, int):  # a head size of an odd multiple of 8 ends within its last step
                 if t < KS - 1:
                     out[(*token, h, d + 8)] = pair[1]
 
@@ -96,7 +97,7 @@ def results(c: DecodeConfig, work: SimpleNamespace) -> SimpleNamespace:
             rows, found = [row0 + nt * COLUMNS + partial.first_row(lane) + u for u in range(2)], []
             for u in kv.static(range(2)):
                 found.append(row_of(a, queries, b, own.head, rows[u], n, m[2 * nt + u], l[2 * nt + u]))
-            if a.prior_lse is not None:  # which may be lse: all lanes have read it before one writes
+            if a.prior_lse is not None:  # prior_lse may be lse: all lanes have read it before one writes
                 kv.syncwarp()
             for u, (place, top, total, factor, of_prior) in kv.static(enumerate(found)):
                 if rows[u] < n * G:
@@ -112,7 +113,7 @@ def results(c: DecodeConfig, work: SimpleNamespace) -> SimpleNamespace:
 
     @kv.func
     def write_sums(a, queries, b, own, n, sums):
-        """The same of the sums of fixed splits, step by step."""
+        """The same for sums of fixed splits, step by step."""
         row0, column0, lane = own.row0, own.column0, own.lane
         for nt in kv.static(range(NT)):
             rows, found = [row0 + nt * COLUMNS + partial.first_row(lane) + u for u in range(2)], []
@@ -132,7 +133,7 @@ def results(c: DecodeConfig, work: SimpleNamespace) -> SimpleNamespace:
 
     @kv.func
     def combine(units, a, tile_indptr, b, own, n, span, m, l, o):
-        """Add the partial results of the units of a span, from the first to the last, in order."""
+        """Combine the partial results of a span of units in order."""
         (first, last), holder = span, partial.holder(own.row0, n, own.lane)
         for r in range(first, last + 1, TOGETHER):
             held = [
@@ -150,7 +151,7 @@ def results(c: DecodeConfig, work: SimpleNamespace) -> SimpleNamespace:
 
     @kv.func
     def finish(units, a, tile_indptr, b, own, n, unit, m, l, o):
-        """Whether this warp has the whole result of a sequence, its own or combined; if not, it has left its part.
+        """Whether this warp has the whole result of a sequence, its own or combined; if not, it has stored its part.
 
         ``unit`` is the work unit.
         """
@@ -160,19 +161,19 @@ def results(c: DecodeConfig, work: SimpleNamespace) -> SimpleNamespace:
         if first != last:
             place = work.partial_of(units, a.partials, tile_indptr, b, own.part, unit, lane)
             if c.combine:
-                partial.leave(place, m, l, o, row0, n, lane)
+                partial.store_existing(place, m, l, o, row0, n, lane)
             else:
-                others = last - first  # units that have parts of the sequence too
+                others = last - first  # the number of other units with parts of the sequence
                 counter = a.counters.address(0) + (b * c.row_groups + own.part) * 4
                 arrived, begin = partial.arrived(counter, lane), unit + 1
-                # The last one goes on from its own result where that is the first.
+                # The last warp starts from its own result if its unit is the first.
                 if (arrived != others) | (unit > first):
                     begin = first
-                    partial.leave(place, m, l, o, row0, n, lane)
-                    if arrived != others:  # somebody is still at work: tell of this part, and look again
-                        arrived = partial.tell(counter, 1, lane)
+                    partial.store_existing(place, m, l, o, row0, n, lane)
+                    if arrived != others:  # another warp is still working: publish this part, then check again
+                        arrived = partial.publish(counter, 1, lane)
                 if arrived == others:
-                    partial.begin_again(counter, lane)
+                    partial.reset_counter(counter, lane)
                     whole = kv.bool(True)
                     if begin == first:
                         for x, nothing in kv.static(((m, NEVER), (l, 0.0), (o, 0.0))):
@@ -183,6 +184,6 @@ def results(c: DecodeConfig, work: SimpleNamespace) -> SimpleNamespace:
 
     fixed = fixed_splits(c, work, partial)
     return SimpleNamespace(
-        shared_out=partial.shared_out, write_out=write_out, finish=finish, begin_fixed=fixed.begin,
+        redistributed=partial.redistributed, write_out=write_out, finish=finish, begin_fixed=fixed.begin,
         finish_fixed=fixed.finish, write_sums=write_sums,
     )  # fmt: skip

@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""How a warp of decode attention streams tiles of K and V, and scales, through a circular buffer in shared memory.
+"""The circular buffer of a decode warp in shared memory, through which it streams tiles of K and V, and scales.
 
-A stage of the buffer is a tile of K, one of V and, of a quantized cache, their scales as f32. K and V are copied by
-cp.async, and so are scales of f32 where a token has whole chunks of them. Other scales are of any type and may be
-narrower than cp.async copies: they go through a register, which is stored one step after it is loaded, so that nothing
-waits for it.
+A stage is a tile of K, a tile of V and, for a quantized cache, their scales as f32. cp.async copies K and V, and f32
+scales if each token has whole 16-byte chunks of them. Other scales may be narrower than any cp.async copy: they are
+loaded to a register and stored one step later, so that no warp waits for the load.
 """
 
 from __future__ import annotations
@@ -20,48 +19,48 @@ from ..key_tiles import WHOLE
 
 
 def streaming(c: DecodeConfig) -> SimpleNamespace:
-    """The functions that fill a circular buffer, for a configuration."""
+    """The functions that fill the circular buffer, for a configuration."""
     spec, TT, GC = c.spec, c.tile, c.scales
     item = spec.dtype.itemsize
     shared_offset = c.tile_layout.chunk_offset
-    unit = 8 if c.stored_bytes % 16 else 16  # bytes of a copy
-    chunks = c.stored_bytes // unit  # of a row
-    copies = cdiv(TT * chunks, 32)  # of one lane, for K and again for V
+    unit = 8 if c.stored_bytes % 16 else 16  # bytes per copy
+    chunks = c.stored_bytes // unit  # copies per row
+    copies = cdiv(TT * chunks, 32)  # per lane, for K and again for V
     P = spec.page_size
-    one_page = not spec.paged or P % TT == 0  # a tile lies in one page
-    # Rows that a warp copies at a time, when it copies whole ones.
+    one_page = not spec.paged or P % TT == 0  # whether a tile is within one page
+    # Rows that a warp copies at a time, if it copies whole rows.
     turn = 32 // chunks if 32 % chunks == 0 and TT % (32 // chunks) == 0 else 0
-    segment_rows = TT if one_page else P  # of a tile, in one page
-    # One address a page, and distances from it that no tile changes: where all lanes' j-th rows share a page.
+    segment_rows = TT if one_page else P  # rows of a tile within one page
+    # Whether the j-th rows of all lanes share a page, so that one address per page with constant distances suffices.
     by_page = one_page or (turn > 0 and TT % segment_rows == 0 and segment_rows % turn == 0)
     token_bytes = spec.token_stride * item
-    scale_lanes = min(TT, 32)  # lanes that have tokens of their own when scales are copied
+    scale_lanes = min(TT, 32)  # lanes with different tokens when scales are copied
     scale_turns = cdiv(TT, 32)
-    widest = next(w for w in (4, 2, 1) if GC % w == 0)  # scales of one load
+    widest = next(w for w in (4, 2, 1) if GC % w == 0)  # scales per load
 
     @kv.func
     def page_of(k_cache, b, token0, lane):
-        """The id of the page that a tile lies in, or that of the lane's page of its pages."""
+        """The page id of a tile, or of this lane's page of the tile."""
         return k_cache.page(b, token0 if one_page else (token0 // P + lane) * P)
 
     @kv.func
     def first_of(tile, tokens):
-        """The token that a tile's addresses begin with: of lists of pages, whose ids are known, one in such a page."""
+        """The token that a tile's addresses start from; with lists, a token within the page."""
         if not c.case.blocks:
             return tile * TT
         return kv.where(tokens < NOWHERE, tokens & ~WHOLE, 0)
 
     @kv.func
     def seen_whole(tokens, keys):
-        """Whether every query row sees all of a tile of a block mask's."""
+        """Whether nothing is masked in a tile of a block mask."""
         return ((tokens & WHOLE) != 0) & (tokens + (TT - WHOLE) <= keys)
 
     @kv.func
     def pages_of(k_cache, chosen, b, head, tile, lane):
-        """(page ids that this lane looks up for a tile, their first tokens): the tile's, or a page's for the shuffles.
+        """(page ids that this lane looks up for a tile, their first tokens): the tile's, or one page's each.
 
-        Of tiles that are not of a list the tokens follow from the tile; where a list's page is none, the id is any. A
-        tile of a block mask's has its own first token, plus :data:`WHOLE` where it is seen whole.
+        Without lists the tokens follow from the tile; for an invalid list entry the page id is arbitrary. A tile of a
+        block mask has its own first token, plus :data:`WHOLE` if nothing in it is masked.
         """
         if chosen is None:
             return page_of(k_cache, b, tile * TT, lane), kv.i32(0)
@@ -76,7 +75,7 @@ def streaming(c: DecodeConfig) -> SimpleNamespace:
 
     @kv.func
     def token_of(tile, row, tokens):
-        """The token of a tile's row; ``tokens`` are those that :func:`pages_of` gives."""
+        """The token of a tile's row; ``tokens`` are from :func:`pages_of`."""
         if not c.case.by_lists:
             return tile * TT + row
         if c.case.blocks:
@@ -88,7 +87,7 @@ def streaming(c: DecodeConfig) -> SimpleNamespace:
 
     @kv.func
     def within(tile, tokens, lane, low, high):
-        """Whether all tokens of a tile lie in [low, high); of lists of small pages, whether its whole pages do."""
+        """Whether all tokens of a tile are in [low, high); with lists of small pages, whether all of its pages are."""
         if not c.case.by_lists:
             return (tile * TT >= low) & (tile * TT + TT <= high)
         if c.case.blocks:
@@ -100,7 +99,7 @@ def streaming(c: DecodeConfig) -> SimpleNamespace:
 
     @kv.func
     def copy_tile(caches, of, stage, lane, whole):
-        """Start the copies of a tile's K and V; tokens that do not count become zeros unless ``whole``."""
+        """Start the copies of a tile's K and V; tokens out of range become zeros unless ``whole``."""
         k_cache, to_values, head = caches.keys, caches.to_values, caches.head
         b, tile, pages, tokens, keys, first = of.b, of.tile, of.pages, of.tokens, of.keys, of.first
         token0 = first_of(tile, tokens)
@@ -118,7 +117,7 @@ def streaming(c: DecodeConfig) -> SimpleNamespace:
             else:
                 number = lane + 32 * j
                 if 32 * (j + 1) > TT * chunks:
-                    number = kv.math.min(number, TT * chunks - 1)  # the last chunk again and again
+                    number = kv.math.min(number, TT * chunks - 1)  # past the end, the last chunk is copied again
                 row, chunk = number // chunks, number % chunks
             if by_page and turn:
                 s = j * turn // segment_rows
@@ -164,7 +163,7 @@ def streaming(c: DecodeConfig) -> SimpleNamespace:
 
     @kv.func
     def clear_columns(stages, lane):
-        """Zeros in the columns that no head has, of all stages: copies leave them as they are."""
+        """Zero the padding columns of all stages; copies do not touch them."""
         whole, row_chunks = c.stored_bytes // 16, c.row_bytes // 16
         if whole < row_chunks:
             missing = row_chunks - whole
@@ -175,11 +174,11 @@ def streaming(c: DecodeConfig) -> SimpleNamespace:
 
     @kv.func
     def load_scales(caches, of, lane):
-        """A lane's scales of a tile, K's and then V's; 0 for tokens that do not count."""
+        """A lane's scales of a tile, K's and then V's; 0 for tokens out of range."""
         b, tile, end, pages, tokens, keys, first = of.b, of.tile, of.last, of.pages, of.tokens, of.keys, of.first
         found, token0 = [], first_of(tile, tokens)
         for s in kv.static(range(scale_turns)):
-            token = token0 + s * 32 + lane % scale_lanes  # or, of a list, what its slot is found by
+            token = token0 + s * 32 + lane % scale_lanes  # with lists, the index that finds its slot
             position = token_of(tile, s * 32 + lane % scale_lanes, tokens)
             counts = (tile < end) & (position < keys) & (position >= first)
             page = pages if one_page else kv.shuffle_idx(pages, token // P - token0 // P)
@@ -198,7 +197,7 @@ def streaming(c: DecodeConfig) -> SimpleNamespace:
 
     @kv.func
     def store_scales(stage, scales, lane):
-        """Put a lane's scales where :func:`scale_at` finds them."""
+        """Store a lane's scales where :func:`scale_at` finds them."""
         for s in kv.static(range(scale_turns)):
             for i in kv.static(range(2 * GC)):
                 scale_at(stage, i, s * 32 + lane % scale_lanes).store(scales[s * 2 * GC + i])
@@ -213,14 +212,14 @@ def streaming(c: DecodeConfig) -> SimpleNamespace:
 
     @kv.func
     def granule_scale_at(stage, half, granule, token):
-        """:func:`scale_at` of a granule that is a value of the kernel, of K or (``half`` 1) of V."""
+        """:func:`scale_at` for a run-time granule of K or (``half`` 1) V."""
         if c.scales_copied:
             return stage + (2 * c.half_stage + half * (TT * c.scale_pitch)) + granule * 4 + token * c.scale_pitch
         return stage + (2 * c.half_stage + half * (GC * 4 * TT)) + granule * (4 * TT) + token * 4
 
     @kv.func
     def largest_scale(stage, half, lane):
-        """The largest magnitude of a tile's scales, of K or (``half`` 1) of V."""
+        """The largest magnitude of a tile's scales, of K or (``half`` 1) V."""
         top, width = kv.f32(0.0), 4 if c.scales_copied else 1
         for t in kv.static(range(0, TT, 32)):
             token = lane % TT if TT < 32 else lane + t
@@ -232,10 +231,10 @@ def streaming(c: DecodeConfig) -> SimpleNamespace:
 
     @kv.func
     def issue(caches, of, stage, lane, often):
-        """Start copying a tile, when the unit has it: where ``often`` is set, without checks that are not needed.
+        """Start copying a tile, if the unit has it; ``often`` selects the fast path without unneeded checks.
 
         ``of`` is the tile: its number, the unit's ``last`` of the sequence b, its pages and tokens (:func:`pages_of`),
-        and the keys that count, from the ``first`` on.
+        and the range of valid keys from ``first`` up.
         """
         if of.tile < of.last:
             if often:
