@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""Measure kvarn beside its peers: python -m bench
+"""Compare kvarn with other libraries: python -m bench
 
-On a machine with a GPU: the ceilings of the machine, then every row with kvarn and with the peers that are
-installed, each result checked, as a table and as JSON. Without one: how long compiling takes, and the figures of the
-compiled code.
+With a GPU, this measures the machine's peak rates, then every row with kvarn and with the installed peers. Each
+result is checked; the output is a table and a JSON file. Without a GPU, it prints compile times and static figures
+of the compiled code.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ from .worker import read_records
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "bench" / "results"
-# Most of the whole budget that a group may take; what a group leaves goes to the next.
+# The largest share of the remaining budget that each group may use.
 SHARES = {"ceilings": 0.15, "kvarn": 0.5, "flashinfer": 0.5, "fa3": 0.4, "triton": 0.5, "flex": 1.0}
 SHARES |= dict.fromkeys(("vllm", "flashmla", "torch"), 0.3)
-STARTS = 6  # of a group whose measurements end the process
+STARTS = 6  # process starts per group, at most
 
 
 def run_group(
     group: str, rows: Sequence[Row], device: str, seconds: float, folder: Path, quiet: bool = False
 ) -> list[dict[str, Any]]:
-    """Measure a group in processes of its own, started again while they die and get on; its records."""
+    """Measure a group in subprocesses, restarted after a crash as long as they make progress; returns its records."""
     path = folder / f"{group}.jsonl"
     begin, began, status, tail = time.time(), -1, 0, ""
     deadline = begin + seconds
@@ -72,16 +72,16 @@ def run_group(
 
 
 def outcome(lines: Sequence[dict[str, Any]], kinds: Mapping[str, str]) -> list[dict[str, Any]]:
-    """The records of a group, with one for whatever ended a process; ``kinds`` by row."""
+    """The records of a group, plus one for each measurement that crashed its process; ``kinds`` maps rows to kinds."""
     made: list[dict[str, Any]] = []
-    pending: list[list[str]] = []  # what began: [group, row] or [group, row, who]
+    pending: list[list[str]] = []  # started, not finished: [group, row] or [group, row, who]
     for line in lines:
         if "mark" in line:
             pending.append(line["mark"])
         elif "done" in line:
             pending = [mark for mark in pending if mark[:2] != line["done"]]
         elif "died" in line:
-            # Of a row and its offer that both had begun, the offer is to blame.
+            # The last entry was running at the crash: the offer, if a row and its offer had both started.
             for mark in pending[-1:]:
                 kind, who = kinds.get(mark[1], ""), mark[-1] if len(mark) == 3 else mark[0]
                 note = f"ended the process (status {line['died']})"
@@ -94,7 +94,7 @@ def outcome(lines: Sequence[dict[str, Any]], kinds: Mapping[str, str]) -> list[d
 
 
 def outside_script(path: Path, seconds: float, folder: Path) -> list[dict[str, Any]]:
-    """Peers measured by a program of its own, which writes ``$OUT/peers.json``."""
+    """Records of peers that an external script measures and writes to ``$OUT/peers.json``."""
     command = [sys.executable, str(path), "--budget", str(int(seconds)), "--groups", "fa3,fi,cacheops,flashmla,triton"]
     with (folder / "script.log").open("w") as log:
         options: dict[str, Any] = {"cwd": ROOT, "env": {**os.environ, "OUT": str(folder)}, "timeout": seconds + 60}
@@ -113,7 +113,7 @@ def outside_script(path: Path, seconds: float, folder: Path) -> list[dict[str, A
 
 
 def chosen_rows(options: argparse.Namespace, device: str) -> list[Row]:
-    """The rows that the options ask for."""
+    """The rows selected by the options."""
     if device != "cuda":
         return list(select(options.rows, SMALL))
     rows = select(options.rows, (*TABLE, *RANGE)) if options.rows else TABLE
@@ -121,7 +121,7 @@ def chosen_rows(options: argparse.Namespace, device: str) -> list[Row]:
 
 
 def measure(options: argparse.Namespace, device: str) -> list[dict[str, Any]]:
-    """Everything that is measured, within the budget; kvarn first."""
+    """Measure all groups within the budget, kvarn first."""
     end = time.time() + options.budget
     rows = chosen_rows(options, device)
     wanted = (
@@ -140,7 +140,7 @@ def measure(options: argparse.Namespace, device: str) -> list[dict[str, Any]]:
                 continue
             records += run_group(group, rows, device, seconds, folder)
             if options.json:
-                save(options.json, records)  # what there is, should the machine be taken away
+                save(options.json, records)  # partial results, in case the machine is lost
         if options.peers_script is not None and end - time.time() > 30:
             try:
                 records += outside_script(options.peers_script, end - time.time(), folder)
@@ -155,7 +155,7 @@ def save(path: Path, records: Sequence[dict[str, Any]]) -> None:
 
 
 def without_gpu(options: argparse.Namespace) -> None:
-    """What can be said of the compiled code where nothing can run."""
+    """Print figures of the compiled code, which need no GPU."""
     from . import static
 
     static.main(["--json", str(options.json.with_suffix(".static.json"))] if options.json else [])
@@ -166,14 +166,14 @@ def without_gpu(options: argparse.Namespace) -> None:
 
 
 def gpu_reason() -> str:
-    """Empty when there is a GPU that torch can use, else what is missing."""
+    """Why no GPU can be used by torch; an empty string if one can."""
     from kvarn.runtime import driver
 
     status = driver.status()
     if not status.usable:
         return f"no GPU can be used: {status.reason}"
     if importlib.util.find_spec("torch") is None:
-        return "a GPU is there, but torch, which makes the data, is not installed: pip install torch"
+        return "a GPU was found, but torch, which creates the data, is not installed: pip install torch"
     return ""
 
 
@@ -182,28 +182,25 @@ def main(argv: Sequence[str] | None = None) -> int:
         prog="python -m bench", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument(
-        "--rows",
-        default="",
-        metavar="TEXTS",
-        help="only rows that have one of these texts in their name, or are of this kind",
+        "--rows", default="", metavar="TEXTS", help="only rows of these kinds, or with these texts in their names"
     )
-    parser.add_argument("--budget", type=float, default=480, metavar="SECONDS", help="of the whole run (480)")
-    parser.add_argument("--quick", action="store_true", help="a few rows")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="where the figures go (bench/results/DATE.json)")
-    parser.add_argument("--plot", type=Path, metavar="FILE", help="draw the shares of the ceilings (needs matplotlib)")
+    parser.add_argument("--budget", type=float, default=480, metavar="SECONDS", help="time limit (default: 480)")
+    parser.add_argument("--quick", action="store_true", help="measure only a few rows")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="output file (default: bench/results/DATE.json)")
+    parser.add_argument("--plot", type=Path, metavar="FILE", help="plot shares of peak rates (needs matplotlib)")
     parser.add_argument(
         "--device",
         choices=("auto", "cuda", "host", "numpy"),
         default="auto",
-        help="host and numpy: the same measurements of small shapes on the CPU, to try the code",
+        help="host, numpy: small shapes on the CPU, to test the code",
     )
     parser.add_argument(
-        "--peers", default="auto", metavar="GROUPS", help=f"of {', '.join(peers.GROUPS)}; auto: what is installed; none"
+        "--peers", default="auto", metavar="GROUPS", help=f"{', '.join(peers.GROUPS)}; or auto (those installed), none"
     )
     parser.add_argument(
-        "--peers-script", type=Path, metavar="FILE", help="a program that measures peers and writes $OUT/peers.json"
+        "--peers-script", type=Path, metavar="FILE", help="a script that measures peers and writes $OUT/peers.json"
     )
-    parser.add_argument("--only", default="", metavar="GROUPS", help="of ceilings, kvarn and the peers' groups")
+    parser.add_argument("--only", default="", metavar="GROUPS", help="ceilings, kvarn or groups of peers")
     options = parser.parse_args(argv)
     known = {"auto", "none", "", "kvarn", "ceilings", *peers.GROUPS}
     unknown = {*options.peers.split(","), *options.only.split(",")} - known

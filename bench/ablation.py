@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""What each optimising pass is worth: python -m bench.ablation [--rows TEXTS] [--device DEVICE] [--json FILE]
+"""Cost of disabling each optional pass: python -m bench.ablation [--rows TEXTS] [--device DEVICE] [--json FILE]
 
-Every row is compiled with all passes, then with one left out at a time. On a GPU the results are checked and timed;
-with ``--device none``, and where there is no GPU, the figures of the code are compared instead.
+Every row is compiled with all passes, then without each pass in turn. On a GPU, results are checked and timed; with
+``--device none``, or without a GPU, static figures of the code are compared instead.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from .kvarn_rows import TOLERANCE
 from .problems import problem
 from .report import table
 
-ALL = "nothing"  # left out
+ALL = "nothing"  # label of the run without disabled passes
 DEFAULT_ROWS = (
     "=b64_c4k,=b64_c4k_fp8,=b1_c32k,=pf_b8_s4k,=pf_64_over_100k,=app_n8192_prefill,=app_n256_decode,"
     "=app_n8192_prefill_rope,gather"
@@ -34,7 +34,7 @@ DEFAULT_ROWS = (
 
 
 def call_of(p: Any, target: str, disable: Sequence[str] = ()) -> Callable[[int], Any]:
-    """A problem's operation compiled with some passes left out, bound to its data."""
+    """A problem's operation, compiled without the passes in ``disable`` and bound to its data."""
     what = static.specialisation(p.row, target)
     program = Program(static.compiled(what, disable).artifact)
     bound = []
@@ -50,7 +50,7 @@ AnyRow = Row | ablation_kernels.KernelRow
 
 
 def measured(row: AnyRow, library: Any, target: str, passes: Sequence[str]) -> list[dict[str, Any]]:
-    """Times of a row with all passes, and with each of some left out."""
+    """Times of a row with all passes, and without each of the given ones."""
     p: Any
     if isinstance(row, ablation_kernels.KernelRow):
         p, make, tolerance = ablation_kernels.KernelProblem(library, row), None, 0.0
@@ -83,7 +83,7 @@ def _figures(row: AnyRow, target: str, disable: Sequence[str]) -> dict[str, dict
 
 
 def counted(row: AnyRow, target: str, passes: Sequence[str]) -> list[dict[str, Any]]:
-    """Figures of a row's code with all passes, and with each of some left out."""
+    """Static figures of a row's code with all passes, and without each of the given ones."""
     found = []
     for left_out in (ALL, *passes):
         record: dict[str, Any] = {"row": row.name, "title": row.title, "without": left_out, "ok": False}
@@ -109,7 +109,7 @@ COUNTS = ("instructions", "registers", "spills", "wide loads", "narrow loads", "
 
 
 def ablation_table(records: Sequence[dict[str, Any]], markdown: bool = False) -> str:
-    """Times and their ratio to that with all passes; or counts."""
+    """A table of times with their ratios to the run with all passes, or of counts."""
     timed = any("us" in r for r in records)
     lines: list[Sequence[str]] = [("row", "left out", *(("µs", "times all") if timed else COUNTS))]
     whole: dict[str, float] = {r["row"]: r["us"] for r in records if r["without"] == ALL and "us" in r}
@@ -128,10 +128,10 @@ def ablation_table(records: Sequence[dict[str, Any]], markdown: bool = False) ->
 
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rows", default="", help="names, kinds or parts of names; =NAME: that row only")
-    parser.add_argument("--passes", default="", help="default: all of the target that may be left out")
+    parser.add_argument("--rows", default="", help="kinds of rows, or parts of their names; =NAME: only that row")
+    parser.add_argument("--passes", default="", help="passes to disable (default: all optional ones)")
     parser.add_argument("--device", choices=("auto", "cuda", "host", "numpy", "none"), default="auto")
-    parser.add_argument("--target", default="sm_90a", help="with --device none")
+    parser.add_argument("--target", default="sm_90a", help="target with --device none (default: sm_90a)")
     parser.add_argument("--budget", type=float, default=240, metavar="SECONDS")
     parser.add_argument("--json", type=Path, metavar="FILE")
     options = parser.parse_args(argv)

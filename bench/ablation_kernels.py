@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""Kernels as a user writes them, with no look-up placed by hand: what the passes on look-ups and accesses are for."""
+"""User-level kernels without explicit lookups, which the passes on lookups and accesses optimise."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from kvarn.dialect.layout import CacheSpec, CollectionSpec
 from .cases import Decode, Row
 from .problems import problem
 
-TILE = 128  # tokens whose pages are looked up together
+TILE = 128  # tokens per tile of page lookups
 _POOL, _CACHE, _TABLE = CollectionSpec, CacheSpec, kv.Buffer[kv.i32, 2]
 
 
 @kv.kernel
 def negate(pool: kv.KVCacheCollection, layer: kv.i32):
-    """Every cached key and value of a layer, in place: a block a token, eight elements a thread."""
+    """Negate all cached keys and values of a layer in place: one block per token, eight elements per thread."""
     b, t = kv.block_id.x, kv.block_id.y
     keys, values = pool.get_key_cache(layer), pool.get_value_cache(layer)
     if t < keys.cache_length(b):
@@ -33,7 +33,7 @@ def negate(pool: kv.KVCacheCollection, layer: kv.i32):
 
 @kv.kernel
 def first_rows(keys: kv.KVCache, out: _TABLE):
-    """The first row of each page of every tile: a thread a tile."""
+    """Read the first row of each page of every tile: one thread per tile."""
     b, tile = kv.block_id.x, kv.thread_id.x
     each = TILE // keys.page_size
     rows = keys.populate(b, tile * TILE, TILE)
@@ -43,7 +43,7 @@ def first_rows(keys: kv.KVCache, out: _TABLE):
 
 @dataclass(frozen=True)
 class KernelRow:
-    """A kernel on the data of a decode row."""
+    """A user-level kernel on the data of a decode row."""
 
     name: str
     title: str
@@ -52,7 +52,7 @@ class KernelRow:
 
 
 def rows(small: bool) -> tuple[KernelRow, ...]:
-    """The kernels to compile without some passes."""
+    """The kernels whose compilation is ablated."""
     shape = Decode(3, TILE, 4, 2, 64) if small else Decode(64, 2048)
     data = Row("data", "", shape)
     return (
@@ -62,7 +62,7 @@ def rows(small: bool) -> tuple[KernelRow, ...]:
 
 
 def specs(row: KernelRow) -> tuple[Any, ...]:
-    """What a row's kernel is compiled for."""
+    """The argument specs that a row's kernel is compiled for."""
     from .static import spec_of
 
     spec = spec_of(row.data)
@@ -70,7 +70,7 @@ def specs(row: KernelRow) -> tuple[Any, ...]:
 
 
 class KernelProblem:
-    """A kernel's data, and what it must have written."""
+    """A kernel's data and expected output."""
 
     def __init__(self, library: Any, row: KernelRow) -> None:
         self.arrays, self.row = library, row
@@ -101,7 +101,7 @@ class KernelProblem:
 
     def error(self) -> float:
         if self.row.kernel is negate:
-            # The null page, the last, holds no token.
+            # The null page is the last one; it has no tokens.
             got, wanted = self.arrays.f32(self._data.cached.blocks[:-1, :, 0]), -self._before[:-1]
             return self.arrays.relative_error(got, wanted)
         keys = self._pool.get_key_cache(0)
@@ -110,6 +110,6 @@ class KernelProblem:
         return 0.0 if self.arrays.equal(self.out, self.arrays.integers(wanted * stride)) else 1.0
 
     def _rows_of_a_page(self) -> int:
-        """Rows from one page of a layer to the next: other halves and layers lie between."""
+        """Rows between consecutive pages of one layer, counting the halves and layers in between."""
         blocks = self._data.cached.blocks
         return blocks.shape[1] * blocks.shape[2] * blocks.shape[3]

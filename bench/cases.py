@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""What is measured: the rows of the table, each with its shape, its element type and its goal.
+"""The rows of the benchmark table: name, shape, element type and goal.
 
-There are 32 query and 8 KV heads of 128 elements and 16 tokens a page, unless a row says otherwise.
+Unless a row says otherwise, there are 32 query heads, 8 KV heads of 128 elements, and 16 tokens per page.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from dataclasses import dataclass, replace
 
 @dataclass(frozen=True)
 class Goal:
-    """What a row is to reach.
+    """The goal of a row.
 
-    ``of`` is ``"read"``, ``"copy"`` or ``"matmul"`` (a share of that ceiling, at least ``value``), ``"us"``
-    (microseconds, at most) or ``"tflops"`` (at least).
+    ``of`` is ``"read"``, ``"copy"`` or ``"matmul"`` (``value``: the least share of that peak rate), ``"us"`` (the most
+    microseconds) or ``"tflops"`` (the fewest TFLOP/s).
     """
 
     of: str
@@ -32,9 +32,9 @@ class Goal:
 
 @dataclass(frozen=True)
 class Decode:
-    """Few new tokens a sequence. A ragged batch has lengths from a sixteenth of the context up to it.
+    """Decode: a few new tokens per sequence. A ragged batch has lengths from a sixteenth of the context to all of it.
 
-    All sequences begin with the same ``prefix`` tokens, in the same pages, which count as read once.
+    All sequences share the pages of their first ``prefix`` tokens, whose bytes are counted once.
     """
 
     batch: int
@@ -51,14 +51,14 @@ class Decode:
 
 @dataclass(frozen=True)
 class Sources(Decode):
-    """A decode over a cache and, in the same softmax, ``memory`` tokens of another, which are seen whole."""
+    """Decode with one softmax over two caches: its own, and ``memory`` tokens of another one, without a mask."""
 
     memory: int = 2048
 
 
 @dataclass(frozen=True)
 class Append:
-    """New tokens into a cache: one a sequence at a random place (``each`` 1), or a prompt's from the start."""
+    """Append: one token per sequence at a random position (``each`` is 1), or a prompt from position 0."""
 
     sequences: int
     each: int
@@ -72,7 +72,7 @@ class Append:
 
 @dataclass(frozen=True)
 class Gather:
-    """Every token of every sequence out of the pages."""
+    """Gather all tokens of all sequences from the pages."""
 
     sequences: int
     context: int
@@ -83,10 +83,10 @@ class Gather:
 
 @dataclass(frozen=True)
 class Mla:
-    """One new token a sequence over latent rows; values are the first ``value_size`` columns.
+    """MLA decode: one new token per sequence over latent rows; values are the first ``value_size`` columns.
 
-    Of the last ``rope`` columns of a query of ``size`` the keys are bf16 behind the 8-bit ones; between lies a scale in
-    f32 for every ``inline`` of these. 0: there are none. ``query``: what queries are of.
+    A query has ``size`` columns. In the cache, the last ``rope`` of them are bf16, after the 8-bit columns and one f32
+    scale per ``inline`` 8-bit columns. With 0, there are none. ``query`` is the element type of queries.
     """
 
     batch: int
@@ -105,13 +105,13 @@ class Mla:
 
     @property
     def stored_size(self) -> int:
-        """Elements of a row in the cache."""
+        """Elements of a cached row."""
         return self.size + self.rope + 4 * self.scales
 
 
 @dataclass(frozen=True)
 class Prefill:
-    """Several new tokens a sequence, causal: ``lengths`` has (new tokens, tokens with them) of each sequence."""
+    """Causal prefill: ``lengths`` lists (new tokens, total tokens) of each sequence."""
 
     lengths: tuple[tuple[int, int], ...]
     query_heads: int = 32
@@ -122,7 +122,7 @@ class Prefill:
 
 @dataclass(frozen=True)
 class Functions(Prefill):
-    """Prompts whose tokens see their own document, of so many tokens (0: causal), and perhaps with T5's bias."""
+    """Prefill with a document mask (documents of ``documents`` tokens; 0: causal) and optionally T5's bias."""
 
     documents: int = 0
     t5: bool = False
@@ -130,7 +130,7 @@ class Functions(Prefill):
 
 @dataclass(frozen=True)
 class Tree(Decode):
-    """New tokens that are a tree of drafts, over the rest of the context."""
+    """Decode of a tree of draft tokens over the rest of the context."""
 
     new: int = 64
 
@@ -140,7 +140,7 @@ Shape = Decode | Append | Gather | Mla | Prefill
 
 @dataclass(frozen=True)
 class Row:
-    """One row. ``group`` is that of the overall goals: ``"decode bf16"``, ``"decode fp8"``, ``"append"``, or empty."""
+    """A row of the table. ``group``: ``"decode bf16"``, ``"decode fp8"`` or ``"append"``, which have overall goals."""
 
     name: str
     title: str
@@ -154,7 +154,7 @@ class Row:
         return type(self.shape).__name__.lower()
 
 
-# Geometric means of kvarn's time over the best peer's, at most.
+# Largest geometric mean of kvarn's time over the best peer's.
 GROUP_GOALS = {"decode bf16": 0.92, "decode fp8": 0.72, "append": 0.75}
 
 
@@ -248,7 +248,7 @@ TABLE = (
     Row("pf_64_over_100k", "prefill 64 over 100k", Prefill(((64, 100_000 + 64),)), goal=Goal("tflops", 480)),
 )
 
-# Beyond the table: the same kernels over the range that they are built for. No goals of their own.
+# Rows beyond the table: the same kernels over their whole supported range, without goals.
 RANGE = (
     Row("range_d64", "decode bf16 64 × 4k, head size 64", replace(_LONG, size=64)),
     Row("range_d80", "decode bf16 64 × 4k, head size 80", replace(_LONG, size=80)),
@@ -316,7 +316,7 @@ RANGE = (
 
 QUICK = ("b64_c4k", "b64_c4k_fp8", "b1_c1k", "app_n8192_prefill", "app_n8192_prefill_fp8_rope", "gather_b64_c2k")
 
-# The same code on shapes that a CPU does in a moment.
+# The same code on shapes small enough for a CPU.
 _SMALL = Decode(3, 96, 8, 2, 64, ragged=True)
 _FEW = Append(3, 5, 48, query_heads=4, heads=2, size=64)
 SMALL = (
@@ -349,21 +349,20 @@ SMALL = (
 
 
 def select(patterns: str, rows: tuple[Row, ...]) -> tuple[Row, ...]:
-    """The rows whose name or kind has one of the comma-separated texts in it; ``=name``, or a whole title as the tables
-    print it, is that row only.
+    """The rows selected by comma-separated texts: a part of a name, a kind, ``=name`` for one row, or a whole title.
 
     Raises
     ------
     ValueError
-        If a text fits no row.
+        If a text matches no row.
     """
-    for row in sorted(rows, key=lambda row: -len(row.title)):  # titles have commas too
+    for row in sorted(rows, key=lambda row: -len(row.title)):  # Titles may contain commas; match the longest first.
         patterns = re.sub(rf"(^|,)\s*{re.escape(row.title)}\s*(?=,|$)", rf"\1={row.name}", patterns)
     texts = [t for t in patterns.split(",") if t]
     for text in texts:
         if not any(_fits(text, row) for row in rows):
             raise ValueError(
-                f"rows must name rows, kinds or parts of them ({', '.join(r.name for r in rows)}); got {text!r}"
+                f"rows must be kinds of rows or parts of their names ({', '.join(r.name for r in rows)}); got {text!r}"
             )
     return tuple(row for row in rows if any(_fits(text, row) for text in texts)) if texts else rows
 

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""Decode attention among the kernels of a step: python -m bench.chains [--rows TEXTS] [--device DEVICE]
+"""Decode attention within a step: python -m bench.chains [--rows TEXTS] [--device DEVICE]
 
-A kernel alone, again and again, finds the GPU as it left it; in a step others run in between, and what they leave free
-decides where its blocks go. Every chain is checked and timed as a row is: the decode's own part is what it adds.
+Repeated alone, a kernel only ever follows itself. In a step it follows other kernels, and the multiprocessors that
+they leave free decide where its blocks run. Each chain is checked and timed with and without the decode; the
+difference is the decode's own time.
 """
 
 from __future__ import annotations
@@ -21,13 +22,13 @@ from .standalone import device_of, parser, run_all, shown
 from .worker import measure
 
 DEFAULT_ROWS = "=b64_c4k,=b64_c4k_fp8,=b16_c8k,=b256_c1k_mha,=b1_c32k"
-SQUARE = 4096  # of a matrix that other kernels work on
+SQUARE = 4096  # rows and columns of the matrices of other kernels
 
 Calls = list[Callable[[int], Any]]
 
 
 def chains(p: Any, found: Any) -> dict[str, tuple[Calls, Calls]]:
-    """By name: the calls before the decode of a problem, and those with it."""
+    """By name: the calls before a problem's decode, and the calls including it."""
     import kvarn as kv
 
     decode = call_of(p)
@@ -59,7 +60,7 @@ def in_turn(calls: Calls) -> Callable[[int], None]:
 
 
 def lines(found: Any, row: Row) -> Iterator[dict[str, Any]]:
-    """A line for every chain of a row."""
+    """A line for each chain of a row."""
     p = problem(found, row, split=False)
     for name, (before, chain) in chains(p, found).items():
         most = TOLERANCE[row.dtype]
@@ -71,12 +72,12 @@ def lines(found: Any, row: Row) -> Iterator[dict[str, Any]]:
         yield {"case": row.title, "chain": name, "own": record["us"] - rest, **record}
 
 
-COLUMNS = (("µs", "us", ".2f"), ("of the decode", "own", ".2f"), ("error", "error", ".1e"))
+COLUMNS = (("µs", "us", ".2f"), ("decode µs", "own", ".2f"), ("error", "error", ".1e"))
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     made = parser(__doc__)
-    made.add_argument("--rows", default="", metavar="TEXTS", help="decode rows: names, or parts of them")
+    made.add_argument("--rows", default="", metavar="TEXTS", help="decode rows: parts of their names")
     options = made.parse_args(argv)
     on_gpu = device_of(options) == "cuda"
     rows = select(options.rows or (DEFAULT_ROWS if on_gpu else ""), TABLE if on_gpu else SMALL)

@@ -1,11 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""How long compiling takes, by stage, cold (a new process, imports counted) and warm: python bench/compile.py
+"""Compile times by stage, cold (a new process, including imports) and warm: python bench/compile.py
 
-``scale_keys`` is the kernel of the README; ``decode attention`` is ``kv.ops.attention`` for one new token of each of 64
-sequences, and of one sequence, which has a merge kernel too, from the operation to machine code; ``prefill attention``
-is the kernel over tiles, for any number of new tokens. Warm is a process that
-has compiled the same before; the disk cache is not used. Figures are of the fastest of several compilations: other work
-on the machine only adds to them. No GPU is needed.
+``scale_keys`` is the kernel of the README. ``decode attention`` is ``kv.ops.attention``, from the operation to machine
+code, for one new token of each of 64 sequences, and of a single sequence, which adds a merge kernel. ``prefill
+attention`` is the tiled kernel for any number of new tokens. A warm process has compiled the same program before; the
+disk cache is disabled. Figures are from the fastest of several runs, since other load only adds time. No GPU is needed.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 BATCH, ONE, PREFILL = "decode attention, 64 sequences", "decode attention, one sequence", "prefill attention"
-# Warm, milliseconds.
+# Goals of warm compilation, milliseconds.
 GOALS = {
     ("scale_keys", "to PTX"): 150.0,
     (BATCH, "to cubin"): 400.0,
@@ -34,7 +33,7 @@ EXAMPLE = Path(__file__).resolve().parents[1] / "examples" / "scale_keys.py"
 
 
 class Clock:
-    """Milliseconds by stage, in order."""
+    """Milliseconds per stage, in order."""
 
     def __init__(self) -> None:
         self.stages: dict[str, float] = {}
@@ -49,7 +48,7 @@ class Clock:
 
 
 def scale_keys(clock: Clock) -> None:
-    """The README's kernel, of ``examples/scale_keys.py``, for a paged bf16 cache."""
+    """Compile the README's kernel (``examples/scale_keys.py``) for a paged bf16 cache."""
     with clock.measure("import"):
         import kvarn as kv
         from kvarn.compilation import driver as compiler
@@ -64,8 +63,8 @@ def scale_keys(clock: Clock) -> None:
 
 
 def attention(clock: Clock, sequences: int | None) -> None:
-    """Attention of one new token a sequence, or (None) of any number: 32 query heads on 8 KV heads of 128, bf16, pages
-    of 16.
+    """Compile attention for one new token per sequence, or (None) any number: 32 query heads, 8 KV heads of 128 bf16
+    elements, pages of 16 tokens.
     """
     with clock.measure("import"):
         import kvarn as kv
@@ -89,7 +88,7 @@ def attention(clock: Clock, sequences: int | None) -> None:
 
 
 def _lower(module: object, clock: Clock) -> None:
-    """The pipeline by groups of passes, then PTX and machine code."""
+    """Run the pipeline by groups of passes, then generate PTX and machine code."""
     from kvarn.compilation import driver as compiler
     from kvarn.lowering import pipeline
     from kvarn.lowering.target import by_name
@@ -112,7 +111,7 @@ def _lower(module: object, clock: Clock) -> None:
         start = time.perf_counter()
         artifact = compiler.lower(module, target, steps, observer=observe)
         total = (time.perf_counter() - start) * 1e3
-    # What the passes leave: the record of the ABI, and LLVM's back end.
+    # The remainder: recording the ABI, and LLVM's back end.
     passes = sum(clock.stages.get(g, 0.0) for g in ("expand", "upstream passes", "kv passes"))
     clock.stages["PTX"] = total - passes
     with clock.measure("assemble"), contextlib.suppress(assemble.MissingToolError):
@@ -128,7 +127,7 @@ KERNELS: dict[str, Callable[[Clock], None]] = {
 
 
 def totals(stages: dict[str, float]) -> dict[str, float]:
-    """The stages with the two sums that goals are set for; the import is no part of either."""
+    """The stages with the two sums that have goals; imports are in neither."""
     to_ptx = sum(ms for stage, ms in stages.items() if stage not in ("import", "assemble"))
     return {**stages, "to PTX": to_ptx, "to cubin": to_ptx + stages["assemble"]}
 
@@ -140,12 +139,12 @@ def once(name: str) -> dict[str, float]:
 
 
 def fastest(runs: list[dict[str, float]]) -> dict[str, float]:
-    """The run that took least from tracing to machine code."""
+    """The run with the least time from tracing to machine code."""
     return min(runs, key=lambda run: run["to cubin"])
 
 
 def cold(name: str, repeats: int) -> dict[str, float]:
-    """In new processes."""
+    """Stages of compilations in new processes."""
     runs = []
     for _ in range(repeats):
         done = subprocess.run([sys.executable, __file__, "--once", name], capture_output=True, text=True, check=True)
@@ -156,7 +155,7 @@ def cold(name: str, repeats: int) -> dict[str, float]:
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", metavar="FILE", help="write the figures to a file")
-    parser.add_argument("--repeats", type=int, default=15, help="warm compilations (15)")
+    parser.add_argument("--repeats", type=int, default=15, help="warm compilations (default: 15)")
     parser.add_argument("--once", choices=tuple(KERNELS), help=argparse.SUPPRESS)
     options = parser.parse_args(argv)
     if options.once:

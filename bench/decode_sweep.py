@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""What ``kvarn tune`` tries, schedule by schedule: python -m bench.decode_sweep [--cases 64x4k,1x32k] [--seconds 200]
+"""Time of every schedule that ``kvarn tune`` tries: python -m bench.decode_sweep [--cases 64x4k,1x32k] [--seconds 200]
 
-Nothing is written to the table.
+The tuning table is not changed.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from kvarn.compilation.driver import default_target
 from kvarn.lowering.target import by_name
 from kvarn.measure import tune
 
-CASES = {  # batch, context (ragged up to it when negative), query heads, KV heads, page size
+CASES = {  # batch, context (negative: ragged up to it), query heads, KV heads, page size
     "64x4k": (64, 4096, 32, 8, 16), "64x4k_p64": (64, 4096, 32, 8, 64), "64x4k_p1": (64, 4096, 32, 8, 1),
     "64x8k_g8_p64": (64, 8192, 64, 8, 64), "16x8k": (16, 8192, 32, 8, 16), "128x2k": (128, 2048, 32, 8, 16),
     "256x1k_h32": (256, 1024, 32, 32, 16), "64r8k": (64, -8192, 32, 8, 16), "1x32k": (1, 32768, 32, 8, 16),
@@ -31,7 +31,7 @@ def case_of(name: str, dtype: str) -> tune.Case:
 
 
 def shown(bench: tune.Bench) -> tune.Measure:
-    """The measurement of a bench, which prints what it finds."""
+    """A measurement function that prints each result."""
 
     def measure(schedule: tune.Schedule) -> float | None:
         us = bench.measure(schedule)

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""Whether the compiled code is what it was: python -m bench.identity [--write FILE | --against FILE] [--only REGEX]
+"""Check that compiled code is unchanged: python -m bench.identity [--write FILE | --against FILE] [--only REGEX]
 
-Compiles the programs of ``identity_programs.py`` for each target, past the cache on disk, and prints a line each: a
-digest, the target and the name. The digest is of the PTX, on the host of the LLVM IR, without comments, debug
-information and the names of kernels, and of how they are launched. What a target does not have, has the class of its
-error instead. A refactoring has the same lines before and after it: write them first, then compare (exit status 1 when
-a program is changed, new or gone). No GPU is needed; some minutes of one core.
+Compiles the programs of ``identity_programs.py`` for each target, without the disk cache, and prints one line each:
+digest, target, name. The digest covers the PTX (on the host: the LLVM IR), without comments, debug information and
+kernel names, and the launch parameters. If a program does not compile for a target, its line has the class of the
+error instead. For a refactoring, write the lines before it and compare after it; the exit status is 1 if a program is
+changed, new or gone. No GPU is needed; the run takes some minutes of one core.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _METADATA = re.compile(r"^![^\n]*\n|^(?:source_filename|; ModuleID)[^\n]*\n|, ![
 
 
 def plain(text: str, launches: str, on_host: bool) -> str:
-    """Code without what does not run, comments and places, then its launches; kernels are called by their numbers."""
+    """Code without comments, locations and metadata, followed by its launches; kernels are named by number."""
     text = _METADATA.sub("", text) if on_host else _DEBUG.sub("", _COMMENT.sub("", text))
     text += launches
     names = dict.fromkeys((_DEFINED if on_host else _ENTRY).findall(text))
@@ -52,7 +52,7 @@ def plain(text: str, launches: str, on_host: bool) -> str:
 
 
 def digest_of(make: Make, target: str) -> str:
-    """The digest of one program; the class of what is raised when there is none."""
+    """The digest of one program, or the class of the exception that compiling it raises."""
     try:
         what = make(target)
         if isinstance(what, Specialisation):
@@ -76,7 +76,7 @@ def _digest(artifact: Artifact) -> str:
 
 
 def lines(targets: Sequence[str], only: str = "", share: int = 0, shares: int = 1) -> list[Line]:
-    """The lines of the programs whose names match; of several shares one."""
+    """The lines of the programs whose names match ``only``, or one share of them."""
     os.environ.update(KVARN_ALWAYS_COMPILE="1", KVARN_CACHE_SIZE="0")
     found = []
     for i, (name, its_targets, make) in enumerate(programs()):
@@ -86,13 +86,13 @@ def lines(targets: Sequence[str], only: str = "", share: int = 0, shares: int = 
 
 
 def read(text: str) -> dict[tuple[str, str], str]:
-    """Digests by target and name, of a file that ``--write`` made."""
+    """Digests by target and name, read from a file of ``--write``."""
     made = (line.split(maxsplit=2) for line in text.splitlines())
     return {(target, name): digest for digest, target, name in made}
 
 
 def differences(before: Mapping[tuple[str, str], str], now: Mapping[tuple[str, str], str]) -> list[str]:
-    """What is changed, new or gone, a line each."""
+    """One line per program that is changed, new or gone."""
     found = []
     for target, name in sorted(before.keys() | now.keys()):
         old, new = before.get((target, name)), now.get((target, name))
@@ -104,10 +104,10 @@ def differences(before: Mapping[tuple[str, str], str], now: Mapping[tuple[str, s
 
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--write", type=Path, metavar="FILE", help="write the lines there")
-    parser.add_argument("--against", type=Path, metavar="FILE", help="print what differs from a file of --write")
-    parser.add_argument("--only", default="", metavar="REGEX", help="programs whose names have a match")
-    parser.add_argument("--target", action="append", choices=TARGETS, help="may be given again; default: all")
+    parser.add_argument("--write", type=Path, metavar="FILE", help="write the lines to a file")
+    parser.add_argument("--against", type=Path, metavar="FILE", help="print the differences from a file of --write")
+    parser.add_argument("--only", default="", metavar="REGEX", help="only programs whose names match")
+    parser.add_argument("--target", action="append", choices=TARGETS, help="may be repeated (default: all)")
     parser.add_argument("--jobs", type=int, default=1, metavar="N", help="processes")
     options = parser.parse_args(argv)
     targets = options.target or TARGETS

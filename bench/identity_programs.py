@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""The programs whose code ``bench.identity`` compares: a name each, and what makes their modules for a target.
+"""The programs whose code ``bench.identity`` compares: names, and functions that make their modules for a target.
 
-All rows of the table, calls of the operations in all their kinds on a few tokens of zeros, kernels that users write,
-and modules of ``tests/pipeline``.
+They are all rows of the table, calls of every operation and kind on a few tokens of zeros, user-level kernels, and the
+modules of ``tests/pipeline``.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ from .problems import problem
 
 ROOT = Path(__file__).resolve().parents[1]
 TARGETS = ("host", *reversed(COMPILED_FOR))
-Make = Callable[[str], Any]  # for a target: a Specialisation, or the arguments of kv.compile
+Make = Callable[[str], Any]  # from a target to a Specialisation, or to the arguments of kv.compile
 Calls = Iterator[tuple[str, Callable[[], Any]]]
 
 LENGTHS, NEW = np.array([37, 0, 18], np.uint32), (3, 1, 2)
 TOKENS, BATCH, HEADS, SIZE, PAGE = sum(NEW), len(NEW), 8, 128, 16
 OFFSETS = np.cumsum([0, *NEW]).astype(np.int32)
-FEW = {"max_queries": 1, "max_batch": 4}  # what a decode's caller knows
+FEW = {"max_queries": 1, "max_batch": 4}  # bounds that the caller of a decode knows
 SIMT, F8 = {"kind": "simt"}, "f8e4m3"
 
 
@@ -52,7 +52,7 @@ def whole(*shape: int) -> np.ndarray:
 def pool(
     dtype: str = "bf16", heads: int = HEADS, size: int = SIZE, page: int = PAGE, scales: int = 0, halves: int = 2
 ) -> Any:
-    """A paged collection of two layers; ``scales``: elements that share one."""
+    """A paged collection of two layers; ``scales``: elements per scale."""
     pages = -(-64 // page)
     blocks = zeros(BATCH * pages + 1, halves, 2, page, heads, size, dtype=dtype)
     quantized: tuple[Any, ...] = (zeros(*blocks.shape[:-1], size // scales, dtype="f32"), scales) if scales else ()
@@ -75,14 +75,14 @@ def foreign(word: str, dtype: str = "bf16") -> Any:
 
 
 def specialised(call: Callable[[], Any], number: int, target: str) -> Any:
-    """The specialisation of one of a call's operations; the tiles of a block mask depend on the target."""
+    """The specialisation of one operation in a call; the tiles of a block mask depend on the target."""
     with contextlib.nullcontext() if target == "host" else kv.emulated(target):
         operation, *given = operations_of(call)[number]
     return operation.specialised(*given, target)
 
 
 def recorded(call: Callable[[], Any]) -> Iterator[tuple[str, Make]]:
-    """The operations of a call, by their numbers and names."""
+    """The operations of a call, by number and name."""
     for i, (operation, *_) in enumerate(operations_of(call)):
         yield f"{i}:{operation.name}", partial(specialised, call, i)
 
@@ -91,7 +91,7 @@ def recorded(call: Callable[[], Any]) -> Iterator[tuple[str, Make]]:
 
 
 def of_rows() -> Iterator[tuple[str, Make]]:
-    """The rows of bench.cases; rows that bench.static does not know are called on few tokens."""
+    """The rows of bench.cases; rows that bench.static does not support are called with a few tokens."""
     for row in (*TABLE, *RANGE, *SMALL):
         shape = row.shape
         if isinstance(shape, Functions):
@@ -282,7 +282,7 @@ def of_calls() -> Iterator[tuple[str, Make]]:
 
 @kv.kernel(block=64)
 def tma_rows(cache: kv.PagedKVCache, map: kv.TensorMap, out: kv.Buffer[kv.bf16, 2], b: kv.i32):
-    """A tile of keys by the tensor memory accelerator, then element by element out of shared memory."""
+    """Load a tile of keys with TMA, then read it element by element from shared memory."""
     tile, barrier = kv.tma.shared_tile(map, 16), kv.shared(1, kv.i64)
     if kv.thread_id.x == 0:
         kv.tma.init_barrier(barrier)
@@ -297,7 +297,7 @@ def tma_rows(cache: kv.PagedKVCache, map: kv.TensorMap, out: kv.Buffer[kv.bf16, 
 
 @kv.kernel(block=64)
 def shared_rows(cache: kv.KVCache, out: kv.KVCache, b: kv.i32, mode: str):
-    """Tokens of a head to shared memory and from there to another cache."""
+    """Copy the tokens of a head to shared memory, and from there to another cache."""
     tile, head, thread = kv.shared((16, cache.head_size), kv.bf16), kv.block_id.x, kv.thread_id.x
     cache.load_tile(b, head, 0, 16, tile.ptr(), thread, tile_rows=16, num_threads=64, mode=mode)
     if kv.static(mode == "async"):
@@ -308,7 +308,7 @@ def shared_rows(cache: kv.KVCache, out: kv.KVCache, b: kv.i32, mode: str):
 
 
 def of_kernels() -> Iterator[tuple[str, Make]]:
-    """Kernels as users write them, from benchmarks, examples/ and this file; and modules of tests/pipeline."""
+    """User-level kernels from the benchmarks, examples/ and this file, and the modules of tests/pipeline."""
     spec = static.spec_of(TABLE[0])
     cases: list[tuple[str, Any, tuple[Any, ...]]] = [
         (row.name, row.kernel, ablation_kernels.specs(row)) for row in ablation_kernels.rows(False)
@@ -336,9 +336,10 @@ def of_kernels() -> Iterator[tuple[str, Make]]:
 
 
 def programs() -> Iterator[tuple[str, Sequence[str], Make]]:
-    """Every program: its name, the targets that it is compiled for, and what it is for one of them.
+    """Every program: its name, its targets, and the function that makes it for one of them.
 
-    Rows are compiled for every target, the rest for the host, sm_90a and one of the others, which have most in common.
+    Rows are compiled for every target, other programs for the host, sm_90a and one more target: their code differs
+    least.
     """
     for name, make in of_rows():
         yield name, TARGETS, make

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""The indexer of sparse attention: scores of cached tokens and the choice by them: python -m bench.indexer
+"""The indexer of sparse attention, scoring cached tokens and selecting the best: python -m bench.indexer
 
-Shapes of DeepSeek-V3.2: 64 heads of 128 columns, keys of f8e4m3 with a scale each, 2048 tokens of a row. Before a line
-is timed, scores are checked against float32 and chosen tokens against a sort, where what is no token is NaN.
+Shapes are DeepSeek-V3.2's: 64 heads of 128 columns, f8e4m3 keys with one scale per key, 2048 tokens selected per query
+row. Before a line is timed, its scores are checked against float32, and its selected tokens against a sort; entries
+without a token are NaN.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from .standalone import device_of, measured, parser, run_all, shown
 
 @dataclass(frozen=True)
 class Shape:
-    """Sequences of some tokens, new tokens of each."""
+    """A batch of sequences with ``new`` query tokens each."""
 
     batch: int
     context: int
@@ -42,7 +43,7 @@ SMALL = (Shape(3, 300, heads=8, size=64, page=16, chosen=40),)
 
 
 class Problem:
-    """An index cache, queries and weights, and what is made of them."""
+    """An index cache, queries and weights, and their outputs."""
 
     def __init__(self, arrays: Any, shape: Shape) -> None:
         import kvarn as kv
@@ -56,7 +57,7 @@ class Problem:
         self.layers = layers_for(self.bytes, arrays)
         outer = (self.pages.total + 1, 1, self.layers, shape.page, 1)
         self.blocks, self.scales = arrays.normal((*outer, shape.size), "f8e4m3"), arrays.normal((*outer, 1), "f32")
-        self.scales *= self.scales  # no scale is negative
+        self.scales *= self.scales  # scales are not negative
         arrays.poison(self.blocks[self.pages.total])
         self.scales[self.pages.total] = float("nan")
         before = arrays.integers(lengths - shape.new)
@@ -71,7 +72,7 @@ class Problem:
         self.counts = arrays.integers(np.zeros(rows, np.int32))
 
     def calls(self) -> dict[str, tuple[Callable[[int], Any], Callable[[], float]]]:
-        """What is timed, and its error."""
+        """The timed calls, each with its error function."""
         import kvarn as kv
 
         def score(layer: int) -> None:
@@ -87,15 +88,15 @@ class Problem:
         return {"scores": (score, self.error), "tokens": (choose, self.wrong), "both": (both, self.wrong)}
 
     def poison(self) -> None:
-        """Nothing: tokens are chosen by the scores of the line before."""
+        """Do nothing: selection reads the scores of the line before."""
 
     def rows(self) -> list[int]:
-        """Query rows that are checked."""
+        """The query rows to check."""
         last = len(self.query) - 1
         return sorted({0, last // 2, last})
 
     def error(self) -> float:
-        """Largest error of a score, beside the largest score; of layer 0."""
+        """The largest error of a score of layer 0, relative to the largest score."""
         shape, worst = self.shape, 0.0
         for t in self.rows():
             b, i = divmod(t, shape.new)
@@ -112,7 +113,7 @@ class Problem:
         return worst
 
     def wrong(self) -> float:
-        """How many of the checked rows' lists are not what a sort gives."""
+        """The number of checked rows whose lists differ from a sort's."""
         bad = 0
         for t in self.rows():
             scores = numbers(self.scores[t])
@@ -125,7 +126,7 @@ class Problem:
 
 
 def lines(arrays: Any, shape: Shape) -> Iterator[dict[str, Any]]:
-    """Scores, tokens, and both."""
+    """Lines for scoring, selection, and both."""
     p = Problem(arrays, shape)
     for what, (call, error) in p.calls().items():
         record = measured(p, call, error, 1e-3, p.bytes if what == "scores" else 0)
@@ -133,7 +134,7 @@ def lines(arrays: Any, shape: Shape) -> Iterator[dict[str, Any]]:
             seen = shape.batch * shape.new * (shape.context - (shape.new - 1) / 2)
             record["tflops"] = 2 * seen * shape.heads * shape.size / record["us"] / 1e6
         if record["ok"]:
-            call(0)  # what the next line chooses from
+            call(0)  # writes the scores that the next line selects from
         yield {"row": shape.title, "what": what, **record}
 
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""kvarn's own calls for the rows: its public operations, on its own layout of the pages.
+"""kvarn's offers for each row: its public operations on its native page layout.
 
-What others take for masks and scores that are functions is in peers.py.
+The mask and score functions of other libraries are in peers.py.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from typing import Any
 from kvarn import dispatch
 from kvarn.measure.attention_problem import TOLERANCE
 
-# What else kvarn offers for a decode row, by what it costs or gains: the schedules of kv.ops.attention's options.
+# schedule options of kv.ops.attention, measured as further offers of decode rows
 OPTIONS = {"kvarn, early": {"early": True}, "kvarn, batch-invariant": {"batch_invariant": True, "max_queries": 1}}
 
 
 @dataclass(frozen=True)
 class Offer:
-    """One way to do a row.
+    """One implementation of a row.
 
     Attributes
     ----------
@@ -29,7 +29,7 @@ class Offer:
         Prepares (plans, compiles, loads) and returns the call, which takes a layer.
     tolerance : float
     error : callable, optional
-        Instead of the problem's own check.
+        Replaces the problem's own check.
     """
 
     who: str
@@ -38,20 +38,20 @@ class Offer:
     error: Callable[[], float] | None = None
 
     def checked(self, call: Callable[[int], Any], problem: Any) -> float:
-        """The error of what a call writes into outputs of NaN."""
+        """The error of a call's outputs, which are set to NaN first."""
         filled(call, problem)
         return (self.error or problem.error)()
 
 
 def filled(call: Callable[[int], Any], problem: Any) -> None:
-    """Run a call to its end, with NaN in its outputs before."""
+    """Set a problem's outputs to NaN and run a call to its end."""
     problem.poison()
     call(0)
     problem.arrays.synchronize()
 
 
 def offers(problem: Any, schedule: Mapping[str, Any] | None = None) -> Iterator[Offer]:
-    """kvarn's offers for a problem in its own layout; of a given schedule only that one."""
+    """kvarn's offers for a problem in its native layout; with a schedule, only that one."""
     row = problem.row
     tolerance = 0.5 if row.kind == "gather" else TOLERANCE[row.dtype]
     yield Offer("kvarn", lambda: call_of(problem, schedule), tolerance)
@@ -73,7 +73,7 @@ def call_of(problem: Any, schedule: Mapping[str, Any] | None = None) -> Callable
 def _decode(p: Any, schedule: Mapping[str, Any] | None, share: bool = True) -> Callable[[int], Any]:
     import kvarn as kv
 
-    # The step's own token is the last of the context: it is stored already, as after an append.
+    # As after an append, the step's own token is already stored, at the end of the context.
     collection = p.cached.collection(p.lengths - 1, 1, p.longest)
     options: dict[str, Any] = {"window": p.window} if p.window else {}
     if share and p.row.shape.prefix:
@@ -92,7 +92,7 @@ def _decode(p: Any, schedule: Mapping[str, Any] | None, share: bool = True) -> C
 def _sources(p: Any, schedule: Mapping[str, Any] | None) -> Callable[[int], Any]:
     import kvarn as kv
 
-    # The memory has no new tokens; those of the step are the cache's.
+    # The memory has no new tokens; the step's tokens are in the own cache.
     own, memory = p.cached.collection(p.own - 1, 1, int(p.own.max())), p.memory.collection(p.seen, 1, p.memory_tokens)
     options: dict[str, Any] = {"mask": ["null", "causal"], "kv_offsets": [p.no_keys, None], "schedule": schedule}
 
@@ -157,7 +157,7 @@ def by_distance(score: Any, b: Any, h: Any, q: Any, k: Any, bias: Any, buckets: 
 
 
 def _functions(p: Any, schedule: Mapping[str, Any] | None, by_blocks: bool = True) -> Callable[[int], Any]:
-    """Attention with the row's functions, the mask by a block mask that is made once, as a step does for its layers."""
+    """Attention with the row's functions; the block mask is built once, as a step builds it once for all layers."""
     import kvarn as kv
 
     new = p.queries
@@ -178,7 +178,7 @@ def _functions(p: Any, schedule: Mapping[str, Any] | None, by_blocks: bool = Tru
 
 
 def _without_block_masks(p: Any) -> Iterator[tuple[str, Callable[[], Callable[[int], Any]]]]:
-    """What kvarn offers besides for documents: (its name, what makes the call)."""
+    """Further offers for document rows: names, and functions that make the calls."""
     if p.row.shape.documents:
         yield "kvarn, without block_mask=", lambda: _functions(p, None, by_blocks=False)
 
@@ -211,7 +211,7 @@ _CALLS = {
 
 
 def operations_of(call: Callable[[], Any]) -> list[tuple[Any, ...]]:
-    """The operations that a call would run, each with its operands, attributes and schedule."""
+    """The operations that a call runs: operands, attributes and schedule of each."""
     found: list[tuple[Any, ...]] = []
 
     def record(operation: Any, operands: Any, attributes: Any, schedule: Any, stream: Any) -> None:

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""Host time of a launch, by route: python bench/launch.py
+"""Host time per launch, by route: python bench/launch.py
 
-The kernel does nothing, so that the time is Python's and the driver's. On a machine with a GPU every route
-launches on it; with torch, also from torch tensors. What is printed is the median over repeats of the mean of a
-thousand launches, the queue emptied between repeats.
+The kernel is empty, so the time is Python's and the driver's. Every route needs a GPU; with torch, routes from torch
+tensors are included. The figure is the median over repeats of the mean of many launches; the queue is drained between
+repeats.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _PTX_TYPES = {"ptr": "u64", "i64": "u64", "i32": "u32", "f32": "f32"}
 
 
 def nothing(args: list[A.Arg]) -> A.Artifact:
-    """A kernel over these arguments that returns at once."""
+    """A kernel with these arguments that returns immediately."""
     entry = A.Entry("nothing", args, A.flatten(args))
     params = ", ".join(f".param .{_PTX_TYPES[p.type]} p{i}" for i, p in enumerate(entry.params))
     ptx = f".version 8.0\n.target sm_80\n.address_size 64\n.visible .entry nothing({params})\n{{\n  ret;\n}}\n"
@@ -39,7 +39,7 @@ def buffer(name: str, rank: int) -> A.Arg:
 
 
 def median_us(launch: Callable[[], Any], wait: Callable[[], Any], repeats: int = 15, count: int = 500) -> float:
-    """Microseconds a call. ``count`` stays below the depth of the driver's queue, so that a launch does not wait."""
+    """Median microseconds per call. ``count`` is below the depth of the driver's queue, so no launch blocks."""
     launch()
     times = []
     for _ in range(repeats):
@@ -53,7 +53,7 @@ def median_us(launch: Callable[[], Any], wait: Callable[[], Any], repeats: int =
 
 
 class _Cache:
-    """A cache as the loader sees one, over no memory: the kernel touches none."""
+    """A cache object without memory, for the loader; the kernel accesses none."""
 
     device = ("cuda", 0)
     readonly = False
@@ -67,7 +67,7 @@ class _Cache:
 
 
 class _Array:
-    """A buffer of no library: the plainest __cuda_array_interface__."""
+    """A minimal __cuda_array_interface__ that belongs to no library."""
 
     def __init__(self, shape: tuple[int, ...]) -> None:
         self.__cuda_array_interface__ = {
@@ -83,7 +83,7 @@ class _Array:
 
 
 def routes(stream: int) -> dict[str, Callable[[], Any]]:
-    """What to time, by name."""
+    """The routes to time, by name."""
     spec = layout.spec_of("paged", "bf16", 8, 128, page_size=16)
     scalars = Launcher(nothing([A.Arg("n", "scalar", dtypes.i32)]))
     cache_args = [
@@ -97,9 +97,9 @@ def routes(stream: int) -> dict[str, Callable[[], Any]]:
     keys, values, q, out = _Cache(spec), _Cache(spec), _Array((64, 32, 128)), _Array((64, 32, 128))
     grid, block = (64, 8), 128
     prepared = cached.prepare(grid, block, keys, values, q, out, 0.1)
-    # What nothing can go below: the driver's function, called with everything packed.
+    # The lower bound: the driver's function with packed arguments.
     prepared(stream)
-    quick, launch = prepared._frozen.parts
+    quick, launch = prepared._prepared.parts
     found: dict[str, Callable[[], Any]] = {
         "prepared: the driver's part": lambda: launch(*quick[stream]),
         "prepared, stream given": lambda: prepared(stream),
@@ -123,7 +123,7 @@ def routes(stream: int) -> dict[str, Callable[[], Any]]:
 
 
 def operations(torch: Any) -> dict[str, Callable[[], Any]]:
-    """Operations of a decode on torch tensors: their kernels are short, so that the queue does not fill."""
+    """Decode operations on torch tensors; their kernels are short, so the queue does not fill."""
     import kvarn as kv
 
     kinds: dict[str, Any] = {"dtype": torch.bfloat16, "device": "cuda"}

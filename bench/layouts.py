@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""What other libraries' layouts cost: python -m bench.layouts [--rows TEXTS] [--layouts TEXTS] [--json FILE]
+"""Cost of foreign page layouts: python -m bench.layouts [--rows TEXTS] [--layouts TEXTS] [--json FILE]
 
-Every row runs on a pool of our own, then in place on the same content in each layout (``kv.ForeignPages``), checked,
-and, where cached tokens are only read, by converting them to our pool and running there. LMCache's chunks of several
-layers ([N, 2, L, T, H * D]) are our own layout, and have no line.
+Every row runs on a native pool, then directly on the same content in each foreign layout (``kv.ForeignPages``). Rows
+that only read the cache are also run with a conversion to a native pool first. Every result is checked. LMCache's
+chunks of several layers ([N, 2, L, T, H * D]) have the native layout, and therefore no line.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ _PARTS = {"C": "2D", "S": "NP", "W": "HD"}
 
 
 def laid_out(blocks: Any, word: str) -> Any:
-    """A pool [N, 2, L, P, H, D] in another layout: a copy."""
+    """A copy of a pool [N, 2, L, P, H, D] in another layout."""
     whole = "".join(_PARTS.get(x, x) for x in word)
     axes = [OURS.index(x) for x in whole]
-    raw = bits(blocks)  # which can be permuted, whatever the element type
+    raw = bits(blocks)  # integer bits permute for every element type
     if hasattr(raw, "permute"):
         moved = raw.permute(axes).clone(memory_format=sys.modules["torch"].contiguous_format)
     else:
@@ -45,7 +45,7 @@ def laid_out(blocks: Any, word: str) -> Any:
 
 
 def ours_again(data: Any, word: str, shape: Sequence[int]) -> Any:
-    """The inverse of :func:`laid_out`: a view."""
+    """The inverse of :func:`laid_out`, as a view."""
     whole = "".join(_PARTS.get(x, x) for x in word)
     data = data.reshape([shape[OURS.index(x)] for x in whole])
     axes = [whole.index(x) for x in OURS]
@@ -53,7 +53,7 @@ def ours_again(data: Any, word: str, shape: Sequence[int]) -> Any:
 
 
 class InPlace:
-    """A problem's pool in another layout; stands where ``problem.cached`` stood."""
+    """A problem's pool in a foreign layout; replaces ``problem.cached``."""
 
     def __init__(self, problem: Any, word: str) -> None:
         self.ours, self.word = problem.cached, word
@@ -64,7 +64,7 @@ class InPlace:
         import kvarn as kv
 
         lookup, options = self.pages.lookup, {}
-        if "S" in self.word:  # tokens by their slots
+        if "S" in self.word:  # slots: one token per page
             page = self.pages.page
             wide = lookup[:, :, None] * page + self.ours.arrays.integers(np.arange(page))
             lookup, options = wide.reshape(lookup.shape[0], -1), {"page_size": 1}
@@ -75,7 +75,7 @@ class InPlace:
 
 
 def bits(array: Any) -> Any:
-    """A buffer's bits, so that NaN equals itself."""
+    """A buffer's bits, in which equal NaNs compare equal."""
     if hasattr(array, "permute"):
         torch = sys.modules["torch"]
         return array.view(getattr(torch, f"int{8 * array.element_size()}"))
@@ -83,7 +83,7 @@ def bits(array: Any) -> Any:
 
 
 def lines(arrays: Any, row: Row, names: Sequence[str]) -> list[dict[str, Any]]:
-    """A row on our own layout, and on each of the named ones."""
+    """Lines of a row: the native layout, then each foreign one."""
     import kvarn as kv
 
     p = problem(arrays, row, False)
@@ -91,7 +91,7 @@ def lines(arrays: Any, row: Row, names: Sequence[str]) -> list[dict[str, Any]]:
     writes = row.kind == "append"
     native = call_of(p)
     found = [{"row": row.title, "layout": "ours", "how": "native", **measured(p, native, p.error, tolerance, p.bytes)}]
-    if writes:  # the layer that was checked last is what the others must have
+    if writes:  # the layer just checked is the reference of the foreign layouts
         p.poison()
         native(0)
     for name in names:
@@ -107,7 +107,7 @@ def lines(arrays: Any, row: Row, names: Sequence[str]) -> list[dict[str, Any]]:
             p.cached = ours
 
         def written(here: InPlace = here, word: str = word) -> float:
-            """0 when every bit of layer 0 is what a native append leaves."""
+            """0 if every bit of layer 0 equals a native append's result, else 1."""
             again = ours_again(here.data, word, ours.blocks.shape)
             return 0.0 if p.arrays.equal(bits(again[:, :, 0]), bits(ours.blocks[:, :, 0])) else 1.0
 
@@ -134,7 +134,7 @@ def lines(arrays: Any, row: Row, names: Sequence[str]) -> list[dict[str, Any]]:
 
 
 class _Kept:
-    """A problem whose pool is not poisoned again: the layout's own was."""
+    """A problem whose native pool is not poisoned again, since the foreign pool was."""
 
     def __init__(self, p: Any) -> None:
         self.arrays, self.layers, self.bytes = p.arrays, p.layers, p.bytes
@@ -144,7 +144,7 @@ class _Kept:
 
 
 def as_table(found: Sequence[dict[str, Any]]) -> str:
-    """The lines of a row, times beside that of our own layout, which is the first."""
+    """The lines of a row, with times relative to the first, which is the native layout."""
     ours = found[0].get("us", float("nan"))
     times = ("µs", "us", ".1f"), ("of ours", lambda line: over(line, ours), ".3f")
     return shown(found, "row", "layout", "how", *times)
@@ -152,8 +152,8 @@ def as_table(found: Sequence[dict[str, Any]]) -> str:
 
 def main(argv: Sequence[str] | None = None) -> int:
     made = parser(__doc__)
-    made.add_argument("--rows", metavar="TEXTS", help=f"as of bench (default: {ROWS})")
-    made.add_argument("--layouts", default=",".join(LAYOUTS), metavar="NAMES", help="parts of their names")
+    made.add_argument("--rows", metavar="TEXTS", help=f"as in python -m bench (default: {ROWS})")
+    made.add_argument("--layouts", default=",".join(LAYOUTS), metavar="NAMES", help="parts of names (default: all)")
     options = made.parse_args(argv)
     rows = select(options.rows or (ROWS if device_of(options) == "cuda" else _SMALL), (*TABLE, *RANGE, *SMALL))
     names = [n for n in LAYOUTS if any(part.strip() in n for part in options.layouts.split(","))]

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""Pages between a GPU and pinned host memory, in runs of few bytes and of many: python -m bench.moves [--mib 64]
+"""Page transfers between a GPU and pinned host memory, by run size: python -m bench.moves [--mib 64]
 
-GB/s of ``kv.ops.transfer_pages`` by its kernel and by the driver's copies, of the driver's batched copy, and of one
-copy of as many bytes that lie together. Each move is checked. Pages are random in both pools.
+A run is a contiguous part of a page. The columns give GB/s of ``kv.ops.transfer_pages`` with its kernel and with the
+driver's copies, of the driver's batched copy, and of one contiguous copy of as many bytes. Each transfer is checked.
+Pages are random in both pools.
 """
 
 from __future__ import annotations
@@ -20,15 +21,15 @@ from kvarn.runtime import driver, transfers
 from .report import table
 
 LAYERS, HEADS, SIZE = 8, 8, 128
-PAGES = (1, 4, 8, 16, 64)  # tokens of a page: runs of 2 to 128 KiB
+PAGES = (1, 4, 8, 16, 64)  # tokens per page: runs of 2 to 128 KiB
 REPEATS = 5
 
 
 def pool(torch: Any, pages: int, page_size: int, device: str) -> Any:
-    """A pool of one sequence, and its blocks: random on a GPU, zeros in pinned memory."""
+    """A one-sequence pool and its blocks: random on a GPU, zeros in pinned memory."""
     import kvarn as kv
 
-    shape = (2, LAYERS, pages, page_size, HEADS, SIZE)  # a page of a layer's keys lies by itself, as in most engines
+    shape = (2, LAYERS, pages, page_size, HEADS, SIZE)  # each page of a layer's keys is contiguous, as in most engines
     if device == "cuda":
         blocks = torch.randn(shape, dtype=torch.bfloat16, device="cuda")
     else:
@@ -38,7 +39,7 @@ def pool(torch: Any, pages: int, page_size: int, device: str) -> Any:
 
 
 def rate(torch: Any, call: Callable[[], None], count: int) -> float:
-    """GB/s, the time of starting the copies counted; the median of some calls."""
+    """Median GB/s of several calls, including the time to start the copies."""
     call()
     found = []
     for _ in range(REPEATS):
@@ -51,7 +52,7 @@ def rate(torch: Any, call: Callable[[], None], count: int) -> float:
 
 
 def lines(torch: Any, page_size: int, mib: int) -> list[list[str]]:
-    """Both directions of a page size."""
+    """Lines for both directions of a page size."""
     import kvarn as kv
 
     run = page_size * HEADS * SIZE * 2
@@ -69,7 +70,7 @@ def lines(torch: Any, page_size: int, mib: int) -> list[list[str]]:
 
         def checked(move: Callable[[], None], pair: Any = (source, target), at: Any = places) -> str:
             pair[1].blocks.zero_()
-            torch.cuda.synchronize()  # the moves are on another stream
+            torch.cuda.synchronize()  # transfers run on another stream
             try:
                 move()
                 torch.cuda.synchronize()

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""Decode over lists of pages by libraries that have none: each KV head of each sequence is a sequence of theirs.
+"""Decode over per-head page lists with libraries that lack them: each KV head of each sequence becomes a sequence.
 
-Its page table is its list, over pages that hold one head: [pages, heads, page size, head size] read as one pool of
-pages times heads. So Quest's own kernels go about it too. Only the last page of a list may be in part.
+Its page table is the head's list, over one-head pages: [pages, heads, page size, head size] viewed as a pool of pages
+times heads. Quest's own kernels do the same. Only the last page of a list may be partial.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from .vllm_peers import Fa3, vllm_library
 
 
 class ListedHeads:
-    """A problem's pool with a head a page, and lists [B, H, K] with counts [B, H] as tables over it."""
+    """A problem's pool with one head per page, and the lists [B, H, K] with counts [B, H] as its page tables."""
 
     def __init__(self, p: Any) -> None:
         self.p, self.torch, shape = p, p.arrays.torch, p.row.shape
@@ -31,14 +31,14 @@ class ListedHeads:
         return found.view(-1, self.page, 1, found.shape[-1])
 
     def take(self, lists: np.ndarray, counts: np.ndarray) -> None:
-        """Make the tables of lists, and copy again what of layer 0 has changed: it is poisoned for them."""
+        """Set the tables from lists, and copy layer 0 again, which is poisoned for these lists."""
         for half in range(2):
             self.parts[half][0] = self._of_layer(half, 0)
         table, batch = self.p.cached.pages.table, np.arange(len(lists))[:, None, None]
         ids = table[batch, np.maximum(lists, 0)].astype(np.int64) * self.heads + np.arange(self.heads)[None, :, None]
         self.ids = np.where(lists >= 0, ids, 0).reshape(-1, lists.shape[2]).astype(np.int32)
         self.counts = counts.reshape(-1)
-        missing = -self.p.lengths % self.page  # of a sequence's last page, which every list ends with
+        missing = -self.p.lengths % self.page  # unused slots of the last page, which every list ends with
         self.lengths = self.counts * self.page - np.repeat(missing, self.heads)
 
     def keys_and_values(self, layer: int) -> tuple[Any, Any]:
@@ -59,7 +59,7 @@ def fa3(listed: ListedHeads) -> Callable[[int], Any]:
 
 
 def flashinfer(listed: ListedHeads) -> Callable[[int], Any]:
-    """FlashInfer's decode by tensor cores."""
+    """FlashInfer's tensor-core decode."""
     fi, p, integers = importlib.import_module("flashinfer"), listed.p, listed.p.arrays.integers
     workspace = listed.torch.zeros(512 << 20, dtype=listed.torch.uint8, device=p.arrays.device)
     w = fi.BatchDecodeWithPagedKVCacheWrapper(workspace, "NHD", use_tensor_cores=True, backend="fa2")

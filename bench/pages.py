@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""How the time of a decode falls with the share of the pages that it reads: python -m bench.pages
+"""Decode time by the share of pages that it reads: python -m bench.pages
 
-Each KV head of each sequence lists pages of its own, at random, ascending as ``kv.ops.select_pages`` gives them.
-Before a line is timed its result is checked against a float32 reference over the listed pages, with everything that no
-list names NaN. ``of all`` is the time beside that of a decode over the whole cache in the same run. The choice of an
-eighth of the pages by their summaries, and that with the attention over them, are checked against their definitions.
-With --peers other libraries read the same lists, in the same process.
+Each KV head of each sequence has a list of random pages, ascending, as from ``kv.ops.select_pages``. Before a line is
+timed, its result is checked against a float32 reference over the listed pages; all other pages are NaN. ``of all`` is
+the time relative to a decode over the whole cache in the same run. Selecting an eighth of the pages by their summaries,
+alone and followed by the attention, is checked against its definition. With --peers, other libraries read the same
+lists in the same process.
 """
 
 from __future__ import annotations
@@ -35,19 +35,19 @@ TOLERANCE = 0.02
 
 
 class Lists:
-    """Random lists of pages, those of a smaller share within those of a larger one."""
+    """Random page lists; the list of a smaller share is a subset of a larger one's."""
 
     def __init__(self, p: Any, seed: int = 3) -> None:
         self.p, self.arrays, self.heads = p, p.arrays, p.row.shape.heads
         self.counts = -(-p.lengths // p.row.shape.page)
         draw = np.random.default_rng(seed)
-        # The last page, with the step's token, is always listed.
+        # The last page, which has the step's token, is always listed.
         self.order = [
             [np.concatenate([[n - 1], draw.permutation(n - 1)]) for _ in range(self.heads)] for n in self.counts
         ]
 
     def of(self, share: float) -> tuple[np.ndarray, np.ndarray]:
-        """Lists [B, H, K], ascending, -1 behind their ends, and how many entries each has."""
+        """Ascending lists [B, H, K], padded with -1, and their counts."""
         most = [max(1, round(share * n)) for n in self.counts]
         found = np.full((len(self.order), self.heads, max(most)), -1, np.int32)
         for b, count in enumerate(most):
@@ -56,7 +56,7 @@ class Lists:
         return found, np.repeat(np.array(most, np.int32)[:, None], self.heads, 1)
 
     def poison_others(self, lists: np.ndarray) -> None:
-        """Make what no list names NaN, in the layer that is checked."""
+        """Set all unlisted pages of the checked layer to NaN."""
         blocks, table = self.p.cached.blocks, self.p.cached.pages.table
         keep = np.zeros((blocks.shape[0], self.heads), bool)
         for b, h, k in np.argwhere(lists >= 0):
@@ -65,7 +65,7 @@ class Lists:
             blocks[self.arrays.index(np.flatnonzero(~keep[:, h])), :, 0, :, h] = float("nan")
 
     def error(self, lists: np.ndarray) -> float:
-        """Relative error of what a call for layer 0 wrote, over the lists."""
+        """Relative error of a call's output for layer 0, over the lists."""
         p, worst = self.p, []
         for b in p.sequences():
             keys, values = p.keys_of(b)
@@ -80,7 +80,7 @@ class Lists:
 
 
 def numbers(array: Any) -> np.ndarray:
-    """An array as float64 or integers of NumPy."""
+    """An array as NumPy float64 or integers."""
     array = array.cpu() if hasattr(array, "cpu") else array
     if hasattr(array, "is_floating_point") and array.is_floating_point():
         array = array.double()
@@ -88,7 +88,7 @@ def numbers(array: Any) -> np.ndarray:
 
 
 class Choice:
-    """The choice of a share of the pages by their least and largest keys, and the step that goes by it."""
+    """Selection of a share of the pages by the minimum and maximum of their keys, and a step that uses it."""
 
     def __init__(self, p: Any, collection: Any, share: float) -> None:
         import kvarn as kv
@@ -106,7 +106,7 @@ class Choice:
             kv.ops.summarize_pages(everything, layer, self.summaries, ends)
 
     def calls(self) -> dict[str, tuple[Callable[[int], Any], Callable[[], float]]]:
-        """What is timed, and its error."""
+        """The timed calls, each with its error function."""
         import kvarn as kv
 
         p, c = self.p, self.collection
@@ -130,7 +130,7 @@ class Choice:
         }  # fmt: skip
 
     def summary_error(self) -> float:
-        """0 where the summary of the last page is that of its keys, in the sequences that are checked."""
+        """0 if the summary of the last page equals that of its keys, in the checked sequences, else 1."""
         page, worst = self.p.row.shape.page, 0.0
         for b in self.p.sequences():
             last = int(self.counts[b]) - 1
@@ -140,7 +140,7 @@ class Choice:
         return worst
 
     def error(self) -> float:
-        """How far the bounds of chosen pages fall short of the largest ones, relatively."""
+        """How far the bounds of selected pages are below the largest bounds, relatively."""
         worst, lists = 0.0, numbers(self.pages)
         for b in self.p.sequences():
             count = int(self.counts[b])
@@ -160,11 +160,11 @@ class Choice:
 def lines(
     arrays: Any, row: Row, shares: Sequence[float] = SHARES, groups: Sequence[str] = ()
 ) -> Iterator[dict[str, Any]]:
-    """A decode over all pages, then over shares of them, also by other libraries."""
+    """Lines of a decode over all pages, then over shares of them, with peers if asked."""
     import kvarn as kv
 
     p = problem(arrays, row, False)
-    # A pass over the layers must not fit the L2, whatever share of them is read.
+    # A pass over the layers must exceed the L2 cache for the smallest share too.
     p.layers = layers_for(p.bytes * min(shares), arrays)
     p.cached = Cached(arrays, row, p.cached.pages, p.layers, False)
     found = {"row": row.title, "what": "the whole cache", "share": 1.0, "bytes": p.bytes}
@@ -195,7 +195,7 @@ def lines(
 
 
 def when_called(make: Callable[[], Callable[[int], Any]]) -> Callable[[int], Any]:
-    """A call that is made when it is first called, so that what cannot be made is one line's failure."""
+    """A call that is prepared when first called, so that a failure to prepare affects one line only."""
     found: list[Callable[[int], Any]] = []
 
     def call(layer: int) -> None:
@@ -207,7 +207,7 @@ def when_called(make: Callable[[], Callable[[int], Any]]) -> Callable[[int], Any
 
 
 def as_table(found: Sequence[dict[str, Any]]) -> str:
-    """The lines of a row, times beside that of the whole cache, which is the first."""
+    """The lines of a row, with times relative to the first, which reads the whole cache."""
     whole = found[0].get("us", float("nan"))
     numbers: tuple[Number, ...] = (
         ("share", "share", "g"), ("µs", "us", ".1f"), ("of all", lambda line: over(line, whole), ".3f"),
@@ -218,8 +218,8 @@ def as_table(found: Sequence[dict[str, Any]]) -> str:
 
 def main(argv: Sequence[str] | None = None) -> int:
     made = parser(__doc__)
-    made.add_argument("--rows", default="", metavar="TEXT", help="rows whose name has this text (default: all)")
-    made.add_argument("--peers", default="", metavar="NAMES", help=f"of {', '.join(page_peers.PEERS)}, on a GPU")
+    made.add_argument("--rows", default="", metavar="TEXT", help="rows with this text in their names (default: all)")
+    made.add_argument("--peers", default="", metavar="NAMES", help=f"{', '.join(page_peers.PEERS)}; needs a GPU")
     options = made.parse_args(argv)
     rows = ROWS if device_of(options) == "cuda" else SMALL
     groups = [name.strip() for name in options.peers.split(",") if name.strip()]

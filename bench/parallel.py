@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""Decode over ranks that share the keys: torchrun --nproc-per-node 2 bench/parallel.py
+"""Decode with the keys distributed over ranks: torchrun --nproc-per-node 2 bench/parallel.py
 
-A step is every layer's append and attention. It is timed on one device with the whole cache, and on all ranks with a
-part each, as one CUDA graph (on the CPU: as calls). The results are checked against the one device's, and that against
-float32. What the step takes without the collectives, and the collectives alone, say where the time goes.
+A step is the append and attention of every layer. It is timed on one device with the whole cache, and on all ranks
+with their parts, as one CUDA graph (on the CPU: as calls). The distributed result is checked against the single
+device's, and that one against float32. The step without collectives and the collectives alone are also timed.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ QUERY_HEADS, HEADS, SIZE, PAGE, POOL_LAYERS = 32, 8, 128, 16, 2
 
 
 def pool_of(lengths: torch.Tensor, longest: int, seed: int) -> SimpleNamespace:
-    """A pool with room for one more token a sequence, its pages in random order; what no token has is NaN."""
+    """A pool with one free slot per sequence and randomly ordered pages; unused slots are NaN."""
     batch, columns = len(lengths), longest // PAGE + 2
     make = torch.Generator().manual_seed(seed)
     order = torch.randperm(batch * columns + 8, generator=make)[: batch * columns].to(torch.int32)
@@ -41,7 +41,7 @@ def pool_of(lengths: torch.Tensor, longest: int, seed: int) -> SimpleNamespace:
 
 
 def fill(one: SimpleNamespace, mine: SimpleNamespace, length: int, rank: int, world: int) -> None:
-    """Random tokens in the whole cache, and this rank's part of them in its own, some thousand at a time."""
+    """Write random tokens to the whole cache, and this rank's part to its own, in chunks of some thousand tokens."""
     make = torch.Generator(device=one.blocks.device).manual_seed(1)
     for b in range(len(one.lengths)):
         for first in range(0, length, 16384 * world):
@@ -54,7 +54,7 @@ def fill(one: SimpleNamespace, mine: SimpleNamespace, length: int, rank: int, wo
 
 
 def exact(one: SimpleNamespace, layer: int, query: torch.Tensor, keys: int) -> torch.Tensor:
-    """Attention in float32 over the tokens that the pages hold."""
+    """Attention in float32 over the tokens of the pages."""
     rows = []
     for b in range(len(one.lengths)):
         p = torch.arange(keys, device=query.device)
@@ -66,13 +66,13 @@ def exact(one: SimpleNamespace, layer: int, query: torch.Tensor, keys: int) -> t
 
 
 class Timer:
-    """Steps as CUDA graphs, or as calls: microseconds a step, the median of repeats."""
+    """Times steps, as CUDA graphs or calls: median microseconds per step."""
 
     def __init__(self, device: str, repeats: int) -> None:
         self._cuda, self._repeats = device == "cuda", repeats
 
     def __call__(self, step: Callable[[], Any], expected: torch.Tensor | None = None) -> float:
-        """``expected``: what the last layer of a replay must give."""
+        """``expected``: the last layer's output after a replay."""
         run, out = step, None
         if self._cuda:
             stream = torch.cuda.Stream()
@@ -98,7 +98,7 @@ class Timer:
 
 
 def measure(batch: int, length: int, layers: int, device: str, repeats: int) -> dict[str, Any]:
-    """One case: microseconds a layer by name."""
+    """Microseconds per layer of one case, by name."""
     where = torch.device(device, torch.cuda.current_device()) if device == "cuda" else torch.device("cpu")
     ranks = ContextParallel(timeout=60)
     rank, world = ranks.rank, ranks.world
@@ -154,7 +154,7 @@ def measure(batch: int, length: int, layers: int, device: str, repeats: int) -> 
             halves.append((collection, part))
 
     def overlapped() -> None:
-        """Two halves of the batch: one's partial results travel while the other attends."""
+        """The batch in two halves: one half's partial results are sent during the other half's attention."""
         steps, pending = [ranks.step(lengths[part]) for _, part in halves], [None, None]
         for n in range(layers):
             for i, (collection, part) in enumerate(halves):

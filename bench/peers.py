@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""The peers that can be imported, on the same rows: FlashInfer, torch, and what vLLM has compiled.
+"""Peers that can be imported, on the same rows: FlashInfer, torch, and vLLM's compiled kernels.
 
-Every group is a function from a problem (with K and V apart, one contiguous tensor each) to offers. It raises
-``ImportError`` where its library is missing.
+Every group is a function from a problem (K and V as separate contiguous tensors) to offers. It raises ``ImportError``
+if its library is missing.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from .kvarn_rows import Offer
 from .problems import FARTHEST, problem
 from .vllm_peers import BF16, FP8, FP8_QUERY, is_fp8, of_8_bits, once
 
-FLASHMLA_PAGE = 64  # tokens: it takes no other
-FLEX_PAGE = 128  # tokens: a tile of keys
+FLASHMLA_PAGE = 64  # tokens: the only supported size
+FLEX_PAGE = 128  # tokens: one tile of keys
 Group = Callable[[Any], Iterator[Offer]]
 
 # --- FlashInfer ----------------------------------------------------------------------------------
@@ -40,7 +40,7 @@ def flashinfer(p: Any) -> Iterator[Offer]:
 
 
 def _paged(p: Any) -> tuple[Any, ...]:
-    """What a plan is told of pages, heads and their sizes."""
+    """A plan's arguments for pages, heads and head sizes."""
     shape, pages = p.row.shape, p.cached.pages
     return pages.starts, pages.order, pages.last, shape.query_heads, shape.heads, shape.size, shape.page
 
@@ -63,7 +63,7 @@ def _fi_decode(p: Any, fi: Any, workspace: Any) -> Iterator[Offer]:
         yield Offer("FlashInfer CUDA cores", lambda: wrapper(False, "auto"), tolerance)
     if shape.page < 16 or shape.window:
         return
-    for layout in ("HND", "NHD"):  # the same bytes read the other way; HND is checked by its own reference
+    for layout in ("HND", "NHD"):  # the same bytes, interpreted in both layouts; HND has a reference of its own
 
         def xqa(layout: str = layout) -> Callable[[int], Any]:
             run = importlib.import_module("flashinfer.decode").xqa_batch_decode_with_kv_cache
@@ -90,7 +90,7 @@ def _fi_decode(p: Any, fi: Any, workspace: Any) -> Iterator[Offer]:
 
 
 def _fi_cascade(p: Any, fi: Any, workspace: Any) -> Callable[[int], Any]:
-    """Two levels: the prefix, which all queries attend to, and what each sequence has behind it."""
+    """Cascade of two levels: the prefix, which all queries share, then the rest of each sequence."""
     shape, pages, (keys, values) = p.row.shape, p.cached.pages, p.cached.parts
     shared, counts = shape.prefix // shape.page, -(-p.lengths // shape.page)
     own = [row[shared:count] for row, count in zip(pages.table, counts, strict=True)]
@@ -106,13 +106,13 @@ def _fi_cascade(p: Any, fi: Any, workspace: Any) -> Callable[[int], Any]:
     )  # fmt: skip
 
     def call(layer: int) -> None:
-        p.out = w.run(p.query, (keys[layer], values[layer]))  # which allocates it
+        p.out = w.run(p.query, (keys[layer], values[layer]))  # run() allocates the output
 
     return call
 
 
 def _error_in_hnd(p: Any) -> float:
-    """The check of a decode whose pages are read as [head, token, dim]."""
+    """The error of a decode whose pages are read as [head, token, dim]."""
     shape, plain = p.row.shape, p.cached.rows
 
     def turned(b: int, length: int, half: int) -> Any:
@@ -222,7 +222,7 @@ def _fi_mla(p: Any, fi: Any, workspace: Any) -> Iterator[Offer]:
 
 
 def _fi_functions(p: Any, fi: Any, workspace: Any) -> Iterator[Offer]:
-    """A custom mask over pages: a bit for every query and key, packed by the plan."""
+    """A custom mask over pages: one bit per (query, key), packed by the plan."""
     keys, values = p.cached.parts
 
     def make() -> Callable[[int], Any]:
@@ -259,7 +259,7 @@ def torch_(p: Any) -> Iterator[Offer]:
 
 
 def flex(p: Any) -> Iterator[Offer]:
-    """torch's flex attention over physical pages, which must have 128 tokens: the row with such pages."""
+    """torch's flex attention over physical pages of 128 tokens, the only size it supports."""
     if p.row.kind == "functions":
         yield from _flex_functions(p)
         return
@@ -301,7 +301,7 @@ def flex(p: Any) -> Iterator[Offer]:
 
 
 def _seen(p: Any) -> Any:
-    """What each query sees, a bool for every key of its sequence, end to end."""
+    """The mask of each query over its sequence's keys, bools, flattened."""
     torch = p.arrays.torch
     if p.row.kind == "tree":
         each = [p.seen_of(int(length)).reshape(-1) for length in p.lengths]
@@ -312,7 +312,7 @@ def _seen(p: Any) -> Any:
 
 
 def _flex_functions(p: Any) -> Iterator[Offer]:
-    """torch's flex attention, compiled, over keys and values that are dense: each head's rows end to end."""
+    """torch's flex attention, compiled, over dense keys and values: the rows of each head, concatenated."""
     attention = importlib.import_module("torch.nn.attention.flex_attention")
     torch, shape, batch, length = p.arrays.torch, p.row.shape, len(p.lengths), p.longest
     ids, bias, buckets = p.documents, p.bias, p.buckets
@@ -355,9 +355,9 @@ def _flex_functions(p: Any) -> Iterator[Offer]:
 
 
 def _flex_over_pages(p: Any, seen: Any, causal: Any, biased: Any, found: dict[str, Any]) -> Callable[[int], Any]:
-    """The same over pages, as torch's experimental ``PagedAttention`` converts masks and scores for them.
+    """Flex attention over pages, with masks and scores converted as in torch's experimental ``PagedAttention``.
 
-    Its pages are as long as tiles of keys; keys and values are [1, heads, all slots, size].
+    Pages are as long as tiles of keys; keys and values are [1, heads, all slots, size].
     """
     attention = importlib.import_module("torch.nn.attention.flex_attention")
     paged = importlib.import_module("torch.nn.attention.experimental._paged_attention").PagedAttention
@@ -412,7 +412,7 @@ _TAKES: dict[str, Callable[[Row], bool]] = {
     "flashinfer": lambda row: (
         row.kind in _FLASHINFER
         and not (row.kind == "mla" and of_8_bits(row))
-        and not (row.kind == "functions" and not row.shape.documents)  # a score of one's own: a kernel of one's own
+        and not (row.kind == "functions" and not row.shape.documents)  # a custom score needs a custom kernel
     ),
     "fa3": lambda row: row.kind in ("decode", "prefill") or (row.kind == "mla" and not of_8_bits(row)),
     "flashmla": lambda row: (
@@ -426,18 +426,18 @@ _TAKES: dict[str, Callable[[Row], bool]] = {
 
 
 def takes(group: str, row: Row) -> bool:
-    """Whether a group has something for a row."""
+    """Whether a group supports a row."""
     return _TAKES[group](row)
 
 
 def offers(group: str, p: Any) -> Iterator[Offer]:
-    """What a group has for the row of a problem."""
+    """A group's offers for a problem."""
     if takes(group, p.row):
         yield from GROUPS[group](p)
 
 
 def available() -> list[str]:
-    """The groups whose libraries seem to be here, without loading them."""
+    """The groups whose libraries are found, without importing them."""
 
     def has(module: str) -> bool:
         return importlib.util.find_spec(module) is not None

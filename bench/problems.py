@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""Rows as data: kvarn.measure.attention_problem has the problems of decode attention, this module all others."""
+"""Data of the rows: kvarn.measure.attention_problem has decode attention, this module the others."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from kvarn.measure.attention_problem import AttentionProblem, Cached, DecodeProb
 
 from .cases import Append, Functions, Gather, Mla, Prefill, Row, Sources, Tree
 
-BUCKETS, FARTHEST = 32, 128  # of T5's bias by distance: distances from FARTHEST on are one
+BUCKETS, FARTHEST = 32, 128  # T5's relative bias: distances from FARTHEST on share the last bucket
 
 
 class SourcesProblem(DecodeProblem):
-    """A :class:`Sources` row: a memory, which every query sees, before each sequence's own keys."""
+    """A :class:`Sources` row: every query sees a memory, then its sequence's own keys."""
 
     def __init__(self, arrays: Arrays, row: Row, split: bool) -> None:
         shape = row.shape
@@ -41,7 +41,7 @@ class SourcesProblem(DecodeProblem):
 
 
 class PrefillProblem(AttentionProblem):
-    """A :class:`Prefill` row: one layer, whose work is far longer than its reads."""
+    """A :class:`Prefill` row, of one layer: compute takes far longer than the reads."""
 
     def __init__(self, arrays: Arrays, row: Row, split: bool) -> None:
         shape = row.shape
@@ -68,7 +68,7 @@ class PrefillProblem(AttentionProblem):
         return sorted({0, len(self.lengths) - 1})
 
     def heads_of(self, heads: int) -> list[tuple[slice, int]]:
-        """One query head each, since the scores of a long prompt are many."""
+        """One query head at a time, since a long prompt has many scores."""
         group = self.query.shape[1] // heads
         last = self.query.shape[1] - 1
         return [(slice(0, 1), 0), (slice(last, last + 1), last // group)]
@@ -84,7 +84,7 @@ def buckets() -> np.ndarray:
 
 
 class FunctionsProblem(PrefillProblem):
-    """A :class:`Functions` row: prompts of equal length, cut into documents, with a bias or without."""
+    """A :class:`Functions` row: equal prompts divided into documents, optionally with a bias."""
 
     def __init__(self, arrays: Arrays, row: Row, split: bool) -> None:
         super().__init__(arrays, row, split)
@@ -109,7 +109,7 @@ class FunctionsProblem(PrefillProblem):
 
 
 class TreeProblem(DecodeProblem):
-    """A :class:`Tree` row: the new tokens are a binary tree, of which each sees its ancestors, itself and the cache."""
+    """A :class:`Tree` row: the new tokens are a binary tree; each sees the cache, its ancestors and itself."""
 
     def __init__(self, arrays: Arrays, row: Row, split: bool) -> None:
         super().__init__(arrays, row, split)
@@ -124,7 +124,7 @@ class TreeProblem(DecodeProblem):
         self.bits = arrays.integers(np.tile(words, (shape.batch, 1)))
 
     def seen_of(self, length: int) -> np.ndarray:
-        """Which tokens of a sequence its new ones see."""
+        """The mask of a sequence's new tokens over all its tokens."""
         return np.concatenate([np.ones((len(self.tree), length - len(self.tree)), bool), self.tree], axis=1)
 
     def wanted(self, q: Any, keys: Any, values: Any, b: int, picked: slice) -> Any:
@@ -157,7 +157,7 @@ class MlaProblem(AttentionProblem):
         self.longest = shape.context
 
     def pack_rows(self, shape: Mla) -> None:
-        """Make what lies behind the 8-bit elements of rows what it means: scales, and bf16 keys."""
+        """Write valid scales and bf16 keys after the 8-bit elements of each row."""
         blocks, content = self.cached.blocks, shape.size - shape.rope
         rope = content + 4 * shape.scales
         self.arrays.put_bytes(
@@ -184,7 +184,7 @@ class MlaProblem(AttentionProblem):
 
 
 class AppendProblem(Problem):
-    """An :class:`Append` row. With ``rope`` queries and keys are rotated, by halves, and the query is written too."""
+    """An :class:`Append` row; with ``rope``, queries and keys are rotated (half-split), and the query is an output."""
 
     def __init__(self, arrays: Arrays, row: Row, split: bool) -> None:
         shape = row.shape
@@ -197,7 +197,7 @@ class AppendProblem(Problem):
         self.layers = max(2, layers_for(one, arrays))
         pages = Pages(np.full(shape.sequences, shape.room), shape.page, arrays)
         self.cached = Cached(arrays, row, pages, self.layers, split)
-        # A prompt's tokens start the sequence; a step's single token is somewhere in it.
+        # A prompt starts at position 0; a step's token is at a random position.
         before = (
             draw.integers(0, shape.room, shape.sequences) if shape.each == 1 else np.zeros(shape.sequences, np.int64)
         )
@@ -213,10 +213,10 @@ class AppendProblem(Problem):
             self.query = arrays.normal((self.layers, tokens, shape.query_heads, shape.size), "bf16")
             self.query_out = arrays.empty(self.query.shape, "bf16")
             self.cos, self.sin = self._angles(max(self.longest, 2048), shape.size)
-            # kvarn's table has (cos, sin) pairs; the peers' a row of cosines, then of sines.
+            # kvarn's table has (cos, sin) pairs; the peers' has a row of cosines, then one of sines.
             self.freqs = arrays.stack((self.cos, self.sin)).reshape(self.cos.shape[0], shape.size)
             self.bytes += 4 * tokens * shape.query_heads * shape.size
-        # What the peers ask for besides.
+        # Further arguments of the peers.
         self.owner, self.at = arrays.integers(owner), arrays.integers(self.positions)
         ends = before + shape.each
         self.last = arrays.integers((ends - 1) % shape.page + 1)
@@ -246,7 +246,7 @@ class AppendProblem(Problem):
             self.arrays.poison(self.query_out)
 
     def error(self, check_query: bool = True) -> float:
-        """Keys, values and queries of layer 0; NaN when a token is missing or one that is not new was written."""
+        """The error of keys, values and queries of layer 0; NaN if a token is missing or an old one was overwritten."""
         cached, worst = self.cached, []
         shape = (-1, cached.heads, cached.size)
         wanted = (self.rotated(self.key[0]) if self.rope else self.key[0], self.value[0])
@@ -283,7 +283,7 @@ class GatherProblem(Problem):
         self.arrays.poison(self.out)
 
     def error(self) -> float:
-        """0 when every bit is right, else 1."""
+        """0 if every bit is right, else 1."""
         pages, cached = self.cached.pages, self.cached
         ids = self.arrays.index(pages.table)
         layer = cached.parts[0][0] if cached.split else cached.blocks[:, 0, 0]
@@ -304,5 +304,5 @@ _PROBLEMS = {
 
 
 def problem(arrays: Arrays, row: Row, split: bool) -> Any:
-    """A row's data: ``split`` for peers, else in kvarn's layout."""
+    """A row's data: with ``split``, K and V are separate (for peers); else in kvarn's layout."""
     return _PROBLEMS[row.kind](arrays, row, split)

@@ -1,12 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""QKV projections into a cache beside a product and an append of its own: python -m bench.products [--tokens 1,8192]
+"""QKV projection fused with the append, against a product, then an append: python -m bench.products [--tokens 1,8192]
 
-µs of ``kv.ops.project_append`` with RoPE, by itself and promised that the weight is there (``early``), of torch's
-product, of torch's product and ``kv.ops.rope_append`` after it, and of a kernel that does nothing but read the weight,
-in CUDA graphs over weights that are not in the L2 cache. ``--forms``: also with a bias and norms, of a padded batch, to
-a cache of f8e4m3, or with bias, norms and a cache of i8 with scales.
-Sequences are of unequal lengths, one is empty. Before a line is timed its queries, keys and values are checked against
-a product in float32 over the same operands, in a pool of random pages that is NaN but for them.
+Columns give µs of ``kv.ops.project_append`` with RoPE (alone, and with ``early``: the weight is already in memory), of
+torch's product, of torch's product followed by ``kv.ops.rope_append``, and of a kernel that only reads the weight, in
+CUDA graphs over weights outside the L2 cache. ``--forms`` adds: bias and norms, a padded batch, an f8e4m3 cache, an i8
+cache with scales. Sequence lengths differ, and one sequence is empty. Before a line is timed, its queries, keys and
+values are checked against a float32 product of the same operands, in a pool of random pages that is NaN elsewhere.
 """
 
 from __future__ import annotations
@@ -26,29 +25,29 @@ from .report import table
 
 HEADS, SIZE, PAGE, CACHED = 8, 128, 16, 37
 TOKENS = (1, 2, 4, 8, 16, 32, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 2048, 4096, 8192)
-SHAPES = "4096:32,8192:64"  # K and query heads: of the attention of models of 8 and 70 billion parameters
-GRANULE = 64  # elements of a head that share a scale in a cache of i8
+SHAPES = "4096:32,8192:64"  # K and query heads of attention in models of 8 and 70 billion parameters
+GRANULE = 64  # elements per scale in an i8 cache
 ROUNDS, UNCOUNTED = 16, 5
-POISON = 0xFF  # of every byte: a NaN of all types of floats
+POISON = 0xFF  # byte that gives a NaN in every float type
 FORMS = ("rope", "norm", "padded", "f8", "all")
 NORMED = ("norm", "all")
-TYPES = {"bf16": 16, "f8e4m3": 8, "uint4b8": 4, "mxfp8": 8}  # bits of the weight
-GROUPS = {"uint4b8": 128, "mxfp8": 32}  # elements of K that share a scale; x is of bf16 then
+TYPES = {"bf16": 16, "f8e4m3": 8, "uint4b8": 4, "mxfp8": 8}  # bits per element of the weight
+GROUPS = {"uint4b8": 128, "mxfp8": 32}  # elements of K per scale; x is bf16
 EPS = 1e-5
-TOLERANCE = 0.02  # of the largest element; of a cache of f8e4m3, whose elements are rounded by up to 1/16 of them
+TOLERANCE = 0.02  # of the largest element; f8e4m3 caches round elements by up to 1/16
 TOLERANCE_F8 = 0.065
 HEAD = "form|tokens|K|columns|kvarn, µs|early|product|product, then append|read|TFLOP/s|TB/s of the weight".split("|")
-COLD = 200 << 20  # bytes of weights that a graph reads in turn, several times the L2 cache
-CALLS = 32  # of a graph at least, whose own start is a share of each; of more than LONG tokens one for each weight
+COLD = 200 << 20  # bytes of weights per graph, several times the L2 cache
+CALLS = 32  # calls per graph, at least, to amortise its start; above LONG tokens, one call per weight
 LONG = 1024
 
 
-READ_THREADS, READ_TOGETHER, READ_BLOCKS = 512, 8, 264  # of the kernel that reads, two blocks a multiprocessor
+READ_THREADS, READ_TOGETHER, READ_BLOCKS = 512, 8, 264  # of the reading kernel; two blocks per multiprocessor
 
 
 @kv.kernel(block=(READ_THREADS, 1, 1))
 def read(weight: kv.ReadOnlyBuffer[kv.i32, 1], out: kv.Buffer[kv.i32, 1]):
-    """All words of a weight, 16 bytes a thread, several accesses of it under way."""
+    """Read all words of a weight: 16 bytes per thread, several accesses in flight."""
     each = READ_THREADS * READ_TOGETHER * 4
     found = kv.i32(0)
     for first in range(kv.block_id.x * each, weight.shape[0], kv.grid_dim.x * each):
@@ -58,20 +57,20 @@ def read(weight: kv.ReadOnlyBuffer[kv.i32, 1], out: kv.Buffer[kv.i32, 1]):
             words.append(weight.load(kv.math.min(place, weight.shape[0] - 4), width=4, alignment=16))
         for w in kv.static(words):
             found = found ^ w[0] ^ w[1] ^ w[2] ^ w[3]
-    if found == 0x5EED5EED:  # which hardly is, and nobody knows
+    if found == 0x5EED5EED:  # practically never; the compiler cannot know
         out[kv.thread_id.x] = found
 
 
 class Step:
-    """Operands of one projection, and what it must give.
+    """Operands and expected results of one projection.
 
     Attributes
     ----------
     type : str
-        Of TYPES. Of weights with scales by groups torch multiplies the values, in bf16.
+        One of TYPES. For weights with group scales, torch multiplies the values in bf16.
     form : str
-        ``rope``; ``norm``, with a bias and RMS norms as well; ``padded``, a batch whose last sequence is short; ``f8``,
-        to a cache of f8e4m3; ``all``, with bias, norms, and a cache of i8 with scales.
+        ``rope``; ``norm``: also a bias and RMS norms; ``padded``: the last sequence is short; ``f8``: an f8e4m3 cache;
+        ``all``: bias, norms and an i8 cache with scales.
     """
 
     def __init__(
@@ -126,17 +125,17 @@ class Step:
 
     @property
     def tolerance(self) -> float:
-        """Of :meth:`error`."""
+        """Tolerance of :meth:`error`."""
         return TOLERANCE_F8 if self.form == "f8" else TOLERANCE
 
     @property
     def calls(self) -> int:
-        """Calls of a graph: as many of each weight."""
+        """Calls per graph, a multiple of the number of weights."""
         copies = len(self.weights)
         return copies if len(self.x) > LONG else copies * -(-CALLS // copies)
 
     def operand(self, values: Any, type: str) -> tuple[Any, Any, Any]:
-        """Elements, their scales or None, and the values in bf16 where scales are of groups."""
+        """Elements, their scales or None, and the values in bf16 if scales are per group."""
         torch = self.torch
         if type == "bf16":
             return values.bfloat16(), None, None
@@ -157,7 +156,7 @@ class Step:
         return codes[:, ::2] | (codes[:, 1::2] << 4), scale.flatten(1), value
 
     def product(self, weight: tuple[Any, Any, Any]) -> Any:
-        """torch's, in bf16."""
+        """torch's product, in bf16."""
         if self.type == "f8e4m3":
             scales = {"scale_a": self.x_scale, "scale_b": weight[1].t(), "bias": self.bias}
             return self.torch._scaled_mm(self.x, weight[0].t(), out_dtype=self.torch.bfloat16, **scales)
@@ -168,7 +167,7 @@ class Step:
 
     @property
     def turned(self) -> dict[str, Any]:
-        """What both forms of the operation take."""
+        """Arguments common to both forms of the operation."""
         return {"interleaved": False, "eps": EPS, **self.gammas}
 
     def project(self, weight: tuple[Any, Any, Any]) -> None:
@@ -186,14 +185,14 @@ class Step:
             )  # fmt: skip
 
     def two_steps(self, weight: tuple[Any, Any, Any]) -> None:
-        """Of a padded batch the rows behind the sequences are written too, which costs little."""
+        """torch's product, then the append; in a padded batch it also writes the padding's rows, at little cost."""
         q, k, v = self.heads_of(self.product(weight))
         kv.ops.rope_append(
             self.collection, 0, q, k, v, self.offsets, self.freqs, query_out=self.out, **self.turned
         )  # fmt: skip
 
     def read(self, weight: tuple[Any, Any, Any]) -> None:
-        """What no product of so many bytes can be faster than, where few tokens are multiplied."""
+        """Only read the weight: a lower bound for a product with few tokens."""
         read[(READ_BLOCKS, 1, 1), (READ_THREADS, 1, 1)](weight[0].view(self.torch.int32).flatten(), self.scratch)
 
     def heads_of(self, products: Any) -> list[Any]:
@@ -202,7 +201,7 @@ class Step:
         return [part.unflatten(1, (-1, SIZE)) for part in parts]
 
     def error(self) -> float:
-        """The largest error of what a projection writes, over the largest element; infinite if anything else is."""
+        """The largest error of the outputs, relative to the largest element; infinite if other bytes changed."""
         pools = [self.blocks] if self.scales is None else [self.blocks, self.scales]
         pools = [pool.view(self.torch.uint8) for pool in pools]
         for pool in pools:
@@ -235,7 +234,7 @@ class Step:
         return float("inf") if elsewhere or worst != worst else worst
 
     def graph(self, call: Callable[[tuple[Any, Any, Any]], Any]) -> Any:
-        """A CUDA graph of ``calls`` over the weights in turn."""
+        """A CUDA graph of ``calls`` calls, cycling over the weights."""
         cuda = self.torch.cuda
         call(self.weights[0])
         cuda.synchronize()
@@ -246,13 +245,13 @@ class Step:
         return graph
 
     def times(self, graphs: Sequence[Any]) -> list[float]:
-        """µs of a call of each, by turns: who comes first finds a device that has not been at work."""
+        """µs per call of each graph, interleaved, so that no graph alone runs first on an idle device."""
         rounds = [[span(graph.replay, self.torch) / self.calls for graph in graphs] for _ in range(ROUNDS)]
         return [float(np.median(found)) for found in zip(*rounds[UNCOUNTED:], strict=True)]
 
 
 def lengths_of(tokens: int, form: str, draw: np.random.Generator) -> Any:
-    """New tokens of each sequence: of several one has none, and of a padded batch the last is a token short."""
+    """New tokens of each sequence: one sequence is empty, and in a padded batch the last one lacks a token."""
     batch = min(tokens, 8)
     if form == "padded":
         new = np.full(batch, tokens // batch)
@@ -285,13 +284,13 @@ def line(
 
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m bench.products", description=__doc__)
-    parser.add_argument("--tokens", default=",".join(map(str, TOKENS)), help="tokens of a step, with commas between")
-    parser.add_argument("--shapes", default=SHAPES, help="K:query heads[:KV heads], with commas between")
+    parser.add_argument("--tokens", default=",".join(map(str, TOKENS)), help="tokens per step, comma-separated")
+    parser.add_argument("--shapes", default=SHAPES, help="K:query heads[:KV heads], comma-separated")
     parser.add_argument(
-        "--types", default="bf16,f8e4m3", help=f"of the weight, with commas between, of {', '.join(TYPES)}"
+        "--types", default="bf16,f8e4m3", help=f"element types of the weight, comma-separated: {', '.join(TYPES)}"
     )
-    parser.add_argument("--forms", default="rope", help=f"with commas between, of {', '.join(FORMS)}")
-    parser.add_argument("--schedule", type=json.loads, help="entries of project_append's schedule, as JSON")
+    parser.add_argument("--forms", default="rope", help=f"comma-separated: {', '.join(FORMS)}")
+    parser.add_argument("--schedule", type=json.loads, help="schedule entries of project_append, as JSON")
     given = parser.parse_args(arguments)
     try:
         import torch  # type: ignore[import-not-found]

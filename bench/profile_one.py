@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""One row's kernels launched a few times over different layers, for a profiler:
+"""Launch one row's kernels a few times, over different layers, for a profiler:
 
 ncu --clock-control none --set full -k attention_decode -c 1 -s 3 python -m bench.profile_one b128_c2k_fp8
 """

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""Tables of measurements: on the terminal, in bench/RESULTS.md, as a plot.
+"""Tables of measurements for the terminal and bench/RESULTS.md, and plots.
 
 python -m bench.report results.json [--write bench/RESULTS.md] [--plot results.png]
 """
@@ -19,14 +19,14 @@ from typing import Any
 from .cases import GROUP_GOALS, RANGE, SMALL, TABLE, Goal, Row
 from .kvarn_rows import OPTIONS
 
-NOT_OFFERED = "not offered"  # the note of a row for which a group of peers has nothing
+NOT_OFFERED = "not offered"  # note of a row that a group of peers does not support
 RESULTS = Path(__file__).with_name("RESULTS.md")
 BEGIN, END = "<!-- measured: begin -->", "<!-- measured: end -->"
 Record = dict[str, Any]
 
 
 def table(lines: Sequence[Sequence[str]], markdown: bool = False) -> str:
-    """Rows of cells as text; the first is the head."""
+    """A table as text, from rows of cells; the first row is the header."""
     if markdown:
         shown = ["| " + " | ".join(line) + " |" for line in lines]
         return "\n".join([shown[0], "|" + "---|" * len(lines[0]), *shown[1:]])
@@ -36,7 +36,7 @@ def table(lines: Sequence[Sequence[str]], markdown: bool = False) -> str:
 
 @dataclass(frozen=True)
 class Ceilings:
-    """The best rate of each kind: TB/s of reading and copying, TFLOP/s; None where it was not measured."""
+    """Measured peak rates: TB/s of reads and copies, TFLOP/s of products; None if not measured."""
 
     read: float | None = None
     copy: float | None = None
@@ -52,12 +52,12 @@ class Ceilings:
 
 
 def rate(record: Record, of: str) -> float:
-    """TB/s, or TFLOP/s for matmul and tflops."""
+    """The rate of a record in TB/s; for matmul and tflops, in TFLOP/s."""
     return (record["flops"] if of in ("matmul", "tflops") else record["bytes"]) / record["us"] / 1e6
 
 
 def ceiling_of(row: Row) -> str:
-    """The ceiling that a row's share is given of."""
+    """The peak rate that a row's share refers to."""
     if row.goal is not None and row.goal.of in ("read", "copy", "matmul"):
         return row.goal.of
     if row.kind in ("decode", "sources", "tree"):
@@ -66,14 +66,14 @@ def ceiling_of(row: Row) -> str:
 
 
 def share(record: Record, row: Row, ceilings: Ceilings) -> float | None:
-    """Part of the row's ceiling that a measurement reaches; None without a ceiling."""
+    """The share of the row's peak rate that a measurement reaches; None without a peak rate."""
     of = ceiling_of(row)
     most = getattr(ceilings, of)
     return rate(record, of) / most if most else None
 
 
 def reached(record: Record, goal: Goal | None, ceilings: Ceilings) -> bool | None:
-    """Whether a goal is reached; None when it cannot be said."""
+    """Whether a goal is reached; None if it cannot be determined."""
     if goal is None:
         return None
     if goal.of == "us":
@@ -85,7 +85,7 @@ def reached(record: Record, goal: Goal | None, ceilings: Ceilings) -> bool | Non
 
 
 class Results:
-    """The records of a run, sorted."""
+    """The records of a run, by row."""
 
     def __init__(self, records: Sequence[Record]) -> None:
         self.records = records
@@ -99,20 +99,20 @@ class Results:
         return [r for r in self.records if r.get("case") == row.name and r.get("kind") == row.kind]
 
     def ours(self, row: Row) -> Record | None:
-        """kvarn's right measurement of a row."""
+        """kvarn's correct measurement of a row."""
         return self.by(row, "kvarn")
 
     def by(self, row: Row, who: str) -> Record | None:
-        """Somebody's right measurement of a row."""
+        """The correct measurement of a row by ``who``."""
         return next((r for r in self.of(row) if r["who"] == who and r["ok"] and r.get("us")), None)
 
     def peers(self, row: Row) -> list[Record]:
-        """The peers' right measurements, fastest first."""
+        """The peers' correct measurements, fastest first."""
         right = [r for r in self.of(row) if not r["who"].startswith("kvarn") and r["ok"] and r.get("us")]
         return sorted(right, key=lambda r: r["us"])
 
     def mean_ratio(self, group: str) -> tuple[float, int] | None:
-        """Geometric mean of kvarn's time over the best peer's in a group of rows, and of how many rows."""
+        """Geometric mean of kvarn's time over the best peer's in a group, and the number of its rows."""
         logs = []
         for row in self.rows:
             ours, peers = self.ours(row), self.peers(row)
@@ -122,7 +122,7 @@ class Results:
 
 
 def main_table(results: Results, markdown: bool = False) -> str:
-    """One line a row: kvarn, its share of the ceiling, the goal, the best peer, the ratio."""
+    """One line per row: kvarn, its share of the peak rate, the goal, the best peer, the ratio."""
     lines = [("case", "kvarn µs", "rate", "of ceiling", "goal", "", "best peer", "µs", "kvarn / peer", "error")]
     for row in results.rows:
         ours, peers = results.ours(row), results.peers(row)
@@ -155,7 +155,7 @@ def main_table(results: Results, markdown: bool = False) -> str:
 
 
 def peers_table(results: Results, markdown: bool = False) -> str:
-    """Every measurement that is right, in microseconds: a column for whoever was measured."""
+    """All correct measurements in microseconds, one column per ``who``."""
     names = list(dict.fromkeys(r["who"] for row in results.rows for r in results.of(row) if r["ok"] and r.get("us")))
     names = sorted((n for n in names if n not in OPTIONS), key=lambda n: n != "kvarn")
     lines: list[Sequence[str]] = [("case", *names)]
@@ -166,7 +166,7 @@ def peers_table(results: Results, markdown: bool = False) -> str:
 
 
 def options_table(results: Results, markdown: bool = False) -> str:
-    """What kvarn's options cost or gain: microseconds, and over the time without."""
+    """Effect of kvarn's schedule options: microseconds, and the ratio to the time without the option."""
     lines: list[Sequence[str]] = [("case", "kvarn µs", *(name.removeprefix("kvarn, ") for name in OPTIONS))]
     for row in results.rows:
         ours, found = results.ours(row), [results.by(row, name) for name in OPTIONS]
@@ -219,7 +219,7 @@ def summary(results: Results) -> str:
 
 
 def failures(results: Results) -> list[str]:
-    """A line for whatever did not give a right result."""
+    """One line per measurement without a correct result."""
     return [
         f"{r.get('case')}: {r['who']}: {r.get('note', 'failed')}"
         for r in results.records
@@ -228,7 +228,7 @@ def failures(results: Results) -> list[str]:
 
 
 def not_offered(results: Results) -> list[str]:
-    """A line for each group of peers that has nothing for some rows, with their names."""
+    """One line per group of peers with unsupported rows: their names."""
     rows: dict[str, list[str]] = {}
     for r in results.records:
         if r.get("note") == NOT_OFFERED:
@@ -253,7 +253,7 @@ def text(results: Results) -> str:
 
 
 def markdown(results: Results, date: str) -> str:
-    """What stands between the marks of RESULTS.md."""
+    """The text between the marks of RESULTS.md."""
     m = results.machine
     about = [
         f"{name} {m[key]}"
@@ -279,7 +279,7 @@ def markdown(results: Results, date: str) -> str:
 
 
 def write(results: Results, date: str, path: Path = RESULTS) -> None:
-    """Put the tables between the marks of a file.
+    """Replace the text between the marks of a file by the tables.
 
     Raises
     ------
@@ -294,7 +294,7 @@ def write(results: Results, date: str, path: Path = RESULTS) -> None:
 
 
 def plot(results: Results, path: Path) -> bool:
-    """Shares of the ceilings as bars, kvarn beside the best peer; False without matplotlib."""
+    """Plot shares of the peak rates as bars, kvarn next to the best peer; returns False without matplotlib."""
     if importlib.util.find_spec("matplotlib") is None:
         return False
     import matplotlib
@@ -336,16 +336,16 @@ def plot(results: Results, path: Path) -> bool:
 
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("json", type=Path, help="what python -m bench --json wrote")
+    parser.add_argument("json", type=Path, help="output of python -m bench --json")
     parser.add_argument(
         "--write",
         type=Path,
         nargs="?",
         const=RESULTS,
         metavar="FILE",
-        help="put the tables into a file (bench/RESULTS.md)",
+        help="write the tables to a file (default: bench/RESULTS.md)",
     )
-    parser.add_argument("--plot", type=Path, metavar="FILE", help="draw the shares of the ceilings")
+    parser.add_argument("--plot", type=Path, metavar="FILE", help="plot the shares of the peak rates")
     options = parser.parse_args(argv)
     document = json.loads(options.json.read_text())
     results = Results(document["records"])

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""What measurements that run by themselves share: where they run, and what becomes of their lines."""
+"""Common parts of the standalone benchmarks: the device option, and the output of their lines."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ from .kvarn_rows import filled
 from .report import table
 
 Lines = Sequence[dict[str, Any]]
-Number = tuple[str, str | Callable[[dict[str, Any]], float | None], str]  # its head, key or function, format
+Number = tuple[str, str | Callable[[dict[str, Any]], float | None], str]  # header, key or function, format
 
 
 def parser(description: str | None) -> argparse.ArgumentParser:
-    """Options of where to run, and of a file for the lines."""
+    """A parser with options for the device and an output file."""
     made = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
-    made.add_argument("--device", choices=("cuda", "host", "numpy"), help="default: the GPU where there is one")
+    made.add_argument("--device", choices=("cuda", "host", "numpy"), help="(default: the GPU, if there is one)")
     made.add_argument("--json", type=Path, metavar="FILE")
     return made
 
 
 def device_of(options: argparse.Namespace) -> str:
-    """The device that was asked for, or the GPU where there is one."""
+    """The device of the options; by default the GPU, if there is one."""
     from kvarn.runtime import driver
 
     return options.device or ("cuda" if driver.status().usable else "host")
@@ -38,7 +38,7 @@ def run_all(
     options: argparse.Namespace, cases: Iterable[Any], lines: Callable[[Any, Any], Iterable[dict[str, Any]]],
     shown: Callable[[Lines], str],
 ) -> int:  # fmt: skip
-    """Print the lines of every case, those of (arrays, case), and write all to the file; 0 if all are right."""
+    """Print the lines of every case, from ``lines(arrays, case)``, and write them to the file; 0 if all are correct."""
     arrays = array_kinds.arrays(device_of(options))
     warm_up(arrays)
     found: list[dict[str, Any]] = []
@@ -53,7 +53,7 @@ def run_all(
 
 
 def shown(found: Lines, *columns: str | Number) -> str:
-    """Lines as a table: of texts by their keys, of numbers, and of whether a line is right."""
+    """Lines as a table: text columns by key, number columns, and whether each line is correct."""
     cells = [[c if isinstance(c, str) else c[0] for c in columns] + ["checked"]]
     for line in found:
         checked = "ok" if line["ok"] else line.get("note") or "wrong"
@@ -68,14 +68,14 @@ def _number(line: dict[str, Any], column: Number) -> str:
 
 
 def over(line: dict[str, Any], us: float) -> float | None:
-    """How many times some microseconds a line takes, if it was timed."""
+    """A line's time divided by ``us``, if it was timed."""
     return line["us"] / us if "us" in line else None
 
 
 def measured(
     p: Any, call: Callable[[int], Any], error: Callable[[], float], tolerance: float, work: float = 0
 ) -> dict[str, Any]:
-    """A call's record: its ``error`` in outputs of NaN, its time and the rate of ``work``; or why there is none."""
+    """A call's record: its ``error`` with outputs set to NaN first, its time, the rate of ``work``; or the failure."""
     record: dict[str, Any] = {"ok": False}
     try:
         filled(call, p)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""Figures of the compiled code, with no GPU: python -m bench.static [--rows TEXTS] [--target sm_90a] [--json FILE]
+"""Static figures of compiled code, without a GPU: python -m bench.static [--rows TEXTS] [--target sm_90a] [--json FILE]
 
-Registers, spills and shared memory are the assembler's; instructions are counted in the PTX by class, and in the
-machine code where nvdisasm is installed. Bytes and 32-byte sectors of a token follow from the layout.
+Registers, spills and shared memory are from the assembler. Instructions are counted by class in the PTX and, if
+nvdisasm is installed, in the machine code. Bytes and 32-byte sectors per token follow from the layout.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ SECTOR = 32
 
 
 def spec_of(row: Row) -> layout.CacheSpec:
-    """The caches of a row."""
+    """The cache spec of a row."""
     shape = row.shape
     if isinstance(shape, Mla):
         return layout.spec_of("paged", row.dtype, 1, shape.stored_size, is_mla=True, page_size=shape.page)
@@ -41,7 +41,7 @@ def spec_of(row: Row) -> layout.CacheSpec:
 
 
 def specialisation(row: Row, target: str = "sm_90a", schedule: Mapping[str, Any] | None = None) -> Specialisation:
-    """What the row's operation is compiled for, as a call of it on the row's data would find it."""
+    """The specialisation of the row's operation, equal to that of a call on the row's data."""
     shape, spec = row.shape, spec_of(row)
     collection, whole = HandleType("collection", spec), ScalarType(dtypes.i32)
     table_, number = BufferType(dtypes.i32, (None,)), ScalarType(dtypes.f32)
@@ -83,12 +83,12 @@ def specialisation(row: Row, target: str = "sm_90a", schedule: Mapping[str, Any]
 
 
 def compiled(what: Specialisation, disable: Iterable[str] = ()) -> Any:
-    """The compiled program of a specialisation, some passes left out: a ``kv.Kernel``."""
+    """A specialisation compiled without some passes: a ``kv.Kernel``."""
     return kv.compile(dispatch.build(what), target=what.target, disable=tuple(disable))
 
 
 def compiled_kernel(kernel: Any, specs: Sequence[Any], target: str, disable: Iterable[str] = ()) -> Any:
-    """A kernel of the DSL, compiled with some passes left out."""
+    """A kernel of the DSL, compiled without some passes."""
     return kv.compile(kernel, *specs, target=target, disable=tuple(disable))
 
 
@@ -99,7 +99,7 @@ _ENTRY = re.compile(r"\.visible \.entry (\w+)\(.*?\n\}", re.S)
 
 
 def classify(name: str) -> str:
-    """The class of a PTX instruction; empty for those that are not counted."""
+    """The class of a PTX instruction; an empty string if it is not counted."""
     head = name.split(".")
     if head[0] in ("ld", "st") and "global" in head:
         cached = " nc" if "nc" in head else ""
@@ -138,10 +138,10 @@ _CLASSES = (
 
 
 def instruction_mix(ptx: str) -> dict[str, dict[str, int]]:
-    """Counts by class of every kernel of a PTX text, and ``"all"``."""
+    """Counts by class for each kernel of a PTX text, and for ``"all"``."""
     found = {}
     for entry in _ENTRY.finditer(ptx):
-        # Statements: inline assembly has several on a line.
+        # Split into statements: inline assembly has several per line.
         body = re.sub(r"//[^\n]*", "", entry[0]).partition("{")[2]
         names = [found_[1] for s in re.split(r"[;\n]", body) if (found_ := _INSTRUCTION.match(s))]
         counts = Counter(c for n in names if (c := classify(n)))
@@ -153,7 +153,7 @@ _SASS = "LDG STG LDGSTS LDSM HMMA HGMMA F2F F2FP SHFL BAR LDL STL LDS STS ATOM R
 
 
 def machine_mix(sass: str) -> dict[str, dict[str, int]]:
-    """Counts of the instructions of interest in disassembled machine code, with widths, by kernel."""
+    """Counts of selected instructions, with widths, in disassembled machine code, by kernel."""
     found: dict[str, dict[str, int]] = {}
     for part in re.split(r"^\s*\.section\s+\.text\.", sass, flags=re.M)[1:]:
         names = re.findall(r"^\s+/\*[0-9a-f]+\*/\s+(?:@!?U?P\w+\s+)?([A-Z][\w.]*)", part, re.M)
@@ -171,28 +171,28 @@ def machine_mix(sass: str) -> dict[str, dict[str, int]]:
 
 
 def traffic(row: Row) -> dict[str, float]:
-    """Bytes and sectors of the cache that one token costs, the table's share with them."""
+    """Bytes and sectors of the cache per token, including the page table's share."""
     spec = spec_of(row)
     halves = 1 if isinstance(row.shape, (Mla, Gather)) else 2
     row_bytes = spec.head_size * spec.dtype.itemsize
     heads = spec.num_heads
-    # Heads of a token lie one after the other: sectors of the whole row of heads.
+    # Heads of a token are contiguous: count sectors of all its heads.
     sectors = -(-heads * row_bytes // SECTOR)
-    entry = 4 / spec.page_size  # bytes of the table
+    entry = 4 / spec.page_size  # page table bytes
     return {"bytes": halves * heads * row_bytes + entry, "sectors": halves * sectors + entry / SECTOR}
 
 
 def figures(
     row: Row, target: str = "sm_90a", disable: Iterable[str] = (), schedule: Mapping[str, Any] | None = None
 ) -> dict[str, Any]:
-    """Everything that is known of a row's code.
+    """All figures of a row's code.
 
     Returns
     -------
     dict
-        ``row``, ``title``, ``target``, ``compile_s`` (of the disk cache when it has the code), ``token`` (bytes and
+        ``row``, ``title``, ``target``, ``compile_s`` (of a lookup if the disk cache has the code), ``token`` (bytes and
         sectors), ``tool``, and ``kernels``: by name ``registers``, ``spills``, ``stack``, ``shared`` (bytes),
-        ``threads``, ``blocks`` (of a multiprocessor), ``ptx`` and ``sass`` (counts by class; none without nvdisasm).
+        ``threads``, ``blocks`` (per multiprocessor), ``ptx`` and ``sass`` (counts by class; none without nvdisasm).
     """
     begin = time.perf_counter()
     kernel = compiled(specialisation(row, target, schedule), disable)
@@ -203,7 +203,7 @@ def figures(
 
 
 def kernel_figures(kernel: Any, target: str) -> tuple[dict[str, dict[str, Any]], str]:
-    """The figures of each kernel of something compiled, by name, and what assembled it."""
+    """The figures of each kernel of a compiled program, by name, and the assembler used."""
     made = assemble.assemble(kernel.artifact.code["ptx"], target)
     try:
         machine = machine_mix(assemble.disassemble(made.cubin))
@@ -229,7 +229,7 @@ def kernel_figures(kernel: Any, target: str) -> tuple[dict[str, dict[str, Any]],
 
 
 def _threads_of(artifact: Any, entry: Any) -> int:
-    """Threads of a block: of the first step that launches the kernel, when they are known."""
+    """Threads per block of the first step that launches the kernel, if known."""
     for step in artifact.steps:
         if step.entry == entry.name and all(isinstance(n, int) for n in step.block):
             x, y, z = step.block
@@ -242,7 +242,7 @@ COLUMNS = (*_WIDE, "cp.async", "ldmatrix", "mma", "convert", "shuffle", "barrier
 
 
 def figures_table(found: Sequence[Mapping[str, Any]]) -> str:
-    """A line for each kernel."""
+    """One line per kernel."""
     last = ("narrow loads", "narrow stores", "local", "all", "B/token", "sectors")
     head = ("row", "kernel", "regs", "spills", "shared", "blocks/SM", *COLUMNS, *last)
     lines: list[Sequence[str]] = [head]
@@ -266,10 +266,10 @@ def figures_table(found: Sequence[Mapping[str, Any]]) -> str:
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument(
-        "--rows", default="decode,append,gather", help="names, kinds or parts of names (decode, append and gather)"
+        "--rows", default="decode,append,gather", help="kinds or parts of names (default: decode,append,gather)"
     )
     parser.add_argument("--target", default="sm_90a")
-    parser.add_argument("--disable", default="", metavar="PASSES", help="passes to leave out")
+    parser.add_argument("--disable", default="", metavar="PASSES", help="passes to disable")
     parser.add_argument("--json", type=Path, metavar="FILE")
     options = parser.parse_args(argv)
     found: list[dict[str, Any]] = []
@@ -277,7 +277,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         rows = select(options.rows, TABLE)
     except ValueError as error:
         parser.error(f"--{error}")
-    alike: dict[Specialisation, list[Row]] = {}  # rows of the same code
+    alike: dict[Specialisation, list[Row]] = {}  # rows with the same code
     for row in rows:
         alike.setdefault(specialisation(row, options.target), []).append(row)
     for row, *others in alike.values():

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""The ceilings of the machine, timed as the rows are."""
+"""Peak rates of the machine, timed like the rows."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ CEILING_BYTES = 1 << 31
 # --- ceilings ------------------------------------------------------------------------------------
 
 THREADS = 256
-READS, COPIES = 8, 4  # 16-byte accesses of a thread
+READS, COPIES = 8, 4  # 16-byte accesses per thread
 
 
 def reading_kernel() -> Any:
-    """A kernel that only reads, 16 bytes at a time: a warp leaves one sum a 4 KiB."""
+    """A kernel that only reads, 16 bytes per access; each warp writes one sum per 4 KiB."""
     import kvarn as kv
 
     @kv.kernel(block=(THREADS, 1, 1))
@@ -39,7 +39,7 @@ def reading_kernel() -> Any:
 
 
 def copying_kernel() -> Any:
-    """A kernel that only copies, 16 bytes at a time."""
+    """A kernel that only copies, 16 bytes per access."""
     import kvarn as kv
 
     @kv.kernel(block=(THREADS, 1, 1))
@@ -53,7 +53,7 @@ def copying_kernel() -> Any:
 
 
 def ceilings(arrays: Any) -> Iterator[dict[str, Any]]:
-    """Measure the ceilings: records of kind ``"ceiling"`` with ``rate`` in TB/s or TFLOP/s, ``us`` of a launch."""
+    """Measure the peak rates: records of kind ``"ceiling"`` with ``rate`` in TB/s or TFLOP/s, or ``us`` of a launch."""
 
     def record(what: str, who: str, call: Call, work: float, check: Callable[[], bool] | None = None) -> dict[str, Any]:
         made: dict[str, Any] = {"kind": "ceiling", "case": what, "who": who, "ok": False}

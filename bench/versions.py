@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""Two versions of kvarn by turns: python -m bench.versions --before TREE [--rows TEXTS]
+"""Interleaved A/B timing of two versions of kvarn: python -m bench.versions --before TREE [--rows TEXTS]
 
-Each version is a process with its own checkout first on the path. Both hold a row's data and a graph of many calls,
-and replay it in turn, so that clocks, power and the other kernels on the device are the same for both. Each result is
-checked before it is timed. TREE is a checkout that has this module's imports; ``git worktree add`` makes one.
+Each version runs in a process with its own checkout first on the path. Both prepare a row's data and a graph of many
+calls, and alternate replays, so that clocks, power and other load on the device are equal for both. Each result is
+checked before it is timed. TREE is a checkout that has this module's imports; create one with ``git worktree add``.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ HEAD = ("case", "before, µs", "least", "now, µs", "least", "now / before", "er
 
 
 class Version:
-    """A process that serves one version: ``ask`` sends it a request and returns the answer.
+    """A process that serves one version: ``ask`` sends a request and returns the answer.
 
     Raises
     ------
     SystemExit
-        If an installed kvarn hides that of ``tree``: the same version would be measured twice.
+        If the process imports another kvarn than ``tree``'s, which would measure the same version twice.
     """
 
     def __init__(self, tree: Path, device: str) -> None:
@@ -81,9 +81,9 @@ class Version:
 
 
 def serve(device: str) -> None:
-    """Answer requests: a row's name prepares and checks it, an empty line replays it once."""
+    """Answer requests: a row's name prepares and checks the row, an empty line replays it once."""
     answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # what libraries print is not an answer
+    os.dup2(2, 1)  # keep the libraries' output apart from the answers
     library: Any = arrays(device)
     torch = library.torch if library.on_gpu else None
     rows = {row.name: row for row in (*TABLE, *RANGE, *SMALL)}
@@ -99,7 +99,7 @@ def serve(device: str) -> None:
         found: dict[str, Any] = {}
         try:
             if name:
-                run = p = call = None  # the tensors of the row before go first
+                run = p = call = None  # free the tensors of the previous row first
                 library.free()
                 p = problem(library, rows[name], split=False)
                 offer = next(iter(kvarn_rows.offers(p)))
@@ -115,7 +115,7 @@ def serve(device: str) -> None:
 
 
 def compare(before: Version, now: Version, name: str, rounds: int) -> dict[str, Any]:
-    """A row's record: medians and least times of both versions, or why there are none."""
+    """A row's record: median and least times of both versions, or the failures."""
     before.send(name)
     now.send(name)
     made = (before.answer(), now.answer())
@@ -144,8 +144,8 @@ def shown(found: dict[str, Any]) -> tuple[str, ...]:
 
 def main(argv: Sequence[str] | None = None) -> int:
     made = parser(__doc__)
-    made.add_argument("--before", type=Path, metavar="TREE", help="a checkout of the version before")
-    made.add_argument("--rows", metavar="TEXTS", help="as of bench (default: decode, append, gather)")
+    made.add_argument("--before", type=Path, metavar="TREE", help="a checkout of the earlier version")
+    made.add_argument("--rows", metavar="TEXTS", help="as in python -m bench (default: decode,append,gather)")
     made.add_argument("--rounds", type=int, default=ROUNDS)
     made.add_argument("--serve", action="store_true", help=argparse.SUPPRESS)
     options = made.parse_args(argv)

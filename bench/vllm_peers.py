@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""What vLLM has compiled, on the rows of the table: FlashAttention-3, FlashMLA, its cache kernels, its Triton kernels.
+"""vLLM's compiled kernels on the rows: FlashAttention-3, FlashMLA, its cache kernels, its Triton kernels.
 
-The libraries are taken from an installed vLLM, or from a folder ``$PEERS_DIR/vllm_so``; the Triton kernels also from
+The libraries are loaded from an installed vLLM or the folder ``$PEERS_DIR/vllm_so``; the Triton kernels also from
 ``$PEERS_DIR/vllm_shim``.
 """
 
@@ -21,8 +21,8 @@ import numpy as np
 from .cases import Row
 from .kvarn_rows import Offer
 
-BF16, FP8, FP8_QUERY = 0.02, 0.06, 0.12  # tolerances; the last where the query is rounded to 8 bits too
-_state: dict[str, Any] = {}  # libraries and workspaces, loaded once a process
+BF16, FP8, FP8_QUERY = 0.02, 0.06, 0.12  # tolerances; FP8_QUERY if the query is rounded to 8 bits too
+_state: dict[str, Any] = {}  # libraries and workspaces, loaded once per process
 
 
 def once(name: str, make: Callable[[], Any]) -> Any:
@@ -62,10 +62,10 @@ def vllm_library(pattern: str) -> None:
 
 @dataclass
 class Fa3:
-    """Calls of FA3 over pages: ``most`` query rows of a sequence and ``longest`` keys, at most.
+    """Calls of FA3 over pages, with at most ``most`` query rows per sequence and ``longest`` keys.
 
-    ``left``: of a window, the keys before a query. ``scales`` are of the query, keys and values; ``content``: columns
-    of a latent query whose keys are the values.
+    ``left``: keys that a window has before each query. ``scales``: of the query, keys and values. ``content``: columns
+    of a latent query whose keys are also the values.
     """
 
     query: Any
@@ -83,7 +83,7 @@ class Fa3:
     metadata: Any = None
 
     def plan(self, ops: Any, heads: int) -> None:
-        """Compute what FA3 computes of a batch once, before the launches."""
+        """Compute FA3's scheduler metadata once, before the launches."""
         size = self.query.shape[-1]
         value_size = size if self.content is None else self.content.shape[-1]
         self.metadata = ops._vllm_fa3_C.get_scheduler_metadata(
@@ -126,9 +126,9 @@ def fa3(p: Any) -> Iterator[Offer]:
 
 
 def _fa3_cascade(p: Any) -> Callable[[int], Any]:
-    """What vLLM does with a prefix that all requests share: FA3 over it, FA3 over what follows, and its merge of both.
+    """vLLM's ``cascade_attention`` for a prefix that all requests share: FA3 over it, FA3 over the rest, and a merge.
 
-    As its ``cascade_attention`` does, with the scheduler's metadata of both parts made once, before the launches.
+    The scheduler metadata of both parts is computed once, before the launches.
     """
     vllm_library("_C_stable_libtorch*.so")
     ops, (keys, values), shape = p.arrays.torch.ops, p.cached.parts, p.row.shape
@@ -151,7 +151,7 @@ def _fa3_cascade(p: Any) -> Callable[[int], Any]:
 
 
 def _fa3_mla(p: Any) -> Iterator[Offer]:
-    """What vLLM takes for latent rows on Hopper."""
+    """vLLM's implementation for latent rows on Hopper."""
     shape, (cache,) = p.row.shape, p.cached.parts
     split, rows = shape.value_size, cache.view(p.layers, -1, shape.page, 1, shape.size)
 
@@ -168,7 +168,7 @@ def _fa3_mla(p: Any) -> Iterator[Offer]:
 
 
 def flashmla(p: Any) -> Iterator[Offer]:
-    """FlashMLA, dense; over rows of 8 bits the query has 8 bits, too."""
+    """FlashMLA, dense; over 8-bit rows, the query is 8-bit too."""
     shape, (cache,), torch = p.row.shape, p.cached.parts, p.arrays.torch
     vllm_library("_flashmla_extension_C*.so" if is_fp8(p) else "_flashmla_C*.so")
 
@@ -187,7 +187,7 @@ def flashmla(p: Any) -> Iterator[Offer]:
                 *plan,
                 None,
             )
-            p.out = out.view(p.out.shape)  # it allocates its output
+            p.out = out.view(p.out.shape)  # the function allocates its output
 
         return call
 
@@ -208,7 +208,7 @@ def flashmla(p: Any) -> Iterator[Offer]:
 
 
 def vllm_cache(p: Any) -> Iterator[Offer]:
-    """vLLM's cache kernels: append, rotary embedding and append, gather."""
+    """vLLM's cache kernels: append, rotary embedding then append, gather."""
     vllm_library("_C_stable_libtorch*.so")
     torch, shape = p.arrays.torch, p.row.shape
     if p.row.kind == "gather":
@@ -234,7 +234,7 @@ def vllm_cache(p: Any) -> Iterator[Offer]:
 
     def rotated() -> Callable[[int], Any]:
         append, rotate = torch.ops._C_cache_ops.reshape_and_cache_flash, torch.ops._C.rotary_embedding
-        # It rotates in place: what is rotated is a copy, which the second check wants restored.
+        # The rotation is in place: it works on copies, which the second check restores.
         query, key, at = p.query.clone(), p.key.clone(), p.at.long()
         angles = torch.cat([p.cos, p.sin], -1).to(p.key.dtype)
 

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""One group of measurements in a process of its own: kvarn's rows, a group of peers, or the ceilings.
+"""Run one group of measurements in a subprocess: kvarn's rows, a group of peers, or the peak rates.
 
-A crash of one library then costs one measurement: what begins is written before it begins, and a group that died is
-started again and leaves that out. Records go to a file, one JSON object a line.
+A library's crash then costs one measurement: the start of each is recorded, and after a crash the group restarts
+without it. Records go to a file, one JSON object per line.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from .cases import RANGE, SMALL, TABLE, Row
 from .problems import problem
 from .report import NOT_OFFERED
 
-LOST = 3  # exit status: the GPU's context is gone, only a new process can go on
+LOST = 3  # exit status: the GPU's context is lost, and the process must be restarted
 _FATAL = (
     "illegal memory access",
     "CUDA error",
@@ -40,11 +40,11 @@ ROWS = {row.name: row for row in (*TABLE, *RANGE, *SMALL)}
 
 
 class ContextLostError(RuntimeError):
-    """The GPU refuses everything after a failed kernel."""
+    """The CUDA context is lost after a failed kernel."""
 
 
 class Sink:
-    """Where records go; it knows what earlier processes of the group began and finished."""
+    """Output of records; it knows which measurements earlier processes of the group started and finished."""
 
     def __init__(self, path: Path) -> None:
         before = read_records(path)
@@ -56,7 +56,7 @@ class Sink:
         self._file.close()
 
     def put(self, record: dict[str, Any]) -> None:
-        """Write a record. After that of a lost context: ContextLostError."""
+        """Write a record; raises ContextLostError after the record of a lost context."""
         lost = record.pop("lost", False)
         self._file.write(json.dumps(record) + "\n")
         self._file.flush()
@@ -64,21 +64,21 @@ class Sink:
             raise ContextLostError(record["note"])
 
     def begin(self, *what: str) -> bool:
-        """Note that a measurement begins; False when an earlier process began it."""
+        """Record that a measurement starts; returns False if an earlier process started it."""
         if what in self._begun:
             return False
         self.put({"mark": list(what)})
         return True
 
     def wants(self, group: str, row: str) -> bool:
-        """Whether a row has something left: not when it is done, nor when making its data ended a process."""
+        """Whether a row has measurements left; not after a crash while making its data."""
         if (group, row) in self._done:
             return False
         return (group, row) not in self._begun or any(b[:2] == (group, row) and len(b) == 3 for b in self._begun)
 
 
 def read_records(path: Path) -> list[dict[str, Any]]:
-    """The records of a file; a line that was cut short is left out."""
+    """The records of a file, without a truncated last line."""
     found = []
     for line in path.read_text().splitlines() if path.exists() else ():
         try:
@@ -89,14 +89,14 @@ def read_records(path: Path) -> list[dict[str, Any]]:
 
 
 def record_of(row: Row, who: str, **found: Any) -> dict[str, Any]:
-    """The record of a row by somebody, with what was found; it is not right until that is said."""
+    """The record of a row by ``who``; not marked as correct unless ``found`` says so."""
     return {"kind": row.kind, "case": row.name, "who": who, "ok": False, **found}
 
 
 def measure(offer: kvarn_rows.Offer, p: Any, library: Arrays) -> dict[str, Any]:
-    """Check an offer, time it, check it again; the record of what was found.
+    """Check an offer, time it and check it again; returns the record.
 
-    The second check is for what only the first call finds fresh: counters, plans, workspaces.
+    The second check detects state that is valid for the first call only: counters, plans, workspaces.
     """
     row: Row = p.row
     made = record_of(row, offer.who, bytes=p.bytes, flops=p.flops)
@@ -108,7 +108,7 @@ def measure(offer: kvarn_rows.Offer, p: Any, library: Arrays) -> dict[str, Any]:
     made |= timing.timed(call, p.layers, library)
     getattr(call, "restore", lambda: None)()
     errors.append(offer.checked(call, p))
-    # max() alone could lose a NaN.
+    # max() may drop a NaN.
     made["error"] = None if any(e != e for e in errors) else max(errors)
     made["ok"] = made["error"] is not None and made["error"] <= offer.tolerance
     if not made["ok"]:
@@ -135,7 +135,7 @@ def run_rows(group: str, rows: list[Row], library: Arrays, sink: Sink, deadline:
 
 
 def _run_row(group: str, row: Row, library: Arrays, sink: Sink) -> None:
-    """All offers of a group for one row. The tensors go when this returns."""
+    """Measure all offers of a group for one row; the tensors are freed on return."""
     sink.begin(group, row.name)
     try:
         p = problem(library, row, split=group != "kvarn")
@@ -159,7 +159,7 @@ def _failure(row: Row, who: str, error: Exception) -> dict[str, Any]:
 
 
 def machine(library: Any) -> dict[str, Any]:
-    """What the measurement ran on."""
+    """Properties of the machine."""
     return {"kind": "machine", **timing_log.machine(library)}
 
 

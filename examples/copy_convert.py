@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""Copy one cache into another of a different kind and element type: python examples/copy_convert.py
+"""Copy a cache to another kind and element type: python examples/copy_convert.py
 
-The source is paged and f32; the destination is continuous, one block of memory a sequence, and bf16. Where a token lies
-is the caches' business: the kernel names (sequence, head, token, dim) only.
+The source is paged and f32; the destination is continuous (one block of memory per sequence) and bf16. The caches
+compute addresses; the kernel indexes by (sequence, head, token, dim) only.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ def copy_convert(source: kv.PagedKVCache, destination: kv.ContinuousBatchingKVCa
 
 
 def main() -> str:
-    """Run on NumPy buffers, compare with NumPy; returns the PTX for sm_90a."""
+    """Run on NumPy buffers and compare with NumPy; returns the PTX for sm_90a."""
     rng = np.random.default_rng(0)
     lengths = np.array([40, 17], np.uint32)
     pages = rng.standard_normal((9, 2, 1, PAGE, HEADS, HEAD_SIZE), np.float32)  # [pages, K and V, layers, ...]
     table = np.array([[5, 0, 3], [7, 1, 8]], np.uint32)
     source = kv.PagedKVCacheCollection(pages, lengths, table, max_seq_length=1, max_cache_length=41)
 
-    # A block holds a sequence: [blocks, K and V, layers, tokens, heads, head size].
+    # One block per sequence: [blocks, K and V, layers, tokens, heads, head size].
     blocks = np.zeros((2, 2, 1, CAPACITY, HEADS, HEAD_SIZE), ml_dtypes.bfloat16)
     block_of = np.array([1, 0], np.uint32)  # the block of each sequence
     destination = kv.ContinuousBatchingKVCacheCollection(
@@ -52,5 +52,5 @@ def main() -> str:
 
 if __name__ == "__main__":
     ptx = main()
-    print("copy_convert: as NumPy has it, bit for bit. Its PTX begins")
+    print("copy_convert: equal to NumPy, bit for bit. Its PTX begins")
     print("\n".join(ptx.splitlines()[:24]))

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""Count the cache loads of every kernel, and note at each how deep in loops it stands.
+"""Count the cache loads of every kernel, and annotate each with its loop depth.
 
-A pass of one's own, in one file. Run it with
+A user-defined pass in one file. Run it with
 
     kv-opt --load-pass=examples/count_loads.py --count-loads kernel.mlir
 

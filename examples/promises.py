@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""What decode attention over pages promises, each shown by one command: python examples/promises.py NAME
+"""Guarantees of paged decode attention, each demonstrated by one command: python examples/promises.py NAME
 
-harmless   NaN in every slot of no token, and pages that do not exist, change nothing
-pages      pages of any size: 1, 24 and 100 tokens
-scales     int8 keys and values with scales as fine as one likes: the error by granularity
-invariant  a sequence's result has the same bits alone, in another place, and beside others
-graph      one captured graph (without a GPU: one launch) for every batch of a shape
+harmless   NaN in unused slots and invalid page numbers in unused table entries change nothing
+pages      any page size: 1, 24 and 100 tokens
+scales     int8 keys and values with scales of any granularity: the error of each
+invariant  a sequence's result has the same bits alone, at another batch index, and with other sequences
+graph      one captured graph (without a GPU: one launch) serves every batch of a shape
 
-On a GPU that torch finds it runs there; elsewhere the same PTX, for sm_90a, runs in kvarn's emulator.
+With a GPU and torch it runs there; otherwise the same PTX, for sm_90a, runs in kvarn's emulator.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ import numpy as np
 import kvarn as kv
 
 HEADS, QUERY_HEADS, SIZE = 2, 8, 64
-LENGTHS = (37, 0, 70)  # cached tokens; each sequence has one new
+LENGTHS = (37, 0, 70)  # cached tokens; each sequence has one new token
 DECODE = {"max_queries": 1}
 
 
 def gpu() -> Any:
-    """torch, where it finds a GPU."""
+    """torch, if it finds a GPU."""
     if importlib.util.find_spec("torch") is None:
         return None
     torch = importlib.import_module("torch")
@@ -35,12 +35,12 @@ def gpu() -> Any:
 
 
 def place() -> Any:
-    """Where the operations run: a context."""
+    """A context manager for the place where operations run."""
     return contextlib.nullcontext() if gpu() is not None else kv.emulated("sm_90a")
 
 
 def put(a: np.ndarray) -> Any:
-    """An array where the operations run."""
+    """An array on the device where operations run."""
     torch = gpu()
     return a if torch is None else torch.from_numpy(a).cuda()
 
@@ -50,7 +50,7 @@ def fetched(a: Any) -> np.ndarray:
 
 
 class Batch:
-    """Random sequences in permuted pages; every slot of no token is NaN, every entry of no page is none."""
+    """Random sequences in permuted pages; unused slots are NaN, unused table entries are invalid."""
 
     def __init__(self, lengths: tuple[int, ...] = LENGTHS, page: int = 16, granularity: int = 0, seed: int = 0) -> None:
         rng = np.random.default_rng(seed)
@@ -73,7 +73,7 @@ class Batch:
                 if self.scales is None:
                     self.blocks[at] = rows[:, t]
                     continue
-                rows[:, t, :, 0] *= 50  # one dimension much larger than the others, as keys of models have it
+                rows[:, t, :, 0] *= 50  # one dimension much larger than the others, as in keys of real models
                 parts = np.array_split(rows[:, t].astype(np.float32), range(granularity, SIZE, granularity), axis=-1)
                 for g, part in enumerate(parts):
                     scale = np.abs(part).max(-1, keepdims=True) / 127
@@ -91,14 +91,14 @@ class Batch:
         return kv.PagedKVCacheCollection(*arrays, 1, int(self.cached.max()), **quantized)
 
     def attention(self, **schedule: Any) -> np.ndarray:
-        """What kvarn gives: [sequences, QUERY_HEADS, SIZE]."""
+        """kvarn's result: [sequences, QUERY_HEADS, SIZE]."""
         offsets = put(np.arange(len(self.rows) + 1, dtype=np.uint32))
         with place():
             out = kv.ops.attention(self.collection(), 0, put(self.query), offsets, schedule={**DECODE, **schedule})
         return fetched(out)
 
     def expected(self) -> np.ndarray:
-        """The same in float64, from the rows before they were stored."""
+        """The result in float64, from the rows before they were stored."""
         out = np.empty(self.query.shape)
         for b, (keys, values) in enumerate(self.rows):
             for h in range(QUERY_HEADS):
@@ -120,7 +120,7 @@ def harmless() -> str:
     bad = int((batch.table >= len(batch.blocks)).sum())
     error = batch.error()
     assert error < 2e-3, error
-    return f"{nans:,} NaNs in the pool and {bad} pages in the table that do not exist: relative error {error:.1e}"
+    return f"{nans:,} NaNs in the pool and {bad} invalid page numbers in the table: relative error {error:.1e}"
 
 
 def pages() -> str:
@@ -143,11 +143,11 @@ def invariant() -> str:
     first, second = whole.attention(batch_invariant=True)[2], alone.attention(batch_invariant=True)[0]
     assert (first == second).all()
     assert np.abs(first - whole.expected()[2]).max() < 1e-2
-    return f"{first.size} elements of a sequence have the same bits beside {len(LENGTHS) - 1} others and alone"
+    return f"{first.size} elements of a sequence have the same bits alone and with {len(LENGTHS) - 1} others"
 
 
 def graph() -> str:
-    """Batches of other lengths, pages and data in the same arrays: nothing is planned on the host."""
+    """Run batches of other lengths, pages and data in the same arrays; nothing is planned on the host."""
     batch, other = Batch(), Batch((3, 80, 12), seed=1)
     torch = gpu()
     columns = max(b.table.shape[1] for b in (batch, other))

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""A pass by each of MLIR's rewriters: the greedy driver, PDL, the transform dialect. python examples/rewrites.py
+"""One pass per MLIR rewriter: greedy driver, PDL, transform dialect: python examples/rewrites.py
 
-The first two give every load of a cache its page as an op; the third unrolls the loop around the load.
+The first two make the page lookup of every cache load an explicit op; the third unrolls the loop around the load.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def norms(keys: kv.KVCache, out: kv.Buffer[kv.f32, 2]):
 
 
 def give_page(load: Any, rewriter: Any) -> bool | None:
-    """kv.load without a page -> kv.page and kv.load with it."""
+    """Rewrite kv.load without a page to kv.page and kv.load with it."""
     if load.page is not None:
         return True  # no match
     with rewriter.ip, load.location:
@@ -37,7 +37,7 @@ def give_page(load: Any, rewriter: Any) -> bool | None:
 
 
 def give_pages(module: ir.Module) -> None:
-    """By the greedy driver."""
+    """Apply ``give_page`` with the greedy driver."""
     patterns = rewrite.RewritePatternSet(module.context)
     patterns.add(dialect.LoadOp, give_page)
     rewrite.apply_patterns_and_fold_greedily(module, patterns.freeze())
@@ -68,7 +68,7 @@ pdl.pattern @give_page : benefit(1) {
 
 
 def give_pages_by_pdl(module: ir.Module) -> None:
-    pattern = ir.Module.parse(PATTERN)  # it must live as long as its patterns
+    pattern = ir.Module.parse(PATTERN)  # must outlive its patterns
     rewrite.apply_patterns_and_fold_greedily(module, rewrite.PDLModule(pattern).freeze())
 
 
@@ -85,7 +85,7 @@ module attributes {transform.with_named_sequence} {
 
 
 def unroll(module: ir.Module) -> None:
-    """By a script of the transform dialect."""
+    """Apply a script of the transform dialect."""
     script = ir.Module.parse(SCRIPT)
     interpreter.apply_named_sequence(module, script.body.operations[0], script)
 
@@ -98,7 +98,7 @@ def main() -> str:
     )
     assert made.stages["give-pages"].count('"kv.page"') == 1
     assert same.stages["give-pages-by-pdl"] == made.stages["give-pages"]
-    assert unrolled.stages["unroll"].count('"kv.load"') == 5  # four, and one for what is left over
+    assert unrolled.stages["unroll"].count('"kv.load"') == 5  # four, and one in the remainder loop
     return made.asm["ptx"]
 
 

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""RMSNorm of the cached keys, in place, a token and head at a time: python examples/rms_norm_keys.py
+"""RMSNorm of the cached keys in place, per token and head: python examples/rms_norm_keys.py
 
-One block a token, one thread a head: a thread reads its head twice and talks to no other, so that the kernel runs on
-the CPU as well. ``kv.ops.rms_norm`` is the built-in one, which divides a head among threads.
+One block per token, one thread per head. Threads do not communicate, so the kernel also runs on the CPU; the built-in
+``kv.ops.rms_norm`` divides each head among threads.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def rms_norm_keys(keys: kv.KVCache, gamma: kv.Buffer[kv.f32, 1], epsilon: kv.f32
 
 
 def main() -> str:
-    """Run on NumPy buffers, compare with NumPy; returns the PTX for sm_90a."""
+    """Run on NumPy buffers and compare with NumPy; returns the PTX for sm_90a."""
     rng = np.random.default_rng(0)
     blocks = rng.standard_normal((9, 2, 1, PAGE, HEADS, HEAD_SIZE), np.float32).astype(ml_dtypes.bfloat16)
     lengths, table = np.array([40, 17], np.uint32), np.array([[5, 0, 3], [7, 1, 8]], np.uint32)
@@ -53,5 +53,5 @@ def main() -> str:
 
 if __name__ == "__main__":
     ptx = main()
-    print("rms_norm_keys: as NumPy has it. Its PTX begins")
+    print("rms_norm_keys: equal to NumPy. Its PTX begins")
     print("\n".join(ptx.splitlines()[:24]))

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 """Scale the cached keys of one layer in place: python examples/scale_keys.py
 
-One block of threads a token. A thread takes eight elements of the head dimension, of each head in turn. The kernel is
-the same for every cache kind and element type: arithmetic is in f32, ``cache.dtype(x)`` converts back.
+One block per token; each thread scales eight elements of every head. The kernel is the same for every cache kind and
+element type: arithmetic is in f32, and ``cache.dtype(x)`` converts back.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def scale_keys(cache: kv.KVCache, alpha: kv.f32):
 
 
 def collection(seed: int) -> kv.PagedKVCacheCollection:
-    """Two sequences, of 40 and 17 tokens, in a pool of nine pages. The last is the null page: it holds no token."""
+    """Two sequences of 40 and 17 tokens in a pool of nine pages; the last page is the null page."""
     rng = np.random.default_rng(seed)
     blocks = rng.standard_normal((9, 2, LAYERS, PAGE, HEADS, HEAD_SIZE), np.float32)
     lengths = np.array([40, 17], np.uint32)
@@ -34,7 +34,7 @@ def collection(seed: int) -> kv.PagedKVCacheCollection:
 
 
 def main() -> str:
-    """Run on NumPy buffers, compare with NumPy; returns the PTX for sm_90a."""
+    """Run on NumPy buffers and compare with NumPy; returns the PTX for sm_90a."""
     pool, alpha = collection(0), 0.5
     expected = pool.blocks.copy()
     for b, length in enumerate(pool.cache_lengths):
@@ -51,5 +51,5 @@ def main() -> str:
 
 if __name__ == "__main__":
     ptx = main()
-    print("scale_keys: as NumPy has it. Its PTX begins")
+    print("scale_keys: equal to NumPy. Its PTX begins")
     print("\n".join(ptx.splitlines()[:24]))

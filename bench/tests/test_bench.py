@@ -15,7 +15,7 @@ ablation = importlib.import_module("bench.ablation")
 arrays = importlib.import_module("kvarn.measure.arrays")
 cases = importlib.import_module("bench.cases")
 chains = importlib.import_module("bench.chains")
-cliffs = importlib.import_module("bench.cliffs")
+roofline = importlib.import_module("bench.roofline")
 kvarn_rows = importlib.import_module("bench.kvarn_rows")
 peers = importlib.import_module("bench.peers")
 problems = importlib.import_module("bench.problems")
@@ -316,7 +316,7 @@ def test_the_tables_go_between_the_marks(tmp_path):
 def test_a_decode_is_timed_alone_and_after_an_append(capsys):
     assert chains.main(["--device", "numpy", "--rows", "=small_decode"]) == 0
     head, alone, after = capsys.readouterr().out.splitlines()
-    assert head.split() == ["case", "chain", "µs", "of", "the", "decode", "error", "checked"]
+    assert head.split() == ["case", "chain", "µs", "decode", "µs", "error", "checked"]
     assert "append" not in alone
     assert "append, decode" in after
 
@@ -330,29 +330,29 @@ def test_a_chain_whose_result_is_wrong_is_not_timed(library, monkeypatch):
 # --- ablation ------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("case", cliffs.SMALL, ids=str)
+@pytest.mark.parametrize("case", roofline.SMALL, ids=str)
 def test_a_case_of_the_sweep_is_checked_against_the_sequences_alone(case, library):
     """Slots of no sequence are NaN; a call that writes nothing and one that writes something else are seen."""
-    assert (found := cliffs.timed(library, case))["ok"], found
-    problem = cliffs.CaseProblem(library, case)
+    assert (found := roofline.timed(library, case))["ok"], found
+    problem = roofline.CaseProblem(library, case)
     problem.poison()
     assert problem.error() != problem.error()
     problem.run(0)
     right = problem.error()
     problem.out[-1] *= 2
-    assert right < cliffs.TOLERANCE[case.query] < problem.error()
+    assert right < roofline.TOLERANCE[case.query] < problem.error()
 
 
 def test_cases_of_the_sweep_are_listed_by_what_they_reach():
     made = [
-        {"case": vars(case), "kind": "decode", "ok": True, "us": 20.0, "launch": False} for case in cliffs.SMALL[:3]
+        {"case": vars(case), "kind": "decode", "ok": True, "us": 20.0, "launch": False} for case in roofline.SMALL[:3]
     ]
     made = [{**m, "given": 20 * share, "share": share} for m, share in zip(made, (0.4, 0.9, 0.3), strict=True)]
-    made.append({"case": vars(cliffs.SMALL[3]), "kind": "decode", "ok": False, "note": "refused"})
-    listed = list(cliffs.lines(made, cliffs.ENOUGH))
+    made.append({"case": vars(roofline.SMALL[3]), "kind": "decode", "ok": False, "note": "refused"})
+    listed = list(roofline.lines(made, roofline.ENOUGH))
     assert ["refused" in line for line in listed] == [True, False, False]
     assert listed[1].startswith("    30%")
-    assert str(cliffs.SMALL[2]) in listed[1]
+    assert str(roofline.SMALL[2]) in listed[1]
     assert "40%" in listed[2]
 
 
@@ -394,16 +394,16 @@ def test_two_versions_are_checked_and_measured_by_turns(tmp_path, capsys):
     assert "now / before" in capsys.readouterr().out
 
 
-def test_rows_are_compared_with_the_first_by_turns(tmp_path, capsys):
-    path, turns = tmp_path / "turns.json", importlib.import_module("bench.turns")
+def test_rows_are_compared_with_the_first_interleaved(tmp_path, capsys):
+    path, interleaved = tmp_path / "times.json", importlib.import_module("bench.interleaved")
     options = ["--device=host", "--rows==small_t5,=small_documents", "--across", f"--json={path}"]
-    assert turns.main(options) == 0
+    assert interleaved.main(options) == 0
     found = json.loads(path.read_text())
     assert [line["ok"] for line in found] == [True, True]
     assert [line["ratio"] for line in found] == [line["us"] / found[0]["us"] for line in found]
     assert "of the first" in capsys.readouterr().out
     with pytest.raises(SystemExit):
-        turns.main([*options, "--peers=torch"])
+        interleaved.main([*options, "--peers=torch"])
     assert "--peers must be left out" in capsys.readouterr().err
 
 

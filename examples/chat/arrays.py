@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""Where the demo computes: NumPy on the CPU, torch on a GPU.
+"""The demo's array backends: NumPy on the CPU, torch on a GPU.
 
-The dense layers are f32 on both, so that `--check` sees what the cache does and nothing else; the cache is f32 or bf16.
-The rest of the demo takes what NumPy arrays and torch tensors have in common, and these methods.
+The dense layers are f32 on both, so that `--check` measures the cache only; the cache is f32 or bf16. The rest of the
+demo uses what NumPy arrays and torch tensors have in common, and these methods.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ class NumpyArrays:
         self.name = f"CPU, {os.cpu_count()} cores"
 
     def upload(self, array: NDArray[Any]) -> Any:
-        """Bring an array of the host to the device."""
+        """Copy an array from the host to the device."""
         return array
 
     def download(self, x: Any) -> NDArray[Any]:
-        """Bring a result to the host."""
+        """Copy a result to the host."""
         return x
 
     def zeros(self, *shape: int) -> Any:
-        """A buffer in the cache's dtype."""
+        """A zeroed buffer in the cache's dtype."""
         return np.zeros(shape, self.dtype)
 
     def to_cache(self, x: Any) -> Any:
@@ -41,21 +41,21 @@ class NumpyArrays:
         return np.ascontiguousarray(x, self.dtype)
 
     def to_dense(self, x: Any) -> Any:
-        """A result of the cache's operations in f32."""
+        """A result of the cache's operations, in f32."""
         return x.astype(np.float32, copy=False)
 
     def tanh(self, x: Any) -> Any:
         return np.tanh(x)
 
     def wait(self) -> None:
-        """Wait until the device has done all it was asked to."""
+        """Wait until the device is idle."""
 
 
 class TorchArrays:
-    """torch tensors on the GPU; the methods are those of `NumpyArrays`."""
+    """torch tensors on the GPU, with the methods of `NumpyArrays`."""
 
     def __init__(self, dtype: str) -> None:
-        import torch  # type: ignore[import-not-found]  # optional; `choose_device` has checked that it is there
+        import torch  # type: ignore[import-not-found]  # optional; `choose_device` has found it
 
         self._torch = torch
         self.dtype = {"f32": torch.float32, "bf16": torch.bfloat16}[dtype]

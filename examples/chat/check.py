@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 """Compare a run on the paged cache with the same run on the plain one.
 
-The plain run is fed the tokens that the paged run chose, so that every position can be compared, even after a near tie
-was decided the other way.
+The plain run is fed the tokens that the paged run sampled, so every position is comparable, even after a near tie is
+decided differently.
 """
 
 from __future__ import annotations
@@ -22,15 +22,14 @@ from .weights import ModelWeights
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-# The largest difference of a logit that counts as agreement, by the cache's dtype. Logits of this model reach about 40.
-# f32 differs by the order of sums only (seen: 1e-4); bf16 keeps 8 bits of every query, key, value and
-# result (seen: 0.3).
+# The largest logit difference that counts as agreement, by the cache's dtype. Logits of this model reach about 40. In
+# f32, only the order of sums differs; bf16 keeps 8 bits of every query, key, value and result.
 TOLERANCE = {"f32": 1e-3, "bf16": 1.0}
 
 
 @dataclass
 class Recorder:
-    """Samples greedily, and keeps the logits of every position by the request's index."""
+    """A greedy sampler that records the logits of every position, by request index."""
 
     logits: dict[int, list[NDArray[np.float32]]] = field(default_factory=dict)
 
@@ -41,10 +40,10 @@ class Recorder:
 
 @dataclass
 class Comparison:
-    """The largest difference of any logit at each predicted position, and at how many both choose the same token.
+    """The largest logit difference at each predicted position, and the number of equal greedy tokens.
 
-    Where the logits agree but the tokens do not, two tokens are nearly tied: in the plain run, their logits differ by
-    at most twice the tolerance.
+    If the logits agree but the tokens differ, two tokens nearly tie: their logits in the plain run differ by at most
+    twice the tolerance.
     """
 
     tolerance: float

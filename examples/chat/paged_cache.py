@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""The KV cache of the demo: kvarn's pages, manager and operations, as a user of kvarn would write it.
+"""The demo's KV cache: kvarn's pages, page manager and operations, as an application uses them.
 
-The manager decides which pages a sequence has and which it shares; `rope_append` rotates queries and keys and stores
-keys and values, `attention` reads them back through the page table. The methods are those of `KVCache`.
+The manager assigns pages to sequences and shares them; `rope_append` rotates queries and keys and stores keys and
+values; `attention` reads them through the page table. The methods are those of `KVCache`.
 """
 
 from __future__ import annotations
@@ -28,22 +28,22 @@ PAGE_SIZE = 16
 
 
 class PagedCache:
-    """Pages of 16 tokens, shared between sequences that begin alike.
+    """Pages of 16 tokens, shared between sequences with a common prefix.
 
     Parameters
     ----------
     config : ModelConfig
     arrays : NumpyArrays or TorchArrays
-        Where the pages are, and in which dtype.
+        Backend and dtype of the pages.
     lengths : sequence of int
-        The most tokens of each sequence: the pool has pages for all of them, so that nobody has to wait for one.
+        The most tokens of each sequence: the pool has pages for all of them, so no sequence waits for pages.
 
     Attributes
     ----------
     compile_seconds : dict of str to float
-        How long the first call of each operation took, that is: to compile it, or to load it from the compile cache.
+        Time of each operation's first call, which compiles it or loads it from the compile cache.
     total_pages, peak_pages, peak_shared : int
-        Pages of the pool, the most in use at one time, and the most that two or more sequences shared at one time.
+        Pages of the pool, the peak number in use, and the peak number shared by two or more sequences.
     """
 
     def __init__(self, config: ModelConfig, arrays: NumpyArrays | TorchArrays, lengths: Sequence[int]) -> None:
@@ -70,14 +70,14 @@ class PagedCache:
         self._open.add(sequence)
 
     def fork(self, parent: int, sequence: int) -> None:
-        self._manager.fork(parent, sequence)  # both read the same pages; the first to write to one gets its own copy
+        self._manager.fork(parent, sequence)  # both share the pages; the first writer to a page gets a copy
         self._open.add(sequence)
 
     def extend(self, sequence: int, tokens: Sequence[int]) -> None:
         self._manager.extend(sequence, tokens)
 
     def reserve(self, sequence: int, count: int) -> int:
-        return self._manager.alloc(sequence, max_new=count)  # pages for the tokens, or pages that hold them
+        return self._manager.alloc(sequence, max_new=count)  # allocates pages, or finds cached ones
 
     def begin_step(self, batch: Sequence[tuple[int, int]]) -> NDArray[np.int32]:
         self._batch = [sequence for sequence, _ in batch]
@@ -100,11 +100,11 @@ class PagedCache:
         self._manager.step(self._batch)
 
     def close(self, sequence: int) -> None:
-        self._manager.release(sequence)  # full pages stay findable by their tokens until the manager needs them
+        self._manager.release(sequence)  # full pages can be found by prefix until they are reused
         self._open.remove(sequence)
 
     def compile_counts(self) -> tuple[int, int]:
-        """Return hits and misses in the on-disk compile cache since this cache was made."""
+        """Return hits and misses in the on-disk compile cache since this cache was created."""
         before, now = self._compiled_before, compile_cache.info()
         return now.hits - before.hits, now.misses - before.misses
 
@@ -121,7 +121,7 @@ class PagedCache:
         kv.ops.attention(collection, layer, query, row_offsets, mask="causal", out=out)
 
     def _copy_pages(self, source: NDArray[np.int32], destination: NDArray[np.int32]) -> None:
-        """Copy whole pages, all layers, for the manager."""
+        """Copy whole pages of all layers, for the manager."""
         upload = self._arrays.upload
         kv.ops.copy_pages(self._collection(self._blocks, 1, 0), upload(source), upload(destination))
 
@@ -131,16 +131,16 @@ class PagedCache:
         return self._arrays.zeros(pages + 1, 2, config.layers, PAGE_SIZE, config.kv_heads, config.head_size)
 
     def _collection(self, blocks: Any, new: int, cached: int) -> Any:
-        """A collection of one sequence that owns page 0."""
+        """A collection of one sequence, which has page 0."""
         upload = self._arrays.upload
         lengths, table = upload(np.array([cached], np.int32)), upload(np.zeros((1, 24), np.int32))
         return kv.PagedKVCacheCollection(blocks, lengths, table, new, cached + new)
 
     def _warm_up(self) -> None:
-        """Call every operation on a pool of its own: compiling is then over, and measured, before the first prompt."""
+        """Call every operation on a separate pool, so that compilation is done and timed before the first prompt."""
         arrays, config = self._arrays, self._config
         blocks = self._pool(2)
-        for new, cached in ((3, 0), (1, 3)):  # a prompt, then a token of an answer: attention may have two kernels
+        for new, cached in ((3, 0), (1, 3)):  # a prompt, then a decode step: attention may use two kernels
             collection = self._collection(blocks, new, cached)
             offsets = arrays.upload(np.array([0, new], np.int32))
             query, out = (arrays.zeros(new, config.query_heads, config.head_size) for _ in range(2))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""A KV cache with nothing to go wrong in it: one contiguous NumPy array per sequence, attention as the formula says.
+"""A simple reference KV cache: one contiguous NumPy array per sequence, attention by its definition.
 
 `--check` compares the paged cache with this one; the methods are those of `KVCache`.
 """
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def rotate(x: NDArray[np.float32], frequencies: NDArray[np.float32]) -> NDArray[np.float32]:
-    """Turn the pairs (2k, 2k + 1) of x [T, heads, D] by the angles of `frequencies` [T, D] (cos, sin interleaved)."""
+    """Rotate the pairs (2k, 2k + 1) of x [T, heads, D] by the angles of `frequencies` [T, D] (cos, sin interleaved)."""
     real, imaginary = x[..., 0::2], x[..., 1::2]
     cos, sin = frequencies[:, None, 0::2], frequencies[:, None, 1::2]
     turned = np.empty_like(x)

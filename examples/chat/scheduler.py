@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""Continuous batching: requests come and go while the others run on.
+"""Continuous batching: requests join and leave while others run.
 
-Every step is one ragged batch through the model: first one token of each sequence that is generating, then, up to a
-budget of tokens, chunks of the prompts that are not through yet. A sequence that ends leaves the batch, and a waiting
-request takes its place in the next step. Nothing depends on the clock, so that a run can be repeated.
+Every step is one ragged batch: one token of each generating sequence, then, up to a token budget, chunks of unfinished
+prompts. A finished sequence leaves the batch, and a waiting request takes its place in the next step. Nothing depends
+on the clock, so runs are reproducible.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ class Request:
     limit : int
         The most tokens to generate.
     arrival : int
-        The step before which the request is not known.
+        The first step that may include the request.
     parent : Request, optional
-        An earlier request that arrives with this one and is no fork itself. This one is forked from it as soon as the
+        An earlier request with the same arrival that is not a fork itself. This one is forked from it when the
         first `shared` tokens (at least one), which both prompts begin with, are in the cache.
     cached : int
-        How many of the tokens are in the cache.
+        The number of tokens in the cache.
     reused : int
-        How many prompt tokens were in the cache without having been computed for this request.
+        The number of prompt tokens found in the cache, not computed for this request.
     reason : str
         "" while it runs, then "stop" (the model ended the text) or "length" (the limit was reached).
     """
@@ -72,16 +72,16 @@ class Request:
         return self.cached < self.prompt_size
 
     @property
-    def told(self) -> int:
-        """How many tokens the cache may know: none past the next fork, since a fork has its parent's tokens."""
+    def known_tokens(self) -> int:
+        """The number of tokens to give to the cache: none past the next fork, since a fork has its parent's tokens."""
         return min((fork.shared for fork in self.forks if not fork.cached), default=len(self.tokens))
 
 
 @dataclass(frozen=True)
 class Step:
-    """One step of the batch: how many tokens of prompts went in, and which token came out for whom.
+    """One step of the batch: the number of prompt tokens, and the sampled tokens with their requests.
 
-    A token that ended a text is in `sampled` too.
+    `sampled` includes end-of-text tokens.
     """
 
     number: int
@@ -91,7 +91,7 @@ class Step:
 
 
 def greedy(request: Request, logits: NDArray[np.float32]) -> int:
-    """Return the token with the largest logit; the lowest id of several."""
+    """Return the token with the largest logit; of equal ones, the lowest id."""
     return int(logits.argmax())
 
 
@@ -104,33 +104,33 @@ def generate(
     max_step_tokens: int = 256,
     select: Callable[[Request, NDArray[np.float32]], int] = greedy,
 ) -> Iterator[Step]:
-    """Answer all requests, and yield every step when it is through.
+    """Answer all requests, and yield every step after it is done.
 
     Parameters
     ----------
     model : Model
     cache : KVCache
     requests : sequence of Request
-        Their tokens, `cached`, `reused` and `reason` follow what happens.
+        Updated in place: tokens, `cached`, `reused` and `reason`.
     end_of_text : int
         The token that ends an answer.
     max_batch : int
         The most sequences in a step.
     max_step_tokens : int
-        The most tokens in a step, at least `max_batch`; longer prompts go in chunk by chunk.
+        The most tokens in a step, at least `max_batch`; longer prompts are split into chunks.
     select : callable
         ``select(request, logits)`` with the f32 [vocabulary] logits of the next token returns that token.
     """
     waiting, running, number = list(requests), list[Request](), 0
     while waiting or running:
         started = time.perf_counter()
-        if not running:  # nothing to do before the next request comes
+        if not running:  # idle until the next arrival
             number = max(number, min(request.arrival for request in waiting))
         for request in list(waiting):
-            # A fork can start when its parent has opened it in the cache.
+            # A fork can start once its parent is in the cache.
             if len(running) < max_batch and request.arrival <= number and (request.parent is None or request.cached):
                 if request.parent is None:
-                    cache.open(request.index, request.tokens[: request.told])
+                    cache.open(request.index, request.tokens[: request.known_tokens])
                 waiting.remove(request)
                 running.append(request)
         batch = plan(running, cache, max_step_tokens)
@@ -151,15 +151,15 @@ def generate(
 
 
 def plan(running: Sequence[Request], cache: KVCache, budget: int) -> list[tuple[Request, int]]:
-    """Choose the new tokens of a step: generating sequences first, so that a long prompt holds nobody up."""
+    """Choose the new tokens of a step: generating sequences first, so that a long prompt does not delay them."""
     batch = []
     for request in sorted(running, key=lambda request: request.in_prompt):
         if not budget:
             break
-        reused = cache.reserve(request.index, min(budget, request.told - request.cached))
+        reused = cache.reserve(request.index, min(budget, request.known_tokens - request.cached))
         request.cached += reused
         request.reused += reused
-        count = min(budget, request.told - request.cached)
+        count = min(budget, request.known_tokens - request.cached)
         batch.append((request, count))
         budget -= count
     return batch
@@ -171,10 +171,10 @@ def run_step(
     batch: Sequence[tuple[Request, int]],
     select: Callable[[Request, NDArray[np.float32]], int],
 ) -> list[tuple[Request, int]]:
-    """Run one step, open the forks that begin where it ended, and return the sampled tokens."""
+    """Run one step, open the forks of sequences that reached their fork point, and return the sampled tokens."""
     offsets = cache.begin_step([(request.index, count) for request, count in batch])
     tokens = [token for r, count in batch for token in r.tokens[r.cached : r.cached + count]]
-    # The last token of a sequence predicts the next one, but only when its prompt is through.
+    # The last token of a sequence predicts the next one, if its prompt is complete.
     through = [(r, offsets[i + 1] - 1) for i, (r, count) in enumerate(batch) if r.cached + count == len(r.tokens)]
     logits = model.forward(tokens, cache, [row for _, row in through])
     cache.end_step()
@@ -186,11 +186,11 @@ def run_step(
             cache.extend(fork.index, fork.tokens[fork.shared :])
             fork.cached = fork.reused = fork.shared
         if opened:
-            cache.extend(request.index, request.tokens[request.cached : request.told])
+            cache.extend(request.index, request.tokens[request.cached : request.known_tokens])
     return [(request, select(request, row)) for (request, _), row in zip(through, logits, strict=True)]
 
 
 def common_prefix(tokens: Sequence[int], others: Sequence[int]) -> int:
-    """Return how many first tokens two prompts share, short of the last of `tokens`: something must be computed."""
+    """Return the length of the common prefix, less than `tokens`: at least one token must be computed."""
     limit = min(len(tokens) - 1, len(others))
     return next((i for i in range(limit) if tokens[i] != others[i]), limit)

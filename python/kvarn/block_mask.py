@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""Block masks: which tiles of keys the tiles of a step's queries see, by a mask that is a function."""
+"""Block masks: the tiles of keys that each tile of a step's queries sees under a mask function."""
 
 from __future__ import annotations
 
@@ -7,18 +7,19 @@ from typing import Any
 
 
 class BlockMask:
-    """What ``kv.ops.block_mask`` made of a mask for a step: ``kv.ops.attention(..., block_mask=...)`` walks over it.
+    """The result of ``kv.ops.block_mask`` for a step: the tiles that ``kv.ops.attention(..., block_mask=...)`` visits.
 
-    It is of the queries, lengths and arrays that it was made of: a step makes it once, and each layer takes it. It can
-    be made anew in the same memory, in a CUDA graph too.
+    It is valid for the queries, lengths and arrays from which it was computed: a step computes it once, and every layer
+    uses it. It can be recomputed in the same memory, also in a CUDA graph.
 
     Attributes
     ----------
     blocks : int32 array-like [tiles, 1 or H, 1 + most]
-        Of each tile of query rows, and KV head where the mask looks at the head: how many tiles of keys it sees
-        anything in, and these in ascending order, each as ``2 * number + whole``, where ``whole`` is 1 if every row of
-        the tile sees every key of it. 2**30 is added where not every row does, but all that the mask's parts without
-        arrays show it: of ``kv.masks.causal & document`` a tile at the diagonal within one document.
+        For each tile of query rows (and each KV head if the mask depends on the head): the number of tiles of keys with
+        a visible key, then these tiles in ascending order, each as ``2 * number + whole``, where ``whole`` is 1 if
+        every row of the tile sees every key of it. 2**30 is added for a tile that is not whole but in which everything
+        that the mask's operands without arrays show is visible: for ``kv.masks.causal & document``, a tile at the
+        diagonal within one document.
     rows, keys : int
         Query rows (tokens times the query heads of a KV head) and keys of a tile.
     mask : tuple

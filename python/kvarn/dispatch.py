@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""Cache operations as Python callables: from the operands of a call to a compiled program, and its run.
+"""Cache operations as Python callables: from the operands of a call to a compiled program and its launch.
 
-An :class:`Operation` wraps one tier-1 op of the dialect. A call's *signature* is everything that its checks and its
-code depend on: specs, shapes, strides, dtypes, devices, alignments and attributes. A signature met before is a
-dictionary look-up and then packing; a new one is checked, and its program is taken from memory, from the disk cache or
-from the compiler. Programs are specialised for less than a signature holds: for the static extents (heads, head size),
-not for the tokens.
+An :class:`Operation` wraps one fused cache operation of the dialect, such as kv.attention, which the pipeline expands
+into kernels. The *signature* of a call is everything that its checks and code depend on: specs, shapes, strides,
+dtypes, devices, alignments and attributes. A call with a known signature takes a dictionary lookup and the packing of
+its arguments. A new signature is checked, and its program comes from memory, the disk cache or the compiler. A program
+is specialised for less than a signature: for static extents (heads, head size), not for numbers of tokens.
 """
 
 from __future__ import annotations
@@ -47,16 +47,15 @@ from kvarn.runtime import buffers, contents, device, overlap, packing, quick, si
 from kvarn.runtime.binding import HOST, ordinal_of
 from kvarn.runtime.program import Program
 
-_REMEMBER = 1024  # signatures that an operation remembers: each has some 2 to 20 KiB, and takes 0.3 ms to learn
-_LAUNCHES = 512  # packed launches that a signature remembers: one a layer, stream and size of the cache
+_REMEMBER = 1024  # signatures cached per operation, 2 to 20 KiB each
+_LAUNCHES = 512  # packed launches cached per signature: one per layer, stream and cache size
 
 Schedule = Mapping[str, Any] | None
 
 
-# What runs operations where they are recorded, or where their operands are converted first: the module
-# kvarn.torch.library, once it is imported. recording() says whether an operation is to be given to record(operation,
-# operands, attributes, schedule, stream); converted(operation, operands) gives operands that would be refused as the
-# operation takes them, and what is to follow the run, or None.
+# The module kvarn.torch.library, once imported: it records operations, and converts operands before they run.
+# recording() says whether to call record(operation, operands, attributes, schedule, stream) instead of running;
+# converted(operation, operands) replaces operands that would be refused, and returns work to do after the run, or None.
 recorder: Any = None
 
 
@@ -64,12 +63,12 @@ recorder: Any = None
 
 
 class OperationProgram(Program):
-    """A program whose operands are bound by the operation that calls it, which has checked them.
+    """The program of an operation, which binds the operands and has checked them.
 
     Attributes
     ----------
     used : int
-        When it ran last on the host, or was made: larger is later.
+        Time stamp of the last run on the host, or of construction; larger is later.
     """
 
     def __init__(self, artifact: Artifact) -> None:
@@ -80,9 +79,9 @@ class OperationProgram(Program):
         self, known: _Known, values: list[Any], operands: Sequence[Any], stream: Any,
         keep: Callable[[list[packing.Bound], int, Any], None] | None = None,
     ) -> None:  # fmt: skip
-        """Run every step with first field values that are right; ``operands`` say whose current stream to take.
+        """Run every step with checked field values, by default on the current stream of the ``operands``' library.
 
-        ``keep`` is given the launches on a GPU, the stream, and the steps' place.
+        ``keep`` is called with the packed GPU launches, the stream, and the steps' device.
         """
         ordinal = known.ordinal
         on = self._on.get(ordinal) or self._load(ordinal)
@@ -91,7 +90,7 @@ class OperationProgram(Program):
             known.complete(values)
             with on.lock:
                 for call, shape, flat in self._plan(on, values, 0):
-                    call.fire(shape, flat, 0)
+                    call.launch(shape, flat, 0)
             return
         if stream is None:
             handle = streams.current_stream(operands, ordinal)
@@ -100,17 +99,17 @@ class OperationProgram(Program):
         before = on.calls[0].enter(handle) if handle <= streams.LAST_SPECIAL else None
         key = handle, known.rest(values)
         lock = on.lock
-        lock.acquire()  # a with statement takes twice as long
+        lock.acquire()  # faster than a with statement
         try:
             launches = known.launches.get(key)
             if launches is None:
                 launches = self._bind_launches(on, known, key, values)
-            for launch, arguments, words, moves, again, _ in launches:
+            for launch, arguments, words, moves, after_failure, _ in launches:
                 for word, i in moves:
                     words[word] = values[i]
                 code = launch(*arguments)
                 if code:
-                    again(code)
+                    after_failure(code)
         finally:
             lock.release()
             if before is not None:
@@ -119,7 +118,7 @@ class OperationProgram(Program):
             keep(launches, handle, on)
 
     def _bind_launches(self, on: Any, known: _Known, key: tuple[int, Any], values: list[Any]) -> list[packing.Bound]:
-        """The launches of a call, packed but for the addresses of its buffers, and remembered for calls like it."""
+        """The packed launches of a call, without the addresses of its buffers; cached for calls with this key."""
         marked = list(values)
         for i, _ in known.tails:
             marked[i] = packing.Address.of(values[i], i)
@@ -136,8 +135,8 @@ class OperationProgram(Program):
         return self._binders.bind(operands)
 
 
-# Host programs that are kept, those used last: each has 3 MB of machine code and what the JIT knows of it. Those of
-# GPUs are small, and stay: a captured graph may launch them.
+# Host programs that stay loaded, the most recently used ones: each has 3 MB of machine code and JIT state. GPU
+# programs are small and stay loaded, since a captured graph may launch them.
 HOST_PROGRAMS = 64
 _programs: dict[tuple[Specialisation, bool | str, Hashable], OperationProgram] = {}
 _operations: weakref.WeakSet[Operation] = weakref.WeakSet()
@@ -147,19 +146,19 @@ _compiling = threading.Lock()
 
 def program(what: Specialisation) -> OperationProgram:
     """The program of a specialisation: from memory, the disk cache or the compiler."""
-    key = what, env.check, settings.token()
+    key = what, env.check, settings.specialisation_key()
     found = _programs.get(key)
     if found is None:
         with forks.no_fork(), _compiling:
             found = _programs.get(key)
             if found is None:
                 found = _programs[key] = OperationProgram(artifact(what))
-                _give_up_old()
+                _evict_host_programs()
     return found
 
 
-def _give_up_old() -> None:
-    """Forget the host programs that were used the longest ago, where there are too many."""
+def _evict_host_programs() -> None:
+    """Evict the least recently used host programs above the limit."""
     of_host = [(p.used, key) for key, p in _programs.items() if key[0].target == "host"]
     for _, key in sorted(of_host, key=lambda entry: entry[0])[: max(len(of_host) - HOST_PROGRAMS, 0)]:
         gone = _programs.pop(key)
@@ -168,7 +167,7 @@ def _give_up_old() -> None:
 
 
 def artifact(what: Specialisation, lineinfo: bool = False) -> Artifact:
-    """The compiled artifact of a specialisation, from the disk cache where it is. Nothing is traced on a hit."""
+    """The compiled artifact of a specialisation, from the disk cache if possible. A hit does no tracing."""
     portable = functions.are_portable(v for _, v in what.attributes)
     kind = "operation with lines" if lineinfo else "operation"
     applied = pipelines.current()
@@ -181,7 +180,7 @@ def artifact(what: Specialisation, lineinfo: bool = False) -> Artifact:
 
 
 def compile_operation(what: Specialisation, lineinfo: bool = False) -> Kernel:
-    """Compile a specialisation afresh: all stages of the code are there to look at."""
+    """Compile a specialisation without the cache; the result has the IR of all stages."""
     context, applied, target = compiler.context(), pipelines.current(), by_name(what.target)
     with compiler.diagnosed(context):
         module = build(what, context)
@@ -194,49 +193,48 @@ def compile_operation(what: Specialisation, lineinfo: bool = False) -> Kernel:
 
 
 class _Known(NamedTuple):
-    """What a signature was found to be."""
+    """The properties of a known signature."""
 
-    program: Any  # an OperationProgram, or an emulated one
+    program: Any  # an OperationProgram, or an emulated program
     ordinal: int
-    tails: list[tuple[int, tuple[int, ...]]]  # of each buffer: its place among operands, its fields after the address
-    apart: overlap.Apart | None  # of a call's values: that what is written is not read, where something is
-    checks: tuple[contents.Check, ...]  # of a call's field values: what tables on the host hold
-    rest: Callable[[Sequence[Any]], Any]  # of a call's values, those that its packed launches depend on as they are
-    described: bool  # whether the addresses of buffers that TMA reads are among them
-    launches: dict[Any, list[packing.Bound]]  # by stream and rest
+    tails: list[tuple[int, tuple[int, ...]]]  # per buffer: its operand index, and its fields after the address
+    apart: overlap.Apart | None  # the check that outputs do not overlap inputs, if they could
+    checks: tuple[contents.Check, ...]  # checks of a call's field values, for tables readable on the host
+    rest: Callable[[Sequence[Any]], Any]  # the values of a call that its packed launches contain
+    described: bool  # whether they include addresses of buffers that TMA reads
+    launches: dict[Any, list[packing.Bound]]  # by stream and ``rest``
 
     def complete(self, values: list[Any]) -> None:
-        """Put the fields of buffers behind their addresses."""
+        """Insert the fields of buffers after their addresses."""
         for i, tail in self.tails:
             values[i] = (values[i], *tail)
 
 
 class Operation:
-    """A tier-1 op as a callable.
+    """A fused cache operation as a callable.
 
     Parameters
     ----------
     name : str
         The op, such as ``"kv.append"``.
     static : mapping of str to int
-        For data buffers: the first dimension whose extent the code is specialised for. Their rows are read in vectors,
-        so their alignment counts too. Other buffers are tables of 32-bit integers, read one by one.
+        For data buffers: the first dimension with a compile-time extent. Their rows are accessed in vectors, so their
+        alignment is part of the signature. Other buffers are tables of 32-bit integers, read element by element.
     check : callable, optional
-        ``check(operands)`` with a namespace: handles as they are, buffers as ``BufferView``, numbers, None for what is
-        absent, ``attributes`` as a dictionary, ``title``, and the ``buffers`` that the op declares. Raises ValueError
+        ``check(operands)`` with a namespace: handles unchanged, buffers as ``BufferView``, numbers, None for absent
+        operands, ``attributes`` as a dictionary, ``title``, and the ``buffers`` that the op declares. Raises ValueError
         or TypeError.
     written : sequence of str
-        Buffers that are written, as far as the op has them. A cache or collection is, when the op's effects say so.
+        Buffers that are written, if the op has them. Caches and collections are written if the op's effects say so.
     in_place : sequence of (str, str)
-        What is written and may be an operand that is read, that very one. Else what is written shares no memory with
-        what is read (:class:`overlap.Apart`).
+        Pairs of an output and an input that may be the same buffer. Otherwise outputs must not share memory with inputs
+        (:class:`overlap.Apart`).
     unread : sequence of str
-        Buffers of which only the shape and the type count.
+        Buffers of which only shape and type are used.
     single : sequence of str
-        Data buffers that are read element by element: how their rows are aligned does not matter.
+        Data buffers that are read element by element, whose alignment is not part of the signature.
     handles : mapping of str to sequence of str
-        For operands that are handles of other kinds than their names say: ``{"collection": ("collection", "operand")}``
-        may be either.
+        Accepted kinds of handle operands, if they differ from the op's: ``{"collection": ("collection", "operand")}``.
     """
 
     def __init__(
@@ -268,38 +266,38 @@ class Operation:
             self._written |= {n for n in self._handles if not n.startswith("source")}
         self._known: dict[Any, _Known] = {}
         self._checks_of: weakref.WeakKeyDictionary[Any, tuple[contents.Check, ...]] = weakref.WeakKeyDictionary()
-        self._quick: Any = None  # calls that the native part launches
+        self._quick: Any = None  # the native launch cache
         _operations.add(self)
 
     def forget(self, gone: OperationProgram) -> None:
-        """Look a program up again that a signature had."""
+        """Drop an evicted program from the known signatures."""
         for signature, found in list(self._known.items()):
             if found.program is gone:
                 self._known.pop(signature, None)
 
-    def again(
+    def try_cached_launch(
         self, given: Sequence[Any], stream: Any, attributes: Any = (), entries: Any = None
     ) -> bytes | bool | None:
-        """Launch a call like one before, by the native part.
+        """Launch a call with a known signature by the native launch cache.
 
         Parameters
         ----------
         given : sequence
-            All that the call depends on besides ``attributes`` and ``entries``: operands, or arguments that they are
-            made from.
+            Everything that the call depends on besides ``attributes`` and ``entries``: operands, or the arguments from
+            which they are made.
 
         Returns
         -------
         bytes, bool or None
-            True: it is launched. Bytes: what stands for a call that is not known. None: it is not one for the native
-            part.
+            True: launched. Bytes: the key of a call that is not cached. None: the native part does not support the
+            call.
         """
         if recorder is not None and recorder.recording():
             return None
         calls = self._quick
         if calls is None:
             return None
-        generation = settings.plain()
+        generation = settings.generation()
         if generation is None:
             return None
         if stream is not None and stream.__class__ is not int:
@@ -315,9 +313,9 @@ class Operation:
         now: bool = False,
         unknown: tuple[Sequence[str], Sequence[Any], bytes] | None = None,
     ) -> None:
-        """Run on operands in the order of ``self.operands``; absent ones are None, or left out at the end.
+        """Run on operands in the order of ``self.operands``; absent ones are None, or omitted at the end.
 
-        ``now``: whatever records. ``unknown``: what :meth:`again` was given, by name, and what it answered.
+        ``now``: run even while recording. ``unknown``: the arguments and the result of :meth:`try_cached_launch`.
         """
         if recorder is not None and not now and recorder.recording():
             recorder.record(self, operands, attributes, schedule, stream)
@@ -327,14 +325,14 @@ class Operation:
         if unknown is None:
             of_call = attributes, entries
             operands = operands if operands.__class__ is tuple else tuple(operands)
-            answer = self.again(operands, stream, *of_call)
+            answer = self.try_cached_launch(operands, stream, *of_call)
             if answer is True:
                 return
             unknown = (self.operands, operands, answer) if answer else None
-        signature, values = signatures.signed(operands, (attributes, entries, settings.token(), env.check))
+        signature, values = signatures.signed(operands, (attributes, entries, settings.specialisation_key(), env.check))
         try:
             found = self._known.get(signature)
-        except TypeError:  # an entry of the schedule that nothing can be looked up by: learning says which
+        except TypeError:  # an unhashable entry of the schedule: the check below names it
             found = None
         if found is None:
             converted = recorder and recorder.converted(self, operands)
@@ -343,7 +341,7 @@ class Operation:
                 self(operands, attributes, schedule, stream, now=True)
                 after()
                 return
-            found = self._learn(signature, operands, attributes, entries)
+            found = self._specialise(signature, operands, attributes, entries)
         if found.apart is not None:
             found.apart(values)
         if found.checks:
@@ -365,8 +363,8 @@ class Operation:
 
         found.program.run(found, values, operands, stream, keep)
 
-    def _learn(self, signature: tuple[Any, ...], operands: Sequence[Any], attributes: Any, entries: Any) -> _Known:
-        """Check a signature, get its program, and remember what its buffers' fields are besides the address."""
+    def _specialise(self, signature: tuple[Any, ...], operands: Sequence[Any], attributes: Any, entries: Any) -> _Known:
+        """Check a new signature, get its program, and cache its buffers' fields other than the address."""
         refuse_tracing(self.title)
         schedule, _ = entries or ((), ())
         emulation = settings.emulation()
@@ -389,7 +387,7 @@ class Operation:
         return made
 
     def _apart(self, what: Specialisation, given: Sequence[Any]) -> overlap.Apart | None:
-        """The check of every call of a signature that what is written is not read; None where nothing could be."""
+        """The per-call check that outputs do not overlap inputs; None if that is impossible."""
         operands = [
             (name, (type_.kind, type_.spec) if isinstance(type_, HandleType) else operand)
             for (name, type_), operand in zip(what.operands, given, strict=True)
@@ -400,8 +398,8 @@ class Operation:
         return made if made else None
 
     def _checks(self, what: Specialisation, program: Any) -> tuple[contents.Check, ...]:
-        """What else is checked at every call of a program."""
-        if what.target != "host":  # a GPU's kernels do not look either
+        """The other checks of every call of a program."""
+        if what.target != "host":  # tables on a GPU are not read
             return ()
         found = self._checks_of.get(program)
         if found is None:
@@ -419,12 +417,12 @@ class Operation:
         schedule: Any = (),
         target: str | None = None,
     ) -> tuple[Specialisation, list[Any]]:
-        """What a call's program is specialised for, after checking it, and the operands that are there.
+        """Check a call; its program's specialisation, and the operands that are present.
 
         Parameters
         ----------
         target : str, optional
-            Default: that of the device on which the operands lie.
+            Default: the target of the operands' device.
         """
         if len(operands) > len(self._fields):
             raise TypeError(
@@ -461,7 +459,7 @@ class Operation:
             ordinal, where = here, name
             setattr(seen, name, view)
             operand_types.append((name, type_))
-            # Integers of kernels have no sign; the checks speak of the caller's.
+            # Kernels have signless integers; checks see the caller's dtypes.
             if isinstance(type_, BufferType):
                 view = view._replace(dtype=type_.dtype)
             given.append(operand if view is operand else view)
@@ -469,7 +467,7 @@ class Operation:
             target = "host" if ordinal in (None, HOST) else of_capability(*device.device(ordinal).capability).name
         problem = schedules.why_unsupported(self.name, seen.schedule, by_name(target)) if schedule else None
         if problem is not None and by_name(target).is_host and schedules.is_of_gpus(self.name, seen.schedule):
-            schedule, seen.schedule, problem = (), {}, None  # one script runs on both
+            schedule, seen.schedule, problem = (), {}, None  # ignored on the host, so one script runs on both
         if problem is not None:
             raise ValueError(f"{self.title}: the schedule's {problem}")
         if self._check is not None:
@@ -479,7 +477,7 @@ class Operation:
         ), given
 
     def _describe(self, about: str, name: str, operand: Any) -> tuple[OperandType, Any, Any]:
-        """An operand's type, what the check sees of it, and its device."""
+        """An operand's type, its form for the check, and its device."""
         kinds = self._handles.get(name)
         if kinds is not None and not (name in self._static and isinstance(operand, buffers.BufferView)):
             spec = getattr(operand, "spec", None)
@@ -500,17 +498,17 @@ class Operation:
                 "use .contiguous()"
             )
         first = self._static.get(name)
-        dtype = dtypes.i32 if view.dtype is dtypes.u32 else view.dtype  # the same bits
+        dtype = dtypes.i32 if view.dtype is dtypes.u32 else view.dtype  # same bits
         if first is None:
             if dtype is not dtypes.i32:
                 raise TypeError(f"{about} must be int32 or uint32, got {dtype.name}")
             first = view.rank
-        dtype = dtypes.by_name(dtype.name.replace("u", "i")) if dtype.kind == "u" else dtype  # kernels' have no sign
+        dtype = dtypes.by_name(dtype.name.replace("u", "i")) if dtype.kind == "u" else dtype  # signless in kernels
         if view.readonly and name in self._written:
             raise ValueError(f"{about} is written, but the buffer given is read-only")
         if name in self._written and overlap.overlaps_itself(view):
             raise ValueError(
-                f"{about} is written, but some of its elements are one and the same memory: got shape "
+                f"{about} is written, but some of its elements share memory: got shape "
                 f"{list(view.shape)} with strides {list(view.strides)} (elements); give it memory of its own"
             )
         if view.data % dtype.itemsize:
@@ -519,19 +517,19 @@ class Operation:
 
     def compile(self, operands: Sequence[Any], attributes: tuple[tuple[str, Any], ...] = (), schedule: Schedule = None,
                 target: str | None = None) -> Kernel:  # fmt: skip
-        """Compile for operands without running: to look at the code, also for a target that is not here."""
+        """Compile for operands without running, for example to inspect the code, possibly for a target not present."""
         return compile_operation(self.specialised(operands, attributes, schedule, target))
 
     def specialised(
         self, operands: Sequence[Any], attributes: tuple[tuple[str, Any], ...], schedule: Schedule, target: str | None
     ) -> Specialisation:
-        """What a call's program is specialised for; arguments as of a call."""
+        """The specialisation of a call's program; arguments as in a call."""
         ordered = () if schedule is None else _entries(schedule, self.title)[0]
         return self.specialisation(operands, attributes, ordered, target)[0]
 
 
 def refuse_tracing(title: str) -> None:
-    """Refuse operands of torch.jit.trace, whose extents are tensors: the operation would not be in what is traced."""
+    """Refuse operands of torch.jit.trace, whose extents are tensors: the trace would lack the operation."""
     state = getattr(getattr(sys.modules.get("torch"), "_C", None), "_get_tracing_state", None)
     if state is not None and state() is not None:
         raise NotImplementedError(
@@ -540,7 +538,7 @@ def refuse_tracing(title: str) -> None:
 
 
 class FixedSchedule(dict[str, Any]):
-    """A schedule that nobody changes: its part of a signature is made once."""
+    """An immutable schedule: its part of a signature is computed once."""
 
     __slots__ = ("entries",)
 
@@ -550,7 +548,7 @@ class FixedSchedule(dict[str, Any]):
 
 
 def _entries(schedule: Any, title: str) -> tuple[tuple[tuple[str, Any], ...], tuple[type, ...]]:
-    """A schedule's entries in order, and the classes of its values: True and 1 are equal and not the same."""
+    """A schedule's entries in order, and the types of its values: True and 1 are equal but differ in type."""
     if schedule.__class__ is FixedSchedule:
         return schedule.entries
     try:
@@ -562,9 +560,9 @@ def _entries(schedule: Any, title: str) -> tuple[tuple[tuple[str, Any], ...], tu
 
 
 def _describes(step_arg: Any) -> bool:
-    """Whether an argument of a step is the TMA descriptor of a buffer's rows: its bytes are of the buffer's address."""
+    """Whether an argument of a step is a TMA descriptor of a caller's buffer, which contains the buffer's address."""
     of_rows = isinstance(step_arg, (tuple, list)) and len(step_arg) == 5 and step_arg[0] == "tensor_map"
-    return of_rows and not isinstance(step_arg[1], str)  # a workspace's address is none that a call gives
+    return of_rows and not isinstance(step_arg[1], str)  # a workspace is not a caller's buffer
 
 
 def _nothing(values: Sequence[Any]) -> None:
@@ -576,7 +574,7 @@ def _place(ordinal: int) -> str:
 
 
 def alignment_of(view: buffers.BufferView) -> int:
-    """Bytes that every row of a buffer starts at a multiple of, at most 16."""
+    """Alignment of every row of a buffer, in bytes, at most 16."""
     bits = view.data | WIDEST
     for extent, stride in zip(view.shape[:-1], view.strides[:-1], strict=True):
         if extent > 1:

@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""Every environment variable that kvarn reads, with its default.
+"""All environment variables of kvarn, with their defaults.
 
-Values are read when asked for, not at import, so that a test or a notebook can set them late:
-``env.cache_dir`` gives the value of the moment, ``with env.override(check=True):`` sets one for a
-while in this process, and ``env.table()`` lists them all.
+Values are read on access, not at import, so that a test or a notebook can set them late: ``env.cache_dir`` is the
+current value, ``with env.override(check=True):`` sets one temporarily in this process, and ``env.table()`` lists all.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from pathlib import Path
 from typing import Any, Generic, TypeVar, overload
 
 T = TypeVar("T")
-# What os.environ keeps, encoded: asking it is ten times as quick, and operations ask at every call.
+# The encoded dictionary of os.environ: ten times as fast to read, and operations read it at every call.
 given: Any = getattr(os.environ, "_data", os.environ)
 encoded: Callable[[str], Any] = getattr(os.environ, "encodekey", str)
 _FALSE = ("", "0", "false", "no", "off")
@@ -94,7 +93,7 @@ class Variable(Generic[T]):
         if self._key not in given:
             return self.default
         text = os.environ.get(self.name)
-        # An empty variable counts as unset, as in every shell script that clears one with NAME=.
+        # An empty variable counts as unset, as in shell scripts that clear one with NAME=.
         if not text:
             return self.default
         try:
@@ -110,7 +109,7 @@ class Environment:
     """The variables. Use the instance ``kvarn.env.env``."""
 
     dump_to = Variable[str](
-        "KVARN_DUMP_TO", "", str, "folder that gets every stage of every compile, numbered; - prints them to stderr"
+        "KVARN_DUMP_TO", "", str, "folder for every stage of every compilation, numbered; - prints them to stderr"
     )
     cache_dir = Variable[Path](
         "KVARN_CACHE_DIR", _default_cache_dir, lambda t: Path(t).expanduser(), "folder of the on-disk compile cache"
@@ -119,46 +118,44 @@ class Environment:
         "KVARN_TUNE",
         lambda: env.cache_dir / "tune.json",
         lambda t: Path(t).expanduser(),
-        "table of measured schedules: kvarn tune writes it, compiling reads it",
+        "table of measured schedules: kvarn tune writes it, compilations read it",
     )
     cache_size = Variable[int](
-        "KVARN_CACHE_SIZE", 1 << 30, _bytes, "most bytes the compile cache keeps (suffixes K, M, G); 0 turns it off"
+        "KVARN_CACHE_SIZE", 1 << 30, _bytes, "byte limit of the compile cache (suffixes K, M, G); 0 turns it off"
     )
     always_compile = Variable[bool](
-        "KVARN_ALWAYS_COMPILE", False, _bool, "1 compiles even when the cache has the kernel, and stores it again"
+        "KVARN_ALWAYS_COMPILE", False, _bool, "1 compiles even if the cache has the kernel, and stores it again"
     )
     override_dir = Variable[str](
-        "KVARN_OVERRIDE_DIR", "", str, "folder of edited stages, named as KVARN_DUMP_TO names them, to use instead"
+        "KVARN_OVERRIDE_DIR", "", str, "folder of edited stages, named as by KVARN_DUMP_TO, to use instead"
     )
     check = Variable["bool | str"](
         "KVARN_CHECK",
         False,
         _check,
-        "1 adds device-side checks, of accesses and of what tables hold, that name the op; ownership adds those of who "
-        "owns the pages (kv.sanitize); may be set at any time",
+        "1 adds device-side checks of accesses and table contents, which name the op; ownership also checks the owners "
+        "of pages (kv.sanitize); may be set at any time",
     )
     emulator_steps = Variable[int](
         "KVARN_EMULATOR_STEPS",
         5_000_000,
         _count,
-        "most steps of a launch in the emulator, blocks and turns of their threads; what takes more is an error",
+        "step limit of a launch in the emulator (blocks and scheduling steps of threads); more is an error",
     )
     reproducer = Variable[str](
-        "KVARN_REPRODUCER", "", str, "file that gets the module and the pipeline when a pass fails, for kv-opt"
+        "KVARN_REPRODUCER", "", str, "file for the module and the pipeline if a pass fails, for kv-opt"
     )
-    target = Variable[str](
-        "KVARN_TARGET", "", str, "target to compile for when none is given: sm_80, sm_90a, sm_100a or host"
-    )
+    target = Variable[str]("KVARN_TARGET", "", str, "default target of compilations: sm_80, sm_90a, sm_100a or host")
     extensions = Variable[bool](
-        "KVARN_EXTENSIONS", True, _bool, "0 leaves out the extensions that installed packages declare by entry point"
+        "KVARN_EXTENSIONS", True, _bool, "0 ignores the extensions that installed packages declare by entry point"
     )
     host_opt = Variable[int](
         "KVARN_HOST_OPT",
         3,
         _level,
-        "how far LLVM optimizes host code, 0 to 3: 0 compiles in half of the time, for what runs a kernel once",
+        "LLVM optimization level of host code, 0 to 3; 0 halves the time of compilation, for kernels that run once",
     )
-    debug = Variable[bool]("KVARN_DEBUG", False, _bool, "1 lets the commands print the traceback of an error")
+    debug = Variable[bool]("KVARN_DEBUG", False, _bool, "1 makes the commands print the traceback of an error")
     ptxas = Variable[str](
         "KVARN_PTXAS", "", str, "path of the ptxas to use, also for kernels that nvJitLink could assemble"
     )
@@ -166,7 +163,7 @@ class Environment:
         "KVARN_ALLOW_SERIALIZED",
         False,
         _bool,
-        "1 warns instead of failing when an assembler serializes wgmma or ignores setmaxnreg",
+        "1 warns, instead of failing, if an assembler serializes wgmma or ignores setmaxnreg",
     )
     nvdisasm = Variable[str]("KVARN_NVDISASM", "", str, "path of the nvdisasm to use")
 
@@ -175,12 +172,12 @@ class Environment:
 
     @classmethod
     def variables(cls) -> list[Variable[Any]]:
-        """All variables, in the order in which they are declared."""
+        """All variables, in the order of declaration."""
         return [v for v in vars(cls).values() if isinstance(v, Variable)]
 
     @contextlib.contextmanager
     def override(self, **values: Any) -> Iterator[None]:
-        """Set variables by attribute name for the length of a ``with`` block, in this process only."""
+        """Set variables by attribute name within a ``with`` block, in this process only."""
         known = {v.attribute for v in self.variables()}
         for name in values:
             if name not in known:
@@ -193,7 +190,7 @@ class Environment:
             self.overrides = before
 
     def table(self) -> list[tuple[str, str, str, bool]]:
-        """Rows of (name, value now, what it does, whether it is set)."""
+        """Rows of (name, current value, description, whether it is set)."""
         return [(v.name, str(v.__get__(self, type(self))), v.__doc__ or "", bool(os.environ.get(v.name))
                  or v.attribute in self.overrides) for v in self.variables()]  # fmt: skip
 

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""Errors of kernels: every message names the user's file, line and column, with the line and a caret.
+"""Errors of kernels, with the user's file, line and column, the source line and a caret.
 
-A mistake is found in one of two places: while a kernel is traced (the front end knows the AST node), or in a later
-pass (the op's MLIR location is the node's). Both become a :class:`KernelError`.
+An error occurs while a kernel is traced (the front end knows the AST node), or in a later pass (the op's MLIR location
+is the node's). Both become a :class:`KernelError`.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class SourceLocation:
-    """A place in a source file; lines and columns count from 1, ``end_column`` (or None) is one past the end."""
+    """A location in a source file; lines and columns start at 1, ``end_column`` (or None) is exclusive."""
 
     file: str
     line: int
@@ -30,7 +30,7 @@ class SourceLocation:
         return f"{self.file}:{self.line}:{self.column}"
 
     def snippet(self) -> str:
-        """The source line with a caret under the column; empty when the file cannot be read."""
+        """The source line with a caret under the column; empty if the file cannot be read."""
         text = linecache.getline(self.file, self.line).rstrip("\n")
         if not text.strip():
             return ""
@@ -41,14 +41,14 @@ class SourceLocation:
 
 
 class KernelError(ValueError):
-    """A kernel that cannot be compiled, located in the user's source.
+    """A kernel that cannot be compiled, with a location in the user's source.
 
     Attributes
     ----------
     message : str
-        What must hold, what was got, what to do.
+        The requirement, the actual value, and the remedy.
     location : SourceLocation or None
-        Where; None when no source is known.
+        None if no source is known.
     callers : tuple of SourceLocation
         The calls through which an inlined function was reached, innermost first.
     """
@@ -70,24 +70,24 @@ class KernelError(ValueError):
         return "\n".join(lines)
 
     def _render_traceback_(self) -> list[str]:
-        """What a notebook shows: the place in the kernel, not that in the front end (KVARN_DEBUG has both)."""
+        """The traceback that notebooks show: the kernel's location, without the front end (KVARN_DEBUG shows both)."""
         from kvarn.env import env
 
         if env.debug:
-            raise NotImplementedError  # IPython writes the whole traceback
+            raise NotImplementedError  # IPython then writes the whole traceback
         return [f"{type(self).__name__}: {self}"]
 
 
 class KernelTypeError(KernelError, TypeError):
-    """A type mistake in a kernel: also a ``TypeError``."""
+    """A type error in a kernel; also a ``TypeError``."""
 
 
 class UnsupportedError(KernelError, NotImplementedError):
-    """A Python construct that kernels do not have; the message says what to write instead."""
+    """A Python construct that kernels do not support; the message names the alternative."""
 
 
 def suggestion(error: BaseException) -> str:
-    """``; did you mean 'load'?`` for an attribute that is misspelt, else empty."""
+    """``; did you mean 'load'?`` for a misspelt attribute, else empty."""
     name, owner = getattr(error, "name", None), getattr(error, "obj", None)
     if not isinstance(error, AttributeError) or not isinstance(name, str) or owner is None:
         return ""
@@ -103,7 +103,7 @@ def meant(name: str, known: Iterable[str]) -> str:
 def located(
     error: BaseException, location: SourceLocation | None, callers: Iterable[SourceLocation] = ()
 ) -> KernelError:
-    """``error``, raised while a kernel was traced, as a :class:`KernelError` at a place in the source."""
+    """``error``, raised while a kernel was traced, as a :class:`KernelError` with a source location."""
     text = (str(error) if str(error) else type(error).__name__) + suggestion(error)
     kind: type[KernelError] = KernelError
     if isinstance(error, TypeError):
@@ -118,7 +118,7 @@ def located(
 
 
 def source_locations(location: ir.Location) -> list[SourceLocation]:
-    """The places that an MLIR location names: the innermost first, then its callers; empty when it names none."""
+    """The source locations in an MLIR location: the innermost first, then its callers; empty if there are none."""
     if location.is_a_file():
         return [SourceLocation(location.filename, location.start_line, location.start_col)]
     if location.is_a_callsite():
@@ -133,26 +133,26 @@ def source_locations(location: ir.Location) -> list[SourceLocation]:
 
 
 def advised(message: str) -> str:
-    """A diagnostic of MLIR, with what to do where MLIR cannot know it."""
+    """A diagnostic of MLIR, with a remedy that MLIR cannot know."""
     if message.startswith("unregistered operation 'kv."):
         return f"{message}; an extension that declares it is loaded by --extend, or kv.extend"
     return message
 
 
 def from_mlir(error: Exception, diagnostics: Iterable[tuple[str, str, Any]] = ()) -> KernelError:
-    """The diagnostics of a failed pass, verifier or parser as one located error.
+    """The diagnostics of a failed pass, verifier or parser as one error with a location.
 
     Parameters
     ----------
     error : mlir.ir.MLIRError
-        What the bindings raised.
+        The exception of the bindings.
     diagnostics : iterable of (severity, message, location)
-        What the context's handler kept, for a context made by ``kvarn.dialect.kv.make_context``.
+        The diagnostics collected by a context from ``kvarn.dialect.kv.make_context``.
 
     Returns
     -------
     KernelError
-        At the first diagnostic that has a place in a source file. Further errors are listed in the message.
+        At the first diagnostic with a source location. Further errors are listed in the message.
     """
     found: list[tuple[str, Any]] = [
         (advised(text), place) for severity, text, place in diagnostics if severity == "error"

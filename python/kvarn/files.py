@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""Files of users: what somebody else may have put there is read, Python files are run, outputs are written."""
+"""Access to users' files: safe reads, execution of Python files, atomic writes."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ MOST_BYTES = 1 << 30  # of a file that is read whole: no bundle of ours comes ne
 
 
 class FileError(ValueError):
-    """A user's file that cannot be what it is asked to be; the message is one line."""
+    """A user's file that is not of the expected kind; the message is one line."""
 
 
 def read_regular(path: str | os.PathLike[str]) -> tuple[bytes, os.stat_result]:
-    """The bytes of a regular file and its facts.
+    """The bytes and the status of a regular file.
 
     Raises
     ------
     OSError
-        At once for anything else, and for a file of more than ``MOST_BYTES``: a link is not followed, and nothing waits
-        for the writer of a FIFO.
+        For any other file, and for one of more than ``MOST_BYTES``, immediately: links are not followed, and a FIFO is
+        not waited for.
     """
     with open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
         facts = os.fstat(file.fileno())
@@ -39,14 +39,14 @@ def read_regular(path: str | os.PathLike[str]) -> tuple[bytes, os.stat_result]:
 
 
 def write_output(path: str | os.PathLike[str], data: str | bytes) -> None:
-    """Write what a user asked for: folders are made, and a file is there whole, or as it was before.
+    """Write a user's output file atomically, and create its folders.
 
-    A device or a pipe stays what it is, and gets the bytes.
+    Devices and pipes are written to directly.
 
     Raises
     ------
     OSError
-        With the path, also where a device takes nothing.
+        With the path, also for a failed write to a device.
     """
     target, content = Path(path), data.encode() if isinstance(data, str) else data
     try:
@@ -54,7 +54,7 @@ def write_output(path: str | os.PathLike[str], data: str | bytes) -> None:
             with target.open("wb") as file:
                 file.write(content)
             return
-        target = target.resolve()  # of a link, what it leads to
+        target = target.resolve()  # write to the target of a link
         target.parent.mkdir(parents=True, exist_ok=True)
         made = target.with_name(f".{target.name}.{os.getpid()}")
         try:
@@ -69,39 +69,39 @@ def write_output(path: str | os.PathLike[str], data: str | bytes) -> None:
         raise type(error)(f"{path} cannot be written: {error.strerror or error}") from None
 
 
-def run_file(path: str | os.PathLike[str], name: str, beside: bool = False) -> Any:
-    """The module of a user's Python file, run now under a name; with ``beside``, it may import its neighbours.
+def run_file(path: str | os.PathLike[str], name: str, import_folder: bool = False) -> Any:
+    """Run a Python file as a module of the given name; with ``import_folder``, it can import files of its folder.
 
     Raises
     ------
     FileError
-        In one line, for whatever keeps it from being one: no file, text that is no Python, an exception, an exit.
+        With a one-line message: if it is not a file, not Python, or raises an exception or exits.
     """
     file = Path(path)
     spec = importlib.util.spec_from_file_location(name, file) if file.is_file() else None
     if spec is None:
         raise FileError(f"expected a Python file, got {path}")
     module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module  # for dataclasses and inspect, which look a class's module up by name
+    sys.modules[name] = module  # for dataclasses and inspect, which look up a class's module by name
     folder = str(file.parent.resolve())
-    if beside:
+    if import_folder:
         sys.path.insert(0, folder)
     try:
-        # From its text: cached bytecode goes by a time in seconds and the size, and an edit may change neither.
+        # Compiled from source: cached bytecode is checked by time in seconds and size, which an edit may not change.
         exec(compile(file.read_bytes(), str(file), "exec", dont_inherit=True), vars(module))
     except (Exception, SystemExit) as error:
         sys.modules.pop(name, None)
         if env.debug:
             traceback.print_exc()
-        raise FileError(f"{path} cannot be run: {told(error, str(file))}") from error
+        raise FileError(f"{path} cannot be run: {error_line(error, str(file))}") from error
     finally:
-        if beside and folder in sys.path:
+        if import_folder and folder in sys.path:
             sys.path.remove(folder)
     return module
 
 
-def told(error: BaseException, file: str) -> str:
-    """What a file raised, and where, in one line."""
+def error_line(error: BaseException, file: str) -> str:
+    """The exception of a file and its location, in one line."""
     if isinstance(error, SystemExit):
         return f"it ends the process, by sys.exit({'' if error.code is None else repr(error.code)})"
     if isinstance(error, SyntaxError):

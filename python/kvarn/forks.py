@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""What a child of ``os.fork`` finds, whatever other threads did at that moment.
+"""Safety of ``os.fork`` while other threads run.
 
-A fork copies the memory of a process and the one thread that asked for it. In the child a lock that another thread
-held stays locked, and a pool of threads has none. So a fork waits until no other thread is inside the compiler
-(``no_fork``), whose locks in C++ are out of reach, or imports a part of kvarn, of which the child would find a half
-under the lock of a thread that it has not; locks that are held for moments are opened in the child (``renewed``); and
-who keeps a pool of threads forgets it there, with ``os.register_at_fork``.
+A fork copies the process's memory and only the calling thread: a lock held by another thread stays locked in the child,
+and thread pools have no threads there. Therefore a fork waits while another thread is inside the compiler
+(``no_fork``), whose C++ locks cannot be reinitialised, or imports a part of kvarn, which the child would see half done;
+short-lived locks are reinitialised in the child (``reinit_after_fork``); and owners of thread pools drop them there,
+with ``os.register_at_fork``.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ L = TypeVar("L")
 _changed = threading.Condition()  # of the two below; held from before a fork until after it
 _waiting = 0  # forks that wait: no other thread enters meanwhile, or they would wait for ever
 _working = 0  # threads inside no_fork
-_here = threading.local()  # depth: how often this thread has entered
+_here = threading.local()  # depth: nested no_fork blocks of this thread
 _locks: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
 @contextlib.contextmanager
 def no_fork() -> Iterator[None]:
-    """While the block runs, forks of other threads wait for its end. A fork by the thread itself goes on."""
+    """Delay forks of other threads until the block ends. A fork by the thread itself is not delayed."""
     global _working
     depth = getattr(_here, "depth", 0)
     if depth == 0:
@@ -52,20 +52,20 @@ def no_fork() -> Iterator[None]:
                 _changed.notify_all()
 
 
-def renewed(lock: L) -> L:
-    """The lock, which is open in a child whoever held it; what it guards must be usable half done."""
+def reinit_after_fork(lock: L) -> L:
+    """Register a lock that a child process reinitialises: data it guards must be valid at any point of an update."""
     _locks.add(lock)
     return lock
 
 
-_IMPORTED = ("kvarn", "mlir", "ml_dtypes", "numpy", "cuda")  # what kvarn imports when it is first used
+_IMPORTED = ("kvarn", "mlir", "ml_dtypes", "numpy", "cuda")  # packages that kvarn imports on first use
 _POLL, _PATIENCE = 0.001, 60.0  # seconds
-_held = False  # whether a fork holds what imports and compilations begin under
+_held = False  # whether a fork has the locks that imports and compilations start under
 
 
 def _imports_of_others() -> bool:
-    """Whether another thread is importing what kvarn needs, and this thread nothing that it could wait for."""
-    locks = getattr(importlib, "_bootstrap")._module_locks  # noqa: B009 (of Python's own: there is no public way)
+    """Whether another thread is importing a module that kvarn needs, and this thread imports nothing."""
+    locks = getattr(importlib, "_bootstrap")._module_locks  # noqa: B009 (Python has no public interface)
     found = [(name, lock) for name, reference in list(locks.items()) if (lock := reference()) is not None]
     mine = threading.get_ident()
     owners = {name: getattr(lock, "owner", None) for name, lock in found}
@@ -79,13 +79,13 @@ def _own() -> int:
 
 
 def _before() -> None:
-    """Wait for the compiler and for imports; then hold what both begin under.
+    """Wait until no thread compiles or imports, then take the locks that both start under.
 
-    Who imports may come to wait for the compiler, and who compiles for an import: while anybody imports, a fork keeps
-    nobody from either.
+    An import may wait for the compiler, and a compilation for an import; so while a thread imports, a fork blocks
+    neither.
     """
     end = time.monotonic() + _PATIENCE
-    while not _is_quiet() and time.monotonic() < end:  # a parent that waits for ever is worse than a child that does
+    while not _is_quiet() and time.monotonic() < end:  # a blocked parent is worse than a blocked child
         time.sleep(_POLL)
 
 

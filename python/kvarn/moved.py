@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""Modules that have another name now: the old one still imports, with a DeprecationWarning, for one release.
+"""Old names of modules and their members, which work for one release with a DeprecationWarning.
 
-Both names are one module: what was declared through the old one is there under the new one.
+The old and the new name of a module import one module object, so declarations made through either are shared.
 """
 
 from __future__ import annotations
@@ -9,8 +9,10 @@ from __future__ import annotations
 import importlib
 import sys
 import warnings
+from collections.abc import Mapping
 from importlib.machinery import ModuleSpec
 from types import ModuleType
+from typing import Any
 
 MOVED = {
     "kvarn.bundle": "kvarn.artifact.bundle",
@@ -63,13 +65,13 @@ MOVED = {
 
 
 class _Finder:
-    """Finds the old names, before anything looks for files of theirs."""
+    """Finds old module names, before the finders that look for files."""
 
     def find_spec(self, name: str, path: object = None, target: object = None) -> ModuleSpec | None:
         if name in MOVED:
             return ModuleSpec(name, self)  # pyright: ignore[reportArgumentType]
         package = name.rpartition(".")[0]
-        if package in MOVED:  # whose folder is the new one's: a file found there would be a second module
+        if package in MOVED:  # a file of the new folder would be imported a second time
             raise ModuleNotFoundError(f"No module named {name!r}: {package} is {MOVED[package]} now", name=name)
         return None
 
@@ -82,7 +84,16 @@ class _Finder:
         sys.modules[name] = importlib.import_module(MOVED[name])
 
 
+def renamed(module: str, name: str, names: Mapping[str, Any]) -> Any:
+    """The member of a module under an old name, with a warning; AttributeError for any other name."""
+    if name not in names:
+        raise AttributeError(f"module {module!r} has no attribute {name!r}", name=name, obj=sys.modules[module])
+    new = names[name].__name__
+    warnings.warn(f"{module}.{name} is {new} now; the old name goes with the next release", DeprecationWarning, 3)
+    return names[name]
+
+
 def install() -> None:
-    """Let the old names import."""
+    """Make old module names importable."""
     if not any(isinstance(finder, _Finder) for finder in sys.meta_path):
         sys.meta_path.insert(0, _Finder())  # type: ignore[arg-type]

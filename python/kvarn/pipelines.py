@@ -29,7 +29,7 @@ def extended(
     check: bool | str | None = None,
     trace: int | None = None,
 ) -> Settings:
-    """The current settings with more passes, passes left out and options; see :func:`pipeline`."""
+    """The current settings with added passes, disabled passes and options; see :func:`pipeline`."""
     if check not in (None, False, True, OWNERSHIP):
         raise ValueError(f'check must be True, False or "{OWNERSHIP}", got {check!r}')
     for name, text in (options or {}).items():
@@ -57,10 +57,10 @@ def pipeline(
     options: Mapping[str, str] | None = None,
     check: bool | str | None = None,
 ) -> Iterator[None]:
-    """Change the pipeline of everything that this thread compiles inside: launches, ``kv.ops`` and ``kv.compile``.
+    """Change the pipeline of this thread's compilations inside: launches, ``kv.ops`` and ``kv.compile``.
 
-    Contexts nest: an inner one adds to what holds around it. What has been compiled otherwise is compiled anew inside,
-    and is found again outside.
+    Contexts nest: an inner one adds to the outer ones. Kernels compiled with other settings are compiled again inside,
+    and reused outside.
 
     Parameters
     ----------
@@ -68,17 +68,17 @@ def pipeline(
         ``"after:PASS"`` or ``"before:PASS"`` to what runs there: a function ``p(module)`` or ``p(module, options)``, a
         pass's name with or without options (``"my-pass{max-width=4}"``, ``"cse"``), or a list of them.
     disable : sequence of str
-        Optional passes to leave out.
+        Optional passes to omit.
     options : mapping of str to str
         Options by pass name.
     check : bool or "ownership", optional
-        Whether accesses to caches are checked when kernels run; ``"ownership"``: also against who owns the pages, as
-        ``kv.sanitize`` has it.
+        Whether kernels check their cache accesses at run time; ``"ownership"`` also checks them against the owners of
+        pages, as in ``kv.sanitize``.
 
     Raises
     ------
     ValueError
-        For a place, a pass, an option or a kind of check that there is not.
+        For an unknown position, pass, option or kind of check.
     """
     with _applied(extended(passes, disable, options, check), check):
         yield
@@ -86,7 +86,7 @@ def pipeline(
 
 @contextlib.contextmanager
 def tracing(marks: int) -> Iterator[None]:
-    """What this thread compiles inside notes when its phases begin and end: the last ``marks`` marks of a warp."""
+    """Compile with trace marks inside: kernels record the begin and end of phases, ``marks`` marks per warp."""
     before = traced()
     LOCAL.trace = marks
     try:

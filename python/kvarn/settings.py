@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""What a thread's compilations are made with besides what is compiled, as one token for caches of compiled code.
+"""The settings of a thread's compilations, as a key for caches of compiled code.
 
-Everything that keeps compiled code in memory asks :func:`token` and keeps it apart by that; importing this costs
-nothing. ``kvarn.pipelines`` has the contexts that change it, which need the passes.
+All in-memory caches of compiled code include :func:`specialisation_key` in their keys; importing this module is cheap.
+``kvarn.pipelines`` has the contexts that change settings, which need the passes.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class _Local(threading.local):
-    """What holds in a thread. The defaults are the class's: every launch asks, and a missing attribute is slow."""
+    """The settings of a thread. Defaults are class attributes, since reading a missing attribute is slow."""
 
     token: Hashable = None
     settings: Settings | None = None
@@ -30,42 +30,42 @@ class _Local(threading.local):
 
 LOCAL = _Local()  # written by the contexts here and in kvarn.pipelines
 _CHECK = encoded("KVARN_CHECK")
-_generation = 0  # of the code that other packages have declared
+_generation = 0  # incremented when other packages declare code
 
 
 def declared(code: Any) -> None:
-    """Code that compilations run has been declared: where it is another package's, what was compiled before is old."""
+    """Note that code of compilations was declared: another package's code invalidates earlier compilations."""
     global _generation
     if not code.__module__.startswith("kvarn."):
         _generation += 1
 
 
-def token() -> Hashable:
-    """What to keep compiled code apart by: equal while the same passes, options and declarations apply."""
+def specialisation_key() -> Hashable:
+    """The part of a cache key for settings: equal for equal passes, options and declarations."""
     found = LOCAL.token
     return _generation if found is None else (_generation, found)
 
 
-def plain() -> int | None:
-    """A number of the declared code, where nothing else is asked for, by a thread or by the environment; else None."""
+def generation() -> int | None:
+    """The generation of declared code; None if a thread-local or environment override applies."""
     if LOCAL.token is not None or env.overrides or _CHECK in given:
         return None
     return _generation
 
 
 def traced() -> int:
-    """The marks that a warp keeps of its phases in what this thread compiles; 0: none."""
+    """Trace marks per warp in this thread's compilations; 0: no tracing."""
     return LOCAL.trace
 
 
 def emulation() -> Any:
-    """What stands for the GPU in this thread, in a ``with kv.emulated(...)``; None outside."""
+    """The emulator of this thread, inside ``with kv.emulated(...)``; None outside."""
     return LOCAL.emulation
 
 
 @contextlib.contextmanager
 def emulating(what: Any) -> Iterator[None]:
-    """Launches of this thread go to ``what`` inside, and what is looked up for them is kept apart."""
+    """A context in which this thread's launches go to ``what``, with separate launch caches."""
     before = emulation(), LOCAL.token
     LOCAL.emulation, LOCAL.token = what, ("emulated", what.target, before[1])
     try:
@@ -74,4 +74,4 @@ def emulating(what: Any) -> Iterator[None]:
         LOCAL.emulation, LOCAL.token = before
 
 
-__all__ = ["LOCAL", "declared", "emulating", "emulation", "plain", "token", "traced"]
+__all__ = ["LOCAL", "declared", "emulating", "emulation", "generation", "specialisation_key", "traced"]

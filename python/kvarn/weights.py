@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""Weights of other formats as ``kv.ops.project_append`` takes them: elements, scales by groups of K, minima.
+"""Conversion of quantized weights for ``kv.ops.project_append``: elements, scales by groups of K, minima.
 
-What is given is a dictionary of its arguments, NumPy arrays to be put where the cache is: ``project_append(..., **w)``.
-Nothing is rounded, and nothing is converted twice: 4 bits stay 4 bits.
+Each function returns a dictionary of keyword arguments with NumPy arrays, to be copied to the cache's device:
+``project_append(..., **w)``. Nothing is rounded, and 4-bit elements stay 4-bit.
 """
 
 from __future__ import annotations
@@ -14,22 +14,22 @@ import numpy as np
 
 __all__ = ["from_gguf", "from_gptq"]
 
-PACK = 8  # elements of a word of GPTQ
+PACK = 8  # elements per word of GPTQ
 
 
 def packed(codes: np.ndarray) -> np.ndarray:
-    """Elements of 4 bits [N, K], 0 to 15, two a byte: [N, K / 2], the first in the low half."""
+    """4-bit elements [N, K], 0 to 15, packed two per byte: [N, K / 2], the first in the low half."""
     codes = codes.astype(np.uint8)
     return codes[:, ::2] | (codes[:, 1::2] << 4)
 
 
 def from_gptq(qweight: Any, scales: Any) -> dict[str, Any]:
-    """A symmetric weight of GPTQ, whose groups are in order (no ``g_idx``) and have no zero points.
+    """A symmetric weight of GPTQ with ordered groups (no ``g_idx``) and without zero points.
 
     Parameters
     ----------
     qweight : int32 array-like [K / 8, N]
-        Eight elements of K in a word, the first in its lowest bits.
+        Eight elements of K per word, the first in the lowest bits.
     scales : f16 array-like [K / g, N]
 
     Returns
@@ -40,7 +40,7 @@ def from_gptq(qweight: Any, scales: Any) -> dict[str, Any]:
     Raises
     ------
     ValueError
-        If shapes or the dtype are others.
+        If a shape or the dtype differs.
     """
     words, factors = np.asarray(qweight), np.asarray(scales)
     if words.ndim != 2 or words.dtype not in (np.int32, np.uint32):
@@ -60,19 +60,19 @@ def from_gguf(blocks: Any, type: str) -> dict[str, Any]:
     Parameters
     ----------
     blocks : uint8 array-like [N, bytes of a row]
-        The tensor's data, as ``gguf.GGUFReader`` gives it.
+        The tensor's data, from ``gguf.GGUFReader``.
     type : {"Q4_0", "Q4_1", "Q8_0", "Q4_K", "Q6_K"}
 
     Returns
     -------
     dict
-        ``weight``, ``weight_scale``, ``weight_format``, and where the type has minima ``weight_min``. Q4 types keep 4
-        bits, Q8_0 and Q6_K are int8; scales of K types, products of two, are f32.
+        ``weight``, ``weight_scale``, ``weight_format`` and, for types with minima, ``weight_min``. Q4 types stay 4-bit,
+        Q8_0 and Q6_K become int8; scales of K types, which are products of two, become f32.
 
     Raises
     ------
     ValueError
-        If the type is another, or rows are no whole blocks.
+        If the type is unknown, or rows are not whole blocks.
     """
     if type not in _BLOCKS:
         raise ValueError(f"type must be one of {', '.join(_BLOCKS)}, got {type!r}")
@@ -88,7 +88,7 @@ def from_gguf(blocks: Any, type: str) -> dict[str, Any]:
 
 
 def _halves(part: np.ndarray) -> np.ndarray:
-    """f16 of the last dimension's bytes, [..., bytes / 2]."""
+    """The f16 in the last dimension's bytes, [..., bytes / 2]."""
     return np.ascontiguousarray(part).view(np.float16)
 
 
@@ -97,7 +97,7 @@ def _rows(part: np.ndarray) -> np.ndarray:
 
 
 def _nibbles(part: np.ndarray) -> np.ndarray:
-    """Low halves of a block's bytes, then the high ones."""
+    """The low halves of a block's bytes, then the high halves."""
     return np.concatenate([part & 15, part >> 4], -1)
 
 
@@ -108,7 +108,7 @@ def _q4_0(blocks: np.ndarray) -> dict[str, Any]:
 
 def _q4_1(blocks: np.ndarray) -> dict[str, Any]:
     scales, codes = _halves(blocks[..., :4]), packed(_rows(_nibbles(blocks[..., 4:])))
-    minima = -_rows(scales[..., 1:])  # which are added
+    minima = -_rows(scales[..., 1:])  # GGUF adds minima; project_append subtracts them
     return {"weight": codes, "weight_scale": _rows(scales[..., :1]), "weight_min": minima, "weight_format": "uint4"}
 
 
@@ -120,7 +120,7 @@ def _q8_0(blocks: np.ndarray) -> dict[str, Any]:
 def _q4_k(blocks: np.ndarray) -> dict[str, Any]:
     both, bits = _halves(blocks[..., :4]).astype(np.float32), blocks[..., 4:16]
     low, middle, high = bits[..., :4], bits[..., 4:8], bits[..., 8:]
-    # Eight scales and eight minima of 6 bits: of the last four of each, two bits stand above those of the first four.
+    # Eight 6-bit scales and eight 6-bit minima; the upper two bits of the last four are stored above the first four.
     scales = np.concatenate([low & 63, (high & 15) | ((low >> 6) << 4)], -1)
     minima = np.concatenate([middle & 63, (high >> 4) | ((middle >> 6) << 4)], -1)
     codes = _nibbles(blocks[..., 16:].reshape(*blocks.shape[:2], 4, 32))
@@ -134,7 +134,7 @@ def _q4_k(blocks: np.ndarray) -> dict[str, Any]:
 
 def _q6_k(blocks: np.ndarray) -> dict[str, Any]:
     shape = blocks.shape[:2]
-    low = blocks[..., :128].reshape(*shape, 2, 2, 32)  # of each half of a block
+    low = blocks[..., :128].reshape(*shape, 2, 2, 32)  # per half of a block
     low = np.concatenate([low & 15, low >> 4], -2)
     high = blocks[..., 128:192].reshape(*shape, 2, 1, 32) >> np.array([0, 2, 4, 6], np.uint8)[:, None]
     codes = (low | ((high & 3) << 4)).astype(np.int8) - np.int8(32)
@@ -142,7 +142,7 @@ def _q6_k(blocks: np.ndarray) -> dict[str, Any]:
     return {"weight": _rows(codes), "weight_scale": _rows(scales), "weight_format": "plain"}
 
 
-# Bytes of a block, and what it has.
+# Bytes of a block, and its conversion.
 _BLOCKS: dict[str, tuple[int, Callable[[np.ndarray], dict[str, Any]]]] = {
     "Q4_0": (18, _q4_0), "Q4_1": (20, _q4_1), "Q8_0": (34, _q8_0), "Q4_K": (144, _q4_k), "Q6_K": (210, _q6_k),
 }  # fmt: skip

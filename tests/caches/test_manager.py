@@ -427,7 +427,7 @@ def test_life_cycle_mistakes():
     [
         ({}, ValueError, "needs blocks, or params"),
         ({"blocks": np.zeros((1, 2, 1, 4, 1, 8), np.float32)}, ValueError, "besides the null page"),
-        ({"blocks": np.zeros((3, 2, 1, 4, 1, 8), np.float32), "num_pages": 2}, ValueError, "go without blocks"),
+        ({"blocks": np.zeros((3, 2, 1, 4, 1, 8), np.float32), "num_pages": 2}, ValueError, "are given by blocks"),
         ({"blocks": np.zeros((3, 2, 4, 1, 8), np.float32)}, ValueError, "6 dimensions"),
         ({"blocks": np.zeros((3, 2, 1, 4, 1, 8), np.float32), "table_dtype": np.int64}, TypeError, "uint32 or int32"),
         ({"blocks": np.zeros((3, 2, 1, 4, 1, 8), np.int8), "scales": np.zeros((3, 2, 1, 4, 1, 3), np.float32),
@@ -509,17 +509,17 @@ def test_a_path_begins_with_the_tokens_that_are_no_drafts(path):
     rows = np.arange(5, dtype=np.float32)[:, None, None] * np.ones((1, 1, 2), np.float32)
     kv.ops.append(inputs.collection, 0, rows, rows, inputs.row_offsets)
     before = m.blocks.copy(), m.pages("r"), m.processed("r"), m.tokens("r")
-    with pytest.raises(ValueError, match="must begin with the 3 tokens that were allocated"):
+    with pytest.raises(ValueError, match="must start with the 3 tokens that were allocated"):
         m.commit(inputs, ["r"], {"r": iter(path)})
     np.testing.assert_array_equal(m.blocks, before[0])
     assert (m.pages("r"), m.processed("r"), m.tokens("r")) == before[1:]
-    with pytest.raises(ValueError, match="paths must be of requests of the step, got one of 'other'"):
+    with pytest.raises(ValueError, match="paths must belong to requests of the step, got a path of 'other'"):
         m.commit(inputs, ["r"], {"other": [0]})
     m.check()
     m.extend("r", [9])
     m.commit(inputs, iter(["r"]), {"r": iter([0, 1, 2, 4])})
     assert m.processed("r") == 4
-    with pytest.raises(ValueError, match="must begin with the 0 tokens that were allocated"):
+    with pytest.raises(ValueError, match="must start with the 0 tokens that were allocated"):
         m.commit(inputs, ["r"], {"r": [0]})
     m.claim("s", [1, 2, 3, 4])
     assert m.alloc("s") == 2

@@ -332,7 +332,7 @@ BUFFER = np.zeros((2, 6, 2, 16), np.float32)
 @pytest.mark.parametrize(
     ("make", "error", "message"),
     [
-        (lambda: MHAOperand(), TypeError, "stands for any kind of operand"),
+        (lambda: MHAOperand(), TypeError, "MHAOperand is abstract"),
         (lambda: LayoutTensorMHAOperand(BUFFER[0]), ValueError, "buffer must have 4 dimensions"),
         (lambda: LayoutTensorMHAOperand(BUFFER[..., :8]), ValueError, "the last 3 dimensions .* must be packed"),
         (lambda: LayoutTensorMHAOperand(BUFFER.transpose(0, 2, 1, 3)), ValueError, "must be packed"),

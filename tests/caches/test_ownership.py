@@ -46,7 +46,7 @@ def test_a_report_names_the_line_the_sequence_the_page_and_its_owner(anywhere):
         assert f"{Path(reference.__file__).name}:{line}:" in str(found.value)
         assert (
             f"kv.load of kernel read: reads token 5 of sequence 1 (request 'b'), 2 heads, in page {page}, slot 1, "
-            f"which was not written since the page was handed out (page {page} belongs to 'b')"
+            f"which was not written since the page was allocated (page {page} belongs to 'b')"
         ) in str(found.value)
         assert {v.head for v in found.value.violations} == {0, 1}
 
@@ -76,7 +76,7 @@ def test_pages_that_were_handed_out_again_are_found_in_a_step_of_before(anywhere
         s.begin("old", 5)
         stale = s.fill("old")
         s.m.release("old")
-        with reported("released", "page 0 belongs to nobody", request="old"):
+        with reported("released", "page 0 belongs to no request", request="old"):
             reads(stale, 0, 2)
         s.begin("new", 5)
         s.fill("new")
@@ -187,7 +187,7 @@ def test_a_prefix_that_others_may_reuse_is_not_to_be_written():
         s.begin("a", list(range(6)))
         cache = s.fill("a")
         write[H, D](cache, 0, 4)
-        with reported("shared", "kept as a prefix", token=3):
+        with reported("shared", "cached as a prefix", token=3):
             write[H, D](cache, 0, 3)
         s.m.release("a")
         s.begin("b", list(range(6)))
@@ -215,7 +215,7 @@ def test_pages_behind_a_window_are_found():
     with kv.sanitize(s.m):
         s.begin("a", 10)
         cache = s.fill("a")
-        with reported("beyond", "behind its window", token=0):
+        with reported("beyond", "before its window", token=0):
             reads(cache, 0, 0)
         reads(cache, 0, 9)
 
@@ -299,7 +299,7 @@ def test_groups_of_a_hybrid_manager_are_watched_each():
                 write[H, D](cache, 0, t)
         m.step(["a"])
         reads(caches[1], 0, 0)
-        with reported("beyond", "behind its window"):
+        with reported("beyond", "before its window"):
             reads(caches[0], 0, 0)
 
 
@@ -469,7 +469,7 @@ def test_rows_of_a_watched_collection_that_name_one_page_share_it():
 
 def test_nothing_is_checked_outside_and_nothing_is_left_behind():
     s = Step()
-    before = len(ownership.registry(HOST).keepers)
+    before = len(ownership.registry(HOST).states)
     with kv.sanitize(s.m):
         s.begin("a", 4)
         cache, _ = s.inputs("a")
@@ -477,7 +477,7 @@ def test_nothing_is_checked_outside_and_nothing_is_left_behind():
             reads(cache, 0, 0)
     reads(cache, 0, 0)
     assert s.m._watcher is None
-    assert len(ownership.registry(HOST).keepers) == before
+    assert len(ownership.registry(HOST).states) == before
     with kv.pipeline(check="ownership"):
         reads(cache, 0, 0)  # with the checks, of a pool that nobody watches
 
@@ -497,7 +497,7 @@ def test_watching_may_begin_in_the_middle_of_requests():
 
 def test_the_environment_watches_every_manager_as_long_as_it_lives(monkeypatch):
     monkeypatch.setenv("KVARN_CHECK", "ownership")
-    before = len(ownership.registry(HOST).keepers)
+    before = len(ownership.registry(HOST).states)
     s = Step()
     s.begin("a", 4)
     cache, _ = s.inputs("a")
@@ -505,7 +505,7 @@ def test_the_environment_watches_every_manager_as_long_as_it_lives(monkeypatch):
         reads(cache, 0, 0)
     del s, cache, _
     gc.collect()
-    assert len(ownership.registry(HOST).keepers) == before
+    assert len(ownership.registry(HOST).states) == before
     monkeypatch.setenv("KVARN_CHECK", "sometimes")
     with pytest.raises(ValueError, match="KVARN_CHECK must be 1, 0 or ownership, got 'sometimes'"):
         _ = env.check
@@ -517,7 +517,7 @@ def test_what_cannot_be_watched_is_refused():
             pass
     table = np.zeros((4, 1, 2), np.uint32)[::2]  # every other layer of a larger one
     blocks, lengths = np.zeros((2, 4, P, H, D), np.float32), np.array([3], np.uint32)
-    with pytest.raises(ValueError, match="layers of a watched lookup table must lie one after the other"):
+    with pytest.raises(ValueError, match="layers of a watched lookup table must be contiguous"):
         with kv.sanitize(kv.PagedKVCacheFA3FallbackCollection(blocks, lengths, table, 1, 4)):
             pass
     with pytest.raises(ValueError, match='check must be True, False or "ownership", got 2'):

@@ -310,7 +310,7 @@ def test_rope_tiles_are_of_paged_caches():
 
 
 def test_scale_tiles_are_of_operands_over_buffers():
-    with pytest.raises(ValueError, match="got one over a paged cache, whose scales lie in pages: read them with load"):
+    with pytest.raises(ValueError, match="got one over a paged cache, whose scales are in pages: read them with load"):
         kv.KVCacheMHAOperand(scaled()).create_scale_tma_tile(count=16)
     data = np.zeros((2, 18, 1, 64), kv.f8e4m3.numpy)
     with pytest.raises(ValueError, match="needs an operand with scales, got one without"):

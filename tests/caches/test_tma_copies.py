@@ -471,7 +471,7 @@ def careless(map: kv.TensorMap, expected: int, shift: int, store: bool):
     [
         (2, 0, False, "waits for 2048 bytes and 0 arrivals that never come"),
         (1, 64, False, "must be a multiple of 128, got 64"),
-        (1, 0, True, "ends with stores that nothing waited for"),
+        (1, 0, True, "ends with stores without a wait"),
     ],
 )
 def test_mistakes_are_errors_in_the_interpreter(expected, shift, store, message):

@@ -72,7 +72,7 @@ def test_several_targets_in_one_bundle(tmp_path):
     path = bundle.save(tmp_path / "all", [kernel("sm_80"), kernel("sm_90a")])
     assert [a.target for a in bundle.load(path)] == ["sm_80", "sm_90a"]
     assert A.Artifact.load(path, "sm_80") == kernel("sm_80")
-    with pytest.raises(ValueError, match="holds sm_80, sm_90a; give target="):
+    with pytest.raises(ValueError, match="it has sm_80, sm_90a; give target="):
         A.Artifact.load(path)
     with pytest.raises(ValueError, match="different targets"):
         bundle.save(tmp_path / "twice", [kernel(), kernel()])
@@ -125,8 +125,8 @@ def set_in_manifest(files, **values):
     (lambda f: f.pop("cubin"), "cubin is missing"),
     (lambda f: f.pop("manifest.json"), "has no manifest.json"),
     (lambda f: f.update({"manifest.json": b"{"}), "manifest.json of .* is damaged"),
-    (lambda f: f.update({"manifest.json": b"[]"}), "does not say format"),
-    (lambda f: set_in_manifest(f, format="wheel"), "does not say format"),
+    (lambda f: f.update({"manifest.json": b"[]"}), "does not declare format"),
+    (lambda f: set_in_manifest(f, format="wheel"), "does not declare format"),
     (lambda f: set_in_manifest(f, version=99), "bundle version 99, this kvarn reads 1"),
     (lambda f: set_in_manifest(f, variants=[]), "its checksum does not match"),
 ])  # fmt: skip

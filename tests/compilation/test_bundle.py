@@ -144,8 +144,8 @@ def test_a_bundle_that_claims_to_be_huge_is_not_unpacked(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(("code", "message"), [
-    ("no such thing", "must hold MLIR's LLVM dialect"), ('"kv."() : () -> ()', "a part after the dialect's"),
-    ("func.func @fill() { return }", "must hold MLIR's LLVM dialect"),
+    ("no such thing", "must be in MLIR's LLVM dialect"), ('"kv."() : () -> ()', "a part after the dialect's"),
+    ("func.func @fill() { return }", "must be in MLIR's LLVM dialect"),
     ("llvm.func @other() { llvm.return }", "does not define 'fill'"),
 ])  # fmt: skip
 def test_host_code_that_is_none_is_a_bundle_error(tmp_path, code, message):

@@ -79,7 +79,7 @@ def test_a_kernel_compiles_where_its_entry_is_a_fifo_or_nonsense_or_huge(tmp_pat
     entry = path.read_bytes()
     for payload in (b"", b"no zip", bundle.dumps([]), b"PK\x05\x06" + bytes(18)):
         compile_cache.put(path.stem, payload)
-        with pytest.warns(RuntimeWarning, match=f"{path.name} of the compile cache is compiled anew: it "):
+        with pytest.warns(RuntimeWarning, match=f"{path.name} of the compile cache is compiled again: it "):
             assert kv.compile(kernel, target="sm_80").asm["ptx"] == wanted
         assert path.read_bytes() == entry, "and kept"
     path.unlink()

@@ -168,7 +168,7 @@ def test_a_loaded_kernel_has_no_ir(tmp_path):
     compiled("sm_80").save(tmp_path / "k")
     loaded = kv.load(tmp_path / "k")
     assert ".visible .entry scale_keys" in loaded.asm["ptx"]
-    with pytest.raises(ValueError, match="need the kernel's IR, which a loaded kernel does not hold: compile it again"):
+    with pytest.raises(ValueError, match="need the kernel's IR, which a loaded kernel lacks: compile it again"):
         loaded.asm["kv"]
 
 

@@ -146,7 +146,7 @@ def test_a_failure_leaves_a_reproducer(tmp_path):
     with pytest.raises(KernelError) as caught:
         kv.compile(barrier, F32, target="host", reproducer=path)
     command = f"kv-opt {path} --run-reproducer"
-    assert f"see it again: {command}" in str(caught.value)
+    assert f"reproduce it with: {command}" in str(caught.value)
     assert path.read_text().splitlines()[0] == f"// {command}"
     done = kv_opt(*command.split()[1:])
     assert done.returncode == 1

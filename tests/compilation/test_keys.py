@@ -390,7 +390,7 @@ def test_a_tensors_properties_are_part_of_a_calls_signature(way):
     def key(**given: Any) -> Any:
         return signature(Tensor(**given)) if way == "by a plan" else signatures._sign_torch(Tensor(**given), [])
 
-    assert signatures.find_signer(Tensor) is signatures._sign_torch
+    assert signatures.find_key(Tensor) is signatures._sign_torch
     for given, differs in TENSORS:
         assert (key(**given) != key()) == differs, given
     assert key(address=0) != key(address=0, device="meta")
@@ -419,7 +419,7 @@ def test_a_handles_properties_are_part_of_a_calls_signature(of):
     base = of(pool())
     for given, differs in HANDLES:
         assert (signature(of(pool(**given))) != signature(base)) == differs, given
-    assert signatures.find_signer(Elsewhere) is signatures.find_signer(type(base)) is signatures.sign_handle
+    assert signatures.find_key(Elsewhere) is signatures.find_key(type(base)) is signatures.sign_handle
     assert signature(Elsewhere(base, 0)) != signature(Elsewhere(base, 1))
     assert signatures.sign_handle(Elsewhere(base, 0), []) != signatures.sign_handle(Elsewhere(base, 1), [])
 
@@ -431,7 +431,7 @@ def test_an_operands_properties_are_part_of_a_calls_signature():
     assert signature(operand()) == signature(operand())
     for given in ({"batch": 3}, {"tokens": 10}, {"dtype": np.float16}):
         assert signature(operand(**given)) != signature(operand()), given
-    assert signatures.find_signer(ElsewhereOperand) is signatures.find_signer(type(operand()))
+    assert signatures.find_key(ElsewhereOperand) is signatures.find_key(type(operand()))
     assert signature(ElsewhereOperand(operand(), 0)) != signature(ElsewhereOperand(operand(), 1))
 
 

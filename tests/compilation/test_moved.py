@@ -50,6 +50,15 @@ def test_a_name_of_the_old_folder_that_nothing_keeps_is_no_second_module():
         importlib.import_module("kvarn.lowering.expand.common")
 
 
+def test_an_old_name_of_a_class_is_the_class_with_a_warning():
+    from kvarn import inspect
+
+    with pytest.warns(DeprecationWarning, match=r"kvarn\.inspect\.Passport is KernelReport now"):
+        assert inspect.Passport is inspect.KernelReport
+    with pytest.raises(AttributeError, match="no attribute 'Other'"):
+        inspect.Other  # noqa: B018
+
+
 def test_the_warning_names_the_line_that_imports():
     code = """
         import warnings

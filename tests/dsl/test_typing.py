@@ -136,7 +136,7 @@ def test_misspelt_names_and_parameters_are_found(tmp_path):
 def test_what_needs_torch_is_no_attribute_without_it(monkeypatch):
     monkeypatch.setitem(sys.modules, "torch", None)
     monkeypatch.delitem(sys.modules, "kvarn.parallel", raising=False)
-    with pytest.raises(AttributeError, match=r"kv.parallel stands on torch.distributed: pip install 'kvarn\[torch\]'"):
+    with pytest.raises(AttributeError, match=r"kv.parallel needs torch.distributed: pip install 'kvarn\[torch\]'"):
         _ = kv.parallel
     assert "ops" in dict(inspect.getmembers(kv))
 

@@ -229,7 +229,7 @@ def test_a_hang_names_the_barrier_and_the_line():
         kv.mbarrier_wait(bar.ptr(0), 0)  # hangs
         x[kv.thread_id.x] = kv.f32(1)
 
-    with pytest.raises(EmulationError, match=r"no warp can go on") as error:
+    with pytest.raises(EmulationError, match=r"no warp can continue") as error:
         waits.emulate(1, 32, np.zeros(32, np.float32))
     text = str(error.value)
     assert "waits at both (at kv_shared)" in text
@@ -253,7 +253,7 @@ def test_an_operation_that_reads_early_is_held_to_what_its_schedule_promises(ear
         kv.ops.append(collection, 0, key, value, offsets)
         kv.ops.attention(collection, 0, query, offsets, schedule=schedule)
         lengthen[1, 1](collection.cache_lengths, 0)
-        message = "reads collection.cache_lengths at .*, which kernel lengthen ahead of it writes"
+        message = "reads collection.cache_lengths at .*, which kernel lengthen before it writes"
         with pytest.raises(EmulationError, match=message) if early else contextlib.nullcontext():
             kv.ops.attention(collection, 0, query, offsets, schedule=schedule)
 

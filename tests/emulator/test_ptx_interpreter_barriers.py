@@ -90,7 +90,7 @@ def test_threads_may_arrive_without_a_wait(order, spelling):
 
 def test_threads_that_do_not_arrive_are_a_hang_that_says_where():
     message = (
-        r"no warp can go on:\n  block \(0, 0, 0\) warp 0: waits at barrier 3 turn_0: 32 of 64 threads came; "
+        r"no warp can continue:\n  block \(0, 0, 0\) warp 0: waits at barrier 3 turn_0: 32 of 64 threads came; "
         r"bar.sync 3, 64 \(PTX line \d+, kernel.py:7\)"
     )
     body = ARRIVE.replace("bar.arrive 3, 64;", "").replace("bar.sync 3, 64;", "bar.sync 3, 64; // kv.barrier turn_0")
@@ -136,11 +136,11 @@ END:
 
 
 def test_a_barrier_is_of_one_number_of_threads():
-    refuse(ARRIVE.replace("bar.sync 3, 64", "bar.sync 3, 32"), "others said that (64|32) threads come to barrier 3")
+    refuse(ARRIVE.replace("bar.sync 3, 64", "bar.sync 3, 32"), "barrier 3 is used with (64|32) threads elsewhere")
     crowd = "setp.lt.u32 %few, %tid, 64;\n@%few bar.arrive 1, 32;"  # two warps, at once and one after another
-    refuse(crowd, "more threads than that come here", threads=96)
+    refuse(crowd, "more threads than that arrive here", threads=96)
     refuse("bar.sync 16, 64;", "numbered 0 to 15, got 16")
-    refuse("bar.sync 1, 48;", "a multiple of 32 threads")
+    refuse("bar.sync 1, 48;", "threads must be a multiple of 32")
 
 
 # --- mbarriers ---------------------------------------------------------------------------------------
@@ -175,7 +175,7 @@ def test_a_hang_names_the_mbarrier_its_phase_and_what_is_missing():
         f"{init}\n@%first {arrive}", r"full_k \(at bars\+8\) still waits for 96 bytes and 1 of 2 arrivals at the end"
     )
     refuse(f"{init}\n@%first mbarrier.arrive.shared.b64 %state, [bars+8];", "0 bytes and 1 of 2 arrivals at the end")
-    refuse(wait("bars+16", 0, "poll"), r"no barrier was set up at bars\+16")
+    refuse(wait("bars+16", 0, "poll"), r"no barrier was initialised at bars\+16")
 
 
 @ORDERS
@@ -359,7 +359,7 @@ end:
     if shown in enough:
         run(body, cluster=2)
     else:
-        refuse(body, "was set up by thread 0 without a fence.mbarrier_init after it", cluster=2)
+        refuse(body, "was initialised by thread 0 without a later fence.mbarrier_init", cluster=2)
 
 
 # --- registers ---------------------------------------------------------------------------------------

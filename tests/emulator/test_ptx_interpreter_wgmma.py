@@ -269,7 +269,7 @@ def test_what_ordinary_stores_wrote_needs_a_proxy_fence_of_the_writer():
 
 
 def test_a_product_that_nothing_waits_for_is_an_error():
-    refuse(f"{FENCE}\n{product(8)}\n{COMMIT}", "ends with a product that nothing waited for: wgmma.mma_async")
+    refuse(f"{FENCE}\n{product(8)}\n{COMMIT}", "ends with a product without a wait: wgmma.mma_async")
 
 
 def test_a_warpgroup_must_run_a_product_together():

@@ -34,10 +34,10 @@ WORDS = [[0, 0, 0, 0]]
     ("arguments", "message"),
     [
         ((12, WORDS, 0, [0], kv.bf16), "a multiple of 8 columns up to 256, got 12"),
-        ((8, WORDS, 0, [0], kv.f8e4m3, True), "f8e4m3 as it lies only"),
+        ((8, WORDS, 0, [0], kv.f8e4m3, True), "does not transpose f8e4m3"),
         ((264, WORDS, 0, [0], kv.bf16), "a multiple of 8 columns up to 256, got 264"),
-        ((8, WORDS, 0, [0, 32], kv.bf16), "4 words of A and a place of B a step, got 1 and 2 steps"),
-        ((8, [[0, 0]], 0, [0], kv.bf16), "4 words of A and a place of B a step"),
+        ((8, WORDS, 0, [0, 32], kv.bf16), "4 words of A and an offset in B per k-step, got 1 and 2 steps"),
+        ((8, [[0, 0]], 0, [0], kv.bf16), "4 words of A and an offset in B per k-step"),
         ((8, WORDS, 0, [8], kv.bf16), r"steps must be multiples of 16 known at compile time, got \[8\]"),
         ((8, [], 0, [], kv.bf16), "steps must be multiples of 16"),
         ((8, WORDS, 0, [0], kv.f32), "dtype must be one of f16, bf16"),
@@ -89,6 +89,6 @@ def test_what_cannot_be_under_way_is_refused():
     def pending(x: W):
         x[0] = kv.i64(kv.wgmma_wait(-1, kv.wgmma_start(8, WORDS, 0, [0], kv.bf16))[0][0])
 
-    for kernel, message in ((transposed, "A transposed from shared memory only"), (pending, "pending must be an int")):
+    for kernel, message in ((transposed, "transposes A only in shared memory"), (pending, "pending must be an int")):
         with pytest.raises(KernelError, match=message):
             kv.compile(kernel, W, target="sm_90a")

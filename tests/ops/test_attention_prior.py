@@ -148,7 +148,7 @@ def test_a_prior_result_that_does_not_fit_is_refused():
         attend(prior=(out.astype(np.float16), lse))
     with pytest.raises(ValueError, match="prior_lse must have shape"):
         attend(prior=(out, lse[:1]))
-    with pytest.raises(TypeError, match="must be an output and its log-sum-exp, got None in its place"):
+    with pytest.raises(TypeError, match="must be an output and its log-sum-exp, got None for one of them"):
         attend(prior=(out, None))
     with pytest.raises(ValueError, match="out"):
         attend(prior=(out, lse), out=out)

@@ -324,7 +324,7 @@ def test_a_hang_names_the_barrier_of_the_circular_buffer():
     def never_released(ptx: str) -> str:
         return re.sub(r"@p mbarrier\.arrive\.shared\.b64 state, \[(%r\d+)\];", "", ptx)
 
-    with pytest.raises(EmulationError, match=r"no warp can go on:") as error:
+    with pytest.raises(EmulationError, match=r"no warp can continue:") as error:
         run(b, case_of(b), choice, change=never_released)
     assert re.search(r"waits at empty_[\w.]+\[\d\] \(at kv_shared", str(error.value))
 

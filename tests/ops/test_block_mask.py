@@ -334,7 +334,7 @@ def of_dense(block_mask: Any, given: Any) -> None:
     [
         (of_mask, {"mask": "causal"}, "mask must be a function, such as kv.masks.causal, got 'causal'"),
         (of_mask, {"mask": None}, "mask must be a function, such as kv.masks.causal, got None"),
-        (of_mask, {"mask": document}, "mask takes 1 arrays, which must stand beside it, got 0"),
+        (of_mask, {"mask": document}, "mask takes 1 arrays, got 0"),
         (of_mask, {"rows": 1}, r"rows must be in [2, 2147483647], got 1"),
         (of_mask, {"valid_lengths": np.zeros(2, np.int32)}, "row_offsets or valid_lengths must be given, and not both"),
         (of_mask, {"blocks": np.zeros((2, 1, 9), np.int32)}, "blocks must have shape [2, 1, 13], got [2, 1, 9]"),

@@ -140,7 +140,7 @@ def test_what_does_not_fit_latent_rows_is_refused_by_name():
     query, place = query_of(rng, problem, 2), Place()
     block_mask = made(place, problem, query, kv.masks.causal)
     for options, message in (
-        ({"window": 4}, "mask, window, chunk, tree and pages must be left out beside block_mask"),
+        ({"window": 4}, "mask, window, chunk, tree and pages must be left out with block_mask"),
         ({"indices": np.zeros((10, 4), np.int32)}, "block_mask must be None with indices"),
         ({"block_mask": 3}, "block_mask must be a kv.BlockMask, got a int"),
     ):

@@ -413,7 +413,7 @@ def test_the_model_finds_what_numpy_indexing_finds(word, half, pages, page_size,
     lengths = np.array([pages * page_size], np.uint32)
     one = data[0] if half == "pair" else data
     if min(pages, page_size) > 1 and one.strides[dims.index("N")] % one.strides[dims.index("P")]:
-        with pytest.raises(ValueError, match="keys: pages must lie a multiple of"):  # rows would have no numbers
+        with pytest.raises(ValueError, match="keys: the stride of pages must be a multiple of"):  # rows need numbers
             kv.ForeignPages(data, lengths, table, dims)
         return
     made = kv.ForeignPages(data, lengths, table, dims)
@@ -473,7 +473,7 @@ def test_what_does_not_fit_is_refused_by_name():
         (ValueError, lambda: page.vllm(both, lengths, table, scales=(np.ones((6, 16, 2, 1), np.float32),) * 2),
          "a quantized cache must store an 8-bit type, got f16"),
         (ValueError, lambda: page.vllm(both, lengths, table, max_cache_length=49), "lookup_table must have a column"),
-        (ValueError, lambda: page.vllm(both, lengths[:1], table), "lookup_table must have one row a sequence"),
+        (ValueError, lambda: page.vllm(both, lengths[:1], table), "lookup_table must have one row per sequence"),
         (ValueError, lambda: page.vllm(both.astype(np.float64), lengths, table), "cache dtype must be f32"),
         (IndexError, lambda: page.vllm(both, lengths, table).get_key_cache(1), "layer must be in [0, 1)"),
     ]  # fmt: skip

@@ -392,11 +392,11 @@ def refusals(p: Prefill) -> dict[str, Callable[[], Any]]:
         r"lse must have shape \[21, 3\], got \[20, 3\]": call(lse=np.zeros((20, 3), np.float32)),
         r"buffer_row_offsets must have shape \[6\], got \[5\]": call(boff=rows[:5].copy()),
         "schedule's kind must be host on host, got 'latent'": call(schedule={"kind": "latent"}),
-        r"expand must give keys of the buffer's 16 rows, got \[4\]": whole(lambda x: (key[:4], value), buffer),
+        r"expand must return keys of the buffer's 16 rows, got \[4\]": whole(lambda x: (key[:4], value), buffer),
         r"buffer must have shape \[Tb, 32\], Tb at least 1, got \[0, 32\]": whole(p.expand, buffer_of(p, 0)),
         r"buffer must have shape \[Tb, 32\], Tb at least 1, got \[16, 30\]": whole(p.expand, buffer[:, :30]),
         "expand must be callable, got int": whole(3, buffer),
-        "expand must give keys and values, got ndarray": whole(lambda x: key, buffer),
+        "expand must return keys and values, got ndarray": whole(lambda x: key, buffer),
         "plan must be a MlaPrefillPlan .of mla_prefill_plan., got tuple": whole(p.expand, buffer, plan=tuple(plan)),
         "plan must have at least one chunk, got none": whole(
             p.expand, buffer, plan=kv.ops.MlaPrefillPlan(*(x[:0] for x in plan))

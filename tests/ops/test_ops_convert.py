@@ -242,7 +242,7 @@ def test_what_does_not_fit_is_refused_by_name():
             "keys and values must have one shape and dtype",
         ),
         (ValueError, lambda: make(data[..., ::2], lengths, table), "keys must be contiguous in their last dimension"),
-        (ValueError, lambda: make(data, lengths, table[:3]), "lookup_table must have one row a sequence: 4 by"),
+        (ValueError, lambda: make(data, lengths, table[:3]), "lookup_table must have one row per sequence: 4 by"),
         (TypeError, lambda: make(data, lengths, table.astype(np.int64)), "lookup_table must be uint32 or int32"),
         (ValueError, lambda: kv.ops.convert(good.key, fewer), "must have the same sequences, got 4 and 1"),
         (ValueError, lambda: kv.ops.convert(wide.key, cache), "same heads and head size, got 2 x 32 and 2 x 16"),

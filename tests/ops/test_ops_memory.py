@@ -86,10 +86,10 @@ def test_an_output_whose_rows_are_the_same_memory_is_refused():
     c = random_problem(np.random.default_rng(3), cached=[5, 9], new=[3, 1]).collection
     query = np.ones((4, 2, 16), np.float32)
     one = np.lib.stride_tricks.as_strided(np.zeros((1, 2, 16), np.float32), (4, 2, 16), (0, 64, 4))
-    with pytest.raises(ValueError, match=r"attention: out is written, but some of its elements are .*\[0, 16, 1\]"):
+    with pytest.raises(ValueError, match=r"attention: out is written, but some of its elements share .*\[0, 16, 1\]"):
         kv.ops.attention(c, 0, query, OFFSETS, out=one)
     half = np.lib.stride_tricks.as_strided(np.zeros(400, np.float32), (4, 2, 16), (64, 64, 4))
-    with pytest.raises(ValueError, match="out is written, but some of its elements are one and the same memory"):
+    with pytest.raises(ValueError, match="out is written, but some of its elements share memory"):
         kv.ops.attention(c, 0, query, OFFSETS, out=half)
     kv.ops.attention(c, 0, one, OFFSETS, out=np.zeros((2, 4, 16), np.float32).transpose(1, 0, 2))
 

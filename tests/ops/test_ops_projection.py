@@ -237,7 +237,7 @@ def test_what_does_not_fit_is_refused_by_name():
          (c, 0, x, weight[1:], off), {}),
         (ValueError, r"weight must have 96 rows \(32 of query", (c, 0, x, weight, off), {"query_out": out}),
         (ValueError, "x must be contiguous in its last dimension", (c, 0, wide, weight, off), {}),
-        (ValueError, "x must have its rows one behind the other",
+        (ValueError, "x must have contiguous rows",
          (c, 0, np.ones((2, 16), np.float32)[:, :8], weight, off), {}),
         (TypeError, "x must have dtype f32, which products are rounded to, got f16",
          (c, 0, x.astype(np.float16), weight.astype(np.float16), off), {"query_out": np.ones((2, 4, 16), np.float32)}),

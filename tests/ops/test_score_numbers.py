@@ -354,7 +354,7 @@ CAPPED = {name: KERNELS[name] for name in ("host", "host, a row at a time", "til
 
 def test_a_cap_is_a_number_of_f32():
     problem, query, _ = problem_for("host")
-    with pytest.raises(ValueError, match=r"softcap must be a number of f32, got 1e\+39; leave it out for none"):
+    with pytest.raises(ValueError, match=r"softcap must fit in f32, got 1e\+39; omit it for none"):
         run(problem, query, softcap=1e39, target="host")
 
 

@@ -270,7 +270,7 @@ def test_what_cannot_be_shared_is_refused_by_name():
         attend(mask="chunked", chunk=4)
     with pytest.raises(ValueError, match="alibi_slopes must be None with shared prefixes"):
         attend(alibi_slopes=np.zeros(4, np.float32))
-    with pytest.raises(ValueError, match="batch_invariant cannot be kept with shared prefixes"):
+    with pytest.raises(ValueError, match="batch_invariant must be left out with shared prefixes"):
         attend(schedule={"batch_invariant": True})
     other = c.with_tables(c.cache_lengths, c.lookup_table)
     with pytest.raises(ValueError, match="collection must be the one that shared was planned for"):

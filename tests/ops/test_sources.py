@@ -126,7 +126,7 @@ def test_lists_that_do_not_fit_are_refused_by_name():
     c, query, offsets = problem.collection, random_query(rng, problem, 4), problem.row_offsets
     with pytest.raises(ValueError, match="a list of sources must have at least one, got none"):
         kv.ops.attention([], [], query, offsets)
-    with pytest.raises(ValueError, match="layers, or values, must be a list of 2 entries, one a source, got a int"):
+    with pytest.raises(ValueError, match="layers, or values, must be a list of 2 entries, one per source, got a int"):
         kv.ops.attention([c, c], 0, query, offsets)
     with pytest.raises(ValueError, match="got 1 entries"):
         kv.ops.attention([c, c], [0], query, offsets)

@@ -202,7 +202,7 @@ def test_errors_of_a_graph_are_those_of_a_call():
 
 def test_a_stream_cannot_be_recorded():
     t = Data().tensors()
-    with pytest.raises(ValueError, match="stream must be None where torch records"):
+    with pytest.raises(ValueError, match="stream must be None while torch traces"):
         torch.fx.experimental.proxy_tensor.make_fx(
             lambda t: kv.ops.append(_pool(t), 0, t["key"], t["value"], t["offsets"], stream=7)
         )(t)

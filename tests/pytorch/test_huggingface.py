@@ -147,7 +147,7 @@ def test_gradients_are_refused():
     ("options", "error", "message"),
     [
         ({"max_length": 12}, ValueError, "max_length is 12, got 13 tokens"),
-        ({"max_length": 40, "pages": 5}, RuntimeError, "the pool of 5 pages is full at 2 pages a sequence"),
+        ({"max_length": 40, "pages": 5}, RuntimeError, "the pool of 5 pages is full at 2 pages per sequence"),
         ({"max_length": 40, "batch_size": 3}, ValueError, "made for 3 sequences, got a batch of 2"),
         ({"max_length": 0}, ValueError, "max_length must be a positive integer, got 0"),
     ],

@@ -94,7 +94,7 @@ def test_a_mask_that_hides_what_is_stored_is_heeded_and_one_that_shows_what_is_n
     cache = paged(llama)
     step(llama, cache, ids[:, :6], hides[:, :6])
     for shows in (mask, None):
-        with pytest.raises(ValueError, match="which are not stored: give attention_mask"):
+        with pytest.raises(ValueError, match="which are not stored: pass attention_mask"):
             step(llama, cache, ids[:, 6:], shows)
     assert cache.get_seq_length() == 6
     torch.testing.assert_close(step(llama, cache, ids[:, 6:], hides), whole(llama, ids, hides)[:, 6:], **NEAR)
@@ -258,7 +258,7 @@ def test_sequences_are_neither_copied_nor_moved(llama, name):
 def test_keys_and_values_are_no_tensors_of_a_layer(llama):
     cache = paged(llama)
     for look in (lambda: cache.layers[0].keys, lambda: cache.layers[0].values, lambda: list(cache)):
-        with pytest.raises(NotImplementedError, match="lie in pages"):
+        with pytest.raises(NotImplementedError, match="are in pages"):
             look()
 
 

@@ -150,7 +150,7 @@ def test_artifacts_get_machine_code_for_several_chips(tool):
     for target, chip in (("sm_80", "sm_75"), ("sm_90a", "sm_90"), ("sm_90a", "sm_100a")):
         with pytest.raises(ValueError, match=f"chip {chip} cannot run PTX for {target}"):
             assemble.with_cubins(a.replace(target=target), (chip,))
-    with pytest.raises(ValueError, match="must hold PTX"):
+    with pytest.raises(ValueError, match="must have PTX"):
         assemble.with_cubins(a.replace(code={}))
 
 
@@ -214,7 +214,7 @@ def test_products_without_ptxas_say_what_to_install(monkeypatch):
 @needs_ptxas
 @pytest.mark.parametrize(("ptx", "code"), SPOILT, ids=[code for _, code in SPOILT])
 def test_what_an_assembler_gives_up_fails_the_build(ptx, code):
-    message = rf"(?s)of kernel product must stay as written, but ptxas .*{code}.*KVARN_ALLOW_SERIALIZED=1"
+    message = rf"(?s)of kernel product must be kept, but ptxas .*{code}.*KVARN_ALLOW_SERIALIZED=1"
     with pytest.raises(assemble.AssemblyError, match=message):
         assemble.assemble(ptx, "sm_90a")
     entries = [Entry("plain", [], []), Entry("product", [], [])]
@@ -235,7 +235,7 @@ def test_products_of_a_kernel_with_assertions_may_wait_for_its_calls():
     asserts = ".extern .func __assertfail();\n" + PRODUCT
     assembler_log.refuse_losses(call, asserts, "ptxas")
     for log, ptx in ((call, PRODUCT), (other, asserts)):
-        with pytest.raises(assemble.AssemblyError, match="must stay as written"):
+        with pytest.raises(assemble.AssemblyError, match="must be kept"):
             assembler_log.refuse_losses(log, ptx, "ptxas")
 
 

@@ -269,7 +269,7 @@ def test_what_cannot_be_traced_is_refused():
     with kv.tracing() as traced:
         with pytest.raises(ValueError, match=r"kv\.tracing does not nest"), kv.tracing():
             pass
-        with pytest.raises(RuntimeError, match=r"when the context of kv\.tracing has ended"):
+        with pytest.raises(RuntimeError, match=r"after the end of the context of kv\.tracing"):
             _ = traced.timeline
 
     @kv.kernel

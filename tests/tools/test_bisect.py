@@ -21,7 +21,7 @@ from kvarn.ops import writes
 from kvarn.tools import bisect, edges, kv_opt, random_inputs
 from kvarn.tools.cli import find_kernel, main
 from kvarn.tools.random_inputs import InputOptions
-from kvarn.tools.semantics import Checker, Launch, Rest, computes_narrowly
+from kvarn.tools.semantics import Checker, Launch, ReferenceLowering, computes_narrowly
 
 SPEC = kv.CacheSpec("paged", kv.f16, num_heads=2, head_size=64, page_size=16)
 
@@ -39,7 +39,7 @@ def norms(cache: kv.KVCache, out: kv.Buffer[kv.f32, 2]):
 
 @pytest.fixture(scope="module")
 def rest():
-    with Rest() as found:
+    with ReferenceLowering() as found:
         yield found
 
 

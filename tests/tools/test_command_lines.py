@@ -155,10 +155,10 @@ def test_an_empty_name_is_none_to_kv_opt(option):
         (["bisect", "k.py:read", *CACHE, *RUN, "--lengths", "99999999999"], "not enough memory"),
         (["ablate", "k.py:scale", "--time", *GPU, *RUN], "--time needs a GPU"),
         *(
-            (["explain", "k.py:scale", option, "3"], "give --emulate too")
+            (["explain", "k.py:scale", option, "3"], "must be used with --emulate")
             for option in ("--grid", "--lengths", "--new")
         ),
-        (["explain", "k.py:scale", "--arg", "x=3"], "give --emulate too"),
+        (["explain", "k.py:scale", "--arg", "x=3"], "must be used with --emulate"),
     ],
     ids=lambda x: " ".join(x[:4]).replace("\0", "NUL") if isinstance(x, list) else "",
 )

@@ -102,7 +102,7 @@ def test_help_and_version_import_neither_mlir_nor_cuda():
         "import sys; from kvarn.tools import cli; cli.main(sys.argv[1:]); "
         "sys.exit(any(m.split('.')[0] in ('mlir', 'cuda', 'numpy') for m in sys.modules))"
     )
-    for arguments, expected in ((["--version"], "kvarn 0."), ([], "kv-opt runs passes")):
+    for arguments, expected in ((["--version"], "kvarn 0."), ([], "See also kv-opt")):
         done = subprocess.run([sys.executable, "-c", code, *arguments], capture_output=True, text=True)
         assert done.returncode == 0, done.stderr
         assert expected in done.stdout
@@ -205,7 +205,7 @@ def test_specs_as_text():
     ("paged(bf16, num_heads=8, head_size=128, page_size=16, strides=(128, 64))", "heads of a page must not overlap"),
     ("paged(bf16, num_heads=8, head_size=128)", "page_size of a paged cache must be positive, got 0"),
     ("paged(num_heads=8, head_size=128)", "must have its dtype first"),
-    ("collection(bf16)", "must hold one cache"), ("collection()", "must hold one cache"),
+    ("collection(bf16)", "must have one cache"), ("collection()", "must have one cache"),
     ("buffer(i32)", "must have a dtype and a rank"), ("__import__('os').system('x')", "a spec must be a dtype"),
     ("tuple(i32)", r"got tuple\(…\)"), ("paged(bf16, **{})", r"takes no \*\*"), ("operand(x=1)", "takes no keywords"),
     ("paged(bf16, num_heads=2.5, head_size=1)", "a whole number, true or false, got 2.5"), ("1 +", "a spec must be"),

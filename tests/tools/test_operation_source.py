@@ -64,7 +64,7 @@ def test_what_is_wrong_is_named(name, specs, statics, message):
 def test_a_kernel_or_an_operation_is_named_and_not_both(capsys):
     assert cli.main(["compile", "--target=sm_90a"]) == 2
     assert cli.main(["compile", "kernels.py:k", *STORE]) == 2
-    assert capsys.readouterr().err.count("a kernel must be named, FILE.py:KERNEL, or an operation") == 2
+    assert capsys.readouterr().err.count("give a kernel, FILE.py:KERNEL, or an operation") == 2
 
 
 def test_explain_ablate_and_bisect_take_operations(capsys):

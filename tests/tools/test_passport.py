@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""The passport of a kernel: what its page shows is what the compiler, the assembler and the emulator say."""
+"""The report of a kernel: what its page shows is what the compiler, the assembler and the emulator say."""
 
 import base64
 import gzip
@@ -49,7 +49,7 @@ def kernel():
 
 @pytest.fixture(scope="module")
 def ran(kernel):
-    """The passport with a run: of 21 tokens, by one warp."""
+    """The report with a run: of 21 tokens, by one warp."""
     blocks = np.ones((4, 2, 1, 16, 2, 64), ml_dtypes.bfloat16)
     lengths, table = np.array([21], np.uint32), np.array([[2, 1]], np.uint32)
     pool = kv.PagedKVCacheCollection(blocks, lengths, table, max_seq_length=1, max_cache_length=21)
@@ -212,7 +212,7 @@ def test_counts_of_a_run_stand_at_their_lines(ran, page):
 
 def test_a_report_of_another_kernel_is_refused(ran):
     other = kv.compile(staged, kv.CacheSpec("paged", kv.f16, 2, 64, 16), kv.Buffer[kv.f32, 1], target="sm_90a")
-    with pytest.raises(ValueError, match="must be of runs of staged as it was compiled"):
+    with pytest.raises(ValueError, match="must be of runs of this staged"):
         other.explain(ran.report).html()
 
 
@@ -248,10 +248,10 @@ def test_a_loaded_kernel_has_a_page_of_what_is_in_its_file(kernel, tmp_path):
 
 
 def test_ir_in_text_is_its_own_source(kernel):
-    passport = kv.compile(kernel.asm["kv"], target="sm_90a").explain()
-    assert passport.sources["-"] == kernel.asm["kv"].split("\n")
-    number = next(n for n, line in enumerate(passport.sources["-"], 1) if "kv.load" in line)
-    assert any("ld.global" in text for text in codes(passport.ptx, number, "-"))
+    report = kv.compile(kernel.asm["kv"], target="sm_90a").explain()
+    assert report.sources["-"] == kernel.asm["kv"].split("\n")
+    number = next(n for n, line in enumerate(report.sources["-"], 1) if "kv.load" in line)
+    assert any("ld.global" in text for text in codes(report.ptx, number, "-"))
 
 
 def test_explain_runs_and_writes(tmp_path, capsys):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""A package that adds to kvarn: ``kv.prefetch_page``, ``kv.page_bounds``, and caches of the kind ``split_keys``."""
+"""An extension of kvarn: ``kv.prefetch_page``, ``kv.page_bounds``, and caches of the kind ``split_keys``."""
 
 from .bounds import page_bounds
 from .prefetch import prefetch_page

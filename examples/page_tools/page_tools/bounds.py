@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""``kv.page_bounds``: least and largest of each page's keys, by which sparse attention chooses pages (tier 1)."""
+"""``kv.page_bounds``: minimum and maximum of each page's keys, by which sparse attention selects pages (tier 1)."""
 
 from types import SimpleNamespace
 from typing import Any
@@ -19,9 +19,9 @@ from .prefetch import prefetch_page
 
 
 class PageBoundsOp(Kv.Operation, name="page_bounds", traits=[TierOne, ReadsCache, WritesMemory]):
-    """least, largest [B, pages, H, D]: of the keys of each sequence's cached tokens, page by page, in f32.
+    """least, largest [B, pages, H, D]: elementwise minimum and maximum of the cached keys of each page, in f32.
 
-    Pages without cached tokens keep what the buffers hold.
+    Pages without cached tokens leave the buffers unchanged.
     """
 
     collection: Operand[CollectionType]
@@ -46,7 +46,7 @@ class PageBoundsOp(Kv.Operation, name="page_bounds", traits=[TierOne, ReadsCache
 
 @kv.kernel
 def page_bounds_kernel(pool, layer: kv.i32, least, largest):
-    """A block has a page, a thread a dimension of every head."""
+    """One block per page, one thread per dimension of every head."""
     keys = pool.get_key_cache(layer)
     b, page, d = kv.block_id.y, kv.block_id.x, kv.thread_id.x
     first, tokens = page * keys.page_size, keys.cache_length(b)
@@ -80,21 +80,21 @@ def _check(seen: SimpleNamespace) -> None:
         checks.has_shape(view, shape, f"{title}: {name}")
 
 
-# Data buffers, with the first dimension whose extent the code is specialised for.
+# data buffers, with the first dimension whose extent specialises the code
 _PAGE_BOUNDS = Operation("kv.page_bounds", {"least": 2, "largest": 2}, _check, written=("least", "largest"))
 
 
 def page_bounds(collection: Any, layer: int, least: Any, largest: Any, *, stream: Any = None) -> None:
-    """Write the least and the largest key of each page, element by element.
+    """Write the elementwise minimum and maximum of each page's keys.
 
     Parameters
     ----------
     collection : KV cache collection
     layer : int
     least, largest : f32 array-like [B, pages, H, D]
-        Pages without cached tokens keep what these hold.
+        Outputs; unchanged for pages without cached tokens.
     stream
-        As of the functions of ``kv.ops``.
+        As in the functions of ``kv.ops``.
     """
     layer = checks.layer_of(collection, layer, "page_bounds")
     _PAGE_BOUNDS((collection, layer, least, largest), stream=stream)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""A pass that removes every ``kv.prefetch_page``, to see what they are worth."""
+"""A pass that removes every ``kv.prefetch_page``, to measure their effect."""
 
 from mlir import ir
 

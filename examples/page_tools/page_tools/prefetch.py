@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""``kv.prefetch_page``: asks the L2 cache for a line of a token's page. Used inside kernels (tier 2)."""
+"""``kv.prefetch_page``: prefetches a cache line of a token's page into the L2 cache, in kernels (tier 2)."""
 
 from typing import Any
 
@@ -16,12 +16,12 @@ from kvarn.lowering.index import Ix, offset
 from kvarn.lowering.passes.kv import lower_kv_access
 from kvarn.lowering.target import by_name
 
-LINE = 128  # bytes that one instruction asks for
+LINE = 128  # bytes per prefetch instruction
 
 
-# Memory stays as it is. The effect keeps upstream passes from dropping an op without results, or merging two.
+# The op does not change memory; the write effect keeps upstream passes from dropping or merging it.
 class PrefetchPageOp(Kv.Operation, name="prefetch_page", traits=[LooksUpPage, WritesMemory]):
-    """Ask for line ``line`` (128 bytes) of the page that holds a token; past the last line, for the last."""
+    """Prefetch line ``line`` (128 bytes) of the page of a token; past the end of the page, its last line."""
 
     cache: Operand[Any]
     batch: Operand[I32]
@@ -38,15 +38,15 @@ class PrefetchPageOp(Kv.Operation, name="prefetch_page", traits=[LooksUpPage, Wr
 
 @kv.intrinsic
 def prefetch_page(cache: Any, b: Any, t: Any, line: Any) -> None:
-    """Ask for a line of the page of token ``t`` of sequence ``b``, in a kernel."""
+    """Prefetch a line of the page of token ``t`` of sequence ``b``, in a kernel."""
     PrefetchPageOp(cache.ir, i32_value(b), i32_value(t), i32_value(line))
 
 
 @lower_kv_access.RULES.lowers(PrefetchPageOp)
 def lower_prefetch_page(op: Any, options: lower_kv_access.Options) -> None:
-    """An address of the page, which the rule of ``kv.block_ptr`` computes, and one instruction."""
+    """Compute the page's address with the rule of ``kv.block_ptr``, and emit one instruction."""
     if by_name(options.target).is_host:
-        return  # a hint that the host does not need
+        return  # the host needs no hint
     spec = types.spec_of(op.cache.type)
     first = (Ix(op.token) // spec.page_size * spec.page_size).value
     start = ops.block_ptr(op.cache, op.batch, first, 0, 0, page=op.page)

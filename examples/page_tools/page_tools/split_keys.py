@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""A kind of caches: keys split into chunks of 16 bytes, [N, H, D / x, P, x], as the first paged attention had them.
+"""A cache kind with keys split into 16-byte chunks, [N, H, D / x, P, x], the layout of the first paged attention.
 
-A warp whose lanes have a token each then reads 16 bytes of 32 tokens that lie side by side.
+A warp with one token per lane then reads 32 contiguous chunks of 16 bytes.
 """
 
 from typing import Any
@@ -11,7 +11,7 @@ from kvarn.dialect import page_orders
 
 
 def chunk(spec: kv.CacheSpec) -> int:
-    """x, the elements of 16 bytes."""
+    """x: the elements in 16 bytes."""
     return 16 // spec.dtype.itemsize
 
 

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""The artifact: what compiling makes and what the runtime needs.
+"""The artifact: the result of a compilation and the input of the runtime.
 
-JSON and code only. Neither MLIR nor a GPU library is imported here, so that a kernel compiled on one
-machine runs on another that has the loader alone. ``kvarn.artifact.bundle`` writes artifacts to disk and reads them.
+It consists of JSON and code. This package imports neither MLIR nor a GPU library, so a kernel compiled on one machine
+runs on another that only has the loader. ``kvarn.artifact.bundle`` writes artifacts to disk and reads them.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from kvarn.dialect.layout import CacheSpec
 from kvarn.dialect.tma_layout import TmaSpec
 
 KINDS = ("cache", "collection", "operand", "buffer", "scalar", "tensormap")
-# C types of kernel parameters: bytes each takes, which is also its alignment (a tensor map is an opaque block).
+# Bytes of the C types of kernel parameters, also their alignment (a tensor map is an opaque block).
 PARAM_BYTES = {
     "ptr": 8, "i64": 8, "f64": 8, "i32": 4, "f32": 4, "i16": 2, "f16": 2, "bf16": 2,
     "i8": 1, "i1": 1, "f8e4m3": 1, "f8e5m2": 1, "f8e8m0": 1, "tensormap": 128,
 }  # fmt: skip
-MANIFEST = "manifest.json"  # of a bundle
-MOST_DIMENSIONS = 64  # of a buffer: as many as NumPy's arrays have
-# Names of code objects, which are file names in a bundle: no folders, nothing hidden, nothing to escape.
+MANIFEST = "manifest.json"  # file name in a bundle
+MOST_DIMENSIONS = 64  # dimensions of a buffer, as many as NumPy supports
+# Names of code objects are file names in a bundle: without folders, dot files or characters to escape.
 CODE_NAME = re.compile(rf"(?!{re.escape(MANIFEST)}$)[A-Za-z0-9][A-Za-z0-9._-]{{0,99}}")
 
 
@@ -43,7 +43,7 @@ def param_type(dtype: DType) -> str:
 
 @dataclass(frozen=True)
 class Arg:
-    """One argument of a kernel or program, as the Python caller sees it.
+    """One argument of a kernel or program, as the Python caller passes it.
 
     Parameters
     ----------
@@ -51,20 +51,20 @@ class Arg:
         The argument's name, for messages.
     kind : {"cache", "collection", "operand", "buffer", "scalar", "tensormap"}
     dtype : DType or None
-        Element type of a buffer, type of a scalar; None for the others.
+        Element type of a buffer, type of a scalar; None for other kinds.
     rank : int
-        Dimensions of a buffer; 0 for the others.
+        Dimensions of a buffer; 0 for other kinds.
     spec : CacheSpec, TmaSpec or None
-        Static parameters of a cache, collection or operand. A CollectionSpec or OperandSpec gives its cache's. Those of
-        a TMA descriptor; without, any descriptor is taken.
+        Static parameters of a cache, collection or operand (a CollectionSpec or OperandSpec is reduced to its cache's),
+        or of a TMA descriptor; without a spec any descriptor is accepted.
     alignment : int
-        Bytes that the first element's address must be a multiple of; 0 asks for the element's own size.
+        Alignment of the first element's address, in bytes; 0 means the element's size.
     written : bool
         Whether the kernel may write through it.
     read_only : bool
         Whether the code takes what it shows for memory that nothing writes while the kernel runs.
     table_alignment : int
-        Bytes that every row of a cache's lookup table must start at a multiple of; 0 asks for nothing.
+        Alignment of every row of a cache's lookup table, in bytes; 0 means none.
     """
 
     name: str
@@ -96,7 +96,7 @@ class Arg:
 
     @property
     def fields(self) -> tuple[layout.Field, ...]:
-        """The run-time parts that the argument is flattened into, in parameter order."""
+        """The run-time fields of the argument, in parameter order."""
         if self.kind in layout.HANDLE_FIELDS:
             return layout.HANDLE_FIELDS[self.kind](self._spec)
         if self.kind == "buffer":
@@ -108,7 +108,7 @@ class Arg:
 
     @property
     def _spec(self) -> CacheSpec:
-        assert isinstance(self.spec, CacheSpec)  # held by __post_init__
+        assert isinstance(self.spec, CacheSpec)  # checked by __post_init__
         return self.spec
 
 
@@ -119,9 +119,9 @@ class Param:
     Parameters
     ----------
     arg : int
-        Index of the entry's argument that it is a part of.
+        Index of its argument in the entry.
     field : str
-        Name of the part, as in ``layout.cache_fields`` and its siblings, or ``"value"``.
+        Name of the field, as in ``layout.cache_fields`` and related functions, or ``"value"``.
     type : str
         One of ``PARAM_BYTES``: ``"ptr"``, ``"i32"``, ``"i64"``, ``"f32"``, …
     """
@@ -152,16 +152,16 @@ class Entry:
     params : tuple of Param
         Parameters in the order of the compiled function.
     block : tuple of int or None
-        The block it was compiled for (x, y, z); None when any will do.
+        The block size that it was compiled for (x, y, z); None for any.
     max_threads : int
-        Most threads a block may have; 0 when the kernel does not say.
+        Largest number of threads per block; 0 if the kernel does not declare one.
     shared_bytes : int
-        Dynamic shared memory that a launch must ask for.
+        Dynamic shared memory per block, in bytes.
     cluster : tuple of int or None
-        Blocks of a cluster (x, y, z).
+        Blocks per cluster (x, y, z).
     attributes : dict
-        Launch attributes: ``"programmatic": True`` (may start before the kernel ahead of it in the stream ends),
-        ``"cooperative": True``; anything else is information.
+        Launch attributes: ``"programmatic": True`` (may start before the previous kernel in the stream ends),
+        ``"cooperative": True``; other entries are informational.
     """
 
     name: str
@@ -193,12 +193,12 @@ class Entry:
 class Step:
     """One launch of a program. ``grid``, ``block`` and ``shared_bytes`` are expressions of the program's arguments.
 
-    ``args`` holds one item an argument of the entry: ``("arg", i)`` for the program's i-th argument whole, an
-    expression for a scalar, ``("workspace", name)`` for a buffer of one dimension, ``("workspace", name, columns)`` for
-    one of rows, or ``("tensor_map", i, half, layer)`` for a TMA descriptor, made at launch, of the program's i-th
-    argument: ``half`` is ``"key"`` or ``"value"``, and ``layer``
-    an expression that a collection alone has. The tile is that of the entry's argument. ``("tensor_map", i, "rows",
-    heads, size)`` describes the rows of a buffer, or of a workspace where i is its name.
+    ``args`` has one item per argument of the entry: ``("arg", i)`` for the program's i-th argument, an expression for a
+    scalar, ``("workspace", name)`` for a buffer of one dimension, ``("workspace", name, columns)`` for a buffer of
+    rows, or a TMA descriptor made at launch, with the tile of the entry's argument. ``("tensor_map", i, half, layer)``
+    describes the program's i-th argument: ``half`` is ``"key"`` or ``"value"``, and ``layer`` is an expression (for
+    collections only). ``("tensor_map", i, "rows", heads, size)`` describes the rows of a buffer, or of the workspace
+    named ``i``.
     """
 
     entry: str
@@ -214,7 +214,7 @@ class Step:
 
 @dataclass(frozen=True)
 class Workspace:
-    """Scratch memory of a program: ``bytes`` is an expression; ``zeroed`` asks for zeros before the first run."""
+    """Scratch memory of a program: ``bytes`` is an expression; ``zeroed``: it must be zero before the first run."""
 
     name: str
     bytes: Any
@@ -240,11 +240,11 @@ class Artifact:
         another chip.
     entries : tuple of Entry
     args : tuple of Arg
-        The program's arguments; a kernel's are its entry's.
+        The program's arguments; for a kernel those of its entry.
     steps : tuple of Step
     workspaces : tuple of Workspace
     meta : dict
-        Anything JSON that a person may want to know: versions, statistics, the source's digest.
+        JSON values for people: versions, statistics, the source's digest.
     """
 
     name: str
@@ -272,7 +272,7 @@ class Artifact:
         if not self.steps and len(self.entries) != 1:
             raise ValueError(
                 f"artifact {self.name!r} has {len(names)} entries and no steps: a kernel has one entry, "
-                "a program says in its steps how to run them"
+                "a program has steps that launch its entries"
             )
         for i, step in enumerate(self.steps):
             if step.entry not in names:
@@ -293,7 +293,7 @@ class Artifact:
         return bool(self.steps)
 
     def entry(self, name: str | None = None) -> Entry:
-        """The entry of a name; without one, the only entry of a kernel."""
+        """The entry of the given name; without a name, the only entry of a kernel."""
         if name is None:
             if len(self.entries) != 1:
                 raise ValueError(
@@ -309,7 +309,7 @@ class Artifact:
         )
 
     def cubin(self, chip: str) -> bytes | None:
-        """The cubin made for a chip such as ``"sm_90a"``, or None."""
+        """The cubin for a chip such as ``"sm_90a"``, or None."""
         found = self.code.get(f"cubin.{chip}")
         if found is None and chip == self.target:
             found = self.code.get("cubin")
@@ -325,7 +325,7 @@ class Artifact:
         return dataclasses.replace(self, **changes)
 
     def save(self, path: str | os.PathLike[str], *, directory: bool = False) -> Path:
-        """Write a bundle with this artifact alone; see `kvarn.artifact.bundle.save`."""
+        """Write a bundle with only this artifact; see `kvarn.artifact.bundle.save`."""
         return kvarn.bundle.save(path, [self], directory=directory)
 
     @staticmethod
@@ -337,20 +337,20 @@ class Artifact:
         path : path
             A bundle: a zip file or a folder.
         target : str, optional
-            Which variant to take when the bundle has several.
+            The variant of a bundle with several.
 
         Raises
         ------
         ValueError
-            If the bundle is damaged or foreign (a `kvarn.artifact.bundle.BundleError`), or ``target`` does not pick
-            exactly one variant.
+            If the file is not a bundle or is damaged (a `kvarn.artifact.bundle.BundleError`), or ``target`` does not
+            select exactly one variant.
         """
         variants = kvarn.bundle.load(path)
         found = [a for a in variants if target in (None, a.target)]
         if len(found) != 1:
             raise ValueError(
-                f"{os.fspath(path)} must hold exactly one artifact for {target or 'an unnamed target'}: "
-                f"it holds {', '.join(a.target for a in variants)}; give target="
+                f"{os.fspath(path)} must have exactly one artifact for {target or 'an unnamed target'}: "
+                f"it has {', '.join(a.target for a in variants)}; give target="
             )
         return found[0]
 
@@ -360,6 +360,6 @@ def _tuples(value: Any) -> Any:
 
 
 def _freeze(instance: Any, *names: str) -> None:
-    """Turn lists, also nested ones, into tuples: frozen then means frozen, and a round trip compares equal."""
+    """Convert lists, also nested ones, to tuples, so that an instance is immutable and equal after a round trip."""
     for name in names:
         object.__setattr__(instance, name, _tuples(getattr(instance, name)))

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 """Bundles: artifacts on disk.
 
-A bundle is a zip file or a folder with ``manifest.json`` and one file a code object, each under a SHA-256 checksum.
-It may hold several variants of the same kernel (one a target), and a variant may hold cubins for several chips next to
-its PTX. Whatever a bundle says, reading it ends, opens nothing outside it, runs nothing, and gives artifacts whose
-fields have the types that they declare, or a `BundleError`. Checksums find damage, not malice: the code of a bundle is
-run as it is when it is launched.
+A bundle is a zip file or a folder with ``manifest.json`` and one file per code object, each with a SHA-256 checksum. It
+may have several variants of a kernel (one per target), and a variant may have cubins for several chips next to its PTX.
+For any input, reading terminates, opens no file outside of the bundle, executes nothing, and returns artifacts whose
+fields have their declared types, or raises `BundleError`. Checksums detect damage, not malice: a launch runs the code
+of a bundle.
 """
 
 from __future__ import annotations
@@ -34,21 +34,21 @@ from kvarn.files import MOST_BYTES, read_regular, write_output
 
 FORMAT = "kvarn-bundle"
 VERSION = 1
-# What no bundle of ours comes near, as MOST_BYTES; reading one that claims more would take its time or its stack.
+# Limits far above real bundles (like MOST_BYTES), so that a forged one cannot exhaust time or stack.
 _MOST_MANIFEST = 16 << 20
 _MOST_DEPTH = 64
-_MOST_ITEMS = 4096  # variants, entries, steps, arguments
+_MOST_ITEMS = 4096  # number of variants, entries, steps, or arguments
 
 
 class BundleError(ValueError):
-    """A bundle is foreign or damaged, or says what cannot be."""
+    """A file that is not a bundle, is damaged, or has invalid contents."""
 
 
 # --- writing -------------------------------------------------------------------------------------
 
 
 def _to_json(value: Any, files: dict[str, bytes], prefix: str) -> Any:
-    """A dataclass of an artifact as JSON; its code goes to ``files`` under names that start with ``prefix``."""
+    """A dataclass of an artifact as JSON; code goes to ``files`` under names that start with ``prefix``."""
     if isinstance(value, DType):
         return value.name
     if isinstance(value, Artifact):
@@ -68,7 +68,7 @@ def _to_json(value: Any, files: dict[str, bytes], prefix: str) -> Any:
         return [_to_json(v, files, prefix) for v in value]
     if value is None or isinstance(value, (bool, int, float, str)):
         return value
-    raise TypeError(f"an artifact holds JSON values only, got {type(value).__name__}: {value!r}")
+    raise TypeError(f"an artifact must have JSON values only, got {type(value).__name__}: {value!r}")
 
 
 def digest(artifact: Artifact) -> str:
@@ -94,7 +94,7 @@ def _manifest(artifacts: Sequence[Artifact]) -> tuple[bytes, dict[str, bytes]]:
 
 
 def dumps(artifacts: Iterable[Artifact]) -> bytes:
-    """A bundle as the bytes of its zip file. The same artifacts give the same bytes."""
+    """A bundle as the bytes of its zip file. Equal artifacts give equal bytes."""
     manifest, files = _manifest(list(artifacts))
     out = io.BytesIO()
     with zipfile.ZipFile(out, "w", zipfile.ZIP_DEFLATED) as z:
@@ -107,16 +107,16 @@ def dumps(artifacts: Iterable[Artifact]) -> bytes:
 
 
 def save(path: str | os.PathLike[str], artifacts: Iterable[Artifact], *, directory: bool = False) -> Path:
-    """Write a bundle, whole or not at all.
+    """Write a bundle atomically.
 
     Parameters
     ----------
     path : path
-        The zip file or, with ``directory``, the folder to write. A folder must not exist yet or be empty.
+        The zip file or, with ``directory``, the folder to write. An existing folder must be empty.
     artifacts : iterable of Artifact
-        The variants, one a target.
+        The variants, one per target.
     directory : bool
-        Write a folder of plain files, for people to look into.
+        Write a folder of plain files, for inspection.
 
     Returns
     -------
@@ -125,7 +125,7 @@ def save(path: str | os.PathLike[str], artifacts: Iterable[Artifact], *, directo
     """
     path, artifacts = Path(path), list(artifacts)
     if not artifacts:
-        raise ValueError("a bundle must hold at least one artifact, got none")
+        raise ValueError("a bundle must have at least one artifact, got none")
     if len({a.target for a in artifacts}) != len(artifacts):
         raise ValueError(
             f"artifacts of a bundle must have different targets, got {', '.join(a.target for a in artifacts)}"
@@ -155,12 +155,12 @@ def save(path: str | os.PathLike[str], artifacts: Iterable[Artifact], *, directo
 
 
 def loads(data: bytes, where: str = "the bundle") -> tuple[Artifact, ...]:
-    """The artifacts of a bundle given as bytes; ``where`` names it in messages. Raises `BundleError`."""
+    """The artifacts of a bundle in memory; ``where`` names it in messages. Raises `BundleError`."""
     try:
         with zipfile.ZipFile(io.BytesIO(data)) as z:
             sizes = {info.filename: info.file_size for info in z.infolist()}
             if sum(sizes.values()) > MOST_BYTES:
-                raise ValueError(f"it must hold at most {MOST_BYTES} bytes, got {sum(sizes.values())}")
+                raise ValueError(f"it must have at most {MOST_BYTES} bytes, got {sum(sizes.values())}")
             files = {name: z.read(name) for name in sizes}
     except Exception as e:  # zipfile raises a dozen types on damaged data
         raise BundleError(f"{where} is not a kvarn bundle (a zip file), or is damaged: {e}") from None
@@ -173,9 +173,9 @@ def load(path: str | os.PathLike[str]) -> tuple[Artifact, ...]:
     Raises
     ------
     BundleError
-        If the file is foreign, damaged, or written by a newer version; the message says which.
+        If the file is not a bundle, is damaged, or was written by a newer version; the message says which.
     FileNotFoundError
-        If there is nothing at ``path``.
+        If ``path`` does not exist.
     """
     path = Path(path)
     if not path.is_dir():
@@ -196,7 +196,7 @@ def load(path: str | os.PathLike[str]) -> tuple[Artifact, ...]:
 
 
 def _read(file: Callable[[str], bytes | None], where: str) -> tuple[Artifact, ...]:
-    """The artifacts of a bundle whose files ``file(name)`` gives, None for one that is not there."""
+    """The artifacts of a bundle whose files ``file(name)`` returns, or None for a missing file."""
     manifest = file(MANIFEST)
     if manifest is None:
         raise BundleError(f"{where} is not a kvarn bundle: it has no {MANIFEST}")
@@ -205,7 +205,7 @@ def _read(file: Callable[[str], bytes | None], where: str) -> tuple[Artifact, ..
     except (ValueError, RecursionError) as e:
         raise BundleError(f"{MANIFEST} of {where} is damaged: {e}") from None
     if not isinstance(body, dict) or body.get("format") != FORMAT:
-        raise BundleError(f"{where} is not a kvarn bundle: its {MANIFEST} does not say format {FORMAT!r}")
+        raise BundleError(f"{where} is not a kvarn bundle: its {MANIFEST} does not declare format {FORMAT!r}")
     if body.get("version") != VERSION:
         raise BundleError(
             f"{where} has bundle version {body.get('version')}, this kvarn reads {VERSION}: "
@@ -227,17 +227,17 @@ def _read(file: Callable[[str], bytes | None], where: str) -> tuple[Artifact, ..
             files[name] = code
         variants = tuple(_artifact(document, files) for document in _several(body["variants"], "variants"))
         if not variants:
-            raise ValueError("it holds no artifact")
+            raise ValueError("it has no artifact")
         return variants
     except BundleError:
         raise
-    except Exception as e:  # what the checks above and those of the classes do not say better
+    except Exception as e:  # errors of the checks above and of the dataclasses
         what = str(e) if isinstance(e, ValueError) else f"{type(e).__name__}: {e}"
         raise BundleError(f"{where} is not a valid kvarn bundle: {what}") from e
 
 
 def _parse(manifest: bytes) -> Any:
-    """A manifest's JSON: numbers of 64 bits, nested no deeper than a program's expressions need."""
+    """A manifest's JSON: numbers of at most 64 bits, nested no deeper than a program's expressions need."""
     if len(manifest) > _MOST_MANIFEST:
         raise ValueError(f"it must have at most {_MOST_MANIFEST} bytes, got {len(manifest)}")
     body = json.loads(manifest)
@@ -245,7 +245,7 @@ def _parse(manifest: bytes) -> Any:
     for _ in range(_MOST_DEPTH):
         below: list[Any] = []
         for value in level:
-            if isinstance(value, (int, float)) and not -(2**63) <= value < 2**64:  # nor is nan
+            if isinstance(value, (int, float)) and not -(2**63) <= value < 2**64:  # also refuses nan
                 raise ValueError("its numbers must have at most 64 bits")
             if isinstance(value, (list, dict)):
                 below.extend(value.values() if isinstance(value, dict) else value)
@@ -280,7 +280,7 @@ def _hints(cls: type) -> dict[str, Any]:
 
 
 def _instance(cls: type, document: Any) -> Any:
-    """An instance of a dataclass out of JSON, each field of the type that the class declares."""
+    """An instance of a dataclass from JSON, with each field of its declared type."""
     what = cls.__name__.lower()
     if not isinstance(document, Mapping):
         raise ValueError(f"{what} must be an object, got {_shown(document)}")
@@ -319,7 +319,7 @@ def _value(hint: Any, value: Any, where: str) -> Any:
 
 
 def _spec(document: Any) -> CacheSpec | TmaSpec:
-    """A cache's or a TMA descriptor's static parameters."""
+    """The static parameters of a cache or TMA descriptor."""
     if isinstance(document, Mapping) and "form" in document:
         return _instance(TmaSpec, document)
     kind = document.get("kind") if isinstance(document, Mapping) else None
@@ -327,5 +327,5 @@ def _spec(document: Any) -> CacheSpec | TmaSpec:
 
 
 def _shown(value: Any) -> str:
-    """A value as messages show it: its type, or itself when it is short."""
+    """A value for messages: its type, or itself if it is short."""
     return repr(value) if value is None or isinstance(value, (bool, int, float)) else f"a {type(value).__name__}"

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""The caches: typed, checked views of the caller's buffers, and on the host a model of every method.
+"""The caches: typed, checked views of the caller's buffers, with a NumPy model of every method for host buffers.
 
-A *collection* holds all layers' keys and values; ``get_key_cache`` and ``get_value_cache`` give a *cache*, one layer's
-keys or values, which kernels take by value. Neither copies nor, when it is made, reads a buffer. ``spec`` is what a
-kernel is specialised for, ``fields()`` the run-time parameters in the order of ``kvarn.dialect.layout``.
+A *collection* has the keys and values of all layers; ``get_key_cache`` and ``get_value_cache`` return a *cache*, one
+layer's keys or values, which kernels take by value. Neither copies buffers, nor reads them when it is made. ``spec`` is
+what a kernel is specialised for, ``fields()`` the run-time parameters in the order of ``kvarn.dialect.layout``.
 
-Modules: ``collections``, ``views`` (caches), ``operands``, ``foreign`` (pages of other libraries); ``pools`` (what
-pools and tables must be), ``model`` (host-side methods), ``rows``, ``checks``, ``numerics``.
+Modules: ``collections``, ``views`` (caches), ``operands``, ``foreign`` (pages of other libraries); ``pools`` (checks
+of pools and tables), ``model`` (host-side methods), ``rows``, ``checks``, ``numerics``.
 """
 
 from .collections import (

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""What must hold of the buffers of a cache or collection, checked when one is made.
+"""Checks of the buffers of a cache or collection, run when one is made.
 
-Nothing here reads the contents of a buffer: the checks are the same for host and device memory.
+They do not read the contents of buffers, so they are the same for host and device memory.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def positive(value: Any, name: str) -> int:
 
 
 def index(value: Any, extent: int, name: str) -> int:
-    """An integer in [0, extent); a bool is refused, since ``True`` is hardly meant as layer 1."""
+    """An integer in [0, extent). A bool is refused, since ``True`` is unlikely to mean layer 1."""
     if isinstance(value, bool):
         raise TypeError(f"{name} must be an integer, got {value!r}")
     try:
@@ -73,7 +73,7 @@ def _within_storage(tensor: Any, name: str) -> None:
 def pool(
     obj: Any, name: str, dims: Sequence[str], outer: int, row_major: bool = True, empty: bool = False
 ) -> tuple[BufferView, tuple[int, ...]]:
-    """View a pool of pages and give its strides, in elements.
+    """View a pool of pages and return its strides, in elements.
 
     Parameters
     ----------
@@ -81,18 +81,18 @@ def pool(
     name : str
         For messages.
     dims : sequence of str
-        What each dimension is.
+        Names of the dimensions.
     outer : int
-        How many leading dimensions may have any stride; the others must be packed.
+        Number of leading dimensions with arbitrary strides; the others must be packed.
     row_major : bool
-        Whether outer strides must be whole rows, of the last two dimensions: the pages of a cache are numbered by rows.
+        Whether outer strides must be multiples of a row, the last two dimensions: pages are numbered by rows.
     empty : bool
-        Whether there may be no sequences or tokens.
+        Whether the extents may be zero.
 
     Returns
     -------
     tuple of (BufferView, tuple of int)
-        Dimensions of extent 1 get the stride that a packed buffer would have: theirs says nothing.
+        Dimensions of extent 1 have the stride of a packed buffer, whatever the buffer says.
     """
     buffer = pool_view(obj, name)
     wanted = f"[{', '.join(dims)}]"
@@ -131,7 +131,7 @@ def pool(
 
 
 def no_overlap(buffer: BufferView, strides: Sequence[int], name: str) -> None:
-    """Refuse negative strides and broadcast or overlapping dimensions: a write to one page would show in another."""
+    """Refuse negative strides and broadcast or overlapping dimensions: a write to one page would change another."""
     span = 1
     if buffer.size == 0:
         return
@@ -155,7 +155,7 @@ def aligned(buffer: BufferView, multiple: int, name: str) -> None:
 
 
 def aligned_granules(buffer: BufferView, strides: Sequence[int], dims: Sequence[str], outer: int) -> None:
-    """Scales whose base and outer strides let the scales of a token and head be read as vectors of up to 16 bytes."""
+    """Check that base and outer strides of scales allow vector reads, up to 16 bytes, of a token's scales of a head."""
     granules, item = buffer.shape[-1], buffer.dtype.itemsize
     multiple = min(16, layout.lowbit(granules * item))
     aligned(buffer, multiple, "scales")
@@ -168,7 +168,7 @@ def aligned_granules(buffer: BufferView, strides: Sequence[int], dims: Sequence[
 
 
 def table(obj: Any, name: str, dims: Sequence[str]) -> tuple[BufferView, tuple[int, ...]]:
-    """View a table of 32-bit integers whose last dimension is contiguous, and give its strides."""
+    """View a table of 32-bit integers with a contiguous last dimension, and return its strides."""
     buffer = view(obj, name=name)
     wanted = f"[{', '.join(dims)}]"
     if buffer.dtype not in (dtypes.u32, dtypes.i32):
@@ -200,7 +200,7 @@ def table(obj: Any, name: str, dims: Sequence[str]) -> tuple[BufferView, tuple[i
 
 
 def same_device(named: Iterable[tuple[str, BufferView]]) -> tuple[str, int]:
-    """The one device of several buffers."""
+    """The common device of several buffers; ValueError if there are two."""
     (first, reference), *rest = named
     for name, buffer in rest:
         if buffer.device != reference.device:
@@ -215,15 +215,15 @@ def _place(buffer: BufferView) -> str:
 
 
 def sequences(lengths: BufferView, rows: int, name: str) -> int:
-    """B, from the cache lengths; the lookup table must have one row a sequence."""
+    """B, from the cache lengths; the lookup table must have one row per sequence."""
     batch = lengths.shape[0]
     if rows != batch:
-        raise ValueError(f"{name} must have one row a sequence: {batch} by cache_lengths, got {rows} rows")
+        raise ValueError(f"{name} must have one row per sequence: {batch} by cache_lengths, got {rows} rows")
     return batch
 
 
 def table_covers(columns: int, page_size: int, max_cache_length: int, batch: int) -> None:
-    """The table must have entries for the longest sequence, and none for tokens past what kernels count."""
+    """Check that the table covers the longest sequence, and no more tokens than kernels can count."""
     if columns * page_size > layout.MAX_TOKENS:
         raise ValueError(
             f"lookup_table must have columns for at most {layout.MAX_TOKENS} tokens of a sequence: "
@@ -237,7 +237,7 @@ def table_covers(columns: int, page_size: int, max_cache_length: int, batch: int
 
 
 def region_holds(slots: int, max_cache_length: int, batch: int) -> None:
-    """A region of a continuous cache must hold the longest sequence, and no more tokens than kernels count."""
+    """Check that a region of a continuous cache fits the longest sequence, and no more tokens than kernels count."""
     if slots > layout.MAX_TOKENS:
         raise ValueError(f"blocks must have at most {layout.MAX_TOKENS} slots of a region, got {slots}")
     if batch and max_cache_length > slots:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""The collections: all layers' keys and values, and the caches that they hand out."""
+"""Collections: keys and values of all layers, from which caches are taken."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ CacheT = TypeVar("CacheT", bound=KVCache)
 
 
 class KVCacheCollection(PoolMembers, CopiedWhole, Generic[CacheT]):
-    """What the collections have in common. Views of the caller's buffers, which are neither copied nor read.
+    """Common parts of the collections, which are views of the caller's buffers: no buffer is copied or read.
 
-    ``copy.deepcopy`` and ``pickle`` give a collection over copies of the buffers; ``copy.copy`` is refused.
+    ``copy.deepcopy`` and ``pickle`` return a collection over copies of the buffers; ``copy.copy`` is refused.
 
     Attributes
     ----------
     blocks, cache_lengths, lookup_table, scales
-        The buffers as they were given (scales: None without).
+        The buffers as given (scales: None for a collection without).
     max_seq_length, max_cache_length : int
     spec : CollectionSpec
     device : tuple of (str, int)
@@ -48,7 +48,7 @@ class KVCacheCollection(PoolMembers, CopiedWhole, Generic[CacheT]):
         self._views = views
         self.num_layers = at["num_layers"]
         self.max_seq_length, self.max_cache_length = at["max_seq_length"], at["max_cache_length"]
-        self._own_bounds: Any = None  # what kvarn.ops.reads makes of the two
+        self._own_bounds: Any = None  # bounds that kvarn.ops.reads derives from the two
         self._caches: tuple[dict[int, CacheT], dict[int, CacheT]] = ({}, {})
 
     def _made_of(self) -> tuple[tuple[Any, ...], dict[str, Any], Any]:
@@ -59,7 +59,7 @@ class KVCacheCollection(PoolMembers, CopiedWhole, Generic[CacheT]):
 
     @property
     def pools(self) -> tuple[BufferView, ...]:
-        """The buffers of elements and scales, as they are viewed."""
+        """The buffers of elements and scales, as views."""
         return tuple(self._views[n] for n in WRITABLE if n in self._views)
 
     def get_key_cache(self, layer: int) -> CacheT:
@@ -97,7 +97,7 @@ class KVCacheCollection(PoolMembers, CopiedWhole, Generic[CacheT]):
         return self._caches[half][layer]
 
     def _cache_at(self, layer: int, half: int) -> dict[str, int]:
-        """The fields of a cache: the collection's, with the bases moved to the layer's keys or values."""
+        """The fields of a cache: the collection's, with the base addresses of the layer's keys or values."""
         at, spec = dict(self._at), self.cache_spec
         at["base"] = at["blocks"] + spec.dtype.itemsize * (half * at["kv_stride"] + layer * at["layer_stride"])
         at["lookup"] += 4 * layer * at["lookup_layer_stride"]
@@ -109,7 +109,7 @@ class KVCacheCollection(PoolMembers, CopiedWhole, Generic[CacheT]):
         return at
 
     def cache_length(self, b: int) -> int:
-        """Tokens of sequence ``b`` cached before this step. Reads host memory only."""
+        """Tokens of sequence ``b`` cached before this step; for collections in host memory only."""
         if self.device[0] != "cpu":
             raise TypeError(
                 f"{type(self).__name__}.cache_length: needs buffers in host memory, got a collection on "
@@ -136,28 +136,28 @@ class PagedKVCacheCollection(KVCacheCollection[PagedKVCache]):
     Parameters
     ----------
     blocks : array-like [N, 2, L, P, H, D]
-        The pool of N pages, the null page counted; dimension 1 is K and V, or of extent 1 for MLA (latent keys only,
+        The pool of N pages, including the null page. Dimension 1 is K and V, or has extent 1 for MLA (latent keys only,
         H = 1). [P, H, D] is packed; the first three dimensions may have any non-overlapping strides of whole tokens.
     cache_lengths : uint32 or int32 array-like [B]
         Tokens of each sequence cached before this step.
     lookup_table : uint32 or int32 array-like [B, columns]
-        Page ids; token t of sequence b is in slot t % P of page ``lookup_table[b, t // P]``, in every layer. Kernels
-        that read tiles want its columns padded: ``layout.lookup_columns``, filled with the null page.
+        Page ids: token t of sequence b is in slot t % P of page ``lookup_table[b, t // P]``, in every layer. Kernels
+        that read tiles need padded columns: ``layout.lookup_columns`` of them, filled with the null page.
     max_seq_length : int
-        Longest count of new tokens in the batch.
+        Largest number of new tokens of a sequence.
     max_cache_length : int
-        Longest cached + new tokens; the table must cover it.
+        Largest number of cached and new tokens of a sequence; the table must cover it.
     scales : array-like [N, 2, L, P, H, G], optional
         Quantization scales (f32, f16, bf16 or f8e8m0) of an 8-bit pool, G = cdiv(D, quantization_granularity). The
-        base and the strides of the first three dimensions are multiples of the largest power of two, at most 16, that
-        divides the bytes of G scales: kernels read them as vectors.
+        base and the strides of the first three dimensions must be multiples of the largest power of two, at most 16,
+        that divides the bytes of G scales: kernels read them as vectors.
     quantization_granularity : int
-        Consecutive elements of the head dimension that share a scale.
+        Consecutive elements of a head that share a scale.
 
     Raises
     ------
     ValueError, TypeError
-        Saying what must hold and what was got. Nothing is read from the buffers.
+        With the requirement and the actual value. Buffers are not read.
     """
 
     cache_type = PagedKVCache
@@ -185,19 +185,19 @@ class PagedKVCacheCollection(KVCacheCollection[PagedKVCache]):
         max_seq_length: int | None = None,
         max_cache_length: int | None = None,
     ) -> PagedKVCacheCollection:
-        """The same pool for other sequences.
+        """The same pool with the tables of other sequences.
 
         Parameters
         ----------
         cache_lengths, lookup_table, max_seq_length, max_cache_length
-            As of the class; the last two stay as they are when they are not given.
+            As in the class; the last two default to those of this collection.
         """
         new, most = self._bounds(max_seq_length, max_cache_length)
         scales = () if self.scales is None else (self.scales, self.quantization_granularity)
         return PagedKVCacheCollection(self.blocks, cache_lengths, lookup_table, new, most, *scales)
 
     def _bounds(self, max_seq_length: int | None, max_cache_length: int | None) -> tuple[int, int]:
-        """Bounds of a step, or those that there are."""
+        """The bounds of a step; by default the collection's."""
         return (
             self.max_seq_length if max_seq_length is None else max_seq_length,
             self.max_cache_length if max_cache_length is None else max_cache_length,
@@ -205,7 +205,7 @@ class PagedKVCacheCollection(KVCacheCollection[PagedKVCache]):
 
 
 class _WithoutScales(KVCacheCollection[CacheT]):
-    """A collection of a kind that has no scales; ``_dims`` are the dimensions of its pool."""
+    """A collection of a kind without scales; ``_dims`` are the dimensions of its pool."""
 
     _dims: ClassVar[str]
 
@@ -218,17 +218,17 @@ class _WithoutScales(KVCacheCollection[CacheT]):
 
 
 class ContinuousBatchingKVCacheCollection(_WithoutScales[ContinuousBatchingKVCache]):
-    """Keys and values of all layers, one contiguous region a sequence.
+    """Keys and values of all layers, with one contiguous region per sequence.
 
     Parameters
     ----------
     blocks : array-like [N, 2, L, S_max, H, D]
-        N regions of S_max token slots. (Extent 1 in dimension 1 holds latent keys only, H = 1.)
+        N regions of S_max token slots. Dimension 1 has extent 1 for latent keys only (H = 1).
     cache_lengths : uint32 or int32 array-like [B]
     lookup_table : uint32 or int32 array-like [B]
         The region of each sequence.
     max_seq_length, max_cache_length : int
-        As of :class:`PagedKVCacheCollection`; a region must hold the longest sequence.
+        As in :class:`PagedKVCacheCollection`; a region must fit the longest sequence.
     """
 
     cache_type = ContinuousBatchingKVCache
@@ -237,7 +237,7 @@ class ContinuousBatchingKVCacheCollection(_WithoutScales[ContinuousBatchingKVCac
 
 
 class PagedKVCacheFA3Fallback(KVCache):
-    """One layer's K or V in a pool of pages that all layers share.
+    """One layer's keys or values in a pool of pages that all layers share.
 
     Parameters
     ----------
@@ -287,7 +287,7 @@ class PagedKVCacheFA3Fallback(KVCache):
 
 
 class FA3Arguments(NamedTuple):
-    """What a FlashAttention-3 style paged kernel takes, as objects of the library that owns the buffers."""
+    """The arguments of a FlashAttention-3 style paged kernel, as arrays of the library that owns the buffers."""
 
     k: Any  # [N, P, H, D]
     v: Any  # [N, P, H, D]
@@ -296,17 +296,17 @@ class FA3Arguments(NamedTuple):
 
 
 class PagedKVCacheFA3FallbackCollection(_WithoutScales[PagedKVCacheFA3Fallback]):
-    """Keys and values in one pool of pages that all layers share: what a FlashAttention-3 kernel reads.
+    """Keys and values in one pool of pages that all layers share, as FlashAttention-3 kernels read it.
 
     Parameters
     ----------
     blocks : array-like [2, N, P, H, D]
-        The pool; dimension 0 is K and V. Pages may lie apart.
+        The pool; dimension 0 is K and V. Pages may have any stride.
     cache_lengths : int32 or uint32 array-like [B]
     lookup_table : int32 or uint32 array-like [L, B, columns]
         Page ids of each layer.
     max_seq_length, max_cache_length : int
-        As of :class:`PagedKVCacheCollection`.
+        As in :class:`PagedKVCacheCollection`.
     """
 
     cache_type = PagedKVCacheFA3Fallback
@@ -314,7 +314,7 @@ class PagedKVCacheFA3FallbackCollection(_WithoutScales[PagedKVCacheFA3Fallback])
     _dims = "2NPHD"
 
     def to_fa3(self, layer: int) -> FA3Arguments:
-        """The buffers of one layer as a FlashAttention-3 kernel takes them; views, made by plain indexing.
+        """The buffers of one layer as arguments of a FlashAttention-3 kernel: views made by indexing.
 
         Parameters
         ----------

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""Pages as other libraries lay them out, in place: the strides of tokens and heads are part of the cache's spec.
+"""Pages of other libraries, used in place: strides of tokens and heads are part of the cache's spec.
 
-A layout is a word with a letter for each dimension of a buffer, slow to fast as shapes are written:
+A layout is a word with one letter per dimension of a buffer, from the slowest to the fastest, as shapes are written:
 
     N pages    P tokens of a page    H heads    D elements of a head    L layers    2 keys, then values
-    S token slots of all pages (N * P)    C a head's key and then its value (2 * D)    W all heads of a token (H * D)
+    S token slots of all pages (N * P)    C a head's key followed by its value (2 * D)    W all heads of a token (H * D)
 """
 
 from __future__ import annotations
@@ -32,42 +32,42 @@ _VLLM = {"NHD": "2NPHD", "HND": "2NHPD", "packed": "NHPC"}
 
 
 class ForeignPages(PagedKVCacheCollection):
-    """Pages in the layout of another library, as a collection: every operation runs on them in place.
+    """Pages in another library's layout, as a collection: every operation runs on them in place.
 
-    Made by the constructors below, or from any layout that the letters of ``dims`` can say. Buffers may have any
-    strides, so that a permuted view of another order will do; only the elements of a head must be contiguous. The
-    buffers are neither copied nor, when a collection is made, read.
+    Use the constructors below, or describe a layout by the letters of ``dims``. Buffers may have any strides, so a
+    permuted view of another order works; only the elements of a head must be contiguous. Buffers are not copied, nor
+    read when a collection is made.
 
-    ``cache_lengths`` are the tokens cached *before* a step's own, which libraries that count these too (vLLM's
-    ``seq_lens``) must have subtracted. With no null page in such a pool, an entry of the table that is no page reads
-    the last page, and nothing of it shows, since tokens past the lengths are never seen.
+    ``cache_lengths`` are the tokens cached *before* the step's own; subtract those from lengths that include them
+    (vLLM's ``seq_lens``). Such a pool has no null page: an invalid table entry reads the last page, which has no effect
+    on results, since tokens past the lengths are masked.
 
     Parameters
     ----------
     data : array-like, or a pair of them
-        A buffer of keys and values; or a pair (keys, values) of buffers of equal shapes and strides, whose dims then
-        have neither ``2`` nor ``C``. One buffer without ``2`` and ``C`` holds latent keys only (MLA, one head).
+        A buffer of keys and values; or a pair (keys, values) of buffers of equal shapes and strides, with neither ``2``
+        nor ``C`` in dims. One buffer without ``2`` and ``C`` has latent keys only (MLA, one head).
     cache_lengths : uint32 or int32 array-like [B]
     lookup_table : uint32 or int32 array-like [B, columns]
-        Page ids, a row a sequence.
+        Page ids, one row per sequence.
     dims : str
-        One letter a dimension, as ``"N2PHD"``: N pages, P tokens of a page, H heads, D elements of a head, L layers, 2
-        keys and values, S slots of all pages, C = 2 * D, W = H * D.
+        One letter per dimension, such as ``"N2PHD"``: N pages, P tokens of a page, H heads, D elements of a head, L
+        layers, 2 keys and values, S slots of all pages, C = 2 * D, W = H * D.
     page_size : int, optional
-        P, where dims have S.
+        P, if dims have S.
     num_heads : int, optional
-        H, where dims have W.
+        H, if dims have W.
     max_seq_length, max_cache_length : int, optional
-        As of :class:`PagedKVCacheCollection`; by default as many as the table has room for. Say the longest count of
-        new tokens where you know it: attention takes a step of few for a decode only when it knows.
+        As in :class:`PagedKVCacheCollection`; by default the capacity of the table. Pass the largest number of new
+        tokens if it is known: attention uses decode kernels only if it is small.
     scales : array-like, or a pair of them, optional
-        Quantization scales of an 8-bit pool: a pair (of keys, of values) of [N, P, H, G], packed but for the pages,
-        with L in front where dims have it; one buffer for latent rows. A scale is for cdiv(D, G) consecutive elements.
+        Quantization scales of an 8-bit pool: a pair (of keys, of values) of [N, P, H, G], packed except for the pages,
+        with L in front if dims have it; one buffer for latent rows. Each scale covers cdiv(D, G) consecutive elements.
 
     Raises
     ------
     ValueError, TypeError
-        Saying what must hold and what was got: extents, overlapping or unaligned strides, dtypes, devices.
+        With the requirement and the actual value: extents, overlapping or unaligned strides, dtypes, devices.
     """
 
     def __init__(
@@ -130,7 +130,7 @@ class ForeignPages(PagedKVCacheCollection):
         max_seq_length: int | None = None,
         max_cache_length: int | None = None,
     ) -> ForeignPages:
-        """As of :class:`PagedKVCacheCollection`."""
+        """As in :class:`PagedKVCacheCollection`."""
         (page_size, num_heads), (new, most) = self.given_extents, self._bounds(max_seq_length, max_cache_length)
         return ForeignPages(
             self.blocks, cache_lengths, lookup_table, self.dims, page_size=page_size, num_heads=num_heads,
@@ -156,12 +156,12 @@ class ForeignPages(PagedKVCacheCollection):
         Parameters
         ----------
         data : array-like, or a pair of them
-            [N, 2, P, H, D] of layout NHD or [N, 2, H, P, D] of HND; or a pair (keys, values) of [N, P, H, D] or
+            [N, 2, P, H, D] for layout NHD or [N, 2, H, P, D] for HND; or a pair (keys, values) of [N, P, H, D] or
             [N, H, P, D].
         cache_lengths : uint32 or int32 array-like [B]
-            Tokens of each sequence that are cached.
+            Cached tokens of each sequence.
         lookup_table : uint32 or int32 array-like [B, columns]
-            Pages of each sequence, row by row: what the library's ``indices`` say between its ``indptr``.
+            Page ids, one row per sequence: FlashInfer's ``indices`` between two entries of ``indptr``.
         layout : {"NHD", "HND"}
         **options
             ``max_seq_length`` and ``max_cache_length`` of the class.
@@ -177,12 +177,12 @@ class ForeignPages(PagedKVCacheCollection):
         Parameters
         ----------
         data : array-like, or a pair of them
-            [2, N, P, H, D] of layout NHD or [2, N, H, P, D] of HND; from 0.26 on [N, H, P, 2 D], packed, also as a
-            permuted view of [N, P, H, 2 D]; [N, P, D] of layout MLA. NHD and HND may be a pair (keys, values), as of
-            :meth:`flashinfer`, which also takes what the library's FlashInfer backend has.
+            [2, N, P, H, D] for layout NHD or [2, N, H, P, D] for HND; from vLLM 0.26 on [N, H, P, 2 D], packed, also as
+            a permuted view of [N, P, H, 2 D]; [N, P, D] for layout MLA. NHD and HND may be a pair (keys, values), as in
+            :meth:`flashinfer`, which also takes the cache of vLLM's FlashInfer backend.
         cache_lengths, lookup_table, **options
-            As of :meth:`flashinfer`. The library's block table is the lookup table; its sequence lengths count the
-            step's own tokens, which cache lengths do not.
+            As in :meth:`flashinfer`. vLLM's block table is the lookup table; its sequence lengths include the step's
+            own tokens, which cache lengths do not.
         layout : {"NHD", "HND", "packed", "MLA"}
         """
         return cls._named(data, cache_lengths, lookup_table, layout, {**_VLLM, "MLA": "NPD"}, options)
@@ -199,10 +199,10 @@ class ForeignPages(PagedKVCacheCollection):
             A pair (keys, values) of [slots, H, D], or one buffer [slots, 1, D] of latent keys. Slots past the last
             whole page are not used.
         cache_lengths, **options
-            As of :meth:`flashinfer`.
+            As in :meth:`flashinfer`.
         lookup_table : uint32 or int32 array-like [B, columns]
-            With page size 1, the rows of the library's ``req_to_token`` (slots); else every page_size-th of their
-            entries divided by the page size.
+            With page size 1, the rows of SGLang's ``req_to_token`` (slots); otherwise every page_size-th entry of them,
+            divided by the page size.
         page_size : int
         """
         return cls(data, cache_lengths, lookup_table, "SHD", page_size=page_size, **options)
@@ -216,12 +216,12 @@ class ForeignPages(PagedKVCacheCollection):
         Parameters
         ----------
         data : array-like
-            A layer's buffers [N, 2, H, P, D] of layout HND or [N, 2, P, H, D] of NHD, as ``get_buffers`` of its cache
-            manager gives them; or the pool of all layers, [N, L, 2, H, P, D] or [N, L, 2, P, H, D].
+            A layer's buffers [N, 2, H, P, D] for layout HND or [N, 2, P, H, D] for NHD, from ``get_buffers`` of its
+            cache manager; or the pool of all layers, [N, L, 2, H, P, D] or [N, L, 2, P, H, D].
         cache_lengths, **options
-            As of :meth:`flashinfer`.
+            As in :meth:`flashinfer`.
         lookup_table : uint32 or int32 array-like [B, columns]
-            Block ids (``get_batch_cache_indices``), not the offsets into the pool that its kernels take.
+            Block ids (``get_batch_cache_indices``), not the pool offsets that TensorRT-LLM's kernels take.
         layout : {"HND", "NHD"}
         """
         layered = "L" if getattr(data, "ndim", 5) == 6 else ""
@@ -243,14 +243,14 @@ class ForeignPages(PagedKVCacheCollection):
         Parameters
         ----------
         data : array-like
-            [N, 2, L, T, H * D] of layout KV_2LTD, [N, 2, T, H * D] of KV_2TD, [N, T, 2, H * D] of KV_T2D, for N chunks
-            of T tokens; or with heads apart, [..., H, D].
+            [N, 2, L, T, H * D] for layout KV_2LTD, [N, 2, T, H * D] for KV_2TD, [N, T, 2, H * D] for KV_T2D, with N
+            chunks of T tokens; or with a dimension of heads, [..., H, D].
         cache_lengths, **options
-            As of :meth:`flashinfer`.
+            As in :meth:`flashinfer`.
         lookup_table : uint32 or int32 array-like [B, columns]
-            Chunks of each sequence.
+            Chunk ids of each sequence.
         num_heads : int, optional
-            H, where heads are not apart.
+            H, for data without a dimension of heads.
         layout : {"KV_2LTD", "KV_2TD", "KV_T2D"}
         """
         heads = "HD" if num_heads is None else "W"
@@ -269,7 +269,7 @@ class ForeignPages(PagedKVCacheCollection):
 
 
 class _Scales(NamedTuple):
-    """Scales of keys and values: their buffers, elements for one, and the fields of a collection."""
+    """Scales of keys and values: their buffers, elements per scale, and the collection's fields."""
 
     views: list[BufferView]
     granularity: int
@@ -315,7 +315,7 @@ def _is_pair(data: Any) -> bool:
 
 
 def _halves(data: Any, dims: str) -> list[tuple[tuple[BufferView, str], str]]:
-    """Keys and values, each a buffer with its dimensions, and what to call it."""
+    """Keys and values: for each a buffer with its dimensions, and its name in messages."""
     _check_dims(dims)
     if _is_pair(data):
         if len(data) != 2:
@@ -355,7 +355,7 @@ def _check_dims(dims: str) -> None:
 
 
 def _of_dims(buffer: BufferView, dims: str, name: str) -> BufferView:
-    """The buffer, whose shape must be that of its dimensions."""
+    """The buffer, after a check that its shape matches its dimensions."""
     wanted = f"{name} must be [{', '.join(_NAMES[x] for x in dims)}]"
     if buffer.rank != len(dims) or ("2" in dims and buffer.shape[dims.index("2")] != 2):
         instead = ""
@@ -382,14 +382,14 @@ def _canonical(half: tuple[BufferView, str], name: str, given: dict[str, int | N
             )
         extents = (known, extent // known) if first else (extent // known, known)
         buffer, dims = _split(buffer, axis, extents), dims.replace(letter, parts)
-    for letter in "LH":  # of one layer, of one head
+    for letter in "LH":  # a single layer, a single head
         if letter not in dims:
             buffer, dims = buffer._replace(shape=(1, *buffer.shape), strides=(0, *buffer.strides)), letter + dims
     return _reordered(buffer, [dims.index(x) for x in _CANONICAL])
 
 
 def _split(buffer: BufferView, axis: int, extents: tuple[int, int]) -> BufferView:
-    """One dimension as two; elements past their product are left out."""
+    """Split a dimension into two; elements past their product are dropped."""
     stride = buffer.strides[axis]
     shape = (*buffer.shape[:axis], *extents, *buffer.shape[axis + 1 :])
     return buffer._replace(
@@ -398,13 +398,13 @@ def _split(buffer: BufferView, axis: int, extents: tuple[int, int]) -> BufferVie
 
 
 def _reordered(data: BufferView, axes: Sequence[int]) -> BufferView:
-    """Some dimensions of a buffer, in another order. The owner is kept."""
+    """Selected dimensions of a buffer, in another order. The view keeps the owner."""
     shape, strides = (tuple(x[i] for i in axes) for x in (data.shape, data.strides))
     return data._replace(shape=shape, strides=strides)
 
 
 def _same(halves: Sequence[BufferView]) -> None:
-    """Keys and values are found by the same strides, a distance apart."""
+    """Check that keys and values have equal strides, so that values are at a fixed distance from keys."""
     key, other = halves[0], halves[-1]
     if key.shape != other.shape or key.dtype != other.dtype:
         raise ValueError(
@@ -419,7 +419,7 @@ def _same(halves: Sequence[BufferView]) -> None:
 
 
 def _apart(views: dict[str, BufferView]) -> None:
-    """Keys, values and scales have no byte in common: what is written to one would show in another."""
+    """Check that keys, values and scales do not share memory: a write to one would change another."""
     named = [({"blocks": "keys"}.get(name, name), v, of_buffer(v)) for name, v in views.items()]
     for (name, a, extent), (other, b, of_other) in itertools.combinations(named, 2):
         if share(extent, of_other, b.data - a.data):
@@ -430,7 +430,7 @@ def _apart(views: dict[str, BufferView]) -> None:
 
 
 def _checked(key: BufferView, is_mla: bool) -> tuple[int, ...]:
-    """The strides of [L, N, P, H, D]; those of extents of 1, which say nothing, become what packed ones would be."""
+    """The strides of [L, N, P, H, D]; dimensions of extent 1 have the stride of a packed buffer."""
     layers, pages, slots, heads, size = key.shape
     if is_mla and heads != 1:
         raise ValueError(
@@ -441,7 +441,7 @@ def _checked(key: BufferView, is_mla: bool) -> tuple[int, ...]:
         raise ValueError(f"keys must be contiguous in their last dimension, got strides {list(key.strides)} (elements)")
     layer, page, token, head, _ = key.strides
     head = size if heads == 1 else head
-    if slots == 1:  # a row of all heads, from page to page where these are its rows
+    if slots == 1:  # one row has all heads; page strides are counted in these rows if they are multiples of it
         token = heads * head if pages == 1 or page % (heads * head) == 0 else page
     span = max(slots * token, heads * head)
     page = span if pages == 1 else page
@@ -449,8 +449,7 @@ def _checked(key: BufferView, is_mla: bool) -> tuple[int, ...]:
     checks.no_overlap(key, strides, "keys")
     if page % token:
         raise ValueError(
-            f"keys: pages must lie a multiple of the {token} elements apart that tokens do, in which rows are counted, "
-            f"got {page}"
+            f"keys: the stride of pages must be a multiple of the {token} elements of a token's row, got {page}"
         )
     unit = layout.element_alignment(key.dtype, size)
     for stride, dim in zip(strides, ("layers", "pages"), strict=False):

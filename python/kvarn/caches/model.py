@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""What the methods of a cache do, on host buffers: the NumPy model.
+"""The NumPy model of a cache's methods, for host buffers.
 
 Indices are integers or integer arrays that broadcast; offsets are computed in 64 bits by the formulas of
-``kvarn.dialect.layout``. An index out of its range raises IndexError. A *page id* out of range, which is how a
-table says that a token has no page, does what it does on a device: a read sees the last (null) page, a write is
-dropped.
+``kvarn.dialect.layout``. An index out of range raises IndexError. A *page id* out of range, which marks a token without
+a page, is handled as on a device: a read sees the last (null) page, a write is dropped.
 """
 
 from __future__ import annotations
@@ -25,9 +24,9 @@ OOB = ("drop", "trap", "unchecked")
 
 
 class HostModel:
-    """The methods of a cache that read or write its buffers. Mixed into the cache classes.
+    """Methods of a cache that read or write its buffers. A mixin of the cache classes.
 
-    Every method that touches memory raises TypeError when the buffers are not on the host.
+    Every method that accesses memory raises TypeError if the buffers are not on the host.
     """
 
     __slots__ = ()
@@ -50,7 +49,7 @@ class HostModel:
             )
 
     def _array(self, which: str, what: str) -> np.ndarray:
-        """One of the buffers: ``elements`` and ``scales`` flat from the view's base, ``lookup``, ``lengths``."""
+        """A buffer by name: ``elements`` and ``scales`` flat from the view's base, ``lookup``, ``lengths``."""
         self._need_host(what)
         found = self._host.get(which)
         if found is None:
@@ -69,14 +68,14 @@ class HostModel:
             return strided_array(at["scales"], (span,), (1,), spec.scale_dtype, self.readonly, self._keep)
         if which == "lengths":
             return strided_array(at["lengths"], (at["batch"],), (1,), dtypes.u32, True, self._keep)
-        # Tables are read as unsigned, whatever their owner calls them: -1 is then out of range like any other stray id.
+        # Tables are read as unsigned even if their dtype is signed: -1 is then out of range like any other invalid id.
         shape = (at["batch"], at["lookup_columns"])
         return strided_array(at["lookup"], shape, (at["lookup_stride"], 1), dtypes.u32, True, self._keep)
 
-    # --- where ---
+    # --- pages and offsets ---
 
     def _page(self, b: Any, t: Any, what: str) -> tuple[np.ndarray, np.ndarray]:
-        """The table's entry, unclamped, and the slot, of tokens."""
+        """The unclamped table entries and the slots of tokens."""
         table = self._array("lookup", what)
         b, t = integers(b, "b", what), integers(t, "t", what)
         in_range(b, self._at["batch"], "b (sequence)", what)
@@ -85,7 +84,7 @@ class HostModel:
         return table[b, column].astype(np.int64), np.asarray(slot)
 
     def _slots(self, b: Any) -> Any:
-        """Token slots that there may be for a sequence."""
+        """Capacity of a sequence, in token slots."""
         return self._at["lookup_columns"] * self.spec.page_size if self.spec.paged else self._at["capacity"]
 
     def _clamped_page(self, b: Any, t: Any, what: str) -> tuple[np.ndarray, np.ndarray]:
@@ -110,7 +109,7 @@ class HostModel:
         lanes = self._lanes(width, what, self.spec.head_size)
         page, slot = self._clamped_page(b, t, what) if clamp else self._page(b, t, what)
         h, d = self._head_and_dim(h, d, width, what)
-        if self.spec.kind in page_orders.added:  # whose vectors need not lie together
+        if self.spec.kind in page_orders.added:  # elements of a vector need not be contiguous in added page orders
             at, in_page, head, first = (np.asarray(x)[..., None] for x in (page, slot, h, d))
             return layout.element_offset(self.spec, at, in_page, head, first + lanes, self._at["stride0"]), page
         offsets = layout.element_offset(self.spec, page, slot, h, d, self._at["stride0"])
@@ -140,12 +139,12 @@ class HostModel:
             raise TypeError(f"{type(self).__name__}.{what}: a {self.spec.kind} cache has no rows; use load and store")
 
     def raw_page(self, b: Any, t: Any) -> Any:
-        """The table's entry for a token, as it is: a page id out of [0, N) says that there is no page."""
+        """The table's unclamped entry for a token; a page id out of [0, N) means that there is no page."""
         page, _ = self._page(b, t, "raw_page")
         return int(page) if page.ndim == 0 else page
 
     def page(self, b: Any, t: Any) -> Any:
-        """The page that a read of a token sees: the table's entry, or the last page when that is out of range."""
+        """The page that a read of a token accesses: the table's entry, or the last page if that is out of range."""
         page, _ = self._clamped_page(b, t, "page")
         return int(page) if page.ndim == 0 else page
 
@@ -159,14 +158,14 @@ class HostModel:
         b, h, t, d : int or array of int
             Sequence, head, token position, dimension; arrays broadcast.
         width : int
-            Lanes. Of a quantized cache all must lie in one granule.
-        dtype : DType or what ``dtypes.of`` takes, optional
-            Result type; default the storage type, or f32 from a quantized cache, where the storage type is refused.
+            Number of lanes. In a quantized cache all lanes must be in one granule.
+        dtype : DType or an argument of ``dtypes.of``, optional
+            Result type; by default the storage type, or f32 for a quantized cache, which refuses its storage type.
 
         Returns
         -------
         NumPy scalar or array
-            Of the indices' broadcast shape; with ``width > 1`` one more dimension of that extent.
+            The indices' broadcast shape; with ``width > 1`` followed by a dimension of that extent.
         """
         spec = self.spec
         target = default_load_dtype(spec.dtype, spec.quantized) if dtype is None else dtypes.of(dtype)
@@ -190,27 +189,27 @@ class HostModel:
         return squeeze(dequantize(stored, scale, target), width)
 
     def load_raw(self, b: Any, h: Any, t: Any, d: Any = 0, width: int = 1) -> Any:
-        """Read ``width`` stored values of a quantized cache, as they are."""
+        """Read ``width`` stored values of a quantized cache, without dequantization."""
         self._need_scales("load_raw")
         offsets, _ = self._element_offsets(b, h, t, d, width, "load_raw", clamp=True)
         return squeeze(self._array("elements", "load_raw")[offsets], width)
 
     def load_quantized(self, b: Any, h: Any, t: Any, d: Any = 0, width: int = 1) -> Any:
-        """:meth:`load_raw` by its other name."""
+        """Another name of :meth:`load_raw`."""
         return self.load_raw(b, h, t, d, width)
 
     def store(self, b: Any, h: Any, t: Any, d: Any, value: Any, oob: str = "drop") -> None:
-        """Write a scalar, or a vector of lanes in the last dimension, of the storage type; no quantization.
+        """Write a scalar, or a vector of lanes in the last dimension, of the storage type, without quantization.
 
         Parameters
         ----------
         b, h, t, d : int or array of int
         value : array-like
             An array of the storage type, or Python numbers, which are converted (saturating). Its shape is the
-            indices' broadcast shape, with one more dimension for the lanes of a vector.
+            indices' broadcast shape, followed by a dimension for the lanes of a vector.
         oob : {"drop", "trap", "unchecked"}
-            When the table gives a page id out of [0, N): write nothing; raise IndexError; trust the table, which here
-            is an IndexError too.
+            For a page id out of [0, N) in the table: write nothing; raise IndexError; trust the table (on the host an
+            IndexError too).
         """
         shape = np.broadcast_shapes(*(np.shape(i) for i in (b, h, t, d)))
         values, width = self._stored(value, self.spec.dtype, shape, "store")
@@ -274,14 +273,14 @@ class HostModel:
         return int(rows) if rows.ndim == 0 else rows
 
     def get_tma_row(self, encoded: Any) -> Any:
-        """Row of an encoded index page*P + slot, without the lookup table; a negative index gives -1."""
+        """Row of an encoded index page*P + slot, without the lookup table; -1 for a negative index."""
         self._need_rows("get_tma_row")
         encoded = integers(encoded, "encoded", "get_tma_row")
         rows = np.where(encoded < 0, -1, layout.tma_row(self.spec, encoded, self._at["stride0"]))
         return int(rows) if rows.ndim == 0 else rows
 
     def num_kv_rows(self) -> int:
-        """Rows that the view spans: (N-1)*S + P."""
+        """Number of rows of the view: (N-1)*S + P."""
         self._need_rows("num_kv_rows")
         return layout.num_rows(self.spec, self._at["num_blocks"], self._at["capacity"], self._at["stride0"])
 
@@ -295,24 +294,24 @@ class HostModel:
         pair_cta: bool = False,
         is_leader: bool = True,
     ) -> PagedRowIndices:
-        """First rows of the pages of a tile: rows[i] = row_idx(b, base + i * min(P, tile_rows)).
+        """First rows of a tile's pages: rows[i] = row_idx(b, base + i * min(P, tile_rows)).
 
         Parameters
         ----------
         b, base : int
             Sequence, and position of the tile's first token.
         tile_rows : int
-            Tokens of the tile; it and the page size must divide one another, over at most 16 pages.
+            Tokens of the tile. It divides the page size or is a multiple of it, over at most 16 pages.
         base_alignment : int, optional
-            A promise that base is a multiple of it; default ``tile_rows``. Counts when the tile spans several pages.
+            A divisor of ``base``, by default ``tile_rows``; used if the tile spans several pages.
         pair_cta, is_leader : bool
-            Kept in the result.
+            Stored in the result.
 
         Raises
         ------
         ValueError
-            If the parameters are not allowed, the promise does not hold, or the tile reads past the table's columns
-            (pad the table: ``layout.lookup_columns``).
+            For invalid parameters, a base that is not aligned, or a tile past the table's columns (pad the table:
+            ``layout.lookup_columns``).
         """
         self._need_rows("populate")
         what = f"{type(self).__name__}.populate"
@@ -338,20 +337,19 @@ class HostModel:
     # --- pointers ---
 
     def block_paged_ptr(self, b: int, t: int, h: int, d: int = 0, *, tile: int = 1) -> np.ndarray:
-        """The cache's memory from (b, t, h, d) on.
+        """A view of the cache's memory from (b, t, h, d) on.
 
         Parameters
         ----------
         b, t, h, d : int
         tile : int
-            Consecutive tokens to see from ``t``; it must divide the page size, and ``t`` be a multiple of it. Of a
-            continuous cache, any that fits the region.
+            Consecutive tokens from ``t``; it must divide the page size and ``t``. In a continuous cache, any number of
+            tokens within the region.
 
         Returns
         -------
         numpy.ndarray
-            A view [tile, D - d]; element [i, j] is (b, t + i, h, d + j). The page must exist: a page id out of range
-            raises IndexError, since there is nothing to point at.
+            A view [tile, D - d]; element [i, j] is (b, t + i, h, d + j). A page id out of range raises IndexError.
         """
         what = "block_paged_ptr"
         if self.spec.kind in page_orders.added:
@@ -375,7 +373,7 @@ class HostModel:
         )
 
     def scales_block_paged_ptr(self, b: int, t: int, h: int, d: int = 0) -> np.ndarray:
-        """The scales from that of (b, t, h, d) on: a view of the granules left of this token and head."""
+        """A view of the scales from that of (b, t, h, d) on, for the remaining granules of this token and head."""
         offsets, page = self._scale_offsets(b, h, t, d, 1, "scales_block_paged_ptr", clamp=False)
         self._exists(page, "scales_block_paged_ptr")
         start = int(offsets.flat[0])
@@ -390,7 +388,7 @@ class HostModel:
             )
 
     def scales_raw_ptr(self) -> np.ndarray | None:
-        """The scales of this view, [N, P, H, G], or None (a null pointer) when the cache is not quantized."""
+        """A view of all scales, [N, P, H, G], or None (a null pointer) for a cache without scales."""
         self._need_host("scales_raw_ptr")
         return self.scales
 
@@ -401,29 +399,29 @@ class HostModel:
         return self._array("lengths", "cache_lengths_nd")
 
     def cache_length(self, b: Any) -> Any:
-        """Tokens of sequence ``b`` that were cached before this step."""
+        """Tokens of sequence ``b`` cached before this step."""
         lengths = self._array("lengths", "cache_length")
         b = integers(b, "b", "cache_length")
         in_range(b, self._at["batch"], "b (sequence)", "cache_length")
         found = lengths[b]
         return int(found) if found.ndim == 0 else found
 
-    # --- what needs no memory ---
+    # --- methods that need no memory ---
 
     def empty_cache(self) -> bool:
-        """Whether ``max_cache_length`` is 0. It counts the new tokens: with any, this is false."""
+        """Whether ``max_cache_length``, which includes new tokens, is 0."""
         return self._at["max_cache_length"] == 0
 
     def max_prompt_length(self) -> int:
-        """Longest count of new tokens in the batch."""
+        """Largest number of new tokens of a sequence."""
         return self._at["max_seq_length"]
 
     def max_context_length(self) -> int:
-        """Longest cached + new tokens in the batch."""
+        """Largest number of cached and new tokens of a sequence."""
         return self._at["max_cache_length"]
 
     def max_tile_size(self) -> int:
-        """Most tokens that lie together: the page size; -1 (no limit) when continuous."""
+        """Largest number of contiguous tokens: the page size; -1 (no limit) for a continuous cache."""
         return self.spec.max_tile_size
 
 

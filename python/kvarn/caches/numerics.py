@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""Conversions of the caches: to a storage type (saturating), and from quantized values."""
+"""Conversions of caches: to a storage type (saturating), and from quantized values."""
 
 from __future__ import annotations
 
@@ -12,16 +12,15 @@ from kvarn.dialect.dtypes import DType
 
 
 def saturating_cast(values: Any, dtype: DType) -> np.ndarray:
-    """Convert to a storage type as a kernel does.
+    """Convert to a storage type, like kernels.
 
     Parameters
     ----------
     values : array-like
         Numbers of any dtype and shape.
     dtype : DType
-        Target. To an 8-bit float: round to nearest even, with everything past the largest finite value (infinities
-        too) becoming that value; NaN stays NaN. To an integer: round to nearest even and clamp; NaN becomes 0. To a
-        wider float: plain rounding.
+        Target. An 8-bit float: round to nearest even, and saturate to the largest finite value, infinities too; NaN
+        stays NaN. An integer: round to nearest even and saturate; NaN becomes 0. A wider float: round.
 
     Returns
     -------
@@ -44,11 +43,11 @@ def saturating_cast(values: Any, dtype: DType) -> np.ndarray:
 
 
 def dequantize(stored: np.ndarray, scale: np.ndarray, dtype: DType) -> np.ndarray:
-    """``stored * scale``, computed in f32 whatever the scale type, and rounded once to ``dtype``."""
+    """``stored * scale``, computed in f32 for every scale type, rounded once to ``dtype``."""
     with np.errstate(over="ignore", invalid="ignore"):
         return saturating_cast(stored.astype(np.float32) * scale.astype(np.float32), dtype)
 
 
 def default_load_dtype(storage: DType, quantized: bool) -> DType:
-    """What a load gives when it is not told: the storage type, or f32 from a quantized cache."""
+    """The default result type of a load: the storage type, or f32 for a quantized cache."""
     return dtypes.f32 if quantized else storage

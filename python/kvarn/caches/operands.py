@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""Operands of attention: one interface over a cache, a cache's scales, and dense or ragged buffers.
+"""Operands of attention: one interface to a cache, a cache's scales, and dense or ragged buffers.
 
-Kernels take each of them as an argument (``kv.MHAOperand`` stands for any, a class for its own kind), and on host
-buffers the methods are the model of what a kernel does. The order of an operand's indices is (sequence, *token*,
-*head*, dim), the cache's is (sequence, head, token, dim).
+Kernels take them as arguments (annotated ``kv.MHAOperand`` for any, or with the class of one kind); for host buffers
+the methods model what a kernel does. Indices of an operand are (sequence, *token*, *head*, dim), those of a cache
+(sequence, head, token, dim).
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ from .views import KVCache
 
 
 class MHAOperand(SpecMembers, OperandTmaTiles):
-    """Keys or values as an attention kernel reads them. Made as one of the subclasses.
+    """Keys or values as an attention kernel reads them. Use one of the subclasses.
 
-    As an annotation of a kernel's argument it stands for every kind.
+    As the annotation of a kernel's argument it accepts every kind.
 
     Attributes
     ----------
@@ -47,7 +47,7 @@ class MHAOperand(SpecMembers, OperandTmaTiles):
     readonly = True
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
-        raise TypeError("MHAOperand stands for any kind of operand: make one of a kind, as KVCacheMHAOperand(cache)")
+        raise TypeError("MHAOperand is abstract: make an operand of a kind, such as KVCacheMHAOperand(cache)")
 
     def _bind(self, model: HostModel, spec: CacheSpec) -> None:
         self._model, self._spec, self.spec = model, spec, OperandSpec(spec)
@@ -64,7 +64,7 @@ class MHAOperand(SpecMembers, OperandTmaTiles):
 
     @property
     def dtype(self) -> DType:
-        """Type of the elements that it shows."""
+        """Type of the elements that loads return."""
         return self._spec.data_dtype
 
     @property
@@ -77,27 +77,27 @@ class MHAOperand(SpecMembers, OperandTmaTiles):
 
     @property
     def capacity(self) -> int:
-        """Token slots of a page (or region); S of a dense operand, 1 of a ragged one."""
+        """Token slots of a page (or region); S for a dense operand, 1 for a ragged one."""
         return self._model._at["capacity"]
 
     def load(self, b: Any, t: Any, h: Any, d: Any = 0, width: int = 1, dtype: Any = None) -> Any:
-        """Read ``width`` elements, dequantized, as the cache's ``load``; mind the order (b, token, head, d)."""
+        """Read ``width`` elements, dequantized, like the cache's ``load``; indices are (b, token, head, d)."""
         return self._model.load(b, h, t, d, width, dtype)
 
     def block_paged_ptr(self, b: int, t: int, h: int, d: int = 0, *, tile: int = 1) -> np.ndarray:
-        """The memory from (b, t, h, d) on, [tile, D - d], read-only."""
+        """A read-only view [tile, D - d] of the memory from (b, t, h, d) on."""
         return _frozen(self._model.block_paged_ptr(b, t, h, d, tile=tile))
 
     def scales_block_paged_ptr(self, b: int, t: int, h: int, d: int = 0) -> np.ndarray | None:
-        """The scales from that of (b, t, h, d) on, read-only; None (a null pointer) where the interface has none."""
+        """A read-only view of the scales from that of (b, t, h, d) on; None (a null pointer) without scales."""
         return _frozen(self._model.scales_block_paged_ptr(b, t, h, d))
 
     def load_scale(self, b: Any, t: Any, h: Any, d: Any = 0, width: int = 1) -> Any:
-        """Read ``width`` scales; mind the order (b, token, head, d)."""
+        """Read ``width`` scales; indices are (b, token, head, d)."""
         return self._model.load_scale(b, h, t, d, width)
 
     def cache_length(self, b: Any) -> Any:
-        """Tokens of a sequence: those cached before this step; of a buffer, all."""
+        """Tokens of a sequence: those cached before this step, or all tokens of a buffer."""
         return self._model.cache_length(b)
 
     def max_context_length(self) -> int:
@@ -111,15 +111,15 @@ class MHAOperand(SpecMembers, OperandTmaTiles):
         return self._model.row_idx(b, t)
 
     def get_tma_row(self, encoded: Any) -> Any:
-        """Row of an encoded index: the cache's; of a buffer, the index itself."""
+        """Row of an encoded index, as in the cache; for a buffer, the index itself."""
         return self._model.get_tma_row(encoded)
 
     def populate(self, b: int, base: int, tile_rows: int, **options: Any) -> PagedRowIndices:
-        """First rows of a tile's pages; options as of the cache's ``populate``."""
+        """First rows of a tile's pages; options as in the cache's ``populate``."""
         return self._model.populate(b, base, tile_rows, **options)
 
     def scales_raw_ptr(self) -> np.ndarray | None:
-        """All scales; None (a null pointer) where the interface has none."""
+        """All scales; None (a null pointer) without scales."""
         return None
 
     @classmethod
@@ -128,7 +128,7 @@ class MHAOperand(SpecMembers, OperandTmaTiles):
 
 
 class _CacheOperand(MHAOperand, NoCopies):
-    """What operands over a cache share."""
+    """Common parts of operands over a cache."""
 
     __slots__ = ()
     copied_by = "copy the collection, and make the operand of a cache of the copy"
@@ -148,7 +148,7 @@ class _CacheOperand(MHAOperand, NoCopies):
 
 
 class KVCacheMHAOperand(_CacheOperand):
-    """A cache as a read-only operand of an attention kernel. Delegates to the cache.
+    """A cache as a read-only operand of an attention kernel.
 
     Parameters
     ----------
@@ -162,7 +162,7 @@ class KVCacheMHAOperand(_CacheOperand):
         self._bind(cache, self._wrap(cache))
 
     def scales_raw_ptr(self) -> np.ndarray | None:
-        """The scales of the cache, read-only; None when not quantized. The interface speaks of float32 only."""
+        """The scales of the cache, read-only; None without. The interface defines it for float32 only."""
         scales = self.cache.scales_raw_ptr()
         if scales is None or scales.dtype == np.float32:
             return None if scales is None else _frozen(scales)
@@ -172,7 +172,7 @@ class KVCacheMHAOperand(_CacheOperand):
 
 
 class KVCacheScalesMHAOperand(_CacheOperand):
-    """The scales of a quantized cache, shown as the data of an operand.
+    """The scales of a quantized cache as the data of an operand.
 
     Parameters
     ----------
@@ -194,7 +194,7 @@ class KVCacheScalesMHAOperand(_CacheOperand):
         return found if dtype is None else saturating_cast(found, dtypes.of(dtype))[()]
 
     def block_paged_ptr(self, b: int, t: int, h: int, d: int = 0, *, tile: int = 1) -> np.ndarray:
-        """The scales from that of (b, t, h, d) on; ``tile`` tokens lie H*G scales apart."""
+        """The scales from that of (b, t, h, d) on; the stride of ``tile`` tokens is H*G scales."""
         if tile < 1 or self.page_size % tile or t % tile:
             raise ValueError(f"tile must divide the page size {self.page_size} and the token {t}, got {tile}")
         first = self.cache.scales_block_paged_ptr(b, t, h, d)
@@ -210,7 +210,7 @@ class KVCacheScalesMHAOperand(_CacheOperand):
 
 
 class BufferRows(HostModel, NoCopies):
-    """The methods of a cache over the rows of a buffer, for host memory."""
+    """A cache's methods over the rows of a host buffer."""
 
     __slots__ = ("_at", "_host", "_keep", "buffers", "device", "readonly", "spec")
 
@@ -258,7 +258,7 @@ class BufferRows(HostModel, NoCopies):
 
 
 class _BufferOperand(MHAOperand, CopiedWhole):
-    """Keys or values as rows of a buffer: what dense and ragged operands share."""
+    """Common parts of dense and ragged operands, whose keys or values are rows of a buffer."""
 
     __slots__ = ("buffer", "scales")
 
@@ -272,13 +272,13 @@ class _BufferOperand(MHAOperand, CopiedWhole):
         return (data.owner,), options, self._keep
 
     def _view(self, kind: str, buffer: Any, scales: Any) -> tuple[CacheSpec, dict[str, BufferView], dict[str, int]]:
-        """Check the buffers; the spec, the views by name and the fields that do not depend on the sequences."""
+        """Check the buffers; the spec, the views by name, and the fields that do not depend on the sequences."""
         dims = ("sequences", "tokens", "heads", "head_size")[0 if kind == DENSE else 1 :]
         outer = 1 if kind == DENSE else 0
         data, strides = checks.pool(buffer, "buffer", dims, outer, empty=True)
         heads, size = data.shape[-2:]
         checks.aligned(data, min(16, layout.lowbit(size * data.dtype.itemsize)), "buffer")
-        packed = math.prod(data.shape[1:])  # what the stride of an empty buffer says nothing of
+        packed = math.prod(data.shape[1:])  # strides of an empty buffer are arbitrary
         views, at = {"buffer": data}, {"base": data.data, "stride0": strides[0] if data.size else packed}
         at["num_blocks"], at["capacity"] = data.shape[0], data.shape[1] if kind == DENSE else 1
         if (data.shape[0] - 1) * (at["stride0"] // (heads * size)) + at["capacity"] >= 2**31:
@@ -325,11 +325,11 @@ class LayoutTensorMHAOperand(_BufferOperand):
     Parameters
     ----------
     buffer : array-like [B, S, H, D]
-        Sequences may lie apart (any stride of dimension 0 that is whole tokens); the rest is packed.
+        Dimension 0 may have any stride of whole tokens; the others are packed.
     scales : array-like [B, S, H, G], optional
-        One for cdiv(D, G) consecutive elements.
+        One per cdiv(D, G) consecutive elements.
     lengths : uint32 or int32 array-like [B], optional
-        Tokens of each sequence, at most S; default: S of all.
+        Tokens of each sequence, at most S; by default S.
     """
 
     __slots__ = ()
@@ -350,11 +350,11 @@ class LayoutTensorMHAOperand(_BufferOperand):
 
     @property
     def seq_length(self) -> int:
-        """S."""
+        """S, the extent of dimension 1."""
         return self._model._at["capacity"]
 
     def load_scale(self, b: Any, t: Any, h: Any, d: Any = 0, width: int = 1) -> Any:
-        """Scales from granule ``d // granularity`` on; mind the order (b, token, head, d). Zeros without scales."""
+        """Scales from granule ``d // granularity`` on; zeros without scales. Indices are (b, token, head, d)."""
         if self.scale_dtype is None:
             return _zeros(b, t, h, d, width, self.dtype)
         return super().load_scale(b, t, h, d, width)
@@ -368,10 +368,10 @@ class RaggedMHAOperand(_BufferOperand):
     buffer : array-like [tokens, H, D]
         Packed.
     cache_row_offsets : uint32 or int32 array-like [B+1]
-        Sequence b has the rows from ``cache_row_offsets[b]`` to ``cache_row_offsets[b+1]``. Checked here when they are
-        in host memory; a kernel keeps what they say inside the buffer.
+        Sequence b has rows ``cache_row_offsets[b]`` to ``cache_row_offsets[b+1]``. Checked here if they are in host
+        memory; kernels clamp them to the buffer.
     scales : array-like [tokens, H, G], optional
-        ``load`` applies them; by the interface, ``load_scale`` and the pointers to scales do not show them.
+        Applied by ``load``; the interface has no other access to them.
     """
 
     __slots__ = ()
@@ -394,12 +394,12 @@ class RaggedMHAOperand(_BufferOperand):
 
     @property
     def cache_row_offsets(self) -> np.ndarray:
-        """The offsets, int64 [B + 1]; of host memory only."""
+        """The offsets, int64 [B + 1]; for host memory only."""
         return self._model._array("offsets", "cache_row_offsets").view(np.int32).astype(np.int64)
 
     @property
     def quantization_granularity(self) -> int:
-        """0, by the interface."""
+        """0, as defined by the interface."""
         return 0
 
     def max_context_length(self) -> int:

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""Pools of pages or regions with their tables: what caches and collections of every kind check and keep.
+"""Pools of pages or regions with their tables: the checks and members shared by caches and collections.
 
-A pool's dimensions are a word with a letter for each, slow to fast: N pages or regions, 2 keys and values, L layers,
-P token slots, H heads, D elements of a head.
+The dimensions of a pool are a word with one letter per dimension, from the slowest to the fastest: N pages or regions,
+2 keys and values, L layers, P token slots, H heads, D elements of a head.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from kvarn.runtime.buffers import BufferView
 
 from . import checks
 
-AS_MANY_AS_FIT: Any = object()  # in place of a bound: what the table has room for
-WRITABLE = ("blocks", "values", "scales", "value_scales")  # the views of what a kernel may write
-# Names of the dimensions of pools, by kind and word: added kinds have those of paged pools; and of lookup tables.
+AS_MANY_AS_FIT: Any = object()  # in place of a bound: the table's capacity
+WRITABLE = ("blocks", "values", "scales", "value_scales")  # views of buffers that kernels may write
+# Names of the dimensions of pools by kind and word (added kinds use those of paged pools), and of lookup tables.
 _POOLS = {
     (PAGED, "NPHD"): ("pages", "page_size", "heads", "head_size"),
     (PAGED, "N2LPHD"): ("pages", "2 (1 for MLA)", "layers", "page_size", "heads", "head_size"),
@@ -31,12 +31,12 @@ _POOLS = {
 }
 _TABLES = {CONTINUOUS: ("sequences",), FA3: ("layers", "sequences", "columns")}
 _ROWS = ("sequences", "columns")
-Pool = tuple[CacheSpec, dict[str, BufferView], dict[str, int]]  # its parameters, its buffers and its fields by name
+Pool = tuple[CacheSpec, dict[str, BufferView], dict[str, int]]  # parameters, buffers by name, fields by name
 
 
 @dataclass(frozen=True)
 class KVCacheStaticParams:
-    """What a cache stores of each token.
+    """What a cache stores per token.
 
     Parameters
     ----------
@@ -60,7 +60,7 @@ class KVCacheStaticParams:
 
 
 class PoolMembers(CacheMembers):
-    """What caches and collections keep of their buffers, and say of them."""
+    """Members of caches and collections that describe their buffers."""
 
     __slots__ = ()
     device: tuple[str, int]
@@ -74,27 +74,27 @@ class PoolMembers(CacheMembers):
     def _keep_views(
         self, spec: CacheSpec, views: Mapping[str, BufferView], at: dict[str, int], fields: Iterable[layout.Field]
     ) -> None:
-        """Set what caches and collections have in common.
+        """Set the common members of caches and collections.
 
         Parameters
         ----------
         views : mapping
             The buffers by name.
         at : dict of str to int
-            The run-time fields by name, of which ``fields`` are a kernel's parameters.
+            The run-time fields by name; ``fields`` selects a kernel's parameters among them.
         """
         self._spec, self._at = spec, at
         self._fields = tuple(at[f.name] for f in fields)
         self.device = views["blocks"].device
         self.readonly = any(views[n].readonly for n in WRITABLE if n in views)
         self.buffers = tuple(v.owner for v in views.values())
-        self._words = None  # what the native part makes of all of it
+        self._words = None  # the native form of these fields, made on demand
         self._memory = memory_of(views["blocks"])
 
     def fields(self) -> tuple[int, ...]:
         """The kernel's parameters, in the order of ``layout.cache_fields``; pointers as integers.
 
-        Those of a collection in the order of ``layout.collection_fields``.
+        For a collection, in the order of ``layout.collection_fields``.
         """
         memory = self._memory
         if memory is not None and memory[0].data_ptr() != memory[1]:
@@ -103,33 +103,32 @@ class PoolMembers(CacheMembers):
 
     @property
     def kv_params(self) -> KVCacheStaticParams:
-        """What is stored of each token."""
+        """What is stored per token."""
         return KVCacheStaticParams(self._spec.num_heads, self._spec.head_size, self._spec.is_mla)
 
     @property
     def batch_size(self) -> int:
-        """B, sequences."""
+        """B, the number of sequences."""
         return self._at["batch"]
 
     @property
     def num_blocks(self) -> int:
-        """N, pages with the null page counted, or regions."""
+        """N, the number of pages, including the null page, or of regions."""
         return self._at["num_blocks"]
 
 
 def memory_of(pool: BufferView) -> tuple[Any, int] | None:
-    """What tells whether a pool is still where it was: its tensor and its address; None of other arrays.
+    """The tensor and address by which a change of a pool's memory is detected; None for other arrays.
 
-    A tensor keeps its memory, but may be given other memory, or none: by ``untyped_storage().resize_``, ``set_`` or
-    ``.data``, as FSDP does it.
+    A tensor can be given other memory, or none, by ``untyped_storage().resize_``, ``set_`` or ``.data``, as in FSDP.
     """
     if not is_torch(type(pool.owner)):
         return None
-    return pool.owner, pool.data or -1  # nothing is at 0: of a tensor that was recorded, not made
+    return pool.owner, pool.data or -1  # -1 for an address of 0, which a recorded (fake) tensor has
 
 
 def moved(thing: Any, tensor: Any) -> ValueError:
-    """What is wrong with a cache, collection or operand over a tensor whose memory is not what it was."""
+    """The error for a cache, collection or operand over a tensor whose memory has changed."""
     now = "elsewhere" if tensor.data_ptr() else "without memory"
     return ValueError(
         f"the memory of the {type(thing).__name__} is gone: its tensor has been resized, set anew or freed since it "
@@ -140,7 +139,7 @@ def moved(thing: Any, tensor: Any) -> ValueError:
 def pool_of(
     kind: str, dims: str, blocks: Any, scales: Any = None, granularity: int = 1, *, is_mla: bool = False
 ) -> Pool:
-    """Check a pool and its scales, if there are any.
+    """Check a pool and its scales, if any.
 
     Parameters
     ----------
@@ -150,7 +149,7 @@ def pool_of(
     granularity : int
         Consecutive elements that share a scale.
     is_mla : bool
-        Whether these are latent keys; where dims have ``2``, that dimension says it.
+        Whether these are latent keys; if dims have ``2``, the extent of that dimension decides.
     """
     names, outer = _POOLS.get((kind, dims)) or _POOLS[PAGED, dims], len(dims) - 3
     data, strides = checks.pool(blocks, "blocks", names, outer)
@@ -211,7 +210,7 @@ def with_sequences(
     max_seq_length, max_cache_length : int
         Or `AS_MANY_AS_FIT`.
     name : str
-        What to call the pool where buffers lie on different devices.
+        The pool's name in the error for buffers on different devices.
     """
     spec, views, at = pool
     lengths, _ = checks.table(cache_lengths, "cache_lengths", ("sequences",))

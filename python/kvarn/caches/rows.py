@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""First rows of a tile's pages: what ``populate`` gives."""
+"""First rows of a tile's pages, the result of ``populate``."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from kvarn.dialect.members import TileRows
 
 @dataclass(frozen=True, eq=False)
 class PagedRowIndices(TileRows[Any]):
-    """Where the pages of a tile of tokens begin, in rows.
+    """The first row of each page of a tile of tokens.
 
     Attributes
     ----------
@@ -22,10 +22,9 @@ class PagedRowIndices(TileRows[Any]):
     page_size : int
         Tokens of a page; 0 for a continuous cache.
     rows : numpy.ndarray
-        uint32 [BN // min(P, BN)]: the row of each sub-tile's first token. Always for the whole tile.
+        uint32 [BN // min(P, BN)]: the row of each page's first token in the tile. Always for the whole tile.
     pair_cta, is_leader : bool
-        Whether two CTAs share the tile, and which of them this is. What each one *copies* depends on it, the rows do
-        not.
+        Whether two CTAs share the tile, and which of them this is. They affect what each CTA *copies*, not the rows.
     """
 
     tile_rows: int

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""Summaries of pages: what the choice of pages goes by (``kv.ops.select_pages``)."""
+"""Summaries of pages, by which ``kv.ops.select_pages`` selects pages."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ KINDS = {"min_max": 2, "mean": 1}  # rows of a summary
 class PageSummaries(NoShallowCopies):
     """For every page of a pool, layer and KV head: the least and the largest element of its keys, or their mean.
 
-    Summaries lie beside the pool and are found by a page's number in it, so that whatever shares pages shares them.
-    ``kv.ops.summarize_pages`` makes those of the pages that a step has written.
+    Summaries are indexed by page number, so requests that share pages share their summaries.
+    ``kv.ops.summarize_pages`` updates those of the pages that a step has written.
 
     Parameters
     ----------
     collection : KV cache collection
         With pages, and with values (not MLA).
     kind : {"min_max", "mean"}
-        ``"min_max"`` (Quest): no key of the page scores more than the bound that follows from it. ``"mean"`` takes half
-        the memory and bounds nothing.
+        ``"min_max"`` (Quest) gives an upper bound on the scores of a page's keys. ``"mean"`` takes half the memory and
+        gives no bound.
     data : array-like [pages of the pool, layers, H, R, D], optional
         f32, f16 or bf16, R = 2 for ``"min_max"`` (least, largest) and 1 for ``"mean"``. By default zeros of the
         collection's library and float type, bf16 for 8-bit caches.
@@ -38,7 +38,7 @@ class PageSummaries(NoShallowCopies):
     Raises
     ------
     ValueError, TypeError
-        If the collection has no pages, or no values, or data does not fit it.
+        If the collection has no pages or no values, or data does not match it.
     """
 
     def __init__(self, collection: Any, kind: str = "min_max", data: Any = None) -> None:
@@ -54,8 +54,8 @@ class PageSummaries(NoShallowCopies):
         shape = (collection.num_blocks, collection.num_layers, spec.num_heads, KINDS[kind], spec.head_size)
         if data is None:
             blocks = getattr(collection, "blocks", None)
-            beside = blocks[0] if isinstance(blocks, (list, tuple)) else blocks
-            data = allocation.zeros(beside, shape, bf16 if spec.dtype.bits == 8 else spec.dtype, "data", title)
+            like = blocks[0] if isinstance(blocks, (list, tuple)) else blocks
+            data = allocation.zeros(like, shape, bf16 if spec.dtype.bits == 8 else spec.dtype, "data", title)
         elif tuple(data.shape) != shape:
             raise ValueError(f"{title}: data must have shape {list(shape)}, got {list(data.shape)}")
         self.kind, self.data = kind, data

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""The caches: one layer's keys or values, as kernels take them by value."""
+"""Caches: one layer's keys or values, which kernels take by value."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from .tma import TmaTiles
 class KVCache(PoolMembers, HostModel, TmaTiles, NoCopies):
     """A cache of any kind: a read-only record of pointers, strides and lengths. Kernels take it by value.
 
-    It is made by a collection's ``get_key_cache`` and ``get_value_cache``, or from one layer's buffers by a subclass.
-    As an annotation of a kernel's argument it stands for every kind.
+    A collection's ``get_key_cache`` and ``get_value_cache`` return it; the subclasses make one from a layer's buffers.
+    As the annotation of a kernel's argument it accepts every kind.
 
     Attributes
     ----------
@@ -54,10 +54,10 @@ class KVCache(PoolMembers, HostModel, TmaTiles, NoCopies):
     copied_by = "copy the collection and take the cache of the copy, or make one of copies of the buffers"
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
-        raise TypeError(f"{type(self).__name__} stands for any kind of cache; make one of a kind, or use a collection")
+        raise TypeError(f"{type(self).__name__} is abstract: make a cache of a kind, or a collection")
 
     def _bind(self, spec: CacheSpec, views: Mapping[str, BufferView], at: dict[str, int]) -> None:
-        """Set everything; ``views`` are the buffers by name."""
+        """Set all members; ``views`` are the buffers by name."""
         self._keep_views(spec, views, at, layout.cache_fields(spec))
         self.spec = spec
         self._keep = tuple(views.values())
@@ -85,10 +85,7 @@ class KVCache(PoolMembers, HostModel, TmaTiles, NoCopies):
 
     @property
     def blocks(self) -> Any:
-        """This layer's pool [N, P, H, D] (P: S_max when continuous): a NumPy view on the host, else a BufferView.
-
-        Of a kind that another package adds [N, P * H * D], in that kind's order.
-        """
+        """This layer's pool [N, P, H, D] (P: S_max if continuous), a NumPy view on the host, else a BufferView."""
         if self.spec.kind in page_orders.added:
             shape, strides = (self._at["num_blocks"], self.spec.page_span), (self._at["stride0"], 1)
             return self._part("base", shape, strides, self.spec.dtype, self.readonly)
@@ -96,19 +93,19 @@ class KVCache(PoolMembers, HostModel, TmaTiles, NoCopies):
 
     @property
     def scales(self) -> Any:
-        """This layer's scales [N, P, H, G], as :attr:`blocks`; None without."""
+        """This layer's scales [N, P, H, G], like :attr:`blocks`; None without."""
         if self.spec.scale_dtype is None:
             return None
         return self._part("scales", self.scales_shape, self.scales_strides, self.spec.scale_dtype, self.readonly)
 
     @property
     def cache_lengths(self) -> Any:
-        """Tokens of each sequence cached before this step, u32 [B]; read-only, as :attr:`blocks`."""
+        """Tokens of each sequence cached before this step, u32 [B]; read-only, like :attr:`blocks`."""
         return self._part("lengths", (self._at["batch"],), (1,), dtypes.u32, True)
 
     @property
     def lookup_table(self) -> Any:
-        """This layer's table, u32 [B, columns], or [B] when continuous; read-only, as :attr:`blocks`."""
+        """This layer's table, u32 [B, columns], or [B] for a continuous cache; read-only, like :attr:`blocks`."""
         at = self._at
         if not self.spec.paged:
             return self._part("lookup", (at["batch"],), (at["lookup_stride"],), dtypes.u32, True)
@@ -140,7 +137,7 @@ class KVCache(PoolMembers, HostModel, TmaTiles, NoCopies):
         return (self._at["scales_stride0"], self._spec.scales_token_stride, self._spec.num_scales, 1)
 
     def _part(self, name: str, shape: tuple[int, ...], strides: tuple[int, ...], dtype: DType, readonly: bool) -> Any:
-        """One of the buffers: a NumPy view on the host, else a BufferView."""
+        """A buffer: a NumPy view on the host, else a BufferView."""
         address = self._at[name]
         if self.device[0] == "cpu":
             return strided_array(address, shape, strides, dtype, readonly, self._keep)
@@ -158,18 +155,18 @@ class KVCache(PoolMembers, HostModel, TmaTiles, NoCopies):
 
 
 class PagedKVCache(KVCache):
-    """One layer's K or V in pages.
+    """One layer's keys or values in pages.
 
     Parameters
     ----------
     blocks : array-like [N, P, H, D]
-        N pages of P token slots. The pages may lie apart (any stride of dimension 0); the rest is packed.
+        N pages of P token slots. Dimension 0 may have any stride; the others are packed.
     cache_lengths : uint32 or int32 array-like [B]
         Tokens of each sequence cached before this step.
     lookup_table : uint32 or int32 array-like [B, columns]
         Page ids; token t of sequence b is in slot t % P of page ``lookup_table[b, t // P]``.
     max_seq_length, max_cache_length : int
-        Longest new, and longest cached + new, tokens of a sequence.
+        Largest number of new, and of cached and new, tokens of a sequence.
     scales : array-like [N, P, H, G], optional
         Quantization scales, G = cdiv(D, quantization_granularity).
     quantization_granularity : int
@@ -198,12 +195,12 @@ class PagedKVCache(KVCache):
 
 
 class ContinuousBatchingKVCache(KVCache):
-    """One layer's K or V with one contiguous region a sequence.
+    """One layer's keys or values with one contiguous region per sequence.
 
     Parameters
     ----------
     blocks : array-like [N, S_max, H, D]
-        N regions of S_max token slots; they may lie apart.
+        N regions of S_max token slots; dimension 0 may have any stride.
     cache_lengths : uint32 or int32 array-like [B]
     lookup_table : uint32 or int32 array-like [B]
         The region of each sequence.

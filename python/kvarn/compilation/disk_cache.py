@@ -1,12 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""The on-disk compile cache: one file an entry, safe for many processes and ranks.
+"""The on-disk compile cache: one file per entry, safe for concurrent processes and ranks.
 
-An entry is written to a temporary file and renamed, so that a reader sees all of it or nothing; of two
-writers of one key the last wins, with the same bytes. Each file carries a checksum over its key and
-content: a truncated, damaged or renamed one counts as a miss and is removed. Reading an entry marks it
-as used, and writing one drops the least recently used entries when the cache has grown over its limit.
-Nothing is unpickled, but an entry is code that runs: the folder is the user's alone (mode 0700), one that
-others may write to is not used, and so is no entry of another owner.
+An entry is written to a temporary file and renamed, so a reader sees a whole entry or none; if two processes write the
+same key, the last one wins, with the same bytes. Each file has a checksum over its key and content: a truncated,
+damaged or renamed file is a miss and is removed. Reading an entry updates its time of use, and a write evicts the least
+recently used entries of a cache above its limit. Nothing is unpickled, but an entry contains executable code: the
+folder is private (mode 0700); a folder that others may write to, and an entry of another owner, are not used.
 """
 
 from __future__ import annotations
@@ -27,21 +26,21 @@ from typing import Any
 from kvarn.env import env
 from kvarn.files import read_regular
 
-VERSION = 2  # of the file format and of the keys; another version lives in another folder
+VERSION = 2  # of the file format and the keys; each version has its own folder
 _MAGIC = b"kvarn-cache-2\n"
 _SUFFIX = ".entry"
-_STALE_SECONDS = 3600.0  # a temporary file this old belongs to a writer that died
-_KEEP = 0.8  # share of the limit that a clean-up leaves, so that not every write cleans up
+_STALE_SECONDS = 3600.0  # age in seconds after which a temporary file is taken for one of a dead writer
+_KEEP = 0.8  # share of the limit that an eviction leaves, so that not every write evicts
 
 
 def cache_key(parts: Mapping[str, Any]) -> str:
-    """SHA-256 over everything that a result depends on.
+    """SHA-256 over everything that a compiled result depends on.
 
     Parameters
     ----------
     parts : mapping
         Names to numbers, strings, bytes, None, dtypes, specs, and lists, tuples and mappings of them. The order of a
-        mapping does not count. Anything else is refused: its text could change from run to run.
+        mapping is ignored. Other types are refused, since their text could change from run to run.
     """
     document = json.dumps({"version": VERSION, "parts": _canonical(parts, "key")}, sort_keys=True, allow_nan=True)
     return hashlib.sha256(document.encode()).hexdigest()
@@ -67,13 +66,13 @@ def _canonical(value: Any, where: str) -> Any:
         fields = {f.name: _canonical(getattr(value, f.name), f"{where}.{f.name}") for f in dataclasses.fields(value)}
         return {f"\0{type(value).__qualname__}": fields}
     raise TypeError(
-        f"a cache key holds numbers, strings, bytes and containers of them, got {type(value).__name__} at {where}"
+        f"a cache key takes numbers, strings, bytes and containers of them, got {type(value).__name__} at {where}"
     )
 
 
 @dataclass(frozen=True)
 class CacheInfo:
-    """State of a cache: where it is, what it holds, what this process did with it."""
+    """The state of a cache: its folder, its contents, and the hits and misses of this process."""
 
     directory: Path
     entries: int
@@ -89,9 +88,9 @@ class CompileCache:
     Parameters
     ----------
     directory : path, optional
-        The folder; by default ``KVARN_CACHE_DIR``, read when the cache is used.
+        The folder; by default ``KVARN_CACHE_DIR``, read at each use.
     limit : int, optional
-        Most bytes to keep; by default ``KVARN_CACHE_SIZE``. 0 turns the cache off.
+        Largest total size in bytes; by default ``KVARN_CACHE_SIZE``. 0 disables the cache.
     """
 
     def __init__(self, directory: str | os.PathLike[str] | None = None, limit: int | None = None) -> None:
@@ -128,7 +127,7 @@ class CompileCache:
             self._misses += 1
             return None
         self._hits += 1
-        # The time stamp is what the clean-up sorts by. A folder that cannot be written to has no clean-up.
+        # Eviction sorts by this time stamp. A folder that is not writable has no eviction.
         try:
             os.utime(path)
         except OSError:
@@ -136,7 +135,7 @@ class CompileCache:
         return payload
 
     def put(self, key: str, payload: bytes) -> bool:
-        """Store bytes under a key; False if the cache is off or its folder cannot be written to (warned of once)."""
+        """Store bytes under a key; False if the cache is off or its folder is not writable (with one warning)."""
         if self.limit <= 0:
             return False
         path = self._path(key)
@@ -164,14 +163,14 @@ class CompileCache:
         return True
 
     def discard(self, key: str, why: object) -> None:
-        """Remove an entry whose bytes are as they were written, and make no sense; warns, since it may be a bug."""
+        """Remove an intact entry that could not be used; warns, since it may be a bug."""
         path = self._path(key)
         _remove(path)
         self._hits, self._misses = self._hits - 1, self._misses + 1
-        warnings.warn(f"entry {path} of the compile cache is compiled anew: {why}", RuntimeWarning, stacklevel=3)
+        warnings.warn(f"entry {path} of the compile cache is compiled again: {why}", RuntimeWarning, stacklevel=3)
 
     def fetch(self, parts: Mapping[str, Any], make: Callable[[], bytes]) -> bytes:
-        """The stored result for ``parts``, or what ``make`` returns, which is then stored."""
+        """The stored result for ``parts``; if there is none, the result of ``make``, which is then stored."""
         key = cache_key(parts)
         found = None if env.always_compile else self.get(key)
         if found is None:
@@ -180,14 +179,14 @@ class CompileCache:
         return found
 
     def info(self) -> CacheInfo:
-        """What the cache holds now."""
+        """The current contents of the cache."""
         files = self._files()
         return CacheInfo(self.directory, len(files), sum(f[1] for f in files), self.limit, self._hits, self._misses)
 
     def clear(self) -> int:
-        """Remove every entry; the number of entries removed. Other files in the folder stay."""
+        """Remove every entry and return their number. Other files in the folder are kept."""
         removed = sum(_remove(path) for _, _, path in self._files())
-        self._remove_stale(age=60.0)  # a younger one may belong to a writer at work
+        self._remove_stale(age=60.0)  # a younger file may belong to an active writer
         return removed
 
     def _path(self, key: str) -> Path:
@@ -196,7 +195,7 @@ class CompileCache:
         return self.directory / (key + _SUFFIX)
 
     def _ours(self) -> bool:
-        """Whether nobody else can put entries into the folder; says so once when they can."""
+        """Whether only this user can add entries to the folder; warns once otherwise."""
         found = os.stat(self.directory)
         if stat.S_ISDIR(found.st_mode) and _only_ours(found):
             return True
@@ -213,7 +212,7 @@ class CompileCache:
             warnings.warn(message, RuntimeWarning, stacklevel=3)
 
     def _files(self) -> list[tuple[float, int, Path]]:
-        """(last use, bytes, path) of every entry. Files that another process removes meanwhile are left out."""
+        """(last use, bytes, path) of every entry, except files that another process removes meanwhile."""
         found = []
         try:
             with os.scandir(self.directory) as entries:
@@ -237,7 +236,7 @@ class CompileCache:
         for _, size, path in sorted(files):
             if total <= self.limit * _KEEP:
                 break
-            # The entry just written stays even when it alone is over the limit: its writer is about to use it.
+            # The entry just written is kept even above the limit: its writer is about to use it.
             if path != keep and _remove(path):
                 total -= size
 
@@ -255,7 +254,7 @@ def _entry(key: str, payload: bytes) -> bytes:
 
 
 def _only_ours(found: os.stat_result) -> bool:
-    """Whether a file or folder is this user's, or root's, and others may not write to it."""
+    """Whether a file or folder belongs to this user or root, and others may not write to it."""
     return found.st_uid in (os.geteuid(), 0) and not found.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
 
 

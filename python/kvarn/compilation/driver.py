@@ -1,11 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""Compile kernels: from Python, or from kv IR, to an artifact.
+"""Compile kernels, from Python or kv IR, to artifacts.
 
-``kv.compile(kernel, *specs, target=...)`` gives a :class:`~kvarn.compilation.kernel.Kernel`: the code at every stage,
-the facts about it, and a way to launch it. No GPU is needed to compile. Compiled code is kept on disk, keyed by the
-kernel's IR, the target, the settings, kvarn's own sources, MLIR's version and the code of other packages that takes
-part. ``KVARN_DUMP_TO``, ``KVARN_OVERRIDE_DIR``, ``KVARN_CHECK`` and ``KVARN_REPRODUCER`` act here
-(``docs/compiling.md``).
+``kv.compile(kernel, *specs, target=...)`` returns a :class:`~kvarn.compilation.kernel.Kernel`: the code of every stage,
+its statistics, and a launcher. No GPU is needed to compile. Compiled code is cached on disk under a key of the kernel's
+IR, the target, the settings, kvarn's own sources, MLIR's version and the code of extensions. ``KVARN_DUMP_TO``,
+``KVARN_OVERRIDE_DIR``, ``KVARN_CHECK`` and ``KVARN_REPRODUCER`` take effect here (``docs/compiling.md``).
 """
 
 from __future__ import annotations
@@ -43,7 +42,7 @@ _local = threading.local()
 
 
 def context() -> ir.Context:
-    """This thread's compile context; made on first use, and anew when operations have been declared since."""
+    """This thread's compile context. It is made again after operations have been declared."""
     found = getattr(_local, "context", None)
     if found is None or not kv.is_current(found):
         found = _local.context = kv.make_context()
@@ -52,7 +51,7 @@ def context() -> ir.Context:
 
 @contextlib.contextmanager
 def diagnosed(c: ir.Context) -> Iterator[None]:
-    """Turn failures of MLIR and of passes into errors that show the user's source. No fork falls into it."""
+    """A context that turns failures of MLIR and passes into errors with the user's source. Forks wait for its end."""
     found = kv.context_diagnostics(c)
     found.clear()
     try:
@@ -63,16 +62,16 @@ def diagnosed(c: ir.Context) -> Iterator[None]:
         command = getattr(error, "reproducer", "")
         if command:
             located = errors.KernelError(
-                f"{located.message}\n  see it again: {command}", located.location, located.callers
+                f"{located.message}\n  reproduce it with: {command}", located.location, located.callers
             )
-        raise located from error.__cause__  # what a pass raised, with the way to it
+        raise located from error.__cause__  # keep the pass's own exception as the cause
     finally:
         found.clear()
 
 
 @functools.cache
 def sources_digest() -> str:
-    """SHA-256 over kvarn's own sources and what they run on: part of every key of the disk cache."""
+    """SHA-256 over kvarn's sources and their dependencies, a part of every key of the disk cache."""
     digest = hashlib.sha256(f"{_mlir_version()} {native.available() is None}".encode())
     for path in sources():
         digest.update(path.as_posix().rpartition("/kvarn/")[2].encode() + b"\0" + path.read_bytes())
@@ -80,7 +79,7 @@ def sources_digest() -> str:
 
 
 def sources() -> list[Path]:
-    """The files that compiled code depends on: Python, and tables of what was measured."""
+    """The files that compiled code depends on: Python sources, and tables of measured schedules."""
     package = Path(__file__).resolve().parents[1]
     files = [*package.glob("*.py")]
     for folder in ("artifact", "compilation", "dsl", "dialect", "lowering"):
@@ -89,9 +88,9 @@ def sources() -> list[Path]:
 
 
 def _mlir_version() -> str:
-    """The version of MLIR and LLVM; of bindings without metadata, built by oneself, the size and time of the library.
+    """The version of MLIR and LLVM; for local builds without metadata, the library's size and modification time.
 
-    kvarn's metadata pins it, and its sources do not say it: they may be the same over two versions.
+    kvarn's sources do not determine it: they may be the same for two versions.
     """
     try:
         return metadata.version(native.BINDINGS)
@@ -101,7 +100,7 @@ def _mlir_version() -> str:
 
 
 def default_target() -> str:
-    """The target of the machine: ``KVARN_TARGET``, else its GPU's, else ``host``."""
+    """The default target: ``KVARN_TARGET``, else that of the machine's GPU, else ``host``."""
     if env.target:
         return by_name(env.target).name
     from kvarn.runtime import device, driver
@@ -112,7 +111,7 @@ def default_target() -> str:
 
 
 def parse(text: str) -> ir.Module:
-    """Parse MLIR text in this thread's context; a KernelError (a ValueError) with the place of the mistake."""
+    """Parse MLIR text in this thread's context; a KernelError (a ValueError) gives the location of a syntax error."""
     c = context()
     with diagnosed(c):
         return _parse(text, c)
@@ -127,9 +126,9 @@ def _parse(text: str, c: ir.Context) -> ir.Module:
 
 
 def stages_of(source: str, target: str, settings: pipeline.Settings | None) -> Mapping[str, str]:
-    """The IR after each pass, by the pass's name; first ``"input"``, the source itself.
+    """The IR after each pass, by pass name; first ``"input"``, the source itself.
 
-    The second run of a pass is called ``name#2``, and so on.
+    The second run of a pass is named ``name#2``, and so on.
     """
     found: dict[str, str] = {"input": source}
 
@@ -144,7 +143,7 @@ def stages_of(source: str, target: str, settings: pipeline.Settings | None) -> M
 
 
 def llvm_ir_of(text: str) -> str:
-    """LLVM IR of the last stage's text."""
+    """The LLVM IR of the last stage."""
     with forks.no_fork():
         return emit.llvm_ir(parse(text))
 
@@ -168,24 +167,24 @@ def compile(
     kernel : kv.kernel function, mlir.ir.Module, or str
         A DSL kernel, or kv IR with one kernel.
     specs
-        For a DSL kernel, one an argument: a cache or its ``.spec``, a dtype, ``kv.Buffer[dtype, rank]``.
+        For a DSL kernel, one per argument: a cache or its ``.spec``, a dtype, ``kv.Buffer[dtype, rank]``.
     target : str, optional
-        ``"sm_80"``, ``"sm_90a"``, ``"sm_100a"``, ``"host"``, ...; default: the machine's.
+        ``"sm_80"``, ``"sm_90a"``, ``"sm_100a"``, ``"host"``, ...; by default the machine's.
     passes : mapping, optional
-        Passes to run beside others: ``{"after:hoist-kv-lookups": my_pass}``, as for ``kv.pipeline``.
+        Passes to insert: ``{"after:hoist-kv-lookups": my_pass}``, as in ``kv.pipeline``.
     disable : sequence of str
-        Optional passes to leave out, to see what each is worth.
+        Optional passes to omit, e.g. to measure their effect.
     options : mapping of str to str
-        Options by pass name, as a pipeline writes them: ``{"plan-kv-access": "read-only=false"}``.
+        Options by pass name, in pipeline syntax: ``{"plan-kv-access": "read-only=false"}``.
     check : bool or "ownership", optional
-        Whether accesses to caches are checked when the kernel runs, ``"ownership"`` also against who owns the pages
-        (``kv.sanitize``); default: ``KVARN_CHECK``.
+        Whether the kernel checks its cache accesses at run time; ``"ownership"`` also checks them against the owners of
+        pages (``kv.sanitize``). Default: ``KVARN_CHECK``.
     reproducer : path, optional
-        When a pass fails, write the module and the pipeline there, for kv-opt; default: ``KVARN_REPRODUCER``.
+        File for the module and the pipeline if a pass fails, for kv-opt. Default: ``KVARN_REPRODUCER``.
     lineinfo : bool
-        Write the kernel's source lines into the PTX (``.loc``), so that profilers show them. The code is the same.
+        Write the kernel's source lines into the PTX (``.loc``) for profilers. The code is the same.
     start_after : str, optional
-        The kernel is IR that this pass of the pipeline, and those before it, have run on: what is left of it runs.
+        The last pass that has run on the given IR: only the passes after it run.
 
     Returns
     -------
@@ -194,7 +193,7 @@ def compile(
     Raises
     ------
     kvarn.errors.KernelError
-        If the kernel cannot be compiled; names the user's file, line and column.
+        If the kernel cannot be compiled; gives the user's file, line and column.
     ValueError
         For an unknown target, pass or option.
     """
@@ -208,7 +207,7 @@ def compile(
     with diagnosed(c):
         module = as_module(kernel, specs, c)
         text, placed = str(module), with_places(module)
-        # Checks say where they stand, so that code with checks depends on its places, and other code does not.
+        # Assertions contain source locations, so code with checks depends on locations; other code does not.
         what = placed if lineinfo or settings.check or "cf.assert" in text else text
         operations = [op.name for op in ops_named(module, *schedules.TUNED)]
         key = key_of("kernel with lines" if lineinfo else "kernel", what, chosen, settings, operations)
@@ -223,7 +222,7 @@ def compile(
 
 
 def _check_at(steps: Sequence[pipeline.Step]) -> runner.Observer:
-    """Check IR that was written by hand before LLVM gets it, after the last pass."""
+    """An observer that verifies handwritten IR after the last pass, before LLVM gets it."""
 
     def observe(name: str, module: ir.Module) -> None:
         if name == steps[-1].name:
@@ -235,13 +234,13 @@ def _check_at(steps: Sequence[pipeline.Step]) -> runner.Observer:
 def with_places(module: ir.Module) -> str:
     """A module's text with the source locations of its operations."""
     text = str(module.operation.get_asm(enable_debug_info=True))
-    if "nvvm.barrier id" in text:  # whose own form does not read a location back (MLIR 22.1)
+    if "nvvm.barrier id" in text:  # its custom form does not parse a location (MLIR 22.1)
         return str(module.operation.get_asm(enable_debug_info=True, print_generic_op_form=True))
     return text
 
 
 def as_module(kernel: Any, specs: Sequence[Any], c: ir.Context) -> ir.Module:
-    """kv IR of a DSL kernel, a module (copied) or text."""
+    """The kv IR of a DSL kernel, a module (copied) or text."""
     if isinstance(kernel, ir.Module):
         if specs:
             raise TypeError(f"a module takes no specs, got {len(specs)}")
@@ -265,15 +264,15 @@ def lower(
     observer: runner.Observer | None = None,
     lineinfo: bool = False,
 ) -> Artifact:
-    """Run the pipeline and collect code and ABI: of a kernel, or of a program when the module held operations.
+    """Run the pipeline and collect code and ABI of a kernel, or of a program if the module has operations.
 
-    The module is used up. With ``reproducer`` (or ``KVARN_REPRODUCER``) a failure leaves a file that kv-opt runs;
+    The module is consumed. With ``reproducer`` (or ``KVARN_REPRODUCER``) a failure leaves a file for kv-opt;
     ``observer(name, module)`` is called after each pass.
     """
     path = reproducer or env.reproducer
     if not path:
         return _lower(module, target, steps, observer, lineinfo)
-    # Written first, since MLIR ends the process on some mistakes.
+    # Written first, since MLIR terminates the process on some errors.
     options = loading.flags(steps) + ("" if target.is_host else f" --emit=ptx --target={target.name}")
     with module.context:
         passes = [p for step in steps for p in step.split()]
@@ -308,7 +307,7 @@ def _lower(
     entries, program = take_record(module)
     name, args, launches, workspaces = program or (entries[0].name, (), (), ())
     if target.is_host:
-        # The JIT would only say that it failed.
+        # The JIT would only report that it failed.
         for op in walk(module, lambda name: name.partition(".")[0] not in ("llvm", "builtin")):
             fail(op, "has no lowering on the host target")
         return Artifact(name, "host", "", {"llvm": str(module)}, entries, args, launches, workspaces)
@@ -324,7 +323,7 @@ _Program = tuple[str, tuple[Arg, ...], tuple[Step, ...], tuple[Workspace, ...]]
 
 
 def take_record(module: ir.Module) -> tuple[tuple[Entry, ...], _Program | None]:
-    """The kernels and the program that ``record-kv-abi`` wrote down on a module, which it is taken off."""
+    """The kernels and the program in the record that ``record-kv-abi`` attached to a module; removes the record."""
     attributes = module.operation.attributes
     if record_kv_abi.ATTRIBUTE not in attributes:
         raise ValueError("the module must have a kernel (a gpu.func with the kernel attribute), got one without")
@@ -363,12 +362,11 @@ def _arg(record: dict[str, Any]) -> Arg:
 
 
 def key_of(kind: str, what: Any, target: Target, settings: pipeline.Settings, operations: Iterable[str]) -> str | None:
-    """The disk cache's key of something compiled for a target: ``what`` is IR or what it is made from.
+    """The disk cache's key of a compilation for a target; ``what`` is IR or what it is made from.
 
-    The user's table of schedules counts where one of the ``operations`` in it, by name, is declared to be tuned, and
-    where code from outside takes part, which may make such operations. None where such code cannot be told from other
-    code in another process, and where passes are inserted: these run whenever something is compiled, since what they
-    print, count and remark is as much of their work as the code.
+    The user's table of schedules is part of the key if it has one of the ``operations``, by name, or if extensions take
+    part, which may build such operations. None if code of an extension has no digest, or if passes are inserted: these
+    run at every compilation, since their output, statistics and remarks matter as much as the code.
     """
     outside = None if settings.inserted else extensions.key()
     if outside is None:
@@ -391,13 +389,13 @@ def load_cached(key: str | None) -> Artifact | None:
         return None
     try:
         return bundle.loads(data, "it")[0]
-    except ValueError as error:  # its bytes are as they were written: of another kvarn, or of a bug
+    except ValueError as error:  # intact bytes of an incompatible kvarn, or a bug
         compile_cache.discard(key, error)
         return None
 
 
 def save_cached(key: str | None, made: Artifact) -> None:
-    """Keep an artifact in the disk cache, unless it may be made from edited stages."""
+    """Store an artifact in the disk cache, unless edited stages may have been used."""
     if key is None or env.override_dir:
         return
     compile_cache.put(key, bundle.dumps([made]))

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""Code from outside kvarn that compilations run: extensions, and digests of all such code for cache keys.
+"""Extensions: code outside of kvarn that takes part in compilations, and its digests for cache keys.
 
-:func:`extend` loads what adds ops, rules, expansions and passes. A digest stands for what runs, not for names: a
-module's source and its functions' code (which differ when the file was edited after it was imported), what a function
-closes over, its defaults, and, where there is no source, as in a notebook, the globals that it reads. What cannot be
-digested keeps a compilation out of the disk cache, with a warning.
+:func:`extend` loads modules that add ops, rules, expansions and passes. A digest identifies code, not names: a module's
+source and its functions' code (which differ if the file was edited after its import), the variables a function closes
+over, its defaults, and, without source as in a notebook, the globals that it reads. Code without a digest keeps a
+compilation out of the disk cache, with a warning.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from kvarn.lowering.pipeline import Insertion, Settings
 from kvarn.lowering.pipeline_parser import Step
 from kvarn.lowering.rewrite import Rules
 
-# Where kernels are traced and lowered: what is patched there counts.
+# Packages that trace and lower kernels; patches of their members are part of the key.
 _PATCHED = ("kvarn.dialect.", "kvarn.dsl.", "kvarn.lowering.")
 _OURS = frozenset({"kvarn", "mlir", "nanobind", "numpy", "ml_dtypes", "builtins", *sys.stdlib_module_names}) - {
     "__main__"
@@ -37,30 +37,30 @@ _OURS = frozenset({"kvarn", "mlir", "nanobind", "numpy", "ml_dtypes", "builtins"
 _PLAIN = (type(None), bool, int, float, complex, str, bytes, type(...), range)
 
 
-_EXTENSION = "kvarn_extension_"  # what the module of a file is called, before its stem
-_OF_FILES = ("kvarn_extension_", "kvarn_file_", "kvarn_user_pass_")  # modules that have a file and no name to import
+_EXTENSION = "kvarn_extension_"  # prefix of the module name of an extension file
+_OF_FILES = ("kvarn_extension_", "kvarn_file_", "kvarn_user_pass_")  # not importable by name
 
 
-# Members of classes that say nothing, or, of operations, what their fields say.
+# Class members that are irrelevant to the digest or, for operations, implied by the fields.
 _NO_PART = ("__dict__", "__weakref__", "__module__", "__doc__", "__annotations__", "__firstlineno__", "_parameters")
 
 
 class _Undigestible(Exception):
-    """A value that has no digest that is the same in every process."""
+    """A value without a digest that is equal in every process."""
 
 
 def extend(extension: types.ModuleType | str | Path) -> types.ModuleType:
     """Load an extension: a module that adds operations, rules, expansions, kinds of caches or passes to kvarn.
 
-    What is compiled from now on, in any thread, has them. An edited file may be loaded again. Packages that are
-    installed may declare their extensions by the entry point group ``kvarn.extensions``: those need no call.
+    Later compilations, in any thread, use it. An edited file may be loaded again. Installed packages may declare
+    extensions by the entry point group ``kvarn.extensions``; these load without a call.
 
     Parameters
     ----------
     extension : module, str or path
         A module, its name, or a Python file. Importing it declares what it adds: classes of ``Kv.Operation``, functions
         decorated with ``lowers`` and ``expands``, ``page_orders.add_kind``. Its functions decorated with ``kv_pass``
-        become known by name.
+        are registered by name.
 
     Returns
     -------
@@ -70,9 +70,9 @@ def extend(extension: types.ModuleType | str | Path) -> types.ModuleType:
     Raises
     ------
     ValueError
-        When it cannot be loaded, or adds nothing.
+        If it cannot be loaded, or adds nothing.
     TypeError
-        When a name that it declares is another's.
+        If it declares a name that is in use.
     """
     installed.load()
     if isinstance(extension, types.ModuleType):
@@ -106,7 +106,7 @@ def _is_part_of(thing: Any, module: str) -> bool:
 
 
 def needed() -> list[str]:
-    """What another process is to be given, with ``extend``, to read and lower the IR of this one."""
+    """The arguments for ``extend`` in another process that reads and lowers this process's IR."""
     found = dict(installed.given)
     for op_class in Kv.operations:
         if is_outside(op_class) and op_class.__module__ != "__main__":
@@ -117,7 +117,7 @@ def needed() -> list[str]:
 
 
 def is_outside(thing: Any) -> bool:
-    """Whether a function, a class or an object is of code that kvarn's own sources do not cover."""
+    """Whether a function, a class or an object comes from outside kvarn's own sources."""
     return not _is_ours(_home(thing))
 
 
@@ -127,8 +127,8 @@ def _is_ours(module: str | None) -> bool:
 
 
 def _home(thing: Any) -> str | None:
-    """The module that a thing's code is of; of an object that wraps a function, that of the function."""
-    # A function's __module__ is what functools.wraps copies.
+    """The module that defines an object's code; for a wrapper, the module of the wrapped function."""
+    # functools.wraps copies __module__, so the code's globals are used instead.
     if type(thing) is types.FunctionType:
         return thing.__globals__.get("__name__")
     if isinstance(thing, type):
@@ -138,7 +138,7 @@ def _home(thing: Any) -> str | None:
 
 
 def _wrapped(thing: Any) -> Any:
-    """The function that a method, a partial, a cached function or a kernel wraps; None for anything else."""
+    """The function that a method, a partial, a cached function or a kernel wraps; None for other objects."""
     for name in ("__func__", "__wrapped__", "func", "function", "fget"):
         inner = getattr(thing, name, None)
         if isinstance(inner, types.FunctionType):
@@ -147,7 +147,7 @@ def _wrapped(thing: Any) -> Any:
 
 
 def registered() -> Iterator[tuple[str, Any]]:
-    """Op classes, rules and expansions from outside, and what stands in the place of kvarn's own, with its place."""
+    """Op classes, rules and expansions from outside, and replaced members of kvarn, each with a description."""
     installed.load()
     yield from ((c.OPERATION_NAME, c) for c in Kv.operations if is_outside(c))
     for order in page_orders.added.values():
@@ -158,7 +158,7 @@ def registered() -> Iterator[tuple[str, Any]]:
             yield from _foreign(name, vars(module))
 
 
-# What values are that code cannot be behind.
+# Types of values that contain no code.
 _INERT = frozenset(
     {types.BuiltinFunctionType, types.ModuleType, str, int, float, bool, tuple, dict, frozenset, list, set}
 )
@@ -209,7 +209,7 @@ def _look(place: str, names: list[str], values: list[Any]) -> _Looked:
 
 
 def digest_of(things: Iterable[tuple[str, Any]]) -> str | None:
-    """A digest of code with its places, the same in every process; None, after a warning, when there is none."""
+    """A digest of code with its descriptions, equal in every process; None, after a warning, if there is none."""
     digester = _Digester()
     try:
         parts = sorted({f"{place}: {digester.value(thing)}" for place, thing in things})
@@ -220,29 +220,29 @@ def digest_of(things: Iterable[tuple[str, Any]]) -> str | None:
 
 
 def sources_digest_of(modules: Iterable[str]) -> list[str]:
-    """Digests of the sources of modules from outside, and of what these use of their package or folder."""
+    """Digests of the sources of outside modules, and of the modules of their package or folder that they use."""
     digester = _Digester()
     return sorted({digester.module(name) for name in modules if not _is_ours(name)})
 
 
 @functools.cache
 def warn_undigestible(problem: str) -> None:
-    """Say once why the compile cache cannot be used."""
+    """Warn once why the compile cache cannot be used."""
     warnings.warn(
-        f"the compile cache is not used, since {problem}: put what passes, rules and expansions use into a module, or "
-        "into numbers, strings and functions",
+        f"the compile cache is not used, since {problem}: move what passes, rules and expansions use into a module, or "
+        "make them numbers, strings and functions",
         RuntimeWarning,
         stacklevel=4,
     )
 
 
 def key() -> str | None:
-    """What code from outside adds to a key of the disk cache; "" for none, None when the cache cannot be used."""
+    """The contribution of outside code to a disk cache key; "" without such code, None if the cache cannot be used."""
     return digest_of(registered())
 
 
 def identity(settings: Settings) -> Any:
-    """What tells settings from others in this process; a pass without a digest is told by itself."""
+    """A key that distinguishes settings in this process; a pass without a digest is identified by object identity."""
     inserted = tuple(
         (beside, after, tuple((text, step.given if digest is None else digest) for text, digest, step in steps))
         for beside, after, steps in ((i.beside, i.after, _steps(i)) for i in settings.inserted)
@@ -257,7 +257,7 @@ def identity(settings: Settings) -> Any:
 
 
 def _steps(insertion: Insertion) -> list[tuple[str, str | None, Step]]:
-    """The steps of an insertion: text, digest of the pass from outside, the step."""
+    """The steps of an insertion: text, digest of the outside pass, the step."""
     found = []
     for step in insertion.steps:
         found.append((step.text, "" if step.kv is None else digest_of(_parts(step.kv)), step))
@@ -273,7 +273,7 @@ def _parts(found: Pass) -> list[tuple[str, Any]]:
 
 
 class _Digester:
-    """Digests of values, with what functions refer to; each function and module once."""
+    """Computes digests of values and of everything that functions refer to; each function and module once."""
 
     def __init__(self) -> None:
         self.known: dict[int, str] = {}
@@ -315,14 +315,14 @@ class _Digester:
         raise _Undigestible(f"a {type(v).__name__} that they use has no digest")
 
     def definition(self, v: Any) -> str:
-        """A function or class: by name when it is ours, else by its code and its module."""
+        """A function or class: by name if it is kvarn's, else by its code and its module."""
         home = _home(v)
         name = f"{home}.{v.__qualname__}"
         if _is_ours(home):
             return f"named:{name}"
         if id(v) in self.known:
             return self.known[id(v)]
-        self.known[id(v)] = f"again:{name}"  # one that refers to itself
+        self.known[id(v)] = f"again:{name}"  # for recursive references
         module = self.module(str(home))
         if isinstance(v, type):
             body = self.value([self.definition_of_member(n, m, bool(module)) for n, m in sorted(vars(v).items())])
@@ -333,7 +333,7 @@ class _Digester:
         return found
 
     def definition_of_member(self, name: str, member: Any, has_source: bool) -> str:
-        """A class's member; with the source at hand, what has no digest is in it."""
+        """A member of a class. If the source is available, it covers members without a digest."""
         if name in _NO_PART:
             return name
         try:
@@ -357,7 +357,7 @@ class _Digester:
         return "\n".join(parts)
 
     def module(self, name: str) -> str:
-        """The sources of a module and of what it uses of its package or folder, and the code of their functions.
+        """The sources of a module and of the modules of its package or folder that it uses, and their functions' code.
 
         "" for a module without source.
         """
@@ -372,7 +372,7 @@ def _file(name: str) -> Path | None:
 
 
 def _together(name: str) -> set[str]:
-    """A module and those of its package, or of its folder, that it refers to, and so on."""
+    """A module and, transitively, the modules of its package or folder that it refers to."""
     first, top, found = _file(name), name.partition(".")[0], {name}
     queue = [name]
     while queue:
@@ -407,7 +407,7 @@ def _sha(text: str) -> str:
 
 
 def code_digest(code: types.CodeType) -> str:
-    """The digest of code: what it does, not where it stands."""
+    """The digest of code, independent of its source location."""
     consts = [code_digest(c) if isinstance(c, types.CodeType) else _constant(c) for c in code.co_consts]
     parts: list[Any] = [code.co_code, code.co_names, code.co_varnames, code.co_freevars, code.co_cellvars, consts]
     parts += [code.co_argcount, code.co_posonlyargcount, code.co_kwonlyargcount, code.co_flags, code.co_name]
@@ -419,7 +419,7 @@ def _constant(c: Any) -> str:
 
 
 def names_of(code: types.CodeType) -> set[str]:
-    """Globals that code may read, with that of the functions in it."""
+    """Globals that code may read, including nested functions."""
     found = set(code.co_names)
     for c in code.co_consts:
         if isinstance(c, types.CodeType):

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""A compiled kernel: its code at every stage, the facts about it, and a way to launch it.
+"""A compiled kernel: its code at every stage, its statistics, and its launcher.
 
-What needs the compiler - the IR after each pass, and code that is not in the artifact - imports it when it is asked
-for, so that a saved kernel is loaded and launched where MLIR is not installed.
+Parts that need the compiler (the IR after each pass, and code that is not in the artifact) import it on demand, so a
+saved kernel loads and launches without MLIR.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from kvarn.settings import emulation
 
 if TYPE_CHECKING:
     from kvarn.emulator import Report
-    from kvarn.inspect import Passport
+    from kvarn.inspect import KernelReport
     from kvarn.lowering.pipeline import Settings
 
-# What each stage is made from; the names of Kernel.asm.
+# The stages of host code, each made from the previous one; names of Kernel.asm.
 _HOST_STAGES = ("kv", "gpu", "nvvm", "llvm")
 _GPU_STAGES = (*_HOST_STAGES, "ptx", "cubin", "sass")
 
@@ -32,23 +32,23 @@ class Kernel:
     Attributes
     ----------
     artifact : Artifact
-        Code and ABI: all that the loader needs.
+        Code and ABI, which is all that the loader needs.
     asm : mapping of str to str or bytes
         The code at a stage: ``"kv"`` (kv IR), ``"gpu"`` (after the passes of kvarn), ``"nvvm"`` (the LLVM dialect),
-        ``"llvm"`` (LLVM IR), and on a GPU ``"ptx"``, ``"cubin"``, ``"sass"``. Stages are made when asked for.
+        ``"llvm"`` (LLVM IR), and on a GPU ``"ptx"``, ``"cubin"``, ``"sass"``. Stages are made on demand.
     stages : mapping of str to str
         The IR after each pass, by pass name, in order.
     stats : mapping of str to int
-        ``"registers"``, ``"spills"`` (bytes), ``"shared bytes"`` (static and dynamic); the largest of a program's
-        kernels. Needs nvJitLink or ptxas.
+        ``"registers"``, ``"spills"`` (bytes), ``"shared bytes"`` (static and dynamic); for a program the maximum over
+        its kernels. Needs nvJitLink or ptxas.
     settings : Settings or None
-        What the compilation changed of the pipeline; None for a loaded kernel.
+        Changes of the pipeline for this compilation; None for a loaded kernel.
     placed : str
         The kv IR with source locations; empty for a loaded kernel.
     texts : mapping of str to str
-        Sources that no file holds, by the file name of their locations.
+        Sources without a file, by the file name of their locations.
     stats_by_kernel : mapping of str to mapping
-        The same of each kernel of a program, by its name.
+        ``stats`` of each kernel of a program, by name.
     """
 
     def __init__(
@@ -79,11 +79,11 @@ class Kernel:
 
     @functools.cached_property
     def assembled(self) -> Any:
-        """The cubin for the kernel's own target with its figures: ``kvarn.runtime.assemble.Assembled``."""
+        """The cubin for the kernel's own target with its statistics: ``kvarn.runtime.assemble.Assembled``."""
         from kvarn.runtime import assemble
 
         if self.target == "host":
-            raise ValueError("figures and machine code are of GPU code: compile for a GPU target, got host")
+            raise ValueError("statistics and machine code need GPU code: compile for a GPU target, got host")
         text = str(self.artifact.code["ptx"])
         return assemble.assemble(text, self.target, ("-lineinfo",) if "\n\t.loc\t" in text else ())
 
@@ -100,7 +100,7 @@ class Kernel:
         missing = [entry.name for entry in self.artifact.entries if entry.name not in figures]
         if missing:
             raise AssemblyError(
-                f"{self.assembled.tool} says nothing of the registers of {', '.join(missing)}: install ptxas, or name "
+                f"{self.assembled.tool} does not report the registers of {', '.join(missing)}: install ptxas, or name "
                 "one with KVARN_PTXAS"
             )
         return {
@@ -122,11 +122,11 @@ class Kernel:
 
     def _need_source(self, what: str) -> None:
         if not self._source:
-            raise ValueError(f"{what} need the kernel's IR, which a loaded kernel does not hold: compile it again")
+            raise ValueError(f"{what} need the kernel's IR, which a loaded kernel lacks: compile it again")
 
     @functools.cached_property
     def launcher(self) -> Any:
-        """What binds arguments and launches: ``kvarn.runtime.launch.Launcher``, or a ``Program`` for an operation."""
+        """The launcher, ``kvarn.runtime.launch.Launcher``, or a ``Program`` for an operation."""
         from kvarn.runtime import program
 
         return program.runner(self.artifact)
@@ -138,10 +138,10 @@ class Kernel:
         ----------
         grid, block : int or tuple of up to 3 int
         args
-            One object an argument: caches, buffers (``__dlpack__``, ``__cuda_array_interface__`` or NumPy), numbers.
+            One object per argument: caches, buffers (``__dlpack__``, ``__cuda_array_interface__`` or NumPy), numbers.
         stream : int, or an object with ``__cuda_stream__``, optional
-            Default: the current stream of the arguments' library. Ignored on ``host``, where the call returns when it
-            is done.
+            Default: the current stream of the arguments' library. Ignored on ``host``, where the call returns after the
+            kernel has finished.
         """
         self._check_kind(program=False)
         emulated = emulation()
@@ -157,19 +157,20 @@ class Kernel:
         ----------
         grid, block : int or tuple of up to 3 int
         args
-            As for :meth:`launch`, over NumPy arrays, which are written as the GPU would.
+            As in :meth:`launch`, over NumPy arrays, which the kernel writes.
         options
-            Those of ``kv.emulated``: ``order``, ``seed``, ``copies``, ``multiprocessors``, ``races``.
+            Options of ``kv.emulated``: ``order``, ``seed``, ``copies``, ``multiprocessors``, ``races``.
 
         Returns
         -------
         kvarn.emulator.Report
-            Instructions, bytes and sectors by part of the arguments, bank conflicts, divergence, hazards.
+            Instructions, bytes and sectors per argument, bank conflicts, divergence, hazards.
 
         Raises
         ------
         kvarn.emulator.EmulationError
-            If the kernel cannot go on: an access outside the arguments' memory, a hang, a copy used too early, ...
+            If the kernel fails: an access outside the arguments' memory, a deadlock, a read before its copy is
+            complete, ...
         """
         from kvarn.emulator import run
 
@@ -177,7 +178,7 @@ class Kernel:
         return run.emulate(self, grid, block, args, options)
 
     def prepare(self, grid: Any, block: Any, *args: Any) -> Any:
-        """Bind arguments once: a callable that launches them again at the least cost."""
+        """Bind the arguments once; the result launches them again with minimal overhead."""
         self._check_kind(program=False)
         return self.launcher.prepare(grid, block, *args)
 
@@ -188,7 +189,7 @@ class Kernel:
         return lambda *args: self.launch(grid, block, *args, stream=rest[0] if rest else None)
 
     def __call__(self, *args: Any, stream: Any = None) -> None:
-        """Run a compiled operation, whose grids follow from its arguments' shapes; arguments as for :meth:`launch`."""
+        """Run a compiled operation, which computes its own grids; arguments as in :meth:`launch`."""
         self._check_kind(program=True)
         self.launcher(*args, stream=stream)
 
@@ -201,9 +202,9 @@ class Kernel:
             )
 
     def save(self, path: Any, chips: Sequence[str] = ()) -> Any:
-        """Write a bundle that ``kv.load`` runs where MLIR is not installed.
+        """Write a bundle that ``kv.load`` runs without MLIR.
 
-        It holds the PTX and, where an assembler is installed, machine code for the target.
+        It contains the PTX and, if an assembler is installed, machine code for the target.
 
         Parameters
         ----------
@@ -220,9 +221,9 @@ class Kernel:
         Raises
         ------
         ValueError
-            If a chip cannot run the target's PTX, or the kernel is for ``host``, which has none.
+            If a chip cannot run the target's PTX, or the kernel is for ``host``, which has no PTX.
         kvarn.runtime.assemble.MissingToolError
-            If chips are named and no assembler is installed.
+            If chips are given and no assembler is installed.
         """
         from kvarn.runtime import assemble
 
@@ -236,28 +237,28 @@ class Kernel:
             try:
                 artifact = artifact.replace(code={**artifact.code, "cubin": self.assembled.cubin})
             except assemble.MissingToolError:
-                pass  # the bundle holds PTX, which every driver assembles
+                pass  # the driver assembles the PTX in the bundle
         return artifact.save(path)
 
-    def explain(self, report: Report | None = None, threads: int | None = None) -> Passport:
-        """Everything that is known of the kernel; see ``docs/kernel-report.md``.
+    def explain(self, report: Report | None = None, threads: int | None = None) -> KernelReport:
+        """The kernel report; see ``docs/kernel-report.md``.
 
         Parameters
         ----------
         report : kvarn.emulator.Report, optional
-            Of :meth:`emulate`: its counts are shown beside the code.
+            Of :meth:`emulate`: its counts are shown next to the code.
         threads : int, optional
-            Threads of a block, for the occupancy of a kernel that does not say them.
+            Threads per block, for the occupancy of a kernel without a declared block size.
 
         Returns
         -------
-        kvarn.inspect.Passport
-            ``str()`` of it is a report, ``html()`` a page, ``save(path)`` writes the page; a notebook shows it.
+        kvarn.inspect.KernelReport
+            ``str()`` gives text, ``html()`` a page, ``save(path)`` writes the page; notebooks display it.
         """
-        return kvarn.Passport(self, report, threads)
+        return kvarn.KernelReport(self, report, threads)
 
     @functools.cached_property
-    def _explained(self) -> Passport:
+    def _explained(self) -> KernelReport:
         return self.explain()
 
     def _repr_html_(self) -> str:
@@ -268,7 +269,7 @@ class Kernel:
 
 
 class Code(str):
-    """The text of a stage: a notebook shows it as it is."""
+    """The text of a stage, which notebooks display verbatim."""
 
     __slots__ = ()
 
@@ -277,7 +278,7 @@ class Code(str):
 
 
 class _Texts(Mapping[str, Any]):
-    """Code by name, as people look at it: an overview, completion of names, and an error that lists them."""
+    """Code by name: prints as an overview, completes names in a notebook, and lists them in errors."""
 
     def __init__(self, title: str, names: Iterable[str]) -> None:
         self._title, self._names = title, tuple(names)
@@ -332,7 +333,7 @@ class _Asm(_Texts):
         self._kernel = kernel
         self._found: dict[str, Any] = dict(kernel.artifact.code)
         if kernel.target == "host":
-            self._found.pop("llvm", None)  # a host artifact holds the LLVM dialect, the stage that is called nvvm here
+            self._found.pop("llvm", None)  # a host artifact's "llvm" is the LLVM dialect, the stage named nvvm here
 
     def _text(self, name: str) -> Any:
         if name not in self._found:
@@ -357,18 +358,18 @@ class _Asm(_Texts):
 
 
 def load(path: Any, target: str | None = None) -> Kernel:
-    """Load a kernel that :meth:`Kernel.save` wrote. MLIR is not needed, except to run one for ``host``.
+    """Load a kernel that :meth:`Kernel.save` wrote. Only kernels for ``host`` need MLIR.
 
     Parameters
     ----------
     path : path
     target : str, optional
-        Which variant, when the bundle has several; default: the one for the current device.
+        The variant of a bundle with several; default: the one for the current device.
 
     Raises
     ------
     ValueError
-        If the file is foreign or damaged, or has no variant that fits.
+        If the file is not a bundle, is damaged, or has no matching variant.
     """
     from kvarn.runtime import program
 

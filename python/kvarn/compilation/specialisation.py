@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""What a program is specialised for, and the module that it is compiled from: one function with one op in it."""
+"""The specialisation of a program, and its input module: one function with one op."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from kvarn.dialect.base import Kv
 from kvarn.dialect.dtypes import DType
 from kvarn.dialect.layout import CacheSpec
 
-WIDEST = 16  # bytes of one access; no alignment beyond it is of use
+WIDEST = 16  # bytes of the widest access; larger alignments have no effect
 
 
-# A kind's MLIR type, the class of its specs, and what it is called.
+# For each kind of handle: its MLIR type, the class of its specs, and its name in messages.
 HANDLES: dict[str, tuple[Callable[[CacheSpec], ir.Type], type, str]] = {
     "cache": (types.cache_type, CacheSpec, "KV cache"),
     "collection": (types.collection_type, layout.CollectionSpec, "KV cache collection"),
@@ -40,7 +40,7 @@ class HandleType:
 
 @dataclass(frozen=True)
 class BufferType:
-    """A buffer operand; ``dims`` has an extent for each dimension, None where it may change from call to call."""
+    """A buffer operand; ``dims`` has an extent per dimension, None for one that varies between calls."""
 
     dtype: DType
     dims: tuple[int | None, ...]
@@ -66,19 +66,19 @@ OperandType = HandleType | BufferType | ScalarType
 
 @dataclass(frozen=True)
 class Specialisation:
-    """All that the code of a program depends on.
+    """Everything that the code of a program depends on.
 
     Parameters
     ----------
     name : str
         The op, such as ``"kv.append"``.
     operands : tuple of (str, OperandType)
-        The operands that are there, by name, in the op's order.
+        The present operands, by name, in the op's order.
     attributes, schedule : tuple of (str, value)
         Values are bools, ints, floats, strings and tuples of ints.
     target : str
     alignment : int
-        Bytes that every row of every data buffer is aligned to, at most 16.
+        Alignment of every row of every data buffer, in bytes, at most 16.
     """
 
     name: str
@@ -94,7 +94,7 @@ class Specialisation:
 
 
 def build(what: Specialisation, context: ir.Context | None = None) -> ir.Module:
-    """A module with one function over the operands and the one op in it: what the pipeline takes."""
+    """A module with one function that takes the operands and contains the op: the pipeline's input."""
     op_class = op_class_of(what.name)
     with context or compiler.context(), ir.Location.name(f"kvarn.ops.{what.symbol}"):
         module = ir.Module.create()
@@ -107,7 +107,7 @@ def build(what: Specialisation, context: ir.Context | None = None) -> ir.Module:
             attributes = {n: _attribute(v) for n, v in what.attributes}
             declared = {f.name for f in op_class.FIELDS if f.kind == "attribute"}
             made = op_class(**values, **{n: a for n, a in attributes.items() if n in declared})
-            for n in attributes.keys() - declared:  # one that may be absent, which IRDL cannot declare
+            for n in attributes.keys() - declared:  # an optional attribute, which IRDL cannot declare
                 made.operation.attributes[n] = attributes[n]
             if what.schedule:
                 entries = {n: _attribute(v) for n, v in what.schedule}
@@ -119,7 +119,7 @@ def build(what: Specialisation, context: ir.Context | None = None) -> ir.Module:
 
 
 def op_class_of(name: str) -> Any:
-    """The class of a dialect op; ValueError for an unknown one."""
+    """The class of a dialect op; ValueError for an unknown name."""
     for op_class in Kv.operations:
         if op_class.OPERATION_NAME == name:
             return op_class
@@ -127,14 +127,14 @@ def op_class_of(name: str) -> Any:
 
 
 def argument(name: str, type_: OperandType) -> ir.Attribute:
-    """What the runtime is told of an operand: an entry of the function's ``kv.args``."""
+    """An operand's entry in the function's ``kv.args``, for the runtime."""
     kind = type_.kind if isinstance(type_, HandleType) else "buffer" if isinstance(type_, BufferType) else "scalar"
     record = {"name": name, "kind": kind, "dtype": "" if isinstance(type_, HandleType) else type_.dtype.name}
     return ir.DictAttr.get({n: ir.StringAttr.get(v) for n, v in record.items()})
 
 
 def _attribute(value: Any) -> ir.Attribute:
-    """An attribute of a Python value; integers become i64, floats f32."""
+    """A Python value as an attribute; integers become i64, floats f32."""
     if isinstance(value, bool):
         return ir.BoolAttr.get(value)
     if isinstance(value, int):

@@ -1,13 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""Stages of a compilation as files: written by ``KVARN_DUMP_TO``, read back by ``KVARN_OVERRIDE_DIR``, and reproducers.
+"""Stages of a compilation as files (``KVARN_DUMP_TO``, ``KVARN_OVERRIDE_DIR``), and reproducers.
 
-A compilation has a folder of its own, ``<kernel>-<target>-<8 digits>``, the digits from what is compiled, so that the
-next run of the same kernel finds it again. In it, ``00_input.mlir`` is the IR that the first pass gets,
-``01_verify_kv.mlir`` what the first pass leaves, and so on to the PTX, as ``kv-opt --dump-dir`` numbers them.
+Each compilation has a folder, ``<kernel>-<target>-<8 digits>``; the digits are a hash of the input, so the next
+compilation of the same kernel uses the same folder. ``00_input.mlir`` is the input of the first pass,
+``01_verify_kv.mlir`` its output, and so on to the PTX, as ``kv-opt --dump-dir`` numbers them.
 
-A file of the same folder name and file name under ``KVARN_OVERRIDE_DIR`` takes the place of the stage; whatever comes
-after is made from it. Copy over the files that are edited, and no others: a later stage undoes the edit of an earlier
-one.
+A file with the same folder and name under ``KVARN_OVERRIDE_DIR`` replaces the stage, and later stages are made from it.
+Copy only edited files there: a copy of a later stage would replace the result of an earlier edit.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ from kvarn.lowering.rewrite import walk
 
 
 def wanted() -> bool:
-    """Whether compilations write or read stages: kernels then do not come from the compile cache."""
+    """Whether compilations write or read stages; kernels then do not come from the compile cache."""
     return bool(env.dump_to or env.override_dir)
 
 
@@ -47,7 +46,7 @@ class StageFiles:
     Parameters
     ----------
     module : mlir.ir.Module
-        What is compiled.
+        The input.
     target : str
     """
 
@@ -58,7 +57,7 @@ class StageFiles:
         self._count = 0
 
     def stage(self, name: str, module: ir.Module) -> None:
-        """Write a stage, or put an edited one into ``module``."""
+        """Write a stage, or replace ``module`` by its edited file."""
         file = self._next(name, "mlir")
         edited = self._edited(file)
         if edited is not None:
@@ -68,7 +67,7 @@ class StageFiles:
             self._write(file, name, str(module).rstrip("\n") + "\n")
 
     def code(self, kind: str, text: str) -> str:
-        """Write code such as PTX; the edited text where there is one."""
+        """Write code such as PTX; returns the edited text if there is a file."""
         file = self._next(f"emit-{kind}", kind)
         edited = self._edited(file)
         if edited is not None:
@@ -88,7 +87,7 @@ class StageFiles:
         path = Path(env.override_dir, self.folder, file)
         if not path.is_file():
             return None
-        # Said aloud: a forgotten variable would otherwise be a riddle.
+        # Printed, so that a forgotten environment variable is noticed.
         print(f"kvarn: {self.title} takes {path}", file=sys.stderr)
         return path
 
@@ -104,12 +103,12 @@ class StageFiles:
 def _symbol(module: ir.Module) -> str:
     """The name of the first kernel or function."""
     for op in walk(module, lambda name: name in ("gpu.func", "func.func")):
-        return re.sub(r"[^A-Za-z0-9_$.-]|^\.", "_", ir.StringAttr(op.attributes["sym_name"]).value)  # no other folder
+        return re.sub(r"[^A-Za-z0-9_$.-]|^\.", "_", ir.StringAttr(op.attributes["sym_name"]).value)  # a file name
     return "module"
 
 
 def _replace(module: ir.Module, other: ir.Module) -> None:
-    """Give a module the attributes and contents of another."""
+    """Replace the attributes and contents of a module by those of another."""
     attributes, theirs = module.operation.attributes, other.operation.attributes
     for name in [a for a in attributes]:
         del attributes[name]
@@ -125,7 +124,7 @@ def _replace(module: ir.Module, other: ir.Module) -> None:
 
 
 def reproducer(module: ir.Module, passes: Sequence[Step], verify_each: bool = True) -> str:
-    """A module with the passes to run on it, in the form of MLIR's reproducers. Locations are kept."""
+    """A module and the passes to run on it, in the format of MLIR's reproducers, with locations."""
     pipeline_text = pipeline_parser.text(passes).replace("\\", "\\\\").replace('"', '\\"')
     asm = str(module.operation.get_asm(enable_debug_info=True)).rstrip("\n")
     return (
@@ -137,7 +136,7 @@ def reproducer(module: ir.Module, passes: Sequence[Step], verify_each: bool = Tr
 
 
 def write_reproducer(path: str | Path, text: str, options: str = "") -> str:
-    """Write a reproducer; the command that runs it, which is also its first line."""
+    """Write a reproducer and return the command that runs it, which is also its first line."""
     command = f"kv-opt {path} --run-reproducer{options}"
     Path(path).write_text(f"// {command}\n{text}", encoding="utf-8")
     return command

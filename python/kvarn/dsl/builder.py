@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""How the DSL makes ops: one function, and the types and attributes of a context made once.
+"""Functions that build MLIR ops, and a cache of the types and attributes of the current context.
 
-Ops go to the current insertion point and location, so that the values of this package work inside a traced kernel
-and inside a pass alike. Building an op by its name takes half the time of its generated class.
+Ops are built at the current insertion point and location, so the DSL's values work inside a traced kernel and inside a
+pass alike. Building an op by its name takes half the time of building it by its generated class.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from mlir import ir
 from kvarn.dialect.dtypes import OUTSIDE_KERNEL, DType
 
 _create = ir.Operation.create
-MOST_LANES = 1024  # of a vector
+MOST_LANES = 1024  # lanes of a vector
 
-# How many elements a value has: 0 for a scalar, the lanes of a vector, the shape of a tile.
+# Elements of a value: 0 for a scalar, the number of lanes of a vector, the shape of a tile.
 Lanes = int | tuple[int, ...]
 
 
 class Types:
-    """Types and attributes of one context, each made once."""
+    """A cache of the types and attributes of one context."""
 
     def __init__(self, context: ir.Context) -> None:
         self.context = context
@@ -39,11 +39,11 @@ class Types:
         self.pointers = {space: ir.Type.parse(f"!llvm.ptr<{space}>") for space in (0, 1, 3)}
 
     def of(self, dtype: DType, lanes: Lanes = 0) -> ir.Type:
-        """The scalar type of a dtype, the vector type of so many lanes, or the tile type of a shape."""
+        """The scalar type of ``dtype``, the vector type of ``lanes`` lanes, or the tile type of shape ``lanes``."""
         key = (dtype.mlir, lanes)
         found = self._dtypes.get(key)
         if found is None:
-            if isinstance(lanes, tuple):  # an extent of 1 marks a vector that broadcasts
+            if isinstance(lanes, tuple):  # a vector with an extent of 1 along one axis
                 found = ir.RankedTensorType.get([n for n in lanes if n != 1], self.of(dtype))
             elif lanes > MOST_LANES:
                 raise ValueError(f"a vector must have at most {MOST_LANES} lanes, got {lanes}: its lanes are registers")
@@ -74,24 +74,24 @@ class Types:
         return ir.IntegerAttr.get(self.i64, value)
 
 
-MOST_OPS = 100_000  # that tracing one kernel may make, those of attempts that are thrown away included
+MOST_OPS = 100_000  # ops of one trace, including attempts that are discarded
 
 
 class _State(threading.local):
     types: Types | None = None
     trace: Any = None
-    tiled: bool = False  # whether what is traced has made a tile
-    counting: bool = False  # whether code of the library counts here: see intervals.py
-    asking: bool = False  # whether a function that a user gave is asked
-    number: int = 0  # of the trace; 0 where passes make ops
+    tiled: bool = False  # whether the trace has made a tile
+    counting: bool = False  # whether library code is counting ops: see intervals.py
+    asking: bool = False  # whether a user's function is being evaluated
+    number: int = 0  # number of the trace; 0 while passes build ops
 
 
 state = _State()
-numbers = itertools.count(1)  # of traces
+numbers = itertools.count(1)  # numbers of traces
 
 
 class OfTrace:
-    """A value, buffer or handle of a kernel. Its ``ir`` is of the trace that made it, and of no use to another."""
+    """A value, buffer or handle of a kernel. Its ``ir`` belongs to one trace; another trace cannot use it."""
 
     __slots__ = ("_ir", "_trace")
     _ir: ir.Value
@@ -123,7 +123,7 @@ def types() -> Types:
 
 
 def forget_types() -> None:
-    """Let go of the last context's types."""
+    """Drop the cached types of the last context."""
     state.types = None
 
 
@@ -134,7 +134,7 @@ def emit(
     attributes: dict[str, ir.Attribute] | None = None,
     regions: int = 0,
 ) -> ir.Operation:
-    """Make an op at the current insertion point and location."""
+    """Build an op at the current insertion point and location."""
     trace = state.trace
     if trace is not None:
         trace.made += 1
@@ -146,7 +146,7 @@ def emit(
 def emit_value(
     name: str, result: ir.Type, operands: Sequence[ir.Value] = (), attributes: dict[str, ir.Attribute] | None = None
 ) -> ir.Value:
-    """Make an op with one result; the result."""
+    """Build an op with one result, and return the result."""
     trace = state.trace
     if trace is not None:
         trace.made += 1

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""What kernels call: user functions to inline, functions of the kernel's own, builtins over values of the kernel."""
+"""Calls inside kernels: inlined user functions, closures, and builtins over values of the kernel."""
 
 from __future__ import annotations
 
@@ -56,11 +56,11 @@ REFUSED_CALLS = {
 
 
 def static(x: Any) -> Any:
-    """``x`` computed at compile time: in a kernel, ``for i in kv.static(range(4))`` unrolls.
+    """Compute ``x`` at compile time: in a kernel, ``for i in kv.static(range(4))`` unrolls.
 
-    Inside the parentheses Python functions are called rather than inlined, so all of Python may be used there. What is
-    read there and cannot be compared from launch to launch, such as a long list or an object of another library, is
-    taken as it is when the code is made: another object is seen, its changed contents are not.
+    Inside the parentheses Python functions are called rather than inlined, so all of Python may be used there. An
+    object that cannot be compared between launches, such as a long list or an object of another library, is read when
+    the kernel is compiled: another object makes it compile again, changed contents of the same object do not.
     """
     if isinstance(x, RuntimeRange) or isinstance(x, Numeric):
         raise TypeError(f"kv.static needs values known at compile time, got {describe(x)}")
@@ -68,19 +68,19 @@ def static(x: Any) -> Any:
 
 
 def func(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Mark a helper of a library as one to inline into kernels, with run-time ``if``, ``for`` and ``while``.
+    """Mark a function of a library as one that kernels inline, with run-time ``if``, ``for`` and ``while``.
 
-    The helpers of user code need no mark. Outside of kernels a marked function stays as it is.
+    Functions of user code need no mark. Outside of kernels a marked function is unchanged.
     """
     function.__kv_func__ = True  # type: ignore[attr-defined]
     return function
 
 
 def intrinsic(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Mark a function that makes operations: kernels call it as it is, and do not read its source.
+    """Mark a function that builds ops: kernels call it instead of interpreting its source.
 
-    What it gets are the kernel's values: a handle's or a value's ``ir`` is the MLIR value. It makes ops at the current
-    insertion point and location, and returns values of the language, or None.
+    Its arguments are the kernel's values; ``ir`` of a handle or value is the MLIR value. The function builds ops at the
+    current insertion point and location, and returns values of the DSL, or None.
     """
     function.__kv_intrinsic__ = True  # type: ignore[attr-defined]
     return function
@@ -122,7 +122,7 @@ class RuntimeRange:
         return found if found.bits >= 32 else i32
 
     def bounds(self) -> tuple[Value, Value, Value, Callable[[Value], Value]]:
-        """Lower and upper bound and positive step of the loop, and what an induction value stands for."""
+        """Lower bound, upper bound and positive step of the loop, and a map from its induction variable to the item."""
         dtype = self.dtype()
         down = isinstance(self.step, int) and self.step < 0
         if down and dtype.kind == "u":
@@ -178,7 +178,7 @@ def _counted(start: Value, stop: Value, step: Value) -> tuple[Value, Value, Valu
 
 @dataclass(eq=False)
 class Closure:
-    """A function defined inside a kernel: control flow hands it on as it is."""
+    """A function defined inside a kernel. Control flow passes it on unchanged."""
 
     OPAQUE = True
 
@@ -198,7 +198,7 @@ class Closure:
 
 
 def lookup_of(function: _types.FunctionType) -> Callable[[str], Any]:
-    """How a function finds names that are not its own: its closure, its module, the builtins."""
+    """The lookup of a function's free names: its closure, its module, the builtins."""
     cells = dict(zip(function.__code__.co_freevars, function.__closure__ or (), strict=True))
     module = function.__globals__
 
@@ -219,7 +219,7 @@ def lookup_of(function: _types.FunctionType) -> Callable[[str], Any]:
 
 
 def interpretable(function: Any) -> FunctionSource | None:
-    """The source of a function that is to be inlined; None for one to call."""
+    """The source of a function that kernels inline; None for a function that kernels call."""
     if not isinstance(function, _types.FunctionType) or hasattr(function, "__kv_intrinsic__"):
         return None
     if not hasattr(function, "__kv_func__") and (function.__module__ or "").partition(".")[0] in NATIVE_PACKAGES:
@@ -230,7 +230,7 @@ def interpretable(function: Any) -> FunctionSource | None:
 def bind(
     name: str, a: ast.arguments, defaults: list[Any], kw_defaults: list[Any], args: Any, kwargs: dict[str, Any]
 ) -> dict[str, Any]:
-    """Parameters of a call by name, as Python binds them; TypeError for a wrong arity."""
+    """Bind the arguments of a call to parameter names as Python does; TypeError for a wrong number of arguments."""
     positional = [p.arg for p in (*a.posonlyargs, *a.args)]
     found = dict(zip(positional, args, strict=False))
     if len(args) > len(positional):
@@ -324,7 +324,7 @@ SPECIAL_CALLS: dict[Any, Callable[..., Any]] = {
 
 
 def handle_call(callee: Any, args: list[Any]) -> Any:
-    """``kv.KVCacheMHAOperand(cache)``, or that of its scales, in a kernel; None for another call."""
+    """``kv.KVCacheMHAOperand(cache)`` or ``kv.KVCacheScalesMHAOperand(cache)`` in a kernel; None for other calls."""
     if isinstance(callee, type) and len(args) == 1 and isinstance(args[0], Cache):
         kind, kinds = annotation_of(callee) or ("", ())
         if kind == "operand" and (PAGED in kinds) != (SCALES in kinds):

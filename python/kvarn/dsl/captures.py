@@ -1,15 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""What a function's code depends on besides its arguments: the rule for kernels and for scores and masks.
+"""Values that compiled code depends on besides its arguments: one rule for kernels, score functions and mask functions.
 
-Compiled code is kept by :func:`captured`, so that it is never that of other values. Part of it are the function's code,
-what it closes over, its defaults, its attributes, and the globals that it names, and so on for the functions that these
-are or have. Numbers, strings, dtypes, tuples and NumPy's numbers count by value. Lists, dictionaries, sets, small NumPy
-arrays, classes and objects count by their contents: of modules, classes and objects the attributes that the code
-names. What cannot be compared so is refused, unless every use of it is within ``kv.static(...)``: then it counts by
-identity, and its contents are those of the time when the code was traced.
+Compiled code is cached under the key that :func:`captured` computes, so code compiled for other values is never reused.
+The key covers the function's code, the variables it closes over, its defaults, its attributes and the globals it names,
+and the same of every function reached through them. Numbers, strings, dtypes, tuples and NumPy scalars are compared by
+value. Lists, dictionaries, sets, small NumPy arrays, classes and objects are compared by contents; of modules, classes
+and objects only the attributes that the code names are read. Any other value is refused, unless every use of it is
+within ``kv.static(...)``: it is then compared by identity, and its contents are read when the kernel is traced.
 
-The walk over all of it takes some 100 us. It leaves a check of a few comparisons a name (:meth:`Captured.same`), which
-says whether all is as it was; only when something is not, the walk is done again.
+The traversal takes about 100 us. It generates a check of a few comparisons per name (:meth:`Captured.same`); the
+traversal is repeated only when the check fails.
 """
 
 from __future__ import annotations
@@ -41,33 +41,33 @@ from .masks import Mask
 from .memory import BufferSpec
 from .source import source_of
 
-MOST_VALUES = 2000  # in the containers and objects of one function
-MOST_BYTES = 1 << 14  # of an array
-_PLANS = 64  # checks that are kept of one code: of a lambda whose numbers change
+MOST_VALUES = 2000  # values in the containers and objects of one function
+MOST_BYTES = 1 << 14  # bytes of one array
+_PLANS = 64  # checks cached per code object, e.g. of a lambda that closes over different numbers
 
 _LEAVES = frozenset((
     int, bool, str, bytes, float, complex, type(None), type(...), type(NotImplemented), range, DType, BufferSpec,
     CacheSpec, CollectionSpec, OperandSpec, TmaSpec,
 ))  # fmt: skip
-# Objects of C without contents that could change: they count by identity.
+# Immutable objects implemented in C, compared by identity.
 _FIXED = (
     types.BuiltinFunctionType, types.MethodDescriptorType, types.WrapperDescriptorType, types.MethodWrapperType,
     types.ClassMethodDescriptorType, types.GetSetDescriptorType, types.MemberDescriptorType, types.CodeType,
     types.GenericAlias, types.UnionType, type(vars(collections.namedtuple("_", "x"))["x"]),
 )  # fmt: skip
-# What attributes can be read with by names that the code does not have.
+# Builtins that read attributes whose names do not occur in the code.
 _DYNAMIC = frozenset((
     "getattr", "hasattr", "vars", "dir", "attrgetter", "methodcaller", "__dict__", "__getattribute__", "asdict",
     "astuple", "getmembers", "getattr_static",
 ))  # fmt: skip
-Chains = frozenset[tuple[str, ...]]  # of a use: the attributes that follow a value's name
-BARE: tuple[str, ...] = ()  # a use of the whole value
+Chains = frozenset[tuple[str, ...]]  # the attribute chains that follow a name, one per use
+BARE: tuple[str, ...] = ()  # a use of the value itself, without an attribute
 _WHOLE: Chains = frozenset([BARE])
 _MISSING = object()
 
 
 class Opaque:
-    """A value that counts by identity, and has no name in other processes."""
+    """A value compared by identity, without a name in other processes."""
 
     __slots__ = ("value",)
 
@@ -82,7 +82,7 @@ class Opaque:
 
 
 class Named(Opaque):
-    """A value that counts by identity, and in other processes by its name."""
+    """A value compared by identity in this process, and by its name in other processes."""
 
     __slots__ = ("name",)
 
@@ -95,7 +95,7 @@ class Named(Opaque):
 
 
 class Code:
-    """Code, by a number that equal code shares: hashing code is slow."""
+    """A code object, as a number that equal code objects share: hashing code is slow."""
 
     __slots__ = ("code", "number")
     _numbers: dict[int, tuple[types.CodeType, int]] = {}
@@ -116,18 +116,18 @@ class Code:
 
 
 class Captured:
-    """What a function's code depends on, as it was when it was looked at.
+    """The values that a function's code depended on when it was traversed.
 
     Attributes
     ----------
     number : int
-        Equal where nothing that is captured could be told apart, and for nothing else.
+        Equal for equal captured values, and only for them.
     key : hashable
-        What the number stands for: tuples of values, :class:`Code`, :class:`Named` and :class:`Opaque`.
+        The captured values, as tuples of plain values, :class:`Code`, :class:`Named` and :class:`Opaque`.
     modules : frozenset of str
-        Of the function and those that it reads.
+        Modules of the function and of the functions that it reads.
     unnamed : str
-        A value that has no name in other processes, and where it is; "" where all have one.
+        A captured value without a name in other processes, and the path to it; "" if there is none.
     """
 
     __slots__ = ("_lines", "_same", "key", "modules", "number", "unnamed")
@@ -145,14 +145,15 @@ class Captured:
 
     @property
     def same(self) -> Callable[[types.FunctionType], bool]:
-        """``same(function)``: whether a function of this code captures what this one did."""
-        if self._same is None:  # made when it is first of use
+        """A predicate ``same(function)``: whether a function with this code captures the same values."""
+        if self._same is None:  # compiled at its first use
             self._same = _checker(*self._lines)
         return self._same
 
     def same_of(self, function: types.FunctionType) -> Callable[[types.FunctionType], bool]:
-        """:attr:`same` of the very function that was looked at, which it keeps alive: what cannot change of it is left
-        out, and plain values count by identity.
+        """:attr:`same` for this function object only, which the predicate keeps alive.
+
+        Checks of what cannot change are omitted, and plain values are compared by identity.
         """
         lines, looked = self._lines
         constants = [*looked, function, *(function.__closure__ or ())]
@@ -169,22 +170,22 @@ class Captured:
 
 _keys: dict[Hashable, int] = {}
 _numbers = itertools.count()
-_known: dict[int, tuple[types.CodeType, list[Captured]]] = {}  # by id of the code
+_known: dict[int, tuple[types.CodeType, list[Captured]]] = {}  # by id of the code object
 
 
 def captured(function: types.FunctionType, arrays: bool = True) -> Captured:
-    """What a function's code depends on besides its arguments.
+    """The values that a function's code depends on besides its arguments.
 
     Parameters
     ----------
     function : function
     arrays : bool
-        Whether small NumPy arrays count by their contents; else they are refused.
+        Whether small NumPy arrays are compared by contents; otherwise they are refused.
 
     Raises
     ------
     TypeError
-        For a value that can change and that cannot be compared, with its name.
+        For a mutable value that cannot be compared; the message names it.
     """
     code = function.__code__
     known = _known.get(id(code))
@@ -195,7 +196,7 @@ def captured(function: types.FunctionType, arrays: bool = True) -> Captured:
         if plan.same(function):
             return plan
     attributes, dynamic = _names(code).attributes, _names(code).dynamic
-    while True:  # the functions that are found name attributes too
+    while True:  # functions found by a traversal name further attributes
         walk = _Walk(attributes, dynamic, arrays)
         key = walk.root(function)
         names = [_names(f.__code__) for f in walk.functions]
@@ -211,18 +212,18 @@ def captured(function: types.FunctionType, arrays: bool = True) -> Captured:
 
 
 def value_key(value: Any, path: str) -> Hashable:
-    """A key of the value of a static argument, by the same rule: all of its contents count."""
+    """The key of a static argument's value, by the same rule, reading all of its contents."""
     return _Walk(frozenset(), True, True).value(value, path, _WHOLE)
 
 
-# --- what code names -------------------------------------------------------------------------------
+# --- names in code ---------------------------------------------------------------------------------
 
 
 class _Names(NamedTuple):
-    """What code, with the functions in it, reads: names, each with the chains of attributes that follow it."""
+    """Names read by a code object and the code objects nested in it, each with the attribute chains that follow it."""
 
     chains: dict[str, Chains]
-    cells: frozenset[str]  # those of them that are variables of a function around
+    cells: frozenset[str]  # the names that are variables of an enclosing function
     attributes: frozenset[str]
     dynamic: bool
 
@@ -281,7 +282,7 @@ def _read_names(code: types.CodeType) -> _Names:
 
 
 def _promised(function: types.FunctionType, name: str) -> bool:
-    """Whether a function reads a name within ``kv.static(...)`` only."""
+    """Whether a function reads a name only within ``kv.static(...)``."""
     source = source_of(function)
     if source is None:
         return False
@@ -295,7 +296,7 @@ def _promised(function: types.FunctionType, name: str) -> bool:
     return bool(uses) and all(id(n) in within for n in uses)
 
 
-# --- the walk ----------------------------------------------------------------------------------------
+# --- traversal ---------------------------------------------------------------------------------------
 
 
 class Refused(TypeError):
@@ -303,19 +304,19 @@ class Refused(TypeError):
 
 
 class _Walk:
-    """One look at all that a function captures, which leaves a key and the text of a check.
+    """One traversal of a function's captured values. It yields a key and the source text of a check.
 
-    A value that is read by way of the root's own cells and defaults (``fresh``) may be another object of the same value
-    at the next look.
+    A value reached through the root's own cells and defaults (``fresh``) may be a different object of equal value at
+    the next call.
 
     Parameters
     ----------
     attributes : frozenset of str
-        Attributes that the code names: those that count of a value that is used whole.
+        Attribute names in the code. They are read from every value that is used without an attribute.
     dynamic : bool
         Whether the code can read attributes that it does not name.
     arrays : bool
-        Whether small NumPy arrays count by their contents; else they are refused.
+        Whether small NumPy arrays are compared by contents; otherwise they are refused.
     """
 
     def __init__(self, attributes: frozenset[str], dynamic: bool, arrays: bool) -> None:
@@ -323,7 +324,7 @@ class _Walk:
         self.functions: list[types.FunctionType] = []
         self.unnamed = ""
         self._met: dict[Any, tuple[Any, int]] = {}
-        self._places: dict[int, str] = {}  # of functions, in the check
+        self._places: dict[int, str] = {}  # variables of the check that refer to functions, by the function's id
         self._lines: list[str] = []
         self._constants: list[Any] = []
         self._spots: dict[int, str] = {}
@@ -345,12 +346,12 @@ class _Walk:
         return f"c{len(self._constants) - 1}"
 
     def _spot(self, value: Any) -> str:
-        """The name of an object in the check's text."""
+        """The variable of the check that refers to an object."""
         found = self._spots.get(id(value))
         if found is None:
             kept, call = value, ""
             if not isinstance(value, _KEPT) and type(value) not in _LEAVES:
-                with contextlib.suppress(TypeError):  # of a class without weak references
+                with contextlib.suppress(TypeError):  # the class has no weak references
                     kept, call = weakref.ref(value), "()"  # a check keeps no object alive
             found = self._spots[id(value)] = self._constant(kept) + call
         return found
@@ -361,7 +362,7 @@ class _Walk:
             self._lines.append(line)
 
     def _at(self, source: str, value: Any, path: str, chains: Chains, fresh: bool = False) -> Hashable:
-        """The key of a value, and a check that ``source``, an expression, gives it again."""
+        """The key of a value, and a check that the expression ``source`` still evaluates to it."""
         if fresh and type(value) is types.FunctionType:
             self._locals += 1
             local = f"x{self._locals}"
@@ -429,7 +430,7 @@ class _Walk:
         return tuple(key)
 
     def _globals(self, f: types.FunctionType, names: _Names) -> Iterator[Hashable]:
-        """What a user's function reads of its module."""
+        """The globals that a user's function reads."""
         space, at = f.__globals__, self._spot(f.__globals__)
         for name in sorted(names.chains):
             if name in space:
@@ -443,7 +444,7 @@ class _Walk:
     def _named(
         self, f: types.FunctionType, name: str, value: Any, chains: Chains, source: str, fresh: bool
     ) -> Hashable:
-        """A value by a name of a function, taken as it is where that promises it and it cannot be compared."""
+        """A value read by name; compared by identity if it is only used within ``kv.static`` and has no other key."""
         before, place = self._promised, self._place()
         try:
             return self._at(source, value, name, chains, fresh)
@@ -467,7 +468,7 @@ class _Walk:
     # --- values ---
 
     def _again(self, value: Any, how: Hashable = None) -> Hashable | None:
-        """What stands for an object that was met already; it is met from now on."""
+        """The key of an object that was visited before; otherwise None, and the object is marked as visited."""
         found = self._met.get((id(value), how))
         if found is None:
             self._met[id(value), how] = value, len(self._met)
@@ -498,12 +499,12 @@ class _Walk:
         return Opaque(v)
 
     def _refuse(self, v: Any, what: str, path: str) -> Hashable:
-        """Refuse a value, or take it as it is."""
+        """Refuse a value, or compare it by identity where that is allowed."""
         if self._promised:
             return self._opaque(v, path)
         if not self.arrays and getattr(v, "shape", ()) != ():
             raise Refused(
-                f"{path!r} is an array, which must be a parameter and stand beside the function: (function, array)"
+                f"{path!r} is an array, which must be a parameter, given with the function as (function, array)"
             )
         raise Refused(
             f"{path!r} is {what}, which can change without being seen: read what is needed of it into numbers, strings "
@@ -512,7 +513,7 @@ class _Walk:
         )
 
     def _items(self, v: Any, path: str, at: str | None) -> Hashable:
-        """A sequence or set, by its items, which can be replaced where it has a place in the check."""
+        """A sequence or set, by its items. Items are compared by value if ``at`` names the container in the check."""
         self._count += len(v)
         if self._count > MOST_VALUES:
             return self._refuse(v, f"a {type(v).__name__} of many values (more than {MOST_VALUES} in all)", path)
@@ -536,7 +537,7 @@ class _Walk:
         ))  # fmt: skip
 
     def _wanted(self, chains: Chains, more: Iterable[str] = ()) -> dict[str, Chains]:
-        """The attributes that are read of a value, in order, each with the chains behind it."""
+        """The attributes read from a value, in order, each with the attribute chains that follow it."""
         found: dict[str, set[tuple[str, ...]]] = {}
         for chain in chains:
             if chain:
@@ -557,7 +558,7 @@ class _Walk:
         for first, rest in self._wanted(chains, space if self.dynamic and not library else ()).items():
             if first in space:
                 found = space[first]
-                if found is os.getenv:  # which reads what another name stands for
+                if found is os.getenv:  # os.getenv reads another name of the module
                     key.append(self.value(os.environ, "os.environ", _WHOLE))
                 if library and callable(found):
                     self._need(f"{at}[{first!r}] is {self._spot(found)}")
@@ -572,7 +573,7 @@ class _Walk:
         return ("module", name, *key)
 
     def _class(self, v: type, path: str, chains: Chains, of_object: bool) -> Hashable:
-        """A class: what is read of it, and of one that is used whole its special methods, which operators call."""
+        """A class, by the attributes read from it. If the class itself is used, its special methods count too."""
         named = Named(v, f"{v.__module__}.{v.__qualname__}")
         if _is_library(v):
             return named
@@ -598,14 +599,14 @@ class _Walk:
                 code_runs |= isinstance(found, (classmethod, property)) or home not in v.__mro__
                 key.append((name, self._part(f"{self._space(home)}[{name!r}]", found, where, rest, name)))
             elif BARE not in chains and _member(classes, name) is _MISSING:
-                if (found := getattr(v, name, _MISSING)) is not _MISSING:  # of a metaclass's __getattr__
+                if (found := getattr(v, name, _MISSING)) is not _MISSING:  # an attribute of the metaclass's __getattr__
                     key.append((name, self._at(f"getattr({self._spot(v)}, {name!r})", found, where, rest)))
         if code_runs and BARE not in chains:
             key.append(self._class(v, path, _WHOLE, of_object))
         return ("class", *key)
 
     def _space(self, cls: type) -> str:
-        """The name of a class's namespace in the check: the proxy shows what the class has at any time."""
+        """The variable of the check that refers to a class's namespace; the mapping proxy is always up to date."""
         found = self._spots.get(id(cls) + 1)
         if found is None:
             found = self._spots[id(cls) + 1] = self._constant(vars(cls))
@@ -675,15 +676,15 @@ class _Walk:
                 if not whole:
                     key.append((name, self._class(cls, path, frozenset((name, *c) for c in rest), True)))
                 code_runs |= hasattr(type(member), "__get__") and not isinstance(member, staticmethod)
-            elif name in asked and (found := getattr(v, name, _MISSING)) is not _MISSING:  # of __getattr__
+            elif name in asked and (found := getattr(v, name, _MISSING)) is not _MISSING:  # an attribute of __getattr__
                 key.append((name, self._at(f"getattr({at}, {name!r})", found, where, rest)))
                 code_runs = True
-        if code_runs and not whole:  # which may read all of it
+        if code_runs and not whole:  # the object's code may read every attribute
             key.append(self._object(v, path, _WHOLE))
         return ("object", *key)
 
     def _part(self, source: str, value: Any, path: str, chains: Chains, name: str) -> Hashable:
-        """An attribute; one that no code names and that cannot be compared is left out."""
+        """The key of an attribute. An attribute that no code names and that cannot be compared is left out."""
         place = self._place()
         try:
             return self._at(source, value, path, chains)
@@ -701,7 +702,7 @@ class _Walk:
         return identity(v)
 
     def _of_c(self, v: Any, path: str) -> Hashable:
-        """An object of a library written in C: one that is equal by its value, or never changes, counts so."""
+        """An object implemented in C: compared by value if it is immutable or defines equality by value."""
         cls = type(v)
         top = cls.__module__.partition(".")[0]
         if cls.__module__ == "torch" and cls.__name__ in ("dtype", "device", "layout", "memory_format"):
@@ -711,7 +712,7 @@ class _Walk:
         if _of_numpy(cls) == "dtype":
             return ("numpy.dtype", repr(v))
         if top in _BY_VALUE and cls.__hash__ not in (object.__hash__, None):
-            if top == "re":  # which prints the beginning only
+            if top == "re":  # repr of a pattern prints only its beginning
                 self.unnamed = self.unnamed or f"{path!r}, a {cls.__name__}"
             return (Named(cls, cls.__qualname__), v)
         if top in ("kvarn", "mlir", "numpy"):
@@ -720,12 +721,12 @@ class _Walk:
 
 
 def _is_handle(v: Any) -> bool:
-    """Whether a value is a cache, a collection or an operand, which do not change."""
+    """Whether a value is a cache, a collection or an operand; all are immutable."""
     return type(v).__module__.startswith("kvarn.caches.") and hasattr(v, "fields") and hasattr(v, "spec")
 
 
 def _parts(v: Any) -> tuple[Any, ...] | None:
-    """The parts of a thing that calls functions, which cannot be replaced in it; None of anything else."""
+    """The components of an immutable callable wrapper, such as a bound method or partial; None of any other value."""
     if isinstance(v, Mask):
         return v.function, v.by_head, v.interval
     if isinstance(v, types.MethodType):
@@ -750,14 +751,14 @@ _CELL = re.compile(r"\bf\.__closure__\[(\d+)\]")
 _BUILTINS = dict(vars(builtins))
 _MARKS = ("__kv_func__", "__kv_intrinsic__")
 _PLAIN = (bool, int, float, str, bytes, complex)
-# Classes of C whose contents the walk looks at.
+# Classes implemented in C whose contents the traversal reads.
 _SEEN = frozenset((
     object, list, dict, set, tuple, frozenset, bytearray, collections.deque, collections.OrderedDict,
     collections.defaultdict, types.MappingProxyType, types.SimpleNamespace, *_PLAIN,
 ))  # fmt: skip
-# Libraries whose hashable objects do not change.
+# Libraries whose hashable objects are immutable.
 _BY_VALUE = frozenset(("fractions", "decimal", "pathlib", "datetime", "uuid", "re", "numpy"))
-# Members of classes that code does not run into; and those that only making an object does.
+# Class members that compiled code never calls, and members that only construction calls.
 _NOT_READ = frozenset((
     "__dict__", "__weakref__", "__module__", "__doc__", "__annotations__", "__slots__", "__qualname__",
     "__firstlineno__", "__static_attributes__", "__abstractmethods__", "__parameters__", "__orig_bases__",
@@ -765,18 +766,18 @@ _NOT_READ = frozenset((
     "__reduce__", "__reduce_ex__", "__getstate__", "__setstate__", "__annotate__", "__annotate_func__",
     "__annotations_cache__", "__replace__", "__getnewargs__", "__subclasshook__",
 ))  # fmt: skip
-_HEAP = 1 << 9  # of the flags of a class: made while the program runs
+_HEAP = 1 << 9  # CPython's flag of classes made at run time
 _MAKING = frozenset(("__init__", "__new__", "__post_init__"))
 
 
 def _member(classes: Iterable[type], name: str) -> Any:
-    """What the first of some classes has of a name, as it stands there."""
+    """The first definition of a name in some classes, without binding it."""
     return next((vars(c)[name] for c in classes if name in vars(c)), _MISSING)
 
 
 @functools.lru_cache(maxsize=4096)
 def _is_written_in_python(cls: type) -> bool:
-    """Whether a class's objects have nothing but attributes, or what the walk looks at."""
+    """Whether all state of a class's objects is in attributes, or in containers that the traversal reads."""
     if cls in _SEEN or not cls.__flags__ & _HEAP:
         return cls in _SEEN
     return not any(
@@ -788,13 +789,13 @@ def _is_written_in_python(cls: type) -> bool:
 
 @functools.lru_cache(maxsize=4096)
 def _is_library(cls: type) -> bool:
-    """Whether a class is of a library, whose classes do not change."""
+    """Whether a class belongs to a library, whose classes are taken to be immutable."""
     return cls.__module__.partition(".")[0] in NATIVE_PACKAGES
 
 
 @functools.lru_cache(maxsize=4096)
 def _of_numpy(cls: type) -> str:
-    """Which of NumPy's base classes a class is of: generic (a number), ndarray, dtype or ufunc; "" for none."""
+    """The NumPy base class of a class: "generic" (a scalar), "ndarray", "dtype" or "ufunc"; "" if it has none."""
     kinds = ("generic", "ndarray", "dtype", "ufunc")
     return next((c.__name__ for c in cls.__mro__ if c.__module__ == "numpy" and c.__name__ in kinds), "")
 
@@ -807,12 +808,12 @@ def _ours(function: types.FunctionType) -> bool:
 
 
 def _like(a: Any, b: Any) -> bool:
-    """Whether two plain values are the same."""
+    """Whether two plain values are equal and of one type."""
     return type(a) is type(b) and identity(a) == identity(b)
 
 
 def _same_items(container: Iterable[Any], snapshot: tuple[Any, ...]) -> bool:
-    """Whether a container holds the objects that it held, in order."""
+    """Whether a container has the same objects in the same order as ``snapshot``."""
     return len(container) == len(snapshot) and all(map(_is, container, snapshot))  # type: ignore[arg-type]
 
 
@@ -825,7 +826,7 @@ _HELPERS = {"like": _like, "items": _same_items, "FunctionType": types.FunctionT
 
 @functools.lru_cache(maxsize=1024)
 def _factory(lines: str, count: int) -> Callable[..., Callable[[Any], bool]]:
-    """A function that makes a check of its constants: checks of the same text are compiled once."""
+    """A function that builds a check from its constants. Checks with equal text are compiled once."""
     names = ", ".join([f"c{i}" for i in range(count)])
     body = lines.replace("\n", "\n   ")
     source = (

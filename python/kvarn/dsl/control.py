@@ -44,12 +44,12 @@ from .state import (
 )
 from .values import Value, Weak, describe, plain
 
-RESULT = " result"  # the value that an inlined function returned, kept among the variables
-LEFT = " left"  # set by a branch from which control does not go on: RETURNED or "loop"
+RESULT = " result"  # the variable that keeps the value an inlined function returned
+LEFT = " left"  # the variable set by a branch that control leaves: RETURNED or "loop"
 RETURNED = "return"
-DEAD = Undefined("it has no value here")  # of a variable that nobody reads before it is bound again
+DEAD = Undefined("it has no value here")  # the value of a variable that is bound again before it is read
 _ABSENT = Undefined("absent")
-# Ops that may run although Python would not have evaluated them.
+# Ops that may run even if Python would not have evaluated them.
 _SPECULATABLE = (
     "arith.", "math.", "vector.from_elements", "vector.broadcast", "vector.extract", "vector.insert", "vector.bitcast",
     "gpu.thread_id", "gpu.block_id", "gpu.block_dim", "gpu.grid_dim", "llvm.getelementptr",
@@ -65,7 +65,7 @@ _HOISTED_OPS = 12
 
 @dataclass
 class _Merge:
-    """Compares what two branches left; collects the leaves that become results."""
+    """Compares the variables after two branches and collects the leaves that become results."""
 
     first: dict[int, list[Any]]
     second: dict[int, list[Any]]
@@ -101,7 +101,7 @@ class _Merge:
         return self._known[key]
 
     def one_sided(self, value: Any, first: bool) -> Any:
-        """A plan for a value of one branch that nobody reads after the other."""
+        """The plan for a value of one branch that is not read after the other branch."""
         if isinstance(value, (*NUMBERS, Undefined)) or id(value) in self.first:
             return Same(value)
         if is_leaf(value):
@@ -114,7 +114,7 @@ class _Merge:
     def object_plan(
         self, x: Any, old: list[Any], a: list[Any], b: list[Any], left: tuple[str, str]
     ) -> list[Any] | None:
-        """Plans for the parts of a container that was there before; None when neither branch changed it."""
+        """Plans for the items of a container that existed before the branches; None if neither branch changed it."""
 
         def unchanged(p: list[Any], q: list[Any]) -> bool:
             return len(p) == len(q) and all(i is j for i, j in zip(p, q, strict=True))
@@ -134,7 +134,7 @@ class _Merge:
 
 
 def _left(variables: dict[str, Any]) -> str:
-    """How control left a branch for good: RETURNED, ``"loop"`` (break or continue), or ``""`` when it may go on."""
+    """How control leaves a branch: RETURNED, ``"loop"`` (break or continue), or ``""`` if it may reach the end."""
     if LEFT in variables:
         return variables[LEFT]
     if variables.get(" return") is True:
@@ -146,14 +146,14 @@ def branches(
     scope: Variables, condition: Value, then: Callable[[], object], otherwise: Callable[[], object],
     live: Iterable[str] | None = None, hoist: bool = False,
 ) -> None:  # fmt: skip
-    """Trace both sides of a run-time condition and merge what they did to the scope.
+    """Trace both branches of a run-time condition and merge their effects into the scope.
 
     Parameters
     ----------
     live : iterable of str, optional
-        Variables that are read later; others are dropped when they differ. None: all.
+        Variables that are read later; other variables that differ are dropped. None: all are read.
     hoist : bool
-        When both sides are a few ops without effects, compute both and select.
+        If both branches are a few ops without side effects, compute both and select.
     """
     before = Snapshot(scope)
     shell = emit("scf.if", (), [condition.ir], regions=2)
@@ -185,7 +185,7 @@ def branches(
             plans[name] = merge.one_sided(sides[sides[0] is DEAD], first=sides[0] is not DEAD)
         elif sides[0] is _ABSENT or sides[1] is _ABSENT:
             missing = int(sides[1] is _ABSENT)
-            if name == RESULT or left[missing]:  # nobody reads it after that side
+            if name == RESULT or left[missing]:  # the variable is not read after that branch
                 plans[name] = merge.one_sided(sides[1 - missing], first=missing == 1)
             else:
                 plans[name] = Same(Undefined(f"{name!r} is set in one branch of a run-time condition only"))
@@ -219,7 +219,7 @@ def _finish_if(
     pairs: list[tuple[Any, Any, LeafType]],
     hoist: bool,
 ) -> list[Any]:
-    """Give the branches their yields and the op its results, or turn it into selects."""
+    """Add yields to the branches and results to the op, or replace the op by selects."""
     yields: list[list[ir.Value]] = []
     for side, block in enumerate((first, second)):
         with ir.InsertionPoint(block):
@@ -258,7 +258,7 @@ def if_value(
     otherwise: Callable[[], Any],
     live: Iterable[str] | None = None,
 ) -> Any:
-    """The value of one of two expressions; only the chosen one is evaluated (unless nobody can tell)."""
+    """The value of one of two expressions. Only the chosen one is evaluated, unless evaluating both has no effect."""
     condition = truth(condition)
     if isinstance(condition, bool):
         return then() if condition else otherwise()
@@ -278,7 +278,7 @@ def if_value(
 
 
 def logical_and(scope: Variables, a: Any, b: Callable[[], Any]) -> Any:
-    """``a and b()`` without evaluating ``b`` when ``a`` is false, unless that cannot be told."""
+    """``a and b()``; ``b`` is not evaluated when ``a`` is false, unless its evaluation has no effect."""
     return if_value(scope, a, lambda: truth(b()), lambda: False)
 
 
@@ -290,7 +290,7 @@ def logical_or(scope: Variables, a: Any, b: Callable[[], Any]) -> Any:
 
 
 class _Again(Exception):
-    """The body of ``loop`` must be traced again, with more carried or with another type."""
+    """Raised when the body of a loop must be traced again, with more carried values or another dtype."""
 
     def __init__(self, loop: Loop) -> None:
         super().__init__()
@@ -308,15 +308,15 @@ class _Carried:
 
 
 class Loop:
-    """What a loop carries, found over the attempts to trace it.
+    """The loop-carried values of one loop, found over repeated traces of its body.
 
     Parameters
     ----------
     scope : Scope
     names : iterable of str
-        Variables that the body binds or changes and that are read at its head or later.
+        Variables that the body binds or changes and that are read at its head or after the loop.
     rebound : iterable of str
-        Those among them that are bound by name (others are changed through an index or attribute).
+        The subset of ``names`` bound by assignment (the others are changed through an index or attribute).
     needed : iterable of str or None
         Variables that the body may read before it binds them; None: all.
     """
@@ -327,8 +327,8 @@ class Loop:
         self.scope, self.needed = scope, None if needed is None else {*needed}
         self.names = [n for n in names if n in scope.locals and not isinstance(scope.locals[n], Undefined)]
         self.rebound = {*rebound}
-        self.kinds: dict[Any, LeafType] = {}  # dtypes found by an earlier attempt
-        self.promoted: set[Any] = set()  # Python ints in containers that turned out to change
+        self.kinds: dict[Any, LeafType] = {}  # dtypes found by an earlier trace
+        self.promoted: set[Any] = set()  # Python ints in containers that the body changes
         self.objects: dict[int, Any] = {}  # containers changed in place
         for n in self.names:
             if n not in self.rebound:
@@ -345,7 +345,7 @@ class Loop:
             self._add_object(part)
 
     def run(self, attempt: Callable[[Loop], list[Any]]) -> None:
-        """Trace with ``attempt`` (which calls :meth:`enter`, :meth:`leave` and returns results) until it holds."""
+        """Trace with ``attempt`` (it calls :meth:`enter` and :meth:`leave`, and returns results) until it settles."""
         for _ in range(32):
             self._plan()
             try:
@@ -401,14 +401,14 @@ class Loop:
         self._entered = Snapshot(self.scope)
 
     def _argument(self, c: _Carried, argument: ir.Value) -> Any:
-        """What a carried leaf is inside the body."""
+        """The value of a carried leaf inside the body."""
         value, init = c.kind.wrap(argument), plain(c.init)
         if not isinstance(value, Value) or not isinstance(init, (*NUMBERS, Weak)):
             return value
 
         def retype(dtype: DType) -> None:
             if isinstance(init, Weak):
-                init.retype(dtype)  # a variable of the loop around this one
+                init.retype(dtype)  # a variable of the enclosing loop
             elif adopts(init, LeafType(dtype)) and c.key not in self.kinds:
                 self.kinds[c.key] = LeafType(dtype)
                 raise _Again(self)
@@ -423,12 +423,12 @@ class Loop:
             write_parts(self.objects[key], [fill(p, values) for p in plans])
 
     def leave(self) -> list[ir.Value]:
-        """What the body yields, from the scope at its end."""
+        """The values that the body yields, read from the scope at its end."""
         ends: list[Any] = list(self.arguments)
         again = False
         for n, plan in self.plans.items():
             value = self.scope.locals.get(n, DEAD)
-            if value is DEAD:  # control does not reach the end of the body with it: nobody reads what is yielded
+            if value is DEAD:  # control does not reach the end of the body, so the yielded value is not read
                 continue
             problem = self._match(plan, value, (n,), ends, n)
             if problem is not None and (self.needed is None or n in self.needed or n.startswith(" ")):
@@ -447,7 +447,7 @@ class Loop:
                     problem := self._match(plan, value, (key, i), ends, f"element {part_name(x, i)} of {describe(x)}")
                 ) is not None:
                     raise TypeError(problem)
-        for key, x in self._entered.objects.items():  # a container that changed and is not carried yet
+        for key, x in self._entered.objects.items():  # a container that the body changed and that is not carried yet
             if key in self.before.objects and key not in self.objects:
                 now = children(x) or []
                 then = self._entered.parts[key]
@@ -460,7 +460,7 @@ class Loop:
         return [to_ir(end, c.kind) for end, c in zip(ends, self.carried, strict=True)]
 
     def _match(self, plan: Any, value: Any, key: Any, ends: list[Any], name: str) -> str | None:
-        """Find the leaves of ``value`` for the slots of a plan; what is wrong, or None."""
+        """Collect the leaves of ``value`` into the slots of a plan; the mismatch as text, or None."""
         if isinstance(plan, Slot):
             if isinstance(value, Undefined):
                 return f"{value.reason}, and the next iteration needs it"
@@ -484,7 +484,7 @@ class Loop:
         return value.reason if isinstance(value, Undefined) else _changed(name, describe(plan.value), describe(value))
 
     def _settle(self, ends: list[Any]) -> bool:
-        """Check the types of what is yielded; True when a Python number must start with another type."""
+        """Check the types of the yielded values; True if a Python number must start with another type."""
         again = False
         for end, c in zip(ends, self.carried, strict=True):
             end, init = plain(end), plain(c.init)
@@ -507,13 +507,13 @@ class Loop:
         return again
 
     def _after(self, results: list[Any]) -> None:
-        """The scope after the loop."""
+        """Set the scope to the state after the loop."""
         changed = dict(self.scope.locals)
         self.before.restore()
         for n, value in changed.items():
             if n in self.plans or value is self._entered.locals.get(n):
                 continue
-            if n in self.before.locals:  # not carried, so nobody reads it later
+            if n in self.before.locals:  # not carried, so it is not read later
                 self.scope.locals[n] = DEAD
             else:
                 self.scope.locals[n] = Undefined(f"{n!r} is set only inside a run-time loop, which may not run")
@@ -530,7 +530,7 @@ def _changed(name: str, start: Any, end: Any) -> str:
 
 
 def for_loop(loop: Loop, start: Value, stop: Value, step: Value, body: Callable[[Value], None]) -> None:
-    """scf.for over integers of one type; ``body`` gets the induction variable. ``step`` must be positive."""
+    """Build an scf.for over integers of one type. ``body`` gets the induction variable; ``step`` must be positive."""
     dtype = start.dtype
     bounds = intervals.of_loop(start.bounds, stop.bounds, step.bounds, dtype)
 
@@ -555,7 +555,7 @@ def for_loop(loop: Loop, start: Value, stop: Value, step: Value, body: Callable[
 
 
 def while_loop(loop: Loop, test: Callable[[], Any], body: Callable[[], object]) -> None:
-    """scf.while; ``test`` gives the condition."""
+    """Build an scf.while. ``test`` computes the condition."""
 
     def attempt(loop: Loop) -> list[Any]:
         op = emit("scf.while", loop.types(), loop.inits(), regions=2)

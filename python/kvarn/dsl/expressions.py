@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 """Expressions of the front end: names, operators, calls, comprehensions.
 
-Over Python values an expression is Python; over values of the kernel, operators and functions of the DSL emit ops.
+Python evaluates expressions over Python values; operators and DSL functions over values of the kernel emit ops.
 """
 
 from __future__ import annotations
@@ -38,13 +38,13 @@ _COMPARE: dict[type, Callable[[Any, Any], Any]] = {
     ast.GtE: operator.ge, ast.Is: operator.is_, ast.IsNot: operator.is_not,
 }  # fmt: skip
 _GROWING = frozenset([ast.Mult, ast.Pow, ast.LShift])
-_MOST_BITS = 1 << 16  # of a Python integer that a kernel computes
+_MOST_BITS = 1 << 16  # bits of a Python integer computed while tracing
 _TAKES_APART = frozenset([list, tuple, set, frozenset, sorted, sum, min, max, any, all, dict, bytes, bytearray])
 _PYTHON = frozenset([int, float, bool, str, tuple, list])  # operands whose operators emit nothing
 
 
 def _check_size(op: ast.operator, a: Any, b: Any) -> None:
-    """Refuse Python values that would take all memory, or years."""
+    """Refuse Python computations that would exhaust memory or never finish."""
     if isinstance(a, int) and isinstance(b, int):
         if isinstance(op, ast.Mult):
             bits = a.bit_length() + b.bit_length()
@@ -80,7 +80,7 @@ class Expressions:
 
     @property
     def locals(self) -> dict[str, Any]:
-        """The variables of the function that is being interpreted."""
+        """The variables of the function being interpreted."""
         return self.frames[-1].locals
 
     def roots(self) -> list[Any]:
@@ -335,7 +335,7 @@ class Expressions:
     # --- functions -----------------------------------------------------------------------------------
 
     def closure(self, node: FunctionNode, name: str) -> Closure:
-        """A function of the kernel's own, with its defaults evaluated now."""
+        """A function defined inside the kernel; its default values are evaluated now."""
         kw = [MISSING if d is None else self.eval(d) for d in node.args.kw_defaults]
         return Closure(self, node, name, self.frames[-1], [self.eval(d) for d in node.args.defaults], kw)
 
@@ -435,7 +435,7 @@ class Expressions:
 
 
 def visitors(cls: type) -> dict[type, Callable[[Any, Any], Any]]:
-    """The methods of a class that are named after nodes, ``visit_Name``, by the node's class."""
+    """The methods of a class named after AST nodes, such as ``visit_Name``, by node class."""
     return {getattr(ast, name[6:]): method for name, method in vars(cls).items() if name.startswith("visit_")}
 
 

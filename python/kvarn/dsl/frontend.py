@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""The front end: interprets a kernel's AST and emits ops as it goes. Statements here, expressions in ``expressions``.
+"""The front end interprets a kernel's AST and emits ops. Statements are here, expressions in ``expressions``.
 
 Python values are computed while tracing; values of the kernel become ops at the node's source location. ``if``,
-``while`` and ``range`` loops over kernel values become scf ops (``control``); over Python values they run at once.
-Functions written by the user are interpreted too, so that they may use the same constructs: a call inlines them.
+``while`` and ``range`` loops over kernel values become scf ops (``control``); over Python values they run while
+tracing. A call of a user's function is interpreted too, which inlines it with its control flow.
 """
 
 from __future__ import annotations
@@ -42,24 +42,24 @@ _REFUSED = {
 }
 
 
-MOST_STATEMENTS = 500_000  # that are interpreted for one kernel
+MOST_STATEMENTS = 500_000  # statements interpreted for one kernel
 
 
 @dataclass
 class Frame:
-    """One function that is being interpreted."""
+    """A function being interpreted."""
 
     name: str
-    code: Any  # the function's node
+    code: Any  # the AST node of the function
     file: str
     flow: Liveness
     locals: dict[str, Any]
-    lookup: Callable[[str], Any]  # names that are not local; raises NameError
+    lookup: Callable[[str], Any]  # the lookup of free names; raises NameError
     node: ast.AST
     caller: ir.Location | None
-    parent: Frame | None = None  # the frame that a closure was defined in
-    callee: Any = None  # the function, of which there may be others with this code, to find recursion
-    places: dict[int, ir.Location] = field(default_factory=dict)  # by id of the node: unrolled code meets a node often
+    parent: Frame | None = None  # the frame in which a closure was defined
+    callee: Any = None  # the function object, by which recursion is recognized: several closures may share this code
+    places: dict[int, ir.Location] = field(default_factory=dict)  # by id of the node; unrolled code visits a node often
 
 
 class Interpreter(Loops):
@@ -67,20 +67,20 @@ class Interpreter(Loops):
 
     def __init__(self, block: tuple[int, int, int] | None = None) -> None:
         self.frames: list[Frame] = []
-        self.suspended: list[Frame] = []  # of generators that for statements are reading
-        self.native = 0  # inside kv.static(...): functions are called, not interpreted
+        self.suspended: list[Frame] = []  # frames of generators that for statements are reading
+        self.native = 0  # nesting depth of kv.static(...), in which functions are called rather than interpreted
         self.block = block
-        self.made = self.ran = 0  # operations and statements so far: what does not end is stopped
-        self._changed: dict[int, set[str]] = {}  # by id of a function's node: what it changes in place
+        self.made = self.ran = 0  # ops and statements so far; tracing stops at a limit
+        self._changed: dict[int, set[str]] = {}  # names changed in place, by id of a function's node
 
     @property
     def frame(self) -> Frame:
         return self.frames[-1]
 
-    # --- places ------------------------------------------------------------------------------------
+    # --- source locations --------------------------------------------------------------------------
 
     def place(self) -> SourceLocation | None:
-        """Where the innermost interpreted statement or expression is."""
+        """The source location of the innermost statement or expression being interpreted."""
         return _place(self.frame, self.frame.node) if self.frames else None
 
     def place_of(self, node: ast.AST) -> SourceLocation:
@@ -100,13 +100,13 @@ class Interpreter(Loops):
         return found
 
     def failed(self, error: Exception, node: ast.AST) -> Exception:
-        """An error raised by a node that made no ops, with its place."""
+        """The error of a node that built no ops, with the node's source location."""
         if isinstance(error, (KernelError, *PASSED_THROUGH)):
             return error
         return located(error, _place(self.frame, node), self.callers())
 
     def at(self, node: ast.AST) -> _At:
-        """Ops made here have the node's location, and so have errors."""
+        """A context in which ops and errors have the node's source location."""
         return _At(self, node)
 
     def refuse(self, node: ast.AST, text: str) -> UnsupportedError:
@@ -125,7 +125,7 @@ class Interpreter(Loops):
         self, name: str, node: FunctionNode, file: str, flow: Liveness, variables: dict[str, Any],
         lookup: Callable[[str], Any], call: ast.AST | None, callee: Any, parent: Frame | None = None,
     ) -> Any:  # fmt: skip
-        """Interpret a call of a function; ``callee`` is it: others of the same source may close over it."""
+        """Interpret a call of a function. ``callee`` is the function object: closures may share its source."""
         if any(f.callee is callee for f in self.frames):
             raise TypeError(f"{name}() calls itself: kernels do not support recursion, use a loop")
         caller = self.location(call) if call is not None else ir.Location.current
@@ -153,7 +153,7 @@ class Interpreter(Loops):
     # --- statements --------------------------------------------------------------------------------
 
     def block_of(self, statements: Sequence[ast.stmt], start: int = 0) -> Flow | None:
-        """Run statements; how control left them, or None when it reached their end."""
+        """Interpret statements. The result says how control left them; None if it reached their end."""
         statement: ast.stmt = self.frames[-1].code
         try:
             for i in range(start, len(statements)):
@@ -190,7 +190,7 @@ class Interpreter(Loops):
                     )
         except (KernelError, *PASSED_THROUGH):
             raise
-        except Exception as error:  # of an expression that has no place of its own
+        except Exception as error:  # an error of an expression without a source location
             raise self.failed(error, statement) from error
         return None
 
@@ -206,7 +206,7 @@ class Interpreter(Loops):
             control.branches(self, test, side(node.body), side(node.orelse), self.frame.flow.after[id(node)])
 
     def _guard_form(self, node: ast.If, test: Value, statements: Sequence[ast.stmt], i: int) -> Flow | None:
-        """``if c: return`` and the rest: the rest goes to the other branch."""
+        """``if c: return`` followed by statements: these become the other branch."""
 
         def side(body: Sequence[ast.stmt], other: Sequence[ast.stmt]) -> Callable[[], Flow | None]:
             if terminates(body) or not terminates(other):
@@ -230,7 +230,7 @@ class Interpreter(Loops):
         self, node: ast.stmt, test: Value, then: Callable[[], Flow | None], otherwise: Callable[[], Flow | None],
         live: frozenset[str] | None = None,
     ) -> Flow | None:  # fmt: skip
-        """Both sides of a condition, where control may leave the block: the flow becomes flags."""
+        """Both branches of a condition where control may leave the block; flags record how it left."""
         kinds = ("return", "break", "continue")
 
         def side(body: Callable[[], Flow | None]) -> Callable[[], None]:
@@ -249,7 +249,7 @@ class Interpreter(Loops):
         return {k: v for k, v in flow.items() if v is not False} or None
 
     def _guarded(self, node: ast.stmt, flow: Flow, rest: Callable[[], Flow | None], more: bool) -> Flow | None:
-        """Run what follows a statement that control may have left, where it has not."""
+        """Interpret the statements that follow one that control may have left, guarded by its flags."""
         if not more:
             return flow
         with self.at(node):
@@ -271,7 +271,7 @@ class Interpreter(Loops):
         with self.at(node):
             for kind, flag in flow.items():
                 if len(flow) == 1 and rest_flow.get(kind) is True:
-                    after[kind] = True  # what did not leave before leaves here
+                    after[kind] = True  # control that has not left before leaves here
                 else:
                     after[kind] = flag if kind not in after else after[kind] | flag
         return after
@@ -305,7 +305,7 @@ class Interpreter(Loops):
                 setattr(base, target.attr, new)
 
     def assign(self, target: ast.AST, value: Any) -> None:
-        """Bind a target: a name, an item, an attribute, or several."""
+        """Bind a target: a name, an item, an attribute, or a sequence of targets."""
         if isinstance(target, ast.Name):
             self.locals[target.id] = value
             return
@@ -338,7 +338,7 @@ class Interpreter(Loops):
             self.assign(t.value if isinstance(t, ast.Starred) else t, v)
 
     def _store_item(self, target: ast.Subscript, base: Any, index: Any, value: Any) -> None:
-        if isinstance(base, Vector):  # vectors are values: the name gets a new one
+        if isinstance(base, Vector):  # a vector is a value: the name is bound to a new vector
             self.assign(target.value, base.set(index, value))
         elif isinstance(base, tuple | str):
             raise TypeError(f"an item of {describe(base)} cannot be set: use a list")
@@ -413,7 +413,7 @@ _STATEMENTS = visitors(Loops) | visitors(Interpreter)
 
 
 class _At:
-    """Enters a node: its MLIR location, and its place for errors. The callee of a call keeps its caller's node."""
+    """Enters a node: sets the MLIR location and the source location of errors. A callee keeps its caller's node."""
 
     __slots__ = ("_frame", "_interpreter", "_location", "_outer")
 

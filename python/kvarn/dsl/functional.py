@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""Control flow as functions, for places without source text (a REPL, ``exec``) and for builders.
+"""Control flow as functions, for code without source text (a REPL, ``exec``) and for builders.
 
-``kv.if_``, ``kv.for_`` and ``kv.while_`` take Python functions. What changes goes in and out as values; lists that the
-functions close over may be changed in place too, as long as they keep their length.
+``kv.if_``, ``kv.for_`` and ``kv.while_`` take Python functions. State is passed in and returned as values; the
+functions may also change lists that they close over in place, if the lists keep their length.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _STATE = " state"
 
 
 def _scope(variables: dict[str, Any], *functions: Any) -> Scope:
-    """A scope that sees what the functions close over."""
+    """A scope with the variables that the functions close over."""
     others: list[Any] = []
     for f in functions:
         if isinstance(f, Closure):
@@ -40,7 +40,7 @@ def _scope(variables: dict[str, Any], *functions: Any) -> Scope:
 
 
 def if_(condition: Any, then: Callable[[], Any], otherwise: Callable[[], Any] | None = None) -> Any:
-    """The value of ``then()`` or ``otherwise()``; only one of them runs. Both give values of one shape, or None."""
+    """The value of ``then()`` or ``otherwise()``; only one of them runs. Both return the same structure, or None."""
     otherwise = otherwise or (lambda: None)
     return control.if_value(_scope({}, then, otherwise), condition, then, otherwise)
 
@@ -48,7 +48,7 @@ def if_(condition: Any, then: Callable[[], Any], otherwise: Callable[[], Any] | 
 def for_(start: Any, stop: Any = None, step: Any = 1, *, body: Callable[..., Any], init: Any = ()) -> Any:
     """Run ``body(i, *init)`` for i in ``range(start, stop, step)``; ``for_(n, body=f)`` starts at 0.
 
-    With ``init`` (a value or a tuple) the body returns the next values, and ``for_`` gives the last.
+    With ``init`` (a value or a tuple) ``body`` returns the values of the next iteration, and ``for_`` returns the last.
     """
     r = RuntimeRange.of(start) if stop is None else RuntimeRange.of(start, stop, step)
     scope, single = _scope({_STATE: init if isinstance(init, tuple) else (init,)}, body), not isinstance(init, tuple)
@@ -62,7 +62,7 @@ def for_(start: Any, stop: Any = None, step: Any = 1, *, body: Callable[..., Any
 
 
 def while_(test: Callable[..., Any], body: Callable[..., Any], init: Any = ()) -> Any:
-    """Run ``body(*init)``, which returns the next values, while ``test(*init)`` holds; the last values."""
+    """Run ``body(*init)``, which returns the next values, while ``test(*init)`` is true; return the last values."""
     scope, single = (
         _scope({_STATE: init if isinstance(init, tuple) else (init,)}, test, body),
         not isinstance(init, tuple),
@@ -94,10 +94,7 @@ def _advance(scope: Scope, returned: Any, single: bool) -> None:
 
 @contextmanager
 def when(condition: Any) -> Iterator[None]:
-    """``with kv.when(c):`` runs its block where the condition holds. Values made inside stay inside.
-
-    For functions without source text; in a kernel with source, write ``if``.
-    """
+    """``with kv.when(c):`` runs its block if the condition is true. Values made in the block are local to it."""
     condition = truth(condition)
     condition = as_value(condition)
     op = emit("scf.if", (), [condition.ir], regions=2)

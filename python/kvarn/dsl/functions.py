@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""Functions of positions that attention is given: their names in the IR, and the arrays as they see them.
+"""Score and mask functions of attention: their registry, and the arrays that they read.
 
-An op names a function by a string, ``name@digest``; the function itself is kept here. The digest stands for its code
-and for all that it closes over, so that equal strings are equal functions, in the compile cache too. IR with such a
-name can be parsed, printed and verified anywhere, and expanded where the function was given.
+An op names a function by a string, ``name@digest``, and this module maps the string to the Python function. The digest
+covers the function's code and everything it captures, so equal strings mean equal functions, in the compile cache too.
+IR with such a name can be parsed, printed and verified in any process, but expanded only where the function was given.
 """
 
 from __future__ import annotations
@@ -24,26 +24,26 @@ from .memory import Buffer, Shape
 
 @dataclass(frozen=True)
 class Registered:
-    """A function under its name.
+    """A registered score or mask function.
 
     Attributes
     ----------
     function : callable
-        As the front end traces it.
+        The function that the front end traces.
     arrays : int
-        Arrays that it takes after the positions.
+        Number of arrays that follow the positions in its parameters.
     first, end : callable or None
-        Of a mask: the first key that a query may see, and the end of those.
+        For a mask: the first key that a query may see, and the end of the keys that it may see (exclusive).
     portable : bool
-        Whether the name means the same in another process.
+        Whether the name identifies the same function in other processes.
     by_head : bool
-        Of a mask: whether it looks at the query head.
+        For a mask: whether it depends on the query head.
     interval : bool
-        Of a mask: whether a query sees every key from the first that it may see up to the end of those.
+        For a mask: whether each query sees every key in ``[first, end)``.
     outer : callable or None
-        Of a mask: one of positions alone, without arrays, that shows all that it shows.
+        For a mask: a function of positions alone, without arrays, that is true wherever the mask is true.
     elements : tuple of (DType, int)
-        Of each array that a score was first given with: its dtype and its number of dimensions.
+        The dtype and number of dimensions of each array at the score's first use.
     """
 
     function: Callable[..., Any]
@@ -61,19 +61,19 @@ _registered: dict[str, Registered] = {}
 
 
 def register(name: str, what: Registered) -> None:
-    """Keep a function under its name."""
+    """Register a function under its name."""
     if not is_function(name):
         raise ValueError(f"the name of a function must be NAME@DIGEST, got {name!r}")
     _registered[name] = what
 
 
 def registered(name: str) -> Registered:
-    """The function of a name.
+    """The function registered under a name.
 
     Raises
     ------
     ValueError
-        If no function was registered under it in this process.
+        If no function was registered under the name in this process.
     """
     if name not in _registered:
         raise ValueError(
@@ -84,17 +84,17 @@ def registered(name: str) -> Registered:
 
 
 def known(name: str) -> Registered | None:
-    """The function of a name; None of one that this process was not given."""
+    """The function registered under a name; None if this process has none."""
     return _registered.get(name)
 
 
 def is_interval(name: str) -> bool:
-    """Whether the bounds of a mask's name tell all of it: of one that this process was not given they may not."""
+    """Whether the bounds of a mask determine it completely; False for names that are not registered here."""
     return name in _registered and _registered[name].interval
 
 
 def are_portable(attributes: Iterable[Any]) -> bool:
-    """Whether all functions that attributes name mean the same in another process."""
+    """Whether all functions named by the attributes are identified in other processes too."""
     return all(_registered[a].portable for a in attributes if isinstance(a, str) and a in _registered)
 
 
@@ -103,10 +103,10 @@ _holding: list[ir.Block] = []
 
 @contextmanager
 def held() -> Iterator[None]:
-    """What is read of an :class:`Array` here is read once: the same indices give what was read, from here on.
+    """A context in which reads of an :class:`Array` at equal indices return the first read's value.
 
-    That is for what stands before a loop in which the same is read again. What is read inside of branches and loops of
-    this code is not kept, since it may not have been read.
+    It is meant for code before a loop that reads the same elements again. Reads inside branches and loops of that code
+    are not reused, since they may not have run.
     """
     _holding.append(ir.InsertionPoint.current.block)
     try:
@@ -116,17 +116,17 @@ def held() -> Iterator[None]:
 
 
 class Array:
-    """An array that a function of positions reads: ``a[i, j]`` with scalars and tiles that broadcast.
+    """An array argument of a score or mask function: ``a[i, j]`` with scalars and tiles that broadcast.
 
-    Indices are brought into the array, as ``numpy.clip`` would: a function is also asked about positions that there
-    are not, whose keys are not seen.
+    Indices are clamped to the array as by ``numpy.clip``: the function is also evaluated at positions out of range,
+    whose keys are masked afterwards.
     """
 
     __slots__ = ("_buffer", "_held")
 
     def __init__(self, buffer: Buffer) -> None:
         self._buffer = buffer
-        self._held: dict[tuple[Any, ...], Any] = {}  # what was read already, by its indices
+        self._held: dict[tuple[Any, ...], Any] = {}  # elements read so far, by their indices
 
     @property
     def dtype(self) -> Any:
@@ -146,7 +146,7 @@ class Array:
         if len(index) != self.ndim:
             raise TypeError(f"an array of {self.ndim} dimensions needs {self.ndim} indices, got {len(index)}")
         plain = [v.plain(i) for i in index]
-        if not all(isinstance(i, (int, v.Value)) for i in plain):  # tiles, which passes look into
+        if not all(isinstance(i, (int, v.Value)) for i in plain):  # passes analyse the indices of tiles
             return self._read(index)
         key = tuple(i.ir if isinstance(i, v.Value) else i for i in plain)
         if key in self._held:
@@ -160,7 +160,7 @@ class Array:
         return self._buffer[tuple(self._inside(i, d) for d, i in enumerate(index))]
 
     def _inside(self, index: Any, dimension: int) -> Any:
-        """An index held to the array: in its own type, since a cast would bring another number inside."""
+        """An index clamped to the extent, in the index's own type: a cast could map another number into the array."""
         index = v.plain(index)
         if isinstance(index, bool) or not isinstance(index, (int, v.Numeric)):
             raise TypeError(f"an index of an array must be an integer, got {v.describe(index)}")

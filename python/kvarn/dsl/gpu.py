@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""What a thread can ask and do in its grid: indices, barriers, shuffles, reductions, printf, asserts."""
+"""Indices of threads and blocks, barriers, shuffles, reductions, printf, assertions."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ block_dim = Dim3("gpu.block_dim", intervals.THREADS, intervals.THREADS)
 
 
 def linear_thread_id() -> Value:
-    """Number of the thread in its block, x fastest."""
+    """The thread's linear index in its block; x varies fastest."""
     block = getattr(state.trace, "block", None)
     if block is not None and block[1:] == (1, 1):
         return thread_id.x
@@ -67,7 +67,7 @@ def linear_thread_id() -> Value:
 
 
 class Register(Value):
-    """A value that is computed where it is used: ``kv.lane_id``, ``kv.warp_id`` (also callable, for the same value)."""
+    """A value that is read where it is used: ``kv.lane_id``, ``kv.warp_id`` (calling it gives the same value)."""
 
     __slots__ = ("_make", "_name")
 
@@ -95,7 +95,7 @@ warp_id = Register("kv.warp_id", lambda: linear_thread_id() >> 5, intervals.THRE
 
 
 def barrier() -> None:
-    """Wait until every thread of the block is here; makes their memory accesses visible to one another."""
+    """Wait until every thread of the block arrives; earlier memory accesses become visible to all of them."""
     emit("gpu.barrier")
 
 
@@ -118,7 +118,7 @@ def _shuffle(mode: str, value: Any, offset: Any, width: int) -> Any:
         def exchange(x: ir.Value) -> ir.Value:
             return emit("gpu.shuffle", [x.type, t.i1], [x, *operands], attributes).results[0]
     else:
-        # gpu.shuffle's width names the lanes that take part; groups of all lanes are PTX's segments.
+        # gpu.shuffle's width is the number of participating lanes; PTX's clamp word divides a warp into segments.
         clamp = (WARP - width) << 8 | (0 if mode == "up" else WARP - 1)
         operands = [distance, literal(clamp, i32)]
         everyone = literal(-1, i32)
@@ -148,17 +148,17 @@ def _shuffle(mode: str, value: Any, offset: Any, width: int) -> Any:
 
 
 def shuffle_xor(value: Any, mask: Any, width: int = WARP) -> Any:
-    """The value of the lane whose number is this lane's xor ``mask``. All lanes of the warp take part."""
+    """The value of lane ``lane_id ^ mask``. All lanes of the warp must take part."""
     return _shuffle("xor", value, mask, width)
 
 
 def shuffle_up(value: Any, delta: Any, width: int = WARP) -> Any:
-    """The value of the lane ``delta`` below; the own value where there is none."""
+    """The value of lane ``lane_id - delta``; the thread's own value if there is no such lane."""
     return _shuffle("up", value, delta, width)
 
 
 def shuffle_down(value: Any, delta: Any, width: int = WARP) -> Any:
-    """The value of the lane ``delta`` above; the own value where there is none."""
+    """The value of lane ``lane_id + delta``; the thread's own value if there is no such lane."""
     return _shuffle("down", value, delta, width)
 
 
@@ -168,7 +168,7 @@ def shuffle_idx(value: Any, lane: Any, width: int = WARP) -> Any:
 
 
 def warp_reduce(value: Any, op: str = "add", width: int = WARP) -> Any:
-    """All lanes (of each group of ``width``) folded; every lane gets the result.
+    """Reduce a value over the lanes of each group of ``width``; every lane gets the result.
 
     ``op`` is "add", "max", "min", "mul", "and", "or" or "xor".
     """
@@ -188,9 +188,9 @@ _PRINTED = {"d": "iu", "i": "iu", "u": "iu", "x": "iu", "X": "iu", "o": "iu", "c
 
 
 def printf(format: str, *args: Any) -> None:
-    """Print from a kernel with a format of C: ``kv.printf("t=%d x=%f\\n", t, x)``.
+    """Print from a kernel with a C format: ``kv.printf("t=%d x=%f\\n", t, x)``.
 
-    Integers take %d %i %u %x (%ld or %lld for 64 bits; the length is put in when it is missing), floats %f %e %g.
+    Integers take %d %i %u %x (a missing %ld or %lld length of 64-bit integers is added), floats take %f %e %g.
     """
     if not isinstance(format, str):
         raise TypeError(f"the format of kv.printf must be a string, got {describe(format)}")
@@ -214,7 +214,7 @@ def printf(format: str, *args: Any) -> None:
 
 
 def _printable(value: Any) -> Value:
-    """What the variadic call takes: floats as f64, small integers as 32 bits."""
+    """The value as variadic arguments are passed: floats as f64, small integers as 32 bits."""
     if value.lanes:
         raise TypeError("kv.printf prints scalars: print the lanes of a vector one by one, as v[0]")
     if value.dtype.is_float:
@@ -225,7 +225,7 @@ def _printable(value: Any) -> Value:
 
 
 def device_assert(condition: Any, message: str = "") -> None:
-    """Stop the kernel with a message that names the source line when the condition does not hold."""
+    """Stop the kernel with a message that names the source line if the condition is false."""
     if not isinstance(message, str):
         raise TypeError(f"the message of kv.device_assert must be a string, got {describe(message)}")
     if isinstance(plain(condition), bool):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""Caches, collections and operands as arguments of kernels: static parameters, and methods that emit kv ops.
+"""Caches, collections and operands as kernel arguments: static parameters, and methods that emit kv ops.
 
 Methods have the names and argument orders of the host-side cache classes. Indices are ints or 32-bit values.
 """
@@ -21,7 +21,7 @@ from .memory import GLOBAL, SHARED, Buffer, Pointer, _check_width
 from .tiles import Tile
 from .values import Numeric, Value, as_value, describe, i32_value, plain, wrap
 
-# Classes of the Python API that annotate an argument: (kind of argument, kinds of cache or operand).
+# Python classes that annotate an argument: (kind of argument, kinds of cache or operand).
 ANNOTATIONS: dict[str, tuple[str, tuple[str, ...]]] = {
     "KVCache": ("cache", KINDS),
     "PagedKVCache": ("cache", (PAGED,)),
@@ -40,33 +40,33 @@ ANNOTATIONS: dict[str, tuple[str, tuple[str, ...]]] = {
 
 
 class KVCache:
-    """Annotation of a kernel argument that takes a cache of any kind."""
+    """Annotation of a kernel argument: a cache of any kind."""
 
 
 class KVCacheCollection:
-    """Annotation of a kernel argument that takes a collection of any kind."""
+    """Annotation of a kernel argument: a collection of any kind."""
 
 
 class MHAOperand:
-    """Annotation of a kernel argument that takes an attention operand of any kind."""
+    """Annotation of a kernel argument: an attention operand of any kind."""
 
 
 def annotation_of(annotation: Any) -> tuple[str, tuple[str, ...]] | None:
-    """What an annotation class stands for; None for another annotation."""
+    """The kinds that an annotation class accepts; None for another annotation."""
     if isinstance(annotation, type) and (annotation.__module__ or "").partition(".")[0] == "kvarn":
         return ANNOTATIONS.get(annotation.__name__)
     return None
 
 
 class Handle(OfTrace, CacheMembers):
-    """A cache, collection or operand of a kernel. The static parameters are Python values.
+    """A cache, collection or operand inside a kernel. Its static parameters are Python values.
 
     Attributes
     ----------
     spec : CacheSpec
         All static parameters.
     dtype, num_heads, head_size, page_size, is_mla, scale_dtype, quantization_enabled, max_tile_size, ...
-        Each of them, by the names of the host-side classes.
+        Single static parameters, named as in the host-side classes.
     """
 
     __slots__ = ("_spec", "spec")
@@ -79,12 +79,12 @@ class Handle(OfTrace, CacheMembers):
 
     @property
     def token_stride(self) -> int:
-        """Elements from one token slot of a page to the next: H*D when packed."""
+        """Elements from one token slot of a page to the next: H*D in a packed layout."""
         return self.spec.token_stride
 
     @property
     def head_stride(self) -> int:
-        """Elements from one head of a token to the next: D when packed."""
+        """Elements from one head of a token to the next: D in a packed layout."""
         return self.spec.head_stride
 
     @property
@@ -106,12 +106,12 @@ class Handle(OfTrace, CacheMembers):
     def cache_length(self, b: Any) -> Value:
         """Tokens of sequence ``b`` cached before this step, i32; all tokens of a dense or ragged operand.
 
-        Never more than there is room for, whatever the lengths in memory say.
+        The value is clamped to :meth:`token_capacity`.
         """
         return Value(ops.cache_length(self.ir, i32_value(b)), i32, bounds=intervals.POSITIONS)
 
     def token_capacity(self) -> Value:
-        """Tokens that a sequence may have, i32: what its row of the lookup table, or its region, has room for."""
+        """Capacity of a sequence in tokens, i32: of its row of the lookup table, or of its region."""
         columns, slots = (Value(ops.field(self.ir, f), i32, nonneg=True) for f in ("lookup_columns", "capacity"))
         return Value(layout.token_capacity(self.spec, columns, slots).ir, i32, bounds=intervals.POSITIONS)
 
@@ -121,12 +121,12 @@ class Handle(OfTrace, CacheMembers):
         return Pointer(ops.cache_lengths(self.ir), GLOBAL)
 
     def max_prompt_length(self) -> Value:
-        """Longest count of new tokens in the batch, i32."""
+        """The largest number of new tokens of a sequence in the batch, i32."""
         self._has("max_prompt_length")
         return Value(ops.max_prompt_length(self.ir), i32, bounds=intervals.POSITIONS)
 
     def max_context_length(self) -> Value:
-        """Longest cached + new tokens in the batch, i32; S of a dense operand."""
+        """The largest number of cached and new tokens of a sequence in the batch, i32; S for a dense operand."""
         self._has("max_context_length")
         return Value(ops.max_context_length(self.ir), i32, bounds=intervals.POSITIONS)
 
@@ -136,11 +136,11 @@ class Handle(OfTrace, CacheMembers):
         return Value(ops.is_empty(self.ir), bool_)
 
     def batch_size(self) -> Value:
-        """Sequences of the batch, i32."""
+        """Number of sequences in the batch, i32."""
         return Value(ops.field(self.ir, "batch"), i32, nonneg=True)
 
     def field(self, name: str) -> Any:
-        """A run-time field by its name in ``kvarn.dialect.layout``: a pointer, an i32 or an i64."""
+        """A run-time field, named as in ``kvarn.dialect.layout``: a pointer, an i32 or an i64."""
         value = ops.field(self.ir, name)
         if not isinstance(value.type, ir.IntegerType):
             return Pointer(value, GLOBAL)
@@ -149,7 +149,7 @@ class Handle(OfTrace, CacheMembers):
         return Value(value, i32 if ir.IntegerType(value.type).width == 32 else i64)
 
     def _has(self, method: str) -> None:
-        """TypeError when operands of this kind have no answer to a method."""
+        """Raise TypeError if operands of this kind do not support a method."""
         lacks = layout.operand_lacks(self.spec.kind, method)
         if lacks is not None:
             raise TypeError(f"a {self.spec.kind} operand has no {method}: {lacks}")
@@ -163,7 +163,7 @@ class Handle(OfTrace, CacheMembers):
 
 
 class CacheReads(Handle):
-    """What caches and operands share."""
+    """Methods shared by caches and operands."""
 
     __slots__ = ()
 
@@ -172,7 +172,7 @@ class CacheReads(Handle):
         return Value(ops.row_index(self.ir, i32_value(b), i32_value(t)), u32)
 
     def num_kv_rows(self) -> Value:
-        """Rows that the view spans, u32."""
+        """Number of rows of the view, u32."""
         return Value(ops.num_rows(self.ir), u32)
 
     def get_tma_row(self, encoded: Any) -> Value:
@@ -188,7 +188,7 @@ class CacheReads(Handle):
         pair_cta: bool = False,
         is_leader: bool = True,
     ) -> Rows:
-        """First rows of the pages of a tile of ``tile_rows`` tokens from ``base`` on."""
+        """The first row of each page in a tile of ``tile_rows`` tokens that starts at token ``base``."""
         for name, x in (("tile_rows", tile_rows), ("base_alignment", base_alignment or 1)):
             if not isinstance(x, int):
                 raise TypeError(f"{name} must be an int known at compile time, got {describe(x)}")
@@ -196,11 +196,11 @@ class CacheReads(Handle):
         return Rows(value, tile_rows, self.spec.page_size, pair_cta, is_leader)
 
     def page(self, b: Any, t: Any) -> Value:
-        """Physical page of a token, clamped to the pool; accesses take it as ``page=``."""
+        """Physical page of a token, clamped to the pool. Accesses take it as ``page=``."""
         return Value(ops.page(self.ir, i32_value(b), i32_value(t)), i32, nonneg=True)
 
     def raw_page(self, b: Any, t: Any) -> Value:
-        """The token's entry of the lookup table as it stands, i32."""
+        """The token's lookup-table entry without clamping, i32."""
         return Value(ops.raw_page(self.ir, i32_value(b), i32_value(t)), i32)
 
     def load_pages(self, b: Any, column: Any, count: int) -> Any:
@@ -209,25 +209,25 @@ class CacheReads(Handle):
         return wrap(ops.load_pages(self.ir, i32_value(b), i32_value(column), count), i32, count)
 
     def block_paged_ptr(self, b: Any, t: Any, h: Any, d: Any = 0, *, tile: int = 1, page: Any = None) -> Pointer:
-        """Address of (b, t, h, d); ``tile`` tokens from t follow ``token_stride`` elements apart."""
+        """Address of (b, t, h, d). ``tile`` consecutive tokens from t on are ``token_stride`` elements apart."""
         value = ops.block_ptr(self.ir, *_indices(b, t, h, d), tile=tile, page=_page(page))
         return Pointer(value, GLOBAL)
 
     def scales_block_paged_ptr(self, b: Any, t: Any, h: Any, d: Any = 0, *, page: Any = None) -> Pointer:
-        """Address of the scale of (b, t, h, d); null for a ragged operand, and one of scales."""
+        """Address of the scale of (b, t, h, d); null for a ragged operand and for an operand of scales."""
         if self.spec.kind not in (SCALES, RAGGED):
             self._needs_scales("scales_block_paged_ptr")
         return Pointer(ops.scale_block_ptr(self.ir, *_indices(b, t, h, d), page=_page(page)), GLOBAL)
 
     def scales_raw_ptr(self) -> Pointer:
-        """First scale of the view; null when there is none, and of an operand over no cache's elements."""
+        """Pointer to the view's first scale; null for a view without scales or not of a cache's elements."""
         return Pointer(ops.scales_base(self.ir), GLOBAL)
 
     def load_tile(
         self, b: Any, h: Any, base: Any, valid: Any, destination: Pointer, thread: Any, *,
         tile_rows: int, num_threads: int, swizzle: int = 0, mode: str = "async",
     ) -> None:  # fmt: skip
-        """Copy this thread's share of tokens [base, base + tile_rows) of a head to shared memory: kv.load_tile."""
+        """Copy this thread's share of the tokens [base, base + tile_rows) of a head to shared memory (kv.load_tile)."""
         self._has("load_tile")
         _shared_pointer(destination)
         ops.load_tile(
@@ -241,33 +241,33 @@ class CacheReads(Handle):
         rope: int = 0, inline_scales: int = 0, constant: bool = False, existing: bool = False,
         aligned: bool = False,
     ) -> Tile:  # fmt: skip
-        """Tokens [first, first + rows) of head ``h`` as a tile, dequantized: kv.tile_load.
+        """The tokens [first, first + rows) of head ``h`` as a dequantized tile (kv.tile_load).
 
         Parameters
         ----------
         count, begin : i32
-            Tokens of the sequence that exist, and the first that matters: rows of others are zeros or, with
-            ``tail="any"``, anything.
+            End (exclusive) and start of the sequence's tokens that are needed. Rows of other tokens are zeros, or
+            unspecified with ``tail="any"``.
         columns, first_column : int
-            Which of the head dimension; all by default.
+            Number of columns of the head, and the first of them; the whole head by default.
         descriptor : kv.TensorMap, optional
-            Describes the same rows, for schedules that copy by TMA.
+            TMA descriptor of the same rows, for schedules that copy by TMA.
         dtype : DType, optional
-            The storage type by default, f32 for a quantized cache; or another float.
+            A float type; by default the storage type, or f32 for a quantized cache.
         lists : Buffer, optional
-            [B, K] i32, rows of the pool as page * page_size + slot: token t of sequence b is the row ``lists[b, t]``.
-            Those of entries that name none are zeros. Of a paged cache only.
+            [B, K] i32, rows of the pool as page * page_size + slot: token t of sequence b is row ``lists[b, t]``. Rows
+            of negative entries are zeros. Paged caches only.
         rope, inline_scales : int, optional
-            What lies in rows besides elements, as in ``kv.ops.mla_attention``: columns whose keys are bf16, the last of
-            a row, and elements that share one of the scales before them.
+            Row format as in ``kv.ops.mla_attention``: number of trailing bf16 columns, and number of elements that
+            share one of the scales stored in the row.
         constant : bool
-            Kernels ahead that are still under way write nothing of it: a producer's copies do not wait for them
-            (``kv.griddepcontrol_wait``).
+            Earlier kernels that are still running write none of these tokens, so the producer's copies do not wait for
+            them (``kv.griddepcontrol_wait``).
         existing : bool
-            Boxes of the descriptor without a token are not copied: their rows hold what was there.
+            TMA boxes without any token are not copied: their rows of the tile keep their previous contents.
         aligned : bool
-            With a descriptor of tokens: columns start at the 16 bytes in which the head does, and those of neighbours
-            stand on either side.
+            With a descriptor of tokens: the copied columns start at the 16-byte boundary at or before the head's first
+            column and end at one, so columns of neighbouring heads may be copied too.
         """
         dtype = dtype or (f32 if self.spec.quantized else self.spec.data_dtype)
         made = ops.tile_load(
@@ -306,7 +306,7 @@ class CacheReads(Handle):
 
 
 class Cache(CacheReads):
-    """One layer's K or V."""
+    """The keys or the values of one layer."""
 
     __slots__ = ()
     what = "cache"
@@ -314,14 +314,14 @@ class Cache(CacheReads):
     def load(
         self, b: Any, h: Any, t: Any, d: Any, width: int = 1, dtype: DType | None = None, *, page: Any = None
     ) -> Any:
-        """``width`` elements of the head dimension from ``d`` on, dequantized: a vector, or a scalar for width 1.
+        """``width`` dequantized elements of the head from column ``d`` on: a vector, or a scalar for width 1.
 
         ``dtype`` is the storage type by default, f32 for a quantized cache.
         """
         return self._load(_indices(b, h, t, d), width, dtype, page)
 
     def load_quantized(self, b: Any, h: Any, t: Any, d: Any, width: int = 1, *, page: Any = None) -> Any:
-        """``width`` stored values of a quantized cache."""
+        """``width`` stored values of a quantized cache, without dequantization."""
         return self._load_quantized(_indices(b, h, t, d), width, page)
 
     def load_scale(self, b: Any, h: Any, t: Any, d: Any, width: int = 1, *, page: Any = None) -> Any:
@@ -331,7 +331,8 @@ class Cache(CacheReads):
     def store(self, b: Any, h: Any, t: Any, d: Any, value: Any, oob: str = "drop", *, page: Any = None) -> None:
         """Write a scalar or vector of the storage type.
 
-        ``oob`` says what a page outside the pool does: "drop" writes nothing, "trap" stops, "unchecked" trusts it.
+        ``oob`` says how a page outside the pool is handled: "drop" writes nothing, "trap" stops the kernel, "unchecked"
+        omits the check.
         """
         value = as_value(value, self.spec.dtype, "what is stored in a cache")
         ops.store(self.ir, *_indices(b, h, t, d), value=value.ir, oob=_oob(oob), page=_page(page))
@@ -355,7 +356,7 @@ class Cache(CacheReads):
         num_threads: int,
         swizzle: int = 0,
     ) -> None:
-        """Copy this thread's share of a tile of shared memory to the tokens [base, base + valid) of a head."""
+        """Copy this thread's share of a tile in shared memory to the tokens [base, base + valid) of a head."""
         _shared_pointer(source)
         ops.store_tile(
             self.ir, (i32_value(b), i32_value(h), i32_value(base), i32_value(valid)), source.ir, i32_value(thread),
@@ -364,9 +365,9 @@ class Cache(CacheReads):
 
 
 class Operand(CacheReads):
-    """Keys or values as an attention kernel reads them: a cache, a cache's scales, a dense or a ragged buffer.
+    """Keys or values as attention kernels read them: a cache, a cache's scales, a dense or a ragged buffer.
 
-    Read-only. Indices are (b, t, h, d): note the order (token, head).
+    Read-only. Indices are (b, t, h, d), with the token before the head.
     """
 
     __slots__ = ()
@@ -374,34 +375,34 @@ class Operand(CacheReads):
 
     @property
     def dtype(self) -> DType:
-        """Type of the elements that it shows."""
+        """Type of the elements that loads return."""
         return self.spec.data_dtype
 
     @property
     def quantization_granularity(self) -> int:
-        """As of the host's operands: 0 of a ragged one."""
+        """Elements per scale, as in the host's operands; 0 for a ragged operand."""
         return 0 if self.spec.kind == RAGGED else self.spec.granularity
 
     def load(
         self, b: Any, t: Any, h: Any, d: Any, width: int = 1, dtype: DType | None = None, *, page: Any = None
     ) -> Any:
-        """``width`` elements from ``d`` on, dequantized; of an operand of scales, the scales from d's granule on."""
+        """``width`` dequantized elements from column ``d`` on; for an operand of scales, scales from d's granule on."""
         return self._load(_indices(b, h, t, d), width, dtype, page)
 
     def load_quantized(self, b: Any, t: Any, h: Any, d: Any, width: int = 1, *, page: Any = None) -> Any:
-        """``width`` stored values of an operand with scales."""
+        """``width`` stored values of an operand with scales, without dequantization."""
         return self._load_quantized(_indices(b, h, t, d), width, page)
 
     def load_scale(self, b: Any, t: Any, h: Any, d: Any, width: int = 1, *, page: Any = None) -> Any:
-        """``width`` consecutive scales from granule d // granularity on; zeros where the interface shows none."""
+        """``width`` consecutive scales from granule d // granularity on; zeros for an operand without scales."""
         return self._load_scale(_indices(b, h, t, d), width, page)
 
 
 def buffer_operand(buffer: Buffer, heads: int, size: int) -> Operand:
-    """The rows of a buffer [T, heads * size] as an operand: one sequence of T tokens, whose heads are its columns.
+    """The rows of a buffer [T, heads * size] as an operand: one sequence of T tokens whose heads are column blocks.
 
-    So ``kv.buffer_operand(x, k // 64, 64).tile(0, j, first, x.shape[0], rows=128)`` is a tile of 128 rows and the 64
-    columns from 64 j on. The rows lie one behind the other.
+    ``kv.buffer_operand(x, k // 64, 64).tile(0, j, first, x.shape[0], rows=128)`` is a tile of 128 rows and 64 columns
+    from column 64 j on. The rows must be contiguous.
     """
     if not isinstance(buffer, Buffer) or buffer.rank != 2:
         raise TypeError(f"kv.buffer_operand takes a buffer of rank 2, got {describe(buffer)}")
@@ -412,7 +413,7 @@ def buffer_operand(buffer: Buffer, heads: int, size: int) -> Operand:
 
 
 class Collection(Handle):
-    """All layers of a pool, K and V."""
+    """The keys and values of all layers of a pool."""
 
     __slots__ = ()
     what = "collection"
@@ -422,14 +423,14 @@ class Collection(Handle):
         return Cache(ops.key_cache(self.ir, _layer(layer)), self.spec)
 
     def get_value_cache(self, layer: Any) -> Cache:
-        """The values of a layer; a TypeError for an MLA collection."""
+        """The values of a layer; TypeError for an MLA collection."""
         if self.spec.is_mla:
             raise TypeError("get_value_cache needs a collection with values, got an MLA one: use a prefix of the keys")
         return Cache(ops.value_cache(self.ir, _layer(layer)), self.spec)
 
 
 class Rows(OfTrace, TileRows[Value]):
-    """Row indices of a tile's pages, from ``populate``."""
+    """Row indices of the pages in a tile, from ``populate``."""
 
     __slots__ = ("is_leader", "page_size", "pair_cta", "tile_rows")
 
@@ -447,9 +448,9 @@ class Rows(OfTrace, TileRows[Value]):
 
 
 def operand(cache: Any, scales: bool = False) -> Operand:
-    """A cache as an attention operand: what ``kv.KVCacheMHAOperand(cache)`` does in a kernel.
+    """A cache as an attention operand: ``kv.KVCacheMHAOperand(cache)`` in a kernel.
 
-    With ``scales``, its scales: ``kv.KVCacheScalesMHAOperand(cache)``.
+    With ``scales``, an operand of its scales: ``kv.KVCacheScalesMHAOperand(cache)``.
     """
     if not isinstance(cache, Cache):
         raise TypeError(
@@ -486,7 +487,7 @@ def _shared_pointer(pointer: Any) -> None:
 
 
 def matches(value: Any, cls: Any) -> bool:
-    """``isinstance`` for kernel values: handles by the names of their host-side classes."""
+    """``isinstance`` for kernel values: handles match the names of their host-side classes."""
     if isinstance(cls, tuple):
         return any(matches(value, c) for c in cls)
     wanted = annotation_of(cls)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""What tells two specialisations of a kernel apart: the types and bits of static values.
+"""Keys that distinguish specialisations of a kernel: the types and bits of static values.
 
-Python takes 3, 3.0 and, of 1, True for equal, and 0.0 for -0.0; a kernel that was specialised for one of them computes
-something else for the other. A key of :func:`identity` is equal only where nothing could be told apart.
+Python treats 3 and 3.0, 1 and True, 0.0 and -0.0 as equal, but a kernel specialised for one of them computes something
+else for the other. Keys of :func:`identity` are equal only for values that no code can distinguish.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def identity(value: Any) -> Any:
     Raises
     ------
     TypeError
-        For a value that can neither be compared by its parts nor be hashed.
+        For a value that can neither be compared by its parts nor hashed.
     """
     cls = value.__class__
     if cls in SPECS:
@@ -42,7 +42,7 @@ def identity(value: Any) -> Any:
         return cls, tuple((identity(k), identity(v)) for k, v in value.items())
     if isinstance(value, (set, frozenset)):
         return cls, frozenset(identity(v) for v in value)
-    if hasattr(value, "tobytes") and hasattr(value, "dtype"):  # a number or array of NumPy
+    if hasattr(value, "tobytes") and hasattr(value, "dtype"):  # a NumPy scalar or array
         return cls, str(value.dtype), getattr(value, "shape", ()), value.tobytes()
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return cls, tuple(identity(getattr(value, f.name)) for f in dataclasses.fields(value))

@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""What is known of integers while a kernel is traced: the least and the largest number that each may be.
+"""Interval analysis of integers while a kernel is traced.
 
-Integers wrap around, so a sum or a product is known to be between two numbers only where every one of them fits in its
-type; else it may be any number of its type. Nothing else may say that a number is not negative: unsigned divisions,
-shifts and array reads without a lower bound rest on it.
+Integers wrap around, so bounds of a sum or product are known only if every possible result fits in its type; otherwise
+the result may be any number of the type. Unsigned divisions, shifts and array reads without a lower bound rely on a
+number being non-negative, and only these bounds may say so.
 
-Code of the library counts rows, tokens and tiles that exist, whose numbers fit: there (:func:`counting`) sums and
-products of numbers that are not negative stay so, and divisors are not zero. A function that a user gave is asked
-outside of that (:class:`wrapping`).
+Library code counts existing rows, tokens and tiles, and such counts fit their types: inside :func:`counting`, sums and
+products of non-negative numbers are taken to be non-negative, and divisors to be nonzero. User functions are evaluated
+outside of it (:class:`wrapping`).
 """
 
 from __future__ import annotations
@@ -19,23 +19,24 @@ from kvarn.dialect.dtypes import DType
 
 from .builder import state
 
-Interval = tuple[int, int]  # the least and the largest
+Interval = tuple[int, int]  # (least, largest), both inclusive
 
-ANY = "kv.any"  # an attribute of products of a function that a user gave, which may be any number
+ANY = "kv.any"  # attribute of a product in a user's function, which may be any number of its type
 
-BLOCKS = 2**31 - 1  # of a grid in x; and fewer than 2^24 in y and z
+BLOCKS = 2**31 - 1  # largest grid in x; grids in y and z are below 2^24
 OTHER_BLOCKS = 2**24
-THREADS = 2**24  # of a block: on the host, where a device has fewer
+THREADS = 2**24  # bound on the threads of a block; emulated blocks may be larger than a device's
 SMALL = 2**23
 POSITIONS = (0, 2**31 - 2 * SMALL)
-"""Positions of queries and keys, lengths, and counts of tokens: caches hold at most 2**30 tokens of a sequence, and the
-rows and tiles that kernels ask about end soon after. The room above is for sums with small numbers."""
+"""Positions of queries and keys, lengths, and counts of tokens: a cache has at most 2**30 tokens per sequence, and
+kernels evaluate rows and tiles only shortly beyond that. The remaining range is for sums with small numbers.
+"""
 
 
 class wrapping:
-    """Integers wrap around here, whatever code asks: for functions that a user gave."""
+    """A context in which integers wrap around, for the evaluation of user functions."""
 
-    kernel_scope = True  # kernels may enter it
+    kernel_scope = True  # kernels may enter this context manager
 
     def __enter__(self) -> None:
         self._before = state.counting, state.asking
@@ -47,7 +48,7 @@ class wrapping:
 
 @contextmanager
 def counting(function: Callable[..., object]) -> Iterator[None]:
-    """Trace or run a function as what it is: code of the library, which counts what exists, or of a user."""
+    """A context for tracing or running library code, whose counts fit their types, or a user's function."""
     before = state.counting, state.asking
     state.asking, state.counting = False, (getattr(function, "__module__", None) or "").startswith("kvarn.lowering.")
     try:
@@ -57,14 +58,14 @@ def counting(function: Callable[..., object]) -> Iterator[None]:
 
 
 def of_dtype(dtype: DType) -> Interval:
-    """All numbers of an integer type; of another type (0, 0), which nobody reads."""
+    """All numbers of an integer type; (0, 0), which is unused, for other types."""
     if dtype.kind == "i":
         return -(1 << (dtype.bits - 1)), (1 << (dtype.bits - 1)) - 1
     return 0, ((1 << dtype.bits) - 1 if dtype.kind in "ub" else 0)
 
 
 def held(least: int, largest: int, dtype: DType, counts: bool = False) -> Interval:
-    """Numbers between two of an operation that wraps around; ``counts``: one that counted numbers stay in."""
+    """The interval of a wrapping operation with bounds ``least``, ``largest``; ``counts``: it cannot overflow."""
     low, high = of_dtype(dtype)
     if low <= least and largest <= high:
         return least, largest
@@ -76,7 +77,7 @@ def either(a: Interval, b: Interval) -> Interval:
 
 
 def after(op: str, a: Interval, b: Interval, dtype: DType) -> Interval:
-    """What ``a op b`` may be, for operators of Python and ``"max"``, ``"min"``."""
+    """The interval of ``a op b``, for Python operators and ``"max"``, ``"min"``."""
     found = _after(op, a, b, dtype)
     if state.counting and found[0] >= 0 and not _counted(op, a[0] >= 0, b[0] >= 0):
         return of_dtype(dtype)
@@ -84,9 +85,9 @@ def after(op: str, a: Interval, b: Interval, dtype: DType) -> Interval:
 
 
 def _counted(op: str, a: bool, b: bool) -> bool:
-    """Whether code of the library takes a result as not negative, by whether its operands are.
+    """Whether library code takes a result to be non-negative, given whether its operands are.
 
-    Where more is known, as of a maximum, it says so itself: the instructions that its kernels have were measured.
+    Operations with tighter known bounds, such as a maximum, are not listed here.
     """
     if op == "&":
         return a or b
@@ -124,7 +125,7 @@ def ends(start: Interval, stop: Interval, step: Interval, dtype: DType) -> bool:
 
 
 def of_loop(start: Interval, stop: Interval, step: Interval, dtype: DType) -> Interval:
-    """What the variable of a loop may be, whose numbers fit its type up to the step after the last one."""
+    """The interval of a loop variable: the loop ends before the step after the last one would wrap around."""
     found = start[0], max(start[0], stop[1] - 1)
     return found if step[0] >= 0 and ends(start, stop, step, dtype) else of_dtype(dtype)
 
@@ -132,13 +133,13 @@ def of_loop(start: Interval, stop: Interval, step: Interval, dtype: DType) -> In
 def _quotient(a: Interval, b: Interval, dtype: DType) -> Interval:
     divisors = [d for d in (*b, -1, 1) if d and b[0] <= d <= b[1]]
     found = [x // d for x in a for d in divisors]
-    if b[0] <= 0 <= b[1]:  # by zero it is zero
+    if b[0] <= 0 <= b[1]:  # division by zero gives zero
         found.append(0)
     return held(min(found), max(found), dtype)
 
 
 def _bitwise(op: str, a: Interval, b: Interval, dtype: DType) -> Interval:
-    if op == "&" and (a[0] >= 0 or b[0] >= 0):  # one operand suffices
+    if op == "&" and (a[0] >= 0 or b[0] >= 0):  # one non-negative operand suffices
         return 0, min(x[1] for x in (a, b) if x[0] >= 0)
     if a[0] < 0 or b[0] < 0:
         return of_dtype(dtype)

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 """``@kv.kernel``: a Python function that is traced into a ``gpu.func``.
 
-Parameters become arguments by their annotation and by the spec that stands for each when the kernel is compiled
+A parameter becomes an argument according to its annotation and the spec given at compile time
 (``docs/architecture.md`` has the table). A parameter annotated with ``int``, ``float``, ``bool``, ``str`` or
-``tuple`` is static: its spec is a Python value, and the kernel is specialised for it. One annotated with
-``kv.Optional[...]`` may be absent: given None, it is None while the kernel is traced, and no argument of it.
+``tuple`` is static: its spec is a Python value, and the kernel is specialised for it. A parameter annotated with
+``kv.Optional[...]`` may be absent: for a spec of None it is None while the kernel is traced, and has no argument.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ _HANDLES: dict[str, tuple[type, type[Handle], Callable[[CacheSpec], ir.Type]]] =
 
 @dataclass(frozen=True)
 class Argument:
-    """A parameter with its spec: how it looks in the kernel's signature. ``kind`` is "static" for one that does not."""
+    """A parameter with its spec, and its form in the kernel's signature. ``kind`` is "static" if it has none."""
 
     name: str
     kind: str
@@ -66,7 +66,7 @@ class Argument:
         return _HANDLES[self.kind][2](_cache_spec(self.spec))
 
     def value(self, value: ir.Value) -> Any:
-        """What the parameter is inside the kernel."""
+        """The parameter's value inside the kernel."""
         if self.kind == "scalar":
             return Value(value, self.spec)
         if self.kind == "buffer":
@@ -76,13 +76,13 @@ class Argument:
         return _HANDLES[self.kind][1](value, _cache_spec(self.spec))
 
     def record(self) -> ir.Attribute:
-        """The entry of ``kv.args``."""
+        """The argument's entry in ``kv.args``."""
         fields = {"name": ir.StringAttr.get(self.name), "kind": ir.StringAttr.get(self.kind)}
         if self.kind in ("scalar", "buffer"):
             dtype = self.spec if self.kind == "scalar" else self.spec.dtype
             fields["dtype"] = ir.StringAttr.get(dtype.name)
         if self.kind == "buffer" and self.spec.readonly:
-            fields["access"] = ir.StringAttr.get("read")  # plan-kv-access takes the promise
+            fields["access"] = ir.StringAttr.get("read")  # plan-kv-access relies on this attribute
         return ir.DictAttr.get(fields)
 
 
@@ -90,14 +90,14 @@ def _cache_spec(spec: Any) -> CacheSpec:
     return spec if isinstance(spec, CacheSpec) else spec.cache
 
 
-HOST_KERNELS = 64  # specialisations of a kernel for the host that are kept, the newest: each has its machine code
+HOST_KERNELS = 64  # specialisations of a kernel for the host that stay loaded; each owns machine code
 
 
 class KernelFunction:
-    """A kernel in Python, made by ``@kv.kernel``.
+    """A Python kernel, made by ``@kv.kernel``.
 
     ``k[grid, block](*args)`` and ``k[grid, block, stream](*args)`` compile it on first use and launch it; grid and
-    block are ints or tuples of up to three. Inside another kernel, calling it inlines it.
+    block are ints or tuples of up to three. A call inside another kernel inlines it.
 
     Attributes
     ----------
@@ -105,7 +105,7 @@ class KernelFunction:
         The kernel's symbol.
     parameters : tuple of inspect.Parameter
     options : dict
-        ``max_threads``, ``block``, ``min_blocks``, ``max_registers``, ``cluster``, as far as they were given.
+        The given options among ``max_threads``, ``block``, ``min_blocks``, ``max_registers``, ``cluster``.
     """
 
     def __init__(
@@ -136,7 +136,7 @@ class KernelFunction:
 
     @functools.cached_property
     def trees(self) -> tuple[Parameter, ...]:
-        """The parameters, those that are structs with their fields; annotations written as text are evaluated."""
+        """The parameters, with the fields of structs as children; annotations written as text are evaluated."""
         lookup = lookup_of(self.function)
 
         def evaluate(name: str, text: str, scope: type | None) -> Any:
@@ -157,15 +157,15 @@ class KernelFunction:
 
     @functools.cached_property
     def leaves(self) -> tuple[Parameter, ...]:
-        """The arguments: parameters, and the fields of those that are structs."""
+        """The arguments: parameters, with structs replaced by their fields."""
         return tuple(leaf for tree in self.trees for leaf in tree.leaves)
 
     def flat(self, values: Sequence[Any]) -> list[Any]:
-        """One value an argument, of one a parameter; TypeError where a struct is needed and something else given."""
+        """One value per argument from one value per parameter; TypeError if a struct parameter gets another object."""
         return flat(self.trees, values) if self._structured else list(values)
 
     def built(self, values: Sequence[Any]) -> list[Any]:
-        """One value a parameter, of one an argument: the inverse of `flat`."""
+        """One value per parameter from one value per argument: the inverse of `flat`."""
         return built(self.trees, values) if self._structured else list(values)
 
     @functools.cached_property
@@ -178,7 +178,7 @@ class KernelFunction:
         Raises
         ------
         KernelError
-            For a wrong number of specs, or one that its annotation does not take.
+            For a wrong number of specs, or a spec that does not match its annotation.
         """
         needed = [p for p in self.parameters if p.default is p.empty]
         if not len(needed) <= len(specs) <= len(self.parameters):
@@ -261,18 +261,17 @@ class KernelFunction:
         Parameters
         ----------
         specs : sequence
-            One a parameter: a ``CacheSpec`` (or an object with ``.spec``), ``kv.Buffer[dtype, rank]``, a dtype, the
-            Python value of a static parameter, or None for an absent one. Parameters with defaults may be left out at
-            the end.
+            One spec per parameter: a ``CacheSpec`` (or an object with ``.spec``), ``kv.Buffer[dtype, rank]``, a dtype,
+            the Python value of a static parameter, or None for an absent one. Trailing defaults may be omitted.
         context : mlir.ir.Context, optional
-            With the kv dialect loaded; a fresh one by default.
+            A context with the kv dialect loaded; a fresh one by default.
         options : dict, optional
-            Replace the decorator's options.
+            Options that replace the decorator's.
 
         Raises
         ------
         KernelError
-            At the user's file, line and column.
+            With the user's file, line and column.
         """
         if context is None:
             from kvarn.dialect import kv
@@ -292,7 +291,7 @@ class KernelFunction:
     def trace_into(
         self, gpu_module: Any, specs: Sequence[Any], name: str | None = None, options: dict[str, Any] | None = None
     ) -> ir.Operation:
-        """Trace the kernel into a ``gpu.module``, as ``name``; the ``gpu.func``. Not verified."""
+        """Trace the kernel into a ``gpu.module`` under ``name`` and return the ``gpu.func``, which is not verified."""
         options = self.options if options is None else options
         operation = gpu_module.operation
         with operation.context, ir.Location.file(self.location.file, self.location.line, 1):
@@ -337,7 +336,7 @@ class KernelFunction:
             if source is not None:
                 interpreter.run(source, variables, lookup_of(self.function))
                 return
-            # No text to interpret: the function runs as it is, with kv.if_, kv.for_ and kv.while_ for control flow.
+            # Without source text the function itself runs; kv.if_, kv.for_ and kv.while_ build its control flow.
             try:
                 self.function(**variables)
             except KernelError:
@@ -381,11 +380,11 @@ class KernelFunction:
 
     @functools.cached_property
     def _static(self) -> tuple[bool | None, ...]:
-        """Whether each argument is static; None where it is when it is absent."""
+        """Whether each argument is static; None if it is static only when it is absent."""
         return tuple(p.annotation in STATIC or (None if p.optional else False) for p in self.leaves)
 
     def passed(self, args: Sequence[Any]) -> list[Any]:
-        """The arguments of a launch that the compiled kernel has: neither static nor absent ones."""
+        """The launch arguments that the compiled kernel takes: those that are neither static nor absent."""
         return [
             a
             for a, static in zip(self.flat(args), self._static, strict=False)
@@ -393,14 +392,15 @@ class KernelFunction:
         ]
 
     def compiled_for(self, args: Sequence[Any]) -> Any:
-        """The compiled kernel for the arguments of a launch, from the second time on out of a table.
+        """The compiled kernel for the arguments of a launch; repeated launches look it up in a table.
 
-        Specialises for the arguments' specs and static values, and for all else that the function reads (`captures`).
+        It is specialised for the arguments' specs and static values, and for the values that the function captures
+        (`captures`).
 
         Raises
         ------
         KernelError
-            Where the function reads what can change without being seen.
+            If the function captures a mutable value that cannot be compared.
         """
         emulation = settings.emulation()
         target = "host" if any(_on_host(a) for a in self.flat(args)) else None
@@ -409,18 +409,18 @@ class KernelFunction:
         specs = self.specs_of(args)
         same, number = self._captured
         key = (*map(_key, specs), target, number if same(self.function) else self.captured())
-        made_with = (settings.token(), env.check, env.target)
+        made_with = (settings.specialisation_key(), env.check, env.target)
         found = self._compiled.get((made_with, key))
         if found is None:
             found = kvarn.compiler.compile(self, *specs, target=target, lineinfo=emulation is not None)
             self._compiled[made_with, key] = found
             of_host = [k for k, c in list(self._compiled.items()) if c.target == "host"]
-            for old in of_host[:-HOST_KERNELS]:  # those of GPUs are small, and a captured graph may launch them
+            for old in of_host[:-HOST_KERNELS]:  # device kernels stay: a captured graph may launch them
                 self._compiled.pop(old, None)
         return found
 
     def captured(self) -> int:
-        """A number of what the function reads besides its arguments: another where any of it has changed."""
+        """The number of the function's captured values; it changes when any of them changes."""
         try:
             found = captures.captured(self.function)
         except captures.Refused as error:
@@ -436,7 +436,7 @@ class KernelFunction:
         return Launch(self, *configuration)
 
     def emulate(self, grid: Any, block: Any, *args: Any, target: str = "sm_90a", **options: Any) -> Any:
-        """Compile for ``target`` and run the PTX on NumPy arrays, without a GPU: see ``kvarn.Kernel.emulate``."""
+        """Compile for ``target`` and emulate the PTX on NumPy arrays, without a GPU: see ``kvarn.Kernel.emulate``."""
         return kvarn.emulator.run.emulate(self, grid, block, args, {"target": target, **options})
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -445,7 +445,7 @@ class KernelFunction:
 
 @dataclass(frozen=True)
 class Launch:
-    """A kernel with its grid and block; calling it launches."""
+    """A kernel with its grid and block; a call launches it."""
 
     kernel: KernelFunction
     grid: Any
@@ -453,7 +453,7 @@ class Launch:
     stream: Any = None
 
     def __call__(self, *args: Any, **kwargs: Any) -> None:
-        """Compile for the arguments' specs, if they are new, and launch on their device."""
+        """Launch on the arguments' device, after compiling for specs that have no compiled kernel yet."""
         k = self.kernel
         if kwargs:
             args = k.signature.bind(*args, **kwargs).args
@@ -465,20 +465,20 @@ def kernel(
     function: Any = None, *, max_threads: int | None = None, block: int | tuple[int, ...] | None = None,
     min_blocks: int | None = None, max_registers: int | None = None, cluster: int | tuple[int, ...] | None = None,
 ) -> Any:  # fmt: skip
-    """Make a kernel of a function: ``@kv.kernel`` or ``@kv.kernel(block=128)``.
+    """Turn a function into a kernel: ``@kv.kernel`` or ``@kv.kernel(block=128)``.
 
     Parameters
     ----------
     max_threads : int, optional
-        Most threads that a block will have.
+        Largest number of threads per block.
     block : int or tuple of int, optional
-        The exact block, when it is known: the compiler uses it.
+        The exact block size, which the compiler can use.
     min_blocks : int, optional
-        Blocks to be resident on a multiprocessor: limits registers.
+        Resident blocks per multiprocessor that the register allocation must allow.
     max_registers : int, optional
-        Registers of a thread.
+        Registers per thread.
     cluster : int or tuple of int, optional
-        Blocks that run together, of which the grid is a multiple; at most 16, more than 8 not on every GPU. sm_90 and
+        Blocks per cluster, at most 16 (more than 8 not on every GPU); the grid must be a multiple of it. sm_90 and
         later.
     """
     given = {
@@ -498,7 +498,7 @@ def kernel(
 def _kernel_of(function: Any, options: dict[str, Any], frame: _types.FrameType) -> KernelFunction:
     if not isinstance(function, _types.FunctionType):
         raise TypeError(f"@kv.kernel takes a Python function, got {type(function).__name__}")
-    # Annotations kept as text may name variables of the function around the kernel, which nothing else captures.
+    # Textual annotations may name variables of the enclosing function that nothing else captures.
     textual = any(isinstance(a, str) for a in function.__annotations__.values())
     return KernelFunction(
         function, options, dict(frame.f_locals) if textual and "<locals>" in function.__qualname__ else None
@@ -547,7 +547,7 @@ def _option_attributes(options: dict[str, Any]) -> dict[str, ir.Attribute]:
 
 
 class _Names(dict):
-    """A mapping for ``eval`` over a lookup function."""
+    """A mapping for ``eval`` that looks names up with a function."""
 
     def __init__(self, lookup: Callable[[str], Any], names: dict[str, Any]) -> None:
         super().__init__(names)
@@ -582,7 +582,7 @@ def _key(spec: Any) -> Any:
 
 
 def _on_host(argument: Any) -> bool:
-    """Whether an argument of a launch lies in host memory."""
+    """Whether an argument of a launch is in host memory."""
     device = getattr(argument, "device", None)
     if isinstance(device, tuple):
         return device[0] == "cpu"

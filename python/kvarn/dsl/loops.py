@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""Loops of the front end: those that run while tracing, and those that become scf ops.
+"""Loops of the front end: loops that run while tracing, and loops that become scf ops.
 
-``range`` makes a loop of the kernel (scf.for; scf.while when ``break`` or ``return`` may leave it), other iterables are
-unrolled. A ``while`` loops at run time when its condition is a value of the kernel, or the literal True.
+``range`` makes a loop of the kernel (scf.for; scf.while if ``break`` or ``return`` may leave it), other iterables are
+unrolled. A ``while`` loops at run time if its condition is a value of the kernel or the literal True.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ Flow = dict[str, Any]  # "return" | "break" | "continue" -> True or a bool value
 
 @dataclass(eq=False)
 class Generator:
-    """A call of a function that yields: one loop, whose every iteration ends with a yield. A for statement reads it.
+    """A call of a generator function: one loop whose iterations each end with a yield. A for statement reads it.
 
-    The loop becomes that of the for statement: an iteration runs the generator's body in the generator's frame, then
-    the statement's in its own.
+    Its loop becomes the loop of the for statement: an iteration runs the generator's body in the generator's frame,
+    then the statement's body in its own.
     """
 
     frame: Frame
@@ -45,7 +45,7 @@ class Generator:
 
     @classmethod
     def of(cls, frame: Frame, node: FunctionNode) -> Generator:
-        """The generator of a function's frame; TypeError for another shape of function."""
+        """The generator of a function's frame; TypeError for a function of another form."""
         yields = [n for n in ast.walk(node) if isinstance(n, ast.Yield | ast.YieldFrom)]
         body = [] if isinstance(node, ast.Lambda) else node.body
         loop = body[-1] if body else None
@@ -71,14 +71,13 @@ class Generator:
 
 
 class _RunTimeExit(Exception):
-    """A while that began to run while tracing depends on values of the kernel after all."""
+    """Raised when a while that started to run while tracing turns out to depend on values of the kernel."""
 
 
 class _Attempt:
-    """What may have to be traced in another way: :meth:`undo` takes back its variables and its operations.
+    """A trace that may be discarded: :meth:`undo` restores the variables and erases the ops built since.
 
-    The operations stand in the kernel from the start, so that an error in between leaves nothing that uses the kernel's
-    values outside of it.
+    The ops are inserted into the kernel from the start, so after an error no op outside the kernel uses its values.
     """
 
     def __init__(self, scope: Expressions) -> None:
@@ -91,11 +90,11 @@ class _Attempt:
             op.operation.erase()
 
 
-PASSED_THROUGH = (control._Again, _RunTimeExit)  # control flow of the front end, not mistakes of the user
+PASSED_THROUGH = (control._Again, _RunTimeExit)  # internal control flow of the front end rather than a user's error
 
 
 class Loops(Expressions):
-    """The loop statements; :class:`kvarn.dsl.frontend.Interpreter` has the others."""
+    """The loop statements; :class:`kvarn.dsl.frontend.Interpreter` has the other statements."""
 
     block_of: Callable[..., Flow | None]
     _test: Callable[[ast.expr], Any]
@@ -128,7 +127,7 @@ class Loops(Expressions):
             del self.suspended[before:]
 
     def _begun(self, generator: Generator) -> Any:
-        """Run a generator up to its loop; what the loop is over."""
+        """Run a generator up to its loop and return what the loop iterates over."""
         self.frames.append(generator.frame)
         try:
             self.block_of(generator.frame.code.body[:-1])
@@ -138,7 +137,7 @@ class Loops(Expressions):
             self.frames.pop()
 
     def _yielded(self, generator: Generator, item: Any) -> Any:
-        """Run an iteration of a generator's loop up to its yield; the value. Its variables are as before afterwards."""
+        """Run an iteration of a generator's loop up to its yield and return the value; its variables are restored."""
         frame, loop = generator.frame, generator.loop
         before = dict(frame.locals)
         self.frames.append(frame)
@@ -181,16 +180,16 @@ class Loops(Expressions):
         return Loop(self, [*names, *extra], {*changes.rebound, *extra}, flow.entry[id(node)])
 
     def name_or_none(self, name: str) -> Any:
-        """What a name refers to now; None when it has no value."""
+        """The current value of a name; None if it has no value."""
         try:
             return self.name(name)
         except (NameError, TypeError):
             return None
 
     def _changed_by_calls(self, changes: Changes, resolve: Callable[[str], Any]) -> set[str]:
-        """Variables that calls in a loop's body may change in place, as far as the text shows.
+        """Variables that calls in a loop's body may change in place, judged by the source text.
 
-        A first guess only: what it misses costs another trace of the body.
+        This is a first guess: a variable that it misses costs another trace of the body.
         """
         found: set[str] = set()
         for call in changes.calls:
@@ -239,7 +238,7 @@ class Loops(Expressions):
     def _leaving_loop(
         self, node: ast.For | ast.While, left: frozenset[str], r: RuntimeRange | None = None, take: Take | None = None
     ) -> Flow | None:
-        """A loop that ``break`` or ``return`` may leave: scf.while with flags."""
+        """A loop that ``break`` or ``return`` may leave: an scf.while with flags."""
         if "return" in left and any(
             isinstance(n, ast.Return) and n.value is not None for s in node.body for n in ast.walk(s)
         ):
@@ -301,7 +300,7 @@ class Loops(Expressions):
             attempt = _Attempt(self)
             try:
                 return self._static_while(node, first)
-            except _RunTimeExit:  # its condition, or what leaves it, depends on values of the kernel
+            except _RunTimeExit:  # its condition, or an exit from it, depends on values of the kernel
                 attempt.undo()
         left = self.frames[-1].flow.leaves[id(node)] & {"break", "return"}
         with self.at(node):
@@ -311,7 +310,7 @@ class Loops(Expressions):
         return None
 
     def _static_test(self, node: ast.While) -> bool | None:
-        """A while's condition when it is a Python value now; None for a loop of the kernel, as ``while True`` is."""
+        """A while's condition if it is a Python value now; None for a loop of the kernel, including ``while True``."""
         if isinstance(node.test, ast.Constant):
             return None if node.test.value else False
         if any(isinstance(self.locals.get(n), Numeric) for n in loaded(node.test)):
@@ -341,7 +340,7 @@ class Loops(Expressions):
 
 
 def _resolver(closure: Closure) -> Callable[[str], Any]:
-    """How a closure finds names, for a look ahead."""
+    """The name lookup of a closure, for analysis of its source."""
     frame = closure.frame
     return lambda name: frame.locals[name] if name in frame.locals else _quiet(frame.lookup)(name)
 

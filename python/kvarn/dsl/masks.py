@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 """Attention masks as functions of positions, ``kv.masks``: which keys a query sees.
 
-A mask is called with ``(b, h, q, k, *arrays)``: the sequence and the query head, absolute positions of queries and
-keys, and the arrays that were given beside it. Masks combine with ``&``, ``|`` and ``~``, with functions too; each part
-takes its own share of the arrays, in order.
+A mask is called with ``(b, h, q, k, *arrays)``: sequence, query head, absolute query and key positions, and the arrays
+passed with it. Masks, and plain functions with them, combine by ``&``, ``|`` and ``~``; each operand takes its own
+arrays from the list, in order.
 """
 
 from __future__ import annotations
@@ -30,25 +30,25 @@ class Mask:
     Parameters
     ----------
     function : callable
-        ``mask(b, h, q, k, *arrays) -> bool``, with a parameter an array.
+        ``mask(b, h, q, k, *arrays) -> bool``, with one parameter per array.
     first : callable, optional
-        ``first(q)``: no query at position q or later sees a key before it. What lies before may then be anything, pages
-        of others as well.
+        ``first(q)``: no query at position q or later sees a key before it. Keys before it are not read, and their
+        pages may belong to other sequences.
     end : callable, optional
-        ``end(q)``: no query at position q or before sees a key from it on.
+        ``end(q)``: no query at position q or earlier sees this key or a later one.
     interval : bool
-        Whether a query at position q sees every key from ``first(q)``, or the first there is, up to ``end(q)``, or the
-        last: then kernels that ask a mask at every key need not ask this one.
+        Whether a query at position q sees every existing key in ``[first(q), end(q))``. Kernels then need not evaluate
+        the mask per key.
 
     Attributes
     ----------
     arrays : int
-        Arrays that it takes.
+        Number of arrays that the mask takes.
     outer : callable or None
-        ``outer(b, h, q, k)``: a mask of positions alone that shows all that it shows, and maybe more: the parts of a
+        ``outer(b, h, q, k)``: a mask of positions alone that is true wherever this mask is: the operands of a
         conjunction that take no arrays.
     by_head : bool
-        Whether it looks at the query head.
+        Whether the mask depends on the query head.
     """
 
     def __init__(
@@ -65,8 +65,8 @@ class Mask:
         self.arrays = array_count(function, POSITIONS) if arrays is None else arrays
         self.by_head = looks_at_head(function) if by_head is None else by_head
         self.outer = outer if self.arrays else function
-        self.depth = 0  # of masks within masks
-        self.inverse: Mask | None = None  # what this was made of by ~
+        self.depth = 0  # nesting depth of masks
+        self.inverse: Mask | None = None  # the mask of which this is the negation
 
     def __call__(self, b: Any, h: Any, q: Any, k: Any, *arrays: Any) -> Any:
         return self.function(b, h, q, k, *arrays)
@@ -101,7 +101,7 @@ class Mask:
 
 
 def array_count(function: Callable[..., Any], leading: tuple[str, ...]) -> int:
-    """Arrays that a function takes after its leading parameters; TypeError for another signature."""
+    """Number of arrays that follow the leading parameters of a function; TypeError for another signature."""
     if not isinstance(function, types.FunctionType):
         raise TypeError(f"a function of positions must be made by def or lambda, got a {type(function).__name__}")
     code = function.__code__
@@ -116,7 +116,7 @@ def array_count(function: Callable[..., Any], leading: tuple[str, ...]) -> int:
 
 
 def looks_at_head(function: types.FunctionType) -> bool:
-    """Whether a mask's code reads its parameter for the query head: false only where it never does."""
+    """Whether a mask's code reads its parameter for the query head; False only if it never does."""
     code = function.__code__
     found = _heads_of.get(id(code))
     if found is None:
@@ -128,14 +128,14 @@ def looks_at_head(function: types.FunctionType) -> bool:
     return found[1]
 
 
-_heads_of: dict[int, tuple[types.CodeType, bool]] = {}  # by identity, since hashing code is slow
+_heads_of: dict[int, tuple[types.CodeType, bool]] = {}  # by identity, since hashing code objects is slow
 
 
 def _mask(x: Any) -> Mask:
     return x if isinstance(x, Mask) else Mask(x)
 
 
-MOST_NESTED = 40  # masks within masks: each is a call of a function, while a kernel is traced
+MOST_NESTED = 40  # largest nesting depth of masks; each level is a nested function call during tracing
 
 
 def _nested(depth: int) -> int:
@@ -148,7 +148,7 @@ def _nested(depth: int) -> int:
 
 
 class _Joined(Mask):
-    """Masks that ``&`` or ``|`` joins, any number of them: functions are made when they are asked for, by halves."""
+    """Any number of masks joined by ``&`` or ``|``. Its functions are built on demand, as a balanced tree."""
 
     def __init__(self, op: str, *masks: Mask) -> None:
         parts = [p for m in masks for p in (m.parts if isinstance(m, _Joined) and m.op == op else (m,))]
@@ -182,14 +182,14 @@ class _Joined(Mask):
 
 
 def _halved(items: list[Any], join: Callable[[Any, Any], Any]) -> Any:
-    """Items joined two by two, so that few calls nest."""
+    """Join items pairwise as a balanced tree, so that few calls nest."""
     if len(items) == 1:
         return items[0]
     middle = (len(items) + 1) // 2
     return join(_halved(items[:middle], join), _halved(items[middle:], join))
 
 
-_Part = tuple[Callable[..., Any], int]  # a function, and its arrays
+_Part = tuple[Callable[..., Any], int]  # a function and its number of arrays
 
 
 def _conjunction(a: _Part, b: _Part) -> _Part:
@@ -238,7 +238,7 @@ def sliding_window(size: int) -> Mask:
 
 
 def chunked(size: int) -> Mask:
-    """A query sees the keys of its own chunk of ``size`` positions."""
+    """A query sees the keys of its chunk of ``size`` positions."""
     size = _positive(size, "chunked")
 
     def chunk(b: Any, h: Any, q: Any, k: Any) -> Any:
@@ -249,7 +249,7 @@ def chunked(size: int) -> Mask:
 
 
 def chunked_causal(size: int) -> Mask:
-    """A query sees the keys of its own chunk of ``size`` positions, up to its own."""
+    """A query sees the keys of its chunk of ``size`` positions up to its own position."""
     size = _positive(size, "chunked_causal")
 
     def chunk(b: Any, h: Any, q: Any, k: Any) -> Any:
@@ -259,22 +259,22 @@ def chunked_causal(size: int) -> Mask:
 
 
 def named(name: str, span: int) -> Mask | None:
-    """The mask that a name of the dialect stands for, with its window or chunk; None where every key is seen."""
+    """The mask of a dialect name with its window or chunk size; None if every key is seen."""
     made = {"sliding_window": sliding_window, "chunked": chunked, "chunked_causal": chunked_causal}
     return made[name](span) if name in made else causal if name == "causal" else None
 
 
-_HELD_WORDS = 4  # words of a row that are kept rather than read again for every key
+_HELD_WORDS = 4  # rows of up to this many words stay in registers instead of being read again per key
 _WORD = 32
 
 
 @functools.cache
 def tree(words: int, padded: bool = False) -> Mask:
-    """A query sees the cached keys, and of its step's own tokens those whose bits are set: drafts that form a tree.
+    """A query sees all cached keys, and of the step's own tokens those whose bits are set: a tree of draft tokens.
 
-    Its arrays are the bits, i32 [T, words], the step's row offsets and the cache's lengths; with ``padded`` bits
-    [B, S, words], and the lengths. Bit j % 32 of word j // 32 of a query's row says whether it sees new token j of its
-    sequence. This is what ``tree=`` of ``kv.ops.attention`` stands for.
+    Its arrays are the bits, i32 [T, words], the step's row offsets and the cache lengths; with ``padded``, bits
+    [B, S, words] and the cache lengths. Bit j % 32 of word j // 32 of a query's row says whether it sees new token j of
+    its sequence. ``tree=`` of ``kv.ops.attention`` uses this mask.
     """
     words = _positive(words, "tree")
 

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 """Mathematical functions of kernels, ``kv.math``: scalars or vectors of f32, f64, f16 or bf16, in the argument's type.
 
-Python numbers are computed at compile time. Accuracy is that of the target's library: on a GPU ``exp``, ``exp2``,
-``log``, ``sin`` and so on are the precise versions; the approximate ones are among the PTX intrinsics (``kv.ex2``). Of
-tiles, and in functions of attention's scores, they are the approximate ones there, and ``tanh`` has an error of at most
-1e-5.
+Functions of Python numbers are computed at compile time. The accuracy is that of the target's math library: on a GPU
+``exp``, ``exp2``, ``log``, ``sin`` and so on are the precise versions; approximate ones are PTX intrinsics
+(``kv.ex2``). On tiles and in score functions of attention these functions are the approximate ones, and ``tanh`` has an
+error of at most 1e-5.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ def fma(a: Any, b: Any, c: Any) -> Any:
 
 
 def _lanes_of(values: list[Numeric]) -> Any:
-    """The lanes or the shape that operands broadcast to."""
+    """The lanes or shape that the operands broadcast to."""
     found: Any = 0
     for x in values:
         found = joined("kv.math.fma", found, x.lanes) if isinstance(x.lanes, tuple) else found or x.lanes
@@ -100,12 +100,12 @@ def _extremum(op: str, first: Any, rest: tuple[Any, ...]) -> Any:
 
 
 def max(first: Any, *rest: Any) -> Any:
-    """The larger; a NaN gives way to the other operand, as ``numpy.fmax``."""
+    """The largest operand; a NaN operand is ignored, as by ``numpy.fmax``."""
     return _extremum("max", first, rest)
 
 
 def min(first: Any, *rest: Any) -> Any:
-    """The smaller; a NaN gives way to the other operand, as ``numpy.fmin``."""
+    """The smallest operand; a NaN operand is ignored, as by ``numpy.fmin``."""
     return _extremum("min", first, rest)
 
 
@@ -115,5 +115,5 @@ def abs(x: Any) -> Any:
 
 
 def clamp(x: Any, low: Any, high: Any) -> Any:
-    """``x`` brought into [low, high]."""
+    """``x`` clamped to [low, high]."""
     return min(max(x, low), high)

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""Memory that kernels touch: buffer arguments, shared arrays, and pointers with byte offsets.
+"""Memory of kernels: buffer arguments, shared arrays, and pointers with byte offsets.
 
-Nothing here checks bounds at run time; indices known at compile time are checked.
+Bounds are not checked at run time; indices known at compile time are checked.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ __all__ = [
 ]  # fmt: skip
 
 GLOBAL, SHARED = 1, 3
-_DYNAMIC_OFFSET = -(2**31)  # marks a run-time operand in llvm.getelementptr
+_DYNAMIC_OFFSET = -(2**31)  # llvm.getelementptr's mark of a run-time index
 _ORDERS = {"relaxed": 2, "acquire": 4, "release": 5, "acq_rel": 6}  # llvm.AtomicOrdering
 _SCOPES = {"block": "block", "device": "device", "system": ""}
 _ATOMICS = {
@@ -51,10 +51,10 @@ _ATOMICS = {
 
 @dataclass(frozen=True)
 class BufferSpec:
-    """What ``kv.Buffer[dtype, rank]`` is: the annotation and the spec of a buffer argument.
+    """``kv.Buffer[dtype, rank]``: the annotation and the spec of a buffer argument.
 
-    The last dimension is contiguous, the other strides are known at run time. ``kv.ReadOnlyBuffer[...]`` makes
-    one that is ``readonly``: a promise that nothing writes the array while the kernel runs.
+    The last dimension is contiguous; the other strides are run-time values. ``kv.ReadOnlyBuffer[...]`` makes a
+    ``readonly`` spec: no kernel writes the array while this one runs.
     """
 
     dtype: DType
@@ -85,7 +85,7 @@ class Buffer(OfTrace):
     """An array argument of a kernel, in device memory.
 
     ``b[i, j]`` reads and ``b[i, j] = v`` writes an element, ``b.load(i, j, width=8)`` and ``b.store(i, j, value=v)``
-    vectors along the last dimension, ``b.shape[k]`` is an i32. ``kv.Buffer[kv.f32, 2]`` is the annotation.
+    vectors along the last dimension; ``b.shape[k]`` is an i32. ``kv.Buffer[kv.f32, 2]`` is the annotation.
     """
 
     __slots__ = ("dtype", "rank", "readonly")
@@ -128,7 +128,7 @@ class Buffer(OfTrace):
     def load(self, *index: Any, width: int = 1, alignment: int | None = None) -> Any:
         """``width`` consecutive elements from ``index`` on: a vector, or a scalar for width 1.
 
-        ``alignment`` in bytes is promised by the caller; by default the access is naturally aligned (at most 16).
+        The caller guarantees ``alignment``, in bytes; by default the access is naturally aligned (at most 16).
         """
         _check_width(width)
         if width == 1:
@@ -139,7 +139,7 @@ class Buffer(OfTrace):
         return from_storage(Vector(loaded, s, width), self.dtype)
 
     def store(self, *index: Any, value: Any, alignment: int | None = None) -> None:
-        """Write a scalar or a vector at ``index`` and the elements after it."""
+        """Write a scalar, or a vector to consecutive elements from ``index`` on."""
         self._check_written()
         value = as_value(value, self.dtype, f"what is stored in a {self!r}")
         if not value.lanes:
@@ -149,9 +149,9 @@ class Buffer(OfTrace):
         emit("vector.store", (), [to_storage(value).ir, self.ir, *self._indices(index)], attributes)
 
     def load_rows(self, *index: Any, mask: Any = True, columns: int, stored: int | None = None) -> tiles.Tile:
-        """Rows ``self[index][:columns]`` for index vectors (tiles of one dimension, or scalars): a tile of rows.
+        """The rows ``self[index][:columns]`` as a tile, for index vectors (tiles of one dimension) or scalars.
 
-        Rows whose ``mask`` is false are zeros and are not read; columns from ``stored`` on likewise.
+        Rows whose ``mask`` is false, and columns from ``stored`` on, are zeros and are not read.
         """
         self._check_rank((*index, 0))
         shape = tiles.shape_of_indices("an index", *index, mask)
@@ -161,9 +161,9 @@ class Buffer(OfTrace):
     def store_rows(
         self, *index: Any, value: tiles.Tile, mask: Any = True, stored: int | None = None, first_column: int = 0
     ) -> None:
-        """Write a tile of rows, the mirror of :meth:`load_rows`: rows whose ``mask`` is false are not written.
+        """Write a tile of rows: the counterpart of :meth:`load_rows`. Rows whose ``mask`` is false are not written.
 
-        They are written from ``first_column`` on, a multiple of 16.
+        Columns are written from ``first_column`` on, a multiple of 16.
         """
         self._check_written()
         self._check_rank((*index, 0))
@@ -174,14 +174,14 @@ class Buffer(OfTrace):
         )
 
     def gather(self, *index: Any, mask: Any = True) -> tiles.Tile:
-        """``self[index]`` for every element of index tiles; 0, and nothing read, where ``mask`` is false."""
+        """``self[index]`` for every element of index tiles; where ``mask`` is false, 0 without a read."""
         self._check_rank(index)
         shape = tiles.shape_of_indices("an index", *index, mask)
         made = ops.tile_gather(self.ir, tiles.index_tiles(index, shape), tiles.mask_of(mask, shape))
         return tiles.Tile(made, self.dtype, shape)
 
     def scatter(self, *index: Any, value: Any, mask: Any = True) -> None:
-        """Write ``self[index]`` for every element of index tiles, but where ``mask`` is false."""
+        """Write ``self[index]`` for every element of index tiles where ``mask`` is true."""
         self._check_written()
         self._check_rank(index)
         value = as_value(value, self.dtype, f"what is stored in a {self!r}")
@@ -222,15 +222,15 @@ class Buffer(OfTrace):
 class ReadOnlyBuffer(Buffer):
     """Annotation of an array argument that nothing writes while the kernel runs: ``kv.ReadOnlyBuffer[kv.f32, 2]``.
 
-    Its loads take the read-only path (``ld.global.nc``), whatever else the kernel writes. A launch in which another
-    argument that is written shares its memory is refused.
+    Its loads take the read-only path (``ld.global.nc``) even if the kernel writes other buffers. A launch is refused if
+    a written argument shares its memory.
     """
 
     __slots__ = ()
 
 
 class Shape:
-    """The extents of a buffer, read when they are asked for."""
+    """The extents of a buffer, as i32 values that are read on demand."""
 
     __slots__ = ("buffer",)
 
@@ -257,7 +257,7 @@ class Shape:
 
 
 def storage(dtype: DType) -> DType:
-    """The dtype of a buffer's memref: a bool takes a byte."""
+    """The element type of a buffer in memory: a bool takes a byte."""
     return i8 if dtype is bool_ else dtype
 
 
@@ -287,7 +287,7 @@ def _alignment(dtype: DType, width: int, alignment: int | None) -> int:
 
 
 class Pointer(OfTrace):
-    """An address in device (``space`` 1) or shared (3) memory. ``p + n`` moves it by n *bytes*.
+    """An address in device (``space`` 1) or shared (3) memory. ``p + n`` is ``n`` *bytes* further.
 
     Offsets are i32 or i64; a device pointer sign-extends an i32 offset.
     """
@@ -312,7 +312,7 @@ class Pointer(OfTrace):
             constant = offset
         else:
             if offset.dtype.kind == "u" and offset.dtype.bits == 32 and self.space == GLOBAL:
-                offset = cast(offset, i64)  # getelementptr would extend the sign
+                offset = cast(offset, i64)  # getelementptr would sign-extend it
             operands.append(offset.ir)
         moved = emit_value(
             "llvm.getelementptr",
@@ -331,16 +331,16 @@ class Pointer(OfTrace):
         self, dtype: DType, width: int = 1, *, invariant: bool = False, alignment: int | None = None,
         order: str | None = None, scope: str = "device",
     ) -> Any:  # fmt: skip
-        """``width`` elements of ``dtype`` from here: a scalar or, for width > 1, a vector.
+        """``width`` elements of ``dtype`` at this address: a scalar or, for width > 1, a vector.
 
         Parameters
         ----------
         invariant : bool
-            Nothing writes this memory while the kernel runs: the load may go through the read-only path.
+            Nothing writes this memory while the kernel runs, so the load may take the read-only path.
         alignment : int
-            Bytes that the address is a multiple of; natural (at most 16) by default.
+            Alignment of the address in bytes; natural (at most 16) by default.
         order : {"relaxed", "acquire"}, optional
-            An atomic load, visible at ``scope`` ("block", "device", "system"); width 1 only.
+            Make the load atomic, at ``scope`` ("block", "device", "system"); width 1 only.
         """
         _check_width(width)
         s = _bits_type(dtype)
@@ -357,15 +357,15 @@ class Pointer(OfTrace):
         self, value: Any, dtype: DType | None = None, *, alignment: int | None = None,
         order: str | None = None, scope: str = "device",
     ) -> None:  # fmt: skip
-        """Write a scalar or a vector here; ``order`` is ``"relaxed"`` or ``"release"``."""
+        """Write a scalar or a vector at this address; ``order`` is ``"relaxed"`` or ``"release"``."""
         value = to_storage(as_value(value, dtype, "what is stored"))
         attributes = self._access(value.dtype, max(value.lanes, 1), alignment, order, scope)
         emit("llvm.store", (), [_reinterpret(value, _bits_type(value.dtype)).ir, self.ir], attributes)
 
     def atomic(self, op: str, value: Any, *, order: str = "relaxed", scope: str = "device") -> Value:
-        """Combine ``value`` into memory in one step; gives what was there before.
+        """Apply an atomic read-modify-write and return the old value.
 
-        ``op`` is "add", "max", "min" (floats too), "xchg", "sub", "and", "or", "xor", "inc" (back to 0 above ``value``)
+        ``op`` is "add", "max", "min" (floats too), "xchg", "sub", "and", "or", "xor", "inc" (to 0 above ``value``)
         or "dec". ``order`` is "relaxed", "acquire", "release" or "acq_rel".
         """
         value = as_value(value, None, "the operand of an atomic")
@@ -385,7 +385,7 @@ class Pointer(OfTrace):
             "bin_op": types().i64_attr(_ATOMICS[prefix + op]),
             "alignment": types().i64_attr(value.dtype.itemsize),
         }
-        # The NVPTX back end gives atomicrmw no ordering of its own (seen: atom.global.add for acq_rel).
+        # The NVPTX back end drops the ordering of atomicrmw (atom.global.add for acq_rel), so fences express it.
         attributes["ordering"] = types().i64_attr(_ORDERS["relaxed"])
         if order in ("release", "acq_rel"):
             fence(scope)
@@ -443,12 +443,12 @@ def pointer_of(address: Any, space: int = GLOBAL) -> Pointer:
 
 
 def _bits_type(dtype: DType) -> DType:
-    """What LLVM loads for a dtype: its own types as they are, 8-bit floats and bools as bytes."""
+    """The type that LLVM loads for a dtype: 8-bit floats and bools are loaded as bytes."""
     return u8 if dtype is bool_ or (dtype.is_float and dtype.bits == 8) else dtype
 
 
 def _reinterpret(value: Any, dtype: DType) -> Any:
-    """The same bits as a dtype of the same width."""
+    """The same bits as another dtype of equal width."""
     if value.dtype is dtype or value.dtype.mlir == dtype.mlir:
         return wrap(value.ir, dtype, value.lanes)
     return wrap(emit_value("arith.bitcast", types().of(dtype, value.lanes), [value.ir]), dtype, value.lanes)
@@ -476,7 +476,7 @@ class Shared:
         return self.shape[0]
 
     def ptr(self, *index: Any) -> Pointer:
-        """Pointer to an element; without an index, to the first."""
+        """Pointer to an element; without an index, to the first element."""
         index = index or (0,) * len(self.shape)
         if len(index) != len(self.shape):
             raise TypeError(
@@ -522,7 +522,7 @@ class Shared:
 
 
 def shared(shape: int | Sequence[int], dtype: DType, alignment: int = 16) -> Shared:
-    """Shared memory of the thread block, not initialised; ``alignment`` in bytes. All is known at compile time."""
+    """Allocate uninitialised shared memory of the block. Arguments are compile-time; ``alignment`` in bytes."""
     extents = (shape,) if isinstance(shape, int | Numeric) else tuple(shape)
     for n in extents:
         if not isinstance(n, int) or n < 1:
@@ -539,7 +539,7 @@ def shared(shape: int | Sequence[int], dtype: DType, alignment: int = 16) -> Sha
 
 
 def atomic_add(target: Any, index: Any, value: Any) -> Value:
-    """``target[index] += value`` in one step, for a buffer or a shared array; gives the old element."""
+    """``target[index] += value`` atomically, for a buffer or a shared array; returns the old element."""
     index = index if isinstance(index, tuple) else (index,)
     if isinstance(target, Shared):
         return target.ptr(*index).atomic(
@@ -559,17 +559,17 @@ def atomic_add(target: Any, index: Any, value: Any) -> Value:
 
 
 def take_round(counter: Any, round: Any, count: Any) -> Value:
-    """The number of this round of ``for round in range(kv.block_id.x, count, kv.grid_dim.x)``, below ``count``.
+    """The work item of this iteration of ``for item in range(kv.block_id.x, count, kv.grid_dim.x)``, below ``count``.
 
-    Every number is that of one round of one block. Blocks that are done early take more of them where the compiler can
-    give them a queue (``queue-kv-rounds``); elsewhere the number is ``round``. The loop must have a round for every
-    block, ``count >= kv.grid_dim.x``, and nothing of a round may depend on the block that has it.
+    Every work item goes to one iteration of one block. If the compiler can use a dynamic queue (``queue-kv-rounds``),
+    blocks that finish early take more of them; otherwise the result is ``round``. The loop must have an item per block,
+    ``count >= kv.grid_dim.x``, and the computation must not depend on which block takes an item.
 
     Parameters
     ----------
     counter : Buffer[i8, 1]
-        Four bytes of device memory, aligned to 4, zeros before the first launch: they are zeros again after each. Two
-        launches at the same time need one each.
+        Four bytes of device memory, aligned to 4 and zero before the first launch; each launch leaves them zero.
+        Concurrent launches need separate counters.
     round, count : i32
         The loop's variable and its end.
     """

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""One function an instruction of NVIDIA GPUs, for kernels that need them. They do not compile for the host.
+"""NVIDIA instructions as functions, one per instruction. Kernels that call them do not compile for the host.
 
-Fragments are lists of 32-bit words (i32); a word holds two 16-bit or four 8-bit elements, the lowest index in the low
-bits. Layouts of fragments are those of the PTX manual. Pointers are :class:`kvarn.dsl.memory.Pointer`.
+Fragments are lists of 32-bit words (i32); a word packs two 16-bit or four 8-bit elements, lowest index in the low bits.
+Fragment layouts are those of the PTX manual. Pointers are :class:`kvarn.dsl.memory.Pointer`.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _BARRIER_NAME = re.compile(r"[\w.\[\]-]+")
 def inline_asm(
     text: str, constraints: str, operands: Sequence[ir.Value], result: str | None = None, effects: bool = False
 ) -> Any:
-    """Inline PTX; ``result`` is the type of what it gives, as text."""
+    """Inline PTX; ``result`` is the result type as text."""
     t = types()
     attributes = {
         "asm_string": ir.StringAttr.get(text),
@@ -54,7 +54,7 @@ def inline_asm(
 
 
 def intrinsic(name: str, results: Sequence[ir.Type] = (), operands: Sequence[ir.Value] = (), flags: str = "") -> Any:
-    """LLVM's intrinsic of a name; ``flags`` are those of fast math. The operation."""
+    """Call an LLVM intrinsic by name, with the given fast-math flags, and return the op."""
     sizes = ir.DenseI32ArrayAttr.get
     attributes = {"intrin": ir.StringAttr.get(name), "op_bundle_sizes": sizes([])}
     attributes["operandSegmentSizes"] = sizes([len(operands), 0])
@@ -66,7 +66,7 @@ def intrinsic(name: str, results: Sequence[ir.Type] = (), operands: Sequence[ir.
 def instruction(
     text: str, constraints: str, operands: Sequence[ir.Value] = (), gives: DType | None = None, effects: bool = False
 ) -> Any:
-    """Inline PTX that gives a value, or a list of as many as it has results; to clobber memory is an effect."""
+    """Inline PTX with one result value, or a list of them. A memory clobber counts as a side effect."""
     effects = effects or constraints.endswith("~{memory}")
     if gives is None:
         return inline_asm(text, constraints, operands, effects=effects)
@@ -88,12 +88,12 @@ def _parts(structure: ir.Value, count: int, dtype: DType) -> list[Value]:
 
 
 def _registers(first: int, count: int) -> str:
-    """Operands of an instruction as one vector."""
+    """Operands of an instruction as one vector operand."""
     return f"{{{', '.join(f'${i}' for i in range(first, first + count))}}}"
 
 
 def _word(value: Any, what: str = "the operand") -> ir.Value:
-    """A 32-bit word: an integer, or a vector of 32 bits."""
+    """A 32-bit word: an integer, or a vector of 32 bits in all."""
     value = plain(value)
     if isinstance(value, int) and not isinstance(value, bool):
         return literal(value, i32, bits=True)
@@ -136,11 +136,11 @@ def cp_async(
     to: Pointer, source: Pointer, bytes: int = 16, zero_fill_size: Any = None, l2_prefetch: int = 0,
     l2_policy: Any = None,
 ) -> None:  # fmt: skip
-    """Start copying 4, 8 or 16 bytes from device to shared memory (both aligned to them), past the registers.
+    """Start an asynchronous copy of 4, 8 or 16 bytes (aligned to the size) from device to shared memory.
 
-    With ``zero_fill_size`` (i32, at most ``bytes``) only so many bytes are read, and the rest of the destination is
-    zeroed. 16-byte copies bypass L1. ``l2_prefetch`` (64, 128 or 256 bytes; 0: none) hints how much around the source
-    to prefetch into the L2, ``l2_policy`` (of :func:`l2_policy`) how long to keep it there.
+    With ``zero_fill_size`` (i32, at most ``bytes``) only that many bytes are read, and the rest of the destination is
+    zeroed. 16-byte copies bypass L1. ``l2_prefetch`` (64, 128 or 256 bytes; 0: none) is the size of the L2 prefetch,
+    ``l2_policy`` (from :func:`l2_policy`) the L2 eviction policy.
     """
     _static(bytes, (4, 8, 16), "bytes")
     _static(l2_prefetch, (0, 64, 128, 256), "l2_prefetch")
@@ -160,60 +160,59 @@ def cp_async(
     more = "".join(f", ${i}" for i in range(2, len(operands)))
     text = f"cp.async.{level}.shared.global{hints} [$0], [$1], {bytes}{more};"
     if l2_policy is not None:
-        # ptxas of CUDA 13.0 encodes such a copy wrongly when a part of the address is in a uniform register (it ends
-        # in an illegal instruction). A minimum that changes nothing puts all of it into one of the thread's.
+        # ptxas of CUDA 13.0 miscompiles this copy to an illegal instruction if part of the address is in a uniform
+        # register. The minimum, which changes nothing, forces the address into a register of the thread.
         text = f"{{ .reg .b32 to; min.u32 to, $0, 0x7FFFFFFF; {text.replace('[$0]', '[to]')} }}"
     constraints = f"r,l{',r' * len(rest)}{',l' * (l2_policy is not None)},~{{memory}}"
     instruction(text, constraints, operands)
 
 
 def l2_policy(priority: str) -> Value:
-    """An i64 that tells copies how long the L2 is to keep what they read. sm_80 and later.
+    """An L2 eviction policy for copies, i64. sm_80 and later.
 
-    ``priority`` is "evict_first", for what is read once, "evict_last" or "evict_normal".
+    ``priority`` is "evict_first" (for data that is read once), "evict_last" or "evict_normal".
     """
     _static(priority, ("evict_first", "evict_last", "evict_normal"), "priority")
     return instruction(f"createpolicy.fractional.L2::{priority}.b64 $0, 0f3F800000;", "=l", gives=i64)
 
 
 def cp_async_commit() -> None:
-    """Close this thread's group of copies."""
+    """Commit this thread's pending copies as a group."""
     emit("nvvm.cp.async.commit.group")
 
 
 def cp_async_wait(pending: int) -> None:
-    """Wait until at most ``pending`` groups of this thread are still copying."""
+    """Wait until at most ``pending`` of this thread's groups are incomplete."""
     if isinstance(pending, bool) or not isinstance(pending, int) or pending < 0:
         raise ValueError(f"pending must be an int known at compile time and not negative, got {describe(pending)}")
     emit("nvvm.cp.async.wait.group", (), (), {"n": types().i32_attr(pending)})
 
 
 def cp_async_mbarrier_arrive(barrier: Pointer) -> None:
-    """Arrive when the copies that this thread has started are there: one of the barrier's arrivals. sm_90 and later."""
+    """Arrive on ``barrier`` when all copies that this thread has started are complete. sm_90 and later."""
     instruction("cp.async.mbarrier.arrive.noinc.shared.b64 [$0];", "r,~{memory}", [_shared(barrier)])
 
 
 def cp_async_bulk(to: Pointer, source: Pointer, bytes: Any, barrier: Pointer) -> None:
-    """Copy ``bytes`` (a multiple of 16) from device to shared memory; ``barrier`` counts them. sm_90 and later."""
+    """Copy ``bytes`` (a multiple of 16) from device to shared memory; ``barrier`` tracks the bytes. sm_90 and later."""
     operands = [_shared(to, "the destination"), _device(source), i32_value(bytes, "bytes"), _shared(barrier)]
     text = "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [$0], [$1], $2, [$3];"
     instruction(text, "r,l,r,r,~{memory}", operands)
 
 
 def cp_async_bulk_prefetch(source: Pointer, bytes: Any) -> None:
-    """Ask for ``bytes`` (a multiple of 16) of device memory in the L2 cache, ahead of their use. sm_90 and later.
+    """Prefetch ``bytes`` (a multiple of 16) of device memory into the L2 cache. sm_90 and later.
 
-    Nothing waits for them, and nothing is read: it may come before what this memory's writers are waited for.
+    No instruction waits for the prefetch and no value is read, so it may precede the wait for the memory's writers.
     """
     operands = [_device(source), i32_value(bytes, "bytes")]
     instruction("cp.async.bulk.prefetch.L2.global [$0], $1;", "l,r,~{memory}", operands)
 
 
 def load_once(pointer: Pointer) -> Vector:
-    """16 bytes of memory that nothing writes and nobody reads again, as four i32, in the order of the program.
+    """Load 16 bytes, in program order, as four i32. No thread writes this memory or reads it again.
 
-    The L1 does not keep them, and the L2 takes the 256 bytes around them from memory at one time, as if the rest were
-    asked for soon. sm_80 and later.
+    The load does not allocate in L1 and prefetches the surrounding 256 bytes into L2. sm_80 and later.
     """
     text = "ld.global.nc.L1::no_allocate.L2::256B.v4.b32 {$0, $1, $2, $3}, [$4];"
     operands = [_device(pointer, "the address")]
@@ -221,21 +220,21 @@ def load_once(pointer: Pointer) -> Vector:
 
 
 def load_nc(pointer: Pointer, dtype: DType = i32, width: int = 4) -> Any:
-    """Load through the read-only path: memory that nothing writes while the kernel runs."""
+    """Load through the read-only path; nothing may write this memory while the kernel runs."""
     return _pointer(pointer, GLOBAL, "the address").load(dtype, width, invariant=True)
 
 
 def unknown(x: Any) -> Value:
-    """A number that LLVM knows nothing of but that it is not negative. For passes, where registers are few.
+    """A non-negative number that is opaque to LLVM. For passes, where registers are scarce.
 
-    A loop up to it stays a loop, and what is computed from it is computed there, not once for all in a register each.
+    A loop up to it is not unrolled, and values computed from it are not hoisted into registers of their own.
     """
     kind = "n" if isinstance(x, int) else "r"
     return Value(inline_asm("mov.b32 $0, $1;", f"=r,{kind}", [i32_value(x)], "i32", effects=True), i32, nonneg=True)
 
 
 def stay_rolled() -> None:
-    """At the begin of a loop's body: ptxas does not unroll it. For passes, where registers are few."""
+    """At the start of a loop's body, keep ptxas from unrolling the loop. For passes, where registers are scarce."""
     instruction('.pragma "nounroll";', "", effects=True)
 
 
@@ -243,9 +242,9 @@ def stay_rolled() -> None:
 
 
 def ldmatrix(pointer: Pointer, num: int = 4, trans: bool = False) -> list[Value]:
-    """Load ``num`` 8x8 matrices of 16-bit elements from shared memory: ``num`` words.
+    """Load ``num`` 8x8 matrices of 16-bit elements from shared memory, as ``num`` words.
 
-    Lane i gives the address of row i.
+    Lane i provides the address of row i.
     """
     _static(num, (1, 2, 4), "num")
     t = types()
@@ -264,7 +263,7 @@ def ldmatrix(pointer: Pointer, num: int = 4, trans: bool = False) -> list[Value]
 def stmatrix(pointer: Pointer, words: Sequence[Any], trans: bool = False) -> None:
     """Store 1, 2 or 4 8x8 matrices of 16-bit elements to shared memory. sm_90 and later.
 
-    Lane i gives the address of row i.
+    Lane i provides the address of row i.
     """
     _static(len(words), (1, 2, 4), "the number of words")
     shape = f"m8n8.x{len(words)}{'.trans' if trans else ''}"
@@ -274,16 +273,16 @@ def stmatrix(pointer: Pointer, words: Sequence[Any], trans: bool = False) -> Non
 
 
 def _fragments(name: str, a: Sequence[Any], b: Sequence[Any], c: Sequence[Any]) -> tuple[list[Any], list[Any]]:
-    """The words of A and B, and the accumulators."""
+    """The words of A and B, and the accumulators, as values."""
     if (len(a), len(b), len(c)) != (4, 2, 4):
         raise ValueError(f"{name} takes fragments of 4, 2 and 4, got {len(a)}, {len(b)} and {len(c)}")
     return [_word(w, "a fragment") for w in (*a, *b)], [_float(x, "an accumulator") for x in c]
 
 
 def mma_m16n8k16(a: Sequence[Any], b: Sequence[Any], c: Sequence[Any], dtype: DType = bf16) -> list[Value]:
-    """c + a @ b of a 16x16 and a 16x8 fragment of ``dtype`` (bf16 or f16) in f32.
+    """c + a @ b for a 16x16 and a 16x8 fragment of ``dtype`` (bf16 or f16), accumulated in f32.
 
-    ``a`` has 4 words, ``b`` 2, ``c`` and the result 4 floats.
+    ``a`` has 4 words, ``b`` 2; ``c`` and the result have 4 f32.
     """
     if dtype not in (bf16, f16):
         raise TypeError(f"mma_m16n8k16 multiplies bf16 or f16, got {dtype!r}")
@@ -304,9 +303,9 @@ def mma_m16n8k16(a: Sequence[Any], b: Sequence[Any], c: Sequence[Any], dtype: DT
 
 
 def mma_m16n8k8_tf32(a: Sequence[Any], b: Sequence[Any], c: Sequence[Any]) -> list[Value]:
-    """c + a @ b of a 16x8 and an 8x8 fragment of tf32 in f32: of each word the first 19 bits count.
+    """c + a @ b for a 16x8 and an 8x8 fragment of tf32, accumulated in f32; the low 13 bits of each word are ignored.
 
-    ``a`` has 4 words, ``b`` 2, ``c`` and the result 4 floats.
+    ``a`` has 4 words, ``b`` 2; ``c`` and the result have 4 f32.
     """
     words, accumulators = _fragments("mma_m16n8k8_tf32", a, b, c)
     registers = ", ".join(_registers(first, count) for first, count in ((0, 4), (4, 4), (8, 2), (10, 4)))
@@ -316,7 +315,7 @@ def mma_m16n8k8_tf32(a: Sequence[Any], b: Sequence[Any], c: Sequence[Any]) -> li
 
 
 def movmatrix(word: Any) -> Value:
-    """Transpose an 8x8 matrix of 16-bit elements that the warp holds, a word a lane."""
+    """Transpose an 8x8 matrix of 16-bit elements distributed over the warp, one word per lane."""
     # Marked as having effects: all lanes must run it together, so it must not move into a branch.
     return instruction("movmatrix.sync.aligned.m8n8.trans.b16 $0, $1;", "=r,r", [_word(word)], i32, effects=True)
 
@@ -325,19 +324,19 @@ def movmatrix(word: Any) -> Value:
 
 
 def prmt(a: Any, b: Any, selector: Any) -> Value:
-    """Pick four of the eight bytes of ``a`` (0 to 3) and ``b`` (4 to 7); each hex digit of the selector names one."""
+    """Select four of the eight bytes of ``a`` (0 to 3) and ``b`` (4 to 7); a hex digit of ``selector`` is an index."""
     if isinstance(selector, int):
         return instruction(f"prmt.b32 $0, $1, $2, {selector:#x};", "=r,r,r", [_word(a), _word(b)], i32)
     return instruction("prmt.b32 $0, $1, $2, $3;", "=r,r,r,r", [_word(a), _word(b), _word(selector)], i32)
 
 
 def pack_bf16x2(low: Any, high: Any) -> Value:
-    """Two f32, rounded to bf16, as a word."""
+    """Two f32, rounded to bf16, packed in a word."""
     return instruction("cvt.rn.bf16x2.f32 $0, $2, $1;", "=r,f,f", [_float(low, "low"), _float(high, "high")], i32)
 
 
 def pack_f16x2(low: Any, high: Any) -> Value:
-    """Two f32, rounded to f16, as a word."""
+    """Two f32, rounded to f16, packed in a word."""
     return instruction("cvt.rn.f16x2.f32 $0, $2, $1;", "=r,f,f", [_float(low, "low"), _float(high, "high")], i32)
 
 
@@ -358,44 +357,44 @@ def _cvt_four(kind: str, word: Any) -> list[Value]:
 
 
 def cvt_e4m3x2_to_f16x2(pair: Any) -> Value:
-    """Two e4m3 (16 bits, or the low half of a word) as two f16 in a word. sm_89 and later."""
+    """Convert two e4m3 (16 bits, or the low half of a word) to two f16 in a word. sm_89 and later."""
     return _cvt_pair("e4m3x2", pair)
 
 
 def cvt_e5m2x2_to_f16x2(pair: Any) -> Value:
-    """Two e5m2 (16 bits, or the low half of a word) as two f16 in a word. sm_89 and later."""
+    """Convert two e5m2 (16 bits, or the low half of a word) to two f16 in a word. sm_89 and later."""
     return _cvt_pair("e5m2x2", pair)
 
 
 def cvt_e4m3x4_to_f16x4(word: Any) -> list[Value]:
-    """Four e4m3 in a word as four f16 in two. sm_89 and later."""
+    """Convert four e4m3 in a word to four f16 in two words. sm_89 and later."""
     return _cvt_four("e4m3x2", word)
 
 
 def cvt_e4m3x4_to_bf16x4(word: Any) -> list[Value]:
-    """Four e4m3 in a word as four bf16 in two, exactly; a NaN becomes 480 of its sign. sm_80 and later.
+    """Convert four e4m3 in a word to four bf16 in two words, exactly; a NaN becomes 480 with its sign. sm_80 and later.
 
-    Ordinary instructions: those that convert are slower.
+    It uses integer and FMA instructions: conversion instructions have lower throughput.
     """
-    # Exponent and mantissa come where those of a bf16 are that is 2^120 times smaller, subnormal where they are. Behind
-    # eight copies of its sign a byte has its bits there when it is shifted, and what else there is is masked.
+    # Each byte moves to where a bf16 keeps sign, exponent and top mantissa bits: prmt replicates the sign bit eight
+    # times above it, the shift aligns it, the mask clears other bits. The result is 2^120 too small; fma scales it.
     text = (
         "{ .reg .b32 x, y; prmt.b32 x, $2, 0, 0x9180; prmt.b32 y, $2, 0, 0xB3A2; "
         "shl.b32 x, x, 4; shl.b32 y, y, 4; and.b32 x, x, 0x87F087F0; and.b32 y, y, 0x87F087F0; "
         "fma.rn.bf16x2 $0, x, $3, $4; fma.rn.bf16x2 $1, y, $3, $4; }"
     )
-    factors = [literal(bits, i32, bits=True) for bits in (0x7B807B80, 0x80008000)]  # 2^120, and -0, which adds nothing
+    factors = [literal(bits, i32, bits=True) for bits in (0x7B807B80, 0x80008000)]  # 2^120 and -0
     return instruction(text, "=&r,=&r,r,r,r", [_word(word), *factors], i32)
 
 
 def cvt_e5m2x4_to_f16x4(word: Any) -> list[Value]:
-    """Four e5m2 in a word as four f16 in two. sm_89 and later."""
+    """Convert four e5m2 in a word to four f16 in two words. sm_89 and later."""
     return _cvt_four("e5m2x2", word)
 
 
 def cvt_i8x4_to_f16x4(word: Any) -> list[Value]:
-    """Four i8 in a word as four f16 in two, exactly."""
-    # A byte of x + 128 below the byte 0x64 is the f16 1024 + 128 + x.
+    """Convert four i8 in a word to four f16 in two words, exactly."""
+    # The byte x + 128 under a high byte of 0x64 is the f16 1024 + 128 + x.
     text = (
         "{ .reg .b32 u; xor.b32 u, $2, 0x80808080; prmt.b32 $0, u, 0x64646464, 0x4140; "
         "prmt.b32 $1, u, 0x64646464, 0x4342; sub.f16x2 $0, $0, $3; sub.f16x2 $1, $1, $3; }"
@@ -404,27 +403,27 @@ def cvt_i8x4_to_f16x4(word: Any) -> list[Value]:
 
 
 def ex2(x: Any) -> Value:
-    """2 to the x, approximate (2 ulp), subnormal results flushed to zero. f32."""
+    """2^x, approximate (2 ulp), f32. Subnormal results are flushed to zero."""
     return instruction("ex2.approx.ftz.f32 $0, $1;", "=f,f", [_float(x, "x")], f32)
 
 
 def fma_rm(a: Any, b: Any, c: Any) -> Value:
-    """a * b + c, rounded once, towards minus infinity. f32."""
+    """a * b + c, f32, rounded once, towards minus infinity."""
     return instruction("fma.rm.f32 $0, $1, $2, $3;", "=f,f,f,f", [_float(a, "a"), _float(b, "b"), _float(c, "c")], f32)
 
 
 def lg2(x: Any) -> Value:
-    """The logarithm of x to base 2, approximate (2^-22, absolute between 0.5 and 2, else relative). f32."""
+    """log2(x), approximate, f32. The error is 2^-22: absolute for x between 0.5 and 2, else relative."""
     return instruction("lg2.approx.ftz.f32 $0, $1;", "=f,f", [_float(x, "x")], f32)
 
 
 def rcp(x: Any) -> Value:
-    """1 / x, approximate (1 ulp), subnormals flushed to zero. f32."""
+    """1 / x, approximate (1 ulp), f32. Subnormals are flushed to zero."""
     return instruction("rcp.approx.ftz.f32 $0, $1;", "=f,f", [_float(x, "x")], f32)
 
 
 def tanh_approx(x: Any) -> Value:
-    """tanh, approximate (relative error 2^-11). f32."""
+    """tanh(x), approximate (relative error 2^-11), f32."""
     return instruction("tanh.approx.f32 $0, $1;", "=f,f", [_float(x, "x")], f32)
 
 
@@ -432,7 +431,7 @@ def tanh_approx(x: Any) -> Value:
 
 
 def syncwarp(mask: Any = _ALL_LANES) -> None:
-    """Wait for the lanes of the mask; makes their memory accesses visible to one another."""
+    """Wait for the lanes of the mask; their earlier memory accesses become visible to one another."""
     emit("nvvm.bar.warp.sync", (), [_word(mask, "the mask")])
 
 
@@ -444,31 +443,31 @@ def nanosleep(duration: int) -> None:
 
 
 def globaltimer() -> Value:
-    """Nanoseconds of a clock that all multiprocessors share, i64: for time stamps of what a kernel does."""
+    """A clock in nanoseconds that all multiprocessors share, i64, for time stamps."""
     return instruction("mov.u64 $0, %globaltimer;", "=l", gives=i64, effects=True)
 
 
 def smid() -> Value:
-    """The number of the multiprocessor that the thread runs on, i32."""
+    """The index of the multiprocessor that the thread runs on, i32."""
     return instruction("mov.u32 $0, %smid;", "=r", gives=i32, effects=True)
 
 
 def named_barrier(number: Any, threads: Any) -> None:
-    """Wait at barrier ``number`` (1 to 15; 0 is ``kv.barrier``) until so many threads (a multiple of 32) are there."""
+    """Wait at barrier ``number`` (1 to 15; 0 is ``kv.barrier``) until ``threads`` threads (a multiple of 32) arrive."""
     operands = [i32_value(number, "the number"), i32_value(threads, "threads")]
-    # As cluster_barrier: LLVM must not copy it into branches.
+    # An op rather than inline PTX, as in cluster_barrier: LLVM must not copy it into branches.
     emit("nvvm.barrier", (), operands, {"operandSegmentSizes": ir.DenseI32ArrayAttr.get([1, 1, 0])})
 
 
 def named_barrier_arrive(number: Any, threads: Any) -> None:
-    """Count at barrier ``number`` of so many threads, without waiting; the others wait with :func:`named_barrier`."""
-    # nvvm.barrier.arrive is inline PTX, which LLVM copies into both branches of a condition on the lane before it.
+    """Arrive at barrier ``number`` without waiting. ``threads`` counts all participants, waiting ones included."""
+    # nvvm.barrier.arrive is inline PTX, which LLVM may copy into both branches of an earlier condition on the lane.
     operands = [i32_value(number, "the number"), i32_value(threads, "threads")]
     intrinsic("llvm.nvvm.barrier.cta.arrive.aligned.count", (), operands)
 
 
 def ballot(condition: Any) -> Value:
-    """A word with the bit of each lane where the condition holds, u32. All lanes take part."""
+    """The lanes in which the condition is true, one bit per lane, u32. All lanes must take part."""
     if isinstance(condition, bool):
         condition = as_value(condition)
     if not isinstance(condition, Value) or condition.dtype is not bool_:
@@ -479,30 +478,31 @@ def ballot(condition: Any) -> Value:
 
 
 def elect() -> Value:
-    """True in one lane of the warp. sm_90 and later."""
+    """True in exactly one lane of the warp. sm_90 and later."""
     return Value(emit_value("nvvm.elect.sync", types().i1), bool_)
 
 
 def cluster_rank() -> Value:
-    """Number of the block in its cluster, i32 (``@kv.kernel(cluster=...)``). sm_90 and later."""
+    """The block's rank in its cluster, i32 (``@kv.kernel(cluster=...)``). sm_90 and later."""
     return Value(instruction("mov.u32 $0, %cluster_ctarank;", "=r", gives=i32).ir, i32, nonneg=True)
 
 
 def cluster_barrier() -> None:
-    """Wait until every thread of the cluster is here; makes their memory accesses visible to one another.
+    """Wait until every thread of the cluster arrives; earlier memory accesses become visible to all of them.
 
-    Blocks that others write to, or whose barriers others use, must not end before. sm_90 and later.
+    A block must not exit while others still write to its shared memory or use its barriers. sm_90 and later.
     """
-    # Not inline PTX: LLVM may copy that into both branches of a condition before it, and a warp would wait for ever.
+    # Not inline PTX: LLVM may copy that into both branches of an earlier condition, and the warp would deadlock.
     for name in ("nvvm.cluster.arrive", "nvvm.cluster.wait"):
         emit(name, (), (), {"aligned": types().unit})
 
 
 def load_cluster(pointer: Pointer, rank: Any, dtype: DType = f32, width: int = 1) -> Any:
-    """Load 32-bit elements of shared memory that another block of the cluster has at the pointer's place.
+    """Load 32-bit elements from the shared memory of another block of the cluster, at the same offset as ``pointer``.
 
-    ``rank`` is that block's (:func:`cluster_rank`), ``width`` 1, 2 or 4: a scalar, or a list of them. What the block
-    wrote is there after :func:`cluster_barrier`, and it must not end before it was read. sm_90 and later.
+    ``rank`` is the other block's (:func:`cluster_rank`), ``width`` 1, 2 or 4: a scalar, or a list of scalars. A
+    :func:`cluster_barrier` must separate the block's writes from the load, and the load from the block's exit. sm_90
+    and later.
     """
     _static(width, (1, 2, 4), "width")
     if dtype.bits != 32:
@@ -518,7 +518,7 @@ def load_cluster(pointer: Pointer, rank: Any, dtype: DType = f32, width: int = 1
 
 
 def setmaxnreg(count: int, action: str) -> None:
-    """Claim or give up registers: ``action`` is "increase" or "decrease". For a whole warp group, sm_90a and later."""
+    """Change the registers per thread: ``action`` is "increase" or "decrease". For whole warpgroups, from sm_90a on."""
     _static(count, tuple(range(24, 257, 8)), "count")
     _static(action, ("increase", "decrease"), "action")
     attributes = {"action": types().attribute(f"#nvvm<action {action}>"), "regCount": types().i32_attr(count)}
@@ -526,12 +526,12 @@ def setmaxnreg(count: int, action: str) -> None:
 
 
 def griddepcontrol_wait() -> None:
-    """Wait for the kernel before this one and its memory, when it was launched to overlap with it. sm_90 and later."""
+    """Wait until the previous kernel has finished, if this one was launched to overlap with it (PDL). From sm_90 on."""
     emit("nvvm.griddepcontrol", (), (), {"kind": types().attribute("#nvvm<grid_dep_action wait>")})
 
 
 def griddepcontrol_launch_dependents() -> None:
-    """Let the kernel after this one start early, once all blocks have said so. sm_90 and later."""
+    """Allow the next kernel to start early (PDL), once every block has called this or exited. sm_90 and later."""
     emit("nvvm.griddepcontrol", (), (), {"kind": types().attribute("#nvvm<grid_dep_action launch_dependents>")})
 
 
@@ -539,19 +539,19 @@ def griddepcontrol_launch_dependents() -> None:
 
 
 def fence_proxy_async() -> None:
-    """Make this thread's writes to shared memory visible to bulk copies and wgmma. sm_90 and later."""
+    """Make this thread's writes to shared memory visible to the async proxy (bulk copies, wgmma). sm_90 and later."""
     t = types()
     kind, space = t.attribute("#nvvm.proxy_kind<async.shared>"), t.attribute("#nvvm.shared_space<cta>")
     emit("nvvm.fence.proxy", (), (), {"kind": kind, "space": space})
 
 
 def fence_mbarrier_init() -> None:
-    """Make initialised mbarriers visible to bulk copies. sm_90 and later."""
+    """Make the initialisation of mbarriers visible to bulk copies. sm_90 and later."""
     emit("nvvm.fence.mbarrier.init")
 
 
 def mbarrier_init(barrier: Pointer, count: Any, name: str = "") -> None:
-    """Set up an mbarrier (8 bytes of shared memory) for ``count`` arrivals; the emulator's reports call it ``name``."""
+    """Initialise an mbarrier (8 bytes of shared memory) for ``count`` arrivals. The emulator reports it as ``name``."""
     operands = [_shared(barrier), i32_value(count, "count")]
     if name and not _BARRIER_NAME.fullmatch(name):
         raise ValueError(f"the name of a barrier must be letters, digits and _.[]-, got {name!r}")
@@ -560,7 +560,7 @@ def mbarrier_init(barrier: Pointer, count: Any, name: str = "") -> None:
 
 
 def mbarrier_arrive(barrier: Pointer, condition: Any = True) -> None:
-    """Arrive; with a condition only the threads in which it holds, without a branch that would part the warp."""
+    """Arrive. With a condition, only threads in which it is true arrive; predication avoids divergence."""
     operands, when, holds = [_shared(barrier)], "", ""
     if condition is not True:
         operands.append(cast(as_value(condition, bool_, "the condition"), i32).ir)
@@ -570,24 +570,24 @@ def mbarrier_arrive(barrier: Pointer, condition: Any = True) -> None:
 
 
 def mbarrier_arrive_expect_tx(barrier: Pointer, bytes: Any) -> None:
-    """Arrive, and expect so many bytes of bulk copies before the phase completes. sm_90 and later."""
+    """Arrive, and add ``bytes`` bytes of bulk copies to what the phase waits for. sm_90 and later."""
     operands = [_shared(barrier), i32_value(bytes, "bytes")]
     text = "{ .reg .b64 state; mbarrier.arrive.expect_tx.shared.b64 state, [$0], $1; }"
     instruction(text, "r,r,~{memory}", operands)
 
 
 def mbarrier_try_wait(barrier: Pointer, parity: Any) -> Value:
-    """Whether the phase of that parity has completed; may wait a while. sm_90 and later."""
+    """Whether the phase of the given parity is complete; may suspend for a limited time. sm_90 and later."""
     operands = [_shared(barrier), i32_value(parity, "parity")]
     text = "{ .reg .pred p; mbarrier.try_wait.parity.shared.b64 p, [$1], $2; selp.b32 $0, 1, 0, p; }"
     return instruction(text, "=r,r,r,~{memory}", operands, i32) != 0
 
 
 def mbarrier_wait(barrier: Pointer, parity: Any, sleep: int = 0, name: str = "a barrier") -> None:
-    """Wait until the phase of that parity has completed. sm_90 and later.
+    """Wait until the phase of the given parity is complete. sm_90 and later.
 
-    With ``sleep`` the thread sleeps so many nanoseconds between looks: a warp that waits long leaves the others issue
-    slots and power. ``name`` is what a wait of more than 10 s is said to be for under ``KVARN_CHECK``.
+    With ``sleep`` the thread sleeps that many nanoseconds between polls, which leaves issue slots and power to other
+    warps. ``name`` appears in the message of ``KVARN_CHECK`` for a wait of more than 10 s.
     """
     op = emit("scf.while", (), (), {"kv.barrier": ir.StringAttr.get(name)}, regions=2)
     with ir.InsertionPoint(op.regions[0].blocks.append()):

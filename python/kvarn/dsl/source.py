@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""From a Python function to its AST, and what the front end must know of it beforehand.
+"""The AST of a Python function, and its liveness analysis.
 
-A file is parsed once, so that every node has its true line and column; a function is found in it by name and first
-line. Liveness tells which variables a loop or a branch must hand on: a name is carried only when it is read later.
+A file is parsed once, so every node has its true line and column; a function is found by its name and first line.
+Liveness determines the variables that a loop or branch carries: only those that are read later.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ NONE: Names = frozenset()
 FunctionNode = ast.FunctionDef | ast.Lambda
 
 _files: dict[str, tuple[int, dict[tuple[str, int], list[FunctionNode]]]] = {}
-_functions: dict[int, tuple[types.CodeType, FunctionSource | None]] = {}  # by id: hashing code is slow
+_functions: dict[int, tuple[types.CodeType, FunctionSource | None]] = {}  # by id, since hashing code objects is slow
 
 
 @dataclass
 class FunctionSource:
-    """The AST of one function and, per statement, its liveness."""
+    """The AST of one function, with the liveness of each statement."""
 
     name: str
     file: str
@@ -35,7 +35,7 @@ class FunctionSource:
 
 
 def source_of(function: types.FunctionType) -> FunctionSource | None:
-    """The source of a function; None when there is no text for it (a REPL, exec)."""
+    """The source of a function; None if it has no source text (a REPL, exec)."""
     code = function.__code__
     known = _functions.get(id(code))
     if known is None:
@@ -45,7 +45,7 @@ def source_of(function: types.FunctionType) -> FunctionSource | None:
 
 def _find(code: types.CodeType) -> FunctionSource | None:
     found = _index(code.co_filename).get((code.co_name, code.co_firstlineno), [])
-    if len(found) > 1:  # several lambdas on a line
+    if len(found) > 1:  # several lambdas on one line
         found = [n for n in found if _parameters(n) == code.co_varnames[: len(_parameters(n))]]
     if len(found) != 1:
         return None
@@ -58,7 +58,7 @@ def _parameters(node: FunctionNode) -> tuple[str, ...]:
 
 
 def _index(file: str) -> dict[tuple[str, int], list[FunctionNode]]:
-    """Functions of a file by name and first line (that of the first decorator)."""
+    """The functions of a file by name and first line (the first decorator's line)."""
     lines = linecache.getlines(file)
     text = "".join(lines)
     known = _files.get(file)
@@ -67,7 +67,7 @@ def _index(file: str) -> dict[tuple[str, int], list[FunctionNode]]:
     index: dict[tuple[str, int], list[FunctionNode]] = {}
     try:
         tree = ast.parse(text) if text else ast.Module([], [])
-    except SyntaxError:  # the file changed since it was imported
+    except SyntaxError:  # the file changed after it was imported
         tree = ast.Module([], [])
     for node in ast.walk(tree):
         if isinstance(node, ast.FunctionDef):
@@ -83,7 +83,7 @@ def _index(file: str) -> dict[tuple[str, int], list[FunctionNode]]:
 
 
 def flow_of(node: FunctionNode) -> Liveness:
-    """The liveness of a function, computed once for its node."""
+    """The liveness of a function, computed once per AST node."""
     found = getattr(node, "_kv_flow", None)
     if found is None:
         found = node._kv_flow = Liveness(node)  # type: ignore[union-attr]
@@ -94,7 +94,7 @@ _SCOPES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda, ast.ClassDef)
 
 
 def loaded(node: ast.AST | Iterable[ast.AST] | None) -> Names:
-    """Names read anywhere in a tree, those of nested functions too."""
+    """Names read anywhere in a tree, including nested functions."""
     if node is None:
         return NONE
     nodes = [node] if isinstance(node, ast.AST) else list(node)
@@ -104,7 +104,7 @@ def loaded(node: ast.AST | Iterable[ast.AST] | None) -> Names:
 
 
 def bound(node: ast.AST | Sequence[ast.AST]) -> Names:
-    """Names that a tree may bind or, through an index or attribute, change; nested functions excluded."""
+    """Names that a tree may bind, or change through an index or attribute; nested functions excluded."""
     names: set[str] = set()
     stack: list[ast.AST] = [node] if isinstance(node, ast.AST) else list(node)
     while stack:
@@ -124,7 +124,7 @@ def bound(node: ast.AST | Sequence[ast.AST]) -> Names:
 
 
 def _local_names(node: ast.FunctionDef) -> Names:
-    """Names that are local to a function because it binds them by name."""
+    """Names that are local to a function because it binds them."""
     names: set[str] = set()
     stack: list[ast.AST] = list(node.body)
     while stack:
@@ -146,7 +146,7 @@ def _base(node: ast.AST) -> Names:
 
 
 def _yields(node: FunctionNode) -> bool:
-    """Whether a function has a yield of its own; those of nested functions are theirs."""
+    """Whether a function has a yield outside of nested functions."""
     stack: list[ast.AST] = list(ast.iter_child_nodes(node))
     while stack:
         n = stack.pop()
@@ -158,7 +158,7 @@ def _yields(node: FunctionNode) -> bool:
 
 
 def escapes(statements: Sequence[ast.stmt]) -> Names:
-    """Which of "return", "break", "continue" leave these statements."""
+    """The subset of "return", "break", "continue" that may leave these statements."""
     found: set[str] = set()
     for s in statements:
         if isinstance(s, ast.Return):
@@ -176,7 +176,7 @@ def escapes(statements: Sequence[ast.stmt]) -> Names:
 
 
 def terminates(statements: Sequence[ast.stmt]) -> bool:
-    """Whether control never reaches the end of these statements, as far as the text shows."""
+    """Whether control never reaches the end of these statements, judged by the source text."""
     if not statements:
         return False
     last = statements[-1]
@@ -187,14 +187,14 @@ def terminates(statements: Sequence[ast.stmt]) -> bool:
 
 @dataclass(frozen=True)
 class Changes:
-    """What a run of statements binds and changes, found once.
+    """The names that a sequence of statements binds and changes.
 
     Attributes
     ----------
     bound : frozenset of str
         Variables bound by name, or changed through an index or attribute.
     rebound : frozenset of str
-        Those bound by name.
+        The subset bound by name.
     calls : tuple of ast.Call
         Calls of functions by name.
     """
@@ -212,22 +212,22 @@ class Changes:
 
 
 class Liveness:
-    """Which names are read later, per statement of a function.
+    """Liveness: the names read later, per statement of a function.
 
     Attributes
     ----------
     after : dict
-        id(statement) -> names that may be read after it (for an ``if`` that something leaves: also at the targets).
+        id(statement) -> names that may be read after it, including at the targets of a break, continue or return.
     head : dict
-        id(loop) -> names that may be read when an iteration starts or after the loop.
+        id(loop) -> names that may be read at the start of an iteration or after the loop.
     entry : dict
-        id(loop) -> names that the body (or a while's test) may read before it binds them.
+        id(loop) -> names that the body (or a while's test) may read before binding them.
     leaves : dict
-        id(if or loop) -> what leaves it (:func:`escapes`; of a loop's body, for a loop).
+        id(if or loop) -> the ways in which control may leave it or, for a loop, its body (:func:`escapes`).
     yields : bool
         Whether the function is a generator.
     changes : Changes
-        Of the whole function; ``loops`` has those of each loop's body.
+        Of the whole function; ``loops`` has the changes of each loop's body.
     """
 
     def __init__(self, node: FunctionNode) -> None:
@@ -243,7 +243,7 @@ class Liveness:
             return
         self.assigned = _local_names(node)
         inner = [n for n in ast.walk(node) if isinstance(n, _SCOPES) and n is not node]
-        self._always = loaded(inner)  # nested functions read when they are called, wherever that is
+        self._always = loaded(inner)  # nested functions read variables whenever they are called
         self._block(node.body, self._always, NONE, NONE)
 
     def _block(self, statements: Sequence[ast.stmt], out: Names, leave: Names, again: Names) -> Names:
@@ -287,7 +287,7 @@ class Liveness:
         test = loaded(s.test) if isinstance(s, ast.While) else NONE
         target = bound(s.target) - loaded(s.target) if isinstance(s, ast.For) else NONE
         head = out | test
-        while True:  # grows until nothing new is read around the back edge
+        while True:  # iterate until the back edge adds no names
             entry = (self._block(s.body, head, out, head) - target) | test
             if entry <= head:
                 break

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""From tiles to what one thread does: a tile in shared memory, whose rows threads read."""
+"""Access to a tile by thread: the tile is copied to shared memory, from which threads read rows."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ __all__ = ["staged"]
 
 
 class Staged:
-    """A tile in shared memory, of which each warp reads the rows that it held: of 16, by its number."""
+    """A tile in shared memory. Each warp may read the 16 rows that it owned as registers, by row number."""
 
     __slots__ = ("_layout", "dtype", "place", "shape")
 
@@ -26,14 +26,14 @@ class Staged:
         self._layout = SharedLayout(shape[0], shape[1], dtype.itemsize, TILE_SWIZZLE)
 
     def load(self, row: Any, column: Any, width: int) -> Any:
-        """``width`` elements of a row, of 16 bytes at most; the column is a multiple of the width, neither negative."""
+        """``width`` elements of a row, at most 16 bytes; ``column``, a multiple of ``width``, is not negative."""
         return (self.place + self._layout.offset(row, column)).load(self.dtype, width)
 
 
 def staged(tile: Tile, first_column: int = 0, columns: int | None = None) -> Staged:
-    """Put columns of a tile of bf16 or f16 where threads read what others of their warp held.
+    """Copy columns of a bf16 or f16 tile (by default all) to shared memory, for reads across the lanes of a warp.
 
-    By default all. They stay until as many columns are staged again.
+    The contents stay valid until as many columns are staged again.
     """
     if not isinstance(tile, Tile) or len(tile.shape) != 2 or 1 in tile.shape:
         raise TypeError(f"kv.staged takes a matrix tile, got {describe(tile)}")

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""What a loop or a branch hands on: Python objects as trees whose leaves are values of the kernel.
+"""State carried by loops and branches: Python objects as trees whose leaves are values of the kernel.
 
 Leaves are scalars, vectors, pointers and Python numbers. Lists, tuples, dicts, dataclasses and namespaces are inner
-nodes. Everything else is opaque: it may be used inside, but not change under run-time control flow.
+nodes. All other objects are opaque: they may be used, but must not change under run-time control flow.
 
-A *plan* is a tree with a :class:`Slot` for every leaf that becomes an SSA value; :func:`fill` makes objects of it.
+A *plan* is a tree with a :class:`Slot` for every leaf that becomes an SSA value; :func:`fill` builds the object.
 """
 
 from __future__ import annotations
@@ -43,11 +43,11 @@ _ATOMS = frozenset(
     ]
 )
 NUMBERS = (bool, int, float)
-MOST_ITEMS = 100_000  # of a Python iterable that a kernel takes apart, and iterations of a loop that runs while tracing
+MOST_ITEMS = 100_000  # items of an iterable that tracing unpacks, and iterations of a loop that runs while tracing
 
 
 def items_of(values: Iterable[Any]) -> list[Any]:
-    """The items of a Python iterable that is taken apart while tracing."""
+    """The items of a Python iterable that is unpacked while tracing."""
     found = list(itertools.islice(values, MOST_ITEMS + 1))
     if len(found) > MOST_ITEMS:
         raise ValueError(f"{describe(values)} has more than {MOST_ITEMS} items, which tracing would take one by one")
@@ -55,7 +55,7 @@ def items_of(values: Iterable[Any]) -> list[Any]:
 
 
 class Undefined:
-    """A variable that has no value here; ``reason`` says why."""
+    """A variable without a value at this point; ``reason`` says why."""
 
     __slots__ = ("reason",)
 
@@ -67,7 +67,7 @@ class Undefined:
 
 
 def children(x: Any) -> list[Any] | None:
-    """The parts of a container; None for anything else."""
+    """The items of a container; None for any other object."""
     kind = type(x)
     if kind in _ATOMS:
         return None
@@ -81,7 +81,7 @@ def children(x: Any) -> list[Any] | None:
 
 
 def is_record(x: Any) -> bool:
-    """A dataclass instance or a namespace: its attributes are its parts."""
+    """Whether ``x`` is a dataclass instance or a namespace, whose attributes are its items."""
     if getattr(type(x), "OPAQUE", False):
         return False
     return (dataclasses.is_dataclass(x) and not isinstance(x, type | DType) and hasattr(x, "__dict__")) or isinstance(
@@ -90,7 +90,7 @@ def is_record(x: Any) -> bool:
 
 
 def is_mutable(x: Any) -> bool:
-    """A container that can be changed in place."""
+    """Whether ``x`` is a container that can be changed in place."""
     if type(x) in _ATOMS or isinstance(x, tuple):
         return False
     if isinstance(x, list) or type(x) is dict:
@@ -99,7 +99,7 @@ def is_mutable(x: Any) -> bool:
 
 
 def shape_of(x: Any) -> Any:
-    """What two containers must share to be merged part by part."""
+    """A key that two containers must share to be merged item by item."""
     if isinstance(x, list | tuple):
         return type(x), len(x)
     return type(x), tuple(x if type(x) is dict else vars(x))
@@ -112,7 +112,7 @@ def part_name(x: Any, i: int) -> str:
 
 
 def rebuilt(x: Any, parts: list[Any]) -> Any:
-    """A container like ``x`` of other parts."""
+    """A container like ``x`` with other items."""
     if isinstance(x, tuple):
         make = getattr(type(x), "_make", tuple)  # a namedtuple
         return make(parts)
@@ -126,7 +126,7 @@ def rebuilt(x: Any, parts: list[Any]) -> Any:
 
 
 def write_parts(x: Any, parts: list[Any]) -> None:
-    """Put other parts into a mutable container."""
+    """Replace the items of a mutable container."""
     if isinstance(x, list):
         x[:] = parts
     elif type(x) is dict:
@@ -138,7 +138,7 @@ def write_parts(x: Any, parts: list[Any]) -> None:
 
 
 def restore(x: Any, keys: Any, parts: list[Any]) -> None:
-    """Bring a mutable container back to keys and parts of before."""
+    """Restore the keys and items of a mutable container."""
     if isinstance(x, list):
         x[:] = parts
         return
@@ -167,7 +167,7 @@ def mutables(roots: Iterable[Any]) -> dict[int, Any]:
 
 
 class Variables(Protocol):
-    """What control flow works on: variables, and the values from which containers are in reach."""
+    """Variables, and the root values from which mutable containers are reachable: the state of control flow."""
 
     @property
     def locals(self) -> dict[str, Any]: ...
@@ -176,7 +176,7 @@ class Variables(Protocol):
 
 
 class Snapshot:
-    """The variables of a scope and the parts of every mutable container in reach."""
+    """The variables of a scope, and the items of every mutable container reachable from it."""
 
     def __init__(self, scope: Variables) -> None:
         self.scope = scope
@@ -189,7 +189,7 @@ class Snapshot:
         }
 
     def now(self) -> tuple[dict[str, Any], dict[int, list[Any]]]:
-        """The variables and the containers' parts of this moment."""
+        """The current variables and container items."""
         return dict(self.scope.locals), {key: children(x) or [] for key, x in self.objects.items()}
 
     def restore(self) -> None:
@@ -200,7 +200,7 @@ class Snapshot:
 
 
 class Scope:
-    """Variables of control flow written as functions."""
+    """The variables of control flow written as functions."""
 
     def __init__(self, variables: dict[str, Any] | None = None, others: Iterable[Any] = ()) -> None:
         self.locals = {} if variables is None else variables
@@ -215,7 +215,7 @@ class Scope:
 
 @dataclasses.dataclass
 class LeafType:
-    """The type of an SSA value that stands for a leaf: a scalar or vector dtype, or a pointer's space."""
+    """The type of a leaf as an SSA value: a scalar or vector dtype, or a pointer's address space."""
 
     dtype: DType | None
     lanes: Lanes = 0
@@ -240,7 +240,7 @@ def is_leaf(x: Any) -> bool:
 
 
 def leaf_type(x: Any) -> LeafType:
-    """The type that a leaf has as an SSA value; Python numbers take their default dtype."""
+    """The type of a leaf as an SSA value; Python numbers have their default dtype."""
     x = plain(x)
     if isinstance(x, Numeric):
         return LeafType(x.dtype, x.lanes)
@@ -250,7 +250,7 @@ def leaf_type(x: Any) -> LeafType:
 
 
 def adopts(number: Any, kind: LeafType) -> bool:
-    """Whether a Python number can stand as a constant of a leaf type."""
+    """Whether a Python number can become a constant of a leaf type."""
     if kind.dtype is None:
         return False
     if isinstance(number, bool):
@@ -261,7 +261,7 @@ def adopts(number: Any, kind: LeafType) -> bool:
 
 
 def unify(a: Any, b: Any) -> LeafType | str:
-    """The one leaf type of two leaves, or why there is none."""
+    """The common leaf type of two leaves, or the reason why there is none."""
     a, b = plain(a), plain(b)
     static_a, static_b = isinstance(a, NUMBERS), isinstance(b, NUMBERS)
     x, y = leaf_type(a), leaf_type(b)
@@ -282,7 +282,7 @@ def unify(a: Any, b: Any) -> LeafType | str:
 
 
 def to_ir(x: Any, kind: LeafType) -> ir.Value:
-    """A leaf as an SSA value of a leaf type that it fits."""
+    """A leaf as an SSA value of a compatible leaf type."""
     x = plain(x)
     if isinstance(x, NUMBERS):
         return literal(x, kind.dtype, kind.lanes)  # type: ignore[arg-type]
@@ -292,7 +292,7 @@ def to_ir(x: Any, kind: LeafType) -> ir.Value:
 
 
 def zero(kind: LeafType) -> ir.Value:
-    """Some value of a leaf type, for a place where nobody reads it."""
+    """A placeholder value of a leaf type, where the value is not read."""
     if kind.dtype is None:
         from .builder import emit_value
 
@@ -305,14 +305,14 @@ def zero(kind: LeafType) -> ir.Value:
 
 @dataclasses.dataclass
 class Slot:
-    """The place of a leaf in a plan."""
+    """The position of a leaf in a plan."""
 
     number: int
 
 
 @dataclasses.dataclass
 class Fresh:
-    """A container in a plan: like ``template``, of these parts."""
+    """A container in a plan: of the type of ``template``, with new items."""
 
     template: Any
     parts: list[Any]
@@ -320,13 +320,13 @@ class Fresh:
 
 @dataclasses.dataclass
 class Same:
-    """An object in a plan that stays itself."""
+    """An object in a plan that is kept unchanged."""
 
     value: Any
 
 
 def fill(plan: Any, values: list[Any]) -> Any:
-    """The object of a plan with ``values`` in its slots."""
+    """Build the object of a plan from ``values`` for its slots."""
     if isinstance(plan, Slot):
         return values[plan.number]
     if isinstance(plan, Fresh):
@@ -335,7 +335,7 @@ def fill(plan: Any, values: list[Any]) -> Any:
 
 
 def same(a: Any, b: Any) -> bool:
-    """Whether two values that are known at compile time are one."""
+    """Whether two compile-time values are identical."""
     if a is b:
         return True
     if isinstance(a, (Numeric, Pointer)) or isinstance(b, (Numeric, Pointer)) or type(a) is not type(b):
@@ -346,7 +346,7 @@ def same(a: Any, b: Any) -> bool:
 
 
 def truth(x: Any) -> Any:
-    """A condition: a Python bool, or a bool value (a number is true when it is not zero)."""
+    """A condition as a Python bool or a bool value; a number is true if it is nonzero."""
     if not isinstance(x, Numeric):
         if isinstance(x, Pointer):
             raise TypeError("a pointer is not a condition")

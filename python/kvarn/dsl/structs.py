@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""Parameters of kernels as trees of arguments: a parameter annotated with a frozen dataclass is one a field.
+"""Structs as kernel parameters: a parameter annotated with a frozen dataclass becomes one argument per field.
 
     @dataclass(frozen=True)
     class Rows:
@@ -10,10 +10,10 @@
     @kv.kernel
     def scale(rows: Rows, out: kv.Buffer[kv.f32, 2]): ...
 
-has the arguments ``rows.source``, ``rows.weights``, ``rows.width`` and ``out``. What a kernel is given for such a
-parameter is an instance whose fields are specs (to compile), arrays and caches (to launch) or IR values (in an
-expansion); in the kernel it is an instance whose fields are the arguments. What the rest of the DSL knows of structs is
-``Parameter.flat``, and ``Parameter.built``, its inverse.
+has the arguments ``rows.source``, ``rows.weights``, ``rows.width`` and ``out``. The value of such a parameter is an
+instance of the class whose fields are specs (to compile), arrays and caches (to launch) or IR values (in an expansion);
+inside the kernel its fields are the arguments. The rest of the DSL handles structs through ``Parameter.flat`` and its
+inverse ``Parameter.built``.
 """
 
 from __future__ import annotations
@@ -31,15 +31,15 @@ from .handles import annotation_of
 from .tma import TensorMap
 
 STATIC = (int, float, bool, str, tuple)
-_DEEPEST = 8  # levels of structs; a class that holds itself has no end of them
+_DEEPEST = 8  # levels of nested structs, so that a class that contains itself is refused
 
 
 @dataclass(frozen=True)
 class Optional:
     """Annotation of a kernel argument that may be absent: ``kv.Optional[kv.Buffer[kv.f32, 1]]``.
 
-    An absent argument is given as None, or left out where it has the default None. In the kernel it is None, so that
-    ``if sinks is not None:`` is decided while the kernel is traced; the compiled kernel does not have it.
+    An absent argument is passed as None, or omitted if None is its default. It is None inside the kernel, so
+    ``if sinks is not None:`` is decided while tracing, and the compiled kernel has no such argument.
     """
 
     annotation: Any
@@ -50,14 +50,14 @@ class Optional:
 
 @dataclass(frozen=True)
 class Parameter:
-    """A parameter of a kernel, or a field of one: an argument, or a struct of them.
+    """A parameter of a kernel or a field of a struct: a leaf (one argument), or a struct with fields.
 
     Attributes
     ----------
     name : str
-        As messages and compiled kernels name the argument: ``"x"``, ``"rows.source"``.
+        The argument's name in messages and compiled kernels: ``"x"``, ``"rows.source"``.
     annotation : object
-        Of an optional argument, what it is when it is there; None without an annotation.
+        The annotation, without ``kv.Optional``; None if there is none.
     optional : bool
     fields : tuple of (str, Parameter), or None for an argument
     """
@@ -74,14 +74,14 @@ class Parameter:
         Parameters
         ----------
         annotation : object
-            As it is written: text is evaluated with ``evaluate(name, text, scope)``.
+            The annotation as written; text is evaluated with ``evaluate(name, text, scope)``.
         scope : type, optional
             The class that the field belongs to; None for a kernel's own parameter.
         """
         if isinstance(annotation, str):
             annotation = evaluate(name, annotation, scope)
         annotation, optional = _unwrapped(annotation)
-        if annotation is Any:  # whatever is given, as without an annotation
+        if annotation is Any:  # accepts anything, like a missing annotation
             annotation = None
         if not _is_struct(annotation):
             return cls(name, annotation, optional)
@@ -109,7 +109,7 @@ class Parameter:
             yield from field.leaves
 
     def flat(self, value: Any) -> Iterator[Any]:
-        """What is given for each argument.
+        """The value of each argument.
 
         Raises
         ------
@@ -127,10 +127,10 @@ class Parameter:
             yield from field.flat(getattr(value, name))
 
     def built(self, values: Iterator[Any]) -> Any:
-        """The inverse of ``flat``: takes as many values as the tree has arguments."""
+        """The inverse of ``flat``: consumes one value per argument of the tree."""
         if self.fields is None:
             return next(values)
-        # Not through __init__: what a class checks of arrays does not hold of specs and of values of a kernel.
+        # Bypasses __init__: its checks are for arrays and do not apply to specs and values of a kernel.
         made = object.__new__(self.annotation)
         for name, field in self.fields:
             object.__setattr__(made, name, field.built(values))
@@ -138,18 +138,18 @@ class Parameter:
 
 
 def flat(parameters: Iterable[Parameter], values: Iterable[Any]) -> list[Any]:
-    """One value an argument, of one a parameter; parameters at the end may be left out."""
+    """One value per argument from one value per parameter; trailing parameters may be omitted."""
     return [x for p, value in zip(parameters, values, strict=False) for x in p.flat(value)]
 
 
 def built(parameters: Iterable[Parameter], values: Iterable[Any]) -> list[Any]:
-    """One value a parameter, of one an argument."""
+    """One value per parameter from one value per argument."""
     found = iter(values)
     return [p.built(found) for p in parameters]
 
 
 def _unwrapped(annotation: Any) -> tuple[Any, bool]:
-    """An annotation without its optionality; of a static parameter like ``tuple[int, int]``, the class."""
+    """An annotation, and whether it was ``kv.Optional``; for a static parameter like ``tuple[int, int]``, the class."""
     if isinstance(annotation, Optional):
         return _unwrapped(annotation.annotation)[0], True
     origin = typing.get_origin(annotation)
@@ -170,5 +170,5 @@ def _is_struct(annotation: Any) -> bool:
 
 
 def names_of(cls: type) -> dict[str, Any]:
-    """The names that annotations of a class may use: its module's and its own."""
+    """The names available to a class's annotations: its module's and its own."""
     return {**vars(sys.modules.get(cls.__module__, _types.ModuleType(""))), cls.__name__: cls}

@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""Tiles: arrays that a whole thread block holds, with NumPy's operators, shapes and names.
+"""Tiles: small arrays that belong to a whole thread block, with NumPy's operators, shapes and names.
 
-A kernel over tiles says what is computed, not which thread does it: passes choose layouts, copies and instructions, and
-the host runs the same kernel. Shapes are static. ``x[:, None]`` turns a vector into a column that broadcasts against
-rows, ``x[None, :]`` into a row; elementwise operators, ``kv.where``, ``kv.math`` and casts take tiles as they take
-scalars and vectors.
+A kernel over tiles says what is computed, not which thread computes it: passes choose layouts, copies and instructions,
+and the host runs the same kernel. Shapes are static. ``x[:, None]`` makes a vector a column that broadcasts against
+rows, ``x[None, :]`` a row; elementwise operators, ``kv.where``, ``kv.math`` and casts accept tiles like scalars.
 """
 
 from __future__ import annotations
@@ -28,12 +27,12 @@ Shape = tuple[int, ...]
 
 
 class Tile(Numeric):
-    """An array of one or two dimensions that the thread block holds.
+    """An array of one or two dimensions, distributed over the thread block.
 
     Attributes
     ----------
     shape : tuple of int
-        An extent of 1 beside another marks a vector that broadcasts along that dimension.
+        In a matrix, an extent of 1 marks a vector that broadcasts along that dimension.
     """
 
     __slots__ = ("bounds", "dtype", "lanes")
@@ -49,13 +48,13 @@ class Tile(Numeric):
 
     @property
     def T(self) -> Transposed:
-        """The transpose, as the second operand of :func:`dot`."""
+        """The transpose, for the second operand of :func:`dot`."""
         if len(self.shape) != 2 or 1 in self.shape:
             raise TypeError(f"only a matrix has a transpose, got {describe(self)}")
         return Transposed(self)
 
     def __getitem__(self, index: Any) -> Tile:
-        """``x[:, None]`` and ``x[None, :]`` of a vector."""
+        """``x[:, None]`` or ``x[None, :]`` for a vector."""
         every = slice(None)
         if len(self.shape) == 1 and index == (every, None):
             return Tile(self.ir, self.dtype, (*self.shape, 1), self.bounds)
@@ -67,15 +66,15 @@ class Tile(Numeric):
         raise TypeError("a tile cannot be iterated: its elements lie in many threads")
 
     def max(self, axis: int) -> Tile:
-        """The largest element of every row (axis 1) or column (axis 0)."""
+        """The maximum of every row (axis 1) or column (axis 0)."""
         return self._reduce("max", axis)
 
     def min(self, axis: int) -> Tile:
-        """The least element of every row (axis 1) or column (axis 0)."""
+        """The minimum of every row (axis 1) or column (axis 0)."""
         return self._reduce("min", axis)
 
     def sum(self, axis: int) -> Tile:
-        """The sum of every row (axis 1) or column (axis 0), in any order."""
+        """The sum of every row (axis 1) or column (axis 0), in unspecified order."""
         return self._reduce("add", axis)
 
     def _reduce(self, kind: str, axis: int) -> Tile:
@@ -94,7 +93,7 @@ Numeric.of_shape = Tile
 
 
 class Transposed:
-    """A tile whose columns are meant where rows stand."""
+    """The transpose of a tile, as an operand of :func:`dot`."""
 
     def __init__(self, tile: Tile) -> None:
         self.tile = tile
@@ -104,13 +103,13 @@ class Transposed:
 
 
 def tile_index(extent: int) -> Tile:
-    """0, 1, ..., ``extent`` - 1: positions in a tile, an i32 vector."""
+    """The positions 0, 1, ..., ``extent`` - 1 as an i32 vector."""
     _extents((extent,))
     return Tile(ops.tile_index(extent), i32, (extent,), (0, extent - 1))
 
 
 def full(shape: int | Sequence[int], value: Any, dtype: DType = f32) -> Tile:
-    """A tile of one value, a number or a scalar of ``dtype``."""
+    """A tile filled with a number or a scalar of ``dtype``."""
     shape = (shape,) if isinstance(shape, int) else tuple(shape)
     _extents(shape)
     value = plain(value)
@@ -120,10 +119,10 @@ def full(shape: int | Sequence[int], value: Any, dtype: DType = f32) -> Tile:
 
 
 def masked(scores: Tile, mask: Tile) -> Tile:
-    """Scores where the mask holds, minus infinity elsewhere.
+    """The scores where ``mask`` is true, minus infinity elsewhere.
 
-    A promise goes with it: an iteration of the loop around it whose mask holds nowhere changes nothing that the loop
-    carries, as in a softmax. Passes leave such iterations out.
+    The caller guarantees that an iteration of the enclosing loop whose mask is false everywhere leaves the
+    loop-carried values unchanged, as in a softmax. Passes skip such iterations.
     """
     if not isinstance(scores, Tile) or not scores.dtype.is_float:
         raise TypeError(f"kv.masked takes a float tile, got {describe(scores)}")
@@ -133,8 +132,9 @@ def masked(scores: Tile, mask: Tile) -> Tile:
 def dot(a: Tile, b: Tile | Transposed, c: Tile | None = None) -> Tile:
     """``c + a @ b`` in f32; ``b`` may be ``tile.T``.
 
-    ``a`` is M x K, ``b`` K x N of the same dtype, ``c`` M x N f32 (zeros without). Matrix units take 16- and 8-bit
-    floats. Of :func:`two_terms` ``a`` is M x 2K, and both are multiplied; ``b``, transposed, may be of f8e5m2.
+    ``a`` is M x K, ``b`` K x N of the same dtype, ``c`` M x N f32 (default: zeros). Tensor cores multiply 16- and 8-bit
+    floats. If ``a`` is the M x 2K result of :func:`two_terms`, both terms are multiplied, and a transposed ``b`` may be
+    f8e5m2.
     """
     transposed = isinstance(b, Transposed)
     right = b.tile if isinstance(b, Transposed) else b
@@ -154,11 +154,11 @@ def dot(a: Tile, b: Tile | Transposed, c: Tile | None = None) -> Tile:
 
 
 def two_terms(x: Tile, shift: Any = None) -> tuple[Tile, Tile]:
-    """Rows of bf16 that were loaded as (two terms of f8e4m3 beside one another, M x 2K; a power of two a row, f32).
+    """Split bf16 rows into two terms of f8e4m3: (both terms side by side, M x 2K; a power of two per row, f32).
 
-    Their sum times that is ``x``, but for elements below 2^-9 of the row's largest, which have an error of 2^-17 of
-    that. K is rounded up to a multiple of 32; all columns stand ``shift`` further on, 0 or 8. For products with 8-bit
-    tiles as they are stored; ``x`` itself is gone. GPUs only.
+    Each row is the sum of its terms times its power of two; elements below 2^-9 of the row's maximum have an error of
+    2^-17 of the maximum. K is rounded up to a multiple of 32; all columns move right by ``shift``, 0 or 8. The result
+    multiplies 8-bit tiles without conversion; ``x`` must be a loaded tile and must not be used afterwards. GPUs only.
     """
     if not isinstance(x, Tile) or len(x.shape) != 2 or 1 in x.shape or x.dtype is not bf16:
         raise TypeError(f"kv.two_terms takes a matrix tile of bf16, got {describe(x)}")
@@ -167,10 +167,10 @@ def two_terms(x: Tile, shift: Any = None) -> tuple[Tile, Tile]:
 
 
 def beside(left: Tile, right: Tile) -> Tile:
-    """The columns of two loaded tiles beside one another: of ``kv.dot``'s second operand, on GPUs with wgmma.
+    """Concatenate the columns of two loaded tiles: the second operand of ``kv.dot`` on GPUs with wgmma.
 
-    ``left`` are rows of a buffer (:meth:`Buffer.load_rows`) with columns of whole 128 bytes, ``right`` as many tokens
-    of a cache (:meth:`Cache.tile`), from any on. Nothing else reads either.
+    ``left`` are rows of a buffer (:meth:`Buffer.load_rows`) with a multiple of 128 bytes of columns, ``right`` as many
+    tokens of a cache (:meth:`Cache.tile`). Neither may have another use.
     """
     for name, x in (("left", left), ("right", right)):
         if not isinstance(x, Tile) or len(x.shape) != 2 or 1 in x.shape:
@@ -185,11 +185,11 @@ def _extents(shape: Sequence[int]) -> None:
         raise ValueError(f"a tile has one or two extents of at least 2, known at compile time, got {tuple(shape)!r}")
 
 
-# --- what buffers do with tiles --------------------------------------------------------------------
+# --- indices and masks of buffer accesses by tile ---------------------------------------------------
 
 
 def mask_of(mask: Any, shape: Shape) -> ir.Value:
-    """A mask as a tile of a shape; True stands for every element."""
+    """A mask as a tile of the given shape; True selects every element."""
     if mask is True or mask is None:
         return literal(True, bool_, shape)
     if not isinstance(mask, Numeric) or mask.dtype is not bool_:
@@ -199,7 +199,7 @@ def mask_of(mask: Any, shape: Shape) -> ir.Value:
 
 
 def index_tiles(indices: Sequence[Any], shape: Shape) -> list[ir.Value]:
-    """Indices of tiles' elements, each broadcast to a shape."""
+    """Index tiles, each broadcast to the given shape."""
     found = []
     for x in indices:
         value = as_value(x, i32, "an index") if not isinstance(x, Numeric) or x.dtype.bits == 32 else i32(x)
@@ -211,7 +211,7 @@ def index_tiles(indices: Sequence[Any], shape: Shape) -> list[ir.Value]:
 
 
 def shape_of_indices(what: str, *indices: Any) -> Shape:
-    """The shape that the indices, and whatever else is given, broadcast to."""
+    """The shape that the indices and other operands broadcast to."""
     shape: Any = 0
     for x in indices:
         if isinstance(x, Numeric):

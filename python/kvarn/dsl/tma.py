@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""Copies by the tensor memory accelerator (TMA), as kernels write them: ``kv.tma.load_tile(...)`` and its kin.
+"""Copies by the tensor memory accelerator (TMA): ``kv.tma.load_tile(...)`` and related functions.
 
-A kernel takes a descriptor as an argument annotated with ``kv.TensorMap`` and is specialised for what it says. One
-thread starts copies; their bytes are expected at a barrier, on which every reader waits:
+A descriptor is an argument annotated with ``kv.TensorMap``, and the kernel is specialised for its spec. One thread
+starts the copies and adds their bytes to a barrier, on which every reader waits:
 
     tile, barrier = kv.tma.shared_tile(keys), kv.shared(1, kv.i64)
     if kv.thread_id.x == 0:
@@ -12,8 +12,8 @@ thread starts copies; their bytes are expected at a barrier, on which every read
     kv.barrier()
     kv.tma.wait(barrier, 0)
 
-Element (row, column) of the tile is then at byte ``keys.offset(row, column)`` of it. sm_90 and later; gathers and CTA
-pairs are of sm_100a. The operations are those of ``kvarn.dialect.ops.tma``.
+Element (row, column) of the tile is then at its byte ``keys.offset(row, column)``. TMA needs sm_90 or later; gathers
+and CTA pairs need sm_100a. The ops are those of ``kvarn.dialect.ops.tma``.
 """
 
 from __future__ import annotations
@@ -43,10 +43,10 @@ def __dir__() -> list[str]:
 
 
 class TensorMap(OfTrace):
-    """A TMA descriptor in a kernel, and the annotation of an argument that is one.
+    """A TMA descriptor in a kernel, and the annotation of a descriptor argument.
 
-    ``kv.TensorMap`` takes any descriptor and specialises the kernel for it; ``kv.TensorMap[spec]`` takes those of one
-    ``TmaSpec``. The argument is what a cache's ``create_tma_tile`` (or ``create_ragged_tma_tile``, ...) gives.
+    ``kv.TensorMap`` accepts any descriptor and specialises the kernel for its spec; ``kv.TensorMap[spec]`` accepts
+    descriptors of one ``TmaSpec``. ``create_tma_tile`` (or ``create_ragged_tma_tile``, ...) of a cache makes one.
 
     Attributes
     ----------
@@ -80,23 +80,23 @@ class TensorMap(OfTrace):
 
     @property
     def load_bytes(self) -> int:
-        """Bytes that one load transfers, those filled with zeros included."""
+        """Bytes that one load transfers, including bytes filled with zeros."""
         return self.spec.load_bytes
 
     @property
     def box_bytes(self) -> int:
-        """Bytes that one box (one column chunk of a load) transfers, those filled with zeros included."""
+        """Bytes that one box (one column chunk of a load) transfers, including bytes filled with zeros."""
         return self.spec.copy_bytes
 
     def offset(self, row: Any, column: Any, rows: int | None = None) -> Any:
-        """Byte of an element in a tile of shared memory, i32: chunks and swizzle taken into account.
+        """Byte offset of an element in a tile in shared memory, i32, with chunks and swizzle.
 
         Parameters
         ----------
         row, column : int or i32 value
-            Not negative.
+            Non-negative.
         rows : int, optional
-            Rows of the tile, when several loads make it up; by default those of the descriptor's own tile.
+            Rows of the tile if several loads fill it; by default the rows of the descriptor's tile.
         """
         return tma_layout.shared_offset(self.spec, row, column, rows)
 
@@ -105,9 +105,9 @@ class TensorMap(OfTrace):
 
 
 def shared_tile(map: TensorMap, rows: int | None = None) -> Shared:
-    """Shared memory for a tile of so many rows (by default the descriptor's own), aligned as its swizzle asks.
+    """Shared memory for a tile of ``rows`` rows (by default the descriptor's), aligned as its swizzle requires.
 
-    Elements lie where ``map.offset(row, column, rows)`` says: read them with ``tile.ptr() + offset``.
+    ``map.offset(row, column, rows)`` is the offset of an element; read it with ``tile.ptr() + offset``.
     """
     spec = _map(map)
     count = (spec.tile[0] if rows is None else _count(rows, "rows")) * spec.tile[-1]
@@ -115,9 +115,9 @@ def shared_tile(map: TensorMap, rows: int | None = None) -> Shared:
 
 
 def tile_loads(map: TensorMap, tile_rows: int, valid: Any = None) -> Any:
-    """Loads that ``load_tile`` starts: what to ``expect``.
+    """Number of loads that ``load_tile`` starts, for ``expect``.
 
-    All, unless ``valid`` (an i32) is given and boxes without tokens are skipped (``beyond="skip"``).
+    Pass ``valid`` (i32) if boxes without tokens are skipped (``beyond="skip"``).
     """
     spec = _map(map)
     most = tma_layout.tile_loads(spec, _count(tile_rows, "tile_rows"))
@@ -131,27 +131,27 @@ def tile_loads(map: TensorMap, tile_rows: int, valid: Any = None) -> Any:
 
 
 def init_barrier(barrier: Any, arrivals: int = 1) -> None:
-    """Set up a barrier (8 bytes of shared memory) for ``arrivals`` arrivals a phase. One thread does it."""
+    """Initialise a barrier (8 bytes of shared memory) for ``arrivals`` arrivals per phase. Called by one thread."""
     ops.tma_init_barrier(_shared(barrier, "the barrier"), _count(arrivals, "arrivals"))
 
 
 def expect(map: TensorMap, barrier: Any, loads: Any = 1, *, arrive: bool = True) -> None:
-    """Expect exactly the bytes of ``loads`` loads of a descriptor, and arrive.
+    """Add the bytes of ``loads`` loads of a descriptor to the barrier's phase, and arrive.
 
-    With ``arrive=False`` only the former: a barrier that waits for several descriptors' loads expects each, and arrives
-    with the last. For a CTA pair the first CTA expects the loads of both.
+    ``arrive=False`` leaves out the arrival: for loads of several descriptors on one barrier, call ``expect`` for each,
+    and arrive with the last. In a CTA pair the first CTA expects the loads of both.
     """
     _map(map)
     ops.tma_expect(map.ir, _shared(barrier, "the barrier"), i32_value(loads, "loads"), arrive)
 
 
 def wait(barrier: Any, parity: Any) -> None:
-    """Wait until the barrier's phase of a parity is complete: 0 for the first phase, then by turns."""
+    """Wait until the barrier's phase of the given parity is complete: 0 for the first phase, 1 for the second, ..."""
     ops.tma_wait(_shared(barrier, "the barrier"), i32_value(parity, "parity"))
 
 
 def prefetch(map: TensorMap) -> None:
-    """Fetch a descriptor ahead of its first use. One thread does it."""
+    """Prefetch a descriptor before its first use. Called by one thread."""
     _map(map)
     ops.tma_prefetch(map.ir)
 
@@ -163,23 +163,23 @@ def load(
     map: TensorMap, coordinates: Sequence[Any], destination: Any, barrier: Any, *, smem_rows: int | None = None,
     cta_group: int = 1, multicast: int = 0,
 ) -> None:  # fmt: skip
-    """Start one load: a box of rows, in all its column chunks.
+    """Start one load: a box of rows, with all its column chunks.
 
     Parameters
     ----------
     coordinates : sequence of int or i32
-        By the descriptor's form. Tiled and rope: (page, slot, head, column), or (row, head, column) without pages.
-        Ragged: (row, valid, head, column); rows from ``valid`` on are zeros. Scale: (0, first scale). Gathers: see
-        :func:`gather4`.
+        Depends on the descriptor's form. Tiled and rope: (page, slot, head, column), or (row, head, column) without
+        pages. Ragged: (row, valid, head, column); rows from ``valid`` on are zeros. Scale: (0, first scale). Gathers:
+        see :func:`gather4`.
     destination : pointer to shared memory, or shared array
-        A multiple of 128 bytes.
+        Aligned to 128 bytes.
     barrier : pointer to shared memory, or shared array
     smem_rows : int, optional
-        Rows of the tile in shared memory, when several loads make it up.
+        Rows of the tile in shared memory if several loads fill it.
     cta_group : {1, 2}
-        2: a copy of a CTA pair, reported to the barrier of its first CTA. sm_100a.
+        2: a copy of a CTA pair that signals the barrier of the first CTA. sm_100a.
     multicast : int
-        Mask of the cluster's CTAs that get the box, each in its own shared memory and at its own barrier; 0: this one.
+        Mask of the cluster's CTAs that receive the box, each in its shared memory with its barrier; 0: this CTA only.
     """
     ops.tma_load(
         map.ir, _shared(destination, "the destination"), _shared(barrier, "the barrier"),
@@ -191,23 +191,21 @@ def load_box(
     map: TensorMap, coordinates: Sequence[Any], destination: Any, barrier: Any, *, l2_policy: Any = None,
     cta_group: int = 1, multicast: int = 0,
 ) -> None:  # fmt: skip
-    """Start one copy: one box of rows, one column chunk, to an address of one's own.
+    """Start one copy: a box of rows in one column chunk, to a given address.
 
-    Several threads may each start a box on one barrier: one expects the bytes of all (``map.box_bytes`` a box, with
-    ``kv.mbarrier_arrive_expect_tx``), then the lanes of a warp load side by side under ``if lane < n``.
+    Several threads may each start a box on one barrier: one thread expects the bytes of all (``map.box_bytes`` per box,
+    with ``kv.mbarrier_arrive_expect_tx``), then the lanes of a warp start loads under ``if lane < n``.
 
     Parameters
     ----------
     coordinates : sequence of int or i32
-        As of :func:`load`. The box's first column is a multiple of 16 bytes, which the hardware asks for; of a swizzled
-        tile one of the box's columns.
+        As in :func:`load`. The box's first column is at a multiple of 16 bytes; in a swizzled tile it starts a chunk.
     destination : pointer to shared memory, or shared array
-        A multiple of 128 bytes. A chunk is a tile of its own: ``map.offset`` of a whole tile counts ``rows *
-        map.spec.row_bytes`` from one chunk to the next.
+        Aligned to 128 bytes. In a tile, chunks are ``rows * map.spec.row_bytes`` bytes apart.
     l2_policy : i64, optional
-        Of ``kv.l2_policy``: how long the L2 keeps what is read.
+        L2 eviction policy from ``kv.l2_policy``.
     barrier, cta_group, multicast
-        As of :func:`load`.
+        As in :func:`load`.
     """
     given = _coordinates(map, coordinates, "load")
     policy = None if l2_policy is None else as_value(l2_policy, i64, "l2_policy").ir
@@ -218,9 +216,9 @@ def load_box(
 
 
 def gather4(map: TensorMap, rows: Sequence[Any], column: Any, destination: Any, barrier: Any, **options: Any) -> None:
-    """Start one load of four rows, each of its own (``cache.get_tma_row``), in all column chunks. sm_100a.
+    """Start one load of four independent rows (``cache.get_tma_row``), with all column chunks. sm_100a.
 
-    ``destination`` is that of the first of the four in the tile; a row of -1 is all zeros. Options as of :func:`load`.
+    ``destination`` is the first row's place in the tile; a row of -1 is filled with zeros. Options as in :func:`load`.
     """
     if _map(map).form not in GATHERS:
         raise TypeError(f"kv.tma.gather4 needs a descriptor of a gather, got one of the form {map.spec.form}")
@@ -239,28 +237,28 @@ def load_tile(
     Parameters
     ----------
     map : TensorMap
-        Of this cache, tiled or rope.
+        A tiled or rope descriptor of this cache.
     cache : cache or operand
     b, head, base : int or i32
-        ``base`` is a multiple of ``map.rows``.
+        Sequence, head and first token; ``base`` is a multiple of ``map.rows``.
     destination, barrier
-        As of :func:`load`.
+        As in :func:`load`.
     tile_rows : int, optional
         A multiple of ``map.rows``, which is the default.
     valid : int or i32, optional
-        How many of the tile's tokens exist; by default all. Boxes in which none does are zeros or skipped; a box in
-        which one does is loaded whole.
+        Number of the tile's tokens that exist; by default all. Boxes without such a token are zeroed or skipped; other
+        boxes are loaded whole.
     column : int or i32
         The first column to load.
     beyond : {"zero", "skip"}
-        What becomes of boxes without tokens. Expect ``tile_loads(map, tile_rows)`` loads, or for "skip"
+        Handling of boxes without tokens. Expect ``tile_loads(map, tile_rows)`` loads, or for "skip"
         ``tile_loads(map, tile_rows, valid)``.
     pair_cta : bool
-        Each CTA of a pair copies half of the rows, to the start of its own tile. sm_100a.
+        Each CTA of a pair copies half of the rows to the start of its own tile. sm_100a.
     is_leader : bool
-        Whether this is the pair's first CTA, known at compile time or not.
+        Whether this is the pair's first CTA; may be a run-time value.
     smem_rows, multicast
-        As of :func:`load`.
+        As in :func:`load`.
     """
     spec = _map(map)
     if not isinstance(cache, CacheReads):
@@ -289,11 +287,11 @@ def load_tile(
 
 
 def store(map: TensorMap, coordinates: Sequence[Any], source: Any, *, smem_rows: int | None = None) -> None:
-    """Start one store of a box of rows from shared memory; what is out of bounds is not written.
+    """Start one store of a box of rows from shared memory; elements out of bounds are not written.
 
-    The descriptor is tiled or ragged (rows from ``valid`` on are not written). Those who wrote the source call
+    The descriptor is tiled or ragged (rows from ``valid`` on are not written). The threads that wrote the source call
     ``kv.fence_proxy_async()`` before the barrier after which one thread starts the store; that thread calls
-    :func:`wait_stores` before the source is written again or the kernel ends. Coordinates as of :func:`load`.
+    :func:`wait_stores` before the source is overwritten or the kernel ends. Coordinates as in :func:`load`.
     """
     spec = _map(map)
     if spec.form not in ("tiled", "ragged"):
@@ -303,9 +301,9 @@ def store(map: TensorMap, coordinates: Sequence[Any], source: Any, *, smem_rows:
 
 
 def wait_stores(pending: int = 0, *, read: bool = False) -> None:
-    """Wait until at most ``pending`` of the stores that this thread started are under way.
+    """Wait until at most ``pending`` of this thread's stores are incomplete.
 
-    With ``read``, until their sources may be written again.
+    With ``read``, wait only until their sources may be overwritten.
     """
     if isinstance(pending, bool) or not isinstance(pending, int) or pending < 0:
         raise ValueError(f"pending must be an int known at compile time and not negative, got {describe(pending)}")

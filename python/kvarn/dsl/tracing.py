@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""Phases of a kernel, for the timeline of its launches."""
+"""Named phases of a kernel, for the timeline of its launches."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["trace"]
 
 
 class Trace:
-    """What ``kv.trace`` gives."""
+    """The context manager that ``kv.trace`` returns."""
 
     kernel_scope = True
     __slots__ = ("label",)
@@ -35,10 +35,10 @@ class Trace:
 
 
 def trace(label: str) -> Trace:
-    """``with kv.trace("softmax"):`` names a phase of the kernel; where launches are traced, warps note its times.
+    """``with kv.trace("softmax"):`` names a phase of the kernel; in traced launches each warp records its times.
 
-    A warp's first thread notes them, so that a phase in a branch is seen only where that thread goes there. Outside of
-    ``kv.tracing`` and ``kvarn trace`` nothing of it is in the kernel.
+    A warp's first thread records them, so a phase inside a branch is recorded only if that thread takes the branch.
+    Outside of ``kv.tracing`` and ``kvarn trace`` the compiled kernel contains no trace code.
     """
     if not isinstance(label, str) or not label:
         raise TypeError(f"the label of kv.trace must be a string that is not empty, got {describe(label)}")

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 """Values of a kernel: scalars and vectors known at run time, their conversions and operators.
 
-A :class:`Value` is an SSA value and the dtype that gives it a sign. Python numbers stay Python numbers until they
-meet a value, whose dtype they then take. Two values mix by these rules, the same for scalars and vectors:
+A :class:`Value` is an SSA value with a dtype, which gives an integer its sign. A Python number stays one until it
+meets a value, whose dtype it then takes. Two values, scalars or vectors, mix by these rules:
 
 - two float types never mix: the error says which cast to write. bf16 and f16 compute in their own precision;
   8-bit floats only convert;
@@ -11,13 +11,13 @@ meet a value, whose dtype they then take. Two values mix by these rules, the sam
   or anything signed with u64, does not mix;
 - ``/`` is for floats; ``//`` and ``%`` are for integers and round down as Python's do.
 
-An operator promotes its operands, then makes one arith op or a short sequence. Float ``+``, ``-`` and ``*`` allow
-contraction into fused multiply-adds, as GPU compilers do. Integers wrap around. Division by a positive power of two,
-and of operands known not to be negative, is a shift or an unsigned division.
+An operator promotes its operands, then builds one arith op or a short sequence. Float ``+``, ``-`` and ``*`` allow
+contraction into fused multiply-adds, as GPU compilers do. Integers wrap around. Division by a positive power of two
+becomes a shift, and division of operands known to be non-negative an unsigned division.
 
-Integers have one value on every target, NumPy's: ``x // 0`` and ``x % 0`` are 0, the least number ``// -1`` is itself
-and ``% -1`` is 0, and a shift by a negative count or by as many bits as there are shifts every bit out. What is known
-of numbers (``intervals.py``) leaves the selects for these out.
+Integer results are the same on every target, namely NumPy's: ``x // 0`` and ``x % 0`` are 0, the least number
+``// -1`` is itself and ``% -1`` is 0, and a shift by a negative count or by at least the type's width shifts every bit
+out. The selects that these cases need are omitted where intervals (``intervals.py``) exclude them.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ __all__ = ["Value", "Vector", "bitcast", "cast", "from_lanes", "vector", "where"
 Number = (bool, int, float)
 DTYPES = {t.name: t for t in dtypes.ALL}
 
-# operator: (float op, signed op, unsigned op); None: decided below or refused.
+# operator: (float op, signed op, unsigned op); None: chosen by ``binary``, or refused.
 _OPS: dict[str, tuple[str | None, str | None, str | None]] = {
     "+": ("arith.addf", "arith.addi", "arith.addi"),
     "-": ("arith.subf", "arith.subi", "arith.subi"),
@@ -59,20 +59,20 @@ _OPS: dict[str, tuple[str | None, str | None, str | None]] = {
 }
 _CONTRACT = ("+", "-", "*")
 _BITWISE = ("&", "|", "^")
-# Operators whose op does not depend on the sign: (integer op, float op).
+# Operators with one op for both signs: (integer op, float op).
 _PLAIN = {op: (_OPS[op][1] or "", _OPS[op][0] or "") for op in ("+", "-", "*", "&", "|", "^")}
-# Predicates of arith.cmpf (ordered, but une) and arith.cmpi.
+# Predicates of arith.cmpf (ordered, except une) and arith.cmpi.
 _CMPF = {"==": 1, ">": 2, ">=": 3, "<": 4, "<=": 5, "!=": 13}
 _CMPI = {"==": 0, "!=": 1, "<": 2, "<=": 3, ">": 4, ">=": 5}
 _UNSIGNED_OF = {t: DTYPES[f"u{t.bits}"] for t in dtypes.ALL if t.is_integer}
-_UNSIGNED = 4  # what turns a signed ordering predicate of cmpi into the unsigned one
+_UNSIGNED = 4  # difference of cmpi's unsigned and signed ordering predicates
 
 
 _Method = Callable[[Any, Any], Any]
 
 
 def _operator(op: str) -> tuple[_Method, _Method]:
-    """The methods of an operator of Python: of the value on its left, and of the one on its right."""
+    """The methods of a Python operator: for a value on its left, and for a value on its right."""
     return lambda self, other: binary(op, self, other), lambda self, other: binary(op, other, self)
 
 
@@ -81,7 +81,7 @@ def _comparison(op: str) -> _Method:
 
 
 class Numeric(OfTrace):
-    """What scalars and vectors share: the operators of Python.
+    """Python's operators, for scalars, vectors and tiles.
 
     Attributes
     ----------
@@ -90,15 +90,15 @@ class Numeric(OfTrace):
     lanes : int
         0 for a scalar.
     bounds : (int, int)
-        Of integers the least and the largest that it may be.
+        For integers, the least and the largest possible number.
     """
 
     __slots__ = ()
-    __array_priority__ = 1000  # NumPy scalars leave the operator to us
+    __array_priority__ = 1000  # NumPy scalars defer to these operators
     dtype: DType
     lanes: int
     bounds: Interval
-    of_shape: ClassVar[Callable[..., Any]]  # makes a value with a shape for its lanes: tiles.py's class, set there
+    of_shape: ClassVar[Callable[..., Any]]  # builds a value whose lanes are a shape; set by tiles.py
 
     __add__, __radd__ = _operator("+")
     __sub__, __rsub__ = _operator("-")
@@ -117,7 +117,7 @@ class Numeric(OfTrace):
 
     @property
     def nonneg(self) -> bool:
-        """Whether it is known not to be negative, which makes ``//`` and ``%`` cheap."""
+        """Whether it is known to be non-negative, which makes ``//`` and ``%`` cheap."""
         return self.bounds[0] >= 0 and not self.dtype.is_float
 
     def __truediv__(self, other: Any) -> Any:
@@ -170,7 +170,7 @@ class Numeric(OfTrace):
         raise TypeError("a value of the kernel is not a Python float: use kv.f32(x), and kv.math for functions")
 
     def to(self, dtype: DType) -> Any:
-        """This value converted to ``dtype``, as ``dtype(value)``."""
+        """This value converted to ``dtype``, like ``dtype(value)``."""
         return cast(self, dtype)
 
 
@@ -189,9 +189,9 @@ class Value(Numeric):
 
 
 class Weak(Value):
-    """A loop-carried variable that began as a Python number: it takes the dtype of the first value that needs another.
+    """A loop variable that started as a Python number: it adopts the dtype of the first value that needs another.
 
-    ``retype`` has the loop traced again with that dtype; it returns when the number cannot have it.
+    ``retype`` raises to have the loop traced again with that dtype; it returns if the number cannot have the dtype.
     """
 
     __slots__ = ("retype",)
@@ -204,8 +204,10 @@ class Weak(Value):
 
 
 class Vector(Numeric):
-    """A vector of a fixed number of lanes. ``v[i]`` reads a lane; in a kernel ``v[i] = x`` rebinds ``v``: vectors
-    are values, other names for the old vector keep it."""
+    """A vector of a fixed number of lanes. ``v[i]`` reads a lane; in a kernel ``v[i] = x`` rebinds ``v``.
+
+    Vectors are values: other names keep the old vector.
+    """
 
     __slots__ = ("bounds", "dtype", "lanes")
 
@@ -220,7 +222,7 @@ class Vector(Numeric):
         return iter([self[i] for i in range(self.lanes)])
 
     def __setitem__(self, index: Any, value: Any) -> None:
-        # In interpreted code the name gets a new vector; here there is no name.
+        # Interpreted code rebinds the name to a new vector; here the name is unknown.
         raise TypeError("a vector is a value: outside of a kernel's source write v = v.set(index, value)")
 
     def __getitem__(self, index: Any) -> Any:
@@ -248,7 +250,7 @@ class Vector(Numeric):
         return ir.DenseI64ArrayAttr.get([ir.ShapedType.get_dynamic_size()]), [index_value(index)]
 
     def reduce(self, op: str = "add") -> Value:
-        """All lanes folded with ``"add"``, ``"mul"``, ``"max"`` or ``"min"``, in a tree."""
+        """Reduce all lanes by ``"add"``, ``"mul"``, ``"max"`` or ``"min"``, as a tree."""
         lanes = list(self)
         while len(lanes) > 1:
             pairs = [fold(op, a, b) for a, b in zip(lanes[::2], lanes[1::2], strict=False)]
@@ -260,25 +262,25 @@ class Vector(Numeric):
 
 
 def _bounds(dtype: DType, nonneg: bool = False) -> Interval:
-    """All numbers of a type, or those that are not negative."""
+    """All numbers of a type, or its non-negative numbers."""
     low, high = intervals.of_dtype(dtype)
     return (0 if nonneg else low), high
 
 
 def wrap(value: ir.Value, dtype: DType, lanes: Lanes = 0, bounds: Interval | None = None) -> Any:
-    """A Value or, with lanes, a Vector; with a shape, a Tile."""
+    """A Value; with lanes, a Vector; with a shape, a Tile."""
     if isinstance(lanes, tuple):
         return Numeric.of_shape(value, dtype, lanes, bounds)
     return Vector(value, dtype, lanes, bounds) if lanes else Value(value, dtype, bounds=bounds)
 
 
 def constant(value: Any, dtype: DType, lanes: Lanes = 0) -> Any:
-    """A Python number as a runtime value of ``dtype``."""
+    """A Python number as a run-time value of ``dtype``."""
     return wrap(literal(value, dtype, lanes), dtype, lanes, bounds_of(value, dtype))
 
 
 def number_dtype(value: Any) -> DType:
-    """The dtype that a Python number takes when nothing else decides: bool, i32 (i64 when it does not fit), f32."""
+    """The default dtype of a Python number: bool, i32 (i64 if it does not fit), f32."""
     if isinstance(value, bool):
         return bool_
     if isinstance(value, float):
@@ -287,12 +289,12 @@ def number_dtype(value: Any) -> DType:
 
 
 def as_value(value: Any, dtype: DType | None = None, what: str = "the value") -> Any:
-    """A runtime value: itself, or a Python number as a constant of ``dtype`` (default: :func:`number_dtype`).
+    """A run-time value: ``value``, or a Python number as a constant of ``dtype`` (default: :func:`number_dtype`).
 
     Raises
     ------
     TypeError
-        For anything else, and for a runtime value of another dtype than ``dtype``.
+        For any other object, and for a run-time value of a dtype other than ``dtype``.
     """
     if isinstance(value, Numeric):
         if dtype is not None and value.dtype is not dtype:
@@ -315,7 +317,7 @@ def plain(value: Any) -> Any:
 
 
 def i32_value(value: Any, what: str = "the index") -> ir.Value:
-    """An i32 SSA value of an int or an integer value of at most 32 bits."""
+    """An i32 SSA value from an int or an integer value of at most 32 bits."""
     value = plain(value)
     if isinstance(value, bool) or not isinstance(value, int | Value):
         raise TypeError(f"{what} must be an integer, got {describe(value)}")
@@ -329,7 +331,7 @@ def i32_value(value: Any, what: str = "the index") -> ir.Value:
 
 
 def index_value(value: Any, what: str = "the index") -> ir.Value:
-    """An ``index`` SSA value of an int or an integer value."""
+    """An ``index`` SSA value from an int or an integer value."""
     value = plain(value)
     t = types()
     if isinstance(value, int) and not isinstance(value, bool):
@@ -342,7 +344,7 @@ def index_value(value: Any, what: str = "the index") -> ir.Value:
 
 
 def describe(value: Any) -> str:
-    """A short name of any Python or kernel value, for error messages."""
+    """A short description of any Python or kernel value, for error messages."""
     if isinstance(value, Numeric):
         if isinstance(value.lanes, tuple):
             return f"a {value.dtype.name} tile of shape {value.lanes}"
@@ -356,7 +358,7 @@ def describe(value: Any) -> str:
 
 
 def vector(dtype: DType, lanes: Any, fill: Any = 0) -> Vector:
-    """A vector of ``lanes`` lanes of ``fill``, or one made of the scalars in the sequence ``lanes``.
+    """A vector of ``lanes`` lanes filled with ``fill``, or a vector of the scalars in the sequence ``lanes``.
 
     ``kv.vector(kv.f32, 8)`` is eight zeros, ``kv.vector(kv.f32, [a, b])`` two lanes.
     """
@@ -379,7 +381,7 @@ def from_lanes(lanes: Sequence[Any], dtype: DType) -> Vector:
 
 
 def where(condition: Any, a: Any, b: Any) -> Any:
-    """``a`` where the condition holds, else ``b``; both are evaluated. Scalars or vectors of one dtype."""
+    """``a`` where the condition is true, else ``b``; both are evaluated. Scalars, vectors or tiles of one dtype."""
     if isinstance(condition, bool):
         return a if condition else b
     if not isinstance(condition, Numeric) or condition.dtype is not bool_:
@@ -398,7 +400,7 @@ _instead: list[Mapping[str, Callable[..., Any]]] = []
 
 @contextmanager
 def computed_by(functions: Mapping[str, Callable[..., Any]]) -> Iterator[None]:
-    """Compute f32 scalars here by other functions, by the names of those of ``kv.math``; ``"divide"`` for ``/``."""
+    """A context that replaces functions of ``kv.math`` (and ``"divide"``, for ``/``) on f32 scalars."""
     _instead.append(functions)
     try:
         yield
@@ -407,12 +409,12 @@ def computed_by(functions: Mapping[str, Callable[..., Any]]) -> Iterator[None]:
 
 
 def replaced(name: str) -> Callable[..., Any] | None:
-    """What a function is computed by here; None where nothing was said."""
+    """The replacement of a function in this context; None if there is none."""
     return _instead[-1].get(name) if _instead else None
 
 
 def quotient(a: Any, b: Any) -> Any:
-    """``a / b``, by a product with one over a number where division is replaced."""
+    """``a / b``; where division is replaced, a product with the reciprocal of a constant."""
     divide, by_number = replaced("divide"), isinstance(b, (int, float))
     if divide is None or not (_is_f32(a) or isinstance(a, (int, float))) or not ((by_number and b) or _is_f32(b)):
         return binary("/", a, b)
@@ -427,13 +429,13 @@ def _is_f32(x: Any) -> bool:
 
 
 def wrapped(value: int, dtype: DType) -> int:
-    """An int brought into the range of an integer type, as a cast does."""
+    """An int wrapped to the range of an integer type, as by a cast."""
     value &= (1 << dtype.bits) - 1
     return value - (1 << dtype.bits) if dtype.kind == "i" and value >> (dtype.bits - 1) else value
 
 
 def literal(value: Any, dtype: DType, lanes: Lanes = 0, bits: bool = False) -> ir.Value:
-    """A constant of a Python number; with ``bits`` an integer may be any pattern of the type's width."""
+    """A constant from a Python number; with ``bits`` an integer may be any bit pattern of the type's width."""
     t = types()
     element = t.of(dtype)
     if dtype.is_float:
@@ -465,18 +467,18 @@ def literal(value: Any, dtype: DType, lanes: Lanes = 0, bits: bool = False) -> i
 
 
 def _shown(value: int) -> str:
-    """A number for a message; Python does not write the largest ones."""
+    """A number for a message; Python refuses to print very large ones."""
     bits = int(value).bit_length()
     return str(value) if bits <= 256 else f"an integer of {bits} bits"
 
 
 def _signed(value: int, dtype: DType) -> int:
-    """The signed int of the same bits: what attributes of signless integers print."""
+    """The signed int of the same bits, as attributes of signless integers print it."""
     return value - (1 << dtype.bits) if value >> (dtype.bits - 1) == 1 else value
 
 
 def _small_float(value: float, dtype: DType, element: ir.Type) -> ir.Attribute:
-    """An 8-bit float constant, rounded to nearest even and saturated as a cast is."""
+    """An 8-bit float constant, rounded to nearest even and saturated like a cast."""
     if value == value:
         value = max(-dtype.largest, min(dtype.largest, value))
     return ir.FloatAttr.get(element, value)
@@ -500,7 +502,7 @@ def mismatch(what: str, a: DType, b: DType) -> TypeError:
 
 
 def common_dtype(what: str, a: DType, b: DType) -> DType:
-    """The dtype that two values of these dtypes promote to; TypeError when they do not mix."""
+    """The dtype that two dtypes promote to; TypeError if they do not mix."""
     if a is b:
         return a
     if a.is_float or b.is_float:
@@ -516,7 +518,7 @@ def common_dtype(what: str, a: DType, b: DType) -> DType:
 
 
 def _mixed(what: str, a: Numeric, b: Numeric) -> DType:
-    """The common dtype of two values; a loop variable that began as a Python number gives way first."""
+    """The common dtype of two values; a loop variable that started as a Python number adapts first."""
     try:
         found = common_dtype(what, a.dtype, b.dtype)
     except TypeError:
@@ -577,7 +579,7 @@ def scalar_of(x: Any, dtype: DType) -> ir.Value:
 
 
 def broadcast(x: Any, lanes: Lanes) -> Any:
-    """A vector with all lanes the scalar ``x``; a tile of ``x``, a scalar or tile, for a shape."""
+    """A vector with the scalar ``x`` in all lanes; for a shape, a tile from the scalar or tile ``x``."""
     if isinstance(lanes, tuple):
         return stretched(x, lanes)
     return Vector(emit_value("vector.broadcast", types().of(x.dtype, lanes), [x.ir]), x.dtype, lanes, x.bounds)
@@ -588,7 +590,7 @@ def is_nonneg(x: Any) -> bool:
 
 
 def bounds_of(x: Any, dtype: DType) -> Interval:
-    """The least and the largest that an operand may be, as an integer of a type that it promotes to."""
+    """The least and largest value of an operand as an integer of a type that it promotes to."""
     if isinstance(x, Numeric):
         return x.bounds
     if dtype.is_float:
@@ -603,8 +605,8 @@ def _computes(what: str, dtype: DType) -> None:
 
 
 def binary(op: str, a: Any, b: Any) -> Any:
-    """``a op b`` for operators of Python, and ``"max"``, ``"min"``."""
-    if type(a) is Value and type(b) is Value and a.dtype is b.dtype and op in _PLAIN:  # the common case, quickly
+    """``a op b``, for Python operators and ``"max"``, ``"min"``."""
+    if type(a) is Value and type(b) is Value and a.dtype is b.dtype and op in _PLAIN:  # no promotion needed
         dtype = a.dtype
         if dtype.kind == "i" or dtype.kind == "u":
             bounds = intervals.after(op, a.bounds, b.bounds, dtype)
@@ -637,20 +639,20 @@ def binary(op: str, a: Any, b: Any) -> Any:
     if bounds is not None and not lanes and op == "*" and state.asking:
         attributes = _marked(bounds)
     result = emit_value(name, types().of(dtype, lanes), [x, y], attributes)
-    for one, other in ((a, b), (b, a)):  # a loop variable and a number: still open to another dtype
+    for one, other in ((a, b), (b, a)):  # a loop variable and a number: the variable may still change its dtype
         if isinstance(one, Weak) and not isinstance(other, Numeric) and dtype is one.dtype:
             return Weak(result, dtype, one.retype, bounds)
     return wrap(result, dtype, lanes, bounds)
 
 
 def _marked(bounds: Interval) -> dict[str, ir.Attribute] | None:
-    """What tells passes that a product in a function may be any number: they take those of kernels for positions."""
+    """The mark of a product in a user's function, which may be any number; passes take other products for positions."""
     far = max(-bounds[0], bounds[1]) > intervals.POSITIONS[1] + intervals.SMALL
     return {intervals.ANY: types().unit} if far else None
 
 
 def rounded_product(a: Any, b: Any) -> Any:
-    """``a * b`` of floats, rounded whatever it is added to: no part of a fused multiply-add."""
+    """``a * b`` of floats, rounded before it is added to anything: never contracted into a fused multiply-add."""
     if not isinstance(a, Numeric) and not isinstance(b, Numeric):
         return a * b
     x, y, dtype, lanes = promote("*", a, b)
@@ -658,7 +660,7 @@ def rounded_product(a: Any, b: Any) -> Any:
 
 
 def _divide(op: str, a: Any, b: Any, x: ir.Value, y: ir.Value, dtype: DType, lanes: Lanes) -> Any:
-    """// and %, rounding down, without arith's slow general form where that is possible."""
+    """// and %, rounding down; arith's slow general form is avoided where possible."""
     result, b = types().of(dtype, lanes), plain(b)
     of_a, of_b = bounds_of(a, dtype), bounds_of(b, dtype)
     bounds = intervals.after(op, of_a, of_b, dtype)
@@ -682,7 +684,7 @@ def _divide(op: str, a: Any, b: Any, x: ir.Value, y: ir.Value, dtype: DType, lan
     unsigned = of_a[0] >= 0 and of_b[0] >= 0
     by_zero = of_b[0] <= 0 <= of_b[1] and not state.counting
     overflows = of_b[0] <= -1 <= of_b[1] and of_a[0] == intervals.of_dtype(dtype)[0] and not state.counting
-    special: ir.Value | None = None  # where a division would have no value: by 1 instead, which has no rest
+    special: ir.Value | None = None  # undefined operands: divided by 1, without a remainder
     if by_zero or overflows:
         one, given = literal(1, dtype, lanes), wrap(y, dtype, lanes)
         if unsigned or not overflows:
@@ -694,18 +696,18 @@ def _divide(op: str, a: Any, b: Any, x: ir.Value, y: ir.Value, dtype: DType, lan
         found = made("arith.divui" if op == "//" else "arith.remui", x, y)
     elif op == "//":
         found = made("arith.floordivsi", x, y)
-    elif isinstance(b, int) and b > 0:  # a negative rest moves up by the divisor
+    elif isinstance(b, int) and b > 0:  # a negative remainder is increased by the divisor
         rest = made("arith.remsi", x, y)
         found = made("arith.select", (wrap(rest, dtype, lanes) < 0).ir, made("arith.addi", rest, y), rest)
     else:
         found = made("arith.subi", x, made("arith.muli", made("arith.floordivsi", x, y), y))
-    if special is not None and op == "//":  # by 0 it is 0, by -1 it wraps around: as the product
+    if special is not None and op == "//":  # the product is right: 0 for 0, wrapping for -1
         found = made("arith.select", special, made("arith.muli", x, given.ir), found)
     return wrap(found, dtype, lanes, bounds)
 
 
 def _shift(op: str, a: Any, b: Any) -> Any:
-    """Shifts keep the left operand's type; the count is brought to it."""
+    """A shift keeps the left operand's type and converts the count to it."""
     a, b = plain(a), plain(b)
     if not isinstance(a, Numeric):
         a = as_value(a) if not b.lanes else constant(a, number_dtype(a), b.lanes)
@@ -729,7 +731,7 @@ def _shift(op: str, a: Any, b: Any) -> Any:
         )
     result, arithmetic = types().of(dtype, lanes), op == ">>" and not a.nonneg
     if inside is not None and bits == 64 and not arithmetic:
-        # In two steps, at most 32 each: LLVM takes a select for one that PTX's shift has, whose count has 32 bits.
+        # Two shifts by at most 32: LLVM would replace the select by PTX's clamping shift, whose count has 32 bits.
         return _shifted_twice(op, a, b)
     if inside is not None:  # a count that shifts every bit out
         most = literal(bits - 1 if arithmetic else 0, dtype, lanes)
@@ -742,7 +744,7 @@ def _shift(op: str, a: Any, b: Any) -> Any:
 
 
 def _shifted_twice(op: str, a: Any, b: Any) -> Any:
-    """A shift by any count, of which 64 and more shift every bit out."""
+    """A shift by any count; counts of 64 and more shift every bit out."""
     unsigned = cast(a, DTYPES["u64"])
     count = binary("min", cast(cast(b, _UNSIGNED_OF[b.dtype]), unsigned.dtype), 64)
     half = binary(">>", count, 1)
@@ -752,7 +754,7 @@ def _shifted_twice(op: str, a: Any, b: Any) -> Any:
 
 
 def compare(op: str, a: Any, b: Any) -> Any:
-    """``a op b`` as a bool value, or a bool vector."""
+    """``a op b`` as a bool value or bool vector."""
     for x in (a, b):
         if not isinstance(plain(x), (Numeric, bool, int, float)):
             return NotImplemented
@@ -769,7 +771,7 @@ def compare(op: str, a: Any, b: Any) -> Any:
 
 
 def negate(x: Numeric) -> Any:
-    if not isinstance(x.lanes, tuple):  # of a tile of 8-bit floats passes change the signs
+    if not isinstance(x.lanes, tuple):  # passes negate tiles of 8-bit floats by flipping signs
         _computes("-", x.dtype)
     if x.dtype.is_float:
         return wrap(emit_value("arith.negf", types().of(x.dtype, x.lanes), [x.ir]), x.dtype, x.lanes)
@@ -777,7 +779,7 @@ def negate(x: Numeric) -> Any:
 
 
 def absolute(x: Numeric) -> Any:
-    """|x|; of the least integer, itself."""
+    """|x|; the least integer is its own absolute value."""
     _computes("abs", x.dtype)
     if x.dtype.kind in "ub":
         return x
@@ -809,13 +811,13 @@ def float_bits(value: float) -> int:
 
 
 def joined(what: str, a: Any, b: Any) -> Any:
-    """The shape that two operands broadcast to, NumPy's rule; 0 stands for a scalar."""
+    """The shape that two operands broadcast to by NumPy's rule; 0 is the shape of a scalar."""
     if a == b or not b:
         return a
     if not a:
         return b
     if isinstance(a, int) or isinstance(b, int):
-        raise TypeError(f"{what} of a tile and a vector: what one thread holds does not mix with tiles")
+        raise TypeError(f"{what} of a tile and a vector: a vector belongs to one thread and does not mix with tiles")
     if len(a) != len(b):
         raise TypeError(f"{what} of tiles of shapes {a} and {b}: write x[:, None] or x[None, :] around the vector")
     if any(m != n and 1 not in (m, n) for m, n in zip(a, b, strict=True)):
@@ -840,10 +842,11 @@ def stretched(x: Any, shape: tuple[int, ...]) -> Any:
 
 @dtypes.casts_by
 def cast(value: Any, dtype: DType) -> Any:
-    """Convert to ``dtype``; what ``kv.f32(x)`` does.
+    """Convert to ``dtype``: ``kv.f32(x)``.
 
-    To a narrower integer: drops high bits. Float to integer: towards zero, undefined when it does not fit, except
-    that 8-bit integers and 8-bit floats saturate. Integer to bool: whether it is not zero. Vectors go lane by lane.
+    To a narrower integer: high bits are dropped. Float to integer: rounds towards zero; undefined if it does not fit,
+    except that 8-bit integers and 8-bit floats saturate. Integer to bool: whether it is nonzero. Vectors convert lane
+    by lane.
     """
     value = plain(value)
     if not isinstance(value, Numeric):
@@ -872,7 +875,7 @@ def _convert(value: Any, dtype: DType) -> ir.Value:
         if dtype.bits == 8:
             return cast(cast(value, f32), dtype).ir
         return emit_value("arith.sitofp" if source.kind == "i" else "arith.uitofp", result, [value.ir])
-    if source.bits == dtype.bits:  # the sign changes, the bits do not
+    if source.bits == dtype.bits:  # only the sign interpretation changes
         return value.ir
     if source.bits > dtype.bits:
         return emit_value("arith.trunci", result, [value.ir])
@@ -900,7 +903,7 @@ def _float_to_int(value: Any, dtype: DType, result: ir.Type) -> ir.Value:
 
 
 def bitcast(value: Any, dtype: DType) -> Any:
-    """The same bits as ``dtype``; lanes widen or narrow so that the total size stays.
+    """The same bits as ``dtype``; the number of lanes changes so that the total size stays.
 
     ``kv.bitcast(x, kv.f16)`` of a u32 gives two f16 lanes; of a vector of two bf16 with ``kv.u32``, one u32 scalar.
     """

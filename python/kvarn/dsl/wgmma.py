@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""Products of a warpgroup on the tensor cores (sm_90a), complete or under way, and the descriptors of what they read.
+"""Matrix products of a warpgroup on tensor cores (wgmma, sm_90a), synchronous or asynchronous, and their descriptors.
 
-Four warps multiply 64 rows of A, in registers or in shared memory, by a matrix B in shared memory. Tiles there have
-rows of 128 bytes, swizzled (the 16-byte chunk c of row i lies at chunk c ^ (i % 8)), at multiples of 1024 bytes; the
-operation ``kv.load_tile`` with swizzle 128 and a pitch of 128 makes them. What ordinary stores and cp.async wrote must
-have been passed on by ``kv.fence_proxy_async`` of the thread that wrote it, before a barrier.
+Four warps multiply 64 rows of A, in registers or shared memory, by a matrix B in shared memory. Tiles in shared memory
+have rows of 128 bytes, swizzled (16-byte chunk c of row i is stored at chunk c ^ (i % 8)), and are aligned to 1024
+bytes; ``kv.load_tile`` with swizzle 128 and a pitch of 128 makes them. A thread that wrote such a tile by ordinary
+stores or cp.async must call ``kv.fence_proxy_async`` before the barrier that precedes the product.
 """
 
 from __future__ import annotations
@@ -23,20 +23,20 @@ from .values import Value, as_value, cast, describe
 
 __all__ = ["wgmma", "wgmma_descriptor", "wgmma_start", "wgmma_wait"]
 
-_SWIZZLE_128 = 1  # a descriptor's code
+_SWIZZLE_128 = 1  # the code of this swizzle in a descriptor
 
 
 def wgmma_descriptor(tile: Pointer, leading: int = 0, stride: int = 1024) -> Value:
-    """What tells ``kv.wgmma`` where a matrix lies in shared memory, and how: i64.
+    """The descriptor of a matrix in shared memory for ``kv.wgmma``, i64.
 
     Parameters
     ----------
     tile : pointer to shared memory
-        The first row, at a multiple of 1024 bytes.
+        The first row, aligned to 1024 bytes.
     leading : int
-        Bytes from a panel of 64 columns to the next, where B is read transposed; else not used.
+        Bytes between panels of 64 columns, used where B is read transposed.
     stride : int
-        Bytes from eight rows to the next eight.
+        Bytes between groups of eight rows.
     """
     for name, x in (("leading", leading), ("stride", stride)):
         if isinstance(x, bool) or not isinstance(x, int) or x % 16 or not 0 <= x < 1 << 18:
@@ -54,28 +54,28 @@ def wgmma(
     d: int | Sequence[Any], a: Any, b: Any, steps: Sequence[tuple[int, int]] | Sequence[int], dtype: DType,
     trans_b: bool = False, trans_a: bool = False,
 ) -> list[Value]:  # fmt: skip
-    """D + A B of a warpgroup, complete when it is there: 64 rows, N columns. sm_90a.
+    """D + A B of a warpgroup, complete on return: 64 rows, N columns. sm_90a.
 
     Parameters
     ----------
     d : list of N / 2 f32, or N
-        This thread's sums: of column tile n of 8, [4n, 4n + 4) as ``mma_m16n8k16`` has them, of its warp's 16 rows.
-        N alone, a multiple of 8 up to 256, stands for zeros.
+        This thread's accumulators of its warp's 16 rows: elements [4n, 4n + 4) belong to column tile n of 8, laid out
+        as in ``mma_m16n8k16``. The number N alone, a multiple of 8 up to 256, means zeros.
     a : list of lists of 4 words, or i64
-        For every step of 16 columns of A, what ``mma_m16n8k16`` takes, made in the same round of a loop (ptxas of CUDA
-        13.0 gives away registers of A that a loop does not write); or the descriptor of A.
+        For every k-step of 16 columns of A the words of ``mma_m16n8k16``, computed in the same loop iteration (ptxas
+        of CUDA 13.0 reuses registers of A that the loop does not write); or the descriptor of A.
     b : i64
         The descriptor of B (:func:`wgmma_descriptor`).
     steps : list of int, or of (int, int)
-        For every step, how many bytes its part of B lies after the first; with a descriptor of A, of A and of B.
+        Byte offsets of every k-step: in B, or, with a descriptor of A, in A and in B.
     dtype : DType
-        f16 or bf16, of A and B; or f8e4m3, whose steps have 32 columns (4 words of a thread are 16 elements: of its two
-        rows in turn columns 4 t to 4 t + 3, then those 16 further; t the lane modulo 4) and whose sums keep about 14
-        bits of the largest.
+        Of A and B: f16, bf16 or f8e4m3. f8e4m3 has k-steps of 32 columns (a thread's 4 words are, for each of its two
+        rows in turn, columns 4 t to 4 t + 3 and those 16 further, with t the lane modulo 4), and its accumulators keep
+        about 14 bits of the largest term.
     trans_b : bool
-        The rows of the tile are B's 16 rows a step, of N columns; else its rows are B's columns.
+        The rows of the tile are B's 16 rows of a k-step, with N columns; otherwise they are B's columns.
     trans_a : bool
-        The rows of A's tile, which has a descriptor, are A's 16 columns a step; else its rows are A's.
+        The rows of A's tile, which needs a descriptor, are A's 16 columns of a k-step; otherwise they are A's rows.
     """
     return _product(d, a, b, steps, dtype, trans_b, trans_a, wait=True)
 
@@ -84,19 +84,19 @@ def wgmma_start(
     d: int | Sequence[Any], a: Any, b: Any, steps: Sequence[tuple[int, int]] | Sequence[int], dtype: DType,
     trans_b: bool = False, trans_a: bool = False,
 ) -> list[Value]:  # fmt: skip
-    """Start D + A B: a group of its own, under way until a :func:`wgmma_wait` that covers it. sm_90a.
+    """Start D + A B asynchronously, as a group of its own that a :func:`wgmma_wait` completes. sm_90a.
 
-    Parameters as of :func:`wgmma`. Until the wait nothing may name the result but another ``wgmma_start`` that adds to
-    it, and what the product reads, shared memory and the words of A, must stay.
+    Parameters as in :func:`wgmma`. Until the wait, the result may only be passed to another ``wgmma_start`` that adds
+    to it, and the product's inputs, shared memory and registers of A, must not change.
     """
     return _product(d, a, b, steps, dtype, trans_b, trans_a, wait=False)
 
 
 def wgmma_wait(pending: int, *sums: Sequence[Any]) -> list[list[Value]]:
-    """Wait until at most ``pending`` of the groups that this warpgroup started are under way. sm_90a.
+    """Wait until at most ``pending`` of this warpgroup's groups are incomplete. sm_90a.
 
-    ``sums`` are the results of all groups that were under way, in any order: they come back, and those of groups that
-    are complete may be read.
+    ``sums`` are the results of all incomplete groups, in any order. They are returned; results of complete groups may
+    then be read.
     """
     if isinstance(pending, bool) or not isinstance(pending, int) or not 0 <= pending <= 7:
         raise ValueError(f"pending must be an int from 0 to 7 known at compile time, got {describe(pending)}")
@@ -109,18 +109,18 @@ def wgmma_wait(pending: int, *sums: Sequence[Any]) -> list[list[Value]]:
 def _product(
     d: int | Sequence[Any], a: Any, b: Any, steps: Sequence[Any], dtype: DType, trans_b: bool, trans_a: bool, wait: bool
 ) -> list[Value]:
-    """A product of checked operands."""
+    """A product with checked operands."""
     _static(dtype.name, ("f16", "bf16", "f8e4m3"), "dtype")
     if dtype is f8e4m3 and (trans_a or trans_b):
-        raise ValueError("wgmma reads f8e4m3 as it lies only: trans_a and trans_b are of 16-bit elements")
+        raise ValueError("wgmma does not transpose f8e4m3: trans_a and trans_b need 16-bit elements")
     n = d if isinstance(d, int) else 2 * len(d)
     if isinstance(d, bool) or n % 8 or not 8 <= n <= 256:
-        raise ValueError(f"wgmma has a multiple of 8 columns up to 256, got {n}")
+        raise ValueError(f"wgmma needs a multiple of 8 columns up to 256, got {n}")
     shared_a = isinstance(a, Value)
     if not shared_a and (len(a) != len(steps) or any(len(words) != 4 for words in a)):
-        raise ValueError(f"wgmma takes 4 words of A and a place of B a step, got {len(a)} and {len(steps)} steps")
+        raise ValueError(f"wgmma takes 4 words of A and an offset in B per k-step, got {len(a)} and {len(steps)} steps")
     if trans_a and not shared_a:
-        raise ValueError("wgmma reads A transposed from shared memory only: give its descriptor")
+        raise ValueError("wgmma transposes A only in shared memory: pass a descriptor of A")
     places: list[Any] = [step if shared_a and isinstance(step, tuple) else (0, step) for step in steps]
     if not places or any(isinstance(x, bool) or not isinstance(x, int) or x % 16 for step in places for x in step):
         raise ValueError(f"steps must be multiples of 16 known at compile time, got {list(steps)}")
@@ -139,23 +139,20 @@ def multiply(
     steps: Sequence[tuple[int, int]], trans_b: bool, wait: bool, trans_a: bool = False,
     dtype_b: str = "", commit: bool = True,
 ) -> list[ir.Value]:  # fmt: skip
-    """Fence, a product of 64 rows and ``n`` columns, commit; and wait, or leave it in flight.
+    """Fence, multiply 64 rows and ``n`` columns, commit, and optionally wait.
 
-    Without ``commit`` it belongs to the group of the next product.
-
-    ``dtype``: f16, bf16, or e4m3, of which operands in shared memory are K-major; ``dtype_b`` is B's where it is
-    another, e5m2.
-    ``a`` is a descriptor or four words a k-step, ``b`` a descriptor, ``accumulator`` n / 2 f32 or none for zeros;
-    ``steps`` are the bytes by which every k-step moves the descriptors of A and of B.
+    ``dtype`` is f16, bf16 or e4m3 (operands in shared memory are K-major); ``dtype_b`` is B's if it differs (e5m2).
+    ``a`` is a descriptor or four words per k-step, ``b`` a descriptor, ``accumulator`` n / 2 f32 or empty for zeros;
+    ``steps`` are the byte offsets of every k-step in A and B. Without ``commit`` the product joins the next group.
     """
-    count, first = n // 2, n // 2 + len(accumulator)  # ``first`` is the number of A's first operand in the text
+    count, first = n // 2, n // 2 + len(accumulator)  # ``first`` is the operand number of A
     shared_a = isinstance(a, ir.Value)
     left = [a] if shared_a else list(a)
     registers = ", ".join(f"${i}" for i in range(count))
-    wide = dtype in ("f16", "bf16")  # others have no transposed form
+    wide = dtype in ("f16", "bf16")  # 8-bit operands cannot be transposed
     shape = f"m64n{n}k{16 if wide else 32}.f32.{dtype}.{dtype_b or dtype}"
-    # Two descriptors move by their low words, which have the addresses: 64-bit additions of both take uniform registers
-    # for constants and carries. Of B alone they are one instruction.
+    # Offsets of two descriptors are added to their low words, which have the addresses: two 64-bit additions would use
+    # uniform registers for constants and carries. For B alone, one 64-bit addition is one instruction.
     text = ["wgmma.fence.sync.aligned;"]
     if shared_a:
         text.append(f"mov.b64 {{al, ah}}, ${first}; mov.b64 {{bl, bh}}, ${first + 1};")
@@ -185,7 +182,7 @@ def multiply(
 
 
 def floats_of_asm(text: str, constraints: Sequence[str], operands: Sequence[ir.Value], count: int) -> list[ir.Value]:
-    """Inline PTX that gives ``count`` f32."""
+    """Inline PTX with ``count`` f32 results."""
     result = "f32" if count == 1 else f"!llvm.struct<({', '.join(['f32'] * count)})>"
     made = inline_asm(text, ",".join(constraints), operands, result, effects=True)
     return [made] if count == 1 else [x.ir for x in _parts(made, count, f32)]

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""GPU code without a GPU: the PTX of kernels and operations, interpreted on NumPy arrays.
+"""Emulator of GPU code: the PTX of kernels and operations, interpreted on NumPy arrays, without a GPU.
 
-``kernel.emulate(grid, block, ...)`` and ``with kv.emulated(...)`` are the way in; ``docs/emulator.md`` says what they
-report. Modules: ``run`` (kernels, operations, the context), ``ptx`` (a launch), ``text`` (PTX to instructions),
-``cluster`` and ``block`` (who runs), ``instructions``, ``barriers``, ``tma``, ``wgmma`` (what they do), ``memory``,
-``report`` (what is counted), ``races``. MLIR is needed to compile, not to run what is compiled.
+Use ``kernel.emulate(grid, block, ...)`` or ``with kv.emulated(...)``; ``docs/emulator.md`` describes the report.
+Modules: ``run`` (kernels, operations, the context), ``grid`` (a launch), ``ptx_parser``, ``cluster`` and ``block``
+(scheduling of threads), ``instructions``, ``barriers``, ``tma``, ``wgmma`` (semantics), ``memory``, ``report``
+(counts), ``races``. Compiling needs MLIR, running does not.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""Barriers of every kind, for the PTX interpreter, and what arrives at them: of a block, of some of its threads, of a
-cluster, mbarriers near and remote, copies of single threads that report to one; proxy fences; registers that warpgroups
-give each other.
+"""Barriers and what arrives at them: barriers of a block, of some of its threads and of a cluster; local and remote
+mbarriers; asynchronous copies of single threads; proxy fences; and the registers that warpgroups reallocate.
 """
 
 from __future__ import annotations
@@ -42,7 +41,7 @@ def barrier(t: Block, i: Instruction) -> Any:
                 raise EmulationError(f"{i.text}: barriers are numbered 0 to 15, got {n}")
             if threads is None:
                 if kind == "arrive" or n:
-                    raise EmulationError(f"{i.text}: must say how many threads come")
+                    raise EmulationError(f"{i.text}: must give the number of threads")
                 t.stop(lanes[mine], Wait.BLOCK)
             else:
                 _come(t, i, kind, int(n), threads[mine], lanes[mine])
@@ -51,18 +50,18 @@ def barrier(t: Block, i: Instruction) -> Any:
 
 
 def _come(t: Block, i: Instruction, kind: str, number: int, threads: np.ndarray, lanes: np.ndarray) -> None:
-    """Threads come to a barrier of some threads of the block; the last of them opens it."""
+    """Threads arrive at a barrier of some threads of the block; the last one opens it."""
     expected, came = t.named.get(number, (0, 0))
     expected = expected or int(threads[0])
     if expected % WARP or not 0 < expected <= -(-t.count // WARP) * WARP:
-        raise EmulationError(f"{i.text}: a multiple of {WARP} threads up to {t.count} may come, got {expected}")
+        raise EmulationError(f"{i.text}: threads must be a multiple of {WARP} up to {t.count}, got {expected}")
     if (threads != expected).any():
-        raise EmulationError(f"{i.text}: others said that {expected} threads come to barrier {number}")
+        raise EmulationError(f"{i.text}: barrier {number} is used with {expected} threads elsewhere")
     came += len(lanes)
     if t.clocks is not None:
         t.clocks.arrive((t.rank, number), t.clocks.warps_of(t, lanes))
     if came > expected:
-        raise EmulationError(f"{i.text}: more threads than that come here")
+        raise EmulationError(f"{i.text}: more threads than that arrive here")
     t.named[number] = (expected, came)
     if kind == "sync":
         t.stop(lanes, Wait.NAMED, number)
@@ -80,7 +79,7 @@ def _cluster_barrier(t: Block, i: Instruction) -> Any:
     def arrive(m: Lanes) -> None:
         c, mine = t.cluster, t.threads[m]
         if (c.arrived[mine] > c.opened).any():
-            raise EmulationError(f"{i.text}: comes again without a wait for the first time")
+            raise EmulationError(f"{i.text}: arrives again without a wait after the first arrival")
         c.arrived[mine] = c.opened + 1
         if c.unfenced and "relaxed" not in i.name:
             c.show_barriers(mine, fence=False)
@@ -158,7 +157,7 @@ def _check_place(t: Block, i: Instruction, address: int, remote: bool) -> None:
 
 
 def _touch(t: Block, i: Instruction, address: int, lane: Any, sets_up: bool) -> None:
-    """Who uses a barrier must know that it was set up."""
+    """Check that a thread that uses a barrier knows of its initialisation."""
     if t.races is None:
         return
     block = t.cluster.alive(address >> RANK, i.text)
@@ -171,18 +170,18 @@ def _touch(t: Block, i: Instruction, address: int, lane: Any, sets_up: bool) -> 
 
 
 def check_set_up(t: Block, i: Instruction, address: int, lane: Any, copies: bool = False) -> None:
-    """Bulk copies and other blocks see a barrier only where who set it up has shown it; ``copies``: it is a copy's."""
+    """Check that a barrier's initialisation is visible to bulk copies and other blocks; ``copies``: the user is one."""
     c = t.cluster
     b = c.barrier(address, i.text)
     if not (b.fenced or (b.released and not copies)):
         raise EmulationError(
-            f"{i.short}: {c.place(address)} was set up by thread {b.by % 1024} without a fence.mbarrier_init after it"
+            f"{i.short}: {c.place(address)} was initialised by thread {b.by % 1024} without a later fence.mbarrier_init"
         )
     _touch(t, i, address, lane, False)
 
 
 def _wait(t: Block, i: Instruction) -> Any:
-    """Threads park until the phase is over; a test only looks."""
+    """Threads park until the phase ends; a test does not park."""
     ops = i.operands
 
     def run(m: Lanes) -> None:
@@ -210,7 +209,7 @@ def _wait(t: Block, i: Instruction) -> Any:
 
 @op("mapa", "getctarank")
 def map_address(t: Block, i: Instruction) -> Any:
-    """The address of the same place in another block of the cluster; or the block of an address."""
+    """The address of the same offset in another block of the cluster; or the block of an address."""
     d, a, *rank = i.operands
     dtype = TYPES[i.name[-1]]
 
@@ -227,11 +226,11 @@ def map_address(t: Block, i: Instruction) -> Any:
     return run
 
 
-# --- copies of single threads --------------------------------------------------------------------
+# --- asynchronous copies of single threads ---------------------------------------------------------
 
 
 class _Copy(NamedTuple):
-    """One thread's asynchronous copy: ``count`` bytes, and zeros up to ``size``."""
+    """An asynchronous copy of one thread: ``count`` bytes, zero-filled to ``size``."""
 
     to: np.uint64
     source: np.uint64
@@ -241,7 +240,7 @@ class _Copy(NamedTuple):
 
 
 def _land(t: Block, lanes: Sequence[int], copies: Sequence[_Copy]) -> None:
-    """Copies happen, in order; those of one instruction at once."""
+    """Execute copies in order; copies of one instruction together."""
     by: dict[int, list[int]] = {}
     for n, copy in enumerate(copies):
         by.setdefault(copy.instruction.index, []).append(n)
@@ -260,7 +259,7 @@ def _land(t: Block, lanes: Sequence[int], copies: Sequence[_Copy]) -> None:
 
 
 def _flush(t: Block, lanes: Sequence[int], keep: int, pending: bool) -> None:
-    """Land threads' copies: all groups but the last ``keep``, and what is in no group yet."""
+    """Execute the copies of threads: all groups except the last ``keep``, and copies in no group yet."""
     found: list[_Copy] = []
     whose: list[int] = []
     for lane in lanes:
@@ -276,12 +275,12 @@ def _flush(t: Block, lanes: Sequence[int], keep: int, pending: bool) -> None:
 
 
 def copy_async(t: Block, i: Instruction) -> Any:
-    """``cp.async`` of all forms but those of the tensor memory accelerator."""
+    """All forms of ``cp.async`` except those of the TMA."""
     kind = i.name[2] if i.name[2] in ("commit_group", "wait_group", "wait_all", "mbarrier") else "copy"
     if kind == "copy":
         a, b, size, *rest = i.operands
         if "L2::cache_hint" in i.name:
-            rest.pop()  # how long the L2 keeps it changes no result
+            rest.pop()  # L2 eviction policies do not affect results
 
         def start(m: Lanes) -> None:
             to, source, lanes = t.address(a, m), t.address(b, m), t.lanes[m]
@@ -317,7 +316,7 @@ def copy_async(t: Block, i: Instruction) -> Any:
 
 
 def _report_copies(t: Block, i: Instruction) -> Any:
-    """``cp.async.mbarrier.arrive``: an arrival when all copies that the thread started before have landed."""
+    """``cp.async.mbarrier.arrive``: arrives when all earlier copies of the thread are complete."""
     extra = 0 if "noinc" in i.name else 1
 
     def run(m: Lanes) -> None:
@@ -328,8 +327,9 @@ def _report_copies(t: Block, i: Instruction) -> Any:
             c.barrier(a, i.text).pending += extra
             if i.barrier:
                 c.names.setdefault(a, i.barrier)
-            # Taken out of the groups, so that waits for these no longer land them: what waits for the barrier may only
-            # count on the barrier. A wait for the groups is still right, as it is the same thread's.
+            # Removed from the groups, so that waits for groups do not complete them: threads that wait for the barrier
+            # may only
+            # rely on the barrier. A wait for the groups stays correct, since it is the same thread's.
             copies = [copy for group in t.groups[lane] for copy in group] + t.pending[lane]
 
             def land(lane: int = lane, a: int = a, copies: list = copies) -> None:
@@ -359,7 +359,7 @@ def store_async(t: Block, i: Instruction) -> Any:
         barriers, lanes = t.address(bar, m).astype(np.int64) & 0xFFFF_FFFF, t.lanes[m]
         for n, (address, b) in enumerate(zip(t.address(a, m), barriers.tolist(), strict=True)):
             if int(address) >> RANK != b >> RANK:
-                raise EmulationError(f"{i.text}: the barrier must lie in the block that is written")
+                raise EmulationError(f"{i.text}: the barrier must be in the block that is written")
             if b >> RANK == t.rank:
                 t.cluster.barrier(b, i.text)
             else:
@@ -380,9 +380,9 @@ def store_async(t: Block, i: Instruction) -> Any:
 
 @op("fence")
 def fence(t: Block, i: Instruction) -> Any:
-    """A proxy fence: the asynchronous proxy sees what the thread wrote or knows of, and the mbarriers that it set up.
+    """A proxy fence: the async proxy sees the thread's writes, those it knows of, and its initialised mbarriers.
 
-    Of others only ``fence.mbarrier_init`` changes anything.
+    Of other fences only ``fence.mbarrier_init`` has an effect.
     """
     if i.name[1] == "mbarrier_init":
         return lambda m: t.cluster.show_barriers(t.threads[m], fence=True)
@@ -400,7 +400,7 @@ def fence(t: Block, i: Instruction) -> Any:
 
 @op("setmaxnreg")
 def set_registers(t: Block, i: Instruction) -> Any:
-    """Registers that warps give up and claim: a claim waits until enough are free."""
+    """setmaxnreg: registers that warps release and request; a request waits until enough are free."""
     count, more = int(i.operands[0]), i.name[1] == "inc"
     if not 24 <= count <= 256 or count % 8:
         raise EmulationError(f"{i.text}: the count must be a multiple of 8 from 24 to 256, got {count}")
@@ -426,7 +426,7 @@ def set_registers(t: Block, i: Instruction) -> Any:
 
 
 class _Registers:
-    """Registers of a block's warps, in those of a thread."""
+    """Registers of a block's warps, counted per thread."""
 
     def __init__(self, t: Block) -> None:
         self.block = t
@@ -442,7 +442,7 @@ class _Registers:
         return self.total - int(self.held.sum())
 
     def settle(self) -> None:
-        for warp in np.argsort(self.claims - self.held):  # what is given up comes first
+        for warp in np.argsort(self.claims - self.held):  # releases come first
             if self.claims[warp] - self.held[warp] <= self.free:
                 self.held[warp] = self.claims[warp]
         served = np.repeat(self.held == self.claims, WARP)[: self.block.count]
@@ -457,7 +457,7 @@ def registers_of(t: Block) -> _Registers:
 
 
 def check_together(t: Block) -> None:
-    """The warps of a warpgroup must have run the same of what needs the warpgroup."""
+    """Check that the warps of a warpgroup executed the same warpgroup instructions."""
     for first in range(0, t.warp_count, 4):
         if len(set(t.trace[first : first + 4].tolist())) > 1:
             raise EmulationError(

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""One block of the interpreter in ``kvarn.emulator.grid``: its registers, its shared memory, and which threads go on.
+"""One block of the interpreter in ``kvarn.emulator.grid``: registers, shared memory, and the scheduling of its threads.
 
-The threads of a block run until none can: each that cannot has a :class:`Wait`. What they wait for, and what lands
-later, is the cluster's (``kvarn.emulator.cluster``), which runs its blocks in turns.
+The threads of a block run until none can: each that cannot has a :class:`Wait`. Barriers and asynchronous operations
+belong to the cluster (``kvarn.emulator.cluster``), which runs its blocks round-robin.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from .cluster import Cluster
 
 WARP = 32
-RANK = 24  # the bit of a shared address from which the block's rank in its cluster stands
+RANK = 24  # bits of a shared address from here on are the block's rank in its cluster
 OFFSET = (1 << RANK) - 1
 TYPES = {
     "f32": np.float32, "f64": np.float64, "f16": np.float16, "bf16": ml_dtypes.bfloat16, "s8": np.int8,
@@ -46,7 +46,7 @@ def aligned(address: np.ndarray, size: int) -> bool:
 
 
 class Wait(IntEnum):
-    """Why a thread does not go on."""
+    """The reason why a thread does not continue."""
 
     NONE = 0
     BLOCK = 1  # at the barrier of all threads
@@ -54,7 +54,7 @@ class Wait(IntEnum):
     WARP = 3  # before an instruction that the rest of the warp must reach
     MBARRIER = 4
     CLUSTER = 5
-    REGISTERS = 6  # for registers that others have to give up
+    REGISTERS = 6  # for registers that others must release
 
 
 # As numbers: NumPy takes as long to find that a member is one as to compare an array.
@@ -62,7 +62,7 @@ _GOES, _AT_WARP, _AT_BLOCK = int(Wait.NONE), int(Wait.WARP), int(Wait.BLOCK)
 
 
 class _Registers:
-    """Registers of all threads, made when they are first named."""
+    """Registers of all threads, allocated on first use."""
 
     def __init__(self, count: int) -> None:
         self.count, self.used, self.banks = count, 0, [np.empty((0, count), np.uint64)]
@@ -75,7 +75,7 @@ class _Registers:
         return self.banks[-1][self.used - 1]
 
     def forget(self) -> None:
-        """Nothing was written to any."""
+        """Mark all registers as unwritten."""
         for bank in self.banks:
             bank.fill(_UNWRITTEN)
 
@@ -83,15 +83,15 @@ class _Registers:
 class Block:
     """The threads of one block.
 
-    When they have ended it may be begun again as a block of the same rank of another cluster of the launch, which
-    keeps what does not depend on which block it is.
+    When they have ended, the object can be reused for a block of the same rank in another cluster of the launch; it
+    keeps everything that does not depend on the block.
     """
 
     def __init__(self, cluster: Cluster, rank: int, index: Any) -> None:
         kernel, block = cluster.kernel, cluster.block
         self.kernel, self.memory, self.params = kernel, cluster.memory, cluster.params
         self.order, self.rank = cluster.order, rank
-        self.base = rank << RANK  # where its shared memory begins
+        self.base = rank << RANK  # base address of its shared memory
         self.count = int(np.prod(block))
         self.warp_count = -(-self.count // WARP)
         self.special = _special(self.count, block, cluster, rank, index, kernel.launches)
@@ -109,7 +109,7 @@ class Block:
         self._begin(cluster, index)
 
     def again(self, cluster: Cluster, index: Any) -> Block:
-        """The block as one that nothing ran in, of another cluster."""
+        """Reset the object for a block of another cluster."""
         now = _special(self.count, cluster.block, cluster, self.rank, index, self.kernel.launches)
         for name, values in now.items():
             self.special[name][:] = values
@@ -125,25 +125,26 @@ class Block:
         self.issued = np.zeros(self.count, np.int64)
         # In units of 16 bytes, as a load of three words reads four.
         self.shared = np.full(-(-max(kernel.shared_bytes, cluster.shared_bytes) // 16) * 16, 0xFF, np.uint8)
-        self.version = 0  # of the shared memory
-        # Of each byte: who wrote it last through the generic proxy (0: nobody), and that thread's proxy fences then.
+        self.version = 0  # incremented by writes to shared memory
+        # Per byte: the last thread that wrote it through the generic proxy (0: none), and that thread's proxy fences
+        # then.
         self.writer = np.zeros(len(self.shared), np.int16)
         self.written = np.zeros(len(self.shared), np.int32)
         self.written_at = np.zeros(len(self.shared), np.int32)  # how many proxy fences of all threads came before
-        # By thread: copies that are in no group, and groups.
+        # By thread: copies in no group, and groups.
         self.pending: dict[int, list[Any]] = defaultdict(list)
         self.groups: dict[int, list[list[Any]]] = defaultdict(list)
-        self.named: dict[int, tuple[int, int]] = {}  # barriers of some threads: threads that come, and that came
+        self.named: dict[int, tuple[int, int]] = {}  # barriers of some threads: (expected, arrived)
         self.counts, self.races, self.clocks = cluster.counts, cluster.races, cluster.clocks
-        self.lets_start = self.knows_ahead = False  # the next kernel start; that those ahead are over
-        # What other modules keep of the block, once there is some: of wgmma, barriers and tma.
+        self.lets_start = self.knows_ahead = False  # the next kernel may start; earlier ones are over
+        # State of the block in the modules wgmma, barriers and tma, made on demand.
         self.products: Any = None
         self.held_registers: Any = None
         self.stores: Any = None
-        self.trace = np.zeros(self.warp_count, np.int64)  # of what a warpgroup does together
+        self.trace = np.zeros(self.warp_count, np.int64)  # hash of the executed warpgroup instructions
         self.pc = np.zeros(self.count, np.int64)
         self.wait = np.zeros(self.count, np.int8)
-        self.which = np.zeros(self.count, np.int64)  # the barrier that a thread waits at
+        self.which = np.zeros(self.count, np.int64)  # the barrier at which a thread waits
         self.ended = self.stopped = False
         self.at = self.began = 0  # the instruction that runs, and the first that its threads ran without a pause
 
@@ -191,12 +192,12 @@ class Block:
         """A register of all threads."""
         found = self.registers.get(name)
         if found is None:
-            # One that nothing was written to is what LLVM makes of a value that does not matter.
+            # LLVM leaves a register unwritten if its value is undefined.
             found = self.registers[name] = self.file.new()
         return found
 
     def rows_of(self, names: Iterable[str]) -> np.ndarray:
-        """The places [n, 1] of registers of products in ``tracked_bits``."""
+        """The rows [n, 1] of wgmma registers in ``tracked_bits``."""
         return np.array([self.tracked[name] for name in names])[:, None]
 
     def literal(self, text: str, dtype: type) -> Any:
@@ -213,13 +214,13 @@ class Block:
             try:
                 number = int(text.rstrip("U"), 0)
             except ValueError:
-                raise EmulationError(f"operand {text!r} is not known") from None
+                raise EmulationError(f"unknown operand {text!r}") from None
         if dtype is np.bool_:
             return np.bool_(number != 0)
         return np.array(number & ((1 << 8 * size) - 1), np.uint64).astype(f"u{size}").view(dtype)[()]
 
     def put(self, operand: str, m: Lanes, array: np.ndarray) -> None:
-        """Write bits of a result to a register."""
+        """Write the bits of a result to a register."""
         if operand == "_":
             return
         bits = array if array.dtype == bool else array.view(_BITS[array.dtype.itemsize])
@@ -242,7 +243,7 @@ class Block:
         return write
 
     def address(self, operand: str, m: Lanes) -> np.ndarray:
-        """Addresses that an operand gives, of the active threads."""
+        """Addresses in an operand, of the active threads."""
         base, offset = self.kernel.addresses.get(operand) or self.kernel.address(operand)
         found = self.registers.get(base)
         if found is None:
@@ -254,7 +255,7 @@ class Block:
     # --- memory
 
     def place(self, address: np.ndarray, size: int, what: str) -> np.ndarray:
-        """Bytes [n, size] of this block's shared memory."""
+        """Offsets [n, size] of bytes in this block's shared memory."""
         at = (address & np.uint64(0xFFFF_FFFF)).astype(np.int64) - self.base
         if not aligned(at, size):
             raise EmulationError(f"{what}: misaligned address for {size} bytes of shared memory")
@@ -263,7 +264,7 @@ class Block:
         return at[:, None] + _COUNT[:size] if size <= len(_COUNT) else at[:, None] + np.arange(size)
 
     def place_own(self, address: np.ndarray, size: int, what: str) -> np.ndarray:
-        """Bytes [n, size] of a thread's own memory. Its address is the same number in every thread."""
+        """Offsets [n, size] of bytes in a thread's local memory, whose address is the same in every thread."""
         at = address.astype(np.int64) - LOCAL
         if ((at < 0) | (at + size > self.kernel.local_bytes)).any():
             raise EmulationError(f"{what}: outside the {self.kernel.local_bytes} bytes of a thread's own memory")
@@ -271,7 +272,7 @@ class Block:
 
     @functools.cached_property
     def own(self) -> np.ndarray:
-        """Each thread's own memory [threads, bytes]."""
+        """The local memory of each thread, [threads, bytes]."""
         return np.full((self.count, self.kernel.local_bytes), 0xFF, np.uint8)
 
     def read(self, space: str, address: np.ndarray, size: int, i: Instruction, lanes: np.ndarray) -> np.ndarray:
@@ -291,7 +292,7 @@ class Block:
         return self.shared[at]
 
     def write(self, space: str, address: np.ndarray, data: np.ndarray, i: Instruction, lanes: np.ndarray) -> None:
-        """Write [n, size] as the threads ``lanes`` do, through the generic proxy."""
+        """Write [n, size] as the threads ``lanes``, through the generic proxy."""
         self.note(space, address, data.shape[1], i, lanes, True)
         if space == "cluster":
             self.cluster.write(address, data, i, self.threads[lanes])
@@ -303,7 +304,7 @@ class Block:
             self.memory.write(address, data, i.text)
 
     def note(self, space: str, address: np.ndarray, size: int, i: Instruction, lanes: np.ndarray, write: bool) -> None:
-        """Count an access of threads, and see that no kernel ahead is still at its place."""
+        """Count an access of threads, and check that no earlier kernel may still use its address."""
         if space == "global" and self.cluster.ahead is not None:
             self.cluster.ahead.check(self, i, address, size, lanes, write)
         if self.counts is None or not len(lanes) or space == "local":
@@ -317,9 +318,9 @@ class Block:
         self, at: np.ndarray, data: np.ndarray, i: Instruction, threads: np.ndarray | None = None,
         copy: tuple[int, np.ndarray] | None = None,
     ) -> None:  # fmt: skip
-        """Bytes to shared memory; without the threads that write them it is the asynchronous proxy that does.
+        """Write to shared memory; without ``threads`` the write is the async proxy's.
 
-        ``copy`` is then the mbarrier that is told of it, and what the thread knew that started it.
+        ``copy`` is then the mbarrier that the copy signals, and the clock of the thread that started it.
         """
         if self.races is not None and i.name[0] != "atom":
             if threads is not None:
@@ -339,10 +340,10 @@ class Block:
             self.written_at[at] = self.cluster.fences_of_all
 
     def read_async(self, at: np.ndarray, i: Instruction, thread: int | None = None) -> np.ndarray:
-        """Bytes of shared memory as the asynchronous proxy reads them for a thread.
+        """Bytes of shared memory as the async proxy reads them for a thread.
 
-        What was written through the generic proxy needs a proxy fence on the way: of who wrote it, or of the reader,
-        after the barrier that told it of the write.
+        Writes through the generic proxy must be followed by a proxy fence: of the writer, or of the reader after the
+        barrier that ordered the write before it.
         """
         what = i.short
         if at.min() < 0 or at.max() >= len(self.shared):
@@ -363,7 +364,7 @@ class Block:
         return self.shared[at]
 
     def note_read(self, at: np.ndarray, i: Instruction, thread: int) -> None:
-        """The asynchronous proxy reads for a thread now."""
+        """Record a read of the async proxy for a thread."""
         if self.races is not None:
             rows = at.reshape(-1, at.shape[-1])
             self.races.read(self, rows, np.full(len(rows), self.threads[thread]), i.index)
@@ -465,7 +466,7 @@ class Block:
         return found
 
     def _note_guard(self, at: int, i: Instruction, every: np.ndarray, active: np.ndarray) -> None:
-        """Count what a guard does: threads that it leaves out, or warps that a branch takes apart."""
+        """Count the effect of a guard: threads that it disables, or warps that a branch splits."""
         if i.name[0] != "bra":
             self.counts.threads[at] -= len(every) - len(active)
             return
@@ -474,12 +475,12 @@ class Block:
         self.counts.diverged[at] += int(((took > 0) & (took < here)).sum())
 
     def stop(self, lanes: Lanes, why: Wait, which: int = 0) -> None:
-        """The threads go no further than the instruction that runs."""
+        """Stop the threads at the current instruction."""
         self.wait[lanes], self.which[lanes] = why, which
         self.stopped = True
 
     def release(self, running: np.ndarray) -> bool:
-        """Let the warps go on of which all threads wait before the same instruction."""
+        """Release the warps whose threads all wait before the same instruction."""
         full = np.full(self.warp_count * WARP, -1)
         full[: self.count] = np.where(self.wait == _AT_WARP, self.pc, -1)
         at, alive = full.reshape(-1, WARP), np.zeros(self.warp_count * WARP, bool)
@@ -521,7 +522,7 @@ def _special(count: int, block: Any, cluster: Cluster, rank: int, index: Any, la
     ids = (lanes % block[0], lanes // block[0] % block[1], lanes // (block[0] * block[1]))
     found = {"%laneid": lanes % WARP, "%warpid": lanes // WARP}
     constants = {
-        "%smid": index[0], "%globaltimer": time.time_ns(), "%gridid": launch,  # a block takes no time
+        "%smid": index[0], "%globaltimer": time.time_ns(), "%gridid": launch,  # time stands still within a block
         "%cluster_ctarank": rank, "%cluster_nctarank": int(np.prod(of)), "%is_explicit_cluster": int(np.prod(of) > 1),
     }  # fmt: skip
     for k, axis in enumerate("xyz"):
@@ -535,13 +536,13 @@ def _special(count: int, block: Any, cluster: Cluster, rank: int, index: Any, la
     return {n: v.astype(np.uint64) for n, v in found.items()}
 
 
-# --- the instructions, by the first part of their names ---------------------------------------------
+# --- instructions, by the first part of their names ---------------------------------------------------
 
 OPS: dict[str, Callable[[Block, Instruction], Callable[[Lanes], None]]] = {}
 
 
 def op(*names: str) -> Any:
-    """Declare what runs instructions. What it gives outlives a run of the block: it keeps nothing of the cluster."""
+    """Register the compiler of an instruction. Its result outlives a run of the block and must not keep the cluster."""
 
     def declare(function: Any) -> Any:
         for name in names:

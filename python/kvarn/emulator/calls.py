@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""What kernels ask of the system, for the PTX interpreter: assertions, traps and printf."""
+"""System calls of kernels, for the PTX interpreter: assertions, traps and printf."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def _text(t: Block, address: int) -> str:
 
 
 def _formatted(t: Block, text: str, lane: int, address: int, i: Instruction) -> str:
-    """What C's printf makes of a format and the values that lie at an address, each aligned to its size."""
+    """The output of C's printf for a format and the values at an address, each aligned to its size."""
     at = address
 
     def value(found: re.Match[str]) -> str:

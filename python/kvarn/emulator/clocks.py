@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""What the warps of a cluster know of each other, for the PTX interpreter.
+"""Vector clocks of the warps of a cluster, for the PTX interpreter.
 
-Every warp has a vector clock: of each other actor, how much of what it did this warp knows to be over. Barriers pass
-clocks on: whoever waits gets those of whoever arrived. An mbarrier is an actor too, which has written what the copies
-that report to it bring; and so are the kernels ahead in the stream, of which a warp knows that they are over when it
-has run ``griddepcontrol.wait`` or heard of it.
+Every warp has a vector clock with an entry for each other actor: how much of its work the warp knows to be over.
+Barriers pass clocks from arriving to waiting warps. An mbarrier is an actor too, as the writer of what the copies that
+signal it write. The earlier kernels of the stream are one more: a warp knows that they are over after
+``griddepcontrol.wait``, its own or that of a warp with which it synchronised.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ WARP = 32
 
 
 class Clocks:
-    """What the warps of a cluster know of each other.
+    """Vector clocks of the warps of a cluster.
 
     Parameters
     ----------
@@ -32,12 +32,12 @@ class Clocks:
         self.cluster = cluster
         self.per_block = -(-int(np.prod(cluster.block)) // WARP)
         self.warps = self.per_block * int(np.prod(cluster.shape))
-        self.ahead = self.warps  # the column of the kernels ahead
+        self.ahead = self.warps  # the column of the earlier kernels
         self.clocks = np.zeros((self.warps, self.warps + 16), np.int32)
         self.clocks[np.arange(self.warps), np.arange(self.warps)] = 1
-        self.columns: dict[int, int] = {}  # of mbarriers, by address
-        self.phases: dict[int, int] = {}  # that are over
-        self.gathered: dict[Any, np.ndarray] = {}  # by barrier: what those that arrived know
+        self.columns: dict[int, int] = {}  # columns of mbarriers, by address
+        self.phases: dict[int, int] = {}  # completed phases
+        self.gathered: dict[Any, np.ndarray] = {}  # by barrier: the maximum of the arriving warps' clocks
         self.opened: dict[Any, np.ndarray] = {}
 
     def of(self, threads: np.ndarray) -> np.ndarray:
@@ -48,19 +48,19 @@ class Clocks:
         return np.flatnonzero(np.bincount(self.of(block.threads[lanes])))
 
     def synchronize(self, warps: np.ndarray) -> None:
-        """Warps that all wait for each other go on."""
+        """Synchronise warps that all waited for each other."""
         self.clocks[warps] = self.clocks[warps].max(0)
         self.clocks[warps, warps] += 1
 
     def arrive(self, barrier: Any, warps: np.ndarray) -> None:
-        """Warps tell a barrier what they did."""
+        """Merge the clocks of arriving warps into a barrier."""
         row = self.clocks[warps].max(0)
         before = self.gathered.get(barrier)
         self.gathered[barrier] = row if before is None else _most(before, row)
         self.clocks[warps, warps] += 1
 
     def open(self, barrier: Any, copies: bool = False) -> None:
-        """A phase of a barrier is over; ``copies``: it is an mbarrier, which shows what copies wrote."""
+        """Complete a phase of a barrier; ``copies``: an mbarrier, which orders what copies wrote."""
         row = self.gathered.pop(barrier, np.zeros(1, np.int32))
         if copies:
             column = self.column(barrier)
@@ -70,7 +70,7 @@ class Clocks:
         self.opened[barrier] = row
 
     def passed(self, barrier: Any, warps: np.ndarray) -> None:
-        """Warps have waited for a barrier."""
+        """Merge a barrier's clock into warps that waited for it."""
         row = self.opened.get(barrier)
         if row is not None:
             self.clocks[warps, : len(row)] = np.maximum(self.clocks[warps, : len(row)], row)
@@ -84,20 +84,20 @@ class Clocks:
         return found
 
     def wait_for_ahead(self, warps: np.ndarray) -> None:
-        """Warps have waited for the kernels ahead."""
+        """Record that warps have waited for the earlier kernels."""
         self.clocks[warps, self.ahead] = 1
 
     def know_ahead(self, warps: Any) -> np.ndarray:
-        """Which warps know that the kernels ahead are over."""
+        """Which warps know that the earlier kernels are over."""
         return self.clocks[warps, self.ahead] > 0
 
     def snapshot(self, warp: int) -> np.ndarray:
-        """What a warp knows now, which is all that a copy knows that it starts."""
+        """The current clock of a warp, which is also that of a copy that it starts."""
         return self.clocks[warp].copy()
 
 
 def _most(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    """The later of two clocks, which may be of unlike lengths."""
+    """The maximum of two clocks of possibly different lengths."""
     if len(a) < len(b):
         a, b = b, a
     found = a.copy()

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""The blocks of one cluster, which run in turns: their barriers, what is under way, and the report of a hang.
+"""The blocks of a cluster, run round-robin: their barriers, asynchronous operations, and the report of a deadlock.
 
-An address of shared memory holds the block's rank from bit 24 on, so that an mbarrier has one address in the cluster.
-A wait at one parks its threads until its phase is over; a copy under way lands when it is started (early), when
-nobody can go on (late), or at random. When nobody can go on and nothing is under way, the waits end without success
-once, as the hardware's do after a while; then it is a hang, and the report names every barrier that is waited for.
+An address of shared memory has the block's rank from bit 24 on, so an mbarrier has one address in the cluster. A wait
+parks its threads until the phase ends. An asynchronous copy completes when it is started (early), when no thread can
+run (late), or at random. If no thread can run and no copy is pending, the waits time out once, as in hardware; after
+that it is a deadlock, and the report lists every barrier with waiting threads.
 """
 
 from __future__ import annotations
@@ -25,23 +25,23 @@ from .races import Races
 WARPS = ("together", "forward", "backward", "random")
 COPIES = ("late", "early", "random")
 MORE_STEPS = "steps= of kv.emulated and emulate, or KVARN_EMULATOR_STEPS, allow more"
-_PATIENCE = 20_000  # turns after which something lands though threads go on: they may wait in a loop of their own
+_PATIENCE = 20_000  # scheduling steps after which a copy completes although threads run (they may poll)
 
 
 @dataclass(frozen=True)
 class Order:
-    """What the hardware may choose, and a kernel must not depend on.
+    """The choices of the hardware on which a kernel must not depend.
 
     Attributes
     ----------
     warps : {"together", "forward", "backward", "random"}
-        The warps of a block step by step, or each as far as it gets, from the first or from the last, or in turns that
-        ``seed`` gives.
+        The warps of a block run in lockstep, or each as far as possible, from the first or from the last, or in a
+        random order given by ``seed``.
     copies : {"late", "early", "random"}
-        Asynchronous copies land when nobody can go on, when they are started, or at any time in between.
+        Asynchronous copies complete when no thread can run, when they are started, or at any time in between.
     seed : int
     steps : int, optional
-        What a launch may take at most, blocks and turns of their threads; default: ``KVARN_EMULATOR_STEPS``.
+        Step limit of a launch (blocks and scheduling steps of threads); default: ``KVARN_EMULATOR_STEPS``.
     """
 
     warps: str = "together"
@@ -60,7 +60,7 @@ class Order:
 
 
 class Steps:
-    """What a launch may still take: a kernel that does not end, or a grid that nobody waits for, is an error."""
+    """The remaining steps of a launch: a kernel that does not end, or a huge grid, is an error."""
 
     def __init__(self, order: Order) -> None:
         self.most = self.left = env.emulator_steps if order.steps is None else order.steps
@@ -74,10 +74,10 @@ class Steps:
 
 @dataclass(eq=False)
 class Barrier:
-    """An mbarrier: arrivals and bytes that its phase still waits for.
+    """An mbarrier: the arrivals and bytes that its phase still expects.
 
-    Who set it up (``by``) shows it to bulk copies with a fence, and to threads of other blocks with that or with a
-    barrier of the cluster that releases.
+    The thread that initialised it (``by``) makes it visible to bulk copies by a fence, and to threads of other blocks
+    by that fence or by a cluster barrier with release semantics.
     """
 
     count: int
@@ -91,7 +91,7 @@ class Barrier:
 
 @dataclass(eq=False)
 class Parked:
-    """Threads that wait at an mbarrier for the end of a phase; ``predicate`` tells them whether it came."""
+    """Threads that wait at an mbarrier for the end of a phase; ``predicate`` receives the result."""
 
     block: Block
     lanes: np.ndarray
@@ -102,40 +102,40 @@ class Parked:
 
 @dataclass(eq=False)
 class Cluster:
-    """Blocks with what they share."""
+    """Blocks with their shared state."""
 
     kernel: Kernel
     memory: Any
     params: dict[str, int]
-    descriptors: dict[int, Any]  # what stands for a TMA descriptor in a register: the description
+    descriptors: dict[int, Any]  # handles of TMA descriptors -> their descriptions
     grid: Sequence[int]
     block: Sequence[int]
     shape: Sequence[int]
     shared_bytes: int
     order: Order
     first: Sequence[int]  # the index of its first block
-    counts: Any = None  # of kvarn.emulator.report
-    fields: Any = None  # of kvarn.emulator.memory
-    tell: Any = None  # gets hazards
-    ahead: Any = None  # of kvarn.emulator.stream: the kernel, where others may still run
-    spare: Sequence[Block] = ()  # of a cluster of the launch that has ended
+    counts: Any = None  # from kvarn.emulator.report
+    fields: Any = None  # from kvarn.emulator.memory
+    tell: Any = None  # receives hazards
+    ahead: Any = None  # from kvarn.emulator.stream: the kernel, if earlier ones may still run
+    spare: Sequence[Block] = ()  # blocks of a finished cluster of the launch, for reuse
     steps: Steps = field(default_factory=lambda: Steps(Order()))
-    progress: int = 0  # counts what may wake others
+    progress: int = 0  # incremented by events that may wake threads
     under_way: list[Callable[[], None]] = field(default_factory=list)
     barriers: dict[int, Barrier] = field(default_factory=dict)
     unfenced: list[Barrier] = field(default_factory=list)
     names: dict[int, str] = field(default_factory=dict)
     parked: list[Parked] = field(default_factory=list)
-    at_end: list[Callable[[], None]] = field(default_factory=list)  # what is checked when all threads have ended
+    at_end: list[Callable[[], None]] = field(default_factory=list)  # checks run when all threads have ended
 
     def __post_init__(self) -> None:
         count = int(np.prod(self.shape))
-        self.fences = np.zeros(count * 1024, np.int32)  # proxy fences by thread
+        self.fences = np.zeros(count * 1024, np.int32)  # number of proxy fences by thread
         self.fences_of_all = 0
-        self.fenced_at = np.zeros(count * 1024, np.int32)  # by thread: how many there were at its last
-        self.arrived = np.zeros(count * 1024, np.int64)  # how often threads came to the barrier of the cluster
-        self.opened = 0  # how often it let them go on
-        self.failed: dict[tuple[int, int], int] = {}  # the progress when a wait of a thread last ended without success
+        self.fenced_at = np.zeros(count * 1024, np.int32)  # by thread: the total number of fences at its last one
+        self.arrived = np.zeros(count * 1024, np.int64)  # arrivals of each thread at the cluster barrier
+        self.opened = 0  # number of completed phases of the cluster barrier
+        self.failed: dict[tuple[int, int], int] = {}  # the progress when a wait of a thread last timed out
         self.over = False
         self.random = np.random.default_rng((self.order.seed, *self.first))
         self.races = None if self.tell is None else Races(self, self.tell)
@@ -155,8 +155,8 @@ class Cluster:
 
     @np.errstate(all="ignore")
     def run(self) -> None:
-        """All threads to their ends."""
-        last = 0  # turns since something landed
+        """Run all threads to their ends."""
+        last = 0  # steps since the last completed copy
         while True:
             self.steps.take(self.waits)
             alive = [b for b in self.blocks if not b.ended]
@@ -185,22 +185,22 @@ class Cluster:
                 raise EmulationError(self.hang())
 
     def choose(self, warps: np.ndarray) -> int:
-        """The warp that goes on."""
+        """The warp to run next."""
         if self.order.warps == "random":
             return int(warps[self.random.integers(len(warps))])
         return int(warps[0 if self.order.warps == "forward" else -1])
 
-    # --- what is under way
+    # --- asynchronous operations
 
     def start(self, land: Callable[[], None]) -> None:
-        """Something that happens at a time of its own."""
+        """Start an operation that completes at a time of its own."""
         if self.order.copies == "early":
             land()
         else:
             self.under_way.append(land)
 
     def land(self) -> None:
-        """One thing that is under way happens."""
+        """Complete one pending operation."""
         at = int(self.random.integers(len(self.under_way))) if self.order.copies == "random" else 0
         self.under_way.pop(at)()
         self.progress += 1
@@ -209,12 +209,12 @@ class Cluster:
 
     def barrier(self, address: int, what: str) -> Barrier:
         if address not in self.barriers:
-            raise EmulationError(f"{what}: no barrier was set up at {self.place(address)}")
+            raise EmulationError(f"{what}: no barrier was initialised at {self.place(address)}")
         self.alive(address >> RANK, what)
         return self.barriers[address]
 
     def show_barriers(self, threads: np.ndarray, fence: bool) -> None:
-        """Threads show the mbarriers that they set up, by a fence or as they come to the cluster's barrier."""
+        """Make mbarriers that threads initialised visible, by a fence or an arrival at the cluster barrier."""
         mine = set(threads.tolist())
         for b in self.unfenced:
             if b.by in mine:
@@ -222,7 +222,7 @@ class Cluster:
         self.unfenced = [b for b in self.unfenced if not b.fenced]
 
     def arrive(self, address: int, count: int, bytes: int, what: str, warps: np.ndarray | None = None) -> None:
-        """``count`` arrivals, and ``bytes`` more to wait for (fewer, when some have come), of warps of the cluster."""
+        """Record ``count`` arrivals of warps, and ``bytes`` more expected bytes (negative for received ones)."""
         b = self.barrier(address, what)
         if self.clocks is not None and warps is not None:
             self.clocks.arrive(address, warps)
@@ -247,7 +247,7 @@ class Cluster:
                 self.clocks.passed(p.address, self.clocks.warps_of(p.block, p.lanes))
 
     def give_up(self) -> bool:
-        """End the waits without success that have not ended so since something happened; whether there were any."""
+        """Time out the waits that have not timed out since the last progress; whether there were any."""
         waiting = [p for p in self.parked if self.failed.get((p.block.rank, int(p.lanes[0]))) != self.progress]
         for p in waiting:
             self.failed[p.block.rank, int(p.lanes[0])] = self.progress
@@ -255,7 +255,7 @@ class Cluster:
         return bool(waiting)
 
     def finish(self) -> None:
-        """What must hold when all threads have ended."""
+        """Checks after all threads have ended."""
         self.over = True
         while self.under_way:
             self.land()
@@ -270,10 +270,10 @@ class Cluster:
         if self.ahead is not None:
             self.ahead.ended(self)
 
-    # --- the barrier of the cluster
+    # --- the cluster barrier
 
     def open_barrier(self) -> bool:
-        """Open the cluster's barrier if all threads that have not ended came to it; whether it was opened."""
+        """Complete the cluster barrier if all running threads have arrived; whether it was completed."""
         threads = np.concatenate([b.threads[b.pc < len(self.kernel.code)] for b in self.blocks])
         if not len(threads) or (self.arrived[threads] <= self.opened).any():
             return False
@@ -319,7 +319,7 @@ class Cluster:
             block.write_shared(block.place(address[mine], data.shape[1], i.text), data[mine], i, by, copy)
 
     def copy(self, block: Block, lane: int, barrier: int) -> tuple[int, np.ndarray] | None:
-        """What is kept of who starts a copy that reports to an mbarrier."""
+        """The part of the state of a copy's starter that is kept for a copy that signals an mbarrier."""
         if self.races is None:
             return None
         return barrier, self.races.snapshot(int(self.races.of(block.threads[lane])))
@@ -327,7 +327,7 @@ class Cluster:
     # --- reports
 
     def place(self, address: int) -> str:
-        """A barrier by its name, if it has one, and address."""
+        """A barrier by its name, if any, and address."""
         found = self.kernel.symbol(address & OFFSET)
         if len(self.blocks) > 1:
             found += f" of block {address >> RANK}"
@@ -335,10 +335,10 @@ class Cluster:
         return f"{named} (at {found})" if named else found
 
     def hang(self) -> str:
-        return "no warp can go on:" + "".join(f"\n  {line}" for line in self.waits())
+        return "no warp can continue:" + "".join(f"\n  {line}" for line in self.waits())
 
     def waits(self) -> list[str]:
-        """What every warp waits for."""
+        """A description of every waiting warp."""
         found: list[str] = []
         for b in self.blocks:
             groups: dict[tuple[int, int, int, int], list[int]] = {}

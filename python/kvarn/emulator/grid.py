@@ -1,15 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""The PTX interpreter: what runs a kernel's grid on the caller's arrays.
+"""The PTX interpreter: runs the grid of a kernel on the caller's arrays.
 
-It runs the instructions that kvarn's kernels use, all threads of a block at once in NumPy: at every step the threads
-that stand at the lowest instruction go on together, which brings threads together again after a branch. What the
-hardware leaves to the program is checked: an access outside the given memory, a misaligned one, a warp that is not
-whole at an instruction that needs it, a read of what a product under way will write, a write to what it reads, shared
-memory that the asynchronous proxy reads without a fence, an mbarrier that it was not shown, memory that a kernel ahead
-in the stream may still use, a hang. Shared memory starts as NaNs. An :class:`Order` says in which order warps run and
-when asynchronous copies land: a kernel with a missing barrier or wait gives other results under another one. The blocks
-of a cluster run together, clusters one after another; caches and the order in which other threads see writes to device
-memory are not modelled. A ``kvarn.emulator.report.Report`` counts what was done.
+It supports the instructions of kvarn's kernels, and executes all threads of a block at once in NumPy: each step runs
+the threads at the lowest instruction, so threads reconverge after a branch. It checks what the hardware leaves to the
+program: accesses outside the given memory, misaligned accesses, partial warps at instructions that need whole ones,
+reads of accumulators and writes to inputs of a pending product, reads of shared memory by the async proxy without a
+fence, uses of mbarriers that are not visible, accesses to memory that an earlier kernel of the stream may still use,
+deadlocks. Shared memory is initialised to NaN. An :class:`Order` sets the order of warps and the completion of
+asynchronous copies: a kernel with a missing barrier or wait gives other results under another order. The blocks of a
+cluster run together, clusters one after another; caches and the order in which other threads see writes to device
+memory are not modelled. A ``kvarn.emulator.report.Report`` counts what was executed.
 """
 
 from __future__ import annotations
@@ -41,18 +41,18 @@ _parsed = functools.lru_cache(64)(parse)
 
 @dataclass(frozen=True)
 class Around:
-    """What a launch is seen by, and what was before it.
+    """The observers and the context of a launch.
 
     Attributes
     ----------
     report : Report, optional
-        Counts, and gets the hazards.
+        Counts, and receives the hazards.
     fields : sequence of Field
-        Parts of the arguments, by which the report tells accesses.
+        Parts of the arguments, by which the report classifies accesses.
     variables : mapping, optional
-        What the code's variables of 8 bytes hold.
+        Values of the code's variables of 8 bytes.
     launched : callable, optional
-        Gives the kernel's place in its stream, for its memory.
+        Returns the kernel's place in its stream, for its memory.
     """
 
     report: Report | None = None
@@ -74,14 +74,14 @@ def launch(
         PTX and the kernel's name.
     grid, block : 3 int
     values : sequence of int or TensorMap
-        The bits of each parameter; addresses are those of the host. A TMA descriptor as its description.
+        The bits of each parameter, with host addresses; a TMA descriptor is given as its description.
     arrays : sequence of numpy.ndarray
-        All memory that the kernel may touch.
+        All memory that the kernel may access.
     shared_bytes : int
         Dynamic shared memory.
     order : Order
     cluster : 3 int, optional
-        Blocks of a cluster; by default what the PTX says.
+        Blocks per cluster; by default the PTX's.
     around : Around
     """
     report, launched = around.report, around.launched
@@ -96,7 +96,7 @@ def launch(
     memory, params = Memory([*arrays, kernel.constants]), dict(zip(kernel.params, numbers, strict=True))
     shape = tuple(cluster or kernel.cluster or (1, 1, 1))
     if any(g % c for g, c in zip(grid, shape, strict=True)):
-        raise EmulationError(f"a grid of {tuple(grid)} has no whole clusters of {shape}")
+        raise EmulationError(f"a grid of {tuple(grid)} is not a multiple of clusters of {shape}")
     place = None if launched is None or not np.prod(grid) else launched(memory)
     ahead = place if place is not None and place.running else None
     counts = None
@@ -118,5 +118,5 @@ def launch(
                 spare = blocks.blocks
 
 
-# For the instructions that they declare.
+# These modules register instructions.
 from . import barriers, calls, instructions, tma, wgmma  # noqa: E402, F401

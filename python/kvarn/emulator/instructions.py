@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""What each PTX instruction does to the threads of a block; see ``kvarn.emulator.grid``.
+"""The semantics of PTX instructions for the threads of a block; see ``kvarn.emulator.grid``.
 
-A function here takes a block and an instruction and gives what runs it for the active threads.
+A function takes a block and an instruction and returns what executes it for the active threads.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def _divide(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     return a // b if a.dtype.kind == "u" else a / b
 
 
-# The type of a half, and the one in which it is computed, so that results are rounded once.
+# Packed types: the type of a half, and the type of the computation, so that results are rounded once.
 _HALVES: dict[str, tuple[Any, Any]] = {
     "f16x2": (np.float16, np.float32),
     "bf16x2": (ml_dtypes.bfloat16, np.float32),
@@ -44,7 +44,7 @@ _HALVES: dict[str, tuple[Any, Any]] = {
     "s16x2": (np.int16, np.int16),
     "u16x2": (np.uint16, np.uint16),
 }
-# What is converted two at a time: the type of a half, and from what.
+# Conversions of pairs: the type of a half, and the source types.
 _CONVERTED: dict[str, tuple[Any, tuple[str, ...]]] = {
     "f16x2": (np.float16, ("f32", "e4m3x2", "e5m2x2")),
     "bf16x2": (ml_dtypes.bfloat16, ("f32",)),
@@ -58,7 +58,7 @@ def _unsigned(size: int) -> type:
 
 
 def _halves(t: Block, operand: str, m: Lanes, half: Any) -> np.ndarray:
-    """The halves of words side by side, of each word the lower first."""
+    """The halves of words, the lower half of each first."""
     return np.ascontiguousarray(t.value(operand, m, _unsigned(2 * np.dtype(half).itemsize))).view(half)
 
 
@@ -207,7 +207,7 @@ def move(t: Block, i: Instruction) -> Any:
 
 
 def _move_tracked(t: Block, d: str, a: str, m: Lanes, dtype: type) -> None:
-    """A register of asynchronous products gets another name, as assemblers take such a move."""
+    """A move between registers of asynchronous products renames the register, as assemblers do."""
     if t.products is None:
         t.put(d, m, t.value(a, m, dtype))
     else:
@@ -215,7 +215,7 @@ def _move_tracked(t: Block, d: str, a: str, m: Lanes, dtype: type) -> None:
 
 
 def _repack(t: Block, d: str, a: str, size: int) -> Any:
-    """A vector of registers from one of twice the width, or back."""
+    """A vector of registers from one register of twice the width, or back."""
     to, source = _parts(d), _parts(a)
     wide, narrow = _unsigned(size), _unsigned(size // max(len(to), len(source)))
     if len(source) > 1:
@@ -272,7 +272,7 @@ def convert(t: Block, i: Instruction) -> Any:
 
 
 def _convert_pair(t: Block, i: Instruction) -> Any:
-    """Two floats in a word: from two operands of f32, the upper first, or from another word of two."""
+    """Convert a pair of floats to a word: from two f32 operands, the upper first, or from another pair in a word."""
     to, source = i.name[-2:]
     d, *given = i.operands
     half, known = _CONVERTED[to]
@@ -368,7 +368,7 @@ def load(t: Block, i: Instruction) -> Any:
     size, to = np.dtype(dtype).itemsize, _parts(i.operands[0])
     if i.name[1] == "param":
         inner = a.strip("[]").partition("+")[0].strip()
-        if inner not in t.params:  # what a call gave
+        if inner not in t.params:  # the result of a call
             return lambda m: t.put(d, m, t.value(inner, m, _unsigned(size)))
         return lambda m: t.put(d, m, np.full(t.count, t.params[inner] & ((1 << 8 * size) - 1), f"u{size}")[m])
     # In a register that is wider, the sign goes on.
@@ -389,7 +389,7 @@ def store(t: Block, i: Instruction) -> Any:
     if i.name[1] == "async":
         return store_async(t, i)
     (a, d), kind, space = i.operands, _unsigned(np.dtype(_type(i)).itemsize), i.space
-    if i.name[1] == "param":  # of a call
+    if i.name[1] == "param":  # an argument of a call
         return lambda m: t.put(a.strip("[] "), m, t.value(d, m, kind))
 
     reads = [t.reader(r, kind) for r in _parts(d)]
@@ -424,7 +424,7 @@ def load_matrix(t: Block, i: Instruction) -> Any:
 def store_matrix(t: Block, i: Instruction) -> Any:
     words, trans = _parts(i.operands[1]), "trans" in i.name
     if i.name[3] != "m8n8" or f"x{len(words)}" not in i.name or i.name[-1] != "b16":
-        raise EmulationError(f"{i.text}: only matrices of 8 rows of 8 elements of 16 bits are known here")
+        raise EmulationError(f"{i.text}: only matrices of 8 rows of 8 16-bit elements are supported")
 
     def run(m: Lanes) -> None:
         lanes = t.warps(m, i.text)
@@ -433,8 +433,9 @@ def store_matrix(t: Block, i: Instruction) -> Any:
         for k, word in enumerate(words):
             tile = np.ascontiguousarray(t.value(word, lanes.ravel(), np.uint32)).view(np.uint16).reshape(n, 8, 8)
             rows = np.ascontiguousarray(tile.swapaxes(1, 2) if trans else tile).view(np.uint8).reshape(-1, 16)
-            # Lane 4 r + c holds two elements of row r. Which is said to be the writer matters for fences only, and
-            # eight lanes side by side go through the banks together, as the rows of a matrix do.
+            # Lane 4 r + c has two elements of row r. The choice of the writer matters for fences only, and eight
+            # adjacent lanes
+            # access the banks together, like the rows of a matrix.
             t.write("shared", address[:, 8 * k : 8 * k + 8].ravel(), rows, i, lanes[:, :8].ravel())
 
     return run
@@ -442,13 +443,13 @@ def store_matrix(t: Block, i: Instruction) -> Any:
 
 @op("mma")
 def matrix_multiply(t: Block, i: Instruction) -> Any:
-    """m16n8k16 of elements of 16 bits, or m16n8k8 of tf32: words of which the last 13 bits do not count."""
+    """m16n8k16 of 16-bit elements, or m16n8k8 of tf32: words whose low 13 bits are ignored."""
     tf32 = "tf32" in i.name
     element: Any = np.float32 if tf32 else ml_dtypes.bfloat16 if "bf16" in i.name else np.float16
     ignored, per_word = np.uint32(0x1FFF if tf32 else 0), 4 // np.dtype(element).itemsize
     d, a, b, c = (_parts(o) for o in i.operands)
     group, place = np.arange(WARP) // 4, np.arange(WARP) % 4
-    each = per_word * place[:, None] + np.arange(per_word)  # of a word's elements
+    each = per_word * place[:, None] + np.arange(per_word)  # indices of a word's elements
     k = 8 * per_word
 
     def run(m: Lanes) -> None:
@@ -564,7 +565,7 @@ def atomic(t: Block, i: Instruction) -> Any:
 
 @op("elect")
 def elect(t: Block, i: Instruction) -> Any:
-    """The first lane of the mask is told so; all are told which it is."""
+    """Elect the first lane of the mask; all lanes receive its number."""
     (d, _, p), mask = i.operands[0].partition("|"), i.operands[1]
 
     def run(m: Lanes) -> None:
@@ -582,7 +583,7 @@ def dependent_launch(t: Block, i: Instruction) -> Any:
     waits = i.name[1] == "wait"
 
     def run(m: Lanes) -> None:
-        kernel = t.cluster.ahead  # there is nothing to wait for where no kernel ahead may still run
+        kernel = t.cluster.ahead  # None if no earlier kernel may still run
         if kernel is not None:
             (kernel.wait if waits else kernel.let_start)(t, m)
 

@@ -21,11 +21,11 @@ _WORDS = {2: np.uint16, 4: np.uint32, 8: np.uint64, 16: np.complex128}
 
 
 class Marks:
-    """Of each byte from ``low`` to ``high``: the numbers of the kernels that read and wrote it last."""
+    """For each byte from ``low`` to ``high``: the numbers of the kernels that last read and wrote it."""
 
     def __init__(self, low: int, high: int) -> None:
         self.low, self.high = low, high
-        # Pages of zeros that nothing is written to take no memory.
+        # Zero pages that are never written take no memory.
         self.read, self.written = np.zeros(high - low, np.uint16), np.zeros(high - low, np.uint16)
 
     def of_words(self, size: int) -> np.ndarray:
@@ -33,7 +33,7 @@ class Marks:
         return self.read[: len(self.read) // size * size].reshape(-1, size)
 
     def take(self, other: Marks) -> None:
-        """What others say of the same bytes."""
+        """Copy another object's marks of the same bytes."""
         low, high = max(self.low, other.low), min(self.high, other.high)
         if low < high:
             here, there = slice(low - self.low, high - self.low), slice(low - other.low, high - other.low)
@@ -41,7 +41,7 @@ class Marks:
 
 
 class Memory:
-    """All memory that a kernel may touch."""
+    """All memory that a kernel may access."""
 
     def __init__(self, arrays: Sequence[np.ndarray]):
         spans = sorted({_span(a) for a in arrays if a.size})
@@ -59,7 +59,7 @@ class Memory:
         self.number, self.marks = 0, list[Marks]()
 
     def note(self, number: int, earlier: Sequence[Marks]) -> list[Marks]:
-        """Note from now on what the kernel of a number reads and writes, in marks that go on from earlier ones."""
+        """Start recording the reads and writes of kernel ``number``, in marks that continue earlier ones."""
         self.number, same = number, {(m.low, m.high): m for m in earlier}
         for low, high in zip(self.lows.tolist(), self.highs.tolist(), strict=True):
             found = same.get((low, high))
@@ -147,13 +147,13 @@ def _span(a: np.ndarray) -> tuple[int, int]:
     return int(low), int(high)
 
 
-# --- what lies where -----------------------------------------------------------------------------
+# --- parts of arguments ----------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Field:
-    """A part of an argument: addresses from ``low`` to ``high``; with a ``period``, of each the first ``extent`` bytes
-    after ``phase``.
+    """A part of an argument: addresses from ``low`` to ``high``; with a ``period``, the first ``extent`` bytes of each
+    period after ``phase``.
     """
 
     name: str
@@ -171,14 +171,14 @@ class Field:
 
 
 class Fields:
-    """The parts of a launch's arguments, to tell accesses by."""
+    """The parts of a launch's arguments, by which accesses are classified."""
 
     def __init__(self, fields: Sequence[Field]) -> None:
         self.fields = tuple(f for f in fields if f.high > f.low)
         self.names = (*(f.name for f in self.fields), "other memory")
 
     def of(self, address: np.ndarray) -> np.ndarray:
-        """The number of each address's part, in ``names``: the first that holds it."""
+        """For each address the number of its part in ``names``: the first that contains it."""
         found = np.full(len(address), len(self.fields))
         for n in range(len(self.fields) - 1, -1, -1):
             found[self.fields[n].holds(address)] = n

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""PTX text to instructions, for the interpreter in ``kvarn.emulator.grid``.
+"""A parser of PTX for the interpreter in ``kvarn.emulator.grid``.
 
-A comment ``// kv.barrier NAME`` names the barrier of the instructions on its line, or, alone on a line, of the next
-instruction: reports speak of the barrier by that name. ``.loc`` lines give the lines of the source.
+A comment ``// kv.barrier NAME`` names the barrier of the instructions on its line or, alone on a line, of the next
+instruction, for reports. ``.loc`` lines give source lines.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ import numpy as np
 
 from kvarn.dialect.chips import REGISTERS
 
-LOCAL = 0x10CA1 << 40  # where the memory of one thread begins
-GUARDED, JUMP, TOGETHER = 1, 2, 4  # kinds of instructions: under a guard, ends a run of them, needs whole warps
+LOCAL = 0x10CA1 << 40  # base address of a thread's local memory
+GUARDED, JUMP, TOGETHER = 1, 2, 4  # kinds of instructions: with a guard, end of a basic block, needs whole warps
 _BRACE, _SPACE, _LABEL = re.compile("[{}]"), re.compile(r"\s*"), re.compile(r"([$\w]+):(?!:)")
 _LOC = re.compile(r"\.loc\s+(\d+)\s+(\d+)")
 _NARROW = {"8": 1, "16": 2}  # bytes, by the end of the type of an access to shared memory
@@ -25,12 +25,12 @@ _OPERAND = re.compile(r"\{[^}]*\}|\[[^\]]*\]|[^,\s][^,]*")
 
 
 class EmulationError(RuntimeError):
-    """The kernel did what no kernel may, or uses an instruction that is not known here.
+    """An illegal operation of the kernel, or an unsupported instruction.
 
     Attributes
     ----------
     kernel : str
-        Its name, where it was launched by one.
+        Its name, if it was launched by name.
     """
 
     kernel: str = ""
@@ -42,11 +42,11 @@ class Instruction:
     name: tuple[str, ...]  # the opcode's parts
     operands: list[str]
     guard: tuple[str, bool] | None
-    line: int = 0  # of the PTX
-    source: str = ""  # file and line of the kernel, where the PTX says them
-    barrier: str = ""  # the name that a comment gives to its barrier
-    scope: tuple[int, ...] = ()  # the braces around it
-    index: int = 0  # in the kernel's code
+    line: int = 0  # PTX line
+    source: str = ""  # source file and line, if the PTX has them
+    barrier: str = ""  # the name of its barrier from a comment
+    scope: tuple[int, ...] = ()  # the enclosing braces
+    index: int = 0  # index in the kernel's code
 
     @property
     def short(self) -> str:
@@ -54,7 +54,7 @@ class Instruction:
 
     @property
     def space(self) -> str:
-        """The state space that an access names."""
+        """The state space of an access."""
         if "shared::cluster" in self.name:
             return "cluster"
         if "local" in self.name:
@@ -68,29 +68,29 @@ class Instruction:
 
 @dataclass
 class Kernel:
-    """The parsed entry of a PTX text."""
+    """A parsed entry of a PTX module."""
 
     params: list[str]
     code: list[Instruction]
     labels: dict[str, int]
     shared: dict[str, int] = field(default_factory=dict)  # offsets of shared variables
     shared_bytes: int = 0
-    cluster: tuple[int, ...] | None = None  # blocks of a cluster, where the PTX says it
-    registers: int | None = None  # of a thread at launch, as far as the directives tell
-    # Registers of asynchronous products, and those moved into them, with numbers from 0.
+    cluster: tuple[int, ...] | None = None  # blocks per cluster, if the PTX declares it
+    registers: int | None = None  # registers per thread at launch, if the directives determine them
+    # Registers of asynchronous products, and registers moved from or to them, numbered from 0.
     tracked: dict[str, int] = field(default_factory=dict)
     text: str = ""  # the whole PTX
-    symbols: dict[str, int] = field(default_factory=dict)  # addresses of constants and of threads' own memory
+    symbols: dict[str, int] = field(default_factory=dict)  # addresses of constants and of threads' local memory
     constants: np.ndarray = field(default_factory=lambda: np.zeros(0, np.uint8))
-    local_bytes: int = 0  # of a thread
-    launches: int = 0  # so far
+    local_bytes: int = 0  # per thread
+    launches: int = 0  # number of launches
     kinds: list[int] = field(default_factory=list)  # of each instruction: GUARDED, JUMP, TOGETHER
-    # Of operands: a register or symbol, and an offset.
+    # Operands as a register or symbol, and an offset.
     addresses: dict[str, tuple[str, np.uint64]] = field(default_factory=dict)
 
     @functools.cached_property
     def grain(self) -> int:
-        """Bytes that no access to shared memory takes apart."""
+        """Granularity of accesses to shared memory, in bytes: no access splits a grain."""
         found = 4
         for i in self.code:
             if i.name[0] in ("ld", "st", "atom", "red") and i.space != "global":
@@ -108,7 +108,7 @@ class Kernel:
         return any("%clock64" in i.operands for i in self.code)
 
     def address(self, operand: str) -> tuple[str, np.uint64]:
-        """What an operand ``[base+offset]`` says, remembered."""
+        """The base and offset of an operand ``[base+offset]``, cached."""
         base, sign, offset = operand.strip("[]").strip().partition("+")
         if not sign and "-" in base[1:]:
             base, _, offset = base.rpartition("-")
@@ -118,13 +118,13 @@ class Kernel:
         return found
 
     def symbol(self, offset: int) -> str:
-        """A place in shared memory by the variable that it lies in."""
+        """A place in shared memory, as its variable and an offset."""
         found = max(((at, name) for name, at in self.shared.items() if at <= offset), default=(0, "shared"))
         return found[1] + (f"+{offset - found[0]}" if offset > found[0] else "")
 
 
 def parse(text: str, entry: str) -> Kernel:
-    """The entry of a name."""
+    """Parse the entry of the given name."""
     whole = text
     text = re.sub(r"/\*.*?\*/", lambda m: "\n" * m[0].count("\n"), text, flags=re.S)
     notes: dict[int, str] = {}
@@ -168,10 +168,10 @@ def parse(text: str, entry: str) -> Kernel:
 
 
 def _kind(i: Instruction) -> int:
-    """What has to be known of an instruction before it runs."""
+    """The kind of an instruction, which determines how it is scheduled."""
     jumps = i.name[0] in ("bra", "ret", "exit")
-    # The barrier of all threads counts them: a part of a warp may come to it. One of some threads is for whole warps,
-    # which stand at it only when every branch before it has ended: blocks of PTX have no order that says so.
+    # A part of a warp may arrive at the barrier of all threads, which counts threads. A barrier of some threads needs
+    # whole warps, which reconverge there only after all earlier branches: PTX blocks have no order that ensures it.
     barrier = i.name[0] in ("bar", "barrier") and i.name[1] not in ("warp", "cluster")
     aligned = (i.name[0] == "bar" or "aligned" in i.name) and len(i.operands) > 1
     together = aligned if barrier else "sync" in i.name
@@ -179,7 +179,7 @@ def _kind(i: Instruction) -> int:
 
 
 def _constants(kernel: Kernel, text: str) -> None:
-    """Bytes of a module, such as strings: at addresses of the host, each at a multiple of 16."""
+    """Bytes of a module, such as strings, at host addresses aligned to 16."""
     found = re.findall(r"\.(?:global|const) \.align \d+ \.b8 (\w+)\[(\d+)\](?:\s*=\s*\{([^}]*)\})?;", text)
     data, at = bytearray(), {}
     for name, size, values in found:
@@ -199,7 +199,7 @@ def _directives(kernel: Kernel, text: str) -> None:
         threads *= x
     if "maxnreg" in values:
         kernel.registers = values["maxnreg"][0]
-    elif threads and "minnctapersm" in values:  # as many as fit: what ptxas takes for a kernel that uses setmaxnreg
+    elif threads and "minnctapersm" in values:  # as many as fit: ptxas's rule for a kernel with setmaxnreg
         kernel.registers = min(255, REGISTERS // (threads * values["minnctapersm"][0]) // 8 * 8)
 
 
@@ -241,7 +241,7 @@ def _statements(kernel: Kernel, text: str, at: int, end: int, files: dict[str, s
             at = after + 1
     for (inside, name), place in labels.items():
         kernel.labels[name if not inside else f"{name}@{inside[-1]}"] = place
-    for i in kernel.code:  # a label in braces is known in them only
+    for i in kernel.code:  # a label in braces is local to them
         if i.name[0] == "bra":
             inner = next((s for s in reversed(i.scope) if f"{i.operands[0]}@{s}" in kernel.labels), None)
             i.operands[0] += "" if inner is None else f"@{inner}"
@@ -260,7 +260,7 @@ def _name_barriers(kernel: Kernel, notes: dict[int, str]) -> None:
 
 
 def _tracked(code: list[Instruction]) -> dict[str, int]:
-    """Operands of asynchronous products, and whatever is moved into or from them."""
+    """Operands of asynchronous products, and registers moved from or to them."""
     found = {
         r for i in code if i.name[:2] == ("wgmma", "mma_async") for o in i.operands[:2] if "{" in o for r in parts(o)
     }

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""Races and reads of nothing in shared memory, for the PTX interpreter.
+"""Race detection, and detection of reads of unwritten shared memory, for the PTX interpreter.
 
-An access races when the last writer of a place (for a write: its readers too) is at a time that the clock of the warp
-(``kvarn.emulator.clocks``) does not hold, in whatever order the warps happened to run. Threads of one warp are taken
-for ordered.
+An access races if the last writer of its location (for a write also each reader) is at a time that the warp's vector
+clock (``kvarn.emulator.clocks``) does not cover, whatever the order in which the warps ran. Threads of one warp count
+as ordered.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ if TYPE_CHECKING:
     from .cluster import Cluster
 
 _NOBODY = -1
-Tell = Callable[[str, int, str, int], None]  # kind, instruction, message, how many places
+Tell = Callable[[str, int, str, int], None]  # kind, instruction, message, number of locations
 
 
 class _Shared:
-    """Of each grain of a block's shared memory: its last writer, and when each warp read it last."""
+    """For each grain of a block's shared memory: its last writer, and the time of each warp's last read."""
 
     def __init__(self, count: int, warps: int) -> None:
         self.writer = np.full(count, _NOBODY, np.int16)
@@ -35,13 +35,13 @@ class _Shared:
 
 
 class Races(Clocks):
-    """Accesses to shared memory that nothing orders.
+    """Detection of unordered accesses to shared memory.
 
     Parameters
     ----------
     cluster : Cluster
     tell : callable
-        Gets what is found.
+        Receives the findings.
     """
 
     def __init__(self, cluster: Cluster, tell: Tell) -> None:
@@ -58,11 +58,11 @@ class Races(Clocks):
         return found
 
     def grains(self, at: np.ndarray) -> np.ndarray:
-        """Grains [n, k] of bytes [n, size] that lie one after the other."""
+        """Grains [n, k] of contiguous bytes [n, size]."""
         return at.reshape(len(at), -1)[:, :: self.grain] // self.grain
 
     def read(self, block: Block, at: np.ndarray, threads: np.ndarray, pc: int) -> None:
-        """Threads [n] read bytes [n, size]."""
+        """Record that threads [n] read bytes [n, size]."""
         s, g, warps = self.memory(block), self.grains(at), self.of(threads)
         writer = s.writer[g]
         nothing = writer == _NOBODY
@@ -75,7 +75,7 @@ class Races(Clocks):
         s.reading[warps[:, None], g] = pc
 
     def write(self, block: Block, at: np.ndarray, data: np.ndarray, threads: np.ndarray, pc: int) -> None:
-        """Threads [n] are about to write bytes [n, size]."""
+        """Record that threads [n] are about to write bytes [n, size]."""
         s, g, warps = self.memory(block), self.grains(at), self.of(threads)
         self._check_write(block, s, g, self.clocks[warps], warps, pc, _changes(block, at, data, self.grain))
         s.writer[g], s.written[g], s.by[g] = warps[:, None], self.clocks[warps, warps][:, None], pc
@@ -83,7 +83,7 @@ class Races(Clocks):
     def write_async(
         self, block: Block, at: np.ndarray, data: np.ndarray, barrier: int, knows: np.ndarray, pc: int
     ) -> None:
-        """A copy that reports to an mbarrier is about to write; ``knows``: the clock of who started it."""
+        """Record that a copy that signals an mbarrier is about to write; ``knows``: the clock of its starter."""
         s, g, column = self.memory(block), self.grains(at), self.column(barrier)
         rows = np.zeros((len(g), self.clocks.shape[1]), np.int32)
         rows[:, : len(knows)] = knows
@@ -96,7 +96,7 @@ class Races(Clocks):
     ) -> None:  # fmt: skip
         writer = s.writer[g]
         known = np.take_along_axis(rows, np.maximum(writer, 0).astype(np.int64), 1) >= s.written[g]
-        # The same bytes again do no harm.
+        # Writing equal bytes is harmless.
         over = (writer != _NOBODY) & (writer != own) & ~known & changes
         if over.any():
             self._race(block, g, over, warps, pc, "overwrites", s)
@@ -108,11 +108,11 @@ class Races(Clocks):
             who = None if warps is None else warps[row]
             self._tell("race", block, int(place), pc, who, message, int(by), int(late.any(0).sum()))
 
-    # --- what is found
+    # --- findings
 
     def _unwritten(self, block: Block, g: np.ndarray, where: np.ndarray, warps: np.ndarray, pc: int) -> None:
         row, k = (int(x[0]) for x in np.nonzero(where))
-        message = "reads {place}, which nobody wrote"
+        message = "reads {place}, which was never written"
         self._tell("unwritten", block, int(g[row, k]), pc, warps[row], message, None, int(where.sum()))
 
     def _race(
@@ -128,7 +128,7 @@ class Races(Clocks):
         if actor < self.warps:
             return f"warp {actor % self.per_block}"
         barrier = next(a for a, column in self.columns.items() if column == actor)
-        return f"a copy that reports to {self.cluster.place(barrier)}"
+        return f"a copy that signals {self.cluster.place(barrier)}"
 
     def _tell(
         self, kind: str, block: Block, place: int, pc: int, warp: Any, message: str, by: int | None, count: int
@@ -142,7 +142,7 @@ class Races(Clocks):
 
 
 def _changes(block: Block, at: np.ndarray, data: np.ndarray, grain: int) -> np.ndarray:
-    """Whether a write changes the grains [n, k] that it writes."""
+    """Whether a write changes the grains [n, k]."""
     at = at.reshape(len(at), -1)
     differ = block.shared[at] != data.reshape(at.shape)
     return differ.reshape(len(at), -1, grain).any(2) if grain > 1 else differ

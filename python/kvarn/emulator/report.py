@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""What a run in the emulator did: instructions, traffic, bank conflicts, divergence, hazards."""
+"""The report of a run in the emulator: instructions, traffic, bank conflicts, divergence, hazards."""
 
 from __future__ import annotations
 
@@ -19,21 +19,21 @@ _BANKS = 32
 
 
 class EmulationHazard(Exception):
-    """What :meth:`Report.check` raises: the results may be right, and the kernel is wrong."""
+    """Raised by :meth:`Report.check`: the kernel is wrong, though its results may be right."""
 
 
 @dataclass
 class Traffic:
-    """What moved between a kernel and a part of its arguments.
+    """Traffic between a kernel and a part of its arguments.
 
     Attributes
     ----------
     read, written : int
-        Bytes that threads asked for, each as often as it was.
+        Bytes requested by threads, counted each time.
     read_sectors, written_sectors : int
-        Sectors of 32 bytes that the instructions of warps touched: what the L2 is asked for, were there no L1.
+        Sectors of 32 bytes per warp instruction: the requests to L2 without an L1.
     requests : int
-        Instructions of warps; copies of the tensor memory accelerator one by one.
+        Warp instructions; TMA copies individually.
     """
 
     read: int = 0
@@ -60,19 +60,19 @@ class Traffic:
 
 @dataclass
 class Hazard:
-    """Something in a kernel that its results may not show.
+    """An error in a kernel that its results may not show.
 
     Attributes
     ----------
     kind : {"race", "unwritten"}
-        Accesses to shared memory that nothing orders; a read of shared memory that nobody wrote.
+        Unordered accesses to shared memory; a read of shared memory that was never written.
     message : str
     source : str
-        File and line of the kernel, where the PTX says them.
+        File and line of the kernel, if the PTX has them.
     line : int
-        Of the PTX.
+        PTX line.
     count : int
-        Places in memory, over all times.
+        Number of locations, over all occurrences.
     """
 
     kind: str
@@ -86,32 +86,32 @@ class Hazard:
 
 
 class Counts:
-    """What the instructions of one kernel did, summed over its blocks and launches."""
+    """Counts per instruction of one kernel, summed over its blocks and launches."""
 
     def __init__(self, kernel: Kernel) -> None:
         n = len(kernel.code)
         self.kernel = kernel
         self.warps = np.zeros(n, np.int64)  # executions by a warp
         self.threads = np.zeros(n, np.int64)
-        self.diverged = np.zeros(n, np.int64)  # branches of which a warp's threads took both ways
-        self.wavefronts = np.zeros(n, np.int64)  # of accesses to shared memory
-        self.needed = np.zeros(n, np.int64)  # those that their widths need
+        self.diverged = np.zeros(n, np.int64)  # branches that split a warp
+        self.wavefronts = np.zeros(n, np.int64)  # wavefronts of accesses to shared memory
+        self.needed = np.zeros(n, np.int64)  # wavefronts required by the access widths
         self.shared_bytes = np.zeros(n, np.int64)
         self.traffic: dict[tuple[int, str], Traffic] = {}
         self.blocks = self.launches = 0
 
     def ran(self, first: int, end: int, warps: int, threads: int) -> None:
-        """Instructions from ``first`` up to ``end`` were run by the same threads."""
+        """Count the instructions from ``first`` to ``end`` (exclusive), run by the same threads."""
         self.warps[first:end] += warps
         self.threads[first:end] += threads
 
     def device(self, pc: int, fields: Fields, address: np.ndarray, size: int, lanes: np.ndarray, write: bool) -> None:
-        """An access of lanes [n] to device memory, ``size`` bytes each."""
+        """Count an access of lanes [n] to device memory, ``size`` bytes each."""
         sectors = np.unique((address.astype(np.int64) // SECTOR) * 64 + lanes // WARP)
         requests = len(np.unique(lanes // WARP))
         of_sector = fields.of(np.maximum(sectors // 64 * SECTOR, 0))
         of_lane = fields.of(address.astype(np.int64))
-        # A sector may begin before the part that it was read for.
+        # A sector may begin before the part for which it was read.
         stray = of_sector == len(fields.fields)
         if stray.any():
             of_sector[stray] = np.bincount(of_lane).argmax()
@@ -121,7 +121,7 @@ class Counts:
             found.add(int(lanes_of[n]) * size, int(sectors_of[n]), requests, write)
 
     def copied(self, pc: int, fields: Fields, address: np.ndarray, size: int, write: bool) -> None:
-        """A copy of the tensor memory accelerator: elements [n] of ``size`` bytes."""
+        """Count a TMA copy of elements [n] of ``size`` bytes."""
         if not len(address):
             return
         address = address.astype(np.int64)
@@ -130,8 +130,8 @@ class Counts:
         self.traffic.setdefault((pc, name), Traffic()).add(len(address) * size, len(sectors), 1, write)
 
     def shared(self, pc: int, address: np.ndarray, size: int, lanes: np.ndarray) -> None:
-        """An access of lanes [n] to shared memory: how often the banks must be gone through."""
-        phases = max(size // 4, 1)  # parts of a warp that go one after the other
+        """Count an access of lanes [n] to shared memory: its wavefronts."""
+        phases = max(size // 4, 1)  # groups of lanes served one after another
         group = lanes // max(WARP // phases, 1)
         words = (address.astype(np.int64) // 4)[:, None] + np.arange(phases)
         keys = np.unique(group.astype(np.int64)[:, None] * (1 << 32) + words)
@@ -144,7 +144,7 @@ class Counts:
 
 @dataclass
 class LineCounts:
-    """What one line of a kernel did; the attributes are those of :class:`Report`."""
+    """Counts of one line of a kernel; attributes as in :class:`Report`."""
 
     source: str
     instructions: int = 0
@@ -155,7 +155,7 @@ class LineCounts:
 
 
 class Report:
-    """What a run did; launches and operations add to it.
+    """Counts of a run, accumulated over launches and operations.
 
     Attributes
     ----------
@@ -171,7 +171,7 @@ class Report:
         self._codes: dict[tuple[str, str], Counts] = {}
         self._hazards: dict[tuple[str, int, str], Hazard] = {}
 
-    # --- of all kernels together
+    # --- sums over all kernels
 
     @property
     def hazards(self) -> list[Hazard]:
@@ -179,12 +179,12 @@ class Report:
 
     @property
     def instructions(self) -> int:
-        """Instructions that warps issued."""
+        """Instructions issued by warps."""
         return sum(int(c.warps.sum()) for c in self.kernels.values())
 
     @property
     def by_opcode(self) -> Counter[str]:
-        """Instructions of warps by what they are, such as ``"ld.global.v4.b32"``."""
+        """Warp instructions by opcode, such as ``"ld.global.v4.b32"``."""
         found: Counter[str] = Counter()
         for i, warps, _ in self._executed():
             found[".".join(i.name)] += warps
@@ -192,18 +192,18 @@ class Report:
 
     @property
     def active_lanes(self) -> float:
-        """Share of a warp's threads that took part in an instruction, on average; 1 without divergence."""
+        """Average share of a warp's threads that are active in an instruction; 1 without divergence."""
         warps = sum(int(c.warps.sum()) for c in self.kernels.values())
         return sum(int(c.threads.sum()) for c in self.kernels.values()) / (WARP * warps) if warps else 1.0
 
     @property
     def divergent_branches(self) -> int:
-        """Branches of which a warp's threads took both ways."""
+        """Branches that split a warp."""
         return sum(int(c.diverged.sum()) for c in self.kernels.values())
 
     @property
     def traffic(self) -> dict[str, Traffic]:
-        """What moved, by part of the arguments: ``"cache.blocks"``, ``"collection.keys"``, ``"out"``, ..."""
+        """Traffic by part of the arguments: ``"cache.blocks"``, ``"collection.keys"``, ``"out"``, ..."""
         found: dict[str, Traffic] = {}
         for counts in self.kernels.values():
             for (_, name), t in counts.traffic.items():
@@ -227,12 +227,12 @@ class Report:
 
     @property
     def bank_conflicts(self) -> int:
-        """Wavefronts of accesses to shared memory beyond those that their widths need."""
+        """Wavefronts of accesses to shared memory beyond those required by their widths."""
         return sum(int((c.wavefronts - c.needed).sum()) for c in self.kernels.values())
 
     @property
     def lines(self) -> list[LineCounts]:
-        """The same by line of the kernel, where the PTX says the lines; else by line of the PTX. Most work first."""
+        """Counts by line of the kernel if the PTX has source lines, else by PTX line; most work first."""
         found: dict[str, LineCounts] = {}
         for counts in self.kernels.values():
             sources = [i.source or f"PTX line {i.line}" for i in counts.kernel.code]
@@ -248,13 +248,13 @@ class Report:
         return sorted(found.values(), key=lambda line: -line.instructions)
 
     def check(self) -> Report:
-        """Raise :class:`EmulationHazard` if there are hazards; the report itself."""
+        """Raise :class:`EmulationHazard` if there are hazards; returns the report."""
         if self.hazards:
             raise EmulationHazard("\n".join(map(str, self.hazards)))
         return self
 
     def to_dict(self) -> dict[str, Any]:
-        """Numbers, strings, lists and dictionaries only, for JSON."""
+        """As numbers, strings, lists and dictionaries, for JSON."""
         return {
             "target": self.target, "instructions": self.instructions, "by_opcode": dict(self.by_opcode.most_common()),
             "active_lanes": self.active_lanes, "divergent_branches": self.divergent_branches,
@@ -269,10 +269,10 @@ class Report:
 
     __repr__ = __str__
 
-    # --- as it is filled
+    # --- updates
 
     def counts(self, kernel: Kernel, name: str) -> Counts:
-        """Where a launch of a kernel is counted."""
+        """The counts of a kernel's launches."""
         found = self._codes.get((name, kernel.text))
         if found is None:
             free = name
@@ -283,7 +283,7 @@ class Report:
         return found
 
     def tell(self, kernel: Kernel, kind: str, pc: int, message: str, count: int) -> None:
-        """A hazard at an instruction; the first of a kind there is described, others are counted."""
+        """Record a hazard at an instruction; the first of a kind is described, others are counted."""
         i = kernel.code[pc]
         found = self._hazards.get((kind, pc, kernel.text))
         if found is None:
@@ -316,7 +316,7 @@ class Report:
             yield f"  {name:{width}}  {t.read:14,}  {t.read_sectors:11,}  {t.written:14,}  {t.written_sectors:11,}"
         yield from (f"  {h}" for h in self.hazards)
         if not self.hazards:
-            yield "  no hazards" if self.races else "  hazards were not looked for"
+            yield "  no hazards" if self.races else "  hazards were not checked"
 
 
 def _sum(to: Traffic, other: Traffic) -> None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""Kernels and operations compiled for a GPU, run by the interpreter on NumPy arrays."""
+"""Execution of kernels and operations compiled for a GPU, by the interpreter, on NumPy arrays."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _ALIGNMENT = 256  # of scratch memory
 
 @dataclass(unsafe_hash=True)
 class Facts:
-    """What expressions are told of the device."""
+    """Device properties for expressions."""
 
     multiprocessors: int
     shared_bytes: int = chips.HOPPER.shared_bytes
@@ -65,17 +65,17 @@ def launch(
     made : kvarn.compilation.kernel.Kernel
     grid, block : int or tuple
     args
-        As of its ``launch``; TMA descriptors are those of host buffers.
+        As in the kernel's ``launch``; TMA descriptors are those of host buffers.
     order : Order, optional
     report : Report, optional
     stream : Stream, optional
-        With the kernels ahead of this one.
+        With the earlier kernels.
     programmatic : bool, optional
-        Whether it may start before they have ended; default: what the kernel says.
+        Whether it may start before they have ended; default: the kernel's attribute.
     """
     artifact = made.artifact
     if artifact.target == "host":
-        raise ValueError(f"{made.name} is compiled for host: the emulator runs PTX, of a GPU target such as sm_90a")
+        raise ValueError(f"{made.name} is compiled for host: the emulator runs PTX of a GPU target such as sm_90a")
     entry = artifact.entry()
     if len(args) != len(entry.args):
         expected = ", ".join(a.name for a in entry.args)
@@ -92,7 +92,7 @@ def launch(
             continue
         fields, ordinal = binding.make_binder(arg, made.name)(given)
         if ordinal is not None and ordinal != binding.HOST:
-            raise ValueError(f"argument {arg.name!r} of {made.name} must lie in host memory to be emulated")
+            raise ValueError(f"argument {arg.name!r} of {made.name} must be in host memory to be emulated")
         parts += fields_of(arg, fields)
         every.append(fields)
         bound = dict(zip((f.name for f in arg.fields), fields, strict=True))
@@ -112,7 +112,7 @@ def launch(
 
 @dataclass(frozen=True)
 class _Place:
-    """Where a launch is in a stream; ``followed``: the next kernel may start before it has ended."""
+    """A launch in a stream; ``followed``: the next kernel may start before it has ended."""
 
     stream: Stream | None
     programmatic: bool
@@ -123,7 +123,7 @@ def _launch(
     artifact: Artifact, entry: Entry, grid: Any, block: Any, values: list[Any], arrays: list[np.ndarray],
     order: Order | None, report: Report | None, parts: list[Field], place: _Place,
 ) -> None:  # fmt: skip
-    """Run a kernel, and hold it to who owns pages where it is compiled so."""
+    """Run a kernel, with ownership checks if it is compiled with them."""
     variables: dict[str, int] = {}
     own = arrays
     timeline.load(entry, binding.HOST, variables.__setitem__)
@@ -181,13 +181,13 @@ def run_program(
     ----------
     program : Artifact
     given
-        One object an argument.
+        One object per argument.
     multiprocessors : int
-        What a grid that fills the device counts with.
+        Multiprocessors assumed by grids that fill the device.
     order : Order, optional
     report : Report, optional
     stream : Stream, optional
-        With the kernels ahead of the program; by default there are none.
+        With the kernels before the program; by default none.
     """
     _run_steps(program, [_fields(g) for g in given], arrays_of(given), Facts(multiprocessors), order, report, stream)
 
@@ -217,7 +217,7 @@ def _run_steps(
 
 
 def _starts_early(program: Artifact, step: Step) -> bool:
-    """Whether a step may start before the one ahead of it has ended."""
+    """Whether a step may start before the previous one has ended."""
     return bool({**program.entry(step.entry).attributes, **step.attributes}.get("programmatic"))
 
 
@@ -234,7 +234,7 @@ def run(
 ) -> None:
     """Run an operation (``kvarn.dispatch.Operation``) on host buffers as the GPU ``target`` would.
 
-    Operands, attributes and schedule are as the operation takes them; the others as for :func:`run_program`.
+    Operands, attributes and schedule as in the operation; other parameters as in :func:`run_program`.
     """
     ordered = () if schedule is None else tuple(sorted(schedule.items()))
     what, given = operation.specialisation(operands, attributes, ordered, target)
@@ -243,7 +243,7 @@ def run(
 
 
 def _fields(operand: Any) -> tuple[Any, ...]:
-    """The values of a program's argument."""
+    """The field values of a program's argument."""
     if hasattr(operand, "fields"):
         return operand.fields()
     if isinstance(operand, buffers.BufferView):
@@ -258,35 +258,35 @@ def _bits(value: Any, type_: str) -> int:
     return int(value) & (1 << 64) - 1
 
 
-# --- everything inside a context -----------------------------------------------------------------
+# --- the context of emulation ------------------------------------------------------------------------
 
 
 class EmulatedProgram(Program):
-    """An operation's program as it runs in the emulator; in the place of ``kvarn.dispatch.OperationProgram``."""
+    """An operation's program in the emulator; takes the place of ``kvarn.dispatch.OperationProgram``."""
 
     def bind(self, operands: Sequence[Any]) -> tuple[list[tuple[Any, ...]], int]:
         values, ordinal = self._binders.bind(operands)
         if ordinal != binding.HOST:
-            raise ValueError(f"operands of {self.artifact.name} must lie in host memory to be emulated")
+            raise ValueError(f"operands of {self.artifact.name} must be in host memory to be emulated")
         return values, ordinal
 
     def run(self, known: Any, values: list[Any], operands: Sequence[Any], stream: Any) -> None:
         e = emulation()
         known.complete(values)
         if e is None:
-            raise RuntimeError("an emulated operation was kept beyond its context")
+            raise RuntimeError("an emulated operation was used after its context")
         _run_steps(self.artifact, values, arrays_of(operands), Facts(e.multiprocessors), e.order, e.report, e.stream)
 
 
 @dataclass(frozen=True, eq=False)
 class Emulation:
-    """What stands for the GPU in a ``with kv.emulated(...)``."""
+    """The replacement of the GPU inside ``with kv.emulated(...)``."""
 
     target: str
     order: Order
     multiprocessors: int
     report: Report
-    stream: Stream | None = None  # where kernels of the target may start early
+    stream: Stream | None = None  # None if kernels of the target cannot start early
 
     def program(self, what: Any) -> EmulatedProgram:
         """The program of an operation's specialisation."""
@@ -307,35 +307,35 @@ def emulated(
     races: bool = True,
     steps: int | None = None,
 ) -> Iterator[Report]:
-    """Run what this thread launches inside - kernels and ``kv.ops`` on NumPy arrays - as a GPU would, without one.
+    """Run kernels and ``kv.ops`` that this thread launches inside, on NumPy arrays, as a GPU would.
 
-    The PTX for ``target`` runs in an interpreter. What cannot go on raises ``EmulationError``: an access outside the
-    arguments' memory or misaligned, a hang (with the barrier's name), a product that is used too early. What may go
-    unseen in the results is in the report's ``hazards``.
+    The PTX for ``target`` runs in an interpreter. Fatal errors raise ``EmulationError``: an access that is misaligned
+    or outside the arguments' memory, a deadlock (with the barrier's name), a product that is used too early. Errors
+    that may not affect results are in the report's ``hazards``.
 
     Parameters
     ----------
     target : str
         ``"sm_80"``, ``"sm_90a"``, ``"sm_100a"``, ...
     order : str or Order
-        How the warps of a block take turns: ``"program"`` (together, the lowest instruction first), ``"forward"`` and
-        ``"backward"`` (each as far as it gets, from the first or the last), ``"random"``.
+        Scheduling of a block's warps: ``"program"`` (together, the lowest instruction first), ``"forward"`` and
+        ``"backward"`` (each as far as possible, from the first or the last), ``"random"``.
     seed : int
-        Of a random order.
+        Seed of a random order.
     copies : {"late", "early", "random"}, optional
-        When asynchronous copies land; default: ``"late"``, and ``"random"`` in a random order.
+        Completion of asynchronous copies; default: ``"late"``, and ``"random"`` in a random order.
     multiprocessors : int, optional
-        What grids that fill the device count with; default: those of the first GPU of the architecture.
+        Multiprocessors assumed by grids that fill the device; default: those of the first GPU of the architecture.
     races : bool
-        Whether to look for races and reads of unwritten shared memory, which takes up to half of the time.
+        Whether to detect races and reads of unwritten shared memory, which takes up to half of the time.
     steps : int, optional
-        What a launch may take at most, blocks and turns of their threads: one that takes more is an
-        ``EmulationError``. Default: ``KVARN_EMULATOR_STEPS``, or what ``order`` says.
+        Step limit of a launch (blocks and scheduling steps of threads), above which it raises ``EmulationError``.
+        Default: ``KVARN_EMULATOR_STEPS``, or the limit of ``order``.
 
     Yields
     ------
     Report
-        Counts of everything that ran inside so far.
+        Counts of everything run inside so far.
     """
     from kvarn.lowering.target import by_name
 
@@ -357,13 +357,13 @@ def emulated(
 
 
 def emulate(kernel: Any, grid: Any, block: Any, args: Sequence[Any], options: Mapping[str, Any]) -> Report:
-    """``kernel.emulate`` of kernels of the kernel language and of compiled ones."""
+    """``kernel.emulate`` for DSL kernels and compiled kernels."""
     if hasattr(kernel, "artifact"):  # compiled
         options = {"target": kernel.target, **options}
         if options["target"] != kernel.target:
             raise ValueError(f"{kernel.name} is compiled for {kernel.target}, got target={options['target']!r}")
         if kernel.target == "host":
-            raise ValueError(f"{kernel.name} is compiled for host: the emulator runs PTX, of a GPU target")
+            raise ValueError(f"{kernel.name} is compiled for host: the emulator runs PTX of a GPU target")
     with emulated(**options) as report:
         kernel[grid, block](*args)
     return report

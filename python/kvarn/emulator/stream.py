@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""The kernels of a stream, for the PTX interpreter: which of those ahead may still run when a kernel touches memory.
+"""The kernels of a stream, for the PTX interpreter: which earlier kernels may still run when a kernel accesses memory.
 
-A kernel whose launch is programmatic may start as soon as every block of the kernel ahead of it has run
-``griddepcontrol.launch_dependents`` or has ended; whatever a block of that one knew to be over by then is over.
-``griddepcontrol.wait`` waits for the end of the kernel ahead: of those before that one too only where one of its own
-threads waited for them. A thread that has not waited, nor heard through a barrier of one that has, may neither read nor
-write what a kernel that may still run writes, nor write what that kernel reads. Any other launch starts when everything
-before it is over.
+A kernel with a programmatic launch may start as soon as every block of the previous kernel has run
+``griddepcontrol.launch_dependents`` or has ended; kernels that such a block knew to be over are over.
+``griddepcontrol.wait`` waits for the end of the previous kernel, and for earlier ones only if a thread of the previous
+kernel waited for them. A thread that has neither waited, nor synchronised with one that has, must not access what a
+kernel that may still run writes, nor write what that kernel reads. Any other launch starts when all earlier work is
+over.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from .cluster import Cluster
     from .memory import Fields
 
-_NUMBERS = np.iinfo(np.uint16).max  # of kernels whose accesses can be told apart
+_NUMBERS = np.iinfo(np.uint16).max  # of kernels whose accesses can be distinguished
 _NONE: frozenset[int] = frozenset()
 
 
@@ -39,17 +39,17 @@ class Launched:
         In its stream, from 1.
     name : str
     running : set of int
-        Kernels ahead that may still run when it starts.
+        Earlier kernels that may still run when it starts.
     left : set of int
-        Those that may even when it has waited.
+        Earlier kernels that may still run after it has waited.
     arrays : sequence of numpy.ndarray
-        Its memory, which nothing else may take the place of while it may run.
+        Its memory, kept alive while it may run.
     unordered : sequence of numpy.ndarray
-        Memory that kernels may share as they like.
+        Memory that kernels may share without order.
     waited : bool
-        Whether a thread of it has waited.
+        Whether one of its threads has waited.
     eager : bool
-        Whether a block let the next kernel start, or ended, before it knew that those ahead were over.
+        Whether a block allowed the next kernel to start, or ended, before it knew that earlier kernels were over.
     """
 
     number: int
@@ -63,15 +63,15 @@ class Launched:
     eager: bool = False
     marks: list[Marks] = field(default_factory=list)
 
-    # --- what its threads do
+    # --- actions of its threads
 
     def wait(self, t: Block, lanes: Any) -> None:
-        """Threads wait for the kernel ahead."""
+        """Threads wait for the previous kernel."""
         t.clocks.wait_for_ahead(t.clocks.warps_of(t, lanes))
         self.waited = True
 
     def let_start(self, t: Block, lanes: Any) -> None:
-        """Threads let the next kernel start, as far as their block has a say in it."""
+        """Threads allow the next kernel to start, for their block."""
         if not t.lets_start:
             t.lets_start = True
             self.eager |= not t.clocks.know_ahead(t.clocks.warps_of(t, lanes)).all()
@@ -85,14 +85,14 @@ class Launched:
     # --- accesses
 
     def concerns(self, t: Block) -> bool:
-        """Whether accesses of a block must be looked at."""
+        """Whether accesses of a block must be checked."""
         if not t.knows_ahead:
             first = t.rank * t.clocks.per_block
             t.knows_ahead = bool(t.clocks.know_ahead(slice(first, first + t.clocks.per_block)).all())
         return not t.knows_ahead or bool(self.left)
 
     def check(self, t: Block, i: Instruction, address: np.ndarray, size: int, lanes: Any, write: bool) -> None:
-        """Accesses [n] of ``size`` bytes that threads [n] are about to make, or copies that they are about to start."""
+        """Check accesses [n] of ``size`` bytes by threads [n], or by copies that they are about to start."""
         if not self.concerns(t):
             return
         known = t.clocks.know_ahead(t.clocks.of(t.threads[lanes]))
@@ -117,13 +117,13 @@ class Launched:
                     raise EmulationError(
                         f"{i.short}: kernel {self.name} {'writes' if write else 'reads'} "
                         f"{fields.names[int(fields.of(first)[0])]} at {int(first[0]):#x}, which kernel "
-                        f"{self.ahead[int(numbers[wrong][0])].name} ahead of it {what} and may still be at: no "
+                        f"{self.ahead[int(numbers[wrong][0])].name} before it {what} and may still run: no "
                         "griddepcontrol.wait comes before"
                     )
 
 
 class Stream:
-    """Kernels that are launched one after the other."""
+    """Kernels launched one after another."""
 
     def __init__(self) -> None:
         self._count = 0
@@ -134,17 +134,17 @@ class Stream:
         self, name: str, programmatic: bool, memory: Memory, arrays: Sequence[np.ndarray],
         unordered: Sequence[np.ndarray] = (), followed: bool = True,
     ) -> Launched:  # fmt: skip
-        """A kernel is about to run.
+        """Register a kernel that is about to run.
 
         Parameters
         ----------
         name : str
         programmatic : bool
-            Whether it may start before the kernel ahead of it has ended.
+            Whether it may start before the previous kernel has ended.
         memory : Memory
-            Is told to note what the kernel reads and writes.
+            Records the kernel's reads and writes.
         arrays, unordered : sequence of numpy.ndarray
-            Its memory, and what of it kernels may share as they like.
+            Its memory, and the part of it that kernels may share without order.
         followed : bool
             Whether another kernel may start before it has ended.
         """

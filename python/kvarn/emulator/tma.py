@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""The tensor memory accelerator and its barriers, for the PTX interpreter and for tests on a GPU.
+"""The TMA and its barriers, for the PTX interpreter and for tests on a GPU.
 
-:func:`read_box` is the model of a copy: dimensions, strides, box, bounds. The interpreter's copies write what it gives
-where the swizzle puts it, to one block of the cluster or to several, and land when the schedule says so. A barrier
-whose expected bytes are not exactly those that came, and a store that nothing waited for, are errors.
+:func:`read_box` models a copy: dimensions, strides, box, bounds. The interpreter's copies write its result with the
+swizzle, to one or several blocks of the cluster, and complete when the order says so. A barrier whose expected bytes
+differ from the received ones, and a store without a wait, are errors.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ Read = Callable[[np.ndarray], np.ndarray]  # addresses [n] to bytes [n, itemsize
 
 
 def places(m: TensorMap, coordinates: Sequence[int], box: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
-    """Addresses of the elements of a box, row-major, and which are in bounds. Coordinates fast to slow."""
+    """Addresses of the elements of a box, row-major, and which are in bounds. Coordinates from fast to slow."""
     starts = list(coordinates)[::-1]
     index = [i + start for i, start in zip(np.indices(box).reshape(len(box), -1), starts, strict=True)]
     inside = np.ones(index[0].shape, bool)
@@ -40,7 +40,7 @@ def places(m: TensorMap, coordinates: Sequence[int], box: Sequence[int]) -> tupl
 
 
 def read_box(m: TensorMap, coordinates: Sequence[int], read: Read) -> np.ndarray:
-    """What one copy transfers: bytes [rows, bytes of a row], zeros out of bounds.
+    """The data of one copy: bytes [rows, bytes of a row], zeros out of bounds.
 
     ``coordinates`` are the instruction's: fast to slow, or a column and four rows.
     """
@@ -51,7 +51,7 @@ def read_box(m: TensorMap, coordinates: Sequence[int], read: Read) -> np.ndarray
 
 
 def touched(m: TensorMap, coordinates: Sequence[int]) -> np.ndarray:
-    """Addresses of the elements that one copy transfers."""
+    """Addresses of the elements of one copy."""
     column, *rows = coordinates
     boxes = [(column, row) for row in rows] if m.form in GATHERS else [coordinates]
     return np.concatenate([a[inside] for a, inside in (places(m, box, m.box) for box in boxes)])
@@ -66,12 +66,12 @@ def _read(m: TensorMap, coordinates: Sequence[int], read: Read) -> np.ndarray:
 
 
 def swizzled(m: TensorMap, start: int, rows: int) -> np.ndarray:
-    """Address in shared memory of each byte of a box that a copy puts at ``start``, [rows, bytes of a row]."""
+    """Shared-memory address of each byte of a box copied to ``start``, [rows, bytes of a row]."""
     address = start + np.arange(rows * m.box[-1] * m.dtype.itemsize).reshape(rows, -1)
     return address if m.swizzle == "none" else address ^ ((address >> 3) & (SWIZZLE_BYTES[m.swizzle] - 16))
 
 
-# --- the interpreter's part ----------------------------------------------------------------------
+# --- instructions -----------------------------------------------------------------------------------
 
 
 @op("cp")
@@ -88,12 +88,12 @@ def copy(t: Block, i: Instruction) -> Any:
 def _parts(operand: str) -> tuple[str, list[str]]:
     found = re.fullmatch(r"\[\s*([%\w]+)\s*,\s*\{([^}]*)\}\s*\]", operand)
     if not found:
-        raise EmulationError(f"operand {operand} is no descriptor with coordinates")
+        raise EmulationError(f"operand {operand} is not a descriptor with coordinates")
     return found[1], [c.strip() for c in found[2].split(",")]
 
 
 class Stores:
-    """Stores of a block's threads that are not written yet: in no group, and in groups."""
+    """Pending stores of a block's threads: in no group, and in groups."""
 
     def __init__(self, t: Block) -> None:
         self.open: dict[int, list[Callable[[], None]]] = {}
@@ -102,7 +102,7 @@ class Stores:
 
     def finish(self) -> None:
         if any(self.open.values()) or any(g for groups in self.groups.values() for g in groups):
-            raise EmulationError("the kernel ends with stores that nothing waited for")
+            raise EmulationError("the kernel ends with stores without a wait")
 
 
 def _stores(t: Block) -> Stores:
@@ -120,7 +120,7 @@ def _start_store(t: Block, lane: int, write: Callable[[], None]) -> None:
 
 
 def _nothing() -> None:
-    """What is left to do for a store that is written."""
+    """The remaining work of a store that is written."""
 
 
 def _tensor(t: Block, i: Instruction) -> Any:
@@ -138,7 +138,7 @@ def _tensor(t: Block, i: Instruction) -> Any:
         for n, lane in enumerate(np.arange(t.count)[m].tolist()):
             where = c.descriptors.get(int(handles[n]))
             if where is None:
-                raise EmulationError(f"{i.text}: {handles[n]:#x} is no TMA descriptor")
+                raise EmulationError(f"{i.text}: {handles[n]:#x} is not a TMA descriptor")
             at, given = int(shared[n]), [int(v[n]) for v in values]
             if given[0] * where.dtype.itemsize % 16:
                 raise EmulationError(f"{i.text}: a box must start at a multiple of 16 bytes, got column {given[0]}")
@@ -190,7 +190,7 @@ def _store(t: Block, i: Instruction, m: TensorMap, at: int, given: list[int], la
 
 
 def _plain(t: Block, i: Instruction) -> Any:
-    """Rows of bytes: from device to shared memory, between blocks of a cluster, or back to device memory."""
+    """Bulk copies of bytes: from device to shared memory, between blocks of a cluster, or to device memory."""
     to_shared, from_shared = i.name[3].startswith("shared"), i.name[4].startswith("shared")
     if not (to_shared or from_shared) or "multicast::cluster" in i.name or "bytemask" in "".join(i.name):
         raise EmulationError(f"unknown form: {i.text}")
@@ -241,7 +241,7 @@ def _plain(t: Block, i: Instruction) -> Any:
 
 
 def _groups(t: Block, i: Instruction) -> Any:
-    """Groups of a thread's stores, and waits, after which all but the newest groups have been written."""
+    """Groups of a thread's stores; after a wait, all but the newest groups have been written."""
 
     def run(m: Lanes) -> None:
         s = _stores(t)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""The passport of a kernel as text: a line a pass, the parameters, the mix of instructions, the assembler's figures."""
+"""The kernel report as text: one line per pass, the parameters, the instruction mix, the assembler's statistics."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from kvarn.artifact import Artifact
 from .stages import Stage, changed
 
 if TYPE_CHECKING:
-    from .facts import Passport
+    from .facts import KernelReport
 
-# What moves data, does matrix work or waits is counted by its whole name, the rest by what it computes.
+# Data movement, matrix products and waits are counted by full name, other instructions by category.
 _TELLING = re.compile(
     r"(?:ld|st)\.|ldu\.|cp\.|ldmatrix|stmatrix|movmatrix|mma\.|wgmma\.|tcgen05\.|atom\.|red\.|bar\.|barrier|mbarrier|fence|membar|"
     r"shfl|vote|redux|call|setmaxnreg|griddepcontrol|prefetch|nanosleep|trap|elect"
@@ -28,28 +28,28 @@ _KINDS = (
     ("arithmetic of floats", re.compile(r"\w+\.(?:\S*\.)?(f16|f16x2|bf16|bf16x2|f32|f32x2|f64)\b")),
     ("arithmetic of integers and bits", re.compile(r"\w+\.(?:\S*\.)?(u|s|b|pred)\d*\b")),
 )
-_WIDEST = 240  # characters of a line
+_WIDEST = 240  # characters per line
 _COMMENT, _BRACES = re.compile(r"//.*"), re.compile(r"[{}]")
 _OPCODE = re.compile(r"(?:[$\w]+:\s*)*(?:@!?\S+\s+)?([a-z][\w.:]*)")
 
 
-def described(passport: Passport) -> Iterator[str]:
-    """The whole report, by lines."""
-    yield f"{passport.kernel.name} for {passport.kernel.target}"
-    if passport.stages:
+def described(report: KernelReport) -> Iterator[str]:
+    """The whole report, line by line."""
+    yield f"{report.kernel.name} for {report.kernel.target}"
+    if report.stages:
         yield ""
-        yield from describe_stages(passport.stages)
+        yield from describe_stages(report.stages)
     yield ""
-    yield from map(_cut, describe_abi(passport.kernel.artifact))
+    yield from map(_cut, describe_abi(report.kernel.artifact))
     yield ""
-    yield from describe_code(passport)
-    if passport.report is not None:
+    yield from describe_code(report)
+    if report.report is not None:
         yield ""
-        yield str(passport.report)
+        yield str(report.report)
 
 
 def _cut(line: str) -> str:
-    """A line that people read: sizes of scratch memory may be formulas of a thousand characters."""
+    """Truncate a long line: sizes of scratch memory may be formulas of a thousand characters."""
     return line if len(line) <= _WIDEST else f"{line[: _WIDEST - 1]}… ({len(line):,} characters, whole with --html)"
 
 
@@ -66,7 +66,7 @@ def describe_stages(stages: Sequence[Stage]) -> Iterator[str]:
 
 
 def describe_patterns(counted: Any) -> Iterator[str]:
-    """How often each rule of each pass was applied."""
+    """The number of applications of each rule of each pass."""
     width = max((len(name) for name, _ in counted.counts), default=4)
     yield f"{'pass':{width}}  {'times':>6}  rule"
     for (name, rule), times in counted.counts.items():
@@ -97,7 +97,7 @@ def describe_abi(artifact: Artifact) -> Iterator[str]:
 
 
 def written(expression: Any, artifact: Artifact) -> str:
-    """An expression of a step as people write it."""
+    """An expression of a step in infix notation."""
     signs = {"add": "+", "sub": "-", "mul": "*", "floordiv": "//", "mod": "%", "lt": "<", "le": "<=", "eq": "==",
              "ge": ">=", "gt": ">", "and": "and"}  # fmt: skip
     if not isinstance(expression, tuple):
@@ -116,7 +116,7 @@ def written(expression: Any, artifact: Artifact) -> str:
 
 
 def instruction_mix(ptx: str) -> Counter[str]:
-    """How often telling instructions stand in PTX, and the others by what they compute; ``"other"`` is the rest."""
+    """Counts of PTX instructions: the most informative by name, others by category; ``"other"`` is the remainder."""
     text = "\n".join(line for line in _COMMENT.sub("", ptx).splitlines() if not line.lstrip().startswith("."))
     found: Counter[str] = Counter()
     for statement in _BRACES.sub(" ", text).split(";")[:-1]:
@@ -133,9 +133,9 @@ def sorted_mix(mix: Mapping[str, int]) -> list[tuple[str, int]]:
     return sorted(mix.items(), key=lambda item: (item[0] == "other", -item[1], item[0]))
 
 
-def describe_code(passport: Passport) -> Iterator[str]:
-    """Sizes, the instruction mix and the assembler's figures."""
-    artifact = passport.kernel.artifact
+def describe_code(report: KernelReport) -> Iterator[str]:
+    """Sizes, the instruction mix and the assembler's statistics."""
+    artifact = report.kernel.artifact
     if artifact.target == "host":
         yield "target host: the CPU's JIT compiles it on the first run"
         return
@@ -143,13 +143,13 @@ def describe_code(passport: Passport) -> Iterator[str]:
     yield f"PTX ISA {artifact.isa} for {artifact.target}: {mix.total()} instructions"
     for name, count in sorted_mix(mix):
         yield f"  {count:5d}  {name}"
-    if passport.no_figures:
-        yield f"registers and spills: {passport.no_figures}"
+    if report.no_figures:
+        yield f"registers and spills: {report.no_figures}"
         return
-    for name, figures in passport.assembled.kernels.items():
+    for name, figures in report.assembled.kernels.items():
         yield (
             f"{name}: {figures.registers} registers, {figures.spill_stores} + {figures.spill_loads} bytes spilled "
-            f"and reloaded, {figures.shared_bytes} bytes of static shared memory ({passport.assembled.tool})"
+            f"and reloaded, {figures.shared_bytes} bytes of static shared memory ({report.assembled.tool})"
         )
 
 

@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""``kvarn explain``: what happens to a kernel, pass by pass, and what comes out.
+"""``kvarn explain``: the compilation of a kernel, pass by pass, and its result.
 
-A line a pass: its time, how many operations it left, and which kinds came and went. Then the parameters of the
-compiled function, the mix of memory and matrix instructions in the PTX, and the assembler's figures where an
-assembler is installed. ``--pass NAME`` shows the IR after one pass, ``--diff NAME`` what it changed, ``--html FILE``
-writes everything as a page (``kvarn.inspect``).
+It prints one line per pass (time, number of operations, changes by kind), the parameters of the compiled function, the
+instruction mix of the PTX, and the assembler's statistics if an assembler is installed. ``--pass NAME`` prints the IR
+after a pass, ``--diff NAME`` its changes, ``--html FILE`` writes the whole report as a page (``kvarn.inspect``).
 """
 
 from __future__ import annotations
@@ -21,17 +20,17 @@ from kvarn.tools.input_options import add_input_options, values_of
 from kvarn.tools.pass_options import given_name
 
 if TYPE_CHECKING:
-    from . import Passport
+    from . import KernelReport
 
 
-def passport_of(options: argparse.Namespace) -> Passport:
-    """The passport of what the options name."""
+def report_of(options: argparse.Namespace) -> KernelReport:
+    """The report of the kernel that the options select."""
     kernel = compile_named(options)
     return kernel.explain(report=emulated(kernel, options) if options.emulate else None, threads=threads_of(options))
 
 
 def threads_of(options: argparse.Namespace) -> int | None:
-    """Threads of the block that was asked for."""
+    """Threads per block, if the options give them."""
     if options.block is None:
         return None
     x, y, z = options.block
@@ -39,7 +38,7 @@ def threads_of(options: argparse.Namespace) -> int | None:
 
 
 def emulated(kernel: Any, options: argparse.Namespace) -> Any:
-    """The report of a run on random arguments."""
+    """The emulator's report of a run on random arguments."""
     from kvarn.compilation import driver as compiler
     from kvarn.emulator.report import Report
     from kvarn.tools import random_inputs, semantics
@@ -60,12 +59,12 @@ _DEFINED = re.compile(r"(%[\w$.-]+)(?::\d+)?(?=(?:, %[\w$.-]+(?::\d+)?)* = )")
 
 
 def difference(before: str, after: str, name: str, context: int = 3) -> Iterator[str]:
-    """What a pass changed, as a unified diff. That a value has another number than before is no change by itself."""
+    """The changes of a pass as a unified diff. A renumbered value is not a change."""
     old, new = before.splitlines(True), after.splitlines(True)
     masked = [[_VALUE.sub("%", line) for line in lines] for lines in (old, new)]
     matcher = difflib.SequenceMatcher(None, masked[0], masked[1])
     numbers: dict[str, str] = {}
-    changed: list[tuple[int, int, int, int]] = []  # runs of lines of old and new
+    changed: list[tuple[int, int, int, int]] = []  # ranges of old and new lines
     for kind, i1, i2, j1, j2 in matcher.get_opcodes():
         if kind != "equal":
             changed.append((i1, i2, j1, j2))
@@ -92,7 +91,7 @@ def difference(before: str, after: str, name: str, context: int = 3) -> Iterator
 
 
 def _same(old: str, new: str, numbers: dict[str, str]) -> bool:
-    """Whether two lines that are equal but for numbers name the same values; notes what a value is called now."""
+    """Whether two lines that are equal except for numbers name the same values; records the new numbers."""
     pairs = list(zip(_VALUE.findall(old), _VALUE.findall(new), strict=True))
     defined = {m[1] for m in _DEFINED.finditer(old)}
     if old.lstrip().startswith(("^", "gpu.func", "func.func", "llvm.func")):
@@ -103,7 +102,7 @@ def _same(old: str, new: str, numbers: dict[str, str]) -> bool:
 
 
 def _hunks(changed: list[tuple[int, int, int, int]], context: int) -> Iterator[list[tuple[int, int, int, int]]]:
-    """Runs of changes whose context touches."""
+    """Groups of changes whose contexts touch."""
     hunk: list[tuple[int, int, int, int]] = []
     for change in changed:
         if hunk and change[0] - hunk[-1][1] > 2 * context:
@@ -116,30 +115,24 @@ def _hunks(changed: list[tuple[int, int, int, int]], context: int) -> Iterator[l
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command; returns the exit status."""
-    parser = argparse.ArgumentParser(prog="kvarn explain", description="Report on a kernel, pass by pass.")
+    parser = argparse.ArgumentParser(prog="kvarn explain", description="Report how a kernel is compiled, pass by pass.")
     add_kernel_options(parser)
+    parser.add_argument("--pass", dest="show", type=given_name, metavar="PASS", help="print only the IR after a pass")
     parser.add_argument(
-        "--pass", dest="show", type=given_name, metavar="PASS", help="print the IR after a pass, and nothing else"
+        "--remarks-filter", metavar="RE", help="print only the remarks of matching passes (also of ptxas)"
     )
     parser.add_argument(
-        "--remarks-filter",
-        metavar="RE",
-        help="print the remarks of the passes that match (ptxas too), and nothing else",
+        "--remarks", choices=("text", "yaml", "json"), help="format of remarks; without a filter, of all passes"
     )
     parser.add_argument(
-        "--remarks", choices=("text", "yaml", "json"), help="the form of remarks; without a filter, of all passes"
+        "--patterns", action="store_true", help="print only how often each rule of each pass was applied"
+    )
+    parser.add_argument("--diff", type=given_name, metavar="PASS", help="print only the changes of a pass to the IR")
+    parser.add_argument(
+        "--html", type=given_name, metavar="FILE", help="write the whole report as a self-contained page"
     )
     parser.add_argument(
-        "--patterns", action="store_true", help="print how often each rule of each pass was applied, and nothing else"
-    )
-    parser.add_argument(
-        "--diff", type=given_name, metavar="PASS", help="print what a pass changed in the IR, and nothing else"
-    )
-    parser.add_argument(
-        "--html", type=given_name, metavar="FILE", help="write a page with everything, which needs nothing else"
-    )
-    parser.add_argument(
-        "--emulate", action="store_true", help="run the kernel in the emulator on random arguments, and count"
+        "--emulate", action="store_true", help="also run the kernel in the emulator on random arguments"
     )
     add_input_options(parser.add_argument)
     options = parser.parse_args(argv)
@@ -148,23 +141,23 @@ def main(argv: Sequence[str] | None = None) -> int:
         given |= {} if options.op else {"--arg": options.arg}
         names = [name for name, value in given.items() if value]
         if names:
-            raise UsageError(f"what --emulate runs is said by {', '.join(names)}: give --emulate too")
+            raise UsageError(f"{', '.join(names)} must be used with --emulate")
     from kvarn.lowering import remarks
 
     from . import describe
 
-    passport = passport_of(options)
+    report = report_of(options)
     if options.html:
-        print(f"wrote {passport.save(options.html)}")
+        print(f"wrote {report.save(options.html)}")
         return 0
     if options.patterns:
-        print("\n".join(describe.describe_patterns(passport.run.rewrites)))
+        print("\n".join(describe.describe_patterns(report.run.rewrites)))
         return 0
     if options.remarks_filter is not None or options.remarks is not None:
-        found = remarks.filtered(passport.remarks, options.remarks_filter or "")
+        found = remarks.filtered(report.remarks, options.remarks_filter or "")
         print(remarks.written(found, options.remarks or "text"), end="")
         return 0
-    stages = passport.stages
+    stages = report.stages
     names = [s.name for s in stages]
     for wanted in filter(None, (options.show, options.diff)):
         if wanted not in names:
@@ -177,5 +170,5 @@ def main(argv: Sequence[str] | None = None) -> int:
         before, after = stages[i - 1].text if i else "", stages[i].text
         sys.stdout.writelines(difference(before, after, options.diff))
         return 0
-    print(f"{passport}\n")
+    print(f"{report}\n")
     return 0

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""The passport of a kernel as an object; its parts are made when they are asked for."""
+"""The kernel report as an object; its parts are computed on demand."""
 
 from __future__ import annotations
 
@@ -23,32 +23,32 @@ if TYPE_CHECKING:
     from kvarn.emulator.report import Counts
 
 
-class Passport:
-    """Everything that is known of a compiled kernel.
+class KernelReport:
+    """The report of a compiled kernel.
 
-    ``str()`` is a report, :meth:`html` a page; a notebook shows the page.
+    ``str()`` gives text, :meth:`html` a page, which notebooks display.
 
     Parameters
     ----------
     kernel : Kernel
     report : kvarn.emulator.Report, optional
-        Of runs of this kernel in the emulator: its counts stand beside the code.
+        Of runs of this kernel in the emulator; its counts are shown next to the code.
     threads : int, optional
-        Of a block, where the kernel does not say: occupancy depends on them.
+        Threads per block, for the occupancy of a kernel without a declared block size.
     texts : mapping of str to str
-        Sources that no file holds, by the file name of their locations.
+        Sources without a file, by the file name of their locations.
 
     Attributes
     ----------
     stages : list of Stage
-        The IR after each pass with its time; empty, with the reason in ``no_source``, for a kernel that was loaded.
+        The IR after each pass with its time; empty for a loaded kernel, with the reason in ``no_source``.
     shared : list of shared.Block
-        Dynamic shared memory: what lies where and how long it is used.
+        The layout and lifetimes of dynamic shared memory.
     remarks : list of Remark
         Of passes and of the assembler.
     ptx, sass : list of places.Line
-        With their places in the source. ``sass`` is empty, with the reason in ``no_sass``, without an assembler or a
-        disassembler.
+        Code lines with their source lines. Without an assembler or a disassembler ``sass`` is empty, with the reason in
+        ``no_sass``.
     """
 
     def __init__(
@@ -90,7 +90,7 @@ class Passport:
 
     @functools.cached_property
     def ptx_text(self) -> str:
-        """The PTX, with source lines where the IR is known."""
+        """The PTX, with source lines if the IR is known."""
         artifact = self.run.artifact or self.kernel.artifact
         return str(artifact.code.get("ptx", ""))
 
@@ -109,12 +109,12 @@ class Passport:
 
     @property
     def assembled(self) -> assemble.Assembled:
-        """The machine code with its figures.
+        """The machine code with its statistics.
 
         Raises
         ------
         kvarn.runtime.assemble.MissingToolError, AssemblyError
-            Where there is no assembler, or it refuses the code.
+            If there is no assembler, or it refuses the code.
         """
         if isinstance(self._tried, Exception):
             raise self._tried
@@ -122,7 +122,7 @@ class Passport:
 
     @property
     def no_figures(self) -> str:
-        """Why there are no figures of the assembler; "" where there are."""
+        """The reason why there are no assembler statistics; "" if there are."""
         return str(self._tried) if isinstance(self._tried, Exception) else ""
 
     @functools.cached_property
@@ -139,12 +139,12 @@ class Passport:
 
     @property
     def no_sass(self) -> str:
-        """Why there is no machine code to show; "" where there is."""
+        """The reason why there is no machine code; "" if there is."""
         return self._disassembled[1]
 
     @functools.cached_property
     def sources(self) -> dict[str, list[str]]:
-        """The lines of the source files that the code names, by file; the kernel's own first."""
+        """The lines of the source files named by the code, by file; the kernel's own file first."""
         lines = [line for stage in self.stages[:1] for line in stage.lines]
         lines += [line for stage in self.stages[1:] for line in stage.lines] + self.ptx
         found = {}
@@ -154,14 +154,14 @@ class Passport:
                 found[file] = text
         return found
 
-    # --- figures
+    # --- statistics
 
     @property
     def entries(self) -> tuple[Entry, ...]:
         return self.kernel.artifact.entries
 
     def threads_of(self, entry: Entry) -> int | None:
-        """Threads of a block: as the kernel or its launch says, else as given; None if nobody says."""
+        """Threads per block: from the kernel, its launch or the caller, in this order; None if unknown."""
         block = entry.block or next((s.block for s in self.kernel.artifact.steps if s.entry == entry.name), None)
         if block is not None and all(isinstance(n, int) for n in block):
             x, y, z = block
@@ -169,11 +169,11 @@ class Passport:
         return self._threads or entry.max_threads or None
 
     def figures_of(self, entry: Entry) -> assemble.Figures | None:
-        """What the assembler says of a kernel; None without an assembler."""
+        """The assembler's statistics of a kernel; None without an assembler."""
         return None if isinstance(self._tried, Exception) else self._tried.kernels.get(entry.name)
 
     def occupancy(self, entry: Entry) -> machine.Occupancy | None:
-        """What a multiprocessor holds of a kernel; None if its registers or its threads are not known."""
+        """The occupancy of a kernel; None if its registers or its threads are unknown."""
         figures, threads = self.figures_of(entry), self.threads_of(entry)
         if figures is None or threads is None:
             return None
@@ -182,26 +182,26 @@ class Passport:
 
     @functools.cached_property
     def parsed(self) -> dict[str, ptx_text.Kernel]:
-        """The PTX of each kernel as the emulator reads it."""
+        """The PTX of each kernel as parsed by the emulator."""
         if self.kernel.target == "host":
             return {}
         return {entry.name: ptx_text.parse(self.ptx_text, entry.name) for entry in self.entries}
 
     @functools.cached_property
     def loops(self) -> dict[str, tuple[list[work.Loop], work.Work]]:
-        """The loops of each kernel with the work of an iteration, and the work outside of loops."""
+        """The loops of each kernel with the work per iteration, and the work outside of loops."""
         return {name: work.loops_of(parsed) for name, parsed in self.parsed.items()}
 
     # --- a run
 
     @functools.cached_property
     def counts(self) -> dict[str, Counts]:
-        """What the report counted of each kernel.
+        """The emulator's counts of each kernel.
 
         Raises
         ------
         ValueError
-            If the report is of another kernel.
+            If the emulator's report is of another kernel.
         """
         if self.report is None:
             return {}
@@ -209,13 +209,11 @@ class Passport:
         for name, counts in self.report.kernels.items():
             mine = self.parsed.get(name.rstrip("'"))
             if mine is None or [i.text for i in mine.code] != [i.text for i in counts.kernel.code]:
-                raise ValueError(
-                    f"the report must be of runs of {self.kernel.name} as it was compiled, got one of another {name}"
-                )
+                raise ValueError(f"the report must be of runs of this {self.kernel.name}, got one of another {name}")
             found[name.rstrip("'")] = counts
         return found
 
-    # --- shown
+    # --- output
 
     def __str__(self) -> str:
         from .describe import described
@@ -223,16 +221,16 @@ class Passport:
         return "\n".join(described(self))
 
     def __repr__(self) -> str:
-        return f"<passport of {self.kernel.name} for {self.kernel.target}>"
+        return f"<report of {self.kernel.name} for {self.kernel.target}>"
 
     def html(self) -> str:
-        """The page: one file that needs nothing else."""
+        """The page as one self-contained file."""
         from .page import page
 
         return page(self)
 
     def save(self, path: Any) -> Path:
-        """Write the page; the path."""
+        """Write the page; returns the path."""
         path = Path(path)
         write_output(path, self.html())
         return path
@@ -248,7 +246,7 @@ def _lines_of(file: str) -> list[str]:
 
 
 def assembler_remarks(of: Any) -> Iterator[tuple[str, str]]:
-    """What the assembler has to say of a kernel, as kind and message; ``of`` has ``assembled``."""
+    """The assembler's statistics of a kernel as remarks (kind and message); ``of`` has ``assembled``."""
     try:
         made = of.assembled
     except assemble.MissingToolError:
@@ -265,4 +263,4 @@ def assembler_remarks(of: Any) -> Iterator[tuple[str, str]]:
     yield from (("analysis", line.strip()) for line in made.log.splitlines() if "warning" in line.lower())
 
 
-__all__ = ["Passport", "assembler_remarks"]
+__all__ = ["KernelReport", "assembler_remarks"]

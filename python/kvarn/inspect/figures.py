@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""Drawings of the page, as SVG whose colours are the page's: the roofline, and lifetimes in shared memory."""
+"""SVG drawings in the page's colours: the roofline, and lifetimes in shared memory."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from .shared import Block
 
 _WIDTH, _HEIGHT = 760, 330
 _LEFT, _RIGHT, _TOP, _BOTTOM = 52, 24, 16, 40
-_LOWEST, _HIGHEST = -2.0, 4.0  # decades of operations a byte
+_LOWEST, _HIGHEST = -2.0, 4.0  # decades of operations per byte
 
 
 @dataclass(frozen=True)
 class Point:
-    """Something with an intensity: a loop, or a run."""
+    """A point of the roofline: a loop, or a run."""
 
     label: str
     intensity: float
@@ -29,7 +29,7 @@ class Point:
 
 
 def roofline(roofs: Sequence[Gpu], points: Sequence[Point]) -> str:
-    """Roofs of GPUs, the first one's in full, and what stands under them."""
+    """The rooflines of GPUs, the first one labelled, with the points under them."""
     top = math.ceil(math.log10(max(r.tensor for r in roofs)))
     bottom = math.floor(math.log10(min(r.bandwidth for r in roofs)) + _LOWEST)
 
@@ -48,7 +48,7 @@ def roofline(roofs: Sequence[Gpu], points: Sequence[Point]) -> str:
         out.append(f'<text class="tick" x="{_LEFT - 6}" y="{y(d) + 4:.1f}" text-anchor="end">{_rate(10.0**d)}</text>')
     out.append(
         f'<text class="tick" x="{(_LEFT + _WIDTH - _RIGHT) / 2:.0f}" y="{_HEIGHT - 6}" text-anchor="middle">'
-        "floating-point operations a byte of device memory</text>"
+        "floating-point operations per byte of device memory</text>"
     )
     for n, roof in reversed([*enumerate(roofs)]):
         for peak, kind in ((roof.tensor, "tensor"), (roof.vector, "vector")):
@@ -75,7 +75,7 @@ def roofline(roofs: Sequence[Gpu], points: Sequence[Point]) -> str:
         high = min(math.log10(peak), at + math.log10(roofs[0].bandwidth))
         kind = "ran" if p.ran else "loop"
         out.append(
-            f'<g class="{kind}"><title>{escape(p.label)}: {p.intensity:.3g} operations a byte</title>'
+            f'<g class="{kind}"><title>{escape(p.label)}: {p.intensity:.3g} operations per byte</title>'
             f'<path d="M{x(at):.1f} {y(high):.1f}V{_HEIGHT - _BOTTOM}"/>'
             f'<circle cx="{x(at):.1f}" cy="{y(high):.1f}" r="{6 if p.ran else 4.5}"/></g>'
         )
@@ -95,7 +95,7 @@ _BAR, _ROW = 818, 26
 
 
 def lifetimes(blocks: Sequence[Block], anchors: Sequence[str]) -> str:
-    """A bar a block over the operations of its kernel, in program order, with a tick a use."""
+    """One bar per block over the operations of its kernel, in program order, with a tick per use."""
     height = _ROW * len(blocks) + 18
     out = [f'<svg class="chart lives" viewBox="0 0 {_BAR + 2} {height}" role="img" aria-label="lifetimes">']
     out += [f'<path class="grid" d="M{1 + _BAR * q / 4:.1f} 0V{height - 18}"/>' for q in range(5)]
@@ -116,7 +116,7 @@ def lifetimes(blocks: Sequence[Block], anchors: Sequence[str]) -> str:
 
 
 def places_of(block: Block) -> Iterator[Place]:
-    """The lines that use a block, each once, in program order."""
+    """The source lines that use a block, each once, in program order."""
     yield from dict.fromkeys(place for _, place in block.uses if place is not None)
 
 

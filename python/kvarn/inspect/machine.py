@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""What GPUs hold and how fast they are: occupancy, and the two roofs of a roofline."""
+"""Occupancy and peak rates (data sheet) of GPUs."""
 
 from __future__ import annotations
 
@@ -11,15 +11,16 @@ from kvarn.lowering.target import by_name
 
 @dataclass(frozen=True)
 class Occupancy:
-    """What a multiprocessor holds of a kernel at once.
+    """The occupancy of a multiprocessor by a kernel.
 
     Attributes
     ----------
     threads : int
-        Of a block.
+        Threads per block.
     blocks, warps, most_warps : int
+        Resident blocks and warps, and the limit of warps.
     limit : {"registers", "shared memory", "warps", "blocks"}
-        What allows no further block.
+        The resource that prevents another block.
     """
 
     threads: int
@@ -34,31 +35,31 @@ class Occupancy:
 
 
 def occupancy(target: str, threads: int, registers: int, shared: int) -> Occupancy:
-    """Blocks that a multiprocessor holds.
+    """Resident blocks per multiprocessor.
 
     Parameters
     ----------
     target : str
     threads : int
-        Of a block.
+        Threads per block.
     registers : int
-        Of a thread; 0 if they are not known, and then no limit.
+        Registers per thread; 0 if unknown, which sets no limit.
     shared : int
-        Bytes of a block, static and dynamic.
+        Shared memory per block in bytes, static and dynamic.
     """
     on = by_name(target)
     most_warps = on.chip.warps
     warps = -(-threads // WARP)
     limits = {"warps": most_warps // warps, "blocks": on.chip.blocks, "shared memory": on.blocks_of(shared)}
     if registers:
-        a_warp = -(-registers * WARP // 256) * 256  # handed out to warps by 256
+        a_warp = -(-registers * WARP // 256) * 256  # allocated to warps in units of 256
         limits["registers"] = REGISTERS // (a_warp * warps)
     limit = min(limits, key=lambda name: limits[name])
     return Occupancy(threads, limits[limit], limits[limit] * warps, most_warps, limit)
 
 
 def roofs(target: str) -> tuple[Gpu, ...]:
-    """GPUs of a target, the one that is drawn first."""
+    """The GPUs of a target, in the order in which they are drawn."""
     return by_name(target).chip.gpus
 
 

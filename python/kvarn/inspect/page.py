@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""The page of a passport: one HTML file with its style and its script in it, which fetches nothing.
+"""The page of a kernel report: one HTML file with its style and script, which loads nothing else.
 
-Tables and drawings are HTML. Code - sources, IR after each pass, PTX, machine code - is data of the page, compressed,
-from which the script makes the rows that are looked at.
+Tables and drawings are HTML. Code (sources, IR after each pass, PTX, machine code) is compressed data in the page, from
+which the script builds the visible rows.
 """
 
 from __future__ import annotations
@@ -25,25 +25,25 @@ from .places import Chain, Line
 from .stages import changed
 
 if TYPE_CHECKING:
-    from .facts import Passport
+    from .facts import KernelReport
 
-_AROUND = 4  # lines of a source that are shown around those that code was made from
+_AROUND = 4  # context lines of a source around the lines from which code was made
 FRAME_HEIGHT = 900  # pixels of the page in a notebook
 
 
-def page(passport: Passport) -> str:
+def page(report: KernelReport) -> str:
     """The page."""
-    kernel = passport.kernel
+    kernel = report.kernel
     title = f"{kernel.name} for {kernel.target}"
-    data = base64.b64encode(gzip.compress(json.dumps(code_of(passport)).encode(), mtime=0)).decode()
-    sections = [s for s in _sections(passport) if s[2]]
+    data = base64.b64encode(gzip.compress(json.dumps(code_of(report)).encode(), mtime=0)).decode()
+    sections = [s for s in _sections(report) if s[2]]
     links = "".join(f'<a href="#{name}">{escape(title)}</a>' for name, title, _ in sections)
     parts = [
         '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">',
         '<meta name="viewport" content="width=device-width, initial-scale=1">',
         '<meta name="color-scheme" content="light dark">',
         f"<title>{escape(title)}</title><style>{_file('page.css')}</style></head><body>",
-        f"<header><h1>{escape(kernel.name)}</h1><p>{' · '.join(_facts(passport))}</p><nav>{links}</nav></header><main>",
+        f"<header><h1>{escape(kernel.name)}</h1><p>{' · '.join(_facts(report))}</p><nav>{links}</nav></header><main>",
         *(f'<section id="{name}"><h2>{escape(title)}</h2>{body}</section>' for name, title, body in sections),
         "</main>",
         f"<footer>made by kvarn {__version__} from the compiled code; no GPU was asked</footer>",
@@ -53,10 +53,10 @@ def page(passport: Passport) -> str:
     return "\n".join(parts)
 
 
-def framed(passport: Passport) -> str:
-    """The page in a frame of its own, as a notebook shows it: neither's style reaches the other."""
+def framed(report: KernelReport) -> str:
+    """The page in an iframe, as notebooks display it, which isolates both style sheets."""
     return (
-        f'<iframe srcdoc="{escape(page(passport))}" title="{escape(passport.kernel.name)}" '
+        f'<iframe srcdoc="{escape(page(report))}" title="{escape(report.kernel.name)}" '
         f'style="width:100%;height:{FRAME_HEIGHT}px;border:0" sandbox="allow-scripts"></iframe>'
     )
 
@@ -69,7 +69,7 @@ def _file(name: str) -> str:
 
 
 class _Table:
-    """Things by number, each once."""
+    """Numbers distinct items."""
 
     def __init__(self) -> None:
         self.items: list[Any] = []
@@ -82,18 +82,18 @@ class _Table:
         return self._numbers[item]
 
 
-def code_of(passport: Passport) -> dict[str, Any]:
-    """What the script works on.
+def code_of(report: KernelReport) -> dict[str, Any]:
+    """The data of the script.
 
     Returns
     -------
     dict
-        ``files`` (name, the end of the path, and ``lines``: number and text, None where some are left out), ``chains``
-        (lists of file number and line, innermost first), ``texts`` (lines of IR, each once), ``stages`` (name, reason,
-        and ``rows`` of text and chain; None when nothing changed), ``ptx`` and ``sass`` (rows of text, chain, and the
+        ``files`` (name, the end of the path, and ``lines``: number and text, None for omitted ones), ``chains``
+        (lists of file number and line, innermost first), ``texts`` (distinct lines of IR), ``stages`` (name, reason,
+        and ``rows`` of text and chain; None if nothing changed), ``ptx`` and ``sass`` (rows of text, chain, and the
         line number of the PTX), ``runs`` (executions by warps, by line number of the PTX).
     """
-    chains, texts, files = _Table(), _Table(), list(passport.sources)
+    chains, texts, files = _Table(), _Table(), list(report.sources)
     numbers = {file: n for n, file in enumerate(files)}
 
     def chain(of: Chain) -> int:
@@ -101,7 +101,7 @@ def code_of(passport: Passport) -> dict[str, Any]:
         return chains.number(known) if known else -1
 
     stages, before = [], None
-    for stage in passport.stages:
+    for stage in report.stages:
         same = before is not None and stage.text == before.text
         rows = None if same else [[texts.number(line.text), chain(line.chain)] for line in stage.lines]
         stages.append({"name": stage.name, "reason": stage.reason, "rows": rows})
@@ -110,7 +110,7 @@ def code_of(passport: Passport) -> dict[str, Any]:
     def rows_of(lines: Iterable[Line]) -> list[list[Any]]:
         return [[line.text, chain(line.chain), line.number] for line in lines]
 
-    ptx, sass = rows_of(passport.ptx), rows_of(passport.sass)
+    ptx, sass = rows_of(report.ptx), rows_of(report.sass)
     used: dict[int, set[int]] = {}
     for known in chains.items:
         for file, line in known:
@@ -121,17 +121,17 @@ def code_of(passport: Passport) -> dict[str, Any]:
             "path": "/".join(PurePath(file).parts[-3:]),
             "lines": list(_shown(text, used.get(n, set()))),
         }
-        for n, (file, text) in enumerate(passport.sources.items())
+        for n, (file, text) in enumerate(report.sources.items())
     ]
     return {
         "files": shown, "chains": chains.items, "texts": texts.items, "stages": stages, "ptx": ptx, "sass": sass,
-        "runs": _runs(passport), "noSass": passport.no_sass, "noSource": passport.no_source,
-        "target": passport.kernel.target,
+        "runs": _runs(report), "noSass": report.no_sass, "noSource": report.no_source,
+        "target": report.kernel.target,
     }  # fmt: skip
 
 
 def _shown(text: Sequence[str], used: set[int]) -> Iterator[list[Any] | None]:
-    """The lines of a source near those that are used; None for what is left out between."""
+    """The lines of a source near the used ones; None for each omitted range."""
     kept = sorted({n for u in used for n in range(u - _AROUND, u + _AROUND + 1) if 1 <= n <= len(text)})
     before = kept[0] if kept else 0
     for n in kept:
@@ -141,15 +141,15 @@ def _shown(text: Sequence[str], used: set[int]) -> Iterator[list[Any] | None]:
         before = n
 
 
-def _runs(passport: Passport) -> dict[int, list[int]]:
+def _runs(report: KernelReport) -> dict[int, list[int]]:
     """By line of the PTX: executions by warps, sectors of device memory, bank conflicts."""
     found: dict[int, list[int]] = {}
-    for name, counts in passport.counts.items():
+    for name, counts in report.counts.items():
         conflicts = counts.wavefronts - counts.needed
         sectors = [0] * len(counts.warps)
         for (n, _), t in counts.traffic.items():
             sectors[n] += t.sectors
-        for n, i in enumerate(passport.parsed[name].code):
+        for n, i in enumerate(report.parsed[name].code):
             if counts.warps[n] or sectors[n]:
                 line = found.setdefault(i.line, [0, 0, 0])
                 line[0] += int(counts.warps[n])
@@ -163,7 +163,7 @@ def _short(file: str) -> str:
 
 
 def _link(numbers: Mapping[str, int], file: str, line: int | str, text: str) -> str:
-    """A text that leads to a line of a source, where the page has the source."""
+    """A link to a line of a source, if the page contains the source."""
     if file not in numbers:
         return escape(text)
     return f'<a href="#code" data-place="{numbers[file]}:{line}">{escape(text)}</a>'
@@ -172,75 +172,75 @@ def _link(numbers: Mapping[str, int], file: str, line: int | str, text: str) -> 
 # --- tables ------------------------------------------------------------------------------------------
 
 
-def _sections(passport: Passport) -> Iterator[tuple[str, str, str]]:
-    yield "figures", "Figures", "".join(_figures(passport))
+def _sections(report: KernelReport) -> Iterator[tuple[str, str, str]]:
+    yield "figures", "Figures", "".join(_figures(report))
     yield "code", "Code", _EXPLORER
-    yield "passes", "Passes", "".join(_passes(passport)) if passport.stages else ""
-    yield "remarks", "Remarks", "".join(_remarks(passport))
-    yield "shared", "Shared memory", "".join(_shared(passport))
-    yield "work", "Traffic and arithmetic", "".join(_work(passport))
-    yield "run", "A run in the emulator", "".join(_run(passport))
-    abi = "\n".join(describe_abi(passport.kernel.artifact))
-    yield "parameters", "Parameters", f"<pre>{escape(abi)}</pre>{_mix(passport)}"
+    yield "passes", "Passes", "".join(_passes(report)) if report.stages else ""
+    yield "remarks", "Remarks", "".join(_remarks(report))
+    yield "shared", "Shared memory", "".join(_shared(report))
+    yield "work", "Traffic and arithmetic", "".join(_work(report))
+    yield "run", "A run in the emulator", "".join(_run(report))
+    abi = "\n".join(describe_abi(report.kernel.artifact))
+    yield "parameters", "Parameters", f"<pre>{escape(abi)}</pre>{_mix(report)}"
 
 
-_EXPLORER = """<p class="hint">Click a line: the others that come from it, or that it comes from, light up. <kbd>↑</kbd>
-<kbd>↓</kbd> move, <kbd>←</kbd> <kbd>→</kbd> change the column, <kbd>n</kbd> <kbd>p</kbd> go to the next linked line,
-<kbd>[</kbd> <kbd>]</kbd> to another pass, <kbd>d</kbd> shows what the pass changed, <kbd>1</kbd> to <kbd>4</kbd> hide a
-column, <kbd>Esc</kbd> lets go.</p>
-<div id="panes"></div><noscript><p class="problem">The code is shown by a script, which is off here.</p></noscript>"""
+_EXPLORER = """<p class="hint">Click a line to highlight the lines that come from it or that it comes from.
+<kbd>↑</kbd> <kbd>↓</kbd> move, <kbd>←</kbd> <kbd>→</kbd> change the column, <kbd>n</kbd> <kbd>p</kbd> go to the next
+linked line, <kbd>[</kbd> <kbd>]</kbd> to another pass, <kbd>d</kbd> shows the changes of the pass, <kbd>1</kbd> to
+<kbd>4</kbd> hide a column, <kbd>Esc</kbd> clears the selection.</p>
+<div id="panes"></div><noscript><p class="problem">The code needs JavaScript.</p></noscript>"""
 
 
-def _facts(passport: Passport) -> Iterator[str]:
-    kernel = passport.kernel
+def _facts(report: KernelReport) -> Iterator[str]:
+    kernel = report.kernel
     yield escape(kernel.target)
     if kernel.target == "host":
         return
-    yield f"PTX ISA {escape(kernel.artifact.isa)}, {sum(instruction_mix(passport.ptx_text).values()):,} instructions"
-    if not passport.no_figures:
-        yield escape(passport.assembled.tool)
-    if passport.stages:
-        yield f"{passport.run.seconds * 1e3:.0f} ms from kv IR to PTX"
+    yield f"PTX ISA {escape(kernel.artifact.isa)}, {sum(instruction_mix(report.ptx_text).values()):,} instructions"
+    if not report.no_figures:
+        yield escape(report.assembled.tool)
+    if report.stages:
+        yield f"{report.run.seconds * 1e3:.0f} ms from kv IR to PTX"
 
 
-def _figures(passport: Passport) -> Iterator[str]:
+def _figures(report: KernelReport) -> Iterator[str]:
     """Registers, shared memory and occupancy of each kernel."""
-    if passport.kernel.target == "host":
+    if report.kernel.target == "host":
         yield "<p>The CPU's JIT compiles it on the first run.</p>"
         return
-    if passport.no_figures:
-        yield f'<p class="problem">No registers, spills or occupancy: {escape(passport.no_figures)}</p>'
-    for entry in passport.entries:
+    if report.no_figures:
+        yield f'<p class="problem">No registers, spills or occupancy: {escape(report.no_figures)}</p>'
+    for entry in report.entries:
         cards = []
-        of = passport.figures_of(entry)
+        of = report.figures_of(entry)
         if of is not None:
-            cards.append(_card("registers", str(of.registers), "a thread, of 255", of.registers / 255))
+            cards.append(_card("registers", str(of.registers), "per thread, of 255", of.registers / 255))
             spilled = of.spill_stores + of.spill_loads
             cards.append(
                 _card("spills", f"{spilled:,}", "bytes stored and loaded", 1.0 if spilled else 0.0, spilled > 0)
             )
         static = of.shared_bytes if of is not None else 0
-        most = machine.by_name(passport.kernel.target).shared_bytes
+        most = machine.by_name(report.kernel.target).shared_bytes
         total = entry.shared_bytes + static
-        cards.append(_card("shared memory", f"{total:,}", f"bytes a block, of {most:,}", total / most))
-        threads = passport.threads_of(entry)
-        cards.append(_card("threads", f"{threads:,}" if threads else "any", "a block" if threads else "number a block"))
-        found = passport.occupancy(entry)
+        cards.append(_card("shared memory", f"{total:,}", f"bytes per block, of {most:,}", total / most))
+        threads = report.threads_of(entry)
+        cards.append(_card("threads", f"{threads:,}" if threads else "any", "per block"))
+        found = report.occupancy(entry)
         if found is not None:
             text = f"{found.blocks} block{'s' * (found.blocks != 1)} on a multiprocessor, limit: {found.limit}"
             cards.append(_card("occupancy", f"{found.share:.0%}", text, found.share))
         elif of is not None:
-            yield _by_threads(passport, entry, of)
-        title = f"<h3>{escape(entry.name)}</h3>" if len(passport.entries) > 1 else ""
+            yield _by_threads(report, entry, of)
+        title = f"<h3>{escape(entry.name)}</h3>" if len(report.entries) > 1 else ""
         yield f'{title}<div class="cards">{"".join(cards)}</div>'
 
 
-def _by_threads(passport: Passport, entry: Any, of: Any) -> str:
-    """Occupancy for several block sizes, when the kernel takes any."""
+def _by_threads(report: KernelReport, entry: Any, of: Any) -> str:
+    """Occupancy for several block sizes, for a kernel that takes any."""
     bytes = of.shared_bytes + entry.shared_bytes
-    each = [machine.occupancy(passport.kernel.target, n, of.registers, bytes) for n in (32, 64, 128, 256, 512, 1024)]
+    each = [machine.occupancy(report.kernel.target, n, of.registers, bytes) for n in (32, 64, 128, 256, 512, 1024)]
     rows = [[f"{o.threads}", f"{o.blocks}", f"{o.share:.0%}", o.limit if o.blocks else "does not fit"] for o in each]
-    return _table(("threads a block", "blocks on a multiprocessor", "occupancy", "limit"), rows, numbers=3)
+    return _table(("threads per block", "blocks per multiprocessor", "occupancy", "limit"), rows, numbers=3)
 
 
 def _card(name: str, value: str, note: str, share: float | None = None, bad: bool = False) -> str:
@@ -251,9 +251,9 @@ def _card(name: str, value: str, note: str, share: float | None = None, bad: boo
     )
 
 
-def _passes(passport: Passport) -> Iterator[str]:
-    """A row a pass; a click shows what it changed."""
-    stages = passport.stages
+def _passes(report: KernelReport) -> Iterator[str]:
+    """One row per pass; a click shows its changes."""
+    stages = report.stages
     slowest = max(s.seconds for s in stages) or 1
     largest = max(s.counts.total() for s in stages)
     yield '<table class="passes"><thead><tr><th>pass<th class="n">ms<th class="n">operations<th>what changed</tr>'
@@ -268,20 +268,20 @@ def _passes(passport: Passport) -> Iterator[str]:
             f"<td class=n>{_bar(s.counts.total() / largest)}{s.counts.total():,}<td>{escape(what)}</tr>"
         )
         before = s
-    rest = passport.run.seconds - sum(s.seconds for s in stages)
-    if passport.kernel.target != "host":
+    rest = report.run.seconds - sum(s.seconds for s in stages)
+    if report.kernel.target != "host":
         yield f"<tr><td>to PTX, by LLVM<td class=n>{rest * 1e3:.1f}<td class=n><td></tr>"
-    yield f"<tr><td>together<td class=n>{passport.run.seconds * 1e3:.1f}<td class=n><td></tr></tbody></table>"
+    yield f"<tr><td>total<td class=n>{report.run.seconds * 1e3:.1f}<td class=n><td></tr></tbody></table>"
 
 
 def _bar(share: float) -> str:
     return f'<i class="bar" style="width:{share * 44:.0f}px"></i>'
 
 
-def _remarks(passport: Passport) -> Iterator[str]:
-    numbers = {file: n for n, file in enumerate(passport.sources)}
+def _remarks(report: KernelReport) -> Iterator[str]:
+    numbers = {file: n for n, file in enumerate(report.sources)}
     rows = []
-    for r in sorted(passport.remarks, key=lambda r: ("missed", "analysis", "passed").index(r.kind)):
+    for r in sorted(report.remarks, key=lambda r: ("missed", "analysis", "passed").index(r.kind)):
         at = r.location
         link = "" if at is None else _link(numbers, at.file, at.line, f"{_short(at.file)}:{at.line}")
         times = f" ({r.count} times)" if r.count > 1 else ""
@@ -290,10 +290,10 @@ def _remarks(passport: Passport) -> Iterator[str]:
         yield _table(("kind", "pass", "line", "remark"), rows, raw=True)
 
 
-def _shared(passport: Passport) -> Iterator[str]:
-    numbers = {file: n for n, file in enumerate(passport.sources)}
-    for entry in passport.entries:
-        blocks = [b for b in passport.shared if b.kernel == entry.name]
+def _shared(report: KernelReport) -> Iterator[str]:
+    numbers = {file: n for n, file in enumerate(report.sources)}
+    for entry in report.entries:
+        blocks = [b for b in report.shared if b.kernel == entry.name]
         if not blocks:
             continue
         rows, anchors = [], []
@@ -302,24 +302,24 @@ def _shared(passport: Passport) -> Iterator[str]:
             text = ""
             file, number = b.place or ("", 0)
             if file in numbers:
-                line = "".join(passport.sources[file][number - 1 : number]).strip()
+                line = "".join(report.sources[file][number - 1 : number]).strip()
                 text = f"{_link(numbers, file, number, f'{_short(file)}:{number}')} <code>{escape(line)}</code>"
             rows.append([f"{b.offset:,}", f"{b.bytes:,}", f"{b.alignment}", f"{len(b.uses)}", text])
             names = ", ".join(f"{_short(f)}:{line}" for f, line in places[:6])
             anchors.append(f"{b.bytes:,} bytes at {b.offset:,}; used by {names}{', …' * (len(places) > 6)}")
-        yield f"<h3>{escape(entry.name)}</h3>" if len(passport.entries) > 1 else ""
+        yield f"<h3>{escape(entry.name)}</h3>" if len(report.entries) > 1 else ""
         yield _table(("offset", "bytes", "aligned to", "uses", "allocated by"), rows, numbers=4, raw=True)
-        yield "<p>From the first use to the last, in the order of the program; a use in a loop lasts as long as it.</p>"
+        yield "<p>From the first to the last use, in program order; a use in a loop lasts for the whole loop.</p>"
         yield figures.lifetimes(blocks, anchors)
 
 
-def _work(passport: Passport) -> Iterator[str]:
-    """The roofline, the loops, what a token of each cache costs."""
-    if passport.kernel.target == "host":
+def _work(report: KernelReport) -> Iterator[str]:
+    """The roofline, the loops, and the memory per token of each cache."""
+    if report.kernel.target == "host":
         return
-    numbers = {PurePath(file).name: n for n, file in reversed([*enumerate(passport.sources)])}
-    roofs, points, rows = machine.roofs(passport.kernel.target), [], []
-    for name, (loops, outside) in passport.loops.items():
+    numbers = {PurePath(file).name: n for n, file in reversed([*enumerate(report.sources)])}
+    roofs, points, rows = machine.roofs(report.kernel.target), [], []
+    for name, (loops, outside) in report.loops.items():
         rows.append([f"{escape(name)}, outside of loops", *_worked(outside, roofs[0])])
         waits = [loop for loop in loops if loop.waits]
         for loop in (loop for loop in loops if not loop.waits):
@@ -334,27 +334,27 @@ def _work(passport: Passport) -> Iterator[str]:
                 )
         if waits:
             rows.append([f"{len(waits)} loops that only wait at barriers", *[""] * 7])
-    for name, counts in passport.counts.items():
+    for name, counts in report.counts.items():
         done = work.ran(counts)
         rows.append([f"<b>{escape(name)}, as it ran</b>", *_worked(done, roofs[0])])
         if done.intensity:
             points.append(figures.Point(f"{name} as it ran", done.intensity, done.tensor > 0, True))
     yield figures.roofline(roofs, points)
     yield (
-        "<p>Small points are loops, an iteration at a time as the PTX has it, at the rate that the roof allows; a "
-        "large point is the run in the emulator. Bytes are those that threads ask for: what the caches spare is not "
-        f"known before a GPU runs it. Roofs are data-sheet figures{_others(roofs)}.</p>"
+        "<p>Small points are loops: one iteration of the PTX, at the attainable rate of the roofline. A large point is "
+        "the run in the emulator. Bytes are those that threads request: cache hits are unknown without a GPU. Peak "
+        f"rates are data-sheet figures{_others(roofs)}.</p>"
     )
-    head = ("of a warp, an iteration", "instructions", "bytes read", "written", "operations", "in tensor cores",
-            "operations a byte", "bound by")  # fmt: skip
+    head = ("per warp and iteration", "instructions", "bytes read", "written", "operations", "in tensor cores",
+            "operations per byte", "bound by")  # fmt: skip
     yield _table(head, rows, numbers=-7, raw=True)
-    unknown = sum(loop.work.unknown for loops, _ in passport.loops.values() for loop in loops)
-    unknown += sum(outside.unknown for _, outside in passport.loops.values())
+    unknown = sum(loop.work.unknown for loops, _ in report.loops.values() for loop in loops)
+    unknown += sum(outside.unknown for _, outside in report.loops.values())
     if unknown:
-        yield f"<p>{unknown} copies have a size that the PTX does not say: their bytes are not counted above.</p>"
-    tokens = list(_tokens(passport))
+        yield f"<p>{unknown} copies have a size that the PTX does not state; their bytes are not counted above.</p>"
+    tokens = list(_tokens(report))
     if tokens:
-        yield _table(("cache", "bytes a token", "sectors of 32 bytes", "a page"), tokens, numbers=-3)
+        yield _table(("cache", "bytes per token", "sectors of 32 bytes", "page"), tokens, numbers=-3)
 
 
 def _others(roofs: Sequence[Gpu]) -> str:
@@ -374,9 +374,9 @@ def _worked(done: work.Work, roof: Gpu) -> list[str]:
     ]  # fmt: skip
 
 
-def _tokens(passport: Passport) -> Iterator[list[str]]:
-    """What a token of each cache argument is in memory."""
-    for arg in dict.fromkeys(a for entry in passport.entries for a in entry.args if a.kind in ("cache", "collection")):
+def _tokens(report: KernelReport) -> Iterator[list[str]]:
+    """The memory per token of each cache argument."""
+    for arg in dict.fromkeys(a for entry in report.entries for a in entry.args if a.kind in ("cache", "collection")):
         spec: Any = arg.spec
         halves = 2 if arg.kind == "collection" and not spec.is_mla else 1
         row = spec.row_size * spec.dtype.itemsize
@@ -387,33 +387,33 @@ def _tokens(passport: Passport) -> Iterator[list[str]]:
         yield [name, f"{halves * row:,}", f"{halves * -(-row // work.SECTOR):,}", paged]
 
 
-def _run(passport: Passport) -> Iterator[str]:
-    """What the emulator counted."""
-    report = passport.report
-    if report is None:
+def _run(report: KernelReport) -> Iterator[str]:
+    """The emulator's counts."""
+    run = report.report
+    if run is None:
         return
-    known = passport.counts  # refuses a report of another kernel
+    known = report.counts  # refuses a run of another kernel
     launched = ", ".join(f"{n} ({c.blocks:,} blocks)" for n, c in known.items())
     cards = [
-        _card("instructions", f"{report.instructions:,}", f"of warps: {launched}"),
-        _card("active lanes", f"{report.active_lanes:.1%}", "of a warp, on average", report.active_lanes),
-        _card("divergent branches", f"{report.divergent_branches:,}", "taken both ways by a warp"),
-        _card("bank conflicts", f"{report.bank_conflicts:,}", "wavefronts beyond those needed"),
-        _card("hazards", f"{len(report.hazards)}", "races and unwritten reads", bad=bool(report.hazards)),
+        _card("instructions", f"{run.instructions:,}", f"of warps: {launched}"),
+        _card("active lanes", f"{run.active_lanes:.1%}", "of a warp, on average", run.active_lanes),
+        _card("divergent branches", f"{run.divergent_branches:,}", "taken both ways by a warp"),
+        _card("bank conflicts", f"{run.bank_conflicts:,}", "wavefronts beyond those needed"),
+        _card("hazards", f"{len(run.hazards)}", "races and unwritten reads", bad=bool(run.hazards)),
     ]
     yield f'<div class="cards">{"".join(cards)}</div>'
     traffic = [
         [name, *(f"{n:,}" for n in (t.read, t.read_sectors, t.written, t.written_sectors))]
-        for name, t in report.traffic.items()
+        for name, t in run.traffic.items()
     ]
     yield _table(("device memory", "bytes read", "sectors", "written", "sectors"), traffic, numbers=-4)
-    yield from (f'<p class="problem">{escape(str(h))}</p>' for h in report.hazards)
+    yield from (f'<p class="problem">{escape(str(h))}</p>' for h in run.hazards)
 
 
-def _mix(passport: Passport) -> str:
-    if passport.kernel.target == "host":
+def _mix(report: KernelReport) -> str:
+    if report.kernel.target == "host":
         return ""
-    rows = [[name, f"{n:,}"] for name, n in sorted_mix(instruction_mix(passport.ptx_text))]
+    rows = [[name, f"{n:,}"] for name, n in sorted_mix(instruction_mix(report.ptx_text))]
     return f"<h3>Instructions of the PTX</h3>{_table(('instruction', 'times'), rows, numbers=-1)}"
 
 

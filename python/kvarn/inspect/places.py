@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""Code by lines, each with its place in the source: IR, PTX and machine code.
+"""Code lines with their source locations: IR, PTX and machine code.
 
-A place is a file and a line. Lines of IR have a chain of them, the innermost first, then the calls through which it was
-reached; the assembler keeps the innermost only.
+A location is a file and a line. A line of IR has a chain of locations, the innermost first, followed by the calls
+through which it was inlined; the assembler keeps only the innermost.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ class Line:
     ----------
     text : str
     chain : tuple of (str, int)
-        File and line, the innermost first; empty when nothing is known.
+        File and line, the innermost first; empty if unknown.
     number : int
-        Of PTX, the line in the text that was assembled; of machine code, the line of that text that it was made from
-        (0: not known).
+        For PTX, the line in the assembled text; for machine code, the line of that text from which it was made (0:
+        unknown).
     """
 
     text: str
@@ -46,7 +46,7 @@ _LOCATION = re.compile(rf' loc\((?:#loc\d*|(?:{_STRING}|\((?:{_STRING}|[^()"])*\
 
 
 def _chains(aliases: Iterable[str], locations: Iterable[str]) -> Iterator[Chain]:
-    """The places that texts of locations name, read by MLIR, which is also given the aliases in them."""
+    """The chains of textual locations, parsed by MLIR together with the aliases in them."""
     from kvarn.compilation import driver as compiler
 
     context = compiler.context()
@@ -57,9 +57,9 @@ def _chains(aliases: Iterable[str], locations: Iterable[str]) -> Iterator[Chain]
 
 
 def ir_lines(text: str) -> list[Line]:
-    """The lines of IR that was printed with its locations, without them.
+    """The lines of IR that was printed with locations, without them.
 
-    An operation with regions has its location where it ends; it is that of the line where it begins too.
+    An operation with regions has its location on its last line; the line on which it begins gets the same.
     """
     aliases, code = list[str](), list[str]()
     for line in text.rstrip("\n").split("\n"):
@@ -92,7 +92,7 @@ _PTX_NOISE = re.compile(r"\s*(?:\$L__(?:tmp|func_begin|func_end)\d+:|\.loc\s|\.f
 
 
 def ptx_lines(ptx: str) -> list[Line]:
-    """The lines of PTX, without those that are there for debuggers only."""
+    """The lines of PTX, without debug directives."""
     text = ptx.split("\n")
     files = {m[1]: m[2] for line in text if (m := _PTX_FILE.match(line))}
     found: list[Line] = []
@@ -119,9 +119,9 @@ _SASS_LABEL = re.compile(r"(\.L_x?_?\w+):")
 
 
 def sass_lines(text: str, ptx: Iterable[Line], entries: Iterable[str] = ()) -> list[Line]:
-    """The instructions and labels of machine code, disassembled with the lines of PTX (``nvdisasm -gp``).
+    """The instructions and labels of machine code, disassembled with lines of PTX (``nvdisasm -gp``).
 
-    Kernels, ``entries``, come before the functions that the assembler adds.
+    Kernels, ``entries``, precede functions that the assembler adds.
     """
     by_number = {line.number: line.chain for line in ptx}
     sections: dict[str, list[Line]] = {name: [] for name in entries}
@@ -142,7 +142,7 @@ def sass_lines(text: str, ptx: Iterable[Line], entries: Iterable[str] = ()) -> l
 
 
 def files_of(lines: Iterable[Line]) -> Iterator[str]:
-    """The files that lines name, each once."""
+    """The distinct files that lines name."""
     yield from dict.fromkeys(file for line in lines for file, _ in line.chain)
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""The dynamic shared memory of kernels: what lies where, and from which operation to which it is used."""
+"""The layout of kernels' dynamic shared memory, and the lifetime of each block."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from kvarn.lowering.rewrite import enclosing, kernels, walk
 
 from .places import Place
 
-STAGE = "allocate-kv-shared"  # before which the allocations are read
-# What passes an address on. A load gives data, and everything else with the address is a use.
+STAGE = "allocate-kv-shared"  # allocations are read before this pass
+# Ops that forward an address. A load returns data; any other op with the address is a use.
 _PASSES_ON = ("arith.", "llvm.getelementptr", "llvm.ptrtoint", "llvm.inttoptr", "llvm.addrspacecast", "llvm.bitcast",
               "llvm.add", "llvm.and", "llvm.or", "llvm.shl", "llvm.lshr", "llvm.trunc", "llvm.zext", "scf.yield",
               "scf.for", "scf.while", "scf.condition", "builtin.unrealized_conversion_cast")  # fmt: skip
@@ -33,10 +33,10 @@ class Block:
     place : (str, int) or None
         The line that allocates it.
     first, last : int
-        The operations of the kernel that use it first and last, in program order; a use in a loop lasts as long as the
-        loop.
+        Indices of the first and the last operation of the kernel that uses it, in program order; a use in a loop lasts
+        for the whole loop.
     length : int
-        Operations of the kernel.
+        Number of operations of the kernel.
     uses : tuple of (int, (str, int) or None)
         Each use, with its line.
     """
@@ -53,11 +53,11 @@ class Block:
 
 
 def blocks_of(module: ir.Module) -> list[Block]:
-    """The blocks of every kernel of a module that is not yet past ``allocate-kv-shared``, by offset."""
+    """The blocks of every kernel of a module, before ``allocate-kv-shared``, by offset."""
     found = []
     for function in kernels(module):
         operations = walk(function)
-        order = {op: n for n, op in enumerate(operations)}  # found again while nothing changes the module
+        order = {op: n for n, op in enumerate(operations)}  # valid while the module does not change
         for op, offset in allocate_kv_shared.offsets(function)[0]:
             users = _uses(op)
             uses = sorted(((order[use], _place(use)) for use in users), key=lambda use: use[0])
@@ -70,7 +70,7 @@ def blocks_of(module: ir.Module) -> list[Block]:
 
 
 def _uses(op: ir.Operation) -> list[ir.Operation]:
-    """The operations that read or write through the address that an operation gives."""
+    """The operations that access memory through an operation's result address."""
     found: dict[ir.Operation, None] = {}
     values, seen = list(op.results), set()
     while values:
@@ -101,7 +101,7 @@ def _passed_on(owner: ir.Operation, operand: int) -> Iterator[ir.Value]:
 
 
 def _span(use: ir.Operation, order: dict[ir.Operation, int]) -> tuple[int, int]:
-    """From a use to its end: of the outermost loop around it."""
+    """The first and last operation of a use: of the outermost loop around it, if any."""
     first = last = order[use]
     loop = enclosing(use, *_LOOPS)
     while loop is not None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""One run of the pipeline, watched: what each pass leaves, its time, its remarks, and the code with its lines."""
+"""An observed run of the pipeline: the module after each pass, times, remarks, and code with source lines."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from kvarn.artifact import Artifact
 from . import shared
 from .places import Line, ir_lines
 
-_MOST_KINDS = 6  # kinds of operations that a line names
+_MOST_KINDS = 6  # kinds of operations listed per line
 INPUT = "input"
 
 
@@ -25,7 +25,7 @@ class Stage:
     Attributes
     ----------
     name, reason : str
-        The pass, and why it stands where it does.
+        The pass, and the reason for its place in the pipeline.
     seconds : float
     counts : Counter of str
         Operations by name.
@@ -48,14 +48,14 @@ class Stage:
 
 @dataclass
 class Run:
-    """What was seen of a compilation.
+    """The observations of a compilation.
 
     Attributes
     ----------
     stages : list of Stage
         The first is the input.
     seconds : float
-        Of everything, translation to PTX included.
+        Total time, including translation to PTX.
     artifact : Artifact or None
         Its PTX has source lines.
     shared : list of shared.Block
@@ -72,14 +72,14 @@ class Run:
 
 
 def count_operations(module: Any) -> Counter[str]:
-    """Operations of a module by name, everything nested in it counted."""
+    """Operations of a module by name, including all nested ones."""
     from kvarn.lowering.rewrite import walk
 
     return Counter(op.name for op in walk(module))
 
 
 def run_stages(source: str, target: str, settings: Any = None) -> Run:
-    """Run the pipeline on kv IR, with its locations, and keep what each pass leaves."""
+    """Run the pipeline on kv IR with locations, and keep the module after each pass."""
     from kvarn.compilation import driver as compiler
     from kvarn.lowering import pipeline, remarks, rewrite_counts as rewrites, runner
     from kvarn.lowering.target import by_name
@@ -118,15 +118,15 @@ def _stage(name: str, reason: str, seconds: float, module: Any) -> Stage:
 
 
 def change(before: Counter[str], after: Counter[str]) -> str:
-    """Which kinds of operations came and went: ``"-4 kv.load, +4 vector.load"``; the largest changes first."""
+    """The changes by kind of operation, ``"-4 kv.load, +4 vector.load"``, the largest first."""
     delta = {name: after[name] - before[name] for name in {*before, *after} if after[name] != before[name]}
     ordered = sorted(delta.items(), key=lambda item: (-abs(item[1]), item[0]))
     named = [f"{count:+d} {name}" for name, count in ordered[:_MOST_KINDS]]
-    return ", ".join(named + ([f"and {len(ordered) - _MOST_KINDS} kinds more"] if len(ordered) > _MOST_KINDS else []))
+    return ", ".join(named + ([f"and {len(ordered) - _MOST_KINDS} more kinds"] if len(ordered) > _MOST_KINDS else []))
 
 
 def changed(stage: Stage, previous: Stage) -> str:
-    """What a pass did to the operations, in words."""
+    """The changes of a pass by kind of operation, in words."""
     if stage.text == previous.text:
         return "nothing"
     return change(previous.counts, stage.counts) or "attributes or order only"

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""What a kernel's PTX moves and computes: by loop, without running it, and in a run of the emulator.
+"""Memory traffic and arithmetic of a kernel's PTX: per loop, without running it, and in a run of the emulator.
 
-Statically, an iteration of a loop is one pass through all of its instructions, every one taken by all threads of a
-warp. What a loop has inside another is that one's. Copies by TMA state their size where the kernel expects their bytes.
+Statically, an iteration of a loop executes each of its instructions once, in all threads of a warp. Instructions of an
+inner loop count for that loop only. TMA copies have their size where the kernel expects their bytes.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from kvarn.emulator import ptx_parser as ptx_text
 from kvarn.emulator.report import Counts
 
 WARP = 32
-_WAIT = 8  # instructions of a loop that only tries a barrier again, at most
+_WAIT = 8  # upper limit of instructions of a loop that only polls a barrier
 SECTOR = 32  # bytes
 _BITS = re.compile(r"\.[busf](\d+)$|\.b(\d+)$")
 _SHAPE = re.compile(r"m(\d+)n(\d+)k(\d+)")
@@ -26,18 +26,18 @@ _FLOATS = ("f16", "bf16", "f32", "f64", *_LANES)
 
 @dataclass
 class Work:
-    """What the threads of a warp do.
+    """The work of a warp's threads.
 
     Attributes
     ----------
     instructions : float
-        Of a warp.
+        Per warp.
     read, written : float
         Bytes of device memory.
     unknown : int
-        Copies whose size the PTX does not say.
+        Number of copies whose size the PTX does not state.
     vector, tensor : float
-        Floating-point operations outside of tensor cores and in them; a multiply-add is two.
+        Floating-point operations outside and inside of tensor cores; a multiply-add counts as two.
     """
 
     instructions: float = 0
@@ -57,7 +57,7 @@ class Work:
 
     @property
     def intensity(self) -> float | None:
-        """Operations a byte; None where nothing is moved or computed."""
+        """Operations per byte; None without traffic or arithmetic."""
         return self.flops / self.bytes if self.bytes and self.flops else None
 
     def add(self, other: Work, times: float = 1) -> None:
@@ -66,18 +66,18 @@ class Work:
 
 
 def access_bytes(name: str) -> int:
-    """Bytes that a load or a store of PTX moves: ``ld.global.nc.v4.b32`` is 16."""
+    """Bytes per thread of a PTX load or store: ``ld.global.nc.v4.b32`` is 16."""
     lanes = re.search(r"\.v(\d)\b", name)
     bits = _BITS.search(name)
     return (int(lanes[1]) if lanes else 1) * int(next(g for g in bits.groups() if g)) // 8 if bits else 0
 
 
 def operations(i: ptx_text.Instruction) -> tuple[float, float]:
-    """Floating-point operations of one instruction in a warp: outside of tensor cores, and in them."""
+    """Floating-point operations of one instruction in a warp: outside and inside of tensor cores."""
     head, types = i.name[0], [p for p in i.name if p in _FLOATS]
     if head in ("mma", "wgmma") and (shape := _SHAPE.search(".".join(i.name))):
         m, n, k = map(int, shape.groups())
-        return 0, 2.0 * m * n * k / (4 if head == "wgmma" else 1)  # a warpgroup issues it, of four warps
+        return 0, 2.0 * m * n * k / (4 if head == "wgmma" else 1)  # issued by a warpgroup of four warps
     if head in ("fma", "mad", "add", "sub", "mul", "max", "min", "div", "ex2", "lg2", "rcp", "sqrt", "rsqrt", "tanh"):
         if types:
             return WARP * (2.0 if head in ("fma", "mad") else 1.0) * _LANES.get(types[-1], 1), 0
@@ -85,7 +85,7 @@ def operations(i: ptx_text.Instruction) -> tuple[float, float]:
 
 
 def constants_of(kernel: ptx_text.Kernel) -> dict[str, int]:
-    """The registers that are written once, with a number."""
+    """The registers that are written once, with a constant."""
     written: dict[str, str] = {}
     for i in kernel.code:
         for register in ptx_text.parts(i.operands[0]) if i.operands else ():
@@ -95,7 +95,7 @@ def constants_of(kernel: ptx_text.Kernel) -> dict[str, int]:
 
 
 def work_of(i: ptx_text.Instruction, constants: Mapping[str, int]) -> Work:
-    """What one instruction does when all threads of a warp take it; ``constants`` are numbers by register."""
+    """The work of one instruction executed by all threads of a warp; ``constants`` are values by register."""
     head, full = i.name[0], ".".join(i.name)
     vector, tensor = operations(i)
     found = Work(1, vector=vector, tensor=tensor)
@@ -115,7 +115,7 @@ def work_of(i: ptx_text.Instruction, constants: Mapping[str, int]) -> Work:
         found.read += known or 0  # one thread expects the bytes of all
         found.unknown += known is None
     elif full.startswith("cp.async.bulk") and ".global.shared" in full:
-        found.unknown += 1  # a store by TMA: nobody expects its bytes
+        found.unknown += 1  # a TMA store, for which no bytes are expected
     return found
 
 
@@ -129,17 +129,17 @@ class Loop:
     Attributes
     ----------
     first, last : int
-        Its instructions in the kernel's code, the first and the last.
+        Indices of its first and last instruction in the kernel's code.
     depth : int
         1 for an outermost loop.
     line : int
-        Of the PTX, where it begins.
+        PTX line of its first instruction.
     source : str
-        File and line of the kernel, of the first of its instructions that has one; "" if none has.
+        File and line of the first instruction with a source line; "" if there is none.
     work : Work
-        Of an iteration, without the loops inside.
+        Per iteration, without inner loops.
     waits : bool
-        Whether all that it does is to try a barrier again.
+        Whether it only polls a barrier.
     """
 
     first: int
@@ -152,7 +152,7 @@ class Loop:
 
 
 def loops_of(kernel: ptx_text.Kernel) -> tuple[list[Loop], Work]:
-    """The loops of a kernel, outer ones before those inside, and what is outside of all."""
+    """The loops of a kernel, outer before inner ones, and the work outside of all loops."""
     starts, after = _blocks(kernel)
     bodies = _natural_loops(after)
     blocks = {header: sorted(body) for header, body in bodies.items()}
@@ -160,7 +160,7 @@ def loops_of(kernel: ptx_text.Kernel) -> tuple[list[Loop], Work]:
     found, outside = [], Work()
     constants = constants_of(kernel)
     order = sorted(bodies, key=lambda header: (-len(bodies[header]), header))
-    inner: dict[int, Loop] = {}  # of a block, the innermost loop
+    inner: dict[int, Loop] = {}  # block -> its innermost loop
     for header in order:
         depth = 1 + sum(header in bodies[other] and other != header for other in bodies)
         code = [kernel.code[n] for b in blocks[header] for n in range(starts[b], ends[b])]
@@ -179,7 +179,7 @@ def loops_of(kernel: ptx_text.Kernel) -> tuple[list[Loop], Work]:
 
 
 def _blocks(kernel: ptx_text.Kernel) -> tuple[list[int], list[list[int]]]:
-    """The first instruction of each basic block, and the blocks that may follow each."""
+    """The first instruction of each basic block, and its successors."""
     code, leaders = kernel.code, {0}
     for n, i in enumerate(code):
         if i.name[0] == "bra":
@@ -202,7 +202,7 @@ def _blocks(kernel: ptx_text.Kernel) -> tuple[list[int], list[list[int]]]:
 
 
 def _natural_loops(after: Sequence[Sequence[int]]) -> dict[int, set[int]]:
-    """The blocks of each loop, by its header: what reaches a branch back to a block that dominates it."""
+    """The blocks of each natural loop, by header: those that reach a back edge to the header, which dominates them."""
     n = len(after)
     before: list[list[int]] = [[] for _ in range(n)]
     for b, follows in enumerate(after):
@@ -215,7 +215,7 @@ def _natural_loops(after: Sequence[Sequence[int]]) -> dict[int, set[int]]:
                 reached.add(f)
                 stack.append(f)
     every = (1 << n) - 1
-    dominators = [1 if b == 0 else every for b in range(n)]  # bits
+    dominators = [1 if b == 0 else every for b in range(n)]  # bit sets
     changed = True
     while changed:
         changed = False
@@ -244,7 +244,7 @@ def _natural_loops(after: Sequence[Sequence[int]]) -> dict[int, set[int]]:
 
 
 def ran(counts: Counts) -> Work:
-    """What a kernel did in the emulator: bytes that were asked for, operations of the threads that took part."""
+    """The work of a kernel in the emulator: requested bytes, and operations of the active threads."""
     found = Work(int(counts.warps.sum()))
     for n, threads in _executed(counts):
         vector, tensor = operations(counts.kernel.code[n])

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""What measures: arrays of several libraries, problems, times, and the tuner."""
+"""Measurement: arrays of several libraries, attention problems, timing, and the tuner."""

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""The arrays that a measurement works on: torch tensors or NumPy arrays, behind one small interface.
+"""Arrays for measurements: torch tensors or NumPy arrays, behind one small interface.
 
-The same problems, checks and calls then run on a machine without a GPU, on small shapes.
+The same problems, checks and calls then also run on a machine without a GPU, with small shapes.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ import numpy as np
 
 from kvarn.dialect import dtypes
 
-_CHUNK = 1 << 27  # elements that are drawn at a time where they are converted: bounds the memory for it
+_CHUNK = 1 << 27  # elements generated at a time if they are converted, which limits the temporary memory
 
 
 class _Arrays:
-    """What torch and NumPy have under the same names.
+    """Methods for functions that torch and NumPy share by name.
 
-    A kind of arrays sets ``_module``, which has the names, and ``_placed``, which converts an array of NumPy.
+    Subclasses set ``_module``, which has these functions, and ``_placed``, which converts a NumPy array.
     """
 
     _module: Any
@@ -29,11 +29,11 @@ class _Arrays:
     on_gpu = False
 
     def integers(self, values: Any) -> Any:
-        """int32 of a NumPy array or a list."""
+        """int32 from a NumPy array or a list."""
         return self._placed(np.ascontiguousarray(values, np.int32))
 
     def index(self, values: Any) -> Any:
-        """Something to index a dimension with."""
+        """An index into a dimension."""
         return self._placed(np.ascontiguousarray(values, np.int64))
 
     def put_bytes(self, array: Any, begin: int, end: int, values: Any) -> None:
@@ -57,10 +57,10 @@ class _Arrays:
         return float(self._module.linalg.norm(got - wanted) / self._module.linalg.norm(wanted))
 
     def synchronize(self) -> None:
-        """Wait for the device; the CPU's arrays are done at once."""
+        """Wait for the device; nothing to do on the CPU."""
 
     def free(self) -> None:
-        """Give back memory that is kept for later arrays."""
+        """Free memory that is cached for later arrays."""
 
 
 class TorchArrays(_Arrays):
@@ -85,7 +85,7 @@ class TorchArrays(_Arrays):
         return self.torch.empty(tuple(shape), dtype=self.dtype(dtype), device=self.device)
 
     def normal(self, shape: Sequence[int], dtype: str) -> Any:
-        """Normal random numbers of a dtype, of integers 32 times such; 8-bit ones are rounded from bf16."""
+        """Normal random numbers of a dtype (integers: times 32); 8-bit floats are rounded from bf16."""
         if dtypes.by_name(dtype).bits > 8:
             return self.torch.randn(tuple(shape), dtype=self.dtype(dtype), device=self.device)
         made = self.empty(shape, dtype)
@@ -102,7 +102,7 @@ class TorchArrays(_Arrays):
         return self.torch.as_tensor(array).to(self.device)
 
     def view(self, array: Any, dtype: str) -> Any:
-        """The same bytes, the last dimension wider or narrower; 8-bit types go by bytes."""
+        """The same bytes, with a wider or narrower last dimension; 8-bit types are viewed as bytes."""
         return array.contiguous().view(self.torch.uint8).view(self.dtype(dtype))
 
     def cast(self, array: Any, dtype: str) -> Any:
@@ -116,7 +116,7 @@ class TorchArrays(_Arrays):
             array.fill_(float("nan"))
 
     def count_numbers(self, array: Any) -> int:
-        """How many elements are not NaN."""
+        """Number of elements that are not NaN."""
         bits = {1: self.torch.uint8, 2: self.torch.int16}[array.element_size()]
         poison = self.empty((1,), "bf16") if array.element_size() == 2 else array.new_empty(1)
         self.poison(poison)
@@ -142,7 +142,7 @@ class TorchArrays(_Arrays):
 
 
 class NumPyArrays(_Arrays):
-    """NumPy arrays; kvarn runs on them through its host target."""
+    """NumPy arrays, on which kvarn runs through its host target."""
 
     device = "cpu"
     name = "the CPU, NumPy arrays"
@@ -193,12 +193,12 @@ Arrays = TorchArrays | NumPyArrays
 
 
 def arrays(device: str) -> Arrays:
-    """The arrays of ``"cuda"``, of ``"host"`` (torch's where torch is, else NumPy's) or of ``"numpy"``.
+    """The arrays of ``"cuda"``, of ``"host"`` (torch's if it is installed, else NumPy's) or of ``"numpy"``.
 
     Raises
     ------
     RuntimeError
-        If ``"cuda"`` is asked for and torch, or torch's CUDA, is missing.
+        For ``"cuda"`` without torch, or with a torch without CUDA.
     """
     found = importlib.util.find_spec("torch") is not None
     if device == "cuda":

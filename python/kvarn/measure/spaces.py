@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""What ``kvarn tune`` may try: the schedules of a case, by the kind of its kernel.
+"""The search spaces of ``kvarn tune``: the schedules of a case, by the kind of its kernel.
 
-A space has the schedule that is built in, the variations of one group of entries at a time, and the question whether
-one is legal, which is that of the compiler.
+A space has the built-in schedule, the variations of one group of entries at a time, and a predicate for legal
+schedules, which is the compiler's.
 """
 
 from __future__ import annotations
@@ -35,19 +35,19 @@ class Space(Protocol):
         ...
 
     def fits(self, schedule: Mapping[str, int], target: Target) -> bool:
-        """Whether a schedule is legal and worth a try."""
+        """Whether a schedule is legal and promising."""
         ...
 
     def variations(self, best: Mapping[str, int], group: int) -> Iterator[Schedule]:
-        """What a step of the search tries, from the best so far."""
+        """The variations of one step of the search, from the best schedule so far."""
         ...
 
     def problems(self, target: Target) -> list[str]:
-        """Why the kernel does not take the case, one sentence each."""
+        """The reasons why the kernel does not take the case, one sentence each."""
         ...
 
     def key(self, target: Target) -> tuned.Key | tuned.TileKey:
-        """The case in the table."""
+        """The key of the case in the table."""
         ...
 
 
@@ -58,7 +58,7 @@ def _product(best: Mapping[str, int], axes: Mapping[str, Sequence[int]]) -> Iter
 
 @dataclass(frozen=True)
 class DecodeSpace:
-    """Decode: the pipeline, the tile and the warps, the merge."""
+    """Decode: the pipeline, the tile and the warps, the combine."""
 
     config: decode_schedule.DecodeConfig
     kind = "decode"
@@ -68,7 +68,7 @@ class DecodeSpace:
         return {"min_tiles": self.config.min_tiles, **decode_table.entries(target, self.config)}
 
     def fits(self, schedule: Mapping[str, int], target: Target) -> bool:
-        """Also: so many blocks fit a multiprocessor's memory and registers."""
+        """Legal, and its blocks fit in a multiprocessor's memory and registers."""
         c = self.config
         full = {**schedule, "kind": "decode", "max_queries": c.max_queries, "max_batch": c.max_batch}
         if schedules.why_unsupported("kv.attention", full, target, "decode", c) is not None:
@@ -100,9 +100,9 @@ class DecodeSpace:
 
 @dataclass(frozen=True)
 class TileSpace:
-    """Prefill over tiles: extents and stages, who copies and what overlaps, splits of the keys.
+    """Prefill over tiles: extents and stages, producers and overlap, splits of the keys.
 
-    ``queries`` is the bound of new tokens that a call of the case has; 0: none.
+    ``queries`` is the bound of new tokens in a call of the case; 0: none.
     """
 
     case: Case
@@ -143,8 +143,8 @@ class TileSpace:
         return _product(best, {"splits": (0, 1, 2, 3, 4, 8, 16, 32)})
 
     def _of_extents(self, best: Mapping[str, int], axes: Mapping[str, Sequence[int]]) -> Iterator[Schedule]:
-        """Turns are of several warpgroups, and blocks that share a multiprocessor of one; a second tile of query rows
-        takes memory that keys may need, and more producers registers.
+        """Ping-pong needs several warpgroups, several blocks per multiprocessor a single one; a second tile of query
+        rows takes memory from keys, and more producers take registers.
         """
         fewer = {name: sorted({best[name], 1}, reverse=True) for name in ("query_stages", "producers")}
         for found in _product(best, axes):
@@ -167,5 +167,5 @@ class TileSpace:
 
 
 def known(schedule: Mapping[str, Any]) -> tuple[tuple[str, Any], ...]:
-    """What tells a schedule from others."""
+    """A hashable identity of a schedule."""
     return tuple(sorted(schedule.items()))

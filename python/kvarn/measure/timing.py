@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""Times of calls.
+"""Timing of calls.
 
-On a GPU: medians of replays of a CUDA graph that holds many calls, over layers in turn, so that the L2 holds none of
-what a call reads and no launch is waited for. A call that cannot be captured is timed in a plain loop, and its record
-says so. On the CPU: the clock.
+On a GPU: medians of replays of a CUDA graph with many calls that rotate over layers, so that the L2 has none of a
+call's inputs and launch latency is hidden. A call that cannot be captured is timed in a loop, and its record says so.
+On the CPU: the clock.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-TARGET_MS = 8.0  # of one replay
+TARGET_MS = 8.0  # duration of one replay
 REPLAYS = 9
 MOST_CALLS = 512  # in one graph
 
@@ -26,8 +26,8 @@ def timed(call: Call, layers: int, arrays: Any) -> dict[str, Any]:
     Returns
     -------
     dict
-        ``us``, ``us_min``, ``us_max`` (microseconds of one call: median, least, most), ``mode``, ``calls`` (in one
-        replay), ``host_us`` (of issuing one call, on a GPU).
+        ``us``, ``us_min``, ``us_max`` (microseconds per call: median, least, most), ``mode``, ``calls`` (per replay),
+        ``host_us`` (to issue one call, on a GPU).
     """
     run, count, mode = repeated(call, layers, arrays)
     torch = arrays.torch if arrays.on_gpu else None
@@ -46,7 +46,7 @@ def timed(call: Call, layers: int, arrays: Any) -> dict[str, Any]:
 
 
 def span(run: Callable[[], Any], torch: Any = None) -> float:
-    """Microseconds of a run: between two events of a GPU's, where torch is given, else by the clock."""
+    """Microseconds of a run: between two GPU events if torch is given, else by the clock."""
     if torch is None:
         start = time.perf_counter()
         run()
@@ -60,15 +60,15 @@ def span(run: Callable[[], Any], torch: Any = None) -> float:
 
 
 def repeated(call: Call, layers: int, arrays: Any) -> tuple[Callable[[], Any], int, str]:
-    """What repeats a call, over layers in turn: a CUDA graph of many, or a loop where there is none.
+    """A function that repeats a call, rotating over layers: a CUDA graph, or a loop without one.
 
     Returns
     -------
     run : callable
     count : int
-        Calls in one run.
+        Calls per run.
     mode : str
-        ``"graph"``, ``"clock"`` on the CPU, or ``"no graph: "`` and why a call cannot be captured.
+        ``"graph"``, ``"clock"`` on the CPU, or ``"no graph: "`` and the reason why a call cannot be captured.
     """
 
     def once() -> None:
@@ -114,7 +114,7 @@ def first_line(error: BaseException) -> str:
 
 
 def warm_up(arrays: Any, seconds: float = 0.7) -> None:
-    """Bring the clocks up."""
+    """Let the clocks reach their steady state."""
     if not arrays.on_gpu:
         return
     x = arrays.normal((4096, 4096), "bf16")

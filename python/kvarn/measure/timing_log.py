@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""A log of measurements, one JSON object a line, each with what it was measured on and at which clocks."""
+"""A log of measurements, one JSON object per line, with the machine and its clocks."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import kvarn
 
 from .arrays import Arrays
 
-_SM, _MEMORY = 1, 2  # NVML's clocks
+_SM, _MEMORY = 1, 2  # NVML's clock ids
 
 
 def machine(library: Any) -> dict[str, Any]:
@@ -41,7 +41,7 @@ def machine(library: Any) -> dict[str, Any]:
 
 
 def clocks() -> dict[str, int]:
-    """MHz of the multiprocessors and of the memory of the first device, as NVML has them now; empty without NVML."""
+    """Current clocks of the first device's multiprocessors and memory in MHz, from NVML; empty without NVML."""
     try:
         nvml = ctypes.CDLL("libnvidia-ml.so.1")
     except OSError:
@@ -57,7 +57,7 @@ def clocks() -> dict[str, int]:
 
 
 class Log:
-    """Appends to a file; without one it keeps nothing."""
+    """Appends to a file; without a file, does nothing."""
 
     def __init__(self, path: Path | None, library: Arrays | None) -> None:
         self.path = path

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""``kvarn tune``: measure schedules of attention on this machine's GPU, and keep the best of each case.
+"""``kvarn tune``: measure schedules of attention on this machine's GPU, and save the best of each case.
 
 For every case, of decode or of prefill over tiles, the built-in schedule is measured first, then variations of one
-group of entries at a time (:mod:`spaces`), each from the best so far. A result that differs from a float32 reference
-does not count. What beats the built-in schedule is written to the table that ``select-kv-schedule`` reads
-(``KVARN_TUNE``). Every measurement, with device, versions and clocks, stays in a log beside it.
+group of entries at a time (:mod:`spaces`), each from the best so far. A schedule whose result differs from a float32
+reference is rejected. Schedules that beat the built-in one are written to the table that ``select-kv-schedule`` reads
+(``KVARN_TUNE``). Every measurement, with device, versions and clocks, is kept in a log next to it.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ from .spaces import DecodeSpace, Schedule, Space, TileSpace, known
 from .timing import timed
 from .timing_log import Log
 
-WORTH = 0.99  # of the built-in schedule's time, from which on an entry is written
+WORTH = 0.99  # largest ratio to the built-in schedule's time for which an entry is written
 
 
 @dataclass(frozen=True)
 class Case:
-    """A shape to tune for: one cache, a batch of sequences of one length, or, ragged, of lengths up to it.
+    """A shape to tune for: one cache, and a batch of sequences of one length or, ragged, of lengths up to it.
 
-    ``kind`` is that of the kernel: ``"decode"`` or ``"tile"``.
+    ``kind`` is the kernel's: ``"decode"`` or ``"tile"``.
     """
 
     dtype: str
@@ -59,7 +59,7 @@ class Case:
 
     @property
     def shape(self) -> Case:
-        """What a DecodeProblem reads of a row."""
+        """The shape of the case as a DecodeProblem reads it."""
         return self
 
     @property
@@ -73,7 +73,7 @@ class Case:
 
     @property
     def attention(self) -> attention_common.Case:
-        """The case as schedules are chosen by it."""
+        """The case as the schedule chooser sees it."""
         return attention_common.Case.plain(self.spec, self.query, self.query_heads)
 
     def config(self) -> decode_schedule.DecodeConfig:
@@ -83,14 +83,14 @@ class Case:
 
     @property
     def space(self) -> Space:
-        """The schedules that there are."""
+        """The search space."""
         if self.kind == "decode":
             return DecodeSpace(self.config())
         bound = reads._bounds(self.new, self.batch)["max_queries"] if self.new <= reads.FEW else 0
         return TileSpace(self.attention, bound)
 
     def check(self, target: Target) -> None:
-        """ValueError when the kernel does not take the case."""
+        """ValueError if the kernel does not take the case."""
         if self.query_heads % self.heads:
             raise ValueError(f"query heads must be a multiple of the {self.heads} KV heads, got {self.query_heads}")
         if self.new > self.context:
@@ -114,7 +114,7 @@ Measure = Callable[[Schedule], float | None]  # microseconds; None for a schedul
 
 @dataclass(frozen=True)
 class Found:
-    """The outcome for a case: times in microseconds; ``measured`` counts schedules."""
+    """The outcome for a case: times in microseconds; ``measured`` is the number of schedules."""
 
     schedule: Schedule
     us: float
@@ -136,12 +136,12 @@ def search(case: Case, target: Target, measure: Measure, deadline: float = math.
     measure : callable
         Microseconds of a schedule, or None.
     deadline : float
-        Of ``time.monotonic()``; the built-in schedule is measured in any case.
+        In ``time.monotonic()``; the built-in schedule is measured in any case.
 
     Raises
     ------
     RuntimeError
-        If the built-in schedule itself gives no right result.
+        If the built-in schedule itself gives a wrong result.
     """
     space = case.space
     start = space.start(target)
@@ -172,12 +172,12 @@ def search(case: Case, target: Target, measure: Measure, deadline: float = math.
 
 
 class Bench:
-    """A case's data, on the GPU unless other arrays are given; every measurement goes to a log, where there is one."""
+    """A case's data, by default on the GPU; measurements go to a log, if there is one."""
 
     def __init__(self, case: Case, library: Arrays | None = None, log: Path | None = None) -> None:
         self.arrays, self.case = library or arrays("cuda"), case
         self.log = Log(log, self.arrays)
-        self.arrays.free()  # what the case before had is of other sizes
+        self.arrays.free()  # the previous case's arrays have other sizes
         self.problem = p = DecodeProblem(self.arrays, case, split=False)
         self._pool = p.cached.collection(p.lengths - case.new, case.new, p.longest)
 
@@ -189,7 +189,7 @@ class Bench:
         kv.ops.attention(self._pool, layer, p.query, p.offsets, scale=p.scale, out=p.out, schedule=schedule)
 
     def measure(self, schedule: Schedule) -> float | None:
-        """Median microseconds of one call; None when the schedule cannot be compiled, or is wrong."""
+        """Median microseconds per call; None if the schedule cannot be compiled, or is wrong."""
         full = {**schedule, "kind": self.case.kind}
         record = {"case": dataclasses.asdict(self.case), "schedule": schedule}
         try:
@@ -218,7 +218,7 @@ def shown(schedule: Mapping[str, int]) -> str:
 
 
 def cases_of(options: argparse.Namespace) -> list[Case]:
-    """The cases that the options name: every combination of batches, contexts, page sizes and types."""
+    """The cases that the options select: every combination of batches, contexts, page sizes and types."""
     o = options
     return [
         Case(dtype, batch, context, o.query_heads, o.kv_heads, o.head_size, page, o.new, kind=o.kind)
@@ -244,7 +244,7 @@ def _dtypes(text: str) -> list[str]:
 def run(
     cases: Sequence[Case], target: Target, bench: Callable[[Case], Any], path: Path | None, seconds: float
 ) -> list[tuple[Case, Found]]:
-    """Tune cases in order, within so many seconds; each is written to ``path`` as soon as it is known."""
+    """Tune cases in order within ``seconds``; each is written to ``path`` as soon as it is known."""
     outcomes: list[tuple[Case, Found]] = []
     begin = time.monotonic()
     for i, case in enumerate(cases):
@@ -255,7 +255,7 @@ def run(
         found = search(case, target, bench(case).measure, time.monotonic() + left / (len(cases) - i))
         outcomes.append((case, found))
         print(f"{case}: {found.us:.2f} µs with {shown(found.schedule)}")
-        verdict = f"{found.builtin_us / found.us:.3f} times that" if found.better else "as good: nothing is kept"
+        verdict = f"{found.builtin_us / found.us:.3f} times that" if found.better else "as good: nothing is saved"
         print(f"  the built-in schedule has {found.builtin_us:.2f} µs, {verdict} ({found.measured} measured)")
         if path is not None:
             tuned.save(path, [(case.space.key(target), found.schedule, found.us if found.better else None)])
@@ -265,22 +265,22 @@ def run(
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="kvarn tune",
-        description="Measure schedules of attention on this machine's GPU, and keep the best.",
+        description="Measure schedules of attention on this machine's GPU, and save the best.",
         epilog="examples: kvarn tune --dtype bf16,f8e4m3 --batch 1,16,64 --context 8192 --query-heads 64 --kv-heads 8; "
         "kvarn tune --kind tile --batch 8 --new 4096 --context 4096",
     )
-    parser.add_argument("--kind", choices=("decode", "tile"), default="decode", help="of kernels (decode)")
+    parser.add_argument("--kind", choices=("decode", "tile"), default="decode", help="kind of kernel (default: decode)")
     several = {"type": _numbers, "metavar": "N,..."}
-    parser.add_argument("--dtype", type=_dtypes, default=["bf16"], help="of the cache: bf16, f16, f8e4m3, f8e5m2")
-    parser.add_argument("--batch", **several, default=[64], help="sequences (64)")
-    parser.add_argument("--context", **several, default=[4096], help="tokens of each with the new ones (4096)")
-    parser.add_argument("--query-heads", type=int, default=32, metavar="N")
-    parser.add_argument("--kv-heads", type=int, default=8, metavar="N")
-    parser.add_argument("--head-size", type=int, default=128, metavar="N")
-    parser.add_argument("--page-size", **several, default=[16], help="tokens of a page (16)")
-    parser.add_argument("--new", type=int, default=1, metavar="N", help="new tokens of a sequence (1)")
-    parser.add_argument("--seconds", type=float, default=300, help="of the whole run (300)")
-    parser.add_argument("--output", type=given_path, metavar="FILE", help="default: KVARN_TUNE")
+    parser.add_argument("--dtype", type=_dtypes, default=["bf16"], help="bf16, f16, f8e4m3, f8e5m2 (default: bf16)")
+    parser.add_argument("--batch", **several, default=[64], help="sequences (default: 64)")
+    parser.add_argument("--context", **several, default=[4096], help="tokens, new ones included (default: 4096)")
+    parser.add_argument("--query-heads", type=int, default=32, metavar="N", help="(default: 32)")
+    parser.add_argument("--kv-heads", type=int, default=8, metavar="N", help="(default: 8)")
+    parser.add_argument("--head-size", type=int, default=128, metavar="N", help="elements per head (default: 128)")
+    parser.add_argument("--page-size", **several, default=[16], help="tokens per page (default: 16)")
+    parser.add_argument("--new", type=int, default=1, metavar="N", help="new tokens per sequence (default: 1)")
+    parser.add_argument("--seconds", type=float, default=300, help="time limit of the whole run (default: 300)")
+    parser.add_argument("--output", type=given_path, metavar="FILE", help="(default: KVARN_TUNE)")
     parser.add_argument("--dry-run", action="store_true", help="write nothing")
     add_pass_options(parser.add_argument)
     options = parser.parse_args(argv)
@@ -297,7 +297,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         case.check(target)
     path = None if options.dry_run else options.output or env.tune
     if path is not None:
-        tuned.load(path)  # a file that is no table is refused before the measurements, not after
+        tuned.load(path)  # an invalid file is refused before the measurements, not after
     log = None if path is None else path.with_suffix(".timings.jsonl")
     with pipelines.pipeline(passes, disable=options.disable):
         run(cases, target, lambda case: Bench(case, log=log), path, options.seconds)

@@ -1,12 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 """The built-in cache operations, on the caller's buffers: torch, CuPy, JAX and NumPy arrays, or any DLPack object.
 
-A cache or collection comes first, then data, then lengths or offsets. T is the new tokens of a batch, B its sequences,
-H the KV heads, Hq the query heads, D the head size, G the quantization granules of a head. NumPy buffers run on the
-CPU, before the call returns; CUDA buffers on their GPU, in the caller's current stream. An operation compiles when it
-first meets an element type, head shape or attribute (the disk cache keeps the code); the number of tokens and
-sequences does not matter. Every argument is checked before anything runs. After the first call with its shapes an
-operation allocates nothing and can be captured in a CUDA graph.
+The arguments are a cache or collection, then data, then lengths or offsets. In shapes, T is the number of new tokens in
+a batch, B of sequences, H of KV heads, Hq of query heads, D the head size, G the number of granules (elements with one
+scale) of a head. Operations on NumPy buffers run on the CPU and return when they are done; on CUDA buffers they run on
+the buffers' GPU, in the caller's current stream. An operation is compiled at the first call with new element types,
+head shapes or attributes (the disk cache keeps the code); numbers of tokens and sequences do not matter. All arguments
+are checked before anything runs. After the first call with its shapes an operation allocates nothing and can be
+captured in a CUDA graph.
 """
 
 from . import forms
@@ -68,6 +69,6 @@ __all__ = [
     "transfer_pages",
 ]
 
-for _name in __all__:  # tuples of arguments and results are documented as they are
+for _name in __all__:  # adds the sections that all operations share; NamedTuples document themselves
     if not isinstance(globals()[_name], type):
         forms.document(globals()[_name])

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""The lists of a block mask as an operand: their shape, their checks, and the mask that attention takes with them."""
+"""The lists of a block mask as an operand of attention: their shape, their checks, and the mask that goes with them."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from . import checks
 
 
 def check_blocks(seen: SimpleNamespace, name: str, tile: tuple[int, int], by_head: bool) -> None:
-    """What the lists of a block mask must be, of a collection and a query that were checked."""
+    """Check the lists of a block mask against a checked collection and query."""
     source, given = checks.handle_of(seen), getattr(seen, name)
     pages = seen.pages.shape if name == "blocks" and seen.pages is not None else None
     shape = blocks_shape(source, seen.query.shape, tile, by_head, pages)
-    if pages is None and len(given.shape) == 3:  # heads may have lists each, and lists of pages be longer
+    if pages is None and len(given.shape) == 3:  # lists may be per head; lists of pages may be longer
         heads = given.shape[1] if given.shape[1] == source.num_heads else shape[1]
         shape = (shape[0], heads, shape[2] if name == "blocks" else max(shape[2], given.shape[2]))
     checks.array(seen, name, shape)
@@ -32,7 +32,7 @@ def check_blocks(seen: SimpleNamespace, name: str, tile: tuple[int, int], by_hea
 
 
 def check_block_mask(seen: SimpleNamespace) -> None:
-    """What the block mask of an attention must be, of a query that was checked."""
+    """Check the block mask of an attention against its checked query."""
     if getattr(seen, "block_mask", None) is not None:
         by_head = registered(seen.attributes["mask"]).by_head
         tile = tuple(seen.attributes[name] for name in BLOCK_TILE)
@@ -42,9 +42,9 @@ def check_block_mask(seen: SimpleNamespace) -> None:
 def blocks_shape(
     source: Any, query: tuple[int, ...], tile: tuple[int, int], by_head: bool, pages: tuple[int, ...] | None = None
 ) -> tuple[int, int, int]:
-    """The shape of the lists of a block mask: as many tiles as attention numbers, each with room for all keys.
+    """The shape of a block mask's lists: one list per tile of query rows of attention, with room for all tiles of keys.
 
-    ``pages``: the shape of lists of pages, of which every KV head has its own.
+    ``pages``: the shape of the page lists, which are per KV head.
     """
     (rows, keys), batch = tile, source.batch_size
     group = query[-2] // source.num_heads
@@ -56,7 +56,7 @@ def blocks_shape(
 
 
 def _slots(source: Any) -> int:
-    """Tokens that a sequence of a collection or an operand has room for."""
+    """Capacity of a sequence of a collection or operand, in tokens."""
     of_operand = isinstance(source, MHAOperand)
     spec, at = (source.spec.cache, source._model._at) if of_operand else (source.cache_spec, source._at)
     if spec.kind == RAGGED:
@@ -65,13 +65,13 @@ def _slots(source: Any) -> int:
 
 
 def mask_of(block_mask: Any, others: tuple[Any, ...], title: str) -> tuple[Any, ...]:
-    """The mask of a block mask, beside which nothing else says what is seen."""
+    """The mask arguments of an attention with a block mask; no other argument may restrict what a query sees."""
     if not isinstance(block_mask, BlockMask):
         raise TypeError(f"{title}: block_mask must be a kv.BlockMask, got a {type(block_mask).__name__}")
     mask, *rest = others
     if mask.__class__ is not str or mask != "causal" or any(x is not None for x in rest):
         raise ValueError(
-            f"{title}: mask, window, chunk, tree and pages must be left out beside block_mask, which has a mask: give "
-            "what they say to kv.ops.block_mask"
+            f"{title}: mask, window, chunk, tree and pages must be left out with block_mask, which has a mask: pass "
+            "them to kv.ops.block_mask"
         )
     return block_mask.mask

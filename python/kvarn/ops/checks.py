@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""What must hold of the operands of the cache operations, checked once for each signature of a call."""
+"""Checks of the operands of cache operations, run once per signature of a call."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _SPANS = {"sliding_window": "window", "chunked": "chunk", "chunked_causal": "chu
 
 
 def layer_of(collection: Any, layer: Any, title: str) -> int:
-    """A layer number of a collection; a bool or a number out of range is refused."""
+    """A layer number of a collection; bools and numbers out of range are refused."""
     if layer.__class__ is not int:
         if isinstance(layer, bool) or not hasattr(layer, "__index__"):
             raise TypeError(f"{title}: layer must be an integer, got {layer!r}")
@@ -35,13 +35,13 @@ def layer_of(collection: Any, layer: Any, title: str) -> int:
 
 
 def _no_bool(value: Any, name: str, title: str) -> None:
-    """True is hardly meant as 1."""
+    """Refuse a bool where a number is expected."""
     if isinstance(value, bool):
         raise TypeError(f"{title}: {name} must be a number, got {value!r}")
 
 
 def number(value: Any, name: str, title: str) -> float:
-    """A finite Python float of a host number."""
+    """A host number as a finite Python float."""
     _no_bool(value, name, title)
     try:
         found = float(value)
@@ -53,7 +53,7 @@ def number(value: Any, name: str, title: str) -> float:
 
 
 def count(value: Any, name: str, title: str, least: int = 0) -> int:
-    """An integer of at least ``least`` that fits 31 bits."""
+    """An integer in [``least``, 2**31)."""
     _no_bool(value, name, title)
     try:
         found = operator.index(value)
@@ -65,10 +65,10 @@ def count(value: Any, name: str, title: str, least: int = 0) -> int:
 
 
 def shape_of(array: Any, name: str, rank: int | None = None) -> tuple[int, ...]:
-    """The shape of an array of the caller's, before the operation looks at it. ``name`` begins the message."""
+    """The shape of a caller's array, before it is checked otherwise. ``name`` starts the error message."""
     try:
         shape = tuple(array.shape)
-    except Exception:  # no array, or one of a library that has no shape of numbers: a nested tensor
+    except Exception:  # not an array, or one without a numeric shape, such as a nested tensor
         shape = buffers.view(array, name=name).shape
     if rank is not None and len(shape) != rank:
         raise ValueError(f"{name} must have {rank} dimension{'s' * (rank > 1)}, got shape {list(shape)}")
@@ -76,8 +76,9 @@ def shape_of(array: Any, name: str, rank: int | None = None) -> tuple[int, ...]:
 
 
 def has_shape(view: BufferView, expected: tuple[int | str, ...], name: str) -> None:
-    """The shape; a string stands for any extent and says what it is. ``name`` begins the message: "kv.ops.append:
-    key".
+    """Check a shape; a string in ``expected`` matches any extent and names it. ``name`` starts the error message.
+
+    For example "kv.ops.append: key".
     """
     shape = tuple(view.shape)
     if len(shape) != len(expected) or any(e != s for e, s in zip(expected, shape, strict=True) if isinstance(e, int)):
@@ -85,13 +86,13 @@ def has_shape(view: BufferView, expected: tuple[int | str, ...], name: str) -> N
 
 
 def few_enough(shape: tuple[int, ...], name: str) -> None:
-    """Kernels count the rows of the first two dimensions in 32 bits."""
+    """Check that the rows of the first two dimensions can be counted in 32 bits."""
     if shape[0] * shape[1] >= 2**31:
         raise ValueError(f"{name} must have fewer than 2**31 rows, got {shape[0]} * {shape[1]}: split the call")
 
 
 def has_dtype(view: BufferView, allowed: tuple[str, ...], name: str) -> None:
-    """The element type is one of some names."""
+    """Check that the element type is one of ``allowed``."""
     if view.dtype.name not in allowed:
         raise TypeError(f"{name} must have dtype {' or '.join(allowed)}, got {view.dtype.name}")
 
@@ -99,9 +100,9 @@ def has_dtype(view: BufferView, allowed: tuple[str, ...], name: str) -> None:
 def array(
     seen: SimpleNamespace, name: str, expected: tuple[int | str, ...], allowed: tuple[str, ...] = (), said: str = ""
 ) -> None:
-    """The shape and, of other than tables, the element type of an operand that may be absent.
+    """Check the shape and, if ``allowed`` is given, the element type of an operand that may be absent.
 
-    ``said`` is what the caller knows it by, where that is not its name.
+    ``said`` is the caller's name of the operand if it differs.
     """
     view, about = getattr(seen, name, None), f"{seen.title}: {said or name}"
     if view is not None:
@@ -111,20 +112,20 @@ def array(
 
 
 def like(seen: SimpleNamespace, name: str, other: str, said: str = "") -> None:
-    """The element type of an operand is that of another."""
+    """Check that an operand has the element type of another."""
     got, wanted = getattr(seen, name).dtype, getattr(seen, other).dtype
     if got != wanted:
         raise TypeError(f"{seen.title}: {name} must have the dtype of {said or other}, {wanted.name}, got {got.name}")
 
 
 def together(seen: SimpleNamespace, *names: str) -> None:
-    """Operands of which one says nothing without the other."""
+    """Check that operands that depend on each other are given together."""
     if len({getattr(seen, name) is None for name in names}) > 1:
         raise ValueError(f"{seen.title}: {' and '.join(names)} must be given together or not at all")
 
 
 def query_heads(seen: SimpleNamespace, spec: CacheSpec) -> None:
-    """The heads of a query, its last but one dimension, are whole groups of the KV heads."""
+    """Check that the query heads, the last but one dimension, are a multiple of the KV heads."""
     heads, dimension = seen.query.shape[-2], len(seen.query.shape) - 2
     if heads < 1 or heads % spec.num_heads:
         raise ValueError(
@@ -134,17 +135,17 @@ def query_heads(seen: SimpleNamespace, spec: CacheSpec) -> None:
 
 
 def multiplied(spec: CacheSpec) -> tuple[str, ...]:
-    """The narrow element type of queries that are multiplied by a cache's elements as they are stored."""
+    """The 8-bit element type in which queries are multiplied by a cache's stored elements without conversion."""
     return (spec.dtype.name,) if spec.dtype is f8e4m3 and not spec.quantized else ()
 
 
 def outputs_of(query: DType) -> tuple[str, ...]:
-    """Element types of what attention of a query gives."""
+    """The element types allowed for the output of attention."""
     return FLOATS if query.bits == 8 else (query.name,)
 
 
 def same_tokens(seen: SimpleNamespace, *names: str) -> None:
-    """Buffers that speak of the same tokens have the same first extent."""
+    """Check that buffers with one row per token have the same number of rows."""
     first, *rest = [n for n in names if getattr(seen, n) is not None]
     tokens = getattr(seen, first).shape[0]
     for name in rest:
@@ -153,14 +154,14 @@ def same_tokens(seen: SimpleNamespace, *names: str) -> None:
 
 
 def offsets(view: BufferView, batch: int | None, name: str) -> None:
-    """[B + 1] row offsets."""
+    """Check row offsets of shape [B + 1]."""
     has_shape(view, ("B + 1" if batch is None else batch + 1,), name)
     if view.shape[0] < 1:
         raise ValueError(f"{name} must have at least one element, got none")
 
 
 def some_offsets(seen: SimpleNamespace) -> None:
-    """[n + 1] row offsets of some of the batch's sequences."""
+    """Check row offsets [n + 1] of n of the batch's sequences."""
     name, batch, got = f"{seen.title}: row_offsets", seen.collection.batch_size, seen.row_offsets.shape[0] - 1
     offsets(seen.row_offsets, None, name)
     if got > batch:
@@ -168,12 +169,12 @@ def some_offsets(seen: SimpleNamespace) -> None:
 
 
 def leading(seen: SimpleNamespace) -> tuple[int | str, ...]:
-    """The dimensions that number the rows of a call: tokens, or sequences and tokens of a padded batch."""
+    """The dimensions of a call's rows: tokens, or sequences and tokens of a padded batch."""
     return (handle_of(seen).batch_size, "S") if hasattr(seen, "valid_lengths") else ("T",)
 
 
 def row_table(seen: SimpleNamespace) -> None:
-    """What says which rows of a call are tokens: row offsets, or lengths of a padded batch."""
+    """Check the operand that says which rows are tokens: row offsets, or the lengths of a padded batch."""
     batch = handle_of(seen).batch_size
     if not hasattr(seen, "valid_lengths"):
         offsets(seen.row_offsets, batch, f"{seen.title}: row_offsets")
@@ -189,7 +190,7 @@ def without_scales(seen: SimpleNamespace, instead: str = "", spec: CacheSpec | N
 
 
 def floats_in_place(seen: SimpleNamespace, spec: CacheSpec, instead: str = "") -> None:
-    """A cache's elements can be changed where they are."""
+    """Check that a cache's elements are floats, which can be changed in place."""
     without_scales(seen, instead, spec)
     if not spec.dtype.is_float:
         raise ValueError(f"{seen.title}: needs a cache of floats, got {spec.dtype.name}")
@@ -209,14 +210,14 @@ def with_values(seen: SimpleNamespace) -> None:
 
 
 def gammas(seen: SimpleNamespace, size: int, *names: str) -> None:
-    """Weights of the norms of heads: both, or none."""
+    """Check the weights of the norms of query and key heads, which are given together or not at all."""
     together(seen, *names)
     for name in names:
         array(seen, name, (size,), FLOATS)
 
 
 def rotation(seen: SimpleNamespace, head_size: int) -> None:
-    """freqs_cis, where they are given: [positions, R] f32, R even and at most the head size."""
+    """Check freqs_cis, if given: [positions, R] f32, R even and at most the head size."""
     array(seen, "freqs", ("positions", "R"), ("f32",), "freqs_cis")
     if seen.freqs is None:
         return
@@ -229,7 +230,7 @@ def rotation(seen: SimpleNamespace, head_size: int) -> None:
 
 
 def positions_cover(freqs: Any, collection: Any, title: str) -> None:
-    """The table of angles has a row for every position of the step."""
+    """Check that the table of angles has a row for every position of the step."""
     try:
         positions = freqs.shape[0]
     except (AttributeError, IndexError, RuntimeError):
@@ -242,9 +243,9 @@ def positions_cover(freqs: Any, collection: Any, title: str) -> None:
 
 
 def declared(seen: SimpleNamespace, apart: bool = False) -> None:
-    """The buffers of a call are what the class of its op declares, with one extent for each name.
+    """Check a call's buffers against the declaration of its op: dtypes, and one extent per dimension name.
 
-    ``apart``: extents of the call itself are compared by the caller.
+    ``apart``: the caller compares the extents of the call's own buffers.
     """
     known: dict[str, int] = {}
     spec = None
@@ -281,40 +282,40 @@ def spec_of(seen: SimpleNamespace) -> CacheSpec:
     return spec if isinstance(spec, CacheSpec) else spec.cache
 
 
-# --- outputs that the caller leaves to us --------------------------------------------------------
+# --- allocation of outputs ------------------------------------------------------------------------
 
 
 def empty_like(array: Any, name: str, title: str) -> Any:
-    """A new contiguous array of the same shape and dtype, on the same device, of the caller's library."""
+    """A new contiguous array of the same shape, dtype, device and library."""
     if is_torch(array.__class__):
         torch: Any = sys.modules["torch"]
         try:
-            return torch.empty_like(array, memory_format=torch.contiguous_format)  # new_empty takes twice as long
+            return torch.empty_like(array, memory_format=torch.contiguous_format)  # faster than new_empty
         except RuntimeError:
             refuse_unlike(array, name, title)
             raise
-    return empty(array, shape_of(array, f"{title}: what {name} is to be like"), None, name, title)
+    return empty(array, shape_of(array, f"{title}: the array that {name} is allocated like"), None, name, title)
 
 
 def refuse_unlike(array: Any, name: str, title: str) -> None:
-    """Say by name that a tensor is sparse, nested or of another library, of which torch makes none like it."""
-    buffers.view(array, name=f"{title}: what {name} is to be like")
+    """Raise for a sparse or nested tensor, or one of another library, like which torch cannot allocate an output."""
+    buffers.view(array, name=f"{title}: the array that {name} is allocated like")
 
 
 def empty_result(query: Any, name: str, title: str, columns: int | None = None) -> Any:
-    """A new array for what attention of a query gives: like it, or of bf16 for one of 8 bits.
+    """A new output of attention, like the query, or bf16 for an 8-bit query.
 
-    ``columns`` are its own where they are not the query's.
+    ``columns`` replaces the query's number of columns.
     """
     size = query.element_size() if is_torch(query.__class__) else getattr(getattr(query, "dtype", None), "itemsize", 0)
     if size != 1 and columns is None:
         return empty_like(query, name, title)
-    shape = shape_of(query, f"{title}: what {name} is to be like")
+    shape = shape_of(query, f"{title}: the array that {name} is allocated like")
     return empty(query, (*shape[:-1], columns or shape[-1]), bf16 if size == 1 else None, name, title)
 
 
 def empty_lse(query: Any, title: str) -> Any:
-    """A new f32 buffer of a number a row and head, of the query's library and device."""
+    """A new f32 buffer with one number per row and head, on the query's device."""
     library = type(query).__module__.partition(".")[0]
     if library == "torch":
         try:
@@ -326,24 +327,24 @@ def empty_lse(query: Any, title: str) -> Any:
 
 
 def lists(
-    beside: Any, of: tuple[int, ...], entries: int | None, given: Any, counts: Any, name: str, title: str
+    like: Any, of: tuple[int, ...], entries: int | None, given: Any, counts: Any, name: str, title: str
 ) -> tuple[Any, Any]:
-    """What chosen numbers go to, a list for every element of shape ``of``, and how many each has.
+    """The outputs for selected indices (one list per element of shape ``of``) and for their counts.
 
-    Lists that are not ``given`` have ``entries`` (the caller's count), and are allocated ``beside`` a buffer, as
-    ``counts`` are.
+    Lists that are not ``given`` have ``entries`` entries (the caller's count), and are allocated like the
+    array ``like``; so is ``counts``.
     """
     if given is None:
         if entries is None:
             raise ValueError(f"{title}: count must be given where {name} is not")
-        given = empty(beside, (*of, count(entries, "count", title, 1)), i32, name, title)
+        given = empty(like, (*of, count(entries, "count", title, 1)), i32, name, title)
     elif entries is not None:
-        raise ValueError(f"{title}: count must be None where {name} is given, which has as many, got {entries!r}")
-    return given, empty(beside, of, i32, "counts", title) if counts is None else counts
+        raise ValueError(f"{title}: count must be None where {name} is given, whose extent it is, got {entries!r}")
+    return given, empty(like, of, i32, "counts", title) if counts is None else counts
 
 
 def masked(mask: str, window: Any, chunk: Any, title: str) -> tuple[tuple[str, Any], ...]:
-    """The attributes of a mask; a window or a chunk makes the causal mask one of its narrower forms."""
+    """The attributes of a mask; a window or chunk turns the causal mask into its windowed or chunked form."""
     if mask == "causal" and (window is not None or chunk is not None):
         mask = "sliding_window" if window is not None else "chunked_causal"
     if mask not in MASKS:

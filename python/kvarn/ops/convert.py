@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""Copying the tokens of one cache into another: convert."""
+"""Copies of tokens between caches of different formats: convert."""
 
 from __future__ import annotations
 
@@ -38,15 +38,15 @@ _CONVERT = Operation("kv.convert", {"source": 1, "destination": 1}, _check_conve
 def convert(source: Any, destination: Any, *, schedule: Schedule = None, stream: Any = None) -> None:
     """Copy every cached token of one cache to the same position of another, of any kind, layout, page size and dtype.
 
-    Tokens ``[0, cache_lengths[b])`` of the source are read, dequantized where it has scales, and written as
-    :func:`append` would: quantized where the destination has scales, saturating to 8 bits. The destination's
-    own lengths are not read. A token whose page one of the lookup tables does not name is skipped.
+    Tokens ``[0, cache_lengths[b])`` of the source are read, dequantized if it has scales, and written as by
+    :func:`append`: quantized if the destination has scales, saturating for 8-bit types. The destination's own lengths
+    are not read. A token without a page in either lookup table is skipped.
 
     Parameters
     ----------
     source, destination : KV cache
-        The same heads, head size and number of sequences; no memory in common, also where the tables name
-        different pages of it. Another library's pages are caches too: ``kv.ForeignPages.flashinfer(...).key``.
+        Caches with equal heads, head size and number of sequences, and without shared memory, even if the tables name
+        different pages of it. Pages of other libraries are caches too: ``kv.ForeignPages.flashinfer(...).key``.
     """
     title = "kv.ops.convert"
     for name, side in (("source", source), ("destination", destination)):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""Copying cached tokens and pages: gather, copy_pages, transfer_pages."""
+"""Copies of cached tokens and pages: gather, copy_pages, transfer_pages."""
 
 from __future__ import annotations
 
@@ -20,23 +20,23 @@ _GATHER = Operation("kv.gather", {"out": 2}, checks.declared)
 def gather(
     cache: Any, token_ids: Any, row_offsets: Any, out: Any = None, *, schedule: Schedule = None, stream: Any = None
 ) -> Any:
-    """Copy tokens out of one cache, bit for bit (of a quantized cache, the stored values).
+    """Copy tokens out of one cache, bit for bit (for a quantized cache, its stored values).
 
     Parameters
     ----------
     cache : KV cache
     token_ids : int32 or uint32 array-like [R, Ns]
-        Positions in the row's sequence, of tokens that are cached.
+        Positions of cached tokens in the row's sequence.
     row_offsets : uint32 or int32 array-like [B + 1]
         Rows of sequence b: ``row_offsets[b]`` to ``row_offsets[b + 1]``.
     out : array-like [R, Ns, H, D] or [R, Ns, H * D], optional
-        The cache's dtype. When not given it is allocated, as [R, Ns, H, D], by the library of the cache's blocks
-        (torch, CuPy or NumPy).
+        The cache's dtype. By default allocated, as [R, Ns, H, D], by the library of the cache's blocks (torch, CuPy or
+        NumPy).
 
     Returns
     -------
     array-like
-        out: ``out[r, j] = cache(b(r), :, token_ids[r, j], :)``. Rows of no sequence are not written.
+        out: ``out[r, j] = cache(b(r), :, token_ids[r, j], :)``. Rows that belong to no sequence are not written.
     """
     spec = getattr(cache, "spec", None)
     if spec is None or not hasattr(spec, "num_heads"):
@@ -49,7 +49,7 @@ def gather(
 
 
 def _by_heads(out: Any, spec: Any) -> Any:
-    """Rows of H * D elements as [..., H, D]: a view of the same memory, since the last dimension is contiguous."""
+    """Rows of H * D elements as [..., H, D], a view of the same memory: the last dimension is contiguous."""
     shape = getattr(out, "shape", ())
     if len(shape) != 3 or shape[2] != spec.row_size:
         return out
@@ -63,15 +63,15 @@ _COPY_PAGES = Operation("kv.copy_pages", {}, checks.declared)
 def copy_pages(
     collection: Any, source: Any, destination: Any, *, schedule: Schedule = None, stream: Any = None
 ) -> None:
-    """Copy whole pages of a pool, in all layers, keys and values and scales, in one launch.
+    """Copy whole pages of a pool, all layers with keys, values and scales, in one launch.
 
     Parameters
     ----------
     collection : KV cache collection
-        Of a continuous one, a page is a region.
+        In a continuous collection, a page is the region of a sequence.
     source, destination : int32 or uint32 array-like [n]
-        Page ``destination[i]`` becomes a copy of page ``source[i]``. Pairs with an id out of the pool are skipped. The
-        order of the copies is not defined: no destination may be a source of another pair, or stand there twice.
+        Page ``destination[i]`` becomes a copy of page ``source[i]``. Pairs with an id outside of the pool are skipped.
+        The copies run in any order: a destination must not occur twice, nor be the source of another pair.
     """
     _COPY_PAGES((collection, source, destination), (), schedule, stream)
     ownership.copied(collection, source, destination)
@@ -90,25 +90,25 @@ def transfer_pages(
     schedule: Schedule = None,
     stream: Any = None,
 ) -> None:
-    """Copy pages from one pool to another, also between a GPU and the host: to swap them out and in.
+    """Copy pages between pools, also between a GPU and the host, e.g. to swap them out and in.
 
-    Pools on one device: one launch. One pool on a GPU and one in host memory: asynchronous copies of the driver on the
-    stream, one for each run of bytes; host memory must be pinned (page-locked) for the call to return at once. To and
-    from pinned memory many runs are one: of less than 32 KiB, a kernel that reads and writes that memory where it is;
-    larger ones, a batch of the driver, where it has them and the stream is no default one.
+    Pools on one device: one launch. A pool on a GPU and one in host memory: asynchronous driver copies on the stream,
+    one per contiguous range; the call returns at once only if the host memory is pinned (page-locked). With pinned
+    memory many ranges are copied together: ranges below 32 KiB by a kernel that accesses the host memory directly,
+    larger ones as a batch of the driver, if it supports batches and the stream is not the default stream.
 
     Parameters
     ----------
     source, destination : KV cache collection
-        Of the same kind, dtypes, heads, head size, page size and number of layers; not the same memory. The pools may
-        have any number of pages and any strides, also of tokens and heads (:class:`kvarn.ForeignPages`).
+        Of equal kind, dtypes, heads, head size, page size and number of layers, without shared memory. Their numbers of
+        pages and their strides, also of tokens and heads, may differ (:class:`kvarn.ForeignPages`).
     source_pages, destination_pages : int32 or uint32 array-like [n]
         Page ``destination_pages[i]`` of the destination becomes a copy of page ``source_pages[i]`` of the source. Pairs
-        with an id outside of its pool are skipped. When one pool is in host memory, the ids are too: a sequence of
-        integers, or an array of any integer dtype. With that pool pinned, buffers on the GPU do as well: the kernel
-        then reads them, and the call can be captured.
+        with an id outside of its pool are skipped. If one pool is in host memory, the ids must be too: a sequence of
+        integers, or an array of any integer dtype. If that pool is pinned, ids may also be on the GPU: the kernel then
+        reads them, and the call can be captured.
     layer : int, optional
-        Copy that layer only; default all.
+        Copy this layer only; by default all layers.
     """
     _transfer(source, destination, source_pages, destination_pages, layer, schedule, stream)
     ownership.copied(destination, None, destination_pages)
@@ -173,13 +173,13 @@ def _on_a_gpu(ids: Any) -> bool:
 def _by_kernel(
     source: Any, destination: Any, ids: Any, layer: int | None, on_gpu: Any, schedule: Schedule, stream: Any
 ) -> None:
-    """Copy pages of a pool in host memory that a GPU reaches, by the kernel for pools of one device."""
+    """Copy pages between a GPU and pinned host memory by the kernel for pools on one device."""
     pools = [p if p is on_gpu else transfers.Reached(p, on_gpu.device) for p in (source, destination)]
     _TRANSFER((*pools, *ids, *(() if layer is None else (layer,))), (), schedule, stream)
 
 
 def _host_ids(ids: Any, name: str) -> np.ndarray:
-    """Page ids whose values the host knows, int64 [n]."""
+    """Page ids that are readable on the host, as int64 [n]."""
     if isinstance(ids, (list, tuple, range)) and not isinstance(ids, buffers.BufferView):
         if not all(isinstance(i, (int, np.integer)) for i in ids):
             raise TypeError(f"{name} must be integers [n], got {ids!r}")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""Speculative decoding: what follows a step of drafts."""
+"""Speculative decoding: the compaction of accepted draft tokens."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ def commit(
     schedule: Schedule = None,
     stream: Any = None,
 ) -> None:
-    """Move the accepted tokens of a step together, in place: what speculative decoding keeps of a tree of drafts.
+    """Move the accepted draft tokens of a step together, in place, after the verification of a tree of drafts.
 
-    A step's tokens of sequence b lie at positions ``cache_lengths[b]`` and on. Afterwards the token at position
-    ``cache_lengths[b] + i`` is what new token ``accepted[b, i]`` was: keys, values and scales as they are stored. What
-    lies behind the accepted tokens stays, and counts no more once the lengths say so. One launch, which a CUDA graph
-    may hold: lists are read on the device.
+    The step's tokens of sequence b are at positions ``cache_lengths[b]`` and on. Afterwards position
+    ``cache_lengths[b] + i`` has the keys, values and scales of new token ``accepted[b, i]``, as stored. Positions
+    behind the accepted tokens are unchanged; the new lengths exclude them. The operation is one launch that reads the
+    lists on the device, so a CUDA graph can capture it.
 
     Parameters
     ----------
@@ -48,11 +48,11 @@ def commit(
     layer : int or None
         None: all layers.
     accepted : int32 array-like [B, M] or [T]
-        The new tokens that stay, by their number in the sequence's step, 0 to n - 1, in ascending order: a path of the
-        tree from its root on. A list ends before its first entry that is no such number, such as -1. [T]: the list of
-        sequence b stands from ``row_offsets[b]`` on.
+        Indices of the accepted tokens among the sequence's new tokens, 0 to n - 1, ascending: a path of the tree from
+        its root. A list ends before its first invalid index, such as -1. With shape [T], the list of sequence b starts
+        at ``row_offsets[b]``.
     row_offsets : uint32 or int32 array-like [B + 1]
-        Of the step: sequence b has ``row_offsets[b + 1] - row_offsets[b]`` new tokens.
+        Row offsets of the step: sequence b has ``row_offsets[b + 1] - row_offsets[b]`` new tokens.
     """
     operands = (collection, accepted, row_offsets)
     if layer is not None:
@@ -66,9 +66,9 @@ def commit(
 def with_tree(
     seen: tuple[Any, ...], tree: Any, collection: Any, query: Any, offsets: Any, title: str
 ) -> tuple[Any, ...]:
-    """(mask, window, chunk) of an attention whose own tokens form a tree, of ``seen``, the one without.
+    """(mask, window, chunk) of an attention over a tree of new tokens; ``seen`` are these arguments without the tree.
 
-    ``offsets``: the row offsets, or None of a padded batch.
+    ``offsets``: the row offsets, or None for a padded batch.
     """
     mask, window, chunk = seen
     rows = checks.shape_of(query, f"{title}: query")[:-2]
@@ -78,9 +78,9 @@ def with_tree(
     other, *arrays = mask if isinstance(mask, tuple) and mask else (mask,)
     if isinstance(other, str):
         if arrays:
-            return seen  # which is refused as any mask of this form
+            return seen  # the mask's own check refuses it
         (_, name), (_, span) = checks.masked(other, window, chunk, title)
-        named = None if name == "causal" else masks.named(name, span)  # the bits say all of it
+        named = None if name == "causal" else masks.named(name, span)  # the tree's bits imply causality
         return (made if named is None else named & made, *own), None, None
     if not callable(other):
         return seen
@@ -89,7 +89,7 @@ def with_tree(
 
 
 def _as_words(tree: Any, rows: tuple[int, ...], title: str) -> Any:
-    """Bits of every row as words of 32: one of 64 is two."""
+    """The bits of every row as 32-bit words; a 64-bit element becomes two."""
     shape = checks.shape_of(tree, f"{title}: tree")
     if shape == rows and str(getattr(tree, "dtype", "")).rpartition(".")[2] in ("int64", "uint64"):
         wide, word = tree[..., None], "int32"

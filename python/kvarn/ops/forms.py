@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""What is said once of many operations: the signatures of those on padded batches, and what their documentation shares.
+"""Signatures and documentation derived from other operations: padded batches, and shared sections of docstrings.
 
 An operation on a padded batch takes the arguments of the one on a ragged batch, with ``valid_lengths`` in place of
-``row_offsets``. Only how it runs, and what is different for the caller, is written down.
+``row_offsets``. Its function and docstring spell out only the differences.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ _RAISES = """
 def of_padded_batches(
     ragged: Callable[..., Any], without: Sequence[str] = (), apart: Sequence[str] | None = None, **annotations: str
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Declare the form of an operation for padded batches: a function of its arguments, by name.
+    """Declare an operation on padded batches, implemented by a function of its arguments by name.
 
-    The signature is that of ``ragged``, without some parameters and with other ``annotations`` of some; so is the
-    documentation of parameters that the function does not describe. ``apart``: the function takes these, behind a tuple
-    of all others in the order of ``ragged``, None for those that are left out.
+    The signature is that of ``ragged``, without the parameters ``without`` and with other ``annotations``; parameters
+    that the function does not document keep the documentation of ``ragged``. ``apart``: the function takes these
+    parameters after a tuple of all others, in the order of ``ragged``, with None for omitted ones.
     """
 
     def declare(run: Callable[..., Any]) -> Callable[..., Any]:
@@ -61,7 +61,7 @@ def parameters_of(function: Any) -> tuple[str, ...]:
 
 
 def document(function: Any, shared: Sequence[str] = ("schedule", "stream"), like: str = "append") -> None:
-    """Complete the documentation of an operation: ``shared`` parameters that it does not describe are another's."""
+    """Complete an operation's docstring: undocumented ``shared`` parameters refer to another operation."""
     before, section, after = (function.__doc__ or "").partition(_SECTION)
     if not section or "schedule" not in parameters_of(function):
         return
@@ -70,6 +70,6 @@ def document(function: Any, shared: Sequence[str] = ("schedule", "stream"), like
     known = {name for names in _NAMES.findall(described) for name in names.split(", ")}
     missing = ", ".join(name for name in shared if name not in known)
     for line in textwrap.wrap(missing, 112):
-        described += f"\n    {line.rstrip(',')}\n        As of :func:`{like}`."
+        described += f"\n    {line.rstrip(',')}\n        As in :func:`{like}`."
     function.__doc__ = before + section + described + (gap + rest.rstrip(" \n") if gap else "")
     function.__doc__ += "\n    " if "    Raises\n" in rest else _RAISES

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""Functions of positions that a call gives: what they are called in the IR, and the arrays beside them.
+"""Score and mask functions passed to a call: their names in the IR, and their arrays.
 
-Two functions share a name, and compiled code, only where nothing could tell them apart, by the rule of
-``kvarn.dsl.captures``. A name is found for every call, so that a lambda written in the call is known again, and a
-number that has changed is not missed.
+Functions share a name, and compiled code, only if no captured value distinguishes them, by the rule of
+``kvarn.dsl.captures``. The name is computed for every call, so an equal lambda finds its compiled code, and a changed
+captured number is noticed.
 """
 
 from __future__ import annotations
@@ -23,23 +23,23 @@ from kvarn.runtime.buffers import BufferView, view
 
 from . import checks
 
-ELEMENTS = (*ARRAY_ELEMENTS, "u32")  # the bits of an i32 are read
-LOCAL = "local"  # begins what stands for the digest of a function that has none
+ELEMENTS = (*ARRAY_ELEMENTS, "u32")  # a u32 array is read as i32
+LOCAL = "local"  # prefix of the name of a function without a digest
 
-_REMEMBER = 1 << 14  # names
+_REMEMBER = 1 << 14  # number of cached names
 _names: dict[Any, str] = {}
 _unshared = itertools.count()
 
 
 def given(what: Any, role: str, title: str) -> tuple[str | None, tuple[Any, ...]]:
-    """The name of a function, or of a mask, and its arrays.
+    """The name of a function or mask, and its arrays.
 
     Parameters
     ----------
     what : None, str, function, or a tuple of a function and its arrays
     role : {"score", "mask"}
     title : str
-        What begins a message.
+        Start of error messages.
     """
     function, *arrays = what if isinstance(what, tuple) and what else (what,)
     if function is None or isinstance(function, str):
@@ -57,7 +57,7 @@ def given(what: Any, role: str, title: str) -> tuple[str | None, tuple[Any, ...]
     except TypeError as error:
         raise TypeError(f"{title}: {role}: {error}") from None
     if found.arrays != len(arrays):
-        raise TypeError(f"{title}: {role} takes {found.arrays} arrays, which must stand beside it, got {len(arrays)}")
+        raise TypeError(f"{title}: {role} takes {found.arrays} arrays, got {len(arrays)}: pass ({role}, *arrays)")
     before = known(name)
     elements = () if before is None else before.elements
     if role == "score" and len(elements) != len(arrays):
@@ -67,7 +67,7 @@ def given(what: Any, role: str, title: str) -> tuple[str | None, tuple[Any, ...]
 
 
 def joined(score: tuple[Any, ...], mask: tuple[Any, ...], title: str) -> tuple[Any, ...]:
-    """The arrays of both functions, as the op has them."""
+    """The arrays of both functions, in the order of the op's operands."""
     if len(score) + len(mask) > len(ARRAYS):
         raise ValueError(
             f"{title}: score and mask must take at most {len(ARRAYS)} arrays together, got {len(score) + len(mask)}: "
@@ -79,7 +79,7 @@ def joined(score: tuple[Any, ...], mask: tuple[Any, ...], title: str) -> tuple[A
 def seen_and_scored(
     score: Any, mask: Any, window: Any, chunk: Any, title: str
 ) -> tuple[tuple[tuple[str, Any], ...], tuple[tuple[str, Any], ...], tuple[Any, ...]]:
-    """The attributes of a mask, those of a score, and the arrays of both where they are functions."""
+    """The mask attributes, the score attributes, and the arrays of functions."""
     if score.__class__ is str:
         raise TypeError(f"{title}: score must be a function, or a tuple of one and its arrays, got {score!r}")
     of_score, read_by_score = given(score, "score", title)
@@ -95,7 +95,7 @@ def seen_and_scored(
 
 
 def check(view: BufferView | None, name: str) -> None:
-    """What an array must be; ``name`` begins the message."""
+    """Check an array of a score or mask function; ``name`` starts the error message."""
     if view is None:
         return
     checks.has_dtype(view, ELEMENTS, name)
@@ -104,7 +104,7 @@ def check(view: BufferView | None, name: str) -> None:
 
 
 def _unwrapped(function: Any, role: str) -> Registered:
-    """What is kept of a function: that to trace, and what its mask says of it."""
+    """A function's registry entry: the function to trace and, for a mask, its bounds."""
     if isinstance(function, Mask):
         if role != "mask":
             raise TypeError(f"{function!r} is a mask, which goes to mask=")
@@ -121,7 +121,7 @@ def _unwrapped(function: Any, role: str) -> Registered:
 
 
 def _name(what: Registered) -> str:
-    """The name of a function and its bounds: the same for the same code and values, and for no other."""
+    """The name of a function with its bounds; equal code and captured values give equal names."""
     functions = (what.function, what.first, what.end)
     found = [None if f is None else captures.captured(f, arrays=False) for f in functions]
     key = (*[None if c is None else c.number for c in found], what.interval)
@@ -136,7 +136,7 @@ def _name(what: Registered) -> str:
 
 
 def _digest(found: list[captures.Captured], key: Any) -> str | None:
-    """What stands for functions, what they capture and their modules' sources in every process; None if nothing can."""
+    """A digest of functions, captured values and the sources of their modules, valid in all processes, or None."""
     for c in found:
         if c.unnamed:
             extensions.warn_undigestible(f"{c.unnamed}, which a function of positions reads, has no digest")
@@ -148,7 +148,7 @@ def _digest(found: list[captures.Captured], key: Any) -> str | None:
 
 
 def _plain(key: Any) -> Any:
-    """A key with the digests of code, which prints the same in every process."""
+    """A key with digests in place of code objects, which prints the same in every process."""
     if isinstance(key, tuple):
         return tuple(_plain(k) for k in key)
     return extensions.code_digest(key.code) if isinstance(key, captures.Code) else key

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""An indexer's scores of cached tokens, and the tokens that they choose for sparse attention."""
+"""Scores of cached tokens by an indexer, and the selection of tokens for sparse attention."""
 
 from __future__ import annotations
 
@@ -36,31 +36,32 @@ def index_scores(
     collection: Any, layer: int, query: Any, weights: Any, row_offsets: Any, out: Any = None, *,
     schedule: Schedule = None, stream: Any = None,
 ) -> Any:  # fmt: skip
-    """Score the cached tokens for a step's queries, as the indexer of DeepSeek's sparse attention does.
+    """Score the cached tokens for a step's queries, like the indexer of DeepSeek's sparse attention.
 
-    ``out[t, s]`` is the sum over h of ``weights[t, h] * max(query[t, h] . key[s], 0)``, of the tokens s that query t
-    may see, its own among them; of others minus infinity. Products of 8-bit numbers are exact, sums are f32.
+    ``out[t, s]`` is the sum over h of ``weights[t, h] * max(query[t, h] . key[s], 0)`` for every token s that query t
+    may see (causally, including its own), and minus infinity for other tokens. Products of 8-bit numbers are exact;
+    sums are f32.
 
     Parameters
     ----------
     collection : KV cache collection
-        The index cache: keys of one head, best as an MLA collection, which has no values; the step's are stored
-        already. f8e4m3 with a scale a token, as DeepSeek has it, or any other float type, or int8 with scales.
+        The index cache, with one head and with the step's keys already stored; an MLA collection, which has no values,
+        suits it best. f8e4m3 with one scale per token as in DeepSeek, another float type, or int8 with scales.
     layer : int
     query : array-like [T, Hi, D]
-        The cache's dtype; over an 8-bit one f8e4m3, f16, bf16 or f32.
+        The cache's dtype; over an 8-bit cache f8e4m3, f16, bf16 or f32.
     weights : f32 array-like [T, Hi]
-        Of each head; scales of a quantized query and what else is constant in a row are to be multiplied in.
+        Weights of the heads, including the scales of a quantized query and other factors of a row.
     row_offsets : uint32 or int32 array-like [B + 1]
     out : f32 array-like [T, L], optional
-        All L columns are written. When not given it is allocated by the query's library, with the collection's
+        All L columns are written. By default allocated by the query's library, with the collection's
         ``max_cache_length`` columns.
 
     Returns
     -------
     array-like [T, L]
-        ``out``. On GPUs the kernel on tensor cores takes keys of 64, 128, 192 or 256 columns; others have a thread a
-        token.
+        ``out``. On GPUs a tensor-core kernel handles keys of 64, 128, 192 or 256 columns; for other sizes each thread
+        scores a token.
     """
     title = "kv.ops.index_scores"
     layer = layer_of(collection, layer, title)
@@ -78,26 +79,26 @@ def select_tokens(
     scores: Any, count: int | None = None, *, tokens: Any = None, counts: Any = None, schedule: Schedule = None,
     stream: Any = None,
 ) -> tuple[Any, Any]:  # fmt: skip
-    """Choose the tokens with the largest scores of each row, such as those of :func:`index_scores`.
+    """Select the tokens with the largest scores of each row, for example of :func:`index_scores`.
 
-    Nothing is read back, and equal inputs give equal lists: it can be captured in a CUDA graph.
-    :func:`remap_sparse_indices` makes of the lists what :func:`mla_attention` takes.
+    Results are deterministic and stay on the device, so a CUDA graph can capture the call.
+    :func:`remap_sparse_indices` turns the lists into ``indices`` of :func:`mla_attention`.
 
     Parameters
     ----------
     scores : f32 array-like [T, L]
-        Minus infinity is never chosen, NaN before any number.
+        Minus infinity is never selected; NaN is selected before any number.
     count : int, optional
-        K, the most tokens of a row; not needed where ``tokens`` is given.
+        K, the largest number of tokens per row; required without ``tokens``.
     tokens : int32 array-like [T, K], optional
-        Where the lists go: ascending, -1 behind their ends. When not given it is allocated by the scores' library.
+        Output lists: ascending, padded with -1. By default allocated by the library of ``scores``.
     counts : int32 array-like [T], optional
-        Where the numbers of tokens go; likewise.
+        Output numbers of tokens per row; allocated in the same way.
 
     Returns
     -------
     tuple of array-like
-        ``tokens`` and ``counts``. Of equal scores the first ones are chosen.
+        ``tokens`` and ``counts``. Among equal scores the first tokens are selected.
     """
     title = "kv.ops.select_tokens"
     rows = checks.shape_of(scores, f"{title}: scores", 2)[:1]

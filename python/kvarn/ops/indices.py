@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""Index tables of a step: row offsets of cached tokens, sparse indices, the chunks of an MLA prefill."""
+"""Index tables of a step: row offsets of cached tokens, sparse indices, chunks of an MLA prefill."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ _CACHE_ROW_OFFSETS = Operation("kv.cache_row_offsets", {}, checks.declared)
 def cache_row_offsets(
     row_offsets: Any, cache_lengths: Any, out: Any = None, *, schedule: Schedule = None, stream: Any = None
 ) -> Any:
-    """Where each sequence begins when cached and new tokens of all are laid end to end.
+    """Row offsets of the concatenation of all sequences, each with its cached and then its new tokens.
 
     Parameters
     ----------
     row_offsets : uint32 or int32 array-like [B + 1]
     cache_lengths : uint32 or int32 array-like [B]
     out : uint32 or int32 array-like [B + 1], optional
-        When not given it is allocated like ``row_offsets`` by its library (torch, CuPy or NumPy).
+        By default allocated like ``row_offsets`` by its library (torch, CuPy or NumPy).
 
     Returns
     -------
@@ -58,7 +58,7 @@ def remap_sparse_indices(
     schedule: Schedule = None,
     stream: Any = None,
 ) -> Any:
-    """Encode logical tokens as ``page * page_size + slot``, as sparse attention kernels take them.
+    """Convert token positions to ``page * page_size + slot``, the index format of sparse attention.
 
     Parameters
     ----------
@@ -69,9 +69,10 @@ def remap_sparse_indices(
     lookup_table : uint32 or int32 array-like [B, columns]
     page_size : int
     invalid_id : int
-        The first page id that is none: a token on such a page, past the table or of no sequence gives -1.
+        The first invalid page id. The index of a token is -1 if its page id is invalid, its column is past the table,
+        or its row belongs to no sequence.
     out : int32 array-like [R, Ks], optional
-        May be ``logical`` itself. When not given it is allocated by the library of ``logical`` (torch, CuPy or NumPy).
+        May be ``logical`` itself. By default allocated by the library of ``logical`` (torch, CuPy or NumPy).
 
     Returns
     -------
@@ -88,16 +89,16 @@ def remap_sparse_indices(
 
 
 class MlaPrefillPlan(NamedTuple):
-    """The chunks of an MLA prefill, int32.
+    """The chunks of an MLA prefill; all arrays are int32.
 
     Attributes
     ----------
     buffer_row_offsets : array-like [C, B + 1]
         Rows of each sequence in the chunk's buffer.
     cache_offsets : array-like [C, B]
-        Tokens of each sequence that earlier chunks hold.
+        Tokens of each sequence in earlier chunks.
     buffer_lengths : array-like [C]
-        Tokens of each chunk; -1 past the last.
+        Tokens of each chunk; -1 past the last chunk.
     """
 
     buffer_row_offsets: Any
@@ -120,18 +121,18 @@ def mla_prefill_plan(
     schedule: Schedule = None,
     stream: Any = None,
 ) -> MlaPrefillPlan:
-    """Place the cached and new tokens of all sequences, end to end, in chunks of ``buffer_tokens``.
+    """Divide the cached and new tokens of all sequences, concatenated, into chunks of ``buffer_tokens`` tokens.
 
     Parameters
     ----------
     row_offsets : uint32 or int32 array-like [B + 1]
     cache_lengths : uint32 or int32 array-like [B]
     buffer_tokens : int
-        Tokens that a chunk's buffer holds.
+        Tokens per chunk.
     max_chunks : int
-        C, chunks to describe.
+        C, the number of chunks in the plan.
     out : MlaPrefillPlan, optional
-        Where to write. When not given it is allocated by the library of ``row_offsets`` (torch, CuPy or NumPy).
+        Output arrays. By default allocated by the library of ``row_offsets`` (torch, CuPy or NumPy).
 
     Returns
     -------

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""Masks that are functions, asked once a step for all layers: block masks."""
+"""Block masks: a mask function evaluated once per step for all layers."""
 
 from __future__ import annotations
 
@@ -34,10 +34,10 @@ def _check(seen: SimpleNamespace) -> None:
     if spec.kind == SCALES:
         raise TypeError(f"{TITLE}: keys must be an operand of keys, got one that shows a cache's scales")
     if seen.kv_offsets is not None and not spec.of_cache:
-        raise ValueError(f"{TITLE}: kv_offsets must be None for {spec.kind} operands: they say how many keys there are")
+        raise ValueError(f"{TITLE}: kv_offsets must be None for {spec.kind} operands, which define the number of keys")
     padded = seen.valid_lengths is not None
     leading = (c.batch_size, "S") if padded else ("T",)
-    # A query of latent rows may have other columns than a row has elements.
+    # The query of an MLA collection may differ from the row's elements in its number of columns.
     checks.array(seen, "query", (*leading, "Hq", "D" if spec.is_mla else spec.head_size))
     checks.query_heads(seen, spec)
     checks.array(seen, "valid_lengths", (c.batch_size,))
@@ -54,8 +54,8 @@ def _check(seen: SimpleNamespace) -> None:
     check_blocks(seen, "blocks", tile, by_head)
 
 
-_ARRAYS = dict.fromkeys(functions.ARRAYS, 0)  # of any extents
-# Of collections, and of operands.
+_ARRAYS = dict.fromkeys(functions.ARRAYS, 0)  # of any shape
+# For collections, and for operands.
 _BLOCK_MASK = Operation(
     "kv.block_mask", {"query": 1, **_ARRAYS}, _check, written=("blocks",), single=("query", *_ARRAYS),
     unread=("query",), handles={"collection": ("collection", "operand")},
@@ -80,42 +80,44 @@ def block_mask(
     schedule: Schedule = None,
     stream: Any = None,
 ) -> BlockMask:
-    """Find which tiles of keys a step's queries see by a mask that is a function, on the device.
+    """Compute, on the device, which tiles of keys a step's queries see under a mask function.
 
-    Where comparisons of positions do not tell (documents, what arrays hold), attention must ask a mask about every key.
-    With a block mask it visits the tiles only in which something is seen, and asks about those only of which not all is
-    seen. The mask is asked here about every pair of positions that ``kv.masks.Mask.first`` does not exclude, once a
-    step; all layers then take what was found. Nothing is read back, so a CUDA graph may hold it.
+    Unless position bounds determine a mask (as they do not for documents, or for masks that read arrays), attention
+    must evaluate it for every key. With a block mask it visits only tiles of keys in which some key is seen, and
+    evaluates the mask only in partly seen tiles. This operation evaluates the mask once per step, for every pair of
+    positions that ``kv.masks.Mask.first`` does not exclude, and all layers use the result. It stays on the device, so a
+    CUDA graph can capture the call.
 
     Parameters
     ----------
     collection : KV cache collection, or attention operand
-        Of one layer or any, of latent rows too (:func:`mla_attention`); or the keys' operand. The lengths count.
+        A collection (also MLA, for :func:`mla_attention`) or the operand of keys. Of it only lengths and shapes are
+        used.
     query : array-like [T, Hq, D], or with ``valid_lengths`` [B, S, Hq, D]
-        As attention will get it: only its shape and dtype count.
+        The query of the attention. Only its shape and dtype are used.
     row_offsets : uint32 or int32 array-like [B + 1]
-        Or ``valid_lengths``, uint32 or int32 [B], of a padded batch (:func:`attention_padded`).
+        Alternatively ``valid_lengths``, uint32 or int32 [B], for a padded batch (:func:`attention_padded`).
     mask : function, or tuple of a function and its arrays
-        As of :func:`attention`. With a tree or pages it may be left out: ``kv.masks.causal``.
+        As in :func:`attention`. Optional with a tree or pages; the default is then ``kv.masks.causal``.
     score : function, or tuple of a function and its arrays, optional
-        As attention will get it: tiles have the extents that it takes with a score.
+        The score of the attention, on which its tile sizes depend.
     kv_offsets : uint32 or int32 array-like [B + 1], optional
-        As attention will get them.
+        As in the attention.
     tree : int32 array-like [T, W], or uint64 array-like [T], optional
-        As of :func:`attention`: the mask's and the tree's are listed.
+        As in :func:`attention`, in conjunction with the mask.
     pages, page_counts : int32 array-like [B, H, K] and [B, H], optional
-        As of :func:`attention`: of these pages alone tiles are listed, in their order.
+        As in :func:`attention`: only tiles of these pages are listed, in their order.
     rows, keys : int, optional
-        Query rows and keys of a tile: those that attention takes for this case (by default), or others that its
-        schedule allows. On a GPU multiples of 16 keys and, for kind tile, of 64 rows; for kind decode as many rows as a
-        sequence has of a KV head, or more. With pages keys divide the page size.
+        Query rows and keys of a tile: by default those of the attention, or others that its schedule allows. On a GPU
+        multiples of 16 keys and, for kind tile, of 64 rows; for kind decode at least the rows of a sequence per KV
+        head. With pages, ``keys`` divides the page size.
     blocks : int32 array-like [tiles, 1 or H, 1 + most], optional
-        Where it goes: ``blocks`` of an earlier one for the same shapes. When not given it is allocated by the query's
+        The output: ``blocks`` of an earlier block mask for the same shapes. By default allocated by the query's
         library.
     schedule : mapping, optional
-        That of the attention, of which the tiles' extents follow: there are no entries of this operation.
+        The schedule of the attention, which determines the tile sizes; this operation has no entries of its own.
     stream : optional
-        As of :func:`append`.
+        As in :func:`append`.
 
     Returns
     -------
@@ -131,7 +133,7 @@ def block_mask(
         raise ValueError(f"{TITLE}: row_offsets or valid_lengths must be given, and not both")
     if tree is not None:
         if isinstance(collection, MHAOperand) or kv_offsets is not None:
-            raise ValueError(f"{TITLE}: tree must be None for operands and with kv_offsets: it is of a step's tokens")
+            raise ValueError(f"{TITLE}: tree must be None for operands and with kv_offsets: it describes new tokens")
         mask = "causal" if mask is None else mask
         mask, _, _ = with_tree((mask, None, None), tree, collection, query, row_offsets, TITLE)
     elif mask is None and pages is not None:
@@ -161,7 +163,7 @@ def block_mask(
 
 
 def _extents(collection: Any, query: Any, heads: int, case: Mapping[str, Any], schedule: Schedule) -> tuple[int, int]:
-    """Query rows and keys of a tile of attention over a collection by a schedule; ``case`` says what else it has."""
+    """Query rows and keys per tile of an attention with a schedule; ``case`` has its other properties."""
     of_operand = isinstance(collection, MHAOperand)
     if of_operand:
         entries = schedule
@@ -190,7 +192,7 @@ def _extents_of(
     spec: Any, dtype: Any, heads: int, case: tuple[tuple[str, Any], ...], schedule: tuple[tuple[str, Any], ...],
     target: str, of_operands: bool,
 ) -> tuple[int, int]:  # fmt: skip
-    """As :func:`_extents`, of what they depend on."""
+    """:func:`_extents` from hashable values, cached."""
     from kvarn.lowering.kernels.attention import expansion as attention
     from kvarn.lowering.kernels.attention.case import Case, Masking
     from kvarn.lowering.kernels.mla import expansion as mla

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""Attention over latent rows (MLA), latent rows copied out of the pages, and prefills of decompressed chunks."""
+"""Attention over MLA latents (compressed KV), copies of latents out of pages, and prefills of decompressed chunks."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from .forms import parameters_of
 from .indices import MlaPrefillPlan, mla_prefill_plan
 from .reads import APART, ARRAYS, RowsOperation, check_ends, check_keys, check_rows, prior_of, with_blocks
 
-_FEW = 16  # new tokens of a sequence that are known to be no more
+_FEW = 16  # largest number of new tokens per sequence that the code is specialised for
 
 
 def _check_mla_attention(seen: SimpleNamespace) -> None:
@@ -40,7 +40,7 @@ def _check_mla_attention(seen: SimpleNamespace) -> None:
     if size > widest:
         raise ValueError(f"{title}: value_size must be in [1, {widest}] (the row), got {size}")
     check_rows(seen, columns if rope or inline else spec.head_size, size, ("f32",))
-    if rope or inline:  # not all of which are elements that a query of 8 bits could be multiplied by
+    if rope or inline:  # such rows cannot be multiplied by an 8-bit query
         checks.has_dtype(seen.query, checks.queryable(spec), f"{title}: query")
     check_ends(seen, size)
     check_keys(seen)
@@ -84,62 +84,62 @@ def mla_attention(
     schedule: Any = None,
     stream: Any = None,
 ) -> Any:
-    """Attention over latent rows: scores with the whole row, values its first ``value_size`` columns.
+    """Attention over MLA latents: scores use the whole row, values are its first ``value_size`` columns.
 
-    Lists of collections and layers are sources of one softmax, such as a window and a compressed cache, as of
+    Lists of collections and layers are sources of one softmax, such as a window and a compressed cache, as in
     :func:`attention`; ``score``, ``mask``, ``window``, ``chunk``, ``kv_offsets``, ``indices``, ``topk_lengths``,
-    ``inline_scales`` and ``schedule`` may then be lists, with an entry a source.
+    ``inline_scales`` and ``schedule`` may then be lists with one entry per source.
 
     Parameters
     ----------
     collection : KV cache collection
-        An MLA one: one latent row of D elements a token.
+        An MLA collection: one latent row of D elements per token.
     layer : int
     query : array-like [T, Hq, D]
-        The cache's dtype, or f32, f16 or bf16 over an 8-bit cache. Over an 8-bit cache it may have R columns less than
-        a row has bytes: the last R then meet bf16 keys in the last 2 R bytes of each row (512 8-bit and 64 bf16 keys
-        in 640 bytes, for a query of 576). Such a row has at most one scale, and its bf16 keys are stored divided by it.
-        Over other f8e4m3 rows without scales it may be f8e4m3, too, and scores are products of 8 bits on a GPU with
-        wgmma. What the query was quantized by is to be in ``scale``.
+        The cache's dtype, or f32, f16 or bf16 over an 8-bit cache. Over an 8-bit cache a query may have R columns fewer
+        than a row has bytes: the row's last 2 R bytes are then R bf16 keys for the query's last R columns (512 8-bit
+        and 64 bf16 keys in 640 bytes, for a query of 576). Such a row has at most one scale, and its bf16 keys are
+        stored divided by it. Over other f8e4m3 rows without scales the query may be f8e4m3; a GPU with wgmma then
+        multiplies 8-bit operands. ``scale`` must include the query's quantization scale.
     row_offsets : uint32 or int32 array-like [B + 1]
     value_size : int
-        At most D; at most the 8-bit columns of a row that ends in bf16 keys.
+        At most D, and at most the number of 8-bit columns of a row with bf16 keys.
     scale : float, optional
-        Default: the query's columns ** -0.5. A model that scores with the expanded keys gives its own.
+        Default: the query's columns ** -0.5. For a model that scores with expanded keys, pass that model's scale.
     score
-        As of :func:`attention`, a function or a tuple of it and its arrays; not with ``indices``, whose rows have no
-        positions. A GPU with wgmma takes the kernels of those without for it.
+        As in :func:`attention`, a function or a tuple of it and its arrays; not with ``indices``, whose rows have no
+        positions. On a GPU with wgmma it selects the kernels without wgmma.
     mask, window, chunk, schedule, stream
-        As of :func:`attention`; the mask is ``"causal"`` where none is given. Not with ``indices``.
+        As in :func:`attention`; the default mask is ``"causal"``. Not with ``indices``.
     indices : int32 array-like [T, K], optional
-        Sparse attention, over a paged collection: the rows of the pool that each query sees, and no other, as
-        ``page * page_size + slot`` (:func:`remap_sparse_indices`). Negative ones and those outside the pool name
-        nothing; a row that is listed twice counts twice.
+        Sparse attention over a paged collection: the pool rows that each query sees, as ``page * page_size + slot``
+        (:func:`remap_sparse_indices`). Negative entries and entries outside of the pool are skipped; a row that is
+        listed twice counts twice.
     topk_lengths : int32 or uint32 array-like [T], optional
-        How many of a query's indices count, from the first on. Default, and at most: K.
+        Number of valid indices of each query; at most K, which is the default.
     inline_scales : int, optional
-        Rows have their scales in them, one for so many elements (a power of two of 16 or more): C elements of an 8-bit
-        float, C / ``inline_scales`` f32, and R bf16 keys that have no scale, for a query of C + R columns. Of 656 bytes
-        with ``inline_scales=128`` C is 512 and R is 64. Not over a cache with scales of its own.
+        Elements per scale (a power of two, at least 16) of rows that contain their scales: C 8-bit float elements,
+        C / ``inline_scales`` f32 scales, and R bf16 keys without a scale, for a query of C + R columns. With
+        ``inline_scales=128`` and 656 bytes, C is 512 and R is 64. Not for a cache with scales of its own.
     sinks, return_lse, lse
-        As of :func:`attention`.
+        As in :func:`attention`.
     out : array-like [T, Hq, value_size], optional
-        The query's dtype, or f32; of a query of 8 bits f16, bf16 or f32. When not given it is allocated by the query's
-        library, bf16 for a query of 8 bits.
+        The query's dtype, or f32; for an 8-bit query f16, bf16 or f32. By default allocated by the query's library,
+        with bf16 for an 8-bit query.
     kv_offsets
-        As of :func:`attention`; not with ``indices``.
+        As in :func:`attention`; not with ``indices``.
     prior : tuple of f32 array-like [T, Hq, value_size] and f32 array-like [T, Hq], optional
-        As of :func:`attention`. With it, sinks, a log-sum-exp or an output of f32 a second kernel ends the rows.
+        As in :func:`attention`. A prior, sinks, a log-sum-exp or an f32 output takes a second kernel.
     block_mask : BlockMask, optional
-        What :func:`block_mask` made of a mask for this step, of this collection: it stands for ``mask``, ``window`` and
-        ``chunk``, which are left out. A GPU without wgmma takes a slow kernel for it (kind simt).
+        Result of :func:`block_mask` for this step and collection. It replaces ``mask``, ``window`` and ``chunk``. On a
+        GPU without wgmma it selects the slow kind simt.
     shared : SharedPrefixes, optional
-        As of :func:`attention`; not with ``indices``.
+        As in :func:`attention`; not with ``indices``.
 
     Returns
     -------
     array-like [T, Hq, value_size], or with ``return_lse`` a tuple of that and f32 [T, Hq]
-        As of :func:`attention`; zeros in a row whose list names nothing.
+        As in :func:`attention`; rows with an empty list are zeros.
     """
     title = "kv.ops.mla_attention"
     answer = None
@@ -148,7 +148,7 @@ def mla_attention(
         inline_scales, sinks, out, lse, kv_offsets, prior, shared, schedule,
     )  # fmt: skip
     if out is not None and block_mask is None and not (return_lse and lse is None):
-        answer = _MLA_ATTENTION.again(given, stream)
+        answer = _MLA_ATTENTION.try_cached_launch(given, stream)
         if answer is True:
             return (out, lse) if return_lse else out
     if collection.__class__ is list or shared is not None:
@@ -158,7 +158,7 @@ def mla_attention(
         return sources.attention(mla_attention, collection, layer, query, row_offsets, shared, options, title)
     if block_mask is not None:
         if indices is not None:
-            raise ValueError(f"{title}: block_mask must be None with indices, which say what a query sees")
+            raise ValueError(f"{title}: block_mask must be None with indices, which select the keys")
         mask = mask_of(block_mask, ("causal" if mask is None else mask, window, chunk), title)
     if indices is None:
         if topk_lengths is not None:
@@ -166,7 +166,7 @@ def mla_attention(
         mask = "causal" if mask is None else mask
     elif mask not in (None, "null") or any(x is not None for x in (window, chunk, score, kv_offsets)):
         raise ValueError(
-            f"{title}: score, mask, window, chunk and kv_offsets must be None with indices, which say what a query sees"
+            f"{title}: score, mask, window, chunk and kv_offsets must be None with indices, which select the keys"
         )
     else:
         mask = "null"
@@ -197,9 +197,9 @@ _GIVEN = tuple(name for name in parameters_of(mla_attention) if name not in APAR
 
 
 def scheduled(collection: Any, schedule: Schedule) -> Schedule:
-    """The schedule with a bound of a sequence's new tokens, where they are few, on a GPU: one of few bounds.
+    """The schedule with a bound on the new tokens per sequence, if they are few, on a GPU.
 
-    It follows the batch, as do the code that it chooses and its rounding.
+    There are few distinct bounds. Since the bound depends on the batch, so do the chosen code and its rounding.
     """
     known = collection.max_seq_length
     if schedule and isinstance(schedule, Mapping) and schedule.get("batch_invariant"):
@@ -222,18 +222,18 @@ _MLA_DECOMPRESS = Operation("kv.mla_decompress", {"out": 1}, _check_mla_decompre
 def mla_decompress(
     cache: Any, row_offsets: Any, cache_offsets: Any, out: Any, *, schedule: Schedule = None, stream: Any = None
 ) -> Any:
-    """Copy one chunk of a prefill plan out of the pages.
+    """Copy the latents of one chunk of a prefill plan out of the pages.
 
-    Row i, of sequence b, is that sequence's token i - row_offsets[b] + cache_offsets[b].
+    Row i of sequence b is the sequence's token i - row_offsets[b] + cache_offsets[b].
 
     Parameters
     ----------
     cache : KV cache
-        Of one head; its stored values are copied as they are, without scales.
+        With one head. Stored values are copied unchanged, without scales.
     row_offsets : uint32 or int32 array-like [B + 1]
         Rows of each sequence in the chunk: a row of ``mla_prefill_plan``'s ``buffer_row_offsets``.
     cache_offsets : uint32 or int32 array-like [B]
-        Tokens of each sequence that earlier chunks took: a row of the plan's ``cache_offsets``.
+        Tokens of each sequence in earlier chunks: a row of the plan's ``cache_offsets``.
     out : array-like [rows, D]
         The cache's dtype. Rows from ``row_offsets[B]`` on are not written.
 
@@ -294,18 +294,18 @@ def mla_prefill_chunk(
     schedule: Schedule = None,
     stream: Any = None,
 ) -> tuple[Any, Any]:
-    """Causal attention over one chunk of decompressed keys, whose last columns are those of the latent rows.
+    """Causal attention over one chunk of decompressed keys, whose last R columns come from the latents.
 
-    Row i of ``key`` and ``value``, of sequence b, is that sequence's token i - buffer_row_offsets[b] +
-    cache_offsets[b], as :func:`mla_decompress` places it. The token's key is that row and then the last R columns of
-    its latent row. Query i of sequence b stands at position ``cache_lengths[b] + i``. On sm_90a over tiles (kind
-    ``tile``), for queries of bf16 and f16 whose Dn columns are whole 128 bytes and R a multiple of 16; elsewhere a row
-    at a time, in f32, without tensor cores.
+    Row i of ``key`` and ``value``, of sequence b, is the sequence's token i - buffer_row_offsets[b] + cache_offsets[b],
+    as written by :func:`mla_decompress`. The token's key is that row followed by the last R columns of its latent row.
+    Query i of sequence b is at position ``cache_lengths[b] + i``. On sm_90a kind ``tile`` uses tensor cores, for
+    queries of bf16 and f16 with Dn columns in a multiple of 128 bytes and R a multiple of 16; other cases compute row
+    by row in f32 without tensor cores.
 
     Parameters
     ----------
     collection : KV cache collection
-        An MLA one: one latent row of D elements a token, those of the step's new tokens among them.
+        An MLA collection: one latent row of D elements per token, with those of the step's new tokens.
     layer : int
     query : array-like [T, Hq, Dn + R]
         The cache's dtype, or f32, f16 or bf16 over an 8-bit cache.
@@ -315,30 +315,30 @@ def mla_prefill_chunk(
     value : array-like [Tb, Hq, Dv]
         The query's dtype.
     buffer_row_offsets : uint32 or int32 array-like [B + 1]
-        Rows of each sequence in the chunk: a row of ``mla_prefill_plan``'s. They are held to the Tb rows.
+        Rows of each sequence in the chunk: a row of ``mla_prefill_plan``'s. They are clamped to the Tb rows.
     cache_offsets : uint32 or int32 array-like [B]
-        Tokens of each sequence that earlier chunks took: a row of the plan's.
+        Tokens of each sequence in earlier chunks: a row of the plan's.
     scale : float, optional
         Default (Dn + R) ** -0.5.
     bf16_rope : bool
-        An 8-bit row of at most one scale ends in R bf16 columns, in 2 R bytes, stored divided by the scale.
+        An 8-bit row with at most one scale ends in R bf16 columns, in 2 R bytes, stored divided by the scale.
     accumulate : bool
-        ``out`` and ``lse`` hold the attention over other chunks: leave there that over those and this one, what
-        :func:`merge_attention` would make of the two.
+        ``out`` and ``lse`` already have the attention over other chunks and are replaced by the attention over those
+        and this chunk, as by :func:`merge_attention`.
     out : array-like [T, Hq, Dv], optional
-        The query's dtype. When not given it is allocated by the query's library (torch, CuPy or NumPy).
+        The query's dtype. By default allocated by the query's library (torch, CuPy or NumPy).
     lse : f32 array-like [T, Hq], optional
-        Likewise: the logarithm of the sum of exponentials, minus infinity in a row that sees no key.
+        Logarithm of the sum of exponentials, minus infinity in a row that sees no key. Allocated in the same way.
 
     Returns
     -------
     tuple of array-like
-        ``out`` and ``lse``. Rows of no sequence are not written.
+        ``out`` and ``lse``. Rows that belong to no sequence are not written.
     """
     title = "kv.ops.mla_prefill_chunk"
     layer = layer_of(collection, layer, title)
     if accumulate and (out is None or lse is None):
-        raise ValueError(f"{title}: out and lse must be given with accumulate: they hold the attention so far")
+        raise ValueError(f"{title}: out and lse must be given with accumulate: they hold earlier chunks")
     tokens, heads, size = checks.shape_of(query, f"{title}: query", 3)
     scale = size**-0.5 if scale is None else checks.number(scale, "scale", title)
     if out is None:
@@ -370,46 +370,46 @@ def mla_prefill(
 ) -> Any:
     """Causal attention of a step's new tokens over keys and values that are decompressed chunk by chunk.
 
-    For each chunk of the plan :func:`mla_decompress` copies the latent rows to ``buffer``, ``expand`` makes keys and
-    values of them, and :func:`mla_prefill_chunk` adds their attention to that over the chunks before. All of it is
-    queued on the stream and nothing is read back: how many chunks there are is the plan's extent, and those past the
-    last are empty. A call that is given ``plan``, ``out`` and ``lse`` allocates nothing besides what ``expand`` does.
+    For each chunk of the plan, :func:`mla_decompress` copies latent rows to ``buffer``, ``expand`` computes keys and
+    values from them, and :func:`mla_prefill_chunk` combines their attention with that over earlier chunks. Everything
+    is queued on the stream without a read-back: the plan's extent determines the number of chunks, and chunks past the
+    last token are empty. With ``plan``, ``out`` and ``lse`` given, only ``expand`` may allocate.
 
     Parameters
     ----------
     collection : KV cache collection
-        An MLA one: one latent row of D elements a token, those of the step's new tokens among them.
+        An MLA collection: one latent row of D elements per token, with those of the step's new tokens.
     layer : int
     query : array-like [T, Hq, Dn + R]
         The cache's dtype, or f32, f16 or bf16 over an 8-bit cache.
     row_offsets : uint32 or int32 array-like [B + 1]
     expand : callable
-        ``key, value = expand(buffer)``: [Tb, Hq, Dn] and [Tb, Hq, Dv] of the query's dtype, from the products of the
-        latent rows with the model's weights, on the same stream. Rows past the chunk's tokens hold what they held
-        before and are not read. It is called once a chunk, and may give the same arrays each time.
+        ``key, value = expand(buffer)``: [Tb, Hq, Dn] and [Tb, Hq, Dv] of the query's dtype, products of the latent rows
+        with the model's weights, computed on the same stream. Rows past the chunk's tokens have stale contents and are
+        not used. It is called once per chunk and may return the same arrays each time.
     buffer : array-like [Tb, D]
-        The cache's dtype: takes the latent rows of one chunk, the stored values without scales.
+        The cache's dtype: receives the latent rows of one chunk, as stored values without scales.
     plan : MlaPrefillPlan, optional
-        Of ``mla_prefill_plan(row_offsets, cache_lengths, Tb, chunks)``; one serves all layers of a step. Default: made
-        here, with the chunks that as many tokens as B times the collection's ``max_cache_length`` need. Give one with
-        fewer where more is known: an empty chunk is queued like any other. Tokens past its last chunk are not seen.
+        Result of ``mla_prefill_plan(row_offsets, cache_lengths, Tb, chunks)``, valid for all layers of a step. The
+        default plan has enough chunks for B times the collection's ``max_cache_length`` tokens; pass a plan with fewer
+        chunks if possible, since empty chunks are launched too. Tokens past its last chunk are not seen.
     scale : float, optional
         Default (Dn + R) ** -0.5.
     bf16_rope : bool
-        As of :func:`mla_prefill_chunk`.
+        As in :func:`mla_prefill_chunk`.
     out : array-like [T, Hq, Dv], optional
-        The query's dtype, rounded once a chunk. When not given it is allocated by the query's library.
+        The query's dtype, rounded once per chunk. By default allocated by the query's library.
     return_lse : bool
         Return the log-sum-exp too.
     lse : f32 array-like [T, Hq], optional
-        Where it goes; allocated when it is not given.
+        Output of the log-sum-exp; allocated by default.
     stream
-        As of :func:`attention`.
+        As in :func:`attention`.
 
     Returns
     -------
     array-like [T, Hq, Dv], or with ``return_lse`` a tuple of that and f32 [T, Hq]
-        Rows of no sequence are not written.
+        Rows that belong to no sequence are not written.
     """
     title = "kv.ops.mla_prefill"
     layer = layer_of(collection, layer, title)
@@ -434,11 +434,11 @@ def mla_prefill(
         mla_decompress(cache, rows, taken, buffer, stream=stream)
         made = expand(buffer)
         if not isinstance(made, (tuple, list)) or len(made) != 2:
-            raise TypeError(f"{title}: expand must give keys and values, got {type(made).__name__}")
+            raise TypeError(f"{title}: expand must return keys and values, got {type(made).__name__}")
         key, value = made
         held = checks.shape_of(key, f"{title}: key of expand")[:1]
         if held != (tokens,):
-            raise ValueError(f"{title}: expand must give keys of the buffer's {tokens} rows, got {list(held)}")
+            raise ValueError(f"{title}: expand must return keys of the buffer's {tokens} rows, got {list(held)}")
         out, lse = mla_prefill_chunk(
             collection, layer, query, row_offsets, key, value, rows, taken, scale=scale, bf16_rope=bf16_rope,
             accumulate=chunk > 0, out=out, lse=lse, stream=stream,

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""Which pages of a sequence its queries see: summaries of pages, and the choice by them."""
+"""Page-sparse attention: summaries of pages, and the selection of pages by them."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from .checks import layer_of
 
 
 def check_pages(seen: SimpleNamespace) -> None:
-    """What lists of pages must be, of a query that was checked."""
+    """Check the page lists of an attention against its checked query."""
     title = seen.title
     if getattr(seen, "pages", None) is None:
         if getattr(seen, "page_counts", None) is not None:
-            raise ValueError(f"{title}: page_counts must be None without pages, whose entries it counts")
+            raise ValueError(f"{title}: page_counts must be None without pages")
         return
     spec, batch = checks.spec_of(seen), checks.handle_of(seen).batch_size
     if not spec.paged:
@@ -53,14 +53,14 @@ def summarize_pages(
     collection: Any, layer: int, summaries: PageSummaries, row_offsets: Any, *, schedule: Schedule = None,
     stream: Any = None,
 ) -> None:  # fmt: skip
-    """Make the summaries of the pages that a step's new tokens lie in, of all their tokens.
+    """Compute the summaries of the pages that contain a step's new tokens, from all tokens of these pages.
 
-    To be called where the step's keys are stored, after :func:`append`, :func:`rope_append` or whatever else writes
-    them (norms in place too). The pages are read again: a summary depends on what is stored, rounded and quantized,
-    and on nothing else, so that a step may be repeated, its tokens given up, and pages used again.
+    Call it after the step's keys are stored, i.e. after :func:`append`, :func:`rope_append` or another write (including
+    in-place norms). The pages are read again, so a summary depends only on the stored, rounded and quantized keys: a
+    step may be repeated, its tokens may be dropped, and pages may be reused.
 
-    Pages that were filled before there were summaries: the same with a collection whose ``cache_lengths`` are 0, and
-    row offsets of all tokens. Those that are copied: ``summaries.data[to] = summaries.data[page]``.
+    For pages filled earlier, call it with a collection whose ``cache_lengths`` are 0 and row offsets of all tokens. For
+    copied pages, copy the summaries: ``summaries.data[to] = summaries.data[page]``.
 
     Parameters
     ----------
@@ -68,10 +68,10 @@ def summarize_pages(
         With pages, and with values (not MLA).
     layer : int
     summaries : PageSummaries
-        Of the collection's pool. Least and largest elements are rounded outwards where they must be rounded. A NaN
-        makes what it is part of NaN.
+        For the collection's pool. Minima and maxima are rounded outwards. A NaN makes the affected summary NaN.
     row_offsets : uint32 or int32 array-like [B + 1]
-        New tokens of sequence b: ``row_offsets[b + 1] - row_offsets[b]``. Sequences without any are left alone.
+        Sequence b has ``row_offsets[b + 1] - row_offsets[b]`` new tokens. Pages of sequences without new tokens keep
+        their summaries.
     """
     title = "kv.ops.summarize_pages"
     layer = layer_of(collection, layer, title)
@@ -112,38 +112,38 @@ def select_pages(
     first: int = 0, last: int = 1, pages: Any = None, page_counts: Any = None, schedule: Schedule = None,
     stream: Any = None,
 ) -> tuple[Any, Any]:  # fmt: skip
-    """Choose the pages that a step's queries may find the largest scores in: what ``attention(pages=)`` takes.
+    """Select the pages that may have the largest scores for a step's queries, as lists for ``attention(pages=)``.
 
-    A page's score for a KV head is the largest, over the sequence's new tokens and the query heads that share it, of
-    the bound that follows from the page's summary: the sum over d of max(q[d] * least[d], q[d] * largest[d]), which no
-    q . k of a key in it exceeds (Quest; Tang et al., 2024), or of q . mean. Nothing is read back, and equal inputs give
-    equal lists: it can be captured in a CUDA graph.
+    The score of a page for a KV head is the maximum, over the sequence's new tokens and the head's query heads, of an
+    upper bound on q . k for the page's keys: the sum over d of max(q[d] * least[d], q[d] * largest[d]) (Quest; Tang et
+    al., 2024), or, with summaries of means, of q . mean. Results are deterministic and stay on the device, so a CUDA
+    graph can capture the call.
 
     Parameters
     ----------
     collection : KV cache collection
-        With pages, and with values (not MLA). The step's new tokens count as its attention will count them.
+        With pages, and with values (not MLA). Lengths include the step's new tokens, as in its attention.
     layer : int
     query : f32, f16 or bf16 array-like [T, Hq, D]
-        Hq a multiple of the KV heads; as attention will get it.
+        The query of the attention; Hq is a multiple of the KV heads.
     row_offsets : uint32 or int32 array-like [B + 1]
     summaries : PageSummaries
-        Of every page that has tokens.
+        Up to date for every page with tokens.
     count : int, optional
-        K, the most pages of a list; not needed where ``pages`` is given. A sequence with no more has all of them.
+        K, the largest number of pages per list; required without ``pages``. A sequence with at most K pages lists all.
     first, last : int
-        How many pages from the start of a sequence and at its end are always chosen, by default the last one: it has
-        the step's own tokens. They count among the K.
+        Numbers of pages at the start and at the end of a sequence that are always selected, within the K; by default
+        only the last page, which has the step's own tokens.
     pages : int32 array-like [B, H, K], optional
-        Where the lists go: ascending, -1 behind their ends. When not given it is allocated by the query's library.
+        Output lists: ascending, padded with -1. By default allocated by the query's library.
     page_counts : int32 array-like [B, H], optional
-        Where their numbers of pages go; likewise.
+        Output numbers of pages per list; allocated in the same way.
 
     Returns
     -------
     tuple of array-like
-        ``pages`` and ``page_counts``. Of pages with equal scores the first ones are chosen; a score that is NaN is
-        larger than any other. A sequence without new tokens has empty lists.
+        ``pages`` and ``page_counts``. Among equal scores the first pages are selected; NaN ranks above any number. A
+        sequence without new tokens has empty lists.
     """
     title = "kv.ops.select_pages"
     layer = layer_of(collection, layer, title)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""The tables of a step's shared prefixes: ``kv.split_prefixes``."""
+"""Tables of a step's shared prefixes: ``kv.split_prefixes``."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def _check(seen: SimpleNamespace) -> None:
 
 
 def _shapes(batch: int, columns: int, groups: int) -> tuple[tuple[int, ...], ...]:
-    """Of what is written."""
+    """Shapes of the outputs."""
     return (groups, columns), (groups,), (groups + 1,), (groups + 1,), (batch, columns), (batch,)
 
 
@@ -40,7 +40,7 @@ _SPLIT = Operation("kv.split_prefixes", {}, _check, written=_WRITTEN)
 def plan_prefixes(
     shared: Any, collection: Any, row_offsets: Any, tables: tuple[Any, ...], stream: Any
 ) -> tuple[tuple[PagedKVCacheCollection, PagedKVCacheCollection], tuple[Any, ...]]:
-    """The collections of prefixes and of what follows, and their tables: ``tables`` where these have their shapes."""
+    """The collections of prefixes and of suffixes, and their tables; ``tables`` are reused if their shapes match."""
     title = "SharedPrefixes.plan"
     if not isinstance(collection, PagedKVCacheCollection):
         raise TypeError(f"{title}: needs a collection with pages, got a {type(collection).__name__}")
@@ -62,7 +62,7 @@ def plan_prefixes(
 
 
 def parts_of(shared: Any, collection: Any, title: str) -> tuple[PagedKVCacheCollection, PagedKVCacheCollection]:
-    """The collections of prefixes and of what follows, of a collection that they were planned for."""
+    """The collections of prefixes and of suffixes, for the collection that they were planned for."""
     if not isinstance(shared, SharedPrefixes):
         raise TypeError(f"{title}: shared must be a kv.SharedPrefixes, got a {type(shared).__name__}")
     parts = shared.parts
@@ -72,7 +72,7 @@ def parts_of(shared: Any, collection: Any, title: str) -> tuple[PagedKVCacheColl
 
 
 def _check_groups(shared: Any, collection: PagedKVCacheCollection, title: str) -> None:
-    """Refuse groups that are none, where their tables can be read."""
+    """Refuse invalid groups if their tables are readable on the host."""
     sequences, lengths, table, cached = (
         np.asarray(x).astype(np.int64)
         for x in (shared.sequences, shared.lengths, collection.lookup_table, collection.cache_lengths)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""Projections whose keys and values go straight into the cache: project_append, project_append_padded."""
+"""Projections that write keys and values to the cache: project_append, project_append_padded."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from .forms import of_padded_batches
 
 
 def _packed(view: BufferView, name: str) -> None:
-    """Rows lie one behind the other."""
+    """Check that rows are contiguous in memory, one after another."""
     if view.shape[0] > 1 and view.strides[0] != view.shape[1]:
         raise ValueError(
-            f"{name} must have its rows one behind the other, got strides {list(view.strides)} (elements) for shape "
+            f"{name} must have contiguous rows, got strides {list(view.strides)} (elements) for shape "
             f"{list(view.shape)}; use .contiguous()"
         )
 
@@ -99,7 +99,7 @@ def _check_types(seen: SimpleNamespace, spec: CacheSpec) -> None:
 
 
 def _check_groups(seen: SimpleNamespace) -> None:
-    """Elements with scales by groups: types that go together, one K, and scales of its groups."""
+    """Check a product with scales by groups: matching types, one K, and group scales of the right shape."""
     title, name, x, weight = seen.title, seen.attributes["weight_format"], seen.x, seen.weight
     checks.has_dtype(weight, ("u8", "i8") if name in PACKED else PLAIN_TYPES, f"{title}: weight")
     if x.dtype.name not in checks.FLOATS:
@@ -180,49 +180,49 @@ def project_append(
     schedule: Schedule = None,
     stream: Any = None,
 ) -> Any:
-    """Multiply the new tokens by a weight; give the queries, and write keys and values to one layer.
+    """Multiply the new tokens by a weight, return the queries, and write keys and values to one layer.
 
-    C = x @ weight.T + bias, in f32, rounded to the dtype of the queries. The rows of the weight are, one behind the
-    other, those of the queries, of the keys (all of D of an MLA collection), of the values (not of an MLA one) and,
-    with an index collection, of an indexer's queries and its keys. A weight of 2 * H * D rows has no queries, one of
-    H * D keys alone. Queries and keys are then normalised and rotated, and all is written, as by :func:`rope_append`
-    or, without angles and gammas, by :func:`append`.
+    C = x @ weight.T + bias, in f32, rounded to the dtype of the queries. The weight's rows are, in order, those of the
+    queries, the keys (all D columns for an MLA collection), the values (not for MLA) and, with an index collection, the
+    indexer's queries and keys. A weight of 2 * H * D rows has no queries, a weight of H * D rows only keys. Queries and
+    keys are then normalised and rotated, and keys and values written, as by :func:`rope_append` or, without angles and
+    gammas, by :func:`append`.
 
     Parameters
     ----------
     collection : KV cache collection
     layer : int
     x : f32, f16, bf16 or f8e4m3 array-like [T, K]
-        The dtype of the queries, or f8e4m3. Rows lie one behind the other. With scales by groups also uint8 [T, K / 2].
+        The dtype of the queries, or f8e4m3. Rows are contiguous. With scales by groups also uint8 [T, K / 2].
     weight : array-like [N, K]
-        Of x's dtype, or with scales by groups; then of 8 bits, or uint8 [N, K / 2]. Rows lie one behind the other.
+        The dtype of x. With scales by groups also another 8-bit type, or uint8 [N, K / 2]. Rows are contiguous.
     row_offsets : uint32 or int32 array-like [B + 1]
     bias : f32, f16 or bf16 array-like [N], optional
     x_scale, weight_scale : f32 array-like, optional
-        What products of f8e4m3 are multiplied by: [1, 1] both, [T, 1] and [N, 1], or, for blocks of 128,
-        [T, ceil(K / 128)] and [ceil(N / 128), ceil(K / 128)]. By groups of the K of a weight of other elements than
-        x: weight_scale [N, K / g] of f32, f16, bf16, f8e4m3 or f8e8m0, g a multiple of 8, or [ceil(N / 128),
-        ceil(K / (4 g)), 32, 4, 4], as tensor cores of sm_100 read them: f8e8m0 of 32 or f8e4m3 of 16 elements. So are
-        the x_scale of an x of the weight's elements: f8e4m3, or e2m1.
+        Factors of f8e4m3 products: [1, 1] both (per tensor), [T, 1] and [N, 1] (per row), or [T, ceil(K / 128)] and
+        [ceil(N / 128), ceil(K / 128)] (per block of 128). Scales by groups of g elements along K: weight_scale is
+        [N, K / g] of f32, f16, bf16, f8e4m3 or f8e8m0, g a multiple of 8, or [ceil(N / 128), ceil(K / (4 g)), 32, 4, 4]
+        in the layout of sm_100's tensor cores: f8e8m0 for 32 or f8e4m3 for 16 elements. x_scale has the same form if x
+        has the weight's elements, f8e4m3 or e2m1.
     weight_min : array-like, optional
-        Of shape and dtype of a weight_scale by groups: a value is element * scale - minimum.
+        The shape and dtype of a weight_scale by groups: a value is element * scale - minimum.
     tensor_scale : f32 array-like [1, 1], optional
-        What products of values with scales by groups are multiplied by.
+        A factor of all products with scales by groups.
     weight_format : {"plain", "uint4b8", "int4", "uint4", "e2m1"}
-        ``plain``: elements are those of the array (i8, f8e4m3, f8e5m2). Others are 4 bits, two a byte, the first in
-        the low half: minus 8 (GPTQ), of two's complement, without a sign, and FP4. Values are rounded to x's dtype, of
-        an x with scales by groups to bf16, before they are multiplied.
+        ``plain``: the array's own elements (i8, f8e4m3, f8e5m2). The other formats have 4 bits, two elements per byte,
+        the first in the low half: offset by 8 (GPTQ), two's complement, unsigned, and FP4. Values are rounded to x's
+        dtype before multiplication, or to bf16 if x has scales by groups.
     freqs_cis, interleaved, q_gamma, k_gamma, eps
-        As of :func:`rope_append`; each optional.
+        As in :func:`rope_append`; each is optional.
     query_out : array-like [T, Hq, Dq], optional
-        When not given it is allocated by the library of x (torch, CuPy or NumPy), bf16 for x of f8e4m3 and a cache of 8
-        bits. Of a weight without queries there is none.
+        By default allocated by the library of x (torch, CuPy or NumPy), with bf16 for an f8e4m3 x and an 8-bit cache.
+        None for a weight without queries.
     query_size : int, optional
-        Dq of a ``query_out`` that is not given; by default D.
+        Dq of an allocated ``query_out``; by default D.
     index_collection : KV cache collection, optional
-        The cache of an indexer's keys, for the batch of ``collection``.
+        The cache of an indexer's keys, with the sequences of ``collection``.
     index_query_out : array-like [T, Hi, Di], optional
-        With ``index_collection``.
+        Required with ``index_collection``.
 
     Returns
     -------
@@ -257,12 +257,12 @@ def project_append(
 
 @of_padded_batches(project_append)
 def project_append_padded(given: dict[str, Any]) -> Any:
-    """:func:`project_append` of a padded batch; T is B * S.
+    """:func:`project_append` for a padded batch; T is B * S.
 
     Parameters
     ----------
     x : array-like [B, S, K]
-        Contiguous. Token t of sequence b stands at position ``cache_lengths[b] + t``.
+        Contiguous. Token t of sequence b is at position ``cache_lengths[b] + t``.
     valid_lengths : uint32 or int32 array-like [B]
         Keys and values of tokens t >= ``valid_lengths[b]`` are not written; queries of all tokens are.
     query_out, index_query_out : array-like [B, S, Hq, Dq], optional
@@ -293,7 +293,7 @@ def _as_queries(array: Any, shape: tuple[int, ...], name: str) -> Any:
 
 
 def _as_rows(array: Any, shape: tuple[int, ...], name: str) -> Any:
-    """An array with its first two dimensions as one: the same memory, or an error."""
+    """An array with its first two dimensions merged: a view of the same memory, or an error."""
     view = buffers.view(array, name=name)
     if not view.contiguous:
         raise ValueError(f"{name} must be contiguous, got strides {list(view.strides)} (elements)")
@@ -301,7 +301,7 @@ def _as_rows(array: Any, shape: tuple[int, ...], name: str) -> Any:
 
 
 def _run(operation: Operation, given: dict[str, Any], table: Any) -> Any:
-    """:func:`project_append` of arguments by name."""
+    """:func:`project_append` with arguments by name."""
     title, collection, x, weight = operation.title, given["collection"], given["x"], given["weight"]
     freqs, eps, query_out, weight_format = given["freqs_cis"], given["eps"], given["query_out"], given["weight_format"]
     layer = layer_of(collection, given["layer"], title)
@@ -331,7 +331,7 @@ _FEW = tuple(FixedSchedule(max_tokens=n) for n in (8, 16, 32, 64, 96, 128, 192, 
 
 
 def _scheduled(collection: Any, x: Any, schedule: Schedule, title: str) -> Schedule:
-    """The schedule with a bound of the tokens, where a GPU has few: they have kernels of their own."""
+    """The schedule with a bound on the tokens, if they are few, on a GPU: few tokens have kernels of their own."""
     if collection.device[0] == "cpu" or not (schedule is None or isinstance(schedule, Mapping)):
         return schedule
     tokens = checks.shape_of(x, f"{title}: x", 2)[0]
@@ -342,11 +342,11 @@ def _scheduled(collection: Any, x: Any, schedule: Schedule, title: str) -> Sched
 
 
 def _scaling(x: Any, weight: Any, x_scale: Any, weight_scale: Any, weight_format: str, title: str) -> str:
-    """What scales are of. Those by groups are told by their type and shape: no others are [N, more than one]."""
+    """What the scales apply to. Type and shape identify scales by groups: no others are [N, more than one]."""
     if weight_scale is None or (x_scale is None and _dtype(x, f"{title}: x") not in checks.FLOATS):
         if weight_format != PLAIN:
             raise ValueError(f"{title}: weight_scale must be given with weight_format {weight_format!r}")
-        return "none" if x_scale is weight_scale else "tensor"  # one alone is refused with the other checks
+        return "none" if x_scale is weight_scale else "tensor"  # a missing one is refused by the other checks
     scale = buffers.view(weight_scale, name=f"{title}: weight_scale")
     rows = checks.shape_of(weight, f"{title}: weight", 2)[0]
     shape = scale.shape
@@ -367,7 +367,7 @@ def _dtype(array: Any, name: str) -> str:
 
 
 def _queries(given: dict[str, Any], title: str) -> Any:
-    """A new output for the queries of a weight; None where it has none."""
+    """A new output for the weight's queries; None if it has none."""
     spec, x, weight, size = given["collection"].spec.cache, given["x"], given["weight"], given["query_size"]
     index, index_query_out = given["index_collection"], given["index_query_out"]
     columns = checks.shape_of(weight, f"{title}: weight", 2)[0]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""Batches beside the caches of a step: sliced_add, merge_ragged, shift_tokens, merge_attention."""
+"""Ragged batches without a cache: sliced_add, merge_ragged, shift_tokens, merge_attention."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ NUMBERS = ("f32", "f16", "bf16", "i8", "u8", "i16", "u16", "i32", "u32")
 
 
 def _alike(seen: SimpleNamespace, *names: str) -> None:
-    """Buffers [rows, C] of one dtype and width."""
+    """Check that buffers [rows, C] have one dtype and width."""
     checks.array(seen, names[0], ("rows", "C"))
     first = getattr(seen, names[0])
     for name in names[1:]:
@@ -37,17 +37,17 @@ _SLICED_ADD = Operation(
 
 
 def sliced_add(a: Any, b: Any, end: int, out: Any = None, *, schedule: Schedule = None, stream: Any = None) -> Any:
-    """a + b in the rows below ``end``, ``a`` in the others: what adds LoRA's share to the requests that have one.
+    """a + b in the rows below ``end``, ``a`` in the other rows: adds LoRA outputs to the requests that have them.
 
     Parameters
     ----------
     a, b : array-like [rows, C]
         Of one dtype: f32, f16, bf16, or integers of up to 32 bits. Floats are added in f32 and rounded once.
     end : int
-        May be above the rows.
+        May exceed the number of rows.
     out : array-like [rows, C], optional
-        May be ``a`` or ``b`` itself, and shares no memory with them else. When not given it is allocated by the library
-        of ``a`` (torch, CuPy or NumPy).
+        May be ``a`` or ``b`` itself, but must not overlap them otherwise. By default allocated by the library of ``a``
+        (torch, CuPy or NumPy).
 
     Returns
     -------
@@ -84,19 +84,19 @@ def merge_ragged(
     schedule: Schedule = None,
     stream: Any = None,
 ) -> tuple[Any, Any]:
-    """Join two ragged batches sequence by sequence: each has its rows of ``a``, then those of ``b``.
+    """Concatenate two ragged batches sequence by sequence: each sequence has its rows of ``a``, then those of ``b``.
 
     Parameters
     ----------
     a, b : array-like [Ta, C] and [Tb, C], or [Ta] and [Tb]
         Of one dtype.
     a_offsets, b_offsets : uint32 or int32 array-like [B + 1]
-        Rows of each sequence; rows of no sequence are left out.
+        Rows of each sequence; rows that belong to no sequence are dropped.
     out : array-like [Ta + Tb, C] or [Ta + Tb], optional
-        When not given it is allocated by the library of ``a`` (torch, CuPy or NumPy). Rows from ``out_offsets[B]`` on
-        are not written.
+        By default allocated by the library of ``a`` (torch, CuPy or NumPy). Rows from ``out_offsets[B]`` on are not
+        written.
     out_offsets : uint32 or int32 array-like [B + 1], optional
-        Likewise, like ``a_offsets``.
+        Allocated in the same way, like ``a_offsets``.
 
     Returns
     -------
@@ -116,7 +116,7 @@ def merge_ragged(
     return out, out_offsets
 
 
-# A token moves to where another is read: not even tokens itself may be written.
+# Tokens move within a sequence, so the output must not be ``tokens`` itself.
 _SHIFT = Operation("kv.shift_tokens", {}, checks.declared)
 
 
@@ -130,11 +130,10 @@ def shift_tokens(
     tokens : int32 or uint32 array-like [T]
     row_offsets : uint32 or int32 array-like [B + 1]
     bonus : int32 or uint32 array-like [B]
-        An empty sequence takes none.
+        Not used for an empty sequence.
     out : int32 or uint32 array-like [T], optional
-        Shares no memory with the other operands, and is not ``tokens`` itself. When not given it is allocated by the
-        library of ``tokens`` (torch, CuPy or NumPy).
-        Tokens of no sequence are not written.
+        Must not overlap the other operands, including ``tokens``. By default allocated by the library of ``tokens``
+        (torch, CuPy or NumPy). Rows that belong to no sequence are not written.
 
     Returns
     -------
@@ -155,7 +154,7 @@ def _check_merge_attention(seen: SimpleNamespace) -> None:
     checks.few_enough(seen.a.shape, f"{seen.title}: a")
 
 
-# Several threads read a row's logarithms.
+# Several threads read a row's logarithms, so lse must not overlap them.
 _MERGE_ATTENTION = Operation(
     "kv.merge_attention", {"a": 1, "a_lse": 1, "b": 1, "b_lse": 1, "out": 1, "lse": 1}, _check_merge_attention,
     in_place=(("out", "a"), ("out", "b")),
@@ -173,26 +172,25 @@ def merge_attention(
     schedule: Schedule = None,
     stream: Any = None,
 ) -> tuple[Any, Any]:
-    """Join the attention of the same queries over two sets of keys, such as the chunks of a prefill.
+    """Combine the attention of the same queries over two sets of keys, such as the chunks of a prefill.
 
-    Both come from :func:`attention` with ``return_lse``. Computed in f32 and rounded once.
+    Both inputs come from :func:`attention` with ``return_lse``. The result is computed in f32 and rounded once.
 
     Parameters
     ----------
     a, b : f32, f16 or bf16 array-like [T, Hq, D]
         Outputs, of one dtype.
     a_lse, b_lse : f32 array-like [T, Hq]
-        Their logarithms of the sums of exponentials; minus infinity where a row saw no key: its output is not looked
-        at.
+        Their logarithms of the sums of exponentials. A row with minus infinity saw no key, and its output is not read.
     out : array-like [T, Hq, D], optional
-        May be ``a`` or ``b`` itself. When not given it is allocated by the library of ``a`` (torch, CuPy or NumPy).
+        May be ``a`` or ``b`` itself. By default allocated by the library of ``a`` (torch, CuPy or NumPy).
     lse : f32 array-like [T, Hq], optional
-        Neither ``a_lse`` nor ``b_lse``. Likewise.
+        Neither ``a_lse`` nor ``b_lse``. Allocated in the same way.
 
     Returns
     -------
     tuple of array-like
-        ``out`` and ``lse``: those of attention over all keys.
+        ``out`` and ``lse`` of attention over all keys.
     """
     title = "kv.ops.merge_attention"
     if out is None:

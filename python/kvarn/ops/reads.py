@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""Reading the caches: attention over collections and operands."""
+"""Attention over collections and operands of caches."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ from .drafts import with_tree
 from .forms import of_padded_batches, parameters_of
 from .pages import check_pages
 
-FEW = 16  # new tokens of a sequence up to which the code depends on how many there may be
-_VECTORS = ("query", "out", "key", "value", "prior")  # operands whose rows are read or written in vectors
+FEW = 16  # new tokens per sequence up to which compiled code depends on their bound
+_VECTORS = ("query", "out", "key", "value", "prior")  # operands whose rows are accessed in vectors
 
 
 class RowsOperation(Operation):
-    """An operation of which only ``_VECTORS`` count for the alignment: the rest may be aligned as it likes."""
+    """An operation whose code depends on the alignment of ``_VECTORS`` only."""
 
     def specialisation(
         self, operands: Any, attributes: Any = (), schedule: Any = (), target: str | None = None
@@ -40,10 +40,10 @@ class RowsOperation(Operation):
 
 
 def check_rows(seen: SimpleNamespace, columns: int, value_size: int, more: tuple[str, ...] = ()) -> None:
-    """What query, output and the table of the rows must be; ``more`` are types of an output besides the query's."""
+    """Check the query, the output and the row table; ``more`` are allowed types of an output besides the query's."""
     spec = checks.spec_of(seen)
     checks.read_as_floats(seen)
-    narrow = checks.multiplied(spec) if more else ()  # by kernels whose output may have another type
+    narrow = checks.multiplied(spec) if more else ()  # if the output may have another type
     checks.array(seen, "query", (*checks.leading(seen), "Hq", columns), (*checks.queryable(spec), *narrow))
     checks.query_heads(seen, spec)
     outputs = dict.fromkeys((*checks.outputs_of(seen.query.dtype), *more))
@@ -65,7 +65,7 @@ def _check_attention(seen: SimpleNamespace) -> None:
 
 
 def check_keys(seen: SimpleNamespace) -> None:
-    """What says how many keys there are, and what functions of positions read, must be."""
+    """Check the operands that determine the number of keys, and the arrays of functions."""
     if seen.kv_offsets is not None:
         checks.offsets(seen.kv_offsets, checks.handle_of(seen).batch_size, f"{seen.title}: kv_offsets")
     for i, name in enumerate(functions.ARRAYS):
@@ -73,12 +73,12 @@ def check_keys(seen: SimpleNamespace) -> None:
 
 
 def check_ends(seen: SimpleNamespace, value_size: int) -> None:
-    """What the operands of f32 of an attention must be, which end its rows or bend its scores."""
+    """Check the f32 operands: those that modify scores, and those combined with the result."""
     rows = tuple(seen.query.shape[:-1])
     if (seen.prior is None) != (seen.prior_lse is None):
         raise ValueError(f"{seen.title}: prior must be an output and its log-sum-exp, got one of them")
     shapes = {"sinks": rows[-1:], "alibi_slopes": rows[-1:], "lse": rows, "prior": (*rows, value_size)}
-    for name, shape in {**shapes, "prior_lse": rows}.items():  # latent rows have no slopes
+    for name, shape in {**shapes, "prior_lse": rows}.items():  # MLA has no slopes
         checks.array(seen, name, shape, ("f32",))
 
 
@@ -101,11 +101,11 @@ def _check_operands(seen: SimpleNamespace) -> None:
             f"got {seen.values.capacity}"
         )
     if seen.kv_offsets is not None and not spec.of_cache:
-        raise ValueError(f"{title}: kv_offsets must be None for {spec.kind} operands: they say how many keys there are")
+        raise ValueError(f"{title}: kv_offsets must be None for {spec.kind} operands: which define the number of keys")
     _check_attention(seen)
 
 
-ARRAYS = dict.fromkeys(functions.ARRAYS, 0)  # of any extents
+ARRAYS = dict.fromkeys(functions.ARRAYS, 0)  # of any shape
 _ROWS = {"query": 1, "out": 1, "sinks": 0, "lse": 1, "alibi_slopes": 0, "prior": 1, "prior_lse": 1, **ARRAYS}
 _PADDED = {**_ROWS, **dict.fromkeys(("query", "out", "lse", "prior", "prior_lse"), 2)}
 _ATTENTION = RowsOperation("kv.attention", _ROWS, _check_attention)
@@ -140,112 +140,107 @@ def attention(
     schedule: Any = None,
     stream: Any = None,
 ) -> Any:
-    """softmax(scale * Q K^T + mask) V of a step's new tokens over one layer, or over operands.
+    """softmax(scale * Q K^T + mask) V for a step's new tokens, over one layer of a collection or over operands.
 
-    The new tokens' keys and values must be stored already. Query i of sequence b stands at position
-    ``cache_lengths[b] + i``; masks compare absolute positions. Slots of no token have no influence, whatever they hold;
-    neither have keys and finite values on a row that does not see them, nor on the host a NaN or an infinity. On a GPU
-    a value that is NaN or infinite may also reach rows beside one that sees its key: those of a ``tile``, of 64 to 256
-    query rows (tokens times the group), or the new tokens of a ``decode``, as 0 times NaN is NaN. A key that none of
-    them sees by causality, window or chunk is not multiplied; one that only a function hides is. Kind ``simt`` keeps
-    rows apart. The host computes in f32. On GPUs sums are of f32, and weights, and keys that are converted, of the
-    query's type: docs/operations.md has a table.
+    The new tokens' keys and values must be stored already. Query i of sequence b is at position ``cache_lengths[b] +
+    i``; masks compare absolute positions. Slots without a token have no influence on any row, nor do keys and finite
+    values on rows that do not see them. A NaN or infinite value has none on such rows on the host and with kind
+    ``simt``; with kinds ``tile`` and ``decode`` it can reach other rows of the same tile (64 to 256 query rows, i.e.
+    tokens times the group) or of the same decode step, since 0 times NaN is NaN. A key that causality, a window or a
+    chunk hides from all rows of a tile is not multiplied; one that only a function hides is. The host computes in f32.
+    GPUs accumulate in f32; probabilities and converted keys have the query's type (table in docs/operations.md).
 
     Lists of collections and layers, or of keys and values, are sources of one softmax: a query attends to the keys of
-    all, ``kv.ops.attention([window_cache, memory], [layer, 0], query, row_offsets)``. Each has its own lengths, kind
-    and element type; for ``score``, ``mask``, ``window``, ``chunk``, ``softcap``, ``kv_offsets``, ``alibi_slopes``,
-    ``pages``, ``page_counts`` and ``schedule`` a list has an entry a source, and anything else is for all. Query i
-    stands at position ``cache_lengths[b] + i`` of each. They are attended to one after another, the last with the
-    sinks, each combined with those before in f32; the result is rounded once.
+    all, e.g. ``kv.ops.attention([window_cache, memory], [layer, 0], query, row_offsets)``. Each source has its own
+    lengths, kind and element type, and query i is at position ``cache_lengths[b] + i`` of each. ``score``, ``mask``,
+    ``window``, ``chunk``, ``softcap``, ``kv_offsets``, ``alibi_slopes``, ``pages``, ``page_counts`` and ``schedule``
+    may be lists with one entry per source; otherwise they apply to all. The sources are processed in order, the last
+    with the sinks, and combined in f32; the result is rounded once.
 
-    ``kv.ops.attention(keys, values, query, row_offsets)`` takes keys and values as operands instead. Operands of caches
-    (``KVCacheMHAOperand``) behave as the layer does. Dense and ragged ones (``LayoutTensorMHAOperand``,
-    ``RaggedMHAOperand``) hold every key: sequence b has ``keys.cache_length(b)``, and its n queries are the last ones,
-    query i at position ``keys.cache_length(b) - n + i``.
+    ``kv.ops.attention(keys, values, query, row_offsets)`` takes keys and values as operands. Operands of caches
+    (``KVCacheMHAOperand``) behave like the layer. Dense and ragged operands (``LayoutTensorMHAOperand``,
+    ``RaggedMHAOperand``) have every key: sequence b has ``keys.cache_length(b)`` keys, and its n queries are the last
+    positions, query i at ``keys.cache_length(b) - n + i``.
 
     Parameters
     ----------
     collection : KV cache collection, or attention operand
-        With values (not MLA), of a float type or with scales; or the keys.
+        A collection with values (not MLA), of a float type or with scales; or the operand of keys.
     layer : int, or attention operand
-        Or the values, with the parameters and the lengths of the keys.
+        The layer; or the operand of values, with the parameters and lengths of the keys.
     query : array-like [T, Hq, D]
-        Hq a multiple of the KV heads. The cache's dtype, or f32, f16 or bf16 over an 8-bit cache.
+        Hq is a multiple of the KV heads. The cache's dtype, or f32, f16 or bf16 over an 8-bit cache.
     row_offsets : uint32 or int32 array-like [B + 1]
-        Rows of sequence b: ``row_offsets[b]`` to ``row_offsets[b + 1]``, which may be none.
+        Rows of sequence b: ``row_offsets[b]`` to ``row_offsets[b + 1]``; may be empty.
     scale : float, optional
         Default D ** -0.5.
     score : function, or tuple of a function and its arrays, optional
-        ``score(score, b, h, q, k, *arrays)`` returns the new score, f32, of the scaled one (after softcap and slopes):
-        of sequence b, query head h, and absolute positions q and k: docs/attention-functions.md. Any finite score has
-        its weight: a key of -1e9 or -1e30 is hidden where the row sees another; minus infinity hides it as a mask does,
-        plus infinity and NaN make the row NaN.
+        ``score(score, b, h, q, k, *arrays)`` returns the new score, f32, from the scaled one (after softcap and
+        slopes), for sequence b, query head h, and absolute positions q and k (docs/attention-functions.md). Finite
+        scores are weighted as usual: -1e9 or -1e30 hides a key if the row sees another. Minus infinity hides a key like
+        a mask; plus infinity and NaN make the row NaN.
     mask : str, function, or tuple of a function and its arrays
         ``"causal"`` (k <= q), ``"null"`` (every key), ``"sliding_window"`` (k <= q and q - k < window), ``"chunked"``
-        (q and k in one chunk of positions), ``"chunked_causal"`` (and k <= q). ``"causal"`` with a window or a chunk
-        is the causal one of these. Or ``mask(b, h, q, k, *arrays)``, which says whether a query sees a key, such as
-        those of ``kv.masks``, combined with ``&``, ``|`` and ``~``. On a GPU values of keys that only such a function
-        hides must be finite; what lies before a window of ``kv.masks`` may be anything.
+        (q and k in one chunk of positions), ``"chunked_causal"`` (and k <= q). ``"causal"`` with a window or chunk
+        means the causal one of these. Or a function ``mask(b, h, q, k, *arrays)`` that returns whether a query sees a
+        key, such as those of ``kv.masks``, combined with ``&``, ``|`` and ``~``. On a GPU values of keys that only a
+        function hides must be finite; values before a window of ``kv.masks`` may be anything.
     window, chunk : int, optional
         Positions, at least 1; for the masks that have one.
     sinks : f32 array-like [Hq], optional
         One more logit in the denominator of each head's rows.
     softcap : float, optional
-        Positive: scores become softcap * tanh(score / softcap), off by at most 1e-5 of the larger of 1 and the
-        score's size.
+        Positive: scores become softcap * tanh(score / softcap), with an error of at most 1e-5 max(1, |score|).
     out : array-like [T, Hq, D], optional
-        The query's dtype, or f32. When not given it is allocated by the query's library (torch, CuPy or NumPy).
+        The query's dtype, or f32. By default allocated by the query's library (torch, CuPy or NumPy).
     return_lse : bool
         Return the log-sum-exp too.
     lse : f32 array-like [T, Hq], optional
-        Where it goes; allocated when it is wanted and not given.
+        Output of the log-sum-exp; allocated if it is needed and not given.
     kv_offsets : uint32 or int32 array-like [B + 1], optional
         Cross attention: sequence b has ``cache_lengths[b] + kv_offsets[b + 1] - kv_offsets[b]`` keys. Default:
         ``row_offsets``. Not for dense and ragged operands.
     alibi_slopes : f32 array-like [Hq], optional
-        ALiBi (Press et al., 2021): slope * (position of the key - position of the query) is added to each score, after
-        the softcap.
+        ALiBi (Press et al., 2021): slope * (key position - query position) is added to each score, after the softcap.
     prior : tuple of f32 array-like [T, Hq, D] and f32 array-like [T, Hq], optional
-        The output and the log-sum-exp of the same queries over other keys: the result is that over all of them, as by
-        :func:`merge_attention` but rounded once. Rows whose log-sum-exp is minus infinity are not looked at. Neither
-        shares memory with ``out`` or ``lse``.
+        Output and log-sum-exp of the same queries over other keys. The result covers all keys, as by
+        :func:`merge_attention` but rounded once. Rows with a log-sum-exp of minus infinity are not read. Neither array
+        may share memory with ``out`` or ``lse``.
     tree : int32 array-like [T, W], or uint64 array-like [T], optional
-        Drafts that form a tree: bit j % 32 of word j // 32 of a query's row says whether it sees new token j of its
-        sequence, counted from 0; tokens from 32 W on are seen by none. Cached keys are all seen, as far as ``mask`` and
-        a window let them; ``"causal"`` does not count. A token's position is that of its slot. See :func:`commit`. As a
-        mask that is a function (``kv.masks.tree``) it takes three of the four arrays. Not for operands, nor with
-        ``kv_offsets``.
+        A tree of draft tokens: bit j % 32 of word j // 32 of a query's row says whether it sees new token j of its
+        sequence, counted from 0; tokens from 32 W on are hidden. Cached keys are visible subject to ``mask`` and
+        window; ``"causal"`` has no effect. A token's position is that of its slot. See :func:`commit`. With a function
+        (``kv.masks.tree``) it uses three of the four arrays. Not for operands, nor with ``kv_offsets``.
     pages : int32 array-like [B, H, K], optional
-        For each sequence and KV head the pages that its queries see, such as :func:`select_pages` finds, of a
-        collection with pages. A page is a column of the sequence's row of the lookup table, so page p has tokens
-        ``p * page_size`` and on; of those the mask and the length hide what they hide anyway. Lists have any order;
-        negative entries name nothing; a page that is listed twice counts twice.
+        For each sequence and KV head the pages that its queries see, for example from :func:`select_pages`; for
+        collections with pages. A page is a column of the sequence's row of the lookup table: page p has the tokens from
+        ``p * page_size`` on, subject to mask and length. Lists have any order; negative entries are skipped; a page
+        that is listed twice counts twice.
     page_counts : int32 array-like [B, H], optional
-        Entries of each list that count, from the first on. Default: K. What lies behind is not read.
+        Number of valid entries of each list; later entries are not read. Default: K.
     block_mask : BlockMask, optional
-        What :func:`block_mask` made of a mask for this step: it stands for the mask, which is left out, as are a tree,
-        pages, a window and a chunk, which :func:`block_mask` takes. Of the collection, or of the keys' operand; of a
-        list of sources an entry each.
+        Result of :func:`block_mask` for this step, and for this collection or operand of keys; for a list of sources
+        one per source. It replaces mask, tree, pages, window and chunk, which :func:`block_mask` takes.
     shared : SharedPrefixes, optional
-        Sequences whose prefixes are read once, planned for this collection, which has pages. Masks ``"causal"`` and
-        ``"null"``; the result is that without, up to rounding. Schedules are a list of two: of the prefixes, and of
-        the rest.
+        Shared prefixes, planned for this collection (with pages), whose keys are read once. Only for masks ``"causal"``
+        and ``"null"``; the result equals that without, up to rounding. A list of two schedules applies to the prefixes
+        and to the remaining tokens.
     schedule : mapping, optional
-        How the work is divided: ``kind`` (on a GPU ``"decode"``, ``"tile"``, ``"simt"``) and that kernel's entries.
-        No sequence may have more new tokens than ``max_queries``, by default the collection's ``max_seq_length``; one
-        of 0, which gets no tokens, says nothing of queries. ``batch_invariant=True``: a sequence's result does not
-        depend, bit for bit, on the rest of the batch, however many new tokens the others have: without ``max_queries``
-        one kernel computes few rows and many (kernels that split a sequence's keys do so where its own length says; the
-        others have no parts). ``early=True``: the kernel before on the stream writes neither cache lengths, row
-        offsets, the table nor tokens that ``cache_lengths`` counts, so that a decode may read those before it ends.
+        ``kind`` (on a GPU ``"decode"``, ``"tile"``, ``"simt"``) and the entries of that kernel. No sequence may have
+        more than ``max_queries`` new tokens, by default the collection's ``max_seq_length``; a ``max_seq_length`` of 0
+        (a collection that gets no tokens) sets no bound. ``batch_invariant=True``: a sequence's result does not depend,
+        bit for bit, on the rest of the batch or on the other sequences' numbers of new tokens: without ``max_queries``
+        one kernel computes all of them, and splits of a sequence's keys depend on its own length only.
+        ``early=True``: the previous kernel on the stream writes neither cache lengths, row offsets, the table nor
+        tokens that ``cache_lengths`` counts, so a decode may read these before that kernel ends.
     stream : optional
         An int, or an object with ``__cuda_stream__``; default: the current stream of the arguments' library.
 
     Returns
     -------
     array-like [T, Hq, D], or with ``return_lse`` a tuple of that and f32 [T, Hq]
-        Zeros in a row that sees no key. The log-sum-exp is natural, the sink counted, and minus infinity where nothing
-        is. Rows before the first offset and from the last on are not written.
+        Rows that see no key are zeros. The log-sum-exp is natural, includes the sink, and is minus infinity for an
+        empty sum. Rows before the first offset and from the last on are not written.
     """
     if out is None and is_torch(query.__class__) and collection.__class__ is not list and shared is None:
         out = checks.empty_result(query, "out", "kv.ops.attention")
@@ -255,13 +250,13 @@ def attention(
     )  # fmt: skip
     answer = None
     if out is not None and block_mask is None and not (return_lse and lse is None):
-        answer = _ATTENTION.again(given, stream)
+        answer = _ATTENTION.try_cached_launch(given, stream)
         if answer is True:
             return (out, lse) if return_lse else out
     return _attend(False, given, answer, return_lse, block_mask, stream)
 
 
-APART = ("return_lse", "block_mask", "stream")  # what the native part does not look at
+APART = ("return_lse", "block_mask", "stream")  # not part of the native launch cache's key
 _GIVEN = tuple(name for name in parameters_of(attention) if name not in APART)
 _GIVEN_PADDED = tuple("valid_lengths" if name == "row_offsets" else name for name in _GIVEN)
 _OUT, _LSE = _GIVEN.index("out"), _GIVEN.index("lse")
@@ -269,37 +264,37 @@ _OUT, _LSE = _GIVEN.index("out"), _GIVEN.index("lse")
 
 @of_padded_batches(attention, without=("shared",), apart=APART, layer="int", schedule="Schedule")
 def attention_padded(given: tuple[Any, ...], return_lse: bool, block_mask: BlockMask | None, stream: Any) -> Any:
-    """:func:`attention` of a padded batch.
+    """:func:`attention` for a padded batch.
 
     Parameters
     ----------
     query : array-like [B, S, Hq, D]
-        Token t of sequence b stands at position ``cache_lengths[b] + t``. Hq a multiple of the KV heads. The cache's
+        Token t of sequence b is at position ``cache_lengths[b] + t``. Hq is a multiple of the KV heads. The cache's
         dtype, or f32, f16 or bf16 over an 8-bit cache.
     valid_lengths : uint32 or int32 array-like [B]
-        New tokens of each sequence. Tokens t >= ``valid_lengths[b]`` are skipped: their query is not read, and nothing
-        is written for them.
+        New tokens of each sequence. Tokens t >= ``valid_lengths[b]`` are skipped: their query is not read, and their
+        output is not written.
     out : array-like [B, S, Hq, D], optional
-        The query's dtype, or f32. When not given it is allocated by the query's library (torch, CuPy or NumPy), and
-        holds anything where tokens are skipped.
+        The query's dtype, or f32. By default allocated by the query's library (torch, CuPy or NumPy), with undefined
+        contents for skipped tokens.
     lse : f32 array-like [B, S, Hq], optional
-        Where it goes; allocated when it is wanted and not given.
+        Output of the log-sum-exp; allocated if it is needed and not given.
     kv_offsets : uint32 or int32 array-like [B + 1], optional
         Cross attention: sequence b has ``cache_lengths[b] + kv_offsets[b + 1] - kv_offsets[b]`` keys. Default:
         ``cache_lengths[b] + valid_lengths[b]``.
     prior : tuple of f32 array-like [B, S, Hq, D] and f32 array-like [B, S, Hq], optional
-        As of :func:`attention`.
+        As in :func:`attention`.
     tree : int32 array-like [B, S, W], or uint64 array-like [B, S], optional
-        As of :func:`attention`, for token t of a sequence.
+        As in :func:`attention`, for token t of a sequence.
 
     Returns
     -------
     array-like [B, S, Hq, D], or with ``return_lse`` a tuple of that and f32 [B, S, Hq]
-        As of :func:`attention`.
+        As in :func:`attention`.
     """
     answer, out, lse = None, given[_OUT], given[_LSE]
     if out is not None and block_mask is None and not (return_lse and lse is None):
-        answer = _ATTENTION_PADDED.again(given, stream)
+        answer = _ATTENTION_PADDED.try_cached_launch(given, stream)
         if answer is True:
             return (out, lse) if return_lse else out
     return _attend(True, given, answer, return_lse, block_mask, stream)
@@ -308,10 +303,10 @@ def attention_padded(given: tuple[Any, ...], return_lse: bool, block_mask: Block
 def _attend(
     padded: bool, given: tuple[Any, ...], answer: Any, return_lse: bool, block_mask: BlockMask | None, stream: Any
 ) -> Any:
-    """:func:`attention` or :func:`attention_padded` of the arguments in the order of ``_GIVEN``.
+    """:func:`attention` or :func:`attention_padded` with the arguments in the order of ``_GIVEN``.
 
-    ``answer`` is that of :meth:`Operation.again`, which the public functions ask themselves: one more Python call would
-    be as long as half of what they do for a launch that is known.
+    ``answer`` is the result of :meth:`Operation.try_cached_launch`. The public functions call it themselves: a cached
+    launch takes as long as two more Python calls would.
     """
     (
         collection, layer, query, table, scale, score, mask, window, chunk, sinks, softcap, out, lse, kv_offsets,
@@ -332,7 +327,7 @@ def _attend(
     if tree is not None:
         if of_operands or kv_offsets is not None:
             refused = "with kv_offsets" if padded else "for operands and with kv_offsets"
-            raise ValueError(f"{title}: tree must be None {refused}: it is of a step's own tokens")
+            raise ValueError(f"{title}: tree must be None {refused}: it describes new tokens")
         of_rows = None if padded else table
         mask, window, chunk = with_tree((mask, window, chunk), tree, collection, query, of_rows, title)
     attributes, arrays = _modified(score, mask, window, chunk, softcap, title)
@@ -346,7 +341,7 @@ def _attend(
     if of_operands:
         if pages is not None or page_counts is not None:
             raise ValueError(
-                f"{title}: pages and page_counts must be None for operands: they are those of a collection"
+                f"{title}: pages and page_counts must be None for operands: they select pages of a collection"
             )
         if block_mask is not None:
             operands, attributes = with_blocks(_OPERAND_ATTENTION, operands, attributes, block_mask)
@@ -362,7 +357,7 @@ def _attend(
 def with_lists(
     operands: tuple[Any, ...], attributes: tuple[Any, ...], pages: Any, page_counts: Any, block_mask: BlockMask | None
 ) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
-    """The operands of an attention, of which the last are functions' arrays, and its lists; and the attributes."""
+    """The operands of an attention, with its lists after the functions' arrays, and its attributes."""
     if pages is None and page_counts is None and block_mask is None:
         return operands, attributes
     operands = (*operands, *(None,) * (_FIRST_LIST - len(operands)), pages, page_counts)
@@ -372,7 +367,7 @@ def with_lists(
 def with_blocks(
     operation: Operation, operands: tuple[Any, ...], attributes: tuple[Any, ...], block_mask: BlockMask
 ) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
-    """The operands of an attention up to its block mask, and the attributes with the extents of its tiles."""
+    """The operands of an attention including its block mask, and the attributes with its tile sizes."""
     missing = operation.operands.index("block_mask") - len(operands)
     extents = zip(BLOCK_TILE, (block_mask.rows, block_mask.keys), strict=True)
     return (*operands, *(None,) * missing, block_mask.blocks), (*attributes, *extents)
@@ -382,20 +377,20 @@ _FIRST_LIST = _ATTENTION.operands.index("pages")
 
 
 def prior_of(prior: Any, title: str) -> tuple[Any, Any]:
-    """The output and the log-sum-exp of a result over other keys."""
+    """The output and log-sum-exp of a prior result."""
     if prior is None:
         return None, None
     if not isinstance(prior, (tuple, list)) or len(prior) != 2:
         raise TypeError(f"{title}: prior must be a tuple of an output and its log-sum-exp, got {type(prior).__name__}")
     if prior[0] is None or prior[1] is None:
-        raise TypeError(f"{title}: prior must be an output and its log-sum-exp, got None in its place")
+        raise TypeError(f"{title}: prior must be an output and its log-sum-exp, got None for one of them")
     return prior[0], prior[1]
 
 
 def _modified(
     score: Any, mask: Any, window: Any, chunk: Any, softcap: float | None, title: str
 ) -> tuple[tuple[tuple[str, Any], ...], tuple[Any, ...]]:
-    """The attributes of an attention, and the arrays of its functions; those of masks by name are remembered."""
+    """The attributes of an attention and the arrays of its functions; attributes of named masks are cached."""
     if score is None and mask.__class__ is str and window is None and chunk is None and softcap is None:
         key: Any = mask
     elif score is not None or type(mask) is not str or not {type(window), type(chunk), type(softcap)} <= _PLAIN:
@@ -429,29 +424,29 @@ def _cap(softcap: float | None, title: str) -> float:
         return 0.0
     cap = checks.number(softcap, "softcap", title)
     if cap <= 0:
-        raise ValueError(f"{title}: softcap must be positive, got {cap}; leave it out for none")
+        raise ValueError(f"{title}: softcap must be positive, got {cap}; omit it for none")
     if cap > 3.4028234663852886e38:
-        raise ValueError(f"{title}: softcap must be a number of f32, got {cap}; leave it out for none")
+        raise ValueError(f"{title}: softcap must fit in f32, got {cap}; omit it for none")
     return cap
 
 
 def scheduled(collection: Any, query: Any, schedule: Schedule) -> Schedule:
-    """The schedule with what code depends on: bounds of the new tokens of a sequence and, on a GPU, of the sequences.
+    """The schedule with the bounds that code depends on: new tokens per sequence and, on a GPU, sequences.
 
-    The bounds are few, so that few programs serve all batches; on the host they tell a decode from anything else. On a
-    GPU tiles of more tokens depend on the class of a sequence's rows alone. Where a sequence is not to depend on the
-    batch, no bound is taken from it: a decode and a prefill are computed by other kernels, and a step's longest
-    sequence would say by which.
+    Bounds take few values, so few programs serve all batches; on the host they only distinguish decode from prefill. On
+    a GPU, tiles of more tokens depend only on the class of a sequence's number of rows. With batch invariance no bound
+    is taken from the batch: decode and prefill kernels differ, and the longest sequence of a step would select the
+    kernel.
     """
     try:
         shape = getattr(query, "shape", ())
-    except RuntimeError:  # of a nested tensor, which the operation refuses
+    except RuntimeError:  # a nested tensor, which the operation refuses
         shape = ()
     heads = shape[-2] if len(shape) > 2 else 0
     if heads.__class__ is not int:
         refuse_tracing("kv.ops.attention")
     if schedule is None:
-        known = collection._own_bounds  # what they depend on does not change
+        known = collection._own_bounds  # the inputs of these bounds are immutable
         if known is None or known[0] != heads:
             known = collection._own_bounds = heads, _with_bounds(collection, heads, None)
         return known[1]
@@ -463,7 +458,7 @@ def _with_bounds(collection: Any, heads: int, schedule: Schedule) -> Schedule:
         return schedule
     if schedule and schedule.get("batch_invariant") is True and not {"max_queries", "kind"} & set(schedule):
         return schedule
-    if collection.max_seq_length == 0:  # a memory, which gets no tokens, says nothing of how many queries there are
+    if collection.max_seq_length == 0:  # a collection that gets no tokens sets no bound on the number of queries
         return schedule
     if collection.device[0] == "cpu":
         if collection.max_seq_length > 1:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""Queries, and keys that stand in the cache, rotated and normalised: rope, rope_padded, qk_norm."""
+"""Rotation (RoPE) and normalisation of queries and of cached keys: rope, rope_padded, qk_norm."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _INSTEAD = "rotate before quantizing, with kv.ops.rope_append"
 
 
 def _positions(seen: SimpleNamespace, tokens: tuple[int, ...]) -> None:
-    """Given positions and their sections."""
+    """Check given positions and their sections."""
     sections, title = seen.attributes["mrope_section"], seen.title
     if seen.position_ids is None:
         if sections:
@@ -60,27 +60,27 @@ def rope(
     schedule: Schedule = None,
     stream: Any = None,
 ) -> Any:
-    """Rotate the new tokens' queries, and their keys that already stand in the cache, by their positions.
+    """Rotate the new tokens' queries, and their keys that are already in the cache, by their positions.
 
     Parameters
     ----------
     collection : KV cache collection
-        Of floats, without scales; an MLA one too.
+        Of floats, without scales; may be an MLA collection.
     layer : int
     query : f32, f16 or bf16 array-like [T, Hq, Dq]
-        Dq may differ from the cache's head size: each side turns its own last or first R dims.
+        Dq may differ from the cache's head size: queries and keys each rotate their own last or first R columns.
     row_offsets : uint32 or int32 array-like [B + 1]
     freqs_cis : f32 array-like [positions, R]
-        (cos, sin) pairs interleaved; R even. Positions out of the table are brought into it.
+        (cos, sin) pairs interleaved; R even. Positions outside of the table are clamped.
     interleaved : bool
-        Rotate pairs (2k, 2k + 1) of the *last* R dims; else pairs (k, k + R/2) of the *first* R.
+        Rotate pairs (2k, 2k + 1) of the *last* R columns; otherwise pairs (k, k + R/2) of the *first* R columns.
     position_ids : uint32 or int32 array-like [sections, T] or [T], optional
-        Rows of ``freqs_cis`` to use instead of the cache positions.
+        Rows of ``freqs_cis``, in place of the cache positions.
     mrope_section : sequence of int, optional
-        Pairs that each section of ``position_ids`` turns, in order; they add up to R/2. Without it the first section
-        turns all.
+        Number of pairs that each section of ``position_ids`` rotates, in order; their sum is R/2. By default the first
+        section rotates all pairs.
     query_out : array-like [T, Hq, Dq], optional
-        May be ``query`` itself. When not given it is allocated by the query's library (torch, CuPy or NumPy).
+        May be ``query`` itself. By default allocated by the query's library (torch, CuPy or NumPy).
 
     Returns
     -------
@@ -107,18 +107,18 @@ _ROPE_PADDED = Operation("kv.rope_padded", {"query": 2, "freqs": 1, "query_out":
 
 @of_padded_batches(rope)
 def rope_padded(given: dict[str, Any]) -> Any:
-    """:func:`rope` of a padded batch.
+    """:func:`rope` for a padded batch.
 
     Parameters
     ----------
     query : f32, f16 or bf16 array-like [B, S, Hq, Dq]
-        Token t of sequence b stands at position ``cache_lengths[b] + t``.
+        Token t of sequence b is at position ``cache_lengths[b] + t``.
     valid_lengths : uint32 or int32 array-like [B]
-        Tokens t >= ``valid_lengths[b]`` are skipped: neither their query is written nor their key touched.
+        Tokens t >= ``valid_lengths[b]`` are skipped: their query is not written and their key does not change.
     position_ids : uint32 or int32 array-like [sections, B, S] or [B, S], optional
-        Rows of ``freqs_cis`` to use instead of the cache positions.
+        Rows of ``freqs_cis``, in place of the cache positions.
     query_out : array-like [B, S, Hq, Dq], optional
-        May be ``query`` itself. When not given it is allocated by the query's library (torch, CuPy or NumPy).
+        May be ``query`` itself. By default allocated by the query's library (torch, CuPy or NumPy).
 
     Returns
     -------
@@ -129,7 +129,7 @@ def rope_padded(given: dict[str, Any]) -> Any:
 
 
 def _rope(operation: Operation, given: dict[str, Any], table: Any, rank: int) -> Any:
-    """:func:`rope` of arguments by name, whose rows have so many dimensions."""
+    """:func:`rope` with arguments by name; ``rank`` is the number of leading dimensions of a row."""
     title, collection, freqs_cis = operation.title, given["collection"], given["freqs_cis"]
     layer, position_ids, sections = layer_of(collection, given["layer"], title), given["position_ids"], ()
     if position_ids is None:
@@ -151,16 +151,16 @@ def _rope(operation: Operation, given: dict[str, Any], table: Any, rank: int) ->
 
 
 class IndexHeads(NamedTuple):
-    """The heads of an indexer, which :func:`qk_norm` does in the same launch.
+    """The query and key heads of an indexer, which :func:`qk_norm` processes in the same launch.
 
     Attributes
     ----------
     collection : KV cache collection
-        With the head size of the main one, and as many sequences.
+        With the head size and number of sequences of the main collection.
     query : f32, f16 or bf16 array-like [T, Hi, D]
     q_gamma, k_gamma : f32, f16 or bf16 array-like [D]
     query_out : array-like [T, Hi, D], optional
-        May be ``query`` itself. When not given it is allocated by the query's library.
+        May be ``query`` itself. By default allocated by the query's library.
     """
 
     collection: Any
@@ -223,28 +223,28 @@ def qk_norm(
     schedule: Schedule = None,
     stream: Any = None,
 ) -> Any:
-    """RMS-normalise the heads of the new tokens' queries, and of their keys that stand in the cache, in one launch.
+    """RMS-normalise the heads of the new tokens' queries, and of their keys already in the cache, in one launch.
 
-    x * rsqrt(mean(x^2) + eps) * (gamma + weight_offset) over each head, in f32. With ``freqs_cis`` they are rotated
-    after it, as by :func:`rope`; with ``index`` the queries and keys of an indexer are done too.
+    Each head becomes x * rsqrt(mean(x^2) + eps) * (gamma + weight_offset), in f32. With ``freqs_cis`` it is then
+    rotated as by :func:`rope`; with ``index`` the heads of an indexer are processed too.
 
     Parameters
     ----------
     collection : KV cache collection
         Of floats, without scales.
     layer : int
-        Of both collections.
+        The layer of both collections.
     query : f32, f16 or bf16 array-like [T, Hq, D]
     row_offsets : uint32 or int32 array-like [B + 1]
     q_gamma, k_gamma : f32, f16 or bf16 array-like [D]
     freqs_cis : f32 array-like [positions, R], optional
-        As of :func:`rope`.
+        As in :func:`rope`.
     interleaved : bool
-        As of :func:`rope`; the default turns pairs (k, k + R/2) of the first R dims.
+        As in :func:`rope`; the default rotates pairs (k, k + R/2) of the first R columns.
     eps, weight_offset : float
     index : IndexHeads, optional
     query_out : array-like [T, Hq, D], optional
-        May be ``query`` itself. When not given it is allocated by the query's library (torch, CuPy or NumPy).
+        May be ``query`` itself. By default allocated by the query's library (torch, CuPy or NumPy).
 
     Returns
     -------

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""Looking at a cache: print_cache."""
+"""Printing a cache: print_cache."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from kvarn.runtime import buffers
 from . import checks
 from .copies import gather
 
-FEW = 7  # elements of a head that a compact listing shows
+FEW = 7  # elements of a head in a compact listing
 
 
 def print_cache(
@@ -23,12 +23,12 @@ def print_cache(
     Parameters
     ----------
     collection : KV cache collection
-        On the host or a GPU; of a quantized one the stored values are shown.
+        On the host or a GPU. For a quantized collection the stored values are printed.
     layer : int
     valid_lengths : uint32 or int32 array-like [B], optional
-        New tokens of each sequence, which are shown behind the cached ones.
+        New tokens of each sequence, which are printed after the cached ones.
     compact : bool
-        Show the first 7 elements of a head only.
+        Print only the first 7 elements of each head.
     file : text file, optional
         Default: standard output.
     """
@@ -46,7 +46,7 @@ def print_cache(
     halves = [("key", collection.get_key_cache(layer))]
     if not collection.is_mla:
         halves.append(("value", collection.get_value_cache(layer)))
-    # A row of token ids a sequence; those past its length repeat its last token and are not shown.
+    # One row of token ids per sequence; ids past its length repeat the last token and are not printed.
     longest = int(lengths.max(initial=0))
     ids = np.minimum(np.arange(longest), np.maximum(lengths[:, None] - 1, 0)).astype(np.int32)
     offsets = np.arange(len(lengths) + 1, dtype=np.int32)
@@ -63,7 +63,7 @@ def print_cache(
 
 
 def _beside(array: np.ndarray, collection: Any) -> Any:
-    """An array where the collection's buffers are, of their library."""
+    """Copy an array to the collection's device, as an array of its library."""
     if collection.device[0] == "cpu":
         return array
     from kvarn.dialect import dtypes

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""One attention over several sources of keys: lists of them, and shared prefixes. Each is attended to in turn.
+"""One attention over several sources of keys: lists of sources, and shared prefixes.
 
-What one leaves, in f32 and unrounded, is the ``prior`` of the next, whose kernels combine both as they end: there is
-no launch besides those of the attentions.
+The sources are attended to one after another. The unrounded f32 result of one is the ``prior`` of the next, whose
+kernels combine the two, so no launch is added to those of the attentions.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from kvarn.dialect.dtypes import f32
 from . import checks
 from .prefixes import parts_of
 
-# What a list is given for: an entry a source. Everything else is of the queries, and so of all of them.
+# Arguments that may be a list with one entry per source. The others describe the queries, and so apply to all sources.
 OF_A_SOURCE = (
     "score", "mask", "window", "chunk", "softcap", "kv_offsets", "alibi_slopes", "tree", "pages", "page_counts",
     "block_mask", "schedule", "indices", "topk_lengths", "inline_scales",
@@ -28,7 +28,7 @@ _OF_POSITIONS = (
 
 
 def options_of(names: tuple[str, ...], given: tuple[Any, ...], **more: Any) -> dict[str, Any]:
-    """The arguments by keyword of an attention, which follow the four by position; ``names`` are those of ``given``."""
+    """The keyword arguments of an attention, after its four positional ones; ``names`` are the names of ``given``."""
     options = dict(zip(names[4:], given[4:], strict=True))
     del options["shared"]
     return {**options, **more}
@@ -44,9 +44,9 @@ def attention(
     options: Mapping[str, Any],
     title: str,
 ) -> Any:
-    """:func:`kvarn.ops.attention` or another, ``attend``, over a list of collections or operands, or shared prefixes.
+    """``attend``, e.g. :func:`kvarn.ops.attention`, over a list of collections or operands, or over shared prefixes.
 
-    ``options`` are the keyword arguments of the call, of those in :data:`OF_A_SOURCE` lists for each source its own.
+    ``options`` are the call's keyword arguments; those in :data:`OF_A_SOURCE` may be lists with one entry per source.
     """
     if sources.__class__ is not list:
         return _attention_shared(attend, sources, layers, query, extents, shared, options, title)
@@ -57,7 +57,7 @@ def attention(
     if not isinstance(layers, list) or len(layers) != len(sources):
         got = f"{len(layers)} entries" if isinstance(layers, list) else f"a {type(layers).__name__}"
         raise ValueError(
-            f"{title}: layers, or values, must be a list of {len(sources)} entries, one a source, got {got}"
+            f"{title}: layers, or values, must be a list of {len(sources)} entries, one per source, got {got}"
         )
     each: list[dict[str, Any]] = [{} for _ in sources]
     whole = dict(options)
@@ -91,28 +91,28 @@ def _attention_shared(
     options: Mapping[str, Any],
     title: str,
 ) -> Any:
-    """:func:`kvarn.ops.attention` or :func:`kvarn.ops.mla_attention`, ``attend``, of a batch that shares prefixes.
+    """``attend``, :func:`kvarn.ops.attention` or :func:`kvarn.ops.mla_attention`, for a batch with shared prefixes.
 
-    These come first, a group at a time.
+    The prefixes are attended to first, group by group.
     """
     prefixes, suffixes = parts_of(shared, collection, title)
     rest = dict(options)
-    # The prefix is seen whole, and positions in both parts are not those of the sequence.
+    # The whole prefix is visible, and neither part counts positions from the start of the sequence.
     if rest["mask"] not in ("causal", "null"):
         raise ValueError(f"{title}: mask must be causal or null with shared prefixes, got {rest['mask']!r}")
     for name in _OF_POSITIONS:
         if rest.pop(name, None) is not None:
-            raise ValueError(f"{title}: {name} must be None with shared prefixes, where positions begin anew")
+            raise ValueError(f"{title}: {name} must be None with shared prefixes, which change positions")
     schedule = rest.pop("schedule")
     schedules = schedule if isinstance(schedule, list) else [None, schedule]
     if len(schedules) != 2:
         raise ValueError(
-            f"{title}: a list of schedules must have 2 with shared prefixes, of these and of the rest, "
+            f"{title}: with shared prefixes a list of schedules must have 2 entries, prefixes and remaining tokens, "
             f"got {len(schedules)}"
         )
     for entries in schedules:
         if isinstance(entries, Mapping) and entries.get("batch_invariant"):
-            raise ValueError(f"{title}: batch_invariant cannot be kept with shared prefixes, which are of a batch")
+            raise ValueError(f"{title}: batch_invariant must be left out with shared prefixes of a batch")
     of_all = {
         name: rest[name] for name in ("scale", "softcap", "stream", "value_size", "inline_scales") if name in rest
     }
@@ -124,8 +124,7 @@ def _attention_shared(
 
 
 def _unrounded(query: Any, title: str, value_size: int | None = None) -> Any:
-    """A new output in f32, for what another source is combined with; of as many columns as the query by default."""
+    """A new f32 output, to be combined with another source; by default with the query's columns."""
     *rows, size = checks.shape_of(query, f"{title}: query")
-    return checks.empty(
-        query, (*rows, size if value_size is None else value_size), f32, "what lies between two sources", title
-    )
+    columns = size if value_size is None else value_size
+    return checks.empty(query, (*rows, columns), f32, "the result between two sources", title)

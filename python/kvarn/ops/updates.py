@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""Changing new tokens in place (rms_norm, radd, iadd_2m), and the lengths between steps."""
+"""In-place changes of new tokens (rms_norm, radd, iadd_2m), and of the lengths between steps."""
 
 from __future__ import annotations
 
@@ -47,17 +47,17 @@ def rms_norm(
     cache : KV cache
         Of floats, without scales.
     gamma : f32, f16 or bf16 array-like [C]
-        C <= D normalises the first C dims of each head; C = H * D the whole row.
+        C <= D normalises the first C columns of each head; C = H * D the whole row.
     eps : float
     row_offsets : uint32 or int32 array-like [B + 1]
-        Tokens ``[cache_lengths[b], cache_lengths[b] + row_offsets[b + 1] - row_offsets[b])`` change; cached ones do
+        Tokens ``[cache_lengths[b], cache_lengths[b] + row_offsets[b + 1] - row_offsets[b])`` change; cached tokens do
         not.
     weight_offset : float
     multiply_before_cast : bool
-        Round to the cache's dtype once, after the weight; else before it too.
+        Round to the cache's dtype once, after multiplying by the weight; otherwise also before.
     total_tokens : int, optional
-        New tokens of the batch, to size the launch by; all of ``row_offsets`` is done in any case. Default: the cache's
-        ``max_seq_length`` for every sequence.
+        Number of new tokens of the batch, from which the grid is sized; all tokens are processed in any case. Default:
+        the cache's ``max_seq_length`` for every sequence.
     """
     title = "kv.ops.rms_norm"
     if not hasattr(getattr(cache, "spec", None), "num_heads"):
@@ -75,7 +75,7 @@ def rms_norm(
 
 
 def _check_added(seen: SimpleNamespace) -> None:
-    """What is added to keys and values as they are stored."""
+    """Check an addend of keys and values."""
     checks.with_values(seen)
     checks.without_scales(seen)
     checks.declared(seen, apart=True)
@@ -105,9 +105,9 @@ def radd(
     a : array-like [Tn, 2 * H * D]
         The cache's dtype: the keys' half, then the values'. Row 0 belongs to token ``row_offsets[0]``.
     row_offsets : uint32 or int32 array-like [n + 1]
-        The slice of the batch's offsets for its sequences; the first may be above 0.
+        The batch's offsets of the slice's sequences; the first may be above 0.
     batch_offset : int
-        The slice's first sequence.
+        The first sequence of the slice.
     """
     title = "kv.ops.radd"
     layer = layer_of(collection, layer, title)
@@ -143,7 +143,7 @@ def iadd_2m(
     kv : array-like [2m, H * D]
         The cache's dtype: rows [0, m) are added to keys, [m, 2m) to values.
     row_offsets : uint32 or int32 array-like [n + 1]
-        Offsets of the batch's first n sequences, which hold at least m tokens.
+        Offsets of the batch's first n sequences, which have at least m new tokens.
     """
     layer = layer_of(collection, layer, "kv.ops.iadd_2m")
     _IADD_2M((collection, layer, kv, row_offsets), (), schedule, stream)
@@ -155,11 +155,12 @@ _INCREMENT = Operation("kv.increment_cache_lengths", {}, checks.declared, writte
 def increment_cache_lengths(
     cache_lengths: Any, row_offsets: Any, *, schedule: Schedule = None, stream: Any = None
 ) -> None:
-    """``cache_lengths[b] += row_offsets[b + 1] - row_offsets[b]``, in place, once a step has written every layer.
+    """Add each sequence's number of new tokens to its cache length, in place, after a step has written every layer.
 
     Parameters
     ----------
     cache_lengths : uint32 or int32 array-like [B]
+        ``cache_lengths[b] += row_offsets[b + 1] - row_offsets[b]``.
     row_offsets : uint32 or int32 array-like [B + 1]
     """
     _INCREMENT((cache_lengths, row_offsets), (), schedule, stream)

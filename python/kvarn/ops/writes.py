@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""Writing new tokens to the caches: append, rope_append, store_ragged, store_padded."""
+"""Writes of new tokens to caches: append, rope_append, store_ragged, store_padded."""
 
 from __future__ import annotations
 
@@ -50,25 +50,25 @@ def append(
 ) -> None:
     """Write the keys and values of a step's new tokens to one layer.
 
-    Token i of sequence b goes to position ``cache_lengths[b] + i``. A token whose page the table does not name is
-    dropped. A collection with scales quantizes: one scale a granule, its largest magnitude over the storage type's
-    largest finite value (1 for a granule of zeros), or the given scales. An 8-bit cache without scales has unit scale:
-    floats are converted, saturating. The cache lengths do not change: see :func:`increment_cache_lengths`.
+    Token i of sequence b goes to position ``cache_lengths[b] + i``. A token without a page in the table is dropped. A
+    collection with scales quantizes, with one scale per granule: its largest magnitude over the storage type's largest
+    finite value (1 for a granule of zeros), or the given scales. An 8-bit cache without scales has unit scale: floats
+    are converted, saturating. The cache lengths do not change: see :func:`increment_cache_lengths`.
 
     Parameters
     ----------
     collection : KV cache collection
     layer : int
     key, value : array-like [T, H, D]
-        The cache's dtype; f32, f16 or bf16 too when that is an 8-bit type, and only those when it has scales. Tokens
-        and heads may lie apart. ``value`` is None for an MLA collection.
+        The cache's dtype; for an 8-bit cache also f32, f16 or bf16, and only these if it has scales. Tokens and heads
+        may have any strides. ``value`` is None for an MLA collection.
     row_offsets : uint32 or int32 array-like [B + 1]
-        Rows of sequence b: ``row_offsets[b]`` to ``row_offsets[b + 1]``, which may be none. Rows before the first
-        offset and from the last on are left alone, so that T may be padded.
+        Rows of sequence b: ``row_offsets[b]`` to ``row_offsets[b + 1]``; may be empty. Rows before the first offset and
+        from the last on are not read, so T may be padded.
     key_scale, value_scale : f32, f16 or bf16 array-like [T, H, G], optional
-        Scales to quantize with, rounded to the scale type; together or not at all.
+        Quantization scales, rounded to the scale type; given together or not at all.
     schedule : mapping, optional
-        How the kernel divides its work; chosen when not given.
+        The kernel's schedule; chosen by default.
     stream : optional
         An int, or an object with ``__cuda_stream__``; default: the current stream of the arguments' library.
     """
@@ -119,7 +119,7 @@ def rope_append(
     """Rotate the new tokens' queries and keys by their positions and append keys and values, in one launch.
 
     Computed in f32. With gammas, each head of query and key is RMS-normalised first: x * rsqrt(mean(x^2) + eps) *
-    gamma. Keys and values are written as :func:`append` does, quantizing when the collection has scales.
+    gamma. Keys and values are written as by :func:`append`, quantized if the collection has scales.
 
     Parameters
     ----------
@@ -129,17 +129,17 @@ def rope_append(
     query : array-like [T, Hq, D]
         The cache's dtype, or f32, f16 or bf16 over an 8-bit cache.
     key, value : array-like [T, H, D]
-        As of :func:`append`.
+        As in :func:`append`.
     row_offsets : uint32 or int32 array-like [B + 1]
     freqs_cis : f32 array-like [positions, R]
-        (cos, sin) pairs interleaved, a row for each position below the collection's ``max_cache_length``; R <= D even.
+        (cos, sin) pairs interleaved, one row per position below the collection's ``max_cache_length``; R <= D, even.
     interleaved : bool
-        Rotate pairs (2k, 2k + 1) of the *last* R dims; else pairs (k, k + R/2) of the *first* R. The other dims are
-        copied.
+        Rotate pairs (2k, 2k + 1) of the *last* R columns; otherwise pairs (k, k + R/2) of the *first* R columns. The
+        other columns are copied.
     query_out : array-like [T, Hq, D], optional
-        May be ``query`` itself. When not given it is allocated by the query's library (torch, CuPy or NumPy).
+        May be ``query`` itself. By default allocated by the query's library (torch, CuPy or NumPy).
     q_gamma, k_gamma : f32, f16 or bf16 array-like [D], optional
-        Together or not at all.
+        Given together or not at all.
     eps : float
 
     Returns
@@ -151,7 +151,7 @@ def rope_append(
     checks.positions_cover(freqs_cis, collection, "kv.ops.rope_append")
     if query_out is None:
         query_out = checks.empty_like(query, "query_out", "kv.ops.rope_append")
-    if eps.__class__ is not float or eps - eps != 0:  # the difference of infinities or NaNs is no zero
+    if eps.__class__ is not float or eps - eps != 0:  # infinities and NaNs differ from themselves by NaN
         eps = checks.number(eps, "eps", "kv.ops.rope_append")
     attributes = (("interleaved", bool(interleaved)), ("eps", eps))
     gammas = () if q_gamma is None and k_gamma is None else (q_gamma, k_gamma)
@@ -167,7 +167,7 @@ _STORE_RAGGED = Operation("kv.store_ragged", {"x": 1}, checks.declared)
 
 
 def store_ragged(cache: Any, x: Any, row_offsets: Any, *, schedule: Schedule = None, stream: Any = None) -> None:
-    """Write rows of the storage type to the new tokens of one cache; nothing is converted, scales are not touched.
+    """Write rows of the storage type to the new tokens of one cache, without conversion; scales do not change.
 
     Parameters
     ----------
@@ -193,6 +193,6 @@ def store_padded(cache: Any, x: Any, valid_lengths: Any, *, schedule: Schedule =
     x : array-like [B, S, H, D]
         The cache's dtype. Row t of sequence b goes to position ``cache_lengths[b] + t``.
     valid_lengths : uint32 or int32 array-like [B]
-        Rows t >= ``valid_lengths[b]`` are skipped, and their slots stay as they are.
+        Rows t >= ``valid_lengths[b]`` are skipped; their slots do not change.
     """
     _STORE_PADDED((cache, x, valid_lengths), (), schedule, stream)

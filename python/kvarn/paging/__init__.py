@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""Pages of a pool and who has them: managers, prefixes, drafts and the inputs of a step."""
+"""Management of the pages of a pool: managers, prefixes, drafts, and the inputs of a step."""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""What a manager of pages does after a step of drafts that form a tree: one path of each request stays."""
+"""Acceptance of draft tokens by a page manager: one path of each request's tree is kept."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from kvarn.paging.step_inputs import RuntimeInputs
 
 
 class CommitsDrafts:
-    """A manager's side of :func:`kv.ops.commit`."""
+    """The method of managers that runs :func:`kv.ops.commit`."""
 
     _upload: Callable[[np.ndarray], Any] | None
     _batch: Callable[[Iterable[Hashable]], tuple[list[Hashable], list[Request]]]
@@ -24,38 +24,38 @@ class CommitsDrafts:
     def commit(
         self, inputs: RuntimeInputs, requests: Iterable[Hashable], paths: Mapping[Hashable, Iterable[int]]
     ) -> None:
-        """Keep one path of each request's drafts: :func:`kv.ops.commit` over all layers, and :meth:`step`.
+        """Keep one path of each request's drafts: :func:`kv.ops.commit` over all layers, then :meth:`step`.
 
         Parameters
         ----------
         inputs : RuntimeInputs
-            Of the step, with a collection.
+            The inputs of the step, with a collection.
         requests : iterable of hashable
-            Those of the step, as in ``runtime_inputs``.
+            The requests of the step, as passed to ``runtime_inputs``.
         paths : mapping
-            The new tokens of a request that stay, by their number in its step, ascending: first all that ``alloc``
-            planned, which are no drafts. Accepted drafts must have been added with ``extend``. Without a path those
-            stay that ``alloc`` planned.
+            For each request the indices of its accepted tokens among its new tokens, ascending, starting with all
+            tokens that ``alloc`` planned, which are not drafts. Accepted drafts must have been added with ``extend``. A
+            request without a path keeps the planned tokens only.
 
         Raises
         ------
         ValueError
-            If a path is not ascending within the step, does not begin with what is no draft, or is of a request that is
-            not of the step; or as of ``step``. Nothing was moved then.
+            If a path is not ascending within the step, does not start with the planned tokens, or belongs to no request
+            of the step; or as in ``step``. Nothing has been moved in that case.
         """
         from kvarn import ops
 
         names, batch = self._batch(requests)
         paths = {name: list(path) for name, path in paths.items()}
         for name in paths.keys() - set(names):
-            raise ValueError(f"paths must be of requests of the step, got one of {name!r}")
+            raise ValueError(f"paths must belong to requests of the step, got a path of {name!r}")
         accepted = {n: len(paths[n]) if n in paths else r.planned for n, r in zip(names, batch, strict=True)}
         lists = path_lists(names, [paths.get(n, range(accepted[n])) for n in names], inputs)
         for name, request in zip(names, batch, strict=True):
             own = paths.get(name, [*range(request.planned)])
             if own[: request.planned] != [*range(request.planned)] or (own and not request.planned):
                 raise ValueError(
-                    f"the path of request {name!r} must begin with the {request.planned} tokens that were allocated, "
+                    f"the path of request {name!r} must start with the {request.planned} tokens that were allocated, "
                     f"which are no drafts, got {own}"
                 )
         self._accepted(names, batch, accepted)
@@ -66,7 +66,7 @@ class CommitsDrafts:
 
 
 def path_lists(names: Sequence[Hashable], paths: Sequence[Sequence[int]], inputs: RuntimeInputs) -> np.ndarray:
-    """Paths through the drafts of a step as :func:`kv.ops.commit` takes them: int32 [B, M], -1 behind the last."""
+    """Paths of accepted drafts as :func:`kv.ops.commit` takes them: int32 [B, M], padded with -1."""
     new = np.diff(inputs.row_offsets.astype(np.int64))
     if len(names) != len(new):
         raise ValueError(f"requests must be the {len(new)} of the step, got {len(names)}")

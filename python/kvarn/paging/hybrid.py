@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""Managers of the pools of a model whose layers differ: groups of layers with their own pages and reach."""
+"""Managers for models whose layers differ: groups of layers with their own pages and attention spans."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from kvarn.runtime.copying import NoShallowCopies
 
 
 class LayerGroup:
-    """Layers whose keys and values lie in one pool.
+    """Layers whose keys and values are in one pool.
 
     Parameters
     ----------
     layers : sequence of int
-        The model's numbers of these layers, in the order in which the pool has them.
+        Layer numbers in the model, in the order of the pool's layers.
     blocks : array-like, optional
-        The pool, as of :class:`PagedKVCacheManager`.
+        The pool, as in :class:`PagedKVCacheManager`.
     **options
-        What else that manager takes of a pool: ``params``, ``num_pages``, ``page_size``, ``dtype``, ``scales``,
+        Other pool options of that manager: ``params``, ``num_pages``, ``page_size``, ``dtype``, ``scales``,
         ``scale_dtype``, ``quantization_granularity``, ``window`` or ``chunk``, ``copy_pages``, ``upload``.
     """
 
@@ -49,12 +49,12 @@ class LayerGroup:
 
 @dataclass(frozen=True)
 class HybridInputs:
-    """What the kernels of one step take, group by group.
+    """The inputs of the kernels of one step, for each group of layers.
 
     Attributes
     ----------
     groups : tuple of RuntimeInputs
-        In the order of the manager's groups; row b of everything is the b-th request of the call.
+        In the order of the manager's groups; row b is the b-th request of the call.
     places : dict
         (group, layer of its pool) of each of the model's layers.
     """
@@ -64,17 +64,16 @@ class HybridInputs:
 
     @property
     def row_offsets(self) -> np.ndarray:
-        """[B + 1]: the rows of each request's new tokens, the same in all groups."""
+        """[B + 1]: the rows of each request's new tokens, equal in all groups."""
         return self.groups[0].row_offsets
 
     @property
     def cache_lengths(self) -> np.ndarray:
-        """[B]: tokens cached before the step, the same in all groups."""
+        """[B]: tokens cached before the step, equal in all groups."""
         return self.groups[0].cache_lengths
 
     def of_layer(self, layer: int) -> tuple[Any, int]:
-        """The collection that a layer of the model reads and writes, and the layer's number in it: the first two
-        operands of ``kv.ops.append`` and ``attention``.
+        """The collection of a model's layer, and the layer's number in it: the first operands of ``kv.ops`` functions.
 
         Raises
         ------
@@ -88,31 +87,32 @@ class HybridInputs:
 
 
 def _once(tokens: Iterable[int] | int) -> list[int] | int:
-    """Tokens that every group can read: an iterator gives its own once."""
+    """Tokens as a list, since every group reads them and an iterator can be read once."""
     if isinstance(tokens, int):
         return tokens
     return int(tokens) if isinstance(tokens, np.integer) else list(tokens)
 
 
 class HybridKVCacheManager(NoShallowCopies):
-    """Manages the pools of a model with several kinds of layers, as one: a request has pages in each.
+    """Manages the pools of a model with several kinds of layers: a request has pages in each pool.
 
-    Each group has its own page size, heads and reach. Pages behind a window or a chunk are given back after each step
-    and the group's table names the null page for them. A cached prefix is reused as far as every group has what its
-    queries see of it. Lives of requests are those of :class:`PagedKVCacheManager`, whose methods these are.
+    Each group has its own page size, heads and attention span. Pages that no later query sees, before a window or
+    chunk, are freed after each step, and the group's table then has the null page for them. A cached prefix is reused
+    up to the length for which every group has the pages that its queries see. Methods and the life cycle of requests
+    are those of :class:`PagedKVCacheManager`.
 
     Parameters
     ----------
     groups : sequence of LayerGroup
     shared_layers : mapping of int to int, optional
-        Layers that have no keys and values of their own, and those whose they read.
+        Layers without keys and values of their own, each with the layer whose keys and values it reads.
     max_batch_size, prefix_caching, salt, table_dtype
-        As of :class:`PagedKVCacheManager`.
+        As in :class:`PagedKVCacheManager`.
 
     Raises
     ------
     ValueError, TypeError
-        If a layer is in two groups or a shared one reads none, or a group does not fit together.
+        If a layer is in two groups, a shared layer reads a layer of no group, or a group's options do not match.
     """
 
     def __init__(
@@ -153,7 +153,7 @@ class HybridKVCacheManager(NoShallowCopies):
 
     @property
     def num_free_pages(self) -> tuple[int, ...]:
-        """Pages that nobody uses, of each group."""
+        """Free pages of each group's pool."""
         return tuple(m.num_free_pages for m in self.managers)
 
     def __contains__(self, request: Hashable) -> bool:
@@ -163,7 +163,7 @@ class HybridKVCacheManager(NoShallowCopies):
         return len(self.managers[0])
 
     def pages(self, request: Hashable, group: int) -> tuple[int, ...]:
-        """Page numbers of a request in a group; the null page for one behind the window."""
+        """Page numbers of a request in a group; the null page for pages before the window."""
         return self.managers[group].pages(request)
 
     def processed(self, request: Hashable) -> int:
@@ -175,40 +175,40 @@ class HybridKVCacheManager(NoShallowCopies):
         return self.managers[0].active(request)
 
     def tokens(self, request: Hashable) -> tuple[int | None, ...]:
-        """Tokens of a request; None for one that is not known yet."""
+        """Tokens of a request; None for tokens that are not known yet."""
         return self.managers[0].tokens(request)
 
-    # --- the life of a request ---
+    # --- life cycle of a request ---
 
     def claim(
         self, request: Hashable, tokens: Iterable[int] | int = (), *, salt: str | bytes = b"", dummy: bool = False
     ) -> None:
-        """Begin a request."""
+        """Register a request."""
         tokens = _once(tokens)
         for m in self.managers:
             m.claim(request, tokens, salt=salt, dummy=dummy)
 
     def extend(self, request: Hashable, tokens: Iterable[int] | int) -> None:
-        """Add tokens to a request, as sampled; an int stands for that many tokens that are not known yet."""
+        """Append tokens to a request; an int stands for that many tokens that are not known yet."""
         tokens = _once(tokens)
         for m in self.managers:
             m.extend(request, tokens)
 
     def realise(self, request: Hashable, tokens: Iterable[int]) -> None:
-        """Tell the first tokens that were not known."""
+        """Set the first tokens that are not known yet."""
         tokens = list(tokens)
         for m in self.managers:
             m.realise(request, tokens)
 
     def alloc(self, request: Hashable, max_new: int | None = None, *, num_draft: int = 0) -> int:
-        """Give a request the pages of its next step, in all groups or, with an error, in none.
+        """Allocate the pages of a request's next step, in all groups or, after an error, in none.
 
-        Parameters and errors are those of :meth:`PagedKVCacheManager.alloc`.
+        Parameters and errors as in :meth:`PagedKVCacheManager.alloc`.
 
         Returns
         -------
         int
-            Tokens that cached pages saved: the longest prefix of which each group has what is still seen.
+            Tokens taken from cached pages: the longest prefix for which each group has the visible pages.
         """
         found = [m._get(request) for m in self.managers]
         if found[0].dummy:
@@ -221,11 +221,11 @@ class HybridKVCacheManager(NoShallowCopies):
             except InsufficientBlocksError as error:
                 raise InsufficientBlocksError(f"group {g}: {error}", error.needed, error.free) from None
         for m, own, plan in zip(self.managers, found, plans, strict=True):
-            m._own_copies(own, plan.copied)  # if copying fails, what was copied before is the request's own
+            m._own_copies(own, plan.copied)  # if a copy fails, pages copied before belong to the request
         return max(m._carry_out(own, plan) for m, own, plan in zip(self.managers, found, plans, strict=True))
 
     def _common_hit(self, found: list[Any]) -> list[Hit]:
-        """The longest cached continuation that every group has."""
+        """The longest cached continuation available in every group."""
         most = len(found[0].tokens) - 1
         while True:
             hits = [m._longest_hit(own, most) for m, own in zip(self.managers, found, strict=True)]
@@ -244,22 +244,22 @@ class HybridKVCacheManager(NoShallowCopies):
         max_prompt_length: int | None = None,
         max_cache_length: int | None = None,
     ) -> HybridInputs:
-        """The tables of a step over requests that were allocated for it, of every group."""
+        """The tables of a step, for requests that were allocated for it, in every group."""
         names = list(requests)
         options = {"max_prompt_length": max_prompt_length, "max_cache_length": max_cache_length}
         made = (m.runtime_inputs(names, num_draft=num_draft, **options) for m in self.managers)
         return HybridInputs(tuple(made), self.places)
 
     def step(self, requests: Iterable[Hashable], accepted: Mapping[Hashable, int] | None = None) -> None:
-        """The step has run: its tokens are in the pages, and what no query sees any more is given back."""
+        """Mark the step's tokens as stored in the pages, and free the pages that no later query sees."""
         names = list(requests)
-        for m in self.managers:  # all of them, before anything changes
+        for m in self.managers:  # check all groups before anything changes
             m._accepted(*m._batch(names), accepted)
         for m in self.managers:
             m.step(names, accepted)
 
     def fork(self, request: Hashable, child: Hashable) -> None:
-        """Begin a request that continues another one from where that is: same tokens, same pages."""
+        """Register a request that continues another one from its current state, with the same tokens and pages."""
         done = []
         try:
             for m in self.managers:
@@ -271,12 +271,12 @@ class HybridKVCacheManager(NoShallowCopies):
             raise
 
     def release(self, request: Hashable) -> None:
-        """End a request and give its pages back."""
+        """Remove a request and free its pages."""
         for m in self.managers:
             m.release(request)
 
     def check(self) -> None:
-        """Verify that the records agree with one another; for tests and debugging."""
+        """Verify that the records are consistent; for tests and debugging."""
         for m in self.managers:
             m.check()
             if m._requests.keys() != self.managers[0]._requests.keys():

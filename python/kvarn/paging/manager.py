@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""Which pages belong to whom: a manager of the pool of a paged cache.
+"""A manager of the pages of a paged cache's pool.
 
-:class:`PagedKVCacheManager` hands pages to requests, builds the lookup tables of a step, shares pages between requests
-that begin alike (prefix caching) or were forked, and takes them back. It works on the host with page *numbers*; the
-pool itself may be anywhere.
+:class:`PagedKVCacheManager` allocates pages to requests, builds the lookup tables of a step, shares pages between
+requests with equal prefixes (prefix caching) or between forks, and frees pages. It runs on the host and handles page
+*numbers* only; the pool may be on any device.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from kvarn.env import OWNERSHIP, env
 from kvarn.paging.drafts import CommitsDrafts
 from kvarn.paging.page_pool import (
     NO_HIT,
+    AttentionSpan,
     Hit,
     InsufficientBlocksError,
     PagePool,
     Plan,
-    Reach,
     Request,
     as_bytes,
     broken_rules,
@@ -44,63 +44,63 @@ from kvarn.runtime.copying import NoShallowCopies, needs_copies
 
 
 class PagedKVCacheManager(CommitsDrafts, NoShallowCopies):
-    """Manages the pages of one pool (one replica). Not safe to call from several threads at once.
+    """Manages the pages of one pool (one replica). Not thread-safe.
 
-    The life of a request::
+    The life cycle of a request::
 
         manager.claim(r, prompt_tokens)
         while not finished:
-            manager.alloc(r)                              # pages for what is not processed; reuses cached prefixes
+            manager.alloc(r)                              # pages for unprocessed tokens; reuses cached prefixes
             inputs = manager.runtime_inputs([r, ...])     # tables of this step
             ...                                           # run the model: inputs.collection, inputs.row_offsets
             manager.extend(r, [next_token])
-            manager.step([r, ...])                        # its tokens are in the pages now
+            manager.step([r, ...])                        # the step's tokens are now in the pages
         manager.release(r)
 
     Parameters
     ----------
     blocks : array-like [N + 1, 2, L, P, H, D], optional
-        The pool (extent 1 in dimension 1: MLA), anywhere, of N usable pages. Page N is the *null page*: it belongs to
-        nobody, and pads the lookup tables. Without blocks a zeroed NumPy pool is made from ``params`` to ``dtype``.
+        The pool (extent 1 in dimension 1: MLA), on any device, with N usable pages. Page N is the *null page*, which is
+        never allocated and pads the lookup tables. By default a zeroed NumPy pool is allocated from ``params`` to
+        ``dtype``.
     params : KVCacheStaticParams, optional
     num_layers : int, optional
     num_pages : int, optional
         N: usable pages; one more is allocated.
     page_size : int
-        Tokens of a page, P.
-    dtype : DType or what ``dtypes.of`` takes
+        Tokens per page, P.
+    dtype : DType or an argument of ``dtypes.of``
         Storage type.
     scales : array-like [N + 1, 2, L, P, H, G], optional
         With ``blocks``: its quantization scales.
     scale_dtype : DType, optional
         Without ``blocks``: quantize, with scales of this type.
     quantization_granularity : int
-        Elements of the head dimension that share a scale; it must divide D.
+        Elements of a head that share a scale; it must divide D.
     max_batch_size : int, optional
-        Most requests of a step.
+        Largest number of requests per step.
     prefix_caching : bool
-        Share full pages between requests whose tokens begin alike, also after their release.
+        Share full pages between requests with equal prefixes, also after their release.
     window, chunk : int, optional
-        How far back the layers look: a sliding window of so many keys, or chunks of so many positions. Pages that no
-        later query sees are given back when a step is done, and the tables then name the null page for them; a prefix
-        is reused when the pages that its last token sees are cached.
+        The attention span of the layers: a sliding window of keys, or chunks of positions. Pages that no later query
+        sees are freed after a step, and the tables then have the null page for them; a prefix is reused if the pages
+        that its last token sees are cached.
     salt : str or bytes
-        Requests of managers or claims with other salts never share (a tenant, an adapter, a model's version).
+        Requests of managers or claims with different salts never share pages (tenants, adapters, model versions).
     copy_pages : callable, optional
-        ``copy_pages(source, destination)``, int32 arrays [n] of page numbers: copies whole pages, all layers, before
-        any later launch on the pool. Forking needs it; default for a NumPy pool: done in place.
+        ``copy_pages(source, destination)``, with int32 arrays [n] of page numbers, copies whole pages, all layers,
+        before any later launch on the pool. Required for forks; the default for a NumPy pool copies in place.
     upload : callable, optional
-        ``upload(array)`` gives a NumPy array's contents where the pool is. It is called for the lookup table, the
-        lengths and the row offsets of each step, whose arrays are fresh and never written again, so that it may copy
-        asynchronously, and into buffers of its own that a captured graph reads. Default for a pool on the host: the
-        array itself.
+        ``upload(array)`` copies a NumPy array to the pool's device. It is called for the lookup table, the lengths and
+        the row offsets of each step. These arrays are never written again, so it may copy asynchronously, and into
+        buffers that a captured graph reads. The default, for a pool on the host, returns the array itself.
     table_dtype : numpy dtype
         uint32 or int32, of tables, lengths and offsets.
 
     Raises
     ------
     ValueError, TypeError
-        If the parameters do not fit together, or the pool is not one that a collection takes.
+        If the parameters do not match, or the pool is not one that a collection accepts.
     """
 
     def __init__(
@@ -129,7 +129,7 @@ class PagedKVCacheManager(CommitsDrafts, NoShallowCopies):
             blocks, own = new_pool(params, num_layers, num_pages, page_size, dtype, scale_dtype, granularity)
             scales = scales if own is None else own
         elif params is not None or num_layers is not None or num_pages is not None or scale_dtype is not None:
-            raise ValueError("params, num_layers, num_pages and scale_dtype go without blocks, which say them already")
+            raise ValueError("params, num_layers, num_pages and scale_dtype are given by blocks")
         spec, views, at = pool_of(PAGED, "N2LPHD", blocks, scales, quantization_granularity)
         if spec.quantized and spec.head_size % spec.granularity:
             raise ValueError(
@@ -141,7 +141,7 @@ class PagedKVCacheManager(CommitsDrafts, NoShallowCopies):
             raise TypeError(f"table_dtype must be uint32 or int32, got {table_dtype!r}")
         if max_batch_size is not None:
             positive(max_batch_size, "max_batch_size")
-        self.reach = Reach(window, chunk)
+        self.span = AttentionSpan(window, chunk)
         on_numpy = all(isinstance(v.owner, np.ndarray) for v in views.values())
         self.blocks, self.scales, self.cache_spec = blocks, scales, spec
         self.page_size, self.num_layers = spec.page_size, at["num_layers"]
@@ -155,7 +155,7 @@ class PagedKVCacheManager(CommitsDrafts, NoShallowCopies):
         self._owners = [view.owner for view in views.values()]
         self._pages = PagePool(self.total_num_pages)
         self._requests: dict[Hashable, Request] = {}
-        self._watcher: Any = None  # what keeps the record for kv.sanitize
+        self._watcher: Any = None  # the record of kv.sanitize
         if env.check == OWNERSHIP:
             kvarn.ownership.watch(self)
 
@@ -175,12 +175,12 @@ class PagedKVCacheManager(CommitsDrafts, NoShallowCopies):
 
     @property
     def num_free_pages(self) -> int:
-        """Pages that nobody uses; some may still be cached."""
+        """Pages without users; some may still be cached."""
         return len(self._pages.free)
 
     @property
     def num_cached_pages(self) -> int:
-        """Pages, used or free, whose content is known by its tokens."""
+        """Pages, used or free, whose content is identified by its tokens."""
         return len(self._pages.page_of)
 
     def __contains__(self, request: Hashable) -> bool:
@@ -190,7 +190,7 @@ class PagedKVCacheManager(CommitsDrafts, NoShallowCopies):
         return len(self._requests)
 
     def pages(self, request: Hashable) -> tuple[int, ...]:
-        """Page numbers of a request, in the order of its tokens; the null page for one behind the window."""
+        """Page numbers of a request, in the order of its tokens; the null page for pages before the window."""
         return tuple(self._get(request).pages)
 
     def processed(self, request: Hashable) -> int:
@@ -203,26 +203,26 @@ class PagedKVCacheManager(CommitsDrafts, NoShallowCopies):
         return len(found.tokens) - found.processed
 
     def tokens(self, request: Hashable) -> tuple[int | None, ...]:
-        """Tokens of a request; None for one that is not known yet."""
+        """Tokens of a request; None for tokens that are not known yet."""
         return tuple(self._get(request).tokens)
 
-    # --- the life of a request ---
+    # --- life cycle of a request ---
 
     def claim(
         self, request: Hashable, tokens: Iterable[int] | int = (), *, salt: str | bytes = b"", dummy: bool = False
     ) -> None:
-        """Begin a request.
+        """Register a request.
 
         Parameters
         ----------
         request : hashable
             Its name.
         tokens : sequence of int, or int
-            The prompt; an int stands for that many tokens that the manager is not told (they are never shared).
+            The prompt; an int stands for that many unknown tokens (which are never shared).
         salt : str or bytes
-            Added to the manager's.
+            Appended to the manager's.
         dummy : bool
-            A request that fills up a batch: it owns the null page, one token a step, and never grows.
+            A request that pads a batch: it has the null page and one token per step, and never grows.
 
         Raises
         ------
@@ -241,18 +241,18 @@ class PagedKVCacheManager(CommitsDrafts, NoShallowCopies):
         self._requests[request] = Request(found, root)
 
     def extend(self, request: Hashable, tokens: Iterable[int] | int) -> None:
-        """Add tokens to a request, as sampled; an int stands for that many tokens that are not known yet."""
+        """Append tokens to a request; an int stands for that many tokens that are not known yet."""
         found = self._get(request)
         if not found.dummy:
             found.tokens.extend(token_list(tokens))
 
     def realise(self, request: Hashable, tokens: Iterable[int]) -> None:
-        """Tell the first tokens that were not known.
+        """Set the first tokens that are not known yet.
 
         Raises
         ------
         ValueError
-            If there are fewer such tokens.
+            If fewer tokens are unknown.
         """
         found, tokens = self._get(request), list(tokens)
         unknown = [i for i, token in enumerate(found.tokens) if token is None]
@@ -264,28 +264,28 @@ class PagedKVCacheManager(CommitsDrafts, NoShallowCopies):
             found.tokens[i] = token
 
     def alloc(self, request: Hashable, max_new: int | None = None, *, num_draft: int = 0) -> int:
-        """Give a request the pages of its next step.
+        """Allocate the pages of a request's next step.
 
-        Takes cached pages that hold what the request would compute next (always leaving it one token to process),
-        makes its own copy of a page that others read and the step would write, and adds free pages.
+        It takes cached pages with the tokens that the request would process next (always leaving one token to process),
+        copies shared pages that the step would write, and adds free pages.
 
         Parameters
         ----------
         request : hashable
         max_new : int, optional
-            Most tokens to process in the step (chunked prefill); default all.
+            Largest number of tokens to process in the step (chunked prefill); default all.
         num_draft : int
-            Speculative tokens to leave room for, beyond those.
+            Additional speculative tokens that need slots.
 
         Returns
         -------
         int
-            Tokens that cached pages saved: ``processed`` has advanced by them.
+            Tokens taken from cached pages: ``processed`` has grown by this number.
 
         Raises
         ------
         InsufficientBlocksError
-            If the request would not fit the whole pool, or too few pages are free. Nothing has changed then.
+            If the request would not fit in the whole pool, or too few pages are free. Nothing has changed in that case.
         ValueError
             If the request is not claimed or has nothing to process.
         """
@@ -313,22 +313,22 @@ class PagedKVCacheManager(CommitsDrafts, NoShallowCopies):
         max_prompt_length: int | None = None,
         max_cache_length: int | None = None,
     ) -> RuntimeInputs:
-        """The tables of a step over requests that were allocated for it.
+        """The tables of a step, for requests that were allocated for it.
 
         Parameters
         ----------
         requests : iterable of hashable
             In the order of the batch.
         num_draft : int
-            Speculative tokens that each request processes besides its own.
+            Additional speculative tokens that each request processes.
         max_prompt_length, max_cache_length : int, optional
-            Upper bounds to use in place of the real maxima, so that a captured graph fits later steps too.
+            Upper bounds in place of the actual maxima, so that a captured graph is valid for later steps.
 
         Raises
         ------
         ValueError
-            If a request is not claimed, comes twice, or was not allocated for the step; the batch exceeds
-            ``max_batch_size``; a bound is below the real maximum, or beyond the pool.
+            If a request is not claimed, repeated, or not allocated for the step; the batch exceeds ``max_batch_size``;
+            a bound is below the actual maximum, or beyond the pool.
         """
         names, batch = self._batch(requests)
         if self.max_batch_size is not None and len(batch) > self.max_batch_size:
@@ -343,7 +343,7 @@ class PagedKVCacheManager(CommitsDrafts, NoShallowCopies):
         longest_new = upper_bound(max(new, default=0), max_prompt_length, "max_prompt_length")
         totals = [c + n for c, n in zip(lengths, new, strict=True)]
         longest = upper_bound(max(totals, default=0), max_cache_length, "max_cache_length")
-        if not self.reach.limited and cdiv(longest, self.page_size) > self.total_num_pages:
+        if not self.span.limited and cdiv(longest, self.page_size) > self.total_num_pages:
             raise ValueError(
                 f"max_cache_length must fit the pool's {self.total_num_pages * self.page_size} tokens, got {longest}"
             )
@@ -364,20 +364,20 @@ class PagedKVCacheManager(CommitsDrafts, NoShallowCopies):
         if self._watcher is not None:
             self._watcher.step(names, batch, new, collection)
         inputs = table, cache_lengths, offsets, longest_new, longest, self.null_page, collection, uploaded
-        return RuntimeInputs(*inputs, None if self.reach.limited else self.cache_spec, self._upload)
+        return RuntimeInputs(*inputs, None if self.span.limited else self.cache_spec, self._upload)
 
     def step(self, requests: Iterable[Hashable], accepted: Mapping[Hashable, int] | None = None) -> None:
-        """The step has run (or is ordered before any later use of the pool): its tokens are in the pages.
+        """Mark the step's tokens as stored: the step has run, or runs before any later use of the pool.
 
-        With prefix caching, pages that are full of known tokens become shared; one whose content is already cached in
-        another page is given back and the other taken.
+        With prefix caching, pages that are full of known tokens become shared; if another page already caches the same
+        content, the request takes that page and frees its own.
 
         Parameters
         ----------
         requests : iterable of hashable
-            Those of the step.
+            The requests of the step.
         accepted : mapping, optional
-            Tokens of the step that stay, for requests where that is not what ``alloc`` planned: fewer, or more by
+            Number of stored tokens of a request, if it differs from what ``alloc`` planned: fewer tokens, or additional
             accepted drafts (which must have been added with ``extend``).
 
         Raises
@@ -395,7 +395,7 @@ class PagedKVCacheManager(CommitsDrafts, NoShallowCopies):
                 self._give_back(request)
 
     def _accepted(self, names: list[Hashable], batch: list[Request], accepted: Any) -> list[int]:
-        """Tokens of a step that stay, of each request."""
+        """Number of stored tokens of a step, per request."""
         counts = []
         for name, request in zip(names, batch, strict=True):
             done = request.planned if accepted is None or name not in accepted else count(accepted[name], "accepted")
@@ -406,9 +406,9 @@ class PagedKVCacheManager(CommitsDrafts, NoShallowCopies):
         return counts
 
     def fork(self, request: Hashable, child: Hashable) -> None:
-        """Begin a request that continues another one from where that is: same tokens, same pages.
+        """Register a request that continues another one from its current state, with the same tokens and pages.
 
-        Both read the shared pages; whoever writes to one first gets a copy of it from ``alloc``.
+        Both read the shared pages; the first to write to one gets a copy from ``alloc``.
 
         Raises
         ------
@@ -423,7 +423,7 @@ class PagedKVCacheManager(CommitsDrafts, NoShallowCopies):
             raise ValueError(f"request {request!r} is a dummy, which cannot be forked")
         if found.processed % self.page_size and self._copy_pages is None:
             raise ValueError(
-                "forking a request whose last page is partly filled needs copy_pages: give one to the manager, such as "
+                "forking a request whose last page is partly filled needs copy_pages: pass it to the manager, such as "
                 "lambda s, d: kv.ops.copy_pages(collection, upload(s), upload(d))"
             )
         pages = found.pages[: cdiv(found.processed, self.page_size)]
@@ -435,7 +435,7 @@ class PagedKVCacheManager(CommitsDrafts, NoShallowCopies):
         )  # fmt: skip
 
     def release(self, request: Hashable) -> None:
-        """End a request and give its pages back. Its last pages are the first to be evicted.
+        """Remove a request and free its pages. Its last pages are evicted first.
 
         Raises
         ------
@@ -448,7 +448,7 @@ class PagedKVCacheManager(CommitsDrafts, NoShallowCopies):
             for page in reversed(found.pages[found.given_back :]):
                 self._pages.drop(page)
 
-    # --- inside ---
+    # --- internal ---
 
     def _get(self, request: Hashable) -> Request:
         try:
@@ -463,7 +463,7 @@ class PagedKVCacheManager(CommitsDrafts, NoShallowCopies):
         return names, [self._get(name) for name in names]
 
     def _is_shared(self, page: int) -> bool:
-        """Whether writing to a page would show elsewhere: to another request, or in the cache."""
+        """Whether a write to a page would affect another request, or the cache."""
         return self._pages.references[page] > 1 or page in self._pages.hash_of
 
     def _check_ready(self, name: Hashable, request: Request, num_draft: int) -> None:
@@ -492,45 +492,45 @@ class PagedKVCacheManager(CommitsDrafts, NoShallowCopies):
         )
 
     def _longest_hit(self, request: Request, most: int) -> Hit:
-        """The cached pages that let a request go on, at most at token ``most``; no tokens if they save nothing.
+        """The cached pages with which a request can continue, up to token ``most``; no tokens if none are cached.
 
-        Of a window only the pages that the next query sees must be cached. A request must have something to process,
-        to have logits to sample from: callers leave a token out.
+        With a window only the pages that the next query sees must be cached. A request needs a token to process, for
+        logits to sample from: callers pass a ``most`` that leaves one.
         """
         if not self.prefix_caching or most <= request.processed:
             return NO_HIT
         digests = list(self._digests(request, most))
         pages = [self._pages.page_of.get(digest) for digest in digests]
         first = len(request.hashes)
-        if not self.reach.limited:
+        if not self.span.limited:
             del pages[next((i for i, page in enumerate(pages) if page is None), len(pages)) :]
         while pages:
             tokens = (first + len(pages)) * self.page_size
             if tokens <= request.processed:
                 break
-            needed = max(self.reach.behind(tokens) // self.page_size - first, 0)
+            needed = max(self.span.first_visible(tokens) // self.page_size - first, 0)
             missing = next((i for i in range(len(pages) - 1, needed - 1, -1) if pages[i] is None), None)
-            if missing is None:  # committed pages that are seen are there: only those further back are given back
+            if missing is None:  # visible committed pages are always present: only pages before the window are freed
                 return Hit(tokens, [None] * min(needed, len(pages)) + pages[needed:], digests[: len(pages)])
             del pages[missing:]
         return NO_HIT
 
     def _plan(self, name: Hashable, found: Request, max_new: int | None, num_draft: int, hit: Hit) -> Plan:
-        """What a step of a request needs, or InsufficientBlocksError."""
+        """The plan of a request's next step; InsufficientBlocksError if pages are missing."""
         tokens, hits, digests = hit
         kept = len(found.hashes) if hits else len(found.pages)
         processed = tokens if hits else found.processed
         new = min(len(found.tokens) - processed, sys.maxsize if max_new is None else max_new)
         wanted = cdiv(processed + new + num_draft, self.page_size)
-        behind = self.reach.behind(processed) // self.page_size
+        behind = self.span.first_visible(processed) // self.page_size
         references = self._pages.references
-        # After a hit the step begins on a fresh page. Else it may begin in a page that a fork or the cache shares.
+        # After a hit the step starts on a fresh page. Otherwise it may start in a page that a fork or the cache shares.
         copied = (
             [] if hits else [i for i in range(processed // self.page_size, kept) if self._is_shared(found.pages[i])]
         )
         fresh = max(0, wanted - kept - len(hits))
         needed, wanted_hits = fresh + len(copied), [page for page in hits if page is not None]
-        # A page of the request's own may be a hit too, when a fork's other side filled it: that one stays in use.
+        # A page of the request itself may be a hit, if the other side of a fork filled it: it stays in use.
         dropped = [*found.pages[found.given_back : min(behind, kept)], *found.pages[max(kept, found.given_back) :]]
         released = sum(references[page] == 1 for page in dropped if page not in wanted_hits)
         available = len(self._pages.free) + released - sum(references[page] == 0 for page in wanted_hits)
@@ -545,7 +545,7 @@ class PagedKVCacheManager(CommitsDrafts, NoShallowCopies):
         return Plan(hits, digests, kept, copied, fresh, processed, new)
 
     def _carry_out(self, found: Request, plan: Plan) -> int:
-        """Do what a plan says, copies apart; the tokens that hits saved."""
+        """Apply a plan, except its copies; the number of tokens taken from cached pages."""
         for page in plan.hits:
             if page is not None:
                 self._pages.share(page)
@@ -562,8 +562,8 @@ class PagedKVCacheManager(CommitsDrafts, NoShallowCopies):
         return saved
 
     def _give_back(self, request: Request) -> None:
-        """Free the pages that no query of the request sees any more."""
-        behind = min(self.reach.behind(request.processed) // self.page_size, len(request.pages))
+        """Free the pages that no later query of the request sees."""
+        behind = min(self.span.first_visible(request.processed) // self.page_size, len(request.pages))
         for i in range(request.given_back, behind):
             if request.pages[i] != self.null_page:
                 self._pages.drop(request.pages[i])
@@ -571,7 +571,7 @@ class PagedKVCacheManager(CommitsDrafts, NoShallowCopies):
         request.given_back = max(request.given_back, behind)
 
     def _own_copies(self, request: Request, indices: list[int]) -> None:
-        """Replace pages that others read by copies of the request's own."""
+        """Replace shared pages by copies that only the request uses."""
         if not indices:
             return
         source = [request.pages[i] for i in indices]
@@ -591,7 +591,7 @@ class PagedKVCacheManager(CommitsDrafts, NoShallowCopies):
         for digest in self._digests(request, min(request.processed, len(request.tokens))):
             index = len(request.hashes)
             own, cached = request.pages[index], self._pages.page_of.get(digest)
-            if own == self.null_page:  # given back before its tokens were known
+            if own == self.null_page:  # freed before its tokens were known
                 pass
             elif cached is None:
                 self._pages.commit(own, digest)
@@ -602,12 +602,12 @@ class PagedKVCacheManager(CommitsDrafts, NoShallowCopies):
             request.hashes.append(digest)
 
     def check(self) -> None:
-        """Verify that the records agree with one another; for tests and debugging.
+        """Verify that the records are consistent; for tests and debugging.
 
         Raises
         ------
         RuntimeError
-            Naming what does not hold.
+            With the violated rules.
         """
         for rule in broken_rules(self._pages, self._requests.values(), self.null_page):
             raise RuntimeError(rule)
@@ -616,10 +616,10 @@ class PagedKVCacheManager(CommitsDrafts, NoShallowCopies):
 def _is_dtype(given: Any, wanted: type[np.generic]) -> bool:
     try:
         return given is not None and np.dtype(given) == np.dtype(wanted)
-    except TypeError:  # nothing that NumPy knows as a dtype
+    except TypeError:  # not a dtype of NumPy
         return False
 
 
 def _as_it_is(array: np.ndarray) -> np.ndarray:
-    """The upload to a pool on the host."""
+    """The default upload, for a pool on the host."""
     return array

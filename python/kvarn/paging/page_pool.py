@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""The page numbers of a pool: how often each is used, what each holds, and which goes next.
+"""Page numbers of a pool: reference counts, content hashes, and the eviction order.
 
-What a page holds is named by a hash of its tokens chained to the hash of the page before, so that one hash stands for
-a whole prefix.
+The content of a page is identified by a hash of its tokens chained to the hash of the previous page, so one hash
+identifies a whole prefix.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def new_pool(
     params: KVCacheStaticParams | None, num_layers: int | None, num_pages: int | None, page_size: int, dtype: Any,
     scale_dtype: Any, granularity: int,
 ) -> tuple[np.ndarray, np.ndarray | None]:  # fmt: skip
-    """A zeroed pool of so many pages and the null page, and its scales where it has some."""
+    """A zeroed pool of ``num_pages`` pages and the null page, and its scales, if any."""
     if params is None or num_layers is None or num_pages is None:
         raise ValueError("a manager needs blocks, or params, num_layers and num_pages to allocate them")
     if not isinstance(params, KVCacheStaticParams):
@@ -42,12 +42,12 @@ def new_pool(
 
 
 class InsufficientBlocksError(RuntimeError):
-    """The pool has too few free pages. The manager is as it was before the call: release something and try again.
+    """The pool has too few free pages. The manager has not changed: release requests and try again.
 
     Attributes
     ----------
     needed, free : int
-        Pages.
+        Numbers of pages.
     """
 
     def __init__(self, message: str, needed: int, free: int) -> None:
@@ -56,15 +56,15 @@ class InsufficientBlocksError(RuntimeError):
 
 
 @dataclass(frozen=True)
-class Reach:
-    """How far back the layers of a pool look.
+class AttentionSpan:
+    """The attention span of a pool's layers: which earlier keys a query sees.
 
     Attributes
     ----------
     window : int or None
-        A query sees the last ``window`` keys, its own counted.
+        A query sees the last ``window`` keys, including its own.
     chunk : int or None
-        A query sees the keys of its own chunk of so many positions.
+        A query sees the keys of its chunk of ``chunk`` positions.
     """
 
     window: int | None = None
@@ -82,18 +82,18 @@ class Reach:
     def limited(self) -> bool:
         return self.window is not None or self.chunk is not None
 
-    def behind(self, position: int) -> int:
-        """Tokens from the first on that no query at this position, or a later one, sees."""
+    def first_visible(self, position: int) -> int:
+        """The first token that a query at this position or later may see."""
         if self.window is not None:
             return max(0, position - self.window + 1)
         return 0 if self.chunk is None else position // self.chunk * self.chunk
 
 
 class Hit(NamedTuple):
-    """Cached pages with which a request can go on after its committed ones."""
+    """Cached pages with which a request can continue after its committed ones."""
 
-    tokens: int  # that are processed then
-    pages: list[int | None]  # None: behind the window, and so not needed
+    tokens: int  # processed tokens after the hit
+    pages: list[int | None]  # None: before the window, and so not needed
     digests: list[bytes]
 
 
@@ -101,47 +101,47 @@ NO_HIT = Hit(0, [], [])
 
 
 class Plan(NamedTuple):
-    """What an allocation will do: nothing has changed yet."""
+    """The plan of an allocation, before it is applied."""
 
-    hits: list[int | None]  # cached pages to go on with; None: behind the window, and so not needed
-    digests: list[bytes]  # theirs
+    hits: list[int | None]  # cached pages to continue with; None: before the window, and so not needed
+    digests: list[bytes]  # the hashes of ``hits``
     kept: int  # pages of the request that stay
-    copied: list[int]  # of those, places of shared ones that the step writes
-    fresh: int  # pages to take
+    copied: list[int]  # indices among the kept pages of shared ones that the step writes
+    fresh: int  # number of pages to take
     processed: int
     new: int
 
 
 @dataclass
 class Request:
-    """What the manager knows of one request. A page behind the window is the null page."""
+    """The manager's record of a request. A page before the window is the null page."""
 
     tokens: list[int | None]  # None: not known yet
     root: bytes
     pages: list[int] = field(default_factory=list)
     processed: int = 0  # tokens whose keys and values are in the pages
-    planned: int = 0  # tokens of the coming step
-    hashes: list[bytes] = field(default_factory=list)  # of the committed pages, a prefix of pages
+    planned: int = 0  # tokens of the next step
+    hashes: list[bytes] = field(default_factory=list)  # of the committed pages, a prefix of ``pages``
     dummy: bool = False
-    given_back: int = 0  # pages behind the window, the first ones
+    given_back: int = 0  # number of freed leading pages, before the window
 
 
 class PagePool:
-    """The pool's page numbers: how often each is used, its content's hash, and the free ones in eviction order.
+    """Page numbers of a pool: their reference counts and content hashes, and the free pages in eviction order.
 
-    A page can be free and cached at once: its content is intact until it is handed out again.
+    A page can be both free and cached: its content is valid until the page is allocated again.
     """
 
     def __init__(self, total: int) -> None:
         self.references = [0] * total
-        self.generations = [0] * total  # how often each was handed out
-        self.version = 0  # grows with every change
+        self.generations = [0] * total  # how often each page was allocated
+        self.version = 0  # incremented by every change
         self.hash_of: dict[int, bytes] = {}
         self.page_of: dict[bytes, int] = {}
         self.free: OrderedDict[int, None] = OrderedDict.fromkeys(range(total))
 
     def take(self) -> int:
-        """A free page, the first to be evicted; what it cached is forgotten."""
+        """Allocate the next free page in eviction order; its cached content is dropped."""
         page, _ = self.free.popitem(last=False)
         self.forget(page)
         self.references[page] = 1
@@ -150,14 +150,14 @@ class PagePool:
         return page
 
     def share(self, page: int) -> None:
-        """One more user, which takes the page out of the free ones."""
+        """Add a user of a page, which is then not free."""
         if self.references[page] == 0:
             del self.free[page]
         self.references[page] += 1
         self.version += 1
 
     def drop(self, page: int) -> None:
-        """One user less. A free page that caches something is evicted last, one without content first."""
+        """Remove a user of a page. A free page with cached content is evicted last, one without content first."""
         self.references[page] -= 1
         self.version += 1
         if self.references[page] == 0:
@@ -177,7 +177,7 @@ class PagePool:
 
 
 def chain_root(*salts: bytes) -> bytes:
-    """What the first page's hash is chained to: zeros without salt."""
+    """The root of the hash chain: zeros without salt."""
     if not any(salts):
         return bytes(32)
     # Lengths are hashed too, so that ("ab", "c") and ("a", "bc") differ.
@@ -185,7 +185,7 @@ def chain_root(*salts: bytes) -> bytes:
 
 
 def chain(digest: bytes, tokens: Sequence[int | None], page_size: int) -> Iterator[bytes]:
-    """Hashes of the full pages of ``tokens`` that follow a page of hash ``digest``, up to the first unknown token."""
+    """Hashes of the full pages of ``tokens`` that follow a page with hash ``digest``, up to the first unknown token."""
     for start in range(0, len(tokens) - page_size + 1, page_size):
         page = tokens[start : start + page_size]
         if None in page:
@@ -220,7 +220,7 @@ def token_list(tokens: Iterable[int] | int) -> list[int | None]:
 
 
 def broken_rules(pool: PagePool, requests: Iterable[Request], null_page: int) -> list[str]:
-    """What does not hold of a pool's records and its requests'; empty when all does."""
+    """The violated rules of a pool's records and its requests; empty if they are consistent."""
     held = [[page for page in r.pages if page != null_page] for r in requests if not r.dummy]
     used: dict[int, int] = {}
     for pages in held:

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""Which sequences of a batch begin with the same pages, and what attention needs to read these once.
+"""Sequences of a batch that share their first pages, and the collections with which attention reads these once.
 
-:func:`groups` finds them from the page ids of a table. :class:`SharedPrefixes` holds the groups of a batch where the
-caches are, and makes two collections of one: of the prefixes, a sequence a group, and of what follows them.
+:func:`groups` finds them from the page ids of a table. :class:`SharedPrefixes` has the groups of a batch on the caches'
+device, and splits a collection in two: the prefixes, one sequence per group, and the tokens that follow them.
 """
 
 from __future__ import annotations
@@ -17,41 +17,40 @@ from kvarn.caches import PagedKVCacheCollection
 from kvarn.caches.checks import positive
 from kvarn.runtime.copying import NoShallowCopies
 
-# Bytes of keys and values that reading a prefix once must save to be worth its launches: an H200 reads a prefix again
-# from the L2, twice as fast as memory (64 sequences of 250 tokens over one prefix of 512, 128 MiB saved: 35 us with and
-# without; of 2048: 45 and 82 us; 16 over 2048, 120 MiB: 31 and 25 us).
+# Bytes of keys and values that a shared prefix must save to be worth its launches: an H200 reads repeated prefixes
+# from L2, at twice the bandwidth of its memory.
 WORTH = 256 << 20
 
 
 def groups(lookup_table: Any, cache_lengths: Any, page_size: int, least: int = 1) -> tuple[np.ndarray, np.ndarray]:
-    """Neighbours of a batch that share their first pages, so that the most tokens need not be read again.
+    """Groups of adjacent sequences that share their first pages, chosen to save the most tokens from repeated reads.
 
     Parameters
     ----------
     lookup_table : uint32 or int32 numpy.ndarray [B, columns]
     cache_lengths : uint32 or int32 numpy.ndarray [B]
-        Tokens cached before the step: only full pages of them are shared.
+        Tokens cached before the step; only their full pages are shared.
     page_size : int
     least : int
-        Tokens that a group must save, its prefix times one less than its sequences. Others are not shared.
+        Tokens that a group must save: its prefix times its number of sequences less one. Smaller groups are not shared.
 
     Returns
     -------
     tuple of numpy.ndarray
-        int32 [G + 1]: the sequences of group g are ``[g]`` to ``[g + 1]``, and all of the batch are in one; int32 [G]:
-        tokens of its prefix, whole pages. 0 where nothing is shared, of one sequence or several.
+        int32 [G + 1]: group g has the sequences ``[g]`` to ``[g + 1]``, and every sequence is in a group; int32 [G]:
+        tokens of its prefix, in whole pages; 0 for a group without sharing.
     """
     table, pages = np.asarray(lookup_table), np.asarray(cache_lengths).astype(np.int64) // page_size
     batch = len(table)
     if batch == 0:
         return np.zeros(1, np.int32), np.zeros(0, np.int32)
-    # Pages that each sequence and the next have in common, of those that are full in both.
+    # Number of full pages that each sequence has in common with the next.
     common = np.logical_and.accumulate(table[1:] == table[:-1], axis=1).sum(1)
     common = np.minimum(common, np.minimum(pages[1:], pages[:-1]))
-    # best[e]: the most pages saved in [0, e), start[e]: where the last group of that begins.
+    # best[e]: the most pages saved in [0, e), start[e]: the start of its last group.
     best, start = np.zeros(batch + 1, np.int64), np.arange(-1, batch)
     for end in range(2, batch + 1):
-        run = np.minimum.accumulate(common[end - 2 :: -1])  # of [end - 2, end), [end - 3, end), ...
+        run = np.minimum.accumulate(common[end - 2 :: -1])  # common pages of [end - 2, end), [end - 3, end), ...
         run = run[: np.argmax(run == 0)] if (run == 0).any() else run
         saved = run * np.arange(1, len(run) + 1)
         saved = np.where(saved * page_size >= max(least, 1), saved, 0) + best[end - 2 - np.arange(len(run))]
@@ -75,31 +74,31 @@ def groups(lookup_table: Any, cache_lengths: Any, page_size: int, least: int = 1
 
 
 class SharedPrefixes(NoShallowCopies):
-    """The groups of a batch's sequences that share their first pages, for ``kv.ops.attention(shared=...)``.
+    """Groups of a batch's sequences that share their first pages, for ``kv.ops.attention(shared=...)``.
 
-    A step calls :meth:`plan` once, and attention for every layer; both are launches, so that a CUDA graph may hold
-    them. It then reads ``sequences`` and ``lengths`` as they are at each replay.
+    Call :meth:`plan` once per step, and attention for every layer. Both are launches that a CUDA graph can capture; a
+    replay reads the current ``sequences`` and ``lengths``.
 
     Parameters
     ----------
     sequences : int32 array-like [G + 1]
-        The sequences of group g are ``sequences[g]`` to ``sequences[g + 1]``, and all of the batch are in a group;
+        Group g has the sequences ``sequences[g]`` to ``sequences[g + 1]``. Every sequence of the batch is in a group;
         groups may be empty.
     lengths : int32 array-like [G]
-        Tokens of each group's prefix: cached in all of its sequences, in the same pages. A part of a page is not
-        shared. 0: nothing is.
+        Tokens of each group's prefix, cached in all of its sequences, in the same pages. A partial page is not shared.
+        0: no sharing.
     """
 
     def __init__(self, sequences: Any, lengths: Any) -> None:
         try:
             ends, groups = (list(x.shape) for x in (sequences, lengths))
-        except Exception:  # no arrays, or those of a library that have no shape of numbers
+        except Exception:  # no arrays, or arrays without a numeric shape
             of = " and ".join(type(x).__name__ for x in (sequences, lengths))
             raise TypeError(f"sequences and lengths must be arrays of shapes [G + 1] and [G], got {of}") from None
         if len(groups) != 1 or ends != [groups[0] + 1]:
             raise ValueError(f"sequences and lengths must be [G + 1] and [G], got shapes {ends} and {groups}")
         self.sequences, self.lengths = sequences, lengths
-        self.collection: Any = None  # that of the plan
+        self.collection: Any = None  # the collection of the plan
         self._tables: tuple[Any, ...] = ()
         self._parts: tuple[PagedKVCacheCollection, PagedKVCacheCollection] | None = None
 
@@ -114,10 +113,9 @@ class SharedPrefixes(NoShallowCopies):
         least: int | None = None,
         upload: Callable[[np.ndarray], Any] | None = None,
     ) -> SharedPrefixes | None:
-        """The groups of a batch, by the page ids of its tables on the host; None where none is worth it.
+        """The groups of a batch from its tables on the host; None if no group is worth it.
 
-        Neighbours are compared: a batch in the order of its pages (``sorted(requests, key=manager.pages)``) shares
-        most.
+        Adjacent sequences are compared: a batch sorted by pages (``sorted(requests, key=manager.pages)``) shares most.
 
         Parameters
         ----------
@@ -125,12 +123,12 @@ class SharedPrefixes(NoShallowCopies):
         cache_lengths : uint32 or int32 numpy.ndarray [B]
         page_size : int
         token_bytes : int, optional
-            Bytes of a token's keys and values in a layer: a group must save 256 MiB of reads. Without, every group
-            counts.
+            Bytes of a token's keys and values in a layer: a group must then save 256 MiB of reads. By default every
+            group counts.
         least : int, optional
-            Tokens that a group must save, in place of that.
+            Tokens that a group must save, in place of that rule.
         upload : callable, optional
-            Gives the contents of a NumPy array where the pool is; default: the array itself.
+            Copies a NumPy array to the pool's device; by default returns the array itself.
         """
         positive(page_size, "page_size")
         for name, tokens in (("token_bytes", token_bytes), ("least", least)):
@@ -144,29 +142,29 @@ class SharedPrefixes(NoShallowCopies):
         return cls(*((sequences, lengths) if upload is None else (upload(sequences), upload(lengths))))
 
     def plan(self, collection: Any, row_offsets: Any, *, stream: Any = None) -> None:
-        """Make the tables of a step, of which every attention with ``shared=`` takes the same collection.
+        """Compute the tables of a step, for every attention with ``shared=`` on this collection.
 
         Launches a kernel; allocates (by the library of the lengths) when shapes change.
 
         Parameters
         ----------
         collection : PagedKVCacheCollection or ForeignPages
-            Of the batch whose groups these are.
+            The collection of the batch.
         row_offsets : uint32 or int32 array-like [B + 1]
         stream : optional
-            As of ``kv.ops.attention``.
+            As in ``kv.ops.attention``.
 
         Raises
         ------
         TypeError, ValueError
-            If the arguments do not fit together; on the host also if sequences of a group do not share its pages.
+            If the arguments do not match; on the host also if sequences of a group do not share its pages.
         """
         self._parts, self._tables = kvarn.plan_prefixes(self, collection, row_offsets, self._tables, stream)
         self.collection = collection
 
     @property
     def parts(self) -> tuple[PagedKVCacheCollection, PagedKVCacheCollection]:
-        """The collections of the prefixes, a sequence a group, and of what follows them, over the pool of the plan."""
+        """The collections of prefixes (one sequence per group) and of the tokens after them, over the plan's pool."""
         if self._parts is None:
             raise ValueError("SharedPrefixes must be planned for the step: call plan(collection, row_offsets) first")
         return self._parts
@@ -178,7 +176,7 @@ class SharedPrefixes(NoShallowCopies):
 
     @property
     def no_keys(self) -> Any:
-        """Offsets of no new keys, [G + 1]: those of the step follow the prefixes."""
+        """Offsets of zero new keys, [G + 1]: the step's keys follow the prefixes."""
         return self._tables[3]
 
     def __repr__(self) -> str:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""What a step of a model takes of its caches: tables, lengths, offsets."""
+"""Inputs of a step: tables, lengths and offsets."""
 
 from __future__ import annotations
 
@@ -17,27 +17,27 @@ from kvarn.paging.prefixes import SharedPrefixes
 
 @dataclass(frozen=True)
 class RuntimeInputs:
-    """What the kernels of one step take. Row b of everything is the b-th request of the call.
+    """The inputs of the kernels of one step. Row b of every array is the b-th request of the call.
 
     Attributes
     ----------
     lookup_table : numpy.ndarray
         [B, columns], contiguous; columns are ``layout.lookup_columns`` of the longest sequence. Entries past a
-        sequence's pages hold the null page.
+        sequence's pages are the null page.
     cache_lengths : numpy.ndarray
         [B]: tokens cached before the step.
     row_offsets : numpy.ndarray
         [B+1]: the rows of each request's new tokens in the ragged batch.
     max_prompt_length, max_cache_length : int
-        Longest new, and longest cached + new, tokens (or the bounds that the caller gave).
+        Largest number of new, and of cached and new, tokens of a request (or the caller's bounds).
     null_page : int
-        The reserved page: what a table's entry without a page holds, and the ``invalid_id`` of sparse indices.
+        The reserved page: the table's entry without a page, and the ``invalid_id`` of sparse indices.
     collection : PagedKVCacheCollection or None
-        Over the pool and the uploaded tables; None when the pool is on a device and no ``upload`` was given.
+        Over the pool and the uploaded tables; None for a pool on a device without ``upload``.
     uploaded_row_offsets : array-like or None
-        ``row_offsets`` where the pool is; None like ``collection``.
+        ``row_offsets`` on the pool's device; None like ``collection``.
     cache_spec : CacheSpec or None
-        Of the pool; None with a window or chunks, whose requests give their first pages back.
+        The pool's spec; None with a window or chunks, since requests then free their first pages.
     upload : callable or None
         The manager's.
     """
@@ -54,17 +54,15 @@ class RuntimeInputs:
     upload: Callable[[np.ndarray], Any] | None = None
 
     def shared_prefixes(self, *, least: int | None = None) -> SharedPrefixes | None:
-        """The neighbours of the batch that share their first pages, planned for ``collection``.
+        """The adjacent requests of the batch that share their first pages, planned for ``collection``.
 
-        None where none do, or where that is not worth it.
-
-        ``sorted(requests, key=manager.pages)`` makes neighbours of those that share most.
+        None if there are none, or if sharing is not worth its launches. ``sorted(requests, key=manager.pages)`` makes
+        requests with common pages adjacent.
 
         Parameters
         ----------
         least : int, optional
-            Tokens whose keys and values a group must save from being read again; by default as many as are 256 MiB
-            of a layer, which is worth the launches.
+            Tokens whose keys and values a group must save from repeated reads; by default 256 MiB of a layer.
         """
         spec = self.cache_spec
         if spec is None:
@@ -79,7 +77,7 @@ class RuntimeInputs:
 
 
 def upper_bound(real: int, bound: int | None, name: str) -> int:
-    """The bound that a caller gave for a step, or the step's own maximum."""
+    """The caller's upper bound of a step, or the step's own maximum."""
     if bound is None:
         return real
     if count(bound, name) < real:

@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""Caches that several ranks of torch.distributed share: by heads, by keys, and moved from some ranks to others.
+"""Caches shared by several ranks of torch.distributed, by heads or by keys, and their migration between ranks.
 
-NCCL carries the data of GPUs, gloo that of CPUs; kvarn has no transport of its own. See docs/parallel.md.
+NCCL transports the data of GPUs, gloo that of CPUs; kvarn has no transport of its own. See docs/parallel.md.
 """
 
 try:
     import torch.distributed  # noqa: F401
 except ImportError as error:
-    raise ImportError("kv.parallel stands on torch.distributed: pip install 'kvarn[torch]'") from error
+    raise ImportError("kv.parallel needs torch.distributed: pip install 'kvarn[torch]'") from error
 
 from .context import ContextParallel, ContextStep, Pending
 from .heads import HeadParallel

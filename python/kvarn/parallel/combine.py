@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""Attention over the keys of all ranks, of each rank's output and log-sum-exp: one launch for any number of ranks."""
+"""Combining the ranks' partial results (output and log-sum-exp) of attention, in one launch for any number of ranks."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from kvarn.dialect import dtypes
 from kvarn.dialect.layout import cdiv, lowbit
 
 _THREADS = 128
-_LEAST = -3e38  # below the logarithm of any sum; keeps differences of minus infinities from being NaN
+_LEAST = -3e38  # below the logarithm of any sum, so that differences of minus infinities are not NaN
 
 
 @functools.cache
 def combine_kernel(dtype: Any, ranks: int, width: int) -> Any:
-    """The kernel for outputs of an element type, by vectors of ``width``. Sums are f32, in the ranks' order."""
+    """The kernel for outputs of an element type, by vectors of ``width``. Sums are f32, in the order of the ranks."""
 
     @kv.kernel
     def combine_ranks(outputs: kv.Buffer[dtype, 4], sums: kv.Buffer[kv.f32, 3], out: kv.Buffer[dtype, 3]):
@@ -38,7 +38,7 @@ def combine_kernel(dtype: Any, ranks: int, width: int) -> Any:
             scale = kv.where(total > 0.0, 1.0 / total, 0.0)
             combined = kv.vector(kv.f32, width)
             for r in kv.static(range(ranks)):
-                # A rank without keys has no output to speak of: its weight is zero, its rows may be anything.
+                # The output of a rank without keys is undefined; its weight is zero.
                 found = kv.f32(outputs.load(r, t, h, d, width=width))
                 combined = combined + kv.where(weights[r] == 0.0, 0.0, found) * (weights[r] * scale)
             out.store(t, h, d, value=dtype(combined))
@@ -54,12 +54,12 @@ def combined(outputs: torch.Tensor, sums: torch.Tensor) -> torch.Tensor:
     outputs : Tensor [ranks, T, Hq, D]
         f32, f16 or bf16.
     sums : f32 Tensor [ranks, T, Hq]
-        Natural log-sum-exps; minus infinity where a rank has no key of the row.
+        Natural log-sum-exps; minus infinity if a rank has no key for the row.
 
     Returns
     -------
     Tensor [T, Hq, D]
-        Zeros where no rank has a key.
+        Zeros if no rank has a key.
     """
     if len(outputs) == 1:
         return outputs[0]

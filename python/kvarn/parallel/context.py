@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""Ranks that share the keys of every sequence, for contexts that one device cannot hold.
+"""Context parallelism: ranks share the keys of every sequence, for contexts beyond one device's memory.
 
-Keys lie in turn: the key at position p is on rank ``p % world``, at the local position ``p // world``, so that all
-ranks have equally many whatever the lengths are, and equally much to do under a causal mask. A rank attends over its
-keys with all queries; the partial results (output and log-sum-exp) of all ranks are combined in the order of the ranks.
-They travel as they are and are added up by the receiver, not on the way: the sum does not depend on how NCCL cuts a
-message, which is what makes a sequence's result the same bits in any batch, where that is asked.
+Keys are distributed round-robin: the key at position p is on rank ``p % world``, at the local position ``p // world``,
+which balances memory for any lengths, and work under a causal mask. A rank attends to its keys with all queries; the
+partial results (output and log-sum-exp) of all ranks are combined in the order of the ranks. They are sent unreduced
+and combined by the receiver, so the result does not depend on how NCCL splits a message, and batch invariance is
+possible.
 """
 
 from __future__ import annotations
@@ -20,31 +20,31 @@ from kvarn.dialect.layout import align_up
 
 from .combine import combined
 from .ranks import Ranks
-from .turns import Turns, decode_turns, prefill_turns
+from .strided import StridedQueries, decode_queries, prefill_queries
 
 _OPTIONS = ("scale", "softcap", "sinks", "window", "schedule")
 _LATENT_OPTIONS = ("value_size", "scale", "sinks", "window", "schedule")
-_ALIGNMENT = 16  # bytes: of where log-sum-exps begin behind the outputs of a message
+_ALIGNMENT = 16  # bytes; alignment of the log-sum-exps after the outputs in a message
 
 
-def _seen(b: Any, h: Any, q: Any, k: Any, later: Any, turn: Any) -> Any:
-    """Whether a query sees a key of this rank, by positions in the sequence: ``turn`` is (rank, world)."""
-    return k * turn[1] + turn[0] <= q + later[b]
+def _seen(b: Any, h: Any, q: Any, k: Any, later: Any, place: Any) -> Any:
+    """Whether a query sees a key of this rank, by global positions: ``place`` is (rank, world)."""
+    return k * place[1] + place[0] <= q + later[b]
 
 
 class Pending:
-    """Attention whose partial results are on their way."""
+    """Attention whose partial results are being exchanged."""
 
     def __init__(self, finish: Callable[[], torch.Tensor]) -> None:
         self._finish, self._found = finish, None
 
     def result(self) -> torch.Tensor:
-        """The result, once everybody's part is there. On a GPU the current stream waits, and not the caller.
+        """The result, once all parts have arrived. On a GPU the current stream waits rather than the caller.
 
         Raises
         ------
         RankError
-            On the CPU, if a rank does not come; on a GPU ``synchronize`` does.
+            On the CPU, if a rank is missing; on a GPU ``synchronize`` raises it.
         """
         if self._found is None:
             self._found = self._finish()
@@ -52,24 +52,24 @@ class Pending:
 
 
 class ContextParallel:
-    """One rank's part of the keys.
+    """Context parallelism on one rank.
 
     Parameters
     ----------
     group : torch.distributed.ProcessGroup, optional
         Default: all ranks.
     timeout : float
-        Seconds that a collective may take before it is an error that names who is missing.
+        Seconds after which a collective raises an error that names the missing ranks.
     result : {"all", "heads"}
-        What attention gives to a rank: the rows of all query heads, by an all-gather of partial results; or those of
-        its ``Hq / world`` heads, ``rank * Hq / world`` and on, by an all-to-all of a part as large. That is
-        what a projection takes whose rows lie on the ranks by heads.
+        The output of a rank: the rows of all query heads, by an all-gather of partial results; or those of its
+        ``Hq / world`` heads, from ``rank * Hq / world`` on, by an all-to-all of the same size, as a projection needs
+        whose rows are distributed over ranks by heads.
 
     Notes
     -----
     A rank's collection has ``local(lengths)`` as its ``cache_lengths``, where ``lengths`` are the tokens of each
-    sequence on all ranks, and pages for as many. Queries, new keys and values are the same on all ranks. All ranks
-    make the same calls in the same order.
+    sequence on all ranks, and pages for as many. Queries, new keys and values are equal on all ranks. All ranks make
+    the same calls in the same order.
     """
 
     def __init__(self, group: Any = None, *, timeout: float = 60.0, result: str = "all") -> None:
@@ -77,57 +77,58 @@ class ContextParallel:
             raise ValueError(f'result must be "all" or "heads", got {result!r}')
         self.ranks, self._result = Ranks(group, timeout, "ContextParallel"), result
         self.rank, self.world = self.ranks.rank, self.ranks.world
-        self._turns: dict[torch.device, torch.Tensor] = {}  # made outside of captures: they come from the host
+        self._places: dict[torch.device, torch.Tensor] = {}  # copied from the host outside of captures
 
     def local(self, lengths: torch.Tensor) -> torch.Tensor:
-        """How many of the first ``lengths`` tokens of each sequence this rank has, int32 [B]."""
+        """How many of the first ``lengths`` tokens of each sequence are on this rank, int32 [B]."""
         return ((lengths + (self.world - 1 - self.rank)) // self.world).to(torch.int32)
 
-    def _turn(self, device: torch.device) -> torch.Tensor:
-        found = self._turns.get(device)
+    def place(self, device: torch.device) -> torch.Tensor:
+        """(rank, world) on a device, int32 [2]."""
+        found = self._places.get(device)
         if found is None:
-            found = self._turns[device] = torch.tensor([self.rank, self.world], dtype=torch.int32, device=device)
+            found = self._places[device] = torch.tensor([self.rank, self.world], dtype=torch.int32, device=device)
         return found
 
     def step(self, lengths: torch.Tensor, row_offsets: torch.Tensor | None = None, rows: int = 0) -> ContextStep:
-        """What the layers of a step share, computed on the device.
+        """The data that the layers of a step share, computed on the device.
 
         Parameters
         ----------
         lengths : int32 Tensor [B]
             Tokens of each sequence cached before the step, on all ranks.
         row_offsets : int32 Tensor [B + 1], optional
-            Rows of the new tokens of each sequence, of any count. Default: one token a sequence, a decode.
+            Rows of the new tokens of each sequence. Default: one token per sequence, a decode step.
         rows : int
-            T, when ``row_offsets`` are given: rows of keys, values and queries.
+            T, the rows of keys, values and queries; required with ``row_offsets``.
         """
         return ContextStep(self, lengths, row_offsets, rows)
 
     def synchronize(self) -> None:
         """Wait for the current stream, at most ``timeout`` seconds.
 
-        On a GPU, and with CUDA graphs, a missing rank is found out here: call it once a step. On the CPU collectives
-        say so themselves, and nothing is waited for.
+        On a GPU, and with CUDA graphs, this detects missing ranks: call it once per step. On the CPU collectives detect
+        them, and this returns at once.
 
         Raises
         ------
         RankError
-            Naming the ranks that did not come.
+            With the missing ranks.
         """
         self.ranks.synchronize("ContextParallel.synchronize")
 
 
 class ContextStep:
-    """One step of a batch on the ranks that share its keys: made by :meth:`ContextParallel.step`.
+    """One step of a batch on ranks that share its keys: made by :meth:`ContextParallel.step`.
 
-    A CUDA graph may hold it together with the layers: it reads lengths and offsets when it is replayed.
+    A CUDA graph can capture it together with the layers: a replay reads the current lengths and offsets.
 
     Attributes
     ----------
     lengths, row_offsets : int32 Tensor
         As given.
     kv_offsets : int32 Tensor [B + 1]
-        Offsets of the new tokens that are this rank's.
+        Offsets of this rank's new tokens.
     """
 
     def __init__(
@@ -142,36 +143,36 @@ class ContextStep:
         elif rows < 1:
             raise ValueError(f"rows must be the rows of the step's keys, given with row_offsets, got {rows}")
         self.row_offsets, self.rows = row_offsets, rows
-        self._turns: Turns | None = None
-        self._views: dict[int, tuple[Any, Any]] = {}  # of collections, by identity: they, and how turns see them
+        self._strided: StridedQueries | None = None
+        self._views: dict[int, tuple[Any, Any]] = {}  # by id of a collection: the collection, and its its view
         new = row_offsets.diff()
         cached = parallel.local(lengths)
         self.kv_offsets = torch.zeros(batch + 1, dtype=torch.int32, device=device)
         torch.cumsum(parallel.local(lengths + new) - cached, 0, dtype=torch.int32, out=self.kv_offsets[1:])
         if not self._decode:
             self._later = (lengths - cached).to(torch.int32)
-            self._turn = parallel._turn(device)
+            self._place = parallel.place(device)
         self._order = None
         if batch > 1 or not self._decode:
-            # The rows of this rank's tokens, sequence after sequence, in a buffer for as many as there can be.
+            # The rows of this rank's tokens, sequence after sequence, in a buffer of the largest possible size.
             most = min(rows, rows // world + batch)
             slot = torch.arange(most, dtype=torch.int32, device=device)
             b = torch.searchsorted(self.kv_offsets[1:], slot, right=True).clamp_(max=batch - 1)
-            first = (rank - lengths) % world  # of a sequence's new tokens, the first that is this rank's
+            first = (rank - lengths) % world  # the first of a sequence's new tokens on this rank
             order = row_offsets[b] + first[b] + (slot - self.kv_offsets[b]) * world
             self._order = order.clamp_(0, rows - 1).to(torch.int64)
 
     def append(
         self, collection: Any, layer: int, key: torch.Tensor, value: torch.Tensor | None, **options: Any
     ) -> None:
-        """Store the step's keys and values that are this rank's.
+        """Store the step's keys and values of this rank.
 
         Parameters
         ----------
         collection : KV cache collection
         layer : int
         key, value : Tensor [T, H, D]
-            The same on all ranks; types as of ``kv.ops.append``. ``value`` is None for an MLA collection.
+            Equal on all ranks; types as in ``kv.ops.append``. ``value`` is None for an MLA collection.
         **options
             ``schedule`` of ``kv.ops.append``.
         """
@@ -188,12 +189,12 @@ class ContextStep:
         collection : KV cache collection
         layer : int
         query : Tensor [T, Hq, D]
-            The same on all ranks.
+            Equal on all ranks.
         **options
             ``scale``, ``softcap``, ``sinks``, ``window`` and ``schedule`` of ``kv.ops.attention``;
-            ``schedule={"batch_invariant": True}`` makes a sequence's result the same bits in any batch. A window is
-            a multiple of the ranks, over a paged collection. There are no chunks, slopes and functions: positions on a
-            rank are not those of the sequence.
+            ``schedule={"batch_invariant": True}`` makes a sequence's result bitwise independent of the batch. A window
+            must be a multiple of the number of ranks, over a paged collection. Chunks, slopes and functions are not
+            supported, since positions on a rank are not those of the sequence.
 
         Returns
         -------
@@ -203,30 +204,30 @@ class ContextStep:
         Raises
         ------
         RankError
-            On the CPU, if a rank does not come in time; on a GPU ``synchronize`` does.
+            On the CPU, if a rank is late; on a GPU ``synchronize`` raises it.
         """
         return self._start(ops.attention, _OPTIONS, collection, layer, query, False, options).result()
 
     def attention_start(self, collection: Any, layer: int, query: torch.Tensor, **options: Any) -> Pending:
-        """:meth:`attention` whose partial results travel while the caller goes on: :meth:`Pending.result` has the end.
+        """:meth:`attention` with an asynchronous exchange: :meth:`Pending.result` completes it.
 
-        It pays where there is other work: the other half of a batch.
+        Useful if there is other work meanwhile, such as the other half of a batch.
         """
         return self._start(ops.attention, _OPTIONS, collection, layer, query, True, options)
 
     def mla_attention(self, collection: Any, layer: int, query: torch.Tensor, **options: Any) -> torch.Tensor:
-        """Causal attention of the step's queries over the latent rows of all ranks.
+        """Causal attention of the step's queries over the MLA latents of all ranks.
 
         Parameters
         ----------
         collection : PagedKVCacheCollection
-            An MLA one.
+            An MLA collection.
         layer : int
         query : Tensor [T, Hq, D]
-            The same on all ranks.
+            Equal on all ranks.
         **options
-            ``value_size``, ``scale``, ``sinks``, ``window`` and ``schedule`` of ``kv.ops.mla_attention``; a window is a
-            multiple of the ranks.
+            ``value_size``, ``scale``, ``sinks``, ``window`` and ``schedule`` of ``kv.ops.mla_attention``; a window must
+            be a multiple of the number of ranks.
 
         Returns
         -------
@@ -236,12 +237,12 @@ class ContextStep:
         Raises
         ------
         RankError
-            As of :meth:`attention`.
+            As in :meth:`attention`.
         """
         return self._start(ops.mla_attention, _LATENT_OPTIONS, collection, layer, query, False, options).result()
 
     def mla_attention_start(self, collection: Any, layer: int, query: torch.Tensor, **options: Any) -> Pending:
-        """As :meth:`attention_start`, of :meth:`mla_attention`."""
+        """:meth:`mla_attention` with an asynchronous exchange, like :meth:`attention_start`."""
         return self._start(ops.mla_attention, _LATENT_OPTIONS, collection, layer, query, True, options)
 
     def _start(
@@ -262,7 +263,7 @@ class ContextStep:
         if latent:
             size = options.setdefault("value_size", 512)
         if parallel.rank:
-            options.pop("sinks", None)  # one more logit, counted once
+            options.pop("sinks", None)  # one more logit, which one rank counts
         if rows != self.rows:
             raise ValueError(f"query must have the {self.rows} rows of the step, got {rows}")
         if parallel._result == "heads" and heads % parallel.world:
@@ -270,9 +271,9 @@ class ContextStep:
         whole = Message(parallel.world, rows, heads, size, query)
         out, lse = whole.outputs[parallel.rank], whole.sums[parallel.rank]
         if latent or options.get("window") is not None:
-            self._by_turns(attend, collection, layer, query, out, lse, options, title)
+            self._by_strides(attend, collection, layer, query, out, lse, options, title)
         else:
-            mask: Any = "null" if self._decode else (_seen, self._later, self._turn)
+            mask: Any = "null" if self._decode else (_seen, self._later, self._place)
             ops.attention(
                 collection, layer, query, self.row_offsets, mask=mask, kv_offsets=self.kv_offsets, out=out,
                 return_lse=True, lse=lse, **options,
@@ -293,7 +294,7 @@ class ContextStep:
 
         return Pending(finish)
 
-    def _by_turns(
+    def _by_strides(
         self,
         attend: Callable[..., Any],
         collection: Any,
@@ -304,43 +305,43 @@ class ContextStep:
         options: dict[str, Any],
         title: str,
     ) -> None:
-        """The rank's partial results under masks by name, see :mod:`turns`."""
+        """The rank's partial results under named masks, see :mod:`strided`."""
         parallel, window = self.parallel, options.get("window")
         if window is not None:
             if not isinstance(window, int) or window < 1 or window % parallel.world:
                 raise ValueError(f"{title}: window must be a multiple of the {parallel.world} ranks, got {window!r}")
             options = {**options, "window": window // parallel.world}
-        if self._turns is None:
+        if self._strided is None:
             args = self.lengths, self.row_offsets
-            self._turns = (
-                decode_turns(parallel.local(self.lengths + 1), self.row_offsets, parallel.rank)
+            self._strided = (
+                decode_queries(parallel.local(self.lengths + 1), self.row_offsets, parallel.rank)
                 if self._decode
-                else prefill_turns(parallel, *args, self.rows)
+                else prefill_queries(parallel, *args, self.rows)
             )
-        turns = self._turns
+        strided = self._strided
         kept = self._views.get(id(collection))
         if kept is None:
-            kept = self._views[id(collection)] = collection, turns.collection(collection, title)
-        if turns.order is None:
-            attend(kept[1], layer, query, turns.row_offsets, out=out, return_lse=True, lse=lse, **options)
+            kept = self._views[id(collection)] = collection, strided.collection(collection, title)
+        if strided.order is None:
+            attend(kept[1], layer, query, strided.row_offsets, out=out, return_lse=True, lse=lse, **options)
         else:
             ordered, sums = torch.empty_like(out), torch.empty_like(lse)
-            of_turns = query.index_select(0, turns.order)
-            attend(kept[1], layer, of_turns, turns.row_offsets, out=ordered, return_lse=True, lse=sums, **options)
-            out.index_copy_(0, turns.order, ordered)
-            lse.index_copy_(0, turns.order, sums)
-        if turns.blind is not None:
-            lse.masked_fill_(turns.blind, float("-inf"))
+            of_groups = query.index_select(0, strided.order)
+            attend(kept[1], layer, of_groups, strided.row_offsets, out=ordered, return_lse=True, lse=sums, **options)
+            out.index_copy_(0, strided.order, ordered)
+            lse.index_copy_(0, strided.order, sums)
+        if strided.sees_no_key is not None:
+            lse.masked_fill_(strided.sees_no_key, float("-inf"))
 
 
 class Message:
-    """Partial results of all ranks, each in one run of bytes: outputs, then log-sum-exps, read and written in place.
+    """Partial results of all ranks, each as contiguous bytes: outputs, then log-sum-exps, accessed in place.
 
     Attributes
     ----------
     bytes : uint8 Tensor [world, n]
     outputs : Tensor [world, T, Hq, D]
-        A view of them, like ``sums``.
+        A view of the bytes, like ``sums``.
     sums : f32 Tensor [world, T, Hq]
     """
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""Ranks that share the heads of a cache: each has some KV heads of every token, and attends with their queries."""
+"""Head parallelism: each rank has some KV heads of every token, and attends with their query heads."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ from .ranks import Ranks
 
 
 class HeadParallel:
-    """One rank's heads.
+    """Head parallelism on one rank.
 
-    Attention needs nothing from other ranks: ``kv.ops`` over a collection of ``num_heads`` KV heads, with the query
-    heads that :meth:`own` gives. What follows attention says whether outputs are gathered: a projection whose rows lie
-    on the ranks by heads takes them as they are.
+    Attention needs no communication: ``kv.ops`` over a collection of ``num_heads`` KV heads, with the query heads from
+    :meth:`own`. Whether outputs are gathered depends on the next layer: a projection whose rows are distributed over
+    ranks by heads takes them directly.
 
     Parameters
     ----------
     total_heads : int
-        KV heads of the model. A multiple of the ranks; or the ranks are a multiple of it, and ranks in a row have the
-        same KV head, each with a share of its query heads.
+        KV heads of the model. Either a multiple of the number of ranks, or a divisor of it: consecutive ranks then have
+        the same KV head, each with a share of its query heads.
     group : torch.distributed.ProcessGroup, optional
         Default: all ranks.
     timeout : float
-        Seconds that a collective may take before it is an error that names who is missing.
+        Seconds after which a collective raises an error that names the missing ranks.
 
     Attributes
     ----------
@@ -45,7 +45,7 @@ class HeadParallel:
         self.first_head = ranks.rank * total_heads // ranks.world
 
     def own(self, x: torch.Tensor, dim: int = -2) -> torch.Tensor:
-        """The rank's part of keys, values or queries of all heads, a view.
+        """The rank's heads of keys, values or queries, as a view.
 
         Parameters
         ----------
@@ -76,7 +76,7 @@ class HeadParallel:
         Raises
         ------
         RankError
-            If a rank does not come.
+            If a rank is missing.
         """
         world, (rows, heads, size) = self.ranks.world, out.shape
         whole = torch.empty(world, rows, heads, size, dtype=out.dtype, device=out.device)
@@ -84,7 +84,7 @@ class HeadParallel:
         return whole.transpose(0, 1).reshape(rows, world * heads, size)
 
     def synchronize(self) -> None:
-        """As :meth:`ContextParallel.synchronize`."""
+        """As in :meth:`ContextParallel.synchronize`."""
         self.ranks.synchronize("HeadParallel.synchronize")
 
 

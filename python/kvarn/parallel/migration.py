@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""Sequences that move from the ranks that filled their pages to ranks that share them otherwise.
+"""Migration of sequences between groups of ranks that share caches in different ways.
 
-A prefill on eight GPUs by heads and a decode on two by keys hold the same tokens in other places. Every pair of a rank
-that has tokens and one that is to have them exchanges what both have: some positions of some heads, bit for bit, scales
-with them. Page sizes may differ. Bytes travel by torch.distributed, or as files in a folder that both sides see.
+A prefill on eight GPUs by heads and a decode on two by keys store the same tokens in different places. Each pair of a
+source and a destination rank exchanges the positions and heads that both have, bit for bit, with scales. Page sizes may
+differ. Data are sent by torch.distributed, or as files in a shared folder.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from kvarn.caches import ContinuousBatchingKVCacheCollection, PagedKVCacheCollec
 
 from .ranks import RankError, Ranks
 
-_POLL = 0.005  # seconds between looks for a file
+_POLL = 0.005  # seconds between checks for a file
 
 
 @dataclass(frozen=True)
 class Shards:
-    """How ranks share caches: by heads, and those with the same heads by keys.
+    """How ranks share caches: by heads, and ranks with the same heads by keys.
 
     Parameters
     ----------
@@ -36,7 +36,7 @@ class Shards:
         Global ranks; rank ``ranks[h * context + c]`` has part h of the heads (:class:`HeadParallel`) and part c of the
         keys (:class:`ContextParallel`).
     context : int
-        Ranks that share the keys of the same heads.
+        Number of ranks that share the keys of the same heads.
     """
 
     ranks: tuple[int, ...]
@@ -51,7 +51,7 @@ class Shards:
 
     @property
     def heads(self) -> int:
-        """Parts that the heads are in."""
+        """Number of parts of the heads."""
         return len(self.ranks) // self.context
 
     def part(self, rank: int) -> tuple[int, int]:
@@ -73,27 +73,27 @@ def migrate(
     rank: int | None = None,
     timeout: float = 60.0,
 ) -> None:
-    """Move the cached tokens of sequences from the ranks of ``of`` to those of ``to``, all layers.
+    """Copy the cached tokens of sequences from the ranks of ``of`` to those of ``to``, all layers.
 
-    Every rank of either calls it with the same shards and lengths. What a destination's table names is written; lengths
-    and tables are its owner's to set.
+    Every rank of either calls it with equal shards and lengths. It writes the tokens in the destination's pages; the
+    caller sets lengths and tables.
 
     Parameters
     ----------
     source, destination : PagedKVCacheCollection or ContinuousBatchingKVCacheCollection, or None
-        Over torch tensors: this rank's collections, None where it has no part. One element type, and one type and
-        granularity of scales.
+        Over torch tensors: this rank's collections, None for a rank that is not in these shards. With equal element
+        types, scale types and granularities.
     of, to : Shards
-        A rank may be of both.
+        A rank may be in both.
     lengths : sequence of int
         Tokens of each sequence on all ranks.
     source_sequences, destination_sequences : sequence of int, optional
-        Which sequence of this rank's collection each is. Default: the first ones, in order.
+        Indices of the sequences in this rank's collection. Default: 0, 1, ...
     group : torch.distributed.ProcessGroup, optional
-        What carries the bytes when there is no folder. Default: that of all ranks.
+        Transports the data if there is no folder. Default: all ranks.
     folder : path, optional
-        A folder that both sides see and that this migration has for itself: the bytes go there as files, which the
-        receivers remove. torch.distributed is not needed then.
+        A folder visible to both sides and used by this migration only: the data are written there as files, which the
+        receivers remove. torch.distributed is then not needed.
     rank : int, optional
         This rank's number in the shards. Default: that of torch.distributed.
     timeout : float
@@ -102,7 +102,7 @@ def migrate(
     Raises
     ------
     RankError
-        If a rank does not send or receive in time, naming it.
+        If a rank does not send or receive in time; names it.
     TypeError, ValueError
         If collections are not as above.
     """
@@ -144,7 +144,7 @@ def migrate(
 
 
 class _Common:
-    """What rank a of one division and rank b of another both have of a sequence: positions, and heads."""
+    """The positions and heads of a sequence that rank a of one division and rank b of another have in common."""
 
     def __init__(self, of: Shards, to: Shards, a: int, b: int, heads: int, length: int) -> None:
         (ha, ca), (hb, cb) = of.part(a), to.part(b)
@@ -221,13 +221,13 @@ class _Part:
             pool[at], data = data[:count].view(shape).to(pool.device), data[count:]
 
     def room(self, what: _Common) -> torch.Tensor:
-        """A buffer for what :meth:`read` of another rank gives."""
+        """A buffer for the result of another rank's :meth:`read`."""
         size = sum(p.shape[1] * p.shape[2] * p.shape[5] for p in self._pools) * what.count
         return torch.empty(size, dtype=torch.uint8, device=self._pools[0].device)
 
 
 class _Group:
-    """Bytes by torch.distributed, those of a sequence at a time."""
+    """Transport by torch.distributed, one sequence at a time."""
 
     def __init__(self, group: Any, timeout: float, title: str) -> None:
         self._ranks = Ranks(group, timeout, title)
@@ -253,7 +253,7 @@ class _Group:
 
 
 class _Folder:
-    """Bytes as files, which appear whole."""
+    """Transport by files, which appear atomically."""
 
     def __init__(self, folder: Path, timeout: float) -> None:
         self._folder, self._timeout = folder, timeout
@@ -263,7 +263,7 @@ class _Folder:
     def send(self, data: torch.Tensor, to: int, name: str) -> None:
         path = self._folder / f"{name}.npy"
         if path.exists():
-            raise ValueError(f"kv.parallel.migrate: the folder must be this migration's own, but {path} is there")
+            raise ValueError(f"kv.parallel.migrate: the folder must be new, but {path} exists")
         partial = path.with_suffix(f".{os.getpid()}")
         with open(partial, "wb") as file:
             np.save(file, data.cpu().numpy())
@@ -273,7 +273,7 @@ class _Folder:
         self._expected.append((part, number, what, of, self._folder / f"{name}.npy"))
 
     def flush(self, what: str) -> None:
-        """Wait for files, when this rank's own are there for others."""
+        """Wait for files, after this rank's own have been written."""
         deadline = time.monotonic() + self._timeout
         for part, number, common, of, path in self._expected:
             while not path.exists():
@@ -283,13 +283,13 @@ class _Folder:
                 time.sleep(_POLL)
             data, size = torch.from_numpy(np.load(path)), part.room(common).numel()
             if len(data) != size:
-                raise ValueError(f"{what}: {path} must have {size} bytes, got {len(data)}: the pools are not alike")
+                raise ValueError(f"{what}: {path} must have {size} bytes, got {len(data)}: the pools differ")
             part.write(number, common, data)
             path.unlink()
         self._expected = []
 
     def leave(self) -> None:
-        """Nobody waits for one who has written all."""
+        """Nothing to do: no rank waits for one that has written everything."""
 
 
 __all__ = ["Shards", "migrate"]

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""Collectives of a group with a time-out whose error names the ranks that did not come, on all ranks.
+"""Collectives with a time-out whose error names the missing ranks, on all ranks.
 
-torch.distributed says that a collective failed or took too long, not whose fault it is. Here a rank that has waited for
-a while writes into the group's store which collective it has come to. At the time-out whoever has not written is late
-or dead; the first rank to find that out writes the verdict, which all others read: also a late one, when it comes.
-Nothing of this costs anything while collectives take, and follow one another in, less than :data:`_PATIENCE`.
+torch.distributed reports that a collective failed or timed out, but not which rank caused it. Here a rank that has
+waited for a while writes to the group's store which collective it has reached. At the time-out, ranks that have not
+written are late or dead; the first rank to detect it writes the verdict, which all others read, including a late one
+when it arrives. There is no cost while collectives, and the time between them, take less than :data:`_PATIENCE`.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ from typing import Any, NoReturn
 import torch
 import torch.distributed as dist
 
-_PATIENCE = 1.0  # seconds after which a rank that waits says where it is, at most; of a short time-out a tenth
-_POLL = 0.02  # seconds between looks
-_LAST = 1 << 62  # a count that no collective has
-_made: dict[str, itertools.count[int]] = {}  # objects of a group, which all ranks make in one order
+_PATIENCE = 1.0  # seconds after which a waiting rank writes its position, at most; a tenth of a short time-out
+_POLL = 0.02  # seconds between polls
+_LAST = 1 << 62  # a number above those of all collectives
+_made: dict[str, itertools.count[int]] = {}  # objects per group and title, which all ranks make in the same order
 
 
 class RankError(RuntimeError):
-    """Ranks did not come to a collective in time.
+    """Ranks did not reach a collective in time.
 
     Attributes
     ----------
     ranks : tuple of int
-        Their global numbers; empty where all have come and the collective failed all the same.
+        Their global numbers; empty if all ranks arrived and the collective failed for another reason.
     """
 
     def __init__(self, message: str, ranks: tuple[int, ...]) -> None:
@@ -40,7 +40,7 @@ class RankError(RuntimeError):
 
 
 class Ranks:
-    """The ranks of a group, from one of them.
+    """A group of ranks, from the view of one of them.
 
     Parameters
     ----------
@@ -49,8 +49,8 @@ class Ranks:
     timeout : float
         Seconds that a collective may take.
     title : str
-        What it is for. The ranks that make one with a title make as many of them, in one order: that is how they find
-        one another in the store. Ranks of the group that make none of it are not waited for by its exchanges.
+        Its purpose. Ranks that make objects with a title make equally many, in the same order, by which they find each
+        other in the store. Its exchanges do not wait for ranks of the group that make none.
     """
 
     def __init__(self, group: Any = None, timeout: float = 60.0, title: str = "") -> None:
@@ -69,16 +69,16 @@ class Ranks:
         self._store = dist.PrefixStore(f"{name}/{number}", dist.distributed_c10d._get_default_store())
         self._count = 0
         self._patience = min(_PATIENCE, self.timeout / 10)
-        self._last = time.monotonic()  # when this rank came to a collective
+        self._last = time.monotonic()  # time of this rank's last collective
 
     # --- collectives -------------------------------------------------------------------------------
 
     def all_gather(
         self, out: torch.Tensor, mine: torch.Tensor, what: str, async_op: bool = False
     ) -> Callable[[], None]:
-        """Start gathering everybody's ``mine`` into ``out`` [world, ...]; the function that waits for it.
+        """Start gathering every rank's ``mine`` into ``out`` [world, ...]; returns the function that waits for it.
 
-        ``async_op``: as of torch.distributed, for other work to go on in the meantime.
+        ``async_op`` as in torch.distributed, for other work in the meantime.
         """
         gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor  # before torch 2.13
         return self._start(gather, out, mine, what, async_op)
@@ -86,11 +86,11 @@ class Ranks:
     def all_to_all(
         self, out: torch.Tensor, mine: torch.Tensor, what: str, async_op: bool = False
     ) -> Callable[[], None]:
-        """Start giving ``mine[r]`` to rank r and taking its part into ``out[r]``; likewise."""
+        """Start sending ``mine[r]`` to rank r and receiving its part into ``out[r]``; see :meth:`all_gather`."""
         return self._start(dist.all_to_all_single, out, mine, what, async_op)
 
     def exchange(self, operations: list[dist.P2POp], what: str) -> None:
-        """Send to and receive from ranks, and wait. Every rank of the group counts an exchange, also one of nothing."""
+        """Send to and receive from ranks, and wait. Every rank of the group counts an exchange, even one of nothing."""
         peers = sorted({dist.get_group_rank(self.group, op.peer) for op in operations})
         works = self._launched(lambda: dist.batch_isend_irecv(operations) if operations else [], what, peers)
         for wait in [self._waiting(work, what, peers) for work in works]:
@@ -99,14 +99,14 @@ class Ranks:
             self.synchronize(what, peers)
 
     def leave(self) -> None:
-        """Say that this rank will come to no exchange any more, and is missing in none."""
+        """Announce that this rank takes no part in later exchanges, so that it is not missing there."""
         self._say(_LAST)
 
     def _start(
         self, collective: Callable[..., Any], out: torch.Tensor, mine: torch.Tensor, what: str, async_op: bool
     ) -> Callable[[], None]:
-        """Launch a collective; what waits for it: on the CPU the caller, on a GPU the current stream."""
-        # With no other work NCCL may take the current stream itself, and no stream waits for another.
+        """Launch a collective; the result waits for it: on the CPU the caller, on a GPU the current stream."""
+        # Without other work NCCL may use the current stream itself, so that no stream waits for another.
         options: dict[str, Any] = {"group": self.group, "async_op": async_op or not self._by_nccl}
         work = self._launched(lambda: collective(out.view(-1), mine.view(-1), **options), what)
         return self._waiting(work, what) if options["async_op"] else lambda: None
@@ -114,7 +114,7 @@ class Ranks:
     def _launched(self, launch: Callable[[], Any], what: str, among: Sequence[int] | None = None) -> Any:
         self._count += 1
         now = time.monotonic()
-        if now - self._last > self._patience:  # a late rank may find the others' parts, and the others gone
+        if now - self._last > self._patience:  # a late rank may find the others' data, and the others gone
             self._raise_verdict(what)
         self._last = now
         try:
@@ -127,7 +127,7 @@ class Ranks:
 
         def wait() -> None:
             if self._by_nccl:
-                work.wait()  # the stream waits; synchronize() says if it does so for too long
+                work.wait()  # the stream waits; synchronize() detects a wait that is too long
             else:
                 self._until(deadline, what, lambda seconds: self._waited(work, seconds), among)
 
@@ -148,11 +148,10 @@ class Ranks:
         return True
 
     def synchronize(self, what: str, among: Sequence[int] | None = None) -> None:
-        """Wait until the work on the current stream is done, at most ``timeout`` seconds: then no rank was missing.
+        """Wait until the work on the current stream is done, at most ``timeout`` seconds; no rank is missing then.
 
-        Of the CPU nothing is under way. For a GPU this is where a dead or a late rank is found out, since collectives
-        and CUDA graphs with collectives wait on the device: call it once a step, as reading the step's tokens back
-        would.
+        Nothing is pending on the CPU. For a GPU this detects dead or late ranks, since collectives and CUDA graphs with
+        collectives wait on the device: call it once per step, for example before reading the step's tokens back.
         """
         if not self._by_nccl:
             return
@@ -169,12 +168,12 @@ class Ranks:
 
         self._until(time.monotonic() + self.timeout, what, done, among)
 
-    # --- who is missing ----------------------------------------------------------------------------
+    # --- missing ranks -----------------------------------------------------------------------------
 
     def _until(
         self, deadline: float, what: str, waited: Callable[[float], bool], among: Sequence[int] | None = None
     ) -> None:
-        """Wait, at first without telling anybody, for ranks of the group: ``among`` them, or all."""
+        """Wait for ranks of the group, at first silently: for the ranks ``among``, or all."""
         try:
             if waited(self._patience):
                 return
@@ -193,7 +192,7 @@ class Ranks:
     def _blame(
         self, what: str, deadline: float, error: Exception | None, among: Sequence[int] | None = None
     ) -> NoReturn:
-        """Raise the verdict: who has not come here by the deadline."""
+        """Raise the verdict: the ranks that have not arrived by the deadline."""
         self._say(self._count)
         missing = [r for r in (range(self.world) if among is None else among) if r != self.rank]
         while missing:
@@ -205,13 +204,13 @@ class Ranks:
         text = ",".join(str(self._global[r]) for r in missing) or "none"
         self._asked(lambda: self._store.compare_set("verdict", "", text))
         self._raise_verdict(what, error)
-        raise AssertionError("a verdict was written and is not there")
+        raise AssertionError("a verdict was written and is missing")
 
     def _say(self, place: int) -> None:
         self._asked(lambda: self._store.set(f"at/{self.rank}", str(place)))
 
     def _place(self, rank: int) -> int:
-        """The collective that a rank has said to be at; -1 where it has said nothing."""
+        """The last collective that a rank has written; -1 if it has written none."""
         key = f"at/{rank}"
         return self._asked(lambda: int(self._store.get(key)) if self._store.check([key]) else -1)
 
@@ -228,7 +227,7 @@ class Ranks:
     def _asked(self, ask: Callable[[], Any]) -> Any:
         try:
             return ask()
-        except RuntimeError as error:  # DistNetworkError and its likes
+        except RuntimeError as error:  # such as DistNetworkError
             by_agent = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
             keeper = "the agent of torchrun" if by_agent else "rank 0"
             raise RankError(

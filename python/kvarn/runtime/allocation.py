@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""New arrays beside those of the caller, of the caller's library: torch, CuPy or NumPy."""
+"""Allocation of arrays by the caller's library: torch, CuPy or NumPy."""
 
 from __future__ import annotations
 
@@ -12,35 +12,35 @@ from . import buffers
 from .binding import is_torch
 
 
-def empty(beside: Any, shape: tuple[int, ...], dtype: DType | None, name: str, title: str) -> Any:
-    """A new array of ``beside``'s library and device: torch, CuPy or NumPy. ``dtype`` None: that of ``beside``."""
-    return _allocated("empty", beside, shape, dtype, name, title)
+def empty(like: Any, shape: tuple[int, ...], dtype: DType | None, name: str, title: str) -> Any:
+    """A new array of ``like``'s library, on its device; ``dtype`` defaults to that of ``like``."""
+    return _allocated("empty", like, shape, dtype, name, title)
 
 
-def zeros(beside: Any, shape: tuple[int, ...], dtype: DType | None, name: str, title: str) -> Any:
-    """As :func:`empty`, of zeros."""
-    return _allocated("zeros", beside, shape, dtype, name, title)
+def zeros(like: Any, shape: tuple[int, ...], dtype: DType | None, name: str, title: str) -> Any:
+    """Like :func:`empty`, filled with zeros."""
+    return _allocated("zeros", like, shape, dtype, name, title)
 
 
-def _allocated(make: str, beside: Any, shape: tuple[int, ...], dtype: DType | None, name: str, title: str) -> Any:
-    library = type(beside).__module__.partition(".")[0]
-    if is_torch(type(beside)):
+def _allocated(make: str, like: Any, shape: tuple[int, ...], dtype: DType | None, name: str, title: str) -> Any:
+    library = type(like).__module__.partition(".")[0]
+    if is_torch(type(like)):
         torch = sys.modules["torch"] if dtype is not None else None
         options = {} if torch is None else {"dtype": getattr(torch, dtype.foreign)}  # type: ignore[union-attr]
         try:
-            return getattr(beside, f"new_{make}")(shape, **options)
+            return getattr(like, f"new_{make}")(shape, **options)
         except (RuntimeError, TypeError):
-            buffers.view(beside, name=f"{title}: what {name} is allocated beside")  # which says what is wrong with it
+            buffers.view(like, name=f"{title}: the array that {name} is allocated like")  # raises a specific error
             raise
     if library == "cupy":
         cupy = sys.modules["cupy"]
-        with beside.device:
-            return getattr(cupy, make)(shape, beside.dtype if dtype is None else dtype.numpy)
-    if hasattr(beside, "__array_interface__") and hasattr(beside, "dtype"):
+        with like.device:
+            return getattr(cupy, make)(shape, like.dtype if dtype is None else dtype.numpy)
+    if hasattr(like, "__array_interface__") and hasattr(like, "dtype"):
         import numpy as np
 
-        return getattr(np, make)(shape, beside.dtype if dtype is None else dtype.numpy)
-    raise TypeError(f"{title}: {name} must be given: nothing is known of how to allocate a {type(beside).__qualname__}")
+        return getattr(np, make)(shape, like.dtype if dtype is None else dtype.numpy)
+    raise TypeError(f"{title}: {name} must be given: a {type(like).__qualname__} cannot be allocated")
 
 
 __all__ = ["empty", "zeros"]

@@ -1,11 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""PTX to machine code, with the assembler's figures; machine code to text.
+"""Assembly of PTX to machine code with statistics, and disassembly.
 
-Never needed to make or to launch PTX: the driver assembles it on its own. nvJitLink does it in this
-process (a few milliseconds, no GPU); a ``ptxas`` does where it is missing, or where ``KVARN_PTXAS`` names
-one. Kernels with wgmma or setmaxnreg are for ptxas only: nvJitLink compiles PTX as one unit of several, for
-which it ignores setmaxnreg and serializes products. SASS text comes from ``nvdisasm``. All of them are found
-on PATH or in the NVIDIA wheels.
+Launching PTX never needs it: the driver has an assembler. nvJitLink assembles in this process (a few milliseconds, no
+GPU); a ``ptxas`` is used if nvJitLink is missing, or if ``KVARN_PTXAS`` names one. Kernels with wgmma or setmaxnreg
+need ptxas: nvJitLink compiles PTX as a relocatable unit, for which it ignores setmaxnreg and serializes wgmma. SASS
+text comes from ``nvdisasm``. All tools are found on PATH or in the NVIDIA wheels.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ class MissingToolError(RuntimeError):
 
 @dataclass(frozen=True)
 class Figures:
-    """What the assembler says of one kernel: registers a thread, and bytes."""
+    """The assembler's statistics of one kernel: registers per thread, and bytes."""
 
     registers: int = 0
     spill_stores: int = 0
@@ -49,7 +48,7 @@ class Figures:
 
 @dataclass(frozen=True)
 class Assembled:
-    """Machine code, with figures a kernel.
+    """Machine code, with statistics per kernel.
 
     Attributes
     ----------
@@ -57,11 +56,11 @@ class Assembled:
     kernels : dict of str to Figures
         By entry name.
     tool : str
-        What assembled it, with its version.
+        The assembler and its version.
     log : str
-        The assembler's own words, warnings among them.
+        The assembler's output, including warnings.
     registers, spill_stores, spill_loads, stack_bytes, shared_bytes : int
-        The largest of any kernel. Shared memory is the static part.
+        The maximum over the kernels. Shared memory is the static part.
     """
 
     cubin: bytes
@@ -98,11 +97,11 @@ class Assembled:
 
 @functools.cache
 def nvjitlink() -> Any:
-    """The ``cuda.bindings.nvjitlink`` module when its library is there, else None."""
+    """The ``cuda.bindings.nvjitlink`` module if its library is available, else None."""
     try:
         module = importlib.import_module("cuda.bindings.nvjitlink")
         module.version()
-    except Exception:  # ImportError, or the finder's own exceptions for a missing library
+    except Exception:  # ImportError, or an exception of the finder for a missing library
         return None
     return module
 
@@ -125,7 +124,7 @@ def find_tool(name: str, override: str = "") -> str | None:
 
 @functools.cache
 def tool_version(path: str) -> str:
-    """Release of ptxas or nvdisasm, as in ``"13.0.88"``; empty if it does not say."""
+    """Release of ptxas or nvdisasm, such as ``"13.0.88"``; empty if it is not printed."""
     try:
         text = subprocess.run([path, "--version"], capture_output=True, text=True, timeout=30).stdout
     except (OSError, subprocess.TimeoutExpired):
@@ -151,8 +150,8 @@ def assemble(ptx: str, chip: str, options: Sequence[str] = ()) -> Assembled:
     Raises
     ------
     AssemblyError
-        If the PTX has a mistake, or is newer than the assembler or meant for another chip; or if its wgmma was
-        serialized or its setmaxnreg ignored.
+        If the PTX has an error, is newer than the assembler or is for another chip; or if its wgmma was serialized or
+        its setmaxnreg ignored.
     MissingToolError
         If there is no assembler.
     """
@@ -178,30 +177,30 @@ def _assemble(ptx: str, chip: str, options: Sequence[str]) -> Assembled:
 
 
 def with_cubins(artifact: Artifact, chips: Sequence[str] = ()) -> Artifact:
-    """A copy of an artifact that holds machine code next to its PTX, so that its first launch assembles nothing.
+    """A copy of an artifact with machine code next to its PTX, so that its first launch does not assemble.
 
     Parameters
     ----------
     artifact : Artifact
         With PTX.
     chips : sequence of str
-        Chips that the PTX runs on, such as ``("sm_80", "sm_86", "sm_89")``; by default the artifact's target.
+        Chips that can run the PTX, such as ``("sm_80", "sm_86", "sm_89")``; by default the artifact's target.
 
     Raises
     ------
     ValueError
         If a chip cannot run the artifact's PTX.
     AssemblyError, MissingToolError
-        As `assemble`.
+        As in `assemble`.
     """
     ptx = artifact.code.get("ptx")
     if not isinstance(ptx, str):
-        raise ValueError(f"artifact {artifact.name!r} for {artifact.target} must hold PTX to be assembled")
+        raise ValueError(f"artifact {artifact.name!r} for {artifact.target} must have PTX to be assembled")
     code = dict(artifact.code)
     for chip in chips or (artifact.target,):
         major, minor, suffix = parse_chip(chip)
         if not runs_on(artifact.target, (major, minor), binary=False) or (artifact.target[-1] in "af" and not suffix):
-            raise ValueError(f"chip {chip} cannot run PTX for {artifact.target}, which {artifact.name!r} holds")
+            raise ValueError(f"chip {chip} cannot run PTX for {artifact.target}, of {artifact.name!r}")
         key = "cubin" if chip == artifact.target else f"cubin.{chip}"
         code[key] = assemble(ptx, chip).cubin
     return artifact.replace(code=code)
@@ -252,7 +251,7 @@ def _with_ptxas(path: str, ptx: str, chip: str, options: Sequence[str]) -> Assem
 
 
 def _side_by_side(path: str, ptx: str) -> list[str]:
-    """Options that let ptxas compile the kernels of a text in threads; the code is the same."""
+    """Options that let ptxas compile the kernels of a module in parallel threads; the code is the same."""
     major = tool_version(path).partition(".")[0]
     return ["--split-compile=2"] if ptx.count(".entry") > 1 and major.isdecimal() and int(major) >= 13 else []
 
@@ -273,10 +272,10 @@ _SHARED = re.compile(r"(\d+) bytes smem")
 
 
 def figures(log: str) -> dict[str, Figures]:
-    """Figures a kernel from what ptxas or nvJitLink print with -v."""
+    """Statistics per kernel from the output of ptxas or nvJitLink with -v."""
     found: dict[str, dict[str, int]] = {}
     entries = set(re.findall(r"Compiling entry function '([^']+)'", log))
-    entry: str | None = None  # "Used N registers" speaks of the entry that is being compiled
+    entry: str | None = None  # "Used N registers" refers to the entry being compiled
     of: str | None = None
     for line in log.splitlines():
         if compiling := re.search(r"Compiling entry function '([^']+)'", line):
@@ -304,14 +303,14 @@ def disassemble(cubin: bytes, options: Sequence[str] = ("-c",)) -> str:
     ----------
     cubin : bytes
     options : sequence of str
-        Of nvdisasm; by default only code sections are printed.
+        Options of nvdisasm; by default only code sections are printed.
 
     Raises
     ------
     MissingToolError
         If there is no nvdisasm.
     ValueError
-        If the bytes are no cubin.
+        If the bytes are not a cubin.
     """
     if cubin[:4] != b"\x7fELF":
         raise ValueError(f"a cubin must be an ELF file, got {bytes(cubin[:4])!r}…")

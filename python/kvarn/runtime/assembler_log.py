@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""What an assembler says in passing of code that it made slow: products that it waits for, registers that it keeps.
+"""Detection, in an assembler's log, of wgmma that it serialized and of setmaxnreg that it ignored.
 
-A kernel that multiplies with wgmma lives from products that are under way while other instructions run, and from
-registers that warpgroups hand over. Where an assembler gives that up, the code is still right, several times slower,
-and only a line of the log tells. Here such a line is an error.
+A kernel with wgmma depends on asynchronous products and on registers that warpgroups reallocate. If an assembler drops
+either, the code stays correct but becomes several times slower, and only a line of the log says so. Such a line is
+treated as an error here.
 """
 
 from __future__ import annotations
@@ -21,23 +21,23 @@ _ENTRY = re.compile(r"\.entry\s+([\w$.]+)")
 
 
 class AssemblyError(RuntimeError):
-    """PTX that does not assemble, or not as it was meant; the message has the assembler's words."""
+    """PTX that does not assemble, or not as intended; the message quotes the assembler."""
 
 
 def needs_whole_program(ptx: str) -> bool:
-    """Whether PTX has what an assembler spoils when it takes the text for one unit of several, as nvJitLink does."""
+    """Whether PTX has instructions that an assembler degrades in relocatable code, as nvJitLink makes it."""
     return _USES.search(ptx) is not None
 
 
 def losses(log: str) -> list[str]:
-    """The lines of a log that tell of serialized products and ignored register counts, each once."""
+    """The distinct lines of a log that report serialized products or ignored register counts."""
     return list(dict.fromkeys(line.strip() for line in log.splitlines() if _LOSS.search(line)))
 
 
 def refuse_losses(log: str, ptx: str, tool: str) -> None:
-    """Raise, or warn if ``KVARN_ALLOW_SERIALIZED`` is set, if a log tells of losses.
+    """Raise if a log reports losses, or warn if ``KVARN_ALLOW_SERIALIZED`` is set.
 
-    Assertions are calls, across which no product is under way: whoever asks for them asks for that.
+    Losses in kernels with assertions are accepted: assertions are calls, across which no product stays asynchronous.
 
     Raises
     ------
@@ -49,10 +49,10 @@ def refuse_losses(log: str, ptx: str, tool: str) -> None:
         return
     named = [n for line in found for n in re.findall(r"function '([^']+)'", line)] or _entries_that_use(ptx)
     text = (
-        f"wgmma and setmaxnreg of kernel {', '.join(dict.fromkeys(named))} must stay as written, but {tool} gives them "
-        "up:\n" + "\n".join(f"  {line}" for line in found) + "\n"
-        "Let nothing name an accumulator between its product and the wait for it, fence what is written before a "
-        "product, and fix the register count (min_blocks=); KVARN_ALLOW_SERIALIZED=1 makes this a warning"
+        f"wgmma and setmaxnreg of kernel {', '.join(dict.fromkeys(named))} must be kept, but {tool} drops them:\n"
+        + "\n".join(f"  {line}" for line in found)
+        + "\nDo not use an accumulator between its product and the wait for it, fence writes before a product, and fix "
+        "the register count (min_blocks=); KVARN_ALLOW_SERIALIZED=1 makes this a warning"
     )
     if not env.allow_serialized:
         raise AssemblyError(text)

@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""From Python arguments to numbers: one binder an argument of a compiled function.
+"""Binders: from Python arguments to field values, one binder per argument of a compiled function.
 
-A binder checks an object against what the kernel was compiled for and gives the values of its fields, in
-layout order, and the device it lies on. It runs at every launch, so what does not change from call to
-call is looked up: the shape, strides, dtype and device of a torch tensor together are one key, and only the address
-is looked at again.
+A binder checks an object against what the kernel was compiled for, and returns the values of its fields, in layout
+order, and its device. It runs at every launch, so unchanging properties are looked up: shape, strides, dtype and device
+of a torch tensor are one cache key, and only the address is read each time.
 """
 
 from __future__ import annotations
@@ -24,15 +23,15 @@ from . import buffers
 from .buffers import BufferView
 
 HOST = -1  # the ordinal of host memory
-# What a binder gives: field values, and the device's ordinal or None for what lies nowhere.
+# A binder's result: field values, and the device's ordinal, or None for an argument without memory.
 Bound = tuple[tuple[Any, ...], "int | None"]
 Binder = Callable[[Any], Bound]
-_REMEMBER = 1024  # shapes that a binder remembers
-_LARGEST_EXTENT = 2**31 - 1  # kernels count extents in 32 bits
+_REMEMBER = 1024  # shapes cached per binder
+_LARGEST_EXTENT = 2**31 - 1  # kernels have 32-bit extents
 
 
 def make_binder(arg: Arg, kernel: str) -> Binder:
-    """The binder of one argument; ``kernel`` names the function in messages."""
+    """The binder of one argument; ``kernel`` is the function's name in messages."""
     where = f"argument {arg.name!r} of kernel {kernel!r}"
     if arg.kind == "buffer":
         return _buffer_binder(arg, where)
@@ -75,7 +74,7 @@ _torch_types: dict[type, bool] = {}
 
 
 def is_torch(cls: type) -> bool:
-    """Whether a type is torch's tensor or derives from it. torch is not imported for the question."""
+    """Whether a type is torch's tensor or derives from it, without importing torch."""
     found = _torch_types.get(cls)
     if found is None:
         found = any(b.__name__ == "Tensor" and b.__module__.partition(".")[0] == "torch" for b in cls.__mro__)
@@ -84,12 +83,12 @@ def is_torch(cls: type) -> bool:
 
 
 def same_bits(a: DType, b: DType) -> bool:
-    """Whether a buffer of ``b`` may stand for one of ``a``: equal, or 32- or 64-bit integers but for the sign."""
+    """Whether a buffer of ``b`` is accepted for ``a``: equal types, or 32- or 64-bit integers of either sign."""
     return a == b or (a.is_integer and b.is_integer and a.bits == b.bits and a.bits >= 32)
 
 
 def _check_buffer(arg: Arg, where: str, b: BufferView) -> None:
-    """Everything about a buffer but its address."""
+    """Check everything about a buffer except its address."""
     assert arg.dtype is not None
     if not same_bits(arg.dtype, b.dtype):
         raise TypeError(f"{where} must have dtype {arg.dtype.name}, got {b.dtype.name}")
@@ -139,10 +138,10 @@ def _buffer_binder(arg: Arg, where: str) -> Binder:
             try:
                 address = obj.data_ptr()
                 key = (obj.shape, obj.stride(), obj.dtype, obj.device, obj.is_neg())
-            except RuntimeError:  # a tensor without a pointer: the reader says what is wrong with it
+            except RuntimeError:  # a tensor without a pointer, for which the reader raises a specific error
                 b = buffers.view(obj, name=where)
             else:
-                if not address:  # of an empty tensor, or of one without memory, which the reader refuses
+                if not address:  # an empty tensor, or one without memory, which the reader refuses
                     b = buffers.view(obj, name=where)
         else:
             b = buffers.view(obj, name=where)
@@ -194,10 +193,11 @@ def _cache_binder(arg: Arg, where: str) -> Binder:
     alignment = max(arg.alignment, arg.spec.dtype.itemsize)
     mask, written, count = alignment - 1, arg.written, len(arg.fields)
     names = [f.name for f in arg.fields]
-    # Of the lookup table: places of its address, row stride and rows, and the bits that must be clear in the first two.
+    # For the lookup table: indices of its address, row stride and rows, and the bits that must be zero in the first
+    # two.
     table = [names.index(n) for n in ("lookup", "lookup_stride", "batch")] if arg.table_alignment else [0, 0, 0]
     at_table, at_stride, at_rows, table_mask = *table, max(arg.table_alignment - 1, 0)
-    known: Any = None  # the spec seen last that was right; a spec object does not change
+    known: Any = None  # the last accepted spec; specs are immutable
 
     def bind(obj: Any) -> Bound:
         nonlocal known
@@ -244,7 +244,7 @@ def _scalar_binder(arg: Arg, where: str) -> Binder:
         convert = _to_float(where, dtype)
 
     def bind(obj: Any) -> Bound:
-        # Reading a number out of a device tensor would wait for the device, and break a stream capture.
+        # Reading a number from a device tensor would wait for the device, and break a stream capture.
         cls = obj.__class__
         if cls not in _PLAIN and (is_torch(cls) or hasattr(obj, "__cuda_array_interface__")):
             raise TypeError(
@@ -293,7 +293,7 @@ def _to_float(where: str, dtype: DType) -> Callable[[Any], float]:
 
     def convert(obj: Any) -> float:
         if obj.__class__ is not float:
-            if isinstance(obj, (str, bytes)):  # which float() would read
+            if isinstance(obj, (str, bytes)):  # float() would parse these
                 raise _not_a_number(where, dtype, obj)
             try:
                 obj = float(obj)
@@ -307,7 +307,7 @@ def _to_float(where: str, dtype: DType) -> Callable[[Any], float]:
 
 
 def bits_of(dtype: DType) -> Callable[[float], int] | None:
-    """How to turn a float into the bits of a type that `struct` does not know; None where it does."""
+    """The conversion of a float to the bits of a type that `struct` does not support; None if it does."""
     if dtype.name in ("f64", "f32", "f16") or not dtype.is_float:
         return None
     if dtype.name == "bf16":
@@ -318,7 +318,7 @@ def bits_of(dtype: DType) -> Callable[[float], int] | None:
 
 
 def _bf16_bits(x: float) -> int:
-    """The upper half of the float, rounded to the nearest, ties to even."""
+    """The upper half of the float, rounded to nearest, ties to even."""
     if x != x:
         return 0x7FC0
     (bits,) = struct.unpack("<I", struct.pack("<f", x))

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""Views of other libraries' buffers: pointer, shape, strides, dtype, device. Nothing is ever copied.
+"""Views of other libraries' buffers: pointer, shape, strides, dtype, device. Nothing is copied.
 
-:func:`view` reads NumPy arrays, torch and CuPy tensors by their own attributes (which is quick and knows every
-dtype), and anything else through ``__dlpack__`` or ``__cuda_array_interface__``. It is on the way of every launch:
-which reader fits a type is looked up once a type.
+:func:`view` reads NumPy arrays, torch and CuPy tensors through their own attributes (which is fast and covers every
+dtype), and other objects through ``__dlpack__`` or ``__cuda_array_interface__``. It runs at every launch, so the reader
+of a type is cached.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ ACCEPTED = (
 
 
 class BufferView(NamedTuple):
-    """A buffer that belongs to someone else.
+    """A buffer owned by another object.
 
     Attributes
     ----------
@@ -33,7 +33,7 @@ class BufferView(NamedTuple):
         Address of the first element.
     shape : tuple of int
     strides : tuple of int
-        In elements, one a dimension.
+        In elements, one per dimension.
     dtype : DType
     device : tuple of (str, int)
         ``("cpu", 0)``, or ``("cuda", ordinal)``.
@@ -42,7 +42,7 @@ class BufferView(NamedTuple):
     owner : object
         The object that was viewed. The view keeps it alive.
     keepalive : object
-        What else must live as long as the view (a DLPack capsule), or None.
+        Another object that must live as long as the view (a DLPack capsule), or None.
     """
 
     data: int
@@ -60,7 +60,7 @@ class BufferView(NamedTuple):
 
     @property
     def size(self) -> int:
-        """Count of elements."""
+        """Number of elements."""
         count = 1
         for extent in self.shape:
             count *= extent
@@ -68,7 +68,7 @@ class BufferView(NamedTuple):
 
     @property
     def span(self) -> int:
-        """Elements from the first one to behind the last one, gaps counted; strides are not negative."""
+        """Elements from the first to the last, including gaps; for non-negative strides."""
         if 0 in self.shape:
             return 0
         return sum((n - 1) * s for n, s in zip(self.shape, self.strides, strict=True)) + 1
@@ -79,7 +79,7 @@ class BufferView(NamedTuple):
 
     @property
     def contiguous(self) -> bool:
-        """Whether the elements lie in C order without gaps. Strides of extents of one do not count."""
+        """Whether the elements are in C order without gaps; strides of extents of 1 are ignored."""
         expected = 1
         if 0 in self.shape:
             return True
@@ -90,13 +90,13 @@ class BufferView(NamedTuple):
         return True
 
     def __eq__(self, other: object) -> bool:
-        return self is other  # owners are arrays: comparing them by value would be slow and ambiguous
+        return self is other  # comparing owners by value would be slow and ambiguous
 
     __hash__ = object.__hash__
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         raise TypeError(
-            "BufferView has no copies and cannot be pickled, since it is an address of memory of its owner: copy what "
+            "BufferView has no copies and cannot be pickled, since it refers to its owner's memory: copy what "
             "owns the memory"
         )
 
@@ -114,9 +114,9 @@ def view(obj: Any, *, name: str = "buffer") -> BufferView:
     ----------
     obj : array-like
         A NumPy array (ml_dtypes too), a torch or CuPy tensor, an object with ``__dlpack__`` and ``__dlpack_device__``
-        or with ``__cuda_array_interface__``, or a :class:`BufferView`, which is returned as it is.
+        or with ``__cuda_array_interface__``, or a :class:`BufferView`, which is returned unchanged.
     name : str
-        What the buffer is to the caller, for messages.
+        The buffer's name in messages.
 
     Returns
     -------
@@ -125,14 +125,14 @@ def view(obj: Any, *, name: str = "buffer") -> BufferView:
     Raises
     ------
     TypeError
-        If the object is none of these, or its dtype or device is unknown here.
+        If the object is none of these, or its dtype or device is not supported.
     ValueError
-        If it cannot be viewed without a copy, or its strides are no whole elements.
+        If it cannot be viewed without a copy, or its strides are not whole elements.
 
     Notes
     -----
-    Exports are asked for with stream -1: the producer orders nothing. Work that fills the buffer must already be
-    ordered before the stream that the caller launches on.
+    DLPack exports use stream -1: the producer does not synchronise. Work that fills the buffer must already be ordered
+    before the stream of the launch.
     """
     cls = obj.__class__
     reader = _readers.get(cls)
@@ -142,18 +142,18 @@ def view(obj: Any, *, name: str = "buffer") -> BufferView:
 
 
 def copies_memory(owner: Any) -> bool:
-    """Whether a deep copy of a viewed object, or one out of a pickle, has memory of its own."""
+    """Whether a deep copy or unpickled copy of a viewed object has memory of its own."""
     return _find_reader(owner.__class__) in (_read_numpy, _read_torch, _read_cupy)
 
 
 _Reader = Callable[[Any, str], BufferView]
 _readers: dict[type, _Reader] = {}
-_dtypes: dict[Any, DType] = {}  # dtype objects of other libraries, as met
-_devices: dict[Any, tuple[str, int]] = {}  # torch devices, as met
+_dtypes: dict[Any, DType] = {}  # dtype objects of other libraries, added on first use
+_devices: dict[Any, tuple[str, int]] = {}  # torch devices, added on first use
 
 
 def _find_reader(cls: type) -> _Reader:
-    """The reader for a type. Libraries are told by the module that defines the type or a base of it."""
+    """The reader of a type. A library is recognised by the module that defines the type or one of its bases."""
     if issubclass(cls, BufferView):
         return lambda obj, name: obj
     if issubclass(cls, np.ndarray):
@@ -187,7 +187,7 @@ def _in_elements(strides: tuple[int, ...], itemsize: int, name: str) -> tuple[in
 
 
 def packed_strides(shape: tuple[int, ...]) -> tuple[int, ...]:
-    """Strides in elements of a C-contiguous array."""
+    """Strides, in elements, of a C-contiguous array."""
     strides, step = [], 1
     for extent in reversed(shape):
         strides.append(step)
@@ -229,7 +229,7 @@ def _torch_device(device: Any, name: str) -> tuple[str, int]:
 
 def _read_torch(tensor: Any, name: str) -> BufferView:
     try:
-        # A tuple made directly: this is the path of every launch, and NamedTuple's __new__ is a Python call more.
+        # A tuple built directly, since NamedTuple's __new__ would add a Python call to every launch.
         found = _new(
             BufferView,
             (
@@ -247,21 +247,21 @@ def _read_torch(tensor: Any, name: str) -> BufferView:
         raise TypeError(
             f"{name}: must be a tensor with plain strided storage, got {type(tensor).__name__} ({e})"
         ) from None
-    # Lazily negated tensors hold the values with the other sign.
+    # A lazily negated tensor has the opposite sign in memory.
     if tensor.is_neg():
         raise ValueError(f"{name}: must not be a lazily negated tensor; use .resolve_neg()")
     return found if found[0] else _placed(found, name)
 
 
 def _placed(found: BufferView, name: str) -> BufferView:
-    """The view; TypeError where it has elements and no address."""
+    """The view; TypeError if it has elements but no address."""
     if not found.data and 0 not in found.shape:
         raise without_memory(found.owner, name)
     return found
 
 
 def without_memory(owner: Any, name: str) -> TypeError:
-    """What is wrong with a tensor that stands for something else, or whose memory was given back."""
+    """The error for a tensor that wraps another one, or whose memory was released."""
     return TypeError(
         f"{name}: must have memory of its own, got {type(owner).__name__} of shape {list(owner.shape)} without any: "
         "materialise it (FSDP: unshard; torch.func.functionalize, FakeTensor and other tracing: call outside), or pass "
@@ -305,7 +305,7 @@ def _read_cuda_array_interface(obj: Any, name: str) -> BufferView:
     if described.get("mask") is not None:
         raise TypeError(f"{name}: must be a buffer without a mask, got a masked __cuda_array_interface__")
     typestr = described["typestr"]
-    # Libraries name their own small floats as opaque bytes ("<V2") there; the object's dtype says which.
+    # There libraries name their own small floats as opaque bytes ("<V2"); the object's dtype is specific.
     raw = getattr(obj, "dtype", typestr) if typestr[1:2] == "V" else np.dtype(typestr)
     if isinstance(raw, np.dtype) and not raw.isnative:
         raise TypeError(f"{name}: dtype must have the machine's byte order, got {typestr}")
@@ -319,7 +319,7 @@ def _read_cuda_array_interface(obj: Any, name: str) -> BufferView:
 
 
 def _cuda_ordinal(obj: Any, pointer: int, name: str) -> int:
-    """The device of a pointer. The interface does not say it: ask the object, else the driver."""
+    """The device of a pointer. The interface does not contain it: ask the object, else the driver."""
     if hasattr(obj, "__dlpack_device__"):
         return int(obj.__dlpack_device__()[1])
     if not pointer:
@@ -392,9 +392,9 @@ def _read_dlpack(obj: Any, name: str) -> BufferView:
     ask: dict[str, Any] = {"stream": -1} if on_gpu else {}
     try:
         capsule = obj.__dlpack__(**ask, max_version=(1, 0), copy=False)
-    except TypeError:  # a producer from before DLPack 1.0
+    except TypeError:  # a producer older than DLPack 1.0
         capsule = obj.__dlpack__(**ask)
-    # The capsule is kept, not consumed: its destructor then frees the export when the view goes.
+    # The capsule is kept rather than consumed: its destructor frees the export when the view is released.
     kind = _capsule_name(capsule)
     if kind not in (b"dltensor", b"dltensor_versioned"):
         raise TypeError(f"{name}: __dlpack__ must return an unused DLPack capsule, got {kind!r}")
@@ -431,14 +431,14 @@ def _read_dlpack(obj: Any, name: str) -> BufferView:
 
 
 class _Interface:
-    """Carries an array interface to NumPy; NumPy keeps it, and with it the viewed buffer, alive."""
+    """Passes an array interface to NumPy, which keeps it, and with it the viewed buffer, alive."""
 
     def __init__(self, interface: dict[str, Any], keep: Any) -> None:
         self.__array_interface__, self._keep = interface, keep
 
 
 def host_array(buffer: BufferView, *, name: str = "buffer") -> np.ndarray:
-    """The buffer as a NumPy array on the same memory, small floats as ml_dtypes.
+    """The buffer as a NumPy array on the same memory, with small floats as ml_dtypes.
 
     Raises
     ------
@@ -456,12 +456,12 @@ def host_array(buffer: BufferView, *, name: str = "buffer") -> np.ndarray:
 def strided_array(
     data: int, shape: tuple[int, ...], strides: tuple[int, ...], dtype: DType, readonly: bool, keep: Any
 ) -> np.ndarray:
-    """A NumPy array over ``data``. The caller vouches for the extents; ``keep`` lives as long as the array."""
+    """A NumPy array over ``data``. The caller guarantees the extents; ``keep`` lives as long as the array."""
     target = dtype.numpy
     if 0 in shape:
         return np.empty(shape, target)
     size = dtype.itemsize
-    # NumPy cannot name small floats in an interface: read their bits, then see them as what they are.
+    # An array interface cannot name small floats: read their bits, then view these as the dtype.
     bits = np.asarray(
         _Interface(
             {

@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""What operations' tables hold, checked before a launch where the host can look: offsets, counts, lengths.
+"""Checks of the contents of host tables before a launch: offsets, counts, lengths.
 
-The rules are the ops' (``kvarn.dialect.contents``). A signature's checks are made once, as functions of the field
-values that a call binds, so that a call pays for a few reductions of short arrays. A check that fails says which entry
-of which operand is wrong.
+The rules are the ops' (``kvarn.dialect.contents``). The checks of a signature are built once, as functions of a call's
+field values, so a call costs a few reductions of short arrays. A failed check names the entry and the operand.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from kvarn.dialect import layout
 from kvarn.dialect.contents import Counts, Lengths, Offsets, Rule, new_tokens
 from kvarn.dialect.layout import DENSE, RAGGED, CacheSpec
 
-Values = Sequence[Sequence[Any]]  # the field values of each operand that is there
+Values = Sequence[Sequence[Any]]  # the field values of each present operand
 Check = Callable[[Values], None]
 
 
@@ -31,12 +30,12 @@ def checks_of(
     Parameters
     ----------
     title : str
-        Of the operation, for messages.
+        The operation's name in messages.
     rules : sequence of Rule
     handles : dict
         (kind, spec) of the operands that are caches, collections or attention operands.
     names : sequence of str
-        Those of the operands that are there, in order.
+        Names of the present operands, in order.
     """
     at = {name: i for i, name in enumerate(names)}
     found: list[Check] = []
@@ -52,7 +51,7 @@ def checks_of(
 
 
 def _table(address: int, count: int) -> np.ndarray:
-    """Integers in host memory, int32 [count]."""
+    """Integers in host memory, as int32 [count]."""
     if not count:
         return np.empty(0, np.int32)
     memory: Any = (ctypes.c_int32 * count).from_address(address)
@@ -74,7 +73,7 @@ def _offsets_check(title: str, rule: Offsets, at: dict[str, int]) -> Check:
 
 
 def _ascend(offsets: np.ndarray, rows: int | None, from_first: bool, where: str, rows_are: str) -> None:
-    """Offsets that are neither negative nor descending, and end within their rows."""
+    """Check that offsets are non-negative, do not descend, and end within the rows."""
     first, last = offsets[0], offsets[-1]
     if first < 0 or (offsets[1:] < offsets[:-1]).any():
         if first < 0:
@@ -105,7 +104,7 @@ def _counts_check(title: str, rule: Counts, at: dict[str, int]) -> Check:
 
 
 def _fit(counts: np.ndarray, most: int, where: str) -> None:
-    """Counts in [0, most]."""
+    """Check that counts are in [0, most]."""
     unsigned = counts.view(np.uint32)
     if counts.size and unsigned.max() > most:
         b = int(np.flatnonzero(unsigned > most)[0])
@@ -146,7 +145,7 @@ def _lengths_check(title: str, rule: Lengths, at: dict[str, int], kind: str, spe
 
 
 def _refuse(title: str, handle: str, lengths: np.ndarray, new: np.ndarray | None, first: int, room: int) -> None:
-    """Say which sequence is too long. One without new tokens is not looked at."""
+    """Raise for the first sequence that is too long. Sequences without new tokens are ignored."""
     counted = np.zeros(lengths.size, np.int64) if new is None else new.astype(np.int64)
     wrong = (lengths.astype(np.int64) + counted > room) & (True if new is None else counted > 0)
     for b in np.flatnonzero(wrong)[:1]:
@@ -158,7 +157,7 @@ def _refuse(title: str, handle: str, lengths: np.ndarray, new: np.ndarray | None
 
 
 def _operand_check(where: str, spec: CacheSpec, handle: int, field: dict[str, int]) -> Check:
-    """Lengths or offsets of an operand that is no cache."""
+    """The check of the lengths or offsets of a dense or ragged operand."""
 
     def check_dense(values: Values) -> None:
         fields = values[handle]

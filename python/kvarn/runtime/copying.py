@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""Copies of objects over memory: a copy has memory of its own, or it is refused.
+"""Copies of objects that refer to memory: a copy gets its own memory, or is refused.
 
-``copy.copy``, ``copy.deepcopy`` and ``pickle`` all come to ``__reduce_ex__``, and what Python does there by default
-copies addresses: the copy would read and write the memory of the original, in another process memory of nobody.
+``copy.copy``, ``copy.deepcopy`` and ``pickle`` all use ``__reduce_ex__``, whose default copies addresses: the copy
+would share the original's memory and, in another process, refer to unmapped memory.
 """
 
 from __future__ import annotations
@@ -14,37 +14,36 @@ from .buffers import BufferView, copies_memory
 
 
 class NoCopies:
-    """An object that holds addresses, and has no copies: ``copied_by`` says what to do instead."""
+    """An object that contains addresses and cannot be copied; ``copied_by`` names the alternative."""
 
     __slots__ = ()
-    copied_by = "copy the buffers that it was made of, and make it anew of the copies"
+    copied_by = "copy the buffers that it was made from, and make it again from the copies"
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         raise TypeError(
-            f"{type(self).__name__} has no copies and cannot be pickled, since it holds addresses of memory: "
-            f"{self.copied_by}"
+            f"{type(self).__name__} has no copies and cannot be pickled, since it contains addresses: {self.copied_by}"
         )
 
 
 class NoShallowCopies:
-    """An object over memory: ``copy.copy`` is refused."""
+    """An object over memory that refuses ``copy.copy``."""
 
     __slots__ = ()
 
     def __copy__(self) -> Any:
         raise TypeError(
-            f"{type(self).__name__} has no shallow copies, which would be over the same memory: use the object itself, "
+            f"{type(self).__name__} has no shallow copies, which would share memory: use the object itself, "
             "or copy.deepcopy for one with memory of its own"
         )
 
 
 class CopiedWhole(NoShallowCopies):
-    """An object that ``copy.deepcopy`` and ``pickle`` make anew of copies of its buffers."""
+    """An object that ``copy.deepcopy`` and ``pickle`` make again from copies of its buffers."""
 
     __slots__ = ()
 
     def _made_of(self) -> tuple[tuple[Any, ...], dict[str, Any], Sequence[BufferView]]:
-        """Arguments and keywords to make the object of, and the views of the buffers among them."""
+        """The constructor's arguments and keywords, and the views of the buffers among them."""
         raise NotImplementedError
 
     def __reduce_ex__(self, protocol: Any) -> Any:
@@ -55,7 +54,7 @@ class CopiedWhole(NoShallowCopies):
 
 
 def needs_copies(owner: Any, what: str) -> None:
-    """Refuse to copy ``what`` where a copy of the memory's owner may be the same memory."""
+    """Refuse to copy ``what`` if a copy of the memory's owner may share that memory."""
     if not copies_memory(owner):
         raise TypeError(
             f"{what} can be copied and pickled over NumPy arrays, torch and CuPy tensors, got memory of "

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""Devices, and compiled code on them: what fits where, loaded once, with its attributes set.
+"""Devices, and compiled code on them: the choice of code, loading, and kernel attributes.
 
-Code is loaded as a *library*, which belongs to no context: the driver puts it into the context of the
-stream that a launch names. One artifact thus serves every device and context of the process. Libraries
-stay loaded until the process ends, since a CUDA graph may hold their kernels.
+Code is loaded as a *library*, which is not bound to a context: the driver loads it into the context of a launch's
+stream. One artifact thus serves all devices and contexts of the process. Libraries stay loaded until the process ends,
+since a CUDA graph may refer to their kernels.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Any
 
 from kvarn.artifact import PARAM_BYTES, Artifact, Entry
 from kvarn.dialect.chips import COMPILED_FOR
-from kvarn.forks import renewed
+from kvarn.forks import reinit_after_fork
 
 from . import driver
 from .assembler_log import needs_whole_program, refuse_losses
@@ -27,9 +27,9 @@ from .streams import handle_of
 
 Cluster = tuple[int, int, int] | None
 _CHIP = re.compile(r"sm_(\d+)(\d)([af]?)$")
-_lock = renewed(threading.RLock())
+_lock = reinit_after_fork(threading.RLock())
 
-# For TMA descriptors, the driver's names of the bytes that the L2 cache fetches around a miss, and of element types.
+# For TMA descriptors, the driver's names of L2 promotion sizes (bytes fetched around a miss) and of element types.
 L2_PROMOTION = {0: "NONE", 64: "L2_64B", 128: "L2_128B", 256: "L2_256B"}
 _TMA_TYPES = {
     "f32": "FLOAT32", "f16": "FLOAT16", "bf16": "BFLOAT16", "f64": "FLOAT64", "i32": "INT32", "i64": "INT64",
@@ -52,8 +52,8 @@ def parse_chip(chip: str) -> tuple[int, int, str]:
 def runs_on(chip: str, capability: tuple[int, int], *, binary: bool) -> bool:
     """Whether code for ``chip`` runs on a device of a compute capability.
 
-    PTX runs on its chip and every later one, a cubin on later ones of the same major version only. Code for an
-    ``a`` chip uses what only that chip has, code for an ``f`` chip what its family has.
+    PTX runs on its chip and all later ones, a cubin only on later ones of the same major version. Code for an ``a``
+    chip runs on that chip only, code for an ``f`` chip on its family.
     """
     major, minor, suffix = parse_chip(chip)
     if suffix == "a":
@@ -68,16 +68,16 @@ def ptx_facts(ptx: str) -> tuple[tuple[int, int], str]:
     version = re.search(r"^\s*\.version\s+(\d+)\.(\d+)", ptx, re.MULTILINE)
     target = re.search(r"^\s*\.target\s+(sm_\d+[af]?)", ptx, re.MULTILINE)
     if version is None or target is None:
-        raise ValueError("PTX must declare a .version and a .target sm_…: it is damaged, or no PTX")
+        raise ValueError("PTX must declare a .version and a .target sm_…: it is damaged, or not PTX")
     return (int(version[1]), int(version[2])), target[1]
 
 
 def choose_image(
     artifact: Artifact, capability: tuple[int, int], driver_version: tuple[int, int] | None, where: str
 ) -> tuple[str, bytes]:
-    """The code of an artifact that a device runs.
+    """The code of an artifact that a device can run.
 
-    A cubin that fits is taken before PTX, the closest chip first.
+    A matching cubin is preferred to PTX, and the closest chip among several.
 
     Parameters
     ----------
@@ -85,19 +85,19 @@ def choose_image(
     capability : tuple of int
         The device's compute capability.
     driver_version : tuple of int or None
-        CUDA version of the driver; None leaves the PTX ISA unchecked.
+        CUDA version of the driver; with None the PTX ISA is not checked.
     where : str
         The device's name, for messages.
 
     Returns
     -------
     tuple of (str, bytes)
-        The key in ``artifact.code`` and what to hand to the driver.
+        The key in ``artifact.code``, and the code for the driver.
 
     Raises
     ------
     ValueError
-        If nothing fits. The message names the kernel's chip or ISA and the device's or driver's.
+        If no code matches. The message names the kernel's chip or ISA and the device's or driver's.
     """
     have = f"{where} (sm_{capability[0]}{capability[1]})"
     if artifact.target == "host":
@@ -147,7 +147,7 @@ def target_of(capability: tuple[int, int]) -> str:
 
 
 def select(artifacts: Iterable[Artifact], capability: tuple[int, int] | None) -> Artifact:
-    """The variant of a bundle for a device: the closest chip; for no device (None) the one for host."""
+    """The variant of a bundle for a device, with the closest chip; without a device (None), the host variant."""
     artifacts = list(artifacts)
     if capability is None:
         fitting = [a for a in artifacts if a.target == "host"]
@@ -189,7 +189,7 @@ class Device:
         Compute capability, such as ``(9, 0)``.
     multiprocessors, max_threads, warp_size : int
     shared_bytes : int
-        Most shared memory that a block may ask for.
+        Largest shared memory per block.
     l2_bytes : int
     max_grid : tuple of int
     """
@@ -212,7 +212,7 @@ class Device:
         self.max_grid = tuple(self._attribute(f"MAX_GRID_DIM_{axis}") for axis in "XYZ")
         self._primary: Any = None
         self.alone = found.devices == 1
-        self.streams = {0, 1, 2}  # handles known to be of this device; these three go with the current context
+        self.streams = {0, 1, 2}  # handles known to belong to this device; these three refer to the current context
 
     def _attribute(self, name: str) -> int:
         key = getattr(driver.require().CUdevice_attribute, f"CU_DEVICE_ATTRIBUTE_{name}")
@@ -223,19 +223,19 @@ class Device:
 
     @property
     def primary(self) -> int:
-        """The primary context, the one that torch and CuPy use. Retained on first use, for the process's life."""
+        """The primary context, which torch and CuPy use. Retained at first use, until the process ends."""
         with _lock:
             if self._primary is None:
                 self._primary = int(driver.call("cuDevicePrimaryCtxRetain", self.handle))
             return self._primary
 
     def encode(self, description: Any) -> bytes:
-        """Let the driver encode a TMA descriptor (a `tensormap.TensorMap`); its 128 bytes.
+        """The 128 bytes of a TMA descriptor (a `tensormap.TensorMap`), encoded by the driver.
 
         Raises
         ------
         ValueError
-            If the device cannot use it.
+            If the device does not support it.
         DriverError
             If the driver refuses it.
         """
@@ -268,13 +268,13 @@ class Device:
     def bind(self) -> int | None:
         """Make a context of this device current.
 
-        A current context of this device, also one that is not the primary, stays. A thread without a context keeps
-        the primary one, as with the CUDA runtime.
+        A current context of this device, primary or not, is kept. A thread without a context gets and keeps the primary
+        one, as with the CUDA runtime.
 
         Returns
         -------
         int or None
-            The context of another device to put back afterwards, or None.
+            The context of another device, to be restored afterwards, or None.
         """
         current = driver.current_context()
         if current:
@@ -284,7 +284,7 @@ class Device:
         return current or None
 
     def check_stream(self, stream: int) -> None:
-        """Refuse a stream of another device: the launch would run there. Asked once a handle."""
+        """Refuse a stream of another device, on which the launch would run. Checked once per handle."""
         if stream in self.streams:
             return
         bindings = driver.require()
@@ -304,7 +304,7 @@ class Device:
 
     @contextlib.contextmanager
     def active(self) -> Iterator[None]:
-        """A context of this device is current in the ``with`` block."""
+        """A ``with`` block in which a context of this device is current."""
         before = self.bind()
         try:
             yield
@@ -314,18 +314,18 @@ class Device:
 
 
 def unbind(before: int) -> None:
-    """Put back the context that `Device.bind` returned."""
+    """Restore the context that `Device.bind` returned."""
     driver.call("cuCtxSetCurrent", driver.require().CUcontext(before))
 
 
 @functools.cache
 def device(ordinal: int) -> Device:
-    """The GPU of an ordinal. RuntimeError when no GPU can be used, ValueError when there is no such one."""
+    """The GPU with an ordinal. RuntimeError if no GPU is usable, ValueError if the ordinal does not exist."""
     return Device(ordinal)
 
 
 def current_ordinal() -> int:
-    """Ordinal of the current context's device; 0 when there is no context."""
+    """Ordinal of the current context's device; 0 without a context."""
     driver.require()
     if not driver.current_context():
         return 0
@@ -340,7 +340,7 @@ def current_ordinal() -> int:
 
 _libraries: dict[tuple[str, str], Any] = {}
 _kernels: dict[tuple[str, str, int], DeviceKernel] = {}
-_logs: dict[str, tuple[bytes, bytes]] = {}  # of an artifact: complaints, and what was said in passing
+_logs: dict[str, tuple[bytes, bytes]] = {}  # by artifact: error log and info log
 
 
 def _load_library(artifact: Artifact, on: Device) -> Any:
@@ -350,8 +350,8 @@ def _load_library(artifact: Artifact, on: Device) -> Any:
         return found
     bindings = driver.require()
     option = bindings.CUjit_option
-    log = bytes(16384)  # the driver writes its complaint about PTX into it
-    said = bytes(16384)  # and what it says in passing
+    log = bytes(16384)  # buffer of the driver's error log
+    said = bytes(16384)  # buffer of its info log
     options: list[Any] = []
     values: list[Any] = []
     if key == "ptx":
@@ -360,7 +360,7 @@ def _load_library(artifact: Artifact, on: Device) -> Any:
     if key == "ptx" and needs_whole_program(str(artifact.code["ptx"])):
         options += [option.CU_JIT_INFO_LOG_BUFFER, option.CU_JIT_INFO_LOG_BUFFER_SIZE_BYTES, option.CU_JIT_LOG_VERBOSE]
         values += [said, len(said), 1]
-    if key == "ptx" and b"\n\t.loc\t" in image:  # kv.compile(lineinfo=True): the driver drops the lines unless asked
+    if key == "ptx" and b"\n\t.loc\t" in image:  # kv.compile(lineinfo=True): by default the driver drops the lines
         options.append(option.CU_JIT_GENERATE_LINE_INFO)
         values.append(1)
     with on.active():
@@ -368,13 +368,13 @@ def _load_library(artifact: Artifact, on: Device) -> Any:
     if int(code):
         raise driver.DriverError(f"loading {key} of kernel {artifact.name!r} on {on!r}", int(code), _complaint(log))
     _libraries[artifact.digest, key] = library
-    # The driver may translate PTX as late as the first look at a kernel, and writes to the log then.
+    # The driver may translate PTX as late as the first query of a kernel, and writes the log then.
     _logs[artifact.digest] = log, said
     return library
 
 
 def _complaint(log: bytes) -> str:
-    """What the driver wrote about PTX."""
+    """The text of a driver log."""
     return log.split(b"\0", 1)[0].decode(errors="replace").strip()
 
 
@@ -384,9 +384,9 @@ class DeviceKernel:
     Attributes
     ----------
     handle : int
-        For the launch.
+        The driver's kernel handle.
     registers, local_bytes, static_shared_bytes, max_threads : int
-        What the driver says of it; ``local_bytes`` counts stack and spills of one thread.
+        Kernel attributes from the driver; ``local_bytes`` is the stack and spills of one thread.
     """
 
     def __init__(self, artifact: Artifact, entry: Entry, on: Device) -> None:
@@ -401,7 +401,7 @@ class DeviceKernel:
                 raise driver.DriverError(what, e.code, detail) from e
             raise ValueError(
                 f"the code of {artifact.name!r} has no kernel {entry.name!r} ({e.name}): "
-                "its ABI does not belong to it; compile it again"
+                "code and ABI do not match; compile it again"
             ) from e
         self.handle = int(self._kernel)
         self.registers = self._attribute("NUM_REGS")
@@ -414,12 +414,12 @@ class DeviceKernel:
         # Loads the code into the context now: a lazy load inside a stream capture would break the capture.
         with on.active():
             driver.call("cuKernelGetFunction", self._kernel)
-        said = _complaint(_logs[artifact.digest][1])  # by now the code is translated
+        said = _complaint(_logs[artifact.digest][1])  # the code is translated by now
         refuse_losses(said, str(artifact.code.get("ptx", "")), f"the driver of {on!r}")
         self.reserve_shared(entry.shared_bytes)
 
     def set_variable(self, name: str, value: int) -> None:
-        """Set a variable of 8 bytes of the code."""
+        """Set an 8-byte variable of the code."""
         with self.device.active():
             address, _ = driver.call("cuLibraryGetGlobal", self._library, name.encode())
             driver.call("cuMemcpyHtoD", address, struct.pack("<q", value), 8)
@@ -433,12 +433,12 @@ class DeviceKernel:
         driver.call("cuKernelSetAttribute", key, value, self._kernel, self.device.handle)
 
     def _check_params(self) -> None:
-        """Compare the ABI with the compiled kernel's parameters, where the driver (CUDA 12.4) can tell them."""
+        """Compare the ABI with the compiled kernel's parameters, if the driver supports it (from CUDA 12.4 on)."""
         if not driver.has("cuKernelGetParamInfo"):
             return
         expected = [PARAM_BYTES[p.type] for p in self.entry.params]
         found = []
-        # A driver that knows nothing of a kernel's parameters fails on the first; then there is nothing to compare.
+        # A driver without this information fails on the first parameter; there is nothing to compare then.
         for i in range(len(expected) + 1):
             code, _, size = driver.require().cuKernelGetParamInfo(self._kernel, i)
             if int(code):
@@ -447,13 +447,13 @@ class DeviceKernel:
         if found and found != expected:
             raise ValueError(
                 f"kernel {self.entry.name!r} takes parameters of {found} bytes, but the ABI of its "
-                f"artifact has {expected}: code and ABI do not belong together; compile it again"
+                f"artifact has {expected}: code and ABI do not match; compile it again"
             )
 
     def reserve_shared(self, dynamic: int) -> None:
-        """Allow launches with this many bytes of dynamic shared memory. Only ever raises the kernel's limit.
+        """Allow launches with this many bytes of dynamic shared memory. The kernel's limit only ever grows.
 
-        Set whenever any is used, not only over 48 KiB: with static shared memory the default limit is lower.
+        Called for any dynamic shared memory, not only above 48 KiB: static shared memory lowers the default limit.
         """
         if dynamic <= self._shared:
             return
@@ -469,7 +469,7 @@ class DeviceKernel:
                 self._shared = dynamic
 
     def launch_attributes(self, cluster: Cluster, programmatic: bool, cooperative: bool) -> tuple[int, int]:
-        """Address and count of the launch attributes, which live as long as this object."""
+        """Address and number of the launch attributes, which live as long as this object."""
         key = (cluster, programmatic, cooperative)
         found = self._attributes.get(key)
         if found is None:
@@ -509,7 +509,7 @@ def _attribute_block(cluster: Cluster, programmatic: bool, cooperative: bool) ->
 
 
 def load(artifact: Artifact, entry: Entry, ordinal: int) -> DeviceKernel:
-    """An entry of an artifact on a device. Loaded once a process; the digest of the artifact is its identity."""
+    """An entry of an artifact on a device. Loaded once per process; the artifact's digest is its identity."""
     key = (artifact.digest, entry.name, ordinal)
     found = _kernels.get(key)
     if found is None:

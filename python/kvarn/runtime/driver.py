@@ -1,12 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""The CUDA driver, through cuda-python: found, probed, and called with errors as exceptions.
+"""The CUDA driver, through cuda-python: detection, and calls that raise exceptions.
 
-Everything goes through ``cuda.bindings.driver`` but two calls on the path of every launch, whose addresses
-are asked of the bindings once and which are then called through ctypes: there a call costs 0.2 µs, where
-the bindings build a Python object for each struct.
+All calls use ``cuda.bindings.driver``, except the two of every launch. Their addresses come from the bindings once and
+are called through ctypes, at 0.2 µs per call, since the bindings build a Python object per struct.
 
-Importing this module loads nothing. The driver library is looked for with a plain ``dlopen`` before the
-bindings are touched: on a machine without one, their first failing call can make the next one hang.
+Importing this module loads nothing. The driver library is looked up by a plain ``dlopen`` before the bindings are used:
+on a machine without one, a failing first call of the bindings can make the next one hang.
 """
 
 from __future__ import annotations
@@ -20,11 +19,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from kvarn.forks import renewed
+from kvarn.forks import reinit_after_fork
 
-# cuLibrary* and cuLaunchKernelEx with library kernels came with CUDA 12.0.
+# cuLibrary* and cuLaunchKernelEx with library kernels exist since CUDA 12.0.
 OLDEST_DRIVER = (12, 0)
-# PTX ISA that the driver of each CUDA release reads. From 13.0 on, minor versions have gone together.
+# PTX ISA of the driver of each CUDA 12 release. From 13.0 on, minor versions are equal.
 _ISA_OF_CUDA_12 = ((8, 0), (8, 1), (8, 2), (8, 3), (8, 4), (8, 5), (8, 5), (8, 6), (8, 7), (8, 8))
 
 _HINTS = {
@@ -33,7 +32,7 @@ _HINTS = {
     "CUDA_ERROR_SYSTEM_DRIVER_MISMATCH": "driver library and kernel module differ: reboot, or reinstall the driver",
     "CUDA_ERROR_OUT_OF_MEMORY": "free device memory, or use smaller buffers",
     "CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES": "registers times threads is more than the device has: use a smaller block",
-    "CUDA_ERROR_ILLEGAL_ADDRESS": "a kernel launched before touched memory that is not its own: run with KVARN_CHECK=1",
+    "CUDA_ERROR_ILLEGAL_ADDRESS": "a kernel launched before accessed memory out of bounds: run with KVARN_CHECK=1",
     "CUDA_ERROR_INVALID_PTX": "compile again for this device, or update the driver",
     "CUDA_ERROR_UNSUPPORTED_PTX_VERSION": "update the driver, or compile for a lower PTX ISA",
     "CUDA_ERROR_NO_BINARY_FOR_GPU": "compile for this device's chip",
@@ -66,19 +65,19 @@ def _describe(code: int) -> tuple[str, str]:
 
 @dataclass(frozen=True)
 class Status:
-    """Whether kernels can run on a GPU here, and if not, why.
+    """Whether kernels can run on a GPU of this machine, and why not.
 
     Attributes
     ----------
     usable : bool
     reason : str
-        What is missing and what to do; empty when usable.
+        What is missing and how to fix it; empty if usable.
     version : tuple of int or None
         CUDA version of the driver, such as ``(13, 0)``.
     devices : int
         Number of GPUs.
     bindings : str
-        Version of cuda-bindings; empty when it is not installed.
+        Version of cuda-bindings; empty if it is not installed.
     """
 
     usable: bool
@@ -101,11 +100,11 @@ def _installed() -> bool:
 
 
 _status: Status | None = None
-_lock = renewed(threading.RLock())
+_lock = reinit_after_fork(threading.RLock())
 
 
 def status() -> Status:
-    """Probe for a driver and a device. The answer is kept once it is good; a bad one is asked again."""
+    """Probe for a driver and a device. A positive result is cached; a negative one is probed again."""
     global _status
     with _lock:
         if _status is None or not _status.usable:
@@ -159,7 +158,7 @@ def _bindings_version() -> str:
 
 
 def require() -> Any:
-    """The ``cuda.bindings.driver`` module, of a driver that works; RuntimeError with the reason otherwise."""
+    """The ``cuda.bindings.driver`` module with a working driver; RuntimeError with the reason otherwise."""
     found = status()
     if not found.usable:
         raise RuntimeError(f"no GPU can be used: {found.reason}")
@@ -172,7 +171,7 @@ def call(name: str, *args: Any) -> Any:
     Returns
     -------
     object
-        What it gives: nothing, one value or a tuple.
+        Its results: None, one value or a tuple.
 
     Raises
     ------
@@ -186,7 +185,7 @@ def call(name: str, *args: Any) -> Any:
 
 
 def has(name: str) -> bool:
-    """Whether the driver has a function. The bindings know more names than an old driver does."""
+    """Whether the driver has a function. The bindings define more functions than an old driver has."""
     bindings = require()
     if not hasattr(bindings, name):
         return False
@@ -195,7 +194,7 @@ def has(name: str) -> bool:
 
 
 def max_isa(version: tuple[int, int]) -> tuple[int, int] | None:
-    """Highest PTX ISA that a driver of a CUDA version reads; None where that is not known."""
+    """The highest PTX ISA of a driver of a CUDA version; None if unknown."""
     major, minor = version
     if major == 12:
         return _ISA_OF_CUDA_12[minor] if minor < len(_ISA_OF_CUDA_12) else None
@@ -213,7 +212,7 @@ _POINTER = ctypes.c_void_p
 
 def _address(name: str) -> int:
     bindings = require()
-    # The flag makes stream 0 the legacy default stream whatever the bindings were built with.
+    # With this flag, stream 0 is the legacy default stream whatever the bindings' build options.
     legacy = bindings.CUdriverProcAddress_flags.CU_GET_PROC_ADDRESS_LEGACY_STREAM
     code, address, _ = bindings.cuGetProcAddress(name.encode(), 12000, legacy)
     if int(code) or not address:
@@ -223,17 +222,17 @@ def _address(name: str) -> int:
 
 @functools.cache
 def launch_function() -> Callable[..., int]:
-    """``cuLaunchKernelEx(*arguments)``, with what :func:`launch_arguments` makes; returns the error code.
+    """``cuLaunchKernelEx(*arguments)`` with the result of :func:`launch_arguments`; returns the error code.
 
-    The interpreter's lock is released during the call: a launch waits when the device's queue is full.
+    The call releases the GIL: a launch waits while the device's queue is full.
     """
-    # Without argument types: converting addresses at every call takes a third of what ctypes adds to the driver's time.
+    # No argument types: converting addresses at every call would add a third to the time of the ctypes call.
     return ctypes.CFUNCTYPE(ctypes.c_int)(_address("cuLaunchKernelEx"))
 
 
 @functools.cache
 def launch_addresses() -> tuple[int, int]:
-    """Where ``cuLaunchKernelEx`` and ``cuCtxGetCurrent`` are, for the native part."""
+    """Addresses of ``cuLaunchKernelEx`` and ``cuCtxGetCurrent``, for the native part."""
     return _address("cuLaunchKernelEx"), _address("cuCtxGetCurrent")
 
 
@@ -241,7 +240,7 @@ LaunchArguments = tuple[ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p, None]
 
 
 def launch_arguments(config: int, kernel: int, pointers: int) -> LaunchArguments:
-    """The arguments of a launch, of the addresses of its configuration and of the pointers to its parameters."""
+    """The arguments of a launch, from the addresses of its configuration and of the pointers to its parameters."""
     return _POINTER(config), _POINTER(kernel), _POINTER(pointers), None
 
 

@@ -1,15 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""Expressions of a program's steps: JSON in the artifact, one Python function at run time.
+"""Expressions of a program's steps: JSON in the artifact, compiled to one Python function.
 
-A grid, a workspace's size or a scalar of a step depends on the shapes of the program's arguments. The
-artifact says how as data; this module checks that data against the arguments and turns a step's
-expressions into one function, so that a launch evaluates them in about a microsecond. The generated
-source holds only integers, operators and checked positions, never text of the artifact: a foreign
-bundle cannot run code through it.
+A grid, a workspace's size or a scalar of a step depends on the shapes of the program's arguments. The artifact has the
+dependence as data; this module checks it against the arguments and compiles a step's expressions to one function, which
+takes about a microsecond per launch. The generated source has only integers, operators and checked indices, never text
+from the artifact, so a foreign bundle cannot inject code.
 
-An expression is a number, ``("arg", i, field)``, ``("device", name)``, ``(op, a, b)`` with an op of
-``BINARY``, or ``("select", condition, a, b)``, which evaluates only the branch it takes. Comparisons and
-``and`` give 1 or 0.
+An expression is a number, ``("arg", i, field)``, ``("device", name)``, ``(op, a, b)`` with an op of ``BINARY``, or
+``("select", condition, a, b)``, which evaluates only the chosen branch. Comparisons and ``and`` give 1 or 0.
 """
 
 from __future__ import annotations
@@ -23,7 +21,7 @@ from kvarn.dialect.tma_layout import TmaSpec
 
 from .tensormap import LaunchMap
 
-# {0} and {1} are operands that are already in parentheses.
+# {0} and {1} are operands in parentheses.
 BINARY = {
     "add": "{0} + {1}", "sub": "{0} - {1}", "mul": "{0} * {1}",
     "floordiv": "{0} // {1}", "ceildiv": "-(-{0} // {1})", "mod": "{0} % {1}",
@@ -33,11 +31,11 @@ BINARY = {
     "and": "int(bool({0} and {1}))",
 }  # fmt: skip
 DEVICE_FACTS = ("multiprocessors", "shared_bytes", "l2_bytes", "warp_size")
-_DEPTH = 40  # CPython's parser gives up near 100 nested parentheses; a term opens at most two
+_DEPTH = 40  # CPython's parser fails near 100 nested parentheses, and a term opens at most two
 
 
 class Facts(Protocol):
-    """What an expression may ask of a device, and who makes TMA descriptors for it. Hashable."""
+    """Device properties for expressions, and the encoder of TMA descriptors. Hashable."""
 
     multiprocessors: int
     shared_bytes: int
@@ -45,7 +43,7 @@ class Facts(Protocol):
     warp_size: int
 
     def encode(self, description: Any) -> Any:
-        """What a kernel's parameter is to be for a `tensormap.TensorMap`."""
+        """The value of a kernel's parameter for a `tensormap.TensorMap`."""
         ...
 
 
@@ -94,14 +92,14 @@ def _argument(operands: Sequence[Any], args: Sequence[Arg]) -> str:
 def compile_expressions(
     expressions: Sequence[Any], args: Sequence[Arg]
 ) -> Callable[[Sequence[Sequence[Any]], Facts], tuple[Any, ...]]:
-    """One function for several expressions.
+    """Compile several expressions to one function.
 
     Parameters
     ----------
     expressions : sequence
         The expressions, as data.
     args : sequence of Arg
-        The program's arguments, which they speak of.
+        The program's arguments, to which they refer.
 
     Returns
     -------
@@ -111,29 +109,29 @@ def compile_expressions(
     Raises
     ------
     ValueError
-        If an expression is malformed or names what is not there.
+        If an expression is malformed or refers to a missing argument or field.
     """
     body = "".join(_source(e, args) + ", " for e in expressions)
     code = f"lambda a, d: ({body})"
-    # No builtins but the four that the templates use.
+    # The only builtins are the four that the templates use.
     scope = {"__builtins__": {}, "min": min, "max": max, "int": int, "bool": bool}
     return eval(compile(code, "<kvarn step>", "eval"), scope)
 
 
 def compile_step(program: Artifact, step: Step) -> Callable[..., tuple[tuple[Any, ...], tuple[Any, ...]]]:
-    """One function for all that a step computes.
+    """Compile all expressions of a step to one function.
 
     Returns
     -------
     callable
-        ``f(values, device, scratch) -> (shape, flat)``: ``scratch[i]`` is the address and the bytes of the program's
-        i-th workspace; ``shape`` is grid, block and shared memory (seven numbers), ``flat`` the field values of the
-        entry's arguments one after the other.
+        ``f(values, device, scratch) -> (shape, flat)``: ``scratch[i]`` is the address and size in bytes of the
+        program's i-th workspace; ``shape`` is grid, block and shared memory (seven numbers), ``flat`` the concatenated
+        field values of the entry's arguments.
 
     Raises
     ------
     ValueError
-        If an expression is malformed, or an argument is not what the entry takes.
+        If an expression is malformed, or an argument does not match the entry.
     """
     entry = program.entry(step.entry)
     if len(step.grid) != 3 or len(step.block) != 3:
@@ -153,10 +151,10 @@ def _program_argument(program: Artifact, index: Any) -> Arg:
 
 
 def _launch_map(program: Artifact, entry: Entry, target: Arg, item: Any, maps: list[LaunchMap]) -> str:
-    """Source that makes the descriptor of ``("tensor_map", argument, half[, layer])``; its maker goes to ``maps``.
+    """Source of the descriptor of ``("tensor_map", argument, half[, layer])``; its maker is appended to ``maps``.
 
-    Or of ``("tensor_map", argument, "rows", heads, size)``: a buffer's rows as a dense operand of one sequence. Instead
-    of an argument's number it may have the name of a workspace of such rows.
+    Or of ``("tensor_map", argument, "rows", heads, size)``: a buffer's rows as a dense operand of one sequence. The
+    argument may then also be the name of a workspace with such rows.
     """
     about = f"argument {target.name!r} of kernel {entry.name!r}"
     of_rows = len(item) == 5 and item[2] == "rows"
@@ -191,7 +189,7 @@ def _rows_map(program: Artifact, given: Arg, target: Arg, item: Any, maps: list[
         raise ValueError(f"{about} must be given the descriptor of a matrix's rows, got that of {given.name!r}")
     spec = OperandData(DENSE, given.dtype, item[3], item[4])
     places = {f.name: f"a[{item[1]}][{i}]" for i, f in enumerate(given.fields)}
-    # Rows are read from their start to their end, a chunk of each at a time: the L2 cache fetches the next ones too.
+    # Rows are read from start to end, one chunk at a time, so the L2 cache prefetches the next chunks.
     assert isinstance(target.spec, TmaSpec)
     maps.append(LaunchMap(target.spec, spec, f"argument {given.name!r} of {program.name!r}", l2_promotion=256))
     return f"m[{len(maps) - 1}](d, {places['data']}, {spec.row_size}, 1, {places['shape0']})"
@@ -208,7 +206,7 @@ def _workspace_map(program: Artifact, target: Arg, item: Any, maps: list[LaunchM
 
 
 def _workspace(program: Artifact, name: Any) -> str:
-    """Source of the address and the bytes of a workspace."""
+    """Source of the address and the size in bytes of a workspace."""
     names = [w.name for w in program.workspaces]
     if name not in names:
         raise ValueError(f"program {program.name!r} has no workspace {name!r}: it has {', '.join(names) or 'none'}")
@@ -216,7 +214,7 @@ def _workspace(program: Artifact, name: Any) -> str:
 
 
 def _workspace_extents(entry: Entry, target: Arg, columns: Any, where: str) -> str:
-    """Source of the shape and the strides of a workspace as a kernel's buffer."""
+    """Source of the shape and strides of a workspace as a kernel's buffer."""
     rank = 1 + len(columns)
     if target.kind != "buffer" or target.rank != rank or target.dtype is None:
         raise ValueError(

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""Running host artifacts: LLVM's JIT over the LLVM-dialect text of an artifact.
+"""Execution of host artifacts: MLIR's JIT compiles the LLVM dialect in the artifact.
 
-A host kernel is called with its grid, its block, a range of linear block ids and its parameters. Grids of many
-blocks are shared among threads (ctypes releases the interpreter's lock); blocks do not depend on each other.
+A host kernel is called with its grid, its block, a range of linear block ids and its parameters. Large grids are split
+over threads (ctypes releases the GIL); blocks are independent.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Any
 from kvarn.artifact import Artifact, Entry
 from kvarn.artifact.bundle import BundleError
 from kvarn.env import env
-from kvarn.forks import no_fork, renewed
+from kvarn.forks import no_fork, reinit_after_fork
 
 from . import ownership, timeline
 from .binding import HOST
@@ -29,11 +29,11 @@ _C_TYPES: dict[str, Any] = {
     "i1": ctypes.c_int8, "f64": ctypes.c_double, "f32": ctypes.c_float, "f16": ctypes.c_uint16, "bf16": ctypes.c_uint16,
     "f8e4m3": ctypes.c_uint8, "f8e5m2": ctypes.c_uint8, "f8e8m0": ctypes.c_uint8,
 }  # fmt: skip
-# A block is worth a hand-over to another thread only when there is some work in it; below this many
-# thread-iterations the grid runs in the caller's thread.
+# Handing blocks to another thread pays off only for enough work; grids below this many thread-iterations run in the
+# caller's thread.
 _PARALLEL_THREADS = 64
 _pool: ThreadPoolExecutor | None = None
-_pool_lock = renewed(threading.Lock())
+_pool_lock = reinit_after_fork(threading.Lock())
 
 
 def _workers() -> int:
@@ -53,14 +53,14 @@ def _forget_pool() -> None:
     _pool = None
 
 
-os.register_at_fork(after_in_child=_forget_pool)  # a child has none of its threads
+os.register_at_fork(after_in_child=_forget_pool)  # the pool's threads do not exist in the child
 
 
 def _run_all(calls: Sequence[Callable[[], None]]) -> None:
-    """Run the calls in the pool's threads and return, or raise, when none of them runs any more.
+    """Run the calls in the pool's threads; return, or raise, when none of them is running.
 
-    Whatever ends the wait early, such as Ctrl-C: what has not begun never does, and the rest is waited for, since it
-    writes to memory that the caller may free next.
+    If the wait is interrupted (Ctrl-C), pending calls are cancelled and running ones awaited, since they write to
+    memory that the caller may free next.
     """
     made: list[Future[None]] = [Future() for _ in calls]
 
@@ -81,7 +81,7 @@ def _run_all(calls: Sequence[Callable[[], None]]) -> None:
     except BaseException:
         waiting = made
         while waiting:
-            with contextlib.suppress(BaseException):  # another Ctrl-C; the first one is raised in the end
+            with contextlib.suppress(BaseException):  # another Ctrl-C; the first one is raised at the end
                 waiting = [f for f in waiting if not f.cancel() and not f.done()]
                 if waiting:
                     waiting[0].exception()
@@ -100,23 +100,23 @@ class HostProgram:
             raise ValueError(f"the artifact must be for target host, got {artifact.target}")
         text = artifact.code.get("llvm")
         if not isinstance(text, str):
-            raise BundleError(f"host artifact {artifact.name!r} must hold code['llvm'], got {', '.join(artifact.code)}")
+            raise BundleError(f"host artifact {artifact.name!r} must have code['llvm'], got {', '.join(artifact.code)}")
         from mlir import ir
         from mlir.execution_engine import ExecutionEngine
 
         from kvarn.dialect import text as dialect_text
 
         self.artifact = artifact
-        context = ir.Context()  # which goes with this call: 2 MB that the compiled code has no use for
-        context.enable_multithreading(False)  # for one module; a child of a fork would wait for its threads
+        context = ir.Context()  # local to this call: it takes 2 MB that the compiled code does not need
+        context.enable_multithreading(False)  # useless for one module, and a forked child would wait for its threads
         with no_fork(), context:
             fatal = dialect_text.problem(text)
             if fatal is not None:
-                raise BundleError(f"host artifact {artifact.name!r} must hold MLIR: line {fatal.line}: {fatal.message}")
+                raise BundleError(f"host artifact {artifact.name!r} must be MLIR: line {fatal.line}: {fatal.message}")
             try:
                 self._engine = ExecutionEngine(ir.Module.parse(text), opt_level=env.host_opt)
             except (ir.MLIRError, RuntimeError) as error:  # pyright: ignore[reportAttributeAccessIssue]
-                raise BundleError(f"host artifact {artifact.name!r} must hold MLIR's LLVM dialect: {error}") from None
+                raise BundleError(f"host artifact {artifact.name!r} must be in MLIR's LLVM dialect: {error}") from None
         self._functions = {e.name: self._function(e.name) for e in artifact.entries}
         for entry in artifact.entries:
             ownership.load(entry, HOST, self._set_variable)
@@ -133,21 +133,21 @@ class HostProgram:
         ctypes.c_int64.from_address(variable).value = value
 
     def run(self, entry: Entry, grid: Sequence[int], block: Sequence[int], values: Sequence[Any]) -> None:
-        """Run a grid to its end.
+        """Run a grid to completion.
 
         Parameters
         ----------
         entry : Entry
         grid, block : sequence of 3 int
         values : sequence
-            One number a parameter of the entry, in order; pointers as ints, 16- and 8-bit floats as their bits.
+            One number per parameter of the entry, in order; pointers as ints, 16- and 8-bit floats as their bits.
 
         Raises
         ------
         HostKernelError
-            If an assertion of the kernel failed; says which.
+            If an assertion of the kernel failed, with its message.
         kvarn.sanitizer.ownership.OwnershipError
-            If the kernel checks who owns pages, and accessed one that it may not.
+            If the kernel checks page ownership and accessed a page that it must not.
         """
         total = grid[0] * grid[1] * grid[2]
         threads = block[0] * block[1] * block[2]
@@ -178,7 +178,7 @@ class HostProgram:
             ownership.after(HOST)
 
     def _call(self, entry: Entry, grid: Any, block: Any, cells: list[Any], status: Any, first: int, last: int) -> Any:
-        """A call of one range of blocks: the packed form, an array of pointers to the arguments."""
+        """A call of one range of blocks, in packed form: an array of pointers to the arguments."""
         head = [ctypes.c_void_p(ctypes.addressof(status))]
         head += [ctypes.c_int32(v) for v in (*grid, *block)]
         head += [ctypes.c_int64(first), ctypes.c_int64(last)]
@@ -188,7 +188,7 @@ class HostProgram:
 
         def call() -> None:
             function(ctypes.addressof(packed))
-            _ = everything  # the cells live as long as this closure
+            _ = everything  # the closure keeps the cells alive
 
         return call
 
@@ -216,7 +216,7 @@ def _cycles_engine() -> Any:
 
 
 def cycles() -> int:
-    """The cycle counter of the processor, the clock that traced kernels read here."""
+    """The processor's cycle counter, which is the clock of traced kernels on the host."""
     found = ctypes.c_int64()
     cell = ctypes.c_void_p(ctypes.addressof(found))
     packed = (ctypes.c_void_p * 1)(ctypes.addressof(cell))

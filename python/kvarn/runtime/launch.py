@@ -4,11 +4,10 @@
     launcher = Launcher(artifact)
     launcher((grid, heads), 128, cache, 0.5)              # checks, packs and launches on the current stream
     prepared = launcher.prepare((grid, heads), 128, cache, 0.5)
-    prepared(stream)                                      # the same values again, for a few microseconds
+    prepared(stream)                                      # the same values again, in a few microseconds
 
-Everything is checked before a launch, with a message; nothing is copied, allocated or waited for in one,
-so that launches can be captured into CUDA graphs. A kernel's code is loaded at the first launch or prepare
-on a device.
+Everything is checked before a launch. A launch copies, allocates and waits for nothing, so it can be captured into a
+CUDA graph. A kernel's code is loaded at the first launch or prepare on a device.
 """
 
 from __future__ import annotations
@@ -24,25 +23,25 @@ from . import device as devices, quick, signatures, streams
 from .binding import HOST, Binder, make_binder
 from .copying import NoCopies
 from .overlap import Meeting, ReadOnly
-from .packing import Address, Bound, Call, Frozen, HostExecutor, HostFrozen, Place
+from .packing import Address, Bound, Call, HostExecutor, Place, PreparedCall, PreparedHostCall
 
-_REMEMBER = 256  # packed calls that a launcher keeps
+_REMEMBER = 256  # packed calls cached per launcher
 
 
 class Binders:
-    """The arguments of one compiled function: Python objects in, field values and the device out."""
+    """The binders of one compiled function: from Python objects to field values and the device."""
 
     def __init__(self, name: str, args: Sequence[Arg], target: str) -> None:
         self.name, self.args, self._host = name, tuple(args), target == "host"
         self._binders: tuple[Binder, ...] = tuple(make_binder(a, name) for a in args)
 
     def bind(self, args: Sequence[Any]) -> tuple[list[tuple[Any, ...]], int]:
-        """Field values of each argument, and the one device that they all lie on.
+        """The field values of each argument, and their common device.
 
         Raises
         ------
         TypeError, ValueError
-            If the arguments are not what the function was compiled for, or lie on different devices.
+            If the arguments are not what the function was compiled for, or are on different devices.
         """
         if len(args) != len(self._binders):
             expected = ", ".join(a.name for a in self.args)
@@ -69,51 +68,53 @@ class Binders:
 
 
 class _Known(NamedTuple):
-    """Calls that differ in addresses only: their device, and the packed launch of each stream."""
+    """Calls that differ in addresses only: their device, and a packed launch per stream."""
 
     ordinal: int
     bounds: dict[int, Bound]
     meetings: tuple[Meeting, ...]
 
     def launch(self, args: Sequence[Any], firsts: Sequence[Any], stream: Any) -> Bound | None:
-        """Launch with these first values; the packed launch, or None where there is none to be had."""
+        """Launch with these first values; the packed launch, or None if none is available."""
         if stream is None:
             stream = streams.current_stream(args, self.ordinal)
         elif stream.__class__ is not int:
             stream = streams.handle_of(stream)
-        bound = self.bounds.pop(stream, None)  # taken out while it is used: another thread takes the long way
+        bound = self.bounds.pop(stream, None)  # removed while in use; a concurrent thread packs its own
         if bound is None:
             return None
         for i, j, low, high in self.meetings:
-            if low < firsts[i] - (0 if j is None else firsts[j]) < high:  # the long way says whether they share memory
+            if low < firsts[i] - (0 if j is None else firsts[j]) < high:  # the full path checks whether they overlap
                 self.bounds[stream] = bound
                 return None
-        launch, arguments, words, moves, again, _ = bound
+        launch, arguments, words, moves, after_failure, _ = bound
         for word, i in moves:
             words[word] = firsts[i]
         code = launch(*arguments)
         if code:
-            again(code)
+            after_failure(code)
         self.bounds[stream] = bound
         return bound
 
 
 class PreparedLaunch(NoCopies):
-    """A launch whose arguments are bound: call it with a stream, as often as wanted.
+    """A launch with bound arguments: call it with a stream, any number of times.
 
-    It keeps its arguments alive. The values are those of the time of binding: a buffer's contents may change, its
-    address and shape may not.
+    It keeps its arguments alive. Their values are fixed: the contents of a buffer may change, its address and shape may
+    not.
     """
 
-    __slots__ = ("_args", "_call", "_frozen", "_launch", "_ordinal", "_quick")
+    __slots__ = ("_args", "_call", "_launch", "_ordinal", "_prepared", "_quick")
     copied_by = "prepare a launch on copies of its arguments"
 
-    def __init__(self, call: Call, frozen: Frozen | HostFrozen, args: tuple[Any, ...], ordinal: int) -> None:
-        self._call, self._frozen, self._args, self._ordinal = call, frozen, args, ordinal
-        self._quick, self._launch = frozen.parts
+    def __init__(
+        self, call: Call, prepared: PreparedCall | PreparedHostCall, args: tuple[Any, ...], ordinal: int
+    ) -> None:
+        self._call, self._prepared, self._args, self._ordinal = call, prepared, args, ordinal
+        self._quick, self._launch = prepared.parts
 
     def __call__(self, stream: Any = None) -> None:
-        """Launch on a stream; None is the current stream of the framework that the arguments come from."""
+        """Launch on a stream; by default the current stream of the arguments' framework."""
         if stream.__class__ is not int:
             if stream is None:
                 stream = streams.current_stream(self._args, self._ordinal) if self._ordinal >= 0 else 0
@@ -123,43 +124,43 @@ class PreparedLaunch(NoCopies):
         if arguments is not None:
             code = self._launch(*arguments)
             if code:
-                self._frozen.again(code, arguments, stream)
+                self._prepared.after_failure(code, arguments, stream)
             return
         before = self._call.enter(stream)
         try:
-            self._frozen(stream)
+            self._prepared(stream)
         finally:
             if before is not None:
                 devices.unbind(before)
 
 
 class Launcher:
-    """A kernel artifact ready to take arguments.
+    """A kernel artifact that takes Python arguments.
 
     Parameters
     ----------
     artifact : Artifact
         With one entry and no steps.
     executor : HostExecutor, optional
-        Runs it on the CPU when its target is ``host``; by default the JIT.
+        Runs it on the CPU if its target is ``host``; by default the JIT.
     """
 
     def __init__(self, artifact: Artifact, *, executor: HostExecutor | None = None) -> None:
         if artifact.is_program:
-            raise ValueError(f"artifact {artifact.name!r} is a program, which knows its grids: use Program")
+            raise ValueError(f"artifact {artifact.name!r} is a program, which computes its grids: use Program")
         self.artifact, self.entry, self._executor = artifact, artifact.entry(), executor
         self._binders = Binders(self.entry.name, self.entry.args, artifact.target)
         self._read_only = ReadOnly(self.entry.name, self.entry.args)
         self._apart = bool(self._read_only)
         self._shared = self.entry.shared_bytes
         self._calls: dict[int, Call] = {}
-        # Calls as before, of which only the addresses of buffers differ. A signature holds their last four bits.
-        self._knows = artifact.target != "host" and all(a.alignment <= 16 for a in self.entry.args)
+        # Cached launches differ in buffer addresses only; a signature contains the low four bits of each.
+        self._cacheable = artifact.target != "host" and all(a.alignment <= 16 for a in self.entry.args)
         others = [i for i, a in enumerate(self.entry.args) if a.kind != "buffer"]
         self._rest = operator.itemgetter(*others) if others else None
         self._known: dict[Any, _Known] = {}
-        self._quick: Any = None  # calls that the native part launches
-        self._seen: set[Any] = set()  # once: scalars that change from call to call are not worth to be remembered
+        self._quick: Any = None  # the native launch cache
+        self._seen: set[Any] = set()  # signatures seen once, which are not worth caching
 
     def __call__(self, grid: Any, block: Any, *args: Any, stream: Any = None) -> None:
         """Check, bind and launch.
@@ -167,18 +168,18 @@ class Launcher:
         Parameters
         ----------
         grid, block : int or tuple of int
-            Blocks of the grid and threads of a block; ``block`` may be None when the kernel was compiled for one.
-            A grid with a zero launches nothing.
+            Blocks of the grid and threads of a block; ``block`` may be None if the kernel was compiled for one. A grid
+            with an extent of 0 launches nothing.
         *args
-            One object an argument of the kernel.
+            One object per argument of the kernel.
         stream : optional
-            An int, an object with ``__cuda_stream__``, a torch or CuPy stream; None is the current stream of the
-            framework that the arguments come from.
+            An int, an object with ``__cuda_stream__``, a torch or CuPy stream; by default the current stream of the
+            arguments' framework.
 
         Raises
         ------
         TypeError, ValueError
-            If an argument, the grid or the block is not what the kernel takes; nothing was launched.
+            If an argument, the grid or the block does not match the kernel; nothing was launched.
         DriverError
             If the driver refuses the launch.
         """
@@ -189,13 +190,14 @@ class Launcher:
             missed = calls.launch(args, grid, block, 0, stream)
             if missed is True:
                 return
-        signature, firsts = self._sign(grid, block, args) if self._knows else (None, ())
+        signature, firsts = self._sign(grid, block, args) if self._cacheable else (None, ())
         known = self._known.get(signature)
         bound = None if known is None else known.launch(args, firsts, stream)
         if bound is not None:
             if missed is not None:
                 places = range(len(firsts))
-                quick.remember(calls, missed, grid, block, (bound,), places, meetings=known.meetings)
+                meetings = known.meetings if known is not None else ()
+                quick.remember(calls, missed, grid, block, (bound,), places, meetings=meetings)
             return
         values, ordinal = self._bind(args)
         call = self._calls.get(ordinal) or self._place(ordinal)
@@ -209,10 +211,10 @@ class Launcher:
             self._remember(signature, call, ordinal, shape, values, handle)
         before = call.enter(handle) if handle <= streams.LAST_SPECIAL else None
         if before is None:
-            call.fire(shape, flat, handle)
+            call.launch(shape, flat, handle)
             return
         try:
-            call.fire(shape, flat, handle)
+            call.launch(shape, flat, handle)
         finally:
             devices.unbind(before)
 
@@ -224,7 +226,7 @@ class Launcher:
         return values, ordinal
 
     def _sign(self, grid: Any, block: Any, args: tuple[Any, ...]) -> tuple[Any, list[Any]]:
-        """What a call depends on besides the addresses of buffers, or None; and each argument's first value."""
+        """The signature of a call, which excludes buffer addresses, or None; and each argument's first value."""
         key, firsts = signatures.signed(args, (grid, block))
         if len(firsts) != len(self.entry.args) or grid.__class__ is list or block.__class__ is list:
             return None, firsts
@@ -233,7 +235,7 @@ class Launcher:
     def _remember(
         self, signature: Any, call: Any, ordinal: int, shape: Any, values: Sequence[tuple[Any, ...]], handle: int
     ) -> None:
-        """Pack a call that was seen before but for the addresses of its buffers."""
+        """Pack a call with a known signature, except for the addresses of its buffers."""
         if signature not in self._seen:
             if len(self._seen) >= _REMEMBER:
                 self._seen.clear()
@@ -252,20 +254,20 @@ class Launcher:
             known.bounds[handle] = bound
 
     def prepare(self, grid: Any, block: Any, *args: Any) -> PreparedLaunch:
-        """Check and bind once, for many launches. Parameters as for a call."""
+        """Check and bind once, for many launches. Parameters as in a call."""
         values, ordinal = self._bind(args)
         call = self._calls.get(ordinal) or self._place(ordinal)
         shape = call.shape(grid, block, self._shared)
-        return PreparedLaunch(call, call.freeze(shape, list(chain.from_iterable(values))), args, ordinal)
+        return PreparedLaunch(call, call.prepare(shape, list(chain.from_iterable(values))), args, ordinal)
 
     def load(self, ordinal: int | None = None) -> Call:
-        """Load the code onto a device now (the current one by default; host code: the host), ahead of a launch."""
+        """Load the code onto a device before a launch: the current one by default; for host code, the host."""
         if ordinal is None:
             ordinal = HOST if self.artifact.target == "host" else devices.current_ordinal()
         return self._calls.get(ordinal) or self._place(ordinal)
 
     def _place(self, ordinal: int) -> Call:
         call = Place(self.artifact, ordinal, self._executor).call(self.entry)
-        if self._knows and self._quick is None:
+        if self._cacheable and self._quick is None:
             self._quick = quick.table()
         return self._calls.setdefault(ordinal, call)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""Records that kernels and the host share: memory where the kernels run, and a copy of it here."""
+"""Device buffers with a host copy, for records that kernels and the host share."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .binding import HOST
 
 
 class Memory:
-    """An array of integers that the kernels of a place see; ``array`` is the host's copy of it, or itself.
+    """An array of integers in a device's memory; ``array`` is the host's copy, or the memory itself on the host.
 
     Parameters
     ----------
@@ -33,14 +33,14 @@ class Memory:
             self.push()
 
     def push(self) -> None:
-        """Give the host's copy to the device, after all that runs there."""
+        """Copy the host's array to the device, after all work queued there."""
         if self.ordinal != HOST:
             with devices.device(self.ordinal).active():
                 driver.call("cuCtxSynchronize")
                 driver.call("cuMemcpyHtoD", self.address, self.array.ctypes.data, self.array.nbytes)
 
     def pull(self) -> None:
-        """Take what the device has, after all that runs there."""
+        """Copy the device's array to the host, after all work queued there."""
         if self.ordinal != HOST:
             with devices.device(self.ordinal).active():
                 driver.call("cuCtxSynchronize")

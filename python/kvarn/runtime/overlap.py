@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""Whether operands of an operation share memory, by their addresses and strides: memory is not looked at."""
+"""Overlap of operands in memory, decided from addresses and strides only."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from kvarn.dialect.layout import HANDLE_FIELDS, CacheSpec, joined
 
 from .buffers import BufferView
 
-_MOST = 100_000  # distances that are looked at together
-_HANDLES = 16  # of a rule, whose memory is known
-_RULES = 64  # of a kernel, by the shapes of its buffers
+_MOST = 100_000  # distances enumerated at once
+_HANDLES = 16  # handles with known memory, per rule
+_RULES = 64  # rules per kernel, by the shapes of its buffers
 
 
 class Extent(NamedTuple):
-    """The memory of an operand from its first element on: extents of its dimensions, and their distances in bytes."""
+    """The memory of an operand relative to its first element: extents of its dimensions, and their strides in bytes."""
 
     shape: tuple[int, ...]
     strides: tuple[int, ...]
 
     @property
     def ends(self) -> tuple[int, int]:
-        """The first byte, which lies before the first element where a stride is negative, and the end."""
+        """The first byte, which precedes the first element for negative strides, and the end."""
         spans = [(n - 1) * s for n, s in zip(self.shape, self.strides, strict=True)]
         return sum(s for s in spans if s < 0), sum(s for s in spans if s > 0) + 1
 
@@ -36,7 +36,7 @@ def of_buffer(view: BufferView) -> Extent:
 
 
 def of_cache(spec: CacheSpec, at: Mapping[str, int]) -> tuple[int, Extent]:
-    """The address and the memory of the elements of a cache, or of a layer of a collection's keys, by its fields."""
+    """The address and memory of a cache's elements, or of one layer of a collection's keys, from its fields."""
     item = spec.dtype.itemsize
     dims = ((at["capacity"], (spec.token_stride,)), (spec.num_heads, (spec.head_stride,)))
     run, rest = joined(spec.head_size, dims)
@@ -53,7 +53,7 @@ def share(a: Extent, b: Extent, distance: int) -> bool:
     (a_first, a_end), (b_first, b_end) = a.ends, b.ends
     if distance + b_first >= a_end or a_first >= distance + b_end:
         return False
-    # Numbers of steps x with sum(x * stride) = distance: of a forwards, and of b from its last byte on backwards.
+    # Counts x with sum(x * stride) = distance: forwards in a, and backwards in b from its last byte.
     steps: dict[int, int] = {}
     for extent, sign in ((a, 1), (b, -1)):
         for n, stride in zip(extent.shape, extent.strides, strict=True):
@@ -65,10 +65,10 @@ def share(a: Extent, b: Extent, distance: int) -> bool:
 
 
 def _reaches(steps: Sequence[tuple[int, int]], distance: int) -> bool:
-    """Whether a distance is a sum of strides, each taken at most so many times; the largest stride is first.
+    """Whether a distance is a sum of strides with bounded counts; the strides are sorted, largest first.
 
-    Strides of arrays are longer than what lies within one, or nearly: few numbers of steps leave what the others reach.
-    Strides of which that is not so count as reaching it, where more than ``_MOST`` distances would have to be tried.
+    In arrays each stride exceeds the span of the smaller ones, or nearly so, which leaves few candidate counts per
+    stride. If more than ``_MOST`` distances would have to be tried, the answer is True.
     """
     left = {distance}
     for i, (stride, most) in enumerate(steps):
@@ -84,7 +84,7 @@ def _reaches(steps: Sequence[tuple[int, int]], distance: int) -> bool:
 
 
 def overlaps_itself(view: BufferView) -> bool:
-    """Whether elements of a buffer may share memory: a stride is shorter than what lies between two of its steps."""
+    """Whether elements of a buffer may share memory: a stride is smaller than the span of the smaller ones."""
     span = 1
     for stride, extent in sorted((abs(s), n) for s, n in zip(view.strides, view.shape, strict=True)):
         if extent > 1 and view.size:
@@ -94,12 +94,12 @@ def overlaps_itself(view: BufferView) -> bool:
     return False
 
 
-_TABLES = ("lengths", "offsets", "lookup_table")  # of a handle, only read
+_TABLES = ("lengths", "offsets", "lookup_table")  # read-only parts of a handle
 Region = tuple[str, int, Extent]  # a name, an address, and the memory from there
 
 
 def regions(kind: str, spec: CacheSpec, fields: Sequence[int]) -> list[Region]:
-    """What memory a handle shows: elements first, and scales; then its lengths and its table, which are only read."""
+    """The memory of a handle: first elements and scales, then its lengths and its table, which are read-only."""
     at = dict(zip((f.name for f in HANDLE_FIELDS[kind](spec)), fields, strict=True))
     of_layers = ()
     if kind == "collection":
@@ -126,34 +126,34 @@ def regions(kind: str, spec: CacheSpec, fields: Sequence[int]) -> list[Region]:
 def _with_layers(
     pages: Extent, of_layers: Sequence[tuple[int, str]], at: Mapping[str, int], prefix: str, item: int
 ) -> Extent:
-    """A pool of all layers, of the memory of the pages of one; layers that lie in one another's place count once."""
+    """A pool of all layers from the pages of one layer; layers with interleaved memory count once."""
     known = [(n, at[prefix + stride] * item) for n, stride in of_layers if at[prefix + stride]]
     return Extent((*(n for n, _ in known), *pages.shape), (*(s for _, s in known), *pages.strides))
 
 
-Value = Any  # of a call: the address of a buffer, the fields of a handle
+Value = Any  # of a call: the address of a buffer, or the fields of a handle
 
 
-# The operands, or one and None, and the numbers between which the address of the first is, less that of the second,
-# where their bytes may meet.
+# Two operands, or one and None, and the bounds of (address of the first - address of the second) between which
+# their bytes may overlap.
 Meeting = tuple[int, int | None, int, int]
 
 
 class Apart:
-    """The rule of every operation: what is written shares no memory with what is read, or is written too.
+    """The aliasing rule of every operation: outputs share no memory with inputs or with other outputs.
 
     Parameters
     ----------
     title : str
     operands : sequence of (str, BufferView or (str, CacheSpec))
-        The name of each, and a view, of which all but the address counts, or the kind and spec of a handle.
+        The name of each, and a view, whose address is ignored, or the kind and spec of a handle.
     places : sequence of int
-        Of the operands among the values of a call.
+        Indices of the operands among the values of a call.
     written : collection of str
     in_place : collection of (str, str)
-        What is written and may be an operand that is read: that very one, with the same strides.
+        Pairs of an output and an input that may be the same buffer with the same strides.
     unread : collection of str
-        Operands of which only the shape counts.
+        Operands of which only the shape is used.
     tables : collection of str
         Handles of which only the lengths, offsets and tables are read.
     """
@@ -171,13 +171,13 @@ class Apart:
         tables: Collection[str] = (),
     ) -> None:
         self.title, self._places, self._in_place, self._tables = title, places, in_place, tables
-        # No view of a buffer, which would keep it alive.
+        # Store no views of buffers, which would keep them alive.
         self._operands = [(name, None if isinstance(o, BufferView) else o) for name, o in operands]
-        # Of two buffers their places, the distances from the second to the first between which they may meet, their
-        # numbers among the operands, and whether they may be one.
+        # For two buffers: their places, the distances from second to first between which they may overlap, their
+        # operand numbers, and whether they may be the same buffer.
         self.pairs: list[tuple[int, int, int, int, int, int, bool]] = []
-        self._shared: dict[tuple[int, int, int], bool] = {}  # by numbers and distance
-        self._handles: list[tuple[int, int]] = []  # of which one, at least, is a handle
+        self._shared: dict[tuple[int, int, int], bool] = {}  # by operand numbers and distance
+        self._handles: list[tuple[int, int]] = []  # pairs with at least one handle
         self._found: dict[tuple[int, Any], list[Any]] = {}
         of_buffers = ((i, of_buffer(o)) for i, (_, o) in enumerate(operands) if isinstance(o, BufferView))
         self._extents = {i: (extent, extent.ends) for i, extent in of_buffers}
@@ -200,7 +200,7 @@ class Apart:
         return self._places[i], self._places[j], b_first - a_end, b_end - a_first, i, j, same
 
     def _check(self, i: int, j: int, same: bool, distance: int) -> None:
-        """Refuse two buffers that may meet where they do."""
+        """Raise if two buffers overlap at this distance."""
         found = self._shared.get((i, j, distance))
         if found is None:
             if len(self._shared) >= 1024:
@@ -218,13 +218,13 @@ class Apart:
         )
 
     def __call__(self, values: Sequence[Value]) -> None:
-        """Check a call: of buffers the addresses, of handles the fields."""
+        """Check a call: the addresses of buffers, the fields of handles."""
         for at, of, low, high, i, j, same in self.pairs:
             if low < values[at] - values[of] < high:
                 self._check(i, j, same, values[at] - values[of])
         for i, j in self._handles:
             for name, at, low, high, extent in self._memory(i, values):
-                if name != self._operands[i][0]:  # a table, which nothing writes
+                if name != self._operands[i][0]:  # a table, which is read-only
                     continue
                 for read, where, first, end, other in self._memory(j, values):
                     if read in self._tables:  # the elements of a handle, whose tables have names of their own
@@ -235,7 +235,7 @@ class Apart:
                             self._refuse(i, read, same)
 
     def meetings(self, values: Sequence[Value]) -> Iterator[Meeting]:
-        """Where buffers of calls with the handles of this one may meet what they must not."""
+        """The address ranges in which buffers of other calls with this call's handles would overlap a handle."""
         yield from (pair[:4] for pair in self.pairs)
         for i, j in self._handles:
             buffer, handle = (i, j) if i in self._extents else (j, i)
@@ -246,7 +246,7 @@ class Apart:
                         yield self._places[buffer], None, low - end, high - first
 
     def _memory(self, i: int, values: Sequence[Value]) -> Sequence[tuple[str, int, int, int, Extent]]:
-        """What memory an operand of a call shows: names, addresses, the first bytes and the ends, extents."""
+        """The memory of an operand of a call: names, addresses, first bytes and ends, extents."""
         (name, operand), value = self._operands[i], values[self._places[i]]
         if operand is None:
             extent, (low, high) = self._extents[i]

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""The record of who owns a pool's pages, as kernels see it: one registry a place, the host or a GPU.
+"""Page ownership records in device memory: one registry per device or host.
 
-Kernels that ``check-kv-ownership`` has seen find the registry through a variable of their code, which is set when the
-code is loaded. Before such a kernel is launched those who keep the record bring it up to date; on the host, and in the
-emulator, what the kernel wrote down is raised after it. The layout is ``kvarn.dialect.ownership_layout``'s.
+Kernels compiled with ``check-kv-ownership`` find the registry through a variable of their code, which is set when the
+code is loaded. The records are updated before such a kernel is launched; on the host and in the emulator, violations
+that the kernel recorded are raised after it. The layout is that of ``kvarn.dialect.ownership_layout``.
 """
 
 from __future__ import annotations
@@ -16,63 +16,63 @@ import numpy as np
 
 from kvarn.artifact import Entry
 from kvarn.dialect import ownership_layout as at
-from kvarn.forks import renewed
+from kvarn.forks import reinit_after_fork
 
 from . import device as devices, driver
 from .mirror import Memory
 
-titles: dict[int, str] = {}  # of the accesses of all code that was loaded, by number
+titles: dict[int, str] = {}  # titles of the checked accesses of all loaded code, by number
 _registries: dict[int, Registry] = {}
-_lock = renewed(threading.RLock())
+_lock = reinit_after_fork(threading.RLock())
 
 
-class Keeper(Protocol):
-    """Who keeps the record of some regions; ``base``: the address of the first."""
+class ShadowState(Protocol):
+    """The owner of the ownership records of some regions; ``base``: the address of the first region."""
 
     base: int
 
     def refresh(self) -> None:
-        """Bring the record up to date, before a kernel runs."""
+        """Update the records before a kernel runs."""
         ...
 
     def arrays(self) -> Sequence[np.ndarray]:
-        """The record's memory."""
+        """The memory of the records."""
         ...
 
     def copied(self, base: int, source: np.ndarray, destination: np.ndarray) -> None:
-        """Whole pages of the pool at an address were copied within it; ``source`` None: filled from elsewhere."""
+        """Record that whole pages of the pool at ``base`` were copied; ``source`` None: from another pool."""
         ...
 
-    def complain(self, found: Sequence[Sequence[int]]) -> list[int]:
-        """Take violations, in words, that are of these regions; the places of those taken."""
+    def take_violations(self, found: Sequence[Sequence[int]]) -> list[int]:
+        """Accept violations, as words, of these regions; the indices of the accepted ones."""
         ...
 
     def raise_violations(self) -> None:
-        """Raise an error for violations that were taken and not raised."""
+        """Raise an error for accepted violations."""
         ...
 
 
 class Registry:
-    """What the kernels of one place are held to."""
+    """The regions against which kernels of one device check accesses."""
 
     def __init__(self, ordinal: int) -> None:
-        self.ordinal, self.keepers = ordinal, list[Keeper]()
+        self.ordinal, self.states = ordinal, list[ShadowState]()
         self.words = Memory(at.REGISTRY_WORDS + at.MOST_REGIONS * at.REGION_WORDS, np.int64, ordinal)
         self.violations = Memory(1 + at.MOST_VIOLATIONS * at.VIOLATION_WORDS, np.int64, ordinal)
         self.words.array[at.VIOLATIONS] = self.violations.address
         self.words.push()
         self._regions: list[Sequence[int]] = []
 
-    def add(self, regions: Sequence[Sequence[int]], keeper: Keeper) -> None:
-        """Watch regions, each its words."""
+    def add(self, regions: Sequence[Sequence[int]], state: ShadowState) -> None:
+        """Watch regions, each given as its words."""
         if len(self._regions) + len(regions) > at.MOST_REGIONS:
             raise ValueError(f"at most {at.MOST_REGIONS} pools and scales can be watched at once on a device")
-        self.keepers.append(keeper)
-        self._publish([*regions, *self._regions])  # those who ask last are asked first
+        self.states.append(state)
+        self._publish([*regions, *self._regions])  # the latest regions are searched first
 
-    def drop(self, regions: Sequence[Sequence[int]], keeper: Keeper) -> None:
-        """Watch regions no more. Their memory may go once this returns."""
-        self.keepers = [k for k in self.keepers if k is not keeper]
+    def drop(self, regions: Sequence[Sequence[int]], state: ShadowState) -> None:
+        """Stop watching regions. Their memory may be freed once this returns."""
+        self.states = [k for k in self.states if k is not state]
         self._publish([r for r in self._regions if not any(r is gone for gone in regions)])
 
     def _publish(self, regions: list[Sequence[int]]) -> None:
@@ -84,16 +84,16 @@ class Registry:
         self.words.push()
 
     def region_at(self, address: int) -> Sequence[int] | None:
-        """The region whose record lies at an address."""
+        """The region whose record is at an address."""
         i = (address - self.words.address - 8 * at.REGISTRY_WORDS) // (8 * at.REGION_WORDS)
         return self._regions[i] if 0 <= i < len(self._regions) else None
 
     def refresh(self) -> None:
-        for keeper in self.keepers:
-            keeper.refresh()
+        for state in self.states:
+            state.refresh()
 
     def collect(self) -> None:
-        """Hand out what kernels wrote down."""
+        """Distribute the violations that kernels recorded."""
         self.violations.pull()
         count = int(self.violations.array[0])
         if not count:
@@ -102,34 +102,34 @@ class Registry:
         rows: Any = self.violations.array[1 : 1 + kept * at.VIOLATION_WORDS].reshape(kept, -1).tolist()
         self.violations.array[0] = 0
         self.violations.push()
-        for keeper in list(self.keepers):
-            taken = set(keeper.complain(rows))
+        for state in list(self.states):
+            taken = set(state.take_violations(rows))
             rows = [row for i, row in enumerate(rows) if i not in taken]
 
     def arrays(self) -> list[np.ndarray]:
-        """The memory that kernels on the host touch."""
-        return [self.words.array, self.violations.array, *(a for k in self.keepers for a in k.arrays())]
+        """The memory that kernels on the host access."""
+        return [self.words.array, self.violations.array, *(a for k in self.states for a in k.arrays())]
 
 
 def registry(ordinal: int) -> Registry:
-    """The registry of a place. It lasts: code that is loaded has its address."""
+    """The registry of a device. It is never freed: loaded code has its address."""
     with _lock:
         if ordinal not in _registries:
             _registries[ordinal] = Registry(ordinal)
         return _registries[ordinal]
 
 
-# --- what the places where kernels run call -------------------------------------------------------
+# --- calls of the executors of kernels -------------------------------------------------------------
 
 
 def accesses(entry: Entry) -> Mapping[str, str]:
-    """The checked accesses of an entry; empty for one without checks."""
+    """The checked accesses of an entry; empty for an entry without checks."""
     found: Mapping[str, str] = entry.attributes.get(at.ATTRIBUTE, {})
     return found
 
 
 def load(entry: Entry, ordinal: int, set_variable: Callable[[str, int], None]) -> None:
-    """An entry with checks has been loaded: tell it where the registry is."""
+    """Set the registry's address in a loaded entry with checks."""
     found = accesses(entry)
     if found:
         titles.update((int(number), text) for number, text in found.items())
@@ -137,20 +137,20 @@ def load(entry: Entry, ordinal: int, set_variable: Callable[[str, int], None]) -
 
 
 def before(ordinal: int) -> None:
-    """A kernel with checks is about to run."""
+    """Called before a kernel with checks runs."""
     registry(ordinal).refresh()
 
 
 def after(ordinal: int) -> None:
-    """A kernel with checks has run to its end."""
+    """Called after a kernel with checks has finished."""
     found = registry(ordinal)
     found.collect()
-    for keeper in list(found.keepers):
-        keeper.raise_violations()
+    for state in list(found.states):
+        state.raise_violations()
 
 
 def after_failure(ordinal: int, failed: Exception) -> None:
-    """A kernel with checks was ended: what it had noted says more than what ended it."""
+    """Called after a kernel with checks failed: recorded violations are more specific than the failure."""
     try:
         after(ordinal)
     except Exception as found:
@@ -158,7 +158,7 @@ def after_failure(ordinal: int, failed: Exception) -> None:
 
 
 def launching(launch: Callable[..., int], ordinal: int) -> Callable[..., int]:
-    """The driver's function for launches of a kernel with checks."""
+    """The driver's launch function for kernels with checks."""
 
     def refreshed(*args: Any) -> int:
         before(ordinal)
@@ -168,14 +168,14 @@ def launching(launch: Callable[..., int], ordinal: int) -> Callable[..., int]:
 
 
 def copied(collection: Any, source: Any, destination: Any) -> None:
-    """Pages of a collection were copied, whole: what was written of the one is of the other. ``source`` may be None."""
+    """Record that whole pages of a collection were copied, with their written tokens. ``source`` may be None."""
     base = collection.pools[0].data
-    keepers = [k for found in list(_registries.values()) for k in found.keepers if k.base == base]
-    if not keepers:  # ids are not read where nobody asks: on a GPU that waits for what runs
+    states = [k for found in list(_registries.values()) for k in found.states if k.base == base]
+    if not states:  # ids are read only if someone needs them: on a GPU that waits for the device
         return
     pages = [None if ids is None else _on_host(ids) for ids in (source, destination)]
-    for keeper in keepers:
-        keeper.copied(base, *pages)  # type: ignore[arg-type]
+    for state in states:
+        state.copied(base, *pages)  # type: ignore[arg-type]
 
 
 def _on_host(ids: Any) -> np.ndarray:
@@ -188,7 +188,7 @@ def _on_host(ids: Any) -> np.ndarray:
 
 
 def host_copy(view: Any) -> np.ndarray:
-    """A copy of a buffer of integers, wherever it lies."""
+    """A host copy of a buffer of integers on any device."""
     from .buffers import strided_array
 
     if view.device[0] == "cpu":

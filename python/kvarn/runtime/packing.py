@@ -1,11 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""One launch of one kernel as bytes: the launch configuration, the parameters, the pointers to them.
+"""A kernel launch as bytes: the launch configuration, the parameters, and the pointers to them.
 
-A *call* is an entry of an artifact made ready for one place: `DeviceCall` for a GPU, `HostCall` for the
-CPU. Both check a grid and a block, launch with values at once (``fire``), or keep the values for many
-launches (``freeze``). One ``struct`` packs configuration and parameters together, so that a launch costs
-one Python call for packing and one for launching. Packets are taken from a pool and put back: threads and
-finalizers never share one.
+A *call* is an entry of an artifact on one device: `DeviceCall` for a GPU, `HostCall` for the CPU. It checks a grid and
+a block, launches with given values (``launch``), or binds the values for many launches (``prepare``). One ``struct``
+packs configuration and parameters together, so a launch costs one Python call for packing and one for launching.
+Packets come from a pool: threads and finalizers never share one.
 """
 
 from __future__ import annotations
@@ -35,18 +34,18 @@ _FORMATS = {
     "bf16": "H", "f8e4m3": "B", "f8e5m2": "B", "f8e8m0": "B", "tensormap": "128s",
 }  # fmt: skip
 _NO_CONTEXT = 201  # CUDA_ERROR_INVALID_CONTEXT
-_HOST_BLOCKS = 2**24  # of a grid, and threads of a block: more would take minutes, in which nothing can stop it
-_REMEMBER = 1024  # grids that a call remembers to have checked
+_HOST_BLOCKS = 2**24  # largest grid, and block, on the host: more would run for minutes without a way to interrupt it
+_REMEMBER = 1024  # checked shapes cached per call
 
 
 class Packer:
-    """The parameters of an entry, packed behind a head.
+    """Packs the parameters of an entry, after a header.
 
     Parameters
     ----------
     entry : Entry
     head : str
-        ``struct`` format of what comes before them; its items count as values.
+        ``struct`` format of the header; its items are the first values.
     """
 
     def __init__(self, entry: Entry, head: str) -> None:
@@ -68,7 +67,7 @@ class Packer:
             offsets.append(offset + padding)
             offset += padding + size
         self.struct, self.offsets = struct.Struct(text), offsets
-        # Fields of all arguments come in layout order; the compiled function may want some of them, or another order.
+        # Fields of all arguments come in layout order; the compiled function may take a subset, in another order.
         starts, total = [], 0
         for arg in entry.args:
             starts.append({f.name: total + i for i, f in enumerate(arg.fields)})
@@ -83,7 +82,7 @@ class Packer:
         self.plain = self._pick is None and not self._convert
 
     def select(self, values: Sequence[Any]) -> Sequence[Any]:
-        """The parameters' values out of those of all fields, small floats as bits."""
+        """The parameters' values from those of all fields, with small floats as bits."""
         if self._pick is not None:
             values = [values[i] for i in self._pick]
         if self._convert:
@@ -92,8 +91,8 @@ class Packer:
                 values[i] = f(values[i])
         return values
 
-    def complain(self, values: Sequence[Any], error: Exception) -> ValueError:
-        """The error for values that do not fit: names the parameter."""
+    def packing_error(self, values: Sequence[Any], error: Exception) -> ValueError:
+        """The error for values that do not fit, which names the parameter."""
         for p, s, value in zip(self.entry.params, self._single, values, strict=False):
             try:
                 s.pack(value)
@@ -106,12 +105,12 @@ class Packer:
 
 
 class Packet:
-    """Memory of one launch: the packed struct, and the array of pointers into it."""
+    """The memory of one launch: the packed struct, and the array of pointers into it."""
 
     __slots__ = ("address", "memory", "pointers", "pointers_address")
 
     def __init__(self, packer: Packer) -> None:
-        # 64 spare bytes let the struct start at a multiple of 64, which tensor maps need.
+        # 64 spare bytes to align the struct to 64, which tensor maps require.
         self.memory = (ctypes.c_char * (packer.struct.size + 64))()
         base = ctypes.addressof(self.memory)
         skip = -base % 64
@@ -123,7 +122,7 @@ class Packet:
 
 
 def dim3(value: Any, what: str, kernel: str) -> Dim3:
-    """Three extents out of an int or a tuple of one to three."""
+    """Three extents from an int or a tuple of one to three."""
     items = value if isinstance(value, (tuple, list)) else (value,)
     if not 1 <= len(items) <= 3:
         raise ValueError(f"{what} of kernel {kernel!r} must have 1 to 3 extents, got {value!r}")
@@ -135,7 +134,7 @@ def dim3(value: Any, what: str, kernel: str) -> Dim3:
 
 
 def check_shape(entry: Entry, grid: Any, block: Any, shared: int, limits: devices.Device | None, most: int) -> Shape:
-    """Check a grid and a block against the kernel and the device; ``most`` is the kernel's limit of threads, or 0."""
+    """Check a grid and a block against the kernel and the device; ``most`` is the kernel's thread limit, or 0."""
     kernel = entry.name
     if block is None:
         if entry.block is None:
@@ -156,8 +155,8 @@ def check_shape(entry: Entry, grid: Any, block: Any, shared: int, limits: device
         )
     if limits is None and g[0] * g[1] * g[2] > _HOST_BLOCKS:
         raise ValueError(
-            f"grid of kernel {kernel!r} must have at most {_HOST_BLOCKS} blocks on the host, which runs one after the "
-            f"other, got {g}: let a block do more, or launch parts"
+            f"grid of kernel {kernel!r} must have at most {_HOST_BLOCKS} blocks on the host, which runs them one after "
+            f"another, got {g}: use fewer blocks, or several launches"
         )
     if limits is not None:
         for axis, extent, limit in zip("xyz", g, limits.max_grid, strict=True):
@@ -180,38 +179,39 @@ class Address(int):
 
     @classmethod
     def of(cls, address: int, operand: int) -> Address:
-        """The address of an operand, given by its number."""
+        """The address of the operand with a given index."""
         made = cls(address)
         made.operand = operand
         return made
 
 
 class Bound(NamedTuple):
-    """A launch on a stream of which all but some addresses is packed. One thread at a time may use it."""
+    """A launch on a stream, packed except for some addresses. One thread at a time may use it."""
 
     launch: Callable[..., int]
     arguments: driver.LaunchArguments
-    words: memoryview  # of the packet
-    moves: tuple[tuple[int, int], ...]  # words that take the address of an operand
-    again: Callable[[int], int]  # after a failed launch, with its code
+    words: memoryview  # the packet's memory
+    moves: tuple[tuple[int, int], ...]  # (word of the packet, operand whose address it takes)
+    after_failure: Callable[[int], int]  # called after a failed launch, with its error code
     memory: Packet
 
 
-class Frozen:
-    """A launch with values that stay, as a function of the stream. Threads may share it.
+class PreparedCall:
+    """A launch with fixed values, as a function of the stream. Threads may share it.
 
     Attributes
     ----------
     parts : tuple
-        Arguments of a launch by stream, of those that need no look at the context; the driver's function.
+        Launch arguments by stream, for streams that determine the device; and the driver's function.
     """
 
     __slots__ = ("_call", "_configs", "_packet", "_shape", "parts")
 
     def __init__(self, call: DeviceCall, shape: Shape, packet: Packet) -> None:
         self._call, self._shape, self._packet = call, shape, packet
-        # One configuration a stream, never changed once made: that is what lets threads share it. They are kept, since
-        # another thread may be launching with one; programs have few streams.
+        # One immutable configuration per stream, which is why threads can share them. They are never freed, since
+        # another
+        # thread may be launching with one; programs use few streams.
         self._configs: dict[int, tuple[Any, driver.LaunchArguments]] = {}
         self.parts: tuple[dict[int, driver.LaunchArguments], Any] = {}, call.launcher()
 
@@ -228,19 +228,19 @@ class Frozen:
                 quick[stream] = found[1]
         code = launch(*found[1])
         if code:
-            self.again(code, found[1], stream)
+            self.after_failure(code, found[1], stream)
 
-    def again(self, code: int, arguments: driver.LaunchArguments, stream: int) -> None:
-        """After a failed launch."""
-        self._call.again(code, arguments, self._shape, stream)
+    def after_failure(self, code: int, arguments: driver.LaunchArguments, stream: int) -> None:
+        """Called after a failed launch."""
+        self._call.after_failure(code, arguments, self._shape, stream)
 
 
-class HostFrozen:
-    """A launch on the host, or of an empty grid: the stream means nothing."""
+class PreparedHostCall:
+    """A launch on the host, or with an empty grid; the stream is ignored."""
 
     __slots__ = ("_run", "parts")
 
-    def again(self, code: int, arguments: driver.LaunchArguments, stream: int) -> None:
+    def after_failure(self, code: int, arguments: driver.LaunchArguments, stream: int) -> None:
         raise AssertionError("nothing was launched")
 
     def __init__(self, run: Callable[[], None]) -> None:
@@ -273,11 +273,11 @@ class DeviceCall:
         self._passed: set[Shape] = set()
 
     def shape(self, grid: Any, block: Any, shared: int) -> Shape:
-        """The checked launch shape; what passed once is looked up."""
+        """The checked launch shape, from a cache of checked shapes."""
         key = (grid, block, shared)
         try:
             found = self._shapes.get(key)
-        except TypeError:  # a list
+        except TypeError:  # an unhashable list
             return self._check(grid, block, shared)
         if found is None:
             found = self._check(grid, block, shared)
@@ -287,7 +287,7 @@ class DeviceCall:
         return found
 
     def checked(self, shape: Shape) -> Shape:
-        """The shape, checked as :meth:`shape` does."""
+        """The shape, checked as by :meth:`shape`."""
         if shape in self._passed:
             return shape
         found = self._check(shape[:3], shape[3:6], shape[6])
@@ -300,8 +300,8 @@ class DeviceCall:
         self.kernel.reserve_shared(shared)
         return check_shape(self.entry, grid, block, shared, self.device, self.kernel.max_threads)
 
-    def fire(self, shape: Shape, values: Sequence[Any], stream: int) -> None:
-        """Launch now. A grid with a zero launches nothing."""
+    def launch(self, shape: Shape, values: Sequence[Any], stream: int) -> None:
+        """Launch. A grid with an extent of 0 launches nothing."""
         if not (shape[0] and shape[1] and shape[2]):
             return
         packer = self.packer
@@ -314,23 +314,23 @@ class DeviceCall:
         try:
             packer.struct.pack_into(packet.memory, 0, *shape, stream, *self.attributes, *values)
         except (struct.error, OverflowError) as e:
-            raise packer.complain(values, e) from None
+            raise packer.packing_error(values, e) from None
         code = self._launch(*arguments)
         if code:
-            code = self.again(code, arguments, shape, stream)
+            code = self.after_failure(code, arguments, shape, stream)
         pool.append((packet, arguments))
 
     def _packet(self) -> tuple[Packet, driver.LaunchArguments]:
-        """Memory of a launch, and the arguments of the driver's call."""
+        """The memory of a launch, and the arguments of the driver's function."""
         packet = Packet(self.packer)
         return packet, self.arguments(packet.address, packet.pointers_address)
 
     def arguments(self, config: int, pointers: int) -> driver.LaunchArguments:
-        """Of the driver's call: addresses of a configuration and of the pointers to the parameters."""
+        """The arguments of the driver's function, from addresses of a configuration and parameter pointers."""
         return driver.launch_arguments(config, self.handle, pointers)
 
     def bound(self, shape: Shape, values: Sequence[Any], stream: int) -> Bound | None:
-        """A launch with these values, of which each `Address` may be another one next time; None for an empty grid."""
+        """A packed launch in which every `Address` can be replaced later; None for an empty grid."""
         if 0 in shape[:3]:
             return None
         packer, (packet, arguments) = self.packer, self._packet()
@@ -339,19 +339,19 @@ class DeviceCall:
         try:
             packer.struct.pack_into(packet.memory, 0, *shape, stream, *self.attributes, *values)
         except (struct.error, OverflowError) as e:
-            raise packer.complain(values, e) from None
+            raise packer.packing_error(values, e) from None
         offsets = packer.offsets
         moves = tuple((o // 8, v.operand) for o, v in zip(offsets, values, strict=True) if v.__class__ is Address)
         whole = packer.struct.size & ~7
         words = memoryview(packet.memory).cast("B")[:whole].cast("Q")
 
-        def again(code: int) -> int:
-            return self.again(code, arguments, shape, stream)
+        def after_failure(code: int) -> int:
+            return self.after_failure(code, arguments, shape, stream)
 
-        return Bound(self._launch, arguments, words, moves, again, packet)
+        return Bound(self._launch, arguments, words, moves, after_failure, packet)
 
-    def again(self, code: int, arguments: driver.LaunchArguments, shape: Shape, stream: int) -> int:
-        """After a failed launch: give a thread without a context this device's and launch again, or raise."""
+    def after_failure(self, code: int, arguments: driver.LaunchArguments, shape: Shape, stream: int) -> int:
+        """After a failed launch: make this device's context current in a thread without one and retry, or raise."""
         if code == _NO_CONTEXT:
             with self.device.active():
                 code = self._launch(*arguments)
@@ -360,35 +360,35 @@ class DeviceCall:
                 f"launch of kernel {self.entry.name!r} on {self.device!r}",
                 code,
                 f"grid {shape[:3]}, block {shape[3:6]}, {shape[6]} + {self.kernel.static_shared_bytes} bytes of shared "
-                f"memory, {self.kernel.registers} registers a thread, cluster {self.entry.cluster}, stream {stream:#x}",
+                f"memory, {self.kernel.registers} registers/thread, cluster {self.entry.cluster}, stream {stream:#x}",
             )
         return code
 
-    def freeze(self, shape: Shape, values: Sequence[Any]) -> Frozen | HostFrozen:
+    def prepare(self, shape: Shape, values: Sequence[Any]) -> PreparedCall | PreparedHostCall:
         """A function of the stream that launches with these values. Threads may share it."""
         if 0 in shape[:3]:
-            return HostFrozen(lambda: None)
+            return PreparedHostCall(lambda: None)
         packer = self.packer
         values = packer.select(values)
         packet = Packet(packer)
         try:
             packer.struct.pack_into(packet.memory, 0, *shape, 0, *self.attributes, *values)
         except (struct.error, OverflowError) as e:
-            raise packer.complain(values, e) from None
-        return Frozen(self, shape, packet)
+            raise packer.packing_error(values, e) from None
+        return PreparedCall(self, shape, packet)
 
     def launcher(self) -> Callable[..., int]:
-        """The driver's function, over addresses."""
+        """The driver's launch function, called with addresses."""
         return self._launch
 
     def enter(self, stream: int) -> int | None:
-        """Before a launch: with no stream object to say it, the device is the current context's. See `Device.bind`."""
-        # Of one GPU there is no other context to leave: a thread without any is seen by the launch (see `again`).
+        """Before a launch on a default stream, make the device's context current. See `Device.bind`."""
+        # With one GPU no other context can be current; a thread without a context is handled after the failed launch.
         return self.device.bind() if stream <= streams.LAST_SPECIAL and not self.device.alone else None
 
     @property
     def facts(self) -> Any:
-        """What expressions may ask of the place."""
+        """Device properties for expressions."""
         return self.device
 
 
@@ -399,15 +399,15 @@ class HostExecutor(Protocol):
     """Runs the entries of an artifact on the CPU: `kvarn.runtime.host.HostProgram`."""
 
     def run(self, entry: Entry, grid: Dim3, block: Dim3, values: Sequence[Any]) -> None:
-        """Run all blocks of a launch, and return when they are done.
+        """Run all blocks of a launch to completion.
 
-        ``values`` has one number a parameter of the entry, in order: addresses as ints, 16- and 8-bit floats as bits.
+        ``values`` has one number per parameter of the entry, in order: addresses as ints, 16- and 8-bit floats as bits.
         """
         ...
 
 
 class HostFacts:
-    """What expressions are told of the host."""
+    """Properties of the host for expressions."""
 
     multiprocessors = os.cpu_count() or 1
     shared_bytes, l2_bytes, warp_size = 1 << 20, 1 << 20, 32
@@ -417,7 +417,7 @@ class HostFacts:
 
 
 class HostCall:
-    """A kernel on the CPU. Streams mean nothing here: a launch returns when it is done."""
+    """A kernel on the CPU. Streams are ignored: a launch returns when it is done."""
 
     facts = HostFacts()
 
@@ -432,19 +432,19 @@ class HostCall:
     def checked(self, shape: Shape) -> Shape:
         return self.shape(shape[:3], shape[3:6], shape[6])
 
-    def fire(self, shape: Shape, values: Sequence[Any], stream: int) -> None:
-        self.freeze(shape, values)(stream)
+    def launch(self, shape: Shape, values: Sequence[Any], stream: int) -> None:
+        self.prepare(shape, values)(stream)
 
-    def freeze(self, shape: Shape, values: Sequence[Any]) -> HostFrozen:
+    def prepare(self, shape: Shape, values: Sequence[Any]) -> PreparedHostCall:
         if 0 in shape[:3]:
-            return HostFrozen(lambda: None)
+            return PreparedHostCall(lambda: None)
         values = self.packer.select(values)
         try:
-            # Packing checks every range, and turns half floats into bits.
+            # Packing checks every range, and converts small floats to bits.
             ready = self._bits.unpack(self.packer.struct.pack(*values))
         except (struct.error, OverflowError) as e:
-            raise self.packer.complain(values, e) from None
-        return HostFrozen(lambda: self.executor.run(self.entry, shape[:3], shape[3:6], ready))
+            raise self.packer.packing_error(values, e) from None
+        return PreparedHostCall(lambda: self.executor.run(self.entry, shape[:3], shape[3:6], ready))
 
     def enter(self, stream: int) -> int | None:
         return None
@@ -454,7 +454,7 @@ Call = DeviceCall | HostCall
 
 
 class Place:
-    """Where an artifact runs: makes the calls of its entries for a device, or for the host."""
+    """An artifact on a device or the host: makes the calls of its entries."""
 
     def __init__(self, artifact: Artifact, ordinal: int, executor: HostExecutor | None = None) -> None:
         self.artifact, self.ordinal = artifact, ordinal
@@ -464,13 +464,13 @@ class Place:
                 "memory: compile it with target='host', or pass CUDA buffers"
             )
         if ordinal < 0 and executor is None:
-            from . import host  # the CPU JIT, the one part of the runtime that needs MLIR
+            from . import host  # the CPU JIT, the only part of the runtime that needs MLIR
 
             executor = host.HostProgram(artifact)
         self._executor = executor
 
     def call(self, entry: Entry, attributes: Attributes = None) -> Call:
-        """An entry made ready; ``attributes`` of a step go before the entry's own."""
+        """The call of an entry; the ``attributes`` of a step override the entry's own."""
         if self.ordinal >= 0:
             return DeviceCall(self.artifact, entry, self.ordinal, attributes)
         assert self._executor is not None

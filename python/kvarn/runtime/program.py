@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""Running programs: artifacts with several launches and scratch memory, such as the built-in cache operations.
+"""Programs: artifacts with several launches and scratch memory, such as the built-in cache operations.
 
     program = Program(artifact)
     program(collection, layer, key, value, offsets)      # every step, in order, on the current stream
 
-Grids and sizes are expressions of the arguments' shapes, so that nothing is read back from the device and a
-captured graph replays them as they were. Scratch memory belongs to one program, device and stream. It grows when a
-call needs more and is never moved while the program lives: a CUDA graph may hold its address. Once it is large
-enough a call allocates nothing. Growing works inside a stream capture too.
+Grids and sizes are expressions of the arguments' shapes, so nothing is read back from the device, and a captured graph
+replays the same launches. Scratch memory belongs to one program, device and stream. It grows on demand, also inside a
+stream capture, and never moves during the program's life, since a CUDA graph may contain its address. A call for which
+it is large enough allocates nothing.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from typing import Any
 
 from kvarn.artifact import Arg, Artifact
 from kvarn.artifact.bundle import BundleError, load as load_bundle
-from kvarn.forks import renewed
+from kvarn.forks import reinit_after_fork
 
 from . import device as devices, driver, streams
 from .binding import HOST
@@ -31,10 +31,10 @@ from .expressions import compile_expressions, compile_step
 from .launch import Binders, Launcher
 from .packing import Call, HostExecutor, Place, Shape
 
-# Room that growing leaves, so that slowly growing batches do not allocate each time.
+# Growth factor, so that slowly growing batches do not allocate each time.
 _GROWTH = 1.5
-Fire = Callable[[int], None]  # launches on a stream
-_ALIGNMENT = 256  # what cuMemAlloc gives, and what host memory is brought to
+StreamLaunch = Callable[[int], None]  # launches on a stream
+_ALIGNMENT = 256  # alignment of cuMemAlloc, and of scratch memory on the host
 
 
 class Scratch:
@@ -44,13 +44,13 @@ class Scratch:
         self._ordinal, self._zeroed = ordinal, tuple(zeroed)
         self._capacity = [0] * len(zeroed)
         self._address = [0] * len(zeroed)
-        self._blocks: list[Any] = []  # everything ever allocated: what was replaced may be in a graph
+        self._blocks: list[Any] = []  # all allocations: a graph may contain the address of a replaced one
         if ordinal != HOST:
-            # Freeing waits for the device, which is right for kernels in flight. At exit the driver frees on its own.
+            # Freeing waits for the device, as it must while kernels run. At exit the driver frees memory itself.
             weakref.finalize(self, _free, self._blocks, ordinal).atexit = False
 
     def reserve(self, sizes: Sequence[int]) -> list[tuple[int, int]]:
-        """Address and usable bytes of each workspace, at least the sizes asked for."""
+        """Address and size in bytes of each workspace, of at least the given sizes."""
         for i, size in enumerate(sizes):
             if size > self._capacity[i]:
                 self._grow(i, size)
@@ -69,7 +69,7 @@ class Scratch:
 
 
 def _allocate(ordinal: int, size: int, zeroed: bool) -> int:
-    """Device memory, also while this thread captures a stream: the allocation is no part of the graph."""
+    """Device memory, also during a stream capture of this thread; the allocation is not part of the graph."""
     bindings = driver.require()
     on = devices.device(ordinal)
     relaxed = bindings.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED
@@ -78,7 +78,7 @@ def _allocate(ordinal: int, size: int, zeroed: bool) -> int:
         try:
             address = driver.call("cuMemAlloc", size)
             if zeroed:
-                # On a stream of its own: on the caller's it might be captured and so not happen now.
+                # On a stream of its own: the caller's stream may be capturing, and would not execute it.
                 stream = driver.call("cuStreamCreate", bindings.CUstream_flags.CU_STREAM_NON_BLOCKING.value)
                 driver.call("cuMemsetD8Async", address, 0, size, stream)
                 driver.call("cuStreamSynchronize", stream)
@@ -104,8 +104,8 @@ class _OnDevice:
         self.ordinal, self.facts = ordinal, self.calls[0].facts
         self._zeroed = [w.zeroed for w in artifact.workspaces]
         self._scratch: dict[int, Scratch] = {}
-        # Steps of two calls on one stream must not mix: they share scratch memory.
-        self.lock = renewed(threading.Lock())
+        # The steps of two calls on one stream share scratch memory, so they must not interleave.
+        self.lock = reinit_after_fork(threading.Lock())
 
     def scratch(self, stream: int, sizes: Sequence[int]) -> list[tuple[int, int]]:
         found = self._scratch.get(stream)
@@ -115,16 +115,16 @@ class _OnDevice:
 
 
 class PreparedProgram:
-    """A program whose arguments are bound: call it with a stream, as often as wanted. It keeps its arguments alive."""
+    """A program with bound arguments: call it with a stream, any number of times. It keeps its arguments alive."""
 
     __slots__ = ("_args", "_by_stream", "_make", "_on")
 
-    def __init__(self, on: _OnDevice, make: Callable[[int], list[Fire]], args: tuple[Any, ...]) -> None:
+    def __init__(self, on: _OnDevice, make: Callable[[int], list[StreamLaunch]], args: tuple[Any, ...]) -> None:
         self._on, self._make, self._args = on, make, args
-        self._by_stream: dict[int, list[Fire]] = {}
+        self._by_stream: dict[int, list[StreamLaunch]] = {}
 
     def __call__(self, stream: Any = None) -> None:
-        """Run every step on a stream; None is the current stream of the framework that the arguments come from."""
+        """Run every step on a stream; by default the current stream of the arguments' framework."""
         on = self._on
         handle = _handle(stream, self._args, on.ordinal)
         fires = self._by_stream.get(handle)
@@ -141,19 +141,19 @@ class PreparedProgram:
 
 
 class Program:
-    """A program artifact ready to take arguments.
+    """A program artifact that takes Python arguments.
 
     Parameters
     ----------
     artifact : Artifact
         With steps.
     executor : HostExecutor, optional
-        Runs it on the CPU when its target is ``host``; by default the JIT.
+        Runs it on the CPU if its target is ``host``; by default the JIT.
 
     Notes
     -----
-    Scratch memory is freed when the program is: keep a program as long as the graphs that were captured from it.
-    Two graphs captured on one stream share it, so they must not be replayed at the same time.
+    Scratch memory is freed with the program: keep a program as long as the graphs captured from it. Graphs captured on
+    one stream share it, so they must not be replayed concurrently.
     """
 
     def __init__(self, artifact: Artifact, *, executor: HostExecutor | None = None) -> None:
@@ -173,14 +173,14 @@ class Program:
         Parameters
         ----------
         *args
-            One object an argument of the program.
+            One object per argument of the program.
         stream : optional
-            As for `Launcher`.
+            As in `Launcher`.
 
         Raises
         ------
         TypeError, ValueError
-            If an argument is not what the program takes; nothing was launched.
+            If an argument does not match the program; nothing was launched.
         DriverError
             If the driver refuses a launch.
         """
@@ -190,9 +190,9 @@ class Program:
         before = on.calls[0].enter(handle) if handle <= streams.LAST_SPECIAL else None
         try:
             with on.lock:
-                # Everything is checked before the first launch: a program runs whole or not at all.
+                # All steps are checked before the first launch, so that a program runs completely or not at all.
                 for call, shape, flat in self._plan(on, values, handle):
-                    call.fire(shape, flat, handle)
+                    call.launch(shape, flat, handle)
         finally:
             if before is not None:
                 devices.unbind(before)
@@ -202,8 +202,8 @@ class Program:
         values, ordinal = self._binders.bind(args)
         on = self._on.get(ordinal) or self._load(ordinal)
 
-        def make(handle: int) -> list[Fire]:
-            return [call.freeze(shape, flat) for call, shape, flat in self._plan(on, values, handle)]
+        def make(handle: int) -> list[StreamLaunch]:
+            return [call.prepare(shape, flat) for call, shape, flat in self._plan(on, values, handle)]
 
         return PreparedProgram(on, make, args)
 
@@ -213,7 +213,7 @@ class Program:
         plan, facts = [], on.facts
         try:
             scratch = on.scratch(handle, self._sizes(values, facts)) if self._needs_scratch else ()
-            for call, step in zip(on.calls, self._steps):  # noqa: B905 (made together)
+            for call, step in zip(on.calls, self._steps):  # noqa: B905 (equal lengths)
                 shape, flat = step(values, facts, scratch)
                 plan.append((call, call.checked(shape), flat))
         except ZeroDivisionError:
@@ -223,7 +223,7 @@ class Program:
         return plan
 
     def load(self, ordinal: int | None = None) -> None:
-        """Load the code onto a device now (the current one by default; host code: the host), ahead of a run."""
+        """Load the code onto a device before a run: the current one by default; for host code, the host."""
         if ordinal is None:
             ordinal = HOST if self.artifact.target == "host" else devices.current_ordinal()
         self._on.get(ordinal) or self._load(ordinal)
@@ -239,7 +239,7 @@ def _handle(stream: Any, args: Sequence[Any], ordinal: int) -> int:
 
 
 def _strictest(artifact: Artifact) -> tuple[Arg, ...]:
-    """The program's arguments with what the entries that get them, or descriptors of them, ask: alignments, writing."""
+    """The program's arguments with the requirements of all entries that take them: alignment, and write access."""
     args = list(artifact.args)
     for step in artifact.steps:
         for target, item in zip(artifact.entry(step.entry).args, step.args, strict=True):
@@ -272,9 +272,9 @@ def runner(artifact: Artifact, *, executor: HostExecutor | None = None) -> Any:
 
 
 def load(path: str | os.PathLike[str], target: str | None = None) -> Any:
-    """Read a bundle and make its runner: the variant for ``target``, or else for the current device.
+    """Read a bundle and make the launcher or program of its variant for ``target``, by default for the current device.
 
-    Without a usable GPU the host variant is taken; a bundle that has none gives an error that says why no GPU is used.
+    Without a usable GPU the host variant is used; if there is none, the error says why no GPU is usable.
     """
     variants = load_bundle(path)
     if target is not None:
@@ -284,7 +284,7 @@ def load(path: str | os.PathLike[str], target: str | None = None) -> Any:
     chosen = variants[0] if len(variants) == 1 or target is not None else _for_this_machine(variants)
     try:
         return runner(chosen)
-    except (TypeError, ValueError) as e:  # an expression or an argument that the runtime cannot follow
+    except (TypeError, ValueError) as e:  # an expression or argument that the runtime does not support
         raise BundleError(f"{os.fspath(path)} is not a valid kvarn bundle: {e}") from e
 
 

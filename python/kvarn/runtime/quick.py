@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""Calls like one before, launched by the native part (``launches.cpp``) with one call of C.
+"""The native launch cache (``launches.cpp``): replays a call whose signature is known, with one C call.
 
-The native part is optional: without it, with other classes of operands, and at the first call of a kind, the way is the
-one through Python, which checks operands, binds them, and packs the launches that are remembered here. A call is like
-one before when everything is the same that the checks and the code look at; only the addresses of buffers may differ.
-Operands are torch tensors on a GPU, read by DLPack's exchange table, caches and collections, ints, floats and None.
+The native part is optional. Without it, for unsupported classes of operands, and at the first call with a signature,
+Python checks and binds the operands and packs the launches, which are then cached here. Calls with equal signatures may
+differ in buffer addresses only. Supported operands are torch tensors on a GPU, read by DLPack's exchange table, caches
+and collections, ints, floats and None.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from .binding import is_torch
 from .overlap import Meeting
 from .packing import Bound
 
-# As in launches.cpp.
+# The values of launches.cpp.
 _OTHER, _TENSOR, _HANDLE = 0, 1, 2
 _TENSORS = (("torch", "Tensor"), ("torch.nn.parameter", "Parameter"))
 MAX_BYTES, MAX_PARAMETERS, MAX_OPERANDS = 4608, 512, 64
@@ -32,23 +32,23 @@ except ImportError:
 
 
 def available() -> bool:
-    """Whether the native part is there."""
+    """Whether the native part is available."""
     return _native is not None
 
 
 def table() -> Any:
-    """A new table of calls, or None without the native part. Needs a driver."""
+    """A new launch cache, or None without the native part. Needs a driver."""
     if _native is None:
         return None
     return _native.Launches(*driver.launch_addresses(), _kind_of, signatures.specs)
 
 
 def _kind_of(cls: type) -> int:
-    """How the native part reads operands of a class."""
-    signer = signatures.signers.get(cls) or signatures.find_signer(cls)
+    """The way in which the native part reads operands of a class."""
+    signer = signatures.key_of.get(cls) or signatures.find_key(cls)
     if signer is signatures.sign_handle:
         return _HANDLE
-    # Of classes derived from torch's Tensor only the one whose data is its own: others may stand for something else.
+    # Exactly torch's Tensor (and its parameter class): other subclasses may wrap another tensor.
     return _TENSOR if (cls.__module__, cls.__qualname__) in _TENSORS and is_torch(cls) else _OTHER
 
 
@@ -63,7 +63,7 @@ def remember(
     lock: Any = None,
     meetings: Iterable[Meeting] = (),
 ) -> None:
-    """Keep the launches of a call whose key ``calls.launch`` gave.
+    """Cache the launches of a call under the key that ``calls.launch`` returned.
 
     Parameters
     ----------
@@ -71,17 +71,17 @@ def remember(
         From :func:`table`.
     key : bytes
     attributes, schedule : object
-        What else must be equal; as given to ``calls.launch``.
+        Further parts of the signature, as passed to ``calls.launch``.
     bounds : iterable of Bound
-        The launches. Those that are not of the driver's function alone are not kept.
+        The launches. Launches that do more than call the driver's function are not cached.
     places : sequence of int or None
         See :func:`places_of`.
     context : int
-        What must be current for a launch, or 0. See :func:`context_of`.
+        The context that must be current for a launch, or 0. See :func:`context_of`.
     lock : Lock, optional
-        Held while there are several launches.
+        Held during a call with several launches.
     meetings : iterable of Meeting
-        By the numbers of operands, as in ``places``: where the long way must look.
+        Address ranges that need the full overlap check, with operand numbers as in ``places``.
     """
     apart = [(places[w], -1 if r is None else places[r], low, high) for w, r, low, high in meetings]
     if apart and (any(None in one for one in apart) or not hasattr(_native, "MEETINGS")):
@@ -96,7 +96,7 @@ def remember(
         if any(i is None or i >= MAX_OPERANDS for i in given):
             return
         kernel: ctypes.c_void_p = bound.arguments[1]
-        steps.append((kernel.value, memory, parameters, words, given, bound.again))
+        steps.append((kernel.value, memory, parameters, words, given, bound.after_failure))
     calls.remember(
         key, attributes, schedule, context, lock if len(steps) > 1 else None, steps, *([apart] if apart else ())
     )
@@ -105,9 +105,9 @@ def remember(
 def places_of(
     names: Sequence[str], operands: Sequence[Any], names_given: Sequence[str], given: Sequence[Any]
 ) -> list[int | None]:
-    """Of each operand that is there, its place among the arguments that are there; None where it is no argument."""
+    """For each present operand, its index among the present arguments; None if it is not an argument."""
     places: dict[str, int] = {}
-    for name, argument in zip(names_given, given):  # noqa: B905 (those at the end may be left out)
+    for name, argument in zip(names_given, given):  # noqa: B905 (trailing ones may be omitted)
         if argument is not None:
             places[name] = len(places)
     arguments = dict(zip(names_given, given))  # noqa: B905
@@ -119,7 +119,7 @@ def places_of(
 
 
 def context_of(device: Any, stream: int) -> int:
-    """The context that must be current for a launch on a stream of a device; 0 where the stream says the device."""
+    """The context that must be current for a launch on a stream of a device; 0 if the stream determines the device."""
     return 0 if stream > streams.LAST_SPECIAL or device.alone else device.primary
 
 

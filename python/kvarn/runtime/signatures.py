@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""Signatures: what the checks and the code of a call depend on, of each argument, by its class.
+"""Signatures: per argument class, the properties on which a call's checks and code depend.
 
-A signer gives its part of the key and appends the first of the argument's values: the fields of a handle, the number
-of a scalar, the address of a buffer, whose other fields the signature determines. This runs at every launch: what is
-asked of a torch tensor, and in which order of cost, is measured (``python bench/launch.py``).
+The key function of an argument class returns the argument's part of the signature and appends its first value: the
+fields of a handle, a scalar, or the address of a buffer, whose other fields follow from the signature. It runs at every
+launch; the properties read from a torch tensor, and their order, are chosen by ``python bench/launch.py``.
 
-Calls whose arguments have the same classes share a function that asks all of them without a loop and without calls of
-Python: its text is put together once, from the parts that the signers of these classes have (:data:`_TEXTS`). Nothing
-of an argument is remembered from call to call: an object may be resized, or freed and its place taken by another.
+Calls whose arguments have equal classes share a generated function that computes the signature without loops and Python
+calls, assembled once from the texts of these classes (:data:`_TEXTS`). No argument is cached between calls: an object
+may be resized, or freed and replaced by another at the same address.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ from kvarn.dialect.layout import CacheSpec
 from . import buffers
 from .binding import is_torch
 
-Signer = Callable[[Any, list[Any]], Any]
-signers: dict[type, Signer] = {}
+KeyFunction = Callable[[Any, list[Any]], Any]
+key_of: dict[type, KeyFunction] = {}
 _BATCH = [f.name for f in layout.cache_fields(CacheSpec(layout.PAGED, dtypes.f32, 1, 1, 1))].index("batch")
-_REMEMBER = 4096  # specs
-specs: dict[int, tuple[Any, Any]] = {}  # by identity: the spec itself, and the first one that was equal to it
+_REMEMBER = 4096  # number of cached specs
+specs: dict[int, tuple[Any, Any]] = {}  # by id: the spec, and the first spec that was equal to it
 _equal_specs: dict[Any, Any] = {}
 
 
-def find_signer(cls: type) -> Signer:
-    """The signer of a class, which goes to ``signers``."""
+def find_key(cls: type) -> KeyFunction:
+    """Find the key function of a class and add it to ``key_of``."""
     if cls is type(None):
-        found: Signer = _sign_none
+        found: KeyFunction = _sign_none
     elif cls in (int, float):
         found = _sign_number
     elif is_torch(cls):
@@ -42,7 +42,7 @@ def find_signer(cls: type) -> Signer:
         found = _sign_operand if hasattr(cls, "capacity") else sign_handle
     else:
         found = _sign_other
-    signers[cls] = found
+    key_of[cls] = found
     return found
 
 
@@ -52,7 +52,7 @@ def _sign_none(operand: None, values: list[Any]) -> Any:
 
 def _sign_number(operand: Any, values: list[Any]) -> Any:
     values.append((operand,))
-    return operand.__class__ if operand else repr(operand)  # zeros are equal and not the same
+    return operand.__class__ if operand else repr(operand)  # 0.0 and -0.0 are equal but differ
 
 
 def sign_handle(operand: Any, values: list[Any]) -> Any:
@@ -71,7 +71,7 @@ def _sign_operand(operand: Any, values: list[Any]) -> Any:
 
 
 def _remember_spec(spec: Any) -> tuple[Any, Any]:
-    """Equal specs share an identity, which is cheaper to look up than their values. Those that are met are kept."""
+    """Equal specs share an identity, which is cheaper to look up than their values. Seen specs are kept alive."""
     if len(specs) >= _REMEMBER:
         specs.clear()
     found = specs[id(spec)] = (spec, _equal_specs.setdefault(spec, spec))
@@ -81,8 +81,8 @@ def _remember_spec(spec: Any) -> tuple[Any, Any]:
 def _sign_torch(operand: Any, values: list[Any]) -> Any:
     try:
         address = operand.data_ptr()
-        # The strides of a contiguous tensor follow from its shape, but for extents of one, whose strides nothing uses.
-        # A tensor without an address may be of a device that is none.
+        # Strides of a contiguous tensor follow from its shape, except for extents of 1, whose strides are not used.
+        # A tensor without an address may be on an invalid device.
         key = (
             operand.shape,
             operand.is_contiguous() or operand.stride(),
@@ -91,7 +91,7 @@ def _sign_torch(operand: Any, values: list[Any]) -> Any:
             address & 15,
             operand.is_neg(),
         )
-    except RuntimeError:  # a tensor without a pointer: the reader says what is wrong with it
+    except RuntimeError:  # a tensor without a pointer, for which the reader raises a specific error
         return _sign_other(operand, values)
     values.append(address)
     return key
@@ -101,13 +101,13 @@ def _sign_other(operand: Any, values: list[Any]) -> Any:
     try:
         view = buffers.view(operand)
     except (TypeError, ValueError):
-        return object()  # a signature of its own: learning it says which operand is wrong, and how
+        return object()  # a unique signature: checking it raises an error that names the operand
     values.append(view.data)
     return view.shape, view.strides, view.dtype.name, view.device, view.data & 15, view.readonly
 
 
-# Of signers: statements, parts of the key and the value of argument n. What they say is what the signer does.
-_TEXTS: dict[Signer, tuple[str, str, str]] = {
+# For key functions: statements, parts of the key and the value of argument n, as the function computes them.
+_TEXTS: dict[KeyFunction, tuple[str, str, str]] = {
     _sign_none: ("", "", ""),
     _sign_number: ("", "True if o{n} else repr(o{n}),", "(o{n},),"),
     sign_handle: (
@@ -122,26 +122,26 @@ _TEXTS: dict[Signer, tuple[str, str, str]] = {
         "a{n},",
     ),
 }
-_ANY = ("v{n} = []; k{n} = sign{n}(o{n}, v{n})", "k{n},", "*v{n},")  # of any other signer, which is called
+_ANY = ("v{n} = []; k{n} = sign{n}(o{n}, v{n})", "k{n},", "*v{n},")  # calls any other key function
 
 Signed = tuple[tuple[Any, ...], list[Any]]
 _plans: dict[tuple[type, ...], Callable[[Sequence[Any], Any], Signed]] = {}
-_numbers = itertools.count()  # of plans: keys of one are like those of no other
+_numbers = itertools.count()  # numbers of the generated functions, which keep their keys distinct
 
 
 def signed(args: Sequence[Any], prefix: Any) -> Signed:
-    """The signature of arguments behind ``prefix``, and the first value of each that is not None."""
+    """The signature of arguments, prefixed by ``prefix``, and the first value of each argument that is not None."""
     classes = tuple(map(type, args))
     plan = _plans.get(classes) or _make_plan(classes)
     try:
         return plan(args, prefix)
-    except RuntimeError:  # a tensor without a pointer: the signer says what becomes of it
+    except RuntimeError:  # a tensor without a pointer, handled by its key function
         values: list[Any] = []
-        return (prefix, *[(signers.get(cls) or find_signer(cls))(o, values) for cls, o in zip(classes, args)]), values  # noqa: B905
+        return (prefix, *[(key_of.get(cls) or find_key(cls))(o, values) for cls, o in zip(classes, args)]), values  # noqa: B905
 
 
 def _make_plan(classes: tuple[type, ...]) -> Callable[[Sequence[Any], Any], Signed]:
-    found = [signers.get(cls) or find_signer(cls) for cls in classes]
+    found = [key_of.get(cls) or find_key(cls) for cls in classes]
     texts = [[part.format(n=n) for part in _TEXTS.get(signer, _ANY)] for n, signer in enumerate(found)]
     names = "".join(f"o{n}, " for n in range(len(classes)))
     lines = [f"{names}= args" if names else "", *(text[0] for text in texts)]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""Which stream a launch goes to: what the caller gave, or the current one of the caller's framework."""
+"""The stream of a launch: the caller's, or the current one of the caller's framework."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ LAST_SPECIAL = 2
 
 
 def handle_of(stream: Any) -> int:
-    """The driver's handle of a stream that the caller gave.
+    """The driver's handle of a caller's stream.
 
     Raises
     ------
     TypeError
-        If it is no stream; the message says what is accepted.
+        If the object is not a stream; the message lists what is accepted.
     """
     if stream.__class__ is int:
         if stream < 0:
@@ -26,7 +26,7 @@ def handle_of(stream: Any) -> int:
         return stream
     protocol: Any = getattr(stream, "__cuda_stream__", None)
     if protocol is not None:
-        # Early implementers had an attribute where the protocol now has a method.
+        # Early implementations have an attribute where the protocol now has a method.
         found: Any = protocol() if callable(protocol) else protocol
         version, handle = found
         if version != 0:
@@ -43,18 +43,18 @@ _torch_stream: Callable[[int], int] | None = None
 
 
 def _find_torch_stream(torch: Any) -> Callable[[int], int] | None:
-    """torch's current stream of a device as a handle. None before torch has started CUDA: nobody can have set one."""
+    """A function that returns torch's current stream of a device as a handle. None until torch initialises CUDA."""
     if not torch.cuda.is_initialized():
         return None
-    # The public way makes a Stream object, at ten times the cost.
+    # The public API builds a Stream object, at ten times the cost.
     quick = getattr(torch._C, "_cuda_getCurrentRawStream", None)
     return quick or (lambda ordinal: torch.cuda.current_stream(ordinal).cuda_stream)
 
 
 def current_stream(args: Sequence[Any], ordinal: int) -> int:
-    """The current stream of the framework that the arguments come from.
+    """The current stream of the arguments' framework.
 
-    torch's when torch is loaded, unless an argument is a CuPy array; CuPy's when it alone is loaded; else 0, the
+    torch's if torch is loaded, unless an argument is a CuPy array; CuPy's if only CuPy is loaded; otherwise 0, the
     legacy default stream.
     """
     global _torch_stream
@@ -68,7 +68,7 @@ def current_stream(args: Sequence[Any], ordinal: int) -> int:
     if _torch_stream is not None:
         return _torch_stream(ordinal)
     torch = sys.modules.get("torch")
-    # A half-imported torch (another thread is at it) has no cuda yet.
+    # torch has no cuda module yet while another thread imports it.
     if torch is not None and hasattr(torch, "cuda"):
         _torch_stream = _find_torch_stream(torch)
         if _torch_stream is not None:

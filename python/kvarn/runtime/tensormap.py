@@ -1,15 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""TMA descriptors of caches: what they describe, as numbers, and their encoding by the driver.
+"""TMA descriptors of caches: their description as numbers, and their encoding by the driver.
 
-``dialect.tma_layout`` says what a kernel knows of a descriptor; `describe` adds dimensions, strides and the address
-from a cache's fields, in pure Python, and checks everything that the hardware asks; `encode` turns a description into
-the 128 opaque bytes that a kernel takes by value (an argument of kind ``tensormap``), which needs a driver of a device
-from sm_90 on.
+``dialect.tma_layout`` defines the static part that kernels know; `describe` adds dimensions, strides and the address
+from a cache's fields, in pure Python, and checks the hardware's requirements; `encode` turns a description into the 128
+opaque bytes that a kernel takes by value (an argument of kind ``tensormap``), which needs the driver of a device from
+sm_90 on.
 
-Descriptions list dimensions slow to fast, as shapes are written; the driver wants them fast to slow, and
-`encode` turns them round. Rows are those of ``layout.num_rows``: the gaps between a view's own pages (other
-layers, the other half) lie inside the bounds, so bounds do not keep layers apart. Descriptors with pages, the default
-of tiles, have no such gaps.
+Descriptions list dimensions from slow to fast, as shapes are written; `encode` reverses them for the driver. Rows are
+those of ``layout.num_rows``: gaps between a view's pages (other layers, the other half) are within the bounds, so
+bounds do not separate layers. Descriptors with pages, the default of tiles, have no such gaps.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ _COORDINATES = 2**31  # coordinates are signed 32-bit numbers
 
 @dataclass(frozen=True)
 class TensorMap:
-    """What a TMA descriptor says.
+    """The contents of a TMA descriptor.
 
     Attributes
     ----------
@@ -41,14 +40,14 @@ class TensorMap:
     base : int
         Address of the first element.
     tile : tuple of int
-        The tile in shared memory that the boxes of one load make up.
+        The tile in shared memory that the boxes of one load fill.
     swizzle : {"none", "32B", "64B", "128B"}
     l2_promotion : {0, 64, 128, 256}
         Bytes that the L2 cache fetches around a miss.
     needs : str
-        The first chip whose loads can use it.
+        The first chip whose loads support it.
     form : str
-        Which of the caches' constructors made it (``tma_layout.FORMS``); empty for none of them.
+        The constructor that made it (``tma_layout.FORMS``); empty if none of them did.
     """
 
     dtype: DType
@@ -68,7 +67,7 @@ class TensorMap:
 
     @property
     def spec(self) -> TmaSpec | None:
-        """What a kernel that takes it is specialised for; None when no constructor of a cache made it."""
+        """The spec that a kernel is specialised for; None if no constructor of a cache made this descriptor."""
         return TmaSpec(self.form, self.dtype, self.box, self.tile, self.swizzle) if self.form else None
 
     @property
@@ -81,7 +80,7 @@ class TensorMap:
 
 
 def problems(m: TensorMap) -> list[str]:
-    """What the hardware refuses in a description; empty when it takes it."""
+    """Violated requirements of the hardware; empty if there are none."""
     size, rank = m.dtype.itemsize, len(m.dims)
     if not 1 <= rank <= 5 or not rank == len(m.strides) == len(m.box):
         return [f"rank must be 1 to 5, the same for dims, strides and box, got {m.dims}, {m.strides}, {m.box}"]
@@ -133,11 +132,11 @@ def describe(made: TmaSpec, spec: CacheSpec, fields: tuple[int, ...], **options:
     Parameters
     ----------
     made : TmaSpec
-        What a constructor of ``tma_layout`` gives for ``spec``.
+        From a constructor of ``tma_layout`` for ``spec``.
     fields : tuple of int
         The cache's ``fields()``.
     **options
-        As of `of_tile`.
+        As in `of_tile`.
     """
     return of_tile(made, spec, _at(spec, fields), **options)
 
@@ -145,21 +144,20 @@ def describe(made: TmaSpec, spec: CacheSpec, fields: tuple[int, ...], **options:
 def of_tile(
     made: TmaSpec, spec: CacheSpec, at: Mapping[str, int], *, content: int = 0, columns: int = 0, l2_promotion: int = 0
 ) -> TensorMap:
-    """As `describe`, from a cache's fields by name.
+    """Like `describe`, from a cache's fields by name.
 
-    - A tile with pages has dims (pages, P, H, D), so that coordinates stay small in the largest pools, and nothing
-      between the view's pages can be loaded; without pages (rows, H, D). The heads of a "token" are one.
-    - A ragged one has dims (rows + 1, H, BM, D) and coordinates (BM - n, row + n). Its base lies BM rows before the
-      view, and those rows must be mapped memory: the caller vouches for it (in a pool, every page but the first has
-      them).
-    - A gather has dims (rows, row pitch): columns beyond are zeros.
+    - A tile with pages has dims (pages, P, H, D): coordinates stay small in the largest pools, and memory between the
+      view's pages cannot be loaded. Without pages the dims are (rows, H, D). MLA has one head per token.
+    - A ragged one has dims (rows + 1, H, BM, D) and coordinates (BM - n, row + n). Its base is BM rows before the view,
+      and the caller guarantees that these rows are mapped (in a pool, all pages but the first have them).
+    - A gather has dims (rows, row pitch): further columns are zeros.
 
     Parameters
     ----------
     at : mapping
         The cache's fields ``base``, ``stride0``, ``num_blocks`` and ``capacity``.
     content : int
-        Bytes of 8-bit content, its padding included, that come before the bf16 rope part of a row.
+        Bytes of 8-bit content, including padding, before the bf16 rope part of a row.
     columns : int
         Elements of a row that a gather may load; 0 for the row pitch.
     """
@@ -177,7 +175,7 @@ def of_tile(
     if made.form == "token":
         inner, strides = (1, spec.row_size), (pitch, pitch, 1)
     if made.form == "rope":
-        # With pages the columns end with the rope part: those of a whole row would end behind the last page.
+        # With pages, columns end with the rope part: those of a whole row would extend past the last page.
         inner, strides = (1, made.tile[-1] if made.paged else pitch), (pitch, pitch, 1)
     if made.paged:
         dims = (at["num_blocks"], at["capacity"], *inner)
@@ -186,7 +184,7 @@ def of_tile(
 
 
 def describe_scales(dtype: DType, address: int, total: int, count: int) -> TensorMap:
-    """A row of ``total`` scales, ``count`` a load."""
+    """A row of ``total`` scales, ``count`` per load."""
     if total % 4:
         raise ValueError(f"the count of scales must be a multiple of 4, got {total}")
     return _make(tma_layout.scale(dtype, count), (1, total), (total, 1), address)
@@ -196,22 +194,22 @@ def describe_scales(dtype: DType, address: int, total: int, count: int) -> Tenso
 
 
 class LaunchMap:
-    """Makes the descriptor of a program's argument at each launch, and remembers those that it made.
+    """Makes the descriptor of a program's argument at each launch, with a cache.
 
-    A descriptor depends on the device, the address (and so on the layer), and the pool's extents: a launch like one
-    before costs one look-up. Nothing is allocated on the device, so that launches can be captured.
+    A descriptor depends on the device, the address (and so on the layer), and the pool's extents: a repeated launch
+    costs one lookup. Nothing is allocated on the device, so launches can be captured.
     """
 
-    _REMEMBER = 1024  # descriptors: layers times pools
+    _REMEMBER = 1024  # cached descriptors: layers times pools
 
     def __init__(self, made: TmaSpec, spec: CacheSpec, what: str, l2_promotion: int = 0) -> None:
         self._tile, self._spec, self._what, self._promotion = made, spec, what, l2_promotion
         self._known: dict[Any, Any] = {}
 
     def __call__(self, *key: Any) -> Any:
-        """``(device, base, stride0, num_blocks, capacity)`` to what ``device.encode`` gives.
+        """The encoded descriptor of ``(device, base, stride0, num_blocks, capacity)``, from ``device.encode``.
 
-        Of an empty buffer, which the hardware cannot describe, it is all zeros: there is nothing to load.
+        All zeros for an empty buffer, which the hardware cannot describe and from which nothing is loaded.
         """
         found = self._known.get(key)
         if found is None:
@@ -235,29 +233,29 @@ class LaunchMap:
 
 @dataclass(frozen=True)
 class EncodedTensorMap(NoCopies):
-    """A descriptor for a kernel's argument: 128 opaque bytes, and the device that they are for.
+    """A descriptor as a kernel's argument: 128 opaque bytes, and their device.
 
     Attributes
     ----------
     description : TensorMap
-        What it says, as numbers.
+        Its contents as numbers.
     encoded : bytes
-        Empty for memory of the host, which nothing can load from: such a descriptor is there to compile with.
+        Empty for host memory: such a descriptor can only be compiled with.
     ordinal : int
         The device; -1 for the host.
     owner : object
-        What holds the memory described, kept alive; None when the caller does.
+        The owner of the memory, kept alive; None if the caller keeps it.
     """
 
     description: TensorMap
     encoded: bytes
     ordinal: int
     owner: Any = field(default=None, repr=False, compare=False)
-    copied_by: ClassVar[str] = "make the descriptor anew, of the cache that is a copy"
+    copied_by: ClassVar[str] = "make the descriptor again, from the copied cache"
 
     @property
     def spec(self) -> TmaSpec | None:
-        """What a kernel that takes it is specialised for."""
+        """The spec that a kernel is specialised for."""
         return self.description.spec
 
     @property
@@ -266,28 +264,28 @@ class EncodedTensorMap(NoCopies):
 
     @property
     def buffers(self) -> tuple[Any, ...]:
-        """The owners of the memory described, as far as they are known."""
+        """The owners of the memory, if known."""
         return tuple(getattr(self.owner, "buffers", ()))
 
     @property
     def readonly(self) -> bool:
-        """Whether the memory described must not be stored to."""
+        """Whether the memory must not be stored to."""
         return bool(getattr(self.owner, "readonly", False))
 
 
 def of_owner(m: TensorMap, owner: Any) -> EncodedTensorMap:
-    """The descriptor of a cache or operand, encoded for the device that it lies on."""
+    """The descriptor of a cache or operand, encoded for its device."""
     kind, ordinal = owner.device
     return EncodedTensorMap(m, b"", -1, owner) if kind == "cpu" else encode(m, ordinal, owner)
 
 
 def encode(m: TensorMap, ordinal: int = 0, owner: Any = None) -> EncodedTensorMap:
-    """Let the driver encode a description; ``owner`` holds the memory that it describes.
+    """Encode a description by the driver; ``owner`` is the owner of the memory.
 
     Raises
     ------
     ValueError
-        If the device cannot use it.
+        If the device does not support it.
     DriverError
         If the driver refuses it.
     """

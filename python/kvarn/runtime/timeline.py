@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""The marks that traced kernels leave, as kernels see it: one switch a place, the host or a GPU.
+"""Trace marks of kernels in device memory: one switch per device or host.
 
-Kernels that ``lower-kv-trace`` has seen find the switch through a variable of their code, which is set when the code
-is loaded, and by it the buffer of marks, while there is one. The layout is ``kvarn.dialect.trace_layout``'s.
+Kernels compiled with ``lower-kv-trace`` find the switch through a variable of their code, which is set when the code is
+loaded; it has the address of the mark buffer while tracing is on. The layout is that of ``kvarn.dialect.trace_layout``.
 """
 
 from __future__ import annotations
@@ -16,19 +16,19 @@ import numpy as np
 
 from kvarn.artifact import Entry
 from kvarn.dialect import trace_layout as at
-from kvarn.forks import renewed
+from kvarn.forks import reinit_after_fork
 
 from .binding import HOST
 from .mirror import Memory
 
-kernels: dict[int, tuple[str, tuple[str, ...]]] = {}  # of all code that was loaded: name and labels, by number
+kernels: dict[int, tuple[str, tuple[str, ...]]] = {}  # (name, labels) of all loaded code, by number
 _switches: dict[int, Switch] = {}
-_asked: tuple[int, int] | None = None  # records and marks, while launches are traced
-_lock = renewed(threading.RLock())
+_asked: tuple[int, int] | None = None  # records and marks while tracing is on
+_lock = reinit_after_fork(threading.RLock())
 
 
 class Switch:
-    """What tells the kernels of a place where to leave their marks."""
+    """The switch that tells the kernels of a device where to write marks."""
 
     def __init__(self, ordinal: int) -> None:
         self.ordinal = ordinal
@@ -36,7 +36,7 @@ class Switch:
         self.buffer: Memory | None = None
 
     def turn_on(self, records: int, marks: int) -> None:
-        """Give kernels a buffer of so many records with rings of so many marks."""
+        """Give kernels a buffer of ``records`` records, each a ring of ``marks`` marks."""
         self.buffer = Memory(at.RECORDS + records * at.record_words(marks), np.int64, self.ordinal)
         self.buffer.array[at.CAPACITY], self.buffer.array[at.MARKS] = records, marks
         self.buffer.push()
@@ -44,7 +44,7 @@ class Switch:
         self.words.push()
 
     def turn_off(self) -> np.ndarray:
-        """The buffer's words, once the kernels that run have ended; none is written any more."""
+        """Stop tracing; the buffer's words, after running kernels have finished."""
         assert self.buffer is not None
         self.words.array[at.BUFFER] = 0
         self.words.push()
@@ -53,12 +53,12 @@ class Switch:
         return found
 
     def arrays(self) -> list[np.ndarray]:
-        """The memory that kernels on the host touch."""
+        """The memory that kernels on the host access."""
         return [self.words.array, *([] if self.buffer is None else [self.buffer.array])]
 
 
 def switch(ordinal: int) -> Switch:
-    """The switch of a place. It lasts: code that is loaded has its address."""
+    """The switch of a device. It is never freed: loaded code has its address."""
     with _lock:
         if ordinal not in _switches:
             _switches[ordinal] = Switch(ordinal)
@@ -69,24 +69,24 @@ def switch(ordinal: int) -> Switch:
 
 
 def begin(records: int, marks: int) -> None:
-    """Trace launches: on the places where traced code has been loaded, and where it is from now on.
+    """Start tracing launches, on all devices where traced code is loaded, now or later.
 
     Raises
     ------
     ValueError
-        If launches are traced already.
+        If tracing is on.
     """
     global _asked
     with _lock:
         if _asked is not None:
-            raise ValueError("kv.tracing does not nest: launches are traced already")
+            raise ValueError("kv.tracing does not nest: tracing is already on")
         _asked = records, marks
         for ordinal in list(_switches):
             switch(ordinal)
 
 
 def end() -> list[tuple[int, np.ndarray]]:
-    """Trace launches no more: the buffer's words of each place that had one."""
+    """Stop tracing; the buffer's words of each traced device."""
     global _asked
     with _lock:
         _asked = None
@@ -98,7 +98,7 @@ def is_traced(entry: Entry) -> bool:
 
 
 def load(entry: Entry, ordinal: int, set_variable: Callable[[str, int], None]) -> None:
-    """An entry with marks has been loaded: tell it where the switch is."""
+    """Set the switch's address in a loaded entry with marks."""
     described: dict[str, Any] = entry.attributes.get(at.ATTRIBUTE, {})
     for number, text in described.items():
         found = json.loads(text)
@@ -108,6 +108,6 @@ def load(entry: Entry, ordinal: int, set_variable: Callable[[str, int], None]) -
 
 
 def before(entry: Entry) -> None:
-    """An entry is about to run on the host, where launches have no number of their own."""
+    """Called before an entry runs on the host, where launches have no number of their own."""
     if is_traced(entry):
         switch(HOST).words.array[at.LAUNCH] += 1

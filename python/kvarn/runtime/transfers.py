@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""Copies of pages between a pool on a GPU and one in host memory: what to copy, and how.
+"""Copies of pages between a pool on a GPU and one in host memory.
 
-The ids are known on the host, so that every run of bytes can be one asynchronous copy of the driver, and runs that are
-neighbours in both pools are one run. Many runs take longer to start than to copy: where a GPU can reach the host's
-memory, which is page-locked then, a kernel copies those that are small, and the driver takes others as one batch.
+The ids are known on the host, so each contiguous range is one asynchronous driver copy; ranges that are adjacent in
+both pools are merged. Starting many copies takes longer than copying: if the GPU can access the host memory, which is
+then page-locked, a kernel copies small ranges, and the driver takes the others as one batch.
 """
 
 from __future__ import annotations
@@ -20,30 +20,30 @@ from kvarn.dialect.layout import FA3
 from . import device as devices, driver, streams
 from .buffers import BufferView
 
-SMALL, MANY = 32 << 10, 8  # more runs than these, of fewer bytes than these on average, are for a kernel
+SMALL, MANY = 32 << 10, 8  # more ranges than MANY, of fewer than SMALL bytes on average, are copied by a kernel
 
 
 class Runs(NamedTuple):
-    """Copies to make, one an entry: addresses and bytes, int64 [n]."""
+    """Copies, one per entry: addresses and bytes, int64 [n]."""
 
     source: np.ndarray
     destination: np.ndarray
     bytes: np.ndarray
 
     def listed(self) -> list[tuple[int, int, int]]:
-        """As (source, destination, bytes) of each."""
+        """As a list of (source, destination, bytes)."""
         return list(zip(*(x.tolist() for x in self), strict=True))
 
 
 def page_runs(
     source: Any, destination: Any, source_pages: np.ndarray, destination_pages: np.ndarray, layer: int | None
 ) -> Runs:
-    """What to copy for pairs of pages, of one layer or of all, K and V and scales.
+    """The copies for pairs of pages, of one layer or of all, K and V and scales.
 
     Parameters
     ----------
     source, destination : KV cache collection
-        Of specs that are equal but for the strides of tokens and heads.
+        With equal specs, except for the strides of tokens and heads.
     source_pages, destination_pages : numpy.ndarray
         int64 [n]. Pairs with an id outside of its pool are skipped.
     """
@@ -87,14 +87,14 @@ def page_runs(
 
 
 def _offsets(pages: np.ndarray, dims: list[tuple[int, int]]) -> np.ndarray:
-    """Those of pages, in each of them by dimensions (extent, stride), the last the fastest."""
+    """Offsets within pages, for dimensions (extent, stride), the last the fastest."""
     for extent, stride in dims:
         pages = pages[..., None] + np.arange(extent) * stride
     return pages.ravel()
 
 
 def merged(source: np.ndarray, destination: np.ndarray, size: int) -> Runs:
-    """Runs of ``size`` bytes each from address to address; those that continue one another in both become one."""
+    """Copies of ``size`` bytes each; ranges that are adjacent in both source and destination are merged."""
     if not len(source):
         return Runs(*[np.zeros(0, np.int64)] * 3)
     continues = (np.diff(source) == size) & (np.diff(destination) == size)
@@ -104,7 +104,7 @@ def merged(source: np.ndarray, destination: np.ndarray, size: int) -> Runs:
 
 
 def run(runs: Runs, ordinal: int, stream: int, to_host: bool) -> None:
-    """Start the copies on a stream of a device, each by itself."""
+    """Start each copy on a stream of a device."""
     device = devices.device(ordinal)
     name = "cuMemcpyDtoHAsync" if to_host else "cuMemcpyHtoDAsync"
     with device.active():
@@ -115,12 +115,12 @@ def run(runs: Runs, ordinal: int, stream: int, to_host: bool) -> None:
 
 
 def takes_batches(runs: Runs, stream: int) -> bool:
-    """Whether the driver can be given copies as one batch: not on the default streams, and not all drivers."""
+    """Whether the driver supports the copies as one batch: not on default streams, and not on all drivers."""
     return len(runs.bytes) > MANY and stream > streams.LAST_SPECIAL and driver.has("cuMemcpyBatchAsync")
 
 
 def run_batch(runs: Runs, ordinal: int, stream: int) -> None:
-    """Start the copies as one batch; the memory of the host is page-locked."""
+    """Start the copies as one batch; the host memory is page-locked."""
     device, b = devices.device(ordinal), driver.require()
     with device.active():
         device.check_stream(stream)
@@ -135,7 +135,7 @@ def run_batch(runs: Runs, ordinal: int, stream: int) -> None:
 
 
 class Reached:
-    """A pool in page-locked host memory as a GPU sees it: at the same addresses."""
+    """A pool in page-locked host memory, which a GPU accesses at the same addresses."""
 
     def __init__(self, pool: Any, device: tuple[str, int]) -> None:
         self.spec, self.cache_spec, self.readonly = pool.spec, pool.cache_spec, pool.readonly
@@ -143,18 +143,18 @@ class Reached:
         self._fields = pool.fields()
 
     def fields(self) -> tuple[int, ...]:
-        """As of the pool."""
+        """The pool's fields."""
         return self._fields
 
 
 def for_a_kernel(runs: Runs) -> bool:
-    """Whether runs are many and small."""
+    """Whether the ranges are many and small."""
     count = len(runs.bytes)
     return count > MANY and int(runs.bytes.sum()) < SMALL * count
 
 
 def reaches(ordinal: int, buffers: Sequence[BufferView]) -> bool:
-    """Whether a GPU can read and write host memory where it lies: both ends of every buffer are page-locked."""
+    """Whether a GPU can access host memory directly: both ends of every buffer are page-locked."""
     if not driver.status().usable:
         return False
     bindings = driver.require()
@@ -169,7 +169,7 @@ def reaches(ordinal: int, buffers: Sequence[BufferView]) -> bool:
 
 
 def captures(ordinal: int, stream: int) -> bool:
-    """Whether a stream is being captured: what is copied then must outlive the call."""
+    """Whether a stream is being captured: the sources of copies must then outlive the call."""
     bindings = driver.require()
     with devices.device(ordinal).active():
         code, status = bindings.cuStreamIsCapturing(bindings.CUstream(stream))
@@ -179,9 +179,9 @@ def captures(ordinal: int, stream: int) -> bool:
 
 @contextlib.contextmanager
 def on_device(ids: Sequence[np.ndarray], ordinal: int, stream: int) -> Iterator[list[BufferView]]:
-    """Ids as int32 buffers of a device, for what is started on the stream meanwhile."""
+    """Ids as int32 device buffers, for work started on the stream within the context."""
     flat = np.concatenate(ids)
-    flat = np.where((flat >= 0) & (flat < 2**31), flat, -1).astype(np.int32)  # none of the others is a page
+    flat = np.where((flat >= 0) & (flat < 2**31), flat, -1).astype(np.int32)  # other ids are not pages
     device = devices.device(ordinal)
     with device.active():
         device.check_stream(stream)

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""Accesses checked against who owns the pages."""
+"""Checks of page ownership at run time."""

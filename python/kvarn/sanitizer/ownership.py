@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""Who may touch which page: the record that kernels' accesses are held to, and the report of those that break it.
+"""Page ownership checks: the ownership records of pools, and the report of violations.
 
-``with kv.sanitize(manager):`` compiles what is launched inside with ``check-kv-ownership`` and keeps, beside the pool,
-who owns each page, in which generation, and which slots were written. Violations are raised after the launch on the
-host and in the emulator; on a GPU at the next step, at ``check()`` and when the context ends.
+``with kv.sanitize(manager):`` compiles kernels launched inside with ``check-kv-ownership`` and records, next to the
+pool, the owner and generation of each page, and which slots were written. Violations are raised after the launch on the
+host and in the emulator; on a GPU at the next step, at ``check()`` and at the end of the context.
 """
 
 from __future__ import annotations
@@ -34,36 +34,36 @@ KINDS = {
     at.UNWRITTEN: "unwritten", at.SHARED: "shared", at.FREE: "free", at.FOREIGN: "foreign", at.BEYOND: "beyond",
     at.ENDED: "released", at.OUTSIDE: "outside",
 }  # fmt: skip
-_SHOWN = 8  # violations of an error's message
+_SHOWN = 8  # violations listed in an error
 
 
 @dataclass(frozen=True)
 class Violation:
-    """An access that broke a rule. Equal ones are one, whichever thread made them.
+    """An access that violated a rule. Equal violations of several threads are reported once.
 
     Attributes
     ----------
     kind : str
-        ``"foreign"``: the page is not the sequence's, or no longer. ``"released"``: the sequence has ended.
-        ``"beyond"``: it has no page for the token. ``"free"``: nobody has the page. ``"outside"``: the sequence, the
-        token or the page does not exist. ``"shared"``: a store to a page that others read. ``"unwritten"``: a load of
-        what was not written since the page was handed out.
+        ``"foreign"``: the page does not belong to the sequence, or no longer. ``"released"``: the sequence has ended.
+        ``"beyond"``: it has no page for the token. ``"free"``: the page has no owner. ``"outside"``: the sequence, the
+        token or the page does not exist. ``"shared"``: a store to a page that other requests read. ``"unwritten"``: a
+        load of a slot that was not written since the page was allocated.
     access : str
-        The line, the op and the kernel; for what reads by address, the operation.
+        The line, the op and the kernel; for loads by address, the operation.
     verb : str
-        ``"reads"``, ``"writes"``, or that with ``" the scales of"``.
+        ``"reads"``, ``"writes"``, or one of these with ``" the scales of"``.
     sequence, token, head : int
-        Of the access.
+        Indices of the access.
     request : hashable
-        The sequence's name, where a manager gave the table; else None.
+        The sequence's name if a manager made the table; else None.
     page, slot : int
-        Where it went: the table's entry, and the place in the page.
+        The table's entry, and the slot in the page.
     expected_page : int or None
-        The page that the sequence has for the token; None where it has none or that is not known.
+        The sequence's page for the token; None if it has none or it is unknown.
     generation : int
-        How often the page was handed out.
+        How often the page was allocated.
     owners : tuple of hashable
-        The requests that have the page when the violation is reported.
+        The requests that own the page when the violation is reported.
     """
 
     kind: str
@@ -83,19 +83,19 @@ class Violation:
         return self.text([self.head])
 
     def text(self, heads: Sequence[int]) -> str:
-        """The sentence for the same access of several heads."""
+        """The message for the same access of several heads."""
         which = f"head {heads[0]}" if len(heads) == 1 else f"{len(heads)} heads"
         who = f"sequence {self.sequence}" + (f" (request {self.request!r})" if self.request is not None else "")
         where = f"page {self.page}, slot {self.slot}"
         owners = " and ".join(repr(o) for o in self.owners)
-        owned = f"page {self.page} belongs to {owners or 'nobody'}"
+        owned = f"page {self.page} belongs to {owners or 'no request'}"
         has = "it has no page there" if self.expected_page is None else f"its page there is {self.expected_page}"
         why = {
-            "unwritten": f"which was not written since the page was handed out ({owned})",
-            "shared": f"which others read: {owned}, or is kept as a prefix; allocate the step after a fork",
-            "free": "which nobody has: it was given back",
+            "unwritten": f"which was not written since the page was allocated ({owned})",
+            "shared": f"which other requests read: {owned}, or is cached as a prefix; call alloc after a fork",
+            "free": "which has no owner: it was freed",
             "foreign": f"which is not its own: {has}; {owned}",
-            "beyond": "where the sequence has no page: the token is past what was allocated, or behind its window",
+            "beyond": "where the sequence has no page: the token is past the allocated pages, or before its window",
             "released": f"after the request has ended: {owned}",
             "outside": "which does not exist: the sequence, the token or the table's entry is out of range",
         }[self.kind]
@@ -103,7 +103,7 @@ class Violation:
 
 
 class OwnershipError(RuntimeError):
-    """Kernels accessed pages that they may not, or what was never written.
+    """Kernels accessed pages that they must not access, or slots that were never written.
 
     Attributes
     ----------
@@ -124,7 +124,7 @@ class OwnershipError(RuntimeError):
 
 
 class _Table(NamedTuple):
-    """A lookup table of a step, and what its entries must be."""
+    """A lookup table of a step, and the expected contents of its entries."""
 
     low: int
     high: int
@@ -133,14 +133,14 @@ class _Table(NamedTuple):
     names: tuple[Hashable, ...]
     requests: tuple[Any, ...]
     expected: Memory
-    owner: Any  # keeps the memory from being used for another table
+    owner: Any  # keeps the memory from being reused for another table
 
 
 class _Watched:
-    """The record of one pool. What a page's users are is a subclass's to say.
+    """The ownership records of one pool. Subclasses define the users of a page.
 
-    Its ranges of memory are given as views [N, 2, L, P, H, D or G], with whether they are of scales; a range may have
-    one half of 2.
+    Its memory is given as views [N, 2, L, P, H, D or G], each with a flag for scales; a view may have extent 1 in
+    dimension 1.
     """
 
     def __init__(self, spec: Any, ranges: Sequence[tuple[BufferView, bool]], base: int, count: int) -> None:
@@ -161,7 +161,7 @@ class _Watched:
         ownership.registry(self.ordinal).add(self.regions, self)
 
     def close(self) -> None:
-        """Watch the pool no more; kernels that are under way finish first."""
+        """Stop watching the pool, after running kernels have finished."""
         ownership.registry(self.ordinal).drop(self.regions, self)
 
     def _written(self, view: BufferView, of_scales: bool) -> Memory:
@@ -173,7 +173,7 @@ class _Watched:
         return Memory(view.span // row + 1, np.int32, self.ordinal)
 
     def slots(self, which: int) -> np.ndarray:
-        """Generations in which slots were written, [N, 2, L, P, H]: the host's copy, which ``pull`` copies."""
+        """The generation in which each slot was written, [N, 2, L, P, H]: the host's copy, which ``pull`` updates."""
         (view, of_scales), memory = self._ranges[which], self.written[which]
         row = at.granule(self.spec, of_scales) // view.dtype.itemsize
         strides = tuple(s // row * 4 for s in view.strides[:-1])
@@ -184,21 +184,21 @@ class _Watched:
         return self.pages.array.reshape(-1, 2)[:, 0]
 
     def _state(self) -> tuple[np.ndarray, np.ndarray]:
-        """Generation and users of every page."""
+        """Generation and number of users of every page."""
         raise NotImplementedError
 
     def _version(self) -> Any:
-        """What changes with the state."""
+        """A value that changes with the state."""
         raise NotImplementedError
 
     def _expected(self, table: _Table, row: int) -> list[int]:
-        """The pages that a row must name, or one of ``ANY_PAGE`` and ``RELEASED`` for all of them."""
+        """The pages that a row must name, or one of ``ANY_PAGE`` and ``RELEASED`` for the whole row."""
         raise NotImplementedError
 
     def _owners(self, page: int) -> tuple[Hashable, ...]:
         return ()
 
-    # --- the record ---
+    # --- records ---
 
     def refresh(self) -> None:
         version = self._version()
@@ -221,15 +221,15 @@ class _Watched:
         table.expected.push()
 
     def declare(self, array: Any, names: Sequence[Hashable], requests: Sequence[Any]) -> None:
-        """Row b of a lookup table is the sequence ``requests[b]``'s, from now on; of an fa3 table, one layer's after
-        the other's."""
+        """From now on, row b of a lookup table belongs to sequence ``requests[b]``; an fa3 table has its layers one
+        after another."""
         view = buffers.view(array, name="a lookup table")
         rows, words, columns = _rows_of(view)
         high = view.data + 4 * ((rows - 1) * words + columns)
         if not rows:
             return
         for low in [t.low for t in self.tables.values() if t.low < high and view.data < t.high]:
-            del self.tables[low]  # its memory is this one's now
+            del self.tables[low]  # the new table reuses its memory
         while len(self.tables) >= at.MOST_TABLES:
             del self.tables[next(iter(self.tables))]
         made = _Table(
@@ -245,7 +245,7 @@ class _Watched:
         self.table_words.push()
 
     def mark(self, pages: Any, slots: Any = slice(None)) -> None:
-        """What lies in pages was written, in all layers."""
+        """Mark the contents of pages as written, in all layers."""
         self.refresh()
         for n, memory in enumerate(self.written):
             memory.pull()
@@ -275,7 +275,7 @@ class _Watched:
 
     # --- violations ---
 
-    def complain(self, found: Sequence[Sequence[int]]) -> list[int]:
+    def take_violations(self, found: Sequence[Sequence[int]]) -> list[int]:
         registry, taken = ownership.registry(self.ordinal), []
         for i, words in enumerate(found):
             region = registry.region_at(words[at.REGION])
@@ -307,12 +307,12 @@ def _rows_of(view: BufferView) -> tuple[int, int, int]:
     *outer, columns = view.shape if len(view.shape) > 1 else (*view.shape, 1)
     words = view.strides[len(outer) - 1] if outer[-1] > 1 else columns
     if len(outer) > 1 and outer[0] > 1 and view.strides[0] != outer[1] * words:
-        raise ValueError(f"layers of a watched lookup table must lie one after the other, got strides {view.strides}")
+        raise ValueError(f"layers of a watched lookup table must be contiguous, got strides {view.strides}")
     return int(np.prod(outer)), words, columns
 
 
 def _ranges_of(collection: Any) -> Iterator[tuple[BufferView, bool]]:
-    """A collection's ranges of memory, as :class:`_Watched` takes them."""
+    """A collection's memory, as views for :class:`_Watched`."""
     views, spec = collection._views, collection.cache_spec
     for first, second, of_scales in (("blocks", "values", False), ("scales", "value_scales", True)):
         if first not in views:
@@ -323,7 +323,7 @@ def _ranges_of(collection: Any) -> Iterator[tuple[BufferView, bool]]:
             yield _with_dims(view, [pages, two, (1, 0), *inner]), of_scales
         elif not isinstance(collection, ForeignPages):
             yield view, of_scales
-        else:  # keys, and values, each [L, N, P, H, D], which lie between each other or in buffers of their own
+        else:  # keys, and values, each [L, N, P, H, D], interleaved or in separate buffers
             halves = sorted((views[n] for n in (first, second) if n in views), key=lambda v: v.data)
             distances = [(v.data - halves[0].data) // v.dtype.itemsize for v in halves]
             together = len(halves) == 2 and distances[1] < halves[0].span
@@ -339,13 +339,13 @@ def _with_dims(view: BufferView, dims: Sequence[tuple[int, int]]) -> BufferView:
 
 
 class _OfManager(_Watched):
-    """The pool of a manager, whose records say who owns what."""
+    """The pool of a manager, whose records define the owners."""
 
     def __init__(self, manager: PagedKVCacheManager) -> None:
         views = [buffers.view(b) for b in (manager.blocks, manager.scales) if b is not None]
         ranges = list(zip(views, (False, True), strict=False))
         self.manager: PagedKVCacheManager = weakref.proxy(manager)
-        self._ends: dict[int, tuple[Request, int]] = {}  # of requests: where their last steps ended
+        self._ends: dict[int, tuple[Request, int]] = {}  # by request: the end of its last step
         super().__init__(manager.cache_spec, ranges, views[0].data, manager.total_num_pages + 1)
         self.refresh()
         processed = [(r.pages, r.processed) for r in manager._requests.values() if not r.dummy]
@@ -361,7 +361,7 @@ class _OfManager(_Watched):
         self._before, manager._watcher = manager._watcher, self
 
     def close(self) -> None:
-        with contextlib.suppress(ReferenceError):  # the manager is gone
+        with contextlib.suppress(ReferenceError):  # the manager has been freed
             if self.manager._watcher is self:
                 self.manager._watcher, self.manager._copy_pages = self._before, self._copy
         super().close()
@@ -372,7 +372,7 @@ class _OfManager(_Watched):
         self.copied(self.base, source, destination)
 
     def step(self, names: Sequence[Hashable], requests: Sequence[Request], new: Sequence[int], collection: Any) -> None:
-        """The manager has made the tables of a step, in which requests get so many new tokens."""
+        """Called when the manager has made the tables of a step, with the number of new tokens of each request."""
         ownership.after(self.ordinal)
         self._forget_rejected(requests)
         live = {id(r) for r in self.manager._requests.values()}
@@ -380,10 +380,10 @@ class _OfManager(_Watched):
         self._ends |= {id(r): (r, r.processed + n) for r, n in zip(requests, new, strict=True) if not r.dummy}
         if collection is not None:
             self.declare(collection.lookup_table, names, requests)
-            self.refresh()  # a captured graph is not refreshed when it is launched
+            self.refresh()  # launching a captured graph does not refresh the records
 
     def _forget_rejected(self, requests: Sequence[Request]) -> None:
-        """Tokens of the step before that were not accepted are not written any more."""
+        """Mark tokens of the previous step that were not accepted as not written."""
         rejected = [(r, self._ends[id(r)][1]) for r in requests if id(r) in self._ends]
         rejected = [(r, end) for r, end in rejected if r.processed < end]
         if not rejected:
@@ -420,7 +420,7 @@ class _OfManager(_Watched):
 
 
 class _OfCollection(_Watched):
-    """A pool without a manager: its lookup table, as it is when watching begins, says who owns what."""
+    """A pool without a manager: its lookup table at the start of watching defines the owners."""
 
     def __init__(self, collection: Any) -> None:
         spec = collection.cache_spec
@@ -432,12 +432,12 @@ class _OfCollection(_Watched):
         self.batch = table.shape[-2] if spec.paged else len(table)
         table = table.reshape(-1, table.shape[-1] if spec.paged else 1)
         lengths = np.pad(lengths, (0, self.batch - len(lengths)))
-        lengths = np.tile(lengths, len(table) // self.batch if self.batch else 0)  # of an fa3 table, for each layer
+        lengths = np.tile(lengths, len(table) // self.batch if self.batch else 0)  # fa3: for each layer
         size = spec.page_size if spec.paged else collection.max_cache_length
         rooms = [cdiv(collection.max_cache_length, size) if spec.paged else 1] * len(table)
         has_null = spec.kind == layout.PAGED and not isinstance(collection, ForeignPages)
         self.null = count - 1 if has_null else -1
-        if spec.paged and not has_null:  # no page stands for none: what lies past the step's tokens may be anything
+        if spec.paged and not has_null:  # no null page: entries past the step's tokens may be anything
             rooms = [min(cdiv(n + collection.max_seq_length, size), rooms[0]) for n in lengths.tolist()]
         self.rows = [
             [int(p) if 0 <= p < count and p != self.null else at.NO_PAGE for p in r[:room]]
@@ -470,11 +470,11 @@ class _OfCollection(_Watched):
         return tuple(f"sequence {b}" + (f" in layer {layer}" if of_layers else "") for layer, b in found)
 
 
-# --- what users call -------------------------------------------------------------------------------
+# --- public functions -------------------------------------------------------------------------------
 
 
 class Sanitizer:
-    """What ``kv.sanitize`` gives: the watched pools, and what is to be told about them."""
+    """The object that ``kv.sanitize`` yields: the watched pools, and methods that update their records."""
 
     def __init__(self, watched: Sequence[Any]) -> None:
         self._pools: list[_Watched] = []
@@ -497,7 +497,7 @@ class Sanitizer:
             raise TypeError(f"kv.sanitize watches managers and collections, got {type(pool).__name__}")
 
     def check(self) -> None:
-        """Wait for what runs and raise :class:`OwnershipError` for what it did wrong."""
+        """Wait for running kernels, and raise :class:`OwnershipError` for their violations."""
         for ordinal in dict.fromkeys(p.ordinal for p in self._pools):
             ownership.registry(ordinal).collect()
         found = [v for p in self._pools for v in p.violations]
@@ -507,14 +507,14 @@ class Sanitizer:
             raise OwnershipError(found)
 
     def written(self, pages: Any, pool: int = 0) -> None:
-        """What lies in these pages was written by other means than kernels: a copy from elsewhere, another library."""
+        """Mark pages as written by other means than kernels, e.g. a copy from another pool or another library."""
         self._pools[pool].mark(pages)
 
     def declare(self, lookup_table: Any, requests: Sequence[Hashable], pool: int = 0) -> None:
-        """Row b of a lookup table of the caller's own is that of ``requests[b]`` of the manager."""
+        """Declare that row b of the caller's lookup table belongs to request ``requests[b]`` of the manager."""
         found = self._pools[pool]
         if not isinstance(found, _OfManager):
-            raise TypeError("requests are a manager's: a collection's table is declared by watching it")
+            raise TypeError("requests need a manager: watching a collection declares its table")
         names, batch = found.manager._batch(requests)
         found.declare(lookup_table, names, batch)
 
@@ -526,18 +526,18 @@ class Sanitizer:
 
 @contextlib.contextmanager
 def sanitize(*pools: Any) -> Iterator[Sanitizer]:
-    """Hold every access of the kernels launched inside to who owns the pages.
+    """Check every access of the kernels launched inside against the owners of pages.
 
     Kernels and operations that this thread launches inside are compiled with ``check-kv-ownership``: each access
-    through a cache is checked, when it runs, against the sequence's pages, how often the page was handed out and who
-    uses it, whether the slot was written since, and a store against being seen by others. Attention's own loads,
-    which go by address, are checked by a kernel before it.
+    through a cache is checked, when it runs, for the sequence's pages, the page's generation and users, whether the
+    slot was written since the page was allocated, and, for a store, whether other requests see it. Attention's own
+    loads, which go by address, are checked by a kernel that runs before it.
 
     Parameters
     ----------
     *pools : PagedKVCacheManager, HybridKVCacheManager or KVCacheCollection
-        Managers, whose records say who owns what from step to step; or a collection, whose lookup table and lengths, as
-        they are now, do: a page that two rows name is shared.
+        Managers, whose records define the owners from step to step; or a collection, whose current lookup table and
+        lengths do: a page that two rows name is shared.
 
     Yields
     ------
@@ -547,7 +547,7 @@ def sanitize(*pools: Any) -> Iterator[Sanitizer]:
     ------
     OwnershipError
         At the launch on the host and in the emulator; on a GPU at the manager's next ``runtime_inputs``, at
-        ``Sanitizer.check`` and at the end.
+        ``Sanitizer.check`` and at the end of the context.
     """
     with kvarn.pipeline(check=OWNERSHIP):
         found = Sanitizer(pools)
@@ -559,7 +559,7 @@ def sanitize(*pools: Any) -> Iterator[Sanitizer]:
 
 
 def watch(manager: PagedKVCacheManager) -> None:
-    """Watch a manager as long as it lives, which ``KVARN_CHECK=ownership`` asks for."""
+    """Watch a manager for its lifetime, for ``KVARN_CHECK=ownership``."""
     weakref.finalize(manager, _OfManager(manager).close)
 
 

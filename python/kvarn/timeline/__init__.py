@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""What warps of a launch did when."""
+"""Timelines of launches: the phases of each warp."""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""A timeline as a drawing: one self-contained SVG, a row a warp, for light and dark pages."""
+"""A timeline as one self-contained SVG with one row per warp, for light and dark pages."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from xml.sax.saxutils import escape
 if TYPE_CHECKING:
     from kvarn.timeline.recording import Span, Timeline
 
-# Of Okabe and Ito, which differ for every eye; waits are grey.
+# The palette of Okabe and Ito, which is safe for colour-blind readers; waits are grey.
 COLORS = ("#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00", "#b8a800", "#7a5cc0")
 WAITS = ("#9a9a9a", "#c4c4c4", "#777777")
 LEFT, WIDTH, ROW, GAP, TOP = 120, 960, 14, 4, 34
@@ -20,7 +20,7 @@ text { font: 11px system-ui, sans-serif; fill: #222; } .axis { stroke: #999; } .
 
 
 def colors(labels: list[str]) -> dict[str, str]:
-    """A color for each label: greys for what waits."""
+    """A colour for each label; waits are grey."""
     found: dict[str, str] = {}
     for label in labels:
         palette = WAITS if label.startswith("wait") else COLORS
@@ -30,7 +30,7 @@ def colors(labels: list[str]) -> dict[str, str]:
 
 
 def _step(span: float) -> float:
-    """A round number that divides an axis into about ten."""
+    """A round tick distance that divides an axis into about ten."""
     step = 1.0
     while step * 10 < span:
         step *= 10 if step * 100 <= span else 2.5 if step * 25 >= span else 5
@@ -38,7 +38,7 @@ def _step(span: float) -> float:
 
 
 def chosen(timeline: Timeline, launch: int | None) -> list[Span]:
-    """The spans of a launch; of the longest by default."""
+    """The spans of a launch, by default the longest."""
     lengths: dict[int, tuple[float, float]] = {}
     for s in timeline.spans:
         low, high = lengths.get(s.launch, (s.begin, s.end))

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""Timelines of launches: when each warp was in which phase.
+"""Timelines of launches: the phases of each warp.
 
-``with kv.tracing() as t:`` compiles what is launched inside with its phases (``with kv.trace("softmax"):`` in kernels,
-and the waits and copies of kernels over tiles) and gathers the marks that warps leave; ``t.timeline`` has them after
-it, ``t.save(...)`` writes them for Perfetto or as a drawing.
+``with kv.tracing() as t:`` compiles kernels launched inside with their phases (``with kv.trace("softmax"):`` in
+kernels, and the waits and copies of tile kernels) and collects the marks that warps record. ``t.timeline`` has them
+afterwards; ``t.save(...)`` writes them for Perfetto or as a drawing.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from kvarn.runtime import timeline
 from kvarn.runtime.binding import HOST
 from kvarn.runtime.host import cycles
 
-NOMINAL = 1.0  # clocks of a nanosecond where nothing tells
-_APART = 3600 * 10**9  # nanoseconds between two clocks that do not count from the same moment
+NOMINAL = 1.0  # clock cycles per nanosecond if the clock rate is unknown
+_APART = 3600 * 10**9  # nanoseconds; clocks further apart have different origins
 
 
 class Span(NamedTuple):
@@ -37,16 +37,16 @@ class Span(NamedTuple):
     Attributes
     ----------
     launch : int
-        Its place among the launches, from 0 on.
+        Index of the launch, from 0.
     kernel, label : str
     block, warp : int
-        Linear in the grid, and in the block.
+        Linear indices in the grid and in the block.
     processor : int
         The multiprocessor; 0 on the host.
     begin, end : float
-        Nanoseconds from the first mark of all; in the emulator instructions of the warp from its block's beginning.
+        Nanoseconds since the first mark; in the emulator, instructions of the warp since the start of its block.
     depth : int
-        How many other phases it lies in.
+        Number of enclosing phases.
     """
 
     launch: int
@@ -62,16 +62,16 @@ class Span(NamedTuple):
 
 @dataclass(frozen=True)
 class Timeline:
-    """What warps did when.
+    """The phases of all warps.
 
     Attributes
     ----------
     spans : tuple of Span
-        By beginning. A phase whose begin was overwritten in the ring begins with what is left of it.
+        Sorted by begin. A phase whose begin mark was overwritten in the ring starts at the first mark left.
     dropped : int
-        Warps that found no record: more of them than ``kv.tracing(warps=)``.
+        Warps without a record, above ``kv.tracing(warps=)``.
     overwritten : int
-        Marks that did not fit a warp's ring (``kv.tracing(marks=)``): of each warp the last are kept.
+        Marks that did not fit a warp's ring (``kv.tracing(marks=)``); the last marks are kept.
     unit : str
         ``"ns"``, or ``"instructions"`` in the emulator.
     """
@@ -96,7 +96,7 @@ class Timeline:
         return sorted(rows, key=lambda row: (-whole[row[0]], row[0], -row[4]))
 
     def perfetto(self) -> dict[str, Any]:
-        """The spans as trace events, which https://ui.perfetto.dev opens: a process a multiprocessor, a row a warp."""
+        """The spans as trace events for https://ui.perfetto.dev: one process per multiprocessor, one row per warp."""
         events: list[dict[str, Any]] = []
         rows: dict[tuple[int, int, int, int], int] = {}
         names: dict[int, str] = {}
@@ -116,13 +116,13 @@ class Timeline:
         return {"displayTimeUnit": "ns", "traceEvents": events}
 
     def svg(self, rows: int = 48, launch: int | None = None) -> str:
-        """A drawing of one launch, the longest by default: a row a warp, at most ``rows``, of the first blocks."""
+        """A drawing of one launch, by default the longest: one row per warp, at most ``rows``, of the first blocks."""
         from kvarn.timeline.drawing import drawing
 
         return drawing(self, rows, launch)
 
     def save(self, path: str | Path) -> Path:
-        """Write ``.svg`` as the drawing and everything else as trace events in JSON; the path."""
+        """Write a drawing if the suffix is ``.svg``, else trace events in JSON; returns the path."""
         found = Path(path)
         text = self.svg() if found.suffix == ".svg" else json.dumps(self.perfetto())
         write_output(found, text)
@@ -130,15 +130,15 @@ class Timeline:
 
 
 class Tracing:
-    """What ``kv.tracing`` gives."""
+    """The object that ``kv.tracing`` yields."""
 
     _read: Callable[[], Timeline] | None = None
 
     @functools.cached_property
     def timeline(self) -> Timeline:
-        """What ran inside, once the context has ended. A million spans take some seconds to read."""
+        """The phases recorded inside, after the end of the context. Reading a million spans takes some seconds."""
         if self._read is None:
-            raise RuntimeError("the timeline is there when the context of kv.tracing has ended")
+            raise RuntimeError("the timeline is available after the end of the context of kv.tracing")
         return self._read()
 
     def save(self, path: str | Path) -> Path:
@@ -148,17 +148,17 @@ class Tracing:
 
 @contextlib.contextmanager
 def tracing(*, warps: int = 4096, marks: int = 2048) -> Iterator[Tracing]:
-    """Gather when the warps of what this thread launches inside are in which phase.
+    """Record the phases of the warps of kernels that this thread launches inside.
 
-    Kernels are compiled anew with their marks. Of what is not launched inside, captured graphs among it, nothing is
-    seen; the context ends when all that runs has ended.
+    Kernels are compiled again with their marks. Other launches, including those of captured graphs, are not recorded;
+    the context ends after all running kernels.
 
     Parameters
     ----------
     warps : int
-        The most warps, of all launches on a device; those that come later are not seen.
+        Largest number of warps of all launches on a device; later ones are not recorded.
     marks : int
-        Of a warp's ring, a power of two: two a phase. The last are kept.
+        Marks per warp, two per phase, a power of two. The last marks are kept.
 
     Yields
     ------
@@ -167,7 +167,7 @@ def tracing(*, warps: int = 4096, marks: int = 2048) -> Iterator[Tracing]:
     Raises
     ------
     ValueError
-        For numbers that cannot be, and in another such context.
+        For invalid numbers, and inside another such context.
     """
     if not isinstance(marks, int) or marks < 2 or marks & (marks - 1):
         raise ValueError(f"marks must be a power of two of at least 2, got {marks!r}")
@@ -192,20 +192,20 @@ def tracing(*, warps: int = 4096, marks: int = 2048) -> Iterator[Tracing]:
 def read(
     buffers: Sequence[np.ndarray], on_host: Sequence[bool], marks: int, clocks: Any, emulated: bool = False
 ) -> Timeline:
-    """The timeline of buffers of marks.
+    """The timeline of mark buffers.
 
     Parameters
     ----------
     buffers : sequence of int64 arrays
-        As ``kvarn.dialect.trace_layout`` has them.
+        In the layout of ``kvarn.dialect.trace_layout``.
     on_host : sequence of bool
-        Whether the clock of each is the processor's of the host.
+        Whether each buffer's clock is the host processor's.
     marks : int
-        Of a ring.
+        Marks per ring.
     clocks : two pairs of int
         Nanoseconds and clock of the host before and after.
     emulated : bool
-        Whether what ran on the host ran in the emulator.
+        Whether host buffers come from the emulator.
     """
     spans: list[Span] = []
     launches: dict[tuple[int, int, int], int] = {}
@@ -218,7 +218,7 @@ def read(
         if not len(records):
             continue
         rate = 1.0 if host and emulated else _rate(clocks) if host else _device_rate(records)
-        # Of whole nanoseconds since 1970 a float keeps every 256th: they are subtracted before.
+        # Nanoseconds since 1970 exceed a float's precision (256 ns), so integers are subtracted first.
         since = clocks[0][1] if host else int(records[:, at.BEGIN_NS].min())
         behind = 0 if host or abs(since - clocks[0][0]) > _APART else since - clocks[0][0]
         order = np.argsort(records[:, at.BEGIN_NS], kind="stable")
@@ -241,13 +241,13 @@ def read(
 
 
 def _rate(clocks: Any) -> float:
-    """Clocks of a nanosecond on the host."""
+    """Clock cycles per nanosecond on the host."""
     (ns, clock), (later, end) = clocks
     return (end - clock) / max(later - ns, 1) or NOMINAL
 
 
 def _device_rate(records: np.ndarray) -> float:
-    """Clocks of a nanosecond on a GPU: from the longest time between two readings of both clocks by one processor."""
+    """Clock cycles per nanosecond on a GPU, from the longest interval between two readings by one processor."""
     whole = records[records[:, at.END_NS] > 0]
     best, rate = 0, NOMINAL
     for processor in np.unique(whole[:, at.PROCESSOR]):
@@ -276,7 +276,7 @@ def _of_warp(record: np.ndarray, marks: int, launch: int, begin: float, rate: fl
         if not ends:
             opened.append((label, moment))
             continue
-        while opened and opened[-1][0] != label:  # its end was not come by
+        while opened and opened[-1][0] != label:  # the end mark was never reached
             opened.pop()
         since = opened.pop()[1] if opened else times[0]
         yield Span(launch, kernel, _name(labels, label), *who, since, moment, len(opened))

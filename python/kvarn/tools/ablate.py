@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""``kvarn ablate``: what each optional pass is worth on a kernel.
+"""``kvarn ablate``: the effect of each optional pass on a kernel.
 
-The kernel is compiled with all passes, then with one left out at a time, and run on random caches: in the emulator,
-which counts instructions and sectors, or on a GPU, which takes time. Each variant must give the answer of all passes.
+The kernel is compiled with all passes, then with one pass omitted at a time, and run on random caches: in the emulator,
+which counts instructions and sectors, or on a GPU, which measures time. Each variant must compute the same answer.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from .pass_options import given_name, given_path, passes_of
 from .random_inputs import Arguments, InputOptions
 from .semantics import Launch, run_artifact
 
-ALL = "nothing"  # left out
+ALL = "nothing"  # omitted
 COUNTS = ("instructions", "sectors", "bank conflicts", "registers", "µs")
 Record = dict[str, Any]
 
@@ -36,13 +36,12 @@ def ablated(
     text: str, target: str, left_out: Sequence[str], inputs: InputOptions, launch: Launch,
     passes: Any = None, disable: Sequence[str] = (), on_gpu: bool = False,
 ) -> Iterator[Record]:  # fmt: skip
-    """Measure IR with all passes, and with each of some left out.
+    """Measure IR with all passes, and with each of the given passes omitted.
 
     Yields
     ------
     dict
-        ``"left out"``, the figures (``COUNTS``, those that there are), and ``"problem"``: "" when the answer is that of
-        all passes.
+        ``"left out"``, the available metrics of ``COUNTS``, and ``"problem"``: "" if the answer is that of all passes.
     """
     compiler = importlib.import_module("kvarn.compilation.driver")
     shapes = random_inputs.buffer_shapes(compiler.parse(text))
@@ -86,13 +85,13 @@ def _registers(kernel: Kernel) -> Record:
         return {"registers": kernel.stats["registers"]}
     except assemble.MissingToolError:
         return {}
-    except assemble.AssemblyError as error:  # code that is slow, which may be what the pass is for
+    except assemble.AssemblyError as error:  # slow code, which the omitted pass may prevent
         said = [line.strip() for line in str(error).splitlines() if line.startswith("  ")]
         return {"note": (said or [str(error)])[0]}
 
 
 def _timed(kernel: Kernel, arguments: Arguments, launch: Launch) -> tuple[dict[str, Any], float]:
-    """The arguments after one run on the GPU, back on the host, and the microseconds of a run."""
+    """The arguments after one run on the GPU, copied back to the host, and the time of a run in microseconds."""
     from kvarn.measure import arrays, timing
 
     library = arrays.TorchArrays("cuda")
@@ -110,7 +109,7 @@ def _timed(kernel: Kernel, arguments: Arguments, launch: Launch) -> tuple[dict[s
 
 
 def table(title: str, records: Sequence[Record]) -> Iterator[str]:
-    """Figures, each with its ratio to that with all passes."""
+    """The metrics, each with its ratio to that of all passes."""
     names = [n for n in COUNTS if any(n in r for r in records)]
     width = max(len("left out"), *(len(r["left out"]) for r in records))
     yield title
@@ -128,12 +127,12 @@ def table(title: str, records: Sequence[Record]) -> Iterator[str]:
         yield ("  ".join([f"{r['left out']:{width}}", *cells]) + problem).rstrip()
 
 
-_BAR, _LABEL, _SCALE = 14, 190, 220  # pixels: of a bar, of the names, of a ratio of 1
+_BAR, _LABEL, _SCALE = 14, 190, 220  # pixels: height of a bar, width of the labels, width of a ratio of 1
 _COLOURS = ("#4c78a8", "#f58518", "#54a24b", "#b279a2", "#e45756")
 
 
 def plot(found: Mapping[str, Sequence[Record]], figure: str) -> str:
-    """An SVG of bars: a figure's ratio to that with all passes, by pass and kernel; the line is 1."""
+    """An SVG of bars: the ratio of a metric to that of all passes, by pass and kernel; the line is 1."""
     passes = list(dict.fromkeys(r["left out"] for records in found.values() for r in records[1:]))
     step = _BAR * len(found) + 6
     bars, most = [], 1.0
@@ -154,7 +153,7 @@ def plot(found: Mapping[str, Sequence[Record]], figure: str) -> str:
     height = top + step * len(passes) + 24
     names = [f'<text x="4" y="{top + i * step + 11}">{escape(p)}</text>' for i, p in enumerate(passes)]
     axis = f'<path d="M{_LABEL + _SCALE} {top - 4}V{height - 20}" stroke="#888" stroke-dasharray="3"/>'
-    caption = f'<text x="{_LABEL}" y="{height - 6}">{escape(figure)} without the pass, of those with all</text>'
+    caption = f'<text x="{_LABEL}" y="{height - 6}">{escape(figure)} without the pass, relative to all passes</text>'
     width = _LABEL + most * _SCALE + 60
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{width:.0f}" height="{height}" font-family="sans-serif" '
@@ -163,22 +162,22 @@ def plot(found: Mapping[str, Sequence[Record]], figure: str) -> str:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command; 1 when a variant gave another answer."""
+    """Run the command; returns 1 if a variant computed another answer."""
     parser = argparse.ArgumentParser(
         prog="kvarn ablate",
-        description="Show what each optional pass is worth on a kernel.",
+        description="Measure the effect of each optional pass on a kernel.",
         epilog="example: kvarn ablate kernels.py:scale --spec 'paged(bf16, num_heads=8, head_size=128, page_size=16)' "
-        "--grid 3 --block 128. Several kernels take the same options.",
+        "--grid 3 --block 128. Several kernels share the options.",
     )
     add_kernel_options(parser)
     parser.add_argument("more", nargs="*", metavar="KERNEL", help="further kernels, or files of IR")
     add_input_options(parser.add_argument)
     parser.add_argument(
-        "--passes", type=given_name, metavar="P,P", help="passes to leave out; default: all optional ones"
+        "--passes", type=given_name, metavar="P,P", help="passes to omit, one at a time (default: all optional ones)"
     )
-    parser.add_argument("--time", action="store_true", help="time on this machine's GPU instead of counting")
-    parser.add_argument("--json", type=given_path, metavar="FILE", help="write the figures there")
-    parser.add_argument("--plot", type=given_path, metavar="FILE", help="draw the ratios there, as SVG")
+    parser.add_argument("--time", action="store_true", help="measure time on this machine's GPU instead of counting")
+    parser.add_argument("--json", type=given_path, metavar="FILE", help="write the metrics to a file")
+    parser.add_argument("--plot", type=given_path, metavar="FILE", help="draw the ratios as SVG")
     options = parser.parse_intermixed_args(argv)
     pipeline = importlib.import_module("kvarn.lowering.pipeline")
     target = options.target or "sm_90a"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""Run a function in a child of this process: what ends the child, such as an assertion of MLIR, ends nothing else."""
+"""Run a function in a child process, so that its death (an assertion of MLIR) does not end this process."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from typing import Any
 
 
 class Died(RuntimeError):
-    """A child ended before it answered; the message says by which signal, or with which status."""
+    """A child ended without a result; the message gives the signal or the status."""
 
 
 def apart(work: Callable[[], Any]) -> Any:
-    """What ``work()`` gives, as JSON has it, from a child process; in this one where there is no ``fork``.
+    """The result of ``work()``, through JSON, from a child process; from this process without ``fork``.
 
     Raises
     ------
     Died
-        When the child ends without an answer. What ``work`` raises is for itself to catch.
+        If the child ends without a result. ``work`` must catch its own exceptions.
     """
     if not hasattr(os, "fork"):
         return work()
@@ -47,14 +47,14 @@ def apart(work: Callable[[], Any]) -> Any:
 
 
 def _answer(work: Callable[[], Any], answer: int) -> None:
-    """In the child: write what the function gives, and end."""
+    """In the child: write the function's result and exit."""
     status = 1
     try:
         found = json.dumps(work()).encode()
         with os.fdopen(answer, "wb") as pipe:
             pipe.write(found)
         status = 0
-    except SystemExit as end:  # as the interpreter takes it, though no answer follows
+    except SystemExit as end:  # like the interpreter, but there is no result
         status = end.code if isinstance(end.code, int) else int(end.code is not None)
     except BaseException as error:
         print(f"{type(error).__name__}: {error}", file=sys.stderr)

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""``kvarn bisect``: which pass changes what a kernel computes, and which of its rewrites.
+"""``kvarn bisect``: find the pass that changes a kernel's answer, and the rewrite in it.
 
-The pipeline runs pass by pass. What each left is lowered by passes that are trusted, run on random caches and compared
-(``kvarn.tools.semantics``). The first pass whose result gives another answer is at fault; where it counts its rewrites
-(``kvarn.lowering.rewrite_counts``), the first one that does is found by halving.
+The pipeline runs pass by pass. The IR after each pass is lowered by trusted passes, run on random caches and compared
+(``kvarn.tools.semantics``). The first pass whose IR gives another answer is at fault; if the pass counts its rewrites
+(``kvarn.lowering.rewrite_counts``), binary search finds the first faulty one.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ from .input_options import RECORD, add_input_options, add_model_option, inputs_o
 from .pass_options import given_name, passes_of
 from .random_inputs import InputOptions
 from .reduce import Reducer
-from .semantics import Checker, Launch, Rest, is_operation, model_of
+from .semantics import Checker, Launch, ReferenceLowering, is_operation, model_of
 
-_STEPS = 500_000  # of the emulator, for a candidate of a reduction
+_STEPS = 500_000  # emulator steps for a candidate of a reduction
 
 
 @dataclass(frozen=True)
@@ -44,16 +44,16 @@ class Fault:
     Attributes
     ----------
     name : str
-        The pass; "" when the answer is wrong before any.
+        The pass; "" if the answer is wrong before any pass.
     problem : str
     rewrite : str
-        The first of its rewrites that does it, where the pass counts them.
+        The first faulty rewrite, if the pass counts them.
     number, rewrites : int
-        Which one that is, from 1, and how many the pass does.
+        Its number, from 1, and the number of rewrites of the pass.
     before, after : str
         The IR.
     stage, left : str or None
-        The last passes of the pipeline that the two have seen.
+        The last pass of the pipeline applied to ``before`` and to ``after``.
     """
 
     name: str
@@ -69,7 +69,7 @@ class Fault:
 
 @dataclass(frozen=True)
 class _Left:
-    """What a step made of IR: the text, or why there is none; ``asked`` and ``last`` as of ``Rewrites``."""
+    """The result of a step on IR: the text, or why there is none; ``asked`` and ``last`` as in ``Rewrites``."""
 
     text: str = ""
     problem: str = ""
@@ -78,7 +78,7 @@ class _Left:
 
 
 def _run(text: str, step: Step, limit: int | None = None) -> _Left:
-    """What a step leaves of IR, run in a process of its own: a pass may take its process along."""
+    """The IR after a step, run in a process of its own: a pass may end its process."""
 
     def work() -> Mapping[str, Any]:
         compiler = importlib.import_module("kvarn.compilation.driver")
@@ -100,7 +100,7 @@ def _run(text: str, step: Step, limit: int | None = None) -> _Left:
 def first_fault(
     text: str, steps: Sequence[Step], checker: Checker, tell: Callable[[str, str], None] = lambda name, state: None
 ) -> Fault | None:
-    """Run steps on IR and find the first that changes the answer; ``tell(pass, state)`` after each."""
+    """Run steps on IR and find the first that changes the answer; ``tell(pass, state)`` is called after each."""
     problem = checker.problem(text)
     tell("input", problem or "ok")
     if problem:
@@ -125,7 +125,7 @@ def first_fault(
 
 
 def _narrowed(fault: Fault, step: Step, checker: Checker) -> Fault:
-    """The fault with the first rewrite that does it, if the pass counts any."""
+    """The fault with its first faulty rewrite, if the pass counts rewrites."""
     most = _run(fault.before, step).asked
     if not most or checker.problem(_run(fault.before, step, 0).text, fault.left):
         return fault
@@ -137,11 +137,11 @@ def _narrowed(fault: Fault, step: Step, checker: Checker) -> Fault:
     return replace(fault, rewrite=_run(fault.before, step, high).last, number=high, rewrites=most)
 
 
-# --- making it smaller -----------------------------------------------------------------------------
+# --- reduction -------------------------------------------------------------------------------------
 
 
 def shown_by(fault: Fault, checker: Checker) -> InputOptions:
-    """The inputs that show a fault: of an operation one sequence, if one alone does."""
+    """The inputs that show a fault; for an operation a single sequence, if one suffices."""
     of_all = checker.failing or checker.inputs[0]
     if len(of_all.lengths) == 1 or not fault.after or not is_operation(fault.before):
         return of_all
@@ -157,9 +157,9 @@ def shown_by(fault: Fault, checker: Checker) -> InputOptions:
 def reduced(
     fault: Fault, step: Step, checker: Checker, inputs: InputOptions, tell: Callable[[str, int, str], None]
 ) -> str:
-    """The IR before a pass, smaller, of which the pass still makes the same kind of fault.
+    """A smaller version of the IR before a pass, for which the pass has the same kind of fault.
 
-    ``tell(what, operations, text)`` is told each success.
+    ``tell(what, operations, text)`` is called after each success.
     """
 
     def interesting(text: str) -> bool:
@@ -170,17 +170,17 @@ def reduced(
             return False
         try:
             problem = checker.of(text, replace(inputs, lenient=True), fault.stage).problem(found.text, fault.left)
-        except Exception:  # it cannot be run as it is: what says how a program is launched may have gone
+        except Exception:  # not runnable: the reduction may have removed launch parameters
             return False
         return bool(problem) and _kind(problem) == _kind(fault.problem)
 
     reducer = Reducer(fault.before, interesting, lambda what, count: tell(what, count, reducer.text))
-    with env.override(emulator_steps=min(env.emulator_steps, _STEPS)):  # a loop whose end has gone does not end
+    with env.override(emulator_steps=min(env.emulator_steps, _STEPS)):  # reduction can make a loop endless
         return reducer.run()
 
 
 def _kind(problem: str) -> str:
-    """What of a problem does not depend on the kernel: that it differs, cannot be run, or how a pass fails."""
+    """The part of a problem that does not depend on the kernel: it differs, cannot be run, or how a pass fails."""
     if problem.startswith("what it left"):
         return problem.partition(":")[0]
     if not problem.startswith("fails: "):
@@ -188,7 +188,7 @@ def _kind(problem: str) -> str:
     return re.sub(r"(/\S+|<[^>]*>|-):\d+:\d+|\b\d+\b", "", problem.splitlines()[0])
 
 
-# --- the command -----------------------------------------------------------------------------------
+# --- command ---------------------------------------------------------------------------------------
 
 
 def source_of(options: argparse.Namespace) -> str:
@@ -201,11 +201,11 @@ def source_of(options: argparse.Namespace) -> str:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command; 1 when a pass changed the answer."""
+    """Run the command; returns 1 if a pass changed the answer."""
     parser = argparse.ArgumentParser(
         prog="kvarn bisect",
-        description="Find the pass that changes what a kernel computes. Without --lengths, lengths around the extents "
-        "of pages and tiles are chosen.",
+        description="Find the pass that changes what a kernel computes. Without --lengths, lengths near multiples of "
+        "pages and tiles are tested.",
         epilog="example: kvarn bisect kernels.py:scale --spec 'paged(bf16, num_heads=8, head_size=128, page_size=16)' "
         "--grid 3 --block 128 --load-pass my_pass.py --insert-after hoist-kv-lookups=my-pass",
     )
@@ -213,7 +213,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     add_input_options(parser.add_argument)
     add_model_option(parser.add_argument)
     parser.add_argument(
-        "--trusted", type=given_name, metavar="DIR", help="a folder with another kvarn, whose passes are trusted"
+        "--trusted", type=given_name, metavar="DIR", help="a folder with another kvarn, whose passes are the reference"
     )
     parser.add_argument(
         "--save", type=given_name, metavar="PREFIX", help="write the IR before and after the pass to PREFIX.*.mlir"
@@ -222,8 +222,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         "--reduce",
         type=given_name,
         metavar="FILE.mlir",
-        help="make the IR before the pass smaller, while the pass still does what it did; the smallest so far is there "
-        "at any time",
+        help="reduce the IR before the pass while the fault remains; the file always has the smallest IR so far",
     )
     options = parser.parse_args(argv)
     compiler, pipeline = map(importlib.import_module, ("kvarn.compilation.driver", "kvarn.lowering.pipeline"))
@@ -232,12 +231,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     settings = importlib.import_module("kvarn.pipelines").extended(passes, options.disable)
     steps = pipeline.steps(target, settings)
     width = max(len(s.name) for s in steps)
-    with Rest(options.trusted) as rest:
+    with ReferenceLowering(options.trusted) as lowering:
         module = compiler.parse(text)
         inputs, launch = inputs_of(options, module), Launch(*launch_of(options, module))
         found = _chosen(options, module, text, target) if options.lengths is None else None
         batches = inputs if found is None else [*inputs, *found[1]]
-        checker = Checker(text, target, rest, batches, launch, model_of(options.model), None, len(inputs))
+        checker = Checker(text, target, lowering, batches, launch, model_of(options.model), None, len(inputs))
         checker.leave_out_wrong(text)
         print(f"compared with {checker.source}")
         print("\n".join(_covered(checker, "" if found is None else found[0])), flush=True)
@@ -249,21 +248,21 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _chosen(options: argparse.Namespace, module: Any, text: str, target: str) -> tuple[str, list[InputOptions]] | None:
-    """What lengths are chosen by, and batches of them; None for IR that says what it is run on."""
+    """The rule of the tested lengths, and the batches; None for IR that records its own inputs."""
     if RECORD in module.operation.attributes:
         return None
     shape = edges.shape_of(text, target)
     (first,) = inputs_of(options, module)
     counts = edges.chosen(shape, len(first.lengths))
-    if options.new is not None:  # which is of all sequences, or of those of the first batch
+    if options.new is not None:  # of all sequences, or of those of the first batch
         counts = [(lengths, tuple(x for _, x in zip(lengths, cycle(options.new)))) for lengths, _ in counts]
-    return shape.told(), [replace(first, lengths=lengths, new=new) for lengths, new in counts]
+    return shape.describe(), [replace(first, lengths=lengths, new=new) for lengths, new in counts]
 
 
-def _covered(checker: Checker, told: str) -> Iterator[str]:
-    """Which runs there are, and which of those that were chosen cannot be."""
-    if told:
-        yield f"lengths are chosen {told}:"
+def _covered(checker: Checker, choice: str) -> Iterator[str]:
+    """The runs, and the automatically chosen runs that are not possible."""
+    if choice:
+        yield f"lengths are chosen {choice}:"
     for inputs in checker.inputs:
         yield f"  {_counts(inputs)}"
     for inputs, why in checker.left_out:
@@ -276,7 +275,7 @@ def _counts(inputs: InputOptions) -> str:
 
 
 def _write(options: argparse.Namespace, fault: Fault, step: Step | None, checker: Checker) -> None:
-    """Save the IR around a fault, with what it is run on, and make it smaller, as the command line says."""
+    """Save the IR around a fault, with its inputs, and reduce it, as the options say."""
     inputs = shown_by(fault, checker)
 
     def written(text: str, stage: str | None) -> str:
@@ -290,7 +289,7 @@ def _write(options: argparse.Namespace, fault: Fault, step: Step | None, checker
     if options.reduce and step is not None:
         fault = replace(fault, before=written(fault.before, fault.stage))
         write_output(options.reduce, fault.before)
-        print(f"makes it smaller, in {options.reduce}", flush=True)
+        print(f"reducing it, in {options.reduce}", flush=True)
 
         def keep(what: str, count: int, text: str) -> None:
             write_output(options.reduce, text)
@@ -303,7 +302,7 @@ def _told(fault: Fault | None) -> Iterator[str]:
     if fault is None:
         yield "no pass changed the answer"
     elif not fault.name:
-        yield "the answer is wrong before any pass: what must run is at fault, or the model is another kernel's"
+        yield "the answer is wrong before any pass: a required pass is at fault, or the model is of another kernel"
     elif not fault.after:
         yield f"{fault.name} {fault.problem}"
     else:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""The ``kvarn`` command. Each subcommand is imported when it is called, so that ``kvarn --help`` comes at once."""
+"""The ``kvarn`` command. Subcommands are imported on demand, so that ``kvarn --help`` is fast."""
 
 from __future__ import annotations
 
@@ -21,37 +21,37 @@ from kvarn.tools.pass_options import add_pass_options, given_name, passes_of
 
 COMMANDS = {
     "demo": ("kvarn.chat", "generate text with SmolLM2 through the paged cache"),
-    "compile": ("kvarn.tools.cli:compile_main", "compile a kernel of a Python file, and print a stage of it"),
-    "explain": ("kvarn.inspect.explain", "report on a kernel, stage by stage"),
-    "ablate": ("kvarn.tools.ablate", "show what each optional pass is worth on a kernel"),
+    "compile": ("kvarn.tools.cli:compile_main", "compile a kernel of a Python file, and print one of its stages"),
+    "explain": ("kvarn.inspect.explain", "report how a kernel is compiled, pass by pass"),
+    "ablate": ("kvarn.tools.ablate", "measure the effect of each optional pass on a kernel"),
     "bisect": ("kvarn.tools.bisect", "find the pass that changes what a kernel computes"),
-    "trace": ("kvarn.tools.trace", "run a program, and draw when its kernels' warps were in which phase"),
-    "tune": ("kvarn.measure.tune", "measure schedules of attention on this GPU, and keep the best"),
-    "doctor": ("kvarn.tools.doctor", "what is installed, what is missing, what to do"),
-    "cache": ("kvarn.tools.cli:cache_main", "look at the on-disk compile cache, or clear it"),
+    "trace": ("kvarn.tools.trace", "run a program, and write a timeline of its kernels' phases"),
+    "tune": ("kvarn.measure.tune", "measure schedules of attention on this GPU, and save the best"),
+    "doctor": ("kvarn.tools.doctor", "check the installation and suggest fixes"),
+    "cache": ("kvarn.tools.cli:cache_main", "show the on-disk compile cache, or clear it"),
 }
 _STATIC = (int, float, bool, str, tuple)
 STAGES = ("kv", "gpu", "nvvm", "llvm", "ptx", "cubin", "sass", "stats")
 
 
 class UsageError(Exception):
-    """A command line that asks for what is not there."""
+    """A command line that refers to something that does not exist."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command; returns the exit status: 0, 1 after an error, 2 after a wrong command line."""
+    """Run the command; returns the exit status: 0, 1 after an error, 2 for a wrong command line."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     commands = "\n".join(f"  {name:9} {summary}" for name, (_, summary) in COMMANDS.items())
     parser = argparse.ArgumentParser(
         prog="kvarn",
         formatter_class=argparse.RawDescriptionHelpFormatter,
         usage="kvarn COMMAND ...",
-        description="KV-cache operations ground down to PTX.",
-        epilog=f"commands:\n{commands}\n\nkvarn COMMAND --help says more. kv-opt runs passes on MLIR text.",
+        description="Compile, inspect and tune KV-cache kernels.",
+        epilog=f"commands:\n{commands}\n\nkvarn COMMAND --help describes a command. See also kv-opt and kv-reduce.",
     )
     parser.add_argument("--version", action="store_true", help="print the version")
     parser.add_argument("command", nargs="?", choices=tuple(COMMANDS), metavar="COMMAND")
-    # Only what comes before the command is read here; the rest is the command's.
+    # Only options before the command are parsed here; the others are the command's.
     split = next((i for i, a in enumerate(arguments) if not a.startswith("-")), len(arguments))
     options = parser.parse_args(arguments[: split + 1])
     if options.version:
@@ -94,8 +94,8 @@ def cache_main(argv: Sequence[str]) -> int:
     from kvarn.compilation.disk_cache import compile_cache
     from kvarn.tools.doctor import human
 
-    parser = argparse.ArgumentParser(prog="kvarn cache", description="Look at the on-disk compile cache, or clear it.")
-    parser.add_argument("action", nargs="?", choices=("info", "clear"), default="info")
+    parser = argparse.ArgumentParser(prog="kvarn cache", description="Show the on-disk compile cache, or clear it.")
+    parser.add_argument("action", nargs="?", choices=("info", "clear"), default="info", help="(default: info)")
     options = parser.parse_args(argv)
     info = compile_cache.info()
     if options.action == "clear":
@@ -112,7 +112,7 @@ def cache_main(argv: Sequence[str]) -> int:
 
 
 def add_kernel_options(parser: argparse.ArgumentParser) -> None:
-    """The options that name a kernel and what it is compiled for."""
+    """Add the options that select a kernel and its target."""
     parser.add_argument(
         "kernel", nargs="?", type=given_name, metavar="FILE.py:KERNEL", help="a @kv.kernel function of a Python file"
     )
@@ -120,18 +120,18 @@ def add_kernel_options(parser: argparse.ArgumentParser) -> None:
         "--op",
         type=given_name,
         metavar="NAME",
-        help="in its place, an operation: a function of kv.ops (attention), MODULE:FUNCTION or FILE.py:FUNCTION; "
-        "--spec and --static then name its arguments: --spec 'query=buffer(bf16, (none, 32, 128))'",
+        help="instead, an operation: a function of kv.ops (attention), MODULE:FUNCTION or FILE.py:FUNCTION; "
+        "--spec and --static then need argument names: --spec 'query=buffer(bf16, (none, 32, 128))'",
     )
-    parser.add_argument("--target", type=given_name, help="sm_80, sm_90a, sm_100a or host; default: this machine's")
+    parser.add_argument("--target", type=given_name, help="sm_80, sm_90a, sm_100a or host (default: this machine's)")
     parser.add_argument(
         "--spec",
         action="append",
         default=[],
         metavar="[NAME=]SPEC",
-        help="what an argument is compiled for, in order or by name: bf16, buffer(i32, 2), "
+        help="the spec of an argument, in order or by name: bf16, buffer(i32, 2), "
         "paged(bf16, num_heads=8, head_size=128, page_size=16), collection(paged(...)). "
-        "Arguments annotated with a dtype or a kv.Buffer need none",
+        "Not needed for arguments annotated with a dtype or a kv.Buffer",
     )
     parser.add_argument(
         "--static",
@@ -144,7 +144,7 @@ def add_kernel_options(parser: argparse.ArgumentParser) -> None:
 
 
 def compile_named(options: argparse.Namespace) -> Any:
-    """The ``kvarn.compilation.driver.Kernel`` that `add_kernel_options` describes."""
+    """The ``kvarn.compilation.driver.Kernel`` that the options of `add_kernel_options` select."""
     compiler = importlib.import_module("kvarn.compilation.driver")
     passes = passes_of(options)
     kernel, specs = named(options)
@@ -152,9 +152,9 @@ def compile_named(options: argparse.Namespace) -> Any:
 
 
 def named(options: argparse.Namespace) -> tuple[Any, list[Any]]:
-    """What `add_kernel_options` names, as ``kv.compile`` takes it: a kernel and its specs, or IR and none."""
+    """The kernel and specs that the options of `add_kernel_options` select, or IR without specs, for ``kv.compile``."""
     if (options.op is None) == (options.kernel is None):
-        raise UsageError("a kernel must be named, FILE.py:KERNEL, or an operation, --op attention")
+        raise UsageError("give a kernel, FILE.py:KERNEL, or an operation, --op attention")
     if options.op is not None:
         source, inputs = map(importlib.import_module, ("kvarn.tools.operation_source", "kvarn.tools.random_inputs"))
         given = inputs.InputOptions(arguments_of(options), lenient=True)
@@ -174,15 +174,15 @@ def named(options: argparse.Namespace) -> tuple[Any, list[Any]]:
 def compile_main(argv: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(
         prog="kvarn compile",
-        description="Compile a kernel of a Python file, and print a stage of it.",
+        description="Compile a kernel of a Python file, and print one of its stages.",
         epilog="example: kvarn compile kernels.py:scale --target sm_90a "
         "--spec 'paged(bf16, num_heads=8, head_size=128, page_size=16)' --emit ptx",
     )
     add_kernel_options(parser)
-    parser.add_argument("--emit", choices=STAGES, default="ptx", help="the stage to print (ptx)")
-    parser.add_argument("-o", "--output", type=given_name, metavar="FILE", help="write the stage there")
+    parser.add_argument("--emit", choices=STAGES, default="ptx", help="the stage to print (default: ptx)")
+    parser.add_argument("-o", "--output", type=given_name, metavar="FILE", help="write the stage to a file")
     parser.add_argument(
-        "--save", type=given_name, metavar="FILE", help="write a bundle there, which kv.load runs without MLIR"
+        "--save", type=given_name, metavar="FILE", help="write a bundle, which kv.load runs without MLIR"
     )
     options = parser.parse_args(argv)
     kernel = compile_named(options)
@@ -209,14 +209,14 @@ def compile_main(argv: Sequence[str]) -> int:
 
 
 def find_kernel(place: str) -> Any:
-    """The kernel of ``FILE.py:NAME``; without a name, the file's only one."""
+    """The kernel of ``FILE.py:NAME``; without a name, the only kernel of the file."""
     file, _, name = place.rpartition(":") if ":" in place else (place, "", "")
     path = Path(file)
     if not path.is_file():
         raise UsageError(f"there is no file {file!r}: give FILE.py:KERNEL")
-    # A name that no other module has, so that a file called numpy.py does no harm.
+    # A unique module name, so that a file called numpy.py does no harm.
     unique = f"kvarn_file_{path.stem}_{hashlib.sha256(str(path.resolve()).encode()).hexdigest()[:8]}"
-    module = run_file(path, unique, beside=True)
+    module = run_file(path, unique, import_folder=True)
     kernels = {
         n: v
         for n, v in vars(module).items()
@@ -233,8 +233,8 @@ def find_kernel(place: str) -> Any:
 
 
 def complete_specs(kernel: Any, texts: Sequence[str], statics: Sequence[str] = ()) -> list[Any]:
-    """One spec a parameter: from ``NAME=SPEC`` and ``SPEC`` texts, ``NAME=VALUE`` texts of static arguments, and from
-    annotations that say everything. Fields of a struct are named as ``struct.field``.
+    """One spec per parameter, from ``NAME=SPEC`` and ``SPEC`` texts, ``NAME=VALUE`` texts of static arguments, and
+    annotations that determine the spec. Fields of a struct are named ``struct.field``.
     """
     from kvarn.dialect.dtypes import DType
     from kvarn.tools.specs import parse_spec
@@ -283,13 +283,13 @@ def complete_specs(kernel: Any, texts: Sequence[str], statics: Sequence[str] = (
 
 
 def _static_value(annotation: type, text: str) -> Any:
-    """The value of a static argument: Python's syntax of it; a string needs no quotes."""
+    """The value of a static argument, in Python syntax; a string needs no quotes."""
     try:
         return ast.literal_eval(text.strip())
     except (ValueError, SyntaxError, RecursionError, MemoryError):
         if annotation is str:
             return text
-        raise UsageError(f"a static {annotation.__name__} is written as in Python, got {text!r}") from None
+        raise UsageError(f"a static {annotation.__name__} must be in Python syntax, got {text!r}") from None
 
 
 if __name__ == "__main__":

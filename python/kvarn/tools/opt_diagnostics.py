@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""Diagnostics as mlir-opt shows them, and the checking of expected ones (``--verify-diagnostics``).
+"""Diagnostics in mlir-opt's format, and the check of expected ones (``--verify-diagnostics``).
 
-A :class:`Source` is what was given to the parser; a :class:`Collector` keeps what MLIR reports while it is
-processed. ``render`` prints a diagnostic with its source line and a caret; ``check_expected`` compares the
-diagnostics with the ``expected-error {{...}}`` comments of the source.
+A :class:`Source` is the parser's input; a :class:`Collector` collects the diagnostics while it is processed. ``render``
+prints a diagnostic with its source line and a caret; ``check_expected`` compares the diagnostics with the
+``expected-error {{...}}`` comments of the source.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from mlir import ir
 
 from kvarn.errors import SourceLocation, advised, source_locations
 
-# The name MLIR gives a source that is parsed from a string.
+# MLIR's name of a source parsed from a string.
 STRING_NAME = "-"
 
 
@@ -30,16 +30,16 @@ class Diagnostic:
     severity: str  # error, warning, note, remark
     message: str
     position: SourceLocation | None
-    where: str  # the location's text, for one that names no file
+    where: str  # the location's text, if it names no file
     notes: tuple[Diagnostic, ...] = ()
 
 
 @dataclass
 class Source:
-    """Text given to the parser.
+    """The text of the parser's input.
 
-    ``name`` is the file's name as the user wrote it. A chunk of a split file is padded with empty lines, so
-    that its line numbers are the file's.
+    ``name`` is the file's name as the user wrote it. A chunk of a split file is padded with empty lines, so that its
+    line numbers are the file's.
     """
 
     name: str
@@ -55,7 +55,7 @@ class Source:
 
 
 def split(source: Source, marker: str) -> list[Source]:
-    """The chunks of a source between lines that hold the marker only."""
+    """The chunks of a source between lines that contain only the marker."""
     cut = re.compile(rb"^" + re.escape(marker.encode()) + rb"[ \t]*\r?$\n?", re.MULTILINE)
     chunks, start = [], 0
     for match in [*cut.finditer(source.data), None]:
@@ -72,7 +72,7 @@ def split(source: Source, marker: str) -> list[Source]:
 
 
 def position_of(location: ir.Location) -> SourceLocation | None:
-    """The first file position in a location, in the order in which MLIR looks for it."""
+    """The first file position in a location, in MLIR's search order."""
     return next(iter(source_locations(location)), None)
 
 
@@ -103,7 +103,7 @@ def detach(diagnostic: Any) -> Diagnostic:
 
 @dataclass
 class Collector:
-    """Takes a context's diagnostics; use in a ``with`` block."""
+    """Collects a context's diagnostics in a ``with`` block."""
 
     context: ir.Context
     found: list[Diagnostic] = field(default_factory=list)
@@ -116,7 +116,7 @@ class Collector:
         self._handler.detach()  # pyright: ignore[reportAttributeAccessIssue]
 
     def _take(self, diagnostic: Any) -> bool:
-        # MLIR's parser, which is not told of them, warns of the resources that kv-opt reads by itself.
+        # MLIR's parser warns of the resources that kv-opt reads itself.
         if str(diagnostic.message) != "ignoring unknown external resources for 'mlir_reproducer'":
             self.found.append(detach(diagnostic))
         return True
@@ -126,7 +126,7 @@ class Collector:
         return sum(d.severity == "error" for d in self.found)
 
     def take(self) -> list[Diagnostic]:
-        """The diagnostics so far; the collector starts anew."""
+        """The diagnostics so far; the collector starts over."""
         taken, self.found[:] = list(self.found), []
         return taken
 
@@ -143,19 +143,19 @@ def _file_lines(filename: str) -> tuple[str, ...]:
 
 
 def _snippet(source: Source, position: SourceLocation) -> str:
-    """The source line and the caret under its column, or nothing when the file cannot be read."""
+    """The source line and the caret under its column, or nothing if the file cannot be read."""
     lines = source.lines if source.is_name(position.file) else _file_lines(position.file)
     if not 1 <= position.line <= len(lines):
         return ""
     line = lines[position.line - 1].rstrip("\r")
-    # Columns count bytes; tabs are kept so that the caret stands under its character.
+    # Columns count bytes; tabs are kept so that the caret is under its character.
     before = line.encode("utf-8", "surrogateescape")[: max(position.column - 1, 0)].decode("utf-8", "replace")
     padding = "".join("\t" if c == "\t" else " " for c in before)
     return f"{line}\n{padding}^\n"
 
 
 def render(diagnostic: Diagnostic, source: Source, snippet: bool = True) -> str:
-    """A diagnostic and its notes as mlir-opt prints them: a note at the same place does not repeat the line."""
+    """A diagnostic and its notes in mlir-opt's format: a note at the same location does not repeat the line."""
     position = diagnostic.position
     if position is None:
         where = f"{diagnostic.where}: " if diagnostic.where else ""
@@ -202,11 +202,11 @@ def _regex(pattern: str) -> str:
 
 
 def expected_in(source: Source) -> tuple[list[Expected], list[Diagnostic]]:
-    """The expected diagnostics of a source, and errors about comments that cannot be used."""
+    """The expected diagnostics of a source, and errors about unusable comments."""
     found: list[Expected] = []
     bad: list[Diagnostic] = []
-    above = 1  # the last line without a comment, as MLIR counts: the first line when there is none
-    below: list[Expected] = []  # comments that wait for the next line without one
+    above = 1  # the last line without a comment, as in MLIR: the first line if there is none
+    below: list[Expected] = []  # comments for the next line without one
     for number, raw in enumerate(source.lines, 1):
         line = raw.rstrip()
         match = _EXPECTED.search(line)
@@ -238,7 +238,7 @@ def expected_in(source: Source) -> tuple[list[Expected], list[Diagnostic]]:
 
 
 def check_expected(diagnostics: list[Diagnostic], source: Source, only_expected: bool = False) -> list[Diagnostic]:
-    """Errors for what was expected and did not come, and (unless ``only_expected``) for what came unexpected."""
+    """Errors for expected diagnostics that are missing, and (unless ``only_expected``) for unexpected ones."""
     expected, problems = expected_in(source)
     for diagnostic in _flat(diagnostics):
         position = diagnostic.position
@@ -269,7 +269,7 @@ def check_expected(diagnostics: list[Diagnostic], source: Source, only_expected:
 
 
 def _ignored(diagnostic: Diagnostic) -> bool:
-    """The notes that mlir-opt adds by itself are expected by nobody."""
+    """Whether a diagnostic is a note that mlir-opt adds by itself, which no comment expects."""
     return diagnostic.severity == "note" and diagnostic.message.startswith(("see current operation", "called from"))
 
 

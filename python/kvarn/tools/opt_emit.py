@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""``--emit``: code from a module that the pipeline has brought to the LLVM dialect."""
+"""``--emit``: code from a module in the LLVM dialect."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ from kvarn.lowering.pass_base import PassFailure
 from kvarn.lowering.rewrite import walk
 from kvarn.lowering.target import Target
 
-# What LLVM IR can be made of; MLIR's translation ends the process on anything else.
+# Dialects that MLIR translates to LLVM IR; it ends the process on any other.
 _TRANSLATED = ("llvm", "nvvm")
 _AROUND = ("builtin.module", "gpu.module", "gpu.module_end")
 
 
 class EmitError(Exception):
-    """The module cannot be emitted; the diagnostic has been emitted where it points to an op."""
+    """The module cannot be emitted; a diagnostic has been emitted if it refers to an op."""
 
 
 def emit(module: ir.Module, kind: str, target: Target) -> str | bytes:
-    """Code of a module: ``llvm`` and ``ptx`` and ``sass`` as text, ``cubin`` as bytes.
+    """The code of a module: ``llvm``, ``ptx`` and ``sass`` as text, ``cubin`` as bytes.
 
     Raises
     ------
     EmitError
-        When the module is not in the LLVM dialect, or the target has no such code. An error diagnostic says so.
+        If the module is not in the LLVM dialect, or the target has no such code, after an error diagnostic.
     """
     _check_lowered(module, kind)
     try:
@@ -39,7 +39,7 @@ def emit(module: ir.Module, kind: str, target: Target) -> str | bytes:
         if not walk(module, lambda name: name == "gpu.module"):
             _fail(module.operation, f"has no gpu.module: --emit={kind} emits the kernels in one")
         text = lowered.ptx(module, target)
-    except PassFailure as error:  # whose diagnostic has been emitted
+    except PassFailure as error:  # its diagnostic has been emitted
         raise EmitError(str(error)) from error
     if kind == "ptx":
         return text
@@ -53,7 +53,7 @@ def emit(module: ir.Module, kind: str, target: Target) -> str | bytes:
 
 
 def _check_lowered(module: ir.Module, kind: str) -> None:
-    """Refuse what is not in the LLVM dialect, at its first op."""
+    """Refuse a module that is not in the LLVM dialect, at the first such op."""
     left = walk(module, lambda name: name not in _AROUND and name.partition(".")[0] not in _TRANSLATED)
     if left:
         _fail(left[0], f"is not in the LLVM dialect, which --emit={kind} needs: run --kv-pipeline")

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""Turn the death of a process into an error message.
+"""Conversion of a crash of MLIR or LLVM to an error message.
 
-MLIR and LLVM end the process on some input that they should refuse: an assertion, a fatal error of a back end.
-kv-opt therefore works in a child, forked before MLIR is imported (so that it costs next to nothing), and its parent
-says what the child was doing when it died.
+MLIR and LLVM end the process on some invalid inputs, by an assertion or a fatal error of a back end. kv-opt therefore
+works in a child process, forked before MLIR is imported (which makes it cheap), and the parent reports what the child
+was doing when it died.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ Phase = Callable[[str], None]
 
 
 def run(work: Callable[[Phase], int]) -> int:
-    """Run ``work`` in a child process and return its status; 1 after an error message when the child dies.
+    """Run ``work`` in a child process and return its status; 1 after an error message if the child dies.
 
-    ``work`` gets a function that it tells what it is about to do: ``phase("running pass 'cse'")``. Without ``fork`` it
-    runs in this process.
+    ``work`` gets a function to announce its current action: ``phase("running pass 'cse'")``. Without ``fork`` it runs
+    in this process.
     """
     if not hasattr(os, "fork"):
         return work(lambda text: None)
@@ -48,7 +48,7 @@ def run(work: Callable[[Phase], int]) -> int:
 
 
 def _wait(child: int) -> int:
-    """The child's exit status; an interrupt from the keyboard reaches the child by itself."""
+    """The child's exit status; a keyboard interrupt reaches the child directly."""
     while True:
         try:
             return os.waitpid(child, 0)[1]

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""What kv-opt does with one source: parse, verify, run the passes, print.
+"""kv-opt's processing of one source: parse, verify, run the passes, print.
 
-A :class:`Driver` holds the context, the steps and the settings. ``Driver.process`` takes one source (a file
-or a chunk of one) and returns what to write; diagnostics go to the driver's ``err`` stream as they come.
-Nothing here parses a command line, so tests call it in process.
+A :class:`Driver` has the context, the steps and the settings. ``Driver.process`` takes one source (a file or a chunk of
+one) and returns the output; diagnostics go to the driver's ``err`` stream immediately. This module parses no command
+line, so tests call it in process.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _REPRODUCER = re.compile(r"\{-#(.*)#-\}", re.DOTALL)
 
 @dataclass
 class Settings:
-    """How a source is processed: the fields with the names of ``opt_args.parse`` are flags of kv-opt."""
+    """How a source is processed: fields named as in ``opt_args.parse`` are flags of kv-opt."""
 
     verify_each: bool = True
     verify_diagnostics: str | None = None  # None, "all", "only-expected"
@@ -69,13 +69,13 @@ class Settings:
 
     @property
     def prints_everywhere(self) -> bool:
-        """Whether something may be printed around every step."""
+        """Whether printing around every step is on."""
         return self.print_before_all or self.print_after_all or self.print_after_change or self.print_after_failure
 
 
 @dataclass
 class Outcome:
-    """What came of one source: the text or bytes to write (None: nothing) and whether all went well."""
+    """The result of one source: the text or bytes to write (None: nothing), and whether it succeeded."""
 
     output: str | bytes | None
     ok: bool
@@ -97,7 +97,7 @@ class Timer:
 
 
 class Failure(Exception):
-    """Processing stops here; everything to be said has been reported as a diagnostic."""
+    """Processing stops; all errors have been reported as diagnostics."""
 
 
 class Driver:
@@ -107,11 +107,11 @@ class Driver:
     ----------
     settings : Settings
     err : text stream
-        Gets diagnostics.
+        Receives diagnostics.
     context : mlir.ir.Context, optional
-        A context made by ``kv.make_context``; default: a new one.
+        A context from ``kv.make_context``; by default a new one.
     phase : callable, optional
-        Told what the driver is about to do, for whoever survives when MLIR ends the process.
+        Called with the next action, for the parent process in case MLIR ends this one.
     """
 
     def __init__(
@@ -123,16 +123,16 @@ class Driver:
     ) -> None:
         self.settings, self.err, self.phase = settings, err or sys.stderr, phase
         self.context = context or kv.make_context()
-        # Passes in Python, whole-module printing and the order of diagnostics all want one thread.
+        # Python passes, printing of whole modules and the order of diagnostics require one thread.
         self.context.enable_multithreading(False)
         self.context.allow_unregistered_dialects = settings.allow_unregistered
         self.timer = Timer()
         self.steps: list[Step] = []
-        self._dumped = self._inside = 0  # stages written, and passes of the stage that is not over
+        self._dumped = self._inside = 0  # stages written, and passes of the current stage
         self._tree = 0
 
     def load_dialects(self, source: Source) -> bool:
-        """Make the dialects that an IRDL file defines known to the context; False after diagnostics."""
+        """Load the dialects of an IRDL file into the context; False after diagnostics."""
         from mlir.dialects import irdl
 
         with self.context, ir.Location.unknown(), Collector(self.context) as collector:
@@ -149,7 +149,7 @@ class Driver:
             return ok
 
     def _check_new(self, module: ir.Module) -> None:
-        """Refuse what would end the process: a dialect that there is, or a file that defines none."""
+        """Refuse input on which MLIR would end the process: an existing dialect, or a file without dialects."""
         found = [op for op in module.body.operations if op.operation.name == "irdl.dialect"]
         if not found:
             module.operation.location.emit_error("an IRDL file must define a dialect (irdl.dialect), got none")
@@ -184,7 +184,7 @@ class Driver:
             return Outcome(output, not problems)
 
     def _report(self, source: Source, collector: Collector) -> None:
-        """Write the diagnostics so far, unless they are kept for the comparison."""
+        """Write the diagnostics so far, unless they are collected for comparison."""
         if self.settings.verify_diagnostics is None:
             for diagnostic in collector.take():
                 self.err.write(render(diagnostic, source))
@@ -217,7 +217,7 @@ class Driver:
 
     @contextlib.contextmanager
     def _checking(self, module: ir.Module) -> Iterator[None]:
-        """Around runs of a kernel: what is wrong with its answer is an error at the module."""
+        """A context around runs of a kernel: a wrong answer becomes an error at the module."""
         if self.settings.checks is None:
             yield
             return
@@ -238,18 +238,18 @@ class Driver:
             ir.Location.file(source.name, found.line, found.column).emit_error(found.message)
             raise Failure from None
         except ir.MLIRError as error:  # pyright: ignore[reportAttributeAccessIssue]
-            if collector.errors == before:  # every failure has a diagnostic, this is for the day it has none
+            if collector.errors == before:  # every failure should have a diagnostic; this is for one without
                 ir.Location.unknown().emit_error(str(error))
             raise Failure from None
 
     def _check_kv(self, module: ir.Module) -> None:
-        """Run the kv ops' verifiers, which MLIR 22.1 does not know of."""
+        """Run the verifiers of kv ops, which MLIR 22.1 cannot call."""
         if verify_kv.count_problems(module):
             raise Failure
 
     def _step(self, step: Step, module: ir.Module, source: Source, collector: Collector) -> None:
         reproducer = self.settings.crash_reproducer
-        if reproducer:  # written before the pass, which may end the process; taken away when it succeeds
+        if reproducer:  # written before the pass, which may end the process; removed if it succeeds
             write_reproducer(reproducer, module, [step], self.settings.verify_each)
         self.phase(f"running pass '{step.name}' on {source.name}")
         sys.stdout.flush()
@@ -274,7 +274,7 @@ class Driver:
             self._report(source, collector)
             if reproducer and self.settings.verify_diagnostics is None:
                 again = f"kv-opt --run-reproducer {reproducer}{loading.flags([step])}"
-                self.err.write(f"kv-opt: to see it again, run: {again}\n")
+                self.err.write(f"kv-opt: to reproduce it, run: {again}\n")
             raise Failure from None
         finally:
             self._report(source, collector)
@@ -285,7 +285,7 @@ class Driver:
             self._print_tree(step, module)
 
     def _configure(self, manager: Any, step: Step) -> None:
-        """Turn on printing and statistics of one step's pass manager."""
+        """Enable printing and statistics of one step's pass manager."""
         s = self.settings
         if s.statistics:
             manager.enable_statistics()
@@ -294,7 +294,7 @@ class Driver:
             return
         manager.enable_ir_printing(
             print_before_all=s.print_before_all or before,
-            # With print_after_failure MLIR leaves out the passes that succeed.
+            # With print_after_failure MLIR does not print after passes that succeed.
             print_after_all=s.print_after_all or after or s.print_after_failure,
             print_module_scope=s.print_module_scope,
             print_after_change=s.print_after_change,
@@ -310,7 +310,7 @@ class Driver:
         return pipeline_parser.parse(pipeline)
 
     def _check_roundtrip(self, module: ir.Module) -> None:
-        """Print and parse again, as text and as bytecode; the module must come back as it was."""
+        """Print and parse the module, as text and as bytecode, and check that it does not change."""
         plain = _text(module, enable_debug_info=True)
         generic = _text(module, enable_debug_info=True, print_generic_op_form=True)
         forms = {"text": plain, "generic text": generic, "text with named operands": named_operands.named(plain)}
@@ -350,7 +350,7 @@ class Driver:
         return code
 
     def _dump(self, module: ir.Module, step: Step | None) -> None:
-        """Write a stage, numbered and named as KVARN_DUMP_TO does: passes inside a stage get a decimal."""
+        """Write a stage, numbered and named as by KVARN_DUMP_TO: passes inside a stage get a decimal."""
         if self.settings.dump_dir is None:
             return
         number = f"{self._dumped:02d}"
@@ -375,14 +375,14 @@ class Driver:
 
 
 def _names(step: Step, names: Sequence[str], steps: Sequence[Step], edge: int) -> bool:
-    """Whether a step is meant by one of some names: its own, or its group's when it is the first or last of that."""
+    """Whether one of some names is a step's own, or that of its group, for the group's first or last step."""
     if step.name in names:
         return True
     return step.group in names and [s for s in steps if s.group == step.group][edge] is step
 
 
 def _text(module: ir.Module, **form: bool) -> str:
-    """The module's text without the empty lines at its end; ``form`` as ``Operation.get_asm`` takes it."""
+    """The module's text without trailing empty lines; ``form`` are options of ``Operation.get_asm``."""
     return str(module.operation.get_asm(**form)).rstrip("\n")
 
 
@@ -396,12 +396,12 @@ def _bytecode(module: ir.Module) -> bytes:
 
 
 def write_reproducer(path: str, module: ir.Module, steps: Sequence[Step], verify_each: bool) -> None:
-    """Write a module with the pipeline to run on it, in mlir-opt's form. OSError when it cannot be written."""
+    """Write a module and its pipeline in mlir-opt's format. OSError if it cannot be written."""
     write_output(path, stage_files.reproducer(module, steps, verify_each))
 
 
 def read_reproducer(text: str) -> tuple[str, bool]:
-    """(pipeline, verify_each) of the reproducer in a file's text; PipelineError when there is none."""
+    """(pipeline, verify_each) of the reproducer in a text; PipelineError without one."""
     resources = _REPRODUCER.findall(text)
     found = re.search(r'pipeline:\s*"((?:[^"\\]|\\.)*)"', resources[-1]) if resources else None
     if found is None:
@@ -415,7 +415,7 @@ def read_reproducer(text: str) -> tuple[str, bool]:
 
 
 def timing_report(timer: Timer, total: float) -> str:
-    """The times as mlir-opt's list shows them, the longest first."""
+    """The times in the format of mlir-opt's list, the longest first."""
     rule = "===" + "-" * 73 + "==="
     rows = sorted(timer.seconds.items(), key=lambda item: -item[1])
     rest = max(total - sum(timer.seconds.values()), 0.0)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""``--check-semantics-each`` and ``--check-semantics-of``: whether a kernel still computes what it did, after passes.
+"""``--check-semantics-each`` and ``--check-semantics-of``: check that passes preserve a kernel's answer.
 
-IR at every level of the pipeline is taken. The stage at which it stands follows from the passes that run
-(``kvarn.tools.stages``), and what is left of the pipeline lowers it (``kvarn.tools.semantics``).
+IR at every level of the pipeline is accepted. Its stage follows from the passes that run (``kvarn.tools.stages``), and
+the remaining pipeline lowers it (``kvarn.tools.semantics``).
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ if TYPE_CHECKING:
 
 
 class WrongAnswer(Exception):
-    """A kernel that cannot be run, or whose answer a pass changed; the message says which."""
+    """A kernel cannot be run, or a pass changed its answer; the message says which."""
 
 
 @dataclass(frozen=True)
 class Checks:
-    """What is checked of each source.
+    """The checks of all sources.
 
     Attributes
     ----------
@@ -36,9 +36,9 @@ class Checks:
         ``checker(text, module, stage)``: a Checker of a source.
     stages : Stages
     stage : callable
-        ``stage(module)``: where in the pipeline a source stands.
+        ``stage(module)``: the stage of a source.
     only : tuple of str
-        The passes that are checked, which must change the IR; none: every one that changes it.
+        The passes to check, which must change the IR; if empty, every pass that changes it.
     """
 
     checker: Callable[[str, Any, str | None], Checker]
@@ -47,7 +47,7 @@ class Checks:
     only: tuple[str, ...] = ()
 
     def of(self, module: ir.Module) -> Run:
-        """The checks of one source, before any pass has run on it; WrongAnswer when it cannot be run."""
+        """The checks of one source before any pass; WrongAnswer if it cannot be run."""
         text = _located(module)
         try:
             stage = self.stage(module)
@@ -61,7 +61,7 @@ class Checks:
 
 @dataclass
 class Run:
-    """The checks of one source. ``text`` and ``stage`` are of the last whole step."""
+    """The checks of one source. ``text`` and ``stage`` are those after the last whole step."""
 
     checks: Checks
     checker: Checker
@@ -69,7 +69,7 @@ class Run:
     stage: str | None
 
     def after(self, step: Step, module: ir.Module) -> None:
-        """Check what a step left; WrongAnswer for one that changed the answer."""
+        """Check the IR after a step; WrongAnswer if the step changed the answer."""
         if not step.ends_group:
             return
         only, name = self.checks.only, step.name
@@ -83,8 +83,8 @@ class Run:
             return
         problem = self.checker.problem(text, stage)
         if problem and only:
-            # Passes before it were not checked, and those that must run lower every stage.
-            too = f"the answer is wrong before pass '{name}' too: an earlier pass or one that must run is at fault"
+            # Earlier passes were not checked, and required passes lower every stage.
+            too = f"the answer is wrong before pass '{name}' too: an earlier or a required pass is at fault"
             _demand(self.checker.problem(was, before), too)
         _demand(problem, f"pass '{name}' changed the answer")
 

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""kv-opt by a server: a process that has imported everything forks for each call, since most of a call are imports.
+"""A server for kv-opt: a process with all imports done forks for each call, since imports dominate the time of a call.
 
-For lit tests and kv-reduce. As a file, without kvarn, it is also the client:
+For lit tests and kv-reduce. Run as a file, without kvarn, it is also the client:
 
 python -I -S opt_server.py serve SOCKET        until its standard input ends (with the site's packages: without -I -S)
-python -I -S opt_server.py SOCKET ARGUMENTS    kv-opt: with this process's folder, environment and files, and its status
+python -I -S opt_server.py SOCKET ARGUMENTS    kv-opt with this process's folder, environment and files, and its status
 """
 
 import contextlib
@@ -15,11 +15,11 @@ import signal
 import socket
 import sys
 
-_LENGTH = 8  # bytes that say how long a request is
+_LENGTH = 8  # bytes of the length field of a request
 
 
 def call(path: str, arguments: list[str]) -> int:
-    """Ask the server to run kv-opt; its exit status."""
+    """Run kv-opt on the server; returns its exit status."""
     request = json.dumps([arguments, os.getcwd(), dict(os.environ)]).encode()
     with socket.socket(socket.AF_UNIX) as server:
         server.connect(path)
@@ -29,7 +29,7 @@ def call(path: str, arguments: list[str]) -> int:
 
 
 def serve(path: str) -> None:
-    """Answer calls until standard input ends."""
+    """Serve calls until standard input ends."""
     import gc
     import importlib
     import pkgutil
@@ -40,12 +40,12 @@ def serve(path: str) -> None:
     from kvarn.dialect import kv
     from kvarn.tools import edges, kv_opt, opt_emit, opt_run, semantics  # noqa: F401
 
-    # Passes and expansions are imported where they are first needed, which takes a new process longer than most calls.
+    # Passes and expansions are imported on demand, which would take most of the time of a call.
     for module in pkgutil.walk_packages(kvarn.lowering.__path__, "kvarn.lowering."):
         importlib.import_module(module.name)
     kv.make_context()
     gc.collect()
-    gc.freeze()  # a collection in a child would copy every page that it looks at
+    gc.freeze()  # a collection in a child would copy every page that it visits
 
     with socket.socket(socket.AF_UNIX) as listening:
         listening.bind(path)
@@ -73,7 +73,7 @@ def _reap() -> None:
 
 
 def _answer(connection: socket.socket, main) -> int:
-    """In a child of the server: run kv-opt in another one, and tell the caller how it ended."""
+    """In a child of the server: run kv-opt in a grandchild, and send its status to the caller."""
     head, files, _, _ = socket.recv_fds(connection, _LENGTH, 3)
     length, request = int.from_bytes(head, "little"), b""
     while len(request) < length:
@@ -103,7 +103,7 @@ def _answer(connection: socket.socket, main) -> int:
 
 
 def _ends(child: int, connection: socket.socket) -> bool:
-    """Wait for the end of a call; a caller that has gone, as after a time limit, ends it."""
+    """Wait for the end of a call; it is killed if the caller has gone, e.g. after a time limit."""
     if not hasattr(os, "pidfd_open"):
         return True
     ended = os.pidfd_open(child)
@@ -118,7 +118,7 @@ def _ends(child: int, connection: socket.socket) -> bool:
 
 @contextlib.contextmanager
 def on_path():
-    """A folder with a ``kv-opt`` that a server of its own answers, to be the first of PATH."""
+    """A context with a folder, for the front of PATH, whose ``kv-opt`` calls a server started for it."""
     import shlex
     import subprocess
     import tempfile

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""The options that change a pipeline, the same in every command: ``--extend``, ``--load-pass``, ``--disable``, ..."""
+"""Command-line options that change a pipeline, for all commands: ``--extend``, ``--load-pass``, ``--disable``, ..."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 
 def given_name(text: str) -> str:
-    """The type of options that take the name of a file, a folder, a pass or an operation: an empty text is none."""
+    """The type of options with a name of a file, a folder, a pass or an operation, which must not be empty."""
     if not text.strip():
         raise argparse.ArgumentTypeError("must be a name, got nothing")
     if "\0" in text:
@@ -24,14 +24,14 @@ def given_path(text: str) -> Path:
 
 
 def add_pass_options(add: Callable[..., Any]) -> None:
-    """Add the options with a parser's (or a group's) ``add_argument``."""
+    """Add the options by a parser's (or a group's) ``add_argument``."""
     add(
         "--disable",
         type=given_name,
         action="append",
         default=[],
         metavar="PASS",
-        help="leave an optional pass out of the pipeline",
+        help="omit an optional pass of the pipeline",
     )
     add(
         "--load-pass",
@@ -39,8 +39,8 @@ def add_pass_options(add: Callable[..., Any]) -> None:
         action="append",
         default=[],
         metavar="FILE.py",
-        help="make the passes of a Python file known: its run(), or the function of its name, by the file's stem, "
-        "and what kv_pass decorates",
+        help="register the passes of a Python file: its run(), or the function of its name, by the file's stem, "
+        "and functions decorated with kv_pass",
     )
     add(
         "--extend",
@@ -48,7 +48,7 @@ def add_pass_options(add: Callable[..., Any]) -> None:
         action="append",
         default=[],
         metavar="MODULE|FILE.py",
-        help="load an extension: operations, lowering rules, expansions and passes of one's own",
+        help="load an extension with operations, lowering rules, expansions and passes",
     )
     for where in ("after", "before"):
         add(
@@ -61,7 +61,7 @@ def add_pass_options(add: Callable[..., Any]) -> None:
 
 
 def load_extensions(options: argparse.Namespace) -> None:
-    """Load what ``--extend`` names; ValueError for what is no extension."""
+    """Load the extensions of ``--extend``; ValueError for an invalid one."""
     if options.extend:
         from kvarn.compilation import extensions
 
@@ -70,7 +70,7 @@ def load_extensions(options: argparse.Namespace) -> None:
 
 
 def passes_of(options: argparse.Namespace) -> Mapping[str, list[str]]:
-    """What ``kv.pipeline`` takes as ``passes``, after loading the files; ValueError for what cannot be one."""
+    """The ``passes`` argument of ``kv.pipeline``, after loading the files; ValueError for an invalid option."""
     load_extensions(options)
     if options.load_pass:
         from kvarn.lowering import loading

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""Random arguments for a kernel or an operation: caches with ragged lengths in permuted pages, NaNs where nothing is.
+"""Random arguments for kernels and operations: caches with ragged lengths in permuted pages, with NaN in unused slots.
 
-What cannot be guessed is given as text, ``NAME=VALUE``: a number for a scalar, ``8x128`` for a buffer of random
-elements, ``0,1,5`` for one of these elements.
+Other arguments are given as text, ``NAME=VALUE``: a number for a scalar, ``8x128`` for a buffer of random elements,
+``0,1,5`` for a buffer with these elements.
 """
 
 from __future__ import annotations
@@ -26,26 +26,26 @@ from kvarn.dialect.tma_layout import TmaSpec
 from kvarn.lowering.rewrite import functions
 from kvarn.runtime import tensormap
 
-LAYERS, LAYER = 3, 2  # of every collection, and the one that is used
-_SPARE = 3  # pages that no sequence has
+LAYERS, LAYER = 3, 2  # layers of every collection, and the layer in use
+_SPARE = 3  # unused pages
 _SHAPE = re.compile(r"\d+(x\d+)*")
 
 
 @dataclass(frozen=True)
 class InputOptions:
-    """What random arguments are made from.
+    """The parameters of random arguments.
 
     Attributes
     ----------
     values : mapping of str to str
         Arguments by name, as text.
     lengths, new : tuple of int
-        Tokens cached of each sequence, and tokens of the step.
+        Cached and new tokens of each sequence.
     seed : int
     shapes : mapping of str to tuple of int or None
-        Extents of buffers, in place of those that the IR says; None is one that follows from the lengths.
+        Extents of buffers, in place of those in the IR; None for an extent that follows from the lengths.
     lenient : bool
-        Whether values of arguments that are not there are no mistake: of IR that becomes smaller.
+        Whether values for missing arguments are ignored, for IR under reduction.
     """
 
     values: Mapping[str, str] = field(default_factory=dict)
@@ -63,9 +63,9 @@ class InputOptions:
 
 
 def buffer_shapes(module: ir.Module) -> dict[str, tuple[int | None, ...]]:
-    """Extents of the buffer arguments of a module's program or first function by name; None where they may change."""
+    """Extents of the buffer arguments of a module's program or first function, by name; None for dynamic extents."""
     attributes = module.operation.attributes
-    if "kv.program_args" in attributes:  # of an operation that has become kernels
+    if "kv.program_args" in attributes:  # an operation that has become kernels
         program = json.loads(ir.StringAttr(attributes["kv.program"]).value)
         return _shapes(attributes["kv.program_args"], program["arg_types"])
     for function in functions(module):
@@ -90,12 +90,12 @@ def _shapes(described: ir.Attribute, types: Sequence[str]) -> dict[str, tuple[in
 def random_arguments(
     args: Sequence[Arg], shapes: Mapping[str, tuple[int | None, ...]], options: InputOptions
 ) -> Arguments:
-    """One object an argument, by name: NumPy arrays, caches over them, numbers. Equal for equal options.
+    """One object per argument, by name: NumPy arrays, caches over them, numbers. Deterministic for given options.
 
     Raises
     ------
     ValueError
-        For an argument that must be given, or a value that does not fit.
+        For a missing argument, or a value that does not match.
     """
     unknown = options.values.keys() - {a.name for a in args}
     if unknown and not options.lenient:
@@ -109,7 +109,7 @@ def random_arguments(
 
 
 def _aligned(a: np.ndarray) -> np.ndarray:
-    """The array at a multiple of 256 bytes, where allocations of a GPU begin: counts of sectors depend on it."""
+    """A copy aligned to 256 bytes, like allocations of a GPU: the number of sectors depends on it."""
     raw = np.zeros(a.nbytes + 256, np.uint8)
     begin = -raw.ctypes.data % 256
     found = raw[begin : begin + a.nbytes].view(a.dtype).reshape(a.shape)
@@ -123,7 +123,7 @@ class Arguments(dict[str, Any]):
     Attributes
     ----------
     origin : dict of str to (collection, str)
-        Of caches and collections: the collection, and ``"key"`` or ``"value"`` for a cache.
+        For caches and collections: the collection, and ``"key"`` or ``"value"`` for a cache.
     """
 
     origin: dict[str, tuple[Any, str]]
@@ -133,10 +133,10 @@ class _Maker:
     def __init__(self, options: InputOptions) -> None:
         self.options, self.rng = options, np.random.default_rng(options.seed)
         self.cached, self.new = np.array(options.lengths), np.array(options.new)
-        self.halves: dict[Any, list[Any]] = {}  # of a spec, caches that no argument has yet
-        self.whole: dict[Any, Any] = {}  # of a spec, the collection that they are of
+        self.halves: dict[Any, list[Any]] = {}  # by spec: caches that are not used by an argument yet
+        self.whole: dict[Any, Any] = {}  # by spec: the collection of these caches
         self.origin: dict[str, tuple[Any, str]] = {}
-        self.last: Any = None  # the cache before an argument
+        self.last: Any = None  # the previous cache argument
 
     def argument(self, arg: Arg, shape: tuple[int | None, ...]) -> Any:
         text = self.options.values.get(arg.name)
@@ -145,7 +145,7 @@ class _Maker:
         if arg.kind == "buffer":
             return self.buffer(arg, shape, text)
         if text is not None:
-            raise ValueError(f"argument {arg.name!r} is a {arg.kind}, which is made: give lengths instead")
+            raise ValueError(f"argument {arg.name!r} is a {arg.kind}, which is generated: give lengths instead")
         spec: Any = arg.spec
         if arg.kind == "collection":
             found = self.collection(spec)
@@ -163,7 +163,7 @@ class _Maker:
         if arg.kind == "tensormap" and self.last is not None:
             return self.descriptor(spec, self.last)
         kind = getattr(spec, "kind", "")
-        raise ValueError(f"argument {arg.name!r}: no random {arg.kind} of kind {kind!r} is made here")
+        raise ValueError(f"argument {arg.name!r}: a random {arg.kind} of kind {kind!r} is not supported")
 
     def scalar(self, arg: Arg, text: str | None) -> Any:
         assert arg.dtype is not None
@@ -193,7 +193,7 @@ class _Maker:
                     f"argument {arg.name!r} must be a shape such as 8x128 or elements, got {text!r}"
                 ) from None
             return _aligned(found.astype(arg.dtype.numpy))
-        if arg.name in ("row_offsets", "buffer_row_offsets"):  # of a chunk, as many rows as the step has tokens
+        if arg.name in ("row_offsets", "buffer_row_offsets"):  # of a chunk, with as many rows as the step has tokens
             return _aligned(np.concatenate([[0], np.cumsum(self.new)]).astype(np.int32))
         if arg.name in ("valid_lengths", "cache_offsets"):
             return _aligned((self.new if arg.name == "valid_lengths" else 0 * self.new).astype(np.int32))
@@ -206,8 +206,8 @@ class _Maker:
         return _aligned(self.values(extents, arg.dtype))
 
     def extents(self, shape: tuple[int | None, ...]) -> tuple[int, ...] | None:
-        """The extents of a buffer of which some are not known: tokens of the step, or its sequences and their tokens,
-        where they come first, else as many as a sequence may have with them; None where none is known.
+        """The extents of a buffer with dynamic extents: leading ones are the step's tokens, or its sequences and their
+        tokens; others the largest number of tokens of a sequence. None if no extent is known.
         """
         unknown = [n for n, extent in enumerate(shape) if extent is None]
         if len(unknown) == len(shape):
@@ -220,7 +220,7 @@ class _Maker:
 
     @staticmethod
     def descriptor(spec: TmaSpec, cache: Any) -> Any:
-        """The descriptor of a cache's tiles; ValueError where that has none such."""
+        """The descriptor of a cache's tiles; ValueError if the cache does not support it."""
         return tensormap.of_owner(tensormap.describe(spec, cache.spec, cache.fields()), cache)
 
     def values(self, shape: Sequence[int], dtype: DType) -> np.ndarray:
@@ -231,7 +231,7 @@ class _Maker:
         return self.rng.standard_normal(shape).astype(np.float32).astype(dtype.numpy)
 
     def collection(self, spec: Any) -> Any:
-        """A collection of a spec: every sequence has its pages, in random order; all else holds NaN."""
+        """A collection of a spec: every sequence has pages in random order; unused slots are NaN."""
         totals = self.cached + self.new
         batch, most = len(totals), int(totals.max())
         lengths = _aligned(self.cached.astype(np.uint32))
@@ -290,7 +290,7 @@ class _Maker:
 
 
 def memory_of(arguments: Mapping[str, Any]) -> dict[str, np.ndarray]:
-    """The arrays of arguments, by argument: each as it is now."""
+    """The current arrays of arguments, by argument."""
     found: dict[str, np.ndarray] = {}
     for name, argument in arguments.items():
         if isinstance(argument, np.ndarray):
@@ -301,13 +301,13 @@ def memory_of(arguments: Mapping[str, Any]) -> dict[str, np.ndarray]:
 
 
 def _is_small_float(dtype: np.dtype) -> bool:
-    """Whether NumPy has the type from ml_dtypes, which torch does not take from it."""
+    """Whether a dtype comes from ml_dtypes, which torch does not accept from NumPy."""
     return dtype.isbuiltin != 1
 
 
 def placed(arguments: Arguments, torch: Any) -> dict[str, Any]:
     """The same arguments in GPU memory, as torch tensors and caches over them."""
-    moved: dict[int, Any] = {}  # collections, by those on the host
+    moved: dict[int, Any] = {}  # collections, by the one on the host
 
     def tensor(a: Any) -> Any:
         a = np.ascontiguousarray(a)
@@ -353,10 +353,10 @@ def fetched(arguments: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def difference(expected: np.ndarray, found: np.ndarray, fine: bool = False) -> str:
-    """How two arrays differ beyond roundings, or nothing. NaNs are equal.
+    """The difference of two arrays beyond rounding, as text, or "". NaNs are equal.
 
-    Roundings are of the size of a row's largest element: rows that average much are as exact as those that copy one
-    value. ``fine``: both come from one computation in f32 or better, so that f32 differs by the order of sums alone.
+    The tolerance is relative to a row's largest element, since an average over many values is as accurate as a copy.
+    ``fine``: both come from the same computation in f32 or better, so f32 differs only by the order of sums.
     """
     kind = dtypes.of(expected.dtype)
     if expected.dtype.kind in "iub" and kind.is_integer:

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 """``kv-reduce``: make IR smaller while a command still finds it interesting.
 
-Functions, operations, loops and branches, arguments, attributes and constants go, in chunks that are halved, until
-nothing more can go. A candidate is verified before the command sees it. What uses a value that goes gets an operand of
-the same type, a zero, or another argument instead.
+It removes functions, operations, loops and branches, arguments, attributes and constants, in chunks of halving size,
+until nothing more can be removed. Candidates are verified before the command runs. Uses of a removed value get an
+operand of the same type, a zero, or another argument instead.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ from . import opt_server
 from .pass_options import given_name, load_extensions
 
 Interesting = Callable[[str], bool]
-Edit = Callable[[], bool]  # changes the module that it was made for; whether it did
+Edit = Callable[[], bool]  # changes its module; returns whether it did
 
-_FRAMES = ("builtin.module", "gpu.module", "func.func", "gpu.func")  # what operations stand in
+_FRAMES = ("builtin.module", "gpu.module", "func.func", "gpu.func")  # operations that contain others
 _PLAIN = (ir.IntegerType, ir.IndexType, ir.F16Type, ir.BF16Type, ir.F32Type, ir.F64Type)
 
 
@@ -48,11 +48,11 @@ class Reducer:
     Parameters
     ----------
     text : str
-        IR that is interesting.
+        Interesting IR.
     interesting : callable
-        Whether a text still is. Asked once a text.
+        Whether a text is interesting. Called once per text.
     tell : callable, optional
-        ``tell(what, operations)`` after each step that succeeded.
+        ``tell(what, operations)``, called after each success.
     """
 
     def __init__(
@@ -63,12 +63,12 @@ class Reducer:
         self.asked = 0
 
     def run(self) -> str:
-        """The smallest text that was found.
+        """The smallest text found.
 
         Raises
         ------
         ValueError
-            If the text is not interesting as it is.
+            If the initial text is not interesting.
         """
         self.text = self._printed(self._parsed())
         if not self._asks(self.text):
@@ -81,12 +81,12 @@ class Reducer:
         return self.text
 
     def _reduce(self, what: str, edits: Callable[[ir.Module], Sequence[Edit]]) -> None:
-        """Try edits of a kind in chunks, half as large each time."""
+        """Try edits of a kind in chunks of halving size."""
         size = max(len(edits(self._parsed())) // 2, 1)
         while True:
             start, count = 0, len(edits(self._parsed()))
             while start < count:
-                # The last first, so that the numbers of those that are left stay what they are.
+                # The last chunk first, so that the indices of remaining edits do not change.
                 stop = count - start
                 if self._try(what, edits, range(max(stop - size, 0), stop)):
                     now = len(edits(self._parsed()))
@@ -129,7 +129,7 @@ class Reducer:
 
 
 def _is_valid(module: ir.Module) -> bool:
-    """Whether MLIR and the verifiers of kv accept a module; what they say is dropped."""
+    """Whether MLIR and the kv verifiers accept a module; diagnostics are dropped."""
     handler: Any = module.context.attach_diagnostic_handler(lambda diagnostic: True)
     try:
         module.operation.verify()
@@ -140,7 +140,7 @@ def _is_valid(module: ir.Module) -> bool:
         handler.detach()
 
 
-# --- what can go ------------------------------------------------------------------------------------
+# --- edits ------------------------------------------------------------------------------------------
 
 
 def _whole_functions(module: ir.Module) -> list[Edit]:
@@ -181,7 +181,7 @@ def _drop(op: ir.Operation) -> bool:
 
 
 def _is_there(op: ir.Operation) -> bool:
-    """Whether an op was not erased with one around it."""
+    """Whether an op still exists: an enclosing op may have been erased."""
     try:
         return op.parent is not None
     except (RuntimeError, ValueError):
@@ -193,7 +193,7 @@ def _used(value: ir.Value) -> bool:
 
 
 def _stand_in(op: ir.Operation, result: ir.Value) -> ir.Value | None:
-    """A value of a result's type that is there without the op."""
+    """A value of a result's type that does not depend on the op."""
     for operand in op.operands:
         if operand.type == result.type:
             return operand
@@ -222,7 +222,7 @@ def _argument(op: ir.Operation, type_: ir.Type) -> ir.Value | None:
 
 
 def _bodies(module: ir.Module) -> list[Edit]:
-    """Loops become one turn, branches one side."""
+    """Replace loops by one iteration, and branches by one side."""
     found = []
     for op in walk(module, lambda name: name in ("scf.for", "scf.if")):
         found += [partial(_inline, op, n) for n in range(len(op.regions))]
@@ -247,7 +247,7 @@ def _inline(op: ir.Operation, number: int) -> bool:
 
 
 def _arguments(module: ir.Module) -> list[Edit]:
-    """Arguments that nothing uses."""
+    """Unused arguments."""
     found = []
     for function in functions(module):
         block = function.regions[0].blocks[0] if len(function.regions[0].blocks) else None
@@ -280,7 +280,7 @@ def _attributes(module: ir.Module) -> list[Edit]:
     found = []
     for op in walk(module):
         for name in list(op.attributes):
-            # Those that an upstream op declares are its own, and may not be missing.
+            # Attributes that an upstream op declares may be required.
             if name not in _KEPT and ("." in name or op.name.startswith("kv.")):
                 found.append(partial(_drop_attribute, op, name))
     return found
@@ -294,7 +294,7 @@ def _drop_attribute(op: ir.Operation, name: str) -> bool:
 
 
 def _constants(module: ir.Module) -> list[Edit]:
-    """Whole numbers become 0, 1, or half of what they are."""
+    """Replace integers by 0, 1, or half their value."""
     found: list[Edit] = []
     for op in walk(module, lambda name: name == "arith.constant"):
         value = op.attributes["value"]
@@ -316,13 +316,13 @@ _KINDS: tuple[tuple[str, Callable[[ir.Module], list[Edit]]], ...] = (
 )  # fmt: skip
 
 
-# --- the command --------------------------------------------------------------------------------------
+# --- command ------------------------------------------------------------------------------------------
 
 
 def command_of(command: str, timeout: float, tools: str = "") -> Interesting:
-    """Whether a shell command succeeds on a file with the text: its name stands for ``{}``, else at the end.
+    """Whether a shell command succeeds on a file with the text; the file's name replaces ``{}``, else it is appended.
 
-    ``tools`` is a folder that comes first on the command's PATH.
+    ``tools`` is a folder for the front of the command's PATH.
     """
     path = os.pathsep.join(filter(None, (tools, os.environ.get("PATH", os.defpath))))
 
@@ -333,7 +333,7 @@ def command_of(command: str, timeout: float, tools: str = "") -> Interesting:
             name = shlex.quote(str(file))
             line = command.replace("{}", name) if "{}" in command else f"{command} {name}"
             nothing = subprocess.DEVNULL
-            # A session of its own, so that a limit ends what the shell has started too.
+            # In a session of its own, so that a time-out also ends the shell's children.
             with subprocess.Popen(
                 line, shell=True, stdin=nothing, stdout=nothing, stderr=nothing, start_new_session=True,
                 env={**os.environ, "PATH": path},
@@ -357,7 +357,7 @@ def _seconds(text: str) -> float:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command; 0 when there is a result, 1 when the input is of no use."""
+    """Run the command; returns 0 with a result, 1 if the input is not usable."""
     parser = argparse.ArgumentParser(
         prog="kv-reduce",
         description="Make IR smaller while a command still succeeds on it.",
@@ -369,8 +369,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         type=given_name,
         required=True,
         metavar="CMD",
-        help="a shell command that succeeds on interesting files; the file's name is put at the end, or for {}. A "
-        "kv-opt in it is answered by one process, which starts once",
+        help="a shell command that succeeds on interesting files; the file's name is appended, or replaces {}. A "
+        "kv-opt in it runs in one server process",
     )
     parser.add_argument(
         "--extend",
@@ -378,14 +378,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         action="append",
         default=[],
         metavar="MODULE|FILE.py",
-        help="load an extension, whose operations the IR has",
+        help="load an extension with operations of the IR",
     )
     parser.add_argument(
         "-o", dest="output", type=given_name, metavar="FILE",
-        help="where to write the smallest so far, at any time, and the result; default: stdout, at the end",
+        help="output file, which always has the smallest IR so far; default: stdout, at the end",
     )  # fmt: skip
-    parser.add_argument("--timeout", type=_seconds, default=60, metavar="SECONDS", help="of the command (60)")
-    parser.add_argument("--quiet", action="store_true", help="do not say what went")
+    parser.add_argument("--timeout", type=_seconds, default=60, metavar="SECONDS", help="time limit (default: 60)")
+    parser.add_argument("--quiet", action="store_true", help="do not report progress")
     options = parser.parse_args(argv)
     try:
         load_extensions(options)
@@ -411,7 +411,7 @@ def _read(name: str) -> str:
 
 
 def _reduced(options: argparse.Namespace, text: str, tools: str) -> str:
-    """The result; where it is to be written, the smallest so far is there at any time."""
+    """The result; an output file always has the smallest IR so far."""
 
     def tell(what: str, count: int) -> None:
         if options.output is not None:

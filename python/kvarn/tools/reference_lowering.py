@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""The process behind ``kvarn.tools.semantics.Rest``: a line of JSON in, IR and a target; a line out, a bundle.
+"""The process of ``kvarn.tools.semantics.ReferenceLowering``: reads lines with IR and a target, answers with bundles.
 
-It lowers by the default pipeline without our optional passes. Upstream's
-stay: they are not in question. Marks of phases, which a traced pipeline leaves, are dropped.
+It lowers by the default pipeline without kvarn's optional passes. Upstream passes stay, since they are not under test.
+Trace marks of a traced pipeline are dropped.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-# MLIR is imported when there is something to lower: this process may begin as a fork of one that has not.
+# MLIR is imported on demand: this process may be a fork of one without it.
 
 
 def lower(text: str, target: str, after: str | None) -> bytes:
-    """The bundle of IR, as the pass ``after`` left it, or at any stage."""
+    """The bundle of IR after the pass ``after``, or at any stage."""
     from kvarn.artifact import bundle
     from kvarn.compilation import driver as compiler
     from kvarn.lowering import pipeline
@@ -44,7 +44,7 @@ def lower(text: str, target: str, after: str | None) -> bytes:
 
 
 def load(needed: Sequence[str], path: Sequence[str]) -> str:
-    """Load extensions, which are found under the folders of ``path`` too; what went wrong, or nothing."""
+    """Load extensions, which are also searched in the folders of ``path``; returns an error message, or ""."""
     from kvarn.compilation import extensions
 
     sys.path += [folder for folder in path if folder not in sys.path]
@@ -57,8 +57,8 @@ def load(needed: Sequence[str], path: Sequence[str]) -> str:
 
 
 def main(needed: Sequence[str] | None = None, path: Sequence[str] = ()) -> None:
-    """Answer until stdin ends; ``needed`` are the extensions to load, which else come with the first question."""
-    # Whatever a library prints must not stand between the answers.
+    """Serve requests until stdin ends; ``needed`` are the extensions to load, or come with the first request."""
+    # Output of libraries must not mix with the answers.
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     problem = load(needed, path) if needed is not None else None

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""Whether IR still computes what it did: it is lowered by passes that are trusted, run on random caches, and compared.
+"""Semantics checks: whether IR still computes the same, after lowering by trusted passes and a run on random caches.
 
-The pipeline may be entered at every stage. What a pass left is therefore lowered by *the rest*: the default pipeline
-without our optional passes, in a process of its own (or of another kvarn), where no pass has been loaded or changed.
-The result runs in the emulator, on ``host`` through the JIT. A stage that gives another answer than the one before was
-made wrong by its pass.
+The pipeline can be entered at every stage. The IR after a pass is lowered by the *reference lowering*: the default
+pipeline without kvarn's optional passes, in a process (or another kvarn) in which no pass has been loaded or changed.
+The result runs in the emulator, or for ``host`` through the JIT. If a stage gives another answer than the previous one,
+the pass between them is wrong.
 """
 
 from __future__ import annotations
@@ -35,34 +35,34 @@ from kvarn.emulator.report import Report
 from kvarn.files import run_file
 from kvarn.lowering import rewrite
 
-from . import random_inputs, reference_lowering as rest
+from . import random_inputs, reference_lowering
 from .random_inputs import InputOptions
 
-# Dialects whose results have the type in which they are computed; and types of fewer than 32 bits.
+# Dialects whose results have the type of the computation; and types of fewer than 32 bits.
 _SPEAKING = ("arith.", "math.", "scf.", "vector.", "gpu.", "memref.", "kv.")
 _NARROW = re.compile(r"^(?!!kv\.).*\b(?:f16|bf16|f8E\w+)\b")
 
 
-class RestError(RuntimeError):
-    """The rest of the pipeline does not take a stage."""
+class LoweringError(RuntimeError):
+    """The reference lowering failed on a stage."""
 
 
-class Rest:
-    """The rest of the pipeline, in another process; a context manager.
+class ReferenceLowering:
+    """The reference lowering, in another process; a context manager.
 
     Parameters
     ----------
     trusted : path, optional
         A folder with the package ``kvarn`` whose passes are trusted; default: this one's.
     forked : bool
-        Whether it is a fork of this process, made now, rather than a new one: for who has loaded no pass yet.
+        Whether to fork this process now instead of starting a new one, for a caller that has loaded no pass yet.
     """
 
     def __init__(self, trusted: str | Path | None = None, forked: bool = False) -> None:
         self._trusted = trusted
-        self._process: Any = _Fork(rest.main) if forked and hasattr(os, "fork") else None
+        self._process: Any = _Fork(reference_lowering.main) if forked and hasattr(os, "fork") else None
 
-    def __enter__(self) -> Rest:
+    def __enter__(self) -> ReferenceLowering:
         return self
 
     def __exit__(self, *error: Any) -> None:
@@ -72,10 +72,10 @@ class Rest:
             self._process = None
 
     def lower(self, text: str, target: str, after: str | None = None) -> Artifact:
-        """Lower a stage to code; RestError with what the passes said.
+        """Lower a stage to code; LoweringError with the message of the passes.
 
-        ``after`` is the last pass of the pipeline that has run. Default: all of the rest runs, which kernels without
-        tiles may do at every stage.
+        ``after`` is the last pass of the pipeline that has run. By default the whole lowering runs, which kernels
+        without tiles allow at every stage.
         """
         process = self._process = self._process or self._start()
         question = {"text": text, "target": target, "after": after, "needed": extensions.needed(), "path": sys.path}
@@ -87,17 +87,17 @@ class Rest:
             line = ""
         if not line:
             self.__exit__()
-            raise RestError("MLIR ended the process that lowers it")
+            raise LoweringError("MLIR ended the process that lowers it")
         answer = json.loads(line)
         if "error" in answer:
-            raise RestError(answer["error"])
+            raise LoweringError(answer["error"])
         return bundle.loads(base64.b64decode(answer["bundle"]), "it")[0]
 
     def _start(self) -> Any:
         package = Path(self._trusted).resolve() if self._trusted is not None else Path(__file__).resolve().parents[2]
         if not (package / "kvarn" / "__init__.py").is_file():
             raise ValueError(f"trusted must be a folder with the package kvarn in it, got {self._trusted}")
-        # An editable installation would put itself first: this does.
+        # An editable installation would put itself first; this puts the trusted folder first.
         code = (
             f"import sys; sys.path.insert(0, {str(package)!r}); sys.meta_path[:] = [f for f in sys.meta_path if "
             "'Redirecting' not in type(f).__name__]; import kvarn.tools.reference_lowering as r; "
@@ -121,7 +121,7 @@ class _Fork:
                 nowhere = os.open(os.devnull, os.O_WRONLY)
                 for file, number in ((asked, 0), (answer, 1), (nowhere, 2)):
                     os.dup2(file, number)
-                os.close(ask)  # or the child would wait for ever for itself to end its questions
+                os.close(ask)  # otherwise the child would wait for itself to close the pipe
                 sys.stdin = os.fdopen(0)
                 work()
                 status = 0
@@ -143,7 +143,7 @@ class _Fork:
 
 @dataclass(frozen=True)
 class Launch:
-    """How a kernel is run: its grid and its block; an operation knows its own."""
+    """The launch of a kernel: its grid and block; an operation has its own."""
 
     grid: tuple[int, ...] | None = None
     block: tuple[int, ...] | None = None
@@ -154,47 +154,47 @@ Model = Callable[[dict[str, Any]], None]
 
 
 class Checker:
-    """Answers of IR on random arguments.
+    """Compares answers of IR on random arguments.
 
     Parameters
     ----------
     text : str
-        The IR as it was at first: its kernel or operation says the arguments.
+        The initial IR, whose kernel or operation defines the arguments.
     target : str
-    rest : Rest
+    lowering : ReferenceLowering
     inputs : InputOptions, or a sequence of them
-        What the arguments of each run are made from.
+        The parameters of the arguments of each run.
     launch : Launch
     model : callable, optional
-        ``model(arguments)``, by name, changes the arrays as the kernel should. Default: the IR as it was at first, on
-        the host where it runs there, else in the emulator.
+        ``model(arguments)``, by name, changes the arrays as the kernel should. Default: the initial IR, on the host if
+        possible, else in the emulator.
     after : str, optional
-        The last pass of the pipeline that the IR has seen at first.
+        The last pass of the pipeline that has run on the initial IR.
     needed : int, optional
-        How many of the runs must be possible; the others are left out where they are not. Default: all.
+        Number of runs that must be possible; further runs are skipped if they are not. Default: all.
 
     Attributes
     ----------
     inputs : list of InputOptions
         The runs.
     failing : InputOptions or None
-        The run that the last problem was found in.
+        The run in which the last problem was found.
     left_out : list of (InputOptions, str)
-        Runs that are not possible, and why.
+        Skipped runs, and the reasons.
     """
 
     def __init__(
-        self, text: str, target: str, rest: Rest, inputs: InputOptions | Sequence[InputOptions],
+        self, text: str, target: str, lowering: ReferenceLowering, inputs: InputOptions | Sequence[InputOptions],
         launch: Launch = Launch(), model: Model | None = None, after: str | None = None, needed: int | None = None,
     ) -> None:  # fmt: skip
-        self.target, self._rest, self.launch = target, rest, launch
+        self.target, self._lowering, self.launch = target, lowering, launch
         self._text, self._after = text, after
         self.inputs = [inputs] if isinstance(inputs, InputOptions) else list(inputs)
         self.failing: InputOptions | None = None
         self.problem_text = ""  # of that run
         self.left_out: list[tuple[InputOptions, str]] = []
         self._needed = len(self.inputs) if needed is None else needed
-        self._right: set[str] = set()  # digests of code that gave the answer
+        self._right: set[str] = set()  # digests of code with the right answer
         compiler = importlib.import_module("kvarn.compilation.driver")
         parsed = compiler.parse(text)
         self._shapes = random_inputs.buffer_shapes(parsed)
@@ -204,31 +204,31 @@ class Checker:
     def _expected(
         self, text: str, parsed: ir.Module, model: Model | None, after: str | None
     ) -> tuple[list[Answer], str]:
-        # Kernels may need barriers, which the host does not have; operations have kernels for it.
+        # Kernels may need barriers, which the host does not have; operations have host kernels.
         if model is None and after is None and self.target != "host" and not any(True for _ in rewrite.kernels(parsed)):
             for op in rewrite.walk(parsed, lambda name: name.startswith("kv.")):
-                if "schedule" in op.attributes:  # it may be of kernels that only GPUs have
+                if "schedule" in op.attributes:  # it may select kernels for GPUs only
                     del op.attributes["schedule"]
             try:
-                host = self._rest.lower(str(parsed), "host")
+                host = self._lowering.lower(str(parsed), "host")
                 return self._answers(lambda inputs: self._run(host, inputs)), "the host"
-            except RestError:
+            except LoweringError:
                 pass
         try:
-            first = self._rest.lower(text, self.target, after)
-        except RestError as error:
-            raise RestError(f"{self._before(after)} cannot be lowered by the passes that must run: {error}") from None
+            first = self._lowering.lower(text, self.target, after)
+        except LoweringError as error:
+            raise LoweringError(f"{self._before(after)} cannot be lowered by the required passes: {error}") from None
         if model is not None:
             return self._answers(lambda inputs: self._modelled(first, model, inputs)), "the model"
         try:
             return self._answers(lambda inputs: self._run(first, inputs)), f"{self.target} before any pass"
         except EmulationError as error:
             raise EmulationError(
-                f"{self._before(after)}, lowered by the passes that must run, cannot be run: {_told(error)}"
+                f"{self._before(after)}, lowered by the required passes, cannot be run: {_told(error)}"
             ) from None
 
     def _answers(self, run: Callable[[InputOptions], Answer]) -> list[Answer]:
-        """The answers of the runs; those that need not be possible, and are not, are left out."""
+        """The answers of the runs; optional runs that are not possible are skipped."""
         kept: list[InputOptions] = []
         found: list[Answer] = []
         for n, inputs in enumerate(self.inputs):
@@ -243,7 +243,7 @@ class Checker:
         return found
 
     def leave_out_wrong(self, text: str) -> None:
-        """Leave out the runs, of those that need not be possible, of which the IR as it is gives another answer."""
+        """Skip optional runs in which the given IR gives another answer."""
         while self.problem(text) and self.failing in self.inputs[self._needed :]:
             n = self.inputs.index(self.failing)
             self.left_out.append((self.inputs.pop(n), self.problem_text))
@@ -251,20 +251,20 @@ class Checker:
 
     @staticmethod
     def _before(after: str | None) -> str:
-        return "the IR before any pass" if after is None else f"the IR that {after} left"
+        return "the IR before any pass" if after is None else f"the IR after {after}"
 
     def of(self, text: str, inputs: InputOptions, after: str | None) -> Checker:
-        """A checker of other IR, what ``after`` left, whose own answer is the expected one."""
-        return Checker(text, self.target, self._rest, inputs, self.launch, None, after)
+        """A checker of other IR, after the pass ``after``, whose own answer is the expected one."""
+        return Checker(text, self.target, self._lowering, inputs, self.launch, None, after)
 
     @property
     def is_own(self) -> bool:
-        """Whether the expected answer is the IR's own, as it was at first."""
+        """Whether the expected answer is that of the initial IR."""
         return self.source not in ("the model", "the host")
 
     def shapes_of(self, inputs: InputOptions) -> dict[str, tuple[int, ...]]:
-        """The extents of the buffers that a run has, by argument."""
-        artifact = self._rest.lower(self._text, self.target, self._after)
+        """The extents of a run's buffers, by argument."""
+        artifact = self._lowering.lower(self._text, self.target, self._after)
         made = self.arguments(artifact, inputs)
         return {name: a.shape for name, a in made.items() if isinstance(a, np.ndarray)}
 
@@ -272,13 +272,13 @@ class Checker:
         return random_inputs.random_arguments(artifact.args, self._shapes, inputs or self.inputs[0])
 
     def problem(self, text: str, after: str | None = None) -> str:
-        """What is wrong with a stage: "" when it gives the expected answer; ``after`` as for :meth:`Rest.lower`."""
+        """The problem of a stage, or "" for the expected answer; ``after`` as in :meth:`ReferenceLowering.lower`."""
         try:
-            artifact = self._rest.lower(text, self.target, after)
-        except RestError as error:
-            return f"what it left cannot be lowered: {error}"
+            artifact = self._lowering.lower(text, self.target, after)
+        except LoweringError as error:
+            return f"its IR cannot be lowered: {error}"
         digest = _digest(artifact)
-        if digest in self._right:  # most passes leave what is lowered to the same code
+        if digest in self._right:  # most passes lead to the same code
             return ""
         for inputs, expected in zip(self.inputs, self.expected, strict=True):
             problem = self._problem(artifact, inputs, expected)
@@ -292,7 +292,7 @@ class Checker:
         try:
             found = self._run(artifact, inputs)
         except EmulationError as error:
-            return f"what it left cannot be run: {_told(error)}"
+            return f"its IR cannot be run: {_told(error)}"
         for name, right in expected.items():
             if name not in found:
                 return f"argument {name} is gone"
@@ -302,7 +302,7 @@ class Checker:
         return ""
 
     def _named(self, inputs: InputOptions) -> str:
-        """Which run it is, where there are several."""
+        """The name of a run if there are several."""
         counts = ",".join(map(str, inputs.lengths)), ",".join(map(str, inputs.new))
         return f" (--lengths={counts[0]} --new={counts[1]})" if len(self.inputs) > 1 else ""
 
@@ -329,34 +329,34 @@ _PLACES = re.compile(r"^\s*(?:\.loc|\.file|//).*$|\s*//.*$|![\w.]+ = .*$|, !dbg 
 
 
 def _digest(artifact: Artifact) -> str:
-    """Of what runs: the code without its places, and how it is launched."""
+    """A digest of code without locations, and of its launch parameters."""
     code = [_PLACES.sub("", x) if isinstance(x, str) else x.hex() for x in artifact.code.values()]
-    told = repr((artifact.target, artifact.entries, artifact.args, artifact.steps, artifact.workspaces, code))
-    return hashlib.sha256(told.encode()).hexdigest()
+    identity = repr((artifact.target, artifact.entries, artifact.args, artifact.steps, artifact.workspaces, code))
+    return hashlib.sha256(identity.encode()).hexdigest()
 
 
 def is_operation(text: str) -> bool:
-    """Whether IR is of a whole operation, which takes any number of sequences."""
+    """Whether IR is a whole operation, which takes any number of sequences."""
     module = importlib.import_module("kvarn.compilation.driver").parse(text)
     made = "kv.program_args" in module.operation.attributes
     return made or not any(True for _ in rewrite.kernels(module))
 
 
 def model_of(place: str | None) -> Model | None:
-    """The function of ``FILE.py:NAME``; ValueError for what is none."""
+    """The function of ``FILE.py:NAME``; ValueError if there is none."""
     if place is None:
         return None
     file, _, name = place.rpartition(":")
     if not file or not Path(file).is_file():
         raise ValueError(f"--model takes FILE.py:FUNCTION, got {place!r}")
-    module = run_file(file, "kvarn_model", beside=True)
+    module = run_file(file, "kvarn_model", import_folder=True)
     if not callable(getattr(module, name, None)):
         raise ValueError(f"{file} has no function {name!r}")
     return getattr(module, name)
 
 
 def computes_narrowly(module: Any) -> bool:
-    """Whether anything is computed in fewer than 32 bits, or by operations that do not say: roundings then add up."""
+    """Whether a computation uses fewer than 32 bits, or an op of unknown precision: rounding errors then accumulate."""
 
     def rounds(op: Any) -> bool:
         if op.name.endswith((".load", ".constant")):
@@ -369,7 +369,7 @@ def computes_narrowly(module: Any) -> bool:
 
 
 def run_artifact(artifact: Artifact, arguments: list[Any], launch: Launch, report: Report | None = None) -> None:
-    """Run compiled code: in the emulator, or for ``host`` through the JIT."""
+    """Run compiled code, in the emulator, or for ``host`` through the JIT."""
     kernel, block = Kernel(artifact), _block(artifact, launch)
     if artifact.target == "host":
         if artifact.is_program:
@@ -387,7 +387,7 @@ def run_artifact(artifact: Artifact, arguments: list[Any], launch: Launch, repor
 
 
 def _block(artifact: Artifact, launch: Launch) -> tuple[int, ...] | None:
-    """The block of a kernel's launch; ValueError where something is not given that the kernel does not say."""
+    """The block of a kernel's launch; ValueError if the kernel does not declare it and it is not given."""
     block = artifact.entries[0].block or launch.block
     if not artifact.is_program and (launch.grid is None or block is None):
         missing = "--grid" if launch.grid is None else "--block"
@@ -400,5 +400,12 @@ def _copied(arguments: Mapping[str, Any]) -> Answer:
 
 
 __all__ = [
-    "Checker", "Launch", "Rest", "RestError", "computes_narrowly", "is_operation", "model_of", "run_artifact",
+    "Checker",
+    "Launch",
+    "LoweringError",
+    "ReferenceLowering",
+    "computes_narrowly",
+    "is_operation",
+    "model_of",
+    "run_artifact",
 ]  # fmt: skip

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 """Specs of kernel arguments as text, for command lines: ``paged(bf16, num_heads=8, head_size=128, page_size=16)``.
 
-The text is Python's syntax of calls, names and numbers, and is read without evaluating it:
+The text uses Python's syntax of calls, names and numbers, and is not evaluated:
 
     bf16                                  a scalar of a dtype
     none                                  an optional argument that is absent
@@ -40,14 +40,14 @@ _FORMS = (
 
 
 class Shaped(NamedTuple):
-    """A buffer of a dtype and extents; None is one that may change."""
+    """A buffer of a dtype and extents; None for a dynamic extent."""
 
     dtype: dtypes.DType
     extents: tuple[int | None, ...]
 
 
 def parse_operand(text: str) -> Any:
-    """As :func:`parse_spec`, for operands: a buffer has extents, ``buffer(bf16, (none, 32, 128))``, and is a Shaped."""
+    """Like :func:`parse_spec`, but a buffer has extents, ``buffer(bf16, (none, 32, 128))``, and becomes a Shaped."""
     try:
         node = ast.parse(text.strip(), mode="eval").body
     except (SyntaxError, ValueError):
@@ -61,7 +61,7 @@ def parse_operand(text: str) -> Any:
 
 
 def parse_value(text: str) -> Any:
-    """A Python literal; text that is none is a string."""
+    """A Python literal; any other text is a string."""
     try:
         return ast.literal_eval(text.strip())
     except (ValueError, SyntaxError, RecursionError, MemoryError):
@@ -69,12 +69,12 @@ def parse_value(text: str) -> Any:
 
 
 def parse_spec(text: str) -> Any:
-    """The spec that a text says: a DType, BufferSpec, CacheSpec, CollectionSpec, OperandSpec or None.
+    """The spec in a text: a DType, BufferSpec, CacheSpec, CollectionSpec, OperandSpec or None.
 
     Raises
     ------
     ValueError
-        If it says none; the message quotes it and names the forms.
+        If it is not a spec; the message quotes it and lists the forms.
     """
     try:
         node = ast.parse(text.strip(), mode="eval").body
@@ -115,7 +115,7 @@ def _spec(node: ast.expr) -> Any:
     if name in _WRAPPERS:
         inner = _spec(node.args[0]) if len(node.args) == 1 else None
         if not isinstance(inner, layout.CacheSpec):
-            raise ValueError(f"{name} must hold one cache: paged(…), continuous(…) or fa3(…)")
+            raise ValueError(f"{name} must have one cache: paged(…), continuous(…) or fa3(…)")
         return _WRAPPERS[name](inner)
     if name == "buffer":
         if len(node.args) != 2:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""``kvarn trace SCRIPT.py``: run a program, and write when its kernels' warps were in which phase."""
+"""``kvarn trace SCRIPT.py``: run a program, and write a timeline of its kernels' phases."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from kvarn.files import FileError, told, write_output
+from kvarn.files import FileError, error_line, write_output
 from kvarn.timeline.recording import Timeline, tracing
 
 from .pass_options import given_name, given_path
@@ -26,7 +26,7 @@ def table(found: Timeline, most: int = 24) -> str:
     if len(rows) > most:
         out.append(f"and {len(rows) - most} more")
     if found.dropped:
-        out.append(f"{found.dropped} warps were not seen: raise --warps")
+        out.append(f"{found.dropped} warps were not recorded: raise --warps")
     if found.overwritten:
         out.append(f"{found.overwritten} marks were overwritten by later ones: raise --marks")
     return "\n".join(out)
@@ -35,19 +35,19 @@ def table(found: Timeline, most: int = 24) -> str:
 def main(argv: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(
         prog="kvarn trace",
-        description="Run a Python program with its kernels' phases traced, and write the timeline. Phases are "
+        description="Run a Python program, and write a timeline of its kernels' phases. Phases are "
         "'with kv.trace(\"name\"):' in kernels, and the waits and copies of kernels over tiles.",
     )
     parser.add_argument("-o", "--output", type=given_path, default=Path("trace.json"), metavar="FILE",
-                        help="trace events, for https://ui.perfetto.dev; default: trace.json")  # fmt: skip
-    parser.add_argument("--svg", type=given_path, metavar="FILE", help="a drawing of one launch")
-    parser.add_argument("--launch", type=int, metavar="N", help="which launch is drawn; default: the longest")
-    parser.add_argument("--rows", type=int, default=48, metavar="N", help="most warps that are drawn (48)")
-    parser.add_argument("--warps", type=int, default=4096, metavar="N", help="most warps that are seen (4096)")
+                        help="file of trace events for https://ui.perfetto.dev (default: trace.json)")  # fmt: skip
+    parser.add_argument("--svg", type=given_path, metavar="FILE", help="also draw one launch")
+    parser.add_argument("--launch", type=int, metavar="N", help="the launch to draw (default: the longest)")
+    parser.add_argument("--rows", type=int, default=48, metavar="N", help="warps to draw (default: 48)")
+    parser.add_argument("--warps", type=int, default=4096, metavar="N", help="warps to record (default: 4096)")
     parser.add_argument("--marks", type=int, default=2048, metavar="N",
-                        help="marks that are kept of a warp, the last ones, a power of two (2048)")  # fmt: skip
+                        help="recorded marks per warp, the last ones; a power of two (default: 2048)")  # fmt: skip
     parser.add_argument(
-        "--emulate", type=given_name, metavar="TARGET", help="run kernels in the emulator, as of sm_90a"
+        "--emulate", type=given_name, metavar="TARGET", help="run kernels in the emulator, for a target such as sm_90a"
     )
     parser.add_argument("script", type=given_name, metavar="SCRIPT.py", help="the program")
     parser.add_argument("arguments", nargs=argparse.REMAINDER, help="its arguments")
@@ -71,7 +71,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _run(script: str, arguments: list[str]) -> None:
-    """Run a program as ``python SCRIPT ARGUMENTS`` does; one that ends itself with success has ended."""
+    """Run a program like ``python SCRIPT ARGUMENTS``; an exit with success is no error."""
     before, path = sys.argv, sys.path[0]
     sys.argv, sys.path[0] = [script, *arguments], str(Path(script).resolve().parent)
     try:
@@ -80,6 +80,6 @@ def _run(script: str, arguments: list[str]) -> None:
         if ended.code not in (None, 0):
             raise RuntimeError(f"{script} ended with {ended.code}") from None
     except Exception as error:
-        raise FileError(f"{script} failed: {told(error, script)} (KVARN_DEBUG=1 shows more)") from error
+        raise FileError(f"{script} failed: {error_line(error, script)} (KVARN_DEBUG=1 shows more)") from error
     finally:
         sys.argv, sys.path[0] = before, path

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""The names of the passes that are compiled into MLIR's Python bindings.
+"""The names of the passes compiled into MLIR's Python bindings.
 
-The API has no list of them. Each name is a string of the bindings' library, so every string there that could be one is
-offered to the parser of pipelines, which knows; that takes a fraction of a second.
+The API cannot list them. Each name is a string in the bindings' library, so every string that could be a name is
+offered to the pipeline parser, which knows; that takes a fraction of a second.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""Caches as torch sees them: lists of tensors, a name and numbers, and back.
+"""Conversion of cache handles to arguments of torch operators and back: lists of tensors, a name and numbers.
 
-An operator of torch takes tensors, numbers and strings. A handle (a collection, a cache, an operand of attention)
-becomes its memory, which operations may write, its tables, which they only read, the name of its class and the numbers
-that it was made with. :func:`flat` runs while torch records, so it looks at nothing but attributes; :func:`made` runs
-in the operator and remembers the handles it has made. Those keep no tensor alive.
+A torch operator takes tensors, numbers and strings. A handle (a collection, a cache, an operand of attention) becomes
+its memory, which operations may write, its tables, which are read-only, the name of its class and the numbers of its
+constructor. :func:`flat` runs while torch traces, so it only reads attributes; :func:`made` runs in the operator and
+caches handles, without keeping tensors alive.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _COLLECTIONS: dict[str, Any] = {
     for c in (PagedKVCacheCollection, ContinuousBatchingKVCacheCollection, PagedKVCacheFA3FallbackCollection)
 }
 _CACHES: dict[str, Any] = {c.kind: c for c in (PagedKVCache, ContinuousBatchingKVCache)}
-_NAMES = {"paged": "paged", "continuous": "continuous_batching", "fa3": "paged_fa3_fallback"}  # of a cache's collection
+_NAMES = {"paged": "paged", "continuous": "continuous_batching", "fa3": "paged_fa3_fallback"}  # a cache's collection
 
 
 def flat(handle: Any) -> Flat:
@@ -52,7 +52,7 @@ def flat(handle: Any) -> Flat:
     Raises
     ------
     TypeError
-        For anything else.
+        For any other object.
     """
     if handle is None:
         return [], [], "", []
@@ -74,21 +74,21 @@ def flat(handle: Any) -> Flat:
         split = 2 if handle.quantization_enabled else 1
         kind = "dense" if isinstance(handle, LayoutTensorMHAOperand) else "ragged"
         return owners[:split], owners[split:], kind, []
-    raise TypeError(f"torch records operations over caches, collections and operands, got {type(handle).__name__}")
+    raise TypeError(f"torch can trace operations over caches, collections and operands, got {type(handle).__name__}")
 
 
 def _several(buffer: Any) -> list[Any]:
-    """A buffer, a pair or none as a list."""
+    """A buffer, a pair or None as a list."""
     return [] if buffer is None else list(buffer) if isinstance(buffer, (list, tuple)) else [buffer]
 
 
 def _flat_cache(cache: Any) -> Flat:
-    owners = [view.owner for view in cache._keep]  # blocks, lengths, table and perhaps scales
+    owners = [view.owner for view in cache._keep]  # blocks, lengths, table and, if any, scales
     memory, tables = [owners[0], *owners[3:]], owners[1:3]
     at = cache._at
     if layout.packed(cache.spec) != cache.spec:
         raise TypeError(
-            "torch records no caches of ForeignPages, whose layout only the collection knows: use an operation that "
+            "torch cannot trace caches of ForeignPages, whose layout only the collection has: use an operation that "
             "takes the collection"
         )
     numbers = [at["max_seq_length"], at["max_cache_length"], cache.quantization_granularity]
@@ -101,7 +101,7 @@ _made: dict[Any, Any] = {}
 
 
 def made(memory: list[Any], tables: list[Any], kind: str, numbers: list[int]) -> Any:
-    """The handle of what :func:`flat` gave."""
+    """The handle from the result of :func:`flat`."""
     if not kind:
         return None
     tensors = (*memory, *tables)
@@ -146,14 +146,14 @@ def _with_scales(memory: list[Any]) -> list[Any]:
     return [memory[0], memory[1] if len(memory) > 1 else None]
 
 
-# --- handles that are made while torch records ---------------------------------------------------
+# --- handles made while torch traces ---------------------------------------------------------------
 
-# A table of torch's types alone: dynamo reads no dictionary that has NumPy's as keys, as that of ``buffers`` may.
+# A table of torch's dtypes only: dynamo cannot read a dictionary with NumPy keys, as that of ``buffers`` may be.
 _DTYPES = {getattr(torch, d.numpy.name): d for d in dtypes.ALL if hasattr(torch, d.numpy.name)}
 
 
 def _without_address(tensor: Any, *, name: str = "buffer") -> buffers.BufferView:
-    """The view of a tensor that has no memory yet: everything but the address."""
+    """The view of a tensor without memory: everything but the address."""
     return buffers.BufferView(
         0,
         tuple(tensor.shape),
@@ -166,7 +166,7 @@ def _without_address(tensor: Any, *, name: str = "buffer") -> buffers.BufferView
 
 
 def _read(tensor: Any, name: str) -> buffers.BufferView:
-    if not torch._C._len_torch_dispatch_stack():  # nothing records
+    if not torch._C._len_torch_dispatch_stack():  # torch is not tracing
         raise buffers.without_memory(tensor, name)
     return _without_address(tensor, name=name)
 
@@ -178,12 +178,12 @@ torch.compiler.substitute_in_graph(buffers.view, skip_signature_check=True)(_wit
 
 @torch.compiler.substitute_in_graph(checks.no_overlap, skip_signature_check=True)
 def _later(buffer: Any, strides: Any, name: str) -> None:
-    """Extents may have no values yet: the handle that the operator makes is checked."""
+    """Extents may be symbolic: the handle made by the operator is checked."""
 
 
 @torch.compiler.substitute_in_graph(layout.spec_of, skip_signature_check=True)
 def _static_spec(kind: str, dtype: Any, num_heads: Any, head_size: Any, **rest: Any) -> Any:
-    """What kernels are specialised for is static: a graph is for one spec, whatever else changes."""
+    """Make a spec's numbers static, since kernels are specialised for it: a graph is valid for one spec."""
     static = {n: guard_scalar(v) if n in ("page_size", "granularity") else v for n, v in rest.items()}
     if static.get("strides") is not None:
         static["strides"] = tuple([guard_scalar(s) for s in static["strides"]])

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""Every operation of ``kv.ops`` as an operator of torch: ``torch.ops.kvarn.append`` and so on.
+"""Every operation of ``kv.ops`` as a torch operator: ``torch.ops.kvarn.append`` and so on.
 
-The schemas are made from the declarations of the dialect: its operands and what they are, and which of them an
-operation writes. A handle of a cache is four arguments (see ``handles``); attributes and schedule are text. The
-operators return nothing: what an operation returns to a caller it has allocated before.
+Schemas come from the declarations of the dialect: its operands and their kinds, and which of them an operation writes.
+A cache handle becomes four arguments (see ``handles``); attributes and schedule are text. The operators return nothing:
+``kv.ops`` allocates the results beforehand.
 
-``kv.ops`` functions stay what they are. Where torch records - under ``torch.compile``, ``make_fx``, ``torch.export``,
-or any other dispatch mode - their last step, the call of an operation, becomes a call of its operator.
+While torch traces (``torch.compile``, ``make_fx``, ``torch.export``, or any other dispatch mode), the last step of a
+``kv.ops`` function, the call of an operation, becomes a call of its operator.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from kvarn.runtime.binding import is_torch
 from . import handles
 
 _FLOATS = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}
-# Operands that have the type of the cache's elements where that is a float of 16 or 32 bits: autocast converts them.
+# Operands with the type of the cache's elements if that is a float of 16 or 32 bits: autocast converts them.
 _OF_CACHE = frozenset(("query", "key", "value", "x", "kv", "out", "query_out"))
 _modes = torch._C._len_torch_dispatch_stack
 
@@ -60,11 +60,11 @@ def schema(operation: Operation) -> str:
     return f"({', '.join([*parts, 'str attributes', 'str schedule'])}) -> ()"
 
 
-# --- recording -----------------------------------------------------------------------------------
+# --- tracing -------------------------------------------------------------------------------------
 
 
 def _text(entries: Any) -> str:
-    """Pairs of names and values as text, for :func:`_pairs`."""
+    """Pairs of names and values as text, the inverse of :func:`_pairs`."""
     return ", ".join([f"{name}={_value(value)}" for name, value in entries])
 
 
@@ -73,7 +73,7 @@ def _value(value: Any) -> str:
         return "(" + "".join([f"{_value(v)}," for v in value]) + ")"
     if isinstance(value, (bool, str)):
         return repr(value)
-    value = guard_scalar(value)  # a graph is for one value of an attribute
+    value = guard_scalar(value)  # a graph is valid for one value of an attribute
     return repr(float(value)) if isinstance(value, float) else repr(int(value))
 
 
@@ -87,10 +87,10 @@ def _pairs(text: str) -> tuple[tuple[str, Any], ...]:
 def record(operation: Operation, operands: Sequence[Any], attributes: Any, schedule: Any, stream: Any) -> None:
     """Call the operator of an operation."""
     if stream is not None:
-        raise ValueError(f"{operation.title}: stream must be None where torch records: a graph runs on the current one")
+        raise ValueError(f"{operation.title}: stream must be None while torch traces: a graph runs on the current one")
     if operation.name not in _operators:
         raise NotImplementedError(
-            f"{operation.title}: torch does not record operations of other packages: call it outside"
+            f"{operation.title}: torch cannot trace operations of other packages: call it outside"
         )
     kinds = _kinds[operation.name]
     args: list[Any] = []
@@ -123,7 +123,7 @@ def _implementation(operation: Operation) -> Callable[..., None]:
             else:
                 operands.append(next(rest))
                 memory = operands[-1:] if operands[-1] is not None else ()
-            if changes:  # what autograd has saved is then known to be old
+            if changes:  # so that autograd detects that saved tensors have changed
                 for tensor in memory:
                     if not tensor.is_inference():
                         increment_version(tensor)
@@ -136,7 +136,7 @@ def _implementation(operation: Operation) -> Callable[..., None]:
 
 
 def _float_of(operands: Sequence[Any]) -> torch.dtype | None:
-    """The type that autocast brings data to: that of the first handle's elements, if it is a wide float."""
+    """The type to which autocast converts data: the first handle's element type, if it is a float of 16 or 32 bits."""
     for operand in operands:
         spec = getattr(operand, "spec", None)
         if spec is not None:
@@ -147,7 +147,7 @@ def _float_of(operands: Sequence[Any]) -> torch.dtype | None:
 def _cast(
     operation: Operation, named: dict[str, Any], wanted: torch.dtype | None
 ) -> tuple[dict[str, Any], list[tuple[Any, Any]]]:
-    """Data of another float type in the cache's, and pairs of an output and what is to be copied to it."""
+    """Data of other float types converted to the cache's, and pairs of an output and the tensor to copy it to."""
     cast, back = {}, []
     for name, operand in named.items():
         if name in _OF_CACHE and isinstance(operand, torch.Tensor) and wanted is not None:
@@ -159,7 +159,7 @@ def _cast(
 
 
 def converted(operation: Operation, operands: Sequence[Any]) -> tuple[Sequence[Any], Callable[[], None]] | None:
-    """Under autocast: the operands in the cache's float type, and what brings the outputs back; else None."""
+    """Under autocast, operands in the cache's float type, and a function that copies the outputs back; else None."""
     if not (torch.is_autocast_enabled("cuda") or torch.is_autocast_enabled("cpu")):
         return None
     named = dict(zip(operation.operands, operands, strict=False))
@@ -199,7 +199,7 @@ def _autocast(operation: Operation, key: Any) -> Callable[..., None]:
 
 
 def _nothing(*args: Any) -> None:
-    """What an operator does to tensors without memory: it returns nothing, and its schema says what it writes."""
+    """An operator on tensors without memory: it returns nothing, and its schema declares what it writes."""
 
 
 def operations() -> dict[str, Operation]:
@@ -225,7 +225,7 @@ def _register() -> torch.library.Library:
 
 
 def recording() -> bool:
-    """Whether torch records what is called: a dispatch mode is active."""
+    """Whether torch is tracing: a dispatch mode is active."""
     return _modes() > 0
 
 

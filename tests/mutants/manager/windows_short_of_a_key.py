@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 """A page is given back one position too early: the last key of a window is read from the null page."""
 
-SYMBOL = "kvarn.paging.page_pool:Reach.behind"
+SYMBOL = "kvarn.paging.page_pool:AttentionSpan.first_visible"
 OLD = "position - self.window + 1"
 NEW = "position - self.window + 2"
 CAUGHT_BY = (

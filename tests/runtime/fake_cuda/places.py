@@ -67,7 +67,7 @@ def test_driver_log_is_in_the_error_for_bad_ptx():
 def test_products_that_the_driver_serializes_are_an_error():
     a = kernel([N])
     a = a.replace(code={"ptx": a.code["ptx"] + "// wgmma.mma_async poorly"})
-    with pytest.raises(AssemblyError, match=r"of kernel k must stay .* the driver of .*Fake A.*\n.*C7510"):
+    with pytest.raises(AssemblyError, match=r"of kernel k must be kept,.* the driver of .*Fake A.*\n.*C7510"):
         Launcher(a)(1, 32, 1)
     with env.override(allow_serialized=True), pytest.warns(RuntimeWarning, match="C7510"):
         Launcher(a)(1, 32, 1)

@@ -264,7 +264,7 @@ def test_an_operation_is_launched_by_the_native_part_and_checked_as_before(monke
     key, offsets = tensor((2, 2, 128), "float16"), tensor((3,), "int32")
     for _ in range(2):
         kv.ops.append(collection, 1, key, key, offsets)
-    monkeypatch.setattr(append, "_learn", None)
+    monkeypatch.setattr(append, "_specialise", None)
     monkeypatch.setattr(kv.dispatch.signatures, "signed", None)
     for _ in range(2):
         value = tensor((2, 2, 128), "float16")

@@ -5,10 +5,10 @@
     model.set_attn_implementation("kvarn")
     model.generate(**inputs, past_key_values=kvhf.PagedCache(model.config, batch_size=4, max_length=2048))
 
-Importing the module registers ``"kvarn"`` with transformers' interfaces of attention and of its masks. Keys and values
-of a :class:`PagedCache` stay in pages: a layer's ``update`` only notes the new ones, and the attention that follows
-appends and reads them. Tokens that a 2-D attention mask leaves out are then neither stored nor computed, wherever the
-padding is. With any other cache, or none, attention runs over the keys and values as the model gives them.
+The import registers ``"kvarn"`` with transformers' attention and mask interfaces. Keys and values of a
+:class:`PagedCache` stay in pages: a layer's ``update`` only records the new ones, and the following attention appends
+and reads them. Tokens masked by a 2-D attention mask (padding on either side) are neither stored nor computed. With any
+other cache, or none, attention runs over the model's own keys and values.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import torch
 from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.integrations.sdpa_attention import create_position_bias_mask
 
-import kvarn.torch  # noqa: F401 (operations that torch can record)
+import kvarn.torch  # noqa: F401 (operations that torch can trace)
 
 from . import given, masks
 from .masks import Mask
@@ -38,29 +38,29 @@ def attention(
     scaling: float | None = None,
     **options: Any,
 ) -> tuple[torch.Tensor, None]:
-    """transformers' interface of attention.
+    """transformers' attention interface.
 
     Parameters
     ----------
     module : Module
-        Its ``is_causal`` is looked at where neither ``is_causal`` nor a mask is given.
+        ``is_causal`` of the module applies if neither ``is_causal`` nor a mask is given.
     query : Tensor [B, Hq, S, D]
     key, value : Tensor [B, H, keys, D]
-        All that there are; of a :class:`PagedCache` those of the step's new tokens.
+        All keys and values; for a :class:`PagedCache` those of the step's new tokens.
     attention_mask : Mask, Tensor [B, H, S, keys] or None
-        Of booleans, or of floats that are added to the scores. None: as of transformers' sdpa.
+        Booleans, or floats that are added to the scores. None: as in transformers' sdpa.
     dropout : float
         Must be 0.
     scaling : float, optional
     **options
         ``is_causal``, ``softcap``, ``s_aux`` (sinks, [Hq]), ``position_bias`` (added to the scores, [B, Hq, S, keys])
-        and ``indices`` (keys of which a query sees those alone, [B, S, K]). The window of ``sliding_window`` is the
-        mask's, and what else there may be is not for sdpa either.
+        and ``indices`` (the only keys that a query sees, [B, S, K]). ``sliding_window`` is part of the mask; other
+        options are ignored, as in sdpa.
 
     Returns
     -------
     tuple
-        Tensor [B, S, Hq, D], anything where the mask has no token; and None.
+        Tensor [B, S, Hq, D], undefined for masked tokens; and None.
     """
     layer = getattr(key, "kvarn_layer", None)
     try:

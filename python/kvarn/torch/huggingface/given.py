@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""Attention over keys and values that a model gives, with the masks of transformers."""
+"""Attention over a model's own keys and values, with the masks of transformers."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from .masks import Mask, one_run
 
 
 class Rows:
-    """The tokens of a step one after the other, without those that are padding.
+    """The tokens of a step in one ragged batch, without padding.
 
     Attributes
     ----------
@@ -33,7 +33,7 @@ class Rows:
 
     @classmethod
     def of(cls, x: torch.Tensor, padding: torch.Tensor | None) -> Rows:
-        """Of a step's [B, H, S, D]."""
+        """The rows of a step's [B, H, S, D]."""
         batch, tokens = x.shape[0], x.shape[2]
         if padding is None:
             offsets = torch.arange(0, (batch + 1) * tokens, tokens, dtype=torch.int32, device=x.device)
@@ -44,7 +44,7 @@ class Rows:
 
     @property
     def empty(self) -> bool:
-        """Whether there is no token at all."""
+        """Whether there are no tokens."""
         return self.index is not None and not self.index.numel()
 
     def packed(self, x: torch.Tensor) -> torch.Tensor:
@@ -61,7 +61,7 @@ class Rows:
         return x.reshape(self.batch, self.tokens, *x.shape[1:])
 
 
-# --- masks that are tensors ----------------------------------------------------------------------
+# --- tensor masks --------------------------------------------------------------------------------
 
 
 def _seen(b: Any, h: Any, q: Any, k: Any, seen: Any, first: Any) -> Any:
@@ -81,13 +81,12 @@ def _added_at(score: Any, b: Any, h: Any, q: Any, k: Any, bias: Any, first: Any,
 
 
 def read(mask: torch.Tensor, first: int, at: torch.Tensor | None = None) -> dict[str, Any]:
-    """The keywords of ``kv.ops.attention`` for a mask of transformers that is a tensor.
+    """The keywords of ``kv.ops.attention`` for a tensor mask of transformers.
 
     Parameters
     ----------
     mask : Tensor [B or 1, H or 1, queries, keys]
-        Booleans, or floats that are added to the scores. (An index past the end of an array of attention reads its
-        edge, so that extents of 1 are for all.)
+        Booleans, or floats that are added to the scores. (Array indices are clamped, so an extent of 1 broadcasts.)
     first : int
         Position of the mask's first query.
     at : int32 Tensor [B, keys], optional
@@ -100,7 +99,7 @@ def read(mask: torch.Tensor, first: int, at: torch.Tensor | None = None) -> dict
 
 
 def check_tensor(mask: Any, queries: int, keys: int, instead: str = 'use attn_implementation="sdpa"') -> None:
-    """What a mask that is a tensor must be; ``instead`` ends a message."""
+    """Check a tensor mask; ``instead`` ends the error message."""
     if not isinstance(mask, torch.Tensor) or not (mask.dtype == torch.bool or mask.is_floating_point()):
         found = mask.dtype if isinstance(mask, torch.Tensor) else type(mask).__name__
         raise NotImplementedError(
@@ -114,7 +113,7 @@ def check_tensor(mask: Any, queries: int, keys: int, instead: str = 'use attn_im
 
 
 def chosen(mask: Mask | torch.Tensor | bool, indices: torch.Tensor) -> torch.Tensor:
-    """The mask of queries that see only the keys ``indices``, [B, S, K], of those that a mask shows."""
+    """The mask of queries that see only the keys ``indices``, [B, S, K], among those that ``mask`` shows."""
     tensor = mask.seen() if isinstance(mask, Mask) else mask
     if isinstance(tensor, bool) or tensor.dim() != 4:
         raise NotImplementedError('kvarn: indices need a mask of four dimensions: use attn_implementation="eager"')
@@ -133,7 +132,7 @@ def _recorded(
     softcap: float | None,
     sinks: torch.Tensor | None,
 ) -> torch.Tensor:
-    """Attention over dense keys, with a mask that is a tensor or one by its name, window and chunk."""
+    """Attention over dense keys, with a tensor mask or a named mask with its window and chunk."""
     how = {"scale": scale, "softcap": softcap, "sinks": sinks}
     if mask is not None:
         return _dense(query, key, value, read(mask, key.shape[2] - query.shape[2]), how)
@@ -141,7 +140,7 @@ def _recorded(
     return _dense(query, key, value, {"mask": name, "window": int(window) or None, "chunk": int(chunk) or None}, how)
 
 
-# Where torch records this is one operator: neither functions of positions nor operands are part of a graph.
+# A single operator while torch traces: score functions, mask functions and operands cannot be part of a graph.
 _operator = torch.library.custom_op("kvarn::attention_of_given", _recorded, mutates_args=())
 
 
@@ -167,7 +166,7 @@ def _dense(
 def attention(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: Mask | torch.Tensor | bool, how: dict[str, Any]
 ) -> torch.Tensor:
-    """Attention over [B, H, keys, D], all the keys that there are.
+    """Attention over all keys [B, H, keys, D].
 
     Parameters
     ----------
@@ -175,21 +174,21 @@ def attention(
     key, value : Tensor [B, H, keys, D]
         The head sizes of keys and values may differ.
     mask : Mask, Tensor or bool
-        Or whether it is causal, of queries that are the first positions.
+        A bool says whether attention is causal, with queries at the first positions.
     how : dict
         ``scale``, ``softcap`` and ``sinks`` of ``kv.ops.attention``.
 
     Returns
     -------
     Tensor [B, queries, Hq, D of the values]
-        Anything for queries that are padding.
+        Undefined for padding queries.
     """
     size = value.shape[-1]
     query, key, value = _matched(query, key, value)
     queries, keys = query.shape[2], key.shape[2]
-    if mask is True and keys > queries:  # transformers' sdpa cuts what is not written yet of a static cache
+    if mask is True and keys > queries:  # transformers' sdpa drops the unwritten part of a static cache
         key, value = key[:, :, :queries], value[:, :, :queries]
-    elif mask is True and keys < queries:  # and counts keys from the first query on, not up to the last
+    elif mask is True and keys < queries:  # it aligns keys with the first query, not the last
         mask = torch.ones((1, 1, queries, keys), dtype=torch.bool, device=key.device).tril()
     padding, named = None, {}
     if isinstance(mask, bool):
@@ -214,7 +213,7 @@ def attention(
 def _ragged(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, padding: torch.Tensor, how: dict[str, Any]
 ) -> torch.Tensor:
-    """Attention of the tokens that are no padding to each other."""
+    """Attention among the tokens that are not padding."""
     rows = Rows.of(query, padding)
     if rows.empty:
         return query.new_zeros(query.shape).transpose(1, 2)
@@ -223,10 +222,10 @@ def _ragged(
 
 
 def _matched(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> list[torch.Tensor]:
-    """Query, keys and values of one batch, one type and one head size."""
+    """Query, keys and values with one batch size, one type and one head size."""
     given = [query, key, value]
     kind = query.device.type
-    if torch.is_autocast_enabled(kind):  # as of sdpa
+    if torch.is_autocast_enabled(kind):  # like sdpa
         given = [x.to(torch.get_autocast_dtype(kind)) if x.dtype in _CAST else x for x in given]
     batch, size = max(x.shape[0] for x in given), max(x.shape[3] for x in given)
     given = [x if x.shape[0] == batch else x.expand(batch, -1, -1, -1) for x in given]
@@ -237,15 +236,15 @@ _CAST = (torch.float32, torch.float16, torch.bfloat16)
 
 
 def _by_name(mask: Mask) -> tuple[torch.Tensor | None, dict[str, Any]]:
-    """Which tokens there are (None: all), and the keywords of the mask over these; none where it is not by its name."""
+    """The present tokens (None: all), and the keywords of the mask over them; no keywords if it has no name."""
     end = mask.kv_offset + mask.keys
     last = mask.q_offset + mask.queries == end and not (mask.chunk and mask.kv_offset % mask.chunk)
     named = mask.named() if last or not mask.causal else {}
-    # Chunks are counted from the first token that there is, also where the keys begin later.
+    # Chunks start at the first present token, even if the keys begin later.
     there = mask.there(0 if mask.chunk else mask.kv_offset, end)
     if there is None:
         return None, named
-    if is_tracing(there):  # its values are not known
+    if is_tracing(there):  # its values are unknown
         return None, {}
     if there.all():
         return None, named

@@ -1,11 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""Masks of transformers as kvarn takes them: a description where attention computes the mask itself, else a tensor.
+"""transformers' masks for kvarn: a description if attention can compute the mask itself, else a tensor.
 
-transformers asks its attention backends to make masks, and says what each holds: a function of positions, a padding
-mask of two dimensions, and where queries and keys begin. :func:`mask` keeps that as a :class:`Mask`, from which
-attention decides what it can compute without a value a score. Where the model needs to look at the values, and for
-every function but those that kvarn knows, there is the tensor that eager attention would get, which the code of every
-model can read.
+transformers asks attention backends to build masks, from a function of positions, a padding mask of two dimensions, and
+the positions of the first query and key. :func:`mask` stores these in a :class:`Mask`, from which attention decides
+what it can compute without a tensor. If the model needs the values, or the function is unknown to kvarn, the result is
+the tensor of eager attention, which the code of every model can read.
 """
 
 from __future__ import annotations
@@ -18,21 +17,21 @@ from transformers import masking_utils
 
 
 class Mask:
-    """What the layers of one kind see in a step.
+    """The mask of one kind of layers in a step.
 
-    Whatever looks at it as a tensor gets that of eager attention, [B, 1, queries, keys]: 0 or a large negative number.
+    As a tensor it is eager attention's mask, [B, 1, queries, keys]: 0 or a large negative number.
 
     Attributes
     ----------
     causal : bool
-        Whether key k is seen by query q only for k <= q, by the positions of transformers, which count padding.
+        Whether query q sees key k only for k <= q, in transformers' positions, which count padding.
     window, chunk : int or None
-        As of ``kv.ops.attention``; chunks are counted from a sequence's first token that is not padding.
+        As in ``kv.ops.attention``; chunks start at a sequence's first token that is not padding.
     queries, keys : int
     q_offset, kv_offset : int
         Positions of the first query and the first key.
     attention_mask : bool Tensor [B, S] or None
-        Which tokens there are, from position 0 on; none after its end. None: all.
+        Present tokens, from position 0 on; positions past its end are absent. None: all are present.
     """
 
     def __init__(self, causal: bool, window: int | None, chunk: int | None, arguments: dict[str, Any]) -> None:
@@ -46,11 +45,11 @@ class Mask:
         self._complete: tuple[int, bool] | None = None
 
     def named(self) -> dict[str, Any]:
-        """The keywords of ``kv.ops.attention``, where the queries are the last of the keys."""
+        """The keywords of ``kv.ops.attention`` if the queries are the last of the keys."""
         return {"mask": "causal" if self.causal else "null", "window": self.window, "chunk": self.chunk}
 
     def there(self, first: int, end: int) -> torch.Tensor | None:
-        """Which tokens there are from position ``first`` up to ``end``: [B, end - first]."""
+        """Present tokens from position ``first`` up to ``end``: [B, end - first]."""
         if self.attention_mask is None:
             return None
         known = self.attention_mask[:, first:end]
@@ -58,14 +57,14 @@ class Mask:
         return torch.nn.functional.pad(known, (0, missing)) if missing > 0 else known
 
     def complete(self, end: int) -> bool:
-        """Whether there is every token up to position ``end``; found out once, since the answer is on the device."""
+        """Whether all tokens up to position ``end`` are present; cached, since the answer is on the device."""
         if self._complete is None or self._complete[0] != end:
             there = self.there(0, end)
             self._complete = end, there is None or bool(there.all())
         return self._complete[1]
 
     def tensor(self) -> torch.Tensor:
-        """What eager attention adds to its scores, [B, 1, queries, keys]."""
+        """Eager attention's mask, which is added to scores, [B, 1, queries, keys]."""
         if self._tensor is None:
             self._tensor = masking_utils.eager_mask(**self._arguments)
         return self._tensor
@@ -117,15 +116,15 @@ def mask(
     allow_is_bidirectional_skip: bool = False,
     **options: Any,
 ) -> Mask | torch.Tensor:
-    """transformers' interface of masks.
+    """transformers' mask interface.
 
     Returns
     -------
     Mask
-        Of a mask that is causal, perhaps with a window or chunks, or that hides nothing but padding, where transformers
-        lets its own backends go without a mask.
+        For a causal mask, possibly with a window or chunks, or a pure padding mask, where transformers lets its own
+        backends omit the mask.
     Tensor [B, 1, q_length, kv_length]
-        Of eager attention, of any other, and where positions are known on the device only, as those of static caches.
+        Eager attention's mask, for any other mask, and if positions are only known on the device, as for static caches.
     """
     arguments = {
         "batch_size": batch_size, "q_length": q_length, "kv_length": kv_length, "q_offset": q_offset,
@@ -140,7 +139,7 @@ def mask(
 
 
 def _shape_of(function: Any) -> tuple[bool, int | None, int | None] | None:
-    """Causal or not, window and chunk of a mask function of transformers; None for one that kvarn has no name for."""
+    """(causal, window, chunk) of a mask function of transformers; None for a function that kvarn does not know."""
     window = chunk = None
     causal = everything = False
     for part in _parts(function):
@@ -160,7 +159,7 @@ def _shape_of(function: Any) -> tuple[bool, int | None, int | None] | None:
     return causal, window, chunk
 
 
-# Functions that transformers makes are known by their code.
+# transformers' functions are recognised by their code.
 _CAUSAL = masking_utils.causal_mask_function.__code__
 _EVERYTHING = masking_utils.bidirectional_mask_function.__code__
 _WINDOW = masking_utils.sliding_window_overlay(1).__code__
@@ -169,7 +168,7 @@ _BOTH = masking_utils.and_masks().__code__
 
 
 def _closed_over(function: Any) -> dict[str, Any]:
-    """What a function closes over; nothing of one that dynamo made while it traces, which shows nothing of itself."""
+    """Captured variables of a function; none for one that dynamo made while tracing, which hides them."""
     try:
         cells = function.__closure__ or ()
     except AttributeError:
@@ -178,7 +177,7 @@ def _closed_over(function: Any) -> dict[str, Any]:
 
 
 def _parts(function: Any) -> list[Any]:
-    """The mask functions that one is the intersection of."""
+    """The mask functions of which a function is the intersection."""
     if getattr(function, "__code__", None) is _BOTH:
         found = _closed_over(function)
         return [part for f in found["mask_functions"] for part in _parts(f)] if found else [function]
@@ -186,7 +185,7 @@ def _parts(function: Any) -> list[Any]:
 
 
 def one_run(there: torch.Tensor) -> bool:
-    """Whether the tokens that there are, [B, S], lie side by side in every sequence: distances are of positions."""
+    """Whether the present tokens, [B, S], are contiguous in every sequence: then distances are those of positions."""
     begins = there[:, 0].int() + (there[:, 1:] & ~there[:, :-1]).sum(1)
     return bool((begins <= 1).all())
 

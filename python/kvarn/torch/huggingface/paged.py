@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""A cache of transformers whose keys and values lie in kvarn's pages."""
+"""A transformers cache with keys and values in kvarn's pages."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from .given import Rows, check_tensor, read
 from .masks import Mask, one_run
 
 _OWN = "use the model's own cache (leave past_key_values out)"
-_NO_TENSORS = f"PagedCache: keys and values lie in pages, and are no tensors of a layer: {_OWN}"
+_NO_TENSORS = f"PagedCache: keys and values are in pages, not in tensors of a layer: {_OWN}"
 _FLOATS = (torch.float32, torch.float16, torch.bfloat16)
-_SHARES = "DummyLayer"  # a layer of transformers' caches that reads the keys of another, or has none
+_SHARES = "DummyLayer"  # a layer of transformers' caches that reads another layer's keys, or has none
 _NARROW = (torch.float8_e4m3fn, torch.float8_e5m2)
 
 
@@ -36,12 +36,12 @@ class PagedLayer(CacheLayerMixin):
 
     @property
     def keys(self) -> Any:
-        """Refused: keys and values are no tensors of a layer."""
+        """Refused: keys and values are not tensors of a layer."""
         raise NotImplementedError(_NO_TENSORS)
 
     @keys.setter
     def keys(self, given: Any) -> None:
-        """Nothing: transformers begins a layer with None."""
+        """Ignored: transformers initialises a layer with None."""
 
     values = keys
 
@@ -49,14 +49,14 @@ class PagedLayer(CacheLayerMixin):
         self.is_initialized = True
 
     def update(self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
-        """Note the new keys and values, [B, H, S, D], for the attention that follows; gives them back."""
+        """Record the new keys and values, [B, H, S, D], for the following attention, and return them."""
         self._cache.note(self._number, key_states, value_states)
         self.is_initialized = True
         key_states.kvarn_layer = value_states.kvarn_layer = self  # type: ignore[attr-defined]
         return key_states, value_states
 
     def attend(self, query: Any, key: Any, value: Any, mask: Any, how: dict[str, Any]) -> torch.Tensor:
-        """Append what is new, and attend: [B, S, Hq, D]."""
+        """Append the new tokens and attend: [B, S, Hq, D]."""
         if getattr(value, "kvarn_layer", None) is not self:
             raise NotImplementedError(
                 "PagedCache: the model gives attention other values than it gave the cache, which stores each once: "
@@ -65,11 +65,11 @@ class PagedLayer(CacheLayerMixin):
         return self._cache.attend(self._number, query, key, value, mask, how)
 
     def failed(self) -> None:
-        """Take back what a step did that ends with an error."""
+        """Undo a step that raised an error."""
         self._cache.failed(self._number)
 
     def get_seq_length(self) -> int:
-        """Tokens of a sequence so far, padding counted."""
+        """Tokens of a sequence so far, including padding."""
         return self._cache.tokens_of(self._number)
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
@@ -82,26 +82,26 @@ class PagedLayer(CacheLayerMixin):
 
 
 class PagedCache(Cache):
-    """A cache of transformers whose keys and values lie in kvarn's pages.
+    """A transformers cache with keys and values in kvarn's pages.
 
     Parameters
     ----------
     config : transformers.PreTrainedConfig
-        Gives the layers, the KV heads and the head size, which must be one for all layers. Every layer has attention,
-        or shares the keys of one before.
+        Defines the layers, the KV heads and the head size, which must be equal in all layers. Every layer has
+        attention, or shares the keys of an earlier one.
     batch_size : int
         Sequences B.
     max_length : int
-        Longest sequence, padding counted.
+        Length of the longest sequence, including padding.
     page_size : int
-        Tokens of a page.
+        Tokens per page.
     pages : int, optional
-        Pages of the pool, the null page 0 not counted; default: as many as B sequences of ``max_length`` fill. Pages
-        are given to sequences as they grow.
+        Pages of the pool without the null page 0; by default enough for B sequences of ``max_length``. Pages are
+        allocated to sequences as they grow.
     dtype : torch.dtype, optional
         Of the stored keys and values; default: the model's. An 8-bit float type saturates, or is scaled:
     granularity : int, optional
-        Elements that share a scale of an 8-bit type, float32; default: no scales.
+        Elements per float32 scale of an 8-bit type; default: no scales.
     device : torch.device, optional
 
     Attributes
@@ -110,16 +110,16 @@ class PagedCache(Cache):
         B.
     blocks : Tensor [pages + 1, 2, L, page_size, H, D]
     lengths : int32 Tensor [B]
-        Tokens of each sequence, without padding, of all steps but the last.
+        Tokens of each sequence, without padding, from all steps but the last.
     table : int32 Tensor [B, columns]
         Page ids.
 
     Notes
     -----
-    For inference, with greedy search or sampling: beams share keys, and pages are written in place. Tokens that a mask
-    of two dimensions leaves out are not stored. A copy (``copy.deepcopy``, pickle) has pages of its own.
+    For inference, with greedy search or sampling: beams share keys, and pages are written in place. Tokens masked by a
+    mask of two dimensions are not stored. A copy (``copy.deepcopy``, pickle) has its own pages.
 
-    A step that is refused changes nothing: one that fits may follow.
+    A refused step changes nothing; a valid step may follow.
     """
 
     def __init__(
@@ -165,36 +165,36 @@ class PagedCache(Cache):
         self.reset()
 
     def __getstate__(self) -> dict[str, Any]:
-        # A collection holds addresses, which a copy's memory has not; masks are of a step that is over.
+        # A collection contains addresses, which are invalid for a copy; masks belong to a finished step.
         return {**self.__dict__, "_collections": {}, "_how": []}
 
     def reset(self) -> None:
-        """Forget all tokens; the memory stays."""
+        """Drop all tokens; the memory stays allocated."""
         self.lengths.zero_()
         self.table.zero_()
         self._there.fill_(True)
         self._free = list(range(self.blocks.shape[0] - 1, 0, -1))
-        self._columns = self._seen = 0  # columns of the table that name pages; tokens of the steps that are counted
+        self._columns = self._seen = 0  # columns of the table with pages; tokens of finished steps
         self._padded = False  # whether some token is not stored
         self._forget_step()
 
     def _forget_step(self) -> None:
         self._begun: set[int] = set()  # layers that the step has reached
-        self._step: tuple[int, int] | None = None  # what the collection of the step that has begun is made for
-        self._waits: int | None = None  # the layer whose attention has still to come
-        self._inside = False  # whether that attention has begun the step
-        self._how: list[tuple[Any, dict[str, Any]]] = []  # the step's masks, and the keywords that stand for them
+        self._step: tuple[int, int] | None = None  # the parameters of the current step's collection
+        self._waits: int | None = None  # the layer whose attention is pending
+        self._inside = False  # whether that attention has started the step
+        self._how: list[tuple[Any, dict[str, Any]]] = []  # the step's masks, with their keywords
 
     # --- a step ----------------------------------------------------------------------------------
 
     def note(self, layer: int, key: torch.Tensor, value: torch.Tensor) -> None:
-        """A layer's keys and values of a step, before its attention."""
+        """Record a layer's keys and values of a step, before its attention."""
         waits = self._waits
         if waits is not None:
             self.failed(layer)
             raise RuntimeError(
                 f"PagedCache: no attention read the keys and values of layer {waits} from their pages: call "
-                f'model.set_attn_implementation("kvarn"). If that was called, the model changes keys after the cache, '
+                f'model.set_attn_implementation("kvarn"). If that was called, the model changes cached keys, '
                 f"or has attention of its own: {_OWN}"
             )
         shape = tuple(self.blocks.shape[4:])
@@ -208,13 +208,13 @@ class PagedCache(Cache):
         self._waits = layer
 
     def failed(self, layer: int) -> None:
-        """End a step that raised an error in a layer: it has not been."""
+        """Undo a step that raised an error in a layer."""
         if self._inside or layer not in self._begun:
             self._forget_step()
         self._waits, self._inside = None, False
 
     def attend(self, layer: int, query: Any, key: Any, value: Any, mask: Any, how: dict[str, Any]) -> torch.Tensor:
-        """Append a layer's keys and values if they are new, and attend to all that are stored."""
+        """Append a layer's new keys and values, if any, and attend to all stored ones."""
         new, tokens = self._waits == layer, query.shape[2]
         if new:
             if self._step is None or layer in self._begun:
@@ -225,14 +225,14 @@ class PagedCache(Cache):
         assert rows is not None
         if tokens != rows.tokens or layer not in self._begun:
             raise NotImplementedError(
-                f"PagedCache: a layer that shares keys must have the queries of the whole step, {rows.tokens} a "
+                f"PagedCache: a layer that shares keys must have the queries of the whole step, {rows.tokens} per "
                 f"sequence, got {tokens}: {_OWN}"
             )
         window, says = self._windows[layer], isinstance(mask, Mask) and bool(mask.window or mask.chunk)
         if window and self._seen >= window and not says and not isinstance(mask, torch.Tensor):
             raise NotImplementedError(
-                f"PagedCache: the model's mask must say that layer {layer} has a window: its own cache forgets all but "
-                f"{window - 1} tokens, and this one forgets none: {_OWN}"
+                f"PagedCache: the model's mask must say that layer {layer} has a window: its own cache drops all but "
+                f"{window - 1} tokens, and this one drops none: {_OWN}"
             )
         if rows.empty:
             out = query.new_zeros((rows.batch, tokens, query.shape[1], query.shape[3]))
@@ -245,7 +245,7 @@ class PagedCache(Cache):
         return out
 
     def _begin(self, query: torch.Tensor, mask: Any) -> None:
-        """Begin the next step; nothing changes before it is sure that it fits."""
+        """Start the next step; nothing changes before it is certain to fit."""
         batch, tokens = query.shape[0], query.shape[2]
         if batch != self.sequences:
             raise ValueError(f"PagedCache: made for {self.sequences} sequences, got a batch of {batch}")
@@ -257,7 +257,7 @@ class PagedCache(Cache):
         have = self._columns + len(self._free) // self.sequences
         if columns > have:
             raise RuntimeError(
-                f"PagedCache: the pool of {self.blocks.shape[0] - 1} pages is full at {have} pages a sequence"
+                f"PagedCache: the pool of {self.blocks.shape[0] - 1} pages is full at {have} pages per sequence"
             )
         padding = mask.there(seen, end) if isinstance(mask, Mask) and not mask.complete(end) else None
         if padding is not None and padding.all():
@@ -269,11 +269,11 @@ class PagedCache(Cache):
             self._there[:, seen:end] = True if padding is None else padding
         if padding is not None or self._rows is None or self._rows.index is not None or self._rows.tokens != tokens:
             self._rows = Rows.of(query, padding)
-        # Few collections serve all steps: a call of an operation looks its collection's numbers up.
+        # Bucketed, so that few collections serve all steps: calls of operations cache per collection.
         self._step = tokens, min(1 << max(end - 1, self.page_size - 1).bit_length(), self.max_length)
 
     def _settle(self) -> None:
-        """Count the tokens of the step that has begun as cached."""
+        """Count the tokens of the current step as cached."""
         if self._step is not None:
             assert self._rows is not None
             ops.increment_cache_lengths(self.lengths, self._rows.offsets)
@@ -281,7 +281,7 @@ class PagedCache(Cache):
         self._forget_step()
 
     def _collection(self) -> PagedKVCacheCollection:
-        """The collection of the step that has begun."""
+        """The collection of the current step."""
         assert self._step is not None
         if self._step not in self._collections:
             self._collections[self._step] = PagedKVCacheCollection(
@@ -290,16 +290,16 @@ class PagedCache(Cache):
         return self._collections[self._step]
 
     def _grow(self, columns: int) -> None:
-        """Give every sequence pages for so many columns of the table."""
+        """Allocate pages to every sequence up to a number of table columns."""
         for column in range(self._columns, columns):
             given = [self._free.pop() for _ in range(self.sequences)]
             self.table[:, column] = torch.tensor(given, dtype=torch.int32, device=self.table.device)
         self._columns = max(columns, self._columns)
 
-    # --- masks over what is stored ---------------------------------------------------------------
+    # --- masks over stored tokens ----------------------------------------------------------------
 
     def _keywords(self, mask: Any) -> dict[str, Any]:
-        """The keywords of ``kv.ops.attention`` for a mask of the step that has begun."""
+        """The keywords of ``kv.ops.attention`` for a mask of the current step."""
         for known, keywords in self._how:
             if known is mask:
                 return keywords
@@ -333,26 +333,26 @@ class PagedCache(Cache):
     def _all_stored(self) -> None:
         if self._padded:
             raise ValueError(
-                "PagedCache: the mask shows tokens that a mask before left out, which are not stored: give "
+                "PagedCache: the mask shows tokens that an earlier mask hid, which are not stored: pass "
                 f"attention_mask [B, S] of all tokens so far, or {_OWN}"
             )
 
-    # --- what transformers asks of a cache -------------------------------------------------------
+    # --- transformers' cache interface -----------------------------------------------------------
 
     def tokens_of(self, layer: int) -> int:
-        """Tokens of a sequence in a layer, padding counted."""
+        """Tokens of a sequence in a layer, including padding."""
         if layer not in self._begun:
             return self._seen
         assert self._rows is not None
         return self._seen + self._rows.tokens
 
     def crop(self, tokens_to_remove: int) -> None:
-        """Forget the last ``-tokens_to_remove`` tokens of every sequence, padding counted; their pages stay."""
+        """Drop the last ``-tokens_to_remove`` tokens of every sequence, including padding; their pages stay."""
         self._settle()
         count = -operator.index(tokens_to_remove)
         if not 0 <= count <= self._seen:
             raise ValueError(
-                f"PagedCache: crop takes minus the number of tokens to forget, from {-self._seen} to 0, "
+                f"PagedCache: crop takes minus the number of tokens to drop, from {-self._seen} to 0, "
                 f"got {tokens_to_remove}"
             )
         first = self._seen - count
@@ -371,10 +371,10 @@ class PagedCache(Cache):
         raise NotImplementedError(f"PagedCache: sequences cannot be repeated: make it for all of them, or {_OWN}")
 
     def batch_select_indices(self, indices: torch.Tensor) -> None:
-        raise NotImplementedError(f"PagedCache: sequences cannot be taken out: {_OWN}")
+        raise NotImplementedError(f"PagedCache: sequences cannot be removed: {_OWN}")
 
 
-# --- what a cache is made of -----------------------------------------------------------------------
+# --- parameters of a cache -------------------------------------------------------------------------
 
 
 def _positive(given: Any, name: str) -> int:
@@ -394,7 +394,7 @@ def _dtype_of(dtype: Any, granularity: Any) -> torch.dtype:
 
 
 def _heads_of(config: Any) -> tuple[int, int]:
-    """KV heads and head size, one for all layers."""
+    """KV heads and head size, equal in all layers."""
     found = {_heads_of_layer(layer) for layer in getattr(config, "per_layer_config", None) or (config,)}
     text = " and ".join(f"{heads} heads of {size}" for heads, size in sorted(found, key=repr))
     if len(found) != 1 or any(isinstance(x, bool) or not isinstance(x, int) or x < 1 for x in next(iter(found))):

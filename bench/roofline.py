@@ -1,14 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""Which supported cases of attention reach less than half of what the hardware gives: python -m bench.cliffs
+"""Roofline sweep: the supported attention cases below half of the hardware's bound: python -m bench.roofline
 
-A grid over head sizes, element types, granules of scales, groups, page sizes and numbers of new tokens. Every case is
-checked on random data, with permuted page tables and NaN in every slot that no sequence has, and then timed. What the
-hardware gives is the longest of three times: to read what must be read at the rate of the ceiling, to multiply what
-must be multiplied, and to take an exponential of every score that a row sees, 16 a clock. Conversions of 8-bit elements
-are no fourth: the rows of a tile share them. Cases that would be over in a few microseconds are bound by their launch
-and are not judged.
+The grid covers head sizes, element types, scale granularities, GQA groups, page sizes and numbers of new tokens.
+Every case is checked on random data, with permuted page tables and NaN in every slot without a token, then timed.
+The bound is the longest of three times: reading the data at the measured rate, the matrix products at the measured
+rate, and the exponentials of all visible scores at 16 per clock. Conversions of 8-bit elements do not count: the
+rows of a tile share them. Cases of a few microseconds are bound by their launch and are not judged.
 
-All kernels are compiled first, by several processes, into the cache on disk.
+All kernels are compiled first, by several processes, into the disk cache.
 """
 
 from __future__ import annotations
@@ -36,20 +35,21 @@ from kvarn.measure.timing import first_line
 from .standalone import device_of, measured, parser
 from .timing import ceilings
 
-LAUNCH_US = 10.0  # of what the hardware gives, up to which a case is bound by its launch
-ENOUGH = 0.5  # share of what the hardware gives
-READ, MATMUL = 4.5e12, 700e12  # bytes/s and FLOP/s, where they are not measured
-F32_MATMUL = 60e12  # of f32 operands: FMA units
-EXPONENTIALS = HOPPER.multiprocessors * 16 * 1.755e9  # a second: 16 a clock and multiprocessor of an H200
+LAUNCH_US = 10.0  # bound below which a case is limited by its launch
+ENOUGH = 0.5  # acceptable share of the bound
+READ, MATMUL = 4.5e12, 700e12  # default peak rates, bytes/s and FLOP/s, without measurements
+F32_MATMUL = 60e12  # f32 operands use FMA units, not tensor cores
+EXPONENTIALS = HOPPER.multiprocessors * 16 * 1.755e9  # per second: 16 per clock and multiprocessor of an H200
 TOLERANCE = {"f32": 1e-4, "f16": 4e-3, "bf16": 2e-2, "f8e4m3": 8e-2}  # relative error, by the query's type
 KINDS = {"attention_decode": "decode", "attention": "tile", "attention_simt": "simt"}
 
 
 @dataclass(frozen=True)
 class Case:
-    """A batch of sequences of one length, ``new`` tokens of each at its end. ``granule`` 0: no scales.
+    """A batch of equal sequences whose last ``new`` tokens are queries.
 
-    ``products``: the element type of what is multiplied, where it is that of the cache and has 8 bits.
+    ``granule``: elements per scale; 0: no scales. ``products``: the operand type of the matrix products if it is the
+    cache's 8-bit type.
     """
 
     new: int = 1
@@ -67,7 +67,7 @@ class Case:
 
     @property
     def shape(self) -> Case:
-        """What a DecodeProblem reads of a row."""
+        """The attributes of a row that DecodeProblem reads."""
         return self
 
     @property
@@ -88,14 +88,14 @@ class Case:
 
     @property
     def bytes(self) -> int:
-        """What must be moved: keys, values and scales once, query and output."""
+        """Bytes to move: keys, values and scales once, the query and the output."""
         row = self.size * dtypes.by_name(self.dtype).itemsize + (4 * (self.size // self.granule) if self.granule else 0)
         rows = self.batch * self.new * self.heads * self.group * self.size * dtypes.by_name(self.query).itemsize
         return 2 * self.batch * self.context * self.heads * row + 2 * rows
 
     @property
     def scores(self) -> int:
-        """Query rows times the keys that they see."""
+        """Visible (query row, key) pairs."""
         pairs = self.new * (self.context - self.new) + self.new * (self.new + 1) // 2
         return self.batch * pairs * self.heads * self.group
 
@@ -104,7 +104,7 @@ class Case:
         return 4 * self.scores * self.size
 
     def given(self, read: float, matmul: float) -> float:
-        """Microseconds that the hardware needs."""
+        """The hardware's bound in microseconds."""
         rate = F32_MATMUL if self.dtype == "f32" else 2 * matmul if self.products else matmul
         return max(self.bytes / read, self.flops / rate, self.scores / EXPONENTIALS) * 1e6
 
@@ -117,13 +117,13 @@ class Case:
 
 
 def _sized(case: Case) -> Case:
-    """The case with so many sequences that no L2 holds what it reads."""
+    """The case with enough sequences that its data exceeds the L2 cache."""
     narrow = max(1, 128 // (case.size * dtypes.by_name(case.dtype).itemsize))
     return dataclasses.replace(case, batch=case.batch * narrow)
 
 
 def grid() -> Iterator[Case]:
-    """The cases."""
+    """All cases of the sweep."""
     fp8 = "f8e4m3"
     decode: dict[str, Sequence[int]] = {
         "bf16": (8, 16, 24, 32, 40, 48, 64, 72, 80, 96, 112, 120, 128, 136, 160, 192, 200, 256, 512),
@@ -187,7 +187,7 @@ def grid() -> Iterator[Case]:
         yield dataclasses.replace(full, group=group, heads=8 if group < 16 else 2)
 
 
-# The same on the CPU, where only results count.
+# Small cases for the CPU, which checks only results.
 _FEW = Case(batch=3, context=37, size=32, heads=2, page=5)
 SMALL = (
     _FEW,
@@ -207,12 +207,12 @@ def _lookup_columns(case: Case) -> int:
 
 
 def _empty(shape: Sequence[int], dtype: dtypes.DType) -> np.ndarray:
-    """An array whose memory is never touched."""
+    """An array whose memory is never accessed."""
     return np.empty(tuple(shape), dtype.numpy)
 
 
 def compiled(case: Case, target: str, given: dict[str, Any] | None = None) -> tuple[str, float]:
-    """Compile a case's program into the cache, with entries of a schedule; (the kind of its kernel, seconds)."""
+    """Compile a case's program into the disk cache; returns the kind of its kernel and the seconds it took."""
     import kvarn as kv
     from kvarn import dispatch
     from kvarn.ops import reads
@@ -227,7 +227,7 @@ def compiled(case: Case, target: str, given: dict[str, Any] | None = None) -> tu
     rows = _empty((case.batch * case.new, case.heads * case.group, case.size), query)
     operands = (pool, 0, rows, np.zeros(case.batch + 1, np.int32), 1.0, _empty(rows.shape, dtypes.by_name(case.out)))
     attributes, _ = reads._modified(None, "causal", None, None, None, "kv.ops.attention")
-    rows, bounds = row_class(case.new * case.group, case.size), {}  # as of arrays on a GPU
+    rows, bounds = row_class(case.new * case.group, case.size), {}  # values known for arrays on a GPU
     if case.new <= reads.FEW:
         bounds = reads._bounds(case.new, case.batch)
     elif rows is not None:
@@ -241,7 +241,7 @@ def compiled(case: Case, target: str, given: dict[str, Any] | None = None) -> tu
 def compile_all(
     cases: Sequence[Case], target: str, processes: int, schedule: dict[str, Any] | None = None
 ) -> dict[Case, str]:
-    """The kinds of the cases' kernels."""
+    """Compile all cases; returns the kinds of their kernels."""
     found: dict[Case, str] = {}
     context = multiprocessing.get_context("spawn")
     with concurrent.futures.ProcessPoolExecutor(processes, mp_context=context) as pool:
@@ -258,9 +258,9 @@ def compile_all(
 
 
 class CaseProblem(DecodeProblem):
-    """A case's data: NaN in every slot of no sequence, in the null page, and behind the last token of a sequence."""
+    """A case's data: NaN in unused slots, in the null page, and after the last token of each sequence."""
 
-    last = 256  # tokens of long prompts, which see most
+    last = 256  # check the last tokens of long prompts, which see the most keys
 
     def __init__(self, arrays: Any, case: Case, schedule: dict[str, Any] | None = None) -> None:
         super().__init__(arrays, case, split=False)
@@ -282,13 +282,13 @@ class CaseProblem(DecodeProblem):
         kv.ops.attention(self.pool, layer, self.query, self.offsets, out=self.out, schedule=self.schedule)
 
     def error(self, query: Any = None) -> float:
-        """NaN too where anything else of the output is."""
+        """The relative error; NaN if an unwritten part of the output is not NaN any more."""
         everything = float(self.arrays.f32(self.out).sum())
         return super().error(query) if everything == everything else everything
 
 
 def timed(arrays: Any, case: Case, schedule: dict[str, Any] | None = None) -> dict[str, Any]:
-    """A case's time and error, with entries of a schedule."""
+    """Time and error of a case, with optional schedule entries."""
     made: dict[str, Any] = {"case": dataclasses.asdict(case), "ok": False}
     try:
         problem = CaseProblem(arrays, case, schedule)
@@ -300,7 +300,7 @@ def timed(arrays: Any, case: Case, schedule: dict[str, Any] | None = None) -> di
 
 
 def rates(arrays: Any) -> tuple[float, float]:
-    """The ceilings of this machine: bytes/s that are read, FLOP/s of a product of bf16 matrices."""
+    """Measured peak rates: bytes/s of reads, FLOP/s of a bf16 matrix product."""
     found: dict[str, float] = {}
     for record in ceilings(arrays):
         if record["ok"] and record["case"] in ("read", "matmul"):
@@ -309,7 +309,7 @@ def rates(arrays: Any) -> tuple[float, float]:
 
 
 def lines(records: Sequence[dict[str, Any]], below: float) -> Iterator[str]:
-    """The table, those under ``below`` of what the hardware gives."""
+    """The table of cases below a share of the bound."""
     for r in sorted(records, key=lambda r: r.get("share") or 0.0):
         case = Case(**r["case"])
         if "us" not in r or not r["ok"]:
@@ -321,13 +321,13 @@ def lines(records: Sequence[dict[str, Any]], below: float) -> Iterator[str]:
 
 def main(argv: Sequence[str] | None = None) -> int:
     made = parser(__doc__)
-    made.add_argument("--only", default="", help="cases whose line has one of these texts in it, by semicolons")
-    made.add_argument("--below", type=float, default=ENOUGH, help="share up to which cases are printed (0.5)")
+    made.add_argument("--only", default="", help="only cases with one of these texts in their line; separate with ;")
+    made.add_argument("--below", type=float, default=ENOUGH, help="print cases below this share (default: 0.5)")
     made.add_argument("--processes", type=int, default=14)
     made.add_argument("--target", default="sm_90a")
-    made.add_argument("--compile-only", action="store_true", help="print which kernel each case takes")
-    made.add_argument("--seconds", type=float, default=120, help="of measuring (120)")
-    made.add_argument("--schedule", type=json.loads, help="entries that all cases are given, as JSON")
+    made.add_argument("--compile-only", action="store_true", help="only compile, and print the kernel of each case")
+    made.add_argument("--seconds", type=float, default=120, help="time limit of measuring (default: 120)")
+    made.add_argument("--schedule", type=json.loads, help="schedule entries for all cases, as JSON")
     options = made.parse_args(argv)
     texts = [t for t in options.only.split(";") if t]
     every = grid() if options.compile_only or device_of(options) == "cuda" else SMALL

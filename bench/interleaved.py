@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""kvarn and its peers by turns, in one process: python -m bench.turns [--rows TEXTS] [--peers GROUPS | --across]
+"""Interleaved timing of kvarn and peers: python -m bench.interleaved [--rows TEXTS] [--peers GROUPS | --across]
 
-Kernels that multiply reach the power limit within a second and then run 10 to 15% slower, whoever wrote them: one
-library after the other compares how long the device has been at work. Here every contestant has a few calls at a time,
-round after round, and the median of its rounds counts. ``--across`` compares kvarn's rows with the first of them:
-``--rows =pf_b8_s4k,range_t5,=range_document`` says what scores and masks cost.
+Kernels bound by matrix products soon reach the GPU's power limit and lose clock rate, so timing one library after
+another favours the first. Here all contestants alternate in one process, a few calls per round, and the median over
+rounds counts. ``--across`` compares kvarn's rows with the first one: ``--rows =pf_b8_s4k,range_t5,=range_document``
+gives the cost of scores and masks.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ ROUNDS, CALLS = 9, 4
 
 @dataclass
 class Contestant:
-    """Who has a turn: ``samples`` are microseconds a call, of each round."""
+    """A measured call; ``samples`` has its microseconds per call in each round."""
 
     who: str
     call: Callable[[int], Any]
@@ -36,8 +36,8 @@ class Contestant:
     right: bool
     samples: list[float] = field(default_factory=list)
 
-    def turn(self, library: Any) -> None:
-        """A few calls, after one that is not counted."""
+    def sample(self, library: Any) -> None:
+        """Time a few calls, after one untimed call."""
         self.call(0)
 
         def few() -> None:
@@ -48,7 +48,7 @@ class Contestant:
 
 
 def contestants(library: Any, row: Row, groups: Sequence[str]) -> Iterator[Contestant]:
-    """kvarn and what the groups offer for a row, each checked."""
+    """The offers of kvarn and of groups of peers for a row, each checked."""
     for group in ("kvarn", *groups):
         p = problem(library, row, split=group != "kvarn")
         for offer in kvarn_rows.offers(p) if group == "kvarn" else peers.offers(group, p):
@@ -58,7 +58,7 @@ def contestants(library: Any, row: Row, groups: Sequence[str]) -> Iterator[Conte
 
 
 def lines(library: Any, row: Row, groups: Sequence[str]) -> Iterator[dict[str, Any]]:
-    """A line for each contestant; the first is kvarn."""
+    """A line for each contestant, kvarn first."""
     found = [(row, one) for one in contestants(library, row, groups)]
     ours = rounds(library, found)
     for line in medians(found):
@@ -66,7 +66,7 @@ def lines(library: Any, row: Row, groups: Sequence[str]) -> Iterator[dict[str, A
 
 
 def lines_across(library: Any, rows: Sequence[Row]) -> Iterator[dict[str, Any]]:
-    """A line for kvarn's first offer of each row, beside the first row."""
+    """A line for kvarn's first offer of each row, with the ratio to the first row."""
     found = [(row, next(contestants(library, row, ()))) for row in rows]
     first = rounds(library, found)
     for line in medians(found):
@@ -74,15 +74,15 @@ def lines_across(library: Any, rows: Sequence[Row]) -> Iterator[dict[str, Any]]:
 
 
 def rounds(library: Any, found: Sequence[tuple[Row, Contestant]]) -> float:
-    """Let all have their turns; the first one's microseconds."""
+    """Time all contestants in interleaved rounds; returns the first one's microseconds."""
     for _ in range(ROUNDS):
         for _, one in found:
-            one.turn(library)
+            one.sample(library)
     return statistics.median(found[0][1].samples)
 
 
 def medians(found: Sequence[tuple[Row, Contestant]]) -> Iterator[dict[str, Any]]:
-    """What the turns of each came to."""
+    """Median and least time of each contestant."""
     for row, one in found:
         yield {
             "case": row.title, "who": one.who, "us": statistics.median(one.samples), "least": min(one.samples),
@@ -97,9 +97,9 @@ def as_table(found: Sequence[dict[str, Any]], what: str = "kvarn / it") -> str:
 
 def main(argv: Sequence[str] | None = None) -> int:
     made = parser(__doc__)
-    made.add_argument("--rows", metavar="TEXTS", help="as of bench (default: prefill)")
-    made.add_argument("--peers", default="", metavar="GROUPS", help=f"of {', '.join(peers.GROUPS)}")
-    made.add_argument("--across", action="store_true", help="compare kvarn's rows with the first instead")
+    made.add_argument("--rows", metavar="TEXTS", help="as in python -m bench (default: prefill)")
+    made.add_argument("--peers", default="", metavar="GROUPS", help=f"groups of peers: {', '.join(peers.GROUPS)}")
+    made.add_argument("--across", action="store_true", help="compare kvarn's rows with the first one")
     options = made.parse_args(argv)
     on_gpu = device_of(options) == "cuda"
     groups = [g.strip() for g in options.peers.split(",") if g.strip()]
