@@ -87,7 +87,9 @@ def test_a_padded_batch_has_the_bits_of_a_ragged_one(kernel):
 
 @pytest.mark.parametrize("kernel", ["host", "simt", "mma"])
 @pytest.mark.parametrize(
-    "elements", [{"mask": named("chunked", 24)}, {"dtype": "i8", "query": "f16", "scales": ("f32", 32)}], ids=str
+    "elements",
+    [{"mask": named("chunked", 24)}, {"dtype": "i8", "query": "f16", "scales": ("f32", 32)}],
+    ids=["chunks of 24", "i8 with scales"],
 )
 def test_equal_keys_give_equal_bits_whatever_holds_them(kernel, elements):
     place, case = on(kernel, [20, 0, 9], [12, 17, 2], head_size=32, page_size=8, **elements)
