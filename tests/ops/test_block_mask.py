@@ -357,7 +357,7 @@ def test_tiles_that_attention_does_not_have_are_refused():
         rng, problem = problem_of(11, cached=[20], new=[4], num_heads=1)
         query = query_of(rng, problem, 2)
         for extents, message in (
-            ({"rows": 32, "keys": 64}, "the block mask's rows must be 64, 128, 192 or 256, got 32"),
+            ({"rows": 32, "keys": 64}, "rows of fewer than 64 need values of a multiple of 64 columns, got 32"),
             ({"rows": 64, "keys": 24}, "the block mask's keys must be a multiple of 16 from 16 to"),
         ):
             block_mask, given, _ = made(Place(), problem, query, kv.masks.causal, **extents)

@@ -20,6 +20,7 @@ from reference.case import assert_same_bits, sentinel
 from reference.edges import ALL
 from reference.places import Interpreted, Place, assert_close, assert_same, near
 from reference.random_caches import Problem, clone, random_problem, random_query, random_values, stored_problem
+from reference.shared_prefixes import combined
 
 import kvarn as kv
 from kvarn.dialect import dtypes
@@ -252,7 +253,7 @@ def test_rows_below_every_end_are_added_and_merged(place):
         p[::2], x[::2] = -np.inf, np.nan
         out, lse = place.put(sentinel(x)), place.put(sentinel(p))
         kv.ops.merge_attention(place.put(x), place.put(p), place.put(y), place.put(q), out, lse, schedule=schedule)
-        want = edges.combined(x, p, y, q)
+        want = combined(x, p, y, q)
         np.testing.assert_allclose(place.get(out), want[0], rtol=1e-5, atol=1e-5)
         np.testing.assert_allclose(place.get(lse), want[1], rtol=1e-5, atol=1e-5)
 

@@ -456,9 +456,8 @@ def literal(value: Any, dtype: DType, lanes: Lanes = 0, bits: bool = False) -> i
                 raise ValueError(
                     f"{_shown(value)} does not fit in {dtype.name}: cast the other operand to a wider type"
                 )
-            attribute = ir.IntegerAttr.get(
-                element, wrapped(value, dtype) if value > 0 and bits else _signed(value, dtype)
-            )
+            pattern = wrapped(value, dtype) if value > 0 and bits else value
+            attribute = ir.IntegerAttr.get(element, _signed(pattern, dtype))
     result = element
     if lanes:
         result = t.of(dtype, lanes)
