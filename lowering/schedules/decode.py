@@ -454,8 +454,7 @@ def configured(target: Target, config: DecodeConfig, schedule: Mapping[str, Any]
 def entries_of_few(schedule: Mapping[str, Any]) -> dict[str, Any]:
     """The schedule of the sequences of few new tokens, where another kernel has the others of the batch."""
     prefix = schedules.PREFIX_OF_FEW
-    of_few = {name.removeprefix(prefix): value for name, value in schedule.items() if name.startswith(prefix)}
-    return of_few | ({"early": schedule["early"]} if "early" in schedule else {})
+    return {name.removeprefix(prefix): value for name, value in schedule.items() if name.startswith(prefix)}
 
 
 def block_bytes(config: DecodeConfig) -> int:

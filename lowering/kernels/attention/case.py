@@ -215,21 +215,21 @@ class Case:
 
 @dataclass(frozen=True)
 class Division:
-    """Which sequences of a batch a kernel has, by their new tokens; to it the others have no rows.
+    """The sequences of a batch that a kernel computes, by their new tokens. The other sequences have no rows for it.
 
     Attributes
     ----------
     few : i32
-        New tokens up to which a sequence is one of few.
+        The most new tokens of a sequence of few.
     many : bool
-        Whether the kernel has the others.
+        Whether the kernel computes the sequences of more than ``few`` new tokens, rather than those of few.
     """
 
     few: Any
     many: bool
 
     def kept(self, rows: Any, group: int = 1) -> Any:
-        """The rows of a sequence: tokens, or each a ``group`` of them."""
+        """The rows that the kernel has of a sequence of ``rows`` rows: ``group`` rows per new token."""
         few = rows <= self.few * group
         return kv.where(few, 0, rows) if self.many else kv.where(few, rows, 0)
 

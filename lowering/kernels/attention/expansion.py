@@ -274,8 +274,8 @@ def expand(op: Any, at: Expansion) -> None:
         attention_decode.launch(case, at, op)
     elif kind == "tile":
         config, few = tile_schedule.configured(case, at.target, at.schedule), few_of_launch(op, at)
-        beside = None if few is None else functools.partial(attention_decode.launch, case, at, op, few)
-        tile_launch.launch(config, at, op, few, beside)
+        launch_few = None if few is None else functools.partial(attention_decode.launch, case, at, op, few)
+        tile_launch.launch(config, at, op, few, launch_few)
     elif kind == "host" and attention_tiles.fits_host(case):  # there are no tiles of head size 1
         attention_tiles.launch_host(case, at, op)
     else:

@@ -27,11 +27,11 @@ from .split_counts import halved, longest_of, splits_for
 
 
 def launch(
-    config: TileConfig, at: Expansion, op: Any, few: Ix | None = None, beside: Callable[[], None] | None = None
+    config: TileConfig, at: Expansion, op: Any, few: Ix | None = None, launch_few: Callable[[], None] | None = None
 ) -> None:
     """Launch the attention kernel and, where keys are split, the combine kernel.
 
-    With ``few``, only over sequences of more than ``few`` new tokens; ``beside`` launches the kernel of the others,
+    With ``few``, only over sequences of more than ``few`` new tokens; ``launch_few`` launches the kernel of the others,
     which runs on multiprocessors as this one leaves them.
     """
     a = replace(AttentionArguments.of(op), few=few)
@@ -63,7 +63,7 @@ def launch(
     t = TileArguments(tiles, *descriptors(config, at, a), splits=splits)
     for section in config.sections:
         last = section == config.sections[-1]
-        _launch_section(config, section, at, a, t, most, beside if last else None)
+        _launch_section(config, section, at, a, t, most, launch_few if last else None)
 
 
 def _launch_section(
@@ -73,9 +73,9 @@ def _launch_section(
     a: AttentionArguments,
     t: TileArguments,
     most: int | None,
-    beside: Callable[[], None] | None,
+    launch_few: Callable[[], None] | None,
 ) -> None:
-    """Launch the kernel for one section of the value columns, of at most ``most`` new tokens, then ``beside``."""
+    """Launch the kernel for one section of the value columns, of at most ``most`` new tokens, then ``launch_few``."""
     case, tiles, multiprocessors, splits = config.case, t.tiles, at.device("multiprocessors"), t.splits
     spare = config.most_shared_bytes(at.target) - config.shared_bytes
     schedule = {"consumers": config.consumers, "spare": max(spare, 0), **config.entries()}
@@ -108,8 +108,8 @@ def _launch_section(
         t = replace(t, queue=at.workspace(4, zeroed=True))
     key, kernel = (config, section, most, a.few is None), attention_kernel(s)
     at.launch(kernel, [a, t], (blocks, 1, 1), (config.threads, 1, 1), key=key, attributes={"kv.schedule": schedule})
-    if beside is not None:
-        beside()
+    if launch_few is not None:
+        launch_few()
     if several is None:
         return
     a = a.without("query", "scale", "slopes", "pages", "page_counts", *ARRAYS)

@@ -23,13 +23,12 @@ from ..attention.queries import RaggedQueries
 from ..base import Expansion
 from ..common import BYTES, WARP, Rows, as_vector, begin, row_alignment, starts_early
 from . import indexer_tiles, row_products
-from .indexer_case import CHUNK, UNSEEN, Case, relu, seen_tokens
+from .indexer_case import CHUNK, OPERAND_BYTES, UNSEEN, Case, relu, seen_tokens
 from .row_products import TILE_ROWS, RowProducts
 from .top_k import chooser, key_of
 
 WARPS = 8
 TOKENS = 32  # tokens that a warp processes at a time: two tiles of an mma
-OPERAND_BYTES = 32 << 10  # the most shared memory of a row's heads
 THREADS = 128  # per block of the kernel without tensor cores
 CHOOSING = 1024  # per block of the selection
 

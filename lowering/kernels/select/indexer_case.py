@@ -14,6 +14,7 @@ from ..common import at_most
 from .row_products import TILE_ROWS
 
 CHUNK = 1024  # tokens per block
+OPERAND_BYTES = 32 << 10  # the most shared memory of a row's heads
 UNSEEN = float("-inf")
 
 

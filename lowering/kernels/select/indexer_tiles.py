@@ -20,14 +20,13 @@ from kvarn.lowering.tiles.ir import MMA, SWAPPED, SWIZZLE, WARPGROUP, WGMMA
 from ..attention.queries import RaggedQueries
 from ..base import Expansion
 from ..common import BYTES, begin
-from .indexer_case import CHUNK, UNSEEN, Case, relu, seen_tokens
+from .indexer_case import CHUNK, OPERAND_BYTES, UNSEEN, Case, relu, seen_tokens
 from .row_products import MOST_COLUMNS
 
 KEYS = 64  # of a tile
 STAGES = 4  # tiles on their way
 COLUMN_STEP = 32  # of heads, which products take as a whole; of a query that is converted twice as much
 ROW_STEP = 8  # of rows of a tile whose operands are swapped
-OPERAND_BYTES = 32 << 10  # of a row's heads in shared memory, at most
 
 
 def rows_of(c: Case) -> int:

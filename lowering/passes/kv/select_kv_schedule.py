@@ -61,7 +61,7 @@ def attention_entries(op: Any, at: Expansion, without: Collection[str]) -> dict[
         if few is None:
             few, uneven = attention.few_queries(case, attention.Place.of(op, at)), True
         if "max_queries" not in at.schedule:
-            given.pop("max_batch", None)  # which says how many sequences there are of few tokens
+            given.pop("max_batch", None)  # the decode kernel's: tiles do not depend on the number of sequences
         entries = tile_schedule.choose(case, at.target, given, at.tuned)
         config = tile_schedule.TileConfig(case, **entries)
         why_converted = tile_schedule.why_not_stored(config) if config.converts else None
@@ -75,11 +75,12 @@ def attention_entries(op: Any, at: Expansion, without: Collection[str]) -> dict[
 
 
 def few_entries(op: Any, case: Any, at: Expansion, few: int, uneven: bool) -> dict[str, Any]:
-    """The schedule of the sequences of up to ``few`` new tokens, beside that of the others.
+    """The schedule of the decode kernel for the sequences of up to ``few`` new tokens.
 
     ``uneven``: not every batch is divided.
     """
-    for problem in attention.decode_problems(case, attention.Place.of(op, at), at.schedule.get("max_batch", 1024), few):
+    place = attention.Place.of(op, at)
+    for problem in attention.decode_problems(case, place, place.max_batch, few):
         raise ValueError(f"the schedule's few asks for a kernel of kind decode, which {problem}")
     given = {name: at.schedule[name] for name in ("max_batch", "batch_invariant") if name in at.schedule}
     found = decode_table.choose(at.target, DecodeConfig(case, few), given, at.tuned)

@@ -10,7 +10,7 @@ from typing import Any
 
 from kvarn.dialect.buffers import FLOATS, INTEGERS, extents_of, queryable as queryable, storable as storable
 from kvarn.dialect.dtypes import DType, bf16, f8e4m3, f32, i32
-from kvarn.dialect.layout import CacheSpec
+from kvarn.dialect.layout import SCALES, CacheSpec
 from kvarn.runtime import buffers
 from kvarn.runtime.allocation import empty
 from kvarn.runtime.binding import is_torch
@@ -83,6 +83,20 @@ def has_shape(view: BufferView, expected: tuple[int | str, ...], name: str) -> N
     shape = tuple(view.shape)
     if len(shape) != len(expected) or any(e != s for e, s in zip(expected, shape, strict=True) if isinstance(e, int)):
         raise ValueError(f"{name} must have shape [{', '.join(map(str, expected))}], got {list(shape)}")
+
+
+def operand_of_keys(seen: SimpleNamespace, spec: Any) -> None:
+    """The operand for keys shows keys."""
+    if spec.kind == SCALES:
+        raise TypeError(f"{seen.title}: keys must be an operand of keys, got one that shows a cache's scales")
+
+
+def no_kv_offsets(seen: SimpleNamespace, spec: Any) -> None:
+    """No offsets are given for operands that define the number of keys themselves."""
+    if seen.kv_offsets is not None and not spec.of_cache:
+        raise ValueError(
+            f"{seen.title}: kv_offsets must be None for {spec.kind} operands, which define the number of keys"
+        )
 
 
 def few_enough(shape: tuple[int, ...], name: str) -> None:

@@ -13,7 +13,6 @@ from kvarn import settings
 from kvarn.block_mask import BlockMask
 from kvarn.caches import MHAOperand
 from kvarn.dialect.dtypes import i32
-from kvarn.dialect.layout import SCALES
 from kvarn.dispatch import Operation, Schedule
 from kvarn.dsl.functions import registered
 from kvarn.dsl.masks import named
@@ -31,10 +30,8 @@ TITLE = "kv.ops.block_mask"
 
 def _check(seen: SimpleNamespace) -> None:
     spec, c = checks.spec_of(seen), seen.collection
-    if spec.kind == SCALES:
-        raise TypeError(f"{TITLE}: keys must be an operand of keys, got one that shows a cache's scales")
-    if seen.kv_offsets is not None and not spec.of_cache:
-        raise ValueError(f"{TITLE}: kv_offsets must be None for {spec.kind} operands, which define the number of keys")
+    checks.operand_of_keys(seen, spec)
+    checks.no_kv_offsets(seen, spec)
     padded = seen.valid_lengths is not None
     leading = (c.batch_size, "S") if padded else ("T",)
     # The query of an MLA collection may differ from the row's elements in its number of columns.

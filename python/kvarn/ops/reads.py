@@ -11,7 +11,7 @@ from typing import Any
 
 from kvarn.block_mask import BlockMask
 from kvarn.caches import MHAOperand
-from kvarn.dialect.layout import DENSE, SCALES
+from kvarn.dialect.layout import DENSE
 from kvarn.dialect.ops.attention import BLOCK_TILE
 from kvarn.dialect.schedules import row_class
 from kvarn.dispatch import FixedSchedule, Operation, Schedule, Specialisation, alignment_of, refuse_tracing
@@ -89,8 +89,7 @@ def _check_operands(seen: SimpleNamespace) -> None:
         raise TypeError(
             f"{title}: keys and values must have the same parameters, got {spec} and {seen.values.spec.cache}"
         )
-    if spec.kind == SCALES:
-        raise TypeError(f"{title}: keys must be an operand of keys, got one that shows a cache's scales")
+    checks.operand_of_keys(seen, spec)
     if seen.values.batch_size != seen.keys.batch_size:
         raise ValueError(
             f"{title}: values must have the {seen.keys.batch_size} sequences of the keys, got {seen.values.batch_size}"
@@ -100,8 +99,7 @@ def _check_operands(seen: SimpleNamespace) -> None:
             f"{title}: values must have the {seen.keys.capacity} tokens of the keys in dimension 1, "
             f"got {seen.values.capacity}"
         )
-    if seen.kv_offsets is not None and not spec.of_cache:
-        raise ValueError(f"{title}: kv_offsets must be None for {spec.kind} operands: which define the number of keys")
+    checks.no_kv_offsets(seen, spec)
     _check_attention(seen)
 
 
@@ -145,7 +143,7 @@ def attention(
     The new tokens' keys and values must be stored already. Query i of sequence b is at position ``cache_lengths[b] +
     i``; masks compare absolute positions. Slots without a token have no influence on any row, nor do keys and finite
     values on rows that do not see them. A NaN or infinite value has none on such rows on the host and with kind
-    ``simt``; with kinds ``tile`` and ``decode`` it can reach other rows of the same tile (64 to 256 query rows, i.e.
+    ``simt``; with kinds ``tile`` and ``decode`` it can reach other rows of the same tile (8 to 256 query rows, i.e.
     tokens times the group) or of the same decode step, since 0 times NaN is NaN. A key that causality, a window or a
     chunk hides from all rows of a tile is not multiplied; one that only a function hides is. The host computes in f32.
     GPUs accumulate in f32; probabilities and converted keys have the query's type (table in docs/operations.md).

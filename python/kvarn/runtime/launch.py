@@ -192,12 +192,10 @@ class Launcher:
                 return
         signature, firsts = self._sign(grid, block, args) if self._cacheable else (None, ())
         known = self._known.get(signature)
-        bound = None if known is None else known.launch(args, firsts, stream)
-        if bound is not None:
+        if known is not None and (bound := known.launch(args, firsts, stream)) is not None:
             if missed is not None:
                 places = range(len(firsts))
-                meetings = known.meetings if known is not None else ()
-                quick.remember(calls, missed, grid, block, (bound,), places, meetings=meetings)
+                quick.remember(calls, missed, grid, block, (bound,), places, meetings=known.meetings)
             return
         values, ordinal = self._bind(args)
         call = self._calls.get(ordinal) or self._place(ordinal)

@@ -389,8 +389,8 @@ def decode_kernel(c: DecodeConfig) -> Any:
             if c.programmatic and c.early:
                 start_next()
         if c.programmatic and a.few is not None:
-            # The kernel ahead has other sequences, and started when all before it had ended. Whoever waits for this
-            # kernel waits for both.
+            # The kernel over tiles ahead has the other sequences, and started when all earlier kernels had ended, so
+            # this kernel need not wait before. A kernel that waits for this one waits for both.
             kv.griddepcontrol_wait()
 
     return attention_decode
@@ -402,6 +402,10 @@ def launch(case: Case, at: Expansion, op: Any, few: Ix | None = None) -> None:
     With ``few``, only over sequences of at most ``few`` new tokens (0: none); another kernel has the others.
     """
     element, divides = case.out.itemsize, few is not None
+
+    def divided(count: Ix) -> Ix:
+        return count if few is None else few.least(1) * count
+
     config = configured(
         at.target,
         DecodeConfig(
@@ -412,14 +416,14 @@ def launch(case: Case, at: Expansion, op: Any, few: Ix | None = None) -> None:
         ),
         entries_of_few(at.schedule) if divides else at.schedule,
     )
-    if case.by_lists or divides:  # the previous kernel wrote the lists, so nothing can be read before it ends
+    if case.by_lists:  # the previous kernel wrote the lists, so nothing can be read before it ends
         config = replace(config, early=0)
     head_blocks = config.row_groups // config.warps
     one = at.constant(1)
     max_units = at.device("multiprocessors") * config.blocks // head_blocks
     max_units = max_units + (one - max_units.least(one))  # where the heads alone are more blocks than scheduled
     batch = batch_of(op, at)
-    blocks = max_units * head_blocks if few is None else few.least(1) * max_units * head_blocks
+    blocks = divided(max_units * head_blocks)
     partial_results = max_units * 2
     if config.stores_splits:
         partial_results = batch * config.most_splits
@@ -430,7 +434,7 @@ def launch(case: Case, at: Expansion, op: Any, few: Ix | None = None) -> None:
     at.launch(decode_kernel(config), [a], (blocks, 1, 1), threads, key=(config, divides), programmatic=early)
     if config.combine:
         outputs = config.row_groups * config.column_tiles * config.row_steps * config.row_blocks
-        blocks = batch * outputs if few is None else few.least(1) * batch * outputs
+        blocks = divided(batch * outputs)
         left = replace(a, max_units=max_units).without("layer", "query", "scale", "counters", "slopes", *ARRAYS)
         threads = (32 * config.combine, 1, 1)
         at.launch(combine_kernel(config), [left], (blocks, 1, 1), threads, key=(config, divides), programmatic=early)
