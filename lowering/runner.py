@@ -45,7 +45,7 @@ def run(
     ------
     PassFailure
         When a pass fails; its diagnostics have been emitted.
-    When the module is invalid before upstream passes run on it.
+    MLIRError
         When the module is not valid before upstream passes run on it.
     """
     with module.context:

@@ -191,14 +191,14 @@ UPSTREAM = "verify-kv,canonicalize,cse,loop-invariant-code-motion,verify-kv"
 
 @functools.cache
 def stages() -> tuple[tuple[str, str, str], ...]:
-    """(target, pass, IR after it) of every other kernel of the lit tests, for two targets."""
+    """(target, pass, IR after it) of every other kernel of the lit tests and of attention, for two targets."""
     from kvarn.compilation import driver as compiler
     from kvarn.lowering import pipeline, runner
     from kvarn.lowering.target import by_name
 
     found = []
     for target in ("host", "sm_90a"):
-        for text in kernels()[::2]:
+        for text in (*kernels()[::2], (TESTS / "lowering/Inputs/attention.mlir").read_text()):
             module = compiler.parse(text)
             try:
                 with compiler.diagnosed(module.context):

@@ -21,7 +21,10 @@ from .loop import serve
 
 SECONDS = 30.0  # that a call may take
 INNER = ("block_mask",)  # samples that call what is inside of an operation, behind its checks
-COMPUTED = ("merge_attention", "merge_ragged", "sliced_add", "select_tokens", "index_scores", "select_pages")
+COMPUTED = (
+    "merge_attention", "merge_ragged", "sliced_add", "select_tokens", "index_scores", "select_pages", "transfer_pages",
+    "convert",
+)  # fmt: skip
 POOLS = ("blocks", "latent")
 CLEAR = ("TypeError", "ValueError", "BufferError", "NotImplementedError", "KernelError", "OwnershipError", "CacheError")
 

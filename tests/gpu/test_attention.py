@@ -65,7 +65,7 @@ FORMS = {
 }  # fmt: skip
 
 
-def check(kind: str, lengths: Any = BOTH, **case: Any) -> None:
+def check(kind: str, /, lengths: Any = BOTH, **case: Any) -> None:
     """A kernel over batches, of which one has few new tokens."""
     for cached, new in lengths:
         Case(cached=cached, new=new, schedule=SCHEDULES[kind], **{"heads": 2, **case}).check(GPU)

@@ -106,3 +106,20 @@ func.func @all(%c: !cache, %i: i32) {
   %p = "kv.block_ptr"(%c, %i, %i, %i, %i) {tile = 3 : i64} : (!cache, i32, i32, i32, i32) -> !llvm.ptr<1>
   return
 }
+
+// What one pass leaves for another is of the kind that the other reads.
+gpu.module @annotations {
+  // expected-error @below {{'gpu.func' op attribute 'kv.block' must be an array<i32> of three positive extents, got array<i32: 0, 1, 1>}}
+  gpu.func @block() kernel attributes {kv.block = array<i32: 0, 1, 1>} { gpu.return }
+  // expected-error @below {{'gpu.func' op attribute 'kv.args' must be an array of dictionaries, each with a name, got [{kind = "cache"}]}}
+  gpu.func @args() kernel attributes {kv.args = [{kind = "cache"}]} { gpu.return }
+  // expected-error @below {{'gpu.func' op attribute 'kv.schedule' must be a dictionary of numbers, booleans and strings, got 3 : i64}}
+  gpu.func @schedule() kernel attributes {kv.schedule = 3} { gpu.return }
+  // expected-error @below {{'gpu.func' op attribute 'kv.written' must have numbers below 1, the number of arguments, got 1}}
+  gpu.func @written(%c: !cache) kernel attributes {kv.arg_types = [!cache], kv.written = array<i64: 1>} { gpu.return }
+  gpu.func @loads(%c: !cache, %i: i32) kernel {
+    // expected-error @below {{'kv.load' op attribute 'kv.alignment' must be a power of two, in bytes, got "zork"}}
+    %x = "kv.load"(%c, %i, %i, %i, %i) {width = 8 : i64, kv.alignment = "zork"} : (!cache, i32, i32, i32, i32) -> vector<8xbf16>
+    gpu.return
+  }
+}

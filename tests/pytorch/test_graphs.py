@@ -78,6 +78,18 @@ def test_numpy_arrays_seen_before_do_not_keep_a_step_from_being_compiled(monkeyp
     near(compiled(u), step(_pool(t), t))
 
 
+def test_an_operator_refuses_a_pool_whose_storage_has_become_shorter_than_it():
+    class Watching(torch.utils._python_dispatch.TorchDispatchMode):
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            return func(*args, **(kwargs or {}))
+
+    t = Data().tensors()
+    pool, storage = _pool(t), t["blocks"].untyped_storage()
+    storage.resize_(storage.nbytes() - 4)
+    with Watching(), pytest.raises(ValueError, match="must lie within its storage, got shape"):
+        kv.ops.append(pool, 1, t["key"], t["value"], t["offsets"])
+
+
 def test_another_pool_of_the_same_kind_compiles_nothing_new():
     torch._dynamo.reset()
     graphs = []

@@ -7,6 +7,8 @@ On MLIR 22.1 ops of a Python-declared dialect have no verifier beyond IRDL's, so
 loop-carried value, a branch's argument or the result of ``scf.if``, so that every pass finds a handle's run-time fields
 at the one op, or argument, that makes it.
 
+It also checks the attributes that passes leave for one another (:mod:`kvarn.dialect.annotations`).
+
 Every problem is reported at its op before the pass fails. The IR is not changed.
 """
 
@@ -18,7 +20,7 @@ from typing import Any
 
 from mlir import ir
 
-from kvarn.dialect import effects, kv, types, verify
+from kvarn.dialect import annotations, effects, kv, types, verify
 from kvarn.dialect.verify import ANY_HANDLE
 from kvarn.lowering.pass_base import NoOptions, PassFailure, kv_pass
 from kvarn.lowering.rewrite import called_for_each, defining_op, enclosing
@@ -98,6 +100,8 @@ class _Checker:
             self.well_formed(op, result.type, f"result #{index}")
             if not own and self.kind(result.type) in HANDLES and op.name not in MAKERS:
                 self.error(op, f"cannot give {_a(self.kind(result.type))} (result #{index}): it {_ORIGIN}")
+        for problem in annotations.problems(op):
+            self.error(op, f"attribute {problem}")
         if op.name in FUNCTIONS:
             self.signature(op)
         if effects.has(op.name, effects.TierOne) and enclosing(op, "gpu.func") is not None:

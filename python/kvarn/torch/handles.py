@@ -111,7 +111,7 @@ def made(memory: list[Any], tables: list[Any], kind: str, numbers: list[int]) ->
     if found is None:
         if len(_made) >= _REMEMBER:
             _made.clear()
-        views = [buffers.view(t)._replace(owner=None) for t in tensors]
+        views = [checks.pool_view(t, "a cache's tensor")._replace(owner=None) for t in tensors]
         found = _made[key] = _make(views[: len(memory)], views[len(memory) :], kind, numbers)
     return found
 
