@@ -13,7 +13,10 @@ from typing import Any
 
 from mlir import ir
 
+from . import dtypes
+
 Check = Callable[[Any], bool]
+_WORDS = ("kind", "instruction")  # entries of a schedule that are strings
 
 
 def _is(kind: type) -> Check:
@@ -46,8 +49,19 @@ def _extents(attribute: Any) -> bool:
 
 
 def _entries(attribute: Any) -> bool:
-    kinds = (ir.IntegerAttr, ir.BoolAttr, ir.FloatAttr, ir.StringAttr)
-    return isinstance(attribute, ir.DictAttr) and all(isinstance(entry.attr, kinds) for entry in attribute)
+    return isinstance(attribute, ir.DictAttr) and all(
+        isinstance(entry.attr, ir.StringAttr if entry.name in _WORDS else (ir.IntegerAttr, ir.BoolAttr, ir.FloatAttr))
+        for entry in attribute
+    )
+
+
+def _argument(attribute: Any) -> bool:
+    return (
+        isinstance(attribute, ir.DictAttr)
+        and "name" in attribute
+        and all(isinstance(attribute[name], ir.StringAttr) for name in ("name", "kind", "dtype") if name in attribute)
+        and ("dtype" not in attribute or not attribute["dtype"].value or dtypes.is_name(attribute["dtype"].value))
+    )
 
 
 def _record(attribute: Any) -> bool:
@@ -61,7 +75,7 @@ def _tile(attribute: Any) -> bool:
     return isinstance(attribute, ir.TypeAttr) and isinstance(attribute.value, ir.RankedTensorType)
 
 
-_ARGUMENTS = ("an array of dictionaries, each with a name", _all(ir.ArrayAttr, _fields(name=ir.StringAttr)))
+_ARGUMENTS = ("an array of dictionaries, each with a name and of a known dtype, if any", _all(ir.ArrayAttr, _argument))
 _COUNT = ("an integer in [0, 2^31)", _count)
 _EXTENTS = ("an array<i32> of three positive extents", _extents)
 _INDICES = ("an array<i64> of numbers of arguments", _all(ir.DenseI64ArrayAttr, lambda index: index >= 0))
@@ -89,7 +103,7 @@ KINDS: dict[str, tuple[str, Check]] = {
     "kv.read_only_args": _INDICES,
     "kv.rounds": _COUNT,
     "kv.row_alignment": _COUNT,
-    "kv.schedule": ("a dictionary of numbers, booleans and strings", _entries),
+    "kv.schedule": ("a dictionary of numbers and booleans, and strings for kind and instruction", _entries),
     "kv.shared_bytes": _COUNT,
     "kv.table_alignments": _ALIGNMENTS,
     "kv.tile": ("the type of a tile", _tile),

@@ -128,6 +128,11 @@ _FOREIGN = {
 }  # fmt: skip
 
 
+def is_name(name: str) -> bool:
+    """Whether a dtype has this name."""
+    return name in _BY_NAME
+
+
 def by_name(name: str) -> DType:
     """The dtype of a name such as ``"bf16"``."""
     if name not in _BY_NAME:

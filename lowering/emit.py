@@ -77,6 +77,10 @@ def check_translatable(module: ir.Module) -> None:
             if not 0 <= alignment <= _MOST_ALIGNMENT or alignment & (alignment - 1):
                 fail(op, f"alignment must be a power of two of at most {_MOST_ALIGNMENT}, got {alignment}")
             continue
+        if op.name == "llvm.inline_asm":
+            _check_assembly(op)
+        if op.name == "llvm.shufflevector":
+            _check_shuffle(op)
         if op.name not in _CASTS:
             continue
         source, result = op.operands[0].type, op.results[0].type
@@ -84,6 +88,59 @@ def check_translatable(module: ir.Module) -> None:
         wanted, other, holds = _CASTS[op.name]
         if kinds != (wanted, other) or not holds(*widths) or _lanes(source) != _lanes(result):
             fail(op, f"cannot cast {source} to {result}")
+
+
+# One constraint of inline assembly, of those that LLVM knows: registers by letter or name, or an earlier output's.
+_REGISTER = r"(?:\{[^{}]*\}|[A-Za-z]|\^[A-Za-z]{2})+"
+_CONSTRAINT = re.compile(
+    rf"(?P<output>=&?{_REGISTER})|(?P<input>%?{_REGISTER})|(?P<same>\d+)|(?P<clobber>~\{{[^{{}}]*\}})"
+)
+_OPERAND = re.compile(r"\$(?:\$|(?P<number>\d+)|\{(?P<modified>\d+):\w\}|(?P<other>.?))", re.DOTALL)
+
+
+def _check_assembly(op: ir.Operation) -> None:
+    """The constraints of inline assembly fit its operands and results, and its text names only them.
+
+    LLVM asserts the first and ends the process on the second.
+    """
+    text = ir.StringAttr(op.attributes["constraints"]).value
+    found = [_CONSTRAINT.fullmatch(one) for one in text.split(",")] if text else []
+    kinds = [match.lastgroup for match in found if match is not None]
+    order = ["output" if kind == "output" else "clobber" if kind == "clobber" else "input" for kind in kinds]
+    if len(kinds) != len(found) or order != sorted(order, key=("output", "input", "clobber").index):
+        fail(op, f"constraints must be outputs, inputs and clobbers, in this order, got '{text}'")
+    outputs, inputs = order.count("output"), order.count("input")
+    same = [int(match["same"]) for match in found if match is not None and match["same"]]
+    if len(set(same)) != len(same) or max(same, default=-1) >= outputs:
+        fail(op, f"a constraint that is a number must be that of an output, and another one's each, got '{text}'")
+    results = _results(op)
+    if (outputs, inputs) != (results, len(op.operands)):
+        fail(op, f"constraints must be of {results} outputs and {len(op.operands)} inputs, got {outputs} and {inputs}")
+    for match in _OPERAND.finditer(ir.StringAttr(op.attributes["asm_string"]).value):
+        number = match["number"] or match["modified"]
+        if match["other"] is not None or (number is not None and int(number) >= outputs + inputs):
+            fail(op, f"its text must name one of {outputs + inputs} operands, got '{match.group()}'")
+
+
+def _results(op: ir.Operation) -> int:
+    """The number of results of inline assembly: a struct is one for each of its elements."""
+    if not op.results:
+        return 0
+    type_ = op.results[0].type
+    if not str(type_).startswith("!llvm.struct"):
+        return 1
+    count = len(llvm.StructType(type_).body or ())
+    if count < 2:
+        fail(op, f"must give one result itself, got {type_}")
+    return count
+
+
+def _check_shuffle(op: ir.Operation) -> None:
+    """The mask of a shuffle names lanes of its two vectors; -1 is any."""
+    lanes = 2 * ir.VectorType(op.operands[0].type).shape[0]
+    outside = [lane for lane in ir.DenseI32ArrayAttr(op.attributes["mask"]) if not -1 <= lane < lanes]
+    if outside:
+        fail(op, f"mask must have numbers in [-1, {lanes}), the lanes of both vectors, got {outside[0]}")
 
 
 def _translates(type_: ir.Type) -> bool:

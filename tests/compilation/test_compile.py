@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 import subprocess
 import sys
 import threading
@@ -294,6 +295,28 @@ def test_hand_written_ir_is_checked_before_llvm_gets_it():
         emit.check_translatable(compiler.parse(plain))
     with pytest.raises(KernelError, match=r"-:2:8: error: 'llvm.trunc' op cannot cast i32 to i64"):
         kv.compile(plain + "\ngpu.module @m { gpu.func @k() kernel { gpu.return } }", target="host")
+
+
+@pytest.mark.parametrize(
+    ("op", "message"),
+    [
+        ('llvm.inline_asm "x", "=r,r" %a, %a : (i32, i32) -> i32', "must be of 1 outputs and 2 inputs, got 1 and 1"),
+        ('llvm.inline_asm "x", "r,~{memory}" %a : (i32) -> i32', "must be of 1 outputs and 1 inputs, got 0 and 1"),
+        ('llvm.inline_asm "x", "r,=r" %a : (i32) -> i32', "must be outputs, inputs and clobbers, in this order"),
+        ('llvm.inline_asm "x", "=r,?" %a : (i32) -> i32', "must be outputs, inputs and clobbers, in this order"),
+        ('llvm.inline_asm "x", "=r,1" %a : (i32) -> i32', "a constraint that is a number must be that of an output"),
+        ('llvm.inline_asm "x", "=r,r" %a : (i32) -> !llvm.struct<(i32)>', "must give one result itself"),
+        ('llvm.inline_asm "$2", "=r,r" %a : (i32) -> i32', "its text must name one of 2 operands, got '$2'"),
+        ("llvm.shufflevector %v, %v [0, 8] : vector<4xf32>", "mask must have numbers in [-1, 8), the lanes of both"),
+    ],
+)  # fmt: skip
+def test_assembly_and_shuffles_are_checked_before_llvm_gets_them(op, message):
+    from kvarn.lowering import emit
+    from kvarn.lowering.pass_base import PassFailure
+
+    text = f"llvm.func @f(%a: i32, %v: vector<4xf32>) {{\n  %0 = {op}\n  llvm.return\n}}"
+    with pytest.raises(PassFailure, match=re.escape(message)):
+        emit.check_translatable(compiler.parse(text))
 
 
 def test_what_is_not_a_spec():

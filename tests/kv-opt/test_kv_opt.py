@@ -234,9 +234,17 @@ def test_arrays_that_python_cannot_read_are_found(element: str) -> None:
     assert text.problem(f"  array < {element} >") == (1, 3, f"{message} {element}")
 
 
+@pytest.mark.parametrize("given", ["llvm.extractvalue %s[0, 2147483648] : x", "{position = array<i64: -1>}"])
+def test_positions_that_do_not_fit_32_bits_are_found(given: str) -> None:
+    found = text.problem(given)
+    assert found is not None
+    assert found.message.startswith("position must be in [0, 2147483648), got ")
+
+
 @pytest.mark.parametrize(
     "given",
     [
+        "llvm.insertvalue %v, %s[0, 2147483647] : x",
         '"kv.load"()',
         '// "kv."()',
         '{a = "kv."}',

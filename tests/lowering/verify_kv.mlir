@@ -111,10 +111,10 @@ func.func @all(%c: !cache, %i: i32) {
 gpu.module @annotations {
   // expected-error @below {{'gpu.func' op attribute 'kv.block' must be an array<i32> of three positive extents, got array<i32: 0, 1, 1>}}
   gpu.func @block() kernel attributes {kv.block = array<i32: 0, 1, 1>} { gpu.return }
-  // expected-error @below {{'gpu.func' op attribute 'kv.args' must be an array of dictionaries, each with a name, got [{kind = "cache"}]}}
-  gpu.func @args() kernel attributes {kv.args = [{kind = "cache"}]} { gpu.return }
-  // expected-error @below {{'gpu.func' op attribute 'kv.schedule' must be a dictionary of numbers, booleans and strings, got 3 : i64}}
-  gpu.func @schedule() kernel attributes {kv.schedule = 3} { gpu.return }
+  // expected-error @below {{'gpu.func' op attribute 'kv.args' must be an array of dictionaries, each with a name and of a known dtype, if any, got [{dtype = "bf12", name = "x"}]}}
+  gpu.func @args() kernel attributes {kv.args = [{name = "x", dtype = "bf12"}]} { gpu.return }
+  // expected-error @below {{'gpu.func' op attribute 'kv.schedule' must be a dictionary of numbers and booleans, and strings for kind and instruction, got {rows = "64"}}}
+  gpu.func @schedule() kernel attributes {kv.schedule = {rows = "64"}} { gpu.return }
   // expected-error @below {{'gpu.func' op attribute 'kv.written' must have numbers below 1, the number of arguments, got 1}}
   gpu.func @written(%c: !cache) kernel attributes {kv.arg_types = [!cache], kv.written = array<i64: 1>} { gpu.return }
   gpu.func @loads(%c: !cache, %i: i32) kernel {
