@@ -15,6 +15,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+WARPGROUP = 128  # threads
 MOST = (1 << 31) - 1  # largest integer entry: kernels have 32-bit integers
 Values = Mapping[str, Any]
 # (case, target, entries) -> what is wrong, or None. The case is what the kernel of this kind is specialised for.
@@ -227,6 +228,34 @@ def written(schedule: Values, names: Collection[str]) -> dict[str, Any]:
             f"the schedule must have {', '.join(missing)}, which select-kv-schedule chooses: run it before"
         )
     return {name: schedule[name] for name in names}
+
+
+def of_own_kernel(schedule: Values, threads: int) -> dict[str, Any]:
+    """A schedule of ``@kv.kernel``, with the warpgroups of a block of ``threads`` threads that compute: ``consumers``.
+
+    Raises
+    ------
+    TypeError
+        If it is not a mapping.
+    ValueError
+        For an entry that such kernels do not have, a value that is not legal, or a block without consumers.
+    """
+    if not isinstance(schedule, Mapping):
+        raise TypeError(f"schedule must be a dict of entries, got {type(schedule).__name__}")
+    declared = {entry.name: entry for entry in OWN.entries}
+    for name, value in schedule.items():
+        if name not in declared:
+            raise ValueError(f"schedule of a kernel has the entries {', '.join(declared)}, got {name!r}")
+        problem = declared[name].why_not(value)
+        if problem is not None:
+            raise ValueError(f"schedule: {problem}")
+    copying = schedule.get("producers", 1) if schedule.get("producer") else 0
+    if threads % WARPGROUP or threads // WARPGROUP <= copying:
+        least = WARPGROUP * (copying + 1)
+        raise ValueError(
+            f"schedule: block must have a multiple of {WARPGROUP} threads, at least {least}, got {threads}"
+        )
+    return {**schedule, "consumers": threads // WARPGROUP - copying}
 
 
 def is_of_gpus(operation: str, schedule: Any) -> bool:
@@ -553,6 +582,11 @@ TILED = Kind(
         PARTS,
     ),
     rules=(_invariant_key_splits,),
+)
+OWN = Kind(
+    "tile",
+    "tiles of a kernel of one's own, whose extents are in its code",
+    (TILE_STAGES, PRODUCER, PRODUCERS, SLOTS, OVERLAP, ONE_WAIT, PING_PONG, OCCUPANCY, INSTRUCTION),
 )
 DECODE = Kind(
     "decode",

@@ -96,6 +96,19 @@ def python_values(dictionary: ir.Attribute) -> dict[str, Any]:
     return found
 
 
+def attribute_of(value: Any) -> ir.Attribute:
+    """A Python value as an attribute: integers become i64, floats f32, sequences of integers arrays of i64."""
+    if isinstance(value, bool):
+        return ir.BoolAttr.get(value)
+    if isinstance(value, int):
+        return ir.IntegerAttr.get(ir.IntegerType.get_signless(64), value)
+    if isinstance(value, float):
+        return ir.FloatAttr.get(ir.F32Type.get(), value)
+    if isinstance(value, str):
+        return ir.StringAttr.get(value)
+    return ir.DenseI64ArrayAttr.get(list(value))
+
+
 def schedule(op: Any) -> bool:
     """Whether the operation's schedule, if it has one, is legal for some target and case."""
     attributes, name = op.operation.attributes, op.operation.name

@@ -10,7 +10,7 @@ from mlir import ir
 from mlir.dialects import arith, gpu, memref
 
 from kvarn.dialect import dtypes, layout, ops, schedules, tma_layout, types
-from kvarn.dialect.verify import python_values
+from kvarn.dialect.verify import attribute_of, python_values
 from kvarn.dsl.identity import identity
 from kvarn.lowering.index import Ix, const
 from kvarn.lowering.target import Target
@@ -235,15 +235,6 @@ def _kernel_identity(kernel: Any) -> Any:
         return kernel.function.__code__, identity(cells)
     except TypeError:
         return kernel
-
-
-def attribute_of(value: Any) -> ir.Attribute:
-    """A schedule entry as an attribute."""
-    if isinstance(value, str):
-        return ir.StringAttr.get(value)
-    if isinstance(value, bool):
-        return ir.BoolAttr.get(value)
-    return ir.IntegerAttr.get(ir.IntegerType.get_signless(64), value)
 
 
 def _spec(type_: ir.Type) -> Any:

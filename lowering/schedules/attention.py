@@ -39,6 +39,7 @@ from .limits import (
     TWO_PRODUCERS_COLUMNS,
     columns_at_a_time,
     tile_registers,
+    why_not_by_mma,
 )
 from .score_arrays import reads_pairs
 from .tables import measured
@@ -427,10 +428,9 @@ def why_not(config: TileConfig, target: Target) -> str | None:
     if config.narrow and config.keys % 32:
         return f"keys must be a multiple of 32 for 8-bit queries, got {config.keys}"
     most = config.most_registers
-    if config.instruction == MMA:
-        for name in ("producer", "overlap", "ping_pong"):
-            if getattr(config, name):
-                return f"{name} must be false by mma.sync, whose products are synchronous"
+    problem = why_not_by_mma(vars(config)) if config.instruction == MMA else None
+    if problem is not None:
+        return problem
     if config.registers > most:
         return (
             f"scores and sums must fit {most} registers of a thread with rows = {config.rows}, got {config.registers} "

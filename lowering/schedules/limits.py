@@ -107,6 +107,14 @@ def role_registers(
 # --- sums of 8-bit products ------------------------------------------------------------------------
 
 
+def why_not_by_mma(schedule: Mapping[str, object]) -> str | None:
+    """Why the entries of a schedule are illegal for products by mma.sync; None if they are legal."""
+    for name in ("producer", "overlap", "ping_pong"):
+        if schedule.get(name):
+            return f"{name} must be false by mma.sync, whose products are synchronous"
+    return None
+
+
 def columns_at_a_time(columns: int) -> int:
     """The number of a product's columns that use fresh accumulators at a time (``promote-kv-sums``).
 

@@ -6,7 +6,7 @@ a class of scalars whose metaclass is a DType. A cache class annotates arguments
 has the methods of both. A test holds the names against those of the run time.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Optional as Optional, overload
 
 from kvarn import (
@@ -147,4 +147,5 @@ def kernel(
     min_blocks: int | None = None,
     max_registers: int | None = None,
     cluster: int | tuple[int, ...] | None = None,
+    schedule: Mapping[str, Any] | None = None,
 ) -> Callable[[Callable[..., Any]], KernelFunction]: ...

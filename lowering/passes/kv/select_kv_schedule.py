@@ -18,8 +18,9 @@ from typing import Any
 from mlir import ir
 
 from kvarn.dialect import schedules
+from kvarn.dialect.verify import attribute_of
 from kvarn.lowering.kernels.attention import expansion as attention
-from kvarn.lowering.kernels.base import Expansion, attribute_of
+from kvarn.lowering.kernels.base import Expansion
 from kvarn.lowering.kernels.common import row_alignment
 from kvarn.lowering.kernels.mla import chunk_tiles as mla_chunk_tiles, expansion as mla
 from kvarn.lowering.kernels.projection import (

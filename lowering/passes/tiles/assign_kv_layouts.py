@@ -52,7 +52,7 @@ from kvarn.dialect.tile_layout import GROUP_WARPS, WARP_ROWS
 from kvarn.lowering.pass_base import fail, kv_pass
 from kvarn.lowering.remarks import remark
 from kvarn.lowering.rewrite import defining_op, ops_named, walk
-from kvarn.lowering.schedules.limits import MOST_HELD
+from kvarn.lowering.schedules.limits import MOST_HELD, why_not_by_mma
 from kvarn.lowering.target import by_name
 from kvarn.lowering.tiles import fragments
 from kvarn.lowering.tiles.ir import (
@@ -500,6 +500,9 @@ def choose_instruction(function: ir.Operation, target: str) -> str:
         fail(function, f"instruction must be one of {', '.join(ACCUMULATORS)}, got {found!r}")
     if found == WGMMA and default != WGMMA:
         fail(function, f"instruction wgmma needs a target that has it, got {target}")
+    problem = why_not_by_mma(schedule_of(function)) if found == MMA else None
+    if problem is not None:
+        fail(function, f"schedule for {target}: {problem}")
     return found
 
 

@@ -15,6 +15,7 @@ from kvarn.dialect import layout, types
 from kvarn.dialect.base import Kv
 from kvarn.dialect.dtypes import DType
 from kvarn.dialect.layout import CacheSpec
+from kvarn.dialect.verify import attribute_of
 
 WIDEST = 16  # bytes of the widest access; larger alignments have no effect
 
@@ -104,16 +105,16 @@ def build(what: Specialisation, context: ir.Context | None = None) -> ir.Module:
         function.attributes["kv.args"] = ir.ArrayAttr.get([argument(n, t) for n, t in what.operands])
         with ir.InsertionPoint(function.add_entry_block()):
             values = dict(zip((n for n, _ in what.operands), function.arguments, strict=True))
-            attributes = {n: _attribute(v) for n, v in what.attributes}
+            attributes = {n: attribute_of(v) for n, v in what.attributes}
             declared = {f.name for f in op_class.FIELDS if f.kind == "attribute"}
             made = op_class(**values, **{n: a for n, a in attributes.items() if n in declared})
             for n in attributes.keys() - declared:  # an optional attribute, which IRDL cannot declare
                 made.operation.attributes[n] = attributes[n]
             if what.schedule:
-                entries = {n: _attribute(v) for n, v in what.schedule}
+                entries = {n: attribute_of(v) for n, v in what.schedule}
                 made.operation.attributes["schedule"] = ir.DictAttr.get(entries)
             if what.alignment < WIDEST:
-                made.operation.attributes["kv.row_alignment"] = _attribute(what.alignment)
+                made.operation.attributes["kv.row_alignment"] = attribute_of(what.alignment)
             func.ReturnOp([])
     return module
 
@@ -131,16 +132,3 @@ def argument(name: str, type_: OperandType) -> ir.Attribute:
     kind = type_.kind if isinstance(type_, HandleType) else "buffer" if isinstance(type_, BufferType) else "scalar"
     record = {"name": name, "kind": kind, "dtype": "" if isinstance(type_, HandleType) else type_.dtype.name}
     return ir.DictAttr.get({n: ir.StringAttr.get(v) for n, v in record.items()})
-
-
-def _attribute(value: Any) -> ir.Attribute:
-    """A Python value as an attribute; integers become i64, floats f32."""
-    if isinstance(value, bool):
-        return ir.BoolAttr.get(value)
-    if isinstance(value, int):
-        return ir.IntegerAttr.get(ir.IntegerType.get_signless(64), value)
-    if isinstance(value, float):
-        return ir.FloatAttr.get(ir.F32Type.get(), value)
-    if isinstance(value, str):
-        return ir.StringAttr.get(value)
-    return ir.DenseI64ArrayAttr.get(list(value))

@@ -14,7 +14,7 @@ import inspect
 import math
 import sys
 import types as _types
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,10 +22,11 @@ from mlir import ir
 
 import kvarn
 from kvarn import settings
-from kvarn.dialect import layout, page_orders, types as kv_types
+from kvarn.dialect import layout, page_orders, schedules, types as kv_types
 from kvarn.dialect.dtypes import DType, bool_, of
 from kvarn.dialect.layout import CacheSpec, CollectionSpec, OperandSpec
 from kvarn.dialect.tma_layout import TmaSpec
+from kvarn.dialect.verify import attribute_of
 from kvarn.env import env
 from kvarn.errors import KernelError, KernelTypeError, SourceLocation, UnsupportedError, from_mlir, located
 
@@ -105,7 +106,8 @@ class KernelFunction:
         The kernel's symbol.
     parameters : tuple of inspect.Parameter
     options : dict
-        The given options among ``max_threads``, ``block``, ``min_blocks``, ``max_registers``, ``cluster``.
+        The given options among ``max_threads``, ``block``, ``min_blocks``, ``max_registers``, ``cluster`` and
+        ``schedule``.
     """
 
     def __init__(
@@ -318,6 +320,8 @@ class KernelFunction:
                 with ir.InsertionPoint(block), intervals.counting(self.function):
                     self._run(variables, options)
                     emit("gpu.return")
+                if "schedule" in options and not builder.state.tiled:
+                    raise self._error(UnsupportedError, "a schedule is for kernels over tiles, and this one has none")
                 if builder.state.tiled:
                     function.attributes["kv.tiled"] = ir.UnitAttr.get()
             except BaseException:
@@ -464,6 +468,7 @@ class Launch:
 def kernel(
     function: Any = None, *, max_threads: int | None = None, block: int | tuple[int, ...] | None = None,
     min_blocks: int | None = None, max_registers: int | None = None, cluster: int | tuple[int, ...] | None = None,
+    schedule: Mapping[str, Any] | None = None,
 ) -> Any:  # fmt: skip
     """Turn a function into a kernel: ``@kv.kernel`` or ``@kv.kernel(block=128)``.
 
@@ -480,6 +485,11 @@ def kernel(
     cluster : int or tuple of int, optional
         Blocks per cluster, at most 16 (more than 8 not on every GPU); the grid must be a multiple of it. sm_90 and
         later.
+    schedule : mapping, optional
+        How passes execute the tiles of the kernel on GPUs: entries ``stages``, ``producer``, ``producers``, ``slots``,
+        ``overlap``, ``one_wait``, ``ping_pong``, ``occupancy`` and ``instruction`` of kind ``tile``
+        (:mod:`kvarn.dialect.schedules`). It needs ``block``, whose warpgroups are consumers and producers. The host
+        ignores it.
     """
     given = {
         "max_threads": max_threads,
@@ -487,6 +497,7 @@ def kernel(
         "min_blocks": min_blocks,
         "max_registers": max_registers,
         "cluster": cluster,
+        "schedule": None if schedule is None else schedule,
     }
     options = {k: v for k, v in given.items() if v is not None}
     _option_problems(options)
@@ -517,6 +528,10 @@ def _option_problems(options: dict[str, Any]) -> None:
                 f"block must have at most {options.get('max_threads', 1024)} threads, got {options['block']!r}"
             )
 
+    if "schedule" in options:
+        if "block" not in options:
+            raise ValueError("schedule needs block: its warpgroups are the kernel's consumers and producers")
+        schedules.of_own_kernel(options["schedule"], math.prod(_triple(options["block"])))
     if "cluster" in options and math.prod(_triple(options["cluster"], "cluster")) > 16:
         raise ValueError(f"cluster must have at most 16 blocks, got {options['cluster']!r}")
 
@@ -530,10 +545,11 @@ def _triple(block: Any, name: str = "block") -> tuple[int, int, int]:
 
 def _option_attributes(options: dict[str, Any]) -> dict[str, ir.Attribute]:
     _option_problems(options)
-    unknown = options.keys() - {"max_threads", "block", "min_blocks", "max_registers", "cluster"}
+    unknown = options.keys() - {"max_threads", "block", "min_blocks", "max_registers", "cluster", "schedule"}
     if unknown:
         raise ValueError(
-            f"options of a kernel are max_threads, block, min_blocks, max_registers and cluster, got {sorted(unknown)}"
+            "options of a kernel are max_threads, block, min_blocks, max_registers, cluster and schedule, "
+            f"got {sorted(unknown)}"
         )
     attributes: dict[str, ir.Attribute] = {
         f"kv.{name}": types().i32_attr(options[name])
@@ -543,6 +559,9 @@ def _option_attributes(options: dict[str, Any]) -> dict[str, ir.Attribute]:
     for name in ("block", "cluster"):
         if name in options:
             attributes[f"kv.{name}"] = ir.DenseI32ArrayAttr.get(list(_triple(options[name], name)))
+    if "schedule" in options:
+        entries = schedules.of_own_kernel(options["schedule"], math.prod(_triple(options["block"])))
+        attributes["kv.schedule"] = ir.DictAttr.get({k: attribute_of(v) for k, v in entries.items()})
     return attributes
 
 
