@@ -41,7 +41,6 @@ from kvarn.dialect.contents import Rule
 from kvarn.dialect.ext import F32, I32
 from kvarn.dialect.layout import CacheSpec, lowbit
 from kvarn.dsl import functions
-from kvarn.env import env
 from kvarn.lowering import pipeline
 from kvarn.lowering.target import by_name, of_capability
 from kvarn.runtime import buffers, contents, device, overlap, packing, quick, signatures, streams
@@ -77,12 +76,11 @@ class OperationProgram(Program):
         self.used = next(_clock)
 
     def run(
-        self, known: _Known, values: list[Any], operands: Sequence[Any], stream: Any,
-        keep: Callable[[_Packed, int, Any], None] | None = None,
-    ) -> None:  # fmt: skip
+        self, known: _Known, values: list[Any], operands: Sequence[Any], stream: Any
+    ) -> tuple[_Packed, int, Any] | None:
         """Run every step with field values, by default on the current stream of the ``operands``' library.
 
-        ``keep`` is called with the packed GPU launches, the stream, and the steps' device.
+        On a GPU, returns the packed launches, the stream, and the steps' device.
         """
         ordinal = known.ordinal
         on = self._on.get(ordinal) or self._load(ordinal)
@@ -92,7 +90,7 @@ class OperationProgram(Program):
             with on.lock:
                 for call, shape, flat in self._plan(on, values, 0):
                     call.launch(shape, flat, 0)
-            return
+            return None
         if stream is None:
             handle = streams.current_stream(operands, ordinal)
         else:
@@ -115,8 +113,7 @@ class OperationProgram(Program):
             lock.release()
             if before is not None:
                 device.unbind(before)
-        if keep is not None:
-            keep(packed, handle, on)
+        return packed, handle, on
 
     def _pack(self, on: Any, known: _Known, key: tuple[int, Any], values: list[Any]) -> _Packed:
         """The packed launches of a call, without the addresses of its buffers; cached for calls with this key."""
@@ -244,6 +241,16 @@ class _Known(NamedTuple):
             values[i] = (values[i], *tail)
 
 
+class Missed(NamedTuple):
+    """A call that the native launch cache does not hold: its arguments by name, and its key there."""
+
+    names: Sequence[str]
+    given: Sequence[Any]
+    key: bytes
+    attributes: Any = ()
+    entries: Any = None
+
+
 class Operation:
     """A fused cache operation as a callable.
 
@@ -329,12 +336,9 @@ class Operation:
         calls = self._quick
         if calls is None or (recorder is not None and recorder.recording()):
             return None
-        settings_ = settings.specialisation_key()
-        if settings_.__class__ is not int:
-            return None
         if stream is not None and stream.__class__ is not int:
             stream = streams.handle_of(stream)
-        return calls.launch(given, attributes, entries, settings_, stream)
+        return calls.launch(given, attributes, entries, settings.specialisation_key(), stream)
 
     def __call__(
         self,
@@ -343,24 +347,22 @@ class Operation:
         schedule: Schedule = None,
         stream: Any = None,
         now: bool = False,
-        unknown: tuple[Sequence[str], Sequence[Any], bytes] | None = None,
+        missed: Missed | None = None,
     ) -> None:
         """Run on operands in the order of ``self.operands``; absent ones are None, or omitted at the end.
 
-        ``now``: run even while recording. ``unknown``: the arguments and the result of :meth:`try_cached_launch`.
+        ``now``: run even while recording. ``missed``: a call that :meth:`try_cached_launch` did not find.
         """
         if recorder is not None and not now and recorder.recording():
             recorder.record(self, operands, attributes, schedule, stream)
             return
         entries = None if schedule is None else _entries(schedule, self.title)
-        of_call: tuple[Any, Any] = ((), None)
-        if unknown is None:
-            of_call = attributes, entries
+        if missed is None:
             operands = operands if operands.__class__ is tuple else tuple(operands)
-            answer = self.try_cached_launch(operands, stream, *of_call)
-            if answer is True:
+            key = self.try_cached_launch(operands, stream, attributes, entries)
+            if key is True:
                 return
-            unknown = (self.operands, operands, answer) if answer else None
+            missed = Missed(self.operands, operands, key, attributes, entries) if key else None
         signature, values = signatures.signed(operands, (attributes, entries, settings.specialisation_key()))
         try:
             found = self._known.get(signature)
@@ -376,16 +378,12 @@ class Operation:
             found = self._specialise(signature, operands, attributes, entries)
         if found.ordinal == HOST:
             found.check(values)
-        if unknown is None or found.ordinal == HOST or found.described:
-            found.program.run(found, values, operands, stream)
-            return
-        names, given, key = unknown
-
-        def keep(packed: _Packed, handle: int, on: Any) -> None:
-            places, context = quick.places_of(self.operands, operands, names, given), quick.context_of(on.facts, handle)
-            quick.remember(self._quick, key, *of_call, packed.bounds, places, context, on.lock, packed.meetings)
-
-        found.program.run(found, values, operands, stream, keep)
+        launched = found.program.run(found, values, operands, stream)
+        if missed is not None and launched is not None and not found.described:
+            packed, handle, on = launched
+            places = quick.places_of(self.operands, operands, missed.names, missed.given)
+            context = quick.context_of(on.facts, handle)
+            quick.remember(self._quick, *missed[2:], packed.bounds, places, context, on.lock, packed.meetings)
 
     def _specialise(self, signature: tuple[Any, ...], operands: Sequence[Any], attributes: Any, entries: Any) -> _Known:
         """Check a new signature, get its program, and cache its buffers' fields other than the address."""

@@ -14,7 +14,7 @@ from kvarn.caches import MHAOperand
 from kvarn.dialect.layout import DENSE
 from kvarn.dialect.ops.attention import BLOCK_TILE
 from kvarn.dialect.schedules import row_class
-from kvarn.dispatch import FixedSchedule, Operation, Schedule, Specialisation, alignment_of, refuse_tracing
+from kvarn.dispatch import FixedSchedule, Missed, Operation, Schedule, Specialisation, alignment_of, refuse_tracing
 from kvarn.runtime.binding import is_torch
 
 from . import checks, functions, sources
@@ -347,8 +347,8 @@ def _attend(
     else:
         operands, attributes = with_lists(operands, attributes, pages, page_counts, block_mask)
         operation, names = (_ATTENTION_PADDED, _GIVEN_PADDED) if padded else (_ATTENTION, _GIVEN)
-        unknown = (names, given, answer) if answer else None
-        operation(operands, attributes, scheduled(collection, query, schedule), stream, unknown=unknown)
+        missed = Missed(names, given, answer) if answer else None
+        operation(operands, attributes, scheduled(collection, query, schedule), stream, missed=missed)
     return (out, lse) if return_lse else out
 
 
