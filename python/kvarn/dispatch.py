@@ -207,9 +207,9 @@ class _Packed:
         if known.apart is not None and overlap.meet(self.meetings, values):
             known.apart(values)
         self.values = None  # until all are packed: an interrupt may come before
-        for bound in self.bounds:
-            for word, i in bound.moves:
-                bound.words[word] = values[i]
+        for _, _, words, moves, _, _ in self.bounds:
+            for word, i in moves:
+                words[word] = values[i]
         self.values = values
 
 
@@ -359,7 +359,7 @@ class Operation:
         entries = None if schedule is None else _entries(schedule, self.title)
         if missed is None:
             operands = operands if operands.__class__ is tuple else tuple(operands)
-            key = self.try_cached_launch(operands, stream, attributes, entries)
+            key = None if self._quick is None else self.try_cached_launch(operands, stream, attributes, entries)
             if key is True:
                 return
             missed = Missed(self.operands, operands, key, attributes, entries) if key else None

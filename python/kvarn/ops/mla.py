@@ -186,7 +186,7 @@ def mla_attention(
         lse = checks.empty_lse(query, title)
     operands = (collection, layer, query, row_offsets, scale, out, indices, topk_lengths, sinks, lse)
     missed = Missed(_GIVEN, given, answer) if answer else None
-    operands = (*operands, *prior_of(prior, title), kv_offsets, *arrays)
+    operands = (*operands, *((None, None) if prior is None else prior_of(prior, title)), kv_offsets, *arrays)
     if block_mask is not None:
         operands, attributes = with_blocks(_MLA_ATTENTION, operands, attributes, block_mask)
     _MLA_ATTENTION(operands, attributes, scheduled(collection, schedule), stream, missed=missed)
