@@ -15,7 +15,7 @@ from steps import two_steps
 import kvarn as kv
 from kvarn import artifact as A
 from kvarn.dialect import dtypes
-from kvarn.ops import writes
+from kvarn.ops import projection, reads, writes
 from kvarn.runtime import quick
 from kvarn.runtime.launch import Launcher
 from kvarn.runtime.program import Program
@@ -217,11 +217,14 @@ def test_a_call_has_the_addresses_of_its_own_buffers(route, calls):
         assert places == first
 
 
-def test_calls_of_tensors_are_launched_by_the_native_part_where_there_is_one():
-    fresh, launch = append(tensor)
-    for at in [fresh() for _ in range(3)]:
+@pytest.mark.parametrize("make", [append, attention, project])
+def test_calls_of_tensors_are_launched_by_the_native_part_where_there_is_one(make):
+    operation = {append: writes._APPEND, attention: reads._ATTENTION, project: projection._RAGGED}[make]
+    fresh, launch = make(tensor)
+    at, before = fresh(), len(operation._quick or ())
+    for _ in range(3):
         launch(at)
-    assert (len(writes._APPEND._quick or ()) > 0) == quick.available()
+    assert len(operation._quick or ()) == before + quick.available()
 
 
 # --- what is refused -----------------------------------------------------------------------------------
