@@ -16,6 +16,7 @@ import sys
 import threading
 import weakref
 from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
@@ -40,7 +41,6 @@ from kvarn.dialect.contents import Rule
 from kvarn.dialect.ext import F32, I32
 from kvarn.dialect.layout import CacheSpec, lowbit
 from kvarn.dsl import functions
-from kvarn.env import env
 from kvarn.lowering import pipeline
 from kvarn.lowering.target import by_name, of_capability
 from kvarn.runtime import buffers, contents, device, overlap, packing, quick, signatures, streams
@@ -76,12 +76,11 @@ class OperationProgram(Program):
         self.used = next(_clock)
 
     def run(
-        self, known: _Known, values: list[Any], operands: Sequence[Any], stream: Any,
-        keep: Callable[[list[packing.Bound], int, Any], None] | None = None,
-    ) -> None:  # fmt: skip
-        """Run every step with checked field values, by default on the current stream of the ``operands``' library.
+        self, known: _Known, values: list[Any], operands: Sequence[Any], stream: Any
+    ) -> tuple[_Packed, int, Any] | None:
+        """Run every step with field values, by default on the current stream of the ``operands``' library.
 
-        ``keep`` is called with the packed GPU launches, the stream, and the steps' device.
+        On a GPU, returns the packed launches, the stream, and the steps' device.
         """
         ordinal = known.ordinal
         on = self._on.get(ordinal) or self._load(ordinal)
@@ -91,7 +90,7 @@ class OperationProgram(Program):
             with on.lock:
                 for call, shape, flat in self._plan(on, values, 0):
                     call.launch(shape, flat, 0)
-            return
+            return None
         if stream is None:
             handle = streams.current_stream(operands, ordinal)
         else:
@@ -101,12 +100,12 @@ class OperationProgram(Program):
         lock = on.lock
         lock.acquire()  # faster than a with statement
         try:
-            launches = known.launches.get(key)
-            if launches is None:
-                launches = self._bind_launches(on, known, key, values)
-            for launch, arguments, words, moves, after_failure, _ in launches:
-                for word, i in moves:
-                    words[word] = values[i]
+            packed = known.launches.get(key)
+            if packed is None:
+                packed = self._pack(on, known, key, values)
+            elif packed.values != values:
+                packed.move(known, values)
+            for launch, arguments, _, _, after_failure, _ in packed.bounds:
                 code = launch(*arguments)
                 if code:
                     after_failure(code)
@@ -114,11 +113,14 @@ class OperationProgram(Program):
             lock.release()
             if before is not None:
                 device.unbind(before)
-        if keep is not None:
-            keep(launches, handle, on)
+        return packed, handle, on
 
-    def _bind_launches(self, on: Any, known: _Known, key: tuple[int, Any], values: list[Any]) -> list[packing.Bound]:
+    def _pack(self, on: Any, known: _Known, key: tuple[int, Any], values: list[Any]) -> _Packed:
         """The packed launches of a call, without the addresses of its buffers; cached for calls with this key."""
+        meetings: tuple[overlap.Meeting, ...] = ()
+        if known.apart is not None:
+            known.apart(values)
+            meetings = tuple(known.apart.meetings(values))
         marked = list(values)
         for i, _ in known.tails:
             marked[i] = packing.Address.of(values[i], i)
@@ -127,7 +129,7 @@ class OperationProgram(Program):
         made = [call.bound(shape, flat, key[0]) for call, shape, flat in plan]
         if len(known.launches) >= _LAUNCHES:
             known.launches.clear()
-        found = known.launches[key] = [bound for bound in made if bound is not None]
+        found = known.launches[key] = _Packed([bound for bound in made if bound is not None], meetings, values)
         return found
 
     def bind(self, operands: Sequence[Any]) -> tuple[list[tuple[Any, ...]], int]:
@@ -138,7 +140,7 @@ class OperationProgram(Program):
 # Host programs that stay loaded, the most recently used ones: each has 3 MB of machine code and JIT state. GPU
 # programs are small and stay loaded, since a captured graph may launch them.
 HOST_PROGRAMS = 64
-_programs: dict[tuple[Specialisation, bool | str, Hashable], OperationProgram] = {}
+_programs: dict[tuple[Specialisation, Hashable], OperationProgram] = {}
 _operations: weakref.WeakSet[Operation] = weakref.WeakSet()
 _clock = itertools.count()
 _compiling = threading.Lock()
@@ -146,7 +148,7 @@ _compiling = threading.Lock()
 
 def program(what: Specialisation) -> OperationProgram:
     """The program of a specialisation: from memory, the disk cache or the compiler."""
-    key = what, env.check, settings.specialisation_key()
+    key = what, settings.specialisation_key()
     found = _programs.get(key)
     if found is None:
         with forks.no_fork(), _compiling:
@@ -192,6 +194,25 @@ def compile_operation(what: Specialisation, lineinfo: bool = False) -> Kernel:
 # --- operations ----------------------------------------------------------------------------------
 
 
+@dataclass(slots=True)
+class _Packed:
+    """The packed launches of calls that differ in the addresses of buffers only, with the values of the last call."""
+
+    bounds: list[packing.Bound]
+    meetings: tuple[overlap.Meeting, ...]  # distances of addresses at which outputs may overlap inputs
+    values: list[Any] | None
+
+    def move(self, known: _Known, values: list[Any]) -> None:
+        """Check the addresses of another call, and pack them."""
+        if known.apart is not None and overlap.meet(self.meetings, values):
+            known.apart(values)
+        self.values = None  # until all are packed: an interrupt may come before
+        for _, _, words, moves, _, _ in self.bounds:
+            for word, i in moves:
+                words[word] = values[i]
+        self.values = values
+
+
 class _Known(NamedTuple):
     """The properties of a known signature."""
 
@@ -202,12 +223,32 @@ class _Known(NamedTuple):
     checks: tuple[contents.Check, ...]  # checks of a call's field values, for tables readable on the host
     rest: Callable[[Sequence[Any]], Any]  # the values of a call that its packed launches contain
     described: bool  # whether they include addresses of buffers that TMA reads
-    launches: dict[Any, list[packing.Bound]]  # by stream and ``rest``
+    launches: dict[Any, _Packed]  # by stream and ``rest``
+
+    def check(self, values: list[Any]) -> None:
+        """Check the values of a call in host memory; those of a GPU's are checked where its launches are packed."""
+        if self.apart is not None:
+            self.apart(values)
+        if self.checks:
+            whole = list(values)
+            self.complete(whole)
+            for check in self.checks:
+                check(whole)
 
     def complete(self, values: list[Any]) -> None:
         """Insert the fields of buffers after their addresses."""
         for i, tail in self.tails:
             values[i] = (values[i], *tail)
+
+
+class Missed(NamedTuple):
+    """A call that the native launch cache does not hold: its arguments by name, and its key there."""
+
+    names: Sequence[str]
+    given: Sequence[Any]
+    key: bytes
+    attributes: Any = ()
+    entries: Any = None
 
 
 class Operation:
@@ -292,17 +333,12 @@ class Operation:
             True: launched. Bytes: the key of a call that is not cached. None: the native part does not support the
             call.
         """
-        if recorder is not None and recorder.recording():
-            return None
         calls = self._quick
-        if calls is None:
-            return None
-        generation = settings.generation()
-        if generation is None:
+        if calls is None or (recorder is not None and recorder.recording()):
             return None
         if stream is not None and stream.__class__ is not int:
             stream = streams.handle_of(stream)
-        return calls.launch(given, attributes, entries, generation, stream)
+        return calls.launch(given, attributes, entries, settings.specialisation_key(), stream)
 
     def __call__(
         self,
@@ -311,25 +347,23 @@ class Operation:
         schedule: Schedule = None,
         stream: Any = None,
         now: bool = False,
-        unknown: tuple[Sequence[str], Sequence[Any], bytes] | None = None,
+        missed: Missed | None = None,
     ) -> None:
         """Run on operands in the order of ``self.operands``; absent ones are None, or omitted at the end.
 
-        ``now``: run even while recording. ``unknown``: the arguments and the result of :meth:`try_cached_launch`.
+        ``now``: run even while recording. ``missed``: a call that :meth:`try_cached_launch` did not find.
         """
         if recorder is not None and not now and recorder.recording():
             recorder.record(self, operands, attributes, schedule, stream)
             return
         entries = None if schedule is None else _entries(schedule, self.title)
-        of_call: tuple[Any, Any] = ((), None)
-        if unknown is None:
-            of_call = attributes, entries
+        if missed is None:
             operands = operands if operands.__class__ is tuple else tuple(operands)
-            answer = self.try_cached_launch(operands, stream, *of_call)
-            if answer is True:
+            key = None if self._quick is None else self.try_cached_launch(operands, stream, attributes, entries)
+            if key is True:
                 return
-            unknown = (self.operands, operands, answer) if answer else None
-        signature, values = signatures.signed(operands, (attributes, entries, settings.specialisation_key(), env.check))
+            missed = Missed(self.operands, operands, key, attributes, entries) if key else None
+        signature, values = signatures.signed(operands, (attributes, entries, settings.specialisation_key()))
         try:
             found = self._known.get(signature)
         except TypeError:  # an unhashable entry of the schedule: the check below names it
@@ -342,26 +376,14 @@ class Operation:
                 after()
                 return
             found = self._specialise(signature, operands, attributes, entries)
-        if found.apart is not None:
-            found.apart(values)
-        if found.checks:
-            whole = list(values)
-            found.complete(whole)
-            for check in found.checks:
-                check(whole)
-        if unknown is None or found.checks or found.described:
-            found.program.run(found, values, operands, stream)
-            return
-        names, given, key = unknown
-
-        def keep(bounds: list[packing.Bound], handle: int, on: Any) -> None:
-            places = quick.places_of(self.operands, operands, names, given)
-            meetings = found.apart.meetings(values) if found.apart is not None else ()
-            quick.remember(
-                self._quick, key, *of_call, bounds, places, quick.context_of(on.facts, handle), on.lock, meetings
-            )
-
-        found.program.run(found, values, operands, stream, keep)
+        if found.ordinal == HOST:
+            found.check(values)
+        launched = found.program.run(found, values, operands, stream)
+        if missed is not None and launched is not None and not found.described:
+            packed, handle, on = launched
+            places = quick.places_of(self.operands, operands, missed.names, missed.given)
+            context = quick.context_of(on.facts, handle)
+            quick.remember(self._quick, *missed[2:], packed.bounds, places, context, on.lock, packed.meetings)
 
     def _specialise(self, signature: tuple[Any, ...], operands: Sequence[Any], attributes: Any, entries: Any) -> _Known:
         """Check a new signature, get its program, and cache its buffers' fields other than the address."""

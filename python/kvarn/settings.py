@@ -41,16 +41,14 @@ def declared(code: Any) -> None:
 
 
 def specialisation_key() -> Hashable:
-    """The part of a cache key for settings: equal for equal passes, options and declarations."""
-    found = LOCAL.token
-    return _generation if found is None else (_generation, found)
+    """The part of a cache key for settings: equal for equal passes, options, checks and declarations.
 
-
-def generation() -> int | None:
-    """The generation of declared code; None if a thread-local or environment override applies."""
-    if LOCAL.token is not None or env.overrides or _CHECK in given:
-        return None
-    return _generation
+    A number, the generation of declared code, where no context and no environment variable changes the defaults.
+    """
+    token = LOCAL.token
+    if token is None and not env.overrides and _CHECK not in given:
+        return _generation
+    return _generation if token is None and env.check is False else (_generation, token, env.check)
 
 
 def traced() -> int:
@@ -74,4 +72,4 @@ def emulating(what: Any) -> Iterator[None]:
         LOCAL.emulation, LOCAL.token = before
 
 
-__all__ = ["LOCAL", "declared", "emulating", "emulation", "generation", "specialisation_key", "traced"]
+__all__ = ["LOCAL", "declared", "emulating", "emulation", "specialisation_key", "traced"]

@@ -68,7 +68,7 @@ class PoolMembers(CacheMembers):
     buffers: tuple[Any, ...]
     _at: dict[str, int]
     _fields: tuple[int, ...]
-    _words: bytes | None
+    _words: tuple[bytes, tuple[Any, int] | None] | None
     _memory: tuple[Any, int] | None
 
     def _keep_views(

@@ -413,7 +413,7 @@ class KernelFunction:
         specs = self.specs_of(args)
         same, number = self._captured
         key = (*map(_key, specs), target, number if same(self.function) else self.captured())
-        made_with = (settings.specialisation_key(), env.check, env.target)
+        made_with = (settings.specialisation_key(), env.target)
         found = self._compiled.get((made_with, key))
         if found is None:
             found = kvarn.compiler.compile(self, *specs, target=target, lineinfo=emulation is not None)

@@ -24,13 +24,13 @@ _RAISES = """
 
 
 def of_padded_batches(
-    ragged: Callable[..., Any], without: Sequence[str] = (), apart: Sequence[str] | None = None, **annotations: str
+    ragged: Callable[..., Any], without: Sequence[str] = (), apart: Sequence[str] = ("stream",), **annotations: str
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Declare an operation on padded batches, implemented by a function of its arguments by name.
+    """Declare an operation on padded batches, implemented by a function of a tuple of its arguments.
 
     The signature is that of ``ragged``, without the parameters ``without`` and with other ``annotations``; parameters
-    that the function does not document keep the documentation of ``ragged``. ``apart``: the function takes these
-    parameters after a tuple of all others, in the order of ``ragged``, with None for omitted ones.
+    that the function does not document keep the documentation of ``ragged``. The tuple is in the order of ``ragged``,
+    with None for omitted ones; the function takes the parameters ``apart`` after it.
     """
 
     def declare(run: Callable[..., Any]) -> Callable[..., Any]:
@@ -38,10 +38,8 @@ def of_padded_batches(
         renamed = {n: "valid_lengths" if n == "row_offsets" else n for n in parameters_of(ragged) if n not in without}
         first, rest = list(renamed.values())[: code.co_argcount], list(renamed.values())[code.co_argcount :]
         scope: dict[str, Any] = {"run": run}
-        given = "{" + ", ".join(f"'{n}': {n}" for n in renamed.values()) + "}"
-        if apart is not None:
-            others = (renamed.get(n, "None") for n in parameters_of(ragged) if n not in apart)
-            given = f"({', '.join(others)}), {', '.join(apart)}"
+        others = (renamed.get(n, "None") for n in parameters_of(ragged) if n not in apart)
+        given = f"({', '.join(others)}), {', '.join(apart)}"
         exec(f"def {name}({', '.join([*first, '*', *rest])}):\n    return run({given})\n", scope)
         made = scope[name]
         made.__kwdefaults__ = {n: d for n, d in (ragged.__kwdefaults__ or {}).items() if n in renamed}

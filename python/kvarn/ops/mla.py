@@ -10,7 +10,7 @@ from typing import Any
 from kvarn.block_mask import BlockMask
 from kvarn.dialect.layout import cdiv
 from kvarn.dialect.ops.mla import LEAST_INLINE, chunk_problem, inline_content, rope_columns
-from kvarn.dispatch import Operation, Schedule
+from kvarn.dispatch import Missed, Operation, Schedule
 
 from . import checks, functions, sources
 from .block_lists import check_block_mask, mask_of
@@ -185,11 +185,11 @@ def mla_attention(
     if return_lse and lse is None:
         lse = checks.empty_lse(query, title)
     operands = (collection, layer, query, row_offsets, scale, out, indices, topk_lengths, sinks, lse)
-    unknown = (_GIVEN, given, answer) if answer else None
-    operands = (*operands, *prior_of(prior, title), kv_offsets, *arrays)
+    missed = Missed(_GIVEN, given, answer) if answer else None
+    operands = (*operands, *((None, None) if prior is None else prior_of(prior, title)), kv_offsets, *arrays)
     if block_mask is not None:
         operands, attributes = with_blocks(_MLA_ATTENTION, operands, attributes, block_mask)
-    _MLA_ATTENTION(operands, attributes, scheduled(collection, schedule), stream, unknown=unknown)
+    _MLA_ATTENTION(operands, attributes, scheduled(collection, schedule), stream, missed=missed)
     return (out, lse) if return_lse else out
 
 

@@ -10,13 +10,13 @@ from typing import Any
 from kvarn.dialect.layout import CacheSpec, cdiv
 from kvarn.dialect.ops.projection import BLOCK, SCALED, bands_of, rounded_to
 from kvarn.dialect.ops.weight_groups import ATOM, FORMATS, PACKED, PLAIN, PLAIN_TYPES, groups_of
-from kvarn.dispatch import FixedSchedule, Operation, Schedule
+from kvarn.dispatch import FixedSchedule, Missed, Operation, Schedule
 from kvarn.runtime import buffers
 from kvarn.runtime.buffers import BufferView
 
 from . import checks
 from .checks import layer_of
-from .forms import of_padded_batches
+from .forms import of_padded_batches, parameters_of
 
 
 def _packed(view: BufferView, name: str) -> None:
@@ -150,7 +150,6 @@ _STATIC = {
 }  # fmt: skip
 _WRITTEN = ("query_out", "index_query_out")
 _SINGLE = ("bias", "x_scale", "weight_scale", "weight_min", "tensor_scale")
-_OPTIONAL = (*_SINGLE, "freqs_cis", "q_gamma", "k_gamma", "index_collection", "index_query_out")
 _RAGGED = Operation("kv.project_append", _STATIC, _check, _WRITTEN, single=_SINGLE)
 _PADDED = Operation("kv.project_append_padded", _STATIC, _check, _WRITTEN, single=_SINGLE)
 
@@ -229,34 +228,21 @@ def project_append(
     array-like [T, Hq, Dq] or None
         ``query_out``. Rows before the first offset and from the last on are not written.
     """
-    given = {
-        "collection": collection,
-        "layer": layer,
-        "x": x,
-        "weight": weight,
-        "bias": bias,
-        "x_scale": x_scale,
-        "weight_scale": weight_scale,
-        "weight_min": weight_min,
-        "tensor_scale": tensor_scale,
-        "weight_format": weight_format,
-        "freqs_cis": freqs_cis,
-        "interleaved": interleaved,
-        "q_gamma": q_gamma,
-        "k_gamma": k_gamma,
-        "eps": eps,
-        "query_out": query_out,
-        "query_size": query_size,
-        "index_collection": index_collection,
-        "index_query_out": index_query_out,
-        "schedule": schedule,
-        "stream": stream,
-    }
-    return _run(_RAGGED, given, row_offsets)
+    given = (
+        collection, layer, x, weight, row_offsets, bias, x_scale, weight_scale, weight_min, tensor_scale,
+        weight_format, freqs_cis, interleaved, q_gamma, k_gamma, eps, query_out, query_size, index_collection,
+        index_query_out, schedule,
+    )  # fmt: skip
+    return _run(_RAGGED, given, stream)
+
+
+_GIVEN = tuple("freqs" if n == "freqs_cis" else n for n in parameters_of(project_append) if n != "stream")
+_X, _QUERY_OUT, _INDEX_QUERY_OUT = (_GIVEN.index(n) for n in ("x", "query_out", "index_query_out"))
+_NAMES = {_RAGGED: _GIVEN, _PADDED: tuple("valid_lengths" if n == "row_offsets" else n for n in _GIVEN)}
 
 
 @of_padded_batches(project_append)
-def project_append_padded(given: dict[str, Any]) -> Any:
+def project_append_padded(arguments: tuple[Any, ...], stream: Any) -> Any:
     """:func:`project_append` for a padded batch; T is B * S.
 
     Parameters
@@ -273,13 +259,13 @@ def project_append_padded(given: dict[str, Any]) -> Any:
     array-like [B, S, Hq, Dq] or None
         ``query_out``.
     """
-    name, queries = f"{_PADDED.title}: ", given["query_out"]
-    shape = checks.shape_of(given["x"], name + "x", 3)
-    given["x"] = _as_rows(given["x"], (shape[0] * shape[1], shape[2]), name + "x")
-    for of_queries in ("query_out", "index_query_out"):
-        if given[of_queries] is not None:
-            given[of_queries] = _as_queries(given[of_queries], shape, name + of_queries)
-    found = _run(_PADDED, given, given["valid_lengths"])
+    given, name = list(arguments), f"{_PADDED.title}: "
+    queries, shape = given[_QUERY_OUT], checks.shape_of(given[_X], name + "x", 3)
+    given[_X] = _as_rows(given[_X], (shape[0] * shape[1], shape[2]), name + "x")
+    for i in (_QUERY_OUT, _INDEX_QUERY_OUT):
+        if given[i] is not None:
+            given[i] = _as_queries(given[i], shape, name + _GIVEN[i])
+    found = _run(_PADDED, tuple(given), stream)
     if queries is not None or found is None:
         return queries
     return found.reshape(*shape[:2], *found.shape[1:])
@@ -300,30 +286,41 @@ def _as_rows(array: Any, shape: tuple[int, ...], name: str) -> Any:
     return array.reshape(shape)
 
 
-def _run(operation: Operation, given: dict[str, Any], table: Any) -> Any:
-    """:func:`project_append` with arguments by name."""
-    title, collection, x, weight = operation.title, given["collection"], given["x"], given["weight"]
-    freqs, eps, query_out, weight_format = given["freqs_cis"], given["eps"], given["query_out"], given["weight_format"]
-    layer = layer_of(collection, given["layer"], title)
+def _run(operation: Operation, given: tuple[Any, ...], stream: Any) -> Any:
+    """:func:`project_append` or its padded form with the arguments in the order of ``_GIVEN``."""
+    (
+        collection, layer, x, weight, table, bias, x_scale, weight_scale, weight_min, tensor_scale, weight_format,
+        freqs, interleaved, q_gamma, k_gamma, eps, query_out, query_size, index_collection, index_query_out, schedule,
+    ) = given  # fmt: skip
+    answer, title = None, operation.title
+    if query_out is not None:
+        answer = operation.try_cached_launch(given, stream)
+        if answer is True:
+            return query_out
+    layer = layer_of(collection, layer, title)
     if freqs is not None:
         checks.positions_cover(freqs, collection, title)
     if eps.__class__ is not float or eps - eps != 0:
         eps = checks.number(eps, "eps", title)
     if query_out is None:
-        query_out = _queries(given, title)
+        query_out = _queries(collection, x, weight, query_size, index_collection, index_query_out, title)
     if weight_format not in FORMATS:
         raise ValueError(f"{title}: weight_format must be one of {', '.join(FORMATS)}, got {weight_format!r}")
-    scaling = _scaling(x, weight, given["x_scale"], given["weight_scale"], weight_format, title)
-    if scaling != "group" and not (given["weight_min"] is given["tensor_scale"] is None):
+    scaling = _scaling(x, weight, x_scale, weight_scale, weight_format, title)
+    if scaling != "group" and not (weight_min is tensor_scale is None):
         raise ValueError(f"{title}: weight_min and tensor_scale go with scales by groups, got scales of {scaling}")
     attributes = (
         ("scaling", scaling),
         ("weight_format", weight_format),
-        ("interleaved", bool(given["interleaved"])),
+        ("interleaved", bool(interleaved)),
         ("eps", eps),
     )
-    operands = (collection, layer, x, weight, table, query_out, *(given[name] for name in _OPTIONAL))
-    operation(operands, attributes, _scheduled(collection, x, given["schedule"], title), given["stream"])
+    operands = (
+        collection, layer, x, weight, table, query_out, bias, x_scale, weight_scale, weight_min, tensor_scale, freqs,
+        q_gamma, k_gamma, index_collection, index_query_out,
+    )  # fmt: skip
+    missed = Missed(_NAMES[operation], given, answer) if answer else None
+    operation(operands, attributes, _scheduled(collection, x, schedule, title), stream, missed=missed)
     return query_out
 
 
@@ -366,10 +363,11 @@ def _dtype(array: Any, name: str) -> str:
     return buffers.view(array, name=name).dtype.name
 
 
-def _queries(given: dict[str, Any], title: str) -> Any:
+def _queries(
+    collection: Any, x: Any, weight: Any, size: int | None, index: Any, index_query_out: Any, title: str
+) -> Any:
     """A new output for the weight's queries; None if it has none."""
-    spec, x, weight, size = given["collection"].spec.cache, given["x"], given["weight"], given["query_size"]
-    index, index_query_out = given["index_collection"], given["index_query_out"]
+    spec = collection.spec.cache
     columns = checks.shape_of(weight, f"{title}: weight", 2)[0]
     rest = spec.row_size * (1 if spec.is_mla else 2)
     if index is not None and index_query_out is not None:

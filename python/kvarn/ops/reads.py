@@ -14,7 +14,7 @@ from kvarn.caches import MHAOperand
 from kvarn.dialect.layout import DENSE
 from kvarn.dialect.ops.attention import BLOCK_TILE
 from kvarn.dialect.schedules import row_class
-from kvarn.dispatch import FixedSchedule, Operation, Schedule, Specialisation, alignment_of, refuse_tracing
+from kvarn.dispatch import FixedSchedule, Missed, Operation, Schedule, Specialisation, alignment_of, refuse_tracing
 from kvarn.runtime.binding import is_torch
 
 from . import checks, functions, sources
@@ -335,7 +335,7 @@ def _attend(
     if return_lse and lse is None:
         lse = checks.empty_lse(query, title)
     operands = (collection, layer, query, table, scale, out, sinks, lse, kv_offsets, alibi_slopes)
-    operands = (*operands, *prior_of(prior, title), *arrays)
+    operands = (*operands, *((None, None) if prior is None else prior_of(prior, title)), *arrays)
     if of_operands:
         if pages is not None or page_counts is not None:
             raise ValueError(
@@ -345,10 +345,11 @@ def _attend(
             operands, attributes = with_blocks(_OPERAND_ATTENTION, operands, attributes, block_mask)
         _OPERAND_ATTENTION(operands, attributes, schedule, stream)
     else:
-        operands, attributes = with_lists(operands, attributes, pages, page_counts, block_mask)
+        if not (pages is None and page_counts is None and block_mask is None):
+            operands, attributes = with_lists(operands, attributes, pages, page_counts, block_mask)
         operation, names = (_ATTENTION_PADDED, _GIVEN_PADDED) if padded else (_ATTENTION, _GIVEN)
-        unknown = (names, given, answer) if answer else None
-        operation(operands, attributes, scheduled(collection, query, schedule), stream, unknown=unknown)
+        missed = Missed(names, given, answer) if answer else None
+        operation(operands, attributes, scheduled(collection, query, schedule), stream, missed=missed)
     return (out, lse) if return_lse else out
 
 
@@ -356,8 +357,6 @@ def with_lists(
     operands: tuple[Any, ...], attributes: tuple[Any, ...], pages: Any, page_counts: Any, block_mask: BlockMask | None
 ) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
     """The operands of an attention, with its lists after the functions' arrays, and its attributes."""
-    if pages is None and page_counts is None and block_mask is None:
-        return operands, attributes
     operands = (*operands, *(None,) * (_FIRST_LIST - len(operands)), pages, page_counts)
     return (operands, attributes) if block_mask is None else with_blocks(_ATTENTION, operands, attributes, block_mask)
 
@@ -376,8 +375,6 @@ _FIRST_LIST = _ATTENTION.operands.index("pages")
 
 def prior_of(prior: Any, title: str) -> tuple[Any, Any]:
     """The output and log-sum-exp of a prior result."""
-    if prior is None:
-        return None, None
     if not isinstance(prior, (tuple, list)) or len(prior) != 2:
         raise TypeError(f"{title}: prior must be a tuple of an output and its log-sum-exp, got {type(prior).__name__}")
     if prior[0] is None or prior[1] is None:

@@ -87,26 +87,17 @@ def rope(
     array-like [T, Hq, Dq]
         ``query_out``. Rows before the first offset and from the last on are not written.
     """
-    given = {
-        "collection": collection,
-        "layer": layer,
-        "query": query,
-        "freqs_cis": freqs_cis,
-        "interleaved": interleaved,
-        "position_ids": position_ids,
-        "mrope_section": mrope_section,
-        "query_out": query_out,
-        "schedule": schedule,
-        "stream": stream,
-    }
-    return _rope(_ROPE, given, row_offsets, rank=1)
+    given = (
+        collection, layer, query, row_offsets, freqs_cis, interleaved, position_ids, mrope_section, query_out, schedule,
+    )  # fmt: skip
+    return _rope(_ROPE, given, stream, rank=1)
 
 
 _ROPE_PADDED = Operation("kv.rope_padded", {"query": 2, "freqs": 1, "query_out": 2}, _check_rope, in_place=_IN_PLACE)
 
 
 @of_padded_batches(rope)
-def rope_padded(given: dict[str, Any]) -> Any:
+def rope_padded(given: tuple[Any, ...], stream: Any) -> Any:
     """:func:`rope` for a padded batch.
 
     Parameters
@@ -125,25 +116,24 @@ def rope_padded(given: dict[str, Any]) -> Any:
     array-like [B, S, Hq, Dq]
         ``query_out``.
     """
-    return _rope(_ROPE_PADDED, given, given["valid_lengths"], rank=2)
+    return _rope(_ROPE_PADDED, given, stream, rank=2)
 
 
-def _rope(operation: Operation, given: dict[str, Any], table: Any, rank: int) -> Any:
-    """:func:`rope` with arguments by name; ``rank`` is the number of leading dimensions of a row."""
-    title, collection, freqs_cis = operation.title, given["collection"], given["freqs_cis"]
-    layer, position_ids, sections = layer_of(collection, given["layer"], title), given["position_ids"], ()
+def _rope(operation: Operation, given: tuple[Any, ...], stream: Any, rank: int) -> Any:
+    """:func:`rope` or :func:`rope_padded` with their arguments in order; ``rank``: leading dimensions of a row."""
+    collection, layer, query, table, freqs, interleaved, position_ids, mrope_section, query_out, schedule = given
+    title, sections = operation.title, ()
+    layer = layer_of(collection, layer, title)
     if position_ids is None:
-        checks.positions_cover(freqs_cis, collection, title)
+        checks.positions_cover(freqs, collection, title)
     elif len(shape := checks.shape_of(position_ids, f"{title}: position_ids")) == rank:
         position_ids = position_ids.reshape(1, *shape)
-    query_out = given["query_out"]
     if query_out is None:
-        query_out = checks.empty_like(given["query"], "query_out", title)
-    if given["mrope_section"] is not None:
-        sections = tuple(checks.count(n, "mrope_section", title) for n in given["mrope_section"])
-    attributes = (("interleaved", bool(given["interleaved"])), ("mrope_section", sections))
-    operands = (collection, layer, given["query"], table, freqs_cis, query_out, position_ids)
-    operation(operands, attributes, given["schedule"], given["stream"])
+        query_out = checks.empty_like(query, "query_out", title)
+    if mrope_section is not None:
+        sections = tuple(checks.count(n, "mrope_section", title) for n in mrope_section)
+    attributes = (("interleaved", bool(interleaved)), ("mrope_section", sections))
+    operation((collection, layer, query, table, freqs, query_out, position_ids), attributes, schedule, stream)
     return query_out
 
 

@@ -22,7 +22,7 @@ from kvarn.artifact import Arg, Artifact
 from . import device as devices, quick, signatures, streams
 from .binding import HOST, Binder, make_binder
 from .copying import NoCopies
-from .overlap import Meeting, ReadOnly
+from .overlap import Meeting, ReadOnly, meet
 from .packing import Address, Bound, Call, HostExecutor, Place, PreparedCall, PreparedHostCall
 
 _REMEMBER = 256  # packed calls cached per launcher
@@ -83,10 +83,9 @@ class _Known(NamedTuple):
         bound = self.bounds.pop(stream, None)  # removed while in use; a concurrent thread packs its own
         if bound is None:
             return None
-        for i, j, low, high in self.meetings:
-            if low < firsts[i] - (0 if j is None else firsts[j]) < high:  # the full path checks whether they overlap
-                self.bounds[stream] = bound
-                return None
+        if self.meetings and meet(self.meetings, firsts):  # the full path checks whether they overlap
+            self.bounds[stream] = bound
+            return None
         launch, arguments, words, moves, after_failure, _ = bound
         for word, i in moves:
             words[word] = firsts[i]

@@ -43,22 +43,23 @@ constexpr uint32_t Nowhere = UINT32_MAX; // in place of a buffer: the numbers ar
 struct Record {
   Vector<uint64_t> key;
   Vector<Meeting> meetings;
-  PyObject *attributes, *schedule, *lock;
+  PyObject *attributes, *schedule;
+  PyObject *acquire = nullptr, *release = nullptr; // of a lock, where there are several steps
   void *context;
   Vector<Step> steps;
   size_t uses = 1;
 
-  Record(const uint64_t *words, size_t count, PyObject *a, PyObject *s, PyObject *l, void *c)
-      : key(words, words + count), attributes(a), schedule(s), lock(l), context(c) {
+  Record(const uint64_t *words, size_t count, PyObject *a, PyObject *s, void *c)
+      : key(words, words + count), attributes(a), schedule(s), context(c) {
     Py_INCREF(attributes);
     Py_INCREF(schedule);
-    Py_INCREF(lock);
   }
   Record(const Record &) = delete;
   ~Record() {
     Py_DECREF(attributes);
     Py_DECREF(schedule);
-    Py_DECREF(lock);
+    Py_XDECREF(acquire);
+    Py_XDECREF(release);
     for (Step &step : steps)
       Py_DECREF(step.again);
   }
@@ -143,8 +144,8 @@ PyObject *fireAll(Table *self, const Record &record, const uint64_t *addresses) 
     if (self->current(&current) || current != record.context)
       Py_RETURN_NONE;
   }
-  if (record.lock != Py_None) { // steps of two calls must not mix
-    PyObject *taken = PyObject_CallMethodObjArgs(record.lock, nameAcquire, nullptr);
+  if (record.acquire) { // steps of two calls must not mix
+    PyObject *taken = PyObject_CallNoArgs(record.acquire);
     if (!taken)
       return nullptr;
     Py_DECREF(taken);
@@ -156,8 +157,8 @@ PyObject *fireAll(Table *self, const Record &record, const uint64_t *addresses) 
     if ((code = fire(self->launch, record.steps[i], addresses)))
       break;
   PyEval_RestoreThread(state);
-  if (record.lock != Py_None) {
-    PyObject *given = PyObject_CallMethodObjArgs(record.lock, nameRelease, nullptr);
+  if (record.release) {
+    PyObject *given = PyObject_CallNoArgs(record.release);
     if (!given)
       return nullptr;
     Py_DECREF(given);
@@ -183,7 +184,8 @@ PyObject *tableLaunch(PyObject *object, PyObject *const *args, Py_ssize_t given)
     return nullptr;
   }
   PyObject *operands = args[0], *attributes = args[1], *schedule = args[2];
-  if (!PyTuple_Check(operands) || PyTuple_Size(operands) > static_cast<Py_ssize_t>(MaxOperands))
+  if (!PyTuple_Check(operands) || PyTuple_Size(operands) > static_cast<Py_ssize_t>(MaxOperands) ||
+      !PyLong_CheckExact(args[3])) // of other settings than the defaults
     Py_RETURN_NONE;
   size_t count = static_cast<size_t>(PyTuple_Size(operands));
   Call call;
@@ -191,6 +193,7 @@ PyObject *tableLaunch(PyObject *object, PyObject *const *args, Py_ssize_t given)
   size_t values = 0; // operands that are there, by which moves are numbered
   for (size_t i = 0; good && i < count; i++) {
     PyObject *operand = PyTuple_GetItem(operands, static_cast<Py_ssize_t>(i));
+    call.addresses[values] = 0;
     good = readOperand(self->reader, operand, call, call.addresses[values]);
     values += operand != Py_None;
   }
@@ -279,7 +282,13 @@ PyObject *tableRemember(PyObject *object, PyObject *args) {
   void *where = PyLong_AsVoidPtr(context);
   if (PyErr_Occurred())
     return nullptr;
-  Reference record(new Record(call.words, call.count, attributes, schedule, lock, where));
+  Reference record(new Record(call.words, call.count, attributes, schedule, where));
+  if (lock != Py_None) {
+    record->acquire = PyObject_GetAttr(lock, nameAcquire);
+    record->release = PyObject_GetAttr(lock, nameRelease);
+    if (!record->acquire || !record->release)
+      return nullptr;
+  }
   for (Py_ssize_t i = 0; i < PyList_Size(steps); i++)
     if (!readStep(PyList_GetItem(steps, i), *record))
       return nullptr;

@@ -11,6 +11,7 @@
 
 #include <cstdint>
 #include <cstring>
+#include <initializer_list>
 #include <unordered_map>
 #include <vector>
 
@@ -85,6 +86,8 @@ using Classes = std::unordered_map<PyObject *, Class, std::hash<PyObject *>, std
 struct Reader {
   PyObject *classify, *specs;
   Classes classes;
+  PyObject *lastType = nullptr; // of classes: most operands of a call have the class of the one before
+  Class last = {};
 
   ~Reader() {
     for (auto &each : classes)
@@ -100,7 +103,7 @@ PyObject *nameFields, *nameSpec, *nameReadonly, *nameDevice, *nameIsNeg, *nameAc
 // The key of a call under construction, and the address of each operand that has one.
 struct Call {
   uint64_t words[MaxWords];
-  uint64_t addresses[MaxOperands] = {};
+  uint64_t addresses[MaxOperands]; // of the operands that are read
   size_t count = 0;
   int64_t ordinal = -1;
   const ExchangeTable *table = nullptr;
@@ -118,9 +121,18 @@ struct Call {
     return true;
   }
   uint64_t hash() const {
-    uint64_t found = 0x9e3779b97f4a7c15u;
-    for (size_t i = 0; i < count; i++) {
-      found = (found ^ words[i]) * 0xff51afd7ed558ccdu;
+    constexpr uint64_t Odd = 0xff51afd7ed558ccdu;
+    uint64_t a = 0x9e3779b97f4a7c15u, b = 1, c = 2, found = 0; // independent, since a product takes some cycles
+    size_t i = 0;
+    for (; i + 3 <= count; i += 3) {
+      a = (a ^ words[i]) * Odd;
+      b = (b ^ words[i + 1]) * Odd;
+      c = (c ^ words[i + 2]) * Odd;
+    }
+    for (; i < count; i++)
+      a = (a ^ words[i]) * Odd;
+    for (uint64_t part : {a, b, c}) {
+      found = (found ^ part ^ part >> 32) * Odd;
       found ^= found >> 32;
     }
     return found;
@@ -132,9 +144,13 @@ struct Call {
 
 Class classOf(Reader &reader, PyObject *operand) {
   PyObject *type = reinterpret_cast<PyObject *>(Py_TYPE(operand));
+  if (type == reader.lastType)
+    return reader.last;
   auto found = reader.classes.find(type);
-  if (found != reader.classes.end())
-    return found->second;
+  if (found != reader.classes.end()) {
+    reader.lastType = type;
+    return reader.last = found->second;
+  }
   PyObject *answer = PyObject_CallFunctionObjArgs(reader.classify, type, nullptr);
   if (!answer)
     return {Other, nullptr};
@@ -153,6 +169,7 @@ Class classOf(Reader &reader, PyObject *operand) {
   if (reader.classes.size() >= MaxClasses) {
     Classes gone;
     reader.classes.swap(gone);
+    reader.lastType = nullptr;
     for (auto &each : gone)
       Py_DECREF(each.first);
   }
@@ -242,44 +259,37 @@ bool describeHandle(Reader &reader, PyObject *operand, Call &call) {
 }
 
 // Whether the tensor of a handle's pool is where it was: it may have been given other memory, or none.
-bool isInPlace(Reader &reader, PyObject *operand) {
-  PyObject *memory = PyObject_GetAttr(operand, nameMemory);
-  if (!memory) { // of a class that keeps nothing
-    PyErr_Clear();
+bool isInPlace(Reader &reader, PyObject *memory) {
+  if (!PyTuple_Check(memory)) // no tensor
     return true;
-  }
-  bool good = memory == Py_None;
-  if (!good && PyTuple_Check(memory) && PyTuple_Size(memory) == 2) {
-    PyObject *tensor = PyTuple_GetItem(memory, 0);
-    Class is = classOf(reader, tensor);
-    DLTensor found;
-    if (is.kind == Tensor && !is.table->read(tensor, &found))
-      good = reinterpret_cast<uint64_t>(found.data) + found.byteOffset ==
+  PyObject *tensor = PyTuple_GetItem(memory, 0);
+  Class is = classOf(reader, tensor);
+  DLTensor found;
+  return is.kind == Tensor && !is.table->read(tensor, &found) &&
+         reinterpret_cast<uint64_t>(found.data) + found.byteOffset ==
              PyLong_AsUnsignedLongLongMask(PyTuple_GetItem(memory, 1));
-  }
-  Py_DECREF(memory);
-  return good;
 }
 
-// A handle does not change: its ordinal and its part of the key are bytes in an attribute, None before it is first
-// read.
+// A handle does not change: its ordinal and its part of the key are bytes in an attribute, with the memory of its pool;
+// None before it is first read.
 bool readHandle(Reader &reader, PyObject *operand, Call &call) {
   PyObject *kept = PyObject_GetAttr(operand, nameWords);
   if (!kept)
     PyErr_Clear(); // of a class that keeps nothing
-  if (kept && PyBytes_Check(kept)) {
-    size_t size = static_cast<size_t>(PyBytes_Size(kept));
+  if (kept && PyTuple_Check(kept)) {
+    PyObject *words = PyTuple_GetItem(kept, 0);
+    size_t size = static_cast<size_t>(PyBytes_Size(words));
     bool good = size >= 8 && size % 8 == 0 && call.count + size / 8 <= MaxWords;
     if (good) {
-      const char *bytes = PyBytes_AsString(kept);
+      const char *bytes = PyBytes_AsString(words);
       int64_t ordinal;
       std::memcpy(&ordinal, bytes, 8);
       std::memcpy(call.words + call.count, bytes + 8, size - 8);
       call.count += size / 8 - 1;
-      good = call.on(ordinal);
+      good = call.on(ordinal) && isInPlace(reader, PyTuple_GetItem(kept, 1));
     }
     Py_DECREF(kept);
-    return good && isInPlace(reader, operand);
+    return good;
   }
   Py_XDECREF(kept); // None
   size_t first = call.count;
@@ -287,8 +297,9 @@ bool readHandle(Reader &reader, PyObject *operand, Call &call) {
     return false;
   call.words[first] = static_cast<uint64_t>(call.ordinal);
   Py_ssize_t size = static_cast<Py_ssize_t>(8 * (call.count - first));
-  PyObject *made = PyBytes_FromStringAndSize(reinterpret_cast<const char *>(call.words + first), size);
-  if (!made || (kept && PyObject_SetAttr(operand, nameWords, made)))
+  PyObject *memory = kept ? PyObject_GetAttr(operand, nameMemory) : nullptr;
+  PyObject *made = memory ? Py_BuildValue("(y#N)", call.words + first, size, memory) : nullptr;
+  if (kept && (!made || PyObject_SetAttr(operand, nameWords, made)))
     PyErr_Clear();
   Py_XDECREF(made);
   std::memmove(call.words + first, call.words + first + 1, 8 * (--call.count - first));

@@ -139,6 +139,14 @@ Value = Any  # of a call: the address of a buffer, or the fields of a handle
 Meeting = tuple[int, int | None, int, int]
 
 
+def meet(meetings: Sequence[Meeting], values: Sequence[Any]) -> bool:
+    """Whether operands of a call may overlap, by their addresses: the rule that made the meetings says whether."""
+    for i, j, low, high in meetings:
+        if low < values[i] - (0 if j is None else values[j]) < high:
+            return True
+    return False
+
+
 class Apart:
     """The aliasing rule of every operation: outputs share no memory with inputs or with other outputs.
 

@@ -15,6 +15,7 @@ from steps import two_steps
 import kvarn as kv
 from kvarn import artifact as A
 from kvarn.dialect import dtypes
+from kvarn.ops import projection, reads, writes
 from kvarn.runtime import quick
 from kvarn.runtime.launch import Launcher
 from kvarn.runtime.program import Program
@@ -216,10 +217,75 @@ def test_a_call_has_the_addresses_of_its_own_buffers(route, calls):
         assert places == first
 
 
-def test_calls_of_tensors_are_launched_by_the_native_part_where_there_is_one():
-    fresh, launch = append(tensor)
-    for at in [fresh() for _ in range(3)]:
+@pytest.mark.parametrize("make", [append, attention, project])
+def test_calls_of_tensors_are_launched_by_the_native_part_where_there_is_one(make):
+    operation = {append: writes._APPEND, attention: reads._ATTENTION, project: projection._RAGGED}[make]
+    fresh, launch = make(tensor)
+    at, before = fresh(), len(operation._quick or ())
+    for _ in range(3):
         launch(at)
-    from kvarn.ops import writes
+    assert len(operation._quick or ()) == before + quick.available()
 
-    assert (len(writes._APPEND._quick or ()) > 0) == quick.available()
+
+# --- what is refused -----------------------------------------------------------------------------------
+
+
+def test_a_warm_call_whose_output_is_read_is_refused_as_the_first_one_is():
+    collection, offsets = pool(), tensor((3,), "int32")
+    query, out, other = (tensor((2, 4, 128), "float16") for _ in range(3))
+    for _ in range(3):
+        kv.ops.attention(collection, 1, query, offsets, out=out)
+    each, rest = divmod(len(launches()), 3)
+    kv.ops.attention(collection, 1, query, offsets, out=other)
+    inside = tensor((2, 4, 128), "float16")
+    inside._data = collection.blocks.array.ctypes.data + 512
+    for same, read in ((query, "query"), (inside, "collection")):
+        with pytest.raises(ValueError, match=f"out must not share memory with {read}, which is read"):
+            kv.ops.attention(collection, 1, query, offsets, out=same)
+    assert rest == 0
+    assert len(launches()) == 4 * each
+
+
+def test_a_warm_call_refuses_a_collection_whose_tensor_has_other_memory_or_none():
+    like = pool()
+    blocks, bounds = tensor(like.blocks.array.shape, "float16"), (like.max_seq_length, like.max_cache_length)
+    collection = kv.PagedKVCacheCollection(blocks, like.cache_lengths, like.lookup_table, *bounds)
+    key, offsets = tensor((2, 2, 128), "float16"), tensor((3,), "int32")
+    for _ in range(3):
+        kv.ops.append(collection, 0, key, key, offsets)
+    before, at = len(launches()), blocks._data
+    for elsewhere, what in ((at + 4096, "elsewhere"), (0, "without memory")):
+        blocks._data = elsewhere
+        with pytest.raises(ValueError, match=f"the memory of the PagedKVCacheCollection is gone.* is {what}"):
+            kv.ops.append(collection, 0, key, key, offsets)
+    blocks._data = at
+    assert len(launches()) == before
+    kv.ops.append(collection, 0, key, key, offsets)
+    assert len(launches()) == before + 1
+
+
+def test_an_interrupt_while_addresses_are_packed_leaves_no_call_half_packed():
+    fresh, launch = append(arrays)
+    first, second = fresh(), fresh()
+    writes._APPEND._known.clear()
+    launch(first)
+    (packed,) = [packed for known in writes._APPEND._known.values() for packed in known.launches.values()]
+    kept = packed.bounds[0]
+
+    class Interrupted:
+        """The packet's memory, which takes one address."""
+
+        left = 1
+
+        def __setitem__(self, word, address):
+            if not self.left:
+                raise KeyboardInterrupt
+            self.left -= 1
+            kept.words[word] = address
+
+    packed.bounds[0] = kept._replace(words=Interrupted())
+    with pytest.raises(KeyboardInterrupt):
+        launch({**second, "pool": first["pool"]})
+    packed.bounds[0] = kept
+    launch(first)
+    assert bytes(launches()[-1].params) == bytes(launches()[0].params)

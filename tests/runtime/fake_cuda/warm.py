@@ -287,40 +287,6 @@ def test_an_operation_is_launched_by_the_native_part_and_checked_as_before(monke
     assert other.blocks.array.ctypes.data.to_bytes(8, "little") in bytes(last().params)
 
 
-def test_a_warm_call_whose_output_is_read_is_refused_as_the_first_one_is():
-    collection, offsets = pool(), tensor((3,), "int32")
-    query, out, other = (tensor((2, 4, 128), "float16") for _ in range(3))
-    for _ in range(3):
-        kv.ops.attention(collection, 1, query, offsets, out=out)
-    each, rest = divmod(len(launches()), 3)
-    kv.ops.attention(collection, 1, query, offsets, out=other)
-    inside = tensor((2, 4, 128), "float16")
-    inside._data = collection.blocks.array.ctypes.data + 512
-    for same, read in ((query, "query"), (inside, "collection")):
-        with pytest.raises(ValueError, match=f"out must not share memory with {read}, which is read"):
-            kv.ops.attention(collection, 1, query, offsets, out=same)
-    assert rest == 0
-    assert len(launches()) == 4 * each
-
-
-def test_a_warm_call_refuses_a_collection_whose_tensor_has_other_memory_or_none():
-    like = pool()
-    blocks, bounds = tensor(like.blocks.array.shape, "float16"), (like.max_seq_length, like.max_cache_length)
-    collection = kv.PagedKVCacheCollection(blocks, like.cache_lengths, like.lookup_table, *bounds)
-    key, offsets = tensor((2, 2, 128), "float16"), tensor((3,), "int32")
-    for _ in range(3):
-        kv.ops.append(collection, 0, key, key, offsets)
-    before, at = len(launches()), blocks._data
-    for elsewhere, what in ((at + 4096, "elsewhere"), (0, "without memory")):
-        blocks._data = elsewhere
-        with pytest.raises(ValueError, match=f"the memory of the PagedKVCacheCollection is gone.* is {what}"):
-            kv.ops.append(collection, 0, key, key, offsets)
-    blocks._data = at
-    assert len(launches()) == before
-    kv.ops.append(collection, 0, key, key, offsets)
-    assert len(launches()) == before + 1
-
-
 def test_a_call_under_other_passes_or_checks_is_not_one_before(monkeypatch):
     collection = pool()
     key, offsets = tensor((2, 2, 128), "float16"), tensor((3,), "int32")
