@@ -306,7 +306,7 @@ class Interpreter(Loops):
 
     def assign(self, target: ast.AST, value: Any) -> None:
         """Bind a target: a name, an item, an attribute, or a sequence of targets."""
-        if isinstance(target, ast.Name):
+        if type(target) is ast.Name:
             self.locals[target.id] = value
             return
         with self.at(target):
