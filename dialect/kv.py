@@ -67,6 +67,8 @@ def make_context() -> ir.Context:
     The bindings abort when an error diagnostic is left over from a pass that succeeded; with diagnostics
     emitted to a handler they are not left over. The handler stores them on ``context_diagnostics(context)``.
     """
+    if _prepared and is_current(_prepared[-1]):
+        return _prepared.pop()
     context = ir.Context()
     # Modules of one or two kernels gain nothing from a thread pool, and a forked child would wait for its threads.
     context.enable_multithreading(False)
@@ -83,6 +85,14 @@ def make_context() -> ir.Context:
     setattr(context, _DIAGNOSTICS, found)
     load(context)
     return context
+
+
+_prepared: list[ir.Context] = []
+
+
+def prepare_context() -> None:
+    """Make the next context now, for a process whose forks each need one."""
+    _prepared.append(make_context())
 
 
 def is_current(context: ir.Context) -> bool:
@@ -103,4 +113,4 @@ def context_diagnostics(context: ir.Context) -> list[tuple[str, str, ir.Location
     return context.__dict__.setdefault(_DIAGNOSTICS, [])
 
 
-__all__ = ["Kv", "context_diagnostics", "is_current", "load", "make_context", "ops"]
+__all__ = ["Kv", "context_diagnostics", "is_current", "load", "make_context", "ops", "prepare_context"]

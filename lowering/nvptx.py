@@ -193,8 +193,10 @@ def _link_libdevice(module: int, context: int) -> None:
     data = llvm.LLVMCreateMemoryBufferWithMemoryRange(bitcode, size, b"libdevice", False)
     if llvm.LLVMGetBitcodeModuleInContext2(context, data, ctypes.byref(library)):
         raise PassFailure("LLVM does not read the libdevice of MLIR's library")
-    for _, function in _functions(library.value):
+    function = llvm.LLVMGetFirstFunction(library)
+    while function is not None:
         if not llvm.LLVMIsDeclaration(function):
             llvm.LLVMSetLinkage(function, _LINK_ONCE_ODR)  # only called functions are read and linked
+        function = llvm.LLVMGetNextFunction(function)
     if llvm.LLVMLinkModules2(module, library):
         raise PassFailure("LLVM does not link libdevice")

@@ -13,7 +13,7 @@ from typing import Any
 from mlir import ir
 
 from kvarn import settings
-from kvarn.dialect import page_orders
+from kvarn.dialect import native, page_orders
 from kvarn.dialect.base import Kv
 
 from . import rewrite_counts
@@ -28,8 +28,12 @@ _MOST_ROUNDS = 16  # of rules of other packages that make ops with such rules
 def walk(root: Any, match: Callable[[str], bool] | None = None) -> list[ir.Operation]:
     """All ops under (and with) ``root``, or those with a matching name, outer before inner, in program order.
 
-    Every op costs a call into Python: a pass that looks for several kinds of ops should walk once.
+    ``match`` has to depend on the name alone: the native walk asks once per name. Without the native library every op
+    costs a call into Python.
     """
+    native_walk = native.walker()
+    if native_walk is not None:
+        return native_walk(root.operation._CAPIPtr, ir.Operation._CAPICreate, match)
     found: list[ir.Operation] = []
     advance = ir.WalkResult.ADVANCE
 

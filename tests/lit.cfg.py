@@ -65,15 +65,18 @@ def _kv_opt():
 
     Every call is a fork of a server that ends when lit does: most of a start are imports.
     """
-    script = here.parent / "python" / "kvarn" / "tools" / "opt_server.py"
+    tools = here.parent / "python" / "kvarn" / "tools"
     place = tempfile.mkdtemp(prefix="kv-opt-")  # sockets have short names
     lit_config.kv_opt_server = subprocess.Popen(  # noqa: F821
-        [sys.executable, str(script), "serve", f"{place}/s"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        [sys.executable, str(tools / "opt_server.py"), f"{place}/s"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
     )
     atexit.register(shutil.rmtree, place, ignore_errors=True)
     if lit_config.kv_opt_server.stdout.readline() != "ready\n":  # noqa: F821
         lit_config.fatal("kv-opt's server did not start")  # noqa: F821
-    return f'"{sys.executable}" -I -S "{script}" "{place}/s"'
+    return f'"{sys.executable}" -I -S "{tools / "opt_client.py"}" "{place}/s"'
 
 
 config.substitutions += [  # noqa: F821

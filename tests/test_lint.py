@@ -10,8 +10,8 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 SOURCES = (
-    "dialect/native/effects.cpp", "python/kvarn/runtime/launches.cpp", "python/kvarn/runtime/operands.h",
-    "python/kvarn/runtime/checks.h",
+    "dialect/native/effects.cpp", "dialect/native/walk.cpp", "python/kvarn/runtime/launches.cpp",
+    "python/kvarn/runtime/operands.h", "python/kvarn/runtime/checks.h",
 )  # fmt: skip
 COMMANDS = {
     "lint": ("ruff", ["check", "--quiet", "."]),

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""Loader of the native library, which attaches effects and speculatability to ops that Python declares.
+"""Loader of the native library, which attaches effects and speculatability to ops that Python declares, and walks IR.
 
 The library is optional. Without it the upstream passes do not transform the kv ops (no CSE, no dead code elimination,
-no hoisting), which is safe; :func:`available` says why it is missing.
+no hoisting), which is safe, and walks take longer; :func:`available` says why it is missing.
 
 It is C++ code against the MLIR of one release of the bindings, and any other release is refused. It is loaded with
 ``RTLD_LOCAL``: the bindings export over a hundred thousand LLVM symbols, which must not be mixed with the LLVM of
@@ -12,7 +12,7 @@ another package in the same process.
 import ctypes
 import functools
 import importlib.metadata
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
@@ -98,6 +98,19 @@ def _native() -> _Native:
 def available() -> str | None:
     """None when the native library can be used, else the reason in one line."""
     return _native().reason
+
+
+@functools.lru_cache(maxsize=1)
+def walker() -> Callable[[Any, Any, Callable[[str], bool] | None], list[ir.Operation]] | None:
+    """The native walk: from an operation's capsule, the maker of operations from capsules, and which names are wanted
+    (None: all), to the operations under and with it in program order, outer before inner. None without the library, or
+    where it was built without Python's headers."""
+    library = _native().library
+    if library is None or not hasattr(library, "kvarn_walk"):
+        return None
+    walk = ctypes.PyDLL(library._name).kvarn_walk  # with the GIL: it makes and calls objects of Python
+    walk.restype, walk.argtypes = ctypes.py_object, [ctypes.py_object] * 3
+    return walk
 
 
 def attach(context: ir.Context, effects: Mapping[str, EffectsLike]) -> bool:

@@ -177,6 +177,15 @@ def test_entry_over_the_limit_stays_until_the_next(tmp_path):
     assert cache.get(KEY) is None
 
 
+def test_entries_are_counted_where_they_may_exceed_the_limit_and_not_at_every_write(tmp_path, monkeypatch):
+    cache, other, counts = CompileCache(tmp_path, 100_000), CompileCache(tmp_path, 100_000), []
+    monkeypatch.setattr(cache, "_files", lambda: counts.append(1) or CompileCache._files(cache))
+    for n in range(400):  # each process fills a part of what is free
+        (cache if n % 2 else other).put(cache_key({"n": n}), bytes(1000))
+        assert cache.info().bytes <= 100_000
+    assert 10 < len(counts) - 400 < 150  # info() counts, too
+
+
 def test_clear_removes_entries_and_nothing_else(cache):
     cache.put(KEY, b"x")
     (cache.directory / "notes.txt").write_text("mine")

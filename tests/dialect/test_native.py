@@ -12,6 +12,8 @@ from mlir.dialects import irdl  # noqa: E402
 from mlir.passmanager import PassManager  # noqa: E402
 
 native = pytest.importorskip("kvarn.dialect.native")
+from kvarn.lowering import rewrite  # noqa: E402
+
 pytestmark = pytest.mark.skipif(native.available() is not None, reason=str(native.available()))
 
 TOY = """
@@ -175,6 +177,38 @@ def test_a_wrong_declaration_is_refused(context, effects, error, message):
 def test_attach_wants_a_context():
     with pytest.raises(TypeError, match=r"mlir\.ir\.Context"):
         native.attach(object(), EFFECTS)
+
+
+WALKED = """
+  %0 = "toy.lookup"(%i) : (i32) -> i32
+  scf.if %c {
+    "toy.store"(%0) : (i32) -> ()
+  }
+  %1 = "toy.lookup"(%0) : (i32) -> i32
+  return %1 : i32"""
+
+
+@pytest.mark.skipif(native.walker() is None, reason="it was built without Python's headers")
+@pytest.mark.parametrize("names", [None, (), ("toy.lookup",), ("scf.if", "toy.store", "toy.lookup", "func.return")])
+def test_the_native_walk_finds_what_the_walk_of_the_bindings_finds(context, names, monkeypatch):
+    module = ir.Module.parse(f"func.func @f(%i: i32, %c: i1) -> i32 {{{WALKED}\n}}")
+    asked = []
+
+    def match(name):
+        asked.append(name)
+        return name in names
+
+    found = rewrite.walk(module, None if names is None else match)
+    assert len(asked) == len(set(asked))  # once per name
+    monkeypatch.setattr(native, "walker", lambda: None)
+    assert found == rewrite.walk(module, None if names is None else names.__contains__)
+    assert len(found) == {None: 8, (): 0, ("toy.lookup",): 2}.get(names, 5)
+
+
+@pytest.mark.skipif(native.walker() is None, reason="it was built without Python's headers")
+def test_the_native_walk_ends_with_the_error_of_its_callback(context):
+    with pytest.raises(ZeroDivisionError):
+        rewrite.walk(ir.Module.parse("func.func private @f()"), lambda name: 1 / 0)
 
 
 def test_the_llvm_symbols_stay_private_to_the_bindings():

@@ -82,7 +82,7 @@ def digest(artifact: Artifact) -> str:
     return h.hexdigest()
 
 
-def _manifest(artifacts: Sequence[Artifact]) -> tuple[bytes, dict[str, bytes]]:
+def _manifest(artifacts: Sequence[Artifact], indent: int | None = 1) -> tuple[bytes, dict[str, bytes]]:
     files: dict[str, bytes] = {}
     several = len(artifacts) > 1
     variants = [_to_json(a, files, f"{i}." if several else "") for i, a in enumerate(artifacts)]
@@ -90,19 +90,22 @@ def _manifest(artifacts: Sequence[Artifact]) -> tuple[bytes, dict[str, bytes]]:
     body = {"format": FORMAT, "version": VERSION, "variants": variants, "files": sums}
     # The manifest's own checksum is over its canonical text without that line.
     body["sha256"] = hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()
-    return json.dumps(body, indent=1).encode(), files
+    return json.dumps(body, indent=indent).encode(), files
 
 
-def dumps(artifacts: Iterable[Artifact]) -> bytes:
-    """A bundle as the bytes of its zip file. Equal artifacts give equal bytes."""
-    manifest, files = _manifest(list(artifacts))
+def dumps(artifacts: Iterable[Artifact], *, brief: bool = False) -> bytes:
+    """A bundle as the bytes of its zip file. Equal artifacts give equal bytes.
+
+    ``brief``: in half of the time, with a manifest on one line and files that are compressed less, for a cache.
+    """
+    manifest, files = _manifest(list(artifacts), None if brief else 1)
     out = io.BytesIO()
     with zipfile.ZipFile(out, "w", zipfile.ZIP_DEFLATED) as z:
         for name, data in ((MANIFEST, manifest), *sorted(files.items())):
             info = zipfile.ZipInfo(name, (1980, 1, 1, 0, 0, 0))
             info.compress_type = zipfile.ZIP_DEFLATED
             info.external_attr = 0o644 << 16
-            z.writestr(info, data)
+            z.writestr(info, data, compresslevel=1 if brief else None)
     return out.getvalue()
 
 

@@ -31,6 +31,7 @@ _MAGIC = b"kvarn-cache-2\n"
 _SUFFIX = ".entry"
 _STALE_SECONDS = 3600.0  # age in seconds after which a temporary file is taken for one of a dead writer
 _KEEP = 0.8  # share of the limit that an eviction leaves, so that not every write evicts
+_SHARE = 8  # the part of the free space that a process fills before it counts again
 
 
 def cache_key(parts: Mapping[str, Any]) -> str:
@@ -97,6 +98,8 @@ class CompileCache:
         self._directory, self._limit = directory, limit
         self._hits = self._misses = 0
         self._warned = False
+        # Bytes that may be written to a folder under a limit before its entries are counted again.
+        self._room: tuple[Path, int, int] | None = None
 
     @property
     def directory(self) -> Path:
@@ -153,7 +156,7 @@ class CompileCache:
             except BaseException:
                 _remove(Path(temporary))
                 raise
-            self._clean_up(keep=path)
+            self._make_room(path, len(data))
         except OSError as e:
             self._warn(
                 f"the compile cache cannot be written: {e}. Set KVARN_CACHE_DIR to a folder that can, "
@@ -227,11 +230,22 @@ class CompileCache:
             pass
         return found
 
-    def _clean_up(self, keep: Path) -> None:
+    def _make_room(self, written: Path, size: int) -> None:
+        """Remove old entries where they may exceed the limit, after an entry has been written."""
+        directory, limit = self.directory, self.limit
+        if self._room is not None and self._room[:2] == (directory, limit) and self._room[2] >= size:
+            self._room = (directory, limit, self._room[2] - size)
+            return
+        # A count reads the whole folder. An eighth of what it leaves free may be written without another, since other
+        # processes write, too.
+        self._room = (directory, limit, (limit - self._clean_up(written)) // _SHARE)
+
+    def _clean_up(self, keep: Path) -> int:
+        """Remove old entries down to a part of the limit, if they exceed it; returns the bytes of the entries."""
         files = self._files()
         total = sum(f[1] for f in files)
         if total <= self.limit:
-            return
+            return total
         self._remove_stale(_STALE_SECONDS)
         for _, size, path in sorted(files):
             if total <= self.limit * _KEEP:
@@ -239,6 +253,7 @@ class CompileCache:
             # The entry just written is kept even above the limit: its writer is about to use it.
             if path != keep and _remove(path):
                 total -= size
+        return total
 
     def _remove_stale(self, age: float) -> None:
         try:

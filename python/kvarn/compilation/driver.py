@@ -398,7 +398,7 @@ def save_cached(key: str | None, made: Artifact) -> None:
     """Store an artifact in the disk cache, unless edited stages may have been used."""
     if key is None or env.override_dir:
         return
-    compile_cache.put(key, bundle.dumps([made]))
+    compile_cache.put(key, bundle.dumps([made], brief=True))
 
 
 __all__ = [

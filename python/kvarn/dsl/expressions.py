@@ -88,7 +88,14 @@ class Expressions:
         return [value for frame in (*self.frames, *self.suspended) for value in frame.locals.values()]
 
     def eval(self, node: ast.expr) -> Any:
-        return _EXPRESSIONS.get(type(node), Expressions._refused_expression)(self, node)
+        kind = type(node)
+        if kind is ast.Constant:
+            return node.value  # pyright: ignore[reportAttributeAccessIssue]
+        if kind is ast.Name:  # most nodes are names
+            value = self.frames[-1].locals.get(node.id, MISSING)  # pyright: ignore[reportAttributeAccessIssue]
+            if value is not MISSING and type(value) is not Undefined:
+                return value
+        return _EXPRESSIONS.get(kind, Expressions._refused_expression)(self, node)
 
     # --- names and constants -----------------------------------------------------------------------
 
@@ -106,10 +113,6 @@ class Expressions:
         return value
 
     def visit_Name(self, node: ast.Name) -> Any:
-        frame = self.frames[-1]
-        value = frame.locals.get(node.id, MISSING)
-        if value is not MISSING and type(value) is not Undefined:
-            return value
         try:
             return self.name(node.id)
         except Exception as error:
@@ -246,7 +249,7 @@ class Expressions:
     def _elements(self, nodes: list[ast.expr]) -> list[Any]:
         out: list[Any] = []
         for n in nodes:
-            if isinstance(n, ast.Starred):
+            if type(n) is ast.Starred:
                 with self.at(n):
                     out.extend(items_of(self.eval(n.value)))
             else:

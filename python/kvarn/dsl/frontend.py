@@ -72,6 +72,7 @@ class Interpreter(Loops):
         self.block = block
         self.made = self.ran = 0  # ops and statements so far; tracing stops at a limit
         self._changed: dict[int, set[str]] = {}  # names changed in place, by id of a function's node
+        self._locations: dict[int, ir.Location] = {}  # by id of the node, without the callers of its function
 
     @property
     def frame(self) -> Frame:
@@ -93,7 +94,10 @@ class Interpreter(Loops):
         frame = self.frames[-1]
         found = frame.places.get(id(node))
         if found is None:
-            found = ir.Location.file(frame.file, getattr(node, "lineno", 1), getattr(node, "col_offset", 0) + 1)
+            found = self._locations.get(id(node))
+            if found is None:
+                found = ir.Location.file(frame.file, getattr(node, "lineno", 1), getattr(node, "col_offset", 0) + 1)
+                self._locations[id(node)] = found
             if frame.caller is not None:
                 found = ir.Location.callsite(found, [frame.caller])
             frame.places[id(node)] = found
@@ -306,7 +310,7 @@ class Interpreter(Loops):
 
     def assign(self, target: ast.AST, value: Any) -> None:
         """Bind a target: a name, an item, an attribute, or a sequence of targets."""
-        if isinstance(target, ast.Name):
+        if type(target) is ast.Name:
             self.locals[target.id] = value
             return
         with self.at(target):

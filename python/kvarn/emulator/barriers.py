@@ -5,7 +5,6 @@ mbarriers; asynchronous copies of single threads; proxy fences; and the register
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -229,33 +228,43 @@ def map_address(t: Block, i: Instruction) -> Any:
 # --- asynchronous copies of single threads ---------------------------------------------------------
 
 
-class _Copy(NamedTuple):
-    """An asynchronous copy of one thread: ``count`` bytes, zero-filled to ``size``."""
+class _Copies(NamedTuple):
+    """Asynchronous copies of an instruction, one per thread: ``counts`` bytes each, zero-filled to ``size``."""
 
-    to: np.uint64
-    source: np.uint64
-    count: int
+    to: np.ndarray
+    source: np.ndarray
+    counts: np.ndarray
     size: int
     instruction: Instruction
 
 
+_Copy = tuple[_Copies, int]  # that of one thread
+
+
 def _land(t: Block, lanes: Sequence[int], copies: Sequence[_Copy]) -> None:
     """Execute copies in order; copies of one instruction together."""
-    by: dict[int, list[int]] = {}
-    for n, copy in enumerate(copies):
-        by.setdefault(copy.instruction.index, []).append(n)
-    for numbers in by.values():
-        i, size = copies[numbers[0]].instruction, copies[numbers[0]].size
-        to = np.array([copies[n].to for n in numbers], np.uint64)
-        source = np.array([copies[n].source for n in numbers], np.uint64)
-        counts = np.array([copies[n].count for n in numbers])
-        data = np.zeros((len(numbers), size), np.uint8)
-        some = counts > 0
-        if some.any():
-            found = t.memory.read(source[some], size, i.text)
-            data[some] = np.where(np.arange(size) < counts[some][:, None], found, 0)
-        threads = t.threads[np.array([lanes[n] for n in numbers])]
-        t.write_shared(t.place(to, size, i.text), data, i, threads)
+    by: dict[int, tuple[list[int], list[_Copy]]] = {}
+    for lane, copy in zip(lanes, copies, strict=True):
+        whose, found = by.setdefault(copy[0].instruction.index, ([], []))
+        whose.append(lane)
+        found.append(copy)
+    for whose, found in by.values():
+        first, i, size = found[0][0], found[0][0].instruction, found[0][0].size
+        if all([of is first for of, _ in found]):
+            which = np.array([n for _, n in found])
+            to, source, counts = first.to[which], first.source[which], first.counts[which]
+        else:
+            to = np.array([of.to[n] for of, n in found], np.uint64)
+            source = np.array([of.source[n] for of, n in found], np.uint64)
+            counts = np.array([of.counts[n] for of, n in found])
+        if np.count_nonzero(counts == size) == len(found):
+            data = t.memory.read(source, size, i.text)
+        else:
+            data, some = np.zeros((len(found), size), np.uint8), counts > 0
+            if some.any():
+                read = t.memory.read(source[some], size, i.text)
+                data[some] = np.where(np.arange(size) < counts[some][:, None], read, 0)
+        t.write_shared(t.place(to, size, i.text), data, i, t.threads[np.array(whose)])
 
 
 def _flush(t: Block, lanes: Sequence[int], keep: int, pending: bool) -> None:
@@ -284,17 +293,17 @@ def copy_async(t: Block, i: Instruction) -> Any:
 
         def start(m: Lanes) -> None:
             to, source, lanes = t.address(a, m), t.address(b, m), t.lanes[m]
-            counts = t.value(rest[0], m, np.uint32) if rest else np.full(len(to), int(size))
+            counts = t.value(rest[0], m, np.uint32).copy() if rest else np.full(len(to), int(size))
             for bytes in np.unique(counts[counts > 0]):
                 t.note("global", source[counts == bytes], int(bytes), i, lanes[counts == bytes], False)
-            copies = [_Copy(x, y, n, int(size), i) for x, y, n in zip(to, source, counts.tolist(), strict=True)]
+            made = _Copies(to, source, counts, int(size), i)
             now = np.full(len(lanes), t.order.copies == "early")
             if t.order.copies == "random":
                 now = t.cluster.random.integers(2, size=len(lanes)) > 0
-            for lane, copy in zip(lanes[~now].tolist(), itertools.compress(copies, ~now), strict=True):
-                t.pending[lane].append(copy)
+            for lane, n in zip(lanes[~now].tolist(), np.flatnonzero(~now).tolist(), strict=True):
+                t.pending[lane].append((made, n))
             if now.any():
-                _land(t, lanes[now].tolist(), list(itertools.compress(copies, now)))
+                _land(t, lanes[now].tolist(), [(made, n) for n in np.flatnonzero(now).tolist()])
 
         return start
     if kind == "mbarrier":

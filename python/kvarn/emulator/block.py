@@ -31,7 +31,7 @@ TYPES = {
     "s16": np.int16, "s32": np.int32, "s64": np.int64, "pred": np.bool_,
     **{f"{k}{n}": np.dtype(f"u{n // 8}").type for k in "ub" for n in (8, 16, 32, 64)},
 }  # fmt: skip
-Lanes = Any  # the active threads: an index array, or a slice for all
+Lanes = Any  # the active threads: a slice, or an index array where they do not lie side by side
 _BANK = 128  # registers that are made at once
 _UNWRITTEN = 0xFFFF_FFFF_FFFF_FFFF  # a register that nothing was written to
 _least, _most, _COUNT = np.minimum.reduce, np.maximum.reduce, np.arange(64)
@@ -43,6 +43,12 @@ def aligned(address: np.ndarray, size: int) -> bool:
     """Whether all addresses are multiples of a size."""
     power = not size & (size - 1)  # whose multiples are told without a division
     return not np.count_nonzero(address & address.dtype.type(size - 1) if power else address % address.dtype.type(size))
+
+
+def side_by_side(lanes: np.ndarray) -> Lanes:
+    """Threads, in order, as a slice if no other is between them: NumPy then copies no operands."""
+    first, end = int(lanes[0]), int(lanes[-1]) + 1
+    return slice(first, end) if end - first == len(lanes) else lanes
 
 
 class Wait(IntEnum):
@@ -401,7 +407,7 @@ class Block:
         stop = n if together == len(at) else int(_least(at[~first]))
         if self.order.warps == "random":
             stop = min(stop, here + int(self.cluster.random.integers(1, 64)))
-        self.advance(here, stop, slice(None) if together == self.count else np.flatnonzero(ready)[first])
+        self.advance(here, stop, slice(None) if together == self.count else side_by_side(np.flatnonzero(ready)[first]))
         return True
 
     def advance(self, at: int, stop: int, lanes: Lanes) -> None:
@@ -424,6 +430,14 @@ class Block:
         try:
             while at < stop:
                 i, kind, active = code[at], kinds[at], lanes
+                if not kind:
+                    self.at = at
+                    (compiled[at] or self._compile(at, i))(lanes)
+                    at += 1
+                    if self.stopped:
+                        self.stopped = False
+                        break
+                    continue
                 if kind & GUARDED:
                     name, negated = i.guard  # type: ignore[misc]
                     bits = self.registers[name][lanes]
@@ -496,7 +510,7 @@ class Block:
         if not running[lanes].all():
             raise EmulationError(f"{i.text}: some threads of the warp have ended ({i.where})")
         self.wait[lanes] = _GOES
-        self.advance(where, where + 1, lanes)
+        self.advance(where, where + 1, side_by_side(lanes))
         return True
 
     @staticmethod
@@ -509,7 +523,7 @@ class Block:
 
     def warps(self, m: Lanes, what: str) -> np.ndarray:
         """The active threads as whole warps [w, 32]."""
-        if isinstance(m, slice) and self.count % WARP == 0:  # all threads
+        if isinstance(m, slice) and m.start is None and self.count % WARP == 0:  # all threads
             return self.lanes.reshape(-1, WARP)
         lanes = self.lanes[m]
         if not self.whole(lanes):

@@ -415,7 +415,7 @@ def load_matrix(t: Block, i: Instruction) -> Any:
             matrices = np.ascontiguousarray(matrices.swapaxes(2, 3))
         words = matrices.view(np.uint32).reshape(len(lanes), count, WARP)
         for n, r in enumerate(to):
-            t.put(r, lanes.ravel(), words[:, n].ravel())
+            t.put(r, m, words[:, n].ravel())
 
     return run
 
@@ -429,9 +429,9 @@ def store_matrix(t: Block, i: Instruction) -> Any:
     def run(m: Lanes) -> None:
         lanes = t.warps(m, i.text)
         n = len(lanes)
-        address = t.address(i.operands[0], lanes.ravel()).reshape(n, WARP)
+        address = t.address(i.operands[0], m).reshape(n, WARP)
         for k, word in enumerate(words):
-            tile = np.ascontiguousarray(t.value(word, lanes.ravel(), np.uint32)).view(np.uint16).reshape(n, 8, 8)
+            tile = np.ascontiguousarray(t.value(word, m, np.uint32)).view(np.uint16).reshape(n, 8, 8)
             rows = np.ascontiguousarray(tile.swapaxes(1, 2) if trans else tile).view(np.uint8).reshape(-1, 16)
             # Lane 4 r + c has two elements of row r. The choice of the writer matters for fences only, and eight
             # adjacent lanes
@@ -451,25 +451,32 @@ def matrix_multiply(t: Block, i: Instruction) -> Any:
     group, place = np.arange(WARP) // 4, np.arange(WARP) % 4
     each = per_word * place[:, None] + np.arange(per_word)  # indices of a word's elements
     k = 8 * per_word
+    # Where the elements of A, B and C lie in the registers [register, lane, element of a word] of a warp.
+    of_a, of_b, of_c = np.empty((16, k), np.int64), np.empty((k, 8), np.int64), np.empty((16, 8), np.int64)
+    words = np.arange(4 * WARP * per_word).reshape(4, WARP, per_word)
+    for which in range(4):
+        of_a[(group + 8 * (which % 2))[:, None], each + k // 2 * (which // 2)] = words[which]
+        of_c[group + 8 * (which // 2), 2 * place + which % 2] = np.arange(WARP) + WARP * which
+    for which in range(2):
+        of_b[each + k // 2 * which, group[:, None]] = words[which]
+    rows = [group + 8 * (which // 2) for which in range(4)]
+    in_result = [row * 8 + 2 * place + which % 2 for which, row in enumerate(rows)]
 
     def run(m: Lanes) -> None:
-        lanes = t.warps(m, i.text)
-        flat, n = lanes.ravel(), len(lanes)
+        n = len(t.warps(m, i.text))
 
-        def elements(register: str) -> np.ndarray:
-            words = np.ascontiguousarray(t.value(register, flat, np.uint32) & ~ignored)
-            return words.view(element).astype(np.float32).reshape(n, WARP, per_word)
+        def elements(registers: list[str], places: np.ndarray) -> np.ndarray:
+            found = np.empty((n, len(registers), WARP), np.uint32)
+            for which, r in enumerate(registers):
+                found[:, which] = (t.value(r, m, np.uint32) & ~ignored).reshape(n, WARP)
+            return found.view(element).astype(np.float32).reshape(n, -1).take(places, 1)
 
-        x, y, z = np.zeros((n, 16, k), np.float32), np.zeros((n, k, 8), np.float32), np.zeros((n, 16, 8), np.float32)
-        for which, r in enumerate(a):
-            x[:, (group + 8 * (which % 2))[:, None], each + k // 2 * (which // 2)] = elements(r)
-        for which, r in enumerate(b):
-            y[:, each + k // 2 * which, group[:, None]] = elements(r)
+        z = np.empty((n, 4, WARP), np.float32)
         for which, r in enumerate(c):
-            z[:, group + 8 * (which // 2), 2 * place + which % 2] = t.value(r, flat, np.float32).reshape(n, WARP)
-        z = x @ y + z
+            z[:, which] = t.value(r, m, np.float32).reshape(n, WARP)
+        z = (elements(a, of_a) @ elements(b, of_b) + z.reshape(n, -1).take(of_c, 1)).reshape(n, -1)
         for which, r in enumerate(d):
-            t.put(r, flat, z[:, group + 8 * (which // 2), 2 * place + which % 2].ravel())
+            t.put(r, m, z.take(in_result[which], 1).ravel())
 
     return run
 
@@ -480,8 +487,8 @@ def move_matrix(t: Block, i: Instruction) -> Any:
 
     def run(m: Lanes) -> None:
         lanes = t.warps(m, i.text)
-        halves = np.ascontiguousarray(t.value(a, lanes.ravel(), np.uint32)).view(np.uint16).reshape(len(lanes), 8, 8)
-        t.put(d, lanes.ravel(), np.ascontiguousarray(halves.swapaxes(1, 2)).view(np.uint32).ravel())
+        halves = np.ascontiguousarray(t.value(a, m, np.uint32)).view(np.uint16).reshape(len(lanes), 8, 8)
+        t.put(d, m, np.ascontiguousarray(halves.swapaxes(1, 2)).view(np.uint32).ravel())
 
     return run
 
@@ -499,16 +506,15 @@ def shuffle(t: Block, i: Instruction) -> Any:
 
     def run(m: Lanes) -> None:
         lanes = t.warps(m, i.text)
-        flat = lanes.ravel()
-        x = reads(flat).reshape(-1, WARP)
-        source, valid = always[0] if always else sources(flat[:WARP] if constant else flat)
+        x = reads(m).reshape(-1, WARP)
+        source, valid = always[0] if always else sources(lanes[0] if constant else m)
         if constant and not always:
             always.append((source, valid))
-        put(flat, (x.take(source[0], 1) if constant else np.take_along_axis(x, source, 1)).ravel())
+        put(m, (x.take(source[0], 1) if constant else np.take_along_axis(x, source, 1)).ravel())
         if p:
-            t.put(p, flat, np.broadcast_to(valid, x.shape).ravel())
+            t.put(p, m, np.broadcast_to(valid, x.shape).ravel())
 
-    def sources(of: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    def sources(of: Lanes) -> tuple[np.ndarray, np.ndarray]:
         by, bound = (read(of).astype(np.int64).reshape(-1, WARP) for read in (distance, bounds))
         segment, limit = bound >> 8 & 31, bound & 31
         last = (lane & segment) | (limit & ~segment)
@@ -529,10 +535,10 @@ def vote(t: Block, i: Instruction) -> Any:
     d, p = i.operands[:2]
 
     def run(m: Lanes) -> None:
-        lanes = t.warps(m, i.text)
-        holds = t.value(p, lanes.ravel(), np.uint64).reshape(-1, WARP) != 0
+        t.warps(m, i.text)
+        holds = t.value(p, m, np.uint64).reshape(-1, WARP) != 0
         words = (holds.astype(np.uint64) << np.arange(WARP, dtype=np.uint64)).sum(1).astype(np.uint32)
-        t.put(d, lanes.ravel(), np.repeat(words, WARP))
+        t.put(d, m, np.repeat(words, WARP))
 
     return run
 
@@ -569,11 +575,11 @@ def elect(t: Block, i: Instruction) -> Any:
     (d, _, p), mask = i.operands[0].partition("|"), i.operands[1]
 
     def run(m: Lanes) -> None:
-        lanes = t.warps(m, i.text)
-        masks = t.value(mask, lanes.ravel(), np.uint32).astype(np.int64).reshape(-1, WARP)[:, 0]
+        t.warps(m, i.text)
+        masks = t.value(mask, m, np.uint32).astype(np.int64).reshape(-1, WARP)[:, 0]
         leader = np.array([(int(x) & -int(x)).bit_length() - 1 for x in masks], np.uint32)
-        t.put(d, lanes.ravel(), np.repeat(leader, WARP))
-        t.put(p, lanes.ravel(), (np.arange(WARP) == leader[:, None]).ravel())
+        t.put(d, m, np.repeat(leader, WARP))
+        t.put(p, m, (np.arange(WARP) == leader[:, None]).ravel())
 
     return run
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import bisect
 import functools
 import re
+import sys
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -18,8 +19,12 @@ from kvarn.dialect.chips import REGISTERS
 
 LOCAL = 0x10CA1 << 40  # base address of a thread's local memory
 GUARDED, JUMP, TOGETHER = 1, 2, 4  # kinds of instructions: with a guard, end of a basic block, needs whole warps
-_BRACE, _SPACE, _LABEL = re.compile("[{}]"), re.compile(r"\s*"), re.compile(r"([$\w]+):(?!:)")
+_BRACE = re.compile("[{}]")
+# A label, a brace, a directive that ends with its line, or a statement that ends with a semicolon.
+_PART = re.compile(r"([$\w]+):(?!:)|([{}])|(\.(?:loc|file|pragma)[^\n]*)(?=\n)|([^;\s][^;]*)(?:;|\Z)")
+_LABEL, _BRACES, _LINE = 1, 2, 3  # groups of _PART
 _LOC = re.compile(r"\.loc\s+(\d+)\s+(\d+)")
+_NOTE = re.compile(r"\s*kv\.barrier\s+(\S+)")
 _NARROW = {"8": 1, "16": 2}  # bytes, by the end of the type of an access to shared memory
 _OPERAND = re.compile(r"\{[^}]*\}|\[[^\]]*\]|[^,\s][^,]*")
 
@@ -128,9 +133,9 @@ def parse(text: str, entry: str) -> Kernel:
     whole = text
     text = re.sub(r"/\*.*?\*/", lambda m: "\n" * m[0].count("\n"), text, flags=re.S)
     notes: dict[int, str] = {}
-    for number, line in enumerate(text.split("\n"), 1):
+    for number, line in enumerate(text.split("\n") if "kv.barrier" in text else (), 1):
         code, _, note = line.partition("//")
-        named = re.match(r"\s*kv\.barrier\s+(\S+)", note)
+        named = _NOTE.match(note)
         if named:
             notes[number if code.strip() else -number] = named[1]  # negative: of the next instruction
     files = dict(re.findall(r'^\s*\.file\s+(\d+)\s+"([^"]*)"', text, flags=re.M))
@@ -209,36 +214,24 @@ def _statements(kernel: Kernel, text: str, at: int, end: int, files: dict[str, s
     scopes = 0
     labels: dict[tuple[tuple[int, ...], str], int] = {}
     source = ""
-    while True:
-        at = _SPACE.match(text, at).end()  # type: ignore[union-attr]
-        if at >= end:
-            break
-        label, first = _LABEL.match(text, at, end), text[at]
-        if label:
-            labels[tuple(scope), label[1]] = len(kernel.code)
-            at = label.end()
-        elif first == "{":
+    for found in _PART.finditer(text, at, end):
+        kind, part = found.lastindex, found[found.lastindex or 0]
+        if kind == _LABEL:
+            labels[tuple(scope), part] = len(kernel.code)
+        elif part == "{":
             scopes += 1
             scope.append(scopes)
-            at += 1
-        elif first == "}":
+        elif kind == _BRACES:
             scope.pop()
-            at += 1
-        elif text.startswith((".loc", ".file", ".pragma"), at) and text.find("\n", at, end) >= 0:
-            line = text[at : text.index("\n", at)]
-            loc = _LOC.match(line)
+        elif kind == _LINE:
+            loc = _LOC.match(part)
             if loc:
                 source = f"{files.get(loc[1], 'file ' + loc[1]).rsplit('/', 1)[-1]}:{loc[2]}"
-            at += len(line)
-        else:
-            after = text.find(";", at, end)
-            after = end if after < 0 else after
-            if first != ".":
-                i = _instruction(text[at:after].strip())
-                i.line, i.source, i.scope = bisect.bisect(newlines, at - 1) + 1, source, tuple(scope)
-                i.index = len(kernel.code)
-                kernel.code.append(i)
-            at = after + 1
+        elif part[0] != ".":
+            i = _instruction(part.rstrip())
+            i.line, i.source, i.scope = bisect.bisect(newlines, found.start() - 1) + 1, source, tuple(scope)
+            i.index = len(kernel.code)
+            kernel.code.append(i)
     for (inside, name), place in labels.items():
         kernel.labels[name if not inside else f"{name}@{inside[-1]}"] = place
     for i in kernel.code:  # a label in braces is local to them
@@ -284,6 +277,14 @@ def _instruction(text: str) -> Instruction:
     if text.startswith("@"):
         predicate, body = text.split(None, 1)
         guard = (predicate.lstrip("@!"), "!" in predicate)
-    name, *rest = body.strip().split(None, 1)
-    operands = [m[0].strip() for m in _OPERAND.finditer(rest[0] if rest else "")]
-    return Instruction(text, tuple(name.split(".")), operands, guard)
+    name, *rest = body.split(None, 1)
+    given = rest[0] if rest else ""
+    plain = "[" not in given and "{" not in given  # then commas part the operands
+    operands = [o.strip() for o in (given.split(",") if plain else _OPERAND.findall(given))] if given else []
+    return Instruction(text, _parts_of(name), operands, guard)
+
+
+@functools.cache
+def _parts_of(name: str) -> tuple[str, ...]:
+    """The parts of an opcode."""
+    return tuple(map(sys.intern, name.split(".")))

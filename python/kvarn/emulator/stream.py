@@ -108,8 +108,8 @@ class Launched:
                 continue
             for what, by in (("writes", marks.written), *((("reads", marks.read),) if write else ())):
                 numbers = by[here - marks.low]
-                wrong = np.isin(numbers, list(running))
-                for array in self.unordered:
+                wrong = np.isin(numbers, list(running)) if len(running) > 1 else numbers == next(iter(running))
+                for array in self.unordered if wrong.any() else ():
                     low, high = np.lib.array_utils.byte_bounds(array)
                     wrong &= (here < low) | (here >= high)
                 if wrong.any():

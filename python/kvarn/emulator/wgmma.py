@@ -150,11 +150,11 @@ class Products:
         self.clock += 1
         self.fenced[lanes[:, 0] // WARP] = self.clock
 
-    def check_fence(self, i: Instruction, names: list[str], lanes: np.ndarray) -> None:
+    def check_fence(self, i: Instruction, names: list[str], rows: np.ndarray, lanes: np.ndarray) -> None:
         fenced = self.fenced[lanes[0] // WARP]
         if not fenced:
             raise EmulationError(f"{i.short}: a wgmma.fence must come before the first product of a warp")
-        late = (self.written[self.block.rows_of(names), lanes] >= fenced).any(1)
+        late = (self.written[rows, lanes] >= fenced).any(1)
         if late.any():
             raise EmulationError(
                 f"{i.short}: {names[int(late.argmax())]} was written by an ordinary instruction, and no wgmma.fence "
@@ -168,9 +168,12 @@ class Products:
         for name in product.registers:
             self.sources.setdefault(name, {}).setdefault(warp, []).append(product)
 
-    def accumulator(self, i: Instruction, names: list[str], lanes: np.ndarray, adds: bool) -> Accumulator:
-        """The accumulators of a product, which owns them from now on."""
-        t, warp = self.block, int(lanes[0]) // WARP
+    def accumulator(self, i: Instruction, places: dict[str, int], lanes: np.ndarray, adds: bool) -> Accumulator:
+        """The accumulators of a product, which owns them from now on; ``places``: their registers, numbered from 0."""
+        t, warp, names = self.block, int(lanes[0]) // WARP, list(places)
+        known = self.flying.get(names[0], {}).get(warp) if adds else None
+        if known is not None and known.names == places:  # those of the product before
+            return known
         for name in names if not adds else ():  # earlier accumulators there must have been renamed
             if warp in self.flying.get(name, {}):
                 self.drop(name, warp)
@@ -324,6 +327,9 @@ def _product(t: Block, i: Instruction) -> Callable[[Products, np.ndarray], None]
         at = descriptor_places(descriptor, rows, steps, dtype.itemsize, bool(trans))
         return at, t.read_async(at, i, int(lanes[0]))
 
+    written = d + (a if in_registers else [])
+    places, rows = {name: n for n, name in enumerate(d)}, t.rows_of(written)
+
     def run(s: Products, lanes: np.ndarray) -> None:
         cached: dict[tuple, tuple[np.ndarray, np.ndarray]] = {}
 
@@ -334,7 +340,7 @@ def _product(t: Block, i: Instruction) -> Callable[[Products, np.ndarray], None]
             return cached[key]
 
         for flat in lanes:
-            s.check_fence(i, d + (a if in_registers else []), flat)
+            s.check_fence(i, written, rows, flat)
             at_b, bytes_b = read(i.operands[2], flat, columns, kind_b, trans_b)
             memory = [(at_b, bytes_b)]
             if in_registers:
@@ -345,7 +351,7 @@ def _product(t: Block, i: Instruction) -> Callable[[Products, np.ndarray], None]
                 memory.append((at[mine], bytes[mine]))
                 x = _floats(bytes[mine], kind_a)
             adds = bool(t.value(i.operands[3], flat, np.bool_).all())
-            accumulator = s.accumulator(i, d, flat, adds)
+            accumulator = s.accumulator(i, places, flat, adds)
             s.start(
                 Product(
                     i, accumulator, sign * x, _floats(bytes_b, kind_b), a if in_registers else [], memory, t.version

@@ -1,31 +1,22 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 """A server for kv-opt: a process with all imports done forks for each call, since imports dominate the time of a call.
 
-For lit tests and kv-reduce. Run as a file, without kvarn, it is also the client:
+For lit tests and kv-reduce; ``opt_client.py`` is the client.
 
-python -I -S opt_server.py serve SOCKET        until its standard input ends (with the site's packages: without -I -S)
-python -I -S opt_server.py SOCKET ARGUMENTS    kv-opt with this process's folder, environment and files, and its status
+python opt_server.py SOCKET    until its standard input ends
 """
 
 import contextlib
-import json
+import marshal
 import os
 import select
 import signal
 import socket
 import sys
+from pathlib import Path
 
-_LENGTH = 8  # bytes of the length field of a request
-
-
-def call(path: str, arguments: list[str]) -> int:
-    """Run kv-opt on the server; returns its exit status."""
-    request = json.dumps([arguments, os.getcwd(), dict(os.environ)]).encode()
-    with socket.socket(socket.AF_UNIX) as server:
-        server.connect(path)
-        socket.send_fds(server, [len(request).to_bytes(_LENGTH, "little")], [0, 1, 2])
-        server.sendall(request)
-        return int.from_bytes(server.recv(1) or b"\xff", "little")
+CLIENT = Path(__file__).with_name("opt_client.py")
+_LENGTH = 8  # bytes of the length field of a request, as in the client
 
 
 def serve(path: str) -> None:
@@ -43,44 +34,57 @@ def serve(path: str) -> None:
     # Passes and expansions are imported on demand, which would take most of the time of a call.
     for module in pkgutil.walk_packages(kvarn.lowering.__path__, "kvarn.lowering."):
         importlib.import_module(module.name)
-    kv.make_context()
+    kv.prepare_context()
     gc.collect()
     gc.freeze()  # a collection in a child would copy every page that it visits
 
+    ended, wake = os.pipe()  # written to when a child ends
+    os.set_blocking(wake, False)
+    signal.signal(signal.SIGCHLD, lambda *_: None)
+    signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
+    callers: dict[int, socket.socket] = {}  # by the process that answers them
     with socket.socket(socket.AF_UNIX) as listening:
         listening.bind(path)
         listening.listen(64)
         print("ready", flush=True)
         while True:
-            ready, _, _ = select.select([listening, sys.stdin], [], [], 1.0)
-            _reap()
+            ready, _, _ = select.select([listening, sys.stdin, ended, *callers.values()], [], [])
             if sys.stdin in ready:
                 return
             if listening in ready:
                 connection, _ = listening.accept()
-                if os.fork() == 0:
-                    os._exit(_answer(connection, kv_opt.main))
-                connection.close()
+                child = _answer(connection, kv_opt.main)
+                if child is not None:
+                    callers[child] = connection
+            for child, connection in callers.items():
+                if connection in ready:  # its caller has gone, e.g. after a time limit
+                    os.kill(child, signal.SIGKILL)
+            if ended in ready:
+                os.read(ended, 1 << 12)
+                _reap(callers)
 
 
-def _reap() -> None:
-    while True:
-        try:
-            if os.waitpid(-1, os.WNOHANG)[0] == 0:
-                return
-        except ChildProcessError:
-            return
+def _reap(callers: dict[int, socket.socket]) -> None:
+    """Send their status to the callers of processes that have ended."""
+    for child in list(callers):
+        done, status = os.waitpid(child, os.WNOHANG)
+        if done:
+            code = os.waitstatus_to_exitcode(status)
+            with callers.pop(child) as connection, contextlib.suppress(OSError):  # the caller may have gone
+                connection.sendall((code if code >= 0 else 128 - code).to_bytes(1, "little"))
 
 
-def _answer(connection: socket.socket, main) -> int:
-    """In a child of the server: run kv-opt in a grandchild, and send its status to the caller."""
+def _answer(connection: socket.socket, main) -> int | None:
+    """Run kv-opt for a caller in a child, whose process id is returned; None if the caller has gone."""
     head, files, _, _ = socket.recv_fds(connection, _LENGTH, 3)
     length, request = int.from_bytes(head, "little"), b""
-    while len(request) < length:
-        request += connection.recv(length - len(request))
-    arguments, folder, environment = json.loads(request)
-    child = os.fork()
+    while len(request) < length and (more := connection.recv(length - len(request))):
+        request += more
+    child = os.fork() if head and len(request) == length else None
     if child == 0:
+        signal.set_wakeup_fd(-1)
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        arguments, folder, environment = marshal.loads(request)
         for to, file in enumerate(files):
             os.dup2(file, to)
         os.chdir(folder)
@@ -95,25 +99,11 @@ def _answer(connection: socket.socket, main) -> int:
         for file in (sys.stdout, sys.stderr):
             file.flush()
         os._exit(status)
-    if not _ends(child, connection):
-        return 1
-    status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-    connection.sendall((status if status >= 0 else 128 - status).to_bytes(1, "little"))
-    return 0
-
-
-def _ends(child: int, connection: socket.socket) -> bool:
-    """Wait for the end of a call; it is killed if the caller has gone, e.g. after a time limit."""
-    if not hasattr(os, "pidfd_open"):
-        return True
-    ended = os.pidfd_open(child)
-    ready, _, _ = select.select([ended, connection], [], [])
-    os.close(ended)
-    if ended in ready:
-        return True
-    os.kill(child, signal.SIGKILL)
-    os.waitpid(child, 0)
-    return False
+    for file in files:
+        os.close(file)
+    if child is None:
+        connection.close()
+    return child
 
 
 @contextlib.contextmanager
@@ -125,13 +115,12 @@ def on_path():
 
     with tempfile.TemporaryDirectory(prefix="kv-opt-") as folder:
         place = os.path.join(folder, "s")
-        command = [sys.executable, __file__]
         script = os.path.join(folder, "kv-opt")
         with open(script, "w") as file:
-            file.write(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} -I -S {shlex.quote(__file__)} {place} "$@"\n')
+            file.write(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} -I -S {shlex.quote(str(CLIENT))} {place} "$@"\n')
         os.chmod(script, 0o755)
         pipe = subprocess.PIPE
-        with subprocess.Popen([*command, "serve", place], stdin=pipe, stdout=pipe, text=True) as server:
+        with subprocess.Popen([sys.executable, __file__, place], stdin=pipe, stdout=pipe, text=True) as server:
             try:
                 if server.stdout is None or server.stdout.readline() != "ready\n":
                     raise RuntimeError("the server of kv-opt did not start")
@@ -142,8 +131,5 @@ def on_path():
 
 
 if __name__ == "__main__":
-    if sys.argv[1] == "serve":
-        sys.path[:] = [folder for folder in sys.path if folder != os.path.dirname(os.path.abspath(__file__))]
-        serve(sys.argv[2])
-    else:
-        sys.exit(call(sys.argv[1], sys.argv[2:]))
+    sys.path[:] = [folder for folder in sys.path if folder != os.path.dirname(os.path.abspath(__file__))]
+    serve(sys.argv[1])
