@@ -138,13 +138,6 @@ def test_a_folder_or_an_entry_of_another_user_is_refused(cache, monkeypatch):
         assert cache.get(KEY) is None
 
 
-def test_an_entry_under_another_name_is_a_miss(cache):
-    cache.put(KEY, b"payload")
-    other = cache_key({"k": 2})
-    only_file(cache).rename(cache.directory / f"{other}.entry")
-    assert cache.get(other) is None
-
-
 def test_fetch_makes_once(cache):
     made = []
     for _ in range(3):
@@ -183,13 +176,6 @@ def test_clear_removes_entries_and_nothing_else(cache):
     assert cache.clear() == 1
     assert [p.name for p in cache.directory.iterdir()] == ["notes.txt"]
     assert cache.clear() == 0
-
-
-def test_limit_zero_turns_it_off(tmp_path):
-    cache = CompileCache(tmp_path, 0)
-    assert not cache.put(KEY, b"x")
-    assert cache.get(KEY) is None
-    assert not list(tmp_path.iterdir())
 
 
 def test_unwritable_folder_warns_once_and_works_on(tmp_path):
@@ -239,17 +225,16 @@ def test_key_depends_on_every_part_and_not_on_order():
     assert cache_key(dict(reversed(base.items()))) == cache_key(base)
 
 
-def test_key_refuses_what_has_no_stable_text():
+def test_foreign_keys_are_refused(cache):
+    for key in ("", "../../etc/passwd", "A" * 64):
+        with pytest.raises(ValueError, match="64 hexadecimal digits"):
+            cache.get(key)
     with pytest.raises(TypeError, match=r"got object at key\.a\[1\]"):
         cache_key({"a": [1, object()]})
-    with pytest.raises(TypeError, match="string keys"):
-        cache_key({"a": {1: 2}})
-
-
-@pytest.mark.parametrize("key", ["", "../../etc/passwd", "A" * 64])
-def test_foreign_keys_are_refused(cache, key):
-    with pytest.raises(ValueError, match="64 hexadecimal digits"):
-        cache.get(key)
+    cache.put(KEY, b"payload")
+    other = cache_key({"k": 2})
+    only_file(cache).rename(cache.directory / f"{other}.entry")
+    assert cache.get(other) is None, "an entry under another name"
 
 
 # --- environment ---------------------------------------------------------------------------------
@@ -275,16 +260,3 @@ def test_bad_values_name_the_variable(monkeypatch, name, attribute, text):
     monkeypatch.setenv(name, text)
     with pytest.raises(ValueError, match=f"{name} must be .*got '{text}'"):
         getattr(env, attribute)
-
-
-def test_unknown_override_is_refused():
-    with pytest.raises(ValueError, match=r"variable must be one of .* got 'cash'"), env.override(cash=1):
-        pass
-
-
-def test_every_variable_has_a_name_and_a_sentence(monkeypatch):
-    monkeypatch.setenv("KVARN_CHECK", "1")
-    rows = {name: (value, doc, is_set) for name, value, doc, is_set in env.table()}
-    assert rows["KVARN_CHECK"][0] == "True"
-    assert rows["KVARN_CHECK"][2]
-    assert all(name.startswith("KVARN_") and len(doc) > 10 for name, (_, doc, _) in rows.items())
