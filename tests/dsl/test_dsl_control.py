@@ -49,34 +49,12 @@ def if_elif_else(i, x, out):
     out[i] = r
 
 
-def one_branch_keeps_the_old_value(i, x, out):
-    r = x[i]
-    if r > 8:
-        r = 8
-    s = 1
-    if r < 0:
-        s = -1
-    out[i] = r * 10 + s
-
-
-def floor_division_of_negative_numbers(i, x, out):
-    v = x[i]
-    out[i] = (v // 4) * 1000 + (v % 4) * 100 + (v // 7) * 10 + (v % 7) + (v // -3) + v % -5 + (v >> 1)
-
-
 def division_by_run_time_values(i, x, out):
     d = x[(i + 1) % 24]
     if d == 0:
         out[i] = -1
     else:
         out[i] = (x[i] // d) * 100 + x[i] % d
-
-
-def sum_of_a_range(i, x, out):
-    total = 0
-    for k in range(i):
-        total += x[k]
-    out[i] = total
 
 
 def nested_loops_with_branches(i, x, out):
@@ -150,28 +128,6 @@ def break_in_an_inner_loop(i, x, out):
             total += 1
         total += 10
     out[i] = total
-
-
-def continue_in_nested_branches(i, x, out):
-    total, seen = 0, 0
-    for k in range(i):
-        seen = k
-        if k > 3:
-            if x[k] % 2 == 0:
-                seen = -k
-                continue
-            total += 100
-        total += x[k]
-    out[i] = total * 10 + seen
-
-
-def early_return(i, x, out):
-    if i > 20:
-        return
-    if x[i] < 0:
-        out[i] = -1
-        return
-    out[i] = x[i]
 
 
 def early_return_deep(i, x, out):
@@ -355,13 +311,6 @@ def break_in_an_unrolled_loop(i, x, out):
     out[i] = total
 
 
-def loop_variable_used_as_a_number(i, x, out):
-    total = 0
-    for k in range(3, i, 2):
-        total += (k // 2) * 10 + k % 3
-    out[i] = total
-
-
 def bools_are_carried(i, x, out):
     found, every = False, True
     for k in range(i):
@@ -395,16 +344,6 @@ def walrus(i, x, out):
     out[i] = (y := x[i] * 2) + y
 
 
-def variable_bound_in_every_branch(i, x, out):
-    if x[i] > 3:
-        k = 1
-        if x[i] > 8:
-            k = 2
-    else:
-        k = 3
-    out[i] = k
-
-
 def loop_that_may_not_run(i, x, out):
     r = 5
     for k in range(10, i):
@@ -433,15 +372,6 @@ def name_reused_with_another_shape(i, x, out):
         t = x[k], k
         for j in kv.static(range(2)):
             total += t[j]
-    out[i] = total
-
-
-def default_int_becomes_wide(i, x, out):
-    total = 0
-    for k in range(i):
-        total = total + x[k] * 2
-        if total > 40:
-            total = 0
     out[i] = total
 
 
