@@ -228,7 +228,7 @@ FIRST = """
 """
 
 
-DELAYS = [0.02, 0.2, 0.5, *(pytest.param(x, marks=pytest.mark.thorough) for x in (0.0, 0.05, 0.1, 0.3, 0.8))]
+DELAYS = [0.2, *(pytest.param(x, marks=pytest.mark.thorough) for x in (0.0, 0.02, 0.05, 0.1, 0.3, 0.5, 0.8))]
 
 
 @pytest.mark.parametrize("delay", DELAYS)
