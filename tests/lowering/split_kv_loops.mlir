@@ -1,6 +1,12 @@
 // RUN: kv-opt %s --split-kv-loops --canonicalize | FileCheck %s
 // RUN: kv-opt %s --split-kv-loops='skip=false' --canonicalize | FileCheck %s --check-prefix=UNMASK
 // RUN: kv-opt %s --split-kv-loops='unmask=false' --canonicalize | FileCheck %s --check-prefix=SKIP
+// RUN: sed -e '/@causal(/,/gpu.return/ s/cmpi sle/cmpi eq/' %s | kv-opt --split-kv-loops --canonicalize | FileCheck %s --check-prefix=ALONE
+// RUN: sed -e '/@causal(/,/gpu.return/ s/cmpi sle/cmpi ule/' %s | kv-opt --split-kv-loops --canonicalize | FileCheck %s --check-prefix=ALONE
+// RUN: sed -e '/@causal(/,/gpu.return/ s/kv.tiled, //' %s | kv-opt --split-kv-loops --canonicalize | FileCheck %s --check-prefix=ALONE
+// RUN: sed -e '/@causal(/,/gpu.return/ s/arith.cmpi sle.*/arith.cmpf ogt, %x, %o : !tile/' %s | kv-opt --split-kv-loops --canonicalize | FileCheck %s --check-prefix=ALONE
+// RUN: sed -e '/@causal(/,/gpu.return/ s/%m =/%minus = arith.constant dense<-2> : tensor<64x32xi32> %half = arith.floordivsi %qs, %minus : tensor<64x32xi32> &/' -e '/@causal(/,/gpu.return/ s/%qs : tensor<64x32xi32>$/%half : tensor<64x32xi32>/' %s | kv-opt --split-kv-loops --canonicalize | FileCheck %s --check-prefix=ALONE
+// RUN: sed -e '/@causal(/,/gpu.return/ s/%out: memref/%list: memref<?xi32>, &/' -e '/@causal(/,/gpu.return/ s/%qs =/%found = "kv.tile_gather"(%list, %every, %q) : (memref<?xi32>, tensor<64xi1>, tensor<64xi32>) -> tensor<64xi32> &/' -e '/@causal(/,/gpu.return/ s/broadcast"(%q)/broadcast"(%found)/' %s | kv-opt --split-kv-loops --canonicalize | FileCheck %s --check-prefix=ALONE
 // RUN: kv-opt %S/Inputs/attention.mlir --kv-pipeline --target=sm_90a --stop-after=split-kv-loops --check-semantics-of=split-kv-loops --lengths=edges -o /dev/null
 // RUN: sed 's/"causal"/"null"/' %S/Inputs/attention.mlir | kv-opt - --kv-pipeline --target=sm_90a --stop-after=split-kv-loops --check-semantics-of=split-kv-loops --lengths=edges -o /dev/null
 
@@ -36,6 +42,14 @@ gpu.module @kernels {
   // SKIP:           scf.for %{{.*}} = %c0_i32 to %[[END]] step
   // SKIP-NOT:       scf.if
   // SKIP:           "kv.tile_mask"
+  // Left alone: equality, which bounds nothing here; unsigned comparisons, of positions that may be negative; a kernel that
+  // is not marked as one over tiles; a mask that depends on the scores; a quotient by a negative number, which turns the
+  // order round; positions that come from memory, as a user's mask may have them.
+  // ALONE-LABEL: gpu.func @causal(
+  // ALONE-SAME:    i32, %[[N:[a-z0-9]+]]: i32,
+  // ALONE:         scf.for %{{.*}} = %c0_i32 to %[[N]] step
+  // ALONE-NOT:       scf.if
+  // ALONE:           "kv.tile_mask"
   gpu.func @causal(%first: i32, %n: i32, %x: !tile, %init: !tile, %out: memref<?x32xf32>, %every: tensor<64xi1>, %at: tensor<64xi32>) kernel attributes {kv.tiled, kv.block = array<i32: 128, 1, 1>} {
     %c0 = arith.constant 0 : i32
     %c1 = arith.constant 1 : i32
@@ -253,181 +267,6 @@ gpu.module @kernels {
       %a = arith.cmpi sle, %ks, %qs : tensor<64x32xi32>
       %b = arith.cmpi sgt, %ks, %qs : tensor<64x32xi32>
       %m = arith.ori %a, %b : tensor<64x32xi1>
-      %y = "kv.tile_mask"(%x, %m) : (!tile, tensor<64x32xi1>) -> !tile
-      %z = arith.addf %o, %y : !tile
-      scf.yield %z : !tile
-    }
-    "kv.tile_store_rows"(%r, %out, %every, %at) : (!tile, memref<?x32xf32>, tensor<64xi1>, tensor<64xi32>) -> ()
-    gpu.return
-  }
-
-  // Left alone: equality bounds nothing here.
-  // CHECK-LABEL: gpu.func @equal(
-  // CHECK-SAME:    i32, %[[N:[a-z0-9]+]]: i32,
-  // CHECK:         scf.for %{{.*}} = %c0_i32 to %[[N]] step
-  // CHECK-NOT:       scf.if
-  // CHECK:           "kv.tile_mask"
-  gpu.func @equal(%first: i32, %n: i32, %x: !tile, %init: !tile, %out: memref<?x32xf32>, %every: tensor<64xi1>, %at: tensor<64xi32>) kernel attributes {kv.tiled, kv.block = array<i32: 128, 1, 1>} {
-    %c0 = arith.constant 0 : i32
-    %c1 = arith.constant 1 : i32
-    %c32 = arith.constant 32 : i32
-    %r = scf.for %j = %c0 to %n step %c1 iter_args(%o = %init) -> (!tile) : i32 {
-      %base = arith.muli %j, %c32 : i32
-      %kb = tensor.splat %base : tensor<32xi32>
-      %ki = "kv.tile_index"() : () -> tensor<32xi32>
-      %k = arith.addi %kb, %ki : tensor<32xi32>
-      %ks = "kv.tile_broadcast"(%k) {dimension = 1 : i64} : (tensor<32xi32>) -> tensor<64x32xi32>
-      %qb = tensor.splat %first : tensor<64xi32>
-      %qi = "kv.tile_index"() : () -> tensor<64xi32>
-      %q = arith.addi %qb, %qi : tensor<64xi32>
-      %qs = "kv.tile_broadcast"(%q) {dimension = 0 : i64} : (tensor<64xi32>) -> tensor<64x32xi32>
-      %m = arith.cmpi eq, %ks, %qs : tensor<64x32xi32>
-      %y = "kv.tile_mask"(%x, %m) : (!tile, tensor<64x32xi1>) -> !tile
-      %z = arith.addf %o, %y : !tile
-      scf.yield %z : !tile
-    }
-    "kv.tile_store_rows"(%r, %out, %every, %at) : (!tile, memref<?x32xf32>, tensor<64xi1>, tensor<64xi32>) -> ()
-    gpu.return
-  }
-
-  // Left alone: unsigned comparisons, of positions that may be negative.
-  // CHECK-LABEL: gpu.func @unsigned(
-  // CHECK-SAME:    i32, %[[N:[a-z0-9]+]]: i32,
-  // CHECK:         scf.for %{{.*}} = %c0_i32 to %[[N]] step
-  // CHECK-NOT:       scf.if
-  // CHECK:           "kv.tile_mask"
-  gpu.func @unsigned(%first: i32, %n: i32, %x: !tile, %init: !tile, %out: memref<?x32xf32>, %every: tensor<64xi1>, %at: tensor<64xi32>) kernel attributes {kv.tiled, kv.block = array<i32: 128, 1, 1>} {
-    %c0 = arith.constant 0 : i32
-    %c1 = arith.constant 1 : i32
-    %c32 = arith.constant 32 : i32
-    %r = scf.for %j = %c0 to %n step %c1 iter_args(%o = %init) -> (!tile) : i32 {
-      %base = arith.muli %j, %c32 : i32
-      %kb = tensor.splat %base : tensor<32xi32>
-      %ki = "kv.tile_index"() : () -> tensor<32xi32>
-      %k = arith.addi %kb, %ki : tensor<32xi32>
-      %ks = "kv.tile_broadcast"(%k) {dimension = 1 : i64} : (tensor<32xi32>) -> tensor<64x32xi32>
-      %qb = tensor.splat %first : tensor<64xi32>
-      %qi = "kv.tile_index"() : () -> tensor<64xi32>
-      %q = arith.addi %qb, %qi : tensor<64xi32>
-      %qs = "kv.tile_broadcast"(%q) {dimension = 0 : i64} : (tensor<64xi32>) -> tensor<64x32xi32>
-      %m = arith.cmpi ule, %ks, %qs : tensor<64x32xi32>
-      %y = "kv.tile_mask"(%x, %m) : (!tile, tensor<64x32xi1>) -> !tile
-      %z = arith.addf %o, %y : !tile
-      scf.yield %z : !tile
-    }
-    "kv.tile_store_rows"(%r, %out, %every, %at) : (!tile, memref<?x32xf32>, tensor<64xi1>, tensor<64xi32>) -> ()
-    gpu.return
-  }
-
-  // Left alone: positions that come from memory, as a user's mask may have them.
-  // CHECK-LABEL: gpu.func @from_memory(
-  // CHECK-SAME:    i32, %[[N:[a-z0-9]+]]: i32,
-  // CHECK:         scf.for %{{.*}} = %c0_i32 to %[[N]] step
-  // CHECK-NOT:       scf.if
-  // CHECK:           "kv.tile_mask"
-  gpu.func @from_memory(%first: i32, %n: i32, %x: !tile, %init: !tile, %table: memref<?xi32>, %out: memref<?x32xf32>, %every: tensor<64xi1>, %at: tensor<64xi32>) kernel attributes {kv.tiled, kv.block = array<i32: 128, 1, 1>} {
-    %c0 = arith.constant 0 : i32
-    %c1 = arith.constant 1 : i32
-    %c32 = arith.constant 32 : i32
-    %r = scf.for %j = %c0 to %n step %c1 iter_args(%o = %init) -> (!tile) : i32 {
-      %base = arith.muli %j, %c32 : i32
-      %kb = tensor.splat %base : tensor<32xi32>
-      %ki = "kv.tile_index"() : () -> tensor<32xi32>
-      %k = arith.addi %kb, %ki : tensor<32xi32>
-      %ks = "kv.tile_broadcast"(%k) {dimension = 1 : i64} : (tensor<32xi32>) -> tensor<64x32xi32>
-      %qb = tensor.splat %first : tensor<64xi32>
-      %qi = "kv.tile_index"() : () -> tensor<64xi32>
-      %q = arith.addi %qb, %qi : tensor<64xi32>
-      %qs = "kv.tile_broadcast"(%q) {dimension = 0 : i64} : (tensor<64xi32>) -> tensor<64x32xi32>
-      %found = "kv.tile_gather"(%table, %every, %q) : (memref<?xi32>, tensor<64xi1>, tensor<64xi32>) -> tensor<64xi32>
-      %ats = "kv.tile_broadcast"(%found) {dimension = 0 : i64} : (tensor<64xi32>) -> tensor<64x32xi32>
-      %m = arith.cmpi sle, %ks, %ats : tensor<64x32xi32>
-      %y = "kv.tile_mask"(%x, %m) : (!tile, tensor<64x32xi1>) -> !tile
-      %z = arith.addf %o, %y : !tile
-      scf.yield %z : !tile
-    }
-    "kv.tile_store_rows"(%r, %out, %every, %at) : (!tile, memref<?x32xf32>, tensor<64xi1>, tensor<64xi32>) -> ()
-    gpu.return
-  }
-
-  // Left alone: a mask that depends on the scores.
-  // CHECK-LABEL: gpu.func @of_scores(
-  // CHECK-SAME:    i32, %[[N:[a-z0-9]+]]: i32,
-  // CHECK:         scf.for %{{.*}} = %c0_i32 to %[[N]] step
-  // CHECK-NOT:       scf.if
-  // CHECK:           "kv.tile_mask"
-  gpu.func @of_scores(%first: i32, %n: i32, %x: !tile, %init: !tile, %out: memref<?x32xf32>, %every: tensor<64xi1>, %at: tensor<64xi32>) kernel attributes {kv.tiled, kv.block = array<i32: 128, 1, 1>} {
-    %c0 = arith.constant 0 : i32
-    %c1 = arith.constant 1 : i32
-    %c32 = arith.constant 32 : i32
-    %r = scf.for %j = %c0 to %n step %c1 iter_args(%o = %init) -> (!tile) : i32 {
-      %base = arith.muli %j, %c32 : i32
-      %kb = tensor.splat %base : tensor<32xi32>
-      %ki = "kv.tile_index"() : () -> tensor<32xi32>
-      %k = arith.addi %kb, %ki : tensor<32xi32>
-      %ks = "kv.tile_broadcast"(%k) {dimension = 1 : i64} : (tensor<32xi32>) -> tensor<64x32xi32>
-      %zero = arith.constant dense<0.0> : !tile
-      %m = arith.cmpf ogt, %x, %zero : !tile
-      %y = "kv.tile_mask"(%x, %m) : (!tile, tensor<64x32xi1>) -> !tile
-      %z = arith.addf %o, %y : !tile
-      scf.yield %z : !tile
-    }
-    "kv.tile_store_rows"(%r, %out, %every, %at) : (!tile, memref<?x32xf32>, tensor<64xi1>, tensor<64xi32>) -> ()
-    gpu.return
-  }
-
-  // Left alone: a quotient by a negative number turns the order round.
-  // CHECK-LABEL: gpu.func @falling_quotient(
-  // CHECK-SAME:    i32, %[[N:[a-z0-9]+]]: i32,
-  // CHECK:         scf.for %{{.*}} = %c0_i32 to %[[N]] step
-  // CHECK-NOT:       scf.if
-  // CHECK:           "kv.tile_mask"
-  gpu.func @falling_quotient(%first: i32, %n: i32, %x: !tile, %init: !tile, %out: memref<?x32xf32>, %every: tensor<64xi1>, %at: tensor<64xi32>) kernel attributes {kv.tiled, kv.block = array<i32: 128, 1, 1>} {
-    %c0 = arith.constant 0 : i32
-    %c1 = arith.constant 1 : i32
-    %c32 = arith.constant 32 : i32
-    %r = scf.for %j = %c0 to %n step %c1 iter_args(%o = %init) -> (!tile) : i32 {
-      %base = arith.muli %j, %c32 : i32
-      %kb = tensor.splat %base : tensor<32xi32>
-      %ki = "kv.tile_index"() : () -> tensor<32xi32>
-      %k = arith.addi %kb, %ki : tensor<32xi32>
-      %ks = "kv.tile_broadcast"(%k) {dimension = 1 : i64} : (tensor<32xi32>) -> tensor<64x32xi32>
-      %qb = tensor.splat %first : tensor<64xi32>
-      %qi = "kv.tile_index"() : () -> tensor<64xi32>
-      %q = arith.addi %qb, %qi : tensor<64xi32>
-      %qs = "kv.tile_broadcast"(%q) {dimension = 0 : i64} : (tensor<64xi32>) -> tensor<64x32xi32>
-      %minus = arith.constant dense<-2> : tensor<64x32xi32>
-      %half = arith.floordivsi %qs, %minus : tensor<64x32xi32>
-      %m = arith.cmpi sle, %ks, %half : tensor<64x32xi32>
-      %y = "kv.tile_mask"(%x, %m) : (!tile, tensor<64x32xi1>) -> !tile
-      %z = arith.addf %o, %y : !tile
-      scf.yield %z : !tile
-    }
-    "kv.tile_store_rows"(%r, %out, %every, %at) : (!tile, memref<?x32xf32>, tensor<64xi1>, tensor<64xi32>) -> ()
-    gpu.return
-  }
-
-  // Left alone: a kernel that is not marked as one over tiles.
-  // CHECK-LABEL: gpu.func @no_tiles_kernel(
-  // CHECK-SAME:    i32, %[[N:[a-z0-9]+]]: i32,
-  // CHECK:         scf.for %{{.*}} = %c0_i32 to %[[N]] step
-  // CHECK-NOT:       scf.if
-  // CHECK:           "kv.tile_mask"
-  gpu.func @no_tiles_kernel(%first: i32, %n: i32, %x: !tile, %init: !tile, %out: memref<?x32xf32>, %every: tensor<64xi1>, %at: tensor<64xi32>) kernel attributes {kv.block = array<i32: 128, 1, 1>} {
-    %c0 = arith.constant 0 : i32
-    %c1 = arith.constant 1 : i32
-    %c32 = arith.constant 32 : i32
-    %r = scf.for %j = %c0 to %n step %c1 iter_args(%o = %init) -> (!tile) : i32 {
-      %base = arith.muli %j, %c32 : i32
-      %kb = tensor.splat %base : tensor<32xi32>
-      %ki = "kv.tile_index"() : () -> tensor<32xi32>
-      %k = arith.addi %kb, %ki : tensor<32xi32>
-      %ks = "kv.tile_broadcast"(%k) {dimension = 1 : i64} : (tensor<32xi32>) -> tensor<64x32xi32>
-      %qb = tensor.splat %first : tensor<64xi32>
-      %qi = "kv.tile_index"() : () -> tensor<64xi32>
-      %q = arith.addi %qb, %qi : tensor<64xi32>
-      %qs = "kv.tile_broadcast"(%q) {dimension = 0 : i64} : (tensor<64xi32>) -> tensor<64x32xi32>
-      %m = arith.cmpi sle, %ks, %qs : tensor<64x32xi32>
       %y = "kv.tile_mask"(%x, %m) : (!tile, tensor<64x32xi1>) -> !tile
       %z = arith.addf %o, %y : !tile
       scf.yield %z : !tile
