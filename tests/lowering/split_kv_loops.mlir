@@ -7,6 +7,7 @@
 // RUN: sed -e '/@causal(/,/gpu.return/ s/arith.cmpi sle.*/arith.cmpf ogt, %x, %o : !tile/' %s | kv-opt --split-kv-loops --canonicalize | FileCheck %s --check-prefix=ALONE
 // RUN: sed -e '/@causal(/,/gpu.return/ s/%m =/%minus = arith.constant dense<-2> : tensor<64x32xi32> %half = arith.floordivsi %qs, %minus : tensor<64x32xi32> &/' -e '/@causal(/,/gpu.return/ s/%qs : tensor<64x32xi32>$/%half : tensor<64x32xi32>/' %s | kv-opt --split-kv-loops --canonicalize | FileCheck %s --check-prefix=ALONE
 // RUN: sed -e '/@causal(/,/gpu.return/ s/%out: memref/%list: memref<?xi32>, &/' -e '/@causal(/,/gpu.return/ s/%qs =/%found = "kv.tile_gather"(%list, %every, %q) : (memref<?xi32>, tensor<64xi1>, tensor<64xi32>) -> tensor<64xi32> &/' -e '/@causal(/,/gpu.return/ s/broadcast"(%q)/broadcast"(%found)/' %s | kv-opt --split-kv-loops --canonicalize | FileCheck %s --check-prefix=ALONE
+// RUN: sed -e '/@causal(/,/return/ s/%r =/%c2 = arith.constant 2 : i32 &/' -e '/@causal(/,/return/ s/step %c1/step %c2/' %s | kv-opt --split-kv-loops --canonicalize | FileCheck %s --check-prefix=EVEN
 // RUN: kv-opt %S/Inputs/attention.mlir --kv-pipeline --target=sm_90a --stop-after=split-kv-loops --check-semantics-of=split-kv-loops --lengths=edges -o /dev/null
 // RUN: sed 's/"causal"/"null"/' %S/Inputs/attention.mlir | kv-opt - --kv-pipeline --target=sm_90a --stop-after=split-kv-loops --check-semantics-of=split-kv-loops --lengths=edges -o /dev/null
 
@@ -50,6 +51,11 @@ gpu.module @kernels {
   // ALONE:         scf.for %{{.*}} = %c0_i32 to %[[N]] step
   // ALONE-NOT:       scf.if
   // ALONE:           "kv.tile_mask"
+  // A loop of another step keeps its range.
+  // EVEN-LABEL: gpu.func @causal(
+  // EVEN-SAME:    i32, %[[N:[a-z0-9]+]]: i32,
+  // EVEN:         scf.for %{{.*}} = %c0_i32 to %[[N]] step %c2_i32
+  // EVEN:           scf.if
   gpu.func @causal(%first: i32, %n: i32, %x: !tile, %init: !tile, %out: memref<?x32xf32>, %every: tensor<64xi1>, %at: tensor<64xi32>) kernel attributes {kv.tiled, kv.block = array<i32: 128, 1, 1>} {
     %c0 = arith.constant 0 : i32
     %c1 = arith.constant 1 : i32
@@ -205,35 +211,6 @@ gpu.module @kernels {
       %count = tensor.splat %first : tensor<32xi32>
       %exists = arith.cmpi slt, %k, %count : tensor<32xi32>
       %m = "kv.tile_broadcast"(%exists) {dimension = 1 : i64} : (tensor<32xi1>) -> tensor<64x32xi1>
-      %y = "kv.tile_mask"(%x, %m) : (!tile, tensor<64x32xi1>) -> !tile
-      %z = arith.addf %o, %y : !tile
-      scf.yield %z : !tile
-    }
-    "kv.tile_store_rows"(%r, %out, %every, %at) : (!tile, memref<?x32xf32>, tensor<64xi1>, tensor<64xi32>) -> ()
-    gpu.return
-  }
-
-  // A loop of another step keeps its range.
-  // CHECK-LABEL: gpu.func @steps_of_two(
-  // CHECK-SAME:    i32, %[[N:[a-z0-9]+]]: i32,
-  // CHECK:         scf.for %{{.*}} = %c0_i32 to %[[N]] step %c2_i32
-  // CHECK:           scf.if
-  gpu.func @steps_of_two(%first: i32, %n: i32, %x: !tile, %init: !tile, %out: memref<?x32xf32>, %every: tensor<64xi1>, %at: tensor<64xi32>) kernel attributes {kv.tiled, kv.block = array<i32: 128, 1, 1>} {
-    %c0 = arith.constant 0 : i32
-    %c1 = arith.constant 1 : i32
-    %c32 = arith.constant 32 : i32
-    %c2 = arith.constant 2 : i32
-    %r = scf.for %j = %c0 to %n step %c2 iter_args(%o = %init) -> (!tile) : i32 {
-      %base = arith.muli %j, %c32 : i32
-      %kb = tensor.splat %base : tensor<32xi32>
-      %ki = "kv.tile_index"() : () -> tensor<32xi32>
-      %k = arith.addi %kb, %ki : tensor<32xi32>
-      %ks = "kv.tile_broadcast"(%k) {dimension = 1 : i64} : (tensor<32xi32>) -> tensor<64x32xi32>
-      %qb = tensor.splat %first : tensor<64xi32>
-      %qi = "kv.tile_index"() : () -> tensor<64xi32>
-      %q = arith.addi %qb, %qi : tensor<64xi32>
-      %qs = "kv.tile_broadcast"(%q) {dimension = 0 : i64} : (tensor<64xi32>) -> tensor<64x32xi32>
-      %m = arith.cmpi sle, %ks, %qs : tensor<64x32xi32>
       %y = "kv.tile_mask"(%x, %m) : (!tile, tensor<64x32xi1>) -> !tile
       %z = arith.addf %o, %y : !tile
       scf.yield %z : !tile
