@@ -74,18 +74,6 @@ def test_digest_sees_abi_and_code_but_not_meta():
     assert a.replace(entries=[A.Entry("scale", a.args, a.entries[0].params, (256, 1, 1))]).digest != a.digest
 
 
-def test_fields_follow_the_layout():
-    entry = kernel().entry()
-    types = {(entry.args[p.arg].name, p.field): p.type for p in entry.params}
-    assert types["cache", "base"] == "ptr"
-    assert types["cache", "stride0"] == "i64"
-    assert types["pool", "scales_kv_stride"] == "i64"
-    assert ("cache", "scales") not in types
-    assert [p.field for p in entry.params if p.arg == 3] == ["data", "shape0", "shape1", "stride0"]
-    assert types["alpha", "value"] == "bf16"
-    assert types["flag", "value"] == "i1"
-
-
 def rewritten(tmp_path, change):
     """A zip bundle of which ``change(files)`` edited the files."""
     path = kernel().save(tmp_path / "k")

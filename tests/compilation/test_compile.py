@@ -12,13 +12,10 @@ import numpy as np
 import pytest
 
 import kvarn as kv
-from kvarn.artifact import Artifact, Entry, Step
 from kvarn.compilation import driver as compiler
-from kvarn.compilation.kernel import Kernel
 from kvarn.env import env
 from kvarn.errors import KernelError
 from kvarn.runtime import assemble
-from kvarn.runtime.assemble import Assembled, Figures
 from kvarn.runtime.host import HostKernelError
 
 SPEC = kv.CacheSpec("paged", kv.f32, 2, 64, 16)
@@ -83,19 +80,6 @@ def test_a_stage_that_there_is_not():
         _ = host.stats
 
 
-def test_the_figures_of_a_program_are_there_kernel_by_kernel():
-    entries = [Entry("split", shared_bytes=100), Entry("combine")]
-    steps = [Step(e.name, (1, 1, 1), (32, 1, 1)) for e in entries]
-    program = Kernel(Artifact("attention", "sm_80", "8.0", {"ptx": ""}, entries, (), steps))
-    figures = {"split": Figures(40, 0, 0, 0, 8), "combine": Figures(168, 24, 32, 64, 16)}
-    program.assembled = Assembled(b"", figures)
-    assert program.stats_by_kernel == {
-        "split": {"registers": 40, "spills": 0, "shared bytes": 108},
-        "combine": {"registers": 168, "spills": 56, "shared bytes": 16},
-    }
-    assert program.stats == {"registers": 168, "spills": 56, "shared bytes": 108}
-
-
 WRONG = [
     (lambda: kv.compile(3), TypeError, "must be a @kv.kernel function, an MLIR module or MLIR text, got int"),
     (lambda: compiled("sm_12"), ValueError, r"target must be one of .*sm_90a.* got 'sm_12'"),
@@ -129,18 +113,6 @@ def test_a_saved_host_kernel_runs(tmp_path):
     kv.load(tmp_path / "scale.kvb")[(2, 20), 8](collection.get_key_cache(0), 0.5)
     assert collection.blocks[1, 0, 0, :4].max() == 0.5
     assert collection.blocks[:, 1].min() == 1
-
-
-@needs_assembler
-def test_a_bundle_holds_machine_code_for_chips(tmp_path):
-    kernel = compiled("sm_80")
-    kernel.save(tmp_path / "one")
-    assert set(kv.load(tmp_path / "one").artifact.code) == {"ptx", "cubin"}
-    kernel.save(tmp_path / "three", chips=("sm_80", "sm_86", "sm_89"))
-    artifact = kv.load(tmp_path / "three").artifact
-    assert all(artifact.cubin(chip) for chip in ("sm_80", "sm_86", "sm_89"))
-    with pytest.raises(ValueError, match="chip sm_75 cannot run PTX for sm_80"):
-        kernel.save(tmp_path / "four", chips=("sm_75",))
 
 
 def test_saving_without_an_assembler_keeps_the_ptx_and_one_that_fails_is_told(tmp_path, monkeypatch):

@@ -13,7 +13,6 @@ from reference import launch_maps, places
 from reference.launch_maps import copies, copy_boxes, copy_by_lanes, expected
 
 import kvarn as kv
-from kvarn.dialect import tma_layout
 from kvarn.runtime.program import Program
 
 LAYER = 2
@@ -142,13 +141,3 @@ def test_a_program_with_a_wrong_descriptor_is_refused(given, message):
     step = dataclasses.replace(made.steps[0], args=(given, *made.steps[0].args[1:]))
     with pytest.raises(ValueError, match=message):
         Program(made.replace(steps=(step,)))
-
-
-def test_a_saved_program_keeps_its_descriptors(tmp_path):
-    made = copies(pool().spec, rows=8)
-    assert made.steps[0].args[:2] == (("tensor_map", 0, "key", ("arg", 1, "value")),
-                                      ("tensor_map", 0, "value", ("arg", 1, "value")))  # fmt: skip
-    made.save(tmp_path / "p.kvarn")
-    loaded = type(made).load(tmp_path / "p.kvarn")
-    assert (loaded.steps, loaded.entries) == (made.steps, made.entries)
-    assert loaded.entries[0].args[0].spec == tma_layout.launch_tile(pool().spec.cache, 8)
