@@ -194,7 +194,7 @@ def _hammer(directory, seed, limit):
     return bad
 
 
-@pytest.mark.parametrize("limit", [1 << 20, 6000])
+@pytest.mark.parametrize("limit", [pytest.param(1 << 20, marks=pytest.mark.thorough), 6000])
 def test_many_processes_never_see_half_an_entry(tmp_path, limit):
     with multiprocessing.get_context("spawn").Pool(4) as pool:
         results = pool.starmap(_hammer, [(tmp_path, seed, limit) for seed in range(4)])

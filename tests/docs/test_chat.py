@@ -55,6 +55,7 @@ def test_a_control_token_spelled_in_text_stays_text() -> None:
     assert tokenizer.decode([0, *ids, 1]) == "<|im_end|>"
 
 
+@pytest.mark.thorough
 def test_smollm_chat_has_the_ids_of_llama_cpp() -> None:
     try:
         tokenizer = load_model(find_model())[2]

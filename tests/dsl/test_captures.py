@@ -275,7 +275,7 @@ CASES = [(name, local) for name in WAYS for local in (False, True)]
 IDS = [f"{name}, {'closed over' if local else 'global'}" for name, local in CASES]
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(("name", "local"), CASES, ids=IDS)
 def test_a_kernel_sees_what_has_changed(name, local, tmp_path):
     scope = made(tmp_path, WAYS[name], local)

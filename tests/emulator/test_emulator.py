@@ -79,7 +79,9 @@ def test_launches_inside_the_context_are_emulated():
     assert report.kernels["scale"].launches == 2
 
 
-@pytest.mark.parametrize("order", ["program", "forward", "backward", "random"])
+@pytest.mark.parametrize(
+    "order", ["random", *(pytest.param(x, marks=pytest.mark.thorough) for x in ("program", "forward", "backward"))]
+)
 def test_operations_on_numpy_arrays_give_what_the_host_gives(order):
     problem = random_problem(
         np.random.default_rng(1), "paged", "f16", num_heads=2, head_size=64, cached=[20, 7], new=[3, 2]

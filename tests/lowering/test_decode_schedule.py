@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import itertools
+import os
 from collections.abc import Iterator
 
 import numpy as np
@@ -32,6 +33,7 @@ def no_table_of_the_user(monkeypatch, tmp_path):
 
 def cases(target: Target, count: int, invariant: bool = False) -> Iterator[decode_schedule.DecodeConfig]:
     """Random cases that the kernel takes."""
+    count = count if os.environ.get("KVARN_TEST_ALL") else count // 3
     for i in np.random.default_rng(3).permutation(len(SHAPES))[:count]:
         heads, group, size, page, queries, batch = SHAPES[i]
         for dtype, scale, granularity in TYPES:
@@ -54,7 +56,7 @@ def test_what_the_kernel_takes_fits_the_target(target):
             assert made.row_groups % made.warps == 0
             assert made.tile % 16 == 0
             seen += 1
-    assert seen > 2000
+    assert seen > 600
 
 
 @pytest.mark.parametrize("target", ["sm_80", "sm_90a", "sm_100a"])

@@ -118,7 +118,9 @@ FORK = """
 """
 
 
-@pytest.mark.parametrize("work", ["launch", "compile", "lambda: compile('sm_90a')"])
+@pytest.mark.parametrize(
+    "work", ["lambda: [launch(), compile('sm_90a')]", pytest.param("compile", marks=pytest.mark.thorough)]
+)
 def test_a_child_of_a_process_whose_pool_has_run_launches_and_compiles(work, run):
     fill = "host._run_all([lambda: time.sleep(0.05)] * 4)\n"  # every thread of the pool is there
     assert run(textwrap.dedent(FORK) + fill + f"print(child({work}))") == ["0"]
