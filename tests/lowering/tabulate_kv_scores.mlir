@@ -2,7 +2,7 @@
 // RUN: kv-opt %s --tabulate-kv-scores --canonicalize | FileCheck %s --check-prefix=READ
 // RUN: kv-opt %s --tabulate-kv-scores='most=1024' --canonicalize | FileCheck %s --check-prefix=FEW
 // RUN: kv-opt %s --tabulate-kv-scores --canonicalize --remarks-filter=tabulate-kv-scores 2>&1 >/dev/null | FileCheck %s --check-prefix=SAYS
-// RUN: kv-opt %S/Inputs/biased.mlir --kv-pipeline --target=sm_90a --stop-after=tabulate-kv-scores --check-semantics-of=tabulate-kv-scores --grid=3 --arg=query=3x64x64 --arg=bias=32 --arg=out=3x64x64 --lengths=edges --model=%S/Inputs/models.py:biased -o /dev/null
+// RUN: kv-opt %{kernels}/biased.mlir --kv-pipeline --target=sm_90a --stop-after=tabulate-kv-scores --check-semantics-of=tabulate-kv-scores --grid=3 --arg=query=3x64x64 --arg=bias=32 --arg=out=3x64x64 --lengths=edges --model=%S/Inputs/models.py:biased -o /dev/null
 
 !tile = tensor<64x32xf32>
 !at = tensor<64x32xi32>
