@@ -3,6 +3,13 @@
 // RUN: sed 's/512, 1, 1>, kv.schedule = {consumers = 3 : i64, producer = true}/256, 1, 1>, kv.schedule = {consumers = 1 : i64, producer = true}/' %s | kv-opt --specialize-kv-warps | FileCheck %s --check-prefix=STAY
 // RUN: sed 's/512, 1, 1>, kv.schedule = {consumers = 3 : i64, producer = true}/512, 1, 1>, kv.schedule = {consumers = 3 : i64, producer = true, registers = false}/' %s | kv-opt --specialize-kv-warps | FileCheck %s --check-prefix=STAY
 // RUN: sed 's/512, 1, 1>, kv.schedule = {consumers = 3 : i64, producer = true}/384, 1, 1>, kv.schedule = {consumers = 2 : i64, producer = false}/' %s | kv-opt --specialize-kv-warps | FileCheck %s --check-prefix=ALONE
+// RUN: sed -e '/@carried(/,/return/ s/%first = .*/%less = arith.cmpi slt, %j, %n : i32 \
+// RUN:     %first = scf.if %less -> (i32) { scf.yield %at : i32 } else { scf.yield %c0 : i32 }/' %s \
+// RUN:   | kv-opt --specialize-kv-warps | FileCheck %s --check-prefix=BRANCH
+// RUN: sed -e '/@carried(/,/return/ s/%first = .*/%first = scf.for %i = %c0 to %n step %c1 iter_args(%f = %at) -> (i32) : i32 { \
+// RUN:     %g = arith.addi %f, %c64 : i32 \
+// RUN:     scf.yield %g : i32 }/' %s \
+// RUN:   | kv-opt --specialize-kv-warps | FileCheck %s --check-prefix=LOOP
 // RUN: kv-opt %S/Inputs/attention.mlir --kv-pipeline --target=sm_90a --stop-after=specialize-kv-warps --check-semantics-of=specialize-kv-warps --lengths=edges -o /dev/null
 
 !cache = !kv.cache<"paged", bf16, 8 : i64, 128 : i64, false, 16 : i64, none, 1 : i64>
@@ -253,6 +260,18 @@ gpu.module @kernels {
   // CHECK:           "kv.copy_start"({{.*}}, %[[FIRST]],
   // CHECK:           %[[NEXT:.*]] = arith.addi %[[AT]],
   // CHECK:           scf.yield %[[NEXT]] : i32
+  // A branch that only computes numbers is the producer's too.
+  // BRANCH-LABEL: gpu.func @carried
+  // BRANCH:         "kv.is_role"() {role = "producer"}
+  // BRANCH:           scf.for %{{.*}} iter_args(%[[AT:.*]] = %c0_i32) -> (i32)
+  // BRANCH:             %[[FIRST:.*]] = scf.if %{{.*}} -> (i32) {
+  // BRANCH-NEXT:          scf.yield %[[AT]] : i32
+  // BRANCH:             "kv.copy_start"({{.*}}, %[[FIRST]], %{{[^,]*}}, %{{[^,]*}}) {
+  // Left alone: a copy whose address is a result of another loop.
+  // LOOP-LABEL: gpu.func @carried
+  // LOOP-NOT:     kv.is_role
+  // LOOP-NOT:     kv.set_registers
+  // LOOP:         gpu.return
   gpu.func @carried(%c: !cache, %n: i32, %q: tensor<128x128xbf16, "shared">, %start: tensor<128x64xf32, "wgmma">, %m: !map) kernel attributes {kv.tiled, kv.block = array<i32: 384, 1, 1>, kv.schedule = {consumers = 2 : i64, producer = true}} {
     %keys = "kv.make_stages"() {buffer_name = "keys", copy = "tma", stages = 2 : i64, tile = !tile} : () -> !kv.stages
     %c0 = arith.constant 0 : i32
@@ -260,64 +279,6 @@ gpu.module @kernels {
     %c64 = arith.constant 64 : i32
     %r:2 = scf.for %j = %c0 to %n step %c1 iter_args(%o = %start, %at = %c0) -> (tensor<128x64xf32, "wgmma">, i32) : i32 {
       %first = arith.addi %at, %c64 : i32
-      "kv.producer_acquire"(%keys, %j) : (!kv.stages, i32) -> ()
-      "kv.copy_start"(buffer = %keys, n = %j, cache = %c, batch = %c0, head = %c0, first = %first, count = %n,
-          descriptor = %m) {first_column = 0 : i64} : (!kv.stages, i32, !cache, i32, i32, i32, i32, !map) -> ()
-      %k = "kv.consumer_wait"(%keys, %j) : (!kv.stages, i32) -> !tile
-      %s = "kv.dot"(%q, %k, %o) {transpose_b = true} : (tensor<128x128xbf16, "shared">, !tile, tensor<128x64xf32, "wgmma">) -> tensor<128x64xf32, "wgmma">
-      "kv.consumer_release"(%keys, %j) : (!kv.stages, i32) -> ()
-      %next = arith.addi %at, %c64 : i32
-      scf.yield %s, %next : tensor<128x64xf32, "wgmma">, i32
-    }
-    gpu.return
-  }
-
-  // A branch that only computes numbers is the producer's too.
-  // CHECK-LABEL: gpu.func @branch
-  // CHECK:         "kv.is_role"() {role = "producer"}
-  // CHECK:           scf.for %{{.*}} iter_args(%[[AT:.*]] = %c0_i32) -> (i32)
-  // CHECK:             %[[FIRST:.*]] = scf.if %{{.*}} -> (i32) {
-  // CHECK-NEXT:          scf.yield %[[AT]] : i32
-  // CHECK:             "kv.copy_start"({{.*}}, %[[FIRST]], %{{[^,]*}}, %{{[^,]*}}) {
-  gpu.func @branch(%c: !cache, %n: i32, %q: tensor<128x128xbf16, "shared">, %start: tensor<128x64xf32, "wgmma">, %m: !map) kernel attributes {kv.tiled, kv.block = array<i32: 384, 1, 1>, kv.schedule = {consumers = 2 : i64, producer = true}} {
-    %keys = "kv.make_stages"() {buffer_name = "keys", copy = "tma", stages = 2 : i64, tile = !tile} : () -> !kv.stages
-    %c0 = arith.constant 0 : i32
-    %c1 = arith.constant 1 : i32
-    %c64 = arith.constant 64 : i32
-    %r:2 = scf.for %j = %c0 to %n step %c1 iter_args(%o = %start, %at = %c0) -> (tensor<128x64xf32, "wgmma">, i32) : i32 {
-      %some = arith.cmpi slt, %j, %n : i32
-      %first = scf.if %some -> (i32) {
-        scf.yield %at : i32
-      } else {
-        scf.yield %c0 : i32
-      }
-      "kv.producer_acquire"(%keys, %j) : (!kv.stages, i32) -> ()
-      "kv.copy_start"(buffer = %keys, n = %j, cache = %c, batch = %c0, head = %c0, first = %first, count = %n,
-          descriptor = %m) {first_column = 0 : i64} : (!kv.stages, i32, !cache, i32, i32, i32, i32, !map) -> ()
-      %k = "kv.consumer_wait"(%keys, %j) : (!kv.stages, i32) -> !tile
-      %s = "kv.dot"(%q, %k, %o) {transpose_b = true} : (tensor<128x128xbf16, "shared">, !tile, tensor<128x64xf32, "wgmma">) -> tensor<128x64xf32, "wgmma">
-      "kv.consumer_release"(%keys, %j) : (!kv.stages, i32) -> ()
-      %next = arith.addi %at, %c64 : i32
-      scf.yield %s, %next : tensor<128x64xf32, "wgmma">, i32
-    }
-    gpu.return
-  }
-
-  // Left alone: a copy whose address is a result of another loop.
-  // CHECK-LABEL: gpu.func @loop
-  // CHECK-NOT:     kv.is_role
-  // CHECK-NOT:     kv.set_registers
-  // CHECK:         gpu.return
-  gpu.func @loop(%c: !cache, %n: i32, %q: tensor<128x128xbf16, "shared">, %start: tensor<128x64xf32, "wgmma">, %m: !map) kernel attributes {kv.tiled, kv.block = array<i32: 384, 1, 1>, kv.schedule = {consumers = 2 : i64, producer = true}} {
-    %keys = "kv.make_stages"() {buffer_name = "keys", copy = "tma", stages = 2 : i64, tile = !tile} : () -> !kv.stages
-    %c0 = arith.constant 0 : i32
-    %c1 = arith.constant 1 : i32
-    %c64 = arith.constant 64 : i32
-    %r:2 = scf.for %j = %c0 to %n step %c1 iter_args(%o = %start, %at = %c0) -> (tensor<128x64xf32, "wgmma">, i32) : i32 {
-      %first = scf.for %i = %c0 to %n step %c1 iter_args(%f = %at) -> (i32) : i32 {
-        %g = arith.addi %f, %c64 : i32
-        scf.yield %g : i32
-      }
       "kv.producer_acquire"(%keys, %j) : (!kv.stages, i32) -> ()
       "kv.copy_start"(buffer = %keys, n = %j, cache = %c, batch = %c0, head = %c0, first = %first, count = %n,
           descriptor = %m) {first_column = 0 : i64} : (!kv.stages, i32, !cache, i32, i32, i32, i32, !map) -> ()

@@ -27,6 +27,16 @@
 // RUN:     %window = arith.constant dense<2147483647> : tensor<64x32xi32> \
 // RUN:     %m = arith.cmpi slt, %distance, %window : tensor<64x32xi32>/' %s \
 // RUN:   | kv-opt --split-kv-loops --canonicalize | FileCheck %s --check-prefix=LARGEST
+// RUN: sed -e '/@causal(/,/return/ s/%at: tensor/%asked: i1, &/' \
+// RUN:   -e '/@causal(/,/return/ s/%y = .*/%y = scf.if %asked -> (!tile) { \
+// RUN:     %masked = "kv.tile_mask"(%x, %m) : (!tile, tensor<64x32xi1>) -> !tile \
+// RUN:     scf.yield %masked : !tile \
+// RUN:     } else { scf.yield %x : !tile }/' %s \
+// RUN:   | kv-opt --split-kv-loops --canonicalize | FileCheck %s --check-prefix=BRANCH
+// RUN: sed -e '/@causal(/,/return/ s/%m = .*/%count = tensor.splat %first : tensor<32xi32> \
+// RUN:     %exists = arith.cmpi slt, %k, %count : tensor<32xi32> \
+// RUN:     %m = "kv.tile_broadcast"(%exists) {dimension = 1 : i64} : (tensor<32xi1>) -> tensor<64x32xi1>/' %s \
+// RUN:   | kv-opt --split-kv-loops --canonicalize | FileCheck %s --check-prefix=EXIST
 // RUN: kv-opt %S/Inputs/attention.mlir --kv-pipeline --target=sm_90a --stop-after=split-kv-loops --check-semantics-of=split-kv-loops --lengths=edges -o /dev/null
 // RUN: sed 's/"causal"/"null"/' %S/Inputs/attention.mlir | kv-opt - --kv-pipeline --target=sm_90a --stop-after=split-kv-loops --check-semantics-of=split-kv-loops --lengths=edges -o /dev/null
 
@@ -110,6 +120,25 @@ gpu.module @kernels {
   // LARGEST:         arith.trunci
   // LARGEST:         scf.for
   // LARGEST:           scf.if
+  // A mask in a branch bounds no iterations: where the branch leaves it out, all of a tile is seen.
+  // BRANCH-LABEL: gpu.func @causal(
+  // BRANCH-SAME:    i32, %[[N:[a-z0-9]+]]: i32,
+  // BRANCH:         scf.for %{{.*}} = %c0_i32 to %[[N]] step
+  // BRANCH:           "kv.tile_mask"
+  // The bound of a vector, broadcast after it was compared: of n keys the tiles before ceil(n / 32). A tile is whole
+  // where its last key is less than n, n - 31 - 32 j >= 1.
+  // EXIST-LABEL: gpu.func @causal(
+  // EXIST-SAME:    %[[KEYS:[a-z0-9]+]]: i32, %[[N:[a-z0-9]+]]: i32,
+  // EXIST:         %[[UP:.*]] = arith.addi %[[KEYS]], %c31_i32
+  // EXIST:         %[[SOME:.*]] = arith.maxsi %[[UP]], %c0_i32
+  // EXIST:         %[[TILES:.*]] = arith.divui %[[SOME]], %c32_i32
+  // EXIST:         %[[END:.*]] = arith.minsi %[[N]], %[[TILES]]
+  // EXIST:         scf.for %[[J:.*]] = %c0_i32 to %[[END]] step %c1_i32
+  // EXIST-DAG:       %[[LAST:.*]] = arith.subi %[[KEYS]], %c31_i32
+  // EXIST-DAG:       %[[BEGIN:.*]] = arith.muli %[[J]], %c-32_i32
+  // EXIST:           %[[LEFT:.*]] = arith.addi %[[BEGIN]], %[[LAST]]
+  // EXIST:           %[[WHOLE:.*]] = arith.cmpi sge, %[[LEFT]], %c1_i32
+  // EXIST:           scf.if %[[WHOLE]]
   gpu.func @causal(%first: i32, %n: i32, %x: !tile, %init: !tile, %out: memref<?x32xf32>, %every: tensor<64xi1>, %at: tensor<64xi32>) kernel attributes {kv.tiled, kv.block = array<i32: 128, 1, 1>} {
     %c0 = arith.constant 0 : i32
     %c1 = arith.constant 1 : i32
@@ -125,74 +154,6 @@ gpu.module @kernels {
       %q = arith.addi %qb, %qi : tensor<64xi32>
       %qs = "kv.tile_broadcast"(%q) {dimension = 0 : i64} : (tensor<64xi32>) -> tensor<64x32xi32>
       %m = arith.cmpi sle, %ks, %qs : tensor<64x32xi32>
-      %y = "kv.tile_mask"(%x, %m) : (!tile, tensor<64x32xi1>) -> !tile
-      %z = arith.addf %o, %y : !tile
-      scf.yield %z : !tile
-    }
-    "kv.tile_store_rows"(%r, %out, %every, %at) : (!tile, memref<?x32xf32>, tensor<64xi1>, tensor<64xi32>) -> ()
-    gpu.return
-  }
-
-  // A mask in a branch bounds no iterations: where the branch leaves it out, all of a tile is seen.
-  // CHECK-LABEL: gpu.func @in_a_branch(
-  // CHECK-SAME:    i32, %[[N:[a-z0-9]+]]: i32,
-  // CHECK:         scf.for %{{.*}} = %c0_i32 to %[[N]] step
-  // CHECK:           "kv.tile_mask"
-  gpu.func @in_a_branch(%first: i32, %n: i32, %x: !tile, %init: !tile, %out: memref<?x32xf32>, %every: tensor<64xi1>, %at: tensor<64xi32>, %asked: i1) kernel attributes {kv.tiled, kv.block = array<i32: 128, 1, 1>} {
-    %c0 = arith.constant 0 : i32
-    %c1 = arith.constant 1 : i32
-    %c32 = arith.constant 32 : i32
-    %r = scf.for %j = %c0 to %n step %c1 iter_args(%o = %init) -> (!tile) : i32 {
-      %base = arith.muli %j, %c32 : i32
-      %kb = tensor.splat %base : tensor<32xi32>
-      %ki = "kv.tile_index"() : () -> tensor<32xi32>
-      %k = arith.addi %kb, %ki : tensor<32xi32>
-      %ks = "kv.tile_broadcast"(%k) {dimension = 1 : i64} : (tensor<32xi32>) -> tensor<64x32xi32>
-      %qb = tensor.splat %first : tensor<64xi32>
-      %qi = "kv.tile_index"() : () -> tensor<64xi32>
-      %q = arith.addi %qb, %qi : tensor<64xi32>
-      %qs = "kv.tile_broadcast"(%q) {dimension = 0 : i64} : (tensor<64xi32>) -> tensor<64x32xi32>
-      %m = arith.cmpi sle, %ks, %qs : tensor<64x32xi32>
-      %y = scf.if %asked -> (!tile) {
-        %masked = "kv.tile_mask"(%x, %m) : (!tile, tensor<64x32xi1>) -> !tile
-        scf.yield %masked : !tile
-      } else {
-        scf.yield %x : !tile
-      }
-      %z = arith.addf %o, %y : !tile
-      scf.yield %z : !tile
-    }
-    "kv.tile_store_rows"(%r, %out, %every, %at) : (!tile, memref<?x32xf32>, tensor<64xi1>, tensor<64xi32>) -> ()
-    gpu.return
-  }
-
-  // The bound of a vector, broadcast after it was compared: of n keys the tiles before ceil(n / 32). A tile is whole
-  // where its last key is less than n, n - 31 - 32 j >= 1.
-  // CHECK-LABEL: gpu.func @keys_that_exist(
-  // CHECK-SAME:    %[[KEYS:[a-z0-9]+]]: i32, %[[N:[a-z0-9]+]]: i32,
-  // CHECK:         %[[UP:.*]] = arith.addi %[[KEYS]], %c31_i32
-  // CHECK:         %[[SOME:.*]] = arith.maxsi %[[UP]], %c0_i32
-  // CHECK:         %[[TILES:.*]] = arith.divui %[[SOME]], %c32_i32
-  // CHECK:         %[[END:.*]] = arith.minsi %[[N]], %[[TILES]]
-  // CHECK:         scf.for %[[J:.*]] = %c0_i32 to %[[END]] step %c1_i32
-  // CHECK-DAG:       %[[LAST:.*]] = arith.subi %[[KEYS]], %c31_i32
-  // CHECK-DAG:       %[[BEGIN:.*]] = arith.muli %[[J]], %c-32_i32
-  // CHECK:           %[[LEFT:.*]] = arith.addi %[[BEGIN]], %[[LAST]]
-  // CHECK:           %[[WHOLE:.*]] = arith.cmpi sge, %[[LEFT]], %c1_i32
-  // CHECK:           scf.if %[[WHOLE]]
-  gpu.func @keys_that_exist(%first: i32, %n: i32, %x: !tile, %init: !tile, %out: memref<?x32xf32>, %every: tensor<64xi1>, %at: tensor<64xi32>) kernel attributes {kv.tiled, kv.block = array<i32: 128, 1, 1>} {
-    %c0 = arith.constant 0 : i32
-    %c1 = arith.constant 1 : i32
-    %c32 = arith.constant 32 : i32
-    %r = scf.for %j = %c0 to %n step %c1 iter_args(%o = %init) -> (!tile) : i32 {
-      %base = arith.muli %j, %c32 : i32
-      %kb = tensor.splat %base : tensor<32xi32>
-      %ki = "kv.tile_index"() : () -> tensor<32xi32>
-      %k = arith.addi %kb, %ki : tensor<32xi32>
-      %ks = "kv.tile_broadcast"(%k) {dimension = 1 : i64} : (tensor<32xi32>) -> tensor<64x32xi32>
-      %count = tensor.splat %first : tensor<32xi32>
-      %exists = arith.cmpi slt, %k, %count : tensor<32xi32>
-      %m = "kv.tile_broadcast"(%exists) {dimension = 1 : i64} : (tensor<32xi1>) -> tensor<64x32xi1>
       %y = "kv.tile_mask"(%x, %m) : (!tile, tensor<64x32xi1>) -> !tile
       %z = arith.addf %o, %y : !tile
       scf.yield %z : !tile
