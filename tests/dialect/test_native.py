@@ -71,20 +71,6 @@ def test_unused_reads_and_pure_ops_are_dropped_and_writes_are_not(context):
     assert [n for n in ("lookup", "load", "alloc", "opaque", "store") if f"toy.{n}" in text] == ["opaque", "store"]
 
 
-def test_equal_pure_ops_are_merged(context):
-    native.attach(context, EFFECTS)
-    body = """
-      %0 = "toy.lookup"(%i) {tag = 1 : i32} : (i32) -> i32
-      %1 = "toy.lookup"(%i) {tag = 1 : i32} : (i32) -> i32
-      %2 = "toy.lookup"(%i) {tag = 2 : i32} : (i32) -> i32
-      %3 = arith.addi %0, %1 : i32
-      %4 = arith.addi %3, %2 : i32
-      return %4 : i32"""
-    text = run(body, "cse")
-    assert text.count("tag = 1") == 1
-    assert text.count("tag = 2") == 1
-
-
 @pytest.mark.parametrize(("between", "loads"), [("", 1), ('"toy.store"(%i) : (i32) -> ()', 2)])
 def test_reads_are_merged_only_when_no_write_lies_between(context, between, loads):
     native.attach(context, EFFECTS)
@@ -95,22 +81,6 @@ def test_reads_are_merged_only_when_no_write_lies_between(context, between, load
       %2 = arith.addi %0, %1 : i32
       return %2 : i32"""
     assert run(body, "cse").count("toy.load") == loads
-
-
-def test_loop_invariant_pure_ops_are_hoisted_and_reads_are_not(context):
-    native.attach(context, EFFECTS)
-    body = """
-      %c0 = arith.constant 0 : index
-      %c1 = arith.constant 1 : index
-      %r = scf.for %k = %c0 to %n step %c1 iter_args(%acc = %i) -> (i32) {
-        %0 = "toy.lookup"(%i) : (i32) -> i32
-        %1 = "toy.load"(%0) : (i32) -> i32
-        "toy.store"(%1) : (i32) -> ()
-        scf.yield %1 : i32
-      }
-      return %r : i32"""
-    text = run(body, "loop-invariant-code-motion")
-    assert text.index("toy.lookup") < text.index("scf.for") < text.index("toy.load")
 
 
 def test_many_contexts_come_and_go():

@@ -98,6 +98,7 @@ def random_mask(rng: np.random.Generator) -> Any:
 MASKS = 24
 
 
+@pytest.mark.sampled(16)
 @pytest.mark.parametrize("seed", range(MASKS))
 @pytest.mark.parametrize("target", ["host", "sm_90a"])
 def test_random_masks_are_numpys(seed, target):
@@ -119,6 +120,7 @@ EDGES = [  # (mask, of positions), each of which wraps around somewhere
 ]  # fmt: skip
 
 
+@pytest.mark.sampled(12)
 @pytest.mark.parametrize("tree", EDGES, ids=written)
 @pytest.mark.parametrize("target", ["host", "sm_90a"])
 def test_masks_that_wrap_around_are_numpys(tree, target):
@@ -162,6 +164,7 @@ WIDE = [
 ]  # fmt: skip
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("number", range(len(WIDE)))
 def test_indices_of_other_types_are_held_to_an_array_before_they_are_narrowed(number):
     rng, problem = problem_of(5, num_heads=1)
