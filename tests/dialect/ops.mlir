@@ -508,7 +508,7 @@ func.func @prior_attention(%pool: !pool, %layer: i32, %q: !q, %p: !batch, %o: me
   return
 }
 
-// Attention operands: every op of the interface with each kind of operand.
+// Attention operands: every op of the interface with each kind of operand, and what scales are asked for.
 
 func.func @of_cached(%x: !cached, %b: i32, %t: i32, %h: i32, %d: i32) {
   %n = "kv.cache_length"(%x, %b) : (!cached, i32) -> i32
@@ -531,25 +531,12 @@ func.func @of_cached(%x: !cached, %b: i32, %t: i32, %h: i32, %d: i32) {
 }
 
 func.func @of_fp8(%x: !fp8_operands, %b: i32, %t: i32, %h: i32, %d: i32) {
-  %n = "kv.cache_length"(%x, %b) : (!fp8_operands, i32) -> i32
-  %m = "kv.max_context_length"(%x) : (!fp8_operands) -> i32
-  %rows = "kv.num_rows"(%x) : (!fp8_operands) -> i32
-  %row = "kv.row_index"(%x, %b, %t) : (!fp8_operands, i32, i32) -> i32
-  %tma = "kv.tma_row"(%x, %t) : (!fp8_operands, i32) -> i32
-  %first = "kv.populate"(%x, %b, %t) {tile_rows = 64 : i64, base_alignment = 0 : i64, pair_cta = false, is_leader = true}
-    : (!fp8_operands, i32, i32) -> !kv.rows<64 : i64, 16 : i64>
   %page = "kv.page"(%x, %b, %t) : (!fp8_operands, i32, i32) -> i32
-  %raw = "kv.raw_page"(%x, %b, %t) : (!fp8_operands, i32, i32) -> i32
   %v = "kv.load"(%x, %b, %h, %t, %d, %page) {width = 4 : i64} : (!fp8_operands, i32, i32, i32, i32, i32) -> vector<4xbf16>
-  %at = "kv.block_ptr"(%x, %b, %t, %h, %d) {tile = 1 : i64} : (!fp8_operands, i32, i32, i32, i32) -> !llvm.ptr<1>
   %base = "kv.scales_base"(%x) : (!fp8_operands) -> !llvm.ptr<1>
   %s = "kv.load_scale"(%x, %b, %h, %t, %d) {width = 1 : i64} : (!fp8_operands, i32, i32, i32, i32) -> f32
   %sat = "kv.scale_block_ptr"(%x, %b, %t, %h, %d) : (!fp8_operands, i32, i32, i32, i32) -> !llvm.ptr<1>
   %q = "kv.load_raw"(%x, %b, %h, %t, %d) {width = 8 : i64} : (!fp8_operands, i32, i32, i32, i32) -> vector<8xf8E4M3FN>
-  %tile = "kv.alloc_shared"() {bytes = 32768 : i64, alignment = 128 : i64} : () -> !llvm.ptr<3>
-  "kv.load_tile"(%x, %b, %h, %t, %n, %tile, %d) {tile_rows = 64 : i64, num_threads = 128 : i64, pitch = 256 : i64, swizzle = 128 : i64, mode = "async"}
-    : (!fp8_operands, i32, i32, i32, i32, !llvm.ptr<3>, i32) -> ()
-  %f = "kv.field"(%x) {field = "lookup"} : (!fp8_operands) -> !llvm.ptr<1>
   return
 }
 
@@ -594,25 +581,12 @@ func.func @of_dense(%x: !dense, %b: i32, %t: i32, %h: i32, %d: i32) {
 }
 
 func.func @of_dense8(%x: !dense8, %b: i32, %t: i32, %h: i32, %d: i32) {
-  %n = "kv.cache_length"(%x, %b) : (!dense8, i32) -> i32
-  %m = "kv.max_context_length"(%x) : (!dense8) -> i32
-  %rows = "kv.num_rows"(%x) : (!dense8) -> i32
-  %row = "kv.row_index"(%x, %b, %t) : (!dense8, i32, i32) -> i32
-  %tma = "kv.tma_row"(%x, %t) : (!dense8, i32) -> i32
-  %first = "kv.populate"(%x, %b, %t) {tile_rows = 64 : i64, base_alignment = 0 : i64, pair_cta = false, is_leader = true}
-    : (!dense8, i32, i32) -> !kv.rows<64 : i64, 0 : i64>
   %page = "kv.page"(%x, %b, %t) : (!dense8, i32, i32) -> i32
-  %raw = "kv.raw_page"(%x, %b, %t) : (!dense8, i32, i32) -> i32
   %v = "kv.load"(%x, %b, %h, %t, %d, %page) {width = 4 : i64} : (!dense8, i32, i32, i32, i32, i32) -> vector<4xf32>
-  %at = "kv.block_ptr"(%x, %b, %t, %h, %d) {tile = 1 : i64} : (!dense8, i32, i32, i32, i32) -> !llvm.ptr<1>
   %base = "kv.scales_base"(%x) : (!dense8) -> !llvm.ptr<1>
   %s = "kv.load_scale"(%x, %b, %h, %t, %d) {width = 1 : i64} : (!dense8, i32, i32, i32, i32) -> f32
   %sat = "kv.scale_block_ptr"(%x, %b, %t, %h, %d) : (!dense8, i32, i32, i32, i32) -> !llvm.ptr<1>
   %q = "kv.load_raw"(%x, %b, %h, %t, %d) {width = 8 : i64} : (!dense8, i32, i32, i32, i32) -> vector<8xi8>
-  %tile = "kv.alloc_shared"() {bytes = 32768 : i64, alignment = 128 : i64} : () -> !llvm.ptr<3>
-  "kv.load_tile"(%x, %b, %h, %t, %n, %tile, %d) {tile_rows = 64 : i64, num_threads = 128 : i64, pitch = 256 : i64, swizzle = 128 : i64, mode = "async"}
-    : (!dense8, i32, i32, i32, i32, !llvm.ptr<3>, i32) -> ()
-  %f = "kv.field"(%x) {field = "lengths"} : (!dense8) -> !llvm.ptr<1>
   return
 }
 
@@ -638,24 +612,12 @@ func.func @of_ragged(%x: !ragged, %b: i32, %t: i32, %h: i32, %d: i32) {
 }
 
 func.func @of_ragged8(%x: !ragged8, %b: i32, %t: i32, %h: i32, %d: i32) {
-  %n = "kv.cache_length"(%x, %b) : (!ragged8, i32) -> i32
-  %rows = "kv.num_rows"(%x) : (!ragged8) -> i32
-  %row = "kv.row_index"(%x, %b, %t) : (!ragged8, i32, i32) -> i32
-  %tma = "kv.tma_row"(%x, %t) : (!ragged8, i32) -> i32
-  %first = "kv.populate"(%x, %b, %t) {tile_rows = 64 : i64, base_alignment = 0 : i64, pair_cta = false, is_leader = true}
-    : (!ragged8, i32, i32) -> !kv.rows<64 : i64, 0 : i64>
   %page = "kv.page"(%x, %b, %t) : (!ragged8, i32, i32) -> i32
-  %raw = "kv.raw_page"(%x, %b, %t) : (!ragged8, i32, i32) -> i32
   %v = "kv.load"(%x, %b, %h, %t, %d, %page) {width = 4 : i64} : (!ragged8, i32, i32, i32, i32, i32) -> vector<4xf32>
-  %at = "kv.block_ptr"(%x, %b, %t, %h, %d) {tile = 1 : i64} : (!ragged8, i32, i32, i32, i32) -> !llvm.ptr<1>
   %base = "kv.scales_base"(%x) : (!ragged8) -> !llvm.ptr<1>
   %s = "kv.load_scale"(%x, %b, %h, %t, %d) {width = 1 : i64} : (!ragged8, i32, i32, i32, i32) -> f32
   %sat = "kv.scale_block_ptr"(%x, %b, %t, %h, %d) : (!ragged8, i32, i32, i32, i32) -> !llvm.ptr<1>
   %q = "kv.load_raw"(%x, %b, %h, %t, %d) {width = 8 : i64} : (!ragged8, i32, i32, i32, i32) -> vector<8xi8>
-  %tile = "kv.alloc_shared"() {bytes = 32768 : i64, alignment = 128 : i64} : () -> !llvm.ptr<3>
-  "kv.load_tile"(%x, %b, %h, %t, %n, %tile, %d) {tile_rows = 64 : i64, num_threads = 128 : i64, pitch = 256 : i64, swizzle = 128 : i64, mode = "async"}
-    : (!ragged8, i32, i32, i32, i32, !llvm.ptr<3>, i32) -> ()
-  %f = "kv.field"(%x) {field = "offsets"} : (!ragged8) -> !llvm.ptr<1>
   return
 }
 

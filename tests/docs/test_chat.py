@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,12 +20,7 @@ pytest.importorskip("tokenizers")
 import gguf
 from tokenizers.pre_tokenizers import ByteLevel
 
-from kvarn.chat.arrays import NumpyArrays
-from kvarn.chat.check import Recorder
-from kvarn.chat.model import Model
 from kvarn.chat.paged_cache import PagedCache
-from kvarn.chat.plain_cache import PlainCache
-from kvarn.chat.scheduler import Request, Step, generate, greedy
 from kvarn.chat.tokenizer import Tokenizer
 from kvarn.chat.weights import ModelConfig, ModelWeights, find_model, load_model
 
@@ -106,94 +100,6 @@ def tiny_weights() -> ModelWeights:
 
 
 WEIGHTS = tiny_weights()
-MODEL = Model(WEIGHTS, NumpyArrays("f32"))
-PROMPTS = [[5, 6, 7, 8, 9, 10, 11], [5, 6, 7, 30], [12], list(range(3, 33)), [5, 6, 7, 8, 9, 33]]
-
-
-def some_requests() -> list[Request]:
-    return [Request(i, list(prompt), limit=3 + 4 * i, arrival=2 * i) for i, prompt in enumerate(PROMPTS)]
-
-
-class Spy(PlainCache):
-    """A plain cache that knows which tokens it holds."""
-
-    def __init__(self) -> None:
-        super().__init__(CONFIG, CONFIG.context)
-        self.tokens: dict[int, list[int]] = {}
-        self.forks: list[tuple[int, int, int]] = []
-
-    def open(self, sequence: int, tokens: Sequence[int]) -> None:
-        super().open(sequence, tokens)
-        self.tokens[sequence] = list(tokens)
-
-    def fork(self, parent: int, sequence: int) -> None:
-        super().fork(parent, sequence)
-        self.tokens[sequence] = list(self.tokens[parent])
-        self.forks.append((parent, sequence, self._lengths[parent]))
-        assert len(self.tokens[parent]) == self._lengths[parent], "a fork must come when all known tokens are in"
-
-    def extend(self, sequence: int, tokens: Sequence[int]) -> None:
-        self.tokens[sequence] += tokens
-
-    def begin_step(self, batch: Sequence[tuple[int, int]]) -> np.ndarray:
-        for sequence, count in batch:
-            assert 0 < self._lengths[sequence] + count <= len(self.tokens[sequence]), "the tokens must be known"
-        return super().begin_step(batch)
-
-
-def run(
-    requests: Sequence[Request],
-    batch: int = 8,
-    tokens: int = 256,
-    end: int = -1,
-    cache: Any = None,
-    select: Any = greedy,
-) -> list[Step]:
-    cache = cache or Spy()
-    steps = list(generate(MODEL, cache, requests, end, batch, tokens, select))
-    assert not cache._data, "everything must be closed"
-    return steps
-
-
-def alone(request: Request) -> tuple[list[int], list[np.ndarray]]:
-    """The answer and logits of a request by itself, its whole text as one prompt at every position."""
-    tokens, logits = request.tokens[: request.prompt_size], []
-    for _ in range(request.limit):
-        cache = PlainCache(CONFIG, CONFIG.context)
-        cache.open(0, tokens)
-        cache.begin_step([(0, len(tokens))])
-        logits.append(MODEL.forward(tokens, cache, [len(tokens) - 1])[0])
-        tokens.append(int(logits[-1].argmax()))
-    return tokens[request.prompt_size :], logits
-
-
-@pytest.mark.parametrize(("batch", "tokens"), [(8, 256), (3, 5)])
-def test_a_ragged_batch_gives_what_each_request_gives_alone(batch: int, tokens: int) -> None:
-    requests, recorder = some_requests(), Recorder()
-    steps = run(requests, batch, tokens, select=recorder)
-    for request in requests:
-        answer, logits = alone(request)
-        assert request.answer == answer
-        np.testing.assert_allclose(recorder.logits[request.index], logits, rtol=1e-4, atol=1e-4)
-    assert all(len(step.sampled) <= batch and step.prompt_tokens <= tokens for step in steps)
-    assert sum(step.prompt_tokens for step in steps) == sum(map(len, PROMPTS))
-    assert sum(len(step.sampled) for step in steps) == sum(request.limit for request in requests)
-
-
-@pytest.mark.parametrize("tokens", [8, 256])
-def test_forks_give_what_the_requests_give_alone(tokens: int) -> None:
-    root = Request(0, list(range(3, 33)), 9)
-    tails = [(20, [35, 36], 8), (30, [37], 4), (20, [38], 5), (29, [32], 9)]
-    forks = [
-        Request(i, [*root.tokens[:shared], *tail], limit, parent=root, shared=shared)
-        for i, (shared, tail, limit) in enumerate(tails, 1)
-    ]
-    cache = Spy()
-    steps = run([root, *forks], batch=3, tokens=tokens, cache=cache)
-    assert cache.forks == [(0, 1, 20), (0, 3, 20), (0, 4, 29), (0, 2, 30)]
-    assert [request.reused for request in (root, *forks)] == [0, 20, 30, 20, 29]
-    assert all(request.answer == alone(request)[0] for request in (root, *forks))
-    assert sum(step.prompt_tokens for step in steps) == 30 + 2 + 1 + 1 + 1
 
 
 # --- from a file to text ---------------------------------------------------------------------------

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import itertools
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -18,7 +17,7 @@ import kvarn as kv
 from kvarn import dispatch
 from kvarn.compilation import driver as compiler
 from kvarn.dialect import schedules
-from kvarn.dialect.dtypes import bf16, f8e4m3
+from kvarn.dialect.dtypes import bf16
 from kvarn.dialect.layout import CacheSpec, spec_of
 from kvarn.lowering import kernels, pipeline, runner
 from kvarn.lowering.kernels.attention import expansion as attention_expansion
@@ -223,26 +222,6 @@ def test_a_decode_among_decodes_has_the_bits_that_it_has_beside_a_prompt(schedul
     collection = problem.collection
     assert reads.scheduled(collection, query, schedule) == schedule
     alone_and_together(problem, query, lambda p, q: on_gpu(p, q, {**schedule, "keys": 32}))
-
-
-@pytest.mark.parametrize(
-    ("dtype", "new", "group", "head_size", "rows"),
-    [(f8e4m3, 17, 4, 64, 128), (f8e4m3, 128, 4, 80, 128), (f8e4m3, 129, 4, 64, 192), (f8e4m3, 64, 1, 64, 64),
-     (f8e4m3, 33, 2, 64, 128), (bf16, 64, 1, 128, 64), (bf16, 4096, 4, 128, 128), (bf16, 4096, 4, 96, 192),
-     (bf16, 128, 4, 80, 128)],
-)  # fmt: skip
-def test_tiles_follow_the_rows_that_a_collection_lets_sequences_have(dtype, new, group, head_size, rows):
-    """Nobody promises anything: 192 rows are for prompts, and 64 where no sequence fills more."""
-    spec = CacheSpec("paged", dtype, num_heads=2, head_size=head_size, page_size=16)
-    collection = SimpleNamespace(
-        max_seq_length=new, batch_size=4, cache_spec=spec, device=("cuda", 0), _own_bounds=None
-    )
-    query = np.empty((new, 2 * group, head_size), np.float32)
-    schedule = reads.scheduled(collection, query, None)
-    assert "max_queries" not in (schedule or {})
-    case = Case.plain(spec, bf16, 2 * group)
-    assert tile_schedule.chosen(case, by_name("sm_90a"), schedule or {}).rows == rows
-    assert reads.scheduled(collection, query, {"batch_invariant": True}) == {"batch_invariant": True}
 
 
 def test_weights_over_8_bit_floats_have_the_digits_of_f16():

@@ -332,55 +332,6 @@ def the_digest_of_code_from_outside_is_the_same_in_every_process():
     assert done.stdout.strip() == kv.extensions.digest_of(kv.extensions.registered())
 
 
-NORM = """
-from mlir.dialects import arith, vector
-from mlir import ir
-from typing import Any
-from kvarn.dialect import ops, types
-from kvarn.dialect.base import Kv
-from kvarn.dialect.effects import LooksUpPage, ReadsCache
-from kvarn.dialect.ext import F32, I32, Operand, Result, infer_result
-from kvarn.lowering.passes.kv import lower_kv_access
-import kvarn as kv
-from kvarn.dsl.values import Value, i32_value
-
-class FirstNormOp(Kv.Operation, name="first_norm", traits=[LooksUpPage, ReadsCache]):
-    cache: Operand[Any]
-    batch: Operand[I32]
-    token: Operand[I32]
-    norm: Result[F32] = infer_result()
-    page: Operand[I32] | None = None
-
-@kv.intrinsic
-def first_norm(cache, b, t):
-    return Value(FirstNormOp(cache.ir, i32_value(b), i32_value(t)).norm, kv.f32)
-
-@lower_kv_access.RULES.lowers(FirstNormOp)
-def lower_first_norm(op, options):
-    x = ops.load(op.cache, op.batch, 0, op.token, 0, width=8, dtype=kv.f32, page=op.page)
-    {fault}
-    return vector.reduction(ir.F32Type.get(), vector.CombiningKind.ADD, arith.mulf(x, x))
-"""
-
-
-@rule
-def what_a_rule_raises_is_reported_at_the_operation():
-    (FOLDER / "norm.py").write_text(NORM.replace("{fault}", "op.nosuch"))
-    first_norm = kv.extend("norm.py").first_norm
-
-    @kv.kernel
-    def norms(keys: kv.KVCache, out: kv.Buffer[kv.f32, 1]):
-        out[0] = 1.0
-        out[0] = first_norm(keys, 0, 0)
-
-    with pytest.raises(
-        kv.KernelError, match=r"rule 'lower_first_norm' of 'kv\.first_norm', raised AttributeError"
-    ) as at:
-        kv.compile(norms, pool().get_key_cache(0).spec, kv.Buffer[kv.f32, 1], target="sm_90a")
-    assert "first_norm(keys, 0, 0)" in at.value.location.snippet()
-    assert "norm.py:" in at.value.message
-
-
 @rule
 def a_file_takes_the_place_of_an_installed_pass():
     """While one edits it; a warning says so."""
