@@ -162,6 +162,15 @@ def test_least_recently_used_goes_first(tmp_path):
     assert cache.info().bytes <= 8000
 
 
+def test_an_entry_over_the_limit_stays_until_the_next(tmp_path):
+    cache = CompileCache(tmp_path, 1000)
+    assert cache.put(KEY, bytes(5000))
+    assert cache.get(KEY) == bytes(5000)
+    cache.put(cache_key({"k": 2}), b"small")
+    assert cache.get(KEY) is None
+    assert not CompileCache(tmp_path / "off", 0).put(KEY, b"x"), "limit 0 turns it off"
+
+
 def test_clear_removes_entries_and_nothing_else(cache):
     cache.put(KEY, b"x")
     (cache.directory / "notes.txt").write_text("mine")
