@@ -68,7 +68,7 @@ bench: setup ## measure, on the GPU if there is one, else on the CPU
 check-torch: ## the tests with torch and transformers, in an environment of their own (docs/pytorch.md)
 	@$(MAKE) --no-print-directory setup VENV=.venv-torch
 	@.venv-torch/bin/python -m pip install --quiet --disable-pip-version-check $(TORCH)
-	@.venv-torch/bin/python -m pytest -n $(JOBS) --dist worksteal tests/pytorch $(ARGS)
+	@.venv-torch/bin/python -m pytest -n $(JOBS) --dist worksteal tests/pytorch bench/tests/test_peers.py $(ARGS)
 
 fuzz: setup ## random programs against float64, and input that ends a process, ten minutes each (ARGS="frontend --seconds 60")
 	@cd tests && ../$(BIN)/python -m fuzz $(ARGS)

@@ -79,8 +79,17 @@ def _kv_opt():
     return f'"{sys.executable}" -I -S "{tools / "opt_client.py"}" "{place}/s"'
 
 
+def _kernels():
+    """The folder with the first stage of each kernel of lowering/Inputs/kernels.py."""
+    place = tempfile.mkdtemp(prefix="kv-ir-")
+    atexit.register(shutil.rmtree, place, ignore_errors=True)
+    subprocess.run([sys.executable, str(here / "lowering" / "Inputs" / "kernels.py"), place], check=True)
+    return place
+
+
 config.substitutions += [  # noqa: F821
     ("%python", f'"{sys.executable}"'),
+    ("%{kernels}", _kernels()),
     (r"(?<![\w./-])kv-opt(?![\w./-])", _kv_opt()),
 ]
 

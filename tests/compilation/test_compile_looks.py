@@ -47,15 +47,6 @@ def test_a_notebook_shows_the_message_and_not_the_front_end(monkeypatch):
         caught.value._render_traceback_()
 
 
-class Printer:
-    """What IPython hands to ``_repr_pretty_``."""
-
-    written = ""
-
-    def text(self, text: str) -> None:
-        self.written += text
-
-
 def test_code_and_stages_show_an_overview_and_complete_their_names():
     kernel = kv.compile(lines, F32, F32, target="sm_90a")
     assert repr(kernel.asm) == "<stages of a kernel for sm_90a: kv, gpu, nvvm, llvm, ptx, cubin, sass>"
@@ -72,11 +63,6 @@ def test_code_and_stages_show_an_overview_and_complete_their_names():
         kernel.stages["hoist-kv-lookup"]
     with pytest.raises(KeyError, match="got 'sas'; did you mean 'sass'"):
         kernel.asm["sas"]
-    printer = Printer()
-    kernel.asm["ptx"]._repr_pretty_(printer, False)
-    assert printer.written == kernel.asm["ptx"]
-    assert ".visible .entry lines(" in printer.written
-    assert isinstance(kernel.asm["ptx"], str)
 
 
 # --- source lines ----------------------------------------------------------------------------------
@@ -99,19 +85,6 @@ def test_lineinfo_writes_the_kernels_lines_into_the_ptx():
         return [line for line in text.splitlines() if re.match(r"\s+[a-z@]", line) and ";" in line]
 
     assert code(ptx) == code(plain)
-
-
-def test_lineinfo_of_one_text_in_two_places_stays_apart():
-    """The compile cache must not hand out another file's lines."""
-    names: dict = {}
-    text = "import kvarn as kv\n{}def k(x: kv.Buffer[kv.f32, 1]):\n    x[0] = 1.0\n"
-    import linecache
-
-    for n in (0, 3):
-        source, file = text.format("\n" * n), f"<lines {n}>"
-        linecache.cache[file] = (len(source), None, source.splitlines(True), file)
-        exec(compile(source, file, "exec"), names)
-        assert n + 3 in locs(kv.compile(kv.kernel(names["k"]), F32, target="sm_80", lineinfo=True).asm["ptx"])
 
 
 # --- read-only buffers -----------------------------------------------------------------------------

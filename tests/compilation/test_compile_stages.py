@@ -55,28 +55,6 @@ def test_a_kernel_that_is_in_the_cache_is_written_too_and_to_the_same_folder(tmp
     assert len(list(tmp_path.iterdir())) == 2
 
 
-def test_operations_are_written(tmp_path):
-    # A shape that no other test has: a program in memory is not compiled again.
-    blocks = np.zeros((2, 2, 1, 16, 1, 40), np.float32)
-    pool = kv.PagedKVCacheCollection(blocks, np.array([3], np.uint32), np.array([[0]], np.uint32), 1, 4)
-    x = np.zeros((1, 1, 40), np.float32)
-    with env.override(dump_to=str(tmp_path)):
-        kv.ops.store_ragged(pool.get_key_cache(0), x, np.array([0, 1], np.uint32))
-    (folder,) = tmp_path.iterdir()
-    assert folder.name.startswith("store_ragged-host-")
-    assert '"kv.store_ragged"' in (folder / "00_input.mlir").read_text()
-
-
-def test_stages_on_stderr(capsys):
-    with env.override(dump_to="-"):
-        kv.compile(triple, F32, target="sm_80")
-    err = capsys.readouterr().err
-    titles = re.findall(r"^// -----// triple-sm_80: (\S+) //----- //$", err, re.M)
-    assert titles[:2] == ["input", "verify-kv"]
-    assert titles[-1] == "emit-ptx"
-    assert ".visible .entry triple" in err
-
-
 def test_an_edited_stage_is_used(tmp_path, capsys):
     dumps, edits = tmp_path / "dumps", tmp_path / "edits"
     with env.override(dump_to=str(dumps)):
@@ -98,18 +76,6 @@ def test_an_edited_stage_is_used(tmp_path, capsys):
     x = np.ones(4, np.float32)
     kv.compile(triple, F32, target="host")[1, 4](x)
     assert x.tolist() == [3.0] * 4
-
-
-def test_edited_ptx_is_used(tmp_path):
-    with env.override(dump_to=str(tmp_path)):
-        kv.compile(triple, F32, target="sm_80")
-    (folder,) = tmp_path.iterdir()
-    *others, ptx = sorted(folder.iterdir())
-    for path in others:
-        path.unlink()
-    ptx.write_text(ptx.read_text() + "// by hand\n")
-    with env.override(override_dir=str(tmp_path)):
-        assert kv.compile(triple, F32, target="sm_80").asm["ptx"].endswith("// by hand\n")
 
 
 def test_a_mistake_in_an_edited_stage_points_into_the_file(tmp_path):
@@ -152,10 +118,3 @@ def test_a_failure_leaves_a_reproducer(tmp_path):
     assert done.returncode == 1
     line = barrier.location.line + 3
     assert f"{__file__}:{line}:5: error: 'gpu.barrier' op needs the threads of a block to run together" in done.stderr
-
-
-def test_a_success_leaves_none(tmp_path):
-    path = tmp_path / "triple.mlir"
-    with env.override(reproducer=str(path), always_compile=True):
-        kv.compile(triple, F32, target="sm_90a")
-    assert not path.exists()

@@ -60,11 +60,6 @@ def run(body: str, pipeline: str) -> str:
     return str(module)
 
 
-def test_ops_without_attached_effects_are_left_alone(context):
-    body = '"toy.lookup"(%i) : (i32) -> i32\nreturn %i : i32'
-    assert "toy.lookup" in run(body, "func.func(canonicalize,cse)")
-
-
 def test_unused_reads_and_pure_ops_are_dropped_and_writes_are_not(context):
     assert native.attach(context, EFFECTS)
     body = """
@@ -78,35 +73,6 @@ def test_unused_reads_and_pure_ops_are_dropped_and_writes_are_not(context):
     assert [n for n in ("lookup", "load", "alloc", "opaque", "store") if f"toy.{n}" in text] == ["opaque", "store"]
 
 
-def test_equal_pure_ops_are_merged(context):
-    native.attach(context, EFFECTS)
-    body = """
-      %0 = "toy.lookup"(%i) {tag = 1 : i32} : (i32) -> i32
-      %1 = "toy.lookup"(%i) {tag = 1 : i32} : (i32) -> i32
-      %2 = "toy.lookup"(%i) {tag = 2 : i32} : (i32) -> i32
-      %3 = arith.addi %0, %1 : i32
-      %4 = arith.addi %3, %2 : i32
-      return %4 : i32"""
-    text = run(body, "cse")
-    assert text.count("tag = 1") == 1
-    assert text.count("tag = 2") == 1
-
-
-def test_allocations_and_opaque_ops_are_never_merged(context):
-    native.attach(context, EFFECTS)
-    body = """
-      %0 = "toy.alloc"() : () -> i32
-      %1 = "toy.alloc"() : () -> i32
-      %2 = "toy.opaque"(%0) : (i32) -> i32
-      %3 = "toy.opaque"(%0) : (i32) -> i32
-      %4 = arith.addi %1, %2 : i32
-      %5 = arith.addi %4, %3 : i32
-      return %5 : i32"""
-    text = run(body, "cse,canonicalize")
-    assert text.count("toy.alloc") == 2
-    assert text.count("toy.opaque") == 2
-
-
 @pytest.mark.parametrize(("between", "loads"), [("", 1), ('"toy.store"(%i) : (i32) -> ()', 2)])
 def test_reads_are_merged_only_when_no_write_lies_between(context, between, loads):
     native.attach(context, EFFECTS)
@@ -117,35 +83,6 @@ def test_reads_are_merged_only_when_no_write_lies_between(context, between, load
       %2 = arith.addi %0, %1 : i32
       return %2 : i32"""
     assert run(body, "cse").count("toy.load") == loads
-
-
-def test_loop_invariant_pure_ops_are_hoisted_and_reads_are_not(context):
-    native.attach(context, EFFECTS)
-    body = """
-      %c0 = arith.constant 0 : index
-      %c1 = arith.constant 1 : index
-      %r = scf.for %k = %c0 to %n step %c1 iter_args(%acc = %i) -> (i32) {
-        %0 = "toy.lookup"(%i) : (i32) -> i32
-        %1 = "toy.load"(%0) : (i32) -> i32
-        "toy.store"(%1) : (i32) -> ()
-        scf.yield %1 : i32
-      }
-      return %r : i32"""
-    text = run(body, "loop-invariant-code-motion")
-    assert text.index("toy.lookup") < text.index("scf.for") < text.index("toy.load")
-
-
-def test_a_repeated_attach_replaces_the_effects(context):
-    native.attach(context, EFFECTS)
-    native.attach(context, {"toy.load": Effects((Effect("write"),))})
-    assert "toy.load" in run('%0 = "toy.load"(%i) : (i32) -> i32\nreturn %i : i32', "canonicalize")
-
-
-def test_contexts_do_not_share_effects(context):
-    native.attach(context, EFFECTS)
-    with ir.Context(), ir.Location.unknown():
-        irdl.load_dialects(ir.Module.parse(TOY))
-        assert "toy.load" in run('%0 = "toy.load"(%i) : (i32) -> i32\nreturn %i : i32', "canonicalize")
 
 
 def test_many_contexts_come_and_go():
@@ -172,11 +109,6 @@ def test_a_wrong_declaration_is_refused(context, effects, error, message):
     context.load_all_available_dialects()
     with pytest.raises(error, match=message):
         native.attach(context, effects)
-
-
-def test_attach_wants_a_context():
-    with pytest.raises(TypeError, match=r"mlir\.ir\.Context"):
-        native.attach(object(), EFFECTS)
 
 
 WALKED = """

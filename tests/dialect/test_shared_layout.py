@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from kvarn.dialect.shared_layout import CHUNK, Descriptor, SharedLayout, bank_conflicts, wavefronts
+from kvarn.dialect.shared_layout import CHUNK, SharedLayout, bank_conflicts, wavefronts
 
 
 def tma_swizzle(address, swizzle):
@@ -66,13 +66,6 @@ def test_no_two_elements_share_a_place(rows, columns, itemsize, swizzle):
     assert at.max() + itemsize <= tile.stage_bytes
 
 
-def test_stages_keep_the_alignment():
-    tile = SharedLayout(20, 72, 2, 128, stages=3)
-    assert (tile.stage_bytes, tile.alignment, tile.bytes) == (5120, 1024, 15360)
-    assert [tile.stage_offset(i) for i in range(3)] == [0, 5120, 10240]
-    assert SharedLayout(9, 64, 2, 128, stages=2).stage_bytes == 2048
-
-
 def test_a_view_has_the_columns_of_the_tile():
     for tile in (SharedLayout(64, 320, 2, 128), SharedLayout(64, 320, 2, 128, pitch=640), SharedLayout(64, 320, 2)):
         start, view = tile.view(128, 80)
@@ -124,16 +117,6 @@ def test_a_transposed_descriptor_finds_every_row(swizzle):
                 atom, inside = divmod(2 * column, swizzle)
                 at = step + atom * descriptor.leading + row // 8 * descriptor.stride + row % 8 * swizzle + inside
                 assert tma_swizzle(at, swizzle) == tile.offset(16 * k + row, column)
-
-
-def test_a_descriptor_is_what_the_instruction_takes():
-    tile = SharedLayout(64, 128, 2, 128)
-    assert tile.descriptor() == Descriptor(0, 1024, 1)
-    assert tile.descriptor(transposed=True) == Descriptor(64 * 128, 1024, 1)
-    assert tile.descriptor(transposed=True).bits == (8192 >> 4 << 16) | (1024 >> 4 << 32) | (1 << 62)
-    assert [SharedLayout(64, 64, 2, swizzle).descriptor().swizzle for swizzle in (128, 64, 32)] == [1, 2, 3]
-    assert tile.k_steps() == [0, 32, 64, 96, 8192, 8224, 8256, 8288]
-    assert tile.row_steps() == [0, 2048, 4096, 6144]
 
 
 @pytest.mark.parametrize(
@@ -193,13 +176,6 @@ def ldmatrix_conflicts(tile, chunk=0):
 )
 def test_swizzled_and_padded_rows_have_no_conflicts(tile, conflicts):
     assert {ldmatrix_conflicts(tile, chunk) for chunk in range(tile.row_bytes // CHUNK)} == {conflicts}
-
-
-@pytest.mark.parametrize("row_bytes", range(16, 640, 16))
-def test_whole_rows_have_no_conflicts(row_bytes):
-    tile = SharedLayout.whole_rows(64, row_bytes // 2, 2)
-    assert tile.panels == 1
-    assert {ldmatrix_conflicts(tile, chunk) for chunk in range(row_bytes // CHUNK)} == {0}
 
 
 @pytest.mark.parametrize("size", [64, 80, 128, 192, 576])

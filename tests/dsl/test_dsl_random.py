@@ -127,7 +127,8 @@ class Program:
         return lines
 
 
-@pytest.mark.parametrize("seed", range(24))
+@pytest.mark.whole
+@pytest.mark.parametrize("seed", range(16))
 def test_random_program_does_what_python_does(seed):
     text = Program(seed).text
     file = str(Path(__file__).with_name(f"<program {seed}>"))

@@ -54,23 +54,6 @@ def test_values_that_python_takes_for_equal_have_keys_of_their_own(pair):
         hash(identity(a))
 
 
-def test_equal_static_values_share_one_compiled_kernel():
-    assert half.compiled_for((np.zeros(1, np.float32), (5, "a"))) is half.compiled_for(
-        (np.ones(1, np.float32), (5, "a"))
-    )
-
-
-def test_a_float_argument_given_as_an_int_is_its_own_specialisation():
-    @kv.kernel
-    def kernel(x: kv.Buffer[kv.i32, 1], n: float):
-        x[0] = 1 if isinstance(n, int) else 2
-
-    x = np.zeros(1, np.int32)
-    for value, expected in ((3, 1), (3.0, 2), (3, 1)):
-        kernel[1, 1](x, value)
-        assert x[0] == expected
-
-
 def test_an_expansion_traces_a_kernel_again_for_another_closure():
     from kvarn.compilation import driver as compiler
     from kvarn.lowering.kernels.base import Expansion, _kernel_identity
@@ -125,21 +108,3 @@ def test_a_hit_of_the_compile_cache_keeps_its_own_places(tmp_path, monkeypatch):
         made = kv.compile(imported(path).read, cache, kv.Buffer[kv.f32, 1], target="host", check=True)
         with pytest.raises(HostKernelError, match=f"{name}.py:{6 + len(blank)}:"):
             made.launch(100, 1, cache, out)
-
-
-def test_code_without_checks_is_shared_between_places(tmp_path, monkeypatch):
-    from kvarn.compilation.disk_cache import compile_cache
-
-    monkeypatch.setenv("KVARN_CACHE_DIR", str(tmp_path / "cache"))
-    monkeypatch.delenv("KVARN_ALWAYS_COMPILE", raising=False)
-    for name in ("first", "second"):
-        path = tmp_path / f"{name}.py"
-        path.write_text(SOURCE.format(blank=""))
-        kv.compile(
-            imported(path).read,
-            kv.CacheSpec("paged", kv.f32, 1, 4, 4),
-            kv.Buffer[kv.f32, 1],
-            target="host",
-            check=False,
-        )
-    assert compile_cache.info().entries == 1

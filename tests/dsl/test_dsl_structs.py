@@ -131,28 +131,6 @@ def test_a_kernel_hands_a_struct_on_and_makes_one():
     assert (x[0], y[0], z[0]) == (1, 3, 7)
 
 
-def test_annotations_in_quotes_are_found_where_the_class_is_and_where_the_kernel_is():
-    width = 1
-
-    @dataclass(frozen=True)
-    class Quoted:
-        x: "kv.Buffer[kv.f32, width]"
-        n: "int"
-        pair: "tuple[int, int]"
-        missing: "Scales | None" = None  # refused below: a struct is there or it is not
-
-    def body(q: "Quoted"):
-        q.x[0] = q.n + q.pair[1]
-
-    with pytest.raises(kv.KernelError, match=r"'q.missing' cannot be absent as a whole: make fields of Scales kv.Opt"):
-        kv.kernel(body).leaves  # noqa: B018
-    del Quoted.__dataclass_fields__["missing"]
-    x = np.zeros(1, np.float32)
-    kv.kernel(body)[1, 1](Quoted(x, 2, (3, 4)))
-    assert x[0] == 6
-    assert width == 1
-
-
 def test_a_union_with_none_is_an_optional_argument():
     @kv.kernel
     def kernel(out: BUFFER, cache: kv.PagedKVCache | None, n: int | None):
@@ -164,58 +142,6 @@ def test_a_union_with_none_is_an_optional_argument():
     for cache, n, value in ((None, None, -1), (None, 3, 3), (caches().get_key_cache(0), None, 2)):
         kernel[1, 1](out, cache, n)
         assert out[0] == value
-
-
-def test_expansions_launch_kernels_with_structs_of_ir_values():
-    from mlir import ir
-
-    from kvarn.compilation import driver as compiler
-    from kvarn.lowering import kernels as expand
-    from kvarn.lowering.kernels.base import Expansion
-    from kvarn.lowering.target import by_name
-
-    @dataclass(frozen=True)
-    class Inner:
-        offset: kv.i32
-        sign: float
-
-    @dataclass(frozen=True)
-    class Place:
-        out: kv.Buffer[kv.f32, 2]
-        bias: kv.Optional[BUFFER]
-        inner: Inner
-
-    @kv.kernel
-    def write(p: Place, n: int):
-        p.out[0, 0] = kv.f32(p.inner.offset + n) * p.inner.sign + (0 if p.bias is None else p.bias[0])
-
-    text = """
-      gpu.module @kernels {}
-      func.func @f(%out: memref<3x?xf32, strided<[?, 1]>, 1>) {
-        "test.here"() : () -> ()
-        return
-      }"""
-    context = compiler.context()
-    assert expand is not None
-    context.allow_unregistered_dialects = True
-    try:
-        module = ir.Module.parse(text, context)
-    finally:
-        context.allow_unregistered_dialects = False
-    kernels, function = list(module.body.operations)
-    block = function.regions[0].blocks[0]
-    with context, ir.InsertionPoint(block.operations[0]), ir.Location.unknown():
-        expansion = Expansion(block.operations[0], kernels.operation, by_name("sm_90a"), {})
-        for sign in (1.0, -1.0, 1.0):
-            place = Place(block.arguments[0], None, Inner(expansion.constant(3), sign))
-            expansion.launch(write, [place, 5], (1, 1, 1), (32, 1, 1))
-    made = str(module)
-    assert made.count("gpu.func") == 2  # one a sign
-    assert made.count("gpu.launch_func") == 3
-    assert 'name = "p.inner.offset"' in made
-    with context, ir.InsertionPoint(block.operations[0]), ir.Location.unknown():
-        with pytest.raises(TypeError, match=r"'p.inner' must be a Inner, whose fields are the arguments, got int"):
-            expansion.launch(write, [Place(block.arguments[0], None, 3), 5], (1, 1, 1), (32, 1, 1))
 
 
 def test_what_is_wrong_with_a_struct_is_said():

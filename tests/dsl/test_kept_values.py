@@ -114,7 +114,13 @@ assert not any("of an earlier trace" not in s for s in said[1:]), said
 """
 
 
-@pytest.mark.parametrize(("kept", "used"), [("s", "saved[0]"), ("k", "kv.f32(saved[0])"), ("z", "saved[0][0]")])
+KEPT = [
+    ("k", "kv.f32(saved[0])"),
+    *(pytest.param(*x, marks=pytest.mark.thorough) for x in (("s", "saved[0]"), ("z", "saved[0][0]"))),
+]
+
+
+@pytest.mark.parametrize(("kept", "used"), KEPT)
 def test_what_a_score_keeps_is_refused(kept, used, tmp_path):
     (tmp_path / "score.py").write_text(SCORE.format(kept=kept, used=used))
     done = subprocess.run([sys.executable, "score.py"], cwd=tmp_path, capture_output=True, text=True)

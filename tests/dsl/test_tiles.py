@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import re
 from typing import Any
 
 import pytest
@@ -22,74 +21,7 @@ def traced(function: Any, *specs: Any) -> str:
     return str(kernel.trace(list(specs or (VECTOR,))))
 
 
-def shapes_of(text: str, op: str) -> list[str]:
-    """The result types of an operation, in the order of the text."""
-    return re.findall(rf"{re.escape(op)}.*?(tensor<[^>]*>)$", text, re.M)
-
-
 # --- what becomes of them ----------------------------------------------------------------------------
-
-
-def test_a_kernel_with_tiles_is_marked_and_another_is_not():
-    def tiles(out: VECTOR):
-        out.scatter(kv.tile_index(64), value=kv.full(64, 1.0))
-
-    def scalars(out: VECTOR):
-        out[0] = 1.0
-
-    assert "kv.tiled" in traced(tiles)
-    assert "kv.tiled" not in traced(scalars)
-
-
-def test_vectors_broadcast_along_the_dimension_that_none_stands_for():
-    def k(out: VECTOR):
-        rows, columns = kv.tile_index(64)[:, None], kv.tile_index(32)[None, :]
-        seen = columns <= rows
-        x = kv.masked(kv.full((64, 32), 0.0), seen)
-        out.scatter(kv.tile_index(64), value=x.max(axis=1))
-
-    text = traced(k)
-    assert shapes_of(text, "kv.tile_broadcast") == ["tensor<64x32xi32>"] * 2
-    assert re.findall(r"dimension = (\d)", text) == ["1", "0"]
-    assert 'kv.tile_mask"(' in text
-
-
-def test_a_scalar_goes_to_every_element():
-    def k(out: VECTOR):
-        out.scatter(kv.tile_index(64), value=kv.full(64, 1.0) * out[0])
-
-    assert shapes_of(traced(k), "tensor.splat") == ["tensor<64xf32>"]
-
-
-def test_reductions_leave_the_other_dimension():
-    def k(out: VECTOR):
-        x = kv.full((64, 32), 1.0)
-        out.scatter(kv.tile_index(64), value=x.max(axis=1) + x.sum(axis=1))
-        out.scatter(kv.tile_index(32), value=x.min(axis=0))
-
-    assert shapes_of(traced(k), "kv.tile_reduce") == ["tensor<64xf32>", "tensor<64xf32>", "tensor<32xf32>"]
-
-
-@pytest.mark.parametrize(
-    ("cast", "op"), [(kv.bf16, "arith.truncf"), (kv.i32, "arith.fptosi"), (kv.f16, "arith.truncf")], ids=repr
-)
-def test_casts_take_tiles(cast, op):
-    def k(out: VECTOR):
-        out.scatter(kv.tile_index(64), value=kv.f32(cast(kv.full(64, 1.0) * out[0])))
-
-    assert shapes_of(traced(k), op), "no conversion of a tile"
-
-
-def test_math_and_where_take_tiles():
-    def k(out: VECTOR):
-        x = kv.full(64, 1.0) * out[0]
-        x = kv.where(x > 0.5, kv.math.exp2(x), kv.math.max(-x, 0.0))
-        out.scatter(kv.tile_index(64), value=x, mask=x < 3.0)
-
-    text = traced(k)
-    for op in ("math.exp2", "arith.maxnumf", "arith.negf"):
-        assert shapes_of(text, op) == ["tensor<64xf32>"]
-    assert "arith.select" in text
 
 
 def test_positions_are_not_negative_so_that_quotients_are_shifts():
@@ -101,54 +33,6 @@ def test_positions_are_not_negative_so_that_quotients_are_shifts():
     assert "arith.shr" in text
     assert "arith.andi" in text
     assert "div" not in text
-
-
-def test_a_loop_carries_tiles():
-    def k(out: VECTOR):
-        m, o = kv.full(64, 0.0), kv.full((64, 32), 0.0)
-        for j in range(0, out.shape[0]):
-            m, o = m + kv.f32(j), o * m[:, None]
-        out.scatter(kv.tile_index(64), value=m + o.sum(axis=1))
-
-    assert re.search(r"scf.for .* -> \(tensor<64xf32>, tensor<64x32xf32>\)", traced(k))
-
-
-def test_a_branch_hands_on_tiles():
-    def k(out: VECTOR):
-        x = kv.full(64, 1.0)
-        if out[0] > 0.0:
-            x = x * 2.0
-        out.scatter(kv.tile_index(64), value=x)
-
-    assert re.search(r"scf.if .* -> \(tensor<64xf32>\)", traced(k))
-
-
-def test_products_take_transposes_and_accumulators():
-    def k(x: MATRIX, out: VECTOR):
-        rows = kv.tile_index(64)
-        a = x.load_rows(rows, mask=rows < 5, columns=32)
-        s = kv.dot(a, a.T)
-        o = kv.dot(kv.bf16(s), a, kv.full((64, 32), 0.0))
-        out.scatter(rows, value=o.sum(axis=1))
-
-    text = traced(k, MATRIX, VECTOR)
-    assert shapes_of(text, '"kv.dot"') == ["tensor<64x64xf32>", "tensor<64x32xf32>"]
-    assert re.findall(r"transpose_b = (\w+)", text) == ["true", "false"]
-    assert shapes_of(text, "kv.tile_load_rows") == ["tensor<64x32xbf16>"]
-
-
-def test_caches_and_buffers_give_tiles():
-    def k(cache: kv.PagedKVCache, table: kv.Buffer[kv.i32, 1], out: MATRIX):
-        rows = kv.tile_index(64)
-        at = table.gather(rows, mask=rows < table.shape[0])
-        x = cache.tile(0, 0, 0, 100, rows=64, columns=64)
-        out.store_rows(at, value=x, mask=at >= 0)
-
-    text = traced(k, CACHE, kv.Buffer[kv.i32, 1], MATRIX)
-    assert shapes_of(text, '"kv.tile_load"') == ["tensor<64x64xbf16>"]
-    assert 'tail = "zero"' in text
-    assert shapes_of(text, '"kv.tile_gather"') == ["tensor<64xi32>"]
-    assert "kv.tile_store_rows" in text
 
 
 def test_an_index_that_is_a_tile_gathers_and_scatters():

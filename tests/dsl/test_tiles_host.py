@@ -112,12 +112,12 @@ def test_a_nan_gives_way_in_a_maximum():
 def test_exp2_is_exact_to_a_few_units_over_its_range():
     @kv.kernel
     def kernel(a: kv.Buffer[f32, 2], out: kv.Buffer[f32, 2]):
-        out.store_rows(kv.tile_index(2), value=kv.math.exp2(a.load_rows(kv.tile_index(2), columns=2048)))
+        out.store_rows(kv.tile_index(2), value=kv.math.exp2(a.load_rows(kv.tile_index(2), columns=64)))
 
-    x = np.linspace(-124.5, 127.99, 4096, dtype=np.float32).reshape(2, -1)
-    out = np.zeros_like(x)
-    kernel[1, 1](x, out)
-    np.testing.assert_allclose(out, np.exp2(x.astype(np.float64)), rtol=5e-7)
+    for x in np.linspace(-124.5, 127.99, 4096, dtype=np.float32).reshape(-1, 2, 64):
+        out = np.zeros_like(x)
+        kernel[1, 1](x, out)
+        np.testing.assert_allclose(out, np.exp2(x.astype(np.float64)), rtol=5e-7)
     x[0, :6] = [np.nan, np.inf, -np.inf, -200.0, 128.0, 1000.0]
     kernel[1, 1](x, out)
     np.testing.assert_array_equal(out[0, :6], np.array([np.nan, np.inf, 0, 0, np.inf, np.inf], np.float32))
@@ -355,43 +355,6 @@ def test_a_carried_tile_of_16_bits_may_be_multiplied():
     close(out, want.astype(np.float64), bf16, 4)
 
 
-def test_a_block_computes_its_tiles_once_whatever_its_threads():
-    @kv.kernel
-    def kernel(out: kv.Buffer[f32, 2]):
-        i = kv.tile_index(4)
-        out.store_rows(i, value=out.load_rows(i, columns=20) + 1.0)
-
-    out = np.zeros((4, 20), np.float32)
-    kernel[1, 128](out)
-    assert (out == 1).all()
-
-
-def test_tiles_of_any_block_are_its_own():
-    @kv.kernel
-    def kernel(out: kv.Buffer[i32, 2]):
-        i = kv.tile_index(8)
-        out.store_rows(i + kv.block_id.x * 8, value=(i * 100 + kv.block_id.x)[:, None] + kv.full((8, 4), 0, i32))
-
-    out = np.zeros((8 * 100, 4), np.int32)
-    kernel[100, 1](out)
-    block, i = np.arange(800) // 8, np.arange(800) % 8
-    np.testing.assert_array_equal(out, np.repeat((i * 100 + block)[:, None], 4, axis=1))
-
-
-def test_a_while_loop_may_carry_tiles():
-    @kv.kernel
-    def kernel(a: kv.Buffer[f32, 2], n: kv.i32, out: kv.Buffer[f32, 2]):
-        x, t = a.load_rows(kv.tile_index(3), columns=18), kv.i32(0)
-        while t < n:
-            x, t = x * 2.0, t + 1
-        out.store_rows(kv.tile_index(3), value=x)
-
-    a = np.random.default_rng(4).standard_normal((3, 18)).astype(np.float32)
-    out = np.zeros_like(a)
-    kernel[1, 1](a, 3, out)
-    close(out, a * 8)
-
-
 # --- caches ----------------------------------------------------------------------------------------
 
 CACHES: list[dict[str, Any]] = [
@@ -453,15 +416,3 @@ def test_tiles_that_the_host_has_no_room_for_are_refused_by_size():
 
     with pytest.raises(KernelError, match="bytes: the host's stack has 1048576"):
         kernel[1, 1](np.zeros((1024, 1024), np.float32), np.zeros((1024, 1024), np.float32))
-
-
-@pytest.mark.parametrize("left_out", ["lower-kv-tiles-to-linalg", "bufferize-tiles", "vectorize-kv-tiles"])
-def test_a_pass_that_tiles_need_cannot_be_left_out(left_out):
-    @kv.kernel
-    def kernel(out: kv.Buffer[f32, 2]):
-        i = kv.tile_index(4)
-        x = out.load_rows(i, columns=20)
-        out.store_rows(i, value=kv.where(x > 1.0, x, 2.0), mask=i < 3)
-
-    with pytest.raises(ValueError, match=f"{left_out}, which must run"):
-        kv.compile(kernel, kv.Buffer[f32, 2], target="host", disable=(left_out,))

@@ -14,30 +14,6 @@ import kvarn as kv
 from kvarn.emulator import grid as ptx, run
 
 
-def rotate_kernel(wait: bool) -> Any:
-    @kv.kernel
-    def rotate(x, y):
-        i = kv.thread_id.x
-        s = kv.shared(64, kv.f32)
-        s[i] = x[i]
-        if wait:
-            kv.barrier()
-        y[i] = s[(i + 32) % 64]
-
-    return rotate
-
-
-def test_a_missing_barrier_shows():
-    x = np.arange(64, dtype=np.float32)
-    for order in ptx.ORDERS:
-        y = np.zeros_like(x)
-        run_block(rotate_kernel(True), 64, x, y, order=order)
-        np.testing.assert_array_equal(y, np.roll(x, 32))
-    y = np.zeros_like(x)
-    run_block(rotate_kernel(False), 64, x, y, order=ptx.Order("forward"))
-    assert np.isnan(y).any()
-
-
 def copy_kernel(pending: int | None) -> Any:
     """A copy that is waited for but for the last ``pending`` groups, of which it is one; None: not at all."""
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import kvarn.dialect.kv  # noqa: F401 (declares the operations)
-from kvarn.dialect import named_operands
+from kvarn.dialect import effects, named_operands
 
 TESTS = Path(__file__).resolve().parents[1]
 TOKEN = re.compile(r"\s+|[%@!#^][\w.$-]+|\"[^\"\n]*\"|\w+|.", re.DOTALL)
@@ -46,10 +46,7 @@ ATTRIBUTES = (
 
 
 # Ops on whole caches: these work outside kernels.
-OPERATION = re.compile(
-    r'"kv\.(append|rope|store_ragged|store_padded|rms_norm|radd|iadd_2m|gather|copy_pages|convert|remap|cache_row_offsets|'
-    r"increment|attention|mla|merge|sliced_add)"
-)
+OPERATION = re.compile(f'"({"|".join(map(re.escape, effects.tier_one()))})"')
 HEAD = re.compile(r"^!\w+ = .*\n", re.MULTILINE)
 FUNCTION = re.compile(r"^func\.func @.*?^}\n", re.MULTILINE | re.DOTALL)
 

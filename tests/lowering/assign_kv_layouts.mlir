@@ -1,6 +1,7 @@
 // RUN: kv-opt %s --split-input-file --verify-diagnostics --assign-kv-layouts | FileCheck %s
+// RUN: sed -e '/@beside(/,/return/ s/instruction = "mma.sync", //' %s | kv-opt --split-input-file --verify-diagnostics --assign-kv-layouts | FileCheck %s --check-prefix=WGMMA
 // RUN: kv-opt %S/Inputs/attention.mlir --kv-pipeline --target=sm_90a --stop-after=assign-kv-layouts --check-semantics-of=assign-kv-layouts --lengths=edges -o /dev/null
-// RUN: kv-opt %S/Inputs/observed.mlir --kv-pipeline --target=sm_90a --stop-after=assign-kv-layouts --check-semantics-of=assign-kv-layouts --grid=3 --arg=query=3x16x64 --arg=seen=3x256 --lengths=edges:64 --model=%S/Inputs/models.py:observed -o /dev/null
+// RUN: kv-opt %{kernels}/observed.mlir --kv-pipeline --target=sm_90a --stop-after=assign-kv-layouts --check-semantics-of=assign-kv-layouts --grid=3 --arg=query=3x16x64 --arg=seen=3x256 --lengths=edges:64 --model=%S/Inputs/models.py:observed -o /dev/null
 
 !cache = !kv.cache<"paged", bf16, 8 : i64, 128 : i64, false, 16 : i64, none, 1 : i64>
 !bytes = !kv.cache<"paged", i8, 8 : i64, 128 : i64, false, 16 : i64, f32, 128 : i64>
@@ -51,33 +52,13 @@ gpu.module @kernels {
   // CHECK:         %[[P:.*]] = arith.truncf %{{.*}} to tensor<64x32xbf16, "mma:4x2">
   // CHECK:         %[[A:.*]] = "kv.tile_share"(%[[P]]) : (tensor<64x32xbf16, "mma:4x2">) -> tensor<64x32xbf16, "shared">
   // CHECK:         "kv.dot"(%[[A]], {{.*}} : (tensor<64x32xbf16, "shared">, tensor<32x128xbf16, "shared">) -> tensor<64x128xf32, "mma:4x2">
-  gpu.func @beside(%c: !cache, %i: i32, %query: memref<?x128xbf16>, %out: memref<?x128xf32>, %n: i32) kernel attributes {kv.tiled, kv.block = array<i32: 256, 1, 1>, kv.schedule = {instruction = "mma.sync", consumers = 2 : i64, across = 2 : i64}} {
-    %at = "kv.tile_index"() : () -> tensor<64xi32>
-    %keys = "kv.tile_index"() : () -> tensor<32xi32>
-    %count = tensor.splat %n : tensor<32xi32>
-    %true = arith.constant dense<true> : tensor<64xi1>
-    %q = "kv.tile_load_rows"(%query, %true, %at) : (memref<?x128xbf16>, tensor<64xi1>, tensor<64xi32>) -> tensor<64x128xbf16>
-    %k = "kv.tile_load"(%c, %i, %i, %i, %i, %i) {first_column = 0 : i64, operandSegmentSizes = array<i32: 1, 1, 1, 1, 1, 1, 0, 0>, tail = "any"} : (!cache, i32, i32, i32, i32, i32) -> tensor<32x128xbf16>
-    %s = "kv.dot"(%q, %k) {transpose_b = true} : (tensor<64x128xbf16>, tensor<32x128xbf16>) -> tensor<64x32xf32>
-    %exist = arith.cmpi slt, %keys, %count : tensor<32xi32>
-    %seen = "kv.tile_broadcast"(%exist) {dimension = 1 : i64} : (tensor<32xi1>) -> tensor<64x32xi1>
-    %x = "kv.tile_mask"(%s, %seen) : (tensor<64x32xf32>, tensor<64x32xi1>) -> tensor<64x32xf32>
-    %m = "kv.tile_reduce"(%x) {kind = "max", axis = 1 : i64} : (tensor<64x32xf32>) -> tensor<64xf32>
-    %ms = "kv.tile_broadcast"(%m) {dimension = 0 : i64} : (tensor<64xf32>) -> tensor<64x32xf32>
-    %y = arith.subf %x, %ms : tensor<64x32xf32>
-    %p = arith.truncf %y : tensor<64x32xf32> to tensor<64x32xbf16>
-    %o = "kv.dot"(%p, %k) {transpose_b = false} : (tensor<64x32xbf16>, tensor<32x128xbf16>) -> tensor<64x128xf32>
-    "kv.tile_store_rows"(%o, %out, %true, %at) : (tensor<64x128xf32>, memref<?x128xf32>, tensor<64xi1>, tensor<64xi32>) -> ()
-    gpu.return
-  }
-
   // By wgmma warpgroups stand beside one another.
-  // CHECK-LABEL: gpu.func @beside_wgmma
-  // CHECK:         "kv.dot"({{.*}} : (tensor<64x128xbf16, "shared">, tensor<32x128xbf16, "shared">) -> tensor<64x32xf32, "wgmma:4x2">
-  // CHECK:         "kv.tile_reduce"({{.*}} -> tensor<64xf32, "rows(wgmma:4x2)">
-  // CHECK:         %[[A:.*]] = "kv.tile_share"(%{{.*}}) : (tensor<64x32xbf16, "wgmma:4x2">) -> tensor<64x32xbf16, "shared">
-  // CHECK:         "kv.dot"(%[[A]], {{.*}} -> tensor<64x128xf32, "wgmma:4x2">
-  gpu.func @beside_wgmma(%c: !cache, %i: i32, %query: memref<?x128xbf16>, %out: memref<?x128xf32>, %n: i32) kernel attributes {kv.tiled, kv.block = array<i32: 256, 1, 1>, kv.schedule = {consumers = 2 : i64, across = 2 : i64}} {
+  // WGMMA-LABEL: gpu.func @beside
+  // WGMMA:         "kv.dot"({{.*}} : (tensor<64x128xbf16, "shared">, tensor<32x128xbf16, "shared">) -> tensor<64x32xf32, "wgmma:4x2">
+  // WGMMA:         "kv.tile_reduce"({{.*}} -> tensor<64xf32, "rows(wgmma:4x2)">
+  // WGMMA:         %[[A:.*]] = "kv.tile_share"(%{{.*}}) : (tensor<64x32xbf16, "wgmma:4x2">) -> tensor<64x32xbf16, "shared">
+  // WGMMA:         "kv.dot"(%[[A]], {{.*}} -> tensor<64x128xf32, "wgmma:4x2">
+  gpu.func @beside(%c: !cache, %i: i32, %query: memref<?x128xbf16>, %out: memref<?x128xf32>, %n: i32) kernel attributes {kv.tiled, kv.block = array<i32: 256, 1, 1>, kv.schedule = {instruction = "mma.sync", consumers = 2 : i64, across = 2 : i64}} {
     %at = "kv.tile_index"() : () -> tensor<64xi32>
     %keys = "kv.tile_index"() : () -> tensor<32xi32>
     %count = tensor.splat %n : tensor<32xi32>

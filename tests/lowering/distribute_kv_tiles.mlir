@@ -1,7 +1,7 @@
 // RUN: kv-opt %s --split-input-file --verify-diagnostics --distribute-kv-tiles | FileCheck %s
 // RUN: kv-opt %S/Inputs/attention.mlir --kv-pipeline --target=sm_90a --stop-after=distribute-kv-tiles --check-semantics-of=distribute-kv-tiles --lengths=edges -o /dev/null
-// RUN: kv-opt %S/Inputs/observed.mlir --kv-pipeline --target=sm_90a --stop-after=distribute-kv-tiles --check-semantics-of=distribute-kv-tiles --grid=3 --arg=query=3x16x64 --arg=seen=3x256 --lengths=edges:64 --model=%S/Inputs/models.py:observed -o /dev/null
-// RUN: kv-opt %S/Inputs/observed.mlir --kv-pipeline --target=sm_80 --stop-after=distribute-kv-tiles --check-semantics-of=distribute-kv-tiles --grid=3 --arg=query=3x16x64 --arg=seen=3x256 --lengths=edges:64 --model=%S/Inputs/models.py:observed -o /dev/null
+// RUN: kv-opt %{kernels}/observed.mlir --kv-pipeline --target=sm_90a --stop-after=distribute-kv-tiles --check-semantics-of=distribute-kv-tiles --grid=3 --arg=query=3x16x64 --arg=seen=3x256 --lengths=edges:64 --model=%S/Inputs/models.py:observed -o /dev/null
+// RUN: kv-opt %{kernels}/observed.mlir --kv-pipeline --target=sm_80 --stop-after=distribute-kv-tiles --check-semantics-of=distribute-kv-tiles --grid=3 --arg=query=3x16x64 --arg=seen=3x256 --lengths=edges:64 --model=%S/Inputs/models.py:observed -o /dev/null
 
 !tile = tensor<64x64xf32, "wgmma">
 !cache = !kv.cache<"paged", bf16, 8 : i64, 32 : i64, false, 16 : i64, none, 1 : i64>

@@ -1,5 +1,5 @@
 // RUN: kv-opt %s --expand-kv-tma='target=sm_90a' --split-input-file --verify-diagnostics | FileCheck %s
-// RUN: kv-opt %S/Inputs/largest_keys.mlir --kv-pipeline --target=sm_90a --stop-after=expand-kv-tma --check-semantics-of=expand-kv-tma --grid=3 --arg=out=3x64 --lengths=edges:32 --model=%S/Inputs/models.py:largest_keys -o /dev/null
+// RUN: kv-opt %{kernels}/largest_keys.mlir --kv-pipeline --target=sm_90a --stop-after=expand-kv-tma --check-semantics-of=expand-kv-tma --grid=3 --arg=out=3x64 --lengths=edges:32 --model=%S/Inputs/models.py:largest_keys -o /dev/null
 
 !cache = !kv.cache<"paged", bf16, 8 : i64, 128 : i64, false, 16 : i64, none, 1 : i64>
 !large = !kv.cache<"paged", bf16, 8 : i64, 128 : i64, false, 64 : i64, none, 1 : i64>

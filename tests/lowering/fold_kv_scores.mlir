@@ -1,4 +1,5 @@
 // RUN: kv-opt %s --skip-kv-maxima --fold-kv-scores | FileCheck %s
+// RUN: sed -e '/@late(/,/return/ s/splat %%positive/splat %%scale/' %s | kv-opt --skip-kv-maxima --fold-kv-scores | FileCheck %s --check-prefix=SIGN
 // RUN: kv-opt %S/Inputs/attention_alibi.mlir --kv-pipeline --target=sm_90a --arg=alibi_slopes=2 --stop-after=fold-kv-scores --check-semantics-of=fold-kv-scores --arg=scale=8 --lengths=edges -o /dev/null
 // A large scale: later tiles have scores so much larger that weights by the maximum before them are infinite.
 
@@ -206,6 +207,14 @@ gpu.module @kernels {
   // CHECK:           %[[PRODUCT:.*]] = arith.mulf %[[SEEN]], %[[FACTOR]]
   // CHECK:           %[[Y:.*]] = arith.addf %[[PRODUCT]], %[[ROWS]]
   // CHECK:           math.exp2 %[[Y]]
+  // Of a number that may be negative, or zero, masks hide the product: minus infinity would not stay what it is.
+  // SIGN-LABEL: gpu.func @late
+  // SIGN:           %[[CHOSEN:.*]]:3 = scf.if
+  // SIGN:           %[[SEEN:.*]]:3 = scf.if
+  // SIGN-NEXT:        scf.yield %[[CHOSEN]]#0, %[[CHOSEN]]#1, %[[CHOSEN]]#2
+  // SIGN:             %[[Y:.*]] = arith.addf %{{.*}}, %{{.*}} fastmath<contract> : tensor<64x64xf32
+  // SIGN:             %[[MASKED:.*]] = "kv.tile_mask"(%[[Y]],
+  // SIGN:             scf.yield %[[MASKED]],
   gpu.func @late(%s: !tile, %scale: f32, %bias: !row, %distances: tensor<256xf32, "spread:8">, %places: tensor<64xi32, "rows(wgmma)">, %far: i1, %whole: i1, %seen: !masks, %start: !row, %zero: !row, %first: !weights, %n: i32, %out: memref<?x64xbf16>, %every: tensor<64xi1, "rows(wgmma)">) kernel attributes {kv.tiled} {
     %c0 = arith.constant 0 : i32
     %c1 = arith.constant 1 : i32
@@ -257,59 +266,4 @@ gpu.module @kernels {
     gpu.return
   }
 
-  // Of a number that may be negative, or zero, masks hide the product: minus infinity would not stay what it is.
-  // CHECK-LABEL: gpu.func @of_either_sign
-  // CHECK:           %[[CHOSEN:.*]]:3 = scf.if
-  // CHECK:           %[[SEEN:.*]]:3 = scf.if
-  // CHECK-NEXT:        scf.yield %[[CHOSEN]]#0, %[[CHOSEN]]#1, %[[CHOSEN]]#2
-  // CHECK:             %[[Y:.*]] = arith.addf %{{.*}}, %{{.*}} fastmath<contract> : tensor<64x64xf32
-  // CHECK:             %[[MASKED:.*]] = "kv.tile_mask"(%[[Y]],
-  // CHECK:             scf.yield %[[MASKED]],
-  gpu.func @of_either_sign(%s: !tile, %scale: f32, %bias: !row, %distances: tensor<256xf32, "spread:8">, %places: tensor<64xi32, "rows(wgmma)">, %far: i1, %whole: i1, %seen: !masks, %start: !row, %zero: !row, %first: !weights, %n: i32, %out: memref<?x64xbf16>, %every: tensor<64xi1, "rows(wgmma)">) kernel attributes {kv.tiled} {
-    %c0 = arith.constant 0 : i32
-    %c1 = arith.constant 1 : i32
-    %slack = arith.constant dense<8.0> : !row
-    %of_rows = arith.constant dense<1.5> : !row
-    %of_tile = arith.constant dense<1.5> : !tile
-    %t = "kv.make_table"() {length = 256 : i64} : () -> !llvm.ptr<3>
-    "kv.table_store"(%distances, %t) {length = 256 : i64, pitch = 256 : i64, span = 256 : i64} : (tensor<256xf32, "spread:8">, !llvm.ptr<3>) -> ()
-    %scales = tensor.splat %scale : !tile
-    %r:3 = scf.for %j = %c0 to %n step %c1 iter_args(%m = %start, %l = %zero, %p = %first) -> (!row, !row, !weights) : i32 {
-      %biased = scf.if %far -> (!tile) {
-        %product = arith.mulf %s, %scales fastmath<contract> : !tile
-        %biases = "kv.tile_broadcast"(%bias) {dimension = 0 : i64} : (!row) -> !tile
-        %x = arith.addf %product, %biases fastmath<contract> : !tile
-        scf.yield %x : !tile
-      } else {
-        %product = arith.mulf %s, %scales fastmath<contract> : !tile
-        %b = "kv.tile_windows"(%t, %places) {length = 256 : i64} : (!llvm.ptr<3>, tensor<64xi32, "rows(wgmma)">) -> !tile
-        %x = arith.addf %product, %b fastmath<contract> : !tile
-        scf.yield %x : !tile
-      }
-      %x = scf.if %whole -> (!tile) {
-        scf.yield %biased : !tile
-      } else {
-        %masked = "kv.tile_mask"(%biased, %seen) : (!tile, !masks) -> !tile
-        scf.yield %masked : !tile
-      }
-      %max = "kv.tile_reduce"(%x) {axis = 1 : i64, kind = "max"} : (!tile) -> !row
-      %top = arith.mulf %max, %of_rows : !row
-      %bound = arith.addf %m, %slack : !row
-      %above = arith.cmpf ogt, %top, %bound : !row
-      %m2 = arith.select %above, %top, %m : tensor<64xi1, "rows(wgmma)">, !row
-      %moved = arith.subf %m, %m2 : !row
-      %alpha = math.exp2 %moved : !row
-      %scaled = arith.mulf %x, %of_tile : !tile
-      %spread = "kv.tile_broadcast"(%m2) {dimension = 0 : i64} : (!row) -> !tile
-      %power = arith.subf %scaled, %spread : !tile
-      %w = math.exp2 %power : !tile
-      %kept = arith.mulf %l, %alpha : !row
-      %sum = "kv.tile_reduce"(%w) {axis = 1 : i64, kind = "add", kv.partial} : (!tile) -> !row
-      %l2 = arith.addf %kept, %sum : !row
-      %narrow = arith.truncf %w : !tile to !weights
-      scf.yield %m2, %l2, %narrow : !row, !row, !weights
-    }
-    "kv.tile_store_rows"(%r#2, %out, %every, %places) : (!weights, memref<?x64xbf16>, tensor<64xi1, "rows(wgmma)">, tensor<64xi32, "rows(wgmma)">) -> ()
-    gpu.return
-  }
 }

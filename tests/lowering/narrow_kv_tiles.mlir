@@ -1,6 +1,11 @@
 // RUN: kv-opt %s --narrow-kv-tiles --canonicalize | FileCheck %s
 // RUN: kv-opt %s --narrow-kv-tiles='hoist=false' --canonicalize | FileCheck %s --check-prefix=STAYS
 // RUN: kv-opt %s --narrow-kv-tiles='far=false' --canonicalize | FileCheck %s --check-prefix=WHOLE
+// RUN: sed -e '/@far(/,/return/ s/.table: memref<?xf32>/&, %list: memref<?xi32>/' \
+// RUN:   -e '/@far(/,/return/ s/%base = arith.muli %j/%at_j = arith.index_cast %j : i32 to index \
+// RUN:     %where = memref.load %list[%at_j] : memref<?xi32> \
+// RUN:     %base = arith.muli %where/' %s \
+// RUN:   | kv-opt --narrow-kv-tiles --canonicalize | FileCheck %s --check-prefix=LISTED
 // RUN: kv-opt %S/Inputs/attention_alibi.mlir --kv-pipeline --target=sm_90a --arg=alibi_slopes=2 --stop-after=narrow-kv-tiles --check-semantics-of=narrow-kv-tiles --lengths=edges -o /dev/null
 
 !tile = tensor<64x32xf32>
@@ -99,6 +104,19 @@ gpu.module @kernels {
   // WHOLE-LABEL:  gpu.func @far(
   // WHOLE-NOT:      scf.if
   // WHOLE:        gpu.return
+  // Where a list says where the tiles are, it is the place of the tile that says whether it is far.
+  // LISTED-LABEL: gpu.func @far(
+  // LISTED:         scf.for
+  // LISTED:           %[[PLACE:.*]] = memref.load
+  // LISTED:           %[[BASE:.*]] = arith.muli %[[PLACE]], %c32_i32
+  // LISTED:           %[[BACK:.*]] = arith.muli %[[PLACE]], %c-32_i32
+  // LISTED:           %[[LEAST:.*]] = arith.addi %[[BACK]]
+  // LISTED:           %[[FAR:.*]] = arith.cmpi sge, %[[LEAST]], %c0_i32
+  // LISTED:           scf.if %[[FAR]]
+  // LISTED:             arith.addf
+  // LISTED:           } else {
+  // LISTED:             "kv.tile_gather"({{.*}}) -> tensor<64x32xf32>
+  // LISTED:         gpu.return
   gpu.func @far(%first: i32, %n: i32, %x: !tile, %init: !tile, %out: memref<?x32xf32>, %every: tensor<64xi1>, %at: tensor<64xi32>, %table: memref<?xf32>) kernel attributes {kv.tiled, kv.block = array<i32: 128, 1, 1>} {
     %c0 = arith.constant 0 : i32
     %c1 = arith.constant 1 : i32
@@ -129,48 +147,4 @@ gpu.module @kernels {
     gpu.return
   }
 
-  // Where a list says where the tiles are, it is the place of the tile that says whether it is far.
-  // CHECK-LABEL: gpu.func @listed(
-  // CHECK:         scf.for
-  // CHECK:           %[[PLACE:.*]] = memref.load
-  // CHECK:           %[[BASE:.*]] = arith.muli %[[PLACE]], %c32_i32
-  // CHECK:           %[[BACK:.*]] = arith.muli %[[PLACE]], %c-32_i32
-  // CHECK:           %[[LEAST:.*]] = arith.addi %[[BACK]]
-  // CHECK:           %[[FAR:.*]] = arith.cmpi sge, %[[LEAST]], %c0_i32
-  // CHECK:           scf.if %[[FAR]]
-  // CHECK:             arith.addf
-  // CHECK:           } else {
-  // CHECK:             "kv.tile_gather"({{.*}}) -> tensor<64x32xf32>
-  // CHECK:         gpu.return
-  gpu.func @listed(%first: i32, %n: i32, %x: !tile, %init: !tile, %out: memref<?x32xf32>, %every: tensor<64xi1>, %at: tensor<64xi32>, %table: memref<?xf32>, %places: memref<?xi32>) kernel attributes {kv.tiled, kv.block = array<i32: 128, 1, 1>} {
-    %c0 = arith.constant 0 : i32
-    %c1 = arith.constant 1 : i32
-    %c32 = arith.constant 32 : i32
-    %zero = arith.constant dense<0> : tensor<64x32xi32>
-    %last = arith.constant dense<127> : tensor<64x32xi32>
-    %yes = arith.constant dense<true> : tensor<64x32xi1>
-    %r = scf.for %j = %c0 to %n step %c1 iter_args(%o = %init) -> (!tile) : i32 {
-      %at_j = arith.index_cast %j : i32 to index
-      %place = memref.load %places[%at_j] : memref<?xi32>
-      %base = arith.muli %place, %c32 : i32
-      %kb = tensor.splat %base : tensor<32xi32>
-      %ki = "kv.tile_index"() : () -> tensor<32xi32>
-      %k = arith.addi %kb, %ki : tensor<32xi32>
-      %ks = "kv.tile_broadcast"(%k) {dimension = 1 : i64} : (tensor<32xi32>) -> tensor<64x32xi32>
-      %qb = tensor.splat %first : tensor<64xi32>
-      %qi = "kv.tile_index"() : () -> tensor<64xi32>
-      %q = arith.addi %qb, %qi : tensor<64xi32>
-      %qs = "kv.tile_broadcast"(%q) {dimension = 0 : i64} : (tensor<64xi32>) -> tensor<64x32xi32>
-      %d = arith.subi %qs, %ks : tensor<64x32xi32>
-      %held = arith.minsi %d, %last : tensor<64x32xi32>
-      %i = arith.maxsi %held, %zero : tensor<64x32xi32>
-      %bias = "kv.tile_gather"(%table, %yes, %i) : (memref<?xf32>, tensor<64x32xi1>, tensor<64x32xi32>) -> !tile
-      %y = arith.addf %x, %bias : !tile
-      %z = arith.addf %o, %y : !tile
-      %w = arith.mulf %z, %y : !tile
-      scf.yield %w : !tile
-    }
-    "kv.tile_store_rows"(%r, %out, %every, %at) : (!tile, memref<?x32xf32>, tensor<64xi1>, tensor<64xi32>) -> ()
-    gpu.return
-  }
 }

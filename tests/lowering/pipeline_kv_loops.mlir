@@ -1,6 +1,11 @@
 // RUN: kv-opt %s --pipeline-kv-loops | FileCheck %s
 // RUN: kv-opt %s --pipeline-kv-loops='products=false lookups=false copies=false' | FileCheck %s --check-prefix=NONE
 // RUN: kv-opt %s --pipeline-kv-loops='tables=false' | FileCheck %s --check-prefix=WAIT
+// RUN: sed -e '/@rotate(/,/gpu.return/ s/one_wait = false/overlap = false/' %s | kv-opt --pipeline-kv-loops | FileCheck %s --check-prefix=ALONE
+// RUN: sed -e '/@rotate(/,/gpu.return/ s/scf.yield/"kv.tile_store_rows"(%o2, %rows, %every, %at) : (!sums, memref<?x128xf32>, tensor<128xi1, "rows(wgmma)">, tensor<128xi32, "rows(wgmma)">) -> () &/' %s | kv-opt --pipeline-kv-loops | FileCheck %s --check-prefix=ALONE
+// RUN: sed -e '/@rotate(/,/gpu.return/ s/%c0 =/%given = arith.constant dense<1.0> : !weights &/' -e '/@rotate(/,/gpu.return/ s/(%w, %v, .scaled)/(%given, %v, %o)/' %s | kv-opt --pipeline-kv-loops | FileCheck %s --check-prefix=ALONE
+// RUN: sed -e '/@rotate(/,/return/ s/one_wait = false/ping_pong = true/' %s | kv-opt --pipeline-kv-loops | FileCheck %s --check-prefix=TURNS
+// RUN: sed -e '/@rotate(/,/return/ s/one_wait = false/one_wait = true/' %s | kv-opt --pipeline-kv-loops | FileCheck %s --check-prefix=ONE
 // RUN: kv-opt %S/Inputs/attention.mlir --kv-pipeline --target=sm_90a --stop-after=pipeline-kv-loops --check-semantics-of=pipeline-kv-loops --lengths=edges -o /dev/null
 // RUN: sed 's/kind = "tile"/&, producer = false/' %S/Inputs/attention.mlir | kv-opt - --kv-pipeline --target=sm_90a --stop-after=pipeline-kv-loops --check-semantics-of=pipeline-kv-loops --lengths=edges -o /dev/null
 // RUN: kv-opt %S/Inputs/attention.mlir --kv-pipeline --target=sm_80 --stop-after=pipeline-kv-loops --check-semantics-of=pipeline-kv-loops --lengths=edges -o /dev/null
@@ -62,6 +67,36 @@ gpu.module @kernels {
   // NONE-LABEL:  gpu.func @rotate
   // NONE-NOT:      kv.dot_start
   // NONE:          gpu.return
+  // Two consumer warpgroups by turns: the last gives the first its turn; each waits, starts its products and passes on;
+  // the turn that is left is taken by the first.
+  // TURNS-LABEL: gpu.func @rotate
+  // TURNS:         "kv.turn_pass"() {groups = "last"}
+  // TURNS:         scf.for
+  // TURNS:           "kv.turn_wait"() {groups = "all"}
+  // TURNS-NEXT:      "kv.dot_start"
+  // TURNS:           "kv.dot_start"
+  // TURNS-NEXT:      "kv.turn_pass"() {groups = "all"}
+  // TURNS-NEXT:      "kv.dot_wait"
+  // TURNS:         "kv.turn_wait"() {groups = "first"}
+  // Left alone: a schedule without overlap; sums that something else of the iteration reads; a second product that does not
+  // need the first.
+  // ALONE-LABEL: gpu.func @rotate(
+  // ALONE-NOT:     kv.dot_start
+  // ALONE:         gpu.return
+  // Both products are waited for at once: stages are released, and the softmax follows as it was, weights narrowed.
+  // ONE-LABEL: gpu.func @rotate
+  // ONE:           scf.for
+  // ONE:             %[[S:.*]] = "kv.dot_start"(%{{.*}}, %{{.*}}) {transpose_b = true}
+  // ONE:             %[[O:.*]] = "kv.dot_start"({{.*}}) {transpose_b = false}
+  // ONE-NEXT:        %[[BOTH:.*]]:2 = "kv.dot_wait"(%[[S]], %[[O]]) {pending = 0 : i64}
+  // ONE-NEXT:        "kv.consumer_release"
+  // ONE-NEXT:        "kv.consumer_release"
+  // ONE-NOT:         kv.tile_ready
+  // ONE:             %[[P:.*]] = math.exp2 %[[BOTH]]#0
+  // ONE-NEXT:        arith.truncf %[[P]]
+  // ONE-NOT:         kv.dot_wait
+  // ONE:             arith.mulf %[[BOTH]]#1
+  // ONE:             scf.yield
   gpu.func @rotate(%n: i32, %q: !q, %zero: !sums, %lowest: !row, %rows: memref<?x128xf32>, %every: tensor<128xi1, "rows(wgmma)">, %at: tensor<128xi32, "rows(wgmma)">) kernel attributes {kv.tiled, kv.block = array<i32: 384, 1, 1>, kv.schedule = {consumers = 2 : i64, one_wait = false}} {
     %keys = "kv.make_stages"() {buffer_name = "keys", copy = "tma", stages = 2 : i64, tile = !tile} : () -> !kv.stages
     %values = "kv.make_stages"() {buffer_name = "values", copy = "tma", stages = 2 : i64, tile = !tile} : () -> !kv.stages
@@ -116,45 +151,6 @@ gpu.module @kernels {
     gpu.return
   }
 
-  // Both products are waited for at once: stages are released, and the softmax follows as it was, weights narrowed.
-  // CHECK-LABEL: gpu.func @one_wait
-  // CHECK:           scf.for
-  // CHECK:             %[[S:.*]] = "kv.dot_start"(%{{.*}}, %{{.*}}) {transpose_b = true}
-  // CHECK:             %[[O:.*]] = "kv.dot_start"({{.*}}) {transpose_b = false}
-  // CHECK-NEXT:        %[[BOTH:.*]]:2 = "kv.dot_wait"(%[[S]], %[[O]]) {pending = 0 : i64}
-  // CHECK-NEXT:        "kv.consumer_release"
-  // CHECK-NEXT:        "kv.consumer_release"
-  // CHECK-NOT:         kv.tile_ready
-  // CHECK:             %[[P:.*]] = math.exp2 %[[BOTH]]#0
-  // CHECK-NEXT:        arith.truncf %[[P]]
-  // CHECK-NOT:         kv.dot_wait
-  // CHECK:             arith.mulf %[[BOTH]]#1
-  // CHECK:             scf.yield
-  gpu.func @one_wait(%n: i32, %q: !q, %zero: !sums, %lowest: !row, %rows: memref<?x128xf32>, %every: tensor<128xi1, "rows(wgmma)">, %at: tensor<128xi32, "rows(wgmma)">) kernel attributes {kv.tiled, kv.block = array<i32: 384, 1, 1>, kv.schedule = {consumers = 2 : i64, one_wait = true}} {
-    %keys = "kv.make_stages"() {buffer_name = "keys", copy = "tma", stages = 2 : i64, tile = !tile} : () -> !kv.stages
-    %values = "kv.make_stages"() {buffer_name = "values", copy = "tma", stages = 2 : i64, tile = !tile} : () -> !kv.stages
-    %c0 = arith.constant 0 : i32
-    %c1 = arith.constant 1 : i32
-    %r:2 = scf.for %j = %c0 to %n step %c1 iter_args(%m = %lowest, %o = %zero) -> (!row, !sums) : i32 {
-      %k = "kv.consumer_wait"(%keys, %j) : (!kv.stages, i32) -> !tile
-      %s = "kv.dot"(%q, %k) {transpose_b = true} : (!q, !tile) -> !scores
-      "kv.consumer_release"(%keys, %j) : (!kv.stages, i32) -> ()
-      %top = "kv.tile_reduce"(%s) {kind = "max", axis = 1 : i64} : (!scores) -> !row
-      %d = arith.subf %m, %top : !row
-      %alpha = math.exp2 %d : !row
-      %p = math.exp2 %s : !scores
-      %w = arith.truncf %p : !scores to !weights
-      %v = "kv.consumer_wait"(%values, %j) : (!kv.stages, i32) -> !tile
-      %spread = "kv.tile_broadcast"(%alpha) {dimension = 0 : i64} : (!row) -> !sums
-      %scaled = arith.mulf %o, %spread : !sums
-      %o2 = "kv.dot"(%w, %v, %scaled) {transpose_b = false} : (!weights, !tile, !sums) -> !sums
-      "kv.consumer_release"(%values, %j) : (!kv.stages, i32) -> ()
-      scf.yield %top, %o2 : !row, !sums
-    }
-    "kv.tile_store_rows"(%r#1, %rows, %every, %at) : (!sums, memref<?x128xf32>, tensor<128xi1, "rows(wgmma)">, tensor<128xi32, "rows(wgmma)">) -> ()
-    gpu.return
-  }
-
   // A table of positions, with what it needs, is made when both products have started, and before one is waited for.
   // CHECK-LABEL: gpu.func @tables
   // CHECK:         %[[T:.*]] = "kv.make_table"
@@ -198,42 +194,6 @@ gpu.module @kernels {
       scf.yield %o2 : !sums
     }
     %true = arith.constant dense<true> : tensor<128xi1, "rows(wgmma)">
-    gpu.return
-  }
-
-  // Two consumer warpgroups by turns: the last gives the first its turn; each waits, starts its products and passes on;
-  // the turn that is left is taken by the first.
-  // CHECK-LABEL: gpu.func @turns
-  // CHECK:         "kv.turn_pass"() {groups = "last"}
-  // CHECK:         scf.for
-  // CHECK:           "kv.turn_wait"() {groups = "all"}
-  // CHECK-NEXT:      "kv.dot_start"
-  // CHECK:           "kv.dot_start"
-  // CHECK-NEXT:      "kv.turn_pass"() {groups = "all"}
-  // CHECK-NEXT:      "kv.dot_wait"
-  // CHECK:         "kv.turn_wait"() {groups = "first"}
-  gpu.func @turns(%n: i32, %q: !q, %zero: !sums, %lowest: !row, %rows: memref<?x128xf32>, %every: tensor<128xi1, "rows(wgmma)">, %at: tensor<128xi32, "rows(wgmma)">) kernel attributes {kv.tiled, kv.block = array<i32: 384, 1, 1>, kv.schedule = {consumers = 2 : i64, ping_pong = true}} {
-    %keys = "kv.make_stages"() {buffer_name = "keys", copy = "tma", stages = 2 : i64, tile = !tile} : () -> !kv.stages
-    %values = "kv.make_stages"() {buffer_name = "values", copy = "tma", stages = 2 : i64, tile = !tile} : () -> !kv.stages
-    %c0 = arith.constant 0 : i32
-    %c1 = arith.constant 1 : i32
-    %r:2 = scf.for %j = %c0 to %n step %c1 iter_args(%m = %lowest, %o = %zero) -> (!row, !sums) : i32 {
-      %k = "kv.consumer_wait"(%keys, %j) : (!kv.stages, i32) -> !tile
-      %s = "kv.dot"(%q, %k) {transpose_b = true} : (!q, !tile) -> !scores
-      "kv.consumer_release"(%keys, %j) : (!kv.stages, i32) -> ()
-      %top = "kv.tile_reduce"(%s) {kind = "max", axis = 1 : i64} : (!scores) -> !row
-      %d = arith.subf %m, %top : !row
-      %alpha = math.exp2 %d : !row
-      %p = math.exp2 %s : !scores
-      %w = arith.truncf %p : !scores to !weights
-      %v = "kv.consumer_wait"(%values, %j) : (!kv.stages, i32) -> !tile
-      %spread = "kv.tile_broadcast"(%alpha) {dimension = 0 : i64} : (!row) -> !sums
-      %scaled = arith.mulf %o, %spread : !sums
-      %o2 = "kv.dot"(%w, %v, %scaled) {transpose_b = false} : (!weights, !tile, !sums) -> !sums
-      "kv.consumer_release"(%values, %j) : (!kv.stages, i32) -> ()
-      scf.yield %top, %o2 : !row, !sums
-    }
-    "kv.tile_store_rows"(%r#1, %rows, %every, %at) : (!sums, memref<?x128xf32>, tensor<128xi1, "rows(wgmma)">, tensor<128xi32, "rows(wgmma)">) -> ()
     gpu.return
   }
 
@@ -298,94 +258,6 @@ gpu.module @kernels {
       scf.yield %o2 : !sums
     }
     "kv.tile_store_rows"(%r, %rows, %every, %at) : (!sums, memref<?x128xf32>, tensor<128xi1, "rows(wgmma)">, tensor<128xi32, "rows(wgmma)">) -> ()
-    gpu.return
-  }
-
-  // Left alone: a schedule without overlap.
-  // CHECK-LABEL: gpu.func @no_overlap
-  // CHECK-NOT:     kv.dot_start
-  // CHECK:         gpu.return
-  gpu.func @no_overlap(%n: i32, %q: !q, %zero: !sums, %lowest: !row, %rows: memref<?x128xf32>, %every: tensor<128xi1, "rows(wgmma)">, %at: tensor<128xi32, "rows(wgmma)">) kernel attributes {kv.tiled, kv.block = array<i32: 384, 1, 1>, kv.schedule = {consumers = 2 : i64, overlap = false}} {
-    %keys = "kv.make_stages"() {buffer_name = "keys", copy = "tma", stages = 2 : i64, tile = !tile} : () -> !kv.stages
-    %values = "kv.make_stages"() {buffer_name = "values", copy = "tma", stages = 2 : i64, tile = !tile} : () -> !kv.stages
-    %c0 = arith.constant 0 : i32
-    %c1 = arith.constant 1 : i32
-    %r:2 = scf.for %j = %c0 to %n step %c1 iter_args(%m = %lowest, %o = %zero) -> (!row, !sums) : i32 {
-      %k = "kv.consumer_wait"(%keys, %j) : (!kv.stages, i32) -> !tile
-      %s = "kv.dot"(%q, %k) {transpose_b = true} : (!q, !tile) -> !scores
-      "kv.consumer_release"(%keys, %j) : (!kv.stages, i32) -> ()
-      %top = "kv.tile_reduce"(%s) {kind = "max", axis = 1 : i64} : (!scores) -> !row
-      %d = arith.subf %m, %top : !row
-      %alpha = math.exp2 %d : !row
-      %p = math.exp2 %s : !scores
-      %w = arith.truncf %p : !scores to !weights
-      %v = "kv.consumer_wait"(%values, %j) : (!kv.stages, i32) -> !tile
-      %spread = "kv.tile_broadcast"(%alpha) {dimension = 0 : i64} : (!row) -> !sums
-      %scaled = arith.mulf %o, %spread : !sums
-      %o2 = "kv.dot"(%w, %v, %scaled) {transpose_b = false} : (!weights, !tile, !sums) -> !sums
-      "kv.consumer_release"(%values, %j) : (!kv.stages, i32) -> ()
-      scf.yield %top, %o2 : !row, !sums
-    }
-    "kv.tile_store_rows"(%r#1, %rows, %every, %at) : (!sums, memref<?x128xf32>, tensor<128xi1, "rows(wgmma)">, tensor<128xi32, "rows(wgmma)">) -> ()
-    gpu.return
-  }
-
-  // Left alone: sums that something else of the iteration reads.
-  // CHECK-LABEL: gpu.func @read_in_the_loop
-  // CHECK-NOT:     kv.dot_start
-  // CHECK:         gpu.return
-  gpu.func @read_in_the_loop(%n: i32, %q: !q, %zero: !sums, %lowest: !row, %rows: memref<?x128xf32>, %every: tensor<128xi1, "rows(wgmma)">, %at: tensor<128xi32, "rows(wgmma)">) kernel attributes {kv.tiled, kv.block = array<i32: 384, 1, 1>, kv.schedule = {consumers = 2 : i64}} {
-    %keys = "kv.make_stages"() {buffer_name = "keys", copy = "tma", stages = 2 : i64, tile = !tile} : () -> !kv.stages
-    %values = "kv.make_stages"() {buffer_name = "values", copy = "tma", stages = 2 : i64, tile = !tile} : () -> !kv.stages
-    %c0 = arith.constant 0 : i32
-    %c1 = arith.constant 1 : i32
-    %r:2 = scf.for %j = %c0 to %n step %c1 iter_args(%m = %lowest, %o = %zero) -> (!row, !sums) : i32 {
-      %k = "kv.consumer_wait"(%keys, %j) : (!kv.stages, i32) -> !tile
-      %s = "kv.dot"(%q, %k) {transpose_b = true} : (!q, !tile) -> !scores
-      "kv.consumer_release"(%keys, %j) : (!kv.stages, i32) -> ()
-      %top = "kv.tile_reduce"(%s) {kind = "max", axis = 1 : i64} : (!scores) -> !row
-      %d = arith.subf %m, %top : !row
-      %alpha = math.exp2 %d : !row
-      %p = math.exp2 %s : !scores
-      %w = arith.truncf %p : !scores to !weights
-      %v = "kv.consumer_wait"(%values, %j) : (!kv.stages, i32) -> !tile
-      %spread = "kv.tile_broadcast"(%alpha) {dimension = 0 : i64} : (!row) -> !sums
-      %scaled = arith.mulf %o, %spread : !sums
-      %o2 = "kv.dot"(%w, %v, %scaled) {transpose_b = false} : (!weights, !tile, !sums) -> !sums
-      "kv.consumer_release"(%values, %j) : (!kv.stages, i32) -> ()
-      "kv.tile_store_rows"(%o2, %rows, %every, %at) : (!sums, memref<?x128xf32>, tensor<128xi1, "rows(wgmma)">, tensor<128xi32, "rows(wgmma)">) -> ()
-      scf.yield %top, %o2 : !row, !sums
-    }
-    "kv.tile_store_rows"(%r#1, %rows, %every, %at) : (!sums, memref<?x128xf32>, tensor<128xi1, "rows(wgmma)">, tensor<128xi32, "rows(wgmma)">) -> ()
-    gpu.return
-  }
-
-  // Left alone: a second product that does not need the first.
-  // CHECK-LABEL: gpu.func @independent
-  // CHECK-NOT:     kv.dot_start
-  // CHECK:         gpu.return
-  gpu.func @independent(%n: i32, %q: !q, %zero: !sums, %given: !weights, %lowest: !row, %rows: memref<?x128xf32>, %every: tensor<128xi1, "rows(wgmma)">, %at: tensor<128xi32, "rows(wgmma)">) kernel attributes {kv.tiled, kv.block = array<i32: 384, 1, 1>, kv.schedule = {consumers = 2 : i64}} {
-    %keys = "kv.make_stages"() {buffer_name = "keys", copy = "tma", stages = 2 : i64, tile = !tile} : () -> !kv.stages
-    %values = "kv.make_stages"() {buffer_name = "values", copy = "tma", stages = 2 : i64, tile = !tile} : () -> !kv.stages
-    %c0 = arith.constant 0 : i32
-    %c1 = arith.constant 1 : i32
-    %r:2 = scf.for %j = %c0 to %n step %c1 iter_args(%m = %lowest, %o = %zero) -> (!row, !sums) : i32 {
-      %k = "kv.consumer_wait"(%keys, %j) : (!kv.stages, i32) -> !tile
-      %s = "kv.dot"(%q, %k) {transpose_b = true} : (!q, !tile) -> !scores
-      "kv.consumer_release"(%keys, %j) : (!kv.stages, i32) -> ()
-      %top = "kv.tile_reduce"(%s) {kind = "max", axis = 1 : i64} : (!scores) -> !row
-      %d = arith.subf %m, %top : !row
-      %alpha = math.exp2 %d : !row
-      %p = math.exp2 %s : !scores
-      %w = arith.truncf %p : !scores to !weights
-      %v = "kv.consumer_wait"(%values, %j) : (!kv.stages, i32) -> !tile
-      %spread = "kv.tile_broadcast"(%alpha) {dimension = 0 : i64} : (!row) -> !sums
-      %scaled = arith.mulf %o, %spread : !sums
-      %o2 = "kv.dot"(%given, %v, %o) {transpose_b = false} : (!weights, !tile, !sums) -> !sums
-      "kv.consumer_release"(%values, %j) : (!kv.stages, i32) -> ()
-      scf.yield %top, %o2 : !row, !sums
-    }
-    "kv.tile_store_rows"(%r#1, %rows, %every, %at) : (!sums, memref<?x128xf32>, tensor<128xi1, "rows(wgmma)">, tensor<128xi32, "rows(wgmma)">) -> ()
     gpu.return
   }
 

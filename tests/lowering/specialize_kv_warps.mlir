@@ -1,4 +1,15 @@
 // RUN: kv-opt %s --specialize-kv-warps | FileCheck %s
+// RUN: sed 's/occupancy = 2/occupancy = 3/' %s | kv-opt --specialize-kv-warps | FileCheck %s --check-prefix=THREE
+// RUN: sed 's/512, 1, 1>, kv.schedule = {consumers = 3 : i64, producer = true}/256, 1, 1>, kv.schedule = {consumers = 1 : i64, producer = true}/' %s | kv-opt --specialize-kv-warps | FileCheck %s --check-prefix=STAY
+// RUN: sed 's/512, 1, 1>, kv.schedule = {consumers = 3 : i64, producer = true}/512, 1, 1>, kv.schedule = {consumers = 3 : i64, producer = true, registers = false}/' %s | kv-opt --specialize-kv-warps | FileCheck %s --check-prefix=STAY
+// RUN: sed 's/512, 1, 1>, kv.schedule = {consumers = 3 : i64, producer = true}/384, 1, 1>, kv.schedule = {consumers = 2 : i64, producer = false}/' %s | kv-opt --specialize-kv-warps | FileCheck %s --check-prefix=ALONE
+// RUN: sed -e '/@carried(/,/return/ s/%first = .*/%less = arith.cmpi slt, %j, %n : i32 \
+// RUN:     %first = scf.if %less -> (i32) { scf.yield %at : i32 } else { scf.yield %c0 : i32 }/' %s \
+// RUN:   | kv-opt --specialize-kv-warps | FileCheck %s --check-prefix=BRANCH
+// RUN: sed -e '/@carried(/,/return/ s/%first = .*/%first = scf.for %i = %c0 to %n step %c1 iter_args(%f = %at) -> (i32) : i32 { \
+// RUN:     %g = arith.addi %f, %c64 : i32 \
+// RUN:     scf.yield %g : i32 }/' %s \
+// RUN:   | kv-opt --specialize-kv-warps | FileCheck %s --check-prefix=LOOP
 // RUN: kv-opt %S/Inputs/attention.mlir --kv-pipeline --target=sm_90a --stop-after=specialize-kv-warps --check-semantics-of=specialize-kv-warps --lengths=edges -o /dev/null
 
 !cache = !kv.cache<"paged", bf16, 8 : i64, 128 : i64, false, 16 : i64, none, 1 : i64>
@@ -184,34 +195,13 @@ gpu.module @kernels {
     gpu.return
   }
 
-  // With one consumer every thread has the most registers there are from the start.
-  // CHECK-LABEL: gpu.func @one_consumer
-  // CHECK:         kv.is_role
-  // CHECK-NOT:     kv.set_registers
-  // CHECK:         gpu.return
-  gpu.func @one_consumer(%c: !cache, %n: i32, %q: tensor<64x128xbf16, "shared">, %start: tensor<64x64xf32, "wgmma">, %m: !map) kernel attributes {kv.tiled, kv.block = array<i32: 256, 1, 1>, kv.schedule = {consumers = 1 : i64, producer = true}} {
-    %keys = "kv.make_stages"() {buffer_name = "keys", copy = "tma", stages = 2 : i64, tile = !tile} : () -> !kv.stages
-    %c0 = arith.constant 0 : i32
-    %c1 = arith.constant 1 : i32
-    %c64 = arith.constant 64 : i32
-    %r:2 = scf.for %j = %c0 to %n step %c1 iter_args(%o = %start, %at = %c0) -> (tensor<64x64xf32, "wgmma">, i32) : i32 {
-      %first = arith.muli %j, %c64 : i32
-      "kv.producer_acquire"(%keys, %j) : (!kv.stages, i32) -> ()
-      "kv.copy_start"(buffer = %keys, n = %j, cache = %c, batch = %c0, head = %c0, first = %first, count = %n,
-          descriptor = %m) {first_column = 0 : i64} : (!kv.stages, i32, !cache, i32, i32, i32, i32, !map) -> ()
-      %k = "kv.consumer_wait"(%keys, %j) : (!kv.stages, i32) -> !tile
-      %s = "kv.dot"(%q, %k, %o) {transpose_b = true} : (tensor<64x128xbf16, "shared">, !tile, tensor<64x64xf32, "wgmma">) -> tensor<64x64xf32, "wgmma">
-      "kv.consumer_release"(%keys, %j) : (!kv.stages, i32) -> ()
-      %next = arith.addi %at, %c64 : i32
-      scf.yield %s, %next : tensor<64x64xf32, "wgmma">, i32
-    }
-    gpu.return
-  }
-
-  // Two blocks that share a multiprocessor have half of its registers each.
+  // Two blocks that share a multiprocessor have half of its registers each, three a third.
   // CHECK-LABEL: gpu.func @two_blocks
   // CHECK:         "kv.set_registers"() {action = "decrease", count = 80 : i64}
   // CHECK:         "kv.set_registers"() {action = "increase", count = 176 : i64}
+  // THREE-LABEL: gpu.func @two_blocks
+  // THREE:         "kv.set_registers"() {action = "decrease", count = 40 : i64}
+  // THREE:         "kv.set_registers"() {action = "increase", count = 120 : i64}
   gpu.func @two_blocks(%c: !eight, %n: i32, %q: tensor<64x128xbf16, "shared">, %start: tensor<64x64xf32, "wgmma">, %m: !bytes) kernel attributes {kv.tiled, kv.block = array<i32: 256, 1, 1>, kv.schedule = {consumers = 1 : i64, producer = true, occupancy = 2 : i64}} {
     %keys = "kv.make_stages"() {buffer_name = "keys", copy = "staged", stages = 2 : i64, tile = !tile} : () -> !kv.stages
     %c0 = arith.constant 0 : i32
@@ -230,31 +220,19 @@ gpu.module @kernels {
     gpu.return
   }
 
-  // Three have a third.
-  // CHECK-LABEL: gpu.func @three_blocks
-  // CHECK:         "kv.set_registers"() {action = "decrease", count = 40 : i64}
-  // CHECK:         "kv.set_registers"() {action = "increase", count = 120 : i64}
-  gpu.func @three_blocks(%c: !eight, %n: i32, %q: tensor<64x128xbf16, "shared">, %start: tensor<64x64xf32, "wgmma">, %m: !bytes) kernel attributes {kv.tiled, kv.block = array<i32: 256, 1, 1>, kv.schedule = {consumers = 1 : i64, producer = true, occupancy = 3 : i64}} {
-    %keys = "kv.make_stages"() {buffer_name = "keys", copy = "staged", stages = 2 : i64, tile = !tile} : () -> !kv.stages
-    %c0 = arith.constant 0 : i32
-    %c1 = arith.constant 1 : i32
-    %c64 = arith.constant 64 : i32
-    %r = scf.for %j = %c0 to %n step %c1 iter_args(%o = %start) -> (tensor<64x64xf32, "wgmma">) : i32 {
-      %first = arith.muli %j, %c64 : i32
-      "kv.producer_acquire"(%keys, %j) : (!kv.stages, i32) -> ()
-      "kv.copy_start"(buffer = %keys, n = %j, cache = %c, batch = %c0, head = %c0, first = %first, count = %n,
-          descriptor = %m, pages = %c0) {first_column = 0 : i64} : (!kv.stages, i32, !eight, i32, i32, i32, i32, !bytes, i32) -> ()
-      %k = "kv.consumer_wait"(%keys, %j) : (!kv.stages, i32) -> !tile
-      %s = "kv.dot"(%q, %k, %o) {transpose_b = true} : (tensor<64x128xbf16, "shared">, !tile, tensor<64x64xf32, "wgmma">) -> tensor<64x64xf32, "wgmma">
-      "kv.consumer_release"(%keys, %j) : (!kv.stages, i32) -> ()
-      scf.yield %s : tensor<64x64xf32, "wgmma">
-    }
-    gpu.return
-  }
-
+  // With one consumer every thread has the most registers that there are from the start, and a schedule may leave them as
+  // they are, for other blocks. Left alone: a schedule without a producer.
   // CHECK-LABEL: gpu.func @three_consumers
   // CHECK:         "kv.set_registers"() {action = "decrease", count = 32 : i64}
   // CHECK:         "kv.set_registers"() {action = "increase", count = 160 : i64}
+  // STAY-LABEL:  gpu.func @three_consumers
+  // STAY:          kv.is_role
+  // STAY-NOT:      kv.set_registers
+  // STAY:          gpu.return
+  // ALONE-LABEL: gpu.func @three_consumers
+  // ALONE-NOT:     kv.is_role
+  // ALONE-NOT:     kv.set_registers
+  // ALONE:         gpu.return
   gpu.func @three_consumers(%c: !cache, %n: i32, %q: tensor<192x128xbf16, "shared">, %start: tensor<192x64xf32, "wgmma">, %m: !map) kernel attributes {kv.tiled, kv.block = array<i32: 512, 1, 1>, kv.schedule = {consumers = 3 : i64, producer = true}} {
     %keys = "kv.make_stages"() {buffer_name = "keys", copy = "tma", stages = 2 : i64, tile = !tile} : () -> !kv.stages
     %c0 = arith.constant 0 : i32
@@ -274,54 +252,6 @@ gpu.module @kernels {
     gpu.return
   }
 
-  // A schedule may leave registers as they are, for other blocks.
-  // CHECK-LABEL: gpu.func @registers_stay
-  // CHECK:         kv.is_role
-  // CHECK-NOT:     kv.set_registers
-  // CHECK:         gpu.return
-  gpu.func @registers_stay(%c: !cache, %n: i32, %q: tensor<192x128xbf16, "shared">, %start: tensor<192x64xf32, "wgmma">, %m: !map) kernel attributes {kv.tiled, kv.block = array<i32: 512, 1, 1>, kv.schedule = {consumers = 3 : i64, producer = true, registers = false}} {
-    %keys = "kv.make_stages"() {buffer_name = "keys", copy = "tma", stages = 2 : i64, tile = !tile} : () -> !kv.stages
-    %c0 = arith.constant 0 : i32
-    %c1 = arith.constant 1 : i32
-    %c64 = arith.constant 64 : i32
-    %r:2 = scf.for %j = %c0 to %n step %c1 iter_args(%o = %start, %at = %c0) -> (tensor<192x64xf32, "wgmma">, i32) : i32 {
-      %first = arith.muli %j, %c64 : i32
-      "kv.producer_acquire"(%keys, %j) : (!kv.stages, i32) -> ()
-      "kv.copy_start"(buffer = %keys, n = %j, cache = %c, batch = %c0, head = %c0, first = %first, count = %n,
-          descriptor = %m) {first_column = 0 : i64} : (!kv.stages, i32, !cache, i32, i32, i32, i32, !map) -> ()
-      %k = "kv.consumer_wait"(%keys, %j) : (!kv.stages, i32) -> !tile
-      %s = "kv.dot"(%q, %k, %o) {transpose_b = true} : (tensor<192x128xbf16, "shared">, !tile, tensor<192x64xf32, "wgmma">) -> tensor<192x64xf32, "wgmma">
-      "kv.consumer_release"(%keys, %j) : (!kv.stages, i32) -> ()
-      %next = arith.addi %at, %c64 : i32
-      scf.yield %s, %next : tensor<192x64xf32, "wgmma">, i32
-    }
-    gpu.return
-  }
-
-  // Left alone: a schedule without a producer.
-  // CHECK-LABEL: gpu.func @no_producer
-  // CHECK-NOT:     kv.is_role
-  // CHECK-NOT:     kv.set_registers
-  // CHECK:         gpu.return
-  gpu.func @no_producer(%c: !cache, %n: i32, %q: tensor<128x128xbf16, "shared">, %start: tensor<128x64xf32, "wgmma">, %m: !map) kernel attributes {kv.tiled, kv.block = array<i32: 384, 1, 1>, kv.schedule = {consumers = 2 : i64, producer = false}} {
-    %keys = "kv.make_stages"() {buffer_name = "keys", copy = "tma", stages = 2 : i64, tile = !tile} : () -> !kv.stages
-    %c0 = arith.constant 0 : i32
-    %c1 = arith.constant 1 : i32
-    %c64 = arith.constant 64 : i32
-    %r:2 = scf.for %j = %c0 to %n step %c1 iter_args(%o = %start, %at = %c0) -> (tensor<128x64xf32, "wgmma">, i32) : i32 {
-      %first = arith.muli %j, %c64 : i32
-      "kv.producer_acquire"(%keys, %j) : (!kv.stages, i32) -> ()
-      "kv.copy_start"(buffer = %keys, n = %j, cache = %c, batch = %c0, head = %c0, first = %first, count = %n,
-          descriptor = %m) {first_column = 0 : i64} : (!kv.stages, i32, !cache, i32, i32, i32, i32, !map) -> ()
-      %k = "kv.consumer_wait"(%keys, %j) : (!kv.stages, i32) -> !tile
-      %s = "kv.dot"(%q, %k, %o) {transpose_b = true} : (tensor<128x128xbf16, "shared">, !tile, tensor<128x64xf32, "wgmma">) -> tensor<128x64xf32, "wgmma">
-      "kv.consumer_release"(%keys, %j) : (!kv.stages, i32) -> ()
-      %next = arith.addi %at, %c64 : i32
-      scf.yield %s, %next : tensor<128x64xf32, "wgmma">, i32
-    }
-    gpu.return
-  }
-
   // A number that the loop carries and a copy needs is carried by the producer's loop too, and nothing else is.
   // CHECK-LABEL: gpu.func @carried
   // CHECK:         "kv.is_role"() {role = "producer_warp_0"}
@@ -330,6 +260,18 @@ gpu.module @kernels {
   // CHECK:           "kv.copy_start"({{.*}}, %[[FIRST]],
   // CHECK:           %[[NEXT:.*]] = arith.addi %[[AT]],
   // CHECK:           scf.yield %[[NEXT]] : i32
+  // A branch that only computes numbers is the producer's too.
+  // BRANCH-LABEL: gpu.func @carried
+  // BRANCH:         "kv.is_role"() {role = "producer"}
+  // BRANCH:           scf.for %{{.*}} iter_args(%[[AT:.*]] = %c0_i32) -> (i32)
+  // BRANCH:             %[[FIRST:.*]] = scf.if %{{.*}} -> (i32) {
+  // BRANCH-NEXT:          scf.yield %[[AT]] : i32
+  // BRANCH:             "kv.copy_start"({{.*}}, %[[FIRST]], %{{[^,]*}}, %{{[^,]*}}) {
+  // Left alone: a copy whose address is a result of another loop.
+  // LOOP-LABEL: gpu.func @carried
+  // LOOP-NOT:     kv.is_role
+  // LOOP-NOT:     kv.set_registers
+  // LOOP:         gpu.return
   gpu.func @carried(%c: !cache, %n: i32, %q: tensor<128x128xbf16, "shared">, %start: tensor<128x64xf32, "wgmma">, %m: !map) kernel attributes {kv.tiled, kv.block = array<i32: 384, 1, 1>, kv.schedule = {consumers = 2 : i64, producer = true}} {
     %keys = "kv.make_stages"() {buffer_name = "keys", copy = "tma", stages = 2 : i64, tile = !tile} : () -> !kv.stages
     %c0 = arith.constant 0 : i32
@@ -337,64 +279,6 @@ gpu.module @kernels {
     %c64 = arith.constant 64 : i32
     %r:2 = scf.for %j = %c0 to %n step %c1 iter_args(%o = %start, %at = %c0) -> (tensor<128x64xf32, "wgmma">, i32) : i32 {
       %first = arith.addi %at, %c64 : i32
-      "kv.producer_acquire"(%keys, %j) : (!kv.stages, i32) -> ()
-      "kv.copy_start"(buffer = %keys, n = %j, cache = %c, batch = %c0, head = %c0, first = %first, count = %n,
-          descriptor = %m) {first_column = 0 : i64} : (!kv.stages, i32, !cache, i32, i32, i32, i32, !map) -> ()
-      %k = "kv.consumer_wait"(%keys, %j) : (!kv.stages, i32) -> !tile
-      %s = "kv.dot"(%q, %k, %o) {transpose_b = true} : (tensor<128x128xbf16, "shared">, !tile, tensor<128x64xf32, "wgmma">) -> tensor<128x64xf32, "wgmma">
-      "kv.consumer_release"(%keys, %j) : (!kv.stages, i32) -> ()
-      %next = arith.addi %at, %c64 : i32
-      scf.yield %s, %next : tensor<128x64xf32, "wgmma">, i32
-    }
-    gpu.return
-  }
-
-  // A branch that only computes numbers is the producer's too.
-  // CHECK-LABEL: gpu.func @branch
-  // CHECK:         "kv.is_role"() {role = "producer"}
-  // CHECK:           scf.for %{{.*}} iter_args(%[[AT:.*]] = %c0_i32) -> (i32)
-  // CHECK:             %[[FIRST:.*]] = scf.if %{{.*}} -> (i32) {
-  // CHECK-NEXT:          scf.yield %[[AT]] : i32
-  // CHECK:             "kv.copy_start"({{.*}}, %[[FIRST]], %{{[^,]*}}, %{{[^,]*}}) {
-  gpu.func @branch(%c: !cache, %n: i32, %q: tensor<128x128xbf16, "shared">, %start: tensor<128x64xf32, "wgmma">, %m: !map) kernel attributes {kv.tiled, kv.block = array<i32: 384, 1, 1>, kv.schedule = {consumers = 2 : i64, producer = true}} {
-    %keys = "kv.make_stages"() {buffer_name = "keys", copy = "tma", stages = 2 : i64, tile = !tile} : () -> !kv.stages
-    %c0 = arith.constant 0 : i32
-    %c1 = arith.constant 1 : i32
-    %c64 = arith.constant 64 : i32
-    %r:2 = scf.for %j = %c0 to %n step %c1 iter_args(%o = %start, %at = %c0) -> (tensor<128x64xf32, "wgmma">, i32) : i32 {
-      %some = arith.cmpi slt, %j, %n : i32
-      %first = scf.if %some -> (i32) {
-        scf.yield %at : i32
-      } else {
-        scf.yield %c0 : i32
-      }
-      "kv.producer_acquire"(%keys, %j) : (!kv.stages, i32) -> ()
-      "kv.copy_start"(buffer = %keys, n = %j, cache = %c, batch = %c0, head = %c0, first = %first, count = %n,
-          descriptor = %m) {first_column = 0 : i64} : (!kv.stages, i32, !cache, i32, i32, i32, i32, !map) -> ()
-      %k = "kv.consumer_wait"(%keys, %j) : (!kv.stages, i32) -> !tile
-      %s = "kv.dot"(%q, %k, %o) {transpose_b = true} : (tensor<128x128xbf16, "shared">, !tile, tensor<128x64xf32, "wgmma">) -> tensor<128x64xf32, "wgmma">
-      "kv.consumer_release"(%keys, %j) : (!kv.stages, i32) -> ()
-      %next = arith.addi %at, %c64 : i32
-      scf.yield %s, %next : tensor<128x64xf32, "wgmma">, i32
-    }
-    gpu.return
-  }
-
-  // Left alone: a copy whose address is a result of another loop.
-  // CHECK-LABEL: gpu.func @loop
-  // CHECK-NOT:     kv.is_role
-  // CHECK-NOT:     kv.set_registers
-  // CHECK:         gpu.return
-  gpu.func @loop(%c: !cache, %n: i32, %q: tensor<128x128xbf16, "shared">, %start: tensor<128x64xf32, "wgmma">, %m: !map) kernel attributes {kv.tiled, kv.block = array<i32: 384, 1, 1>, kv.schedule = {consumers = 2 : i64, producer = true}} {
-    %keys = "kv.make_stages"() {buffer_name = "keys", copy = "tma", stages = 2 : i64, tile = !tile} : () -> !kv.stages
-    %c0 = arith.constant 0 : i32
-    %c1 = arith.constant 1 : i32
-    %c64 = arith.constant 64 : i32
-    %r:2 = scf.for %j = %c0 to %n step %c1 iter_args(%o = %start, %at = %c0) -> (tensor<128x64xf32, "wgmma">, i32) : i32 {
-      %first = scf.for %i = %c0 to %n step %c1 iter_args(%f = %at) -> (i32) : i32 {
-        %g = arith.addi %f, %c64 : i32
-        scf.yield %g : i32
-      }
       "kv.producer_acquire"(%keys, %j) : (!kv.stages, i32) -> ()
       "kv.copy_start"(buffer = %keys, n = %j, cache = %c, batch = %c0, head = %c0, first = %first, count = %n,
           descriptor = %m) {first_column = 0 : i64} : (!kv.stages, i32, !cache, i32, i32, i32, i32, !map) -> ()

@@ -1,6 +1,42 @@
 // RUN: kv-opt %s --split-kv-loops --canonicalize | FileCheck %s
 // RUN: kv-opt %s --split-kv-loops='skip=false' --canonicalize | FileCheck %s --check-prefix=UNMASK
 // RUN: kv-opt %s --split-kv-loops='unmask=false' --canonicalize | FileCheck %s --check-prefix=SKIP
+// RUN: sed -e '/@causal(/,/gpu.return/ s/cmpi sle/cmpi eq/' %s | kv-opt --split-kv-loops --canonicalize | FileCheck %s --check-prefix=ALONE
+// RUN: sed -e '/@causal(/,/gpu.return/ s/cmpi sle/cmpi ule/' %s | kv-opt --split-kv-loops --canonicalize | FileCheck %s --check-prefix=ALONE
+// RUN: sed -e '/@causal(/,/gpu.return/ s/kv.tiled, //' %s | kv-opt --split-kv-loops --canonicalize | FileCheck %s --check-prefix=ALONE
+// RUN: sed -e '/@causal(/,/gpu.return/ s/arith.cmpi sle.*/arith.cmpf ogt, %x, %o : !tile/' %s | kv-opt --split-kv-loops --canonicalize | FileCheck %s --check-prefix=ALONE
+// RUN: sed -e '/@causal(/,/gpu.return/ s/%m =/%minus = arith.constant dense<-2> : tensor<64x32xi32> %half = arith.floordivsi %qs, %minus : tensor<64x32xi32> &/' -e '/@causal(/,/gpu.return/ s/%qs : tensor<64x32xi32>$/%half : tensor<64x32xi32>/' %s | kv-opt --split-kv-loops --canonicalize | FileCheck %s --check-prefix=ALONE
+// RUN: sed -e '/@causal(/,/gpu.return/ s/%out: memref/%list: memref<?xi32>, &/' -e '/@causal(/,/gpu.return/ s/%qs =/%found = "kv.tile_gather"(%list, %every, %q) : (memref<?xi32>, tensor<64xi1>, tensor<64xi32>) -> tensor<64xi32> &/' -e '/@causal(/,/gpu.return/ s/broadcast"(%q)/broadcast"(%found)/' %s | kv-opt --split-kv-loops --canonicalize | FileCheck %s --check-prefix=ALONE
+// RUN: sed -e '/@causal(/,/return/ s/%r =/%c2 = arith.constant 2 : i32 &/' -e '/@causal(/,/return/ s/step %c1/step %c2/' %s | kv-opt --split-kv-loops --canonicalize | FileCheck %s --check-prefix=EVEN
+// RUN: sed -e '/@causal(/,/return/ s/%m = .*/%a = arith.cmpi sle, %ks, %qs : tensor<64x32xi32> \
+// RUN:     %window = arith.constant dense<100> : tensor<64x32xi32> \
+// RUN:     %from = arith.subi %qs, %window : tensor<64x32xi32> \
+// RUN:     %b = arith.cmpi sgt, %ks, %from : tensor<64x32xi32> \
+// RUN:     %m = arith.andi %a, %b : tensor<64x32xi1>/' %s \
+// RUN:   | kv-opt --split-kv-loops --canonicalize | FileCheck %s --check-prefix=WINDOW
+// RUN: sed -e '/@causal(/,/return/ s/%m = .*/%chunk = arith.constant dense<48> : tensor<64x32xi32> \
+// RUN:     %number = arith.floordivsi %qs, %chunk : tensor<64x32xi32> \
+// RUN:     %from = arith.muli %number, %chunk : tensor<64x32xi32> \
+// RUN:     %m = arith.cmpi sge, %ks, %from : tensor<64x32xi32>/' %s \
+// RUN:   | kv-opt --split-kv-loops --canonicalize | FileCheck %s --check-prefix=CHUNKS
+// RUN: sed -e '/@causal(/,/return/ s/%m = .*/%a = arith.cmpi sle, %ks, %qs : tensor<64x32xi32> \
+// RUN:     %b = arith.cmpi sgt, %ks, %qs : tensor<64x32xi32> \
+// RUN:     %m = arith.ori %a, %b : tensor<64x32xi1>/' %s \
+// RUN:   | kv-opt --split-kv-loops --canonicalize | FileCheck %s --check-prefix=EITHER
+// RUN: sed -e '/@causal(/,/return/ s/%m = .*/%distance = arith.subi %qs, %ks : tensor<64x32xi32> \
+// RUN:     %window = arith.constant dense<2147483647> : tensor<64x32xi32> \
+// RUN:     %m = arith.cmpi slt, %distance, %window : tensor<64x32xi32>/' %s \
+// RUN:   | kv-opt --split-kv-loops --canonicalize | FileCheck %s --check-prefix=LARGEST
+// RUN: sed -e '/@causal(/,/return/ s/%at: tensor/%asked: i1, &/' \
+// RUN:   -e '/@causal(/,/return/ s/%y = .*/%y = scf.if %asked -> (!tile) { \
+// RUN:     %masked = "kv.tile_mask"(%x, %m) : (!tile, tensor<64x32xi1>) -> !tile \
+// RUN:     scf.yield %masked : !tile \
+// RUN:     } else { scf.yield %x : !tile }/' %s \
+// RUN:   | kv-opt --split-kv-loops --canonicalize | FileCheck %s --check-prefix=BRANCH
+// RUN: sed -e '/@causal(/,/return/ s/%m = .*/%count = tensor.splat %first : tensor<32xi32> \
+// RUN:     %exists = arith.cmpi slt, %k, %count : tensor<32xi32> \
+// RUN:     %m = "kv.tile_broadcast"(%exists) {dimension = 1 : i64} : (tensor<32xi1>) -> tensor<64x32xi1>/' %s \
+// RUN:   | kv-opt --split-kv-loops --canonicalize | FileCheck %s --check-prefix=EXIST
 // RUN: kv-opt %S/Inputs/attention.mlir --kv-pipeline --target=sm_90a --stop-after=split-kv-loops --check-semantics-of=split-kv-loops --lengths=edges -o /dev/null
 // RUN: sed 's/"causal"/"null"/' %S/Inputs/attention.mlir | kv-opt - --kv-pipeline --target=sm_90a --stop-after=split-kv-loops --check-semantics-of=split-kv-loops --lengths=edges -o /dev/null
 
@@ -36,384 +72,74 @@ gpu.module @kernels {
   // SKIP:           scf.for %{{.*}} = %c0_i32 to %[[END]] step
   // SKIP-NOT:       scf.if
   // SKIP:           "kv.tile_mask"
-  gpu.func @causal(%first: i32, %n: i32, %x: !tile, %init: !tile, %out: memref<?x32xf32>, %every: tensor<64xi1>, %at: tensor<64xi32>) kernel attributes {kv.tiled, kv.block = array<i32: 128, 1, 1>} {
-    %c0 = arith.constant 0 : i32
-    %c1 = arith.constant 1 : i32
-    %c32 = arith.constant 32 : i32
-    %r = scf.for %j = %c0 to %n step %c1 iter_args(%o = %init) -> (!tile) : i32 {
-      %base = arith.muli %j, %c32 : i32
-      %kb = tensor.splat %base : tensor<32xi32>
-      %ki = "kv.tile_index"() : () -> tensor<32xi32>
-      %k = arith.addi %kb, %ki : tensor<32xi32>
-      %ks = "kv.tile_broadcast"(%k) {dimension = 1 : i64} : (tensor<32xi32>) -> tensor<64x32xi32>
-      %qb = tensor.splat %first : tensor<64xi32>
-      %qi = "kv.tile_index"() : () -> tensor<64xi32>
-      %q = arith.addi %qb, %qi : tensor<64xi32>
-      %qs = "kv.tile_broadcast"(%q) {dimension = 0 : i64} : (tensor<64xi32>) -> tensor<64x32xi32>
-      %m = arith.cmpi sle, %ks, %qs : tensor<64x32xi32>
-      %y = "kv.tile_mask"(%x, %m) : (!tile, tensor<64x32xi1>) -> !tile
-      %z = arith.addf %o, %y : !tile
-      scf.yield %z : !tile
-    }
-    "kv.tile_store_rows"(%r, %out, %every, %at) : (!tile, memref<?x32xf32>, tensor<64xi1>, tensor<64xi32>) -> ()
-    gpu.return
-  }
-
-  // A mask in a branch bounds no iterations: where the branch leaves it out, all of a tile is seen.
-  // CHECK-LABEL: gpu.func @in_a_branch(
-  // CHECK-SAME:    i32, %[[N:[a-z0-9]+]]: i32,
-  // CHECK:         scf.for %{{.*}} = %c0_i32 to %[[N]] step
-  // CHECK:           "kv.tile_mask"
-  gpu.func @in_a_branch(%first: i32, %n: i32, %x: !tile, %init: !tile, %out: memref<?x32xf32>, %every: tensor<64xi1>, %at: tensor<64xi32>, %asked: i1) kernel attributes {kv.tiled, kv.block = array<i32: 128, 1, 1>} {
-    %c0 = arith.constant 0 : i32
-    %c1 = arith.constant 1 : i32
-    %c32 = arith.constant 32 : i32
-    %r = scf.for %j = %c0 to %n step %c1 iter_args(%o = %init) -> (!tile) : i32 {
-      %base = arith.muli %j, %c32 : i32
-      %kb = tensor.splat %base : tensor<32xi32>
-      %ki = "kv.tile_index"() : () -> tensor<32xi32>
-      %k = arith.addi %kb, %ki : tensor<32xi32>
-      %ks = "kv.tile_broadcast"(%k) {dimension = 1 : i64} : (tensor<32xi32>) -> tensor<64x32xi32>
-      %qb = tensor.splat %first : tensor<64xi32>
-      %qi = "kv.tile_index"() : () -> tensor<64xi32>
-      %q = arith.addi %qb, %qi : tensor<64xi32>
-      %qs = "kv.tile_broadcast"(%q) {dimension = 0 : i64} : (tensor<64xi32>) -> tensor<64x32xi32>
-      %m = arith.cmpi sle, %ks, %qs : tensor<64x32xi32>
-      %y = scf.if %asked -> (!tile) {
-        %masked = "kv.tile_mask"(%x, %m) : (!tile, tensor<64x32xi1>) -> !tile
-        scf.yield %masked : !tile
-      } else {
-        scf.yield %x : !tile
-      }
-      %z = arith.addf %o, %y : !tile
-      scf.yield %z : !tile
-    }
-    "kv.tile_store_rows"(%r, %out, %every, %at) : (!tile, memref<?x32xf32>, tensor<64xi1>, tensor<64xi32>) -> ()
-    gpu.return
-  }
-
+  // Left alone: equality, which bounds nothing here; unsigned comparisons, of positions that may be negative; a kernel that
+  // is not marked as one over tiles; a mask that depends on the scores; a quotient by a negative number, which turns the
+  // order round; positions that come from memory, as a user's mask may have them.
+  // ALONE-LABEL: gpu.func @causal(
+  // ALONE-SAME:    i32, %[[N:[a-z0-9]+]]: i32,
+  // ALONE:         scf.for %{{.*}} = %c0_i32 to %[[N]] step
+  // ALONE-NOT:       scf.if
+  // ALONE:           "kv.tile_mask"
+  // A loop of another step keeps its range.
+  // EVEN-LABEL: gpu.func @causal(
+  // EVEN-SAME:    i32, %[[N:[a-z0-9]+]]: i32,
+  // EVEN:         scf.for %{{.*}} = %c0_i32 to %[[N]] step %c2_i32
+  // EVEN:           scf.if
   // A sliding window: the first key that any row sees bounds the loop from below, the last from above; a tile is seen
   // whole where both comparisons hold for all of it.
-  // CHECK-LABEL: gpu.func @window(
-  // CHECK:         %[[HIGH:.*]] = arith.minsi %{{.*}}, %{{.*}} : i32
-  // CHECK:         arith.maxsi
-  // CHECK:         arith.divui
-  // CHECK:         %[[LOW:.*]] = arith.maxsi %{{.*}}, %c0_i32
-  // CHECK:         scf.for %{{.*}} = %[[LOW]] to %[[HIGH]] step
-  // CHECK:           %[[A:.*]] = arith.cmpi sge
-  // CHECK:           %[[B:.*]] = arith.cmpi sge
-  // CHECK:           %[[BOTH:.*]] = arith.andi %[[A]], %[[B]] : i1
-  // CHECK:           scf.if %[[BOTH]]
-  gpu.func @window(%first: i32, %n: i32, %x: !tile, %init: !tile, %out: memref<?x32xf32>, %every: tensor<64xi1>, %at: tensor<64xi32>) kernel attributes {kv.tiled, kv.block = array<i32: 128, 1, 1>} {
-    %c0 = arith.constant 0 : i32
-    %c1 = arith.constant 1 : i32
-    %c32 = arith.constant 32 : i32
-    %r = scf.for %j = %c0 to %n step %c1 iter_args(%o = %init) -> (!tile) : i32 {
-      %base = arith.muli %j, %c32 : i32
-      %kb = tensor.splat %base : tensor<32xi32>
-      %ki = "kv.tile_index"() : () -> tensor<32xi32>
-      %k = arith.addi %kb, %ki : tensor<32xi32>
-      %ks = "kv.tile_broadcast"(%k) {dimension = 1 : i64} : (tensor<32xi32>) -> tensor<64x32xi32>
-      %qb = tensor.splat %first : tensor<64xi32>
-      %qi = "kv.tile_index"() : () -> tensor<64xi32>
-      %q = arith.addi %qb, %qi : tensor<64xi32>
-      %qs = "kv.tile_broadcast"(%q) {dimension = 0 : i64} : (tensor<64xi32>) -> tensor<64x32xi32>
-      %a = arith.cmpi sle, %ks, %qs : tensor<64x32xi32>
-      %size = arith.constant dense<100> : tensor<64x32xi32>
-      %from = arith.subi %qs, %size : tensor<64x32xi32>
-      %b = arith.cmpi sgt, %ks, %from : tensor<64x32xi32>
-      %m = arith.andi %a, %b : tensor<64x32xi1>
-      %y = "kv.tile_mask"(%x, %m) : (!tile, tensor<64x32xi1>) -> !tile
-      %z = arith.addf %o, %y : !tile
-      scf.yield %z : !tile
-    }
-    "kv.tile_store_rows"(%r, %out, %every, %at) : (!tile, memref<?x32xf32>, tensor<64xi1>, tensor<64xi32>) -> ()
-    gpu.return
-  }
-
+  // WINDOW-LABEL: gpu.func @causal(
+  // WINDOW:         %[[HIGH:.*]] = arith.minsi %{{.*}}, %{{.*}} : i32
+  // WINDOW:         arith.maxsi
+  // WINDOW:         arith.divui
+  // WINDOW:         %[[LOW:.*]] = arith.maxsi %{{.*}}, %c0_i32
+  // WINDOW:         scf.for %{{.*}} = %[[LOW]] to %[[HIGH]] step
+  // WINDOW:           %[[A:.*]] = arith.cmpi sge
+  // WINDOW:           %[[B:.*]] = arith.cmpi sge
+  // WINDOW:           %[[BOTH:.*]] = arith.andi %[[A]], %[[B]] : i1
+  // WINDOW:           scf.if %[[BOTH]]
   // Chunks: a quotient by a positive number keeps order, so both its bounds are known.
-  // CHECK-LABEL: gpu.func @chunks(
-  // CHECK:         arith.floordivsi
-  // CHECK:         arith.floordivsi
-  // CHECK:         arith.maxsi
-  // CHECK:         scf.for
-  // CHECK:           scf.if
-  gpu.func @chunks(%first: i32, %n: i32, %x: !tile, %init: !tile, %out: memref<?x32xf32>, %every: tensor<64xi1>, %at: tensor<64xi32>) kernel attributes {kv.tiled, kv.block = array<i32: 128, 1, 1>} {
-    %c0 = arith.constant 0 : i32
-    %c1 = arith.constant 1 : i32
-    %c32 = arith.constant 32 : i32
-    %r = scf.for %j = %c0 to %n step %c1 iter_args(%o = %init) -> (!tile) : i32 {
-      %base = arith.muli %j, %c32 : i32
-      %kb = tensor.splat %base : tensor<32xi32>
-      %ki = "kv.tile_index"() : () -> tensor<32xi32>
-      %k = arith.addi %kb, %ki : tensor<32xi32>
-      %ks = "kv.tile_broadcast"(%k) {dimension = 1 : i64} : (tensor<32xi32>) -> tensor<64x32xi32>
-      %qb = tensor.splat %first : tensor<64xi32>
-      %qi = "kv.tile_index"() : () -> tensor<64xi32>
-      %q = arith.addi %qb, %qi : tensor<64xi32>
-      %qs = "kv.tile_broadcast"(%q) {dimension = 0 : i64} : (tensor<64xi32>) -> tensor<64x32xi32>
-      %size = arith.constant dense<48> : tensor<64x32xi32>
-      %number = arith.floordivsi %qs, %size : tensor<64x32xi32>
-      %from = arith.muli %number, %size : tensor<64x32xi32>
-      %m = arith.cmpi sge, %ks, %from : tensor<64x32xi32>
-      %y = "kv.tile_mask"(%x, %m) : (!tile, tensor<64x32xi1>) -> !tile
-      %z = arith.addf %o, %y : !tile
-      scf.yield %z : !tile
-    }
-    "kv.tile_store_rows"(%r, %out, %every, %at) : (!tile, memref<?x32xf32>, tensor<64xi1>, tensor<64xi32>) -> ()
-    gpu.return
-  }
-
-  // The bound of a vector, broadcast after it was compared: of n keys the tiles before ceil(n / 32). A tile is whole
-  // where its last key is less than n, n - 31 - 32 j >= 1.
-  // CHECK-LABEL: gpu.func @keys_that_exist(
-  // CHECK-SAME:    %[[KEYS:[a-z0-9]+]]: i32, %[[N:[a-z0-9]+]]: i32,
-  // CHECK:         %[[UP:.*]] = arith.addi %[[KEYS]], %c31_i32
-  // CHECK:         %[[SOME:.*]] = arith.maxsi %[[UP]], %c0_i32
-  // CHECK:         %[[TILES:.*]] = arith.divui %[[SOME]], %c32_i32
-  // CHECK:         %[[END:.*]] = arith.minsi %[[N]], %[[TILES]]
-  // CHECK:         scf.for %[[J:.*]] = %c0_i32 to %[[END]] step %c1_i32
-  // CHECK-DAG:       %[[LAST:.*]] = arith.subi %[[KEYS]], %c31_i32
-  // CHECK-DAG:       %[[BEGIN:.*]] = arith.muli %[[J]], %c-32_i32
-  // CHECK:           %[[LEFT:.*]] = arith.addi %[[BEGIN]], %[[LAST]]
-  // CHECK:           %[[WHOLE:.*]] = arith.cmpi sge, %[[LEFT]], %c1_i32
-  // CHECK:           scf.if %[[WHOLE]]
-  gpu.func @keys_that_exist(%first: i32, %n: i32, %x: !tile, %init: !tile, %out: memref<?x32xf32>, %every: tensor<64xi1>, %at: tensor<64xi32>) kernel attributes {kv.tiled, kv.block = array<i32: 128, 1, 1>} {
-    %c0 = arith.constant 0 : i32
-    %c1 = arith.constant 1 : i32
-    %c32 = arith.constant 32 : i32
-    %r = scf.for %j = %c0 to %n step %c1 iter_args(%o = %init) -> (!tile) : i32 {
-      %base = arith.muli %j, %c32 : i32
-      %kb = tensor.splat %base : tensor<32xi32>
-      %ki = "kv.tile_index"() : () -> tensor<32xi32>
-      %k = arith.addi %kb, %ki : tensor<32xi32>
-      %ks = "kv.tile_broadcast"(%k) {dimension = 1 : i64} : (tensor<32xi32>) -> tensor<64x32xi32>
-      %count = tensor.splat %first : tensor<32xi32>
-      %exists = arith.cmpi slt, %k, %count : tensor<32xi32>
-      %m = "kv.tile_broadcast"(%exists) {dimension = 1 : i64} : (tensor<32xi1>) -> tensor<64x32xi1>
-      %y = "kv.tile_mask"(%x, %m) : (!tile, tensor<64x32xi1>) -> !tile
-      %z = arith.addf %o, %y : !tile
-      scf.yield %z : !tile
-    }
-    "kv.tile_store_rows"(%r, %out, %every, %at) : (!tile, memref<?x32xf32>, tensor<64xi1>, tensor<64xi32>) -> ()
-    gpu.return
-  }
-
-  // A loop of another step keeps its range.
-  // CHECK-LABEL: gpu.func @steps_of_two(
-  // CHECK-SAME:    i32, %[[N:[a-z0-9]+]]: i32,
-  // CHECK:         scf.for %{{.*}} = %c0_i32 to %[[N]] step %c2_i32
-  // CHECK:           scf.if
-  gpu.func @steps_of_two(%first: i32, %n: i32, %x: !tile, %init: !tile, %out: memref<?x32xf32>, %every: tensor<64xi1>, %at: tensor<64xi32>) kernel attributes {kv.tiled, kv.block = array<i32: 128, 1, 1>} {
-    %c0 = arith.constant 0 : i32
-    %c1 = arith.constant 1 : i32
-    %c32 = arith.constant 32 : i32
-    %c2 = arith.constant 2 : i32
-    %r = scf.for %j = %c0 to %n step %c2 iter_args(%o = %init) -> (!tile) : i32 {
-      %base = arith.muli %j, %c32 : i32
-      %kb = tensor.splat %base : tensor<32xi32>
-      %ki = "kv.tile_index"() : () -> tensor<32xi32>
-      %k = arith.addi %kb, %ki : tensor<32xi32>
-      %ks = "kv.tile_broadcast"(%k) {dimension = 1 : i64} : (tensor<32xi32>) -> tensor<64x32xi32>
-      %qb = tensor.splat %first : tensor<64xi32>
-      %qi = "kv.tile_index"() : () -> tensor<64xi32>
-      %q = arith.addi %qb, %qi : tensor<64xi32>
-      %qs = "kv.tile_broadcast"(%q) {dimension = 0 : i64} : (tensor<64xi32>) -> tensor<64x32xi32>
-      %m = arith.cmpi sle, %ks, %qs : tensor<64x32xi32>
-      %y = "kv.tile_mask"(%x, %m) : (!tile, tensor<64x32xi1>) -> !tile
-      %z = arith.addf %o, %y : !tile
-      scf.yield %z : !tile
-    }
-    "kv.tile_store_rows"(%r, %out, %every, %at) : (!tile, memref<?x32xf32>, tensor<64xi1>, tensor<64xi32>) -> ()
-    gpu.return
-  }
-
+  // CHUNKS-LABEL: gpu.func @causal(
+  // CHUNKS:         arith.floordivsi
+  // CHUNKS:         arith.floordivsi
+  // CHUNKS:         arith.maxsi
+  // CHUNKS:         scf.for
+  // CHUNKS:           scf.if
   // A mask that holds where either of two comparisons does: every tile is visited, and seen whole where one of them
   // holds for all of it.
-  // CHECK-LABEL: gpu.func @either(
-  // CHECK:         scf.for
-  // CHECK:           %[[A:.*]] = arith.cmpi sge
-  // CHECK:           %[[B:.*]] = arith.cmpi sge
-  // CHECK:           %[[ANY:.*]] = arith.ori %[[A]], %[[B]] : i1
-  // CHECK:           scf.if %[[ANY]]
-  gpu.func @either(%first: i32, %n: i32, %x: !tile, %init: !tile, %out: memref<?x32xf32>, %every: tensor<64xi1>, %at: tensor<64xi32>) kernel attributes {kv.tiled, kv.block = array<i32: 128, 1, 1>} {
-    %c0 = arith.constant 0 : i32
-    %c1 = arith.constant 1 : i32
-    %c32 = arith.constant 32 : i32
-    %r = scf.for %j = %c0 to %n step %c1 iter_args(%o = %init) -> (!tile) : i32 {
-      %base = arith.muli %j, %c32 : i32
-      %kb = tensor.splat %base : tensor<32xi32>
-      %ki = "kv.tile_index"() : () -> tensor<32xi32>
-      %k = arith.addi %kb, %ki : tensor<32xi32>
-      %ks = "kv.tile_broadcast"(%k) {dimension = 1 : i64} : (tensor<32xi32>) -> tensor<64x32xi32>
-      %qb = tensor.splat %first : tensor<64xi32>
-      %qi = "kv.tile_index"() : () -> tensor<64xi32>
-      %q = arith.addi %qb, %qi : tensor<64xi32>
-      %qs = "kv.tile_broadcast"(%q) {dimension = 0 : i64} : (tensor<64xi32>) -> tensor<64x32xi32>
-      %a = arith.cmpi sle, %ks, %qs : tensor<64x32xi32>
-      %b = arith.cmpi sgt, %ks, %qs : tensor<64x32xi32>
-      %m = arith.ori %a, %b : tensor<64x32xi1>
-      %y = "kv.tile_mask"(%x, %m) : (!tile, tensor<64x32xi1>) -> !tile
-      %z = arith.addf %o, %y : !tile
-      scf.yield %z : !tile
-    }
-    "kv.tile_store_rows"(%r, %out, %every, %at) : (!tile, memref<?x32xf32>, tensor<64xi1>, tensor<64xi32>) -> ()
-    gpu.return
-  }
-
-  // Left alone: equality bounds nothing here.
-  // CHECK-LABEL: gpu.func @equal(
-  // CHECK-SAME:    i32, %[[N:[a-z0-9]+]]: i32,
-  // CHECK:         scf.for %{{.*}} = %c0_i32 to %[[N]] step
-  // CHECK-NOT:       scf.if
-  // CHECK:           "kv.tile_mask"
-  gpu.func @equal(%first: i32, %n: i32, %x: !tile, %init: !tile, %out: memref<?x32xf32>, %every: tensor<64xi1>, %at: tensor<64xi32>) kernel attributes {kv.tiled, kv.block = array<i32: 128, 1, 1>} {
-    %c0 = arith.constant 0 : i32
-    %c1 = arith.constant 1 : i32
-    %c32 = arith.constant 32 : i32
-    %r = scf.for %j = %c0 to %n step %c1 iter_args(%o = %init) -> (!tile) : i32 {
-      %base = arith.muli %j, %c32 : i32
-      %kb = tensor.splat %base : tensor<32xi32>
-      %ki = "kv.tile_index"() : () -> tensor<32xi32>
-      %k = arith.addi %kb, %ki : tensor<32xi32>
-      %ks = "kv.tile_broadcast"(%k) {dimension = 1 : i64} : (tensor<32xi32>) -> tensor<64x32xi32>
-      %qb = tensor.splat %first : tensor<64xi32>
-      %qi = "kv.tile_index"() : () -> tensor<64xi32>
-      %q = arith.addi %qb, %qi : tensor<64xi32>
-      %qs = "kv.tile_broadcast"(%q) {dimension = 0 : i64} : (tensor<64xi32>) -> tensor<64x32xi32>
-      %m = arith.cmpi eq, %ks, %qs : tensor<64x32xi32>
-      %y = "kv.tile_mask"(%x, %m) : (!tile, tensor<64x32xi1>) -> !tile
-      %z = arith.addf %o, %y : !tile
-      scf.yield %z : !tile
-    }
-    "kv.tile_store_rows"(%r, %out, %every, %at) : (!tile, memref<?x32xf32>, tensor<64xi1>, tensor<64xi32>) -> ()
-    gpu.return
-  }
-
-  // Left alone: unsigned comparisons, of positions that may be negative.
-  // CHECK-LABEL: gpu.func @unsigned(
-  // CHECK-SAME:    i32, %[[N:[a-z0-9]+]]: i32,
-  // CHECK:         scf.for %{{.*}} = %c0_i32 to %[[N]] step
-  // CHECK-NOT:       scf.if
-  // CHECK:           "kv.tile_mask"
-  gpu.func @unsigned(%first: i32, %n: i32, %x: !tile, %init: !tile, %out: memref<?x32xf32>, %every: tensor<64xi1>, %at: tensor<64xi32>) kernel attributes {kv.tiled, kv.block = array<i32: 128, 1, 1>} {
-    %c0 = arith.constant 0 : i32
-    %c1 = arith.constant 1 : i32
-    %c32 = arith.constant 32 : i32
-    %r = scf.for %j = %c0 to %n step %c1 iter_args(%o = %init) -> (!tile) : i32 {
-      %base = arith.muli %j, %c32 : i32
-      %kb = tensor.splat %base : tensor<32xi32>
-      %ki = "kv.tile_index"() : () -> tensor<32xi32>
-      %k = arith.addi %kb, %ki : tensor<32xi32>
-      %ks = "kv.tile_broadcast"(%k) {dimension = 1 : i64} : (tensor<32xi32>) -> tensor<64x32xi32>
-      %qb = tensor.splat %first : tensor<64xi32>
-      %qi = "kv.tile_index"() : () -> tensor<64xi32>
-      %q = arith.addi %qb, %qi : tensor<64xi32>
-      %qs = "kv.tile_broadcast"(%q) {dimension = 0 : i64} : (tensor<64xi32>) -> tensor<64x32xi32>
-      %m = arith.cmpi ule, %ks, %qs : tensor<64x32xi32>
-      %y = "kv.tile_mask"(%x, %m) : (!tile, tensor<64x32xi1>) -> !tile
-      %z = arith.addf %o, %y : !tile
-      scf.yield %z : !tile
-    }
-    "kv.tile_store_rows"(%r, %out, %every, %at) : (!tile, memref<?x32xf32>, tensor<64xi1>, tensor<64xi32>) -> ()
-    gpu.return
-  }
-
-  // Left alone: positions that come from memory, as a user's mask may have them.
-  // CHECK-LABEL: gpu.func @from_memory(
-  // CHECK-SAME:    i32, %[[N:[a-z0-9]+]]: i32,
-  // CHECK:         scf.for %{{.*}} = %c0_i32 to %[[N]] step
-  // CHECK-NOT:       scf.if
-  // CHECK:           "kv.tile_mask"
-  gpu.func @from_memory(%first: i32, %n: i32, %x: !tile, %init: !tile, %table: memref<?xi32>, %out: memref<?x32xf32>, %every: tensor<64xi1>, %at: tensor<64xi32>) kernel attributes {kv.tiled, kv.block = array<i32: 128, 1, 1>} {
-    %c0 = arith.constant 0 : i32
-    %c1 = arith.constant 1 : i32
-    %c32 = arith.constant 32 : i32
-    %r = scf.for %j = %c0 to %n step %c1 iter_args(%o = %init) -> (!tile) : i32 {
-      %base = arith.muli %j, %c32 : i32
-      %kb = tensor.splat %base : tensor<32xi32>
-      %ki = "kv.tile_index"() : () -> tensor<32xi32>
-      %k = arith.addi %kb, %ki : tensor<32xi32>
-      %ks = "kv.tile_broadcast"(%k) {dimension = 1 : i64} : (tensor<32xi32>) -> tensor<64x32xi32>
-      %qb = tensor.splat %first : tensor<64xi32>
-      %qi = "kv.tile_index"() : () -> tensor<64xi32>
-      %q = arith.addi %qb, %qi : tensor<64xi32>
-      %qs = "kv.tile_broadcast"(%q) {dimension = 0 : i64} : (tensor<64xi32>) -> tensor<64x32xi32>
-      %found = "kv.tile_gather"(%table, %every, %q) : (memref<?xi32>, tensor<64xi1>, tensor<64xi32>) -> tensor<64xi32>
-      %ats = "kv.tile_broadcast"(%found) {dimension = 0 : i64} : (tensor<64xi32>) -> tensor<64x32xi32>
-      %m = arith.cmpi sle, %ks, %ats : tensor<64x32xi32>
-      %y = "kv.tile_mask"(%x, %m) : (!tile, tensor<64x32xi1>) -> !tile
-      %z = arith.addf %o, %y : !tile
-      scf.yield %z : !tile
-    }
-    "kv.tile_store_rows"(%r, %out, %every, %at) : (!tile, memref<?x32xf32>, tensor<64xi1>, tensor<64xi32>) -> ()
-    gpu.return
-  }
-
-  // Left alone: a mask that depends on the scores.
-  // CHECK-LABEL: gpu.func @of_scores(
-  // CHECK-SAME:    i32, %[[N:[a-z0-9]+]]: i32,
-  // CHECK:         scf.for %{{.*}} = %c0_i32 to %[[N]] step
-  // CHECK-NOT:       scf.if
-  // CHECK:           "kv.tile_mask"
-  gpu.func @of_scores(%first: i32, %n: i32, %x: !tile, %init: !tile, %out: memref<?x32xf32>, %every: tensor<64xi1>, %at: tensor<64xi32>) kernel attributes {kv.tiled, kv.block = array<i32: 128, 1, 1>} {
-    %c0 = arith.constant 0 : i32
-    %c1 = arith.constant 1 : i32
-    %c32 = arith.constant 32 : i32
-    %r = scf.for %j = %c0 to %n step %c1 iter_args(%o = %init) -> (!tile) : i32 {
-      %base = arith.muli %j, %c32 : i32
-      %kb = tensor.splat %base : tensor<32xi32>
-      %ki = "kv.tile_index"() : () -> tensor<32xi32>
-      %k = arith.addi %kb, %ki : tensor<32xi32>
-      %ks = "kv.tile_broadcast"(%k) {dimension = 1 : i64} : (tensor<32xi32>) -> tensor<64x32xi32>
-      %zero = arith.constant dense<0.0> : !tile
-      %m = arith.cmpf ogt, %x, %zero : !tile
-      %y = "kv.tile_mask"(%x, %m) : (!tile, tensor<64x32xi1>) -> !tile
-      %z = arith.addf %o, %y : !tile
-      scf.yield %z : !tile
-    }
-    "kv.tile_store_rows"(%r, %out, %every, %at) : (!tile, memref<?x32xf32>, tensor<64xi1>, tensor<64xi32>) -> ()
-    gpu.return
-  }
-
-  // Left alone: a quotient by a negative number turns the order round.
-  // CHECK-LABEL: gpu.func @falling_quotient(
-  // CHECK-SAME:    i32, %[[N:[a-z0-9]+]]: i32,
-  // CHECK:         scf.for %{{.*}} = %c0_i32 to %[[N]] step
-  // CHECK-NOT:       scf.if
-  // CHECK:           "kv.tile_mask"
-  gpu.func @falling_quotient(%first: i32, %n: i32, %x: !tile, %init: !tile, %out: memref<?x32xf32>, %every: tensor<64xi1>, %at: tensor<64xi32>) kernel attributes {kv.tiled, kv.block = array<i32: 128, 1, 1>} {
-    %c0 = arith.constant 0 : i32
-    %c1 = arith.constant 1 : i32
-    %c32 = arith.constant 32 : i32
-    %r = scf.for %j = %c0 to %n step %c1 iter_args(%o = %init) -> (!tile) : i32 {
-      %base = arith.muli %j, %c32 : i32
-      %kb = tensor.splat %base : tensor<32xi32>
-      %ki = "kv.tile_index"() : () -> tensor<32xi32>
-      %k = arith.addi %kb, %ki : tensor<32xi32>
-      %ks = "kv.tile_broadcast"(%k) {dimension = 1 : i64} : (tensor<32xi32>) -> tensor<64x32xi32>
-      %qb = tensor.splat %first : tensor<64xi32>
-      %qi = "kv.tile_index"() : () -> tensor<64xi32>
-      %q = arith.addi %qb, %qi : tensor<64xi32>
-      %qs = "kv.tile_broadcast"(%q) {dimension = 0 : i64} : (tensor<64xi32>) -> tensor<64x32xi32>
-      %minus = arith.constant dense<-2> : tensor<64x32xi32>
-      %half = arith.floordivsi %qs, %minus : tensor<64x32xi32>
-      %m = arith.cmpi sle, %ks, %half : tensor<64x32xi32>
-      %y = "kv.tile_mask"(%x, %m) : (!tile, tensor<64x32xi1>) -> !tile
-      %z = arith.addf %o, %y : !tile
-      scf.yield %z : !tile
-    }
-    "kv.tile_store_rows"(%r, %out, %every, %at) : (!tile, memref<?x32xf32>, tensor<64xi1>, tensor<64xi32>) -> ()
-    gpu.return
-  }
-
-  // Left alone: a kernel that is not marked as one over tiles.
-  // CHECK-LABEL: gpu.func @no_tiles_kernel(
-  // CHECK-SAME:    i32, %[[N:[a-z0-9]+]]: i32,
-  // CHECK:         scf.for %{{.*}} = %c0_i32 to %[[N]] step
-  // CHECK-NOT:       scf.if
-  // CHECK:           "kv.tile_mask"
-  gpu.func @no_tiles_kernel(%first: i32, %n: i32, %x: !tile, %init: !tile, %out: memref<?x32xf32>, %every: tensor<64xi1>, %at: tensor<64xi32>) kernel attributes {kv.block = array<i32: 128, 1, 1>} {
+  // EITHER-LABEL: gpu.func @causal(
+  // EITHER:         scf.for
+  // EITHER:           %[[A:.*]] = arith.cmpi sge
+  // EITHER:           %[[B:.*]] = arith.cmpi sge
+  // EITHER:           %[[ANY:.*]] = arith.ori %[[A]], %[[B]] : i1
+  // EITHER:           scf.if %[[ANY]]
+  // A window that stands for no bound: sums with its size are held to 32 bits, in which they would turn negative.
+  // LARGEST-LABEL: gpu.func @causal(
+  // LARGEST:         arith.extsi
+  // LARGEST:         arith.minsi %{{.*}}, %c2147483647_i64
+  // LARGEST:         arith.maxsi %{{.*}}, %c-2147483648_i64
+  // LARGEST:         arith.trunci
+  // LARGEST:         scf.for
+  // LARGEST:           scf.if
+  // A mask in a branch bounds no iterations: where the branch leaves it out, all of a tile is seen.
+  // BRANCH-LABEL: gpu.func @causal(
+  // BRANCH-SAME:    i32, %[[N:[a-z0-9]+]]: i32,
+  // BRANCH:         scf.for %{{.*}} = %c0_i32 to %[[N]] step
+  // BRANCH:           "kv.tile_mask"
+  // The bound of a vector, broadcast after it was compared: of n keys the tiles before ceil(n / 32). A tile is whole
+  // where its last key is less than n, n - 31 - 32 j >= 1.
+  // EXIST-LABEL: gpu.func @causal(
+  // EXIST-SAME:    %[[KEYS:[a-z0-9]+]]: i32, %[[N:[a-z0-9]+]]: i32,
+  // EXIST:         %[[UP:.*]] = arith.addi %[[KEYS]], %c31_i32
+  // EXIST:         %[[SOME:.*]] = arith.maxsi %[[UP]], %c0_i32
+  // EXIST:         %[[TILES:.*]] = arith.divui %[[SOME]], %c32_i32
+  // EXIST:         %[[END:.*]] = arith.minsi %[[N]], %[[TILES]]
+  // EXIST:         scf.for %[[J:.*]] = %c0_i32 to %[[END]] step %c1_i32
+  // EXIST-DAG:       %[[LAST:.*]] = arith.subi %[[KEYS]], %c31_i32
+  // EXIST-DAG:       %[[BEGIN:.*]] = arith.muli %[[J]], %c-32_i32
+  // EXIST:           %[[LEFT:.*]] = arith.addi %[[BEGIN]], %[[LAST]]
+  // EXIST:           %[[WHOLE:.*]] = arith.cmpi sge, %[[LEFT]], %c1_i32
+  // EXIST:           scf.if %[[WHOLE]]
+  gpu.func @causal(%first: i32, %n: i32, %x: !tile, %init: !tile, %out: memref<?x32xf32>, %every: tensor<64xi1>, %at: tensor<64xi32>) kernel attributes {kv.tiled, kv.block = array<i32: 128, 1, 1>} {
     %c0 = arith.constant 0 : i32
     %c1 = arith.constant 1 : i32
     %c32 = arith.constant 32 : i32
@@ -472,36 +198,4 @@ gpu.module @kernels {
     gpu.return
   }
 
-  // A window that stands for no bound: sums with its size are held to 32 bits, in which they would turn negative.
-  // CHECK-LABEL: gpu.func @no_bound(
-  // CHECK:         arith.extsi
-  // CHECK:         arith.minsi %{{.*}}, %c2147483647_i64
-  // CHECK:         arith.maxsi %{{.*}}, %c-2147483648_i64
-  // CHECK:         arith.trunci
-  // CHECK:         scf.for
-  // CHECK:           scf.if
-  gpu.func @no_bound(%first: i32, %n: i32, %x: !tile, %init: !tile, %out: memref<?x32xf32>, %every: tensor<64xi1>, %at: tensor<64xi32>) kernel attributes {kv.tiled, kv.block = array<i32: 128, 1, 1>} {
-    %c0 = arith.constant 0 : i32
-    %c1 = arith.constant 1 : i32
-    %c32 = arith.constant 32 : i32
-    %r = scf.for %j = %c0 to %n step %c1 iter_args(%o = %init) -> (!tile) : i32 {
-      %base = arith.muli %j, %c32 : i32
-      %kb = tensor.splat %base : tensor<32xi32>
-      %ki = "kv.tile_index"() : () -> tensor<32xi32>
-      %k = arith.addi %kb, %ki : tensor<32xi32>
-      %ks = "kv.tile_broadcast"(%k) {dimension = 1 : i64} : (tensor<32xi32>) -> tensor<64x32xi32>
-      %qb = tensor.splat %first : tensor<64xi32>
-      %qi = "kv.tile_index"() : () -> tensor<64xi32>
-      %q = arith.addi %qb, %qi : tensor<64xi32>
-      %qs = "kv.tile_broadcast"(%q) {dimension = 0 : i64} : (tensor<64xi32>) -> tensor<64x32xi32>
-      %distance = arith.subi %qs, %ks : tensor<64x32xi32>
-      %size = arith.constant dense<2147483647> : tensor<64x32xi32>
-      %m = arith.cmpi slt, %distance, %size : tensor<64x32xi32>
-      %y = "kv.tile_mask"(%x, %m) : (!tile, tensor<64x32xi1>) -> !tile
-      %z = arith.addf %o, %y : !tile
-      scf.yield %z : !tile
-    }
-    "kv.tile_store_rows"(%r, %out, %every, %at) : (!tile, memref<?x32xf32>, tensor<64xi1>, tensor<64xi32>) -> ()
-    gpu.return
-  }
 }

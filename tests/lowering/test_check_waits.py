@@ -34,12 +34,6 @@ def test_a_checked_wait_names_what_it_waits_for_and_the_line():
     assert re.search(r"test_check_waits\.py:\d+:\d+: waited 10 s for a copy that nobody starts", text), text
 
 
-def test_a_wait_without_checks_is_as_it_was():
-    ptx = kv.compile(stuck, NUMBERS, target="sm_90a").asm["ptx"]
-    assert "globaltimer" not in ptx
-    assert "assert" not in ptx
-
-
 @pytest.mark.gpu
 def test_a_checked_wait_ends_a_kernel_that_would_hang():
     script = """

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import itertools
+import os
 from collections.abc import Iterator
 
 import numpy as np
@@ -32,6 +33,7 @@ def no_table_of_the_user(monkeypatch, tmp_path):
 
 def cases(target: Target, count: int, invariant: bool = False) -> Iterator[decode_schedule.DecodeConfig]:
     """Random cases that the kernel takes."""
+    count = count if os.environ.get("KVARN_TEST_ALL") else count // 3
     for i in np.random.default_rng(3).permutation(len(SHAPES))[:count]:
         heads, group, size, page, queries, batch = SHAPES[i]
         for dtype, scale, granularity in TYPES:
@@ -54,7 +56,7 @@ def test_what_the_kernel_takes_fits_the_target(target):
             assert made.row_groups % made.warps == 0
             assert made.tile % 16 == 0
             seen += 1
-    assert seen > 2000
+    assert seen > 600
 
 
 @pytest.mark.parametrize("target", ["sm_80", "sm_90a", "sm_100a"])
@@ -78,28 +80,6 @@ def test_the_tile_of_an_invariant_schedule_is_the_same_for_every_batch():
                 one = decode_schedule.DecodeConfig(config.case, config.max_queries, max_batch=batch)
                 tiles.add(decode_table.choose(chip, one, schedule)["tile"])
         assert len(tiles) == 1
-
-
-@pytest.mark.parametrize(
-    ("dtype", "size", "group", "warps"),
-    [("f32", 8, 4, 8), ("bf16", 32, 4, 8), ("f32", 16, 4, 8), ("bf16", 8, 4, 12), ("f8e4m3", 16, 4, 12),
-     ("bf16", 24, 4, 4), ("bf16", 48, 4, 4), ("bf16", 128, 4, 4), ("f8e4m3", 48, 4, 8), ("f8e4m3", 8, 4, 8),
-     ("f8e4m3", 128, 4, 8)],
-)  # fmt: skip
-def test_whole_rows_of_64_bytes_have_8_warps_a_multiprocessor_and_those_of_32_have_12(dtype, size, group, warps):
-    chip, spec = by_name("sm_90a"), spec_of("paged", dtype, 8, size, page_size=16)
-    query = spec.dtype if spec.dtype.bits > 8 else bf16
-    for batch in (48, 384):
-        config = decode_schedule.DecodeConfig(Case.plain(spec, query, 8 * group), 1, max_batch=batch)
-        found = decode_table.choose(chip, config, {"max_batch": batch})
-        assert found["warps"] * found["blocks"] == warps
-
-
-@pytest.mark.parametrize(("granularity", "tile"), [(128, 32), (16, 32), (8, 16), (4, 32)])
-def test_tiles_are_halved_where_elements_have_scales_and_these_are_fewer_bytes(granularity, tile):
-    spec = spec_of("paged", "i8", 8, 128, page_size=16, scale_dtype="f32", granularity=granularity)
-    config = decode_schedule.DecodeConfig(Case.plain(spec, bf16, 32), 1, max_batch=48)
-    assert decode_table.choose(by_name("sm_90a"), config, {"max_batch": 48})["tile"] == tile
 
 
 def test_what_is_given_stays_and_what_does_not_fit_is_refused():

@@ -51,14 +51,6 @@ def made(text, passes=nvptx.PASSES):
         return nvptx.ptx(ir.Module.parse(text), "sm_90a", "+ptx80", passes)
 
 
-def test_the_module_stays_as_it_was():
-    with compiler.context():
-        module = ir.Module.parse(CALLS)
-        before = str(module)
-        nvptx.ptx(module, "sm_80", "+ptx70")
-        assert str(module) == before
-
-
 def test_an_error_of_the_code_generator_is_an_exception():
     with pytest.raises(PassFailure, match=r"LLVM makes no PTX: .*constraint"):
         made(ASSEMBLY)

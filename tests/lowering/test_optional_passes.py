@@ -15,8 +15,6 @@ from kvarn.compilation.specialisation import Specialisation
 from kvarn.env import OWNERSHIP
 from kvarn.lowering import pipeline
 
-pytestmark = pytest.mark.whole
-
 TARGET = "sm_90a"
 CHANGES = {
     "kernel first_rows": ("vectorize-kv-lookups",),
@@ -51,6 +49,7 @@ def _ptx(program: str, without: tuple[str, ...] = ()) -> str:
     return identity.plain(str(artifact.code["ptx"]), "", on_host=False)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("program", "name"), [(program, name) for program, names in CHANGES.items() for name in names], ids=str
 )
@@ -58,6 +57,7 @@ def test_an_optional_pass_changes_a_program(program, name):
     assert _ptx(program, (name,)) != _ptx(program)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("program", CHANGES)
 def test_a_program_is_compiled_alike_twice(program):
     """Else a pass may seem to change it."""

@@ -51,18 +51,12 @@ def _rows(n: int) -> np.ndarray:
     return np.random.default_rng(n).integers(-3, 4, (n, 64)).astype(BF16)
 
 
-@pytest.mark.sampled(1)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("n", LENGTHS)
 @pytest.mark.parametrize("target", TARGETS)
-def test_rows_that_end_within_a_warp_are_an_operand_of_products(target, n):
-    value, out = _rows(n), np.zeros((64, 64), F32)
-    Interpreted(target).launch(summed, (1, 1, 1), (128, 1, 1), value, out)
-    np.testing.assert_array_equal(out, np.broadcast_to(value.astype(F32).sum(axis=0), (64, 64)))
-
-
-@pytest.mark.parametrize("n", LENGTHS)
-@pytest.mark.parametrize("target", TARGETS)
-def test_rows_that_end_within_a_warp_are_stored_between_loads(target, n):
-    value, out = _rows(n), np.full((n, 64), 7, BF16)
+def test_rows_that_end_within_a_warp_are_an_operand_of_products_and_are_stored_between_loads(target, n):
+    value, sums, out = _rows(n), np.zeros((64, 64), F32), np.full((n, 64), 7, BF16)
+    Interpreted(target).launch(summed, (1, 1, 1), (128, 1, 1), value, sums)
+    np.testing.assert_array_equal(sums, np.broadcast_to(value.astype(F32).sum(axis=0), (64, 64)))
     Interpreted(target).launch(copied, (1, 1, 1), (128, 1, 1), value, out)
     np.testing.assert_array_equal(out, value)

@@ -89,13 +89,13 @@ CASES = {
 }
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("case", CASES.values(), ids=list(CASES))
 def test_columns_of_one_copy_are_values(case):
     check(case)
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("order", [Order("backward", "late"), Order("random", "random", 1)], ids=str)
 def test_the_order_of_warps_and_copies_changes_no_result(order):
     check(replace(Case(), rows=128, keys=32, size=144), order)

@@ -1,6 +1,6 @@
 // RUN: kv-opt %s --vectorize-kv-lookups | FileCheck %s
 // RUN: kv-opt %s --vectorize-kv-lookups='max-chunk=1' | FileCheck %s --check-prefix=SCALAR
-// RUN: kv-opt %S/Inputs/rows.mlir --kv-pipeline --target=sm_90a --stop-after=vectorize-kv-lookups --check-semantics-of=vectorize-kv-lookups --grid=3x2 --arg=found=3x128 --lengths=edges --model=%S/Inputs/models.py:rows -o /dev/null
+// RUN: kv-opt %{kernels}/rows.mlir --kv-pipeline --target=sm_90a --stop-after=vectorize-kv-lookups --check-semantics-of=vectorize-kv-lookups --grid=3x2 --arg=found=3x128 --lengths=edges --model=%S/Inputs/models.py:rows -o /dev/null
 
 !p16 = !kv.cache<"paged", bf16, 8 : i64, 128 : i64, false, 16 : i64, none, 1 : i64>
 !p128 = !kv.cache<"paged", bf16, 8 : i64, 128 : i64, false, 128 : i64, none, 1 : i64>

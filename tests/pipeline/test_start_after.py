@@ -42,7 +42,7 @@ def kernel_of(what):
     return kv.compile(operation_source("attention", specs, statics, "sm_90a"), target="sm_90a")
 
 
-@pytest.mark.sampled(12)
+@pytest.mark.sampled(24)
 @pytest.mark.parametrize("name", NAMES)
 def test_a_kernel_over_tiles_may_be_entered_after_every_pass(name):
     entered(kernel_of("tiles"), name)

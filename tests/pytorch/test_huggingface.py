@@ -85,20 +85,6 @@ def test_attention_without_a_cache_gives_the_logits_of_eager_attention(family, d
     torch.testing.assert_close(found[there], expected[there], rtol=1e-4, atol=1e-4)
 
 
-def test_a_prompt_in_parts_and_a_second_conversation_use_the_same_pages(device):
-    model, inputs = model_of("llama", device), prompts(device, False)
-    ids = inputs["input_ids"]
-    model.set_attn_implementation("eager")
-    with torch.no_grad():
-        expected = model(ids, use_cache=False).logits
-        model.set_attn_implementation(kvhf.NAME)
-        cache = shuffled(kvhf.PagedCache(model.config, 2, 12, page_size=4, device=device))
-        for _ in range(2):
-            parts = [model(part, past_key_values=cache).logits for part in ids.split((5, 1, 5), dim=1)]
-            torch.testing.assert_close(torch.cat(parts, 1), expected, rtol=1e-4, atol=1e-4)
-            cache.reset()
-
-
 @pytest.mark.gpu
 @pytest.mark.parametrize("family", ["llama", "gemma3"])
 def test_bfloat16_on_a_gpu_is_near_float32(family):
@@ -134,34 +120,6 @@ def test_a_cache_that_no_attention_reads_is_an_error():
     model.set_attn_implementation("sdpa")
     with torch.no_grad(), pytest.raises(RuntimeError, match="set_attn_implementation"):
         generated(model, inputs, past_key_values=kvhf.PagedCache(model.config, 2, 40))
-
-
-def test_gradients_are_refused():
-    model, inputs = model_of("llama", "cpu"), prompts("cpu", False)
-    model.set_attn_implementation(kvhf.NAME)
-    with pytest.raises(RuntimeError, match="no derivative"):
-        model(**inputs, use_cache=False)
-
-
-@pytest.mark.parametrize(
-    ("options", "error", "message"),
-    [
-        ({"max_length": 12}, ValueError, "max_length is 12, got 13 tokens"),
-        ({"max_length": 40, "pages": 5}, RuntimeError, "the pool of 5 pages is full at 2 pages per sequence"),
-        ({"max_length": 40, "batch_size": 3}, ValueError, "made for 3 sequences, got a batch of 2"),
-        ({"max_length": 0}, ValueError, "max_length must be a positive integer, got 0"),
-    ],
-)
-def test_a_cache_that_is_too_small_says_so(options, error, message):
-    model, inputs = model_of("llama", "cpu"), prompts("cpu", False)
-    model.set_attn_implementation(kvhf.NAME)
-
-    def run() -> None:
-        cache = kvhf.PagedCache(model.config, **{"batch_size": 2, "page_size": 4, **options})
-        generated(model, inputs, past_key_values=cache)
-
-    with pytest.raises(error, match=message):
-        run()
 
 
 def test_beams_are_refused():

@@ -12,7 +12,7 @@ import pytest
 
 from kvarn.dialect import dtypes
 from kvarn.runtime import buffers
-from kvarn.runtime.buffers import BufferView, host_array, view
+from kvarn.runtime.buffers import host_array, view
 
 
 @pytest.mark.parametrize("dtype", dtypes.ALL, ids=lambda t: t.name)
@@ -51,13 +51,6 @@ def test_readonly_is_kept():
     assert v.readonly
     assert not host_array(v).flags.writeable
     assert "readonly" in repr(v)
-
-
-def test_view_of_a_view_is_itself():
-    v = view(np.zeros(3))
-    assert view(v) is v
-    assert v != view(np.zeros(3))
-    assert len({v, v}) == 1
 
 
 def test_host_array_keeps_the_owner_alive():
@@ -312,12 +305,6 @@ def test_dlpack_export_lives_as_long_as_the_view():
     assert released() is None
 
 
-def test_dlpack_readonly():
-    array = np.ones(10, np.float32)
-    array.flags.writeable = False
-    assert view(Exporter(array)).readonly
-
-
 class Made:
     """A capsule made by hand, as a device's would be."""
 
@@ -373,15 +360,3 @@ def test_dlpack_of_a_device(code, bits, expected):
 def test_dlpack_that_is_refused(made, error, match):
     with pytest.raises(error, match=match):
         view(made)
-
-
-def test_exporter_that_cannot():
-    with pytest.raises(ValueError, match="without a copy: not contiguous"):
-        view(Exporter(np.zeros(3), refuse=BufferError("not contiguous")))
-
-
-def test_views_are_tuples_that_do_not_change():
-    v = view(np.zeros(3))
-    assert isinstance(v, BufferView)
-    with pytest.raises(AttributeError):
-        v.data = 3

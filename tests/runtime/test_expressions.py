@@ -4,7 +4,7 @@
 import types
 
 import pytest
-from hypothesis import given, strategies as st
+from hypothesis import HealthCheck, given, settings, strategies as st
 
 from kvarn.artifact import Arg
 from kvarn.dialect import dtypes
@@ -61,6 +61,7 @@ def outcome(f, *args):
         return "division by zero"
 
 
+@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])  # no clock of the wall
 @given(st.lists(expressions, max_size=4))
 def test_compiled_equals_interpreted(many):
     expected = outcome(lambda: tuple(map(interpret, many)))
@@ -69,22 +70,11 @@ def test_compiled_equals_interpreted(many):
     assert outcome(compiled, VALUES, DEVICE) == expected
 
 
-@pytest.mark.parametrize(
-    ("a", "b", "expected"), [(0, 8, 0), (1, 8, 1), (8, 8, 1), (9, 8, 2), (2**40 + 1, 2**20, 2**20 + 1)]
-)
-def test_ceildiv(a, b, expected):
-    assert compile_expressions([["ceildiv", a, b]], ())((), DEVICE) == (expected,)
-
-
 def test_select_evaluates_only_the_branch_it_takes():
     guarded = ["select", ["eq", ["arg", 1, "value"], 0], 0, ["floordiv", 100, ["arg", 1, "value"]]]
     f = compile_expressions([guarded], ARGS)
     assert f((VALUES[0], (0,)), DEVICE) == (0,)
     assert f((VALUES[0], (7,)), DEVICE) == (14,)
-
-
-def test_tuples_and_lists_are_the_same():
-    assert compile_expressions([("add", ("arg", 0, "shape0"), 1)], ARGS)(VALUES, DEVICE) == (34,)
 
 
 def test_depth_of_forty_compiles_and_more_is_refused():

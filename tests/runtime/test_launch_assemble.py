@@ -71,10 +71,6 @@ def test_cubin_and_figures(tool):
     assert (made.spill_stores, made.spill_loads, made.stack_bytes) == (0, 0, 0)
 
 
-def test_ptx_goes_to_a_later_chip(tool):
-    assert assemble.assemble(PTX, "sm_90a").cubin != assemble.assemble(PTX, "sm_80").cubin
-
-
 def test_options_reach_the_assembler(tool):
     many = "".join(f"ld.global.f32 %f{i}, [%rd4+{4 * i}];" for i in range(3, 64))
     many += "".join(f"st.global.f32 [%rd4+{4 * i + 512}], %f{i};" for i in range(3, 64))
@@ -83,25 +79,18 @@ def test_options_reach_the_assembler(tool):
     assert free.registers > 24 >= bound.registers
 
 
-def test_mistakes_quote_the_ptx(tool):
-    with pytest.raises(assemble.AssemblyError, match=r"(?s)for sm_80:.*Unknown modifier.*\n  17: add.fxx %f2"):
-        assemble.assemble(PTX.replace("add.f32", "add.fxx"), "sm_80")
-
-
-def test_ptx_for_another_chip_is_a_mistake(tool):
-    with pytest.raises(assemble.AssemblyError, match="does not assemble for sm_80"):
-        assemble.assemble(PTX.replace(".target sm_80", ".target sm_90"), "sm_80")
-
-
-def test_unknown_chip_is_a_mistake(tool):
-    with pytest.raises(assemble.AssemblyError, match="sm_11"):
-        assemble.assemble(PTX, "sm_11")
-
-
-@pytest.mark.parametrize("chip", ["sm_80; rm -rf", "compute_80", ""])
-def test_odd_chips_do_not_reach_a_tool(chip):
-    with pytest.raises(ValueError, match="chip must be named like sm_90a"):
-        assemble.assemble(PTX, chip)
+def test_mistakes_quote_the_ptx_or_name_the_chip(tool):
+    wrong = [
+        (PTX.replace("add.f32", "add.fxx"), "sm_80", r"(?s)for sm_80:.*Unknown modifier.*\n  17: add.fxx %f2"),
+        (PTX.replace(".target sm_80", ".target sm_90"), "sm_80", "does not assemble for sm_80"),
+        (PTX, "sm_11", "sm_11"),
+    ]
+    for ptx, chip, message in wrong:
+        with pytest.raises(assemble.AssemblyError, match=message):
+            assemble.assemble(ptx, chip)
+    for chip in ("sm_80; rm -rf", "compute_80", ""):
+        with pytest.raises(ValueError, match="chip must be named like sm_90a"):
+            assemble.assemble(PTX, chip)
 
 
 def test_figures_are_read_a_kernel():
@@ -130,9 +119,9 @@ def test_missing_tools_say_what_to_install(monkeypatch):
         assemble.assemble(PTX, "sm_80")
     with pytest.raises(assemble.MissingToolError, match="pip install nvidia-cuda-nvdisasm"):
         assemble.disassemble(b"\x7fELF")
-
-
-def test_a_named_tool_that_is_not_there_is_an_error():
+    with pytest.raises(assemble.MissingToolError, match=r"with wgmma or setmaxnreg need: pip install nvidia-cuda-nvcc"):
+        assemble.assemble(KEPT, "sm_90a")
+    monkeypatch.undo()
     with env.override(ptxas="/nowhere/ptxas"), pytest.raises(assemble.MissingToolError, match="KVARN_PTXAS names it"):
         assemble.assemble(PTX, "sm_80")
 
@@ -203,12 +192,6 @@ def test_products_are_assembled_by_ptxas_only(monkeypatch):
         assert assemble.assemble(PTX, "sm_80").tool.startswith("nvJitLink")
     monkeypatch.setattr(assemble, "nvjitlink", lambda: None)
     assert assemble.assemble(PTX, "sm_80").tool.startswith("ptxas")
-
-
-def test_products_without_ptxas_say_what_to_install(monkeypatch):
-    monkeypatch.setattr(assemble, "find_tool", lambda name, override="": None)
-    with pytest.raises(assemble.MissingToolError, match=r"with wgmma or setmaxnreg need: pip install nvidia-cuda-nvcc"):
-        assemble.assemble(KEPT, "sm_90a")
 
 
 @needs_ptxas

@@ -13,10 +13,10 @@ from reference import launch_maps, places
 from reference.launch_maps import copies, copy_boxes, copy_by_lanes, expected
 
 import kvarn as kv
-from kvarn.dialect import tma_layout
 from kvarn.runtime.program import Program
 
 LAYER = 2
+DTYPES, SWIZZLES = ("bf16", "f16", "f32", "f8e4m3", "i8"), ("none", "32B", "64B", "128B", "64B")
 
 
 @pytest.fixture
@@ -37,34 +37,25 @@ def check(place, collection, rows=8, kernel=copy_boxes, layer=LAYER, **tile):
     np.testing.assert_array_equal(bits(place.get(out)), expected(halves, at, rows, columns))
 
 
-@pytest.mark.parametrize("kind", ["paged", "continuous", "fa3"])
-@pytest.mark.parametrize("head_size", [64, 72, 80, 96, 112, 128])
-def test_boxes_of_a_layer_of_every_kind_and_head_size(place, kind, head_size):
-    check(place, pool(kind, head_size=head_size))
+# Pools, and what their descriptors are asked for: sizes of heads beside those of boxes, elements and swizzles, layers,
+# some columns, and boxes that lanes load side by side: 16 column chunks on one barrier, with and without a policy.
+BOXES = [
+    *(({"kind": kind, "head_size": size}, {}) for kind in ("paged", "fa3") for size in (64, 72, 80)),
+    *(({"kind": "continuous", "head_size": size}, {}) for size in (96, 112, 128)),
+    *(({"dtype": t, "head_size": 80}, {"swizzle": s}) for t, s in zip(DTYPES, SWIZZLES, strict=True)),
+    *(({"kind": "fa3"}, {"layer": layer}) for layer in (0, 1)),
+    ({"head_size": 128}, {"columns": 64}),
+    *(
+        ({"kind": k, "head_size": n}, {"kernel": copy_by_lanes})
+        for k, n in (("paged", 64), ("fa3", 80), ("paged", 128))
+    ),
+]
 
 
-@pytest.mark.parametrize("swizzle", ["none", "32B", "64B", "128B"])
-@pytest.mark.parametrize("dtype", ["bf16", "f16", "f32", "f8e4m3", "i8"])
-def test_boxes_of_every_element_and_swizzle(place, dtype, swizzle):
-    check(place, pool(dtype=dtype, head_size=80), swizzle=swizzle)
-
-
-@pytest.mark.parametrize("layer", [0, 1, 2])
-@pytest.mark.parametrize("kind", ["paged", "fa3"])
-def test_boxes_of_every_layer(place, kind, layer):
-    check(place, pool(kind), layer=layer)
-
-
-@pytest.mark.parametrize("columns", [64, 128])
-def test_boxes_of_some_columns(place, columns):
-    check(place, pool(head_size=128), columns=columns)
-
-
-@pytest.mark.parametrize("kind", ["paged", "continuous", "fa3"])
-@pytest.mark.parametrize("head_size", [64, 80, 128])
-def test_lanes_load_boxes_side_by_side(place, kind, head_size):
-    """16 column chunks on one barrier, of as many lanes, with and without a policy of the L2."""
-    check(place, pool(kind, head_size=head_size), kernel=copy_by_lanes)
+@pytest.mark.whole
+@pytest.mark.parametrize(("given", "asked"), BOXES, ids=[f"{n}" for n in range(len(BOXES))])
+def test_boxes_of_pools(place, given, asked):
+    check(place, pool(**given), **asked)
 
 
 def test_boxes_of_a_cache_and_of_operands(place):
@@ -150,13 +141,3 @@ def test_a_program_with_a_wrong_descriptor_is_refused(given, message):
     step = dataclasses.replace(made.steps[0], args=(given, *made.steps[0].args[1:]))
     with pytest.raises(ValueError, match=message):
         Program(made.replace(steps=(step,)))
-
-
-def test_a_saved_program_keeps_its_descriptors(tmp_path):
-    made = copies(pool().spec, rows=8)
-    assert made.steps[0].args[:2] == (("tensor_map", 0, "key", ("arg", 1, "value")),
-                                      ("tensor_map", 0, "value", ("arg", 1, "value")))  # fmt: skip
-    made.save(tmp_path / "p.kvarn")
-    loaded = type(made).load(tmp_path / "p.kvarn")
-    assert (loaded.steps, loaded.entries) == (made.steps, made.entries)
-    assert loaded.entries[0].args[0].spec == tma_layout.launch_tile(pool().spec.cache, 8)

@@ -47,12 +47,6 @@ def test_a_tile_of_rows_has_one_dimension_for_all_of_them():
     assert m.tile == (16, 1, 128)
 
 
-def test_a_continuous_cache_has_regions_for_pages():
-    spec = layout.spec_of("continuous", "bf16", H, D)
-    m = described(tiled, spec, fields(spec, stride0=2 * L * 512 * H * D, capacity=512), 64)
-    assert (m.dims, m.strides[0], m.box) == ((N, 512, H, D), 2 * L * 512 * H * D, (1, 64, 1, 64))
-
-
 @pytest.mark.parametrize("kind", ["dense", "ragged"])
 def test_an_operand_over_a_buffer_is_one_run_of_rows(kind):
     spec = layout.spec_of(kind, "bf16", H, D)
@@ -64,13 +58,6 @@ def test_an_operand_over_a_buffer_is_one_run_of_rows(kind):
     m = described(tiled, spec, fields(spec, **at), 64)
     assert (m.dims, m.strides, m.box) == ((160, H, D), (H * D, D, 1), (64, 1, 64))
     assert described(gather4, spec, fields(spec, **at), 64).dims == (160, H * D)
-
-
-def test_every_element_of_a_tile_with_pages_is_where_the_layout_says():
-    m = described(tiled, SPEC, fields(SPEC), 16)
-    for block, slot, head, dim in [(0, 0, 0, 0), (9, 15, 7, 127), (3, 1, 5, 64)]:
-        at = sum(i * s for i, s in zip((block, slot, head, dim), m.strides, strict=True))
-        assert at == layout.element_offset(SPEC, block, slot, head, dim, STRIDE0)
 
 
 def test_rows_of_a_tile_are_the_layouts_rows():
@@ -97,14 +84,6 @@ def test_rows_that_no_coordinate_can_name_need_pages():
     m = described(tiled, pool, f, 64)
     assert m.dims == (pages, 64, 1, D)
     assert (pages - 1) * m.strides[0] + 63 * m.strides[1] == (2591978816 - 1) * D, "the last token's first element"
-
-
-def test_the_spec_of_a_descriptor_is_what_its_kernel_is_compiled_for():
-    m = described(tiled, SPEC, fields(SPEC), 16)
-    assert m.spec == tma_layout.tiled(SPEC, 16)
-    assert m.spec == described(tiled, SPEC, fields(SPEC, base=8192, blocks=77), 16).spec, "addresses are no part of it"
-    assert m.spec.load_bytes == 16 * 128 * 2
-    assert T.TensorMap(dtypes.f32, (8, 8), (8, 1), (1, 4), 0, (1, 4)).spec is None
 
 
 def test_heads_of_odd_multiples_of_8_bytes_are_columns_of_their_token():
@@ -149,11 +128,6 @@ def test_rope_parts_come_after_the_content():
     assert (m.dims[1:], m.strides, m.box, m.base) == ((1, 320), (320, 320, 1), (64, 1, 64), 4096 + 512)
     m = described(rope_gather4, MLA, f, 512, 64, content=512, columns=64, swizzle="128B")
     assert (m.dims[1], m.strides, m.box) == (64, (320, 1), (1, 64))
-
-
-def test_scales_are_one_row():
-    m = T.describe_scales(dtypes.f32, 4096, 1024, 64)
-    assert (m.dims, m.strides, m.box) == ((1, 1024), (1024, 1), (1, 64))
 
 
 @pytest.mark.parametrize(("make", "message"), [

@@ -118,7 +118,9 @@ FORK = """
 """
 
 
-@pytest.mark.parametrize("work", ["launch", "compile", "lambda: compile('sm_90a')"])
+@pytest.mark.parametrize(
+    "work", ["lambda: [launch(), compile('sm_90a')]", pytest.param("compile", marks=pytest.mark.thorough)]
+)
 def test_a_child_of_a_process_whose_pool_has_run_launches_and_compiles(work, run):
     fill = "host._run_all([lambda: time.sleep(0.05)] * 4)\n"  # every thread of the pool is there
     assert run(textwrap.dedent(FORK) + fill + f"print(child({work}))") == ["0"]
@@ -228,7 +230,7 @@ FIRST = """
 """
 
 
-DELAYS = [0.02, 0.2, 0.5, *(pytest.param(x, marks=pytest.mark.thorough) for x in (0.0, 0.05, 0.1, 0.3, 0.8))]
+DELAYS = [0.2, *(pytest.param(x, marks=pytest.mark.thorough) for x in (0.0, 0.02, 0.05, 0.1, 0.3, 0.5, 0.8))]
 
 
 @pytest.mark.parametrize("delay", DELAYS)

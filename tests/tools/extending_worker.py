@@ -109,24 +109,9 @@ def kv_opt_knows_an_installed_operation():
 
 
 @rule
-def kv_opt_runs_the_verifier_of_an_installed_operation():
-    (FOLDER / "wrong.mlir").write_text(PREFETCH.replace('"paged"', '"continuous"').replace("4 : i64", "0 : i64"))
-    status, _, err = run(kv_opt.main, "wrong.mlir")
-    assert status == 1
-    assert "'kv.prefetch_page' op needs a cache with pages, got a continuous one" in err
-
-
-@rule
 def a_rule_may_make_kv_operations_and_knows_the_target():
     for target, count in (("sm_90a", 1), ("host", 0)):
         assert kv.compile(PREFETCH, target=target).stages["lower-kv-access"].count("nvvm.prefetch") == count
-
-
-@rule
-def a_prefetch_writes_nothing():
-    """By its effects; the address that its rule takes does not count."""
-    made = kv.compile(kernels(), pool().get_key_cache(0).spec, kv.Buffer[kv.f32, 2], target="sm_90a")
-    assert [a.written for a in made.artifact.entries[0].args] == [False, True]
 
 
 @rule
@@ -137,25 +122,6 @@ def an_operation_of_a_package_runs_on_the_host_and_in_the_emulator():
     assert (largest > least).any()
     with kv.emulated("sm_90a"):
         assert np.array_equal(bounds()[1], largest)
-
-
-@rule
-def an_operation_of_a_package_checks_its_operands():
-    import page_tools
-
-    out = np.zeros((3, 4, 2, 63), np.float32)
-    for wrong, of in (((pool(), 2, out, out), IndexError), ((pool(), 1, out, out), ValueError)):
-        with pytest.raises(of):
-            page_tools.page_bounds(*wrong)
-
-
-@rule
-def its_pass_counts_in_compile():
-    specs = (pool().get_key_cache(0).spec, kv.Buffer[kv.f32, 2])
-    for passes, count in ((None, 1), ({"after:hoist-kv-lookups": "drop-prefetches"}, 0)):
-        made = kv.compile(kernels(), *specs, target="sm_90a", passes=passes)
-        assert made.stages["lower-kv-access"].count("nvvm.prefetch") == count
-        assert ("drop-prefetches" in made.stages) == (count == 0)
 
 
 @rule
@@ -366,55 +332,6 @@ def the_digest_of_code_from_outside_is_the_same_in_every_process():
     assert done.stdout.strip() == kv.extensions.digest_of(kv.extensions.registered())
 
 
-NORM = """
-from mlir.dialects import arith, vector
-from mlir import ir
-from typing import Any
-from kvarn.dialect import ops, types
-from kvarn.dialect.base import Kv
-from kvarn.dialect.effects import LooksUpPage, ReadsCache
-from kvarn.dialect.ext import F32, I32, Operand, Result, infer_result
-from kvarn.lowering.passes.kv import lower_kv_access
-import kvarn as kv
-from kvarn.dsl.values import Value, i32_value
-
-class FirstNormOp(Kv.Operation, name="first_norm", traits=[LooksUpPage, ReadsCache]):
-    cache: Operand[Any]
-    batch: Operand[I32]
-    token: Operand[I32]
-    norm: Result[F32] = infer_result()
-    page: Operand[I32] | None = None
-
-@kv.intrinsic
-def first_norm(cache, b, t):
-    return Value(FirstNormOp(cache.ir, i32_value(b), i32_value(t)).norm, kv.f32)
-
-@lower_kv_access.RULES.lowers(FirstNormOp)
-def lower_first_norm(op, options):
-    x = ops.load(op.cache, op.batch, 0, op.token, 0, width=8, dtype=kv.f32, page=op.page)
-    {fault}
-    return vector.reduction(ir.F32Type.get(), vector.CombiningKind.ADD, arith.mulf(x, x))
-"""
-
-
-@rule
-def what_a_rule_raises_is_reported_at_the_operation():
-    (FOLDER / "norm.py").write_text(NORM.replace("{fault}", "op.nosuch"))
-    first_norm = kv.extend("norm.py").first_norm
-
-    @kv.kernel
-    def norms(keys: kv.KVCache, out: kv.Buffer[kv.f32, 1]):
-        out[0] = 1.0
-        out[0] = first_norm(keys, 0, 0)
-
-    with pytest.raises(
-        kv.KernelError, match=r"rule 'lower_first_norm' of 'kv\.first_norm', raised AttributeError"
-    ) as at:
-        kv.compile(norms, pool().get_key_cache(0).spec, kv.Buffer[kv.f32, 1], target="sm_90a")
-    assert "first_norm(keys, 0, 0)" in at.value.location.snippet()
-    assert "norm.py:" in at.value.message
-
-
 @rule
 def a_file_takes_the_place_of_an_installed_pass():
     """While one edits it; a warning says so."""
@@ -423,12 +340,6 @@ def a_file_takes_the_place_of_an_installed_pass():
         status, _, err = run(kv_opt.main, "touch.mlir", "--load-pass=drop_prefetches.py", "--drop-prefetches")
     assert status == 1
     assert "pass 'drop-prefetches' raised ValueError: mine" in err
-
-
-@rule
-def a_rule_that_makes_its_own_operation_is_refused():
-    with pytest.raises(kv.KernelError, match=r"'kv\.twice' op is still there after 16 rounds"):
-        doubled(late("TwiceOp(op.x).out"))
 
 
 @rule

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import json
 import re
-import xml.etree.ElementTree as ElementTree
 
 import pytest
 
@@ -62,16 +61,6 @@ def test_a_pass_that_counts_shows(command, capsys, tmp_path):
     assert whole["sectors"] == 37 * 4 + 37 + 1 + 1
     assert all(r["problem"] == "" for r in records)
     assert re.search(r"plan-kv-access +[\d,]+ +\d\.\d{3}", capsys.readouterr().out)
-
-
-def test_several_kernels_and_a_plot(command, tmp_path, capsys):
-    drawn = tmp_path / "found.svg"
-    more = command[1].replace(":total", ":first")
-    assert main([*command, more, "--passes", "plan-kv-access,simplify-kernels", "--plot", str(drawn)]) == 0
-    assert capsys.readouterr().out.count("left out") == 2
-    texts = [e.text for e in ElementTree.parse(drawn).iter("{http://www.w3.org/2000/svg}text")]
-    assert "plan-kv-access" in texts
-    assert len(list(ElementTree.parse(drawn).iter("{http://www.w3.org/2000/svg}rect"))) == 4
 
 
 def test_another_answer_is_told(command, tmp_path, capsys):

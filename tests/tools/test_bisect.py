@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 from types import SimpleNamespace
 
@@ -82,13 +81,12 @@ def drop_a_write(module):
 
 
 OURS = {t: [s.name for s in pipeline.default_steps(t) if not s.upstream] for t in ("sm_90a", "host")}
-FIRST_MIDDLE_LAST = [(t, names[at]) for t, names in OURS.items() for at in (0, len(names) // 2, -1)]
 
 
-@pytest.mark.parametrize(("target", "name"), FIRST_MIDDLE_LAST, ids=lambda x: x)
-def test_a_fault_planted_in_a_pass_is_found(setups, target, name):
+@pytest.mark.parametrize(("target", "at"), [("sm_90a", 0), ("sm_90a", -1), ("host", -1)])
+def test_a_fault_planted_in_a_pass_is_found(setups, target, at):
     """Also in one that must run: what lowers the stages is another process, whose passes are as they were."""
-    s = setups[target]
+    s, name = setups[target], OURS[target][at]
     steps = [sabotaged(step, forget_a_summand) if step.name == name else step for step in s.steps]
     fault = bisect.first_fault(s.text, steps, s.checker)
     assert fault is not None
@@ -103,10 +101,9 @@ def test_the_pipeline_is_right(setups, target):
     assert list(told.values()).count("ok") > 5
 
 
-@pytest.mark.parametrize("first", [1, 4])
-def test_the_rewrite_that_does_it_is_found(setups, first):
+def test_the_rewrite_that_does_it_is_found(setups):
     """Loads of one of eight places lose their page: the ``first`` load's is the first that matters."""
-    s = setups["sm_90a"]
+    s, first = setups["sm_90a"], 4
 
     def shift(module):
         for n, op in enumerate(ops_named(module, "kv.page")):
@@ -176,19 +173,13 @@ def run(module, pass_):
 '''
 
 
-def test_the_command_names_the_pass(tmp_path, capsys):
-    kernel, broken = tmp_path / "kernel.py", tmp_path / "next_head.py"
-    kernel.write_text(KERNEL)
-    broken.write_text(BROKEN)
-    command = ["bisect", f"{kernel}:double", "--spec", "cache=paged(f16, num_heads=2, head_size=64, page_size=16)"]
-    command += ["--grid", "1", "--block", "16", "--arg", "out=16", "--target", "sm_90a"]
-    loaded = ["--load-pass", str(broken), "--insert-before", "hoist-kv-lookups=next-head"]
-    assert main([*command, *loaded, "--save", str(tmp_path / "found")]) == 1
+def test_the_command_names_the_pass_unless_the_model_says_that_it_was_wrong_before(written, capsys):
+    command = ["bisect", "kernel.py:double", *COMMAND[:-1]]
+    assert main([*command, "--load-pass", "next_head.py", "--insert-before", "hoist-kv-lookups=next-head"]) == 1
     assert "next-head is the first pass that changed the answer" in capsys.readouterr().out
-    assert (tmp_path / "found.before.mlir").read_text() != (tmp_path / "found.after.mlir").read_text()
-    assert main([*command, "--model", f"{kernel}:right"]) == 0
+    assert main([*command, "--model", "kernel.py:right"]) == 0
     assert "no pass changed the answer" in capsys.readouterr().out
-    assert main([*command, "--model", f"{kernel}:wrong"]) == 1
+    assert main([*command, "--model", "kernel.py:wrong"]) == 1
     assert "the answer is wrong before any pass" in capsys.readouterr().out
 
 
@@ -239,58 +230,20 @@ def test_what_is_saved_says_what_it_is_run_on_and_can_be_made_smaller(written, c
 # --- the lengths that are chosen ---------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("group", [1, 4, 8])
-@pytest.mark.parametrize("extents", [(16, 64, 128), (64, 128), (48, 64, 128, 192)])
+@pytest.mark.parametrize(("extents", "group"), [((16, 64, 128), 1), ((64, 128), 4), ((48, 64, 128, 192), 8)])
 def test_lengths_are_chosen_around_the_extents_of_pages_and_tiles(extents, group):
     shape = edges.Shape(extents, group)
     ((lengths, new),) = edges.chosen(shape, 3)
-    assert (lengths[:3], new[:3]) == ((37, 0, 18), (3, 1, 2))
     largest = max(extents)
     assert {largest + d for d in (-16, -8, -1, 0, 1, 8, 16)} <= set(lengths)
     assert all({extent - 1, extent + 1} <= set(lengths) for extent in extents)
     passed = {(n, n + x) for n, x in zip(lengths, new, strict=True)}
     assert (largest - 8, largest + 1) in passed, "no step passes the edge of a tile by a token"
     assert {shape.query_tile - 1, shape.query_tile + 1} <= set(new)
-
-
-@pytest.mark.parametrize(("most_new", "most_batch"), [(1, None), (1, 4), (8, 7)])
-def test_chosen_lengths_keep_to_what_a_schedule_allows(most_new, most_batch):
-    found = edges.chosen(edges.Shape((16, 64, 128), 4, most_new, most_batch), 3)
-    assert max(x for _, new in found for x in new) <= max(most_new, 3)
-    assert max(len(lengths) for lengths, _ in found) <= (most_batch or 100)
-
-
-@pytest.mark.parametrize(
-    ("more", "message"),
-    [
-        (["--arg", "nothing=3"], "there is no argument 'nothing'"),
-        (["--arg", "out=4x4"], "argument 'out' has 1 dimensions, got 4x4"),
-        ([], "argument 'out' must be given: out=SHAPE"),
-        (["--arg", "out=16", "--lengths", "x"], "must be counts such as"),
-        (["--arg", "out=16", "--trusted", "nowhere"], "trusted must be a folder with the package kvarn"),
-    ],
-)
-def test_what_cannot_be_run_is_refused(tmp_path, capsys, more, message):
-    kernel = tmp_path / "kernel.py"
-    kernel.write_text(KERNEL)
-    command = ["bisect", f"{kernel}:double", "--spec", "cache=paged(f16, num_heads=2, head_size=64, page_size=16)"]
-    with contextlib.suppress(SystemExit):
-        assert main([*command, "--grid", "1", "--block", "16", *more]) == 1
-    assert message in capsys.readouterr().err
-
-
-# --- random arguments --------------------------------------------------------------------------------
-
-
-def test_arguments_are_equal_for_equal_options():
-    made = kv.compile(norms, SPEC, kv.Buffer[kv.f32, 2], target="sm_90a").artifact
-    one, two = (
-        random_inputs.memory_of(random_inputs.random_arguments(made.args, {}, InputOptions({"out": "3x2"})))
-        for _ in range(2)
-    )
-    assert one.keys() == two.keys()
-    assert all(random_inputs.difference(one[n], two[n]) == "" for n in one)
-    assert np.isnan(one["cache.blocks"].astype(np.float32)).any()
+    for most_new, most_batch in ((1, None), (1, 4), (8, 7)):
+        found = edges.chosen(edges.Shape(extents, group, most_new, most_batch), 3)
+        assert max(x for _, new in found for x in new) <= max(most_new, 3)
+        assert max(len(lengths) for lengths, _ in found) <= (most_batch or 100)
 
 
 @pytest.mark.parametrize(("narrow", "text"), [(False, "x * x"), (True, "kv.f32(kv.bf16(x)) * x")])

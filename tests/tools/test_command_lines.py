@@ -90,9 +90,9 @@ def refused(command: str, *arguments: str) -> str:
 # --- files that are run ------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", FILES)
+# Every way with one of the files, and every file.
 @pytest.mark.parametrize(
-    "how", ["compile", "explain", "ablate", "bisect", "trace", "--load-pass", "--extend", "--model", "--op"]
+    ("how", "name"), [("trace", "leaves.py"), *((how, list(FILES)[at % len(FILES)]) for at, how in enumerate(WAYS))]
 )
 def test_a_file_that_cannot_be_run_is_told_in_one_line(how, name):
     given = {
@@ -108,12 +108,19 @@ def test_a_file_that_cannot_be_run_is_told_in_one_line(how, name):
     assert ("ended with 3" if (how, name) == ("trace", "leaves.py") else expected) in line
 
 
-@pytest.mark.parametrize("option", ["--load-pass", "--extend"])
-@pytest.mark.parametrize(("command", "rest"), [("kv-opt", []), ("kv-reduce", ["--interesting=true"])])
-def test_the_other_commands_load_files_alike(command, rest, option):
-    if (command, option) == ("kv-reduce", "--load-pass"):
-        pytest.skip("kv-reduce runs no pass")
-    assert "by sys.exit(3)" in refused(command, "ok.mlir", f"{option}=leaves.py", *rest)
+@pytest.mark.parametrize(
+    ("command", "option", "message"),
+    [
+        ("kv-opt", "--load-pass=leaves.py", "by sys.exit(3)"),
+        ("kv-opt", "--extend=leaves.py", "by sys.exit(3)"),
+        ("kv-reduce", "--extend=leaves.py", "by sys.exit(3)"),
+        ("kv-opt", "--remarks-filter=(", "must be a regular expression"),
+        *(("kv-reduce", f"--timeout={n}", "--timeout") for n in ("-1", "0", "nan", "x")),
+    ],
+)
+def test_the_other_commands_refuse_alike(command, option, message):
+    rest = ["--interesting=true"] if command == "kv-reduce" else []
+    assert message in refused(command, "ok.mlir", option, *rest)
 
 
 # --- names and numbers -------------------------------------------------------------------------------
@@ -142,9 +149,17 @@ def test_an_empty_name_is_none_to_kv_opt(option):
     assert "must be a name, got nothing" in refused("kv-opt", "ok.mlir", f"{option}=")
 
 
+BISECT = ["bisect", "k.py:scale", "--grid=1", "--block=8"]
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
+        ([*BISECT, "--arg", "nothing=3"], "there is no argument 'nothing'"),
+        ([*BISECT, "--arg", "x=4x4"], "argument 'x' has 1 dimensions, got 4x4"),
+        (BISECT, "argument 'x' must be given: x=SHAPE"),
+        ([*BISECT, "--arg", "x=8", "--lengths", "x"], "must be counts such as"),
+        ([*BISECT, "--arg", "x=8", "--trusted", "nowhere"], "trusted must be a folder with the package kvarn"),
         (["compile", "k\0.py:scale"], "without NUL bytes"),
         (["compile", "bad.mlir"], "must be text in UTF-8"),
         (["compile", "/tmp:scale"], "there is no file"),
@@ -160,7 +175,7 @@ def test_an_empty_name_is_none_to_kv_opt(option):
         ),
         (["explain", "k.py:scale", "--arg", "x=3"], "must be used with --emulate"),
     ],
-    ids=lambda x: " ".join(x[:4]).replace("\0", "NUL") if isinstance(x, list) else "",
+    ids=lambda x: " ".join(x).replace("\0", "NUL") if isinstance(x, list) else "",
 )
 def test_what_cannot_be_meant_is_told(arguments, message, request):
     if "--time" in arguments and not request.getfixturevalue("no_gpu"):
@@ -175,26 +190,13 @@ def no_gpu() -> bool:
     return not driver.status().usable
 
 
-@pytest.mark.parametrize("timeout", ["-1", "0", "nan", "x"])
-def test_a_time_limit_is_a_time(timeout):
-    assert "--timeout" in refused("kv-reduce", "ok.mlir", "--interesting=true", f"--timeout={timeout}")
-
-
-def test_a_filter_of_kv_opt_is_a_regular_expression():
-    assert "must be a regular expression" in refused("kv-opt", "ok.mlir", "--remarks-filter=(")
-
-
 @pytest.mark.parametrize("text", [b"\xff", b"[" * 100_000, b"nonsense"])
 def test_a_table_of_schedules_that_is_none_is_told(tmp_path, monkeypatch, text):
     (tmp_path / "tune.json").write_bytes(text)
     monkeypatch.setenv("KVARN_TUNE", str(tmp_path / "tune.json"))
     specs = ["--spec", "collection=paged(bf16, num_heads=1, head_size=64, page_size=16)"]
-    specs += [
-        "--spec",
-        "query=buffer(bf16, (none, 4, 64))",
-        "--static",
-        "schedule={'kind': 'decode', 'max_queries': 1}",
-    ]
+    specs += ["--spec", "query=buffer(bf16, (none, 4, 64))"]
+    specs += ["--static", "schedule={'kind': 'decode', 'max_queries': 1}"]
     line = refused("kvarn", "compile", "--op", "attention", *specs, *GPU)
     assert f"the table of schedules {tmp_path / 'tune.json'} must be" in line
 

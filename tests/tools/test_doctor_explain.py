@@ -68,9 +68,6 @@ def test_explain_shows_one_pass_and_its_difference(file, capsysbinary):
     assert "kv.page" in out
     _, out, _ = run(capsysbinary, "explain", *common, "--diff", "hoist-kv-lookups")
     assert any(line.startswith("+") and "kv.page" in line for line in out.splitlines())
-    status, _, err = run(capsysbinary, "explain", *common, "--pass", "hoist")
-    assert status == 2
-    assert "pass must be one of input, verify-kv" in err
 
 
 def test_a_value_that_only_has_another_number_is_no_difference():
@@ -92,13 +89,6 @@ def test_a_misspelt_spec_or_operation_is_told_what_was_meant(file, capsysbinary)
     assert "got 'atention'; did you mean 'attention'?" in err
 
 
-def test_an_error_without_a_place_says_error_once(capsysbinary):
-    given = ["--spec", f"collection={PAGED}", "--spec", "query=buffer(bf16, (none, 8, 128))"]
-    command = ["compile", "--op", "attention", "--target", "sm_90a", *given]
-    _, _, err = run(capsysbinary, *command, "--static", 'schedule={"kind": "decode"}')
-    assert err.startswith("kvarn compile: error: 'kv.attention' op cannot be scheduled for sm_90a")
-
-
 def test_compile_prints_a_stage_or_writes_it(file, tmp_path, capsysbinary):
     common = [f"{file}:scale_keys", "--target", "sm_90a", "--spec", PAGED]
     _, ptx, _ = run(capsysbinary, "compile", *common)
@@ -110,9 +100,6 @@ def test_compile_prints_a_stage_or_writes_it(file, tmp_path, capsysbinary):
     assert status == 0
     assert A.Artifact.load(tmp_path / "k.kvarn").target == "sm_90a"
     assert "saved" in err
-    status, _, err = run(capsysbinary, "compile", *common[:1], "--target", "host", "--spec", PAGED)
-    assert status == 2
-    assert "--emit ptx needs a GPU target, got host" in err
 
 
 def test_errors_name_the_kernels_line(file, capsysbinary):
@@ -124,22 +111,19 @@ def test_errors_name_the_kernels_line(file, capsysbinary):
 
 
 def test_instruction_mix_counts_what_tells():
-    ptx = "\n".join([
-        ".reg .b32 %r<3>;", "ld.global.v4.b32 {%r1, %r2}, [%rd1];", "@%p1 st.global.b16 [%rd1], %rs1;",
-        "// ld.global.b32 %r1, [%rd1];", "add.s32 %r1, %r1, 1;", "mma.sync.aligned.m16n8k16.row.col.f32 {%f1};",
-        "LABEL:", "bar.sync 0;", "{", ".reg .pred p;", "setp.ne.b32 p, 1, 0;",
-        "wgmma.mma_async.sync.aligned.m64n8k16.f32.bf16.bf16 {%f1, %f2}, %rd1, %rd2, p, 1, 1, 0, 1;", "}",
-        "{ wgmma.fence.sync.aligned; }", "fma.rn.f32 %f1, %f1, %f1, %f1;", "ex2.approx.ftz.f32 %f1, %f1;",
-        "cvt.rn.bf16x2.f32 %r1, %f1, %f2;", "bra.uni LABEL;", "@!%p2 mbarrier.arrive.shared.b64 _, [%r1];",
-        "clz.x %r1;",
-    ])  # fmt: skip
-    names = [
-        "ld.global.v4.b32", "st.global.b16", "mma.sync.aligned.m16n8k16.row.col.f32", "bar.sync",
-        "wgmma.mma_async.sync.aligned.m64n8k16.f32.bf16.bf16", "wgmma.fence.sync.aligned",
-        "mbarrier.arrive.shared.b64", "arithmetic of integers and bits", "comparisons and selections",
-        "arithmetic of floats", "exponentials, roots and quotients", "conversions and moves", "branches", "other",
-    ]  # fmt: skip
-    assert describe.instruction_mix(ptx) == Counter(names)
+    lines = {
+        ".reg .b32 %r<3>;": "",
+        "ld.global.v4.b32 {%r1, %r2}, [%rd1];": "ld.global.v4.b32",
+        "@%p1 st.global.b16 [%rd1], %rs1;": "st.global.b16",
+        "// ld.global.b32 %r1, [%rd1];": "",
+        "add.s32 %r1, %r1, 1;": "arithmetic of integers and bits",
+        "LABEL:": "",
+        "{ wgmma.fence.sync.aligned; }": "wgmma.fence.sync.aligned",
+        "fma.rn.f32 %f1, %f1, %f1, %f1;": "arithmetic of floats",
+        "@!%p2 mbarrier.arrive.shared.b64 _, [%r1];": "mbarrier.arrive.shared.b64",
+        "clz.x %r1;": "other",
+    }
+    assert describe.instruction_mix("\n".join(lines)) == Counter(name for name in lines.values() if name)
 
 
 def test_programs_are_described_as_people_write():

@@ -74,7 +74,7 @@ OLD = (
     "kv_opt_knows_an_installed_operation",
     "a_rule_may_make_kv_operations_and_knows_the_target",
     "an_operation_of_a_package_runs_on_the_host_and_in_the_emulator",
-    "its_pass_counts_in_compile",
+    "its_pass_counts_in_launches_and_operations",
     "caches_of_a_kind_of_a_package_are_read_and_written",
 )
 

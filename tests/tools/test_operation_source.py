@@ -29,14 +29,6 @@ def test_the_ir_is_that_of_a_call(capsys):
     assert capsys.readouterr().out.strip() == made.asm["ptx"].strip()
 
 
-def test_attributes_and_schedules_are_those_of_the_call():
-    specs = [f"collection={CACHE}", "query=buffer(bf16, (none, 8, 64))"]
-    statics = ["mask=null", "softcap=30.0", "schedule={'max_queries': 1}"]
-    text = operation_source("attention", specs, statics, "sm_90a")
-    for part in ('mask = "null"', "softcap = 3.000000e+01 : f32", "schedule = {max_queries = 1 : i64}", "x8x64xbf16"):
-        assert part in text
-
-
 def test_offsets_of_a_chunk_are_made():
     latent = "paged(bf16, num_heads=1, head_size=576, page_size=64, is_mla=True)"
     columns = {"query": 192, "key": 128, "value": 128}

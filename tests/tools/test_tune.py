@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 """The user's table of schedules, and the search that fills it, with times made up."""
 
+import dataclasses
 import json
-import os
 import sys
-import time
 from pathlib import Path
 
 import numpy as np
@@ -74,18 +73,11 @@ def test_a_case_of_the_table_gets_its_schedule(table):
 
 
 @pytest.mark.parametrize(
-    "other",
-    [
-        tune.Case("f16", 64, 4096, 32, 8, 128, 16),
-        tune.Case("bf16", 16, 4096, 32, 8, 128, 16),
-        tune.Case("bf16", 64, 4096, 64, 8, 128, 16),
-        tune.Case("bf16", 64, 4096, 16, 4, 128, 16),
-        tune.Case("bf16", 64, 4096, 32, 8, 64, 16),
-        tune.Case("bf16", 64, 4096, 32, 8, 128, 32),
-    ],
-    ids=["dtype", "batch", "group", "heads", "size", "page"],
+    "more",
+    [{"dtype": "f16"}, {"batch": 16}, {"query_heads": 64}, {"query_heads": 16, "heads": 4}, {"size": 64}, {"page": 32}],
 )
-def test_an_entry_counts_for_its_case_only(table, other):
+def test_an_entry_counts_for_its_case_only(table, more):
+    other = dataclasses.replace(CASE, **more)
     before = chosen(other)
     tuned.save(table, [(key_of(), {"stages": 5}, 250.0)])
     assert chosen(other) == before
@@ -100,14 +92,6 @@ def test_saving_keeps_other_entries_and_replaces_the_same_case(table):
     tuned.save(table, [(other, {}, None)])
     assert list(tuned.load(table)) == [key_of()]
     assert [p.name for p in table.parent.iterdir()] == ["tune.json"]
-
-
-def test_a_changed_file_is_read_again(table):
-    tuned.save(table, [(key_of(), {"stages": 2}, 10.0)])
-    assert tuned.load(table)[key_of()] == {"stages": 2}
-    table.write_text(table.read_text().replace('"stages": 2', '"stages": 3'))
-    os.utime(table, (time.time() + 10, time.time() + 10))
-    assert tuned.load(table)[key_of()] == {"stages": 3}
 
 
 GOOD = {"case": {"target": "sm_90a", "dtype": "bf16", "heads": 8, "size": 128, "page": 16, "rows": 4, "batch": 128}}
@@ -203,15 +187,6 @@ def test_a_case_of_tiles_gets_its_measured_schedule(table):
     assert tuned.load(table) == {key: {"keys": 80, "stages": 3, "ping_pong": True}}
 
 
-def test_what_is_given_stands_before_what_was_measured(table):
-    tuned.save(table, [(PROMPTS.space.key(SM90), {"keys": 144, "stages": 2}, 9.0)])
-    case = PROMPTS.space.case
-    given = {"stages": 3}
-    config = tile_schedule.chosen(case, SM90, given, by_user=True)
-    assert (config.stages, config.keys) == (3, tile_schedule.chosen(case, SM90, given).keys)
-    assert tile_schedule.chosen(case, SM90, {}, by_user=True).keys == 144
-
-
 def test_a_table_says_nothing_of_a_batch_invariant_schedules_splits(table):
     tuned.save(table, [(PROMPTS.space.key(SM90), {"keys": 64, "splits": 8}, 9.0)])
     case = PROMPTS.space.case
@@ -265,39 +240,13 @@ def test_tiles_of_few_rows_are_tried_where_sequences_have_few(new, few):
 @pytest.mark.parametrize(
     ("case", "message"),
     [
+        (tune.Case("bf16", 1, 64, 32, 5, 128, 16), "query heads must be a multiple of the 5 KV heads, got 32"),
+        (tune.Case("bf16", 1, 64, 256, 8, 128, 16), "there is nothing to tune"),
         (tune.Case("bf16", 1, 64, 32, 8, 76, 16, 16, kind="tile"), "attention over tiles needs a head size"),
         (tune.Case("bf16", 1, 64, 32, 8, 64, 16, 128, kind="tile"), "must be 128 or more, got 64"),
     ],
 )
-def test_a_case_that_tiles_do_not_take_is_refused(case, message):
-    with pytest.raises(ValueError, match=message):
-        case.check(SM90)
-
-
-def test_every_measurement_is_logged_with_what_it_was_measured_on(tmp_path):
-    log = tmp_path / "a" / "tune.timings.jsonl"
-    case = tune.Case("bf16", 2, 40, 4, 2, 16, 8, 3)
-    bench = _OnHost(case, NumPyArrays(), log=log)
-    bench.measure({"stages": 2})
-    bench.measure({"wrong": 1})
-    first, second = map(json.loads, log.read_text().splitlines())
-    assert first["schedule"] == {"stages": 2}
-    assert first["us"] > 0
-    assert first["us_min"] <= first["us"] <= first["us_max"]
-    assert first["case"]["context"] == 40
-    assert {"at", "device", "kvarn", "python", "host"} <= set(first)
-    assert "us" not in second, "what is wrong has no time"
-
-
-@pytest.mark.parametrize(
-    ("case", "message"),
-    [
-        (tune.Case("bf16", 1, 64, 32, 5, 128, 16), "query heads must be a multiple of the 5 KV heads, got 32"),
-        (tune.Case("bf16", 1, 64, 256, 8, 128, 16), "there is nothing to tune"),
-        (tune.Case("bf16", 1, 64, 32, 8, 12, 16), "there is nothing to tune"),
-    ],
-)
-def test_a_case_that_the_decode_kernel_does_not_take_is_refused(case, message):
+def test_a_case_that_the_kernels_do_not_take_is_refused(case, message):
     with pytest.raises(ValueError, match=message):
         case.check(SM90)
 
@@ -323,8 +272,7 @@ class _OnHost(tune.Bench):
         p.out[: len(out) // 2] = out[: len(out) // 2]
 
 
-@pytest.mark.parametrize("dtype", ["bf16", "f16", "f8e4m3"])
-@pytest.mark.parametrize(("new", "ragged"), [(1, False), (3, True)])
+@pytest.mark.parametrize(("dtype", "new", "ragged"), [("bf16", 1, False), ("f8e4m3", 3, True)])
 def test_a_schedule_counts_when_its_result_is_that_of_the_reference(dtype, new, ragged, capsys):
     case = tune.Case(dtype, 3, 40, 4, 2, 16, 8, new, ragged=ragged)
     bench = _OnHost(case, NumPyArrays())

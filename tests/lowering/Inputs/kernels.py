@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""The kernels of this folder as they were written; the files of IR are their first stage."""
+"""Kernels that passes are tried on. Run with a folder it writes their first stages there: ``%{kernels}`` of lit."""
+
+import sys
+from pathlib import Path
 
 import kvarn as kv
 from kvarn.dialect import tma_layout
@@ -101,3 +104,7 @@ SPECS = {
     observed: (_ROWS, _ONE, kv.Buffer[kv.f32, 2]),
     biased: (_ROWS, _ONE, _ONE, kv.Buffer[kv.f32, 1], _ROWS),
 }
+
+if __name__ == "__main__":
+    for kernel, specs in SPECS.items():
+        Path(sys.argv[1], f"{kernel.__name__}.mlir").write_text(f"{kernel.trace(specs)}\n")

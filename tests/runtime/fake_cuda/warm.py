@@ -84,16 +84,6 @@ def test_a_call_is_known_from_its_third_time_on_and_has_the_addresses_of_now():
     assert len(launches()) == 6
 
 
-def test_a_warm_call_runs_without_what_signs_and_binds(monkeypatch):
-    launcher, x = Launcher(kernel([X])), tensor((4, 8))
-    for _ in range(3):
-        launcher(1, 32, x)
-    monkeypatch.setattr(launcher, "_sign", None)
-    launcher(1, 32, tensor((4, 8)))
-    with pytest.raises(TypeError, match="not callable"):
-        launcher(1, 32, tensor((2, 8)))
-
-
 def test_arguments_that_were_one_tensor_may_be_two_and_the_other_way_round():
     launcher, (x, y) = Launcher(kernel([X, Y])), [tensor((4, 8)) for _ in range(2)]
     for a, b in ((x, x), (x, x), (x, x), (x, y), (y, x), (y, y)):
@@ -285,23 +275,6 @@ def test_an_operation_is_launched_by_the_native_part_and_checked_as_before(monke
     other = pool()
     kv.ops.append(other, 1, key, key, offsets)
     assert other.blocks.array.ctypes.data.to_bytes(8, "little") in bytes(last().params)
-
-
-def test_a_call_under_other_passes_or_checks_is_not_one_before(monkeypatch):
-    collection = pool()
-    key, offsets = tensor((2, 2, 128), "float16"), tensor((3,), "int32")
-    for _ in range(3):
-        kv.ops.append(collection, 0, key, key, offsets)
-    plain = launches()[-1].kernel, launches()[-1].bytes
-    with kv.pipeline(check=True):
-        kv.ops.append(collection, 0, key, key, offsets)
-    checked = len(launches())
-    monkeypatch.setenv("KVARN_CHECK", "1")
-    kv.ops.append(collection, 0, key, key, offsets)
-    assert len(launches()) - checked == checked - 3, "the kernels that check run too"
-    monkeypatch.delenv("KVARN_CHECK")
-    kv.ops.append(collection, 0, key, key, offsets)
-    assert (last().kernel, last().bytes) == plain
 
 
 def test_an_attention_is_found_by_its_arguments_as_they_are(monkeypatch):
