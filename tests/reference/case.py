@@ -21,6 +21,7 @@ import kvarn as kv
 from kvarn.dialect import dtypes
 
 from . import attention as reference, chosen_pages
+from .foreign import pool_of
 from .latent import store_latent_rows
 from .places import Guarded, Interpreted, Place, bits
 from .random_caches import Problem, random_values, stored_problem
@@ -158,6 +159,30 @@ class WithPrior(Form):
 
     def want(self, case: Case) -> Rows:
         return combined(*self.beside.want(case), *self.prior(case))
+
+
+@dataclass(frozen=True)
+class InLayout(Form):
+    """In place on a pool of another library, of which nothing is written."""
+
+    name: str
+
+    def run(self, case: Case, place: Place) -> Rows:
+        c: Any = case.problem.collection
+        scales = () if c.scales is None else (c.scales[:, :, LAYER:].copy(), c.quantization_granularity)
+        packed = kv.PagedKVCacheCollection(
+            c.blocks[:, :, LAYER:].copy(),
+            c.cache_lengths,
+            c.lookup_table,
+            c.max_seq_length,
+            c.max_cache_length,
+            *scales,
+        )
+        pool = pool_of(place, self.name, packed)
+        source = pool.collection, pool.layer
+        found = case.launch(place, case.operation, source, case.query_rows, case.offsets)
+        pool.assert_same(packed)
+        return found
 
 
 class OfTwoSources(Form):
@@ -527,6 +552,8 @@ KERNELS: dict[str, tuple[Place, dict[str, Any]]] = {
     "mma": (Interpreted("sm_80"), {"kind": "tile"}),
     "decode": (Interpreted("sm_90a"), {"kind": "decode"}),
     "simt-sm_80": (Interpreted("sm_80"), {"kind": "simt"}),
+    "sm_80": (Interpreted("sm_80"), {}),
+    "sm_100a": (Interpreted("sm_100a"), {}),
     "decode-sm_80": (Interpreted("sm_80"), {"kind": "decode"}),
     "decode-sm_100a": (Interpreted("sm_100a"), {"kind": "decode"}),
     "mma-sm_100a": (Interpreted("sm_100a"), {"kind": "tile"}),
