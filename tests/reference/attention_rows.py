@@ -7,6 +7,7 @@ here are elements, sizes, what is asked of scores, and schedules. Behind a bar a
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -36,12 +37,16 @@ LARGE = [(37 * i) % 90 for i in range(270)], [1] * 230 + [2 + (11 * i) % 58 for 
 LONG = [150, 0, 7], [1, 2, 1]  # of which a decode splits the first
 
 
-def unseen_keys(case: Case) -> None:
-    """What slid out of every window is NaN."""
-    for cache in case.problem.caches(LAYER):
-        nothing = np.full((80, cache.num_heads, cache.head_size), np.nan, cache.dtype.numpy)
-        heads, tokens = np.arange(cache.num_heads)[:, None], np.arange(80)[:, None, None]
-        cache.store(0, heads, tokens, np.arange(cache.head_size), nothing)
+def poisoned(first: int, end: int) -> Callable[[Case], None]:
+    """What makes tokens of the first sequence NaN."""
+
+    def change(case: Case) -> None:
+        for cache in case.problem.caches(LAYER):
+            nothing = np.full((end - first, cache.num_heads, cache.head_size), np.nan, cache.dtype.numpy)
+            heads, tokens = np.arange(cache.num_heads)[:, None], np.arange(first, end)[:, None, None]
+            cache.store(0, heads, tokens, np.arange(cache.head_size), nothing)
+
+    return change
 
 
 def uneven_scales(case: Case) -> None:
@@ -91,7 +96,7 @@ CALLS = [
     row("no row of a padded batch is valid", "mma | host", [4, 30], [0, 0], form=Padded(3)),
     row("rows of no sequence are not written", "host simt mma decode | tile", [30, 8], [2, 3], around=3),
     row("keys that slid out of every window may be anything", "host mma tile decode | simt", [100], [2],
-        mask=window(20), change=unseen_keys),
+        mask=window(20), change=poisoned(0, 80)),
     row("tables may be signed", "host", *MIXED, dtype="f32", shape={"table_dtype": np.int32}),
     row("infinities that hold no token", "host mma | simt tile", [0, 3, 40, 2], [30, 1, 7, 20], head_size=256,
         **INFINITE),

@@ -202,6 +202,58 @@ class OfTwoSources(Form):
         return combined(*case.model(), *replace(case, mask=NULL, sinks=False).model(0))
 
 
+def path(parents: Sequence[int], node: int) -> list[int]:
+    """The drafts that a draft sees, itself the last, from the root on."""
+    found = []
+    while node >= 0:
+        found.append(node)
+        node = parents[node]
+    return found[::-1]
+
+
+@dataclass(frozen=True)
+class OfTree(Form):
+    """Drafts that form a tree, of which each sees the cached tokens and its path from the root on.
+
+    ``parents``: of the drafts of each sequence, -1 of one that has none; ``words``: of 32 bits each draft has, or of 64
+    where they are ``wide``.
+    """
+
+    parents: tuple[tuple[int, ...], ...]
+    words: int = 2
+    wide: bool = False
+    padded: bool = False
+
+    def bits(self) -> np.ndarray:
+        rows = [path(parents, node) for parents in self.parents for node in range(len(parents))]
+        found = np.zeros((len(rows), 32 * self.words), np.uint8)
+        for row, seen in zip(found, rows, strict=True):
+            row[[node for node in seen if node < 32 * self.words]] = 1
+        packed = np.packbits(found, axis=1, bitorder="little").view(np.int32)
+        return packed.view(np.uint64)[:, 0] if self.wide else packed
+
+    def run(self, case: Case, place: Place) -> Rows:
+        if not self.padded:
+            return case.launch(
+                place, kv.ops.attention, case.source(place), case.query_rows, case.offsets, tree=self.bits()
+            )
+        width, counts = int(case.problem.new.max()) + 1, case.problem.new.astype(np.uint32)
+        query, tree = (reference.padded(x, case.offsets, width, 0) for x in (case.query_rows, self.bits()))
+        found = case.launch(place, kv.ops.attention_padded, case.source(place), query, counts, tree=tree)
+        out, lse = (np.concatenate([x[b, :n] for b, n in enumerate(counts)]) for x in found)
+        return out, lse
+
+    def want(self, case: Case) -> Rows:
+        own = np.unpackbits(self.bits().view(np.uint8).reshape(len(case.query_rows), -1), axis=1, bitorder="little")
+        own, beside, start = np.pad(own, ((0, 0), (0, 1))), case.mask.given(len(case.new))[1], case.problem.cached
+
+        def seen(b: int, h: Any, q: Any, k: Any) -> Any:
+            row, draft = int(case.offsets[b]) + q - start[b], np.minimum(k - start[b], own.shape[1] - 1)
+            return beside(b, h, q, k) & (k <= q) & ((k < start[b]) | (own[row, np.maximum(draft, 0)] != 0))
+
+        return replace(case, mask=Mask("tree", {}, seen)).model()
+
+
 @dataclass(frozen=True)
 class ByBlocks(Form):
     """A block mask of tiles of rows and keys, of a mask that is a function with an array."""
