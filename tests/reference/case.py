@@ -256,20 +256,24 @@ class OfTree(Form):
 
 @dataclass(frozen=True)
 class ByBlocks(Form):
-    """A block mask of tiles of rows and keys, of a mask that is a function with an array."""
+    """A block mask, of tiles of some rows and keys or of those of the case's schedule, of a mask that is a function."""
 
-    rows: int
-    keys: int
+    rows: int | None = None
+    keys: int | None = None
+
+    def made(self, case: Case, place: Place, source: Any, query: Any, extents: Any, **options: Any) -> kv.BlockMask:
+        """What attention is given; of a padded batch where ``options`` have valid lengths."""
+        given = case.mask.given(len(case.problem.new))[0]["mask"]
+        mask = case.placing(place)(given) if isinstance(given, tuple) else (given,)
+        schedule = case.scheduled() if self.rows is None else {}
+        options = {"schedule": schedule, "rows": self.rows, "keys": self.keys, **options}
+        with place.active():
+            return kv.ops.block_mask(source, query, *extents, mask=mask, **options)
 
     def run(self, case: Case, place: Place) -> Rows:
-        function, arrays = case.mask.given(len(case.problem.new))[0]["mask"]
-        (collection, layer), query, offsets = case.source(place), place.put(case.query_rows), place.put(case.offsets)
-        with place.active():
-            blocks = kv.ops.block_mask(
-                collection, query, offsets, (function, place.put(arrays)), schedule={}, rows=self.rows, keys=self.keys
-            )
-        more = {"block_mask": blocks, "mask": None}
-        return case.launch(place, case.operation, (collection, layer), case.query_rows, case.offsets, **more)
+        source, query, offsets = case.source(place), place.put(case.query_rows), place.put(case.offsets)
+        blocks = self.made(case, place, source[0], query, [offsets])
+        return case.launch(place, case.operation, source, case.query_rows, case.offsets, block_mask=blocks, mask=None)
 
 
 @dataclass(frozen=True)

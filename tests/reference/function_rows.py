@@ -17,6 +17,7 @@ from .attention_functions import (
     CAPPED,
     DOCUMENTS,
     DOCUMENTS_IN_A_WINDOW,
+    IDS,
     LOGARITHMIC,
     TWICE_BIASED,
     dilated,
@@ -26,7 +27,8 @@ from .attention_functions import (
     t5_buckets,
 )
 from .attention_rows import poisoned
-from .case import CAUSAL, Case, Mask, OfOperands, OfTree, Padded, Row, named, row, window
+from .block_masks import by_head
+from .case import CAUSAL, ByBlocks, Case, Mask, OfOperands, OfTree, Padded, Row, named, row, window
 from .operands import cache_parts
 
 SMALL = [40, 0], [20, 7]
@@ -173,6 +175,7 @@ EVERY_OTHER = kept(
     lambda b, h, q, k, later, turn: k * turn[1] + turn[0] <= q + later[b],
     lambda b, h, q, k: k * 2 + 1 <= q + LATER[b], LATER, TURN,
 )  # fmt: skip
+STRIPES = (np.arange(800, dtype=np.int32)[None] // 90 % 2).astype(np.int32)
 WINDOW_OF_20 = of_one(kv.masks.sliding_window(20), window(20).seen)
 NAMED = {
     "causal": (kv.masks.causal, CAUSAL), "sliding_window": (kv.masks.sliding_window(9), window(9)),
@@ -287,5 +290,59 @@ TREES = [
                  form=OfTree(((-1, 0, 0, 2), ()), words=1), schedule={"max_queries": 4, "max_batch": 2}),
 ]  # fmt: skip
 
-TABLES: dict[str, list[Row]] = {"functions": FUNCTIONS, "trees": TREES}
+# --- block masks -------------------------------------------------------------------------------------
+
+BY_HEAD = kept(kv.masks.causal & by_head, lambda b, h, q, k: (
+    (k <= q) & ((h == 0) | (q - k < 20)) & (IDS[b, q] == IDS[b, k])), IDS)  # fmt: skip
+NOT_CAUSAL = kept(document, lambda b, h, q, k: IDS[b, q] == IDS[b, k], IDS)
+BLIND = kept(kv.masks.causal & document & (lambda b, h, q, k: q % 3 != 1), lambda b, h, q, k: (
+    (k <= q) & (IDS[b, q] == IDS[b, k]) & (q % 3 != 1)), IDS)  # fmt: skip
+TILES = ByBlocks(64, 32)
+BATCH = [90, 0, 30, 0], [6, 40, 1, 0]
+STEPS = [150, 0, 70], [2, 0, 1]
+LATENT: dict[str, Any] = {"heads": 1, "group": 8, "head_size": 144, "value_size": 128, "form": ByBlocks(32, 64)}
+BLOCKS = [
+    *(function_row(f"by blocks: {kind} {dtype}, {mask.name}", kernels, *BATCH, kind=kind, dtype=dtype, mask=mask,
+                   score=BIAS_BY_DISTANCE, form=TILES)
+      for kind, dtype, mask, kernels in (
+          ("paged", "f16", BY_HEAD, "host tile"), ("paged", "f8e4m3", DOCUMENTS, "tile | host"),
+          ("fa3", "bf16", NOT_CAUSAL, "host | tile"), ("continuous", "f16", DOCUMENTS_IN_A_WINDOW, "tile | host"))),
+    function_row("by blocks with products of scaled i8", "mma", *BATCH, dtype="i8", query="f16", scales=("f32", 16),
+                 scale=0.0005, mask=DOCUMENTS, form=TILES),
+    function_row("by blocks with products by mma.sync", "| mma", *BATCH, mask=DOCUMENTS, form=TILES),
+    function_row("by blocks, rows that see nothing", "host tile", [30, 0, 9], [5, 0, 20], **ONE, mask=BLIND,
+                 form=TILES),
+    *(function_row(f"a decode by blocks: {dtype}, {mask.name}", kernels, *STEPS, dtype=dtype, mask=mask,
+                   score=BIAS_BY_DISTANCE, schedule={"max_queries": 2}, form=ByBlocks(), **given)
+      for dtype, mask, kernels, given in (
+          ("f8e4m3", DOCUMENTS, "decode", {"group": 4}),
+          ("f8e4m3", BY_HEAD, "| decode", {"group": 1, "page_size": 5}),
+          ("f8e4m3", DOCUMENTS_IN_A_WINDOW, "| decode", {"kind": "continuous"}),
+          ("i8", NOT_CAUSAL, "decode",
+           {"group": 4, "query": "f16", "scales": ("f32", 8), "page_size": 64, "scale": 0.0005}),
+          ("i8", BY_HEAD, "| decode",
+           {"group": 1, "query": "f16", "scales": ("bf16", 32), "page_size": 24, "scale": 0.0005}),
+          ("f16", BY_HEAD, "| decode", {"kind": "fa3", "group": 4}),
+          ("f32", DOCUMENTS_IN_A_WINDOW, "decode", {"head_size": 72}),
+          ("bf16", NOT_CAUSAL, "| decode", {"group": 8, "page_size": 1}))),
+    *(function_row(f"splits of listed tiles, {schedule}", kernels, [760], [1], **ONE, dtype="f8e4m3",
+                   mask=kept(document, lambda b, h, q, k: STRIPES[b, q] == STRIPES[b, k], STRIPES), form=ByBlocks(),
+                   schedule={"max_queries": 2, **schedule})
+      for schedule, kernels in (({"max_batch": 1}, "decode"), ({"max_batch": 1, "batch_invariant": True}, "decode"),
+                                ({"min_tiles": 1}, "| decode"))),
+    *(function_row(f"neither tiles nor decodes: heads of {size}, {schedule}", kernels, [60, 3], [4, 9],
+                   head_size=size, mask=DOCUMENTS, form=ByBlocks(), schedule=schedule)
+      for size, schedule, kernels in ((12, {}, "auto"), (32, {}, "| simt"), (32, {"max_queries": 8}, "| simt"))),
+    *(function_row(f"latent rows by blocks: {dtype}, {schedule}", kernels, [200, 0, 70], [2, 3, 1], dtype=dtype,
+                   mask=DOCUMENTS, schedule=schedule, **LATENT, **given)
+      for dtype, schedule, kernels, given in (
+          ("f16", {"max_queries": 4}, "latent | latent-mma", {}),
+          ("f8e4m3", {}, "latent | latent-mma", {}),
+          ("f16", {"max_queries": 4, "splits": 2}, "latent-mma | latent", {"page_size": 5}),
+          ("f8e4m3", {"splits": 3}, "| latent", {"kind": "continuous"}))),
+    function_row("latent rows by blocks, with a score", "host auto", [90, 0, 9], [3, 7, 0], dtype="f8e4m3",
+                 mask=DOCUMENTS, score=BIAS_BY_DISTANCE, **{**LATENT, "group": 3, "head_size": 24, "value_size": 16}),
+]  # fmt: skip
+
+TABLES: dict[str, list[Row]] = {"block masks": BLOCKS, "functions": FUNCTIONS, "trees": TREES}
 __all__ = ["TABLES", "Case"]
