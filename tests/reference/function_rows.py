@@ -293,8 +293,8 @@ TREES = [
 # --- block masks -------------------------------------------------------------------------------------
 
 BY_HEAD = kept(kv.masks.causal & by_head, lambda b, h, q, k: (
-    (k <= q) & ((h == 0) | (q - k < 20)) & (IDS[b, q] == IDS[b, k])), IDS)  # fmt: skip
-NOT_CAUSAL = kept(document, lambda b, h, q, k: IDS[b, q] == IDS[b, k], IDS)
+    (k <= q) & ((h == 0) | (q - k < 20)) & (IDS[b, q] == IDS[b, k])), IDS, name="by head")  # fmt: skip
+NOT_CAUSAL = kept(document, lambda b, h, q, k: IDS[b, q] == IDS[b, k], IDS, name="not causal")
 BLIND = kept(kv.masks.causal & document & (lambda b, h, q, k: q % 3 != 1), lambda b, h, q, k: (
     (k <= q) & (IDS[b, q] == IDS[b, k]) & (q % 3 != 1)), IDS)  # fmt: skip
 TILES = ByBlocks(64, 32)
