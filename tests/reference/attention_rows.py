@@ -391,22 +391,22 @@ DECODES = [
 
 STEPS = {"decode": [1, 1, 0, 1], "tile": [40, 3, 0, 20], "mma": [40, 3, 0, 20], "simt": [2, 1, 0, 5],
          "host": [40, 3, 0, 20]}  # fmt: skip
-TURNS = (("decode", "simt host tile mma"), ("mma", "decode simt host tile"), ("host", "tile mma decode simt"))
+OTHERS = ("decode", "mma", "host", "tile", "simt")
 FOREIGN = [
-    *(row(f"in place on {name}, {kernel}", kernel if kernel == first else f"| {kernel}", [37, 0, 5, 70], STEPS[kernel],
-          dtype="f16", heads=2, form=InLayout(name))
-      for i, name in enumerate(LAYOUTS) for first, rest in [TURNS[i % 3]] for kernel in (first, *rest.split())),
+    *(row(f"in place on {name}, {kernel}", kernel if kernel == OTHERS[i % 3] and i % 2 else f"| {kernel}",
+          [37, 0, 5, 70], STEPS[kernel], dtype="f16", heads=2, form=InLayout(name))
+      for i, name in enumerate(LAYOUTS) for kernel in OTHERS),
     *(row(f"in place on {name}, {dtype} of {size}, pages of {page}", kernels, [90, 3], [1, 1], dtype=dtype, heads=2,
           page_size=page, head_size=size, mask=window(50), form=InLayout(name))
       for name, dtype, page, size, kernels in (
           ("vllm packed", "bf16", 64, 128, "decode | mma"), ("flashinfer HND", "f8e4m3", 16, 64, "mma | decode"),
-          ("flashinfer pair NHD", "bf16", 1, 64, "decode | mma"), ("sglang, page 1", "bf16", 1, 64, "mma | decode"),
-          ("tensorrt_llm", "f8e4m3", 16, 64, "decode | mma"), ("lmcache, by tokens", "bf16", 64, 128, "mma | decode"))),
+          ("flashinfer pair NHD", "bf16", 1, 64, "| decode mma"), ("sglang, page 1", "bf16", 1, 64, "mma | decode"),
+          ("tensorrt_llm", "f8e4m3", 16, 64, "| decode mma"), ("lmcache, by tokens", "bf16", 64, 128, "| mma decode"))),
     *(row(f"in place on {name}, with scales", kernels, [33, 0, 5], [1, 1, 1], dtype=dtype, heads=2, scales=("f32", 16),
           scale=0.01, form=InLayout(name))
       for name, dtype, kernels in (
-          ("vllm NHD", "i8", "decode | host"), ("vllm HND", "f8e4m3", "host | decode"), ("lmcache", "i8", "decode"),
-          ("tensorrt_llm", "f8e4m3", "| decode"), ("flashinfer pair HND", "f8e4m3", "decode"))),
+          ("vllm NHD", "i8", "decode | host"), ("vllm HND", "f8e4m3", "host | decode"), ("lmcache", "i8", "| decode"),
+          ("tensorrt_llm", "f8e4m3", "| decode"), ("flashinfer pair HND", "f8e4m3", "| decode"))),
 ]  # fmt: skip
 
 TABLES: dict[str, list[Row]] = {

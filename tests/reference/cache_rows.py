@@ -309,8 +309,8 @@ FOREIGN = [
           cached=[10, 40, 3, 7], new=[1, 1, 1, 1]) for i, name in enumerate(LAYOUTS)),
     *(row(name, THIRDS[i % 3], copy_pages, layout=name, dtype="f16", num_heads=(2, 3)[i % 2], head_size=(128, 5)[i % 2],
           page_size=(16, 4)[i % 2], spare_pages=5) for i, name in enumerate(PAGES)),
-    *(row(f"a cache of {dtype} to {name}", THIRDS[(i + i // 8) % 3], convert, layout=name, source={"dtype": dtype}, dtype=dtype,
-          **CACHED) for i, (name, dtype) in enumerate(zip(LAYOUTS, DTYPES * 3, strict=False))),
+    *(row(f"a cache of {dtype} to {name}", THIRDS[(i + i // 8) % 3], convert, layout=name, source={"dtype": dtype},
+          dtype=dtype, **CACHED) for i, (name, dtype) in enumerate(zip(LAYOUTS, DTYPES * 3, strict=False))),
     *(row(f"{name} of {dtype} to a cache", THIRDS[i % 3], convert, of=name, source={"dtype": dtype}, dtype=dtype,
           page_size=16, **CACHED) for i, (name, dtype) in enumerate(zip(reversed(LAYOUTS), DTYPES * 3, strict=False))),
     *(row(f"{of} of f32 to {kind}", THIRDS[i % 3], convert, of=of, source={"dtype": "f32"}, **KINDS[kind], **CACHED)
@@ -378,8 +378,8 @@ PROJECTIONS = [
     row("a padded batch", "host auto", project_padded, dtype="bf16", cached=[5, 0, 33], new=[3, 0, 4]),
     row("a padded batch, rotated", "auto | host", project_padded, turned=16, dtype="bf16", cached=[5, 0, 33],
         new=[3, 0, 4]),
-    *(row(f"no tokens{how}", "auto" if schedule else "host auto", project, schedule=schedule, dtype="bf16", **NOBODY)
-      for how, schedule in (("", {}), (", tiles", TILE), (", few", SMALL))),
+    *(row(f"no tokens{how}", kernels, project, schedule=schedule, dtype="bf16", **NOBODY)
+      for how, schedule, kernels in (("", {}, "host auto"), (", tiles", TILE, "| auto"), (", few", SMALL, "auto"))),
     *(row(f"every epilogue of {schedule['kind']}: {kind}", kernels, project, schedule=schedule, bias="f32", k=256,
           spare=2, kind=kind, head_size=64, **given, **STEP)
       for schedule in (TILE, SMALL) for kind, kernels, given in (
@@ -388,13 +388,13 @@ PROJECTIONS = [
            {"heads": 2, "dtype": "f16", "turned": 32, "interleaved": False}),
           ("fa3", "auto" if schedule is TILE else "| auto",
            {"heads": 2, "dtype": "bf16", "turned": 32, "norm": True}))),
-    *(row(f"{schedule['kind']} quantizes", "auto", project, schedule=schedule, heads=2, turned=64, **OF_SCALES,
-          head_size=64, granularity=32, **THREE) for schedule in (TILE, SMALL)),
+    *(row(f"{schedule['kind']} quantizes", kernels, project, schedule=schedule, heads=2, turned=64, **OF_SCALES,
+          head_size=64, granularity=32, **THREE) for schedule, kernels in ((TILE, "auto"), (SMALL, "| auto"))),
     *(row(f"{schedule['kind']} of 8 bits has scales of a {scaling}", kernels, project, schedule=schedule, heads=2,
           scaling=scaling, k=256, **WIDE, **THREE)
       for schedule, scaling, kernels in ((TILE, "row", "| auto"), (TILE, "block", "auto"), (SMALL, "row", "auto"),
                                          (SMALL, "block", "| auto"), (WHOLE, "tensor", "| auto"),
-                                         (WHOLE, "row", "auto"))),
+                                         (WHOLE, "row", "| auto"))),
     *(row(f"tiles follow one another while heads are written{how}", kernels, project, heads=2, k=512, spare=2,
           schedule={**TILE, "columns": 128}, cached=[5, 0, 33, 16], new=[3, 161, 0, 109], **WIDE, **given)
       for how, kernels, given in (("", "| auto", {"bias": "f32"}), (", 8 bits", "auto", {"scaling": "row"}))),
@@ -414,28 +414,28 @@ PROJECTIONS = [
           ("few", "auto", {"kind": "few"}, [3, 9, 0, 9], 64),
           ("few, several blocks", "| auto", {"kind": "few"}, [3, 61, 0, 9], 128),
           ("tiles", "| auto", {"kind": "tile", "rows": 64, "columns": 80}, [3, 9, 0, 9], 64),
-          ("whole", "auto", {**WHOLE}, [3, 2, 0, 9], 16))),
+          ("whole", "| auto", {**WHOLE}, [3, 2, 0, 9], 16))),
     *(row(f"mma.sync through memory, {dtype}", kernels, project, heads=3, k=192, spare=2, bias="f32", schedule=TILE,
           dtype=dtype, head_size=size, **STEP)
       for dtype, size, kernels in (("bf16", 64, "sm_80"), ("f16", 80, "| sm_80"), ("f32", 24, "| sm_80"))),
     *(row(f"mma.sync multiplies 8 bits as bf16, scales of a {scaling}", kernels, project, heads=2, scaling=scaling,
           k=256, schedule=TILE, **WIDE, **THREE)
-      for scaling, kernels in (("tensor", "| sm_80 sm_100a"), ("row", "sm_100a | sm_80"), ("block", "sm_80"))),
+      for scaling, kernels in (("tensor", "| sm_80 sm_100a"), ("row", "| sm_100a sm_80"), ("block", "sm_80"))),
     row("few tokens by mma.sync, bf16", "sm_80 | sm_100a", project, heads=3, k=160, spare=2, bias="f32",
         schedule={**SMALL, "max_tokens": 32}, **WIDE, **STEP),
     row("few tokens by mma.sync, f16", "sm_100a | sm_80", project, heads=3, k=64, spare=2, bias="f32",
         schedule={**SMALL, "max_tokens": 32}, dtype="f16", head_size=64, **STEP),
-    row("few tokens by mma.sync, 8 bits", "sm_80 | sm_100a", project, heads=2, scaling="row", k=256,
+    row("few tokens by mma.sync, 8 bits", "| sm_80 sm_100a", project, heads=2, scaling="row", k=256,
         schedule={**SMALL, "max_tokens": 32}, **WIDE, **THREE),
     *(row(f"units that have all of K: {path}, {kind}", kernels, project, heads=3, k=256, spare=2, bias="f32",
           schedule=UNITS[path][1], kind=kind, dtype=dtype, head_size=64, **UNITS[path][0])
       for path, kind, dtype, kernels in (
-          ("mma", "fa3", "bf16", "auto"), ("wgmma", "continuous", "f16", "auto"), ("tiles", "paged", "bf16", "| auto"),
-          ("wide", "continuous", "f16", "| auto"))),
+          ("mma", "fa3", "bf16", "auto"), ("wgmma", "continuous", "f16", "| auto"),
+          ("tiles", "paged", "bf16", "| auto"), ("wide", "continuous", "f16", "| auto"))),
     *(row(f"both parts of a pair are in one unit: {path}, {turned} dims", kernels, project, heads=2, k=256, spare=2,
           bias="f32", turned=turned, interleaved=interleaved, schedule=UNITS[path][1], **WIDE, **UNITS[path][0])
       for path, turned, interleaved, kernels in (
-          ("mma", 32, False, "auto"), ("wgmma", 64, True, "| auto"), ("tiles", 64, False, "auto"),
+          ("mma", 32, False, "| auto"), ("wgmma", 64, True, "auto"), ("tiles", 64, False, "| auto"),
           ("wide", 32, True, "| auto"))),
 ]  # fmt: skip
 
@@ -455,27 +455,27 @@ def groups(element: str, size: int, scale: str, more: Any = None, own: bool = Fa
 FIRST: dict[str, Any] = groups("uint4b8", 64, "bf16")
 SOME_TOKENS: dict[str, Any] = {"cached": [5, 0, 33], "new": [3, 0, 4]}
 GROUPS = [
-    *(row(f"{element} by {size} of {scale}", "host auto" if i in (3, 7) else "host | auto", project, k=128,
+    *(row(f"{element} by {size} of {scale}", "host auto" if i == 3 else "host | auto", project, k=128,
           **groups(element, size, scale, more), **WIDE, **THREE)
       for i, (element, size, scale, more) in enumerate(FORMATS)),
     *(row(f"few tokens read {element} by {size} of {scale} as stored", kernels, project, k=256, schedule=SMALL,
           **groups(element, size, scale, more), dtype=dtype, head_size=64, **THREE)
       for (element, size, scale, more), dtype, kernels in zip(
-          FORMATS, ("bf16", "f16") * 4, ("auto | sm_80 sm_100a", "sm_80 | auto", "auto | sm_100a", "sm_100a | auto",
-          "sm_80 | auto", "auto | sm_100a", "sm_80 | auto", "auto | sm_80"), strict=True)),
+          FORMATS, ("bf16", "f16") * 4, ("auto | sm_80 sm_100a", "| sm_80 auto", "| auto sm_100a", "sm_100a | auto",
+          "sm_80 | auto", "| auto sm_100a", "| sm_80 auto", "auto | sm_80"), strict=True)),
     *(row(f"{element} by {size} of {scale} is converted on its way to wgmma, {most} tokens",
-          "auto" if i in (1, 5) else "| auto", project, k=512, schedule={"kind": "few", "max_tokens": most},
+          "auto" if i == 1 else "| auto", project, k=512, schedule={"kind": "few", "max_tokens": most},
           **groups(element, size, scale, more), **WIDE, cached=[5, 0, 33], new=new)
       for i, (element, size, scale, more) in enumerate(FORMATS)
       for most, new in [((64, [3, 0, 50]), (256, [90, 3, 70]))[i % 4 == 2]]),
-    row("more tokens than a block has take more blocks", "auto", project, k=384, schedule={"max_tokens": 128},
+    row("more tokens than a block has take more blocks", "| auto", project, k=384, schedule={"max_tokens": 128},
         **groups("uint4b8", 32, "bf16"), **WIDE, cached=[5, 0, 33], new=[3, 0, 70]),
     *(row(f"rows have groups of their own: {element}{how}", kernels, project, k=192, schedule=schedule,
           **groups(element, size, scale, {"interleaved": bool(how)}, own=True), **WIDE, **THREE)
       for element, size, scale, how, schedule, kernels in (
           ("e2m1", 16, "f8e4m3", "", {"max_tokens": 16}, "host auto"),
           ("e2m1", 16, "f8e4m3", ", interleaved", {}, "| host auto"),
-          ("f8e4m3", 32, "f8e8m0", ", interleaved", {"max_tokens": 16}, "auto | host"),
+          ("f8e4m3", 32, "f8e8m0", ", interleaved", {"max_tokens": 16}, "host | auto"),
           ("f8e4m3", 32, "f8e8m0", "", {}, "host | auto"))),
     *(row(f"values are rounded to {dtype}, as tokens are", kernels, project, k=24,
           **groups("int4", 24, "f16", {"minima": True}), dtype=dtype, head_size=64, cached=[5, 0, 33], new=[1, 0, 2])

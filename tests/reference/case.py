@@ -8,7 +8,7 @@ host, a GPU's code in the interpreter, or, in tests/gpu, a GPU. What holds no to
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import pairwise
@@ -660,3 +660,12 @@ def rows(table: Sequence[Row]) -> Any:
             pytest.param(x, kernel, id=f"{x.rule}: {kernel}", marks=pytest.mark.thorough) for kernel in rest.split()
         ]
     return pytest.mark.parametrize(("row", "kernel"), made)
+
+
+def by_name(names: Iterable[str], thorough: Iterable[str] = ()) -> Any:
+    """Parametrizes ``test(name)``; some of the names are of make check-all alone."""
+    later = set(thorough)
+    assert later <= {*names}, later - {*names}
+    return pytest.mark.parametrize(
+        "name", [pytest.param(name, marks=[pytest.mark.thorough] if name in later else []) for name in names]
+    )
