@@ -125,8 +125,7 @@ PAGE = Path(__file__).resolve().parents[2] / "docs" / "attention-functions.md"
 def test_code_of_the_page_runs(tmp_path):
     blocks = re.findall(r"```python sketch\n(.*?)```", PAGE.read_text(), re.DOTALL)
     (tmp_path / "page.py").write_text("\n".join(blocks))
-    with kv.emulated("sm_90a"):
-        found = runpy.run_path(str(tmp_path / "page.py"))
+    found = runpy.run_path(str(tmp_path / "page.py"))
     pool, bias, buckets, ids = (found[name] for name in ("pool", "bias", "buckets", "documents"))
     want, _ = reference.attention(
         pool, 0, found["query"], found["offsets"],

@@ -13,7 +13,7 @@ import pytest
 from reference import attention as reference, block_masks
 from reference.attention_functions import BIAS_BY_DISTANCE, DOCUMENTS, document, problem_of, query_of
 from reference.block_masks import CASES, poison_unlisted
-from reference.case import LAYER, ByBlocks, Case, Mask, Row, assert_same_bits, rows
+from reference.case import LAYER, ByBlocks, Case, Mask, Row, assert_same_bits, mostly_on_host, rows
 from reference.function_rows import BATCH, BLIND, BY_HEAD, OF_F16, ONE, TABLES, TILES, kept
 from reference.operands import cache_parts, dense_parts, ragged_parts
 from reference.places import Place
@@ -126,6 +126,7 @@ def test_keys_are_split_by_the_tiles_that_are_listed(place):
     case.check(place)
 
 
+@mostly_on_host
 def test_a_padded_batch_and_rows_that_see_nothing(place):
     case = case_of([30, 0, 9], [5, 0, 20], BLIND)
     want, lse = attended(place, case, block_mask=made(place, case))
@@ -139,6 +140,7 @@ def test_a_padded_batch_and_rows_that_see_nothing(place):
     assert_same_bits(np.concatenate([out[0, :5], out[2, :20]]), want)
 
 
+@mostly_on_host
 @pytest.mark.parametrize("parts", [cache_parts, dense_parts, ragged_parts], ids=["caches", "dense", "ragged"])
 def test_operands_of_keys_have_block_masks(place, parts):
     case = case_of([90, 0, 30], [6, 40, 1])
@@ -156,6 +158,7 @@ def near(found: Any, want: Any) -> None:
         np.testing.assert_allclose(x.astype(np.float64), y.astype(np.float64), rtol=4e-3, atol=4e-3)
 
 
+@mostly_on_host
 def test_sources_of_a_list_have_block_masks_of_their_own(place):
     """One source by a block mask, one by another, one by a mask."""
     forty = kept(kv.masks.sliding_window(40), None)
@@ -167,6 +170,7 @@ def test_sources_of_a_list_have_block_masks_of_their_own(place):
     near(found, case.launch(*given, mask=[DOCUMENTS.options["mask"], forty.options["mask"], "null"]))
 
 
+@mostly_on_host
 def test_trees_of_drafts_have_block_masks(place):
     """Cached keys, of which a document hides some, and a step's own tokens, of which each sees its ancestors."""
     rng, ids = np.random.default_rng(15), (np.arange(200, dtype=np.int32)[None].repeat(2, 0) >= 64).astype(np.int32)
@@ -188,6 +192,7 @@ def test_trees_of_drafts_have_block_masks(place):
     assert_same_bits(attended(place, case, block_mask=alone), attended(place, case, tree=bits, mask=None))
 
 
+@mostly_on_host
 @pytest.mark.parametrize("counted", [True, False])
 def test_of_lists_of_pages_tiles_are_listed_as_pages_are(place, counted):
     """In their order, one that is listed twice twice, and none of what names no page."""

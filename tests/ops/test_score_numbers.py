@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from reference.case import LAYER, Case, Mask, WithPrior, assert_same_bits, on
+from reference.case import LAYER, Case, Mask, WithPrior, assert_same_bits, by_name, on
 from reference.edges import ALL
 from reference.places import Place
 
@@ -117,7 +117,7 @@ def assert_right(case: Case, got: Any, want: Any) -> None:
     np.testing.assert_allclose(np.clip(lse.astype(np.float64), -COUNTED, COUNTED), held, rtol=1e-5, atol=bound)
 
 
-@kernels("latent, few query rows", "latent, 64 query rows", "host, 8-bit keys")
+@kernels("latent, few query rows", "latent, 64 query rows", "host, 8-bit keys", "latent, tiles by mma.sync")
 def test_every_finite_score_has_the_weight_that_it_has_in_float64(name):
     new, latent = KERNELS[name][1], name.startswith("latent")
     for z in fewer(tables(new, 68, 40)[:: 1 if new > 4 else 9 if latent else 5], name):
@@ -159,7 +159,7 @@ def with_other_rows(first: int, new: int) -> list[np.ndarray]:
 EIGHT_BITS = [name for name in KERNELS if "8-bit" in name]
 
 
-@kernels(*EIGHT_BITS)
+@kernels(*EIGHT_BITS, "latent, 64 query rows", "latent, a warp a row", "tiles of f32")
 def test_a_row_has_the_same_bits_whatever_the_scores_of_other_rows_are(name):
     found = []
     for z in with_other_rows(40, KERNELS[name][1]):
@@ -198,7 +198,7 @@ def scaled(case: Case) -> np.ndarray:
     return np.resize(SCALED, case.query_rows.shape[:2])
 
 
-@kernels("latent, 64 query rows", "latent, few query rows", "host, 8-bit keys")
+@kernels("latent, 64 query rows", "latent, few query rows", "host, 8-bit keys", "tiles by wgmma", "tiles of f32")
 def test_products_of_any_size_have_the_weights_that_they_have_in_float64(name):
     """Few latent rows see one tile: several are combined by log-sum-exps, whose last place is more than a sum's log."""
     dtype = {"f16": "bf16"}.get(KERNELS[name][2].get("dtype", "f16"), KERNELS[name][2].get("dtype"))
@@ -224,7 +224,7 @@ class Beside(WithPrior):
         return prior, lse
 
 
-@pytest.mark.parametrize("name", ["host", "host, a row at a time", "tiles by wgmma", "a warp a row", "decode"])
+@pytest.mark.parametrize("name", ["host", "host, a row at a time", "tiles by wgmma", "decode"])
 def test_sinks_and_prior_results_of_any_size_have_their_weight(name):
     sinks = np.array([-LARGEST, -1e9, 1e9, -np.inf], np.float32)
     for own in fewer((0.0, -1e9, -1e30, 1e30), name):
@@ -251,7 +251,7 @@ SPLIT = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", SPLIT)
+@by_name(SPLIT, ["decode"])
 def test_partial_results_of_any_size_have_their_weight(name):
     kernel, schedule = SPLIT[name]
     rng, keys = np.random.default_rng(14), 2600 if name == "tiles" else 700

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from reference import attention as reference
+from reference.case import mostly_on_host
 from reference.random_caches import Problem, random_query
 from reference.shared_prefixes import LAYER, close, combined, groups_of, permuted, shared_problem
 
@@ -40,6 +41,7 @@ def attend(
     return place.get(out), place.get(lse)
 
 
+@mostly_on_host
 @pytest.mark.parametrize(("dtype", "options"), [("f32", {}), ("f16", {"mask": "null", "softcap": 2.0})], ids=str)
 def test_a_shared_prefix_changes_roundings_only(place, dtype, options):
     rng, problem = shared_problem(MIXED, BEHIND, NEW, dtype=dtype)

@@ -18,7 +18,6 @@ from . import attention as reference
 from .case import Case, Mask
 from .random_caches import Problem, random_query, stored_problem
 
-LENGTHS = {"cached": [150, 0, 30], "new": [20, 40, 1]}
 SMALL = {"cached": [40, 0], "new": [20, 7]}
 
 
@@ -84,10 +83,6 @@ def dilated(size, step):
 
 def gemma(cap):
     return lambda score, b, h, q, k: cap * kv.math.tanh(score / cap)
-
-
-def cooled(score, b, h, q, k, temperatures):
-    return score * temperatures[q]
 
 
 def t5_buckets(longest: int, count: int = 16, farthest: int = 64) -> np.ndarray:

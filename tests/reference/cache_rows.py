@@ -68,10 +68,6 @@ def full(problem: Problem) -> None:
     problem.collection.blocks[...] = 448.0
 
 
-def of_infinities(problem: Problem) -> None:
-    problem.collection.blocks[...] = np.inf
-
-
 # --- stores ------------------------------------------------------------------------------------------
 
 APPENDS = [
@@ -290,47 +286,48 @@ SOME = ("vllm packed", "flashinfer HND", "flashinfer pair NHD", "sglang, page 1"
 DTYPES = ("f32", "f16", "bf16", "f8e4m3", "f8e5m2", "i8", "i16", "i32")
 CACHED: dict[str, Any] = {"cached": [37, 0, 3, 16], "new": [0] * 4}
 PAGES = [name for name in LAYOUTS if name != "sglang, page 1"]  # whose slots of page N are there
-THIRDS = ("host | auto", "auto | host", "| host auto")
+# Layouts take turns: an operation is tried on one half of them in make check, and on all others in make check-all.
+TURN = ("host | auto", "| host auto", "auto | host", "| auto host")
 FOREIGN = [
-    *(row(f"{name}, {dtype}", THIRDS[i // 3 % 3], append, layout=name, dtype=dtype, source=("", "bf16", "")[i % 3])
+    *(row(f"{name}, {dtype}", TURN[i // 3 % 4], append, layout=name, dtype=dtype, source=("", "bf16", "")[i % 3])
       for i, name in enumerate(LAYOUTS) for dtype in [("bf16", "f8e4m3", "f32")[i % 3]]),
-    *(row(f"{name}, {shape}", THIRDS[i % 3], append, layout=name, dtype="f16", **of)
+    *(row(f"{name}, {shape}", TURN[i % 4], append, layout=name, dtype="f16", **of)
       for i, (name, (shape, of)) in enumerate((n, list(SHAPES.items())[(i + j) % 4]) for i, n in enumerate(SOME)
                                               for j in (0, 1))),
-    *(row(name, THIRDS[(i + 1) % 3], rope_append, layout=name) for i, name in enumerate(LAYOUTS)),
-    *(row(name, THIRDS[(i + j) % 3], writer, layout=name)
+    *(row(name, TURN[(i + 1) % 4], rope_append, layout=name) for i, name in enumerate(LAYOUTS)),
+    *(row(name, TURN[(i + j) % 4], writer, layout=name)
       for j, writer in enumerate(WRITERS[:5]) for i, name in enumerate(SOME)),
-    *(row(f"stray page ids of {name}", THIRDS[i % 3], append, layout=name, dtype="f16", head_size=64,
+    *(row(f"stray page ids of {name}", TURN[i % 4], append, layout=name, dtype="f16", head_size=64,
           change=of_far_pages, unchecked=True, cached=[20, 7], new=[3, 2]) for i, name in enumerate(PAGES)),
-    *(row(f"scales of {name}", THIRDS[i % 3], append, layout=name, dtype=("f8e4m3", "i8")[i % 2], scale_dtype="f32",
+    *(row(f"scales of {name}", TURN[i % 4], append, layout=name, dtype=("f8e4m3", "i8")[i % 2], scale_dtype="f32",
           granularity=16, head_size=64, page_size=16, cached=[33, 0, 5], new=[1, 1, 1])
       for i, name in enumerate(PAGES)),
-    *(row(name, THIRDS[i % 3], gather, layout=name, half=("key", "value")[i % 2], dtype=("bf16", "i8")[i % 2],
+    *(row(name, TURN[i % 4], gather, layout=name, half=("key", "value")[i % 2], dtype=("bf16", "i8")[i % 2],
           cached=[10, 40, 3, 7], new=[1, 1, 1, 1]) for i, name in enumerate(LAYOUTS)),
-    *(row(name, THIRDS[i % 3], copy_pages, layout=name, dtype="f16", num_heads=(2, 3)[i % 2], head_size=(128, 5)[i % 2],
+    *(row(name, TURN[i % 4], copy_pages, layout=name, dtype="f16", num_heads=(2, 3)[i % 2], head_size=(128, 5)[i % 2],
           page_size=(16, 4)[i % 2], spare_pages=5) for i, name in enumerate(PAGES)),
-    *(row(f"a cache of {dtype} to {name}", THIRDS[(i + i // 8) % 3], convert, layout=name, source={"dtype": dtype},
+    *(row(f"a cache of {dtype} to {name}", TURN[(i + i // 8) % 4], convert, layout=name, source={"dtype": dtype},
           dtype=dtype, **CACHED) for i, (name, dtype) in enumerate(zip(LAYOUTS, DTYPES * 3, strict=False))),
-    *(row(f"{name} of {dtype} to a cache", THIRDS[i % 3], convert, of=name, source={"dtype": dtype}, dtype=dtype,
+    *(row(f"{name} of {dtype} to a cache", TURN[i % 4], convert, of=name, source={"dtype": dtype}, dtype=dtype,
           page_size=16, **CACHED) for i, (name, dtype) in enumerate(zip(reversed(LAYOUTS), DTYPES * 3, strict=False))),
-    *(row(f"{of} of f32 to {kind}", THIRDS[i % 3], convert, of=of, source={"dtype": "f32"}, **KINDS[kind], **CACHED)
+    *(row(f"{of} of f32 to {kind}", TURN[i % 4], convert, of=of, source={"dtype": "f32"}, **KINDS[kind], **CACHED)
       for i, (of, kind) in enumerate((("flashinfer HND", "continuous f16"), ("vllm NHD", "fa3 bf16"),
                                       ("flashinfer pair HND", "quantized"), ("vllm packed", "int8")))),
     *(row(f"a quantized cache to {name}", "host auto", convert, layout=name, source=KINDS["quantized"], dtype="f16",
           most=0.01, **CACHED) for name in ("vllm packed", "sglang, page 1")),
-    *(row(f"{of} of {source} to {name} of {dtype}", THIRDS[i % 3], convert, of=of, layout=name,
+    *(row(f"{of} of {source} to {name} of {dtype}", TURN[i % 4], convert, of=of, layout=name,
           source={"dtype": source}, dtype=dtype, page_size=4, **CACHED)
       for i, (of, name, source, dtype) in enumerate((
           ("flashinfer HND", "vllm NHD", "bf16", "bf16"), ("vllm HND", "flashinfer pair NHD", "f16", "f32"),
           ("flashinfer pair HND", "flashinfer NHD", "f32", "f8e4m3"), ("sglang", "lmcache", "f8e5m2", "bf16")))),
-    *(row(f"three heads of {size} to pages among layers", THIRDS[i % 3], convert, layout="tensorrt_llm, one layer",
+    *(row(f"three heads of {size} to pages among layers", TURN[i % 4], convert, layout="tensorrt_llm, one layer",
           source={"dtype": "f16"}, dtype="f16", num_heads=3, head_size=size, **CACHED)
       for i, size in enumerate((1, 7, 80, 128))),
     row("tokens without a page are not read", "host auto", convert, of="vllm NHD", source={"dtype": "f32"}, stray=True,
         unchecked=True, **CACHED),
     row("tokens without a page are not written", "host auto", convert, layout="flashinfer HND",
         source={"dtype": "f32"}, change=of_far_pages, unchecked=True, **CACHED),
-    *(row(f"{of} to {name or 'a pool'}", THIRDS[i % 3], transfer_pages, of=of, layout=name, dtype="f16", num_heads=3,
+    *(row(f"{of} to {name or 'a pool'}", TURN[i % 4], transfer_pages, of=of, layout=name, dtype="f16", num_heads=3,
           num_layers=1, spare_pages=5)
       for i, (of, name) in enumerate((("flashinfer HND", "vllm packed"), ("vllm packed", "flashinfer pair HND"),
                                       ("vllm packed", "vllm packed, tokens first"), ("sglang", "heads in front"),
@@ -361,10 +358,10 @@ PROJECTIONS = [
         cached=[1, 2], new=[2, 3]),
     row("bias, norms and rotation come before the cache", "host auto", project, bias="bf16", norm=True, turned=32,
         dtype="bf16", head_size=32, **STEP),
-    row("bias and rotation in halves", "auto | host", project, bias="bf16", turned=32, dtype="bf16", head_size=32,
+    row("bias and rotation in halves", "| auto host", project, bias="bf16", turned=32, dtype="bf16", head_size=32,
         **HALVES, **STEP),
-    row("scales of a head", "host auto", project, **OF_SCALES, head_size=32, turned=32, norm=True, **STEP),
-    row("scales of granules of 16", "auto | host", project, dtype="f8e4m3", scale_dtype="bf16", head_size=32,
+    row("scales of a head", "auto | host", project, **OF_SCALES, head_size=32, turned=32, norm=True, **STEP),
+    row("scales of granules of 16", "host | auto", project, dtype="f8e4m3", scale_dtype="bf16", head_size=32,
         granularity=16, **STEP),
     row("8 bits without scales saturate", "host auto", project, dtype="f8e4m3", element="f16", bias=700, **STEP),
     *(row(f"products of 8 bits with scales of a {scaling}", kernels, project, scaling=scaling, k=256, heads=2,
@@ -455,7 +452,7 @@ def groups(element: str, size: int, scale: str, more: Any = None, own: bool = Fa
 FIRST: dict[str, Any] = groups("uint4b8", 64, "bf16")
 SOME_TOKENS: dict[str, Any] = {"cached": [5, 0, 33], "new": [3, 0, 4]}
 GROUPS = [
-    *(row(f"{element} by {size} of {scale}", "host auto" if i == 3 else "host | auto", project, k=128,
+    *(row(f"{element} by {size} of {scale}", ("host | auto", "| host auto")[i % 2], project, k=128,
           **groups(element, size, scale, more), **WIDE, **THREE)
       for i, (element, size, scale, more) in enumerate(FORMATS)),
     *(row(f"few tokens read {element} by {size} of {scale} as stored", kernels, project, k=256, schedule=SMALL,

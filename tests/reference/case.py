@@ -662,6 +662,12 @@ def rows(table: Sequence[Row]) -> Any:
     return pytest.mark.parametrize(("row", "kernel"), made)
 
 
+# Of ``test(place)``: the host in make check, and a GPU's code in make check-all.
+mostly_on_host = pytest.mark.parametrize(
+    "place", ["host", pytest.param("sm_90a", marks=[pytest.mark.thorough])], indirect=True
+)
+
+
 def by_name(names: Iterable[str], thorough: Iterable[str] = ()) -> Any:
     """Parametrizes ``test(name)``; some of the names are of make check-all alone."""
     later = set(thorough)

@@ -28,7 +28,7 @@ from .attention_functions import (
 )
 from .attention_rows import poisoned
 from .block_masks import by_head
-from .case import CAUSAL, ByBlocks, Case, Mask, OfOperands, OfTree, Padded, Row, named, row, window
+from .case import CAUSAL, ByBlocks, Mask, OfOperands, OfTree, Padded, Row, named, row, window
 from .operands import cache_parts
 
 SMALL = [40, 0], [20, 7]
@@ -189,13 +189,14 @@ KINDS: dict[str, dict[str, Any]] = {
 PLAIN_TILES = {"kind": "tile", "producer": False, "overlap": False}
 
 FUNCTIONS = [
-    *(function_row(f"a score that is multiplied twice by {factor}, each product erased once", "tile", *SMALL,
-                   score=both(twice(factor))) for factor in (0.5, 0.0)),
-    *(function_row(f"a bias by distance and documents over {name}", ("auto | host", "host | auto")[i % 2], *SMALL,
-                   score=BIAS_BY_DISTANCE, mask=DOCUMENTS, **kind) for i, (name, kind) in enumerate(KINDS.items())),
+    *(function_row(f"a score that is multiplied twice by {factor}, each product erased once", kernels, *SMALL,
+                   score=both(twice(factor))) for factor, kernels in ((0.5, "tile"), (0.0, "| tile"))),
+    *(function_row(f"a bias by distance and documents over {name}", kernels, *SMALL,
+                   score=BIAS_BY_DISTANCE, mask=DOCUMENTS, **kind)
+      for (name, kind), kernels in zip(KINDS.items(), ("auto | host", "host | auto", "| host auto") * 2, strict=False)),
     function_row("a decode takes functions", "decode", [150, 0, 40], [2, 4, 1], dtype="f8e4m3", group=4,
                  score=TWICE_BIASED, mask=DOCUMENTS_IN_A_WINDOW, schedule=STEP),
-    function_row("a decode without wgmma takes functions", "decode-sm_80", [150, 0, 40], [2, 4, 1], group=4,
+    function_row("a decode without wgmma takes functions", "| decode-sm_80", [150, 0, 40], [2, 4, 1], group=4,
                  score=TWICE_BIASED, mask=DOCUMENTS_IN_A_WINDOW, schedule=STEP),
     function_row("a warp a row takes functions", "simt", [50, 0, 40], [2, 4, 1], dtype="f8e4m3",
                  score=TWICE_BIASED, mask=DOCUMENTS_IN_A_WINDOW),
@@ -204,29 +205,29 @@ FUNCTIONS = [
     function_row("a decode computes functions by fast instructions", "decode-sm_80", [40, 3], [1, 1], **ONE,
                  score=(lambda s, b, h, q, k: 3.0 * kv.math.tanh(s / 3.0) - kv.math.log(1.0 + 0.5 * kv.f32(q - k)),
                         lambda x, b, h, q, k: 3 * np.tanh(x / 3) - np.log(1 + np.maximum(q - k, 0) / 2))),
-    function_row("scores fall with the logarithm of the distance", "auto host", *SEVERAL, score=LOGARITHMIC),
-    function_row("a prefix is seen by all and the rest causally", "auto host", [0, 0, 100], [150, 20, 40], **ONE,
+    function_row("scores fall with the logarithm of the distance", "auto | host", *SEVERAL, score=LOGARITHMIC),
+    function_row("a prefix is seen by all and the rest causally", "auto | host", [0, 0, 100], [150, 20, 40], **ONE,
                  mask=kept(prefix, lambda b, h, q, k: (k <= q) | (k < PREFIX[b]), PREFIX)),
-    *(function_row(f"a window of every {step}", "auto", *SEVERAL, mask=kept(
+    *(function_row(f"a window of every {step}", "auto" if step == 16 else "| auto", *SEVERAL, mask=kept(
         dilated(size, step), lambda b, h, q, k, n=size * step, step=step: (k <= q) & (q - k < n) & ((q - k) % step == 0)
       )) for size, step in ((5, 3), (10, 16))),
-    function_row("a rank has every other key, and early rows see none", "auto host", [1, 0, 20], [5, 1, 70],
+    function_row("a rank has every other key, and early rows see none", "host | auto", [1, 0, 20], [5, 1, 70],
                  keys=[3, 0, 35], mask=EVERY_OTHER, **{**ONE, "group": 2}),
-    function_row("a softcap as a function", "auto", *SMALL, group=4, score=CAPPED),
+    function_row("a softcap as a function", "| auto", *SMALL, group=4, score=CAPPED),
     function_row("a temperature by position, and heads that see different keys", "auto", *SMALL, group=4, score=COOLED,
                  mask=kept(kv.masks.causal & (lambda b, h, q, k: (h % 2 == 0) | (q - k < 9)),
                            lambda b, h, q, k: (k <= q) & ((h % 2 == 0) | (q - k < 9)))),
     function_row("functions come after the softcap and the slopes", "auto", *SMALL, softcap=3.0,
                  slopes=[0.5, 0.25, 0.125, -0.1], score=both(lambda s, b, h, q, k: 2.0 * s)),
-    function_row("a score may be a number", "auto", *SMALL, group=1,
+    function_row("a score may be a number", "| auto", *SMALL, group=1,
                  score=(lambda s, b, h, q, k: 0.0, lambda x, b, h, q, k: 0.0 * x)),
     function_row("a score may depend on one position alone", "auto", *SMALL, group=1,
                  score=(lambda s, b, h, q, k: kv.f32(k) / 9.0, lambda x, b, h, q, k: 0.0 * x + k / 9)),
     *(function_row(f"{name} as often as an array says{', no producer' * bool(schedule)}", kernels, *SMALL,
                    schedule=schedule, **given)
       for i, (name, given) in enumerate(LOOPS.items())
-      for kernels, schedule in (("host auto" if i else "auto | host", {}), ("| auto" if i else "auto", PLAIN_TILES))),
-    *(function_row(f"{name} as a function of kv.masks", "auto" if i % 2 else "| auto", *SMALL,
+      for kernels, schedule in (("host | auto" if i else "auto | host", {}), ("| auto" if i else "auto", PLAIN_TILES))),
+    *(function_row(f"{name} as a function of kv.masks", "auto" if i == 3 else "| auto", *SMALL,
                    mask=kept(mask, of.seen)) for i, (name, (mask, of)) in enumerate(NAMED.items())),
     function_row("masks combine by and, or and not, with their own arrays", "auto", *SMALL, **ONE, mask=COMBINED),
     function_row("rows that see nothing are zeros", "auto", *SMALL, mask=kept(
@@ -245,19 +246,20 @@ FUNCTIONS = [
                  change=poisoned(0, 128), mask=kept(
                      dilated(15, 3), lambda b, h, q, k: (k <= q) & (q - k < 45) & ((q - k) % 3 == 0))),
     *(function_row(f"far tiles have one bias a head, past the {end}", kernels, [290, 0], [3, 7], **ONE, score=score)
-      for end, score, kernels in (("end of an array", CLIPPED, "auto | host"), ("comparison", COMPARED, "host auto"))),
+      for end, score, kernels in (
+          ("end of an array", CLIPPED, "auto | host"), ("comparison", COMPARED, "host | auto"))),
     *(function_row(f"what tiles repeat is computed once a distance and head, groups of {group}", kernels, [120, 0],
                    [30, 7], heads=1, group=group, score=REPEATED, schedule={"kind": "tile"})
-      for group, kernels in ((4, "auto"), (3, "| auto"), (2, "sm_80"))),
+      for group, kernels in ((4, "auto"), (3, "| auto"), (2, "| sm_80"))),
     *(function_row(f"rows that see much, little or nothing of {low}: {name}", kernels, [150, 0], [30, 7], **ONE,
                    score=ramp(low), mask=RAMPS[name], schedule={"keys": 32})
       for name, low, kernels in (
-          ("documents", -1000.0, "tile"), ("window", 0.0, "tile"), ("causal", -1000.0, "tile"),
+          ("documents", -1000.0, "tile"), ("window", 0.0, "| tile"), ("causal", -1000.0, "| tile"),
           ("documents", 0.0, "| tile"), ("window", -1000.0, "| tile"), ("causal", 0.0, "| tile"))),
     function_row("scores of more than a distance and a head are computed for every pair", "auto", [40, 0], [20, 7],
                  **ONE, score=OF_PAIRS),
     function_row("the padded form takes functions", "auto", *SMALL, **ONE, form=Padded(), score=CAPPED, mask=DOCUMENTS),
-    function_row("operands take functions", "auto", *SMALL, **ONE, form=OfOperands(cache_parts), score=CAPPED,
+    function_row("operands take functions", "| auto", *SMALL, **ONE, form=OfOperands(cache_parts), score=CAPPED,
                  mask=DOCUMENTS),
     function_row("heads of one element, which have no tiles on the host", "host", *SMALL, heads=1, head_size=1,
                  score=both(lambda s, b, h, q, k: 2.0 * s), mask=kept(
@@ -277,14 +279,14 @@ TREES = [
     *(function_row(f"a draft sees its path, groups of {group}", kernels, *DRAFTS, heads=1, group=group,
                    form=OfTree(PARENTS)) for group, kernels in ((1, "host | tile"), (4, "tile | host"))),
     function_row("bits of 64", "host | tile", *DRAFTS, **ONE, form=OfTree(PARENTS, wide=True)),
-    function_row("bits of more words than drafts have", "tile | host", *DRAFTS, **ONE, form=OfTree(PARENTS, words=6)),
+    function_row("bits of more words than drafts have", "| tile host", *DRAFTS, **ONE, form=OfTree(PARENTS, words=6)),
     function_row("drafts that the bits leave out are not seen", "host | tile", *DRAFTS, **ONE,
                  form=OfTree(PARENTS, words=1)),
     function_row("a tree in a window, and a score", "host tile", *DRAFTS, **ONE, mask=window(12), score=BENT,
                  form=OfTree(PARENTS)),
     function_row("a tree in a window that is a function", "| host tile", *DRAFTS, **ONE, score=BENT,
                  mask=kept(kv.masks.sliding_window(12), window(12).seen), form=OfTree(PARENTS)),
-    function_row("bits of a padded batch stand by sequence and token", "host tile", *DRAFTS, **ONE,
+    function_row("bits of a padded batch stand by sequence and token", "host | tile", *DRAFTS, **ONE,
                  form=OfTree(PARENTS, padded=True)),
     function_row("a small tree is a decode", "decode", [70, 5], [4, 0], **ONE, dtype="f8e4m3",
                  form=OfTree(((-1, 0, 0, 2), ()), words=1), schedule={"max_queries": 4, "max_batch": 2}),
@@ -305,12 +307,12 @@ BLOCKS = [
     *(function_row(f"by blocks: {kind} {dtype}, {mask.name}", kernels, *BATCH, kind=kind, dtype=dtype, mask=mask,
                    score=BIAS_BY_DISTANCE, form=TILES)
       for kind, dtype, mask, kernels in (
-          ("paged", "f16", BY_HEAD, "host tile"), ("paged", "f8e4m3", DOCUMENTS, "tile | host"),
-          ("fa3", "bf16", NOT_CAUSAL, "host | tile"), ("continuous", "f16", DOCUMENTS_IN_A_WINDOW, "tile | host"))),
+          ("paged", "f16", BY_HEAD, "tile | host"), ("paged", "f8e4m3", DOCUMENTS, "tile | host"),
+          ("fa3", "bf16", NOT_CAUSAL, "host | tile"), ("continuous", "f16", DOCUMENTS_IN_A_WINDOW, "host | tile"))),
     function_row("by blocks with products of scaled i8", "mma", *BATCH, dtype="i8", query="f16", scales=("f32", 16),
                  scale=0.0005, mask=DOCUMENTS, form=TILES),
     function_row("by blocks with products by mma.sync", "| mma", *BATCH, mask=DOCUMENTS, form=TILES),
-    function_row("by blocks, rows that see nothing", "host tile", [30, 0, 9], [5, 0, 20], **ONE, mask=BLIND,
+    function_row("by blocks, rows that see nothing", "host | tile", [30, 0, 9], [5, 0, 20], **ONE, mask=BLIND,
                  form=TILES),
     *(function_row(f"a decode by blocks: {dtype}, {mask.name}", kernels, *STEPS, dtype=dtype, mask=mask,
                    score=BIAS_BY_DISTANCE, schedule={"max_queries": 2}, form=ByBlocks(), **given)
@@ -328,7 +330,7 @@ BLOCKS = [
     *(function_row(f"splits of listed tiles, {schedule}", kernels, [760], [1], **ONE, dtype="f8e4m3",
                    mask=kept(document, lambda b, h, q, k: STRIPES[b, q] == STRIPES[b, k], STRIPES), form=ByBlocks(),
                    schedule={"max_queries": 2, **schedule})
-      for schedule, kernels in (({"max_batch": 1}, "decode"), ({"max_batch": 1, "batch_invariant": True}, "decode"),
+      for schedule, kernels in (({"max_batch": 1}, "decode"), ({"max_batch": 1, "batch_invariant": True}, "| decode"),
                                 ({"min_tiles": 1}, "| decode"))),
     *(function_row(f"neither tiles nor decodes: heads of {size}, {schedule}", kernels, [60, 3], [4, 9],
                    head_size=size, mask=DOCUMENTS, form=ByBlocks(), schedule=schedule)
@@ -338,11 +340,10 @@ BLOCKS = [
       for dtype, schedule, kernels, given in (
           ("f16", {"max_queries": 4}, "latent | latent-mma", {}),
           ("f8e4m3", {}, "latent | latent-mma", {}),
-          ("f16", {"max_queries": 4, "splits": 2}, "latent-mma | latent", {"page_size": 5}),
+          ("f16", {"max_queries": 4, "splits": 2}, "| latent-mma latent", {"page_size": 5}),
           ("f8e4m3", {"splits": 3}, "| latent", {"kind": "continuous"}))),
     function_row("latent rows by blocks, with a score", "host auto", [90, 0, 9], [3, 7, 0], dtype="f8e4m3",
                  mask=DOCUMENTS, score=BIAS_BY_DISTANCE, **{**LATENT, "group": 3, "head_size": 24, "value_size": 16}),
 ]  # fmt: skip
 
 TABLES: dict[str, list[Row]] = {"block masks": BLOCKS, "functions": FUNCTIONS, "trees": TREES}
-__all__ = ["TABLES", "Case"]
