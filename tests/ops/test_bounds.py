@@ -29,7 +29,7 @@ pytestmark = pytest.mark.whole
 
 WORKER = Path(__file__).with_name("hostile_worker.py")
 TRIES = "20" if os.environ.get("KVARN_TEST_ALL") else "6"  # batches of hostile contents
-SECONDS = 60  # that a family may take
+SECONDS = 300  # that a family may take, on a machine that does much else
 ON_HOST = [f for f in hostile.FAMILIES if f not in hostile.OF_GPUS]
 
 
@@ -187,9 +187,9 @@ def test_attention_over_a_length_near_32_bits_ends_soon():
     query = np.ones((1, 2, 16), np.float32)
     with Unchecked().active():
         kv.ops.attention(problem.collection, 0, query, problem.row_offsets)
-        start = time.perf_counter()
+        start = time.process_time()
         kv.ops.attention(problem.collection, 0, query, problem.row_offsets)
-        assert time.perf_counter() - start < 5
+        assert time.process_time() - start < 5
 
 
 def test_a_table_for_more_tokens_than_kernels_count_is_refused():
