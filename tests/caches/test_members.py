@@ -15,8 +15,7 @@ from reference.places import Place, assert_same, bits
 from reference.random_caches import clone, random_problem, random_values
 
 import kvarn as kv
-from kvarn.caches import PagedKVCacheCollection
-from kvarn.dialect import dtypes, layout
+from kvarn.dialect import dtypes
 from kvarn.dsl.builder import emit_value, types
 
 
@@ -59,63 +58,6 @@ def test_load_reads_elements(place, pool, width):
             for h in range(cache.num_heads):
                 expected[b, t, h] = cache.load(b, h, t, 0, width=cache.head_size)
         np.testing.assert_array_equal(bits(found), bits(expected))
-
-
-@pytest.mark.parametrize("pool", QUANTIZED)
-@pytest.mark.parametrize("width", [1, 4, 8])
-def test_load_multiplies_by_the_scale(place, pool, width):
-    @kv.kernel
-    def kernel(cache: kv.PagedKVCache, out: kv.Buffer[kv.f32, 3]):
-        b, t, d = kv.block_id.x, kv.block_id.y, kv.thread_id.x * width
-        if (t < cache.cache_length(b)) & (d < cache.head_size):
-            x = cache.load(b, 1, t, d, width=width)
-            if width == 1:
-                out[b, t, d] = x
-            else:
-                out.store(b, t, d, value=x)
-
-    c = made(pool).collection
-    cache, out = cache_of(c), np.zeros((4, 40, 16), np.float32)
-    found, expected = run(place, kernel, (4, 40), out, cache_of(place.collection(c))), out.copy()
-    for b, t in tokens(cache):
-        for d in range(0, min(16, 4 * width), width):
-            expected[b, t, d : d + width] = cache.load(b, 1, t, d, width=width)
-    np.testing.assert_array_equal(bits(found), bits(expected))
-
-
-@pytest.mark.parametrize("pool", QUANTIZED)
-def test_load_quantized_reads_stored_values(place, pool):
-    @kv.kernel
-    def kernel(cache: kv.PagedKVCache, out: kv.Buffer[kv.f32, 3]):
-        b, t, d = kv.block_id.x, kv.block_id.y, kv.thread_id.x * 4
-        if t < cache.cache_length(b):
-            out.store(b, t, d, value=kv.f32(cache.load_quantized(b, 0, t, d, width=4)))
-
-    c = made(pool).collection
-    cache, out = cache_of(c), np.zeros((4, 40, 16), np.float32)
-    found, expected = run(place, kernel, (4, 40), out, cache_of(place.collection(c))), out.copy()
-    for b, t in tokens(cache):
-        expected[b, t] = cache.load_quantized(b, 0, t, 0, width=16).astype(np.float32)
-    np.testing.assert_array_equal(bits(found), bits(expected))
-
-
-@pytest.mark.parametrize("pool", QUANTIZED)
-def test_load_scale_reads_the_scale_of_a_dim(place, pool):
-    """Dims between the granules' starts have their granule's scale."""
-
-    @kv.kernel
-    def kernel(cache: kv.PagedKVCache, out: kv.Buffer[kv.f32, 3]):
-        b, t = kv.block_id.x, kv.block_id.y
-        if t < cache.cache_length(b):
-            for d in range(kv.thread_id.x, cache.head_size, kv.block_dim.x):
-                out[b, t, d] = kv.f32(cache.load_scale(b, 1, t, d))
-
-    c = made(pool).collection
-    cache, out = cache_of(c, 0, "value"), np.zeros((4, 40, 16), np.float32)
-    found, expected = run(place, kernel, (4, 40), out, cache_of(place.collection(c), 0, "value")), out.copy()
-    for b, t in tokens(cache):
-        expected[b, t] = cache.load_scale(b, 1, t, np.arange(16)).astype(np.float32)
-    np.testing.assert_array_equal(bits(found), bits(expected))
 
 
 @pytest.mark.parametrize("pool", POOLS)
@@ -161,6 +103,8 @@ def _forget_null_page(place: Place, found: Any, expected: Any) -> None:
 
 @pytest.mark.parametrize("pool", QUANTIZED)
 def test_store_scale_writes_scales(place, pool):
+    """Keys' scales of page p do not lie on values' scales of page p - 1, nor layers on one another."""
+
     @kv.kernel
     def kernel(cache: kv.PagedKVCache, rows: kv.Buffer[dtypes.of(POOLS[pool]["scale_dtype"]), 2]):
         b, g = kv.block_id.x, kv.thread_id.x
@@ -177,26 +121,6 @@ def test_store_scale_writes_scales(place, pool):
         if n:
             starts = np.arange(cache.head_dim_granularity) * cache.quantization_granularity
             cache.store_scale(b, 1, n - 1, starts, rows[b])
-    assert_same(place, found, expected)
-
-
-def test_a_write_of_keys_leaves_values_layers_and_scales_alone(place):
-    """K scales of page p do not lie on V scales of page p - 1, nor layers on one another."""
-
-    @kv.kernel
-    def kernel(cache: kv.PagedKVCache, out: kv.Buffer[kv.i32, 1]):
-        t, h = kv.block_id.x, kv.block_id.y
-        for d in range(kv.thread_id.x, cache.head_size, kv.block_dim.x):
-            cache.store(2, h, t, d, kv.f8e4m3(1.5))
-        if kv.thread_id.x < cache.head_dim_granularity:
-            cache.store_scale(2, h, t, kv.thread_id.x * cache.quantization_granularity, kv.f32(0.25))
-
-    c = made("fp8").collection
-    found, expected = place.collection(c), clone(c)
-    run(place, kernel, (37, 2), np.zeros(1, np.int32), cache_of(found, 1))
-    for buffer, value in ((expected.blocks, 1.5), (expected.scales, 0.25)):
-        for t in range(37):
-            buffer[int(c.lookup_table[2, t // 16]), 0, 1, t % 16] = value
     assert_same(place, found, expected)
 
 
@@ -238,22 +162,6 @@ def test_num_kv_rows_spans_the_view(place, pool):
 
     c = made(pool).collection
     assert run(place, kernel, 1, np.zeros(1, np.int32), cache_of(place.collection(c)))[0] == cache_of(c).num_kv_rows()
-
-
-@pytest.mark.parametrize("pool", ["paged", "continuous"])
-@pytest.mark.parametrize("tile", [4, 8, 32])
-def test_populate_gives_the_rows_of_a_tile(place, pool, tile):
-    @kv.kernel
-    def kernel(cache: kv.KVCache, out: kv.Buffer[kv.i32, 2]):
-        b, base = kv.block_id.x, kv.block_id.y * tile
-        rows = cache.populate(b, base, tile)
-        for t in range(kv.thread_id.x, tile, kv.block_dim.x):
-            out[b, base + t] = kv.i32(rows.get_row(t))
-
-    c = made(pool).collection
-    cache = cache_of(c)
-    found = run(place, kernel, (4, 32 // tile), np.zeros((4, 32), np.int32), cache_of(place.collection(c)))
-    np.testing.assert_array_equal(found, [[cache.row_idx(b, t) for t in range(32)] for b in range(4)])
 
 
 # --- pointers --------------------------------------------------------------------------------------
@@ -479,29 +387,3 @@ def test_scale_pointers_of_operands_point_or_dangle(place):
         found = run(place, kernel, 1, np.ones(2, np.float32), given)
         base, block = host.scales_raw_ptr(), host.scales_block_paged_ptr(1, 2, 1, 5)
         assert found.tolist() == [0 if p is None else np.ravel(p)[0] for p in (base, block)]
-
-
-# --- worked numbers --------------------------------------------------------------------------------
-
-
-def test_worked_numbers(place):
-    """N = 5, L = 3, P = 16, H = 2, D = 8 with elements that are their own index."""
-
-    @kv.kernel
-    def kernel(collection: kv.PagedKVCacheCollection, at: kv.Buffer[kv.i32, 2], out: kv.Buffer[kv.i32, 2]):
-        i = kv.block_id.x
-        cache = collection.get_value_cache(1)
-        b, h, t, d = at[i, 0], at[i, 1], at[i, 2], at[i, 3]
-        out[i, 0], out[i, 1] = kv.i32(cache.row_idx(b, t)), cache.load(b, h, t, d)
-        out[i, 2], out[i, 3] = kv.i32(cache.num_kv_rows()), cache.get_tma_row(69)
-
-    blocks = np.arange(5 * 2 * 3 * 16 * 2 * 8, dtype=np.int32).reshape(5, 2, 3, 16, 2, 8)
-    table = np.array([[3, 0, 5, 5], [2, 4, 1, 5]], np.uint32)
-    c = PagedKVCacheCollection(blocks, np.array([16, 48], np.uint32), table, 1, 49)
-    at = np.array([[1, 1, 21, 3], [0, 0, 5, 7], [1, 0, 40, 0]], np.int32)
-    found = run(place, kernel, 3, np.zeros((3, 4), np.int32), place.collection(c), place.put(at))
-    assert found[:, 0].tolist() == [389, 293, 104]
-    assert found[:, 1].tolist() == [7259, 5719, 2688]
-    assert found[:, 2].tolist() == [400] * 3
-    assert found[:, 3].tolist() == [389] * 3
-    assert layout.row_stride(c.cache_spec, c.kv_cache_dynamic_strides[0]) == 96

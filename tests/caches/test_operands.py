@@ -22,7 +22,6 @@ from kvarn.caches import (
 )
 from kvarn.caches.operands import MHAOperand
 from kvarn.dialect import dtypes, layout
-from kvarn.dsl.builder import emit_value, types
 from kvarn.emulator import grid as ptx
 from kvarn.runtime.host import HostKernelError
 from kvarn.tools.specs import parse_spec
@@ -131,34 +130,6 @@ def test_operands_have_the_attributes_of_the_interface():
         assert o.device == ("cpu", 0)
         assert len(o.fields()) == len(layout.operand_fields(o.spec.cache))
         assert o.get_type_name() == type(o).__name__
-
-
-def test_pointers_to_scales_dangle_where_the_interface_says_so():
-    """A kernel gets null pointers, the model None."""
-
-    def address(pointer):
-        return kv.Value(emit_value("llvm.ptrtoint", types().i64, [pointer.ir]), kv.i64)
-
-    @kv.kernel
-    def pointers(x: kv.MHAOperand, out: kv.Buffer[kv.i64, 1]):
-        out[0] = address(x.scales_raw_ptr())
-        out[1] = address(x.scales_block_paged_ptr(1, 2, 1, 5))
-
-    cache = quantized_cache()
-    scales = np.arange(2 * 6 * 2 * 4, dtype=np.float32).reshape(2, 6, 2, 4)
-    data = np.zeros((2, 6, 2, 16), np.int8)
-    expected = [
-        (KVCacheMHAOperand(cache), cache.fields()[-2], cache.scales_block_paged_ptr(1, 2, 1, 5).ctypes.data),
-        (KVCacheScalesMHAOperand(cache), 0, 0),
-        (LayoutTensorMHAOperand(data, scales), 0, scales[1, 2, 1, 1:].ctypes.data),
-        (ragged(np.int8, scales=scales.reshape(12, 2, 4)), 0, 0),
-    ]
-    for operand, base, block in expected:
-        out = np.ones(2, np.int64)
-        pointers[1, 1](operand, out)
-        assert out.tolist() == [base, block], operand
-        assert (operand.scales_raw_ptr() is None) == (base == 0)
-        assert (operand.scales_block_paged_ptr(1, 2, 1, 5) is None) == (block == 0)
 
 
 def test_operands_of_a_cache_are_made_in_a_kernel_too():

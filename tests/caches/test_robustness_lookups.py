@@ -3,7 +3,7 @@
 
 ============================================================ =====
 poisoned and null tables, every tile and page size           1, 2
-row and page coordinates, also beyond 31 bits                3
+rows and elements beyond 31 bits                             3
 ============================================================ =====
 
 Groups 4 and 5 are in ``test_populate.py``.
@@ -89,36 +89,7 @@ def test_populate_of_an_unassigned_table_stays_in_the_null_page(place, page_size
         assert (rows < collection.get_key_cache(1).num_kv_rows()).all()
 
 
-# --- coordinates -----------------------------------------------------------------------------------
-
-
-@kv.kernel
-def coordinates(cache: kv.PagedKVCache, tokens: kv.Buffer[kv.i32, 1], out: kv.Buffer[kv.u32, 2]):
-    """out[i]: page, slot and row of a token of sequence 0, and the row by the encoded index."""
-    i = kv.block_id.x
-    page, slot = cache.page(0, tokens[i]), tokens[i] % cache.page_size
-    out[i, 0] = kv.u32(page)
-    out[i, 1] = kv.u32(slot)
-    out[i, 2] = cache.row_idx(0, tokens[i])
-    out[i, 3] = kv.bitcast(cache.get_tma_row(page * cache.page_size + slot), kv.u32)
-
-
-@pytest.mark.parametrize("page_size", [16, 128])
-def test_page_and_slot_make_the_row(place, page_size):
-    used, stride = 10, page_size // 3
-    table = np.full((1, 32), used)
-    table[0, :used] = (7 * np.arange(used) + 3) % used
-    collection = pool(page_size, used + 1, table, used * page_size)
-    cache = place.collection(collection).get_value_cache(1)
-    tokens = np.arange(0, used * page_size, stride).astype(np.int32)
-    out = place.put(np.zeros((len(tokens), 4), np.uint32))
-    place.launch(coordinates, (len(tokens),), 1, cache, place.put(tokens), out)
-    page, slot, row, encoded = place.get(out).view(np.uint32).astype(np.int64).T
-    rows = 2 * LAYERS * page_size
-    np.testing.assert_array_equal(page, table[0, tokens // page_size])
-    np.testing.assert_array_equal(page * rows + slot, row)
-    np.testing.assert_array_equal(encoded, row)
-    assert (slot < page_size).all()
+# --- beyond 31 bits --------------------------------------------------------------------------------
 
 
 HUGE = {"pages": 1_840_895, "layers": 11, "page_size": 64}  # 1408 rows from page to page, 2.59e9 rows in all

@@ -336,28 +336,7 @@ def test_a_ragged_tile_needs_memory_before_it():
         kv.KVCacheMHAOperand(first).create_ragged_tma_tile(tile_rows=16)
 
 
-def test_an_operand_gives_the_descriptors_of_its_cache():
-    cache = pool().get_value_cache(2)
-    operand = kv.KVCacheMHAOperand(cache)
-    assert operand.create_tma_tile("64B", tile_rows=8) == cache.create_tma_tile("64B", tile_rows=8)
-    assert operand.create_gather4_tma_tile(tile_width=64) == cache.create_gather4_tma_tile(tile_width=64)
-    assert operand.create_tma_tile(tile_rows=8).readonly, "operands are not written"
-
-
 # --- formulas ------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("seed", range(4))
-def test_page_and_slot_name_the_row(seed):
-    """A permuted table, probes a third of a page apart: block * S + slot == row_index, slot < P."""
-    c = pool(cached=(160,), seed=seed)
-    table, k = c.lookup_table, c.get_key_cache(1)
-    used = 160 // 16
-    table[0, :used] = (7 * np.arange(used) + 3) % used
-    stride = layout.row_stride(k.spec, k.fields()[1])
-    for t in range(0, 160, 16 // 3):
-        slot = t % 16
-        assert table[0, t // 16] * stride + slot == k.row_idx(0, t)
 
 
 @pytest.mark.parametrize("swizzle", tma_layout.SWIZZLE_BYTES)

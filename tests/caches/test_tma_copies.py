@@ -5,9 +5,12 @@ What is expected is made from the pool and the table alone, without a descriptor
 lie anywhere, are compared with the NumPy model of a copy.
 """
 
+from typing import Any
+
 import numpy as np
 import pytest
 from reference import places, tma_kernels as kernels
+from reference.case import by_name
 from reference.random_caches import random_problem, random_values
 
 import kvarn as kv
@@ -78,74 +81,48 @@ def check_tile(place, collection, *, layer=1, value=False, b=0, base=0, rows=32,
         np.testing.assert_array_equal(found[head], expected, f"head {head}")
 
 
-@pytest.mark.parametrize("swizzle", SWIZZLES)
-@pytest.mark.parametrize("dtype", ["bf16", "f8e4m3", "f32"])
-def test_every_swizzle_and_width_of_element(place, dtype, swizzle):
-    check_tile(place, pool(dtype=dtype, head_size=128), tile_rows=16, swizzle=swizzle, rows=32)
+# A pool, and a tile of it, named for what may not matter; by turns of make check, and of make check-all.
+BOXES = {"none": 16, "32B": 4, "64B": 2, "128B": 1}  # rows of a page that is smaller than the swizzle pattern
+TILES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    **{f"elements of {dtype}, swizzle {swizzle}": (
+        {"dtype": dtype, "head_size": 128}, {"tile_rows": 16, "swizzle": swizzle})
+       for dtype in ("bf16", "f8e4m3", "f32") for swizzle in SWIZZLES},
+    **{f"pages of {page}, {rows} rows": ({"page_size": page}, {"tile_rows": min(rows, page), "rows": rows, "base": 32})
+       for page in (8, 16, 64) for rows in (8, 16, 32)},
+    **{f"layer {layer}, {'values' if value else 'keys'}": (
+        {}, {"layer": layer, "value": value, "b": 2, "tile_rows": 16}) for layer in (0, 2) for value in (False, True)},
+    **{f"pages in another order, {seed}": ({"seed": seed}, {"tile_rows": 16, "rows": 64}) for seed in range(3)},
+    **{f"{'pages' if paged else 'rows'} as coordinates": (
+        {}, {"tile_rows": 16, "rows": 64, "paged": paged, "value": True}) for paged in (False, True)},
+    **{f"boxes of {valid} tokens, others {beyond}{', by pages' * paged}": (
+        {}, {"tile_rows": 16, "rows": 64, "valid": valid, "beyond": beyond, "paged": paged})
+       for valid in (-5, 0, 1, 16, 17, 40, 64) for beyond in ("zero", "skip") for paged in (False, True)},
+    # A depth of several chunks, from a column on; columns past the head's 128 are zeros.
+    **{f"a depth of {depth} from column {column}": (
+        {"head_size": 128}, {"tile_rows": 16, "depth": depth, "column": column})
+       for depth, column in ((64, 0), (64, 64), (128, 0), (128, 64), (64, 128))},
+    **{f"a head of no whole chunk is padded with zeros, swizzle {swizzle}": (
+        {"head_size": 80}, {"tile_rows": 16, "swizzle": swizzle}) for swizzle in SWIZZLES},
+    # The pattern goes by addresses: a box may start in the middle of it.
+    **{f"boxes smaller than the pattern of {swizzle}": (
+        {"page_size": BOXES[swizzle]}, {"tile_rows": BOXES[swizzle], "rows": 8, "swizzle": swizzle})
+       for swizzle in SWIZZLES[1:]},
+    **{f"a continuous region by {'pages' if paged else 'rows'}": (
+        {"kind": "continuous"}, {"b": 2, "base": 8, "tile_rows": 16, "paged": paged}) for paged in (False, True)},
+    # Layers share the pages: the table of the layer says which are its own.
+    **{f"layer {layer} of fa3": (
+        {"kind": "fa3", "head_size": 80}, {"layer": layer, "value": True, "b": 2, "base": 8, "tile_rows": 8})
+       for layer in (0, 2)},
+    # Of 73 slots: tokens from there on are zeros, not the next layer's.
+    "a region ends where its bounds say": ({"kind": "continuous"}, {"base": 64, "tile_rows": 16}),
+}  # fmt: skip
 
 
-@pytest.mark.parametrize("rows", [8, 16, 32])
-@pytest.mark.parametrize("page_size", [8, 16, 64])
-def test_pages_of_every_size(place, page_size, rows):
-    box = min(rows, page_size)
-    check_tile(place, pool(page_size=page_size), tile_rows=box, rows=rows, base=32)
-
-
-@pytest.mark.parametrize("value", [False, True])
-@pytest.mark.parametrize("layer", [0, 2])
-def test_keys_and_values_of_every_layer(place, layer, value):
-    check_tile(place, pool(), layer=layer, value=value, b=2, tile_rows=16)
-
-
-@pytest.mark.parametrize("seed", range(3))
-def test_pages_in_any_order(place, seed):
-    check_tile(place, pool(seed=seed), tile_rows=16, rows=64, base=0)
-
-
-@pytest.mark.parametrize("paged", [False, True])
-def test_rows_or_pages_as_coordinates(place, paged):
-    check_tile(place, pool(), tile_rows=16, rows=64, paged=paged, value=True)
-
-
-@pytest.mark.parametrize("beyond", ["zero", "skip"])
-@pytest.mark.parametrize("valid", [-5, 0, 1, 16, 17, 40, 64])
-@pytest.mark.parametrize("paged", [False, True])
-def test_boxes_without_tokens_are_zeros_or_left_alone(place, paged, valid, beyond):
-    check_tile(place, pool(), tile_rows=16, rows=64, valid=valid, beyond=beyond, paged=paged)
-
-
-@pytest.mark.parametrize(("depth", "column"), [(64, 0), (64, 64), (128, 0), (128, 64), (64, 128)])
-def test_columns_of_a_head(place, depth, column):
-    """A depth of several chunks, from a column on; columns past the head's 128 are zeros."""
-    check_tile(place, pool(head_size=128), tile_rows=16, depth=depth, column=column)
-
-
-@pytest.mark.parametrize("swizzle", SWIZZLES)
-def test_a_head_size_that_is_no_whole_chunk_is_padded_with_zeros(place, swizzle):
-    check_tile(place, pool(head_size=80), tile_rows=16, swizzle=swizzle)
-
-
-@pytest.mark.parametrize("swizzle", ["32B", "64B", "128B"])
-def test_boxes_smaller_than_the_swizzle_pattern(place, swizzle):
-    """The pattern goes by addresses: a box may start in the middle of it."""
-    rows = {"32B": 4, "64B": 2, "128B": 1}[swizzle]
-    check_tile(place, pool(page_size=rows, head_size=64), tile_rows=rows, rows=8, swizzle=swizzle)
-
-
-@pytest.mark.parametrize("paged", [False, True])
-def test_regions_of_a_continuous_cache(place, paged):
-    check_tile(place, pool("continuous"), b=2, base=8, tile_rows=16, rows=32, paged=paged)
-
-
-@pytest.mark.parametrize("layer", [0, 2])
-def test_pages_of_an_fa3_cache(place, layer):
-    """Layers share the pages: the table of the layer says which are its own."""
-    check_tile(place, pool("fa3", head_size=80), layer=layer, value=True, b=2, base=8, tile_rows=8, rows=32)
-
-
-def test_a_region_ends_where_its_bounds_say(place):
-    """S_max = 73 slots: tokens from there on are zeros, not the next layer's."""
-    check_tile(place, pool("continuous"), base=64, tile_rows=16, rows=32)
+@pytest.mark.whole
+@by_name(TILES, [name for i, name in enumerate(TILES) if i % 3])
+def test_a_tile_is_what_the_table_says(place, name):
+    shape, tile = TILES[name]
+    check_tile(place, pool(**shape), **tile)
 
 
 @pytest.mark.parametrize(("page_size", "box"), [(16, 16), (64, 32), (32, 8)])
@@ -164,7 +141,7 @@ def test_rows_of_populate_are_coordinates(place, page_size, box):
 # --- sequences -----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("order", ptx.ORDERS, ids=lambda o: f"{o.warps}-{o.copies}")
+@pytest.mark.parametrize("order", ptx.ORDERS[::2], ids=lambda o: f"{o.warps}-{o.copies}")
 def test_a_barrier_serves_tile_after_tile(order):
     check_sequence(places.Interpreted(order=order))
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from reference import attention as reference, attention_rows, latent_rows
+from reference import attention as reference, attention_rows, function_rows, latent_rows
 from reference.case import KERNELS, LAYER, NULL, Case, Form, OfOperands, Padded, assert_same_bits, named, window
 from reference.decode_cases import batch_invariance, early_after_append
 from reference.kinds import MMA
@@ -31,8 +31,10 @@ needs_tiles = pytest.mark.skipif(
 )
 ROWS = {
     f"{table}: {row.rule}: {kernel}": (row, kernel)
-    for tables in (attention_rows.TABLES, latent_rows.TABLES) for table, of in tables.items() for row in of
-    for kernel in row.kernels.replace("|", " ").split() if "sm_" not in kernel
+    for tables in (attention_rows.TABLES, latent_rows.TABLES, function_rows.TABLES) for table, of in tables.items()
+    for row in of
+    for kernel in row.kernels.replace("|", " ").split()
+    if "sm_" not in kernel and not getattr(row.case.form, "wide", False)  # torch has no unsigned words of 64 bits
 }  # fmt: skip
 
 

@@ -8,46 +8,13 @@ from typing import Any
 import numpy as np
 import pytest
 from reference import attention as reference
-from reference.attention_functions import document, problem_of, query_of, t5, t5_buckets
+from reference.attention_functions import document, problem_of, query_of
 from reference.places import Torch, bits
 
 import kvarn as kv
 
 torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.gpu
-
-
-@pytest.mark.parametrize("group", [1, 4])
-@pytest.mark.parametrize(
-    ("schedule", "new"),
-    [
-        (None, [20, 150, 1]),
-        ({"kind": "tile", "splits": 4}, [20, 150, 1]),
-        ({"kind": "simt"}, [20, 3, 1]),
-        (None, [1, 1, 0]),
-    ],
-    ids=["tile", "splits", "simt", "decode"],
-)  # fmt: skip
-@pytest.mark.parametrize(("kind", "dtype"), [("paged", "bf16"), ("paged", "f8e4m3"), ("continuous", "f16")])
-def test_a_bias_by_distance_and_documents(
-    place: Torch, kind: str, dtype: str, schedule: Any, new: list[int], group: int
-):
-    rng, problem = problem_of(1, kind, dtype, cached=[300, 0, 70], new=new, head_size=64)
-    query = query_of(rng, problem, group)
-    bias, buckets = rng.standard_normal((2 * group, 16)).astype(np.float32), t5_buckets(40, 16, 40)
-    ids = np.sort(rng.integers(0, 3, (3, 330)), axis=1).astype(np.int32)
-    found = kv.ops.attention(
-        place.collection(problem.collection), 1, place.put(query), place.put(problem.row_offsets),
-        score=(t5, place.put(bias), place.put(buckets)),
-        mask=(kv.masks.sliding_window(200) & document, place.put(ids)), schedule=schedule,
-    )  # fmt: skip
-    want, _ = reference.attention(
-        problem.collection, 1, query, problem.row_offsets,
-        score=lambda x, b, h, q, k: x + bias[h, buckets[np.clip(q - k, 0, 39)]],
-        mask=lambda b, h, q, k: (k <= q) & (q - k < 200) & (ids[b, q] == ids[b, k]),
-    )  # fmt: skip
-    tolerance = 2e-2 if dtype == "bf16" else 4e-3
-    np.testing.assert_allclose(place.get(found).astype(np.float64), want, rtol=tolerance, atol=tolerance)
 
 
 @pytest.mark.parametrize("dtype", ["f16", "f8e4m3"])
@@ -130,26 +97,3 @@ def test_a_decode_by_a_block_mask_in_a_graph(
         )  # fmt: skip
         tolerance = 2e-2 if dtype == "bf16" else 4e-3
         np.testing.assert_allclose(place.get(out).astype(np.float64), want, rtol=tolerance, atol=tolerance)
-
-
-@pytest.mark.parametrize("heads", [8, 128])
-@pytest.mark.parametrize("most", [2, 40], ids=["few", "wide"])
-@pytest.mark.parametrize(
-    ("kind", "dtype", "shape"),
-    [("paged", "bf16", {"page_size": 64}), ("paged", "f8e4m3", {"page_size": 64}), ("paged", "f16", {"page_size": 5})],
-    ids=["bf16", "f8e4m3", "small pages"],
-)
-def test_latent_rows_by_a_block_mask(place: Torch, kind: str, dtype: str, shape: dict[str, Any], most: int, heads: int):
-    latent = {"num_heads": 1, "is_mla": True, "head_size": 192, "cached": [900, 0, 300], "new": [2, most, 1]}
-    rng, problem = problem_of(3, kind, dtype, **latent, **shape)
-    query = query_of(rng, problem, heads)
-    ids = np.sort(rng.integers(0, 6, (3, 950)), axis=1).astype(np.int32)
-    c, q, offsets = place.collection(problem.collection), place.put(query), place.put(problem.row_offsets)
-    made = kv.ops.block_mask(c, q, offsets, (kv.masks.causal & document, place.put(ids)))
-    out = kv.ops.mla_attention(c, 1, q, offsets, value_size=128, block_mask=made)
-    want, _ = reference.attention(
-        problem.collection, 1, query, problem.row_offsets, value_size=128,
-        mask=lambda b, h, q, k: (k <= q) & (ids[b, q] == ids[b, k]),
-    )  # fmt: skip
-    tolerance = 2e-2 if dtype != "f16" else 4e-3
-    np.testing.assert_allclose(place.get(out).astype(np.float64), want, rtol=tolerance, atol=tolerance)

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from reference import model, places
+from reference import cache_rows, model, places
 from reference.random_caches import clone, random_problem, random_values
 
 import kvarn as kv
@@ -17,26 +17,30 @@ pytestmark = pytest.mark.gpu
 
 
 SUITES = (
-    "ops.test_ops_append", "ops.test_ops_rope", "ops.test_ops_rotary", "ops.test_ops_copies",
-    "ops.test_ops_convert", "ops.test_ops_transfer", "ops.test_ops_ragged", "ops.test_ops_updates",
-    "ops.test_ops_edges", "ops.test_shared_prefixes", "ops.test_attention_operands",
-    "ops.test_mla", "ops.test_ops_projection", "ops.test_ops_projection_groups",
-    "ops.test_ops_projection_whole", "ops.test_attention_8_bits",
-    "ops.test_attention_pages", "ops.test_page_choice", "ops.test_ops_drafts", "ops.test_indexer",
-    "ops.test_block_mask",
+    "ops.test_cache_operations", "ops.test_index_tables", "ops.test_shared_prefixes", "ops.test_attention_operands",
+    "ops.test_mla", "ops.test_attention_8_bits", "ops.test_attention_pages", "ops.test_page_choice",
+    "ops.test_indexer", "ops.test_block_mask",
 )  # fmt: skip
-# What names kinds of kernels that sm_90a has for other shapes only.
-NOT_HERE = ("test_few_tokens_by_mma_read_the_weight_as_it_is",)
 
 
 def _for_a_gpu(name: str, test: Any) -> bool:
     """Whether a test of a suite is for any place, a real GPU too."""
-    return name.startswith("test_") and name not in NOT_HERE and "place" in inspect.signature(test).parameters
+    return name.startswith("test_") and "place" in inspect.signature(test).parameters
 
 
 pytest.register_assert_rewrite(*SUITES)
 for suite in map(importlib.import_module, SUITES):
     globals().update({n: f for n, f in vars(suite).items() if _for_a_gpu(n, f)})
+
+
+ROWS = {
+    f"{table}: {row.rule}": row for table, of in cache_rows.TABLES.items() for row in of if "sm_" not in row.kernels
+}
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_rows_of_the_tables(place, name):
+    ROWS[name].case.check(place)
 
 
 @pytest.mark.parametrize("tokens", [8192, 300])

@@ -17,8 +17,7 @@ pytestmark = pytest.mark.gpu
 
 MAPPED = "ops.test_robustness_huge"
 SUITES = (
-    "caches.test_robustness_lookups", "caches.test_robustness_elements", "ops.test_robustness_stores",
-    "ops.test_robustness_checks",
+    "caches.test_robustness_lookups", "caches.test_robustness_elements", "ops.test_robustness_checks",
 )  # fmt: skip
 # What needs no device, and what maps host memory: its twin is below.
 NOT_HERE = ("test_what_a_cache_cannot_do_is_refused_by_name", "test_rows_and_elements_beyond_31_bits_are_reached")

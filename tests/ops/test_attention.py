@@ -74,6 +74,11 @@ def test_a_decode_is_the_models(row: Row, kernel: str):
     row.check(kernel)
 
 
+@rows(TABLES["foreign"])
+def test_pools_of_other_libraries_are_read_in_place(row: Row, kernel: str):
+    row.check(kernel)
+
+
 # --- the same bits -----------------------------------------------------------------------------------
 
 OPERANDS = {"caches": OfOperands(cache_parts), "dense": OfOperands(dense_parts), "ragged": OfOperands(ragged_parts)}

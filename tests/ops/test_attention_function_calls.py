@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 from reference import attention as reference
-from reference.attention_functions import check, dilated, document, gemma, problem_of, query_of, run
+from reference.attention_functions import dilated, document, gemma, problem_of, query_of, run
 
 import kvarn as kv
 from kvarn.dsl import functions as registry
@@ -30,10 +30,6 @@ def test_closures_with_different_numbers_do_not_share_a_kernel():
     assert named(gemma(2.0)) == named(gemma(2.0))
     assert len({named(gemma(cap)) for cap in (2.0, 3.0, 2, True, -0.0, 0.0)}) == 6
     assert named(dilated(5, 3), "mask") != named(dilated(3, 5), "mask")
-    rng, problem = problem_of(16, num_heads=1)
-    query = query_of(rng, problem, 1)
-    first, second = (run(problem, query, score=gemma(cap))[0] for cap in (0.5, 4.0))
-    assert np.abs(first.astype(np.float32) - second).max() > 0.01
 
 
 def test_masks_are_told_apart_by_their_numbers_parts_and_order():
@@ -62,8 +58,7 @@ def test_masks_are_told_apart_by_what_they_say_of_their_bounds():
     assert len({named(m, "mask") for m in made}) == len(made)
 
 
-@pytest.mark.sampled(3)
-@pytest.mark.parametrize("schedule", [{"kind": "decode", "max_queries": 1}, {"kind": "tile"}, {"kind": "simt"}])
+@pytest.mark.parametrize("schedule", [{"kind": "decode", "max_queries": 1}, {"kind": "simt"}])
 def test_a_mask_by_name_is_the_function_that_it_stands_for(schedule):
     """Kernels have no code for names: of the function that is given in a name's place they are the same."""
     rng, problem = problem_of(18, num_heads=1, new=[1, 1])
@@ -129,8 +124,7 @@ PAGE = Path(__file__).resolve().parents[2] / "docs" / "attention-functions.md"
 def test_code_of_the_page_runs(tmp_path):
     blocks = re.findall(r"```python sketch\n(.*?)```", PAGE.read_text(), re.DOTALL)
     (tmp_path / "page.py").write_text("\n".join(blocks))
-    with kv.emulated("sm_90a"):
-        found = runpy.run_path(str(tmp_path / "page.py"))
+    found = runpy.run_path(str(tmp_path / "page.py"))
     pool, bias, buckets, ids = (found[name] for name in ("pool", "bias", "buckets", "documents"))
     want, _ = reference.attention(
         pool, 0, found["query"], found["offsets"],
@@ -239,24 +233,6 @@ def test_targets_without_wgmma_have_functions_in_tiles_and_decodes():
         assert f".entry {kernel}" in reads._ATTENTION.compile(operands, attributes, schedule, target).asm["ptx"]
     with pytest.raises(ValueError, match="kind tile needs a GPU with wgmma, got sm_80"):
         reads._ATTENTION.compile(operands, attributes, {"kind": "tile", "instruction": "wgmma"}, "sm_80")
-
-
-def test_heads_of_one_element_which_have_no_tiles_on_the_host_take_functions():
-    rng, problem = problem_of(18, num_heads=1, head_size=1)
-    query = query_of(rng, problem, 2)
-    check(problem, query, lambda x, b, h, q, k: 2 * x, lambda b, h, q, k: k < q, score=lambda s, b, h, q, k: 2.0 * s,
-          mask=lambda b, h, q, k: k < q, target="host")  # fmt: skip
-
-
-@pytest.mark.parametrize("group", [1, 4])
-def test_values_that_a_function_hides_from_all_rows_may_be_anything_on_the_host(group):
-    rng, problem = problem_of(20, cached=[40], new=[1], num_heads=1)
-    query = query_of(rng, problem, group)
-    options = {"mask": lambda b, h, q, k: k >= 37, "target": "host"}
-    want, _ = run(problem, query, **options)
-    _, values = problem.caches(1)
-    values.store(0, 0, np.arange(37)[:, None], np.arange(32), np.full((37, 32), np.nan, np.float16))
-    np.testing.assert_array_equal(run(problem, query, **options)[0], want)
 
 
 def test_ir_names_a_function_that_only_its_own_process_expands():

@@ -69,7 +69,7 @@ VALUES = {
 }
 
 
-@pytest.mark.sampled(1)
+@pytest.mark.whole
 @pytest.mark.parametrize("count", [2, 3])
 @pytest.mark.parametrize("values", VALUES)
 def test_sums_are_the_same_bits_in_any_order_and_grouping(values, count):

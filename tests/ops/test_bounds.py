@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 from reference import hostile
+from reference.edges import ALL
 from reference.places import Interpreted, Named, Unchecked
 from reference.random_caches import random_problem
 
@@ -24,9 +25,11 @@ from kvarn.dialect import schedules
 from kvarn.dialect.layout import MAX_TOKENS
 from kvarn.lowering import kernels
 
+pytestmark = pytest.mark.whole
+
 WORKER = Path(__file__).with_name("hostile_worker.py")
 TRIES = "20" if os.environ.get("KVARN_TEST_ALL") else "6"  # batches of hostile contents
-SECONDS = 60  # that a family may take
+SECONDS = 300  # that a family may take, on a machine that does much else
 ON_HOST = [f for f in hostile.FAMILIES if f not in hostile.OF_GPUS]
 
 
@@ -73,7 +76,6 @@ def worker(tmp_path_factory):
     found.end()
 
 
-@pytest.mark.sampled(1)
 @pytest.mark.parametrize("family", ON_HOST)
 def test_on_the_host_no_contents_lead_out_of_the_arrays(worker, family):
     problem = worker.problem(family)
@@ -89,12 +91,12 @@ def test_every_operation_is_of_a_family():
     assert place.names == {name for name in schedules.OPERATIONS if kernels.expansion(name)}
 
 
-@pytest.mark.sampled(2)
 @pytest.mark.parametrize("family", hostile.FAMILIES)
 def test_in_gpu_code_no_contents_lead_out_of_the_arrays(family):
-    place = Interpreted("sm_90a")
+    """In make check one draw a kind of cache, and of kernels of attention over pages alone."""
+    place, draws = Interpreted("sm_90a"), list(hostile.draws(family, 2 if ALL else 1))
     with place.active():
-        for kind, seed, side in hostile.draws(family, 2):
+        for kind, seed, side in draws if ALL or family != "kernels" else draws[:1]:
             hostile.run(place, family, kind, 100 + seed, side)
 
 
@@ -105,8 +107,10 @@ def place(request):
         yield found
 
 
-@pytest.mark.parametrize("kind", hostile.KINDS)
-@pytest.mark.parametrize("length", [100_000, 2**30, 2**31 - 1, 2**31, 2**32 - 1])
+@pytest.mark.parametrize(
+    ("kind", "length"),
+    [("paged", 100_000), ("paged", 2**31 - 1), ("paged", 2**32 - 1), ("continuous", 2**31), ("fa3", 2**30)],
+)
 def test_a_length_past_the_table_counts_as_a_full_row_of_it(place, kind, length):
     """Also for kernels of the caller's: their loops over a cache's tokens end where its memory does."""
 
@@ -183,9 +187,9 @@ def test_attention_over_a_length_near_32_bits_ends_soon():
     query = np.ones((1, 2, 16), np.float32)
     with Unchecked().active():
         kv.ops.attention(problem.collection, 0, query, problem.row_offsets)
-        start = time.perf_counter()
+        start = time.process_time()
         kv.ops.attention(problem.collection, 0, query, problem.row_offsets)
-        assert time.perf_counter() - start < 5
+        assert time.process_time() - start < 5
 
 
 def test_a_table_for_more_tokens_than_kernels_count_is_refused():

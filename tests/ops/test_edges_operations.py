@@ -8,17 +8,18 @@ of no token is poison.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
 from ops.test_indexer import scores_of
-from ops.test_ops_projection import check as check_projection, exact
 from reference import block_masks, chosen_pages, edges, model
+from reference.cache_case import CacheCase
+from reference.cache_operations import append, commit, gather, project, project_padded, rope_append
+from reference.cache_rows import WRITERS
 from reference.case import assert_same_bits, sentinel
 from reference.edges import ALL
-from reference.places import Interpreted, Place, assert_close, assert_same, near
+from reference.places import Interpreted, Place, assert_same
 from reference.random_caches import Problem, clone, random_problem, random_query, random_values, stored_problem
 from reference.shared_prefixes import combined
 
@@ -43,163 +44,58 @@ KINDS: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 
 
-def steps(more: int = 0, seed: int = 0, kind: str = "paged", stored: bool = True) -> tuple[Any, Problem]:
+def shape_of(more: int = 0, kind: str = "paged") -> dict[str, Any]:
     """A batch whose sequences start and end at the edges of a page, and have so many tokens more in its last one."""
     at = edges.edges(PAGE, 2)
-    new = [*at, *at[::-1]]
-    pairs = dict.fromkeys((c, n) for c, n in zip([*at, *at], new, strict=True))
+    pairs = list(dict.fromkeys(zip([*at, *at], [*at, *at[::-1]], strict=True)))
     cached, new = [c for c, _ in pairs], [n for _, n in pairs]
     new[-1] += more
-    shape = {"cached": cached, "new": new, "num_heads": HEADS, "head_size": SIZE, **KINDS[kind]}
-    if stored:
-        return stored_problem(seed, **shape)
-    rng = np.random.default_rng(seed)
-    return rng, random_problem(rng, **shape)
+    return {"cached": cached, "new": new, "num_heads": HEADS, "head_size": SIZE, **KINDS[kind]}
+
+
+def steps(more: int = 0, seed: int = 0, kind: str = "paged") -> tuple[Any, Problem]:
+    return stored_problem(seed, **shape_of(more, kind))
 
 
 # --- what writes a pool --------------------------------------------------------------------------------------
 
-# An operation over a collection in place; what its model does to another one, and pairs of results and of the model's.
-Done = tuple[Callable[[Any], Any], list[tuple[Any, np.ndarray]]]
-
-
-def rows(rng: Any, p: Problem, dtype: Any = None, heads: int = HEADS) -> np.ndarray:
-    return random_values(rng, (p.tokens, heads, SIZE), dtypes.of(dtype or p.collection.dtype))
-
-
-def _append(c: Any, put: Any, rng: Any, p: Problem, schedule: Any) -> Done:
-    wide = "f32" if p.collection.dtype.itemsize == 1 else None
-    key, value = rows(rng, p, wide), rows(rng, p, wide)
-    kv.ops.append(c, 1, put(key), put(value), put(p.row_offsets), schedule=schedule)
-    return lambda e: model.append(e, 1, key, value, p.row_offsets), []
-
-
-def _store_ragged(c: Any, put: Any, rng: Any, p: Problem, schedule: Any) -> Done:
-    x = rows(rng, p)
-    kv.ops.store_ragged(c.get_key_cache(0), put(x), put(p.row_offsets), schedule=schedule)
-    return lambda e: model.store_ragged(e.get_key_cache(0), x, p.row_offsets), []
-
-
-def _store_padded(c: Any, put: Any, rng: Any, p: Problem, schedule: Any) -> Done:
-    x = random_values(rng, (len(p.new), int(p.new.max()) + 1, HEADS, SIZE), p.collection.dtype)
-    kv.ops.store_padded(c.get_key_cache(0), put(x), put(p.new.astype(np.uint32)), schedule=schedule)
-    return lambda e: model.store_padded(e.get_key_cache(0), x, p.new), []
-
-
-def _rope_append(c: Any, put: Any, rng: Any, p: Problem, schedule: Any) -> Done:
-    query, key, value = rows(rng, p, heads=4), rows(rng, p), rows(rng, p)
-    out = put(sentinel(query))
-    kv.ops.rope_append(
-        c, 1, put(query), put(key), put(value), put(p.row_offsets), put(FREQS), query_out=out, schedule=schedule
-    )
-    want: list[tuple[Any, np.ndarray]] = []
-
-    def expected(e: Any) -> None:
-        want.append((out, model.rope_append(e, 1, query, key, value, p.row_offsets, FREQS)))
-
-    return expected, want
-
-
-def _rope(c: Any, put: Any, rng: Any, p: Problem, schedule: Any) -> Done:
-    query = rows(rng, p, "f32", 3)
-    out = put(sentinel(query))
-    kv.ops.rope(c, 0, put(query), put(p.row_offsets), put(FREQS), query_out=out, schedule=schedule)
-    want: list[tuple[Any, np.ndarray]] = []
-    return lambda e: want.append((out, model.rope_in_place(e, 0, query, p.row_offsets, FREQS))), want
-
-
-def _rope_padded(c: Any, put: Any, rng: Any, p: Problem, schedule: Any) -> Done:
-    query = random_values(rng, (len(p.new), int(p.new.max()) + 1, 3, SIZE), dtypes.f32)
-    given, out = put(p.new.astype(np.int32)), sentinel(query)
-    found = put(out.copy())
-    kv.ops.rope_padded(c, 0, put(query), given, put(FREQS), query_out=found, schedule=schedule)
-    want: list[tuple[Any, np.ndarray]] = []
-    return lambda e: want.append((found, model.rope_padded(e, 0, query, p.new, FREQS, out=out))), want
-
-
-def _qk_norm(c: Any, put: Any, rng: Any, p: Problem, schedule: Any) -> Done:
-    query = rows(rng, p, "f32", 3)
-    out, gamma = put(sentinel(query)), put(GAMMA)
-    kv.ops.qk_norm(
-        c, 1, put(query), put(p.row_offsets), gamma, gamma, freqs_cis=put(FREQS), query_out=out, schedule=schedule
-    )
-    want: list[tuple[Any, np.ndarray]] = []
-    return lambda e: want.append((out, model.qk_norm(e, 1, query, p.row_offsets, GAMMA, GAMMA, freqs=FREQS))), want
-
-
-def _rms_norm(c: Any, put: Any, rng: Any, p: Problem, schedule: Any) -> Done:
-    kv.ops.rms_norm(c.get_value_cache(0), put(GAMMA), 1e-6, put(p.row_offsets), schedule=schedule)
-    return lambda e: model.rms_norm(e.get_value_cache(0), GAMMA, 1e-6, p.row_offsets), []
-
-
-def _radd(c: Any, put: Any, rng: Any, p: Problem, schedule: Any) -> Done:
-    a = random_values(rng, (p.tokens, 2 * HEADS * SIZE), p.collection.dtype)
-    kv.ops.radd(c, 1, put(a), put(p.row_offsets), schedule=schedule)
-    return lambda e: model.radd(e, 1, a, p.row_offsets), []
-
-
-def _iadd_2m(c: Any, put: Any, rng: Any, p: Problem, schedule: Any) -> Done:
-    a = random_values(rng, (2 * p.tokens, HEADS * SIZE), p.collection.dtype)
-    kv.ops.iadd_2m(c, 1, put(a), put(p.row_offsets), schedule=schedule)
-    return lambda e: model.iadd_2m(e, 1, a, p.row_offsets), []
-
-
-def _gather(c: Any, put: Any, rng: Any, p: Problem, schedule: Any) -> Done:
-    """Rows of the first and the last token of every page, as many a row as a thread has under way and one more."""
-    total = (p.cached + p.new)[model.token_sequences(p.row_offsets)]
-    ids = np.minimum(np.array([0, 1, PAGE - 1, PAGE, PAGE + 1])[: copies.TOGETHER + 1], total[:, None] - 1)
-    ids = np.concatenate([ids, total[:, None] - 1], 1).astype(np.int32)
-    cache, of = c.get_key_cache(1), p.collection.get_key_cache(1)
-    out = put(sentinel(np.zeros((*ids.shape, HEADS, SIZE), of.dtype.numpy)))
-    kv.ops.gather(cache, put(ids), put(p.row_offsets), out, schedule=schedule)
-    return lambda e: None, [(out, model.gather_rows(of, ids, p.row_offsets))]
-
-
-def _commit(c: Any, put: Any, rng: Any, p: Problem, schedule: Any) -> Done:
-    """Paths of every length up to some that are longer than what is under way together."""
-    lengths = edges.edges(drafts.TOGETHER, 2)
-    paths = [sorted(rng.permutation(n)[: lengths[b % len(lengths)]].tolist()) for b, n in enumerate(p.new.tolist())]
-    accepted = np.full((len(paths), max(lengths)), -1, np.int32)
-    for row, path in zip(accepted, paths, strict=True):
-        row[: len(path)] = path
-    kv.ops.commit(c, None, put(accepted), put(p.row_offsets))
-    return lambda e: model.commit(e, None, paths), []
-
-
-# The operation, and whether its tokens are stored before it.
-WRITERS: dict[str, tuple[Callable[..., Done], bool]] = {
-    "append": (_append, False), "store_ragged": (_store_ragged, False), "store_padded": (_store_padded, False),
-    "rope_append": (_rope_append, False), "rope": (_rope, True), "rope_padded": (_rope_padded, True),
-    "qk_norm": (_qk_norm, True), "rms_norm": (_rms_norm, True), "radd": (_radd, True), "iadd_2m": (_iadd_2m, True),
-    "gather": (_gather, True), "commit": (_commit, True),
-}  # fmt: skip
 THREADED = {"threads": WARP}
 
 
-def check_writer(place: Place, name: str, more: int, kind: str = "paged") -> None:
-    write, stored = WRITERS[name]
-    rng, problem = steps(more, kind=kind, stored=stored)
-    found, expected = place.collection(problem.collection), clone(problem.collection)
-    schedule = THREADED if place.name != "host" and name != "commit" else None
-    done, results = write(found, place.put, rng, problem, schedule)
-    done(expected)
-    for got, want in results:
-        near(place.get(got), want.astype(place.get(got).dtype))
-    (assert_same if name in ("append", "store_ragged", "store_padded", "gather", "commit") else assert_close)(
-        place, found, expected
-    )
+def given_to(operation: Any, shape: Any) -> dict[str, Any]:
+    """Of a gather the first and last tokens of every page, more a row than a thread has under way; of a commit paths of
+    every length up to some that are longer than what is under way together.
+    """
+    cached, new = np.array(shape["cached"]), np.array(shape["new"])
+    if operation is gather:
+        offsets = np.concatenate([[0], np.cumsum(new)])
+        last = (cached + new)[model.token_sequences(offsets)][:, None] - 1
+        ids = np.minimum(np.array([0, 1, PAGE - 1, PAGE, PAGE + 1])[: copies.TOGETHER + 1], last)
+        return {"ids": np.concatenate([ids, last], 1), "offsets": offsets}
+    if operation is commit:
+        rng, lengths = np.random.default_rng(1), edges.edges(drafts.TOGETHER, 2)
+        return {"paths": [sorted(rng.permutation(n)[: lengths[b % len(lengths)]].tolist()) for b, n in enumerate(new)]}
+    return {}
 
 
-@pytest.mark.parametrize("name", WRITERS)
-def test_tokens_are_written_up_to_every_edge_of_a_page_and_a_block(place, name):
-    for more in (0, 1, 2) if place.name == "host" or ALL else (0, 1) if name in ("append", "gather") else (1,):
-        check_writer(place, name, more)
+def check_writer(place: Place, operation: Any, more: int, kind: str = "paged") -> None:
+    shape = shape_of(more, kind)
+    CacheCase(
+        operation=operation, given=given_to(operation, shape), pool=shape,
+        schedule=THREADED if operation is not commit else {}, stored=operation is gather or None,
+    ).check(place)  # fmt: skip
+
+
+@pytest.mark.parametrize("write", [append, rope_append, *WRITERS, gather, commit], ids=lambda write: write.__name__)
+def test_tokens_are_written_up_to_every_edge_of_a_page_and_a_block(place, write):
+    for more in (0, 1, 2) if place.name == "host" or ALL else (0, 1) if write in (append, gather) else (1,):
+        check_writer(place, write, more)
 
 
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "paged"])
 def test_tokens_are_appended_to_every_kind_of_cache_at_every_edge(place, kind):
-    for name in ("append", "gather", "commit"):
-        check_writer(place, name, 1, kind)
+    for write in (append, gather, commit):
+        check_writer(place, write, 1, kind)
 
 
 def test_batches_of_every_number_of_sequences_are_counted(place):
@@ -442,19 +338,10 @@ def test_rows_of_every_number_are_projected(name):
     size = 16 if schedule["kind"] == "simt" else 64
     place: Place = Place() if target == "host" else Interpreted(target)
     for n in counts if ALL or tile < 64 else counts[2:]:
-        new, cached = [n // 2, 0, n - n // 2], [PAGE - 1, 0, 2 * PAGE - 1]
-        problem = random_problem(
-            np.random.default_rng(n),
-            "paged",
-            "bf16",
-            num_heads=1,
-            head_size=size,
-            page_size=PAGE,
-            cached=cached,
-            new=new,
-        )
-        with place.active():
-            check_projection(place, problem, k=64, heads=1, schedule=schedule, spare=min(2, (most or n + 2) - n))
+        pool = {"dtype": "bf16", "num_heads": 1, "head_size": size, "page_size": PAGE,
+                "cached": [PAGE - 1, 0, 2 * PAGE - 1], "new": [n // 2, 0, n - n // 2]}  # fmt: skip
+        given = {"heads": 1, "spare": min(2, (most or n + 2) - n)}
+        CacheCase(operation=project, given=given, pool=pool, schedule=schedule, seed=n).check(place)
 
 
 @pytest.mark.parametrize("name", ["host", "tiles"])
@@ -463,19 +350,7 @@ def test_rows_of_a_padded_batch_end_at_every_edge(name):
     target, schedule, tile = PROJECTIONS[name]
     place: Place = Place() if target == "host" else Interpreted(target)
     valid = edges.edges(PAGE) if tile == 64 and not ALL else edges.edges(tile)[:5]
-    cached, steps = [*edges.edges(PAGE, 2, 3)][: len(valid)], max(valid) + 1
-    shape: dict[str, Any] = {"num_heads": 1, "head_size": 64, "page_size": PAGE, "cached": cached, "new": valid}
-    rng, problem = np.random.default_rng(10), random_problem(np.random.default_rng(9), "paged", "bf16", **shape)
-    x, weight = exact(rng, (len(valid), steps, 64), "bf16"), exact(rng, (3 * 64, 64), "bf16")
-    found, expected = place.collection(problem.collection), clone(problem.collection)
-    out = place.put(sentinel(np.zeros((len(valid), steps, 1, 64), x.dtype)))
-    with place.active():
-        kv.ops.project_append_padded(
-            found, 1, place.put(x), place.put(weight), place.put(np.array(valid, np.uint32)), query_out=out,
-            schedule={n: v for n, v in schedule.items() if n != "max_tokens"},
-        )  # fmt: skip
-    tokens = np.concatenate([row[:n] for row, n in zip(x, valid, strict=True)])
-    model.project_append(expected, 1, tokens, weight, problem.row_offsets, x.dtype, query_heads=1)
-    products = (x.reshape(-1, 64).astype(np.float64) @ weight[:64].astype(np.float64).T).astype(x.dtype)
-    assert_same_bits(place.get(out).reshape(-1, 64), products)
-    assert_same(place, found, expected)
+    pool = {"dtype": "bf16", "num_heads": 1, "head_size": 64, "page_size": PAGE, "new": valid,
+            "cached": [*edges.edges(PAGE, 2, 3)][: len(valid)]}  # fmt: skip
+    entries = {n: v for n, v in schedule.items() if n != "max_tokens"}
+    CacheCase(operation=project_padded, given={"heads": 1}, pool=pool, schedule=entries).check(place)

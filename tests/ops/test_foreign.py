@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""Operations in place on the layouts of other libraries, against the NumPy model of a packed cache.
+"""Latent rows and kernels of one's own on the layouts of other libraries, and which buffers are such pools.
 
-Every byte of a library's buffers is compared with the buffers that plain NumPy makes of what the model leaves: other
-layers, rows behind the last page and poison in unused slots too. Tables are permuted, lengths ragged.
+Operations in place on these are rows of ``reference.cache_rows`` and ``reference.attention_rows``.
 """
 
 from __future__ import annotations
@@ -14,270 +13,13 @@ import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
 from reference import attention as reference, model
-from reference.foreign import LAYOUTS, Pool, pool_of
-from reference.kinds import schedule_for
-from reference.places import Place, near
-from reference.random_caches import Problem, clone, random_problem, random_query, random_values, stored_problem
+from reference.foreign import LAYOUTS, pool_of
+from reference.random_caches import random_problem, random_values
 
 import kvarn as kv
 from kvarn.dialect import dtypes, layout
 
-pytestmark = pytest.mark.sampled(5)
-
-RAGGED: dict[str, Any] = {"num_layers": 1, "page_size": 8, "cached": [5, 0, 33, 16], "new": [3, 7, 0, 20]}
-SOME = ("vllm packed", "flashinfer HND", "flashinfer pair NHD", "sglang, page 1", "tensorrt_llm", "lmcache, by tokens")
-
-
-def in_layout(place: Place, name: str, seed: int, dtype: str = "bf16", **shape: Any) -> tuple[Any, Problem, Pool]:
-    """A random problem, and its pool in a layout."""
-    rng = np.random.default_rng(seed)
-    problem = random_problem(rng, "paged", dtype, **{**RAGGED, **shape})
-    return rng, problem, pool_of(place, name, problem.collection)
-
-
-def rows(rng: Any, problem: Problem, dtype: Any = None) -> np.ndarray:
-    c = problem.collection
-    return random_values(rng, (problem.tokens, c.num_heads, c.head_size), dtypes.of(dtype or c.dtype))
-
-
-# --- writing ---------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("name", LAYOUTS)
-@pytest.mark.parametrize(("dtype", "source"), [("bf16", "bf16"), ("f8e4m3", "bf16"), ("f32", "f32")])
-def test_append_writes_the_new_tokens_only(place, name, dtype, source):
-    rng, problem, pool = in_layout(place, name, 1, dtype)
-    key, value = rows(rng, problem, source), rows(rng, problem, source)
-    kv.ops.append(pool.collection, pool.layer, *map(place.put, (key, value, problem.row_offsets)))
-    model.append(problem.collection, 0, key, value, problem.row_offsets)
-    pool.assert_same(problem.collection)
-
-
-@pytest.mark.parametrize("name", SOME)
-@pytest.mark.parametrize(("heads", "size", "page_size"), [(1, 64, 16), (3, 80, 8), (2, 7, 20), (8, 128, 1), (1, 5, 1)])
-def test_append_serves_any_shape_of_a_page(place, name, heads, size, page_size):
-    shape = {"num_heads": heads, "head_size": size, "page_size": page_size}
-    rng, problem, pool = in_layout(place, name, 2, "f16", **shape)
-    key, value = rows(rng, problem), rows(rng, problem)
-    kv.ops.append(pool.collection, pool.layer, *map(place.put, (key, value, problem.row_offsets)))
-    model.append(problem.collection, 0, key, value, problem.row_offsets)
-    pool.assert_same(problem.collection)
-
-
-@pytest.mark.parametrize("name", LAYOUTS)
-def test_rope_append_rotates_and_writes(place, name):
-    rng, problem, pool = in_layout(place, name, 3, "f32")
-    key, value = rows(rng, problem), rows(rng, problem)
-    query = random_query(rng, problem, 4)
-    freqs = random_values(rng, (60, 16), dtypes.f32)
-    found = kv.ops.rope_append(
-        pool.collection, pool.layer, *map(place.put, (query, key, value, problem.row_offsets, freqs))
-    )
-    expected = model.rope_append(problem.collection, 0, query, key, value, problem.row_offsets, freqs)
-    np.testing.assert_allclose(place.get(found), expected, rtol=1e-5, atol=1e-5)
-    for a, b in zip(pool.found(), pool.expected(problem.collection), strict=True):
-        near(a, b)
-
-
-@pytest.mark.parametrize("name", SOME)
-def test_every_other_write_is_in_place(place, name):
-    """Rows of ragged and padded batches, sums, norms and rotations of what is cached."""
-    rng, problem, pool = in_layout(place, name, 4, "f32")
-    c, offsets = problem.collection, problem.row_offsets
-    x, more = rows(rng, problem), rows(rng, problem)
-    kv.ops.store_ragged(pool.key, place.put(x), place.put(offsets))
-    model.store_ragged(c.get_key_cache(0), x, offsets)
-    padded, valid = random_values(rng, (4, 20, 2, 16), dtypes.f32), np.array([3, 7, 0, 20], np.uint32)
-    kv.ops.store_padded(pool.value, place.put(padded), place.put(valid))
-    model.store_padded(c.get_value_cache(0), padded, valid)
-    pool.assert_same(c)
-    sums = np.concatenate([more.reshape(problem.tokens, -1)] * 2, 1)
-    kv.ops.radd(pool.collection, pool.layer, place.put(sums), place.put(offsets))
-    model.radd(c, 0, sums, offsets)
-    stacked = np.concatenate([more.reshape(problem.tokens, -1)] * 2)
-    kv.ops.iadd_2m(pool.collection, pool.layer, place.put(stacked), place.put(offsets))
-    model.iadd_2m(c, 0, stacked, offsets)
-    for size in (8, 16, 32):  # part of a head, a head, all heads of a token
-        gamma = random_values(rng, (size,), dtypes.f32)
-        kv.ops.rms_norm(pool.key, place.put(gamma), 1e-5, place.put(offsets))
-        model.rms_norm(c.get_key_cache(0), gamma, 1e-5, offsets)
-    for a, b in zip(pool.found(), pool.expected(c), strict=True):
-        near(a, b)
-
-
-@pytest.mark.parametrize("name", [n for n in LAYOUTS if n != "sglang, page 1"])  # whose slots of page N are there
-def test_stray_page_ids_write_nothing_and_read_inside_the_pool(place, name):
-    """Entries of a table that name no page, for cached and for new tokens, as in a table that is not filled in."""
-    rng = np.random.default_rng(15)
-    problem = random_problem(rng, "paged", "f16", num_layers=1, page_size=8, head_size=64, cached=[20, 7], new=[3, 2])
-    c, n = problem.collection, problem.collection.num_blocks
-    table = np.array(c.lookup_table)
-    table[0, 1], table[0, 2], table[1, 1:] = n, 2**32 - 5, 2**31 + 7  # token 20 and later of one, 8 of the other
-    c = kv.PagedKVCacheCollection(c.blocks, c.cache_lengths, table, 3, 23)
-    pool = pool_of(place, name, c)
-    key, value = rows(rng, problem), rows(rng, problem)
-    kv.ops.append(pool.collection, pool.layer, *map(place.put, (key, value, problem.row_offsets)))
-    model.append(c, 0, key, value, problem.row_offsets)
-    pool.assert_same(c)
-    query = random_query(rng, problem, 4)
-    for kind in ("decode", "tile", "mma", "simt"):
-        schedule = (
-            None if place.name == "host" else {**schedule_for(kind), **({"max_queries": 4} if kind == "decode" else {})}
-        )
-        out = place.put(np.zeros_like(query))
-        kv.ops.attention(
-            pool.collection, pool.layer, *map(place.put, (query, problem.row_offsets)), out=out, schedule=schedule
-        )
-    pool.assert_same(c)
-
-
-# --- scales ----------------------------------------------------------------------------------------
-
-SCALED: dict[str, Any] = {"scale_dtype": "f32", "granularity": 16, "head_size": 64}
-
-
-@pytest.mark.parametrize("name", [n for n in LAYOUTS if n != "sglang, page 1"])
-@pytest.mark.parametrize("dtype", ["f8e4m3", "i8"])
-def test_an_8_bit_pool_may_have_scales_of_its_own(place, name, dtype):
-    """Appending quantizes into them, attention reads them, pages are copied with them."""
-    rng, problem, pool = in_layout(place, name, 14, dtype, cached=[33, 0, 5], new=[1, 1, 1], page_size=16, **SCALED)
-    c = problem.collection
-    key, value = rows(rng, problem, "bf16"), rows(rng, problem, "bf16")
-    kv.ops.append(pool.collection, pool.layer, *map(place.put, (key, value, problem.row_offsets)))
-    model.append(c, 0, key, value, problem.row_offsets)
-    for a, b in zip(pool.found(), pool.expected(c), strict=True):
-        near(a, b, 0.001)
-    np.testing.assert_allclose(pool.scales(), np.asarray(c.scales)[:, :, 0], rtol=1e-6)
-    query = random_query(rng, problem, 4)
-    out = place.put(np.zeros_like(query))
-    kv.ops.attention(pool.collection, pool.layer, *map(place.put, (query, problem.row_offsets)), out=out)
-    wanted, _ = reference.attention(c, 0, query, problem.row_offsets)
-    np.testing.assert_allclose(place.get(out).astype(np.float64), wanted, rtol=3e-2, atol=3e-2)
-    ids = np.array([int(c.lookup_table[0, 0])], np.int32), np.array([c.num_blocks - 1], np.int32)
-    kv.ops.copy_pages(pool.collection, *map(place.put, ids))
-    scales = pool.scales()
-    np.testing.assert_array_equal(scales[ids[1]], scales[ids[0]])
-
-
-# --- moving ----------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("name", LAYOUTS)
-@pytest.mark.parametrize("dtype", ["bf16", "i8"])
-def test_gather_reads_tokens(place, name, dtype):
-    _, problem, pool = in_layout(place, name, 5, dtype)
-    ids, offsets = np.array([[0, 4, 2], [32, 1, 17], [15, 0, 9]], np.int32), np.array([0, 1, 1, 2, 3], np.uint32)
-    for cache, other in ((pool.key, problem.collection.get_key_cache(0)),
-                         (pool.value, problem.collection.get_value_cache(0))):  # fmt: skip
-        out = place.put(np.zeros((3, 3, 2, 16), cache.dtype.numpy))
-        kv.ops.gather(cache, place.put(ids), place.put(offsets), out)
-        np.testing.assert_array_equal(place.get(out), model.gather_rows(other, ids, offsets))
-    pool.assert_same(problem.collection)
-
-
-@pytest.mark.parametrize("name", [n for n in LAYOUTS if n != "sglang, page 1"])
-@pytest.mark.parametrize(("heads", "size", "page_size"), [(2, 16, 8), (3, 5, 4), (2, 128, 16)])
-def test_copy_pages_copies_keys_and_values(place, name, heads, size, page_size):
-    shape = {"num_heads": heads, "head_size": size, "page_size": page_size}
-    _, problem, pool = in_layout(place, name, 6, "f16", **shape)
-    last = problem.collection.num_blocks - 1
-    source, destination = np.array([0, 1, 2, last + 1, -1], np.int32), np.array([last, 4, 5, 3, 6], np.int32)
-    kv.ops.copy_pages(pool.collection, place.put(source), place.put(destination))
-    model.copy_pages(problem.collection, source, destination)
-    pool.assert_same(problem.collection)
-
-
-@pytest.mark.parametrize(
-    ("a", "b"),
-    [
-        ("flashinfer HND", "vllm packed"),
-        ("vllm packed", "flashinfer pair HND"),
-        ("vllm packed", "vllm packed, tokens first"),
-        ("sglang", "heads in front"),
-        ("vllm HND as NHD", "vllm NHD"),
-    ],
-)
-def test_transfer_pages_goes_from_layout_to_layout(place, a, b):
-    rng, problem, source = in_layout(place, a, 7, "f16", num_heads=3)
-    other = random_problem(rng, "paged", "f16", **{**RAGGED, "num_heads": 3, "new": [9, 1, 1, 1]})
-    destination, back = pool_of(place, b, other.collection), clone(problem.collection)
-    last = min(problem.collection.num_blocks, other.collection.num_blocks) - 1
-    ids = np.array([0, last, 2, 3, 999, -1], np.int32), np.array([last, 0, 3, 2, 1, 1], np.int32)
-    given = tuple(map(place.put, ids))
-    kv.ops.transfer_pages(source.collection, destination.collection, *given)
-    model.transfer_pages(problem.collection, other.collection, *ids)
-    destination.assert_same(other.collection)
-    source.assert_same(problem.collection)
-    packed = place.collection(back)  # and into a packed pool and out of it
-    kv.ops.transfer_pages(destination.collection, packed, *given[::-1], 0)
-    model.transfer_pages(other.collection, back, *ids[::-1])
-    np.testing.assert_array_equal(place.get(packed.blocks).view(np.uint16), np.asarray(back.blocks).view(np.uint16))
-    kv.ops.transfer_pages(packed, source.collection, *given, 0)
-    model.transfer_pages(back, problem.collection, *ids)
-    source.assert_same(problem.collection)
-
-
-@pytest.mark.parametrize("name", LAYOUTS)
-def test_convert_reads_and_writes_every_layout(place, name):
-    """Into a cache with scales and out of it, and between element types."""
-    rng, problem, pool = in_layout(place, name, 8, "f16", new=[0] * 4)
-    scaled = random_problem(
-        rng, "paged", "f8e4m3", scale_dtype="f32", granularity=8, cached=RAGGED["cached"], new=[0] * 4, num_layers=1
-    )
-    found = place.collection(scaled.collection)
-    kv.ops.convert(pool.key, found.get_value_cache(0))
-    model.convert(problem.collection.get_key_cache(0), scaled.collection.get_value_cache(0))
-    near(place.get(found.blocks), np.asarray(scaled.collection.blocks), 0.01)
-    kv.ops.convert(found.get_value_cache(0), pool.value)
-    model.convert(scaled.collection.get_value_cache(0), problem.collection.get_value_cache(0))
-    for a, b in zip(pool.found(), pool.expected(problem.collection), strict=True):
-        near(a, b, 0.01)
-
-
-# --- attention -------------------------------------------------------------------------------------
-
-KINDS = {"decode": [1, 1, 0, 1], "tile": [40, 3, 0, 20], "mma": [40, 3, 0, 20], "simt": [2, 1, 0, 5]}
-
-
-def attend(place: Place, pool: Pool, problem: Problem, query: np.ndarray, schedule: Any, **options: Any) -> None:
-    out = place.put(np.full_like(query, 77))
-    kv.ops.attention(
-        pool.collection, pool.layer, place.put(query), place.put(problem.row_offsets), out=out, schedule=schedule,
-        **options,
-    )  # fmt: skip
-    mask = "sliding_window" if "window" in options else "causal"
-    wanted, _ = reference.attention(problem.collection, 0, query, problem.row_offsets, mask=mask, **options)
-    got = place.get(out).astype(np.float64)
-    assert not np.isnan(got).any()
-    np.testing.assert_allclose(got, wanted, rtol=2e-2, atol=2e-2)
-    pool.assert_same(problem.collection)
-
-
-@pytest.mark.parametrize("name", LAYOUTS)
-@pytest.mark.parametrize("kind", KINDS)
-def test_attention_reads_every_layout(place, name, kind):
-    rng, problem = stored_problem(
-        9, dtype="f16", num_layers=1, page_size=16, head_size=64, cached=[37, 0, 5, 70], new=KINDS[kind]
-    )
-    pool = pool_of(place, name, problem.collection)
-    schedule = None
-    if not isinstance(place, Place) or place.name != "host":
-        schedule = {**schedule_for(kind), **({"max_queries": 1} if kind == "decode" else {})}
-    attend(place, pool, problem, random_query(rng, problem, 4), schedule)
-
-
-@pytest.mark.parametrize("name", SOME)
-@pytest.mark.parametrize(("dtype", "page_size", "size"), [("bf16", 64, 128), ("f8e4m3", 16, 64), ("bf16", 1, 64)])
-@pytest.mark.parametrize("kind", ["decode", "mma"])
-def test_attention_by_page_sizes_and_element_types(place, name, dtype, page_size, size, kind):
-    rng, problem = stored_problem(
-        10, dtype=dtype, num_layers=1, page_size=page_size, head_size=size, cached=[90, 3], new=KINDS[kind][:2]
-    )
-    pool = pool_of(place, name, problem.collection)
-    schedule = None
-    if place.name != "host":
-        schedule = {**schedule_for(kind), **({"max_queries": 1} if kind == "decode" else {})}
-    attend(place, pool, problem, random_query(rng, problem, 4), schedule, window=50)
+pytestmark = pytest.mark.whole
 
 
 # --- latent rows -----------------------------------------------------------------------------------
@@ -292,8 +34,10 @@ LATENT: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("name", LATENT)
-@pytest.mark.parametrize("new", [[1, 1, 1], [20, 3, 0]])
-@pytest.mark.parametrize(("size", "value_size"), [(96, 64), (160, 128)])  # the second on the tensor cores
+@pytest.mark.parametrize(
+    ("new", "size", "value_size"),
+    [([1, 1, 1], 96, 64), ([20, 3, 0], 160, 128)],  # the second on the tensor cores
+)
 def test_latent_rows_are_appended_and_attended(place, name, new, size, value_size):
     rng = np.random.default_rng(11)
     shape = {"is_mla": True, "num_heads": 1, "head_size": size, "num_layers": 1, "page_size": 16}
@@ -366,9 +110,14 @@ def read_rows(cache: kv.PagedKVCache, out: kv.Buffer[kv.f32, 4]):
             cache.store(b, h, t, kv.thread_id.x, kv.f16(kv.f32(ahead.load(kv.f16)) + 1))
 
 
-@pytest.mark.parametrize("name", LAYOUTS)
+CHECKED = ("vllm HND", "vllm packed", "tensorrt_llm, one layer", "lmcache, by tokens", "heads in front")
+
+
+@pytest.mark.parametrize("name", [pytest.param(n, marks=[] if n in CHECKED else pytest.mark.thorough) for n in LAYOUTS])
 def test_a_kernel_of_ones_own_runs_on_every_layout(place, name):
-    _, problem, pool = in_layout(place, name, 12, "f16")
+    lengths = {"cached": [5, 0, 33, 16], "new": [3, 7, 0, 20]}
+    problem = random_problem(np.random.default_rng(12), "paged", "f16", num_layers=1, page_size=8, **lengths)
+    pool = pool_of(place, name, problem.collection)
     out = place.put(np.zeros((4, 33, 2, 16), np.float32))
     place.launch(read_rows, (4, 33), 16, pool.value, out)
     cache = problem.collection.get_value_cache(0)

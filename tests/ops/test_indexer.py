@@ -8,11 +8,14 @@ from typing import Any
 import numpy as np
 import pytest
 from reference import attention as reference
+from reference.case import by_name
 from reference.model import read
 from reference.random_caches import Problem, clone, random_values, stored_problem
 
 import kvarn as kv
 from kvarn.dialect import dtypes
+
+pytestmark = pytest.mark.whole
 
 LENGTHS = {"cached": [70, 0, 33], "new": [2, 1, 0], "num_heads": 1, "is_mla": True}
 SHAPES: dict[str, Any] = {
@@ -44,8 +47,7 @@ def problem_of(seed: int, dtype: str, query: str, heads: int, shape: Any) -> tup
     return problem, q, rng.standard_normal((problem.tokens, heads)).astype(np.float32)
 
 
-@pytest.mark.sampled(3)
-@pytest.mark.parametrize("name", SHAPES)
+@by_name(SHAPES, ["fp8, bf16 queries", "int8", "bf16, heads of 96"])
 def test_scores_are_weighted_sums_of_what_is_positive(place, name):
     problem, query, weights = problem_of(1, *SHAPES[name])
     out = place.put(np.full((len(query), 80), 7, np.float32))

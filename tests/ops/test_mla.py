@@ -13,7 +13,19 @@ import numpy as np
 import pytest
 from reference import attention as reference, model
 from reference.attention_functions import calls_that_differ, document
-from reference.case import LAYER, NULL, Case, Listed, Mask, Row, assert_same_bits, on, rows, window
+from reference.case import (
+    LAYER,
+    NULL,
+    Case,
+    Listed,
+    Mask,
+    Row,
+    assert_same_bits,
+    by_name as named_rows,
+    on,
+    rows,
+    window,
+)
 from reference.latent_rows import TABLES, in_row, sizes
 from reference.places import Interpreted, Place
 from reference.random_caches import random_values, stored_problem
@@ -80,7 +92,7 @@ ORDERED = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", ORDERED)
+@named_rows(ORDERED, ("pages of 5, splits", "few, pages of 5, splits", "8-bit rows", "columns beside one another"))
 def test_results_do_not_depend_on_the_order_of_warps_and_copies(name):
     kernel, cached, new, options = ORDERED[name]
     place, case = on(kernel, cached, new, **options)

@@ -76,8 +76,12 @@ TILED = [
 ]  # fmt: skip
 
 
-@pytest.mark.sampled(6)
-@pytest.mark.parametrize(("dtype", "query", "options"), TILED, ids=str)
+@pytest.mark.whole
+@pytest.mark.parametrize(
+    ("dtype", "query", "options"),
+    [pytest.param(*x, marks=[] if i in (1, 4) else [pytest.mark.thorough]) for i, x in enumerate(TILED)],
+    ids=str,
+)
 def test_chunks_over_tiles_are_dense_attention(dtype, query, options):
     """Keys and values are slices of one buffer, and what no sequence has is NaN; no race, no write beside the rows."""
     p = prefill(12, dtype, query=query, **TILES, **options)

@@ -263,21 +263,6 @@ def test_rope_checks_sections(problem):
         kv.ops.rope(c, 0, x, off, freqs, mrope_section=[8])
 
 
-def test_convert_checks_what_cannot_convert():
-    rng = np.random.default_rng(4)
-    made = {
-        name: random_problem(rng, "paged", dtype, cached=[3], new=[1], **rest).collection.get_key_cache(0)
-        for name, dtype, rest in (
-            ("f32", "f32", {}), ("i32", "i32", {}), ("big", "f32", {"head_size": 32}), ("one", "f32", {"num_heads": 1}),
-        )
-    }  # fmt: skip
-    with refuses(ValueError, "kv.ops.convert: destination stores i32 without scales, which converts only to itself"):
-        kv.ops.convert(made["f32"], made["i32"])
-    for other in ("big", "one"):
-        with refuses(ValueError, "kv.ops.convert: source and destination must have the same heads and head size"):
-            kv.ops.convert(made["f32"], made[other])
-
-
 def test_outputs_of_unknown_libraries_must_be_given(problem):
     class Foreign:
         """An array that only DLPack knows how to read."""

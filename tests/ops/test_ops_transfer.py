@@ -40,26 +40,6 @@ def ids_of(source: Any, destination: Any) -> tuple[np.ndarray, np.ndarray]:
     return (np.array([0, 1, n - 1, 2, n, -1, 0, 1], np.int32), np.array([m - 1, 0, 1, 2, 3, 3, m, -2], np.int32))
 
 
-@pytest.mark.parametrize("shape", POOLS)
-@pytest.mark.parametrize("layer", [None, 1])
-def test_pages_go_from_pool_to_pool(place, shape, layer):
-    source, destination = two_pools(shape)
-    layer = None if "fa3" in shape else layer
-    found, other, expected = place.collection(source), place.collection(destination), clone(destination)
-    ids = ids_of(source, destination)
-    kv.ops.transfer_pages(found, other, place.put(ids[0]), place.put(ids[1]), layer)
-    model.transfer_pages(source, expected, *ids, layer)
-    assert_same(place, other, expected)
-    assert_same(place, found, source)
-
-
-def test_transferring_no_page_changes_nothing(place):
-    source, destination = two_pools("paged f32")
-    other, none = place.collection(destination), place.put(np.zeros(0, np.int32))
-    kv.ops.transfer_pages(place.collection(source), other, none, none)
-    assert_same(place, other, destination)
-
-
 # --- to and from the host --------------------------------------------------------------------------
 
 

@@ -8,11 +8,14 @@ from typing import Any
 import numpy as np
 import pytest
 from reference import chosen_pages as reference
+from reference.case import by_name
 from reference.places import Place
 from reference.random_caches import Problem, random_query, random_values, stored_problem
 
 import kvarn as kv
 from kvarn.dialect import dtypes
+
+pytestmark = pytest.mark.whole
 
 LENGTHS = {"cached": [47, 0, 33, 0], "new": [1, 1, 0, 20]}
 SHAPES: dict[str, Any] = {
@@ -35,8 +38,7 @@ def summaries_of(place: Place, collection: Any, kind: str, dtype: str | None) ->
     return kv.PageSummaries(c, kind, place.put(data))
 
 
-@pytest.mark.sampled(3)
-@pytest.mark.parametrize("name", SHAPES)
+@by_name(SHAPES, ["bf16, means", "f32 in f16", "fa3"])
 def test_summaries_are_of_the_pages_that_the_step_touched(place, name):
     dtype, shape, kind, made = SHAPES[name]
     _, problem = stored_problem(1, "fa3" if name == "fa3" else "paged", dtype, **shape, **LENGTHS)
@@ -78,12 +80,13 @@ def chosen(
     return place.get(pages), place.get(counts)
 
 
-@pytest.mark.sampled(24)
 @pytest.mark.parametrize(
-    ("count", "first", "last"), [(1, 0, 1), (3, 0, 0), (3, 1, 2), (4, 2, 1), (6, 0, 1), (40, 1, 1)]
-)
-@pytest.mark.parametrize("kind", ["min_max", "mean"])
-@pytest.mark.parametrize(("head_size", "dtype"), [(40, "f32"), (64, "bf16")])
+    ("head_size", "dtype", "kind", "count", "first", "last"),
+    [
+        (40, "f32", "min_max", 1, 0, 1), (64, "bf16", "mean", 3, 0, 0), (64, "bf16", "min_max", 3, 1, 2),
+        (40, "f32", "mean", 4, 2, 1), (64, "bf16", "min_max", 6, 0, 1), (40, "f32", "min_max", 40, 1, 1),
+    ],
+)  # fmt: skip
 def test_the_pages_with_the_largest_bounds_are_chosen(place, head_size, dtype, kind, count, first, last):
     rng, problem = stored_problem(3, "paged", "bf16", head_size=head_size, page_size=8, **LENGTHS)
     query = random_query(rng, problem, 6)

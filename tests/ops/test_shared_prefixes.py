@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from reference import attention as reference
+from reference.case import mostly_on_host
 from reference.random_caches import Problem, random_query
 from reference.shared_prefixes import LAYER, close, combined, groups_of, permuted, shared_problem
 
@@ -26,18 +27,21 @@ BEHIND, NEW = [3, 0, 21, 6, 1, 9, 0, 2], [1, 1, 1, 1, 0, 1, 1, 1]
 def attend(
     place: Any, problem: Problem, query: np.ndarray, groups_: Any, plans: int = 1, **options: Any
 ) -> tuple[np.ndarray, np.ndarray]:
+    """Output and log-sum-exp; of latent rows where ``options`` say how many of their columns are values."""
     c, offsets = place.collection(problem.collection), place.put(problem.row_offsets)
-    shared = kv.SharedPrefixes(*(place.put(x) for x in groups_))
-    out, lse = np.full(query.shape, SENTINEL, query.dtype), np.full(query.shape[:2], SENTINEL, np.float32)
-    out, lse = place.put(out), place.put(lse)
+    shared, columns = kv.SharedPrefixes(*(place.put(x) for x in groups_)), options.get("value_size", query.shape[2])
+    out, lse = (place.put(np.full((*query.shape[:2], *rest), SENTINEL, dtype))
+                for rest, dtype in (((columns,), query.dtype), ((), np.float32)))  # fmt: skip
     given = {n: place.put(v) if isinstance(v, np.ndarray) else v for n, v in options.items()}
+    operation = kv.ops.mla_attention if "value_size" in options else kv.ops.attention
     with place.active():
         for _ in range(plans):
             shared.plan(c, offsets)
-        kv.ops.attention(c, LAYER, place.put(query), offsets, shared=shared, out=out, lse=lse, **given)
+        operation(c, LAYER, place.put(query), offsets, shared=shared, out=out, lse=lse, **given)
     return place.get(out), place.get(lse)
 
 
+@mostly_on_host
 @pytest.mark.parametrize(("dtype", "options"), [("f32", {}), ("f16", {"mask": "null", "softcap": 2.0})], ids=str)
 def test_a_shared_prefix_changes_roundings_only(place, dtype, options):
     rng, problem = shared_problem(MIXED, BEHIND, NEW, dtype=dtype)
@@ -52,25 +56,12 @@ def test_a_shared_prefix_changes_roundings_only(place, dtype, options):
 LATENT = {"is_mla": True, "heads": 1}
 
 
-def attend_latents(place: Any, problem: Problem, query: np.ndarray, groups_: Any, **options: Any) -> tuple[Any, Any]:
-    """Output of the first columns of the rows and log-sum-exp."""
-    c, offsets = place.collection(problem.collection), place.put(problem.row_offsets)
-    shared = kv.SharedPrefixes(*(place.put(x) for x in groups_))
-    out = place.put(np.full((*query.shape[:2], options["value_size"]), SENTINEL, query.dtype))
-    lse = place.put(np.full(query.shape[:2], SENTINEL, np.float32))
-    given = {n: place.put(v) if isinstance(v, np.ndarray) else v for n, v in options.items()}
-    with place.active():
-        shared.plan(c, offsets)
-        kv.ops.mla_attention(c, LAYER, place.put(query), offsets, shared=shared, out=out, lse=lse, **given)
-    return place.get(out), place.get(lse)
-
-
 @pytest.mark.parametrize(("dtype", "size", "value_size", "mask"), [("f32", 24, 16, None), ("f16", 144, 128, "null")])
 def test_a_shared_prefix_of_latent_rows_changes_roundings_only(place, dtype, size, value_size, mask):
     rng, problem = shared_problem(MIXED, BEHIND, NEW, dtype=dtype, size=size, **LATENT)
     query = random_query(rng, problem, 4)
     options = {"value_size": value_size, "mask": mask}
-    found = [attend_latents(place, p, query, groups_of(MIXED), **options) for p in (problem, permuted(problem))]
+    found = [attend(place, p, query, groups_of(MIXED), **options) for p in (problem, permuted(problem))]
     want = reference.attention(
         problem.collection, LAYER, query, problem.row_offsets, value_size=value_size, mask=mask or "causal"
     )
@@ -83,7 +74,7 @@ def test_latent_prefixes_end_with_sinks_and_a_prior_result(place):
     rng, problem = shared_problem([(2, 3), (1, 0)], [5, 0, 2], [3, 1, 2], dtype="f32", size=24, **LATENT)
     query, sinks = random_query(rng, problem, 4), rng.standard_normal(4).astype(np.float32)
     prior = rng.standard_normal((6, 4, 16), np.float32), rng.standard_normal((6, 4), np.float32)
-    found = attend_latents(
+    found = attend(
         place, problem, query, groups_of([(2, 3), (1, 0)]), value_size=16, sinks=sinks,
         prior=tuple(map(place.put, prior)),
     )  # fmt: skip

@@ -18,7 +18,6 @@ from . import attention as reference
 from .case import Case, Mask
 from .random_caches import Problem, random_query, stored_problem
 
-LENGTHS = {"cached": [150, 0, 30], "new": [20, 40, 1]}
 SMALL = {"cached": [40, 0], "new": [20, 7]}
 
 
@@ -86,10 +85,6 @@ def gemma(cap):
     return lambda score, b, h, q, k: cap * kv.math.tanh(score / cap)
 
 
-def cooled(score, b, h, q, k, temperatures):
-    return score * temperatures[q]
-
-
 def t5_buckets(longest: int, count: int = 16, farthest: int = 64) -> np.ndarray:
     distance = np.arange(longest)
     exact = count // 2
@@ -99,18 +94,18 @@ def t5_buckets(longest: int, count: int = 16, farthest: int = 64) -> np.ndarray:
 
 # --- and as rows of tables give them: with arrays that every sequence finds its part of ----------------------------
 
-_IDS = np.sort(np.random.default_rng(7).integers(0, 3, (8, 400)) + np.arange(400) // 40, axis=1).astype(np.int32)
+IDS = np.sort(np.random.default_rng(7).integers(0, 3, (8, 400)) + np.arange(400) // 40, axis=1).astype(np.int32)
 _BIAS = np.random.default_rng(8).standard_normal((128, 16)).astype(np.float32)
 _BUCKETS = t5_buckets(400)
 PREFIXES = np.array([7, 0, 30, 12, 3], np.int32)
 
 DOCUMENTS = Mask(
-    "documents", {"mask": (kv.masks.causal & document, _IDS)},
-    lambda b, h, q, k: (k <= q) & (_IDS[b, q] == _IDS[b, k]),
+    "documents", {"mask": (kv.masks.causal & document, IDS)},
+    lambda b, h, q, k: (k <= q) & (IDS[b, q] == IDS[b, k]),
 )  # fmt: skip
 DOCUMENTS_IN_A_WINDOW = Mask(
-    "documents in a window of 40", {"mask": (kv.masks.sliding_window(40) & document, _IDS)},
-    lambda b, h, q, k: (k <= q) & (q - k < 40) & (_IDS[b, q] == _IDS[b, k]),
+    "documents in a window of 40", {"mask": (kv.masks.sliding_window(40) & document, IDS)},
+    lambda b, h, q, k: (k <= q) & (q - k < 40) & (IDS[b, q] == IDS[b, k]),
 )  # fmt: skip
 PREFIXES_SEEN = Mask("prefixes", {"mask": (prefix, PREFIXES)}, lambda b, h, q, k: (k <= q) | (k < PREFIXES[b]))
 THIRDS = Mask(

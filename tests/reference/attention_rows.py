@@ -7,11 +7,27 @@ here are elements, sizes, what is asked of scores, and schedules. Behind a bar a
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
-from .case import LAYER, NULL, Case, Mask, OfChosenPages, OfOperands, Padded, Row, WithPrior, named, row, window
+from .case import (
+    LAYER,
+    NULL,
+    Case,
+    InLayout,
+    Mask,
+    OfChosenPages,
+    OfOperands,
+    Padded,
+    Row,
+    WithPrior,
+    named,
+    row,
+    window,
+)
+from .foreign import LAYOUTS
 from .operands import dense_parts, ragged_parts
 
 MIXED = [50, 0, 30, 7], [9, 0, 1, 40]  # prompts, a sequence without tokens, one token behind others
@@ -21,12 +37,16 @@ LARGE = [(37 * i) % 90 for i in range(270)], [1] * 230 + [2 + (11 * i) % 58 for 
 LONG = [150, 0, 7], [1, 2, 1]  # of which a decode splits the first
 
 
-def unseen_keys(case: Case) -> None:
-    """What slid out of every window is NaN."""
-    for cache in case.problem.caches(LAYER):
-        nothing = np.full((80, cache.num_heads, cache.head_size), np.nan, cache.dtype.numpy)
-        heads, tokens = np.arange(cache.num_heads)[:, None], np.arange(80)[:, None, None]
-        cache.store(0, heads, tokens, np.arange(cache.head_size), nothing)
+def poisoned(first: int, end: int) -> Callable[[Case], None]:
+    """What makes tokens of the first sequence NaN."""
+
+    def change(case: Case) -> None:
+        for cache in case.problem.caches(LAYER):
+            nothing = np.full((end - first, cache.num_heads, cache.head_size), np.nan, cache.dtype.numpy)
+            heads, tokens = np.arange(cache.num_heads)[:, None], np.arange(first, end)[:, None, None]
+            cache.store(0, heads, tokens, np.arange(cache.head_size), nothing)
+
+    return change
 
 
 def uneven_scales(case: Case) -> None:
@@ -54,17 +74,17 @@ CALLS = [
         mask=Mask("chunk", {"chunk": 8}, named("chunked_causal", 8).seen)),
     row("heads of keys have groups of three query heads", "host mma | simt tile", *MIXED, heads=3, group=3,
         page_size=8),
-    row("sinks and softcap under a window", "host simt tile | mma", [20, 0, 9], [3, 1, 4],
+    row("sinks and softcap under a window", "host tile | simt mma", [20, 0, 9], [3, 1, 4],
         sinks=True, softcap=3.0, mask=window(4), scale=1.0),
     row("sinks and softcap of a padded batch", "mma | host", *MIXED, form=Padded(), sinks=True, softcap=2.0, scale=0.3),
     row("slopes bend scores by distance, either way", "host mma | simt tile", [90, 8], [9, 0], slopes=[0.5, 0.25,
         0.01, -0.125]),
-    row("slopes, softcap and sinks", "simt tile | host mma", *MIXED, slopes=True, softcap=2.0, sinks=True),
+    row("slopes, softcap and sinks", "tile | host mma simt", *MIXED, slopes=True, softcap=2.0, sinks=True),
     row("slopes without a causal mask", "host", *MIXED, dtype="f32", slopes=[0.5, 0.25, 0.01, -0.125], mask=NULL),
-    row("a scale may be negative", "mma tile | host simt", [40], [9], scale=-0.3),
+    row("a scale may be negative", "tile | host mma simt", [40], [9], scale=-0.3),
     row("a scale may be zero", "tile | mma", [40], [9], scale=0.0),
     row("large scores do not overflow", "host", [40], [2], dtype="f32", spread=1e4, scale=10.0),
-    row("maxima move where later scores are larger", "mma tile", [260, 130], [33, 5], scale=2.0),
+    row("maxima move where later scores are larger", "tile | mma", [260, 130], [33, 5], scale=2.0),
     row("weights of f16 stay finite where maxima move", "tile | mma", [260, 130], [33, 5], dtype="f16", scale=2.0),
     row("a sink counts in a row without keys", "host mma decode | simt tile", [0, 4], [2, 1],
         mask=NULL, keys=[0, 0], sinks=True),
@@ -75,8 +95,8 @@ CALLS = [
     row("there are no sequences", "host simt | tile", [], []),
     row("no row of a padded batch is valid", "mma | host", [4, 30], [0, 0], form=Padded(3)),
     row("rows of no sequence are not written", "host simt mma decode | tile", [30, 8], [2, 3], around=3),
-    row("keys that slid out of every window may be anything", "host mma tile decode | simt", [100], [2],
-        mask=window(20), change=unseen_keys),
+    row("keys that slid out of every window may be anything", "host tile decode | mma simt", [100], [2],
+        mask=window(20), change=poisoned(0, 80)),
     row("tables may be signed", "host", *MIXED, dtype="f32", shape={"table_dtype": np.int32}),
     row("infinities that hold no token", "host mma | simt tile", [0, 3, 40, 2], [30, 1, 7, 20], head_size=256,
         **INFINITE),
@@ -367,7 +387,30 @@ DECODES = [
         group=8, form=Padded(2)),
 ]  # fmt: skip
 
+# --- pools of other libraries ------------------------------------------------------------------------
+
+STEPS = {"decode": [1, 1, 0, 1], "tile": [40, 3, 0, 20], "mma": [40, 3, 0, 20], "simt": [2, 1, 0, 5],
+         "host": [40, 3, 0, 20]}  # fmt: skip
+OTHERS = ("decode", "mma", "host", "tile", "simt")
+FOREIGN = [
+    *(row(f"in place on {name}, {kernel}", kernel if kernel == OTHERS[i % 3] and i % 2 else f"| {kernel}",
+          [37, 0, 5, 70], STEPS[kernel], dtype="f16", heads=2, form=InLayout(name))
+      for i, name in enumerate(LAYOUTS) for kernel in OTHERS),
+    *(row(f"in place on {name}, {dtype} of {size}, pages of {page}", kernels, [90, 3], [1, 1], dtype=dtype, heads=2,
+          page_size=page, head_size=size, mask=window(50), form=InLayout(name))
+      for name, dtype, page, size, kernels in (
+          ("vllm packed", "bf16", 64, 128, "decode | mma"), ("flashinfer HND", "f8e4m3", 16, 64, "mma | decode"),
+          ("flashinfer pair NHD", "bf16", 1, 64, "| decode mma"), ("sglang, page 1", "bf16", 1, 64, "mma | decode"),
+          ("tensorrt_llm", "f8e4m3", 16, 64, "| decode mma"), ("lmcache, by tokens", "bf16", 64, 128, "| mma decode"))),
+    *(row(f"in place on {name}, with scales", kernels, [33, 0, 5], [1, 1, 1], dtype=dtype, heads=2, scales=("f32", 16),
+          scale=0.01, form=InLayout(name))
+      for name, dtype, kernels in (
+          ("vllm NHD", "i8", "decode | host"), ("vllm HND", "f8e4m3", "host | decode"), ("lmcache", "i8", "| decode"),
+          ("tensorrt_llm", "f8e4m3", "| decode"), ("flashinfer pair HND", "f8e4m3", "| decode"))),
+]  # fmt: skip
+
 TABLES: dict[str, list[Row]] = {
     "calls": CALLS, "caches": CACHES, "narrow": NARROW, "as stored": AS_STORED, "8-bit queries": OF_8_BITS,
     "splits": SPLITS, "prior": PRIOR, "operands": OPERANDS, "pages": PAGES, "decode": DECODES,
+    "foreign": FOREIGN,
 }  # fmt: skip

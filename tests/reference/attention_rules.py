@@ -11,6 +11,8 @@ from dataclasses import replace
 
 import numpy as np
 
+from kvarn.emulator import Order
+
 from .case import LAYER, Case, assert_same_bits, window
 from .places import Place
 from .random_caches import clone
@@ -33,6 +35,14 @@ def pages_elsewhere(place: Place, case: Case, keys: int) -> None:
     moved = place.collection(permuted(case.problem).collection), LAYER
     found = case.launch(place, case.operation, moved, case.query_rows, case.offsets)
     assert_same_bits(found, case.run(place))
+
+
+RANDOM = Order("random", "random", 1)  # of warps and copies
+
+
+def move_pages(case: Case) -> None:
+    """Pages of a case in another order."""
+    case.problem.collection = permuted(case.problem).collection
 
 
 def poisoned_tails(place: Place, case: Case, new: Sequence[int]) -> None:

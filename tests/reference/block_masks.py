@@ -89,3 +89,16 @@ OUTER: dict[str, Any] = {
     "window and documents": lambda b, h, q, k: (k <= q) & (q - k < 40),
     "by head": lambda b, h, q, k: k <= q,
 }
+
+
+def poison_unlisted(problem: Problem, blocks: list[list[list[int]]], tiles: list[int], keys: int) -> None:
+    """NaN in each sequence's rows that no tile of its queries lists; ``tiles``: of every sequence's first one."""
+    cache = problem.collection.get_key_cache(1)
+    for b, (first, end) in enumerate(zip(tiles, [*tiles[1:], len(blocks)], strict=True)):
+        total = int(problem.cached[b] + problem.new[b])
+        seen = {number(entry) for of_tile in blocks[first:end] for entry in of_tile[0]}
+        hidden = [t for t in range(total) if t // keys not in seen]
+        if hidden and problem.new[b]:
+            size = cache.spec.head_size
+            nan = np.full((len(hidden), size), np.nan, cache.blocks.dtype)
+            cache.store(b, 0, np.array(hidden)[:, None], np.arange(size), nan)

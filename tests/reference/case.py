@@ -8,7 +8,7 @@ host, a GPU's code in the interpreter, or, in tests/gpu, a GPU. What holds no to
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import pairwise
@@ -21,6 +21,7 @@ import kvarn as kv
 from kvarn.dialect import dtypes
 
 from . import attention as reference, chosen_pages
+from .foreign import pool_of
 from .latent import store_latent_rows
 from .places import Guarded, Interpreted, Place, bits
 from .random_caches import Problem, random_values, stored_problem
@@ -160,6 +161,30 @@ class WithPrior(Form):
         return combined(*self.beside.want(case), *self.prior(case))
 
 
+@dataclass(frozen=True)
+class InLayout(Form):
+    """In place on a pool of another library, of which nothing is written."""
+
+    name: str
+
+    def run(self, case: Case, place: Place) -> Rows:
+        c: Any = case.problem.collection
+        scales = () if c.scales is None else (c.scales[:, :, LAYER:].copy(), c.quantization_granularity)
+        packed = kv.PagedKVCacheCollection(
+            c.blocks[:, :, LAYER:].copy(),
+            c.cache_lengths,
+            c.lookup_table,
+            c.max_seq_length,
+            c.max_cache_length,
+            *scales,
+        )
+        pool = pool_of(place, self.name, packed)
+        source = pool.collection, pool.layer
+        found = case.launch(place, case.operation, source, case.query_rows, case.offsets)
+        pool.assert_same(packed)
+        return found
+
+
 class OfTwoSources(Form):
     """Two layers as the sources of one softmax, the second of a mask that shows all."""
 
@@ -177,22 +202,78 @@ class OfTwoSources(Form):
         return combined(*case.model(), *replace(case, mask=NULL, sinks=False).model(0))
 
 
-@dataclass(frozen=True)
-class ByBlocks(Form):
-    """A block mask of tiles of rows and keys, of a mask that is a function with an array."""
+def path(parents: Sequence[int], node: int) -> list[int]:
+    """The drafts that a draft sees, itself the last, from the root on."""
+    found = []
+    while node >= 0:
+        found.append(node)
+        node = parents[node]
+    return found[::-1]
 
-    rows: int
-    keys: int
+
+@dataclass(frozen=True)
+class OfTree(Form):
+    """Drafts that form a tree, of which each sees the cached tokens and its path from the root on.
+
+    ``parents``: of the drafts of each sequence, -1 of one that has none; ``words``: of 32 bits each draft has, or of 64
+    where they are ``wide``.
+    """
+
+    parents: tuple[tuple[int, ...], ...]
+    words: int = 2
+    wide: bool = False
+    padded: bool = False
+
+    def bits(self) -> np.ndarray:
+        rows = [path(parents, node) for parents in self.parents for node in range(len(parents))]
+        found = np.zeros((len(rows), 32 * self.words), np.uint8)
+        for row, seen in zip(found, rows, strict=True):
+            row[[node for node in seen if node < 32 * self.words]] = 1
+        packed = np.packbits(found, axis=1, bitorder="little").view(np.int32)
+        return packed.view(np.uint64)[:, 0] if self.wide else packed
 
     def run(self, case: Case, place: Place) -> Rows:
-        function, arrays = case.mask.given(len(case.problem.new))[0]["mask"]
-        (collection, layer), query, offsets = case.source(place), place.put(case.query_rows), place.put(case.offsets)
-        with place.active():
-            blocks = kv.ops.block_mask(
-                collection, query, offsets, (function, place.put(arrays)), schedule={}, rows=self.rows, keys=self.keys
+        if not self.padded:
+            return case.launch(
+                place, kv.ops.attention, case.source(place), case.query_rows, case.offsets, tree=self.bits()
             )
-        more = {"block_mask": blocks, "mask": None}
-        return case.launch(place, case.operation, (collection, layer), case.query_rows, case.offsets, **more)
+        width, counts = int(case.problem.new.max()) + 1, case.problem.new.astype(np.uint32)
+        query, tree = (reference.padded(x, case.offsets, width, 0) for x in (case.query_rows, self.bits()))
+        found = case.launch(place, kv.ops.attention_padded, case.source(place), query, counts, tree=tree)
+        out, lse = (np.concatenate([x[b, :n] for b, n in enumerate(counts)]) for x in found)
+        return out, lse
+
+    def want(self, case: Case) -> Rows:
+        own = np.unpackbits(self.bits().view(np.uint8).reshape(len(case.query_rows), -1), axis=1, bitorder="little")
+        own, beside, start = np.pad(own, ((0, 0), (0, 1))), case.mask.given(len(case.new))[1], case.problem.cached
+
+        def seen(b: int, h: Any, q: Any, k: Any) -> Any:
+            row, draft = int(case.offsets[b]) + q - start[b], np.minimum(k - start[b], own.shape[1] - 1)
+            return beside(b, h, q, k) & (k <= q) & ((k < start[b]) | (own[row, np.maximum(draft, 0)] != 0))
+
+        return replace(case, mask=Mask("tree", {}, seen)).model()
+
+
+@dataclass(frozen=True)
+class ByBlocks(Form):
+    """A block mask, of tiles of some rows and keys or of those of the case's schedule, of a mask that is a function."""
+
+    rows: int | None = None
+    keys: int | None = None
+
+    def made(self, case: Case, place: Place, source: Any, query: Any, extents: Any, **options: Any) -> kv.BlockMask:
+        """What attention is given; of a padded batch where ``options`` have valid lengths."""
+        given = case.mask.given(len(case.problem.new))[0]["mask"]
+        mask = case.placing(place)(given) if isinstance(given, tuple) else (given,)
+        schedule = case.scheduled() if self.rows is None else {}
+        options = {"schedule": schedule, "rows": self.rows, "keys": self.keys, **options}
+        with place.active():
+            return kv.ops.block_mask(source, query, *extents, mask=mask, **options)
+
+    def run(self, case: Case, place: Place) -> Rows:
+        source, query, offsets = case.source(place), place.put(case.query_rows), place.put(case.offsets)
+        blocks = self.made(case, place, source[0], query, [offsets])
+        return case.launch(place, case.operation, source, case.query_rows, case.offsets, block_mask=blocks, mask=None)
 
 
 @dataclass(frozen=True)
@@ -527,6 +608,8 @@ KERNELS: dict[str, tuple[Place, dict[str, Any]]] = {
     "mma": (Interpreted("sm_80"), {"kind": "tile"}),
     "decode": (Interpreted("sm_90a"), {"kind": "decode"}),
     "simt-sm_80": (Interpreted("sm_80"), {"kind": "simt"}),
+    "sm_80": (Interpreted("sm_80"), {}),
+    "sm_100a": (Interpreted("sm_100a"), {}),
     "decode-sm_80": (Interpreted("sm_80"), {"kind": "decode"}),
     "decode-sm_100a": (Interpreted("sm_100a"), {"kind": "decode"}),
     "mma-sm_100a": (Interpreted("sm_100a"), {"kind": "tile"}),
@@ -577,3 +660,18 @@ def rows(table: Sequence[Row]) -> Any:
             pytest.param(x, kernel, id=f"{x.rule}: {kernel}", marks=pytest.mark.thorough) for kernel in rest.split()
         ]
     return pytest.mark.parametrize(("row", "kernel"), made)
+
+
+# Of ``test(place)``: the host in make check, and a GPU's code in make check-all.
+mostly_on_host = pytest.mark.parametrize(
+    "place", ["host", pytest.param("sm_90a", marks=[pytest.mark.thorough])], indirect=True
+)
+
+
+def by_name(names: Iterable[str], thorough: Iterable[str] = ()) -> Any:
+    """Parametrizes ``test(name)``; some of the names are of make check-all alone."""
+    later = set(thorough)
+    assert later <= {*names}, later - {*names}
+    return pytest.mark.parametrize(
+        "name", [pytest.param(name, marks=[pytest.mark.thorough] if name in later else []) for name in names]
+    )

@@ -4,4 +4,4 @@
 SYMBOL = "kvarn.lowering.kernels.mla.rows:softmax"
 OLD = "if are_large(m):"
 NEW = "if are_large([kv.f32(0.0)]):"
-CAUGHT_BY = ("tests/ops/test_score_numbers.py::test_products_of_latent_rows_of_any_size_have_their_weights",)
+CAUGHT_BY = ("tests/ops/test_score_numbers.py::test_products_of_any_size_have_the_weights_that_they_have_in_float64",)
