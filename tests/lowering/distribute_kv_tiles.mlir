@@ -608,7 +608,7 @@ gpu.module @kernels {
   gpu.func @unknown(%n: i32) kernel attributes {kv.tiled, kv.block = array<i32: 128, 1, 1>, kv.schedule = {consumers = 1 : i64}} {
     %c0 = arith.constant 0 : index
     %x = arith.constant dense<2.0> : tensor<64xf32, "rows(wgmma)">
-    // expected-error @below {{'tensor.extract' op takes a tile, and no rule says what a thread does of it}}
+    // expected-error @below {{'tensor.extract' op takes a tile, and has no rule that distributes it over threads}}
     %y = tensor.extract %x[%c0] : tensor<64xf32, "rows(wgmma)">
     gpu.return
   }
