@@ -25,7 +25,7 @@ from .dequantize import converted
 from .ir import SWIZZLE, WARPGROUP, element, layout_of, shape
 from .threads import scalar
 
-SLOTS = 2  # staging tiles per buffer, unless the schedule says otherwise
+SLOTS = 2  # staging tiles per buffer, unless the schedule has staging_stages
 LEAST_PAGE = 8  # the fewest tokens of a page that is copied with one lookup and a constant stride
 
 

@@ -263,12 +263,12 @@ def test_what_does_not_fit_is_refused_by_name():
         kv.ops.project_append_padded(c, 0, padded, weight, np.array([2], np.uint32))
 
 
-TILED: list[dict[str, Any]] = [{"kind": "tile"}, {"kind": "few", "max_tokens": 16}]
+TILED: list[dict[str, Any]] = [{"kind": "tile"}, {"kind": "stream_k", "max_tokens": 16}]
 on_gpus = pytest.mark.parametrize("place", ["sm_90a"], indirect=True)  # what a host has no kinds of kernels for
 
 
 @pytest.mark.sampled(5)
-@pytest.mark.parametrize("schedule", TILED, ids=["tile", "few"])
+@pytest.mark.parametrize("schedule", TILED, ids=["tile", "stream_k"])
 @pytest.mark.parametrize(
     ("kind", "dtype", "options"),
     [
@@ -290,7 +290,7 @@ def test_products_over_tiles_have_every_epilogue(place, schedule, kind, dtype, o
     check(place, problem, dtype, k=256, heads=heads, spare=2, schedule=schedule, rounding="freqs" in given, **given)
 
 
-@pytest.mark.parametrize("schedule", TILED, ids=["tile", "few"])
+@pytest.mark.parametrize("schedule", TILED, ids=["tile", "stream_k"])
 @on_gpus
 def test_products_over_tiles_quantize(place, schedule):
     rng = np.random.default_rng(15)
@@ -301,7 +301,7 @@ def test_products_over_tiles_quantize(place, schedule):
 
 
 @pytest.mark.sampled(5)
-@pytest.mark.parametrize("schedule", TILED, ids=["tile", "few"])
+@pytest.mark.parametrize("schedule", TILED, ids=["tile", "stream_k"])
 @pytest.mark.parametrize("scaling", ["row", "block"])
 @on_gpus
 def test_products_of_8_bits_over_tiles_have_scales(place, schedule, scaling):
@@ -309,7 +309,7 @@ def test_products_of_8_bits_over_tiles_have_scales(place, schedule, scaling):
 
 
 @pytest.mark.parametrize(
-    "schedule", [*TILED, {"kind": "few", "max_tokens": 8}, {"kind": "tile", "max_tokens": 32, "columns": 48}]
+    "schedule", [*TILED, {"kind": "stream_k", "max_tokens": 8}, {"kind": "tile", "max_tokens": 32, "columns": 48}]
 )
 @on_gpus
 def test_sums_of_8_bits_keep_what_is_small(place, schedule):
@@ -369,7 +369,9 @@ def test_tiles_of_every_shape_give_the_same(place, rows, columns):
     check(place, problem, heads=2, k=192, schedule=schedule, spare=2)
 
 
-@pytest.mark.parametrize("entries", [{"kind": "few"}, {"kind": "tile", "rows": 64, "columns": 80}], ids=["few", "tile"])
+@pytest.mark.parametrize(
+    "entries", [{"kind": "stream_k"}, {"kind": "tile", "rows": 64, "columns": 80}], ids=["stream_k", "tile"]
+)
 @on_gpus
 def test_a_weight_that_is_promised_to_be_there_is_read_all_the_same(place, entries):
     """Of tiles that are not full too: the last begins earlier, or boxes without tokens are left out."""
@@ -401,7 +403,7 @@ def test_8_bits_are_multiplied_as_bf16_by_mma(place, scaling):
 @pytest.mark.parametrize("place", ["sm_80", "sm_100a"], indirect=True)
 def test_few_tokens_by_mma_read_the_weight_as_it_is(place, dtype, k):
     rng = np.random.default_rng(22)
-    schedule = {"kind": "few", "max_tokens": 32}
+    schedule = {"kind": "stream_k", "max_tokens": 32}
     if dtype == "f8e4m3":
         check_scales(place, "row", 64, schedule)
         return
@@ -417,7 +419,7 @@ def test_more_tokens_than_were_promised_are_refused():
         kv.ops.project_append(c, 0, x, weight, np.array([0, 9], np.uint32), schedule={"max_tokens": 8})
 
 
-@pytest.mark.parametrize("schedule", TILED, ids=["tile", "few"])
+@pytest.mark.parametrize("schedule", TILED, ids=["tile", "stream_k"])
 @on_gpus
 def test_tables_that_are_wrong_lead_out_of_no_buffer(place, schedule):
     """What tables hold is not looked at on a GPU: kernels stay inside their memory all the same."""

@@ -84,7 +84,7 @@ def test_few_tokens_read_a_weight_as_it_is_stored(place, dtype, element, size, s
     if dtype == "f16" and place.target == "sm_80" and element.startswith("f8"):
         pytest.skip("sm_80 has no instructions that convert 8-bit floats to f16")
     weight = random_groups(np.random.default_rng(0), ROWS, 256, size, element, scale, **options)
-    check(place, weight, element, dtype=dtype, schedule={"kind": "few", "max_tokens": 16})
+    check(place, weight, element, dtype=dtype, schedule={"kind": "stream_k", "max_tokens": 16})
 
 
 @pytest.mark.sampled(6)
@@ -94,7 +94,7 @@ def test_few_tokens_read_a_weight_as_it_is_stored(place, dtype, element, size, s
 def test_a_weight_is_converted_on_its_way_to_wgmma(place, tokens, element, size, scale, options):
     weight = random_groups(np.random.default_rng(5), ROWS, 512, size, element, scale, **options)
     new = (3, 0, 50) if tokens == 64 else (90, 3, 70)
-    check(place, weight, element, new=new, schedule={"kind": "few", "max_tokens": tokens})
+    check(place, weight, element, new=new, schedule={"kind": "stream_k", "max_tokens": tokens})
 
 
 @pytest.mark.parametrize("place", ["sm_90a"], indirect=True)
@@ -205,5 +205,5 @@ def values_of(found: dict[str, Any]) -> np.ndarray:
 @pytest.mark.parametrize("place", ["sm_90a"], indirect=True)
 def test_a_kind_that_does_not_take_the_groups_says_why(place):
     weight = random_groups(np.random.default_rng(7), ROWS, 144, 24, "uint4b8", "bf16")
-    with pytest.raises(Exception, match="kind few needs a K of a multiple of 128, got 144"):
-        check(place, weight, "uint4b8", schedule={"kind": "few", "max_tokens": 16})
+    with pytest.raises(Exception, match="kind stream_k needs a K of a multiple of 128, got 144"):
+        check(place, weight, "uint4b8", schedule={"kind": "stream_k", "max_tokens": 16})

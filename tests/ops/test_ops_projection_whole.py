@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""Kind ``whole`` of kv.ops.project_append: blocks that write the heads of columns of which they have all of K.
+"""Kind ``full_k`` of kv.ops.project_append: blocks that write the heads of columns of which they have all of K.
 
 As in test_ops_projection.py elements are small multiples of 1/4, whose products add up exactly in any order.
 """
@@ -21,9 +21,9 @@ FEW: dict[str, Any] = {"cached": [5, 0, 33, 16], "new": [3, 2, 0, 9]}
 MANY: dict[str, Any] = {"cached": [5, 0, 33, 16], "new": [3, 61, 0, 39]}
 PATHS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "mma": (FEW, {"max_tokens": 16}),
-    "wgmma": (FEW, {"max_tokens": 64, "units": 3}),
-    "tiles": (MANY, {"max_tokens": 128, "units": 5, "rows": 64}),
-    "wide": (MANY, {"max_tokens": 256, "units": 6, "rows": 256}),
+    "wgmma": (FEW, {"max_tokens": 64, "tile_columns": 48}),
+    "tiles": (MANY, {"max_tokens": 128, "tile_columns": 80, "rows": 64}),
+    "wide": (MANY, {"max_tokens": 256, "tile_columns": 96, "rows": 256}),
 }
 EVERY = pytest.mark.parametrize("path", list(PATHS))
 
@@ -35,7 +35,7 @@ def check_whole(
     shape, entries = PATHS[path]
     problem = random_problem(np.random.default_rng(14), kind, dtype, head_size=64, **shape)
     bias = exact(np.random.default_rng(15), ((heads + 4) * 64,), "f32")
-    schedule = {"kind": "whole", **entries, **({"early": True} if early else {})}
+    schedule = {"kind": "full_k", **entries, **({"early": True} if early else {})}
     check(
         place, problem, dtype, k=256, heads=heads, spare=2, schedule=schedule, rounding="freqs" in given, bias=bias,
         **given,
@@ -71,12 +71,12 @@ def test_a_weight_that_is_promised_to_be_there_gives_the_same(place, path):
 @pytest.mark.parametrize("scaling", ["tensor", "row"])
 @on_gpus
 def test_whole_columns_of_8_bits_have_scales(place, scaling):
-    check_scales(place, scaling, 64, {"kind": "whole", "max_tokens": 16})
+    check_scales(place, scaling, 64, {"kind": "full_k", "max_tokens": 16})
 
 
 @on_gpus
 def test_sums_of_8_bits_keep_what_is_small_in_one_kernel(place):
-    check_small(place, {"kind": "whole", "max_tokens": 16})
+    check_small(place, {"kind": "full_k", "max_tokens": 16})
 
 
 @on_gpus
@@ -85,10 +85,10 @@ def test_what_is_not_written_by_units_is_refused_by_name(place):
         cache = {"scale_dtype": "f32", "granularity": 32} if dtype == "f8e4m3" else {}
         problem = random_problem(np.random.default_rng(1), "paged", dtype, head_size=size, **FEW, **cache)
         with pytest.raises(kv.KernelError, match=message):
-            check(place, problem, "bf16", schedule={"kind": "whole", "max_tokens": 16}, **options)
+            check(place, problem, "bf16", schedule={"kind": "full_k", "max_tokens": 16}, **options)
 
     gammas: dict[str, Any] = {n: np.ones(64, np.float32) for n in ("q_gamma", "k_gamma")}
-    refused("kind whole needs heads without norms", **gammas)
-    refused("kind whole needs a cache without scales", dtype="f8e4m3")
-    refused("kind whole needs heads, and dims that are rotated, of a multiple of 16 elements", size=24)
-    refused("kind whole needs a K of a multiple of 64, got 48", k=48)
+    refused("kind full_k needs heads without norms", **gammas)
+    refused("kind full_k needs a cache without scales", dtype="f8e4m3")
+    refused("kind full_k needs heads, and dims that are rotated, of a multiple of 16 elements", size=24)
+    refused("kind full_k needs a K of a multiple of 64, got 48", k=48)

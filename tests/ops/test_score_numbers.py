@@ -275,13 +275,13 @@ def test_sinks_and_prior_results_of_any_size_have_their_weight(name):
 SPLIT = {
     "tiles": {"kind": "tile", "rows": 64, "keys": 64, "splits": 3, "max_queries": 2},
     "decode": {"kind": "decode", "max_queries": 2, "max_batch": 1, "tile": 32},
-    "decode, whatever the batch": {"kind": "decode", "max_queries": 2, "max_batch": 1, "tile": 32, "split": 64},
+    "decode, whatever the batch": {"kind": "decode", "max_queries": 2, "max_batch": 1, "tile": 32, "split_size": 64},
     "decode, sums of splits": {
         "kind": "decode",
         "max_queries": 2,
         "max_batch": 4,
         "tile": 32,
-        "split": 64,
+        "split_size": 64,
         "combine": 0,
     },
 }

@@ -111,7 +111,7 @@ class Distribution:
         self.function = function
         schedule = schedule_of(function)
         block = next(iter(ir.DenseI32ArrayAttr(function.attributes["kv.block"])))
-        producers, self.slots = producers_of(schedule), schedule.get("slots", SLOTS)
+        producers, self.slots = producers_of(schedule), schedule.get("staging_stages", SLOTS)
         consumers = schedule.get("consumers", block // WARPGROUP - producers)
         self.body = function.regions[0].blocks[0]
         with ir.InsertionPoint.at_block_begin(self.body), function.location:

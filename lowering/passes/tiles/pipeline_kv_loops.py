@@ -418,7 +418,7 @@ def run(module: ir.Module, options: Options) -> None:
             ):
                 prefetch_copies(loop)
             elif options.copies:
-                finish_later(loop, schedule.get("slots", SLOTS))
+                finish_later(loop, schedule.get("staging_stages", SLOTS))
         for loop in reversed(ops_named(function, "scf.for")) if options.lookups else ():
             prefetch_lookups(loop)
         for loop in reversed(ops_named(function, "scf.for")):
