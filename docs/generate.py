@@ -81,6 +81,8 @@ def operations() -> str:
 LANGUAGE = (
     ("handles", "Caches, collections and operands"),
     ("values", "Values"),
+    ("tiles", "Tiles"),
+    ("staging", "Rows of tiles in shared memory"),
     ("math", "Mathematical functions: `kv.math`"),
     ("memory", "Buffers, shared memory and pointers"),
     ("gpu", "The grid: indices, barriers, shuffles, messages"),
@@ -90,6 +92,7 @@ LANGUAGE = (
     ("masks", "Masks of attention: `kv.masks`"),
     ("scores", "Scores of attention: `kv.scores`"),
     ("ptx", "Instructions of NVIDIA GPUs"),
+    ("wgmma", "Products of a warpgroup"),
     ("tma", "Tiles by TMA: `kv.tma`"),
     ("kernel", "Kernels"),
     ("structs", "Structs of arguments"),

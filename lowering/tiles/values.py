@@ -130,7 +130,7 @@ def _cast(op: Any, d: Distribution) -> ir.Value:
 @RULES.lowers("kv.tile_reduce")
 def _reduce(op: Any, d: Distribution) -> ir.Value:
     if str(ir.VectorType(op.source.type).element_type) != "f32":
-        fail(op, "folds elements that are not f32: only those can be folded here, convert them first")
+        fail(op, "reduces elements that are not f32, which GPUs do not do here: reduce kv.f32(x)")
     layout = register_layout(op.operation.attributes["kv.tile"].value)
     fold = tile_exchange.fold_of(op, op.axis.value, d.threads.beside(layout))
     places = layout.place_registers(fold.kept)

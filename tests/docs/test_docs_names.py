@@ -5,12 +5,14 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import inspect
 import re
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from kvarn import dsl
 from kvarn.env import Environment
 from kvarn.lowering import pipeline, registry
 from kvarn.tools import cli
@@ -61,6 +63,14 @@ def test_a_name_of_the_library_is_there():
             if not name.startswith((*NO_TORCH, "kvarn.passes", "kvarn.extensions")) and not resolves(name):
                 missing.add((page, name))
     assert not missing
+
+
+def test_the_reference_has_every_function_of_the_kernel_language():
+    reference = (ROOT / "docs" / "reference" / "language.md").read_text()
+    found = {name: getattr(dsl, name) for name in dsl.__all__ if name != "DType"}
+    functions = {name for name, value in found.items() if inspect.isfunction(value) and f"`kv.{name}(" not in reference}
+    classes = {name for name, value in found.items() if inspect.isclass(value) and f"### `{name}`" not in reference}
+    assert (functions, classes) == (set(), set())
 
 
 def test_a_pass_is_one_of_the_pipeline():

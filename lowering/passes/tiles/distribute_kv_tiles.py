@@ -283,7 +283,7 @@ class Distribution:
     def load_rows(self, op: ir.Operation) -> None:
         held = layout_of(op.result.type) == ACCUMULATORS[MMA] and element(op.result).width == 16
         if layout_of(op.result.type) != SHARED and not held:
-            fail(op, "loads rows that no product reads from shared memory: load them as elements instead")
+            fail(op, "loads rows that no product reads from shared memory: load them as elements, with gather")
         layout = shared_layout(op.result.type)
         place, several = self.allocate(layout), self.threads.consumers > 1 or layout.rows != WARPGROUP_ROWS
         threads = dataclasses.replace(self.threads, whole=several and is_second_operand(op.result))
