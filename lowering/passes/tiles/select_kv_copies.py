@@ -18,6 +18,8 @@ wait, except where threads copy page by page or convert, and write zeros themsel
 If one of two loads of the same tokens has all columns of the other, it is the only copy. With ``parts`` in the
 schedule, a product that reads a TMA tile along its columns waits for that many parts of them one after the other.
 
+A loop that loads tiles is first rewritten to count its iterations from 0, since stages and barrier phases do.
+
 With a producer, query rows that a loop loads (``kv.tile_load_rows``) are prefetched in the same way. Two tiles side by
 side (``kv.tile_beside``) are two copies to one stage.
 
@@ -52,6 +54,7 @@ from kvarn.lowering.tiles.ir import (
     SWIZZLE,
     WARPGROUP,
     WGMMA,
+    attributes_of,
     constant_int,
     element,
     instruction_of,
@@ -135,6 +138,31 @@ def table_of(cache: ir.Value) -> ir.Value:
             if other.operation.name == "kv.key_cache" and list(other.operation.operands) == list(maker.operands):
                 return other.operation.result
     return cache
+
+
+def count_iterations(function: ir.Operation) -> None:
+    """Let loops that load tiles run from 0 by a step of 1, since stages and barrier phases follow from iterations."""
+    for load in ops_named(function, "kv.tile_load"):
+        loop = enclosing(load, "scf.for")
+        if loop is None or layout_of(load.result.type) not in IN_SHARED or constant_int(loop.operands[2]) == 1:
+            continue
+        lower, upper, step, *inits = loop.operands
+        block = loop.regions[0].blocks[0]
+        with ir.InsertionPoint(loop), loop.location:
+            zero, one = (arith.constant(lower.type, n) for n in (0, 1))
+            distance = arith.addi(arith.subi(upper, lower), arith.subi(step, one))
+            made = scf.ForOp(zero, arith.divsi(distance, step), one, inits)
+        with ir.InsertionPoint(made.body), loop.location:
+            at = arith.addi(lower, arith.muli(made.induction_variable, step))
+        for old, new in zip(block.arguments, (at, *made.inner_iter_args), strict=True):
+            old.replace_all_uses_with(new)
+        for op in list(block.operations):
+            made.body.append(op.operation)
+        for old, new in zip(loop.results, made.results, strict=True):
+            old.replace_all_uses_with(new)
+        for name, value in attributes_of(loop).items():
+            made.operation.attributes[name] = value
+        loop.erase()
 
 
 def use_number(loop: ir.Operation) -> ir.Value:
@@ -421,6 +449,7 @@ def run(module: ir.Module, options: Options) -> None:
         schedule = schedule_of(function)
         stages = options.stages or schedule.get("stages", 2)
         taken: set[str] = set()
+        count_iterations(function)
         for loop in ops_named(function, "scf.for") if instruction_of(function) == WGMMA else ():
             carry_rounds(loop)  # from which barrier phases are computed
         share_columns(function)
