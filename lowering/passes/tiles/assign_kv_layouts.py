@@ -3,7 +3,8 @@
 
 The MMA instruction determines the layouts of its operands and of its accumulator (``dialect.tile_layout``). Elementwise
 results, and vectors that are combined with them, take the layout of the accumulator. The instruction is the schedule's
-``instruction``; without this entry it is wgmma if the target has it, otherwise mma.sync.
+``instruction``; without this entry it is wgmma if the target has it and a loop counts the loads of each tile, otherwise
+mma.sync.
 
 1. *wgmma.* Each warpgroup has 64 rows of the accumulator. B is in shared memory, swizzled; 8-bit B is K-major there,
    the only form that the instruction takes. A is in shared memory if it is loaded, in registers if it is computed.
@@ -494,16 +495,44 @@ def splat_of_attribute(attribute: ir.Attribute) -> Any:
     return dense.get_splat_value()
 
 
+def why_uncounted(function: ir.Operation) -> tuple[ir.Operation, str] | None:
+    """(a load of a tile for a product, why no loop counts it); None if ``select-kv-copies`` can count all loads."""
+    for load in ops_named(function, "kv.tile_load"):
+        if not any(user.name == "kv.dot" for user in users(load.result)):
+            continue
+        around, parent = [], load.parent
+        while parent is not None and parent.operation.name != "gpu.func":
+            around.append(parent.operation.name)
+            parent = parent.operation.parent
+        loops = [number for number, name in enumerate(around) if name in ("scf.for", "scf.while")]
+        if any(around[number] == "scf.while" for number in loops):
+            return load, "a while loop loads it"
+        if loops and loops != list(range(len(loops))):
+            return load, "a condition in a loop decides whether it is loaded"
+        if len(loops) > 2:
+            return load, f"{len(loops)} loops are nested around it"
+    return None
+
+
 def choose_instruction(function: ir.Operation, target: str) -> str:
     """The MMA instruction of a kernel: its schedule's, otherwise the target's best, which is written to the schedule.
 
-    f32 is multiplied by mma.sync (tf32) on every target.
+    f32 is multiplied by mma.sync (tf32) on every target. So are tiles whose loads no loop counts: stages for wgmma have
+    mbarriers, whose phases follow from the loop's variable.
     """
     schedule = ir.DictAttr(function.attributes["kv.schedule"]) if "kv.schedule" in function.attributes else ()
     entries = {named.name: named.attr for named in schedule}
     default = WGMMA if by_name(target).has("wgmma") else MMA
     of_f32 = any(str(element(op.opview.a)) == "f32" for op in ops_named(function, "kv.dot"))
-    entries.setdefault("instruction", ir.StringAttr.get(MMA if of_f32 else default))
+    uncounted = why_uncounted(function) if "instruction" not in entries and default == WGMMA and not of_f32 else None
+    if uncounted is not None:
+        load, why = uncounted
+        if any(element(op.opview.a).width == 8 for op in ops_named(function, "kv.dot")):
+            fail(
+                load, f"is a tile of an 8-bit product, which must be loaded in every iteration of a for loop, but {why}"
+            )
+        remark(load, "missed", f"products are computed by mma.sync, not by wgmma: {why}")
+    entries.setdefault("instruction", ir.StringAttr.get(MMA if of_f32 or uncounted else default))
     function.attributes["kv.schedule"] = ir.DictAttr.get(entries)
     found = ir.StringAttr(entries["instruction"]).value
     if found not in ACCUMULATORS:
